@@ -257,8 +257,8 @@ func (a *app) failed(ctx context.Context, err error) error {
 	return &unreachableError{url: t.URL, err: cause}
 }
 
-// say prints a message for people on standard error. Messages are no part of the result and
-// may change between versions; programs read standard output.
+// say prints a message for people on standard error. Messages are no part of the result:
+// programs read standard output.
 func (a *app) say(format string, args ...any) {
 	fmt.Fprintf(a.err, format+"\n", args...)
 }

@@ -15,10 +15,12 @@ import (
 	"berth/wire"
 )
 
-// elementsLike is an array and some of its elements: ID[3-7,9].
+// elementsLike matches an array with some of its elements: ID[3-7,9]. Group 1 is the array,
+// group 2 the indexes.
 var elementsLike = regexp.MustCompile(`^(.+)\[([0-9, -]+)\]$`)
 
-// elementsOf takes the elements off an argument; which is "" for a whole job.
+// elementsOf splits an argument into an array and the indexes of its elements. which is ""
+// for an argument without brackets. The indexes are not validated.
 func elementsOf(arg string) (job, which string) {
 	if m := elementsLike.FindStringSubmatch(arg); m != nil {
 		return m[1], m[2]
@@ -26,31 +28,39 @@ func elementsOf(arg string) (job, which string) {
 	return arg, ""
 }
 
-// findElement finds one element of an array.
+// findElement returns one element of an array, with its attempts. More than one index is a
+// usage error (exit code 2), an element that does not exist is not found (exit code 3).
 func findElement(ctx context.Context, a *app, c *client.Client, array, which string) (wire.Job, error) {
 	parent, err := a.job(ctx, c, array)
 	if err != nil {
 		return wire.Job{}, err
 	}
+	// GET /v1/jobs with parent and index. Two items are enough to detect that which names
+	// several.
 	list, err := c.Jobs(ctx, client.JobsQuery{Parent: parent.ID, Index: which, Limit: 2})
 	switch {
 	case err != nil:
 		return wire.Job{}, a.failed(ctx, err)
 	case len(list.Items) > 1:
 		return wire.Job{}, usagef("%s[%s] names more than one element; this command takes one", array, which)
+	// The server creates the elements of a large array over time, so a valid index may not
+	// exist yet.
 	case len(list.Items) == 0:
 		return wire.Job{}, berth.Errorf(berth.CodeNotFound, "%s has no element %s yet, or none at all",
 			named(parent), which)
 	}
+	// A listed job lacks its attempts and checkpoints.
 	job, err := c.Job(ctx, list.Items[0].ID)
 	return job, a.failed(ctx, err)
 }
 
-// cancelElements makes a command that cancels jobs also cancel elements: of
-// arguments that name some, or with --index of all.
+// cancelElements extends a command that cancels jobs to elements: of the arguments that
+// name some, or of all arguments with --index. An argument's own indexes take precedence
+// over --index.
 func cancelElements(a *app, cmd *cobra.Command) *cobra.Command {
 	var index string
 	cmd.Flags().StringVar(&index, "index", "", "select elements of an array, such as 3-7,9")
+	// The command's own RunE receives the remaining arguments, so both parts report alike.
 	whole := cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		var jobs []string
@@ -71,11 +81,16 @@ func cancelElements(a *app, cmd *cobra.Command) *cobra.Command {
 		if len(jobs) > 0 {
 			failures = append(failures, whole(cmd, jobs))
 		}
+		// All failures at once: one wrong argument must not keep the others from being
+		// canceled.
 		return errors.Join(failures...)
 	}
 	return cmd
 }
 
+// cancelSome cancels the elements of an array with one call, POST
+// /v1/jobs/{id}/cancel?index=..., which is idempotent. Wrong indexes are refused before the
+// call.
 func cancelSome(ctx context.Context, a *app, array, which string) error {
 	if _, err := spec.ParseIndexes(which); err != nil {
 		return usagef("%v", err)
@@ -90,7 +105,8 @@ func cancelSome(ctx context.Context, a *app, array, which string) error {
 	})
 }
 
-// tallyText is how an array's elements stand.
+// tallyText formats the number of elements in all and in each status, in the order of a
+// job's life. It returns "" without a tally.
 func tallyText(t *wire.Tally) string {
 	if t == nil {
 		return ""
@@ -107,8 +123,9 @@ func tallyText(t *wire.Tally) string {
 	return fmt.Sprintf("%d: %s", t.Total, strings.Join(parts, ", "))
 }
 
-// tallyProgress converts an array's counts into progress as jobs report it: ended
-// elements are steps.
+// tallyProgress converts an array's counts into progress as jobs report progress: ended
+// elements are the steps, and the message counts running and failed elements. So an array
+// is drawn by the same code as a job.
 func tallyProgress(t *wire.Tally) *berth.Progress {
 	p := &berth.Progress{Step: int64(t.Ended()), Total: int64(t.Total)}
 	p.Message = fmt.Sprintf("%d at work", t.Holding())
@@ -118,7 +135,7 @@ func tallyProgress(t *wire.Tally) *berth.Progress {
 	return p
 }
 
-// nameText is a job's name, and which element of its array it is.
+// nameText returns a job's name, with the index in brackets for an element of an array.
 func nameText(j wire.Job) string {
 	if j.ArrayIndex != nil {
 		return fmt.Sprintf("%s[%d]", j.Name, *j.ArrayIndex)

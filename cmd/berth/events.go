@@ -12,6 +12,8 @@ import (
 	"berth/wire"
 )
 
+// newEvents builds "berth events". Without --follow the command reads the whole history
+// from GET /v1/jobs/{id}/events; with it, the same address as a stream.
 func newEvents(a *app) *cobra.Command {
 	var follow bool
 	cmd := &cobra.Command{
@@ -42,6 +44,7 @@ func newEvents(a *app) *cobra.Command {
 	return cmd
 }
 
+// showEvents prints a history, oldest first. -o name prints the kinds of events.
 func showEvents(a *app, list wire.Page[wire.Event]) error {
 	names := make([]string, len(list.Items))
 	for i, e := range list.Items {
@@ -57,8 +60,9 @@ func showEvents(a *app, list wire.Page[wire.Event]) error {
 	}})
 }
 
-// followEvents prints events as they come: a line each, or a JSON document a
-// line for programs.
+// followEvents prints events as they arrive and returns when the job has ended: a line for
+// each event, or a JSON document on each line for programs. The client reconnects after the
+// last event that it has received, so none is lost or repeated when the connection breaks.
 func followEvents(ctx context.Context, a *app, job wire.Job) error {
 	c, err := a.client()
 	if err != nil {
@@ -66,6 +70,8 @@ func followEvents(ctx context.Context, a *app, job wire.Job) error {
 	}
 	err = c.FollowEvents(ctx, job.ID, 0, func(e wire.Event) error {
 		switch a.Output {
+		// A stream has no end that an indented document could wait for, hence one line
+		// each.
 		case "json", "yaml":
 			b, err := json.Marshal(e)
 			if err != nil {
@@ -77,6 +83,9 @@ func followEvents(ctx context.Context, a *app, job wire.Job) error {
 			_, err := fmt.Fprintln(a.out, e.Kind)
 			return err
 		default:
+			// Widths are fixed, because the later rows are unknown while the first is
+			// printed. The text is padded before it is painted: escape sequences would
+			// count as characters.
 			what := fmt.Sprintf("%-22s", eventText(e))
 			at := eventTime(a, e, a.Output == "wide")
 			_, err := fmt.Fprintf(a.out, "%s  %s  %-16s  %s\n",
@@ -87,7 +96,9 @@ func followEvents(ctx context.Context, a *app, job wire.Job) error {
 	return a.failed(ctx, err)
 }
 
-// eventTime is the time of day, or with wide the whole time.
+// eventTime formats an event's time in UTC: the time of day with milliseconds for recent
+// events, the date for older ones, and the full precision for wide. Below 20 hours a time
+// of day is unambiguous.
 func eventTime(a *app, e wire.Event, wide bool) string {
 	if wide {
 		return e.At.UTC().Format(time.RFC3339Nano)
@@ -98,6 +109,8 @@ func eventTime(a *app, e wire.Event, wide bool) string {
 	return e.At.UTC().Format("2006-01-02 15:04:05")
 }
 
+// eventText names an event. A change of status shows both statuses; the first event of a
+// job has no earlier one.
 func eventText(e wire.Event) string {
 	switch {
 	case e.Kind != wire.EventState:
@@ -109,6 +122,8 @@ func eventText(e wire.Event) string {
 	}
 }
 
+// toneOfEvent returns the tone of an event: the one of the new status, or a warning for
+// events that an owner should look into. Unknown kinds of a newer server are plain.
 func toneOfEvent(e wire.Event) tone {
 	switch e.Kind {
 	case wire.EventState:
@@ -123,6 +138,7 @@ func toneOfEvent(e wire.Event) tone {
 	}
 }
 
+// eventDetail joins an event's reason and detail into one line.
 func eventDetail(e wire.Event) string {
 	text := reasonText(e.Reason)
 	if e.Detail != "" && text != "" {

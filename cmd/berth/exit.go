@@ -9,10 +9,14 @@ import (
 	"berth/internal/lib/jobfile"
 )
 
-// exitCode is how the command line ends.
+// exitCode is the exit code of the process. Scripts branch on these codes, so new errors
+// get one of them by their meaning.
 type exitCode int
 
 const (
+	// Codes 1 and 5 are ends of jobs, not failures of the command line, so that a script
+	// can distinguish a failed job from a failed call. 124 is the code of timeout(1), and
+	// 130 is the code that shells report after SIGINT (128 + 2).
 	exitDone        exitCode = 0
 	exitJobFailed   exitCode = 1
 	exitWrong       exitCode = 2
@@ -25,8 +29,8 @@ const (
 	exitInterrupted exitCode = 130
 )
 
-// exitCodes is the one table of exit codes; the help text and docs/reference/cli.md are
-// made from it.
+// exitCodes is the one table of exit codes. The help text and docs/reference/cli.md are
+// generated from this table.
 var exitCodes = []struct {
 	code    exitCode
 	meaning string
@@ -43,37 +47,45 @@ var exitCodes = []struct {
 	{exitInterrupted, "interrupted by Ctrl-C; jobs go on"},
 }
 
-// usageError is a call that makes no sense, or a file that cannot be read.
+// usageError reports wrong arguments or a file that cannot be read: exit code 2. hint is a
+// second line of advice, "" for none.
 type usageError struct{ message, hint string }
 
+// Error returns the message without the hint, which report prints.
 func (e *usageError) Error() string { return e.message }
 
+// usagef returns a usageError without a hint.
 func usagef(format string, args ...any) *usageError {
 	return &usageError{message: fmt.Sprintf(format, args...)}
 }
 
-// endedError carries an end without success out of submit --wait and wait. The
-// command has already printed the end, so no error is printed.
+// endedError carries an end without success out of submit --wait and wait. The command has
+// already printed the end, so no error is printed.
 type endedError struct{ state berth.State }
 
+// Error returns the end in words, for logs of tests; users see sayEnd's line instead.
 func (e *endedError) Error() string { return "the job " + string(e.state) }
 
-// timeoutError is a --timeout that passed.
+// timeoutError reports that --timeout passed: exit code 124. The job continues.
 type timeoutError struct{ message, hint string }
 
+// Error returns the message without the hint.
 func (e *timeoutError) Error() string { return e.message }
 
-// unreachableError is a server that did not answer.
+// unreachableError reports a server that did not answer: exit code 7. An answer with an
+// error is a berth.Error instead.
 type unreachableError struct {
 	url string
 	err error
 }
 
+// Error names the server, as the URL may come from a context that the user did not type.
 func (e *unreachableError) Error() string { return "no answer from " + e.url + ": " + e.err.Error() }
+// Unwrap returns the error of the connection.
 func (e *unreachableError) Unwrap() error { return e.err }
 
-// exitOf returns the exit code of an error. The order of the cases matters: acts
-// of the user come before their consequences.
+// exitOf returns the exit code of an error. The order of the cases decides where errors are
+// joined: the end of a job comes before a failure to print that end, as in wait.
 func exitOf(err error) exitCode {
 	if err == nil {
 		return exitDone
@@ -96,6 +108,8 @@ func exitOf(err error) exitCode {
 	if errors.Is(err, context.Canceled) {
 		return exitInterrupted
 	}
+	// Faults of files and usage errors have the same code as the rest: errors of this
+	// machine, such as a result that cannot be written.
 	_, file := errors.AsType[*jobfile.Error](err)
 	_, usage := errors.AsType[*usageError](err)
 	if file || usage {
@@ -104,6 +118,9 @@ func exitOf(err error) exitCode {
 	return exitWrong
 }
 
+// exitOfAPI returns the exit code of an error of the API. The slug decides before the code:
+// storage_quota, for example, is answered with status 413, which alone would mean an
+// invalid request.
 func exitOfAPI(e *berth.Error) exitCode {
 	switch e.StableCode() {
 	case berth.SlugUnsatisfiable, berth.SlugQuota, berth.SlugStorageQuota:
@@ -118,11 +135,13 @@ func exitOfAPI(e *berth.Error) exitCode {
 		return exitNotFound
 	case berth.CodeConflict:
 		return exitConflict
+	// CodeCapacity is also a refusal for the rate of calls, after the client's own repeats.
 	case berth.CodeUnauthorized, berth.CodeForbidden, berth.CodeCapacity:
 		return exitRefused
 	case berth.CodeUnavailable, berth.CodeInternal:
 		return exitUnreachable
 	default:
+		// berth.Code is a closed set, and the client derives it from the HTTP status.
 		panic("unknown error code " + string(e.Code))
 	}
 }

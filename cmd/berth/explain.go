@@ -12,6 +12,8 @@ import (
 	"berth/wire"
 )
 
+// newPlan builds "berth plan" over POST /v1/plans, which stores nothing. The exit code is
+// that of a submit: 6 if no machine could ever hold the job.
 func newPlan(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "plan FILE|-",
@@ -29,6 +31,7 @@ func newPlan(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			// Folders are not uploaded for a plan, so a plan ignores data in local folders.
 			plan, err := c.Plan(cmd.Context(), withoutFolders(file.Spec))
 			if err != nil {
 				return located(a.failed(cmd.Context(), err), file)
@@ -36,12 +39,14 @@ func newPlan(a *app) *cobra.Command {
 			if err := showPlan(a, plan); err != nil {
 				return err
 			}
+			// After the plan is printed: the table shows which conditions fail.
 			return unsatisfiable(plan.Fit)
 		},
 	}
 }
 
-// unsatisfiable is the refusal that submitting would meet.
+// unsatisfiable returns the error with which a submit would be refused, or nil if some
+// machine could hold the job.
 func unsatisfiable(f wire.Fit) error {
 	if len(f.Lacking) == 0 {
 		return nil
@@ -54,6 +59,7 @@ func unsatisfiable(f wire.Fit) error {
 		Message: "no machine could ever hold it: " + strings.Join(parts, "; ")}
 }
 
+// showPlan prints a plan. -o name prints the machines that fit now, the best first.
 func showPlan(a *app, p wire.Plan) error {
 	names := make([]string, len(p.Fit.Candidates))
 	for i, m := range p.Fit.Candidates {
@@ -85,7 +91,8 @@ func showPlan(a *app, p wire.Plan) error {
 	}})
 }
 
-// addBlockers adds the reasons why a job does not start, each with a hint.
+// addBlockers adds the reasons that keep a job from starting, each with a hint and the jobs
+// involved. Codes are stable; messages are not.
 func addBlockers(a *app, s *sheet, list []wire.Blocker) {
 	for _, b := range list {
 		s.add("blocked by", a.outTerm.paint(warn, b.Code)+": "+oneLine(b.Message))
@@ -98,8 +105,7 @@ func addBlockers(a *app, s *sheet, list []wire.Blocker) {
 	}
 }
 
-// addTerms adds the terms that determine a job's place in the queue, the largest
-// first.
+// addTerms adds the terms that determine a job's place in the queue, the weightiest first.
 func addTerms(s *sheet, list []wire.Term) {
 	label := "place by"
 	for _, t := range list {
@@ -112,7 +118,8 @@ func addTerms(s *sheet, list []wire.Term) {
 	}
 }
 
-// startText is an estimated start.
+// startText formats an estimated start. A reserved start is not delayed by later jobs;
+// otherwise the time follows only from the time limits of the jobs that run and wait ahead.
 func startText(a *app, at *time.Time, reserved bool) string {
 	if reserved {
 		return stamp(at, a.now()) + ", reserved"
@@ -120,10 +127,12 @@ func startText(a *app, at *time.Time, reserved bool) string {
 	return stamp(at, a.now()) + ", estimated"
 }
 
-// addFit says how the machines stand to a request.
+// addFit adds how many machines fit a request, now and if they were empty, and names the
+// best ones.
 func addFit(s *sheet, f wire.Fit) {
 	s.add("machines", fmt.Sprintf("%d in all, %d with room now, %d if nothing ran on them", f.Machines,
 		f.FitNow, f.FitEver))
+	// Only of a gang, which starts when all members have room at once.
 	if f.MembersNow != nil {
 		s.add("members", plural(*f.MembersNow, "has", "have")+" room at once")
 	}
@@ -139,6 +148,7 @@ func addFit(s *sheet, f wire.Fit) {
 		}
 		s.add("best", text)
 	}
+	// Machines that hold a part of the job's data; the label stands before the first.
 	label := "data"
 	for _, d := range f.Data {
 		s.add(label, oneLine(d.String()))
@@ -147,12 +157,14 @@ func addFit(s *sheet, f wire.Fit) {
 	s.add("fit", oneLine(f.Summary))
 }
 
-// writeFit prints the sheet and, below it, the conditions that rule machines
-// out.
+// writeFit prints the sheet and, below the sheet, the conditions that rule machines out.
+// RULES OUT counts machines that passed all earlier conditions, BY ITSELF all machines that
+// fail the condition.
 func writeFit(a *app, s *sheet, f wire.Fit, wide bool) error {
 	if err := s.write(a.out); err != nil {
 		return err
 	}
+	// DeleteFunc overwrites its argument, and the slice belongs to the caller.
 	clauses := f.Clauses
 	if !wide { // without clauses that only repeat a condition above
 		clauses = slices.DeleteFunc(slices.Clone(clauses), func(c wire.FitClause) bool { return c.After == 0 })
@@ -175,6 +187,7 @@ func writeFit(a *app, s *sheet, f wire.Fit, wide bool) error {
 	return t.write(a.out)
 }
 
+// newExplain builds "berth explain" over GET /v1/jobs/{id}/explain.
 func newExplain(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:               "explain JOB",
@@ -199,6 +212,8 @@ func newExplain(a *app) *cobra.Command {
 	}
 }
 
+// showExplanation prints the reasons of a job's state. -o name prints the codes of the
+// blockers, on which scripts can branch.
 func showExplanation(a *app, job wire.Job, e wire.Explanation) error {
 	names := make([]string, len(e.Blockers))
 	for i, b := range e.Blockers {
@@ -211,12 +226,14 @@ func showExplanation(a *app, job wire.Job, e wire.Explanation) error {
 		s.add("in short", oneLine(e.Summary))
 		addBlockers(a, &s, e.Blockers)
 		switch {
+		// Fit is set only while the job waits; a job that runs has no start to estimate.
 		case e.EstimatedStart != nil:
 			s.add("starts", startText(a, e.EstimatedStart, e.Reserved))
 		case e.Fit != nil:
 			s.add("starts", "nothing tells when")
 		}
 		switch {
+		// Position is absent for a job that is not in the queue, or that starts now.
 		case e.Position != nil && e.Queue != nil:
 			s.add("place", fmt.Sprintf("%d of %d in the queue", *e.Position, *e.Queue))
 		case e.Ahead != nil:

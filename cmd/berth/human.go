@@ -9,7 +9,9 @@ import (
 	"berth"
 )
 
-// span is a length of time in the two units that matter.
+// span formats a length of time with at most two units, as exact as people need: seconds
+// below 10 minutes, minutes below 10 hours. A negative length, as from a server whose clock
+// is ahead, counts as 0.
 func span(d time.Duration) string {
 	switch d = max(d, 0); {
 	case d < time.Minute:
@@ -27,7 +29,7 @@ func span(d time.Duration) string {
 	}
 }
 
-// since is how long ago t was, "-" for no time.
+// since formats the time from t to now, "-" for nil or zero.
 func since(t *time.Time, now time.Time) string {
 	if t == nil || t.IsZero() {
 		return "-"
@@ -35,7 +37,9 @@ func since(t *time.Time, now time.Time) string {
 	return span(now.Sub(*t))
 }
 
-// ago is since in a sentence.
+// ago formats a time relative to now for a sentence: "5m ago" or "in 5m". A future time is
+// rounded to the second, so that a deadline of 2h that was set a moment before does not
+// read 1h59m.
 func ago(t time.Time, now time.Time) string {
 	if t.After(now) {
 		return "in " + span(t.Sub(now).Round(time.Second))
@@ -43,7 +47,8 @@ func ago(t time.Time, now time.Time) string {
 	return span(now.Sub(t)) + " ago"
 }
 
-// between is how long something ran, up to now if it still does.
+// between formats how long an attempt or a job ran: up to now without an end, "-" without a
+// start.
 func between(from, to *time.Time, now time.Time) string {
 	switch {
 	case from == nil || from.IsZero():
@@ -55,6 +60,7 @@ func between(from, to *time.Time, now time.Time) string {
 	}
 }
 
+// bytesOf formats an amount of bytes with binary units (1 KiB is 1024 B) and one decimal.
 func bytesOf(n int64) string {
 	units := []string{"KiB", "MiB", "GiB", "TiB", "PiB"}
 	if n < 1<<10 {
@@ -70,6 +76,8 @@ func bytesOf(n int64) string {
 	return fmt.Sprintf("%.1f %s", f, unit)
 }
 
+// pairs formats labels as KEY=VALUE, sorted by key: the order of a map would change between
+// runs.
 func pairs(m map[string]string) string {
 	out := make([]string, 0, len(m))
 	for k, v := range m {
@@ -79,8 +87,9 @@ func pairs(m map[string]string) string {
 	return strings.Join(out, ",")
 }
 
-// shortID is the part of an id that tables show. Ids begin with the time of
-// submission in milliseconds, so less would rarely name one job.
+// shortID returns the part of an id that tables show; commands accept this prefix as a JOB.
+// An id begins with the time of submission in milliseconds (UUIDv7), so a shorter prefix
+// would rarely identify one job.
 func shortID(id berth.JobID) string {
 	const shown = 18
 	if len(id) > shown {
@@ -89,6 +98,8 @@ func shortID(id berth.JobID) string {
 	return string(id)
 }
 
+// orDash returns "-" for an empty text: an empty cell would shift the columns for awk and
+// cut.
 func orDash(s string) string {
 	if s == "" {
 		return "-"
@@ -96,6 +107,7 @@ func orDash(s string) string {
 	return s
 }
 
+// plural joins a number and its noun.
 func plural(n int, one, many string) string {
 	if n == 1 {
 		return "1 " + one

@@ -12,6 +12,8 @@ import (
 	"berth/wire"
 )
 
+// newList builds "berth list" over GET /v1/jobs. Filters are applied by the server; all
+// given filters must match. Elements of arrays are listed only with --parent.
 func newList(a *app) *cobra.Command {
 	var q client.JobsQuery
 	var status []string
@@ -28,6 +30,7 @@ func newList(a *app) *cobra.Command {
 			for _, s := range status {
 				state, err := berth.ParseState(s)
 				if err != nil {
+					// The error begins with "status", which the dashes turn into the flag.
 					return usagef("--%v", err)
 				}
 				q.Status = append(q.Status, state)
@@ -36,6 +39,8 @@ func newList(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			// The age is converted here, by this machine's clock, and the server receives a
+			// time.
 			q.Since = since
 			if q.Limit < 1 || q.Limit > 1000 {
 				return usagef("--limit %d is out of range; allowed: 1 to 1000", q.Limit)
@@ -46,6 +51,8 @@ func newList(a *app) *cobra.Command {
 			}
 			if parent != "" {
 				var which string
+				// ARRAY[3-7] is an array and a filter for its elements. The array itself
+				// may be given by name; the API takes its id.
 				parent, which = elementsOf(parent)
 				array, err := a.job(cmd.Context(), c, parent)
 				if err != nil {
@@ -54,6 +61,7 @@ func newList(a *app) *cobra.Command {
 				q.Parent, q.Index = array.ID, which
 			}
 			list, err := c.Jobs(cmd.Context(), q)
+			// With --all the pages form one result, so that -o json is one document.
 			for err == nil && all && list.NextCursor != "" {
 				q.Cursor = list.NextCursor
 				var page wire.Page[wire.Job]
@@ -83,13 +91,15 @@ func newList(a *app) *cobra.Command {
 	return cmd
 }
 
-// parseSince reads a time, or how long ago it was.
+// parseSince parses a time or an age. The zero time stands for "", no limit. Days are
+// parsed here, since time.ParseDuration has no unit above the hour.
 func parseSince(s string, now time.Time) (time.Time, error) {
 	if s == "" {
 		return time.Time{}, nil
 	}
 	if days, ok := strings.CutSuffix(s, "d"); ok {
 		var n int
+		// At most 9999 days, about 27 years.
 		if _, err := fmt.Sscanf(days, "%d", &n); err == nil && n >= 0 && n < 10_000 {
 			return now.AddDate(0, 0, -n), nil
 		}
@@ -105,6 +115,7 @@ func parseSince(s string, now time.Time) (time.Time, error) {
 	return time.Time{}, usagef("--since %q is not a time; allowed: 90m, 24h, 7d, 2026-01-31 or 2026-01-31T15:04:05Z", s)
 }
 
+// showJobs prints a list of jobs. Tables show short ids, wide and -o name show whole ones.
 func showJobs(a *app, list wire.Page[wire.Job]) error {
 	names := make([]string, len(list.Items))
 	for i, j := range list.Items {
@@ -131,6 +142,7 @@ func showJobs(a *app, list wire.Page[wire.Job]) error {
 		if err := t.write(a.out); err != nil {
 			return err
 		}
+		// On standard error, so that a pipe does not take the note for a job.
 		if list.NextCursor != "" {
 			a.say("there are more; --all shows them")
 		}
@@ -138,13 +150,15 @@ func showJobs(a *app, list wire.Page[wire.Job]) error {
 	}})
 }
 
-// statusCell is a job's status with the flags that change its meaning.
+// statusCell returns a job's status with the counts and flags that change its meaning:
+// ended elements of all, a hold, or a dead letter.
 func statusCell(j wire.Job) cell {
 	text := string(j.Status)
 	if j.Tally != nil {
 		text += fmt.Sprintf(" %d/%d", j.Tally.Ended(), j.Tally.Total)
 	}
 	switch {
+	// After the end of a job its hold means nothing.
 	case j.Held && !j.Status.Terminal():
 		text += " (held)"
 	case j.DeadLetter:
@@ -153,7 +167,8 @@ func statusCell(j wire.Job) cell {
 	return cell{text, toneOfState(j.Status)}
 }
 
-// attemptText is the current attempt, "-" before the first.
+// attemptText returns the number of the current attempt, "-" before the first. Attempts
+// count from 1.
 func attemptText(j wire.Job) string {
 	if j.Attempt == 0 {
 		return "-"
@@ -161,6 +176,7 @@ func attemptText(j wire.Job) string {
 	return fmt.Sprint(j.Attempt)
 }
 
+// reasonText formats a reason: the stable code, then the message for people. nil gives "".
 func reasonText(r *berth.Reason) string {
 	if r == nil {
 		return ""

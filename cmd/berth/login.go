@@ -16,6 +16,8 @@ import (
 	"berth/api/client"
 )
 
+// newLogin builds "berth login". A token is stored only after a call with it has succeeded,
+// so a stored context worked at least once.
 func newLogin(a *app) *cobra.Command {
 	var name string
 	cmd := &cobra.Command{
@@ -48,7 +50,10 @@ func newLogin(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			// failed names the server that target resolves: from here on the new one, not a
+			// stored one.
 			a.URL, a.Token, a.Context = server, token, ""
+			// GET /v1/jobs with one item is a cheap call that every role may make.
 			if _, err := client.New(server, token).Jobs(cmd.Context(), client.JobsQuery{Limit: 1}); err != nil {
 				return a.failed(cmd.Context(), err)
 			}
@@ -59,8 +64,11 @@ func newLogin(a *app) *cobra.Command {
 	return cmd
 }
 
-// askToken reads a token from the environment, the terminal or standard input.
+// askToken returns the token: BERTH_TOKEN, else the line typed at the terminal without
+// echo, else the first line of standard input.
 func askToken(a *app, server string) (string, error) {
+	// A warning only: a proxy with TLS on the same host, or a private network, is a valid
+	// setup.
 	if u, err := url.Parse(server); err == nil && u.Scheme == "http" && !loopback(u.Hostname()) {
 		a.say("berth: %s is not encrypted: the token can be read on the way", server)
 	}
@@ -76,6 +84,8 @@ func askToken(a *app, server string) (string, error) {
 		}
 		return checkToken(string(b))
 	}
+	// The bound is far above the length of a token and keeps a wrong file from filling
+	// memory.
 	line, err := bufio.NewReader(io.LimitReader(a.in, 4096)).ReadString('\n')
 	if err != nil && !errors.Is(err, io.EOF) {
 		return "", usagef("read token: %v", err)
@@ -83,6 +93,8 @@ func askToken(a *app, server string) (string, error) {
 	return checkToken(line)
 }
 
+// checkToken removes white space around a token and refuses anything that cannot be one.
+// Control characters and blanks would be invalid in the HTTP header.
 func checkToken(s string) (string, error) {
 	s = strings.TrimSpace(s)
 	if s == "" || strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r >= 0x7f }) {
@@ -92,11 +104,15 @@ func checkToken(s string) (string, error) {
 	return s, nil
 }
 
+// loopback reports whether a host is this machine, where a call without TLS crosses no
+// network.
 func loopback(host string) bool {
 	ip := net.ParseIP(host)
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
+// storeContext stores a target under a name and selects that context. A context of the same
+// name is replaced.
 func storeContext(a *app, name string, t target) error {
 	stored, err := loadContexts(a.Contexts)
 	if err != nil {
@@ -113,6 +129,7 @@ func storeContext(a *app, name string, t target) error {
 	return err
 }
 
+// newContext builds "berth context", which edits the file of contexts and calls no server.
 func newContext(a *app) *cobra.Command {
 	cmd := &cobra.Command{Use: "context", Short: "List, select and remove stored servers"}
 	list := &cobra.Command{
@@ -142,6 +159,8 @@ func newContext(a *app) *cobra.Command {
 	return cmd
 }
 
+// editContexts applies one change to an existing context and saves the file. said is the
+// end of the printed sentence. Removing a context does not revoke its token.
 func editContexts(a *app, name string, edit func(*contexts), said string) error {
 	stored, err := loadContexts(a.Contexts)
 	if err != nil {
@@ -159,13 +178,15 @@ func editContexts(a *app, name string, edit func(*contexts), said string) error 
 	return err
 }
 
-// listedContext is a context without its token.
+// listedContext is a stored context without its token, so that the output of "berth context
+// list" can be shared.
 type listedContext struct {
 	Name    string `json:"name"`
 	URL     string `json:"url"`
 	Current bool   `json:"current"`
 }
 
+// listContexts prints the stored contexts by name.
 func listContexts(a *app) error {
 	stored, err := loadContexts(a.Contexts)
 	if err != nil {

@@ -13,6 +13,8 @@ import (
 	"berth/wire"
 )
 
+// newLogs builds "berth logs" over GET /v1/jobs/{id}/logs. With --follow the client
+// reconnects after the last line that it has received.
 func newLogs(a *app) *cobra.Command {
 	var q client.LogsQuery
 	var sinceText string
@@ -40,6 +42,9 @@ func newLogs(a *app) *cobra.Command {
 				return err
 			}
 			q.Since = since
+			// A pipeline, an array and a cached step have no log. The message names the
+			// command that works, since an empty log would look like a job that wrote
+			// nothing.
 			if isPipeline(job) {
 				return usagef("%s is a pipeline, which writes nothing itself; its steps do: berth logs %s.STEP; "+
 					"berth pipeline show %[2]s names them", named(job), args[0])
@@ -48,6 +53,7 @@ func newLogs(a *app) *cobra.Command {
 				return usagef("%s is an array, which writes nothing itself; its elements do: berth logs %s[0]",
 					named(job), args[0])
 			}
+			// No error: the step succeeded, and its log exists under the job that ran.
 			if job.CachedFrom != nil {
 				a.say("%s was not run; what ran in its place wrote: berth logs %s", named(job), *job.CachedFrom)
 				return nil
@@ -66,8 +72,9 @@ func newLogs(a *app) *cobra.Command {
 	return cmd
 }
 
-// printLine writes one line as the job wrote it. On a terminal, bytes that
-// could steer the terminal are taken out, colours apart.
+// printLine prints one line of a log. On a terminal, control characters are removed except
+// colours; a pipe or a file receives the text unchanged. -o json and -o yaml
+// print one JSON document on each line.
 func printLine(a *app, l wire.LogLine, stamps bool) error {
 	if a.Output == "json" || a.Output == "yaml" {
 		b, err := json.Marshal(l)
@@ -88,14 +95,15 @@ func printLine(a *app, l wire.LogLine, stamps bool) error {
 	return err
 }
 
-// harmless keeps colours (ESC [ ... m) and tabs and drops every other control
-// character: a log can otherwise rewrite the terminal it is read on.
+// harmless keeps colours (ESC [ ... m) and tabs and removes every other control character:
+// a log could otherwise rewrite the terminal that shows it, or its title and clipboard.
+// text must be valid UTF-8, which decoding from JSON ensures.
 func harmless(text string) string {
 	if !strings.ContainsFunc(text, control) {
 		return text
 	}
-	// A progress bar rewrites its line. A terminal finally shows the text after
-	// the last carriage return.
+	// A progress bar rewrites its line. A terminal finally shows the text after the last
+	// carriage return.
 	text = strings.TrimRight(text, "\r")
 	text = text[strings.LastIndexByte(text, '\r')+1:]
 	var b strings.Builder
@@ -105,6 +113,9 @@ func harmless(text string) string {
 			i += n
 			continue
 		}
+		// Bytes below 0x80 are characters; others begin a sequence, which range decodes. C1
+		// controls (0x80 to 0x9f) are two bytes in UTF-8 and must be recognized as one
+		// character.
 		r, size := rune(text[i]), 1
 		if r >= 0x80 {
 			for _, full := range text[i:] {
@@ -120,14 +131,18 @@ func harmless(text string) string {
 	return b.String()
 }
 
+// control reports whether a character is a C0 or C1 control other than the tab, or DEL.
 func control(r rune) bool { return r < ' ' && r != '\t' || r >= 0x7f && r < 0xa0 }
 
-// colourAt is the length of the colour sequence that text begins with, or 0.
+// colourAt returns the length of the colour sequence (SGR) at the beginning of text, 0 if
+// text begins with anything else.
 func colourAt(text string) int {
 	rest, ok := strings.CutPrefix(text, "\x1b[")
 	if !ok {
 		return 0
 	}
+	// Parameters are digits, semicolons and colons; any other final byte than m is a
+	// command.
 	end := strings.IndexFunc(rest, func(r rune) bool { return r != ';' && r != ':' && (r < '0' || r > '9') })
 	if end < 0 || rest[end] != 'm' {
 		return 0
