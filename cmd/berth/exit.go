@@ -81,6 +81,7 @@ type unreachableError struct {
 
 // Error names the server, as the URL may come from a context that the user did not type.
 func (e *unreachableError) Error() string { return "no answer from " + e.url + ": " + e.err.Error() }
+
 // Unwrap returns the error of the connection.
 func (e *unreachableError) Unwrap() error { return e.err }
 

@@ -14,8 +14,8 @@ import (
 	"berth/wire"
 )
 
-// newMachineList builds the command that lists machines. It exists twice, as
-// "berth machines" and as "berth machine list", because users try both.
+// newMachineList builds the command that lists machines, over GET /v1/machines. The command
+// exists twice, as "berth machines" and as "berth machine list", because users try both.
 func newMachineList(a *app, use string) *cobra.Command {
 	return &cobra.Command{
 		Use:   use,
@@ -35,6 +35,8 @@ func newMachineList(a *app, use string) *cobra.Command {
 	}
 }
 
+// showMachines prints the machines that are not retired, with free and total amounts. Wide
+// adds the columns that matter when a machine itself is examined.
 func showMachines(a *app, list wire.Page[wire.Machine]) error {
 	names := make([]string, len(list.Items))
 	for i, m := range list.Items {
@@ -62,6 +64,8 @@ func showMachines(a *app, list wire.Page[wire.Machine]) error {
 				cells = append(cells, orDash(m.Pool), orDash(m.Region), orDash(m.Site), orDash(pairs(m.Labels)),
 					orDash(m.Engine), orDash(m.Version))
 			}
+			// The column is cut at the edge of a terminal, so the deadline follows the
+			// reason.
 			reason := m.Reason
 			if m.Deadline != nil {
 				reason += " (deadline " + ago(*m.Deadline, a.now()) + ")"
@@ -72,14 +76,18 @@ func showMachines(a *app, list wire.Page[wire.Machine]) error {
 	}})
 }
 
+// ofCPUs formats free and total cores. The API counts thousandths of a core.
 func ofCPUs(m wire.Machine) string {
 	return fmt.Sprintf("%s of %s", spec.MilliCPU(m.Free.CPUMilli), spec.MilliCPU(m.Capacity.CPUMilli))
 }
 
+// ofMemory formats a free and a total amount of memory or disk, both in MiB.
 func ofMemory(free, all int64) string {
 	return fmt.Sprintf("%s of %s", bytesOf(free<<20), bytesOf(all<<20))
 }
 
+// ofGPUs formats free and total GPUs, which the API counts in thousandths, since jobs may
+// share a GPU; "-" for a machine without GPUs.
 func ofGPUs(m wire.Machine) string {
 	if m.Capacity.GPUMilli == 0 {
 		return "-"
@@ -87,7 +95,8 @@ func ofGPUs(m wire.Machine) string {
 	return fmt.Sprintf("%s of %s", spec.MilliGPU(m.Free.GPUMilli), spec.MilliGPU(m.Capacity.GPUMilli))
 }
 
-// modelsText counts a machine's GPUs by model, in the order of devices.
+// modelsText counts a machine's GPUs by model, in the order of devices. GPUs that a file
+// declares are marked: no hardware was read.
 func modelsText(m wire.Machine) string {
 	var models []string
 	count := map[string]int{}
@@ -106,6 +115,7 @@ func modelsText(m wire.Machine) string {
 	return text
 }
 
+// newMachine builds "berth machine", the commands for operators about one machine.
 func newMachine(a *app) *cobra.Command {
 	cmd := &cobra.Command{Use: "machine", Short: "Show, drain and remove machines"}
 	cmd.AddCommand(newMachineList(a, "list"), newMachineShow(a), newMachineDrain(a), newMachineUndrain(a),
@@ -113,7 +123,8 @@ func newMachine(a *app) *cobra.Command {
 	return cmd
 }
 
-// onMachine builds a command about one machine.
+// onMachine completes a command about one machine: the argument is the machine's name, and
+// do makes the call. A machine has one exact name, so there is no search as for jobs.
 func onMachine(a *app, cmd *cobra.Command,
 	do func(ctx context.Context, c *client.Client, id berth.MachineID) error) *cobra.Command {
 	cmd.Args = cobra.ExactArgs(1)
@@ -132,6 +143,7 @@ func onMachine(a *app, cmd *cobra.Command,
 	return cmd
 }
 
+// newMachineShow builds "berth machine show" over GET /v1/machines/{id}.
 func newMachineShow(a *app) *cobra.Command {
 	cmd := &cobra.Command{Use: "show MACHINE", Short: "Show a machine, its GPUs and its jobs"}
 	return onMachine(a, cmd, func(ctx context.Context, c *client.Client, id berth.MachineID) error {
@@ -143,12 +155,15 @@ func newMachineShow(a *app) *cobra.Command {
 	})
 }
 
+// showMachine prints one machine with its GPUs and its jobs.
 func showMachine(a *app, m wire.Machine) error {
 	return a.show(view{body: m, names: []string{string(m.ID)}, table: func(wide bool) error {
 		return describeMachine(a, m, wide)
 	}})
 }
 
+// describeMachine prints a machine for people: a sheet, then the GPUs and the jobs, each
+// only if the machine has any.
 func describeMachine(a *app, m wire.Machine, wide bool) error {
 	s := sheet{screen: a.outTerm}
 	s.add("machine", string(m.ID))
@@ -167,12 +182,15 @@ func describeMachine(a *app, m wire.Machine, wide bool) error {
 	s.add("region", m.Region)
 	s.add("site", m.Site)
 	s.add("labels", oneLine(pairs(m.Labels)))
+	// Zero means that the machine cannot fence and gets no at_most_one work.
 	if m.Fence > 0 {
 		s.add("fence", "ends at_most_one work after "+m.Fence.String()+" without contact")
 	}
 	s.add("engine", oneLine(m.Engine))
 	s.add("agent", oneLine(m.Version))
 	if wide {
+		// The epoch identifies the agent's present registration; calls of an earlier one
+		// are refused.
 		s.add("epoch", fmt.Sprint(m.Epoch))
 	}
 	if err := s.write(a.out); err != nil {
@@ -199,6 +217,8 @@ func describeMachine(a *app, m wire.Machine, wide bool) error {
 	return t.write(a.out)
 }
 
+// gpuTable returns the table of a machine's GPUs. IN USE is the reserved share of a GPU,
+// not its measured load; the API counts thousandths.
 func gpuTable(a *app, gpus []wire.MachineGPU) *table {
 	t := &table{screen: a.outTerm, head: []string{"GPU", "MODEL", "MEMORY", "IN USE", "HEALTH", "UUID", "JOBS"}}
 	for _, g := range gpus {
@@ -216,6 +236,7 @@ func gpuTable(a *app, gpus []wire.MachineGPU) *table {
 	return t
 }
 
+// newMachineDrain builds "berth machine drain" over POST /v1/machines/{id}/drain.
 func newMachineDrain(a *app) *cobra.Command {
 	var reason string
 	var deadline time.Duration
@@ -235,6 +256,8 @@ func newMachineDrain(a *app) *cobra.Command {
 		}
 		order := wire.DrainRequest{Reason: reason}
 		if deadline > 0 {
+			// The API takes a point in time, by this machine's clock, so a repeated call
+			// does not extend the deadline.
 			at := a.now().Add(deadline).UTC()
 			order.Deadline = &at
 		}
@@ -243,7 +266,9 @@ func newMachineDrain(a *app) *cobra.Command {
 	})
 }
 
-// showChanged prints a machine after a change: a sentence for people.
+// showChanged prints a machine after a change: a sentence for people, the machine itself
+// for programs. An error of the change is returned unchanged, so that callers can pass both
+// results of a call.
 func showChanged(a *app, m wire.Machine, err error, said string) error {
 	if err != nil {
 		return err
@@ -254,6 +279,7 @@ func showChanged(a *app, m wire.Machine, err error, said string) error {
 	}})
 }
 
+// newMachineUndrain builds "berth machine undrain" over POST /v1/machines/{id}/undrain.
 func newMachineUndrain(a *app) *cobra.Command {
 	cmd := &cobra.Command{Use: "undrain MACHINE", Short: "End a machine's drain"}
 	return onMachine(a, cmd, func(ctx context.Context, c *client.Client, id berth.MachineID) error {
@@ -262,6 +288,9 @@ func newMachineUndrain(a *app) *cobra.Command {
 	})
 }
 
+// newMachineConfirmDead builds "berth machine confirm-dead" over POST
+// /v1/machines/{id}/confirm-dead. --yes is required because the control plane cannot verify
+// the statement, and a wrong one lets an at_most_one job run twice at once.
 func newMachineConfirmDead(a *app) *cobra.Command {
 	var yes bool
 	cmd := &cobra.Command{
@@ -282,6 +311,7 @@ func newMachineConfirmDead(a *app) *cobra.Command {
 		if err != nil {
 			return err
 		}
+		// -o name prints the released jobs, for a script that watches their new starts.
 		names := make([]string, len(dead.Jobs))
 		for i, j := range dead.Jobs {
 			names[i] = string(j)
@@ -294,6 +324,8 @@ func newMachineConfirmDead(a *app) *cobra.Command {
 	})
 }
 
+// newMachineRemove builds "berth machine remove" over DELETE /v1/machines/{id}. The server
+// refuses a machine that still holds work (exit code 4).
 func newMachineRemove(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "remove MACHINE",

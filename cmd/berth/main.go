@@ -15,16 +15,21 @@ import (
 
 func main() { os.Exit(Main()) }
 
-// Main runs the command line of this process and returns its exit code.
+// Main runs the command line of this process and returns its exit code; see exitCodes. The
+// first SIGINT or SIGTERM cancels the context, so that a command can print which work
+// continues.
 func Main() int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	// A second Ctrl-C ends the program at once, during any wait.
+	// stop restores the default handling of signals: a second Ctrl-C ends the program at
+	// once, during any wait.
 	context.AfterFunc(ctx, stop)
 	return run(ctx, fromProcess(), os.Args[1:])
 }
 
-// fromProcess reads everything that the environment decides.
+// fromProcess returns an app with all settings of the process: environment, standard
+// streams and terminal. No other code of this package reads the environment, so tests build
+// an app without a process.
 func fromProcess() *app {
 	a := &app{
 		config: config{
@@ -39,17 +44,21 @@ func fromProcess() *app {
 		now:     time.Now,
 		version: buildinfo.Version(),
 	}
+	// NO_COLOR (no-color.org) and TERM=dumb switch colours off. The line of progress stays,
+	// as it needs a terminal and no colours.
 	plain := os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb"
 	a.outTerm = terminal(os.Stdout, plain)
 	a.errTerm = terminal(os.Stderr, plain)
+	// Only a terminal can hide typed text; from a pipe, commands read standard input.
 	if fd := int(os.Stdin.Fd()); term.IsTerminal(fd) {
 		a.readSecret = func() ([]byte, error) { return term.ReadPassword(fd) }
 	}
 	return a
 }
 
-// contextsPath is where named contexts are kept: BERTH_CONFIG, or config.yaml
-// in the user's configuration folder. It is empty where there is no home.
+// contextsPath returns the path of the file of contexts: BERTH_CONFIG, else config.yaml in
+// the user's configuration folder. The path is "" without a home, as in some containers;
+// then no context can be stored, and --url and BERTH_TOKEN still work.
 func contextsPath(explicit, xdg, home string) string {
 	switch {
 	case explicit != "":
@@ -63,6 +72,9 @@ func contextsPath(explicit, xdg, home string) string {
 	}
 }
 
+// terminal describes the terminal behind a stream; the zero screen if the stream is none. A
+// width that is unknown or below 40 columns counts as 80: tables cut to less would be
+// useless.
 func terminal(f *os.File, plain bool) screen {
 	fd := int(f.Fd())
 	if !term.IsTerminal(fd) {

@@ -13,7 +13,10 @@ import (
 	"berth/wire"
 )
 
+// newMetrics builds "berth metrics" over GET /v1/jobs/{id}/metrics. With --svg the server
+// draws the chart.
 func newMetrics(a *app) *cobra.Command {
+	// Member 0 is a member, so "all" is below 0.
 	q := client.MetricsQuery{Member: -1}
 	var sinceText, svg string
 	cmd := &cobra.Command{
@@ -59,6 +62,8 @@ func newMetrics(a *app) *cobra.Command {
 	return cmd
 }
 
+// writePicture writes a chart to a file, or to standard output for "-". An existing file is
+// replaced.
 func writePicture(a *app, path string, b []byte) error {
 	if path == "-" {
 		_, err := a.out.Write(b)
@@ -71,6 +76,8 @@ func writePicture(a *app, path string, b []byte) error {
 	return nil
 }
 
+// showMetrics prints a table for each member of an attempt, with the machine, the start and
+// the step: the length of time that one value stands for.
 func showMetrics(a *app, list wire.Page[wire.MemberMetrics]) error {
 	names := make([]string, len(list.Items))
 	for i, m := range list.Items {
@@ -95,14 +102,18 @@ func showMetrics(a *app, list wire.Page[wire.MemberMetrics]) error {
 	}})
 }
 
-// sparkWidth is how many characters a series is drawn in.
+// sparkWidth is the width of a drawn series in characters; longer series are condensed.
 const sparkWidth = 60
 
+// metricTable returns the table of one member: a row for each series, with the last, the
+// mean and the largest value.
 func metricTable(a *app, m wire.MemberMetrics, wide bool) *table {
 	t := &table{screen: a.outTerm, head: []string{"METRIC", "LAST", "MEAN", "MAX", "OVER TIME"}}
 	for _, s := range m.Series {
 		name := strings.ReplaceAll(string(s.Metric), "_", " ")
 		if s.GPU != "" {
+			// The beginning of a GPU's UUID is enough to distinguish the GPUs of one
+			// machine.
 			gpu := s.GPU
 			if !wide && len(gpu) > 12 {
 				gpu = gpu[:12]
@@ -116,8 +127,8 @@ func metricTable(a *app, m wire.MemberMetrics, wide bool) *table {
 	return t
 }
 
-// figures returns the last, the mean and the greatest of the measured values, NaN
-// if none was measured.
+// figures returns the last, the mean and the largest of the measured values, NaN if none
+// was measured. Steps without a measurement are NaN and are skipped.
 func figures(values wire.Values) (last, mean, most float64) {
 	last, most = math.NaN(), math.NaN()
 	sum, n := 0.0, 0.0
@@ -126,13 +137,17 @@ func figures(values wire.Values) (last, mean, most float64) {
 			continue
 		}
 		last, sum, n = v, sum+v, n+1
+		// Negated, since a comparison with the initial NaN is false.
 		if !(most >= v) {
 			most = v
 		}
 	}
+	// 0/0 is NaN: no measurement gives no mean.
 	return last, sum / n, most
 }
 
+// valueOf formats a value in its unit: ratios as a percentage (1 is 100 %), bytes with
+// binary units, cores with two decimals. NaN gives "-".
 func valueOf(v float64, unit string) string {
 	switch {
 	case math.IsNaN(v):
@@ -148,10 +163,12 @@ func valueOf(v float64, unit string) string {
 	}
 }
 
+// bars are the levels of a drawn value, from the lowest to the highest.
 var bars = []rune("▁▂▃▄▅▆▇█")
 
-// spark draws values as bars from 0 to the largest, of a ratio to 1: of several
-// that share a bar the largest, so that no peak is lost. Gaps are blank.
+// spark draws values as bars from 0 to the largest value, for ratios at least to 1, so that
+// a low load looks low. A bar that stands for several values shows the largest, so that no
+// peak is lost. Gaps are blank.
 func spark(values wire.Values, width int, unit string) string {
 	n := min(width, len(values))
 	out := make([]rune, n)
@@ -160,6 +177,8 @@ func spark(values wire.Values, width int, unit string) string {
 		top = max(top, 1)
 	}
 	for i := range out {
+		// Integer arithmetic gives each bar at least one value, as n is at most
+		// len(values).
 		_, _, v := figures(values[i*len(values)/n : (i+1)*len(values)/n])
 		switch {
 		case math.IsNaN(v):
@@ -167,13 +186,15 @@ func spark(values wire.Values, width int, unit string) string {
 		case top <= 0:
 			out[i] = bars[0]
 		default:
+			// The largest value itself would be one level too high, hence min.
 			out[i] = bars[min(len(bars)-1, int(v/top*float64(len(bars))))]
 		}
 	}
 	return string(out)
 }
 
-// measuredTable lists the total usage of each member, attempt by attempt.
+// measuredTable returns the table of each member's total usage, attempt by attempt. Totals
+// exist also for members that ran too briefly for a series.
 func measuredTable(a *app, attempts []berth.Attempt) *table {
 	t := &table{screen: a.outTerm, head: []string{"ATTEMPT", "MEMBER", "CPU MEAN", "MEMORY PEAK", "GPU MEAN",
 		"GPU MEMORY PEAK", "DISK R/W", "NETWORK IN/OUT"}}

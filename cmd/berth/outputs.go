@@ -18,12 +18,16 @@ import (
 	"berth/wire"
 )
 
+// newOutputs builds "berth outputs", which lists and downloads the files that jobs have
+// stored.
 func newOutputs(a *app) *cobra.Command {
 	cmd := &cobra.Command{Use: "outputs", Short: "List and download outputs of jobs"}
 	cmd.AddCommand(newOutputsList(a), newOutputsPull(a))
 	return cmd
 }
 
+// newOutputsList builds "berth outputs list". CONTENT is the beginning of the content's
+// address: equal content has an equal address, also across jobs.
 func newOutputsList(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:               "list JOB",
@@ -55,6 +59,8 @@ func newOutputsList(a *app) *cobra.Command {
 	}
 }
 
+// findOutputs resolves an argument to a job and lists its stored outputs, over GET
+// /v1/jobs/{id}/outputs, the latest attempt first.
 func findOutputs(
 	ctx context.Context, a *app, name string,
 ) (*client.Client, wire.Job, wire.Page[wire.StoredOutput], error) {
@@ -71,6 +77,9 @@ func findOutputs(
 	return c, job, list, a.failed(ctx, err)
 }
 
+// newOutputsPull builds "berth outputs pull". Outputs of several attempts are never mixed:
+// only the latest attempt that has stored any counts. The command stops at the first
+// failure; complete outputs stay.
 func newOutputsPull(a *app) *cobra.Command {
 	var to string
 	cmd := &cobra.Command{
@@ -89,6 +98,7 @@ func newOutputsPull(a *app) *cobra.Command {
 			}
 			found := 0
 			for _, o := range list.Items {
+				// The server lists the latest attempt first.
 				if o.Attempt != list.Items[0].Attempt || len(args) > 1 && o.Name != args[1] {
 					continue
 				}
@@ -107,25 +117,31 @@ func newOutputsPull(a *app) *cobra.Command {
 	return cmd
 }
 
-// pullOutput downloads an output into a folder next to its target, and moves it to the
-// target once the content is complete and its hash is verified.
+// pullOutput downloads an output into a folder next to its target, and moves that folder to
+// the target once the content is complete and its hash is verified. So a target that exists
+// is complete, also after a crash.
 func pullOutput(ctx context.Context, a *app, c *client.Client, id berth.JobID, o wire.StoredOutput, to string) error {
 	name := o.Name
 	if o.Member > 0 {
 		name = fmt.Sprintf("%s-%d", o.Name, o.Member)
 	}
 	place := filepath.Join(to, name)
+	// Lstat, so that a dangling link counts as existing too.
 	if _, err := os.Lstat(place); err == nil {
 		return &usageError{message: place + " is there already", hint: "move it away, or pull to another folder: --dir"}
 	}
 	if err := os.MkdirAll(to, 0o755); err != nil {
 		return usagef("%v", err)
 	}
+	// In the target's own folder: a rename cannot cross file systems.
 	part, err := os.MkdirTemp(to, "."+name+".part-")
 	if err != nil {
 		return usagef("%v", err)
 	}
+	// After the rename below nothing is left under this name.
 	defer os.RemoveAll(part)
+	// The content comes from a job. os.Root keeps links and names in the archive from
+	// reaching files outside of the folder.
 	root, err := os.OpenRoot(part)
 	if err != nil {
 		return usagef("%v", err)
@@ -140,6 +156,8 @@ func pullOutput(ctx context.Context, a *app, c *client.Client, id berth.JobID, o
 	sum, err := archive.Unpack(meter, root, archive.Output)
 	meter.done()
 	switch {
+	// A transfer that broke off looks like a damaged archive. failed reports the former as
+	// an unreachable server (exit code 7), which a script may try again.
 	case err != nil && meter.read < o.Stored && !archive.IsRefused(err):
 		return a.failed(ctx, errors.Join(io.ErrUnexpectedEOF, err))
 	case err != nil:
@@ -147,6 +165,7 @@ func pullOutput(ctx context.Context, a *app, c *client.Client, id berth.JobID, o
 	case sum.Address != o.Address:
 		return fmt.Errorf("output %s is damaged: its content is %s, and not %s", name, sum.Address, o.Address)
 	}
+	// MkdirTemp creates folders with mode 0700; an output gets the mode of any new folder.
 	if err := errors.Join(os.Chmod(part, 0o755), os.Rename(part, place)); err != nil {
 		return usagef("%v", err)
 	}
@@ -155,15 +174,16 @@ func pullOutput(ctx context.Context, a *app, c *client.Client, id berth.JobID, o
 	return err
 }
 
-// meter draws how much of a download has come, on a terminal.
+// meter is a reader that draws the state of a download on a terminal.
 type meter struct {
 	io.Reader
 	app         *app
 	name        string
-	read, total int64
-	drawn       time.Time
+	read, total int64     // bytes of the compressed archive
+	drawn       time.Time // of the last line; zero: none was drawn
 }
 
+// Read draws at most ten times a second, since a terminal can be slower than the network.
 func (m *meter) Read(p []byte) (int, error) {
 	n, err := m.Reader.Read(p)
 	m.read += int64(n)
@@ -174,6 +194,7 @@ func (m *meter) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// draw replaces the present line. The last column stays free: a full line would wrap.
 func (m *meter) draw() {
 	const width = 24
 	full := width
@@ -185,6 +206,7 @@ func (m *meter) draw() {
 	fmt.Fprint(m.app.err, "\r\x1b[2K"+cut(line, m.app.errTerm.width-1))
 }
 
+// done removes the line, so that the result begins in the first column.
 func (m *meter) done() {
 	if !m.drawn.IsZero() {
 		fmt.Fprint(m.app.err, "\r\x1b[2K")

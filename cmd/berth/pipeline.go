@@ -17,6 +17,8 @@ import (
 	"berth/wire"
 )
 
+// newPipeline builds "berth pipeline". A pipeline is a job of its own kind, so wait, hold,
+// events and other commands of jobs accept pipelines too.
 func newPipeline(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pipeline",
@@ -29,6 +31,7 @@ func newPipeline(a *app) *cobra.Command {
 	return cmd
 }
 
+// newPipelineSubmit builds "berth pipeline submit" over POST /v1/pipelines.
 func newPipelineSubmit(a *app) *cobra.Command {
 	var flags submitFlags
 	var noCache bool
@@ -46,6 +49,8 @@ func newPipelineSubmit(a *app) *cobra.Command {
 				return err
 			}
 			pipeline.NoCache = pipeline.NoCache || noCache
+			// Folders are relative to the file that names them; a pipeline from standard
+			// input names them relative to the current folder.
 			base := "."
 			if args[0] != "-" {
 				base = filepath.Dir(args[0])
@@ -58,7 +63,8 @@ func newPipelineSubmit(a *app) *cobra.Command {
 	return cmd
 }
 
-// readPipeline reads a pipeline's file, or standard input for "-".
+// readPipeline reads a pipeline file, or standard input for "-", and validates the pipeline
+// with its defaults. The result is as written, without defaults, which the server fills in.
 func readPipeline(a *app, name string) (pipeline spec.Pipeline, err error) {
 	src, shown, err := a.readFile("pipeline file", name)
 	if err != nil {
@@ -68,8 +74,8 @@ func readPipeline(a *app, name string) (pipeline spec.Pipeline, err error) {
 	return pipeline, err
 }
 
-// submitPipeline sends a pipeline, after the folders that its steps name from
-// base.
+// submitPipeline uploads the folders that the steps name relative to base, submits the
+// pipeline, and waits for its end if --wait is set.
 func submitPipeline(ctx context.Context, a *app, pipeline spec.Pipeline, base string, flags submitFlags) error {
 	c, err := a.client()
 	if err != nil {
@@ -79,6 +85,8 @@ func submitPipeline(ctx context.Context, a *app, pipeline spec.Pipeline, base st
 	if key == "" {
 		key = "cli-" + berth.NewSecret() // see submit
 	}
+	// Before the submit, since the submitted pipeline names its folders by the addresses of
+	// the uploads.
 	if err := sendSteps(ctx, a, c, pipeline, base, ""); err != nil {
 		return err
 	}
@@ -103,11 +111,14 @@ func submitPipeline(ctx context.Context, a *app, pipeline spec.Pipeline, base st
 	return waitForJob(ctx, a, job, flags.timeout)
 }
 
-// sendSteps sends the folders that a pipeline's steps name, at every level; see
-// sendFolders.
+// sendSteps uploads the folders that a pipeline's steps name, at every level, and replaces
+// the names in pipeline.Jobs; see sendFolders. at is the path of the pipeline in its file.
+// Steps are sent by name, so that the order of messages is the same in every run.
 func sendSteps(ctx context.Context, a *app, c *client.Client, pipeline spec.Pipeline, base, at string) error {
 	for _, name := range slices.Sorted(maps.Keys(pipeline.Jobs)) {
 		if pipeline.Jobs[name].Nests() {
+			// Nested shares its map of jobs with the step, so the replaced names remain in
+			// pipeline.
 			if err := sendSteps(ctx, a, c, pipeline.Nested(name), base, at+"jobs."+name+"."); err != nil {
 				return err
 			}
@@ -122,6 +133,8 @@ func sendSteps(ctx context.Context, a *app, c *client.Client, pipeline spec.Pipe
 	return nil
 }
 
+// newPipelineShow builds "berth pipeline show". With --tree each nested pipeline takes a
+// further call.
 func newPipelineShow(a *app) *cobra.Command {
 	var tree bool
 	cmd := &cobra.Command{
@@ -157,6 +170,8 @@ func newPipelineShow(a *app) *cobra.Command {
 	return cmd
 }
 
+// newPipelineCancel builds "berth pipeline cancel": as "berth cancel", but refused for
+// other jobs, so that a wrong name cancels none of them.
 func newPipelineCancel(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cancel PIPELINE...",
@@ -171,8 +186,11 @@ func newPipelineCancel(a *app) *cobra.Command {
 	})
 }
 
+// isPipeline reports whether a job is a pipeline, at any level.
 func isPipeline(j wire.Job) bool { return j.Kind == berth.KindPipeline }
 
+// findPipeline resolves an argument to a pipeline. A job of another kind is not found (exit
+// code 3).
 func findPipeline(ctx context.Context, a *app, c *client.Client, arg string) (wire.Job, error) {
 	job, err := a.job(ctx, c, arg)
 	if err == nil && !isPipeline(job) {
@@ -181,7 +199,7 @@ func findPipeline(ctx context.Context, a *app, c *client.Client, arg string) (wi
 	return job, err
 }
 
-// stepTable lists the steps of a pipeline.
+// stepTable returns the table of a pipeline's steps at one level.
 func stepTable(a *app, steps []wire.Step) *table {
 	t := newStepTable(a)
 	for _, s := range steps {
@@ -190,12 +208,14 @@ func stepTable(a *app, steps []wire.Step) *table {
 	return t
 }
 
+// newStepTable returns the empty table of steps.
 func newStepTable(a *app) *table {
 	return &table{screen: a.outTerm, head: []string{"STEP", "JOB", "STATUS", "NEEDS", "REASON"}}
 }
 
-// addStep adds a step, of an array or a pipeline with how many of its own have
-// ended. within is the path of a nested pipeline that it is in.
+// addStep adds a row for a step; an array or a nested pipeline shows how many of its own
+// children have ended. within is the path of the pipeline that contains the step, "" for
+// the outermost.
 func (t *table) addStep(s wire.Step, within string) {
 	status := string(s.Status)
 	if s.Tally != nil {
@@ -205,7 +225,8 @@ func (t *table) addStep(s wire.Step, within string) {
 		orDash(strings.Join(s.Needs, ",")), whyText(s.Reason, s.CachedFrom))
 }
 
-// addTree adds steps, each nested pipeline followed by its own.
+// addTree adds steps, each nested pipeline followed by its own steps. GET
+// /v1/pipelines/{id} returns one level, hence a call for each nested pipeline.
 func addTree(ctx context.Context, a *app, c *client.Client, t *table, steps []wire.Step, within string) error {
 	for _, s := range steps {
 		t.addStep(s, within)
@@ -223,7 +244,8 @@ func addTree(ctx context.Context, a *app, c *client.Client, t *table, steps []wi
 	return nil
 }
 
-// whyText is a reason or, of a step that was skipped, where its work was done.
+// whyText returns the text of a reason; for a cached step, the job that has the result
+// instead.
 func whyText(r *berth.Reason, cachedFrom *berth.JobID) string {
 	if cachedFrom != nil {
 		return "cached: same as job " + string(*cachedFrom)

@@ -10,24 +10,29 @@ import (
 	"berth/wire"
 )
 
-// steady is how often plain lines repeat a job's progress at most.
+// steady is the least time between two plain lines that only report progress. Changes of
+// status are printed at once. A log of a CI run stays readable this way.
 const steady = 10 * time.Second
 
-// progress shows a job that is waited for, on standard error: one line drawn
-// over and over on a terminal, a line for each change elsewhere.
+// progress shows a job on standard error while a command waits for its end: one line that
+// is drawn repeatedly on a terminal, a line for each change elsewhere. One goroutine uses a
+// progress.
 type progress struct {
 	app    *app
-	drawn  bool
-	quiet  bool // the server did not answer, and that was said
-	status berth.State
-	step   int64
-	at     time.Time // of the last plain line
-	job    wire.Job
+	drawn  bool        // a line is on the terminal and must be removed at the end
+	quiet  bool        // the server did not answer, and a message said so
+	status berth.State // in the last plain line
+	step   int64       // in the last plain line
+	at     time.Time   // of the last plain line
+	job    wire.Job    // as last seen
 }
 
+// newProgress returns a progress that has shown nothing. No job reports step -1, so the
+// first report of a job counts as a change.
 func newProgress(a *app) *progress { return &progress{app: a, step: -1} }
 
-// update shows the job as it is now.
+// update shows the present state of the job. A job that has ended gets no plain line,
+// because sayEnd prints the end.
 func (p *progress) update(j wire.Job) {
 	if j.Tally != nil {
 		j.Progress = tallyProgress(j.Tally)
@@ -38,6 +43,8 @@ func (p *progress) update(j wire.Job) {
 		return
 	}
 	now := p.app.now()
+	// A plain line cannot be replaced, so progress alone is printed at most once in each
+	// steady.
 	moved := j.Progress != nil && j.Progress.Step != p.step && now.Sub(p.at) >= steady
 	if j.Status == p.status && !moved {
 		return
@@ -52,12 +59,13 @@ func (p *progress) update(j wire.Job) {
 	p.app.say("%s  %s", now.UTC().Format(time.TimeOnly), strings.Join(p.parts(), "  "))
 }
 
-// parts are the words about a job that may change while it is waited for.
+// parts returns the parts of the line that may change during the wait. The first is the
+// name and the second the status: draw relies on these positions.
 func (p *progress) parts() []string {
 	j := p.job
 	status := statusCell(j).text
 	if j.Tally != nil {
-		status = string(j.Status) // how far it is, progress says
+		status = string(j.Status) // without the counts, which progress shows
 	}
 	out := []string{nameText(j), status}
 	if j.Attempt > 1 {
@@ -74,7 +82,8 @@ func (p *progress) parts() []string {
 	return out
 }
 
-// machinesText names the first machines, each once.
+// machinesText names the first machines of an attempt, each once, and counts the rest.
+// Several members may run on one machine.
 func machinesText(list []berth.MachineID) string {
 	const shown = 4
 	var names []string
@@ -89,6 +98,7 @@ func machinesText(list []berth.MachineID) string {
 	return strings.Join(names, ", ")
 }
 
+// stepText formats progress on one line. The total is 0 if the job does not report it.
 func stepText(p *berth.Progress) string {
 	text := fmt.Sprint("step ", p.Step)
 	if p.Total > 0 {
@@ -100,11 +110,12 @@ func stepText(p *berth.Progress) string {
 	return text
 }
 
-// draw writes the line again in its place.
+// draw replaces the line on the terminal with the present state.
 func (p *progress) draw() {
 	j, s := p.job, p.app.errTerm
 	parts := p.parts()
 	if j.Progress != nil && j.Progress.Total > 0 && j.Status == berth.Running {
+		// The bar stands after name and status.
 		parts = append(parts[:2], append([]string{bar(j.Progress, 24)}, parts[2:]...)...)
 	}
 	from := j.SubmittedAt
@@ -115,13 +126,15 @@ func (p *progress) draw() {
 	if p.quiet {
 		parts = append(parts, "(the server does not answer)")
 	}
+	// Cut first and paint then: escape sequences have no width and must not be cut.
 	line := cut(strings.Join(parts, "  "), s.width-1)
 	line = strings.Replace(line, parts[1], s.paint(toneOfState(j.Status), parts[1]), 1)
 	fmt.Fprint(p.app.err, "\r\x1b[2K"+line)
 	p.drawn = true
 }
 
-// silent notes that the server did not answer, or with nil that it did.
+// silent records whether the last call was answered; a nil error stands for an answer.
+// Plain lines report only changes between the two.
 func (p *progress) silent(err error) {
 	changed := p.quiet != (err != nil)
 	p.quiet = err != nil
@@ -135,14 +148,15 @@ func (p *progress) silent(err error) {
 	}
 }
 
-// done removes the line.
+// done removes the line from the terminal, so that later messages begin in the first
+// column.
 func (p *progress) done() {
 	if p.drawn {
 		fmt.Fprint(p.app.err, "\r\x1b[2K")
 	}
 }
 
-// bar draws how much of the work is done.
+// bar draws the completed share of the work in width characters.
 func bar(p *berth.Progress, width int) string {
 	full := int(percent(p)) * width / 100
 	return strings.Repeat("█", full) + strings.Repeat("░", width-full)
