@@ -170,8 +170,8 @@ func newPipelineShow(a *app) *cobra.Command {
 	return cmd
 }
 
-// newPipelineCancel builds "berth pipeline cancel": as "berth cancel", but refused for
-// other jobs, so that a wrong name cancels none of them.
+// newPipelineCancel builds "berth pipeline cancel", which is "berth cancel" for pipelines
+// alone. A name that belongs to another kind of job is refused.
 func newPipelineCancel(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cancel PIPELINE...",

@@ -13,12 +13,15 @@ import (
 	"berth/wire"
 )
 
+// newQuota builds "berth quota". A quota belongs to one tenant and bounds that tenant
+// together with all tenants below it.
 func newQuota(a *app) *cobra.Command {
 	cmd := &cobra.Command{Use: "quota", Short: "Manage the quotas of tenants"}
 	cmd.AddCommand(newQuotaList(a), newQuotaShow(a), newQuotaSet(a), newQuotaDelete(a))
 	return cmd
 }
 
+// newQuotaList builds "berth quota list" over GET /v1/quotas.
 func newQuotaList(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:     "list",
@@ -39,6 +42,7 @@ func newQuotaList(a *app) *cobra.Command {
 	}
 }
 
+// showQuotas prints quotas with the tenants' present use.
 func showQuotas(a *app, list wire.Page[spec.Quota]) error {
 	names := make([]string, len(list.Items))
 	for i, q := range list.Items {
@@ -59,6 +63,8 @@ func showQuotas(a *app, list wire.Page[spec.Quota]) error {
 	}})
 }
 
+// runningOf, waitingOf and spentOf read a tenant's use, which a server may leave out: 0
+// then.
 func runningOf(q spec.Quota) int {
 	if q.Use == nil {
 		return 0
@@ -73,6 +79,7 @@ func waitingOf(q spec.Quota) int {
 	return q.Use.Waiting
 }
 
+// spentOf returns the GPU-hours spent in the present period of the budget.
 func spentOf(q spec.Quota) float64 {
 	if q.Use == nil {
 		return 0
@@ -80,6 +87,7 @@ func spentOf(q spec.Quota) float64 {
 	return q.Use.SpentGPUs
 }
 
+// ofMost formats a number with its limit; nil means no limit.
 func ofMost(n int, most *int) string {
 	if most == nil {
 		return strconv.Itoa(n)
@@ -87,7 +95,7 @@ func ofMost(n int, most *int) string {
 	return fmt.Sprintf("%d of %d", n, *most)
 }
 
-// amount is one amount of a quota, "-" where none is said.
+// amount formats one amount of a quota in its own unit, "-" for a setting that is not set.
 func amount[T fmt.Stringer](a *T) string {
 	if a == nil {
 		return "-"
@@ -95,6 +103,7 @@ func amount[T fmt.Stringer](a *T) string {
 	return (*a).String()
 }
 
+// amountsText formats the amounts that are set, "-" for none.
 func amountsText(a *spec.Amounts) string {
 	if a == nil {
 		return "-"
@@ -115,6 +124,7 @@ func amountsText(a *spec.Amounts) string {
 	return strings.Join(parts, ", ")
 }
 
+// newQuotaShow builds "berth quota show" over GET /v1/quotas/{tenant}.
 func newQuotaShow(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "show TENANT",
@@ -134,6 +144,8 @@ func newQuotaShow(a *app) *cobra.Command {
 	}
 }
 
+// showQuota prints one quota with the tenant's use. The rate of submits, the greatest
+// priority and the budget are shown only if they are set.
 func showQuota(a *app, q spec.Quota) error {
 	return a.show(view{body: q, names: []string{string(q.Tenant)}, table: func(bool) error {
 		s := sheet{screen: a.outTerm}
@@ -163,7 +175,9 @@ func showQuota(a *app, q spec.Quota) error {
 	}})
 }
 
-// quotaFlags are the settings of a quota as they are typed: "none" lifts one.
+// quotaFlags lists the settings of a quota as flags. All flags are strings, since every
+// setting accepts "none", which lifts it; set parses the text into the quota. The table
+// registers the flags and applies them, so that the two cannot differ.
 var quotaFlags = []struct {
 	name, usage string
 	set         func(q *spec.Quota, text string) error
@@ -196,19 +210,25 @@ var quotaFlags = []struct {
 	{"budget", "GPU-hours in each period: 5000/720h", budget},
 }
 
-// storageFlag sets a limit of stored data in bytes.
+// storageFlag returns the setter of one storage limit. Limits have a unit (100GiB) and are
+// kept in MiB.
 func storageFlag(of func(*spec.StorageLimits) **spec.MiB) func(*spec.Quota, string) error {
 	return func(q *spec.Quota, text string) error { return parseAmount(of(storageIn(q)), text) }
 }
 
+// storedUploads and the functions below select one limit, by a pointer to the field, so
+// that "none" can set the field to nil.
 func storedUploads(l *spec.StorageLimits) **spec.MiB     { return &l.Uploads }
 func storedLogs(l *spec.StorageLimits) **spec.MiB        { return &l.Logs }
 func storedOutputs(l *spec.StorageLimits) **spec.MiB     { return &l.Outputs }
 func storedCheckpoints(l *spec.StorageLimits) **spec.MiB { return &l.Checkpoints }
 func storedTotal(l *spec.StorageLimits) **spec.MiB       { return &l.Total }
 
+// secretsFlag sets the number of secrets, the only storage limit that is a count.
 func secretsFlag(q *spec.Quota, text string) error { return count(&storageIn(q).Secrets, text) }
 
+// storageIn returns the storage limits of a quota and creates the struct if the quota has
+// none.
 func storageIn(q *spec.Quota) *spec.StorageLimits {
 	if q.Storage == nil {
 		q.Storage = &spec.StorageLimits{}
@@ -216,11 +236,11 @@ func storageIn(q *spec.Quota) *spec.StorageLimits {
 	return q.Storage
 }
 
-// storageLine is one kind of stored data, with its limit.
+// storageLine is one kind of stored data for the sheet: the used amount and, if set, the
+// limit.
 type storageLine struct{ name, text string }
 
-// storageOf lists stored data by kind; kinds that are empty and have no limit are left
-// out.
+// storageOf lists stored data by kind. Kinds that are empty and have no limit are left out.
 func storageOf(q spec.Quota) []storageLine {
 	var used spec.Stored
 	var limits spec.StorageLimits
@@ -254,6 +274,8 @@ func storageOf(q spec.Quota) []storageLine {
 	return lines
 }
 
+// guarantee and limit select a part of a quota for amountFlag, as do cpus, memory and gpus
+// within the part.
 func guarantee(q *spec.Quota) **spec.Amounts { return &q.Guarantee }
 func limit(q *spec.Quota) **spec.Amounts     { return &q.Limit }
 
@@ -261,8 +283,12 @@ func cpus(a *spec.Amounts, text string) error   { return parseAmount(&a.CPUs, te
 func memory(a *spec.Amounts, text string) error { return parseAmount(&a.Memory, text) }
 func gpus(a *spec.Amounts, text string) error   { return parseAmount(&a.GPUs, text) }
 
+// lifted is the text that removes a setting. A removed setting does not bind.
 const lifted = "none"
 
+// amountFlag returns the setter of one amount: of selects guarantee or limit, and set
+// parses the amount. A missing part is created, since a tenant may have a limit without a
+// guarantee.
 func amountFlag(of func(*spec.Quota) **spec.Amounts,
 	set func(*spec.Amounts, string) error) func(*spec.Quota, string) error {
 	return func(q *spec.Quota, text string) error {
@@ -274,6 +300,8 @@ func amountFlag(of func(*spec.Quota) **spec.Amounts,
 	}
 }
 
+// parseAmount parses a setting with the JSON parser of its type, so that flags accept the
+// same texts as the API. into is set to nil by "none" and stays unchanged on an error.
 func parseAmount[T any, P interface {
 	*T
 	UnmarshalJSON([]byte) error
@@ -290,6 +318,7 @@ func parseAmount[T any, P interface {
 	return nil
 }
 
+// count parses a whole number or "none". The server checks the range.
 func count(into **int, text string) error {
 	if text == lifted {
 		*into = nil
@@ -303,6 +332,7 @@ func count(into **int, text string) error {
 	return nil
 }
 
+// rate parses a number per second or "none".
 func rate(into **float64, text string) error {
 	if text == lifted {
 		*into = nil
@@ -316,6 +346,8 @@ func rate(into **float64, text string) error {
 	return nil
 }
 
+// budget parses GPU-HOURS/PERIOD, such as 5000/720h, or "none". Periods follow one another
+// from the time at which the budget is set.
 func budget(q *spec.Quota, text string) error {
 	if text == lifted {
 		q.Budget = nil
@@ -334,6 +366,10 @@ func budget(q *spec.Quota, text string) error {
 	return nil
 }
 
+// newQuotaSet builds "berth quota set": GET, then PUT /v1/quotas/{tenant}. PUT replaces the
+// whole quota, so the flags are applied to the present one. The quota carries its version,
+// and the server refuses the PUT with a conflict (exit code 4) if another change came in
+// between. So no change is lost, and the command may be repeated.
 func newQuotaSet(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "set TENANT",
@@ -370,10 +406,13 @@ func newQuotaSet(a *app) *cobra.Command {
 	return cmd
 }
 
+// applyQuotaFlags applies the given flags to q, in the order of quotaFlags. A call without
+// any flag is a usage error.
 func applyQuotaFlags(flags *pflag.FlagSet, q *spec.Quota) error {
 	some := false
 	for _, f := range quotaFlags {
 		given := flags.Lookup(f.name)
+		// Changed, since an empty text is a value that the setter must refuse.
 		if !given.Changed {
 			continue
 		}
@@ -388,6 +427,8 @@ func applyQuotaFlags(flags *pflag.FlagSet, q *spec.Quota) error {
 	return nil
 }
 
+// newQuotaDelete builds "berth quota delete" over DELETE /v1/quotas/{tenant}. Without a
+// quota the tenant is bound only by the tenants above it.
 func newQuotaDelete(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "delete TENANT",

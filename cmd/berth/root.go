@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Groups of commands in the help text.
+// Groups of commands in the help text. Every command of the first level belongs to one.
 const (
 	groupJobs     = "jobs"
 	groupMachines = "machines"
@@ -16,7 +16,9 @@ const (
 	groupSelf     = "self"
 )
 
-// newRoot builds the whole command tree for one run.
+// newRoot builds the whole command tree for one run. Flags write into a, so a tree serves
+// one run only. The texts are also the source of docs/reference/cli.md, which a test
+// compares.
 func newRoot(a *app) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "berth",
@@ -27,8 +29,10 @@ func newRoot(a *app) *cobra.Command {
 			") with BERTH_TOKEN, or a context stored by berth login.\n" +
 			"Where a command takes a JOB, an id, the beginning of an id or a name will do; a name means its latest " +
 			"job.\n\n" + exitHelp(),
+		// app.report prints errors, with hints and without a page of usage.
 		SilenceErrors: true,
 		SilenceUsage:  true,
+		// Runs before every command. A command with a hook of its own would hide this one.
 		PersistentPreRunE: func(*cobra.Command, []string) error {
 			return a.config.Validate()
 		},
@@ -40,12 +44,14 @@ func newRoot(a *app) *cobra.Command {
 		&cobra.Group{ID: groupSelf, Title: "This program:"},
 	)
 	flags := root.PersistentFlags()
+	// The defaults are the values from the environment, so that a flag takes precedence.
 	flags.StringVar(&a.URL, "url", a.URL, "server URL [BERTH_URL]")
 	flags.StringVar(&a.Context, "context", a.Context, "stored server to use [BERTH_CONTEXT]")
 	flags.StringVarP(&a.Output, "output", "o", "table", "output format: table, wide, json, yaml or name")
 	_ = root.RegisterFlagCompletionFunc("output",
 		cobra.FixedCompletions([]string{"table", "wide", "json", "yaml", "name"}, cobra.ShellCompDirectiveNoFileComp))
 	_ = root.RegisterFlagCompletionFunc("context", a.completeContexts)
+	// Children inherit the function: every wrong flag is a usage error with exit code 2.
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return &usageError{message: err.Error(), hint: cmd.CommandPath() + " --help shows its flags"}
 	})
@@ -63,10 +69,12 @@ func newRoot(a *app) *cobra.Command {
 	add(groupMachines, newMachineList(a, "machines"), newMachine(a), newJoinToken(a))
 	add(groupAdmin, newAdmission(a), newTenant(a), newQuota(a), newToken(a), newSecret(a))
 	add(groupSelf, newLogin(a), newContext(a), newVersion(a))
+	// After the whole tree exists: checkArgs wraps each command's own check.
 	eachCommand(root, checkArgs)
 	return root
 }
 
+// eachCommand visits a command and then all commands below.
 func eachCommand(c *cobra.Command, visit func(*cobra.Command)) {
 	visit(c)
 	for _, sub := range c.Commands() {
@@ -74,7 +82,9 @@ func eachCommand(c *cobra.Command, visit func(*cobra.Command)) {
 	}
 }
 
-// checkArgs words wrong arguments the way every other error is worded.
+// checkArgs makes wrong arguments a usageError in the wording of all other errors. A group
+// without an action of its own, such as "berth machine", prints its help. cobra does so for
+// an unknown word too and exits with 0, which hides a misspelt command from scripts.
 func checkArgs(c *cobra.Command) {
 	check := c.Args
 	if c.HasSubCommands() && !c.Runnable() {
@@ -84,6 +94,7 @@ func checkArgs(c *cobra.Command) {
 			}
 			return unknownCommand(cmd, args[0])
 		}
+		// RunE must see the unknown word to refuse it.
 		check = cobra.ArbitraryArgs
 	}
 	if check == nil {
@@ -99,6 +110,7 @@ func checkArgs(c *cobra.Command) {
 	}
 }
 
+// unknownCommand reports a word that names no command, with similar names as the hint.
 func unknownCommand(cmd *cobra.Command, word string) error {
 	e := &usageError{message: fmt.Sprintf("%q is not a command of %s", word, cmd.CommandPath()),
 		hint: cmd.CommandPath() + " --help lists them"}
@@ -109,6 +121,7 @@ func unknownCommand(cmd *cobra.Command, word string) error {
 	return e
 }
 
+// exitHelp returns the table of exit codes for the help text.
 func exitHelp() string {
 	var b strings.Builder
 	b.WriteString("Exit codes:\n")

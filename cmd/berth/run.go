@@ -13,7 +13,8 @@ import (
 	"berth/spec"
 )
 
-// runFlags are a job file as flags.
+// runFlags are the flags of berth run, each a field of the job file. Texts with a unit stay
+// texts here; spec parses them. Empty values mean the defaults of the job file.
 type runFlags struct {
 	workdir                                        string
 	name, image, cpus, memory, disk, gpus, gpuType string
@@ -22,6 +23,8 @@ type runFlags struct {
 	maxAttempts, members                           int
 }
 
+// newRun builds "berth run". The command builds a spec from flags and submits the spec as
+// berth submit does: there is one path to the server.
 func newRun(a *app) *cobra.Command {
 	var flags submitFlags
 	var r runFlags
@@ -31,6 +34,8 @@ func newRun(a *app) *cobra.Command {
 		Long:    "Run submits a job described by flags: berth submit for what needs no file.",
 		Example: "  berth run --image python:3.12-slim --cpus 2 --wait -- python -c 'print(1)'",
 		Args: func(cmd *cobra.Command, args []string) error {
+			// The container's command may contain flags of its own, so it must follow --.
+			// ArgsLenAtDash is the number of arguments before --, or -1 without one.
 			if at := cmd.ArgsLenAtDash(); len(args) > 0 && at != 0 {
 				return &usageError{message: "the command stands after --"}
 			}
@@ -41,6 +46,8 @@ func newRun(a *app) *cobra.Command {
 				return err
 			}
 			for _, name := range []string{"members", "max-attempts"} {
+				// In a spec 0 means the default. An explicit 0 is more likely an error of a
+				// script.
 				if v, _ := cmd.Flags().GetInt(name); cmd.Flags().Changed(name) && v == 0 {
 					return &usageError{message: "--" + name + " 0: want 1 or more; leave it out for 1"}
 				}
@@ -49,6 +56,8 @@ func newRun(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			// Validated here as a job file is, so that all faults appear at once, without a
+			// call.
 			if err := jobfile.Check(jobSpec); err != nil {
 				return err
 			}
@@ -77,7 +86,8 @@ func newRun(a *app) *cobra.Command {
 	return cmd
 }
 
-// spec reads the flags by the same parsers as a job file.
+// spec converts the flags into a job, with the parsers of the job file. The error joins the
+// faults of all flags.
 func (r runFlags) spec(command []string) (spec.Job, error) {
 	s := spec.Job{Name: r.name, Image: r.image, Workdir: r.workdir, Command: command, Env: r.env, Labels: r.labels}
 	s.Retry.MaxAttempts, s.Members = r.maxAttempts, r.members
@@ -106,7 +116,8 @@ func (r runFlags) spec(command []string) (spec.Job, error) {
 	return s, errors.Join(faults...)
 }
 
-// read parses the text of a flag by its type's own parser; nil for none.
+// read parses the text of a flag with the JSON parser of its type. An empty text gives nil.
+// A fault is appended to faults, and the result is of no use then.
 func read[T any, P interface {
 	*T
 	json.Unmarshaler
@@ -120,14 +131,18 @@ func read[T any, P interface {
 		err = P(v).UnmarshalJSON(quoted)
 	}
 	if err != nil {
+		// A type's error may begin with the field's name, which the flag already states.
 		*faults = append(*faults, usagef("--%s: %s", flag, strings.TrimPrefix(err.Error(), flag+" ")))
 	}
 	return v
 }
 
-// nameOf makes a job's name of an image's: ghcr.io/me/Train_It:v2 is train-it.
+// nameOf derives a job's name from the image's: ghcr.io/me/Train_It:v2 gives train-it. The
+// result consists of a-z, 0-9 and single dashes, at most 63 characters; other characters
+// become dashes.
 func nameOf(image string) string {
 	base := path.Base(image)
+	// Without digest and tag.
 	base, _, _ = strings.Cut(base, "@")
 	base, _, _ = strings.Cut(base, ":")
 	name := regexp.MustCompile(`[^a-z0-9]+`).ReplaceAllString(strings.ToLower(base), "-")

@@ -13,6 +13,8 @@ import (
 	"berth/wire"
 )
 
+// newSchedule builds "berth schedule". A schedule belongs to the caller's tenant and has a
+// unique name there, so the commands take names, not ids.
 func newSchedule(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "schedule",
@@ -27,6 +29,8 @@ func newSchedule(a *app) *cobra.Command {
 	return cmd
 }
 
+// newScheduleList builds "berth schedule list" over GET /v1/schedules, which returns the
+// last fire of each schedule.
 func newScheduleList(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:     "list",
@@ -47,6 +51,8 @@ func newScheduleList(a *app) *cobra.Command {
 	}
 }
 
+// showSchedules prints schedules with their next time and their last fire. A fire is one
+// time of a schedule; it may have submitted a job or not.
 func showSchedules(a *app, list wire.Page[wire.Schedule]) error {
 	names := make([]string, len(list.Items))
 	t := &table{screen: a.outTerm, head: []string{"NAME", "WHEN", "NEXT", "LAST", "FIRE", "JOB"}}
@@ -56,6 +62,7 @@ func showSchedules(a *app, list wire.Page[wire.Schedule]) error {
 		if len(s.Fires) > 0 {
 			f := s.Fires[0]
 			last, fire = ago(f.At, a.now()), fireCell(f)
+			// A fire without a job was not submitted yet, or will not be.
 			if f.Job != nil {
 				job = cell{shortID(*f.Job) + " " + string(f.JobStatus), toneOfState(f.JobStatus)}
 			}
@@ -71,7 +78,8 @@ func showSchedules(a *app, list wire.Page[wire.Schedule]) error {
 	}})
 }
 
-// whenText is when a schedule fires, on one line.
+// whenText formats the times of a schedule on one line. A time zone is named only if it is
+// not UTC.
 func whenText(s spec.Schedule) string {
 	switch {
 	case s.Cron != "" && s.TimeZone != "UTC":
@@ -85,6 +93,8 @@ func whenText(s spec.Schedule) string {
 	}
 }
 
+// nextText formats the next time of a schedule. Without a next time the schedule has ended,
+// as after its single time.
 func nextText(a *app, s wire.Schedule) string {
 	switch {
 	case s.Paused:
@@ -96,11 +106,14 @@ func nextText(a *app, s wire.Schedule) string {
 	}
 }
 
+// fireCell returns the status of a fire: red if no job was submitted that should have been,
+// yellow for a fire that waits or was skipped by the overlap policy.
 func fireCell(f wire.Fire) cell {
 	switch f.Status {
 	case wire.FireSubmitted:
 		return cell{string(f.Status), good}
 	case wire.FireRefused, wire.FireMissed:
+		// Refused by the submit, or too late after an outage: the work did not happen.
 		return cell{string(f.Status), bad}
 	case wire.FireSkipped, wire.FireBuffered, wire.FireDue:
 		return cell{string(f.Status), warn}
@@ -109,6 +122,7 @@ func fireCell(f wire.Fire) cell {
 	}
 }
 
+// newScheduleShow builds "berth schedule show" over GET /v1/schedules/{name}.
 func newScheduleShow(a *app) *cobra.Command {
 	var fires int
 	cmd := &cobra.Command{
@@ -134,6 +148,8 @@ func newScheduleShow(a *app) *cobra.Command {
 	return cmd
 }
 
+// showSchedule prints a schedule and, after its first fire, a table of the last fires,
+// newest first.
 func showSchedule(a *app, s wire.Schedule) error {
 	return a.show(view{body: s, names: []string{s.Name}, table: func(bool) error {
 		if err := describeSchedule(a, s).write(a.out); err != nil || len(s.Fires) == 0 {
@@ -153,6 +169,7 @@ func showSchedule(a *app, s wire.Schedule) error {
 	}})
 }
 
+// describeSchedule returns the sheet of a schedule.
 func describeSchedule(a *app, s wire.Schedule) *sheet {
 	now := a.now()
 	x := &sheet{screen: a.outTerm}
@@ -177,6 +194,8 @@ func describeSchedule(a *app, s wire.Schedule) *sheet {
 		x.add("next", "never again")
 	}
 	x.add("overlap", string(s.Overlap))
+	// The greatest lateness of a fire: after a longer outage a missed time is not
+	// submitted.
 	x.add("catch up", s.CatchUp.String())
 	switch {
 	case s.Job != nil:
@@ -185,12 +204,15 @@ func describeSchedule(a *app, s wire.Schedule) *sheet {
 		x.add("submits", "pipeline "+oneLine(s.Pipeline.Name)+", "+plural(len(s.Pipeline.Jobs), "step", "steps"))
 	}
 	x.add("made", stamp(&s.CreatedAt, now)+" by "+strings.TrimPrefix(s.CreatedBy, "user:"))
+	// The database has the change, and the clock that fires the schedule does not yet.
 	if s.Pending {
 		x.add("pending", "the clock is not set to the last change yet")
 	}
 	return x
 }
 
+// newScheduleDelete builds "berth schedule delete" over DELETE /v1/schedules/{name}.
+// Submitted jobs stay.
 func newScheduleDelete(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "delete NAME",
@@ -210,17 +232,22 @@ func newScheduleDelete(a *app) *cobra.Command {
 	}
 }
 
+// newSchedulePause builds "berth schedule pause" over POST /v1/schedules/{name}/pause,
+// which is idempotent.
 func newSchedulePause(a *app) *cobra.Command {
 	cmd := &cobra.Command{Use: "pause NAME", Short: "Pause a schedule"}
 	return noteSchedule(a, cmd, "is paused", (*client.Client).PauseSchedule)
 }
 
+// newScheduleResume builds "berth schedule resume" over POST /v1/schedules/{name}/resume,
+// which is idempotent. Times that passed during the pause are submitted only by a backfill.
 func newScheduleResume(a *app) *cobra.Command {
 	cmd := &cobra.Command{Use: "resume NAME", Short: "Resume a paused schedule; missed times are not made up"}
 	return noteSchedule(a, cmd, "fires again", (*client.Client).ResumeSchedule)
 }
 
-// noteSchedule is a command that changes a schedule and keeps why.
+// noteSchedule completes a command that changes a schedule and stores a reason. change is a
+// method of the client; words follow the schedule's name in the printed sentence.
 func noteSchedule(a *app, cmd *cobra.Command, words string,
 	change func(c *client.Client, ctx context.Context, name, note string) (wire.Schedule, error)) *cobra.Command {
 	var note string

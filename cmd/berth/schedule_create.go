@@ -16,13 +16,15 @@ import (
 	"berth/wire"
 )
 
-// scheduleFlags are the times of a schedule; they take precedence over its file.
+// scheduleFlags are the times and settings of a schedule as flags; they take precedence
+// over the schedule's file. Zero values mean that a flag was not given.
 type scheduleFlags struct {
 	name, cron, zone, at, overlap string
 	every, in, catchUp, jitter    time.Duration
 	paused                        bool
 }
 
+// register adds all flags of berth schedule create.
 func (f *scheduleFlags) register(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.StringVar(&f.name, "name", "", "schedule name (default: the name of its job or pipeline)")
@@ -40,13 +42,15 @@ func (f *scheduleFlags) register(cmd *cobra.Command) {
 	flags.BoolVar(&f.paused, "paused", false, "create the schedule paused")
 }
 
-// registerTime registers the flags of a single time.
+// registerTime adds the flags of a single time, which berth submit has too.
 func (f *scheduleFlags) registerTime(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.at, "at", "", "submit once at this time, such as 2026-01-31T12:00:00Z")
 	cmd.Flags().DurationVar(&f.in, "in", 0, "submit once after this time, such as 2h")
 }
 
-// apply overrides the fields of a file with the flags.
+// apply overrides the fields of a file with the flags. now is the base of --in. A time
+// given as a flag replaces the file's times as a whole: a schedule has exactly one of cron,
+// every and at.
 func (f *scheduleFlags) apply(s *spec.Schedule, now time.Time) error {
 	timed := 0
 	for _, set := range []bool{f.cron != "", f.every != 0, f.at != "", f.in != 0} {
@@ -64,6 +68,7 @@ func (f *scheduleFlags) apply(s *spec.Schedule, now time.Time) error {
 		return usagef("--in %s is negative", f.in)
 	}
 	if f.in > 0 {
+		// Schedules have a resolution of one second.
 		s.At = &spec.Instant{Time: now.Add(f.in).Truncate(time.Second)}
 	}
 	if f.at != "" {
@@ -82,7 +87,8 @@ func (f *scheduleFlags) apply(s *spec.Schedule, now time.Time) error {
 	return nil
 }
 
-// set overwrites a value unless there is none to overwrite it with.
+// set overwrites *v unless the new value is zero, which means that the flag was not given.
+// So --paused=false cannot override a file that is paused.
 func set[T comparable](v *T, with T) {
 	var none T
 	if with != none {
@@ -90,6 +96,7 @@ func set[T comparable](v *T, with T) {
 	}
 }
 
+// newScheduleCreate builds "berth schedule create" over POST /v1/schedules.
 func newScheduleCreate(a *app) *cobra.Command {
 	var flags scheduleFlags
 	cmd := &cobra.Command{
@@ -108,6 +115,8 @@ func newScheduleCreate(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			// Folders are relative to the file that names them, or to the current folder
+			// for standard input.
 			base := "."
 			if args[0] != "-" {
 				base = filepath.Dir(args[0])
@@ -119,7 +128,9 @@ func newScheduleCreate(a *app) *cobra.Command {
 	return cmd
 }
 
-// readSchedule makes a schedule of a file of any kind and flags.
+// readSchedule builds a schedule from a file and flags. The file may be of any kind: a
+// schedule has both times and work; a job or a pipeline has the work only, and the flags
+// must give the times. The kind is read from the file, so the user need not state it.
 func readSchedule(a *app, name string, flags scheduleFlags) (s spec.Schedule, err error) {
 	src, shown, err := a.readFile("file", name)
 	if err != nil {
@@ -127,6 +138,10 @@ func readSchedule(a *app, name string, flags scheduleFlags) (s spec.Schedule, er
 	}
 	switch jobfile.Kind(shown, src) {
 	case spec.KindSchedule:
+		// The flags are applied before the validation, which then judges the final
+		// schedule, and with places in the file. The callback can return only faults of
+		// fields, so a fault of the flags is kept apart; it takes precedence, since the
+		// validation saw a schedule half changed.
 		var wrong error
 		err = jobfile.Decode(shown, src, &s, func() []berth.FieldError {
 			wrong = flags.apply(&s, a.now())
@@ -137,6 +152,7 @@ func readSchedule(a *app, name string, flags scheduleFlags) (s spec.Schedule, er
 		}
 		return s, err
 	case string(berth.KindPipeline):
+		// The schedule gets the name of its work, which --name may override.
 		s.Pipeline = &spec.Pipeline{}
 		err = jobfile.Decode(shown, src, s.Pipeline,
 			func() []berth.FieldError { return s.Pipeline.WithDefaults().Validate() })
@@ -163,7 +179,9 @@ func readSchedule(a *app, name string, flags scheduleFlags) (s spec.Schedule, er
 	return s, nil
 }
 
-// createSchedule sends a schedule, after the folders that it names from base.
+// createSchedule uploads the folders that the work names relative to base, and creates the
+// schedule. Creating an equal schedule again is no error, so the command may be repeated;
+// another schedule of the same name is a conflict (exit code 4).
 func createSchedule(ctx context.Context, a *app, schedule spec.Schedule, base string) error {
 	c, err := a.client()
 	if err != nil {
@@ -196,9 +214,11 @@ func createSchedule(ctx context.Context, a *app, schedule spec.Schedule, base st
 	return showSchedule(a, s)
 }
 
-// submitLater makes a schedule that submits a job once, under a name that says
-// when.
+// submitLater creates a schedule that submits a job once, for submit --at and --in. The
+// schedule is named after the job and the time in UTC, so that a repeat with the same --at
+// finds the existing schedule, and several times of one job do not collide.
 func submitLater(ctx context.Context, a *app, file *jobfile.File, when scheduleFlags, flags submitFlags) error {
+	// No job exists yet to wait for, and an idempotency key belongs to a submit.
 	if flags.wait || flags.key != "" {
 		return usagef("--wait and --idempotency-key are for jobs that are submitted now")
 	}
@@ -206,12 +226,15 @@ func submitLater(ctx context.Context, a *app, file *jobfile.File, when scheduleF
 	if err := when.apply(&s, a.now()); err != nil {
 		return err
 	}
+	// Names have at most 63 characters, the time included.
 	const room = 63 - len("-20060102-150405")
 	name := strings.TrimRight(file.Spec.Name[:min(len(file.Spec.Name), room)], "-")
 	s.Name = name + s.At.UTC().Format("-20060102-150405")
 	return createSchedule(ctx, a, s, baseOf(file))
 }
 
+// newScheduleRun builds "berth schedule run" over POST /v1/schedules/{name}/run. The client
+// does not repeat this call after a lost answer, since a second one fires again.
 func newScheduleRun(a *app) *cobra.Command {
 	var overlap string
 	cmd := &cobra.Command{
@@ -237,8 +260,9 @@ func newScheduleRun(a *app) *cobra.Command {
 	return cmd
 }
 
-// showFire prints the result of a fire. A fire with a reason, which created no job,
-// is an error.
+// showFire prints the result of a fire: the job's id, or an error if the fire created no
+// job. A refused fire exits as a refused submit, a skipped or missed one with 4. A fire
+// that waits for earlier jobs is no error; its reason is a message.
 func showFire(a *app, f wire.Fire) error {
 	id := ""
 	if f.Job != nil {
@@ -259,6 +283,8 @@ func showFire(a *app, f wire.Fire) error {
 	text := fmt.Sprintf("%s: %s", f.Status, reasonText(f.Reason))
 	switch f.Status {
 	case wire.FireRefused:
+		// The reason's code is the slug of the submit's error, from which the exit code
+		// follows.
 		return &berth.Error{Code: berth.CodeCapacity, Slug: string(f.Reason.Code), Message: text}
 	case wire.FireSkipped, wire.FireMissed:
 		return berth.Errorf(berth.CodeConflict, "%s", text)
@@ -268,6 +294,9 @@ func showFire(a *app, f wire.Fire) error {
 	}
 }
 
+// newScheduleBackfill builds "berth schedule backfill" over POST
+// /v1/schedules/{name}/backfill. A time that has a job is left out, so the command may be
+// repeated.
 func newScheduleBackfill(a *app) *cobra.Command {
 	var from, to, overlap string
 	cmd := &cobra.Command{
@@ -297,6 +326,8 @@ func newScheduleBackfill(a *app) *cobra.Command {
 	return cmd
 }
 
+// backfillOf parses the flags of a backfill. A missing --to stays nil: the server uses its
+// own present time.
 func backfillOf(from, to, overlap string) (b spec.Backfill, err error) {
 	b.Overlap = spec.Overlap(overlap)
 	if from == "" {
@@ -317,6 +348,8 @@ func backfillOf(from, to, overlap string) (b spec.Backfill, err error) {
 	return b, nil
 }
 
+// backfillSchedule makes the call and prints the number of times in the range and of the
+// fires that are submitted; -o name prints the schedule.
 func backfillSchedule(ctx context.Context, a *app, c *client.Client, name string, b spec.Backfill) error {
 	r, err := c.BackfillSchedule(ctx, name, b)
 	if err != nil {
