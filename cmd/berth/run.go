@@ -137,9 +137,9 @@ func read[T any, P interface {
 	return v
 }
 
-// nameOf derives a job's name from the image's: ghcr.io/me/Train_It:v2 gives train-it. The
-// result consists of a-z, 0-9 and single dashes, at most 63 characters; other characters
-// become dashes.
+// nameOf derives a job's name from the name of an image. For example,
+// ghcr.io/me/Train_It:v2 gives train-it. The result consists of a-z, 0-9 and single dashes,
+// at most 63 characters; other characters become dashes.
 func nameOf(image string) string {
 	base := path.Base(image)
 	// Without digest and tag.

@@ -7,17 +7,20 @@ import (
 	"berth/wire"
 )
 
-// screen describes the terminal behind a stream. The zero screen is a pipe or a file.
+// screen describes the terminal behind a stream. The zero screen is a pipe or a file, where
+// output has neither colours nor a width.
 type screen struct {
 	terminal bool
-	colour   bool
-	width    int
+	colour   bool // false with NO_COLOR, even on a terminal
+	width    int  // in columns
 }
 
-// tone is a meaning that is shown as a colour where there is colour.
+// tone is the meaning of a text, shown as a colour where the terminal has colours. Colour
+// is never the only carrier of a meaning: the text itself states the status too.
 type tone int
 
 const (
+	// The zero tone is plain, so a cell without a tone is not coloured.
 	plain tone = iota
 	faint
 	bold
@@ -27,6 +30,9 @@ const (
 	live
 )
 
+// paint returns text in the colour of its tone. Pad and cut a text before painting: escape
+// sequences count as characters for both. Only the 16 colours of a terminal's own palette
+// are used, which users adapt to their background.
 func (s screen) paint(t tone, text string) string {
 	if !s.colour || text == "" || t == plain {
 		return text
@@ -50,6 +56,8 @@ func (s screen) paint(t tone, text string) string {
 	return style.Render(text)
 }
 
+// toneOfState returns the tone of a job's status. Statuses in which a job holds nothing and
+// has not ended are plain.
 func toneOfState(s berth.State) tone {
 	switch s {
 	case berth.Succeeded:
@@ -69,9 +77,10 @@ func toneOfState(s berth.State) tone {
 	}
 }
 
+// toneOfMachine returns the tone of a machine's state.
 func toneOfMachine(m wire.Machine) tone {
 	if m.State == berth.MachineReady && m.EngineSilentSince != nil {
-		return warn // it gets no new work
+		return warn // the container engine does not answer, so the machine gets no new work
 	}
 	switch m.State {
 	case berth.MachineReady:

@@ -12,13 +12,19 @@ import (
 	"berth/spec"
 )
 
+// newSecret builds "berth secret". Secrets belong to the caller's tenant. No call of the
+// API returns a value.
 func newSecret(a *app) *cobra.Command {
 	cmd := &cobra.Command{Use: "secret", Short: "Set, list and delete secrets for jobs"}
 	cmd.AddCommand(newSecretSet(a), newSecretList(a), newSecretDelete(a))
 	return cmd
 }
 
+// newSecretSet builds "berth secret set" over POST /v1/secrets, which creates a secret or
+// replaces its value. So a repeated call has the same result.
 func newSecretSet(a *app) *cobra.Command {
+	// The value is no argument and no flag, since other users can read both in the list of
+	// processes.
 	var file string
 	cmd := &cobra.Command{
 		Use:   "set NAME",
@@ -37,6 +43,7 @@ func newSecretSet(a *app) *cobra.Command {
 				return err
 			}
 			n := spec.NewSecretValue{Name: args[0], Value: value}
+			// Validated before the call: a value that is too large must not be sent first.
 			if faults := n.Validate(); len(faults) > 0 {
 				return &berth.Error{Code: berth.CodeInvalid, Slug: berth.SlugInvalidSpec, Fields: faults}
 			}
@@ -49,6 +56,8 @@ func newSecretSet(a *app) *cobra.Command {
 				return a.failed(cmd.Context(), err)
 			}
 			return a.show(view{body: s, names: []string{s.Name}, table: func(bool) error {
+				// Status 200 or 201: the sentence warns a user who meant to create a new
+				// secret.
 				words := "has another value"
 				if created {
 					words = "is set"
@@ -62,7 +71,10 @@ func newSecretSet(a *app) *cobra.Command {
 	return cmd
 }
 
-// readSecretValue reads a value from a file, a terminal or a pipe.
+// readSecretValue reads a value from a file byte for byte, else from the terminal or
+// standard input without the newline at its end, since echo and editors add one. Little
+// more than the largest value is read, so that validation can refuse a larger one without
+// holding all of it.
 func readSecretValue(a *app, name, file string) (spec.Sensitive, error) {
 	if file != "" {
 		f, err := os.Open(file)
@@ -78,11 +90,13 @@ func readSecretValue(a *app, name, file string) (spec.Sensitive, error) {
 	}
 	var value []byte
 	var err error
+	// On a terminal the value is typed without echo; readSecret ends at the newline.
 	if a.readSecret != nil {
 		fmt.Fprintf(a.err, "value of %s: ", name)
 		value, err = a.readSecret()
 		fmt.Fprintln(a.err)
 	} else {
+		// One byte beyond the limit, and two for a newline that is removed below.
 		value, err = io.ReadAll(io.LimitReader(a.in, spec.MaxSecretBytes+3))
 	}
 	if err != nil {
@@ -91,6 +105,8 @@ func readSecretValue(a *app, name, file string) (spec.Sensitive, error) {
 	return spec.Sensitive(strings.TrimSuffix(strings.TrimSuffix(string(value), "\n"), "\r")), nil
 }
 
+// newSecretList builds "berth secret list" over GET /v1/secrets, which returns names and
+// times.
 func newSecretList(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:     "list",
@@ -123,6 +139,7 @@ func newSecretList(a *app) *cobra.Command {
 	}
 }
 
+// newSecretDelete builds "berth secret delete" over DELETE /v1/secrets/{name}.
 func newSecretDelete(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "delete NAME",

@@ -14,6 +14,7 @@ import (
 	"berth/wire"
 )
 
+// newShow builds "berth show" over GET /v1/jobs/{id}, for jobs, arrays and pipelines.
 func newShow(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:               "show JOB",
@@ -36,19 +37,22 @@ func newShow(a *app) *cobra.Command {
 	}
 }
 
-// sheet is a list of names and values, one a line.
+// sheet is a list of names and values for one object, one pair on each line, the values
+// aligned.
 type sheet struct {
 	screen screen
 	rows   [][2]string
 }
 
-// add notes a value; an empty one is left out.
+// add appends a pair. A pair with an empty value is left out, so that callers can add every
+// field without a check.
 func (s *sheet) add(name, value string) {
 	if value != "" {
 		s.rows = append(s.rows, [2]string{name, value})
 	}
 }
 
+// write prints the pairs. Names are ASCII, so their length in bytes is their width.
 func (s *sheet) write(w io.Writer) error {
 	width := 0
 	for _, r := range s.rows {
@@ -62,6 +66,9 @@ func (s *sheet) write(w io.Writer) error {
 	return err
 }
 
+// describeJob prints a job for people: a sheet, then the tables that the job has: steps of
+// a pipeline, or attempts, usage and checkpoints. Text from jobs passes oneLine, since a
+// job could otherwise write escape sequences to the terminal.
 func describeJob(a *app, j wire.Job, wide bool) error {
 	now := a.now()
 	status := statusCell(j)
@@ -81,6 +88,7 @@ func describeJob(a *app, j wire.Job, wide bool) error {
 		s.add("exit code", fmt.Sprint(*j.ExitCode))
 	}
 	s.add("progress", progressText(j.Progress, now))
+	// The tally counts children; tallyText returns "" for a job without any.
 	if isPipeline(j) {
 		s.add("steps", tallyText(j.Tally))
 	} else {
@@ -93,6 +101,7 @@ func describeJob(a *app, j wire.Job, wide bool) error {
 		s.add("image", oneLine(j.Spec.Image))
 		s.add("command", oneLine(shellLine(slices.Concat(j.Spec.Entrypoint, j.Spec.Command))))
 		s.add("workdir", j.Spec.Workdir)
+		// With defaults, where the spec leaves a field out.
 		s.add("resources", resourcesText(j.Spec.WithDefaults().Resources))
 		if n := j.Spec.Members; n > 1 {
 			s.add("members", fmt.Sprintf("%d, each with these", n))
@@ -116,6 +125,7 @@ func describeJob(a *app, j wire.Job, wide bool) error {
 	if err := s.write(a.out); err != nil {
 		return err
 	}
+	// A pipeline has no attempts of its own; its steps have.
 	if len(j.Steps) > 0 {
 		fmt.Fprintln(a.out)
 		return stepTable(a, j.Steps).write(a.out)
@@ -126,6 +136,7 @@ func describeJob(a *app, j wire.Job, wide bool) error {
 			return err
 		}
 	}
+	// Only members that ran long enough to be sampled, and have ended, are in this table.
 	if t := measuredTable(a, j.Attempts); len(t.rows) > 0 {
 		fmt.Fprintln(a.out)
 		if err := t.write(a.out); err != nil {
@@ -139,6 +150,8 @@ func describeJob(a *app, j wire.Job, wide bool) error {
 	return nil
 }
 
+// attemptTable returns the table of a job's attempts. FROM STEP is the checkpoint from
+// which the attempt resumed. Wide names the GPUs instead of counting them.
 func attemptTable(a *app, attempts []berth.Attempt, wide bool) *table {
 	t := &table{screen: a.outTerm, head: []string{"ATTEMPT", "MACHINES", "GPUS", "PLACED", "RAN", "FROM STEP",
 		"EXIT", "OUTCOME"}}
@@ -148,6 +161,7 @@ func attemptTable(a *app, attempts []berth.Attempt, wide bool) *table {
 			machines[i] = string(m)
 		}
 		gpus := "-"
+		// The number of GPUs by default; their UUIDs are long.
 		if len(at.GPUs) > 0 {
 			gpus = fmt.Sprint(len(at.GPUs))
 		}
@@ -160,6 +174,8 @@ func attemptTable(a *app, attempts []berth.Attempt, wide bool) *table {
 	return t
 }
 
+// outcomeText returns how an attempt ended, or without a reason the job's status after the
+// attempt.
 func outcomeText(at berth.Attempt) string {
 	switch {
 	case at.Outcome != nil:
@@ -173,6 +189,8 @@ func outcomeText(at berth.Attempt) string {
 	}
 }
 
+// number formats an optional number, "-" for nil: a resumed step or an exit code of 0
+// differs from none.
 func number[N int | int64](n *N) string {
 	if n == nil {
 		return "-"
@@ -180,7 +198,8 @@ func number[N int | int64](n *N) string {
 	return fmt.Sprint(*n)
 }
 
-// stamp is a time, and how long ago that was.
+// stamp formats a time in UTC and its distance from now. nil and the zero time give "",
+// which add leaves out.
 func stamp(t *time.Time, now time.Time) string {
 	if t == nil || t.IsZero() {
 		return ""
@@ -188,6 +207,8 @@ func stamp(t *time.Time, now time.Time) string {
 	return t.UTC().Format("2006-01-02 15:04:05Z") + " (" + ago(*t, now) + ")"
 }
 
+// idText returns an optional id in full, for use as an argument of another command; nil
+// gives "".
 func idText(id *berth.JobID) string {
 	if id == nil {
 		return ""
@@ -195,7 +216,9 @@ func idText(id *berth.JobID) string {
 	return string(*id)
 }
 
-// spentText describes how much of the job's budgets is spent.
+// spentText formats how much of the job's budgets is spent: failures by the job's own
+// fault, attempts lost to the infrastructure, and preemptions. Kinds that did not occur are
+// left out.
 func spentText(j wire.Job) string {
 	var parts []string
 	for _, p := range []struct {
@@ -213,7 +236,9 @@ func spentText(j wire.Job) string {
 	return strings.Join(parts, ", ")
 }
 
-// lostText describes the lost work of all attempts together.
+// lostText formats the lost work of all attempts together: steps and GPU-seconds that a
+// later attempt had to repeat, after the checkpoint from which it resumed. It returns "" if
+// no attempt reports a loss.
 func lostText(attempts []berth.Attempt) string {
 	var steps int64
 	var seconds float64
@@ -237,6 +262,8 @@ func lostText(attempts []berth.Attempt) string {
 		plural(n, "attempt", "attempts"))
 }
 
+// resourcesText formats the resources of one member. r must have its defaults: CPUs and
+// Memory are nil without them. CPUs and GPUs are counted in thousandths.
 func resourcesText(r spec.Resources) string {
 	cpus := r.CPUs.String() + " cpus"
 	if *r.CPUs == 1000 {
@@ -259,6 +286,8 @@ func resourcesText(r spec.Resources) string {
 	return strings.Join(parts, ", ")
 }
 
+// progressText formats the progress that a job last reported, with the age of the report: a
+// report that does not change may mean that the job hangs.
 func progressText(p *berth.Progress, now time.Time) string {
 	if p == nil {
 		return ""
@@ -276,6 +305,8 @@ func progressText(p *berth.Progress, now time.Time) string {
 	return text
 }
 
+// percent returns the completed share in percent, from 0 to 100. A job may report more
+// steps than its total, or a negative step.
 func percent(p *berth.Progress) int64 {
 	if p.Total <= 0 {
 		return 0

@@ -15,13 +15,15 @@ import (
 	"berth/spec"
 )
 
-// submitFlags are the common flags of submit and run.
+// submitFlags are the common flags of the commands that submit: submit, run and pipeline
+// submit.
 type submitFlags struct {
 	wait    bool
-	timeout time.Duration
-	key     string
+	timeout time.Duration // of the wait, not of the job; 0: none
+	key     string        // idempotency key; "": a new one for each run
 }
 
+// register adds the flags to a command.
 func (f *submitFlags) register(cmd *cobra.Command) {
 	cmd.Flags().BoolVarP(&f.wait, "wait", "w", false, "wait for the job's end and exit with its exit code")
 	cmd.Flags().DurationVar(&f.timeout, "timeout", 0, "stop waiting after this, such as 2h; the job continues")
@@ -29,6 +31,7 @@ func (f *submitFlags) register(cmd *cobra.Command) {
 		"idempotency key; a repeated submit with the same key returns the existing job")
 }
 
+// check refuses flags that contradict each other, before anything is read or sent.
 func (f *submitFlags) check() error {
 	if f.timeout != 0 && !f.wait {
 		return &usageError{message: "--timeout without --wait does nothing",
@@ -40,6 +43,8 @@ func (f *submitFlags) check() error {
 	return nil
 }
 
+// newSubmit builds "berth submit" over POST /v1/jobs. Only the job's id goes to standard
+// output, so that scripts can assign the output to a variable.
 func newSubmit(a *app) *cobra.Command {
 	var flags submitFlags
 	var later scheduleFlags
@@ -71,7 +76,8 @@ func newSubmit(a *app) *cobra.Command {
 	return cmd
 }
 
-// readJobFile reads a job file, or standard input for "-".
+// readJobFile reads and validates a job file, or standard input for "-". The error has all
+// faults of the file.
 func (a *app) readJobFile(name string) (*jobfile.File, error) {
 	src, shown, err := a.readFile("job file", name)
 	if err != nil {
@@ -80,8 +86,9 @@ func (a *app) readJobFile(name string) (*jobfile.File, error) {
 	return jobfile.Parse(shown, src)
 }
 
-// readFile reads a file, or standard input for "-", and returns its name for
-// messages. A file larger than jobfile.MaxBytes is an error.
+// readFile reads a file, or standard input for "-", and returns the name for messages. It
+// reads at most one byte beyond jobfile.MaxBytes, by which the parser refuses a larger
+// file.
 func (a *app) readFile(what, name string) (src []byte, shown string, err error) {
 	in, shown := a.in, "stdin"
 	if name != "-" {
@@ -98,8 +105,9 @@ func (a *app) readFile(what, name string) (src []byte, shown string, err error) 
 	return src, shown, nil
 }
 
-// submitJob sends a spec and, if asked, waits for the job. file is where faults
-// that only the server sees are shown; it may be nil.
+// submitJob uploads the folders of a spec, submits the job and, with --wait, waits for its
+// end. file is the source in which faults are shown that only the server finds; nil for a
+// job without a file.
 func submitJob(ctx context.Context, a *app, jobSpec spec.Job, file *jobfile.File, flags submitFlags) error {
 	c, err := a.client()
 	if err != nil {
@@ -107,14 +115,15 @@ func submitJob(ctx context.Context, a *app, jobSpec spec.Job, file *jobfile.File
 	}
 	key := flags.key
 	if key == "" {
-		// A key of our own makes it safe to send the call again when the
-		// answer to the first one is lost.
+		// A key for this run makes it safe to send the call again when the answer to the
+		// first one is lost: the server returns the existing job.
 		key = "cli-" + berth.NewSecret()
 	}
 	if jobSpec, err = sendFolders(ctx, a, c, jobSpec, baseOf(file), ""); err != nil {
 		return err
 	}
 	job, created, err := c.Submit(ctx, jobSpec, key)
+	// Ctrl-C between the call and its answer: only the server knows whether the job exists.
 	if err != nil && ctx.Err() != nil {
 		a.say("interrupted; it may have been submitted: berth list --name %s", jobSpec.Name)
 	}
@@ -137,7 +146,8 @@ func submitJob(ctx context.Context, a *app, jobSpec spec.Job, file *jobfile.File
 	return waitForJob(ctx, a, job, flags.timeout)
 }
 
-// located points the server's faults into the job file they came from.
+// located converts faults of the server's validation into an error that shows their places
+// in the job file. Other errors, and all errors without a file, stay unchanged.
 func located(err error, file *jobfile.File) error {
 	e, ok := errors.AsType[*berth.Error](err)
 	if !ok || file == nil || e.StableCode() != berth.SlugInvalidSpec || len(e.Fields) == 0 {

@@ -8,20 +8,24 @@ import (
 	"charm.land/lipgloss/v2"
 )
 
-// cell is one field of a table.
+// cell is one field of a table, with its tone.
 type cell struct {
 	text string
 	tone tone
 }
 
-// table is rows under a heading, columns two blanks apart. On a terminal the
-// last column is cut at the edge, so that a row stays a line.
+// table is a list of rows under a heading, with columns two blanks apart. On a terminal the
+// last column is cut at the edge, so that each row stays one line; a pipe receives the
+// whole text. A table is held in memory until write, since the widest cell determines a
+// column's width.
 type table struct {
 	screen screen
 	head   []string
 	rows   [][]cell
 }
 
+// add appends a row of strings and cells; any other type is an error of the program. Every
+// text is made one line here, so no caller can forget to.
 func (t *table) add(cells ...any) {
 	row := make([]cell, len(cells))
 	for i, c := range cells {
@@ -38,9 +42,11 @@ func (t *table) add(cells ...any) {
 	t.rows = append(t.rows, row)
 }
 
+// write prints the heading and the rows. A row must not have more cells than the heading.
 func (t *table) write(w io.Writer) error {
 	widths := make([]int, len(t.head))
 	for i, h := range t.head {
+		// Columns on a terminal, not bytes or characters: a wide character takes two.
 		widths[i] = lipgloss.Width(h)
 	}
 	for _, row := range t.rows {
@@ -61,6 +67,7 @@ func (t *table) write(w io.Writer) error {
 	return err
 }
 
+// line writes one row. Empty cells at its end are left out, so that no line ends in blanks.
 func (t *table) line(b *strings.Builder, row []cell, widths []int) {
 	used, last := 0, len(row)-1
 	for last > 0 && row[last].text == "" {
@@ -70,6 +77,7 @@ func (t *table) line(b *strings.Builder, row []cell, widths []int) {
 		if i == len(widths)-1 && t.screen.terminal {
 			c.text = cut(c.text, t.screen.width-used)
 		}
+		// Painted after the cut and padded by the unpainted width.
 		b.WriteString(t.screen.paint(c.tone, c.text))
 		if i < last {
 			b.WriteString(strings.Repeat(" ", widths[i]-lipgloss.Width(c.text)+2))
@@ -79,7 +87,8 @@ func (t *table) line(b *strings.Builder, row []cell, widths []int) {
 	b.WriteByte('\n')
 }
 
-// cut shortens text to a width, an ellipsis included.
+// cut shortens text to a width in columns, including the ellipsis. Below 8 columns the text
+// stays whole, since a few letters say nothing; the terminal then wraps the line.
 func cut(text string, width int) string {
 	if width < 8 || lipgloss.Width(text) <= width {
 		return text
@@ -91,8 +100,9 @@ func cut(text string, width int) string {
 	return string(out) + "…"
 }
 
-// oneLine keeps text of jobs and machines from breaking the table or steering
-// the terminal.
+// oneLine makes text of jobs and machines safe for one line of a terminal. Line breaks and
+// tabs become blanks; control characters are removed, and so are characters that reverse
+// the direction of text, which could disguise a name.
 func oneLine(text string) string {
 	return strings.Map(func(r rune) rune {
 		switch {
@@ -105,8 +115,8 @@ func oneLine(text string) string {
 	}, text)
 }
 
-// shellLine writes arguments as one would type them, so that it shows where each
-// begins and ends.
+// shellLine quotes arguments for a POSIX shell, so that the line shows where each begins
+// and ends and can be copied.
 func shellLine(args []string) string {
 	words := make([]string, len(args))
 	for i, arg := range args {
@@ -118,6 +128,8 @@ func shellLine(args []string) string {
 	return strings.Join(words, " ")
 }
 
+// needsQuotes reports whether a character may have a meaning for a shell. The list of safe
+// characters is closed; all others are quoted.
 func needsQuotes(r rune) bool {
 	return !unicode.IsLetter(r) && !unicode.IsDigit(r) && !strings.ContainsRune("-_./:=,+@%", r)
 }

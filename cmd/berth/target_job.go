@@ -11,12 +11,14 @@ import (
 	"berth/wire"
 )
 
-// idLike matches the beginning of an id; the server requires four characters.
+// idLike matches the beginning of an id; the server requires four characters. A name can
+// look like one too, so a name is tried when no id matches.
 var idLike = regexp.MustCompile(`^[0-9a-fA-F]{4}[0-9a-fA-F-]*$`)
 
-// job finds the job that a user means: by id, by the beginning of an id, or by
-// name, where the latest of that name is taken and said. Either with [3] is an
-// findElement of an array, with .fit the step fit of a pipeline.
+// job returns the job that an argument means: by id, by the beginning of an id, or by name,
+// where the latest job of that name is taken and a message says so. ID[3] or NAME[3] is an
+// element of an array, and NAME.fit the step fit of a pipeline; the two combine. Several
+// ids with the same beginning, or no job, are errors.
 func (a *app) job(ctx context.Context, c *client.Client, arg string) (wire.Job, error) {
 	if arg == "" { // as of a variable that is not set: the server would list all jobs
 		return wire.Job{}, usagef("a job's id or name is missing")
@@ -30,6 +32,8 @@ func (a *app) job(ctx context.Context, c *client.Client, arg string) (wire.Job, 
 		}
 		return a.step(ctx, c, arg[:dot], arg[dot+1:])
 	}
+	// One call for an id, the usual case. Only "not found" leads on to the search by name:
+	// any other error would be hidden by it.
 	if idLike.MatchString(arg) {
 		job, err := c.Job(ctx, berth.JobID(arg))
 		if err == nil || berth.CodeOf(a.failed(ctx, err)) != berth.CodeNotFound {
@@ -40,12 +44,14 @@ func (a *app) job(ctx context.Context, c *client.Client, arg string) (wire.Job, 
 	if err != nil {
 		return wire.Job{}, err
 	}
+	// A listed job lacks its attempts and checkpoints, hence a second call.
 	job, err := c.Job(ctx, id)
 	return job, a.failed(ctx, err)
 }
 
-// step finds one step of a pipeline, which may be a step itself. No name and no
-// id has a dot.
+// step returns one step of a pipeline, which may be a nested pipeline itself. The last dot
+// separates the step, since neither names nor ids contain dots; the rest is resolved as a
+// job again.
 func (a *app) step(ctx context.Context, c *client.Client, pipeline, name string) (wire.Job, error) {
 	parent, err := a.job(ctx, c, pipeline)
 	if err != nil {
@@ -64,6 +70,9 @@ func (a *app) step(ctx context.Context, c *client.Client, pipeline, name string)
 		named(parent), name, pipeline)
 }
 
+// jobNamed returns the id of the latest job with a name. Names need not be unique: a retry
+// has the name of its original. Two items of the list are enough to know that there are
+// several.
 func (a *app) jobNamed(ctx context.Context, c *client.Client, name string) (berth.JobID, error) {
 	list, err := c.Jobs(ctx, client.JobsQuery{Name: name, Limit: 2})
 	if err != nil {
@@ -80,8 +89,9 @@ func (a *app) jobNamed(ctx context.Context, c *client.Client, name string) (bert
 	return list.Items[0].ID, nil
 }
 
-// jobSince resolves the arguments of a command that reads a job's history: the
-// job, and the earliest time. The zero time is the job's beginning.
+// jobSince resolves the arguments of a command that reads a job's history: the job, and the
+// earliest time. The zero time means the whole history. --since is parsed first, so that a
+// wrong one fails without a call.
 func (a *app) jobSince(ctx context.Context,
 	name, sinceText string) (c *client.Client, job wire.Job, since time.Time, err error) {
 	if since, err = parseSince(sinceText, a.now()); err != nil {

@@ -10,12 +10,15 @@ import (
 	"berth/wire"
 )
 
+// newTenant builds "berth tenant". Tenants form a tree, and a tenant's limits bind all
+// tenants below it.
 func newTenant(a *app) *cobra.Command {
 	cmd := &cobra.Command{Use: "tenant", Short: "Create, list, show, change and remove tenants"}
 	cmd.AddCommand(newTenantCreate(a), newTenantList(a), newTenantShow(a), newTenantSet(a), newTenantDelete(a))
 	return cmd
 }
 
+// newTenantCreate builds "berth tenant create" over POST /v1/tenants.
 func newTenantCreate(a *app) *cobra.Command {
 	var n spec.NewTenant
 	var parent string
@@ -42,6 +45,8 @@ func newTenantCreate(a *app) *cobra.Command {
 	return cmd
 }
 
+// newTenantList builds "berth tenant list" over GET /v1/tenants. The server limits the list
+// by the token's role: users see their own tenant.
 func newTenantList(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:     "list",
@@ -62,6 +67,8 @@ func newTenantList(a *app) *cobra.Command {
 	}
 }
 
+// showTenants prints tenants with their use. GPU-HOURS and CPU-HOURS decay with time: they
+// are the use that the fair share counts, not a bill.
 func showTenants(a *app, list wire.Page[wire.Tenant]) error {
 	names := make([]string, len(list.Items))
 	for i, t := range list.Items {
@@ -70,10 +77,12 @@ func showTenants(a *app, list wire.Page[wire.Tenant]) error {
 	return a.show(view{body: list, names: names, table: func(wide bool) error {
 		t := table{screen: a.outTerm, head: []string{"TENANT", "PARENT", "WEIGHT", "RUNNING", "WAITING",
 			"GPUS", "GPU-HOURS"}}
+		// The order of the cells below is that of the heading.
 		if wide {
 			t.head = append(t.head, "CPUS", "MEMORY", "CPU-HOURS", "AGE")
 		}
 		for _, n := range list.Items {
+			// Running and waiting count jobs; Holding is the capacity reserved at present.
 			u := n.Use
 			cells := []any{string(n.ID), string(n.Parent), fmt.Sprintf("%g", n.Weight), fmt.Sprint(u.Running),
 				fmt.Sprint(u.Waiting),
@@ -88,6 +97,7 @@ func showTenants(a *app, list wire.Page[wire.Tenant]) error {
 	}})
 }
 
+// newTenantShow builds "berth tenant show" over GET /v1/tenants/{id}.
 func newTenantShow(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "show TENANT",
@@ -107,6 +117,7 @@ func newTenantShow(a *app) *cobra.Command {
 	}
 }
 
+// showTenant prints one tenant with its use.
 func showTenant(a *app, t wire.Tenant) error {
 	return a.show(view{body: t, names: []string{string(t.ID)}, table: func(bool) error {
 		s := sheet{screen: a.outTerm}
@@ -118,13 +129,15 @@ func showTenant(a *app, t wire.Tenant) error {
 	}})
 }
 
-// addUse adds a tenant's current and past use.
+// addUse adds a tenant's present use and its decayed use of the past; see spec.TenantUse.
 func addUse(s *sheet, u spec.TenantUse) {
 	s.add("jobs", fmt.Sprintf("%d running, %d waiting", u.Running, u.Waiting))
 	s.add("holding", amountsText(&u.Holding))
 	s.add("of late", fmt.Sprintf("%.1f GPU-hours, %.1f CPU-hours; older use counts less", u.GPUHours, u.CPUHours))
 }
 
+// newTenantSet builds "berth tenant set" over PATCH /v1/tenants/{id}. Only given flags are
+// sent, so two operators who change different settings do not undo each other's change.
 func newTenantSet(a *app) *cobra.Command {
 	var parent string
 	var weight float64
@@ -135,12 +148,15 @@ func newTenantSet(a *app) *cobra.Command {
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var p spec.TenantPatch
+			// Changed, since "" is a value: it moves the tenant to the top of the tree.
 			if cmd.Flags().Changed("parent") {
 				p.Parent = new(berth.TenantID(parent))
 			}
 			if cmd.Flags().Changed("weight") {
 				p.Weight = &weight
 			}
+			// An empty patch would succeed and change nothing, which hides a lost argument
+			// of a script.
 			if p == (spec.TenantPatch{}) {
 				return usagef("nothing to change: give --weight or --parent")
 			}
@@ -160,6 +176,8 @@ func newTenantSet(a *app) *cobra.Command {
 	return cmd
 }
 
+// newTenantDelete builds "berth tenant delete" over DELETE /v1/tenants/{id}. The server
+// refuses a tenant that is in use, and the default tenant, with a conflict (exit code 4).
 func newTenantDelete(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "delete TENANT",

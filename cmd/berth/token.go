@@ -11,12 +11,17 @@ import (
 	"berth/wire"
 )
 
+// newToken builds "berth token", which manages the tokens of users. Machines join with join
+// tokens.
 func newToken(a *app) *cobra.Command {
 	cmd := &cobra.Command{Use: "token", Short: "Create, list and revoke tokens"}
 	cmd.AddCommand(newTokenCreate(a), newTokenList(a), newTokenRevoke(a))
 	return cmd
 }
 
+// newTokenCreate builds "berth token create" over POST /v1/tokens. Only this answer
+// contains the token's text. The client does not repeat the call after a lost answer, since
+// a second one would create a second token.
 func newTokenCreate(a *app) *cobra.Command {
 	var n spec.NewToken
 	var tenant, role string
@@ -39,6 +44,8 @@ func newTokenCreate(a *app) *cobra.Command {
 			if err != nil {
 				return a.failed(cmd.Context(), err)
 			}
+			// On standard error, apart from the secret, which alone goes to standard
+			// output.
 			a.say("token %s (%s) of tenant %s, role %s%s; its text is not stored and not shown again", t.Name, t.ID,
 				t.Tenant, t.Role, expiry(t.ExpiresAt, a.now()))
 			return showSecret(a, t, t.ID, t.Secret)
@@ -52,7 +59,8 @@ func newTokenCreate(a *app) *cobra.Command {
 	return cmd
 }
 
-// showSecret prints a new secret alone on standard output, for pipes.
+// showSecret prints a new secret alone on standard output, for pipes. -o name prints its
+// id, with which it is revoked; -o json and -o yaml print both.
 func showSecret(a *app, body any, id, secret string) error {
 	return a.show(view{body: body, names: []string{id}, table: func(bool) error {
 		_, err := fmt.Fprintln(a.out, secret)
@@ -60,6 +68,7 @@ func showSecret(a *app, body any, id, secret string) error {
 	}})
 }
 
+// expiry formats the lifetime of a token for a message, "" for one that does not expire.
 func expiry(at *time.Time, now time.Time) string {
 	if at == nil {
 		return ""
@@ -67,6 +76,7 @@ func expiry(at *time.Time, now time.Time) string {
 	return ", good for " + span(at.Sub(now).Round(time.Minute))
 }
 
+// newTokenList builds "berth token list" over GET /v1/tokens.
 func newTokenList(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:     "list",
@@ -87,6 +97,8 @@ func newTokenList(a *app) *cobra.Command {
 	}
 }
 
+// showTokens prints tokens with their state. A revoked token is listed as revoked even if
+// it has also expired.
 func showTokens(a *app, list wire.Page[wire.Token]) error {
 	names := make([]string, len(list.Items))
 	for i, t := range list.Items {
@@ -99,6 +111,8 @@ func showTokens(a *app, list wire.Page[wire.Token]) error {
 			switch {
 			case token.RevokedAt != nil:
 				state = cell{"revoked " + ago(*token.RevokedAt, a.now()), faint}
+			// By this machine's clock; the server's clock decides whether the token is
+			// accepted.
 			case token.ExpiresAt != nil && token.ExpiresAt.Before(a.now()):
 				state = cell{"expired " + ago(*token.ExpiresAt, a.now()), faint}
 			case token.ExpiresAt != nil:
@@ -111,6 +125,8 @@ func showTokens(a *app, list wire.Page[wire.Token]) error {
 	}})
 }
 
+// newTokenRevoke builds "berth token revoke" over DELETE /v1/tokens/{id}. The argument is
+// the token's id: its text is a secret and stays out of arguments.
 func newTokenRevoke(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "revoke ID",
@@ -130,12 +146,16 @@ func newTokenRevoke(a *app) *cobra.Command {
 	}
 }
 
+// newJoinToken builds "berth join-token".
 func newJoinToken(a *app) *cobra.Command {
 	cmd := &cobra.Command{Use: "join-token", Short: "Create, list and revoke join tokens of machines"}
 	cmd.AddCommand(newJoinTokenCreate(a))
 	return cmd
 }
 
+// newJoinTokenCreate builds "berth join-token create" over POST /v1/join-tokens. The token
+// is good for one machine, once, and for a short time; the machine then has a credential of
+// its own.
 func newJoinTokenCreate(a *app) *cobra.Command {
 	var n spec.NewJoinToken
 	var ttl time.Duration

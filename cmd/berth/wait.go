@@ -13,15 +13,19 @@ import (
 	"berth/wire"
 )
 
-// Polling of wait: quick at first, for short jobs, then easy on the server.
+// Pauses between two polls of wait: short at first, for short jobs, then longer, to spare
+// the server. Each pause is a quarter longer than the one before.
 const (
 	pollFirst = 200 * time.Millisecond
 	pollLast  = 2 * time.Second
 )
 
-// patience is how long wait bears a server that does not answer.
+// patience is how long wait continues with a server that does not answer: longer than a
+// restart or an upgrade of the control plane should take. The job runs on meanwhile.
 const patience = 10 * time.Minute
 
+// newWait builds "berth wait", which polls GET /v1/jobs/{id} and exits with a code for the
+// job's end; see exitCodes.
 func newWait(a *app) *cobra.Command {
 	var timeout time.Duration
 	cmd := &cobra.Command{
@@ -47,6 +51,7 @@ func newWait(a *app) *cobra.Command {
 			if a.Output == "table" || a.Output == "wide" {
 				return err
 			}
+			// The end decides the exit code, even if the job cannot be printed; see exitOf.
 			return errors.Join(printEnd(cmd.Context(), a, c, job.ID, err), err)
 		},
 	}
@@ -54,7 +59,9 @@ func newWait(a *app) *cobra.Command {
 	return cmd
 }
 
-// printEnd prints the job for a program, once it has ended.
+// printEnd prints an ended job in the format of -o, for programs. After a timeout, an
+// interrupt or a failed call there is no end to print. -o table and -o wide are excluded by
+// the caller, so the view needs no table.
 func printEnd(ctx context.Context, a *app, c *client.Client, id berth.JobID, waited error) error {
 	if _, ended := errors.AsType[*endedError](waited); waited != nil && !ended {
 		return nil
@@ -66,12 +73,15 @@ func printEnd(ctx context.Context, a *app, c *client.Client, id berth.JobID, wai
 	return a.show(view{body: job, names: []string{string(job.ID)}})
 }
 
-// waitForJob follows a job to its end. Its end, if no success, is the error.
+// waitForJob waits until a job has ended. An end without success is the error, an
+// endedError. With a timeout above 0 the wait ends with a timeoutError; the job continues
+// in every case.
 func waitForJob(ctx context.Context, a *app, job wire.Job, timeout time.Duration) error {
 	c, err := a.client()
 	if err != nil {
 		return err
 	}
+	// Two contexts distinguish an interrupt (exit code 130) from a passed --timeout (124).
 	waiting := ctx
 	if timeout > 0 {
 		var cancel context.CancelFunc
@@ -80,6 +90,7 @@ func waitForJob(ctx context.Context, a *app, job wire.Job, timeout time.Duration
 	}
 	p := newProgress(a)
 	final, err := pollJob(waiting, a, c, job, p)
+	// Before any message, which would otherwise stand behind the line of progress.
 	p.done()
 	switch {
 	case err == nil:
@@ -99,7 +110,8 @@ func waitForJob(ctx context.Context, a *app, job wire.Job, timeout time.Duration
 	}
 }
 
-// pollJob asks for the job until it has ended and returns it as last seen.
+// pollJob polls the job until its end and returns the job as last seen, also with an error.
+// Failures that may pass are tolerated until no call has been answered for patience.
 func pollJob(ctx context.Context, a *app, c *client.Client, job wire.Job, p *progress) (wire.Job, error) {
 	pause, answered := pollFirst, a.now()
 	for {
@@ -128,7 +140,9 @@ func pollJob(ctx context.Context, a *app, c *client.Client, job wire.Job, p *pro
 	}
 }
 
-// passing reports whether an error says more of the moment than of the job.
+// passing reports whether an error may pass without a change of the job: no connection, an
+// overloaded or failing server, or too many calls. An error such as "not found" or
+// "unauthorized" ends the wait.
 func passing(err error) bool {
 	if _, ok := errors.AsType[*unreachableError](err); ok {
 		return true
@@ -139,8 +153,9 @@ func passing(err error) bool {
 	return false
 }
 
-// sayEnd prints a job's end, and for a job without success the next commands to
-// try.
+// sayEnd prints a job's end and, for a job without success, a hint: the server's own, or
+// for a failure the commands that show its cause. It returns nil for success and an
+// endedError otherwise.
 func sayEnd(a *app, j wire.Job) error {
 	ran := between(j.StartedAt, j.FinishedAt, a.now())
 	line := fmt.Sprintf("%s %s", named(j), a.errTerm.paint(toneOfState(j.Status), string(j.Status)))

@@ -16,7 +16,8 @@ import (
 	"berth/spec"
 )
 
-// baseOf is the folder that a job file's own folders are named from: its own.
+// baseOf returns the folder to which the folders in a job file are relative: the file's
+// own, or the current folder for standard input and for jobs without a file.
 func baseOf(file *jobfile.File) string {
 	if file == nil || file.Name == "stdin" {
 		return "."
@@ -24,9 +25,10 @@ func baseOf(file *jobfile.File) string {
 	return filepath.Dir(file.Name)
 }
 
-// sendFolders packs the folders that a spec names, uploads missing ones, and
-// replaces the names by the uploads' addresses. at is the path of the spec in
-// its file: "", or a path that ends in a dot.
+// sendFolders packs the local folders that a spec names, uploads the missing ones, and
+// replaces the names by the uploads' addresses. Addresses and inputs of other kinds stay as
+// they are. at is the path of the spec in its file, for messages: "", or a path that ends
+// in a dot.
 func sendFolders(ctx context.Context, a *app, c *client.Client, jobSpec spec.Job, base, at string) (spec.Job, error) {
 	if len(jobSpec.Unsent()) == 0 {
 		return jobSpec, nil
@@ -38,6 +40,7 @@ func sendFolders(ctx context.Context, a *app, c *client.Client, jobSpec spec.Job
 		}
 		jobSpec.Workdir = string(address)
 	}
+	// The caller's slice must keep the names.
 	jobSpec.Inputs = slices.Clone(jobSpec.Inputs)
 	for i, in := range jobSpec.Inputs {
 		if _, sent := berth.ParseAddress(in.From); sent == nil || in.Kind() != spec.InputFolder {
@@ -52,6 +55,10 @@ func sendFolders(ctx context.Context, a *app, c *client.Client, jobSpec spec.Job
 	return jobSpec, nil
 }
 
+// sendFolder uploads one folder unless the caller's tenant has the same content stored
+// already, and returns its address, a hash of the content. The folder is read twice: once
+// for the address, and again for the upload if it is needed, so that no archive lies in
+// memory or on disk.
 func sendFolder(ctx context.Context, a *app, c *client.Client, field, name, base string) (berth.Address, error) {
 	folder := name
 	if !filepath.IsAbs(folder) {
@@ -63,15 +70,20 @@ func sendFolder(ctx context.Context, a *app, c *client.Client, field, name, base
 	}
 	what := fmt.Sprintf("%s %s (%s, %s)", field, name, plural(sum.Files, "entry", "entries"),
 		berth.BytesText(sum.Bytes))
+	// GET /v1/uploads/{address}; the usual answer for code that did not change since the
+	// last job.
 	_, err = c.FindUpload(ctx, sum.Address)
 	if err == nil {
 		a.say("%s is there already", what)
 		return sum.Address, nil
 	}
+	// Only "not found" leads to an upload; any other error ends the submit.
 	if berth.CodeOf(err) != berth.CodeNotFound {
 		return "", a.failed(ctx, err)
 	}
 	_, err = c.SendUpload(ctx, sum.Address, func(to io.Writer) error {
+		// POST /v1/uploads. The client may call the function again for a further try. The
+		// address was sent first, so a folder that changes meanwhile must fail the upload.
 		again, err := archive.Pack(ctx, to, folder, archive.Default)
 		if err == nil && again.Address != sum.Address {
 			err = usagef("%s: %s changed while it was packed: try again when nothing writes there", field, folder)
@@ -85,7 +97,8 @@ func sendFolder(ctx context.Context, a *app, c *client.Client, field, name, base
 	return sum.Address, nil
 }
 
-// unpackable words why a folder cannot be packed.
+// unpackable returns the error for a folder that cannot be packed: a usage error that names
+// the field, or the interrupt that ended the packing.
 func unpackable(ctx context.Context, field, folder string, err error) error {
 	switch {
 	case ctx.Err() != nil:
@@ -98,7 +111,8 @@ func unpackable(ctx context.Context, field, folder string, err error) error {
 	}
 }
 
-// withoutFolders removes the fields that do not affect where a job fits.
+// withoutFolders removes the folders of a spec, which have no address without an upload.
+// Where a job fits does not depend on them. The other inputs are removed with the folders.
 func withoutFolders(jobSpec spec.Job) spec.Job {
 	if len(jobSpec.Unsent()) > 0 {
 		jobSpec.Workdir, jobSpec.Inputs = "", nil
