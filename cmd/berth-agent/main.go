@@ -31,7 +31,8 @@ import (
 )
 
 func main() {
-	// The first signal stops it in order, a second one at once.
+	// The first signal stops the agent in order; a second one ends the process at once,
+	// since stop restores the default handling of signals.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop)
 	if err := command(os.LookupEnv).ExecuteContext(ctx); err != nil {
@@ -40,7 +41,8 @@ func main() {
 	}
 }
 
-// command is berth-agent; lookup reads the environment.
+// command returns the command of berth-agent; lookup reads the environment, so that tests
+// can pass their own.
 func command(lookup func(string) (string, bool)) *cobra.Command {
 	var s settings
 	cmd := &cobra.Command{
@@ -51,6 +53,8 @@ func command(lookup func(string) (string, bool)) *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			// After cobra has parsed the command line: only flags that it lacks are read
+			// from the environment.
 			if err := flags.FromEnvironment(cmd.Flags(), lookup); err != nil {
 				return err
 			}
@@ -68,8 +72,12 @@ func command(lookup func(string) (string, bool)) *cobra.Command {
 	return cmd
 }
 
+// run opens the container engine and the GPUs and runs the agent until ctx ends. Both are
+// closed after the agent has stopped using them. An error ends the process with exit status
+// 1.
 func run(ctx context.Context, s settings) error {
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: s.level}))
+	// Settings first, so that the log of a start that fails shows them.
 	log.Info("berth-agent starts", append([]any{"version", buildinfo.Version()}, s.attributes()...)...)
 	if given := s.ignored(); len(given) > 0 {
 		log.Warn("settings are ignored and will be refused by the next version: agents do not speak to Temporal, "+
@@ -84,6 +92,7 @@ func run(ctx context.Context, s settings) error {
 	if err != nil {
 		return err
 	}
+	// watchGPUs takes over gpus, and closing the result closes both.
 	if gpus, err = s.watchGPUs(gpus, log); err != nil {
 		return err
 	}
@@ -106,6 +115,8 @@ func run(ctx context.Context, s settings) error {
 	})
 }
 
+// openRuntime opens the container engine: Docker, or for tests a fake that needs no engine
+// and has the capacity of the flags.
 func (s settings) openRuntime(log *slog.Logger) (node.Runtime, error) {
 	if s.runtime == runtimeFake {
 		log.Warn("the container engine is a fake: containers run the test program only, and end with this process")
@@ -115,8 +126,9 @@ func (s settings) openRuntime(log *slog.Logger) (node.Runtime, error) {
 	return docker.Open(s.dockerHost, docker.Options{Logger: log, UnlimitedMemlock: s.memlock})
 }
 
-// fence is how the machine fences at_most_one work. A fake engine's containers
-// are no processes that a deadman could see.
+// fence returns the configuration for the fencing of at_most_one work. The zero Fence means
+// that this machine takes no such work; a machine without a deadman must not take it. The
+// containers of a fake engine are no processes that a deadman could see.
 func (s settings) fence(log *slog.Logger) agent.Fence {
 	switch {
 	case s.deadman == deadmanOff, s.runtime == runtimeFake:
@@ -133,7 +145,8 @@ func (s settings) fence(log *slog.Logger) agent.Fence {
 	return agent.Fence{After: s.fenceAfter, Program: program}
 }
 
-// beside finds a program in the folder of this one, else in PATH.
+// beside returns the path of a program in the folder of this executable, else in PATH. The
+// folder comes first, so that the two programs are of one release.
 func beside(name string) (string, error) {
 	if self, err := os.Executable(); err == nil {
 		if path, err := exec.LookPath(filepath.Join(filepath.Dir(self), name)); err == nil {
@@ -143,6 +156,9 @@ func beside(name string) (string, error) {
 	return exec.LookPath(name)
 }
 
+// openGPUs opens the inventory of GPUs: a declared one, none, or the NVIDIA library. A
+// machine without that library has no GPUs; a library without a working driver is an error,
+// since starting without the GPUs of the machine would hide the fault.
 func (s settings) openGPUs(log *slog.Logger) (node.GPUs, error) {
 	switch {
 	case s.fakeGPUs != "":
@@ -161,12 +177,15 @@ func (s settings) openGPUs(log *slog.Logger) (node.GPUs, error) {
 	return found, nil
 }
 
-// watchGPUs has the devices' errors heard of and kept. A machine without real
-// ones has none.
+// watchGPUs wraps the inventory of real devices in a watch that receives device errors
+// (XIDs). The watch keeps fatal errors in a file, so that a faulty GPU stays unhealthy
+// across restarts of the agent, until the host boots again or an operator removes the file
+// after a reset of the GPU. Declared and empty inventories have no errors to watch.
 func (s settings) watchGPUs(gpus node.GPUs, log *slog.Logger) (node.GPUs, error) {
 	if _, none := gpus.(noGPUs); none || gpus.Declared() {
 		return gpus, nil
 	}
+	// Kept errors count only for the boot in which they occurred.
 	boot := s.hostBoot
 	if boot == "" {
 		b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
@@ -180,14 +199,16 @@ func (s settings) watchGPUs(gpus node.GPUs, log *slog.Logger) (node.GPUs, error)
 	})
 }
 
-// noGPUs is the inventory of a machine without any.
+// noGPUs is the inventory of a machine without GPUs.
 type noGPUs struct{}
 
+// Devices returns no devices. Declared returns false, and Close does nothing.
 func (noGPUs) Devices(context.Context) ([]berth.GPU, error) { return nil, nil }
 func (noGPUs) Declared() bool                               { return false }
 func (noGPUs) Close() error                                 { return nil }
 
-// cacheBytes is the cache's limit; none at all is written as a negative one.
+// cacheBytes converts the cache's limit from MiB to bytes. agent.Config takes 0 for the
+// default, so a limit of 0, no cache, becomes a negative number.
 func cacheBytes(mib int64) int64 {
 	if mib == 0 {
 		return -1

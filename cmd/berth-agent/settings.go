@@ -19,62 +19,65 @@ import (
 	"berth/wire"
 )
 
-// settings is the agent's configuration as it is typed.
+// settings is the agent's configuration: the flags as typed, and the values that parse
+// derives from the flags.
 type settings struct {
-	server    string
-	joinToken string
-	stateDir  string
-	machine   string
+	server    string // URL of the API
+	joinToken string // a secret; needed only until the machine has joined
+	stateDir  string // credential, caches and files of members
+	machine   string // "": the first label of the host name
 	labels    map[string]string
 	region    string
 	site      string
 	pool      string
 	address   string
-	cpus      string
-	memory    string
-	disk      string
+	cpus      string // "": all
+	memory    string // "": all
+	disk      string // "": the free space
 	cacheSize string
 	inputNets string
-	folders   []string
-	hostBoot  string
+	folders   []string // --file-inputs
+	hostBoot  string   // boot id; "": the kernel's
 
-	gangNetwork string
-	gangPorts   string
+	gangNetwork string // "": one network of the engine for each gang
+	gangPorts   string // FIRST-LAST
 
-	fenceAfter time.Duration
-	deadman    string
+	fenceAfter time.Duration // silence until at_most_one work is stopped
+	deadman    string        // start, service or off
 
-	runtime    string
-	dockerHost string
+	runtime    string // docker or fake
+	dockerHost string // "": the standard socket
 	memlock    bool
-	fakeGPUs   string
+	fakeGPUs   string // path of a declared inventory; "": none
 	noGPUs     bool
 
-	temporal [2]string // address and namespace, ignored
-	otlp     string    // endpoint, as typed
-	syncWait time.Duration
+	temporal [2]string     // address and namespace, ignored
+	otlp     string        // endpoint, as typed
+	syncWait time.Duration // longest wait of one sync call
 
-	capacity berth.Capacity
+	// Derived from the flags.
+	capacity berth.Capacity // 0: as the engine reports
 	ports    wire.PortRange
-	cacheMiB int64
+	cacheMiB int64 // 0: no cache
 	networks publicnet.Policy
 	volumes  fetch.Volumes
 	traces   tracing.Options
 	level    slog.Level
 }
 
-// Who runs the deadman.
+// Values of --deadman: the process that runs berth-deadman.
 const (
 	deadmanStart   = "start"   // the agent, where none answers
 	deadmanService = "service" // the service manager
-	deadmanOff     = "off"     // nobody: no at_most_one work
+	deadmanOff     = "off"     // none runs: this machine takes no at_most_one work
 )
 
-// temporalFlags are accepted and ignored in this version: agents of the version
-// before spoke to Temporal themselves.
+// temporalFlags are accepted and ignored in this version, so that an upgrade does not need
+// new settings on every machine at once: agents of the version before called Temporal
+// themselves.
 var temporalFlags = [...]string{"temporal-address", "temporal-namespace"}
 
-// ignored names the settings that were given and mean nothing any longer.
+// ignored returns the given settings that have no effect in this version.
 func (s *settings) ignored() []string {
 	var given []string
 	for i, name := range temporalFlags {
@@ -85,12 +88,14 @@ func (s *settings) ignored() []string {
 	return given
 }
 
-// Kinds of container engines.
+// Values of --runtime: the kinds of container engines.
 const (
 	runtimeDocker = "docker"
 	runtimeFake   = "fake"
 )
 
+// flags registers all flags with their defaults. FromEnvironment reads the same names from
+// the environment.
 func (s *settings) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.server, "server", "http://127.0.0.1:7070", "URL of the control plane's API")
 	f.StringVar(&s.joinToken, "join-token", "",
@@ -143,7 +148,8 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	flags.LogLevel(f, &s.level)
 }
 
-// parse reads the settings that are words, and reports every fault.
+// parse validates the settings that flags cannot validate themselves and sets the fields
+// that are derived. The error has every fault, so that one start shows all.
 func (s *settings) parse() error {
 	var faults []error
 	fault := func(flag string, err error) {
@@ -154,6 +160,7 @@ func (s *settings) parse() error {
 	if s.machine == "" {
 		name, err := os.Hostname()
 		fault("machine", err)
+		// Machine names are lower case and have no dots.
 		name, _, _ = strings.Cut(strings.ToLower(name), ".")
 		s.machine = name
 	}
@@ -175,6 +182,7 @@ func (s *settings) parse() error {
 	ports, err := wire.ParsePortRange(s.gangPorts)
 	fault("gang-ports", err)
 	s.ports = ports
+	// On the network none members reach no one, and on Docker's default bridge not by name.
 	if strings.ContainsAny(s.gangNetwork, " /:") || s.gangNetwork == "none" || s.gangNetwork == "bridge" {
 		fault("gang-network", fmt.Errorf("%q: allowed are host, and the name of a network on which containers "+
 			"reach each other by name", s.gangNetwork))
@@ -186,6 +194,7 @@ func (s *settings) parse() error {
 	fault("file-inputs", err)
 	if s.cpus != "" {
 		var cpus spec.MilliCPU
+		// A number of cores is a JSON number, which this parser reads as in a job file.
 		fault("cpus", cpus.UnmarshalJSON([]byte(s.cpus)))
 		s.capacity.CPUMilli = int64(cpus)
 	}
@@ -199,12 +208,15 @@ func (s *settings) parse() error {
 		}
 		amount, err := spec.ParseMiB(m.text)
 		fault(m.flag, err)
+		// After a fault the amount is of no use, and the error keeps the agent from
+		// starting.
 		*m.to = int64(amount)
 	}
 	return errors.Join(faults...)
 }
 
-// attributes is the configuration for the log, without secrets.
+// attributes returns the configuration as attributes for the log. The join token is a
+// secret and is only shown as given.
 func (s *settings) attributes() []any {
 	token := ""
 	if s.joinToken != "" {

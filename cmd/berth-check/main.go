@@ -19,7 +19,8 @@ import (
 	"berth/internal/lib/buildinfo"
 )
 
-// The exit statuses.
+// Exit statuses, as documented in the help text. A breach differs from an error, so that a
+// monitor does not take an unreachable database for a broken history.
 const (
 	exitClean    = 0
 	exitBreaches = 1
@@ -28,20 +29,26 @@ const (
 )
 
 func main() {
+	// The first signal cancels the run, which exits with exitUnread; a second one ends the
+	// process at once, since stop restores the default handling of signals.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop)
 	os.Exit(run(ctx, os.Args[1:], os.LookupEnv, os.Stdout, os.Stderr))
 }
 
-// errBreaches says that the history does not hold.
+// errBreaches reports that the history breaks an invariant. The breaches are already
+// printed.
 var errBreaches = errors.New("breaches were found")
 
-// unread is an error of reading, not of usage.
+// unread marks an error of reading: the database, an input file or the output could not be
+// used. All other errors are wrong usage.
 type unread struct{ error }
 
+// Unwrap returns the marked error.
 func (u unread) Unwrap() error { return u.error }
 
-// run is the program; it returns its exit status.
+// run executes the program with all of its surroundings as arguments, for tests, and
+// returns the exit status.
 func run(ctx context.Context, args []string, lookup func(string) (string, bool), out, errs io.Writer) int {
 	cmd := command(lookup)
 	cmd.SetArgs(args)
@@ -62,15 +69,17 @@ func run(ctx context.Context, args []string, lookup func(string) (string, bool),
 	return exitUsage
 }
 
+// settings are the flags.
 type settings struct {
-	databaseURL string
-	events      []string
-	accepted    []string
-	output      string
-	since       time.Duration
+	databaseURL string        // --database-url, else BERTH_DATABASE_URL
+	events      []string      // paths of files of container events
+	accepted    []string      // paths of files of accepted submits
+	output      string        // text or json
+	since       time.Duration // age of the oldest work to verify; 0: no limit
 	options     check.Options
 }
 
+// command returns the command of berth-check; lookup reads the environment.
 func command(lookup func(string) (string, bool)) *cobra.Command {
 	var s settings
 	cmd := &cobra.Command{
@@ -102,6 +111,8 @@ Exit status: 0 no breach, 1 breaches, 2 wrong usage, 3 something could not be re
 	return cmd
 }
 
+// run reads the inputs, verifies the history and prints the result. Breaches are printed
+// before errBreaches is returned. Wrong settings fail before anything is read.
 func (s settings) run(ctx context.Context, out io.Writer) error {
 	switch {
 	case s.databaseURL == "":
@@ -114,6 +125,8 @@ func (s settings) run(ctx context.Context, out io.Writer) error {
 	if s.since > 0 {
 		s.options.Since = time.Now().Add(-s.since)
 	}
+	// The files first: a snapshot that stays open keeps the database from cleaning up old
+	// rows.
 	events, err := readFiles(s.events, check.ReadContainerEvents)
 	if err != nil {
 		return unread{err}
@@ -139,7 +152,8 @@ func (s settings) run(ctx context.Context, out io.Writer) error {
 	return nil
 }
 
-// readFiles reads every file and concatenates their records.
+// readFiles reads every file and concatenates their records. An error names the file. The
+// records stay in memory; files may overlap in time.
 func readFiles[T any](paths []string, read func(io.Reader) ([]T, error)) ([]T, error) {
 	var all []T
 	for _, path := range paths {
@@ -156,6 +170,8 @@ func readFiles[T any](paths []string, read func(io.Reader) ([]T, error)) ([]T, e
 	return all, nil
 }
 
+// print writes the result. JSON is one document for programs; text has each breach with the
+// sentence of its invariant and the rows that prove the breach.
 func (s settings) print(out io.Writer, r check.Result) error {
 	if s.output == "json" {
 		e := json.NewEncoder(out)

@@ -236,9 +236,9 @@ func spentText(j wire.Job) string {
 	return strings.Join(parts, ", ")
 }
 
-// lostText formats the lost work of all attempts together: steps and GPU-seconds that a
-// later attempt had to repeat, after the checkpoint from which it resumed. It returns "" if
-// no attempt reports a loss.
+// lostText formats the lost work of all attempts together, in steps and GPU-seconds: the
+// work that a later attempt had to repeat after its checkpoint. It returns "" if no attempt
+// reports a loss.
 func lostText(attempts []berth.Attempt) string {
 	var steps int64
 	var seconds float64

@@ -77,7 +77,6 @@ func showTenants(a *app, list wire.Page[wire.Tenant]) error {
 	return a.show(view{body: list, names: names, table: func(wide bool) error {
 		t := table{screen: a.outTerm, head: []string{"TENANT", "PARENT", "WEIGHT", "RUNNING", "WAITING",
 			"GPUS", "GPU-HOURS"}}
-		// The order of the cells below is that of the heading.
 		if wide {
 			t.head = append(t.head, "CPUS", "MEMORY", "CPU-HOURS", "AGE")
 		}

@@ -111,8 +111,8 @@ func unpackable(ctx context.Context, field, folder string, err error) error {
 	}
 }
 
-// withoutFolders removes the folders of a spec, which have no address without an upload.
-// Where a job fits does not depend on them. The other inputs are removed with the folders.
+// withoutFolders removes the local folders of a spec, which have no address without an
+// upload, and its other inputs too. Where a job fits does not depend on local folders.
 func withoutFolders(jobSpec spec.Job) spec.Job {
 	if len(jobSpec.Unsent()) > 0 {
 		jobSpec.Workdir, jobSpec.Inputs = "", nil

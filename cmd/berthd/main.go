@@ -17,7 +17,8 @@ import (
 )
 
 func main() {
-	// The first signal stops it in order, a second one at once.
+	// The first signal stops the control plane in order; a second one ends the process at
+	// once, since stop restores the default handling of signals.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop)
 	if err := command(os.LookupEnv).ExecuteContext(ctx); err != nil {
@@ -26,7 +27,8 @@ func main() {
 	}
 }
 
-// command is berthd; lookup reads the environment.
+// command returns the command of berthd; lookup reads the environment, so that tests can
+// pass their own.
 func command(lookup func(string) (string, bool)) *cobra.Command {
 	s := settings{Config: controlplane.Default()}
 	cmd := &cobra.Command{
@@ -37,6 +39,8 @@ func command(lookup func(string) (string, bool)) *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			// After cobra has parsed the command line: only flags that it lacks are read
+			// from the environment.
 			if err := flags.FromEnvironment(cmd.Flags(), lookup); err != nil {
 				return err
 			}
@@ -44,7 +48,7 @@ func command(lookup func(string) (string, bool)) *cobra.Command {
 			if s.traces, err = tracing.FromEnvironment(lookup, s.otlp); err != nil {
 				return err
 			}
-			s.adminToken, _ = lookup("BERTH_ADMIN_TOKEN") // no flag: others on this machine could read it
+			s.adminToken, _ = lookup("BERTH_ADMIN_TOKEN") // no flag: other users can read the arguments of a process
 			return run(cmd.Context(), s)
 		},
 	}
@@ -52,6 +56,8 @@ func command(lookup func(string) (string, bool)) *cobra.Command {
 	return cmd
 }
 
+// run validates the settings, opens the traces and runs the control plane until ctx ends.
+// An error ends the process with exit status 1; a stop by a signal is no error.
 func run(ctx context.Context, s settings) error {
 	if err := s.parse(); err != nil {
 		return err
@@ -59,13 +65,15 @@ func run(ctx context.Context, s settings) error {
 	if err := s.Validate(); err != nil {
 		return err
 	}
-	// TLS and credentials of Temporal come the way its own tools take them, from
-	// TEMPORAL_TLS_... and TEMPORAL_API_KEY.
+	// TLS and credentials of Temporal are read as Temporal's own tools read them, from
+	// TEMPORAL_TLS_... and TEMPORAL_API_KEY. The address is berthd's own setting.
 	temporal, err := envconfig.LoadDefaultClientOptions()
 	if err != nil {
 		return fmt.Errorf("temporal client settings: %w", err)
 	}
 	log := s.logger()
+	// The instance distinguishes replicas in traces, also several on one host. Without a
+	// host name the process id remains.
 	host, _ := os.Hostname()
 	s.traces.Service, s.traces.Version, s.traces.Instance, s.traces.Logger = "berthd", buildinfo.Version(),
 		fmt.Sprintf("%s/%d", host, os.Getpid()), log
@@ -85,7 +93,9 @@ func run(ctx context.Context, s settings) error {
 	return c.Run(ctx)
 }
 
-// printToken shows the first admin token, once and apart from the log.
+// printToken prints the secret of the first admin token to standard output, apart from the
+// log on standard error: logs are collected and kept. Only this start can show the secret,
+// as the database stores it nowhere.
 func printToken(secret string) {
 	fmt.Printf("First admin token, shown only now:\n\n    %s\n\nKeep it, and make others with: berth token create\n",
 		secret)

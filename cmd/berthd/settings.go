@@ -13,17 +13,20 @@ import (
 	"berth/internal/lib/tracing"
 )
 
-// settings is the control plane's configuration as it is typed.
+// settings is the control plane's configuration as typed: the configuration itself, and the
+// texts from which parse derives further fields.
 type settings struct {
 	controlplane.Config
-	roles      []string
-	logFormat  string
-	level      slog.Level
-	adminToken string
-	otlp       string // endpoint, as typed
-	traces     tracing.Options
+	roles      []string        // of Config.Roles, as typed
+	logFormat  string          // text or json
+	level      slog.Level      // least level that is logged
+	adminToken string          // admin token chosen by the operator; "": none
+	otlp       string          // endpoint, as typed
+	traces     tracing.Options // from otlp and the standard variables
 }
 
+// flags registers all flags. s must hold the defaults, which the help text shows: they are
+// defined once, in controlplane.Default.
 func (s *settings) flags(f *pflag.FlagSet) {
 	for _, r := range s.Roles {
 		s.roles = append(s.roles, string(r))
@@ -82,7 +85,8 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.logFormat, "log-format", "text", "log format: text or json")
 }
 
-// policyFlags are those about the order of jobs; see docs/operate/tenants.md.
+// policyFlags registers the flags of the queue policy: the order of waiting jobs, fair
+// shares, reserved starts and preemption. docs/operate/tenants.md describes their effect.
 func policyFlags(f *pflag.FlagSet, p *controlplane.Policy) {
 	f.StringVar(&p.Order, "order", p.Order, "order of waiting jobs: fair, priority, fifo or srsf")
 	f.IntVar(&p.BandWidth, "band-width", p.BandWidth,
@@ -111,8 +115,10 @@ func policyFlags(f *pflag.FlagSet, p *controlplane.Policy) {
 		"order srsf: preempt a job whose remaining service exceeds this many times that of the waiting job; 0: never")
 }
 
-// parse reads the settings that are words.
+// parse derives the settings that flags cannot parse themselves. Config.Validate, which
+// runs next, checks the values, including the names of roles.
 func (s *settings) parse() error {
+	// Config holds the default roles until here; the flag starts with the same ones.
 	s.Roles = nil
 	for _, r := range s.roles {
 		s.Roles = append(s.Roles, controlplane.Role(strings.TrimSpace(r)))
@@ -123,6 +129,8 @@ func (s *settings) parse() error {
 	return nil
 }
 
+// logger returns the logger of the process. The log goes to standard error; standard output
+// is only for the first admin token.
 func (s *settings) logger() *slog.Logger {
 	o := &slog.HandlerOptions{Level: s.level}
 	if s.logFormat == "json" {
