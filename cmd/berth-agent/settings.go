@@ -137,9 +137,9 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.fakeGPUs, "fake-gpus", "",
 		"file with a declared inventory of GPUs, for machines without any; marked as declared in every listing")
 	f.BoolVar(&s.noGPUs, "no-gpus", false, "ignore the machine's GPUs")
-	for i, name := range temporalFlags { // of the version before; the next one refuses them
+	for i, name := range temporalFlags { // flags of the version before; the next version refuses them
 		f.StringVar(&s.temporal[i], name, "", "ignored: agents call the control plane alone")
-		_ = f.MarkHidden(name) // it exists
+		_ = f.MarkHidden(name) // the error is for unknown flags
 	}
 	f.DurationVar(&s.syncWait, "sync-wait", berth.SyncWait,
 		"how long a sync call waits for orders, at most "+berth.SyncWait.String()+

@@ -26,6 +26,8 @@ func newCheckpoints(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			// The job found above has its checkpoints too; this call returns the API's own
+			// list document.
 			list, err := c.Checkpoints(cmd.Context(), job.ID)
 			if err != nil {
 				return a.failed(cmd.Context(), err)

@@ -70,8 +70,7 @@ func followEvents(ctx context.Context, a *app, job wire.Job) error {
 	}
 	err = c.FollowEvents(ctx, job.ID, 0, func(e wire.Event) error {
 		switch a.Output {
-		// A stream has no end that an indented document could wait for, hence one line
-		// each.
+		// Events may arrive over days, so each is a document of its own, on one line.
 		case "json", "yaml":
 			b, err := json.Marshal(e)
 			if err != nil {

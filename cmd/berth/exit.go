@@ -63,7 +63,7 @@ func usagef(format string, args ...any) *usageError {
 // already printed the end, so no error is printed.
 type endedError struct{ state berth.State }
 
-// Error returns the end in words, for logs of tests; users see sayEnd's line instead.
+// Error returns the end in words. Users see the line of sayEnd instead.
 func (e *endedError) Error() string { return "the job " + string(e.state) }
 
 // timeoutError reports that --timeout passed: exit code 124. The job continues.

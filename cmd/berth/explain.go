@@ -110,7 +110,7 @@ func addTerms(s *sheet, list []wire.Term) {
 	label := "place by"
 	for _, t := range list {
 		text := t.Text
-		if text == "" { // from a server that sends the value alone
+		if text == "" { // an older server sends the value without a text
 			text = t.Name + " " + t.Value
 		}
 		s.add(label, oneLine(text))
@@ -158,15 +158,15 @@ func addFit(s *sheet, f wire.Fit) {
 }
 
 // writeFit prints the sheet and, below the sheet, the conditions that rule machines out.
-// RULES OUT counts machines that passed all earlier conditions, BY ITSELF all machines that
-// fail the condition.
+// RULES OUT counts the machines that fail a condition and passed all earlier ones, BY
+// ITSELF all machines that fail the condition.
 func writeFit(a *app, s *sheet, f wire.Fit, wide bool) error {
 	if err := s.write(a.out); err != nil {
 		return err
 	}
 	// DeleteFunc overwrites its argument, and the slice belongs to the caller.
 	clauses := f.Clauses
-	if !wide { // without clauses that only repeat a condition above
+	if !wide { // leave out conditions that only repeat an earlier one
 		clauses = slices.DeleteFunc(slices.Clone(clauses), func(c wire.FitClause) bool { return c.After == 0 })
 	}
 	if len(clauses) == 0 {

@@ -73,8 +73,8 @@ func newLogs(a *app) *cobra.Command {
 }
 
 // printLine prints one line of a log. On a terminal, control characters are removed except
-// colours; a pipe or a file receives the text unchanged. -o json and -o yaml
-// print one JSON document on each line.
+// colours; a pipe or a file receives the text unchanged. -o json and -o yaml print one JSON
+// document on each line.
 func printLine(a *app, l wire.LogLine, stamps bool) error {
 	if a.Output == "json" || a.Output == "yaml" {
 		b, err := json.Marshal(l)

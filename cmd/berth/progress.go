@@ -50,7 +50,7 @@ func (p *progress) update(j wire.Job) {
 		return
 	}
 	if j.Status.Terminal() {
-		return // sayEnd says it
+		return // sayEnd prints the end
 	}
 	p.status, p.at = j.Status, now
 	if j.Progress != nil {

@@ -190,7 +190,7 @@ var quotaFlags = []struct {
 	{"limit-gpus", "GPUs it never holds more of", amountFlag(limit, gpus)},
 	{"borrow", "what may run beyond the guarantee while others leave room idle: any, preemptible, none",
 		func(q *spec.Quota, text string) error {
-			q.Borrow = spec.Borrow(text) // none is a value here
+			q.Borrow = spec.Borrow(text) // here "none" is a value and lifts nothing
 			return nil
 		}},
 	{"max-running", "jobs that hold capacity at once",
@@ -412,7 +412,7 @@ func applyQuotaFlags(flags *pflag.FlagSet, q *spec.Quota) error {
 	some := false
 	for _, f := range quotaFlags {
 		given := flags.Lookup(f.name)
-		// Changed, since an empty text is a value that the setter must refuse.
+		// Changed, since an empty text is a value too, which the setter must judge.
 		if !given.Changed {
 			continue
 		}

@@ -118,7 +118,7 @@ func fireCell(f wire.Fire) cell {
 	case wire.FireSkipped, wire.FireBuffered, wire.FireDue:
 		return cell{string(f.Status), warn}
 	default:
-		return cell{text: string(f.Status)} // of a newer server
+		return cell{text: string(f.Status)} // a status of a newer server
 	}
 }
 

@@ -20,7 +20,7 @@ var idLike = regexp.MustCompile(`^[0-9a-fA-F]{4}[0-9a-fA-F-]*$`)
 // element of an array, and NAME.fit the step fit of a pipeline; the two combine. Several
 // ids with the same beginning, or no job, are errors.
 func (a *app) job(ctx context.Context, c *client.Client, arg string) (wire.Job, error) {
-	if arg == "" { // as of a variable that is not set: the server would list all jobs
+	if arg == "" { // as from an unset variable: the server would list all jobs
 		return wire.Job{}, usagef("a job's id or name is missing")
 	}
 	if array, which := elementsOf(arg); which != "" {

@@ -28,6 +28,8 @@ func newTenantCreate(a *app) *cobra.Command {
 		Example: "  berth tenant create vision --parent lab --weight 2",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			// The server validates the name and the parent. "" as the parent puts the
+			// tenant at the top.
 			n.ID, n.Parent = berth.TenantID(args[0]), berth.TenantID(parent)
 			c, err := a.client()
 			if err != nil {

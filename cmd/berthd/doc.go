@@ -2,7 +2,7 @@
 // and the leader that places jobs. Any number of replicas may run; --role selects
 // the components of each.
 //
-// It needs a PostgreSQL database, which it migrates, a Temporal server and an
+// berthd needs a PostgreSQL database, which it migrates, a Temporal server and an
 // object store. At its start berthd waits for the database. While Temporal is down,
 // berthd accepts jobs and answers calls about jobs; work continues once Temporal is
 // back.
