@@ -8,14 +8,13 @@ import (
 	"github.com/labstack/echo/v4"
 )
 
-// addresses finds the address a request comes from, for limits by
-// address.
+// addresses determines the client address of a request, for rate limits by address.
 type addresses struct {
 	of echo.IPExtractor
 }
 
-// newAddresses accepts X-Forwarded-For only from trusted proxies, and only the
-// entries that trusted proxies have added.
+// newAddresses accepts X-Forwarded-For only from trusted proxies, and only the entries
+// that trusted proxies have added.
 func newAddresses(trusted []netip.Prefix) addresses {
 	if len(trusted) == 0 {
 		return addresses{echo.ExtractIPDirect()}
@@ -28,8 +27,8 @@ func newAddresses(trusted []netip.Prefix) addresses {
 	return addresses{echo.ExtractIPFromXFFHeader(options...)}
 }
 
-// client returns the network that stands for the caller: an IPv4 address, or the
-// /64 of an IPv6 address, since one host commonly has a whole /64. Requests
+// client returns the network that identifies the caller in rate limits: an IPv4 address,
+// or the /64 of an IPv6 address, since one host commonly has a whole /64. Requests
 // without a readable address share the zero Prefix.
 func (a addresses) client(r *http.Request) netip.Prefix {
 	ip, err := netip.ParseAddr(a.of(r))
@@ -39,6 +38,8 @@ func (a addresses) client(r *http.Request) netip.Prefix {
 	return network(ip)
 }
 
+// network returns the /32 of an IPv4 address, also of one mapped into IPv6, or the /64 of
+// an IPv6 address. A zone is ignored.
 func network(ip netip.Addr) netip.Prefix {
 	ip = ip.Unmap().WithZone("")
 	bits := 32

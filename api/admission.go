@@ -16,7 +16,7 @@ import (
 	"berth/wire"
 )
 
-// admissionHandlers serve the pause of all new starts.
+// admissionHandlers serve the cluster-wide pause of new starts.
 type admissionHandlers struct {
 	cluster   *db.Cluster
 	explainer *explain.Explainer
@@ -36,6 +36,8 @@ func (h *admissionHandlers) mount(r *router) {
 
 type admissionOutput struct{ Body wire.Admission }
 
+// showAdmission returns the newest change of admission. The route is open to all users,
+// so that they can see why their jobs wait.
 func (h *admissionHandlers) showAdmission(ctx context.Context, _ *struct{}) (*admissionOutput, error) {
 	a, err := h.cluster.Admission(ctx)
 	if err != nil {
@@ -44,6 +46,8 @@ func (h *admissionHandlers) showAdmission(ctx context.Context, _ *struct{}) (*ad
 	return &admissionOutput{a}, nil
 }
 
+// setAdmission pauses or resumes all new starts. The explainer must forget its reading of
+// the queue, or its next answers would still describe the state before the change.
 func (h *admissionHandlers) setAdmission(ctx context.Context, in *Request) (*admissionOutput, error) {
 	n, err := readValid[spec.NewAdmission](*in, nil)
 	if err != nil {
@@ -70,6 +74,7 @@ func pauseText(a wire.Admission) string {
 	return text
 }
 
+// pauseHint is the hint of every answer that names a pause as the cause.
 const pauseHint = "an admin ends the pause with 'berth admission resume'"
 
 // controlPlane describes the limits of the control plane that hold back the starts of
@@ -80,8 +85,8 @@ type controlPlane struct {
 	temporal *overload.Limiter // nil: its limit is not described
 }
 
-// blockers returns the blockers of a waiting job that lie in the control
-// plane, which its owner cannot change.
+// blockers returns the blockers of a waiting job that lie in the control plane. The job's
+// owner cannot remove them.
 func (p *controlPlane) blockers(ctx context.Context, state berth.State) ([]wire.Blocker, error) {
 	a, err := p.cluster.Admission(ctx)
 	if err != nil {
@@ -90,7 +95,8 @@ func (p *controlPlane) blockers(ctx context.Context, state berth.State) ([]wire.
 	return p.heldBack(a, state), nil
 }
 
-// heldBack is blockers with an admission that was read before.
+// heldBack is blockers for an admission that the caller has already read. A pause hides
+// all other blockers: while it lasts, no limit of the control plane matters.
 func (p *controlPlane) heldBack(a wire.Admission, state berth.State) []wire.Blocker {
 	if a.Paused {
 		return []wire.Blocker{{Code: "paused", Message: pauseText(a), Hint: pauseHint}}
@@ -102,9 +108,9 @@ func (p *controlPlane) heldBack(a wire.Admission, state berth.State) []wire.Bloc
 	return nil
 }
 
-// overloaded describes the limit that holds back starts of jobs in that state, ""
-// if none does. A replica that places nothing, or starts no workflows, reports no
-// rate: that of the leader, or of another replica, is not known here.
+// overloaded describes the limit that holds back starts of jobs in the given state, or
+// returns "" without such a limit. A replica that places no jobs, or starts no workflows,
+// reports no rate: the rate of the leader, or of another replica, is not known here.
 func (p *controlPlane) overloaded(state berth.State) string {
 	if p.gate == nil {
 		return ""
@@ -131,7 +137,8 @@ func (p *controlPlane) overloaded(state berth.State) string {
 	return ""
 }
 
-// tellPause gives waiting jobs that have no reason yet the pause as theirs.
+// tellPause sets the pause of admission as the reason of waiting jobs that have no reason
+// yet. Without such jobs the database is not asked.
 func (p *controlPlane) tellPause(ctx context.Context, jobs ...*wire.Job) error {
 	untold := func(j *wire.Job) bool { return j.Status.Waiting() && j.Reason == nil }
 	if !slices.ContainsFunc(jobs, untold) {

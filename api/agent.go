@@ -19,7 +19,7 @@ import (
 	"berth/wire"
 )
 
-// AgentDeps are the dependencies of the agents' protocol alone.
+// AgentDeps are the dependencies that only the agents' protocol needs.
 type AgentDeps struct {
 	Blobs *blob.Store // nil: machines can store neither logs nor checkpoints
 }
@@ -29,13 +29,13 @@ type AgentDeps struct {
 const maxAgentBody = 16 << 20
 
 // agentHandlers serve the calls with which a machine's agent registers, reports and
-// claims work. The routes of all agents' calls are under /agent/v1, behind the check
-// that the caller holds a machine's token: caller(ctx).Machine is the machine.
-// POST /agent/v1/join alone is open, since its caller has only a join token.
-// Handlers return errors (*berth.Error and others); renderError answers them.
+// claims work. The routes of all agents' calls are under /agent/v1, behind the check that
+// the caller holds a machine's token: caller(ctx).Machine is the machine. POST
+// /agent/v1/join alone is open, since its caller has only a join token. Handlers return
+// errors (*berth.Error and others); renderError answers them.
 //
-// These routes are plain handlers: they are the system's hot path, both ends
-// are our own, and they are no part of the public description.
+// These routes are plain handlers without huma: they are the system's hot path, both ends
+// are Berth's own, and the public API description leaves them out.
 type agentHandlers struct {
 	agents    *db.Agents
 	admission *admission.Controller
@@ -50,18 +50,22 @@ func (h *agentHandlers) mount(r *router) {
 	r.agents.POST("/claim", h.agentClaim)
 }
 
-// readAgent decodes a JSON body strictly.
+// readAgent decodes the JSON body of an agent's call strictly. The body must arrive
+// within agentBodyTimeout; afterwards the read deadline is lifted, because a sync may be
+// held open until its machine gets new orders.
 func readAgent[T any](c echo.Context) (T, error) {
 	readDeadline(c, time.Now().Add(agentBodyTimeout))
 	v, err := decodeAgent[T](c, maxAgentBody)
-	readDeadline(c, time.Time{}) // the call may be held now
+	readDeadline(c, time.Time{}) // the call may now be held open
 	return v, err
 }
 
+// decodeAgent decodes a body of at most limit bytes, which must hold exactly one JSON
+// value without unknown fields.
 func decodeAgent[T any](c echo.Context, limit int64) (T, error) {
 	var v T
-	// The response that the server made knows how to close a connection whose body
-	// is too long.
+	// MaxBytesReader needs the server's own response to close the connection of a body
+	// that is too long.
 	d := json.NewDecoder(http.MaxBytesReader(c.Response().Writer, c.Request().Body, limit))
 	d.DisallowUnknownFields()
 	err := d.Decode(&v)
@@ -79,6 +83,8 @@ func decodeAgent[T any](c echo.Context, limit int64) (T, error) {
 
 func machineOf(c echo.Context) berth.MachineID { return caller(c.Request().Context()).Machine }
 
+// agentRegister opens an agent's session. Jobs that lost members by the machine's reboot
+// are poked, so that their workflows react at once.
 func (h *agentHandlers) agentRegister(c echo.Context) error {
 	req, err := readAgent[wire.RegisterRequest](c)
 	if err != nil {
@@ -103,15 +109,16 @@ func (h *agentHandlers) agentRegister(c echo.Context) error {
 	return c.JSON(http.StatusOK, answer)
 }
 
-// poke notifies workflows that their members have ended without a report of
-// their agent.
+// poke notifies workflows that their members have ended without a report from the agent.
 func poke(p Poker, jobs []berth.JobID) {
 	if p != nil && len(jobs) > 0 {
 		p.Poke(jobs...)
 	}
 }
 
-// seen is the highest watermark of the calling machine, zero if it sends none.
+// seen returns the highest watermark that the calling machine has stored, or the zero
+// value if the machine sends none. An old watermark from the database and a newer one
+// here reveal a restored backup.
 func seen(c echo.Context) (wire.StoredWatermark, error) {
 	value := c.Request().Header.Get(wire.HeaderWatermark)
 	if value == "" {
@@ -120,6 +127,8 @@ func seen(c echo.Context) (wire.StoredWatermark, error) {
 	return wire.ParseWatermark(value)
 }
 
+// agentSync renews the machine's lease, takes its reports and answers with its orders.
+// The fail points surround only calls with reports.
 func (h *agentHandlers) agentSync(c echo.Context) error {
 	req, err := readAgent[wire.SyncRequest](c)
 	if err != nil {
@@ -152,6 +161,8 @@ func (h *agentHandlers) agentSync(c echo.Context) error {
 	return c.JSON(http.StatusOK, answer)
 }
 
+// agentClaim assigns an allocation to its agent. The answer carries the secrets and the
+// volumes of the job, which no other answer contains.
 func (h *agentHandlers) agentClaim(c echo.Context) error {
 	req, err := readAgent[wire.ClaimRequest](c)
 	if err != nil {
@@ -173,7 +184,7 @@ func (h *agentHandlers) agentClaim(c echo.Context) error {
 	if err := h.secrets.handOut(c.Request().Context(), &claim); err != nil {
 		return err
 	}
-	if len(claim.Spec.VolumesNamed()) > 0 { // as the operator says now, not when it was submitted
+	if len(claim.Spec.VolumesNamed()) > 0 { // the operator's present rules count, not those at the submit
 		if claim.Volumes, err = h.admission.Allowed(c.Request().Context(), claim.Tenant); err != nil {
 			return err
 		}
@@ -181,10 +192,13 @@ func (h *agentHandlers) agentClaim(c echo.Context) error {
 	return c.JSON(http.StatusOK, claim)
 }
 
-// pruneTimeout bounds the deletion of unneeded objects. The reconciler removes
-// objects that are left behind.
+// pruneTimeout bounds the deletion of unneeded objects. The reconciler removes objects
+// that are left behind.
 const pruneTimeout = 20 * time.Second
 
+// agentCheckpoint records one member's shard of a checkpoint. Shards that the database
+// has pruned or refused are deleted only after the commit, so that no recorded shard
+// lacks its objects.
 func (h *agentObjectHandlers) agentCheckpoint(c echo.Context) error {
 	p, err := readAgent[wire.CheckpointReport](c)
 	if err != nil {
@@ -206,7 +220,7 @@ func (h *agentObjectHandlers) agentCheckpoint(c echo.Context) error {
 	return c.NoContent(http.StatusNoContent)
 }
 
-// blobStore is the store of objects of this server, if it has one.
+// blobStore is this server's object store, or the error for a server without a store.
 type blobStore struct {
 	store *blob.Store // nil: machines can store neither logs nor checkpoints
 }
@@ -218,6 +232,7 @@ func (b *blobStore) blobs() (*blob.Store, error) {
 	return b.store, nil
 }
 
+// readAll reads a body of at most limit bytes, within agentBodyTimeout.
 func readAll(c echo.Context, limit int64) ([]byte, error) {
 	readDeadline(c, time.Now().Add(agentBodyTimeout))
 	b, err := io.ReadAll(http.MaxBytesReader(c.Response().Writer, c.Request().Body, limit))

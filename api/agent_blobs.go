@@ -19,11 +19,11 @@ import (
 	"berth/wire"
 )
 
-// maxObject is the longest object a machine may store; one file of a checkpoint
+// maxObject is the longest object a machine may store, in bytes; one file of a checkpoint
 // is one object.
 const maxObject = 1 << 40
 
-// agentLogHandlers take the logs that machines send.
+// agentLogHandlers store the logs that machines send.
 type agentLogHandlers struct {
 	blobStore
 	logs      *db.Logs
@@ -34,11 +34,11 @@ type agentLogHandlers struct {
 
 func (h *agentLogHandlers) mount(r *router) { r.agents.PUT("/logs/:alloc", h.agentLog) }
 
-// agentLog appends a piece to a member's log by compare-and-append: it begins at
-// ?offset, which must be the log's end. The object is written first, under a
-// name that its offset gives, and only once; the row that makes it a part of
-// the log comes second. A sender that was cut off between the two finds its own
-// object there and the row is written for that.
+// agentLog appends a piece to a member's log by compare-and-append: ?offset must be the
+// end of the log. The object is written first, once, under a name derived from its
+// offset; the row that makes the object a part of the log comes second. A sender that was
+// cut off between the two steps finds its own object in the store, and the row is written
+// for that object.
 func (h *agentLogHandlers) agentLog(c echo.Context) error {
 	alloc, err := strconv.ParseInt(c.Param("alloc"), 10, 64)
 	if err != nil {
@@ -61,7 +61,7 @@ func (h *agentLogHandlers) agentLog(c echo.Context) error {
 	if err != nil {
 		return err
 	}
-	if place.Cut { // a storage quota has ended it: the sender goes on, and nothing is stored
+	if place.Cut { // by a storage quota: the sender goes on, nothing is stored
 		return c.JSON(http.StatusOK, wire.LogAck{End: offset + int64(len(chunk))})
 	}
 	if place.End < offset {
@@ -69,7 +69,7 @@ func (h *agentLogHandlers) agentLog(c echo.Context) error {
 			return err
 		}
 	}
-	if place.End != offset || len(chunk) == 0 { // of an empty piece the answer is all that is asked for
+	if place.End != offset || len(chunk) == 0 { // an empty piece only asks for the end
 		return c.JSON(http.StatusOK, wire.LogAck{End: place.End})
 	}
 	end, err := h.takeLog(ctx, store, berth.AllocationID(alloc), place, chunk)
@@ -80,7 +80,8 @@ func (h *agentLogHandlers) agentLog(c echo.Context) error {
 }
 
 // takeLog appends a piece to a log, or cuts the log where a storage quota has no room for
-// the piece. It returns the end of the log as its sender should see it.
+// the piece. It returns the end of the log as the sender should see it: past the piece,
+// even if the piece was dropped, so that the sender does not repeat it.
 func (h *agentLogHandlers) takeLog(
 	ctx context.Context, store *blob.Store, alloc berth.AllocationID, place db.LogPlace, chunk []byte,
 ) (end int64, err error) {
@@ -100,12 +101,12 @@ func (h *agentLogHandlers) takeLog(
 	return end, failpoint.Hit("api.log.after")
 }
 
-// maxRestored bounds the pieces that one call finds again.
+// maxRestored bounds the pieces that one call recovers from the store.
 const maxRestored = 64
 
-// restoreLog makes pieces part of the log again that a restored database lacks and
-// the store still has. It returns the log's end, which is less than offset if the
-// store lacks some as well, or if there are more than one call finds.
+// restoreLog records pieces again that a restored database lacks and the store still has.
+// The returned end of the log is less than offset if the store lacks some pieces as well,
+// or if more than maxRestored are missing; the sender then continues from that end.
 func (h *agentLogHandlers) restoreLog(
 	ctx context.Context, store *blob.Store, alloc berth.AllocationID, place db.LogPlace, offset int64,
 ) (end int64, err error) {
@@ -129,8 +130,8 @@ func (h *agentLogHandlers) restoreLog(
 	return place.End, nil
 }
 
-// session reads the session of a call from its headers. Without headers it
-// returns a session that matches no machine.
+// session reads the session of a call from its headers. Without headers it returns a
+// session that matches no machine.
 func session(c echo.Context) db.Session {
 	h := c.Request().Header
 	epoch, err := strconv.ParseInt(h.Get(wire.HeaderEpoch), 10, 64)
@@ -140,10 +141,10 @@ func session(c echo.Context) db.Session {
 	return db.Session{AgentBoot: h.Get(wire.HeaderAgentBoot), Epoch: epoch}
 }
 
-// appendLog stores a piece at the log's end. An object that is there already, and of
-// which the piece is the beginning or the reverse, was stored by a call whose row was
-// not written, and is adopted. Any other one belongs to an attempt that a restored
-// database has forgotten, and whose number was given again: it is replaced.
+// appendLog stores a piece at the log's end. If an object already exists at that place,
+// and one of the two is a prefix of the other, an earlier call stored the object without
+// writing its row, and the object is adopted. Any other object belongs to an attempt that
+// a restored database has forgotten, and whose number was given again: it is replaced.
 func (h *agentLogHandlers) appendLog(
 	ctx context.Context, store *blob.Store, alloc berth.AllocationID, place db.LogPlace, chunk []byte,
 ) (int64, error) {
@@ -168,9 +169,9 @@ func (h *agentLogHandlers) appendLog(
 	return record(ctx, alloc, place, chunk)
 }
 
-// adoptLog returns the content of the object at key after it has become a piece of
-// the same log as chunk. The note of a cut is never replaced: another call may be about
-// to record it.
+// adoptLog returns the content of the object at key after making sure that the object is
+// a piece of the same log as chunk. The note of a cut is never replaced: another call may
+// be about to record it.
 func adoptLog(ctx context.Context, store *blob.Store, key string, chunk []byte) ([]byte, error) {
 	stored, err := store.ReadAll(ctx, key, blob.MaxLogChunk)
 	same := bytes.HasPrefix(stored, chunk) || bytes.HasPrefix(chunk, stored) && len(stored) > 0
@@ -181,8 +182,8 @@ func adoptLog(ctx context.Context, store *blob.Store, key string, chunk []byte) 
 	return chunk, err
 }
 
-// recordChunk writes the row that makes a stored object the log's next piece, and
-// returns the log's end.
+// recordChunk writes the row that makes a stored object the log's next piece, and returns
+// the log's end.
 func (h *agentLogHandlers) recordChunk(
 	ctx context.Context, alloc berth.AllocationID, place db.LogPlace, chunk []byte,
 ) (int64, error) {
@@ -213,7 +214,9 @@ func (h *agentObjectHandlers) mount(r *router) {
 	r.agents.GET("/uploads/:alloc/:address", h.agentUpload)
 }
 
-// object checks a key and whether the calling machine may touch it.
+// object parses the key of a call and authorizes the calling machine to read or write the
+// object. Writes need the current session, so that an agent of an older session cannot
+// replace objects.
 func (h *agentObjectHandlers) object(
 	c echo.Context, write bool,
 ) (store *blob.Store, key string, place blob.Place, err error) {
@@ -231,6 +234,9 @@ func (h *agentObjectHandlers) object(
 	return store, key, place, err
 }
 
+// agentPutObject stores an object. Its length must be announced: quotas are checked
+// before the body is read, and a body that breaks off is never mistaken for a whole
+// object.
 func (h *agentObjectHandlers) agentPutObject(c echo.Context) error {
 	store, key, place, err := h.object(c, true)
 	if err != nil {
@@ -257,6 +263,7 @@ func (h *agentObjectHandlers) agentPutObject(c echo.Context) error {
 	return c.NoContent(http.StatusNoContent)
 }
 
+// agentGetObject sends an object of the job that the machine works on.
 func (h *agentObjectHandlers) agentGetObject(c echo.Context) error {
 	store, key, _, err := h.object(c, false)
 	if err != nil {

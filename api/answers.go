@@ -10,11 +10,11 @@ import (
 	"berth"
 )
 
-// maxAnswer is the longest answer of a user's call that is no transfer.
+// maxAnswer is the longest answer, in bytes, of a user's call. Transfers are exempt.
 //
-// An answer counts as unread until its client has taken it, with unreadLeast bytes
-// at least. While a tenant has unreadOfTenant bytes unread, or all tenants together
-// have unreadOfAll and the tenant unreadFair of them, its calls are refused.
+// An answer counts as unread until its client has received all of it, with at least
+// unreadLeast bytes. While a tenant has unreadOfTenant bytes unread, or all tenants
+// together have unreadOfAll and the tenant unreadFair of these, its calls are refused.
 const (
 	maxAnswer      = 64 << 20
 	unreadLeast    = 64 << 10
@@ -23,12 +23,12 @@ const (
 	unreadFair     = 1 << 20
 )
 
-// answerTimeout bounds the writing of an answer that is neither a transfer nor
-// held in memory: answers to agents, pages, metrics.
+// answerTimeout bounds the writing of an answer that is neither a transfer nor held in
+// memory: answers to agents, pages, metrics.
 const answerTimeout = time.Minute
 
-// heldAnswer keeps the answer of a user's call in memory, so that the call can
-// return its slot before a client that reads slowly, or never, receives a byte.
+// heldAnswer keeps the answer of a user's call in memory, so that the call can return its
+// slot before a client that reads slowly, or never, receives a byte.
 type heldAnswer struct {
 	http.ResponseWriter // of the connection
 	status              int
@@ -39,7 +39,7 @@ type heldAnswer struct {
 // Unwrap gives http.ResponseController the connection's deadlines.
 func (a *heldAnswer) Unwrap() http.ResponseWriter { return a.ResponseWriter }
 
-// FlushError does nothing: the answer is complete before any of it is sent.
+// FlushError does nothing: no byte is sent before the answer is complete.
 func (a *heldAnswer) FlushError() error { return nil }
 
 // WriteHeader keeps the status; the first one counts.
@@ -74,7 +74,8 @@ func (a *heldAnswer) send(stall time.Duration) error {
 	return nil
 }
 
-// unread are the answers that clients have not taken, in bytes by tenant.
+// unread counts the bytes of answers that clients have not received, by tenant. Its
+// methods may be called concurrently.
 type unread struct {
 	mu      sync.Mutex
 	all     int

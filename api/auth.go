@@ -17,9 +17,11 @@ import (
 	"berth/spec"
 )
 
+// principalKey is the context key of the caller's principal.
 type principalKey struct{}
 
-// caller is who makes this call. It is only asked where authenticate has run.
+// caller returns the principal of this call. It panics on a route that authenticate has
+// not guarded: an open route must not act for a caller.
 func caller(ctx context.Context) db.Principal {
 	p, ok := ctx.Value(principalKey{}).(db.Principal)
 	if !ok {
@@ -28,8 +30,8 @@ func caller(ctx context.Context) db.Principal {
 	return p
 }
 
-// scope is the tenant whose rows the caller may see: "" is all of them, which
-// only an admin gets.
+// scope returns the tenant that limits the caller's view of rows. The empty tenant means
+// all tenants and is returned for admins only.
 func scope(ctx context.Context) berth.TenantID {
 	if p := caller(ctx); p.Role != spec.RoleAdmin {
 		return p.Tenant
@@ -37,10 +39,10 @@ func scope(ctx context.Context) berth.TenantID {
 	return ""
 }
 
-// actor is how the caller is named in events.
+// actor is the caller's name in events.
 func actor(ctx context.Context) string { return "user:" + caller(ctx).Name }
 
-// operator is how the caller is named where machines are concerned.
+// operator is the caller's name in events and logs about machines.
 func operator(ctx context.Context) string { return "operator:" + caller(ctx).Name }
 
 // joinPath is the one route of the agents' protocol without a machine's token.
@@ -49,8 +51,8 @@ const joinPath = "/agent/v1/join"
 // syncPath is the route that renews a machine's lease.
 const syncPath = "/agent/v1/sync"
 
-// gatekeeper authenticates calls, and charges each call to the limits of its token
-// and its tenant.
+// gatekeeper authenticates calls, and charges each call to the limits of its token and
+// its tenant.
 type gatekeeper struct {
 	auth       *authenticator
 	limits     *limits
@@ -62,8 +64,9 @@ type gatekeeper struct {
 	closing    <-chan struct{}
 }
 
-// authenticate lets a call pass that its token allows. Routes outside /v1 and
-// /agent/v1 are open.
+// authenticate lets a call pass if its token allows the route. Routes outside /v1 and
+// /agent/v1 are open. A user's connection is charged to its tenant, and the call to the
+// rates of token and tenant; machines are exempt from rates.
 func (g *gatekeeper) authenticate(next echo.HandlerFunc) echo.HandlerFunc {
 	return func(c echo.Context) error {
 		r := c.Request()
@@ -78,7 +81,7 @@ func (g *gatekeeper) authenticate(next echo.HandlerFunc) echo.HandlerFunc {
 		if err := allowed(p, r.Method, agent, c.Path()); err != nil {
 			return err
 		}
-		// A machine's calls come from our own agent, and grow with its running work.
+		// A machine's calls come from Berth's own agent, and grow with its running work.
 		if p.Role == spec.RoleMachine {
 			connlimit.Agent(r.Context(), p.Machine)
 		} else {
@@ -99,9 +102,9 @@ func (g *gatekeeper) authenticate(next echo.HandlerFunc) echo.HandlerFunc {
 	}
 }
 
-// identify finds the principal of a request's token. The token is looked up
-// before its address is judged, so that a good one always passes; only calls
-// without one are charged to their address.
+// identify finds the principal of a request's token. The token is looked up before its
+// address is judged, so that a good token always passes; only calls without one are
+// charged to their address.
 func (g *gatekeeper) identify(r *http.Request) (db.Principal, error) {
 	kind, machine := guessUser, strings.HasPrefix(r.URL.Path, "/agent/")
 	if machine {
@@ -124,12 +127,14 @@ func (g *gatekeeper) identify(r *http.Request) (db.Principal, error) {
 	return p, err
 }
 
+// bearer returns the token of the Authorization header.
 func bearer(r *http.Request) (token string, ok bool) {
 	return strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 }
 
-// allowed is the whole table of roles: machines, and only machines, speak the
-// agents' protocol; viewers only read; calls about all tenants are for admins.
+// allowed is the whole table of roles: machines, and only machines, speak the agents'
+// protocol; viewers only read; calls about all tenants are for admins. A viewer may also
+// ask for a plan, which is a POST that stores nothing.
 func allowed(p db.Principal, method string, agent bool, route string) error {
 	if agent != (p.Role == spec.RoleMachine) {
 		return berth.Errorf(berth.CodeForbidden, "a token of role %s does not open this route", p.Role)
@@ -146,7 +151,8 @@ func allowed(p db.Principal, method string, agent bool, route string) error {
 	return nil
 }
 
-// adminOnly says which routes concern every tenant.
+// adminOnly reports whether a route concerns every tenant. Token routes are for admins
+// even to read; machines, tenants, quotas and admission only to change.
 func adminOnly(method, route string) bool {
 	for _, prefix := range []string{"/v1/tokens", "/v1/join-tokens"} {
 		if route == prefix || strings.HasPrefix(route, prefix+"/") {
@@ -164,19 +170,20 @@ func adminOnly(method, route string) bool {
 	return false
 }
 
-// authenticator remembers tokens for a moment, so that a busy client costs one
-// look-up a second and a revoked token still dies within authMemory. Look-ups of
-// tokens that were good before and of tokens never seen have queries of their own:
-// a flood of guesses delays no known caller.
+// authenticator caches verdicts on tokens for a moment, so that a busy client costs one
+// look-up a second and a revoked token still dies within authMemory. Look-ups of tokens
+// that were good before and of tokens never seen have queries of their own: a flood of
+// guesses delays no known caller.
 type authenticator struct {
-	known, strangers map[bool]*lookups[db.TokenAnswer] // by whether machines are asked for
+	known, strangers map[bool]*lookups[db.TokenAnswer] // by token type; true: of machines
 	machines         *machineAuth
 
 	mu    sync.Mutex
-	right *recent[tokenKey, knownToken] // good when they were looked up last
+	right *recent[tokenKey, knownToken] // good at their last look-up
 	wrong *recent[tokenKey, wrongToken]
 }
 
+// tokenKey is the SHA-256 of a token, so that the cache holds no secrets.
 type tokenKey [sha256.Size]byte
 
 type knownToken struct {
@@ -189,9 +196,10 @@ type wrongToken struct {
 	until time.Time
 }
 
-// A wrong token stays wrong: tokens are random, and a revoked one stays revoked
-// for good. wrongMemory still ends, for the token that an operator chose and that
-// is stored while an impatient client tries it already.
+// A wrong token stays wrong: tokens are random, and a revoked token stays revoked. The
+// memory of wrong tokens expires all the same after wrongMemory, for a token that an
+// operator chose and that an impatient client tries before it is stored. The caches hold
+// authRoom tokens each.
 const (
 	authMemory   = time.Second
 	wrongMemory  = 5 * time.Second
@@ -222,6 +230,9 @@ func newAuthenticator(d *db.DB) *authenticator {
 	return a
 }
 
+// principal returns the principal of a token from the cache or from the database. The
+// memory counts from before the look-up, so a token revoked during the look-up is not
+// trusted longer than authMemory after its revocation.
 func (a *authenticator) principal(ctx context.Context, token string, machine bool) (db.Principal, error) {
 	key, now := tokenKey(sha256.Sum256([]byte(token))), time.Now()
 	a.mu.Lock()
@@ -260,7 +271,8 @@ func (a *authenticator) remember(key tokenKey, answer db.TokenAnswer, asked time
 	a.right.put(key, knownToken{answer.Principal, asked.Add(authMemory)})
 }
 
-// forget makes the next call of each token look it up: a token was revoked here.
+// forget expires all cached verdicts on good tokens, after a revocation by this process.
+// The entries stay, so that their next look-ups use the queries for known tokens.
 func (a *authenticator) forget() {
 	a.machines.forget()
 	a.mu.Lock()

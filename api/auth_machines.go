@@ -11,52 +11,54 @@ import (
 	"berth/internal/lib/overload"
 )
 
-// machineAuth remembers the tokens of machines. An idle agent calls every few
-// seconds, so tokens are confirmed together: the first call that finds its token
-// unconfirmed for machineFresh has one query confirm all that were used lately.
+// machineAuth caches the tokens of machines. An idle agent calls every few seconds, so
+// tokens are confirmed together: the first call that finds its token unconfirmed for
+// machineFresh starts one query that confirms all recently used tokens.
 //
-// A revoked token dies within machineMemory, as long as the database can be read.
-// Where it cannot, because a table is locked or the database is away, a token
-// that was good still renews its machine's lease for machineTrust, and opens
-// nothing else. That is safe because the renewal is fenced by the session's epoch
-// in the lease row: retiring a machine, declaring it lost, or another session end
-// it, even while the token is remembered here. machineTrust is longer than any lock that an
-// operator should take. It equals the default fence: a machine that is refused from
-// then on ends its at_most_one work one fence later, and not sooner than any other
+// A revoked token dies within machineMemory, as long as the database can be read. Where
+// the database cannot be read, because a table is locked or the database is away, a token
+// that was good still renews its machine's lease for machineTrust, and opens no other
+// route. That is safe because the renewal is fenced by the session's epoch in the lease
+// row: retiring a machine, declaring it lost, or another session ends the renewals, even
+// while the token is remembered here. machineTrust is longer than any lock that an
+// operator should take. It equals the default fence: a machine that is refused from then
+// on ends its at_most_one work one fence later, and not sooner than any other machine
 // that is cut off.
 type machineAuth struct {
-	find func(ctx context.Context, token string) (db.Principal, error) // of tokens not known
+	find func(ctx context.Context, token string) (db.Principal, error) // looks up unknown tokens
 	live func(ctx context.Context, ids []string) (map[string]bool, error)
 
 	mu    sync.Mutex
 	known *recent[tokenKey, *knownMachine]
-	query chan struct{} // closed at the end of the query under way; nil: none is
-	pause time.Time     // no query before, since the last one failed
+	query chan struct{} // closed at the end of the query under way; nil: no query
+	pause time.Time     // earliest next query after a failed one
 
-	doubted time.Time // when a token was last revoked here
+	doubted time.Time // time of the last revocation by this process
 }
 
+// knownMachine is the cached verdict on one machine's token. machineAuth.mu guards it.
 type knownMachine struct {
 	principal db.Principal
-	confirmed time.Time // the begin of the last query that found it good
+	confirmed time.Time // start of the last query that found the token good
 	used      time.Time
-	doubted   time.Time // no call passes before a query that begins after this
+	doubted   time.Time // a query must start after this time before a call passes
 }
 
+// Ages count from the start of the last query that found the token good.
 const (
 	machineFresh  = 2500 * time.Millisecond
 	machineMemory = 5 * time.Second
 	machineTrust  = berth.DefaultFence
-	machineUse    = 30 * time.Second // since its last use, a token is confirmed along with others
-	machineLimit  = time.Second      // on a query, and the pause after one that failed
+	machineUse    = 30 * time.Second // a token used this recently is confirmed with the others
+	machineLimit  = time.Second      // bounds a query, and is the pause after a failed one
 )
 
 func newMachineAuth(d *db.DB, find func(context.Context, string) (db.Principal, error)) *machineAuth {
 	return &machineAuth{find: find, live: d.Tokens.Live, known: newRecent[tokenKey, *knownMachine](authRoom)}
 }
 
-// principal returns the machine that a token stands for. renewal says that the
-// call renews the machine's lease.
+// principal returns the machine of a token. renewal means that the call renews the
+// machine's lease, and extends the trust to machineTrust.
 func (a *machineAuth) principal(ctx context.Context, token string, renewal bool) (db.Principal, error) {
 	key, now := tokenKey(sha256.Sum256([]byte(token))), time.Now()
 	p, age, ok := a.look(key, now)
@@ -80,8 +82,8 @@ func (a *machineAuth) principal(ctx context.Context, token string, renewal bool)
 	return p, err
 }
 
-// look returns the cached verdict on a token, and for how long it has been
-// unconfirmed.
+// look returns the cached principal of a token and its age: the time since its last
+// confirmation. A token in doubt after a revocation counts as at least machineMemory old.
 func (a *machineAuth) look(key tokenKey, now time.Time) (p db.Principal, age time.Duration, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -96,7 +98,9 @@ func (a *machineAuth) look(key tokenKey, now time.Time) (p db.Principal, age tim
 	return k.principal, now.Sub(k.confirmed), true
 }
 
-// confirm runs the query, or waits for the one that is under way.
+// confirm runs the query that confirms tokens, unless another caller's query is under way
+// or one failed less than machineLimit ago. With wait it also waits for another caller's
+// query; a caller with a token that is still trusted does not need its result.
 func (a *machineAuth) confirm(ctx context.Context, wait bool) {
 	a.mu.Lock()
 	under := a.query
@@ -122,7 +126,8 @@ func (a *machineAuth) confirm(ctx context.Context, wait bool) {
 	}
 }
 
-// ask confirms the tokens in use and drops invalid ones.
+// ask confirms the recently used tokens in one query and drops invalid ones. A token that
+// was not part of the query keeps its entry and its age.
 func (a *machineAuth) ask(ctx context.Context) {
 	begun := time.Now()
 	var ids []string
@@ -134,7 +139,7 @@ func (a *machineAuth) ask(ctx context.Context) {
 		return k
 	})
 	a.mu.Unlock()
-	// Others wait for the answer, although this caller may hang up.
+	// Other callers wait for the answer, even if this caller hangs up.
 	ctx, cancel := context.WithTimeout(overload.As(context.WithoutCancel(ctx), overload.Vital), machineLimit)
 	defer cancel()
 	live, err := a.live(ctx, ids)
@@ -165,7 +170,8 @@ func (a *machineAuth) ask(ctx context.Context) {
 	}
 }
 
-// forget makes the next call of each token confirm it: one was revoked here.
+// forget puts all cached tokens in doubt: after a revocation by this process, each token
+// needs a query that starts later.
 func (a *machineAuth) forget() {
 	now := time.Now()
 	a.mu.Lock()

@@ -16,30 +16,30 @@ import (
 	"berth"
 )
 
-// maxBody is the longest body of a user's call; job files are far smaller
-// (spec.MaxSpecBytes). A longer one is read for lingerTime and at most
-// drainBody, so that the client gets to see the answer instead of a broken
-// connection, and then the connection is closed.
+// maxBody is the longest body of a user's call, in bytes; job files are far smaller
+// (spec.MaxSpecBytes). A longer body is read for lingerTime and up to drainBody, so that
+// the client sees the answer instead of a broken connection. Then the connection is
+// closed.
 const (
 	maxBody    = 1 << 20
 	drainBody  = 16 << 20
 	lingerTime = 2 * time.Second
 )
 
-// bodyTimeout is how long a body may take to arrive, of every call that does not
-// set a deadline of its own because it streams. agentBodyTimeout is that of
-// agents' calls, which may be 16 MiB on a slow line.
+// bodyTimeout bounds the arrival of a body, except for calls that stream and set
+// deadlines of their own. agentBodyTimeout is the bound for agents' calls, which may send
+// 16 MiB over a slow line.
 const (
 	bodyTimeout      = 10 * time.Second
 	agentBodyTimeout = 30 * time.Second
 )
 
-// bodyWait is how long a body waits for its place among bodiesAbreast. None of its
-// bytes are read meanwhile, so bodyTimeout begins afterwards.
+// bodyWait bounds the wait of a body for a place among bodiesAbreast. No byte of the body
+// is read meanwhile, so bodyTimeout begins afterwards.
 const bodyWait = 5 * time.Second
 
-// bodiesAbreast is how many bodies may arrive at a time, and bodiesOfTenant how
-// many of them for one tenant: each takes up to maxBody of memory.
+// bodiesAbreast is the number of bodies that may arrive at a time, and bodiesOfTenant the
+// part of one tenant: each body takes up to maxBody of memory.
 const (
 	bodiesAbreast  = 256
 	bodiesOfTenant = 64
@@ -47,23 +47,23 @@ const (
 
 var tooLarge = fmt.Sprintf("the body is longer than %d bytes", maxBody)
 
-// readDeadline bounds how long the rest of a request may take to arrive; the
-// zero time lifts the bound. The server sets its own again before it reads the
-// next request of the connection.
+// readDeadline bounds the arrival of the rest of a request; the zero time lifts the
+// bound. The server sets its own again before it reads the next request of the
+// connection.
 func readDeadline(c echo.Context, at time.Time) {
-	// Writers of tests know no deadlines, and need none.
+	// Response writers of tests support no deadlines, and need none.
 	_ = http.NewResponseController(c.Response().Writer).SetReadDeadline(at)
 }
 
-// deadlines gives every call with a body bodyTimeout to send it, even if the call
-// fails: the server itself would wait for the rest of a body that no handler has
-// read. The client of every call gets answerTimeout to read the answer, from the
-// start of the answer; transfers and held answers then set separate deadlines.
+// deadlines bounds the arrival of every body by bodyTimeout, even if the call fails: the
+// server itself would wait for the rest of a body that no handler has read. The client of
+// every call gets answerTimeout to read the answer, from the start of the answer;
+// transfers and held answers then set separate deadlines.
 func deadlines(next echo.HandlerFunc) echo.HandlerFunc {
 	return func(c echo.Context) error {
 		control := http.NewResponseController(c.Response())
 		if c.Request().ProtoMajor == 1 {
-			_ = control.SetWriteDeadline(time.Time{}) // that of the connection's last call
+			_ = control.SetWriteDeadline(time.Time{}) // clears the deadline of the connection's last call
 		}
 		c.Response().Before(func() { _ = control.SetWriteDeadline(time.Now().Add(answerTimeout)) })
 		if c.Request().ContentLength != 0 {
@@ -73,10 +73,9 @@ func deadlines(next echo.HandlerFunc) echo.HandlerFunc {
 	}
 }
 
-// bodies reads the body of a user's call before the call takes a slot of those
-// that may be under way, so that a body that never arrives holds none. It refuses
-// bodies above maxBody. Agents' routes and uploads carry objects and have limits
-// of their own.
+// bodies reads the body of a user's call before the call takes a slot, so that a body
+// that never arrives occupies no slot. It refuses bodies above maxBody. Agents' routes
+// and uploads carry objects and have separate limits.
 func (o *openCalls) bodies(next echo.HandlerFunc) echo.HandlerFunc {
 	return func(c echo.Context) error {
 		r := c.Request()
@@ -93,6 +92,9 @@ func (o *openCalls) bodies(next echo.HandlerFunc) echo.HandlerFunc {
 	}
 }
 
+// receiveBody reads a whole body while holding one of the places among bodiesAbreast.
+// After a refusal or a timeout the connection is closed: the unread rest of the body
+// stands before the next request.
 func (o *openCalls) receiveBody(c echo.Context) ([]byte, error) {
 	r := c.Request()
 	tenant := caller(r.Context()).Tenant
