@@ -17,9 +17,9 @@ import (
 // maxFaults bounds the list of faults in an error, so that an answer stays short.
 const maxFaults = 100
 
-// decode reads a JSON body into v and returns every fault of it: fields that do
-// not exist, values of the wrong kind, keys given twice. A text that is no JSON
-// at all is an error instead.
+// decode reads a JSON body into v and returns all its faults at once: unknown fields,
+// values of the wrong kind, repeated keys. A text that is not JSON, or another media
+// type, is an error instead.
 func decode(contentType string, body []byte, v any) ([]berth.FieldError, error) {
 	if contentType != "" {
 		kind, _, err := mime.ParseMediaType(contentType)
@@ -40,8 +40,8 @@ func decode(contentType string, body []byte, v any) ([]berth.FieldError, error) 
 // validated is a body that can list its own faults.
 type validated interface{ Validate() []berth.FieldError }
 
-// readValid reads a body and reports all its faults at once. defaults fills in
-// missing fields; nil: none.
+// readValid reads a body and reports all its faults at once. defaults fills in missing
+// fields; nil: none.
 func readValid[T validated](in Request, defaults func(*T)) (T, error) {
 	var v T
 	faults, err := decode(in.ContentType, in.RawBody, &v)
@@ -54,7 +54,7 @@ func readValid[T validated](in Request, defaults func(*T)) (T, error) {
 	return v, invalid(berth.SlugInvalidSpec, faults, v.Validate())
 }
 
-// jsonFault says where the text stops being JSON.
+// jsonFault names the line and column, from 1, at which the text stops being JSON.
 func jsonFault(body []byte, err error) string {
 	s, ok := errors.AsType[*json.SyntaxError](err)
 	if !ok {
@@ -66,22 +66,25 @@ func jsonFault(body []byte, err error) string {
 	return fmt.Sprintf("line %d, column %d: %s", line, max(column, 1), s.Error())
 }
 
-// maxDepth bounds the nesting of values. Pipelines nest: too deep a pipeline must
-// be read before it can be refused, and each level reads all levels below again.
+// maxDepth bounds the nesting of values. Pipelines nest: too deep a pipeline must be read
+// before it can be refused, and each level reads all levels below again.
 const maxDepth = 64
 
+// decoder reads JSON into a Go value by reflection and collects the faults. It goes on
+// after a fault, so that one answer lists them all.
 type decoder struct {
 	faults []berth.FieldError
 	depth  int
 }
 
+// fault records a fault, up to maxFaults.
 func (d *decoder) fault(path, detail, allowed string) {
 	if len(d.faults) < maxFaults {
 		d.faults = append(d.faults, berth.FieldError{Field: path, Detail: detail, Allowed: allowed})
 	}
 }
 
-// value lays raw over v. null leaves a field unset, as its absence does.
+// value decodes raw into v. A null leaves a field unset, as its absence does.
 func (d *decoder) value(raw json.RawMessage, v reflect.Value, path string) {
 	if string(raw) == "null" {
 		return
@@ -92,6 +95,7 @@ func (d *decoder) value(raw json.RawMessage, v reflect.Value, path string) {
 		return
 	}
 	defer func() { d.depth-- }()
+	// Types with a notation of their own, such as sizes and durations, read themselves.
 	if u, ok := v.Addr().Interface().(json.Unmarshaler); ok {
 		if err := u.UnmarshalJSON(raw); err != nil {
 			d.fault(path, clip(err.Error()), "")
@@ -114,6 +118,8 @@ func (d *decoder) value(raw json.RawMessage, v reflect.Value, path string) {
 	}
 }
 
+// structure decodes an object into a struct by its JSON tags. A key without a field is a
+// fault that lists the fields.
 func (d *decoder) structure(raw json.RawMessage, v reflect.Value, path string) {
 	d.members(raw, path, func(key string, value json.RawMessage) {
 		for i := range v.NumField() {
@@ -126,7 +132,8 @@ func (d *decoder) structure(raw json.RawMessage, v reflect.Value, path string) {
 	})
 }
 
-// field is value for a field of a structure, where a zero may be none.
+// field is value for a field of a structure, where an explicit zero may be a fault: some
+// fields use zero for "not set", so a written zero would silently become the default.
 func (d *decoder) field(raw json.RawMessage, f reflect.StructField, v reflect.Value, path string) {
 	before := len(d.faults)
 	d.value(raw, v, path)
@@ -138,6 +145,8 @@ func (d *decoder) field(raw json.RawMessage, f reflect.StructField, v reflect.Va
 	}
 }
 
+// mapping decodes an object into a map. Keys with a NUL are faults: the database cannot
+// store such text.
 func (d *decoder) mapping(raw json.RawMessage, v reflect.Value, path string) {
 	v.Set(reflect.MakeMap(v.Type()))
 	d.members(raw, path, func(key string, value json.RawMessage) {
@@ -151,8 +160,8 @@ func (d *decoder) mapping(raw json.RawMessage, v reflect.Value, path string) {
 	})
 }
 
-// members visits an object's members in order and refuses keys that repeat: of
-// two values for one field, one would be ignored in silence.
+// members visits an object's members in order and refuses keys that repeat: of two values
+// for one field, one would be ignored in silence.
 func (d *decoder) members(raw json.RawMessage, path string, visit func(key string, value json.RawMessage)) {
 	if len(raw) == 0 || raw[0] != '{' {
 		d.fault(path, "is "+kindOf(raw), "an object")
@@ -181,6 +190,7 @@ func (d *decoder) members(raw json.RawMessage, path string, visit func(key strin
 	}
 }
 
+// list decodes an array into a slice.
 func (d *decoder) list(raw json.RawMessage, v reflect.Value, path string) {
 	var items []json.RawMessage
 	if err := json.Unmarshal(raw, &items); err != nil {
@@ -193,8 +203,8 @@ func (d *decoder) list(raw json.RawMessage, v reflect.Value, path string) {
 	}
 }
 
-// present is value for entries of a list or a map: null there is a mistake, unless
-// the type defines its meaning.
+// present is value for entries of a list or a map: null is a mistake in these, unless the
+// type defines its meaning.
 func (d *decoder) present(raw json.RawMessage, v reflect.Value, path string) {
 	if string(raw) == "null" && v.Kind() != reflect.Pointer {
 		d.fault(path, "is null", "a value")
@@ -203,6 +213,8 @@ func (d *decoder) present(raw json.RawMessage, v reflect.Value, path string) {
 	d.value(raw, v, path)
 }
 
+// scalar decodes text, a number or a boolean. The fault names the expected kind instead
+// of a Go type.
 func (d *decoder) scalar(raw json.RawMessage, v reflect.Value, path string) {
 	if err := json.Unmarshal(raw, v.Addr().Interface()); err != nil {
 		want := map[reflect.Kind]string{
@@ -227,6 +239,7 @@ func (d *decoder) text(v reflect.Value, path string) {
 	}
 }
 
+// kindOf describes a JSON value in words for a fault.
 func kindOf(raw json.RawMessage) string {
 	switch {
 	case len(raw) == 0:
@@ -244,7 +257,7 @@ func kindOf(raw json.RawMessage) string {
 	}
 }
 
-// fieldNames lists the fields there are.
+// fieldNames lists the JSON names of a struct's fields, sorted.
 func fieldNames(t reflect.Type) string {
 	names := make([]string, 0, t.NumField())
 	for i := range t.NumField() {
@@ -266,7 +279,7 @@ func join(path, key string) string {
 	return path + "." + key
 }
 
-// clip shortens a client's text, so that it cannot fill an answer or a log.
+// clip shortens a client's text, so that a long one cannot fill an answer or a log.
 func clip(s string) string {
 	const most = 200
 	if len(s) > most {
@@ -275,8 +288,8 @@ func clip(s string) string {
 	return s
 }
 
-// invalid turns faults into one error, nil if there are none. Faults of unreadable
-// fields come first; faults that follow from them are left out.
+// invalid combines faults into one error; nil without faults. Faults of unreadable fields
+// come first; faults that follow from these are left out.
 func invalid(slug string, read, checked []berth.FieldError) error {
 	faults := slices.Clone(read)
 	for _, c := range checked {
@@ -299,7 +312,7 @@ func invalid(slug string, read, checked []berth.FieldError) error {
 	return e
 }
 
-// covers reports whether field is outer or a part of it.
+// covers reports whether field is outer or a part of outer.
 func covers(outer, field string) bool {
 	rest, ok := strings.CutPrefix(field, outer)
 	return ok && (rest == "" || outer == "" || rest[0] == '.' || rest[0] == '[')

@@ -10,7 +10,7 @@ import (
 	"berth/wire"
 )
 
-// cancelElements cancels some elements of an array.
+// cancelElements cancels some elements of an array, given as numbers and ranges.
 func (h *jobHandlers) cancelElements(ctx context.Context, in *cancelInput) (*jobOutput, error) {
 	which, err := spec.ParseIndexes(in.Index)
 	if err != nil {
@@ -25,7 +25,8 @@ func (h *jobHandlers) cancelElements(ctx context.Context, in *cancelInput) (*job
 	})
 }
 
-// describeParent says where an array is: it holds and waits for nothing itself.
+// describeParent explains an array or a pipeline by the states of its children: a parent
+// holds no capacity and has no place in the queue.
 func describeParent(j wire.Job) wire.Explanation {
 	e := wire.Explanation{Job: j.ID, Status: j.Status, Blockers: []wire.Blocker{}}
 	var parts []string
@@ -42,10 +43,13 @@ func describeParent(j wire.Job) wire.Explanation {
 		elements = "steps"
 	}
 	e.Summary = fmt.Sprintf("%d %s: %s", j.Tally.Total, elements, strings.Join(parts, ", "))
+	// A hold and the array's own bound concern all children. Other blockers belong to
+	// single children, which are explained one by one.
 	if j.Held && !j.Status.Terminal() {
 		e.Blockers = append(e.Blockers, wire.Blocker{Code: "held", Message: fmt.Sprintf("the %s is on hold", j.Kind),
 			Hint: "release it"})
 	}
+	// A pipeline has no job spec, and no bound on its steps.
 	if j.Spec == nil {
 		return e
 	}

@@ -13,8 +13,8 @@ import (
 	"berth"
 )
 
-// Problem is the one shape of every error: RFC 9457, with a stable code to
-// branch on and the fields that are wrong.
+// Problem is the one shape of every error answer: RFC 9457, with a stable code to branch
+// on and the faulty fields.
 type Problem struct {
 	Type   string             `json:"type" example:"about:blank"`
 	Title  string             `json:"title" example:"Unprocessable Entity"`
@@ -57,7 +57,7 @@ var slugStatus = map[string]int{
 	slugMediaType:                 http.StatusUnsupportedMediaType,
 }
 
-// Slugs that only HTTP knows.
+// Slugs of faults that exist only in HTTP, such as a body of the wrong media type.
 const (
 	slugTooLarge         = "body_too_large"
 	slugMethodNotAllowed = "method_not_allowed"
@@ -67,7 +67,8 @@ const (
 	slugTooSlow          = "too_slow"
 )
 
-// statusOf is the one table from errors to HTTP statuses.
+// statusOf is the one table from errors to HTTP statuses. It panics on an unknown code,
+// so that a new code cannot be forgotten here.
 func statusOf(e *berth.Error) int {
 	if s, ok := slugStatus[e.Slug]; ok {
 		return s
@@ -94,7 +95,7 @@ func statusOf(e *berth.Error) int {
 	}
 }
 
-// problemOf turns any error into the answer for the caller. An error that is not a
+// problemOf converts any error into the answer for the caller. An error that is not a
 // berth.Error is an internal fault, and its text is not sent.
 func problemOf(err error) *Problem {
 	if p, ok := errors.AsType[*Problem](err); ok {
@@ -126,13 +127,15 @@ func problemOf(err error) *Problem {
 		"the server failed; its log says why", nil)
 }
 
+// newProblem returns a Problem of type about:blank: by RFC 9457 its title is then the
+// text of the HTTP status.
 func newProblem(status int, code, detail string, fields []berth.FieldError) *Problem {
 	return &Problem{Type: "about:blank", Title: http.StatusText(status), Status: status, Code: code, Detail: detail,
 		Errors: fields}
 }
 
-// problemOfStatus words the statuses that the router, the body reader and the
-// framework answer with.
+// problemOfStatus returns the Problem for a bare HTTP status, from the router, the body
+// reader or the framework. detail replaces the standard text.
 func problemOfStatus(status int, detail string) *Problem {
 	code, words := string(berth.CodeInvalid), "the request is malformed"
 	switch status {
@@ -158,8 +161,9 @@ func problemOfStatus(status int, detail string) *Problem {
 	return newProblem(status, code, detail, nil)
 }
 
-// problemOfHuma rewords the framework's own errors: faults of parameters and of
-// reading the body.
+// problemOfHuma rewords the framework's own errors: faults of parameters and of reading
+// the body. Locations lose their prefixes ("query.", "body."), so that fields have the
+// names that the caller wrote.
 func problemOfHuma(m *huma.ErrorModel) *Problem {
 	if m.Status >= 500 {
 		return problemOfStatus(m.Status, "")
@@ -181,7 +185,8 @@ func problemOfHuma(m *huma.ErrorModel) *Problem {
 	return p
 }
 
-// renderError answers every error that leaves a handler or the router.
+// renderError answers every error that leaves a handler or the router. Internal faults
+// are logged; 503 is not. Nothing is sent once an answer has begun.
 func (r *router) renderError(err error, c echo.Context) {
 	p := problemOf(err)
 	if p.Status >= 500 && p.Status != http.StatusServiceUnavailable {
@@ -203,8 +208,8 @@ func (r *router) renderError(err error, c echo.Context) {
 	}
 }
 
-// fail converts the error of a huma handler into its Problem, and logs the cause
-// if the answer does not contain it.
+// fail converts the error of a huma handler into its Problem, and logs the cause if the
+// answer does not contain the cause.
 func (r *router) fail(ctx context.Context, err error) error {
 	p := problemOf(err)
 	if p.Status >= 500 && p.Status != http.StatusServiceUnavailable && ctx.Err() == nil {

@@ -35,6 +35,8 @@ func (h *eventHandlers) mount(r *router) {
 	register(r, events, h.events)
 }
 
+// eventsInput selects a part of a job's history. Last resumes a stream, Cursor continues
+// a list; both are the seq of the last event seen.
 type eventsInput struct {
 	JobInput
 	Accept string `header:"Accept" hidden:"true"`
@@ -42,8 +44,12 @@ type eventsInput struct {
 	Paging
 }
 
+// eventPage is the default number of events in a page, and the number that a stream reads
+// at a time.
 const eventPage = 500
 
+// events answers with a page of a job's history, or with a stream that follows the
+// history.
 func (h *eventHandlers) events(ctx context.Context, in *eventsInput) (*huma.StreamResponse, error) {
 	id, err := h.job(ctx, in.ID)
 	if err != nil {
@@ -67,6 +73,7 @@ func (h *eventHandlers) events(ctx context.Context, in *eventsInput) (*huma.Stre
 	if limit == 0 {
 		limit = eventPage
 	}
+	// One event more than the page reveals whether a next page exists.
 	list, err := h.jobs.Events(ctx, scope(ctx), id, after, limit+1)
 	if err != nil {
 		return nil, err
@@ -81,8 +88,8 @@ func (h *eventHandlers) events(ctx context.Context, in *eventsInput) (*huma.Stre
 	}}, nil
 }
 
-// followEvents sends a job's history after seq until it is complete. The caller
-// has made sure whose job it is.
+// followEvents sends a job's history after seq until the history is complete. The caller
+// has checked that the job belongs to the calling tenant: from here on no query does.
 func (h *eventHandlers) followEvents(c echo.Context, id berth.JobID, after int64) {
 	t, err := h.streams.begin(c, followTransfer)
 	if err != nil {
@@ -95,8 +102,8 @@ func (h *eventHandlers) followEvents(c echo.Context, id berth.JobID, after int64
 	x := h.streams.startStream(c, t)
 	err = x.follow(f.C, func(ctx context.Context) (bool, error) {
 		for {
-			// The state first: if it is terminal now, the events that follow in
-			// this look include the last change of state.
+			// Read the state first: if it is terminal now, the events read afterwards
+			// include the last change of state.
 			at, err := h.followed.at(ctx, id)
 			if err != nil {
 				return false, err
@@ -114,6 +121,7 @@ func (h *eventHandlers) followEvents(c echo.Context, id berth.JobID, after int64
 				}
 				after = e.Seq
 			}
+			// A full page may not be the last one, so the state proves nothing yet.
 			if len(list) == eventPage {
 				continue
 			}
@@ -126,7 +134,8 @@ func (h *eventHandlers) followEvents(c echo.Context, id berth.JobID, after int64
 	h.streams.endStream(c, t, err)
 }
 
-// followed are the shared reads of clients that follow the same job.
+// followed holds the shared reads of clients that follow the same job. Followers that
+// read at the same moment share one query.
 type followed struct {
 	jobs    *db.Jobs
 	watches *watches
@@ -136,16 +145,19 @@ type followed struct {
 	logs   shared[logAt, logBlock]
 }
 
+// jobAt is the state and the current attempt of a job.
 type jobAt struct {
 	state   berth.State
 	attempt int
 }
 
+// eventsAfter is a position in a job's history: after the event with this seq.
 type eventsAfter struct {
 	job berth.JobID
 	seq int64
 }
 
+// at reads the present state of a job, shared with other followers. It checks no tenant.
 func (f *followed) at(ctx context.Context, id berth.JobID) (jobAt, error) {
 	return f.states.get(ctx, id, func(ctx context.Context) (at jobAt, err error) {
 		at.state, at.attempt, err = f.jobs.State(ctx, "", id)

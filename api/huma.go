@@ -14,8 +14,9 @@ import (
 	"berth/spec"
 )
 
-// newHuma describes every operation in OpenAPI 3.1 and reads and renders for
-// them. Its documentation page is ours (pages.go): its own loads from afar.
+// newHuma returns the framework that describes every operation in OpenAPI 3.1, parses
+// inputs and renders answers. The documentation page is Berth's own (pages.go), since
+// huma's page loads its scripts from another host.
 func newHuma(e *echo.Echo, version string) huma.API {
 	config := huma.DefaultConfig("Berth", version)
 	config.Info.Description = "A durable job orchestrator for GPU and CPU clusters. Errors are RFC 9457 " +
@@ -38,9 +39,9 @@ func newHuma(e *echo.Echo, version string) huma.API {
 	return humaecho.NewV4(e, config)
 }
 
-// schemaName names the schema of a type in the API's description. A file that
-// users write is JobSpec, PipelineSpec or ScheduleSpec there, apart from the
-// document of the same name that the API answers with.
+// schemaName names the schema of a type in the API's description. A file that users write
+// is JobSpec, PipelineSpec or ScheduleSpec in the description, to distinguish it from the
+// document of the same name in the API's answers.
 func schemaName(t reflect.Type, hint string) string {
 	name := huma.DefaultSchemaNamer(t, hint)
 	for t.Kind() == reflect.Pointer {
@@ -54,7 +55,8 @@ func schemaName(t reflect.Type, hint string) string {
 	}
 }
 
-// schemas are the wire forms of types that read and write their own JSON.
+// schemas are the wire forms of types that read and write their own JSON. Reflection
+// would describe such a type by its Go fields, which no client ever sees.
 var schemas = map[reflect.Type]reflect.Type{
 	reflect.TypeFor[spec.MiB]():         reflect.TypeFor[sizeSchema](),
 	reflect.TypeFor[spec.MilliCPU]():    reflect.TypeFor[coresSchema](),
@@ -129,17 +131,17 @@ func (jobIDSchema) Schema(huma.Registry) *huma.Schema {
 	return &huma.Schema{Type: huma.TypeString, Format: "uuid"}
 }
 
-// retryAfter describes the header of answers that ask the caller to come back.
+// retryAfter describes the header of answers that ask the caller to try again later.
 var retryAfter = map[string]*huma.Param{"Retry-After": {
 	Description: "Seconds after which the same call may succeed (RFC 9110, section 10.2.3)",
 	Schema:      &huma.Schema{Type: huma.TypeInteger, Minimum: new(1.0)},
 }}
 
-// router mounts the operations of the API, describes them and answers their errors.
+// router mounts and describes the operations of the API, and answers their errors.
 type router struct {
 	echo   *echo.Echo
 	huma   huma.API
-	agents *echo.Group // of the routes of agents
+	agents *echo.Group // prefix of the agents' routes
 	log    *slog.Logger
 }
 
@@ -151,7 +153,8 @@ func newRouter(version string, log *slog.Logger) *router {
 	return r
 }
 
-// operation is a call of the contract, described.
+// operation returns the description of an API call, with the errors that every call may
+// answer.
 func (r *router) operation(id, method, path, tag, summary string) huma.Operation {
 	problem := map[string]*huma.MediaType{problemType: {
 		Schema: r.huma.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[Problem](), true, ""),
@@ -169,20 +172,22 @@ func (r *router) operation(id, method, path, tag, summary string) huma.Operation
 	}
 }
 
+// logPanic logs a panic of a handler with its stack; the caller gets an internal error.
 func (r *router) logPanic(c echo.Context, err error, stack []byte) error {
 	r.log.Error("request handler panicked", "method", c.Request().Method, "path", c.Path(),
 		"err", err, "stack", string(stack))
 	return err
 }
 
-// Request is the part of an input that is read strictly, by decode: huma's own
-// reader knows neither our types nor how to name every fault at once.
+// Request is the part of an input that is read strictly, by decode: huma's own reader
+// knows neither Berth's types nor how to name every fault at once.
 type Request struct {
 	ContentType string `header:"Content-Type" hidden:"true"`
 	RawBody     []byte `contentType:"application/json"`
 }
 
-// registerWithBody mounts an operation whose body is a T.
+// registerWithBody mounts an operation with a body of type T. The framework neither
+// validates nor bounds the body, since openCalls.bodies and decode do.
 func registerWithBody[T, I, O any](r *router, op huma.Operation, handler handlerFunc[I, O]) *huma.RequestBody {
 	op.RequestBody = &huma.RequestBody{Required: true, Content: map[string]*huma.MediaType{}}
 	op.SkipValidateBody, op.MaxBodyBytes, op.BodyReadTimeout = true, maxBody+1, -1 // see openCalls.bodies
@@ -197,12 +202,12 @@ func registerWithOptionalBody[T, I, O any](r *router, op huma.Operation, handler
 	registerWithBody[T](r, op, handler).Required = false // huma reads it at each call
 }
 
-// document describes the answer of an operation that huma cannot see: a stream.
+// document describes a streamed answer, which huma cannot derive from a Go type.
 func document(op *huma.Operation, description string, content map[string]*huma.MediaType) {
 	op.Responses["200"] = &huma.Response{Description: description, Content: content}
 }
 
-// writeJSON answers outside huma's rendering.
+// writeJSON writes a JSON answer outside huma's rendering.
 func writeJSON(c echo.Context, status int, v any) error {
 	c.Response().Header().Set("Content-Type", "application/json")
 	c.Response().WriteHeader(status)

@@ -20,6 +20,7 @@ import (
 	"berth/wire"
 )
 
+// svgType is the media type of metrics drawn as charts.
 const svgType = "image/svg+xml"
 
 // metricHandlers serve the stored measurements of jobs.
@@ -42,6 +43,8 @@ func (h *metricHandlers) mount(r *router) {
 	register(r, op, h.jobMetrics)
 }
 
+// jobMetricsInput selects members and a time range of one attempt. Cursor is the first
+// member of the next page.
 type jobMetricsInput struct {
 	JobInput
 	Attempt int    `query:"attempt" minimum:"0" doc:"default: the latest"`
@@ -52,6 +55,8 @@ type jobMetricsInput struct {
 	Cursor  string `query:"cursor" maxLength:"10"`
 }
 
+// jobMetrics answers with the stored metrics of members, as JSON or as one SVG picture. A
+// member without stored metrics is left out, so a page may have fewer entries than Limit.
 func (h *metricHandlers) jobMetrics(ctx context.Context, in *jobMetricsInput) (*huma.StreamResponse, error) {
 	job, err := h.showJob(ctx, &in.JobInput)
 	if err != nil {
@@ -84,7 +89,8 @@ func (h *metricHandlers) jobMetrics(ctx context.Context, in *jobMetricsInput) (*
 	}
 	return &huma.StreamResponse{Body: func(out huma.Context) {
 		c := humaecho.UnwrapV4(out)
-		// A picture that is opened by itself is a page of this site.
+		// A picture that is opened by itself is a page of this site, so scripts in it
+		// must not run.
 		c.Response().Header().Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; sandbox")
 		if err := c.Blob(http.StatusOK, kind, body); err != nil {
 			h.log.Debug("metrics not sent", "err", err)
@@ -97,8 +103,8 @@ func asJSON(v any) (kind string, body []byte, err error) {
 	return "application/json", body, err
 }
 
-// ask checks the question against the job, fills in the attempt, and returns
-// the members asked for.
+// ask checks the input against the job, fills in the latest attempt as the default, and
+// returns the half-open range of members to read.
 func (in *jobMetricsInput) ask(job wire.Job) (first, last int, since time.Time, err error) {
 	if in.Since != "" {
 		if since, err = parseSince(in.Since); err != nil {
@@ -114,6 +120,7 @@ func (in *jobMetricsInput) ask(job wire.Job) (first, last int, since time.Time, 
 		return 0, 0, since, berth.Errorf(berth.CodeNotFound, "job %s has no attempt %d; its latest is %d", job.ID,
 			in.Attempt, job.Attempt)
 	}
+	// A job without an attempt, or a parent, has no members to measure.
 	members := 0
 	if job.Spec != nil && in.Attempt > 0 && job.Kind == "" {
 		members = job.Spec.Members
@@ -134,8 +141,9 @@ func (in *jobMetricsInput) ask(job wire.Job) (first, last int, since time.Time, 
 	return first, members, since, nil
 }
 
-// memberMetrics reads the stored metrics of one member; nil if none are stored, or
-// if their format is wrong.
+// memberMetrics reads the stored metrics of one member; nil if none are stored, or if
+// their format is wrong. Damaged metrics are logged and skipped, so that one bad object
+// does not hide the metrics of the other members.
 func (h *metricHandlers) memberMetrics(ctx context.Context, ref berth.LogRef) (*wire.MemberMetrics, error) {
 	store, err := h.blobs()
 	if err != nil {
@@ -158,7 +166,7 @@ func (h *metricHandlers) memberMetrics(ctx context.Context, ref berth.LogRef) (*
 	return &m, nil
 }
 
-// panels are the pictures' parts, in order.
+// panels are the charts of the picture, in order.
 var panels = []struct {
 	metric wire.Metric
 	title  string
@@ -172,6 +180,8 @@ var panels = []struct {
 // shortGPU is the length of a UUID prefix that distinguishes a machine's devices.
 const shortGPU = 12
 
+// drawMetrics draws one chart per metric with a line for each member and GPU. Charts
+// without data are left out.
 func drawMetrics(job wire.Job, attempt int, members []wire.MemberMetrics) []byte {
 	c := svgplot.Chart{
 		Title: fmt.Sprintf("%s (%s), attempt %d", job.Name, job.ID, attempt),

@@ -19,9 +19,12 @@ import (
 	"berth/wire"
 )
 
+// handlerFunc is the handler of one operation, with its parsed input and its typed
+// answer.
 type handlerFunc[I, O any] func(context.Context, *I) (*O, error)
 
-// register mounts an operation; its errors become Problems.
+// register mounts an operation. Unknown query parameters are refused, and errors become
+// Problems.
 func register[I, O any](r *router, op huma.Operation, handler handlerFunc[I, O]) {
 	op.Middlewares = append(op.Middlewares, strictQuery(queryFields(reflect.TypeFor[I]())))
 	huma.Register(r.huma, op, func(ctx context.Context, in *I) (*O, error) {
@@ -33,19 +36,20 @@ func register[I, O any](r *router, op huma.Operation, handler handlerFunc[I, O])
 	})
 }
 
+// jobOutput is the answer of calls that return one job. Status distinguishes a created
+// job (201) from an existing one (200).
 type jobOutput struct {
 	Status int
 	Body   wire.Job
 }
 
-// JobInput is the path of a call about one job. It has a name of its own, as
-// Paging and the others have, because huma reads embedded structs only if they
-// are exported.
+// JobInput is the path of a call about one job. The type is exported, as Paging and the
+// other inputs are, because huma reads embedded structs only if they are exported.
 type JobInput struct {
 	ID string `path:"id" doc:"a job's id, or the beginning of just one id"`
 }
 
-// jobHandlers serve the calls that submit jobs, list them and change them.
+// jobHandlers serve the calls that submit, list and change jobs.
 type jobHandlers struct {
 	jobReader
 	canceler  JobControl
@@ -82,11 +86,15 @@ func (h *jobHandlers) mount(r *router) {
 		"List a job's checkpoints, newest first"), h.listCheckpoints)
 }
 
+// submitInput is a submit of a job or a pipeline with its optional idempotency key.
 type submitInput struct {
 	Key string `header:"Idempotency-Key" maxLength:"255" doc:"a repeat with the same key is the same job"`
 	Request
 }
 
+// submit admits a job and stores the row. Admission comes before the transaction; only
+// the limit on waiting jobs is checked inside. began is the start of the submit in the
+// job's trace.
 func (h *jobHandlers) submit(ctx context.Context, in *submitInput) (*jobOutput, error) {
 	began := time.Now()
 	jobSpec, err := readSpec(in.Request)
@@ -118,8 +126,8 @@ func (h *jobHandlers) submit(ctx context.Context, in *submitInput) (*jobOutput, 
 	return h.submitted(ctx, job, created, began), nil
 }
 
-// submitted answers with a created or an existing job, and adds the submit to the
-// job's trace.
+// submitted answers with a created or an existing job, and adds the submit to the trace
+// of a created job.
 func (h *jobHandlers) submitted(ctx context.Context, job wire.Job, created bool, began time.Time) *jobOutput {
 	if created {
 		h.traces.Submitted(ctx, job, began)
@@ -127,6 +135,7 @@ func (h *jobHandlers) submitted(ctx context.Context, job wire.Job, created bool,
 	return &jobOutput{createdStatus(created), job}
 }
 
+// createdStatus is 201 for a new resource and 200 for one that existed.
 func createdStatus(created bool) int {
 	if created {
 		return http.StatusCreated
@@ -150,6 +159,8 @@ func readSpec(in Request) (spec.Job, error) {
 	return jobSpec, invalid(berth.SlugInvalidSpec, faults, checked)
 }
 
+// listInput selects jobs. All given conditions must hold; several values of Status are
+// alternatives.
 type listInput struct {
 	Status []string `query:"status,explode" doc:"any of these; may be given more than once, or with commas"`
 	Name   string   `query:"name"`
@@ -161,14 +172,14 @@ type listInput struct {
 	Paging
 }
 
-// Paging is how a list is read in pages.
+// Paging selects a page of a list.
 type Paging struct {
 	Limit  int    `query:"limit" minimum:"1" maximum:"1000" doc:"default 100"`
 	Cursor string `query:"cursor" maxLength:"500" doc:"next_cursor of the page before"`
 }
 
-// long is the page of a list that clients of an earlier version read whole:
-// without a limit it is as long as one may be.
+// long returns the paging of a list that earlier clients expect whole: without a limit
+// the page is as long as allowed.
 func (p Paging) long() db.Paging {
 	if p.Limit == 0 {
 		p.Limit = db.MaxPage
@@ -178,6 +189,8 @@ func (p Paging) long() db.Paging {
 
 type listOutput struct{ Body wire.Page[wire.Job] }
 
+// listJobs returns a page of jobs. Waiting jobs without a reason show the pause of
+// admission, if one is in force.
 func (h *jobHandlers) listJobs(ctx context.Context, in *listInput) (*listOutput, error) {
 	f, err := in.filter(ctx)
 	if err != nil {
@@ -197,7 +210,8 @@ func (h *jobHandlers) listJobs(ctx context.Context, in *listInput) (*listOutput,
 	return &listOutput{page(jobs, next)}, nil
 }
 
-// page never has null for its items.
+// page returns a page whose items are [] and never null in JSON: clients iterate over
+// items without a check.
 func page[T any](items []T, next string) wire.Page[T] {
 	if items == nil {
 		items = []T{}
@@ -205,6 +219,8 @@ func page[T any](items []T, next string) wire.Page[T] {
 	return wire.Page[T]{Items: items, NextCursor: next}
 }
 
+// filter converts the query into the filter of the database, or reports every fault at
+// once. Users list their own tenant's jobs only.
 func (in *listInput) filter(ctx context.Context) (db.JobFilter, error) {
 	f := db.JobFilter{Tenant: scope(ctx), Name: in.Name, Limit: in.Limit, Cursor: in.Cursor}
 	var faults []berth.FieldError
@@ -255,7 +271,7 @@ func (in *listInput) filter(ctx context.Context) (db.JobFilter, error) {
 		}
 		f.Since = at
 	}
-	// Somebody else's tenant has nothing to show, as one that does not exist.
+	// The same answer for any other tenant, so that it does not reveal whether one exists.
 	if in.Tenant != "" && f.Tenant != "" && in.Tenant != string(f.Tenant) {
 		return f, berth.Errorf(berth.CodeForbidden, "only admins list other tenants' jobs")
 	}
@@ -271,7 +287,7 @@ func (in *listInput) filter(ctx context.Context) (db.JobFilter, error) {
 	return f, invalid("", faults, nil)
 }
 
-// parseSince reads a time, or a duration before now.
+// parseSince reads a time (RFC 3339), or a duration before now.
 func parseSince(s string) (time.Time, error) {
 	if d, err := spec.ParseDuration(s); err == nil {
 		return time.Now().Add(-d.Std()), nil
@@ -286,11 +302,13 @@ func parseSince(s string) (time.Time, error) {
 // jobReader finds and reads the jobs that a caller may see.
 type jobReader struct{ jobs *db.Jobs }
 
-// job resolves an id of the path among the jobs that the caller may see.
+// job resolves an id, or the unique prefix of one, among the jobs that the caller may
+// see.
 func (r *jobReader) job(ctx context.Context, id string) (berth.JobID, error) {
 	return r.jobs.Resolve(ctx, scope(ctx), id)
 }
 
+// showJob returns a job with its attempts and checkpoints.
 func (r *jobReader) showJob(ctx context.Context, in *JobInput) (*jobOutput, error) {
 	id, err := r.job(ctx, in.ID)
 	if err != nil {
@@ -299,7 +317,7 @@ func (r *jobReader) showJob(ctx context.Context, in *JobInput) (*jobOutput, erro
 	return r.jobNow(ctx, id)
 }
 
-// jobNow renders the whole job as it is after a change.
+// jobNow reads the whole job again, so that an answer shows the state after a change.
 func (r *jobReader) jobNow(ctx context.Context, id berth.JobID) (*jobOutput, error) {
 	job, err := r.jobs.Get(ctx, scope(ctx), id)
 	if err != nil {
@@ -308,7 +326,7 @@ func (r *jobReader) jobNow(ctx context.Context, id berth.JobID) (*jobOutput, err
 	return &jobOutput{http.StatusOK, job}, nil
 }
 
-// act resolves the job, changes it and renders it.
+// act resolves the job, applies a change and renders the job after the change.
 func (h *jobHandlers) act(
 	ctx context.Context, in *JobInput, change func(tenant berth.TenantID, id berth.JobID) error,
 ) (*jobOutput, error) {
@@ -322,11 +340,14 @@ func (h *jobHandlers) act(
 	return h.jobNow(ctx, id)
 }
 
+// cancelInput names the job to cancel, or some elements of an array.
 type cancelInput struct {
 	JobInput
 	Index string `query:"index" doc:"of an array: only these elements, such as 3-7,9"`
 }
 
+// cancelJob cancels a job, or some elements of an array. The job's workflow is poked in
+// any case: without a running member, no end of a container would wake the workflow.
 func (h *jobHandlers) cancelJob(ctx context.Context, in *cancelInput) (*jobOutput, error) {
 	if in.Index != "" {
 		return h.cancelElements(ctx, in)
@@ -342,28 +363,34 @@ func (h *jobHandlers) cancelJob(ctx context.Context, in *cancelInput) (*jobOutpu
 		if err := failpoint.Hit("api.cancel.after"); err != nil {
 			return err
 		}
-		poke(h.poker, []berth.JobID{id}) // it may hold nothing, or wait for a machine that never claims
+		poke(h.poker, []berth.JobID{id}) // the job may hold no capacity, or wait for a claim that never comes
 		return nil
 	})
 }
 
+// holdJob keeps a waiting job from being placed until releaseJob.
 func (h *jobHandlers) holdJob(ctx context.Context, in *JobInput) (*jobOutput, error) {
 	return h.act(ctx, in, func(tenant berth.TenantID, id berth.JobID) error {
 		return h.jobs.Hold(ctx, tenant, id, actor(ctx))
 	})
 }
 
+// releaseJob ends a hold.
 func (h *jobHandlers) releaseJob(ctx context.Context, in *JobInput) (*jobOutput, error) {
 	return h.act(ctx, in, func(tenant berth.TenantID, id berth.JobID) error {
 		return h.jobs.Release(ctx, tenant, id, actor(ctx))
 	})
 }
 
+// retryInput names the ended job to submit again, or only the failed elements of an
+// array.
 type retryInput struct {
 	JobInput
 	Failed bool `query:"failed" doc:"of an array: only what failed"`
 }
 
+// retryJob submits an ended job again. Only a retry that will create a job is admitted: a
+// repeated call returns the existing successor and needs no capacity.
 func (h *jobHandlers) retryJob(ctx context.Context, in *retryInput) (*jobOutput, error) {
 	began := time.Now()
 	id, err := h.job(ctx, in.ID)
@@ -395,6 +422,7 @@ type patchInput struct {
 	Request
 }
 
+// updateJob changes priority, labels or time limit of a live job.
 func (h *jobHandlers) updateJob(ctx context.Context, in *patchInput) (*jobOutput, error) {
 	patch, err := readValid[spec.JobPatch](in.Request, nil)
 	if err != nil {
@@ -415,6 +443,8 @@ type checkpointsOutput struct {
 	Body wire.Page[berth.Checkpoint]
 }
 
+// listCheckpoints returns a job's checkpoints as one page; the job's keep bounds their
+// number.
 func (h *jobHandlers) listCheckpoints(ctx context.Context, in *JobInput) (*checkpointsOutput, error) {
 	out, err := h.showJob(ctx, in)
 	if err != nil {

@@ -14,13 +14,14 @@ import (
 	"berth/wire"
 )
 
-// maxJoinBody is the longest body of a join: a join token and a machine's name
+// maxJoinBody is the longest body of a join, in bytes: a join token and a machine's name
 // take some 200 bytes. The inventory follows when the machine registers.
 const maxJoinBody = 4 << 10
 
-// A body of a join must arrive within joinBodyTimeout. joinsAbreast are read and
-// answered at a time, and as many more whose token is in the body alone: these are
-// read before anything is known of the caller, and must not keep the others out.
+// A body of a join must arrive within joinBodyTimeout. joinsAbreast joins are read and
+// answered at a time, and as many more whose token is in the body alone: nothing is known
+// of the callers of the latter before the body is read, and they must not keep the others
+// out.
 const (
 	joinBodyTimeout = 5 * time.Second
 	joinsAbreast    = 8
@@ -54,9 +55,9 @@ type joinHandlers struct {
 
 func (h *joinHandlers) mount(r *router) { r.agents.POST("/join", h.agentJoin) }
 
-// agentJoin gives a machine its own token for a join token. The join token is in
-// the Authorization header and judged before the body is read; agents before this
-// version have it in the body alone.
+// agentJoin exchanges a join token for the machine's own token. The join token is in the
+// Authorization header and judged before the body is read; agents before this version
+// send the join token in the body alone.
 func (h *joinHandlers) agentJoin(c echo.Context) error {
 	ctx := c.Request().Context()
 	token, judged := bearer(c.Request())
@@ -92,8 +93,8 @@ func (h *joinHandlers) agentJoin(c echo.Context) error {
 	return h.join(ctx, c, req)
 }
 
-// judgeJoin refuses a join token that is not good, and charges the caller's
-// address for it.
+// judgeJoin refuses a join token that is not valid, and charges the caller's address for
+// the attempt.
 func (h *joinHandlers) judgeJoin(ctx context.Context, c echo.Context, token string) error {
 	good := false
 	if db.JoinTokenShaped(token) {
@@ -109,6 +110,8 @@ func (h *joinHandlers) judgeJoin(ctx context.Context, c echo.Context, token stri
 	return h.limits.guessed(guessJoin, h.addresses.client(c.Request()))
 }
 
+// join uses up the join token and answers with the machine's own token. Join decides
+// alone: judgeJoin's answer may be out of date by now.
 func (h *joinHandlers) join(ctx context.Context, c echo.Context, req wire.JoinRequest) error {
 	machine, err := berth.ParseMachineID(string(req.Machine))
 	if err != nil {

@@ -14,9 +14,9 @@ import (
 	"berth"
 )
 
-// limits hold a token bucket for each principal, and for each address that sends
-// wrong tokens. A bucket that has not been used for longest is forgotten first:
-// the bucket of a quiet caller is full anyway.
+// limits hold a token bucket for each principal, and for each address that sends wrong
+// tokens. The bucket that was unused for longest is forgotten first: the bucket of a
+// quiet caller is full anyway.
 type limits struct {
 	rate  rate.Limit
 	burst int
@@ -28,9 +28,9 @@ type limits struct {
 	guesses map[guesser]*recent[netip.Prefix, *rate.Limiter]
 }
 
-// guesser is the kind of caller that a wrong token came from. Each kind has
-// buckets of its own: wrong tokens of users do not use up agents' buckets, which
-// come from the same address where a job shares its machine's.
+// guesser is the kind of caller that a wrong token came from. Each kind has separate
+// buckets: wrong tokens of users do not use up agents' buckets, which share an address
+// where a job runs on the network of its machine.
 type guesser string
 
 const (
@@ -39,7 +39,7 @@ const (
 	guessJoin  guesser = "join"
 )
 
-// A wrong token costs its address a tenth of a second; guessBurst of them are
+// A wrong token costs its address a tenth of a second; guessBurst wrong tokens are
 // answered 401 before the first 429.
 const (
 	guessRate  = 10
@@ -68,7 +68,8 @@ func newLimits(registry *prometheus.Registry, r float64, burst int) *limits {
 	return l
 }
 
-// call charges a call to a principal. An error says when to come back.
+// call charges a call to a principal. The error names the time after which a call may
+// succeed.
 func (l *limits) call(principal string) error {
 	l.mu.Lock()
 	b := bucket(l.calls, principal, l.rate, l.burst)
@@ -80,9 +81,9 @@ func (l *limits) call(principal string) error {
 	return limited(wait, "the token makes more than %g calls a second, which is its limit", float64(l.rate))
 }
 
-// guessed charges a call without a good token to its address and returns the
-// answer: unauthorized, or, once the address has spent its guesses, rate_limited.
-// A good token is never refused for the guesses of others at its address.
+// guessed charges a call without a good token to its address and returns the answer:
+// unauthorized, or, once the address has spent its guesses, rate_limited. A good token is
+// never refused for the guesses of others at its address.
 func (l *limits) guessed(kind guesser, from netip.Prefix) error {
 	l.mu.Lock()
 	b := bucket(l.guesses[kind], from, guessRate, guessBurst)
@@ -96,6 +97,8 @@ func (l *limits) guessed(kind guesser, from netip.Prefix) error {
 		guessRate)
 }
 
+// bucket returns the bucket of a key, and creates a full one for a new key. The caller
+// holds limits.mu.
 func bucket[K comparable](of *recent[K, *rate.Limiter], key K, r rate.Limit, burst int) *rate.Limiter {
 	b, ok := of.get(key)
 	if !ok {
@@ -111,11 +114,12 @@ func isLimited(err error) bool {
 	return ok && p.Code == slugRateLimited
 }
 
-// longestRetry bounds Retry-After, in which a changed limit would go unnoticed.
+// longestRetry bounds Retry-After: a client that sleeps longer would not notice a raised
+// limit.
 const longestRetry = time.Minute
 
-// limited is the answer rate_limited: 429 with Retry-After, in whole seconds and
-// at least one.
+// limited returns the answer rate_limited: 429 with Retry-After, in whole seconds and at
+// least one.
 func limited(wait time.Duration, format string, args ...any) error {
 	p := problemOf(&berth.Error{Code: berth.CodeCapacity, Slug: slugRateLimited, Message: fmt.Sprintf(format, args...)})
 	seconds := (min(max(wait, time.Second), longestRetry) + time.Second - 1) / time.Second

@@ -9,22 +9,23 @@ import (
 	"berth/internal/lib/overload"
 )
 
-// lookups resolves keys with at most one query at a time: a query
-// asks for every key that has arrived since the query before it. However many
-// callers send unknown keys, they take one connection of the database
-// and 1/pause queries a second, and a caller with a good key waits for two
-// queries at most.
+// lookups resolves keys with at most one query at a time: each query asks for all keys
+// that have arrived since the query before. However many callers send unknown keys, the
+// look-ups take one connection of the database and 1/pause queries a second, and a caller
+// with a good key waits for at most two queries.
 type lookups[A any] struct {
-	find  func(ctx context.Context, keys []string) ([]A, error) // an answer for each key, in order
-	pause time.Duration                                         // between the begins of two queries
+	find  func(ctx context.Context, keys []string) ([]A, error) // one answer per key, in order
+	pause time.Duration                                         // between the starts of two queries
 
-	turn chan struct{} // held by the caller who runs the query; guards last
-	last time.Time     // begin of the last query
+	turn chan struct{} // a lock, held by the caller that runs the query; guards last
+	last time.Time     // start of the last query
 
 	mu      sync.Mutex
 	waiting []*lookup[A]
 }
 
+// lookup is the question of one caller. Only the caller that runs the query writes answer
+// and err, before it closes done.
 type lookup[A any] struct {
 	key    string
 	done   chan struct{} // closed once answer and err are set
@@ -42,8 +43,7 @@ func newLookups[A any](find func(context.Context, []string) ([]A, error), pause 
 	return &lookups[A]{find: find, pause: pause, turn: make(chan struct{}, 1)}
 }
 
-// ask returns the answer for a key. One of the callers that wait runs the query
-// for all of them.
+// ask returns the answer for a key. One of the waiting callers runs the query for all.
 func (l *lookups[A]) ask(ctx context.Context, key string) (none A, err error) {
 	me := &lookup[A]{key: key, done: make(chan struct{})}
 	if !l.enter(me) {
@@ -54,7 +54,7 @@ func (l *lookups[A]) ask(ctx context.Context, key string) (none A, err error) {
 		case <-me.done:
 			return me.answer, me.err
 		case <-ctx.Done():
-			return none, ctx.Err() // the next query answers a caller that has gone
+			return none, ctx.Err() // its key stays in the next query, which is harmless
 		case l.turn <- struct{}{}:
 			l.serve(ctx, me)
 			<-l.turn
@@ -62,6 +62,7 @@ func (l *lookups[A]) ask(ctx context.Context, key string) (none A, err error) {
 	}
 }
 
+// enter queues a question and returns true, or false while lookupRoom questions wait.
 func (l *lookups[A]) enter(me *lookup[A]) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -72,8 +73,8 @@ func (l *lookups[A]) enter(me *lookup[A]) bool {
 	return true
 }
 
-// serve runs one query for all waiting callers, unless the caller who holds the turn
-// has its answer already.
+// serve runs one query for all waiting callers. The holder of the turn that has received
+// its answer meanwhile returns at once.
 func (l *lookups[A]) serve(ctx context.Context, me *lookup[A]) {
 	select {
 	case <-me.done:
@@ -92,8 +93,8 @@ func (l *lookups[A]) serve(ctx context.Context, me *lookup[A]) {
 	for i, w := range batch {
 		keys[i] = w.key
 	}
-	// Others wait for the answer, although this caller may hang up.
-	// Every call waits for its token first, reads as well, so the query goes before
+	// Other callers wait for the answer, even if this caller hangs up. Every call, also
+	// one that only reads, waits for its token first, so the query takes precedence over
 	// all other work.
 	ctx, cancel := context.WithTimeout(overload.As(context.WithoutCancel(ctx), overload.Vital), lookupLimit)
 	defer cancel()
