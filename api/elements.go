@@ -49,7 +49,7 @@ func describeParent(j wire.Job) wire.Explanation {
 		e.Blockers = append(e.Blockers, wire.Blocker{Code: "held", Message: fmt.Sprintf("the %s is on hold", j.Kind),
 			Hint: "release it"})
 	}
-	// A pipeline has no job spec, and no bound on its steps.
+	// A parent without a job spec, such as a pipeline, has no bound on its children.
 	if j.Spec == nil {
 		return e
 	}

@@ -210,8 +210,8 @@ func (h *jobHandlers) listJobs(ctx context.Context, in *listInput) (*listOutput,
 	return &listOutput{page(jobs, next)}, nil
 }
 
-// page returns a page whose items are [] and never null in JSON: clients iterate over
-// items without a check.
+// page returns items with [] in place of null in JSON: clients iterate over items without
+// a check.
 func page[T any](items []T, next string) wire.Page[T] {
 	if items == nil {
 		items = []T{}

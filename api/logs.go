@@ -25,12 +25,13 @@ import (
 
 // LogReader reads the logs of members.
 type LogReader interface {
-	// OpenLog returns the stored log from a byte offset to its present end,
-	// encoded: one line each, <RFC3339Nano> <o|e> <text>\n. A log of which
-	// nothing is stored is empty, not an error.
+	// OpenLog returns the stored log from a byte offset to its present end, encoded: one
+	// line each, <RFC3339Nano> <o|e> <text>\n. A log without stored pieces is empty, not
+	// an error.
 	OpenLog(ctx context.Context, log berth.LogRef, offset int64) (io.ReadCloser, error)
 }
 
+// logsInput selects lines of one member's log. Last resumes a stream; see logRead.resume.
 type logsInput struct {
 	JobInput
 	Attempt int    `query:"attempt" minimum:"0" doc:"default: the latest; with follow, those that come after it too"`
@@ -64,6 +65,8 @@ func (h *logHandlers) mount(r *router) {
 	register(r, logs, h.readLogs)
 }
 
+// readLogs answers with the stored log, or with a stream that follows the log. Everything
+// that can fail is checked before the answer begins, while the call holds its slot.
 func (h *logHandlers) readLogs(ctx context.Context, in *logsInput) (*huma.StreamResponse, error) {
 	if h.reader == nil {
 		return nil, berth.Errorf(berth.CodeUnavailable, "this server has no store of logs")
@@ -76,7 +79,7 @@ func (h *logHandlers) readLogs(ctx context.Context, in *logsInput) (*huma.Stream
 	if err != nil {
 		return nil, err
 	}
-	// Who follows a log from its beginning is where all others began.
+	// Clients that follow a log from its beginning are at the same position as others.
 	r := &logRead{of: h, job: id, named: in.Attempt > 0, tail: in.Tail, shares: in.Tail == 0 && in.Since == ""}
 	r.ref = berth.LogRef{Tenant: job.Tenant, Job: id, Attempt: in.Attempt, Rank: in.Member}
 	if !r.named {
@@ -115,12 +118,12 @@ func (h *logHandlers) readLogs(ctx context.Context, in *logsInput) (*huma.Stream
 	return &huma.StreamResponse{Body: func(out huma.Context) { h.followLogs(out, r) }}, nil
 }
 
-// ndjson is the answer for programs: one LogLine a line.
+// ndjson is the media type for programs: one LogLine per line.
 const ndjson = "application/x-ndjson"
 
-// printLogs answers with the stored log, as plain text or as documents. It opens
-// the log before the answer begins, so that an unavailable store is an error and
-// not an empty log.
+// printLogs answers with the stored log, as plain text or as documents. It opens the log
+// before the answer begins, so that an unavailable store is an error and not an empty
+// log.
 func (h *logHandlers) printLogs(out huma.Context, r *logRead, documents bool) {
 	c := humaecho.UnwrapV4(out)
 	t, err := h.streams.begin(c, downloadTransfer)
@@ -154,13 +157,14 @@ func (h *logHandlers) printLogs(out huma.Context, r *logRead, documents bool) {
 		return err
 	})
 	if err != nil {
-		// A client must not take half a log for the whole.
+		// A client must not take half a log for the whole, so the connection is cut.
 		h.streams.logStream(c, err)
 		panic(http.ErrAbortHandler)
 	}
 }
 
-// followLogs sends lines until the job has ended and all of them are out.
+// followLogs sends lines until the job has ended and all its lines are sent. Unless an
+// attempt was named, the stream continues with the log of the next attempt.
 func (h *logHandlers) followLogs(out huma.Context, r *logRead) {
 	c := humaecho.UnwrapV4(out)
 	t, err := h.streams.begin(c, followTransfer)
@@ -200,16 +204,17 @@ type logRead struct {
 	of     *logHandlers
 	job    berth.JobID
 	ref    berth.LogRef
-	named  bool // the attempt was asked for; others do not follow
+	named  bool // the caller named the attempt; later ones are left out
 	tail   int
 	since  time.Time
 	offset int64 // of the next byte to read
-	skip   int   // lines from there that come before the tail
-	begun  bool  // offset and skip are as tail and since want them
-	shares bool  // others are likely at the same position: see sendNew
+	skip   int   // lines from offset on that come before the tail
+	begun  bool  // tail and since are applied to offset and skip
+	shares bool  // other followers are likely at this position: see sendNew
 }
 
-// resume takes up a stream where Last-Event-ID says: <attempt>-<offset>.
+// resume sets the position from Last-Event-ID: <attempt>-<offset>. The position of
+// another attempt is refused if the caller named an attempt.
 func (r *logRead) resume(last string) error {
 	if last == "" {
 		return nil
@@ -225,7 +230,7 @@ func (r *logRead) resume(last string) error {
 	return nil
 }
 
-// begin finds where to read from, once.
+// begin finds the start position for tail and since, once.
 func (r *logRead) begin(ctx context.Context) error {
 	if r.begun || r.tail == 0 && r.since.IsZero() {
 		return nil
@@ -237,8 +242,8 @@ func (r *logRead) begin(ctx context.Context) error {
 	return err
 }
 
-// send streams the stored log past the position. over means that nothing will
-// be added, so that a last line without its end is sent too.
+// send streams the stored log past the position. over means that the log is complete, so
+// that a last line without its line feed is sent too.
 func (r *logRead) send(ctx context.Context, x *stream, over bool) error {
 	if r.ref.Attempt == 0 {
 		return nil
@@ -268,7 +273,7 @@ func (r *logRead) send(ctx context.Context, x *stream, over bool) error {
 	return err
 }
 
-// id is where a stream goes on after the line that was just read.
+// id is the Last-Event-ID at which a stream resumes after the line that was just read.
 func (r *logRead) id() string {
 	return strconv.Itoa(r.ref.Attempt) + "-" + strconv.FormatInt(r.offset, 10)
 }
@@ -279,17 +284,16 @@ type logAt struct {
 	offset int64
 }
 
-// logBlock is the part of the log after a position, at most a transferBlock, as
-// events. Followers that start at the beginning, or have caught up, are at the
-// same position, so they send the same block.
+// logBlock is the part of the log after a position, at most a transferBlock, as events.
+// Followers that start at the beginning, or have caught up, are at the same position, so
+// they send the same block.
 type logBlock struct {
 	text []byte
-	next int64 // offset after it
-	full bool  // there may be more
+	next int64 // offset after the block
+	full bool  // the log may go on after the block
 }
 
-// sendNew sends the lines added since the last call, and reports whether there
-// may be more.
+// sendNew sends the lines added since the last call. more reports that the log may go on.
 func (r *logRead) sendNew(ctx context.Context, x *stream) (more bool, err error) {
 	b, err := r.of.followed.logs.get(ctx, logAt{r.ref, r.offset}, r.block)
 	if err != nil {
@@ -302,7 +306,7 @@ func (r *logRead) sendNew(ctx context.Context, x *stream) (more bool, err error)
 	return b.full, nil
 }
 
-// block reads the block at r's position, which it leaves where it is.
+// block reads the block at r's position, without moving the position.
 func (r *logRead) block(ctx context.Context) (b logBlock, err error) {
 	at := logRead{of: r.of, job: r.job, ref: r.ref, offset: r.offset, begun: true}
 	in, err := r.of.reader.OpenLog(ctx, r.ref, r.offset)
@@ -319,12 +323,12 @@ func (r *logRead) block(ctx context.Context) (b logBlock, err error) {
 	return b, err
 }
 
-// logBuffers are readers that hold transferBlock bytes of a log each; a longer
-// line comes in pieces. Machines write lines of at most 16 KiB.
+// logBuffers are readers that hold transferBlock bytes of a log each; a longer line comes
+// in pieces. Machines write lines of at most 16 KiB.
 var logBuffers = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, transferBlock) }}
 
-// lines reads whole lines, moves the position past each, and passes the requested
-// ones to f.
+// lines reads whole lines, moves the position past each, and passes the requested ones to
+// f. A line that is still being written is left for the next call, unless over.
 func (r *logRead) lines(in io.Reader, over bool, f func(wire.LogLine) error) error {
 	buf := logBuffers.Get().(*bufio.Reader)
 	buf.Reset(in)
@@ -332,7 +336,7 @@ func (r *logRead) lines(in io.Reader, over bool, f func(wire.LogLine) error) err
 		buf.Reset(nil)
 		logBuffers.Put(buf)
 	}()
-	var before *wire.LogLine // whose rest comes next
+	var before *wire.LogLine // a line too long for the buffer; its rest comes next
 	for {
 		raw, err := buf.ReadSlice('\n')
 		if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, bufio.ErrBufferFull) {
@@ -367,12 +371,12 @@ func (r *logRead) lines(in io.Reader, over bool, f func(wire.LogLine) error) err
 	}
 }
 
+// rawText returns a line without its line feed, with invalid UTF-8 replaced.
 func rawText(raw []byte) string {
 	return strings.ToValidUTF8(string(bytes.TrimSuffix(raw, []byte("\n"))), "\uFFFD")
 }
 
-// parse reads <RFC3339Nano> <o|e> <text>. A line in another format is shown
-// unchanged.
+// parse reads <RFC3339Nano> <o|e> <text>. A line in another format is shown unchanged.
 func (r *logRead) parse(raw []byte) wire.LogLine {
 	text := rawText(raw)
 	line := wire.LogLine{Stream: "stdout", Text: text, Attempt: r.ref.Attempt, Member: r.ref.Rank}

@@ -10,7 +10,7 @@ import (
 	"berth/wire"
 )
 
-// machineHandlers serve the calls of users about machines.
+// machineHandlers serve the calls of users and operators about machines.
 type machineHandlers struct {
 	machines *db.Machines
 	auth     *authenticator
@@ -41,6 +41,7 @@ type MachineInput struct {
 
 type machineOutput struct{ Body wire.Machine }
 
+// machineListInput selects machines; several values of State are alternatives.
 type machineListInput struct {
 	State []string `query:"state,explode"`
 	Paging
@@ -48,6 +49,9 @@ type machineListInput struct {
 
 type machineListOutput struct{ Body wire.Page[wire.Machine] }
 
+// listMachines returns a page of machines by id. Without a limit the page is as long as
+// allowed: clients of an earlier version read the list whole. Users see only their own
+// jobs on a machine.
 func (h *machineHandlers) listMachines(ctx context.Context, in *machineListInput) (*machineListOutput, error) {
 	f := db.MachineFilter{Tenant: scope(ctx), Limit: in.Limit}
 	if f.Limit == 0 {
@@ -63,6 +67,7 @@ func (h *machineHandlers) listMachines(ctx context.Context, in *machineListInput
 		}
 		f.After = after
 	}
+	// One machine more than the page reveals whether a next page exists.
 	limit := f.Limit
 	f.Limit++
 	machines, err := h.machines.List(ctx, f)
@@ -77,7 +82,8 @@ func (h *machineHandlers) listMachines(ctx context.Context, in *machineListInput
 	return &machineListOutput{page(machines, next)}, nil
 }
 
-// machineID parses the path. A text that is not a valid name matches no machine.
+// machineID parses the path. A text that is not a valid name matches no machine, so the
+// answer is 404 and not 400.
 func machineID(in string) (berth.MachineID, error) {
 	id, err := berth.ParseMachineID(in)
 	if err != nil {
@@ -86,6 +92,8 @@ func machineID(in string) (berth.MachineID, error) {
 	return id, nil
 }
 
+// showMachine returns a machine with its devices and its jobs, as far as the caller may
+// see these jobs.
 func (h *machineHandlers) showMachine(ctx context.Context, in *MachineInput) (*machineOutput, error) {
 	id, err := machineID(in.ID)
 	if err != nil {
@@ -103,6 +111,8 @@ type drainInput struct {
 	Request
 }
 
+// drainMachine keeps new work off a machine. Without a reason in the request, the reason
+// names the caller.
 func (h *machineHandlers) drainMachine(ctx context.Context, in *drainInput) (*machineOutput, error) {
 	var request wire.DrainRequest
 	faults, err := decode(in.ContentType, in.RawBody, &request)
@@ -129,6 +139,7 @@ func (h *machineHandlers) drainMachine(ctx context.Context, in *drainInput) (*ma
 	return h.showMachine(ctx, &in.MachineInput)
 }
 
+// undrainMachine opens a draining machine for work again.
 func (h *machineHandlers) undrainMachine(ctx context.Context, in *MachineInput) (*machineOutput, error) {
 	id, err := machineID(in.ID)
 	if err != nil {
@@ -143,6 +154,8 @@ func (h *machineHandlers) undrainMachine(ctx context.Context, in *MachineInput) 
 
 type confirmDeadOutput struct{ Body wire.ConfirmedDead }
 
+// confirmDead releases the capacity of a silent machine on the operator's word. The
+// affected jobs are poked, so that their workflows settle them at once.
 func (h *machineHandlers) confirmDead(ctx context.Context, in *MachineInput) (*confirmDeadOutput, error) {
 	id, err := machineID(in.ID)
 	if err != nil {
@@ -166,6 +179,8 @@ func (h *machineHandlers) confirmDead(ctx context.Context, in *MachineInput) (*c
 	return &confirmDeadOutput{wire.ConfirmedDead{Machine: m.Body, Jobs: jobs}}, nil
 }
 
+// retireMachine removes a machine for good and revokes its token. Cached verdicts on
+// tokens are dropped, so that this process refuses the token from the next call on.
 func (h *machineHandlers) retireMachine(ctx context.Context, in *MachineInput) (*struct{}, error) {
 	id, err := machineID(in.ID)
 	if err != nil {

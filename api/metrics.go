@@ -15,6 +15,7 @@ import (
 	"berth/db"
 )
 
+// metrics are the measurements of HTTP calls.
 type metrics struct {
 	seconds *prometheus.HistogramVec
 }
@@ -31,8 +32,8 @@ func newMetrics(r *prometheus.Registry, d *db.DB) *metrics {
 	return m
 }
 
-// middleware times every call. Streams and long-polls count too, under routes
-// of their own.
+// middleware times every call. Streams and long-polls count too, under routes of their
+// own.
 func (m *metrics) middleware(next echo.HandlerFunc) echo.HandlerFunc {
 	return func(c echo.Context) error {
 		began := time.Now()
@@ -41,6 +42,8 @@ func (m *metrics) middleware(next echo.HandlerFunc) echo.HandlerFunc {
 			c.Error(err) // so that the status is known
 		}
 		route := c.Path()
+		// A path without a route is one label, or scanners would create a series per
+		// path.
 		if route == "" {
 			route = "none"
 		}
@@ -50,7 +53,7 @@ func (m *metrics) middleware(next echo.HandlerFunc) echo.HandlerFunc {
 	}
 }
 
-// method bounds the label: anybody may send a word of his own.
+// method bounds the values of the label: a client may send any word as its method.
 func method(m string) string {
 	switch m {
 	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete,
@@ -60,7 +63,8 @@ func method(m string) string {
 	return "other"
 }
 
-// population counts rows when it is asked.
+// population is a collector that counts rows at the time of a scrape. All replicas export
+// the same numbers, except for the counters of collectEnds.
 type population struct{ db *db.DB }
 
 var (
@@ -90,8 +94,10 @@ var (
 		[]string{"reason"}, nil)
 )
 
+// scrapeTimeout bounds the queries of one scrape.
 const scrapeTimeout = 3 * time.Second
 
+// Describe sends the descriptions of all exported metrics.
 func (p *population) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		jobsDesc, machinesDesc, silentEnginesDesc, cpusDesc, memoryDesc, diskDesc, gpusDesc, storedDesc,
@@ -101,8 +107,8 @@ func (p *population) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect leaves out metrics that the database does not return in time: a gap is
-// correct, a zero would not be.
+// Collect leaves out metrics that the database does not return in time: a gap is correct,
+// a zero would not be.
 func (p *population) Collect(ch chan<- prometheus.Metric) {
 	p.collectEnds(ch)
 	ctx, cancel := context.WithTimeout(context.Background(), scrapeTimeout)
@@ -144,8 +150,9 @@ func (p *population) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// collectEnds exports the number of attempts that this process has settled; the sum
-// over all processes is the cluster's number.
+// collectEnds exports the number of attempts that this process has settled; the sum over
+// all processes is the cluster's number. Only attempts that are retried count as lost GPU
+// time.
 func (p *population) collectEnds(ch chan<- prometheus.Metric) {
 	lost := map[berth.ReasonCode]float64{}
 	for end, n := range p.db.Attempts.EndCounts() {
@@ -160,8 +167,8 @@ func (p *population) collectEnds(ch chan<- prometheus.Metric) {
 	}
 }
 
-// local reports whether a request comes from this host, and not through a
-// proxy on it.
+// local reports whether a request comes from this host directly, not through a proxy on
+// this host. Such a proxy forwards requests of other hosts and adds one of these headers.
 func local(r *http.Request) bool {
 	if r.Header.Get("X-Forwarded-For") != "" || r.Header.Get("Forwarded") != "" {
 		return false
@@ -171,4 +178,5 @@ func local(r *http.Request) bool {
 	return err == nil && ip != nil && ip.IsLoopback()
 }
 
+// htmlText escapes a text for HTML.
 func htmlText(s string) string { return html.EscapeString(s) }

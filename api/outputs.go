@@ -39,11 +39,13 @@ type outputsOutput struct {
 	Body wire.Page[wire.StoredOutput]
 }
 
+// outputsInput selects a page of a job's outputs.
 type outputsInput struct {
 	JobInput
 	Paging
 }
 
+// listOutputs lists a job's outputs. The query checks no tenant: resolving the id does.
 func (h *outputHandlers) listOutputs(ctx context.Context, in *outputsInput) (*outputsOutput, error) {
 	id, err := h.job(ctx, in.ID)
 	if err != nil {
@@ -60,6 +62,8 @@ func (h *outputHandlers) listOutputs(ctx context.Context, in *outputsInput) (*ou
 	return &outputsOutput{page(items, next)}, nil
 }
 
+// outputInput names one output. Attempt 0 means the latest attempt that stored the
+// output.
 type outputInput struct {
 	JobInput
 	Name    string `path:"name" maxLength:"63"`
@@ -67,6 +71,8 @@ type outputInput struct {
 	Member  int    `query:"member" minimum:"0" doc:"default 0"`
 }
 
+// downloadOutput sends an output as stored, a tar compressed by zstd. Look-ups that can
+// fail come first, before the answer begins.
 func (h *outputHandlers) downloadOutput(ctx context.Context, in *outputInput) (*huma.StreamResponse, error) {
 	id, err := h.job(ctx, in.ID)
 	if err != nil {
@@ -88,6 +94,7 @@ func (h *outputHandlers) downloadOutput(ctx context.Context, in *outputInput) (*
 	}}, nil
 }
 
+// sendOutput streams the stored object. Browsers save it under the output's name.
 func (h *outputHandlers) sendOutput(c echo.Context, store *blob.Store, o db.OutputObject) {
 	c.Response().Header().Set("Content-Disposition", "attachment; filename="+strconv.Quote(o.Name+".tar.zst"))
 	if err := h.streams.sendObject(c, downloadTransfer, store, o.Object); err != nil {
@@ -95,7 +102,8 @@ func (h *outputHandlers) sendOutput(c echo.Context, store *blob.Store, o db.Outp
 	}
 }
 
-// agentOutput registers an output that a machine has stored for a member.
+// agentOutput registers an output that a machine has stored for a member. The address is
+// checked for its form only: the machine has computed the hash.
 func (h *agentObjectHandlers) agentOutput(c echo.Context) error {
 	p, err := readAgent[wire.OutputReport](c)
 	if err != nil {

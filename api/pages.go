@@ -21,8 +21,8 @@ import (
 //go:embed landing.html
 var landing string
 
-// pageHandlers serve the routes without a token: the pages, the documentation, and
-// the routes of probes and scrapers.
+// pageHandlers serve the routes without a token: the pages, the documentation, and the
+// routes of probes and scrapers.
 type pageHandlers struct {
 	version   string
 	metrics   *prometheus.Registry
@@ -35,7 +35,7 @@ type pageHandlers struct {
 
 func (h *pageHandlers) mount(r *router) {
 	page := strings.ReplaceAll(landing, "{{version}}", htmlText(h.version))
-	probed := []string{http.MethodGet, http.MethodHead} // probes ask for heads
+	probed := []string{http.MethodGet, http.MethodHead} // some probes send HEAD
 	r.echo.Match(probed, "/", func(c echo.Context) error {
 		c.Response().Header().Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'")
 		return c.HTML(http.StatusOK, page)
@@ -60,26 +60,27 @@ type Readiness struct {
 	Checks map[string]string `json:"checks"` // by dependency: ok, or the fault
 }
 
+// readyTimeout bounds one check of all dependencies, and the wait of a probe for a check.
 const readyTimeout = 3 * time.Second
 
-// readyMemory is for how long an answer of /readyz is given again: anybody may
-// ask, and each look asks three systems. Good news is given for readyRest, while the
-// next look is under way: under load a look takes half a second.
+// readyMemory is how long an answer of /readyz is repeated: the route is open to all
+// callers, and each check asks three systems. A positive answer is repeated for
+// readyRest, while the next check is under way: under load a check takes half a second.
 const (
 	readyMemory = time.Second
 	readyRest   = 3 * time.Second
 )
 
-// readiness remembers the last look at the dependencies.
+// readiness remembers the last check of the dependencies.
 type readiness struct {
 	mu   sync.Mutex
 	seen Readiness
 	at   time.Time     // when seen was complete; zero: never
-	look chan struct{} // closed at the end of the look under way; nil: none is
+	look chan struct{} // closed at the end of the check under way; nil: no check
 }
 
-// ready answers whether the dependencies answer. 503 means: send traffic
-// elsewhere.
+// ready reports whether the dependencies answer. 503 asks the load balancer to send
+// traffic to other replicas.
 func (h *pageHandlers) ready(c echo.Context) error {
 	r := h.readiness.get(c.Request().Context(), h.checkAll)
 	status := http.StatusOK
@@ -90,8 +91,8 @@ func (h *pageHandlers) ready(c echo.Context) error {
 	return writeJSON(c, status, r)
 }
 
-// get returns the last look, or waits for the next if that is too old or not ready:
-// up to readyTimeout, and no longer than ctx.
+// get returns the result of the last check. If that result is too old or negative, get
+// waits for the next check: up to readyTimeout, and no longer than ctx.
 func (r *readiness) get(ctx context.Context, check func(context.Context) Readiness) Readiness {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -101,7 +102,7 @@ func (r *readiness) get(ctx context.Context, check func(context.Context) Readine
 	}
 	if r.look == nil {
 		r.look = make(chan struct{})
-		go r.run(context.WithoutCancel(ctx), check) // others wait for it, although this caller may hang up
+		go r.run(context.WithoutCancel(ctx), check) // others wait for the result, even if this caller hangs up
 	}
 	if !r.seen.Ready || age >= readyRest {
 		r.await(ctx, r.look)
@@ -109,7 +110,7 @@ func (r *readiness) get(ctx context.Context, check func(context.Context) Readine
 	return r.seen
 }
 
-// await waits for a look, without the lock.
+// await waits for a check, without the lock.
 func (r *readiness) await(ctx context.Context, look <-chan struct{}) {
 	r.mu.Unlock()
 	defer r.mu.Lock()
@@ -122,6 +123,7 @@ func (r *readiness) await(ctx context.Context, look <-chan struct{}) {
 	}
 }
 
+// run stores the result of one check and wakes all waiting probes.
 func (r *readiness) run(ctx context.Context, check func(context.Context) Readiness) {
 	seen := check(ctx)
 	r.mu.Lock()
@@ -131,8 +133,8 @@ func (r *readiness) run(ctx context.Context, check func(context.Context) Readine
 	r.look = nil
 }
 
-// checkAll asks every dependency at once. One that does not answer within
-// readyTimeout is not waited for.
+// checkAll asks every dependency at once, and waits for each up to readyTimeout. A failed
+// optional dependency is shown, but leaves the result positive.
 func (h *pageHandlers) checkAll(ctx context.Context) Readiness {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
@@ -142,7 +144,7 @@ func (h *pageHandlers) checkAll(ctx context.Context) Readiness {
 		err error
 	}
 	results := make([]error, len(checks))
-	answers := make(chan result, len(checks)) // room for all: a check that is late blocks no goroutine
+	answers := make(chan result, len(checks)) // room for all, so that a late check can end
 	for i, check := range checks {
 		results[i] = context.DeadlineExceeded
 		go func() { answers <- result{i, check.Run(ctx)} }()
@@ -167,8 +169,8 @@ func (h *pageHandlers) checkAll(ctx context.Context) Readiness {
 	return r
 }
 
-// scrape opens the metrics to this host, and elsewhere to admin tokens only, since
-// they show every tenant's load.
+// scrape opens the metrics to this host, and elsewhere to admin tokens only, since the
+// metrics show every tenant's load.
 func (h *pageHandlers) scrape(page http.Handler) echo.HandlerFunc {
 	return func(c echo.Context) error {
 		if !local(c.Request()) {

@@ -12,8 +12,8 @@ import (
 	"berth/wire"
 )
 
-// pipelineHandlers serve the calls about pipelines. A pipeline is a job of its own
-// kind, so that its cancel and its retry are the job's.
+// pipelineHandlers serve the calls about pipelines. A pipeline is a row of jobs with a
+// kind of its own, so that jobHandlers cancel and retry pipelines too.
 type pipelineHandlers struct {
 	jobReader
 	admission *admission.Controller
@@ -37,6 +37,8 @@ func (h *pipelineHandlers) mount(r *router) {
 		"Submit an ended pipeline again, or only what did not succeed, as a new one linked to it"), h.retryPipeline)
 }
 
+// submitPipeline admits a pipeline and stores the parent and all its steps in one
+// transaction. All faults of all steps are reported at once, up to maxFaults.
 func (h *pipelineHandlers) submitPipeline(ctx context.Context, in *submitInput) (*jobOutput, error) {
 	began := time.Now()
 	var pipeline spec.Pipeline
@@ -63,7 +65,8 @@ func (h *pipelineHandlers) submitPipeline(ctx context.Context, in *submitInput) 
 	return h.jobCalls.submitted(ctx, job, created, began), nil
 }
 
-// pipeline resolves an id that must be a pipeline's.
+// pipeline resolves an id that must belong to a pipeline. The id of a job that is not a
+// pipeline is answered like an unknown id.
 func (h *pipelineHandlers) pipeline(ctx context.Context, id string) (wire.Job, error) {
 	found, err := h.job(ctx, id)
 	if err != nil {
@@ -76,6 +79,7 @@ func (h *pipelineHandlers) pipeline(ctx context.Context, id string) (wire.Job, e
 	return job, err
 }
 
+// showPipeline returns a pipeline with its steps.
 func (h *pipelineHandlers) showPipeline(ctx context.Context, in *JobInput) (*jobOutput, error) {
 	job, err := h.pipeline(ctx, in.ID)
 	if err != nil {
@@ -84,6 +88,7 @@ func (h *pipelineHandlers) showPipeline(ctx context.Context, in *JobInput) (*job
 	return &jobOutput{http.StatusOK, job}, nil
 }
 
+// cancelPipeline cancels a pipeline with all its steps.
 func (h *pipelineHandlers) cancelPipeline(ctx context.Context, in *JobInput) (*jobOutput, error) {
 	if _, err := h.pipeline(ctx, in.ID); err != nil {
 		return nil, err
@@ -91,6 +96,7 @@ func (h *pipelineHandlers) cancelPipeline(ctx context.Context, in *JobInput) (*j
 	return h.jobCalls.cancelJob(ctx, &cancelInput{JobInput: *in})
 }
 
+// retryPipeline submits an ended pipeline again, or only the steps without success.
 func (h *pipelineHandlers) retryPipeline(ctx context.Context, in *retryInput) (*jobOutput, error) {
 	if _, err := h.pipeline(ctx, in.ID); err != nil {
 		return nil, err

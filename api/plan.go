@@ -17,8 +17,8 @@ import (
 	"berth/wire"
 )
 
-// planHandlers answer questions about the queue: the plan of a job that is not
-// submitted, and the explanation of a job that is.
+// planHandlers answer questions about the queue: the plan of a job that is not submitted,
+// and the explanation of a submitted job.
 type planHandlers struct {
 	jobReader
 	queue     *db.Queue
@@ -41,6 +41,8 @@ func (h *planHandlers) mount(r *router) {
 
 type planOutput struct{ Body wire.Plan }
 
+// plan predicts the placement of a job that is not submitted. The job gets an id and
+// joins a copy of the queue in memory; no row is written.
 func (h *planHandlers) plan(ctx context.Context, in *Request) (*planOutput, error) {
 	jobSpec, err := readSpec(*in)
 	if err != nil {
@@ -63,6 +65,7 @@ func (h *planHandlers) plan(ctx context.Context, in *Request) (*planOutput, erro
 		Reserved: w.Reserved,
 		Blockers: blockers(w.Blockers), Priority: terms(w.Terms), Fit: fitOf(w.JobExplanation),
 	}
+	// A pause or an overload concerns every start, so it comes before all other blockers.
 	if held := h.control.heldBack(w.Admission, berth.Queued); len(held) > 0 {
 		p.StartsNow, p.Blockers = false, append(held, p.Blockers...)
 	}
@@ -72,8 +75,8 @@ func (h *planHandlers) plan(ctx context.Context, in *Request) (*planOutput, erro
 	return &planOutput{p}, nil
 }
 
-// longest is the longest time for which a started job may hold its capacity; 0: no
-// limit.
+// longest is the longest time for which a started job may hold its capacity: its time
+// limit and its stop grace. 0: no limit.
 func longest(jobSpec spec.Job) time.Duration {
 	if jobSpec.TimeLimit == 0 {
 		return 0
@@ -83,6 +86,8 @@ func longest(jobSpec spec.Job) time.Duration {
 
 type explainOutput struct{ Body wire.Explanation }
 
+// explain lists the reasons for a job's state. A step may wait for other steps, a parent
+// is described by its children, and a waiting job by its place in the queue.
 func (h *planHandlers) explain(ctx context.Context, in *JobInput) (*explainOutput, error) {
 	job, err := h.showJob(ctx, in)
 	if err != nil {
@@ -105,7 +110,7 @@ func (h *planHandlers) explain(ctx context.Context, in *JobInput) (*explainOutpu
 		}
 		return &explainOutput{e}, nil
 	}
-	// A job may start or end between two looks, and wait again after a third.
+	// A job may start or end between two reads, and wait again after a third.
 	for job.Body.Status.Waiting() {
 		row, request, err := h.queue.Row(ctx, scope(ctx), job.Body.ID)
 		if err != nil {
@@ -127,7 +132,8 @@ func (h *planHandlers) explain(ctx context.Context, in *JobInput) (*explainOutpu
 	return &explainOutput{e}, err
 }
 
-// explainPlaced explains a job that does not wait.
+// explainPlaced explains a job that is not waiting. On a machine with a silent container
+// engine, the job's end cannot be observed, which the explanation mentions.
 func (h *planHandlers) explainPlaced(ctx context.Context, job wire.Job) (wire.Explanation, error) {
 	e := wire.Explanation{Job: job.ID, Status: job.Status, Blockers: []wire.Blocker{}, Summary: placed(job)}
 	if !job.Status.HoldsCapacity() || len(job.Attempts) == 0 {
@@ -141,8 +147,8 @@ func (h *planHandlers) explainPlaced(ctx context.Context, job wire.Job) (wire.Ex
 	return e, err
 }
 
-// needs returns the steps for which a step, or a pipeline around it, waits: those
-// of the outermost level first. It returns false if the step waits for none.
+// needs lists the unmet needs of a step and of the pipelines around the step, the
+// outermost level first. waits is false if all needs are met.
 func (h *planHandlers) needs(ctx context.Context, step wire.Job) (e wire.Explanation, waits bool, err error) {
 	e = wire.Explanation{Job: step.ID, Status: step.Status, Blockers: []wire.Blocker{}}
 	at, who := step, "it"
@@ -160,7 +166,8 @@ func (h *planHandlers) needs(ctx context.Context, step wire.Job) (e wire.Explana
 	return e, len(e.Blockers) > 0, nil
 }
 
-// unmet are the needs of a step that have not succeeded.
+// unmet returns a blocker for each need of a step that has not succeeded. who names the
+// step in the messages.
 func unmet(pipeline wire.Job, step berth.JobID, who string) []wire.Blocker {
 	status, wanted := map[string]berth.State{}, []string(nil)
 	for _, x := range pipeline.Steps {
@@ -181,8 +188,8 @@ func unmet(pipeline wire.Job, step berth.JobID, who string) []wire.Blocker {
 	return list
 }
 
-// engineBlocker is the blocker of a job that is placed on machines with silent
-// container engines: its starts and ends cannot be observed.
+// engineBlocker is the blocker of a job that is placed on machines with silent container
+// engines: its starts and ends cannot be observed.
 func engineBlocker(silent []enginesilence.Machine) wire.Blocker {
 	return wire.Blocker{
 		Code: "engine_silent", Message: enginesilence.Text(silent) +
@@ -191,7 +198,8 @@ func engineBlocker(silent []enginesilence.Machine) wire.Blocker {
 	}
 }
 
-// waiting explains a job that waits. held are blockers that its owner cannot change.
+// waiting explains a waiting job. held are blockers that the job's owner cannot change;
+// they come first. The summary is the first blocker.
 func waiting(job wire.Job, state berth.State, w placement.JobExplanation, held []wire.Blocker) wire.Explanation {
 	fit := fitOf(w)
 	e := wire.Explanation{
@@ -211,7 +219,7 @@ func waiting(job wire.Job, state berth.State, w placement.JobExplanation, held [
 			e.Blockers[i].Hint = last.Hint
 		}
 	}
-	if state == berth.Submitted && len(held) == 0 { // else that is why its workflow has not started
+	if state == berth.Submitted && len(held) == 0 { // otherwise held explains the missing workflow
 		e.Blockers = append(e.Blockers, wire.Blocker{
 			Code: "not_accepted", Message: "its workflow has not taken it up yet",
 			Hint: "if this lasts, the control workers or Temporal are down",
@@ -226,6 +234,7 @@ func waiting(job wire.Job, state berth.State, w placement.JobExplanation, held [
 	return e
 }
 
+// known returns a time in UTC, or nil for the zero time.
 func known(at time.Time) *time.Time {
 	if at.IsZero() {
 		return nil
@@ -234,8 +243,8 @@ func known(at time.Time) *time.Time {
 	return &at
 }
 
-// blockers converts the engine's blockers. Every setting of a quota has the code
-// quota.
+// blockers converts the engine's blockers. Every setting of a quota has the code quota,
+// and the setting's name in the field Quota.
 func blockers(list []placement.Blocker) []wire.Blocker {
 	out := make([]wire.Blocker, 0, len(list))
 	for _, b := range list {
@@ -259,6 +268,7 @@ func terms(list []placement.Term) []wire.Term {
 	return out
 }
 
+// fitOf converts the engine's account of machines that fit the job. MiB become bytes.
 func fitOf(w placement.JobExplanation) wire.Fit {
 	e := w.Fit
 	f := wire.Fit{Machines: e.Machines, FitNow: e.FitNow, FitEver: e.FitEver, Candidates: e.Candidates,
@@ -278,7 +288,7 @@ func fitOf(w placement.JobExplanation) wire.Fit {
 	return f
 }
 
-// placed says where a job is that does not wait.
+// placed summarizes the state of a job that is not waiting.
 func placed(j wire.Job) string {
 	switch {
 	case j.Status.Terminal() && j.Reason != nil:

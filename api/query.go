@@ -13,8 +13,8 @@ import (
 	"berth"
 )
 
-// queryFields are the query parameters of an input struct, and whether each may
-// be given more than once.
+// queryFields lists the query parameters of an input struct, embedded structs included;
+// the value reports whether a parameter may be repeated.
 func queryFields(t reflect.Type) map[string]bool {
 	fields := map[string]bool{}
 	for i := range t.NumField() {
@@ -31,9 +31,9 @@ func queryFields(t reflect.Type) map[string]bool {
 	return fields
 }
 
-// strictQuery refuses unknown, repeated and unreadable parameters. Go drops
-// unreadable ones, and other servers ignore unknown ones: a filter with a
-// misspelt name would then match everything.
+// strictQuery refuses unknown, repeated and unreadable parameters. Go drops unreadable
+// ones, and other servers ignore unknown ones: a filter with a misspelt name would then
+// match everything.
 func strictQuery(fields map[string]bool) func(huma.Context, func(huma.Context)) {
 	return func(ctx huma.Context, next func(huma.Context)) {
 		u := ctx.URL()
@@ -48,6 +48,8 @@ func strictQuery(fields map[string]bool) func(huma.Context, func(huma.Context)) 
 	}
 }
 
+// checkQuery reports the faults of a query, up to maxFaults. Names are visited in order,
+// so that equal requests get equal answers.
 func checkQuery(raw string, fields map[string]bool) error {
 	values, err := url.ParseQuery(raw)
 	if err != nil {

@@ -2,14 +2,15 @@ package api
 
 import "container/list"
 
-// recent is a map of at most room entries: one more takes the place of the entry
-// that was used least recently. It is not safe for concurrent use.
+// recent is a map of at most room entries; a new entry evicts the least recently used
+// one. It is not safe for concurrent use.
 type recent[K comparable, V any] struct {
 	room  int
 	order *list.List // of *recentEntry, the latest use in front
 	at    map[K]*list.Element
 }
 
+// recentEntry is one entry of the list. The key allows removing the entry from the map.
 type recentEntry[K comparable, V any] struct {
 	key   K
 	value V
@@ -19,7 +20,7 @@ func newRecent[K comparable, V any](room int) *recent[K, V] {
 	return &recent[K, V]{room: room, order: list.New(), at: map[K]*list.Element{}}
 }
 
-// get returns the value of a key and counts as a use of it.
+// get returns the value of a key and counts as a use of the entry.
 func (r *recent[K, V]) get(key K) (v V, ok bool) {
 	e, ok := r.at[key]
 	if !ok {
@@ -29,6 +30,7 @@ func (r *recent[K, V]) get(key K) (v V, ok bool) {
 	return e.Value.(*recentEntry[K, V]).value, true
 }
 
+// put stores a value and counts as a use of the entry.
 func (r *recent[K, V]) put(key K, v V) {
 	if e, ok := r.at[key]; ok {
 		e.Value.(*recentEntry[K, V]).value = v

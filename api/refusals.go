@@ -13,9 +13,9 @@ import (
 
 // Calls that are refused for a limit of their tenant are answered at refusedRate a
 // second, after refusedBurst at once. The calls beyond wait for their answer, up to
-// longestRefusal, and up to heldRefusals calls of a tenant at a time. A client that
-// calls again as soon as it is refused then costs little: over HTTP/1 the next call
-// of a connection is not read before this one is answered.
+// longestRefusal, and up to heldRefusals calls of a tenant at a time. A client that calls
+// again as soon as it is refused then costs little: over HTTP/1 the next call of a
+// connection is not read before this one is answered.
 const (
 	refusedRate    = 200
 	refusedBurst   = 400
@@ -40,8 +40,8 @@ func newRefusals() *refusals {
 	return &refusals{tenants: newRecent[berth.TenantID, *tenantRefusals](refusalRoom)}
 }
 
-// hold returns when a refused call of a tenant may be answered, or when ctx or the
-// server ends.
+// hold returns when a refused call of a tenant may be answered, or when ctx or the server
+// ends.
 func (r *refusals) hold(ctx context.Context, tenant berth.TenantID, closing <-chan struct{}) {
 	of, wait := r.enter(tenant)
 	if wait <= 0 {
@@ -59,7 +59,8 @@ func (r *refusals) hold(ctx context.Context, tenant berth.TenantID, closing <-ch
 	of.held--
 }
 
-// enter returns for how long a call waits; then it counts as held.
+// enter returns the delay of a call's answer. With a delay the call counts as held; hold
+// ends the count.
 func (r *refusals) enter(tenant berth.TenantID) (of *tenantRefusals, wait time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -82,8 +83,8 @@ func (r *refusals) enter(tenant berth.TenantID) (of *tenantRefusals, wait time.D
 	return of, wait
 }
 
-// delay returns err, with which a call is refused for a limit of its tenant, once the
-// call may be answered, or when the call or the server ends.
+// delay returns err, the refusal of a call for a limit of its tenant, once the call may
+// be answered, or when the call or the server ends.
 func (r *refusals) delay(call *http.Request, tenant berth.TenantID, closing <-chan struct{}, err error) error {
 	r.hold(call.Context(), tenant, closing)
 	return err

@@ -57,17 +57,21 @@ func (h *scheduleHandlers) mount(r *router) {
 	registerWithBody[spec.Backfill](r, backfill, h.backfillSchedule)
 }
 
-// Of a schedule's times and fires so many are shown.
+// An answer shows shownNext coming times of a schedule, and shownFires of its last fires.
 const (
 	shownNext  = 5
 	shownFires = 20
 )
 
+// scheduleOutput is the answer of calls that return one schedule; Status distinguishes a
+// created schedule (201) from an existing one (200).
 type scheduleOutput struct {
 	Status int
 	Body   wire.Schedule
 }
 
+// createSchedule stores a schedule. Its work is checked by the rules of a submit at this
+// moment, so that a schedule that could never submit is refused at once.
 func (h *scheduleHandlers) createSchedule(ctx context.Context, in *Request) (*scheduleOutput, error) {
 	schedule, err := readSchedule(*in)
 	if err != nil {
@@ -114,7 +118,8 @@ func readSchedule(in Request) (spec.Schedule, error) {
 	return schedule, invalid(berth.SlugInvalidSpec, faults, checked[:min(len(checked), maxFaults)])
 }
 
-// withNext adds the next fires, which the calendar computes.
+// withNext adds the coming times, which the calendar computes and the database does not
+// store. A paused schedule has none.
 func withNext(s wire.Schedule) wire.Schedule {
 	s.Next = []time.Time{}
 	if times, fault := calendar.Read(s.Schedule); fault == nil && !s.Paused {
@@ -125,6 +130,7 @@ func withNext(s wire.Schedule) wire.Schedule {
 
 type scheduleListOutput struct{ Body wire.Page[wire.Schedule] }
 
+// listSchedules lists the tenant's schedules as one page.
 func (h *scheduleHandlers) listSchedules(ctx context.Context, _ *struct{}) (*scheduleListOutput, error) {
 	list, err := h.schedules.List(ctx, caller(ctx).Tenant)
 	if err != nil {
@@ -146,6 +152,7 @@ type showScheduleInput struct {
 	Fires int `query:"fires" minimum:"0" maximum:"1000" default:"20" doc:"how many of the last fires"`
 }
 
+// showSchedule returns a schedule with its coming times and its last fires.
 func (h *scheduleHandlers) showSchedule(ctx context.Context, in *showScheduleInput) (*scheduleOutput, error) {
 	found, err := h.schedules.Get(ctx, caller(ctx).Tenant, in.Name, in.Fires)
 	if err != nil {
@@ -154,6 +161,7 @@ func (h *scheduleHandlers) showSchedule(ctx context.Context, in *showScheduleInp
 	return &scheduleOutput{http.StatusOK, withNext(found)}, nil
 }
 
+// deleteSchedule deletes a schedule; the submitted jobs stay.
 func (h *scheduleHandlers) deleteSchedule(ctx context.Context, in *ScheduleInput) (*struct{}, error) {
 	tenant := caller(ctx).Tenant
 	if err := h.schedules.Delete(ctx, tenant, in.Name); err != nil {
@@ -163,12 +171,13 @@ func (h *scheduleHandlers) deleteSchedule(ctx context.Context, in *ScheduleInput
 	return nil, nil
 }
 
+// scheduleBodyInput is a call about one schedule with a body.
 type scheduleBodyInput struct {
 	ScheduleInput
 	Request
 }
 
-// readBody reads a body that may be left out.
+// readBody reads an optional body; without one the zero value is returned unchecked.
 func readBody[T validated](in Request) (T, error) {
 	var v T
 	if len(in.RawBody) == 0 {
@@ -181,14 +190,18 @@ func readBody[T validated](in Request) (T, error) {
 	return v, invalid("", faults, v.Validate())
 }
 
+// pauseSchedule stops the fires of a schedule until resumeSchedule.
 func (h *scheduleHandlers) pauseSchedule(ctx context.Context, in *scheduleBodyInput) (*scheduleOutput, error) {
 	return h.noteSchedule(ctx, in, h.schedules.Pause)
 }
 
+// resumeSchedule continues a paused schedule from now on; times during the pause are
+// skipped.
 func (h *scheduleHandlers) resumeSchedule(ctx context.Context, in *scheduleBodyInput) (*scheduleOutput, error) {
 	return h.noteSchedule(ctx, in, h.schedules.Resume)
 }
 
+// noteSchedule applies a change with a note and returns the schedule after the change.
 func (h *scheduleHandlers) noteSchedule(ctx context.Context, in *scheduleBodyInput,
 	change func(ctx context.Context, tenant berth.TenantID, name, note string) error) (*scheduleOutput, error) {
 	body, err := readBody[spec.ScheduleNote](in.Request)
@@ -203,6 +216,8 @@ func (h *scheduleHandlers) noteSchedule(ctx context.Context, in *scheduleBodyInp
 
 type fireOutput struct{ Body wire.Fire }
 
+// runSchedule fires a schedule now, also a paused one. The fire is first stored as due
+// and then decided here: if this process dies in between, the leader decides the fire.
 func (h *scheduleHandlers) runSchedule(ctx context.Context, in *scheduleBodyInput) (*fireOutput, error) {
 	body, err := readBody[spec.ScheduleRun](in.Request)
 	if err != nil {
@@ -212,12 +227,13 @@ func (h *scheduleHandlers) runSchedule(ctx context.Context, in *scheduleBodyInpu
 	if err != nil {
 		return nil, err
 	}
+	// The time identifies the fire, and PostgreSQL stores microseconds.
 	at := time.Now().UTC().Truncate(time.Microsecond)
 	if _, err := h.schedules.AddFires(ctx, db.NewFires{Schedule: found.ID, Times: []time.Time{at},
 		Source: wire.FireByHand, Overlap: body.Overlap}); err != nil {
 		return nil, err
 	}
-	// From here on the leader would do it as well.
+	// From here on the leader would decide the fire as well.
 	if err := failpoint.Hit("api.fire.between"); err != nil {
 		return nil, err
 	}
@@ -233,6 +249,8 @@ func (h *scheduleHandlers) runSchedule(ctx context.Context, in *scheduleBodyInpu
 
 type backfillOutput struct{ Body wire.BackfillResult }
 
+// backfillSchedule stores fires for past times, which the leader decides soon after. The
+// range ends now by default, and overlapping fires are allowed by default.
 func (h *scheduleHandlers) backfillSchedule(ctx context.Context, in *scheduleBodyInput) (*backfillOutput, error) {
 	var body spec.Backfill
 	faults, err := decode(in.ContentType, in.RawBody, &body)
@@ -265,7 +283,8 @@ func (h *scheduleHandlers) backfillSchedule(ctx context.Context, in *scheduleBod
 	return &backfillOutput{wire.BackfillResult{Times: len(times), Fires: n}}, nil
 }
 
-// timesWithin are a schedule's times in a range; too many are a fault.
+// timesWithin returns a schedule's times in a range. More than spec.MaxBackfill times are
+// a fault that names the last time that fits, so that the caller can split the range.
 func timesWithin(found wire.Schedule, b spec.Backfill) ([]time.Time, error) {
 	when, fault := calendar.Read(found.Schedule)
 	if fault != nil {

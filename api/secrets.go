@@ -16,15 +16,15 @@ import (
 	"berth/wire"
 )
 
-// slugNoKeys is the answer of a server that was given no key: it can neither
-// keep secrets nor run jobs that name them.
+// slugNoKeys is the answer of a server without a key for secrets: such a server can
+// neither store secrets nor run jobs that name secrets.
 const slugNoKeys = "no_secret_keys"
 
-// secretHandlers serve the calls about secrets, and give machines the values that
+// secretHandlers serve the calls about secrets, and give machines the secret values that
 // their work names.
 type secretHandlers struct {
 	secrets   *db.Secrets
-	vault     *sealer.Keys // nil: no secrets are kept
+	vault     *sealer.Keys // nil: this server stores no secrets
 	admission *admission.Controller
 	rules     secretRules
 	log       *slog.Logger
@@ -52,6 +52,8 @@ type secretOutput struct {
 	Body   wire.Secret
 }
 
+// setSecret seals and stores a secret, or another value of an existing one. No error and
+// no log line may contain the value or a part of the value.
 func (h *secretHandlers) setSecret(ctx context.Context, in *Request) (*secretOutput, error) {
 	if err := h.rules.keepsSecrets(); err != nil {
 		return nil, err
@@ -60,11 +62,11 @@ func (h *secretHandlers) setSecret(ctx context.Context, in *Request) (*secretOut
 	faults, err := decode(in.ContentType, in.RawBody, &n)
 	if err != nil {
 		return nil, berth.Errorf(berth.CodeInvalid,
-			"the body is not JSON, or was not sent as such") // where it is broken could tell of the value
+			"the body is not JSON, or was not sent as such") // a JSON error would quote the body, and with it the value
 	}
 	for i, f := range faults {
 		if f.Field == "value" {
-			faults[i].Detail = "is no text" // without the value
+			faults[i].Detail = "is no text" // the detail of a fault may quote the value
 		}
 	}
 	if err := invalid(berth.SlugInvalidSpec, faults, n.Validate()); err != nil {
@@ -85,13 +87,14 @@ func (h *secretHandlers) setSecret(ctx context.Context, in *Request) (*secretOut
 	return &secretOutput{createdStatus(created), made}, nil
 }
 
-// secretRules refuse submits that need secrets which this server cannot keep.
+// secretRules refuse submits that need secrets which this server cannot store.
 type secretRules struct {
-	vault         *sealer.Keys // nil: no secrets are kept
+	vault         *sealer.Keys // nil: this server stores no secrets
 	plainWebhooks bool
 }
 
-// mayNotify refuses webhooks that could never be called.
+// mayNotify refuses webhooks that could never be called: without TLS where the operator
+// has not allowed that, or without a key for the secret that signs the calls.
 func (r *secretRules) mayNotify(list []spec.Notify) error {
 	if len(list) == 0 {
 		return nil
@@ -104,6 +107,7 @@ func (r *secretRules) mayNotify(list []spec.Notify) error {
 	return r.keepsSecrets()
 }
 
+// keepsSecrets returns an error if this server has no key for secrets.
 func (r *secretRules) keepsSecrets() error {
 	if r.vault != nil {
 		return nil
@@ -114,6 +118,7 @@ func (r *secretRules) keepsSecrets() error {
 
 type secretListOutput struct{ Body wire.Page[wire.Secret] }
 
+// listSecrets lists the names of the tenant's secrets, never their values.
 func (h *secretHandlers) listSecrets(ctx context.Context, in *Paging) (*secretListOutput, error) {
 	list, next, err := h.secrets.List(ctx, caller(ctx).Tenant, in.long())
 	if err != nil {
@@ -126,6 +131,8 @@ type secretInput struct {
 	Name string `path:"name" maxLength:"128"`
 }
 
+// deleteSecret deletes a secret. Jobs that name the secret and have not started will
+// fail.
 func (h *secretHandlers) deleteSecret(ctx context.Context, in *secretInput) (*struct{}, error) {
 	tenant := caller(ctx).Tenant
 	if err := h.secrets.Delete(ctx, tenant, in.Name); err != nil {
@@ -135,10 +142,11 @@ func (h *secretHandlers) deleteSecret(ctx context.Context, in *secretInput) (*st
 	return nil, nil
 }
 
-// handOut adds to a claim the values of the secrets that its job names. The
-// caller has just verified that the machine holds this work, at the job's current
-// attempt and in its own current session; no other caller receives the values.
-// After the start of the container the claim contains none.
+// handOut adds to a claim the values of the secrets that its job names. The caller has
+// just verified that the machine holds this work, at the job's current attempt and in its
+// own current session; no other caller receives the values. After the start of the
+// container the claim contains none. If one value is missing, the claim gets none of them
+// and names the reason, and the agent starts no container.
 func (h *secretHandlers) handOut(ctx context.Context, c *wire.Claim) error {
 	names := c.Spec.AllSecrets()
 	begun := c.Phase == berth.PhaseRunning || c.Phase == berth.PhaseExited || c.Phase == berth.PhaseSealed

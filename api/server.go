@@ -25,8 +25,8 @@ import (
 	"berth/placement"
 )
 
-// JobControl cancels jobs. *db.Jobs implements it; another implementation may
-// observe the cancels.
+// JobControl cancels jobs. *db.Jobs implements it; another implementation may observe the
+// cancels.
 type JobControl interface {
 	RequestCancel(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string,
 		reason *berth.Reason) (berth.State, error)
@@ -40,8 +40,8 @@ type Check struct {
 	Name string
 	Run  func(ctx context.Context) error
 
-	// Optional marks a dependency that the API can miss for a while: readiness
-	// shows its failure, but stays positive.
+	// Optional marks a dependency that the API can miss for a while: readiness shows its
+	// failure, but stays positive.
 	Optional bool
 }
 
@@ -49,7 +49,7 @@ type Check struct {
 type Deps struct {
 	DB      *db.DB
 	Control JobControl
-	Poker   Poker     // nil: workflows learn of changes by themselves, later
+	Poker   Poker     // nil: workflows find changes by polling, later
 	Logs    LogReader // nil: no logs are stored here
 	Logger  *slog.Logger
 	Version string
@@ -58,22 +58,22 @@ type Deps struct {
 	// Policy is the leader's policy, so that explanations match decisions.
 	Policy placement.Policy
 
-	// Rate is how many calls a second each token may make on average, Burst
-	// how many at once. 0: 1000 and 2000.
+	// Rate is the average number of calls a second of each token, and Burst the number of
+	// calls at once. 0: 1000 and 2000.
 	Rate  float64
 	Burst int
 
-	// SubmitRate is how many submits a second each tenant may make over all replicas
-	// whose quota does not say (submit_rps). 0: as many as it wants.
+	// SubmitRate is the number of submits a second, over all replicas, of each tenant
+	// whose quota sets no submit_rps. 0: no limit.
 	SubmitRate float64
 
-	// TrustedProxies are the networks of proxies whose X-Forwarded-For is believed
-	// where callers are counted by address; nil: the header is never believed.
+	// TrustedProxies are the networks of proxies whose X-Forwarded-For is believed where
+	// callers are counted by address; nil: the header is never believed.
 	TrustedProxies []netip.Prefix
 
-	Vault *sealer.Keys // nil: no secrets are kept
-	// PlainWebhooks: the operator allows networks into which webhooks may be
-	// called without TLS.
+	Vault *sealer.Keys // nil: this server stores no secrets
+	// PlainWebhooks: the operator allows networks into which webhooks may be called
+	// without TLS.
 	PlainWebhooks bool
 	Limits        archive.Limits    // of uploads; zero: archive.Default
 	Transfers     TransferLimits    // of followed logs, downloads and uploads
@@ -82,7 +82,7 @@ type Deps struct {
 	Gate     *overload.Gate    // nil: explanations do not mention the gate
 	Temporal *overload.Limiter // nil: explanations do not mention the limit
 
-	Metrics *prometheus.Registry // nil: one of its own
+	Metrics *prometheus.Registry // nil: a new registry
 	Traces  *tracing.Tracing     // nil: none
 	Agent   AgentDeps
 }
@@ -129,6 +129,9 @@ func New(d Deps) (*Server, error) {
 		transfers: newTransfers(d.Transfers.orDefaults(), s.auth.holds), closing: s.closing,
 	}
 	tracer := callTracer{d.Traces}
+	// The order matters. A call waits for its client's unread answers before the clock of
+	// the metrics starts. Deadlines come before authentication, so that a refused call's
+	// body is bounded too. The body is read before the call takes a slot.
 	s.router.echo.Use(
 		s.calls.answersInTurn,
 		newMetrics(d.Metrics, d.DB).middleware,
@@ -150,8 +153,8 @@ func New(d Deps) (*Server, error) {
 	return s, nil
 }
 
-// resources are all groups of routes. The groups share gate's controller of admission
-// and its look-ups of tokens, so that a change through one group holds for all.
+// resources lists all groups of routes. The groups share gate's controller of admission
+// and its look-ups of tokens, so that a change through one group applies to all.
 func resources(d Deps, gate *gatekeeper, streams *streams) []resource {
 	store, admission, explainer := blobStore{d.Agent.Blobs}, gate.admission, explain.New(d.DB, d.Policy)
 	reader := jobReader{d.DB.Jobs}
@@ -193,8 +196,8 @@ func resources(d Deps, gate *gatekeeper, streams *streams) []resource {
 // Handler serves every route.
 func (s *Server) Handler() http.Handler { return s.router.echo }
 
-// HTTP returns an http.Server with the timeouts this API wants: long enough for
-// streams and long-polls, which set their own write deadlines.
+// HTTP returns an http.Server with the timeouts that this API needs: no write timeout,
+// since streams and long-polls set their own write deadlines. Shutdown calls Close.
 func (s *Server) HTTP() *http.Server {
 	h := &http.Server{
 		Handler:           s.router.echo,
@@ -208,10 +211,11 @@ func (s *Server) HTTP() *http.Server {
 	return h
 }
 
-// Close ends the streams, which a shutdown would otherwise wait for. It is
-// idempotent.
+// Close ends the streams, which a shutdown would otherwise wait for. It is idempotent.
 func (s *Server) Close() { s.close.Do(func() { close(s.closing) }) }
 
+// securityHeaders sets the headers of every answer: no content sniffing, no frames, no
+// referrer and no cache, since answers hold data of one tenant.
 func securityHeaders(next echo.HandlerFunc) echo.HandlerFunc {
 	return func(c echo.Context) error {
 		h := c.Response().Header()

@@ -15,12 +15,12 @@ import (
 	"berth/internal/lib/overload"
 )
 
-// callLimit is how long a user's call may take before it is answered that the
-// server is unavailable. None takes a tenth of it while the database is well.
-// maxCalls is how many may be there, and turnsPerConn how many for each connection
-// may be under way: a call asks the database several times, and if all went in
-// turns with each other, all would be too late. waitsOfTenant is how many calls of
-// one tenant may wait to be under way.
+// callLimit bounds the duration of a user's call; a later one is answered that the server
+// is unavailable. No call takes a tenth of it while the database is well. maxCalls bounds
+// the user calls that hold or await a slot. turnsPerConn is the number of slots per
+// connection: a call asks the database several times, and if all calls took turns with
+// each other, all would be too late. waitsOfTenant bounds the calls of one tenant that
+// may wait for a slot.
 const (
 	callLimit     = 15 * time.Second
 	maxCalls      = 512
@@ -28,18 +28,19 @@ const (
 	waitsOfTenant = 128
 )
 
-// Questions about the queue (explain, plan) go one after the other through the
-// process's one copy of the queue, and may wait for it: they hold no slots of
-// other calls. connsPerQuestion is for how many connections one may be under way.
+// Questions about the queue (explain, plan) go one after the other through the process's
+// one copy of the queue, and may wait for the copy: they hold no slots of other calls.
+// connsPerQuestion is the number of connections per question under way.
 const (
 	connsPerQuestion = 4
 	questionsWaiting = 32 // of one tenant
 )
 
 // Calls that cost much CPU have slots by the process's cores: a page of more than
-// bulkPage entries, and the beginning of a followed log or history, of which a
-// client may open hundreds at once. One tenant's fill half of the cores at most, so
-// that other tenants' calls find a free one. bulksWaiting is how many may wait.
+// bulkPage entries, and the beginning of a followed log or history, of which a client may
+// open hundreds at once. The calls of one tenant fill half of the cores at most, so that
+// other tenants' calls find a free one. bulksWaiting is the number of calls that may
+// wait.
 const (
 	bulkPage     = 200
 	bulksWaiting = 256 // of one tenant; more than one token may follow
@@ -48,16 +49,16 @@ const (
 // callSlots are the slots of users' calls, by the connections that the calls use.
 type callSlots struct {
 	reads     *slots // of calls that read, on connections for reads
-	bulks     *slots // of calls that read much, on the same connections
+	bulks     *slots // of expensive reads, on the same connections
 	questions *slots // of explain and plan, on the same connections
 	works     *slots // of all other calls, on connections for work
 }
 
-// newCallSlots derives the slots from the pool's shares. A call waits for one
-// connection at a time, so a tenant whose calls all hang, on a lock for example,
-// keeps as many connections as it has slots. Of each share it leaves a quarter to
-// others: of the connections for reads in reads, bulks and questions together, and
-// of those for work that remain while the database is slow.
+// newCallSlots derives the slots from the pool's shares. A call waits for one connection
+// at a time, so a tenant whose calls all hang, on a lock for example, keeps as many
+// connections as it has slots. A quarter of each share is left to other tenants: of the
+// connections for reads in reads, bulks and questions together, and of the connections
+// for work that remain while the database is slow.
 func newCallSlots(of db.Shares, cores int) callSlots {
 	spare := max(1, of.Reads/4)
 	bulks := max(1, min(cores/2, of.Reads/4))
@@ -70,10 +71,9 @@ func newCallSlots(of db.Shares, cores int) callSlots {
 	}
 }
 
-// openCalls bound the users' calls that are under way at once, and what their
-// clients leave unread.
+// openCalls bound the concurrent calls of users and the unread bytes of their answers.
 type openCalls struct {
-	calls     atomic.Int64 // of users, that wait for a slot or have one
+	calls     atomic.Int64 // users' calls that hold or await a slot
 	slots     callSlots    // of users' calls
 	unread    *unread      // answers to users
 	refusals  *refusals    // of users' calls
@@ -82,13 +82,13 @@ type openCalls struct {
 	closing   <-chan struct{}
 }
 
-// shed bounds what users' calls may cost while the database is slow: calls that
-// take too long end, and calls beyond the slots do not begin. Agents are exempt,
-// since they must be heard, and uploads, which have caps of their own. A stream or
-// download has a slot until its transfer begins, see streams.begin.
+// shed bounds the cost of users' calls while the database is slow: calls that take too
+// long end, and calls beyond the slots do not begin. Agents are exempt, since their
+// leases must be renewed, and uploads, which have separate caps. A stream or download
+// holds a slot until its transfer begins, see streams.begin.
 //
-// The answer is kept in memory until the call has returned its slot: a client that
-// does not read holds none.
+// The answer is kept in memory until the call has returned its slot: a client that does
+// not read occupies no slot.
 func (o *openCalls) shed(next echo.HandlerFunc) echo.HandlerFunc {
 	return func(c echo.Context) error {
 		r := c.Request()
@@ -116,7 +116,7 @@ func (o *openCalls) shed(next echo.HandlerFunc) echo.HandlerFunc {
 			under = o.slots.reads
 		}
 		if under != o.slots.works {
-			outer = overload.As(outer, overload.Read) // on connections of their own
+			outer = overload.As(outer, overload.Read) // on the connections for reads
 		}
 		ctx, cancel := context.WithTimeout(outer, callLimit)
 		defer cancel()
@@ -129,14 +129,14 @@ func (o *openCalls) shed(next echo.HandlerFunc) echo.HandlerFunc {
 		c.Response().Writer = &call.answer
 		c.Set(openCallKey, call)
 		c.SetRequest(r.WithContext(ctx))
-		defer call.leave() // where the handler panics
+		defer call.leave() // also if the handler panics; idempotent
 		err := next(c)
 		call.leave()
 		return call.finish(err)
 	}
 }
 
-// openCallKey is where a call's echo.Context has its openCall.
+// openCallKey is the key of a call's openCall in its echo.Context.
 const openCallKey = "berth.call"
 
 // openCall is a user's call that holds a slot.
@@ -161,11 +161,11 @@ func (o *openCall) leave() {
 	o.of.calls.Add(-1)
 	w := o.c.Response()
 	w.Writer = o.answer.ResponseWriter
-	w.Committed, w.Size = false, 0 // nothing was sent
+	w.Committed, w.Size = false, 0 // no byte was sent so far
 }
 
-// finish sends the answer that the handler has left, if it has left one. A handler
-// that returned an error has not, nor has a transfer, which writes by itself.
+// finish sends the answer that the handler has written to memory. Without one, the
+// handler returned an error, or its transfer has written to the connection itself.
 func (o *openCall) finish(err error) error {
 	a, w := &o.answer, o.c.Response()
 	if a.status == 0 {
@@ -177,7 +177,7 @@ func (o *openCall) finish(err error) error {
 	}
 	w.Committed, w.Status, w.Size = true, a.status, int64(a.body.Len())
 	taken := o.of.unread.add(o.tenant, a.body.Len())
-	if a.send(o.of.transfers.limits.Stall) != nil { // the client's end
+	if a.send(o.of.transfers.limits.Stall) != nil { // the client is gone: its answer is not unread
 		taken()
 		return err
 	}
@@ -191,8 +191,8 @@ func asksQueue(c echo.Context) bool {
 	return c.Path() == "/v1/plans" || c.Path() == "/v1/jobs/:id/explain"
 }
 
-// readsMuch reports whether the call reads a long page, or begins to follow a log
-// or a history.
+// readsMuch reports whether the call reads a long page, or begins to follow a log or a
+// history.
 func readsMuch(r *http.Request) bool {
 	if r.Method != http.MethodGet {
 		return false
@@ -206,8 +206,8 @@ func asksToFollow(r *http.Request) bool {
 	return r.Method == http.MethodGet && (wantsStream(r.Header.Get("Accept")) || r.URL.Query().Get("follow") == "true")
 }
 
-// carriesData reports whether a user's call carries an archive: uploads have
-// limits of their own, and take their time.
+// carriesData reports whether a user's call carries an archive: uploads have separate
+// limits, and may take longer than callLimit.
 func carriesData(c echo.Context) bool {
 	return c.Request().Method == http.MethodPost && c.Path() == uploadsPath
 }

@@ -7,13 +7,13 @@ import (
 	"berth"
 )
 
-// slots bound how many calls are under way, and share that number among tenants:
-// a free slot goes to the waiting tenant that holds the fewest, and no tenant
-// holds more than most. Within a tenant the order is first come, first served.
+// slots bound the number of concurrent calls, and share that number among tenants: a free
+// slot goes to the waiting tenant that holds the fewest, and no tenant holds more than
+// most. Within a tenant the order is first come, first served.
 //
-// Invariants, under mu: free + the sum of held is constant; a caller waits only
-// while free is 0 or its tenant holds most; a share exists only while its tenant
-// holds a slot or waits for one.
+// Invariants, under mu: free + the sum of held is constant; a caller waits only while
+// free is 0 or its tenant holds most; a share exists only while its tenant holds a slot
+// or waits for one.
 type slots struct {
 	most int // slots of one tenant
 	room int // callers of one tenant that may wait
@@ -30,17 +30,20 @@ type share struct {
 	waiting []*slotWaiter
 }
 
+// slotWaiter is a waiting call. arrival orders calls of different tenants.
 type slotWaiter struct {
 	ready   chan struct{} // closed when the slot is granted
 	arrival uint64
 }
 
+// newSlots returns total slots, at least one, of which a tenant may hold most. room
+// bounds the waiting calls of a tenant.
 func newSlots(total, most, room int) *slots {
 	return &slots{most: max(most, 1), room: room, free: max(total, 1), shares: map[berth.TenantID]*share{}}
 }
 
-// take waits for a slot. The caller gives it back with give. It fails with
-// unavailable at once if too many of the tenant's calls wait, and when ctx ends.
+// take waits for a slot. The caller returns it with give. take fails with unavailable at
+// once if too many of the tenant's calls wait, and when ctx ends.
 func (s *slots) take(ctx context.Context, tenant berth.TenantID) error {
 	s.mu.Lock()
 	mine := s.shares[tenant]
@@ -71,7 +74,8 @@ func (s *slots) take(ctx context.Context, tenant berth.TenantID) error {
 	}
 }
 
-// leave gives up waiting, and gives back the slot if it was granted meanwhile.
+// leave withdraws a waiting call. If the slot was granted meanwhile, leave returns the
+// slot: ctx may end at the same moment as the grant.
 func (s *slots) leave(tenant berth.TenantID, w *slotWaiter) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -86,13 +90,14 @@ func (s *slots) leave(tenant berth.TenantID, w *slotWaiter) {
 	s.put(tenant, mine)
 }
 
-// give gives a slot back.
+// give returns a slot.
 func (s *slots) give(tenant berth.TenantID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.put(tenant, s.shares[tenant])
 }
 
+// put frees a slot of the tenant and grants free slots to waiting calls; s.mu is held.
 func (s *slots) put(tenant berth.TenantID, mine *share) {
 	s.free++
 	mine.held--
@@ -109,19 +114,21 @@ func (s *slots) put(tenant berth.TenantID, mine *share) {
 	}
 }
 
+// grant counts a slot as held; s.mu is held.
 func (s *slots) grant(to *share) {
 	s.free--
 	to.held++
 }
 
+// clean removes the share of a tenant without slots and waiting calls; s.mu is held.
 func (s *slots) clean(tenant berth.TenantID, mine *share) {
 	if mine.held == 0 && len(mine.waiting) == 0 {
 		delete(s.shares, tenant)
 	}
 }
 
-// next is the share whose first waiter gets the free slot: that of the tenant
-// with the fewest slots, of several the one whose caller has waited longest.
+// next picks the tenant's share that gets a free slot: fewest slots first, and among
+// equals the longest wait. nil: no waiting call may have a slot.
 func (s *slots) next() *share {
 	var best *share
 	for _, x := range s.shares {

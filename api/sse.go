@@ -15,14 +15,15 @@ import (
 	"berth/internal/control/blob"
 )
 
-// streamHeartbeat is the time between comments when nothing happens.
+// streamHeartbeat is the time between comments of an idle stream, so that proxies and
+// clients do not take the silence for a dead connection.
 const streamHeartbeat = 15 * time.Second
 
 // Names of the events in a stream.
 const (
 	streamEvent = "event" // an entry of a job's history
 	streamLog   = "log"   // a line of a log
-	streamEnd   = "end"   // nothing will follow; its data has the job's status
+	streamEnd   = "end"   // the stream is complete; the data has the job's status
 )
 
 // stream is a response of server-sent events.
@@ -31,15 +32,15 @@ type stream struct {
 	closing <-chan struct{}
 }
 
-// streams open the transfers of one process, and answer calls whose answers last.
+// streams open the transfers of one process, and answer calls with long answers.
 type streams struct {
 	router    *router
 	transfers *transfers
 	closing   <-chan struct{}
 }
 
-// startStream answers with the headers of a stream. From here on errors can
-// only end it; the client comes back with Last-Event-ID.
+// startStream answers with the headers of a stream. From here on errors can only end the
+// stream; the client reconnects with Last-Event-ID.
 func (s *streams) startStream(c echo.Context, t *transfer) *stream {
 	h := c.Response().Header()
 	h.Set("Content-Type", "text/event-stream")
@@ -50,8 +51,8 @@ func (s *streams) startStream(c echo.Context, t *transfer) *stream {
 	return x
 }
 
-// endStream closes the connection of a stream that was cut or broke off, since
-// its caller may not take that for the end.
+// endStream closes the connection of a stream that was cut or broke off, since its caller
+// must not take the break for the end.
 func (s *streams) endStream(c echo.Context, t *transfer, err error) {
 	s.logStream(c, err)
 	if err != nil || t.broken() != nil {
@@ -59,15 +60,15 @@ func (s *streams) endStream(c echo.Context, t *transfer, err error) {
 	}
 }
 
-// logStream says why a stream broke off, where it was not the client's doing.
+// logStream logs the error of a stream that broke off, unless the client hung up.
 func (s *streams) logStream(c echo.Context, err error) {
 	if err != nil && c.Request().Context().Err() == nil {
 		s.router.log.Warn("stream broke off", "path", c.Path(), "err", err)
 	}
 }
 
-// sendObject answers with an object's content. A reader that stands still, or
-// whose token is revoked, is cut off.
+// sendObject answers with an object's content. A reader that stalls, or whose token is
+// revoked, is cut off.
 func (s *streams) sendObject(c echo.Context, kind transferKind, store *blob.Store, key string) error {
 	t, err := s.begin(c, kind)
 	if err != nil {
@@ -90,7 +91,8 @@ func (s *streams) sendObject(c echo.Context, kind transferKind, store *blob.Stor
 	return nil
 }
 
-// appendEvent appends one event; an empty id leaves the client's as it is.
+// appendEvent appends one event. An event with an empty id leaves the client's
+// Last-Event-ID unchanged.
 func appendEvent(b []byte, id, event string, data any) ([]byte, error) {
 	text, err := json.Marshal(data)
 	if err != nil {
@@ -113,6 +115,7 @@ func (x *stream) send(id, event string, data any) error {
 	return err
 }
 
+// comment writes a comment, which clients ignore, and flushes.
 func (x *stream) comment(text string) error {
 	if _, err := x.t.Write([]byte(": " + text + "\n\n")); err != nil {
 		return err
@@ -128,8 +131,9 @@ func (x *stream) end(status berth.State) error {
 	return x.t.Flush()
 }
 
-// follow calls step now and whenever hint fires, until step says that it is
-// done, the client is gone, the token is revoked, or the server closes.
+// follow calls step now and whenever hint fires, until step reports done, the client
+// hangs up, the token is revoked, or the server closes. A database that does not answer
+// is tried again after streamPoll; every other error of step ends the stream.
 func (x *stream) follow(hint <-chan struct{}, step func(ctx context.Context) (done bool, err error)) error {
 	ctx := x.t.ctx
 	beat := time.NewTicker(streamHeartbeat)
@@ -146,7 +150,7 @@ func (x *stream) follow(hint <-chan struct{}, step func(ctx context.Context) (do
 			return err
 		}
 		var again <-chan time.Time
-		if err != nil { // no hint comes of a database that is back
+		if err != nil { // the return of the database sends no hint
 			again = time.After(streamPoll)
 		}
 		for waiting := true; waiting; {

@@ -18,11 +18,12 @@ import (
 	"berth/wire"
 )
 
-// Storage quotas, as calls meet them. Only the tenants with a limit, their own or one
+// This file enforces storage quotas. Only tenants with a limit, their own or one
 // above them, cost a query.
 
-// uploadRoom returns how long an upload of the tenant may be as it is sent, and the
-// limits that it is stored under. announced is its length, -1 if unknown.
+// uploadRoom returns the greatest compressed length of an upload of the tenant, and the
+// limits under which the upload is stored. announced is its length in bytes, -1 if
+// unknown.
 func (h *uploadHandlers) uploadRoom(
 	ctx context.Context, tenant berth.TenantID, a berth.Address, announced int64,
 ) (room int64, limits []db.StorageLimit, err error) {
@@ -44,8 +45,9 @@ func (h *uploadHandlers) uploadRoom(
 }
 
 // storeWithin refuses an object of a machine that exceeds a storage quota of its tenant,
-// before its body is read. What it stores of a checkpoint is refused with its step. An
-// object that counts already, because a restarted agent repeats it, is accepted.
+// before its body is read. A checkpoint is refused as a whole step, and the shards
+// already stored of the step are deleted. An object that counts already, because a
+// restarted agent repeats the transfer, is accepted.
 func (h *agentObjectHandlers) storeWithin(c echo.Context, key string, place blob.Place, bytes int64) error {
 	kind, _, _ := strings.Cut(place.Path, "/")
 	manifest := strings.HasSuffix(place.Path, "/"+berth.ManifestName)
@@ -92,7 +94,7 @@ func (h *agentObjectHandlers) storeWithin(c echo.Context, key string, place blob
 	return err
 }
 
-// stepOf reads the step of a checkpoint's object.
+// stepOf reads the step from the path of a checkpoint's object.
 func stepOf(place blob.Place) (int64, bool) {
 	parts := strings.Split(place.Path, "/")
 	if len(parts) < 3 {
@@ -103,7 +105,8 @@ func stepOf(place blob.Place) (int64, bool) {
 	return step, ok && err == nil && step >= 0
 }
 
-// deleteShards deletes the objects of shards, best effort.
+// deleteShards deletes the objects of shards, best effort. The deletion outlives the
+// call, up to pruneTimeout.
 func (h *agentObjectHandlers) deleteShards(ctx context.Context, shards []db.PrunedShard) {
 	if h.store == nil || len(shards) == 0 {
 		return
@@ -120,8 +123,9 @@ func (h *agentObjectHandlers) deleteShards(ctx context.Context, shards []db.Prun
 // cutNote begins the last line of a log that exceeds a storage quota.
 const cutNote = "berth: the rest of this log is not stored: "
 
-// cutLog ends a log with a line that says why, and returns the end of the log. Pieces that
-// were stored and not recorded before are recorded first.
+// cutLog ends a log with a line that names the reason, and records the cut. A piece that
+// was stored at this place and not recorded before is recorded instead; a later piece of
+// the sender then cuts the log.
 func (h *agentLogHandlers) cutLog(
 	ctx context.Context, store *blob.Store, alloc berth.AllocationID, place db.LogPlace, why error,
 ) error {
@@ -143,11 +147,11 @@ func (h *agentLogHandlers) cutLog(
 	return err
 }
 
-// errCutBefore is the reason of a cut whose note was stored and not recorded.
+// errCutBefore is the reason of a recovered cut: the note was stored without its row.
 var errCutBefore = errors.New("its last line says why")
 
-// recordStored makes a piece that was found in the store part of the log. A piece that
-// is the note of a cut cuts the log.
+// recordStored makes a piece that was found in the store part of the log. The note of a
+// cut cuts the log.
 func (h *agentLogHandlers) recordStored(
 	ctx context.Context, alloc berth.AllocationID, place db.LogPlace, chunk []byte, why error,
 ) (int64, error) {
@@ -157,11 +161,14 @@ func (h *agentLogHandlers) recordStored(
 	return h.recordChunk(ctx, alloc, place, chunk)
 }
 
+// isCutNote reports whether a piece is the note of a cut: one line of stderr that begins
+// with cutNote.
 func isCutNote(chunk []byte) bool {
 	_, text, _ := bytes.Cut(chunk, []byte(" "))
 	return bytes.Count(chunk, []byte("\n")) == 1 && bytes.HasPrefix(text, []byte("e "+cutNote))
 }
 
+// recordCut writes the row of a stored note, after which the log takes no more pieces.
 func (h *agentLogHandlers) recordCut(
 	ctx context.Context, alloc berth.AllocationID, place db.LogPlace, note []byte, why error,
 ) (int64, error) {
@@ -174,15 +181,16 @@ func (h *agentLogHandlers) recordCut(
 }
 
 // logRoom leases each tenant with a limit room for its logs: a replica may use a
-// sixteenth of the room that is left, for a second, and asks for each piece once that is
-// less than a piece. So a tenant far below its limit costs one query a second. Other
+// sixteenth of the remaining room, for a second, and asks for each piece once a sixteenth
+// is less than a piece. So a tenant far below its limit costs one query a second. Other
 // replicas, and other tenants below the same limit, hold leases of the same room: logs
-// exceed a limit by what is sent in the second after it is reached, and no more.
+// exceed a limit only by the bytes sent in the second after the limit is reached.
 type logRoom struct {
 	mu     sync.Mutex
 	leases *recent[berth.TenantID, *logLease]
 }
 
+// logLease is the room leased to one tenant, in bytes; logRoom.mu guards the fields.
 type logLease struct {
 	left  int64
 	until time.Time
@@ -198,7 +206,8 @@ func newLogRoom() *logRoom {
 	return &logRoom{leases: newRecent[berth.TenantID, *logLease](logLeases)}
 }
 
-// use takes bytes from the tenant's lease, if it has as many.
+// use takes bytes from the tenant's lease. It reports false if the lease has expired or
+// has too few left.
 func (l *logRoom) use(tenant berth.TenantID, bytes int64, now time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -210,7 +219,7 @@ func (l *logRoom) use(tenant berth.TenantID, bytes int64, now time.Time) bool {
 	return true
 }
 
-// grant sets the lease of a tenant that has so much room.
+// grant sets the lease of a tenant with room bytes left below its limits.
 func (l *logRoom) grant(tenant berth.TenantID, room int64, now time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -14,25 +14,25 @@ import (
 	"berth/db"
 )
 
-// Submits are taken from the database in blocks. A tenant's first block is one
-// submit; each block that was used up is followed by one of double the size, up to
-// submitBlock's worth of the tenant's rate. A block that is not used within submitKeep
-// lapses, and the next block is one submit again: blocks are taken from the rates of
-// the tenants above too, and a tenant that submits seldom must not waste theirs.
+// Submits are taken from the database in blocks. A tenant's first block is one submit;
+// each used-up block is followed by one of double the size, up to submitBlock's worth of
+// the tenant's rate. A block that is not used within submitKeep lapses, and the next
+// block is one submit again: blocks are taken from the rates of the tenants above too,
+// and a tenant that submits seldom must not waste their rates.
 //
-// So a tenant at its limit costs one small statement for each submitBlock, and a
-// refused call none: after a refusal the database is not asked for at least
-// submitPause, and at most submitRest, after which a limit that was raised is seen.
+// So a tenant at its limit costs one small statement for each submitBlock, and a refused
+// call none: after a refusal the database is not asked for at least submitPause, and at
+// most submitRest, after which a raised limit is noticed.
 const (
 	submitBlock   = 250 * time.Millisecond
 	submitKeep    = 2 * time.Second
 	submitPause   = 100 * time.Millisecond
 	submitRest    = time.Second
-	submitTimeout = 5 * time.Second // of that statement
+	submitTimeout = 5 * time.Second // bounds that statement
 	submitRoom    = 10_000          // tenants that are remembered
 )
 
-// submits hold each tenant to its rate of submits, which all replicas share.
+// submits limit each tenant to its rate of submits, which all replicas share.
 type submits struct {
 	take func(ctx context.Context, limits []db.SubmitLimit, most int) (granted int, wait time.Duration, err error)
 
@@ -40,23 +40,23 @@ type submits struct {
 	leases *recent[berth.TenantID, *submitLease]
 }
 
-// submitLease is this process's part of one tenant's rate; submits.mu guards it.
+// submitLease is this process's part of one tenant's rate; submits.mu guards the fields.
 type submitLease struct {
-	size   int           // of the block; 0: there was none
-	left   int           // submits of the block
+	size   int           // of the block; 0: no block so far
+	left   int           // unused submits of the block
 	until  time.Time     // end of the block
-	again  time.Time     // nothing is taken before that
-	back   time.Time     // when the tenant may submit again, as far as is known
-	taking chan struct{} // closed when the call that takes a block is back; nil: none does
+	again  time.Time     // no block is taken before this time
+	back   time.Time     // when the tenant may submit again, as far as known
+	taking chan struct{} // closed when the call that takes a block returns; nil: no such call
 }
 
 func newSubmits(d *db.DB) *submits {
 	return &submits{take: d.Tenants.TakeSubmits, leases: newRecent[berth.TenantID, *submitLease](submitRoom)}
 }
 
-// allow charges a submit to the tenant. limits are its own and of those above it;
-// none: it is not limited. An error is rate_limited, or that the database did not
-// answer.
+// allow charges a submit to the tenant. limits are the rates of the tenant and of the
+// tenants above; without limits every submit is allowed. An error is rate_limited, or
+// reports that the database did not answer.
 func (s *submits) allow(ctx context.Context, tenant berth.TenantID, limits []db.SubmitLimit) error {
 	if len(limits) == 0 {
 		return nil
@@ -100,8 +100,8 @@ func (s *submits) await(ctx context.Context, taken <-chan struct{}) error {
 	}
 }
 
-// takeBlock asks the database, without the lock. Others wait for the answer, so it
-// does not end with the caller.
+// takeBlock takes a block from the database, without the lock. Other callers wait for the
+// answer, so the statement does not end with this caller.
 func (s *submits) takeBlock(ctx context.Context, l *submitLease, limits []db.SubmitLimit) error {
 	l.taking = make(chan struct{})
 	size := l.next(limits)
@@ -125,7 +125,7 @@ func (s *submits) takeBlock(ctx context.Context, l *submitLease, limits []db.Sub
 	return nil
 }
 
-// next is the size of the next block.
+// next returns the size of the next block.
 func (l *submitLease) next(limits []db.SubmitLimit) int {
 	if l.left > 0 || time.Since(l.until) > submitKeep { // lapsed, or long used up
 		return 1
@@ -133,6 +133,7 @@ func (l *submitLease) next(limits []db.SubmitLimit) int {
 	return min(2*max(l.size, 1), max(1, int(math.Ceil(strictest(limits).Rate*submitBlock.Seconds()))))
 }
 
+// strictest returns the limit with the lowest rate.
 func strictest(limits []db.SubmitLimit) db.SubmitLimit {
 	return slices.MinFunc(limits, func(a, b db.SubmitLimit) int {
 		switch {
@@ -145,6 +146,8 @@ func strictest(limits []db.SubmitLimit) db.SubmitLimit {
 	})
 }
 
+// tooManySubmits is the refusal of a submit. The message names the tenant at its limit,
+// which may be a tenant above the caller's.
 func tooManySubmits(tenant berth.TenantID, limits []db.SubmitLimit, wait time.Duration) error {
 	l := strictest(limits)
 	if l.Tenant != tenant {
@@ -155,7 +158,7 @@ func tooManySubmits(tenant berth.TenantID, limits []db.SubmitLimit, wait time.Du
 		tenant, l.Rate)
 }
 
-// isSubmit reports whether a call makes a job or a pipeline.
+// isSubmit reports whether a call creates a job or a pipeline.
 func isSubmit(c echo.Context) bool {
 	if c.Request().Method != http.MethodPost {
 		return false
@@ -167,9 +170,9 @@ func isSubmit(c echo.Context) bool {
 	return false
 }
 
-// mayCall charges a call with a good token to the token, and a submit to its
-// tenant too: before the body is read and before a slot is taken, so that a refused
-// call costs next to nothing.
+// mayCall charges a call with a good token to the token, and a submit to its tenant too:
+// before the body is read and before a slot is taken, so that a refused call costs next
+// to nothing.
 func (g *gatekeeper) mayCall(c echo.Context, p db.Principal) error {
 	if err := g.limits.call(p.TokenID); err != nil || !isSubmit(c) {
 		return err

@@ -17,7 +17,9 @@ import (
 	"berth/wire"
 )
 
-// tenantHandlers serve the calls about tenants and their quotas.
+// tenantHandlers serve the calls about tenants and their quotas. After a change the
+// explainer of this process, and after a change of limits its controller of admission,
+// reads the tenants again; other replicas notice the change with a delay.
 type tenantHandlers struct {
 	tenants   *db.Tenants
 	admission *admission.Controller
@@ -61,7 +63,7 @@ type TenantInput struct {
 	Tenant string `path:"tenant" maxLength:"64"`
 }
 
-// visible reads one tenant, or all that the caller may see. Another tenant is
+// visible reads one tenant, or all tenants that the caller may see. Another tenant is
 // answered like one that does not exist.
 func (h *tenantHandlers) visible(ctx context.Context, id string) ([]db.TenantRow, error) {
 	own := scope(ctx)
@@ -81,7 +83,8 @@ type (
 	quotaListOutput  struct{ Body wire.Page[spec.Quota] }
 )
 
-// tenantPage reads a page of the tenants that the caller may see.
+// tenantPage reads a page of the tenants that the caller may see. A user sees one tenant,
+// so that a cursor of a user cannot come from this list.
 func (h *tenantHandlers) tenantPage(ctx context.Context, in *Paging) ([]db.TenantRow, string, error) {
 	if scope(ctx) == "" {
 		return h.tenants.Page(ctx, in.long())
@@ -93,6 +96,7 @@ func (h *tenantHandlers) tenantPage(ctx context.Context, in *Paging) ([]db.Tenan
 	return rows, "", err
 }
 
+// listTenants lists tenants with their usage.
 func (h *tenantHandlers) listTenants(ctx context.Context, in *Paging) (*tenantListOutput, error) {
 	rows, next, err := h.tenantPage(ctx, in)
 	if err != nil {
@@ -105,6 +109,7 @@ func (h *tenantHandlers) listTenants(ctx context.Context, in *Paging) (*tenantLi
 	return &tenantListOutput{page(list, next)}, nil
 }
 
+// showTenant returns a tenant with its usage.
 func (h *tenantHandlers) showTenant(ctx context.Context, in *TenantInput) (*tenantOutput, error) {
 	rows, err := h.visible(ctx, in.Tenant)
 	if err != nil {
@@ -113,6 +118,7 @@ func (h *tenantHandlers) showTenant(ctx context.Context, in *TenantInput) (*tena
 	return &tenantOutput{rows[0].Tenant}, nil
 }
 
+// createTenant creates a tenant, with weight 1 by default.
 func (h *tenantHandlers) createTenant(ctx context.Context, in *Request) (*tenantOutput, error) {
 	n, err := readValid(*in, func(n *spec.NewTenant) { n.Weight = cmp.Or(n.Weight, 1) })
 	if err != nil {
@@ -132,6 +138,7 @@ type tenantPatchInput struct {
 	Request
 }
 
+// updateTenant changes a tenant's weight or parent.
 func (h *tenantHandlers) updateTenant(ctx context.Context, in *tenantPatchInput) (*tenantOutput, error) {
 	p, err := readValid[spec.TenantPatch](in.Request, nil)
 	if err != nil {
@@ -146,6 +153,8 @@ func (h *tenantHandlers) updateTenant(ctx context.Context, in *tenantPatchInput)
 	return h.showTenant(ctx, &in.TenantInput)
 }
 
+// deleteTenant removes a tenant without live jobs, valid tokens, schedules and child
+// tenants.
 func (h *tenantHandlers) deleteTenant(ctx context.Context, in *TenantInput) (*struct{}, error) {
 	if err := h.tenants.Delete(ctx, berth.TenantID(in.Tenant)); err != nil {
 		return nil, err
@@ -161,6 +170,7 @@ func quotaOf(r db.TenantRow) spec.Quota {
 	return r.Quota
 }
 
+// listQuotas lists the quotas of tenants with their use.
 func (h *tenantHandlers) listQuotas(ctx context.Context, in *Paging) (*quotaListOutput, error) {
 	rows, next, err := h.tenantPage(ctx, in)
 	if err != nil {
@@ -173,6 +183,7 @@ func (h *tenantHandlers) listQuotas(ctx context.Context, in *Paging) (*quotaList
 	return &quotaListOutput{page(list, next)}, nil
 }
 
+// showQuota returns the quota of a tenant with its use.
 func (h *tenantHandlers) showQuota(ctx context.Context, in *TenantInput) (*quotaOutput, error) {
 	rows, err := h.visible(ctx, in.Tenant)
 	if err != nil {
@@ -186,6 +197,8 @@ type quotaInput struct {
 	Request
 }
 
+// setQuota replaces a tenant's quota. Settings that older clients do not know stay unless
+// the body names them: an older client that writes back a quota must not lift them.
 func (h *tenantHandlers) setQuota(ctx context.Context, in *quotaInput) (*quotaOutput, error) {
 	var q spec.Quota
 	faults, err := decode(in.ContentType, in.RawBody, &q)
@@ -210,7 +223,7 @@ func (h *tenantHandlers) setQuota(ctx context.Context, in *quotaInput) (*quotaOu
 	return h.showQuota(ctx, &in.TenantInput)
 }
 
-// leftOut returns the names that a JSON object does not have.
+// leftOut returns the names that a JSON object lacks.
 func leftOut(object []byte, names []string) []string {
 	var has map[string]json.RawMessage
 	_ = json.Unmarshal(object, &has) // it was decoded before
@@ -220,6 +233,8 @@ func leftOut(object []byte, names []string) []string {
 	})
 }
 
+// deleteQuota lifts all limits of a tenant, also the settings that older clients do not
+// know.
 func (h *tenantHandlers) deleteQuota(ctx context.Context, in *TenantInput) (*struct{}, error) {
 	if err := h.tenants.SetQuota(ctx, spec.Quota{Tenant: berth.TenantID(in.Tenant)}); err != nil {
 		return nil, err

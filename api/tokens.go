@@ -43,12 +43,15 @@ func (h *tokenHandlers) mount(r *router) {
 	register(r, revokeJoin, h.revokeJoinToken)
 }
 
+// idInput is the path of a call about one token. The id is the public part of the token.
 type idInput struct {
 	ID string `path:"id" maxLength:"64"`
 }
 
 type tokenOutput struct{ Body wire.Token }
 
+// createToken creates a token, by default for the caller's tenant and with role user.
+// Only this answer contains the secret.
 func (h *tokenHandlers) createToken(ctx context.Context, in *Request) (*tokenOutput, error) {
 	n, err := readValid(*in, func(n *spec.NewToken) {
 		n.Tenant = cmp.Or(n.Tenant, caller(ctx).Tenant)
@@ -67,6 +70,7 @@ func (h *tokenHandlers) createToken(ctx context.Context, in *Request) (*tokenOut
 
 type tokenListOutput struct{ Body wire.Page[wire.Token] }
 
+// listTokens lists the tokens of all tenants, without secrets.
 func (h *tokenHandlers) listTokens(ctx context.Context, in *Paging) (*tokenListOutput, error) {
 	tokens, next, err := h.tokens.List(ctx, in.long())
 	if err != nil {
@@ -75,8 +79,11 @@ func (h *tokenHandlers) listTokens(ctx context.Context, in *Paging) (*tokenListO
 	return &tokenListOutput{page(tokens, next)}, nil
 }
 
+// revokeToken revokes a token for good. Cached verdicts of this process are dropped;
+// other replicas accept the token for authMemory or machineMemory at most.
 func (h *tokenHandlers) revokeToken(ctx context.Context, in *idInput) (*struct{}, error) {
-	// Only admins revoke, so that none who keeps to this locks everybody out.
+	// Only admins revoke tokens, and no token can revoke itself, so one admin token
+	// always stays.
 	if in.ID == caller(ctx).TokenID {
 		return nil, berth.Errorf(berth.CodeConflict,
 			"token %s is the one this call came with: make another admin's token and revoke it with that", in.ID)
@@ -91,6 +98,7 @@ func (h *tokenHandlers) revokeToken(ctx context.Context, in *idInput) (*struct{}
 
 type joinTokenOutput struct{ Body wire.JoinToken }
 
+// createJoinToken creates a token with which one machine joins, once.
 func (h *tokenHandlers) createJoinToken(ctx context.Context, in *Request) (*joinTokenOutput, error) {
 	n, err := readValid[spec.NewJoinToken](*in, nil)
 	if err != nil {
@@ -106,6 +114,7 @@ func (h *tokenHandlers) createJoinToken(ctx context.Context, in *Request) (*join
 
 type joinTokenListOutput struct{ Body wire.Page[wire.JoinToken] }
 
+// listJoinTokens lists join tokens, without secrets.
 func (h *tokenHandlers) listJoinTokens(ctx context.Context, in *Paging) (*joinTokenListOutput, error) {
 	tokens, next, err := h.joinTokens.List(ctx, in.long())
 	if err != nil {
@@ -114,6 +123,8 @@ func (h *tokenHandlers) listJoinTokens(ctx context.Context, in *Paging) (*joinTo
 	return &joinTokenListOutput{page(tokens, next)}, nil
 }
 
+// revokeJoinToken makes a join token useless. A machine that has joined keeps its own
+// token.
 func (h *tokenHandlers) revokeJoinToken(ctx context.Context, in *idInput) (*struct{}, error) {
 	if err := h.joinTokens.Revoke(ctx, in.ID); err != nil {
 		return nil, err

@@ -15,7 +15,7 @@ import (
 
 // callTracer records calls as spans.
 type callTracer struct {
-	traces *tracing.Tracing // nil: nothing is recorded
+	traces *tracing.Tracing // nil: no spans
 }
 
 // traceUsers records all users' calls, including refused ones.
@@ -23,8 +23,8 @@ func (t *callTracer) traceUsers(next echo.HandlerFunc) echo.HandlerFunc {
 	return t.traced(next, t.traces.Serve, func(c echo.Context) bool { return strings.HasPrefix(c.Path(), "/v1/") })
 }
 
-// traceMachines records a machine's call only if it belongs to a span of the
-// machine, since there are many such calls. It runs after authenticate: only a
+// traceMachines records a machine's call only if the call belongs to a span of the
+// machine: agents call too often to record every call. It runs after authenticate: only a
 // machine's trace context is accepted.
 func (t *callTracer) traceMachines(next echo.HandlerFunc) echo.HandlerFunc {
 	return t.traced(next, t.traces.ServeAgent, func(c echo.Context) bool {
@@ -33,9 +33,12 @@ func (t *callTracer) traceMachines(next echo.HandlerFunc) echo.HandlerFunc {
 	})
 }
 
+// beginSpan starts a span for a call with these headers.
 type beginSpan func(ctx context.Context, h http.Header, name string,
 	about ...attribute.KeyValue) (context.Context, *tracing.Span)
 
+// traced records the selected calls, each with its route and its status. Only a server
+// error is the fault of the span: a refusal is a correct answer.
 func (t *callTracer) traced(next echo.HandlerFunc, begin beginSpan, told func(echo.Context) bool) echo.HandlerFunc {
 	if t.traces == nil {
 		return next

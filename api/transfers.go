@@ -19,8 +19,8 @@ import (
 	"berth/db"
 )
 
-// TransferLimits bound the calls that last: followed logs and histories,
-// downloads, and uploads. A field that is 0 has its default.
+// TransferLimits bound the calls that last: followed logs and histories, downloads, and
+// uploads. A field of 0 has its default.
 type TransferLimits struct {
 	FollowsPerToken    int // 200
 	FollowsPerTenant   int // 500
@@ -32,7 +32,7 @@ type TransferLimits struct {
 	UploadsPerTenant   int // 4
 	Uploads            int // of this process; each takes part of a core: 16
 
-	// Stall is how long a reader may take for 64 KiB: 10 s.
+	// Stall is the time in which a reader must take 64 KiB: 10 s.
 	Stall time.Duration
 
 	// An upload must send UploadRate bytes a second (4096) on average over each
@@ -40,11 +40,12 @@ type TransferLimits struct {
 	UploadRate   int64
 	UploadWindow time.Duration
 
-	// Recheck is the time between two look-ups of a token that has transfers
-	// open: 2 s. A revoked token's transfers end within Recheck + authMemory.
+	// Recheck is the time between two look-ups of a token that has transfers open: 2 s. A
+	// revoked token's transfers end within Recheck + authMemory.
 	Recheck time.Duration
 }
 
+// orDefaults fills in the defaults of unset fields.
 func (l TransferLimits) orDefaults() TransferLimits {
 	return TransferLimits{
 		FollowsPerToken: cmp.Or(l.FollowsPerToken, 200), FollowsPerTenant: cmp.Or(l.FollowsPerTenant, 500),
@@ -94,8 +95,8 @@ type transfers struct {
 	all     [transferKinds]int
 }
 
-// tokenTransfers are the open transfers of one token, and the goroutine that
-// looks the token up for all of them.
+// tokenTransfers are the open transfers of one token. One goroutine looks the token up
+// for all these transfers.
 type tokenTransfers struct {
 	count [transferKinds]int
 	open  map[*transfer]struct{}
@@ -108,8 +109,8 @@ func newTransfers(l TransferLimits, lookUp func(ctx context.Context, token strin
 		tenants: map[berth.TenantID]*[transferKinds]int{}}
 }
 
-// transfer is one open call that lasts. It writes to the caller with a deadline
-// for each piece; its context ends when its token is revoked.
+// transfer is one open call that lasts. It writes to the caller with a deadline for each
+// piece; its context ends when its token is revoked.
 type transfer struct {
 	of      *transfers
 	kind    transferKind
@@ -118,13 +119,13 @@ type transfer struct {
 	cancel  context.CancelCauseFunc
 	to      http.ResponseWriter
 	control *http.ResponseController
-	reads   atomic.Bool // it reads a body
+	reads   atomic.Bool // the transfer reads a body
 }
 
-// begin opens a transfer for the call, or refuses it with 429 where the cap of
-// its kind is reached. From then on the call's context is the transfer's, which
-// ends after callLimit no more; the call returns its slot, if it has one, and its
-// answer is written to the connection at once. The caller must call end.
+// begin opens a transfer for the call, or refuses the call with 429 at the cap of its
+// kind. From then on the call's context is the transfer's, which callLimit no longer
+// ends; the call returns its slot, if it has one, and its answer is written to the
+// connection at once. The caller must call end.
 func (s *streams) begin(c echo.Context, kind transferKind) (*transfer, error) {
 	r := c.Request()
 	t := &transfer{of: s.transfers, kind: kind, caller: caller(r.Context()), to: c.Response(),
@@ -150,12 +151,14 @@ func (s *streams) begin(c echo.Context, kind transferKind) (*transfer, error) {
 	return t, nil
 }
 
-// holds reports by its error whether a token is still good.
+// holds returns an error unless a token is still valid.
 func (a *authenticator) holds(ctx context.Context, token string) error {
 	_, err := a.principal(ctx, token, false)
 	return err
 }
 
+// add counts a transfer, or returns an error at a cap. The first transfer of a token
+// starts the goroutine that watches the token.
 func (x *transfers) add(t *transfer, token string) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -184,8 +187,8 @@ func (x *transfers) add(t *transfer, token string) error {
 	return nil
 }
 
-// full returns an error while a cap on transfers of a kind is reached. The caller
-// holds x.mu.
+// full returns an error while a cap on transfers of a kind is reached. The caller holds
+// x.mu.
 func (x *transfers) full(k transferKind, p db.Principal) error {
 	if k == machineTransfer {
 		return nil
@@ -208,9 +211,9 @@ func (x *transfers) full(k transferKind, p db.Principal) error {
 	return nil
 }
 
-// refuses returns an error if the request asks to follow a log or a history and
-// its caller has reached the cap on followed logs and histories. A call that will
-// be refused then costs no queries. The method add still checks each transfer.
+// refuses returns an error if the request asks to follow a log or a history and its
+// caller has reached the cap on followed logs and histories. A call that will be refused
+// then costs no queries. The method add still checks each transfer.
 func (x *transfers) refuses(r *http.Request, p db.Principal) error {
 	if !asksToFollow(r) {
 		return nil
@@ -220,6 +223,7 @@ func (x *transfers) refuses(r *http.Request, p db.Principal) error {
 	return x.full(followTransfer, p)
 }
 
+// tooMany is the refusal of a transfer at a cap of a token, a tenant or the server.
 func tooMany(who string, n int, k transferKind, most int) error {
 	return &berth.Error{Code: berth.CodeCapacity, Slug: slugTooManyTransfers,
 		Message: fmt.Sprintf("%s has %d %s open; at most %d are allowed at once. Close some, or try again later",
@@ -232,6 +236,9 @@ func (t *transfer) end() {
 	t.of.remove(t)
 }
 
+// remove ends the count of a transfer. The last transfer of a token also stops the
+// goroutine, and waits for its end without the lock, which the goroutine needs to cut
+// transfers.
 func (x *transfers) remove(t *transfer) {
 	x.mu.Lock()
 	of, tenant, k := x.tokens[t.caller.TokenID], x.tenants[t.caller.Tenant], t.kind
@@ -244,8 +251,8 @@ func (x *transfers) remove(t *transfer) {
 		return
 	}
 	delete(of.open, t)
-	// The server still writes the end of the answer, or the answer that says why the
-	// transfer was cut, and reads the rest of the body.
+	// The server still writes the end of the answer, or the answer that names the reason
+	// of a cut, and reads the rest of the body.
 	_ = t.control.SetWriteDeadline(time.Now().Add(x.limits.Stall))
 	if t.reads.Load() {
 		_ = t.control.SetReadDeadline(time.Now().Add(x.limits.Stall))
@@ -267,8 +274,9 @@ func (x *transfers) remove(t *transfer) {
 	}
 }
 
-// watch looks a token up as long as it has transfers open, and cuts all of them
-// when it is revoked or expired. While the database does not answer they go on.
+// watch looks a token up as long as transfers of the token are open, and cuts all these
+// transfers once the token is revoked or expired. While the database does not answer they
+// go on.
 func (x *transfers) watch(ctx context.Context, of *tokenTransfers, token string) {
 	defer close(of.done)
 	tick := time.NewTicker(x.limits.Recheck)
@@ -292,8 +300,8 @@ func (x *transfers) watch(ctx context.Context, of *tokenTransfers, token string)
 	}
 }
 
-// cut ends a transfer from outside, in the middle of a read or write too. Only
-// an open transfer may be cut: afterwards its connection carries other calls.
+// cut ends a transfer from outside, also in the middle of a read or write. Only an open
+// transfer may be cut: afterwards its connection carries other calls.
 func (t *transfer) cut(why error) {
 	t.cancel(why)
 	_ = t.control.SetWriteDeadline(longAgo) // not every transport has deadlines
@@ -302,8 +310,8 @@ func (t *transfer) cut(why error) {
 	}
 }
 
-// broken is why the transfer was cut: nil while it is open, and where its
-// caller or the server ended it.
+// broken returns the reason of a cut. It is nil while the transfer is open, and after its
+// caller or the server has ended it.
 func (t *transfer) broken() error {
 	if err := context.Cause(t.ctx); err != nil && !errors.Is(err, context.Canceled) {
 		return err
@@ -311,11 +319,11 @@ func (t *transfer) broken() error {
 	return nil
 }
 
-// transferBlock is how much of a transfer is held, and written, at once.
+// transferBlock is the number of bytes of a transfer that are held, and written, at once.
 const transferBlock = 64 << 10
 
-// Write sends b in pieces of at most 64 KiB, each of which the reader must take
-// within Stall.
+// Write sends b in pieces of at most 64 KiB, each of which the reader must take within
+// Stall.
 func (t *transfer) Write(b []byte) (n int, err error) {
 	for len(b) > 0 {
 		if err := t.extend(); err != nil {
@@ -340,19 +348,19 @@ func (t *transfer) Flush() error {
 	return t.control.Flush()
 }
 
-// extend gives the reader time for a piece. The context is asked after the
-// deadline was set: cut cancels first and sets its own deadline second, so
-// either this sees the end or the write runs into that deadline.
+// extend gives the reader time for a piece. The context is checked after the deadline was
+// set: cut cancels first and sets its own deadline second, so either extend sees the end
+// or the write runs into that deadline.
 func (t *transfer) extend() error {
 	_ = t.control.SetWriteDeadline(time.Now().Add(t.of.limits.Stall))
 	return context.Cause(t.ctx)
 }
 
 // lift lifts the write deadline once the reader has taken a piece. A deadline in force
-// while nothing is written would end the call all the same: HTTP/2 resets
-// the stream when it passes. cut cancels the context first and sets its own
-// deadlines second, so either cut's deadlines come last, or lift sees the end here
-// and puts the write deadline back.
+// while no byte is written would end the call all the same: HTTP/2 resets the stream when
+// the deadline passes. cut cancels the context first and sets its own deadlines second,
+// so either cut's deadlines come last, or lift sees the end here and puts the write
+// deadline back.
 func (t *transfer) lift() {
 	_ = t.control.SetWriteDeadline(time.Time{})
 	if t.ctx.Err() != nil {
@@ -360,8 +368,8 @@ func (t *transfer) lift() {
 	}
 }
 
-// liftRead is lift for the read deadline. HTTP/1 reads on in the background once
-// the body has ended, and cancels the call's context when that read fails.
+// liftRead is lift for the read deadline. HTTP/1 reads on in the background once the body
+// has ended, and cancels the call's context when that read fails.
 func (t *transfer) liftRead() {
 	_ = t.control.SetReadDeadline(time.Time{})
 	if t.ctx.Err() != nil {
@@ -375,7 +383,8 @@ var longAgo = time.Unix(1, 0)
 // blocks are buffers of transfers. A waiting transfer holds none.
 var blocks = sync.Pool{New: func() any { return new([transferBlock]byte) }}
 
-// copyFrom sends all of r.
+// copyFrom sends all of r. The wrappers hide ReadFrom and WriteTo of both ends: each
+// piece must go through Write, which sets the deadlines.
 func (t *transfer) copyFrom(r io.Reader) error {
 	block := blocks.Get().(*[transferBlock]byte)
 	defer blocks.Put(block)
@@ -383,8 +392,8 @@ func (t *transfer) copyFrom(r io.Reader) error {
 	return err
 }
 
-// body is the body of a user's call, which must keep coming: at least
-// UploadRate bytes a second on average over each UploadWindow.
+// body is the body of a user's call, which must keep coming: at least UploadRate bytes a
+// second on average over each UploadWindow.
 func (t *transfer) body(r io.Reader) *pacedBody {
 	l := t.of.limits
 	t.awaitBody()
@@ -392,26 +401,27 @@ func (t *transfer) body(r io.Reader) *pacedBody {
 		least: max(1, int64(float64(l.UploadRate)*l.UploadWindow.Seconds()))}
 }
 
-// awaitBody notes that the transfer has a body. No deadline holds while the body
-// is not read: each read sets its own.
+// awaitBody notes that the transfer has a body. No deadline applies while the body is not
+// read: each read sets its own.
 func (t *transfer) awaitBody() {
 	if !t.reads.Swap(true) {
 		t.liftRead()
 	}
 }
 
-// machineSilence is how long the body of a machine's call may stand still. A
-// rate is not asked of machines: an object that broke off is sent again whole.
+// machineSilence is the longest pause in the body of a machine's call. Machines need no
+// minimum rate: an object that broke off would be sent again whole.
 const machineSilence = time.Minute
 
+// machineBody is the body of a machine's call, which must not pause for machineSilence.
 func (t *transfer) machineBody(r io.Reader) *pacedBody {
 	t.awaitBody()
 	return &pacedBody{t: t, r: r, window: machineSilence, least: 1}
 }
 
-// pacedBody is a body that is cut off where fewer than least bytes come in a
-// window. Time without a reader, because the store or the check is slow,
-// does not count once it is longer than the window.
+// pacedBody is a body that is cut off where fewer than least bytes come in a window. Time
+// without a reader, because the store or the check is slow, does not count once it is
+// longer than the window.
 type pacedBody struct {
 	t      *transfer
 	r      io.Reader
@@ -423,9 +433,9 @@ type pacedBody struct {
 	err   error     // of the transport or the pace; nil at the end of the body
 }
 
-// Read returns an error of slug slugTooSlow where the body is cut off. A read
-// deadline that has passed cancels the call's context (net/http does), so it is
-// only set to a time at which the window has failed for certain.
+// Read returns an error of slug slugTooSlow where the body is cut off. A read deadline
+// that has passed cancels the call's context (net/http does), so it is only set to a time
+// at which the window has failed for certain.
 func (p *pacedBody) Read(b []byte) (int, error) {
 	if now := time.Now(); now.After(p.until) {
 		p.until, p.got = now.Add(p.window), 0
@@ -451,13 +461,12 @@ func (p *pacedBody) Read(b []byte) (int, error) {
 	}
 	if err != nil && !errors.Is(err, io.EOF) {
 		p.err = err
-		p.t.to.Header().Set("Connection", "close") // it stands in the middle of a body
+		p.t.to.Header().Set("Connection", "close") // the connection stands in the middle of a body
 	}
 	return n, err
 }
 
-// slow is the error with which the body was cut off for its pace, nil if it was
-// not.
+// slow returns the error with which the body was cut off for its pace, or nil.
 func (p *pacedBody) slow() error {
 	if berth.IsSlug(p.err, slugTooSlow) {
 		return p.err

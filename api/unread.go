@@ -14,29 +14,30 @@ import (
 	"berth/internal/lib/connlimit"
 )
 
-// The kernel is asked whether a client has read its answer after unreadFirst, and
-// then less and less often.
+// The kernel is asked whether a client has read its answer after unreadFirst, and then
+// less and less often, down to once per unreadSeldom.
 const (
 	unreadFirst  = time.Millisecond
 	unreadSeldom = 100 * time.Millisecond
 )
 
-// clientConn is a connection of HTTP/1, whose calls come one after the other. An
-// answer counts as unread while the kernel holds some of its bytes, and the next
-// call waits until then: a client that sends requests and reads no answers gets one.
+// clientConn is a connection of HTTP/1, which carries one call after the other. An answer
+// counts as unread while the kernel holds some of its bytes, and the next call waits
+// until then: a client that sends requests and reads no answers gets one.
 //
-// The streams of an HTTP/2 connection share its buffers, so the bytes of one answer
-// are not known. There the client's window bounds the written bytes.
+// The streams of an HTTP/2 connection share its buffers, so the unread bytes of one
+// answer are not known. On such a connection the client's window bounds the written
+// bytes.
 type clientConn struct {
-	held  func() int // bytes of answers that the kernel holds
+	held  func() int // unread bytes of answers in the kernel's buffer
 	close func()
-	stall time.Duration // in which the client must take 64 KiB
+	stall time.Duration // the time in which the client must take 64 KiB
 
-	unread atomic.Pointer[unreadAnswer] // the latest that counts as unread; nil: none
-	cut    atomic.Bool                  // closed, since the client read too slowly
+	unread atomic.Pointer[unreadAnswer] // the latest unread answer; nil: none
+	cut    atomic.Bool                  // the connection was closed: the client read too slowly
 }
 
-// unreadAnswer is an answer of which the kernel holds some bytes.
+// unreadAnswer is an answer with its last bytes still in the kernel's buffer.
 type unreadAnswer struct {
 	read  chan struct{} // closed when the next call finds that the kernel holds none
 	taken func()        // ends the count; may be called again
@@ -44,8 +45,7 @@ type unreadAnswer struct {
 
 type clientConnKey struct{}
 
-// connContext makes a connection known to the calls that it carries; see
-// http.Server.ConnContext.
+// connContext adds a connection to the context of its calls; see http.Server.ConnContext.
 func (o *openCalls) connContext(ctx context.Context, c net.Conn) context.Context {
 	ctx = connlimit.Context(ctx, c)
 	return context.WithValue(ctx, clientConnKey{}, &clientConn{
@@ -55,7 +55,8 @@ func (o *openCalls) connContext(ctx context.Context, c net.Conn) context.Context
 	})
 }
 
-// clientConnOf returns the connection of a call, nil if it has none of its own.
+// clientConnOf returns the connection of a call, or nil for a call that shares its
+// connection.
 func clientConnOf(r *http.Request) *clientConn {
 	c, ok := r.Context().Value(clientConnKey{}).(*clientConn)
 	if !ok || r.ProtoMajor != 1 {
@@ -64,10 +65,10 @@ func clientConnOf(r *http.Request) *clientConn {
 	return c
 }
 
-// sent calls taken once the client has read the answer that was just written, or has
-// lost its connection for not reading it. After the last answer of a connection it
-// returns only then, or when the server ends: the kernel's buffer of a connection
-// that the server has closed cannot be read.
+// sent calls taken once the client has read the answer that was just written, or has lost
+// its connection for not reading. After the last answer of a connection, sent returns
+// only then, or when the server ends: the buffer of a connection that the server has
+// closed cannot be asked.
 func (c *clientConn) sent(taken func(), last bool, closing <-chan struct{}) {
 	if c == nil || c.held() == 0 {
 		taken()
@@ -106,9 +107,9 @@ func (c *clientConn) awaitRead(ctx context.Context, closing <-chan struct{}) err
 	return nil
 }
 
-// drain returns true once the kernel holds nothing of earlier answers, and false when
-// one of the channels is closed. It closes the connection of a client that does not
-// take 64 KiB, or the rest, within stall.
+// drain returns true once the kernel holds no bytes of earlier answers, and false when
+// one of the channels is closed. It closes the connection of a client that does not take
+// 64 KiB, or the rest, within stall.
 func (c *clientConn) drain(end, closing <-chan struct{}) bool {
 	left, since := c.held(), time.Now()
 	for pause := unreadFirst; left > 0; pause = min(2*pause, unreadSeldom) {
@@ -131,6 +132,7 @@ func (c *clientConn) drain(end, closing <-chan struct{}) bool {
 	return true
 }
 
+// closed reports whether the channel is closed; a nil channel is open.
 func closed(c <-chan struct{}) bool {
 	select {
 	case <-c:
@@ -140,8 +142,8 @@ func closed(c <-chan struct{}) bool {
 	}
 }
 
-// answersInTurn makes a call wait until its client has read the answers before. It
-// comes before the call is timed: the time is the client's.
+// answersInTurn makes a call wait until its client has read the answers before. It comes
+// before the call is timed: the wait is the client's time.
 func (o *openCalls) answersInTurn(next echo.HandlerFunc) echo.HandlerFunc {
 	return func(c echo.Context) error {
 		if err := clientConnOf(c.Request()).awaitRead(c.Request().Context(), o.closing); err != nil {

@@ -23,7 +23,7 @@ import (
 	"berth/wire"
 )
 
-// maxUpload is the longest archive as it is sent, in bytes.
+// maxUpload is the greatest compressed length of an archive, in bytes.
 const (
 	maxUpload  = 4 << 30
 	uploadType = "application/zstd"
@@ -73,6 +73,8 @@ type uploadInput struct {
 
 type uploadOutput struct{ Body wire.Upload }
 
+// showUpload returns an upload of the caller's tenant, so that a client can skip the
+// transfer of content that is already stored.
 func (h *uploadHandlers) showUpload(ctx context.Context, in *uploadInput) (*uploadOutput, error) {
 	a, err := berth.ParseAddress(in.Address)
 	if err != nil {
@@ -85,8 +87,9 @@ func (h *uploadHandlers) showUpload(ctx context.Context, in *uploadInput) (*uplo
 	return &uploadOutput{u}, nil
 }
 
-// createUpload stores an archive while it validates it: the object appears only if
-// every byte is valid and the content matches its address.
+// createUpload stores an archive while validating its content. The object becomes an
+// upload only if every byte is valid and the content matches its address. Each attempt
+// writes to a folder of its own, which is given up after a failure.
 func (h *uploadHandlers) createUpload(c echo.Context) error {
 	r := c.Request()
 	a, err := berth.ParseAddress(c.QueryParam("address"))
@@ -137,14 +140,17 @@ func (h *uploadHandlers) createUpload(c echo.Context) error {
 	return writeJSON(c, createdStatus(created), u)
 }
 
+// tooLong is the refusal of an archive above maxUpload.
 func tooLong(r *http.Request) error {
 	_, _ = io.CopyN(io.Discard, r.Body, drainBody) // so that the client gets to see the answer
 	return &berth.Error{Code: berth.CodeInvalid, Slug: slugTooLarge,
 		Message: fmt.Sprintf("the archive is longer than %s", berth.BytesText(maxUpload))}
 }
 
-// receive puts the body into the store while it is judged, and returns how long it was.
-// A body that is longer than room is an http.MaxBytesError.
+// receive puts the body into the store while the archive is validated, and returns the
+// number of bytes stored. A body that is longer than room is an http.MaxBytesError. A
+// verdict of the validation hides the error of the store, which only follows from the
+// verdict.
 func (h *uploadHandlers) receive(
 	c echo.Context, t *transfer, store *blob.Store, folder string, a berth.Address, room int64,
 ) (archive.Summary, int64, error) {
@@ -177,8 +183,9 @@ func (h *uploadHandlers) receive(
 	return sum, stored, err
 }
 
-// judged hands bytes on while an archive is made of them elsewhere. It ends
-// only when the judgement is there: one that is bad comes instead of the end.
+// judged is a reader that passes bytes on and validates the archive in a goroutine. Its
+// end waits for the verdict: a bad verdict replaces io.EOF, so that the store never
+// completes the object of an invalid archive.
 type judged struct {
 	in      io.Reader
 	pipe    *io.PipeWriter
@@ -188,6 +195,8 @@ type judged struct {
 	err     error
 }
 
+// judge starts the validation of an archive, also of its address. The caller must call
+// end, or the goroutine leaks.
 func judge(in io.Reader, l archive.Limits, a berth.Address) *judged {
 	r, w := io.Pipe()
 	j := &judged{in: in, pipe: w, verdict: make(chan struct{}), address: a}
@@ -203,9 +212,11 @@ func judge(in io.Reader, l archive.Limits, a berth.Address) *judged {
 	return j
 }
 
-// errJudged ends the pipe after the validation, when it has no reader left.
+// errJudged ends the pipe after the validation, when the pipe has no reader left.
 var errJudged = errors.New("the judgement is there")
 
+// Read passes bytes on to the store and to the validation. A write to the pipe fails once
+// the validation has ended; its verdict, if bad, is then the error.
 func (j *judged) Read(p []byte) (int, error) {
 	n, err := j.in.Read(p)
 	if n > 0 {
@@ -229,14 +240,15 @@ func (j *judged) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// end is the judgement, however far the store got.
+// end returns the verdict, even if the store stopped reading before the end.
 func (j *judged) end() (archive.Summary, error) {
 	_ = j.pipe.CloseWithError(io.ErrUnexpectedEOF)
 	<-j.verdict
 	return j.sum, j.err
 }
 
-// agentUpload hands an archive to a machine that holds work which needs it.
+// agentUpload sends an archive to a machine that holds an allocation of a job with this
+// archive among its inputs.
 func (h *agentObjectHandlers) agentUpload(c echo.Context) error {
 	alloc, err := strconv.ParseInt(c.Param("alloc"), 10, 64)
 	if err != nil {

@@ -9,11 +9,11 @@ import (
 	"berth/db"
 )
 
-// streamPoll is the time between two looks at a followed job when no hint comes.
+// streamPoll is the time between two reads of a followed job without a hint.
 const streamPoll = 4 * time.Second
 
-// watches are the followed jobs of one process. Each job has one goroutine that
-// listens for hints and polls the database, however many follow the job.
+// watches are the followed jobs of one process. Each job has one goroutine that listens
+// for hints and polls the database, however many clients follow the job.
 type watches struct {
 	db *db.DB
 
@@ -29,8 +29,8 @@ type watch struct {
 	done      chan struct{}
 }
 
-// follower is one client that follows a job. C receives when the job, its
-// history or its logs may have changed.
+// follower is one client that follows a job. C receives when the job, its history or its
+// logs may have changed.
 type follower struct {
 	C  chan struct{}
 	of *watches
@@ -39,8 +39,8 @@ type follower struct {
 
 func newWatches(d *db.DB) *watches { return &watches{db: d, jobs: map[berth.JobID]*watch{}} }
 
-// follow starts to listen for changes of a job. The caller must call leave, and
-// must read the job once by itself: only later changes are notified.
+// follow starts to listen for changes of a job. The caller must call leave, and must read
+// the job once by itself: only later changes are notified.
 func (x *watches) follow(ctx context.Context, job berth.JobID) *follower {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -57,7 +57,8 @@ func (x *watches) follow(ctx context.Context, job berth.JobID) *follower {
 	return f
 }
 
-// leave stops listening.
+// leave stops listening. The last follower also ends the job's goroutine, and waits for
+// its end without the lock, which the goroutine needs to wake followers.
 func (f *follower) leave() {
 	f.of.mu.Lock()
 	delete(f.at.followers, f)
@@ -72,6 +73,8 @@ func (f *follower) leave() {
 	}
 }
 
+// run wakes the followers of one job on hints. Hints may be lost, so run also polls the
+// job's mark, which changes with the job, its history and its logs.
 func (x *watches) run(ctx context.Context, w *watch, hints *db.Subscription) {
 	defer close(w.done)
 	defer hints.Close()
@@ -95,6 +98,8 @@ func (x *watches) run(ctx context.Context, w *watch, hints *db.Subscription) {
 	}
 }
 
+// wake notifies every follower. A follower with an unread notification needs no second
+// one.
 func (x *watches) wake(w *watch) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
