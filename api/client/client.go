@@ -18,7 +18,12 @@ import (
 	"berth"
 )
 
-// Client speaks to one server with one token. It may be used concurrently.
+// Client calls one server with one token. It may be used concurrently; create one with
+// New.
+//
+// A call that the server refuses for its rate (429 with Retry-After) is repeated while
+// that fits into 15 s. A call that met an unavailable server (503) is repeated too,
+// unless a second call would have a second effect.
 type Client struct {
 	base  string
 	token string
@@ -29,15 +34,17 @@ type Client struct {
 	OnRepeat func(answer error)
 }
 
-// Times of calls.
+// The timeouts of all calls. callTimeout includes the repeats of a call.
 const (
 	dialTimeout   = 5 * time.Second
 	answerTimeout = 30 * time.Second // from the request to the first byte of the answer
-	callTimeout   = time.Minute      // of a call that is no stream
-	patience      = 15 * time.Second // with a server that asks to be called again
+	callTimeout   = time.Minute      // of a call other than a stream
+	patience      = 15 * time.Second // with a server that asks for a repeat
 )
 
-// New returns a client of the server at base, such as http://127.0.0.1:7070.
+// New returns a client of the server at base, such as http://127.0.0.1:7070. It honours
+// the proxy variables of the environment and follows no redirects. New makes no call, so
+// a wrong address shows with the first call.
 func New(base, token string) *Client {
 	transport := &http.Transport{
 		Proxy:                 http.ProxyFromEnvironment,
@@ -50,16 +57,16 @@ func New(base, token string) *Client {
 	}
 	return &Client{base: strings.TrimRight(base, "/"), token: token, http: &http.Client{
 		Transport: transport,
-		// A redirect would send the token to wherever it points.
+		// A redirect would send the token to any host that the answer names.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}}
 }
 
-// Close ends idle connections.
+// Close closes idle connections. Calls under way continue, and the client stays usable.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
-// Unreachable reports whether err means that no answer arrived, as opposed to an
-// answer with an error.
+// Unreachable reports whether err means that no answer arrived, as opposed to an answer
+// with an error. The call may still have had its effect.
 func Unreachable(err error) bool {
 	if err == nil || errors.Is(err, context.Canceled) {
 		return false
@@ -82,8 +89,8 @@ type request struct {
 	once   bool // a second call would have a second effect
 }
 
-// do makes a call and reads its answer into out, if it is not nil. It returns
-// the status.
+// do makes a call, decodes its answer into out unless out is nil, and returns the status.
+// The rest of the body is read, so that the connection can be reused.
 func (c *Client) do(ctx context.Context, r request, out any) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -101,10 +108,10 @@ func (c *Client) do(ctx context.Context, r request, out any) (int, error) {
 	return res.StatusCode, nil
 }
 
-// send makes a call and returns its answer if that is a success. A call that
-// the server asks to repeat (Retry-After, RFC 9110 section 10.2.3) is repeated
-// while that ends within patience: one refused for its rate, and, where a
-// second call has no second effect, one that met a database that was away.
+// send makes a call and returns a successful answer; the caller closes the body. A call
+// that the server asks to repeat (Retry-After, RFC 9110 section 10.2.3) is repeated while
+// the pause ends within patience: a call refused for its rate, and, where a second call
+// has no second effect, a call that met an unavailable database.
 func (c *Client) send(ctx context.Context, r request) (*http.Response, error) {
 	begun, said := time.Now(), false
 	for {
@@ -119,15 +126,15 @@ func (c *Client) send(ctx context.Context, r request) (*http.Response, error) {
 			said = true
 			told(err)
 		}
-		// Callers who were refused together do not come back together.
+		// Jitter: callers that were refused together do not come back together.
 		if pause(ctx, wait+rand.N(wait/4)) != nil {
 			return nil, err
 		}
 	}
 }
 
-// sendOnce makes a call once. wait is the pause that the server requests before a
-// repeat; 0 if it requests none.
+// sendOnce makes a call once. wait is the pause that the server requests before a repeat;
+// 0 without such a request.
 func (c *Client) sendOnce(ctx context.Context, r request) (res *http.Response, wait time.Duration, err error) {
 	var body io.Reader
 	if r.body != nil {
@@ -168,7 +175,8 @@ func (c *Client) sendOnce(ctx context.Context, r request) (res *http.Response, w
 	return nil, wait, problem(res)
 }
 
-// problem turns an answer that is no success into the error it describes.
+// problem converts an unsuccessful answer into a *berth.Error. An answer in another form,
+// such as the page of a proxy, becomes an error with the code of its status.
 func problem(res *http.Response) error {
 	var p struct {
 		Code   string             `json:"code"`
@@ -198,7 +206,8 @@ func problem(res *http.Response) error {
 	return e
 }
 
-// codeOf is the inverse of the server's table.
+// codeOf is the inverse of the server's table from codes to statuses. 502 and 504 come
+// from proxies and count as unavailable.
 func codeOf(status int) berth.Code {
 	switch status {
 	case http.StatusUnauthorized:

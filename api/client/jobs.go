@@ -16,20 +16,23 @@ import (
 	"berth/wire"
 )
 
-// submitTries is how often a submission with a key is sent when its answer does
-// not arrive; submitPause is before the second time and doubles.
+// submitTries bounds the sends of a submission with a key after lost answers. submitPause
+// is the pause before the second send and doubles.
 const (
 	submitTries = 4
 	submitPause = 250 * time.Millisecond
 )
 
-// Submit submits a job. created is false if the key was used for the same job
-// before. With a key, a call whose answer was lost is made again: it is still
-// one job.
+// Submit submits a job. key is the idempotency key: created is false if the key was used
+// for the same job before, and another job with the key is a conflict (slug
+// idempotency_mismatch). With a key, a call whose answer was lost is repeated, and the
+// result is still one job. Without a key ("") a lost answer is an error, and the job may
+// exist.
 func (c *Client) Submit(ctx context.Context, jobSpec spec.Job, key string) (job wire.Job, created bool, err error) {
 	return c.submit(ctx, "/v1/jobs", jobSpec, key)
 }
 
+// submit submits a job or a pipeline, with repeats if a key makes repeats harmless.
 func (c *Client) submit(
 	ctx context.Context, path string, body any, key string,
 ) (job wire.Job, created bool, err error) {
@@ -52,13 +55,14 @@ func (c *Client) submit(
 	return job, false, err
 }
 
-// answerLost reports whether a call may have had its effect although no answer
-// came. A server that cannot even be dialled is none of that.
+// answerLost reports whether a call may have had its effect although no answer arrived. A
+// server that could not even be dialled has received no call.
 func answerLost(err error) bool {
 	op, ok := errors.AsType[*net.OpError](err)
 	return Unreachable(err) && (!ok || op.Op != "dial")
 }
 
+// pause waits for d, or returns the error of ctx.
 func pause(ctx context.Context, d time.Duration) error {
 	select {
 	case <-ctx.Done():
@@ -68,20 +72,22 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// JobsQuery selects jobs; zero fields select all.
+// JobsQuery selects jobs. All set fields must match; a zero field does not restrict the
+// selection.
 type JobsQuery struct {
 	Status []berth.State
 	Name   string
-	Labels map[string]string // all of them
-	Tenant berth.TenantID    // for admins
+	Labels map[string]string // a job must have all of these
+	Tenant berth.TenantID    // for admins; users see their own tenant
 	Parent berth.JobID
-	Index  string // of the parent's elements: 3-7,9
+	Index  string // with Parent: only these elements, such as 3-7,9
 	Since  time.Time
-	Limit  int // 0: 100
+	Limit  int // 0: 100; at most 1000
 	Cursor string
 }
 
-// Jobs returns a page of jobs, newest first.
+// Jobs returns a page of jobs, newest first. Without q.Parent, elements of arrays are
+// left out. NextCursor of the page is the Cursor of the next; "" after the last page.
 func (c *Client) Jobs(ctx context.Context, q JobsQuery) (wire.Page[wire.Job], error) {
 	v := url.Values{}
 	for _, s := range q.Status {
@@ -106,19 +112,22 @@ func (c *Client) Jobs(ctx context.Context, q JobsQuery) (wire.Page[wire.Job], er
 	return page, err
 }
 
+// set sets a parameter unless the value is empty.
 func set(v url.Values, key, value string) {
 	if value != "" {
 		v.Set(key, value)
 	}
 }
 
-// Job returns a job with its attempts and checkpoints. The beginning of an id
-// will do where just one begins so.
+// Job returns a job with its attempts and checkpoints. id may be the beginning of an id,
+// if exactly one job's id begins so.
 func (c *Client) Job(ctx context.Context, id berth.JobID) (wire.Job, error) {
 	return c.job(ctx, http.MethodGet, id, "", nil)
 }
 
-// Cancel cancels a job; idempotent.
+// Cancel cancels a job, or an array or pipeline as a whole; idempotent. The returned job
+// may still be canceling: its containers get their grace to stop. Wait returns after the
+// end.
 func (c *Client) Cancel(ctx context.Context, id berth.JobID) (wire.Job, error) {
 	return c.job(ctx, http.MethodPost, id, "/cancel", nil)
 }
@@ -128,38 +137,42 @@ func (c *Client) CancelElements(ctx context.Context, id berth.JobID, index strin
 	return c.act(ctx, id, "/cancel", url.Values{"index": {index}})
 }
 
-// Hold keeps a waiting job from being placed.
+// Hold keeps a waiting job from being placed until Release.
 func (c *Client) Hold(ctx context.Context, id berth.JobID) (wire.Job, error) {
 	return c.job(ctx, http.MethodPost, id, "/hold", nil)
 }
 
-// Release ends a hold.
+// Release ends a hold. The time on hold does not count towards the queue timeout.
 func (c *Client) Release(ctx context.Context, id berth.JobID) (wire.Job, error) {
 	return c.job(ctx, http.MethodPost, id, "/release", nil)
 }
 
-// Retry submits an ended job again and returns the new one; a job that was
-// retried already answers that one.
+// Retry submits an ended job again and returns the new job. For a job that was retried
+// already, Retry returns the existing successor; a live job is a conflict.
 func (c *Client) Retry(ctx context.Context, id berth.JobID) (wire.Job, error) {
 	return c.job(ctx, http.MethodPost, id, "/retry", nil)
 }
 
-// RetryFailed submits the failed elements of an ended array again, as a new array.
+// RetryFailed submits the failed elements of an ended array again, as a new array with
+// the same indexes.
 func (c *Client) RetryFailed(ctx context.Context, id berth.JobID) (wire.Job, error) {
 	return c.act(ctx, id, "/retry", url.Values{"failed": {"true"}})
 }
 
+// act changes a job by a POST with parameters.
 func (c *Client) act(ctx context.Context, id berth.JobID, verb string, q url.Values) (wire.Job, error) {
 	var job wire.Job
 	_, err := c.do(ctx, request{method: http.MethodPost, path: jobPath(id) + verb, query: q}, &job)
 	return job, err
 }
 
-// Update changes a live job.
+// Update changes priority, labels or time limit of a live job. A time limit applies from
+// the next attempt on.
 func (c *Client) Update(ctx context.Context, id berth.JobID, patch spec.JobPatch) (wire.Job, error) {
 	return c.job(ctx, http.MethodPatch, id, "", patch)
 }
 
+// job makes a call that returns one job.
 func (c *Client) job(ctx context.Context, method string, id berth.JobID, verb string, body any) (wire.Job, error) {
 	var job wire.Job
 	_, err := c.do(ctx, request{method: method, path: jobPath(id) + verb, body: body}, &job)
@@ -175,13 +188,15 @@ func (c *Client) Checkpoints(ctx context.Context, id berth.JobID) (wire.Page[ber
 	return page, err
 }
 
-// MetricsQuery selects a part of a job's metrics.
+// MetricsQuery selects a part of a job's metrics. The zero value selects member 0 of the
+// latest attempt.
 type MetricsQuery struct {
 	Attempt int // 0: the latest
 	Member  int // below 0: all
 	Since   time.Time
 }
 
+// values renders the query as parameters.
 func (q MetricsQuery) values() url.Values {
 	v := url.Values{"attempt": {strconv.Itoa(q.Attempt)}, "member": {strconv.Itoa(max(q.Member, -1))}}
 	if !q.Since.IsZero() {
@@ -190,7 +205,8 @@ func (q MetricsQuery) values() url.Values {
 	return v
 }
 
-// Metrics returns the resource usage of a job's members in one attempt.
+// Metrics returns the resource usage of a job's members in one attempt, read page by
+// page. Members without measurements are left out.
 func (c *Client) Metrics(ctx context.Context, id berth.JobID, q MetricsQuery) (wire.Page[wire.MemberMetrics], error) {
 	all := wire.Page[wire.MemberMetrics]{Items: []wire.MemberMetrics{}}
 	for v := q.values(); ; {
@@ -207,7 +223,7 @@ func (c *Client) Metrics(ctx context.Context, id berth.JobID, q MetricsQuery) (w
 	}
 }
 
-// MetricsSVG returns the same as a picture, of up to 64 members.
+// MetricsSVG returns the metrics as an SVG picture, of up to 64 members.
 func (c *Client) MetricsSVG(ctx context.Context, id berth.JobID, q MetricsQuery) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -226,7 +242,8 @@ func (c *Client) MetricsSVG(ctx context.Context, id berth.JobID, q MetricsQuery)
 	return b, nil
 }
 
-// Events returns the whole history of a job after seq, oldest first.
+// Events returns the whole history of a job after seq, oldest first, read page by page. 0
+// means from the beginning.
 func (c *Client) Events(ctx context.Context, id berth.JobID, after int64) (wire.Page[wire.Event], error) {
 	all := wire.Page[wire.Event]{Items: []wire.Event{}}
 	cursor := strconv.FormatInt(after, 10)
@@ -252,15 +269,16 @@ func (c *Client) Explain(ctx context.Context, id berth.JobID) (wire.Explanation,
 	return e, err
 }
 
-// Plan predicts the placement of a job, and stores nothing.
+// Plan predicts the placement of a job, and stores nothing. The answer rests on a reading
+// of the queue that is at most two seconds old.
 func (c *Client) Plan(ctx context.Context, jobSpec spec.Job) (wire.Plan, error) {
 	var p wire.Plan
 	_, err := c.do(ctx, request{method: http.MethodPost, path: "/v1/plans", body: jobSpec}, &p)
 	return p, err
 }
 
-// Wait polls nothing: it follows the job's history until its end and returns
-// the job as it ended.
+// Wait returns the job after its end. It follows the job's history instead of polling,
+// and reconnects a broken stream; ctx bounds the wait.
 func (c *Client) Wait(ctx context.Context, id berth.JobID) (wire.Job, error) {
 	if err := c.FollowEvents(ctx, id, 0, func(wire.Event) error { return nil }); err != nil {
 		return wire.Job{}, fmt.Errorf("wait for job %s: %w", id, err)

@@ -9,7 +9,7 @@ import (
 	"berth/wire"
 )
 
-// Machines returns all machines that are not retired.
+// Machines returns all machines that are not retired, read page by page.
 func (c *Client) Machines(ctx context.Context) (wire.Page[wire.Machine], error) {
 	all := wire.Page[wire.Machine]{Items: []wire.Machine{}}
 	q := url.Values{"limit": {"1000"}}
@@ -33,29 +33,33 @@ func (c *Client) Machine(ctx context.Context, id berth.MachineID) (wire.Machine,
 	return m, err
 }
 
-// Drain keeps new work off a machine.
+// Drain keeps new work off a machine. Running jobs continue until the deadline of the
+// order, and are then moved away; without a deadline they may end by themselves. A repeat
+// changes reason and deadline.
 func (c *Client) Drain(ctx context.Context, id berth.MachineID, order wire.DrainRequest) (wire.Machine, error) {
 	var m wire.Machine
 	_, err := c.do(ctx, request{method: http.MethodPost, path: machinePath(id) + "/drain", body: order}, &m)
 	return m, err
 }
 
-// Undrain opens a draining machine again.
+// Undrain opens a draining machine for work again. A machine that is not draining is left
+// unchanged.
 func (c *Client) Undrain(ctx context.Context, id berth.MachineID) (wire.Machine, error) {
 	var m wire.Machine
 	_, err := c.do(ctx, request{method: http.MethodPost, path: machinePath(id) + "/undrain"}, &m)
 	return m, err
 }
 
-// ConfirmDead records the operator's confirmation that a silent machine's
-// containers have stopped.
+// ConfirmDead records the operator's confirmation that a silent machine's containers have
+// stopped. The capacity is released, and the affected jobs are returned. A machine that
+// still answers is refused. With a wrong confirmation, at_most_one work may run twice.
 func (c *Client) ConfirmDead(ctx context.Context, id berth.MachineID) (wire.ConfirmedDead, error) {
 	var dead wire.ConfirmedDead
 	_, err := c.do(ctx, request{method: http.MethodPost, path: machinePath(id) + "/confirm-dead"}, &dead)
 	return dead, err
 }
 
-// RemoveMachine retires a machine that holds nothing.
+// RemoveMachine retires a machine that holds no work, and revokes its token.
 func (c *Client) RemoveMachine(ctx context.Context, id berth.MachineID) error {
 	_, err := c.do(ctx, request{method: http.MethodDelete, path: machinePath(id), once: true}, nil)
 	return err

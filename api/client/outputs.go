@@ -16,7 +16,8 @@ func (c *Client) Outputs(ctx context.Context, id berth.JobID) (wire.Page[wire.St
 	return pages[wire.StoredOutput](ctx, c, jobPath(id)+"/outputs")
 }
 
-// Output downloads an output as it is stored. The caller closes it.
+// Output downloads an output in its stored form, a tar compressed by zstd. The caller
+// closes the reader; ctx must live until then. A download that breaks off is not resumed.
 func (c *Client) Output(ctx context.Context, id berth.JobID, o wire.StoredOutput) (io.ReadCloser, error) {
 	q := url.Values{"attempt": {strconv.Itoa(o.Attempt)}, "member": {strconv.Itoa(o.Member)}}
 	res, err := c.send(ctx, request{method: http.MethodGet, path: jobPath(id) + "/outputs/" + url.PathEscape(o.Name),

@@ -8,7 +8,8 @@ import (
 	"berth/wire"
 )
 
-// pages reads a list to its end.
+// pages reads a list to its end and returns one page with all items. An error comes with
+// the items read so far.
 func pages[T any](ctx context.Context, c *Client, path string) (wire.Page[T], error) {
 	all := wire.Page[T]{Items: []T{}}
 	q := url.Values{"limit": {"1000"}}

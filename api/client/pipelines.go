@@ -10,13 +10,14 @@ import (
 	"berth/wire"
 )
 
-// SubmitPipeline submits a pipeline, as Submit does a job.
+// SubmitPipeline submits a pipeline; key and created are as in Submit.
 func (c *Client) SubmitPipeline(ctx context.Context, pipeline spec.Pipeline,
 	key string) (job wire.Job, created bool, err error) {
 	return c.submit(ctx, "/v1/pipelines", pipeline, key)
 }
 
-// Pipeline returns a pipeline with its steps.
+// Pipeline returns a pipeline with its steps. The id of a job that is not a pipeline is
+// not found.
 func (c *Client) Pipeline(ctx context.Context, id berth.JobID) (wire.Job, error) {
 	var job wire.Job
 	_, err := c.do(ctx, request{method: http.MethodGet, path: "/v1/pipelines/" + url.PathEscape(string(id))}, &job)

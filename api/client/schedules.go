@@ -10,8 +10,8 @@ import (
 	"berth/wire"
 )
 
-// CreateSchedule makes a schedule. created is false if there is the same one
-// already; another one of that name is a conflict.
+// CreateSchedule creates a schedule. created is false if an equal schedule of that name
+// exists; a different schedule of the name is a conflict.
 func (c *Client) CreateSchedule(ctx context.Context,
 	schedule spec.Schedule) (s wire.Schedule, created bool, err error) {
 	status, err := c.do(ctx, request{method: http.MethodPost, path: "/v1/schedules", body: schedule}, &s)
@@ -25,7 +25,7 @@ func (c *Client) Schedules(ctx context.Context) (wire.Page[wire.Schedule], error
 	return page, err
 }
 
-// Schedule returns a schedule with its next fires, and so many of its last.
+// Schedule returns a schedule with its coming times and up to fires of its last fires.
 func (c *Client) Schedule(ctx context.Context, name string, fires int) (wire.Schedule, error) {
 	var s wire.Schedule
 	_, err := c.do(ctx, request{method: http.MethodGet, path: schedulePath(name),
@@ -39,16 +39,19 @@ func (c *Client) DeleteSchedule(ctx context.Context, name string) error {
 	return err
 }
 
-// PauseSchedule lets a schedule not fire until it is resumed; idempotent.
+// PauseSchedule stops the fires of a schedule until ResumeSchedule; idempotent. A repeat
+// changes the note.
 func (c *Client) PauseSchedule(ctx context.Context, name, note string) (wire.Schedule, error) {
 	return c.noteSchedule(ctx, name, "/pause", note)
 }
 
-// ResumeSchedule lets a paused schedule fire again; idempotent.
+// ResumeSchedule continues a paused schedule from now on; idempotent. Times that passed
+// during the pause are skipped; see BackfillSchedule.
 func (c *Client) ResumeSchedule(ctx context.Context, name, note string) (wire.Schedule, error) {
 	return c.noteSchedule(ctx, name, "/resume", note)
 }
 
+// noteSchedule makes a call that changes a schedule with a note.
 func (c *Client) noteSchedule(ctx context.Context, name, verb, note string) (wire.Schedule, error) {
 	var s wire.Schedule
 	_, err := c.do(ctx, request{method: http.MethodPost, path: schedulePath(name) + verb,
@@ -56,8 +59,9 @@ func (c *Client) noteSchedule(ctx context.Context, name, verb, note string) (wir
 	return s, err
 }
 
-// RunSchedule fires a schedule now, and returns the fire. Overlap "" means the
-// schedule's own.
+// RunSchedule fires a schedule now, also a paused one, and returns the fire. Overlap ""
+// means the schedule's own rule. The client does not repeat the call to an unavailable
+// server: the schedule might fire twice.
 func (c *Client) RunSchedule(ctx context.Context, name string, overlap spec.Overlap) (wire.Fire, error) {
 	var f wire.Fire
 	_, err := c.do(ctx, request{method: http.MethodPost, path: schedulePath(name) + "/run",
@@ -65,7 +69,8 @@ func (c *Client) RunSchedule(ctx context.Context, name string, overlap spec.Over
 	return f, err
 }
 
-// BackfillSchedule fires a schedule for times that have passed, each once.
+// BackfillSchedule fires a schedule for past times, each once. Times that have created a
+// job are left out, so the call may be repeated.
 func (c *Client) BackfillSchedule(ctx context.Context, name string, b spec.Backfill) (wire.BackfillResult, error) {
 	var r wire.BackfillResult
 	_, err := c.do(ctx, request{method: http.MethodPost, path: schedulePath(name) + "/backfill", body: b}, &r)

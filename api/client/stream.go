@@ -17,17 +17,21 @@ import (
 	"berth/wire"
 )
 
-// Times of streams.
+// streamSilence ends a connection without a sign of life: the server writes at least
+// every 15 s. streamPatience bounds the time without a connection; the pause between
+// tries grows from reconnectFirst to reconnectLast.
 const (
-	streamSilence  = 45 * time.Second // the server says something every 15 s
-	streamPatience = 10 * time.Minute // how long a broken stream is tried again
+	streamSilence  = 45 * time.Second // three heartbeats of the server
+	streamPatience = 10 * time.Minute // since the stream broke
 	reconnectFirst = 200 * time.Millisecond
 	reconnectLast  = 5 * time.Second
 	maxStreamLine  = 4 << 20
 )
 
-// FollowEvents calls f with each event of a job after seq, as they come, and
-// returns nil when the job's history is complete.
+// FollowEvents calls f with each event of a job after seq, in order and as they happen,
+// and returns nil when the job's history is complete. An error of f ends the stream and
+// is returned. Broken connections are resumed for up to 10 minutes, without gap or
+// repeat.
 func (c *Client) FollowEvents(ctx context.Context, id berth.JobID, after int64, f func(wire.Event) error) error {
 	last := ""
 	if after > 0 {
@@ -42,16 +46,19 @@ func (c *Client) FollowEvents(ctx context.Context, id berth.JobID, after int64, 
 	})
 }
 
-// LogsQuery selects lines of a job's log.
+// LogsQuery selects lines of a job's log. The zero value selects the whole stored log of
+// member 0 in the latest attempt.
 type LogsQuery struct {
-	Attempt int // 0: the latest; with Follow those after it too
+	Attempt int // 0: the latest; with Follow also later ones
 	Member  int
 	Tail    int // 0: all
 	Since   time.Time
-	Follow  bool // go on until the job has ended
+	Follow  bool // continue until the job has ended
 }
 
-// Logs calls f with each line.
+// Logs calls f with each selected line, in order. With q.Follow it returns nil after the
+// end of the job, and resumes broken connections as FollowEvents does. An error of f ends
+// the call and is returned.
 func (c *Client) Logs(ctx context.Context, id berth.JobID, q LogsQuery, f func(wire.LogLine) error) error {
 	v := url.Values{}
 	for name, n := range map[string]int{"attempt": q.Attempt, "member": q.Member, "tail": q.Tail} {
@@ -77,7 +84,8 @@ func (c *Client) Logs(ctx context.Context, id berth.JobID, q LogsQuery, f func(w
 	return c.lines(ctx, r, line)
 }
 
-// lines reads an answer of one JSON document a line.
+// lines reads an answer with one JSON document per line. An answer that breaks off is an
+// error, never a short log.
 func (c *Client) lines(ctx context.Context, r request, f func([]byte) error) error {
 	r.header = http.Header{"Accept": {"application/x-ndjson"}}
 	res, err := c.send(ctx, r)
@@ -100,13 +108,14 @@ func (c *Client) lines(ctx context.Context, r request, f func([]byte) error) err
 	}
 }
 
-// callerError is an error of the caller's own function, which ends a stream.
+// callerError is an error of the caller's own function, which ends a stream: such an
+// error must not be mistaken for a broken connection.
 type callerError struct{ err error }
 
 func (e *callerError) Error() string { return e.err.Error() }
 
-// follow reads a stream to its end. When it breaks off it is taken up again
-// after the last event seen; only the first connection must succeed at once.
+// follow reads a stream to its end. A broken stream is resumed after the last event seen.
+// Before the first connection succeeds, an error is returned at once.
 func (c *Client) follow(ctx context.Context, r request, last string, f func(data []byte) error) error {
 	s := &follower{last: last, call: f}
 	broken := time.Time{}
@@ -139,7 +148,7 @@ func (c *Client) follow(ctx context.Context, r request, last string, f func(data
 	}
 }
 
-// passing reports whether an error may be gone at the next try.
+// passing reports whether the next try may succeed despite this error.
 func passing(err error) bool {
 	if e, ok := errors.AsType[*berth.Error](err); ok {
 		return e.Code == berth.CodeUnavailable || e.Code == berth.CodeCapacity || e.Code == berth.CodeInternal
@@ -151,12 +160,12 @@ func passing(err error) bool {
 type follower struct {
 	call  func(data []byte) error
 	last  string // Last-Event-ID
-	seen  int    // connections that were answered
+	seen  int    // connections that the server answered
 	ended bool
 }
 
-// read reads one connection until it ends. connected says that the server
-// answered it with a stream.
+// read reads one connection to its end. connected reports that the server answered with a
+// stream.
 func (s *follower) read(ctx context.Context, c *Client, r request) (connected bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -170,7 +179,7 @@ func (s *follower) read(ctx context.Context, c *Client, r request) (connected bo
 	}
 	defer res.Body.Close()
 	s.seen++
-	// A connection that died without a word is ended by its silence.
+	// A connection that died without a close is ended by its silence.
 	silence := time.AfterFunc(streamSilence, cancel)
 	defer silence.Stop()
 	in := bufio.NewReaderSize(res.Body, 64<<10)
@@ -191,6 +200,8 @@ func (s *follower) read(ctx context.Context, c *Client, r request) (connected bo
 	}
 }
 
+// take passes an event to the caller. The position advances after the call: an event
+// whose call failed was not seen.
 func (s *follower) take(e sse) error {
 	switch {
 	case e.name == "end":
@@ -206,6 +217,7 @@ func (s *follower) take(e sse) error {
 	return nil
 }
 
+// readLine returns a line without its end, up to maxStreamLine.
 func readLine(in *bufio.Reader) (string, error) {
 	var b strings.Builder
 	for {
@@ -223,10 +235,11 @@ func readLine(in *bufio.Reader) (string, error) {
 	}
 }
 
-// sse is a server-sent event while its lines come in.
+// sse is a server-sent event while its lines arrive.
 type sse struct{ id, name, data string }
 
-// add takes a line and reports whether it ends an event.
+// add takes a line and reports whether this line ends an event. Comments, which the
+// server sends as heartbeats, are ignored.
 func (e *sse) add(line string) bool {
 	if line == "" {
 		return e.name != "" || e.data != ""

@@ -12,19 +12,20 @@ import (
 	"berth/wire"
 )
 
-// uploadTries is how often an archive is sent when the server says to come
-// again, or the line breaks.
+// uploadTries bounds the sends of an archive to an unavailable server or over a broken
+// connection.
 const uploadTries = 3
 
-// FindUpload returns an upload of the caller's tenant; an error of code
-// not_found says that it must be sent.
+// FindUpload returns an upload of the caller's tenant. An error of code not_found means
+// that the archive must be sent.
 func (c *Client) FindUpload(ctx context.Context, a berth.Address) (wire.Upload, error) {
 	var u wire.Upload
 	_, err := c.do(ctx, request{method: http.MethodGet, path: "/v1/uploads/" + url.PathEscape(string(a))}, &u)
 	return u, err
 }
 
-// SendUpload stores an archive. write generates its bytes, again for each try.
+// SendUpload stores an archive, a tar compressed by zstd. a is the hash of the tar before
+// its compression. write generates the compressed bytes, once for each try.
 func (c *Client) SendUpload(ctx context.Context, a berth.Address,
 	write func(io.Writer) error) (u wire.Upload, err error) {
 	for try := range uploadTries {
@@ -41,6 +42,8 @@ func (c *Client) SendUpload(ctx context.Context, a berth.Address,
 	return u, err
 }
 
+// sendUpload sends an archive once. write runs in a goroutine that ends before sendUpload
+// returns.
 func (c *Client) sendUpload(ctx context.Context, a berth.Address,
 	write func(io.Writer) error) (u wire.Upload, err error) {
 	body, to := io.Pipe()
