@@ -9,15 +9,15 @@ import (
 	"berth/db/history"
 )
 
-// move is an allocation's capacity being taken or freed.
+// move is one change of a machine's free capacity: an allocation takes or frees its part.
 type move struct {
 	seq   int64
 	taken bool
 	a     history.Allocation
 }
 
-// moves returns the takes and frees on a machine, in the order of the ledger.
-// Takes from before the ledger began have no number and are left out.
+// moves returns the takes and frees on a machine, in the order of the ledger. Takes from
+// before the ledger began have no number and are left out.
 func (c *machineCase) moves() []move {
 	var list []move
 	for _, a := range c.m.Allocations {
@@ -33,8 +33,8 @@ func (c *machineCase) moves() []move {
 	return list
 }
 
-// at returns the machine's state (or with gpu that device's) at a number of the
-// ledger; nil if it is unknown.
+// at returns the state of the machine, or with gpu of one device, at a number of the
+// ledger; nil if the state is unknown.
 func (c *machineCase) at(seq int64, gpu *int) *history.MachineEvent {
 	var last *history.MachineEvent
 	for i, e := range c.m.Events {
@@ -48,6 +48,14 @@ func (c *machineCase) at(seq int64, gpu *int) *history.MachineEvent {
 	return last
 }
 
+// gpusGivenOnce proves invariant 1: no GPU has overlapping live reservations. It replays
+// the ledger and adds up, after each take, the milli of all holders of the device: 1000
+// is the whole device, so a larger sum means that two jobs had the same part. The second
+// loop proves the premise, that the claims of an allocation are its whole GPU capacity; a
+// lost claim would hide an overlap. A take draws its number under the machine's lock,
+// after the free that it depends on, so the replay sees no false overlap. A free draws
+// its number before that lock; an overlap within that moment stays unseen, and the
+// constraints of the schema prevent it.
 func gpusGivenOnce(c *machineCase) {
 	holders := map[int]map[berth.AllocationID]history.Allocation{}
 	for _, m := range c.moves() {
@@ -81,6 +89,7 @@ func gpusGivenOnce(c *machineCase) {
 	}
 }
 
+// claimed adds up the parts of one device that the allocations hold, in thousandths.
 func claimed(holders map[berth.AllocationID]history.Allocation, idx int) int64 {
 	var sum int64
 	for _, a := range holders {
@@ -116,6 +125,11 @@ func (x amounts) String() string {
 		x.DiskMiB, x.GPUMilli)
 }
 
+// withinCapacity proves invariant 9 in two steps. The replay of the ledger compares the
+// sum of all reservations after each take with the machine's capacity at that number.
+// Only takes are compared: a machine may shrink below its reservations, but must not get
+// more. Then the counters of the machine and of its devices are compared with the sums of
+// the live allocations: a counter that drifts would waste capacity or give it out twice.
 func withinCapacity(c *machineCase) {
 	var held amounts
 	for _, m := range c.moves() {
@@ -154,12 +168,16 @@ func withinCapacity(c *machineCase) {
 	}
 }
 
-// bare is a machine's own row.
+// bare is a machine's own row, without its lists, as proof of a breach.
 func bare(m history.Machine) history.Machine {
 	m.GPUs, m.Events, m.Allocations = nil, nil, nil
 	return m
 }
 
+// placedOnReady proves invariant 17: the machine was ready, and each device healthy, at
+// the number of the ledger at which the allocation took its capacity. A change of the
+// machine has a number from the same sequence, so the state at the take is exact, without
+// clocks.
 func placedOnReady(c *machineCase) {
 	for _, a := range c.m.Allocations {
 		if a.TakenSeq == 0 {
@@ -177,6 +195,9 @@ func placedOnReady(c *machineCase) {
 	}
 }
 
+// noStaleMachine proves the part of invariant 4 about machines: an allocation carries the
+// epoch that its machine had at the take. Another epoch would mean that the placement
+// rested on an incarnation of the machine from before a reboot or a loss.
 func noStaleMachine(c *machineCase) {
 	for _, a := range c.m.Allocations {
 		if a.TakenSeq == 0 {
@@ -188,6 +209,9 @@ func noStaleMachine(c *machineCase) {
 	}
 }
 
+// machineSettled proves the part of invariant 20 about machines: no allocation counts
+// against the machine, and its counters are zero. It runs only with Options.Settled,
+// since a cluster in use always holds capacity.
 func machineSettled(c *machineCase) {
 	if !c.v.o.Settled {
 		return

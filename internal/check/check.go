@@ -10,21 +10,21 @@ import (
 	"berth/wire"
 )
 
-// Options say how strictly a history is judged. The zero value is for a
-// database that is at work.
+// Options set how strictly a history is judged. The zero value suits a database in use.
 type Options struct {
 	// Settled also demands that everything has come to its end (invariant 20).
 	Settled bool
-	// Skew is by how much clocks may differ or step: of the database against
-	// itself, and of machines against it. 0: 2 s.
+	// Skew is the greatest difference or step of clocks: of the database against itself,
+	// and of machines against the database. 0: 2 s.
 	Skew time.Duration
-	// Patience is added to every budget of time within which a job must make
-	// progress. 0: 10 min; negative: none.
+	// Patience is added to every budget of time within which a job must make progress. 0:
+	// 10 min; negative: none.
 	Patience time.Duration
 	// Since leaves out work that had ended before this time. Zero: no limit.
 	Since time.Time
 }
 
+// withDefaults fills in the defaults. A negative Patience becomes 0.
 func (o Options) withDefaults() Options {
 	if o.Skew == 0 {
 		o.Skew = 2 * time.Second
@@ -38,7 +38,7 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Breach is a promise that was not kept.
+// Breach is one case in which an invariant does not hold, with its proof.
 type Breach struct {
 	Invariant int               `json:"invariant"`
 	Sentence  string            `json:"sentence"` // of the invariant
@@ -49,7 +49,7 @@ type Breach struct {
 	Rows      []json.RawMessage `json:"rows,omitempty"`
 }
 
-// String is the breach on one line.
+// String renders the breach on one line.
 func (b Breach) String() string {
 	s := fmt.Sprintf("invariant %d: %s", b.Invariant, b.Detail)
 	if b.Job != "" {
@@ -65,12 +65,12 @@ func (b Breach) String() string {
 	return s
 }
 
-// Invariant is one promise and how it is checked. A function is nil where the
-// promise says nothing of such a thing.
+// Invariant is one promise and its checks, one for each kind of record. A function is nil
+// where the promise does not concern that kind.
 type Invariant struct {
 	Number   int
 	Sentence string
-	Reads    string // the rows it is judged by, for people
+	Reads    string // the rows that decide, for people
 
 	job     func(*jobCase)
 	machine func(*machineCase)
@@ -88,20 +88,20 @@ type History struct {
 	Holdings   []history.Holding // by number of the ledger
 	Containers []ContainerEvent  // of every machine, in any order
 	Accepted   []Accepted
-	// Missing are jobs that containers or accepted submits name, and that have
-	// no row, not even in the archive.
+	// Missing are jobs named by containers or accepted submits that have no row, not even
+	// in the archive.
 	Missing []berth.JobID
 }
 
-// Accepted is a submit that a client saw accepted.
+// Accepted is a submit that the server acknowledged to a client.
 type Accepted struct {
 	Tenant berth.TenantID `json:"tenant"`
 	Key    string         `json:"key,omitempty"` // its idempotency key
 	Job    berth.JobID    `json:"job"`
 }
 
-// Verify returns every breach of the history: breaches of jobs first, then of
-// machines, then all others.
+// Verify returns every breach of the history: breaches of jobs first, then of machines,
+// then all others.
 func Verify(h History, o Options) []Breach {
 	v := newVerifier(h.Cluster, h.Containers, h.Accepted, o)
 	for _, j := range h.Jobs {
@@ -120,7 +120,8 @@ func Verify(h History, o Options) []Breach {
 	return v.breaches
 }
 
-// verifier applies the invariants to one thing after the other.
+// verifier applies the invariants to one record after the other, and collects the
+// breaches. It is not safe for concurrent use.
 type verifier struct {
 	o          Options
 	now        time.Time
@@ -162,6 +163,8 @@ func (v *verifier) family(f history.Family) {
 	}
 }
 
+// holding replays one change of the ledger. Quotas are judged at the begin of an
+// allocation: only a placement can break them.
 func (v *verifier) holding(x history.Holding) {
 	v.accounts.apply(x)
 	for _, i := range Invariants {
@@ -173,6 +176,7 @@ func (v *verifier) holding(x history.Holding) {
 	}
 }
 
+// finish judges the records that belong to no single job or machine.
 func (v *verifier) finish(missing []berth.JobID) {
 	for _, i := range Invariants {
 		if i.cluster != nil {
@@ -182,7 +186,8 @@ func (v *verifier) finish(missing []berth.JobID) {
 	}
 }
 
-// caseOf is an invariant before one thing that it is to hold for.
+// caseOf is the judgement of one record by one invariant; breaches carry its job or
+// machine.
 type caseOf struct {
 	v         *verifier
 	invariant Invariant
@@ -190,10 +195,11 @@ type caseOf struct {
 	machine   berth.MachineID
 }
 
+// jobCase is one job with its containers.
 type jobCase struct {
 	caseOf
 	j     history.Job
-	lives []life // of its containers, on every machine that was watched
+	lives []life // its containers, on every machine with an event file
 }
 
 type machineCase struct {
@@ -206,13 +212,15 @@ type familyCase struct {
 	f history.Family
 }
 
-// holdingCase is an allocation that was just made, with what tenants hold since then.
+// holdingCase is an allocation at its begin, with the holdings of all tenants from then
+// on.
 type holdingCase struct {
 	caseOf
 	h        history.Holding
 	accounts *accounts
 }
 
+// clusterCase is the part of the history that belongs to no single job or machine.
 type clusterCase struct {
 	caseOf
 	c        history.Cluster
@@ -221,7 +229,8 @@ type clusterCase struct {
 	missing  []berth.JobID
 }
 
-// breach records that the invariant does not hold, with the rows that show it.
+// breach records that the invariant does not hold, with the rows as proof. The caller may
+// complete the returned breach until the next call of breach.
 func (c *caseOf) breach(rows []any, format string, args ...any) *Breach {
 	b := Breach{Invariant: c.invariant.Number, Sentence: c.invariant.Sentence, Job: c.job, Machine: c.machine,
 		Detail: fmt.Sprintf(format, args...)}
@@ -236,7 +245,7 @@ func (c *caseOf) breach(rows []any, format string, args ...any) *Breach {
 	return &c.v.breaches[len(c.v.breaches)-1]
 }
 
-// of is a breach that concerns one allocation.
+// of records a breach that concerns one allocation.
 func (c *caseOf) of(a history.Allocation, rows []any, format string, args ...any) {
 	b := c.breach(rows, format, args...)
 	b.Job, b.Attempt, b.Machine = a.Job, a.Attempt, a.Machine
@@ -256,7 +265,7 @@ func (c *jobCase) states() []history.Event {
 	return list
 }
 
-// ranks returns the allocations of one attempt, one per member.
+// ranks returns the allocations of one attempt, one per member, by rank.
 func (c *jobCase) ranks(attempt int) []history.Allocation {
 	var list []history.Allocation
 	for _, a := range c.j.Allocations {

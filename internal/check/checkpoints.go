@@ -11,6 +11,10 @@ import (
 	"berth/wire"
 )
 
+// resumesFromVerified proves invariant 15. Each attempt resumed from the newest whole
+// checkpoint of earlier attempts; see resumed. A checkpoint counts as verified only with
+// the shards of all members, and each rejected checkpoint has its event, so that a user
+// can see why work was lost.
 func resumesFromVerified(c *jobCase) {
 	for _, t := range c.j.Attempts {
 		c.resumed(t)
@@ -27,12 +31,17 @@ func resumesFromVerified(c *jobCase) {
 	}
 }
 
+// says reports whether the history has an event of this kind with this prefix of its
+// text.
 func (c *jobCase) says(kind wire.EventKind, prefix string) bool {
 	return slices.ContainsFunc(c.j.Events,
 		func(e history.Event) bool { return e.Kind == kind && strings.HasPrefix(e.Detail, prefix) })
 }
 
-// resumed judges where an attempt began.
+// resumed judges the step from which an attempt resumed; -1 stands for an attempt that
+// began without a checkpoint. A newer whole step is a breach, unless it was rejected or a
+// restore of it failed: then an older step is the right choice. Checkpoints of the same
+// attempt do not count, since they were written after its begin.
 func (c *jobCase) resumed(t history.Attempt) {
 	begun := int64(-1)
 	if t.ResumeFrom != nil {
@@ -75,6 +84,9 @@ var never = map[berth.ReasonCode][]failure.Budget{
 	berth.ReasonImageNotFound:    {failure.BudgetInfra, failure.BudgetNone},
 }
 
+// budgetsAddUp proves invariant 16: no attempt is charged to a budget that its reason
+// excludes, and the job's counts follow from its attempts. Losses in the row may be fewer
+// than the charged attempts, because a new verified checkpoint resets the count.
 func budgetsAddUp(c *jobCase) {
 	failures, losses := 0, 0
 	for _, t := range c.j.Attempts {

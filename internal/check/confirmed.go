@@ -17,8 +17,12 @@ const (
 	byOperator = "operator"
 )
 
-// freedOnConfirmation wants somebody's word for the end of each allocation that
-// a container may have run under, and looks for the trace that this leaves.
+// freedOnConfirmation proves invariant 24 for jobs: time alone frees no capacity. Each
+// allocation that may have had a container, so was active or orphaned, must be freed by
+// one of the four authorities, and the authority must have left its trace: the exit that
+// the agent reported, the agent's event for an orphaned member, or the operator's event
+// with a name. A timeout that freed capacity by itself could produce none of these.
+// Allocations that were never claimed had no container and may lapse by time.
 func freedOnConfirmation(c *jobCase) {
 	for _, a := range c.j.Allocations {
 		if a.FreedSeq == 0 || a.FreedFrom != berth.AllocActive && a.FreedFrom != berth.AllocOrphaned {
@@ -47,19 +51,22 @@ func freedOnConfirmation(c *jobCase) {
 	}
 }
 
-// told reports whether an event of the attempt records a release of capacity, by
-// an actor that the function accepts.
+// told reports whether an event of the attempt records a release of capacity, by an
+// accepted actor.
 func (c *jobCase) told(a history.Allocation, actor func(string) bool) bool {
 	return slices.ContainsFunc(c.j.Events, func(e history.Event) bool {
 		return e.Kind == wire.EventReleased && e.Attempt == a.Attempt && actor(e.Actor)
 	})
 }
 
+// person reports whether an actor is a human operator or user, not a part of Berth.
 func person(actor string) bool {
 	return actor != "leader" && actor != "workflow" && !strings.HasPrefix(actor, "agent:")
 }
 
-// freedByBoot wants to see the other boot id that a machine came back with.
+// freedByBoot proves the part of invariant 24 about reboots: capacity freed by a boot
+// needs a later entry of the machine with another boot id. A new boot id is the only
+// proof that every container of the old boot has ended.
 func freedByBoot(c *machineCase) {
 	for _, a := range c.m.Allocations {
 		if a.FreedBy != byBoot || a.TakenSeq == 0 {

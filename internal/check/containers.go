@@ -28,10 +28,10 @@ type ContainerEvent struct {
 	At       time.Time          `json:"at"` // by the machine's clock
 }
 
-// ReadContainerEvents reads the output of `docker events --format '{{json .}}'`,
-// one event per line. It skips events of other objects, and of containers of
-// other programs. It also skips an incomplete last line; any other line that is
-// not an event is an error with the line's number.
+// ReadContainerEvents reads the output of `docker events --format '{{json .}}'`, one
+// event per line. It skips events of other objects, and of containers of other programs.
+// It also skips an incomplete last line, since the engine may still be writing it; any
+// other line that is not an event is an error with the line's number.
 func ReadContainerEvents(r io.Reader) ([]ContainerEvent, error) {
 	var events []ContainerEvent
 	in := bufio.NewReader(r)
@@ -53,6 +53,8 @@ func ReadContainerEvents(r io.Reader) ([]ContainerEvent, error) {
 	}
 }
 
+// parseContainerEvent reads one line. ours is false for an empty line and for events that
+// do not concern containers of Berth, which carry the label of their allocation.
 func parseContainerEvent(line []byte) (e ContainerEvent, ours bool, err error) {
 	var raw struct {
 		Type   string
@@ -88,19 +90,20 @@ func parseContainerEvent(line []byte) (e ContainerEvent, ours bool, err error) {
 	}, true, nil
 }
 
-// life is one container as its engine saw it. A zero time was not seen.
+// life is one container according to its engine. A zero time means that the event is
+// missing from the files.
 type life struct {
-	ContainerEvent // the first that was seen of it
+	ContainerEvent // its first event in the files
 	Created        time.Time
 	Starts         []time.Time
 	Died           time.Time
 	Destroyed      time.Time
 }
 
-// first is when it was seen first.
+// first is the time of the container's first event.
 func (l life) first() time.Time { return l.At }
 
-// ended is when the engine says it was over; zero if it does not.
+// ended is the time at which the engine reported the end; zero without such an event.
 func (l life) ended() time.Time {
 	if !l.Died.IsZero() {
 		return l.Died
@@ -108,8 +111,8 @@ func (l life) ended() time.Time {
 	return l.Destroyed
 }
 
-// livesOf puts the events of a cluster's containers together, by job and in the
-// order of their first events. Files may overlap: an event twice is once.
+// livesOf groups the events of a cluster's containers by job and container, in the order
+// of their first events. Files may overlap: a repeated event counts once.
 func livesOf(cluster string, events []ContainerEvent) map[berth.JobID][]life {
 	events = slices.Clone(events)
 	slices.SortStableFunc(events, func(a, b ContainerEvent) int { return a.At.Compare(b.At) })
@@ -148,8 +151,8 @@ func livesOf(cluster string, events []ContainerEvent) map[berth.JobID][]life {
 	return lives
 }
 
-// ReadAccepted reads a client's list of the submits it saw accepted: one JSON
-// document a line.
+// ReadAccepted reads a client's list of its acknowledged submits: one JSON document a
+// line.
 func ReadAccepted(r io.Reader) ([]Accepted, error) {
 	var list []Accepted
 	for d := json.NewDecoder(r); ; {

@@ -5,8 +5,10 @@ import (
 	"berth/db/history"
 )
 
-// earmarksHold follows the devices of a machine: a job that takes a part of one
-// must leave the part that is nominated for other jobs.
+// earmarksHold proves the last part of invariant 14: freed capacity is kept for the job
+// that the victim gave way to. It follows the devices of a machine in the order of the
+// ledger: a job that takes a part of a device must leave the part that is nominated for
+// other jobs.
 func earmarksHold(c *machineCase) {
 	holders := map[int]map[berth.AllocationID]history.Allocation{}
 	for _, m := range c.moves() {
@@ -29,8 +31,9 @@ func earmarksHold(c *machineCase) {
 	}
 }
 
-// keptAt returns the part of a device that was kept from a job at a number of the
-// ledger, by valid nominations with a victim that had freed its part.
+// keptAt returns the part of a device that was kept from a job at a number of the ledger,
+// by valid nominations with a victim that had freed its part. A nomination whose victim
+// still holds the part is skipped: that part is counted with the holders already.
 func (c *machineCase) keptAt(seq int64, gpu int, from berth.JobID) (milli int64, proof []any) {
 	for _, e := range c.m.Earmarks {
 		stood := e.FromSeq < seq && (e.UntilSeq == 0 || seq < e.UntilSeq)
@@ -43,8 +46,8 @@ func (c *machineCase) keptAt(seq int64, gpu int, from berth.JobID) (milli int64,
 	return milli, proof
 }
 
-// heldAt reports whether an attempt held capacity of the machine at that number.
-// An attempt that the history leaves out had freed its capacity long before.
+// heldAt reports whether an attempt held capacity of the machine at that number. An
+// attempt that the history leaves out had freed its capacity long before.
 func (c *machineCase) heldAt(seq int64, job berth.JobID, attempt int) bool {
 	for _, a := range c.m.Allocations {
 		if a.Job == job && a.Attempt == attempt && a.TakenSeq < seq && (a.FreedSeq == 0 || a.FreedSeq > seq) {

@@ -9,13 +9,15 @@ import (
 	"berth/db/history"
 )
 
-// parallelHolds replays the takes and releases of the elements in the order of
-// the ledger. The capacity of an element that is being archived may already be
-// missing, so the count may be too low, and never too high.
+// parallelHolds proves invariant 26: at no number of the ledger do more elements hold
+// capacity than the array's parallel. It replays the takes and releases of all elements
+// in the order of the ledger. The capacity of an element that is being archived may
+// already be missing, so the count may be too low, and never too high.
 func parallelHolds(c *familyCase) {
 	if c.f.Parallel <= 0 {
 		return
 	}
+	// A change of one element's number of allocations with capacity.
 	type change struct {
 		seq int64
 		by  int
@@ -44,6 +46,10 @@ func parallelHolds(c *familyCase) {
 	}
 }
 
+// parentsFollow proves invariant 27. Each index of an array is at most one element, and
+// one of the array's indexes. A terminal parent has only terminal children, and none
+// ended after its parent. A parent succeeds exactly if all its children do; the results
+// of archived children are unknown, so these make no breach.
 func parentsFollow(c *familyCase) {
 	f := c.f
 	if n := len(f.Children) + f.Archived; n > f.Total {
@@ -84,7 +90,7 @@ func parentsFollow(c *familyCase) {
 	}
 }
 
-// nameOf is the step, or the index.
+// nameOf is the step's name, or the element's index.
 func nameOf(e history.Child) string {
 	if e.Step != "" {
 		return e.Step
@@ -92,9 +98,10 @@ func nameOf(e history.Child) string {
 	return strconv.Itoa(e.Index)
 }
 
-// needsComeFirst compares numbers of the ledger: before a step takes capacity, all
-// its needs have freed theirs and have succeeded. For a need that is a pipeline or
-// an array, this applies to all its children.
+// needsComeFirst proves invariant 28 by numbers of the ledger: before a step takes
+// capacity, all its needs have freed theirs and have succeeded. For a need that is a
+// pipeline or an array, this applies to all its children. Success is final (invariant 5),
+// so the present state of a need decides, and the numbers prove the order.
 func needsComeFirst(c *familyCase) {
 	byID := map[berth.JobID]history.Child{}
 	for _, e := range c.f.Children {

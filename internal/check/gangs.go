@@ -7,8 +7,10 @@ import (
 	"berth/db/history"
 )
 
-// gangsStartTogether: no member begins before the last of its gang is ready. A gang of
-// which a member was lost before its start never ran, although others have begun.
+// gangsStartTogether proves the part of invariant 10 about the start: no member starts
+// before the last member of its gang is ready. A gang that lost a member before its start
+// never ran, although other members have started; every member that started counts, so
+// such a gang is judged as well.
 func gangsStartTogether(c *jobCase) {
 	if c.j.Members < 2 {
 		return
@@ -34,8 +36,10 @@ func gangsStartTogether(c *jobCase) {
 	}
 }
 
-// repairsAreBrief: capacity for the repair of a gang is kept while its attempt is
-// being stopped, and for a short time after that.
+// repairsAreBrief proves the part of invariant 10 about repairs: capacity for the repair
+// of a gang is kept while its attempt is being stopped, and for berth.RepairHold after
+// that. The bound prevents a gang that cannot be repaired from blocking machines without
+// end.
 func repairsAreBrief(c *jobCase) {
 	ended := map[int]time.Time{}
 	for _, t := range c.j.Attempts {
@@ -60,7 +64,9 @@ func repairsAreBrief(c *jobCase) {
 	}
 }
 
-// portsGivenOnce: a port is one member's from its reservation until it is settled.
+// portsGivenOnce proves invariant 25: from its reservation until its settlement, a port
+// belongs to one member. Allocations come in the order of the ledger, so it suffices to
+// compare each one with the last holder of its port.
 func portsGivenOnce(c *machineCase) {
 	last := map[int]history.Allocation{}
 	for _, a := range c.m.Allocations {

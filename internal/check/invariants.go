@@ -1,7 +1,8 @@
 package check
 
-// Invariants lists the checks, by the numbers of docs/operate/checking.md. For a
-// missing number no rows exist to check; that page gives the reasons.
+// Invariants lists the checks, by the numbers of docs/operate/checking.md, which is
+// generated from this table. A missing number has no rows to check; that page gives the
+// reasons. Each check's comment names its invariant and the argument.
 var Invariants = []Invariant{
 	{
 		Number: 1, Sentence: "No GPU has two overlapping live reservations.",

@@ -10,6 +10,11 @@ import (
 	"berth/wire"
 )
 
+// attemptsIncrease proves invariant 3 from three independent records. The rows of
+// attempts are numbered from 1 without a gap, and the leaders' terms never fall, so no
+// deposed leader has placed an attempt after its successor. The events place attempt n+1
+// only after n, and name no other attempt between. No allocation belongs to an attempt
+// that the job never reached.
 func attemptsIncrease(c *jobCase) {
 	for i, t := range c.j.Attempts {
 		if t.Attempt != i+1 {
@@ -44,6 +49,10 @@ func attemptsIncrease(c *jobCase) {
 var writes = []wire.EventKind{wire.EventClaimed, wire.EventImagePulled, wire.EventRestored, wire.EventCheckpoint,
 	wire.EventCheckpointRejected}
 
+// noStaleWrite proves the part of invariant 4 about jobs: in the order of seq, no change
+// of state and no write of an agent belongs to an attempt older than the latest one, and
+// no agent writes after the end. Events get their seq under the lock of the job's row, so
+// a stale write that was accepted stands behind the newer attempt's event.
 func noStaleWrite(c *jobCase) {
 	now, ended := 0, false
 	for _, e := range c.j.Events {
@@ -71,6 +80,10 @@ func noStaleWrite(c *jobCase) {
 // ends of members that were given up.
 var mayFollow = []wire.EventKind{wire.EventReleased, wire.EventExited, wire.EventOrphaned, wire.EventWarning}
 
+// listedTransitions proves invariant 5: each change starts from the state that the change
+// before reached, and is listed in berth.Transitions or berth.ParentTransitions. A
+// terminal state has no listed change, so a job ends exactly once; after that only events
+// in mayFollow may occur.
 func listedTransitions(c *jobCase) {
 	var state berth.State // one that is terminal leads nowhere, so that no job ends twice
 	for _, e := range c.j.Events {
@@ -90,6 +103,10 @@ func listedTransitions(c *jobCase) {
 	}
 }
 
+// eventsGiveTheRow proves invariant 21: the seq of events runs from 1 without a gap to
+// the row's counter, and a replay of the changes of state yields the row's state, its
+// attempt, and the start and the result of each attempt. An event that was lost, or a row
+// that was changed without an event, breaks one of these equalities.
 func eventsGiveTheRow(c *jobCase) {
 	j := c.j
 	for i, e := range j.Events {
@@ -136,6 +153,11 @@ func eventsGiveTheRow(c *jobCase) {
 	}
 }
 
+// victimsGiveWay proves invariant 14, except for the devices, which earmarksHold and
+// gpusGivenOnce follow. A preempted attempt never runs again; it ends as preempted, the
+// job is requeued, no budget is charged, and the capacity of each member is freed. The
+// job gives way to the same job at most once. An orphaned member is exempt: its capacity
+// counts as used until its end is confirmed.
 func victimsGiveWay(c *jobCase) {
 	victims := map[int]bool{} // attempts that must give way
 	last := 0
@@ -174,6 +196,11 @@ func victimsGiveWay(c *jobCase) {
 	}
 }
 
+// cancelsHold proves invariant 13. After the first event of a cancel, the job only moves
+// to a terminal state other than failed, no member gets an order to start, and no agent
+// claims a member. A job that succeeded after its cancel needs every member to have ended
+// its work by itself. starts records the attempts that were ordered to start, or ran,
+// before the cancel: orders in the rows carry no time.
 func cancelsHold(c *jobCase) {
 	if c.j.Kind != "job" {
 		return // holds nothing; its elements are looked at each

@@ -19,6 +19,11 @@ const (
 	fencedAfter  = 17 * time.Minute // for at_most_one jobs, in addition to their grace
 )
 
+// makesProgress proves invariant 6: a job that neither is terminal nor waits in the queue
+// has not exceeded the budget of its state. While containers stop, the job's grace and
+// the time after which a silent machine is given up come on top. A job with capacity must
+// have a live member, or be settled within settledIn of its last end. Queued jobs have no
+// budget: they wait for capacity.
 func makesProgress(c *jobCase) {
 	j, now := c.j, c.v.now
 	overdue := func(since time.Time, budget time.Duration, what string) {
@@ -64,9 +69,9 @@ func makesProgress(c *jobCase) {
 	}
 }
 
-// stepsAreLetGo checks the blocked steps of a pipeline that has begun. Each waits
-// for one of its needs, or for the release of a hold. Steps of a nested pipeline
-// that has not begun wait for that pipeline.
+// stepsAreLetGo proves invariant 6 for the blocked steps of a pipeline that has begun.
+// Each waits for one of its needs, or for the release of a hold. Steps of a nested
+// pipeline that has not begun wait for that pipeline.
 func stepsAreLetGo(c *familyCase) {
 	if c.f.Kind != string(berth.KindPipeline) || c.f.State != berth.Queued && c.f.State != berth.Running {
 		return
@@ -96,13 +101,13 @@ func stepsAreLetGo(c *familyCase) {
 	}
 }
 
-// due returns the reason why a step should no longer be blocked; "" if it has to
-// wait. A step with a need that did not succeed is canceled, even if it is held.
+// due returns the reason why a step should no longer be blocked; "" if the step has to
+// wait. A step with a need that did not succeed is canceled, even if the step is held.
 func (c *familyCase) due(e history.Child, byID map[berth.JobID]history.Child) string {
 	ready := !c.f.Held && !e.Held
 	for _, id := range e.Needs {
 		switch need, known := byID[id]; {
-		case !known: // it is in the archive
+		case !known: // the need is in the archive: its state is unknown
 		case need.State == berth.Failed, need.State == berth.Canceled:
 			return fmt.Sprintf("%s, which it needs, is %s", nameOf(need), need.State)
 		case need.State != berth.Succeeded:
@@ -115,6 +120,7 @@ func (c *familyCase) due(e history.Child, byID map[berth.JobID]history.Child) st
 	return "all it needs has succeeded and nobody holds it"
 }
 
+// later returns the later of two times; nil counts as before all times.
 func later(t time.Time, at *time.Time) time.Time {
 	if at != nil && at.After(t) {
 		return *at
@@ -122,6 +128,7 @@ func later(t time.Time, at *time.Time) time.Time {
 	return t
 }
 
+// ranksRows are the allocations of the current attempt, as proof of a breach.
 func ranksRows(c *jobCase) []any {
 	var list []any
 	for _, a := range c.ranks(c.j.Attempt) {
@@ -130,6 +137,8 @@ func ranksRows(c *jobCase) []any {
 	return list
 }
 
+// submittedOnce proves the part of invariant 7 about one job: a spec is stored, and
+// exactly one event submits the job.
 func submittedOnce(c *jobCase) {
 	if !c.j.HasSpec {
 		c.breach(nil, "the job was accepted without a spec")
@@ -145,6 +154,9 @@ func submittedOnce(c *jobCase) {
 	}
 }
 
+// acceptedOnce proves the part of invariant 7 about all jobs. The rows have no
+// idempotency key twice in a tenant. Each submit that a client saw accepted has a job, so
+// no acknowledged submit was lost, and equal keys were answered with the same job.
 func acceptedOnce(c *clusterCase) {
 	for _, k := range c.c.SameKey {
 		c.breach(rows(k), "%d jobs of tenant %s carry the idempotency key %q", len(k.Jobs), k.Tenant, k.Key)
@@ -173,6 +185,9 @@ func acceptedOnce(c *clusterCase) {
 	}
 }
 
+// jobSettled proves the part of invariant 20 about jobs: the job is terminal, and each
+// container that was started has ended, by the word of its engine or of its agent. It
+// runs only with Options.Settled.
 func jobSettled(c *jobCase) {
 	if !c.v.o.Settled {
 		return
@@ -196,12 +211,12 @@ func jobSettled(c *jobCase) {
 	}
 }
 
-// strayFor is the time for which a container may be left over that its engine
-// created after the agent gave up waiting: the agent's sweep must see it twice.
+// strayFor is the age up to which a container may remain that its engine created after
+// the agent gave up waiting: the agent's sweep must see the container twice.
 const strayFor = time.Minute
 
-// nothingLeft looks for containers that were made, never started and never
-// removed, although their machine has confirmed that nothing of them is left.
+// nothingLeft looks for containers that were created, never started and never removed,
+// although their machine has confirmed that none is left.
 func (c *jobCase) nothingLeft() {
 	for _, l := range c.lives {
 		if l.Created.IsZero() || len(l.Starts) > 0 || !l.ended().IsZero() ||
@@ -217,6 +232,10 @@ func (c *jobCase) nothingLeft() {
 	}
 }
 
+// causesComeFirst proves invariant 23. Events in the order of seq have times that do not
+// fall by more than Skew. A restore follows the checkpoint of its step, and each change
+// of state has its cause; see hasCause. The phases of an allocation follow each other:
+// reserved, claimed, started, exited, sealed.
 func causesComeFirst(c *jobCase) {
 	var at time.Time
 	saved, allKnown := map[int64]bool{}, true
@@ -263,7 +282,8 @@ func causesComeFirst(c *jobCase) {
 	}
 }
 
-// hasCause searches the rows for the cause that a change of state requires.
+// hasCause searches the rows for the cause that a change of state requires: running needs
+// a claim of every member, and success needs exit code 0 of every member.
 func (c *jobCase) hasCause(to berth.State, attempt int) {
 	for _, a := range c.ranks(attempt) {
 		switch {
@@ -275,6 +295,9 @@ func (c *jobCase) hasCause(to berth.State, attempt int) {
 	}
 }
 
+// storageAddsUp proves invariant 29: for each tenant and kind, the counter of stored data
+// equals the sum over the rows. Quotas are enforced by the counters, so a drift would
+// refuse data below the limit, or accept data above.
 func storageAddsUp(c *clusterCase) {
 	for _, s := range c.c.Stored {
 		if s.Counted != s.Rows {

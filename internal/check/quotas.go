@@ -9,13 +9,13 @@ import (
 	"berth/db/history"
 )
 
-// quotaNotice is how long after a change of tenants a job may still be placed by the
-// limits before it: the leader reads tenants and plans in rounds, and a round takes
+// quotaNotice is the time after a change of tenants in which a job may still be placed by
+// the limits before: the leader reads tenants and plans in rounds, and a round takes
 // seconds on a busy cluster.
 const quotaNotice = 30 * time.Second
 
-// accounts are what tenants hold, at one number of the ledger after the other. An
-// account holds what its own jobs hold and what the accounts below it hold.
+// accounts replay the holdings of tenants along the numbers of the ledger. An account
+// contains the holdings of its own jobs and of the accounts below.
 type accounts struct {
 	changes []history.TenantChange // not applied yet, by number of the ledger
 	at      map[berth.TenantID]*account
@@ -37,6 +37,7 @@ type holder struct {
 	held   holdings
 }
 
+// holdings are amounts of capacity and a number of jobs.
 type holdings struct{ cpuMilli, memoryMiB, gpuMilli, jobs int64 }
 
 func (a *holdings) add(b holdings, sign int64) {
@@ -52,7 +53,8 @@ func newAccounts(changes []history.TenantChange) *accounts {
 	return &accounts{changes: changes, at: map[berth.TenantID]*account{}, jobs: map[berth.JobID]*holder{}}
 }
 
-// apply takes the accounts to the number of the ledger of this holding.
+// apply moves the accounts to the number of the ledger of this holding. Changes of
+// tenants with a lower number come first.
 func (l *accounts) apply(x history.Holding) {
 	for len(l.changes) > 0 && l.changes[0].Seq < x.Seq {
 		l.change(l.changes[0])
@@ -60,7 +62,7 @@ func (l *accounts) apply(x history.Holding) {
 	}
 	j := l.jobs[x.Job]
 	if j == nil {
-		if !x.Begins { // it began before what was read
+		if !x.Begins { // its begin was not read
 			return
 		}
 		j = &holder{tenant: x.Tenant}
@@ -82,13 +84,14 @@ func (l *accounts) apply(x history.Holding) {
 	l.hold(x.Tenant, by, sign)
 }
 
-// hold adds to an account and to those above it.
+// hold adds to an account and to all accounts above.
 func (l *accounts) hold(tenant berth.TenantID, by holdings, sign int64) {
 	for a := l.account(tenant); a != nil; a = l.above(a) {
 		a.held.add(by, sign)
 	}
 }
 
+// account returns a tenant's account, and creates an empty one at the first use.
 func (l *accounts) account(tenant berth.TenantID) *account {
 	a := l.at[tenant]
 	if a == nil {
@@ -106,7 +109,8 @@ func (l *accounts) above(a *account) *account {
 	return l.account(a.parent)
 }
 
-// change applies a change of a tenant.
+// change applies a change of a tenant. A tenant that moves takes its holdings along, so
+// all accounts are summed up again from the jobs.
 func (l *accounts) change(c history.TenantChange) {
 	a := l.account(c.Tenant)
 	if len(a.limits) == 0 || a.parent != c.Parent || c.Deleted {
@@ -128,8 +132,9 @@ func (l *accounts) change(c history.TenantChange) {
 	}
 }
 
-// greatest is the greatest limit of one kind that stood at some time between two; ok is
-// false if at some time there was none, or if the log does not go back as far.
+// greatest returns the greatest limit of one kind in force between two times. ok is false
+// if for some of that time no limit was in force, or if the log does not go back so far:
+// then no placement can be a breach.
 func (a *account) greatest(of func(history.TenantChange) *int64, from, to time.Time) (most int64, ok bool) {
 	if len(a.limits) == 0 || a.limits[0].At.After(from) {
 		return 0, false
@@ -168,9 +173,12 @@ var quotas = []struct {
 		func(a holdings) int64 { return a.jobs }, func(history.Holding) bool { return true }},
 }
 
-// withinQuotas compares what the tenant of a new allocation holds since then, and what
-// each tenant above it holds, with their limits. After a change of the tree of tenants,
-// which may bring an account more than its limit, it judges nothing for quotaNotice.
+// withinQuotas proves invariant 11. It compares the holdings of a new allocation's
+// tenant, and of each tenant above, with their limits. A placement may rest on limits
+// from up to quotaNotice before, so the greatest limit of that time decides. After a
+// change of the tree of tenants, which may bring an account more than its limit, it
+// judges no allocation for quotaNotice. Only a limit on a resource that the allocation
+// asks for can be broken by it.
 func withinQuotas(c *holdingCase) {
 	from, to := c.h.At.Add(-quotaNotice), c.h.At.Add(c.v.o.Skew)
 	if !c.accounts.moved.Before(from) {

@@ -9,14 +9,17 @@ import (
 	"berth/db/history"
 )
 
-// holds reports whether a job in this state may hold capacity. The first state
-// comes after none at all.
+// holds reports whether a job in this state may hold capacity. The first event of a job
+// has the empty state as its origin.
 func holds(s berth.State) bool { return s != "" && s.HoldsCapacity() }
 
-// exclusive is the stored value of at_most_one: not even a silent machine's
-// container may overlap the next.
+// exclusive is the stored value of at_most_one: not even a silent machine's container may
+// overlap the next.
 const exclusive = "exclusive"
 
+// oneLiveRank proves invariant 2, first by the ledger: a member is placed again only
+// after its allocation before was freed, or its machine was given up as silent.
+// oneContainer then proves the same for the containers that really ran.
 func oneLiveRank(c *jobCase) {
 	last := map[int]history.Allocation{}
 	for _, a := range c.j.Allocations {
@@ -34,7 +37,11 @@ func oneLiveRank(c *jobCase) {
 	c.oneContainer()
 }
 
-// oneContainer compares when containers of a member ran.
+// oneContainer compares the run times of a member's containers, by the events of the
+// engines. An overlap is allowed only between attempts, on a machine that was given up as
+// silent, and never for at_most_one: a partitioned machine may continue other work, but
+// the fence must have ended at_most_one work. A container that was started twice is a
+// breach too.
 func (c *jobCase) oneContainer() {
 	byAlloc := map[berth.AllocationID]history.Allocation{}
 	for _, a := range c.j.Allocations {
@@ -71,9 +78,9 @@ func (c *jobCase) oneContainer() {
 	}
 }
 
-// endOf returns the end of a container: from its engine's events, or, if these
-// stop before the end, from the confirmed end of its allocation. Zero: the
-// container may still run.
+// endOf returns the end of a container: from its engine's events, or, if these stop
+// before the end, from the confirmed end of its allocation. Zero: the container may still
+// run.
 func endOf(l life, a history.Allocation) time.Time {
 	if over := l.ended(); !over.IsZero() {
 		return over
@@ -87,6 +94,9 @@ func endOf(l life, a history.Allocation) time.Time {
 	return time.Time{}
 }
 
+// containersHaveRows proves the part of invariant 8 about known jobs: each container
+// names an allocation of its job, agrees with the row on attempt, member and machine, and
+// was created after the claim. So no container ran outside the accounting.
 func containersHaveRows(c *jobCase) {
 	byAlloc := map[berth.AllocationID]history.Allocation{}
 	for _, a := range c.j.Allocations {
@@ -110,6 +120,8 @@ func containersHaveRows(c *jobCase) {
 	}
 }
 
+// containersHaveJobs proves the part of invariant 8 about unknown jobs: a container of a
+// job without a row, not even in the archive, is a breach.
 func containersHaveJobs(c *clusterCase) {
 	for _, id := range c.missing {
 		for _, l := range c.lives[id] {
@@ -119,10 +131,15 @@ func containersHaveJobs(c *clusterCase) {
 	}
 }
 
-// partlyFor is the time for which a part of a gang may run on, until its other
-// members are ordered to stop.
+// partlyFor is how long a part of a gang may continue to run, until its other members are
+// ordered to stop.
 const partlyFor = 30 * time.Second
 
+// gangsAreWhole proves the parts of invariant 10 about reservation and partial runs. Each
+// attempt has an allocation for every member, all with the same reservation time, which
+// is the time of one transaction: all at once or not at all. In a current attempt with a
+// member that ended badly more than partlyFor ago, every other active member has an order
+// to stop.
 func gangsAreWhole(c *jobCase) {
 	for _, t := range c.j.Attempts {
 		ranks := c.ranks(t.Attempt)
@@ -155,8 +172,8 @@ func gangsAreWhole(c *jobCase) {
 	}
 }
 
-// firstBad is when the first member of an attempt ended without having done its
-// work; zero if none did.
+// firstBad is the time at which the first member of an attempt ended without finishing
+// its work; zero if none did.
 func firstBad(ranks []history.Allocation) time.Time {
 	var first time.Time
 	for _, a := range ranks {

@@ -10,7 +10,9 @@ import (
 	"berth/db/history"
 )
 
-// Source is where a history is read from, as of one moment; *db.History is one.
+// Source is the place that a history is read from, as of one moment; *db.History is one.
+// Each method calls its function with one record after the other and stops at an error.
+// since leaves out work that had ended before.
 type Source interface {
 	Cluster(ctx context.Context) (history.Cluster, error)
 	Jobs(ctx context.Context, since time.Time, each func(history.Job) error) error
@@ -23,13 +25,13 @@ type Source interface {
 // Result is the outcome of a run.
 type Result struct {
 	Breaches []Breach `json:"breaches"`
-	Jobs     int      `json:"jobs"`     // looked at
-	Machines int      `json:"machines"` // looked at
+	Jobs     int      `json:"jobs"`     // number checked
+	Machines int      `json:"machines"` // number checked
 }
 
-// Run verifies a history as it is read. Its memory holds one page of jobs, one
-// machine's allocations, every container event, the changes of tenants, the jobs that
-// hold capacity at one moment, and the breaches.
+// Run verifies a history while reading. Its memory holds one page of jobs, one machine's
+// allocations, every container event, the changes of tenants, the jobs that hold capacity
+// at one moment, and the breaches.
 func Run(ctx context.Context, s Source, events []ContainerEvent, accepted []Accepted, o Options) (Result, error) {
 	c, err := s.Cluster(ctx)
 	if err != nil {
