@@ -11,8 +11,8 @@ type Section struct {
 	Terms []Term
 }
 
-// Term is one word with one meaning. The other fields name the closest term of
-// another system; an empty field means that the system has none.
+// Term is one word with one meaning. The other fields name the closest term of another
+// system; an empty field means that the system has none.
 type Term struct {
 	Word    string
 	Meaning string
@@ -21,10 +21,11 @@ type Term struct {
 	Kubernetes string
 	Nomad      string
 	Temporal   string
-	Other      string // of any other system, with its name
+	Other      string // the term of any other system, with the system's name
 }
 
-// Document renders the glossary as Markdown.
+// Document renders the glossary as Markdown. docs/glossary.md must equal the result; a
+// test compares both.
 func Document() string {
 	var b strings.Builder
 	b.WriteString("# Glossary\n" +
@@ -45,7 +46,7 @@ func Document() string {
 	return b.String()
 }
 
-// elsewhere renders the closest terms of other systems.
+// elsewhere renders the closest terms of other systems, or a dash.
 func (t Term) elsewhere() string {
 	var list []string
 	add := func(system, term string) {

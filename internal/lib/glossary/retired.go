@@ -1,10 +1,10 @@
 package glossary
 
-// Retired is a set of words that were given up for the same term.
+// Retired is a set of words that one term has replaced.
 type Retired struct {
 	Words []string
 	Use   string
-	// Scope limits the search to where the word was a term of its own: most
+	// Scope limits the search to the places where the word was a term of its own: most
 	// retired words also have an ordinary meaning.
 	Scope Scope
 }

@@ -1,7 +1,14 @@
 package glossary
 
-// Terms lists the words of Berth, by section. A word stands here once.
+// Terms lists the words of Berth, by section. Each word has one entry. A meaning is one
+// phrase without a full stop and without a bar, since the document renders it as the cell
+// of a table.
+//
+// A term of another system is the closest one, not an equal one: where Berth differs, the
+// meaning says so. Many systems use one word for several of these terms; the comments
+// below name the pairs that readers confuse.
 var Terms = []Section{
+	// The words of a job file and of the answers of the API: users meet these first.
 	{Title: "Work", Terms: []Term{
 		{
 			Word:    "job",
@@ -18,6 +25,8 @@ var Terms = []Section{
 			Meaning: "a parent row with many jobs of one job file",
 			Slurm:   "job array", Kubernetes: "indexed Job",
 		},
+		// Element, step and child are three words on purpose: only code and texts that
+		// serve arrays and pipelines alike use child.
 		{Word: "element", Meaning: "one job of an array, identified by its index", Slurm: "array task"},
 		{
 			Word:       "pipeline",
@@ -29,6 +38,7 @@ var Terms = []Section{
 			Meaning:    "one part of a pipeline: a job, an array or a nested pipeline",
 			Kubernetes: "task (Argo)",
 		},
+		// Level belongs to pipelines alone; a range of priorities is a band.
 		{Word: "level", Meaning: "the steps of one pipeline, without the steps of pipelines nested in it"},
 		{
 			Word: "parent",
@@ -57,6 +67,8 @@ var Terms = []Section{
 			Meaning: "the index of a member, from 0 (`BERTH_MEMBER`, `NODE_RANK`)",
 			Slurm:   "`SLURM_PROCID`", Other: "MPI rank",
 		},
+		// Member is the word of everything that users see; rank is only the index of a
+		// member.
 		{Word: "peer", Meaning: "another member of the same gang, known by host and port"},
 		{
 			Word:    "attempt",
@@ -100,6 +112,9 @@ var Terms = []Section{
 			Temporal: "Schedule",
 		},
 	}},
+	// The words between the control plane and the agents. The life of an allocation runs
+	// through reserved, claimed, exited and sealed; orphaned is the branch for a silent
+	// machine.
 	{Title: "Machines and capacity", Terms: []Term{
 		{Word: "machine", Meaning: "a host with an agent", Slurm: "node", Kubernetes: "node", Nomad: "client"},
 		{Word: "pool", Meaning: "machines of one kind", Slurm: "partition", Kubernetes: "node pool"},
@@ -119,6 +134,8 @@ var Terms = []Section{
 			Meaning: "all allocations of one attempt, as its workflow receives them",
 			Slurm:   "allocation",
 		},
+		// Claim has this meaning alone. The part of a device that an allocation uses is a
+		// device allocation, although the table gpu_claims keeps its former name.
 		{Word: "claim", Meaning: "an agent takes up an allocation; no container runs without a claim"},
 		{
 			Word:       "lease",
@@ -140,6 +157,8 @@ var Terms = []Section{
 			Meaning:    "an agent's message about a member: its phase and its exit",
 			Kubernetes: "pod status",
 		},
+		// Exited frees the devices of a member, sealed its data: a machine is not retired
+		// between the two.
 		{Word: "exited", Meaning: "the container is gone and its devices are free", Kubernetes: "terminated"},
 		{
 			Word:    "sealed",
@@ -171,18 +190,23 @@ var Terms = []Section{
 			Meaning: "a folder that a container mounts; while it is closed, no engine can start the container",
 		},
 	}},
+	// The words inside the control plane, which operators meet in logs and metrics.
 	{Title: "Control plane", Terms: []Term{
 		{
 			Word:       "leader",
 			Meaning:    "the one process that places jobs, releases expired reservations and reconciles",
 			Kubernetes: "leader",
 		},
+		// Poke and hint carry no data: the receiver reads the rows. A poke goes to a
+		// workflow of Temporal, a hint to a process.
 		{Word: "poke", Meaning: "an empty signal that makes a workflow read its row", Temporal: "signal"},
 		{
 			Word:       "hint",
 			Meaning:    "an empty notification between processes of the control plane; it may be lost",
 			Kubernetes: "watch event",
 		},
+		// Settle is the decision about a job; exited and sealed are facts about one
+		// member.
 		{Word: "settle", Meaning: "decide the result of a job after all its members have ended"},
 		{
 			Word: "watermark",
@@ -205,6 +229,8 @@ var Terms = []Section{
 			Meaning: "the part of a control plane process that waits for the end of one member, and decides nothing",
 		},
 	}},
+	// The words of placement and of tenants. A guarantee and a limit are two rules of one
+	// quota: between the two a tenant borrows.
 	{Title: "Queue and quotas", Terms: []Term{
 		{
 			Word: "tenant",
@@ -227,6 +253,8 @@ var Terms = []Section{
 			Meaning: "the capacity that a tenant never exceeds",
 			Slurm:   "GrpTRES", Kubernetes: "quota hard limit",
 		},
+		// The retry budget of an attempt is another thing; texts call it by its full
+		// name.
 		{Word: "budget", Meaning: "the GPU hours that a tenant may spend", Slurm: "GrpTRESMins"},
 		{
 			Word:       "borrow",
@@ -243,6 +271,7 @@ var Terms = []Section{
 			Meaning: "a range of priorities; jobs of a higher band come first",
 			Slurm:   "priority tier", Kubernetes: "PriorityClass",
 		},
+		// Class and holder are words of placement; users see jobs and their status.
 		{Word: "class", Meaning: "jobs with equal placement requests"},
 		{Word: "holder", Meaning: "a job that holds capacity: it runs or is about to start"},
 		{
@@ -261,6 +290,7 @@ var Terms = []Section{
 			Meaning: "stop a running job for another one; the preempted job waits again at its old place",
 			Slurm:   "preempt", Kubernetes: "preemption",
 		},
+		// A victim is already chosen; a job that preemption may stop is a candidate.
 		{Word: "victim", Meaning: "a job that preemption stops", Kubernetes: "victim"},
 		{
 			Word: "nomination",
@@ -268,6 +298,8 @@ var Terms = []Section{
 				"`earmarks` and `earmark_log`, flag `--earmark-for`",
 			Kubernetes: "nominated node",
 		},
+		// The terms below are the placement algorithm's own and occur in its comments and
+		// its design document.
 		{Word: "headroom", Meaning: "an account's unused quota over time, per resource and in jobs"},
 		{
 			Word: "fragmentation cost",

@@ -11,22 +11,26 @@ import (
 	"berth/spec"
 )
 
-// maxSteps bounds the values looked at, aliases followed included.
+// maxSteps bounds the decoded values, counting the values behind each alias again: a few
+// nested aliases could otherwise expand a short file into millions of values.
 const maxSteps = 200_000
 
-// decoder lays a tree over a Go type by its JSON tags and notes every fault
-// and every place on the way.
+// decoder decodes a tree into a Go value by its JSON tags, and records every fault and
+// every place on the way. It goes on after a fault, so that one run shows all faults.
 type decoder struct {
 	faults []Fault
-	places map[string]place // by path: of a scalar itself, of the key above a mapping or list
+	places map[string]place // by path: of a scalar, or of the key of a mapping or list
 	steps  int
 }
 
+// fault records a fault of the field at path.
 func (d *decoder) fault(at place, path, detail, allowed string) {
 	d.faults = append(d.faults, Fault{Line: at.line, Column: at.column, Width: at.width,
 		FieldError: berth.FieldError{Field: path, Detail: detail, Allowed: allowed}})
 }
 
+// wrongKind records a value of the wrong kind. A scalar is quoted, so that the user sees
+// the text as it was parsed.
 func (d *decoder) wrongKind(n *node, path, want string) {
 	got := n.kind.String()
 	if n.kind == text || n.kind == number || n.kind == boolean {
@@ -43,6 +47,7 @@ func (d *decoder) value(n *node, v reflect.Value, path string) {
 		}
 		return
 	}
+	// Remember the place even of a null: a missing required value is shown there.
 	d.places[path] = n.at
 	if n.kind == null {
 		return
@@ -74,8 +79,8 @@ func (d *decoder) value(n *node, v reflect.Value, path string) {
 	}
 }
 
-// present is value for the entries of maps and lists: `- ~` and `KEY:` are
-// slips, not a wish for the default.
+// present is value for the entries of maps and lists: `- ~` and `KEY:` are slips, not a
+// wish for the default.
 func (d *decoder) present(n *node, v reflect.Value, path string) {
 	if n.kind == null {
 		d.fault(n.at, path, "has no value", `write "" for an empty text`)
@@ -84,6 +89,8 @@ func (d *decoder) present(n *node, v reflect.Value, path string) {
 	d.value(n, v, path)
 }
 
+// structure decodes a mapping into a struct. A written zero is a fault for a field whose
+// zero stands for the default; see spec.ExplicitZero.
 func (d *decoder) structure(n *node, v reflect.Value, path string) {
 	if n.kind != mapping {
 		d.wrongKind(n, path, "a mapping with "+andList(fieldNames(v.Type())))
@@ -106,6 +113,7 @@ func (d *decoder) structure(n *node, v reflect.Value, path string) {
 	})
 }
 
+// mapping decodes a mapping into a map; its keys are free text.
 func (d *decoder) mapping(n *node, v reflect.Value, path string) {
 	if n.kind != mapping {
 		d.wrongKind(n, path, "a mapping such as {KEY: value}")
@@ -119,7 +127,9 @@ func (d *decoder) mapping(n *node, v reflect.Value, path string) {
 	})
 }
 
-// eachEntry visits the entries of a mapping and refuses keys that repeat.
+// eachEntry visits the entries of a mapping and refuses keys that repeat. The place of a
+// list, a mapping or a null becomes the place of its key, where a reader looks for the
+// field.
 func (d *decoder) eachEntry(n *node, path string, visit func(e entry, at string)) {
 	first := make(map[string]int, len(n.entries))
 	for _, e := range n.entries {
@@ -136,6 +146,8 @@ func (d *decoder) eachEntry(n *node, path string, visit func(e entry, at string)
 	}
 }
 
+// list decodes a list. For text where a list of texts is wanted, the fault shows the
+// words of the text as a list, since that is the usual mistake with commands.
 func (d *decoder) list(n *node, v reflect.Value, path string) {
 	if n.kind != list {
 		want := "a list such as [a, b]"
@@ -152,6 +164,7 @@ func (d *decoder) list(n *node, v reflect.Value, path string) {
 	v.Set(out)
 }
 
+// text decodes any scalar in the user's spelling: 20 and yes are texts here.
 func (d *decoder) text(n *node, v reflect.Value, path string) {
 	if n.kind == list || n.kind == mapping {
 		d.wrongKind(n, path, "text")
@@ -186,8 +199,8 @@ func (d *decoder) decimal(n *node, v reflect.Value, path string) {
 	v.SetFloat(f)
 }
 
-// custom passes the value to a type that reads its own JSON. The type's error
-// describes the fault; custom adds the place.
+// custom passes the value to a type that reads its own JSON. The type's error describes
+// the fault; custom adds the place.
 func (d *decoder) custom(n *node, u json.Unmarshaler, v reflect.Value, path string) {
 	if n.kind == mapping || n.kind == list && v.Kind() != reflect.Slice {
 		d.wrongKind(n, path, "one value")
@@ -207,8 +220,9 @@ func (d *decoder) custom(n *node, u json.Unmarshaler, v reflect.Value, path stri
 	}
 }
 
-// rawJSON writes a scalar, or a list of scalars, as JSON. A number keeps its
-// spelling, so that a type can distinguish 90 and "90".
+// rawJSON writes a scalar, or a list of scalars, as JSON. A number keeps its spelling, so
+// that a type can distinguish 90 and "90". YAML numbers that JSON lacks, such as 0x10,
+// become text.
 func rawJSON(n *node) ([]byte, error) {
 	switch n.kind {
 	case number, boolean:
@@ -234,6 +248,7 @@ func rawJSON(n *node) ([]byte, error) {
 	}
 }
 
+// join appends a key to the path of a field, such as resources.gpus.
 func join(path, key string) string {
 	if path == "" {
 		return key
@@ -241,6 +256,7 @@ func join(path, key string) string {
 	return path + "." + key
 }
 
+// shorten cuts a text for a fault to 60 characters.
 func shorten(s string) string {
 	const most = 60
 	if r := []rune(s); len(r) > most {

@@ -10,18 +10,18 @@ import (
 	"berth/spec"
 )
 
-// maxShown is how many faults an error prints; the rest is counted.
+// maxShown is the number of faults that an error prints; further faults are counted.
 const maxShown = 20
 
-// Fault is one thing wrong with a job file. Line and Column count from 1, in
-// lines and characters; a zero Line means that no place can be named.
+// Fault is one thing wrong with a job file. Line and Column count from 1, in lines and
+// characters; a zero Line means that no place can be named.
 type Fault struct {
 	Line, Column int
 	Width        int // characters to underline
 	berth.FieldError
 }
 
-// Error is everything wrong with one job file.
+// Error is the list of all faults of one job file.
 type Error struct {
 	Name   string // of the file, as shown; empty for a spec that came from no file
 	Source string
@@ -29,7 +29,7 @@ type Error struct {
 }
 
 // Error prints every fault: a line with its place, the fault and the allowed values,
-// and the source around it.
+// followed by the source around the fault.
 func (e *Error) Error() string {
 	var b strings.Builder
 	lines := strings.Split(e.Source, "\n")
@@ -47,6 +47,8 @@ func (e *Error) Error() string {
 	return b.String()
 }
 
+// headline is the first line of a fault: place, field, and the fault with its allowed
+// values.
 func (e *Error) headline(f Fault) string {
 	var parts []string
 	switch {
@@ -61,8 +63,8 @@ func (e *Error) headline(f Fault) string {
 	return strings.Join(append(parts, Sentence(f.FieldError)), ": ")
 }
 
-// Sentence joins a fault and its allowed values. Allowed is an instruction or a set
-// of values, with a different joint for each.
+// Sentence joins a fault and its allowed values. Allowed is an instruction or a set of
+// values, with a different joint for each.
 func Sentence(f berth.FieldError) string {
 	if f.Allowed == "" {
 		return f.Detail
@@ -76,7 +78,7 @@ func Sentence(f berth.FieldError) string {
 	return f.Detail + "; allowed: " + f.Allowed
 }
 
-// writeFrame draws the faulty line, the line above it and a mark.
+// writeFrame draws the faulty line, the line above, and a mark under the faulty text.
 func writeFrame(b *strings.Builder, lines []string, f Fault) {
 	if f.Line < 1 || f.Line > len(lines) || strings.TrimSpace(lines[f.Line-1]) == "" {
 		return
@@ -101,8 +103,8 @@ func writeFrame(b *strings.Builder, lines []string, f Fault) {
 	fmt.Fprintf(b, "\n       | %s%s", pad, strings.Repeat("^", width))
 }
 
-// clip keeps a line that some program wrote from flooding the terminal, and
-// control characters in it from reaching the terminal.
+// clip shortens a line of the source and replaces its control characters, so that a
+// generated file can neither flood nor reprogram the terminal.
 func clip(line string) string {
 	const most = 160
 	runes := []rune(line)
@@ -117,8 +119,7 @@ func clip(line string) string {
 	return string(runes)
 }
 
-// sorted orders faults by place and drops repeats of one field, keeping the
-// first, which is the cause.
+// sorted orders faults by place. Faults at one place keep their order.
 func sorted(faults []Fault) []Fault {
 	slices.SortStableFunc(faults, func(a, b Fault) int {
 		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
@@ -126,8 +127,8 @@ func sorted(faults []Fault) []Fault {
 	return faults
 }
 
-// Check reports the faults of a spec that came from no file, nil if there are
-// none. The spec may lack defaults.
+// Check reports the faults of a spec that came from no file; nil for a valid spec. The
+// spec may lack defaults.
 func Check(jobSpec spec.Job) error {
 	var faults []Fault
 	for _, f := range jobSpec.WithDefaults().Validate() {

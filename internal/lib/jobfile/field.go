@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// elsewhere are words that other schedulers use for a field of ours.
+// elsewhere maps words of other schedulers to the field of a job file with that meaning.
 var elsewhere = map[string]string{
 	"args": "command", "cmd": "command", "commands": "command", "run": "command", "script": "command",
 	"container": "image", "docker_image": "image",
@@ -21,7 +21,7 @@ var elsewhere = map[string]string{
 	"grace": "stop_grace", "tags": "labels", "volumes": "inputs", "file_mounts": "inputs", "webhooks": "notify",
 }
 
-// unknown refuses a key that the type does not have, naming the nearest ones.
+// unknown refuses a key that the type lacks, and suggests the nearest fields.
 func (d *decoder) unknown(e entry, t reflect.Type, path string) {
 	at := join(path, e.key)
 	if path == "" && e.key == "kind" {
@@ -37,7 +37,10 @@ func (d *decoder) unknown(e entry, t reflect.Type, path string) {
 	}
 }
 
-// nearest lists the fields that a misspelt key may have meant, the best first.
+// nearest lists the fields that a misspelt key may have meant, the best first: names
+// within a small edit distance, then fields of that name elsewhere in the spec, then the
+// words of other schedulers. A quarter of the key's letters, plus one, may be wrong; keys
+// of two letters must match, since any two are alike.
 func nearest(key string, t reflect.Type, path string) []string {
 	key = strings.ToLower(strings.ReplaceAll(key, "-", "_"))
 	best, names := 1+len(key)/4, []string(nil)
@@ -85,6 +88,7 @@ func paths(t reflect.Type, path string, into map[string]bool) {
 	}
 }
 
+// fieldNames lists the JSON names of a struct's fields, in the order of the type.
 func fieldNames(t reflect.Type) []string {
 	names := make([]string, t.NumField())
 	for i := range names {
@@ -93,18 +97,21 @@ func fieldNames(t reflect.Type) []string {
 	return names
 }
 
+// fieldIndex finds a field by its JSON name.
 func fieldIndex(t reflect.Type, name string) (int, bool) {
 	i := slices.Index(fieldNames(t), name)
 	return i, i >= 0
 }
 
+// jsonName is the name of a field in its JSON tag.
 func jsonName(f reflect.StructField) string {
 	name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
 	return name
 }
 
-// distance is the number of letters to insert, delete, replace or swap with
-// the next that turns a into b (optimal string alignment).
+// distance is the number of letters to insert, delete, replace or swap with the next that
+// turns a into b (optimal string alignment). It keeps three rows of the table: a swap
+// looks back two rows.
 func distance(a, b string) int {
 	before, last := make([]int, len(b)+1), make([]int, len(b)+1)
 	for j := range last {
@@ -131,6 +138,7 @@ func distance(a, b string) int {
 func andList(names []string) string { return conjunction(names, "and") }
 func orList(names []string) string  { return conjunction(names, "or") }
 
+// conjunction joins names as in "a, b and c".
 func conjunction(names []string, word string) string {
 	if len(names) < 2 {
 		return strings.Join(names, "")

@@ -12,13 +12,14 @@ import (
 	"berth/spec"
 )
 
-// MaxBytes is the largest job file read. The spec itself may weigh at most
-// spec.MaxSpecBytes; comments and indentation are free up to here.
+// MaxBytes is the largest job file read, in bytes. The spec itself may have at most
+// spec.MaxSpecBytes; comments and indentation are free up to MaxBytes.
 const MaxBytes = 2 * spec.MaxSpecBytes
 
+// specType is the type that suggestions of field names search.
 type specType = spec.Job
 
-// File is a job file that was read and found right.
+// File is a job file that was read without faults.
 type File struct {
 	Name   string // as given to Parse
 	Spec   spec.Job
@@ -26,9 +27,9 @@ type File struct {
 	places map[string]place
 }
 
-// Parse reads the text of a job file. The error is an *Error with every fault
-// that could be found. The spec is as written: defaults are not filled in, but
-// it is valid with them.
+// Parse reads the text of a job file. The error is an *Error with every fault that could
+// be found. The spec is as written: defaults are not filled in, but the spec is valid
+// with them.
 func Parse(name string, src []byte) (*File, error) {
 	source, fault := readable(src)
 	if fault != nil {
@@ -60,11 +61,11 @@ func Parse(name string, src []byte) (*File, error) {
 	return f, nil
 }
 
-// commands are for files of other kinds.
+// commands maps other kinds of files to the commands that submit such a file.
 var commands = map[string]string{"pipeline": "berth pipeline submit", spec.KindSchedule: "berth schedule create"}
 
-// other recognises a file of another kind, whose other faults would only hide
-// that.
+// other recognises a file of another kind. Its other faults would only hide the wrong
+// command.
 func other(root *node) (Fault, bool) {
 	for _, e := range root.entries {
 		if command := commands[e.value.text]; e.key == "kind" && command != "" {
@@ -76,7 +77,8 @@ func other(root *node) (Fault, bool) {
 	return Fault{}, false
 }
 
-// readable checks the conditions under which lines can be shown.
+// readable checks the conditions under which lines can be shown, and returns the text
+// without byte order mark and with plain line feeds.
 func readable(src []byte) (string, *Fault) {
 	fault := func(detail, allowed string) *Fault {
 		return &Fault{FieldError: berth.FieldError{Detail: detail, Allowed: allowed}}
@@ -93,8 +95,8 @@ func readable(src []byte) (string, *Fault) {
 	return strings.ReplaceAll(text, "\r\n", "\n"), nil
 }
 
-// parse takes a text for JSON if its name says so or if it is valid JSON;
-// anything else is YAML.
+// parse reads a text as JSON if its name ends in .json or if the text is a valid JSON
+// object, and as YAML otherwise.
 func parse(name, source string) (*node, error) {
 	if strings.HasSuffix(name, ".json") || strings.HasPrefix(strings.TrimSpace(source), "{") &&
 		json.Valid([]byte(source)) {
@@ -103,6 +105,7 @@ func parse(name, source string) (*node, error) {
 	return parseYAML(source)
 }
 
+// syntaxFault converts the error of a parser, with its place if the parser knows one.
 func syntaxFault(err error) Fault {
 	var s *syntaxError
 	if !errors.As(err, &s) {
@@ -112,8 +115,8 @@ func syntaxFault(err error) Fault {
 		FieldError: berth.FieldError{Detail: s.detail}}
 }
 
-// semantic returns the faults that the spec's validation finds, except faults of
-// fields that could not be read.
+// semantic returns the faults that the spec's validation finds, except faults of fields
+// that could not be read.
 func (f *File) semantic(syntactic []Fault) []Fault {
 	unread := map[string]bool{}
 	for _, s := range syntactic {
@@ -132,7 +135,7 @@ func (f *File) semantic(syntactic []Fault) []Fault {
 	return faults
 }
 
-// covered reports whether the field, or a field around it, is in the set.
+// covered reports whether the field, or a field around the field, is in the set.
 func covered(set map[string]bool, field string) bool {
 	for {
 		if set[field] {
@@ -146,7 +149,8 @@ func covered(set map[string]bool, field string) bool {
 	}
 }
 
-// locate finds the place of a field, or of the nearest thing around it.
+// locate finds the place of a field, or of the nearest value around the field. A name or
+// an image that the file lacks is reported as missing, without a place.
 func (f *File) locate(e berth.FieldError) Fault {
 	fault := Fault{FieldError: e}
 	if _, written := f.places[e.Field]; !written && (e.Field == "name" || e.Field == "image") {
@@ -162,8 +166,8 @@ func (f *File) locate(e berth.FieldError) Fault {
 	return fault
 }
 
-// Locate turns faults that the server found in the spec into an error that
-// points into the file.
+// Locate converts faults that the server found in the spec into an error that points into
+// the file.
 func (f *File) Locate(faults []berth.FieldError) error {
 	located := make([]Fault, len(faults))
 	for i, e := range faults {

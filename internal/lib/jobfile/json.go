@@ -9,7 +9,7 @@ import (
 	"unicode/utf8"
 )
 
-// parseJSON returns the tree of a JSON text. YAML would nearly do, but reads
+// parseJSON returns the tree of a JSON text. The YAML parser would nearly do, but reads
 // escapes such as surrogate pairs differently.
 func parseJSON(src string) (*node, error) {
 	p := &jsonParser{src: src, decoder: json.NewDecoder(strings.NewReader(src))}
@@ -28,6 +28,8 @@ func parseJSON(src string) (*node, error) {
 	return root, nil
 }
 
+// jsonParser builds the tree from the tokens of encoding/json, which decides on the
+// syntax; the parser only adds the places.
 type jsonParser struct {
 	src     string
 	decoder *json.Decoder
@@ -36,12 +38,13 @@ type jsonParser struct {
 	column  int
 }
 
-// next is the place of the token that comes next.
+// next is the place of the next token. The decoder's offset is the end of the last one,
+// so the separators in between are skipped.
 func (p *jsonParser) next() place {
 	return p.placeAt(p.skip(int(p.decoder.InputOffset()), " \t\r\n,:"))
 }
 
-// skip returns the first offset from here that holds none of the bytes.
+// skip returns the first offset from here on with a byte that is not listed in bytes.
 func (p *jsonParser) skip(offset int, bytes string) int {
 	offset = min(max(offset, 0), len(p.src))
 	for offset < len(p.src) && strings.IndexByte(bytes, p.src[offset]) >= 0 {
@@ -50,8 +53,8 @@ func (p *jsonParser) skip(offset int, bytes string) int {
 	return offset
 }
 
-// placeAt counts lines on from the last place, so that the whole text is
-// counted once.
+// placeAt returns the place of an offset. It counts on from the last place, so that the
+// whole text is counted once; an earlier offset, which occurs with errors, starts over.
 func (p *jsonParser) placeAt(offset int) place {
 	if offset < p.seen {
 		p.seen, p.line, p.column = 0, 0, 0
@@ -67,6 +70,7 @@ func (p *jsonParser) placeAt(offset int) place {
 	return place{line: p.line + 1, column: p.column + 1}
 }
 
+// value reads one value, of any kind. The bound on depth bounds the recursion.
 func (p *jsonParser) value(depth int) (*node, error) {
 	at := p.next()
 	start := p.seen
@@ -97,6 +101,7 @@ func (p *jsonParser) value(depth int) (*node, error) {
 	}
 }
 
+// list reads the items of a list after its bracket.
 func (p *jsonParser) list(at place, depth int) (*node, error) {
 	out := &node{kind: list, at: at}
 	for p.decoder.More() {
@@ -110,6 +115,8 @@ func (p *jsonParser) list(at place, depth int) (*node, error) {
 	return out, midway(err)
 }
 
+// mapping reads the entries of an object after its brace. Repeated keys are kept, because
+// encoding/json would silently take the last one.
 func (p *jsonParser) mapping(at place, depth int) (*node, error) {
 	out := &node{kind: mapping, at: at}
 	for p.decoder.More() {
@@ -127,7 +134,7 @@ func (p *jsonParser) mapping(at place, depth int) (*node, error) {
 	return out, midway(err)
 }
 
-// midway distinguishes a text that ends inside a value from an empty one.
+// midway distinguishes a text that ends inside a value from an empty text.
 func midway(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF
@@ -135,6 +142,7 @@ func midway(err error) error {
 	return err
 }
 
+// syntax adds a place to an error of encoding/json.
 func (p *jsonParser) syntax(err error) error {
 	var ours *syntaxError
 	var theirs *json.SyntaxError

@@ -14,6 +14,7 @@ const (
 	mapping
 )
 
+// String names the kind as faults do: "got a list".
 func (k kind) String() string {
 	switch k {
 	case null:
@@ -33,11 +34,12 @@ func (k kind) String() string {
 	}
 }
 
-// place is where something stands in the source, from 1. The zero place is
-// nowhere.
+// place is a position in the source, from 1, with its width in characters. The zero place
+// means that the position is unknown.
 type place struct{ line, column, width int }
 
-// node is a value of the source and its place.
+// node is a value of the source and its place. A node may have several parents: the
+// aliases of an anchor share one.
 type node struct {
 	kind    kind
 	text    string // of a scalar, as the user wrote it, without quotes
@@ -46,14 +48,14 @@ type node struct {
 	entries []entry
 }
 
-// entry is one key of a mapping. Keys may repeat; the decoder refuses that.
+// entry is one key of a mapping. Keys may repeat; the decoder refuses repeated keys.
 type entry struct {
 	key   string
 	at    place
 	value *node
 }
 
-// syntaxError is a text that is neither YAML nor JSON.
+// syntaxError reports that a text is neither YAML nor JSON.
 type syntaxError struct {
 	at     place
 	detail string

@@ -6,9 +6,10 @@ import (
 	"berth"
 )
 
-// Decode reads a text of another kind than a job file into a struct, by its JSON
-// tags, and validates it. The error is an *Error with all faults; faults of validate
-// about fields that could not be read are left out.
+// Decode reads a file of another kind, such as a pipeline, into a struct by its JSON
+// tags, and validates the result. into points to the struct, and validate must look at
+// the same struct. The error is an *Error with all faults; faults of validate about
+// fields that could not be read are left out.
 func Decode(name string, src []byte, into any, validate func() []berth.FieldError) error {
 	source, fault := readable(src)
 	if fault != nil {
@@ -42,7 +43,7 @@ func Decode(name string, src []byte, into any, validate func() []berth.FieldErro
 	return nil
 }
 
-// Kind returns the kind in a file, "" for a job file and for an unreadable text,
+// Kind returns the kind in a file. It is "" for a job file, and for an unreadable text,
 // whose faults Parse reports.
 func Kind(name string, src []byte) string {
 	source, fault := readable(src)

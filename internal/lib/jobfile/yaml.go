@@ -12,18 +12,18 @@ import (
 	"github.com/goccy/go-yaml/token"
 )
 
-// maxDepth bounds nesting. A job file needs five levels; without a bound, a
-// file of brackets costs the parser a stack as deep as the file is long.
+// maxDepth bounds nesting. A job file needs five levels; without a bound, a file of
+// brackets costs the parser a stack as deep as the file is long.
 const maxDepth = 64
 
-// maxLines bounds the parser's input: its work grows with the square of
-// the lines of a mapping (10,000 take a second). JSON has no such bound.
+// maxLines bounds the parser's input: its work grows with the square of the lines of a
+// mapping (10,000 take a second). JSON has no such bound.
 const maxLines = 10_000
 
 // maxMerged bounds the copies of `<<`, so that a short file cannot cause much work.
 const maxMerged = 100_000
 
-// parseYAML returns the tree of the only document in src, nil if it is empty.
+// parseYAML returns the tree of the only document in src, nil for an empty text.
 func parseYAML(src string) (root *node, err error) {
 	if at, deep := tooDeep(src); deep {
 		return nil, &syntaxError{at: at, detail: fmt.Sprintf("nested deeper than %d levels", maxDepth)}
@@ -32,8 +32,8 @@ func parseYAML(src string) (root *node, err error) {
 		return nil, &syntaxError{at: place{line: maxLines + 1, column: 1},
 			detail: fmt.Sprintf("the file has %d lines; a YAML file has at most %d, JSON any number", lines, maxLines)}
 	}
-	// The parser is not ours and has panicked on odd input before; a bad file
-	// must be an error message all the same.
+	// The parser is a dependency that has panicked on odd input before; a bad file must
+	// become an error message all the same.
 	defer func() {
 		if r := recover(); r != nil {
 			root, err = nil, &syntaxError{detail: fmt.Sprintf("cannot be parsed as YAML: %v", r)}
@@ -61,8 +61,9 @@ func parseYAML(src string) (root *node, err error) {
 	return t.convert(body)
 }
 
-// tooDeep finds nesting that the parser would recurse into, before it does:
-// open brackets, and list dashes in a row. Nesting by indentation bounds itself.
+// tooDeep finds nesting that would make the parser recurse too deep: open brackets, and
+// list dashes in a row. It must run before the parser, since a Go stack that overflows
+// ends the process. Nesting by indentation bounds itself.
 func tooDeep(src string) (place, bool) {
 	const most = 8 * maxDepth // a script in a text may hold some brackets
 	depth, number := 0, 0
@@ -87,6 +88,7 @@ func tooDeep(src string) (place, bool) {
 	return place{}, false
 }
 
+// yamlSyntax converts an error of the parser, with its place.
 func yamlSyntax(err error) error {
 	var e yaml.Error
 	if !errors.As(err, &e) {
@@ -95,6 +97,7 @@ func yamlSyntax(err error) error {
 	return &syntaxError{at: placeOf(e.GetToken()), detail: "not YAML: " + e.GetMessage()}
 }
 
+// placeOf is the place of a token; the mark covers the first line of the token only.
 func placeOf(t *token.Token) place {
 	if t == nil || t.Position == nil {
 		return place{}
@@ -103,8 +106,8 @@ func placeOf(t *token.Token) place {
 		width: utf8.RuneCountInString(firstLine(strings.TrimSpace(t.Origin)))}
 }
 
-// firstToken is where a node begins: the token of a mapping is the colon after
-// its first key.
+// firstToken is the token at which a node begins: the parser's token of a mapping is the
+// colon after its first key.
 func firstToken(n ast.Node) *token.Token {
 	switch n := n.(type) {
 	case *ast.MappingNode:
@@ -117,19 +120,22 @@ func firstToken(n ast.Node) *token.Token {
 	return n.GetToken()
 }
 
+// firstLine is the text up to the first line feed.
 func firstLine(s string) string {
 	line, _, _ := strings.Cut(s, "\n")
 	return line
 }
 
-// yamlTree turns the parser's tree into ours. An alias shares the node of its
-// anchor; the decoder bounds how often it follows one.
+// yamlTree converts the parser's tree into nodes. An alias shares the node of its anchor;
+// the decoder bounds how often an alias is followed.
 type yamlTree struct {
 	anchors map[string]*node
 	depth   int
 	merged  int
 }
 
+// convert converts one node of the parser's tree. Numbers and booleans keep the text that
+// the user wrote, since the field's type decides on the meaning.
 func (t *yamlTree) convert(n ast.Node) (*node, error) {
 	if t.depth++; t.depth > maxDepth {
 		return nil, &syntaxError{at: placeOf(n.GetToken()),
@@ -171,6 +177,7 @@ func (t *yamlTree) convert(n ast.Node) (*node, error) {
 	}
 }
 
+// list converts a sequence.
 func (t *yamlTree) list(n *ast.SequenceNode, at place) (*node, error) {
 	out := &node{kind: list, at: at}
 	for _, v := range n.Values {
@@ -183,6 +190,8 @@ func (t *yamlTree) list(n *ast.SequenceNode, at place) (*node, error) {
 	return out, nil
 }
 
+// mapping converts a mapping. Merge keys are applied after the mapping's own keys, which
+// take precedence.
 func (t *yamlTree) mapping(values []*ast.MappingValueNode, at place) (*node, error) {
 	out := &node{kind: mapping, at: at}
 	var merged []*node
@@ -223,8 +232,8 @@ func (t *yamlTree) key(k ast.MapKeyNode) (*node, error) {
 	return key, nil
 }
 
-// merge adds the entries of `<<` values that the mapping does not have itself
-// (YAML merge key, https://yaml.org/type/merge.html).
+// merge adds the entries of `<<` values that the mapping itself lacks (YAML merge key,
+// https://yaml.org/type/merge.html).
 func (t *yamlTree) merge(into *node, from []*node) error {
 	if len(from) == 0 {
 		return nil
@@ -263,6 +272,8 @@ func flatten(from []*node) []*node {
 	return out
 }
 
+// anchor stores the node of an anchor. The name is stored after the value is converted,
+// so an anchor cannot contain an alias of itself, and the tree has no cycles.
 func (t *yamlTree) anchor(n *ast.AnchorNode, at place) (*node, error) {
 	value, err := t.convert(n.Value)
 	if err != nil {
@@ -275,6 +286,7 @@ func (t *yamlTree) anchor(n *ast.AnchorNode, at place) (*node, error) {
 	return value, nil
 }
 
+// alias returns the node of the anchor, which must stand before its alias.
 func (t *yamlTree) alias(n *ast.AliasNode, at place) (*node, error) {
 	if n.Value == nil {
 		return nil, &syntaxError{at: at, detail: "an alias has no name"}
