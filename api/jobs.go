@@ -363,7 +363,7 @@ func (h *jobHandlers) cancelJob(ctx context.Context, in *cancelInput) (*jobOutpu
 		if err := failpoint.Hit("api.cancel.after"); err != nil {
 			return err
 		}
-		poke(h.poker, []berth.JobID{id}) // the job may hold no capacity, or wait for a claim that never comes
+		poke(h.poker, []berth.JobID{id}) // without a running member, no end would wake it
 		return nil
 	})
 }

@@ -102,7 +102,7 @@ func (r *readiness) get(ctx context.Context, check func(context.Context) Readine
 	}
 	if r.look == nil {
 		r.look = make(chan struct{})
-		go r.run(context.WithoutCancel(ctx), check) // others wait for the result, even if this caller hangs up
+		go r.run(context.WithoutCancel(ctx), check) // others wait, even if this caller hangs up
 	}
 	if !r.seen.Ready || age >= readyRest {
 		r.await(ctx, r.look)

@@ -62,7 +62,7 @@ func (h *secretHandlers) setSecret(ctx context.Context, in *Request) (*secretOut
 	faults, err := decode(in.ContentType, in.RawBody, &n)
 	if err != nil {
 		return nil, berth.Errorf(berth.CodeInvalid,
-			"the body is not JSON, or was not sent as such") // a JSON error would quote the body, and with it the value
+			"the body is not JSON, or was not sent as such") // a JSON error may quote the value
 	}
 	for i, f := range faults {
 		if f.Field == "value" {

@@ -163,7 +163,7 @@ func (h *uploadHandlers) receive(
 		err = verdict
 	}
 	if err != nil {
-		readDeadline(c, time.Now().Add(bodyTimeout)) // on the rest of the body, which is read at any pace
+		readDeadline(c, time.Now().Add(bodyTimeout)) // bounds the rest of the body, read at any pace
 	}
 	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
 		_, _ = io.CopyN(io.Discard, r.Body, drainBody) // so that the client gets to see the answer

@@ -79,11 +79,11 @@ type JobsQuery struct {
 	Name   string
 	Labels map[string]string // a job must have all of these
 	Tenant berth.TenantID    // for admins; users see their own tenant
-	Parent berth.JobID
-	Index  string // with Parent: only these elements, such as 3-7,9
-	Since  time.Time
-	Limit  int // 0: 100; at most 1000
-	Cursor string
+	Parent berth.JobID       // an array: selects its elements
+	Index  string            // with Parent: only these elements, such as 3-7,9
+	Since  time.Time         // submitted at this time or later
+	Limit  int               // 0: 100; at most 1000
+	Cursor string            // NextCursor of the page before; "": the first page
 }
 
 // Jobs returns a page of jobs, newest first. Without q.Parent, elements of arrays are

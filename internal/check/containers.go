@@ -22,7 +22,7 @@ type ContainerEvent struct {
 	Attempt  int                `json:"attempt"`
 	Rank     int                `json:"rank"`
 	Alloc    berth.AllocationID `json:"alloc"`
-	ID       string             `json:"id"`     // the engine's
+	ID       string             `json:"id"`     // id of the container, set by the engine
 	Action   string             `json:"action"` // create, start, die, destroy
 	ExitCode string             `json:"exit_code,omitempty"`
 	At       time.Time          `json:"at"` // by the machine's clock

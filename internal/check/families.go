@@ -59,7 +59,7 @@ func parentsFollow(c *familyCase) {
 	succeeded := 0
 	for _, e := range f.Children {
 		switch {
-		case e.Step != "": // the schema has each once
+		case e.Step != "": // the schema forbids a second step of a name
 		case e.Index < 0 || f.Indexes == nil && e.Index >= f.Total ||
 			f.Indexes != nil && !slices.Contains(f.Indexes, e.Index):
 			c.breach(rows(e), "element %d is none of its indexes", e.Index)
@@ -110,7 +110,7 @@ func needsComeFirst(c *familyCase) {
 	for _, e := range c.f.Children {
 		for _, id := range e.Needs {
 			need, ok := byID[id]
-			if !ok || len(e.Spans) == 0 { // it is in the archive, or the step never began
+			if !ok || len(e.Spans) == 0 { // the need is archived, or the step never began
 				continue
 			}
 			if need.State != berth.Succeeded {

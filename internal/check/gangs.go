@@ -29,7 +29,7 @@ func gangsStartTogether(c *jobCase) {
 			switch {
 			case a.PreparedAt == nil:
 				c.of(a, rows(t, a), "the gang began at %s, and rank %d was never ready", first, a.Rank)
-			case a.PreparedAt.After(first.Add(c.v.o.Skew)): // times are those at which transactions began
+			case a.PreparedAt.After(first.Add(c.v.o.Skew)): // times are the starts of transactions
 				c.of(a, rows(t, a), "the gang began at %s, before rank %d was ready at %s", first, a.Rank, a.PreparedAt)
 			}
 		}

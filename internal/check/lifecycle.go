@@ -85,7 +85,7 @@ var mayFollow = []wire.EventKind{wire.EventReleased, wire.EventExited, wire.Even
 // terminal state has no listed change, so a job ends exactly once; after that only events
 // in mayFollow may occur.
 func listedTransitions(c *jobCase) {
-	var state berth.State // one that is terminal leads nowhere, so that no job ends twice
+	var state berth.State // a terminal state has no successor, so no job ends twice
 	for _, e := range c.j.Events {
 		if e.Kind != wire.EventState {
 			if state.Terminal() && !slices.Contains(mayFollow, e.Kind) {
@@ -203,7 +203,7 @@ func victimsGiveWay(c *jobCase) {
 // before the cancel: orders in the rows carry no time.
 func cancelsHold(c *jobCase) {
 	if c.j.Kind != "job" {
-		return // holds nothing; its elements are looked at each
+		return // a parent holds no capacity; its children are checked one by one
 	}
 	var canceled *history.Event
 	starts := map[int]bool{} // attempts that were ordered to start, or ran, before the cancel

@@ -38,8 +38,8 @@ func makesProgress(c *jobCase) {
 		silence = max(silence, fencedAfter+grace)
 	}
 	switch {
-	case j.State == berth.Submitted && j.Blocked: // its pipeline lets it go: see stepsAreLetGo
-	case j.State == berth.Submitted: // a step since it was let go, which changes no state
+	case j.State == berth.Submitted && j.Blocked: // its pipeline unblocks the step: see stepsAreLetGo
+	case j.State == berth.Submitted: // a step: since it was unblocked, which is no change of state
 		ages := j.SubmittedAt.Add(time.Duration(j.UnagedMS) * time.Millisecond)
 		overdue(later(j.StateAt, &ages), submittedFor, "submitted")
 	case j.State == berth.Canceling || j.State == berth.Preempting:
@@ -250,7 +250,7 @@ func causesComeFirst(c *jobCase) {
 		switch e.Kind {
 		case wire.EventCheckpoint:
 			if e.Facts == nil || e.Facts.Step == nil {
-				allKnown = false // an older berthd wrote it: which step was saved is unknown
+				allKnown = false // an older berthd wrote the row: the saved step is unknown
 				continue
 			}
 			saved[*e.Facts.Step] = true
