@@ -111,8 +111,9 @@ func (l life) ended() time.Time {
 	return l.Destroyed
 }
 
-// livesOf groups the events of a cluster's containers by job and container, in the order
-// of their first events. Files may overlap: a repeated event counts once.
+// livesOf groups the events of a cluster's containers by job and container. The
+// containers of a job are ordered by member, then by first event. Files may overlap: a
+// repeated event counts once.
 func livesOf(cluster string, events []ContainerEvent) map[berth.JobID][]life {
 	events = slices.Clone(events)
 	slices.SortStableFunc(events, func(a, b ContainerEvent) int { return a.At.Compare(b.At) })
