@@ -133,8 +133,51 @@ type presentMachine struct {
 }
 
 // lockForStarts begins the transaction, checks the term and locks jobs, then
-// machines, then devices, in id order.
+// machines, then devices, each in order of id. One round trip does all of it.
 func lockForStarts(ctx context.Context, conn *pgx.Conn, term Term, starts []berth.Start) (*present, error) {
+	p, ids := newPresent(starts)
+	var batch pgx.Batch
+	batch.Queue("BEGIN")
+	leads := false
+	batch.Queue(fence, term.args()).Query(func(rows pgx.Rows) error {
+		leads = rows.Next()
+		rows.Close()
+		return rows.Err()
+	})
+	queueParentLocks(&batch, ids.jobs)
+	p.queueJobs(&batch, ids.jobs)
+	p.queueParents(&batch, ids.jobs)
+	p.queueMachines(&batch, ids.machines)
+	if len(ids.withGPUs) > 0 {
+		p.queueDevices(&batch, ids.withGPUs)
+	}
+	// After the machines: a writer of a nomination holds the lock of its machine.
+	p.queueNominations(&batch, ids.machines)
+	p.queuePorts(&batch, starts)
+	p.queueFormer(&batch, starts)
+	if len(ids.repeated) > 0 {
+		p.queueResume(&batch, ids.repeated)
+	}
+	if err := conn.SendBatch(ctx, &batch).Close(); err != nil {
+		return nil, err
+	}
+	if !leads {
+		return nil, term.errDeposed()
+	}
+	return p, nil
+}
+
+// startRows are the ids of the rows that a batch of decisions names. A job stands
+// twice where two decisions name it; the second is refused.
+type startRows struct {
+	jobs     []berth.JobID
+	repeated []berth.JobID // of jobs: not at their first attempt, so they may have checkpoints
+	machines []berth.MachineID
+	withGPUs []berth.MachineID // of machines: with devices to lock
+}
+
+// newPresent returns the empty rows of a batch and the ids to read them by.
+func newPresent(starts []berth.Start) (*present, startRows) {
 	p := &present{
 		jobs:     make(map[berth.JobID]presentJob, len(starts)),
 		parents:  map[berth.JobID]*presentParent{},
@@ -144,34 +187,30 @@ func lockForStarts(ctx context.Context, conn *pgx.Conn, term Term, starts []bert
 		ports:    map[berth.JobID][]int{},
 		former:   map[berth.JobID][]berth.MachineID{},
 	}
-	jobs := make([]berth.JobID, 0, len(starts))
-	var again []berth.JobID // not for the first time: may have checkpoints
-	var machines, withGPUs []berth.MachineID
+	n := startRows{jobs: make([]berth.JobID, 0, len(starts))}
 	for _, s := range starts {
-		jobs = append(jobs, s.Job)
+		n.jobs = append(n.jobs, s.Job)
 		if s.Attempt > 1 {
-			again = append(again, s.Job)
+			n.repeated = append(n.repeated, s.Job)
 		}
 		for _, r := range s.Ranks {
-			if p.machines[r.Machine] == nil {
-				p.machines[r.Machine] = &presentMachine{}
-				machines = append(machines, r.Machine)
+			m := p.machines[r.Machine]
+			if m == nil {
+				m = &presentMachine{}
+				p.machines[r.Machine] = m
+				n.machines = append(n.machines, r.Machine)
 			}
-			if len(r.GPUs) > 0 && p.machines[r.Machine].healed == nil {
-				p.machines[r.Machine].healed = map[int]int64{}
-				withGPUs = append(withGPUs, r.Machine)
+			if len(r.GPUs) > 0 && m.healed == nil {
+				m.healed = map[int]int64{}
+				n.withGPUs = append(n.withGPUs, r.Machine)
 			}
 		}
 	}
-	var batch pgx.Batch
-	batch.Queue("BEGIN")
-	leads := false
-	batch.Queue(fence, term.args()).Query(func(rows pgx.Rows) error {
-		leads = rows.Next()
-		rows.Close()
-		return rows.Err()
-	})
-	queueParentLocks(&batch, jobs)
+	return p, n
+}
+
+// queueJobs locks the jobs and reads their state.
+func (p *present) queueJobs(batch *pgx.Batch, jobs []berth.JobID) {
 	batch.Queue(`
 		SELECT id, version, state, attempt, held, eligible_at <= clock_timestamp(), mode = 'exclusive',
 			coalesce(parent::text, '')
@@ -188,7 +227,10 @@ func lockForStarts(ctx context.Context, conn *pgx.Conn, term Term, starts []bert
 		})
 		return err
 	})
-	p.queueParents(&batch, jobs)
+}
+
+// queueMachines locks the machines and reads their free capacity.
+func (p *present) queueMachines(batch *pgx.Batch, machines []berth.MachineID) {
 	batch.Queue(`
 		SELECT id, epoch, state, fence_ms > 0, engine_silent_since IS NOT NULL, cpu_m - cpu_m_used,
 			mem_mb - mem_mb_used, disk_mb - disk_mb_used, gpu_milli - gpu_milli_used,
@@ -208,27 +250,33 @@ func lockForStarts(ctx context.Context, conn *pgx.Conn, term Term, starts []bert
 		})
 		return err
 	})
-	if len(withGPUs) > 0 {
-		batch.Queue(`
-			SELECT machine_id, idx, healthy, 1000 - milli_used
-			FROM gpu_devices
-			WHERE machine_id = ANY($1)
-			ORDER BY machine_id, idx
-			FOR NO KEY UPDATE`, withGPUs).Query(func(rows pgx.Rows) error {
-			var id berth.MachineID
-			var idx int
-			var healthy bool
-			var free int64
-			_, err := pgx.ForEachRow(rows, []any{&id, &idx, &healthy, &free}, func() error {
-				if healthy {
-					p.machines[id].healed[idx] = free
-				}
-				return nil
-			})
-			return err
+}
+
+// queueDevices locks the GPUs of the machines. An unhealthy GPU has no room, so
+// it gets no entry.
+func (p *present) queueDevices(batch *pgx.Batch, machines []berth.MachineID) {
+	batch.Queue(`
+		SELECT machine_id, idx, healthy, 1000 - milli_used
+		FROM gpu_devices
+		WHERE machine_id = ANY($1)
+		ORDER BY machine_id, idx
+		FOR NO KEY UPDATE`, machines).Query(func(rows pgx.Rows) error {
+		var id berth.MachineID
+		var idx int
+		var healthy bool
+		var free int64
+		_, err := pgx.ForEachRow(rows, []any{&id, &idx, &healthy, &free}, func() error {
+			if healthy {
+				p.machines[id].healed[idx] = free
+			}
+			return nil
 		})
-	}
-	// After the machines: a writer of a nomination holds the lock of its machine.
+		return err
+	})
+}
+
+// queueNominations reads the room of the machines that is nominated for jobs.
+func (p *present) queueNominations(batch *pgx.Batch, machines []berth.MachineID) {
 	batch.Queue(`
 		SELECT e.beneficiary::text, e.machine_id, e.gpu_idx, e.milli, e.cpu_m, e.mem_mb, e.disk_mb, '', 0, false,
 			NULL::timestamptz
@@ -246,30 +294,24 @@ func lockForStarts(ctx context.Context, conn *pgx.Conn, term Term, starts []bert
 		}
 		return nil
 	})
-	p.queuePorts(&batch, starts)
-	p.queueFormer(&batch, starts)
-	if len(again) > 0 {
-		batch.Queue(`
-			SELECT job, max(step)
-			FROM checkpoints
-			WHERE job = ANY($1::uuid[]) AND state = 'verified'
-			GROUP BY job`, again).Query(func(rows pgx.Rows) error {
-			var id berth.JobID
-			var step int64
-			_, err := pgx.ForEachRow(rows, []any{&id, &step}, func() error {
-				p.resume[id] = step
-				return nil
-			})
-			return err
+}
+
+// queueResume reads the step that each job resumes from: its highest verified
+// checkpoint.
+func (p *present) queueResume(batch *pgx.Batch, jobs []berth.JobID) {
+	batch.Queue(`
+		SELECT job, max(step)
+		FROM checkpoints
+		WHERE job = ANY($1::uuid[]) AND state = 'verified'
+		GROUP BY job`, jobs).Query(func(rows pgx.Rows) error {
+		var id berth.JobID
+		var step int64
+		_, err := pgx.ForEachRow(rows, []any{&id, &step}, func() error {
+			p.resume[id] = step
+			return nil
 		})
-	}
-	if err := conn.SendBatch(ctx, &batch).Close(); err != nil {
-		return nil, err
-	}
-	if !leads {
-		return nil, term.errDeposed()
-	}
-	return p, nil
+		return err
+	})
 }
 
 // admit takes the decisions that still hold, in order, each with the room that

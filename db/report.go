@@ -229,55 +229,8 @@ func (r *reporting) lock(ctx context.Context) error {
 		WHERE m.id = @machine`, pgx.NamedArgs{"machine": r.machine}).QueryRow(func(row pgx.Row) error {
 		return row.Scan(append([]any{&s.state, &s.epoch, &s.agentBoot, &s.seq, &r.owesKill}, s.mark.dest()...)...)
 	})
-	r.jobs = map[berth.JobID]*reportedJob{}
-	if len(jobs) > 0 {
-		b.Queue(`
-			SELECT id::text, state, attempt, image_digest
-			FROM jobs
-			WHERE id = ANY(@jobs::text[]::uuid[])
-			ORDER BY id
-			FOR NO KEY UPDATE`, pgx.NamedArgs{"jobs": jobs}).Query(func(rows pgx.Rows) error {
-			var j reportedJob
-			_, err := pgx.ForEachRow(rows, []any{&j.ID, &j.State, &j.Attempt, &j.Digest}, func() error {
-				locked := j
-				r.jobs[j.ID] = &locked
-				return nil
-			})
-			return err
-		})
-	}
-	r.rows = map[berth.AllocationID]*reportedRow{}
-	if len(allocs) > 0 {
-		b.Queue(`
-			SELECT id, job::text, attempt, rank, machine_id, machine_epoch, state, phase, sealed_at IS NOT NULL,
-				exit IS NOT NULL,
-			       orders, forgotten_at IS NOT NULL, started_at IS NOT NULL
-			FROM allocations
-			WHERE id IN (
-				SELECT unnest(@allocs::bigint[])
-				UNION
-				SELECT a.id
-				FROM allocations a
-				JOIN jobs j ON j.id = a.job AND j.attempt = a.attempt
-				WHERE a.job = ANY(@prepared::text[]::uuid[])
-			)
-			ORDER BY id
-			FOR NO KEY UPDATE`, pgx.NamedArgs{"allocs": allocs, "prepared": prepared}).Query(func(rows pgx.Rows) error {
-			var a reportedRow
-			_, err := pgx.ForEachRow(rows, []any{&a.ID, &a.Job, &a.Attempt, &a.Rank, &a.Machine, &a.Epoch, &a.State,
-				&a.Phase, &a.Sealed, &a.HasExit,
-				&a.Orders, &a.Forgotten, &a.Started}, func() error {
-				locked := a
-				r.rows[a.ID] = &locked
-				r.order = append(r.order, a.ID)
-				// The next row is scanned into the same variable: orders must not carry
-				// over.
-				a.Orders = berth.Orders{}
-				return nil
-			})
-			return err
-		})
-	}
+	r.queueJobs(b, jobs)
+	r.queueAllocations(b, allocs, prepared)
 	if err := r.tx.SendBatch(ctx, b).Close(); err != nil {
 		return err
 	}
@@ -300,6 +253,65 @@ func (r *reporting) lock(ctx context.Context) error {
 	}
 	r.known = s.state != berth.MachineSuspect
 	return nil
+}
+
+// queueJobs locks the jobs that the reports may move.
+func (r *reporting) queueJobs(b *pgx.Batch, jobs []string) {
+	r.jobs = map[berth.JobID]*reportedJob{}
+	if len(jobs) == 0 {
+		return
+	}
+	b.Queue(`
+		SELECT id::text, state, attempt, image_digest
+		FROM jobs
+		WHERE id = ANY(@jobs::text[]::uuid[])
+		ORDER BY id
+		FOR NO KEY UPDATE`, pgx.NamedArgs{"jobs": jobs}).Query(func(rows pgx.Rows) error {
+		var j reportedJob
+		_, err := pgx.ForEachRow(rows, []any{&j.ID, &j.State, &j.Attempt, &j.Digest}, func() error {
+			locked := j
+			r.jobs[j.ID] = &locked
+			return nil
+		})
+		return err
+	})
+}
+
+// queueAllocations locks the allocations that the machine reported and, of each
+// job that may start, all allocations of its current attempt.
+func (r *reporting) queueAllocations(b *pgx.Batch, allocs []int64, prepared []string) {
+	r.rows = map[berth.AllocationID]*reportedRow{}
+	if len(allocs) == 0 {
+		return
+	}
+	b.Queue(`
+		SELECT id, job::text, attempt, rank, machine_id, machine_epoch, state, phase, sealed_at IS NOT NULL,
+			exit IS NOT NULL,
+		       orders, forgotten_at IS NOT NULL, started_at IS NOT NULL
+		FROM allocations
+		WHERE id IN (
+			SELECT unnest(@allocs::bigint[])
+			UNION
+			SELECT a.id
+			FROM allocations a
+			JOIN jobs j ON j.id = a.job AND j.attempt = a.attempt
+			WHERE a.job = ANY(@prepared::text[]::uuid[])
+		)
+		ORDER BY id
+		FOR NO KEY UPDATE`, pgx.NamedArgs{"allocs": allocs, "prepared": prepared}).Query(func(rows pgx.Rows) error {
+		var a reportedRow
+		_, err := pgx.ForEachRow(rows, []any{&a.ID, &a.Job, &a.Attempt, &a.Rank, &a.Machine, &a.Epoch, &a.State,
+			&a.Phase, &a.Sealed, &a.HasExit,
+			&a.Orders, &a.Forgotten, &a.Started}, func() error {
+			locked := a
+			r.rows[a.ID] = &locked
+			r.order = append(r.order, a.ID)
+			// The next row is scanned into the same variable: orders must not carry over.
+			a.Orders = berth.Orders{}
+			return nil
+		})
+		return err
+	})
 }
 
 // apply computes the change of each locked row from its report. It writes no allocation.
