@@ -63,40 +63,17 @@ func run(ctx context.Context, cfg *config, log *slog.Logger) (err error) {
 	return s.serve(ctx)
 }
 
-func (s *stack) startServers(ctx context.Context) (err error) {
+func (s *stack) startServers(ctx context.Context) error {
 	if s.cfg.runs("postgres") {
-		fmt.Println("starting PostgreSQL")
-		if s.postgres, err = s.startPostgres(ctx); err != nil {
+		if err := s.startDatabase(ctx); err != nil {
 			return err
 		}
-		if err := s.ports.keep(&s.ports.Postgres, s.cfg.PostgresPort, s.postgres.Port()); err != nil {
-			return err
-		}
-		if err := s.postgres.CreateDatabase(ctx, database); err != nil {
-			return err
-		}
-		s.known.DatabaseURL = s.postgres.URL(database)
 	}
 	if s.cfg.runs("temporal") {
 		if s.postgres == nil {
 			return errors.New("--only temporal needs postgres too: it keeps its state there")
 		}
-		fmt.Println("starting Temporal")
-		s.temporal, err = temporaldev.Start(ctx, temporaldev.Options{
-			DatabaseURL:  s.postgres.URL("postgres"),
-			FrontendPort: s.ports.choose("Temporal", s.cfg.TemporalPort, s.ports.Temporal),
-			UIPort:       max(s.ports.choose("Temporal's UI", s.cfg.UIPort, s.ports.UI), 0),
-			NoUI:         s.cfg.UIPort < 0, Logger: s.log,
-		})
-		if err != nil {
-			return err
-		}
-		s.known.Temporal, s.known.TemporalUI = s.temporal.Address(), s.temporal.UIURL()
-		if err := s.ports.keep(&s.ports.Temporal, s.cfg.TemporalPort, portOf(s.known.Temporal)); err != nil {
-			return err
-		}
-		if err := s.ports.keep(&s.ports.UI, s.cfg.UIPort,
-			portOf(strings.TrimPrefix(s.known.TemporalUI, "http://"))); err != nil {
+		if err := s.startTemporal(ctx); err != nil {
 			return err
 		}
 	}
@@ -106,6 +83,47 @@ func (s *stack) startServers(ctx context.Context) (err error) {
 	if s.postgres == nil || s.temporal == nil {
 		return errors.New("--only berthd needs postgres and temporal too")
 	}
+	return s.prepareControl(ctx)
+}
+
+// startDatabase starts PostgreSQL and creates Berth's database.
+func (s *stack) startDatabase(ctx context.Context) (err error) {
+	fmt.Println("starting PostgreSQL")
+	if s.postgres, err = s.startPostgres(ctx); err != nil {
+		return err
+	}
+	if err := s.ports.keep(&s.ports.Postgres, s.cfg.PostgresPort, s.postgres.Port()); err != nil {
+		return err
+	}
+	if err := s.postgres.CreateDatabase(ctx, database); err != nil {
+		return err
+	}
+	s.known.DatabaseURL = s.postgres.URL(database)
+	return nil
+}
+
+// startTemporal starts the embedded Temporal server and its web UI.
+func (s *stack) startTemporal(ctx context.Context) (err error) {
+	fmt.Println("starting Temporal")
+	s.temporal, err = temporaldev.Start(ctx, temporaldev.Options{
+		DatabaseURL:  s.postgres.URL("postgres"),
+		FrontendPort: s.ports.choose("Temporal", s.cfg.TemporalPort, s.ports.Temporal),
+		UIPort:       max(s.ports.choose("Temporal's UI", s.cfg.UIPort, s.ports.UI), 0),
+		NoUI:         s.cfg.UIPort < 0, Logger: s.log,
+	})
+	if err != nil {
+		return err
+	}
+	s.known.Temporal, s.known.TemporalUI = s.temporal.Address(), s.temporal.UIURL()
+	if err := s.ports.keep(&s.ports.Temporal, s.cfg.TemporalPort, portOf(s.known.Temporal)); err != nil {
+		return err
+	}
+	return s.ports.keep(&s.ports.UI, s.cfg.UIPort, portOf(strings.TrimPrefix(s.known.TemporalUI, "http://")))
+}
+
+// prepareControl migrates the database, stores the admin token and creates the
+// control plane, which serve runs.
+func (s *stack) prepareControl(ctx context.Context) error {
 	fmt.Println("starting the control plane")
 	token, err := s.adminToken()
 	if err != nil {
@@ -123,26 +141,13 @@ func (s *stack) startServers(ctx context.Context) (err error) {
 		spec.NewToken{Name: "admin", Tenant: "default", Role: spec.RoleAdmin}); err != nil {
 		return err
 	}
-	c := controlplane.Default()
-	host, _, _ := net.SplitHostPort(s.cfg.Listen)
-	listen := net.JoinHostPort(host, strconv.Itoa(s.ports.choose("the API", portOf(s.cfg.Listen), s.ports.API)))
-	c.Listen, c.DatabaseURL, c.BlobURL, c.TemporalAddress = listen, s.known.DatabaseURL, s.known.BlobURL,
-		s.known.Temporal
-	c.SecretKeyFile = s.layout.secretKey()
-	volumes, err := fetch.ParseVolumes(s.cfg.FileInputs)
+	c, err := s.controlConfig()
 	if err != nil {
 		return err
 	}
-	for name := range volumes {
-		c.FileInputs = append(c.FileInputs, name.String())
-	}
-	c.WebhookAllow = "127.0.0.0/8,::1" // a developer's receivers are on the same machine
 	if err := sealer.Make(c.SecretKeyFile); err != nil {
 		return err
 	}
-	// Agents of this stack start with it and register within seconds, so a silent
-	// machine need not be given a minute after each start.
-	c.Grace = 10 * time.Second
 	// Agents are processes of their own, and read the same variables.
 	o, err := tracing.FromEnvironment(os.LookupEnv, "")
 	if err != nil {
@@ -155,6 +160,27 @@ func (s *stack) startServers(ctx context.Context) (err error) {
 	s.control, err = controlplane.New(c, controlplane.Options{Version: buildinfo.Version(), Logger: s.log,
 		Traces: s.traces})
 	return err
+}
+
+// controlConfig returns berthd's configuration for this stack.
+func (s *stack) controlConfig() (controlplane.Config, error) {
+	c := controlplane.Default()
+	host, _, _ := net.SplitHostPort(s.cfg.Listen)
+	c.Listen = net.JoinHostPort(host, strconv.Itoa(s.ports.choose("the API", portOf(s.cfg.Listen), s.ports.API)))
+	c.DatabaseURL, c.BlobURL, c.TemporalAddress = s.known.DatabaseURL, s.known.BlobURL, s.known.Temporal
+	c.SecretKeyFile = s.layout.secretKey()
+	volumes, err := fetch.ParseVolumes(s.cfg.FileInputs)
+	if err != nil {
+		return c, err
+	}
+	for name := range volumes {
+		c.FileInputs = append(c.FileInputs, name.String())
+	}
+	c.WebhookAllow = "127.0.0.0/8,::1" // a developer's receivers are on the same machine
+	// Agents of this stack start with it and register within seconds, so a silent
+	// machine need not be given a minute after each start.
+	c.Grace = 10 * time.Second
+	return c, nil
 }
 
 // startPostgres starts the cluster on its port of before. Whether that is taken by

@@ -102,87 +102,108 @@ func readScenario(path string, src []byte) (*scenario, error) {
 
 // faults is what is wrong with the values, each with what is allowed.
 func (s *scenario) faults() []berth.FieldError {
-	var list []berth.FieldError
-	bad := func(field, detail, allowed string) {
-		list = append(list, berth.FieldError{Field: field, Detail: detail, Allowed: allowed})
-	}
+	var list faultList
 	if s.Duration <= 0 {
-		bad("duration", "how long jobs come is missing or not above 0", "such as 24h")
+		list.add("duration", "how long jobs come is missing or not above 0", "such as 24h")
 	}
 	if _, ok := s.order(); !ok {
-		bad("policy.order", fmt.Sprintf("%q is no order", s.Policy.Order), "fair, priority, fifo or srsf")
+		list.add("policy.order", fmt.Sprintf("%q is no order", s.Policy.Order), "fair, priority, fifo or srsf")
 	}
+	s.checkMachines(&list)
+	s.checkJobs(&list, s.checkTenants(&list))
+	return list
+}
+
+// faultList collects the faults of a scenario.
+type faultList []berth.FieldError
+
+func (l *faultList) add(field, detail, allowed string) {
+	*l = append(*l, berth.FieldError{Field: field, Detail: detail, Allowed: allowed})
+}
+
+// checkMachines adds the faults of the machines and of their number.
+func (s *scenario) checkMachines(list *faultList) {
 	machines := 0
 	for i, m := range s.Machines {
 		at := fmt.Sprintf("machines[%d]", i)
 		if m.Count < 0 {
-			bad(at+".count", fmt.Sprintf("got %d", m.Count), "1 or more")
+			list.add(at+".count", fmt.Sprintf("got %d", m.Count), "1 or more")
 		}
 		if m.CPUs <= 0 {
-			bad(at+".cpus", "is missing or not above 0", "cores, such as 64")
+			list.add(at+".cpus", "is missing or not above 0", "cores, such as 64")
 		}
 		if m.Memory <= 0 {
-			bad(at+".memory", "is missing or not above 0", "such as 256GiB")
+			list.add(at+".memory", "is missing or not above 0", "such as 256GiB")
 		}
 		if m.GPUs < 0 || m.GPUs > maxNodeGPUs {
-			bad(at+".gpus", fmt.Sprintf("got %d", m.GPUs), fmt.Sprintf("0 to %d", maxNodeGPUs))
+			list.add(at+".gpus", fmt.Sprintf("got %d", m.GPUs), fmt.Sprintf("0 to %d", maxNodeGPUs))
 		}
 		machines += max(1, m.Count)
 	}
 	if len(s.Machines) == 0 || machines > maxSimMachines {
-		bad("machines", fmt.Sprintf("there are %d machines", machines), fmt.Sprintf("1 to %d", maxSimMachines))
+		list.add("machines", fmt.Sprintf("there are %d machines", machines), fmt.Sprintf("1 to %d", maxSimMachines))
 	}
+}
+
+// checkTenants adds the faults of the tenants and returns their names. A parent
+// stands before its children.
+func (s *scenario) checkTenants(list *faultList) map[string]bool {
 	names := map[string]bool{}
 	for i, t := range s.Tenants {
 		at := fmt.Sprintf("tenants[%d]", i)
 		switch {
 		case t.Name == "":
-			bad(at+".name", "is missing", "a name")
+			list.add(at+".name", "is missing", "a name")
 		case names[t.Name]:
-			bad(at+".name", fmt.Sprintf("%q stands twice", t.Name), "keep one")
+			list.add(at+".name", fmt.Sprintf("%q stands twice", t.Name), "keep one")
 		}
 		if t.Parent != "" && !names[t.Parent] {
-			bad(at+".parent", fmt.Sprintf("%q is no tenant above this one", t.Parent), named(names))
+			list.add(at+".parent", fmt.Sprintf("%q is no tenant above this one", t.Parent), named(names))
 		}
 		if t.Weight < 0 {
-			bad(at+".weight", fmt.Sprintf("got %g", t.Weight), "above 0")
+			list.add(at+".weight", fmt.Sprintf("got %g", t.Weight), "above 0")
 		}
 		names[t.Name] = true
 	}
+	return names
+}
+
+// checkJobs adds the faults of the streams of jobs and of the number of jobs
+// that they would submit in all.
+func (s *scenario) checkJobs(list *faultList, names map[string]bool) {
 	if len(s.Jobs) == 0 {
-		bad("jobs", "is missing or empty", "one stream of jobs or more")
+		list.add("jobs", "is missing or empty", "one stream of jobs or more")
 	}
 	coming := 0.0
 	for i, j := range s.Jobs {
 		at := fmt.Sprintf("jobs[%d]", i)
 		if j.Tenant != "" && !names[j.Tenant] {
-			bad(at+".tenant", fmt.Sprintf("%q is no tenant", j.Tenant), named(names))
+			list.add(at+".tenant", fmt.Sprintf("%q is no tenant", j.Tenant), named(names))
 		}
 		if j.Every <= 0 {
-			bad(at+".every", "the mean gap is missing or not above 0", "such as 10m")
+			list.add(at+".every", "the mean gap is missing or not above 0", "such as 10m")
 		} else {
 			coming += float64(s.Duration) / float64(j.Every) * float64(max(1, j.Batch))
 		}
 		if j.Run <= 0 {
-			bad(at+".run", "the median run is missing or not above 0", "such as 1h")
+			list.add(at+".run", "the median run is missing or not above 0", "such as 1h")
 		}
 		if j.RunSpread < 0 || j.RunSpread > 4 {
-			bad(at+".run_spread", fmt.Sprintf("got %g", j.RunSpread), "0 to 4")
+			list.add(at+".run_spread", fmt.Sprintf("got %g", j.RunSpread), "0 to 4")
 		}
 		if j.Members < 0 || j.Members > maxSimMachines {
-			bad(at+".members", fmt.Sprintf("got %d", j.Members), fmt.Sprintf("1 to %d", maxSimMachines))
+			list.add(at+".members", fmt.Sprintf("got %d", j.Members), fmt.Sprintf("1 to %d", maxSimMachines))
 		}
 		if j.Batch < 0 {
-			bad(at+".batch", fmt.Sprintf("got %d", j.Batch), "1 or more")
+			list.add(at+".batch", fmt.Sprintf("got %d", j.Batch), "1 or more")
 		}
 		for _, e := range j.spec().Validate() {
-			bad(at+"."+strings.TrimPrefix(e.Field, "placement."), e.Detail, e.Allowed)
+			list.add(at+"."+strings.TrimPrefix(e.Field, "placement."), e.Detail, e.Allowed)
 		}
 	}
 	if coming > maxSimJobs {
-		bad("jobs", fmt.Sprintf("about %.0f jobs would come", coming), fmt.Sprintf("at most %d", maxSimJobs))
+		list.add("jobs", fmt.Sprintf("about %.0f jobs would come", coming), fmt.Sprintf("at most %d", maxSimJobs))
 	}
-	return list
 }
 
 func named(names map[string]bool) string {
