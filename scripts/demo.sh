@@ -29,7 +29,7 @@ if [[ "${1:-}" == stop ]]; then stop; exit 0; fi
 
 echo "demo: building (the first build embeds a Temporal server and takes minutes)"
 begun=$SECONDS
-go build -o bin/ ./cmd/... ./examples/digits/demo
+scripts/build.sh demo -o bin/ ./cmd/berth ./cmd/berth-dev ./cmd/berth-agent ./cmd/berth-deadman ./cmd/berth-check ./examples/digits/demo
 echo "demo: built in $((SECONDS - begun)) s"
 image=$(scripts/example-image.sh digits)
 stop

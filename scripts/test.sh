@@ -25,7 +25,7 @@ compile() {
   rm -rf "$bins/packages"
   mkdir -p "$bins/packages"
   go version >"$bins/building"
-  go build ./...
+  scripts/build.sh "== programs" ./...
   go vet -tags failpoints ./internal/lib/failpoint ./cmd/berthd ./cmd/berth-agent
   go vet ./...
   scripts/tool.sh versitygw >/dev/null
@@ -36,6 +36,9 @@ compile() {
   # What runs in containers, for the cache: it takes all of another build of the standard library.
   CGO_ENABLED=0 GOFLAGS='' go build -trimpath -buildvcs=false -ldflags='-s -w -buildid=' -o "$bins/testprog" ./activities/node/runtimetest/testprog
   CGO_ENABLED=0 go build -o "$bins/pause" ./internal/devstack/dockerd/testdata/pause
+  # The tests' dependencies first, for the progress that go test does not show.
+  # shellcheck disable=SC2046
+  scripts/build.sh "== with the race detector" -race $(grep -vE "$plain" <<<"$all")
   # shellcheck disable=SC2046
   go test -race -vet=off -count=1 -exec "$root/scripts/test.sh --keep" $(grep -vE "$plain" <<<"$all") >/dev/null
   # shellcheck disable=SC2046
