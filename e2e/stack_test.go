@@ -363,10 +363,10 @@ func (s *stack) containers(t testing.TB, id berth.JobID) int {
 	return n
 }
 
-// patience bounds every wait. It is longer than it takes Temporal to miss a
-// waiter's heartbeats: on a crowded machine the delivery of one may be lost, and
-// is repeated only then.
-const patience = 4 * time.Minute
+// patience bounds every wait. It is longer than Temporal takes to miss a waiter's
+// heartbeats, and than a container engine has been seen to stand still on a
+// machine without free I/O: 5 minutes.
+const patience = 12 * time.Minute
 
 func until(t testing.TB, what string, ok func() bool) {
 	t.Helper()

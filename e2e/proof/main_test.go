@@ -175,8 +175,10 @@ func clustersOf(dir string) []string {
 	return found
 }
 
-// patience bounds every wait; machines that run tests are busy.
-const patience = 4 * time.Minute
+// patience bounds every wait. It is longer than Temporal takes to miss a waiter's
+// heartbeats, and than a container engine has been seen to stand still on a
+// machine without free I/O: 5 minutes.
+const patience = 12 * time.Minute
 
 // until waits until check returns nil; its last error names the missing condition.
 func until(t testing.TB, what string, check func(context.Context) error) {
