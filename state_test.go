@@ -1,18 +1,13 @@
 package berth_test
 
 import (
-	"flag"
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"berth"
+	"berth/internal/lib/golden"
 )
-
-var update = flag.Bool("update", false, "rewrite generated documents and golden files")
 
 // statesDocument renders docs/design/states.md from the state table.
 func statesDocument() string {
@@ -55,18 +50,7 @@ func TestStatesDocumentMatchesTheTable(t *testing.T) {
 	t.Parallel()
 	const path = "docs/design/states.md"
 	want := statesDocument()
-	if *update {
-		if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	got, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(want, string(got)); diff != "" {
-		t.Errorf("%s is stale; run go test . -run States -update (-want +got):\n%s", path, diff)
-	}
+	golden.Check(t, path, want)
 }
 
 func TestTerminalStatesHaveNoWayOut(t *testing.T) {

@@ -3,18 +3,14 @@ package api_test
 import (
 	"cmp"
 	"encoding/json"
-	"flag"
 	"fmt"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 	"testing"
 
-	gocmp "github.com/google/go-cmp/cmp"
+	"berth/internal/lib/golden"
 )
-
-var update = flag.Bool("update", false, "rewrite docs/reference/http-api.md")
 
 // description is the part of an OpenAPI document that the reference shows.
 type description struct {
@@ -64,18 +60,7 @@ func TestTheReferenceIsTheDescription(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := d.document()
-	if *update {
-		if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	got, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := gocmp.Diff(want, string(got)); diff != "" {
-		t.Errorf("%s differs; make generate rewrites it (-want +got):\n%s", path, diff)
-	}
+	golden.Check(t, path, want)
 }
 
 func (d description) document() string {

@@ -2,7 +2,6 @@ package e2e_test
 
 import (
 	"encoding/json"
-	"flag"
 	"os"
 	"path/filepath"
 	"testing"
@@ -12,9 +11,8 @@ import (
 	"go.temporal.io/api/temporalproto"
 
 	"berth"
+	"berth/internal/lib/golden"
 )
-
-var update = flag.Bool("update", false, "record the histories that package workflows replays")
 
 // history returns Temporal's history of the job's workflow.
 func (s *stack) history(t *testing.T, id berth.JobID) *historypb.History {
@@ -68,7 +66,7 @@ func steps(h *historypb.History) []string {
 // record keeps a history under a name, with -update.
 func record(t *testing.T, name string, h *historypb.History) {
 	t.Helper()
-	if !*update {
+	if !golden.Updating() {
 		return
 	}
 	raw, err := temporalproto.CustomJSONMarshalOptions{}.Marshal(h)

@@ -1,21 +1,16 @@
 package failure_test
 
 import (
-	"flag"
 	"fmt"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"berth"
 	"berth/failure"
+	"berth/internal/lib/golden"
 )
-
-var update = flag.Bool("update", false, "rewrite generated documents and golden files")
 
 // classificationDocument renders docs/reference/classification.md from the tables.
 func classificationDocument() string {
@@ -103,18 +98,7 @@ func TestClassificationDocumentMatchesTheTables(t *testing.T) {
 	t.Parallel()
 	const path = "../docs/reference/classification.md"
 	want := classificationDocument()
-	if *update {
-		if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	got, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(want, string(got)); diff != "" {
-		t.Errorf("%s is stale; run go test ./failure -run Classification -update (-want +got):\n%s", path, diff)
-	}
+	golden.Check(t, path, want)
 }
 
 func TestClassificationIsInTheOrderOfEvidence(t *testing.T) {

@@ -1,7 +1,6 @@
 package placement_test
 
 import (
-	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -11,14 +10,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"berth"
+	"berth/internal/lib/golden"
 	"berth/placement"
 	"berth/spec"
 )
-
-var update = flag.Bool("update", false, "write what the engine says into testdata")
 
 // TestConversations replays testdata/*.txt: commands after ">", what the engine
 // decided below them. Lines with "#" state what a case is to show.
@@ -36,15 +32,7 @@ func TestConversations(t *testing.T) {
 				t.Fatal(err)
 			}
 			got := converse(t, string(b))
-			if *update {
-				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-				return
-			}
-			if diff := cmp.Diff(string(b), got); diff != "" {
-				t.Errorf("%s (-want +got):\n%s", file, diff)
-			}
+			golden.Check(t, file, got)
 		})
 	}
 }

@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"berth/internal/lib/golden"
 )
 
 // recordedClusters is the number of drawn clusters whose plans are recorded, and
@@ -33,10 +35,8 @@ func TestPlansAreAsRecorded(t *testing.T) {
 	for seed := range recordedClusters {
 		fmt.Fprintf(&got, "%s %d\n", recordedHash(t, seed), seed)
 	}
-	if *update {
-		if err := os.WriteFile(file, []byte(got.String()), 0o644); err != nil {
-			t.Fatal(err)
-		}
+	if golden.Updating() {
+		golden.Write(t, file, got.String())
 		return
 	}
 	want, err := os.ReadFile(file)

@@ -1,15 +1,12 @@
 package main
 
 import (
-	"flag"
 	"testing"
 
 	"github.com/spf13/pflag"
 
 	"berth/internal/lib/flags/flagsdoc"
 )
-
-var update = flag.Bool("update", false, "rewrite docs/reference/berth-agent.md")
 
 // docs/reference/berth-agent.md is generated from the flags, so it cannot lag
 // behind.
@@ -19,5 +16,5 @@ func TestTheReferenceIsTheFlags(t *testing.T) {
 	f := pflag.NewFlagSet("berth-agent", pflag.ContinueOnError)
 	s.flags(f)
 	flagsdoc.Hold(t, "../../docs/reference/berth-agent.md", "berth-agent",
-		"`berth-agent` runs on every machine. [Install](../operate/install.md) shows how a machine joins.", f, *update)
+		"`berth-agent` runs on every machine. [Install](../operate/install.md) shows how a machine joins.", f)
 }

@@ -11,9 +11,8 @@ import (
 	"testing"
 	"time"
 
-	gocmp "github.com/google/go-cmp/cmp"
-
 	"berth"
+	"berth/internal/lib/golden"
 )
 
 func TestClusterSaysHowItFared(t *testing.T) {
@@ -23,17 +22,7 @@ func TestClusterSaysHowItFared(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const golden = "testdata/three-tenants.txt"
-	if *update {
-		write(t, golden, got)
-	}
-	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := gocmp.Diff(string(want), got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	golden.Check(t, "testdata/three-tenants.txt", got)
 	file, err := os.Open(plot)
 	if err != nil {
 		t.Fatal(err)

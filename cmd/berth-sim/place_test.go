@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/csv"
 	"errors"
-	"flag"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -15,9 +14,9 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-)
 
-var update = flag.Bool("update", false, "write what comes out into testdata")
+	"berth/internal/lib/golden"
+)
 
 // sim runs the program and returns what it printed.
 func sim(args ...string) (string, error) {
@@ -49,20 +48,7 @@ func TestPlaceSaysWhatItPlacedWhere(t *testing.T) {
 	t.Parallel()
 	printed, written := place(t, "--nodes", "testdata/nodes.csv", "--arrivals", "testdata/arrivals.csv", "--mix", "testdata/mix.csv")
 	got := printed + "\n" + written
-	const golden = "testdata/placed.txt"
-	if *update {
-		if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	golden.Check(t, "testdata/placed.txt", got)
 }
 
 func TestCompressedArrivalsAreTheSame(t *testing.T) {

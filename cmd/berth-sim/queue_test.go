@@ -16,6 +16,8 @@ import (
 	"testing"
 
 	gocmp "github.com/google/go-cmp/cmp"
+
+	"berth/internal/lib/golden"
 )
 
 // queue runs berth-sim queue and returns what it printed and wrote.
@@ -45,20 +47,7 @@ func TestQueueSaysWhatRanWhenAndWhere(t *testing.T) {
 		}
 		checkQueue(t, rows(t, string(trace)), rows(t, written), 2, 8)
 	}
-	const golden = "testdata/queue.txt"
-	if *update {
-		if err := os.WriteFile(golden, []byte(got.String()), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := gocmp.Diff(string(want), got.String()); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	golden.Check(t, "testdata/queue.txt", got.String())
 }
 
 // TestQueueKeepsWhatIsPublished holds the policies to the results published on

@@ -2,18 +2,15 @@ package main
 
 import (
 	"bytes"
-	"flag"
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-)
 
-var update = flag.Bool("update", false, "write docs/reference/cli.md anew")
+	"berth/internal/lib/golden"
+)
 
 const cliDocument = "../../docs/reference/cli.md"
 
@@ -21,18 +18,7 @@ const cliDocument = "../../docs/reference/cli.md"
 func TestTheDocumentIsTheCommands(t *testing.T) {
 	t.Parallel()
 	want := document()
-	if *update {
-		if err := os.WriteFile(cliDocument, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	got, err := os.ReadFile(cliDocument)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(want, string(got)); diff != "" {
-		t.Errorf("docs/reference/cli.md lags behind; go test ./cmd/berth -run Document -update writes it (-want +got):\n%s", diff)
-	}
+	golden.Check(t, cliDocument, want)
 }
 
 func TestEveryCommandSaysWhatItDoes(t *testing.T) {

@@ -20,6 +20,7 @@ import (
 	"berth/db"
 	"berth/db/dbtest"
 	"berth/internal/control/blob"
+	"berth/internal/lib/golden"
 	"berth/internal/lib/sealer"
 	"berth/spec"
 )
@@ -36,7 +37,7 @@ func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata",
 		RequireExplicitExec: true,
-		UpdateScripts:       *update,
+		UpdateScripts:       golden.Updating(),
 		Setup: func(e *testscript.Env) error {
 			e.Setenv("XDG_CONFIG_HOME", filepath.Join(e.WorkDir, "xdg"))
 			e.Setenv("BERTH_URL", "http://127.0.0.1:1") // nothing listens there

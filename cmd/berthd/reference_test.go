@@ -1,7 +1,6 @@
 package main
 
 import (
-	"flag"
 	"testing"
 
 	"github.com/spf13/pflag"
@@ -9,8 +8,6 @@ import (
 	"berth/internal/control/controlplane"
 	"berth/internal/lib/flags/flagsdoc"
 )
-
-var update = flag.Bool("update", false, "rewrite docs/reference/berthd.md")
 
 // docs/reference/berthd.md is generated from the flags, so it cannot lag behind.
 func TestTheReferenceIsTheFlags(t *testing.T) {
@@ -20,5 +17,5 @@ func TestTheReferenceIsTheFlags(t *testing.T) {
 	s.flags(f)
 	flagsdoc.Hold(t, "../../docs/reference/berthd.md", "berthd",
 		"`berthd` is the control plane. [Configure](../operate/configure.md) explains the settings that most clusters change. "+
-			"`BERTH_ADMIN_TOKEN`, which has no flag, sets the first admin token.", f, *update)
+			"`BERTH_ADMIN_TOKEN`, which has no flag, sets the first admin token.", f)
 }

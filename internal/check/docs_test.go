@@ -1,7 +1,6 @@
 package check_test
 
 import (
-	"flag"
 	"fmt"
 	"os"
 	"slices"
@@ -10,9 +9,8 @@ import (
 
 	"berth/failure"
 	"berth/internal/check"
+	"berth/internal/lib/golden"
 )
-
-var update = flag.Bool("update", false, "rewrite the table of docs/operate/checking.md")
 
 // The table of docs/operate/checking.md is generated from the invariants.
 func TestDocumentListsTheInvariants(t *testing.T) {
@@ -33,15 +31,7 @@ func TestDocumentListsTheInvariants(t *testing.T) {
 		fmt.Fprintf(&b, "| %d | %s | %s |\n", i.Number, i.Sentence, i.Reads)
 	}
 	want := before + begin + b.String() + end + after
-	if *update {
-		if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	if string(raw) != want {
-		t.Errorf("%s is not what the invariants say: run make generate", path)
-	}
+	golden.Check(t, path, want)
 }
 
 // The checker's rules about budgets hold for every rule of the classification.

@@ -1,34 +1,18 @@
 package glossary_test
 
 import (
-	"flag"
-	"os"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"berth/internal/lib/glossary"
+	"berth/internal/lib/golden"
 )
-
-var update = flag.Bool("update", false, "rewrite docs/glossary.md")
 
 func TestDocumentMatchesTheTable(t *testing.T) {
 	t.Parallel()
 	const path = "../../../docs/glossary.md"
 	want := glossary.Document()
-	if *update {
-		if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	got, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(want, string(got)); diff != "" {
-		t.Errorf("%s differs from the table; make generate rewrites it (-want +got):\n%s", path, diff)
-	}
+	golden.Check(t, path, want)
 }
 
 func TestEachWordStandsOnceWithAMeaning(t *testing.T) {

@@ -3,7 +3,6 @@ package jobfile_test
 import (
 	"encoding/json"
 	"errors"
-	"flag"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,11 +11,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"berth"
+	"berth/internal/lib/golden"
 	"berth/internal/lib/jobfile"
 	"berth/spec"
 )
-
-var update = flag.Bool("update", false, "write the golden files anew")
 
 // Each file of testdata/faults is a wrong job file; its .txt is the user's error text.
 func TestGoldenFaultsSayWhereWhatAndWhatIsAllowed(t *testing.T) {
@@ -35,7 +33,7 @@ func TestGoldenFaultsSayWhereWhatAndWhatIsAllowed(t *testing.T) {
 			if err == nil {
 				t.Fatal("a wrong file was read without an error")
 			}
-			golden(t, strings.TrimSuffix(name, filepath.Ext(name))+".txt", err.Error()+"\n")
+			golden.Check(t, strings.TrimSuffix(name, filepath.Ext(name))+".txt", err.Error()+"\n")
 		})
 	}
 }
@@ -58,7 +56,7 @@ func TestGoldenFilesMeanWhatTheySay(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			golden(t, strings.TrimSuffix(name, ".yaml")+".json", string(b)+"\n")
+			golden.Check(t, strings.TrimSuffix(name, ".yaml")+".json", string(b)+"\n")
 			again, err := jobfile.Parse("spec.json", b)
 			if err != nil {
 				t.Fatalf("its JSON form is refused: %v", err)
@@ -96,7 +94,7 @@ func TestGoldenServerFaultsPointIntoTheFile(t *testing.T) {
 		{Field: "placement.constraint", Detail: "machine has no field foo", Allowed: "labels, region"},
 		{Field: "resources.gpus", Detail: "no machine has a GPU", Allowed: "0"},
 	}).Error()
-	golden(t, "testdata/server.txt", got+"\n")
+	golden.Check(t, "testdata/server.txt", got+"\n")
 }
 
 func TestFilesThatAreNoText(t *testing.T) {
@@ -151,17 +149,4 @@ func read(t *testing.T, name string) []byte {
 		t.Fatal(err)
 	}
 	return b
-}
-
-func golden(t *testing.T, name, got string) {
-	t.Helper()
-	if *update {
-		if err := os.WriteFile(name, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	if diff := cmp.Diff(string(read(t, name)), got); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", name, diff)
-	}
 }

@@ -3,13 +3,11 @@ package jobfile_test
 import (
 	"encoding/json"
 	"fmt"
-	"os"
 	"reflect"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
+	"berth/internal/lib/golden"
 	"berth/spec"
 )
 
@@ -20,14 +18,7 @@ const reference = "../../../docs/reference/job-file.md"
 func TestTheReferenceIsTheTypes(t *testing.T) {
 	t.Parallel()
 	want := fileReference(t)
-	if *update {
-		if err := os.WriteFile(reference, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if diff := cmp.Diff(want, string(read(t, reference))); diff != "" {
-		t.Errorf("%s differs; make generate rewrites it (-want +got):\n%s", reference, diff)
-	}
+	golden.Check(t, reference, want)
 }
 
 func fileReference(t *testing.T) string {

@@ -4,32 +4,20 @@ package flagsdoc
 
 import (
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
+
+	"berth/internal/lib/golden"
 )
 
-// Hold fails the test unless the file at path is the reference of program's flags. With update it
-// writes the file first. A default is the flag's value before parsing, so a flag whose default
+// Hold fails the test unless the file at path is the reference of program's flags, which -update
+// writes. A default is the flag's value before parsing, so a flag whose default
 // depends on the machine must set that default after parsing.
-func Hold(t *testing.T, path, program, intro string, f *pflag.FlagSet, update bool) {
+func Hold(t *testing.T, path, program, intro string, f *pflag.FlagSet) {
 	t.Helper()
-	want := reference(program, intro, f)
-	if update {
-		if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	got, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(want, string(got)); diff != "" {
-		t.Errorf("%s differs; go test ./cmd/%s -run Reference -update writes it (-want +got):\n%s", path, program, diff)
-	}
+	golden.Check(t, path, reference(program, intro, f))
 }
 
 // reference returns the Markdown table of all flags, sorted by name, without hidden flags and
