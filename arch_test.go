@@ -52,6 +52,7 @@ var layers = [][]string{
 var allowed = map[[2]string]string{
 	{"berth/db/dbtest", "berth/internal/devstack/postgres"}:                     "the test database is a private cluster",
 	{"berth/activities/node", "berth/activities/node"}:                          "its own fakes and suites",
+	{"berth/internal/lib/flags/flagsdoc", "berth/internal/lib/golden"}:          "it is part of tests only",
 	{"berth/internal/devstack/temporaldev", "berth/internal/devstack/postgres"}: "both are parts of the embedded stack",
 }
 

@@ -229,8 +229,8 @@ func (d *Dispatcher) startOrFind(ctx context.Context, p *overload.Permit, row db
 }
 
 // under returns a caller whose calls wait for their turn in a class.
-func (d *Dispatcher) under(class overload.Class) caller {
-	return func(ctx context.Context, f func(context.Context) error) error { return d.Call(ctx, class, f) }
+func (c *Calls) under(class overload.Class) caller {
+	return func(ctx context.Context, f func(context.Context) error) error { return c.Call(ctx, class, f) }
 }
 
 // start starts the workflow of a job. It returns false if there is one already,
