@@ -10,28 +10,32 @@ import (
 	"berth/spec"
 )
 
-// Clock is what Temporal must know of a schedule: when, and not what.
+// Clock is the part of a schedule that its Temporal schedule needs: the times, without the
+// work to submit.
 type Clock struct {
 	Schedule berth.ScheduleID
 	Tenant   berth.TenantID
 	Name     string
-	Spec     spec.Schedule // without job and pipeline
+	Spec     spec.Schedule // without its job or pipeline
 	Paused   bool
 	Note     string
 	Revision string
-	Set      bool      // Temporal was told of this revision
-	Deleted  bool      // and is to forget it
-	Since    time.Time // times after this one are its own, and on record if they were fired
+	Set      bool      // Temporal's schedule has this revision
+	Deleted  bool      // the schedule is deleted; Temporal's schedule must be removed
+	Since    time.Time // later times belong to the schedule, and the fired ones have a row
 }
 
+// selectClocks selects the columns of Clock, in its field order. A schedule's revision
+// changes with each update; clock_revision is the last revision that Temporal confirmed, so
+// the two differ while an update is pending.
 const selectClocks = `
 	SELECT s.id, s.tenant, s.name, s.spec - 'job' - 'pipeline', s.paused, s.note, s.revision,
 		s.revision = s.clock_revision, s.deleted_at IS NOT NULL,
 		greatest(s.active_since, s.forgotten_to)
 	FROM schedules s`
 
-// UnsetClocks returns schedules of which Temporal is to be told, or that it is
-// to forget, at most limit of them.
+// UnsetClocks returns at most limit schedules for which Temporal's schedule must be created,
+// updated or removed.
 func (d *Schedules) UnsetClocks(ctx context.Context, limit int) ([]Clock, error) {
 	return d.clocks(ctx, selectClocks+`
 		WHERE s.revision <> s.clock_revision OR s.deleted_at IS NOT NULL
@@ -53,26 +57,28 @@ func (d *Schedules) clocks(ctx context.Context, sql string, args pgx.NamedArgs) 
 	return list, mapError(err, "schedules")
 }
 
-// ClockSet tells that Temporal has a schedule's revision.
+// ClockSet records that Temporal has the given revision of a schedule. It changes nothing if
+// the schedule has been updated since: the newer revision is still to be set.
 func (d *Schedules) ClockSet(ctx context.Context, term Term, id berth.ScheduleID, revision string) error {
 	return d.tellClocks(ctx, term, `UPDATE schedules SET clock_revision = @revision
 		WHERE id = @id AND revision = @revision`,
 		pgx.NamedArgs{"id": id, "revision": revision})
 }
 
-// ClocksLost tells that Temporal has them no more, or not as they are.
+// ClocksLost records that Temporal's schedules are missing, or differ from the rows. The next
+// UnsetClocks returns them.
 func (d *Schedules) ClocksLost(ctx context.Context, term Term, ids []berth.ScheduleID) error {
 	return d.tellClocks(ctx, term, `UPDATE schedules SET clock_revision = ''
 		WHERE id = ANY(@ids::uuid[])`, pgx.NamedArgs{"ids": ids})
 }
 
-// Forget removes the row of a deleted schedule, of which Temporal has
-// nothing any more.
+// Forget deletes the row of a deleted schedule, once its Temporal schedule is removed.
 func (d *Schedules) Forget(ctx context.Context, term Term, id berth.ScheduleID) error {
 	return d.tellClocks(ctx, term, `DELETE FROM schedules WHERE id = @id AND deleted_at IS NOT NULL`,
 		pgx.NamedArgs{"id": id})
 }
 
+// tellClocks runs one write of the leader, fenced by its term.
 func (d *Schedules) tellClocks(ctx context.Context, term Term, sql string, args pgx.NamedArgs) error {
 	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, sql, args)
@@ -81,14 +87,14 @@ func (d *Schedules) tellClocks(ctx context.Context, term Term, sql string, args 
 	return mapError(err, "schedule")
 }
 
-// FireRef names a fire.
+// FireRef identifies a fire: one time of one schedule.
 type FireRef struct {
 	Schedule berth.ScheduleID
 	At       time.Time
 }
 
-// PendingFires returns fires that are to be decided: those that are due, and
-// those that waited for jobs which have ended.
+// PendingFires returns at most limit fires without a decision: due fires, and buffered fires
+// of schedules without a live job.
 func (d *Schedules) PendingFires(ctx context.Context, limit int) ([]FireRef, error) {
 	rows, err := d.pool.Query(ctx, `
 		SELECT f.schedule, f.at
@@ -108,12 +114,16 @@ func (d *Schedules) PendingFires(ctx context.Context, limit int) ([]FireRef, err
 	return list, mapError(err, "fires")
 }
 
-// firesKept is how many fires of a schedule stay on record, however old.
+// firesKept is the number of a schedule's newest fires that PruneFires never removes.
 const firesKept = 20
 
-// PruneFires removes fires that were decided longer ago than retention and whose
-// jobs have ended, at most limit of them, but for the last of each schedule. It
-// returns how many. Those times can be backfilled no more.
+// PruneFires removes at most limit fires that were decided longer ago than retention and
+// whose jobs have ended, except the newest firesKept of each schedule. It returns their
+// number.
+//
+// The removed rows are the record that a time was fired once, so PruneFires also raises the
+// schedule's forgotten_to, in the same statement. AddFires refuses to backfill times up to
+// then.
 func (d *Schedules) PruneFires(ctx context.Context, term Term, retention time.Duration, limit int) (int, error) {
 	var n int
 	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
@@ -145,9 +155,9 @@ func (d *Schedules) PruneFires(ctx context.Context, term Term, retention time.Du
 	return n, mapError(err, "fires")
 }
 
-// DeleteEnded deletes schedules of a single time that is longer ago than
-// retention, whose fire is decided and whose job has ended, at most limit of
-// them. It returns how many.
+// DeleteEnded marks at most limit one-time schedules as deleted and returns their number. A
+// schedule qualifies if it is not paused, its time is longer ago than retention, its fire is
+// decided and its job has ended.
 func (d *Schedules) DeleteEnded(ctx context.Context, term Term, retention time.Duration, limit int) (int, error) {
 	var n int
 	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {

@@ -13,25 +13,26 @@ import (
 	"berth/internal/lib/failpoint"
 )
 
-// Refusal is a decision that did not hold any more when it was to be committed.
+// Refusal is a decision that no longer held when it was to be committed.
 type Refusal struct {
 	Start berth.Start
-	Why   string
+	Why   string // human-readable, for logs
 }
 
-// Committed is what became of a batch of decisions.
+// Committed is the outcome of a batch of decisions.
 type Committed struct {
 	Started []berth.Start
-	Refused []Refusal // their rows should be read again
+	Refused []Refusal // the planner must read their rows again
 }
 
-// CommitStarts makes decisions of the leader true: attempts, allocations, GPU
-// claims and the jobs' new state, in one transaction. Decisions whose job,
-// machine or room are not any more as they were planned are left out, gangs as
-// a whole, and returned; a term that is over is an error.
+// CommitStarts commits decisions of the leader: it creates attempts, allocations and GPU
+// claims and makes the jobs scheduled, in one transaction. A decision is refused, a gang as a
+// whole, if its job, its parent, a machine or the free capacity has changed since it was
+// planned. The other decisions of the batch are committed. The error is ErrStaleEpoch if the
+// term is over.
 //
-// It takes two round trips whatever the size of the batch: one locks and reads,
-// one writes and commits.
+// The batch takes two round trips regardless of its size: one locks and reads, one writes and
+// commits.
 func (d *Queue) CommitStarts(ctx context.Context, term Term, starts []berth.Start) (Committed, error) {
 	if len(starts) == 0 {
 		return Committed{}, nil
@@ -40,8 +41,8 @@ func (d *Queue) CommitStarts(ctx context.Context, term Term, starts []berth.Star
 	if !isRefusal(err) {
 		return c, mapError(err, "commit of placements")
 	}
-	// A constraint knows something the checks do not. Halve the batch until the
-	// decision it objects to stands alone.
+	// A constraint of the database has refused a decision that passed all checks. Halve the
+	// batch until the offending decision is alone.
 	if len(starts) == 1 {
 		return Committed{Refused: []Refusal{{starts[0], err.Error()}}}, nil
 	}
@@ -57,6 +58,8 @@ func (d *Queue) CommitStarts(ctx context.Context, term Term, starts []berth.Star
 	}, err
 }
 
+// commitStarts runs the transaction of one batch. BEGIN and COMMIT travel inside its two
+// batches of statements; pgx.Tx would need a round trip for each.
 func (d *Queue) commitStarts(ctx context.Context, term Term, starts []berth.Start) (c Committed, err error) {
 	conn, err := d.pool.Acquire(ctx)
 	if err != nil {
@@ -87,53 +90,58 @@ func (d *Queue) commitStarts(ctx context.Context, term Term, starts []berth.Star
 	return c, nil
 }
 
-// repairs reports whether one of the decisions begins a gang anew.
+// repairs reports whether one of the decisions is a new attempt of a gang.
 func repairs(starts []berth.Start) bool {
 	return slices.ContainsFunc(starts, func(s berth.Start) bool { return len(s.Ranks) > 1 && s.Attempt > 1 })
 }
 
-// rollback must work even when ctx is over, or the connection is lost to the
-// pool.
+// rollback ends the transaction even if ctx is over. A connection returned to the pool with
+// an open transaction would be closed.
 func rollback(ctx context.Context, conn *pgx.Conn) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
 	_, _ = conn.Exec(ctx, "ROLLBACK")
 }
 
-// present is how the rows of a batch stand, under lock.
+// present is the state of a batch's rows, read under lock. admit subtracts the capacity of
+// each admitted decision.
 type present struct {
 	jobs     map[berth.JobID]presentJob
 	machines map[berth.MachineID]*presentMachine
 	parents  map[berth.JobID]*presentParent
 	resume   map[berth.JobID]int64             // highest verified checkpoint
-	keeping  map[berth.JobID][]*presentMachine // those that keep something for the job
-	ports    map[berth.JobID][]int             // of the members of gangs that were taken
-	former   map[berth.JobID][]berth.MachineID // where the members of gangs were before
+	keeping  map[berth.JobID][]*presentMachine // machines with capacity nominated for the job
+	ports    map[berth.JobID][]int             // assigned by takePorts, by rank
+	former   map[berth.JobID][]berth.MachineID // by rank: the gang's machines in the previous attempt
 }
 
+// presentJob holds the columns of a job that decide whether it may start.
 type presentJob struct {
-	version  int64
+	version  int64 // must equal the version that the plan was made from
 	state    berth.State
 	attempt  int
 	held     bool
 	eligible bool
-	alone    bool        // at_most_one: needs machines that fence
+	alone    bool        // at_most_one execution: needs machines that can fence
 	parent   berth.JobID // "": none
 }
 
+// presentMachine is a machine with the capacity that is left for the rest of the batch.
 type presentMachine struct {
 	epoch        int64
 	state        berth.MachineState
-	fences       bool
-	engineSilent bool // its container engine does not answer
+	fences       bool // it can run at_most_one jobs
+	engineSilent bool // its container engine does not respond
 	free         berth.Capacity
-	healed       map[int]int64 // free milli of each healthy device
-	kept         []Earmark     // of this machine, as far as they are awake
+	healed       map[int]int64 // by index: free thousandths of each healthy device; nil: no GPU asked for
+	kept         []Earmark     // nominations on this machine whose room is free already
 	ports        ports
 }
 
-// lockForStarts begins the transaction, checks the term and locks jobs, then
-// machines, then devices, each in order of id. One round trip does all of it.
+// lockForStarts begins the transaction, checks the term, and locks rows in the order that the
+// package requires: lease, parents, jobs, machines, devices, each in order of id. One round
+// trip does all of it. It fails with ErrStaleEpoch if the term is over. The caller rolls back
+// after an error.
 func lockForStarts(ctx context.Context, conn *pgx.Conn, term Term, starts []berth.Start) (*present, error) {
 	p, ids := newPresent(starts)
 	var batch pgx.Batch
@@ -167,8 +175,8 @@ func lockForStarts(ctx context.Context, conn *pgx.Conn, term Term, starts []bert
 	return p, nil
 }
 
-// startRows are the ids of the rows that a batch of decisions names. A job stands
-// twice where two decisions name it; the second is refused.
+// startRows are the ids of the rows that a batch of decisions refers to. A job is listed
+// twice if two decisions name it; the second decision is refused.
 type startRows struct {
 	jobs     []berth.JobID
 	repeated []berth.JobID // of jobs: not at their first attempt, so they may have checkpoints
@@ -244,6 +252,7 @@ func (p *present) queueMachines(batch *pgx.Batch, machines []berth.MachineID) {
 		_, err := pgx.ForEachRow(rows, []any{&id, &m.epoch, &m.state, &m.fences, &m.engineSilent, &m.free.CPUMilli,
 			&m.free.MemoryMiB, &m.free.DiskMiB, &m.free.GPUMilli,
 			&m.ports.First, &m.ports.Last}, func() error {
+			// Keep the map made above: it marks machines whose devices are read.
 			m.healed = p.machines[id].healed
 			*p.machines[id] = m
 			return nil
@@ -252,8 +261,8 @@ func (p *present) queueMachines(batch *pgx.Batch, machines []berth.MachineID) {
 	})
 }
 
-// queueDevices locks the GPUs of the machines. An unhealthy GPU has no room, so
-// it gets no entry.
+// queueDevices locks the GPUs of the machines. An unhealthy GPU has no free capacity, so it
+// gets no entry.
 func (p *present) queueDevices(batch *pgx.Batch, machines []berth.MachineID) {
 	batch.Queue(`
 		SELECT machine_id, idx, healthy, 1000 - milli_used
@@ -275,7 +284,8 @@ func (p *present) queueDevices(batch *pgx.Batch, machines []berth.MachineID) {
 	})
 }
 
-// queueNominations reads the room of the machines that is nominated for jobs.
+// queueNominations reads the capacity of the machines that is nominated for jobs and already
+// free.
 func (p *present) queueNominations(batch *pgx.Batch, machines []berth.MachineID) {
 	batch.Queue(`
 		SELECT e.beneficiary::text, e.machine_id, e.gpu_idx, e.milli, e.cpu_m, e.mem_mb, e.disk_mb, '', 0, false,
@@ -314,8 +324,8 @@ func (p *present) queueResume(batch *pgx.Batch, jobs []berth.JobID) {
 	})
 }
 
-// admit takes the decisions that still hold, in order, each with the room that
-// those before it have left.
+// admit returns the decisions that still hold. It takes them in order, and each one can use
+// only the capacity that earlier ones have left.
 func (p *present) admit(starts []berth.Start) Committed {
 	c := Committed{Started: make([]berth.Start, 0, len(starts))}
 	for _, s := range starts {
@@ -329,6 +339,8 @@ func (p *present) admit(starts []berth.Start) Committed {
 	return c
 }
 
+// take checks one decision against the rows and subtracts the capacity of a valid one. A
+// refused decision leaves p unchanged. The error is the reason.
 func (p *present) take(s berth.Start) error {
 	j, ok := p.jobs[s.Job]
 	switch {
@@ -362,22 +374,23 @@ func (p *present) take(s berth.Start) error {
 		return err
 	}
 	parent.takes()
-	delete(p.jobs, s.Job) // a second decision about the same job holds no more
+	delete(p.jobs, s.Job) // a second decision about the same job is refused
+	// writeStarts deletes the job's nominations, so their room is free for later decisions.
 	for _, m := range p.keeping[s.Job] {
 		m.kept = slices.DeleteFunc(m.kept, func(e Earmark) bool { return e.Beneficiary == s.Job })
 	}
 	return nil
 }
 
-// give gives back members that were taken.
+// give returns the capacity of members to their machines.
 func (p *present) give(ranks []berth.Grant) {
 	for _, r := range ranks {
 		p.machines[r.Machine].give(r)
 	}
 }
 
-// take takes a member of job from the machine: of what is free and not kept for
-// another job.
+// take subtracts one member of job from the machine's free capacity. Capacity nominated for
+// other jobs is not available to it. A refused member leaves m unchanged.
 func (m *presentMachine) take(r berth.Grant, job berth.JobID, alone bool) error {
 	left := m.free
 	var kept map[int]int64
@@ -421,14 +434,15 @@ func (m *presentMachine) take(r berth.Grant, job berth.JobID, alone bool) error 
 	return nil
 }
 
-// fitsBeside is Fits where more may be kept than is free: what is not asked for
-// need not be left.
+// fitsBeside is Fits for a capacity that may be negative: nominations may exceed the free
+// capacity. A resource that is not requested need not be available.
 func fitsBeside(c, left berth.Capacity) bool {
 	fits := func(asked, left int64) bool { return asked == 0 || asked <= left }
 	return fits(c.CPUMilli, left.CPUMilli) && fits(c.MemoryMiB, left.MemoryMiB) && fits(c.DiskMiB, left.DiskMiB) &&
 		fits(c.GPUMilli, left.GPUMilli)
 }
 
+// give reverts take.
 func (m *presentMachine) give(r berth.Grant) {
 	for _, g := range r.GPUs {
 		m.healed[g.Index] += g.Milli
@@ -436,8 +450,8 @@ func (m *presentMachine) give(r berth.Grant) {
 	m.free = m.free.Add(r.Capacity)
 }
 
-// writeStarts writes the admitted decisions, as many rows a statement as there
-// are, and commits.
+// writeStarts writes the admitted decisions and commits, in one batch. Each statement writes
+// the rows of all decisions. Without decisions it ends the transaction only.
 func (d *Queue) writeStarts(ctx context.Context, conn *pgx.Conn, term Term, starts []berth.Start, p *present) error {
 	if len(starts) == 0 {
 		_, err := conn.Exec(ctx, "ROLLBACK")

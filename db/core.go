@@ -13,29 +13,29 @@ import (
 	"berth"
 )
 
-// core is the part that all stores share: the pools of connections, the hub that
-// carries hints between processes, the options, and the calls of machines that are
-// gathered into one statement. Its methods open transactions; they hold no
-// statement of an aggregate but the session of a machine, which guards the writes
-// of several stores.
+// core is shared by all stores: the connection pools, the hub that carries hints between
+// processes, the options, and the agents' calls that are gathered into one statement. Its
+// methods open transactions. Statements on an aggregate's rows belong to the stores, with one
+// exception: the session of a machine, which guards the writes of several stores.
 type core struct {
 	pool  *pgxpool.Pool
-	vital *pgxpool.Pool // for leases alone; see Open
+	vital *pgxpool.Pool // used for leases only; see Open
 	log   *slog.Logger
 	hub   *Hub
-	turns *turns
+	turns *turns // shares pool's connections out between classes of work
 
-	halfLife   time.Duration
-	entry      time.Duration
-	leaderIdle time.Duration
+	halfLife   time.Duration // after which past usage counts half; 0: it does not count
+	entry      time.Duration // Options.EntryPenalty
+	leaderIdle time.Duration // Options.LeaderIdle
 	renewals   *renewals
 	sessions   *sessions
-	heard      *gather[heardFrom, struct{}] // machines whose suspicion ends
+	heard      *gather[heardFrom, struct{}] // machines to change from suspect back to ready
 	ends       ends
 }
 
-// tx runs f in one transaction (read committed) and commits if it returns nil.
-// Deadlocks and serialization failures are tried again, up to three times.
+// tx runs f in a read-committed transaction and commits if f returns nil. After a deadlock or
+// a serialization failure it runs f again, three times in all, so f must reset its results at
+// the start.
 func (d *core) tx(ctx context.Context, f func(tx pgx.Tx) error) error {
 	var err error
 	for range 3 {
@@ -49,8 +49,8 @@ func (d *core) tx(ctx context.Context, f func(tx pgx.Tx) error) error {
 	return err
 }
 
-// movedTx is tx for what learns only under its locks what it had to lock first:
-// where f ends with errMoved it begins anew, up to five times.
+// movedTx is tx for a transaction that learns only under its locks which rows it had to lock
+// first. If f returns errMoved, movedTx starts over, five times in all.
 func (d *core) movedTx(ctx context.Context, f func(tx pgx.Tx) error) error {
 	var err error
 	for range 5 {
@@ -61,11 +61,12 @@ func (d *core) movedTx(ctx context.Context, f func(tx pgx.Tx) error) error {
 	return err
 }
 
-// errMoved makes a transaction start over because what it had to lock first
-// turned out to be more than it knew.
+// errMoved restarts a movedTx: under its locks, the transaction has found more rows that the
+// lock order requires to be locked first.
 var errMoved = errors.New("rows changed before they were locked")
 
-// leaderTx is tx for writes of a leader: fenced.
+// leaderTx is tx for a write of the leader. It fails with ErrStaleEpoch if the term is over;
+// the fence keeps the term from ending before the transaction does.
 func (d *core) leaderTx(ctx context.Context, term Term, f func(tx pgx.Tx) error) error {
 	return d.tx(ctx, func(tx pgx.Tx) error {
 		var timeout string
@@ -80,11 +81,12 @@ func (d *core) leaderTx(ctx context.Context, term Term, f func(tx pgx.Tx) error)
 	})
 }
 
-// readTx runs f on one snapshot of the database.
+// readTx runs f read-only on one snapshot of the database.
 func (d *core) readTx(ctx context.Context, f func(tx pgx.Tx) error) error {
 	return pgx.BeginTxFunc(ctx, d.pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, f)
 }
 
+// aged runs a query with the columns of Aged, in the order of the fields.
 func (d *core) aged(ctx context.Context, what, sql string, args pgx.NamedArgs) ([]Aged, error) {
 	rows, err := d.pool.Query(ctx, sql, args)
 	if err != nil {
@@ -94,10 +96,10 @@ func (d *core) aged(ctx context.Context, what, sql string, args pgx.NamedArgs) (
 	return list, mapError(err, what)
 }
 
-// Aged is a job in a state, and for how long.
+// Aged is a job with its state and the time since the job entered that state.
 type Aged struct {
 	ID      berth.JobID
 	Attempt int
 	State   berth.State
-	Age     time.Duration // in that state, or as the query says
+	Age     time.Duration // in State, unless the query defines it otherwise
 }

@@ -11,15 +11,16 @@ import (
 	"berth/spec"
 )
 
-// MachineCache is what a machine's cache holds, as its agent told last.
+// MachineCache is the content of a machine's cache, as its agent last reported.
 type MachineCache struct {
 	Machine berth.MachineID
 	Holds   []spec.CachedData
 }
 
-// dataOf is jobs.data of a spec. No key comes first where a reader of the queue is
-// to look for outputs of other jobs too: nearly all jobs have an image and few have
-// those, and to look for them in vain costs as much as half of reading the row.
+// dataOf returns the value of jobs.data for a spec: the keys of its code, inputs and image. A
+// leading noData marks a job that also reads outputs of other jobs, for dataColumn. Nearly
+// all jobs have an image and few read outputs, and a lookup of outputs in vain costs half as
+// much as reading the row.
 func dataOf(tenant berth.TenantID, jobSpec spec.Job) []spec.DataKey {
 	keys := jobSpec.DataKeys(tenant)
 	if len(jobSpec.OutputsNamed()) > 0 {
@@ -28,11 +29,11 @@ func dataOf(tenant berth.TenantID, jobSpec spec.Job) []spec.DataKey {
 	return keys
 }
 
-// noData is the zero DataKey, which names nothing.
+// noData is the zero DataKey, which identifies no content.
 const noData spec.DataKey = 0
 
-// dataColumn is the keys of all that a job j needs. Outputs of other jobs are
-// known once they are bound, which for a step may be long after its submit.
+// dataColumn selects the keys of all data that a job j needs. Outputs of other jobs are known
+// only once they are bound, which for a step may be long after its submission.
 const dataColumn = `
 	CASE WHEN j.data[1] = 0 THEN j.data[2:] || ARRAY(
 		SELECT content_key(j.tenant, o.address)
@@ -41,15 +42,16 @@ const dataColumn = `
 		WHERE i.job = j.id
 		ORDER BY i.input) ELSE j.data END`
 
-// A machine that is retired holds nothing for anybody. Its row goes with that; one
-// that a report under way has left is never read.
+// fedCaches selects the caches that changed since @cursor; see fedMachines. A retired
+// machine's cache is left out: its row is deleted on retirement, and a row that a concurrent
+// report inserts afterwards is never read.
 const fedCaches = `
 	SELECT machine_id, keys, mib
 	FROM machine_caches c
 	WHERE xid >= @cursor AND xid < pg_snapshot_xmin(pg_current_snapshot())
 	  AND EXISTS (SELECT 1 FROM machines m WHERE m.id = c.machine_id AND m.state <> 'retired')`
 
-// In the order of placement's lists, which are built of it.
+// allCaches selects all caches, in the order of the lists that placement builds from them.
 const allCaches = `
 	SELECT c.machine_id, c.keys, c.mib
 	FROM machine_caches c
@@ -57,6 +59,7 @@ const allCaches = `
 	WHERE m.state <> 'retired'
 	ORDER BY c.machine_id`
 
+// collectCaches appends the rows of fedCaches or allCaches to into.
 func collectCaches(rows pgx.Rows, into *[]MachineCache) error {
 	defer rows.Close()
 	for rows.Next() {
@@ -74,8 +77,9 @@ func collectCaches(rows pgx.Rows, into *[]MachineCache) error {
 	return rows.Err()
 }
 
-// writeCache stores what the machine's cache holds, if that is not what stands
-// there. Of more than anybody should tell, the first are taken.
+// writeCache queues the write of the machine's reported cache, which changes the row only if
+// the content differs: each change makes the feed return the row again. It takes the first
+// spec.MaxCachedData entries of a longer report and caps the size of each.
 func (r *reporting) writeCache(context.Context) error {
 	if r.req.Cache == nil {
 		return nil

@@ -18,54 +18,51 @@ import (
 	"berth/spec"
 )
 
-// Options tune a DB.
+// Options tune a DB. Zero fields take their defaults.
 type Options struct {
-	MaxConns int32        // 0: 16
+	MaxConns int32        // connections for everything but leases; 0: 16
 	Logger   *slog.Logger // nil: discard
 
-	// HalfLife is after what time past use counts half. 0: spec.DefaultHalfLife;
-	// negative: past use does not count.
+	// HalfLife is the time after which past usage counts half. 0: spec.DefaultHalfLife;
+	// negative: past usage does not count.
 	HalfLife time.Duration
-	// EntryPenalty is what a start costs beside the run, as if its capacity had
-	// been held for so long. 0: nothing.
+	// EntryPenalty is the usage charged for each start, in addition to the run, as if the
+	// capacity had been held for this time. 0: none.
 	EntryPenalty time.Duration
 
-	// LeaderIdle is how long a write of a leader may stand still before the server
-	// ends it. 0: a second. Only tests have more patience with a process that is
-	// frozen in the middle of one: meanwhile nobody can take the lead.
+	// LeaderIdle is how long a leader's transaction may wait for its next statement before
+	// the server ends it. 0: one second. A leader that freezes inside a transaction keeps
+	// every other process from taking the lead until then. Only tests set a longer time.
 	LeaderIdle time.Duration
 }
 
-// vitalConns are set apart for what tells that machines and replicas live: the
-// renewals of leases, and the beacon. However crowded the other connections are,
-// and whichever table but these two is locked, no machine is declared lost because of
-// it.
+// vitalConns is the size of the pool for liveness writes: renewals of machine leases, and the
+// API beacon. No machine is declared lost because the main pool is exhausted, or because a
+// table other than these two is locked.
 const vitalConns = 4
 
-// spareConns is how long a connection that only a burst has needed stays open.
-// Each is a process of the server's that remembers every statement it has
-// planned, some 10 MiB of them.
+// spareConns is how long a connection that was opened for a burst stays open. Each is a
+// server process that caches the plan of every statement it has run, about 10 MiB in all.
 const spareConns = 2 * time.Minute
 
-// connLife, and up to a fifth more, is how long a connection is used: with every
-// statement that it has once planned the server's process grows, to 20 MiB.
+// connLife, plus up to a fifth more, is the lifetime of a connection. The server process
+// behind a connection grows with every statement that it plans, to 20 MiB.
 const connLife = 10 * time.Minute
 
-// idleParam is how long a transaction may wait for its next statement before the
-// server ends it; idleLimit is that of all but a leader's writes, where the
-// database URL says nothing.
+// idleParam limits how long a transaction may wait for its next statement before the server
+// ends the session. idleLimit is the value where the database URL sets none; transactions of
+// a leader have another one, Options.LeaderIdle.
 const (
 	idleParam = "idle_in_transaction_session_timeout"
 	idleLimit = 5 * time.Second
 )
 
-// Open connects to the database at url and checks that it answers. It does not
-// migrate; see Migrate. A connect_timeout (5 s) or
-// idle_in_transaction_session_timeout (5 s) that the url names is left as it is,
-// but that 0, which is never, is refused as invalid. Writes of a leader have a
-// limit of their own; see Options.
+// Open connects to the database at url and checks that the server responds. It does not
+// migrate; see Migrate. It sets connect_timeout (5 s) and idle_in_transaction_session_timeout
+// (5 s) unless the url does. It refuses an idle timeout of 0, which means no limit, as
+// invalid. Writes of a leader have a limit of their own; see Options.
 //
-// Beside MaxConns there are a few connections for leases alone.
+// In addition to MaxConns, Open reserves a few connections for leases only.
 func Open(ctx context.Context, url string, o Options) (*DB, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
@@ -86,14 +83,14 @@ func Open(ctx context.Context, url string, o Options) (*DB, error) {
 	}
 	cfg.MaxConnIdleTime = spareConns
 	cfg.MaxConnLifetime, cfg.MaxConnLifetimeJitter = connLife, connLife/5
-	// A transaction that is left open holds back the feed of every process.
+	// An idle open transaction holds back the feed of every process.
 	_, ownIdle := cfg.ConnConfig.RuntimeParams[idleParam]
 	if !ownIdle {
 		cfg.ConnConfig.RuntimeParams[idleParam] = idleSetting(idleLimit)
 	}
 	cfg.ConnConfig.RuntimeParams["timezone"] = "UTC"
-	// Statements here are written so that one plan serves all values. Planning
-	// those with arrays anew each time cost as much as executing them.
+	// Statements are written so that one plan serves all values. Planning the statements with
+	// arrays on each call cost as much as executing them.
 	cfg.ConnConfig.RuntimeParams["plan_cache_mode"] = "force_generic_plan"
 	cfg.ConnConfig.RuntimeParams["application_name"] = "berth"
 	if cfg.ConnConfig.ConnectTimeout == 0 {
@@ -114,6 +111,7 @@ func Open(ctx context.Context, url string, o Options) (*DB, error) {
 		pool.Close()
 		return nil, err
 	}
+	// Leases bypass turns: a renewal must not queue behind other work.
 	cfg = cfg.Copy()
 	cfg.MaxConns, cfg.ConnConfig.Tracer = vitalConns, nil
 	vital, err := pgxpool.NewWithConfig(ctx, cfg)
@@ -131,8 +129,8 @@ func Open(ctx context.Context, url string, o Options) (*DB, error) {
 	return newDB(c), nil
 }
 
-// checkIdle refuses a URL by which transactions may stand still for ever. The
-// server is asked, which takes the limit in many units and forms.
+// checkIdle refuses a URL without a limit on idle transactions. It asks the server for the
+// effective value, since the server accepts many units and spellings.
 func checkIdle(ctx context.Context, pool *pgxpool.Pool) error {
 	var limit string
 	err := pool.QueryRow(ctx, `SELECT setting FROM pg_settings WHERE name = $1`, idleParam).Scan(&limit)
@@ -147,7 +145,7 @@ func checkIdle(ctx context.Context, pool *pgxpool.Pool) error {
 	return nil
 }
 
-// idleSetting is a limit in the server's unit, milliseconds.
+// idleSetting formats a limit in the server's unit, milliseconds.
 func idleSetting(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
 
 // Close waits for the connections in use and closes the pools.
@@ -159,16 +157,17 @@ func (d *DB) Close() {
 	d.vital.Close()
 }
 
-// Pool is the underlying pool, for tests and the schema's own tools.
+// Pool returns the underlying pool, for tests and schema tools.
 func (d *DB) Pool() *pgxpool.Pool { return d.pool }
 
-// Hub carries hints between processes; see Hub.
+// Hub returns the hub that carries hints between processes.
 func (d *DB) Hub() *Hub { return d.hub }
 
-// Shares returns how the connections for work that can wait are shared out.
+// Shares returns how the pool's connections are divided between reads of users and all other
+// work.
 func (d *DB) Shares() Shares { return d.turns.shares }
 
-// Ping reports whether the database answers.
+// Ping returns an error if the database does not respond.
 func (d *DB) Ping(ctx context.Context) error { return d.pool.Ping(ctx) }
 
 // SQLSTATEs this package maps to errors; BT… are raised by our own triggers.
@@ -178,7 +177,8 @@ const (
 	sqlInsufficientPrivilege = "42501"
 )
 
-// mapError turns driver errors into berth errors; what says what was asked for.
+// mapError turns driver errors into berth errors, with the requested object's name in the
+// message. berth errors pass unchanged.
 func mapError(err error, what string) error {
 	if err == nil {
 		return nil
@@ -201,7 +201,7 @@ func mapError(err error, what string) error {
 		return berth.Errorf(berth.CodeUnavailable, "%s: %s", what, pg.Message)
 	case pg.Code[:2] == "BT" || pg.Code == sqlUniqueViolation:
 		return berth.Errorf(berth.CodeConflict, "%s: %s", what, pg.Message)
-	case pg.Code[:2] == "22": // such as a NUL in a text
+	case pg.Code[:2] == "22": // data exception, such as a NUL byte in a text
 		return berth.Errorf(berth.CodeInvalid, "%s: %s", what, pg.Message)
 	case pg.Code == sqlCheckViolation:
 		return berth.Errorf(berth.CodeCapacity, "%s: %s (%s)", what, pg.Message, pg.ConstraintName)
@@ -209,7 +209,8 @@ func mapError(err error, what string) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// lost reports whether err is about the connection and not about what was asked.
+// lost reports whether err concerns the connection rather than the statement. The statement
+// may have run all the same.
 func lost(err error) bool {
 	_, connect := errors.AsType[*pgconn.ConnectError](err)
 	_, network := errors.AsType[*net.OpError](err)
