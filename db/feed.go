@@ -11,7 +11,7 @@ import (
 	"berth/spec"
 )
 
-// QueueJob is what placement must know of a job's row.
+// QueueJob is the part of a job's row that placement needs.
 type QueueJob struct {
 	ID            berth.JobID
 	Tenant        berth.TenantID
@@ -27,49 +27,49 @@ type QueueJob struct {
 	SubmittedAt   time.Time
 	Avoid         []berth.MachineID
 	RunLimit      time.Duration // 0: none
-	Grace         time.Duration // from an order to stop to the kill
-	Ran           time.Duration // in its earlier attempts
-	Unaged        time.Duration // since its submission it held capacity, was held or was not ready
-	Stalled       time.Duration // of its tenant, when it was submitted
-	GaveWayTo     []berth.JobID
-	Parent        berth.JobID // "": none
-	Parallel      int         // of its parent's elements that may hold capacity at once; 0: no limit
+	Grace         time.Duration // from the order to stop to the kill
+	Ran           time.Duration // run time of its earlier attempts
+	Unaged        time.Duration // time in which it did not age: it held capacity, was held or not ready
+	Stalled       time.Duration // the tenant's stalled time at submission; it does not age in later one
+	GaveWayTo     []berth.JobID // jobs that it was preempted for; the same job does not preempt it again
+	Parent        berth.JobID   // "": none
+	Parallel      int           // most elements of its parent that may hold capacity at once; 0: no limit
 	Name          string
-	Step          string         // of a pipeline, Parent; "": it is none
-	Data          []spec.DataKey // of its code, its inputs and its image
-	VerifiedAt    *time.Time     // its newest checkpoint, whatever attempt it is of
+	Step          string         // its step name in the pipeline Parent; "": not a step
+	Data          []spec.DataKey // keys of its code, its inputs and its image
+	VerifiedAt    *time.Time     // time of its newest verified checkpoint, of any attempt
 	XID           uint64         // of the transaction that wrote it last
 
-	// Expected is how long the job runs in all, going by others, which ExpectedBy
-	// names; 0: not known. They are of no row: see internal/control/runtimes.
+	// Expected is the job's estimated total run time; 0: unknown. ExpectedBy names the jobs
+	// that the estimate is based on. Neither is a column: see internal/control/runtimes.
 	Expected   time.Duration
 	ExpectedBy string
 }
 
-// Holder is what a job's allocations hold that count. It is read whenever its
-// job changes: a member that ends alone is seen with the next change.
+// Holder is the capacity that one attempt of a job holds. It is read when the job's row
+// changes, so the end of a single member shows only with the job's next change.
 type Holder struct {
 	Job       berth.JobID
-	Attempt   int // of these allocations; an older one may be held by a silent machine
+	Attempt   int // of these allocations; a silent machine may hold an older one
 	PlacedAt  time.Time
-	StartedAt *time.Time // of the first container
-	StopBy    *time.Time // told to stop, with all its members
+	StartedAt *time.Time // when the first container started
+	StopBy    *time.Time // when the last member must have stopped; nil unless all members have an order to stop
 	Ranks     []berth.Grant
 }
 
-// Earmark is room that is kept for a waiting job.
+// Earmark is a nomination: capacity that is kept for a waiting job.
 type Earmark struct {
 	Beneficiary berth.JobID
 	Machine     berth.MachineID
 	Capacity    berth.Capacity
 	GPUs        []berth.DeviceShare
-	Victim      berth.JobID // "": the room was free
-	Attempt     int         // of the victim
-	Asleep      bool        // the victim holds the room still
+	Victim      berth.JobID // the preempted job; "": the capacity was free
+	Attempt     int         // the victim's
+	Asleep      bool        // the victim still holds the capacity, so nothing is kept yet
 	ExpiresAt   time.Time   // zero: never
 }
 
-// PoolMachine is what placement must know of a machine's row.
+// PoolMachine is the part of a machine's row that placement needs.
 type PoolMachine struct {
 	ID      berth.MachineID
 	Epoch   int64
@@ -80,46 +80,48 @@ type PoolMachine struct {
 	Labels  map[string]string
 	Total   berth.Capacity
 	Used    berth.Capacity
-	Fences  bool   // it can fence at_most_one work
-	Network string // where members of gangs reach each other
+	Fences  bool   // it can run at_most_one jobs
+	Network string // the network on which members of a gang reach each other
 	GPUs    []PoolGPU
 	XID     uint64 // of the transaction that wrote it last
 
-	EngineSilentSince *time.Time // its container engine has not answered since; nil: it answers
+	EngineSilentSince *time.Time // when its container engine stopped responding; nil: it responds
 }
 
-// PoolGPU is a device with its present use.
+// PoolGPU is a device with its current use.
 type PoolGPU struct {
 	Index     int
 	Model     string
 	MemoryMiB int64
 	Healthy   bool
-	UsedMilli int64
+	UsedMilli int64 // thousandths of the device
 }
 
-// Cursor is how far a feed has been read.
+// Cursor is the position up to which a feed has been read: a transaction id. Rows written by
+// this transaction or a later one come with the next read.
 type Cursor uint64
 
-// Changes is what a feed brings: rows as they are now, in any state. A row may
-// come more than once.
+// Changes is the result of a read of the feed: rows with their current content, in any state.
+// A row may come more than once.
 type Changes struct {
-	Next     Cursor    // where to read on
-	End      Cursor    // where it would be if no transaction were under way
+	Next     Cursor    // cursor of the next read
+	End      Cursor    // the position of Next without open transactions
 	Now      time.Time // the database's clock
 	Jobs     []QueueJob
-	Holders  []Holder // of those of Jobs that hold capacity, all
+	Holders  []Holder // for each entry of Jobs that holds capacity, all its holders
 	Machines []PoolMachine
-	Earmarks []Earmark // all there are
+	Earmarks []Earmark // all nominations, changed or not
 	Caches   []MachineCache
 }
 
-// Hinted names rows to read whether or not the feed has them: rows that a hint
-// names come sooner this way, since the feed waits for older transactions.
+// Hinted names rows to read even if the feed does not have them yet. The feed waits for older
+// transactions to end; a hinted row does not.
 type Hinted struct {
 	Jobs     []berth.JobID
 	Machines []berth.MachineID
 }
 
+// queueJobColumns are the columns of a job j, in the order of collectJobs.
 const queueJobColumns = `
 	j.id, j.tenant, j.class, j.priority, j.preemptible, j.state, j.version, j.attempt,
 	j.held, j.eligible_at, j.queue_deadline, j.submitted_at, j.avoid,
@@ -127,7 +129,7 @@ const queueJobColumns = `
 	coalesce(j.parent::text, ''), coalesce((SELECT p.parallel FROM jobs p WHERE p.id = j.parent), 0), j.name,
 		coalesce(j.step, ''), ` + dataColumn
 
-// fedJobs are the jobs of which a feed brings what they hold.
+// fedJobs selects the jobs for which Feed reads holders.
 const fedJobs = `
 	SELECT j.id FROM jobs j
 	WHERE j.xid >= @cursor AND j.xid < pg_snapshot_xmin(pg_current_snapshot())
@@ -136,7 +138,8 @@ const fedJobs = `
 	SELECT j.id FROM jobs j
 	WHERE j.id = ANY(@jobs::uuid[]) AND j.state IN ('scheduled', 'running', 'preempting', 'canceling')`
 
-// readHolders reads what jobs hold, a row a device, or one for a member without.
+// readHolders returns the query for the capacity that jobs hold. A member has one row per
+// device, or one row if it has no device; see collectHolders.
 func readHolders(jobs string) string {
 	return `
 	SELECT a.job::text, a.attempt, t.placed_at, t.started_at, a.stop_by, a.id, a.machine_id, a.machine_epoch,
@@ -148,41 +151,47 @@ func readHolders(jobs string) string {
 	ORDER BY a.job, a.attempt, a.id, c.idx`
 }
 
+// readEarmarks selects all nominations, sorted for collectEarmarks.
 const readEarmarks = `
 	SELECT e.beneficiary::text, e.machine_id, e.gpu_idx, e.milli, e.cpu_m, e.mem_mb, e.disk_mb,
 		coalesce(e.victim::text, ''), coalesce(e.victim_attempt, 0), ` + asleep + `, nullif(e.expires_at, 'infinity')
 	FROM earmarks e
 	ORDER BY e.beneficiary, e.machine_id, e.victim, e.gpu_idx`
 
-// asleep holds for a nomination e whose victim still holds the room: nothing is kept yet.
+// asleep is true for a nomination e while the victim still holds the capacity: nothing is
+// kept yet.
 const asleep = `
 	(e.victim IS NOT NULL AND EXISTS (
 		SELECT 1 FROM allocations v
 		WHERE v.job = e.victim AND v.attempt = e.victim_attempt AND v.machine_id = e.machine_id
 		  AND v.state IN ('reserved', 'active', 'orphaned')))`
 
+// poolMachineColumns are the columns of a machine m, in the order of collectMachines.
 const poolMachineColumns = `
 	m.id, m.epoch, m.state, m.pool, m.region, m.site, m.labels,
 	m.cpu_m, m.mem_mb, m.disk_mb, m.gpu_milli, m.cpu_m_used, m.mem_mb_used, m.disk_mb_used, m.gpu_milli_used, m.fence_ms > 0, m.network, m.engine_silent_since, m.xid`
 
+// feedPosition selects Changes.Next, End and Now.
 const feedPosition = `
 	SELECT pg_snapshot_xmin(pg_current_snapshot()), pg_snapshot_xmax(pg_current_snapshot()), clock_timestamp()`
 
-// The feed ends before the oldest transaction still running: whatever commits
-// later has an xid the next read begins with. A sequence would miss rows.
+// fedMachines selects the machines that changed. The feed ends before the oldest open
+// transaction: every row that is committed later has the xid at which the next read begins,
+// or a higher one. A sequence would miss rows, since transactions do not commit in the order
+// of their numbers.
 const fedMachines = `
 	SELECT id FROM machines
 	WHERE xid >= @cursor AND xid < pg_snapshot_xmin(pg_current_snapshot())
 	UNION
 	SELECT unnest(@machines::text[])`
 
-// Feed returns what has changed since cursor, and the hinted rows.
+// Feed returns the rows that have changed since cursor, and the hinted rows.
 func (d *Queue) Feed(ctx context.Context, cursor Cursor, hinted Hinted) (Changes, error) {
 	args := pgx.NamedArgs{"cursor": uint64(cursor), "jobs": hinted.Jobs, "machines": hinted.Machines}
 	var batch pgx.Batch
 	var c Changes
-	// All as of one moment, in one round trip: a job without what it holds, or a
-	// start without the room it took, would mislead a plan.
+	// One snapshot, in one round trip: a job without its holders, or a start without the
+	// capacity that it took, would mislead a plan.
 	batch.Queue(`BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY`)
 	batch.Queue(feedPosition).QueryRow(func(row pgx.Row) error {
 		return row.Scan((*uint64)(&c.Next), (*uint64)(&c.End), &c.Now)
@@ -231,8 +240,8 @@ func (d *Queue) Feed(ctx context.Context, cursor Cursor, hinted Hinted) (Changes
 	return c, nil
 }
 
-// Load returns every job that waits or holds capacity, and every machine
-// that is not retired, as of one moment, and the cursor from which Feed goes on.
+// Load returns every job that waits or holds capacity and every machine that is not retired,
+// in one snapshot, with the cursor at which Feed continues.
 func (d *Queue) Load(ctx context.Context) (Changes, error) {
 	var c Changes
 	err := d.readTx(ctx, func(tx pgx.Tx) error {
@@ -366,8 +375,7 @@ func collectMachines(rows pgx.Rows, into *[]PoolMachine) error {
 	return rows.Err()
 }
 
-// collectGPUs hangs devices on their machines; those of other machines are
-// skipped.
+// collectGPUs adds devices to their machines. Devices of other machines are skipped.
 func collectGPUs(rows pgx.Rows, machines []PoolMachine) error {
 	defer rows.Close()
 	byID := make(map[berth.MachineID]*PoolMachine, len(machines))
@@ -387,4 +395,5 @@ func collectGPUs(rows pgx.Rows, machines []PoolMachine) error {
 	return rows.Err()
 }
 
+// milliseconds converts a column in milliseconds.
 func milliseconds(n int64) time.Duration { return time.Duration(n) * time.Millisecond }

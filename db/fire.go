@@ -16,18 +16,20 @@ import (
 	"berth/wire"
 )
 
-// NewFires are times of a schedule that are to be fired.
+// NewFires are times of a schedule to be fired.
 type NewFires struct {
 	Schedule berth.ScheduleID
 	Times    []time.Time
 	Source   wire.FireSource
-	Overlap  spec.Overlap // "": the schedule's
-	Again    bool         // those as well that were fired and have made no job
+	Overlap  spec.Overlap // policy for these fires; "": the schedule's
+	Again    bool         // also fire times again that were skipped, refused or missed
 }
 
-// AddFires makes fires due, each time once, and returns how many there are to
-// decide: of a time that was fired before nothing happens. The leader decides
-// them soon, or whoever calls Fire.
+// AddFires makes times due and returns the number of fires to decide. A time that was fired
+// before is left alone, unless Again is set and the fire submitted no job. The leader decides
+// due fires soon; Fire decides one at once.
+//
+// It fails with a conflict if PruneFires may have removed the record of one of the times.
 func (d *Schedules) AddFires(ctx context.Context, a NewFires) (n int, err error) {
 	if len(a.Times) == 0 {
 		return 0, nil
@@ -40,6 +42,7 @@ func (d *Schedules) AddFires(ctx context.Context, a NewFires) (n int, err error)
 		if err != nil {
 			return err
 		}
+		// Without the record, a time that was fired would be fired twice.
 		if forgotten != nil && !slices.MinFunc(a.Times, time.Time.Compare).After(*forgotten) {
 			return berth.Errorf(berth.CodeConflict, "what became of the times up to %s is not on record any more, "+
 				"so they cannot be fired once only: take a later range", forgotten.UTC().Format(time.RFC3339))
@@ -65,17 +68,17 @@ func (d *Schedules) AddFires(ctx context.Context, a NewFires) (n int, err error)
 
 // Firing is a fire to be decided.
 type Firing struct {
-	Schedule wire.Schedule // its work and its policies, as they are for ever
+	Schedule wire.Schedule // its work and its policies, which never change
 	At       time.Time
-	Refused  *berth.Reason // why its work cannot be submitted; nil: the database may tell
+	Refused  *berth.Reason // reason to refuse the work, found by the caller; nil: only the database can refuse it
 }
 
-// lateness is what a fire may take on its way, beyond the catch-up window.
+// lateness is the delay that a fire may have on its way, in addition to the catch-up window.
 const lateness = time.Minute
 
-// Fire decides one time of a schedule: it submits the work, or says why not.
-// What was decided stays so: of a fire that comes twice, the second finds what
-// became of the first. A schedule that is deleted is not_found.
+// Fire decides one time of a schedule: either submits the work or records the reason not to.
+// A decision is final: a second call for the same time returns the first one's result. A
+// deleted schedule is not_found.
 func (d *Schedules) Fire(ctx context.Context, f Firing) (wire.FireResult, error) {
 	var x firing
 	err := d.tx(ctx, func(tx pgx.Tx) error {
@@ -89,7 +92,7 @@ func (d *Schedules) Fire(ctx context.Context, f Firing) (wire.FireResult, error)
 		d.hub.Publish(TopicSubmit, string(x.job))
 	}
 	for _, c := range x.canceled {
-		if _, err := afterCancel(ctx, d.core, c); err != nil { // its own coordinator does it as well
+		if _, err := afterCancel(ctx, d.core, c); err != nil { // the job's own coordinator repeats it
 			d.log.Warn("canceled job not tended", "job_id", c.job.ID, "err", err)
 		}
 		d.hub.Publish(TopicPoke, string(c.job.ID))
@@ -97,23 +100,25 @@ func (d *Schedules) Fire(ctx context.Context, f Firing) (wire.FireResult, error)
 	return wire.FireResult{Status: x.status, Job: x.job}, nil
 }
 
-// firing is a fire under the lock of its schedule.
+// firing is a fire under the lock of its schedule. The lock orders concurrent decisions of
+// one schedule, so that each sees the jobs of the others.
 type firing struct {
 	Firing
 	paused  bool
 	now     time.Time
 	source  wire.FireSource
 	overlap spec.Overlap
-	live    []berth.JobID // jobs of other fires that have not ended, in lock order
+	live    []berth.JobID // unended jobs of other fires, in lock order
 	waits   bool          // another fire is buffered
 
-	done     bool // it was decided before
+	done     bool // decided by an earlier call
 	status   wire.FireStatus
 	job      berth.JobID
 	reason   *berth.Reason
 	canceled []cancellation
 }
 
+// run decides the fire inside the transaction, and stores a changed status.
 func (x *firing) run(ctx context.Context, tx pgx.Tx) error {
 	if err := x.read(ctx, tx); err != nil || x.done {
 		return err
@@ -126,13 +131,13 @@ func (x *firing) run(ctx context.Context, tx pgx.Tx) error {
 		}
 	}
 	if x.status == was {
-		return nil // it waits on
+		return nil // still buffered: nothing changes
 	}
 	return x.store(ctx, tx)
 }
 
-// read locks the schedule and looks at the fire and at what it may overlap
-// with.
+// read locks the schedule, reads the fire, and finds other fires that it may overlap with. It
+// marks fires whose job has ended as over, so that they are not looked at again.
 func (x *firing) read(ctx context.Context, tx pgx.Tx) error {
 	args := pgx.NamedArgs{"id": x.Schedule.ID, "at": x.At}
 	err := tx.QueryRow(ctx, `SELECT paused, clock_timestamp() FROM schedules
@@ -140,6 +145,7 @@ func (x *firing) read(ctx context.Context, tx pgx.Tx) error {
 	if err != nil {
 		return err
 	}
+	// A fire that the clock brings has no row yet: the defaults count.
 	x.source, x.overlap, x.status = wire.FireByClock, x.Schedule.Overlap, wire.FireDue
 	var job *berth.JobID
 	var overlap *spec.Overlap
@@ -173,11 +179,12 @@ func (x *firing) read(ctx context.Context, tx pgx.Tx) error {
 		WHERE schedule = @id AND NOT over AND at <> @at`, args).Scan(&x.live, &x.waits)
 }
 
-// decide says what becomes of the fire, as far as that does not depend on the
-// submission.
+// decide sets the status of the fire, as far as that does not depend on the submission.
 func (x *firing) decide() {
 	late := x.now.Sub(x.At)
 	window := x.Schedule.CatchUp.Std() + x.Schedule.Jitter.Std()
+	// A backfill runs even if the schedule is paused or its time is long past. So does a
+	// buffered fire: it passed these checks when it was buffered.
 	fresh := x.source == wire.FireByClock && x.status == wire.FireDue
 	switch {
 	case fresh && x.paused:
@@ -201,9 +208,10 @@ func (x *firing) decide() {
 	}
 }
 
+// end sets the status with its reason.
 func (x *firing) end(s wire.FireStatus, why berth.Reason) { x.status, x.reason = s, &why }
 
-// busy says what has not ended.
+// busy describes the work that has not ended.
 func (x *firing) busy() string {
 	switch {
 	case len(x.live) == 0:
@@ -215,8 +223,9 @@ func (x *firing) busy() string {
 	}
 }
 
-// submit stores the work, after it has made way for it. A refusal undoes both,
-// and is the end of the fire.
+// submit stores the work; with overlap "cancel" it first cancels the live jobs. Both run in a
+// savepoint: a refusal of the work also undoes the cancellations, and becomes the status of
+// the fire. Any other error is returned, and the fire stays undecided.
 func (x *firing) submit(ctx context.Context, tx pgx.Tx) error {
 	err := pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
 		if x.overlap == spec.OverlapCancel {
@@ -240,6 +249,7 @@ func (x *firing) submit(ctx context.Context, tx pgx.Tx) error {
 
 func (x *firing) actor() string { return "schedule:" + x.Schedule.Name }
 
+// cancel requests the cancellation of the schedule's live jobs.
 func (x *firing) cancel(ctx context.Context, tx pgx.Tx) error {
 	why := &berth.Reason{Code: berth.ReasonOverlap,
 		Message: fmt.Sprintf("schedule %s fired again, and its overlap is %s", x.Schedule.Name, x.overlap)}
@@ -253,8 +263,9 @@ func (x *firing) cancel(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// insert stores the job, or finds the one that has its key: it was made from
-// here, of a fire that is not on record any more.
+// insert stores the job. The idempotency key is derived from the schedule and the time, so
+// the key may exist already: the job is then the result of an earlier fire of this time that
+// is no longer on record. A job with other content under this key is a conflict.
 func (x *firing) insert(ctx context.Context, tx pgx.Tx) error {
 	key := berth.FireKey(x.Schedule.ID, x.At)
 	var row submitRow
@@ -285,7 +296,7 @@ func (x *firing) insert(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// store keeps what became of the fire.
+// store writes the status of the fire.
 func (x *firing) store(ctx context.Context, tx pgx.Tx) error {
 	var job *berth.JobID
 	if x.status == wire.FireSubmitted {
@@ -304,8 +315,8 @@ func (x *firing) store(ctx context.Context, tx pgx.Tx) error {
 	return err
 }
 
-// WhyRefused is why a submission was not accepted, or nil if it failed for another
-// reason and may be tried again.
+// WhyRefused returns the reason why a submission was rejected, or nil for another failure,
+// after which it may be retried.
 func WhyRefused(err error) *berth.Reason {
 	e, ok := errors.AsType[*berth.Error](err)
 	if !ok {

@@ -10,9 +10,10 @@ import (
 	"berth"
 )
 
-// writeGPUs matches devices by UUID, so that one keeps its index however the
-// driver numbers it today: claims name the index. A device that is not reported
-// any more is unhealthy, never deleted.
+// writeGPUs stores the devices that the machine reports. It identifies devices by UUID:
+// claims refer to a device by index, so a device keeps its index in the table even if the
+// driver numbers it differently after a reboot. A device that is no longer reported becomes
+// unhealthy and is never deleted.
 func (r *registration) writeGPUs(ctx context.Context) error {
 	rows, err := r.tx.Query(ctx, `
 		SELECT idx, uuid
@@ -23,6 +24,7 @@ func (r *registration) writeGPUs(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("lock devices: %w", err)
 	}
+	// index has the stored index by UUID; taken has the indexes in use, and most the highest.
 	index, taken, most := map[string]int{}, map[int]bool{}, -1
 	var idx int
 	var uuid string
@@ -40,6 +42,8 @@ func (r *registration) writeGPUs(ctx context.Context) error {
 		}
 		known, ok := index[g.UUID]
 		switch {
+		// A known device keeps its index. A new device whose index belongs to another device
+		// gets the next index above all others.
 		case ok:
 			gpus[i].Index = known
 		case taken[g.Index]:
@@ -48,7 +52,8 @@ func (r *registration) writeGPUs(ctx context.Context) error {
 		}
 		taken[gpus[i].Index], most = true, max(most, gpus[i].Index)
 	}
-	// What is left of a retired machine lays no claim to hardware.
+	// The hardware of a retired machine may have moved here. Its device rows make way, unless
+	// capacity is still claimed on them.
 	_, err = r.tx.Exec(ctx, `
 		DELETE FROM gpu_devices g
 		USING machines m
@@ -74,6 +79,7 @@ func (r *registration) writeGPUs(ctx context.Context) error {
 		ON CONFLICT (machine_id, idx) DO UPDATE
 		SET model = excluded.model, mem_mb = excluded.mem_mb, healthy = excluded.healthy, reason = excluded.reason`,
 		gpuArgs(r.machine, gpus))
+	// The UUID is unique over all machines, so one device is never offered twice.
 	if IsConstraint(err, "gpu_devices_uuid_key") {
 		return berth.Errorf(berth.CodeConflict,
 			"a GPU of machine %s is registered by another machine; retire that one first", r.machine)
@@ -81,6 +87,7 @@ func (r *registration) writeGPUs(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("store devices: %w", err)
 	}
+	// The machine's total includes unhealthy and vanished devices.
 	_, err = r.tx.Exec(ctx, `
 		UPDATE machines
 		SET gpu_milli = 1000 * (SELECT count(*) FROM gpu_devices WHERE machine_id = @machine)
@@ -91,8 +98,9 @@ func (r *registration) writeGPUs(ctx context.Context) error {
 	return quarantine(ctx, r.tx, r.machine, gpus)
 }
 
-// quarantine drains the machine if one of its devices says that it concerns all
-// of it. What runs there goes on; an operator reboots the host and undrains it.
+// quarantine drains the machine if one of its devices has a fault that concerns the whole
+// machine. Running work continues; an operator reboots the host and undrains the machine. A
+// machine that is already draining keeps the reason of that drain.
 func quarantine(ctx context.Context, tx pgx.Tx, machine berth.MachineID, gpus []berth.GPU) error {
 	at := slices.IndexFunc(gpus, func(g berth.GPU) bool { return g.Quarantine && !g.Healthy })
 	if at < 0 {
@@ -110,6 +118,7 @@ func quarantine(ctx context.Context, tx pgx.Tx, machine berth.MachineID, gpus []
 	return nil
 }
 
+// gpuArgs returns the devices as one array per column, for unnest.
 func gpuArgs(machine berth.MachineID, gpus []berth.GPU) pgx.NamedArgs {
 	n := len(gpus)
 	idx, uuid, model, mem := make([]int, n), make([]string, n), make([]string, n), make([]int64, n)

@@ -13,41 +13,44 @@ import (
 	"berth"
 )
 
-// A Topic is what a hint is about.
+// Topic is the subject of a hint.
 type Topic string
 
 // The topics. Keys are job ids, machine ids, or "" where there is one of them.
 const (
-	TopicQueue     Topic = "queue"     // something the leader plans on has changed
+	TopicQueue     Topic = "queue"     // the input of the leader's plan has changed
 	TopicJob       Topic = "job"       // key: job id; its row, events or logs have changed
 	TopicMachine   Topic = "machine"   // key: machine id; its orders have changed
-	TopicSubmit    Topic = "submit"    // key: job id; a new row wants its workflow
-	TopicClock     Topic = "clock"     // key: schedule id; its clock is to be set, or it has a fire that is due
-	TopicPoke      Topic = "poke"      // key: job id; its workflow should look. Who changed the row pokes
+	TopicSubmit    Topic = "submit"    // key: job id; a new row needs its workflow
+	TopicClock     Topic = "clock"     // key: schedule id; Temporal's schedule must be updated, or a fire is due
+	TopicPoke      Topic = "poke"      // key: job id; its workflow must read the row; the writer's process signals it
 	TopicAdmission Topic = "admission" // key: none; new work was paused or resumed
 	TopicEnd       Topic = "end"       // key: allocation id; its end is stored and sealed
 )
 
-// Hub carries hints: "look again at this". Hints carry no truth; they may be
-// lost, doubled or late, so every listener also looks by itself from time to
-// time. In one process a hint arrives at once; other processes get it by
-// NOTIFY, sent from a statement of its own (never inside a transaction, where
-// it takes a global lock) and coalesced: the first at once, then at most one
-// statement each hintPause. The zero value delivers within the process only.
+// Hub carries hints: "read this again". A hint may be lost, doubled or late and carries no
+// data, so every subscriber also reads the rows periodically. Inside one process a hint
+// arrives at once; other processes receive it by NOTIFY. NOTIFY is sent in a statement of its
+// own, never inside a transaction, where it takes a global lock. It is coalesced: the first
+// hint goes out at once, then at most one statement per hintPause.
+//
+// The zero value delivers within the process only, all topics but TopicMachine. All methods
+// may be called concurrently.
 type Hub struct {
 	pool *pgxpool.Pool
 	log  *slog.Logger
-	self string // this process, whose own notifications are ignored
+	self string // random id of this process; its own notifications are ignored
 
 	mu      sync.Mutex
-	subs    map[hint]map[*Subscription]struct{}
-	pending map[hint]struct{}
-	wake    chan struct{}
+	subs    map[hint]map[*Subscription]struct{} // subscribers by topic and key
+	pending map[hint]struct{}                   // to be sent to other processes; nil: none are
+	wake    chan struct{}                       // holds one: pending is not empty
 
-	hinted map[berth.MachineID]int64 // hints about each machine
-	gaps   int64                     // times in which hints may have been missed
+	hinted map[berth.MachineID]int64 // number of hints by machine, for Generation
+	gaps   int64                     // interruptions in which hints may have been missed
 }
 
+// hint is one topic and key; the key "*" is used by subscriptions only.
 type hint struct {
 	topic Topic
 	key   string
@@ -56,9 +59,10 @@ type hint struct {
 const (
 	hintChannel  = "berth"
 	hintPause    = 100 * time.Millisecond
-	maxHintBytes = 7000 // NOTIFY payloads end at 8000
+	maxHintBytes = 7000 // the limit of a NOTIFY payload is 8000
 )
 
+// newHub returns a Hub that also sends to other processes, once Run runs.
 func newHub(pool *pgxpool.Pool, log *slog.Logger) *Hub {
 	return &Hub{
 		pool: pool, log: log, self: berth.NewSecret()[:8],
@@ -69,19 +73,19 @@ func newHub(pool *pgxpool.Pool, log *slog.Logger) *Hub {
 	}
 }
 
-// Subscription receives hints about one key, or about all keys of a topic.
+// Subscription receives hints about one key, or about all keys of a topic. Close it.
 type Subscription struct {
-	// C has room for one hint: it says that something happened since the last
-	// receive, not how often.
+	// C holds at most one hint: it reports that something happened since the last receive,
+	// not how often.
 	C chan struct{}
 
 	hub  *Hub
 	hint hint
 	from Origin
-	keys map[string]struct{} // for subscriptions to all keys
+	keys map[string]struct{} // keys since the last call of Keys, for subscriptions to all keys
 }
 
-// Origin is where a hint comes from.
+// Origin is the process that a hint comes from.
 type Origin int
 
 // The origins a subscription may listen to.
@@ -91,7 +95,8 @@ const (
 	Elsewhere        // other processes
 )
 
-// Subscribe listens to one key of a topic; key "*" means every key. Close it.
+// Subscribe listens to one key of a topic; key "*" means every key. The caller must Close the
+// subscription.
 func (h *Hub) Subscribe(topic Topic, key string) *Subscription {
 	return h.SubscribeFrom(topic, key, Anywhere)
 }
@@ -111,8 +116,8 @@ func (h *Hub) SubscribeFrom(topic Topic, key string, from Origin) *Subscription 
 	return s
 }
 
-// Keys returns the keys hinted at since the last call, for subscriptions to
-// every key of a topic.
+// Keys returns the keys of the hints since the last call, for a subscription to every key of
+// a topic. The key "" after an interruption means that any key may have been missed.
 func (s *Subscription) Keys() []string {
 	s.hub.mu.Lock()
 	defer s.hub.mu.Unlock()
@@ -134,18 +139,21 @@ func (s *Subscription) Close() {
 	}
 }
 
-// Publish hints at keys of a topic, here and in every other process. Call it
-// after the commit, never inside a transaction.
+// Publish sends hints about keys of a topic to this process and every other one. Call it
+// after the commit, never inside a transaction: a subscriber that reads earlier would miss
+// the change.
 func (h *Hub) Publish(topic Topic, keys ...string) {
 	h.mu.Lock()
 	for _, k := range keys {
 		h.deliver(hint{topic, k}, Here)
+		// Coalescing: the same hint twice before a flush is sent once.
 		if h.pending != nil {
 			h.pending[hint{topic, k}] = struct{}{}
 		}
 	}
 	h.mu.Unlock()
 	select {
+	// The channel has room for one; a full one has the same effect.
 	case h.wake <- struct{}{}:
 	default:
 	}
@@ -168,6 +176,7 @@ func (h *Hub) deliver(x hint, from Origin) {
 	}
 }
 
+// poke records the key and wakes the subscriber, without ever blocking; hub.mu is held.
 func (s *Subscription) poke(key string) {
 	if s.hint.key == "*" {
 		if s.keys == nil {
@@ -191,6 +200,7 @@ func (h *Hub) Run(ctx context.Context) error {
 	return ctx.Err()
 }
 
+// send flushes pending hints until ctx ends, at most once per hintPause.
 func (h *Hub) send(ctx context.Context) {
 	for {
 		select {
@@ -209,8 +219,8 @@ func (h *Hub) send(ctx context.Context) {
 	}
 }
 
-// flush notifies the other processes of everything pending. What cannot be
-// sent is dropped: it was a hint.
+// flush notifies the other processes of all pending hints. Hints that cannot be sent are
+// dropped: subscribers do not depend on them.
 func (h *Hub) flush(ctx context.Context) error {
 	h.mu.Lock()
 	byTopic := map[Topic][]string{}
@@ -235,14 +245,14 @@ func (h *Hub) flush(ctx context.Context) error {
 	if len(payloads) == 0 {
 		return nil
 	}
-	// One statement for all topics: each commit of a NOTIFY takes a lock of the
-	// whole cluster, and wakes every listener.
+	// One statement for all topics: each commit of a NOTIFY takes a lock of the whole
+	// database cluster, and wakes every listener.
 	_, err := h.pool.Exec(ctx, `SELECT pg_notify($1, x) FROM unnest($2::text[]) AS x`, hintChannel, payloads)
 	return err
 }
 
-// listen keeps one connection of its own, and after a break wakes everybody:
-// hints may have been missed.
+// listen receives on a connection of its own until ctx ends. After an interruption it wakes
+// every subscriber, since hints may have been missed.
 func (h *Hub) listen(ctx context.Context) {
 	for ctx.Err() == nil {
 		err := h.receive(ctx)
@@ -258,6 +268,7 @@ func (h *Hub) listen(ctx context.Context) {
 	}
 }
 
+// receive delivers the notifications of other processes until the connection fails.
 func (h *Hub) receive(ctx context.Context) error {
 	cfg := h.pool.Config().ConnConfig.Copy()
 	conn, err := pgx.ConnectConfig(ctx, cfg)
@@ -285,14 +296,16 @@ func (h *Hub) receive(ctx context.Context) error {
 	}
 }
 
-// Generation numbers the hints about a machine's orders: while it stays the same,
-// this process has heard of no change and has missed no hint that it knows of.
+// Generation returns a number that grows with each hint about a machine's orders, and with
+// each interruption. While it stays the same, this process has received no hint about the
+// machine and knows of none that it missed.
 func (h *Hub) Generation(m berth.MachineID) int64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.gaps + h.hinted[m]
 }
 
+// wakeAll wakes all subscribers after an interruption; the key "" stands for all keys.
 func (h *Hub) wakeAll() {
 	h.mu.Lock()
 	defer h.mu.Unlock()

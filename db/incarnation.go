@@ -11,26 +11,27 @@ import (
 	"berth/wire"
 )
 
-// idLeap is by how much ids and terms jump in a new incarnation: more than any
-// tail that could have been lost.
+// idLeap is the number by which ids and terms jump in a new incarnation: more than any lost
+// tail could have used.
 const idLeap = 10_000_000
 
-// Incarnate notices that the database is not the server it was: a backup was
-// restored into another one, or a standby was promoted, which may have lost the
-// newest rows. Then ids of allocations and the leader's terms leap, so that none
-// that was given in the lost tail is ever given again: a container, a report or
-// a leader of that time finds nothing that it could be taken for. Live
-// at_most_one jobs are held: an attempt that was forgotten may run somewhere, and
-// only people can tell, and every agent has to register again. It reports whether
-// that has just happened. Every leader calls it when it takes the lead.
+// Incarnate detects that the database now runs on another server: a backup was restored into
+// a new one, or a standby was promoted, which may have lost the newest rows. Ids of
+// allocations and the leader's terms then leap, so that no number of the lost tail is ever
+// given again: a container, a report or a leader of that time matches no new row. Live
+// at_most_one jobs are held, since a forgotten attempt may still run somewhere and only an
+// operator can find out, and every agent has to register again. leapt reports that this has
+// just happened. Every leader calls Incarnate when it takes the lead.
 //
-// A backup that was restored into the same server, or a copy of its files, keeps
-// the identity; watermarks tell of those, see Leap.
+// A backup that was restored into the same server, or a copy of its files, keeps the server's
+// identity. Watermarks detect these cases; see Leap.
 //
-// A role that may not read the server's identity notices nothing.
+// Where the database role may not read the server's identity, Incarnate detects nothing and
+// logs a warning.
 func (d *Leader) Incarnate(ctx context.Context) (incarnation int64, leapt bool, err error) {
 	var made leaps
 	err = d.tx(ctx, func(tx pgx.Tx) error {
+		// The closure may run more than once; see core.tx.
 		leapt = false
 		if err := stopLeaders(ctx, tx); err != nil {
 			return err
@@ -48,9 +49,11 @@ func (d *Leader) Incarnate(ctx context.Context) (incarnation int64, leapt bool, 
 			FROM was, present
 			WHERE c.one = was.one AND was.system <> present.system
 			RETURNING c.incarnation, was.system <> ''`).Scan(&incarnation, &known)
+		// No row: the server's identity is unchanged.
 		if errors.Is(err, pgx.ErrNoRows) {
 			return tx.QueryRow(ctx, `SELECT incarnation FROM cluster`).Scan(&incarnation)
 		}
+		// The first leader only records the identity, having none to compare with.
 		if err != nil || !known {
 			return err
 		}
@@ -71,16 +74,15 @@ func (d *Leader) Incarnate(ctx context.Context) (incarnation int64, leapt bool, 
 	return incarnation, leapt && err == nil, mapError(err, "cluster")
 }
 
-// Incarnation is the number of lives that the database has had: it grows with each
+// Incarnation returns the number of the database's current incarnation, which grows with each
 // leap.
 func (d *Leader) Incarnation(ctx context.Context) (n int64, err error) {
 	err = d.pool.QueryRow(ctx, `SELECT incarnation FROM cluster`).Scan(&n)
 	return n, mapError(err, "cluster")
 }
 
-// holdExclusive holds every live job of at_most_one work, whatever its state: it
-// is not placed again before somebody has released it. The number of statements
-// does not grow with the number of jobs.
+// holdExclusive holds every live at_most_one job, in any state: it is not placed again until
+// an operator releases it. The number of statements does not grow with the number of jobs.
 func holdExclusive(ctx context.Context, tx pgx.Tx) error {
 	const why = "held: the database was restored or has failed over, and an attempt that it forgot may still run; " +
 		"once no machine runs a container of this job but the one shown here, release it"

@@ -11,9 +11,9 @@ import (
 	"berth/spec"
 )
 
-// chosenOutput is which of the outputs of that name a job has left: of its last
-// attempt that stored one, the lowest member's. Only what has succeeded has left
-// anything.
+// chosenOutput selects the output that a consumer x gets from job x.source under x.name:
+// outputs of a later attempt come first, then those with the lowest rank. Callers pass only
+// sources that have succeeded.
 const chosenOutput = `(
 	SELECT o.job, o.attempt, o.rank, o.name
 	FROM outputs o
@@ -21,9 +21,10 @@ const chosenOutput = `(
 	ORDER BY o.attempt DESC, o.rank
 	LIMIT 1)`
 
-// bindOutputs has a new job take the outputs of ended jobs that its inputs name.
-// Another tenant's are not told from those that do not exist. Outputs of steps
-// are bound when the step is let go; see bindSteps.
+// bindOutputs records, for a new job, the outputs of ended jobs that its inputs refer to. A
+// missing output, a job that has not succeeded and another tenant's job give the same error,
+// since a caller must not learn which jobs other tenants have. Outputs of steps are bound
+// when the step may start; see bindSteps.
 func bindOutputs(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, job berth.JobID,
 	named []spec.NamedOutput) error {
 	var inputs []int
@@ -37,6 +38,7 @@ func bindOutputs(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, job bert
 	if len(inputs) == 0 {
 		return nil
 	}
+	// From here on no output is pruned between the choice and its record.
 	if err := holdOutputs(ctx, tx); err != nil {
 		return err
 	}
@@ -63,7 +65,8 @@ func bindOutputs(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, job bert
 	return noOutput(named, found)
 }
 
-// noOutput refuses a job that names what no job of its tenant has left.
+// noOutput returns the error for inputs that refer to no output of the tenant's jobs. found
+// has the positions of the inputs that do.
 func noOutput(named []spec.NamedOutput, found []int) error {
 	e := &berth.Error{Code: berth.CodeInvalid, Slug: berth.SlugInvalidSpec}
 	bound := map[int]bool{}
@@ -84,9 +87,9 @@ func noOutput(named []spec.NamedOutput, found []int) error {
 	return e
 }
 
-// bindSteps has steps whose needs have succeeded take what those have left: named
-// as steps, or as the jobs that steps of other levels are, which had left nothing
-// when they were stored.
+// bindSteps binds the inputs of steps whose needs have all succeeded. An input refers to a
+// sibling step by its name, or to a step of another level by the id of its job: that job had
+// no output yet when this one was stored.
 func bindSteps(ctx context.Context, tx pgx.Tx, ids []string) error {
 	_, err := tx.Exec(ctx, `
 		WITH x AS (
@@ -114,7 +117,7 @@ func bindSteps(ctx context.Context, tx pgx.Tx, ids []string) error {
 	return err
 }
 
-// siblings are the steps of the pipeline that a step is one of, by name.
+// siblings returns the steps of the pipeline around a step, by name, archived ones included.
 func siblings(ctx context.Context, tx pgx.Tx, step berth.JobID) (map[string]berth.JobID, error) {
 	rows, err := tx.Query(ctx, `
 		WITH p AS (
@@ -132,6 +135,7 @@ func siblings(ctx context.Context, tx pgx.Tx, step berth.JobID) (map[string]bert
 	return collectSteps(rows)
 }
 
+// collectSteps collects rows of a step's name and its job.
 func collectSteps(rows pgx.Rows) (map[string]berth.JobID, error) {
 	steps := map[string]berth.JobID{}
 	var name string
@@ -143,9 +147,11 @@ func collectSteps(rows pgx.Rows) (map[string]berth.JobID, error) {
 	return steps, err
 }
 
-// ContentFor returns the object that holds an archive, an upload or another
-// job's output, for the machine that holds an allocation of a job which needs
-// it: at the current attempt, in the machine's current session.
+// ContentFor returns the object key of an archive, an upload or another job's output, for a
+// machine that holds an active allocation of a job with that input. The allocation must
+// belong to the job's current attempt, and the call to the machine's current session. It
+// fails with stale_attempt if the allocation is no longer current, and with not_found if the
+// job does not refer to the content.
 func (d *Objects) ContentFor(ctx context.Context, machine berth.MachineID, at Session, alloc berth.AllocationID,
 	a berth.Address) (object string, err error) {
 	var folder string

@@ -15,15 +15,15 @@ type querier interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 }
 
-// batcher is a pool or a transaction. The statements of a batch are one
-// transaction either way.
+// batcher is a pool or a transaction. Either way the statements of a batch form one
+// transaction.
 type batcher interface {
 	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
 }
 
-// jobDocument is a wire.Job as JSON, without what only the full view has, of
-// a row j of jobs. Lists, the full view and the archive share it, so that a
-// job looks the same wherever it lies.
+// jobDocument is a wire.Job as JSON, of a row j of jobs, without the fields of the full view.
+// Lists, the full view and the archive share it, so that a job looks the same wherever its
+// row is.
 const jobDocument = `jsonb_strip_nulls(jsonb_build_object(
 			'id', j.id, 'kind', nullif(j.kind, 'job'), 'name', j.name, 'tenant', j.tenant, 'status', j.state, 'reason', j.reason,
 			'dead_letter', j.dead_letter, 'held', j.held, 'priority', j.priority, 'labels', j.labels,
@@ -36,13 +36,15 @@ const jobDocument = `jsonb_strip_nulls(jsonb_build_object(
 			'started_at', j.started_at, 'finished_at', j.finished_at,
 			'eligible_at', CASE WHEN j.state = 'retrying' THEN j.eligible_at END))`
 
-// liveTally is a wire.Tally of the elements of a row j of jobs.
+// liveTally is a wire.Tally of the children of a row j of jobs, counted from their rows. An
+// ended parent has a stored tally, which readers prefer.
 const liveTally = `(
 				SELECT jsonb_build_object('total', j.total, 'unmade', j.total - coalesce(sum(x.n), 0), 'by_status',
 					coalesce(jsonb_object_agg(x.state, x.n), '{}'))
 				FROM (SELECT c.state, count(*) AS n FROM jobs c WHERE c.parent = j.id GROUP BY c.state) x)`
 
-// fullDocument adds to jobDocument what hangs on the row.
+// fullDocument adds to jobDocument the fields that other tables hold: spec, steps, progress,
+// attempts and checkpoints.
 const fullDocument = jobDocument + ` || jsonb_strip_nulls(jsonb_build_object(
 			CASE j.kind WHEN 'pipeline' THEN 'pipeline' ELSE 'spec' END,
 				(SELECT s.spec FROM job_specs s WHERE s.job = j.id),
@@ -94,10 +96,10 @@ const fullDocument = jobDocument + ` || jsonb_strip_nulls(jsonb_build_object(
 						ORDER BY sh.rank LIMIT 1)) ORDER BY c.step DESC, c.attempt DESC)
 				FROM checkpoints c WHERE c.job = j.id)))`
 
-// lostWork is what an attempt t did in vain: since the step with which the next
-// attempt began or, as long as there is none, since the newest verified one. A
-// step that was saved by an earlier attempt saves nothing of this one. Steps
-// that the next attempt finds damaged are lost with it.
+// lostWork selects the work of an attempt t that must be repeated: everything since the step
+// from which the next attempt resumed or, until there is one, since the newest verified
+// checkpoint. A checkpoint of an earlier attempt saves no work of this one. Steps that the
+// next attempt finds damaged are lost with it.
 const lostWork = `
 	SELECT b.step, round((
 		extract(epoch FROM greatest(t.ended_at - greatest(coalesce(c.created_at, t.started_at), t.started_at), '0')) *
@@ -114,8 +116,8 @@ const lostWork = `
 	) b
 	LEFT JOIN checkpoints c ON c.job = t.job AND c.attempt = t.attempt AND c.step = b.step`
 
-// Get returns all that is known of a job, archived ones included. Tenant ""
-// means any; another tenant's job is answered like one that does not exist.
+// Get returns the full view of a job, archived or not. Tenant "" means any; another tenant's
+// job is not_found, like one that does not exist.
 func (d *Jobs) Get(ctx context.Context, tenant berth.TenantID, id berth.JobID) (wire.Job, error) {
 	rows, err := d.pool.Query(ctx, `
 		SELECT `+fullDocument+`
@@ -134,8 +136,8 @@ func (d *Jobs) Get(ctx context.Context, tenant berth.TenantID, id berth.JobID) (
 	return job, mapError(err, "job "+string(id))
 }
 
-// State returns where a job stands and its current attempt, as followers of
-// its events and logs need it: cheaply.
+// State returns a job's state and current attempt, archived jobs included. It is cheap, for
+// followers of events and logs that poll it.
 func (d *Jobs) State(ctx context.Context, tenant berth.TenantID,
 	id berth.JobID) (state berth.State, attempt int, err error) {
 	err = d.pool.QueryRow(ctx, `
@@ -151,16 +153,15 @@ func (d *Jobs) State(ctx context.Context, tenant berth.TenantID,
 	return state, attempt, mapError(err, "job "+string(id))
 }
 
-// JobMark differs from an earlier one of the same job if its state, its history
-// or what is stored of its logs has changed since.
+// JobMark is a fingerprint of a job: two marks differ if the job's state, its history or its
+// stored logs have changed in between.
 type JobMark struct {
-	State    string
-	Seq      int64 // of the last event
-	LogBytes int64 // of all attempts and members
+	State    string // state and attempt
+	Seq      int64  // number of the last event
+	LogBytes int64  // stored bytes, over all attempts and members
 }
 
-// Mark returns a job's present mark. A job that is archived, or unknown, has
-// one that does not change.
+// Mark returns a job's current mark. The mark of an archived or unknown job is constant.
 func (d *Jobs) Mark(ctx context.Context, id berth.JobID) (m JobMark, err error) {
 	err = d.pool.QueryRow(ctx, `
 		SELECT coalesce((SELECT state || ' ' || attempt FROM jobs WHERE id = @id), 'archived'),
@@ -170,8 +171,9 @@ func (d *Jobs) Mark(ctx context.Context, id berth.JobID) (m JobMark, err error) 
 	return m, mapError(err, "job "+string(id))
 }
 
-// Resolve returns the job that id names: a whole id, or the beginning of
-// just one of the tenant's.
+// Resolve returns the job that id names: a complete id, or a prefix of at least minPrefix
+// characters that matches exactly one job of the tenant. Tenant "" means any. More than one
+// match is a conflict with SlugAmbiguousID.
 func (d *Jobs) Resolve(ctx context.Context, tenant berth.TenantID, id string) (berth.JobID, error) {
 	lo, hi, ok := idRange(strings.ToLower(id))
 	if !ok {
@@ -201,13 +203,14 @@ func (d *Jobs) Resolve(ctx context.Context, tenant berth.TenantID, id string) (b
 	return found[0], nil
 }
 
-// SlugAmbiguousID is the stable code for a prefix of more than one id.
+// SlugAmbiguousID is the stable code for a prefix that matches more than one id.
 const SlugAmbiguousID = "ambiguous_id"
 
-// minPrefix is the shortest beginning of an id that may stand for it.
+// minPrefix is the shortest accepted prefix of an id, in characters.
 const minPrefix = 4
 
-// idRange returns the smallest and the largest UUID that begin with prefix.
+// idRange returns the smallest and the largest UUID with a prefix. ok is false if prefix is
+// no beginning of a UUID, with its dashes.
 func idRange(prefix string) (lo, hi string, ok bool) {
 	const form = "00000000-0000-0000-0000-000000000000"
 	if len(prefix) < minPrefix || len(prefix) > len(form) {

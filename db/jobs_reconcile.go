@@ -9,8 +9,9 @@ import (
 	"berth"
 )
 
-// ListLive returns every job that has not ended and has been in its state for
-// at least age. Each should have an open workflow.
+// ListLive returns the jobs that have not ended and have been in their state for at least
+// age. Each should have an open workflow. Steps that wait for other steps have none yet, and
+// are left out.
 func (d *Jobs) ListLive(ctx context.Context, age time.Duration) ([]Aged, error) {
 	return d.aged(ctx, "live jobs", `
 		SELECT id, attempt, state, clock_timestamp() - state_at
@@ -20,8 +21,8 @@ func (d *Jobs) ListLive(ctx context.Context, age time.Duration) ([]Aged, error) 
 		ORDER BY id`, pgx.NamedArgs{"age": age})
 }
 
-// StatesOf returns how the jobs stand, archived ones included; one without a
-// row is left out.
+// StatesOf returns the states of jobs, archived ones included. Ids without a row are left
+// out. An archived job has attempt 0 and its age since its end.
 func (d *Jobs) StatesOf(ctx context.Context, ids []berth.JobID) ([]Aged, error) {
 	return d.aged(ctx, "jobs", `
 		SELECT id, attempt, state, clock_timestamp() - state_at
@@ -33,8 +34,9 @@ func (d *Jobs) StatesOf(ctx context.Context, ids []berth.JobID) ([]Aged, error) 
 		WHERE id = ANY(@ids::uuid[])`, pgx.NamedArgs{"ids": ids})
 }
 
-// FailExpired ends waiting jobs whose queue deadline has passed. Held jobs are
-// left: their time does not count. ids narrows it to some jobs; nil means all.
+// FailExpired fails at most limit waiting jobs whose queue deadline has passed, and returns
+// them. Held jobs are skipped: their deadline does not run. ids restricts it to some jobs;
+// nil means all.
 func (d *Jobs) FailExpired(ctx context.Context, term Term, ids []berth.JobID, limit int) ([]berth.JobID, error) {
 	args := pgx.NamedArgs{"ids": ids, "limit": limit, "reason": berth.Reason{
 		Code:    berth.ReasonQueueTimeout,
@@ -48,6 +50,8 @@ func (d *Jobs) FailExpired(ctx context.Context, term Term, ids []berth.JobID, li
 		  AND (@ids::uuid[] IS NULL OR id = ANY(@ids::uuid[]))
 		ORDER BY id
 		LIMIT @limit`
+	// The periodic pass over all jobs usually finds none. A plain read decides that without a
+	// leader transaction.
 	if ids == nil {
 		var some bool
 		if err := d.pool.QueryRow(ctx, `SELECT EXISTS (`+expired+`)`, args).Scan(&some); err != nil || !some {
@@ -77,6 +81,7 @@ func (d *Jobs) FailExpired(ctx context.Context, term Term, ids []berth.JobID, li
 	for _, id := range failed {
 		d.hub.Publish(TopicJob, string(id))
 	}
+	// The last waiting element of an array may have ended here.
 	notifyParents(ctx, d.core, failed...)
 	return failed, nil
 }
