@@ -11,14 +11,18 @@ import (
 	"berth"
 )
 
-// SlugMachineExists is the stable code for joining under a name in use.
+// SlugMachineExists is the stable code for a join under a name in use.
 const SlugMachineExists = "machine_exists"
 
 // Join exchanges a join token for a machine token, returned once, and marks the join token
-// used. A machine name is free if the name is new, if the machine is retired or has never
-// registered, or if the machine is silent and holds no allocation. The name of a live
-// machine is refused: with two hosts under one name, a new boot id would no longer prove
-// that the old containers are gone.
+// used. Earlier tokens of the machine are revoked. A machine name is free if the name is new,
+// if the machine is retired or has not registered since it joined, or if the machine is
+// silent and no allocation counts on it.
+//
+// Any other name is refused, also that of a silent machine with allocations. Register takes a
+// changed boot id as proof of a reboot, and declares every container of the machine gone. A
+// second host under the same name has another boot id as well: the first host would count as
+// rebooted while its containers still run.
 func (d *JoinTokens) Join(
 	ctx context.Context, joinToken string, machine berth.MachineID,
 ) (token, cluster string, err error) {
@@ -30,6 +34,7 @@ func (d *JoinTokens) Join(
 	err = d.tx(ctx, func(tx pgx.Tx) error {
 		args := pgx.NamedArgs{"join": joinID, "machine": machine, "id": id,
 			"name": "agent:" + string(machine), "hash": hash}
+		// A refused name rolls this back, so the token remains usable.
 		if err := spendJoinToken(ctx, tx, sum, args); err != nil {
 			return err
 		}
@@ -87,8 +92,9 @@ func (d *JoinTokens) Check(ctx context.Context, tokens []string) ([]bool, error)
 	return good, nil
 }
 
-// spendJoinToken locks the join token and marks it used. The hash is compared in constant time,
-// as in Authenticate.
+// spendJoinToken locks the join token and marks it used: of two concurrent calls, the second
+// waits and finds a used token. The hash is compared in constant time, as in Authenticate. An
+// unknown, used or expired token and a wrong secret give the same error.
 func spendJoinToken(ctx context.Context, tx pgx.Tx, sum []byte, args pgx.NamedArgs) error {
 	var stored []byte
 	err := tx.QueryRow(ctx, `
@@ -109,8 +115,9 @@ func spendJoinToken(ctx context.Context, tx pgx.Tx, sum []byte, args pgx.NamedAr
 	return err
 }
 
-// takeMachineName creates the machine's row, or resets the row of a free name under lock.
-// It fails with slug machine_exists if the name is in use; see Join.
+// takeMachineName creates the machine's row, or resets the row of a free name under lock. The
+// empty boot ids and the new epoch end the session of the machine's earlier life. It fails
+// with slug machine_exists if the name is in use; see Join.
 func takeMachineName(ctx context.Context, tx pgx.Tx, args pgx.NamedArgs) error {
 	var free bool
 	err := tx.QueryRow(ctx, `

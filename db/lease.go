@@ -11,25 +11,26 @@ import (
 	"berth"
 )
 
-// Names of rows in leases. The last two are no elections: see RenewBeacon.
+// Names of rows in leases. Only the leader is elected: the other two are marks in time, see
+// RenewBeacon.
 const (
 	LeaseLeader = "leader"
 	leaseAPI    = "api"
 	leaseGrace  = "grace"
 )
 
-// Term is a period of leadership. Every write of a leader names its own, and a
-// deposed leader writes nothing.
+// Term is a period of leadership. Every write of a leader names its term and fails once the
+// term is over.
 type Term struct {
 	Name   string
 	Holder string
-	Epoch  int64
+	Epoch  int64 // grows with each change of the holder
 
-	idle time.Duration // that a write of it may stand still
+	idle time.Duration // longest pause between statements of a write; see Options.LeaderIdle
 }
 
-// Lease is a process's bid for a named lease. It has a connection of its own,
-// so that a crowded pool costs nobody the lead. It is not for concurrent use.
+// Lease is a process's bid for a named lease. It has its own connection, so that an exhausted
+// pool never costs a leader its lease. It is not for concurrent use.
 type Lease struct {
 	db     *core
 	name   string
@@ -37,16 +38,16 @@ type Lease struct {
 	conn   *pgx.Conn
 }
 
-// OpenLease prepares a bid for the named lease. holder must be random per
-// process: a restart is a new holder.
+// OpenLease prepares a bid for the named lease, without connecting. holder must be random per
+// process: a restarted process is a new holder.
 func (d *Leader) OpenLease(name, holder string) *Lease {
 	return &Lease{db: d.core, name: name, holder: holder}
 }
 
-// Acquire takes the lease if nobody else holds it, or renews it if we do; ok
-// tells which. Only the database's clock counts. It gives up after half of ttl or a second;
-// a connection that must be made anew may take longer, or a slow database could
-// never be led again.
+// Acquire takes the lease if it has expired or never had a holder, and renews it if this
+// holder has it. ok is false while another process holds it. Only the database's clock
+// counts. Acquire gives up after half of ttl, but not before one second. Connecting has no
+// such limit: otherwise no process could ever take the lead of a slow database.
 func (l *Lease) Acquire(ctx context.Context, ttl time.Duration) (term Term, ok bool, err error) {
 	conn, err := l.connect(ctx)
 	if err != nil {
@@ -70,10 +71,10 @@ func (l *Lease) Acquire(ctx context.Context, ttl time.Duration) (term Term, ok b
 	return term, true, nil
 }
 
-// renewLead changes no column of a unique index, so it does not wait for the
-// writes of its own term (see fence): a leader whose write waits for a locked
-// table keeps the lead. takeLead changes the epoch, and does wait for them. It does
-// not lock a row that it cannot take.
+// renewLead changes no column of a unique index, so it does not wait for writes of its own
+// term (see fence): a leader whose write waits for a locked table keeps the lead. takeLead
+// changes the epoch and does wait for these writes, so no write of the old term commits after
+// the new term begins. It does not lock a row that it cannot take.
 const (
 	renewLead = `
 		UPDATE leases
@@ -90,7 +91,8 @@ const (
 		RETURNING l.epoch`
 )
 
-// Close gives the lease back, so that a standby need not wait for it to expire.
+// Close releases the lease, so that a standby need not wait for its expiry. A holder that has
+// lost the lease changes nothing.
 func (l *Lease) Close(ctx context.Context) error {
 	conn, err := l.connect(ctx)
 	if err != nil {
@@ -105,6 +107,7 @@ func (l *Lease) Close(ctx context.Context) error {
 	return mapError(err, "lease "+l.name)
 }
 
+// connect returns the open connection, or a new one after a failure.
 func (l *Lease) connect(ctx context.Context) (*pgx.Conn, error) {
 	if l.conn != nil && !l.conn.IsClosed() {
 		return l.conn, nil
@@ -117,6 +120,7 @@ func (l *Lease) connect(ctx context.Context) (*pgx.Conn, error) {
 	return conn, nil
 }
 
+// disconnect drops the connection. The next call connects again.
 func (l *Lease) disconnect() {
 	if l.conn != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
@@ -126,37 +130,38 @@ func (l *Lease) disconnect() {
 	}
 }
 
-// fence is the first statement of every write of a leader: it keeps the term
-// from ending before the transaction does, and cuts off a leader that freezes
-// inside it. FOR KEY SHARE conflicts with a change of the epoch (unique index
-// leases_term) and with nothing less.
+// fence is the first statement of every write of a leader. It keeps the term from ending
+// before the transaction does, and sets the idle limit that cuts off a leader which freezes
+// inside it. FOR KEY SHARE conflicts with a change of the epoch (unique index leases_term)
+// and with nothing less, so renewals pass. No row: the term is over.
 const fence = `
 	SELECT set_config('idle_in_transaction_session_timeout', @idle, true)
 	FROM leases
 	WHERE name = @name AND holder = @holder AND epoch = @epoch
 	FOR KEY SHARE`
 
-// leaderIdle is how long a write of a leader may stand still.
+// leaderIdle is the default of Options.LeaderIdle.
 const leaderIdle = time.Second
 
+// args returns the arguments of fence.
 func (t Term) args() pgx.NamedArgs {
 	return pgx.NamedArgs{"name": t.Name, "holder": t.Holder, "epoch": t.Epoch, "idle": idleSetting(t.idle)}
 }
 
-// errDeposed is what a leader's write ends with when its term is over.
+// errDeposed returns the error of a leader's write after the end of its term.
 func (t Term) errDeposed() error {
 	return berth.ErrStaleEpoch("term %d of lease %s is over", t.Epoch, t.Name)
 }
 
-// BeaconTTL is how long no API replica may be able to write, at most, before
-// that counts as a gap, during which silent machines prove nothing. Where
-// machines are suspect sooner a gap is shorter too; see Silence.Beacon.
+// BeaconTTL is the longest time for which no API replica may be able to write before it
+// counts as a gap. In a gap no machine can renew its lease, so silence proves nothing. With a
+// shorter suspect time the gap is shorter too; see Silence.Beacon.
 const BeaconTTL = 10 * time.Second
 
-// RenewBeacon records that an API replica can write leases of machines: it
-// updates none of them, but waits for a lock on the table as a renewal would. Each
-// replica calls it every few seconds. The first call after a gap, which is longer
-// than ttl, starts the grace in which no machine is declared lost.
+// RenewBeacon records that an API replica can renew leases of machines. Its first part
+// updates no lease, but waits for a lock on the table as a renewal would. Each replica calls
+// it every few seconds. The first call after a gap, which is longer than ttl, starts the
+// grace in which no machine is declared lost.
 func (d *Leader) RenewBeacon(ctx context.Context, holder string, ttl, grace time.Duration) error {
 	_, err := d.vital.Exec(ctx, `
 		WITH writable AS (
@@ -179,8 +184,8 @@ func (d *Leader) RenewBeacon(ctx context.Context, holder string, ttl, grace time
 	return mapError(err, "beacon")
 }
 
-// isRefusal reports whether the database refused what was written, rather than
-// being unable to write.
+// isRefusal reports whether the database rejected the data (an integrity constraint, or a
+// guard of Berth's triggers), rather than being unable to write.
 func isRefusal(err error) bool {
 	pg, ok := errors.AsType[*pgconn.PgError](err)
 	return ok && (pg.Code[:2] == "23" || pg.Code[:2] == "BT")

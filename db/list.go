@@ -22,29 +22,29 @@ type JobFilter struct {
 	Status []berth.State
 	Name   string
 	Labels map[string]string // all must match
-	Parent *berth.JobID      // its elements; nil: what has no parent
-	Index  []spec.IndexRange // of those elements, these
+	Parent *berth.JobID      // elements of this parent; nil: jobs without a parent
+	Index  []spec.IndexRange // only elements with these indexes
 	Since  time.Time         // submitted at or after
 	Limit  int               // 0: 100; at most 1000
-	Cursor string            // of the page before; "" for the first
+	Cursor string            // returned with the page before; "" for the first page
 }
 
-// Page sizes.
+// Page sizes, in jobs.
 const (
 	DefaultPage = 100
 	MaxPage     = 1000
 )
 
-// indexColumn is where a row of jobs has its index; one of the archive has it in
-// its document.
+// indexColumn is the array index in a row of jobs. In the archive the index is in the job's
+// document.
 const (
 	indexColumn   = "array_index"
 	indexArchived = "(job ->> 'array_index')::int"
 )
 
-// conditions are what f asks of a row, its status apart. Only conditions that
-// are there are written: the plan of a prepared statement is made once for all
-// values, and one for a condition that may be absent would serve no index.
+// conditions returns the conditions of f on a row, without the status. Absent conditions are
+// not written: a prepared statement has one plan for all values, and the plan of an optional
+// condition would use no index.
 func (f JobFilter) conditions(after *jobCursor) ([]string, pgx.NamedArgs) {
 	args := pgx.NamedArgs{"limit": f.Limit + 1}
 	var list []string
@@ -84,11 +84,10 @@ func (f JobFilter) conditions(after *jobCursor) ([]string, pgx.NamedArgs) {
 	return list, args
 }
 
-// states are the conditions on the status by which f's jobs are looked for, each
-// in a walk of its own along an index that is in the order of lists: a walk
-// along all jobs would pass all of history to find the few that are live, that
-// failed, or that bear a name. Statuses are written out, since a plan for any
-// status would use no index of some.
+// states returns conditions on the status, one for each index walk. Every walk follows an
+// index in the order of lists. A single walk over all jobs would pass the whole history to
+// find the few that are live, that failed, or that have a name. Statuses are literals, since
+// a plan for any status would not use some of the indexes.
 func (f JobFilter) states() (jobs, archived []string) {
 	wanted := f.Status
 	if len(wanted) == 0 {
@@ -122,9 +121,9 @@ func (f JobFilter) states() (jobs, archived []string) {
 	return jobs, archived
 }
 
-// query is the statement that reads a page of f. It is one, so that a job on its
-// way to the archive is seen once; and documents are made of the page alone, not
-// of all that it is chosen from.
+// query returns the statement for one page of f. A single statement sees a job once, even
+// while the job moves to the archive. It renders documents for the page only, not for all
+// candidates.
 func (f JobFilter) query(after *jobCursor) (string, pgx.NamedArgs) {
 	conditions, args := f.conditions(after)
 	var walks []string
@@ -175,16 +174,16 @@ func (f JobFilter) query(after *jobCursor) (string, pgx.NamedArgs) {
 		ORDER BY page.submitted_at DESC, page.id DESC`, args
 }
 
-// byLabel reports whether f's jobs are best looked for along those with one of
-// its labels: there are fewer of a name, or of a parent, or that are live.
+// byLabel reports whether a label is the most selective condition of f. Jobs of one name,
+// jobs of one parent and live jobs are fewer.
 func (f JobFilter) byLabel() bool {
 	return len(f.Labels) > 0 && f.Name == "" && f.Parent == nil &&
 		(len(f.Status) == 0 || slices.ContainsFunc(f.Status, berth.State.Terminal))
 }
 
-// labelWalk goes along the jobs with the first of f's labels and looks at each,
-// wherever it lies, until the page is full. OFFSET 0 keeps it a walk: without it
-// the planner may read all jobs for the sake of a join.
+// labelWalk walks along the jobs with the first of f's labels, live or archived, and checks
+// each, until the page is full. OFFSET 0 keeps the order of the walk: without it the planner
+// may read all jobs for a join.
 func (f JobFilter) labelWalk(conditions []string, after *jobCursor, args pgx.NamedArgs) string {
 	key := slices.Min(slices.Collect(maps.Keys(f.Labels)))
 	args["label_key"], args["label_value"] = key, f.Labels[key]
@@ -219,8 +218,9 @@ func (f JobFilter) labelWalk(conditions []string, after *jobCursor, args pgx.Nam
 			)`
 }
 
-// List returns a page of jobs, newest first, archived ones included, and the
-// cursor of the next page, "" after the last.
+// List returns a page of jobs, newest first, archived jobs included, and the cursor of the
+// next page, "" after the last. A page has f.Limit jobs, at most MaxPage. A malformed cursor
+// is invalid.
 func (d *Jobs) List(ctx context.Context, f JobFilter) ([]wire.Job, string, error) {
 	if f.Limit <= 0 {
 		f.Limit = DefaultPage
@@ -253,6 +253,7 @@ type jobCursor struct {
 	ID berth.JobID
 }
 
+// String encodes the cursor. Microseconds are the resolution of a timestamp in the database.
 func (c jobCursor) String() string {
 	b, err := json.Marshal([]any{c.At.UnixMicro(), c.ID})
 	if err != nil {
@@ -261,6 +262,8 @@ func (c jobCursor) String() string {
 	return base64.RawURLEncoding.EncodeToString(b)
 }
 
+// parseCursor decodes a cursor; nil for the first page. It bounds the input, which comes from
+// clients.
 func parseCursor(s string) (*jobCursor, error) {
 	if s == "" {
 		return nil, nil

@@ -11,18 +11,18 @@ import (
 	"berth/wire"
 )
 
-// GrantWindow is how soon a waiting job must be eligible for it to be worth
-// waiting for its grant at once.
+// GrantWindow is how soon a waiting job must become eligible for its workflow to wait for the
+// grant at once.
 const GrantWindow = 300 * time.Millisecond
 
-// queueSubmitted tells that the job's workflow is alive.
+// queueSubmitted moves a submitted job to queued.
 const queueSubmitted = `
 	UPDATE jobs
 	SET state = 'queued', version = version + 1, actor = 'workflow'
 	WHERE id = @job AND state = 'submitted'`
 
-// viewJob reads one row: the job and, while it holds capacity, the members of its
-// current attempt in the form of berth.Slot.
+// viewJob reads one job and, while it holds capacity, the members of its current attempt in
+// the form of berth.Slot.
 const viewJob = `
 	SELECT j.state, j.attempt, j.parent IS NOT NULL, j.cancel_requested_at IS NOT NULL,
 		CASE WHEN j.run_limit_ms > 0 THEN j.run_limit_ms + j.grace_ms ELSE 0 END,
@@ -43,9 +43,8 @@ const viewJob = `
 	) r ON j.state IN ('scheduled', 'running', 'preempting', 'canceling')
 	WHERE j.id = @job`
 
-// Load tells a workflow how its job stands. A submitted job becomes queued by
-// it: that its workflow looks is what the state means. Both statements travel
-// in one round trip.
+// Load returns a job's state to its workflow, and moves a submitted job to queued: that state
+// means that the job has a running workflow. Both statements travel in one round trip.
 func (d *Jobs) Load(ctx context.Context, id berth.JobID) (wire.JobView, error) {
 	args := pgx.NamedArgs{"job": id, "window": GrantWindow}
 	batch := &pgx.Batch{}
@@ -66,12 +65,13 @@ func (d *Jobs) Load(ctx context.Context, id berth.JobID) (wire.JobView, error) {
 	return view, nil
 }
 
-// View is Load for who has loaded the job before: it only reads.
+// View is Load for a workflow that has loaded the job before: it only reads.
 func (d *Jobs) View(ctx context.Context, id berth.JobID) (wire.JobView, error) {
 	view, err := scanView(d.pool.QueryRow(ctx, viewJob, pgx.NamedArgs{"job": id, "window": GrantWindow}))
 	return view, mapError(err, "job "+string(id))
 }
 
+// scanLoad reads the results of Load's batch. queued reports that the state has changed.
 func scanLoad(results pgx.BatchResults) (queued bool, v wire.JobView, err error) {
 	tag, err := results.Exec()
 	if err != nil {
@@ -81,6 +81,7 @@ func scanLoad(results pgx.BatchResults) (queued bool, v wire.JobView, err error)
 	return tag.RowsAffected() > 0, v, err
 }
 
+// scanView reads a row of viewJob.
 func scanView(row pgx.Row) (v wire.JobView, err error) {
 	var limitMS int64
 	var stopBy *time.Time
