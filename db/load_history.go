@@ -11,24 +11,23 @@ import (
 	"berth/db/history"
 )
 
-// Rows that a page of the history holds at once.
+// Page sizes of the history, in rows: they bound its memory.
 const (
 	historyJobs   = 200
 	historyAllocs = 2000
 )
 
-// History reads what happened, as of one moment: a connection of its own in one
-// read-only transaction. It takes no lock that anybody waits for, and no
-// transaction id, so that it does not hold back the feed; it does hold back
-// VACUUM while it is open, as any reader does. A standby serves as well.
-//
-// It is for one goroutine.
+// History reads the record of past work from one snapshot: a separate connection with one
+// read-only transaction. It takes no lock that blocks another session, and no transaction id,
+// so it does not hold back the feed. Like any open reader, it does hold back VACUUM. A
+// standby serves as well. It is for one goroutine.
 type History struct {
 	conn *pgx.Conn
 	tx   pgx.Tx
 }
 
-// OpenHistory connects to the database at url and takes the snapshot.
+// OpenHistory connects to the database at url and takes the snapshot. The caller must Close
+// it.
 func OpenHistory(ctx context.Context, url string) (*History, error) {
 	cfg, err := pgx.ParseConfig(url)
 	if err != nil {
@@ -49,14 +48,16 @@ func OpenHistory(ctx context.Context, url string) (*History, error) {
 	return &History{conn, tx}, nil
 }
 
-// Close ends the snapshot.
+// Close ends the snapshot and the connection.
 func (h *History) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	return h.conn.Close(ctx)
 }
 
-// Cluster returns what concerns no single job or machine.
+// Cluster returns the records that belong to no single job or machine: jobs that share an
+// idempotency key, the storage counters of each tenant and kind with the sums of the rows
+// they count, and the tenants' log.
 func (h *History) Cluster(ctx context.Context) (history.Cluster, error) {
 	c, err := document1[history.Cluster](ctx, h.tx, `
 		SELECT jsonb_build_object('id', c.id, 'read_at', clock_timestamp(), 'same_key', coalesce((
@@ -84,9 +85,9 @@ func (h *History) Cluster(ctx context.Context) (history.Cluster, error) {
 	return c, mapError(err, "cluster")
 }
 
-// Jobs hands over every job that is not archived, and ended after since if it
-// ended: a page of them at a time, so that memory does not grow with their
-// number.
+// Jobs calls each for every job that is not archived and did not end before since, with all
+// its records, in order of ids. It reads a page at a time, so memory does not grow with the
+// number of jobs. An error of each ends the call and is returned, as in all methods here.
 func (h *History) Jobs(ctx context.Context, since time.Time, each func(history.Job) error) error {
 	after := "00000000-0000-0000-0000-000000000000"
 	for {
@@ -130,8 +131,8 @@ func (h *History) Jobs(ctx context.Context, since time.Time, each func(history.J
 	}
 }
 
-// Families hands over every parent that is not archived, and ended after since if
-// it ended, with its elements: one at a time.
+// Families calls each for every parent that is not archived and did not end before since,
+// with its children, one parent at a time.
 func (h *History) Families(ctx context.Context, since time.Time, each func(history.Family) error) error {
 	after := "00000000-0000-0000-0000-000000000000"
 	for {
@@ -176,7 +177,8 @@ func (h *History) Families(ctx context.Context, since time.Time, each func(histo
 	}
 }
 
-// allInside are a job c and, of a pipeline or an array, all jobs in it.
+// allInside selects a job c or, of a pipeline or an array c, all jobs inside it at every
+// depth.
 const allInside = `
 								WITH RECURSIVE inside (id, kind) AS (
 									SELECT c.id, c.kind
@@ -190,9 +192,9 @@ const allInside = `
 const allocationRecord = `to_jsonb(a) || jsonb_build_object('gpus', coalesce((
 	SELECT jsonb_agg(to_jsonb(g) ORDER BY g.idx) FROM gpu_claims g WHERE g.alloc_id = a.id), '[]'))`
 
-// Machines hands over every machine with what was taken on it, in the order of
-// the ledger: what was free again before since is left out. It holds one
-// machine's at a time; the database sorts them, on disk if they are many.
+// Machines calls each for every machine with its allocations, in the order of the ledger.
+// Allocations that were released before since are left out. Memory holds one machine's
+// allocations and one page; the database sorts them, on disk if they are many.
 func (h *History) Machines(ctx context.Context, since time.Time, each func(history.Machine) error) error {
 	rows, err := h.tx.Query(ctx, `SELECT id FROM machines ORDER BY id COLLATE "C"`)
 	if err != nil {
@@ -202,6 +204,8 @@ func (h *History) Machines(ctx context.Context, since time.Time, each func(histo
 	if err != nil {
 		return mapError(err, "machines")
 	}
+	// One cursor serves all machines: its rows come in the order of the list above, by the
+	// same collation.
 	_, err = h.tx.Exec(ctx, `
 		DECLARE taken NO SCROLL CURSOR FOR
 		SELECT `+allocationRecord+`
@@ -215,6 +219,7 @@ func (h *History) Machines(ctx context.Context, since time.Time, each func(histo
 	for _, id := range ids {
 		taken = nil
 		for {
+			// A page ends anywhere: the rest of it belongs to the next machines.
 			for len(page) > 0 && page[0].Machine == id {
 				taken, page = append(taken, page[0]), page[1:]
 			}
@@ -241,9 +246,9 @@ func (h *History) Machines(ctx context.Context, since time.Time, each func(histo
 	return nil
 }
 
-// Holdings hands over the begins and ends of the holdings of all tenants, in the order
-// of the ledger: what ended before since is left out. It holds a page of them at a
-// time; the database sorts them, on disk if they are many.
+// Holdings calls each for the start and the end of every allocation of all tenants, in the
+// order of the ledger. Allocations that ended before since are left out. Memory holds one
+// page; the database sorts, on disk if there are many.
 func (h *History) Holdings(ctx context.Context, since time.Time, each func(history.Holding) error) error {
 	const columns = `j.tenant, a.id, a.job, a.attempt, a.machine_id, a.cpu_m, a.mem_mb, a.gpu_milli, a.reserved_at`
 	from := `FROM allocations a
@@ -277,6 +282,7 @@ func (h *History) Holdings(ctx context.Context, since time.Time, each func(histo
 	}
 }
 
+// machine reads one machine with its devices, events and nominations.
 func (h *History) machine(ctx context.Context, id berth.MachineID) (history.Machine, error) {
 	return document1[history.Machine](ctx, h.tx, `
 		SELECT to_jsonb(m) || jsonb_build_object(
@@ -290,8 +296,7 @@ func (h *History) machine(ctx context.Context, id berth.MachineID) (history.Mach
 		WHERE m.id = $1`, id)
 }
 
-// Missing returns those of the jobs of which there is no row, not even in the
-// archive.
+// Missing returns the ids without a row, neither live nor archived.
 func (h *History) Missing(ctx context.Context, ids []berth.JobID) ([]berth.JobID, error) {
 	rows, err := h.tx.Query(ctx, `
 		SELECT x.id
@@ -305,11 +310,13 @@ func (h *History) Missing(ctx context.Context, ids []berth.JobID) ([]berth.JobID
 	return missing, mapError(err, "jobs")
 }
 
-// literal is a time in SQL: a cursor takes no arguments. It cannot hold a quote.
+// literal formats a time as an SQL literal, since DECLARE takes no arguments. The result is
+// safe to embed: the format yields no quote.
 func literal(t time.Time) string {
 	return "'" + t.UTC().Format("2006-01-02 15:04:05.999999") + "+00'::timestamptz"
 }
 
+// documents runs a query for JSON documents and decodes all rows.
 func documents[T any](ctx context.Context, tx pgx.Tx, sql string, args ...any) ([]T, error) {
 	rows, err := tx.Query(ctx, sql, args...)
 	if err != nil {
@@ -318,6 +325,7 @@ func documents[T any](ctx context.Context, tx pgx.Tx, sql string, args ...any) (
 	return pgx.CollectRows(rows, pgx.RowTo[T])
 }
 
+// document1 is documents for a query that returns exactly one row.
 func document1[T any](ctx context.Context, tx pgx.Tx, sql string, args ...any) (T, error) {
 	rows, err := tx.Query(ctx, sql, args...)
 	if err != nil {

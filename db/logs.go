@@ -12,31 +12,32 @@ import (
 	"berth/wire"
 )
 
-// LogPlace is where a member's log stands and whose it is.
+// LogPlace is the position and the owner of a member's log.
 type LogPlace struct {
 	Tenant  berth.TenantID
 	Job     berth.JobID
 	Attempt int
 	Rank    int
-	End     int64 // bytes stored
-	Cut     bool  // by a storage quota: the log takes no more
+	End     int64 // stored bytes; the next chunk starts here
+	Cut     bool  // a storage quota ended the log: later chunks are dropped
 
-	machine berth.MachineID // who appends
+	machine berth.MachineID // the machine that appends
 	session Session
 }
 
-// LogChunk is an object that holds a part of a member's log.
+// LogChunk is a stored object with a part of a member's log.
 type LogChunk struct {
 	Offset  int64
 	Bytes   int
 	Lines   int
-	FirstAt time.Time // of its first line
+	FirstAt time.Time // of the first line
 	LastAt  time.Time
-	Cut     bool // the log ends with it, by a storage quota
+	Cut     bool // a storage quota ends the log with this chunk
 }
 
-// Place returns where the log of an allocation stands, if this machine may
-// append to it in this session: until the member is sealed.
+// Place returns the position of an allocation's log, for the machine that runs it, in the
+// machine's current session. The log takes chunks until the member is sealed; after that, and
+// for an attempt that is no longer current, Place fails with stale_attempt.
 func (d *Logs) Place(ctx context.Context, machine berth.MachineID, at Session,
 	alloc berth.AllocationID) (LogPlace, error) {
 	p := LogPlace{session: at, machine: machine}
@@ -58,9 +59,9 @@ func (d *Logs) Place(ctx context.Context, machine berth.MachineID, at Session,
 	return p, mapError(err, fmt.Sprintf("log of allocation %d", alloc))
 }
 
-// Append makes a stored object part of the log, if the log still ends where
-// it begins. It returns the log's end, whoever moved it there. A log that a storage
-// quota has cut takes no more.
+// Append adds a stored object to the log, if the log still ends at the chunk's offset, and
+// returns the log's end. The end shows the caller if another call appended first, for example
+// an earlier try of its own. A log that a storage quota has cut takes no more.
 func (d *Logs) Append(ctx context.Context, alloc berth.AllocationID, p LogPlace, c LogChunk) (end int64, err error) {
 	err = d.pool.QueryRow(ctx, appendLog, p.appendArgs(alloc, c)).Scan(&end)
 	if err != nil {
@@ -70,6 +71,8 @@ func (d *Logs) Append(ctx context.Context, alloc berth.AllocationID, p LogPlace,
 	return end, nil
 }
 
+// appendLog advances the log and inserts the chunk in one statement, or does neither. The
+// condition on log_bytes makes a repeated call harmless.
 const appendLog = `
 		WITH appended AS (
 			UPDATE allocations
@@ -85,6 +88,7 @@ const appendLog = `
 		)
 		SELECT coalesce((SELECT log_bytes FROM appended), (SELECT log_bytes FROM allocations WHERE id = @alloc), 0)`
 
+// appendArgs returns the arguments of appendLog.
 func (p LogPlace) appendArgs(alloc berth.AllocationID, c LogChunk) pgx.NamedArgs {
 	return pgx.NamedArgs{
 		"alloc": int64(alloc), "machine": p.machine, "boot": p.session.AgentBoot, "epoch": p.session.Epoch,
@@ -93,16 +97,16 @@ func (p LogPlace) appendArgs(alloc berth.AllocationID, c LogChunk) pgx.NamedArgs
 	}
 }
 
-// MaxLogChunk is the longest object of a log, in bytes.
+// MaxLogChunk is the greatest size of one object of a log, in bytes.
 const MaxLogChunk = 1 << 20
 
-// Chunks returns the next chunks of a member's log that end after offset, in
-// order, at most limit, and the offset at which the log ends at present. Tenant
-// "" means any; a log that does not exist has no chunks. The tenant returned is
-// the owner's: object keys name it.
+// Chunks returns at most limit chunks of a member's log that end after offset, in order, and
+// the offset at which the log ends now. Tenant "" means any; a log that does not exist has no
+// chunks. The returned tenant is the job's owner, which is part of the object keys.
 func (d *Logs) Chunks(ctx context.Context, log berth.LogRef, after int64,
 	limit int) (owner berth.TenantID, chunks []LogChunk, end int64, err error) {
-	// A chunk that ends after @after begins at most its length before: only those are looked at.
+	// A chunk that ends after @after starts less than the greatest length of a chunk before
+	// it, so only these chunks are read.
 	rows, err := d.pool.Query(ctx, `
 		SELECT o.tenant, c.off, c.bytes, c.lines, coalesce(c.first_at, 'epoch'), coalesce(c.last_at, 'epoch'), last.ends
 		FROM (
@@ -140,15 +144,15 @@ func (d *Logs) Chunks(ctx context.Context, log berth.LogRef, after int64,
 	return owner, chunks, end, mapError(err, "log of job "+string(log.Job))
 }
 
-// LogJob is what a reader of a job's logs must know of the job.
+// LogJob is the part of a job that a reader of its logs needs.
 type LogJob struct {
 	Tenant  berth.TenantID
 	Attempt int // the latest
-	Members int // 0: not known, as of a pipeline
+	Members int // 0: unknown, as for a pipeline
 }
 
-// Job returns what a reader of logs must know of a job, archived or not. It costs a
-// fraction of Jobs.Get. Tenant "" means any.
+// Job returns the data that a reader of logs needs, of a live or archived job, at a fraction
+// of the cost of Jobs.Get. Tenant "" means any.
 func (d *Logs) Job(ctx context.Context, tenant berth.TenantID, id berth.JobID) (j LogJob, err error) {
 	err = d.pool.QueryRow(ctx, `
 		SELECT j.tenant, j.attempt, CASE WHEN j.kind = 'pipeline' THEN 0 ELSE coalesce((

@@ -14,13 +14,13 @@ import (
 type MachineFilter struct {
 	ID     berth.MachineID
 	State  []berth.MachineState
-	Tenant berth.TenantID  // whose jobs are named; "" names all
-	After  berth.MachineID // the last one of the page before
+	Tenant berth.TenantID  // only jobs of this tenant are named; "" names all
+	After  berth.MachineID // the last id of the page before
 	Limit  int             // 0: all
 }
 
-// Get returns a machine with its devices and the jobs on it. Capacity in
-// use is everybody's; jobs are named only to their tenant ("" sees all).
+// Get returns a machine with its devices and its jobs. The capacity in use covers all
+// tenants; jobs are named only to their own tenant ("" sees all).
 func (d *Machines) Get(ctx context.Context, tenant berth.TenantID, id berth.MachineID) (wire.Machine, error) {
 	found, err := d.List(ctx, MachineFilter{ID: id, Tenant: tenant})
 	if err != nil {
@@ -32,7 +32,8 @@ func (d *Machines) Get(ctx context.Context, tenant berth.TenantID, id berth.Mach
 	return found[0], nil
 }
 
-// List returns machines by id, as Get does.
+// List returns machines in order of ids, with the same content as Get. Retired machines are
+// left out unless f names them by id or by state.
 func (d *Machines) List(ctx context.Context, f MachineFilter) ([]wire.Machine, error) {
 	states := f.State
 	if states == nil {
@@ -42,8 +43,8 @@ func (d *Machines) List(ctx context.Context, f MachineFilter) ([]wire.Machine, e
 	if f.Limit > 0 {
 		limit = f.Limit
 	}
-	// The document carries everything, so that a page is one statement and one
-	// moment. Sums of *_used are the machine's, which triggers keep.
+	// One document per machine, so that a page is one statement and one snapshot. The columns
+	// *_used are sums that triggers keep.
 	rows, err := d.pool.Query(ctx, `
 		SELECT jsonb_strip_nulls(jsonb_build_object(
 			'id', m.id, 'state', m.state, 'reason', m.reason, 'epoch', m.epoch, 'pool', m.pool,
@@ -94,6 +95,7 @@ func (d *Machines) List(ctx context.Context, f MachineFilter) ([]wire.Machine, e
 		return nil, mapError(err, "machines")
 	}
 	machines, err := pgx.CollectRows(rows, pgx.RowTo[wire.Machine])
+	// Engine silence is not a machine state, so its reason is added to the stored one here.
 	for i := range machines {
 		m := &machines[i]
 		if m.EngineSilentSince == nil {

@@ -12,9 +12,9 @@ import (
 	"berth/wire"
 )
 
-// Drain keeps new work off a machine. What runs there goes on until deadline;
-// the leader moves it away then. No deadline: it may end by itself. Draining a
-// draining machine changes reason and deadline.
+// Drain closes a machine to new work. Running work continues until deadline; then the leader
+// moves it elsewhere. Without a deadline it may run to its end. A second call changes reason
+// and deadline. A lost or retired machine is a conflict.
 func (d *Machines) Drain(ctx context.Context, id berth.MachineID, reason string, deadline *time.Time) error {
 	tag, err := d.pool.Exec(ctx, `
 		UPDATE machines
@@ -32,9 +32,9 @@ func (d *Machines) Drain(ctx context.Context, id berth.MachineID, reason string,
 	return nil
 }
 
-// Undrain opens a draining machine for work again; one that is not draining
-// stays as it is. What was counted against it is forgiven. A machine that has been silent comes back as suspect, until
-// it speaks.
+// Undrain opens a draining machine to new work; a machine in another state keeps it. Faults
+// counted against the machine are forgiven. A machine with containers still to be removed
+// becomes joining, a silent one suspect until it reports, any other one ready.
 func (d *Machines) Undrain(ctx context.Context, id berth.MachineID) error {
 	tag, err := d.pool.Exec(ctx, `
 		WITH forgiven AS (
@@ -63,7 +63,7 @@ func (d *Machines) Undrain(ctx context.Context, id berth.MachineID) error {
 	return nil
 }
 
-// refuse explains an update that found no row.
+// refuse returns the error for an update that found no row: not_found or a conflict.
 func (d *Machines) refuse(ctx context.Context, id berth.MachineID, what string) error {
 	var state berth.MachineState
 	err := d.pool.QueryRow(ctx, `SELECT state FROM machines WHERE id = @id`, pgx.NamedArgs{"id": id}).Scan(&state)
@@ -73,16 +73,17 @@ func (d *Machines) refuse(ctx context.Context, id berth.MachineID, what string) 
 	return berth.Errorf(berth.CodeConflict, "machine %s is %s and cannot be %s", id, state, what)
 }
 
-// ConfirmDead takes an operator's word that no container of a silent machine
-// lives any more: everything it holds is released, and the jobs that were still
-// waiting for it may be settled. It returns those jobs.
+// ConfirmDead records an operator's confirmation that no container of a silent machine runs.
+// It releases everything that the machine holds, so that jobs that waited for the machine can
+// be settled, and returns these jobs.
 //
-// The machine's epoch rises, so that an agent that does come back must register
-// anew and remove its leftovers before it is given work. A machine whose lease
-// is alive is refused: it can say itself what runs there.
+// The machine's epoch rises, so an agent that does come back must register again and remove
+// its leftovers before it gets work. A machine with a valid lease is refused: it can report
+// its containers itself.
 func (d *Machines) ConfirmDead(ctx context.Context, id berth.MachineID, actor string) ([]berth.JobID, error) {
 	var touched []berth.JobID
 	err := d.tx(ctx, func(tx pgx.Tx) error {
+		// The closure may run more than once; see core.tx.
 		touched = nil
 		jobs, err := lockJobsOn(ctx, tx, id)
 		if err != nil {
@@ -121,18 +122,18 @@ func (d *Machines) ConfirmDead(ctx context.Context, id berth.MachineID, actor st
 	return touched, nil
 }
 
-// heldThere is of an allocation a that counts against its machine, or of which
-// the machine still has something to store.
+// heldThere is true for an allocation a that counts against its machine, or whose results the
+// machine has yet to store.
 const heldThere = `a.forgotten_at IS NULL AND (counts(a.state) OR a.state = 'exited' AND a.sealed_at IS NULL)`
 
-// holding is an allocation that is held there.
+// holding is an allocation for which heldThere is true.
 type holding struct {
 	ID      berth.AllocationID
 	Job     berth.JobID
 	Attempt int
 }
 
-// lockJobsOn locks the jobs with members on a machine, first in lock order.
+// lockJobsOn locks the jobs with members on a machine. Jobs come first in the lock order.
 func lockJobsOn(ctx context.Context, tx pgx.Tx, id berth.MachineID) ([]berth.JobID, error) {
 	rows, err := tx.Query(ctx, `
 		SELECT j.id::text
@@ -149,6 +150,8 @@ func lockJobsOn(ctx context.Context, tx pgx.Tx, id berth.MachineID) ([]berth.Job
 	return pgx.CollectRows(rows, pgx.RowTo[berth.JobID])
 }
 
+// lockHeldBy locks the machine's allocations of these jobs. Work that the leader adds after
+// lockJobsOn is not among them; confirmable detects it.
 func lockHeldBy(ctx context.Context, tx pgx.Tx, id berth.MachineID, jobs []berth.JobID) ([]holding, error) {
 	rows, err := tx.Query(ctx, `
 		SELECT a.id, a.job::text, a.attempt
@@ -163,15 +166,15 @@ func lockHeldBy(ctx context.Context, tx pgx.Tx, id berth.MachineID, jobs []berth
 	return pgx.CollectRows(rows, pgx.RowToStructByPos[holding])
 }
 
-// confirmable locks the machine and refuses one that speaks, one that is
-// retired, and one that was given more work since its jobs were locked.
+// confirmable locks the machine. It refuses a machine with a valid lease, a retired one, and
+// one that got more work after its jobs were locked.
 func confirmable(ctx context.Context, tx pgx.Tx, id berth.MachineID, held []holding) error {
 	var state berth.MachineState
 	var alive bool
 	var counting int
 	args := pgx.NamedArgs{"machine": id}
-	// The lock first, the look after it in a statement of its own: a count that
-	// was begun before the lock was granted would miss what was just committed.
+	// The lock comes first, and the count in a statement of its own: a count that started
+	// before the lock was granted would miss rows that were committed meanwhile.
 	err := tx.QueryRow(ctx, `SELECT state FROM machines WHERE id = @machine FOR NO KEY UPDATE`, args).Scan(&state)
 	if err != nil {
 		return err
@@ -197,13 +200,14 @@ func confirmable(ctx context.Context, tx pgx.Tx, id berth.MachineID, held []hold
 	return nil
 }
 
+// releaseDead releases the allocations with an exit on record and declares the machine lost.
 func releaseDead(ctx context.Context, tx pgx.Tx, id berth.MachineID, held []holding, actor string) error {
 	ids := make([]int64, len(held))
 	for i, h := range held {
 		ids[i] = int64(h.ID)
 	}
-	// A member that was not settled gets an exit on record: its job then goes
-	// elsewhere, as after any loss of a machine.
+	// A member without an end gets a recorded exit, so its job is retried elsewhere, as after
+	// any loss of a machine. Unsealed results count as cut off.
 	_, err := tx.Exec(ctx, `
 		UPDATE allocations
 		SET state = 'released',
@@ -230,13 +234,13 @@ func releaseDead(ctx context.Context, tx pgx.Tx, id berth.MachineID, held []hold
 	return err
 }
 
-// Retire takes a machine out for good and revokes its token. It is refused
-// while anything counts against it, or is still to be stored from it: drain it,
-// or confirm it dead, first.
+// Retire removes a machine from service permanently and revokes its token. It fails with a
+// conflict while an allocation counts against the machine or has results to store: drain the
+// machine, or confirm it dead, first.
 func (d *Machines) Retire(ctx context.Context, id berth.MachineID, actor string) error {
 	err := d.tx(ctx, func(tx pgx.Tx) error {
 		var counting int
-		// The lock keeps the leader from placing anything between look and write.
+		// The lock keeps the leader from placing work between the count and the write.
 		err := tx.QueryRow(ctx, `SELECT 0 FROM machines
 			WHERE id = @machine FOR NO KEY UPDATE`, pgx.NamedArgs{"machine": id}).Scan(&counting)
 		if err != nil {

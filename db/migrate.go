@@ -20,17 +20,17 @@ import (
 //go:embed migrations/*.sql
 var migrations embed.FS
 
-// Migrate brings the schema at url up to date. Any number of processes may call
-// it at once: tern takes an advisory lock, and the losers find nothing to do.
+// Migrate brings the schema at url up to date. Any number of processes may call it at once:
+// tern takes an advisory lock, and the processes that come later find nothing to do.
 //
-// The checksum of each migration is stored by the transaction that applies it.
-// A database that was migrated with other ones, or by a newer program, is
-// refused with an error of code conflict, and stays as it is.
+// Each migration stores its checksum in the transaction that applies it. A database that was
+// migrated with other content, or by a newer program, is refused with an error of code
+// conflict and stays unchanged.
 //
-// A migration that does not get a table within lockPatience, because a dump or
-// another long transaction has it, gives up with an error of code unavailable that
-// names who is there; all others who want the table wait behind it until then. What
-// was applied before stays, and the next call goes on from there.
+// A migration that cannot lock a table within lockPatience, because a dump or another long
+// transaction holds it, fails with an error of code unavailable that names the longest
+// transactions. Until then all other sessions that want the table wait behind it. Earlier
+// migrations stay applied, and the next call continues with this one.
 func Migrate(ctx context.Context, url string) error {
 	files, err := fs.Sub(migrations, "migrations")
 	if err != nil {
@@ -39,10 +39,11 @@ func Migrate(ctx context.Context, url string) error {
 	return migrateWith(ctx, url, files, lockPatience)
 }
 
-// lockPatience is how long a migration waits for a table, and how long writers may
-// have to wait behind it for nothing.
+// lockPatience is how long a migration waits for a table lock. Writers queue behind it in
+// vain for as long.
 const lockPatience = 3 * time.Second
 
+// migrateWith is Migrate with other files and another patience, for tests.
 func migrateWith(ctx context.Context, url string, files fs.FS, patience time.Duration) error {
 	conn, err := pgx.Connect(ctx, url)
 	if err != nil {
@@ -63,6 +64,7 @@ func migrateWith(ctx context.Context, url string, files fs.FS, patience time.Dur
 	if err := checkApplied(ctx, conn, m, sums); err != nil {
 		return err
 	}
+	// The limit and the record become part of the migration's own transaction.
 	for i, x := range m.Migrations {
 		x.UpSQL = fmt.Sprintf("SET LOCAL lock_timeout = %d;\n", patience.Milliseconds()) + x.UpSQL +
 			fmt.Sprintf(recordMigration, x.Sequence, x.Name, sums[i])
@@ -80,10 +82,11 @@ func migrateWith(ctx context.Context, url string, files fs.FS, patience time.Dur
 	return nil
 }
 
-// sqlLockTimeout is what PostgreSQL says when lock_timeout is over.
+// sqlLockTimeout is the SQLSTATE of an expired lock_timeout.
 const sqlLockTimeout = "55P03"
 
-// longTransactions tells of the sessions that have been in a transaction for longest.
+// longTransactions describes the five longest open transactions, for the error message. It
+// leaves out sessions that wait for their turn to migrate.
 func longTransactions(ctx context.Context, conn *pgx.Conn) string {
 	rows, err := conn.Query(ctx, `
 		SELECT format('pid %s (%s of %s, for %s s)', pid,
@@ -107,8 +110,8 @@ func longTransactions(ctx context.Context, conn *pgx.Conn) string {
 	return "the longest transactions are of " + strings.Join(list, ", ")
 }
 
-// recordMigration is appended to each migration, and so applied with it or not
-// at all. Names and sums are our own and hold no quotes.
+// recordMigration is appended to each migration, so both take effect or neither. Names and
+// sums are our own and contain no quotes.
 const recordMigration = `
 ;CREATE TABLE IF NOT EXISTS public.applied_migrations (
   sequence   integer PRIMARY KEY,
@@ -119,6 +122,7 @@ const recordMigration = `
 INSERT INTO public.applied_migrations (sequence, name, sha256) VALUES (%d, '%s', '%s');
 `
 
+// checksums returns the SHA-256 of each migration's file, in hex, in the order of list.
 func checksums(files fs.FS, list []*migrate.Migration) ([]string, error) {
 	sums := make([]string, len(list))
 	for i, m := range list {
@@ -132,8 +136,8 @@ func checksums(files fs.FS, list []*migrate.Migration) ([]string, error) {
 	return sums, nil
 }
 
-// checkApplied compares what the database was migrated with to what we would
-// have used.
+// checkApplied refuses a database whose recorded migrations differ from the files of this
+// program. An empty database passes.
 func checkApplied(ctx context.Context, conn *pgx.Conn, m *migrate.Migrator, sums []string) error {
 	version, err := m.GetCurrentVersion(ctx)
 	if err != nil {

@@ -11,16 +11,17 @@ import (
 	"berth/wire"
 )
 
-// needs are what a spec names that must be there when its job is stored.
+// needs are the objects that a spec refers to and that must exist when its job is stored.
 type needs struct {
 	uploads   []spec.NamedUpload
 	secrets   []string
-	imageAuth string
-	inputs    []spec.NamedOutput
-	logins    []string // secrets of inputs, by their place; "" for none
-	webhooks  bool
+	imageAuth string             // secret with the registry's credentials
+	inputs    []spec.NamedOutput // outputs of other jobs
+	logins    []string           // secret of each input; "" for none
+	webhooks  bool               // calls of webhooks are signed with the tenant's webhook secret
 }
 
+// needsOf returns the needs of a spec.
 func needsOf(s spec.Job) needs {
 	n := needs{uploads: s.Uploads(), secrets: s.Secrets, imageAuth: s.ImageAuth, inputs: s.OutputsNamed(),
 		webhooks: len(s.Notify) > 0}
@@ -30,7 +31,7 @@ func needsOf(s spec.Job) needs {
 	return n
 }
 
-// allSecrets are the secrets that are named anywhere.
+// allSecrets returns the names of all secrets that the spec refers to, with duplicates.
 func (n needs) allSecrets() []string {
 	all := slices.Concat(n.secrets, n.logins, []string{n.imageAuth})
 	if n.webhooks {
@@ -39,18 +40,20 @@ func (n needs) allSecrets() []string {
 	return slices.DeleteFunc(all, func(name string) bool { return name == "" })
 }
 
-// without leaves out inputs that are outputs of some jobs.
+// without returns n without inputs that are outputs of the given jobs.
 func (n needs) without(jobs map[berth.JobID]bool) needs {
 	n.inputs = slices.DeleteFunc(slices.Clone(n.inputs), func(o spec.NamedOutput) bool { return jobs[o.Job] })
 	return n
 }
 
+// none reports whether the spec refers to no stored object.
 func (n needs) none() bool {
 	return len(n.uploads) == 0 && len(n.inputs) == 0 && len(n.allSecrets()) == 0
 }
 
-// insertWithNeeds is insert for a job that may name what else is stored: it is
-// there, and is held, or nothing is stored.
+// insertWithNeeds stores a job with its needs. Either all needs exist and are kept for the
+// job, or the whole transaction fails and stores nothing. Uploads are locked before the job's
+// row is inserted: the lock order puts them before the tenant, whose quota insert checks.
 func (r submitRow) insertWithNeeds(ctx context.Context, tx pgx.Tx) (wire.Job, error) {
 	tenant := r.args["tenant"].(berth.TenantID)
 	if err := checkSecrets(ctx, tx, tenant, r.needs); err != nil {
