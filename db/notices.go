@@ -11,34 +11,37 @@ import (
 	"berth/wire"
 )
 
-// Notice is one call of a webhook that is to be made.
+// Notice is one pending call of a webhook.
 type Notice struct {
 	Job    berth.JobID
-	Seq    int64
-	Hook   int // of spec.notify
+	Seq    int64 // of the event that caused it
+	Hook   int   // index in spec.notify
 	Tenant berth.TenantID
 	URL    string
-	Status berth.State // that it tells of
-	Body   string      // JSON, the same at each try
-	Tries  int         // this one included
-	Age    time.Duration
+	Status berth.State   // the reported status
+	Body   string        // JSON, the same on each try
+	Tries  int           // including this one
+	Age    time.Duration // since the event
 }
 
-// ID is the call's id, the same at each try.
+// ID returns the call's id, the same on each try, so that a receiver can drop duplicates.
 func (n Notice) ID() string { return fmt.Sprintf("msg_%s_%d_%d", n.Job, n.Seq, n.Hook) }
 
-// NoticeClaim says how many notices to take.
+// NoticeClaim bounds a call of Claim.
 type NoticeClaim struct {
-	Crowded []berth.TenantID // have as many under way as they may
-	Each    int              // of one tenant
-	Limit   int              // of all
-	Lease   time.Duration    // after which one that nobody has settled is due again
+	Crowded []berth.TenantID // tenants at their limit of calls in flight
+	Each    int              // most notices of one tenant
+	Limit   int              // most notices in all
+	Lease   time.Duration    // after which an unsettled notice is due again
 }
 
-// Claim takes notices that are due, the longest first, but no more than
-// some of each tenant. Whoever takes one has it alone until the lease ends: then
-// it is taken to have died, before or after it made the call.
+// Claim takes notices that are due, the longest overdue first, at most c.Each of one tenant,
+// so that one tenant cannot crowd out the others. The caller has a notice to itself until the
+// lease ends. After that the caller counts as dead, before or after its call of the webhook:
+// delivery is at least once.
 func (d *Outbox) Claim(ctx context.Context, c NoticeClaim) ([]Notice, error) {
+	// The recursion steps from tenant to tenant along the index, instead of reading all
+	// notices. SKIP LOCKED keeps concurrent callers from waiting for each other.
 	rows, err := d.pool.Query(ctx, `
 		WITH RECURSIVE t (tenant) AS (
 			SELECT min(tenant) FROM notices
@@ -74,7 +77,7 @@ func (d *Outbox) Claim(ctx context.Context, c NoticeClaim) ([]Notice, error) {
 	return list, mapError(err, "notices")
 }
 
-// nonNilList spares a comparison with NULL, which is never true.
+// nonNilList replaces nil, which would become NULL: a comparison with NULL is never true.
 func nonNilList[T any](list []T) []T {
 	if list == nil {
 		return []T{}
@@ -82,15 +85,14 @@ func nonNilList[T any](list []T) []T {
 	return list
 }
 
-// Delivered strikes a notice off: its call was answered.
+// Delivered removes a notice after a successful call.
 func (d *Outbox) Delivered(ctx context.Context, n Notice) error {
 	_, err := d.pool.Exec(ctx, `DELETE FROM notices WHERE job = @job AND seq = @seq AND hook = @hook`,
 		pgx.NamedArgs{"job": n.Job, "seq": n.Seq, "hook": n.Hook})
 	return mapError(err, "notice "+n.ID())
 }
 
-// Failed makes a notice due again after a while, unless somebody else has
-// taken it meanwhile.
+// Failed makes a notice due again after wait, unless another process has claimed it since.
 func (d *Outbox) Failed(ctx context.Context, n Notice, wait time.Duration) error {
 	_, err := d.pool.Exec(ctx, `
 		UPDATE notices
@@ -100,7 +102,7 @@ func (d *Outbox) Failed(ctx context.Context, n Notice, wait time.Duration) error
 	return mapError(err, "notice "+n.ID())
 }
 
-// GiveUp strikes a notice off and tells so in the job's history, once.
+// GiveUp removes a notice and adds a warning to the job's events, once.
 func (d *Outbox) GiveUp(ctx context.Context, n Notice, detail string) error {
 	gone := false
 	err := d.tx(ctx, func(tx pgx.Tx) error {

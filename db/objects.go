@@ -11,9 +11,8 @@ import (
 	"berth/wire"
 )
 
-// doom notes the checkpoint folders of jobs that are about to be archived, in
-// the transaction that does it: a leader removes them after the fact, however
-// often it dies meanwhile. Logs stay.
+// doom records the checkpoint folders of jobs, in the transaction that archives the jobs. The
+// leader removes the folders afterwards, and a restarted leader continues. Logs stay.
 func doom(ctx context.Context, tx pgx.Tx, ids []string) error {
 	rows, err := tx.Query(ctx, `
 		SELECT j.tenant, a.job::text, a.attempt, a.rank
@@ -39,8 +38,7 @@ func doom(ctx context.Context, tx pgx.Tx, ids []string) error {
 	return err
 }
 
-// Doomed returns folders of the object store that are nobody's any more,
-// the oldest first.
+// Doomed returns folders of the object store without an owner, the oldest first.
 func (d *Objects) Doomed(ctx context.Context, limit int) ([]string, error) {
 	rows, err := d.pool.Query(ctx, `SELECT prefix FROM doomed_objects WHERE since <= clock_timestamp()
 		ORDER BY since, prefix LIMIT @limit`, pgx.NamedArgs{"limit": limit})
@@ -51,8 +49,8 @@ func (d *Objects) Doomed(ctx context.Context, limit int) ([]string, error) {
 	return list, mapError(err, "doomed objects")
 }
 
-// ForgetDoomed deletes the rows of folders that have been removed. Folders that could
-// not be removed are due again after wait.
+// ForgetDoomed deletes the rows of removed folders. Folders that could not be removed are due
+// again after wait.
 func (d *Objects) ForgetDoomed(ctx context.Context, term Term, removed, stuck []string, wait time.Duration) error {
 	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
 		args := pgx.NamedArgs{"removed": removed, "stuck": stuck, "wait": wait}
@@ -68,7 +66,7 @@ func (d *Objects) ForgetDoomed(ctx context.Context, term Term, removed, stuck []
 	return mapError(err, "doomed objects")
 }
 
-// Shard is one member's part of a checkpoint that resume may take.
+// Shard is one member's part of a checkpoint from which the job may resume.
 type Shard struct {
 	Job      berth.JobID
 	Step     int64
@@ -76,8 +74,9 @@ type Shard struct {
 	Manifest string // object key
 }
 
-// VerifiedShards returns the shards of verified checkpoints of jobs that live,
-// in order, after the given one; the zero Shard begins.
+// VerifiedShards returns shards of verified checkpoints of live jobs, in order, after the
+// given one. The zero Shard starts at the beginning. Checkpoints of the last minute are left
+// out.
 func (d *Objects) VerifiedShards(ctx context.Context, after Shard, limit int) ([]Shard, error) {
 	if after.Job == "" {
 		after.Job = "00000000-0000-0000-0000-000000000000"
@@ -114,8 +113,8 @@ func (d *Objects) VerifiedShards(ctx context.Context, after Shard, limit int) ([
 	return list, mapError(err, "checkpoints")
 }
 
-// RejectMissing marks a verified checkpoint bad, of which the object store has
-// lost a part. It reports whether it did.
+// RejectMissing marks a verified checkpoint as bad, because the object store has lost a part
+// of it. It reports whether the checkpoint was verified until now.
 func (d *Objects) RejectMissing(ctx context.Context, term Term, s Shard) (bool, error) {
 	var marked bool
 	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
@@ -145,18 +144,17 @@ func (d *Objects) RejectMissing(ctx context.Context, term Term, s Shard) (bool, 
 	return marked && err == nil, mapError(err, "checkpoint of job "+string(s.Job))
 }
 
-// ClosedAttempt is an attempt that is over for long, and whose checkpoint
-// folders may hold what no row leads to.
+// ClosedAttempt is an attempt that ended long ago. Its checkpoint folders may hold objects
+// that no row refers to.
 type ClosedAttempt struct {
 	Tenant  berth.TenantID
 	Job     berth.JobID
 	Attempt int
 	Ranks   []int
-	Steps   []int64 // whose objects stay
+	Steps   []int64 // verified steps, whose objects stay
 }
 
-// ClosedAttempts returns attempts that ended longer than age ago and were not
-// swept yet.
+// ClosedAttempts returns attempts that ended longer than age ago and have not been swept.
 func (d *Objects) ClosedAttempts(ctx context.Context, age time.Duration, limit int) ([]ClosedAttempt, error) {
 	rows, err := d.pool.Query(ctx, `
 		SELECT j.tenant, t.job, t.attempt,
@@ -176,7 +174,7 @@ func (d *Objects) ClosedAttempts(ctx context.Context, age time.Duration, limit i
 	return list, mapError(err, "closed attempts")
 }
 
-// MarkSwept notes that an attempt has left nothing behind.
+// MarkSwept records that an attempt has left no unreferenced objects.
 func (d *Objects) MarkSwept(ctx context.Context, term Term, job berth.JobID, attempt int) error {
 	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, `UPDATE attempts SET swept_at = clock_timestamp()

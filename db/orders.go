@@ -14,10 +14,13 @@ import (
 	"berth/wire"
 )
 
-// Stop stops what still runs of a gang once a member of it ended badly or
-// fell silent: the others save and stop, and those that no machine has claimed
-// are withdrawn. It reports whether there is such a member. Doing it twice is no
-// different from once; an attempt that is not current any more is left alone.
+// Stop stops the rest of a gang once one member has ended badly or its machine fell silent.
+// The running members save and stop; members that no machine has claimed are withdrawn.
+// stopped reports whether there is such a bad member. Stop is idempotent, and leaves an
+// attempt that is no longer current alone.
+//
+// The capacity of the healthy members is kept for the gang's next attempt, for the grace and
+// berth.RepairHold; see keepRoom.
 func (d *Attempts) Stop(ctx context.Context, id berth.JobID, attempt int) (stopped bool, err error) {
 	err = d.order(ctx, id, attempt, func(tx pgx.Tx, job lockedJob) (touched, error) {
 		if stopped = slices.ContainsFunc(job.Ranks, lockedRank.bad); !stopped {
@@ -42,14 +45,14 @@ func (d *Attempts) Stop(ctx context.Context, id berth.JobID, attempt int) (stopp
 	return stopped, err
 }
 
-// hurried is the job with no more grace than its members get when another one of
-// the gang has ended.
+// hurried returns the job with its grace bounded by berth.GangGrace, which applies after
+// another member of the gang has ended.
 func (j lockedJob) hurried() lockedJob {
 	j.Grace = min(j.Grace, berth.GangGrace)
 	return j
 }
 
-// bad reports whether a member ended without having done its work.
+// bad reports whether a member ended without completing its work.
 func (r lockedRank) bad() bool {
 	return r.Orphaned || r.Exit != nil && !r.Exit.Done()
 }
@@ -73,7 +76,8 @@ func (d *Attempts) Escalate(ctx context.Context, id berth.JobID, attempt int) er
 	})
 }
 
-// order runs f on the locked job if attempt is still current and holds capacity.
+// order runs f on the locked job if attempt is still current and holds capacity. After the
+// commit it publishes hints at the machines that got orders.
 func (d *Attempts) order(
 	ctx context.Context, id berth.JobID, attempt int, f func(pgx.Tx, lockedJob) (touched, error),
 ) error {
@@ -95,14 +99,14 @@ func (d *Attempts) order(
 	return nil
 }
 
-// orderedRank is a member that an order was given to.
+// orderedRank is a member that received an order.
 type orderedRank struct {
 	rank    int
 	machine berth.MachineID
 }
 
-// orderStop gives the members that run, and have not been told yet, an order to
-// end within the job's grace.
+// orderStop orders the running members without an order to stop to end within the job's
+// grace. A stop_by that is set already may only become earlier.
 func orderStop(ctx context.Context, tx pgx.Tx, job lockedJob, o berth.Orders) ([]orderedRank, error) {
 	o.GraceMS = int(job.Grace.Milliseconds())
 	return updateRanks(ctx, tx, `
@@ -113,8 +117,8 @@ func orderStop(ctx context.Context, tx pgx.Tx, job lockedJob, o berth.Orders) ([
 		pgx.NamedArgs{"job": job.ID, "attempt": job.Attempt, "orders": o, "grace": job.Grace})
 }
 
-// withdraw releases the members that no machine has claimed: a claim finds them
-// released and is refused, so nothing of them can start.
+// withdraw releases the members that no machine has claimed. A later claim finds the
+// allocation released and is refused, so none of these members can start.
 func withdraw(ctx context.Context, tx pgx.Tx, job lockedJob, why string) ([]orderedRank, error) {
 	return updateRanks(ctx, tx, `
 		UPDATE allocations
@@ -128,6 +132,7 @@ func withdraw(ctx context.Context, tx pgx.Tx, job lockedJob, why string) ([]orde
 		})
 }
 
+// updateRanks runs an update that returns the rank and the machine of each changed member.
 func updateRanks(ctx context.Context, tx pgx.Tx, sql string, args pgx.NamedArgs) ([]orderedRank, error) {
 	rows, err := tx.Query(ctx, sql, args)
 	if err != nil {
@@ -138,6 +143,7 @@ func updateRanks(ctx context.Context, tx pgx.Tx, sql string, args pgx.NamedArgs)
 	})
 }
 
+// machines returns the machines of the members, with duplicates.
 func machines(lists ...[]orderedRank) []berth.MachineID {
 	var ids []berth.MachineID
 	for _, list := range lists {
@@ -148,7 +154,7 @@ func machines(lists ...[]orderedRank) []berth.MachineID {
 	return ids
 }
 
-// addOrderEvent tells in the job's history which members got an order.
+// addOrderEvent adds an event that names the members with the order.
 func addOrderEvent(ctx context.Context, tx pgx.Tx, job lockedJob, order string, ranks []orderedRank) error {
 	if len(ranks) == 0 {
 		return nil
@@ -159,7 +165,7 @@ func addOrderEvent(ctx context.Context, tx pgx.Tx, job lockedJob, order string, 
 	})
 }
 
-// describeOrder names an order and the members that got it.
+// describeOrder formats an order and the members that received it.
 func describeOrder(order string, ranks []orderedRank) string {
 	const shown = 8 // a gang may have hundreds
 	names := make([]string, 0, shown)

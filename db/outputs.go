@@ -11,10 +11,10 @@ import (
 	"berth/wire"
 )
 
-// RegisterOutput makes a stored object an output of the job, under its current
-// attempt only, until the member is sealed. Doing so again changes nothing. An output that exceeds a
-// storage quota of the tenant is refused with slug storage_quota, and its object is
-// deleted a day later.
+// RegisterOutput records a stored object as an output of the job. It works only under the
+// job's current attempt and until the member is sealed. A repeated call changes nothing. An
+// output that exceeds a storage quota of the tenant is refused with slug storage_quota, and
+// its object is deleted a day later.
 func (d *Objects) RegisterOutput(ctx context.Context, machine berth.MachineID, p wire.OutputReport) error {
 	var object string
 	err := d.tx(ctx, func(tx pgx.Tx) error {
@@ -55,6 +55,7 @@ func (d *Objects) RegisterOutput(ctx context.Context, machine berth.MachineID, p
 		}
 		return checkStorage(ctx, tx, c.limits, StoredOutputs, 0, o.Stored)
 	})
+	// In a transaction of its own, since the refusal has rolled back the first one.
 	if berth.IsSlug(err, berth.SlugStorageQuota) {
 		if failed := d.doomOutput(ctx, p.Job, object); failed != nil {
 			return mapError(failed, fmt.Sprintf("output of job %s", p.Job))
@@ -63,22 +64,24 @@ func (d *Objects) RegisterOutput(ctx context.Context, machine berth.MachineID, p
 	return mapError(err, fmt.Sprintf("output of job %s", p.Job))
 }
 
-// OutputObject is a stored output and where it lies.
+// OutputObject is a stored output with the key of its object.
 type OutputObject struct {
 	wire.StoredOutput
 	Object string
 }
 
+// outputColumns are the columns of an output, in the order of scanOutput.
 const outputColumns = `name, attempt, rank, address, files, bytes, stored_bytes, sha256, created_at, object`
 
+// scanOutput reads a row of outputColumns.
 func scanOutput(row pgx.CollectableRow) (o OutputObject, err error) {
 	err = row.Scan(&o.Name, &o.Attempt, &o.Member, &o.Address, &o.Files, &o.Bytes, &o.Stored, &o.SHA256,
 		&o.CreatedAt, &o.Object)
 	return o, err
 }
 
-// Outputs lists what a job has stored, the latest attempt first. The caller has
-// made sure whose job it is.
+// Outputs lists the stored outputs of a job, the latest attempt first. The caller has checked
+// the job's tenant.
 func (d *Objects) Outputs(
 	ctx context.Context, job berth.JobID, p Paging,
 ) (list []OutputObject, next string, err error) {
@@ -103,8 +106,8 @@ func (d *Objects) Outputs(
 	return list, next, nil
 }
 
-// Output returns one output of a job: of attempt 0, that of the latest attempt
-// which has it. The caller has made sure whose job it is.
+// Output returns one output of a job. Attempt 0 means the latest attempt that has the output.
+// The caller has checked the job's tenant.
 func (d *Objects) Output(ctx context.Context, job berth.JobID, name string, member, attempt int) (OutputObject, error) {
 	what := fmt.Sprintf("output %s of member %d of job %s", name, member, job)
 	rows, err := d.pool.Query(ctx, `
@@ -120,10 +123,10 @@ func (d *Objects) Output(ctx context.Context, job berth.JobID, name string, memb
 	return o, mapError(err, what)
 }
 
-// lostOutputs are the declared outputs of which no member of the attempt has
-// stored anything, or of which one has not that was cut off, could not or was
-// refused: of the first nobody knows whether it had a part of its own, the others
-// had one.
+// lostOutputs returns the declared outputs that the attempt has lost, in whole or in part. An
+// output is lost if no member has stored it. It is also lost if one member that was cut off,
+// failed to store it or was refused has no stored part: for a member that was cut off it is
+// unknown whether it had a part, the others had one.
 func lostOutputs(ctx context.Context, tx pgx.Tx, job lockedJob) ([]string, error) {
 	if !job.HasOutputs {
 		return nil, nil
