@@ -21,7 +21,7 @@ type Notice struct {
 	Status berth.State   // the reported status
 	Body   string        // JSON, the same on each try
 	Tries  int           // including this one
-	Age    time.Duration // since the event
+	Age    time.Duration // since the notice was created
 }
 
 // ID returns the call's id, the same on each try, so that a receiver can drop duplicates.

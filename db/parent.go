@@ -13,46 +13,49 @@ import (
 	"berth/wire"
 )
 
-// Bounds of what one look at a parent does. A look is a step of a workflow, and
-// holds the lock of the parent's row.
+// Bounds of one pass over a parent. A pass is a step of a workflow, and holds the lock of the
+// parent's row.
 const (
-	// ArrayWindow is how many elements of an array may be rows that have not
-	// ended: more would only lie in the queue.
+	// ArrayWindow is the greatest number of an array's elements that may exist as rows and
+	// have not ended. More rows would only wait in the queue.
 	ArrayWindow = 5000
-	expandBatch = 1000
+	expandBatch = 1000 // elements per statement
 
-	// milestone is how many elements an array goes on by before its coordinator
-	// is told, so that it makes more. Each telling is some events of a history.
+	// milestone is the number of elements by which an array advances before its workflow is
+	// signalled to create more. Each signal adds some events to the workflow's history.
 	milestone = 500
 
-	// followUp is how many jobs below one parent are told to stop by whoever cancels it,
-	// changes it or looks at it, in batches of stopBatch. The coordinators of the others were
-	// poked, and the reconciler looks for what they leave.
+	// followUp is the greatest number of jobs below one parent that a cancel, an update or a
+	// pass stops itself, in batches of stopBatch. The workflows of the others have been
+	// signalled, and the reconciler finds the rest.
 	followUp = 100
 
-	shownFailures = 10
+	shownFailures = 10 // failed indexes named in a reason
 )
 
-// lockedParent is a parent's row, locked, and its elements by status as of a
-// moment after that: nobody who derives anything from them misses another.
+// lockedParent is a parent's row under lock, with its children counted by status after the
+// lock was granted. Of two passes that derive something from the counts, the later one
+// therefore sees the result of the earlier one.
 type lockedParent struct {
 	ID          berth.JobID
 	Kind        berth.Kind
 	State       berth.State
 	Tenant      berth.TenantID
 	Held        bool
-	Blocked     bool // what it needs has not succeeded yet
+	Blocked     bool // a step whose needs have not all succeeded
 	HasParent   bool
-	Expanded    int
+	Expanded    int // elements that expand has created, in the order of indexes
 	MaxFailures *int
 	CancelAsked bool
 	Reason      *berth.Reason
-	Next        []int // indexes of the elements to make next, at most expandBatch
-	QueueFor    spec.Duration
-	Room        *int // how many more jobs of the tenant may wait; nil: any number
+	Next        []int         // indexes of the next elements to create, at most expandBatch
+	QueueFor    spec.Duration // queue_timeout of each element; 0: none
+	Room        *int          // number of further jobs of the tenant that may wait; nil: no limit
 	Tally       wire.Tally
 }
 
+// lockParent locks a parent's row and counts its children, in two statements of one round
+// trip: the count must begin after the lock is granted.
 func lockParent(ctx context.Context, tx pgx.Tx, id berth.JobID) (p lockedParent, err error) {
 	args := pgx.NamedArgs{"id": id, "batch": expandBatch}
 	batch := &pgx.Batch{}
@@ -98,15 +101,15 @@ func lockParent(ctx context.Context, tx pgx.Tx, id berth.JobID) (p lockedParent,
 	return p, err
 }
 
-// live is how many elements have not ended.
+// live returns the number of children that have not ended.
 func (p lockedParent) live() int { return p.Tally.Total - p.Tally.Unmade - p.Tally.Ended() }
 
-// overdrawn reports whether more elements failed than may.
+// overdrawn reports whether more children failed than max_failures allows.
 func (p lockedParent) overdrawn() bool {
 	return p.MaxFailures != nil && p.Tally.ByStatus[berth.Failed] > *p.MaxFailures
 }
 
-// whole reports whether nothing of it is to be made any more.
+// whole reports whether no child is left to create.
 func (p lockedParent) whole() bool { return p.Expanded >= p.Tally.Total }
 
 // Reconcile is one pass over a parent, by its row and its children: it creates the
@@ -124,8 +127,9 @@ func (d *Parents) Reconcile(ctx context.Context, id berth.JobID) (wire.Reconcile
 func reconcileOnce(ctx context.Context, d *core, id berth.JobID, left *int) (wire.ReconcileResult, error) {
 	var result wire.ReconcileResult
 	var did tended
-	news := false // it is a step of a pipeline, which has something to do about what became of it
+	news := false // the parent is itself a child, and its own parent must react to its new state
 	err := d.tx(ctx, func(tx pgx.Tx) error {
+		// The closure may run more than once; see core.tx.
 		did = tended{}
 		p, err := lockParent(ctx, tx, id)
 		switch {
@@ -160,8 +164,8 @@ func reconcileOnce(ctx context.Context, d *core, id berth.JobID, left *int) (wir
 		notifyParents(ctx, d, id)
 	}
 	did.stop = did.stop[:min(len(did.stop), max(0, *left))]
-	// In transactions of their own, which lock the members; the parent's row keeps new
-	// ones from starting meanwhile.
+	// In separate transactions, which lock the members. The parent's row keeps new members
+	// from starting meanwhile.
 	if err := stopJobs(ctx, d, did.stop, did.actor, did.reason); err != nil {
 		return result, err
 	}
@@ -169,7 +173,7 @@ func reconcileOnce(ctx context.Context, d *core, id berth.JobID, left *int) (wir
 	return result, stopInside(ctx, d, did.stopping, left)
 }
 
-// reconcileThrough is Parents.ReconcileThrough, as the other stores call it.
+// reconcileThrough implements Parents.ReconcileThrough, for other stores.
 func reconcileThrough(ctx context.Context, d *core, id berth.JobID, left *int) (berth.State, error) {
 	for {
 		r, err := reconcileOnce(ctx, d, id, left)
@@ -179,27 +183,28 @@ func reconcileThrough(ctx context.Context, d *core, id berth.JobID, left *int) (
 	}
 }
 
-// ReconcileThrough reconciles a parent until no step is due, or until it has ordered *left
-// jobs to stop; it subtracts these jobs from *left. With *left 0 it takes the steps of
-// one pass that stop no job.
+// ReconcileThrough reconciles a parent until nothing is due, or until *left jobs were ordered
+// to stop; it subtracts these jobs from *left. With *left 0 it makes one pass that stops no
+// job.
 func (d *Parents) ReconcileThrough(ctx context.Context, id berth.JobID, left *int) (berth.State, error) {
 	return reconcileThrough(ctx, d.core, id, left)
 }
 
-// tended is the result of a pass, which is published after its commit.
+// tended is the result of a pass, to be published after the commit.
 type tended struct {
 	ending
-	made    []string      // elements that want their workflow
-	skipped []string      // steps that have succeeded without running
-	stop    []berth.JobID // elements that hold capacity and are to stop
+	made    []string      // created elements, which need a workflow
+	skipped []string      // steps that succeeded without running
+	stop    []berth.JobID // elements that hold capacity and must stop
 	ready   []wire.Ready  // steps that may start
 	actor   string
 	reason  *berth.Reason
-	changed bool // the parent's row
-	queue   bool // what the leader plans on
-	more    bool
+	changed bool // the parent's row has changed
+	queue   bool // the input of the leader's plan has changed
+	more    bool // another pass has work to do
 }
 
+// publish sends the hints about a pass over parent id.
 func (t tended) publish(h *Hub, id berth.JobID) {
 	h.Publish(TopicSubmit, t.made...)
 	t.ending.publish(h)
@@ -212,12 +217,15 @@ func (t tended) publish(h *Hub, id berth.JobID) {
 	}
 }
 
+// tend makes one pass over a locked parent. The order of the cases matters: a failure or a
+// cancellation takes effect before new work is created, and the end is decided on counts that
+// this pass has not changed.
 func tend(ctx context.Context, tx pgx.Tx, p *lockedParent) (did tended, err error) {
 	if p.Blocked && p.State == berth.Submitted {
 		if p.Held {
 			did.more, err = p.hold(ctx, tx)
 		}
-		return did, err // nothing of it begins
+		return did, err // none of its children may start
 	}
 	if p.State == berth.Submitted {
 		if err := p.move(ctx, tx, berth.Queued, "workflow", nil); err != nil {
@@ -233,11 +241,12 @@ func tend(ctx context.Context, tx pgx.Tx, p *lockedParent) (did tended, err erro
 		p.Reason, did.changed = &reason, true
 	}
 	if p.Kind == berth.KindPipeline && p.State == berth.Canceling {
-		some, err := p.cancelAllHopeless(ctx, tx, &did) // for the reason: the others are canceled for another
+		// First, for their reason: stop cancels the other steps with a different one.
+		some, err := p.cancelAllHopeless(ctx, tx, &did)
 		if err != nil {
 			return did, err
 		}
-		if some { // all in this transaction: from its commit on nothing inside is placed
+		if some { // in one transaction: after the commit nothing inside is placed
 			return did, p.stop(ctx, tx, &did)
 		}
 	}
@@ -260,7 +269,7 @@ func tend(ctx context.Context, tx pgx.Tx, p *lockedParent) (did tended, err erro
 	return did, p.expand(ctx, tx, &did)
 }
 
-// move changes the parent's state.
+// move changes the parent's state. With a terminal state it also stores the tally.
 func (p *lockedParent) move(ctx context.Context, tx pgx.Tx, to berth.State, actor string, reason *berth.Reason) error {
 	var tally *wire.Tally
 	if to.Terminal() {
@@ -275,7 +284,7 @@ func (p *lockedParent) move(ctx context.Context, tx pgx.Tx, to berth.State, acto
 	return err
 }
 
-// end writes what has become of a parent whose elements have ended.
+// end sets the final state of a parent whose children have all ended.
 func (p *lockedParent) end(ctx context.Context, tx pgx.Tx) error {
 	switch {
 	case p.Tally.ByStatus[berth.Succeeded] == p.Tally.Total:
@@ -312,7 +321,7 @@ func (p *lockedParent) end(ctx context.Context, tx pgx.Tx) error {
 	return p.move(ctx, tx, berth.Failed, "workflow", &reason)
 }
 
-// failure is why the parent fails.
+// failure returns the reason for which the parent fails.
 func (p *lockedParent) failure() berth.Reason {
 	failed, t := p.Tally.ByStatus[berth.Failed], p.Tally
 	r := berth.Reason{Code: berth.ReasonElementsFailed, Hint: "retry --failed runs again what did not succeed"}
@@ -333,8 +342,8 @@ func (p *lockedParent) failure() berth.Reason {
 	return r
 }
 
-// stop cancels the elements of a parent that is to stop: those that wait at
-// once, and some of those that hold capacity after the commit.
+// stop cancels the children of a canceling parent: waiting ones in this transaction, and some
+// of the ones that hold capacity after the commit.
 func (p *lockedParent) stop(ctx context.Context, tx pgx.Tx, did *tended) error {
 	did.actor, did.reason = "workflow", p.Reason
 	if !p.CancelAsked {
@@ -362,8 +371,9 @@ func (p *lockedParent) stop(ctx context.Context, tx pgx.Tx, did *tended) error {
 	return err
 }
 
-// cancelWaitingChildren ends elements of parents that hold no capacity, at most a
-// batch of them: of all, or of some indexes.
+// cancelWaitingChildren cancels children of parents that hold no capacity, at most a batch of
+// them. indexes restricts it to some elements; nil means all. Nominations for these children
+// are deleted.
 func cancelWaitingChildren(ctx context.Context, tx pgx.Tx, parents []berth.JobID, indexes []int, actor string,
 	reason *berth.Reason) (e ending, err error) {
 	args := pgx.NamedArgs{"parents": parents, "indexes": indexes, "actor": actor, "reason": reason,
@@ -403,9 +413,10 @@ func cancelWaitingChildren(ctx context.Context, tx pgx.Tx, parents []berth.JobID
 	return e, err
 }
 
-// hold holds the elements of a held parent that wait, a batch of them, and the
-// pipelines and arrays among them, which hold theirs when they are reconciled. Pipelines
-// and arrays are held at every depth at once: the leader looks at the next one alone.
+// hold holds a batch of the waiting children of a held parent. Nested pipelines and arrays
+// are held as well, and hold their own children when they are reconciled. The nested parents
+// are held at every depth at once, since the leader checks only the parent directly above a
+// job.
 func (p *lockedParent) hold(ctx context.Context, tx pgx.Tx) (some bool, err error) {
 	var inner int64
 	if p.Kind == berth.KindPipeline {

@@ -11,9 +11,9 @@ import (
 	"berth/wire"
 )
 
-// cancelParent asks for the end of a locked parent: from its commit on nothing of
-// it is made or placed. What waits of a pipeline ends with it, at every depth; Tend
-// ends the rest.
+// cancelParent requests the end of a locked parent. After the commit none of its children is
+// created or placed. Waiting children of a pipeline are canceled here, at every depth;
+// Reconcile cancels the rest.
 func cancelParent(ctx context.Context, tx pgx.Tx, job lockedJob, actor string,
 	reason *berth.Reason) (berth.State, ending, error) {
 	state := berth.Canceling
@@ -30,7 +30,7 @@ func cancelParent(ctx context.Context, tx pgx.Tx, job lockedJob, actor string,
 		if err != nil {
 			return "", below, err
 		}
-		if p.live() == 0 { // elements there may be of an array were canceled before they were made
+		if p.live() == 0 { // any elements of an array were created by CancelElements, as canceled
 			state, tally = berth.Canceled, &p.Tally
 		}
 	}
@@ -43,9 +43,10 @@ func cancelParent(ctx context.Context, tx pgx.Tx, job lockedJob, actor string,
 	return state, below, err
 }
 
-// CancelElements asks for the end of some elements of an array. Those that are
-// not jobs yet are made, so that they are on record, and canceled at once. It
-// returns how many it ended or told to stop; doing it again is no error.
+// CancelElements requests the end of some elements of an array. Elements that are not rows
+// yet are created, so that they are on record, and canceled at once. It returns the number of
+// elements that were canceled or ordered to stop. A repeated call is no error. It works in
+// batches, each a transaction: after an error the number covers the completed batches.
 func (d *Parents) CancelElements(ctx context.Context, tenant berth.TenantID, id berth.JobID, which []spec.IndexRange,
 	actor string, reason *berth.Reason) (int, error) {
 	indexes, err := d.elementsIn(ctx, tenant, id, which)
@@ -62,7 +63,8 @@ func (d *Parents) CancelElements(ctx context.Context, tenant berth.TenantID, id 
 	return n, nil
 }
 
-// elementsIn are the indexes of an array within ranges.
+// elementsIn returns the indexes of an array within ranges. No index in the ranges is an
+// error of code invalid.
 func (d *Parents) elementsIn(ctx context.Context, tenant berth.TenantID, id berth.JobID,
 	which []spec.IndexRange) ([]int, error) {
 	var kind berth.Kind
@@ -79,6 +81,8 @@ func (d *Parents) elementsIn(ctx context.Context, tenant berth.TenantID, id bert
 	if kind != berth.KindArray {
 		return nil, berth.Errorf(berth.CodeInvalid, "job %s is no array: it has no elements to choose from", id)
 	}
+	// A null column stands for all indexes from 0 to total-1. A retry may have some of them
+	// only.
 	if only == nil {
 		only = make([]int, total)
 		for i := range only {
@@ -96,15 +100,19 @@ func (d *Parents) elementsIn(ctx context.Context, tenant berth.TenantID, id bert
 	return chosen, nil
 }
 
+// cancelElements cancels one batch of elements, and returns their number.
 func (d *Parents) cancelElements(ctx context.Context, id berth.JobID, indexes []int, actor string,
 	reason *berth.Reason) (int, error) {
 	var did tended
 	err := d.tx(ctx, func(tx pgx.Tx) error {
+		// The closure may run more than once; see core.tx.
 		did = tended{changed: true, queue: true}
 		p, err := lockParent(ctx, tx, id)
+		// An ended array has no element left to cancel.
 		if err != nil || p.State.Terminal() {
 			return err
 		}
+		// make leaves existing elements unchanged, so all indexes have a row afterwards.
 		if _, err := p.make(ctx, tx, indexes, actor); err != nil {
 			return err
 		}
@@ -132,15 +140,17 @@ func (d *Parents) cancelElements(ctx context.Context, id berth.JobID, indexes []
 	if err != nil {
 		return 0, err
 	}
+	// After the commit: members that run are stopped in separate transactions, below.
 	did.publish(d.hub, id)
-	d.hub.Publish(TopicPoke, string(id)) // it may have been the last
+	d.hub.Publish(TopicPoke, string(id)) // the array may have no live element left
 	if err := stopJobs(ctx, d.core, did.stop, actor, reason); err != nil {
 		return len(did.canceled), err
 	}
 	return len(did.canceled) + len(did.stop), nil
 }
 
-// releaseChildren ends the hold of all in a locked parent.
+// releaseChildren ends the hold of all children in a locked parent, at every depth of a
+// pipeline. The held time counts neither against the queue deadline nor as age.
 func releaseChildren(ctx context.Context, tx pgx.Tx, job lockedJob, actor string) error {
 	parents, err := parentsIn(ctx, tx, job.ID, job.Kind)
 	if err != nil {
@@ -168,9 +178,10 @@ func releaseChildren(ctx context.Context, tx pgx.Tx, job lockedJob, actor string
 	return err
 }
 
-// patchChildren changes all that lives in a locked parent as the parent; args are
-// those of patchArgs.
+// patchChildren applies the parent's update to all live children, at every depth of a
+// pipeline. args are the arguments from patchArgs; patchChildren adds to them.
 func patchChildren(ctx context.Context, tx pgx.Tx, job lockedJob, args pgx.NamedArgs, detail string) error {
+	// All parents are locked before any of their children, as the lock order requires.
 	parents, err := parentsIn(ctx, tx, job.ID, job.Kind)
 	if err != nil {
 		return err

@@ -10,13 +10,15 @@ import (
 	"berth/spec"
 )
 
-// expand makes the elements that are next, as many as the window and the
-// tenant's quota leave room for.
+// expand creates the next elements, as many as ArrayWindow and the tenant's quota of waiting
+// jobs allow.
 func (p *lockedParent) expand(ctx context.Context, tx pgx.Tx, did *tended) error {
 	if p.whole() {
 		return nil
 	}
 	room := ArrayWindow - p.live()
+	// The tenant's row is locked, so concurrent submissions and arrays cannot exceed the
+	// quota together. No row: the tenant has no quota.
 	var waiting *int
 	err := tx.QueryRow(ctx, `
 		SELECT greatest(0, max_queued - (
@@ -41,13 +43,15 @@ func (p *lockedParent) expand(ctx context.Context, tx pgx.Tx, did *tended) error
 	}
 	_, err = tx.Exec(ctx, `UPDATE jobs SET expanded = expanded + @n
 		WHERE id = @id`, pgx.NamedArgs{"id": p.ID, "n": len(next)})
+	// A full batch suggests that more elements are due. A shorter one ended at a bound.
 	did.more = did.more || len(next) == expandBatch
 	return err
 }
 
-// make inserts elements and returns their ids. One that is there already stays
-// as it is. They count as submitted when their array was, so that they wait
-// their turn as it does; a queue_timeout counts from now on.
+// make inserts elements and returns the ids of the new ones. An existing element is
+// unchanged. Elements count as submitted when their array was, so that they keep the array's
+// place in the queue; a queue_timeout counts from now. They copy the array's uploads and
+// bound inputs.
 func (p *lockedParent) make(ctx context.Context, tx pgx.Tx, indexes []int, actor string) ([]string, error) {
 	ids := newElementIDs(len(indexes))
 	rows, err := tx.Query(ctx, `
@@ -95,13 +99,14 @@ func (p *lockedParent) make(ctx context.Context, tx pgx.Tx, indexes []int, actor
 	return pgx.CollectRows(rows, pgx.RowTo[string])
 }
 
-// newElementIDs are ids in the order of the elements: those of one moment are
-// placed by their ids.
+// newElementIDs returns n ids in ascending order. Jobs with the same submission time are
+// placed in the order of their ids, so elements start in the order of their indexes.
 func newElementIDs(n int) []berth.JobID {
 	now := time.Now()
 	ids := make([]berth.JobID, n)
 	for i := range ids {
 		ids[i] = berth.NewJobID(now)
 	}
+	// Ids of one millisecond have random low bits.
 	return sortedIDs(ids)
 }

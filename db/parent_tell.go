@@ -12,24 +12,26 @@ import (
 	"berth/internal/lib/failpoint"
 )
 
+// isNoRows reports whether a query found no row.
 func isNoRows(err error) bool { return errors.Is(err, pgx.ErrNoRows) }
 
+// sortedIDs sorts ids in place and returns the slice.
 func sortedIDs(ids []berth.JobID) []berth.JobID {
 	slices.Sort(ids)
 	return ids
 }
 
-// liveChild is that a parent p has an element that has not ended.
+// liveChild is true for a parent p with a child that has not ended.
 const liveChild = `EXISTS (
 	SELECT 1 FROM jobs c
 	WHERE c.parent = p.id AND c.state IN ('submitted', 'queued', 'scheduled', 'running', 'preempting',
 		'canceling', 'retrying'))`
 
-// notifyParents publishes hints at the parents of jobs that changed, where the parent has
-// something to do about it: not at each end of thousands, each of which would be
-// some events of its workflow's history. It is called after the commit of the
-// change, so that of two elements that end last at once the later one sees that
-// nothing lives. The reconciler finds what is lost here.
+// notifyParents publishes hints at the parents of changed jobs whose reconciliation has work
+// to do. It stays silent at most of the thousands of ends in an array, since each signal adds
+// some events to the workflow's history. It must be called after the commit of the change: if
+// the last two elements end at once, the later call then sees that no element lives. The
+// reconciler finds parents for which a notification is lost here.
 func notifyParents(ctx context.Context, d *core, children ...berth.JobID) {
 	if len(children) == 0 {
 		return
@@ -62,9 +64,10 @@ func notifyParents(ctx context.Context, d *core, children ...berth.JobID) {
 	d.hub.Publish(TopicPoke, parents...)
 }
 
-// Untended returns parents that are due for reconciliation, even if their hint was
-// lost, for the reconciler. Arrays that are to make elements of a tenant of which no
-// more may wait are none of them: they would stand before all others for as long.
+// Untended returns at most limit parents that need a reconciliation, for the reconciler,
+// which thus repairs lost hints. It leaves out arrays that only have elements to create, of a
+// tenant whose quota of waiting jobs is used up: they would stand in front of all others for
+// as long.
 func (d *Parents) Untended(ctx context.Context, age time.Duration, limit int) ([]Aged, error) {
 	return d.aged(ctx, "parents", `
 		WITH full_tenants AS MATERIALIZED (

@@ -11,22 +11,23 @@ import (
 	"berth/wire"
 )
 
-// skipDepth bounds how many levels of a graph one look goes down over steps that
-// are not run: it holds the lock of the pipeline's row.
+// skipDepth bounds the levels of a graph that one pass descends through steps that succeed
+// without running. The pass holds the lock of the pipeline's row meanwhile.
 const skipDepth = 32
 
-// readyBatch bounds how many steps one look names to the coordinator: their ids
-// enter its history.
+// readyBatch bounds the number of ready steps that one pass returns to the workflow. Their
+// ids enter the workflow's history.
 const readyBatch = 40
 
-// advance goes on with a pipeline: steps that need what did not succeed are
-// canceled, and what needs them; steps whose needs have all succeeded may start,
-// or have succeeded at once, where an earlier job did the same. Of one that is held
-// nothing is let go, and nothing skipped: Release has it looked at again.
+// advance continues a pipeline. Steps that need an unsuccessful step are canceled, and so are
+// their own dependents. Steps whose needs have all succeeded may start, or succeed at once if
+// an earlier job has computed the same result. A held pipeline starts and skips no step; its
+// release reconciles it again.
 func (p *lockedParent) advance(ctx context.Context, tx pgx.Tx, did *tended) error {
 	if _, err := p.cancelAllHopeless(ctx, tx, did); err != nil {
 		return err
 	}
+	// A skipped step may unblock further ones, so each round descends one level.
 	for n := 0; n < skipDepth && !p.Held; n++ {
 		skipped, err := p.unblock(ctx, tx)
 		if err != nil {
@@ -36,7 +37,7 @@ func (p *lockedParent) advance(ctx context.Context, tx pgx.Tx, did *tended) erro
 			break
 		}
 		did.skipped = append(did.skipped, skipped...)
-		did.more = true // as above
+		did.more = true // the next pass checks whether a skipped step was the last
 	}
 	rows, err := tx.Query(ctx, `
 		SELECT id::text, kind
@@ -59,10 +60,12 @@ func (p *lockedParent) advance(ctx context.Context, tx pgx.Tx, did *tended) erro
 		return err
 	}
 	did.changed = true
-	return p.move(ctx, tx, berth.Running, "workflow", nil) // an array is a step, whose elements the leader starts
+	// The leader has started elements of an array step, and moved only the array to running.
+	return p.move(ctx, tx, berth.Running, "workflow", nil)
 }
 
-// cancelAllHopeless cancels what needs what did not succeed, and what needs that.
+// cancelAllHopeless cancels the steps that need an unsuccessful step, and transitively their
+// dependents. some reports that there were any.
 func (p *lockedParent) cancelAllHopeless(ctx context.Context, tx pgx.Tx, did *tended) (some bool, err error) {
 	for {
 		hopeless, err := p.cancelHopeless(ctx, tx)
@@ -70,12 +73,13 @@ func (p *lockedParent) cancelAllHopeless(ctx context.Context, tx pgx.Tx, did *te
 			return some, err
 		}
 		did.canceled = append(did.canceled, hopeless...)
-		did.more, some = true, true // to see whether that was the last
+		did.more, some = true, true // the next pass checks whether these were the last
 	}
 }
 
-// cancelHopeless cancels the steps that need one that ended without success, and
-// all that is in them: none of it has begun.
+// cancelHopeless cancels the steps with a need that ended without success, including
+// everything inside a nested pipeline. None of these has started, since a blocked step never
+// starts.
 func (p *lockedParent) cancelHopeless(ctx context.Context, tx pgx.Tx) ([]string, error) {
 	rows, err := tx.Query(ctx, `
 		WITH hopeless AS (
@@ -100,7 +104,7 @@ func (p *lockedParent) cancelHopeless(ctx context.Context, tx pgx.Tx) ([]string,
 		return nil, err
 	}
 	var canceled []string
-	why := map[string]string{} // of nested pipelines
+	why := map[string]string{} // reason by id, for nested pipelines
 	var id, step, because string
 	var kind berth.Kind
 	if _, err := pgx.ForEachRow(rows, []any{&id, &kind, &step, &because}, func() error {
@@ -126,9 +130,10 @@ func (p *lockedParent) cancelHopeless(ctx context.Context, tx pgx.Tx) ([]string,
 	return canceled, nil
 }
 
-// unblock lets steps start whose needs have all succeeded, and that nobody holds.
-// Their time in the queue begins now: what they were held before is in no count of
-// theirs. Those that an earlier job did already it ends, and returns.
+// unblock lets steps start whose needs have all succeeded, unless they are held. A step's
+// time in the queue starts now, so earlier time counts neither toward its age nor toward its
+// queue_timeout. Steps for which an earlier job has computed the result end as succeeded, and
+// unblock returns their ids.
 func (p *lockedParent) unblock(ctx context.Context, tx pgx.Tx) (skipped []string, err error) {
 	steps, err := p.unblockable(ctx, tx)
 	if err != nil || len(steps) == 0 {
@@ -139,6 +144,7 @@ func (p *lockedParent) unblock(ctx context.Context, tx pgx.Tx) (skipped []string
 	for i, s := range steps {
 		ids[i], takes = s.id, takes || s.takes
 	}
+	// The outputs that are bound below must not be pruned before the commit.
 	if takes {
 		if err := holdOutputs(ctx, tx); err != nil {
 			return nil, err
@@ -173,8 +179,8 @@ func (p *lockedParent) unblock(ctx context.Context, tx pgx.Tx) (skipped []string
 	return skipped, err
 }
 
-// unblockable are the steps that wait for nothing but to be let go: their needs
-// have all succeeded, and they are not held.
+// unblockable locks and returns the steps whose needs have all succeeded and that are not
+// held.
 func (p *lockedParent) unblockable(ctx context.Context, tx pgx.Tx) ([]letGo, error) {
 	rows, err := tx.Query(ctx, `
 		SELECT j.id::text, coalesce((SELECT s.spec -> 'queue_timeout' FROM job_specs s WHERE s.job = j.id), 'null'),

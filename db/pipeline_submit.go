@@ -20,13 +20,14 @@ import (
 type PipelineSubmission struct {
 	Tenant  berth.TenantID
 	Spec    spec.Pipeline // valid, with defaults filled in
-	IdemKey string        // "": every call is a new pipeline
+	IdemKey string        // "": every call creates a new pipeline
 	Actor   string
-	RetryOf *berth.JobID
+	RetryOf *berth.JobID // the ended pipeline that this one retries
 }
 
-// SubmitPipeline stores a pipeline and all its steps, which is one transaction.
-// Keys and quotas are as with Submit; steps that wait for others count for none.
+// SubmitPipeline stores a pipeline and all its steps in one transaction. Idempotency keys and
+// quotas work as in Submit; steps that wait for others count against no quota. created is
+// false if a pipeline with the same key exists, which is then returned.
 func (d *Jobs) SubmitPipeline(ctx context.Context, s PipelineSubmission) (job wire.Job, created bool, err error) {
 	row, err := newPipelineRow(s)
 	if err != nil {
@@ -42,6 +43,8 @@ func (d *Jobs) SubmitPipeline(ctx context.Context, s PipelineSubmission) (job wi
 		d.hub.Publish(TopicSubmit, string(job.ID))
 		job, err = d.Get(ctx, s.Tenant, job.ID)
 		return job, true, err
+	// not_found: the key exists. A repeated submission may also fail earlier, for example on
+	// a quota that the first one has used up. Either way the existing job is the answer.
 	case s.IdemKey != "" && (berth.CodeOf(err) == berth.CodeNotFound || berth.IsSlug(err, berth.SlugQuota) ||
 		berth.IsSlug(err, berth.SlugInvalidSpec)):
 		old, found := d.submitted(ctx, s.Tenant, s.IdemKey, row.hash)
@@ -52,7 +55,8 @@ func (d *Jobs) SubmitPipeline(ctx context.Context, s PipelineSubmission) (job wi
 	return wire.Job{}, false, mapError(err, "pipeline")
 }
 
-// newPipelineRow is the parent's row. What steps have each it has of no use.
+// newPipelineRow returns the row of the parent. Columns for settings of the steps have
+// defaults, without effect.
 func newPipelineRow(s PipelineSubmission) (submitRow, error) {
 	rawSpec, err := json.Marshal(s.Spec)
 	if err != nil {
@@ -76,8 +80,9 @@ func newPipelineRow(s PipelineSubmission) (submitRow, error) {
 	return row, nil
 }
 
-// insertPipeline stores the parent, the steps of all levels and the needs. Ids are in
-// the order of the graph, outer before inner: by id is from the outside in.
+// insertPipeline stores the parent, the steps of all levels and the needs. Ids ascend in the
+// order of the graph, and an outer parent precedes an inner one: to lock by id is to lock
+// from the outside in.
 func (r submitRow) insertPipeline(ctx context.Context, tx pgx.Tx, s PipelineSubmission) (wire.Job, error) {
 	if err := checkSecrets(ctx, tx, s.Tenant, r.needs); err != nil {
 		return wire.Job{}, err
@@ -85,7 +90,7 @@ func (r submitRow) insertPipeline(ctx context.Context, tx pgx.Tx, s PipelineSubm
 	g := growth{PipelineSubmission: s, ids: map[string]berth.JobID{}, fresh: map[berth.JobID]bool{}}
 	ids := newElementIDs(1 + s.Spec.Count())
 	r.args["id"] = ids[0]
-	var uploads []spec.NamedUpload // of all steps, locked in their order and, as of any job, before the tenant
+	var uploads []spec.NamedUpload // of all steps, locked in one order and, as for any job, before the tenant
 	for path, step := range s.Spec.All() {
 		ids = ids[1:]
 		g.ids[path], g.fresh[ids[0]] = ids[0], true
@@ -106,7 +111,7 @@ func (r submitRow) insertPipeline(ctx context.Context, tx pgx.Tx, s PipelineSubm
 	return parent, g.insert(ctx, tx)
 }
 
-// growth is the rows of the steps of a pipeline, as they come.
+// growth collects the rows of a pipeline's steps.
 type growth struct {
 	PipelineSubmission
 	ids   map[string]berth.JobID // by path
@@ -116,14 +121,15 @@ type growth struct {
 	jobs, needs []berth.JobID // of deps
 }
 
+// grown is one step with its path.
 type grown struct {
 	path string
 	row  submitRow
 }
 
-// level adds the steps of a level, and those below it. Names of steps that lead out
-// of the place where they stand become the jobs that these are: so what is stored
-// of a step, a nested pipeline too, names nothing beyond its own level.
+// level adds the steps of one level and, recursively, of nested pipelines. An input that
+// refers to a step outside its own level is rewritten to the job of that step. The stored
+// spec of a step, also of a nested pipeline, thus refers only to its own level and to jobs.
 func (g *growth) level(path string, parent berth.JobID, p spec.Pipeline) error {
 	p = p.Bound(func(within, step string) (berth.JobID, bool) {
 		top, _, inside := strings.Cut(step, ".")
@@ -138,8 +144,8 @@ func (g *growth) level(path string, parent berth.JobID, p spec.Pipeline) error {
 		if err != nil {
 			return err
 		}
-		// All of a nested pipeline waits for its first look, cached steps for that which
-		// may take an earlier result.
+		// Every step of a nested pipeline waits for the first pass over that pipeline. Cached
+		// steps wait for a first pass too, which may reuse an earlier result.
 		step := p.Jobs[key]
 		waits := path != "" || len(step.Needs) > 0 || step.Cache
 		row.args["id"], row.args["parent"], row.args["step"], row.args["blocked"] = g.ids[at], parent, key, waits
@@ -160,19 +166,21 @@ func (g *growth) level(path string, parent berth.JobID, p spec.Pipeline) error {
 	return nil
 }
 
+// row returns the row of one step: of a nested pipeline, or of a job.
 func (g *growth) row(p spec.Pipeline, key string) (submitRow, error) {
 	if p.Jobs[key].Nests() {
 		return newPipelineRow(PipelineSubmission{Tenant: g.Tenant, Spec: p.Nested(key), Actor: g.Actor})
 	}
 	row, err := newSubmitRow(Submission{Tenant: g.Tenant, Spec: p.Jobs[key], Actor: g.Actor})
-	row.needs = row.needs.without(g.fresh) // which have left nothing yet; see bindSteps
+	row.needs = row.needs.without(g.fresh) // they have no outputs yet; see bindSteps
 	return row, err
 }
 
-// insertBatch is how many steps are sent at once.
+// insertBatch is the number of steps inserted in one round trip.
 const insertBatch = 500
 
-// insert stores the rows. What they name is there, and held, or nothing is stored.
+// insert stores the rows. Every object that a step refers to must exist and is kept for the
+// step; otherwise nothing is stored.
 func (g *growth) insert(ctx context.Context, tx pgx.Tx) error {
 	each := func(f func(submitRow) error) error {
 		for _, s := range g.steps {
@@ -189,7 +197,7 @@ func (g *growth) insert(ctx context.Context, tx pgx.Tx) error {
 		INSERT INTO deps (job, needs)
 		SELECT * FROM unnest(@jobs::uuid[], @needs::uuid[])`,
 		pgx.NamedArgs{"jobs": g.jobs, "needs": g.needs}); err != nil {
-		return err // before the steps, so that each is known for one that waits
+		return err // before the steps: the quota check of an insert leaves out steps with needs
 	}
 	for some := range slices.Chunk(g.steps, insertBatch) {
 		batch := &pgx.Batch{}
@@ -216,8 +224,8 @@ func (g *growth) insert(ctx context.Context, tx pgx.Tx) error {
 	})
 }
 
-// retryPipeline submits the steps of an ended pipeline again that did not
-// succeed, at every depth; what did is not needed any more.
+// retryPipeline submits a new pipeline with the steps of an ended one that did not succeed,
+// at every depth. Succeeded steps are no longer needed. With all set, it submits all steps.
 func retryPipeline(ctx context.Context, tx pgx.Tx, old wire.Job, actor string, all bool) (wire.Job, error) {
 	var succeeded map[string]berth.JobID
 	if !all {
@@ -238,8 +246,8 @@ func retryPipeline(ctx context.Context, tx pgx.Tx, old wire.Job, actor string, a
 	return row.insertPipeline(ctx, tx, s)
 }
 
-// succeededSteps are the jobs that steps of a pipeline are which have succeeded, at
-// every depth, by their paths, live and archived.
+// succeededSteps returns the jobs of a pipeline's succeeded steps, live and archived, at
+// every depth, by path.
 func succeededSteps(ctx context.Context, tx pgx.Tx, id berth.JobID) (map[string]berth.JobID, error) {
 	rows, err := tx.Query(ctx, `
 		WITH RECURSIVE inside (id, path, state) AS (
@@ -264,7 +272,7 @@ func succeededSteps(ctx context.Context, tx pgx.Tx, id berth.JobID) (map[string]
 	return collectSteps(rows)
 }
 
-// queueTimeout reads a spec's queue_timeout out of its JSON.
+// queueTimeout decodes a spec's queue_timeout; 0 if the spec has none.
 func queueTimeout(raw []byte) (time.Duration, error) {
 	var d spec.Duration
 	if len(raw) == 0 || string(raw) == "null" {
