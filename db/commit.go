@@ -146,6 +146,8 @@ func lockForStarts(ctx context.Context, conn *pgx.Conn, term Term, starts []bert
 	p, ids := newPresent(starts)
 	var batch pgx.Batch
 	batch.Queue("BEGIN")
+	// No row from fence: the term is over. The statements behind it run all the same; the
+	// caller rolls them back.
 	leads := false
 	batch.Queue(fence, term.args()).Query(func(rows pgx.Rows) error {
 		leads = rows.Next()
@@ -154,6 +156,7 @@ func lockForStarts(ctx context.Context, conn *pgx.Conn, term Term, starts []bert
 	})
 	queueParentLocks(&batch, ids.jobs)
 	p.queueJobs(&batch, ids.jobs)
+	// The parents' children are counted only now, under the parents' locks.
 	p.queueParents(&batch, ids.jobs)
 	p.queueMachines(&batch, ids.machines)
 	if len(ids.withGPUs) > 0 {
@@ -414,6 +417,7 @@ func (m *presentMachine) take(r berth.Grant, job berth.JobID, alone bool) error 
 		return errors.New("the machine's container engine does not answer")
 	case alone && !m.fences:
 		return errors.New("the machine cannot fence at_most_one work any more")
+	// Free capacity comes before nominated capacity, for the more precise reason.
 	case !r.Capacity.Fits(m.free):
 		return errors.New("there is no room any more")
 	case !fitsBeside(r.Capacity, left):
@@ -459,6 +463,7 @@ func (d *Queue) writeStarts(ctx context.Context, conn *pgx.Conn, term Term, star
 	}
 	a, r, g := columnsOf(starts, p)
 	var batch pgx.Batch
+	// Parents before jobs, as in the lock order: a first element moves its parent to running.
 	queueParentStarts(&batch, p.begun())
 	batch.Queue(`
 		UPDATE jobs j
@@ -476,6 +481,7 @@ func (d *Queue) writeStarts(ctx context.Context, conn *pgx.Conn, term Term, star
 		FROM unnest($1::uuid[], $2::int[], $3::int[], $4::text[], $5::bigint[], $6::bigint[], $7::bigint[],
 			$8::bigint[], $9::bigint[], $10::int[])`,
 		r.job, r.attempt, r.rank, r.machine, r.epoch, r.cpu, r.mem, r.disk, r.gpu, r.port)
+	// A statement of its own, since the ids of the allocations exist only now.
 	if len(g.job) > 0 {
 		batch.Queue(`
 			INSERT INTO gpu_claims (alloc_id, machine_id, idx, milli)
@@ -484,6 +490,7 @@ func (d *Queue) writeStarts(ctx context.Context, conn *pgx.Conn, term Term, star
 			JOIN allocations a ON a.job = s.job AND a.attempt = s.attempt AND a.rank = s.rank`,
 			g.job, g.attempt, g.rank, g.idx, g.milli)
 	}
+	// The entry penalty is one charge without a duration for each allocation.
 	if d.entry > 0 {
 		batch.Queue(`
 			INSERT INTO usage_charges (alloc_id, entry_ms, tenant, cpu_m, mem_mb, gpu_milli, from_at, to_at)
@@ -492,6 +499,7 @@ func (d *Queue) writeStarts(ctx context.Context, conn *pgx.Conn, term Term, star
 			JOIN allocations a ON a.job = s.job AND a.attempt = s.attempt
 			JOIN jobs j ON j.id = s.job`, a.job, a.attempt, d.entry.Milliseconds())
 	}
+	// A started job needs no nomination. Leftovers would keep capacity from other jobs.
 	batch.Queue(`DELETE FROM earmarks WHERE beneficiary = ANY($1::uuid[])`, a.job)
 	batch.Queue("COMMIT")
 	return conn.SendBatch(ctx, &batch).Close()

@@ -157,6 +157,7 @@ func (x *firing) read(ctx context.Context, tx pgx.Tx) error {
 	if overlap != nil {
 		x.overlap = *overlap
 	}
+	// A repeated call returns the first decision.
 	if x.status.Decided() {
 		x.done = true
 		if job != nil {
@@ -227,6 +228,7 @@ func (x *firing) busy() string {
 // savepoint: a refusal of the work also undoes the cancellations, and becomes the status of
 // the fire. Any other error is returned, and the fire stays undecided.
 func (x *firing) submit(ctx context.Context, tx pgx.Tx) error {
+	// BeginFunc on a transaction sets a savepoint.
 	err := pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
 		if x.overlap == spec.OverlapCancel {
 			if err := x.cancel(ctx, tx); err != nil {
@@ -238,6 +240,7 @@ func (x *firing) submit(ctx context.Context, tx pgx.Tx) error {
 	if err == nil {
 		return nil
 	}
+	// The savepoint is rolled back, so nothing was canceled and no job exists.
 	x.canceled, x.job = nil, ""
 	why := WhyRefused(err)
 	if why == nil {

@@ -59,6 +59,7 @@ func bindOutputs(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, job bert
 		return err
 	}
 	found, err := pgx.CollectRows(rows, pgx.RowTo[int])
+	// RETURNING yields a row for each bound input: fewer rows mean that an output is missing.
 	if err != nil || len(found) == len(inputs) {
 		return err
 	}
