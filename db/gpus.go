@@ -15,42 +15,9 @@ import (
 // driver numbers it differently after a reboot. A device that is no longer reported becomes
 // unhealthy and is never deleted.
 func (r *registration) writeGPUs(ctx context.Context) error {
-	rows, err := r.tx.Query(ctx, `
-		SELECT idx, uuid
-		FROM gpu_devices
-		WHERE machine_id = @machine
-		ORDER BY idx
-		FOR NO KEY UPDATE`, pgx.NamedArgs{"machine": r.machine})
+	gpus, err := r.indexGPUs(ctx)
 	if err != nil {
-		return fmt.Errorf("lock devices: %w", err)
-	}
-	// index has the stored index by UUID; taken has the indexes in use, and most the highest.
-	index, taken, most := map[string]int{}, map[int]bool{}, -1
-	var idx int
-	var uuid string
-	if _, err := pgx.ForEachRow(rows, []any{&idx, &uuid}, func() error {
-		index[uuid], taken[idx], most = idx, true, max(most, idx)
-		return nil
-	}); err != nil {
-		return fmt.Errorf("lock devices: %w", err)
-	}
-	gpus := slices.Clone(r.req.Inventory.GPUs)
-	for i, g := range gpus {
-		if g.UUID == "" || g.Index < 0 {
-			return berth.Errorf(berth.CodeInvalid, "GPU %d: a device needs a uuid and an index that is not negative",
-				g.Index)
-		}
-		known, ok := index[g.UUID]
-		switch {
-		// A known device keeps its index. A new device whose index belongs to another device
-		// gets the next index above all others.
-		case ok:
-			gpus[i].Index = known
-		case taken[g.Index]:
-			most = max(most, g.Index) + 1
-			gpus[i].Index = most
-		}
-		taken[gpus[i].Index], most = true, max(most, gpus[i].Index)
+		return err
 	}
 	// The hardware of a retired machine may have moved here. Its device rows make way, unless
 	// capacity is still claimed on them.
@@ -96,6 +63,49 @@ func (r *registration) writeGPUs(ctx context.Context) error {
 		return err
 	}
 	return quarantine(ctx, r.tx, r.machine, gpus)
+}
+
+// indexGPUs locks the machine's devices and returns the reported ones, each with the index
+// under which Berth knows it.
+func (r *registration) indexGPUs(ctx context.Context) ([]berth.GPU, error) {
+	rows, err := r.tx.Query(ctx, `
+		SELECT idx, uuid
+		FROM gpu_devices
+		WHERE machine_id = @machine
+		ORDER BY idx
+		FOR NO KEY UPDATE`, pgx.NamedArgs{"machine": r.machine})
+	if err != nil {
+		return nil, fmt.Errorf("lock devices: %w", err)
+	}
+	// index has the stored index by UUID; taken has the indexes in use, and most the highest.
+	index, taken, most := map[string]int{}, map[int]bool{}, -1
+	var idx int
+	var uuid string
+	if _, err := pgx.ForEachRow(rows, []any{&idx, &uuid}, func() error {
+		index[uuid], taken[idx], most = idx, true, max(most, idx)
+		return nil
+	}); err != nil {
+		return nil, fmt.Errorf("lock devices: %w", err)
+	}
+	gpus := slices.Clone(r.req.Inventory.GPUs)
+	for i, g := range gpus {
+		if g.UUID == "" || g.Index < 0 {
+			return nil, berth.Errorf(berth.CodeInvalid, "GPU %d: a device needs a uuid and an index that is not negative",
+				g.Index)
+		}
+		known, ok := index[g.UUID]
+		switch {
+		// A known device keeps its index. A new device whose index belongs to another device
+		// gets the next index above all others.
+		case ok:
+			gpus[i].Index = known
+		case taken[g.Index]:
+			most = max(most, g.Index) + 1
+			gpus[i].Index = most
+		}
+		taken[gpus[i].Index], most = true, max(most, gpus[i].Index)
+	}
+	return gpus, nil
 }
 
 // quarantine drains the machine if one of its devices has a fault that concerns the whole

@@ -119,19 +119,29 @@ func spendJoinToken(ctx context.Context, tx pgx.Tx, sum []byte, args pgx.NamedAr
 // empty boot ids and the new epoch end the session of the machine's earlier life. It fails
 // with slug machine_exists if the name is in use; see Join.
 func takeMachineName(ctx context.Context, tx pgx.Tx, args pgx.NamedArgs) error {
+	// The row is locked first, and everything else read by a second statement: a statement
+	// that waits for a lock still reads other tables as of its beginning, and would miss the
+	// allocation of a placement that it waited for.
 	var free bool
 	err := tx.QueryRow(ctx, `
-		SELECT m.state = 'retired' OR m.host_boot = '' OR (
-			NOT EXISTS (SELECT 1 FROM allocations a WHERE a.machine_id = m.id AND counts(a.state))
-			AND NOT EXISTS (SELECT 1 FROM machine_leases l WHERE l.machine_id = m.id AND l.until > now()))
-		FROM machines m
-		WHERE m.id = @machine
-		FOR NO KEY UPDATE OF m`, args).Scan(&free)
+		SELECT state = 'retired' OR host_boot = ''
+		FROM machines
+		WHERE id = @machine
+		FOR NO KEY UPDATE`, args).Scan(&free)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		free = true
 	case err != nil:
 		return err
+	}
+	if !free {
+		err := tx.QueryRow(ctx, `
+			SELECT NOT EXISTS (SELECT 1 FROM allocations a WHERE a.machine_id = @machine AND counts(a.state))
+				AND NOT EXISTS (SELECT 1 FROM machine_leases l WHERE l.machine_id = @machine AND l.until > now())`,
+			args).Scan(&free)
+		if err != nil {
+			return err
+		}
 	}
 	if !free {
 		return &berth.Error{Code: berth.CodeConflict, Slug: SlugMachineExists,

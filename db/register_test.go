@@ -73,6 +73,37 @@ func (s *stage) joins(name berth.MachineID, pool string) (token string) {
 	return token
 }
 
+// A placement that commits while a join waits for the machine's lock counts for the
+// join: the query that locks the row reads allocations as of its own beginning.
+func TestAJoinSeesThePlacementItWaitedFor(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	id, term := s.queued(nil), s.term()
+	mustExec(t, s.pool, `UPDATE machines SET host_boot = 'h' WHERE id = 'm0'`)
+	s.lease("m0", -time.Second)
+	j, err := s.db.JoinTokens.Create(t.Context(), spec.NewJoinToken{}, "operator:test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	placed, joined := make(chan db.Committed, 1), make(chan error, 1)
+	s.holding(`SELECT 1 FROM gpu_devices WHERE machine_id = 'm0' FOR UPDATE`, func() {
+		start := s.start(id, on("m0", berth.DeviceShare{Index: 0, Milli: 1000}))
+		go func() { placed <- s.commit(term, start) }() // has locked the machine, and waits for the device
+		s.blocked(1)
+		go func() {
+			_, _, err := s.db.JoinTokens.Join(t.Context(), j.Secret, "m0")
+			joined <- err
+		}()
+		s.blocked(2)
+	})
+	if c := <-placed; len(c.Started) != 1 {
+		t.Fatalf("the placement: %+v", c)
+	}
+	if err := <-joined; !berth.IsSlug(err, db.SlugMachineExists) {
+		t.Errorf("a join under the name of a machine that has an allocation: %v, want %s", err, db.SlugMachineExists)
+	}
+}
+
 func TestAMachineKeepsThePoolOfItsJoinTokenOnceThatIsPruned(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
