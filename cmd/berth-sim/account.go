@@ -8,12 +8,13 @@ import (
 	"berth/placement"
 )
 
-// account is a tenant's row, kept as the leader keeps it.
+// account is a tenant's row, with the usage and stall clocks that the leader would write to
+// the database.
 type account struct {
 	placement.Tenant
 }
 
-// open brings the tenants in.
+// open adds the tenants to the replay and to its snapshot.
 func (r *replay) open(tenants []placement.Tenant) {
 	for _, t := range tenants {
 		t.Usage.At = origin
@@ -22,7 +23,8 @@ func (r *replay) open(tenants []placement.Tenant) {
 	}
 }
 
-// stalledBy is how long the tenant has stood at its limits by then.
+// stalledBy returns the time for which the tenant has been at its limits, up to now. Jobs
+// do not age during that time: the wait is their own tenant's doing.
 func (a *account) stalledBy(now time.Time) time.Duration {
 	if a.StalledSince.IsZero() {
 		return a.Stalled
@@ -30,7 +32,8 @@ func (a *account) stalledBy(now time.Time) time.Duration {
 	return a.Stalled + now.Sub(a.StalledSince)
 }
 
-// stall starts and stops the clocks of tenants that stand at their limits.
+// stall runs the stall clocks of the listed tenants and stops all others. It writes only
+// the tenants that change.
 func (r *replay) stall(ids []berth.TenantID) {
 	for id, a := range r.tenants {
 		stands := slices.Contains(ids, id)
@@ -46,7 +49,8 @@ func (r *replay) stall(ids []berth.TenantID) {
 	}
 }
 
-// used charges the tenant with a run that is over.
+// used charges the tenant with a run that has ended; without a half-life, usage does not
+// count and is not kept.
 func (r *replay) used(t *task, ran time.Duration) {
 	halfLife := r.planner.Policy.HalfLife
 	if a := r.tenants[t.tenant]; a != nil && halfLife > 0 {
@@ -55,7 +59,8 @@ func (r *replay) used(t *task, ran time.Duration) {
 	}
 }
 
-// penalise charges the tenant for a start.
+// penalise charges the tenant with the entry penalty of a start; see
+// placement.Policy.EntryPenalty.
 func (r *replay) penalise(t *task) {
 	p := r.planner.Policy
 	if a := r.tenants[t.tenant]; a != nil && p.HalfLife > 0 && p.EntryPenalty > 0 {
@@ -64,13 +69,17 @@ func (r *replay) penalise(t *task) {
 	}
 }
 
-// save tells the engine which checkpoints running jobs have made.
+// save records the latest checkpoint of every running job in the snapshot, since the
+// planner prices a preemption by the work since then. Checkpoints come at fixed intervals
+// of work, which begins after the start cost.
 func (r *replay) save() {
 	if !r.planner.Policy.Preempt {
 		return
 	}
 	for _, t := range r.running {
 		worked := r.now.Sub(t.started) - t.startCost
+		// A job that saves loses nothing by a preemption, and a job before its first
+		// checkpoint has nothing to record.
 		if t.saves || t.checkpoint <= 0 || worked < t.checkpoint {
 			continue
 		}
@@ -83,6 +92,7 @@ func (r *replay) save() {
 	}
 }
 
+// total sums the capacity of the grants.
 func total(grants []berth.Grant) berth.Capacity {
 	var c berth.Capacity
 	for _, g := range grants {

@@ -10,27 +10,28 @@ import (
 	"berth/placement"
 )
 
-// cluster is the machines and the engine that places on them.
+// cluster holds the machines and the engine that places arrivals on their GPUs.
 type cluster struct {
 	snapshot *placement.Snapshot
 	engine   placement.Engine
 	now      time.Time
-	classes  map[string]string // of requests, by what the arrival asks for
+	classes  map[string]string // class of a request, by pod.shape
 
 	machines             int
 	capacity             int64 // GPU milli of all machines
-	asked, placed        int64 // GPU milli
+	asked, placed        int64 // GPU milli, summed over pods
 	askedPods, placedPod int
 }
 
-// placedPod says where an arrival went: an empty node is nowhere.
+// placedPod is the placement of one arrival. An empty node means that it was dropped.
 type placedPod struct {
 	pod     string
 	node    berth.MachineID
-	devices []int
+	devices []int // indexes of its GPUs
 }
 
-// newCluster starts empty. mix is nil where it is to be learned.
+// newCluster returns a cluster without jobs. With a nil mix, the engine learns the
+// frequencies of requests from the arrivals.
 func newCluster(machines []placement.Machine, mix *placement.Mix) *cluster {
 	c := &cluster{
 		snapshot: placement.NewSnapshot(),
@@ -49,16 +50,20 @@ func newCluster(machines []placement.Machine, mix *placement.Mix) *cluster {
 	return c
 }
 
-// arrive lets the engine place one arrival, and takes its word for it.
+// arrive submits one arrival to the engine and applies the resulting plan. The engine
+// decides once: an arrival without a start is dropped and does not wait.
 func (c *cluster) arrive(p pod) placedPod {
 	c.askedPods++
 	c.asked += p.request.Capacity().GPUMilli
+	// Equal requests share one class, as jobs in production do: the planner tests a class
+	// once.
 	class, ok := c.classes[p.shape]
 	if !ok {
 		class = p.request.Class()
 		c.classes[p.shape] = class
 		c.snapshot.DefineClass(class, p.request)
 	}
+	// A second per arrival keeps the submission times distinct and in order.
 	c.now = c.now.Add(time.Second)
 	id := berth.JobID(p.name)
 	c.snapshot.UpsertJob(placement.Job{ID: id, Class: class, Version: 1, SubmittedAt: c.now, EligibleAt: c.now})
@@ -79,7 +84,8 @@ func (c *cluster) arrive(p pod) placedPod {
 	return to
 }
 
-// occupied is the machine's row after the grant.
+// occupied returns the machine's row after the grant. It copies the GPUs, since the
+// snapshot still refers to the old slice.
 func occupied(m placement.Machine, g berth.Grant) placement.Machine {
 	m.Used = m.Used.Add(g.Capacity)
 	m.GPUs = slices.Clone(m.GPUs)
@@ -89,6 +95,7 @@ func occupied(m placement.Machine, g berth.Grant) placement.Machine {
 	return m
 }
 
+// summary prints the requested and the placed shares of the GPUs.
 func (c *cluster) summary(w io.Writer) error {
 	percent := func(milli int64) float64 {
 		if c.capacity == 0 {
@@ -102,7 +109,7 @@ func (c *cluster) summary(w io.Writer) error {
 	return err
 }
 
-// mixOf counts what the pods ask for.
+// mixOf returns the frequency of each request among the pods.
 func mixOf(pods []pod) (*placement.Mix, error) {
 	at := map[string]int{}
 	var list []placement.Asked

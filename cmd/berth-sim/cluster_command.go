@@ -14,7 +14,7 @@ import (
 	"berth"
 )
 
-// clusterFlags is what berth-sim cluster can be told.
+// clusterFlags holds the flags of berth-sim cluster.
 type clusterFlags struct{ plot string }
 
 func clusterCommand() *cobra.Command {
@@ -33,7 +33,7 @@ shares were, what was displaced and what work that cost.`,
 	return cmd
 }
 
-// oneFile wants the name of the file.
+// oneFile accepts one argument, the path of the scenario.
 func oneFile(cmd *cobra.Command, args []string) error {
 	if len(args) != 1 {
 		return &usageError{fmt.Errorf("%s: got %d arguments: it takes the name of one YAML file",
@@ -55,6 +55,8 @@ func (f *clusterFlags) run(cmd *cobra.Command, path string) error {
 	r.open(s.tenants())
 	r.sampled = true
 	if err := r.run(cmd.Context()); err != nil {
+		// A job that fits on no machine is a fault of the file, so it exits as a usage
+		// error.
 		var stuck *stuckError
 		if errors.As(err, &stuck) {
 			return &usageError{fmt.Errorf("%s: %w", path, err)}
@@ -69,7 +71,8 @@ func (f *clusterFlags) run(cmd *cobra.Command, path string) error {
 	return r.report(cmd.OutOrStdout(), s)
 }
 
-// ticking plans at intervals, for what the passing of time decides.
+// ticking plans at fixed intervals too, for decisions that only the passage of time
+// changes: aging, decay of usage, waits before a preemption. 0: only at events.
 type ticking struct{ every time.Duration }
 
 func (ticking) ended(*task) {}
@@ -81,7 +84,8 @@ func (t ticking) next(now time.Time) time.Time {
 	return now.Truncate(t.every).Add(t.every)
 }
 
-// tick is how often waiting jobs are looked at although nothing happens.
+// tick returns the interval between plans without an event, 0 if the policy does not depend
+// on time. About 10,000 ticks at most cover the duration.
 func (s *scenario) tick() time.Duration {
 	p := s.Policy
 	if p.Aging > 0 || p.HalfLife > 0 || p.PreemptAfter > 0 || p.MinRuntime > 0 || p.Overdue > 0 {
@@ -90,8 +94,8 @@ func (s *scenario) tick() time.Duration {
 	return 0
 }
 
-// arrivals draws the jobs. Each stream has its own source of chance, so that a
-// change to one leaves the others as they were.
+// arrivals draws the jobs of all streams, in order of submission. Each stream has its own
+// random source, so a change to one stream leaves the jobs of the others unchanged.
 func (s *scenario) arrivals() []work {
 	var list []work
 	for i, j := range s.Jobs {
@@ -105,14 +109,17 @@ func (s *scenario) arrivals() []work {
 		}
 		at := j.From.Std()
 		for n := 0; ; {
+			// Exponential gaps make a Poisson process.
 			at += time.Duration(random.ExpFloat64() * float64(j.Every))
 			if at >= s.until(j) {
 				break
 			}
 			for range max(1, j.Batch) {
+				// A log-normal run time: exp(RunSpread * N(0,1)) has median 1.
 				run := time.Duration(float64(j.Run) * math.Exp(j.RunSpread*random.NormFloat64()))
 				w.id, w.submitted = fmt.Sprintf("%d-%06d", i, n), at.Truncate(time.Millisecond)
 				w.length = max(run.Truncate(time.Millisecond), time.Second)
+				// The time limit would stop the job then.
 				if w.timeLimit > 0 {
 					w.length = min(w.length, w.timeLimit)
 				}

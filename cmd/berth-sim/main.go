@@ -14,6 +14,8 @@ import (
 	"berth/internal/lib/buildinfo"
 )
 
+// main exits with 2 after a wrong use, which repeats with the same arguments, and with 1
+// after any other failure.
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -26,12 +28,13 @@ func main() {
 	}
 }
 
-// usageError is a wrong use of the program or a file that it cannot read.
+// usageError wraps the error of a wrong invocation or an unreadable file; main exits with
+// 2.
 type usageError struct{ error }
 
 func (e *usageError) Unwrap() error { return e.error }
 
-// noArgs refuses what a command has no use for.
+// noArgs rejects positional arguments with an error that names the first one.
 func noArgs(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
 		return &usageError{fmt.Errorf("%s: unexpected %q: it takes flags only", cmd.CommandPath(), args[0])}
@@ -39,6 +42,7 @@ func noArgs(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
+// command returns the root command with all subcommands.
 func command() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "berth-sim",
@@ -48,6 +52,8 @@ func command() *cobra.Command {
 		SilenceErrors: true,
 		Args:          cobra.ArbitraryArgs,
 	}
+	// Cobra by itself prints the help and succeeds when the subcommand is missing; a script
+	// with a typing error must fail.
 	root.RunE = func(_ *cobra.Command, args []string) error {
 		var names []string
 		for _, c := range root.Commands() {
@@ -61,6 +67,7 @@ func command() *cobra.Command {
 		}
 		return &usageError{fmt.Errorf("unknown command %q: %s", args[0], allowed)}
 	}
+	// An unknown or malformed flag is a usage error too.
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
 	root.AddCommand(placeCommand(), queueCommand(), clusterCommand())
 	return root

@@ -11,19 +11,19 @@ import (
 	"berth/spec"
 )
 
-// The picture: what each tenant holds, one on top of the other, and below it
-// how many jobs wait.
+// The figure has two panels: the shares of the tenants, stacked, above the number of
+// waiting jobs. Sizes are in pixels; time is averaged into columns.
 const (
 	plotWidth, useHeight, queueHeight = 960, 300, 140
 	marginLeft, marginTop, gap        = 64, 56, 52
 	columns                           = 480
 )
 
-// palette tells tenants apart, also for those who see colours differently (Okabe
-// and Ito).
+// palette has one colour per tenant, distinguishable under colour blindness (Okabe and
+// Ito).
 var palette = []string{"#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#999999"}
 
-// plot draws the time while jobs came.
+// plot draws the time while jobs arrived, as SVG.
 func (r *replay) plot(s *scenario) []byte {
 	names := r.holders(s)
 	whole := s.Duration.Std().Seconds()
@@ -32,6 +32,7 @@ func (r *replay) plot(s *scenario) []byte {
 		use[i] = make([]float64, columns)
 	}
 	queue := make([]float64, columns)
+	// One resource is drawn: GPUs if the cluster has any, else CPUs.
 	share := func(c berth.Capacity) float64 {
 		if r.owned.GPUMilli > 0 {
 			return part(c.GPUMilli, r.owned.GPUMilli)
@@ -39,6 +40,8 @@ func (r *replay) plot(s *scenario) []byte {
 		return part(c.CPUMilli, r.owned.CPUMilli)
 	}
 	width := whole / columns
+	// A sample may cover several columns, or a part of one: each column gets the mean over
+	// its width.
 	r.each(s.Duration.Std(), func(p sample, seconds float64) {
 		begin := p.at.Sub(origin).Seconds()
 		for c := int(begin / width); c < columns && float64(c)*width < begin+seconds; c++ {
@@ -59,6 +62,7 @@ func (r *replay) plot(s *scenario) []byte {
 		what = "GPUs"
 	}
 	axis(&b, marginTop, useHeight, what+" in use", "100 %", "50 %", s.Duration.Std())
+	// Each tenant's area lies on the areas of the tenants before it.
 	base := make([]float64, columns)
 	for i := range names {
 		top := slices.Clone(base)
@@ -69,6 +73,7 @@ func (r *replay) plot(s *scenario) []byte {
 		base = top
 	}
 	legend(&b, names)
+	// The queue is drawn relative to its greatest length.
 	most := max(1, slices.Max(queue))
 	axis(&b, marginTop+useHeight+gap, queueHeight, "jobs waiting", fmt.Sprintf("%.0f", most),
 		fmt.Sprintf("%.3g", most/2), s.Duration.Std())
@@ -91,7 +96,7 @@ func (r *replay) holders(s *scenario) []berth.TenantID {
 	return list
 }
 
-// axis draws a frame with its title, two marks and the hours below.
+// axis draws a frame with its title, two horizontal marks and the hours below.
 func axis(b *bytes.Buffer, top, height int, title, full, half string, whole time.Duration) {
 	fmt.Fprintf(b, `<text x="%d" y="%d" font-weight="bold">%s</text>`+"\n", marginLeft, top-10, title)
 	for _, m := range []struct {
@@ -111,20 +116,23 @@ func axis(b *bytes.Buffer, top, height int, title, full, half string, whole time
 	}
 }
 
-// area fills what lies between two lines, given as parts of the height.
+// area fills the space between two lines of columns, each in parts of the panel's height.
 func area(b *bytes.Buffer, top, height int, low, high []float64, colour string) {
+	// SVG counts y downwards from the top.
 	y := func(v float64) float64 { return float64(top) + float64(height)*(1-v) }
 	x := func(c int) float64 { return marginLeft + float64(plotWidth)*float64(c)/columns }
 	b.WriteString(`<path fill="` + colour + `" d="M`)
 	for c, v := range high {
 		fmt.Fprintf(b, "%.1f,%.1f %.1f,%.1f ", x(c), y(v), x(c+1), y(v))
 	}
+	// The path returns along the lower line, from right to left.
 	for c := columns - 1; c >= 0; c-- {
 		fmt.Fprintf(b, "%.1f,%.1f %.1f,%.1f ", x(c+1), y(low[c]), x(c), y(low[c]))
 	}
 	b.WriteString("Z\"/>\n")
 }
 
+// legend draws a square and a name per tenant to the right of the upper panel's title.
 func legend(b *bytes.Buffer, names []berth.TenantID) {
 	x := marginLeft + 140
 	for i, n := range names {

@@ -10,20 +10,21 @@ import (
 	"berth/placement"
 )
 
-// queuePolicy is a policy that berth-sim queue can be told to go by.
+// queuePolicy is a policy of berth-sim queue, chosen by name.
 type queuePolicy struct {
 	name  string
-	knows bool // how long jobs run
-	about string
-	build func() (placement.Planner, strategy)
+	knows bool                                 // whether the planner knows run times in advance
+	about string                               // for the help
+	build func() (placement.Planner, strategy) // new state for each run
 }
 
-// preempts is a planner that lets jobs displace those that rank after them.
+// preempts returns a planner of order srsf in which jobs may preempt jobs of a later rank.
 func preempts(p placement.Policy) placement.Planner {
 	p.Order, p.Preempt, p.Outrank = placement.SRSF, true, 1
 	return placement.Planner{Policy: p}
 }
 
+// queuePolicies are described, with their results, in docs/design/simulation.md.
 var queuePolicies = []queuePolicy{
 	{"srsf", true, "least remaining time x GPUs^0.75 first, displacing others", func() (placement.Planner, strategy) {
 		return preempts(placement.Policy{Durations: placement.Known, Exponent: placement.UsualExponent}), quiet{}
@@ -46,6 +47,7 @@ var queuePolicies = []queuePolicy{
 		}},
 }
 
+// policyNamed returns the policy of that name; the error lists the allowed names.
 func policyNamed(name string) (queuePolicy, error) {
 	i := slices.IndexFunc(queuePolicies, func(p queuePolicy) bool { return p.name == name })
 	if i < 0 {
@@ -62,6 +64,7 @@ func policyNames() []string {
 	return names
 }
 
+// policyHelp returns one line per policy for the command's help.
 func policyHelp() string {
 	var b strings.Builder
 	for _, p := range queuePolicies {
@@ -74,13 +77,14 @@ func policyHelp() string {
 	return strings.TrimSuffix(b.String(), "\n")
 }
 
-// quiet wants nothing beside the planner.
+// quiet is the strategy of policies that plan only at arrivals and ends of jobs.
 type quiet struct{}
 
 func (quiet) ended(*task)              {}
 func (quiet) next(time.Time) time.Time { return time.Time{} }
 
-// learning tells the estimator what became of jobs.
+// learning reports the run times of ended jobs to the estimator, and plans when the
+// estimator expects ranks to change.
 type learning struct{ *placement.Learned }
 
 func (l learning) ended(t *task) {
@@ -89,7 +93,8 @@ func (l learning) ended(t *task) {
 
 func (l learning) next(now time.Time) time.Time { return l.Next(now) }
 
-// percentile is the linear interpolation between the nearest of sorted values.
+// percentile returns the q-quantile, q from 0 to 1, of sorted values by linear
+// interpolation between the two nearest; 0 for an empty list.
 func percentile(sorted []float64, q float64) float64 {
 	if len(sorted) == 0 {
 		return 0

@@ -9,10 +9,10 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// queueFlags is what berth-sim queue can be told.
+// queueFlags holds the flags of berth-sim queue.
 type queueFlags struct {
-	trace, policy, out string
-	machines, gpus     int
+	trace, policy, out string // paths of the CSV files, and the name of the policy
+	machines, gpus     int    // number of machines, and of GPUs per machine
 }
 
 func queueCommand() *cobra.Command {
@@ -45,12 +45,14 @@ Printed are the mean and the 99th percentile of completion times, from submissio
 	return cmd
 }
 
-// Bounds of a simulated cluster.
+// Bounds of a simulated cluster, against typing errors that fill the memory.
 const (
 	maxMachines = 100_000
 	maxNodeGPUs = 64
 )
 
+// validate returns the policy that the flags name, or a usageError that joins all faults,
+// so that one run shows every flag to correct.
 func (f *queueFlags) validate() (queuePolicy, error) {
 	var errs []error
 	for _, x := range []struct{ name, value, is string }{
@@ -85,6 +87,8 @@ func (f *queueFlags) run(cmd *cobra.Command) error {
 	if err := spread(jobs, f.machines, f.gpus); err != nil {
 		return &usageError{fmt.Errorf("%s: %w", f.trace, err)}
 	}
+	// The replay passes a run time to the planner only for a policy that may know it. Every
+	// preempted job resumes where it stopped: a trace says nothing about checkpoints.
 	for i := range jobs {
 		jobs[i].declared, jobs[i].saves = p.knows, true
 	}
@@ -99,15 +103,19 @@ func (f *queueFlags) run(cmd *cobra.Command) error {
 	return f.summary(cmd.OutOrStdout(), r, p)
 }
 
-// summary tells how the jobs fared.
+// summary prints the mean and the 99th percentile of completion times, the utilisation and
+// the number of preemptions.
 func (f *queueFlags) summary(w io.Writer, r *replay, p queuePolicy) error {
 	times := make([]float64, 0, len(r.ended))
 	sum, work, preemptions := 0.0, 0.0, 0
+	// work counts GPU seconds of the jobs themselves, without start costs, so policies that
+	// preempt often do not look busier for it.
 	last := origin
 	for _, t := range r.ended {
 		jct := t.finished.Sub(origin.Add(t.submitted)).Seconds()
 		times, sum = append(times, jct), sum+jct
 		work += t.length.Seconds() * float64(t.gpus)
+		// Each start after the first follows a preemption: nothing else stops a job.
 		preemptions += t.starts - 1
 		if t.finished.After(last) {
 			last = t.finished

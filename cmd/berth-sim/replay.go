@@ -14,12 +14,12 @@ import (
 	"berth/spec"
 )
 
-// origin is when virtual time begins.
+// origin is the start of virtual time.
 var origin = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// replay runs jobs on machines in virtual time, as the engine decides. Starts,
-// stops and resumes are instant, and a job that was stopped goes on where it
-// was, at the price of its start cost.
+// replay runs jobs on machines in virtual time by the decisions of the production planner.
+// It stands in for the leader and the agents: starts, stops and resumes are instant, and a
+// preempted job resumes where it stopped, at the price of its start cost.
 type replay struct {
 	snapshot *placement.Snapshot
 	planner  placement.Planner
@@ -28,52 +28,53 @@ type replay struct {
 	now      time.Time
 
 	tasks     map[berth.JobID]*task
-	arrivals  []*task // to come
-	running   []*task // by end, then id
-	ended     []*task
-	sampled   bool // samples are wanted
+	arrivals  []*task // not submitted yet, by time
+	running   []*task // in order of start
+	ended     []*task // in order of end
+	sampled   bool    // record samples, for the report and the plot
 	samples   []sample
-	stretches []*stretch
-	marks     []placement.Nomination
-	tenants   map[berth.TenantID]*account // those with a row
-	lost      map[berth.JobID]time.Duration
+	stretches []*stretch                    // in order of end
+	marks     []placement.Nomination        // in force
+	tenants   map[berth.TenantID]*account   // by id; tenants without a row are absent
+	lost      map[berth.JobID]time.Duration // work lost by preemptions
 }
 
-// task is a job in the replay.
+// task is a job in the replay. The job waits, or runs, or has ended.
 type task struct {
 	work
 	job      berth.JobID
 	class    string
-	left     time.Duration // of its work, starts paid for
-	done     time.Duration // time it has run
+	left     time.Duration // remaining work, including the start cost of the present run
+	done     time.Duration // time it has run before the present run
 	attempt  int
-	gaveWay  []berth.JobID
-	starts   int
+	gaveWay  []berth.JobID // jobs for which it was preempted
+	starts   int           // counts an interrupted stretch once: see start
 	started  time.Time
-	ends     time.Time
+	ends     time.Time // of the present run, unless it is preempted
 	grants   []berth.Grant
-	first    time.Time // start
+	first    time.Time // first start
 	finished time.Time
-	last     *stretch      // the latest one that is over
-	stalled  time.Duration // of its tenant, when it came
+	last     *stretch      // the latest stretch that has ended
+	stalled  time.Duration // of its tenant, at submission
 }
 
-// stretch is an uninterrupted run of a job.
+// stretch is an uninterrupted run of a job on the same GPUs.
 type stretch struct {
 	task       *task
 	start, end time.Time
 	grants     []berth.Grant
 }
 
-// strategy is what a policy wants beside the engine's planner.
+// strategy adds to the planner what a policy of berth-sim queue needs between plans.
 type strategy interface {
-	// ended tells that a job is over and how long it ran in all.
+	// ended reports an ended job; j.done is its run time in all.
 	ended(j *task)
-	// next is when to plan although nothing happens; zero: not.
+	// next returns the time of the next plan if no job arrives or ends before; zero: none.
 	next(now time.Time) time.Time
 }
 
-// newReplay readies the machines and the jobs, which come in their order.
+// newReplay returns a replay with all machines ready and all jobs still to arrive. Jobs are
+// in order of submission.
 func newReplay(machines []placement.Machine, jobs []work, planner placement.Planner, s strategy) *replay {
 	r := &replay{snapshot: placement.NewSnapshot(), planner: planner, strategy: s, now: origin,
 		tasks: map[berth.JobID]*task{}, tenants: map[berth.TenantID]*account{}, lost: map[berth.JobID]time.Duration{}}
@@ -90,7 +91,8 @@ func newReplay(machines []placement.Machine, jobs []work, planner placement.Plan
 	return r
 }
 
-// equalMachines are machines that differ in their numbers only.
+// equalMachines returns machines that differ only in their number. They have GPUs and
+// nothing else, which is all that the jobs of a trace request.
 func equalMachines(count, gpus int) []placement.Machine {
 	list := make([]placement.Machine, 0, count)
 	for i := range count {
@@ -104,12 +106,14 @@ func equalMachines(count, gpus int) []placement.Machine {
 	return list
 }
 
-// spread gives each job of a trace its request: one machine, or as many whole
-// ones as it needs.
+// spread sets the request of each job of a trace: one machine, or as many whole machines as
+// the job's GPUs fill. It fails on a job that is larger than the cluster.
 func spread(jobs []work, machines, gpus int) error {
 	for i, w := range jobs {
 		request := spec.Request{Members: 1, GPUs: w.gpus, GPUMilli: 1000, Execution: spec.AtLeastOnce}
 		if w.gpus > gpus {
+			// The last machine is taken whole too, even where the job uses only a part of
+			// its GPUs.
 			request.Members, request.GPUs = (w.gpus+gpus-1)/gpus, gpus
 		}
 		if request.Members > machines {
@@ -121,16 +125,19 @@ func spread(jobs []work, machines, gpus int) error {
 	return nil
 }
 
-// nodeName keeps the machines in the order of their numbers.
+// nodeName pads the number, so that machines sort by number. See also stretch.nodes.
 func nodeName(i int) berth.MachineID { return berth.MachineID(fmt.Sprintf("node-%06d", i)) }
 
-// run plays the trace to its end.
+// run plays the trace until all jobs have ended. It fails with a stuckError if jobs wait
+// and no event can change that.
 func (r *replay) run(ctx context.Context) error {
 	for len(r.arrivals) > 0 || len(r.running) > 0 {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 		r.now = r.nextEvent()
+		// Ends come before arrivals at the same time, so that an arrival finds the released
+		// room.
 		r.finish()
 		r.arrive()
 		if err := r.settle(); err != nil {
@@ -144,13 +151,15 @@ func (r *replay) run(ctx context.Context) error {
 	return nil
 }
 
-// stuckError says that nothing runs and yet jobs wait.
+// stuckError reports jobs that wait although nothing runs and nothing is still to arrive.
 type stuckError struct{ jobs int }
 
 func (e *stuckError) Error() string {
 	return fmt.Sprintf("%d jobs wait for ever: no machine, or no quota, is large enough for them", e.jobs)
 }
 
+// nextEvent returns the earliest of the next arrival, the next end of a run and, while jobs
+// wait, the next plan that the strategy wants. Virtual time jumps there.
 func (r *replay) nextEvent() time.Time {
 	var at time.Time
 	earlier := func(t time.Time) {
@@ -172,6 +181,7 @@ func (r *replay) nextEvent() time.Time {
 	return at
 }
 
+// arrive submits the jobs whose time has come.
 func (r *replay) arrive() {
 	for len(r.arrivals) > 0 && !origin.Add(r.arrivals[0].submitted).After(r.now) {
 		t := r.arrivals[0]
@@ -183,7 +193,8 @@ func (r *replay) arrive() {
 	}
 }
 
-// wait brings the job into the queue, or back into it.
+// wait puts a new or a preempted job into the queue. Its submission time stays the same, so
+// a preempted job keeps its age.
 func (r *replay) wait(t *task) {
 	submitted := origin.Add(t.submitted)
 	j := placement.Job{
@@ -198,6 +209,7 @@ func (r *replay) wait(t *task) {
 	r.snapshot.UpsertJob(j)
 }
 
+// finish ends the runs whose work is done.
 func (r *replay) finish() {
 	for _, t := range slices.Clone(r.running) {
 		if t.ends.After(r.now) {
@@ -210,7 +222,8 @@ func (r *replay) finish() {
 	}
 }
 
-// stop ends a stretch and gives its room back. A stretch of no length was none.
+// stop ends a run and releases its capacity, after its end or for a preemption. A run of no
+// length did not happen: its start is neither counted nor paid for.
 func (r *replay) stop(t *task) {
 	ran := r.now.Sub(t.started)
 	switch {
@@ -218,8 +231,12 @@ func (r *replay) stop(t *task) {
 		t.left -= t.startCost
 		t.starts--
 	case t.saves || !r.now.Before(t.ends):
+		// A clean end, or a job that saves on preemption: all work counts.
 		t.left -= ran
 	default:
+		// A preempted job resumes from its last checkpoint. It has paid the start cost and
+		// keeps the work up to the checkpoint; the rest is lost. A stop within the start
+		// cost loses no work.
 		kept := time.Duration(0)
 		if worked := ran - t.startCost; worked > 0 {
 			if t.checkpoint > 0 {
@@ -241,12 +258,14 @@ func (r *replay) stop(t *task) {
 	r.running = slices.DeleteFunc(r.running, func(o *task) bool { return o == t })
 }
 
+// hold adds the grants to the machines' use (times 1) or subtracts them (times -1).
 func (r *replay) hold(grants []berth.Grant, times int64) {
 	for _, g := range grants {
 		m, ok := r.snapshot.Machine(g.Machine)
 		if !ok {
 			panic("berth-sim: grant on unknown machine " + string(g.Machine))
 		}
+		// The snapshot owns the slice of the row that it returned.
 		m.GPUs = slices.Clone(m.GPUs)
 		if times > 0 {
 			m.Used = m.Used.Add(g.Capacity)
@@ -260,15 +279,17 @@ func (r *replay) hold(grants []berth.Grant, times int64) {
 	}
 }
 
-// maxRounds bounds how often the engine changes its mind at one time.
+// maxRounds bounds the plans at one time, against a policy that preempts in a cycle.
 const maxRounds = 10_000
 
-// settle plans until nothing changes any more.
+// settle plans, and carries out the plans, until a plan changes nothing.
 func (r *replay) settle() error {
 	for range maxRounds {
 		r.snapshot.SetNominations(r.marks)
 		r.save()
 		plan := r.planner.Plan(r.snapshot, r.now)
+		// Released nominations go before new ones come: a nomination may be renewed in one
+		// plan.
 		r.marks = slices.DeleteFunc(r.marks, func(m placement.Nomination) bool {
 			return slices.ContainsFunc(plan.Release, func(o placement.Nomination) bool {
 				return o.For == m.For && o.Machine == m.Machine && o.Victim == m.Victim
@@ -286,8 +307,8 @@ func (r *replay) settle() error {
 	return fmt.Errorf("at %s the policy starts and stops jobs for ever", r.now.Sub(origin))
 }
 
-// displace stops whom the first job with a claim displaces. What they leave may
-// serve others too, so the next plan sees to those.
+// displace carries out the preemptions for the first claimant only. The victims may release
+// more than that job needs, so the next plan decides again on the other claimants.
 func (r *replay) displace(plan placement.Plan) {
 	if len(plan.Preempt) == 0 {
 		return
@@ -309,6 +330,7 @@ func (r *replay) displace(plan placement.Plan) {
 	}
 }
 
+// start carries out a start of the plan.
 func (r *replay) start(t *task, s berth.Start) {
 	t.attempt, t.started, t.grants = s.Attempt, r.now, s.Ranks
 	t.left += t.startCost
@@ -316,9 +338,11 @@ func (r *replay) start(t *task, s berth.Start) {
 	if t.attempt == 1 {
 		t.first = r.now
 	}
+	// Preempted and placed on the same GPUs at the same time: the job was never
+	// interrupted.
 	if l := t.last; t.saves && l != nil && l.end.Equal(r.now) &&
 		l.nodes() == (&stretch{task: t, grants: s.Ranks}).nodes() {
-		// It goes on where it was: that is no start.
+		// So the stretch continues, and neither a start nor a start cost counts.
 		t.left -= t.startCost
 		t.starts--
 		t.started, t.done, t.left = l.start, t.done-l.end.Sub(l.start), t.left+l.end.Sub(l.start)
@@ -343,7 +367,7 @@ func (r *replay) start(t *task, s berth.Start) {
 	r.penalise(t)
 }
 
-// rows are the stretches by start, then job.
+// rows returns the stretches by start, then job, as rows of the output file.
 func (r *replay) rows() [][]string {
 	list := slices.Clone(r.stretches)
 	slices.SortStableFunc(list, func(a, b *stretch) int {
@@ -356,15 +380,16 @@ func (r *replay) rows() [][]string {
 	return rows
 }
 
-// instant is a time in seconds since the start, to the nanosecond.
+// instant formats a time as seconds since the start of the trace, to the nanosecond,
+// without trailing zeros.
 func instant(t time.Time) string {
 	ns := t.Sub(origin).Nanoseconds()
 	s := fmt.Sprintf("%d.%09d", ns/1e9, ns%1e9)
 	return strings.TrimSuffix(strings.TrimRight(s, "0"), ".")
 }
 
-// nodes lists the machines by number and the GPUs the job uses on each. A job
-// larger than a machine holds whole ones, the last of which it may use in part.
+// nodes returns "machine:GPUs" for each machine of the run, by number. A job larger than a
+// machine holds whole machines and may use a part of the last one.
 func (s *stretch) nodes() string {
 	numbers := make([]int, 0, len(s.grants))
 	for _, g := range s.grants {

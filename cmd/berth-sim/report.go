@@ -11,15 +11,16 @@ import (
 	"berth/spec"
 )
 
-// sample is the state of the cluster from a time on.
+// sample is the state of the cluster from a time until the next sample.
 type sample struct {
 	at      time.Time
 	used    berth.Capacity
 	tenants map[berth.TenantID]berth.Capacity
-	waiting int
+	waiting int // jobs in the queue
 }
 
-// record notes the state if anything changed.
+// record appends a sample of the state. At one virtual time the last state counts: the
+// steps before it lasted no time.
 func (r *replay) record() {
 	if !r.sampled {
 		return
@@ -37,18 +38,19 @@ func (r *replay) record() {
 	r.samples = append(r.samples, s)
 }
 
-// standing is how a tenant fared.
+// standing sums up how one tenant fared.
 type standing struct {
 	tenant berth.TenantID
-	weight float64
+	weight float64 // configured; 1 by default
 	jobs   int
-	waits  []float64
-	gave   int
-	lost   float64 // hours, by GPU or core
-	held   float64 // dominant share, mean over time
+	waits  []float64 // seconds from submission to first start; sorted
+	gave   int       // number of its preempted runs
+	lost   float64   // hours of work lost by preemption, times GPUs or cores
+	held   float64   // dominant share, mean over the scenario's duration
 }
 
-// standings work out how each tenant fared while jobs came.
+// standings returns one standing per tenant, over the time while jobs arrived: the tenants
+// of the file in its order, then further tenants of jobs.
 func (r *replay) standings(s *scenario) []*standing {
 	by := map[berth.TenantID]*standing{}
 	var list []*standing
@@ -86,7 +88,7 @@ func (r *replay) standings(s *scenario) []*standing {
 	return list
 }
 
-// units is how many GPUs a job has, or cores on a cluster without GPUs.
+// units returns the number of GPUs of a job, or of cores on a cluster without GPUs.
 func units(c berth.Capacity, members int, owned berth.Capacity) float64 {
 	milli := c.CPUMilli
 	if owned.GPUMilli > 0 {
@@ -95,10 +97,13 @@ func units(c berth.Capacity, members int, owned berth.Capacity) float64 {
 	return float64(milli) / 1000 * float64(max(1, members))
 }
 
+// dominant returns the greatest of the shares in the cluster's resources, as in dominant
+// resource fairness.
 func dominant(c, owned berth.Capacity) float64 {
 	return max(part(c.CPUMilli, owned.CPUMilli), part(c.MemoryMiB, owned.MemoryMiB), part(c.GPUMilli, owned.GPUMilli))
 }
 
+// part returns x/of, and 0 for a resource that the cluster lacks.
 func part(x, of int64) float64 {
 	if of == 0 {
 		return 0
@@ -106,7 +111,9 @@ func part(x, of int64) float64 {
 	return float64(x) / float64(of)
 }
 
-// each visits the states up to a time, with how long they lasted.
+// each visits the samples up to a time. Seconds is how long a sample lasted before that
+// time: counting the run after the last arrival, until all jobs have ended, would lower
+// every mean.
 func (r *replay) each(until time.Duration, visit func(s sample, seconds float64)) {
 	end := origin.Add(until)
 	for i, s := range r.samples {
@@ -120,11 +127,12 @@ func (r *replay) each(until time.Duration, visit func(s sample, seconds float64)
 	}
 }
 
-// report prints how the cluster fared.
+// report prints utilisation, waits, fairness and a table of the tenants.
 func (r *replay) report(w io.Writer, s *scenario) error {
 	var cpu, memory, gpu, waiting float64
 	whole := s.Duration.Std().Seconds()
 	r.each(s.Duration.Std(), func(p sample, seconds float64) {
+		// Each mean is weighted by time: samples last as long as nothing changes.
 		cpu += part(p.used.CPUMilli, r.owned.CPUMilli) * seconds / whole
 		memory += part(p.used.MemoryMiB, r.owned.MemoryMiB) * seconds / whole
 		gpu += part(p.used.GPUMilli, r.owned.GPUMilli) * seconds / whole
@@ -153,8 +161,9 @@ func (r *replay) report(w io.Writer, s *scenario) error {
 	return t.Flush()
 }
 
-// jain is Jain's fairness index of what tenants held over their weights, of
-// those that had jobs.
+// jain returns Jain's fairness index of the tenants' dominant shares over their weights: 1
+// if all are equal, 1/n if one of n tenants has everything. Tenants without jobs do not
+// count.
 func jain(list []*standing) float64 {
 	sum, squares, n := 0.0, 0.0, 0.0
 	for _, x := range list {
@@ -178,7 +187,7 @@ func mean(list []float64) float64 {
 	return sum / float64(max(1, len(list)))
 }
 
-// span prints seconds as people read them.
+// span formats seconds as a duration, rounded to tenths below a minute.
 func span(s float64) string {
 	d := time.Duration(s * float64(time.Second))
 	if d < time.Minute {

@@ -14,18 +14,20 @@ import (
 	"berth/spec"
 )
 
-// scenario is a described cluster and what comes to it.
+// scenario is the description of a simulated cluster: its machines, its tenants and the
+// streams of jobs that arrive. The fields are listed in docs/design/simulation.md.
 type scenario struct {
-	Seed     int           `json:"seed,omitempty"`
-	Duration spec.Duration `json:"duration"` // jobs come that long; the run goes on until all are done
+	Seed     int           `json:"seed,omitempty"` // the same seed gives the same jobs
+	Duration spec.Duration `json:"duration"`       // of the arrivals; the run continues until all jobs have ended
 	Policy   policySpec    `json:"policy,omitempty"`
 	Machines []machineSpec `json:"machines"`
-	Tenants  []tenantSpec  `json:"tenants,omitempty"`
+	Tenants  []tenantSpec  `json:"tenants,omitempty"` // a parent before its children
 	Jobs     []jobSpec     `json:"jobs"`
 }
 
+// policySpec sets fields of placement.Policy; a zero value means the same in both.
 type policySpec struct {
-	Order        string        `json:"order,omitempty"`
+	Order        string        `json:"order,omitempty"` // fair, priority, fifo or srsf; "": fair
 	BandWidth    int           `json:"band_width,omitempty"`
 	Aging        spec.Duration `json:"aging,omitempty"`
 	HalfLife     spec.Duration `json:"half_life,omitempty"`
@@ -38,8 +40,9 @@ type policySpec struct {
 	AssumeRun    spec.Duration `json:"assume_run,omitempty"`
 }
 
+// machineSpec is a group of equal machines.
 type machineSpec struct {
-	Count   int               `json:"count,omitempty"`
+	Count   int               `json:"count,omitempty"` // 0: one machine
 	CPUs    spec.MilliCPU     `json:"cpus"`
 	Memory  spec.MiB          `json:"memory"`
 	GPUs    int               `json:"gpus,omitempty"`
@@ -47,14 +50,16 @@ type machineSpec struct {
 	Labels  map[string]string `json:"labels,omitempty"`
 }
 
+// tenantSpec is one tenant of the scenario.
 type tenantSpec struct {
 	Name      string     `json:"name"`
 	Parent    string     `json:"parent,omitempty"`
-	Weight    float64    `json:"weight,omitempty"`
+	Weight    float64    `json:"weight,omitempty"` // 0: the planner's default, 1
 	Guarantee amountSpec `json:"guarantee,omitempty"`
-	Limit     amountSpec `json:"limit,omitempty"`
+	Limit     amountSpec `json:"limit,omitempty"` // a zero resource: no limit
 }
 
+// amountSpec is a quantity of the resources that quotas count.
 type amountSpec struct {
 	CPUs   spec.MilliCPU `json:"cpus,omitempty"`
 	Memory spec.MiB      `json:"memory,omitempty"`
@@ -65,33 +70,33 @@ func (a amountSpec) capacity() berth.Capacity {
 	return berth.Capacity{CPUMilli: int64(a.CPUs), MemoryMiB: int64(a.Memory), GPUMilli: int64(a.GPUs)}
 }
 
-// jobSpec is one stream of like jobs.
+// jobSpec is one stream of similar jobs.
 type jobSpec struct {
 	Tenant      string         `json:"tenant,omitempty"`
-	Every       spec.Duration  `json:"every"`           // mean gap between two of them, exponentially distributed
-	Batch       int            `json:"batch,omitempty"` // that many come at once
+	Every       spec.Duration  `json:"every"`           // mean gap, exponentially distributed
+	Batch       int            `json:"batch,omitempty"` // jobs per arrival; 0: one
 	From        spec.Duration  `json:"from,omitempty"`
-	Until       spec.Duration  `json:"until,omitempty"`
+	Until       spec.Duration  `json:"until,omitempty"`      // 0: the duration of the scenario
 	Run         spec.Duration  `json:"run"`                  // median
 	RunSpread   float64        `json:"run_spread,omitempty"` // deviation of its logarithm
-	TimeLimit   spec.Duration  `json:"time_limit,omitempty"`
-	Declared    bool           `json:"declared,omitempty"` // the engine is told how long it runs
+	TimeLimit   spec.Duration  `json:"time_limit,omitempty"` // cuts longer runs; 0: none
+	Declared    bool           `json:"declared,omitempty"`   // the planner knows the run time
 	Resources   spec.Resources `json:"resources,omitempty"`
-	Members     int            `json:"members,omitempty"`
+	Members     int            `json:"members,omitempty"` // size of the gang; 0: one member
 	SameLabel   string         `json:"same_label,omitempty"`
 	Priority    *spec.Priority `json:"priority,omitempty"`
 	Preemptible *bool          `json:"preemptible,omitempty"`
 	Checkpoint  spec.Duration  `json:"checkpoint,omitempty"` // interval; 0: none
-	StartCost   spec.Duration  `json:"start_cost,omitempty"`
+	StartCost   spec.Duration  `json:"start_cost,omitempty"` // work that each start adds
 }
 
-// Bounds of a scenario.
+// Bounds of a scenario, so that a typing error does not fill the memory.
 const (
 	maxSimMachines = 20_000
 	maxSimJobs     = 200_000
 )
 
-// readScenario reads a file; its faults name line and column.
+// readScenario decodes a file; its errors name line and column.
 func readScenario(path string, src []byte) (*scenario, error) {
 	s := &scenario{}
 	if err := jobfile.Decode(path, src, s, s.faults); err != nil {
@@ -100,7 +105,7 @@ func readScenario(path string, src []byte) (*scenario, error) {
 	return s, nil
 }
 
-// faults is what is wrong with the values, each with what is allowed.
+// faults validates the values. Each fault names the field and the allowed values.
 func (s *scenario) faults() []berth.FieldError {
 	var list faultList
 	if s.Duration <= 0 {
@@ -157,6 +162,8 @@ func (s *scenario) checkTenants(list *faultList) map[string]bool {
 		case names[t.Name]:
 			list.add(at+".name", fmt.Sprintf("%q stands twice", t.Name), "keep one")
 		}
+		// Only tenants above this one are in names, so a cycle of parents cannot be
+		// written.
 		if t.Parent != "" && !names[t.Parent] {
 			list.add(at+".parent", fmt.Sprintf("%q is no tenant above this one", t.Parent), named(names))
 		}
@@ -213,14 +220,14 @@ func named(names map[string]bool) string {
 	return strings.Join(slices.Sorted(maps.Keys(names)), ", ")
 }
 
-// request is what placement must know of the stream's jobs.
+// request returns the part of the stream's jobs that the planner reads.
 func (j jobSpec) request() spec.Request {
 	r := j.spec().Request()
 	r.Members = max(1, j.Members)
 	return r
 }
 
-// spec is one member as a user would have submitted it.
+// spec returns one member as the spec of a job, with its defaults.
 func (j jobSpec) spec() spec.Job {
 	return spec.Job{
 		Name: "job", Image: "image", Resources: j.Resources, Priority: j.Priority,
@@ -228,6 +235,7 @@ func (j jobSpec) spec() spec.Job {
 	}.WithDefaults()
 }
 
+// order returns the queue order, and false if the name is unknown.
 func (s *scenario) order() (placement.Order, bool) {
 	if s.Policy.Order == "" {
 		return placement.Fair, true
@@ -235,9 +243,12 @@ func (s *scenario) order() (placement.Order, bool) {
 	return placement.ParseOrder(s.Policy.Order)
 }
 
+// planner returns the production planner with the policy of the scenario.
 func (s *scenario) planner() placement.Planner {
 	order, _ := s.order()
 	p := s.Policy
+	// Order srsf preempts by remaining service; factor 1 lets a job preempt jobs that have
+	// more.
 	outrank := 0.0
 	if order == placement.SRSF {
 		outrank = 1
@@ -251,12 +262,14 @@ func (s *scenario) planner() placement.Planner {
 	}}
 }
 
+// fleet returns the machines, numbered through all groups in the order of the file.
 func (s *scenario) fleet() []placement.Machine {
 	var list []placement.Machine
 	for _, group := range s.Machines {
 		for range max(1, group.Count) {
 			m := placement.Machine{ID: nodeName(len(list)), Epoch: 1, State: berth.MachineReady, Labels: group.Labels}
 			m.Total = berth.Capacity{CPUMilli: int64(group.CPUs), MemoryMiB: int64(group.Memory),
+				// Scenarios do not model disks: no job ever waits for one.
 				DiskMiB: math.MaxInt32, GPUMilli: int64(group.GPUs) * 1000}
 			for d := range group.GPUs {
 				m.GPUs = append(m.GPUs, placement.Device{Index: d, Model: group.GPUType, Healthy: true})
@@ -267,6 +280,7 @@ func (s *scenario) fleet() []placement.Machine {
 	return list
 }
 
+// tenants returns the rows of the tenants in the order of the file.
 func (s *scenario) tenants() []placement.Tenant {
 	var list []placement.Tenant
 	for _, t := range s.Tenants {
@@ -278,7 +292,7 @@ func (s *scenario) tenants() []placement.Tenant {
 	return list
 }
 
-// until is when a stream of jobs ends.
+// until returns the time, since the start, at which a stream of jobs ends.
 func (s *scenario) until(j jobSpec) time.Duration {
 	if j.Until > 0 {
 		return min(j.Until, s.Duration).Std()
