@@ -18,12 +18,14 @@ import (
 type table struct {
 	path    string
 	reader  *csv.Reader
-	columns map[string]int
-	row     []string
-	line    int
+	columns map[string]int // index by name
+	row     []string       // the present row
+	line    int            // of the present row in the file, for errors
 }
 
-// eachRow calls read with every row of a file that has the columns.
+// eachRow calls read for every row of a file, which may be gzip-compressed (.gz). It fails
+// if one of the columns or all rows are missing, and adds path and line to the error of
+// read.
 func eachRow(path string, columns []string, read func(*table) error) error {
 	file, err := os.Open(path)
 	if err != nil {
@@ -46,6 +48,7 @@ func eachRow(path string, columns []string, read func(*table) error) error {
 	for {
 		t.row, err = t.reader.Read()
 		if errors.Is(err, io.EOF) {
+			// An empty result is almost always a truncated file, so it is an error.
 			if rows == 0 {
 				return fmt.Errorf("%s: no rows below the column names", path)
 			}
@@ -80,9 +83,10 @@ func hasColumns(path string, columns []string) (bool, error) {
 	return has, err
 }
 
-// errEnough ends a look at a file.
+// errEnough stops eachRow after the first row.
 var errEnough = errors.New("enough read")
 
+// header reads the first line and checks that all the columns are named.
 func (t *table) header(columns []string) error {
 	names, err := t.reader.Read()
 	if errors.Is(err, io.EOF) {
@@ -92,6 +96,7 @@ func (t *table) header(columns []string) error {
 		return fmt.Errorf("%s: %w", t.path, err)
 	}
 	for i, n := range names {
+		// Spreadsheets write a byte order mark before the first name.
 		t.columns[strings.TrimSpace(strings.TrimPrefix(n, "\ufeff"))] = i
 	}
 	for _, c := range columns {
@@ -104,7 +109,7 @@ func (t *table) header(columns []string) error {
 
 func (t *table) text(column string) string { return strings.TrimSpace(t.row[t.columns[column]]) }
 
-// number reads a whole number from least to most; an empty field is zero.
+// number returns the whole number of a column, from least to most; an empty field is zero.
 func (t *table) number(column string, least, most int64) (int64, error) {
 	s := t.text(column)
 	if s == "" {
@@ -117,17 +122,18 @@ func (t *table) number(column string, least, most int64) (int64, error) {
 	return n, nil
 }
 
-// decimal reads a number from least to most.
+// decimal returns the number of a column, from least to most.
 func (t *table) decimal(column string, least, most float64) (float64, error) {
 	s := t.text(column)
 	x, err := strconv.ParseFloat(s, 64)
+	// The negated condition also rejects NaN.
 	if err != nil || !(x >= least && x <= most) {
 		return 0, fmt.Errorf("%s %q: allowed are numbers from %.0f to %.0f", column, s, least, most)
 	}
 	return x, nil
 }
 
-// writePlaced writes what was placed where.
+// writePlaced writes the placements as CSV: pod, node, gpus.
 func writePlaced(path string, list []placedPod) error {
 	return writeRows(path, slices.Concat([][]string{{"pod", "node", "gpus"}}, placedRows(list)))
 }
@@ -141,7 +147,8 @@ func writeRows(path string, rows [][]string) error {
 	return writeFile(path, b.Bytes())
 }
 
-// writeFile writes a result. It appears whole or not at all.
+// writeFile writes a result whole or not at all, by renaming a temporary file in its
+// folder.
 func writeFile(path string, content []byte) error {
 	temporary := path + ".partial"
 	if err := os.WriteFile(temporary, content, 0o666); err != nil {
@@ -150,6 +157,7 @@ func writeFile(path string, content []byte) error {
 	return os.Rename(temporary, path)
 }
 
+// placedRows formats one row per placement, the GPU indexes separated by hyphens.
 func placedRows(list []placedPod) [][]string {
 	rows := make([][]string, 0, len(list))
 	for _, p := range list {

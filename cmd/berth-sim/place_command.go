@@ -10,11 +10,11 @@ import (
 	"berth/placement"
 )
 
-// placeFlags is what berth-sim place can be told.
+// placeFlags holds the flags of berth-sim place.
 type placeFlags struct {
-	nodes, arrivals, mix, out string
-	seed                      uint64
-	shuffle                   bool
+	nodes, arrivals, mix, out string // paths of CSV files
+	seed                      uint64 // of the shuffle
+	shuffle                   bool   // whether the seed was set, since 0 is a seed too
 }
 
 func placeCommand() *cobra.Command {
@@ -46,6 +46,7 @@ Further columns are passed over. The shares of the cluster's GPUs that were aske
 	return cmd
 }
 
+// validate returns a usageError for each missing file.
 func (f *placeFlags) validate() error {
 	var errs []error
 	for _, x := range []struct{ name, value string }{{"nodes", f.nodes}, {"arrivals", f.arrivals}, {"out", f.out}} {
@@ -71,10 +72,13 @@ func (f *placeFlags) run(cmd *cobra.Command) error {
 	if err != nil {
 		return &usageError{err}
 	}
+	// The same seed gives the same order, so that two versions of the engine can be
+	// compared.
 	if f.shuffle {
 		r := rand.New(rand.NewPCG(f.seed, 0))
 		r.Shuffle(len(arrivals), func(i, j int) { arrivals[i], arrivals[j] = arrivals[j], arrivals[i] })
 	}
+	// Without a mix the engine learns the frequencies of requests from the arrivals.
 	var mix *placement.Mix
 	if f.mix != "" {
 		pods, err := readPods(f.mix, "name")
@@ -88,6 +92,7 @@ func (f *placeFlags) run(cmd *cobra.Command) error {
 	c := newCluster(machines, mix)
 	placed := make([]placedPod, 0, len(arrivals))
 	for _, p := range arrivals {
+		// An interrupt leaves no partial output file.
 		if err := cmd.Context().Err(); err != nil {
 			return err
 		}

@@ -9,20 +9,21 @@ import (
 	"berth/spec"
 )
 
-// Bounds of what a file may say: far beyond any machine, and far from overflow.
+// Bounds of the numbers in a file: far beyond any machine, and far from overflow.
 const (
-	maxMilli = 1 << 40
+	maxMilli = 1 << 40 // CPU milli or MiB
 	maxGPUs  = 1024
 )
 
-// pod is one arrival.
+// pod is one arrival, with the columns of Alibaba's openb list.
 type pod struct {
 	name    string
 	shape   string // equal for equal requests
 	request spec.Request
 }
 
-// readPods reads arrivals, or a list of pods; name is the column of the name.
+// readPods reads the arrivals, or the pods of a mix. name is the column of the pod's name,
+// which must be unique in the file.
 func readPods(path, name string) ([]pod, error) {
 	var list []pod
 	seen := map[string]bool{}
@@ -42,6 +43,7 @@ func readPods(path, name string) ([]pod, error) {
 	return list, err
 }
 
+// readPod converts one row. A pod requests whole GPUs, or a part of a single one.
 func readPod(t *table, name string) (pod, error) {
 	p := pod{name: t.text(name)}
 	if p.name == "" {
@@ -71,11 +73,12 @@ func readPod(t *table, name string) (pod, error) {
 			p.request.GPUTypes = strings.Split(models, "|")
 		}
 	}
+	// The columns of the request, as text: a map key for equal requests.
 	p.shape = fmt.Sprint(n, p.request.GPUTypes)
 	return p, nil
 }
 
-// readNodes reads the machines.
+// readNodes reads the machines; their serial numbers must be unique.
 func readNodes(path string) ([]placement.Machine, error) {
 	var list []placement.Machine
 	seen := map[string]bool{}
@@ -94,6 +97,7 @@ func readNodes(path string) ([]placement.Machine, error) {
 	return list, err
 }
 
+// readNode converts one row to a ready machine with healthy GPUs of one model.
 func readNode(t *table) (placement.Machine, error) {
 	m := placement.Machine{ID: berth.MachineID(t.text("sn")), Epoch: 1, State: berth.MachineReady}
 	if m.ID == "" {

@@ -17,9 +17,9 @@ import (
 // origin is the start of virtual time.
 var origin = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// replay runs jobs on machines in virtual time by the decisions of the production planner.
-// It stands in for the leader and the agents: starts, stops and resumes are instant, and a
-// preempted job resumes where it stopped, at the price of its start cost.
+// replay runs jobs on machines in virtual time by the decisions of the production planner,
+// in place of the leader and the agents. Starts, stops and resumes are instant. A preempted
+// job resumes where it stopped, or at its last checkpoint, at the price of its start cost.
 type replay struct {
 	snapshot *placement.Snapshot
 	planner  placement.Planner
@@ -48,7 +48,7 @@ type task struct {
 	done     time.Duration // time it has run before the present run
 	attempt  int
 	gaveWay  []berth.JobID // jobs for which it was preempted
-	starts   int           // counts an interrupted stretch once: see start
+	starts   int           // not counting those that continued a stretch
 	started  time.Time
 	ends     time.Time // of the present run, unless it is preempted
 	grants   []berth.Grant
@@ -58,14 +58,14 @@ type task struct {
 	stalled  time.Duration // of its tenant, at submission
 }
 
-// stretch is an uninterrupted run of a job on the same GPUs.
+// stretch is an uninterrupted run of a job on the same machines.
 type stretch struct {
 	task       *task
 	start, end time.Time
 	grants     []berth.Grant
 }
 
-// strategy adds to the planner what a policy of berth-sim queue needs between plans.
+// strategy is the part of a policy of berth-sim queue that the planner lacks.
 type strategy interface {
 	// ended reports an ended job; j.done is its run time in all.
 	ended(j *task)
@@ -181,7 +181,7 @@ func (r *replay) nextEvent() time.Time {
 	return at
 }
 
-// arrive submits the jobs whose time has come.
+// arrive submits the jobs of the present time.
 func (r *replay) arrive() {
 	for len(r.arrivals) > 0 && !origin.Add(r.arrivals[0].submitted).After(r.now) {
 		t := r.arrivals[0]
@@ -209,7 +209,7 @@ func (r *replay) wait(t *task) {
 	r.snapshot.UpsertJob(j)
 }
 
-// finish ends the runs whose work is done.
+// finish ends the runs that have done all their work.
 func (r *replay) finish() {
 	for _, t := range slices.Clone(r.running) {
 		if t.ends.After(r.now) {
@@ -258,7 +258,8 @@ func (r *replay) stop(t *task) {
 	r.running = slices.DeleteFunc(r.running, func(o *task) bool { return o == t })
 }
 
-// hold adds the grants to the machines' use (times 1) or subtracts them (times -1).
+// hold adds the grants to the use of the machines (times 1) or subtracts the grants (times
+// -1).
 func (r *replay) hold(grants []berth.Grant, times int64) {
 	for _, g := range grants {
 		m, ok := r.snapshot.Machine(g.Machine)
@@ -288,8 +289,6 @@ func (r *replay) settle() error {
 		r.snapshot.SetNominations(r.marks)
 		r.save()
 		plan := r.planner.Plan(r.snapshot, r.now)
-		// Released nominations go before new ones come: a nomination may be renewed in one
-		// plan.
 		r.marks = slices.DeleteFunc(r.marks, func(m placement.Nomination) bool {
 			return slices.ContainsFunc(plan.Release, func(o placement.Nomination) bool {
 				return o.For == m.For && o.Machine == m.Machine && o.Victim == m.Victim
@@ -338,11 +337,10 @@ func (r *replay) start(t *task, s berth.Start) {
 	if t.attempt == 1 {
 		t.first = r.now
 	}
-	// Preempted and placed on the same GPUs at the same time: the job was never
-	// interrupted.
+	// Preempted and placed on the same machines at the same time: the job was never
+	// interrupted, so the stretch continues, and neither a start nor a start cost counts.
 	if l := t.last; t.saves && l != nil && l.end.Equal(r.now) &&
 		l.nodes() == (&stretch{task: t, grants: s.Ranks}).nodes() {
-		// So the stretch continues, and neither a start nor a start cost counts.
 		t.left -= t.startCost
 		t.starts--
 		t.started, t.done, t.left = l.start, t.done-l.end.Sub(l.start), t.left+l.end.Sub(l.start)

@@ -12,35 +12,35 @@ import (
 	"berth/spec"
 )
 
-// work is one job of a trace.
+// work is one job of a trace or of a scenario.
 type work struct {
 	id        string
 	tenant    berth.TenantID
 	gpus      int
 	submitted time.Duration // since the trace's start
-	length    time.Duration // of its run, without what starts add
+	length    time.Duration // of its run, without start costs
 	startCost time.Duration // work that each start adds
 
 	request    spec.Request
 	priority   int
 	firm       bool          // not preemptible
 	timeLimit  time.Duration // 0: none
-	declared   bool          // the engine is told how long it runs
-	saves      bool          // a displaced run goes on where it was
-	checkpoint time.Duration // without saves: how often its progress is kept; 0: never
+	declared   bool          // the planner knows the run time
+	saves      bool          // a preempted run resumes where it stopped
+	checkpoint time.Duration // without saves: interval of checkpoints; 0: none
 }
 
-// The two forms of a trace. Further columns are passed over.
+// The required columns of the two known traces. Further columns are ignored.
 var (
 	muriColumns   = []string{"job_id", "num_gpu", "submit_time", "iterations", "model_name", "iteration_time"}
 	phillyColumns = []string{"timestamp", "duration", "num_gpus", "cluster"}
 )
 
-// muriOverhead is what the simulator that published the trace's results adds to
-// each iteration.
+// muriOverhead is the factor on each iteration in the simulator that published the results
+// of Muri's trace; the same factor makes the figures comparable.
 const muriOverhead = 1.015
 
-// readTrace reads a trace in either form, in order of submission.
+// readTrace reads a trace of either form, and returns the jobs in order of submission.
 func readTrace(path string) ([]work, error) {
 	muri, err := hasColumns(path, muriColumns)
 	if err != nil {
@@ -76,10 +76,12 @@ func readTrace(path string) ([]work, error) {
 	if err != nil {
 		return nil, err
 	}
+	// Stable: jobs of one moment stay in the order of the file.
 	slices.SortStableFunc(list, func(a, b work) int { return int(sign(a.submitted - b.submitted)) })
 	return list, nil
 }
 
+// sign returns -1, 0 or 1, for comparison functions.
 func sign(d time.Duration) time.Duration {
 	switch {
 	case d < 0:
@@ -90,13 +92,14 @@ func sign(d time.Duration) time.Duration {
 	return 0
 }
 
-// Bounds of what a trace may say: decades, and more GPUs than anybody has.
+// Bounds of the numbers in a trace: decades, and more GPUs than any cluster has.
 const (
 	maxSeconds  = 1e9
 	maxJobGPUs  = 1 << 20
-	maxMuriTime = maxSeconds * 1000
+	maxMuriTime = maxSeconds * 1000 // milliseconds
 )
 
+// readMuri converts one row. Muri's times are milliseconds.
 func readMuri(t *table) (work, error) {
 	w := work{id: t.text("job_id")}
 	if w.id == "" {
@@ -124,14 +127,17 @@ func readMuri(t *table) (work, error) {
 			float64(maxSeconds))
 	}
 	w.gpus = int(gpus)
+	// A run of no time would never occupy a machine; the least run is a nanosecond.
 	w.submitted, w.length = seconds(submitted/1000), max(seconds(run), time.Nanosecond)
 	w.startCost = startCost(t.text("model_name"), w.gpus)
 	return w, nil
 }
 
-// phillyLayout is how that trace writes times.
+// phillyLayout is the layout of times in the Philly trace.
 const phillyLayout = "2006-01-02 15:04:05"
 
+// readPhilly converts one row. Times count from start, the submission of the first row; the
+// row number is the job's id.
 func readPhilly(t *table, start *time.Time, row int) (work, error) {
 	w := work{id: strconv.Itoa(row), tenant: berth.TenantID(t.text("cluster"))}
 	at, err := time.Parse(phillyLayout, t.text("timestamp"))
@@ -160,11 +166,11 @@ func readPhilly(t *table, start *time.Time, row int) (work, error) {
 
 func seconds(s float64) time.Duration { return time.Duration(math.Round(s * float64(time.Second))) }
 
-// usualStartCost is what a start adds where nothing else is published.
+// usualStartCost is the work that a start adds where nothing else is published.
 const usualStartCost = 10 * time.Second
 
-// startCosts is what a start adds, in seconds, on 1, 2, 4, 8, 16 and 32 GPUs, as
-// the simulator of Muri (Zhao et al., SIGCOMM '22) has it.
+// startCosts is the work that a start adds, in seconds, on 1, 2, 4, 8, 16 and 32 GPUs, in
+// the simulator of Muri (Zhao et al., SIGCOMM '22).
 var startCosts = map[string][6]time.Duration{
 	"vgg16":              {7, 7, 8, 9, 9, 10},
 	"vgg19":              {7, 7, 8, 9, 10, 10},
@@ -174,14 +180,15 @@ var startCosts = map[string][6]time.Duration{
 	"dqn":                {5, 5, 6, 6, 8, 8},
 }
 
-// startCost is what a start of a model adds; between two sizes, that of the
-// larger one.
+// startCost returns the work that a start of a model adds; between two sizes, the larger
+// size counts.
 func startCost(model string, gpus int) time.Duration {
 	list, ok := startCosts[model]
 	if !ok {
 		return usualStartCost
 	}
 	i := 0
+	// Column i is for 2^i GPUs; more than 32 GPUs cost as much as 32.
 	for i < len(list)-1 && 1<<i < gpus {
 		i++
 	}
