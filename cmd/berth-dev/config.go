@@ -15,14 +15,14 @@ import (
 	"berth/internal/machine/fetch"
 )
 
-// Engines an agent can run containers on.
+// The engines on which an agent can run containers.
 const (
 	enginesHost    = "host"    // all agents share the local Docker engine
 	enginesPrivate = "private" // each agent has a dockerd of its own: a machine that can be killed
 	enginesFake    = "fake"    // containers in memory
 )
 
-// config is everything berth-dev can be told.
+// config holds the flags of berth-dev.
 type config struct {
 	Dir          string
 	Agents       int
@@ -32,19 +32,21 @@ type config struct {
 	PostgresPort int
 	Engines      string
 	DockerHost   string
-	FakeGPUs     string
+	FakeGPUs     string   // path of a file with the GPUs of each machine
 	Images       []string // name=rootfs.tar, put into every engine that lacks it
 	CPUs         float64  // of each machine; 0: the host's
-	Memory       string
+	Memory       string   // of each machine; "": the host's
 	Region       string
 	FileInputs   []string // folders that jobs on every machine may read
 	Only         []string // parts to run; empty: all
 	LogLevel     slog.Level
 }
 
-// parts that --only chooses from.
+// parts are the values of --only.
 var parts = []string{"postgres", "temporal", "berthd", "agents"}
 
+// defaultDir returns a folder of the user's that survives a reboot: /tmp would lose the
+// state.
 func defaultDir() string {
 	if os.Geteuid() == 0 {
 		return "/var/lib/berth-dev"
@@ -77,7 +79,8 @@ func (c *config) flags(f *pflag.FlagSet) {
 	flags.LogLevel(f, &c.LogLevel)
 }
 
-// validate checks what flags cannot.
+// validate checks the flags beyond their types and makes Dir absolute. It returns all
+// faults.
 func (c *config) validate() error {
 	var errs []error
 	dir, err := filepath.Abs(c.Dir)
@@ -117,7 +120,7 @@ func (c *config) validate() error {
 	return errors.Join(errs...)
 }
 
-// runs reports whether a part is to be run.
+// runs reports whether --only includes the part, or is not set.
 func (c *config) runs(part string) bool { return len(c.Only) == 0 || contains(c.Only, part) }
 
 func contains(list []string, s string) bool {

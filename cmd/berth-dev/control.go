@@ -15,13 +15,15 @@ import (
 	"berth/internal/devstack/dockerd"
 )
 
-// serveControl answers `berth-dev kill-machine` on a socket in the folder.
+// serveControl serves `berth-dev kill-machine` on a Unix socket in the folder, until ctx
+// ends.
 func serveControl(ctx context.Context, l layout, machines []*machine) error {
 	_ = os.Remove(l.control()) // left by a killed process; the folder's lock is ours
 	listener, err := net.Listen("unix", l.control())
 	if err != nil {
 		return fmt.Errorf("control socket: %w", err)
 	}
+	// Only the owner of the stack may kill its machines.
 	if err := os.Chmod(l.control(), 0o600); err != nil {
 		return err
 	}
@@ -37,6 +39,7 @@ func serveControl(ctx context.Context, l layout, machines []*machine) error {
 		}
 	})
 	server := &http.Server{Handler: mux}
+	// Serve does not watch ctx; closing the server ends it.
 	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
 	defer stop()
 	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
@@ -45,13 +48,14 @@ func serveControl(ctx context.Context, l layout, machines []*machine) error {
 	return nil
 }
 
-// askKill is the client's side of serveControl.
+// askKill is the client of serveControl.
 func askKill(ctx context.Context, dir, name string) error {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return err
 	}
 	l := layout{dir}
+	// Every connection goes to the socket; the host name in the URL means nothing.
 	c := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", l.control())
 	}}}
@@ -71,7 +75,8 @@ func askKill(ctx context.Context, dir, name string) error {
 	return nil
 }
 
-// down ends the private engines that a stopped stack left running.
+// down stops the private engines, with their containers, that a stopped stack left running.
+// It fails while a berth-dev runs on the folder.
 func down(ctx context.Context, dir string) error {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -87,6 +92,8 @@ func down(ctx context.Context, dir string) error {
 		return err
 	}
 	for _, path := range engines {
+		// Start adopts an engine that runs; one that has ended starts, so that its
+		// containers, which outlive it, end too.
 		d, err := dockerd.Start(ctx, dockerd.Options{Dir: path})
 		if err != nil {
 			return err

@@ -11,7 +11,8 @@ import (
 	"github.com/docker/docker/client"
 )
 
-// provide puts every --image into the machine's engine, unless it has it.
+// provide imports every --image into the machine's engine, unless the engine has an image
+// of that name. The fake engine needs no images.
 func (m *machine) provide(ctx context.Context) error {
 	if m.host == "" || len(m.cfg.Images) == 0 {
 		return nil
@@ -34,6 +35,7 @@ func (m *machine) provide(ctx context.Context) error {
 	return nil
 }
 
+// importImage imports a tar of a root filesystem as an image.
 func importImage(ctx context.Context, engine *client.Client, name, path string) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -45,6 +47,8 @@ func importImage(ctx context.Context, engine *client.Client, name, path string) 
 		return err
 	}
 	defer answer.Close()
+	// The engine reports a failure after its headers inside of the body, with status 200.
+	// The body must be read to its end: the import runs as long.
 	said, err := io.ReadAll(io.LimitReader(answer, 1<<20))
 	if err == nil && strings.Contains(string(said), `"error"`) {
 		err = fmt.Errorf("%s", said)

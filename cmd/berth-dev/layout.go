@@ -8,7 +8,7 @@ import (
 	"syscall"
 )
 
-// layout is where things lie below --dir.
+// layout names the files and folders below --dir.
 type layout struct{ dir string }
 
 func (l layout) postgres() string           { return filepath.Join(l.dir, "postgres") }
@@ -21,10 +21,11 @@ func (l layout) control() string            { return filepath.Join(l.dir, "contr
 func (l layout) lock() string               { return filepath.Join(l.dir, "lock") }
 func (l layout) machine(name string) string { return filepath.Join(l.dir, "machines", name) }
 
-// open makes the folder and locks it: one berth-dev a folder.
+// open creates and locks the folder, so that a second berth-dev fails. The lock lasts until
+// the returned file is closed or the process ends.
 func (l layout) open() (*os.File, error) {
-	// PostgreSQL runs under another uid where we are root, so the folder must
-	// be open to pass through.
+	// Started by root, PostgreSQL runs under another uid, so others must be able to enter
+	// the folder.
 	if err := os.MkdirAll(l.dir, 0o755); err != nil {
 		return nil, err
 	}
@@ -39,7 +40,8 @@ func (l layout) open() (*os.File, error) {
 	return f, nil
 }
 
-// addresses is what a running stack tells scripts, in stack.json.
+// addresses is the content of stack.json, from which scripts learn the addresses of a
+// running stack. Parts that do not run are left out.
 type addresses struct {
 	API         string `json:"api,omitempty"`
 	TokenFile   string `json:"token_file,omitempty"`
@@ -50,7 +52,7 @@ type addresses struct {
 	PID         int    `json:"pid"`
 }
 
-// write publishes the addresses; the file appears whole, when all are true.
+// write publishes the addresses once all parts run. The file appears whole, by a rename.
 func (l layout) write(a addresses) error {
 	b, err := json.MarshalIndent(a, "", "  ")
 	if err != nil {

@@ -21,31 +21,31 @@ import (
 	"berth/wire"
 )
 
-// gangPorts is how many ports for members of gangs each machine has where all
-// share those of this host.
+// gangPorts is the number of ports for members of gangs on each machine, where all machines
+// share the ports of this host.
 const gangPorts = 50
 
-// machine is one machine of the stack: an agent process and what it runs
-// containers on.
+// machine is one machine of the stack: an agent process and the engine of its containers.
 type machine struct {
 	name   string
 	number int // among the stack's, from 0
 	dir    string
 	cfg    *config
 	log    *slog.Logger
-	server string // the API's address
-	join   func(ctx context.Context) (string, error)
+	server string                                    // the API's address
+	join   func(ctx context.Context) (string, error) // creates a join token
 
 	engine *dockerd.Daemon // nil on a shared engine
 	host   string          // docker host
 
 	mu    sync.Mutex
 	agent *exec.Cmd // the running agent
-	dead  bool      // was killed as a machine; stays so until the next start of the stack
+	dead  bool      // killed by kill; stays so until the stack starts again
 }
 
-// boot brings the machine's engine up and returns its boot id: another one
-// whenever the containers of the last boot cannot live any more.
+// boot starts the machine's engine, or adopts the running one, and returns the machine's
+// boot id. The id changes whenever the containers of the last boot cannot be alive, as
+// after a reboot.
 func (m *machine) boot(ctx context.Context) (string, error) {
 	if err := os.MkdirAll(m.dir, 0o755); err != nil {
 		return "", err
@@ -75,8 +75,8 @@ func (m *machine) boot(ctx context.Context) (string, error) {
 	return id, os.WriteFile(file, []byte(id), 0o600)
 }
 
-// run keeps the machine's agent running until ctx ends, as a service manager
-// would. Its containers outlive it.
+// run restarts the machine's agent until ctx ends, as a service manager would. The
+// containers outlive the agent.
 func (m *machine) run(ctx context.Context, bootID string) error {
 	for {
 		begun := time.Now()
@@ -90,6 +90,7 @@ func (m *machine) run(ctx context.Context, bootID string) error {
 			return nil
 		}
 		m.log.Warn("agent ended; started again", "machine_id", m.name, "err", err)
+		// An agent that fails at once must not be restarted in a busy loop.
 		if time.Since(begun) < 2*time.Second {
 			select {
 			case <-ctx.Done():
@@ -113,7 +114,8 @@ func (m *machine) runAgent(ctx context.Context, bootID string) error {
 		args = append(args, "--docker-host", m.host)
 	}
 	if m.cfg.Engines != enginesHost {
-		// The machines have no engine in common, but the host: they share out its ports.
+		// Private and fake engines have no network in common, but the host: each machine
+		// gets a part of its ports.
 		first := wire.DefaultPorts.First + gangPorts*m.number
 		ports := wire.PortRange{First: first, Last: first + gangPorts - 1}
 		args = append(args, "--gang-network", node.HostNetwork, "--advertise", "127.0.0.1", "--gang-ports",
@@ -149,14 +151,15 @@ func (m *machine) runAgent(ctx context.Context, bootID string) error {
 	return m.supervise(ctx, cmd)
 }
 
-// supervise starts the process, ends it when ctx does, and waits for it. The
-// process dies with this one: a stack that was killed leaves containers behind,
-// never a second agent.
+// supervise runs the process, stops the process when ctx ends, and waits for its exit. The
+// process dies with this one: a killed stack leaves containers behind, never a second
+// agent.
 func (m *machine) supervise(ctx context.Context, cmd *exec.Cmd) error {
 	done := make(chan error, 1)
 	started := make(chan error, 1)
 	go func() {
-		// The death signal is tied to the thread that forked, so it must stay.
+		// The kernel sends the death signal when the thread that forked ends, so this
+		// goroutine keeps its thread until the process has exited.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
@@ -190,7 +193,7 @@ func (m *machine) supervise(ctx context.Context, cmd *exec.Cmd) error {
 	}
 }
 
-// joinToken gets a token for an agent that has not joined yet.
+// joinToken returns a join token for an agent that has no credential yet, else "".
 func (m *machine) joinToken(ctx context.Context) (string, error) {
 	entries, err := filepath.Glob(filepath.Join(m.dir, "agent", "credential*"))
 	if err != nil || len(entries) > 0 {
@@ -199,12 +202,13 @@ func (m *machine) joinToken(ctx context.Context) (string, error) {
 	return m.join(ctx)
 }
 
-// kill ends agent, engine and containers at once, as a power cut would.
+// kill ends agent, deadman, engine and containers at once, as a power cut would.
 func (m *machine) kill(ctx context.Context) error {
 	if m.engine == nil {
 		return fmt.Errorf("machine %s shares its engine: only machines of --engines private can be killed", m.name)
 	}
 	m.mu.Lock()
+	// Set before the kill, or run would see the agent's end and restart the agent.
 	m.dead = true
 	if m.agent != nil {
 		_ = m.agent.Process.Kill()
@@ -214,14 +218,15 @@ func (m *machine) kill(ctx context.Context) error {
 	return m.engine.KillMachine(ctx)
 }
 
-// killDeadman kills the deadman of an agent's state folder, if one runs.
+// killDeadman kills the deadman of an agent's state folder, if one runs: a deadman outlives
+// a killed agent, but not a power cut.
 func killDeadman(state string) {
 	if p, err := deadman.Answer(deadman.Dir(state)); err == nil {
 		_ = syscall.Kill(p.PID, syscall.SIGKILL) // it holds its lock, so the number is its own
 	}
 }
 
-// leave lets go of the engine without ending it.
+// leave releases the engine, which keeps running for the next start.
 func (m *machine) leave() error {
 	if m.engine == nil || m.isDead() {
 		return nil
@@ -241,7 +246,7 @@ func (m *machine) isDead() bool {
 	return m.dead
 }
 
-// beside finds a program in the folder of this one, else in PATH.
+// beside returns the path of a program in the folder of this one, else in PATH.
 func beside(name string) (string, error) {
 	self, err := os.Executable()
 	if err != nil {

@@ -12,8 +12,10 @@ import (
 	"github.com/spf13/cobra"
 )
 
+// main runs the command. A stack stopped by a signal is a success.
 func main() {
-	// Two signals end it in order; a third one, at once.
+	// The first SIGINT or SIGTERM stops the stack in order. It also restores the default
+	// handling, so a second signal ends the process at once.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop)
 	if err := command().ExecuteContext(ctx); err != nil && !errors.Is(err, context.Canceled) {
@@ -22,6 +24,7 @@ func main() {
 	}
 }
 
+// command returns the root command, which starts the stack, with its subcommands.
 func command() *cobra.Command {
 	cfg := &config{}
 	root := &cobra.Command{
@@ -43,7 +46,8 @@ func command() *cobra.Command {
 	return root
 }
 
-// downCommand ends what berth-dev leaves running on purpose.
+// downCommand returns the command that stops the private engines, which a stack leaves
+// running on purpose.
 func downCommand() *cobra.Command {
 	dir := defaultDir()
 	cmd := &cobra.Command{
@@ -58,7 +62,7 @@ func downCommand() *cobra.Command {
 	return cmd
 }
 
-// killMachineCommand models the loss of a machine.
+// killMachineCommand returns the command that simulates the loss of a machine.
 func killMachineCommand() *cobra.Command {
 	dir := defaultDir()
 	cmd := &cobra.Command{

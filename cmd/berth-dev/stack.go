@@ -27,26 +27,27 @@ import (
 	"berth/spec"
 )
 
-// database is Berth's own in the private cluster.
+// database is the name of Berth's database in the private cluster.
 const database = "berth"
 
-// stack is what runs, in the order in which it was started.
+// stack is the running parts of Berth, in the order in which they were started. A part that
+// --only leaves out is nil.
 type stack struct {
 	cfg      *config
 	layout   layout
 	log      *slog.Logger
 	postgres *postgres.Cluster
 	temporal *temporaldev.Server
-	db       *db.DB // for tokens
+	db       *db.DB // for the admin token, join tokens and the list of machines
 	traces   *tracing.Tracing
 	control  *controlplane.ControlPlane
 	machines []*machine
 	ports    *ports
-	known    addresses
+	known    addresses // published once everything runs
 }
 
-// run starts everything, tells where it is, and ends it in reverse order when
-// ctx does. Containers, and private engines, are left running.
+// run starts all parts, prints their addresses and stops the parts in reverse order when
+// ctx ends. Containers and private engines are left running.
 func run(ctx context.Context, cfg *config, log *slog.Logger) (err error) {
 	l := layout{cfg.Dir}
 	lock, err := l.open()
@@ -54,8 +55,10 @@ func run(ctx context.Context, cfg *config, log *slog.Logger) (err error) {
 		return err
 	}
 	defer lock.Close()
+	// Addresses of a killed stack would mislead scripts that wait for the file.
 	_ = os.Remove(l.addresses())
 	s := &stack{cfg: cfg, layout: l, log: log, ports: openPorts(l, os.Stdout), known: addresses{PID: os.Getpid()}}
+	// Also after a failed start, which may have started some parts.
 	defer func() { err = errors.Join(err, s.stopServers()) }()
 	if err := s.startServers(ctx); err != nil {
 		return err
@@ -129,6 +132,7 @@ func (s *stack) prepareControl(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	// Objects lie in the folder too, so a copy of the folder is a copy of all state.
 	s.known.BlobURL = "file://" + s.layout.blobs()
 	s.known.TokenFile = s.layout.token()
 	if err := db.Migrate(ctx, s.known.DatabaseURL); err != nil {
@@ -200,7 +204,7 @@ func (s *stack) startPostgres(ctx context.Context) (*postgres.Cluster, error) {
 	return postgres.Start(ctx, o)
 }
 
-// adminToken is made once and kept beside the data it opens.
+// adminToken returns the admin token, which the first start creates next to the data.
 func (s *stack) adminToken() (string, error) {
 	b, err := os.ReadFile(s.layout.token())
 	if err == nil {
@@ -213,8 +217,7 @@ func (s *stack) adminToken() (string, error) {
 	return token, os.WriteFile(s.layout.token(), []byte(token+"\n"), 0o600)
 }
 
-// serve runs the control plane and the machines until ctx ends or one of them
-// fails for good.
+// serve runs the control plane and the machines until ctx ends or a part fails for good.
 func (s *stack) serve(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	if s.postgres != nil {
@@ -226,6 +229,7 @@ func (s *stack) serve(ctx context.Context) error {
 	} else {
 		g.Go(s.announce)
 	}
+	// With --only, no other part may run that lasts until ctx ends.
 	g.Go(func() error { <-ctx.Done(); return nil })
 	err := g.Wait()
 	if errors.Is(err, context.Canceled) {
@@ -235,7 +239,7 @@ func (s *stack) serve(ctx context.Context) error {
 	return err
 }
 
-// keepPostgres starts the cluster again, on its port, if it was killed.
+// keepPostgres restarts the cluster on its port after a crash, as a service manager would.
 func (s *stack) keepPostgres(ctx context.Context) error {
 	for {
 		select {
@@ -253,7 +257,7 @@ func (s *stack) keepPostgres(ctx context.Context) error {
 	}
 }
 
-// serveControlled runs what needs the API, once it listens.
+// serveControlled runs the machines as soon as the API listens, and announces the stack.
 func (s *stack) serveControlled(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
@@ -271,6 +275,7 @@ func (s *stack) serveControlled(ctx context.Context) error {
 	return s.serveMachines(ctx)
 }
 
+// serveMachines boots all machines and keeps their agents running until ctx ends.
 func (s *stack) serveMachines(ctx context.Context) error {
 	boots := make([]string, s.cfg.Agents)
 	var booting errgroup.Group
@@ -309,18 +314,19 @@ func (s *stack) serveMachines(ctx context.Context) error {
 	return g.Wait()
 }
 
-// joinLimit is how long people wait for machines before they are told where
-// everything is all the same.
+// joinLimit bounds the wait for machines before the addresses are printed anyway.
 const joinLimit = 20 * time.Second
 
-// awaitMachines waits until every machine has joined: who submits a job before
-// is told that it fits nowhere.
+// awaitMachines waits until every machine has joined, at most joinLimit. A job submitted
+// before would be refused: it fits on no machine.
 func (s *stack) awaitMachines(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, joinLimit)
 	defer cancel()
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	for {
+		// Machines of earlier starts with more agents are in the table too; only the
+		// present ones count.
 		joined := 0
 		list, err := s.db.Machines.List(ctx, db.MachineFilter{})
 		for _, m := range list {
@@ -340,6 +346,7 @@ func (s *stack) awaitMachines(ctx context.Context) {
 	}
 }
 
+// joinToken creates a token with which one agent joins.
 func (s *stack) joinToken(ctx context.Context) (string, error) {
 	t, err := s.db.JoinTokens.Create(ctx, spec.NewJoinToken{}, "operator:berth-dev")
 	if err != nil {
@@ -348,7 +355,7 @@ func (s *stack) joinToken(ctx context.Context) (string, error) {
 	return t.Secret, nil
 }
 
-// announce tells people, and scripts by stack.json, where everything is.
+// announce prints the addresses of all parts, and publishes stack.json for scripts.
 func (s *stack) announce() error {
 	k := s.known
 	fmt.Println()
@@ -368,6 +375,7 @@ func (s *stack) announce() error {
 	return s.layout.write(k)
 }
 
+// withPath appends a path to an address, unless the part does not run.
 func withPath(base, path string) string {
 	if base == "" {
 		return ""
@@ -375,7 +383,8 @@ func withPath(base, path string) string {
 	return base + path
 }
 
-// stopServers ends what startServers started, in reverse.
+// stopServers stops the parts that startServers started, in reverse. The control plane has
+// stopped already, with serve.
 func (s *stack) stopServers() error {
 	var errs []error
 	for _, m := range s.machines {
@@ -389,6 +398,7 @@ func (s *stack) stopServers() error {
 		errs = append(errs, s.temporal.Stop())
 	}
 	if s.postgres != nil {
+		// The context of run has ended by now.
 		errs = append(errs, s.postgres.Stop(context.Background()))
 	}
 	_ = os.Remove(s.layout.addresses())
