@@ -6,12 +6,12 @@ import (
 	"berth"
 )
 
-// Validate reports what would make a container that the security rules forbid
-// or that no engine can make; every Runtime's Create begins with it. A missing
-// limit is refused rather than read as "unlimited", which is what an engine
-// would do.
+// Validate returns an error for a container that the security rules forbid or that no
+// engine can create; every Runtime's Create calls Validate first. A missing limit is
+// refused, since an engine would read it as "unlimited".
 func (s *ContainerSpec) Validate() error {
 	switch {
+	// The name is the fence against a second container; see Runtime.
 	case s.Name == "":
 		return berth.Errorf(berth.CodeInvalid, "container without a name")
 	case s.Image == "":

@@ -1,6 +1,6 @@
-// Package node declares what an agent needs of its machine: a container Runtime
+// Package node declares the interfaces of an agent to its machine: the container Runtime
 // and an inventory of GPUs.
 //
-// It will never open a database connection, nor speak to Temporal: agents learn of
+// The package never opens a database connection and never calls Temporal: agents learn of
 // work by their sync and report to the API.
 package node

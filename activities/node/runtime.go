@@ -7,45 +7,43 @@ import (
 	"time"
 )
 
-// Runtime is the container engine of one machine, as narrow as the agent needs
-// it. Two implementations exist: internal/machine/docker (the Docker Engine) and
-// fakeruntime.Fake; both pass runtimetest.Suite. Every method may be called
-// concurrently and is safe to repeat: "already so" is success. Containers are
-// addressed by name, because the name is the local fence: an engine refuses a
-// second container of the same name.
+// Runtime is the container engine of one machine, as narrow as the agent needs. Two
+// implementations exist: internal/machine/docker (the Docker Engine) and fakeruntime.Fake;
+// both pass runtimetest.Suite. Every method may be called concurrently and is safe to
+// repeat: "already so" is success. Containers are addressed by name, because the name is
+// the local fence: an engine refuses a second container of the same name.
 type Runtime interface {
-	// Info reports the engine and what the machine has.
+	// Info returns the engine's identity and the machine's capacity.
 	Info(ctx context.Context) (RuntimeInfo, error)
-	// EnsureImage makes the image usable, without a pull if it is already here.
-	// It returns the digest under which a registry serves it, "" for an image that
-	// was put here without one.
-	// Errors wrap ErrImageNotFound, ErrImageMismatch or ErrImageUnavailable.
+	// EnsureImage makes the image usable, without a pull if the machine has it already. It
+	// returns the digest under which a registry serves the image, "" for an image loaded
+	// without one. Errors wrap ErrImageNotFound, ErrImageMismatch or ErrImageUnavailable.
 	EnsureImage(ctx context.Context, ref string, auth *RegistryAuth) (digest string, err error)
-	// ImageBytes is the size of an image that EnsureImage would not have to pull, as
-	// the engine reckons it; ErrNoImage if it is not here.
+	// ImageBytes returns the size, as the engine computes it, of an image that EnsureImage
+	// would not have to pull; ErrNoImage for any other image.
 	ImageBytes(ctx context.Context, ref string) (int64, error)
-	// Create makes the container but does not start it. If one of this name
-	// exists it is returned unchanged with ErrExists, for the caller to adopt
-	// after comparing labels. An engine that was asked makes the container even
-	// if ctx ends before it answers: whoever must leave none behind waits.
+	// Create creates the container but does not start it. If one of this name exists,
+	// Create returns that one unchanged with ErrExists, for the caller to adopt after
+	// comparing labels. The engine may still create the container after ctx has ended: a
+	// caller that must leave no container behind waits for the answer.
 	Create(ctx context.Context, spec ContainerSpec) (Container, error)
-	// Start starts a created container; starting a running or exited one is no
-	// error and changes nothing.
+	// Start starts a created container; starting a running or exited one is no error and
+	// changes nothing.
 	Start(ctx context.Context, name string) error
-	// Wait blocks until the container has exited and returns its final state.
-	// ErrNoContainer if it does not exist (any more).
+	// Wait blocks until the container has exited and returns its final state, or
+	// ErrNoContainer if the container does not exist or is removed meanwhile.
 	Wait(ctx context.Context, name string) (Container, error)
 	// Inspect returns the container's present state, ErrNoContainer if absent.
 	Inspect(ctx context.Context, name string) (Container, error)
 	// List returns all containers, running or not, that carry every given label.
 	List(ctx context.Context, labels map[string]string) ([]Container, error)
-	// Unstarted lists the containers that were created and never started, of those
-	// that carry every given label. It costs little, however many others there are.
+	// Unstarted returns the containers with every given label that were created and never
+	// started. It is cheap, however many other containers exist.
 	Unstarted(ctx context.Context, labels map[string]string) ([]Container, error)
-	// Probe asks the engine for its networks and for a few of the containers that
-	// carry every given label: it costs little, and takes locks that the start and
-	// the end of every container need. It returns an error if the engine fails, or
-	// ctx ends first.
+	// Probe asks the engine for its networks and for a few of the containers that carry
+	// every given label. It is cheap, and takes locks that the start and the end of every
+	// container need, so it shows an engine that hangs. It returns an error if the engine
+	// fails, or ctx ends first.
 	Probe(ctx context.Context, labels map[string]string) error
 	// Signal sends a signal such as "SIGUSR1" to the container's process;
 	// no error if it has already exited.
@@ -53,50 +51,49 @@ type Runtime interface {
 	// Stop sends SIGTERM and, if the container still runs after grace, SIGKILL,
 	// and returns once it has exited.
 	Stop(ctx context.Context, name string, grace time.Duration) error
-	// Logs calls emit for every line the container wrote at or after since (zero:
-	// from the start), in order, until the container has exited and its last
-	// line was delivered (follow) or until the lines written so far were
-	// delivered. It stops early if emit returns an error, and returns that error.
-	// The engine's own time stamps are kept, so a second read gives the same lines.
+	// Logs calls emit for every line that the container wrote at or after since (zero: from
+	// the start), in order. With follow it returns once the container has exited and its
+	// last line was delivered, else once the lines written so far were delivered. An error
+	// of emit stops Logs and is returned. The engine's own time stamps are kept, so a
+	// second read gives the same lines.
 	Logs(ctx context.Context, name string, since time.Time, follow bool, emit func(LogLine) error) error
-	// CopyOut returns a tar of what lies at an absolute path in a container that
-	// has ended: of a folder the folder itself first and then what is in it, each
-	// name beginning with the path's last part. ErrNoPath if nothing is there,
-	// or the path leads nowhere. The caller closes it.
+	// CopyOut returns a tar of the file or folder at an absolute path in a container that
+	// has ended: a folder first, then its contents, each name beginning with the path's
+	// last part. ErrNoPath if the path does not exist or cannot be resolved. The caller
+	// closes the tar.
 	CopyOut(ctx context.Context, name, path string) (io.ReadCloser, error)
-	// Remove deletes a container and its writable layer, running or not; an
-	// absent one is no error.
+	// Remove deletes a container and its writable layer, running or not; an absent
+	// container is no error.
 	Remove(ctx context.Context, name string) error
-	// EnsureNetwork makes a network that containers can be created on, unless it
-	// is there; several callers at once make one. On it a container is reached
-	// by its name.
+	// EnsureNetwork creates a network for containers unless it exists; concurrent callers
+	// create one. Containers on the network reach each other by name.
 	EnsureNetwork(ctx context.Context, n Network) error
-	// RemoveNetwork removes a network on which no container is, in whatever
-	// state, and returns ErrNetworkInUse where one is, as far as containers carry
-	// the network's labels; an absent one is no error.
+	// RemoveNetwork removes a network without containers. It returns ErrNetworkInUse if a
+	// container in any state is on the network, as far as containers carry the network's
+	// labels; an absent network is no error.
 	RemoveNetwork(ctx context.Context, name string) error
-	// Networks lists the networks that carry every given label.
+	// Networks returns the networks that carry every given label.
 	Networks(ctx context.Context, labels map[string]string) ([]Network, error)
 	// Close releases the client's connections. Containers are untouched.
 	io.Closer
 }
 
-// Errors a Runtime wraps; callers branch on them with errors.Is.
+// Errors that a Runtime wraps; callers branch with errors.Is.
 var (
-	// ErrImageNotFound: the registry answered that there is no such image, or
-	// that this caller may not have it (404, 401, 403). Trying again is useless.
+	// ErrImageNotFound: the registry answered that no such image exists, or that this
+	// caller may not have it (404, 401, 403). A retry is useless.
 	ErrImageNotFound = errors.New("image not found")
-	// ErrImageUnavailable: the registry could not be reached, or answered 429 or
-	// 5xx, or the machine could not store the image. Trying again may help.
+	// ErrImageUnavailable: the registry could not be reached, or answered 429 or 5xx, or
+	// the machine could not store the image. A retry may help.
 	ErrImageUnavailable = errors.New("image unavailable")
-	// ErrImageMismatch: what arrived is not what the digest says. Somebody has
-	// changed the image, or what lies between.
+	// ErrImageMismatch: the received image does not have the requested digest. The image
+	// was changed, at the registry or on the way.
 	ErrImageMismatch = errors.New("image does not match its digest")
 	// ErrNoImage: the image is not on this machine.
 	ErrNoImage = errors.New("no such image here")
 	// ErrNoContainer: no container of this name exists.
 	ErrNoContainer = errors.New("no such container")
-	// ErrNoPath: nothing lies at that path in the container.
+	// ErrNoPath: no file or folder exists at that path in the container.
 	ErrNoPath = errors.New("no such path")
 	// ErrExists: a container of this name exists already.
 	ErrExists = errors.New("container exists")
@@ -105,8 +102,8 @@ var (
 	ErrBadCommand = errors.New("command cannot start")
 	// ErrNetworkInUse: a container is on the network.
 	ErrNetworkInUse = errors.New("network is in use")
-	// ErrDevice: the engine could not give the container its GPUs. The machine is
-	// to blame, and must not be tried again for GPU work.
+	// ErrDevice: the engine could not give the container its GPUs. The fault is the
+	// machine's, which must not be tried again for GPU work.
 	ErrDevice = errors.New("device request refused")
 )
 
@@ -120,16 +117,15 @@ type RuntimeInfo struct {
 	LiveRestore bool
 	EngineID    string // changes when the engine's data root changes
 	DataRoot    string // folder of the machine where the engine keeps all it has; "": not known
-	// StartedAt is when the engine's process began; zero if that cannot be told.
-	// Without LiveRestore a container that began before it ended with the engine,
-	// or earlier.
+	// StartedAt is the start of the engine's process; zero if unknown. Without LiveRestore,
+	// a container that started before this time ended with the previous engine process, or
+	// earlier.
 	StartedAt time.Time
 }
 
-// ContainerSpec is everything the engine is told about a container. The
-// security defaults (capabilities dropped, no new privileges, memory without
-// swap, init process, no restart) are the Runtime's own and cannot be changed
-// from here.
+// ContainerSpec holds all that a caller chooses for a container. The security defaults
+// (capabilities dropped, no new privileges, memory without swap, init process, no restart)
+// are the Runtime's own and cannot be changed by a spec.
 type ContainerSpec struct {
 	Name       string
 	Labels     map[string]string
@@ -144,7 +140,7 @@ type ContainerSpec struct {
 	PidsLimit  int64    // 0: 4096
 	GPUs       []string // device UUIDs; only these are visible inside
 	Mounts     []Mount
-	Network    string // "": the engine's own; HostNetwork; else one by name
+	Network    string // "": the engine's default; HostNetwork; else a name
 }
 
 // HostNetwork puts a container on its host's own network.
@@ -154,7 +150,7 @@ const HostNetwork = "host"
 type Network struct {
 	Name      string
 	Labels    map[string]string
-	CreatedAt time.Time // as found
+	CreatedAt time.Time // set by Runtime.Networks only
 }
 
 // Mount binds a folder that the agent owns into a container. Users cannot name
@@ -168,7 +164,7 @@ type Mount struct {
 // RegistryAuth is a registry login, used only to pull.
 type RegistryAuth struct{ Username, Password string }
 
-// ContainerState is where a container stands.
+// ContainerState is the stage of a container's life.
 type ContainerState string
 
 // The states of a container.
@@ -178,25 +174,25 @@ const (
 	ContainerExited  ContainerState = "exited"
 )
 
-// Container is what the engine knows about one container.
+// Container is the engine's record of one container.
 type Container struct {
 	ID        string
 	Name      string
 	Labels    map[string]string
 	State     ContainerState
 	ExitCode  int
-	OOMKilled bool   // the kernel killed a process of it for memory
-	Error     string // the engine's own word on a failed start
-	// Signaled: a signal that ends processes (HUP, INT, QUIT, TERM, KILL) reached
-	// it through the engine: somebody's call, or the engine's own shutdown. False
-	// if the engine does not remember.
+	OOMKilled bool   // the kernel killed one of its processes for lack of memory
+	Error     string // the engine's message about a failed start
+	// Signaled: a signal that ends processes (HUP, INT, QUIT, TERM, KILL) reached the
+	// container through the engine: from a caller, or from the engine's own shutdown. False
+	// if the engine does not record signals.
 	Signaled   bool
-	PID        int // of its first process on the host, while running
+	PID        int // of its first process on the host; 0 unless running
 	StartedAt  time.Time
 	FinishedAt time.Time
 }
 
-// LogLine is one line a container wrote.
+// LogLine is one line of a container's output.
 type LogLine struct {
 	At     time.Time // the engine's stamp, nanoseconds
 	Stderr bool

@@ -17,27 +17,29 @@ import (
 	"berth/activities/node/runtimetest/prog"
 )
 
-// firstPID lies above the largest pid Linux can give (2^22), so that nobody who
-// mistakes a fake container for a real one signals an innocent process.
+// firstPID lies above the largest pid that Linux can give (2^22), so that a caller who
+// mistakes a fake container for a real one signals no other process.
 const firstPID = 1 << 22
 
-// container is one container. Its goroutine runs from start until it exits.
+// container is one container. Its goroutine runs from start until the program's end.
 type container struct {
 	spec    node.ContainerSpec
 	log     *logBuffer
 	exited  chan struct{} // closed once the program has ended and its log is whole
-	removed chan struct{} // closed when the container is forgotten
+	removed chan struct{} // closed when the engine removes the container
 
 	mu     sync.Mutex
 	state  node.Container
-	gone   bool
-	hung   bool               // no signal has an effect
-	cancel context.CancelFunc // of the program, while it runs
-	killed bool               // exit with code, whatever the program returns
-	code   int
-	catch  map[string]chan string
+	gone   bool                   // removed
+	hung   bool                   // no signal has an effect
+	cancel context.CancelFunc     // of the program, while it runs
+	killed bool                   // exit with code, whatever the program returns
+	code   int                    // of killed
+	catch  map[string]chan string // by signal; see prog.Process.Catch
 }
 
+// newContainer returns a created container. It clones the maps, since the caller may reuse
+// the spec.
 func newContainer(spec node.ContainerSpec, number, maxLines int) *container {
 	spec.Labels = maps.Clone(spec.Labels)
 	spec.Env = maps.Clone(spec.Env)
@@ -58,6 +60,7 @@ func newContainer(spec node.ContainerSpec, number, maxLines int) *container {
 	}
 }
 
+// snapshot returns a copy of the state, as an engine reports it.
 func (c *container) snapshot() node.Container {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -71,8 +74,9 @@ func (c *container) snapshot() node.Container {
 
 func (c *container) hasLabels(want map[string]string) bool { return carries(c.spec.Labels, want) }
 
-// start runs the program in a goroutine counted by all. A fault, or a command
-// that is not the test program, leaves the container created, as an engine does.
+// start runs the program in a goroutine counted by all. After a fault, or with a command
+// other than the test program, the container stays created, as on an engine. A repeated
+// start does nothing.
 func (c *container) start(all *sync.WaitGroup, program func(context.Context, *prog.Process) int, fault error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -106,7 +110,7 @@ func (c *container) start(all *sync.WaitGroup, program func(context.Context, *pr
 	return nil
 }
 
-// command is what the test image's entry point gets to run.
+// command returns the arguments for the test program.
 func (c *container) command() ([]string, error) {
 	if c.spec.Entrypoint == nil {
 		return c.spec.Command, nil
@@ -118,6 +122,8 @@ func (c *container) command() ([]string, error) {
 	return argv[1:], nil
 }
 
+// finish records the end of the program. It closes the log before exited, so that a reader
+// who waits for exited has every line.
 func (c *container) finish(code int) {
 	c.mu.Lock()
 	if c.killed {
@@ -132,13 +138,14 @@ func (c *container) finish(code int) {
 	close(c.exited)
 }
 
-// end makes a running container exit with code now; it reports whether it ran.
+// end makes a running container exit with code now; it reports whether the container ran.
 func (c *container) end(code int) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.endLocked(code)
 }
 
+// endLocked is end; c.mu is held. The first kill decides the exit code.
 func (c *container) endLocked(code int) bool {
 	if c.hung || c.cancel == nil {
 		return false
@@ -150,12 +157,14 @@ func (c *container) endLocked(code int) bool {
 	return true
 }
 
+// hang sets whether the container ignores all signals.
 func (c *container) hang(on bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.hung = on
 }
 
+// remove ends all waits for the container; it may be repeated.
 func (c *container) remove() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -165,8 +174,8 @@ func (c *container) remove() {
 	}
 }
 
-// outOfMemory is the kernel's verdict on the program or, if it only lost a
-// child, on that child alone.
+// outOfMemory acts as the kernel's OOM killer: it kills the program, or a child alone if
+// child is not nil. The container counts as OOM-killed either way, as in Docker.
 func (c *container) outOfMemory(child context.CancelFunc) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -178,8 +187,8 @@ func (c *container) outOfMemory(child context.CancelFunc) {
 	c.endLocked(137)
 }
 
-// signal delivers a signal: caught ones to the program, the others as Go
-// programs under an init process take them.
+// signal delivers a signal: to the program if caught, else with the default action of a Go
+// program under an init process.
 func (c *container) signal(name string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -207,6 +216,8 @@ func (c *container) signal(name string) {
 	}
 }
 
+// process returns the program's view of the container. Paths resolve to the host's folders
+// of its mounts.
 func (c *container) process(args []string, out, errs *stream) *prog.Process {
 	p := &prog.Process{
 		Args:   args,
@@ -232,8 +243,8 @@ func (c *container) process(args []string, out, errs *stream) *prog.Process {
 	return p
 }
 
-// env is the environment as an engine sets it: the GPU variable follows the
-// reservation, whatever image and job say.
+// env returns a variable as an engine sets it: NVIDIA_VISIBLE_DEVICES follows the
+// reservation, and values from image and job are ignored.
 func (c *container) env(name string) (string, bool) {
 	if name == "NVIDIA_VISIBLE_DEVICES" {
 		if len(c.spec.GPUs) == 0 {
@@ -245,9 +256,10 @@ func (c *container) env(name string) (string, bool) {
 	return v, ok
 }
 
+// errNoMount reports a path outside of all mounts.
 var errNoMount = errors.New("read-only file system: the fake has no files outside mounts")
 
-// mount finds the deepest mount that holds a path, and the path below it.
+// mount returns the deepest mount that contains a path, and the path below that mount.
 func (c *container) mount(p string) (best node.Mount, rest string, err error) {
 	if !path.IsAbs(p) {
 		p = path.Join("/", c.spec.WorkingDir, p)
@@ -265,6 +277,7 @@ func (c *container) mount(p string) (best node.Mount, rest string, err error) {
 	return best, rest, err
 }
 
+// catchSignals replaces the default action of the named signals; see prog.Process.Catch.
 func (c *container) catchSignals(names ...string) <-chan string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -275,14 +288,18 @@ func (c *container) catchSignals(names ...string) <-chan string {
 	return ch
 }
 
+// hog pretends to allocate memory: an amount below the limit succeeds, any other kills the
+// program or the child.
 func (c *container) hog(ctx context.Context, mib int64, child context.CancelFunc) {
 	if mib < c.spec.MemoryMiB {
 		return
 	}
 	c.outOfMemory(child)
-	<-ctx.Done() // nothing more happens to a killed process
+	<-ctx.Done() // a killed process does nothing more
 }
 
+// spawn runs a child as a call in the parent's goroutine, with a context of its own: its
+// death by the OOM killer leaves the parent running.
 func (c *container) spawn(ctx context.Context, parent *prog.Process, args []string) (int, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -15,8 +15,8 @@ import (
 	"berth/activities/node"
 )
 
-// CopyOut returns what lies at a path in a mount of the container; elsewhere
-// the fake has no files.
+// CopyOut returns a tar of a path in one of the container's mounts; elsewhere the fake has
+// no files.
 func (f *Fake) CopyOut(ctx context.Context, name, at string) (io.ReadCloser, error) {
 	if err := f.allow(ctx, Call{Method: "CopyOut", Subject: name}); err != nil {
 		return nil, err
@@ -49,6 +49,8 @@ func (f *Fake) CopyOut(ctx context.Context, name, at string) (io.ReadCloser, err
 	return out, nil
 }
 
+// writeTree writes a file, or a folder and then its contents, with names that begin with
+// base. Links stay links and are not followed.
 func writeTree(w *tar.Writer, host, base string) error {
 	return filepath.WalkDir(host, func(file string, d fs.DirEntry, err error) error {
 		if err != nil {

@@ -13,18 +13,18 @@ import (
 	"berth/activities/node/runtimetest/prog"
 )
 
-// Options shapes the machine that a Fake pretends to be. The zero value is a
-// machine of 64 cores, 256 GiB of memory and 1 TiB of disk.
+// Options describe the simulated machine. The zero value is a machine of 64 cores, 256 GiB
+// of memory and 1 TiB of disk.
 type Options struct {
 	CPUMilli  int64
 	MemoryMiB int64
 	DiskMiB   int64
-	// MaxLogLines bounds what is kept of each container's output; older lines
-	// are dropped, as a rotating log does. 0: 10,000.
+	// MaxLogLines bounds the stored output of each container; older lines are dropped, as
+	// by a rotating log. 0: 10,000.
 	MaxLogLines int
-	// Networks are those that the operator has made.
+	// Networks are the networks created by an operator, outside of the Runtime.
 	Networks map[string]bool
-	// Program is what every container runs; nil is the test program.
+	// Program runs in every container; nil is the test program.
 	Program func(ctx context.Context, p *prog.Process) int
 }
 
@@ -37,14 +37,14 @@ type Fake struct {
 
 	mu         sync.Mutex
 	containers map[string]*container
-	created    int // how many containers were ever created; makes ids and pids
+	created    int // containers ever created; numbers their ids and pids
 	networks   map[string]node.Network
 }
 
 var _ node.Runtime = (*Fake)(nil)
 
-// New returns an engine without containers, on which every image exists and
-// holds the test program.
+// New returns an engine without containers, on which every image exists and holds the test
+// program.
 func New(o Options) *Fake {
 	if o.CPUMilli == 0 {
 		o.CPUMilli = 64_000
@@ -70,7 +70,7 @@ func New(o Options) *Fake {
 	}
 }
 
-// Info describes the machine of the Options.
+// Info returns the machine of the Options.
 func (f *Fake) Info(ctx context.Context) (node.RuntimeInfo, error) {
 	if err := f.allow(ctx, Call{Method: "Info"}); err != nil {
 		return node.RuntimeInfo{}, err
@@ -86,7 +86,7 @@ func (f *Fake) Info(ctx context.Context) (node.RuntimeInfo, error) {
 	}, nil
 }
 
-// EnsureImage succeeds for every image that FailImage does not name.
+// EnsureImage succeeds for every image without a fault of FailImage.
 func (f *Fake) EnsureImage(ctx context.Context, ref string, _ *node.RegistryAuth) (string, error) {
 	if err := f.allow(ctx, Call{Method: "EnsureImage", Subject: ref}); err != nil {
 		return "", err
@@ -97,7 +97,7 @@ func (f *Fake) EnsureImage(ctx context.Context, ref string, _ *node.RegistryAuth
 	return imageDigest(ref), nil
 }
 
-// ImageBytes is what SizeImage said of an image that FailImage does not name.
+// ImageBytes returns the size set by SizeImage, or ErrNoImage after FailImage.
 func (f *Fake) ImageBytes(ctx context.Context, ref string) (int64, error) {
 	if err := f.allow(ctx, Call{Method: "ImageBytes", Subject: ref}); err != nil {
 		return 0, err
@@ -108,7 +108,7 @@ func (f *Fake) ImageBytes(ctx context.Context, ref string) (int64, error) {
 	return f.imageBytes(ref), nil
 }
 
-// Create makes a container of any image that FailImage does not name.
+// Create creates a container of any image without a fault of FailImage.
 func (f *Fake) Create(ctx context.Context, spec node.ContainerSpec) (node.Container, error) {
 	if err := f.allow(ctx, Call{Method: "Create", Subject: spec.Name, Spec: &spec}); err != nil {
 		return node.Container{}, err
@@ -120,6 +120,7 @@ func (f *Fake) Create(ctx context.Context, spec node.ContainerSpec) (node.Contai
 		func() (node.Container, error) { return f.create(spec) })
 }
 
+// create carries out Create, after the lag.
 func (f *Fake) create(spec node.ContainerSpec) (node.Container, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -148,6 +149,7 @@ func (f *Fake) Start(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
+	// Read before the lag: a fault set meanwhile applies to the next start.
 	fault := f.startError(name)
 	_, err = slowly(ctx, f.Faults, Call{Method: "Start", Subject: name}, func() (struct{}, error) {
 		return struct{}{}, c.start(&f.programs, f.options.Program, fault)
@@ -281,7 +283,8 @@ func (f *Fake) Logs(ctx context.Context, name string, since time.Time, follow bo
 	if err := c.log.read(ctx, since, c.removed, emit); err != nil {
 		return err
 	}
-	// The log ends shortly before its container does, or when it is removed.
+	// The log is closed shortly before exited is, and stays open if the container is
+	// removed.
 	select {
 	case <-c.exited:
 	case <-c.removed:
@@ -294,7 +297,8 @@ func (f *Fake) Logs(ctx context.Context, name string, since time.Time, follow bo
 	return nil
 }
 
-// Remove kills the container if it runs, and forgets it with its log.
+// Remove kills the container if it runs, and deletes it with its log. Removal of a hung
+// container blocks until ctx ends, as on a real engine.
 func (f *Fake) Remove(ctx context.Context, name string) error {
 	if err := f.allow(ctx, Call{Method: "Remove", Subject: name}); err != nil {
 		return err
@@ -318,8 +322,8 @@ func (f *Fake) Remove(ctx context.Context, name string) error {
 // Close does nothing: containers outlive an agent's connection.
 func (f *Fake) Close() error { return nil }
 
-// Shutdown kills and removes every container, hung ones too, and returns when
-// their goroutines have ended.
+// Shutdown kills and removes every container, hung ones too, and returns when all
+// goroutines of the engine have ended.
 func (f *Fake) Shutdown() {
 	f.mu.Lock()
 	all := f.containers
@@ -334,6 +338,7 @@ func (f *Fake) Shutdown() {
 	f.programs.Wait()
 }
 
+// find returns the container of that name, or node.ErrNoContainer.
 func (f *Fake) find(name string) (*container, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -344,7 +349,7 @@ func (f *Fake) find(name string) (*container, error) {
 	return c, nil
 }
 
-// forget removes c, unless its name meanwhile belongs to another container.
+// forget removes c, unless its name belongs to another container by now.
 func (f *Fake) forget(c *container) {
 	f.mu.Lock()
 	if f.containers[c.spec.Name] == c {

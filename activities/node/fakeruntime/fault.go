@@ -9,54 +9,53 @@ import (
 	"berth/activities/node"
 )
 
-// Call is one call of a node.Runtime method, as a hook sees it.
+// Call describes a call of a node.Runtime method to a hook.
 type Call struct {
 	Method  string              // Create, Start, Wait, …
 	Subject string              // the container's name, or the image's for EnsureImage and ImageBytes
 	Spec    *node.ContainerSpec // of Create
 }
 
-// Faults are the faults that a test has asked an engine for: calls that it refuses or is
-// slow with, images that it lacks, and starts that fail. They may be changed while the
-// engine is in use.
+// Faults are the faults that a test injects into an engine: refused or slow calls, missing
+// images, and failing starts. They may be changed while the engine is in use.
 type Faults struct {
-	lagging sync.WaitGroup // one for each call that the engine is slow with
+	lagging sync.WaitGroup // one for each call that is being delayed
 
 	mu        sync.Mutex
 	intercept func(Call) error
 	lag       func(Call)
-	images    map[string]error
-	sizes     map[string]int64
-	starts    map[string]error
+	images    map[string]error // answers of EnsureImage, by reference
+	sizes     map[string]int64 // bytes, by reference
+	starts    map[string]error // answers of Start, by container name
 }
 
 func newFaults() *Faults {
 	return &Faults{images: map[string]error{}, sizes: map[string]int64{}, starts: map[string]error{}}
 }
 
-// Intercept has hook asked before every call, from the caller's goroutine; an
-// error it returns is the call's answer and the engine does nothing. It stands
-// for an engine that is down, slow (a hook may block) or refuses. nil ends it.
+// Intercept makes every call run hook first, in the caller's goroutine. An error of hook is
+// the call's answer, and the engine does nothing. This simulates an engine that is down,
+// slow (a hook may block) or refuses. nil removes the hook.
 func (f *Faults) Intercept(hook func(Call) error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.intercept = hook
 }
 
-// Lag has hook run in the engine before it carries out a Create, a Start, an
-// EnsureNetwork or a Probe. A hook that blocks makes the engine slow as Docker is: a caller
-// whose context ends gets its error at once, and the engine goes on with what it
-// was asked. nil ends it.
+// Lag makes the engine run hook before it carries out a Create, a Start, an EnsureNetwork
+// or a Probe. A hook that blocks makes the engine slow as Docker is: a caller whose context
+// ends gets its error at once, and the engine still carries out the call. nil removes the
+// hook.
 func (f *Faults) Lag(hook func(Call)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.lag = hook
 }
 
-// CatchUp waits until the engine has carried out every call that it is slow with.
+// CatchUp waits until the engine has carried out all delayed calls.
 func (f *Faults) CatchUp() { f.lagging.Wait() }
 
-// slowly carries out a call after the lag, also if its caller is gone by then.
+// slowly carries out a call after the lag, even if its caller has given up by then.
 func slowly[T any](ctx context.Context, f *Faults, call Call, do func() (T, error)) (T, error) {
 	f.mu.Lock()
 	lag := f.lag
@@ -68,7 +67,7 @@ func slowly[T any](ctx context.Context, f *Faults, call Call, do func() (T, erro
 		v   T
 		err error
 	}
-	answered := make(chan answer, 1)
+	answered := make(chan answer, 1) // buffered: its reader may be gone
 	f.lagging.Go(func() {
 		lag(call)
 		v, err := do()
@@ -83,24 +82,24 @@ func slowly[T any](ctx context.Context, f *Faults, call Call, do func() (T, erro
 	}
 }
 
-// FailImage makes EnsureImage of ref answer err, which should wrap
-// node.ErrImageNotFound or node.ErrImageUnavailable; nil ends it.
+// FailImage makes EnsureImage of ref return err, which should wrap node.ErrImageNotFound or
+// node.ErrImageUnavailable; nil removes the fault.
 func (f *Faults) FailImage(ref string, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	set(f.images, ref, err)
 }
 
-// SizeImage makes ref an image of so many bytes; before, each has a MiB.
+// SizeImage sets the size of an image; the default is 1 MiB.
 func (f *Faults) SizeImage(ref string, bytes int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.sizes[ref] = bytes
 }
 
-// FailStart makes Start of the named container answer err, for example
-// node.ErrBadCommand or node.ErrDevice, also if it is only created later; nil
-// ends it. The container stays created and carries the error's text.
+// FailStart makes Start of the named container return err, for example node.ErrBadCommand
+// or node.ErrDevice, also for a container created later; nil removes the fault. The
+// container stays created and carries the error's text.
 func (f *Faults) FailStart(name string, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -118,15 +117,15 @@ func (f *Fake) OOM(name string) bool {
 	return true
 }
 
-// Exit makes the named container exit now with code, and reports whether it
-// was running.
+// Exit makes the named container exit now with code, and reports whether the container was
+// running.
 func (f *Fake) Exit(name string, code int) bool {
 	c, err := f.find(name)
 	return err == nil && c.end(code)
 }
 
-// Vanish removes the named container with its log at once, running or hung, as
-// an operator's hand would; waiters get node.ErrNoContainer.
+// Vanish removes the named container with its log at once, running or hung, as an operator
+// with access to the engine could. Waiters get node.ErrNoContainer.
 func (f *Fake) Vanish(name string) {
 	c, err := f.find(name)
 	if err != nil {
@@ -137,17 +136,17 @@ func (f *Fake) Vanish(name string) {
 	c.end(137)
 }
 
-// Hang makes the named container deaf to every signal, SIGKILL too, as a
-// process stuck in the kernel is; false ends it.
+// Hang makes the named container ignore every signal, SIGKILL too, as a process stuck in
+// the kernel does; false ends that.
 func (f *Fake) Hang(name string, on bool) {
 	if c, err := f.find(name); err == nil {
 		c.hang(on)
 	}
 }
 
-// Reboot ends every running container with code and keeps them all as exited,
-// which is what an engine shows after its machine or itself went down: 255
-// after a crash, 143 or 137 after an orderly shutdown.
+// Reboot ends every running container with code and keeps all of them as exited, as an
+// engine shows its containers after a restart of the engine or the machine: 255 after a
+// crash, 143 or 137 after an orderly shutdown.
 func (f *Fake) Reboot(code int) {
 	f.mu.Lock()
 	var running []*container
@@ -158,12 +157,13 @@ func (f *Fake) Reboot(code int) {
 		}
 	}
 	f.mu.Unlock()
+	// Outside of the lock, since programs may call the engine as they end.
 	for _, c := range running {
 		<-c.exited
 	}
 }
 
-// allow refuses a call whose context has ended or that the hook refuses.
+// allow returns an error for a call whose context has ended or that the hook refuses.
 func (f *Faults) allow(ctx context.Context, call Call) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("%s %s: %w", call.Method, call.Subject, err)
@@ -177,7 +177,7 @@ func (f *Faults) allow(ctx context.Context, call Call) error {
 	return hook(call)
 }
 
-// imageError returns the fault of an image.
+// imageError returns the injected fault of an image, or nil.
 func (f *Faults) imageError(ref string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -194,18 +194,20 @@ func (f *Faults) imageBytes(ref string) int64 {
 	return 1 << 20
 }
 
-// startError returns the fault of the start of a container.
+// startError returns the injected fault of a container's start, or nil.
 func (f *Faults) startError(name string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.starts[name]
 }
 
-// imageDigest invents the digest of an image from its name.
+// imageDigest derives a digest from the image's name, so that equal names have equal
+// digests.
 func imageDigest(ref string) string {
 	return fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(ref)))
 }
 
+// set stores a fault, or removes the fault for a nil error.
 func set(faults map[string]error, key string, err error) {
 	if err == nil {
 		delete(faults, key)

@@ -9,15 +9,15 @@ import (
 	"berth/activities/node"
 )
 
-// longestLine is where an engine cuts a line into parts.
+// longestLine is the length at which an engine cuts a line into parts.
 const longestLine = 16 << 10
 
-// logBuffer is what one container wrote. Any number of readers follow it.
+// logBuffer is the log of one container. Any number of readers may follow it.
 type logBuffer struct {
 	mu      sync.Mutex
-	max     int
+	max     int // lines that are always kept; up to twice as many may be
 	lines   []node.LogLine
-	dropped int           // lines that were forgotten, so that readers keep their place
+	dropped int           // lines removed from the front; positions of readers count them
 	closed  bool          // no more lines will come
 	changed chan struct{} // non-nil while a reader waits; closed on the next change
 }
@@ -36,6 +36,7 @@ func (l *logBuffer) append(line node.LogLine) {
 	l.wake()
 }
 
+// close ends the log: followers return once they have read the last line.
 func (l *logBuffer) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -43,6 +44,7 @@ func (l *logBuffer) close() {
 	l.wake()
 }
 
+// wake wakes all waiting readers; l.mu is held.
 func (l *logBuffer) wake() {
 	if l.changed != nil {
 		close(l.changed)
@@ -50,8 +52,9 @@ func (l *logBuffer) wake() {
 	}
 }
 
-// after returns the lines from position at on, the position after them, and a
-// channel that tells of more; the channel is nil when no more will come.
+// after returns the lines from position at on, the position after the last of them, and a
+// channel that is closed when more lines come. The channel is nil if the log is complete. A
+// reader that is too slow misses the dropped lines.
 func (l *logBuffer) after(at int) ([]node.LogLine, int, <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -66,8 +69,8 @@ func (l *logBuffer) after(at int) ([]node.LogLine, int, <-chan struct{}) {
 	return lines, end, l.changed
 }
 
-// read emits the lines at or after since. With a nil stop it returns after
-// those that exist; otherwise it follows until the log is closed or stop is.
+// read emits the lines at or after since. With a nil stop it returns after the existing
+// lines; otherwise it follows until the log or stop is closed.
 func (l *logBuffer) read(ctx context.Context, since time.Time, stop <-chan struct{},
 	emit func(node.LogLine) error) error {
 	at := 0
@@ -98,13 +101,13 @@ func (l *logBuffer) read(ctx context.Context, since time.Time, stop <-chan struc
 	}
 }
 
-// stream cuts what is written into lines. A container's program may write to
-// it from several goroutines.
+// stream cuts a program's output into lines. Write may be called concurrently, since a
+// container's program may write from several goroutines.
 type stream struct {
 	log    *logBuffer
 	stderr bool
 	mu     sync.Mutex
-	rest   []byte
+	rest   []byte // the beginning of a line
 }
 
 func (l *logBuffer) stream(stderr bool) *stream { return &stream{log: l, stderr: stderr} }
@@ -116,6 +119,7 @@ func (s *stream) Write(p []byte) (int, error) {
 	for {
 		line, rest, whole := bytes.Cut(s.rest, []byte("\n"))
 		switch {
+		// Also without a newline yet, so that rest stays short.
 		case len(line) > longestLine:
 			s.emit(line[:longestLine])
 			s.rest = s.rest[longestLine:]
@@ -128,7 +132,7 @@ func (s *stream) Write(p []byte) (int, error) {
 	}
 }
 
-// flush emits a last line that has no newline.
+// flush emits an unfinished last line.
 func (s *stream) flush() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -11,8 +11,8 @@ import (
 	"berth/activities/node"
 )
 
-// EnsureNetwork notes the network. It connects nothing: programs of a fake are
-// on the network of the process they run in.
+// EnsureNetwork records the network. It connects nothing: the programs of a fake use the
+// network of their process.
 func (f *Fake) EnsureNetwork(ctx context.Context, n node.Network) error {
 	if err := f.allow(ctx, Call{Method: "EnsureNetwork", Subject: n.Name}); err != nil {
 		return err
@@ -29,7 +29,7 @@ func (f *Fake) EnsureNetwork(ctx context.Context, n node.Network) error {
 	return err
 }
 
-// RemoveNetwork forgets a network that no container is on.
+// RemoveNetwork removes a network without containers.
 func (f *Fake) RemoveNetwork(ctx context.Context, name string) error {
 	if err := f.allow(ctx, Call{Method: "RemoveNetwork", Subject: name}); err != nil {
 		return err
@@ -45,7 +45,7 @@ func (f *Fake) RemoveNetwork(ctx context.Context, name string) error {
 	return nil
 }
 
-// Networks lists the networks with every given label, by name.
+// Networks returns the networks with every given label, by name.
 func (f *Fake) Networks(ctx context.Context, labels map[string]string) ([]node.Network, error) {
 	if err := f.allow(ctx, Call{Method: "Networks"}); err != nil {
 		return nil, err
@@ -62,12 +62,13 @@ func (f *Fake) Networks(ctx context.Context, labels map[string]string) ([]node.N
 	return found, nil
 }
 
-// known reports whether a container may be made on a network; f.mu is held.
+// known reports whether a container may be created on a network; f.mu is held.
 func (f *Fake) known(network string) bool {
 	_, ok := f.networks[network]
 	return ok || network == "" || network == node.HostNetwork || f.options.Networks[network]
 }
 
+// carries reports whether all wanted labels are present with the same values.
 func carries(have, want map[string]string) bool {
 	for k, v := range want {
 		if x, ok := have[k]; !ok || x != v {

@@ -16,27 +16,26 @@ import (
 	"github.com/docker/docker/client"
 )
 
-// Dockerd is a private Docker engine: its own socket, data root and containerd,
-// and no bridge. A test may kill it without hurting another test.
+// Dockerd is a private Docker engine: its own socket, data root and containerd, and no
+// bridge. A test may kill it without hurting another test.
 //
-// It lives in a network namespace of its own, because dockerd --bridge=none
-// deletes whatever interface is called docker0, which is the bridge of the
-// machine's own engine. So it reaches no registry, not even on loopback: give
-// it images by Image and Load.
+// The engine runs in a network namespace of its own, because dockerd --bridge=none deletes
+// any interface called docker0, which is the bridge of the machine's own engine. So the
+// engine reaches no registry, not even on loopback: load its images by Image and Load.
 type Dockerd struct {
 	t     testing.TB
 	dir   string
 	flags []string
 
-	running *exec.Cmd
-	exited  chan struct{}
+	running *exec.Cmd     // nil while the engine is stopped
+	exited  chan struct{} // closed at the process's exit
 }
 
-// StartDockerd starts a private engine with further flags, such as
-// --live-restore, and ends it with its containers when the test ends.
+// StartDockerd starts a private engine with further flags, such as --live-restore. The
+// engine and its containers end with the test.
 func StartDockerd(t testing.TB, flags ...string) *Dockerd {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "dockerd") // short, for the socket's sake
+	dir, err := os.MkdirTemp("", "dockerd") // a short path: a socket's is limited to 107 bytes
 	must(t, err)
 	d := &Dockerd{t: t, dir: dir, flags: flags}
 	t.Cleanup(d.destroy)
@@ -50,7 +49,7 @@ func (d *Dockerd) Host() string { return "unix://" + filepath.Join(d.dir, "docke
 // Dir is the folder that holds everything the engine writes.
 func (d *Dockerd) Dir() string { return d.dir }
 
-// Start starts the engine on its old data and returns once it answers.
+// Start starts the engine on its existing data and returns once the engine answers.
 func (d *Dockerd) Start() {
 	d.t.Helper()
 	log, err := os.OpenFile(filepath.Join(d.dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -78,6 +77,8 @@ func (d *Dockerd) Start() {
 	d.await()
 }
 
+// await waits until the engine answers. If it exits instead, the test fails with the
+// engine's log.
 func (d *Dockerd) await() {
 	d.t.Helper()
 	api, err := client.NewClientWithOpts(client.WithHost(d.Host()))
@@ -101,18 +102,18 @@ func (d *Dockerd) await() {
 	}
 }
 
-// Kill kills the engine process with SIGKILL; its containerd and its containers
-// live on until the next Start, or the test's end.
+// Kill kills the engine process with SIGKILL; its containerd and its containers keep
+// running until the next Start, or the test's end.
 func (d *Dockerd) Kill() { d.end(syscall.SIGKILL) }
 
-// Stop ends the engine in an orderly way, which without --live-restore also
-// ends its containers.
+// Stop stops the engine with SIGTERM, which without --live-restore also stops its
+// containers.
 func (d *Dockerd) Stop() { d.end(syscall.SIGTERM) }
 
-// Freeze stops the engine process in its tracks; Thaw lets it go on.
+// Freeze suspends the engine process, which keeps its sockets and no longer answers.
 func (d *Dockerd) Freeze() { d.signal(syscall.SIGSTOP) }
 
-// Thaw ends Freeze.
+// Thaw resumes the engine process after Freeze.
 func (d *Dockerd) Thaw() { d.signal(syscall.SIGCONT) }
 
 func (d *Dockerd) signal(s syscall.Signal) {
@@ -127,6 +128,7 @@ func (d *Dockerd) end(s syscall.Signal) {
 		return
 	}
 	_ = d.running.Process.Signal(s) // it may have ended on its own
+	// A frozen process would never act on SIGTERM.
 	_ = d.running.Process.Signal(syscall.SIGCONT)
 	<-d.exited
 	d.running = nil
@@ -135,6 +137,7 @@ func (d *Dockerd) end(s syscall.Signal) {
 
 func (d *Dockerd) pidFile() string { return filepath.Join(d.dir, "docker.pid") }
 
+// log returns the end of the engine's log.
 func (d *Dockerd) log() string {
 	text, err := os.ReadFile(filepath.Join(d.dir, "log"))
 	if err != nil {
@@ -143,11 +146,12 @@ func (d *Dockerd) log() string {
 	return string(text[max(0, len(text)-4000):])
 }
 
-// destroy ends the engine and everything it started: shims and containerd are
-// found by the exec root in their command lines, containers as their children.
+// destroy kills the engine and all its descendants: shims and containerd are found by the
+// exec root in their command lines, containers as their children.
 func (d *Dockerd) destroy() {
 	d.end(syscall.SIGKILL)
 	deadline := time.Now().Add(patience)
+	// Repeated, since a process may fork between the listing and its death.
 	for {
 		left := d.processes()
 		for _, pid := range left {
@@ -164,9 +168,9 @@ func (d *Dockerd) destroy() {
 	}
 }
 
-// endContainerd ends a containerd that a killed engine left, and its pid file:
-// a new engine would take it, or whatever now has its number, for its own and
-// wait for an answer. The shims, and so the containers, live on.
+// endContainerd kills the containerd of a killed engine and removes its pid file: a new
+// engine would adopt the process with that number, even an unrelated one, and wait for its
+// answer. The shims, and so the containers, keep running.
 func (d *Dockerd) endContainerd() {
 	pidFile := filepath.Join(d.dir, "exec", "containerd", "containerd.pid")
 	text, err := os.ReadFile(pidFile)
@@ -183,8 +187,8 @@ func (d *Dockerd) endContainerd() {
 	_ = os.Remove(pidFile)
 }
 
-// processes lists the engine's helpers and everything below them, zombies
-// excepted. A container's processes are the children of its shim.
+// processes returns the ids of the engine's helpers and of all their descendants, without
+// zombies. A container's processes are the children of its shim.
 func (d *Dockerd) processes() []int {
 	parents := make(map[int]int)
 	mine := make(map[int]bool)
@@ -222,7 +226,7 @@ func (d *Dockerd) processes() []int {
 	return found
 }
 
-// unmount detaches what the engine mounted below its folder, deepest first.
+// unmount detaches the engine's mounts below its folder, deepest first.
 func (d *Dockerd) unmount() {
 	table, err := os.ReadFile("/proc/self/mounts")
 	if err != nil {

@@ -17,24 +17,23 @@ import (
 type Harness struct {
 	// Runtime is a connection to the engine; Suite closes it.
 	Runtime node.Runtime
-	// Again opens another connection to the same engine, as an agent does that
-	// was started again.
+	// Again opens another connection to the same engine, as a restarted agent does.
 	Again func(t *testing.T) node.Runtime
 	// Image is the test image, already usable; it is not pulled.
 	Image string
-	// Missing is an image of which the registry says that it does not exist;
-	// Unreachable is one whose registry does not answer.
+	// Missing is an image that its registry reports as not existing; Unreachable is one of
+	// a registry that does not answer.
 	Missing, Unreachable string
 }
 
-// label marks everything one test makes.
+// label marks all containers and networks of one test.
 const label = "berth.runtimetest"
 
 // patience bounds every wait of the suite. It is long because machines that run
 // tests are busy, and costs nothing when all is well.
 const patience = 4 * time.Minute
 
-// bench is one test's hold on the engine.
+// bench is one test's connection to the engine.
 type bench struct {
 	Harness
 	t   *testing.T
@@ -42,9 +41,10 @@ type bench struct {
 	tag string // the value of label
 }
 
+// newBench opens the engine for one test, and removes the test's containers at its end.
 func newBench(t *testing.T, open func(t *testing.T) Harness) *bench {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience) // ends before the clean-up begins
+	ctx, cancel := context.WithTimeout(t.Context(), patience) // ends before the clean-up starts
 	b := &bench{Harness: open(t), t: t, ctx: ctx, tag: strings.ToLower(rand.Text())}
 	t.Cleanup(func() {
 		cancel()
@@ -66,9 +66,10 @@ func newBench(t *testing.T, open func(t *testing.T) Harness) *bench {
 	return b
 }
 
+// labels mark the containers of this test.
 func (b *bench) labels() map[string]string { return map[string]string{label: b.tag} }
 
-// spec is a small container that runs a command of the test program.
+// spec returns a small container that runs a command of the test program.
 func (b *bench) spec(name string, command ...string) node.ContainerSpec {
 	return node.ContainerSpec{
 		Name:      "berth-test-" + b.tag + "-" + name,
@@ -130,7 +131,7 @@ func (b *bench) inspect(name string) node.Container {
 	return c
 }
 
-// logs reads what was written so far.
+// logs returns the lines written so far.
 func (b *bench) logs(name string, since time.Time) []node.LogLine {
 	b.t.Helper()
 	var lines []node.LogLine
@@ -175,6 +176,7 @@ func async[T any](t *testing.T, f func() (T, error)) func() (T, error) {
 	}
 }
 
+// texts returns the lines without stamps and streams.
 func texts(lines []node.LogLine) []string {
 	var all []string
 	for _, l := range lines {

@@ -27,10 +27,9 @@ import (
 // DefaultHost is the machine's own Docker engine.
 const DefaultHost = client.DefaultDockerHost
 
-// Image puts the test image into the Docker engine at host (a unix:// address,
-// empty for the machine's own) and returns its reference. The tag is a hash of
-// the program, so an image that is there already is right, and it stays there
-// for the next run.
+// Image loads the test image into the Docker engine at host (a unix:// address, empty for
+// the machine's own) and returns its reference. The tag is a hash of the program, so an
+// image of that name is always the right one, and it stays loaded for the next run.
 func Image(t testing.TB, host string) string {
 	t.Helper()
 	program := Program(t)
@@ -39,7 +38,7 @@ func Image(t testing.TB, host string) string {
 	return ref
 }
 
-// Load puts any image under ref into the engine at host.
+// Load loads an image into the engine at host under the name ref, unless that name exists.
 func Load(t testing.TB, host, ref string, img v1.Image) {
 	t.Helper()
 	if err := load(t.Context(), host, ref, img); err != nil {
@@ -72,6 +71,7 @@ func load(ctx context.Context, host, ref string, img v1.Image) error {
 		return err
 	}
 	defer loaded.Body.Close()
+	// The engine answers 200 before the load ends; a failure is a message in the stream.
 	for progress := json.NewDecoder(loaded.Body); ; {
 		var m struct {
 			Error string `json:"error"`
@@ -87,9 +87,8 @@ func load(ctx context.Context, host, ref string, img v1.Image) error {
 	}
 }
 
-// Build makes the test image: one layer with /testprog, which is its entry
-// point. Like the CUDA images it asks for all GPUs, which an engine must not
-// grant.
+// Build returns the test image: one layer with /testprog, which is its entry point. Like
+// the CUDA images it asks for all GPUs, which an engine must not grant.
 func Build(t testing.TB) v1.Image {
 	t.Helper()
 	img, err := imageOnce()
@@ -99,7 +98,7 @@ func Build(t testing.TB) v1.Image {
 	return img
 }
 
-// imageOnce builds the image once per test run: to compress it takes longer than
+// imageOnce builds the image once per test run, because its compression takes longer than
 // most tests.
 var imageOnce = sync.OnceValues(buildImage)
 
@@ -120,6 +119,7 @@ func buildImage() (v1.Image, error) {
 	if err := w.Close(); err != nil {
 		return nil, err
 	}
+	// The layer compresses its content once and serves the cached result.
 	opener := func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(layer.Bytes())), nil }
 	l, err := tarball.LayerFromOpener(opener, tarball.WithCompressedCaching)
 	if err != nil {
@@ -133,6 +133,7 @@ func buildImage() (v1.Image, error) {
 	if err != nil {
 		return nil, err
 	}
+	// ConfigFile returns the image's own copy, which must not change.
 	file = file.DeepCopy()
 	file.OS, file.Architecture = "linux", runtime.GOARCH
 	file.Config.Entrypoint = []string{"/testprog"}
@@ -141,7 +142,7 @@ func buildImage() (v1.Image, error) {
 	return mutate.ConfigFile(img, file)
 }
 
-// Program builds testprog as a static binary, once per test run, and returns it.
+// Program returns testprog as a static binary, built once per test run.
 func Program(t testing.TB) []byte {
 	t.Helper()
 	program, err := buildOnce()
@@ -151,6 +152,7 @@ func Program(t testing.TB) []byte {
 	return program
 }
 
+// buildOnce compiles once per test run: the Go command takes seconds.
 var buildOnce = sync.OnceValues(build)
 
 func build() ([]byte, error) {
@@ -160,6 +162,8 @@ func build() ([]byte, error) {
 	}
 	defer os.RemoveAll(dir)
 	out := filepath.Join(dir, "testprog")
+	// Trimmed and without build ids, the binary is the same in every folder and every run,
+	// and so is the tag of the image.
 	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w -buildid=", "-o", out,
 		"berth/activities/node/runtimetest/testprog")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=")
@@ -169,6 +173,7 @@ func build() ([]byte, error) {
 	return os.ReadFile(out)
 }
 
+// must fails the test at once if err is not nil.
 func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {

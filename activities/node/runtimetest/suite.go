@@ -2,19 +2,21 @@ package runtimetest
 
 import "testing"
 
-// Suite checks every claim of node.Runtime on the engine that open connects to.
-// Each claim gets a connection of its own.
+// Suite checks every guarantee of node.Runtime on the engine that open connects to. The
+// subtests run in parallel, each with a connection of its own.
 func Suite(t *testing.T, open func(t *testing.T) Harness) {
 	claims := []struct {
 		name  string
 		check func(b *bench)
 	}{
+		// Engine, images.
 		{"InfoDescribesTheMachine", infoDescribesTheMachine},
 		{"ImageThatIsHereNeedsNoRegistry", imageThatIsHereNeedsNoRegistry},
 		{"MissingImageIsNotFound", missingImageIsNotFound},
 		{"ImageThatIsHereHasASize", imageThatIsHereHasASize},
 		{"UnreachableRegistryIsUnavailable", unreachableRegistryIsUnavailable},
 
+		// Create, find, remove.
 		{"CreateDoesNotStart", createDoesNotStart},
 		{"CreateOfAnExistingNameReturnsItForAdoption", createOfAnExistingNameReturnsIt},
 		{"OnlyOneOfManyCreatesWins", onlyOneOfManyCreatesWins},
@@ -27,6 +29,7 @@ func Suite(t *testing.T, open func(t *testing.T) Harness) {
 		{"RemoveTakesAnyState", removeTakesAnyState},
 		{"AnotherConnectionSeesTheSameContainers", anotherConnectionSeesTheSame},
 
+		// Start, wait, the container's surroundings.
 		{"ExitCodesArrive", exitCodesArrive},
 		{"StartRunsOnce", startRunsOnce},
 		{"WaitBeforeStartSeesTheExit", waitBeforeStartSeesTheExit},
@@ -39,10 +42,12 @@ func Suite(t *testing.T, open func(t *testing.T) Harness) {
 		{"WhatAContainerLeftCanBeCopiedOut", copiedOut},
 		{"GPUVariableFollowsTheReservation", gpuVariableFollowsReservation},
 
+		// Networks.
 		{"NetworkIsMadeOnceAndListed", networkIsMadeOnce},
 		{"NetworkWithAContainerStays", networkWithAContainerStays},
 		{"NetworkOfNobodyIsRefused", networkOfNobody},
 
+		// Stops, signals, limits.
 		{"StopLetsTheProcessFinish", stopLetsTheProcessFinish},
 		{"StopKillsAfterGrace", stopKillsAfterGrace},
 		{"StopOfAnythingStoppedIsDone", stopOfAnythingStopped},
@@ -50,6 +55,7 @@ func Suite(t *testing.T, open func(t *testing.T) Harness) {
 		{"MemoryLimitIsFlagged", memoryLimitIsFlagged},
 		{"ChildLostToTheMemoryLimitIsFlagged", childLostIsFlagged},
 
+		// Logs, and a job that uses all of this.
 		{"LogsSplitStreamsAndKeepOrder", logsSplitStreams},
 		{"LogsFollowToTheLastLine", logsFollowToTheLastLine},
 		{"LogsOfAShortLifeAreWhole", logsOfAShortLife},

@@ -12,6 +12,7 @@ import (
 	"berth/activities/node"
 )
 
+// infoDescribesTheMachine checks that Info has an identity that stays, and a capacity.
 func infoDescribesTheMachine(b *bench) {
 	info, err := b.Runtime.Info(b.ctx)
 	if err != nil {
@@ -29,6 +30,8 @@ func infoDescribesTheMachine(b *bench) {
 	}
 }
 
+// imageThatIsHereNeedsNoRegistry checks that a present image is used without a pull: the
+// second call's login would be refused by any registry.
 func imageThatIsHereNeedsNoRegistry(b *bench) {
 	first, err := b.Runtime.EnsureImage(b.ctx, b.Image, nil)
 	if err != nil {
@@ -40,6 +43,8 @@ func imageThatIsHereNeedsNoRegistry(b *bench) {
 	}
 }
 
+// missingImageIsNotFound checks that an image unknown to its registry is a permanent error
+// only.
 func missingImageIsNotFound(b *bench) {
 	_, err := b.Runtime.EnsureImage(b.ctx, b.Missing, nil)
 	wantError(b.t, err, node.ErrImageNotFound, "ensure missing image")
@@ -48,6 +53,7 @@ func missingImageIsNotFound(b *bench) {
 	}
 }
 
+// imageThatIsHereHasASize checks ImageBytes with and without the image.
 func imageThatIsHereHasASize(b *bench) {
 	if n, err := b.Runtime.ImageBytes(b.ctx, b.Image); err != nil || n <= 0 {
 		b.t.Errorf("size of an image that is here: %d, %v", n, err)
@@ -59,6 +65,7 @@ func imageThatIsHereHasASize(b *bench) {
 	}
 }
 
+// unreachableRegistryIsUnavailable checks that a silent registry is a retryable error only.
 func unreachableRegistryIsUnavailable(b *bench) {
 	_, err := b.Runtime.EnsureImage(b.ctx, b.Unreachable, nil)
 	wantError(b.t, err, node.ErrImageUnavailable, "ensure unreachable image")
@@ -67,6 +74,7 @@ func unreachableRegistryIsUnavailable(b *bench) {
 	}
 }
 
+// createDoesNotStart checks the state and the labels of a created container.
 func createDoesNotStart(b *bench) {
 	spec := b.spec("a", "exit", "0")
 	c := b.create(spec)
@@ -81,6 +89,8 @@ func createDoesNotStart(b *bench) {
 	}
 }
 
+// createOfAnExistingNameReturnsIt checks that Create returns the first container unchanged
+// with ErrExists, for any second spec: an agent adopts the returned container.
 func createOfAnExistingNameReturnsIt(b *bench) {
 	spec := b.spec("a", "sleep", "1h")
 	first := b.create(spec)
@@ -97,6 +107,8 @@ func createOfAnExistingNameReturnsIt(b *bench) {
 	wantError(b.t, err, node.ErrExists, "create again with an image that is not here")
 }
 
+// onlyOneOfManyCreatesWins checks the local fence: of concurrent creates of one name, one
+// succeeds.
 func onlyOneOfManyCreatesWins(b *bench) {
 	spec := b.spec("a", "exit", "0")
 	const callers = 4
@@ -119,9 +131,10 @@ func onlyOneOfManyCreatesWins(b *bench) {
 	}
 }
 
+// containerWithoutLimitsIsRefused checks that Create validates its spec.
 func containerWithoutLimitsIsRefused(b *bench) {
 	for _, change := range []func(*node.ContainerSpec){
-		func(s *node.ContainerSpec) { s.MemoryMiB = 0 },
+		func(s *node.ContainerSpec) { s.MemoryMiB = 0 }, // would mean "unlimited" to an engine
 		func(s *node.ContainerSpec) { s.CPUMilli = 0 },
 		func(s *node.ContainerSpec) { s.PidsLimit = -1 },
 		func(s *node.ContainerSpec) { s.Mounts = []node.Mount{{Host: "relative", Target: "/x"}} },
@@ -134,6 +147,8 @@ func containerWithoutLimitsIsRefused(b *bench) {
 	}
 }
 
+// absentImageAtCreate checks that Create does not pull: an image removed since EnsureImage
+// is a retryable error.
 func absentImageAtCreate(b *bench) {
 	spec := b.spec("a", "exit", "0")
 	spec.Image = b.Missing
@@ -141,6 +156,8 @@ func absentImageAtCreate(b *bench) {
 	wantError(b.t, err, node.ErrImageUnavailable, "create without its image")
 }
 
+// absentContainerIsNoContainer checks every method on a name without a container. Only
+// Remove succeeds, since it is safe to repeat.
 func absentContainerIsNoContainer(b *bench) {
 	name := b.spec("nobody").Name
 	_, err := b.Runtime.Inspect(b.ctx, name)
@@ -157,6 +174,8 @@ func absentContainerIsNoContainer(b *bench) {
 	}
 }
 
+// idPrefixIsNotAName checks that ids and prefixes address no container, although Docker's
+// API resolves both: the name alone is the fence.
 func idPrefixIsNotAName(b *bench) {
 	c := b.create(b.spec("a", "exit", "0"))
 	for _, id := range []string{c.ID, c.ID[:12], c.Name[:len(c.Name)-1]} {
@@ -169,6 +188,8 @@ func idPrefixIsNotAName(b *bench) {
 	b.inspect(c.Name) // still there
 }
 
+// listFindsEveryLabel checks that List and Unstarted filter by all labels and include all
+// states.
 func listFindsEveryLabel(b *bench) {
 	odd := b.spec("odd", "sleep", "1h")
 	odd.Labels = map[string]string{label: b.tag, "parity": "odd"}
@@ -215,6 +236,7 @@ func listFindsEveryLabel(b *bench) {
 	}
 }
 
+// probeIsAnswered checks Probe on a working engine, and with a cancelled context.
 func probeIsAnswered(b *bench) {
 	if err := b.Runtime.Probe(b.ctx, b.labels()); err != nil {
 		b.t.Errorf("probe without a container: %v", err)
@@ -228,6 +250,8 @@ func probeIsAnswered(b *bench) {
 	wantError(b.t, b.Runtime.Probe(over, b.labels()), context.Canceled, "probe whose context is over")
 }
 
+// removeTakesAnyState checks that Remove removes containers in any state, may be repeated,
+// and frees the name.
 func removeTakesAnyState(b *bench) {
 	created := b.spec("created", "exit", "0")
 	b.create(created)
@@ -247,6 +271,8 @@ func removeTakesAnyState(b *bench) {
 	b.create(created) // the name is free again
 }
 
+// anotherConnectionSeesTheSame checks that containers belong to the engine, not to a
+// connection: a restarted agent finds, stops and reads the container of its predecessor.
 func anotherConnectionSeesTheSame(b *bench) {
 	name := b.run(b.spec("a", "trap-term", "5"))
 	b.await(name, "ready")

@@ -12,8 +12,11 @@ import (
 	"berth/activities/node"
 )
 
+// logsSplitStreams checks that lines are marked as stdout or stderr, and that time stamps
+// do not decrease. An unfinished last line counts as a line.
 func logsSplitStreams(b *bench) {
-	// The streams have no order between them but that of what the engine has read.
+	// The order of two streams is the order in which the engine read them, so each line
+	// waits until the one before it was seen.
 	dir := b.t.TempDir()
 	spec := b.spec("a", "do", "echo out", "await-file /go/err", "stderr err", "await-file /go/end", "print end")
 	spec.Mounts = []node.Mount{{Host: dir, Target: "/go"}}
@@ -35,7 +38,7 @@ func logsSplitStreams(b *bench) {
 	}
 }
 
-// collect follows a log to its end.
+// collect starts to follow a log; the returned function waits for its end.
 func collect(b *bench, name string, since time.Time) func() ([]node.LogLine, error) {
 	return async(b.t, func() (lines []node.LogLine, err error) {
 		err = b.Runtime.Logs(b.ctx, name, since, true, func(l node.LogLine) error {
@@ -46,6 +49,8 @@ func collect(b *bench, name string, since time.Time) func() ([]node.LogLine, err
 	})
 }
 
+// logsFollowToTheLastLine checks that followers that begin before the start, during the run
+// and after the end all get the same lines.
 func logsFollowToTheLastLine(b *bench) {
 	spec := b.spec("a", "lines", "40", "5ms")
 	b.create(spec)
@@ -65,6 +70,7 @@ func logsFollowToTheLastLine(b *bench) {
 	}
 }
 
+// logsOfAShortLife checks that a follower gets every line of a container that ends at once.
 func logsOfAShortLife(b *bench) {
 	for i := range 5 {
 		spec := b.spec(fmt.Sprint(i), "echo", "first", "last")
@@ -82,6 +88,8 @@ func logsOfAShortLife(b *bench) {
 	}
 }
 
+// logsResumeInclusively checks that a read since the stamp of a line begins with that line,
+// and that lines of one stamp are never split: a reader that resumes loses no line.
 func logsResumeInclusively(b *bench) {
 	name := b.run(b.spec("a", "do", "lines 200 0s", "sleep 50ms", "stderr a b c", "sleep 50ms", "lines 20 1ms"))
 	b.wait(name)
@@ -105,6 +113,8 @@ func logsResumeInclusively(b *bench) {
 	}
 }
 
+// logsStopWhenRefused checks that an error of emit ends Logs at once and is returned
+// unwrapped.
 func logsStopWhenRefused(b *bench) {
 	name := b.run(b.spec("a", "do", "echo 1 2 3", "sleep 1h"))
 	b.await(name, "3")
@@ -123,6 +133,7 @@ func logsStopWhenRefused(b *bench) {
 	}
 }
 
+// logsEndWhenRemoved checks that a follower ends with its container.
 func logsEndWhenRemoved(b *bench) {
 	name := b.run(b.spec("a", "do", "echo hello", "sleep 1h"))
 	b.await(name, "hello")
@@ -135,6 +146,8 @@ func logsEndWhenRemoved(b *bench) {
 	}
 }
 
+// longLinesArriveWhole checks that lines longer than the 16 KiB of an engine's buffer
+// arrive in parts, none of which is longer, without a lost byte.
 func longLinesArriveWhole(b *bench) {
 	const size = 40_000
 	name := b.run(b.spec("a", "spam", "3", fmt.Sprint(size)))

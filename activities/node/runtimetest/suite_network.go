@@ -7,13 +7,17 @@ import (
 	"berth/activities/node"
 )
 
-// network is a network of the test, removed at its end.
+// network creates a network for the test. The test's end removes the network with its
+// containers.
 func (b *bench) network() node.Network {
 	b.t.Helper()
 	n := node.Network{Name: "berth-test-" + b.tag, Labels: b.labels()}
 	if err := b.Runtime.EnsureNetwork(b.ctx, n); err != nil {
 		b.t.Fatalf("make network: %v", err)
 	}
+	// Clean-ups run in reverse order, so this one comes before the bench removes its
+	// containers. A network can go only after its containers, so this clean-up removes
+	// both.
 	other := b.Again(b.t)
 	b.t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -35,10 +39,12 @@ func (b *bench) network() node.Network {
 	return n
 }
 
+// networkIsMadeOnce checks that concurrent EnsureNetwork calls create one network, listed
+// with its labels, and that a repeated removal succeeds.
 func networkIsMadeOnce(b *bench) {
 	n := b.network()
 	var all sync.WaitGroup
-	for range 4 { // of two connections, as machines have that share an engine
+	for range 4 { // on separate connections, as of machines that share an engine
 		again := b.Again(b.t)
 		all.Go(func() {
 			defer again.Close()
@@ -63,6 +69,8 @@ func networkIsMadeOnce(b *bench) {
 	}
 }
 
+// networkWithAContainerStays checks that a network with a created or an exited container is
+// not removed before that container.
 func networkWithAContainerStays(b *bench) {
 	n := b.network()
 	spec := b.spec("a", "exit", "0")
@@ -82,6 +90,8 @@ func networkWithAContainerStays(b *bench) {
 	}
 }
 
+// networkOfNobody checks that no container starts on a network that does not exist. An
+// engine may refuse the container at Create or at Start.
 func networkOfNobody(b *bench) {
 	spec := b.spec("a", "exit", "0")
 	spec.Network = "berth-test-" + b.tag + "-none"

@@ -19,6 +19,8 @@ import (
 	"berth/activities/node/runtimetest/prog"
 )
 
+// exitCodesArrive checks exit codes, the times of a run, and that a second Wait agrees with
+// the first. 137 by the program's own exit must not count as an OOM kill.
 func exitCodesArrive(b *bench) {
 	for _, code := range []int{0, 3, 137, 255} {
 		spec := b.spec(fmt.Sprint(code), "exit", fmt.Sprint(code))
@@ -36,6 +38,7 @@ func exitCodesArrive(b *bench) {
 	}
 }
 
+// startRunsOnce checks that concurrent and late starts run the program once.
 func startRunsOnce(b *bench) {
 	spec := b.spec("a", "do", "echo once", "sleep 200ms", "exit 4")
 	b.create(spec)
@@ -61,6 +64,8 @@ func startRunsOnce(b *bench) {
 	wantLines(b.t, texts(b.logs(spec.Name, time.Time{})), "once")
 }
 
+// waitBeforeStartSeesTheExit checks that a Wait on a created container lasts until the
+// exit.
 func waitBeforeStartSeesTheExit(b *bench) {
 	spec := b.spec("a", "exit", "6")
 	b.create(spec)
@@ -76,6 +81,7 @@ func waitBeforeStartSeesTheExit(b *bench) {
 	}
 }
 
+// waitEndsWhenRemoved checks that no Wait outlives its container.
 func waitEndsWhenRemoved(b *bench) {
 	created, running := b.spec("created", "exit", "0"), b.spec("running", "sleep", "1h")
 	b.create(created)
@@ -85,13 +91,14 @@ func waitEndsWhenRemoved(b *bench) {
 		if err := b.Runtime.Remove(b.ctx, s.Name); err != nil {
 			b.t.Fatal(err)
 		}
-		// Whoever waits for a running container may see its last exit instead.
+		// A Wait for a running container may see the exit before the removal.
 		if c, err := wait(); !errors.Is(err, node.ErrNoContainer) && c.State != node.ContainerExited {
 			b.t.Errorf("wait for the %s one returned %+v, %v", s.Command, c, err)
 		}
 	}
 }
 
+// waitEndsWithItsContext checks that a cancelled Wait leaves the container running.
 func waitEndsWithItsContext(b *bench) {
 	name := b.run(b.spec("a", "sleep", "1h"))
 	ctx, cancel := context.WithCancel(b.ctx)
@@ -104,6 +111,7 @@ func waitEndsWithItsContext(b *bench) {
 	}
 }
 
+// missingExecutableIsBadCommand checks a start that fails by the container's own spec.
 func missingExecutableIsBadCommand(b *bench) {
 	spec := b.spec("a")
 	spec.Entrypoint, spec.Command = []string{"/no/such/program"}, []string{"x"}
@@ -121,6 +129,7 @@ func missingExecutableIsBadCommand(b *bench) {
 	}
 }
 
+// entrypointAndCommand checks that a spec replaces the image's entry point, also with none.
 func entrypointAndCommand(b *bench) {
 	spec := b.spec("replaced")
 	spec.Entrypoint, spec.Command = []string{"/testprog", "echo"}, []string{"a", "b c"}
@@ -133,6 +142,8 @@ func entrypointAndCommand(b *bench) {
 	wantLines(b.t, out, "no entry point")
 }
 
+// environmentAndFolder checks variables, with special characters, and the working
+// directory.
 func environmentAndFolder(b *bench) {
 	spec := b.spec("a", "do", "env ONE TWO NONE", "cwd")
 	spec.Env = map[string]string{"ONE": "1", "TWO": "a=b\nc"}
@@ -141,6 +152,7 @@ func environmentAndFolder(b *bench) {
 	wantLines(b.t, out, "ONE=1", "TWO=a=b", "c", "NONE is unset", "/srv/here")
 }
 
+// mountsAreShared checks that mounts show the host's files, and that ReadOnly holds.
 func mountsAreShared(b *bench) {
 	in, out := b.t.TempDir(), b.t.TempDir()
 	must(b.t, os.WriteFile(filepath.Join(in, "given"), []byte("from outside"), 0o644))
@@ -160,6 +172,8 @@ func mountsAreShared(b *bench) {
 	}
 }
 
+// copiedOut checks CopyOut of folders, files and links, and of paths that do not exist. A
+// link that leads to itself must fail rather than loop.
 func copiedOut(b *bench) {
 	dir := b.t.TempDir()
 	must(b.t, os.MkdirAll(filepath.Join(dir, "model", "sub"), 0o755))
@@ -205,6 +219,8 @@ func copiedOut(b *bench) {
 	wantError(b.t, err, node.ErrNoContainer, "copy out of no container")
 }
 
+// gpuVariableFollowsReservation checks that a container without reserved GPUs gets none,
+// although its image and its own environment ask for all.
 func gpuVariableFollowsReservation(b *bench) {
 	spec := b.spec("a", "env", "NVIDIA_VISIBLE_DEVICES")
 	spec.Env = map[string]string{"NVIDIA_VISIBLE_DEVICES": "all"}
@@ -212,6 +228,7 @@ func gpuVariableFollowsReservation(b *bench) {
 	wantLines(b.t, out, "NVIDIA_VISIBLE_DEVICES=void")
 }
 
+// stopLetsTheProcessFinish checks that a process which ends within its grace is not killed.
 func stopLetsTheProcessFinish(b *bench) {
 	name := b.run(b.spec("a", "trap-term", "7", "100ms"))
 	b.await(name, "ready")
@@ -225,8 +242,10 @@ func stopLetsTheProcessFinish(b *bench) {
 	wantLines(b.t, texts(b.logs(name, time.Time{})), "ready", "term")
 }
 
+// stopKillsAfterGrace checks that a process which ignores SIGTERM is killed, not before its
+// grace.
 func stopKillsAfterGrace(b *bench) {
-	// Within a short grace a busy machine may not let the program answer the signal.
+	// On a busy machine the program may not answer the signal within a short grace.
 	for grace := 300 * time.Millisecond; !stopAnswered(b, grace); grace *= 4 {
 		if grace > patience/4 {
 			b.t.Fatalf("the program had %v to answer SIGTERM, and did not", grace)
@@ -234,8 +253,8 @@ func stopKillsAfterGrace(b *bench) {
 	}
 }
 
-// stopAnswered stops a program that ignores SIGTERM, and reports whether the
-// program has said so before it was killed.
+// stopAnswered stops a program that ignores SIGTERM, and reports whether the program
+// printed an answer to the signal before the kill.
 func stopAnswered(b *bench, grace time.Duration) bool {
 	b.t.Helper()
 	name := b.run(b.spec(fmt.Sprint("within-", grace), "ignore-term"))
@@ -259,6 +278,7 @@ func stopAnswered(b *bench, grace time.Duration) bool {
 	return true
 }
 
+// stopOfAnythingStopped checks that Stop and Signal succeed on containers that do not run.
 func stopOfAnythingStopped(b *bench) {
 	created := b.spec("created", "exit", "0")
 	b.create(created)
@@ -285,6 +305,7 @@ func stopOfAnythingStopped(b *bench) {
 	}
 }
 
+// signalReachesTheProcess checks that signals arrive in order, one by one.
 func signalReachesTheProcess(b *bench) {
 	name := b.run(b.spec("a", "trap", "SIGUSR1", "SIGUSR2"))
 	b.await(name, "ready")
@@ -299,6 +320,7 @@ func signalReachesTheProcess(b *bench) {
 	}
 }
 
+// memoryLimitIsFlagged checks OOMKilled for a process beyond the limit, and for one within.
 func memoryLimitIsFlagged(b *bench) {
 	c, _ := b.finish(b.spec("a", "eat-memory", "512"))
 	if c.ExitCode != 137 || !c.OOMKilled {
@@ -310,9 +332,11 @@ func memoryLimitIsFlagged(b *bench) {
 	}
 }
 
+// childLostIsFlagged checks that OOMKilled is set for a killed child although the
+// container's first process exits 0.
 func childLostIsFlagged(b *bench) {
-	// An engine learns of a lost child and of the container's exit by different ways, and may miss it if the
-	// exit comes too soon.
+	// An engine learns of a lost child and of the container's exit in different ways, and
+	// may miss the child if the exit comes too soon.
 	for linger := 250 * time.Millisecond; ; linger *= 4 {
 		name := fmt.Sprint("lingers-", linger)
 		c, out := b.finish(b.spec(name, "do", "child-oom 512", "sleep "+linger.String()))
@@ -329,6 +353,8 @@ func childLostIsFlagged(b *bench) {
 	}
 }
 
+// trainerGoesOn checks that an interrupted trainer resumes in a second container from the
+// checkpoint of the first, with the result of an uninterrupted run.
 func trainerGoesOn(b *bench) {
 	dir := b.t.TempDir()
 	train := func(name string, command ...string) node.ContainerSpec {
@@ -336,7 +362,7 @@ func trainerGoesOn(b *bench) {
 		s.Mounts = []node.Mount{{Host: dir, Target: "/checkpoint"}}
 		return s
 	}
-	first := b.run(train("first", "train", "/checkpoint", "100000", "20ms")) // as long as it is let
+	first := b.run(train("first", "train", "/checkpoint", "100000", "20ms")) // until SIGTERM
 	b.await(first, "step 3")
 	if err := b.Runtime.Signal(b.ctx, first, "SIGTERM"); err != nil {
 		b.t.Fatal(err)
@@ -349,6 +375,7 @@ func trainerGoesOn(b *bench) {
 		b.t.Fatalf("checkpoints are %v (error %v), want one", done, err)
 	}
 	step := strings.TrimPrefix(filepath.Base(filepath.Dir(done[0])), "step-")
+	// Where the signal arrives varies from run to run; the second run does 150 steps more.
 	at, err := strconv.Atoi(step)
 	must(b.t, err)
 	steps := at + 150

@@ -16,12 +16,12 @@ import (
 
 // command is one entry of the table; run sees at least args arguments.
 type command struct {
-	args  int
+	args  int // least number of arguments
 	usage string
 	run   func(ctx context.Context, p *Process, args []string) int
 }
 
-// lookup finds a command by name; it is everything the test program can do.
+// lookup finds a command by name. Its table is the whole test program.
 func lookup(name string) (command, bool) {
 	c, ok := map[string]command{
 		"exit":        {1, "exit CODE", exit},
@@ -52,6 +52,7 @@ func lookup(name string) (command, bool) {
 	return c, ok
 }
 
+// exit ends with the given code.
 func exit(_ context.Context, p *Process, args []string) int {
 	code, err := strconv.Atoi(args[0])
 	if err != nil {
@@ -60,6 +61,8 @@ func exit(_ context.Context, p *Process, args []string) int {
 	return code
 }
 
+// exitAt exits with the code if the variable has one of the values, such as an attempt
+// number.
 func exitAt(ctx context.Context, p *Process, args []string) int {
 	value, ok := p.Env(args[0])
 	if !ok || !slices.Contains(args[2:], value) {
@@ -68,6 +71,7 @@ func exitAt(ctx context.Context, p *Process, args []string) int {
 	return exit(ctx, p, args[1:])
 }
 
+// echo prints each argument on a line of its own.
 func echo(_ context.Context, p *Process, args []string) int {
 	for _, line := range args {
 		p.say("%s", line)
@@ -75,6 +79,7 @@ func echo(_ context.Context, p *Process, args []string) int {
 	return 0
 }
 
+// stderr is echo to the other stream.
 func stderr(_ context.Context, p *Process, args []string) int {
 	for _, line := range args {
 		if _, err := p.Stderr.Write([]byte(line + "\n")); err != nil {
@@ -84,6 +89,7 @@ func stderr(_ context.Context, p *Process, args []string) int {
 	return 0
 }
 
+// printText leaves its line unfinished, as a program that is killed may.
 func printText(_ context.Context, p *Process, args []string) int {
 	if _, err := p.Stdout.Write([]byte(args[0])); err != nil {
 		return 1
@@ -91,6 +97,7 @@ func printText(_ context.Context, p *Process, args []string) int {
 	return 0
 }
 
+// sleep ends early only when its container is killed.
 func sleep(ctx context.Context, p *Process, args []string) int {
 	d, err := time.ParseDuration(args[0])
 	if err != nil {
@@ -103,6 +110,7 @@ func sleep(ctx context.Context, p *Process, args []string) int {
 	return 0
 }
 
+// lines prints numbered lines at an interval.
 func lines(ctx context.Context, p *Process, args []string) int {
 	count, err := strconv.Atoi(args[0])
 	if err != nil {
@@ -114,6 +122,7 @@ func lines(ctx context.Context, p *Process, args []string) int {
 	}
 	for i := range count {
 		p.say("line %d", i+1)
+		// Without an interval a large count tests the engine's log at full speed.
 		if interval > 0 && !pause(ctx, interval) {
 			return 1
 		}
@@ -124,7 +133,7 @@ func lines(ctx context.Context, p *Process, args []string) int {
 	return 0
 }
 
-// spam writes numbered lines of the given length, as fast as it can.
+// spam prints numbered lines of the given length without a pause.
 func spam(ctx context.Context, p *Process, args []string) int {
 	count, err := strconv.Atoi(args[0])
 	if err != nil {
@@ -144,6 +153,7 @@ func spam(ctx context.Context, p *Process, args []string) int {
 	return 0
 }
 
+// env prints variables, and says which are unset.
 func env(_ context.Context, p *Process, args []string) int {
 	for _, name := range args {
 		if v, ok := p.Env(name); ok {
@@ -155,13 +165,15 @@ func env(_ context.Context, p *Process, args []string) int {
 	return 0
 }
 
+// cwd prints the working directory.
 func cwd(_ context.Context, p *Process, _ []string) int {
 	p.say("%s", p.Dir)
 	return 0
 }
 
-// trapTerm says ready, and on SIGTERM exits with the given code after a delay,
-// as a trainer that saves its work would.
+// trapTerm prints ready, and on SIGTERM exits with the given code after a delay, as a
+// trainer that saves its work would. A test must wait for ready: a signal before that ends
+// the process.
 func trapTerm(ctx context.Context, p *Process, args []string) int {
 	term := p.Catch("SIGTERM")
 	p.say("ready")
@@ -181,6 +193,7 @@ func trapTerm(ctx context.Context, p *Process, args []string) int {
 	return exit(ctx, p, args)
 }
 
+// ignoreTerm ignores SIGTERM: only SIGKILL ends the command.
 func ignoreTerm(ctx context.Context, p *Process, _ []string) int {
 	term := p.Catch("SIGTERM")
 	p.say("ready")
@@ -194,7 +207,7 @@ func ignoreTerm(ctx context.Context, p *Process, _ []string) int {
 	}
 }
 
-// trap prints every caught signal; SIGTERM ends it with 0.
+// trap prints every caught signal; SIGTERM makes the command exit 0.
 func trap(ctx context.Context, p *Process, args []string) int {
 	signals := p.Catch(append([]string{"SIGTERM"}, args...)...)
 	p.say("ready")
@@ -211,11 +224,13 @@ func trap(ctx context.Context, p *Process, args []string) int {
 	}
 }
 
+// eatMemory allocates memory, and holds the memory for a duration if one is given.
 func eatMemory(ctx context.Context, p *Process, args []string) int {
 	mib, err := strconv.ParseInt(args[0], 10, 64)
 	if err != nil {
 		return p.usage("eat-memory: %v", err)
 	}
+	// In the fake a killed process reaches the next line, with ctx ended.
 	p.Hog(ctx, mib)
 	if ctx.Err() != nil {
 		return 1
@@ -227,8 +242,8 @@ func eatMemory(ctx context.Context, p *Process, args []string) int {
 	return 0
 }
 
-// childOOM loses a child to the kernel's memory limit and exits 0 all the same,
-// as data loaders that are restarted do, or with the code that it is told.
+// childOOM loses a child to the kernel's memory limit and exits 0 nevertheless, as programs
+// do that restart their data loaders, or with the given code.
 func childOOM(ctx context.Context, p *Process, args []string) int {
 	code, err := p.Spawn(ctx, "eat-memory", args[0])
 	if err != nil {
@@ -241,7 +256,8 @@ func childOOM(ctx context.Context, p *Process, args []string) int {
 	return 0
 }
 
-// fork runs children at the same time and says how many could do their work.
+// fork runs children concurrently and prints how many succeeded: a limit on processes stops
+// some.
 func fork(ctx context.Context, p *Process, args []string) int {
 	count, err := strconv.Atoi(args[0])
 	if err != nil {
@@ -261,6 +277,7 @@ func fork(ctx context.Context, p *Process, args []string) int {
 	return 0
 }
 
+// writeFile replaces the content of a file in a mount.
 func writeFile(_ context.Context, p *Process, args []string) int {
 	path, err := p.WritePath(args[0])
 	if err != nil {
@@ -272,8 +289,8 @@ func writeFile(_ context.Context, p *Process, args []string) int {
 	return 0
 }
 
-// awaitFile waits until the file exists, so that a test decides when the program
-// goes on.
+// awaitFile waits until the file exists, so that a test decides when the program continues.
+// It polls every 5 ms.
 func awaitFile(ctx context.Context, p *Process, args []string) int {
 	path, err := p.ReadPath(args[0])
 	if err != nil {
@@ -291,7 +308,8 @@ func awaitFile(ctx context.Context, p *Process, args []string) int {
 	}
 }
 
-// digest prints what a variable and a file hold, without telling it.
+// digest prints the hashes of a variable and a file, so that a secret does not reach the
+// log.
 func digest(ctx context.Context, p *Process, args []string) int {
 	sum := func(text string) string {
 		h := sha256.Sum256([]byte(text))
@@ -318,6 +336,7 @@ func digest(ctx context.Context, p *Process, args []string) int {
 	return 0
 }
 
+// readFile prints a file without its last newline.
 func readFile(_ context.Context, p *Process, args []string) int {
 	path, err := p.ReadPath(args[0])
 	if err != nil {

@@ -12,32 +12,31 @@ import (
 	"time"
 )
 
-// descent is data-parallel gradient descent in miniature, one rank of it. Each
-// rank has a part of the data; in each step the ranks add up their gradients
-// over TCP, in the order of their numbers, so that the result does not depend
-// on who is fast. They meet at MASTER_ADDR:MASTER_PORT, save step-N/ folders at
-// the same steps, and go on from BERTH_RESTORED_STEP. A rank that loses another
-// one fails.
+// descent is one rank of a small data-parallel gradient descent. Each rank has a part of
+// the data. In each step the ranks sum their gradients over TCP, in the order of their
+// numbers, so that the result does not depend on their speed: floating-point addition is
+// not associative. The ranks meet at MASTER_ADDR:MASTER_PORT, save step-N/ folders at the
+// same steps, and resume from BERTH_RESTORED_STEP. A rank that loses another one fails.
 type descent struct {
 	p             *Process
-	dir           string
+	dir           string // of the checkpoints
 	rank, members int
 	step, steps   int
 	weights       [weights]float64
-	peers         []net.Conn // of rank 0: all others by rank; of the others: rank 0
+	peers         []net.Conn // of rank 0: all others, by rank less one; of the others: rank 0
 }
 
 const (
 	weights = 8
-	samples = 4096
-	rate    = 0.05
+	samples = 4096 // of the data, over all ranks
+	rate    = 0.05 // of learning
 )
 
-// noticed is the time from the loss of a peer to the failure of the others.
-// Collective libraries notice a loss seconds later than a container engine does.
+// noticed is the time from the loss of a peer to the failure of the other ranks. Collective
+// libraries notice a loss seconds later than a container engine does.
 const noticed = 2 * time.Second
 
-// descend is the command: descend DIR STEPS INTERVAL SAVE_EVERY.
+// descend implements descend DIR STEPS INTERVAL SAVE_EVERY.
 func descend(ctx context.Context, p *Process, args []string) int {
 	steps, err1 := strconv.Atoi(args[1])
 	interval, err2 := time.ParseDuration(args[2])
@@ -56,7 +55,7 @@ func descend(ctx context.Context, p *Process, args []string) int {
 		return p.fail(err)
 	}
 	defer d.part()
-	defer context.AfterFunc(ctx, d.part)() // who is killed is gone for the others at once
+	defer context.AfterFunc(ctx, d.part)() // the other ranks see a killed one's connections close at once
 	p.say("together at step %d", d.step)
 	for d.step < d.steps {
 		if !pause(ctx, interval) {
@@ -75,6 +74,7 @@ func descend(ctx context.Context, p *Process, args []string) int {
 			}
 		}
 	}
+	// The last number of a vector, unused by gradients, carries the loss.
 	loss, err := d.reduce([weights + 1]float64{weights: lossOf(d.weights, d.rank, d.members)})
 	if err != nil {
 		return p.fail(err)
@@ -83,8 +83,9 @@ func descend(ctx context.Context, p *Process, args []string) int {
 	return 0
 }
 
-// DescendResult is what every rank must print at the end, however often the gang
-// was interrupted.
+// DescendResult returns the line that every rank must print at the end, however often the
+// gang was interrupted. It sums in the same order as reduce, so the result is equal to the
+// last bit.
 func DescendResult(steps, members int) string {
 	d := descent{members: members}
 	add := func(of func(rank int) [weights + 1]float64) (sum [weights + 1]float64) {
@@ -102,14 +103,15 @@ func DescendResult(steps, members int) string {
 	return fmt.Sprintf("loss %x", loss[weights])
 }
 
-// number is a variable that is a number; 0 if it is none.
+// number returns a variable as a number, 0 if unset or malformed.
 func number(p *Process, name string) int {
 	v, _ := p.Env(name)
 	n, _ := strconv.Atoi(v)
 	return n
 }
 
-// sample is a point of the data: what it looks like and what it should give.
+// sample returns a point of the data and its value, the same for the same i: a linear
+// congruential generator needs no files. The true weights are 1, 2, 3 and so on.
 func sample(i int) (x [weights]float64, y float64) {
 	seed := uint64(i)*6364136223846793005 + 1442695040888963407
 	for k := range x {
@@ -120,7 +122,8 @@ func sample(i int) (x [weights]float64, y float64) {
 	return x, y
 }
 
-// gradient is a rank's part of it, the last number left free.
+// gradient returns the contribution of one rank's samples, which are every members-th; the
+// last number stays 0.
 func gradient(w [weights]float64, rank, members int) (g [weights + 1]float64) {
 	for i := rank; i < samples; i += members {
 		x, y := sample(i)
@@ -135,6 +138,7 @@ func gradient(w [weights]float64, rank, members int) (g [weights + 1]float64) {
 	return g
 }
 
+// lossOf returns the contribution of one rank's samples to the mean squared error.
 func lossOf(w [weights]float64, rank, members int) (loss float64) {
 	for i := rank; i < samples; i += members {
 		x, y := sample(i)
@@ -147,6 +151,7 @@ func lossOf(w [weights]float64, rank, members int) (loss float64) {
 	return loss
 }
 
+// plus adds two vectors.
 func plus(a, b [weights + 1]float64) [weights + 1]float64 {
 	for k := range a {
 		a[k] += b[k]
@@ -154,6 +159,7 @@ func plus(a, b [weights + 1]float64) [weights + 1]float64 {
 	return a
 }
 
+// descend moves the weights against the gradient: one step.
 func (d *descent) descend(g [weights + 1]float64) {
 	for k := range d.weights {
 		d.weights[k] -= rate * g[k]
@@ -161,7 +167,7 @@ func (d *descent) descend(g [weights + 1]float64) {
 	d.step++
 }
 
-// meet connects the ranks.
+// meet connects every rank to rank 0, which waits for all. Ranks dial until rank 0 listens.
 func (d *descent) meet(ctx context.Context) error {
 	host, _ := d.p.Env("MASTER_ADDR")
 	port, _ := d.p.Env("MASTER_PORT")
@@ -184,6 +190,7 @@ func (d *descent) meet(ctx context.Context) error {
 		return err
 	}
 	defer l.Close()
+	// Accept does not watch ctx.
 	defer context.AfterFunc(ctx, func() { l.Close() })()
 	d.peers = make([]net.Conn, d.members-1)
 	for range d.peers {
@@ -203,6 +210,7 @@ func (d *descent) meet(ctx context.Context) error {
 	return nil
 }
 
+// part closes the connections, on which reads and writes under way then fail.
 func (d *descent) part() {
 	for _, c := range d.peers {
 		if c != nil {
@@ -211,7 +219,8 @@ func (d *descent) part() {
 	}
 }
 
-// reduce adds up what the ranks have; all get the sum.
+// reduce sums the vectors of all ranks, at rank 0, and returns the sum to every rank. The
+// calls of all ranks must match, as with an all-reduce.
 func (d *descent) reduce(mine [weights + 1]float64) (sum [weights + 1]float64, err error) {
 	if d.rank > 0 {
 		if err := binary.Write(d.peers[0], binary.BigEndian, mine); err != nil {
@@ -235,6 +244,7 @@ func (d *descent) reduce(mine [weights + 1]float64) (sum [weights + 1]float64, e
 	return sum, nil
 }
 
+// restore reads the rank's part of the checkpoint that BERTH_RESTORED_STEP names, if any.
 func (d *descent) restore() error {
 	from, _ := d.p.Env("BERTH_RESTORED_STEP")
 	if from == "" {
@@ -252,7 +262,8 @@ func (d *descent) restore() error {
 	return err
 }
 
-// save writes the rank's part of a checkpoint, DONE last.
+// save writes the rank's part of a checkpoint. DONE comes last, so an interrupted save is
+// none.
 func (d *descent) save() error {
 	dir := filepath.Join(d.dir, fmt.Sprintf("step-%d", d.step))
 	if err := os.MkdirAll(dir, 0o755); err != nil {

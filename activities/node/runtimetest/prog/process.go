@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Process is what a command sees of the container it runs in.
+// Process is a command's view of its container.
 type Process struct {
 	Args   []string // the command and its arguments, without the program's name
 	Env    func(name string) (string, bool)
@@ -15,26 +15,25 @@ type Process struct {
 	Stderr io.Writer
 	// Dir is the working directory as the process sees it.
 	Dir string
-	// ReadPath and WritePath translate a path inside the container to one that
-	// package os can open, or refuse where there is none.
+	// ReadPath and WritePath translate a path inside the container to one that package os
+	// can open, and fail for a path that the container lacks or may not write.
 	ReadPath  func(path string) (string, error)
 	WritePath func(path string) (string, error)
-	// Catch takes over the named signals (SIGTERM, SIGUSR1, …) for the rest of
-	// the process's life: they arrive on the channel and no longer do what they
-	// do by default.
+	// Catch handles the named signals (SIGTERM, SIGUSR1, …) for the rest of the process's
+	// life: they arrive on the channel and lose their default action.
 	Catch func(signals ...string) <-chan string
-	// Hog allocates memory and keeps it. On a container whose limit is smaller
-	// the process does not survive the call.
+	// Hog allocates memory and keeps it. In a container with a smaller limit the process
+	// does not survive the call.
 	Hog func(ctx context.Context, mib int64)
 	// Spawn runs the same program as a child and returns its exit code.
 	Spawn func(ctx context.Context, args ...string) (int, error)
 }
 
-// UsageExit is the exit code of a command that was called wrongly.
+// UsageExit is the exit code of a command with wrong arguments.
 const UsageExit = 2
 
-// Run runs the command that p.Args names and returns its exit code. When ctx
-// ends, which is how the fake kills, the code has no meaning.
+// Run runs the command that p.Args names and returns its exit code. The code has no meaning
+// if ctx ends, which is how the fake runtime kills.
 func Run(ctx context.Context, p *Process) int {
 	if len(p.Args) == 0 {
 		return 0
@@ -64,7 +63,7 @@ func (p *Process) fail(err error) int {
 	return 1
 }
 
-// pause waits for d and reports whether ctx is still alive.
+// pause waits for d and reports whether ctx is still alive afterwards.
 func pause(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()

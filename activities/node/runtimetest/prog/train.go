@@ -10,22 +10,23 @@ import (
 	"time"
 )
 
-// progressFile is where a job writes its progress bar.
+// progressFile is the path at which a job reports its progress.
 const progressFile = "/workspace/.berth/progress"
 
-// trainer is a training loop in miniature: it saves step-N/ folders with a DONE
-// file, saves at once on SIGUSR1, saves and exits 0 on SIGTERM, and goes on from
-// BERTH_RESTORED_STEP. Its state is a hash over all steps, so that a run that
-// lost, repeated or invented a step ends with another result.
+// trainer is a small training loop. It saves step-N/ folders with a DONE file, saves at
+// once on SIGUSR1, saves and exits 0 on SIGTERM, and resumes from BERTH_RESTORED_STEP. Its
+// state is a hash over all steps, so that a run that lost, repeated or invented a step ends
+// with another result.
 type trainer struct {
 	p     *Process
 	dir   string
 	steps int
-	step  int
+	step  int // last completed
 	hash  uint64
 }
 
-// train is the command: train DIR STEPS INTERVAL [SAVE_EVERY].
+// train implements train DIR STEPS INTERVAL [SAVE_EVERY]; without SAVE_EVERY only signals
+// and the end save.
 func train(ctx context.Context, p *Process, args []string) int {
 	steps, err := strconv.Atoi(args[1])
 	if err != nil {
@@ -78,8 +79,8 @@ func train(ctx context.Context, p *Process, args []string) int {
 	return 0
 }
 
-// TrainResult is what a run of that many steps must print, however often it
-// was interrupted.
+// TrainResult returns the line that a run of so many steps must print at its end, however
+// often the run was interrupted.
 func TrainResult(steps int) string {
 	t := trainer{}
 	for range steps {
@@ -88,15 +89,17 @@ func TrainResult(steps int) string {
 	return fmt.Sprintf("result %016x", t.hash)
 }
 
+// mix does one step: FNV-1a over the step numbers.
 func (t *trainer) mix() {
 	t.step++
 	t.hash = (t.hash ^ uint64(t.step)) * 1099511628211 // the multiplier of FNV-1a
 }
 
+// advance does a step, prints its number and reports the progress.
 func (t *trainer) advance() {
 	t.mix()
 	t.p.say("step %d", t.step)
-	// Progress is a courtesy: a job without a /workspace trains all the same.
+	// Progress is optional: a job without a /workspace trains all the same.
 	if path, err := t.p.WritePath(progressFile); err == nil {
 		if os.MkdirAll(filepath.Dir(path), 0o755) == nil {
 			_ = os.WriteFile(path, fmt.Appendf(nil, `{"step":%d,"total":%d}`, t.step, t.steps), 0o644)
@@ -104,6 +107,8 @@ func (t *trainer) advance() {
 	}
 }
 
+// restore reads the checkpoint that BERTH_RESTORED_STEP names. It fails rather than start
+// from step 0, which would hide a lost checkpoint.
 func (t *trainer) restore() error {
 	from, ok := t.p.Env("BERTH_RESTORED_STEP")
 	if !ok || from == "" {
@@ -123,8 +128,8 @@ func (t *trainer) restore() error {
 	return nil
 }
 
-// save writes the checkpoint of the present step; DONE comes last, and an
-// existing complete one is left alone.
+// save writes the checkpoint of the present step, or nothing if that one is complete
+// already. DONE comes last, so an interrupted save is no checkpoint.
 func (t *trainer) save() error {
 	dir := filepath.Join(t.dir, fmt.Sprintf("step-%d", t.step))
 	done := filepath.Join(dir, "DONE")

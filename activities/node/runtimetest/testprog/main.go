@@ -1,6 +1,5 @@
-// Command testprog is the one program of the test image: package prog's
-// commands as a process. It is static and has no dependencies, so that an
-// image needs nothing beside it.
+// Command testprog is the only program of the test image: package prog's commands as a
+// process. It is static and has no dependencies, so an image needs no other file.
 package main
 
 import (
@@ -30,8 +29,11 @@ func main() {
 	}))
 }
 
+// samePath returns the path unchanged: the process is inside its container.
 func samePath(path string) (string, error) { return path, nil }
 
+// catch replaces the default action of the named signals for the rest of the process's
+// life.
 func catch(names ...string) <-chan string {
 	numbers := map[string]syscall.Signal{
 		"SIGTERM": syscall.SIGTERM, "SIGINT": syscall.SIGINT, "SIGHUP": syscall.SIGHUP,
@@ -64,9 +66,11 @@ func hog(_ context.Context, mib int64) {
 	}
 }
 
-// held keeps what hog took until the process ends.
+// held keeps the blocks of hog alive until the process ends.
 var held [][]byte
 
+// spawn runs this program as a child. A child killed by a signal has exit code 128 plus its
+// number, as in a shell.
 func spawn(ctx context.Context, args ...string) (int, error) {
 	err := exec.CommandContext(ctx, "/proc/self/exe", args...).Run()
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
