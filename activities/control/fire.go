@@ -9,7 +9,8 @@ import (
 	"berth/wire"
 )
 
-// Fire decides one time of a schedule.
+// Fire decides one time of a schedule. A repeated call for the same time returns the first
+// decision, since Temporal may deliver a time twice.
 func (s *Steps) Fire(ctx context.Context, id berth.ScheduleID, at time.Time) (wire.FireResult, error) {
 	if err := failpoint.Hit("worker.fire.before"); err != nil {
 		return wire.FireResult{}, err

@@ -10,47 +10,49 @@ import (
 	"berth/wire"
 )
 
-// Store is the truth about jobs.
+// Store holds the rows of jobs, which decide every state.
 type Store interface {
-	// Load tells that the job's workflow looks, and returns the job as it stands.
+	// Load records that the job's workflow has read the row, and returns the job.
 	Load(ctx context.Context, id berth.JobID) (wire.JobView, error)
-	// View returns a job that was loaded before as it stands now.
+	// View returns a job that this workflow has loaded before, without that record.
 	View(ctx context.Context, id berth.JobID) (wire.JobView, error)
+	// Settle closes an attempt once all its members have ended.
 	Settle(ctx context.Context, id berth.JobID, attempt int) (wire.SettleResult, error)
+	// RequestCancel writes a cancel request to the row; the empty tenant means any.
 	RequestCancel(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string,
 		reason *berth.Reason) (berth.State, error)
+	// StopAttempt orders the other members to stop if one has ended badly.
 	StopAttempt(ctx context.Context, id berth.JobID, attempt int) (stopped bool, err error)
+	// Escalate orders the kill of members that have not stopped within their grace.
 	Escalate(ctx context.Context, id berth.JobID, attempt int) error
 	// Tend reconciles a parent with the rows of its children.
 	Tend(ctx context.Context, id berth.JobID) (wire.ReconcileResult, error)
 }
 
-// Pokes hands pokes to steps that wait, instead of sending them to workflows.
+// Pokes delivers pokes to waiting steps, instead of sending signals to their workflows.
 type Pokes interface {
-	// Expect registers a wait for news of a job. The caller reads the row after
-	// each receive from news, and calls done once at the end; done reports
-	// whether a poke was handed over since the last receive.
+	// Expect registers a wait for news of a job. The caller reads the row after each
+	// receive from news, and calls done once at the end; done reports whether a poke was
+	// delivered since the last receive.
 	Expect(id berth.JobID) (news <-chan struct{}, done func() (poked bool))
-	// Poke wakes the job's workflow, wherever its step is.
+	// Poke wakes the jobs' workflows, in a waiting step or by a signal.
 	Poke(ids ...berth.JobID)
 }
 
-// Fires decides what becomes of the times of schedules.
+// Fires decides the times of schedules.
 type Fires interface {
-	// Fire submits what a schedule is to submit at that time, once, or records why
-	// not. The result is empty if there is no such schedule any more.
+	// Fire submits the schedule's job for that time, once, or records the reason why it
+	// does not. The result is empty if the schedule does not exist.
 	Fire(ctx context.Context, id berth.ScheduleID, at time.Time) (wire.FireResult, error)
 }
 
-// GrantWait is how long Reserve waits for the leader. On a free cluster the
-// grant comes within milliseconds; the rest is for bursts, when a grant that is
-// handed over spares the workflow a signal, which costs Temporal as much as a
-// fifth of the job. It holds up a workflow task for that time, whose own limit
-// is 10 s.
+// GrantWait bounds the time for which Reserve waits for the leader. On a free cluster the
+// grant comes within milliseconds; the rest is for bursts, when a grant returned by Reserve
+// saves the workflow a signal, which costs Temporal as much as a fifth of the job. Reserve
+// holds up a workflow task for that time, and the task's own limit is 10 s.
 const GrantWait = time.Second
 
-// Steps are the activities of the control queue. They may be called
-// concurrently.
+// Steps are the activities of the control queue. All methods may be called concurrently.
 type Steps struct {
 	store Store
 	pokes Pokes
@@ -63,17 +65,17 @@ func New(store Store, pokes Pokes, fires Fires) *Steps {
 	return &Steps{store: store, pokes: pokes, fires: fires, wait: GrantWait}
 }
 
-// Reserve asks for capacity and returns the job as it stands: with its grant if
-// the leader placed it within a moment, else still waiting. It is the job's
-// turn to wait only while it can be placed; in backoff, or held, it returns at
-// once.
+// Reserve returns the job with its grant if the leader places the job within GrantWait,
+// else still waiting. It waits only while the job can be placed; in backoff, or held, it
+// returns at once.
 func (s *Steps) Reserve(ctx context.Context, id berth.JobID) (wire.JobView, error) {
 	ctx = overload.As(ctx, overload.Start) // statements of ends go before
 	news, done := s.pokes.Expect(id)       // before the read: no poke may fall in between
 	registered, heard := true, false
 	defer func() {
-		// A poke that came to a step that ends without having looked since must
-		// not be lost with it: nobody else was told.
+		// A poke that was delivered to this step, and on which the step did not act, must
+		// not be lost with the step: no signal was sent for that poke. So it goes to the
+		// workflow now.
 		if registered && done() || heard {
 			s.pokes.Poke(id)
 		}
@@ -105,8 +107,8 @@ func (s *Steps) Reserve(ctx context.Context, id berth.JobID) (wire.JobView, erro
 			case <-limit.C:
 			}
 		}
-		// A poke that was handed over since the read is ours to act on, because
-		// nobody will signal it to the workflow.
+		// A poke delivered since the last read is this step's to act on, because no signal
+		// will reach the workflow: read again.
 		registered = false
 		if heard = done(); !heard {
 			return view, nil
@@ -114,12 +116,12 @@ func (s *Steps) Reserve(ctx context.Context, id berth.JobID) (wire.JobView, erro
 	}
 }
 
-// Load returns the job as it stands.
+// Load returns the present job.
 func (s *Steps) Load(ctx context.Context, id berth.JobID) (wire.JobView, error) {
 	return s.store.Load(ctx, id)
 }
 
-// Settle closes an attempt.
+// Settle closes an attempt. The result says whether the job is retried, or has ended.
 func (s *Steps) Settle(ctx context.Context, id berth.JobID, attempt int) (wire.SettleResult, error) {
 	if err := failpoint.Hit("worker.settle.before"); err != nil {
 		return wire.SettleResult{}, err
@@ -131,8 +133,8 @@ func (s *Steps) Settle(ctx context.Context, id berth.JobID, attempt int) (wire.S
 	return result, failpoint.Hit("worker.settle.after")
 }
 
-// RequestCancel puts a cancel that came from Temporal's side on the row, and
-// returns the job as it stands then.
+// RequestCancel writes a cancel that came from Temporal's side to the row, and returns the
+// job as changed by the cancel.
 func (s *Steps) RequestCancel(ctx context.Context, id berth.JobID) (wire.JobView, error) {
 	if err := failpoint.Hit("worker.cancel.before"); err != nil {
 		return wire.JobView{}, err
@@ -146,8 +148,8 @@ func (s *Steps) RequestCancel(ctx context.Context, id berth.JobID) (wire.JobView
 	return s.store.Load(ctx, id)
 }
 
-// StopAttempt stops the rest of a gang if a member of it ended badly, and reports
-// whether one did.
+// StopAttempt stops the rest of a gang if a member ended badly, and reports whether one
+// did.
 func (s *Steps) StopAttempt(ctx context.Context, id berth.JobID, attempt int) (bool, error) {
 	if err := failpoint.Hit("worker.stop.before"); err != nil {
 		return false, err
@@ -159,7 +161,7 @@ func (s *Steps) StopAttempt(ctx context.Context, id berth.JobID, attempt int) (b
 	return stopped, failpoint.Hit("worker.stop.after")
 }
 
-// Escalate kills what did not stop in time.
+// Escalate kills members that did not stop in time.
 func (s *Steps) Escalate(ctx context.Context, id berth.JobID, attempt int) error {
 	if err := failpoint.Hit("worker.escalate.before"); err != nil {
 		return err

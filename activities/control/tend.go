@@ -8,8 +8,7 @@ import (
 	"berth/wire"
 )
 
-// Tend reconciles a parent: it takes the steps that follow from the rows of the
-// parent and its children.
+// Tend reconciles a parent with the rows of its children.
 func (s *Steps) Tend(ctx context.Context, id berth.JobID) (wire.ReconcileResult, error) {
 	if err := failpoint.Hit("worker.tend.before"); err != nil {
 		return wire.ReconcileResult{}, err

@@ -11,21 +11,12 @@ import (
 	"berth/wire"
 )
 
-// Heartbeats. What a waiter whose heartbeat is due does follows from its row:
+// Heartbeats. A waiter whose heartbeat is due acts by its row:
 //
-//	row              machine                       verdicts   the waiter
-//	sealed           any                           any        returns the end
-//	not live, none   any                           any        returns a result that is not sealed
-//	live             heard, or silent for less     any        sends a heartbeat
-//	                 than a verdict takes
-//	live             silent for longer             possible   sends none, and looks again later
-//	live             silent for longer             frozen     sends a heartbeat
-//	cannot be read   any                           any        sends a heartbeat with the last read
 //
-// A waiter that sends none for wire.WaiterTimeout is started again by the server,
-// in this replica or another: the history gets no event for it, and no attempt
-// is spent. The verdict on the machine, once it comes, ends the wait through the
-// row.
+// If a waiter sends no heartbeat for wire.WaiterTimeout, the server repeats its activity,
+// in this replica or another: the history gets no event for the repetition, and no attempt
+// is spent. The verdict on the machine, once it comes, ends the wait through the row.
 
 // beat is one heartbeat to send.
 type beat struct {
@@ -33,8 +24,7 @@ type beat struct {
 	progress wire.RunProgress
 }
 
-// beat reads the rows of the members whose heartbeat is due, and has the
-// heartbeats sent that follow from them.
+// beat reads the rows of the members with a due heartbeat, and queues the heartbeats.
 func (r *Registry) beat(ctx context.Context, now time.Time) {
 	due := r.dueAt(now)
 	if len(due) == 0 {
@@ -58,11 +48,11 @@ func (r *Registry) beat(ctx context.Context, now time.Time) {
 		v, found := views[w.alloc]
 		switch {
 		case err != nil:
-			r.due <- beat{w, w.progress} // dueAt left room
+			r.due <- beat{w, w.progress} // never blocks: dueAt reserved room
 		case !found || !v.Live():
 			r.deliver(w.alloc, v, found)
 		case v.Overdue:
-			w.put(r.opts.Beat / 10) // its machine may be heard again
+			w.put(r.opts.Beat / 10) // the machine may be heard again
 		default:
 			w.progress = v.Progress
 			r.due <- beat{w, v.Progress}
@@ -70,8 +60,9 @@ func (r *Registry) beat(ctx context.Context, now time.Time) {
 	}
 }
 
-// dueAt takes waiters whose heartbeat is due: as many as the senders have room
-// for, so that ends never wait for heartbeats. Each is taken until put is called.
+// dueAt returns waiters with a due heartbeat, no more than the senders have room for, so
+// that ends never wait for heartbeats. A returned waiter is not due again until put is
+// called.
 func (r *Registry) dueAt(now time.Time) []*waiter {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -88,8 +79,8 @@ func (r *Registry) dueAt(now time.Time) []*waiter {
 	return due
 }
 
-// interval is the time to the next heartbeat: a little less than the longest, at
-// random, so that waiters which were started together part.
+// interval returns the time to the next heartbeat: a little less than the longest, at
+// random, so that waiters which were started together drift apart.
 func (r *Registry) interval() time.Duration {
 	return r.opts.Beat*8/10 + rand.N(r.opts.Beat*2/10)
 }
@@ -99,7 +90,7 @@ func (w *waiter) put(d time.Duration) {
 	w.beatAt, w.beating = time.Now().Add(d), false
 }
 
-// sendBeats sends heartbeats until ctx ends.
+// sendBeats sends queued heartbeats until ctx ends.
 func (r *Registry) sendBeats(ctx context.Context) {
 	for {
 		select {
@@ -111,9 +102,11 @@ func (r *Registry) sendBeats(ctx context.Context) {
 	}
 }
 
-// beatAgain is the time to the next try of a heartbeat that failed.
+// beatAgain is the time to the retry of a failed heartbeat.
 const beatAgain = 30 * time.Second
 
+// send sends one heartbeat and schedules the next, or drops the waiter if its activity is
+// over.
 func (r *Registry) send(ctx context.Context, b beat) {
 	err := r.temporal.Beat(ctx, b.w.token, b.progress)
 	r.mu.Lock()
@@ -129,7 +122,7 @@ func (r *Registry) send(ctx context.Context, b beat) {
 	}
 }
 
-// drop forgets a waiter, unless its wait has ended; r.mu is held.
+// drop removes a waiter, unless its wait has ended already; r.mu is held.
 func (r *Registry) drop(w *waiter) {
 	for at := r.waiting[w.alloc]; at != nil; at = at.next {
 		switch {

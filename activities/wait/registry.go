@@ -22,28 +22,29 @@ type Store interface {
 	Ended(ctx context.Context) ([]berth.AllocationID, error)
 }
 
-// Hints tell which members may have ended. They may be lost, doubled and early.
+// Hints name members that may have ended. Hints may be lost, doubled and early.
 type Hints interface {
-	// News has a value when there are hints to take.
+	// News has a value when Take has hints to return.
 	News() <-chan struct{}
 	// Take returns the allocations hinted at since the last call. missed reports
 	// that hints may have been lost meanwhile.
 	Take() (allocs []berth.AllocationID, missed bool)
 }
 
-// Temporal is where activities come from, by the tokens of their tasks. Each
-// method returns ErrGone if the activity is over, canceled or repeated elsewhere;
-// after any other error the call is worth another try. The implementation bounds
-// the rate and the length of calls.
+// Temporal completes activities by the tokens of their tasks. Each method returns ErrGone
+// if the activity is over, canceled or repeated elsewhere; any other error is worth a
+// retry. The implementation bounds the rate and the length of calls.
 type Temporal interface {
+	// Complete ends the activity with a result.
 	Complete(ctx context.Context, token []byte, r wire.RunResult) error
+	// Beat sends a heartbeat with the member's progress.
 	Beat(ctx context.Context, token []byte, p wire.RunProgress) error
 	// HandOver ends this try of the activity. The server starts the next one after
 	// the delay, wherever a worker is free.
 	HandOver(ctx context.Context, token []byte, delay time.Duration) error
 }
 
-// ErrGone says that Temporal does not wait for the activity of a token.
+// ErrGone reports that Temporal does not wait for the activity of a token.
 var ErrGone = errors.New("activity is over")
 
 // Options tune a Registry. Zero fields take their defaults.
@@ -58,16 +59,16 @@ type Options struct {
 const (
 	readLimit  = 5 * time.Second // of one read of rows
 	readPause  = time.Second     // after one that failed
-	enders     = 16              // completions, or hand-overs, at once
-	beaters    = 4               // heartbeats at once
-	beatsAhead = 1000            // heartbeats that were read and wait for a sender
+	enders     = 16              // concurrent completions, or hand-overs
+	beaters    = 4               // concurrent heartbeats
+	beatsAhead = 1000            // heartbeats that may wait for a sender
 
 	firstPause = 200 * time.Millisecond // of a sender, after a call that failed
 	maxPause   = 10 * time.Second
 )
 
-// Registry holds the members that this replica waits for. All methods may be
-// called concurrently; Run must be under way for anything to happen.
+// Registry holds the members for which this replica waits. All methods may be called
+// concurrently. Nothing is read or sent unless Run is running.
 type Registry struct {
 	store    Store
 	temporal Temporal
@@ -75,29 +76,28 @@ type Registry struct {
 	log      *slog.Logger
 
 	mu      sync.Mutex
-	change  *sync.Cond // ends, or closed
-	waiting map[berth.AllocationID]*waiter
-	count   int
-	unread  map[berth.AllocationID]struct{} // rows to read at once
-	ends    []end
-	sending int  // ends that a sender has taken from ends
-	closed  bool // Run is over: senders stop
-	left    bool // HandOver was called: nothing enters
+	change  *sync.Cond                      // of ends, sending or closed
+	waiting map[berth.AllocationID]*waiter  // the waiters of a member are a list
+	count   int                             // waiters in all
+	unread  map[berth.AllocationID]struct{} // members to read in the next pass
+	ends    []end                           // results to send
+	sending int                             // ends that a sender has taken from ends
+	closed  bool                            // Run is over: senders stop
+	left    bool                            // HandOver was called: Enter refuses
 
-	wake chan struct{} // to read
-	due  chan beat
+	wake chan struct{} // Run has rows to read
+	due  chan beat     // for the senders of heartbeats
 }
 
-// waiter is one activity that waits. Of one member there may be several: the
-// server repeats an activity whose heartbeats it misses, and a workflow that was
-// started again schedules another.
+// waiter is one waiting activity. A member may have several: the server repeats an activity
+// if it misses heartbeats, and a restarted workflow schedules another.
 type waiter struct {
 	alloc    berth.AllocationID
 	token    []byte
-	next     *waiter // of the same member
-	beatAt   time.Time
-	beating  bool // a heartbeat is under way
-	progress wire.RunProgress
+	next     *waiter          // of the same member
+	beatAt   time.Time        // when the next heartbeat is due
+	beating  bool             // a heartbeat is under way
+	progress wire.RunProgress // of the last read
 }
 
 // end is a result on its way to Temporal.
@@ -106,7 +106,7 @@ type end struct {
 	result wire.RunResult
 }
 
-// New returns a registry that Run sets to work.
+// New returns a registry without waiters; start it with Run.
 func New(store Store, t Temporal, o Options) *Registry {
 	if o.Sweep == 0 {
 		o.Sweep = 2 * time.Second
@@ -131,33 +131,32 @@ func New(store Store, t Temporal, o Options) *Registry {
 	return r
 }
 
-// Enter notes that the activity with that token waits for a member. It returns
-// false if this replica stops: then another one is to wait.
+// Enter makes the activity with that token wait for a member. It returns false if this
+// replica is stopping: then the caller ends the activity, and another replica waits.
 func (r *Registry) Enter(alloc berth.AllocationID, token []byte) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.left {
 		return false
 	}
-	// The first heartbeats of waiters that come at once are spread over the whole
-	// interval, and stay spread.
+	// The first heartbeats of waiters that come at once are spread over the whole interval,
+	// and stay spread.
 	first := time.Now().Add(r.opts.Beat/10 + rand.N(r.opts.Beat*9/10))
 	r.waiting[alloc] = &waiter{alloc: alloc, token: token, next: r.waiting[alloc], beatAt: first}
 	r.count++
-	r.unread[alloc] = struct{}{} // it may have ended before this
+	r.unread[alloc] = struct{}{} // the member may have ended before
 	r.poke()
 	return true
 }
 
-// Waiting returns how many activities wait here, and how many results are on
-// their way to Temporal.
+// Waiting returns the number of waiting activities, and of results that are not sent yet.
 func (r *Registry) Waiting() (waiting, ending int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.count, len(r.ends)
 }
 
-// poke wakes Run to read; r.mu is held.
+// poke makes Run read the unread rows soon; r.mu is held.
 func (r *Registry) poke() {
 	select {
 	case r.wake <- struct{}{}:
@@ -165,8 +164,8 @@ func (r *Registry) poke() {
 	}
 }
 
-// Run reads rows, completes activities and sends heartbeats until ctx ends, and
-// returns its error.
+// Run reads rows, completes activities and sends heartbeats until ctx ends, and returns
+// ctx's error.
 func (r *Registry) Run(ctx context.Context, hints Hints) error {
 	var all sync.WaitGroup
 	defer all.Wait()
@@ -203,6 +202,7 @@ func (r *Registry) Run(ctx context.Context, hints Hints) error {
 	}
 }
 
+// close stops the senders of ends, which wait on change and not on a context.
 func (r *Registry) close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -210,8 +210,7 @@ func (r *Registry) close() {
 	r.change.Broadcast()
 }
 
-// hear marks the members for reading that hints are about; all of them where hints
-// were lost.
+// hear marks hinted members for reading, or all members if hints were lost.
 func (r *Registry) hear(allocs []berth.AllocationID, missed bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -228,7 +227,8 @@ func (r *Registry) hear(allocs []berth.AllocationID, missed bool) {
 	}
 }
 
-// sweep marks the members for reading that have ended, whoever recorded it.
+// sweep marks members for reading that have ended anywhere: an end reported to another
+// replica may come without a hint.
 func (r *Registry) sweep(ctx context.Context) {
 	if n, _ := r.Waiting(); n == 0 {
 		return
@@ -243,7 +243,8 @@ func (r *Registry) sweep(ctx context.Context) {
 	r.hear(ended, false)
 }
 
-// read reads the marked rows and acts on what they say.
+// read reads the marked rows in one call and delivers the rows to the waiters. After a
+// failure all of them stay marked.
 func (r *Registry) read(ctx context.Context) error {
 	r.mu.Lock()
 	ids := make([]berth.AllocationID, 0, len(r.unread))
@@ -252,6 +253,7 @@ func (r *Registry) read(ctx context.Context) error {
 			ids = append(ids, id)
 		}
 	}
+	// Cleared before the read: a hint that comes during the read marks its member again.
 	clear(r.unread)
 	r.mu.Unlock()
 	views, err := r.members(ctx, ids)
@@ -271,7 +273,7 @@ func (r *Registry) read(ctx context.Context) error {
 	return nil
 }
 
-// members returns the rows of the allocations by their id.
+// members returns the rows of the allocations by id.
 func (r *Registry) members(ctx context.Context,
 	ids []berth.AllocationID) (map[berth.AllocationID]wire.MemberView, error) {
 	if len(ids) == 0 {
@@ -290,9 +292,9 @@ func (r *Registry) members(ctx context.Context,
 	return views, nil
 }
 
-// deliver ends the wait for a member if its row says so. Where it says that there
-// is nothing to wait for, or where there is no row, the result is not sealed: the
-// workflow reads the row then. r.mu is held.
+// deliver ends the wait for a member whose row has an end. If the row shows that the
+// attempt has gone on, or does not exist, the result is not sealed, and the workflow then
+// reads the row. A live member keeps waiting. r.mu is held.
 func (r *Registry) deliver(id berth.AllocationID, v wire.MemberView, found bool) {
 	var result wire.RunResult
 	switch {
@@ -312,7 +314,8 @@ func (r *Registry) deliver(id berth.AllocationID, v wire.MemberView, found bool)
 	r.change.Broadcast()
 }
 
-// sendEnds completes activities until Run is over, each for as long as it takes.
+// sendEnds completes activities until Run ends. It retries with growing pauses, without a
+// limit.
 func (r *Registry) sendEnds(ctx context.Context) {
 	pause := firstPause
 	for {
@@ -335,7 +338,7 @@ func (r *Registry) sendEnds(ctx context.Context) {
 	}
 }
 
-// nextEnd waits for a result to send; false once Run is over.
+// nextEnd waits for a result to send; it returns false once Run has ended.
 func (r *Registry) nextEnd() (end, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -351,8 +354,8 @@ func (r *Registry) nextEnd() (end, bool) {
 	return e, true
 }
 
-// sent records the outcome of a completion. One that failed goes behind the others,
-// since it may be at fault itself.
+// sent records the outcome of a completion. A failed one goes behind the others, since the
+// fault may be its own.
 func (r *Registry) sent(e end, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -363,7 +366,7 @@ func (r *Registry) sent(e end, err error) {
 	r.change.Broadcast()
 }
 
-// drain waits until every result that was read has been sent, or ctx ends.
+// drain waits until every result has been sent, or ctx ends.
 func (r *Registry) drain(ctx context.Context) {
 	stop := context.AfterFunc(ctx, func() {
 		r.mu.Lock()
@@ -378,7 +381,7 @@ func (r *Registry) drain(ctx context.Context) {
 	}
 }
 
-// complete sends one result. An activity that is gone needs none.
+// complete sends one result. ErrGone counts as success: the result is not needed.
 func (r *Registry) complete(ctx context.Context, e end) error {
 	if err := r.temporal.Complete(ctx, e.token, e.result); !errors.Is(err, ErrGone) {
 		return err
@@ -386,13 +389,13 @@ func (r *Registry) complete(ctx context.Context, e end) error {
 	return nil
 }
 
-// HandOver gives the waiters to other replicas, because this one stops: nothing
-// enters any more, and the server starts each activity again elsewhere, spread
-// over as long as the others need to take them up. Results that were read already
-// are sent in the same time. HandOver ends with ctx, or at the first call that
-// Temporal does not answer, and returns the number of waiters that it did not hand
-// over: the server misses their heartbeats, and ends before that are settled by
-// pokes.
+// HandOver passes the waiters on to other replicas when this one stops. Enter refuses from
+// now on, and the server starts each activity again elsewhere, spread over the time that
+// the other replicas need to enter the waiters (takenUp). Results that were read already
+// are sent meanwhile. HandOver ends with ctx, or at the first call that Temporal does not
+// answer, and returns the number of waiters that were not handed over: the server misses
+// their heartbeats and repeats the activities, and members that end before that are settled
+// by pokes.
 func (r *Registry) HandOver(ctx context.Context) (left int) {
 	if left = r.handOver(ctx); left == 0 {
 		r.drain(ctx)
@@ -400,6 +403,7 @@ func (r *Registry) HandOver(ctx context.Context) (left int) {
 	return left
 }
 
+// handOver is HandOver without the wait for results.
 func (r *Registry) handOver(ctx context.Context) (left int) {
 	var tokens [][]byte
 	r.mu.Lock()
@@ -426,6 +430,8 @@ func (r *Registry) handOver(ctx context.Context) (left int) {
 		all.Go(func() {
 			for token := range next {
 				err := r.temporal.HandOver(ctx, token, rand.N(spread))
+				// Temporal is down or too slow: further calls would only use up the time of
+				// the stop.
 				if err != nil && !errors.Is(err, ErrGone) {
 					stop()
 					continue
@@ -450,6 +456,6 @@ func (r *Registry) handOver(ctx context.Context) (left int) {
 	return left
 }
 
-// takenUp is how many waiters a second the replicas that go on should have to take
-// up after one has handed over its own.
+// takenUp is the number of waiters per second that the remaining replicas should have to
+// enter after a hand-over.
 const takenUp = 100

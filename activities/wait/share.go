@@ -8,24 +8,27 @@ import (
 	"berth"
 )
 
-// Peers makes the members that this replica waits for known to the other replicas, so
-// that the leader finds members for which no replica waits.
+// Peers shares the members for which this replica waits with the other replicas, so that
+// the leader finds members for which no replica waits.
 type Peers interface {
 	// Share stores the members, in ascending order. changed is false if they are the
 	// same as in the last call that succeeded.
 	Share(ctx context.Context, members []berth.AllocationID, changed bool) error
-	// Withdraw removes what Share has stored.
+	// Withdraw removes the set that Share has stored.
 	Withdraw(ctx context.Context) error
 }
 
-// withdrawLimit bounds the call that removes this replica's set when it stops.
+// withdrawLimit bounds the call that removes this replica's set at its stop.
 const withdrawLimit = 2 * time.Second
 
-// share shares the waiting members until ctx ends, and then withdraws them.
+// share stores the waiting members at each interval until ctx ends, and then withdraws the
+// set.
 func (r *Registry) share(ctx context.Context) {
 	tick := time.NewTicker(r.opts.Share)
 	defer tick.Stop()
 	var last []berth.AllocationID
+	// After a failed call the stored set is unknown, so last and shared describe the last
+	// success.
 	for shared := false; ; {
 		members := r.waitingMembers()
 		err := r.shareOnce(ctx, members, !shared || !slices.Equal(members, last))
@@ -47,6 +50,7 @@ func (r *Registry) share(ctx context.Context) {
 	}
 }
 
+// shareOnce makes one call of Peers, within readLimit.
 func (r *Registry) shareOnce(ctx context.Context, members []berth.AllocationID, changed bool) error {
 	ctx, cancel := context.WithTimeout(ctx, readLimit)
 	defer cancel()
@@ -61,6 +65,7 @@ func (r *Registry) waitingMembers() []berth.AllocationID {
 		list = append(list, id)
 	}
 	r.mu.Unlock()
+	// Peers wants an order, and share compares two lists.
 	slices.Sort(list)
 	return list
 }

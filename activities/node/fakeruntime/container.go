@@ -17,7 +17,7 @@ import (
 	"berth/activities/node/runtimetest/prog"
 )
 
-// firstPID lies above the largest pid that Linux can give (2^22), so that a caller who
+// firstPID lies above the largest pid that Linux can give (2^22), so that a caller which
 // mistakes a fake container for a real one signals no other process.
 const firstPID = 1 << 22
 
@@ -33,7 +33,7 @@ type container struct {
 	gone   bool                   // removed
 	hung   bool                   // no signal has an effect
 	cancel context.CancelFunc     // of the program, while it runs
-	killed bool                   // exit with code, whatever the program returns
+	killed bool                   // exit with code, and ignore the program's own
 	code   int                    // of killed
 	catch  map[string]chan string // by signal; see prog.Process.Catch
 }
@@ -60,7 +60,7 @@ func newContainer(spec node.ContainerSpec, number, maxLines int) *container {
 	}
 }
 
-// snapshot returns a copy of the state, as an engine reports it.
+// snapshot returns a copy of the state for a caller of the engine.
 func (c *container) snapshot() node.Container {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -138,7 +138,8 @@ func (c *container) finish(code int) {
 	close(c.exited)
 }
 
-// end makes a running container exit with code now; it reports whether the container ran.
+// end makes a running container exit with code now; false means that the container did not
+// run.
 func (c *container) end(code int) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -164,7 +165,7 @@ func (c *container) hang(on bool) {
 	c.hung = on
 }
 
-// remove ends all waits for the container; it may be repeated.
+// remove ends all waits for the container. Repeated calls do nothing.
 func (c *container) remove() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -174,8 +175,8 @@ func (c *container) remove() {
 	}
 }
 
-// outOfMemory acts as the kernel's OOM killer: it kills the program, or a child alone if
-// child is not nil. The container counts as OOM-killed either way, as in Docker.
+// outOfMemory acts as the kernel's OOM killer on the program, or on child alone if that is
+// not nil. The container counts as OOM-killed either way, as in Docker.
 func (c *container) outOfMemory(child context.CancelFunc) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -243,8 +244,8 @@ func (c *container) process(args []string, out, errs *stream) *prog.Process {
 	return p
 }
 
-// env returns a variable as an engine sets it: NVIDIA_VISIBLE_DEVICES follows the
-// reservation, and values from image and job are ignored.
+// env returns a variable with the value that an engine sets: NVIDIA_VISIBLE_DEVICES follows
+// the reservation, and the values of image and job are ignored.
 func (c *container) env(name string) (string, bool) {
 	if name == "NVIDIA_VISIBLE_DEVICES" {
 		if len(c.spec.GPUs) == 0 {

@@ -37,6 +37,7 @@ func (f *Fake) CopyOut(ctx context.Context, name, at string) (io.ReadCloser, err
 	if err != nil {
 		return nil, err
 	}
+	// A pipe, since a folder may be larger than memory.
 	out, in := io.Pipe()
 	go func() { // ends with the pipe, which the caller closes
 		w := tar.NewWriter(in)

@@ -140,7 +140,7 @@ func (f *Fake) create(spec node.ContainerSpec) (node.Container, error) {
 	return c.snapshot(), nil
 }
 
-// Start runs the container's command, unless it has been started before.
+// Start runs the command of a container that was never started.
 func (f *Fake) Start(ctx context.Context, name string) error {
 	if err := f.allow(ctx, Call{Method: "Start", Subject: name}); err != nil {
 		return err
@@ -215,7 +215,7 @@ func (f *Fake) Unstarted(ctx context.Context, labels map[string]string) ([]node.
 	return slices.DeleteFunc(all, func(c node.Container) bool { return c.State != node.ContainerCreated }), err
 }
 
-// Probe succeeds once the engine gets to it: a hook may delay or refuse it.
+// Probe succeeds, unless a hook refuses the call.
 func (f *Fake) Probe(ctx context.Context, _ map[string]string) error {
 	if err := f.allow(ctx, Call{Method: "Probe"}); err != nil {
 		return err
@@ -297,8 +297,8 @@ func (f *Fake) Logs(ctx context.Context, name string, since time.Time, follow bo
 	return nil
 }
 
-// Remove kills the container if it runs, and deletes it with its log. Removal of a hung
-// container blocks until ctx ends, as on a real engine.
+// Remove kills a running container, and deletes the container with its log. Removal of a
+// hung container blocks until ctx ends, as on a real engine.
 func (f *Fake) Remove(ctx context.Context, name string) error {
 	if err := f.allow(ctx, Call{Method: "Remove", Subject: name}); err != nil {
 		return err

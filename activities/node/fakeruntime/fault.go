@@ -42,10 +42,9 @@ func (f *Faults) Intercept(hook func(Call) error) {
 	f.intercept = hook
 }
 
-// Lag makes the engine run hook before it carries out a Create, a Start, an EnsureNetwork
-// or a Probe. A hook that blocks makes the engine slow as Docker is: a caller whose context
-// ends gets its error at once, and the engine still carries out the call. nil removes the
-// hook.
+// Lag makes the engine run hook before each Create, Start, EnsureNetwork and Probe. A hook
+// that blocks makes the engine slow as Docker is: a caller whose context ends gets its
+// error at once, and the engine still carries out the call. nil removes the hook.
 func (f *Faults) Lag(hook func(Call)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -144,9 +143,9 @@ func (f *Fake) Hang(name string, on bool) {
 	}
 }
 
-// Reboot ends every running container with code and keeps all of them as exited, as an
-// engine shows its containers after a restart of the engine or the machine: 255 after a
-// crash, 143 or 137 after an orderly shutdown.
+// Reboot ends every running container with code and keeps all containers as exited, as an
+// engine does over a restart of the engine or the machine: 255 after a crash, 143 or 137
+// after an orderly shutdown.
 func (f *Fake) Reboot(code int) {
 	f.mu.Lock()
 	var running []*container
@@ -157,13 +156,13 @@ func (f *Fake) Reboot(code int) {
 		}
 	}
 	f.mu.Unlock()
-	// Outside of the lock, since programs may call the engine as they end.
+	// Wait without the lock, so that other calls are not held up.
 	for _, c := range running {
 		<-c.exited
 	}
 }
 
-// allow returns an error for a call whose context has ended or that the hook refuses.
+// allow returns the error of an ended context, or of the hook.
 func (f *Faults) allow(ctx context.Context, call Call) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("%s %s: %w", call.Method, call.Subject, err)

@@ -52,7 +52,7 @@ func (l *logBuffer) wake() {
 	}
 }
 
-// after returns the lines from position at on, the position after the last of them, and a
+// after returns the lines from a position on, the position after the last line, and a
 // channel that is closed when more lines come. The channel is nil if the log is complete. A
 // reader that is too slow misses the dropped lines.
 func (l *logBuffer) after(at int) ([]node.LogLine, int, <-chan struct{}) {

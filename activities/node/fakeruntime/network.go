@@ -36,6 +36,7 @@ func (f *Fake) RemoveNetwork(ctx context.Context, name string) error {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	// Exited containers count too, as in Docker: a restart of one would need the network.
 	for _, c := range f.containers {
 		if c.spec.Network == name {
 			return fmt.Errorf("remove network %s: container %s is on it: %w", name, c.spec.Name, node.ErrNetworkInUse)

@@ -289,8 +289,8 @@ func writeFile(_ context.Context, p *Process, args []string) int {
 	return 0
 }
 
-// awaitFile waits until the file exists, so that a test decides when the program continues.
-// It polls every 5 ms.
+// awaitFile polls every 5 ms until the file exists, so that a test decides when the program
+// continues.
 func awaitFile(ctx context.Context, p *Process, args []string) int {
 	path, err := p.ReadPath(args[0])
 	if err != nil {
