@@ -7,13 +7,13 @@ import (
 	"berth/wire"
 )
 
-// Array coordinates the elements of one array from its row to its end. Elements
-// are rows with workflows of their own, which others start: the history of Array
-// grows with the number of pokes, not with the number of elements.
+// Array coordinates the elements of one array from its row to its end. Elements are rows
+// with workflows of their own, which the dispatcher starts: the history of Array grows with
+// the number of pokes, not with the number of elements.
 //
-// Array repeats one step, which reconciles the parent with the rows. So a coordinator
-// that was terminated is rebuilt from the row, and the reconciler may take the same
-// step in its place.
+// Array repeats one step, which reconciles the parent with the rows. So a coordinator that
+// was terminated is rebuilt from the row, and the reconciler may take the same step in its
+// place.
 func Array(root workflow.Context, in wire.JobInput) error {
 	ctx, stop := workflow.NewDisconnectedContext(root)
 	defer stop()
@@ -47,7 +47,7 @@ func Array(root workflow.Context, in wire.JobInput) error {
 // tend runs the step that reconciles the parent. A pending cancel is written to the
 // row first.
 func (j *job) tend(ctx workflow.Context) (wire.ReconcileResult, error) {
-	j.drain(j.poke) // what they tell of is about to be read
+	j.drain(j.poke) // the following read covers all of them
 	if !j.cancelPending() {
 		return step[wire.ReconcileResult](ctx, berth.ActivityTend, j.id)
 	}

@@ -1,19 +1,19 @@
-// Package workflows holds Berth's Temporal workflows. A job's workflow owns its
-// reservation: it asks for the reservation (Reserve), waits for the end of each
-// member (Run, served by the waiters of the control plane), and gives the
-// reservation up (Settle). The workflow of an array or a pipeline reconciles its
-// children (Tend), and Fire decides one time of a schedule.
+// Package workflows implements Berth's Temporal workflows. A job's workflow owns its
+// reservation: it asks for the reservation (Reserve), waits for the end of each member
+// (Run, served by the waiters of the control plane), and gives the reservation up (Settle).
+// The workflow of an array or a pipeline reconciles its children (Tend), and Fire decides
+// one time of a schedule.
 //
 //	         poke                   all members ended
 //	Reserve ------> members of a grant -------------> Settle --+--> done
 //	   ^                                                       |
 //	   +--------------------- retry ---------------------------+
 //
-// A workflow never decides a job's status: the row does, and each step returns the
-// row. So any wait may be cut short and any step done twice, and a workflow that
-// was terminated or lost is rebuilt from the row while its containers run on.
+// A workflow never decides a job's status: the row does, and each step returns the row. So
+// any wait may be cut short and any step done twice, and a workflow that was terminated or
+// lost is rebuilt from the row while its containers keep running.
 //
-// The one rule to know: workflow code must be deterministic. Changing the order
-// of commands needs workflow.GetVersion and a newly recorded history beside the
-// old ones in testdata.
+// The one rule to know: workflow code must be deterministic. A change of the order of
+// commands needs workflow.GetVersion and a newly recorded history next to the old ones in
+// testdata.
 package workflows

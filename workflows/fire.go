@@ -10,12 +10,12 @@ import (
 
 var scheduledAttribute = temporal.NewSearchAttributeKeyTime(berth.AttributeScheduled)
 
-// Fire is what a Temporal Schedule starts at each of its times: one step, which
-// submits what the schedule's row says, or keeps there why not. It ends at once;
-// whether what it made before still runs is for the rows to say.
+// Fire is the workflow that a Temporal Schedule starts at each of its times. Its one step
+// submits the job in the schedule's row, or records the reason against it there. Fire ends
+// at once; the rows say whether the schedule's previous job still runs.
 //
-// The time it stands for is its start's, and not that of its run: a start that
-// is delivered twice, late or after an outage stands for the same time.
+// The time that Fire decides is the scheduled one of its start, and not that of its run: a
+// start that is delivered twice, late or after an outage decides the same time.
 func Fire(ctx workflow.Context, in wire.FireInput) error {
 	at, ok := workflow.GetTypedSearchAttributes(ctx).GetTime(scheduledAttribute)
 	if !ok {
@@ -30,6 +30,7 @@ func Fire(ctx workflow.Context, in wire.FireInput) error {
 	return nil
 }
 
+// details describes the decision in Temporal's UI.
 func details(r wire.FireResult) string {
 	switch r.Status {
 	case "":

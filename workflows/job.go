@@ -10,16 +10,18 @@ import (
 	"berth/wire"
 )
 
-// Job drives one job from its row to its end. A failed job is a value and the
-// workflow completes; it fails itself only where there is no such row.
+// Job drives one job from its row to its end. A job's failure is a result, with which the
+// workflow completes; the workflow fails only if the row does not exist.
 //
-// A cancel from Temporal's side, be it the signal or Temporal's own request,
-// becomes a cancel request on the row and never an abort.
+// A cancel from Temporal's side, either the signal or Temporal's own request, becomes a
+// cancel request on the row and never an abort: the disconnected context lets the steps go
+// on.
 func Job(root workflow.Context, in wire.JobInput) error {
 	ctx, stop := workflow.NewDisconnectedContext(root)
 	defer stop()
 	j := newJob(ctx, root, in)
 	for {
+		// A cancel that is not on the row yet would be lost with this run.
 		if workflow.GetInfo(ctx).GetContinueAsNewSuggested() && !j.cancelPending() {
 			return workflow.NewContinueAsNewError(ctx, berth.WorkflowJob, in)
 		}
@@ -43,15 +45,15 @@ func Job(root workflow.Context, in wire.JobInput) error {
 	}
 }
 
-// job is what one run of the workflow knows beside the row: how news reach it,
-// and how often in a row it had to pause.
+// job is the state of one run of the workflow apart from the row: its channels for news,
+// and the number of pauses in a row.
 type job struct {
 	id     berth.JobID
 	root   workflow.Context // canceled when Temporal is asked to cancel
 	poke   workflow.ReceiveChannel
 	cancel workflow.ReceiveChannel
-	asked  bool // to cancel
-	told   bool // the row was
+	asked  bool // a cancel has come
+	told   bool // the cancel is on the row
 	pauses int
 }
 
@@ -64,10 +66,10 @@ func newJob(ctx, root workflow.Context, in wire.JobInput) *job {
 	}
 }
 
-// read returns the job as the row has it, by one step. A cancel that has come
-// is put on the row first, in the same step.
+// read returns the job's row, by one step. A pending cancel is written to the row first, in
+// the same step.
 func (j *job) read(ctx workflow.Context, activity string) (wire.JobView, error) {
-	j.drain(j.poke) // what they tell of is about to be read
+	j.drain(j.poke) // the following read covers all of them
 	if !j.cancelPending() {
 		return step[wire.JobView](ctx, activity, j.id)
 	}
@@ -76,8 +78,8 @@ func (j *job) read(ctx workflow.Context, activity string) (wire.JobView, error) 
 	return view, err
 }
 
-// attempt runs the members of a grant and settles it. It returns where the job
-// stands then, as far as that is known: the row is read again anyway.
+// attempt runs the members of a grant and settles the attempt. It returns the job's state
+// as far as that is known: the row is read again anyway.
 func (j *job) attempt(ctx workflow.Context, view wire.JobView) (berth.State, error) {
 	workflow.SetCurrentDetails(ctx, describe(view))
 	if ended, err := j.runRanks(ctx, view); err != nil || !ended {
@@ -94,11 +96,11 @@ func (j *job) attempt(ctx workflow.Context, view wire.JobView) (berth.State, err
 		return result.Next, nil
 	}
 	j.pauses = 0
-	return view.State, nil // reserve anew
+	return view.State, nil // the next pass reserves again
 }
 
-// wait blocks until something is said about the job. No timer stands beside it:
-// the leader's reconciler repeats a poke that was lost.
+// wait blocks until a poke or a cancel arrives. No timer is needed: the leader's reconciler
+// repeats a lost poke.
 func (j *job) wait(ctx workflow.Context, view wire.JobView) {
 	workflow.SetCurrentDetails(ctx, string(view.State)+": waits for its grant")
 	s := workflow.NewSelector(ctx)
@@ -106,8 +108,8 @@ func (j *job) wait(ctx workflow.Context, view wire.JobView) {
 	s.Select(ctx)
 }
 
-// pause waits after something that should not have been, longer each time that
-// it happens in a row. News end it early.
+// pause waits after an unexpected failure, longer each time in a row. A poke or a cancel
+// ends the pause early.
 func (j *job) pause(ctx workflow.Context, why string) {
 	workflow.GetLogger(ctx).Warn("workflow pauses", "job_id", j.id, "pauses", j.pauses, "reason", why)
 	workflow.SetCurrentDetails(ctx, "pauses: "+why)
@@ -120,8 +122,8 @@ func (j *job) pause(ctx workflow.Context, why string) {
 	s.Select(ctx)
 }
 
-// listen adds to a selector what may be said about the job: a poke, and a
-// cancel, which the next read puts on the row.
+// listen adds the channels of pokes and cancels to a selector. A cancel is written to the
+// row by the next read.
 func (j *job) listen(s workflow.Selector, poked func()) {
 	s.AddReceive(j.poke, func(workflow.ReceiveChannel, bool) {
 		j.drain(j.poke)
@@ -131,15 +133,15 @@ func (j *job) listen(s workflow.Selector, poked func()) {
 		j.drain(j.cancel)
 		j.asked = true
 	})
-	if j.root.Err() == nil { // else it stays ready for ever
+	if j.root.Err() == nil { // a second time the channel would be ready always
 		s.AddReceive(j.root.Done(), func(c workflow.ReceiveChannel, _ bool) {
-			c.ReceiveAsync(nil) // a selector offers what is not taken again and again
+			c.ReceiveAsync(nil) // else the selector would select the same value again
 			j.asked = true
 		})
 	}
 }
 
-// cancelPending reports whether a cancel has come that the row does not know of.
+// cancelPending reports whether a cancel has come that is not on the row yet.
 func (j *job) cancelPending() bool {
 	if j.drain(j.cancel) || j.root.Err() != nil {
 		j.asked = true
@@ -147,7 +149,8 @@ func (j *job) cancelPending() bool {
 	return j.asked && !j.told
 }
 
-// drain empties a channel of signals that say nothing but that they came.
+// drain empties a channel of signals without content. It reports whether the channel had
+// any.
 func (j *job) drain(c workflow.ReceiveChannel) (some bool) {
 	for c.ReceiveAsync(nil) {
 		some = true
@@ -160,7 +163,8 @@ const (
 	maxPause   = 30 * time.Second
 )
 
-// backoff is the pause after n others, doubling.
+// backoff returns the pause after n others in a row: doubled each time, from firstPause to
+// maxPause.
 func backoff(n int) time.Duration {
 	return min(firstPause<<min(n, 10), maxPause)
 }

@@ -11,10 +11,10 @@ import (
 	"berth/wire"
 )
 
-// Pipeline coordinates the steps of a pipeline from its row to its end, by the
-// same step as Array does. What may start it starts as a child, which outlives
-// it: a step runs on when its pipeline's workflow is terminated, and the one that
-// is started anew finds it in the rows.
+// Pipeline coordinates the steps of a pipeline from its row to its end, by the same step as
+// Array. It starts the workflow of each ready step as a child, which outlives it: a step
+// runs on when its pipeline's workflow is terminated, and a restarted coordinator finds
+// that step in the rows.
 func Pipeline(root workflow.Context, in wire.JobInput) error {
 	ctx, stop := workflow.NewDisconnectedContext(root)
 	defer stop()
@@ -37,6 +37,8 @@ func Pipeline(root workflow.Context, in wire.JobInput) error {
 			return nil
 		}
 		j.pauses = 0
+		// A start changes rows, and there may be more to do: reconcile again before
+		// waiting.
 		some := startReady(ctx, result, started)
 		if some || result.More {
 			continue
@@ -48,14 +50,16 @@ func Pipeline(root workflow.Context, in wire.JobInput) error {
 	}
 }
 
+// Search attributes of the children; the dispatcher sets the same on workflows that it
+// starts.
 var (
 	tenantAttribute = temporal.NewSearchAttributeKeyKeyword(berth.AttributeTenant)
 	kindAttribute   = temporal.NewSearchAttributeKeyKeyword(berth.AttributeKind)
 )
 
-// startReady starts the workflows of steps that this run has not started, and
-// waits until the server has them. One that is there already was started by the
-// dispatcher, or by an earlier run.
+// startReady starts the workflows of ready steps that this run has not started, and waits
+// until the server has recorded the starts. An existing one was started by the dispatcher,
+// or by an earlier run.
 func startReady(ctx workflow.Context, result wire.ReconcileResult, started map[berth.JobID]bool) (some bool) {
 	var children []workflow.Future
 	for _, r := range result.Ready {

@@ -12,37 +12,37 @@ import (
 	"berth/wire"
 )
 
-// ranks is one attempt under way, with a waiter for each member. The end of a
-// member stands in its row; a waiter only signals that it is time to read the row.
+// ranks is one attempt under way, with a waiter for each member. The end of a member is in
+// its row; a waiter only signals that it is time to read the row.
 type ranks struct {
 	*job
 	attempt    int
 	limit      time.Duration // of a run, with its grace; 0: none
 	ctx        workflow.Context
-	news       workflow.Selector
-	waiters    []waiter // by rank
-	then       func()   // what the last news ask for
-	stopped    bool     // the rest of a gang was told to stop
-	escalation time.Time
-	superseded bool // the row is past this attempt
-	err        error
+	news       workflow.Selector // signals, timers and ends of waiters
+	waiters    []waiter          // by rank
+	then       func()            // the action for the latest news
+	stopped    bool              // the rest of a gang was ordered to stop
+	escalation time.Time         // when members that still run are killed; zero: never
+	superseded bool              // the row is past this attempt
+	err        error             // of a step; ends the attempt's wait
 }
 
-// waiter is how the workflow waits for one member.
+// waiter is the workflow's wait for one member.
 type waiter struct {
 	slot    berth.Slot
 	pending bool // its Run, or the pause before the next one, is under way
-	done    bool // nothing more to wait for
+	done    bool // the member has ended
 	losses  int  // Runs in a row that ended without a result
 }
 
-// runRanks waits until every member of a grant has ended, is given up, or belongs
-// to an attempt of the past. It serves one member and a gang alike, and a first
-// run as well as a rebuilt workflow, whose Run finds the container there. It
-// returns false if the caller should read the row again before it settles.
+// runRanks waits until every member of a grant has ended, is given up, or belongs to a past
+// attempt. It serves one member and a gang alike, and a first run as well as a rebuilt
+// workflow, whose Run finds the running container. It returns false if the caller should
+// read the row again before it settles.
 func (j *job) runRanks(ctx workflow.Context, view wire.JobView) (ended bool, err error) {
 	ctx, abandon := workflow.WithCancel(ctx)
-	defer abandon() // of waiters and timers; no container hears of it
+	defer abandon() // of waiters and timers; containers are not affected
 	r := &ranks{job: j, attempt: view.Attempt, limit: view.RunLimit.Std(), ctx: ctx, news: workflow.NewSelector(ctx)}
 	for _, slot := range view.Slots {
 		r.waiters = append(r.waiters, waiter{slot: slot})
@@ -53,6 +53,7 @@ func (j *job) runRanks(ctx workflow.Context, view wire.JobView) (ended bool, err
 		if workflow.GetInfo(ctx).GetContinueAsNewSuggested() {
 			return false, nil
 		}
+		// The callbacks of the selector only choose the action; it runs here, after Select.
 		r.then = func() {}
 		r.news.Select(ctx)
 		if j.cancelPending() {
@@ -63,6 +64,7 @@ func (j *job) runRanks(ctx workflow.Context, view wire.JobView) (ended bool, err
 	return r.err == nil, r.err
 }
 
+// open returns the number of members that may still run.
 func (r *ranks) open() int {
 	n := 0
 	for _, w := range r.waiters {
@@ -73,7 +75,7 @@ func (r *ranks) open() int {
 	return n
 }
 
-// look reads the row and does what follows from it.
+// look reads and applies the row.
 func (r *ranks) look() {
 	if r.err != nil || r.superseded {
 		return
@@ -86,9 +88,11 @@ func (r *ranks) look() {
 	r.apply(view)
 }
 
-// apply compares the waiters with the row: members that are live get one, members
-// that are not need none any more.
+// apply compares the waiters with the row: a live member gets a waiter, any other one needs
+// none.
 func (r *ranks) apply(view wire.JobView) {
+	// The row is authoritative: a verdict or a cancel may have ended this attempt without
+	// its waiters.
 	if view.Attempt != r.attempt || !view.State.HoldsCapacity() {
 		r.superseded = true
 		return
@@ -120,7 +124,7 @@ func (r *ranks) wait(i int) {
 	r.news.AddFuture(run, func(workflow.Future) { r.then = func() { r.returned(i, run) } })
 }
 
-// returned deals with the end of the activity that waited for the member of rank i.
+// returned handles the end of the activity that waited for the member of rank i.
 func (r *ranks) returned(i int, run workflow.Future) {
 	w := &r.waiters[i]
 	w.pending = false
@@ -130,7 +134,7 @@ func (r *ranks) returned(i int, run workflow.Future) {
 	case w.done || r.superseded || r.err != nil: // given up meanwhile
 	case err != nil:
 		r.lost(i, err)
-	case result.Phase != berth.PhaseSealed: // not that machine's work, as far as it knows
+	case result.Phase != berth.PhaseSealed: // the row had no end for this allocation
 		r.lost(i, errNotSealed)
 	default:
 		w.done = true
@@ -142,8 +146,8 @@ func (r *ranks) returned(i int, run workflow.Future) {
 
 var errNotSealed = errors.New("the machine does not have it to its end")
 
-// lost deals with a waiter that failed or timed out. That says nothing about
-// the member: the row does. If it is live there, it gets another waiter, later.
+// lost handles a waiter that failed or timed out. That says nothing about the member: the
+// row does. If the member is live there, it gets another waiter after a pause.
 func (r *ranks) lost(i int, why error) {
 	w := &r.waiters[i]
 	workflow.GetLogger(r.ctx).Warn("waiter lost", "job_id", r.id, "attempt", r.attempt, "machine_id", w.slot.Machine,
@@ -163,8 +167,8 @@ func (r *ranks) lost(i int, why error) {
 	w.losses++
 }
 
-// stopRest stops the other members of a gang after one of them ended. Whether it
-// ended badly or was lost the step finds in the rows, and answers.
+// stopRest stops the other members of a gang after one member ended. The step finds in the
+// rows whether that end was bad or a loss, and returns true only then.
 func (r *ranks) stopRest() {
 	if r.stopped || r.err != nil || r.open() == 0 {
 		return
@@ -172,12 +176,12 @@ func (r *ranks) stopRest() {
 	r.stopped, r.err = step[bool](r.ctx, berth.ActivityStopAttempt, r.id, r.attempt)
 }
 
-// escalationSlack is given to a machine beyond the grace it was told, to kill
-// by itself and to say so.
+// escalationSlack is the time, beyond the grace, in which a machine is expected to kill its
+// members and to report that.
 const escalationSlack = 10 * time.Second
 
-// escalateAt orders the kill of what has not ended by then. The time is known
-// only where the row was read after a stop order.
+// escalateAt orders the kill of the members that run at a time. The time is known only if
+// the row was read after a stop order.
 func (r *ranks) escalateAt(t time.Time) {
 	if t.IsZero() || t.Equal(r.escalation) {
 		return
@@ -186,6 +190,7 @@ func (r *ranks) escalateAt(t time.Time) {
 	timer := workflow.NewTimer(r.ctx, max(0, t.Sub(workflow.Now(r.ctx)))+escalationSlack)
 	r.news.AddFuture(timer, func(workflow.Future) {
 		r.then = func() {
+			// A later stop order has moved the time: its own timer acts.
 			if r.err != nil || !r.escalation.Equal(t) {
 				return
 			}
@@ -196,6 +201,7 @@ func (r *ranks) escalateAt(t time.Time) {
 	})
 }
 
+// runOptions returns the options of the activity. Its timeout follows the job's run limit.
 func (r *ranks) runOptions(slot berth.Slot) workflow.Context {
 	o := runRank
 	if r.limit > 0 {
@@ -205,7 +211,8 @@ func (r *ranks) runOptions(slot berth.Slot) workflow.Context {
 	return workflow.WithActivityOptions(r.ctx, o)
 }
 
-// describe tells in Temporal's UI what the workflow is at. It costs no event.
+// describe returns the text that Temporal's UI shows about the workflow. It adds no event
+// to the history.
 func describe(v wire.JobView) string {
 	const shown = 4
 	var b strings.Builder

@@ -11,10 +11,10 @@ import (
 	"berth/wire"
 )
 
-// Options of activities. Every retry policy is unlimited but that of local
-// steps: an activity that fails is no verdict about a job.
+// Options of activities. Every retry policy is unlimited except that of local steps: a
+// failed activity is no verdict about a job.
 var (
-	// localStep is a step beside the database, within the workflow's own task.
+	// localStep is for a step next to the database, within the workflow's own task.
 	localStep = workflow.LocalActivityOptions{
 		StartToCloseTimeout:    3 * time.Second, // a step takes milliseconds; Reserve waits up to a second
 		ScheduleToCloseTimeout: 5 * time.Second, // far below the time of a workflow task (10 s)
@@ -22,18 +22,18 @@ var (
 			MaximumAttempts: 3},
 	}
 
-	// durableStep is the same step while the database is away: the server
-	// repeats it, and the history does not grow, be it for days.
+	// durableStep is for the same step while the database is away: the server repeats the
+	// step, for days if necessary, and the history does not grow.
 	durableStep = workflow.ActivityOptions{
 		TaskQueue:           berth.QueueControl,
-		StartToCloseTimeout: 10 * time.Second, // a worker that died with the step holds it up no longer
+		StartToCloseTimeout: 10 * time.Second, // bounds the delay by a worker that died with the step
 		RetryPolicy: &temporal.RetryPolicy{InitialInterval: time.Second, BackoffCoefficient: 2,
 			MaximumInterval: 30 * time.Second},
 	}
 
-	// runRank waits for one member's end, in any replica of the control plane. It
-	// has no ScheduleToStartTimeout: a member for which no slot is free waits
-	// without a waiter, and a poke tells the workflow of its end.
+	// runRank is for the wait for one member's end, in any replica of the control plane. It
+	// has no ScheduleToStartTimeout: a member without a free slot waits without a waiter,
+	// and a poke reports its end to the workflow.
 	runRank = workflow.ActivityOptions{
 		TaskQueue:           berth.QueueWaiters,
 		StartToCloseTimeout: 365 * 24 * time.Hour, // of jobs without a run limit; see runOptions
@@ -44,14 +44,12 @@ var (
 	}
 )
 
-// runSlack is added to a run limit with its grace, for pulling, restoring and
-// uploading. The limit itself is kept on the machine; past this the waiter is
-// only attached anew.
+// runSlack is added to a run limit with its grace, for pulling, restoring and uploading.
+// The machine enforces the limit itself; past this time the server only repeats the waiter.
 const runSlack = 30 * time.Minute
 
-// step runs one step beside the database: at once within the workflow's task,
-// or, if that fails, as an activity that is repeated until it succeeds or can
-// never succeed.
+// step runs one step next to the database: at once within the workflow's task, or, after a
+// failure, as an activity that the server repeats until success or a permanent error.
 func step[T any](ctx workflow.Context, name string, args ...any) (T, error) {
 	var result T
 	local := workflow.WithLocalActivityOptions(ctx, localStep)
@@ -64,7 +62,7 @@ func step[T any](ctx workflow.Context, name string, args ...any) (T, error) {
 	return result, err
 }
 
-// isFinal reports whether the same step can only fail again.
+// isFinal reports whether a repetition of the same step can only fail.
 func isFinal(err error) bool {
 	var app *temporal.ApplicationError
 	return errors.As(err, &app) && app.NonRetryable()

@@ -13,6 +13,14 @@ import (
 
 // Heartbeats. A waiter whose heartbeat is due acts by its row:
 //
+//	row              machine                       verdicts   the waiter
+//	sealed           any                           any        returns the end
+//	not live, none   any                           any        returns a result that is not sealed
+//	live             heard, or silent for less     any        sends a heartbeat
+//	                 than a verdict takes
+//	live             silent for longer             possible   sends none, and looks again later
+//	live             silent for longer             frozen     sends a heartbeat
+//	cannot be read   any                           any        sends a heartbeat with the last read
 //
 // If a waiter sends no heartbeat for wire.WaiterTimeout, the server repeats its activity,
 // in this replica or another: the history gets no event for the repetition, and no attempt

@@ -8,6 +8,11 @@
 // ends that come by the thousand leave through a few senders that retry until the server
 // has accepted them (the SDK gives up a completion after ten seconds).
 //
+//	Enter --> waiting --+--> ending:  the end, or "not sealed" where the attempt
+//	            |  ^    |             has gone on; retried until accepted
+//	            v  |    +--> gone:    the server has dropped or repeated the activity
+//	          beating   +--> handed over: this replica stops, another one waits
+//
 // The Registry reads the rows of its members in batches: when a member enters, when a hint
 // reports its end, and when its heartbeat is due. Every two seconds it reads the members of
 // the whole cluster that have ended and are not settled, a short list, so that an end whose

@@ -106,7 +106,7 @@ type end struct {
 	result wire.RunResult
 }
 
-// New returns a registry without waiters; start it with Run.
+// New returns a registry without waiters; Run starts its work.
 func New(store Store, t Temporal, o Options) *Registry {
 	if o.Sweep == 0 {
 		o.Sweep = 2 * time.Second
@@ -292,9 +292,9 @@ func (r *Registry) members(ctx context.Context,
 	return views, nil
 }
 
-// deliver ends the wait for a member whose row has an end. If the row shows that the
-// attempt has gone on, or does not exist, the result is not sealed, and the workflow then
-// reads the row. A live member keeps waiting. r.mu is held.
+// deliver ends the wait for a member with a stored end. If the row shows that the attempt
+// has gone on, or does not exist, the result is not sealed, and the workflow then reads the
+// row. A live member keeps waiting. r.mu is held.
 func (r *Registry) deliver(id berth.AllocationID, v wire.MemberView, found bool) {
 	var result wire.RunResult
 	switch {
@@ -338,7 +338,7 @@ func (r *Registry) sendEnds(ctx context.Context) {
 	}
 }
 
-// nextEnd waits for a result to send; it returns false once Run has ended.
+// nextEnd waits for a result to send; false means that Run has ended.
 func (r *Registry) nextEnd() (end, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
