@@ -14,18 +14,17 @@ import (
 	"berth"
 )
 
-// attributes are what workflows are started with.
+// attributes are the search attributes set at the start of workflows, with their types.
 var attributes = map[string]enumspb.IndexedValueType{
 	berth.AttributeTenant: enumspb.INDEXED_VALUE_TYPE_KEYWORD,
 	berth.AttributeKind:   enumspb.INDEXED_VALUE_TYPE_KEYWORD,
 }
 
-// AddSearchAttributes makes sure that the namespace knows the attributes that
-// workflows are started with. Doing it again changes nothing. It needs the
-// rights of an operator, and where those are lacking somebody else must have
-// done it.
+// AddSearchAttributes adds the search attributes of Berth's workflows to the namespace,
+// unless all exist. It needs the rights of an operator; without these, an operator must
+// have added the attributes before.
 //
-// It looks first: a server that keeps visibility in SQL opens a connection to
+// The check comes first because a server that keeps visibility in SQL opens a connection to
 // itself for each such request and never closes it (server 1.32).
 func AddSearchAttributes(ctx context.Context, c client.Client, namespace string) error {
 	if namespace == "" {
@@ -44,8 +43,8 @@ func AddSearchAttributes(ctx context.Context, c client.Client, namespace string)
 	return nil
 }
 
-// hasSearchAttributes reports whether the namespace has a name for each of our
-// attributes, as it has where visibility is kept in SQL.
+// hasSearchAttributes reports whether the namespace has an alias for each of Berth's
+// attributes. Aliases exist where visibility is kept in SQL.
 func hasSearchAttributes(ctx context.Context, c client.Client, namespace string) (bool, error) {
 	d, err := c.WorkflowService().DescribeNamespace(ctx,
 		&workflowservice.DescribeNamespaceRequest{Namespace: namespace})

@@ -11,12 +11,12 @@ import (
 	"berth/internal/lib/tracing"
 )
 
-// DefaultNamespace is where Berth's workflows live unless told otherwise.
+// DefaultNamespace is the Temporal namespace of Berth's workflows, by default.
 const DefaultNamespace = "default"
 
-// ClientOptions say how to reach Temporal.
+// ClientOptions configure the connection to Temporal.
 type ClientOptions struct {
-	// Base holds what only the program knows, such as TLS and credentials.
+	// Base holds options known only to the program, such as TLS and credentials.
 	Base      client.Options
 	Address   string // host:port
 	Namespace string // "": DefaultNamespace
@@ -25,9 +25,9 @@ type ClientOptions struct {
 	Traces    *tracing.Tracing // nil: none
 }
 
-// Dial returns a client that connects when it is first used, so that it does
-// not fail while Temporal is away. Every program of Berth must get its client
-// here: payloads and logs agree on it. Close it.
+// Dial returns a client that connects at its first use, so that Dial succeeds while
+// Temporal is down. Every program of Berth must get its client here, so that all agree on
+// payloads and logs. The caller closes the client.
 func Dial(o ClientOptions) (client.Client, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)

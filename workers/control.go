@@ -15,32 +15,31 @@ import (
 	"berth/workflows"
 )
 
-// waiting is how many first steps of workflows may wait for the leader at once
-// in a process. Each holds a workflow task and a goroutine, little more; a
-// submission beyond it waits in the task queue.
+// waiting bounds the first steps of workflows that wait for the leader at once in a
+// process. Each holds a workflow task and a goroutine, little more; a further submission
+// waits in the task queue.
 const waiting = 2000
 
-// stickyFor is how long the task of a workflow waits for the worker that has the
-// workflow in memory; then any worker takes the task and replays the history. It is
-// the delay of a workflow whose worker was lost in the last ten seconds. The SDK's
-// default is 5 s. Much less than 2 s would make a busy worker replay what it has in
-// memory.
+// stickyFor is the time for which a workflow's task waits for the worker with the workflow
+// in memory; then any worker takes the task and replays the history. It is the delay of a
+// workflow whose worker was lost in the last ten seconds. The SDK's default is 5 s. Much
+// less than 2 s would make a busy worker replay workflows that it still has in memory.
 const stickyFor = 2 * time.Second
 
-// Control is the worker of the control queue: workflows, and their steps next to
-// the database.
+// Control is the worker of the control queue: workflows, and their steps next to the
+// database.
 type Control struct {
 	client client.Client
 	steps  *control.Steps
 	log    *slog.Logger
 }
 
-// NewControl returns a worker that Run starts.
+// NewControl returns a worker; Run starts to serve.
 func NewControl(c client.Client, steps *control.Steps, log *slog.Logger) *Control {
 	return &Control{c, steps, log}
 }
 
-// Run serves the queue until ctx ends and then finishes what it is at.
+// Run serves the queue until ctx ends and then finishes the tasks under way.
 func (c *Control) Run(ctx context.Context) error {
 	return serve(ctx, c.client, c.log.With("queue", berth.QueueControl), c.build)
 }
@@ -58,6 +57,8 @@ func ControlOptions(o worker.Options) worker.Options {
 	return o
 }
 
+// build registers all workflows and steps by their names in package berth. Names are part
+// of histories and never change.
 func (c *Control) build(o worker.Options) worker.Worker {
 	o = ControlOptions(o)
 	w := worker.New(c.client, berth.QueueControl, o)

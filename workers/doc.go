@@ -1,10 +1,9 @@
-// Package workers wires task queues to workflows and activities: the control
-// worker and the worker of the waiters, both in the replicas of the control plane.
-// It holds their options, and what every activity passes through: the mapping of
-// errors, the limit on payloads, the log.
+// Package workers connects task queues to workflows and activities: the control worker and
+// the worker of the waiters, both in the replicas of the control plane. It sets their
+// options, and intercepts every activity to map errors, limit payloads and log.
 //
-// Workers start when Temporal answers and not before, and start again after it
-// was away: no program of Berth needs Temporal to come up.
+// A worker starts when Temporal answers, and restarts after an outage: no program of Berth
+// needs Temporal in order to start.
 //
-// The one rule to know: agents do not link it. They speak to the API alone.
+// The one rule to know: agents do not link this package. They connect to the API alone.
 package workers

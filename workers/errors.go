@@ -8,9 +8,9 @@ import (
 	"berth"
 )
 
-// retryable is the one table from codes to Temporal's retry behaviour. What
-// cannot get better by itself is returned to the workflow, which reads the row
-// again; a machine whose token is refused may be let in later.
+// retryable is the one table from codes to Temporal's retry behaviour. An error that cannot
+// resolve itself is returned to the workflow, which reads the row again; a machine whose
+// token is refused may be let in later.
 func retryable(c berth.Code) bool {
 	switch c {
 	case berth.CodeInvalid, berth.CodeNotFound, berth.CodeConflict:
@@ -22,8 +22,8 @@ func retryable(c berth.Code) bool {
 	}
 }
 
-// applicationError gives an error of ours its type and its retry behaviour on
-// the way to Temporal. Others pass as they are, and are retried.
+// applicationError sets the type and the retry behaviour of a berth.Error for Temporal.
+// Other errors pass unchanged, and are retried.
 func applicationError(err error) error {
 	e, ok := errors.AsType[*berth.Error](err)
 	if !ok {

@@ -12,12 +12,13 @@ import (
 	"berth"
 )
 
-// activities is what each activity passes through, local ones included.
+// activities intercepts every activity of a worker, local ones included.
 type activities struct {
 	interceptor.WorkerInterceptorBase
 	log *slog.Logger
 }
 
+// InterceptActivity wraps one activity.
 func (a *activities) InterceptActivity(_ context.Context,
 	next interceptor.ActivityInboundInterceptor) interceptor.ActivityInboundInterceptor {
 	return &inbound{ActivityInboundInterceptorBase: interceptor.ActivityInboundInterceptorBase{Next: next}, log: a.log}
@@ -28,7 +29,7 @@ type inbound struct {
 	log *slog.Logger
 }
 
-// ExecuteActivity maps the error of an activity and tells of it.
+// ExecuteActivity runs the activity, logs an error and maps the error for Temporal.
 func (i *inbound) ExecuteActivity(ctx context.Context, in *interceptor.ExecuteActivityInput) (any, error) {
 	start := time.Now()
 	result, err := i.Next.ExecuteActivity(ctx, in)
@@ -39,8 +40,8 @@ func (i *inbound) ExecuteActivity(ctx context.Context, in *interceptor.ExecuteAc
 	return result, err
 }
 
-// tell logs an activity's error: the workflow or the server tries again, so it
-// is a warning, and none at all where somebody ended the wait.
+// tell logs an activity's error as a warning, since the workflow or the server retries. An
+// ended context or a pending result is no failure and is logged for debugging only.
 func (i *inbound) tell(ctx context.Context, err error, took time.Duration) {
 	level := slog.LevelWarn
 	if ctx.Err() != nil || errors.Is(err, activity.ErrResultPending) {

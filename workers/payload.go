@@ -9,19 +9,21 @@ import (
 	"berth/wire"
 )
 
-// Histories hold ids and positions, no specs and no secrets. What is larger
-// than this is a mistake; the grant of a gang may grow by some bytes a member.
+// Histories hold ids and positions, no specs and no secrets. A larger payload is a mistake;
+// the grant of a gang may grow by some bytes per member.
 const (
 	maxPayload = 4 << 10
-	slotBytes  = 256
+	slotBytes  = 256 // for each member of a gang
 )
 
-// maxMessage bounds what an engine's own words may take of a payload.
+// maxMessage bounds an engine's message within a payload, in bytes.
 const maxMessage = 1 << 10
 
-// limited refuses payloads that are too large for what they are.
+// limited is a data converter that refuses oversized payloads, so that a mistake fails in
+// tests rather than growing histories in production.
 type limited struct{ converter.DataConverter }
 
+// ToPayload converts one value; its limit depends on the type.
 func (l limited) ToPayload(v any) (*commonpb.Payload, error) {
 	p, err := l.DataConverter.ToPayload(v)
 	if err != nil {
@@ -52,7 +54,7 @@ func (l limited) ToPayloads(values ...any) (*commonpb.Payloads, error) {
 	return all, nil
 }
 
-// clip shortens a text to n bytes.
+// clip shortens a text to n bytes, with dots as the last three. It may cut a character.
 func clip(s string, n int) string {
 	if len(s) <= n {
 		return s

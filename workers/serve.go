@@ -14,16 +14,16 @@ const (
 	firstPause = 500 * time.Millisecond
 	maxPause   = 10 * time.Second
 
-	// drain is how long a stopping worker waits for what it is at: steps take
-	// milliseconds, and waits on machines return by themselves.
+	// drain bounds the wait of a stopping worker for its tasks: steps take milliseconds,
+	// and waits for machines return by themselves.
 	drain = 5 * time.Second
 
-	// healthLimit bounds the question whether Temporal is there.
+	// healthLimit bounds the health check of Temporal before a start.
 	healthLimit = 5 * time.Second
 )
 
-// serve runs the worker that build makes, until ctx ends. It starts one when
-// Temporal answers, and another when one dies. It returns ctx's error.
+// serve runs a worker made by build until ctx ends. It starts a worker when Temporal
+// answers, and a new one after a fatal error, with growing pauses. It returns ctx's error.
 func serve(ctx context.Context, c client.Client, log *slog.Logger, build func(worker.Options) worker.Worker) error {
 	pause := firstPause
 	for ctx.Err() == nil {
@@ -38,6 +38,7 @@ func serve(ctx context.Context, c client.Client, log *slog.Logger, build func(wo
 		case <-time.After(pause):
 		}
 		pause = min(2*pause, maxPause)
+		// The worker ran for a while, so this failure is a new one.
 		if time.Since(start) > time.Minute {
 			pause = firstPause
 		}
@@ -45,8 +46,9 @@ func serve(ctx context.Context, c client.Client, log *slog.Logger, build func(wo
 	return ctx.Err()
 }
 
+// serveOnce runs one worker until ctx ends or the worker fails.
 func serveOnce(ctx context.Context, c client.Client, log *slog.Logger, build func(worker.Options) worker.Worker) error {
-	// A worker's start cannot be cut short, so it is not tried in vain.
+	// A worker's start cannot be interrupted, so it is attempted only if Temporal answers.
 	healthy, cancel := context.WithTimeout(ctx, healthLimit)
 	_, err := c.CheckHealth(healthy, &client.CheckHealthRequest{})
 	cancel()
@@ -60,6 +62,7 @@ func serveOnce(ctx context.Context, c client.Client, log *slog.Logger, build fun
 		OnFatalError: func(err error) {
 			select {
 			case fatal <- err:
+			// Only the first fatal error counts; the callback must not block.
 			default:
 			}
 		},

@@ -18,10 +18,10 @@ import (
 	"berth/internal/lib/tracing"
 )
 
-// traced returns the interceptor through which Temporal's client and workers
-// tell what they do. Workflows of jobs are told in their job's trace, whoever
-// started them: the dispatcher, a pipeline, an operator. Signals and queries are
-// left out: pokes are many and say nothing.
+// traced returns the interceptor that records spans of Temporal's client and workers.
+// Workflows of jobs appear in their job's trace, regardless of the starter: the dispatcher,
+// a pipeline, an operator. Signals and queries have no spans: pokes are many and carry no
+// information.
 func traced(t *tracing.Tracing) (interceptor.Interceptor, error) {
 	inner, err := opentelemetry.NewTracer(opentelemetry.TracerOptions{
 		Tracer:                  t.Tracer(),
@@ -30,7 +30,7 @@ func traced(t *tracing.Tracing) (interceptor.Interceptor, error) {
 		DisableSignalTracing:    true,
 		DisableQueryTracing:     true,
 		DisableUpdateTracing:    true,
-		AllowInvalidParentSpans: true, // whatever is in the header of an old history
+		AllowInvalidParentSpans: true, // the header of an old history may hold anything
 	})
 	if err != nil {
 		return nil, err
@@ -39,9 +39,10 @@ func traced(t *tracing.Tracing) (interceptor.Interceptor, error) {
 	return &tracedWorkflows{interceptor.NewTracingInterceptor(x), x}, nil
 }
 
+// spanKey is the key of the current span in a workflow's context.
 type spanKey struct{}
 
-// tracer begins Berth's spans; how they travel is the SDK's affair.
+// tracer starts Berth's spans; the SDK propagates the context.
 type tracer struct {
 	interceptor.Tracer
 	traces *tracing.Tracing
@@ -56,7 +57,8 @@ const (
 	runActivity = "RunActivity"
 )
 
-// activitySpan does not fail when its activity will be completed later.
+// activitySpan is the span of an activity. ErrResultPending is no failure: the activity is
+// completed later.
 type activitySpan struct{ trace.Span }
 
 func (s *activitySpan) SetStatus(code codes.Code, says string) {
@@ -65,6 +67,8 @@ func (s *activitySpan) SetStatus(code codes.Code, says string) {
 	}
 }
 
+// StartSpan starts a span in the job's trace, if the workflow is a job's. With the
+// idempotency key a replay exports no second span of the workflow.
 func (t *tracer) StartSpan(o *interceptor.TracerStartSpanOptions) (interceptor.TracerSpan, error) {
 	about := make([]attribute.KeyValue, 0, len(o.Tags)+1)
 	for k, v := range o.Tags {
@@ -87,10 +91,10 @@ func (t *tracer) StartSpan(o *interceptor.TracerStartSpanOptions) (interceptor.T
 	return t.SpanFromContext(trace.ContextWithSpan(context.Background(), span)), nil
 }
 
-// GetLogger leaves logs as they are: the job that they name is the trace.
+// GetLogger returns the logger unchanged: the job id in a log line is the trace's id.
 func (t *tracer) GetLogger(l log.Logger, _ interceptor.TracerSpanRef) log.Logger { return l }
 
-// contextOf is the span that a reference of the SDK means.
+// contextOf returns the span context of a reference of the SDK, in either of its two forms.
 func contextOf(ref interceptor.TracerSpanRef) trace.SpanContext {
 	switch r := ref.(type) {
 	case interface{ SpanContext() trace.SpanContext }:
@@ -106,9 +110,9 @@ func contextOf(ref interceptor.TracerSpanRef) trace.SpanContext {
 	return trace.SpanContext{}
 }
 
-// tracedWorkflows is the SDK's interceptor, with word of which workflows have
-// really ended. The SDK ends a workflow's span also when it drops the workflow
-// from its cache, and begins it again when it replays it.
+// tracedWorkflows is the SDK's interceptor, which also marks the workflows that have really
+// ended. The SDK ends a workflow's span also when it drops the workflow from its cache, and
+// starts the span again at a replay.
 type tracedWorkflows struct {
 	interceptor.Interceptor
 	tracer *tracer
@@ -119,12 +123,14 @@ func (i *tracedWorkflows) InterceptWorkflow(ctx workflow.Context,
 	return i.Interceptor.InterceptWorkflow(ctx, &ending{interceptor.WorkflowInboundInterceptorBase{Next: next}})
 }
 
+// ending marks the span of a workflow at its end. See workflowSpan.
 type ending struct {
 	interceptor.WorkflowInboundInterceptorBase
 }
 
 func (e *ending) ExecuteWorkflow(ctx workflow.Context, in *interceptor.ExecuteWorkflowInput) (any, error) {
 	result, err := e.Next.ExecuteWorkflow(ctx, in)
+	// A replay of an ended workflow must not export its span again.
 	if span, ok := ctx.Value(spanKey{}).(trace.Span); ok && !workflow.IsReplaying(ctx) {
 		var again *workflow.ContinueAsNewError
 		span.SetAttributes(endedKey.Bool(true), continuedKey.Bool(errors.As(err, &again)))
@@ -137,8 +143,8 @@ const (
 	continuedKey = attribute.Key("temporalContinuedAsNew")
 )
 
-// workflowSpan is told only of a workflow that has ended, and not by a replay.
-// It belongs to one goroutine at a time, as workflows do.
+// workflowSpan is exported only at the end of its workflow, and not by a replay. It belongs
+// to one goroutine at a time, as workflows do.
 type workflowSpan struct {
 	trace.Span
 	ended, continued bool
@@ -156,13 +162,15 @@ func (s *workflowSpan) SetAttributes(about ...attribute.KeyValue) {
 	s.Span.SetAttributes(about...)
 }
 
-// SetStatus takes a workflow that goes on in another run for no failure.
+// SetStatus ignores the error of a workflow that continues in another run: that is no
+// failure.
 func (s *workflowSpan) SetStatus(code codes.Code, says string) {
 	if !s.continued {
 		s.Span.SetStatus(code, says)
 	}
 }
 
+// End exports the span of an ended workflow and ignores all other ends.
 func (s *workflowSpan) End(o ...trace.SpanEndOption) {
 	if s.ended {
 		s.Span.End(o...)

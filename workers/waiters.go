@@ -20,36 +20,36 @@ import (
 	"berth/wire"
 )
 
-// Waiters is the worker of the waiters queue, which every replica serves that
-// runs workflows: the activities that wait for members.
+// Waiters is the worker of the waiters queue: the activities that wait for members. Every
+// replica that runs workflows serves the queue.
 type Waiters struct {
 	client   client.Client
 	registry *wait.Registry
 	hints    wait.Hints
 	limit    Limit
-	pace     *rate.Limiter // of activities that come again
-	held     chan struct{} // one element for each activity that reattach holds back
+	pace     *rate.Limiter // of repeated activities
+	held     chan struct{} // one element for each activity held back by reattach
 	log      *slog.Logger
-	run      RunFunc
+	run      RunFunc // wait, or tests' wrapper of it
 }
 
-// RunFunc is the activity that waits for one member: it returns its end, or
-// activity.ErrResultPending once the end is to be sent by the task's token.
+// RunFunc is the activity that waits for one member. It returns the member's end, or
+// activity.ErrResultPending if the end will be sent by the task's token.
 type RunFunc func(ctx context.Context, r wire.RunRequest) (wire.RunResult, error)
 
-// Limit bounds a process's calls to Temporal. dispatch.Dispatcher implements it
-// for all calls of a control plane, so that ends overtake starts and starts
-// overtake waiters that come again.
+// Limit bounds a process's calls to Temporal. dispatch.Dispatcher implements Limit for all
+// calls of a control plane, so that ends overtake starts and starts overtake repeated
+// waiters.
 type Limit interface {
 	// Call makes a call under the limit and the limit's deadline. The error of call
 	// decides whether Temporal counts as overloaded or down.
 	Call(ctx context.Context, class overload.Class, call func(ctx context.Context) error) error
-	// Await returns when there is room for a call of that class, and makes none.
+	// Await returns when there is room for a call of that class, and makes no call.
 	Await(ctx context.Context, class overload.Class) error
 }
 
-// WaiterDeps are the parts that Waiters connects. Around is optional, and wraps
-// the activity: tests lose tasks with it.
+// WaiterDeps are the parts that Waiters connects. Around is optional and wraps the
+// activity; tests use Around to lose tasks.
 type WaiterDeps struct {
 	Client client.Client
 	Limit  Limit
@@ -58,7 +58,7 @@ type WaiterDeps struct {
 	Around func(RunFunc) RunFunc
 }
 
-// NewWaiters returns a worker that Run starts.
+// NewWaiters returns a worker; Run starts to serve.
 func NewWaiters(d WaiterDeps, o wait.Options) *Waiters {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
@@ -75,11 +75,13 @@ func NewWaiters(d WaiterDeps, o wait.Options) *Waiters {
 	return w
 }
 
-// handOver is how long a replica that stops takes to hand its waiters over.
+// handOver bounds the hand-over of waiters by a stopping replica.
 const handOver = 10 * time.Second
 
-// Run serves the queue until ctx ends, then hands over what waits here.
+// Run serves the queue until ctx ends, then hands the waiters over to other replicas.
 func (w *Waiters) Run(ctx context.Context) error {
+	// The registry outlives ctx: it sends ends and hands waiters over after the worker has
+	// stopped.
 	own, stop := context.WithCancel(context.WithoutCancel(ctx))
 	done := make(chan struct{})
 	go func() {
@@ -95,18 +97,18 @@ func (w *Waiters) Run(ctx context.Context) error {
 	return err
 }
 
-// Registry holds the members that this worker waits for.
+// Registry returns the registry of the members for which this worker waits.
 func (w *Waiters) Registry() *wait.Registry { return w.registry }
 
 // WaiterOptions are the options of the waiters queue's worker, on top of o.
 func WaiterOptions(o worker.Options) worker.Options {
 	o.DisableWorkflowWorker = true
-	// A first try takes a slot for the moment in which its token is noted, and
+	// A first try holds a slot only for the moment in which its token is stored, and
 	// reattach holds at most half of the slots, so there is always room for one more
 	// member.
 	o.MaxConcurrentActivityExecutionSize = waiterSlots
-	// Each poller is an open call on the server, times the replicas. A task that finds
-	// none open is written to the server's database and read from it again.
+	// Each poller is an open call on the server, times the replicas. If none is open, the
+	// server writes a task to its database and reads it again.
 	o.MaxConcurrentActivityTaskPollers = 16
 	o.DisableEagerActivities = true
 	return o
@@ -118,8 +120,8 @@ func (w *Waiters) build(o worker.Options) worker.Worker {
 	return x
 }
 
-// wait is the activity: it notes the task's token and leaves the rest to the
-// registry, which may complete the activity before this function has returned.
+// wait implements the activity. The registry gets the task's token, and may complete the
+// activity before this function has returned.
 func (w *Waiters) wait(ctx context.Context, r wire.RunRequest) (wire.RunResult, error) {
 	info := activity.GetInfo(ctx)
 	if info.Attempt > 1 {
@@ -135,20 +137,19 @@ func (w *Waiters) wait(ctx context.Context, r wire.RunRequest) (wire.RunResult, 
 }
 
 const (
-	waiterSlots = 100         // activities of the waiters queue at once, per replica
-	reattached  = 100         // activities a second, per replica, that come again
-	reattachFor = time.Minute // is the longest that one of them waits
+	waiterSlots = 100         // concurrent activities of the waiters queue, per replica
+	reattached  = 100         // repeated activities per second, per replica
+	reattachFor = time.Minute // longest hold-back of one of them
 )
 
-// reattach holds back an activity that comes again, after the loss or the stop of
-// the replica that served it: at most reattached a second, and none while Temporal
-// is busy with ends and starts. The activity keeps its slot meanwhile. At
-// most half of the slots are held so; further activities enter at once, because
-// new members need the other half. No member is harmed by the delay: without a
-// waiter its end reaches the workflow by a poke.
+// reattach delays an activity that the server repeats after the loss or the stop of its
+// replica: at most reattached continue per second, and none while Temporal is busy with
+// ends and starts. The activity keeps its slot meanwhile. At most half of the slots are
+// held so; further activities enter at once, because new members need the other half. No
+// member is harmed by the delay: without a waiter its end reaches the workflow by a poke.
 //
-// The hold-back is bounded, because a task that was dispatched has been paid for:
-// to serve it late is cheaper than to have it repeated.
+// The delay is bounded, because a dispatched task has been paid for: serving it late is
+// cheaper than having it repeated.
 func (w *Waiters) reattach(ctx context.Context) {
 	select {
 	case w.held <- struct{}{}:
@@ -159,27 +160,27 @@ func (w *Waiters) reattach(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, reattachFor)
 	defer cancel()
 	if w.pace.Wait(ctx) == nil {
-		_ = w.limit.Await(ctx, overload.Reattach) // late: it enters all the same
+		_ = w.limit.Await(ctx, overload.Reattach) // after the time limit the waiter enters all the same
 	}
 }
 
-// stopping is the error with which a waiter leaves a worker that stops: the server
-// starts the activity again after the delay, and writes no event of that.
+// stopping returns the error with which a waiter leaves a stopping worker: the server
+// repeats the activity after the delay, without an event in the history.
 func stopping(delay time.Duration) error {
 	return temporal.NewApplicationErrorWithOptions("this replica stops, another one waits",
 		"WaiterStopping", temporal.ApplicationErrorOptions{NextRetryDelay: max(delay, time.Millisecond)})
 }
 
-// byToken is wait.Temporal over the client of this process, under its limit. Ends
-// and heartbeats are of class End: a heartbeat that starves costs a repetition of
-// the activity, which is dearer. Waiters that leave are of class Reattach.
+// byToken implements wait.Temporal over the client of this process, under its limit. Ends
+// and heartbeats are of class End: a starved heartbeat costs a repetition of the activity,
+// which is dearer. Hand-overs are of class Reattach.
 type byToken struct {
 	client client.Client
 	limit  Limit
 }
 
-// call makes a call of that class. Only a missing answer is an error for the
-// limit: a canceled activity says nothing about the state of the server.
+// call makes a call of that class. Only a missing answer is an error for the limit: a
+// canceled activity says nothing about the state of the server.
 func (t byToken) call(ctx context.Context, class overload.Class, f func(ctx context.Context) error) error {
 	var answer error
 	err := t.limit.Call(ctx, class, func(ctx context.Context) error {
@@ -195,8 +196,8 @@ func (t byToken) call(ctx context.Context, class overload.Class, f func(ctx cont
 	return gone(answer)
 }
 
-// Complete completes an activity. The row has the full end of a member; the
-// workflow gets the part of it that fits a history.
+// Complete completes an activity. The row has the full end of a member; the workflow gets
+// the part that fits a history.
 func (t byToken) Complete(ctx context.Context, token []byte, r wire.RunResult) error {
 	if err := failpoint.Hit("worker.end.before"); err != nil {
 		return err
@@ -206,6 +207,8 @@ func (t byToken) Complete(ctx context.Context, token []byte, r wire.RunResult) e
 	})
 }
 
+// Beat sends a heartbeat. If the workflow has canceled the activity, Beat ends the activity
+// too and returns wait.ErrGone.
 func (t byToken) Beat(ctx context.Context, token []byte, p wire.RunProgress) error {
 	err := t.call(ctx, overload.End, func(ctx context.Context) error {
 		return t.client.RecordActivityHeartbeat(ctx, token, p)
@@ -213,8 +216,8 @@ func (t byToken) Beat(ctx context.Context, token []byte, p wire.RunProgress) err
 	if !temporal.IsCanceledError(err) {
 		return err
 	}
-	// The workflow has stopped waiting. Where it goes on, its history should not
-	// keep an activity that no worker serves.
+	// The workflow has stopped waiting. If it continues, its history should not keep an
+	// activity that no worker serves.
 	err = t.call(ctx, overload.End, func(ctx context.Context) error {
 		return t.client.CompleteActivity(ctx, token, nil, temporal.NewCanceledError())
 	})
@@ -224,14 +227,16 @@ func (t byToken) Beat(ctx context.Context, token []byte, p wire.RunProgress) err
 	return wait.ErrGone
 }
 
+// HandOver fails this try of the activity, so that the server repeats the activity after
+// the delay.
 func (t byToken) HandOver(ctx context.Context, token []byte, delay time.Duration) error {
 	return t.call(ctx, overload.Reattach, func(ctx context.Context) error {
 		return t.client.CompleteActivity(ctx, token, nil, stopping(delay))
 	})
 }
 
-// gone turns the answers that tell that nobody waits for an activity's result into
-// wait.ErrGone.
+// gone maps answers that mean "no such activity" to wait.ErrGone. A paused or reset
+// activity counts too: the server schedules its next try by itself.
 func gone(err error) error {
 	if _, ok := errors.AsType[*serviceerror.NotFound](err); ok || errors.Is(err, activity.ErrActivityPaused) ||
 		errors.Is(err, activity.ErrActivityReset) {
@@ -240,8 +245,8 @@ func gone(err error) error {
 	return err
 }
 
-// shortened bounds what an engine's own words, and the names of outputs, take of a
-// payload.
+// shortened returns the result without its long parts: the engine's message is cut, and the
+// names of outputs are left out.
 func shortened(r wire.RunResult) wire.RunResult {
 	if r.Exit == nil {
 		return r
