@@ -67,8 +67,9 @@ func (s *activitySpan) SetStatus(code codes.Code, says string) {
 	}
 }
 
-// StartSpan starts a span in the job's trace, if the workflow is a job's. With the
-// idempotency key a replay exports no second span of the workflow.
+// StartSpan starts a span in the job's trace, if the workflow is a job's. The idempotency
+// key gives the span of a replayed workflow the same id, so that exported spans below it
+// keep their parent.
 func (t *tracer) StartSpan(o *interceptor.TracerStartSpanOptions) (interceptor.TracerSpan, error) {
 	about := make([]attribute.KeyValue, 0, len(o.Tags)+1)
 	for k, v := range o.Tags {
