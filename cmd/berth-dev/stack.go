@@ -66,6 +66,9 @@ func run(ctx context.Context, cfg *config, log *slog.Logger) (err error) {
 	return s.serve(ctx)
 }
 
+// startServers starts PostgreSQL and Temporal and prepares the control plane, as --only
+// says. The first start creates the database, the schema, the admin token and the sealing
+// key, and later ones find them.
 func (s *stack) startServers(ctx context.Context) error {
 	if s.cfg.runs("postgres") {
 		if err := s.startDatabase(ctx); err != nil {
@@ -152,7 +155,7 @@ func (s *stack) prepareControl(ctx context.Context) error {
 	if err := sealer.Make(c.SecretKeyFile); err != nil {
 		return err
 	}
-	// Agents are processes of their own, and read the same variables.
+	// The agents are processes of their own, and read the same variables.
 	o, err := tracing.FromEnvironment(os.LookupEnv, "")
 	if err != nil {
 		return err
@@ -166,7 +169,7 @@ func (s *stack) prepareControl(ctx context.Context) error {
 	return err
 }
 
-// controlConfig returns berthd's configuration for this stack.
+// controlConfig returns berthd's default configuration with the changes for this stack.
 func (s *stack) controlConfig() (controlplane.Config, error) {
 	c := controlplane.Default()
 	host, _, _ := net.SplitHostPort(s.cfg.Listen)
@@ -181,14 +184,15 @@ func (s *stack) controlConfig() (controlplane.Config, error) {
 		c.FileInputs = append(c.FileInputs, name.String())
 	}
 	c.WebhookAllow = "127.0.0.0/8,::1" // a developer's receivers are on the same machine
-	// Agents of this stack start with it and register within seconds, so a silent
-	// machine need not be given a minute after each start.
+	// Agents of this stack start with it and register within seconds, so a silent machine
+	// need not get a minute after each start.
 	c.Grace = 10 * time.Second
 	return c, nil
 }
 
-// startPostgres starts the cluster on its port of before. Whether that is taken by
-// another process shows only when an earlier server on the same data has ended.
+// startPostgres starts the cluster on its previous port. Whether another process has taken
+// that port shows only after an earlier server on the same data has ended, so one failed
+// start may be repeated on a free port.
 func (s *stack) startPostgres(ctx context.Context) (*postgres.Cluster, error) {
 	o := postgres.Options{
 		Dir: s.layout.postgres(), BinDir: os.Getenv("PG_BINDIR"),

@@ -181,6 +181,7 @@ func (s *scenario) checkJobs(list *faultList, names map[string]bool) {
 	if len(s.Jobs) == 0 {
 		list.add("jobs", "is missing or empty", "one stream of jobs or more")
 	}
+	// The expected number of jobs: random gaps make the actual number differ a little.
 	coming := 0.0
 	for i, j := range s.Jobs {
 		at := fmt.Sprintf("jobs[%d]", i)
