@@ -60,8 +60,9 @@ func (c *Controller) AdmitPipeline(ctx context.Context, tenant berth.TenantID, p
 	return c.admitPipeline(ctx, tenant, "", p)
 }
 
-// admitPipeline is AdmitPipeline for a pipeline inside of other work, whose fields begin with
-// prefix. All faults against the rules are reported together, before the first look at capacity.
+// admitPipeline is AdmitPipeline for a pipeline inside of other work; prefix starts its
+// field names. All faults against the rules are reported together, before the first look at
+// capacity.
 func (c *Controller) admitPipeline(
 	ctx context.Context, tenant berth.TenantID, prefix string, p spec.Pipeline,
 ) error {

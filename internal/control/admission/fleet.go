@@ -14,14 +14,15 @@ import (
 	"berth/wire"
 )
 
-// fleet answers whether some machine could ever hold a request, by the placement code itself.
-// "Fits" answers are cached: machines seldom leave for good, and a submit must not wait for a
-// look at all of them. "Does not fit" answers are not, since a machine may just have joined.
+// fleet answers, by the placement code itself, whether some machine could ever hold a
+// request. "Fits" answers are cached: machines seldom leave for good, and a submit must not
+// wait for a look at all machines. "Does not fit" answers are not cached, since a machine
+// may just have joined.
 type fleet struct {
 	db *db.DB
 
 	mu   sync.Mutex
-	fits map[string]time.Time // by class: until when it is known to fit
+	fits map[string]time.Time // by class: until when the answer holds
 }
 
 const (

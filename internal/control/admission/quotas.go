@@ -186,8 +186,8 @@ func (q *quotas) submitLimits(ctx context.Context, tenant berth.TenantID, standa
 	return limits, nil
 }
 
-// maxPriority returns the greatest priority of a tenant's jobs, and the tenant whose quota sets
-// that bound: the tenant itself, or one above. ok is false without a bound.
+// maxPriority returns the greatest allowed priority of a tenant's jobs, and the tenant with
+// that quota: the tenant itself, or one above. ok is false without a bound.
 func (q *quotas) maxPriority(ctx context.Context,
 	tenant berth.TenantID) (most spec.Priority, of berth.TenantID, ok bool, err error) {
 	rows, err := q.read(ctx)

@@ -40,7 +40,7 @@ func plain(c byte) bool {
 		c == '=' || c == '-'
 }
 
-// Place is whose an object is, as its key says.
+// Place is the owner of an object, as encoded in its key.
 type Place struct {
 	Tenant  berth.TenantID
 	Job     berth.JobID

@@ -14,8 +14,8 @@ type Fields struct {
 // star marks a field of the cron library that was written as a star.
 const star = uint64(1) << 63
 
-// Fields returns the calendars whose union this one is, and their zone; none
-// for an interval, which Every is then.
+// Fields returns the calendars that together make up this one, and their zone. An interval
+// has no fields; see Every.
 func (c Calendar) Fields() (of []Fields, zone string) {
 	switch {
 	case c.cron != nil:

@@ -94,8 +94,8 @@ func Default() Config {
 // Plays reports whether this process has a role.
 func (c Config) Plays(r Role) bool { return slices.Contains(c.Roles, r) }
 
-// Validate returns every fault at once, so that one start shows all of them. Settings of a role
-// are validated only if this process has the role.
+// Validate returns all faults at once, so that one start shows every fault. Settings of a
+// role are validated only if this process has the role.
 func (c Config) Validate() error {
 	var faults []error
 	require := func(ok bool, format string, args ...any) {

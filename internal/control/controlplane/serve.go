@@ -58,7 +58,7 @@ func serveHTTP(ctx context.Context, server *http.Server, serve func() error) err
 	return ctx.Err()
 }
 
-// profile serves Go's profiles, whose address Validate restricts to loopback.
+// profile serves Go's profiles, on the loopback address that Validate requires.
 func (c *ControlPlane) profile(ctx context.Context) error {
 	listener, err := net.Listen("tcp", c.cfg.Pprof)
 	if err != nil {
@@ -75,8 +75,8 @@ func (c *ControlPlane) profile(ctx context.Context) error {
 	return serveHTTP(ctx, server, func() error { return server.Serve(listener) })
 }
 
-// beacon records that an API replica reaches the database, in processes without the leader's
-// role, whose scheduler would record that itself; see db.Leader.RenewBeacon.
+// beacon records that an API replica reaches the database. It runs in processes without the
+// leader's role; a leader's scheduler makes the record itself. See db.Leader.RenewBeacon.
 type beacon struct {
 	*ControlPlane
 	db     *db.DB

@@ -95,8 +95,9 @@ func (t *tracedStore) Escalate(ctx context.Context, id berth.JobID, attempt int)
 	return t.db.Attempts.Escalate(ctx, id, attempt)
 }
 
-// noteEnd notes the end of a job whose state is terminal, and returns err. Every call that may
-// return an ended job goes through it, since any of them may be the first to see the end.
+// noteEnd notes a terminal state as the job's end, and returns err. Every call that may
+// return an ended job goes through noteEnd, since any of the calls may be the first to see
+// the end.
 func (t *tracedStore) noteEnd(id berth.JobID, state berth.State, err error) error {
 	if err == nil && state.Terminal() {
 		t.note(verdict{job: id})

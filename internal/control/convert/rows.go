@@ -101,8 +101,8 @@ func Running(row db.QueueJob, held []db.Holder) placement.Running {
 	return r
 }
 
-// Starting converts a job whose start was just decided, to the result that Running will return for
-// its row after the commit.
+// Starting converts a job at the decision of its start. The result equals that of Running
+// for the row after the commit.
 func Starting(j placement.Job, s berth.Start, now time.Time) placement.Running {
 	return placement.Running{
 		Job: j.ID, Parent: j.Parent, Tenant: j.Tenant, Class: j.Class, Version: s.Version + 1, Attempt: s.Attempt,

@@ -100,8 +100,8 @@ func (c *Calls) Await(ctx context.Context, class overload.Class) error {
 	return err
 }
 
-// list makes a call whose latency grows with the length of the list. Such a call has a deadline of
-// its own, and its latency does not change the limit.
+// list makes a call whose latency grows with the number of results. Such a call has a
+// deadline of its own, and its latency does not change the limit.
 func (c *Calls) list(ctx context.Context, f func(ctx context.Context) error) error {
 	p, err := c.limiter.AcquireSlow(ctx, overload.Sweep)
 	if err != nil {

@@ -72,9 +72,9 @@ func (s *TemporalSchedules) RemoveClock(ctx context.Context, id berth.ScheduleID
 	return true, nil
 }
 
-// Clocks calls each for every schedule in Temporal, with the revision of the row from which it
-// was made. The list comes from visibility, some seconds late: confirm with ClockRevision before
-// acting on an entry.
+// Clocks calls each for every schedule in Temporal, with the row's revision at its last
+// update. The list comes from visibility, some seconds late: confirm with ClockRevision
+// before acting on an entry.
 func (s *TemporalSchedules) Clocks(ctx context.Context, each func(id berth.ScheduleID, revision string)) error {
 	err := s.calls.list(ctx, func(ctx context.Context) error {
 		list, err := s.calls.temporal.ScheduleClient().List(ctx, client.ScheduleListOptions{PageSize: pageSize})
@@ -124,7 +124,7 @@ const (
 	notePaused = " paused"
 )
 
-// noteOf returns the note for a schedule in Temporal, with the row's revision in it.
+// noteOf returns the note for a schedule in Temporal. The note contains the row's revision.
 func noteOf(c db.Clock) string {
 	note := notePrefix + c.Revision
 	if c.Paused {
@@ -136,7 +136,7 @@ func noteOf(c db.Clock) string {
 	return note
 }
 
-// revisionOf returns the revision in a note, "" for a note that is not Berth's, or whose paused
+// revisionOf returns the revision in a note, or "" if the note is not Berth's or its paused
 // state differs from the schedule's.
 func revisionOf(note string, paused bool) string {
 	text, ok := strings.CutPrefix(note, notePrefix)

@@ -70,13 +70,13 @@ type Dispatcher struct {
 	waiters map[berth.JobID]*waiter
 }
 
-// start is a job whose workflow is to be started.
+// start is a queued start of a job's workflow.
 type start struct {
 	db.Dispatch
-	since time.Time // when its row was read
+	since time.Time // when the row was read
 }
 
-// New returns a dispatcher that Run sets to work.
+// New returns a dispatcher; Run starts its work.
 func New(t Temporal, d *db.DB, o Options) *Dispatcher { return newDispatcher(t, stores{d}, o) }
 
 // newDispatcher is New with the rows as an interface, for tests.

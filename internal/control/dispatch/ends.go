@@ -98,8 +98,8 @@ func (d *Dispatcher) nextLook(q endQueue) (at time.Time, ok bool) {
 	return at, ok
 }
 
-// pokeUnheard checks the ends that are old enough, removes them from the queue, and pokes the
-// workflows that have not acted on their end.
+// pokeUnheard takes the ends that are old enough off the queue, and pokes workflows that
+// have not acted on their end.
 func (d *Dispatcher) pokeUnheard(ctx context.Context, queue *endQueue) {
 	first := takeOlder(&queue.fresh, d.opts.EndLook)
 	stats := d.limiter.Stats()
@@ -120,7 +120,7 @@ func (d *Dispatcher) pokeUnheard(ctx context.Context, queue *endQueue) {
 	d.Poke(jobs...)
 }
 
-// unheard returns the jobs of these ends whose workflows have not acted yet. It returns false if
+// unheard returns the jobs of ends on which no workflow has acted yet. It returns false if
 // the database cannot be read; then the leader looks later.
 func (d *Dispatcher) unheard(ctx context.Context, ends []recorded) ([]berth.JobID, bool) {
 	if len(ends) == 0 {

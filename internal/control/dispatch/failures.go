@@ -10,10 +10,10 @@ import (
 	"berth/internal/lib/overload"
 )
 
-// failure is a job whose start, or poke, has failed.
+// failure records failed starts, or pokes, of a job.
 type failure struct {
-	times int
-	next  time.Time // not before
+	times int       // in a row
+	next  time.Time // earliest time of the next try
 }
 
 // Pauses after a failed call: doubled each time and drawn at random from the upper

@@ -95,8 +95,8 @@ func (h *health) since() time.Duration {
 	return time.Since(h.okAt)
 }
 
-// probe calls Temporal when no other call shows whether Temporal answers, and resumes the pokes
-// when it answers again.
+// probe calls Temporal when no other call shows whether Temporal answers. It resumes the
+// pokes after an outage.
 func (d *Dispatcher) probe(ctx context.Context) {
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()

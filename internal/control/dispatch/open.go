@@ -20,9 +20,8 @@ const (
 	listLimit = time.Minute
 )
 
-// Open calls each with every job whose workflow is open, as Temporal's
-// visibility knows them: some seconds late. Confirm with Describe before acting
-// on one.
+// Open calls each with every job that has an open workflow. The list comes from Temporal's
+// visibility, some seconds late: confirm with Describe before acting on an entry.
 func (d *Dispatcher) Open(ctx context.Context, each func(berth.JobID)) error {
 	request := &workflowservice.ListWorkflowExecutionsRequest{
 		PageSize: pageSize,
@@ -74,16 +73,16 @@ func (d *Dispatcher) describe(ctx context.Context, do caller, id berth.JobID) (o
 		nil
 }
 
-// Start starts the workflow of a job that is not terminal, unless it is open.
-// again allows it even though one has completed, as after the restore of a
-// backup: its first step reads the row, and a terminal one ends it.
+// Start starts the workflow of a job that is not terminal, unless the workflow is open.
+// again allows a start even after a completed workflow, as needed after the restore of a
+// backup: the first step reads the row, and a terminal row ends the workflow.
 func (d *Dispatcher) Start(ctx context.Context, id berth.JobID, again bool) error {
 	rows, err := d.db.Live(ctx, []berth.JobID{id})
 	if err != nil || len(rows) == 0 {
 		return err
 	}
 	if d.marks.isQueued(id) {
-		return nil // its turn comes
+		return nil // the queue starts it
 	}
 	policy := enumspb.WORKFLOW_ID_REUSE_POLICY_ALLOW_DUPLICATE_FAILED_ONLY
 	if again {
@@ -96,8 +95,8 @@ func (d *Dispatcher) Start(ctx context.Context, id berth.JobID, again bool) erro
 	return err
 }
 
-// Terminate ends the workflow of a job, whose row has been terminal for long.
-// Its containers do not hear of it.
+// Terminate ends the workflow of a job that has been terminal for long. Containers are not
+// affected.
 func (d *Dispatcher) Terminate(ctx context.Context, id berth.JobID, reason string) error {
 	err := d.Call(ctx, overload.Sweep, func(ctx context.Context) error {
 		return d.temporal.TerminateWorkflow(ctx, berth.JobWorkflowID(id), "", reason)

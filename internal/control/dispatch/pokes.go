@@ -18,13 +18,13 @@ import (
 // repeats the ones beyond.
 const maxPokes = 100_000
 
-// pokes are jobs whose workflows are to be signalled, each once, in the order of the
-// first request.
+// pokes is a queue of jobs with a signal to send, each once, in the order of the first
+// request.
 type pokes struct {
 	mu     sync.Mutex
 	change *sync.Cond
 	queue  []berth.JobID
-	wanted map[berth.JobID]struct{} // those in queue
+	wanted map[berth.JobID]struct{} // jobs in queue
 	failed map[berth.JobID]int      // consecutive failures of pokes that wait for their repeat
 	paused bool                     // Temporal does not answer
 	closed bool

@@ -16,15 +16,15 @@ import (
 	"berth/internal/lib/overload"
 )
 
-// reattachFor is the longest time for which a worker holds back a repeated activity before it
-// records the waiter. See package workers.
+// reattachFor is the longest delay of a repeated activity before its worker records the
+// waiter. See package workers.
 const reattachFor = time.Minute
 
-// Rewait has Temporal start the activities again that wait for members of a job and
-// were started at least age ago, and returns their number. The caller knows that no
-// replica holds them. It fails the present try of each, which its retry policy answers
-// with the next one: no event is added to the history, and no attempt is spent. If a
-// replica holds a waiter after all, that one is replaced.
+// Rewait makes Temporal repeat the activities that wait for members of a job and were
+// started at least age ago, and returns their number. The caller knows that no replica
+// holds these waiters. Rewait fails the present try of each activity, which its retry
+// policy answers with the next one: no event is added to the history, and no attempt is
+// spent. If a replica holds a waiter after all, that one is replaced.
 func (d *Dispatcher) Rewait(ctx context.Context, id berth.JobID, age time.Duration) (n int, err error) {
 	var x *workflowservice.DescribeWorkflowExecutionResponse
 	err = d.Call(ctx, overload.Sweep, func(ctx context.Context) (err error) {

@@ -7,21 +7,20 @@ import (
 	"berth"
 )
 
-// waitingStarts is how many jobs of one tenant may wait in a startQueue. The sweep
-// finds further ones in the rows.
+// waitingStarts bounds the jobs of one tenant in a startQueue. The sweep finds further ones
+// in the rows.
 const waitingStarts = sweepBatch
 
-// startQueue holds jobs whose workflows are to be started. It hands out one job of each
-// tenant in turn, so that a tenant with a long backlog delays only its own jobs. A
-// caller reserves a job before it waits for room at Temporal, and takes one only when
-// it has room: the turns are those of that moment. All methods may be called
-// concurrently.
+// startQueue holds jobs for the start of their workflows. It returns one job of each tenant
+// in turn, so that a tenant with a long backlog delays only its own jobs. A caller reserves
+// a job before it waits for room at Temporal, and takes one only once it has room, so that
+// the turns at that moment decide. All methods may be called concurrently.
 type startQueue struct {
 	mu       sync.Mutex
-	tenants  map[berth.TenantID][]start // those with jobs, the oldest first
+	tenants  map[berth.TenantID][]start // tenants with jobs, the oldest job first
 	turns    []berth.TenantID           // the same tenants, in the order of their turns
 	queued   int                        // jobs of all tenants
-	reserved int                        // callers that will take one; at most queued
+	reserved int                        // callers that will take a job; at most queued
 	ready    chan struct{}              // has a value if a job may be free to reserve
 }
 
@@ -46,8 +45,8 @@ func (q *startQueue) push(s start) bool {
 	return true
 }
 
-// reserve waits until there is a job for the caller, who then calls take or unreserve,
-// once. It returns false when the context ends.
+// reserve waits for a job. The caller then calls take or unreserve, once. It returns false
+// when the context ends.
 func (q *startQueue) reserve(ctx context.Context) bool {
 	for {
 		select {
@@ -82,7 +81,7 @@ func (q *startQueue) unreserve() {
 	q.signal()
 }
 
-// take removes the job whose turn it is. The caller has reserved one.
+// take removes and returns the next job in turn. The caller has reserved one.
 func (q *startQueue) take() start {
 	q.mu.Lock()
 	defer q.mu.Unlock()

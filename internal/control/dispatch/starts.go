@@ -69,8 +69,8 @@ func jobs(keys []string) []berth.JobID {
 	return ids
 }
 
-// sweep starts overlooked workflows: now and then, as soon as Temporal answers
-// again, and where a start has failed, when it is due again.
+// sweep starts overlooked workflows: at intervals, as soon as Temporal answers again, and
+// when the repeat of a failed start is due.
 func (d *Dispatcher) sweep(ctx context.Context) {
 	tick := time.NewTicker(d.opts.SweepEvery)
 	defer tick.Stop()
@@ -104,8 +104,8 @@ func (d *Dispatcher) sweep(ctx context.Context) {
 	}
 }
 
-// queue hands jobs to the goroutines that start them, except those just started
-// and those whose start has failed and is not due again.
+// queue passes jobs to the goroutines that start workflows, except jobs just started and
+// jobs with a failed start that is not due again.
 func (d *Dispatcher) queue(rows []db.Dispatch) {
 	read := time.Now()
 	for _, row := range rows {
@@ -149,9 +149,8 @@ func (d *Dispatcher) turn(ctx context.Context) (*overload.Permit, error) {
 	return nil, err
 }
 
-// startQueued starts the workflow of a job whose turn it is, with the permit of the
-// turn, and remembers how that went. The turn of a repeat that the budget refuses goes
-// to another job.
+// startQueued starts the workflow of the next job in turn, with the permit of the turn, and
+// records the outcome. If the budget refuses a repeat, its turn goes to another job.
 func (d *Dispatcher) startQueued(ctx context.Context, p *overload.Permit, s start) {
 	repeat := d.marks.hasFailed(s.Job)
 	if repeat && !d.repeats.Repeat() {
@@ -228,13 +227,13 @@ func (d *Dispatcher) startOrFind(ctx context.Context, p *overload.Permit, row db
 	return err
 }
 
-// under returns a caller whose calls wait for their turn in a class.
+// under returns a caller that makes its calls in the given class.
 func (c *Calls) under(class overload.Class) caller {
 	return func(ctx context.Context, f func(context.Context) error) error { return c.Call(ctx, class, f) }
 }
 
-// start starts the workflow of a job. It returns false if there is one already,
-// open, or closed in a way that the policy does not let be repeated.
+// start starts the workflow of a job. It returns false if a workflow exists that is open,
+// or closed with a status after which the policy allows no other.
 func (d *Dispatcher) start(ctx context.Context, do caller, row db.Dispatch,
 	policy enumspb.WorkflowIdReusePolicy) (started bool, err error) {
 	if err := failpoint.Hit("dispatch.start.before"); err != nil {

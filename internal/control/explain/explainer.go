@@ -74,7 +74,7 @@ type source struct {
 	loadedAt, blockedAt time.Time // our clock; zero: never
 }
 
-// reading is the contents of the rows and the plan derived from them.
+// reading is the contents of the rows and the plan derived from the rows.
 type reading struct {
 	snapshot *placement.Snapshot // nil: nothing was read
 	tenants  map[berth.TenantID]db.TenantRow
@@ -124,8 +124,8 @@ func New(d *db.DB, policy placement.Policy) *Explainer {
 	return x
 }
 
-// Why explains a waiting job, whose row was just read; ok is false if the job no
-// longer waits. request is the request of the job's class.
+// Why explains a waiting job from its present row; ok is false if the job no longer waits.
+// request is the request of the job's class.
 func (x *Explainer) Why(
 	ctx context.Context, row db.QueueJob, request spec.Request,
 ) (w placement.JobExplanation, ok bool, err error) {
@@ -152,8 +152,8 @@ func (x *Explainer) Why(
 	return w, ok, err
 }
 
-// WhyNew predicts what would happen to a new job of that name, from a reading that is
-// at most planRest old: it need not know of rows that were written since.
+// WhyNew predicts the wait of a new job of that name, from a reading at most planRest old:
+// rows written since may be missing.
 func (x *Explainer) WhyNew(
 	ctx context.Context, j placement.Job, name string, request spec.Request,
 ) (p Prospect, err error) {
@@ -248,8 +248,7 @@ func (x *Explainer) own(blockers []placement.Blocker, tenant berth.TenantID) {
 // here.
 func (x *Explainer) Forget() { x.changes.Add(1) }
 
-// answer runs f alone, on the reading that there is if that is enough, else on the
-// next one.
+// answer runs f alone, on the present reading if enough reports true, else on the next one.
 func (x *Explainer) answer(ctx context.Context, enough func() bool, hinted db.Hinted, f func()) error {
 	done := false
 	unless := func() error {
@@ -270,7 +269,7 @@ func (x *Explainer) answer(ctx context.Context, enough func() bool, hinted db.Hi
 	})
 }
 
-// hold runs f while it alone holds the turn.
+// hold runs f with the turn, which only one caller has at a time.
 func hold(ctx context.Context, turn chan struct{}, f func() error) error {
 	select {
 	case turn <- struct{}{}:
@@ -281,7 +280,7 @@ func hold(ctx context.Context, turn chan struct{}, f func() error) error {
 	return f()
 }
 
-// knows reports whether the row is as it was read, or older.
+// knows reports whether the reading has this version of the row, or a newer one.
 func (x *Explainer) knows(row db.QueueJob) bool {
 	if x.snapshot == nil {
 		return false

@@ -54,9 +54,9 @@ func (b *Book) Fresh() *Book {
 		due: map[db.Work]bool{}}
 }
 
-// Read processes changed rows, fills in the expected run times of their jobs, and
-// returns the other jobs with a changed expectation; see Tell. It reads the
-// estimates again that these rows may have changed, possibly in a later call.
+// Read processes changed rows, fills in the expected run times of their jobs, and returns
+// the other jobs with a changed expectation, for the method Tell. It reads the estimates
+// again that these rows may have changed, possibly in a later call.
 func (b *Book) Read(ctx context.Context, rows []db.QueueJob) (changed []berth.JobID, err error) {
 	if b == nil {
 		return nil, nil

@@ -25,23 +25,23 @@ const (
 // unheardPokes times the age Unheard is the age of an end at which its workflow is poked.
 const unheardPokes = 3
 
-// ends handles members that ended a while ago and on whose end no workflow has acted.
-// Every replica pokes the workflows of the ends that it recorded, earlier than
-// the leader looks. The leader settles their attempts from the rows at the age Unheard,
-// as the workflow's own step would: so a job that has ended is not shown as running
-// while Temporal is behind, or while it waits for a worker that is gone. The workflow
-// finds the attempt settled when it comes.
+// ends handles members that ended a while ago without an act of their workflow. Every
+// replica pokes the workflows of the ends that it recorded, earlier than the leader looks.
+// The leader settles their attempts from the rows at the age Unheard, as the workflow's own
+// step would: so a job that has ended is not shown as running while Temporal is behind, or
+// while it waits for a worker that is gone. The workflow finds the attempt settled when it
+// comes.
 //
 // At three times that age the leader pokes the workflow too, whether or not it settled the
-// attempt: its waiter, which reports the end to it, may be lost. By then most workflows that
-// were only behind have ended, and a poke to one that has ended costs Temporal little.
+// attempt: the waiter that reports the end may be lost. By then most workflows that were
+// only behind have ended, and a poke to one that has ended costs Temporal little.
 type ends struct {
 	*Scheduler
 	pace    pace
-	settled []lateEnd // whose workflows are to be poked, the oldest first
+	settled []lateEnd // jobs with a workflow to poke, the oldest first
 }
 
-// lateEnd is a job whose attempt the leader settled.
+// lateEnd is a job with an attempt that the leader settled.
 type lateEnd struct {
 	job berth.JobID
 	due time.Time // when its workflow is poked

@@ -204,8 +204,8 @@ func (m *mirror) remark() {
 	}
 }
 
-// reload reads all rows again and compares them with the rows of the feed. A row that differs
-// although the feed has passed it was missed, which should never happen.
+// reload reads all rows again and compares the new rows with the rows of the feed. A row
+// that differs although the feed has passed it was missed, which should never happen.
 func (m *mirror) reload(ctx context.Context) error {
 	if _, err := m.read(ctx, db.Hinted{}); err != nil {
 		return err
@@ -322,7 +322,7 @@ func (m *marks) of(id berth.MachineID) string {
 	return m.why[id]
 }
 
-// changes returns the machines whose mark has changed since the last call.
+// changes returns the machines with a changed mark since the last call.
 func (m *marks) changes() []berth.MachineID {
 	m.mu.Lock()
 	defer m.mu.Unlock()

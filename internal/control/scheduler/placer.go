@@ -251,7 +251,7 @@ func (p *placer) pass(starts []berth.Start) {
 	}
 }
 
-// fail ends the jobs whose queue deadline has passed.
+// fail ends jobs past their queue deadline.
 func (p *placer) fail(ctx context.Context, due []placement.Fail) error {
 	if len(due) == 0 {
 		return nil

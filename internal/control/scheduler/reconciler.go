@@ -122,9 +122,9 @@ func (r *reconciler) takeOver(ctx context.Context) {
 	}
 }
 
-// pass repairs every kind of divergence in the design's table that the leader repairs; the
-// agent's sync and registration repair those about containers and allocations. A failed step does
-// not stop the other steps.
+// pass repairs every divergence of the design's table that is the leader's to repair; the
+// agent's sync and registration repair divergences of containers and allocations. A failed
+// step does not stop the other steps.
 func (r *reconciler) pass(ctx context.Context) {
 	for _, step := range []struct {
 		name string
@@ -213,8 +213,8 @@ func (r *reconciler) expire(ctx context.Context) error {
 	return err
 }
 
-// unclaimed pokes jobs whose machine has not claimed its allocation. After Ages.Lost the attempt
-// is settled, unless the machine may have been unable to claim.
+// unclaimed pokes jobs with an allocation that its machine has not claimed. After Ages.Lost
+// the attempt is settled, unless the machine may have been unable to claim.
 func (r *reconciler) unclaimed(ctx context.Context) error {
 	jobs, err := r.DB.Attempts.Unclaimed(ctx, r.Ages.Unclaimed, passLimit)
 	if err != nil {
@@ -235,8 +235,9 @@ func (r *reconciler) unclaimed(ctx context.Context) error {
 	return r.nudge(ctx, "unclaimed", jobs, limit)
 }
 
-// unsettled pokes jobs whose members have all ended without a settled attempt. After Ages.Settle
-// it settles the attempt from the row, since the job then seems to have no workflow.
+// unsettled pokes jobs with an unsettled attempt although all members have ended. After
+// Ages.Settle it settles the attempt from the row, since the job then seems to have no
+// workflow.
 func (r *reconciler) unsettled(ctx context.Context) error {
 	jobs, err := r.DB.Attempts.Unsettled(ctx, r.Ages.Unsettled, passLimit)
 	if err != nil {

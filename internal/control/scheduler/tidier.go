@@ -85,7 +85,7 @@ func (t *tidier) pruneLogs(ctx context.Context) error {
 	return nil
 }
 
-// stuckPause is the time until a folder whose deletion failed is tried again. A pass ends after
+// stuckPause is the time until the deletion of a folder is retried. A pass ends after
 // stuckInRow failures in a row: then the store itself is at fault.
 const (
 	stuckPause = time.Hour
@@ -184,9 +184,9 @@ func (t *tidier) sweep(ctx context.Context, a db.ClosedAttempt) (removed int, er
 	return removed, nil
 }
 
-// rejectLost marks checkpoints as bad if the store has lost their manifest, so that no restore
-// begins with one of them. A store without a single manifest is probably another store, or an
-// empty mount: then no checkpoint is marked, and an error is logged.
+// rejectLost marks checkpoints as bad if the store has lost their manifest, so that no
+// restore starts from a lost checkpoint. A store without a single manifest is probably
+// another store, or an empty mount: then no checkpoint is marked, and an error is logged.
 func (t *tidier) rejectLost(ctx context.Context) error {
 	var lost []db.Shard
 	found := 0

@@ -119,9 +119,9 @@ func (r *reconciler) startMissing(ctx context.Context, live []db.Aged, open map[
 	return nil
 }
 
-// closeEnded pokes open workflows whose job has ended, and terminates the ones that stay open.
-// Workflows without a row are counted and left to an operator: they may belong to rows that a
-// restored backup lacks.
+// closeEnded pokes the open workflows of ended jobs, and terminates the ones that stay
+// open. Workflows without a row are counted and left to an operator: they may belong to
+// rows that a restored backup lacks.
 func (r *reconciler) closeEnded(ctx context.Context, live []db.Aged, open map[berth.JobID]bool) error {
 	for _, j := range live {
 		delete(open, j.ID)

@@ -61,9 +61,9 @@ type Keeper struct {
 	owed *db.Outside // proof of a restore whose leap has failed
 }
 
-// Check reads the newest record of the store and compares it with the database. A database
-// without that record leaps, and the result is ErrLeapt, or db.ErrRestored if the leap failed:
-// then nothing may be placed and no machine answered. Any other error means that nothing is
+// Check compares the database with the newest record of the store. A database without that
+// record leaps, and the result is ErrLeapt, or db.ErrRestored if the leap failed: then
+// nothing may be placed and no machine answered. Any other error means that nothing is
 // known: the store or the database did not answer within Patience.
 func (k *Keeper) Check(ctx context.Context) error {
 	if err := k.retryLeap(ctx); err != nil {
@@ -253,8 +253,8 @@ func over(err error) bool {
 	return errors.Is(err, ErrLeapt) || errors.Is(err, db.ErrRestored) || berth.IsSlug(err, berth.SlugStaleEpoch)
 }
 
-// advance reserves a watermark, writes it to the store and grants it, in this order: a
-// granted watermark is always in the store.
+// advance reserves, stores and grants a watermark, in this order: a granted watermark is
+// always in the store.
 func (t *Tenure) advance(ctx context.Context) error {
 	var above int64
 	if !t.checked {
@@ -298,8 +298,9 @@ func (t *Tenure) proved(ctx context.Context, err error) error {
 	return err
 }
 
-// adopt accepts an existing record if an earlier try of this process, whose answer was lost, has
-// written that record. Any other record comes from another process: the store is compared again.
+// adopt accepts an existing record if an earlier try of this process has written that
+// record, and only the answer was lost. Any other record comes from another process: the
+// store is compared again.
 func (t *Tenure) adopt(ctx context.Context, next db.Outside) error {
 	b, err := t.keeper.Store.ReadAll(ctx, key(t.folder, next.Number), maxRecord)
 	if err != nil {
