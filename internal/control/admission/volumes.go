@@ -66,7 +66,7 @@ func (c *Controller) Allow(ctx context.Context, tenant berth.TenantID, s spec.Jo
 	return forbids(faults)
 }
 
-// forbidden are the faults of a spec that another tenant's job might not have.
+// forbidden returns the faults of a spec that depend on the tenant: inputs and priority.
 func (c *Controller) forbidden(
 	ctx context.Context, tenant berth.TenantID, prefix string, s spec.Job,
 ) ([]berth.FieldError, error) {
@@ -82,9 +82,9 @@ func (c *Controller) forbidden(
 	return faults, err
 }
 
-// forbiddenInputs are the faults of inputs from folders that the tenant's jobs may not
-// read. The faults do not distinguish a folder of other tenants from a folder that
-// does not exist. The labels of machines, which every user sees, name shared folders.
+// forbiddenInputs returns the faults of inputs from folders that the tenant's jobs may not
+// read. The faults do not distinguish a folder of other tenants from a folder that does not
+// exist. The labels of machines, which every user sees, name shared folders.
 func (c *Controller) forbiddenInputs(
 	ctx context.Context, tenant berth.TenantID, prefix string, s spec.Job,
 ) ([]berth.FieldError, error) {

@@ -9,8 +9,9 @@ import (
 	"berth/db"
 )
 
-// openDatabase migrates the schema and opens a pool. It waits for a database
-// that does not answer; one that refuses the schema is an error.
+// openDatabase migrates the schema and opens a pool. It waits for a database that does not
+// answer, so that all parts of a cluster may start in any order; a database that refuses
+// the schema is an error.
 func (c *ControlPlane) openDatabase(ctx context.Context) (*db.DB, error) {
 	const first, longest = 200 * time.Millisecond, 5 * time.Second
 	for pause := first; ; pause = min(2*pause, longest) {

@@ -6,10 +6,11 @@ import (
 	"berth/internal/lib/overload"
 )
 
-// limits exports the limits of this process's calls to Prometheus.
+// limits exports the limits of this process's calls to Prometheus: one limiter per
+// dependency, the budgets of repeats, and the gate of new work.
 type limits struct {
 	limiters []*overload.Limiter
-	repeats  map[string]*overload.Budget // by the name of their dependency
+	repeats  map[string]*overload.Budget // by the name of the dependency
 	gate     *overload.Gate
 }
 
@@ -27,6 +28,7 @@ var (
 	rejectedDesc = prometheus.NewDesc("berth_dependency_rejected_total",
 		"Calls that were not made: too many waited, or they waited too long.", []string{"dependency", "class"}, nil)
 
+	// Repeats of failed calls.
 	budgetDesc = prometheus.NewDesc("berth_retry_budget", "Repeats of failed calls that may be made now.",
 		[]string{"dependency"}, nil)
 	repeatsDesc = prometheus.NewDesc("berth_retries_total", "Repeats of failed calls that were made.",
@@ -34,6 +36,7 @@ var (
 	refusedDesc = prometheus.NewDesc("berth_retries_refused_total",
 		"Repeats of failed calls that were put off because the budget was spent.", []string{"dependency"}, nil)
 
+	// The gate of new work; see overload.Gate.
 	pausedDesc = prometheus.NewDesc("berth_admission_paused",
 		"1 while an operator has paused the start of new work.", nil, nil)
 	unsettledDesc = prometheus.NewDesc("berth_admission_unsettled",
@@ -76,6 +79,7 @@ func (m *limits) Collect(ch chan<- prometheus.Metric) {
 		counter(repeatsDesc, s.Repeats, name)
 		counter(refusedDesc, s.Refused, name)
 	}
+	// Prometheus has no booleans.
 	p, paused := m.gate.Pressure(), 0.0
 	if p.Paused {
 		paused = 1

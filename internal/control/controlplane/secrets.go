@@ -13,8 +13,9 @@ const (
 	resealBatch = 100
 )
 
-// reseal keeps all secrets under the first key, so that older ones can be taken
-// out of the file. Any number of processes may do so at once.
+// reseal seals all secrets under the first key at intervals, so that older keys can be
+// removed from the file. Any number of processes may do so at once: each replaces only the
+// value that it has read.
 func (c *ControlPlane) reseal(d *db.DB, keys *sealer.Keys) part {
 	return func(ctx context.Context) error {
 		for {
@@ -43,6 +44,7 @@ func (c *ControlPlane) resealAll(ctx context.Context, d *db.DB, keys *sealer.Key
 			after = s
 			value, err := keys.Open(s.Tenant, s.Name, s.Key, s.Sealed)
 			if err != nil {
+				// The key may have been removed too early; an operator can put it back.
 				stuck++
 				c.log.Error("secret cannot be opened with this server's keys", "tenant", s.Tenant, "err", err)
 				continue
@@ -54,6 +56,7 @@ func (c *ControlPlane) resealAll(ctx context.Context, d *db.DB, keys *sealer.Key
 			}
 			done++
 		}
+		// A short page is the last one.
 		if len(list) < resealBatch {
 			break
 		}

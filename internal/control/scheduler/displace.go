@@ -12,15 +12,17 @@ import (
 	"berth/placement"
 )
 
-// displace commits the preemptions of a plan, each as a whole, and reads their
-// jobs again before the next plan. A preemption that is no longer valid is
-// skipped: the next plan decides again.
+// displace commits the preemptions of a plan, each as a whole, and marks their jobs to be
+// read again before the next plan. A preemption that is no longer valid is skipped: the
+// next plan decides again.
 func (p *placer) displace(ctx context.Context, plan placement.Plan) error {
 	for _, d := range preemptions(plan) {
 		why, err := p.DB.Queue.CommitPreemption(ctx, p.term, d)
 		if err != nil {
 			return err
 		}
+		// Also after a refusal: the rows have changed since the plan, and the snapshot must
+		// catch up.
 		p.again.Jobs = append(p.again.Jobs, d.For)
 		victims := make([]berth.JobID, 0, len(d.Victims))
 		for _, v := range d.Victims {
@@ -33,8 +35,10 @@ func (p *placer) displace(ctx context.Context, plan placement.Plan) error {
 		}
 		p.Metrics.preempted.Add(float64(len(victims)))
 		p.Logger.Info("jobs give way", "job_id", d.For, "victims", victims)
+		// The row orders the victims to stop; the poke only saves their workflows a wait.
 		p.Poker.Poke(victims...)
 	}
+	// Another gang would have room with the capacity that these keep for their repair.
 	if len(plan.Yield) > 0 {
 		n, err := p.DB.Queue.GiveUpRepairs(ctx, p.term, plan.Yield)
 		if err != nil {
@@ -58,8 +62,8 @@ func (p *placer) displace(ctx context.Context, plan placement.Plan) error {
 	return err
 }
 
-// preemptions groups a plan's preemptions by the job that they make room for, in the plan's
-// order.
+// preemptions groups a plan's preemptions by their beneficiary, in the plan's order. One
+// group is one transaction: its victims release room for that job only.
 func preemptions(plan placement.Plan) []db.Preemption {
 	var list []db.Preemption
 	of := func(id berth.JobID) *db.Preemption {
@@ -83,7 +87,7 @@ func preemptions(plan placement.Plan) []db.Preemption {
 	return list
 }
 
-// because explains to a victim's owner why the victim was chosen.
+// because returns the text that a victim's owner sees as the reason of the preemption.
 func because(v placement.Preempt) string {
 	why := string(v.Why)
 	switch v.Why {
@@ -102,8 +106,8 @@ func because(v placement.Preempt) string {
 	return why
 }
 
-// stall records since when tenants have work that waits only for their quotas. It writes
-// a row for each change, at most as often as tenants are read.
+// stall records the tenants with work that waits only for their quotas, since jobs do not
+// age meanwhile. It writes only after a change, at most as often as tenants are read.
 func (p *placer) stall(ctx context.Context, plan placement.Plan) error {
 	if plan.More || p.mirror.tenantAt.Equal(p.stalledAt) {
 		return nil
@@ -128,7 +132,9 @@ const chargesLimit = 10_000
 // accountsEvery is the interval at which ended work is added to its tenant's usage.
 const accountsEvery = time.Second
 
-// keepAccounts adds charges to their tenants.
+// keepAccounts adds the charges of ended work to their tenants until the term ends. Charges
+// are rows of their own, so that the ends of one tenant's jobs do not wait for each other
+// on the tenant's row.
 func (s *Scheduler) keepAccounts(ctx context.Context, term db.Term) error {
 	for sleep(ctx, accountsEvery) {
 		for {
@@ -136,7 +142,7 @@ func (s *Scheduler) keepAccounts(ctx context.Context, term db.Term) error {
 			if err != nil && ctx.Err() == nil {
 				s.Logger.Error("cannot charge usage", "err", err)
 			}
-			if err != nil || n < chargesLimit {
+			if err != nil || n < chargesLimit { // a failure is retried in the next round
 				break
 			}
 		}

@@ -8,19 +8,19 @@ import (
 	"berth"
 )
 
-// Metrics are the scheduler's metrics, for registration with a registry. They change only in the
-// leading process.
+// Metrics are the scheduler's metrics, for registration with a registry. The values change
+// only in the leading process; the help texts in NewMetrics explain each.
 type Metrics struct {
 	leader    prometheus.Gauge
 	queue     prometheus.Gauge
 	machines  prometheus.Gauge
-	lag       prometheus.Gauge
-	marked    prometheus.Gauge
+	lag       prometheus.Gauge // seconds
+	marked    prometheus.Gauge // machines
 	silent    prometheus.Gauge
 	frozen    prometheus.Gauge
-	cycle     prometheus.Histogram
-	commit    prometheus.Histogram
-	waits     *prometheus.HistogramVec
+	cycle     prometheus.Histogram     // seconds
+	commit    prometheus.Histogram     // seconds
+	waits     *prometheus.HistogramVec // seconds, by kind of request
 	placed    prometheus.Counter
 	refused   prometheus.Counter
 	preempted prometheus.Counter
@@ -28,11 +28,12 @@ type Metrics struct {
 	orphaned  prometheus.Counter
 	lost      prometheus.Counter
 	drift     prometheus.Counter
-	repairs   *prometheus.CounterVec
+	repairs   *prometheus.CounterVec // by kind of repair
 	forgotten prometheus.Gauge
 }
 
-// NewMetrics returns the collectors, unregistered.
+// NewMetrics returns the collectors, unregistered: tests run several schedulers in one
+// process.
 func NewMetrics() *Metrics {
 	gauge := func(name, help string) prometheus.Gauge {
 		return prometheus.NewGauge(prometheus.GaugeOpts{Namespace: "berth", Subsystem: "scheduler",
@@ -77,7 +78,7 @@ func NewMetrics() *Metrics {
 	}
 }
 
-// waited notes that a job waited since then for the start that was just committed.
+// waited records the wait of a job from since to its start, which was just committed.
 func (m *Metrics) waited(since time.Time, s berth.Start, now time.Time) {
 	needs := "cpu"
 	switch {
@@ -86,6 +87,8 @@ func (m *Metrics) waited(since time.Time, s berth.Start, now time.Time) {
 	case len(s.Ranks) == 1 && len(s.Ranks[0].GPUs) > 0:
 		needs = "gpu"
 	}
+	// The clocks of the database and of this process may differ; a negative wait counts as
+	// none.
 	m.waits.WithLabelValues(needs).Observe(max(0, now.Sub(since).Seconds()))
 }
 

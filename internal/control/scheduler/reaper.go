@@ -43,6 +43,7 @@ func (r *reaper) pass(ctx context.Context) error {
 	for _, id := range suspects {
 		r.Logger.Warn("machine is silent", "machine_id", id)
 	}
+	// Work is placed on ready machines only, so the planner reads the machines again.
 	if len(suspects) > 0 {
 		r.DB.Hub().Publish(db.TopicQueue, "")
 	}

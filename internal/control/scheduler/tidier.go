@@ -152,6 +152,7 @@ func (t *tidier) sweepClosed(ctx context.Context) error {
 				return err
 			}
 			removed += n
+			// Only now: a crash before repeats the sweep, which deletes nothing twice.
 			if err := t.DB.Objects.MarkSwept(ctx, t.term, a.Job, a.Attempt); err != nil {
 				return err
 			}
@@ -164,6 +165,8 @@ func (t *tidier) sweepClosed(ctx context.Context) error {
 func (t *tidier) sweep(ctx context.Context, a db.ClosedAttempt) (removed int, err error) {
 	for _, rank := range a.Ranks {
 		folder := berth.CheckpointsPrefix(a.Tenant, a.Job, a.Attempt, rank)
+		// The listing also shows leftovers without a row, such as the files of a cut-off
+		// upload.
 		names, err := t.Objects.Folders(ctx, folder)
 		if err != nil {
 			return removed, fmt.Errorf("list %s: %w", folder, err)

@@ -63,11 +63,12 @@ func (s *Sender) send(ctx context.Context, n db.Notice) error {
 		return s.reason(err)
 	}
 	defer r.Body.Close()
+	// The content of an answer means nothing; reading it frees the connection.
 	_, _ = io.CopyN(io.Discard, r.Body, maxAnswer)
 	return judge(r)
 }
 
-// judge says whether an answer is one.
+// judge returns nil for an accepted call, and an error that describes any other answer.
 func judge(r *http.Response) error {
 	switch {
 	case r.StatusCode >= 200 && r.StatusCode < 300:

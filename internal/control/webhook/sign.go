@@ -16,8 +16,9 @@ const (
 	HeaderSignature = "webhook-signature"
 )
 
-// sign sets the headers of a call: a signature by each key over its id, the time
-// of this try in Unix seconds, and the body.
+// sign sets the headers of a call: a signature by each key over its id, the time of this
+// try in Unix seconds, and the body. Several keys let a receiver change its key without a
+// lost call.
 func sign(h http.Header, keys [][]byte, id, stamp, body string) {
 	signatures := make([]string, len(keys))
 	for i, key := range keys {

@@ -86,9 +86,9 @@ func (d *Daemon) boot(ctx context.Context) error {
 	return nil
 }
 
-// endOrphans ends a containerd whose engine is gone: the new engine starts one on the same
-// socket. Shims are left alone: the new engine looks for the shims of live-restored containers
-// and ends all others itself.
+// endOrphans ends a containerd without an engine: the new engine starts one on the same
+// socket. Shims are left alone: the new engine looks for the shims of live-restored
+// containers and ends all others itself.
 func endOrphans(ctx context.Context, m machine) error {
 	for {
 		all, err := listProcesses()

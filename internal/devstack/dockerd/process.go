@@ -154,7 +154,7 @@ func cgroupDirs(m machine) []string {
 	return dirs
 }
 
-// cgroupPIDs returns the processes in the machine's cgroup and below it.
+// cgroupPIDs returns the processes in the machine's cgroup and in all groups below.
 func cgroupPIDs(m machine) map[int]bool {
 	pids := map[int]bool{}
 	for _, root := range cgroupDirs(m) {

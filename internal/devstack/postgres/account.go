@@ -17,8 +17,9 @@ type account struct {
 	drop     bool // we are root and become this user; the server refuses root
 }
 
-// accountFor picks the user for a cluster whose data folder may exist already: the current user,
-// or for root the folder's owner, else postgres, else the unprivileged user that every system has.
+// accountFor returns the user for a cluster with a new or an existing data folder: the
+// current user, or for root the folder's owner, else postgres, else the unprivileged user
+// of every system.
 func accountFor(dataDir string) (account, error) {
 	if uid := os.Geteuid(); uid != 0 {
 		return account{name: "the current user", uid: uint32(uid), gid: uint32(os.Getegid())}, nil
@@ -56,8 +57,8 @@ func nameOf(uid uint32) string {
 	return "uid " + id
 }
 
-// ensureDir creates dir and the missing folders above it, and checks that the account may enter
-// each of the folders.
+// ensureDir creates dir and its missing parents, and checks that the account may enter all
+// of the folders.
 func (a account) ensureDir(dir string) error {
 	if err := mkdirOpen(dir); err != nil {
 		return err
@@ -93,7 +94,8 @@ func mkdirOpen(dir string) error {
 	return mkdirOpen(dir)
 }
 
-// checkEnter returns an error that names the folder if the account may not enter it.
+// checkEnter returns an error if the account may not enter the folder. The error names the
+// folder.
 func (a account) checkEnter(dir string) error {
 	info, err := os.Stat(dir)
 	if err != nil {

@@ -83,8 +83,8 @@ func dataVersion(l layout) (string, error) {
 	return "", nil
 }
 
-// initialise creates the data folder under another name and renames it at the end, so that "data"
-// is either whole or absent.
+// initialise creates the data folder under another name, and renames the folder at the end:
+// so "data" is either whole or absent.
 func initialise(ctx context.Context, l layout, acct account, bins binaries, volatile bool) error {
 	if err := os.RemoveAll(l.dataNew()); err != nil { // half-made by an initdb that was killed; never held data
 		return err
@@ -157,14 +157,15 @@ func syncDir(dir string) error {
 	return f.Sync()
 }
 
-// environment returns the whole environment of initdb and the server: a PGPORT or PGDATA meant
-// for another cluster must not reach either of them.
+// environment returns the whole environment of initdb and the server, without a PGPORT or
+// PGDATA of the caller's, which are meant for another cluster.
 func environment() []string {
 	return []string{"PATH=/usr/local/bin:/usr/bin:/bin", "LC_ALL=C.UTF-8", "TZ=UTC"}
 }
 
-// clearStalePID removes a pid file whose process is certainly not a server: a zombie, or another
-// program that got the pid after a reboot. In every other case the server's own check decides.
+// clearStalePID removes a pid file that certainly names no server: its process is a zombie,
+// or another program that got the pid after a reboot. In every other case the server's own
+// check decides.
 func clearStalePID(l layout) error {
 	b, err := os.ReadFile(l.pidFile())
 	if errors.Is(err, os.ErrNotExist) {

@@ -26,7 +26,7 @@ var errOldServer = errors.New("an earlier server on the same data has not ended"
 // errPortLost says that another program took the free port before the server did.
 var errPortLost = errors.New("the port was taken before the server listened on it")
 
-// launch starts the server and waits until it answers. It retries after errors that pass: an
+// launch starts the server and waits for its answer. It retries after errors that pass: an
 // earlier server that is still ending, or a free port that another program took first.
 func (c *Cluster) launch(ctx context.Context) error {
 	began := time.Now()

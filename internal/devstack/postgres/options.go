@@ -60,7 +60,7 @@ func (o Options) validate() error {
 }
 
 // settings returns the server's settings as command line arguments, so that the data folder
-// itself stays as initdb created it and a changed default applies at once.
+// stays as created by initdb and a changed default applies at once.
 func (o Options) settings(port int, socketDir string) []string {
 	pairs := [][2]string{
 		{"listen_addresses", "127.0.0.1"},

@@ -13,9 +13,10 @@ import (
 	"go.temporal.io/server/tools/sql"
 )
 
-// unfinished marks a database whose first schema is being created. The statements of a schema are
-// not one transaction, so a killed set-up cannot be continued; the mark shows the next set-up
-// that the database holds nothing but the unfinished schema and may be dropped.
+// unfinished marks a database during the creation of its first schema. The statements of a
+// schema are not one transaction, so a killed set-up cannot be continued; the mark shows
+// the next set-up that the database holds nothing but the unfinished schema and may be
+// dropped.
 const unfinished = "berth: first schema set-up is not finished"
 
 // duplicateDatabase is duplicate_database of PostgreSQL's appendix A.

@@ -17,8 +17,8 @@ import (
 	"go.temporal.io/server/temporal"
 )
 
-// startLimit bounds a start whose context has no deadline of its own. A first
-// start takes a few seconds, most of it the schema.
+// startLimit bounds a start under a context without a deadline. A first start takes a few
+// seconds, most of it the schema.
 const startLimit = 2 * time.Minute
 
 // Server is a running Temporal server, with its UI unless that was left out.

@@ -235,8 +235,8 @@ func translate(p string) (text string, ok bool) {
 	return b.String(), true
 }
 
-// bracket translates a character class such as [a-z] or [!a-z], which never matches a slash when
-// it is negated. n is the length of the class in the pattern, 0 for an unclosed class.
+// bracket translates a character class such as [a-z] or [!a-z]. A negated class never
+// matches a slash. n is the length of the class in the pattern, 0 for an unclosed class.
 func bracket(p string) (class string, n int) {
 	var b strings.Builder
 	b.WriteByte('[')

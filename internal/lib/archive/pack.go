@@ -44,8 +44,8 @@ func Pack(ctx context.Context, to io.Writer, folder string, l Limits) (Summary, 
 	return sum, nil
 }
 
-// pack writes the uncompressed tar and hashes it. The address is the hash of the tar, not of its
-// compressed form, so that another version of the compressor gives the same address.
+// pack writes and hashes the uncompressed tar. The address is the hash of the tar, not of
+// its compressed form, so that another version of the compressor gives the same address.
 func pack(ctx context.Context, to io.Writer, folder string, l Limits) (Summary, error) {
 	root, err := os.OpenRoot(folder)
 	if err != nil {

@@ -118,7 +118,7 @@ func (r *rules) header(h *tar.Header) (e Entry, ok bool, err error) {
 	return e, true, r.entry(e)
 }
 
-// entry validates a file, a folder or a link against the entries before it. Links must have
+// entry validates a file, a folder or a link against all entries so far. Links must have
 // relative targets; end follows the targets.
 func (r *rules) entry(e Entry) error {
 	if err := checkName(e.Name); err != nil {

@@ -75,7 +75,7 @@ func New(inner net.Listener, l Limits) *Listener {
 	}
 }
 
-// kind is the class of a connection, which decides the limits that apply to it.
+// kind is the class of a connection and decides its limits.
 type kind int32
 
 const (

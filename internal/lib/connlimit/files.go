@@ -12,10 +12,10 @@ const spareFiles = 512
 // fewest is the smallest number of connections that a server starts with.
 const fewest = 64
 
-// OpenFiles raises the process's limit of open files, so that it has room for the given number of
-// connections in addition to its other files. It returns the number of connections with room:
-// fewer than wanted if the limit cannot be raised as far. It fails if that number is too small
-// for a server.
+// OpenFiles raises the process's limit of open files to have room for the given number of
+// connections in addition to other files. It returns the number of connections with room:
+// fewer than wanted if the limit cannot be raised as far. It fails if that number is too
+// small for a server.
 func OpenFiles(connections int) (int, error) {
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {

@@ -41,7 +41,7 @@ func Parse(value string) (time.Duration, error) {
 	return time.Duration(seconds) * time.Second, nil
 }
 
-// Machine is a machine whose container engine does not answer.
+// Machine is a machine with a container engine that does not answer.
 type Machine struct {
 	ID    berth.MachineID
 	Since time.Time
@@ -59,8 +59,8 @@ func IDs(list []Machine) []berth.MachineID {
 // Hint is the command after which a silent container engine answers again.
 const Hint = "restart it: systemctl restart docker"
 
-// Reason is the reason of a machine whose container engine has not answered since
-// then.
+// Reason returns the text about a machine with a container engine that has not answered
+// since then.
 func Reason(since time.Time) string {
 	return "its container engine has not answered since " + since.UTC().Format(time.RFC3339) + "; " + Hint
 }

@@ -35,7 +35,7 @@ func LogLevel(f *pflag.FlagSet, l *slog.Level) {
 // level is a flag's value for a log level.
 type level slog.Level
 
-// String returns the level in lower case, as Set accepts it.
+// String returns the level in lower case; Set accepts the result.
 func (l *level) String() string { return strings.ToLower(slog.Level(*l).String()) }
 
 // Type returns the type for the help text.

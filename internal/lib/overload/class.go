@@ -5,7 +5,7 @@ import "fmt"
 // Class is the priority of a call. Lower values go first.
 type Class int
 
-// The classes, in the order in which a Limiter serves them.
+// Classes, in the order of service by a Limiter.
 const (
 	Vital    Class = iota // signs of life: renewals of leases, probes of health
 	End                   // work that has begun moves on or ends: pokes, cancels

@@ -5,8 +5,8 @@ import "context"
 // classKey is the context key of a class.
 type classKey struct{}
 
-// As returns a context whose calls are of that class, for limits that learn of a
-// call by its context alone.
+// As returns a context with a class for its calls, for limits that know of a call only the
+// context.
 func As(ctx context.Context, class Class) context.Context {
 	return context.WithValue(ctx, classKey{}, class)
 }

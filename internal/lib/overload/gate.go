@@ -167,8 +167,8 @@ func NewValve(tolerated, ahead int) *Valve {
 		changed: make(chan struct{})}
 }
 
-// observe adapts the rate to the number of unsettled attempts: it closes while they grow, holds
-// while they are worked off, and opens step by step afterwards.
+// observe adapts the rate to the number of unsettled attempts: a growing number closes the
+// valve, a falling one holds the rate, and afterwards the valve opens step by step.
 func (v *Valve) observe(p Pressure, now time.Time) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// ErrShed reports a call that was not made because too many others wait, or
-// because it waited too long. It has cost the dependency nothing.
+// ErrShed reports a call that was not made because too many others wait, or because of its
+// own long wait. Such a call has cost the dependency nothing.
 var ErrShed = errors.New("too many calls wait")
 
 // Options tune a Limiter. Zero fields take their defaults.
@@ -153,9 +153,9 @@ func (l *Limiter) Acquire(ctx context.Context, class Class) (*Permit, error) {
 	return l.acquire(ctx, class, false)
 }
 
-// AcquireSlow is Acquire for a call whose latency says nothing, such as a long
-// list: only its error counts. It also suits a caller that prepares its call before
-// Permit.Do, where latency counts again.
+// AcquireSlow is Acquire for a call with a latency that says nothing, such as a long list:
+// only its error counts. It also suits a caller that prepares its call before Permit.Do,
+// where latency counts again.
 func (l *Limiter) AcquireSlow(ctx context.Context, class Class) (*Permit, error) {
 	return l.acquire(ctx, class, true)
 }
@@ -235,7 +235,7 @@ func (p *Permit) Do(ctx context.Context, call func(ctx context.Context) error) e
 	return err
 }
 
-// begin starts the clock of a permit's call, whose latency counts from now on.
+// begin starts the clock of a permit's call. Latency counts from now on.
 func (l *Limiter) begin(p *Permit) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -246,8 +246,8 @@ func (l *Limiter) begin(p *Permit) {
 // Done ends a call and reports its error, nil for success.
 func (p *Permit) Done(err error) { p.l.done(p, err) }
 
-// Drop ends a call that was not made, or that its own caller gave up: it says
-// nothing of the dependency. It is an end as Done is.
+// Drop ends a call that was not made, or was given up by its own caller: such a call says
+// nothing of the dependency. Like Done, Drop ends the permit.
 func (p *Permit) Drop() {
 	p.l.mu.Lock()
 	defer p.l.mu.Unlock()
@@ -274,9 +274,9 @@ func (l *Limiter) done(p *Permit, err error) {
 	l.land(p)
 }
 
-// shrink reduces the limit by a part, or sets it relative to the calls in flight if
-// these were far below it: a limit that does not bind would have to shrink many
-// times. The part is larger the slower the call was.
+// shrink reduces the limit by a part, the larger the slower the call was. If far fewer
+// calls were in flight, the new limit follows from their number: a limit that does not bind
+// would have to shrink many times.
 func (l *Limiter) shrink(p *Permit, factor float64, now time.Time) {
 	l.badAt = now
 	if p.began.Before(l.shrunkAt) {
@@ -330,7 +330,7 @@ func (l *Limiter) measureAlone(now time.Time) {
 		return
 	}
 	l.aloneUntil, l.aloneLeft = now.Add(aloneFor), aloneCalls
-	l.aloneSeen = 0 // what was is outdated
+	l.aloneSeen = 0 // the old mean is outdated
 	l.aloneAt = now // also where long calls leave no room for a measurement
 }
 
@@ -413,7 +413,7 @@ func (l *Limiter) land(p *Permit) {
 	l.serve()
 }
 
-// serve hands permits to waiters while there is room; l.mu is held.
+// serve hands permits to waiters until no room is left; l.mu is held.
 func (l *Limiter) serve() {
 	for l.hasRoom() {
 		q := l.nextQueue()

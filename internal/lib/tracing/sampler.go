@@ -53,7 +53,8 @@ func (s samplers) takes(id trace.TraceID) bool {
 // all.
 type spread struct{ sdktrace.Sampler }
 
-// ShouldSample asks the sampler about a hash of the trace id, all of whose bits are random.
+// ShouldSample asks the sampler about a hash of the trace id. All bits of the hash are
+// random.
 func (s spread) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingResult {
 	sum := sha256.Sum256(p.TraceID[:])
 	p.TraceID = trace.TraceID(sum[:16])

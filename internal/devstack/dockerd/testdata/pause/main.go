@@ -1,6 +1,6 @@
-// Command pause is the whole content of the test image: it forks a copy of
-// itself, says so, and both wait until they are told to end. With "get URL" it
-// fetches a page instead, with "serve" it offers one on port 8080.
+// Command pause is the only program of the test image. It forks a copy of itself and prints
+// a line, and both wait for a signal. With "get URL" it fetches a page instead, with
+// "serve" it offers one on port 8080.
 package main
 
 import (
@@ -39,6 +39,7 @@ func main() {
 				fmt.Fprint(w, "served")
 			}))
 		}()
+	// The child is a second process in the container, as most programs have.
 	case len(os.Args) == 1:
 		if err := exec.Command("/pause", "child").Start(); err != nil {
 			fmt.Println(err)
