@@ -69,14 +69,15 @@ func askKill(ctx context.Context, dir, name string) error {
 	}
 	defer answer.Body.Close()
 	if answer.StatusCode != http.StatusOK {
+		// The body is the error's text, for the user.
 		said, _ := io.ReadAll(io.LimitReader(answer.Body, 4096))
 		return fmt.Errorf("kill machine %s: %s", name, strings.TrimSpace(string(said)))
 	}
 	return nil
 }
 
-// down stops the private engines, with their containers, that a stopped stack left running.
-// It fails while a berth-dev runs on the folder.
+// down stops the private engines of a stopped stack, with their containers. It fails while
+// a berth-dev runs on the folder.
 func down(ctx context.Context, dir string) error {
 	dir, err := filepath.Abs(dir)
 	if err != nil {

@@ -24,6 +24,7 @@ func (m *machine) provide(ctx context.Context) error {
 	defer engine.Close()
 	for _, i := range m.cfg.Images {
 		name, path, _ := strings.Cut(i, "=")
+		// By name only: an engine that outlives the stack keeps its images.
 		if _, err := engine.ImageInspect(ctx, name); err == nil {
 			continue
 		}

@@ -37,6 +37,7 @@ func command() *cobra.Command {
 			if err := cfg.validate(); err != nil {
 				return err
 			}
+			// Logs go to stderr, addresses for people to stdout.
 			log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: cfg.LogLevel}))
 			return run(cmd.Context(), cfg, log)
 		},

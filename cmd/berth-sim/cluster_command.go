@@ -17,6 +17,7 @@ import (
 // clusterFlags holds the flags of berth-sim cluster.
 type clusterFlags struct{ plot string }
 
+// clusterCommand returns berth-sim cluster, which runs a scenario.
 func clusterCommand() *cobra.Command {
 	f := &clusterFlags{}
 	cmd := &cobra.Command{

@@ -17,6 +17,8 @@ type placeFlags struct {
 	shuffle                   bool   // whether the seed was set, since 0 is a seed too
 }
 
+// placeCommand returns berth-sim place, which reproduces the published experiments on
+// placement.
 func placeCommand() *cobra.Command {
 	f := &placeFlags{}
 	cmd := &cobra.Command{
@@ -96,6 +98,7 @@ func (f *placeFlags) run(cmd *cobra.Command) error {
 		if err := cmd.Context().Err(); err != nil {
 			return err
 		}
+		// One at a time, as in the experiments: the engine never sees the next arrival.
 		placed = append(placed, c.arrive(p))
 	}
 	if err := writePlaced(f.out, placed); err != nil {

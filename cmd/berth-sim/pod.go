@@ -12,7 +12,7 @@ import (
 // Bounds of the numbers in a file: far beyond any machine, and far from overflow.
 const (
 	maxMilli = 1 << 40 // CPU milli or MiB
-	maxGPUs  = 1024
+	maxGPUs  = 1024    // per machine or pod
 )
 
 // pod is one arrival, with the columns of Alibaba's openb list.
@@ -49,6 +49,7 @@ func readPod(t *table, name string) (pod, error) {
 	if p.name == "" {
 		return p, fmt.Errorf("%s is empty", name)
 	}
+	// An empty field is 0: the pod uses none of the resource.
 	var n [4]int64
 	for i, c := range []struct {
 		column string
@@ -70,6 +71,7 @@ func readPod(t *table, name string) (pod, error) {
 	default:
 		p.request.GPUs, p.request.GPUMilli = int(gpus), milli
 		if models := t.text("gpu_spec"); models != "" {
+			// One of several models will do.
 			p.request.GPUTypes = strings.Split(models, "|")
 		}
 	}
@@ -114,6 +116,7 @@ func readNode(t *table) (placement.Machine, error) {
 	if err != nil {
 		return m, err
 	}
+	// The lists name no disks; a pod's request has none either.
 	m.Total.GPUMilli = gpus * 1000
 	for i := range int(gpus) {
 		m.GPUs = append(m.GPUs, placement.Device{Index: i, Model: t.text("model"), Healthy: true})

@@ -15,6 +15,7 @@ type queueFlags struct {
 	machines, gpus     int    // number of machines, and of GPUs per machine
 }
 
+// queueCommand returns berth-sim queue, which runs a trace under one policy.
 func queueCommand() *cobra.Command {
 	f := &queueFlags{}
 	cmd := &cobra.Command{

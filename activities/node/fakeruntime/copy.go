@@ -62,6 +62,7 @@ func writeTree(w *tar.Writer, host, base string) error {
 			return err
 		}
 		target := ""
+		// A header needs the link's target, which may not exist.
 		if info.Mode()&fs.ModeSymlink != 0 {
 			if target, err = os.Readlink(file); err != nil {
 				return err
@@ -75,6 +76,7 @@ func writeTree(w *tar.Writer, host, base string) error {
 		if err != nil {
 			return err
 		}
+		// The root's own path below itself is ".", which Join removes.
 		h.Name = path.Join(base, filepath.ToSlash(below))
 		if err := w.WriteHeader(h); err != nil || !info.Mode().IsRegular() {
 			return err

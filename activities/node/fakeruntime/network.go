@@ -21,6 +21,8 @@ func (f *Fake) EnsureNetwork(ctx context.Context, n node.Network) error {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		if _, ok := f.networks[n.Name]; !ok {
+			// The first call decides; the labels are copied, since the caller may reuse its
+			// map.
 			n.Labels, n.CreatedAt = maps.Clone(n.Labels), time.Now()
 			f.networks[n.Name] = n
 		}

@@ -55,6 +55,7 @@ func load(ctx context.Context, host, ref string, img v1.Image) error {
 		return err
 	}
 	defer api.Close()
+	// Concurrent tests may both load the image; the second load changes nothing.
 	if _, err := api.ImageInspect(ctx, ref); err == nil {
 		return nil
 	}

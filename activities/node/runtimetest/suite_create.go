@@ -102,6 +102,7 @@ func createOfAnExistingNameReturnsIt(b *bench) {
 	if got.ID != first.ID || got.State != node.ContainerRunning || got.Labels["other"] != "" {
 		b.t.Errorf("got %+v, want the first one unchanged", got)
 	}
+	// The name is checked before the image.
 	other.Image = "berth-test.invalid/not/here:1"
 	_, err = b.Runtime.Create(b.ctx, other)
 	wantError(b.t, err, node.ErrExists, "create again with an image that is not here")
@@ -191,6 +192,7 @@ func idPrefixIsNotAName(b *bench) {
 // listFindsEveryLabel checks that List and Unstarted filter by all labels and include all
 // states.
 func listFindsEveryLabel(b *bench) {
+	// One running, one exited and one created container, with different labels.
 	odd := b.spec("odd", "sleep", "1h")
 	odd.Labels = map[string]string{label: b.tag, "parity": "odd"}
 	even := b.spec("even", "exit", "3")

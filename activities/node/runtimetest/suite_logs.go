@@ -108,6 +108,7 @@ func logsResumeInclusively(b *bench) {
 			b.t.Errorf("following since line %d: %d lines, error %v, want %d", from, len(got), err, len(whole)-first)
 		}
 	}
+	// A nanosecond after the last stamp nothing is left.
 	if got := b.logs(name, whole[222].At.Add(1)); len(got) != 0 {
 		b.t.Errorf("after the last line there are %q", texts(got))
 	}
@@ -149,6 +150,7 @@ func logsEndWhenRemoved(b *bench) {
 // longLinesArriveWhole checks that lines longer than the 16 KiB of an engine's buffer
 // arrive in parts, none of which is longer, without a lost byte.
 func longLinesArriveWhole(b *bench) {
+	// Two and a half times an engine's buffer.
 	const size = 40_000
 	name := b.run(b.spec("a", "spam", "3", fmt.Sprint(size)))
 	b.wait(name)

@@ -32,6 +32,8 @@ func exitCodesArrive(b *bench) {
 		if c.StartedAt.IsZero() || c.FinishedAt.Before(c.StartedAt) {
 			b.t.Errorf("exit %d ran from %v to %v", code, c.StartedAt, c.FinishedAt)
 		}
+		// A Wait after the exit must return the same final state, since an agent may ask
+		// again.
 		if again := b.wait(name); again.ExitCode != code || !again.FinishedAt.Equal(c.FinishedAt) {
 			b.t.Errorf("second wait says %+v, first said %+v", again, c)
 		}
@@ -137,6 +139,7 @@ func entrypointAndCommand(b *bench) {
 	wantLines(b.t, out, "a", "b c")
 
 	spec = b.spec("none")
+	// An empty entry point, unlike nil, removes the image's own.
 	spec.Entrypoint, spec.Command = []string{}, []string{"/testprog", "echo", "no entry point"}
 	_, out = b.finish(spec)
 	wantLines(b.t, out, "no entry point")
@@ -146,6 +149,7 @@ func entrypointAndCommand(b *bench) {
 // directory.
 func environmentAndFolder(b *bench) {
 	spec := b.spec("a", "do", "env ONE TWO NONE", "cwd")
+	// A line break must survive: engines pass variables as one text each.
 	spec.Env = map[string]string{"ONE": "1", "TWO": "a=b\nc"}
 	spec.WorkingDir = "/srv/here"
 	_, out := b.finish(spec)
@@ -164,6 +168,7 @@ func mountsAreShared(b *bench) {
 		!strings.Contains(lines[1], "read-only file system") {
 		b.t.Errorf("exit code %d with output %q", c.ExitCode, lines)
 	}
+	// The file is visible on the host after the container's end.
 	if made, err := os.ReadFile(filepath.Join(out, "made")); string(made) != "inside" {
 		b.t.Errorf("the written file holds %q (error %v)", made, err)
 	}
@@ -223,6 +228,7 @@ func copiedOut(b *bench) {
 // although its image and its own environment ask for all.
 func gpuVariableFollowsReservation(b *bench) {
 	spec := b.spec("a", "env", "NVIDIA_VISIBLE_DEVICES")
+	// The job asks for all GPUs as the image does.
 	spec.Env = map[string]string{"NVIDIA_VISIBLE_DEVICES": "all"}
 	_, out := b.finish(spec)
 	wantLines(b.t, out, "NVIDIA_VISIBLE_DEVICES=void")

@@ -175,6 +175,7 @@ func cwd(_ context.Context, p *Process, _ []string) int {
 // trainer that saves its work would. A test must wait for ready: a signal before that ends
 // the process.
 func trapTerm(ctx context.Context, p *Process, args []string) int {
+	// The signal is caught before the line is printed, so that a test may send it at once.
 	term := p.Catch("SIGTERM")
 	p.say("ready")
 	select {
@@ -188,6 +189,7 @@ func trapTerm(ctx context.Context, p *Process, args []string) int {
 		if err != nil {
 			return p.usage("trap-term: %v", err)
 		}
+		// A delay stands for the time to save a checkpoint.
 		pause(ctx, d)
 	}
 	return exit(ctx, p, args)
@@ -245,6 +247,7 @@ func eatMemory(ctx context.Context, p *Process, args []string) int {
 // childOOM loses a child to the kernel's memory limit and exits 0 nevertheless, as programs
 // do that restart their data loaders, or with the given code.
 func childOOM(ctx context.Context, p *Process, args []string) int {
+	// The child needs more than the container's limit, the parent almost nothing.
 	code, err := p.Spawn(ctx, "eat-memory", args[0])
 	if err != nil {
 		return p.fail(err)
@@ -312,6 +315,7 @@ func awaitFile(ctx context.Context, p *Process, args []string) int {
 // log.
 func digest(ctx context.Context, p *Process, args []string) int {
 	sum := func(text string) string {
+		// A test compares the hash with that of the secret.
 		h := sha256.Sum256([]byte(text))
 		return hex.EncodeToString(h[:])
 	}
