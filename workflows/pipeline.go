@@ -37,8 +37,6 @@ func Pipeline(root workflow.Context, in wire.JobInput) error {
 			return nil
 		}
 		j.pauses = 0
-		// A start changes rows, and there may be more to do: reconcile again before
-		// waiting.
 		some := startReady(ctx, result, started)
 		if some || result.More {
 			continue
@@ -50,8 +48,7 @@ func Pipeline(root workflow.Context, in wire.JobInput) error {
 	}
 }
 
-// Search attributes of the children; the dispatcher sets the same on workflows that it
-// starts.
+// Search attributes of the children, the same as of workflows started by the dispatcher.
 var (
 	tenantAttribute = temporal.NewSearchAttributeKeyKeyword(berth.AttributeTenant)
 	kindAttribute   = temporal.NewSearchAttributeKeyKeyword(berth.AttributeKind)

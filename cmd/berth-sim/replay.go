@@ -193,7 +193,7 @@ func (r *replay) arrive() {
 	}
 }
 
-// wait puts a new or a preempted job into the queue. Its submission time stays the same, so
+// wait puts a new or a preempted job into the queue. The submission time stays the same, so
 // a preempted job keeps its age.
 func (r *replay) wait(t *task) {
 	submitted := origin.Add(t.submitted)
@@ -258,8 +258,7 @@ func (r *replay) stop(t *task) {
 	r.running = slices.DeleteFunc(r.running, func(o *task) bool { return o == t })
 }
 
-// hold adds the grants to the use of the machines (times 1) or subtracts the grants (times
-// -1).
+// hold adds the grants to the use of the machines (times 1) or subtracts them (times -1).
 func (r *replay) hold(grants []berth.Grant, times int64) {
 	for _, g := range grants {
 		m, ok := r.snapshot.Machine(g.Machine)

@@ -16,7 +16,8 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// retention of closed workflows. They are no archive: the job's row is.
+// retention is the time for which closed workflows are kept. They are no archive: the job's
+// row is.
 const retention = 3 * 24 * time.Hour
 
 // searchAttributes are set when a workflow starts and never change.
@@ -45,6 +46,7 @@ func prepareNamespace(ctx context.Context, c client.Client) error {
 	return nil
 }
 
+// register creates the namespace unless it exists.
 func register(ctx context.Context, c client.Client) error {
 	_, err := c.WorkflowService().RegisterNamespace(ctx, &workflowservice.RegisterNamespaceRequest{
 		Namespace:                        Namespace,
@@ -57,6 +59,7 @@ func register(ctx context.Context, c client.Client) error {
 	return err
 }
 
+// addSearchAttributes adds the search attributes; a repeated call changes nothing.
 func addSearchAttributes(ctx context.Context, c client.Client) error {
 	_, err := c.OperatorService().AddSearchAttributes(ctx, &operatorservice.AddSearchAttributesRequest{
 		Namespace:        Namespace,

@@ -26,9 +26,9 @@ func Measure(ctx context.Context, folder string, l Limits) (Summary, error) {
 	return pack(ctx, io.Discard, folder, l)
 }
 
-// Pack writes a folder as an archive. It excludes .git and the entries that
-// .gitignore and .berthignore name. The same content gives the same archive: entries
-// are in order, and have neither owner nor time.
+// Pack writes a folder as an archive. It excludes .git and all entries matched by
+// .gitignore and .berthignore. The same content gives the same archive: entries are in
+// order, and have neither owner nor time.
 func Pack(ctx context.Context, to io.Writer, folder string, l Limits) (Summary, error) {
 	z, err := zstd.NewWriter(to, zstd.WithEncoderConcurrency(1))
 	if err != nil {
@@ -36,7 +36,7 @@ func Pack(ctx context.Context, to io.Writer, folder string, l Limits) (Summary, 
 	}
 	sum, err := pack(ctx, z, folder, l)
 	if err != nil {
-		return sum, err // without an end, which would make it look whole
+		return sum, err // without an end mark, so that the archive does not look whole
 	}
 	if err := z.Close(); err != nil {
 		return sum, fmt.Errorf("pack %s: %w", folder, err)

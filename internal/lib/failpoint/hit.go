@@ -21,6 +21,8 @@ func hit(dir, name string) error {
 	}
 	armed := filepath.Join(dir, name)
 	done := armed + ".hit"
+	// The rename makes a failpoint act once, in one of the processes that share the folder,
+	// and shows the test that it was hit.
 	if err := os.Rename(armed, done); err != nil {
 		if errors.Is(err, os.ErrNotExist) {
 			return nil

@@ -1,7 +1,7 @@
 package failpoint
 
-// Process is the process with the failpoint. The control plane's roles count as processes of
-// their own, whichever berthd runs a role.
+// Process is the process with the failpoint. Each role of the control plane counts as a
+// process of its own, even if one berthd runs several.
 type Process string
 
 // The processes that have failpoints.
@@ -12,11 +12,11 @@ const (
 	Agent  Process = "agent"
 )
 
-// Point is one place.
+// Point is one failpoint.
 type Point struct {
 	Name    string
 	Process Process
-	Step    string // L1 to L9
+	Step    string // L1 to L9, the steps of a job's life
 	Stands  string // the place: before or after an act
 }
 
