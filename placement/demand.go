@@ -11,55 +11,57 @@ import (
 	"berth/placement/fit"
 )
 
-// Demand is machines of one sort that would give waiting jobs a place if their
-// pool had more of them.
+// Demand asks for more machines of one sort in a pool: waiting jobs would have room on
+// the added machines.
 type Demand struct {
 	Pool     string
-	Like     berth.MachineID // a machine of that sort, the first by id
-	Machines int             // to add
-	Members  int             // of jobs that wait, which would have their place there
-	Capacity berth.Capacity  // that those ask for
+	Like     berth.MachineID // an existing machine of that sort, the first by id
+	Machines int             // number of machines to add
+	Members  int             // number of members of waiting jobs with room on the added machines
+	Capacity berth.Capacity  // sum of the requests of these members
 }
 
-// Bounds of what one plan asks for. What is beyond them shows in a later plan,
-// once machines have come.
+// Bounds on the demand of one plan. Demand beyond the bounds appears in a later plan,
+// after some of the machines have joined.
 const (
 	maxAdded     = 1000
-	maxDemanding = 20_000 // jobs looked at
+	maxDemanding = 20_000 // waiting jobs examined
 )
 
-// demand is the machines that a plan would have added, as it goes on.
+// demand simulates the addition of machines, one waiting job after the other.
 type demand struct {
 	run   *run
 	sorts []*sort // the smallest first
 	added []*added
-	from  map[placeFor]int // those added before have no room for one member
+	from  map[placeFor]int // index into added: no earlier machine has room for a member
 }
 
-// sort is machines of one kind that have the same.
+// sort is a group of machines of one kind with equal capacity, devices included.
 type sort struct {
 	Demand
 	kind  *cluster.Kind
-	empty cluster.Node // one of which nothing is used
+	empty cluster.Node // a machine of the sort with all its capacity free
 }
 
-// added is a machine that would be added.
+// added is a simulated machine; its free capacity shrinks as members are placed.
 type added struct {
 	cluster.Node
 	sort *sort
 }
 
+// placeFor identifies a search for room: equal searches share their progress.
 type placeFor struct {
 	class *cluster.Class
 	group string // see fit.GroupOf
 }
 
-// demand fills in what the pools lack for jobs that have no place: those that
-// wait for their quota, and those that others make room for, aside. Jobs are
-// taken in queue order to the machines added so far, and where these have no room
-// to one more, of the smallest sort that will do. The sorts are those of which
-// there is a machine in any state; one that a provider could make and of which
-// there is none yet is brought in as a machine that is not ready.
+// demand fills Plan.Demand with the machines that the pools lack for waiting jobs. It
+// leaves out jobs that wait for their quota and jobs with preempted victims, which get
+// room without more machines. The jobs are placed in queue order on the machines added
+// so far or, where these have no room, on one more machine of the smallest suitable
+// sort. A sort is known from any machine of it, in any state: a sort that a provider
+// could create, but of which no machine exists yet, enters the snapshot as a machine
+// that is not ready.
 func (r *run) demand() {
 	d := &demand{run: r, sorts: r.sorts(), from: map[placeFor]int{}}
 	started := make(map[berth.JobID]bool, len(r.plan.Start))
@@ -73,7 +75,7 @@ func (r *run) demand() {
 			continue
 		}
 		if d.place(e.Class) {
-			r.shares.Charge(x, e)
+			r.shares.Charge(x, e) // so that the demand of a tenant ends at its quota
 		}
 	}
 	for _, s := range d.sorts {
@@ -86,7 +88,7 @@ func (r *run) demand() {
 	})
 }
 
-// sorts lists the sorts of machines there are.
+// sorts lists the sorts of machines in the snapshot, the smallest first.
 func (r *run) sorts() []*sort {
 	s := r.snapshot
 	s.cluster.Settle(nil)
@@ -115,8 +117,8 @@ func (r *run) sorts() []*sort {
 	return list
 }
 
-// place puts all members of a job on machines that would be added; false if
-// there is no such machine, or no more may be added.
+// place puts all members of a job of the class on simulated machines. It returns false
+// if no sort of machine fits, or if maxAdded is reached.
 func (d *demand) place(c *cluster.Class) bool {
 	if c.Reads.ID {
 		return false // another machine has another id
@@ -130,7 +132,9 @@ func (d *demand) place(c *cluster.Class) bool {
 	return false
 }
 
-// gang places all members or none.
+// gang places all members on machines of the group, or none. Members are equal, so a
+// machine without room for one member has no room for the next one either: the search
+// goes on from the machine that took the last member.
 func (d *demand) gang(c *cluster.Class, group string) bool {
 	at := placeFor{c, group}
 	from, before := d.from[at], len(d.added)
@@ -173,7 +177,8 @@ func (d *demand) gang(c *cluster.Class, group string) bool {
 	return true
 }
 
-// add adds a machine of the smallest sort that has room for a member.
+// add simulates one more machine, of the smallest sort with room for a member. It
+// returns nil if no sort has room or maxAdded is reached.
 func (d *demand) add(c *cluster.Class, group string) (*added, []int) {
 	if len(d.added) >= maxAdded {
 		return nil, nil
@@ -181,7 +186,7 @@ func (d *demand) add(c *cluster.Class, group string) (*added, []int) {
 	for _, s := range d.sorts {
 		m := &added{Node: s.empty, sort: s}
 		if devices, ok := m.fit(c, group); ok {
-			m.FreeMilli = slices.Clone(s.empty.FreeMilli)
+			m.FreeMilli = slices.Clone(s.empty.FreeMilli) // Subtract writes to it
 			d.added = append(d.added, m)
 			return m, devices
 		}
@@ -189,7 +194,8 @@ func (d *demand) add(c *cluster.Class, group string) (*added, []int) {
 	return nil, nil
 }
 
-// fit is fit.Devices, on machines that the class may use.
+// fit returns the devices for one member, as fit.Devices does; ok is false as well if
+// the class or the group rules the machine out.
 func (m *added) fit(c *cluster.Class, group string) ([]int, bool) {
 	i := slices.IndexFunc(c.Matches, func(x cluster.Match) bool { return x.Kind == m.sort.kind })
 	if i < 0 || group != "" && fit.GroupOf(c, &m.Machine) != group {

@@ -10,15 +10,15 @@ import (
 	"berth/placement/queue"
 )
 
-// estimate lists when each waiting job should start, in queue order. A job with
-// a reserved start has that. The others are let through the machines they may
-// use as if room could be cut as one likes: those that hold room give it back at
-// their end, and each job in turn takes what it needs from the first moment at
-// which there is enough, but no earlier than any machine has room for it.
+// estimate fills Plan.Estimates with the expected start of each waiting job, in queue
+// order. A reserved start is used as it is. For the other jobs, backfill.Flow treats the
+// capacity of the machines that a job may use as one divisible pool: occupants return
+// their capacity when they end, and each job in turn takes its capacity at the first
+// time at which the pool has enough, but no earlier than some machine has room for it.
 //
-// With only set, the list ends with that job, and is empty if that job does not
-// wait: jobs after it change nothing about it. estimate returns the number of all
-// waiting jobs.
+// With only set, the list ends with that job, since later jobs do not change its
+// estimate; the list is empty if that job does not wait. estimate returns the number of
+// all waiting jobs.
 func (r *run) estimate(only berth.JobID) (waiting int) {
 	started := make(map[berth.JobID]bool, len(r.plan.Start))
 	for _, s := range r.plan.Start {
@@ -42,6 +42,7 @@ func (r *run) estimate(only berth.JobID) (waiting int) {
 	f := backfill.NewFlow(r.reservations, r.snapshot.queue, r.shares, starts)
 	for i, e := range list {
 		est := Estimate{Job: e.ID, Position: i + 1}
+		// The pruner may have passed over this job, so block has not asked Hope about it.
 		if r.pruner.narrowed && e.Blocked != r.Number && !r.plan.More {
 			x := r.shares.Own[r.snapshot.queue.Account(e.Tenant).Index]
 			if _, barred := r.shares.Barred(x, e); !barred {
@@ -52,7 +53,7 @@ func (r *run) estimate(only berth.JobID) (waiting int) {
 		case ok:
 			est.Start, est.Reserved = at, true
 		case r.soon[e.ID]:
-			est.Start = r.Now
+			est.Start = r.Now // its victims have been ordered to stop
 		default:
 			est.Start = f.Start(e)
 		}
@@ -64,8 +65,9 @@ func (r *run) estimate(only berth.JobID) (waiting int) {
 	return waiting
 }
 
-// waiting lists the eligible jobs in the order in which they would start, without
-// the ones in leftOut.
+// waiting lists the eligible jobs in the order in which they would start, without the
+// jobs in leftOut. It walks the queue again, with quotas and pruning off and with every
+// job charged as if it started, so that the shares alternate as they would in time.
 func (r *run) waiting(leftOut map[berth.JobID]bool) []*queue.Entry {
 	s := r.snapshot
 	at := &cluster.Moment{Now: r.Now, Clock: r.Clock, Number: s.cluster.NextPlan()}

@@ -21,9 +21,9 @@ type Forecast struct {
 	now      time.Time
 	starts   map[berth.JobID]bool
 	expected map[berth.JobID]Estimate
-	queue    int  // number of jobs that wait
-	keeps    bool // room is kept for jobs that are to start later
-	fits     map[*cluster.Class]explain.Explanation
+	queue    int                                    // number of waiting jobs
+	keeps    bool                                   // capacity is held for reserved starts or nominations
+	fits     map[*cluster.Class]explain.Explanation // computed on demand, once per class
 	near     []fit.Near
 
 	deference explain.Deference
@@ -33,8 +33,8 @@ type Forecast struct {
 // explanations.
 func (p Planner) Forecast(s *Snapshot, now time.Time) *Forecast { return p.forecast(s, now, "") }
 
-// forecast is Forecast. If only is set, it estimates no job behind that one in the
-// queue, which saves most of the time.
+// forecast implements Forecast. If only is set, it estimates no job behind that one in
+// the queue, which saves most of the time.
 func (p Planner) forecast(s *Snapshot, now time.Time, only berth.JobID) *Forecast {
 	p.Estimate, p.Explain, p.MaxStarts = true, false, 0
 	r := p.begin(s, now)
@@ -58,8 +58,12 @@ func (p Planner) forecast(s *Snapshot, now time.Time, only berth.JobID) *Forecas
 	return o
 }
 
-// Why tells everything about a waiting job, by the same code that plans; ok is
-// false for a job that does not wait.
+// Why explains a waiting job with the code that plans: its blockers, its position and
+// the values that the position depends on, and its estimated start. ok is false for a
+// job that does not wait.
+//
+// A job in the forecast's queue has its position and start from the estimates. Any
+// other job, such as a held one, has Position 0, and Ahead ignores tenants' shares.
 func (o *Forecast) Why(id berth.JobID) (w explain.JobExplanation, ok bool) {
 	s := o.snapshot
 	e := s.queue.Jobs[id]
@@ -90,7 +94,7 @@ func (o *Forecast) Why(id berth.JobID) (w explain.JobExplanation, ok bool) {
 	case w.StartsNow:
 		w.Start = o.now
 	case r.shares.Full(e):
-		w.Start, w.Reserved = time.Time{}, false // nobody knows when the others end
+		w.Start, w.Reserved = time.Time{}, false // the ends of its siblings are not predicted
 	case w.Position > 0:
 		w.Ahead = w.Position - 1
 	case !e.Held:
@@ -100,8 +104,9 @@ func (o *Forecast) Why(id berth.JobID) (w explain.JobExplanation, ok bool) {
 	return w, true
 }
 
-// later is when a job that may not start yet would at best, those ahead of it
-// left aside; zero if that is not known.
+// later estimates the start of a job that is not eligible yet, at best: it ignores the
+// jobs ahead in the queue. The result is zero if a quota bars the job or if no release
+// of capacity makes room for all members.
 func (r *run) later(x *queue.Contender, e *queue.Entry) time.Time {
 	if _, barred := r.shares.Barred(x, e); barred {
 		return time.Time{}
@@ -117,7 +122,8 @@ func (r *run) later(x *queue.Contender, e *queue.Entry) time.Time {
 	return places[len(places)-1].At
 }
 
-// WhyNew is Why for a job that does not wait, as if it came now.
+// WhyNew explains a job that is not in the queue as if it were submitted now. It adds the
+// job, and its class if unknown, to the snapshot for the time of the call only.
 func (p Planner) WhyNew(s *Snapshot, j queue.Job, request spec.Request, now time.Time) explain.JobExplanation {
 	c := s.cluster.Classes[j.Class]
 	if c == nil {
@@ -134,7 +140,7 @@ func (p Planner) WhyNew(s *Snapshot, j queue.Job, request spec.Request, now time
 	return w
 }
 
-// Why is Forecast.Why, for one question.
+// Why makes a forecast for a single job and explains the job as Forecast.Why does.
 func (p Planner) Why(s *Snapshot, id berth.JobID, now time.Time) (w explain.JobExplanation, ok bool) {
 	if s.queue.Jobs[id] == nil {
 		return w, false

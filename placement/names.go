@@ -11,7 +11,7 @@ import (
 // The types below are rows of a snapshot and parts of a plan. Each belongs to the
 // part of the engine that reads it; callers need this package alone.
 
-// Rows of machines and of the jobs on them.
+// Rows of machines and of running jobs.
 type (
 	// Machine is the row of a machine.
 	Machine = cluster.Machine

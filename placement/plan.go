@@ -13,58 +13,59 @@ import (
 )
 
 // Engine turns a snapshot into a plan. It leaves the snapshot as it was, and
-// the same snapshot and now give the same plan.
+// the same snapshot and time give the same plan.
 type Engine interface {
 	Plan(s *Snapshot, now time.Time) Plan
 }
 
-// Plan is what the leader should do now.
+// Plan lists the decisions that the leader should commit now.
 type Plan struct {
 	Start    []berth.Start        // best first
-	Preempt  []preempt.Order      // with the nominations for whom it is done
+	Preempt  []preempt.Order      // each with its nominations in Nominate
 	Nominate []preempt.Nomination // to write, in one transaction with the preemptions
-	Near     []fit.Near           // members of those that start which are where their job's data is
-	Release  []preempt.Nomination // to delete: placed, expired, or nobody waits for them
-	Fail     []Fail
-	// Yield are the gangs that are to give up what is kept for their repair, since
-	// another gang would have room with it.
+	Near     []fit.Near           // started members that moved to a machine with their job's data
+	Release  []preempt.Nomination // to delete: placed, expired, or without a waiting job
+	Fail     []Fail               // jobs past their queue deadline
+	// Yield lists the gangs that should give up the capacity nominated for their repair,
+	// since another gang could start with this capacity.
 	Yield []berth.JobID
-	// Stalled are the tenants whose next job waits for their quota or budget
-	// alone, by id.
+	// Stalled lists the tenants, by id, with a next job that only their quota or budget
+	// keeps from starting.
 	Stalled []berth.TenantID
-	// Estimates are when each waiting job should start at the latest, if those
-	// that hold room end at their limits and nobody else comes, in queue order.
-	// Only with Planner.Estimate.
+	// Estimates lists the latest expected start of each waiting job, in queue order, on
+	// the assumptions that running jobs end at their limits and that no more jobs are
+	// submitted. It is filled only with Planner.Estimate.
 	Estimates []Estimate
 	Explain   map[string]explain.Explanation // by class: why its first job has no place
-	Demand    []Demand                       // by pool: what machines more it would use. Only with Planner.Demand
+	Demand    []Demand                       // machines to add, by pool; only with Planner.Demand
 	More      bool                           // the plan was cut off: plan again soon
 }
 
-// Estimate is when a waiting job should start.
+// Estimate is the expected start of a waiting job.
 type Estimate struct {
 	Job      berth.JobID
 	Position int       // in the queue, from 1
-	Start    time.Time // zero: nothing that is known frees the room
-	Reserved bool      // no later job delays it
+	Start    time.Time // zero: no known end of a job frees enough capacity
+	Reserved bool      // Start is a reserved start, which no later job delays
 }
 
 // Fail ends a waiting job.
 type Fail struct {
 	Job     berth.JobID
-	Version int64
+	Version int64 // of the job's row; the commit fails the job only at this version
 	Reason  berth.Reason
 }
 
-// Planner is the engine: jobs in the order of its policy; a class that does not
-// fit is left for this plan, the others go on, as far as that delays no reserved
-// start. The zero value plans everything.
+// Planner implements Engine. It decides about jobs in the order of its policy. A class
+// that does not fit is skipped for the rest of the plan, and other classes continue as
+// far as they delay no reserved start. The zero value plans all jobs, without reserved
+// starts, preemption, explanations and estimates.
 type Planner struct {
-	MaxStarts int      // decisions a plan may hold; 0: no limit
+	MaxStarts int      // maximum number of starts in a plan; 0: no limit
 	Pack      fit.Pack // the rule of packing
-	Explain   bool     // fill Plan.Explain, at the price of a look at every machine for each blocked class
-	Estimate  bool     // fill Plan.Estimates, at the price of a look at every job
-	Demand    bool     // fill Plan.Demand, likewise
+	Explain   bool     // fill Plan.Explain; this reads every machine for each blocked class
+	Estimate  bool     // fill Plan.Estimates; this reads every waiting job
+	Demand    bool     // fill Plan.Demand; this reads every waiting job, too
 	Policy    queue.Policy
 }
 
@@ -86,8 +87,8 @@ func (p Planner) Plan(s *Snapshot, now time.Time) Plan {
 	return r.plan
 }
 
-// run is one planning: the parts that decide, in the order in which they do, and
-// the plan so far.
+// run is the state of one plan in progress: the parts that decide, in their order, and
+// the decisions so far.
 //
 //	turn ──> placer ──────────────> Start
 //	           │ no room
@@ -109,11 +110,12 @@ type run struct {
 	pruner       *pruner
 
 	blocked   []*queue.Entry       // gangs without room, while gangs are under repair
-	soon      map[berth.JobID]bool // jobs for which victims make room
+	soon      map[berth.JobID]bool // jobs that start when their victims have stopped
 	deference explain.Deference
 }
 
-// begin readies the parts for one plan.
+// begin prepares the parts for one plan. The caller calls finish afterwards, since the
+// plan books its decisions on the machines of the snapshot.
 func (p Planner) begin(s *Snapshot, now time.Time) *run {
 	s.queue.Sort(p.Policy, s, now)
 	at := &cluster.Moment{Now: now, Clock: cluster.SinceOrigin(now), Number: s.cluster.NextPlan()}
@@ -139,13 +141,13 @@ func (p Planner) begin(s *Snapshot, now time.Time) *run {
 	return r
 }
 
-// finish restores the snapshot.
+// finish reverts the entries of the ledger, which restores the snapshot.
 func (r *run) finish() {
 	r.reservations.Finish()
 	r.ledger.Finish()
 }
 
-// expire lists the jobs whose queue deadline has passed. The turn passes them over.
+// expire fails the jobs past their queue deadline. The turn skips these jobs itself.
 func (r *run) expire() {
 	for _, e := range r.snapshot.queue.Expired(r.Now) {
 		r.plan.Fail = append(r.plan.Fail, Fail{e.ID, e.Version, berth.Reason{
@@ -155,7 +157,7 @@ func (r *run) expire() {
 	}
 }
 
-// open readies the queue and keeps the nominated capacity.
+// open prepares the queue and holds the nominated capacity for its jobs.
 func (r *run) open() {
 	s := r.snapshot
 	s.queue.Advance(r.Now)
@@ -188,11 +190,11 @@ func (r *run) emit() {
 	r.plan.Release = r.nominations.Released
 }
 
-// decide decides about the job whose turn it is, and moves the turn on.
+// decide decides about the next job of the contender and advances the turn.
 func (r *run) decide(x *queue.Contender) {
 	e := x.First
 	if _, ok := r.shares.Barred(x, e); ok {
-		if !x.Tried {
+		if !x.Tried { // no earlier job lacked room: the quota alone stops the tenant
 			x.Tried = true
 			r.plan.Stalled = append(r.plan.Stalled, x.Account.ID)
 		}
@@ -218,7 +220,7 @@ func (r *run) decide(x *queue.Contender) {
 	}
 	r.placer.Wants, r.placer.Moved = e.Data, r.placer.Moved[:0]
 	start, ok := r.place(e)
-	r.placer.Wants = nil
+	r.placer.Wants = nil // trials, such as those of preemption, ignore data
 	if ok {
 		r.start(x, e, start)
 	} else {
@@ -226,7 +228,7 @@ func (r *run) decide(x *queue.Contender) {
 	}
 }
 
-// start adds a start to the plan.
+// start adds a start to the plan and charges it to the job's tenant.
 func (r *run) start(x *queue.Contender, e *queue.Entry, start berth.Start) {
 	r.pruner.unprobe(e.Class)
 	r.plan.Start = append(r.plan.Start, start)
@@ -243,7 +245,8 @@ func (r *run) start(x *queue.Contender, e *queue.Entry, start berth.Start) {
 	r.turn.Step(x)
 }
 
-// refuse decides what becomes of a job without room.
+// refuse closes the class of a job without room for this plan, and tries preemption and
+// a reserved start for the job.
 func (r *run) refuse(x *queue.Contender, e *queue.Entry) {
 	c := e.Class
 	if r.planner.Explain && !r.placer.Closed(c) {
@@ -262,8 +265,9 @@ func (r *run) refuse(x *queue.Contender, e *queue.Entry) {
 	r.turn.Step(x)
 }
 
-// block makes room for a job, or reserves a start for it; kept is false if neither
-// is possible.
+// block preempts other jobs for a blocked job or, failing that, reserves a start. In both
+// cases the job is charged to its tenant as if it ran. kept is false if neither is
+// possible.
 func (r *run) block(x *queue.Contender, e *queue.Entry) (kept bool) {
 	e.Blocked = r.Number
 	if r.nominations.Awaits(e) || r.preemption.Preempt(x, e) {
@@ -283,10 +287,10 @@ func (r *run) block(x *queue.Contender, e *queue.Entry) (kept bool) {
 	return true
 }
 
-// holdsUp reports whether no younger job of the tenant may pass a job without room
-// that is overdue: the younger ones would keep the tenant at its part, so that the
-// older one never came first and never got a reserved start. Below its part the
-// tenant comes first in its turn.
+// holdsUp reports whether younger jobs of the tenant must wait behind an overdue job that
+// has neither room nor a reserved start. The younger jobs would keep the tenant at its
+// part of the cluster, so that the overdue job would never come first and never get a
+// reserved start. A tenant below its part comes first by its overdue job anyway.
 func (r *run) holdsUp(x *queue.Contender, e *queue.Entry) bool {
 	p := &r.policy
 	return e.Overdue && !x.Pressing && p.Order == queue.Fair && p.Backfill > 0 && r.reservations.Heads >= p.Backfill &&
@@ -303,6 +307,7 @@ func (r *run) place(e *queue.Entry) (berth.Start, bool) {
 	}
 	r.snapshot.cluster.Settle(c)
 	if len(marks) > 0 {
+		// The job has capacity that its class has not: an earlier failure says nothing.
 		defer r.placer.Reopen(c)()
 		r.nominations.Lift(marks)
 	} else if !r.placer.Closed(c) {
@@ -328,7 +333,7 @@ func (r *run) place(e *queue.Entry) (berth.Start, bool) {
 	return berth.Start{}, false
 }
 
-// over returns the latest end of a job that starts now; zero if it has no time
+// over returns the latest end of a job that starts now, or zero for a job without a time
 // limit.
 func (r *run) over(e *queue.Entry) time.Time {
 	if e.TimeLimit <= 0 {
@@ -345,8 +350,8 @@ func (r *run) explain(c *cluster.Class) {
 	r.plan.Explain[c.Name] = explain.Class(r.snapshot.state, c)
 }
 
-// avoidances is what to keep away from, in the order to try: machines that
-// failed the job before are used when nothing else is left.
+// avoidances returns the lists of machines to avoid, in the order to try them: machines
+// on which the job failed before are used only when no other machine fits.
 func avoidances(e *queue.Entry) [][]berth.MachineID {
 	if len(e.Avoid) == 0 {
 		return [][]berth.MachineID{nil}

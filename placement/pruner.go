@@ -10,8 +10,8 @@ import (
 	"berth/placement/queue"
 )
 
-// pruner knows the classes of which no job can be decided in this plan, so that a
-// plan for a full cluster does not look at every waiting job.
+// pruner finds the classes of which no job can be decided in this plan, so that a plan
+// for a full cluster skips most waiting jobs.
 type pruner struct {
 	*cluster.Moment
 	policy       *queue.Policy
@@ -22,9 +22,9 @@ type pruner struct {
 	reservations *backfill.Reservations
 	nominations  *preempt.Nominations
 	preemption   *preempt.Search
-	explain      func(*cluster.Class) // nil: explanations are not wanted
+	explain      func(*cluster.Class) // nil: no explanations
 
-	narrowed bool           // see narrow
+	narrowed bool           // narrow has closed classes in this plan
 	probed   queue.ClassSet // classes that fruitless has probed since their latest start
 }
 
@@ -34,31 +34,30 @@ func (r *pruner) shortest(c *cluster.Class) (limit time.Duration, ok bool) {
 	return r.snapshot.queue.Of(c).Shortest()
 }
 
-// unprobe notes that a job of the class has started.
+// unprobe lets fruitless probe the class again, after a start of one of its jobs.
 func (r *pruner) unprobe(c *cluster.Class) { r.probed.Drop(c.Number) }
 
-// maxSkipped is after how many lines passed over it is worth a look which classes
-// have no place any more.
+// maxSkipped is the number of skipped lines after which narrow checks again for classes
+// that have run out of room.
 const maxSkipped = 8192
 
-// narrow ends the look at classes without a place once all reserved starts and all
-// preemptions of the plan are spent: nothing more can be done for their jobs in this
-// plan, since each start only reduces the room. The others go on as if those were not
-// there; only the first job of a tenant with quotas is looked at whatever its
-// class, to see who waits for them. Of 100,000 jobs that wait for a full cluster,
-// few are left.
+// narrow drops the lines of classes without room, once all reserved starts and all
+// preemptions of the plan are spent. Nothing more can be done for their jobs in this
+// plan, since each start only reduces the room. The first job of a tenant with quotas
+// is still examined, even if its class is closed, to find the tenants that wait for
+// their quota. Of 100,000 jobs that wait for a full cluster, few remain.
 func (r *pruner) narrow() {
 	if r.nominations.Repairs || r.reservations.Heads < r.policy.Backfill || r.preemption.Searches > 0 ||
 		r.narrowed && r.turn.Skipped < maxSkipped {
-		return // of gangs without a place each is looked at while room is kept for repairs
+		return // while capacity is kept for repairs, Yield needs to see each blocked gang
 	}
 	again := r.narrowed
 	r.narrowed, r.turn.Skipped = true, 0
 	var alive []*cluster.Class
 	lines, left := 0, 0
-	fitting := map[cluster.Likeness]*cluster.Class{} // the one that asks for most, of those looked at
+	fitting := map[cluster.Likeness]*cluster.Class{} // the largest class found to fit, by likeness
 	for i, c := range r.snapshot.cluster.BySize {
-		if again { // most that are left have a place still
+		if again { // most remaining classes still fit: a large one spares the search for smaller ones
 			c = r.snapshot.cluster.BySize[len(r.snapshot.cluster.BySize)-1-i]
 		}
 		if r.snapshot.queue.Of(c).Ready == 0 {
@@ -68,7 +67,7 @@ func (r *pruner) narrow() {
 		if r.turn.Bygone.Has(c.Number) {
 			continue
 		}
-		r.snapshot.cluster.Settle(c) // what it is like depends on the kinds there are
+		r.snapshot.cluster.Settle(c) // updates c.Like, which depends on the existing kinds
 		if o := fitting[c.Like]; o != nil && !r.placer.Closed(c) && o.Members() >= c.Members() && fit.AsksForAll(o, c) {
 			alive, left = append(alive, c), left+len(r.snapshot.queue.Of(c).Lines)
 			continue
@@ -85,15 +84,16 @@ func (r *pruner) narrow() {
 		}
 		r.shut(c)
 	}
-	if left > lines/16 { // passing over the others costs less than beginning all of these
+	if left > lines/16 { // skipping the other lines costs less than starting a walk of all these
 		r.turn.DropClosed()
 		return
 	}
 	r.turn.KeepOnly(alive)
 }
 
-// dead reports whether no job of the class has a place: not now and, since room
-// only gets less by what starts, not later in the plan.
+// dead reports whether no job of the class fits, now or later in the plan: starts only
+// reduce the room. A job with a short time limit may still fit into held capacity, so
+// dead tries the shortest one.
 func (r *pruner) dead(c *cluster.Class) bool {
 	if !r.placer.Closed(c) && !r.placer.Barren(c) {
 		return false
@@ -110,7 +110,7 @@ func (r *pruner) dead(c *cluster.Class) bool {
 	return !ok
 }
 
-// shut closes a class of which no job has a place.
+// shut closes a class for the rest of the plan, since dead has found no room for its jobs.
 func (r *pruner) shut(c *cluster.Class) {
 	var end time.Time
 	if limit, ok := r.shortest(c); ok {
@@ -119,9 +119,9 @@ func (r *pruner) shut(c *cluster.Class) {
 	r.placer.Close(c, end)
 }
 
-// Useless reports whether a job is of a class that had no place and cannot have
-// one in room that is held for others either, at a time when nothing else is
-// left to do for it.
+// Useless reports whether the plan can do nothing for a job. This is so if the job's class
+// had no room, the job runs too long for capacity that is held for other jobs, the plan
+// has no reserved starts and preemptions left, and the job has no nomination.
 func (r *pruner) Useless(e *queue.Entry) bool {
 	c := e.Class
 	if !r.placer.Closed(c) || r.reservations.Heads < r.policy.Backfill || r.preemption.Searches > 0 ||
@@ -131,7 +131,8 @@ func (r *pruner) Useless(e *queue.Entry) bool {
 	return e.Limit <= 0 || r.tooLong(c, e.Limit)
 }
 
-// Closed reports whether no job of the class is worth a look in this plan.
+// Closed reports whether this plan can do nothing more for any job of the class. Once
+// true, the answer stays true for the plan and is cached in turn.Bygone.
 func (r *pruner) Closed(c *cluster.Class) bool {
 	if r.turn.Bygone.Has(c.Number) {
 		return true
@@ -147,8 +148,9 @@ func (r *pruner) Closed(c *cluster.Class) bool {
 	return false
 }
 
-// fruitless looks whether the shortest job of the class, by its time limit, fits into
-// room that is held for others; if not, no job of the class does.
+// fruitless reports whether not even the job of the class with the shortest time limit
+// fits into capacity that is held for other jobs. It answers false for a class that it
+// has probed since the class's latest start, to bound the searches.
 func (r *pruner) fruitless(c *cluster.Class, limit time.Duration) bool {
 	if r.probed.Has(c.Number) {
 		return false
@@ -162,9 +164,9 @@ func (r *pruner) fruitless(c *cluster.Class, limit time.Duration) bool {
 	return true
 }
 
-// tooLong reports whether a job of the class that may run for so long cannot be
-// over before room that is held for others is needed, or no earlier than one of
-// its class that had no place.
+// tooLong reports whether a job of the class with that time limit cannot use capacity
+// that is held for other jobs. The job would end after the latest time at which such
+// capacity is needed, or no earlier than a job of the class that had no room.
 func (r *pruner) tooLong(c *cluster.Class, limit time.Duration) bool {
 	end := r.Now.Add(limit)
 	return end.After(r.reservations.Longest) || r.placer.Refused(c, end)

@@ -15,10 +15,10 @@ import (
 	"berth/spec"
 )
 
-// Snapshot is the queue and the machines as the leader knows them. Deltas keep it
+// Snapshot mirrors the queue and the machines in the leader's memory. Deltas keep it
 // current in O(log n) each; a job that becomes the first of its class and tenant
 // also moves 24 bytes for each other class of the tenant. The zero value is not
-// usable; see NewSnapshot. It is not safe for concurrent use.
+// usable; see NewSnapshot. A Snapshot is not safe for concurrent use.
 type Snapshot struct {
 	cluster     *cluster.Cluster
 	queue       *queue.Queue
@@ -212,8 +212,8 @@ func (s *Snapshot) Ahead(id berth.JobID, now time.Time) (n int, ok bool) {
 	return s.queue.Ahead(id, now)
 }
 
-// Explain tells how the machines stand to a request, by the same code that
-// places.
+// Explain compares the request with all machines, clause by clause, with the code that
+// places jobs. It does not change the queue.
 func Explain(s *Snapshot, r spec.Request) explain.Explanation {
 	c := cluster.NewClass("", r)
 	s.cluster.Observe(c)

@@ -14,19 +14,19 @@ import (
 // Class is the set of waiting jobs with one request.
 type Class struct {
 	Name       string
-	Number     int // among the classes of the cluster, see unnumbered
+	Number     int // among the classes of the cluster; Unnumbered before Enroll
 	Request    spec.Request
 	Capacity   berth.Capacity    // of a member
 	All        berth.Capacity    // of all members
-	Labels     map[string]string // of the request's, those that operators set
-	Volumes    map[string]string // likewise, those of folders that the job reads
+	Labels     map[string]string // the request's labels that operators set on machines
+	Volumes    map[string]string // the request's labels for shared folders, see spec.VolumeOf
 	constraint *constraint
-	Broken     error // the constraint does not compile: nothing matches
-	Reads      Profile
+	Broken     error   // the constraint does not compile: nothing matches
+	Reads      Profile // the machine attributes that the request depends on
 
 	Like Likeness
-	// matches holds the kinds this class may use, among the first seen of the
-	// snapshot's list.
+	// Matches lists the kinds that this class may use, among the first seen kinds of
+	// Cluster.Kinds. Settle brings both up to date.
 	Matches []Match
 	seen    int
 }
@@ -35,8 +35,8 @@ type Class struct {
 // nothing about such a class.
 const Unnumbered = -1
 
-// Match is a kind that a class may use, with the variants of devices that it may use
-// there.
+// Match is a kind that a class may use, and the variants of its devices that the class
+// may use.
 type Match struct {
 	Kind    *Kind
 	Devices uint64 // bit i: Kind.Variants[i]
@@ -75,14 +75,14 @@ func NewClass(name string, r spec.Request) *Class {
 	return c
 }
 
-// A selector is a clause of a request about what machines are, not about their
-// room. Placement and explanation go through the same list.
+// selector is a clause of a request about fixed properties of machines, such as the
+// region, as opposed to their free capacity. Placement and explanation use the same list.
 type selector struct {
 	Name  string
 	Holds func(c *Class, m *Machine) bool
 }
 
-// Selectors lists the clauses in the order in which explanations count them.
+// Selectors lists the clauses in the order of explanations.
 var Selectors = []selector{
 	{"region", func(c *Class, m *Machine) bool {
 		return len(c.Request.Regions) == 0 || slices.Contains(c.Request.Regions, m.Region)
@@ -121,15 +121,17 @@ func (c *Class) Admits(m *Machine, d Device) bool {
 	return c.constraint.holds(celMachine(m), &CELGPU{d.Model, d.MemoryMiB, int64(d.Index)})
 }
 
-// Typed reports whether a device is of a type the request names.
+// Typed reports whether a device is of one of the requested types. The comparison
+// ignores case; a request without types accepts every device.
 func (c *Class) Typed(d Device) bool {
 	return len(c.Request.GPUTypes) == 0 ||
 		slices.ContainsFunc(c.Request.GPUTypes, func(t string) bool { return strings.EqualFold(t, d.Model) })
 }
 
-// Large reports whether a device has the memory the request asks for.
+// Large reports whether a device has at least the requested memory.
 func (c *Class) Large(d Device) bool { return d.MemoryMiB >= c.Request.GPUMemoryMiB }
 
+// celMachine returns the machine as the variable of a constraint.
 func celMachine(m *Machine) *CELMachine {
 	return &CELMachine{
 		ID: string(m.ID), Region: m.Region, Site: m.Site, Pool: m.Pool, Labels: m.Labels,
@@ -137,8 +139,8 @@ func celMachine(m *Machine) *CELMachine {
 	}
 }
 
-// Match reports whether machines of this kind may run the class, whatever is free on
-// them, and returns the devices that the class may use there.
+// Match reports whether machines of this kind may run the class, regardless of their free
+// capacity, and returns the variants of devices that the class may use.
 func (c *Class) Match(k *Kind) (Match, bool) {
 	for _, s := range Selectors {
 		if !s.Holds(c, k.Sample) {
@@ -158,7 +160,7 @@ func (c *Class) Match(k *Kind) (Match, bool) {
 	return m, m.Devices != 0
 }
 
-// catchUp matches the kinds that have come since the last look.
+// catchUp matches the class with the kinds that were added since its last call.
 func (c *Class) catchUp(kinds []*Kind) {
 	if c.seen == len(kinds) && c.seen > 0 {
 		return
@@ -180,14 +182,15 @@ func compareClasses(a, b *Class) int {
 	)
 }
 
-// Members returns the number of members of a job: 1, or those of a gang.
+// Members returns the number of members of a job, which is 1 unless the job is a gang.
 func (c *Class) Members() int { return max(1, c.Request.Members) }
 
 // Likeness is equal for classes that may use the same devices of the same
 // machines.
 type Likeness [sha256.Size]byte
 
-// liken works out what the class is like by the kinds it matches.
+// liken computes Like from the kinds and devices that the class matches and from the
+// machines that it avoids.
 func (c *Class) liken() {
 	h := sha256.New()
 	var b []byte

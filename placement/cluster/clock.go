@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// origin is the zero of ages: near enough for a float64 to tell microseconds.
+// origin is the zero of ages. It is recent enough for a float64 of seconds to resolve
+// microseconds.
 var origin = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // SinceOrigin returns the time since the origin of ages. It is bounded at about 70

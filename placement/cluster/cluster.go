@@ -6,9 +6,9 @@ import (
 	"berth"
 )
 
-// Cluster is every machine and every job that occupies one. It groups machines
-// into kinds by the attributes that defined classes read, and keeps each kind
-// ordered by free capacity. It is not safe for concurrent use.
+// Cluster holds all machines and all running jobs. It groups machines into kinds by the
+// attributes that defined classes read, and keeps each kind ordered by free capacity. A
+// Cluster is not safe for concurrent use.
 type Cluster struct {
 	Nodes  map[berth.MachineID]*Node
 	spare  []int // indexes of removed nodes
@@ -19,20 +19,20 @@ type Cluster struct {
 	byNumber []*Class // the classes, by Class.Number
 
 	Running  map[berth.JobID]*Holder
-	Stopping map[berth.JobID]*Holder // the running jobs that were ordered to stop
-	on       map[berth.MachineID]*Occupants
-	stamp    int // of the latest change to occupants
+	Stopping map[berth.JobID]*Holder        // the running jobs that were ordered to stop
+	on       map[berth.MachineID]*Occupants // of machines with a row, an occupant or both
+	stamp    int                            // of the latest change to occupants
 
 	profile  Profile
-	Kinds    []*Kind // only grows, until the profile changes
-	byKey    map[string]*Kind
-	stale    bool // the profile has changed; settle rebuilds the kinds
-	numbers  int  // kinds created so far
-	key      []byte
-	variants []Variant
+	Kinds    []*Kind          // only grows, until the profile changes
+	byKey    map[string]*Kind // by Profile.key
+	stale    bool             // the profile has changed; Settle rebuilds the kinds
+	numbers  int              // kinds created so far
+	key      []byte           // buffer
+	variants []Variant        // buffer
 
 	plans int            // plans and epochs so far
-	Shape int            // version of the set of machines, whatever is free on them
+	Shape int            // version of the set of machines, regardless of their free capacity
 	Owned berth.Capacity // total of the placeable machines
 
 	Observer Observer // nil until a packing rule needs one
@@ -42,7 +42,7 @@ type Cluster struct {
 type Observer interface {
 	Enter(*Node) // a machine was added, or its free capacity changed
 	Leave(*Node) // a machine was removed, or is about to change
-	Reset()      // every kind was rebuilt; enter follows for each machine
+	Reset()      // every kind was rebuilt; Enter follows for each machine
 }
 
 // New returns an empty cluster.
@@ -75,6 +75,8 @@ func (s *Cluster) Upsert(m Machine) {
 		s.withdraw(n)
 		s.disown(n)
 	}
+	// Most updates change the used capacity alone, and keep the kind. Shape versions cached
+	// answers about empty machines, so only the other updates change it.
 	if n.Kind == nil || !n.sameKind(&m) || n.Total != m.Total || n.Placeable() != m.Placeable() {
 		n.Kind = nil
 		s.Shape++
@@ -87,7 +89,8 @@ func (s *Cluster) Upsert(m Machine) {
 	}
 }
 
-// index returns the lowest index that is free for a node.
+// index returns an index for a new node. It reuses the indexes of removed machines, so
+// that caches by index grow no larger than the largest size of the cluster.
 func (s *Cluster) index() int {
 	if last := len(s.spare) - 1; last >= 0 {
 		i := s.spare[last]
@@ -115,6 +118,7 @@ func (s *Cluster) Remove(id berth.MachineID) {
 	}
 }
 
+// disown subtracts a machine from Owned. It reads the old row, so it comes before a change.
 func (s *Cluster) disown(n *Node) {
 	if n.Placeable() {
 		s.Owned = s.Owned.Sub(n.Total)
@@ -134,7 +138,8 @@ func (s *Cluster) change(id berth.MachineID, f func(*Node)) {
 	s.offer(n)
 }
 
-// Assume counts a grant against its machine before its row says so.
+// Assume subtracts a grant from its machine's free capacity before the machine's row
+// includes it.
 func (s *Cluster) Assume(g berth.Grant) {
 	s.change(g.Machine, func(n *Node) { n.assumed = append(n.assumed, g) })
 }
@@ -153,15 +158,15 @@ func sameGrant(a, b berth.Grant) bool {
 	return a.Machine == b.Machine && a.Epoch == b.Epoch && a.Capacity == b.Capacity && slices.Equal(a.GPUs, b.GPUs)
 }
 
-// Define adds a class with a new name and numbers it after all others.
+// Define adds a class with a new name. Its number is the next after all other classes.
 func (s *Cluster) Define(c *Class) {
 	s.Classes[c.Name] = c
 	s.Enroll(c)
 	s.Observe(c)
 }
 
-// Enroll adds a class to BySize, which lists the smallest request first: if that one
-// has no place, many others have none either.
+// Enroll numbers a class and adds it to BySize. BySize lists the smallest request first,
+// since a failed search for a small request rules out many larger ones.
 func (s *Cluster) Enroll(c *Class) {
 	i, _ := slices.BinarySearchFunc(s.BySize, c, compareClasses)
 	s.BySize = slices.Insert(s.BySize, i, c)
@@ -169,24 +174,25 @@ func (s *Cluster) Enroll(c *Class) {
 	s.byNumber = append(s.byNumber, c)
 }
 
-// Dismiss removes the class enrolled last.
+// Dismiss reverts Enroll, for the class that was enrolled last.
 func (s *Cluster) Dismiss(c *Class) {
 	s.BySize = slices.DeleteFunc(s.BySize, func(o *Class) bool { return o == c })
 	s.byNumber = s.byNumber[:c.Number]
 	c.Number = Unnumbered
 }
 
-// Observe makes kinds distinguish the attributes that a class reads.
+// Observe makes kinds distinguish the machine attributes that a class reads.
 func (s *Cluster) Observe(c *Class) {
 	if s.profile.merge(c.Reads) {
 		s.stale = true
 	}
 }
 
-// offer puts a node into the tree of its kind, if it is placeable.
+// offer inserts a placeable machine into the tree of its kind and notifies the observer
+// and the followers. A machine that is not placeable leaves its roster.
 func (s *Cluster) offer(n *Node) {
 	if s.stale {
-		return // settle rebuilds every tree before the next search
+		return // Settle rebuilds every tree before the next search
 	}
 	if n.Kind == nil {
 		s.assign(n)
@@ -202,7 +208,8 @@ func (s *Cluster) offer(n *Node) {
 	n.Kind.note(n)
 }
 
-// withdraw removes a node from the tree of its kind, if it is in one.
+// withdraw removes a machine from the tree of its kind, if present. It precedes every
+// change, since the tree cannot find a machine again whose order has changed.
 func (s *Cluster) withdraw(n *Node) {
 	if n.Kind != nil && n.Leaf.size > 0 {
 		n.Kind.tree.Remove(&n.Leaf)

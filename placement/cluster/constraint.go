@@ -34,15 +34,16 @@ type CELGPU struct {
 	Index     int64  `cel:"index"`
 }
 
-// constraint is a compiled CEL expression and what of a machine it looks at:
-// machines that agree in all of that are of one kind.
+// constraint is a compiled CEL expression and the set of machine attributes in it. Machines
+// with equal attributes of this set are of one kind.
 type constraint struct {
 	program cel.Program
-	usesGPU bool
+	usesGPU bool // it reads the variable gpu, so it is evaluated for each device
 	reads   Profile
 }
 
-// The environment is the same for all and is never written after it was made.
+// constraintEnv returns the CEL environment. All constraints share it; nothing writes to
+// it after its creation.
 var constraintEnv = sync.OnceValues(func() (*cel.Env, error) {
 	return cel.NewEnv(
 		ext.NativeTypes(ext.ParseStructTags(true), reflect.TypeFor[CELMachine](), reflect.TypeFor[CELGPU]()),
@@ -52,22 +53,24 @@ var constraintEnv = sync.OnceValues(func() (*cel.Env, error) {
 	)
 })
 
-// CEL names a type by its package and its own name.
+// The names of the types in CEL: Go's package and type name.
 var (
 	celMachineType = reflect.TypeFor[CELMachine]().String()
 	celGPUType     = reflect.TypeFor[CELGPU]().String()
 )
 
-// typeNames replaces the names of types in CEL's messages by those of the variables.
+// typeNames replaces type names in CEL's messages by variable names, which users know.
 var typeNames = strings.NewReplacer(celMachineType, "machine", celGPUType, "gpu")
 
-// CompileConstraint checks a placement constraint. The error says what is wrong
-// where, for the person who wrote it.
+// CompileConstraint checks a placement constraint. The error names the column and the
+// mistake, for the author of the constraint.
 func CompileConstraint(expr string) error {
 	_, err := compileConstraint(expr)
 	return err
 }
 
+// compileConstraint compiles a constraint and records the attributes that it reads. Each
+// later evaluation is bounded by constraintCost.
 func compileConstraint(expr string) (*constraint, error) {
 	env, err := constraintEnv()
 	if err != nil {
@@ -90,7 +93,7 @@ func compileConstraint(expr string) (*constraint, error) {
 	return c, nil
 }
 
-// constraintError words CEL's complaints for people who do not know its types.
+// constraintError rewrites CEL's messages without CEL's types, which users do not know.
 func constraintError(issues *cel.Issues) error {
 	var texts []string
 	for _, e := range issues.Errors() {
@@ -111,8 +114,9 @@ func constraintError(issues *cel.Issues) error {
 	return errors.New(strings.Join(texts, "; "))
 }
 
-// read notes which attributes the expression looks at. Whatever use of a
-// variable is not a plain access to a field counts as a look at everything.
+// read records the attributes that the expression reads. Any use of a variable other than
+// a plain access to a field counts as reading all attributes: an attribute missed here
+// would put machines into one kind although the constraint distinguishes them.
 func (c *constraint) read(e ast.NavigableExpr) {
 	for _, id := range ast.MatchDescendants(e, ast.KindMatcher(ast.IdentKind)) {
 		parent, ok := id.Parent()
@@ -130,6 +134,7 @@ func (c *constraint) read(e ast.NavigableExpr) {
 	}
 }
 
+// readMachine records the access to a field of machine; "" is the whole variable.
 func (c *constraint) readMachine(field string, access ast.NavigableExpr) {
 	switch field {
 	case "id":
@@ -146,7 +151,8 @@ func (c *constraint) readMachine(field string, access ast.NavigableExpr) {
 	}
 }
 
-// readLabel notes labels.key and labels["key"]; any other use looks at all.
+// readLabel records the label of labels.key, labels["key"] and "key" in labels. Any other
+// use counts as reading all labels.
 func (c *constraint) readLabel(labels ast.NavigableExpr) {
 	use, ok := labels.Parent()
 	switch {
@@ -169,8 +175,8 @@ func (c *constraint) readLabel(labels ast.NavigableExpr) {
 	c.reads.allLabels = true
 }
 
-// holds evaluates the constraint. Whatever goes wrong, such as a label that the
-// machine does not have, means no.
+// holds evaluates the constraint. An error, such as access to a label that the machine
+// does not have, counts as false.
 func (c *constraint) holds(m *CELMachine, g *CELGPU) bool {
 	vars := map[string]any{"machine": m}
 	if g != nil {

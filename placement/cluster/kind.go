@@ -23,7 +23,7 @@ func (p *Profile) addLabel(key string) {
 	}
 }
 
-// merge adds what o looks at and reports whether that is news.
+// merge adds the attributes of o to p and reports whether this changed p.
 func (p *Profile) merge(o Profile) bool {
 	was, labels := *p, len(p.labels)
 	p.ID = p.ID || o.ID
@@ -39,8 +39,9 @@ func (p *Profile) merge(o Profile) bool {
 		p.allLabels != was.allLabels || p.network != was.network || len(p.labels) != labels
 }
 
-// key spells out, after what is in b, what machines of one kind have in common.
-// The variants are those of the machine.
+// key appends to b the attributes that define the machine's kind: machines with equal
+// keys are of one kind. The variants must be the result of p.variants for the machine.
+// Strings carry their length, so that no two different lists have the same key.
 func (p *Profile) key(b []byte, m *Machine, variants []Variant) []byte {
 	field := func(s string) {
 		b = binary.AppendUvarint(b, uint64(len(s)))
@@ -96,6 +97,7 @@ type Variant struct {
 	index  int
 }
 
+// variant returns the variant of a device.
 func (p *Profile) variant(d Device) Variant {
 	v := Variant{d.Model, d.MemoryMiB, -1}
 	if p.index {
@@ -104,8 +106,8 @@ func (p *Profile) variant(d Device) Variant {
 	return v
 }
 
-// variants lists the sorts of devices of a machine, smallest memory first, into
-// list's memory.
+// variants lists the variants of a machine's devices, smallest memory first. It reuses
+// the memory of list.
 func (p *Profile) variants(list []Variant, m *Machine) []Variant {
 	list = list[:0]
 	for _, d := range m.GPUs {
@@ -130,19 +132,21 @@ func (p *Profile) variants(list []Variant, m *Machine) []Variant {
 
 // Kind is a set of machines that differ, for every class, in free capacity alone.
 type Kind struct {
-	Number    int      // of all there ever were in the snapshot
+	Number    int      // unique among all kinds that the cluster ever had
 	Index     int      // in Cluster.Kinds
-	Sample    *Machine // any one of them: what the classes look at is the same
+	Sample    *Machine // a machine of the kind; classes read the same values from any other
 	Variants  []Variant
-	tree      Tree[*Node] // the placeable ones, from tight to roomy
-	ordered   []*Node     // see all
+	tree      Tree[*Node] // the placeable machines, from tight to roomy
+	ordered   []*Node     // result of All, valid for the plan orderedAt
 	orderedAt int
 	roster
 }
 
-// HasDevices reports whether the machines have any.
+// HasDevices reports whether the machines of the kind have devices.
 func (k *Kind) HasDevices() bool { return len(k.Variants) > 0 }
 
+// newKind returns a kind without machines. Its tree keeps in each node the largest room of
+// the subtree, by which searches skip subtrees.
 func newKind(sample *Machine, variants []Variant) *Kind {
 	return &Kind{Sample: sample, Variants: variants, tree: Tree[*Node]{
 		Compare: compareNodes,
@@ -162,8 +166,8 @@ func newKind(sample *Machine, variants []Variant) *Kind {
 // Need is the request of one member in the terms of Room.
 type Need struct {
 	berth.Capacity
-	Whole int   // devices
-	Part  int64 // of one device that is in use already
+	Whole int   // number of unused devices
+	Part  int64 // thousandths of one device that is partly in use
 }
 
 func (n Need) within(r Room) bool {
@@ -176,6 +180,7 @@ func (k *Kind) Walk(n Need, spread bool, visit func(*Node) bool) {
 	walk(k.tree.root, n, spread, visit)
 }
 
+// walk visits the subtree of l; false if visit has ended the walk.
 func walk(l *Leaf[*Node], n Need, spread bool, visit func(*Node) bool) bool {
 	if l == nil || !n.within(l.Item.most) {
 		return true

@@ -26,33 +26,33 @@ func (m *Moment) From(t time.Time) time.Time {
 // place, so that every search sees the capacity that the plan has taken. Undo reverts
 // a suffix of the entries, and Finish restores the nodes.
 //
-//	free now ─┬─ held: a reserved start needs it later; only a job that ends before may have it
-//	          └─ the rest: for everyone (Node.Free)
+//	free now ─┬─ held: a reserved start needs it later; only a job that ends before may use it
+//	          └─ the rest: for every job (Node.Free)
 type Ledger struct {
 	*Moment
 	Cluster *Cluster
 	taken   []taken
 	Touched []*Node // nodes that may differ from their rows
 	Holds   []*Hold
-	held    []*Hold // by Node.Index; nil: nothing is held there
-	draft   Node
-	buffer  []int64
-	trial   bool // every entry is undone at once, so that nothing is touched
+	held    []*Hold // by Node.Index; nil: the machine has no hold
+	draft   Node    // see Sketch
+	buffer  []int64 // see Move
+	trial   bool    // the caller undoes each entry, so Touch records nothing
 }
 
 // NewLedger returns the ledger of a plan, without entries.
 func NewLedger(at *Moment, c *Cluster) *Ledger { return &Ledger{Moment: at, Cluster: c} }
 
-// NewTrial returns a ledger whose entries are all undone at once, outside of any
-// plan.
+// NewTrial returns a ledger for trials outside of any plan. The caller undoes its entries
+// itself, before any plan reads the machines: Finish restores nothing.
 func NewTrial(at *Moment, c *Cluster) *Ledger { return &Ledger{Moment: at, Cluster: c, trial: true} }
 
-// taken is one entry: a grant taken from a machine, or given to it.
+// taken is one entry: a grant subtracted from a machine's free capacity, or added to it.
 type taken struct {
 	node  *Node
 	grant berth.Grant
-	back  bool         // given
-	held  *berth.Grant // Hold.Grant before, if the entry took from there
+	back  bool         // added, by Give
+	held  *berth.Grant // Hold.Grant before the entry, if it took held capacity
 }
 
 // Hold is capacity of a machine that is free now and needed later.
@@ -60,19 +60,19 @@ type Hold struct {
 	Node  *Node
 	Index int         // in Ledger.Holds
 	Grant berth.Grant // taken out of Node.Free
-	Until time.Time   // the first time at which it is needed
+	Until time.Time   // the first time at which the capacity is needed
 	Firm  bool        // a reserved start depends on the machine
 }
 
-// Choice is a machine and a grant there for one member.
+// Choice is the machine and the grant that a search has chosen for one member.
 type Choice struct {
 	Node    *Node
-	Allowed uint64 // devices of its kind that the class may use
+	Allowed uint64 // variants of devices that the class may use, as Match.Devices
 	Grant   berth.Grant
-	Brief   bool // in held capacity, until that is needed
+	Brief   bool // the grant takes held capacity; the job ends before Hold.Until
 }
 
-// HoldOn returns the hold on a machine; nil if there is none.
+// HoldOn returns the hold on a machine, or nil.
 func (l *Ledger) HoldOn(n *Node) *Hold {
 	if n.Index >= len(l.held) {
 		return nil
@@ -80,7 +80,7 @@ func (l *Ledger) HoldOn(n *Node) *Hold {
 	return l.held[n.Index]
 }
 
-// OpenHold returns the hold on a machine, and creates an empty one if there is none.
+// OpenHold returns the hold on a machine. If needed, it creates an empty hold.
 func (l *Ledger) OpenHold(n *Node) *Hold {
 	if len(l.held) == 0 {
 		l.held = make([]*Hold, l.Cluster.Extent)
@@ -93,7 +93,8 @@ func (l *Ledger) OpenHold(n *Node) *Hold {
 	return h
 }
 
-// Resize sets a hold to the needed amount, bounded by the free capacity.
+// Resize sets a hold to the needed amount, bounded by the machine's free and held
+// capacity.
 func (l *Ledger) Resize(h *Hold, needed Amount) {
 	n := h.Node
 	l.Move(n, func() {
@@ -103,8 +104,8 @@ func (l *Ledger) Resize(h *Hold, needed Amount) {
 	})
 }
 
-// IsFirm reports whether a reserved start depends on the occupants of a machine:
-// then no job may displace them.
+// IsFirm reports whether a reserved start depends on the occupants of a machine. No job
+// may preempt these occupants.
 func (l *Ledger) IsFirm(n *Node) bool {
 	h := l.HoldOn(n)
 	return h != nil && h.Firm
@@ -124,7 +125,7 @@ func (l *Ledger) Take(c Choice) {
 	t := taken{node: n, grant: c.Grant}
 	l.Move(n, func() {
 		if c.Brief {
-			h := l.HoldOn(n)
+			h := l.HoldOn(n) // shrinks by the grant, so that two brief jobs do not share it
 			was := h.Grant
 			t.held = &was
 			n.Add(was)
@@ -138,7 +139,8 @@ func (l *Ledger) Take(c Choice) {
 	l.taken = append(l.taken, t)
 }
 
-// Give adds capacity to a machine as if it were free.
+// Give adds grants to the free capacity of a machine, such as the grants of a victim in
+// a trial of preemption.
 func (l *Ledger) Give(n *Node, list ...berth.Grant) {
 	l.Move(n, func() { n.AddAll(list) })
 	for _, g := range list {
@@ -146,10 +148,11 @@ func (l *Ledger) Give(n *Node, list ...berth.Grant) {
 	}
 }
 
-// Mark returns the position of the next entry, for undo.
+// Mark returns the position of the next entry, for Undo.
 func (l *Ledger) Mark() int { return len(l.taken) }
 
-// Undo reverts the entries since a mark.
+// Undo reverts the entries since a mark, the latest first. Consecutive entries of one
+// machine move it in its tree only once.
 func (l *Ledger) Undo(mark int) {
 	for i := len(l.taken) - 1; i >= mark; {
 		n := l.taken[i].node
@@ -162,6 +165,7 @@ func (l *Ledger) Undo(mark int) {
 	l.taken = l.taken[:mark]
 }
 
+// revert undoes one entry inside a Move of its machine.
 func (l *Ledger) revert(t *taken) {
 	n := t.node
 	switch {
@@ -178,7 +182,8 @@ func (l *Ledger) revert(t *taken) {
 	}
 }
 
-// Move changes the free capacity of a machine and keeps its place in the tree.
+// Move calls change, which alters the free capacity of a machine, and then moves the
+// machine to its new place in the tree of its kind.
 func (l *Ledger) Move(n *Node, change func()) {
 	l.Touch(n)
 	was := n.Room
@@ -189,7 +194,7 @@ func (l *Ledger) Move(n *Node, change func()) {
 		return
 	}
 	if now := n.Room; now != was {
-		n.Room, n.Free = was, was.Capacity
+		n.Room, n.Free = was, was.Capacity // Remove finds the leaf by its former order
 		n.Kind.tree.Remove(&n.Leaf)
 		n.Room, n.Free = now, now.Capacity
 		n.Kind.tree.Insert(&n.Leaf)
@@ -206,8 +211,8 @@ func (n *Node) AddAll(list []berth.Grant) {
 	}
 }
 
-// Touch notes that the plan has changed a machine or its occupants, so that
-// entries about it in lists of its kind are void for the plan.
+// Touch records that the plan has changed a machine or its occupants. For the rest of the
+// plan, cached entries about the machine in the rankings of its kind are invalid.
 func (l *Ledger) Touch(n *Node) {
 	if l.trial || n.Touched == l.Number {
 		return
@@ -226,8 +231,8 @@ func (l *Ledger) Finish() {
 	}
 }
 
-// Sketch copies the free capacity of a machine, to try changes on. The copy lasts
-// until the next call.
+// Sketch copies the free capacity of a machine, for trial changes outside of the tree.
+// The copy is valid until the next call.
 func (l *Ledger) Sketch(n *Node) *Node {
 	x := &l.draft
 	x.ID, x.GPUs, x.Kind, x.Variants, x.Free = n.ID, n.GPUs, n.Kind, n.Variants, n.Free
@@ -262,7 +267,7 @@ func (a Amount) Plus(n *Node, g berth.Grant, times int64) Amount {
 	return a
 }
 
-// Most is the larger of two amounts in each resource.
+// Most returns the larger of two amounts in each resource.
 func (a Amount) Most(b Amount) Amount {
 	a.Capacity = berth.Capacity{
 		CPUMilli: max(a.CPUMilli, b.CPUMilli), MemoryMiB: max(a.MemoryMiB, b.MemoryMiB),
@@ -277,7 +282,7 @@ func (a Amount) Most(b Amount) Amount {
 	return a
 }
 
-// within is the amount as a grant, no more than is free of the machine.
+// within returns the amount as a grant, bounded by the machine's free capacity.
 func (a Amount) within(n *Node) berth.Grant {
 	part := func(x, free int64) int64 { return max(0, min(x, free)) }
 	g := berth.Grant{Machine: n.ID, Epoch: n.Epoch, Capacity: berth.Capacity{

@@ -14,18 +14,18 @@ type Machine struct {
 	ID      berth.MachineID
 	Epoch   int64
 	State   berth.MachineState
-	Blocked string // why nothing may be placed here although it is ready
+	Blocked string // reason why a ready machine takes no work; "": it takes work
 	Pool    string
 	Region  string
 	Site    string
 	Labels  map[string]string
 	Total   berth.Capacity
 	Used    berth.Capacity
-	Fences  bool     // it can fence at_most_one work
-	Network string   // members of a gang are on machines of one
+	Fences  bool     // the machine can fence at_most_one work
+	Network string   // all members of a gang are on machines of one network
 	GPUs    []Device // by index
 
-	EngineSilentSince time.Time // its container engine has not answered since; zero: it answers
+	EngineSilentSince time.Time // since when its container engine is silent; zero: it answers
 }
 
 // Device is one GPU of a machine, or one MIG slice.
@@ -34,7 +34,7 @@ type Device struct {
 	Model     string
 	MemoryMiB int64
 	Healthy   bool
-	UsedMilli int64
+	UsedMilli int64 // thousandths of the device in use
 }
 
 // Placeable reports whether the machine may be given work at all.
@@ -54,7 +54,7 @@ func (m *Machine) hasLabels(labels map[string]string) bool {
 	return true
 }
 
-// sameKind reports whether nothing has changed that decides the machine's kind.
+// sameKind reports whether m and o agree in every attribute that may decide a kind.
 func (m *Machine) sameKind(o *Machine) bool {
 	return m.Pool == o.Pool && m.Region == o.Region && m.Site == o.Site && m.Fences == o.Fences &&
 		m.Network == o.Network &&
@@ -64,43 +64,46 @@ func (m *Machine) sameKind(o *Machine) bool {
 		}) && maps.Equal(m.Labels, o.Labels)
 }
 
-// Unhealthy is the free share of an unhealthy device. It is below every debt.
+// Unhealthy is the free share of an unhealthy device. It is lower than any negative share
+// that Owe leaves.
 const Unhealthy = math.MinInt64 / 2
 
 // Node is a machine in the cluster: its row, the grants of decisions that are not
 // yet committed, and its place in the tree of its kind.
 type Node struct {
 	Machine
-	Index    int // caches of machines are slices by this; removed machines free theirs
+	Index    int // the machine's index in caches; reused after the machine is removed
 	Kind     *Kind
 	Variants []int // of each device: its position in Kind.Variants
 
-	assumed   []berth.Grant // of decisions under way
+	assumed   []berth.Grant // decisions with a commit under way
 	Free      berth.Capacity
-	FreeMilli []int64 // free milli of each device; unhealthy if it is not healthy
+	FreeMilli []int64 // free thousandths of each device, or Unhealthy
 	Room      Room
-	Touched   int // the latest plan that changed it
+	Touched   int // the latest plan that changed the machine
 
-	Leaf Leaf[*Node]
-	most Room // over its subtree
+	Leaf Leaf[*Node] // in Kind.tree; of size 0 outside of it
+	most Room        // the largest Room in the subtree of Leaf
 
 	On      *Occupants
-	Listed  *Kind // whose roster lists it, at place
+	Listed  *Kind // the kind with the machine in its roster, at Place; nil: none
 	Place   int
-	changed uint8 // bit f: it is in the feed of follower f
+	changed uint8 // bit f: the feed of follower f contains the machine
 }
 
-// Offered reports whether searches find the machine: it is in the tree of its kind.
+// Offered reports whether the machine is in the tree of its kind, where searches find it.
 func (n *Node) Offered() bool { return n.Leaf.size > 0 }
 
-// Room is a bound of free capacity that prunes searches: if the bound of a subtree is
-// too small, no machine in it fits.
+// Room summarizes the free capacity of a machine or, as an upper bound, of a subtree. A
+// request beyond the bound fits no machine of the subtree; a request within the bound
+// need not fit.
 type Room struct {
 	berth.Capacity
-	Whole int   // devices of which nothing is used
-	part  int64 // the most that is left of a device in use
+	Whole int   // number of unused devices
+	part  int64 // the largest free share of a partly used device, in thousandths
 }
 
+// max returns the larger of two rooms in each field.
 func (r Room) max(o Room) Room {
 	return Room{
 		Capacity: berth.Capacity{
@@ -131,7 +134,7 @@ func (n *Node) Recount() {
 	n.sum()
 }
 
-// sum derives the room from what is free.
+// sum derives Room from Free and FreeMilli.
 func (n *Node) sum() {
 	n.Room = Room{Capacity: n.Free}
 	for _, milli := range n.FreeMilli {
@@ -164,7 +167,8 @@ func (n *Node) Add(g berth.Grant) {
 	}
 }
 
-// Device returns the position of the device with this index, -1 if it is gone.
+// Device returns the position in GPUs of the device with this index, or -1 for a device
+// that the row no longer lists.
 func (n *Node) Device(index int) int {
 	if index < len(n.GPUs) && n.GPUs[index].Index == index {
 		return index
@@ -172,8 +176,8 @@ func (n *Node) Device(index int) int {
 	return slices.IndexFunc(n.GPUs, func(d Device) bool { return d.Index == index })
 }
 
-// compareNodes orders the machines of a kind from tight to roomy: first by
-// devices free, because those are dearest, then by CPU, then by memory.
+// compareNodes orders the machines of a kind from tight to roomy: by free devices, which
+// are the most expensive resource, then by CPU, by memory and by id.
 func compareNodes(a, b *Node) int {
 	switch {
 	case a.Room.Whole != b.Room.Whole:

@@ -12,7 +12,7 @@ import (
 // in the rows of the machines.
 type Running struct {
 	Job         berth.JobID
-	Parent      berth.JobID // it is an element of; "": of none
+	Parent      berth.JobID // the array of which the job is an element; "": none
 	Tenant      berth.TenantID
 	Class       string // need not be defined
 	Version     int64
@@ -20,62 +20,63 @@ type Running struct {
 	Priority    int
 	Preemptible bool
 	SubmittedAt time.Time
-	Ranks       []berth.Grant // what it still holds; epochs are not looked at
+	Ranks       []berth.Grant // the grants that the job still holds; their epochs are ignored
 
-	StartedAt time.Time     // when its room was given
-	TimeLimit time.Duration // it ends at the latest then; 0: nothing is known
+	StartedAt time.Time     // when the job was given its capacity
+	TimeLimit time.Duration // longest run from StartedAt; 0: no limit is known
 	Remaining time.Duration // of work, known or declared, counted from StartedAt; 0: not known
-	Done      time.Duration // it had run before this attempt
+	Done      time.Duration // run time of earlier attempts
 	Expected  time.Duration // see Job
 
-	Checkpoint   time.Time     // last one verified in this attempt; zero: all it ran would be lost
+	Checkpoint   time.Time     // latest verified in this attempt; zero: preemption loses the whole run
 	RestartCost  time.Duration // work that a start adds
-	PreemptedFor []berth.JobID // whom it gave way to before; it does so once for each
-	Stopping     bool          // told to stop: its room will be free soon
-	StopBy       time.Time     // when, at the latest; zero: not known
+	PreemptedFor []berth.JobID // jobs that have preempted this one, each at most once
+	Stopping     bool          // the job was ordered to stop; its capacity will be free soon
+	StopBy       time.Time     // latest time of this stop; zero: not known
 }
 
-// Owner is the account of a tenant, as far as occupants know it.
+// Owner identifies the account of a tenant for occupants. All occupants of a tenant share
+// it, so that one write renumbers the account of all.
 type Owner struct {
-	Account int // its index, which the queue renews with each sorting
+	Account int // the account's index, which the queue renews with each sorting
 }
 
 // Holder is a running job in the cluster.
 type Holder struct {
 	Owner    *Owner
 	Capacity berth.Capacity // of all members
-	Stopped  int            // the plan that ordered it to stop
+	Stopped  int            // the latest plan that ordered the job to stop
 	Machines []berth.MachineID
 	Running
 }
 
-// Occupants is every running job on one machine. It exists while the machine or
-// an occupant does.
+// Occupants lists the running jobs on one machine. It exists while the machine or
+// an occupant exists, in either order of arrival.
 type Occupants struct {
 	List  []Occupant
-	Stamp int // changes with the list, and no other list ever has it
+	Stamp int // version of the list, unique among all lists of the cluster
 }
 
-// Occupant is a running job on one machine: the fields that plans read of many,
-// together in memory. It is immutable.
+// Occupant is a running job on one machine. It repeats the fields that plans read of many
+// jobs, so that these are together in memory. An Occupant is immutable.
 type Occupant struct {
 	Holder      *Holder
-	Preemptible bool // it may be ordered to stop
+	Preemptible bool // and not stopping already
 	Priority    int32
 	Owner       *Owner
-	Frees       berth.Capacity // on this machine, at its end
+	Frees       berth.Capacity // released on this machine at the job's end
 	Devices     int            // grants of devices on this machine
 	gpus        float64        // of all members, see GPUsOf
-	Started     time.Duration  // since origin, as are the times below
-	since       time.Duration  // its start or its last checkpoint
+	Started     time.Duration  // since origin, as are since and ends
+	since       time.Duration  // the start or the last verified checkpoint, the later one
 	restart     time.Duration  // Running.RestartCost
-	ends        time.Duration  // by its limits; unknown: it has none
+	ends        time.Duration  // by the job's limits; Unknown without any
 }
 
 // Unknown is the end of an occupant without a known end. It is after all other times.
 const Unknown time.Duration = math.MaxInt64
 
-// occupantsOf returns the occupants of a machine, known or not.
+// occupantsOf returns the occupants of a machine, which need not have a row yet.
 func (s *Cluster) occupantsOf(id berth.MachineID) *Occupants {
 	on := s.on[id]
 	if on == nil {
@@ -86,7 +87,7 @@ func (s *Cluster) occupantsOf(id berth.MachineID) *Occupants {
 	return on
 }
 
-// Occupy adds a running job, which is unknown so far.
+// Occupy adds a running job. The job must be unknown so far.
 func (s *Cluster) Occupy(r Running, by *Owner) *Holder {
 	h := &Holder{Running: r, Owner: by}
 	for _, g := range r.Ranks {
@@ -107,7 +108,7 @@ func (s *Cluster) Occupy(r Running, by *Owner) *Holder {
 	return h
 }
 
-// Vacate removes a running job; nil if it is unknown.
+// Vacate removes a running job and returns its holder, or nil for an unknown job.
 func (s *Cluster) Vacate(id berth.JobID) *Holder {
 	h := s.Running[id]
 	if h == nil {
@@ -153,8 +154,9 @@ func (h *Holder) on(m berth.MachineID) Occupant {
 	return x
 }
 
-// Leaves returns the time at which the occupant's capacity should be free, unless
-// a plan orders it to stop; unknown if nothing limits its run time.
+// Leaves returns the time, since the origin of ages, at which the occupant's capacity
+// should be free if no plan orders the job to stop. A job without limits runs for assume;
+// the result is Unknown if assume is 0.
 func (x *Occupant) Leaves(assume time.Duration) time.Duration {
 	if x.ends == Unknown && assume > 0 {
 		return x.Started + assume
@@ -167,7 +169,7 @@ func (x *Occupant) Lost(now time.Duration) time.Duration { return lost(now-x.sin
 
 // Ends returns the time at which the holder's capacity should be free; a past
 // time means any moment. A job without limits runs for assume; ok is false if
-// that is zero.
+// assume is zero.
 func (h *Holder) Ends(assume time.Duration) (at time.Time, ok bool) {
 	switch {
 	case h.Stopping:
@@ -201,7 +203,7 @@ func lost(ran, restart time.Duration, gpus float64) time.Duration {
 // maxLost is the highest loss that is distinguished.
 const maxLost = 100 * 365 * 24 * time.Hour
 
-// GPUsOf is a capacity in GPUs. Work without GPUs counts its cores instead.
+// GPUsOf converts a capacity to a number of GPUs. Work without GPUs counts by its cores.
 func GPUsOf(c berth.Capacity) float64 {
 	if c.GPUMilli > 0 {
 		return float64(c.GPUMilli) / 1000

@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// Ranking lists machines of a kind by a lower bound, the least first: a search ends
-// at the first machine whose bound alone rules it out. It is kept from plan to plan.
+// Ranking lists machines of a kind by a lower bound, the least first. A search ends
+// at the first machine that its bound alone rules out. A Ranking is kept from plan to plan.
 type Ranking []Standing
 
 // Standing is a machine in a ranking, by its place in the roster of its kind.
@@ -20,7 +20,8 @@ func CompareStandings(a, b Standing) int {
 	return cmp.Or(cmp.Compare(a.Key, b.Key), cmp.Compare(a.Place, b.Place))
 }
 
-// Renew drops the standings that do not stay and inserts fresh ones, which it sorts.
+// Renew drops the standings for which stays returns false and inserts the fresh ones. It
+// sorts fresh in place.
 func (x *Ranking) Renew(fresh []Standing, stays func(place int32) bool) {
 	list := slices.DeleteFunc([]Standing(*x), func(o Standing) bool { return !stays(o.Place) })
 	slices.SortFunc(fresh, CompareStandings)

@@ -5,8 +5,9 @@ import (
 	"strings"
 )
 
-// Follower identifies a cache of the machines of a kind. A feed lists the machines
-// that changed since the cache read it last, so that a plan reads few.
+// Follower identifies a cache with an entry for each machine of a kind. The follower's
+// feed lists the machines that changed since the cache last read the feed, so that a plan
+// recomputes few entries.
 type Follower int
 
 // The followers of a roster.
@@ -17,20 +18,20 @@ const (
 )
 
 // roster lists the placeable machines of a kind by id. Followers keep slices with
-// an entry for each machine, which are void once the generation has changed.
+// an entry for each machine; a new generation makes all entries invalid.
 //
-//	machine changes ──> note ──> feed of each follower ──> changes(follower)
-//	machine comes or goes ──> unlisted ──> refresh lists all, generation + 1
+//	machine changes ──> note ──> feed of each follower ──> Changes(follower)
+//	machine comes or goes ──> unlisted ──> Refresh lists all, Generation + 1
 type roster struct {
 	Members    []*Node
-	unlisted   bool // members is out of date
-	Generation int  // of members
+	unlisted   bool // Members is out of date
+	Generation int  // version of Members
 	freshAt    int  // the plan that refreshed the roster
 	feeds      [followers][]*Node
 
-	Touched   []*Node // by the plan TouchedAt
+	Touched   []*Node // the machines that the plan TouchedAt has changed
 	TouchedAt int
-	marks     Bitset // the touched ones, by place
+	marks     Bitset // the places of Touched
 }
 
 // Bitset is a set of small numbers. The nil set is empty.
@@ -41,7 +42,8 @@ func (b Bitset) Has(i int) bool { return len(b) > 0 && b[i>>6]>>(i&63)&1 != 0 }
 
 func (b Bitset) put(i int) { b[i>>6] |= 1 << (i & 63) }
 
-// note takes notice of a change to a placeable machine.
+// note records a change to a placeable machine: in the feeds or, for a machine that the
+// roster does not list, by marking the roster out of date.
 func (k *Kind) note(n *Node) {
 	if n.Listed != k {
 		k.unlisted = true
@@ -66,7 +68,7 @@ func (n *Node) OutdateFor(f Follower) {
 	}
 }
 
-// Changes empties the feed of a follower into a list.
+// Changes moves the feed of a follower into a list, which reuses the memory of into.
 func (k *Kind) Changes(f Follower, into []*Node) []*Node {
 	into = into[:0]
 	for _, n := range k.feeds[f] {
@@ -80,7 +82,8 @@ func (k *Kind) Changes(f Follower, into []*Node) []*Node {
 	return into
 }
 
-// leave takes a machine off the roster that lists it.
+// leave removes a machine from its roster, if any. The roster's list keeps a stale entry
+// until Refresh, and unlisted marks it out of date.
 func (n *Node) leave() {
 	if n.Listed != nil {
 		n.Listed.unlisted = true
@@ -115,7 +118,8 @@ func (k *Kind) Refresh(plan int) {
 	k.list(list)
 }
 
-// list makes a list by id the members.
+// list replaces Members by a list that is sorted by id, and starts a generation. It
+// rebuilds marks, since the places of the machines have changed.
 func (k *Kind) list(members []*Node) {
 	for i, n := range members {
 		n.leave()
@@ -134,7 +138,7 @@ func (k *Kind) list(members []*Node) {
 	}
 }
 
-// touch notes that a plan has changed a machine of the kind.
+// touch records that a plan has changed a machine of the kind.
 func (k *Kind) touch(n *Node, plan int) {
 	if k.TouchedAt != plan {
 		k.Touched, k.TouchedAt = k.Touched[:0], plan
@@ -146,7 +150,7 @@ func (k *Kind) touch(n *Node, plan int) {
 	}
 }
 
-// TouchedBy returns the machines that a plan has changed, by place.
+// TouchedBy returns the places of the machines that a plan has changed.
 func (k *Kind) TouchedBy(plan int) Bitset {
 	if k.TouchedAt != plan {
 		return nil

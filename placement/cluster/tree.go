@@ -4,8 +4,9 @@ import (
 	"slices"
 )
 
-// Tree is an ordered set: a treap whose shape depends on its items alone, not
-// on how they came. Every operation takes O(log n).
+// Tree is an ordered set, implemented as a treap. Weights come from the items' names, so
+// the shape depends on the items alone and not on the order of insertion. Every operation
+// takes O(log n). A tree with only Compare set is empty and ready to use.
 type Tree[T any] struct {
 	root    *Leaf[T]
 	Compare func(a, b T) int
@@ -18,8 +19,8 @@ type Tree[T any] struct {
 // item allocates nothing.
 type Leaf[T any] struct {
 	Item        T
-	Weight      uint32 // a parent's is never less than its children's
-	size        int32
+	Weight      uint32 // a parent's weight is never less than its children's
+	size        int32  // number of leaves in the subtree
 	left, right *Leaf[T]
 }
 
@@ -38,6 +39,7 @@ func WeightOf(name ...string) uint32 {
 	return x ^ x>>16
 }
 
+// Len returns the number of items.
 func (t *Tree[T]) Len() int { return t.root.count() }
 
 func (l *Leaf[T]) count() int {
@@ -47,6 +49,7 @@ func (l *Leaf[T]) count() int {
 	return int(l.size)
 }
 
+// update recomputes a leaf's size and aggregate from its children.
 func (t *Tree[T]) update(l *Leaf[T]) {
 	l.size = int32(1 + l.left.count() + l.right.count())
 	if t.gather != nil {
@@ -54,12 +57,14 @@ func (t *Tree[T]) update(l *Leaf[T]) {
 	}
 }
 
-// Insert adds a leaf whose item is not in the tree.
+// Insert adds a leaf. Its item must not be in the tree yet.
 func (t *Tree[T]) Insert(x *Leaf[T]) {
 	x.left, x.right = nil, nil
 	t.root = t.insertAt(t.root, x)
 }
 
+// insertAt descends to the first leaf of lower weight, which x displaces: that subtree is
+// split into the children of x.
 func (t *Tree[T]) insertAt(l, x *Leaf[T]) *Leaf[T] {
 	switch {
 	case l == nil:
@@ -78,7 +83,7 @@ func (t *Tree[T]) insertAt(l, x *Leaf[T]) *Leaf[T] {
 	return l
 }
 
-// split parts a subtree into what is before item and what is after it.
+// split divides a subtree into the leaves before item and the leaves after it.
 func (t *Tree[T]) split(l *Leaf[T], item T) (before, after *Leaf[T]) {
 	if l == nil {
 		return nil, nil
@@ -93,8 +98,8 @@ func (t *Tree[T]) split(l *Leaf[T], item T) (before, after *Leaf[T]) {
 	return before, l
 }
 
-// Build makes the tree of leaves in any order, which it sorts, where there was
-// none.
+// Build fills an empty tree with the leaves, which may be in any order. It sorts the list
+// in place.
 func (t *Tree[T]) Build(list []*Leaf[T]) {
 	if len(list) > 1 {
 		slices.SortFunc(list, func(a, b *Leaf[T]) int { return t.Compare(a.Item, b.Item) })
@@ -102,7 +107,9 @@ func (t *Tree[T]) Build(list []*Leaf[T]) {
 	t.link(list)
 }
 
-// link builds the tree from leaves that are in order. The tree is empty before.
+// link builds the tree from sorted leaves in O(n). Each leaf takes the lighter end of the
+// right spine as its left child. Size and aggregate of a leaf are computed once it leaves
+// the spine, when its children are final.
 func (t *Tree[T]) link(list []*Leaf[T]) {
 	if len(list) == 1 {
 		list[0].left, list[0].right = nil, nil
@@ -136,6 +143,8 @@ func (t *Tree[T]) link(list []*Leaf[T]) {
 // since it was inserted.
 func (t *Tree[T]) Remove(x *Leaf[T]) { t.root = t.removeAt(t.root, x) }
 
+// removeAt removes x from the subtree of l and returns the new root of the subtree. It
+// panics if the order does not lead to x.
 func (t *Tree[T]) removeAt(l, x *Leaf[T]) *Leaf[T] {
 	switch {
 	case l == nil:
@@ -151,6 +160,7 @@ func (t *Tree[T]) removeAt(l, x *Leaf[T]) *Leaf[T] {
 	return l
 }
 
+// join merges two subtrees; all items of a come before those in b.
 func (t *Tree[T]) join(a, b *Leaf[T]) *Leaf[T] {
 	switch {
 	case a == nil:
@@ -189,13 +199,14 @@ func (c *Cursor[T]) Begin(t *Tree[T]) {
 	c.descend(t.root)
 }
 
+// descend goes to the first item of a subtree and records the path to it.
 func (c *Cursor[T]) descend(l *Leaf[T]) {
 	for ; l != nil; l = l.left {
 		c.path = append(c.path, l)
 	}
 }
 
-// At returns the item that the cursor is at; ok is false past the end.
+// At returns the cursor's current item; ok is false past the end.
 func (c *Cursor[T]) At() (item T, ok bool) {
 	if len(c.path) == 0 {
 		return item, false
@@ -227,7 +238,8 @@ func (t *Tree[T]) At(i int) (item T, ok bool) {
 	return item, false
 }
 
-// Before returns how many items come before one that need not be in the tree.
+// Before returns the number of items in the tree that come before the given item. This
+// item need not be in the tree.
 func (t *Tree[T]) Before(item T) int {
 	n := 0
 	for l := t.root; l != nil; {
