@@ -9,29 +9,30 @@ import (
 )
 
 // Index caches the times at which occupants release capacity, by machine and by kind.
-// It outlives plans, makes them faster and never changes them. The zero value is empty.
+// The cache is kept from plan to plan; it makes plans faster and never changes them. The
+// zero value is empty.
 type Index struct {
-	agendas []agenda        // by Node.Index
-	kinds   []*forKind      // by Kind.Index
-	changed []*cluster.Node // buffer
-	ends    []uint64        // buffer
-	ranks   []cluster.Standing
+	agendas []agenda           // by Node.Index
+	kinds   []*forKind         // by Kind.Index
+	changed []*cluster.Node    // buffer
+	ends    []uint64           // buffer
+	ranks   []cluster.Standing // buffer
 }
 
-// agenda is the releases of one machine. It is valid for one version of the
+// agenda lists the releases of one machine. It is valid for one version of the
 // occupants and one assumption about jobs without limits.
 type agenda struct {
 	stamp   int // of the occupants; 0: not valid
 	assume  time.Duration
 	list    []release   // by time
-	devices []time.Time // when one more grant of a device ends, by time
+	devices []time.Time // the ends of the grants of devices, by time
 }
 
-// release is capacity that a holder gives back on a machine.
+// release is capacity of a machine that becomes free at a time.
 type release struct {
 	at    time.Time
 	grant *berth.Grant
-	by    *cluster.Holder
+	by    *cluster.Holder // nil: by a reservation that ends
 }
 
 // of returns the entry of a machine.
@@ -49,6 +50,8 @@ func (x *Index) drop(n *cluster.Node) { x.of(n).stamp = 0 }
 // without a known or assumed end are not in it.
 func (r *Reservations) agenda(n *cluster.Node) []release { return r.agendaOf(n).list }
 
+// agendaOf returns the agenda of a machine and recomputes a stale one. Its list includes the
+// jobs that this plan has started, so that the plan's own starts release capacity, too.
 func (r *Reservations) agendaOf(n *cluster.Node) *agenda {
 	a := r.index.of(n)
 	if a.stamp == n.On.Stamp && a.assume == r.policy.AssumeRun {

@@ -11,8 +11,9 @@ import (
 	"berth/placement/queue"
 )
 
-// Flow estimates starts. It treats the free capacity of each kind as one pool that can
-// be cut at will.
+// Flow estimates the starts of jobs without a reservation. It treats the free capacity of
+// each kind as one divisible pool, as if no job could fail to fit for fragmentation. The
+// caller passes the jobs to Start in queue order.
 type Flow struct {
 	*cluster.Moment
 	policy       *queue.Policy
@@ -25,26 +26,28 @@ type Flow struct {
 	pools        map[*cluster.Kind]*pool
 	floors       map[*cluster.Class]floor
 	headrooms    map[*queue.Account]*headroom
-	starts       map[berth.JobID]time.Time // jobs of this plan that start or have a reserved start
+	starts       map[berth.JobID]time.Time // jobs that this plan starts now or with a reserved start
 }
 
-// floor is when machines first have room for all members of a job of a class.
+// floor is a lower bound on the starts of a class: the first time at which machines have
+// room for all members of a job. It corrects the pools, which ignore fragmentation.
 type floor struct {
-	at    time.Time // zero: not looked for
-	never bool      // not even empty ones do
+	at    time.Time // zero: not searched
+	never bool      // the machines have no room even if empty
 }
 
-// maxFloors bounds for how many classes a plan looks for that.
+// maxFloors bounds the number of classes whose floor a plan searches.
 const maxFloors = 64
 
-// pool is the free room of one kind of machine at a time that only moves on.
+// pool is the free capacity of one kind of machine, or an unused quota, over time. Its
+// time at only advances: capacity that was free before is lost to later jobs.
 type pool struct {
 	at   time.Time
 	free queue.Amounts
 	next []refund // by time
 }
 
-// refund is room that is given back.
+// refund is capacity that returns to a pool at a time. A negative amount leaves the pool.
 type refund struct {
 	at   time.Time
 	room queue.Amounts
@@ -66,7 +69,8 @@ func NewFlow(r *Reservations, q *queue.Queue, s *queue.Shares, starts map[berth.
 	return f
 }
 
-// poolOf reads the capacity of one kind of machine.
+// poolOf returns the pool of one kind of machine: its free and held capacity, less the
+// reservations, with the releases of occupants and of reservations.
 func (f *Flow) poolOf(k *cluster.Kind) *pool {
 	p := &pool{at: f.Now}
 	for _, n := range k.All(f.Number) {
@@ -89,15 +93,16 @@ func (f *Flow) poolOf(k *cluster.Kind) *pool {
 	return p
 }
 
-// Start takes the capacity of a job from the pool that has enough of it first, and
-// returns the time; zero if no pool ever has.
+// Start estimates the start of a job and takes its capacity from the pool that has enough
+// at the earliest time. It returns the zero time if no pool ever has enough or if the ends
+// of jobs do not make the quotas of the job's tenants sufficient.
 func (f *Flow) Start(e *queue.Entry) time.Time {
 	x := f.shares.Contenders[f.queue.Account(e.Tenant).Index]
 	from, ok := f.affords(x, e)
 	if !ok {
 		return time.Time{}
 	}
-	f.cluster.Settle(e.Class) // its place may not have been searched
+	f.cluster.Settle(e.Class) // the plan may have skipped the class
 	need := queue.AmountsOf(e.Class.All)
 	var best *pool
 	var at time.Time
@@ -115,7 +120,9 @@ func (f *Flow) Start(e *queue.Entry) time.Time {
 	}
 	run := f.reservations.length(e)
 	if from.After(f.Now) {
-		best.lend(at, need, run) // others need not wait until its tenant may hold it
+		// The job waits for its quota. The pool stays at its time, so that jobs of other
+		// tenants may take the capacity until then.
+		best.lend(at, need, run)
 	} else {
 		best.forward(at)
 		best.free = best.free.Plus(need, -1)
@@ -130,8 +137,8 @@ func (f *Flow) Start(e *queue.Entry) time.Time {
 	return at
 }
 
-// floor is the first time at which machines have room for the class, as far as
-// it was looked for.
+// floor returns the floor of a class. It is the zero floor for a class that has not failed
+// to fit in this plan, and for classes beyond maxFloors.
 func (f *Flow) floor(c *cluster.Class) floor {
 	if !f.placer.Closed(c) {
 		return floor{}
@@ -148,7 +155,8 @@ func (f *Flow) floor(c *cluster.Class) floor {
 	return low
 }
 
-// enough is when there is so much, but not before from.
+// enough returns the first time, from the given one on, at which the pool covers the need;
+// ok is false if it never does. It applies all refunds of one moment before it compares.
 func (p *pool) enough(need queue.Amounts, from time.Time) (time.Time, bool) {
 	free, at := p.free, p.at
 	for i := 0; ; i++ {
@@ -165,7 +173,7 @@ func (p *pool) enough(need queue.Amounts, from time.Time) (time.Time, bool) {
 	}
 }
 
-// forward moves the pool on.
+// forward advances the pool to a time and applies the refunds up to then.
 func (p *pool) forward(to time.Time) {
 	i := 0
 	for ; i < len(p.next) && !p.next[i].at.After(to); i++ {
@@ -174,7 +182,7 @@ func (p *pool) forward(to time.Time) {
 	p.at, p.next = to, p.next[i:]
 }
 
-// lend takes room at a time to come, and gives it back after run; 0: never.
+// lend takes capacity at a future time and returns it after run; 0: never.
 func (p *pool) lend(at time.Time, room queue.Amounts, run time.Duration) {
 	p.give(refund{at, queue.Amounts{}.Plus(room, -1)})
 	if run > 0 {
@@ -182,7 +190,7 @@ func (p *pool) lend(at time.Time, room queue.Amounts, run time.Duration) {
 	}
 }
 
-// give notes that room will be given back.
+// give inserts a refund behind the refunds of the same or an earlier time.
 func (p *pool) give(x refund) {
 	i, _ := slices.BinarySearchFunc(p.next, x.at, func(y refund, t time.Time) int {
 		if y.at.After(t) {

@@ -8,22 +8,24 @@ import (
 	"berth/placement/queue"
 )
 
-// headroom is the unused quota of an account over time, per resource and in jobs.
+// headroom is an account's unused quota over time, per resource and in jobs. It uses
+// pools as machines do: running jobs return their part of the quota when they end.
 type headroom struct {
 	room pool
-	jobs pool
+	jobs pool // its first amount counts jobs; the other amounts are zero
 }
 
+// oneJob is the need of one job in headroom.jobs.
 var oneJob = queue.Amounts{1}
 
-// headroomOf returns the headroom of an account; nil if the end of jobs lifts none
-// of its limits.
+// headroomOf returns the headroom of an account, computed once per plan. It is nil for an
+// account without limits that the ends of jobs lift.
 func (f *Flow) headroomOf(x *queue.Contender) *headroom {
 	a := x.Account
 	if p, ok := f.headrooms[a]; ok {
 		return p
 	}
-	f.headrooms[a] = nil
+	f.headrooms[a] = nil // caches the answer for an account without such limits
 	room, bound := a.Bounds()
 	if !bound {
 		return nil
@@ -33,6 +35,8 @@ func (f *Flow) headroomOf(x *queue.Contender) *headroom {
 	if a.MaxRunning > 0 {
 		p.jobs.free = queue.Amounts{float64(a.MaxRunning - x.Held.Jobs)}
 	}
+	// Jobs without a known or assumed end never return their part. Jobs that this plan
+	// orders to stop are left out, since Held does not include them.
 	back := func(at time.Time, room queue.Amounts) {
 		p.room.next = append(p.room.next, refund{at, room})
 		p.jobs.next = append(p.jobs.next, refund{at, oneJob})
@@ -55,8 +59,9 @@ func (f *Flow) headroomOf(x *queue.Contender) *headroom {
 	return p
 }
 
-// affords is when the job's accounts may hold it too; ok is false if the end of
-// jobs does not bring that about.
+// affords returns the first time at which the quotas of the job's tenant and of all tenants
+// above it allow the job. ok is false if the ends of jobs do not bring this about: the
+// job may not borrow, a GPU budget is spent, or a limit is too low.
 func (f *Flow) affords(x *queue.Contender, e *queue.Entry) (at time.Time, ok bool) {
 	at = f.Now
 	need := queue.AmountsOf(e.Class.All)
@@ -78,6 +83,7 @@ func (f *Flow) affords(x *queue.Contender, e *queue.Entry) (at time.Time, ok boo
 			pool *pool
 			need queue.Amounts
 		}{{&p.room, need}, {&p.jobs, oneJob}} {
+			// Each limit starts from the time that the limits before it allow.
 			if at, ok = q.pool.enough(q.need, at); !ok {
 				return at, false
 			}
@@ -86,7 +92,7 @@ func (f *Flow) affords(x *queue.Contender, e *queue.Entry) (at time.Time, ok boo
 	return at, true
 }
 
-// pay charges a job's accounts with it while it runs.
+// pay charges a job to the headrooms of its accounts, from its start until its end.
 func (f *Flow) pay(x *queue.Contender, e *queue.Entry, at time.Time, run time.Duration) {
 	for ; x != &f.shares.Root; x = x.Parent {
 		if p := f.headrooms[x.Account]; p != nil {

@@ -11,7 +11,7 @@ import (
 )
 
 // Reservations keeps capacity for jobs that start later: blocked jobs at the head
-// of the queue, and jobs for which victims have been ordered to stop. Other jobs
+// of the queue, and jobs whose victims have been ordered to stop. Other jobs
 // may use that capacity only until it is needed.
 type Reservations struct {
 	*cluster.Moment
@@ -22,11 +22,11 @@ type Reservations struct {
 	index   *Index
 
 	lists   [][]Reservation // by Hold.Index, each by time
-	Longest time.Time       // the last time at which any of them begins
+	Longest time.Time       // the latest start of a reservation
 	Heads   int             // jobs with a reserved start
 	Starts  map[berth.JobID]time.Time
-	fresh   map[*cluster.Node][]*cluster.Holder // started by this plan
-	changed bool                                // occupants differ from the rows
+	fresh   map[*cluster.Node][]*cluster.Holder // jobs that this plan has started
+	changed bool                                // agendas include changes of this plan, see Finish
 	events  []release                           // buffer
 }
 
@@ -43,12 +43,12 @@ func NewReservations(at *cluster.Moment, policy *queue.Policy, l *cluster.Ledger
 type Reservation struct {
 	At    time.Time
 	Grant berth.Grant
-	Until time.Time // when the job gives it back; zero: unknown
+	Until time.Time // when the job releases the capacity; zero: unknown
 	firm  bool      // a start that no other job may delay; a nomination is not firm
 }
 
-// Keep reserves capacity of a machine. It holds the part of it that no occupant releases
-// before that time.
+// Keep reserves capacity of a machine from x.At on. It holds free capacity only as far as
+// occupants do not release enough before x.At.
 func (r *Reservations) Keep(n *cluster.Node, x Reservation) {
 	h := r.ledger.OpenHold(n)
 	if h.Index == len(r.lists) {
@@ -78,7 +78,8 @@ func (r *Reservations) on(n *cluster.Node) []Reservation {
 	return nil
 }
 
-// Rehold recomputes the hold of a machine from its reservations.
+// Rehold recomputes the hold of a machine from its reservations. A hold that shrinks
+// frees capacity, so failed searches of this plan count no longer.
 func (r *Reservations) Rehold(h *cluster.Hold) {
 	was := h.Grant
 	r.ledger.Resize(h, r.needed(h))
@@ -87,14 +88,15 @@ func (r *Reservations) Rehold(h *cluster.Hold) {
 	}
 }
 
-// needed is the part of the free capacity that reservations need: the largest
-// shortage at any of their times, after the releases before it.
+// needed returns the free capacity that a machine's reservations need. For the start of
+// each reservation, the shortage is the sum of the reservations active then, less the
+// releases up to then; needed is the largest shortage, resource by resource.
 func (r *Reservations) needed(h *cluster.Hold) (out cluster.Amount) {
 	n, list := h.Node, r.lists[h.Index]
 	agenda := r.agenda(n)
 	for i := range list {
 		if i+1 < len(list) && list[i+1].At.Equal(list[i].At) {
-			continue
+			continue // the last reservation of a moment sums up all of them
 		}
 		var left cluster.Amount
 		for _, x := range list[:i+1] {
@@ -113,8 +115,8 @@ func (r *Reservations) needed(h *cluster.Hold) (out cluster.Amount) {
 	return out
 }
 
-// Ends returns the time at which a holder's capacity is free: now if this plan
-// orders it to stop.
+// Ends returns the time at which a holder's capacity becomes free: now if this plan
+// orders the job to stop, otherwise by its limits. ok is false without a known end.
 func (r *Reservations) Ends(h *cluster.Holder) (time.Time, bool) {
 	if h.Stopped == r.Number {
 		return r.Now, true
@@ -153,8 +155,8 @@ func (r *Reservations) Started(e *queue.Entry, ranks []berth.Grant) {
 	}
 }
 
-// Leaves returns the time at which a job that starts at the given time gives its
-// capacity back; zero if that is unknown.
+// Leaves returns the time at which a job that starts at the given time releases its
+// capacity, or the zero time if this is unknown.
 func (r *Reservations) Leaves(start time.Time, e *queue.Entry) time.Time {
 	if t := r.length(e); t > 0 {
 		return start.Add(t)
@@ -162,7 +164,7 @@ func (r *Reservations) Leaves(start time.Time, e *queue.Entry) time.Time {
 	return time.Time{}
 }
 
-// length is the assumed run time of a job; 0: unbounded.
+// length returns the assumed run time of a job, restart included; 0: unbounded.
 func (r *Reservations) length(e *queue.Entry) time.Duration {
 	if t := queue.Remaining(e.Remaining, e.TimeLimit); t > 0 {
 		return t + e.RestartCost
@@ -170,7 +172,8 @@ func (r *Reservations) length(e *queue.Entry) time.Duration {
 	return r.policy.AssumeRun
 }
 
-// Finish drops the cached agendas that this plan has changed.
+// Finish drops the cached agendas of machines that this plan has touched: they include
+// starts and stops that may never be committed.
 func (r *Reservations) Finish() {
 	if r.changed {
 		for _, n := range r.ledger.Touched {

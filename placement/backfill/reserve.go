@@ -10,7 +10,7 @@ import (
 	"berth/placement/queue"
 )
 
-// Opening is a time from which one more member fits on a machine.
+// Opening is the time from which one more member fits on a machine, and its grant.
 type Opening struct {
 	At    time.Time
 	node  *cluster.Node
@@ -18,8 +18,8 @@ type Opening struct {
 }
 
 // Reserve finds the earliest time at which the job fits if all occupants end at their
-// limits, and keeps the capacity for it from then on. ok is false if no such time is
-// known.
+// limits, and keeps the capacity for the job from then on. ok is false if no such time
+// is known.
 func (r *Reservations) Reserve(e *queue.Entry) (at time.Time, ok bool) {
 	best := r.Places(e.Class)
 	if best == nil {
@@ -35,8 +35,9 @@ func (r *Reservations) Reserve(e *queue.Entry) (at time.Time, ok bool) {
 	return at, true
 }
 
-// Places returns the openings for all members of a job that are complete first; nil if
-// no group of machines ever has enough of them.
+// Places returns one opening per member, all in one group of machines, by time: the set
+// whose last opening is the earliest. It returns nil if no group ever has room for all
+// members.
 func (r *Reservations) Places(c *cluster.Class) []Opening {
 	var best []Opening
 	for _, group := range r.placer.Groups(c) {
@@ -51,12 +52,13 @@ func (r *Reservations) Places(c *cluster.Class) []Opening {
 	return best
 }
 
-// openings finds places for all members, those that open first; nil if there
-// are not enough of them, or none before those of bound are all open.
+// openings returns the earliest openings of a group for all members, by time. The result
+// is nil or does not improve on bound if the last of these openings is not before the
+// last opening of bound, the best of an earlier group.
 func (r *Reservations) openings(c *cluster.Class, group string, bound []Opening) []Opening {
 	want := c.Members()
 	s := fit.Search{Class: c, Group: group}
-	limit := time.Time{} // no place that opens then or later is of use
+	limit := time.Time{} // openings from this time on are useless; zero: no limit
 	if bound != nil {
 		limit = bound[len(bound)-1].At
 	}
@@ -68,7 +70,7 @@ func (r *Reservations) openings(c *cluster.Class, group string, bound []Opening)
 	for _, m := range c.Matches {
 		look, touched, last := r.views(m.Kind).views, m.Kind.TouchedBy(r.Number), cluster.Latest(limit)
 		for i := range look {
-			v := &look[i]
+			v := &look[i] // outdated for a machine that the plan has touched
 			if !touched.Has(i) && v.opens(wish) > last {
 				continue
 			}
@@ -77,10 +79,11 @@ func (r *Reservations) openings(c *cluster.Class, group string, bound []Opening)
 				continue
 			}
 			list = r.opens(c, n, m.Devices, want, limit, list)
+			// Sorting at twice the need, not at each machine, tightens the limit often enough.
 			if len(list) >= 2*want {
 				list, limit = earliest(list, want, limit)
 				if last = cluster.Latest(limit); !limit.After(r.Now) {
-					return list
+					return list // all members fit now: no machine is better
 				}
 			}
 		}
@@ -92,21 +95,24 @@ func (r *Reservations) openings(c *cluster.Class, group string, bound []Opening)
 	return list
 }
 
-// openingSearch looks for the place that opens first for one member; of several, the
-// first by machine id.
+// openingSearch searches for the earliest opening for one member. Of openings at the same
+// time, the first by machine id wins, so that the result does not depend on the order of
+// the search.
 type openingSearch struct {
 	*fit.Search
 	run   *Reservations
-	limit time.Time // no place that opens later is of use
-	best  []Opening // none or one, which opens at the limit
+	limit time.Time // later openings are useless; zero: no limit
+	best  []Opening // empty, or the opening at the limit
 	list  []Opening // buffer
 }
 
-// soonest finds the place for one member that opens first; nil if none opens
-// before the limit. The machine that may open first of all is looked at before
-// the others, since that bounds how many of them are worth it. Those follow that
-// the plan has touched, and those that have room now; of the rest, none has any
-// before the second by which they are ranked.
+// soonest returns the earliest opening for one member, or nil without an opening before
+// the limit. It searches machines in this order, to compute few agendas:
+//
+//   - the machine with the least lower bound, since its opening limits the search;
+//   - the machines that the plan has touched, for which the index has no valid bound;
+//   - the machines with room now;
+//   - the others, ranked by the second before which they have no room, up to the limit.
 func (r *Reservations) soonest(s *fit.Search, limit time.Time) []Opening {
 	h := openingSearch{Search: s, run: r, limit: limit}
 	h.first()
@@ -148,7 +154,7 @@ func (r *Reservations) soonest(s *fit.Search, limit time.Time) []Opening {
 	return h.best
 }
 
-// first looks at the machine that may open first.
+// first searches the machine with the least lower bound on its opening.
 func (h *openingSearch) first() {
 	r, wish := h.run, wishOf(h.Class)
 	now, least := cluster.TickOf(r.Now), cluster.NoTick
@@ -175,11 +181,11 @@ func (h *openingSearch) first() {
 	}
 }
 
-// look at one machine.
+// look computes the opening of one machine and keeps it if it is the best so far.
 func (h *openingSearch) look(n *cluster.Node, devices uint64) {
 	r, limit := h.run, h.limit
 	if len(h.best) > 0 && n.ID < h.best[0].node.ID {
-		limit = limit.Add(1) // it is better if it opens at the same time
+		limit = limit.Add(1) // this machine wins a tie by its id
 	}
 	if !limit.IsZero() && !limit.After(r.Now) || !h.Allows(n) || !r.mayOpen(h.Class, n, limit) {
 		return
@@ -191,8 +197,8 @@ func (h *openingSearch) look(n *cluster.Node, devices uint64) {
 	}
 }
 
-// earliest leaves the openings that are first, and bounds later looks by the
-// last of them.
+// earliest sorts the openings and keeps the first ones, as many as wanted. With enough
+// openings it returns the time of the last one as the new limit.
 func earliest(list []Opening, want int, limit time.Time) ([]Opening, time.Time) {
 	slices.SortFunc(list, func(a, b Opening) int {
 		if x := a.At.Compare(b.At); x != 0 {
@@ -207,7 +213,8 @@ func earliest(list []Opening, want int, limit time.Time) ([]Opening, time.Time) 
 	return list, limit
 }
 
-// mayOpen rules out machines at a glance.
+// mayOpen is a cheap necessary condition for an opening before the limit. It compares
+// totals, the first release, and the release that frees the last missing device.
 func (r *Reservations) mayOpen(c *cluster.Class, n *cluster.Node, limit time.Time) bool {
 	if !c.Capacity.Fits(n.Total) {
 		return false
@@ -225,11 +232,13 @@ func (r *Reservations) mayOpen(c *cluster.Class, n *cluster.Node, limit time.Tim
 	if c.Request.GPUMilli < cluster.Whole || c.Request.GPUs == 0 {
 		return true
 	}
-	i := c.Request.GPUs - n.Room.Whole - 1 // of the releases of devices, the one that must come first
+	i := c.Request.GPUs - n.Room.Whole - 1 // the release of the last missing device
 	return i < 0 || i < len(a.devices) && r.From(a.devices[i]).Before(limit)
 }
 
-// opens adds the openings of one machine.
+// opens appends to list up to want openings of one machine before the limit. It replays
+// the machine's releases by time on a copy of the node, and places members after each
+// moment as far as they fit.
 func (r *Reservations) opens(
 	c *cluster.Class, n *cluster.Node, allowed uint64, want int, limit time.Time, list []Opening,
 ) []Opening {
@@ -237,6 +246,8 @@ func (r *Reservations) opens(
 	at := r.Now
 	agenda := r.agenda(n)
 	if h := r.ledger.HoldOn(n); h != nil {
+		// Reserved capacity counts as taken from now on, since the new job may still run
+		// when the reservation starts. The hold is a part of it, so it is added back first.
 		x.Add(h.Grant)
 		r.events = append(r.events[:0], agenda...)
 		list := r.lists[h.Index]

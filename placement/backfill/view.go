@@ -7,44 +7,46 @@ import (
 	"berth/placement/cluster"
 )
 
-// view is a machine as reservations see it at a glance, in a list of its kind:
-// what is free of it at most, step by step as those that hold room give it back.
-// Amounts and times are short, so that many views are read quickly.
+// view summarizes one machine for reservations: upper bounds on its free capacity over
+// time, as its occupants end. By these bounds a search skips machines without reading
+// their occupants. Amounts and times are 32-bit numbers, so that a search reads many views
+// quickly.
 type view struct {
-	moved   bool // the rankings do not go by this yet
+	moved   bool // the rankings do not include this version of the view yet
 	steps   [viewSteps]viewStep
-	whole   int32 // devices of which nothing is used
-	devices [viewed]cluster.Tick
+	whole   int32                // number of unused devices
+	devices [viewed]cluster.Tick // the ends of the first grants of devices, by time
 }
 
-// viewStep is what is free at most until some time.
+// viewStep is an upper bound on a machine's free capacity until a time.
 type viewStep struct {
 	cluster.Glance
 	until cluster.Tick
 }
 
-// viewSteps is how many steps a view tells, and viewAfter after how many of those
-// who hold room have gone each of them begins.
+// viewSteps is the number of steps in a view. Step i bounds the free capacity after the
+// first viewAfter[i] occupants have ended. The steps are further apart later, where they
+// rarely decide.
 const viewSteps = 4
 
 var viewAfter = [viewSteps]int{0, 1, 3, 7}
 
-// viewed is for how many devices a view tells when one more of them is touched
-// by a release.
+// viewed is the number of releases of devices that a view contains.
 const viewed = 8
 
-// forKind is the views of one kind, by place in its roster.
+// forKind holds the views of one kind, by place in its roster.
 type forKind struct {
 	kind       *cluster.Kind
-	generation int           // of the roster; the views of another one are void
+	generation int           // of the roster; a view of another generation is invalid
 	assume     time.Duration // the assumption about jobs without limits
 	freshAt    int           // the plan that read the feed
 	views      []view
-	seen       []int32                     // places of views that the rankings do not go by yet
-	byTime     [1 + viewed]cluster.Ranking // by view.soonest; empty until it is asked for
+	seen       []int32                     // places of views with moved set
+	byTime     [1 + viewed]cluster.Ranking // by number of devices, see byTime; empty until first used
 }
 
-// forKind returns the views of a kind; void is true if every one must be made.
+// forKind returns the views of a kind. A new entry has a generation that no roster has,
+// so that its views are computed before their first use.
 func (x *Index) forKind(k *cluster.Kind) *forKind {
 	if k.Index >= len(x.kinds) {
 		x.kinds = append(x.kinds, make([]*forKind, k.Index+1-len(x.kinds))...)
@@ -55,9 +57,10 @@ func (x *Index) forKind(k *cluster.Kind) *forKind {
 	return x.kinds[k.Index]
 }
 
-// views lists the machines of a kind for reserved starts. It renews the entries
-// of machines that changed since the last plan. The plan itself reads a machine
-// that it has touched from the node, and renews its entry in the next plan.
+// views returns the views of a kind, and first recomputes the views of machines that have
+// changed since the last plan. A machine that the plan itself has touched is left out, since its
+// state may never be committed: the plan reads the node instead of the view, and the
+// machine stays in the feed for the next plan.
 func (r *Reservations) views(k *cluster.Kind) *forKind {
 	k.Refresh(r.Number)
 	f := r.index.forKind(k)
@@ -85,8 +88,9 @@ func (r *Reservations) views(k *cluster.Kind) *forKind {
 	return f
 }
 
-// byTime ranks the machines of a kind by the first second at which they may have
-// the given number of devices for a job that has no room there now.
+// byTime ranks the machines of a kind by a lower bound on their openings for members that
+// need the given number of whole devices and have no room now; see view.soonest. A need
+// beyond viewed devices uses the ranking for 0, whose bound is weaker.
 func (r *Reservations) byTime(k *cluster.Kind, devices int32) (views []view, rank cluster.Ranking) {
 	f := r.views(k)
 	views = f.views
@@ -120,14 +124,14 @@ func (r *Reservations) byTime(k *cluster.Kind, devices int32) (views []view, ran
 	return views, *x
 }
 
-// see makes the view of a machine that the plan has not touched.
+// see computes the view of a machine, which the plan must not have touched.
 func (r *Reservations) see(f *forKind, n *cluster.Node) {
 	v := &f.views[n.Place]
 	if !v.moved {
 		f.seen = append(f.seen, int32(n.Place))
 	}
 	*v = view{whole: int32(n.Room.Whole), moved: true}
-	ends := r.index.ends[:0] // of the occupants, each with its place in the list
+	ends := r.index.ends[:0] // of the occupants: the time's key above, the place in the list below
 	for i := range n.On.List {
 		if at := n.On.List[i].Leaves(r.policy.AssumeRun); at != cluster.Unknown {
 			ends = append(ends, cluster.TimeKey(cluster.TickAt(at))<<32|uint64(i))
@@ -159,12 +163,13 @@ func (r *Reservations) see(f *forKind, n *cluster.Node) {
 	}
 }
 
-// wish is what a member of a class asks for, told shortly.
+// wish is the request of one member of a class, in 32-bit numbers.
 type wish struct {
 	cluster.Glance
-	devices int32 // of which nothing is used
+	devices int32 // number of whole devices; 0 for shares of devices
 }
 
+// wishOf returns the wish of a class.
 func wishOf(c *cluster.Class) wish {
 	w := wish{Glance: cluster.GlanceOf(c.Capacity)}
 	if c.Request.GPUMilli >= cluster.Whole {
@@ -173,8 +178,9 @@ func wishOf(c *cluster.Class) wish {
 	return w
 }
 
-// soonest is a tick before which there is no room on the machine for anybody
-// who asks for so many devices and has none there now.
+// soonest returns a lower bound on the machine's opening for a member that needs the given
+// number of whole devices and has no room on the machine now: the release of the last
+// missing device, as far as the view contains it, otherwise the first release of anything.
 func (v *view) soonest(devices int32) cluster.Tick {
 	if i := devices - v.whole - 1; i >= 0 && i < viewed {
 		return v.devices[i]
@@ -182,7 +188,8 @@ func (v *view) soonest(devices int32) cluster.Tick {
 	return v.steps[0].until
 }
 
-// opens is a tick before which the machine has no room for the wish.
+// opens returns a lower bound on the machine's opening for the wish, AtOnce if it may have
+// room now.
 func (v *view) opens(w wish) cluster.Tick {
 	at := cluster.AtOnce
 	for i := range v.steps {
