@@ -8,14 +8,16 @@ import (
 	"berth/placement/queue"
 )
 
-// Deference records the older overdue jobs that younger jobs of the same tenant wait
-// for. Only explanations read it.
+// Deference records the older overdue jobs for which younger jobs of the same tenant
+// wait. Only explanations read it. The zero value is empty.
 type Deference struct {
-	lines    map[*queue.Line]*queue.Entry    // by the line of the jobs that wait
-	accounts map[*queue.Account]*queue.Entry // by the account whose younger jobs wait
+	lines    map[*queue.Line]*queue.Entry    // by the line of the waiting jobs
+	accounts map[*queue.Account]*queue.Entry // by the account of the waiting jobs
 }
 
-// Defers records that the jobs of a line wait for an older one.
+// Defers records that the jobs of a line wait for an older job with a reserved start; see
+// queue.Shares.MustYieldTo. It does nothing unless wanted, so that a plan without
+// explanations allocates no map.
 func (d *Deference) Defers(wanted bool, l *queue.Line, older *queue.Entry) {
 	if !wanted {
 		return
@@ -26,7 +28,8 @@ func (d *Deference) Defers(wanted bool, l *queue.Line, older *queue.Entry) {
 	d.lines[l] = older
 }
 
-// Halts records that the other jobs of a contender wait for one of its jobs.
+// Halts records that the other jobs of a contender wait for one of its jobs, which is
+// overdue and has no reserved start yet. It does nothing unless wanted.
 func (d *Deference) Halts(wanted bool, x *queue.Contender, older *queue.Entry) {
 	if !wanted {
 		return
@@ -37,7 +40,8 @@ func (d *Deference) Halts(wanted bool, x *queue.Contender, older *queue.Entry) {
 	d.accounts[x.Account] = older
 }
 
-// blocker tells a job that it waits for an older one; ok is false if it does not.
+// blocker returns the blocker of a job that waits for an older overdue job; ok is false
+// for any other job.
 func (d *Deference) blocker(a *queue.Account, e *queue.Entry) (b Blocker, ok bool) {
 	if older := d.accounts[a]; older != nil && queue.CompareEntries(older, e) < 0 {
 		return Blocker{
@@ -58,8 +62,9 @@ func (d *Deference) blocker(a *queue.Account, e *queue.Entry) (b Blocker, ok boo
 	return Blocker{}, false
 }
 
-// overdueTerm tells since when the job is overdue, or when it will be, and what
-// that changes.
+// overdueTerm returns the time from which the job is overdue, with the effect on its
+// position. Under the order fair, an overdue job passes jobs of other tenants only while
+// each account above it holds less than its part of the cluster.
 func (r *Reading) overdueTerm(x *queue.Contender, e *queue.Entry) Term {
 	p := r.policy
 	from := e.OverdueFrom(p).UTC().Format(time.RFC3339)
@@ -74,7 +79,7 @@ func (r *Reading) overdueTerm(x *queue.Contender, e *queue.Entry) Term {
 	case p.Order != queue.Fair:
 		return Term{"overdue", from, "overdue since " + from + ": it comes before all of its band that are not"}
 	}
-	for ; x != &r.shares.Root; x = x.Parent {
+	for ; x != &r.shares.Root; x = x.Parent { // the first account at its part is the reason
 		if held := queue.AmountsOf(x.Held.Capacity).Dominant(r.shares.Owned); held >= x.Part {
 			return Term{"overdue", from,
 				fmt.Sprintf("overdue since %s: it comes first of its band of %s, "+

@@ -16,60 +16,62 @@ import (
 // Explanation compares a request with the machines, clause by clause.
 type Explanation struct {
 	Machines int      `json:"machines"`
-	FitNow   int      `json:"fit_now"`  // have room for one member now
-	FitEver  int      `json:"fit_ever"` // would have it if nothing ran on them
+	FitNow   int      `json:"fit_now"`  // machines with room for one member now
+	FitEver  int      `json:"fit_ever"` // machines with room for one member if nothing ran on them
 	Members  *Members `json:"members,omitempty"`
-	Clauses  []Clause `json:"clauses,omitempty"` // those that rule out any machine, in order
+	Clauses  []Clause `json:"clauses,omitempty"` // the clauses that rule out any machine, in order
 	Summary  string   `json:"summary"`
-	// Candidates are machines that fit now, the best first, at most 20.
+	// Candidates lists machines that fit now, the best first, at most 20.
 	Candidates []berth.MachineID `json:"candidates,omitempty"`
-	// SilentEngines are the machines that would have room for a member if nothing
-	// ran on them, and get no work because their container engine does not answer.
+	// SilentEngines lists the machines that would have room for a member if nothing
+	// ran on them, but get no work because their container engine does not answer.
 	SilentEngines []enginesilence.Machine `json:"-"`
-	// Lacking says what no machine could ever give; empty if some could.
+	// Lacking lists the resources that no machine could ever provide. It is empty if an
+	// empty machine, or enough empty machines for a gang, could run the request.
 	Lacking []Shortfall `json:"lacking,omitempty"`
 }
 
 // Members is the number of members of a gang that have room at once.
 type Members struct {
 	Asked int  `json:"asked"`
-	Now   int  `json:"now"`
-	Ever  int  `json:"ever"`
-	apart bool // there are machines enough, but not on one network, or with one value of same_label
+	Now   int  `json:"now"`  // on the machines as they are
+	Ever  int  `json:"ever"` // on the machines if nothing ran on them
+	apart bool // enough machines exist, but not on one network or with one value of same_label
 }
 
-// Clause is one condition of a request and how many machines it rules out.
+// Clause is one condition of a request, with the number of machines that it rules out.
 type Clause struct {
 	Name  string `json:"name"`
-	Alone int    `json:"alone"` // machines that fail it
-	After int    `json:"after"` // of those that passed every clause before it
-	Text  string `json:"text"`  // such as: 2 have no free GPU
+	Alone int    `json:"alone"` // machines that fail this clause
+	After int    `json:"after"` // machines that fail it and pass all clauses before it
+	Text  string `json:"text"`  // After in words, such as: 2 have no free GPU
 }
 
-// Shortfall is a resource that no machine has enough of.
+// Shortfall is a resource of which no machine has enough.
 type Shortfall struct {
 	Resource string `json:"resource"`
 	Asked    string `json:"asked"`
-	Largest  string `json:"largest"`
+	Largest  string `json:"largest"` // the largest amount on any machine
 }
 
-// Unsatisfiable reports whether no machine could run the request even if it were empty.
-// It is false for a cluster without machines.
+// Unsatisfiable reports whether the request fits on no machine, even on an empty one. It
+// is false for a cluster without machines.
 func (e Explanation) Unsatisfiable() bool { return len(e.Lacking) > 0 }
 
 // maxCandidates bounds Explanation.Candidates.
 const maxCandidates = 20
 
-// condition is a clause as it is checked: on a machine that passed all before.
+// condition is a clause with its check and its texts.
 type condition struct {
 	name  string
-	lasts bool // would still fail if nothing ran
+	lasts bool // a machine that fails it would fail it without running jobs, too
 	fails func(n *cluster.Node) bool
-	one   string // 1 ...
-	many  string // 2 ...
+	one   string // text after "1", such as "is not ready"
+	many  string // text after a number above 1, such as "are not ready"
 }
 
-// Class explains a class, clause by clause.
+// Class explains a class, clause by clause. It checks each clause on every machine, so it
+// costs O(clauses × machines).
 func Class(s *fit.State, c *cluster.Class) Explanation {
 	s.Cluster.Settle(c)
 	conditions := clauses{c}.conditions()
@@ -84,7 +86,7 @@ func Class(s *fit.State, c *cluster.Class) Explanation {
 				continue
 			}
 			alone[i]++
-			if now {
+			if now { // the first clause that the machine fails
 				after[i]++
 			}
 			now = false
@@ -116,6 +118,7 @@ func Class(s *fit.State, c *cluster.Class) Explanation {
 	return e
 }
 
+// countText renders a number of machines that fail a condition.
 func countText(n int, cond condition) string {
 	if n == 1 {
 		return "1 " + cond.one
@@ -123,6 +126,8 @@ func countText(n int, cond condition) string {
 	return strconv.Itoa(n) + " " + cond.many
 }
 
+// summaryText renders the explanation as one line: the machines that each clause rules
+// out, each machine counted once, and the machines that fit.
 func summaryText(e Explanation) string {
 	machines := "1 machine"
 	if e.Machines != 1 {
@@ -148,11 +153,12 @@ func summaryText(e Explanation) string {
 	return machines + ": " + strings.Join(parts, ", ")
 }
 
-// clauses is a class as its explanation reads it.
+// clauses adds the conditions and texts of explanations to a class.
 type clauses struct{ *cluster.Class }
 
-// conditions spells out every clause of the request, in the order in which
-// machines are ruled out: state, what the machine is, what it has, what is free.
+// conditions lists every clause of the request in the order in which clauses rule out
+// machines: state, fixed properties, total capacity, free capacity. State and free
+// capacity do not last: they change without a change to the request or the machine.
 func (c clauses) conditions() []condition {
 	r := c.Request
 	list := []condition{
@@ -172,6 +178,8 @@ func (c clauses) conditions() []condition {
 	return append(list, c.freeConditions()...)
 }
 
+// selectorText returns the texts of a selector's condition, as condition.one and
+// condition.many. It panics on a selector without a text, so that a new selector gets one.
 func (c clauses) selectorText(name string) (one, many string) {
 	r := c.Request
 	switch name {
@@ -197,6 +205,7 @@ func (c clauses) selectorText(name string) (one, many string) {
 	panic("placement: no text for selector " + name)
 }
 
+// labelText renders labels in the order of their keys.
 func labelText(labels map[string]string) string {
 	var parts []string
 	for _, k := range sortedKeys(labels) {
@@ -205,7 +214,7 @@ func labelText(labels map[string]string) string {
 	return strings.Join(parts, ", ")
 }
 
-// folders names the volumes that the job reads.
+// folders lists the shared folders that the job reads.
 func (c clauses) folders() string {
 	var names []string
 	for _, k := range sortedKeys(c.Volumes) {
@@ -227,7 +236,9 @@ func sortedKeys(m map[string]string) []string {
 	return keys
 }
 
-// totalConditions are about what a machine has when nothing runs on it.
+// totalConditions lists the conditions on a machine's total capacity. Only a condition on
+// devices depends on more than an amount: on type, memory and count, in this order, so
+// that the first one that fails names the most specific reason.
 func (c clauses) totalConditions() []condition {
 	r := c.Request
 	var list []condition
@@ -262,7 +273,7 @@ func (c clauses) totalConditions() []condition {
 	)
 }
 
-// freeConditions are about what is left on a machine now.
+// freeConditions lists the conditions on a machine's free capacity.
 func (c clauses) freeConditions() []condition {
 	r := c.Request
 	var list []condition
@@ -285,6 +296,7 @@ func (c clauses) freeConditions() []condition {
 	)
 }
 
+// fewer renders a lack of n devices: "no GPU" for 1, "fewer than 4 GPUs" for 4.
 func fewer(n int, free, noun string) string {
 	if n == 1 {
 		return "no " + free + noun
@@ -292,6 +304,7 @@ func fewer(n int, free, noun string) string {
 	return fmt.Sprintf("fewer than %d %s%ss", n, free, noun)
 }
 
+// amounts renders the request of one member with units.
 func amounts(c *cluster.Class) (cpus, memory, disk string) {
 	r := c.Request
 	cpus = spec.MilliCPU(r.CPUMilli).String() + " CPUs"
@@ -301,7 +314,8 @@ func amounts(c *cluster.Class) (cpus, memory, disk string) {
 	return cpus, spec.MiB(r.MemoryMiB).String() + " of memory", spec.MiB(r.DiskMiB).String() + " of disk"
 }
 
-// hasDevices reports whether the devices the request needs are free.
+// hasDevices reports whether the devices of one member are free, and their GPU share within
+// the machine's free GPU capacity.
 func hasDevices(c *cluster.Class, n *cluster.Node) bool {
 	count := 0
 	for i, d := range n.GPUs {

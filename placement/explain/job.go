@@ -21,18 +21,19 @@ import (
 type JobExplanation struct {
 	Job      berth.JobID `json:"job"`
 	Fit      Explanation `json:"fit"`
-	Blockers []Blocker   `json:"blockers"` // what only its owner can change first
-	Position int         `json:"position"` // in the queue, from 1; 0: it is not in it
-	Ahead    int         `json:"ahead"`    // waiting jobs before it; without tenants' shares if it is not in the queue
-	Queue    int         `json:"queue"`    // jobs in the queue
+	Blockers []Blocker   `json:"blockers"` // causes in the job itself first, then other jobs
+	Position int         `json:"position"` // in the queue, from 1; 0: the job is not in the queue
+	Ahead    int         `json:"ahead"`    // waiting jobs before it; outside the queue, tenants' shares are ignored
+	Queue    int         `json:"queue"`    // number of jobs in the queue
 	Order    queue.Order `json:"-"`
-	Terms    []Term      `json:"terms"` // of its place, in the order in which they count
-	// Start is when it should start at the latest if those that hold room end at
-	// their limits and nobody else comes; zero: nothing known frees the room.
+	Terms    []Term      `json:"terms"` // values that decide the position, the most important first
+	// Start is the latest expected start, on the assumptions that running jobs end at
+	// their limits and that no more jobs are submitted. Zero means that no known end of a
+	// job frees enough capacity.
 	Start     time.Time `json:"estimated_start"`
-	Reserved  bool      `json:"reserved,omitempty"` // no later job delays it
-	StartsNow bool      `json:"starts_now,omitempty"`
-	// Data are machines that hold some of what it needs, the most first, a few.
+	Reserved  bool      `json:"reserved,omitempty"`   // Start is reserved: no later job delays it
+	StartsNow bool      `json:"starts_now,omitempty"` // the present plan starts the job
+	// Data lists a few machines that hold some of the job's data, the most first.
 	Data []fit.MachineData `json:"data,omitempty"`
 }
 
@@ -42,9 +43,10 @@ type Blocker struct {
 	// unsatisfiable, no_machines, no_room, engine_silent, stopping, overdue, reserved or behind.
 	Code   string `json:"code"`
 	Text   string `json:"text"`
-	Change string `json:"change"` // what would lift it
+	Change string `json:"change"` // advice that would remove the blocker
 
-	Jobs []berth.JobID `json:"jobs,omitempty"` // of stopping: those that are; of overdue: the one it waits for
+	// Jobs lists the jobs that stop, with code stopping, or the older job, with code overdue.
+	Jobs []berth.JobID `json:"jobs,omitempty"`
 
 	Machines []berth.MachineID `json:"machines,omitempty"` // of engine_silent
 }
@@ -52,8 +54,8 @@ type Blocker struct {
 // Term is one value that the position of a job in the queue depends on.
 type Term struct {
 	Name  string `json:"name"`
-	Value string `json:"value"`
-	Text  string `json:"text"`
+	Value string `json:"value"` // for programs
+	Text  string `json:"text"`  // for users, with the unit
 }
 
 // Reading is the part of a plan that explanations read.
@@ -71,8 +73,8 @@ func NewReading(at *cluster.Moment, policy *queue.Policy, q *queue.Queue, s *que
 	return &Reading{Moment: at, policy: policy, queue: q, shares: s, nominations: n}
 }
 
-// Blockers lists the reasons that concern the job alone: its own state, its quota, the
-// machines.
+// Blockers lists the reasons that lie in the job itself: its own state, its quota and the
+// machines. It reads w.Fit and w.StartsNow.
 func (r *Reading) Blockers(x *queue.Contender, e *queue.Entry, w JobExplanation) []Blocker {
 	machines, list := w.Fit, []Blocker(nil)
 	add := func(code, text, change string) { list = append(list, Blocker{Code: code, Text: text, Change: change}) }
@@ -103,6 +105,7 @@ func (r *Reading) Blockers(x *queue.Contender, e *queue.Entry, w JobExplanation)
 			list = append(list, engineBlocker(machines.SilentEngines))
 		}
 	}
+	// Nominated capacity with a holder is not free yet: a victim still occupies it.
 	var victims []berth.JobID
 	for _, m := range r.nominations.Marks[e.ID] {
 		if m.Holder != nil && !slices.Contains(victims, m.Victim) {
@@ -127,14 +130,16 @@ func engineBlocker(silent []enginesilence.Machine) Blocker {
 		Machines: enginesilence.IDs(silent)}
 }
 
-// Ahead lists the reasons that other jobs cause: jobs ahead of it, and the capacity that
-// is kept for them if keeps is set.
+// Ahead lists the reasons that other jobs cause: an older overdue job, capacity that is
+// kept for earlier jobs, and the jobs ahead in the queue. keeps reports whether the plan
+// keeps any capacity. Ahead reads w.Fit, w.StartsNow and w.Ahead.
 func (r *Reading) Ahead(d *Deference, e *queue.Entry, w JobExplanation, keeps bool) []Blocker {
 	var list []Blocker
 	if b, ok := d.blocker(r.queue.Account(e.Tenant), e); ok && !w.StartsNow && !e.Held {
 		list = append(list, b)
 	}
 	room := w.Fit.Members == nil && w.Fit.FitNow > 0 || w.Fit.Members != nil && w.Fit.Members.Now >= w.Fit.Members.Asked
+	// Machines seem to have room, yet the plan does not start the job: the room is kept.
 	if room && !w.StartsNow && keeps && !e.Held {
 		list = append(list, Blocker{Code: "reserved", Text: "room that it could use is kept for jobs before it",
 			Change: "give it a time_limit that ends before they start, or raise its priority"})
@@ -151,7 +156,8 @@ func (r *Reading) Ahead(d *Deference, e *queue.Entry, w JobExplanation, keeps bo
 	return list
 }
 
-// Terms lists the values that the job's position depends on, the most important first.
+// Terms lists the values that the job's position depends on, the most important first. Which
+// values these are depends on the order of the policy.
 func (r *Reading) Terms(x *queue.Contender, e *queue.Entry) []Term {
 	p := r.policy
 	var list []Term
@@ -162,7 +168,7 @@ func (r *Reading) Terms(x *queue.Contender, e *queue.Entry) []Term {
 	a := p.Aged(e, r.queue.Account(e.Tenant), r.Now)
 	ranked := p.Order == queue.Fair || p.Order == queue.Priority
 	switch {
-	case ranked && p.BandWidth <= 1: // a band is a priority
+	case ranked && p.BandWidth <= 1: // each priority is a band of its own
 		add("priority", strconv.Itoa(a.Base), "priority %d", a.Base)
 	case p.Order != queue.FIFO:
 		add("band", strconv.Itoa(int(e.Band)), "priority %d is of band %d", e.Priority, p.Band(e.Priority))
@@ -205,7 +211,9 @@ func (r *Reading) Terms(x *queue.Contender, e *queue.Entry) []Term {
 	return list
 }
 
-// expectedTerms tell what the service to go takes a job's run to be, and by what.
+// expectedTerms returns the run time that the order srsf assumes for a job, with its
+// source: declared by the job, learned from similar jobs, or the time limit. The list is
+// empty if a Ranker orders the jobs or if the policy uses no run times.
 func expectedTerms(p *queue.Policy, e *queue.Entry) []Term {
 	if p.Ranker != nil || p.Durations == queue.Unknown {
 		return nil
@@ -250,6 +258,8 @@ func (r *Reading) above(x *queue.Contender) []*queue.Contender {
 	return list
 }
 
+// known renders the remaining service of a job, or its past service if the remaining one
+// is unknown.
 func known(s queue.Service) string {
 	if s.Remaining == 0 {
 		return "an unknown time, " + spec.Duration(s.Done).String() + " so far"
@@ -257,4 +267,5 @@ func known(s queue.Service) string {
 	return spec.Duration(s.Remaining + s.Restart).String()
 }
 
+// percent renders a share of 1 as a percentage.
 func percent(x float64) string { return strconv.FormatFloat(100*x, 'f', 1, 64) + " %" }

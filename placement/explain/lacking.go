@@ -11,7 +11,9 @@ import (
 	"berth/spec"
 )
 
-// membersEver is how many members the machines could hold if they were empty.
+// membersEver returns the number of members of one gang that the machines could hold if
+// they were empty, at most c.Members(). It takes the best group of machines: members of a
+// gang need one network and one value of same_label.
 func membersEver(c *cluster.Class, machines []*cluster.Node) int {
 	groups := map[string]int{}
 	for _, n := range machines {
@@ -24,8 +26,8 @@ func membersEver(c *cluster.Class, machines []*cluster.Node) int {
 	return min(most, c.Members())
 }
 
-// membersApart is how many members the machines could hold if all of them
-// reached each other.
+// membersApart returns the number of members that the machines could hold if they were
+// empty and all in one group.
 func membersApart(c *cluster.Class, machines []*cluster.Node) int {
 	all := 0
 	for _, n := range machines {
@@ -34,8 +36,12 @@ func membersApart(c *cluster.Class, machines []*cluster.Node) int {
 	return all
 }
 
-// lacking names what no machine has enough of, largest amount included, when
-// none could ever run the request.
+// lacking returns the resources of which no machine has enough, with the largest amount of
+// each. It is nil if the cluster could ever run the request, and for a cluster without
+// machines, where each resource would be missing.
+//
+// It names the first reason only: too few machines for the members, a clause that no
+// machine passes, amounts, or the combination of amounts on one machine.
 func lacking(s *cluster.Cluster, c *cluster.Class, e Explanation) []Shortfall {
 	switch {
 	case e.Machines == 0:
@@ -63,8 +69,8 @@ func lacking(s *cluster.Cluster, c *cluster.Class, e Explanation) []Shortfall {
 	return list
 }
 
-// selected returns the machines that pass every clause about what they are, or
-// the first clause that none of them passes.
+// selected returns the machines that pass every clause about fixed properties. If a clause
+// leaves no machine, it returns this clause as a shortfall instead.
 func selected(s *cluster.Cluster, c *cluster.Class) ([]*cluster.Node, *Shortfall) {
 	var nodes []*cluster.Node
 	for _, id := range s.MachineIDs() {
@@ -87,6 +93,8 @@ func selected(s *cluster.Cluster, c *cluster.Class) ([]*cluster.Node, *Shortfall
 	return nodes, nil
 }
 
+// missing returns the shortfall of a selector that none of the nodes passes. For a region
+// or a site, Largest lists the values that the nodes have.
 func missing(c *cluster.Class, clause string, nodes []*cluster.Node) *Shortfall {
 	r := c.Request
 	switch clause {
@@ -109,7 +117,8 @@ func missing(c *cluster.Class, clause string, nodes []*cluster.Node) *Shortfall 
 	panic("placement: no shortfall for selector " + clause)
 }
 
-// shortfalls compares the request with the largest amount of each resource.
+// shortfalls compares the request of one member with the largest amount of each resource
+// on any of the nodes. Each amount may come from another node.
 func shortfalls(c *cluster.Class, nodes []*cluster.Node) []Shortfall {
 	r := c.Request
 	var list []Shortfall
@@ -125,7 +134,7 @@ func shortfalls(c *cluster.Class, nodes []*cluster.Node) []Shortfall {
 		large := most(func(n *cluster.Node) int64 {
 			return countDevices(c, n, func(d cluster.Device) bool { return c.Typed(d) && c.Large(d) })
 		})
-		switch {
+		switch { // the first lack only: devices of no type have no memory to compare
 		case len(r.GPUTypes) > 0 && typed == 0:
 			list = append(list, Shortfall{"gpu_type", strings.Join(r.GPUTypes, " or "),
 				orNone(joinedSet(nodes, func(n *cluster.Node) []string { return models(n) }))})
@@ -153,6 +162,7 @@ func shortfalls(c *cluster.Class, nodes []*cluster.Node) []Shortfall {
 	return list
 }
 
+// countDevices returns the number of devices of a machine for which ok returns true.
 func countDevices(c *cluster.Class, n *cluster.Node, ok func(cluster.Device) bool) int64 {
 	var count int64
 	for _, d := range n.GPUs {
@@ -163,6 +173,7 @@ func countDevices(c *cluster.Class, n *cluster.Node, ok func(cluster.Device) boo
 	return count
 }
 
+// largestMemory returns the largest memory of such a device, in MiB.
 func largestMemory(n *cluster.Node, ok func(cluster.Device) bool) int64 {
 	var m int64
 	for _, d := range n.GPUs {
@@ -173,6 +184,7 @@ func largestMemory(n *cluster.Node, ok func(cluster.Device) bool) int64 {
 	return m
 }
 
+// models lists the model of each device of a machine.
 func models(n *cluster.Node) []string {
 	var list []string
 	for _, d := range n.GPUs {
@@ -181,7 +193,7 @@ func models(n *cluster.Node) []string {
 	return list
 }
 
-// text is the request's amounts, for people.
+// text renders all amounts of the request of one member.
 func text(c *cluster.Class) string {
 	r := c.Request
 	cpus, memory, disk := amounts(c)
@@ -195,10 +207,12 @@ func text(c *cluster.Class) string {
 	return strings.Join(parts, ", ")
 }
 
+// joined lists the different values of f on the machines, sorted, or "none".
 func joined(nodes []*cluster.Node, f func(*cluster.Node) string) string {
 	return orNone(joinedSet(nodes, func(n *cluster.Node) []string { return []string{f(n)} }))
 }
 
+// joinedSet lists the different non-empty values of f on the machines, sorted.
 func joinedSet(nodes []*cluster.Node, f func(*cluster.Node) []string) string {
 	set := map[string]bool{}
 	for _, n := range nodes {
@@ -211,6 +225,7 @@ func joinedSet(nodes []*cluster.Node, f func(*cluster.Node) []string) string {
 	return strings.Join(slices.Sorted(maps.Keys(set)), ", ")
 }
 
+// orNone replaces an empty list in a text.
 func orNone(s string) string {
 	if s == "" {
 		return "none"
