@@ -2,16 +2,16 @@ package spec
 
 import "berth"
 
-// NewAdmission is a pause or a resumption.
+// NewAdmission pauses or resumes the start of jobs. Paused has no default.
 type NewAdmission struct {
 	Paused *bool  `json:"paused" doc:"required"`
 	Reason string `json:"reason,omitempty" doc:"at most 1000 characters, shown to everybody whose jobs wait"`
 }
 
-// maxAdmissionReason is the most characters of a reason.
+// maxAdmissionReason is the largest length of a reason, in characters (not bytes).
 const maxAdmissionReason = 1000
 
-// Validate returns the faults of the request, field by field.
+// Validate returns all faults of the request at once, or nil.
 func (n NewAdmission) Validate() []berth.FieldError {
 	v := &validation{}
 	v.require(n.Paused != nil, "paused", "is missing", "true or false")

@@ -10,20 +10,20 @@ import (
 	"berth"
 )
 
-// MaxArray is how many elements an array may have.
+// MaxArray is the largest number of elements of an array.
 const MaxArray = 100_000
 
-// maxArrayBytes bounds the copies of the spec that all elements of an array, or of
-// the arrays of a pipeline, store: each row has a copy until it is archived.
+// maxArrayBytes bounds the sum of the specs in the rows of all elements of an array, or
+// of all arrays of a pipeline. Each row has its own copy until the row is archived.
 const maxArrayBytes = 1 << 30
 
-// maxRanges is how many ranges a set of indexes may be written in.
+// maxRanges is the largest number of ranges in a text for ParseIndexes.
 const maxRanges = 1000
 
-// EnvArrayIndex is the variable with the index of an array's element.
+// EnvArrayIndex is the environment variable with the index of an array's element, from 0.
 const EnvArrayIndex = "BERTH_ARRAY_INDEX"
 
-// Count is how many elements the array has.
+// Count returns the number of elements of the array.
 func (a Array) Count() int {
 	if len(a.Each) > 0 {
 		return len(a.Each)
@@ -31,14 +31,14 @@ func (a Array) Count() int {
 	return a.Size
 }
 
-// elementBytes is the length of an element's copy of the spec, as JSON.
+// elementBytes returns the length of an element's copy of the spec, as JSON.
 func (s Job) elementBytes() int64 {
 	s.Array, s.Notify = nil, nil // see db.Parents.Reconcile
-	b, _ := json.Marshal(s)      // as it was read
+	b, _ := json.Marshal(s)      // cannot fail: the spec was read from JSON
 	return int64(len(b))
 }
 
-// arrayBytes is the length of all elements' copies; 0 for a job that is not an array.
+// arrayBytes returns the length of all elements' copies; 0 for a job that is not an array.
 func (s Job) arrayBytes() int64 {
 	if s.Array == nil {
 		return 0
@@ -46,6 +46,7 @@ func (s Job) arrayBytes() int64 {
 	return int64(s.Array.Count()) * s.elementBytes()
 }
 
+// validateArray checks the fields below array, and the space that its elements take.
 func (s Job) validateArray(v *validation) {
 	a := s.Array
 	if a == nil {
@@ -79,11 +80,13 @@ func (s Job) validateArray(v *validation) {
 	}
 }
 
-// IndexRange is the indexes from First to Last, both included.
+// IndexRange is a range of indexes from First to Last, both included.
 type IndexRange struct{ First, Last int }
 
-// ParseIndexes reads a set of indexes written as 3-7,9 and returns it as ranges
-// in order that do not touch.
+// ParseIndexes parses a set of indexes in the form 3-7,9. It returns ascending ranges
+// with gaps between each other: overlapping and adjacent ranges are merged. Indexes lie
+// between 0 and MaxArray-1, and the text has at most 1000 ranges; the error has
+// berth.CodeInvalid otherwise.
 func ParseIndexes(s string) ([]IndexRange, error) {
 	var list []IndexRange
 	for part := range strings.SplitSeq(s, ",") {
@@ -111,7 +114,7 @@ func ParseIndexes(s string) ([]IndexRange, error) {
 	return joined, nil
 }
 
-// FormatIndexes writes indexes, which are in order, as ParseIndexes reads them.
+// FormatIndexes renders ascending indexes in the form of ParseIndexes.
 func FormatIndexes(indexes []int) string {
 	var b strings.Builder
 	for i := 0; i < len(indexes); {

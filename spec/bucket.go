@@ -9,10 +9,12 @@ import (
 	"berth"
 )
 
+// lowerName is the alphabet of names in buckets, accounts and regions.
 const lowerName = "abcdefghijklmnopqrstuvwxyz0123456789-"
 
-// ParseS3 reads s3://BUCKET/KEY. The key is taken as it is written, without any
-// escapes; one that is empty or ends in / names all objects below it.
+// ParseS3 parses s3://BUCKET/KEY. The key is literal: there are no escapes. A key that is
+// empty or ends in / is a prefix and names all objects below it. The error has
+// berth.CodeInvalid and describes the fault for the user.
 func ParseS3(from string) (bucket, key string, err error) {
 	bucket, key, slash := cutBucket(from, "s3://")
 	if len(bucket) < 3 || len(bucket) > 63 || strings.Trim(bucket, lowerName+".") != "" ||
@@ -22,7 +24,7 @@ func ParseS3(from string) (bucket, key string, err error) {
 	return bucket, key, keyFault(len(key), slash)
 }
 
-// ParseGS reads gs://BUCKET/KEY, with keys as ParseS3 has them.
+// ParseGS parses gs://BUCKET/KEY. Keys and errors are as for ParseS3.
 func ParseGS(from string) (bucket, key string, err error) {
 	bucket, key, slash := cutBucket(from, "gs://")
 	if len(bucket) < 3 || len(bucket) > 222 || strings.Trim(bucket, lowerName+"_.") != "" ||
@@ -32,13 +34,14 @@ func ParseGS(from string) (bucket, key string, err error) {
 	return bucket, key, keyFault(len(key), slash)
 }
 
-// AzureBlobs names a blob of Azure Blob Storage, or all below a prefix.
+// AzureBlobs names a blob of Azure Blob Storage, or all blobs below a prefix.
 type AzureBlobs struct {
 	Account, Container string
-	Key                string // empty or with a / at its end: all below it
+	Key                string // a prefix if empty or with a / at its end
 }
 
-// ParseAzure reads azblob://ACCOUNT/CONTAINER/KEY, with keys as ParseS3 has them.
+// ParseAzure parses azblob://ACCOUNT/CONTAINER/KEY. Keys and errors are as for ParseS3,
+// but the bound on the length of a key counts characters instead of bytes.
 func ParseAzure(from string) (AzureBlobs, error) {
 	account, rest, _ := cutBucket(from, "azblob://")
 	container, key, slash := strings.Cut(rest, "/")
@@ -56,6 +59,7 @@ func ParseAzure(from string) (AzureBlobs, error) {
 }
 
 // cutBucket splits an address into bucket and key; both are empty for another scheme.
+// slash reports whether a / separates them.
 func cutBucket(from, scheme string) (bucket, key string, slash bool) {
 	rest, ok := strings.CutPrefix(from, scheme)
 	if !ok {
@@ -64,6 +68,7 @@ func cutBucket(from, scheme string) (bucket, key string, slash bool) {
 	return strings.Cut(rest, "/")
 }
 
+// keyFault returns the fault of a key: too long, or without the / after the bucket.
 func keyFault(length int, slash bool) error {
 	switch {
 	case !slash:
@@ -74,8 +79,9 @@ func keyFault(length int, slash bool) error {
 	return nil
 }
 
-// isServer reports whether an endpoint is the address of a server and nothing in
-// it. Some servers have the accounts of azblob:// in the path.
+// isServer reports whether an endpoint is the address of a server, without a login, a query,
+// a fragment or a path. As an exception, the path may be the account of azblob://, since
+// some servers select the account by the path.
 func (i Input) isServer(endpoint string) bool {
 	u, err := url.Parse(endpoint)
 	if err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Hostname() == "" || u.User != nil ||

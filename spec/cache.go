@@ -11,17 +11,17 @@ import (
 	"berth"
 )
 
-// Standing holds the meaning of names in the spec of a cached step, at the time at
-// which the step was unblocked.
+// Standing resolves the names in the spec of a cached step, as of the time at which the
+// step was unblocked.
 type Standing struct {
-	Inputs  map[int]berth.Address // of inputs that are outputs of jobs, by their place: the content
-	Secrets map[string]string     // of the secrets that the container gets: which value, without telling it
+	Inputs  map[int]berth.Address // content of inputs that are outputs of jobs, by index in Job.Inputs
+	Secrets map[string]string     // version of each secret that the container gets; never the value
 }
 
-// cacheKey contains every part of a spec that a container can notice, and neither
-// the step's name nor when, where, how urgently and how often it runs: two steps
-// with one key compute the same. A new field, or another encoding, changes every
-// key.
+// cacheKey contains every part of a spec that a container can notice. It leaves out the
+// step's name and the fields for time, place, urgency and repetition of the run: two steps
+// with equal keys compute the same result. A new field, or another encoding, changes
+// every key.
 type cacheKey struct {
 	Form       int               `json:"form"`
 	Image      string            `json:"image"` // as written; the digest is not part of the key
@@ -38,19 +38,21 @@ type cacheKey struct {
 	SecretsAs  string            `json:"secrets_as"`
 }
 
+// cachedInput is an input as the container notices it: its path and content.
 type cachedInput struct {
 	To      string `json:"to"`
 	Content string `json:"content"`
 }
 
+// cachedSecret is a secret by name and version, see Standing.
 type cachedSecret struct {
 	Name  string `json:"name"`
 	Value string `json:"value"`
 }
 
-// CacheKey is equal for two specs of steps with indistinguishable containers. It is
-// false if the content of an input or the version of a secret is unknown, and for a
-// gang with members that may run different images.
+// CacheKey returns a SHA-256 hash that is equal for two specs of steps with
+// indistinguishable containers. ok is false if the content of an input or the version of
+// a secret is unknown, and for a gang with members that may run different images.
 func (s Job) CacheKey(at Standing) (key []byte, ok bool) {
 	s = s.WithDefaults()
 	if !s.oneImage() {
@@ -90,9 +92,9 @@ func (s Job) CacheKey(at Standing) (key []byte, ok bool) {
 	return sum[:], true
 }
 
-// fixedContent identifies the content of an input by the spec alone; "" if that
-// needs a fetch, or another job's row. A folder and an output with equal content
-// differ, since the container may write to its copy of a folder only.
+// fixedContent identifies the content of an input by the spec alone. It returns "" if the
+// content depends on a fetch or on another job's row. A folder and an output with equal
+// content differ, since the container may write to its copy of a folder only.
 func (i Input) fixedContent() string {
 	switch i.Kind() {
 	case InputFolder:
@@ -110,8 +112,8 @@ func (i Input) fixedContent() string {
 	return ""
 }
 
-// PinnedImage reports whether an image is named by its digest, and so is the same
-// wherever and whenever it is looked up.
+// PinnedImage reports whether an image is named by its digest, so that every machine
+// resolves it to the same content at any time.
 func PinnedImage(ref string) bool {
 	_, digest, found := strings.Cut(ref, "@")
 	_, err := berth.ParseAddress(digest)
@@ -122,7 +124,8 @@ func PinnedImage(ref string) bool {
 // name separately, and the digest is recorded for the job as a whole.
 func (s Job) oneImage() bool { return s.Members <= 1 || PinnedImage(s.Image) }
 
-// validateCache checks a step that says cache: true.
+// validateCache checks a step with cache: true. It rejects inputs that may change without
+// a change of the spec, since a cached result of such a step could be outdated.
 func (s Job) validateCache(v *validation, at string) {
 	if !s.Cache {
 		return

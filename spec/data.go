@@ -11,8 +11,8 @@ import (
 
 // DataKey identifies content that a job needs, from its spec alone, before any
 // fetch. Two jobs of one tenant with equal keys most likely need the same content.
-// Jobs of two tenants have no key in common, so that no tenant learns of another
-// one's data on a machine, even if an engine shares it. Placement only prefers
+// Jobs of two tenants have no key in common, so that no tenant learns about another
+// tenant's data on a machine, even if an engine shares the data. Placement only prefers
 // machines by keys; addresses determine the content that a job gets. The zero value
 // is no key.
 type DataKey int64
@@ -30,23 +30,24 @@ type CachedData struct {
 	MiB int64   `json:"mib"` // rounded down
 }
 
-// ArchiveKey is the key of an archive, an upload or another job's output, by its
-// address. The database works it out too, as content_key.
+// ArchiveKey returns the key of an archive (an upload or another job's output) by its
+// address. The database computes the same value as content_key.
 func ArchiveKey(tenant berth.TenantID, a berth.Address) DataKey {
 	return dataKey(tenant, "archive", a.Hex())
 }
 
-// SourceKey is the key of a fetched input: a hash of its source, since the content
-// is known only after a look.
+// SourceKey returns the key of a fetched input: a hash of its source, since the content is
+// unknown before the fetch.
 func (i Input) SourceKey(tenant berth.TenantID) DataKey {
 	return dataKey(tenant, "source", i.From, i.Endpoint, i.Region, i.SHA256)
 }
 
-// ImageKey is the key of a container image, by its name in the spec: an engine
-// decides by the name whether it has the image, or must pull it.
+// ImageKey returns the key of a container image by its name in the spec. A container
+// engine, too, decides by the name between a local image and a pull.
 func ImageKey(tenant berth.TenantID, image string) DataKey { return dataKey(tenant, "image", image) }
 
-// dataKey hashes parts that hold no control characters.
+// dataKey hashes the tenant and the parts. The parts must contain no control characters,
+// since line feeds separate them.
 func dataKey(tenant berth.TenantID, parts ...string) DataKey {
 	sum := sha256.Sum256([]byte(string(tenant) + "\n" + strings.Join(parts, "\n")))
 	return DataKey(binary.BigEndian.Uint64(sum[:8]))

@@ -12,8 +12,9 @@ const (
 	DefaultMaxRetries          = 1
 )
 
-// WithDefaults returns the spec with every unset field that has a default
-// filled in. It is idempotent. The spec is not checked; see Validate.
+// WithDefaults returns the spec with a value in every unset field that has a default. It
+// does not change s, is idempotent, and checks nothing; see Validate. Afterwards the
+// pointer fields CPUs, Memory, Priority, Preemptible and StopGrace are not nil.
 func (s Job) WithDefaults() Job {
 	if s.Resources.CPUs == nil {
 		s.Resources.CPUs = ptr(DefaultCPUs)
@@ -30,7 +31,7 @@ func (s Job) WithDefaults() Job {
 	if s.Execution == "" {
 		s.Execution = AtLeastOnce
 	}
-	if s.Preemptible == nil {
+	if s.Preemptible == nil { // after Execution, on which the default depends
 		s.Preemptible = ptr(s.Execution != AtMostOne)
 	}
 	if s.StopGrace == nil {
@@ -53,7 +54,7 @@ func (s Job) WithDefaults() Job {
 	}
 	s.Retry.Backoff = s.Retry.Backoff.withDefaults()
 	if s.Checkpoint != nil {
-		c := *s.Checkpoint
+		c := *s.Checkpoint // a copy: the caller's spec stays as it is
 		if c.Keep == 0 {
 			c.Keep = DefaultKeep
 		}

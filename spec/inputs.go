@@ -12,13 +12,13 @@ import (
 	"berth"
 )
 
-// maxInputs is how many a job may have.
+// maxInputs is the largest number of inputs of a job.
 const maxInputs = 64
 
 // Bounds of one fetched input.
 const (
 	MaxInputBytes = 128 << 30
-	MaxInputFiles = 200_000 // entries, folders included
+	MaxInputFiles = 200_000 // number of files and folders
 )
 
 // InputKind is the kind of an input's source.
@@ -26,16 +26,17 @@ type InputKind int
 
 // The kinds of inputs.
 const (
-	InputFolder  InputKind = iota // a folder of the user's, or the address of one that was sent
+	InputFolder  InputKind = iota // a local folder of the user, or the address of an uploaded folder
 	InputOutput                   // an output of another job
-	InputS3                       // an object, or all that lie below a prefix, of a server that speaks S3
-	InputGS                       // the same, of Google Cloud Storage
-	InputAzure                    // the same, of Azure Blob Storage
-	InputHTTPS                    // one file
-	InputFile                     // a file, or all that is in a folder, of a volume of the machine
-	InputUnknown                  // nothing that this version fetches
+	InputS3                       // an object, or all objects below a prefix, of an S3 server
+	InputGS                       // an object or a prefix of Google Cloud Storage
+	InputAzure                    // a blob or a prefix of Azure Blob Storage
+	InputHTTPS                    // one file of a web server
+	InputFile                     // a file, or a folder with all its content, of a volume of the machine
+	InputUnknown                  // a scheme that this version does not support
 )
 
+// outputPrefix starts the From of an input that is an output of another job.
 const (
 	outputPrefix = "job:"
 )
@@ -63,30 +64,31 @@ func (i Input) Kind() InputKind {
 	}
 }
 
-// Objects reports whether the kind is of objects in a bucket or a container.
+// Objects reports whether inputs of the kind are objects in a bucket or a container.
 func (k InputKind) Objects() bool { return k == InputS3 || k == InputGS || k == InputAzure }
 
-// Listed reports whether all that is in a folder of its kind can be named: such
-// an input is a list of things that have versions.
+// Listed reports whether a source of the kind can be listed. Such an input may be a folder,
+// and consists of versioned entries.
 func (k InputKind) Listed() bool { return k.Objects() || k == InputFile }
 
-// OneFile reports whether the input is a file at To, and no folder.
+// OneFile reports whether the input is a single file at To instead of a folder.
 func (i Input) OneFile() bool {
 	kind := i.Kind()
 	return kind == InputHTTPS || kind.Listed() && !strings.HasSuffix(i.From, "/")
 }
 
-// OutputRef names an output of another job: by the job's id or, from one step of
-// a pipeline to another, by the step's name: train, or train.fit for a step of a
-// nested pipeline.
+// OutputRef names an output of another job: by the job's id or, between steps of a
+// pipeline, by the step's name: train, or train.fit for a step of a nested pipeline.
+// Exactly one of Job and Step is set.
 type OutputRef struct {
-	Job  berth.JobID // "": of a step
-	Step string      // "": of a job
-	Name string
+	Job  berth.JobID
+	Step string
+	Name string // of the output
 }
 
-// ParseOutputRef reads job:ID/NAME, job:STEP/NAME and job:STEP.STEP/NAME. A text in
-// the form of an id is an id, and not a step.
+// ParseOutputRef parses job:ID/NAME, job:STEP/NAME and job:STEP.STEP/NAME. A text in
+// the form of an id is an id, even if a step has this name. The error has
+// berth.CodeInvalid.
 func ParseOutputRef(from string) (OutputRef, error) {
 	of, name, ok := strings.Cut(strings.TrimPrefix(from, outputPrefix), "/")
 	ref := OutputRef{Name: name}
@@ -104,15 +106,17 @@ func ParseOutputRef(from string) (OutputRef, error) {
 	return ref, nil
 }
 
+// String returns the reference in the form of ParseOutputRef.
 func (o OutputRef) String() string { return outputPrefix + string(o.Job) + o.Step + "/" + o.Name }
 
 // NamedOutput is an output of another job that an input names.
 type NamedOutput struct {
-	Input int // its place among the inputs
+	Input int // index in Job.Inputs
 	OutputRef
 }
 
-// OutputsNamed returns the outputs that the inputs name, in their order.
+// OutputsNamed returns the outputs of other jobs that the inputs name, in the order of
+// the inputs. Malformed references are skipped.
 func (s Job) OutputsNamed() []NamedOutput {
 	var all []NamedOutput
 	for i, in := range s.Inputs {
@@ -126,7 +130,8 @@ func (s Job) OutputsNamed() []NamedOutput {
 	return all
 }
 
-// OfJobs returns the spec with steps in its inputs replaced by the ids of their jobs.
+// OfJobs returns the spec with the steps in its inputs replaced by the ids of these steps'
+// jobs. Steps that the map does not contain stay.
 func (s Job) OfJobs(steps map[string]berth.JobID) Job {
 	s.Inputs = slices.Clone(s.Inputs)
 	for _, o := range s.OutputsNamed() {
@@ -137,6 +142,9 @@ func (s Job) OfJobs(steps map[string]berth.JobID) Job {
 	return s
 }
 
+// validateInputs checks the inputs and their paths in the container. No input may lie in
+// another one or in another mounted folder, since the order of mounts would decide which
+// one the container sees.
 func (s Job) validateInputs(v *validation) {
 	v.require(len(s.Inputs) <= maxInputs, "inputs", "too many", fmt.Sprintf("at most %d", maxInputs))
 	taken := []string{"/workspace", SecretsPath}
@@ -161,9 +169,11 @@ func (s Job) validateInputs(v *validation) {
 	}
 }
 
+// knownInputs lists the supported forms of From, for faults.
 const knownInputs = "a folder of yours, job:ID/OUTPUT, s3://BUCKET/PREFIX/, gs://BUCKET/PREFIX/, " +
 	"azblob://ACCOUNT/CONTAINER/PREFIX/, https://HOST/FILE or, where the operator allows it, file:///FOLDER/PATH/"
 
+// validate checks the source of an input, by its kind.
 func (i Input) validate(v *validation, field string) {
 	ok := i.From != "" && len(i.From) <= 4096 && utf8.ValidString(i.From) &&
 		!strings.ContainsFunc(i.From, func(r rune) bool { return r < ' ' || r == 0x7f })
@@ -212,6 +222,7 @@ func (i Input) validate(v *validation, field string) {
 	i.validateOptions(v, field, kind)
 }
 
+// validateOptions checks the fields that only some kinds of inputs have.
 func (i Input) validateOptions(v *validation, field string, kind InputKind) {
 	for _, o := range []struct {
 		name, value, of string
@@ -245,5 +256,5 @@ func (i Input) validateOptions(v *validation, field string, kind InputKind) {
 	}
 }
 
-// inside reports whether a clean path is the folder or lies in it.
+// inside reports whether a clean path is the folder itself or a path below the folder.
 func inside(p, folder string) bool { return p == folder || strings.HasPrefix(p, folder+"/") }

@@ -5,10 +5,10 @@ import (
 	"time"
 )
 
-// Instant is a time that a user writes: RFC 3339, with its offset.
+// Instant is a point in time in the files of users: RFC 3339, with its offset.
 type Instant struct{ time.Time }
 
-// ParseInstant reads an RFC 3339 time.
+// ParseInstant parses an RFC 3339 time. The error shows the allowed form.
 func ParseInstant(s string) (Instant, error) {
 	at, err := time.Parse(time.RFC3339, s)
 	if err != nil {
@@ -18,6 +18,7 @@ func ParseInstant(s string) (Instant, error) {
 	return Instant{at}, nil
 }
 
+// UnmarshalJSON implements json.Unmarshaler for the form of ParseInstant.
 func (i *Instant) UnmarshalJSON(b []byte) error {
 	at, err := ParseInstant(unquote(b))
 	if err != nil {

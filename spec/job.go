@@ -7,9 +7,8 @@ import (
 	"berth"
 )
 
-// Job is the content of a job file, field by field; docs/guide/job-file.md
-// explains it. The zero value of a field means its default; WithDefaults fills
-// the defaults in.
+// Job is the content of a job file, field by field; see docs/guide/job-file.md. The zero
+// value of a field stands for the field's default; WithDefaults fills in the defaults.
 type Job struct {
 	Name       string            `json:"name" doc:"name for people; need not be unique, unlike the id"`
 	Image      string            `json:"image" doc:"container image; the first pull resolves it to a digest"`
@@ -49,7 +48,7 @@ type Job struct {
 	Jobs      map[string]Job `json:"jobs,omitempty" doc:"pipelines: steps of a nested pipeline"`
 }
 
-// Resources are the requests of one member to one machine.
+// Resources is the request of one member to its machine.
 type Resources struct {
 	CPUs      *MilliCPU  `json:"cpus,omitempty" doc:"cores, such as 0.5"`
 	Memory    *MiB       `json:"memory,omitempty" doc:"memory limit: 4GiB, 512MiB or bytes"`
@@ -60,7 +59,7 @@ type Resources struct {
 	GPUMemory MiB        `json:"gpu_memory,omitempty" doc:"minimum memory of each GPU"`
 }
 
-// Placement restricts the machines of the job. All its conditions must hold.
+// Placement restricts the machines of a job. All conditions must hold.
 type Placement struct {
 	Regions         []string          `json:"regions,omitempty" doc:"any of these regions"`
 	Site            string            `json:"site,omitempty" doc:"any, on_prem or cloud"`
@@ -107,8 +106,8 @@ type Array struct {
 // Execution is the guarantee about containers of a job that run at the same time.
 type Execution string
 
-// The guarantees: with AtLeastOnce an old container may overlap its replacement,
-// with AtMostOne it never does.
+// The guarantees: with AtLeastOnce, a container on an unreachable machine may overlap its
+// replacement on another machine. With AtMostOne, two containers never overlap.
 const (
 	AtLeastOnce Execution = "at_least_once"
 	AtMostOne   Execution = "at_most_one"
@@ -117,6 +116,7 @@ const (
 // StringList is a list that may be written as a single string.
 type StringList []string
 
+// UnmarshalJSON implements json.Unmarshaler for a string or a list of strings.
 func (l *StringList) UnmarshalJSON(b []byte) error {
 	if len(b) > 0 && b[0] == '"' {
 		*l = StringList{unquote(b)}

@@ -9,19 +9,19 @@ import (
 	"berth"
 )
 
-// Nests reports whether a step of a pipeline is a pipeline itself.
+// Nests reports whether a step of a pipeline is a nested pipeline.
 func (s Job) Nests() bool { return s.Jobs != nil }
 
-// Nested returns the nested pipeline of a step. It runs cached steps again if the
-// outer pipeline does.
+// Nested returns the nested pipeline of a step. It inherits NoCache of the outer pipeline.
 func (p Pipeline) Nested(key string) Pipeline {
 	s := p.Jobs[key]
 	return Pipeline{Kind: string(berth.KindPipeline), Name: s.Name, OnFailure: s.OnFailure, NoCache: p.NoCache,
 		Labels: s.Labels, Jobs: s.Jobs}
 }
 
-// beyondPipeline are the fields that are set of a step, and say nothing of a
-// pipeline, in the order of the file format.
+// beyondPipeline returns the set fields of a step that a nested pipeline may not have, in
+// the order of the file format. It uses reflection, so that a new field of Job is
+// refused unless it is listed here.
 func (s Job) beyondPipeline() (fields []string) {
 	s.Name, s.Needs, s.Labels, s.OnFailure, s.Jobs = "", nil, nil, "", nil
 	v := reflect.ValueOf(s)
@@ -34,9 +34,9 @@ func (s Job) beyondPipeline() (fields []string) {
 	return fields
 }
 
-// StepPath is how a step of a pipeline is called from the outermost one, within
-// being how that pipeline is: "" for the outermost itself. Names of steps hold no
-// dot.
+// StepPath returns the path of a step from the outermost pipeline, such as train.fit.
+// within is the path of the pipeline that contains the step, "" for the outermost. Names of
+// steps contain no dot.
 func StepPath(within, step string) string {
 	if within == "" {
 		return step
@@ -44,14 +44,14 @@ func StepPath(within, step string) string {
 	return within + "." + step
 }
 
-// StepField is the field of the outermost pipeline that holds the step of a path:
-// jobs.train.jobs.fit.
+// StepField returns the field of the outermost pipeline's file that contains the step of a
+// path: jobs.train.jobs.fit for train.fit.
 func StepField(path string) string { return "jobs." + strings.ReplaceAll(path, ".", ".jobs.") }
 
-// FindStep resolves the name of a step, as a step of the pipeline within writes it,
-// to its path. known reports whether a path names a step. The first part of the name
-// is searched in that pipeline, then outwards, and the first match counts; the rest
-// leads into that step.
+// FindStep resolves the name of a step to the step's path, for a name in the pipeline
+// within. known reports whether a path names a step. FindStep searches the first part of
+// the name in that pipeline, then outwards, and uses the first match; the remaining parts
+// lead into nested pipelines of that step. ok is false if no such step exists.
 func FindStep(within, name string, known func(path string) bool) (path string, ok bool) {
 	first, _, _ := strings.Cut(name, ".")
 	for {
@@ -66,12 +66,13 @@ func FindStep(within, name string, known func(path string) bool) (path string, o
 	}
 }
 
-// All are the steps of every level by their paths, each after all it needs and a
-// nested pipeline before its own steps.
+// All yields the steps of every level by path. Each step comes after all steps that it
+// needs, and a nested pipeline comes before its own steps.
 func (p Pipeline) All() iter.Seq2[string, Job] {
 	return func(yield func(string, Job) bool) { p.all("", yield) }
 }
 
+// all yields the steps of All; false if the caller has stopped the iteration.
 func (p Pipeline) all(within string, yield func(string, Job) bool) bool {
 	for _, key := range p.Order() {
 		path, s := StepPath(within, key), p.Jobs[key]
@@ -82,7 +83,7 @@ func (p Pipeline) all(within string, yield func(string, Job) bool) bool {
 	return true
 }
 
-// Count is how many steps there are in all, nested pipelines included.
+// Count returns the number of steps of all levels, nested pipelines included.
 func (p Pipeline) Count() int {
 	n := len(p.Jobs)
 	for key, s := range p.Jobs {
@@ -102,12 +103,12 @@ func (p Pipeline) paths() map[string]bool {
 	return all
 }
 
-// Binding is which job an input of a step is to take an output of, by the path of
-// the step that it names; false leaves the name.
+// Binding maps the path of a step to the job that provides the step's outputs, for an
+// input in the pipeline within. It returns false to leave the name of the step.
 type Binding func(within, path string) (berth.JobID, bool)
 
-// Bound returns the pipeline with steps in its inputs replaced by jobs, for the steps
-// that the binding contains.
+// Bound returns the pipeline with the steps in its inputs replaced by jobs, as far as the
+// binding returns one.
 func (p Pipeline) Bound(bind Binding) Pipeline {
 	known := p.paths()
 	return p.each("", func(within, _ string, s Job) (Job, bool) {
@@ -115,7 +116,7 @@ func (p Pipeline) Bound(bind Binding) Pipeline {
 	})
 }
 
-// bound is OfJobs for names as they are meant in the pipeline within.
+// bound is OfJobs for names that are resolved from the pipeline within.
 func (s Job) bound(within string, known map[string]bool, bind Binding) Job {
 	steps := map[string]berth.JobID{}
 	for _, o := range s.OutputsNamed() {
@@ -134,9 +135,10 @@ func (s Job) bound(within string, known map[string]bool, bind Binding) Job {
 	return s.OfJobs(steps)
 }
 
-// Without returns the pipeline without steps that have succeeded, by their paths, as
-// these jobs: other steps no longer need them, and read the outputs of these jobs. A
-// nested pipeline that has not succeeded keeps its remaining steps.
+// Without returns the pipeline without the steps that have succeeded. The map contains the
+// job of each succeeded step, by path. The remaining steps no longer need the removed
+// steps, and read outputs from the jobs. A nested pipeline that has not succeeded keeps
+// its remaining steps.
 func (p Pipeline) Without(succeeded map[string]berth.JobID) Pipeline {
 	known := p.paths()
 	bind := func(_, path string) (berth.JobID, bool) { return succeeded[path], succeeded[path] != "" }
@@ -150,7 +152,8 @@ func (p Pipeline) Without(succeeded map[string]berth.JobID) Pipeline {
 	})
 }
 
-// each is the pipeline with every step changed, or left out, the outer ones first.
+// each returns a copy of the pipeline in which change has replaced or removed each step,
+// an outer step before the steps in it.
 func (p Pipeline) each(within string, change func(within, key string, s Job) (Job, bool)) Pipeline {
 	steps := make(map[string]Job, len(p.Jobs))
 	for key, s := range p.Jobs {

@@ -9,7 +9,7 @@ type JobPatch struct {
 	TimeLimit *Duration          `json:"time_limit,omitempty" doc:"per attempt, from the next order on; 0s is none"`
 }
 
-// Validate returns every fault at once, nil if there is none.
+// Validate returns all faults of the request at once, or nil.
 func (p JobPatch) Validate() []berth.FieldError {
 	v := &validation{}
 	v.require(p.Priority != nil || p.Labels != nil || p.TimeLimit != nil, "", "changes nothing",

@@ -76,7 +76,7 @@ type GPUBudget struct {
 	Since    *time.Time `json:"since,omitempty" doc:"told, never taken: when the present period began"`
 }
 
-// Validate returns every fault at once, nil if there is none.
+// Validate returns all faults of the request at once, or nil.
 func (q Quota) Validate() []berth.FieldError {
 	v := &validation{}
 	if q.Borrow != "" {

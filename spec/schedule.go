@@ -193,7 +193,7 @@ type ScheduleNote struct {
 	Note string `json:"note,omitempty" doc:"why"`
 }
 
-// Validate returns every fault at once, nil if there is none.
+// Validate returns all faults of the request at once, or nil.
 func (n ScheduleNote) Validate() []berth.FieldError {
 	v := &validation{}
 	v.require(len(n.Note) <= 500 && !strings.ContainsRune(n.Note, 0), "note", "is too long, or has a NUL",
@@ -206,7 +206,7 @@ type ScheduleRun struct {
 	Overlap Overlap `json:"overlap,omitempty" doc:"in place of the schedule's"`
 }
 
-// Validate returns every fault at once, nil if there is none.
+// Validate returns all faults of the request at once, or nil.
 func (r ScheduleRun) Validate() []berth.FieldError {
 	v := &validation{}
 	if r.Overlap != "" {
@@ -223,7 +223,7 @@ type Backfill struct {
 	Overlap Overlap  `json:"overlap,omitempty" doc:"in place of the schedule's; default allow"`
 }
 
-// Validate returns every fault at once, nil if there is none.
+// Validate returns all faults of the request at once, or nil.
 func (b Backfill) Validate(now time.Time) []berth.FieldError {
 	v := &validation{}
 	v.require(b.From.Year() >= 2000, "from", "is missing, or out of range", "a time since 2000")

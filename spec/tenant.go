@@ -36,7 +36,7 @@ type NewTenant struct {
 	Weight float64        `json:"weight,omitempty" zero:"more than 0; leave it out for 1" doc:"default 1"`
 }
 
-// Validate returns every fault at once, nil if there is none.
+// Validate returns all faults of the request at once, or nil.
 func (n NewTenant) Validate() []berth.FieldError {
 	v := &validation{}
 	v.require(isName(string(n.ID)), "id", fmt.Sprintf("%q is not a name", n.ID), nameForm)
@@ -52,7 +52,7 @@ type TenantPatch struct {
 	Weight *float64        `json:"weight,omitempty"`
 }
 
-// Validate returns every fault at once, nil if there is none.
+// Validate returns all faults of the request at once, or nil.
 func (p TenantPatch) Validate() []berth.FieldError {
 	v := &validation{}
 	v.require(p.Parent != nil || p.Weight != nil, "", "changes nothing", "parent, weight")

@@ -26,7 +26,7 @@ type NewToken struct {
 	TTL    Duration       `json:"ttl,omitempty" doc:"unset: until revoked"`
 }
 
-// Validate returns every fault at once, nil if there is none.
+// Validate returns all faults of the request at once, or nil.
 func (n NewToken) Validate() []berth.FieldError {
 	v := &validation{}
 	v.require(isName(n.Name), "name", "is not a name", "1 to 63 of a-z, 0-9 and '-', not at either end")
@@ -42,7 +42,7 @@ type NewJoinToken struct {
 	TTL    Duration          `json:"ttl,omitempty" doc:"default 10m, at most 24h"`
 }
 
-// Validate returns every fault at once, nil if there is none.
+// Validate returns all faults of the request at once, or nil.
 func (n NewJoinToken) Validate() []berth.FieldError {
 	v := &validation{}
 	v.require(n.Pool == "" || isName(n.Pool), "pool", "is not a name", "1 to 63 of a-z, 0-9 and '-', not at either end")
