@@ -10,8 +10,8 @@ import (
 	"berth"
 )
 
-// Notify is a webhook: a URL that Berth calls when the job, as a whole, enters one
-// of these statuses.
+// Notify is a webhook: Berth calls URL when the job as a whole enters one of the statuses
+// On.
 type Notify struct {
 	URL string   `json:"url" doc:"address of the receiver, https"`
 	On  []string `json:"on,omitempty" doc:"statuses that cause a call; default: succeeded, failed, canceled"`
@@ -19,11 +19,11 @@ type Notify struct {
 
 // Bounds of webhooks.
 const (
-	maxNotify    = 8 // of one job
-	maxNotifyURL = 2048
+	maxNotify    = 8    // webhooks of one job
+	maxNotifyURL = 2048 // bytes
 )
 
-// WebhookSecret is the tenant's secret that calls of webhooks are signed with.
+// WebhookSecret is the name of the tenant's secret with the keys that sign webhook calls.
 const WebhookSecret = "WEBHOOK_SECRET"
 
 // withDefaults fills in the default statuses.
@@ -34,7 +34,7 @@ func (n Notify) withDefaults() Notify {
 	return n
 }
 
-// withNotifyDefaults returns a list with defaults, and leaves the given one as it is.
+// withNotifyDefaults returns a copy of the list with defaults filled in.
 func withNotifyDefaults(list []Notify) []Notify {
 	list = slices.Clone(list)
 	for i := range list {
@@ -43,8 +43,8 @@ func withNotifyDefaults(list []Notify) []Notify {
 	return list
 }
 
-// NotifiedOf returns the statuses that cause a call to any of these webhooks, each
-// once; nil for none.
+// NotifiedOf returns the statuses that cause a call to any of the webhooks, each once, or
+// nil. The list must have its defaults filled in.
 func NotifiedOf(list []Notify) []string {
 	var all []string
 	for _, n := range list {
@@ -57,8 +57,8 @@ func NotifiedOf(list []Notify) []string {
 	return all
 }
 
-// PlainWebhooks returns a fault for each webhook that is not called by TLS: only
-// an operator can say where that is safe.
+// PlainWebhooks returns a fault for each webhook without TLS. Only an operator can decide in
+// which networks plain http is safe.
 func PlainWebhooks(list []Notify) []berth.FieldError {
 	var faults []berth.FieldError
 	for i, n := range list {
@@ -70,6 +70,7 @@ func PlainWebhooks(list []Notify) []berth.FieldError {
 	return faults
 }
 
+// notify checks a list of webhooks. The status submitted cannot cause a call.
 func (v *validation) notify(list []Notify) {
 	v.require(len(list) <= maxNotify, "notify", "too many webhooks", fmt.Sprintf("at most %d", maxNotify))
 	var statuses []string
@@ -92,16 +93,16 @@ func (v *validation) notify(list []Notify) {
 	}
 }
 
-// Bounds of a key that webhooks are signed with (Standard Webhooks 1.0).
+// Form of a key that signs webhooks, by Standard Webhooks 1.0; lengths in bytes.
 const (
 	webhookKeyPrefix = "whsec_"
 	minWebhookKey    = 24
 	maxWebhookKey    = 64
 )
 
-// ParseWebhookKeys reads the value of the secret WEBHOOK_SECRET: a key written
-// whsec_ and base64, or several apart by blanks, while receivers change from one
-// to the other. The error says nothing of the value.
+// ParseWebhookKeys parses the value of the secret WEBHOOK_SECRET: one to four keys in the
+// form whsec_BASE64, separated by blanks. Several keys are for the time in which receivers
+// change from one key to the other. The error does not reveal the value.
 func ParseWebhookKeys(text string) ([][]byte, error) {
 	var keys [][]byte
 	for _, word := range strings.Fields(text) {
@@ -118,6 +119,7 @@ func ParseWebhookKeys(text string) ([][]byte, error) {
 	return keys, nil
 }
 
+// errBadWebhookKey describes the allowed form and does not quote the value.
 var errBadWebhookKey = berth.Errorf(berth.CodeInvalid,
 	"is not %s and %d to %d bytes in base64, or up to four of these apart by blanks", webhookKeyPrefix,
 	minWebhookKey, maxWebhookKey)

@@ -7,9 +7,11 @@ import (
 	"strings"
 )
 
-// MaxOutputs is how many a job may have.
+// MaxOutputs is the largest number of outputs of a job.
 const MaxOutputs = 64
 
+// validateOutputs checks the names and paths of outputs. Folders of the kernel and of
+// secrets cannot be outputs.
 func (s Job) validateOutputs(v *validation) {
 	v.require(len(s.Outputs) <= MaxOutputs, "outputs", "too many", "at most "+strconv.Itoa(MaxOutputs))
 	var names []string

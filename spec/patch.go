@@ -16,7 +16,7 @@ func (p JobPatch) Validate() []berth.FieldError {
 		"priority, labels, time_limit")
 	v.require(len(p.Labels) <= MaxLabels, "labels", "too many labels", "at most 64")
 	for _, k := range sortedKeys(p.Labels) {
-		if value := p.Labels[k]; value != nil { // a key that came in otherwise can always be removed
+		if value := p.Labels[k]; value != nil { // a removal accepts any key, also a malformed one
 			v.label(k, *value)
 		}
 	}

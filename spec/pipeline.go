@@ -10,19 +10,18 @@ import (
 
 // Limits of a pipeline.
 const (
-	MaxSteps    = 500  // of one level: a look at a pipeline is bounded by it
-	MaxLevels   = 8    // pipelines in each other, the outermost included
-	MaxAllSteps = 2000 // of all levels together: they are stored in one transaction
+	MaxSteps    = 500  // steps of one level; this bounds the work of one reconciliation
+	MaxLevels   = 8    // levels of nesting, the outermost pipeline included
+	MaxAllSteps = 2000 // steps of all levels together, which one transaction stores
 )
 
-// The effects on a pipeline of a step without success.
+// The effects of a step that does not succeed on its pipeline.
 const (
-	FailFast = "fail_fast" // the rest is canceled
-	Continue = "continue"  // steps that do not need it go on
+	FailFast = "fail_fast" // the other steps are canceled
+	Continue = "continue"  // steps that do not need the failed step continue
 )
 
-// Pipeline is a file of kind pipeline: jobs, and which of them need which
-// others to have succeeded.
+// Pipeline is a file of kind pipeline: jobs, with the dependencies between these jobs.
 type Pipeline struct {
 	Kind      string            `json:"kind" doc:"pipeline"`
 	Name      string            `json:"name" doc:"name for people; need not be unique, unlike the id"`
@@ -33,8 +32,8 @@ type Pipeline struct {
 	Jobs      map[string]Job    `json:"jobs" doc:"steps by name; each is a job, or a nested pipeline with jobs of its own"`
 }
 
-// WithDefaults returns the pipeline with every unset field that has a default
-// filled in, of its steps too: a step without a name has that of its key.
+// WithDefaults returns the pipeline with a value in every unset field that has a default,
+// also in its steps. The default name of a step is its key in Jobs. It does not change p.
 func (p Pipeline) WithDefaults() Pipeline {
 	if p.OnFailure == "" {
 		p.OnFailure = FailFast
@@ -44,8 +43,8 @@ func (p Pipeline) WithDefaults() Pipeline {
 	return p
 }
 
-// stepsWithDefaults fills in the steps of a level and of those below it, as deep
-// as they may be.
+// stepsWithDefaults fills in the steps of a level and of the levels below, down to
+// MaxLevels. Deeper levels stay as they are; Validate refuses them.
 func stepsWithDefaults(steps map[string]Job, level int) map[string]Job {
 	jobs := make(map[string]Job, len(steps))
 	for key, s := range steps {
@@ -66,10 +65,9 @@ func stepsWithDefaults(steps map[string]Job, level int) map[string]Job {
 	return jobs
 }
 
-// Validate checks a pipeline after WithDefaults and returns every fault at once,
-// nil if there is none. Fields of steps in nested pipelines are named in full:
-// jobs.train.jobs.fit.image. Of one that has too many steps nothing is said of them
-// but that.
+// Validate checks a pipeline after WithDefaults and returns all faults at once, or nil. The
+// field of a nested step is its full path: jobs.train.jobs.fit.image. If there are too
+// many steps, Validate reports their number and does not check the steps themselves.
 func (p Pipeline) Validate() []berth.FieldError {
 	v := &validation{}
 	v.oneOf("kind", p.Kind, string(berth.KindPipeline))
@@ -84,15 +82,16 @@ func (p Pipeline) Validate() []berth.FieldError {
 		return append(v.faults, sizes.faults...)
 	}
 	whole.validate(v)
-	if n := p.arrayBytes(); n > maxArrayBytes && len(v.faults) == 0 { // else an array alone is too much
+	// With other faults, a single array may be too large already, and is reported itself.
+	if n := p.arrayBytes(); n > maxArrayBytes && len(v.faults) == 0 {
 		v.require(false, "jobs", fmt.Sprintf("the elements of all arrays, each with its copy of its job, come to %s",
 			berth.BytesText(n)), fmt.Sprintf("at most %s in all", berth.BytesText(maxArrayBytes)))
 	}
 	return v.faults
 }
 
-// arrayBytes is the length of the specs that the elements of all arrays among the
-// steps store, at every level.
+// arrayBytes returns the length of the specs that the elements of all arrays among the
+// steps store, on every level.
 func (p Pipeline) arrayBytes() (sum int64) {
 	for _, s := range p.All() {
 		sum += s.arrayBytes()
@@ -100,18 +99,19 @@ func (p Pipeline) arrayBytes() (sum int64) {
 	return sum
 }
 
-// level is a pipeline among those around it.
+// level is a pipeline with its position among the pipelines that contain it.
 type level struct {
 	p     Pipeline
-	depth int    // 1: the outermost
-	field string // before its fields: jobs.train.
-	outer *level
-	key   string // which step of outer it is
+	depth int    // 1 for the outermost pipeline
+	field string // prefix of its fields, such as jobs.train.
+	outer *level // nil for the outermost pipeline
+	key   string // the step of outer that this pipeline is
 
 	reach map[string]map[string]bool // direct and indirect needs of steps, computed on demand
 }
 
-// newLevel is the pipeline that a step of outer is, or the outermost.
+// newLevel returns the level of a nested pipeline, which is the step key of outer. For the
+// outermost pipeline, outer is nil.
 func newLevel(p Pipeline, outer *level, key string) level {
 	l := level{p: p, depth: 1, outer: outer, key: key, reach: map[string]map[string]bool{}}
 	if outer != nil {
@@ -120,7 +120,7 @@ func newLevel(p Pipeline, outer *level, key string) level {
 	return l
 }
 
-// nested are the pipelines among the steps, as deep as they may be.
+// nested yields the nested pipelines among the steps, down to MaxLevels.
 func (l level) nested(yield func(level) bool) {
 	if l.depth == MaxLevels {
 		return
@@ -142,6 +142,7 @@ func (l level) oversized(v *validation) {
 	}
 }
 
+// countSteps checks the number of steps of the level.
 func (l level) countSteps(v *validation) {
 	n := len(l.p.Jobs)
 	v.require(n >= 1 && n <= MaxSteps, l.field+"jobs", fmt.Sprintf("has %d steps", n),
@@ -158,6 +159,7 @@ func (l level) needed(key string) map[string]bool {
 	return all
 }
 
+// validate checks the level's own fields, its steps and the levels below.
 func (l level) validate(v *validation) {
 	p := l.p
 	v.require(isName(p.Name), l.field+"name", fmt.Sprintf("%q is not a name", p.Name),
@@ -182,7 +184,7 @@ func (l level) validate(v *validation) {
 		v.require(len(s.Notify) == 0, at+".notify", "is told of the whole", "notify beside jobs")
 		s.validateCache(v, at)
 		s = l.validateSteps(v, key, s)
-		s.Needs, s.Cache = nil, false
+		s.Needs, s.Cache = nil, false // checked above; a job outside of pipelines has neither
 		v.within(at+".", s.Validate())
 	}
 	if cycle := p.cycle(); cycle != nil {
@@ -191,7 +193,7 @@ func (l level) validate(v *validation) {
 	}
 }
 
-// validateNested checks a step that is a pipeline.
+// validateNested checks a step that is a nested pipeline.
 func (l level) validateNested(v *validation, key string, s Job) {
 	at := l.field + "jobs." + key
 	for _, field := range s.beyondPipeline() {
@@ -206,6 +208,7 @@ func (l level) validateNested(v *validation, key string, s Job) {
 	newLevel(l.p.Nested(key), &l, key).validate(v)
 }
 
+// validateNeeds checks the names in a step's needs. Cycles are found for the whole level.
 func (l level) validateNeeds(v *validation, key string, needs []string) {
 	for i, need := range needs {
 		at := fmt.Sprintf("%sjobs.%s.needs[%d]", l.field, key, i)
@@ -221,8 +224,8 @@ func (l level) validateNeeds(v *validation, key string, needs []string) {
 	}
 }
 
-// validateSteps checks the outputs of other steps among a step's inputs, and returns
-// the step with jobs in their place.
+// validateSteps checks a step's inputs that are outputs of other steps. It returns the step
+// with a placeholder for the jobs of these steps, so that Job.Validate accepts the inputs.
 func (l level) validateSteps(v *validation, key string, s Job) Job {
 	steps := map[string]berth.JobID{}
 	for _, o := range s.OutputsNamed() {
@@ -237,12 +240,15 @@ func (l level) validateSteps(v *validation, key string, s Job) Job {
 	return s.OfJobs(steps)
 }
 
-// missing returns the reason why a step may not read the output of another step, and
-// the allowed ones; "" if it may. The first name is searched on the step's own level,
-// then outwards; further names lead into nested pipelines.
+// missing returns the reason why a step may not read the output of another step, with the
+// allowed steps, or "" for an allowed output. It searches the first name on the step's own
+// level, then outwards; further names lead into nested pipelines. The reader, or the step
+// around it on that level, must need the step, so that the output exists at its start.
 func (l level) missing(key string, o OutputRef) (detail, allowed string) {
 	names := strings.Split(o.Step, ".")
-	at, from := &l, key // the level that has the first name, and which of its steps this one is, or is in
+	// at becomes the level with the first name; from is the step of that level which is the
+	// reader or contains it.
+	at, from := &l, key
 	for {
 		if _, known := at.p.Jobs[names[0]]; known {
 			break
@@ -289,10 +295,11 @@ func (l level) missing(key string, o OutputRef) (detail, allowed string) {
 	return "", ""
 }
 
-// placeholder stands for a job that is not there yet.
+// placeholder is the id of a step's job in validation, before the job exists.
 const placeholder berth.JobID = "00000000-0000-0000-0000-000000000000"
 
-// needed are the steps that must have succeeded before one starts.
+// needed returns the direct and indirect needs of a step: the steps that must succeed
+// before it starts. It ends on cycles, too.
 func (p Pipeline) needed(key string) map[string]bool {
 	all := map[string]bool{}
 	ahead := slices.Clone(p.Jobs[key].Needs)
@@ -307,12 +314,13 @@ func (p Pipeline) needed(key string) map[string]bool {
 	return all
 }
 
-// cycle lists the steps of a cycle of needs, with the first step again at the end;
-// nil if there is none. A step that needs itself is reported elsewhere.
+// cycle returns the steps of a cycle of needs, with the first step again at the end, or
+// nil. It ignores a step that needs itself, which validateNeeds reports. The search is
+// depth-first by name, so that equal pipelines report the same cycle.
 func (p Pipeline) cycle() []string {
 	const (
 		fresh = iota
-		open
+		open  // on the present path
 		done
 	)
 	state := make(map[string]int, len(p.Jobs))
@@ -348,8 +356,9 @@ func (p Pipeline) cycle() []string {
 	return nil
 }
 
-// Order lists the steps so that each comes after all its needs; among possible next
-// steps, by name. The pipeline must be valid.
+// Order returns the steps so that each step comes after all its needs. It is
+// deterministic: the steps are placed by name, each after its needs in their order. The
+// pipeline must be valid.
 func (p Pipeline) Order() []string {
 	order := make([]string, 0, len(p.Jobs))
 	placed := map[string]bool{}

@@ -6,9 +6,11 @@ import (
 	"strconv"
 )
 
-// Priority orders jobs, 0 to 1000; low, normal and high name 200, 500 and 800.
+// Priority is the urgency of a job, from 0 to 1000; higher is more urgent. The names low,
+// normal and high stand for 200, 500 and 800.
 type Priority int
 
+// String returns the name of a named priority, and the number of any other.
 func (p Priority) String() string {
 	switch p {
 	case PriorityLow:
@@ -30,6 +32,8 @@ func (p Priority) MarshalJSON() ([]byte, error) {
 	return json.Marshal(s)
 }
 
+// UnmarshalJSON implements json.Unmarshaler for a name, or for a number with or without
+// quotes.
 func (p *Priority) UnmarshalJSON(b []byte) error {
 	v, err := ParsePriority(unquote(b))
 	if err != nil {
@@ -46,7 +50,8 @@ const (
 	PriorityHigh   Priority = 800
 )
 
-// ParsePriority reads low, normal, high or a number from 0 to 1000.
+// ParsePriority parses low, normal, high or a number from 0 to 1000. The error lists the
+// allowed values.
 func ParsePriority(s string) (Priority, error) {
 	switch s {
 	case "low":

@@ -10,24 +10,27 @@ import (
 )
 
 // MiB is an amount of memory or disk in mebibytes, the unit of every capacity
-// in Berth. In JSON and YAML it is written 4GiB, 512MiB or a number of bytes;
+// in Berth. Its form in JSON and YAML is 4GiB, 512MiB or a number of bytes;
 // fractions of a MiB are rounded up, so a request is never granted less.
 type MiB int64
 
-// MilliCPU is an amount of processor in thousandths of a core. In JSON and YAML
-// it is a decimal number of cores.
+// MilliCPU is an amount of CPU in thousandths of a core. Its form in JSON and YAML is a
+// decimal number of cores; fractions of a thousandth are rounded up.
 type MilliCPU int64
 
-// MilliGPU is an amount of GPU in thousandths of a device. In JSON and YAML it
-// is a whole number, or a share of one device such as 0.25.
+// MilliGPU is an amount of GPU in thousandths of a device. Its form in JSON and YAML is a
+// whole number of devices, or a share of one device such as 0.25.
 type MilliGPU int64
 
-// Duration is a time.Duration written Go style: 90s, 4h, 1h30m.
+// Duration is a time.Duration. Its form in JSON and YAML is Go's, such as 90s, 4h or
+// 1h30m; a bare number is refused, since it has no unit.
 type Duration time.Duration
 
 // maxMiB keeps sums over a cluster far from overflow (1 EiB).
 const maxMiB = 1 << 40
 
+// byteUnits lists the units of ParseMiB. The first suffix that matches counts, so B comes
+// after all units that end in B.
 var byteUnits = []struct {
 	suffix string
 	bytes  float64
@@ -37,7 +40,8 @@ var byteUnits = []struct {
 	{"kB", 1e3}, {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"TB", 1e12}, {"B", 1},
 }
 
-// ParseMiB reads 4GiB, 512MiB, 1.5GiB, 2GB or a plain number of bytes.
+// ParseMiB parses 4GiB, 512MiB, 1.5GiB, 2GB or a plain number of bytes, and rounds up to
+// whole MiB. The amount lies between 0 and 1 EiB.
 func ParseMiB(s string) (MiB, error) {
 	text, unit := strings.TrimSpace(s), 1.0
 	for _, u := range byteUnits {
@@ -57,7 +61,8 @@ func ParseMiB(s string) (MiB, error) {
 	return MiB(m), nil
 }
 
-// String writes the amount in the largest unit that divides it.
+// String renders the amount in the largest of TiB, GiB and MiB that divides it, so that
+// ParseMiB returns the same amount.
 func (m MiB) String() string {
 	switch {
 	case m != 0 && m%(1<<20) == 0:
@@ -80,7 +85,8 @@ func (m *MiB) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// parseMilli reads a decimal number into thousandths, rounding up.
+// parseMilli parses a decimal number into thousandths, rounded up. It first rounds to
+// millionths, so that an error of floating point does not add a thousandth.
 func parseMilli(s, what, allowed string) (int64, error) {
 	n, err := strconv.ParseFloat(s, 64)
 	if err != nil || math.IsNaN(n) || math.IsInf(n, 0) || strings.ContainsAny(s, "xXpP_") {
@@ -92,6 +98,7 @@ func parseMilli(s, what, allowed string) (int64, error) {
 	return int64(math.Ceil(math.Round(n*1e6) / 1e3)), nil
 }
 
+// formatMilli renders thousandths as a decimal number without trailing zeros.
 func formatMilli(n int64) string {
 	return strconv.FormatFloat(float64(n)/1000, 'f', -1, 64)
 }
@@ -106,10 +113,10 @@ func (c *MilliCPU) UnmarshalJSON(b []byte) error {
 	return err
 }
 
-// Devices is the number of whole GPUs asked for, 0 for a share.
+// Devices returns the number of whole devices in the amount, 0 for a share.
 func (g MilliGPU) Devices() int { return int(g / 1000) }
 
-// IsShare reports whether this is a part of one device.
+// IsShare reports whether the amount is a share of one device, between 0 and 1.
 func (g MilliGPU) IsShare() bool { return g > 0 && g < 1000 }
 
 func (g MilliGPU) String() string { return formatMilli(int64(g)) }
@@ -122,7 +129,8 @@ func (g *MilliGPU) UnmarshalJSON(b []byte) error {
 	return err
 }
 
-// ParseDuration reads a Go duration that is not negative and at most ten years.
+// ParseDuration parses a Go duration between 0 and 87600h (ten years). The error shows the
+// allowed form or range.
 func ParseDuration(s string) (Duration, error) {
 	d, err := time.ParseDuration(s)
 	if err != nil {
@@ -134,7 +142,7 @@ func ParseDuration(s string) (Duration, error) {
 	return Duration(d), nil
 }
 
-// String drops zero units that time.Duration writes: 4h, not 4h0m0s.
+// String renders the duration without the zero units of time.Duration: 4h, not 4h0m0s.
 func (d Duration) String() string {
 	s := time.Duration(d).String()
 	if strings.HasSuffix(s, "m0s") {
@@ -163,7 +171,7 @@ func (d *Duration) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// unquote returns a JSON string's text, or the raw text of anything else.
+// unquote returns the text of a JSON string, or the raw text of any other JSON value.
 func unquote(b []byte) string {
 	var s string
 	if json.Unmarshal(b, &s) == nil && len(b) > 0 && b[0] == '"' {

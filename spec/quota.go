@@ -18,8 +18,8 @@ const (
 	BorrowNone        Borrow = "none"        // nothing: the guarantee is a limit
 )
 
-// Quota bounds the use of a tenant with all tenants below it. An unset setting does
-// not bind.
+// Quota bounds the use of a tenant together with all tenants below it. An unset setting
+// sets no bound.
 type Quota struct {
 	Tenant     berth.TenantID `json:"tenant"`
 	Guarantee  *Amounts       `json:"guarantee,omitempty" doc:"what it can always have back from those who borrow it"`
@@ -40,9 +40,10 @@ type Quota struct {
 }
 
 // Later returns pointers to the settings that clients of older versions do not
-// know, by JSON name. A change that leaves one out keeps it, and null lifts it; a
-// change lifts the other settings that it leaves out. Each is stored in the column
-// of tenants that has its name. A new setting is one of these.
+// know, by JSON name. A change that omits such a setting keeps it, and null removes it. A
+// change that omits any other setting removes it. Each setting is stored in the column of
+// the table tenants with the same name. A new setting of Quota belongs in Later, so
+// that older clients do not remove it.
 func (q *Quota) Later() map[string]any {
 	return map[string]any{"submit_rps": &q.SubmitRPS, "max_priority": &q.MaxPriority, "storage": &q.Storage}
 }
@@ -68,8 +69,8 @@ type Stored struct {
 	Secrets     int64 `json:"secrets"`
 }
 
-// GPUBudget is GPU time in each of the periods that follow one another from when it
-// was set.
+// GPUBudget bounds the GPU time of each period. Periods follow one another without gaps,
+// from the time at which the budget was set.
 type GPUBudget struct {
 	GPUHours float64    `json:"gpu_hours"`
 	Period   Duration   `json:"period"`
@@ -114,6 +115,7 @@ func (q Quota) Validate() []berth.FieldError {
 	return v.faults
 }
 
+// within checks that an amount is at most its limit, if both are set.
 func within[T interface {
 	~int64
 	String() string
@@ -124,7 +126,8 @@ func within[T interface {
 	}
 }
 
-// Exceeds returns the parts of a request that exceed the limit, by their fields.
+// Exceeds returns a fault for each resource of which all members of the request together
+// ask for more than Limit. Such a job could never start. It returns nil without a limit.
 func (q Quota) Exceeds(r Request) []berth.FieldError {
 	if q.Limit == nil {
 		return nil

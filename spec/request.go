@@ -8,15 +8,15 @@ import (
 	"berth"
 )
 
-// Request is the part of a job's spec that placement needs: it decides where one
-// member may run. Jobs with equal requests form a class. A class that fits nowhere
-// is examined once per cycle, not once per job.
+// Request is the part of a job's spec that determines the machines for a member. Jobs with
+// equal requests form a class, and placement searches once per plan for a class that does
+// not fit, not once per job.
 type Request struct {
 	CPUMilli     int64             `json:"cpu_milli"`
 	MemoryMiB    int64             `json:"memory_mib"`
 	DiskMiB      int64             `json:"disk_mib,omitempty"`
-	GPUs         int               `json:"gpus,omitempty"`      // devices, 1 for a share
-	GPUMilli     int64             `json:"gpu_milli,omitempty"` // of each device, 1000 = whole
+	GPUs         int               `json:"gpus,omitempty"`      // number of devices; 1 for a share
+	GPUMilli     int64             `json:"gpu_milli,omitempty"` // thousandths of each device; 1000: whole
 	GPUTypes     []string          `json:"gpu_types,omitempty"`
 	GPUMemoryMiB int64             `json:"gpu_memory_mib,omitempty"`
 	Members      int               `json:"members"`
@@ -30,7 +30,9 @@ type Request struct {
 	Execution    Execution         `json:"execution"`
 }
 
-// Request derives the placement request of a spec with defaults filled in.
+// Request derives the placement request of a spec. The spec must have its defaults filled
+// in. Equal defaults are left out (site any, strategy pack), so that equal jobs share a
+// class.
 func (s Job) Request() Request {
 	r := Request{
 		CPUMilli:     int64(*s.Resources.CPUs),
@@ -66,7 +68,7 @@ func (r Request) Capacity() berth.Capacity {
 		GPUMilli: int64(r.GPUs) * r.GPUMilli}
 }
 
-// Class is the request's equivalence class: equal for equal requests.
+// Class returns the name of the request's class: a hash that is equal for equal requests.
 func (r Request) Class() string {
 	b, err := json.Marshal(r) // struct fields in order, map keys sorted
 	if err != nil {

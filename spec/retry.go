@@ -11,7 +11,8 @@ import (
 	"berth"
 )
 
-// RetryPolicy bounds and spaces further runs after failures by the user's fault.
+// RetryPolicy bounds and delays further runs after failures by the job's own fault.
+// Failures of machines have a budget of their own; see package failure.
 type RetryPolicy struct {
 	MaxAttempts int         `json:"max_attempts,omitempty" zero:"1 to 100; 1, or leaving it out, for no retry" doc:"runs that may fail by the job's own fault, including the first"`
 	Backoff     Backoff     `json:"backoff,omitzero" doc:"wait before the next run"`
@@ -25,7 +26,7 @@ type RetryRule struct {
 	Action    string    `json:"action" doc:"retry, retry_elsewhere or fail"`
 }
 
-// ExitCodes is a set of exit codes written as 42,100-110.
+// ExitCodes is a set of exit codes in the form 42,100-110.
 type ExitCodes string
 
 // Contains reports whether code is in the set.
@@ -38,7 +39,7 @@ func (e ExitCodes) Contains(code int) bool {
 	return false
 }
 
-// UnmarshalJSON accepts a bare number as well: exit_codes: 42.
+// UnmarshalJSON accepts the form of ParseExitCodes and a bare number: exit_codes: 42.
 func (e *ExitCodes) UnmarshalJSON(b []byte) error {
 	v, err := ParseExitCodes(unquote(b))
 	if err != nil {
@@ -48,7 +49,8 @@ func (e *ExitCodes) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// ParseExitCodes checks the syntax and the range 1 to 255.
+// ParseExitCodes checks the syntax and the range 1 to 255. Exit code 0 is success, for
+// which no rule applies.
 func ParseExitCodes(s string) (ExitCodes, error) {
 	for part := range strings.SplitSeq(s, ",") {
 		lo, hi, err := exitRange(part)
@@ -59,6 +61,7 @@ func ParseExitCodes(s string) (ExitCodes, error) {
 	return ExitCodes(s), nil
 }
 
+// exitRange parses one exit code or one range.
 func exitRange(part string) (lo, hi int, err error) {
 	from, to, ranged := strings.Cut(strings.TrimSpace(part), "-")
 	if lo, err = strconv.Atoi(from); err != nil || !ranged {
@@ -75,14 +78,16 @@ const (
 	ActionFail           = "fail"
 )
 
-// Backoff is how long to wait before the next run. Waiting happens in the row
-// (eligible_at), so it costs no timer.
+// Backoff determines the wait before the next run. The end of the wait is stored in the
+// job's row (eligible_at), so a waiting job needs no timer.
 type Backoff struct {
 	Initial Duration `json:"initial,omitempty" zero:"more than 0s, at most max; leave it out for 10s" doc:"first wait"`
 	Factor  float64  `json:"factor,omitempty" zero:"1 to 10; leave it out for 2" doc:"growth of the wait per run"`
 	Max     Duration `json:"max,omitempty" zero:"initial to 24h; leave it out for 10m" doc:"longest wait"`
 }
 
+// withDefaults fills in unset fields. The default of Max is at least Initial, so that a
+// long Initial alone is valid.
 func (b Backoff) withDefaults() Backoff {
 	if b.Initial == 0 {
 		b.Initial = Duration(10 * time.Second)
@@ -97,7 +102,7 @@ func (b Backoff) withDefaults() Backoff {
 }
 
 // Delay returns the wait before the run that follows the n-th failure (from 1):
-// initial x factor^(n-1), at most max, with a jitter of +-50 % that depends
+// initial × factor^(n-1), with a jitter of ±50 %, at most max. The jitter depends
 // only on the job and n, so that every process computes the same time.
 func (b Backoff) Delay(id berth.JobID, n int) time.Duration {
 	d := float64(b.Initial) * math.Pow(b.Factor, float64(max(n, 1)-1))

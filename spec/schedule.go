@@ -10,40 +10,40 @@ import (
 
 // Bounds of schedules.
 const (
-	MaxSchedules     = 500         // of one tenant
-	MaxBackfill      = 1000        // fires of one call
+	MaxSchedules     = 500         // schedules of one tenant
+	MaxBackfill      = 1000        // fires of one backfill
 	MinScheduleEvery = time.Second // the clock's resolution
 	maxScheduleYears = 5 * 8760 * time.Hour
 )
 
 // Defaults of a schedule.
 const (
-	// DefaultCatchUp is how late a fire may be, after a time in which nothing
-	// could fire: longer than an upgrade takes, and not so long that a nightly job
-	// begins at noon.
+	// DefaultCatchUp is the greatest lateness of a fire, after a period in which schedules
+	// could not fire. It is longer than an upgrade takes, and short enough that a nightly
+	// job does not start at noon.
 	DefaultCatchUp = time.Hour
-	// DefaultCatchUpOnce is the same for a schedule that fires once: there is no
-	// next time that makes up for it.
+	// DefaultCatchUpOnce is the greatest lateness for a schedule that fires once. It is
+	// long, since no later time makes up for a missed one.
 	DefaultCatchUpOnce = 365 * 24 * time.Hour
 )
 
-// Overlap is the action of a fire while a job of the schedule has not ended, or waits
-// to be submitted.
+// Overlap is the action of a fire while an earlier job of the schedule has not ended, or
+// waits to be submitted.
 type Overlap string
 
 // The overlap policies.
 const (
-	OverlapSkip   Overlap = "skip"         // the fire makes no job
-	OverlapBuffer Overlap = "buffer_one"   // it makes one when they have ended; one fire may wait so
-	OverlapAllow  Overlap = "allow"        // it creates a job in addition
-	OverlapCancel Overlap = "cancel_other" // they are canceled, and it makes a job
+	OverlapSkip   Overlap = "skip"         // the fire creates no job
+	OverlapBuffer Overlap = "buffer_one"   // the fire waits for the end of earlier jobs; one fire may wait
+	OverlapAllow  Overlap = "allow"        // the fire creates one more job
+	OverlapCancel Overlap = "cancel_other" // the fire cancels earlier jobs and creates a job
 )
 
-// Overlaps lists them all.
+// Overlaps lists all overlap policies.
 var Overlaps = []Overlap{OverlapSkip, OverlapBuffer, OverlapAllow, OverlapCancel}
 
-// Schedule is a schedule as its user writes it: its times and its work. Exactly
-// one of Cron, Every and At gives the times, and exactly one of Job and Pipeline the
+// Schedule is the content of a schedule's file: its times and its work. Exactly
+// one of Cron, Every and At defines the times, and exactly one of Job and Pipeline the
 // work.
 type Schedule struct {
 	Kind     string    `json:"kind,omitempty" doc:"schedule"`
@@ -63,9 +63,9 @@ type Schedule struct {
 // KindSchedule is the kind of a schedule's file.
 const KindSchedule = "schedule"
 
-// WithDefaults returns the schedule with every unset field that has a default filled
-// in, also in its job or pipeline: without a name, these have the schedule's. It is
-// idempotent.
+// WithDefaults returns the schedule with a value in every unset field that has a default,
+// also in its job or pipeline. Their default name is the schedule's. WithDefaults is
+// idempotent and does not change s.
 func (s Schedule) WithDefaults() Schedule {
 	if s.Kind == "" {
 		s.Kind = KindSchedule
@@ -107,9 +107,8 @@ func (s Schedule) WithDefaults() Schedule {
 	return s
 }
 
-// Validate checks a schedule after WithDefaults and returns all faults at once, nil
-// if there are none. internal/control/calendar, which reads cron and the time zone,
-// checks their content.
+// Validate checks a schedule after WithDefaults and returns all faults at once, or nil. It
+// does not parse cron and the time zone: internal/control/calendar does so.
 func (s Schedule) Validate() []berth.FieldError {
 	v := &validation{}
 	v.oneOf("kind", s.Kind, KindSchedule)
@@ -145,6 +144,7 @@ func (s Schedule) Validate() []berth.FieldError {
 	return v.faults
 }
 
+// overlap checks an overlap policy.
 func (v *validation) overlap(field string, o Overlap) {
 	names := make([]string, len(Overlaps))
 	for i, x := range Overlaps {
@@ -153,7 +153,7 @@ func (v *validation) overlap(field string, o Overlap) {
 	v.oneOf(field, string(o), names...)
 }
 
-// within adds the faults of a part.
+// within adds the faults of a part, with a prefix before their fields.
 func (v *validation) within(prefix string, faults []berth.FieldError) {
 	for _, f := range faults {
 		f.Field = prefix + f.Field
@@ -161,7 +161,7 @@ func (v *validation) within(prefix string, faults []berth.FieldError) {
 	}
 }
 
-// Webhooks are the webhooks of its job or pipeline.
+// Webhooks returns the webhooks of the schedule's job or pipeline.
 func (s Schedule) Webhooks() []Notify {
 	switch {
 	case s.Job != nil:
@@ -173,7 +173,7 @@ func (s Schedule) Webhooks() []Notify {
 	}
 }
 
-// NamesSecrets reports whether its job or pipeline names secrets.
+// NamesSecrets reports whether the schedule's job or pipeline names secrets.
 func (s Schedule) NamesSecrets() bool {
 	if s.Job != nil && len(s.Job.AllSecrets()) > 0 {
 		return true
@@ -215,8 +215,7 @@ func (r ScheduleRun) Validate() []berth.FieldError {
 	return v.faults
 }
 
-// Backfill is the body of a call that fires a schedule for times that have
-// passed.
+// Backfill is the body of a call that fires a schedule for past times.
 type Backfill struct {
 	From    Instant  `json:"from" doc:"the first time"`
 	To      *Instant `json:"to,omitempty" doc:"the last time; default now, and not in the future"`

@@ -10,7 +10,7 @@ import (
 	"berth"
 )
 
-// NewSecretValue stores a secret, or another value of it.
+// NewSecretValue creates a secret or replaces its value.
 type NewSecretValue struct {
 	Name  string    `json:"name" doc:"letters, digits, _, . and -; as an environment variable without . and -"`
 	Value Sensitive `json:"value" doc:"text of at most 64 KiB; never told again"`
@@ -23,7 +23,7 @@ const (
 	maxSecretName  = 128
 )
 
-// Validate returns all faults at once, nil if there are none. No fault reveals
+// Validate returns all faults of the request at once, or nil. No fault reveals
 // anything about the value.
 func (n NewSecretValue) Validate() []berth.FieldError {
 	v := &validation{}
@@ -40,7 +40,8 @@ func (n NewSecretValue) Validate() []berth.FieldError {
 	return v.faults
 }
 
-// Sensitive is a text that is not to be seen. Only encoding it writes it.
+// Sensitive is a text that must not appear in logs or errors. Only an encoder, such as
+// encoding/json, writes its value; formatting and logging write "(secret)".
 type Sensitive string
 
 func (Sensitive) String() string { return "(secret)" }
@@ -57,7 +58,7 @@ type SecretValue struct {
 	Value Sensitive `json:"value"`
 }
 
-// How a job gets its secrets.
+// The values of Job.SecretsAs: environment variables, files in SecretsPath, or both.
 const (
 	SecretsBoth = "both"
 	SecretsEnv  = "env"
@@ -67,7 +68,8 @@ const (
 // SecretsPath is the folder of secrets in a container.
 const SecretsPath = "/run/secrets"
 
-// AllSecrets returns the names of the secrets that the spec names, each once.
+// AllSecrets returns the names of all secrets in the spec, each once: those for the
+// container, for the image pull and for inputs.
 func (s Job) AllSecrets() []string {
 	all := slices.Clone(s.Secrets)
 	if s.ImageAuth != "" && !slices.Contains(all, s.ImageAuth) {
@@ -81,6 +83,7 @@ func (s Job) AllSecrets() []string {
 	return all
 }
 
+// secretName checks the name of a secret.
 func (v *validation) secretName(field, name string) {
 	ok := name != "" && len(name) <= maxSecretName && name[0] != '.' && name[0] != '-'
 	for _, c := range []byte(name) {
@@ -91,11 +94,14 @@ func (v *validation) secretName(field, name string) {
 		"1 to 128 letters, digits, _, . and -, the first no . or -")
 }
 
-// isVariable reports whether a shell could name it.
+// isVariable reports whether a valid name of a secret is also a valid name of a shell
+// variable.
 func isVariable(name string) bool {
 	return !strings.ContainsAny(name, ".-") && (name == "" || name[0] < '0' || name[0] > '9')
 }
 
+// validateSecrets checks the secrets of the container. A secret in the environment must
+// not collide with other variables.
 func (s Job) validateSecrets(v *validation) {
 	if s.ImageAuth != "" {
 		v.secretName("image_auth", s.ImageAuth)

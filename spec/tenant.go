@@ -11,7 +11,8 @@ import (
 // shares of its tenants.
 const DefaultHalfLife = 7 * 24 * time.Hour
 
-// TenantUse is the present and past use of a tenant, without the tenants below it.
+// TenantUse is the present and past use of a tenant. It does not include the tenants
+// below.
 type TenantUse struct {
 	Waiting   int     `json:"waiting" doc:"jobs submitted, queued or retrying"`
 	Running   int     `json:"running" doc:"jobs that hold capacity"`
@@ -21,15 +22,15 @@ type TenantUse struct {
 	SpentGPUs float64 `json:"spent_gpu_hours" doc:"GPU hours in the present period of its budget; 0 without one"`
 }
 
-// Amounts are amounts of the resources that quotas are about. A nil one says
-// nothing of its resource.
+// Amounts holds an amount of each resource that quotas bound. A nil amount is not given: a
+// quota does not bind the resource.
 type Amounts struct {
 	CPUs   *MilliCPU `json:"cpus,omitempty"`
 	Memory *MiB      `json:"memory,omitempty"`
 	GPUs   *MilliGPU `json:"gpus,omitempty"`
 }
 
-// NewTenant asks for a tenant.
+// NewTenant is the body of a call that creates a tenant.
 type NewTenant struct {
 	ID     berth.TenantID `json:"id"`
 	Parent berth.TenantID `json:"parent,omitempty" doc:"unset: none above it"`
@@ -66,12 +67,14 @@ func (p TenantPatch) Validate() []berth.FieldError {
 	return v.faults
 }
 
+// nameForm describes the names that isName accepts.
 const nameForm = "1 to 63 of a-z, 0-9 and '-', not at either end"
 
-// weight checks a weight; more than a million to one is a slip.
+// weight checks a weight. The bounds allow ratios up to a million to one; a greater ratio
+// is more likely a typing error.
 func (v *validation) weight(w float64) {
 	v.require(w > 0.001 && w <= 1000, "weight", fmt.Sprintf("%g is out of range", w), "above 0.001, at most 1000")
 }
 
-// MaxTenantDepth is how many tenants may stand above each other.
+// MaxTenantDepth is the largest number of levels in the tree of tenants.
 const MaxTenantDepth = 8

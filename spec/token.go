@@ -9,8 +9,8 @@ import (
 // Role is the set of permissions of a token.
 type Role string
 
-// The roles. A machine's token opens the agent protocol and nothing else; no
-// other token opens it.
+// The roles. The agent protocol accepts only tokens with RoleMachine, and no other call
+// accepts these tokens.
 const (
 	RoleAdmin   Role = "admin"
 	RoleUser    Role = "user"
@@ -18,7 +18,7 @@ const (
 	RoleMachine Role = "machine"
 )
 
-// NewToken asks for a token.
+// NewToken is the body of a call that creates a token. TTL 0 means no expiry.
 type NewToken struct {
 	Name   string         `json:"name" doc:"named in the history of jobs"`
 	Tenant berth.TenantID `json:"tenant,omitempty" doc:"default: the caller's"`
@@ -35,7 +35,8 @@ func (n NewToken) Validate() []berth.FieldError {
 	return v.faults
 }
 
-// NewJoinToken asks for a join token.
+// NewJoinToken is the body of a call that creates a join token, with which machines join
+// the cluster. The labels override the labels that a machine reports.
 type NewJoinToken struct {
 	Pool   string            `json:"pool,omitempty"`
 	Labels map[string]string `json:"labels,omitempty" doc:"the machine gets these, whatever it says of itself"`

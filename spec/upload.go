@@ -6,9 +6,9 @@ import (
 	"berth"
 )
 
-// Unsent returns the fields that name folders of the user's own machine. The
-// command line replaces them with addresses before it submits; the server knows
-// addresses alone.
+// Unsent returns a fault for each field that names a folder of the user's own machine. The
+// command line uploads such folders and replaces the fields with addresses before it
+// submits; the server accepts addresses alone.
 func (s Job) Unsent() []berth.FieldError {
 	v := &validation{}
 	if _, err := berth.ParseAddress(s.Workdir); s.Workdir != "" && err != nil {
@@ -22,7 +22,7 @@ func (s Job) Unsent() []berth.FieldError {
 	return v.faults
 }
 
-// Uploads returns the uploads that the spec names, in its order.
+// Uploads returns the uploads in the spec: the code first, then the inputs.
 func (s Job) Uploads() []NamedUpload {
 	var all []NamedUpload
 	if a, err := berth.ParseAddress(s.Workdir); err == nil {
@@ -36,10 +36,11 @@ func (s Job) Uploads() []NamedUpload {
 	return all
 }
 
+// unsentHint is the advice in faults of Unsent.
 const unsentHint = "sha256:… of what was sent to POST /v1/uploads before; berth submit packs and sends the folder " +
 	"by itself"
 
-// NamedUpload is an upload and the field that names it.
+// NamedUpload is an upload with the field of the spec that names it.
 type NamedUpload struct {
 	Field   string
 	Address berth.Address

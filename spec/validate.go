@@ -15,25 +15,26 @@ import (
 // Limits of a job file. They bound the size of one row, not the capacity of a
 // cluster.
 const (
-	MaxSpecBytes   = 256 << 10 // of the JSON form
-	maxEnv         = 1024
-	maxCommandArgs = 4096
+	MaxSpecBytes   = 256 << 10 // length of the JSON form
+	maxEnv         = 1024      // variables
+	maxCommandArgs = 4096      // entrypoint and command together
 	MaxLabels      = 64
-	MaxGPUs        = 64 // of one member
+	MaxGPUs        = 64 // GPUs of one member
 	MaxMembers     = 512
 )
 
-// reservedEnv are variables that Berth or the container hooks set; a job that
-// sets them could reach devices it was not given.
+// reservedEnv lists prefixes of variables that Berth or the container hooks set. A job that
+// sets such a variable itself could reach devices that it was not granted.
 var reservedEnv = []string{"NVIDIA_", "LD_PRELOAD", "LD_LIBRARY_PATH_NVIDIA", "BERTH_", "MASTER_ADDR", "MASTER_PORT",
 	"NODE_RANK", "NNODES"}
 
-// reservedPaths cannot be hidden by a mount.
+// reservedPaths lists paths in the container that no mount may hide. Except for the root,
+// no mount may lie below them either.
 var reservedPaths = []string{"/", "/proc", "/sys", "/dev", "/etc", "/workspace"}
 
-// Validate checks a spec after WithDefaults and returns every fault at once, nil
-// if there is none. CEL constraints are checked where they are compiled
-// (placement.CompileConstraint).
+// Validate checks a spec after WithDefaults and returns all faults at once, or nil. It does
+// not compile the CEL constraint; see placement.CompileConstraint. A spec without
+// defaults filled in makes it panic.
 func (s Job) Validate() []berth.FieldError {
 	v := &validation{}
 	v.require(isName(s.Name), "name", fmt.Sprintf("%q is not a name", s.Name),
@@ -68,8 +69,8 @@ func (s Job) Validate() []berth.FieldError {
 	return v.faults
 }
 
-// validateUnbuilt refuses fields of the contract that this version does not
-// act on: silence would be a promise.
+// validateUnbuilt refuses fields without effect: fields of pipelines on a job, and fields
+// that this version does not support. To accept a field would promise its effect.
 func (s Job) validateUnbuilt(v *validation) {
 	const no = "is not supported by this version"
 	v.require(len(s.Needs) == 0, "needs", "is for steps of a pipeline",
@@ -81,6 +82,7 @@ func (s Job) validateUnbuilt(v *validation) {
 	v.require(s.Placement.MaxPricePerHour == 0, "placement.max_price_per_hour", no, "leave it out")
 }
 
+// validateEnv checks the variables of the environment and the arguments of the command.
 func (s Job) validateEnv(v *validation) {
 	v.require(len(s.Env) <= maxEnv, "env", "too many variables", fmt.Sprintf("at most %d", maxEnv))
 	for _, k := range sortedKeys(s.Env) {
@@ -98,6 +100,7 @@ func (s Job) validateEnv(v *validation) {
 	}
 }
 
+// validateResources checks the range of each resource and that GPU fields come with GPUs.
 func (s Job) validateResources(v *validation) {
 	r := s.Resources
 	v.require(*r.CPUs >= 10 && *r.CPUs <= 4096_000, "resources.cpus", fmt.Sprintf("%s is out of range", r.CPUs),
@@ -124,6 +127,8 @@ func (s Job) validateResources(v *validation) {
 	}
 }
 
+// validatePlacement checks the conditions on machines. It does not check that any machine
+// meets them.
 func (s Job) validatePlacement(v *validation) {
 	p := s.Placement
 	v.oneOf("placement.site", p.Site, "any", "on_prem", "cloud")
@@ -145,6 +150,7 @@ func (s Job) validatePlacement(v *validation) {
 	}
 }
 
+// validateTimes checks the timeouts. An unset timeout is 0 and always allowed.
 func (s Job) validateTimes(v *validation) {
 	within := func(field string, d Duration, lo, hi time.Duration) {
 		ok := d == 0 || time.Duration(d) >= lo && time.Duration(d) <= hi
@@ -178,6 +184,8 @@ func (s Job) validateRetry(v *validation) {
 	}
 }
 
+// validateCheckpoint checks the checkpoint policy. An interval needs a signal, by which Berth
+// requests each checkpoint from the job.
 func (s Job) validateCheckpoint(v *validation) {
 	c := s.Checkpoint
 	if c == nil {
@@ -199,10 +207,10 @@ func (s Job) validateCheckpoint(v *validation) {
 		"set checkpoint.signal, or leave it out")
 }
 
-// ExplicitZero is the fault of a zero that was written into a field whose zero
-// value stands for its default: as the default, it would mean something that the
-// user did not ask for. The tag `zero` of such a field lists the allowed values. The
-// caller fills in the fault's Field. ok is false for other fields and values.
+// ExplicitZero returns the fault of a zero in a user's file, for a field with a default
+// other than zero. Berth would apply the default instead of the zero that the user wrote.
+// The tag `zero` of such a field lists the allowed values. The caller fills in the fault's
+// Field. ok is false for other fields and values.
 func ExplicitZero(field reflect.StructField, value reflect.Value) (fault berth.FieldError, ok bool) {
 	allowed := field.Tag.Get("zero")
 	if allowed == "" || !value.IsZero() {
@@ -211,8 +219,10 @@ func ExplicitZero(field reflect.StructField, value reflect.Value) (fault berth.F
 	return berth.FieldError{Detail: fmt.Sprintf("%v is out of range", value), Allowed: allowed}, true
 }
 
+// validation collects the faults of a value.
 type validation struct{ faults []berth.FieldError }
 
+// require adds a fault unless ok.
 func (v *validation) require(ok bool, field, detail, allowed string) {
 	if !ok {
 		v.faults = append(v.faults, berth.FieldError{Field: field, Detail: detail, Allowed: allowed})
@@ -228,8 +238,8 @@ func (v *validation) variable(field, name, value string) {
 	v.require(!reserved, field, "is set by Berth or by the GPU runtime", "another name")
 }
 
-// label checks one label. A key with = could not be asked for, as filters are
-// written key=value.
+// label checks one label. A key with = would be unusable in filters, which have the form
+// key=value.
 func (v *validation) label(key, value string) {
 	v.require(key != "" && len(key) <= 63 && len(value) <= 256, "labels."+key, "key or value is too long or empty",
 		"keys of 1 to 63 and values of at most 256 bytes")
@@ -238,6 +248,7 @@ func (v *validation) label(key, value string) {
 		"keys without =, blanks and control characters")
 }
 
+// oneOf adds a fault unless got is one of the allowed values.
 func (v *validation) oneOf(field, got string, allowed ...string) {
 	v.require(slices.Contains(allowed, got), field, fmt.Sprintf("%q is not known", got), strings.Join(allowed, ", "))
 }

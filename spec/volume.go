@@ -10,25 +10,28 @@ import (
 	"berth"
 )
 
-// Volume is the name of a folder that operators let jobs read on machines, the
-// datasets of file:///datasets/train/. Where it lies on a machine, only the
-// machine knows: no path of a host is in any job.
+// Volume is the name of a folder that operators let jobs read on machines, such as
+// datasets in file:///datasets/train/. Only the machine knows the folder's path on its
+// host: no job contains a path of a host.
 type Volume string
 
-// String is the name as people write it.
+// String returns the name with its slash, as in files and options.
 func (v Volume) String() string { return "/" + string(v) }
 
-// maxVolume is the longest name, in bytes. With the prefix of its label it is as
-// long as a label's key may be.
+// maxVolume is the largest length of a name, in bytes. Together with volumeLabel, a name
+// does not exceed the largest length of a label's key.
 const maxVolume = 48
 
+// volumeForm describes the allowed names, for errors.
 const volumeForm = "a / and 1 to 48 of a-z, A-Z, 0-9, '-', '_' and '.', of which the first is a letter or a digit"
 
-// systemFolders are names that would look like the machine's own folders.
+// systemFolders lists names that are refused, since users would take such a volume for
+// the machine's own folder.
 var systemFolders = []string{"bin", "boot", "dev", "etc", "lib", "lib64", "proc", "root", "run", "sbin", "sys",
 	"tmp", "usr", "var"}
 
-// ParseVolume reads a name with its slash.
+// ParseVolume parses a name with its slash, such as /datasets. The error has
+// berth.CodeInvalid.
 func ParseVolume(text string) (Volume, error) {
 	name, ok := strings.CutPrefix(text, "/")
 	odd := func(r rune) bool { return !strings.ContainsRune(lowerName+"ABCDEFGHIJKLMNOPQRSTUVWXYZ_.", r) }
@@ -43,9 +46,10 @@ func ParseVolume(text string) (Volume, error) {
 	return Volume(name), nil
 }
 
-// ParseVolumeOptions reads operators' options: /NAME or /NAME=VALUE, each name once;
+// ParseVolumeOptions parses options of operators: /NAME or /NAME=VALUE, each name once;
 // semicolons separate several in one text. valueForm describes a value in errors.
-// each receives every name with its value, if it has one. All faults are returned.
+// ParseVolumeOptions calls each with every valid name and its value; given reports whether
+// there is a value. It returns all faults, joined, including the errors of each.
 func ParseVolumeOptions(list []string, valueForm string, each func(v Volume, value string, given bool) error) error {
 	seen := map[Volume]bool{}
 	var faults []error
@@ -70,23 +74,25 @@ func ParseVolumeOptions(list []string, valueForm string, each func(v Volume, val
 }
 
 // volumeLabel is the prefix of labels for the volumes of a machine. Only the agent
-// sets them: neither operators nor users can.
+// sets these labels: neither operators nor users can.
 const volumeLabel = "berth.volume."
 
-// Label is the key of the label of a machine that has the volume.
+// Label returns the key of the label that machines with the volume have.
 func (v Volume) Label() string { return volumeLabel + string(v) }
 
-// VolumeOf is the inverse of Label; false for other labels.
+// VolumeOf is the inverse of Label. ok is false for any other label.
 func VolumeOf(key string) (Volume, bool) {
 	name, ok := strings.CutPrefix(key, volumeLabel)
 	return Volume(name), ok
 }
 
-// HasVolume is the value of the label on a machine that has the volume.
+// HasVolume is the value of a volume's label on machines with the volume.
 const HasVolume = "yes"
 
-// ParseFile reads file:///VOLUME/PATH, one file, or file:///VOLUME/PATH/, all that
-// is in a folder; the path in the volume is returned without its first slash.
+// ParseFile parses file:///VOLUME/PATH for one file, or file:///VOLUME/PATH/ for a folder
+// with all its content. The path is relative to the volume, without a first slash, and has
+// no parts . or .. and no escapes, so that it cannot leave the volume. The error has
+// berth.CodeInvalid.
 func ParseFile(from string) (v Volume, path string, err error) {
 	rest, ok := strings.CutPrefix(from, "file://")
 	switch {
@@ -119,7 +125,7 @@ func ParseFile(from string) (v Volume, path string, err error) {
 	return v, path, nil
 }
 
-// isEscaped reports whether a part of a path has an octet as %2e.
+// isEscaped reports whether a part of a path contains a percent-encoded octet such as %2e.
 func isEscaped(part string) bool {
 	const digits = "0123456789abcdefABCDEF"
 	for i := 0; i+2 < len(part); i++ {
@@ -132,11 +138,12 @@ func isEscaped(part string) bool {
 
 // NamedVolume is a volume that an input names.
 type NamedVolume struct {
-	Input int // its place among the inputs
+	Input int // index in Job.Inputs
 	Volume
 }
 
-// VolumesNamed returns the volumes that the inputs name, in their order.
+// VolumesNamed returns the volumes of the inputs, in the order of the inputs. Malformed
+// inputs are skipped.
 func (s Job) VolumesNamed() []NamedVolume {
 	var all []NamedVolume
 	for i, in := range s.Inputs {
@@ -150,8 +157,8 @@ func (s Job) VolumesNamed() []NamedVolume {
 	return all
 }
 
-// machineLabels are the labels that a machine must have to run the job: the job's
-// own conditions, and the labels of the volumes that it reads.
+// machineLabels returns the labels that a machine must have to run the job: the job's own
+// conditions and the labels of the volumes in its inputs.
 func (s Job) machineLabels() map[string]string {
 	named := s.VolumesNamed()
 	if len(named) == 0 {
@@ -167,7 +174,8 @@ func (s Job) machineLabels() map[string]string {
 	return labels
 }
 
-// machineLabel checks a label that is a machine's, or that one is asked for.
+// machineLabel checks the key of a label in a join token or in a job's placement. Labels
+// of volumes are refused.
 func (v *validation) machineLabel(field, key string) {
 	_, reserved := VolumeOf(key)
 	v.require(!reserved, field+"."+key, "is set by machines alone, by what folders they have",
