@@ -3,9 +3,9 @@
 // and the inputs and results of workflow steps.
 //
 // Every document is JSON. Processes of two adjacent versions read each other's
-// documents, and a replayed history holds documents of any age: a new field is
-// optional, and its zero value has the old meaning. Names of Go types do not
-// travel.
+// documents, and a replayed history holds documents of any age. So a new field is
+// optional, and its zero value has the old meaning. Documents do not contain names of Go
+// types, which may change.
 //
-// Requests of users are in package spec, because their validation is there.
+// Requests of users are in package spec, together with their validation.
 package wire

@@ -16,7 +16,7 @@ const (
 	EventCancelRequested    EventKind = "cancel_requested"
 	EventClaimed            EventKind = "claimed"
 	EventImagePulled        EventKind = "image_pulled"
-	EventFetched            EventKind = "fetched"             // code or data was put in place, from the store or the machine's cache
+	EventFetched            EventKind = "fetched"             // code or data is in place, from store or cache
 	EventRestored           EventKind = "restored"            // a checkpoint was verified and put in place
 	EventCheckpoint         EventKind = "checkpoint"          // a checkpoint was verified and registered
 	EventCheckpointRejected EventKind = "checkpoint_rejected" // a restore found it damaged
@@ -36,10 +36,10 @@ type Event struct {
 	Seq     int64         `json:"seq"`
 	At      time.Time     `json:"at"`
 	Kind    EventKind     `json:"kind"`
-	From    berth.State   `json:"from,omitempty"`
+	From    berth.State   `json:"from,omitempty"` // of a state event, as To
 	To      berth.State   `json:"to,omitempty"`
 	Attempt int           `json:"attempt"`
-	Actor   string        `json:"actor"` // who: user:NAME, workflow, leader, agent:MACHINE, operator:NAME
+	Actor   string        `json:"actor"` // user:NAME, workflow, leader, agent:MACHINE or operator:NAME
 	Reason  *berth.Reason `json:"reason,omitempty"`
 	Detail  string        `json:"detail,omitempty"`
 
@@ -50,8 +50,8 @@ type Event struct {
 
 // EventFacts are the figures of an event. Each kind of event sets only some of them.
 type EventFacts struct {
-	Rank    *int            `json:"rank,omitempty"`    // of the attempt
-	Machine berth.MachineID `json:"machine,omitempty"` // where the member was
+	Rank    *int            `json:"rank,omitempty"`    // of the member, in the attempt
+	Machine berth.MachineID `json:"machine,omitempty"` // of the member
 	Step    *int64          `json:"step,omitempty"`    // of the checkpoint
 	Bytes   *int64          `json:"bytes,omitempty"`   // size of the checkpoint, all members together
 }

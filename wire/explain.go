@@ -8,7 +8,7 @@ import (
 	"berth/spec"
 )
 
-// Fit says how the machines stand to a request, clause by clause.
+// Fit compares the machines with a request, clause by clause.
 type Fit struct {
 	Machines   int         `json:"machines"`
 	FitNow     int         `json:"fit_now" doc:"have room for one member now"`
@@ -22,8 +22,8 @@ type Fit struct {
 	Summary    string            `json:"summary"`
 }
 
-// DataAt is the amount of a job's data on a machine, in its cache and among the
-// images that the tenant's jobs have used there, by the machine's last report.
+// DataAt is the amount of a job's data on a machine, by the machine's last report. It
+// counts the machine's cache and the images that the tenant's jobs have used there.
 type DataAt struct {
 	Machine berth.MachineID `json:"machine"`
 	Bytes   int64           `json:"bytes"`
@@ -39,7 +39,7 @@ func (d DataAt) String() string {
 	return text
 }
 
-// FitClause is one condition of a request and how many machines it rules out.
+// FitClause is one condition of a request, with the number of machines that it rules out.
 type FitClause struct {
 	Name  string `json:"name"`
 	Alone int    `json:"alone" doc:"machines that fail it"`
@@ -47,7 +47,7 @@ type FitClause struct {
 	Text  string `json:"text"`
 }
 
-// Shortfall is a resource of which no machine has as much as was asked.
+// Shortfall is a resource of which no machine has the requested amount.
 type Shortfall struct {
 	Resource string `json:"resource"`
 	Asked    string `json:"asked"`
@@ -67,7 +67,8 @@ func (s Shortfall) String() string {
 	}
 }
 
-// Allowed lists requests that would fit; empty if there are none.
+// Allowed describes requests of the resource that would fit; "" if there are none or if a
+// description of the resource alone cannot name them.
 func (s Shortfall) Allowed() string {
 	switch s.Resource {
 	case "gpu_type", "region", "site":
@@ -93,8 +94,8 @@ type Plan struct {
 	Fit            Fit        `json:"fit"`
 }
 
-// Explanation says why a job is where it is, and everything that is in its way
-// at once.
+// Explanation is the status of a job with the reasons for it, and with all blockers of its
+// start at once.
 type Explanation struct {
 	Job            berth.JobID `json:"job"`
 	Status         berth.State `json:"status"`
@@ -109,7 +110,7 @@ type Explanation struct {
 	Fit            *Fit        `json:"fit,omitempty" doc:"how the machines stand to it, while it waits"`
 }
 
-// Blocker is one thing that keeps a job from starting.
+// Blocker is one reason why a job does not start.
 type Blocker struct {
 	Code    string        `json:"code" doc:"stable: paused, control_plane, held, not_eligible, not_accepted, needs, parallel, quota, unsatisfiable, no_machines, no_room, engine_silent, stopping, overdue, reserved, behind"`
 	Quota   string        `json:"quota,omitempty" doc:"of quota: which setting, limit, max_running, borrow or budget"`
@@ -120,7 +121,7 @@ type Blocker struct {
 	Machines []berth.MachineID `json:"machines,omitempty" doc:"of engine_silent: those whose container engine does not answer"`
 }
 
-// Term is one part of a job's place in the queue.
+// Term is one value that the position of a job in the queue depends on.
 type Term struct {
 	Name  string `json:"name" doc:"band, overdue, share, guarantee, service, priority, age, submitted_at or id"`
 	Value string `json:"value"`

@@ -8,29 +8,31 @@ import (
 	"berth"
 )
 
-// NetworkHost is the network of machines that give gangs the host's own. Other
-// machines have a network that only containers on it can use: that of their
-// container engine, or one that spans machines.
+// NetworkHost is the network of machines on which members of gangs use the host's own
+// network. Other machines have a network that only containers on it can use: the network
+// of their container engine, or one that spans machines.
 const NetworkHost = "host"
 
-// EngineNetwork is the network of gangs within one container engine.
+// EngineNetwork returns the network of gangs within one container engine. Such a gang
+// cannot span machines.
 func EngineNetwork(engine string) string { return "engine/" + engine }
 
-// NamedNetwork is a network that the operator has made on the engines of
+// NamedNetwork returns the network that the operator has created on the engines of
 // several machines, such as an overlay.
 func NamedNetwork(name string) string { return "network/" + name }
 
-// Peer is where the members of a gang find one of them.
+// Peer is one member of a gang, as the other members reach it.
 type Peer struct {
 	Rank    int             `json:"rank"`
 	Machine berth.MachineID `json:"machine"`
-	Address string          `json:"address,omitempty"` // of its machine
-	Network string          `json:"network,omitempty"` // of its machine; see Inventory
-	Port    int             `json:"port"`              // reserved for it there
+	Address string          `json:"address,omitempty"` // of the member's machine
+	Network string          `json:"network,omitempty"` // of the member's machine; see Inventory
+	Port    int             `json:"port"`              // reserved for the member on its machine
 }
 
-// Host is the name or address under which the other members reach the peer: on
-// the hosts' own network its machine's, on one of containers its container's.
+// Host returns the name or address under which the other members reach the peer. On the
+// hosts' own network this is the machine's address, on a network of containers the
+// container's name.
 func (p Peer) Host(job berth.JobID, attempt int) string {
 	if p.Network == NetworkHost {
 		return p.Address
@@ -38,7 +40,7 @@ func (p Peer) Host(job berth.JobID, attempt int) string {
 	return berth.ContainerName(job, p.Rank, attempt)
 }
 
-// Endpoint is the peer as host:port.
+// Endpoint returns the peer as host:port, with an IPv6 address in brackets.
 func (p Peer) Endpoint(job berth.JobID, attempt int) string {
 	host := p.Host(job, attempt)
 	if strings.Contains(host, ":") { // IPv6
@@ -47,20 +49,21 @@ func (p Peer) Endpoint(job berth.JobID, attempt int) string {
 	return host + ":" + strconv.Itoa(p.Port)
 }
 
-// PortRange are ports of a machine, first and last included. The zero value is
-// none.
+// PortRange is a range of ports of a machine, First and Last included. The zero value is
+// no range.
 type PortRange struct {
 	First int `json:"first"`
 	Last  int `json:"last"`
 }
 
+// String returns the range in the form of ParsePortRange.
 func (r PortRange) String() string { return fmt.Sprintf("%d-%d", r.First, r.Last) }
 
-// DefaultPorts are given to members of gangs where an agent says nothing else:
-// below the ports that Linux gives to outgoing connections.
+// DefaultPorts are the ports for members of gangs on machines whose agent reports no
+// range. They lie below the ports that Linux uses for outgoing connections.
 var DefaultPorts = PortRange{First: 29500, Last: 30499}
 
-// ParsePortRange reads FIRST-LAST.
+// ParsePortRange parses FIRST-LAST, with ports from 1024 to 65535.
 func ParsePortRange(s string) (PortRange, error) {
 	from, to, _ := strings.Cut(s, "-")
 	first, err1 := strconv.Atoi(from)

@@ -7,7 +7,7 @@ import (
 	"berth/spec"
 )
 
-// Job is a job as users see it: the row and its dependent rows. Lists leave out
+// Job is the API's document of a job: its row and the dependent rows. Lists leave out
 // Spec, Attempts, Checkpoints and Progress.
 type Job struct {
 	ID          berth.JobID       `json:"id"`
@@ -21,16 +21,16 @@ type Job struct {
 	Priority    spec.Priority     `json:"priority"`
 	Labels      map[string]string `json:"labels,omitempty"`
 	Attempt     int               `json:"attempt"`               // the current one, 0 before the first
-	Failures    int               `json:"failures,omitempty"`    // runs that ended by the user's own fault
-	Losses      int               `json:"losses,omitempty"`      // attempts infrastructure spoiled
-	Preemptions int               `json:"preemptions,omitempty"` // times it gave way
+	Failures    int               `json:"failures,omitempty"`    // runs that failed by the job's own fault
+	Losses      int               `json:"losses,omitempty"`      // attempts that infrastructure ended
+	Preemptions int               `json:"preemptions,omitempty"` // attempts that preemption ended
 	RetryOf     *berth.JobID      `json:"retry_of,omitempty"`
 	RetriedBy   *berth.JobID      `json:"retried_by,omitempty"`
-	Parent      *berth.JobID      `json:"parent,omitempty"`      // the array it is an element of
-	ArrayIndex  *int              `json:"array_index,omitempty"` // which
-	Tally       *Tally            `json:"tally,omitempty"`       // of an array: its elements by status
+	Parent      *berth.JobID      `json:"parent,omitempty"`      // the array or pipeline of this element or step
+	ArrayIndex  *int              `json:"array_index,omitempty"` // index of the element in its array
+	Tally       *Tally            `json:"tally,omitempty"`       // children of a parent, by status
 	Indexes     string            `json:"indexes,omitempty" doc:"of an array that runs only some elements of another again: which"`
-	Step        string            `json:"step,omitempty"` // of a pipeline: which this job is
+	Step        string            `json:"step,omitempty"` // name of the step in its pipeline
 	CachedFrom  *berth.JobID      `json:"cached_from,omitempty" doc:"of a step that was skipped: the job that did the same before, and whose outputs it has"`
 	ImageDigest string            `json:"image_digest,omitempty"`
 	ExitCode    *int              `json:"exit_code,omitempty"`
@@ -57,12 +57,12 @@ type Tally struct {
 	ByStatus map[berth.State]int `json:"by_status"`
 }
 
-// Ended is how many have ended.
+// Ended returns the number of elements that have ended.
 func (t Tally) Ended() int {
 	return t.ByStatus[berth.Succeeded] + t.ByStatus[berth.Failed] + t.ByStatus[berth.Canceled]
 }
 
-// Holding is how many hold capacity.
+// Holding returns the number of elements that hold capacity.
 func (t Tally) Holding() int {
 	n := 0
 	for s, count := range t.ByStatus {
@@ -73,7 +73,7 @@ func (t Tally) Holding() int {
 	return n
 }
 
-// Step is a step of a pipeline as users see it.
+// Step is the API's document of a step in its pipeline.
 type Step struct {
 	Name   string        `json:"name"`
 	Job    berth.JobID   `json:"job"`
@@ -82,6 +82,6 @@ type Step struct {
 	Tally  *Tally        `json:"tally,omitempty" doc:"of an array: its elements by status; of a pipeline: its steps"`
 	Needs  []string      `json:"needs,omitempty"`
 	Reason *berth.Reason `json:"reason,omitempty"`
-	// CachedFrom is the job that did the work before, of a step that was skipped.
+	// CachedFrom is the earlier job with the same work, for a step that was skipped.
 	CachedFrom *berth.JobID `json:"cached_from,omitempty"`
 }

@@ -26,8 +26,8 @@ func AppendLogLine(b []byte, at time.Time, stderr bool, text string) []byte {
 	return append(b, '\n')
 }
 
-// LogLineTime returns the stamp of an encoded line, with or without its
-// newline; false if it is none.
+// LogLineTime returns the stamp of an encoded line, with or without its newline. ok is
+// false for any other text.
 func LogLineTime(line []byte) (time.Time, bool) {
 	stamp, rest, ok := bytes.Cut(line, []byte(" "))
 	if !ok || len(rest) < 2 || rest[0] != 'o' && rest[0] != 'e' || rest[1] != ' ' {

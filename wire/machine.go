@@ -7,7 +7,7 @@ import (
 	"berth/spec"
 )
 
-// Inventory is the equipment of a machine, as it reports it at its registration.
+// Inventory is the equipment that a machine reports at its registration.
 type Inventory struct {
 	Capacity berth.Capacity    `json:"capacity"`
 	Region   string            `json:"region,omitempty"`
@@ -18,13 +18,13 @@ type Inventory struct {
 	Declared bool              `json:"declared,omitempty"` // GPUs are declared by file, not read from hardware
 	Engine   string            `json:"engine,omitempty"`   // such as docker 28.2.2
 	Version  string            `json:"version,omitempty"`  // of the agent
-	Address  string            `json:"address,omitempty"`  // under which other machines reach it
-	Fence    spec.Duration     `json:"fence,omitempty"`    // of at_most_one work; 0: the machine cannot fence
-	Network  string            `json:"network,omitempty"`  // where members of gangs reach each other; see NetworkHost
+	Address  string            `json:"address,omitempty"`  // for connections from other machines
+	Fence    spec.Duration     `json:"fence,omitempty"`    // silence until its deadman acts; 0: cannot fence
+	Network  string            `json:"network,omitempty"`  // connects members of gangs; see NetworkHost
 	Ports    PortRange         `json:"ports,omitzero"`     // for members of gangs; zero: DefaultPorts
 }
 
-// Machine is a machine as users see it.
+// Machine is the API's document of a machine.
 type Machine struct {
 	ID       berth.MachineID    `json:"id"`
 	State    berth.MachineState `json:"state"`
@@ -40,14 +40,15 @@ type Machine struct {
 	Declared bool               `json:"declared,omitempty"`
 	Engine   string             `json:"engine,omitempty"`
 	Version  string             `json:"version,omitempty"`
-	Fence    spec.Duration      `json:"fence,omitempty"` // silence after which its deadman ends at_most_one work; 0: it cannot, and gets none
+	Fence    spec.Duration      `json:"fence,omitempty"` // of at_most_one work, see Inventory
 	SeenAt   *time.Time         `json:"seen_at,omitempty"`
 	Deadline *time.Time         `json:"drain_deadline,omitempty"`
 	GPUs     []MachineGPU       `json:"gpus,omitempty"`
 	Jobs     []MachineJob       `json:"jobs,omitempty"`
 
-	// EngineSilentSince is since when the container engine has not answered the
-	// agent: the machine gets no new work, and Reason says so; nil: it answers.
+	// EngineSilentSince is the time since which the container engine has not answered the
+	// agent; nil: it answers. Meanwhile the machine gets no new work, and Reason contains
+	// this fact.
 	EngineSilentSince *time.Time `json:"engine_silent_since,omitempty"`
 }
 
@@ -69,7 +70,7 @@ type MachineJob struct {
 	Phase   berth.Phase           `json:"phase,omitempty"`
 }
 
-// DrainRequest keeps new work off a machine.
+// DrainRequest is the body of a call that drains a machine: the machine gets no new work.
 type DrainRequest struct {
 	Reason   string     `json:"reason,omitempty"`
 	Deadline *time.Time `json:"deadline,omitempty" doc:"what runs there is moved away then; unset: it may end by itself"`

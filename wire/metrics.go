@@ -11,20 +11,20 @@ import (
 	"berth/spec"
 )
 
-// Metric is something that is measured of a member while it runs.
+// Metric names a measurement of a running member.
 type Metric string
 
 // The metrics. Rates and shares are means over a step; amounts are the largest
-// that was seen in it.
+// value in the step.
 const (
 	MetricCPU         Metric = "cpu"              // cores in use
-	MetricMemory      Metric = "memory"           // bytes, without the cached files that the kernel would give up first
-	MetricDiskRead    Metric = "disk_read"        // bytes per second, of block devices: reads from the page cache do not count
+	MetricMemory      Metric = "memory"           // bytes, without the reclaimable page cache
+	MetricDiskRead    Metric = "disk_read"        // bytes a second, of block devices (not the page cache)
 	MetricDiskWritten Metric = "disk_written"     // bytes a second
 	MetricReceived    Metric = "network_received" // bytes a second; absent on the host's own network
 	MetricSent        Metric = "network_sent"     // bytes a second
-	MetricGPU         Metric = "gpu"              // part of the time in which the device was busy, 0 to 1
-	MetricGPUMemory   Metric = "gpu_memory"       // bytes of the device in use, by whomever
+	MetricGPU         Metric = "gpu"              // share of the time in which the device was busy, 0 to 1
+	MetricGPUMemory   Metric = "gpu_memory"       // bytes of the device in use, by all its users
 )
 
 // The units of metrics.
@@ -35,7 +35,7 @@ const (
 	UnitRatio          = "ratio"
 )
 
-// Unit is the unit of the metric's values, "" for an unknown metric.
+// Unit returns the unit of the metric's values, "" for an unknown metric.
 func (m Metric) Unit() string {
 	switch m {
 	case MetricCPU:
@@ -53,8 +53,8 @@ func (m Metric) Unit() string {
 
 // Bounds of the stored series of a member, for any run time.
 const (
-	MaxPoints      = 360     // of one series
-	MaxMetricBytes = 1 << 20 // of the object that holds a member's
+	MaxPoints      = 360     // values of one series
+	MaxMetricBytes = 1 << 20 // length of the object with all series of a member
 )
 
 // MetricSeries is one metric of one member in one attempt.
@@ -65,7 +65,7 @@ type MetricSeries struct {
 	Values Values `json:"values" doc:"one a step, from started_at on; null: not measured"`
 }
 
-// MemberMetrics are the measurements of one member of a job in one attempt. All
+// MemberMetrics holds the measurements of one member of a job in one attempt. All
 // series have the same length.
 type MemberMetrics struct {
 	Attempt   int             `json:"attempt"`
@@ -76,7 +76,8 @@ type MemberMetrics struct {
 	Series    []MetricSeries  `json:"series"`
 }
 
-// Since leaves out the steps that ended before a time.
+// Since returns the measurements without the steps that ended before a time. It shares the
+// values of m.
 func (m MemberMetrics) Since(at time.Time) MemberMetrics {
 	if len(m.Series) == 0 || m.Step <= 0 || !at.After(m.StartedAt) {
 		return m
@@ -91,8 +92,8 @@ func (m MemberMetrics) Since(at time.Time) MemberMetrics {
 	return m
 }
 
-// ParseMemberMetrics reads measurements that an agent has stored. The content is
-// not trusted: data beyond the bounds is an error.
+// ParseMemberMetrics parses measurements that an agent has stored. The content is not
+// trusted: data beyond the bounds is an error. Units are set by the metric, not read.
 func ParseMemberMetrics(b []byte) (MemberMetrics, error) {
 	var m MemberMetrics
 	if err := json.Unmarshal(b, &m); err != nil {
@@ -111,8 +112,8 @@ func ParseMemberMetrics(b []byte) (MemberMetrics, error) {
 	return m, nil
 }
 
-// Values are the points of a series; NaN is one that was not measured, in JSON
-// null.
+// Values holds the points of a series. A point without a measurement is NaN, and null in
+// JSON, which has no NaN.
 type Values []float64
 
 func (v Values) MarshalJSON() ([]byte, error) {
@@ -145,7 +146,7 @@ func (v *Values) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// GPUUse is how busy a device is at a moment.
+// GPUUse is the use of a device at a moment.
 type GPUUse struct {
 	UUID        string
 	Utilization float64 // 0 to 1 over the driver's last sample period; negative: not known

@@ -6,7 +6,8 @@ import (
 	"berth"
 )
 
-// StoredOutput is an output of a job that has been stored.
+// StoredOutput is an output of a job in the object store. The address identifies the
+// content, and the checksum the archive that contains it.
 type StoredOutput struct {
 	Name      string        `json:"name"`
 	Attempt   int           `json:"attempt"`

@@ -12,8 +12,8 @@ import (
 // The agent protocol: the calls of a machine's agent to the API over HTTPS. Each
 // call carries the machine's own token, which identifies the machine.
 
-// Headers of the calls whose body is an object's or a log's content: the
-// session they are made in. A writer whose session is over stores nothing.
+// Headers of calls with the content of an object or a log as their body. They name the
+// session of the call; the server stores nothing for a session that has ended.
 const (
 	HeaderAgentBoot = "Berth-Agent-Boot"
 	HeaderEpoch     = "Berth-Epoch"
@@ -24,11 +24,11 @@ const (
 	HeaderRest = "Berth-Rest"
 )
 
-// JoinRequest trades a join token for a machine's own token. The join token
-// travels as the bearer token of the call, so that it is judged before the body is
-// read.
+// JoinRequest exchanges a join token for a machine's own token. The join token is the
+// bearer token of the call, so that the server checks it before it reads the body.
 type JoinRequest struct {
-	// Token is the join token again, for servers that look for it here alone; the header wins.
+	// Token repeats the join token for servers that read it from the body alone. A server
+	// that reads the header ignores Token.
 	Token   string          `json:"token"`
 	Machine berth.MachineID `json:"machine"`
 }
@@ -41,15 +41,15 @@ type JoinResponse struct {
 
 // RegisterRequest opens an agent's session.
 type RegisterRequest struct {
-	HostBoot   string          `json:"host_boot"`  // the kernel's boot id: a new one proves that no old container lives
-	AgentBoot  string          `json:"agent_boot"` // random per process: only the latest registered one is accepted
+	HostBoot   string          `json:"host_boot"`  // the kernel's boot id; a new one: old containers are gone
+	AgentBoot  string          `json:"agent_boot"` // random per process; only the latest registered one is accepted
 	Inventory  Inventory       `json:"inventory"`
 	Containers []ContainerSeen `json:"containers,omitempty"`
 
-	Watermark StoredWatermark `json:"-"` // the highest that the machine saw; sent as HeaderWatermark
+	Watermark StoredWatermark `json:"-"` // the highest that the machine has seen; sent as HeaderWatermark
 }
 
-// ContainerSeen is a container with this cluster's and machine's labels.
+// ContainerSeen is a container on the machine with the labels of this cluster and machine.
 type ContainerSeen struct {
 	Alloc   berth.AllocationID `json:"alloc"`
 	Job     berth.JobID        `json:"job"`
@@ -63,15 +63,15 @@ type RegisterResponse struct {
 	Cluster    string               `json:"cluster"` // random id of the database, a label of every container
 	Epoch      int64                `json:"epoch"`
 	TTLSeconds int                  `json:"ttl_seconds"`
-	Kill       []berth.AllocationID `json:"kill,omitempty"` // seen containers that must go
+	Kill       []berth.AllocationID `json:"kill,omitempty"` // reported containers that the agent must remove
 
-	// Quarantine lists seen containers without a row, as after the restore of a
-	// backup: they run on and belong to no job.
+	// Quarantine lists reported containers without a row, as after the restore of a
+	// backup. They continue to run and belong to no job.
 	Quarantine []berth.AllocationID `json:"quarantine,omitempty"`
 
-	// Watermark is the newest as of Kill and Quarantine. Where it is lower than one
-	// that the agent has seen, the answer is of a restored database and not to be
-	// obeyed. nil: the server has none.
+	// Watermark is the newest one at the time of Kill and Quarantine. If it is lower than
+	// one that the agent has seen, the answer comes from a restored database and the agent
+	// must not obey it. nil: the server has no watermark.
 	Watermark *Watermark `json:"watermark,omitempty"`
 
 	Sync SyncResponse `json:"sync"`
@@ -83,13 +83,15 @@ type SyncRequest struct {
 	Epoch     int64  `json:"epoch"`
 	// Seq rises with each call of this agent; an older call is ignored.
 	Seq     int64                `json:"seq"`
-	WaitMS  int                  `json:"wait_ms,omitempty"` // long-poll until orders differ from Digest
-	Digest  string               `json:"digest,omitempty"`  // of the set of orders the agent has
+	WaitMS  int                  `json:"wait_ms,omitempty"` // longest wait for orders other than Digest
+	Digest  string               `json:"digest,omitempty"`  // of the orders that the agent has
 	Reports []RankReport         `json:"reports,omitempty"`
 	GPUs    []berth.GPU          `json:"gpus,omitempty"`  // sent when health changed
 	Gone    []berth.AllocationID `json:"gone,omitempty"`  // members without a container on this machine
 	Cache   *CacheReport         `json:"cache,omitempty"` // sent when it changed, and once a session
-	Brief   bool                 `json:"brief,omitempty"` // of a call that reports: another one polls, so the set of assignments may be left out
+	// Brief marks a call that only reports, while another call polls. The answer may leave
+	// out the assignments.
+	Brief bool `json:"brief,omitempty"`
 
 	Watermark    StoredWatermark `json:"-"` // as in RegisterRequest
 	EngineSilent time.Duration   `json:"-"` // a header, see internal/lib/enginesilence; 0: the container engine answers
@@ -97,8 +99,8 @@ type SyncRequest struct {
 
 // CacheReport lists the job data on a machine: the largest entries of its cache and
 // of the images that jobs have used, at most spec.MaxCachedData. It replaces all earlier
-// reports. With a lost or old report, a job may fetch data that it could have found,
-// and nothing worse. A server that does not know it refuses the call.
+// reports. The worst effect of a lost or old report is that a job fetches data which some
+// other machine has. A server of a version without cache reports refuses the call.
 type CacheReport struct {
 	Holds []spec.CachedData `json:"holds"`
 }
@@ -107,26 +109,32 @@ type CacheReport struct {
 // from the agent's: the allocations that the machine holds, and reservations for it
 // to claim.
 type SyncResponse struct {
-	TTLSeconds  int                  `json:"ttl_seconds"`
-	Renewed     bool                 `json:"renewed,omitempty"` // the lease was, after this call arrived; one of a moment ago may do for the server
-	Changed     bool                 `json:"changed"`
-	Digest      string               `json:"digest,omitempty"`
-	Assignments []Assignment         `json:"assignments,omitempty"`
-	Started     []berth.AllocationID `json:"started,omitempty"` // this machine's members that this call's reports ordered to start
-	Stale       []berth.AllocationID `json:"stale,omitempty"`   // reports refused because their attempt is not current: kill them
-	Refused     []Refused            `json:"refused,omitempty"`
-	Watermark   *Watermark           `json:"watermark,omitempty"` // as in RegisterResponse
+	TTLSeconds int `json:"ttl_seconds"`
+	// Renewed reports that the lease was renewed after this call arrived. Without it, the
+	// server may have relied on a renewal of a moment ago.
+	Renewed     bool         `json:"renewed,omitempty"`
+	Changed     bool         `json:"changed"`
+	Digest      string       `json:"digest,omitempty"`
+	Assignments []Assignment `json:"assignments,omitempty"`
+	// Started lists members on this machine that start by this call's reports: the last
+	// member to be prepared starts all members.
+	Started []berth.AllocationID `json:"started,omitempty"`
+	// Stale lists members with a report of an attempt that is not current. The agent kills
+	// their containers.
+	Stale     []berth.AllocationID `json:"stale,omitempty"`
+	Refused   []Refused            `json:"refused,omitempty"`
+	Watermark *Watermark           `json:"watermark,omitempty"` // as in RegisterResponse
 }
 
-// Refused is a part of a call that the database cannot take as it is, such as a
-// report that breaks a constraint; the call's other parts were taken. Sending
-// the same again is of no use before somebody has looked.
+// Refused is a part of a call that the database rejects, such as a report that breaks a
+// constraint; the other parts of the call are stored. A repetition fails as well, until
+// an operator has removed the cause.
 type Refused struct {
-	Alloc  berth.AllocationID `json:"alloc,omitempty"` // 0: it was not about a member
+	Alloc  berth.AllocationID `json:"alloc,omitempty"` // 0: the part did not concern a member
 	Detail string             `json:"detail"`
 }
 
-// Assignment is one member this machine is concerned with, and its orders.
+// Assignment is one member on this machine, with its orders.
 type Assignment struct {
 	Alloc   berth.AllocationID    `json:"alloc"`
 	Job     berth.JobID           `json:"job"`
@@ -135,11 +143,12 @@ type Assignment struct {
 	State   berth.AllocationState `json:"state"`
 	Orders  berth.Orders          `json:"orders"`
 
-	RunLimit spec.Duration `json:"run_limit,omitempty"` // present time_limit, which may change while it runs
+	RunLimit spec.Duration `json:"run_limit,omitempty"` // present time_limit, which may change during a run
 }
 
-// RankReport is a change on the machine. Reports are idempotent and carry the
-// whole present state of the member, so that losing one is repaired by the next.
+// RankReport is the state of a member on its machine, sent after a change. Reports are
+// idempotent and carry the whole present state, so that the next report repairs the loss
+// of an earlier one.
 type RankReport struct {
 	Alloc       berth.AllocationID `json:"alloc"`
 	Job         berth.JobID        `json:"job"`
@@ -149,19 +158,21 @@ type RankReport struct {
 	Exit        *failure.Exit      `json:"exit,omitempty"` // with exited and sealed
 	Progress    *berth.Progress    `json:"progress,omitempty"`
 	ImageDigest string             `json:"image_digest,omitempty"`
-	Restored    *int64             `json:"restored,omitempty"` // the step that was verified and put in place
-	Fetched     []Fetched          `json:"fetched,omitempty"`  // the data put in place for it
+	Restored    *int64             `json:"restored,omitempty"` // step of the checkpoint that was verified and restored
+	Fetched     []Fetched          `json:"fetched,omitempty"`  // data that the machine has provided to the member
 	Warning     string             `json:"warning,omitempty"`  // shown as an event, once per text
-	Unwaited    bool               `json:"unwaited,omitempty"` // sealed, and without a waiter on the machine; ignored (ADR 0030), read by servers of the version before
+	// Unwaited reports a sealed member without a waiter on the machine. Servers ignore it
+	// since ADR 0030; servers of the version before read it.
+	Unwaited bool `json:"unwaited,omitempty"`
 }
 
-// Fetched is content that was put in place for a member.
+// Fetched is content that the machine has provided to a member.
 type Fetched struct {
-	What    string        `json:"what"` // the field that names it, such as workdir
+	What    string        `json:"what"` // the field of the spec, such as workdir
 	Address berth.Address `json:"address"`
 	Files   int           `json:"files"`
 	Bytes   int64         `json:"bytes"`
-	Cached  bool          `json:"cached,omitempty"` // the machine had it already
+	Cached  bool          `json:"cached,omitempty"` // the content was in the machine's cache
 }
 
 // String describes the data for users.
@@ -184,7 +195,7 @@ type ClaimRequest struct {
 	Watermark StoredWatermark `json:"-"` // as in RegisterRequest
 }
 
-// Claim is all that a machine needs to run one member.
+// Claim contains all data that a machine needs to run one member.
 type Claim struct {
 	Alloc         berth.AllocationID `json:"alloc"`
 	Job           berth.JobID        `json:"job"`
@@ -203,35 +214,35 @@ type Claim struct {
 	RunLimit      spec.Duration      `json:"run_limit,omitempty"` // time_limit, counted from the container's start
 	Orders        berth.Orders       `json:"orders"`
 	HadCheckpoint bool               `json:"had_checkpoint,omitempty"` // never start fresh silently
-	Secrets       []spec.SecretValue `json:"secrets,omitempty"`        // that the job names; of work that has not begun
+	Secrets       []spec.SecretValue `json:"secrets,omitempty"`        // for the container; only before the work starts
 	ImageLogin    *Login             `json:"image_login,omitempty"`    // only to pull
-	Inputs        []ClaimInput       `json:"inputs,omitempty"`         // outputs of other jobs, named by inputs
+	Inputs        []ClaimInput       `json:"inputs,omitempty"`         // content of inputs that are outputs of jobs
 	InputLogins   []spec.SecretValue `json:"input_logins,omitempty"`   // only to fetch inputs
-	Volumes       []spec.Volume      `json:"volumes,omitempty"`        // that the tenant's jobs may read, of a job that names some
-	Withheld      *Withheld          `json:"withheld,omitempty"`       // why secrets are not here: it cannot begin
-	Phase         berth.Phase        `json:"phase,omitempty"`          // the last one on record, for an agent that was restarted
-	Peers         []Peer             `json:"peers,omitempty"`          // of a gang: its members in order, with this one
+	Volumes       []spec.Volume      `json:"volumes,omitempty"`        // that the tenant may read, if the job reads any
+	Withheld      *Withheld          `json:"withheld,omitempty"`       // missing secrets: the work cannot start
+	Phase         berth.Phase        `json:"phase,omitempty"`          // the last recorded one, for a restarted agent
+	Peers         []Peer             `json:"peers,omitempty"`          // members of a gang by rank, this one included
 }
 
-// ClaimInput says which content an input is.
+// ClaimInput is the content of one input.
 type ClaimInput struct {
-	Input   int           `json:"input"` // its place among the inputs of the spec
+	Input   int           `json:"input"` // index in Spec.Inputs
 	Address berth.Address `json:"address"`
 }
 
-// Login is a registry's.
+// Login is a login to an image registry.
 type Login struct {
 	Username spec.Sensitive `json:"username"`
 	Password spec.Sensitive `json:"password"`
 }
 
-// Withheld says why a claim comes without the secrets that its job names.
+// Withheld is the reason for a claim without the secrets that its job names.
 type Withheld struct {
-	Missing bool   `json:"missing,omitempty"` // for good: trying again cannot help
+	Missing bool   `json:"missing,omitempty"` // permanent: a repetition cannot succeed
 	Message string `json:"message"`
 }
 
-// RestorePoint is a checkpoint a member may be restored from.
+// RestorePoint is a checkpoint from which a member may be restored.
 type RestorePoint struct {
 	Step     int64  `json:"step"`
 	Attempt  int    `json:"attempt"`
@@ -239,8 +250,8 @@ type RestorePoint struct {
 	SHA256   string `json:"sha256"`   // of the manifest
 }
 
-// CheckpointReport registers one member's shard of a checkpoint, or says that
-// one was found damaged (Bad not empty).
+// CheckpointReport registers one member's shard of a checkpoint or, with Bad set, reports
+// a damaged one.
 type CheckpointReport struct {
 	AgentBoot string             `json:"agent_boot"`
 	Epoch     int64              `json:"epoch"`
@@ -249,12 +260,14 @@ type CheckpointReport struct {
 	Attempt   int                `json:"attempt"` // the reporter's
 	Rank      int                `json:"rank"`
 	Step      int64              `json:"step"`
-	OfAttempt int                `json:"of_attempt"` // that wrote the checkpoint; equals Attempt when registering
+	OfAttempt int                `json:"of_attempt"` // writer of the checkpoint; equals Attempt when registering
 	Manifest  string             `json:"manifest,omitempty"`
 	SHA256    string             `json:"sha256,omitempty"`
 	Bytes     int64              `json:"bytes,omitempty"`
-	Bad       string             `json:"bad,omitempty"`    // the damage that the restore found
-	Failed    bool               `json:"failed,omitempty"` // with Bad: the restore failed without proof of damage; the second time counts as one
+	Bad       string             `json:"bad,omitempty"` // the damage that the restore found
+	// Failed, with Bad, reports a failed restore without proof of damage. The second such
+	// failure counts as damage.
+	Failed bool `json:"failed,omitempty"`
 }
 
 // LogAck answers an append to a member's log with the end of the stored part. If this
@@ -263,7 +276,8 @@ type LogAck struct {
 	End int64 `json:"end"`
 }
 
-// CheckpointManifest is the object written last: it makes a shard whole.
+// CheckpointManifest lists the files of a shard. It is written after all of them, so that
+// a shard with a manifest is complete.
 type CheckpointManifest struct {
 	Job     berth.JobID      `json:"job"`
 	Attempt int              `json:"attempt"`

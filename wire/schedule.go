@@ -7,7 +7,7 @@ import (
 	"berth/spec"
 )
 
-// Schedule is a schedule as users see it.
+// Schedule is the API's document of a schedule.
 type Schedule struct {
 	ID     berth.ScheduleID `json:"id"`
 	Tenant berth.TenantID   `json:"tenant"`
@@ -32,7 +32,7 @@ type Fire struct {
 	DecidedAt *time.Time    `json:"decided_at,omitempty"`
 }
 
-// FireSource is why a schedule fired.
+// FireSource is the cause of a fire.
 type FireSource string
 
 // The sources.
@@ -48,14 +48,14 @@ type FireStatus string
 // The statuses. Due and buffered fires are not decided yet.
 const (
 	FireDue       FireStatus = "due"       // about to be submitted
-	FireBuffered  FireStatus = "buffered"  // submitted when the jobs before it have ended
-	FireSubmitted FireStatus = "submitted" // it made a job
-	FireSkipped   FireStatus = "skipped"   // for the overlap policy, or a pause
-	FireRefused   FireStatus = "refused"   // its work was not accepted
-	FireMissed    FireStatus = "missed"    // it came later than catch_up
+	FireBuffered  FireStatus = "buffered"  // will be submitted when the jobs before it have ended
+	FireSubmitted FireStatus = "submitted" // the fire has created a job
+	FireSkipped   FireStatus = "skipped"   // by the overlap policy, or for a pause
+	FireRefused   FireStatus = "refused"   // admission refused the job or pipeline
+	FireMissed    FireStatus = "missed"    // the fire came later than catch_up allows
 )
 
-// Decided reports whether the status stays, unless a backfill tries again.
+// Decided reports whether the status is final. Only a backfill may try a decided fire again.
 func (s FireStatus) Decided() bool {
 	switch s {
 	case FireDue, FireBuffered:

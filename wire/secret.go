@@ -2,8 +2,8 @@ package wire
 
 import "time"
 
-// Secret is a named secret of a tenant, as users see it. Only machines that run work
-// which names the secret receive its value.
+// Secret is the API's document of a secret, without its value. Only machines that run work
+// with this secret receive the value.
 type Secret struct {
 	Name      string    `json:"name"`
 	CreatedAt time.Time `json:"created_at"`

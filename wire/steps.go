@@ -15,11 +15,11 @@ type JobView struct {
 	Attempt    int           `json:"attempt"`
 	Slots      []berth.Slot  `json:"slots,omitempty"` // of the current attempt
 	HasParent  bool          `json:"has_parent,omitempty"`
-	ResumeStep int64         `json:"resume_step,omitempty"` // where the attempt starts from
-	StopBy     time.Time     `json:"stop_by,omitzero"`      // after it, Escalate
+	ResumeStep int64         `json:"resume_step,omitempty"` // step of the checkpoint that the attempt resumes from
+	StopBy     time.Time     `json:"stop_by,omitzero"`      // afterwards the workflow calls Escalate
 	RunLimit   spec.Duration `json:"run_limit,omitempty"`   // with grace: bounds the Run activity
-	CancelSeen bool          `json:"cancel_seen,omitempty"` // a cancel request stands on the row
-	Placeable  bool          `json:"-"`                     // waits, is not held, and its backoff is over
+	CancelSeen bool          `json:"cancel_seen,omitempty"` // the row contains a cancel request
+	Placeable  bool          `json:"-"`                     // the job waits, is not held, and its backoff is over
 }
 
 // JobInput is the input of a job's workflow; the row contains the rest.
@@ -41,11 +41,11 @@ type RunRequest struct {
 	Alloc   berth.AllocationID `json:"alloc"`
 }
 
-// Heartbeats of the activity that waits for a member. Each is an update of the
+// Heartbeats of the activity that waits for a member. Each heartbeat updates the
 // workflow's execution. The machine's lease detects a dead machine, and the leader
-// finds lost waiters in the sets of the replicas: heartbeats show progress in
-// Temporal, and find a waiter that both have missed. ADR 0030 has the measurement
-// that both numbers follow from.
+// finds lost waiters in the sets of the replicas. So heartbeats only show progress in
+// Temporal, and reveal a waiter that both have missed. ADR 0030 contains the measurement
+// behind both numbers.
 const (
 	WaiterBeat    = 10 * time.Minute // the longest time between two heartbeats of a waiter
 	WaiterTimeout = 25 * time.Minute // after the last heartbeat the server starts the activity again
@@ -60,23 +60,23 @@ type RunProgress struct {
 	LogOffset int64           `json:"log_offset,omitempty"`
 }
 
-// MemberView is the row of one member (an allocation) as the activity that waits
-// for it reads it.
+// MemberView is the part of a member's row (an allocation) that the waiting activity
+// reads.
 type MemberView struct {
 	Alloc   berth.AllocationID
 	State   berth.AllocationState
-	Current bool          // its attempt is the job's, and the job still holds capacity
-	Sealed  bool          // its end is stored, with logs and checkpoints
-	Exit    *failure.Exit // once sealed; nil for a member that was given up without one
+	Current bool          // the member is of the job's current attempt, and the job still holds capacity
+	Sealed  bool          // the member's end is stored, with logs and checkpoints
+	Exit    *failure.Exit // set once sealed; nil for a member that was given up without an exit
 
 	Progress RunProgress
 
-	// Overdue is true while the machine has been silent for longer than a verdict
-	// takes and a verdict may be passed. It is false while verdicts are frozen.
+	// Overdue reports that the machine has been silent for longer than a verdict takes. It
+	// is false while verdicts are frozen.
 	Overdue bool
 }
 
-// Live reports whether there is still something to wait for.
+// Live reports whether the member's end is still to come.
 func (m MemberView) Live() bool {
 	return m.Current && berth.Slot{State: m.State, Sealed: m.Sealed}.Live()
 }
@@ -91,10 +91,10 @@ type RunResult struct {
 // ReconcileResult is the answer of a step over a parent: ids and positions only.
 type ReconcileResult struct {
 	State berth.State `json:"state"`
-	More  bool        `json:"more,omitempty"` // there is more to do at once
+	More  bool        `json:"more,omitempty"` // call again at once: work is left
 
-	// Ready are steps of a pipeline whose workflows are to be started, some of
-	// them if they are many; Tenant is whose.
+	// Ready lists steps of a pipeline whose workflows should start now. Of many steps it
+	// lists only some. Tenant is the tenant of the steps.
 	Ready  []Ready        `json:"ready,omitempty"`
 	Tenant berth.TenantID `json:"tenant,omitempty"`
 }
@@ -113,6 +113,6 @@ type FireInput struct {
 
 // FireResult is the answer of a Fire step.
 type FireResult struct {
-	Status FireStatus  `json:"status,omitempty"` // "": there is no such schedule any more
+	Status FireStatus  `json:"status,omitempty"` // "": the schedule was deleted
 	Job    berth.JobID `json:"job,omitempty"`
 }

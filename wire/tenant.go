@@ -7,8 +7,8 @@ import (
 	"berth/spec"
 )
 
-// Tenant is a team: whose jobs they are, and whose share of the cluster they
-// use. Its parent's limits bind it too.
+// Tenant is a team that owns jobs and has a share of the cluster. The limits of its parent
+// bind it, too.
 type Tenant struct {
 	ID        berth.TenantID `json:"id"`
 	Parent    berth.TenantID `json:"parent,omitempty" doc:"the tenant above it, whose limits bind it too"`

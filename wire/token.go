@@ -7,7 +7,8 @@ import (
 	"berth/spec"
 )
 
-// Token is a token as admins see it. Secret is returned once, at its creation.
+// Token is the API's document of a token, for admins. Secret is returned once, at the
+// token's creation: the server stores only a hash.
 type Token struct {
 	ID        string          `json:"id"`
 	Name      string          `json:"name"`
@@ -20,7 +21,9 @@ type Token struct {
 	Secret    string          `json:"token,omitempty" doc:"shown once, when the token is made"`
 }
 
-// JoinToken lets one machine join, once. Secret is returned once, at its creation.
+// JoinToken is the API's document of a join token, with which one machine joins the
+// cluster, once. Secret is returned once, at the token's creation. UsedBy and UsedAt are
+// nil until then.
 type JoinToken struct {
 	ID        string            `json:"id"`
 	Pool      string            `json:"pool,omitempty"`

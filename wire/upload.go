@@ -6,7 +6,8 @@ import (
 	"berth"
 )
 
-// Upload is an archive that a tenant has stored.
+// Upload is an archive that a tenant has stored. Its address names the content before
+// compression.
 type Upload struct {
 	Address   berth.Address `json:"address"`
 	Files     int           `json:"files" doc:"entries, folders and links included"`

@@ -6,10 +6,10 @@ import (
 	"berth"
 )
 
-// WebhookEvent is the body of a call.
+// WebhookEvent is the body of a webhook call.
 type WebhookEvent struct {
-	Type      string     `json:"type"`      // job. and the status
-	Timestamp time.Time  `json:"timestamp"` // when the job came to it
+	Type      string     `json:"type"`      // job.STATUS, such as job.succeeded
+	Timestamp time.Time  `json:"timestamp"` // when the job entered the status
 	Data      WebhookJob `json:"data"`
 }
 
