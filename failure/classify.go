@@ -10,16 +10,16 @@ import (
 	"berth/spec"
 )
 
-// MaxInfraLosses is how many attempts infrastructure may spoil since the last
-// new verified checkpoint before the job goes to the dead letter.
+// MaxInfraLosses is the number of attempts lost to infrastructure, since the last new
+// verified checkpoint, after which a job becomes a dead letter.
 const MaxInfraLosses = 20
 
-// Budget is which count of runs a failed attempt is charged to.
+// Budget is the count of runs to which a failed attempt is charged.
 type Budget string
 
 // The budgets.
 const (
-	BudgetNone  Budget = "none"  // policy: canceled, preempted, drained
+	BudgetNone  Budget = "none"  // no charge, such as for a cancel, a preemption or a drain
 	BudgetUser  Budget = "user"  // retry.max_attempts
 	BudgetInfra Budget = "infra" // MaxInfraLosses
 )
@@ -28,67 +28,68 @@ const (
 type RankEvidence struct {
 	Rank     int
 	Machine  berth.MachineID
-	Orphaned bool // its machine fell silent; its end is unknown
-	Claimed  bool // the machine took the work
-	Suspect  bool // within PoisonMinutes of its start, and with nothing else running there, its machine died
-	CutOff   bool // its end is on record, and its machine was given up before it had stored all that is left
-	Exit     *Exit
+	Orphaned bool  // its machine fell silent; its end is unknown
+	Claimed  bool  // the machine has claimed the allocation
+	Suspect  bool  // its machine died within PoisonMinutes of its start, and ran nothing else
+	CutOff   bool  // it has ended, and its machine was given up before all its data was stored
+	Exit     *Exit // nil: no machine has reported an end
 }
 
 // EarlierAttempt is the record of an attempt before the present one.
 type EarlierAttempt struct {
 	Attempt  int
-	Rule     string          // that decided it
+	Rule     string          // name of the rule that decided it
 	Machine  berth.MachineID // of the member to blame
 	LastStep *int64
 	Died     bool // its machine died soon after its start, with no other suspect
 }
 
-// AttemptEvidence is all that Classify needs. It is read from the rows in one
-// transaction.
+// AttemptEvidence is the input of Classify. It is read from the rows in one
+// transaction, so that its parts agree.
 type AttemptEvidence struct {
 	Job        berth.JobID
 	State      berth.State
 	Attempt    int
 	Retry      spec.RetryPolicy
-	CancelAt   time.Time // when a cancel was requested; zero if it was not
+	CancelAt   time.Time // time of the cancel request; zero: none
 	Preempted  bool
-	DrainedBy  string // a drain took the machine; why
-	Failures   int    // user failures before this one
-	Losses     int    // infrastructure losses before this one
-	OOMGrown   bool   // memory was grown once already
+	DrainedBy  string // reason of the drain of the machine; "": no drain
+	Failures   int    // runs charged to BudgetUser before this one
+	Losses     int    // attempts charged to BudgetInfra before this one
+	OOMGrown   bool   // an earlier attempt has already got more memory
 	Checkpoint bool   // a verified checkpoint exists
 	LastStep   *int64 // the last step that its progress reported
-	// OutputsLost are declared outputs of which nothing was stored.
+	// OutputsLost lists declared outputs without any stored data.
 	OutputsLost []string
-	Ranks       []RankEvidence
+	Ranks       []RankEvidence // one for each member; not empty
 	Earlier     []EarlierAttempt
 }
 
 // Verdict is the decision about a job after an attempt.
 type Verdict struct {
 	Next       berth.State
-	Rule       string // that decided
+	Rule       string // name of the rule that decided
 	Reason     berth.Reason
 	Budget     Budget
-	Delay      time.Duration     // before the next attempt is eligible
-	Machine    berth.MachineID   // of the member that decided
-	Avoid      []berth.MachineID // not there, while another machine fits
-	Faults     []berth.MachineID // this counts against them
-	GrowMemory bool              // ask for 1.5 x the memory
+	Delay      time.Duration     // until the next attempt is eligible
+	Machine    berth.MachineID   // of the member to blame
+	Avoid      []berth.MachineID // not used for the next attempt while another machine fits
+	Faults     []berth.MachineID // machines against which the attempt counts, see LemonFaults
+	GrowMemory bool              // the next attempt asks for 1.5 times the memory
 	DeadLetter bool
-	ExitCode   *int // of the member that decided, for people
+	ExitCode   *int // of the member to blame, for users; nil: it says nothing about the end
 }
 
-// Classify returns the verdict on a job with only ended members, by the first of the
-// Rules that matches the evidence. It is pure.
+// Classify returns the verdict on an attempt, by the first of the Rules that matches the
+// evidence. All members must have ended or be orphaned. Classify is pure: the same
+// evidence always gives the same verdict.
 func Classify(e AttemptEvidence) Verdict {
 	r := e.firstBad()
 	at := slices.IndexFunc(Rules, func(c Rule) bool { return c.matches(e, r) })
 	return e.verdict(Rules[at], r) // the last rule matches everything
 }
 
-// verdict carries a rule out.
+// verdict applies a rule; r is the member to blame.
 func (e AttemptEvidence) verdict(c Rule, r RankEvidence) Verdict {
 	v := Verdict{
 		Next: c.Next, Rule: c.Name, Reason: c.reason(e, r), Budget: c.Budget, Machine: r.Machine,
@@ -100,7 +101,7 @@ func (e AttemptEvidence) verdict(c Rule, r RankEvidence) Verdict {
 	if c.Fault {
 		v.Faults = []berth.MachineID{r.Machine}
 	}
-	if c.Next == berth.Succeeded {
+	if c.Next == berth.Succeeded { // the success here points at the machines of earlier failures
 		v.Faults = e.cleared()
 	}
 	if c.Next != berth.Retrying {
@@ -129,8 +130,8 @@ func (e AttemptEvidence) verdict(c Rule, r RankEvidence) Verdict {
 	return v
 }
 
-// spent reports whether the budget that a rule charges has no run left, and the text
-// for it.
+// spent reports whether the budget of a rule has no run left. The text explains this to the
+// user; it is empty for a user budget of a single run and for the infrastructure budget.
 func (e AttemptEvidence) spent(c Rule) (bool, string) {
 	switch c.Budget {
 	case BudgetNone:
@@ -151,7 +152,8 @@ func (e AttemptEvidence) spent(c Rule) (bool, string) {
 	}
 }
 
-// giveUp ends a job whose budget is spent.
+// giveUp turns a verdict into the end of a job without budget. The job becomes a dead
+// letter, unless it failed in the only run that its user allowed.
 func (e AttemptEvidence) giveUp(v Verdict, why string) Verdict {
 	if v.Budget == BudgetInfra {
 		v.DeadLetter = true
@@ -170,8 +172,7 @@ func (e AttemptEvidence) giveUp(v Verdict, why string) Verdict {
 	return v
 }
 
-// allDone: every member exited 0. After an order, trainers save and exit 0, so
-// then only a progress of step = total counts.
+// allDone reports whether every member has done its work: see Exit.Done.
 func (e AttemptEvidence) allDone() bool {
 	for _, r := range e.Ranks {
 		if r.Orphaned || r.Exit == nil || !r.Exit.Done() {
@@ -181,21 +182,23 @@ func (e AttemptEvidence) allDone() bool {
 	return len(e.Ranks) > 0
 }
 
-// outputsCutOff: its work is done, and no program is to blame for missing outputs.
+// outputsCutOff reports whether the job has done its work, and outputs are missing because
+// a machine was given up before it had stored them.
 func (e AttemptEvidence) outputsCutOff(r RankEvidence) bool {
 	return e.allDone() && len(e.OutputsLost) > 0 && r.CutOff && !e.outputsRefused()
 }
 
-// outputsRefused: an output is missing that no machine can store. Other missing
-// outputs then do not matter, since a further run would not help.
+// outputsRefused reports whether one of the missing outputs is one that no machine can
+// store. Other missing outputs then do not matter, since a further run would not help.
 func (e AttemptEvidence) outputsRefused() bool {
 	return slices.ContainsFunc(e.OutputsLost, func(name string) bool {
 		return slices.ContainsFunc(e.Ranks, func(r RankEvidence) bool { return slices.Contains(r.Exit.Refused, name) })
 	})
 }
 
-// outputsUnstored: its work is done, and all missing outputs existed. An output that
-// the program did not write is its user's fault, even if others were not stored.
+// outputsUnstored reports whether the job has done its work, and all missing outputs
+// existed on a machine that could not store them. An output that the program did not write
+// is the job's own fault, even if others were not stored.
 func (e AttemptEvidence) outputsUnstored(_ RankEvidence) bool {
 	return e.allDone() && len(e.OutputsLost) > 0 && !e.outputsRefused() &&
 		!slices.ContainsFunc(e.OutputsLost, func(name string) bool {
@@ -204,9 +207,9 @@ func (e AttemptEvidence) outputsUnstored(_ RankEvidence) bool {
 		})
 }
 
-// firstBad returns the member to blame: an orphan first, then the earliest failure,
-// which caused the other ends. If all members ended well, it is a member with an
-// interrupted upload, or else one with outputs that were not stored.
+// firstBad returns the member to blame: an orphan first, then the earliest failure of the
+// lowest weight, which caused the other ends. If all members ended well, it is a member
+// with an interrupted upload, or else one with outputs that were not stored.
 func (e AttemptEvidence) firstBad() RankEvidence {
 	return slices.MinFunc(e.Ranks, func(a, b RankEvidence) int {
 		if a.weight() != b.weight() {
@@ -221,6 +224,8 @@ func (e AttemptEvidence) firstBad() RankEvidence {
 	})
 }
 
+// weight ranks a member's end as a cause of the attempt's end, the most likely cause first.
+// An exit by order or with code 0 is most likely an effect of another member's failure.
 func (r RankEvidence) weight() int {
 	switch {
 	case r.Orphaned:
@@ -242,12 +247,13 @@ func (r RankEvidence) weight() int {
 	}
 }
 
-// died: the member's machine ended, and took it along.
+// died reports whether the member ended together with its machine.
 func (r RankEvidence) died() bool {
 	return r.Orphaned || r.Exit != nil && r.Exit.Cause == CauseBoot
 }
 
-// ruled matches the exit codes that the user's own rules send this way.
+// ruled returns a condition for Rule.when: the first of the user's own rules that contains
+// the exit code has this action.
 func ruled(action string) func(AttemptEvidence, RankEvidence) bool {
 	return func(e AttemptEvidence, r RankEvidence) bool {
 		at := slices.IndexFunc(e.Retry.Rules, func(rule spec.RetryRule) bool {
@@ -257,7 +263,7 @@ func ruled(action string) func(AttemptEvidence, RankEvidence) bool {
 	}
 }
 
-// earlier counts the earlier attempts that one of the rules decided.
+// earlier returns the number of earlier attempts that one of the rules decided.
 func (e AttemptEvidence) earlier(rules ...string) int {
 	n := 0
 	for _, a := range e.Earlier {
@@ -268,8 +274,8 @@ func (e AttemptEvidence) earlier(rules ...string) int {
 	return n
 }
 
-// stalledThere: an earlier attempt stalled at the same step. A job without reported
-// steps counts as one that stalls at the same step.
+// stalledThere reports whether an earlier attempt stalled at the same step. Two attempts
+// without a reported step count as stalled at the same step.
 func (e AttemptEvidence) stalledThere(_ RankEvidence) bool {
 	return slices.ContainsFunc(e.Earlier, func(a EarlierAttempt) bool {
 		if !slices.Contains(stalls, a.Rule) || (a.LastStep == nil) != (e.LastStep == nil) {
@@ -279,13 +285,14 @@ func (e AttemptEvidence) stalledThere(_ RankEvidence) bool {
 	})
 }
 
-// killsMachines: two machines died under it, and nothing else explains it.
+// killsMachines reports whether this is the second machine that died under the job without
+// another explanation.
 func (e AttemptEvidence) killsMachines(r RankEvidence) bool {
 	return r.Suspect && r.died() && slices.ContainsFunc(e.Earlier,
 		func(a EarlierAttempt) bool { return a.Died && a.Machine != r.Machine })
 }
 
-// deaths lists the machines that died under it.
+// deaths renders the machines that died under the job, with their attempts.
 func (e AttemptEvidence) deaths(r RankEvidence) string {
 	var list []string
 	for _, a := range e.Earlier {
@@ -298,8 +305,8 @@ func (e AttemptEvidence) deaths(r RankEvidence) string {
 		fmt.Sprintf("; each within %d min of its start, with nothing else running there", PoisonMinutes)
 }
 
-// cleared are the machines where an ambiguous end is explained, now that the
-// same job has succeeded elsewhere.
+// cleared returns the machines of earlier attempts with a doubtful end, now that the same
+// job has succeeded on other machines: the success clears the job and accuses them.
 func (e AttemptEvidence) cleared() []berth.MachineID {
 	var list []berth.MachineID
 	for _, a := range e.Earlier {
@@ -311,10 +318,10 @@ func (e AttemptEvidence) cleared() []berth.MachineID {
 	return list
 }
 
-// doubtful are the rules that leave open whether job or machine is to blame.
+// doubtful lists the rules that leave open whether job or machine is to blame.
 var doubtful = []string{"crash", "illegal_access", "gpu_application_error"}
 
-// infraBackoff spaces retries that the machine is to blame for.
+// infraBackoff is the backoff of retries for which infrastructure is to blame.
 var infraBackoff = spec.Backoff{
 	Initial: spec.Duration(10 * time.Second), Factor: 2, Max: spec.Duration(10 * time.Minute),
 }

@@ -6,61 +6,68 @@ import (
 	"berth"
 )
 
-// ExitCause is the cause of a member's end, as the agent observed it. It is evidence,
-// not a verdict: Classify weighs it.
+// ExitCause is the cause of a member's end by the observation of its agent. It is evidence
+// for Classify, not a verdict.
 type ExitCause string
 
 // The causes an agent reports.
 const (
 	CauseExited            ExitCause = "exited"             // the process ended by itself, with Code
-	CauseOrdered           ExitCause = "ordered"            // it ended after a stop, checkpoint or kill order was delivered
+	CauseOrdered           ExitCause = "ordered"            // ended after a stop, checkpoint or kill order
 	CauseTimeLimit         ExitCause = "time_limit"         // the agent stopped it at its run limit
-	CauseStalled           ExitCause = "stalled"            // the agent stopped it for want of progress
+	CauseStalled           ExitCause = "stalled"            // the agent stopped it for lack of activity
 	CauseImageNotFound     ExitCause = "image_not_found"    // never started
 	CauseImageUnavailable  ExitCause = "image_unavailable"  // never started
 	CauseImageMismatch     ExitCause = "image_mismatch"     // never started: the content does not match its digest
 	CauseBadCommand        ExitCause = "bad_command"        // never started: the executable is not in the image
 	CauseDevice            ExitCause = "device"             // never started: the engine refused the GPUs
-	CauseEngine            ExitCause = "engine"             // the engine failed, or restarted and took the container along
+	CauseEngine            ExitCause = "engine"             // the engine failed, or ended the container by a restart
 	CauseBoot              ExitCause = "boot"               // the machine rebooted
 	CauseHostOOM           ExitCause = "host_oom"           // the host, and not the job, ran out of memory
 	CauseVanished          ExitCause = "vanished"           // the container is gone, and its end was not observed
-	CauseFenced            ExitCause = "fenced"             // the machine's deadman ended it: the control plane had not heard the machine for too long
-	CauseGPU               ExitCause = "gpu"                // a device of it failed
-	CauseCheckpointCorrupt ExitCause = "checkpoint_corrupt" // never started: checkpoints existed and none verified
+	CauseFenced            ExitCause = "fenced"             // the deadman ended it: no accepted sync for too long
+	CauseGPU               ExitCause = "gpu"                // one of its devices failed
+	CauseCheckpointCorrupt ExitCause = "checkpoint_corrupt" // never started: no existing checkpoint verified
 	CauseRestoreFailed     ExitCause = "restore_failed"     // never started: the checkpoint store did not answer
-	CauseInputUnavailable  ExitCause = "input_unavailable"  // never started: its code or data did not come
-	CauseInputInvalid      ExitCause = "input_invalid"      // never started: its code or data is invalid, or is gone
-	CauseSecretMissing     ExitCause = "secret_missing"     // never started: a secret of it is gone
-	CauseSecretUnavailable ExitCause = "secret_unavailable" // never started: the server could not open a secret of it
+	CauseInputUnavailable  ExitCause = "input_unavailable"  // never started: its code or data did not arrive
+	CauseInputInvalid      ExitCause = "input_invalid"      // never started: its code or data is invalid or gone
+	CauseSecretMissing     ExitCause = "secret_missing"     // never started: one of its secrets is gone
+	CauseSecretUnavailable ExitCause = "secret_unavailable" // never started: the server could not open a secret
 	CauseNotStarted        ExitCause = "not_started"        // stopped before its container was started
 )
 
-// Exit is how one member ended.
+// Exit is the agent's record of the end of one member.
 type Exit struct {
-	Cause      ExitCause       `json:"cause"`
-	Code       int             `json:"code"`                 // the process's exit code; 128+n for signal n
-	OOMKilled  bool            `json:"oom_killed,omitempty"` // the kernel killed a process of it for memory
-	Message    string          `json:"message,omitempty"`    // the engine's or the agent's own words
-	Sign       LogSign         `json:"sign,omitempty"`       // from the last lines of a failed member's log
-	Xid        uint64          `json:"xid,omitempty"`        // the driver's last word on one of its GPUs while it ran, where that left the device usable
-	Complete   bool            `json:"complete,omitempty"`   // the job's progress said step = total
+	Cause     ExitCause `json:"cause"`
+	Code      int       `json:"code"`                 // the process's exit code; 128+n for signal n
+	OOMKilled bool      `json:"oom_killed,omitempty"` // the kernel killed one of its processes for memory
+	Message   string    `json:"message,omitempty"`    // the engine's or the agent's own words
+	Sign      LogSign   `json:"sign,omitempty"`       // from the last lines of a failed member's log
+	// Xid is the last error that the NVIDIA driver logged for one of its GPUs during the
+	// run, if the error left the device usable.
+	Xid        uint64          `json:"xid,omitempty"`
+	Complete   bool            `json:"complete,omitempty"` // the job's progress reported step = total
 	StartedAt  time.Time       `json:"started_at,omitzero"`
 	FinishedAt time.Time       `json:"finished_at,omitzero"`
 	Measured   *berth.Measured `json:"measured,omitempty"`
-	Unstored   []string        `json:"unstored,omitempty"` // outputs that were there, and that machine, network or store kept from being stored
-	Refused    []string        `json:"refused,omitempty"`  // outputs that no machine can store: too large, or with entries that archives exclude
+	// Unstored lists outputs that existed, and that could not be stored for a fault of the
+	// machine, the network or the store.
+	Unstored []string `json:"unstored,omitempty"`
+	// Refused lists outputs that no machine can store: too large, or with entries that
+	// archives exclude.
+	Refused []string `json:"refused,omitempty"`
 
-	// OverQuota says why the first refused output exceeds a storage quota. It is empty
-	// if none does.
+	// OverQuota explains how the first refused output exceeds a storage quota. It is empty
+	// if no output does.
 	OverQuota string `json:"over_quota,omitempty"`
 }
 
 // Started reports whether the user's process ever ran.
 func (e Exit) Started() bool { return !e.StartedAt.IsZero() }
 
-// Done reports whether the member has done its work: it exited 0 by itself or,
-// since trainers save and exit 0 on an order, its progress was complete.
+// Done reports whether the member has done its work. An exit with code 0 counts if it was
+// not ordered. After an order, trainers save and exit 0 with work left, so then only a
+// progress of step = total counts.
 func (e Exit) Done() bool {
 	return e.Started() && e.Code == 0 && (e.Cause == CauseExited || e.Complete)
 }

@@ -2,19 +2,19 @@ package failure
 
 import "strings"
 
-// LogSign is the cause of a failure that the last lines of a member's log reveal.
-// The agent searches for it, so that the log itself need not be sent.
+// LogSign is the cause of a failure by the last lines of a member's log. The agent searches
+// the log itself, so that the log need not be sent for a verdict.
 type LogSign string
 
-// The signs, in the order in which they are looked for: a broken communication
-// is often the echo of another fault on the same member, so it comes last.
+// The signs, in the order of the search. A broken communication is often the effect of
+// another fault on the same member, so it comes last.
 const (
 	SignCUDAOOM       LogSign = "cuda_oom"
 	SignIllegalAccess LogSign = "illegal_access"
 	SignCommunication LogSign = "communication"
 )
 
-// SignLines is how many of the last lines of a log are looked at.
+// SignLines is the number of last lines of a log that are searched.
 const SignLines = 200
 
 // LogRules lists the phrases of each sign; one phrase in a line is enough. They are
@@ -34,7 +34,8 @@ var LogRules = []struct {
 	}},
 }
 
-// SignOf reads the last lines of a log, "" if they say nothing known.
+// SignOf returns the sign in the last lines of a log, or "" if they contain no phrase of
+// LogRules.
 func SignOf(lines []string) LogSign {
 	if len(lines) > SignLines {
 		lines = lines[len(lines)-SignLines:]

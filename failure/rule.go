@@ -20,13 +20,13 @@ const (
 	EvidenceMachine                     // the machine, its engine, its boot
 	EvidenceDevice                      // its GPUs
 	EvidenceMemory                      // the kernel killed a process for memory
-	EvidencePreparation                 // a failure before the process began
+	EvidencePreparation                 // a failure before the process started
 	EvidenceExit                        // exit codes that name their cause
 	EvidenceLog                         // the last lines of the log
-	EvidenceRest                        // exit codes that only say that it failed
+	EvidenceRest                        // exit codes that name no cause
 )
 
-// String names the kind, for people.
+// String returns the title of the kind in the reference.
 func (e Evidence) String() string {
 	switch e {
 	case EvidenceIntent:
@@ -50,27 +50,27 @@ func (e Evidence) String() string {
 	}
 }
 
-// Class is the sort of a failure.
+// Class is the class of a failure.
 type Class string
 
 // The classes.
 const (
 	ClassDone      Class = "done"      // no failure
-	ClassPolicy    Class = "policy"    // we ended it ourselves
+	ClassPolicy    Class = "policy"    // Berth ended the job by an order
 	ClassInfra     Class = "infra"     // the cluster failed the job
-	ClassTransient Class = "transient" // a service failed it, and may be back
-	ClassPermanent Class = "permanent" // trying again cannot help
+	ClassTransient Class = "transient" // a service failed, and may recover
+	ClassPermanent Class = "permanent" // a further run cannot help
 	ClassUser      Class = "user"      // the job failed
 	ClassAmbiguous Class = "ambiguous" // the job or the machine: a run on another machine decides
-	ClassHang      Class = "hang"      // it stood still
-	ClassPoison    Class = "poison"    // machines die of it
-	ClassUnknown   Class = "unknown"   // no rule knows it; a human should look
+	ClassHang      Class = "hang"      // the job made no progress
+	ClassPoison    Class = "poison"    // the job kills machines
+	ClassUnknown   Class = "unknown"   // no rule matches; an operator should look
 )
 
-// Blame is who has to do something about a failure.
+// Blame is the party that has to act on a failure.
 type Blame string
 
-// Who is to blame.
+// The parties to blame.
 const (
 	BlameNobody  Blame = "nobody"
 	BlamePolicy  Blame = "policy"
@@ -79,49 +79,48 @@ const (
 	BlameUnknown Blame = "unknown"
 )
 
-// Wait is how long a job pauses before its next attempt.
+// Wait selects the wait before the next attempt of a job.
 type Wait string
 
-// The pauses.
+// The waits.
 const (
 	WaitNone  Wait = "none"
-	WaitRetry Wait = "retry.backoff" // the job's own; 10 s x 2, at most 10 min, unless it says otherwise
-	// WaitLoss is nothing after the first loss, since another machine is ready,
-	// and 10 s x 2, at most 10 min, from the second on.
+	WaitRetry Wait = "retry.backoff" // the job's own; default 10 s, doubled, at most 10 min
+	// WaitLoss is no wait after the first loss, since another machine is ready,
+	// and 10 s, doubled, at most 10 min, from the second loss on.
 	WaitLoss  Wait = "from the 2nd loss"
-	WaitInfra Wait = "always" // 10 s x 2, at most 10 min, after the first one too
+	WaitInfra Wait = "always" // 10 s, doubled, at most 10 min, from the first failure on
 )
 
-// Rule is one row of the failure classification: the evidence that it knows a
-// failure by, and all that follows. Among the rules the first that matches
-// decides.
+// Rule is one row of the failure classification: the evidence that identifies a failure,
+// and the consequences. The first matching rule of Rules decides.
 type Rule struct {
-	Name     string // stable: outcomes carry it
+	Name     string // stable: stored with outcomes
 	Evidence Evidence
-	Signal   string         // the evidence, for people
-	Causes   []ExitCause    // the agent's word is one of these; nil: any, or none
-	Codes    spec.ExitCodes // and the exit code one of these; "": any
-	Sign     LogSign        // and this stands in its last lines; "": anything
-	when     func(AttemptEvidence, RankEvidence) bool
+	Signal   string                                   // description of the evidence in the reference
+	Causes   []ExitCause                              // allowed causes; nil: any cause, or no exit at all
+	Codes    spec.ExitCodes                           // allowed exit codes, only with Causes; "": any
+	Sign     LogSign                                  // required sign in the log, only with Causes; "": any
+	when     func(AttemptEvidence, RankEvidence) bool // further condition; nil: none
 
 	Class  Class
 	Reason berth.ReasonCode
-	Says   string // the message; names in braces are filled in, see reason
-	Hint   string // "": what the exit code says
+	Says   string // the message, with placeholders in braces; see reason
+	Hint   string // "": the hint for the exit code; none: no hint
 
 	Next       berth.State
 	Blame      Blame
 	Budget     Budget // charged for a retry
-	Tries      int    // with the user's budget: least number of runs, even with a lower max_attempts
+	Tries      int    // with BudgetUser: least number of runs, even with a lower max_attempts
 	Wait       Wait
-	Elsewhere  bool // not on the machine of the member to blame, while another fits
+	Elsewhere  bool // avoid the machine of the member to blame while another machine fits
 	GrowMemory bool // the next attempt gets half as much memory again
-	DeadLetter bool // set aside with its evidence, for a human
-	Fault      bool // it counts against the machine; see LemonFaults
+	DeadLetter bool // set aside with its evidence, for an operator
+	Fault      bool // the failure counts against the machine; see LemonFaults
 }
 
-// matches reports whether the rule knows how the attempt ended, r being the
-// member to blame.
+// matches reports whether the rule matches the end of the attempt; r is the member to
+// blame.
 func (c Rule) matches(e AttemptEvidence, r RankEvidence) bool {
 	if c.Causes != nil && (r.Exit == nil || !slices.Contains(c.Causes, r.Exit.Cause)) {
 		return false
@@ -135,7 +134,8 @@ func (c Rule) matches(e AttemptEvidence, r RankEvidence) bool {
 	return c.when == nil || c.when(e, r)
 }
 
-// reason fills in the rule's message.
+// reason returns the rule's reason, with the placeholders of Says filled in. A rule without
+// a hint of its own gives the hint for the exit code.
 func (c Rule) reason(e AttemptEvidence, r RankEvidence) berth.Reason {
 	if c.Reason == "" {
 		return berth.Reason{}

@@ -5,22 +5,27 @@ import (
 	"berth/spec"
 )
 
-// A machine drains itself as a lemon after LemonFaults failures that count against
-// it, of jobs of LemonTenants tenants, within LemonHours.
+// Berth drains a machine as a lemon after LemonFaults failures that count against the
+// machine, of jobs of LemonTenants tenants, within LemonHours. Several tenants must be
+// affected, so that the broken program of one tenant cannot drain machines.
 const (
 	LemonFaults  = 3
 	LemonTenants = 2
 	LemonHours   = 24
 )
 
-// PoisonMinutes is how soon after a job's start its machine must have died for
-// the job to be a suspect.
+// PoisonMinutes is the time after a job's start, in minutes, within which the death of its
+// machine makes the job a suspect.
 const PoisonMinutes = 10
 
 // Rules is the failure classification. docs/reference/classification.md is generated from
-// it, and each rule is a case of TestClassify.
+// it, and each rule is a case of TestClassify. The first matching rule decides, so a rule
+// stands before the more general rules for the same evidence, and kinds of evidence stand in
+// the order of Evidence. The last rule matches everything.
 var Rules = []Rule{
 	// Ends that Berth ordered itself.
+	//
+	// A cancel that came after the work was done does not discard the result.
 	{
 		Name: "succeeded_before_cancel", Evidence: EvidenceIntent,
 		Signal: "canceled, but every rank had exited 0 by itself, or complete",
@@ -35,6 +40,9 @@ var Rules = []Rule{
 		Class: ClassPolicy, Reason: berth.ReasonCanceledByUser, Says: "canceled on request", Hint: none,
 		Next: berth.Canceled, Blame: BlamePolicy, Budget: BudgetNone, Wait: WaitNone,
 	},
+	// Missing outputs of work that is done. The rules distinguish a machine that was given up,
+	// a machine that could not store the output, and an output that no machine could store.
+	// The rule "succeeded" follows, so no job succeeds without all its outputs.
 	{
 		Name: "output_cut_off", Evidence: EvidenceIntent,
 		Signal: "every rank exited 0, and its machine was given up (silent, rebooted, confirmed dead, or stuck) " +
@@ -44,6 +52,8 @@ var Rules = []Rule{
 		Says: "it ended well, but machine {machine} was given up before its outputs were stored: {outputs}", Hint: none,
 		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true,
 	},
+	// After three runs the output itself may be the cause, such as by its size: the user's
+	// budget bounds further runs.
 	{
 		Name: "output_unstored_again", Evidence: EvidenceIntent,
 		Signal: "every rank exited 0, and an output was there, but machine, network or store kept it from being " +
@@ -94,6 +104,7 @@ var Rules = []Rule{
 		when:   func(e AttemptEvidence, _ RankEvidence) bool { return e.allDone() },
 		Class:  ClassDone, Next: berth.Succeeded, Blame: BlameNobody, Budget: BudgetNone, Wait: WaitNone,
 	},
+	// After "succeeded": a job that completes its work before it must stop has succeeded.
 	{
 		Name: "preempted", Evidence: EvidenceIntent, Signal: "it gave way to another job",
 		when:  func(e AttemptEvidence, _ RankEvidence) bool { return e.Preempted || e.State == berth.Preempting },
@@ -114,6 +125,8 @@ var Rules = []Rule{
 		Hint: "raise time_limit and submit it again (it starts from the beginning)",
 		Next: berth.Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
 	},
+	// A stall may be the job's fault or the machine's. The first one is free and moves to
+	// another machine; a second one at the same step accuses the job.
 	{
 		Name: "stalled_same_step", Evidence: EvidenceIntent,
 		Signal: "stopped for stall_timeout, at the step where it stood still before", Causes: []ExitCause{CauseStalled},
@@ -136,7 +149,8 @@ var Rules = []Rule{
 		Next: berth.Retrying, Blame: BlameUnknown, Budget: BudgetNone, Wait: WaitNone, Elsewhere: true,
 	},
 
-	// The machine.
+	// The machine. One death under a job may be a coincidence, and the job runs again. The
+	// second one stops the job before it kills more machines.
 	{
 		Name: "poison", Evidence: EvidenceMachine,
 		Signal: "its machine died within 10 min of its start, with no other suspect, and another machine had before",
@@ -159,6 +173,8 @@ var Rules = []Rule{
 		Class: ClassInfra, Reason: berth.ReasonMachineLost, Says: "machine {machine} fell silent", Hint: none,
 		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true,
 	},
+	// Matches every member without an exit that is not orphaned: the rules below may read
+	// r.Exit.
 	{
 		Name: "unclaimed", Evidence: EvidenceMachine, Signal: "its machine did not take the work",
 		when:  func(_ AttemptEvidence, r RankEvidence) bool { return r.Exit == nil },
@@ -178,6 +194,7 @@ var Rules = []Rule{
 		Class: ClassInfra, Reason: berth.ReasonMachineLost, Says: "{exit}", Hint: none,
 		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true,
 	},
+	// The exit code of a container that its engine ended says nothing about the job.
 	{
 		Name: "engine_stopped", Evidence: EvidenceMachine,
 		Signal: "the container engine stopped or restarted and took the container along, whatever its exit code",
@@ -198,6 +215,7 @@ var Rules = []Rule{
 		Class:  ClassInfra, Reason: berth.ReasonMachineError, Says: "{exit}", Hint: none,
 		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true, Fault: true,
 	},
+	// Orders with a recorded reason (cancel, preemption, drain) are matched above.
 	{
 		Name: "not_started", Evidence: EvidenceMachine,
 		Signal: "stopped before its start, or by an order without a reason on record",
@@ -214,6 +232,8 @@ var Rules = []Rule{
 		Class:  ClassInfra, Reason: berth.ReasonGPUError, Says: "{exit}", Hint: none,
 		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true, Fault: true,
 	},
+	// The driver blames the application, but a defective device can cause the same error. So
+	// there are at least two runs, the second on another machine; see doubtful.
 	{
 		Name: "gpu_application_error", Evidence: EvidenceDevice,
 		Signal: "it failed, and the driver had blamed the application on one of its devices (XID 13, 31, 43, ...)",
@@ -227,6 +247,7 @@ var Rules = []Rule{
 	},
 
 	// Memory.
+	// The job kept its own limit: the host has promised more memory than it has.
 	{
 		Name: "host_out_of_memory", Evidence: EvidenceMemory,
 		Signal: "the host ran out of memory and its kernel chose this job, which was inside its own limit",
@@ -234,6 +255,7 @@ var Rules = []Rule{
 		Class:  ClassInfra, Reason: berth.ReasonMachineError, Says: "{exit}", Hint: none,
 		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true, Fault: true,
 	},
+	// Only once per job, by OOMGrown, and therefore regardless of max_attempts.
 	{
 		Name: "oom_grow", Evidence: EvidenceMemory,
 		Signal: "a process of it was killed for memory, it did not exit 0, and on_oom: grow has not been used yet",
@@ -282,6 +304,7 @@ var Rules = []Rule{
 		Hint: "the command is not in the image, or cannot be executed",
 		Next: berth.Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
 	},
+	// A fresh start would silently discard the work of all attempts. The user decides.
 	{
 		Name: "checkpoint_corrupt", Evidence: EvidencePreparation,
 		Signal: "it has checkpoints and none of them verifies: never a silent fresh start",
@@ -320,6 +343,7 @@ var Rules = []Rule{
 		Hint: "set it with berth secret set, then berth retry",
 		Next: berth.Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
 	},
+	// The same server opens secrets for every machine, so another machine would not help.
 	{
 		Name: "secret_unavailable", Evidence: EvidencePreparation,
 		Signal: "the server has no key for a secret that it names", Causes: []ExitCause{CauseSecretUnavailable},
@@ -328,7 +352,7 @@ var Rules = []Rule{
 		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitInfra,
 	},
 
-	// Exit codes that name their cause.
+	// Exit codes that name their cause. The user's own rules come first.
 	{
 		Name: "rule_fail", Evidence: EvidenceExit, Signal: "its code is in retry.rules, action fail",
 		Causes: []ExitCause{CauseExited},
@@ -364,7 +388,8 @@ var Rules = []Rule{
 		Next: berth.Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
 	},
 
-	// The last lines of its log, where the exit code says no more than that it failed.
+	// The last lines of the log, for exit codes that name no cause. Broken communication is
+	// blamed on infrastructure twice; a third time on new machines accuses the job.
 	{
 		Name: "communication_again", Evidence: EvidenceLog,
 		Signal: "collective communication broke (NCCL), for the third time", Causes: []ExitCause{CauseExited},
@@ -399,13 +424,15 @@ var Rules = []Rule{
 		Next: berth.Retrying, Blame: BlameUser, Budget: BudgetUser, Tries: 2, Wait: WaitRetry, Elsewhere: true,
 	},
 
-	// All other failures.
+	// All other failures. Rules with Tries 2 are ambiguous: even a job without retries runs
+	// once more, on another machine.
 	{
 		Name: "crash", Evidence: EvidenceRest, Signal: "exit code 134, 135 or 139 (ABRT, BUS, SEGV)",
 		Causes: []ExitCause{CauseExited}, Codes: "134,135,139",
 		Class: ClassAmbiguous, Reason: berth.ReasonExitCode, Says: "exit code {code}",
 		Next: berth.Retrying, Blame: BlameUser, Budget: BudgetUser, Tries: 2, Wait: WaitRetry, Elsewhere: true,
 	},
+	// A signal without an order by Berth and without a kill by the kernel for memory.
 	{
 		Name: "killed", Evidence: EvidenceRest, Signal: "exit code 137 or 143, and nothing shows who sent the signal",
 		Causes: []ExitCause{CauseExited}, Codes: "137,143",
@@ -426,17 +453,18 @@ var Rules = []Rule{
 	},
 }
 
+// Values and texts that several rules share.
 const (
-	none      = "-" // no hint
-	unlimited = 1 << 30
+	none      = "-"     // a Hint: no hint, not even for the exit code
+	unlimited = 1 << 30 // a number of Tries that no job reaches
 	stallHint = "no log, progress, CPU or GPU activity for stall_timeout"
 	oomHint   = "raise resources.memory, or set retry.on_oom: grow"
 )
 
-// stalls are the rules of jobs that stood still.
+// stalls lists the rules for jobs without progress.
 var stalls = []string{"stalled", "stalled_again", "stalled_same_step"}
 
-// exitHints explains exit codes to users.
+// exitHints explains exit codes to users. Codes above 128 are 128 plus a signal.
 var exitHints = map[int]string{
 	126: "the command is not executable",
 	127: "the command was not found",

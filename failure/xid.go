@@ -6,20 +6,20 @@ import (
 )
 
 // XidVerdict is the required reaction to an XID, the NVIDIA driver's number of a GPU
-// error. Later values are graver.
+// error. Later values are more severe; Fatal and Quarantines depend on this order.
 type XidVerdict int
 
 // The verdicts.
 const (
-	XidUnknown XidVerdict = iota // not in the table: noted, no more
-	XidNote                      // noted: the device goes on
-	XidRestart                   // the application has to be restarted, no more
-	XidDrain                     // kill the job, drain the device, reset and test it before it returns
-	XidHost                      // the same, for the whole host: its devices share the failed part
+	XidUnknown XidVerdict = iota // not in the table: recorded, without consequence
+	XidNote                      // recorded: the device stays in use
+	XidRestart                   // the application must be restarted; the device stays in use
+	XidDrain                     // kill the job and drain the device; reset and test it before new work
+	XidHost                      // as XidDrain for the whole host: its devices share the failed part
 	XidReboot                    // quarantine the machine and reboot the host
 )
 
-// String names the verdict, for people.
+// String describes the verdict for operators.
 func (v XidVerdict) String() string {
 	switch v {
 	case XidUnknown:
@@ -52,9 +52,9 @@ type XidRow struct {
 	What    string // the driver's meaning
 }
 
-// Xids is NVIDIA's catalogue of XID errors as far as it asks for anything. Where
-// operators of large fleets disagree with it (Meta ignores 109), NVIDIA's word
-// counts.
+// Xids lists the errors of NVIDIA's XID catalogue that require a reaction or deserve a
+// note. Where operators of large fleets disagree with the catalogue (Meta ignores 109), the
+// table follows NVIDIA.
 var Xids = []XidRow{
 	{[]uint64{79}, XidReboot, "the GPU has fallen off the bus"},
 	{[]uint64{74, 144, 145, 146, 147, 148, 149, 150}, XidHost, "NVLink failed, and its peers with it"},
@@ -104,7 +104,8 @@ func XidWanted(xid uint64, words string) XidVerdict {
 	}
 }
 
-// XidMeaning returns the driver's meaning of an XID, "" if it is not in the table.
+// XidMeaning returns the driver's meaning of an XID, or "" for an XID that Xids does not
+// list.
 func XidMeaning(xid uint64) string {
 	for _, row := range Xids {
 		if slices.Contains(row.Xids, xid) {
