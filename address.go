@@ -5,13 +5,14 @@ import (
 	"strings"
 )
 
-// Address names content by itself: sha256: and 64 hexadecimal digits, of a tar
-// as it is before its compression.
+// Address identifies an archive by its content: "sha256:" and the 64 hexadecimal digits of
+// the hash of the tar before compression.
 type Address string
 
 const addressPrefix = "sha256:"
 
-// ParseAddress reads an address in its one spelling.
+// ParseAddress parses an address. Only lower-case digits are valid, so that equal content
+// has a single spelling. The error has CodeInvalid.
 func ParseAddress(s string) (Address, error) {
 	digits, ok := strings.CutPrefix(s, addressPrefix)
 	if _, err := hex.DecodeString(digits); !ok || err != nil || len(digits) != 64 || strings.ToLower(digits) != digits {
@@ -20,11 +21,11 @@ func ParseAddress(s string) (Address, error) {
 	return Address(s), nil
 }
 
-// AddressOf is the address of content with this sha256.
+// AddressOf returns the address of content with this SHA-256 hash.
 func AddressOf(sum []byte) Address { return Address(addressPrefix + hex.EncodeToString(sum)) }
 
-// Hex is the address without its prefix.
+// Hex returns the address without its prefix.
 func (a Address) Hex() string { return strings.TrimPrefix(string(a), addressPrefix) }
 
-// Short is enough of the address for people.
+// Short returns the prefix and 12 digits of the address, for display.
 func (a Address) Short() string { return string(a[:min(len(a), len(addressPrefix)+12)]) }

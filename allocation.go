@@ -2,20 +2,20 @@ package berth
 
 import "time"
 
-// AllocationState is where one member's reservation stands. Every state but
+// AllocationState is the state of one member's allocation on its machine. Every state except
 // exited and released counts against the machine's capacity.
 type AllocationState string
 
 // The states of an allocation.
 const (
 	AllocReserved AllocationState = "reserved" // granted; the machine has not claimed it
-	AllocActive   AllocationState = "active"   // claimed; a container may live
+	AllocActive   AllocationState = "active"   // claimed; a container may run
 	AllocExited   AllocationState = "exited"   // the container is gone, its devices are free
-	AllocOrphaned AllocationState = "orphaned" // its machine is silent; it may live on
-	AllocReleased AllocationState = "released"
+	AllocOrphaned AllocationState = "orphaned" // its machine is silent; the container may still run
+	AllocReleased AllocationState = "released" // given up; its capacity is free
 )
 
-// Phase is how far the machine has come with a member, in order.
+// Phase is the progress of a member on its machine. A member passes the phases in order.
 type Phase string
 
 // The phases of a member on its machine.
@@ -30,7 +30,7 @@ const (
 	PhaseSealed    Phase = "sealed" // logs, checkpoints and outputs are stored
 )
 
-// Orders are all instructions to a machine about one member. They are
+// Orders is the full set of instructions to a machine for one member. Orders are
 // level-triggered: each sync carries the full set, and a repeated order has no
 // further effect.
 type Orders struct {
@@ -42,10 +42,10 @@ type Orders struct {
 	Forget     bool `json:"forget,omitempty"`     // settled: remove container and scratch files
 }
 
-// Grace is the time between SIGTERM and SIGKILL.
+// Grace returns the time between SIGTERM and SIGKILL.
 func (o Orders) Grace() time.Duration { return time.Duration(o.GraceMS) * time.Millisecond }
 
-// Slot is one member of a grant, as workflows see it.
+// Slot is the part of a member's allocation that workflows read.
 type Slot struct {
 	Alloc   AllocationID    `json:"alloc"`
 	Rank    int             `json:"rank"`
@@ -55,7 +55,9 @@ type Slot struct {
 	Sealed  bool            `json:"sealed,omitempty"`
 }
 
-// Live reports whether the workflow must still wait for this member.
+// Live reports whether the workflow must still wait for this member: its container may run,
+// or its logs and checkpoints are not stored yet. An orphaned member is not live, since
+// the report of its end may never arrive.
 func (s Slot) Live() bool {
 	switch s.State {
 	case AllocReserved, AllocActive:

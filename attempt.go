@@ -10,11 +10,11 @@ type Attempt struct {
 	PlacedAt   time.Time   `json:"placed_at"`
 	StartedAt  *time.Time  `json:"started_at,omitempty"`
 	EndedAt    *time.Time  `json:"ended_at,omitempty"`
-	ResumeFrom *int64      `json:"resume_from,omitempty"` // the checkpoint step it started from; absent: from nothing
+	ResumeFrom *int64      `json:"resume_from,omitempty"` // checkpoint step of its start; absent: a fresh start
 	LastStep   *int64      `json:"last_step,omitempty"`   // the last step that its progress reported
 	Outcome    *Reason     `json:"outcome,omitempty"`
-	// Lost work of an attempt with a successor: steps and GPU time that must be
-	// repeated, since the checkpoint from which the next attempt started.
+	// Lost work of an attempt with a successor: steps and GPU time since the checkpoint
+	// from which the next attempt starts. The next attempt must repeat them.
 	LostSteps      *int64     `json:"lost_steps,omitempty"`
 	LostGPUSeconds *float64   `json:"lost_gpu_seconds,omitempty"`
 	Next           State      `json:"next,omitempty"` // the job's status after it

@@ -2,7 +2,8 @@ package berth
 
 import "fmt"
 
-// BytesText writes an amount for people.
+// BytesText renders a number of bytes for display, in the largest binary unit up to TiB
+// with one decimal: "512 bytes", "1.5 GiB".
 func BytesText(n int64) string {
 	f, unit := float64(n), "bytes"
 	for _, u := range []string{"KiB", "MiB", "GiB", "TiB"} {

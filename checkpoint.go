@@ -2,12 +2,12 @@ package berth
 
 import "time"
 
-// CheckpointState is how far a checkpoint may be trusted.
+// CheckpointState is the degree to which a checkpoint can be trusted.
 type CheckpointState string
 
 // The states of a checkpoint.
 const (
-	CheckpointPartial  CheckpointState = "partial"  // some members' shards are in
+	CheckpointPartial  CheckpointState = "partial"  // the shards of some members are stored
 	CheckpointVerified CheckpointState = "verified" // every shard is stored and hashed
 	CheckpointBad      CheckpointState = "bad"      // a restore found it damaged
 	CheckpointPruned   CheckpointState = "pruned"   // older than keep; its objects are gone
@@ -21,5 +21,5 @@ type Checkpoint struct {
 	SHA256    string          `json:"manifest_sha256,omitempty"`
 	Bytes     int64           `json:"bytes"`
 	CreatedAt time.Time       `json:"created_at"`
-	Detail    string          `json:"detail,omitempty"` // why it is bad
+	Detail    string          `json:"detail,omitempty"` // the damage of a bad checkpoint
 }

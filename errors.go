@@ -5,20 +5,20 @@ import (
 	"fmt"
 )
 
-// Code is the kind of an error; one table maps codes to HTTP statuses (api/error.go)
-// and one to Temporal's retry behaviour (workers).
+// Code is the kind of an error. One table maps codes to HTTP statuses (api/error.go), and
+// another one maps codes to Temporal's retry behaviour (workers).
 type Code string
 
 // The codes of an Error.
 const (
 	CodeInvalid      Code = "invalid"      // the request itself is wrong
-	CodeUnauthorized Code = "unauthorized" // no token, or one that is not known
+	CodeUnauthorized Code = "unauthorized" // no token, or an unknown one
 	CodeForbidden    Code = "forbidden"    // a known token without this right
 	CodeNotFound     Code = "not_found"
 	CodeConflict     Code = "conflict"    // the state has changed, or does not permit the call
-	CodeCapacity     Code = "capacity"    // quota or room
-	CodeUnavailable  Code = "unavailable" // try again later
-	CodeInternal     Code = "internal"    // our bug
+	CodeCapacity     Code = "capacity"    // a quota or the capacity does not suffice
+	CodeUnavailable  Code = "unavailable" // a later repetition may succeed
+	CodeInternal     Code = "internal"    // a bug of Berth
 )
 
 // FieldError is the fault of one field of a request, with the allowed values.
@@ -28,9 +28,9 @@ type FieldError struct {
 	Allowed string `json:"allowed,omitempty"`
 }
 
-// Error is an error that a user or another process is meant to read. Slug is a
-// stable machine-readable refinement of Code (idempotency_mismatch,
-// stale_epoch, unsatisfiable); empty means the code itself.
+// Error is an error for a user or another process; its text may be shown to both. Slug is
+// a stable, machine-readable refinement of Code (idempotency_mismatch,
+// stale_epoch, unsatisfiable); without a slug, the code itself is stable.
 type Error struct {
 	Code    Code
 	Slug    string
@@ -38,9 +38,10 @@ type Error struct {
 	Fields  []FieldError
 }
 
+// Error returns the message alone; callers that need the code use CodeOf or IsSlug.
 func (e *Error) Error() string { return e.Message }
 
-// StableCode is the code on which clients branch: Slug, or Code without a slug.
+// StableCode returns the code on which clients branch: Slug, or Code without a slug.
 func (e *Error) StableCode() string {
 	if e.Slug != "" {
 		return e.Slug
@@ -53,8 +54,8 @@ func Errorf(code Code, format string, args ...any) *Error {
 	return &Error{Code: code, Message: fmt.Sprintf(format, args...)}
 }
 
-// CodeOf returns the code of the first Error in err's chain, CodeInternal if
-// there is none, and "" for nil.
+// CodeOf returns the code of the first Error in err's chain. It returns CodeInternal for a
+// chain without an Error, and "" for nil.
 func CodeOf(err error) Code {
 	if err == nil {
 		return ""
@@ -65,7 +66,7 @@ func CodeOf(err error) Code {
 	return CodeInternal
 }
 
-// IsSlug reports whether err carries this stable code.
+// IsSlug reports whether the first Error in err's chain has this stable code.
 func IsSlug(err error, slug string) bool {
 	e, ok := errors.AsType[*Error](err)
 	return ok && e.StableCode() == slug
@@ -74,18 +75,19 @@ func IsSlug(err error, slug string) bool {
 // Slugs with a meaning of their own.
 const (
 	SlugInvalidSpec         = "invalid_spec"
-	SlugStaleEpoch          = "stale_epoch"          // the writer's attempt, machine epoch or term is not the current one
-	SlugStaleAttempt        = "stale_attempt"        // to an agent with a current session: it no longer holds this work
+	SlugStaleEpoch          = "stale_epoch"          // the writer's attempt, machine epoch or term is not current
+	SlugStaleAttempt        = "stale_attempt"        // for an agent with a current session: it no longer holds this work
 	SlugIdempotencyMismatch = "idempotency_mismatch" // same key, other body
-	SlugUnsatisfiable       = "unsatisfiable"        // no machine could ever hold it
+	SlugUnsatisfiable       = "unsatisfiable"        // no machine could ever run the job
 	SlugQuota               = "quota"                // more than the tenant may have
-	SlugStorageQuota        = "storage_quota"        // the tenant, or one above it, has no room left to store this
+	SlugStorageQuota        = "storage_quota"        // a storage quota of the tenant, or of one above it, is used up
 	SlugNotReady            = "not_ready"            // settle came before every member was sealed
-	SlugArchive             = "invalid_archive"      // an archive's content breaks the rules; it will the next time
-	SlugMachineRetired      = "machine_retired"      // to an agent: its machine was removed, for good
+	SlugArchive             = "invalid_archive"      // an archive's content breaks the rules; a repetition fails, too
+	SlugMachineRetired      = "machine_retired"      // for an agent: its machine was removed permanently
 )
 
-// ErrStaleEpoch is answered to a writer that was superseded. It wrote nothing.
+// ErrStaleEpoch returns the error for a writer with a superseded attempt, machine epoch or
+// term. The call has written nothing.
 func ErrStaleEpoch(format string, args ...any) *Error {
 	return &Error{Code: CodeConflict, Slug: SlugStaleEpoch, Message: fmt.Sprintf(format, args...)}
 }

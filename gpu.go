@@ -7,8 +7,8 @@ type GPU struct {
 	Model     string `json:"model"` // short: H100, A100, H200
 	MemoryMiB int64  `json:"memory_mib"`
 	Healthy   bool   `json:"healthy"`
-	Reason    string `json:"reason,omitempty"` // why it is not healthy
-	// Quarantine: the fault of the device concerns its whole machine, which gets no
-	// work until an operator opens it again.
+	Reason    string `json:"reason,omitempty"` // the fault of an unhealthy device
+	// Quarantine reports that the device's fault affects its whole machine. The machine
+	// gets no work until an operator makes it available again.
 	Quarantine bool `json:"quarantine,omitempty"`
 }

@@ -12,16 +12,18 @@ import (
 // text form, so that ids sort by the time of submission.
 type JobID string
 
-// TenantID names a team; every job, machine grant, token and query carries one.
+// TenantID names a tenant, usually a team. Every job, grant, token and query has one.
 type TenantID string
 
-// MachineID names a machine: the name it joined under, [a-z0-9-]{1,63}.
+// MachineID names a machine by the name of its registration, a DNS label; see
+// ParseMachineID.
 type MachineID string
 
-// AllocationID names one member's reservation on one machine.
+// AllocationID identifies one member's allocation on one machine.
 type AllocationID int64
 
-// NewJobID returns a fresh id for a job submitted at now.
+// NewJobID returns a fresh id for a job submitted at now. Within a millisecond, the order
+// of ids is random.
 func NewJobID(now time.Time) JobID {
 	var b [16]byte
 	_, _ = rand.Read(b[8:]) // crypto/rand.Read never fails since Go 1.24
@@ -47,6 +49,7 @@ func ParseJobID(s string) (JobID, error) {
 	return JobID(formatUUID([16]byte(raw))), nil
 }
 
+// formatUUID renders 16 bytes in the usual text form of a UUID.
 func formatUUID(b [16]byte) string {
 	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
@@ -66,7 +69,7 @@ func ParseMachineID(s string) (MachineID, error) {
 	return MachineID(s), nil
 }
 
-// ParseTenantID returns an error of code invalid when s is not a tenant's name.
+// ParseTenantID returns s as a tenant id, or an error of code invalid.
 func ParseTenantID(s string) (TenantID, error) {
 	if !isName(s) {
 		return "", Errorf(CodeInvalid, "%.100q is not a tenant: 1 to 63 of a-z, 0-9 and '-', not at either end", s)
@@ -92,7 +95,7 @@ func isName(s string) bool {
 // schedule is deleted.
 type ScheduleID string
 
-// NewScheduleID returns a fresh id.
+// NewScheduleID returns a fresh id for a schedule created at now.
 func NewScheduleID(now time.Time) ScheduleID { return ScheduleID(NewJobID(now)) }
 
 // ParseScheduleID returns the id in canonical form, or an error of code invalid.

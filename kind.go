@@ -2,8 +2,8 @@ package berth
 
 import "slices"
 
-// Kind distinguishes rows of jobs: a job, or a parent of others, which holds no
-// capacity itself.
+// Kind distinguishes the rows of the table jobs: a job, or a parent of jobs, which holds no
+// capacity itself. "" means KindJob.
 type Kind string
 
 // The kinds.
@@ -13,7 +13,7 @@ const (
 	KindPipeline Kind = "pipeline"
 )
 
-// CanBecome reports whether the state machine of such rows has this change.
+// CanBecome reports whether the state machine for rows of this kind allows the change.
 func (k Kind) CanBecome(from, to State) bool {
 	if k == KindJob || k == "" {
 		return from.CanBecome(to)

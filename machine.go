@@ -2,42 +2,42 @@ package berth
 
 import "time"
 
-// MachineState is how a machine stands with the control plane.
+// MachineState is the state of a machine in the control plane.
 type MachineState string
 
-// The states of a machine. Only ready ones are given work, and of these only
-// machines whose container engine answers.
+// The states of a machine. Only a ready machine gets work, and only while its container
+// engine answers.
 const (
-	MachineJoining  MachineState = "joining" // registered; leftovers are not confirmed gone
+	MachineJoining  MachineState = "joining" // registered; old containers may still be left
 	MachineReady    MachineState = "ready"
-	MachineSuspect  MachineState = "suspect"  // silent for more than its lease
+	MachineSuspect  MachineState = "suspect"  // silent for longer than its lease
 	MachineDraining MachineState = "draining" // gets no new work
-	MachineLost     MachineState = "lost"     // silent past lost_after of its members
-	MachineRetired  MachineState = "retired"  // gone for good
+	MachineLost     MachineState = "lost"     // silent for longer than lost_after of its members
+	MachineRetired  MachineState = "retired"  // removed permanently
 )
 
-// Lease arithmetic of machines: the server counts from the arrival of a sync,
-// the agent from its sending, so that the agent's deadline is never later.
+// Leases of machines. The server counts from the arrival of a sync, the agent from its
+// sending, so that the agent's deadline is never later.
 const (
 	MachineLeaseTTL = 20 * time.Second
-	SyncWait        = 4 * time.Second // longest long-poll
+	SyncWait        = 4 * time.Second // longest wait of a sync call for news
 )
 
-// Fences of at_most_one work. The deadman of a machine ends it once the last
-// sync that the control plane accepted was sent DefaultFence ago, or another time
-// in the machine's settings. The job may run elsewhere FenceMargin after that and
-// after the job's stop grace, counted from the arrival of that sync.
+// Fences of at_most_one work. The deadman of a machine stops such work DefaultFence, or
+// another time in the machine's settings, after the last sync that the control plane
+// accepted was sent. The job may run elsewhere FenceMargin after this time and the job's
+// stop grace, counted from the arrival of that sync.
 const (
 	DefaultFence = 15 * time.Minute
 	FenceMargin  = time.Minute
 )
 
-// Capacity is an amount of every resource that reservations add up in.
+// Capacity is an amount of each resource that reservations count.
 type Capacity struct {
-	CPUMilli  int64 `json:"cpu_milli"`
+	CPUMilli  int64 `json:"cpu_milli"` // thousandths of a core
 	MemoryMiB int64 `json:"memory_mib"`
 	DiskMiB   int64 `json:"disk_mib"`
-	GPUMilli  int64 `json:"gpu_milli"`
+	GPUMilli  int64 `json:"gpu_milli"` // thousandths of a device
 }
 
 // Add returns c + d.

@@ -1,6 +1,7 @@
 package berth
 
-// Measured sums up a member's use in one attempt, as far as it was sampled.
+// Measured summarizes the samples of a member's resource usage in one attempt. Means are
+// over Seconds, the sampled part of the run.
 type Measured struct {
 	Member        int      `json:"member"`
 	Seconds       float64  `json:"seconds" doc:"of its run that the figures tell of"`

@@ -12,8 +12,8 @@ const (
 	QueueWaiters = "waiters" // the activities that wait for members, in any control plane replica
 )
 
-// MachineQueue is the task queue that agents polled up to the version in which
-// waiters moved to QueueWaiters. Nothing new is scheduled there.
+// MachineQueue returns the task queue that agents polled up to the version in which
+// waiters moved to QueueWaiters. No activity is scheduled on this queue now.
 func MachineQueue(m MachineID) string { return "m-" + string(m) }
 
 // Workflow types and activity names. Activities carry a version in their name:
@@ -37,9 +37,9 @@ const (
 	ActivityFire          = "Fire.v1"
 )
 
-// Signals of a job's workflow. Neither carries anything.
+// Signals of a job's workflow. They carry no data: the workflow reads the row.
 const (
-	SignalPoke   = "poke"   // something changed in your row: read it
+	SignalPoke   = "poke"   // the job's row has changed: read it
 	SignalCancel = "cancel" // request a cancel on the row
 )
 
@@ -48,12 +48,13 @@ const (
 	AttributeTenant = "Tenant"
 	AttributeKind   = "Kind"
 
-	// AttributeScheduled is Temporal's own: the time that a workflow which a
-	// schedule started stands for.
+	// AttributeScheduled is set by Temporal on a workflow that a schedule started: the
+	// nominal time of the fire.
 	AttributeScheduled = "TemporalScheduledStartTime"
 )
 
-// WorkflowOf is the type of the workflow that drives a row of that kind.
+// WorkflowOf returns the type of the workflow that drives a row of the kind. It panics on
+// an unknown kind.
 func WorkflowOf(k Kind) string {
 	switch k {
 	case KindJob:
@@ -67,11 +68,11 @@ func WorkflowOf(k Kind) string {
 	}
 }
 
-// JobWorkflowID is the id of the workflow that drives a job, or a parent of jobs:
+// JobWorkflowID returns the id of the workflow that drives a job, or a parent of jobs:
 // every row of jobs has one workflow.
 func JobWorkflowID(id JobID) string { return "job/" + string(id) }
 
-// JobOfWorkflow is the inverse of JobWorkflowID; false for other workflows.
+// JobOfWorkflow is the inverse of JobWorkflowID. ok is false for other workflows.
 func JobOfWorkflow(workflowID string) (JobID, bool) {
 	s, ok := strings.CutPrefix(workflowID, "job/")
 	if !ok {
@@ -81,10 +82,11 @@ func JobOfWorkflow(workflowID string) (JobID, bool) {
 	return id, err == nil
 }
 
-// TemporalScheduleID is the Temporal Schedule that is a schedule's clock.
+// TemporalScheduleID returns the id of the Temporal Schedule that is a schedule's clock.
 func TemporalScheduleID(id ScheduleID) string { return "schedule/" + string(id) }
 
-// ScheduleOfTemporal is the inverse of TemporalScheduleID; false for others.
+// ScheduleOfTemporal is the inverse of TemporalScheduleID. ok is false for other Temporal
+// Schedules.
 func ScheduleOfTemporal(s string) (ScheduleID, bool) {
 	s, ok := strings.CutPrefix(s, "schedule/")
 	if !ok {
@@ -94,17 +96,17 @@ func ScheduleOfTemporal(s string) (ScheduleID, bool) {
 	return id, err == nil
 }
 
-// FireWorkflowID is the beginning of the ids of the workflows that fire a schedule;
-// Temporal adds the time.
+// FireWorkflowID returns the prefix of the ids of the workflows that fire a schedule.
+// Temporal appends the time.
 func FireWorkflowID(id ScheduleID) string { return "fire/" + string(id) }
 
-// ContainerName is the local fence: an engine refuses a second container of the
-// same job, rank and attempt.
+// ContainerName returns the name of a member's container. It serves as a local fence: an
+// engine refuses a second container for the same job, rank and attempt.
 func ContainerName(job JobID, rank, attempt int) string {
 	return fmt.Sprintf("berth-%s-%d-%d", job, rank, attempt)
 }
 
-// Labels of every container Berth makes.
+// Labels of every container that Berth creates.
 const (
 	LabelCluster  = "berth.cluster"
 	LabelMachine  = "berth.machine"
@@ -114,10 +116,10 @@ const (
 	LabelRank     = "berth.rank"
 	LabelEpoch    = "berth.machine_epoch"
 	LabelSpecHash = "berth.spec_hash"
-	LabelNetwork  = "berth.network" // of a gang's container: the network made for it
+	LabelNetwork  = "berth.network" // of a gang's container: the network created for the gang
 )
 
-// FireKey is the idempotency key of a fire's job.
+// FireKey returns the idempotency key of a fire's job, so that a fire submits its job once.
 func FireKey(id ScheduleID, at time.Time) string {
 	return "schedule/" + string(id) + "/" + at.UTC().Format(time.RFC3339Nano)
 }

@@ -1,6 +1,7 @@
 package berth
 
-// Reason says why a job is where it is. Codes are stable; messages are for people.
+// Reason explains the status of a job or the result of a fire. Codes are stable, for
+// programs; messages are for users and may change.
 type Reason struct {
 	Code    ReasonCode `json:"code"`
 	Message string     `json:"message,omitempty"`
@@ -32,18 +33,18 @@ const (
 	ReasonUpstreamFailed    ReasonCode = "upstream_failed"
 	ReasonCanceledByUser    ReasonCode = "canceled_by_user"
 	ReasonBudgetSpent       ReasonCode = "budget_spent"
-	ReasonUnclaimed         ReasonCode = "unclaimed"      // the machine never took the work it was given
+	ReasonUnclaimed         ReasonCode = "unclaimed"      // the machine did not claim its allocation
 	ReasonImageMismatch     ReasonCode = "image_mismatch" // the content does not match the image's digest
 	ReasonCommunication     ReasonCode = "communication"  // the members lost each other
 	ReasonInputUnavailable  ReasonCode = "input_unavailable"
 	ReasonInputInvalid      ReasonCode = "input_invalid"
 	ReasonSecretMissing     ReasonCode = "secret_missing"
 	ReasonSecretUnavailable ReasonCode = "secret_unavailable"
-	ReasonPoison            ReasonCode = "poison"           // machines die of it
-	ReasonElementsFailed    ReasonCode = "elements_failed"  // of an array: not all of it succeeded
-	ReasonOverlap           ReasonCode = "overlap"          // of a schedule: its earlier job has not ended
-	ReasonPaused            ReasonCode = "paused"           // of a fire: its schedule was
-	ReasonAdmissionPaused   ReasonCode = "admission_paused" // of a waiting job, as long as an operator has paused new starts
-	ReasonTooLate           ReasonCode = "too_late"         // of a fire: it came later than catch_up
-	ReasonUnknown           ReasonCode = "unknown"          // no rule of the classification knows it
+	ReasonPoison            ReasonCode = "poison"           // machines die under the job
+	ReasonElementsFailed    ReasonCode = "elements_failed"  // of an array: not all elements succeeded
+	ReasonOverlap           ReasonCode = "overlap"          // of a fire: an earlier job has not ended
+	ReasonPaused            ReasonCode = "paused"           // of a fire: the schedule was paused
+	ReasonAdmissionPaused   ReasonCode = "admission_paused" // of a waiting job: an operator has paused new starts
+	ReasonTooLate           ReasonCode = "too_late"         // of a fire: later than catch_up allows
+	ReasonUnknown           ReasonCode = "unknown"          // no rule of the classification matches
 )

@@ -1,30 +1,30 @@
 package berth
 
-// Start is the leader's decision to begin one attempt of a job: the data that the
+// Start is the leader's decision to start one attempt of a job: the data that the
 // commit writes, and the versions of the rows behind the decision. It is committed
 // only while all these versions are current.
 type Start struct {
 	Job     JobID
-	Version int64 // of the job's row
-	Attempt int   // that begins
-	Ranks   []Grant
+	Version int64   // of the job's row
+	Attempt int     // number of the new attempt
+	Ranks   []Grant // one for each member, by rank
 }
 
-// Grant is the place of one member.
+// Grant is the capacity of one member on one machine.
 type Grant struct {
 	Machine  MachineID
-	Epoch    int64 // of the machine
+	Epoch    int64 // of the machine's row; a machine that registered again has another one
 	Capacity Capacity
 	GPUs     []DeviceShare
 }
 
-// DeviceShare is a part of one device of a machine; 1000 is the whole.
+// DeviceShare is a share of one device of a machine.
 type DeviceShare struct {
-	Index int
-	Milli int64
+	Index int   // of the device on its machine
+	Milli int64 // thousandths; 1000 is the whole device
 }
 
-// Fits reports whether c can be taken from free.
+// Fits reports whether free is at least c in every resource.
 func (c Capacity) Fits(free Capacity) bool {
 	return c.CPUMilli <= free.CPUMilli && c.MemoryMiB <= free.MemoryMiB && c.DiskMiB <= free.DiskMiB &&
 		c.GPUMilli <= free.GPUMilli

@@ -2,17 +2,18 @@ package berth
 
 import "slices"
 
-// State is a job's status. The row's state column is the only place it lives.
+// State is a job's status. It is stored in the state column of the job's row, and nowhere
+// else.
 type State string
 
 // The states of a job. The last three are terminal.
 const (
-	Submitted  State = "submitted"  // stored; its workflow has not looked at it yet
+	Submitted  State = "submitted"  // stored; its workflow has not read the row yet
 	Queued     State = "queued"     // its workflow waits for the leader's grant
 	Scheduled  State = "scheduled"  // capacity is reserved; machines prepare
 	Running    State = "running"    // the containers of all its members have started
-	Preempting State = "preempting" // must give its capacity to another job
-	Canceling  State = "canceling"  // ordered to stop; containers may still live
+	Preempting State = "preempting" // must release its capacity for another job
+	Canceling  State = "canceling"  // ordered to stop; containers may still run
 	Retrying   State = "retrying"   // waits for its next attempt
 	Succeeded  State = "succeeded"
 	Failed     State = "failed"
@@ -23,7 +24,7 @@ const (
 var States = []State{Submitted, Queued, Scheduled, Running, Preempting, Canceling, Retrying, Succeeded,
 	Failed, Canceled}
 
-// Actor is who moves a job from one state to another.
+// Actor is the part of Berth that changes the state of a job.
 type Actor string
 
 // The actors of the state table.
@@ -41,9 +42,9 @@ type Transition struct {
 	When     string // the condition checked in the same transaction
 }
 
-// Transitions is the state machine of a job: the only changes of state there
-// are. The guard trigger in the database holds the same pairs, docs/design/states.md
-// is generated from it, and tests compare all three.
+// Transitions is the state machine of a job: all allowed changes of state. The guard trigger
+// in the database contains the same pairs, docs/design/states.md is generated from
+// Transitions, and tests compare all three.
 var Transitions = []Transition{
 	{"", Submitted, ActorAPI, "the request is valid and its idempotency key is new"},
 	{Submitted, Queued, ActorWorkflow, "the workflow is alive"},
@@ -80,9 +81,9 @@ var Transitions = []Transition{
 	{Retrying, Canceled, ActorAPI, "a cancel request; no capacity is held"},
 }
 
-// ParentTransitions is the state machine of a parent, which is a row of jobs too: an
-// array or a pipeline. A parent holds no capacity; its status follows from its
-// children. The guard trigger holds the same pairs.
+// ParentTransitions is the state machine of a parent, an array or a pipeline, which is a
+// row of the table jobs, too. A parent holds no capacity; its status follows from its
+// children. The guard trigger contains the same pairs.
 var ParentTransitions = []Transition{
 	{"", Submitted, ActorAPI, "the request is valid and its idempotency key is new"},
 	{Submitted, Queued, ActorWorkflow, "its coordinator is alive"},
@@ -103,7 +104,7 @@ var ParentTransitions = []Transition{
 		"it had more failures than it may have, and every element that was made has ended"},
 }
 
-// CanBecome reports whether the state machine has this change.
+// CanBecome reports whether the state machine of a job allows the change.
 func (s State) CanBecome(to State) bool {
 	return slices.ContainsFunc(Transitions, func(t Transition) bool { return t.From == s && t.To == to })
 }
@@ -114,7 +115,7 @@ func (s State) Terminal() bool { return s == Succeeded || s == Failed || s == Ca
 // Waiting reports whether the job holds no capacity and may still get some.
 func (s State) Waiting() bool { return s == Submitted || s == Queued || s == Retrying }
 
-// HoldsCapacity reports whether allocations of the current attempt may live.
+// HoldsCapacity reports whether a job in this state may have allocations that hold capacity.
 func (s State) HoldsCapacity() bool {
 	switch s {
 	case Scheduled, Running, Preempting, Canceling:
@@ -126,7 +127,7 @@ func (s State) HoldsCapacity() bool {
 	}
 }
 
-// ParseState returns s as a state, or an error that lists them.
+// ParseState returns s as a state, or an error of code invalid that lists all states.
 func ParseState(s string) (State, error) {
 	if slices.Contains(States, State(s)) {
 		return State(s), nil
