@@ -220,7 +220,7 @@ func (r *run) decide(x *queue.Contender) {
 	}
 	r.placer.Wants, r.placer.Moved = e.Data, r.placer.Moved[:0]
 	start, ok := r.place(e)
-	r.placer.Wants = nil // trials, such as those of preemption, ignore data
+	r.placer.Wants = nil // later searches of the plan, such as for victims, ignore data
 	if ok {
 		r.start(x, e, start)
 	} else {

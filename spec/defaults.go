@@ -64,4 +64,5 @@ func (s Job) WithDefaults() Job {
 	return s
 }
 
+// ptr returns a pointer to a copy of v, for optional fields.
 func ptr[T any](v T) *T { return &v }
