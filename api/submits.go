@@ -34,7 +34,7 @@ const (
 
 // submits limit each tenant to its rate of submits, which all replicas share.
 type submits struct {
-	take func(ctx context.Context, limits []db.SubmitLimit, most int) (granted int, wait time.Duration, err error)
+	take func(ctx context.Context, tenant berth.TenantID, limits []db.SubmitLimit, most int) (db.SubmitGrant, error)
 
 	mu     sync.Mutex
 	leases *recent[berth.TenantID, *submitLease]
@@ -47,6 +47,7 @@ type submitLease struct {
 	until  time.Time     // end of the block
 	again  time.Time     // no block is taken before this time
 	back   time.Time     // when the tenant may submit again, as far as known
+	share  float64       // of its own rate that the tenant has; see db.SubmitGrant
 	taking chan struct{} // closed when the call that takes a block returns; nil: no such call
 }
 
@@ -75,13 +76,13 @@ func (s *submits) allow(ctx context.Context, tenant berth.TenantID, limits []db.
 			l.left--
 			return nil
 		case now.Before(l.again):
-			return tooManySubmits(tenant, limits, l.back.Sub(now))
+			return tooManySubmits(tenant, limits, l.share, l.back.Sub(now))
 		case l.taking != nil:
 			if err := s.await(ctx, l.taking); err != nil {
 				return err
 			}
 		default:
-			if err := s.takeBlock(ctx, l, limits); err != nil {
+			if err := s.takeBlock(ctx, tenant, l, limits); err != nil {
 				return err
 			}
 		}
@@ -102,13 +103,15 @@ func (s *submits) await(ctx context.Context, taken <-chan struct{}) error {
 
 // takeBlock takes a block from the database, without the lock. Other callers wait for the
 // answer, so the statement does not end with this caller.
-func (s *submits) takeBlock(ctx context.Context, l *submitLease, limits []db.SubmitLimit) error {
+func (s *submits) takeBlock(
+	ctx context.Context, tenant berth.TenantID, l *submitLease, limits []db.SubmitLimit,
+) error {
 	l.taking = make(chan struct{})
 	size := l.next(limits)
 	s.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), submitTimeout)
 	defer cancel()
-	granted, wait, err := s.take(ctx, limits, size)
+	block, err := s.take(ctx, tenant, limits, size)
 	s.mu.Lock()
 	close(l.taking)
 	l.taking = nil
@@ -116,11 +119,11 @@ func (s *submits) takeBlock(ctx context.Context, l *submitLease, limits []db.Sub
 	switch {
 	case err != nil:
 		return err
-	case granted == 0:
-		wait = max(wait, submitPause)
-		l.again, l.back = now.Add(min(wait, submitRest)), now.Add(wait)
+	case block.Granted == 0:
+		wait := max(block.Wait, submitPause)
+		l.again, l.back, l.share = now.Add(min(wait, submitRest)), now.Add(wait), block.Share
 	default:
-		l.size, l.left, l.until = size, granted, now.Add(submitKeep)
+		l.size, l.left, l.until = size, block.Granted, now.Add(submitKeep)
 	}
 	return nil
 }
@@ -148,7 +151,11 @@ func strictest(limits []db.SubmitLimit) db.SubmitLimit {
 
 // tooManySubmits is the refusal of a submit. The message names the tenant at its limit,
 // which may be a tenant above the caller's.
-func tooManySubmits(tenant berth.TenantID, limits []db.SubmitLimit, wait time.Duration) error {
+func tooManySubmits(tenant berth.TenantID, limits []db.SubmitLimit, share float64, wait time.Duration) error {
+	if own := slices.IndexFunc(limits, func(l db.SubmitLimit) bool { return l.Tenant == tenant }); share < 1 && own >= 0 {
+		return limited(wait, "tenant %s submits jobs faster than the control plane can start them; until it has caught "+
+			"up, it accepts about %.3g a second (an array counts as one)", tenant, share*limits[own].Rate)
+	}
 	l := strictest(limits)
 	if l.Tenant != tenant {
 		return limited(wait, "tenant %s, above %s, submits more than %g jobs a second, which is its limit "+

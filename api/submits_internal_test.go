@@ -16,13 +16,13 @@ type fakeBucket struct {
 	full              bool // nothing is left, for a long time
 }
 
-func (b *fakeBucket) take(_ context.Context, _ []db.SubmitLimit, most int) (int, time.Duration, error) {
+func (b *fakeBucket) take(_ context.Context, _ berth.TenantID, _ []db.SubmitLimit, most int) (db.SubmitGrant, error) {
 	b.statements++
 	if b.full {
-		return 0, 1000 * time.Second, nil
+		return db.SubmitGrant{Wait: 1000 * time.Second, Share: 1}, nil
 	}
 	b.taken += most
-	return most, 0, nil
+	return db.SubmitGrant{Granted: most, Share: 1}, nil
 }
 
 func TestSubmitsAreTakenAsTheyAreUsed(t *testing.T) {
