@@ -58,9 +58,9 @@ func run(m *testing.M) int {
 	return m.Run()
 }
 
-// start starts a stack for a test or benchmark and closes it at its end. It lifts the limits on
-// the calls of one token and on the submits of one tenant: this package measures how the cluster
-// handles work, and e2e/siege how it handles callers.
+// start starts a stack for a test or benchmark and closes it at its end. It lifts the limit on
+// the calls of one token, since each generator has one. The limit on the submits of one tenant
+// stays as users have it.
 func start(t testing.TB, folder string) *rig.Stack {
 	t.Helper()
 	return startWith(t, rig.Options{Programs: folder})
@@ -72,7 +72,7 @@ func startWith(t testing.TB, o rig.Options) *rig.Stack {
 	t.Helper()
 	s, err := rig.Start(t.Context(), rig.Options{
 		Workshop: workshop, Programs: o.Programs, Linked: o.Linked,
-		Berthd: []string{"--rate=100000", "--burst=100000"}, Newer: []string{"--submit-rate=0"},
+		Berthd: []string{"--rate=100000", "--burst=100000"},
 	})
 	if s != nil {
 		t.Cleanup(func() {

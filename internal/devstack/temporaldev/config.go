@@ -2,6 +2,7 @@ package temporaldev
 
 import (
 	"fmt"
+	"runtime"
 	"time"
 
 	"go.temporal.io/server/common/cluster"
@@ -22,8 +23,8 @@ const (
 	historyShards = 64
 
 	// Each of the four services opens pools of its own, so the server holds at
-	// most 4*(mainConns+visibilityConns) = 100 connections.
-	mainConns       = 20
+	// most 4*(mostConns+visibilityConns) = 100 connections.
+	mostConns       = 20
 	visibilityConns = 5
 
 	// Connections beyond idleConns are closed after a burst, and every connection is closed after
@@ -32,6 +33,11 @@ const (
 	idleConns = 8
 	connLife  = 10 * time.Minute
 )
+
+// mainConns returns the size of a service's pool for the main database. Transactions beyond
+// a few for each core only compete for it: on two cores, 6 connections instead of 20 settled
+// a quarter more jobs under overload.
+func mainConns() int { return min(mostConns, 3*runtime.GOMAXPROCS(0)) }
 
 // services in the order in which their ports are given out.
 var services = [...]primitives.ServiceName{
@@ -66,7 +72,7 @@ func serverConfig(s store, ports [len(services)]int) *config.Config {
 			VisibilityStore:  visibilityDatabase,
 			NumHistoryShards: historyShards,
 			DataStores: map[string]config.DataStore{
-				mainDatabase:       {SQL: s.sqlConfig(mainDatabase, mainConns)},
+				mainDatabase:       {SQL: s.sqlConfig(mainDatabase, mainConns())},
 				visibilityDatabase: {SQL: s.sqlConfig(visibilityDatabase, visibilityConns)},
 			},
 		},
