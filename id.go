@@ -98,8 +98,8 @@ type ScheduleID string
 // NewScheduleID returns a fresh id for a schedule created at now.
 func NewScheduleID(now time.Time) ScheduleID { return ScheduleID(NewJobID(now)) }
 
-// ParseScheduleID returns the id in canonical form, or an error of code invalid.
-func ParseScheduleID(s string) (ScheduleID, error) {
+// parseScheduleID returns the id in canonical form, or an error of code invalid.
+func parseScheduleID(s string) (ScheduleID, error) {
 	id, err := ParseJobID(s)
 	if err != nil {
 		return "", Errorf(CodeInvalid, "schedule id %q is not a UUID", s)

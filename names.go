@@ -92,7 +92,7 @@ func ScheduleOfTemporal(s string) (ScheduleID, bool) {
 	if !ok {
 		return "", false
 	}
-	id, err := ParseScheduleID(s)
+	id, err := parseScheduleID(s)
 	return id, err == nil
 }
 

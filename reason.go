@@ -42,6 +42,7 @@ const (
 	ReasonSecretUnavailable ReasonCode = "secret_unavailable"
 	ReasonPoison            ReasonCode = "poison"           // machines die under the job
 	ReasonElementsFailed    ReasonCode = "elements_failed"  // of an array: not all elements succeeded
+	ReasonStepsFailed       ReasonCode = "steps_failed"     // of a pipeline: not all of its steps succeeded
 	ReasonOverlap           ReasonCode = "overlap"          // of a fire: an earlier job has not ended
 	ReasonPaused            ReasonCode = "paused"           // of a fire: the schedule was paused
 	ReasonAdmissionPaused   ReasonCode = "admission_paused" // of a waiting job: an operator has paused new starts

@@ -3,6 +3,7 @@ package failure
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -60,7 +61,7 @@ type AttemptEvidence struct {
 	Checkpoint bool   // a verified checkpoint exists
 	LastStep   *int64 // the last step that its progress reported
 	// OutputsLost lists declared outputs without any stored data.
-	OutputsLost []string
+	OutputsLost []spec.Output
 	Ranks       []RankEvidence // one for each member; not empty
 	Earlier     []EarlierAttempt
 }
@@ -144,7 +145,7 @@ func (e AttemptEvidence) spent(c Rule) (bool, string) {
 		if runs <= 1 {
 			return true, ""
 		}
-		return true, fmt.Sprintf("all %d attempts are spent", runs)
+		return true, fmt.Sprintf("attempt %d of %d", e.Failures+1, runs)
 	case BudgetInfra:
 		return e.Losses+1 >= MaxInfraLosses, ""
 	default:
@@ -159,15 +160,19 @@ func (e AttemptEvidence) giveUp(v Verdict, why string) Verdict {
 		v.DeadLetter = true
 		v.Reason = berth.Reason{
 			Code: berth.ReasonBudgetSpent, Rule: v.Rule,
-			Message: fmt.Sprintf("lost %d attempts to infrastructure without a new checkpoint; the last: %s",
+			Message: fmt.Sprintf("lost %d attempts to infrastructure without a new checkpoint; last loss: %s",
 				e.Losses+1, v.Reason.Message),
-			Hint: "an operator should look at the machines it ran on",
+			Hint: "ask an operator to check the machines of the lost attempts",
 		}
 		return v
 	}
 	if why != "" {
 		v.DeadLetter = true
-		v.Reason.Message += "; " + why
+		if strings.ContainsAny(v.Reason.Message, ",;:") {
+			v.Reason.Message += "; no attempts left (" + why + ")"
+		} else {
+			v.Reason.Message += " on " + why + "; no attempts left"
+		}
 	}
 	return v
 }
@@ -191,9 +196,7 @@ func (e AttemptEvidence) outputsCutOff(r RankEvidence) bool {
 // outputsRefused reports whether one of the missing outputs is one that no machine can
 // store. Other missing outputs then do not matter, since a further run would not help.
 func (e AttemptEvidence) outputsRefused() bool {
-	return slices.ContainsFunc(e.OutputsLost, func(name string) bool {
-		return slices.ContainsFunc(e.Ranks, func(r RankEvidence) bool { return slices.Contains(r.Exit.Refused, name) })
-	})
+	return slices.ContainsFunc(e.OutputsLost, e.refused)
 }
 
 // outputsUnstored reports whether the job has done its work, and all missing outputs
@@ -201,10 +204,42 @@ func (e AttemptEvidence) outputsRefused() bool {
 // is the job's own fault, even if others were not stored.
 func (e AttemptEvidence) outputsUnstored(_ RankEvidence) bool {
 	return e.allDone() && len(e.OutputsLost) > 0 && !e.outputsRefused() &&
-		!slices.ContainsFunc(e.OutputsLost, func(name string) bool {
-			return !slices.ContainsFunc(e.Ranks,
-				func(r RankEvidence) bool { return slices.Contains(r.Exit.Unstored, name) })
-		})
+		!slices.ContainsFunc(e.OutputsLost, func(o spec.Output) bool { return !e.unstored(o) })
+}
+
+// refused reports whether no machine can store an output.
+func (e AttemptEvidence) refused(o spec.Output) bool {
+	return slices.ContainsFunc(e.Ranks, func(r RankEvidence) bool { return slices.Contains(r.Exit.Refused, o.Name) })
+}
+
+// unstored reports whether an output existed and could not be stored.
+func (e AttemptEvidence) unstored(o spec.Output) bool {
+	return slices.ContainsFunc(e.Ranks, func(r RankEvidence) bool { return slices.Contains(r.Exit.Unstored, o.Name) })
+}
+
+// outputNames lists the names of the lost outputs.
+func (e AttemptEvidence) outputNames() string {
+	names := make([]string, len(e.OutputsLost))
+	for i, o := range e.OutputsLost {
+		names[i] = o.Name
+	}
+	return strings.Join(names, ", ")
+}
+
+// lostText describes each lost output: whether it was missing or could not be stored.
+func (e AttemptEvidence) lostText() string {
+	texts := make([]string, len(e.OutputsLost))
+	for i, o := range e.OutputsLost {
+		switch {
+		case e.refused(o):
+			texts[i] = fmt.Sprintf("output %s cannot be stored", o.Name)
+		case e.unstored(o):
+			texts[i] = fmt.Sprintf("output %s was not stored", o.Name)
+		default:
+			texts[i] = fmt.Sprintf("output %s was not found at %s", o.Name, o.Path)
+		}
+	}
+	return strings.Join(texts, "; ")
 }
 
 // firstBad returns the member to blame: an orphan first, then the earliest failure of the
@@ -277,12 +312,24 @@ func (e AttemptEvidence) earlier(rules ...string) int {
 // stalledThere reports whether an earlier attempt stalled at the same step. Two attempts
 // without a reported step count as stalled at the same step.
 func (e AttemptEvidence) stalledThere(_ RankEvidence) bool {
-	return slices.ContainsFunc(e.Earlier, func(a EarlierAttempt) bool {
-		if !slices.Contains(stalls, a.Rule) || (a.LastStep == nil) != (e.LastStep == nil) {
-			return false
-		}
-		return a.LastStep == nil || *a.LastStep == *e.LastStep
-	})
+	return slices.ContainsFunc(e.Earlier, e.stalledAlike)
+}
+
+// stalledAlike reports whether an earlier attempt stalled at the step of this one.
+func (e AttemptEvidence) stalledAlike(a EarlierAttempt) bool {
+	if !slices.Contains(stalls, a.Rule) || (a.LastStep == nil) != (e.LastStep == nil) {
+		return false
+	}
+	return a.LastStep == nil || *a.LastStep == *e.LastStep
+}
+
+// stalledIn returns the number of the first attempt that stalled at the same step, or "".
+func (e AttemptEvidence) stalledIn() string {
+	at := slices.IndexFunc(e.Earlier, e.stalledAlike)
+	if at < 0 {
+		return ""
+	}
+	return strconv.Itoa(e.Earlier[at].Attempt)
 }
 
 // killsMachines reports whether this is the second machine that died under the job without
@@ -302,7 +349,7 @@ func (e AttemptEvidence) deaths(r RankEvidence) string {
 	}
 	list = append(list, fmt.Sprintf("%s in attempt %d", r.Machine, e.Attempt))
 	return strings.Join(list, ", ") +
-		fmt.Sprintf("; each within %d min of its start, with nothing else running there", PoisonMinutes)
+		fmt.Sprintf("; each within %d min of the start, with no other job there", PoisonMinutes)
 }
 
 // cleared returns the machines of earlier attempts with a doubtful end, now that the same

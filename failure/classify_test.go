@@ -100,21 +100,21 @@ var classifyCases = []struct {
 	{"the registry does not answer", evidence(), caused(failure.CauseImageUnavailable), classified{Rule: "image_unavailable", Next: berth.Retrying, Code: berth.ReasonImageUnavailable, Budget: failure.BudgetInfra, Delay: true, Elsewhere: true}},
 	{"no such command", evidence(attempts(3)), caused(failure.CauseBadCommand), classified{Rule: "bad_command", Next: berth.Failed, Code: berth.ReasonExitCode, Budget: failure.BudgetUser}},
 	{"no checkpoint verifies", evidence(attempts(3)), caused(failure.CauseCheckpointCorrupt), classified{Rule: "checkpoint_corrupt", Next: berth.Failed, Code: berth.ReasonCheckpointCorrupt, Budget: failure.BudgetUser}},
-	{"an output is missing", evidence(attempts(3), func(e *failure.AttemptEvidence) { e.OutputsLost = []string{"model"} }), exited(0), classified{Rule: "output_lost", Next: berth.Retrying, Code: berth.ReasonOutputLost, Budget: failure.BudgetUser, Delay: true}},
-	{"its machine fell silent before its output was stored", evidence(func(e *failure.AttemptEvidence) { e.OutputsLost, e.Attempt = []string{"model"}, 4 }), exited(0), classified{Rule: "output_cut_off", Next: berth.Retrying, Code: berth.ReasonMachineLost, Budget: failure.BudgetInfra, Elsewhere: true}},
-	{"the store did not take its output", evidence(func(e *failure.AttemptEvidence) { e.OutputsLost = []string{"model"} }), with(exited(0), unstored("model")), classified{Rule: "output_unstored", Next: berth.Retrying, Code: berth.ReasonOutputLost, Budget: failure.BudgetInfra, Delay: true, Elsewhere: true}},
-	{"the store did not take an output for the twentieth time", evidence(lost(19), func(e *failure.AttemptEvidence) { e.OutputsLost = []string{"model"} }), with(exited(0), unstored("model")), classified{Rule: "output_unstored", Next: berth.Failed, Code: berth.ReasonBudgetSpent, Budget: failure.BudgetInfra, DeadLetter: true}},
-	{"no machine could store its output, for the third time", evidence(had(failure.EarlierAttempt{Rule: "output_unstored"}, failure.EarlierAttempt{Rule: "machine_lost"}, failure.EarlierAttempt{Rule: "output_unstored"}), func(e *failure.AttemptEvidence) { e.OutputsLost = []string{"model"} }), with(exited(0), unstored("model")), classified{Rule: "output_unstored_again", Next: berth.Failed, Code: berth.ReasonOutputLost, Budget: failure.BudgetUser}},
-	{"after two outputs that no machine could store there is none", evidence(had(failure.EarlierAttempt{Rule: "output_unstored"}, failure.EarlierAttempt{Rule: "output_unstored"}), func(e *failure.AttemptEvidence) { e.OutputsLost = []string{"model"} }), exited(0), classified{Rule: "output_lost", Next: berth.Failed, Code: berth.ReasonOutputLost, Budget: failure.BudgetUser}},
-	{"the store took one output not, and another is not there", evidence(func(e *failure.AttemptEvidence) { e.OutputsLost = []string{"model", "plots"} }), with(exited(0), unstored("model")), classified{Rule: "output_lost", Next: berth.Failed, Code: berth.ReasonOutputLost, Budget: failure.BudgetUser}},
-	{"one member could not store its part, and that of another is too large", evidence(func(e *failure.AttemptEvidence) { e.OutputsLost = []string{"model"} }), with(exited(0), func(x *failure.Exit) { x.Unstored, x.Refused = []string{"model"}, []string{"model"} }), classified{Rule: "output_lost", Next: berth.Failed, Code: berth.ReasonOutputLost, Budget: failure.BudgetUser}},
-	{"its machine fell silent, and an output is too large", evidence(func(e *failure.AttemptEvidence) { e.OutputsLost, e.Attempt = []string{"model"}, 4 }), with(exited(0), func(x *failure.Exit) { x.Refused = []string{"model"} }), classified{Rule: "output_lost", Next: berth.Failed, Code: berth.ReasonOutputLost, Budget: failure.BudgetUser}},
+	{"an output is missing", evidence(attempts(3), func(e *failure.AttemptEvidence) { e.OutputsLost = outputs("model") }), exited(0), classified{Rule: "output_lost", Next: berth.Retrying, Code: berth.ReasonOutputLost, Budget: failure.BudgetUser, Delay: true}},
+	{"its machine fell silent before its output was stored", evidence(func(e *failure.AttemptEvidence) { e.OutputsLost, e.Attempt = outputs("model"), 4 }), exited(0), classified{Rule: "output_cut_off", Next: berth.Retrying, Code: berth.ReasonMachineLost, Budget: failure.BudgetInfra, Elsewhere: true}},
+	{"the store did not take its output", evidence(func(e *failure.AttemptEvidence) { e.OutputsLost = outputs("model") }), with(exited(0), unstored("model")), classified{Rule: "output_unstored", Next: berth.Retrying, Code: berth.ReasonOutputLost, Budget: failure.BudgetInfra, Delay: true, Elsewhere: true}},
+	{"the store did not take an output for the twentieth time", evidence(lost(19), func(e *failure.AttemptEvidence) { e.OutputsLost = outputs("model") }), with(exited(0), unstored("model")), classified{Rule: "output_unstored", Next: berth.Failed, Code: berth.ReasonBudgetSpent, Budget: failure.BudgetInfra, DeadLetter: true}},
+	{"no machine could store its output, for the third time", evidence(had(failure.EarlierAttempt{Rule: "output_unstored"}, failure.EarlierAttempt{Rule: "machine_lost"}, failure.EarlierAttempt{Rule: "output_unstored"}), func(e *failure.AttemptEvidence) { e.OutputsLost = outputs("model") }), with(exited(0), unstored("model")), classified{Rule: "output_unstored_again", Next: berth.Failed, Code: berth.ReasonOutputLost, Budget: failure.BudgetUser}},
+	{"after two outputs that no machine could store there is none", evidence(had(failure.EarlierAttempt{Rule: "output_unstored"}, failure.EarlierAttempt{Rule: "output_unstored"}), func(e *failure.AttemptEvidence) { e.OutputsLost = outputs("model") }), exited(0), classified{Rule: "output_lost", Next: berth.Failed, Code: berth.ReasonOutputLost, Budget: failure.BudgetUser}},
+	{"the store took one output not, and another is not there", evidence(func(e *failure.AttemptEvidence) { e.OutputsLost = outputs("model", "plots") }), with(exited(0), unstored("model")), classified{Rule: "output_lost", Next: berth.Failed, Code: berth.ReasonOutputLost, Budget: failure.BudgetUser}},
+	{"one member could not store its part, and that of another is too large", evidence(func(e *failure.AttemptEvidence) { e.OutputsLost = outputs("model") }), with(exited(0), func(x *failure.Exit) { x.Unstored, x.Refused = []string{"model"}, []string{"model"} }), classified{Rule: "output_lost", Next: berth.Failed, Code: berth.ReasonOutputLost, Budget: failure.BudgetUser}},
+	{"its machine fell silent, and an output is too large", evidence(func(e *failure.AttemptEvidence) { e.OutputsLost, e.Attempt = outputs("model"), 4 }), with(exited(0), func(x *failure.Exit) { x.Refused = []string{"model"} }), classified{Rule: "output_lost", Next: berth.Failed, Code: berth.ReasonOutputLost, Budget: failure.BudgetUser}},
 	{"an output was not stored by this process, and is there", evidence(), with(exited(0), unstored("model")), classified{Rule: "succeeded", Next: berth.Succeeded, Budget: failure.BudgetNone}},
 	{"its machine fell silent after its output was stored", evidence(func(e *failure.AttemptEvidence) { e.Attempt = 4 }), exited(0), classified{Rule: "succeeded", Next: berth.Succeeded, Budget: failure.BudgetNone}},
-	{"an output exceeds a storage quota", evidence(func(e *failure.AttemptEvidence) { e.OutputsLost = []string{"model"} }),
+	{"an output exceeds a storage quota", evidence(func(e *failure.AttemptEvidence) { e.OutputsLost = outputs("model") }),
 		with(exited(0), func(x *failure.Exit) { x.Refused, x.OverQuota = []string{"model"}, "model: tenant lab is full" }),
 		classified{Rule: "output_over_quota", Next: berth.Failed, Code: berth.ReasonStorageQuota, Budget: failure.BudgetUser}},
-	{"an output is missing, and it was the last run", evidence(func(e *failure.AttemptEvidence) { e.OutputsLost = []string{"model"} }), exited(0), classified{Rule: "output_lost", Next: berth.Failed, Code: berth.ReasonOutputLost, Budget: failure.BudgetUser}},
+	{"an output is missing, and it was the last run", evidence(func(e *failure.AttemptEvidence) { e.OutputsLost = outputs("model") }), exited(0), classified{Rule: "output_lost", Next: berth.Failed, Code: berth.ReasonOutputLost, Budget: failure.BudgetUser}},
 	{"its secret was deleted", evidence(attempts(3)), caused(failure.CauseSecretMissing), classified{Rule: "secret_missing", Next: berth.Failed, Code: berth.ReasonSecretMissing, Budget: failure.BudgetUser}},
 	{"the server lacks a key", evidence(), caused(failure.CauseSecretUnavailable), classified{Rule: "secret_unavailable", Next: berth.Retrying, Code: berth.ReasonSecretUnavailable, Budget: failure.BudgetInfra, Delay: true}},
 	{"its workdir is gone", evidence(attempts(3)), caused(failure.CauseInputInvalid), classified{Rule: "input_invalid", Next: berth.Failed, Code: berth.ReasonInputInvalid, Budget: failure.BudgetUser}},
@@ -323,4 +323,13 @@ func TestTheFirstRankToFailIsToBlame(t *testing.T) {
 	if v.Next != berth.Failed || v.ExitCode == nil || *v.ExitCode != 3 {
 		t.Errorf("got %+v, want failed by exit code 3 of rank 2", v)
 	}
+}
+
+// outputs returns declared outputs with these names.
+func outputs(names ...string) []spec.Output {
+	list := make([]spec.Output, len(names))
+	for i, name := range names {
+		list[i] = spec.Output{Name: name, Path: "/out/" + name}
+	}
+	return list
 }

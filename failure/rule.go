@@ -150,13 +150,13 @@ func (c Rule) reason(e AttemptEvidence, r RankEvidence) berth.Reason {
 		hint = ""
 	case "":
 		if hint = exitHints[x.Code]; hint == "" {
-			hint = "see the last lines of its log"
+			hint = "see the last lines of the log: berth logs"
 		}
 	}
 	says := strings.NewReplacer(
 		"{machine}", string(r.Machine), "{code}", strconv.Itoa(x.Code), "{exit}", x.Message, "{drain}", e.DrainedBy,
-		"{xid}", strconv.FormatUint(x.Xid, 10), "{deaths}", e.deaths(r), "{outputs}", strings.Join(e.OutputsLost, ", "),
-		"{quota}", x.OverQuota,
+		"{xid}", strconv.FormatUint(x.Xid, 10), "{deaths}", e.deaths(r), "{outputs}", e.outputNames(),
+		"{lost}", e.lostText(), "{stalled}", e.stalledIn(), "{quota}", x.OverQuota,
 	).Replace(c.Says)
 	return berth.Reason{Code: c.Reason, Rule: c.Name, Message: says, Hint: hint}
 }

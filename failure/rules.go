@@ -28,7 +28,7 @@ var Rules = []Rule{
 	// A cancel that came after the work was done does not discard the result.
 	{
 		Name: "succeeded_before_cancel", Evidence: EvidenceIntent,
-		Signal: "canceled, but every rank had exited 0 by itself, or complete",
+		Signal: "canceled, but every member had exited 0 by itself, or with complete progress",
 		when: func(e AttemptEvidence, _ RankEvidence) bool {
 			return e.State == berth.Canceling && e.allDone() && !e.CancelAt.IsZero() && len(e.OutputsLost) == 0
 		},
@@ -45,83 +45,83 @@ var Rules = []Rule{
 	// The rule "succeeded" follows, so no job succeeds without all its outputs.
 	{
 		Name: "output_cut_off", Evidence: EvidenceIntent,
-		Signal: "every rank exited 0, and its machine was given up (silent, rebooted, confirmed dead, or stuck) " +
+		Signal: "every member exited 0, and the machine was given up (silent, rebooted, confirmed dead, or stuck) " +
 			"before an output was stored",
 		when:  AttemptEvidence.outputsCutOff,
 		Class: ClassInfra, Reason: berth.ReasonMachineLost,
-		Says: "it ended well, but machine {machine} was given up before its outputs were stored: {outputs}", Hint: none,
+		Says: "the command succeeded, but machine {machine} was lost before it stored these outputs: " +
+			"{outputs}", Hint: none,
 		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true,
 	},
 	// After three runs the output itself may be the cause, such as by its size: the user's
 	// budget bounds further runs.
 	{
 		Name: "output_unstored_again", Evidence: EvidenceIntent,
-		Signal: "every rank exited 0, and an output was there, but machine, network or store kept it from being " +
-			"stored, for the third time",
+		Signal: "every member exited 0, but machine, network or store failed to store an existing output, for the " +
+			"third time",
 		when: func(e AttemptEvidence, r RankEvidence) bool {
 			return e.earlier("output_unstored") >= 2 && e.outputsUnstored(r)
 		},
 		Class: ClassAmbiguous, Reason: berth.ReasonOutputLost,
-		Says: "it ended well, but no machine it ran on could store its outputs, machine {machine} the last: {outputs}",
-		Hint: "its warnings (berth events) say why: most often the disks of machines are too small for the output, " +
-			"or the store refuses it",
+		Says: "the command succeeded, but three machines failed to store these outputs: {outputs} (last: {machine})",
+		Hint: "see the warnings in berth events; most often the disks are too small for the output, or the object " +
+			"store refuses it",
 		Next: berth.Retrying, Blame: BlameUnknown, Budget: BudgetUser, Wait: WaitRetry, Elsewhere: true,
 	},
 	{
 		Name: "output_unstored", Evidence: EvidenceIntent,
-		Signal: "every rank exited 0, and an output was there, but machine, network or store kept it from being " +
-			"stored, the first two times",
+		Signal: "every member exited 0, but machine, network or store failed to store an existing output, the first " +
+			"two times",
 		when:  AttemptEvidence.outputsUnstored,
 		Class: ClassInfra, Reason: berth.ReasonOutputLost,
-		Says: "it ended well, but machine {machine} could not store its outputs: {outputs}",
-		Hint: "its warnings (berth events) say why; it runs again, at no cost to its retries",
+		Says: "the command succeeded, but machine {machine} failed to store these outputs: {outputs}",
+		Hint: "see the warnings in berth events; the next attempt does not count against max_attempts",
 		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitInfra, Elsewhere: true,
 	},
 	{
 		Name: "output_over_quota", Evidence: EvidenceIntent,
-		Signal: "every rank exited 0, and an output exceeds a storage quota of its tenant, or of one above it",
+		Signal: "every member exited 0, and an output exceeds a storage quota of the tenant, or of a tenant above",
 		when: func(e AttemptEvidence, r RankEvidence) bool {
 			return e.allDone() && len(e.OutputsLost) > 0 && r.Exit.OverQuota != ""
 		},
 		Class: ClassUser, Reason: berth.ReasonStorageQuota,
-		Says: "it ended well, but its outputs were not stored: {quota}",
+		Says: "the command succeeded, but its outputs exceed a storage quota: {quota}",
 		Hint: "delete data of the tenant, or ask an operator for a larger quota (berth quota show)",
 		Next: berth.Retrying, Blame: BlameUser, Budget: BudgetUser, Wait: WaitRetry,
 	},
 	{
 		Name: "output_lost", Evidence: EvidenceIntent,
-		Signal: "every rank exited 0, and an output that it declares was not stored: nothing lies at its path, or " +
-			"what no archive holds",
-		when:  func(e AttemptEvidence, _ RankEvidence) bool { return e.allDone() && len(e.OutputsLost) > 0 },
-		Class: ClassUser, Reason: berth.ReasonOutputLost,
-		Says: "it ended well, but its outputs were not stored: {outputs}",
-		Hint: "its warnings (berth events) say why: most often nothing lies at the output's path",
+		Signal: "every member exited 0, and a declared output is missing at its path, or cannot be archived",
+		when:   func(e AttemptEvidence, _ RankEvidence) bool { return e.allDone() && len(e.OutputsLost) > 0 },
+		Class:  ClassUser, Reason: berth.ReasonOutputLost,
+		Says: "the command succeeded, but {lost}",
+		Hint: "check that the command writes the paths in outputs; see the warnings in berth events",
 		Next: berth.Retrying, Blame: BlameUser, Budget: BudgetUser, Wait: WaitRetry,
 	},
 	{
 		Name: "succeeded", Evidence: EvidenceIntent,
-		Signal: "every rank exited 0 by itself or, after an order, with progress step = total",
+		Signal: "every member exited 0 by itself or, after an order, with progress step = total",
 		when:   func(e AttemptEvidence, _ RankEvidence) bool { return e.allDone() },
 		Class:  ClassDone, Next: berth.Succeeded, Blame: BlameNobody, Budget: BudgetNone, Wait: WaitNone,
 	},
 	// After "succeeded": a job that completes its work before it must stop has succeeded.
 	{
-		Name: "preempted", Evidence: EvidenceIntent, Signal: "it gave way to another job",
+		Name: "preempted", Evidence: EvidenceIntent, Signal: "preempted by another job",
 		when:  func(e AttemptEvidence, _ RankEvidence) bool { return e.Preempted || e.State == berth.Preempting },
-		Class: ClassPolicy, Reason: berth.ReasonPreempted, Says: "gave way to another job", Hint: none,
+		Class: ClassPolicy, Reason: berth.ReasonPreempted, Says: "preempted by another job", Hint: none,
 		Next: berth.Retrying, Blame: BlamePolicy, Budget: BudgetNone, Wait: WaitNone,
 	},
 	{
 		Name: "drained", Evidence: EvidenceIntent, Signal: "stopped by order on a machine that is drained",
 		Causes: []ExitCause{CauseOrdered},
 		when:   func(e AttemptEvidence, _ RankEvidence) bool { return e.DrainedBy != "" },
-		Class:  ClassPolicy, Reason: berth.ReasonDrained, Says: "drain: {drain}", Hint: none,
+		Class:  ClassPolicy, Reason: berth.ReasonDrained, Says: "machine drained: {drain}", Hint: none,
 		Next: berth.Retrying, Blame: BlamePolicy, Budget: BudgetNone, Wait: WaitNone, Elsewhere: true,
 	},
 	{
 		Name: "time_limit", Evidence: EvidenceIntent, Signal: "stopped at its time_limit",
 		Causes: []ExitCause{CauseTimeLimit},
-		Class:  ClassPermanent, Reason: berth.ReasonTimeLimit, Says: "ran for its whole time_limit",
+		Class:  ClassPermanent, Reason: berth.ReasonTimeLimit, Says: "reached its time_limit",
 		Hint: "raise time_limit and submit it again (it starts from the beginning)",
 		Next: berth.Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
 	},
@@ -129,10 +129,11 @@ var Rules = []Rule{
 	// another machine; a second one at the same step accuses the job.
 	{
 		Name: "stalled_same_step", Evidence: EvidenceIntent,
-		Signal: "stopped for stall_timeout, at the step where it stood still before", Causes: []ExitCause{CauseStalled},
+		Signal: "stopped for stall_timeout, at the same step as in an earlier " +
+			"attempt", Causes: []ExitCause{CauseStalled},
 		when:  AttemptEvidence.stalledThere,
-		Class: ClassHang, Reason: berth.ReasonStalled, Says: "{exit}; it stood still at the same step before",
-		Hint: "it hangs at the same step on different machines: look at what the job does there",
+		Class: ClassHang, Reason: berth.ReasonStalled, Says: "{exit}, as in attempt {stalled}",
+		Hint: "the job hangs at the same step on each attempt; check what it does there",
 		Next: berth.Retrying, Blame: BlameUser, Budget: BudgetUser, Wait: WaitRetry,
 	},
 	{
@@ -153,33 +154,33 @@ var Rules = []Rule{
 	// second one stops the job before it kills more machines.
 	{
 		Name: "poison", Evidence: EvidenceMachine,
-		Signal: "its machine died within 10 min of its start, with no other suspect, and another machine had before",
+		Signal: "the machine died within 10 min of the start, with no other suspect, as another machine had before",
 		when:   AttemptEvidence.killsMachines,
-		Class:  ClassPoison, Reason: berth.ReasonPoison, Says: "machines die of it: {deaths}",
-		Hint: "a human should look at what it does to its machine before it is retried",
+		Class:  ClassPoison, Reason: berth.ReasonPoison, Says: "machines died while it ran: {deaths}",
+		Hint: "find out what the job does to its machine before you retry it",
 		Next: berth.Failed, Blame: BlameUser, Budget: BudgetNone, Wait: WaitNone, DeadLetter: true,
 	},
 	{
 		Name: "died_under_it", Evidence: EvidenceMachine,
-		Signal: "its machine died within 10 min of its start, with no other suspect",
+		Signal: "the machine died within 10 min of the start, with no other suspect",
 		when:   func(_ AttemptEvidence, r RankEvidence) bool { return r.Suspect && r.died() },
 		Class:  ClassInfra, Reason: berth.ReasonMachineLost,
-		Says: "machine {machine} died soon after the job began there", Hint: none,
+		Says: "machine {machine} died soon after the job started there", Hint: none,
 		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true,
 	},
 	{
-		Name: "machine_lost", Evidence: EvidenceMachine, Signal: "its machine was silent for lost_after",
+		Name: "machine_lost", Evidence: EvidenceMachine, Signal: "the machine was silent for lost_after",
 		when:  func(_ AttemptEvidence, r RankEvidence) bool { return r.Orphaned },
-		Class: ClassInfra, Reason: berth.ReasonMachineLost, Says: "machine {machine} fell silent", Hint: none,
+		Class: ClassInfra, Reason: berth.ReasonMachineLost, Says: "machine {machine} stopped responding", Hint: none,
 		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true,
 	},
 	// Matches every member without an exit that is not orphaned: the rules below may read
 	// r.Exit.
 	{
-		Name: "unclaimed", Evidence: EvidenceMachine, Signal: "its machine did not take the work",
+		Name: "unclaimed", Evidence: EvidenceMachine, Signal: "the machine did not claim the job",
 		when:  func(_ AttemptEvidence, r RankEvidence) bool { return r.Exit == nil },
 		Class: ClassInfra, Reason: berth.ReasonUnclaimed,
-		Says: "machine {machine} did not take the work in time", Hint: none,
+		Says: "machine {machine} did not claim the job in time", Hint: none,
 		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true,
 	},
 	{
@@ -189,15 +190,15 @@ var Rules = []Rule{
 	},
 	{
 		Name: "fenced", Evidence: EvidenceMachine,
-		Signal: "the machine's deadman ended it (at_most_one): the control plane had not heard the machine for " +
-			"too long", Causes: []ExitCause{CauseFenced},
-		Class: ClassInfra, Reason: berth.ReasonMachineLost, Says: "{exit}", Hint: none,
+		Signal: "the machine's deadman stopped it (at_most_one) after too long without contact to the control plane",
+		Causes: []ExitCause{CauseFenced},
+		Class:  ClassInfra, Reason: berth.ReasonMachineLost, Says: "{exit}", Hint: none,
 		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true,
 	},
 	// The exit code of a container that its engine ended says nothing about the job.
 	{
 		Name: "engine_stopped", Evidence: EvidenceMachine,
-		Signal: "the container engine stopped or restarted and took the container along, whatever its exit code",
+		Signal: "the container engine stopped or restarted, and the container with it, whatever its exit code",
 		Causes: []ExitCause{CauseEngine},
 		when:   func(_ AttemptEvidence, r RankEvidence) bool { return r.Exit.Started() },
 		Class:  ClassInfra, Reason: berth.ReasonMachineError, Says: "{exit}", Hint: none,
@@ -205,12 +206,12 @@ var Rules = []Rule{
 	},
 	{
 		Name: "engine_failed", Evidence: EvidenceMachine,
-		Signal: "the container engine could not make or start the container", Causes: []ExitCause{CauseEngine},
+		Signal: "the container engine could not create or start the container", Causes: []ExitCause{CauseEngine},
 		Class: ClassInfra, Reason: berth.ReasonMachineError, Says: "{exit}", Hint: none,
 		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true, Fault: true,
 	},
 	{
-		Name: "vanished", Evidence: EvidenceMachine, Signal: "the container is gone, and not by Berth",
+		Name: "vanished", Evidence: EvidenceMachine, Signal: "the container was removed from outside Berth",
 		Causes: []ExitCause{CauseVanished},
 		Class:  ClassInfra, Reason: berth.ReasonMachineError, Says: "{exit}", Hint: none,
 		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true, Fault: true,
@@ -218,16 +219,16 @@ var Rules = []Rule{
 	// Orders with a recorded reason (cancel, preemption, drain) are matched above.
 	{
 		Name: "not_started", Evidence: EvidenceMachine,
-		Signal: "stopped before its start, or by an order without a reason on record",
+		Signal: "stopped before the start, or by an order without a recorded reason",
 		Causes: []ExitCause{CauseNotStarted, CauseOrdered},
 		Class:  ClassInfra, Reason: berth.ReasonMachineError,
-		Says: "stopped by order, without a reason on record", Hint: none,
+		Says: "stopped on request; no reason is recorded", Hint: none,
 		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true,
 	},
 
 	// Its GPUs.
 	{
-		Name: "gpu_error", Evidence: EvidenceDevice, Signal: "a device of it failed, or was refused by the engine",
+		Name: "gpu_error", Evidence: EvidenceDevice, Signal: "one of its devices failed, or was refused by the engine",
 		Causes: []ExitCause{CauseGPU, CauseDevice},
 		Class:  ClassInfra, Reason: berth.ReasonGPUError, Says: "{exit}", Hint: none,
 		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true, Fault: true,
@@ -236,13 +237,13 @@ var Rules = []Rule{
 	// there are at least two runs, the second on another machine; see doubtful.
 	{
 		Name: "gpu_application_error", Evidence: EvidenceDevice,
-		Signal: "it failed, and the driver had blamed the application on one of its devices (XID 13, 31, 43, ...)",
+		Signal: "it failed after the driver reported an application error on one of its devices (XID 13, 31, 43, ...)",
 		Causes: []ExitCause{CauseExited}, Codes: "1-255",
 		when: func(_ AttemptEvidence, r RankEvidence) bool {
 			return XidAction(r.Exit.Xid) == XidRestart || r.Exit.Xid == 43
 		},
 		Class: ClassAmbiguous, Reason: berth.ReasonExitCode, Says: "exit code {code} after XID {xid} on its GPU",
-		Hint: "the driver blames the program: an illegal memory access or the like",
+		Hint: "the GPU driver reports an error of the program, such as an illegal memory access",
 		Next: berth.Retrying, Blame: BlameUser, Budget: BudgetUser, Tries: 2, Wait: WaitRetry, Elsewhere: true,
 	},
 
@@ -258,7 +259,7 @@ var Rules = []Rule{
 	// Only once per job, by OOMGrown, and therefore regardless of max_attempts.
 	{
 		Name: "oom_grow", Evidence: EvidenceMemory,
-		Signal: "a process of it was killed for memory, it did not exit 0, and on_oom: grow has not been used yet",
+		Signal: "one of its processes was killed for memory, it did not exit 0, and on_oom: grow has not been used yet",
 		Causes: []ExitCause{CauseExited}, Codes: "1-255",
 		when: func(e AttemptEvidence, r RankEvidence) bool {
 			return r.Exit.OOMKilled && e.Retry.OnOOM == "grow" && !e.OOMGrown
@@ -267,7 +268,8 @@ var Rules = []Rule{
 		Next: berth.Retrying, Blame: BlameUser, Budget: BudgetUser, Tries: unlimited, Wait: WaitRetry, GrowMemory: true,
 	},
 	{
-		Name: "oom", Evidence: EvidenceMemory, Signal: "a process of it was killed for memory, and it did not exit 0",
+		Name: "oom", Evidence: EvidenceMemory, Signal: "one of its processes was killed for memory, and it did " +
+			"not exit 0",
 		Causes: []ExitCause{CauseExited}, Codes: "1-255",
 		when:  func(_ AttemptEvidence, r RankEvidence) bool { return r.Exit.OOMKilled },
 		Class: ClassPermanent, Reason: berth.ReasonOOM, Says: "ran out of memory", Hint: oomHint,
@@ -276,7 +278,8 @@ var Rules = []Rule{
 
 	// Failures before the process began.
 	{
-		Name: "image_not_found", Evidence: EvidencePreparation, Signal: "image: the registry says no (404, 401, 403)",
+		Name: "image_not_found", Evidence: EvidencePreparation, Signal: "image: the registry refuses it (404, " +
+			"401, 403)",
 		Causes: []ExitCause{CauseImageNotFound},
 		Class:  ClassPermanent, Reason: berth.ReasonImageNotFound, Says: "{exit}",
 		Hint: "check the image's name, its tag and your right to pull it",
@@ -284,17 +287,17 @@ var Rules = []Rule{
 	},
 	{
 		Name: "image_mismatch", Evidence: EvidencePreparation,
-		Signal: "image: what arrived is not what its digest says", Causes: []ExitCause{CauseImageMismatch},
+		Signal: "image: the content does not match the digest", Causes: []ExitCause{CauseImageMismatch},
 		Class: ClassPermanent, Reason: berth.ReasonImageMismatch, Says: "{exit}",
-		Hint: "somebody may have changed the image, or what lies between: find out before you pull it again",
+		Hint: "the image may have been changed in the registry or on the way; find out before you retry",
 		Next: berth.Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
 	},
 	{
 		Name: "image_unavailable", Evidence: EvidencePreparation,
-		Signal: "image: no answer, 429, 5xx or no room, five times on this machine",
+		Signal: "image: no answer, 429, 5xx or no disk space, five times on this machine",
 		Causes: []ExitCause{CauseImageUnavailable},
 		Class:  ClassTransient, Reason: berth.ReasonImageUnavailable, Says: "{exit}",
-		Hint: "the registry did not answer; Berth tries again",
+		Hint: "the registry did not answer; Berth retries",
 		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitInfra, Elsewhere: true,
 	},
 	{
@@ -307,61 +310,61 @@ var Rules = []Rule{
 	// A fresh start would silently discard the work of all attempts. The user decides.
 	{
 		Name: "checkpoint_corrupt", Evidence: EvidencePreparation,
-		Signal: "it has checkpoints and none of them verifies: never a silent fresh start",
+		Signal: "checkpoints exist and none verifies; a fresh start would hide the loss",
 		Causes: []ExitCause{CauseCheckpointCorrupt},
 		Class:  ClassPermanent, Reason: berth.ReasonCheckpointCorrupt, Says: "{exit}",
-		Hint: "no checkpoint of this job verifies; submit it anew to start from nothing",
+		Hint: "no checkpoint of this job is intact; berth retry starts from the beginning",
 		Next: berth.Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
 	},
 	{
 		Name: "restore_failed", Evidence: EvidencePreparation,
-		Signal: "the checkpoint store did not answer, or the machine had no room for it",
+		Signal: "the checkpoint store did not answer, or the machine had no disk space for the checkpoint",
 		Causes: []ExitCause{CauseRestoreFailed},
 		Class:  ClassTransient, Reason: berth.ReasonMachineError, Says: "{exit}", Hint: none,
 		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true,
 	},
 	{
 		Name: "input_invalid", Evidence: EvidencePreparation,
-		Signal: "its code or data is gone, or may not be read, or is not what its address says, or breaks a rule",
+		Signal: "its code or data is missing, unreadable, different from its checksum, or not allowed",
 		Causes: []ExitCause{CauseInputInvalid},
 		Class:  ClassPermanent, Reason: berth.ReasonInputInvalid, Says: "{exit}",
-		Hint: "the reason names the input; what is missing of a folder, berth submit sends again",
+		Hint: "check the input named above; berth submit uploads a local folder again",
 		Next: berth.Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
 	},
 	{
 		Name: "input_unavailable", Evidence: EvidencePreparation,
-		Signal: "the server of its code or data did not answer, or the machine had no room for it",
+		Signal: "the server of its code or data did not answer, or the machine had no disk space",
 		Causes: []ExitCause{CauseInputUnavailable},
 		Class:  ClassTransient, Reason: berth.ReasonInputUnavailable, Says: "{exit}", Hint: none,
 		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true,
 	},
 	{
 		Name: "secret_missing", Evidence: EvidencePreparation,
-		Signal: "a secret that it names was deleted, or is no login of a registry",
+		Signal: "one of its secrets was deleted, or is not a registry login",
 		Causes: []ExitCause{CauseSecretMissing},
 		Class:  ClassPermanent, Reason: berth.ReasonSecretMissing, Says: "{exit}",
-		Hint: "set it with berth secret set, then berth retry",
+		Hint: "set the secret with berth secret set, then run berth retry",
 		Next: berth.Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
 	},
 	// The same server opens secrets for every machine, so another machine would not help.
 	{
 		Name: "secret_unavailable", Evidence: EvidencePreparation,
-		Signal: "the server has no key for a secret that it names", Causes: []ExitCause{CauseSecretUnavailable},
+		Signal: "the server has no key for one of its secrets", Causes: []ExitCause{CauseSecretUnavailable},
 		Class: ClassTransient, Reason: berth.ReasonSecretUnavailable, Says: "{exit}",
-		Hint: "an operator should look at berthd's --secret-key-file",
+		Hint: "ask an operator to check --secret-key-file of berthd",
 		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitInfra,
 	},
 
 	// Exit codes that name their cause. The user's own rules come first.
 	{
-		Name: "rule_fail", Evidence: EvidenceExit, Signal: "its code is in retry.rules, action fail",
+		Name: "rule_fail", Evidence: EvidenceExit, Signal: "its exit code is in retry.rules, action fail",
 		Causes: []ExitCause{CauseExited},
 		when:   ruled(spec.ActionFail),
 		Class:  ClassUser, Reason: berth.ReasonExitCode, Says: "exit code {code}",
 		Next: berth.Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
 	},
 	{
-		Name: "rule_retry", Evidence: EvidenceExit, Signal: "its code is in retry.rules, action retry",
+		Name: "rule_retry", Evidence: EvidenceExit, Signal: "its exit code is in retry.rules, action retry",
 		Causes: []ExitCause{CauseExited},
 		when:   ruled(spec.ActionRetry),
 		Class:  ClassUser, Reason: berth.ReasonExitCode, Says: "exit code {code}",
@@ -369,7 +372,7 @@ var Rules = []Rule{
 	},
 	{
 		Name: "rule_retry_elsewhere", Evidence: EvidenceExit,
-		Signal: "its code is in retry.rules, action retry_elsewhere", Causes: []ExitCause{CauseExited},
+		Signal: "its exit code is in retry.rules, action retry_elsewhere", Causes: []ExitCause{CauseExited},
 		when:  ruled(spec.ActionRetryElsewhere),
 		Class: ClassUser, Reason: berth.ReasonExitCode, Says: "exit code {code}",
 		Next: berth.Retrying, Blame: BlameUser, Budget: BudgetUser, Wait: WaitRetry, Elsewhere: true,
@@ -392,27 +395,27 @@ var Rules = []Rule{
 	// blamed on infrastructure twice; a third time on new machines accuses the job.
 	{
 		Name: "communication_again", Evidence: EvidenceLog,
-		Signal: "collective communication broke (NCCL), for the third time", Causes: []ExitCause{CauseExited},
+		Signal: "collective communication failed (NCCL), for the third time", Causes: []ExitCause{CauseExited},
 		Codes: "1-255", Sign: SignCommunication,
 		when:  func(e AttemptEvidence, _ RankEvidence) bool { return e.earlier("communication") >= 2 },
 		Class: ClassAmbiguous, Reason: berth.ReasonCommunication,
-		Says: "collective communication broke again (exit code {code})",
-		Hint: "it broke on three placements: look at the ranks that fail first, and at their timeouts",
+		Says: "collective communication failed again (exit code {code})",
+		Hint: "it failed on three placements; check the members that fail first, and their timeouts",
 		Next: berth.Retrying, Blame: BlameUser, Budget: BudgetUser, Wait: WaitRetry,
 	},
 	{
 		Name: "communication", Evidence: EvidenceLog,
-		Signal: "collective communication broke (NCCL), the first two times", Causes: []ExitCause{CauseExited},
+		Signal: "collective communication failed (NCCL), the first two times", Causes: []ExitCause{CauseExited},
 		Codes: "1-255", Sign: SignCommunication,
 		Class: ClassAmbiguous, Reason: berth.ReasonCommunication,
-		Says: "collective communication broke (exit code {code})", Hint: none,
+		Says: "collective communication failed (exit code {code})", Hint: none,
 		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true,
 	},
 	{
-		Name: "cuda_oom", Evidence: EvidenceLog, Signal: "the GPU's memory did not suffice",
+		Name: "cuda_oom", Evidence: EvidenceLog, Signal: "the GPU ran out of memory",
 		Causes: []ExitCause{CauseExited}, Codes: "1-255", Sign: SignCUDAOOM,
 		Class: ClassPermanent, Reason: berth.ReasonOOM, Says: "ran out of GPU memory (exit code {code})",
-		Hint: "ask for more gpu_memory, or make the job use less",
+		Hint: "raise resources.gpu_memory, or make the job use less",
 		Next: berth.Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
 	},
 	{
@@ -420,7 +423,7 @@ var Rules = []Rule{
 		Causes: []ExitCause{CauseExited}, Codes: "1-255", Sign: SignIllegalAccess,
 		Class: ClassAmbiguous, Reason: berth.ReasonExitCode,
 		Says: "illegal memory access on a GPU (exit code {code})",
-		Hint: "most often the program's own fault; if it passes elsewhere, the machine is suspected",
+		Hint: "usually an error of the program; if another machine runs it, this machine is suspected",
 		Next: berth.Retrying, Blame: BlameUser, Budget: BudgetUser, Tries: 2, Wait: WaitRetry, Elsewhere: true,
 	},
 
@@ -434,21 +437,21 @@ var Rules = []Rule{
 	},
 	// A signal without an order by Berth and without a kill by the kernel for memory.
 	{
-		Name: "killed", Evidence: EvidenceRest, Signal: "exit code 137 or 143, and nothing shows who sent the signal",
+		Name: "killed", Evidence: EvidenceRest, Signal: "exit code 137 or 143, and the sender of the signal is unknown",
 		Causes: []ExitCause{CauseExited}, Codes: "137,143",
 		Class: ClassUnknown, Reason: berth.ReasonExitCode, Says: "exit code {code}",
 		Next: berth.Retrying, Blame: BlameUnknown, Budget: BudgetUser, Tries: 2, Wait: WaitRetry, Elsewhere: true,
 	},
 	{
-		Name: "failed", Evidence: EvidenceRest, Signal: "exit code 1 to 124; a Go program's 2 as well, when " +
-			"nothing shows that its engine took it along", Causes: []ExitCause{CauseExited}, Codes: "1-124",
+		Name: "failed", Evidence: EvidenceRest, Signal: "exit code 1 to 124, including the 2 of a Go program unless " +
+			"the engine is known to have stopped it", Causes: []ExitCause{CauseExited}, Codes: "1-124",
 		Class: ClassUser, Reason: berth.ReasonExitCode, Says: "exit code {code}",
 		Next: berth.Retrying, Blame: BlameUser, Budget: BudgetUser, Wait: WaitRetry,
 	},
 	{
 		Name: "unknown", Evidence: EvidenceRest, Signal: "no other rule",
-		Class: ClassUnknown, Reason: berth.ReasonUnknown, Says: "{exit} (exit code {code}), which no rule knows",
-		Hint: "tell the operators: every end should have a rule",
+		Class: ClassUnknown, Reason: berth.ReasonUnknown, Says: "{exit} (exit code {code}); no rule matches this end",
+		Hint: "report this to an operator: every end should have a rule",
 		Next: berth.Retrying, Blame: BlameUnknown, Budget: BudgetUser, Tries: 2, Wait: WaitRetry, Elsewhere: true,
 	},
 }
@@ -457,7 +460,7 @@ var Rules = []Rule{
 const (
 	none      = "-"     // a Hint: no hint, not even for the exit code
 	unlimited = 1 << 30 // a number of Tries that no job reaches
-	stallHint = "no log, progress, CPU or GPU activity for stall_timeout"
+	stallHint = "raise stall_timeout if the job may be idle for that long"
 	oomHint   = "raise resources.memory, or set retry.on_oom: grow"
 )
 
@@ -470,7 +473,7 @@ var exitHints = map[int]string{
 	127: "the command was not found",
 	134: "aborted (SIGABRT)",
 	135: "bus error (SIGBUS): check shm_size",
-	137: "killed (SIGKILL), not by Berth",
+	137: "killed (SIGKILL) from outside Berth",
 	139: "segmentation fault (SIGSEGV)",
-	143: "terminated (SIGTERM), not by Berth",
+	143: "terminated (SIGTERM) from outside Berth",
 }

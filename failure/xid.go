@@ -57,7 +57,7 @@ type XidRow struct {
 // table follows NVIDIA.
 var Xids = []XidRow{
 	{[]uint64{79}, XidReboot, "the GPU has fallen off the bus"},
-	{[]uint64{74, 144, 145, 146, 147, 148, 149, 150}, XidHost, "NVLink failed, and its peers with it"},
+	{[]uint64{74, 144, 145, 146, 147, 148, 149, 150}, XidHost, "NVLink failed, together with its peers"},
 	{[]uint64{48}, XidDrain, "a memory error of two bits, not corrected"},
 	{[]uint64{95}, XidDrain, "a memory error that was not contained"},
 	{[]uint64{46, 62, 64, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158}, XidDrain,
@@ -66,10 +66,10 @@ var Xids = []XidRow{
 		"the application touched memory that it may not use, or that failed and was contained"},
 	{[]uint64{8, 11, 25, 32, 39, 40, 41, 68, 69, 70, 71, 72, 80}, XidRestart,
 		"an engine of the GPU stopped on the application's commands"},
-	{[]uint64{43, 45}, XidNote, "the application's channel was ended; another XID or the application says why"},
+	{[]uint64{43, 45}, XidNote, "the application's channel was closed; another XID or the application shows the cause"},
 	{[]uint64{63}, XidNote, "a row of memory was replaced: reset when the job has ended"},
-	{[]uint64{37, 38, 44, 66, 67, 92, 93, 121, 137}, XidNote, "worth knowing, and no more"},
-	{[]uint64{154}, XidNote, "the driver tells what it wants: its words count, see XidWanted"},
+	{[]uint64{37, 38, 44, 66, 67, 92, 93, 121, 137}, XidNote, "informational"},
+	{[]uint64{154}, XidNote, "the driver names the required recovery in its message, see XidWanted"},
 }
 
 // XidAction returns the required reaction to an XID.

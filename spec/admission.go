@@ -14,7 +14,7 @@ const maxAdmissionReason = 1000
 // Validate returns all faults of the request at once, or nil.
 func (n NewAdmission) Validate() []berth.FieldError {
 	v := &validation{}
-	v.require(n.Paused != nil, "paused", "is missing", "true or false")
+	v.require(n.Paused != nil, "paused", "is required", "true or false")
 	v.require(len([]rune(n.Reason)) <= maxAdmissionReason, "reason", "is too long", "at most 1000 characters")
 	return v.faults
 }

@@ -47,33 +47,40 @@ func (s Job) arrayBytes() int64 {
 }
 
 // validateArray checks the fields below array, and the space that its elements take.
+func plural(n int, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return strconv.Itoa(n) + " " + many
+}
 func (s Job) validateArray(v *validation) {
 	a := s.Array
 	if a == nil {
 		return
 	}
 	v.require(len(a.Each) == 0 || a.Size == 0 || a.Size == len(a.Each),
-		"array.size", fmt.Sprintf("is %d, but each has %d entries", a.Size, len(a.Each)), "leave one of them out")
+		"array.size", fmt.Sprintf("is %d but array.each has %s", a.Size, plural(len(a.Each), "entry", "entries")),
+		"give only one of size and each")
 	v.require(a.Count() >= 1 && a.Count() <= MaxArray, "array.size", fmt.Sprintf("%d is out of range", a.Count()),
-		fmt.Sprintf("1 to %d, or each: with as many entries", MaxArray))
+		fmt.Sprintf("1 to %d; each has the same limit of entries", MaxArray))
 	if n := s.arrayBytes(); n > maxArrayBytes && a.Count() <= MaxArray {
-		v.require(false, "array.size", fmt.Sprintf("%d elements, each with its copy of a job of %s, come to %s",
+		v.require(false, "array.size", fmt.Sprintf("%d elements with %s each need %s",
 			a.Count(), berth.BytesText(s.elementBytes()), berth.BytesText(n)),
-			fmt.Sprintf("at most %s in all, so %d elements of this job; what is long in it can lie in workdir or "+
+			fmt.Sprintf("at most %s in total, which is %d elements of this size; move long texts to workdir or "+
 				"inputs", berth.BytesText(maxArrayBytes), maxArrayBytes/s.elementBytes()))
 	}
 	v.require(a.Parallel >= 0 && a.Parallel <= MaxArray,
 		"array.parallel", fmt.Sprintf("%d is out of range", a.Parallel),
-		fmt.Sprintf("1 to %d; leave it out for no limit", MaxArray))
+		fmt.Sprintf("1 to %d; default: no limit", MaxArray))
 	v.require(a.MaxFailures == nil || *a.MaxFailures >= 0, "array.max_failures", "is negative",
-		"0 or more; leave it out for no limit")
+		"0 or more; default: no limit")
 	for i, vars := range a.Each {
 		before := len(v.faults)
 		for _, k := range sortedKeys(vars) {
 			v.variable(fmt.Sprintf("array.each[%d].%s", i, k), k, vars[k])
 		}
 		v.require(len(s.Env)+len(vars) < maxEnv, fmt.Sprintf("array.each[%d]", i), "too many variables",
-			fmt.Sprintf("at most %d together with env", maxEnv-1))
+			fmt.Sprintf("at most %d including env", maxEnv-1))
 		if len(v.faults) > before {
 			break // the others are likely to have the same fault, and may be thousands
 		}

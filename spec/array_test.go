@@ -52,8 +52,8 @@ func TestArraysOfLargeJobsAreBounded(t *testing.T) {
 	}{
 		{large(spec.MaxArray, 0), ""},
 		{large(4000, 7), ""},
-		{large(5000, 7), "array.size: 5000 elements, each with its copy of a job of 224."},
-		{large(spec.MaxArray, 1), "array.size: 100000 elements, each with its copy of a job of 32."},
+		{large(5000, 7), "array.size: 5000 elements with 224."},
+		{large(spec.MaxArray, 1), "array.size: 100000 elements with 32."},
 		{large(spec.MaxArray+1, 1), "array.size: 100001 is out of range"},
 	} {
 		var got []string
@@ -65,7 +65,7 @@ func TestArraysOfLargeJobsAreBounded(t *testing.T) {
 		}
 	}
 	p := spec.Pipeline{Kind: "pipeline", Name: "p", Jobs: map[string]spec.Job{"a": large(4000, 7), "b": large(1000, 7)}}.WithDefaults()
-	if faults := p.Validate(); len(faults) != 1 || faults[0].Field != "jobs" || faults[0].Allowed != "at most 1.0 GiB in all" {
+	if faults := p.Validate(); len(faults) != 1 || faults[0].Field != "jobs" || faults[0].Allowed != "at most 1.0 GiB in total" {
 		t.Errorf("a pipeline of two arrays that are too much together: %+v", faults)
 	}
 }

@@ -72,9 +72,9 @@ func cutBucket(from, scheme string) (bucket, key string, slash bool) {
 func keyFault(length int, slash bool) error {
 	switch {
 	case !slash:
-		return berth.Errorf(berth.CodeInvalid, "it ends without a /, as if the bucket were a file")
+		return berth.Errorf(berth.CodeInvalid, "a whole bucket must end with a /")
 	case length > 1024:
-		return berth.Errorf(berth.CodeInvalid, "a key has at most 1024 bytes, of Azure characters")
+		return berth.Errorf(berth.CodeInvalid, "a key has at most 1024 bytes, and only characters that Azure allows")
 	}
 	return nil
 }

@@ -130,16 +130,16 @@ func (s Job) validateCache(v *validation, at string) {
 	if !s.Cache {
 		return
 	}
-	v.require(s.Array == nil, at+".cache", "is on an array, whose elements have results of their own",
-		"steps that are no arrays")
+	v.require(s.Array == nil, at+".cache", "is not available for arrays, since each element has its own result",
+		"steps that are not arrays")
 	v.require(s.Image == "" || s.oneImage(), at+".image",
-		fmt.Sprintf("%.200q may be another image on each machine of the gang, and the step says cache: true",
-			s.Image), "the image by its digest: NAME@sha256:…")
+		fmt.Sprintf("%.200q may resolve to different images on the machines of the gang, but the step has cache: true",
+			s.Image), "an image with its digest: NAME@sha256:…")
 	for i, in := range s.Inputs {
 		unknown := in.Kind().Listed() || in.Kind() == InputHTTPS && in.SHA256 == ""
 		v.require(!unknown, fmt.Sprintf("%s.inputs[%d].from", at, i),
-			fmt.Sprintf("%.200q may change without anybody noticing, and the step says cache: true", in.From),
-			"a folder, job:STEP/OUTPUT, https with a sha256; or a step without cache that fetches it, whose output "+
-				"this one takes")
+			fmt.Sprintf("%.200q may change unnoticed, but the step has cache: true", in.From),
+			"a folder, job:STEP/OUTPUT, or https with a sha256; otherwise fetch it in a step without cache, and use "+
+				"its output")
 	}
 }

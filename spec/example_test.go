@@ -103,7 +103,7 @@ func ExampleQuota_Exceeds() {
 	gpus := spec.MilliGPU(4000)
 	quota := spec.Quota{Tenant: "vision", Limit: &spec.Amounts{GPUs: &gpus}}
 	for _, fault := range quota.Exceeds(spec.Request{GPUs: 8, GPUMilli: 1000, Members: 1}) {
-		fmt.Println(fault.Field, fault.Allowed)
+		fmt.Printf("%s: %s\n", fault.Field, fault.Detail)
 	}
-	// Output: resources.gpus at most 4
+	// Output: resources.gpus: asks for 8 GPUs; the quota of tenant vision is 4
 }

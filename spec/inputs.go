@@ -101,7 +101,7 @@ func ParseOutputRef(from string) (OutputRef, error) {
 	steps := !slices.ContainsFunc(strings.Split(ref.Step, "."), func(step string) bool { return !isName(step) })
 	if !ok || !strings.HasPrefix(from, outputPrefix) || !isName(name) || ref.Step != "" && !steps ||
 		ref.Job == "" && ref.Step == "" {
-		return OutputRef{}, berth.Errorf(berth.CodeInvalid, "%.200q names no output of a job", from)
+		return OutputRef{}, berth.Errorf(berth.CodeInvalid, "%.200q is not an output of a job", from)
 	}
 	return ref, nil
 }
@@ -159,18 +159,18 @@ func (s Job) validateInputs(v *validation) {
 		for _, r := range reservedPaths[1:] {
 			ok = ok && !inside(in.To, r)
 		}
-		v.require(ok, field+".to", fmt.Sprintf("%.200q cannot be an input's place", in.To),
+		v.require(ok, field+".to", fmt.Sprintf("%.200q cannot be the path of an input", in.To),
 			"a clean absolute path such as /data, not under "+strings.Join(reservedPaths[1:], ", "))
 		clash := slices.ContainsFunc(taken, func(t string) bool { return inside(in.To, t) || inside(t, in.To) })
 		v.require(!ok || !clash, field+".to",
-			fmt.Sprintf("%.200q and another folder that is mounted lie in each other", in.To),
-			"places apart from each other, from the checkpoint's and from "+SecretsPath)
+			fmt.Sprintf("%.200q overlaps another mounted folder", in.To),
+			"paths outside each other, the checkpoint path and "+SecretsPath)
 		taken = append(taken, in.To)
 	}
 }
 
 // knownInputs lists the supported forms of From, for faults.
-const knownInputs = "a folder of yours, job:ID/OUTPUT, s3://BUCKET/PREFIX/, gs://BUCKET/PREFIX/, " +
+const knownInputs = "a local folder, job:ID/OUTPUT, s3://BUCKET/PREFIX/, gs://BUCKET/PREFIX/, " +
 	"azblob://ACCOUNT/CONTAINER/PREFIX/, https://HOST/FILE or, where the operator allows it, file:///FOLDER/PATH/"
 
 // validate checks the source of an input, by its kind.
@@ -186,11 +186,11 @@ func (i Input) validate(v *validation, field string) {
 	case InputFolder:
 	case InputOutput:
 		ref, err := ParseOutputRef(i.From)
-		v.require(err == nil, field+".from", fmt.Sprintf("%.200q names no output of a job", i.From),
-			"job:ID/OUTPUT, or job:STEP/OUTPUT among the steps of a pipeline")
+		v.require(err == nil, field+".from", fmt.Sprintf("%.200q is not an output of a job", i.From),
+			"job:ID/OUTPUT, or job:STEP/OUTPUT in a pipeline")
 		v.require(err != nil || ref.Step == "", field+".from",
-			fmt.Sprintf("%.200q names a step, and this job is in no pipeline", ref.Step),
-			"job: and the whole id of a job, then / and the name of its output")
+			fmt.Sprintf("%.200q is a step, but this job is not part of a pipeline", ref.Step),
+			"job:ID/OUTPUT with the full id of a job")
 	case InputS3:
 		_, _, err := ParseS3(i.From)
 		v.require(err == nil, field+".from", fmt.Sprintf("%.200q: %v", i.From, err),
@@ -206,13 +206,13 @@ func (i Input) validate(v *validation, field string) {
 	case InputHTTPS:
 		u, err := url.Parse(i.From)
 		v.require(err == nil && u.Hostname() != "" && u.User == nil && u.Fragment == "", field+".from",
-			"is no address of a file, or has a login or a fragment",
-			"https://HOST/PATH; a login is named by "+field+".secret")
+			"is not the URL of a file, or has a login or a fragment",
+			"https://HOST/PATH; put a login into "+field+".secret")
 	case InputFile:
 		_, _, err := ParseFile(i.From)
 		v.require(err == nil, field+".from", fmt.Sprintf("%.200q: %v", i.From, err),
-			"file:///FOLDER/PATH for one file, or file:///FOLDER/PATH/ for all in a folder, of a FOLDER that the "+
-				"operator of the cluster has given a name")
+			"file:///FOLDER/PATH for one file, or file:///FOLDER/PATH/ for a whole folder; FOLDER is "+
+				"a name that an operator has configured")
 	case InputUnknown:
 		scheme, _, _ := strings.Cut(i.From, "://")
 		v.require(false, field+".from", fmt.Sprintf("%.40s:// is not supported by this version", scheme), knownInputs)
@@ -233,7 +233,8 @@ func (i Input) validateOptions(v *validation, field string, kind InputKind) {
 		{"region", i.Region, "s3://", kind == InputS3},
 		{"sha256", i.SHA256, "https://", kind == InputHTTPS},
 	} {
-		v.require(o.ok || o.value == "", field+"."+o.name, "says nothing of such an input", "with "+o.of+" only")
+		v.require(o.ok || o.value == "", field+"."+o.name, "is not available for this kind of input",
+			"inputs from "+o.of)
 	}
 	if i.Secret != "" {
 		v.secretName(field+".secret", i.Secret)
@@ -241,18 +242,18 @@ func (i Input) validateOptions(v *validation, field string, kind InputKind) {
 	if i.Endpoint != "" {
 		server := i.isServer(i.Endpoint)
 		v.require(!server || i.Secret == "" || MayCarryLogin(i.Endpoint), field+".endpoint",
-			fmt.Sprintf("%.200q would have the login travel by plain http", i.Endpoint),
-			"https://; or http:// without "+field+".secret, or to a private address that is no name, such as "+
+			fmt.Sprintf("%.200q would send the login over plain http", i.Endpoint),
+			"https://; or http:// without "+field+".secret, or with a private IP address such as "+
 				"http://10.0.0.1:9000")
-		v.require(server, field+".endpoint", fmt.Sprintf("%.200q is no address of a server", i.Endpoint),
-			"such as https://storage.example.com; of azblob:// the account's own, or its server's and then /ACCOUNT")
+		v.require(server, field+".endpoint", fmt.Sprintf("%.200q is not the URL of a server", i.Endpoint),
+			"a URL such as https://storage.example.com; for azblob:// that of the account, or a server with /ACCOUNT")
 	}
 	v.require(len(i.Region) <= 63 && strings.Trim(i.Region, lowerName) == "", field+".region",
-		fmt.Sprintf("%.100q is no region", i.Region), "such as eu-west-1")
+		fmt.Sprintf("%.100q is not a region", i.Region), "a name such as eu-west-1")
 	if i.SHA256 != "" {
 		_, err := hex.DecodeString(i.SHA256)
 		v.require(err == nil && len(i.SHA256) == 64 && strings.ToLower(i.SHA256) == i.SHA256, field+".sha256",
-			fmt.Sprintf("%.100q is no sha256", i.SHA256), "64 hexadecimal digits")
+			fmt.Sprintf("%.100q is not a SHA-256 checksum", i.SHA256), "64 hexadecimal digits")
 	}
 }
 

@@ -17,7 +17,7 @@ type Job struct {
 	Env        map[string]string `json:"env,omitempty" doc:"variables of the container"`
 	Workdir    string            `json:"workdir,omitempty" doc:"local folder, copied to /workspace"`
 	Resources  Resources         `json:"resources,omitzero" doc:"resources of each member"`
-	Members    int               `json:"members,omitempty" zero:"1 to 512; leave it out for 1" doc:"containers placed together or not at all"`
+	Members    int               `json:"members,omitempty" zero:"1 to 512; default 1" doc:"containers placed together or not at all"`
 	Placement  Placement         `json:"placement,omitzero" doc:"conditions on the machines"`
 	Priority   *Priority         `json:"priority,omitempty" doc:"low, normal, high, or 0 to 1000"`
 
@@ -27,7 +27,7 @@ type Job struct {
 	TimeLimit    Duration  `json:"time_limit,omitempty" doc:"longest run of each attempt; then the job fails"`
 	StallTimeout Duration  `json:"stall_timeout,omitempty" doc:"longest time without activity; then the job fails"`
 	StopGrace    *Duration `json:"stop_grace,omitempty" doc:"time from SIGTERM to SIGKILL"`
-	LostAfter    Duration  `json:"lost_after,omitempty" zero:"2s to 24h; leave it out for 90s" doc:"silence after which the machine counts as lost"`
+	LostAfter    Duration  `json:"lost_after,omitempty" zero:"2s to 24h; default 90s" doc:"silence after which the machine counts as lost"`
 
 	Retry      RetryPolicy       `json:"retry,omitzero" doc:"further runs after failures"`
 	Checkpoint *CheckpointPolicy `json:"checkpoint,omitempty" doc:"saved state from which the next attempt continues"`
@@ -75,7 +75,7 @@ type Placement struct {
 type CheckpointPolicy struct {
 	Path     string   `json:"path" doc:"absolute folder in the container"`
 	Interval Duration `json:"interval,omitempty" doc:"interval of the signal; without it the job decides"`
-	Keep     int      `json:"keep,omitempty" zero:"1 to 100; leave it out for 2" doc:"number of stored checkpoints"`
+	Keep     int      `json:"keep,omitempty" zero:"1 to 100; default 2" doc:"number of stored checkpoints"`
 	Signal   string   `json:"signal,omitempty" doc:"signal that requests a checkpoint, such as SIGUSR1"`
 }
 
@@ -98,7 +98,7 @@ type Output struct {
 // Array creates many jobs from one file.
 type Array struct {
 	Size        int                 `json:"size,omitempty" zero:"1 to 100000, or each: with as many entries" doc:"number of elements; BERTH_ARRAY_INDEX is the index, from 0"`
-	Parallel    int                 `json:"parallel,omitempty" zero:"1 to 100000; leave it out for no limit" doc:"elements that may hold capacity at once; default: no limit"`
+	Parallel    int                 `json:"parallel,omitempty" zero:"1 to 100000; default: no limit" doc:"elements that may hold capacity at once; default: no limit"`
 	MaxFailures *int                `json:"max_failures,omitempty" doc:"failures allowed; one more cancels the rest"`
 	Each        []map[string]string `json:"each,omitempty" doc:"variables of each element, instead of size"`
 }

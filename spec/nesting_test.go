@@ -85,21 +85,21 @@ func TestNestedPipelinesAreValidated(t *testing.T) {
 	}{
 		"two levels":          {trained(none, none), ""},
 		"as deep as may be":   {deep, ""},
-		"too deep":            {nest(graph("a"), "a", deep), "jobs.a" + strings.Repeat(".jobs.a", spec.MaxLevels-1) + ".jobs: is level 9 of pipelines in each other"},
-		"too many in all":     {full, "jobs: has 2004 steps with those of the pipelines in it"},
+		"too deep":            {nest(graph("a"), "a", deep), "jobs.a" + strings.Repeat(".jobs.a", spec.MaxLevels-1) + ".jobs: is level 9 of nested pipelines"},
+		"too many in all":     {full, "jobs: has 2004 steps, including nested pipelines"},
 		"too many of a level": {nest(graph("a"), "a", graph(append(wide, "x")...)), "jobs.a.jobs: has 501 steps"},
 		"nothing in it":       {nest(graph("a"), "a", graph()), "jobs.a.jobs: has 0 steps"},
-		"no image":            {nest(graph("a"), "a", change(graph("fit"), "fit", func(s *spec.Job) { s.Image = "" })), `jobs.a.jobs.fit.image: "" is not an image reference`},
+		"no image":            {nest(graph("a"), "a", change(graph("fit"), "fit", func(s *spec.Job) { s.Image = "" })), `jobs.a.jobs.fit.image: required`},
 		"an odd policy":       {nest(graph("a"), "a", spec.Pipeline{OnFailure: "never", Jobs: graph("b").Jobs}), `jobs.a.on_failure: "never" is not known`},
-		"an odd name":         {change(trained(none, none), "train", func(s *spec.Job) { s.Name = "T" }), `jobs.train.name: "T" is not a name`},
+		"an odd name":         {change(trained(none, none), "train", func(s *spec.Job) { s.Name = "T" }), `jobs.train.name: "T" is not a valid name`},
 		"an odd label":        {change(trained(none, none), "train", func(s *spec.Job) { s.Labels = map[string]string{"a=b": ""} }), `jobs.train.labels`},
 		"a cycle inside":      {nest(graph("a"), "a", graph("x: y", "y: x")), "jobs.a.jobs.x.needs: is a cycle: x needs y needs x"},
 		"a cycle around":      {nest(graph("a: b", "b: a"), "a", graph("x")), "jobs.a.needs: is a cycle: a needs b needs a"},
 		"needs across levels": {nest(graph("a", "b"), "a", graph("x: b")), `jobs.a.jobs.x.needs[0]: there is no step "b"`},
 		"of a job": {change(trained(none, none), "train", func(s *spec.Job) {
 			s.Image, s.Cache, s.Notify = "busybox", true, []spec.Notify{{URL: "https://a.example"}}
-		}), "jobs.train.image: is of a job, and train has jobs; jobs.train.cache: is of a job, and train has jobs; jobs.train.notify: is of a job, and train has jobs"},
-		"a policy of a job": {change(graph("a"), "a", func(s *spec.Job) { s.OnFailure = spec.Continue }), "jobs.a.on_failure: is for pipelines, and steps that have jobs"},
+		}), "jobs.train.image: is a field of jobs, but train is a nested pipeline; jobs.train.cache: is a field of jobs, but train is a nested pipeline; jobs.train.notify: is a field of jobs, but train is a nested pipeline"},
+		"a policy of a job": {change(graph("a"), "a", func(s *spec.Job) { s.OnFailure = spec.Continue }), "jobs.a.on_failure: is only for pipelines and nested pipelines"},
 
 		"an output of its level":    {trained(takes("job:load/data"), none), ""},
 		"one of a level around":     {trained(takes("job:prep/data"), none), ""},
@@ -108,11 +108,11 @@ func TestNestedPipelinesAreValidated(t *testing.T) {
 		"of nobody inside":          {trained(none, takes("job:train.nobody/data")), `jobs.report.inputs[0].from: there is no step "nobody" in train`},
 		"one that train needs not":  {trained(takes("job:other/data"), none), "jobs.train.jobs.fit.inputs[0].from: train does not need other"},
 		"one that report needs not": {change(trained(none, none), "other", takes("job:train.fit/model")), "jobs.other.inputs[0].from: other does not need train"},
-		"what it is in":             {trained(takes("job:train.load/data"), none), "jobs.train.jobs.fit.inputs[0].from: fit is in train, and cannot wait for it"},
-		"a pipeline":                {trained(none, takes("job:train/model")), "jobs.report.inputs[0].from: train is a pipeline, whose steps have outputs of their own"},
-		"inside of a job":           {trained(none, takes("job:prep.fit/model")), "jobs.report.inputs[0].from: prep is no pipeline"},
+		"what it is in":             {trained(takes("job:train.load/data"), none), "jobs.train.jobs.fit.inputs[0].from: fit is inside train and cannot wait for it"},
+		"a pipeline":                {trained(none, takes("job:train/model")), "jobs.report.inputs[0].from: train is a pipeline; its steps have the outputs"},
+		"inside of a job":           {trained(none, takes("job:prep.fit/model")), "jobs.report.inputs[0].from: prep is not a pipeline"},
 		"no such output inside":     {trained(none, takes("job:train.load/model")), `jobs.report.inputs[0].from: train.load has no output "model"`},
-		"no step's name":            {trained(none, takes("job:train./model")), `jobs.report.inputs[0].from: "job:train./model" names no output of a job`},
+		"no step's name":            {trained(none, takes("job:train./model")), `jobs.report.inputs[0].from: "job:train./model" is not an output of a job`},
 	} {
 		if got := strings.Join(faultsOf(row.pipeline), "; "); got != row.want && (row.want == "" || !strings.HasPrefix(got, row.want)) {
 			t.Errorf("%s: got %q, want %q", what, got, row.want)

@@ -63,8 +63,9 @@ func PlainWebhooks(list []Notify) []berth.FieldError {
 	var faults []berth.FieldError
 	for i, n := range list {
 		if u, err := url.Parse(n.URL); err == nil && u.Scheme != "https" {
-			faults = append(faults, berth.FieldError{Field: fmt.Sprintf("notify[%d].url", i), Detail: "is not https",
-				Allowed: "https; http only into networks that the operator allows (berthd --webhook-allow)"})
+			faults = append(faults, berth.FieldError{Field: fmt.Sprintf("notify[%d].url", i),
+				Detail:  "is not an https URL",
+				Allowed: "https; http only to networks that an operator allows with berthd --webhook-allow"})
 		}
 	}
 	return faults
@@ -84,7 +85,7 @@ func (v *validation) notify(list []Notify) {
 		u, err := url.Parse(n.URL)
 		ok := err == nil && (u.Scheme == "https" || u.Scheme == "http") && u.Hostname() != "" && u.User == nil &&
 			u.Fragment == "" && len(n.URL) <= maxNotifyURL
-		v.require(ok, at+".url", "is no address that can be called",
+		v.require(ok, at+".url", "is not a valid URL",
 			fmt.Sprintf("an https URL of at most %d bytes, without user, password and fragment", maxNotifyURL))
 		v.require(len(n.On) <= len(statuses), at+".on", "too many statuses", "each once")
 		for j, on := range n.On {
@@ -121,5 +122,5 @@ func ParseWebhookKeys(text string) ([][]byte, error) {
 
 // errBadWebhookKey describes the allowed form and does not quote the value.
 var errBadWebhookKey = berth.Errorf(berth.CodeInvalid,
-	"is not %s and %d to %d bytes in base64, or up to four of these apart by blanks", webhookKeyPrefix,
+	"is not %s with %d to %d bytes in base64, or up to four such keys separated by blanks", webhookKeyPrefix,
 	minWebhookKey, maxWebhookKey)

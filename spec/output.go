@@ -17,7 +17,7 @@ func (s Job) validateOutputs(v *validation) {
 	var names []string
 	for i, o := range s.Outputs {
 		field := "outputs[" + strconv.Itoa(i) + "]"
-		v.require(isName(o.Name), field+".name", strconv.Quote(o.Name)+" is not a name",
+		v.require(isName(o.Name), field+".name", strconv.Quote(o.Name)+" is not a valid name",
 			"1 to 63 of a-z, 0-9 and '-', not at either end")
 		v.require(!slices.Contains(names, o.Name), field+".name", "is used twice", "each once")
 		names = append(names, o.Name)
@@ -26,7 +26,7 @@ func (s Job) validateOutputs(v *validation) {
 		for _, hidden := range []string{"/proc", "/sys", "/dev", "/run/secrets"} {
 			ok = ok && o.Path != hidden && !strings.HasPrefix(o.Path, hidden+"/")
 		}
-		v.require(ok, field+".path", strconv.Quote(o.Path)+" cannot be an output",
+		v.require(ok, field+".path", strconv.Quote(o.Path)+" cannot be the path of an output",
 			"a clean absolute path such as /out/model, not /, /proc, /sys, /dev or /run/secrets")
 	}
 }

@@ -12,7 +12,7 @@ type JobPatch struct {
 // Validate returns all faults of the request at once, or nil.
 func (p JobPatch) Validate() []berth.FieldError {
 	v := &validation{}
-	v.require(p.Priority != nil || p.Labels != nil || p.TimeLimit != nil, "", "changes nothing",
+	v.require(p.Priority != nil || p.Labels != nil || p.TimeLimit != nil, "", "the patch changes nothing",
 		"priority, labels, time_limit")
 	v.require(len(p.Labels) <= MaxLabels, "labels", "too many labels", "at most 64")
 	for _, k := range sortedKeys(p.Labels) {

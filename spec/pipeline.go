@@ -76,16 +76,16 @@ func (p Pipeline) Validate() []berth.FieldError {
 	sizes := &validation{}
 	whole.oversized(sizes)
 	n := p.Count()
-	sizes.require(n <= MaxAllSteps, "jobs", fmt.Sprintf("has %d steps with those of the pipelines in it", n),
-		fmt.Sprintf("at most %d in all", MaxAllSteps))
+	sizes.require(n <= MaxAllSteps, "jobs", fmt.Sprintf("has %d steps, including nested pipelines", n),
+		fmt.Sprintf("at most %d in total", MaxAllSteps))
 	if len(sizes.faults) > 0 {
 		return append(v.faults, sizes.faults...)
 	}
 	whole.validate(v)
 	// With other faults, a single array may be too large already, and is reported itself.
 	if n := p.arrayBytes(); n > maxArrayBytes && len(v.faults) == 0 {
-		v.require(false, "jobs", fmt.Sprintf("the elements of all arrays, each with its copy of its job, come to %s",
-			berth.BytesText(n)), fmt.Sprintf("at most %s in all", berth.BytesText(maxArrayBytes)))
+		v.require(false, "jobs", fmt.Sprintf("the elements of all arrays need %s",
+			berth.BytesText(n)), fmt.Sprintf("at most %s in total", berth.BytesText(maxArrayBytes)))
 	}
 	return v.faults
 }
@@ -146,7 +146,7 @@ func (l level) oversized(v *validation) {
 func (l level) countSteps(v *validation) {
 	n := len(l.p.Jobs)
 	v.require(n >= 1 && n <= MaxSteps, l.field+"jobs", fmt.Sprintf("has %d steps", n),
-		fmt.Sprintf("1 to %d; more in pipelines that are steps", MaxSteps))
+		fmt.Sprintf("1 to %d; put more into nested pipelines", MaxSteps))
 }
 
 // needed returns the direct and indirect needs of a step, computed once.
@@ -162,7 +162,7 @@ func (l level) needed(key string) map[string]bool {
 // validate checks the level's own fields, its steps and the levels below.
 func (l level) validate(v *validation) {
 	p := l.p
-	v.require(isName(p.Name), l.field+"name", fmt.Sprintf("%q is not a name", p.Name),
+	v.require(isName(p.Name), l.field+"name", fmt.Sprintf("%q is not a valid name", p.Name),
 		"1 to 63 of a-z, 0-9 and '-', not at either end")
 	v.oneOf(l.field+"on_failure", p.OnFailure, FailFast, Continue)
 	v.require(len(p.Labels) <= MaxLabels, l.field+"labels", "too many labels", fmt.Sprintf("at most %d", MaxLabels))
@@ -174,14 +174,15 @@ func (l level) validate(v *validation) {
 	l.countSteps(v)
 	for _, key := range sortedKeys(p.Jobs) {
 		s, at := p.Jobs[key], l.field+"jobs."+key
-		v.require(isName(key), at, fmt.Sprintf("%q is not a name", key),
+		v.require(isName(key), at, fmt.Sprintf("%q is not a valid name", key),
 			"1 to 63 of a-z, 0-9 and '-', not at either end")
 		l.validateNeeds(v, key, s.Needs)
 		if s.Nests() {
 			l.validateNested(v, key, s)
 			continue
 		}
-		v.require(len(s.Notify) == 0, at+".notify", "is told of the whole", "notify beside jobs")
+		v.require(len(s.Notify) == 0, at+".notify", "is not available for a step; webhooks report the whole pipeline",
+			"notify next to jobs")
 		s.validateCache(v, at)
 		s = l.validateSteps(v, key, s)
 		s.Needs, s.Cache = nil, false // checked above; a job outside of pipelines has neither
@@ -189,7 +190,7 @@ func (l level) validate(v *validation) {
 	}
 	if cycle := p.cycle(); cycle != nil {
 		v.require(false, l.field+"jobs."+cycle[0]+".needs", "is a cycle: "+strings.Join(cycle, " needs "),
-			"steps that do not need each other in a circle")
+			"steps without a cycle")
 	}
 }
 
@@ -197,11 +198,11 @@ func (l level) validate(v *validation) {
 func (l level) validateNested(v *validation, key string, s Job) {
 	at := l.field + "jobs." + key
 	for _, field := range s.beyondPipeline() {
-		v.require(false, at+"."+field, "is of a job, and "+key+" has jobs",
-			"name, needs, labels, on_failure and jobs; what a job needs stands with that job")
+		v.require(false, at+"."+field, "is a field of jobs, but "+key+" is a nested pipeline",
+			"name, needs, labels, on_failure and jobs; set the other fields in its jobs")
 	}
 	if l.depth == MaxLevels {
-		v.require(false, at+".jobs", fmt.Sprintf("is level %d of pipelines in each other", l.depth+1),
+		v.require(false, at+".jobs", fmt.Sprintf("is level %d of nested pipelines", l.depth+1),
 			fmt.Sprintf("at most %d levels", MaxLevels))
 		return
 	}
@@ -217,7 +218,7 @@ func (l level) validateNeeds(v *validation, key string, needs []string) {
 		case need == key:
 			v.require(false, at, fmt.Sprintf("%s needs itself", key), "other steps")
 		case !known:
-			v.require(false, at, fmt.Sprintf("there is no step %q", need), "names under the same jobs")
+			v.require(false, at, fmt.Sprintf("there is no step %q", need), "steps under the same jobs")
 		case slices.Contains(needs[:i], need):
 			v.require(false, at, fmt.Sprintf("names %s twice", need), "once")
 		}
@@ -255,42 +256,42 @@ func (l level) missing(key string, o OutputRef) (detail, allowed string) {
 		}
 		if at.outer == nil {
 			return fmt.Sprintf("there is no step %q", names[0]),
-				"names under jobs, here or around, or the whole id of another job"
+				"a step of this or an outer pipeline, or the full id of another job"
 		}
 		at, from = at.outer, at.key
 	}
 	switch {
 	case names[0] == from && at != &l:
-		return fmt.Sprintf("%s is in %s, and cannot wait for it", key, from),
-			"steps beside " + key + ", or beside " + from
+		return fmt.Sprintf("%s is inside %s and cannot wait for it", key, from),
+			"steps next to " + key + ", or next to " + from
 	case !at.needed(from)[names[0]]:
 		return fmt.Sprintf("%s does not need %s", from, names[0]),
-			"steps that it needs, itself or through others: add it to needs"
+			"steps in needs, directly or indirectly; add it to needs"
 	}
 	p, of := at.p, Job{}
 	for i, name := range names {
 		step, known := p.Jobs[name]
 		if !known {
-			return fmt.Sprintf("there is no step %q in %s", name, strings.Join(names[:i], ".")), "names under its jobs"
+			return fmt.Sprintf("there is no step %q in %s", name, strings.Join(names[:i], ".")), "its steps"
 		}
 		if of = step; i == len(names)-1 {
 			break
 		}
 		if !step.Nests() {
-			return fmt.Sprintf("%s is no pipeline", strings.Join(names[:i+1], ".")),
+			return fmt.Sprintf("%s is not a pipeline", strings.Join(names[:i+1], ".")),
 				"job:" + strings.Join(names[:i+1], ".") + "/OUTPUT"
 		}
 		p = Pipeline{Jobs: step.Jobs}
 	}
 	switch {
 	case of.Nests():
-		return fmt.Sprintf("%s is a pipeline, whose steps have outputs of their own", o.Step),
+		return fmt.Sprintf("%s is a pipeline; its steps have the outputs", o.Step),
 			"job:" + o.Step + ".STEP/OUTPUT"
 	case of.Array != nil:
-		return fmt.Sprintf("%s is an array, whose elements have outputs of their own", o.Step),
-			"steps that are no arrays"
+		return fmt.Sprintf("%s is an array; its elements have the outputs", o.Step),
+			"steps that are not arrays"
 	case !slices.ContainsFunc(of.Outputs, func(out Output) bool { return out.Name == o.Name }):
-		return fmt.Sprintf("%s has no output %q", o.Step, o.Name), "names under its outputs"
+		return fmt.Sprintf("%s has no output %q", o.Step, o.Name), "its outputs"
 	}
 	return "", ""
 }

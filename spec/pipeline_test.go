@@ -36,7 +36,7 @@ func TestPipelinesAreValidated(t *testing.T) {
 		"unknown":   {graph("a: nobody"), `jobs.a.needs[0]: there is no step "nobody"`},
 		"twice":     {graph("a", "b: a a"), "jobs.b.needs[1]: names a twice"},
 		"nothing":   {graph(), "jobs: has 0 steps"},
-		"bad names": {graph("A"), `jobs.A: "A" is not a name`},
+		"bad names": {graph("A"), `jobs.A: "A" is not a valid name`},
 	} {
 		var got []string
 		for _, f := range row.pipeline.Validate() {
@@ -117,7 +117,7 @@ func TestOfTooManyStepsNothingElseIsSaid(t *testing.T) {
 		want []string
 	}{
 		{many(spec.MaxSteps + 1), []string{"jobs: has 501 steps"}},
-		{many(spec.MaxAllSteps + 1), []string{"jobs: has 2001 steps", "jobs: has 2001 steps with those of the pipelines in it"}},
+		{many(spec.MaxAllSteps + 1), []string{"jobs: has 2001 steps", "jobs: has 2001 steps, including nested pipelines"}},
 		{nest(many(1), "inner", many(spec.MaxSteps+1)), []string{"jobs.inner.jobs: has 501 steps"}},
 	} {
 		var got []string

@@ -85,13 +85,13 @@ func (q Quota) Validate() []berth.FieldError {
 	}
 	positive := func(field string, n *int) {
 		v.require(n == nil || *n >= 1 && *n <= 10_000_000, field, "is out of range",
-			"1 to 10000000; leave it out for no limit")
+			"1 to 10000000; default: no limit")
 	}
 	positive("max_running", q.MaxRunning)
 	positive("max_queued", q.MaxQueued)
 	if r := q.SubmitRPS; r != nil {
 		v.require(*r >= 0.001 && *r <= 100_000, "submit_rps", fmt.Sprintf("%g is out of range", *r),
-			"0.001 to 100000; leave it out for the default")
+			"0.001 to 100000; or leave it out")
 	}
 	if p := q.MaxPriority; p != nil {
 		v.require(*p >= 0 && *p <= 1000, "max_priority", fmt.Sprintf("%d is out of range", int(*p)),
@@ -99,7 +99,7 @@ func (q Quota) Validate() []berth.FieldError {
 	}
 	if s := q.Storage; s != nil {
 		v.require(s.Secrets == nil || *s.Secrets >= 0 && *s.Secrets <= 1_000_000, "storage.secrets",
-			"is out of range", "0 to 1000000; leave it out for no limit")
+			"is out of range", "0 to 1000000; default: no limit")
 	}
 	if q.Guarantee != nil && q.Limit != nil {
 		within(v, "guarantee.cpus", q.Guarantee.CPUs, q.Limit.CPUs)
@@ -135,18 +135,29 @@ func (q Quota) Exceeds(r Request) []berth.FieldError {
 	v := &validation{}
 	n := int64(max(1, r.Members))
 	c := r.Capacity()
+	asks := "asks for"
+	if n > 1 {
+		asks = fmt.Sprintf("%d members ask for", n)
+	}
 	over := func(field, asked, limit string, ok bool) {
-		v.require(ok, field, fmt.Sprintf("asks for %s in all; tenant %s never holds more than %s", asked, q.Tenant,
-			limit), "at most "+limit)
+		v.require(ok, field, fmt.Sprintf("%s %s; the quota of tenant %s is %s", asks, asked, q.Tenant, limit), "")
 	}
 	if l := q.Limit.CPUs; l != nil {
-		over("resources.cpus", MilliCPU(n*c.CPUMilli).String(), l.String(), n*c.CPUMilli <= int64(*l))
+		over("resources.cpus", unit(MilliCPU(n*c.CPUMilli).String(), "CPU"), l.String(), n*c.CPUMilli <= int64(*l))
 	}
 	if l := q.Limit.Memory; l != nil {
 		over("resources.memory", MiB(n*c.MemoryMiB).String(), l.String(), n*c.MemoryMiB <= int64(*l))
 	}
 	if l := q.Limit.GPUs; l != nil {
-		over("resources.gpus", MilliGPU(n*c.GPUMilli).String(), l.String(), n*c.GPUMilli <= int64(*l))
+		over("resources.gpus", unit(MilliGPU(n*c.GPUMilli).String(), "GPU"), l.String(), n*c.GPUMilli <= int64(*l))
 	}
 	return v.faults
+}
+
+// unit appends a unit to an amount, in the plural unless the amount is 1.
+func unit(amount, name string) string {
+	if amount == "1" {
+		return "1 " + name
+	}
+	return amount + " " + name + "s"
 }

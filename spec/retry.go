@@ -81,9 +81,9 @@ const (
 // Backoff determines the wait before the next run. The end of the wait is stored in the
 // job's row (eligible_at), so a waiting job needs no timer.
 type Backoff struct {
-	Initial Duration `json:"initial,omitempty" zero:"more than 0s, at most max; leave it out for 10s" doc:"first wait"`
-	Factor  float64  `json:"factor,omitempty" zero:"1 to 10; leave it out for 2" doc:"growth of the wait per run"`
-	Max     Duration `json:"max,omitempty" zero:"initial to 24h; leave it out for 10m" doc:"longest wait"`
+	Initial Duration `json:"initial,omitempty" zero:"more than 0s, at most max; default 10s" doc:"first wait"`
+	Factor  float64  `json:"factor,omitempty" zero:"1 to 10; default 2" doc:"growth of the wait per run"`
+	Max     Duration `json:"max,omitempty" zero:"initial to 24h; default 10m" doc:"longest wait"`
 }
 
 // withDefaults fills in unset fields. The default of Max is at least Initial, so that a

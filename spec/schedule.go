@@ -54,7 +54,7 @@ type Schedule struct {
 	TimeZone string    `json:"time_zone,omitempty" doc:"time zone of cron, such as Europe/Berlin; default UTC"`
 	Jitter   Duration  `json:"jitter,omitempty" doc:"longest random delay of each fire"`
 	Overlap  Overlap   `json:"overlap,omitempty" doc:"skip (default), buffer_one, allow or cancel_other"`
-	CatchUp  Duration  `json:"catch_up,omitempty" zero:"10s to 8760h; leave it out for the default" doc:"greatest lateness of a fire; default 1h, for at a year"`
+	CatchUp  Duration  `json:"catch_up,omitempty" zero:"10s to 8760h; or leave it out" doc:"greatest lateness of a fire; default 1h, for at a year"`
 	Paused   bool      `json:"paused,omitempty" doc:"create the schedule as paused"`
 	Job      *Job      `json:"job,omitempty" doc:"job to submit"`
 	Pipeline *Pipeline `json:"pipeline,omitempty" doc:"pipeline to submit, instead of a job"`
@@ -112,7 +112,7 @@ func (s Schedule) WithDefaults() Schedule {
 func (s Schedule) Validate() []berth.FieldError {
 	v := &validation{}
 	v.oneOf("kind", s.Kind, KindSchedule)
-	v.require(isName(s.Name), "name", fmt.Sprintf("%q is not a name", s.Name),
+	v.require(isName(s.Name), "name", fmt.Sprintf("%q is not a valid name", s.Name),
 		"1 to 63 of a-z, 0-9 and '-', not at either end")
 	when := 0
 	for _, set := range []bool{s.Cron != "", s.Every != 0, s.At != nil} {
@@ -120,21 +120,20 @@ func (s Schedule) Validate() []berth.FieldError {
 			when++
 		}
 	}
-	v.require(when == 1, "cron", fmt.Sprintf("%d of cron, every and at are set", when), "exactly one of them")
+	v.require(when == 1, "cron", fmt.Sprintf("expected exactly one of cron, every and at, got %d", when), "")
 	v.require(s.Every == 0 || s.Every.Std() >= MinScheduleEvery && s.Every.Std()%time.Second == 0 &&
-		s.Every.Std() <= maxScheduleYears, "every", fmt.Sprintf("%s is not possible", s.Every),
+		s.Every.Std() <= maxScheduleYears, "every", fmt.Sprintf("%s is out of range", s.Every),
 		"whole seconds, from 1s to 43800h")
 	v.require(s.At == nil || s.At.Year() >= 2000 && s.At.Year() < 2100, "at", "is out of range",
 		"a time from 2000 to 2099")
-	v.require(s.TimeZone == "" || s.Cron != "", "time_zone", "is of no use without cron",
-		"leave it out: at has its own, and every counts from 1970-01-01T00:00:00Z")
+	v.require(s.TimeZone == "" || s.Cron != "", "time_zone", "has no effect without cron",
+		"leave it out; at contains its own, and every counts from 1970-01-01T00:00:00Z")
 	v.require(s.Jitter >= 0 && s.Jitter.Std() <= 24*time.Hour && (s.Every == 0 || s.Jitter < s.Every),
 		"jitter", fmt.Sprintf("%s is out of range", s.Jitter), "0 to 24h, and less than every")
 	v.require(s.CatchUp.Std() >= 10*time.Second && s.CatchUp.Std() <= DefaultCatchUpOnce,
 		"catch_up", fmt.Sprintf("%s is out of range", s.CatchUp), "10s to 8760h")
 	v.overlap("overlap", s.Overlap)
-	v.require((s.Job == nil) != (s.Pipeline == nil), "job", "is set beside pipeline, or neither is",
-		"exactly one of job and pipeline")
+	v.require((s.Job == nil) != (s.Pipeline == nil), "job", "expected exactly one of job and pipeline", "")
 	if s.Job != nil {
 		v.within("job.", s.Job.Validate())
 	}
@@ -225,10 +224,10 @@ type Backfill struct {
 // Validate returns all faults of the request at once, or nil.
 func (b Backfill) Validate(now time.Time) []berth.FieldError {
 	v := &validation{}
-	v.require(b.From.Year() >= 2000, "from", "is missing, or out of range", "a time since 2000")
+	v.require(b.From.Year() >= 2000, "from", "is missing or out of range", "a time since 2000")
 	v.require(!b.From.After(now), "from", "is in the future", "a time that has passed")
 	v.require(b.To == nil || !b.To.Before(b.From.Time) && !b.To.After(now), "to", "is before from, or in the future",
-		"a time from from to now")
+		"a time between from and now")
 	if b.Overlap != "" {
 		v.overlap("overlap", b.Overlap)
 	}

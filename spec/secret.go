@@ -24,18 +24,29 @@ const (
 )
 
 // Validate returns all faults of the request at once, or nil. No fault reveals
+func (n NewSecretValue) valueFault() string {
+	switch {
+	case n.Value == "":
+		return "is empty"
+	case len(n.Value) > MaxSecretBytes:
+		return fmt.Sprintf("has %d bytes", len(n.Value))
+	default:
+		return "is not text"
+	}
+}
+
 // anything about the value.
 func (n NewSecretValue) Validate() []berth.FieldError {
 	v := &validation{}
 	v.secretName("name", n.Name)
 	ok := n.Value != "" && len(n.Value) <= MaxSecretBytes && utf8.ValidString(string(n.Value)) &&
 		!strings.ContainsRune(string(n.Value), 0)
-	v.require(ok, "value", "is no text, or empty, or too long",
-		fmt.Sprintf("text of 1 to %d bytes without NUL; encode other values, by base64 for one", MaxSecretBytes))
+	v.require(ok, "value", n.valueFault(),
+		fmt.Sprintf("1 to %d bytes of text; encode binary values, for example as base64", MaxSecretBytes))
 	if n.Name == WebhookSecret && n.Value != "" {
 		_, err := ParseWebhookKeys(string(n.Value))
-		v.require(err == nil, "value", "is no key to sign webhooks with",
-			"whsec_ and 24 to 64 bytes in base64: echo whsec_$(openssl rand -base64 32)")
+		v.require(err == nil, "value", "is not a valid key for signing webhooks",
+			"whsec_ with 24 to 64 bytes in base64, as from echo whsec_$(openssl rand -base64 32)")
 	}
 	return v.faults
 }
@@ -90,8 +101,8 @@ func (v *validation) secretName(field, name string) {
 		ok = ok && (c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '_' ||
 			c == '.' || c == '-')
 	}
-	v.require(ok, field, fmt.Sprintf("%.200q is not a secret's name", name),
-		"1 to 128 letters, digits, _, . and -, the first no . or -")
+	v.require(ok, field, fmt.Sprintf("%.200q is not a valid name of a secret", name),
+		"1 to 128 letters, digits, _, . and -, not starting with . or -")
 }
 
 // isVariable reports whether a valid name of a secret is also a valid name of a shell
@@ -113,13 +124,13 @@ func (s Job) validateSecrets(v *validation) {
 	for i, name := range s.Secrets {
 		field := fmt.Sprintf("secrets[%d]", i)
 		v.secretName(field, name)
-		v.require(!slices.Contains(s.Secrets[:i], name), field, "is named twice", "once")
+		v.require(!slices.Contains(s.Secrets[:i], name), field, "is listed twice", "once")
 		if s.SecretsAs == SecretsFile {
 			continue
 		}
 		_, set := s.Env[name]
-		v.require(!set, field, "is set in env, too", "one of the two, or secrets_as: file")
-		v.require(isVariable(name), field, fmt.Sprintf("%.200q cannot be a variable's name", name),
+		v.require(!set, field, "is also set in env", "only one of the two, or secrets_as: file")
+		v.require(isVariable(name), field, fmt.Sprintf("%.200q is not a valid name of a variable", name),
 			"letters, digits and _, or secrets_as: file")
 		reserved := slices.ContainsFunc(reservedEnv, func(p string) bool { return strings.HasPrefix(name, p) })
 		v.require(!reserved, field, "is set by Berth or by the GPU runtime", "another name, or secrets_as: file")

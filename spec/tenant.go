@@ -34,14 +34,15 @@ type Amounts struct {
 type NewTenant struct {
 	ID     berth.TenantID `json:"id"`
 	Parent berth.TenantID `json:"parent,omitempty" doc:"unset: none above it"`
-	Weight float64        `json:"weight,omitempty" zero:"more than 0; leave it out for 1" doc:"default 1"`
+	Weight float64        `json:"weight,omitempty" zero:"more than 0; default 1" doc:"default 1"`
 }
 
 // Validate returns all faults of the request at once, or nil.
 func (n NewTenant) Validate() []berth.FieldError {
 	v := &validation{}
-	v.require(isName(string(n.ID)), "id", fmt.Sprintf("%q is not a name", n.ID), nameForm)
-	v.require(n.Parent == "" || isName(string(n.Parent)), "parent", fmt.Sprintf("%q is not a name", n.Parent), nameForm)
+	v.require(isName(string(n.ID)), "id", fmt.Sprintf("%q is not a valid name", n.ID), nameForm)
+	v.require(n.Parent == "" || isName(string(n.Parent)), "parent", fmt.Sprintf("%q is not a valid name", n.Parent),
+		nameForm)
 	v.require(n.Parent != n.ID || n.ID == "", "parent", "is the tenant itself", "another tenant")
 	v.weight(n.Weight)
 	return v.faults
@@ -56,9 +57,10 @@ type TenantPatch struct {
 // Validate returns all faults of the request at once, or nil.
 func (p TenantPatch) Validate() []berth.FieldError {
 	v := &validation{}
-	v.require(p.Parent != nil || p.Weight != nil, "", "changes nothing", "parent, weight")
+	v.require(p.Parent != nil || p.Weight != nil, "", "the patch changes nothing", "parent, weight")
 	if p.Parent != nil {
-		v.require(*p.Parent == "" || isName(string(*p.Parent)), "parent", fmt.Sprintf("%q is not a name", *p.Parent),
+		v.require(*p.Parent == "" || isName(string(*p.Parent)), "parent", fmt.Sprintf("%q is not a valid name",
+			*p.Parent),
 			nameForm)
 	}
 	if p.Weight != nil {

@@ -29,8 +29,9 @@ type NewToken struct {
 // Validate returns all faults of the request at once, or nil.
 func (n NewToken) Validate() []berth.FieldError {
 	v := &validation{}
-	v.require(isName(n.Name), "name", "is not a name", "1 to 63 of a-z, 0-9 and '-', not at either end")
-	v.require(isName(string(n.Tenant)), "tenant", "is not a name", "1 to 63 of a-z, 0-9 and '-', not at either end")
+	v.require(isName(n.Name), "name", "is not a valid name", "1 to 63 of a-z, 0-9 and '-', not at either end")
+	v.require(isName(string(n.Tenant)), "tenant", "is not a valid name",
+		"1 to 63 of a-z, 0-9 and '-', not at either end")
 	v.oneOf("role", string(n.Role), string(RoleAdmin), string(RoleUser), string(RoleViewer))
 	return v.faults
 }
@@ -46,7 +47,8 @@ type NewJoinToken struct {
 // Validate returns all faults of the request at once, or nil.
 func (n NewJoinToken) Validate() []berth.FieldError {
 	v := &validation{}
-	v.require(n.Pool == "" || isName(n.Pool), "pool", "is not a name", "1 to 63 of a-z, 0-9 and '-', not at either end")
+	v.require(n.Pool == "" || isName(n.Pool), "pool", "is not a valid name",
+		"1 to 63 of a-z, 0-9 and '-', not at either end")
 	v.require(n.TTL.Std() <= 24*time.Hour, "ttl", "is too long", "at most 24h")
 	v.require(len(n.Labels) <= MaxLabels, "labels", "too many labels", "at most 64")
 	for _, k := range sortedKeys(n.Labels) {

@@ -12,12 +12,12 @@ import (
 func (s Job) Unsent() []berth.FieldError {
 	v := &validation{}
 	if _, err := berth.ParseAddress(s.Workdir); s.Workdir != "" && err != nil {
-		v.require(false, "workdir", "is no address of an upload", unsentHint)
+		v.require(false, "workdir", "is not the address of an upload", unsentHint)
 	}
 	for i, in := range s.Inputs {
 		_, err := berth.ParseAddress(in.From)
 		v.require(err == nil || in.Kind() != InputFolder, fmt.Sprintf("inputs[%d].from", i),
-			"is no address of an upload", unsentHint)
+			"is not the address of an upload", unsentHint)
 	}
 	return v.faults
 }
@@ -37,8 +37,8 @@ func (s Job) Uploads() []NamedUpload {
 }
 
 // unsentHint is the advice in faults of Unsent.
-const unsentHint = "sha256:… of what was sent to POST /v1/uploads before; berth submit packs and sends the folder " +
-	"by itself"
+const unsentHint = "sha256:… of content uploaded to POST /v1/uploads; berth submit uploads folders " +
+	"automatically"
 
 // NamedUpload is an upload with the field of the spec that names it.
 type NamedUpload struct {

@@ -37,10 +37,10 @@ var reservedPaths = []string{"/", "/proc", "/sys", "/dev", "/etc", "/workspace"}
 // defaults filled in makes it panic.
 func (s Job) Validate() []berth.FieldError {
 	v := &validation{}
-	v.require(isName(s.Name), "name", fmt.Sprintf("%q is not a name", s.Name),
-		"1 to 63 of a-z, 0-9 and '-', not at either end")
-	v.require(s.Image != "" && len(s.Image) <= 512 && !strings.ContainsAny(s.Image, " \t\r\n\x00"),
-		"image", fmt.Sprintf("%q is not an image reference", s.Image), "such as python:3.12-slim")
+	v.name("name", s.Name)
+	v.require(s.Image != "", "image", "required", "for example python:3.12-slim")
+	v.require(len(s.Image) <= 512 && !strings.ContainsAny(s.Image, " \t\r\n\x00"),
+		"image", fmt.Sprintf("%q is not an image reference", s.Image), "a reference such as python:3.12-slim")
 	v.require(len(s.Command)+len(s.Entrypoint) <= maxCommandArgs, "command", "too many arguments",
 		fmt.Sprintf("at most %d", maxCommandArgs))
 	s.validateEnv(v)
@@ -59,7 +59,8 @@ func (s Job) Validate() []berth.FieldError {
 	v.require(*s.Priority >= 0 && *s.Priority <= 1000, "priority", fmt.Sprintf("%d is out of range", *s.Priority),
 		"low, normal, high or 0 to 1000")
 	v.oneOf("execution", string(s.Execution), string(AtLeastOnce), string(AtMostOne))
-	v.require(len(s.Workdir) <= 4096 && !strings.ContainsRune(s.Workdir, 0), "workdir", "is too long, or has a NUL",
+	v.require(len(s.Workdir) <= 4096 && !strings.ContainsRune(s.Workdir, 0), "workdir",
+		"is too long, or contains a NUL byte",
 		"a folder, or the address of an upload")
 	s.validateSecrets(v)
 	s.validateInputs(v)
@@ -73,12 +74,13 @@ func (s Job) Validate() []berth.FieldError {
 // that this version does not support. To accept a field would promise its effect.
 func (s Job) validateUnbuilt(v *validation) {
 	const no = "is not supported by this version"
-	v.require(len(s.Needs) == 0, "needs", "is for steps of a pipeline",
-		"leave it out, or submit a file of kind: pipeline")
-	v.require(s.OnFailure == "", "on_failure", "is for pipelines, and steps that have jobs", "leave it out")
-	v.require(s.Jobs == nil, "jobs", "is for pipelines, and steps of one",
-		"leave it out, or submit a file of kind: pipeline")
-	v.require(!s.Cache, "cache", "is for steps of a pipeline", "leave it out, or submit a file of kind: pipeline")
+	v.require(len(s.Needs) == 0, "needs", "is only for steps of a pipeline",
+		"leave it out, or submit a file with kind: pipeline")
+	v.require(s.OnFailure == "", "on_failure", "is only for pipelines and nested pipelines", "leave it out")
+	v.require(s.Jobs == nil, "jobs", "is only for pipelines and their steps",
+		"leave it out, or submit a file with kind: pipeline")
+	v.require(!s.Cache, "cache", "is only for steps of a pipeline",
+		"leave it out, or submit a file with kind: pipeline")
 	v.require(s.Placement.MaxPricePerHour == 0, "placement.max_price_per_hour", no, "leave it out")
 }
 
@@ -90,7 +92,7 @@ func (s Job) validateEnv(v *validation) {
 	}
 	argument := func(field string, i int, a string) {
 		v.require(len(a) <= 128<<10 && !strings.Contains(a, "\x00"), fmt.Sprintf("%s[%d]", field, i),
-			"too long, or has a NUL", "at most 128KiB each")
+			"too long, or contains a NUL byte", "at most 128KiB each")
 	}
 	for i, a := range s.Entrypoint {
 		argument("entrypoint", i, a)
@@ -109,21 +111,21 @@ func (s Job) validateResources(v *validation) {
 		"4MiB to 64TiB")
 	v.require(r.Disk >= 0 && r.Disk <= 1<<30, "resources.disk", fmt.Sprintf("%s is out of range", r.Disk), "0 to 1PiB")
 	v.require(r.ShmSize >= 0 && r.ShmSize <= *r.Memory,
-		"resources.shm_size", fmt.Sprintf("%s is more than the memory", r.ShmSize), "at most resources.memory")
+		"resources.shm_size", fmt.Sprintf("%s is more than resources.memory", r.ShmSize), "at most resources.memory")
 	v.require(r.GPUs >= 0 && r.GPUs <= MaxGPUs*1000, "resources.gpus", fmt.Sprintf("%s is out of range", r.GPUs),
 		fmt.Sprintf("0 to %d", MaxGPUs))
 	v.require(r.GPUs < 1000 || r.GPUs%1000 == 0,
-		"resources.gpus", fmt.Sprintf("%s is neither whole nor a share of one", r.GPUs),
+		"resources.gpus", fmt.Sprintf("%s is neither a whole number nor a share of one GPU", r.GPUs),
 		"a whole number, or a share below 1")
-	v.require(r.GPUs > 0 || len(r.GPUType) == 0, "resources.gpu_type", "asks for a type but for no GPU",
+	v.require(r.GPUs > 0 || len(r.GPUType) == 0, "resources.gpu_type", "is set, but resources.gpus is not",
 		"set resources.gpus, or leave it out")
-	v.require(r.GPUs > 0 || r.GPUMemory == 0, "resources.gpu_memory", "asks for GPU memory but for no GPU",
+	v.require(r.GPUs > 0 || r.GPUMemory == 0, "resources.gpu_memory", "is set, but resources.gpus is not",
 		"set resources.gpus, or leave it out")
 	v.require(r.GPUMemory >= 0 && r.GPUMemory <= 1<<22,
 		"resources.gpu_memory", fmt.Sprintf("%s is out of range", r.GPUMemory), "0 to 4TiB")
 	for i, t := range r.GPUType {
 		v.require(t != "" && len(t) <= 63, fmt.Sprintf("resources.gpu_type[%d]", i),
-			fmt.Sprintf("%q is not a GPU model", t), "such as H100")
+			fmt.Sprintf("%q is not a GPU model", t), "a model such as H100")
 	}
 }
 
@@ -146,7 +148,7 @@ func (s Job) validatePlacement(v *validation) {
 	}
 	for i, m := range p.AvoidMachines {
 		v.require(isName(string(m)), fmt.Sprintf("placement.avoid_machines[%d]", i),
-			fmt.Sprintf("%q is not a machine name", m), "1 to 63 of a-z, 0-9 and '-'")
+			fmt.Sprintf("%q is not a valid machine name", m), "1 to 63 of a-z, 0-9 and '-'")
 	}
 }
 
@@ -203,7 +205,7 @@ func (s Job) validateCheckpoint(v *validation) {
 	if c.Signal != "" {
 		v.oneOf("checkpoint.signal", c.Signal, "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGINT", "SIGTERM")
 	}
-	v.require(c.Interval == 0 || c.Signal != "", "checkpoint.interval", "has no signal to send",
+	v.require(c.Interval == 0 || c.Signal != "", "checkpoint.interval", "has no effect without checkpoint.signal",
 		"set checkpoint.signal, or leave it out")
 }
 
@@ -233,22 +235,29 @@ func (v *validation) require(ok bool, field, detail, allowed string) {
 func (v *validation) variable(field, name, value string) {
 	ok := name != "" && len(name) <= 256 && !strings.ContainsAny(name, "=\x00 \t\r\n") && len(value) <= 32<<10 &&
 		!strings.Contains(value, "\x00")
-	v.require(ok, field, "not a variable", "a name without '=' or blanks, a value of at most 32KiB")
+	v.require(ok, field, "is not a valid variable", "a name without '=' or blanks, and a value of at most 32KiB")
 	reserved := slices.ContainsFunc(reservedEnv, func(p string) bool { return strings.HasPrefix(name, p) })
-	v.require(!reserved, field, "is set by Berth or by the GPU runtime", "another name")
+	v.require(!reserved, field, "is set by Berth or the GPU runtime", "another name")
 }
 
 // label checks one label. A key with = would be unusable in filters, which have the form
 // key=value.
 func (v *validation) label(key, value string) {
-	v.require(key != "" && len(key) <= 63 && len(value) <= 256, "labels."+key, "key or value is too long or empty",
+	v.require(key != "" && len(key) <= 63 && len(value) <= 256, "labels."+key, "key or value has a wrong length",
 		"keys of 1 to 63 and values of at most 256 bytes")
 	odd := func(r rune) bool { return r == '=' || unicode.IsSpace(r) || unicode.IsControl(r) }
-	v.require(!strings.ContainsFunc(key, odd), "labels."+key, "has a key that cannot be searched for",
+	v.require(!strings.ContainsFunc(key, odd), "labels."+key, "has a key with invalid characters",
 		"keys without =, blanks and control characters")
 }
 
 // oneOf adds a fault unless got is one of the allowed values.
+func (v *validation) name(field, got string) {
+	detail := fmt.Sprintf("%q is not a valid name", got)
+	if got == "" {
+		detail = "required"
+	}
+	v.require(isName(got), field, detail, nameForm)
+}
 func (v *validation) oneOf(field, got string, allowed ...string) {
 	v.require(slices.Contains(allowed, got), field, fmt.Sprintf("%q is not known", got), strings.Join(allowed, ", "))
 }

@@ -23,7 +23,7 @@ func (v Volume) String() string { return "/" + string(v) }
 const maxVolume = 48
 
 // volumeForm describes the allowed names, for errors.
-const volumeForm = "a / and 1 to 48 of a-z, A-Z, 0-9, '-', '_' and '.', of which the first is a letter or a digit"
+const volumeForm = "a / and 1 to 48 of a-z, A-Z, 0-9, '-', '_' and '.', starting with a letter or a digit"
 
 // systemFolders lists names that are refused, since users would take such a volume for
 // the machine's own folder.
@@ -37,10 +37,11 @@ func ParseVolume(text string) (Volume, error) {
 	odd := func(r rune) bool { return !strings.ContainsRune(lowerName+"ABCDEFGHIJKLMNOPQRSTUVWXYZ_.", r) }
 	if !ok || name == "" || len(name) > maxVolume || strings.ContainsFunc(name, odd) ||
 		strings.ContainsRune("-_.", rune(name[0])) {
-		return "", berth.Errorf(berth.CodeInvalid, "%.100q is no name of a folder: it is %s", text, volumeForm)
+		return "", berth.Errorf(berth.CodeInvalid, "%.100q is not a valid name of a folder (allowed: %s)", text,
+			volumeForm)
 	}
 	if slices.Contains(systemFolders, name) {
-		const format = "%s is a folder of the system: no folder that jobs read is called so"
+		const format = "%s is a system folder and cannot be shared with jobs"
 		return "", berth.Errorf(berth.CodeInvalid, format, text)
 	}
 	return Volume(name), nil
@@ -63,7 +64,7 @@ func ParseVolumeOptions(list []string, valueForm string, each func(v Volume, val
 		case err != nil:
 			err = fmt.Errorf("%w; write /NAME or /NAME=%s", err, valueForm)
 		case seen[v]:
-			err = fmt.Errorf("%s is there twice", v)
+			err = fmt.Errorf("%s is listed twice", v)
 		default:
 			seen[v] = true
 			err = each(v, value, given)
@@ -97,16 +98,16 @@ func ParseFile(from string) (v Volume, path string, err error) {
 	rest, ok := strings.CutPrefix(from, "file://")
 	switch {
 	case !ok || rest == "":
-		return "", "", berth.Errorf(berth.CodeInvalid, "it names no folder")
+		return "", "", berth.Errorf(berth.CodeInvalid, "the folder is missing")
 	case rest[0] != '/':
-		return "", "", berth.Errorf(berth.CodeInvalid, "it names a host, and each machine reads its own files")
+		return "", "", berth.Errorf(berth.CodeInvalid, "a host is not allowed, since each machine reads its own files")
 	}
 	name, path, below := strings.Cut(rest[1:], "/")
 	if v, err = ParseVolume("/" + name); err != nil {
 		return "", "", err
 	}
 	if !below {
-		return "", "", berth.Errorf(berth.CodeInvalid, "it ends without a /, as if %s were a file", v)
+		return "", "", berth.Errorf(berth.CodeInvalid, "%s is a folder, so the address must end with a /", v)
 	}
 	if path == "" {
 		return v, "", nil
@@ -114,12 +115,13 @@ func ParseFile(from string) (v Volume, path string, err error) {
 	for part := range strings.SplitSeq(strings.TrimSuffix(path, "/"), "/") {
 		switch {
 		case part == "" || part == "." || part == "..":
-			return "", "", berth.Errorf(berth.CodeInvalid, "%q is no part of a path here", part)
+			return "", "", berth.Errorf(berth.CodeInvalid, "the path contains %q", part)
 		case len(part) > 255:
-			return "", "", berth.Errorf(berth.CodeInvalid, "a part of its path has %d bytes: at most 255", len(part))
+			return "", "", berth.Errorf(berth.CodeInvalid, "a part of the path has %d bytes (allowed: at most 255)",
+				len(part))
 		case strings.ContainsRune(part, 0) || strings.ContainsRune(part, '\\') || isEscaped(part):
 			return "", "", berth.Errorf(berth.CodeInvalid,
-				"%.100q is written with an escape, and names are written as they are", part)
+				"%.100q contains an escape; write names without escapes", part)
 		}
 	}
 	return v, path, nil
@@ -178,6 +180,6 @@ func (s Job) machineLabels() map[string]string {
 // of volumes are refused.
 func (v *validation) machineLabel(field, key string) {
 	_, reserved := VolumeOf(key)
-	v.require(!reserved, field+"."+key, "is set by machines alone, by what folders they have",
-		fmt.Sprintf("keys that do not begin with %s", volumeLabel))
+	v.require(!reserved, field+"."+key, "is reserved for the shared folders of machines",
+		fmt.Sprintf("keys that do not start with %s", volumeLabel))
 }

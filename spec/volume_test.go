@@ -73,7 +73,7 @@ func TestACachedStepTakesNoFilesThatMayChange(t *testing.T) {
 	s := p.Jobs["a"]
 	s.Cache, s.Inputs = true, []spec.Input{{From: "file:///datasets/a/", To: "/data"}}
 	p.Jobs["a"] = s
-	if faults := p.Validate(); len(faults) != 1 || faults[0].Field != "jobs.a.inputs[0].from" || !strings.Contains(faults[0].Detail, "may change without anybody noticing") {
+	if faults := p.Validate(); len(faults) != 1 || faults[0].Field != "jobs.a.inputs[0].from" || !strings.Contains(faults[0].Detail, "may change unnoticed") {
 		t.Errorf("%+v", faults)
 	}
 }

@@ -2,6 +2,7 @@ package wire
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	"berth"
@@ -57,27 +58,45 @@ type Shortfall struct {
 // String describes the shortfall: the requested amount and the largest one, or the
 // requested kind and the existing kinds.
 func (s Shortfall) String() string {
+	return s.Resource + ": " + s.Detail()
+}
+
+// Detail describes the shortfall without the name of the resource.
+func (s Shortfall) Detail() string {
 	switch s.Resource {
-	case "gpu_type", "region", "site":
-		return fmt.Sprintf("%s: asked %s, available %s", s.Resource, s.Asked, s.Largest)
-	case "labels", "same_label", "constraint", "avoid_machines", "machine", "file_inputs":
-		return fmt.Sprintf("%s: asked %s, but %s", s.Resource, s.Asked, s.Largest)
+	case "gpu_type":
+		there := "available: " + s.Largest
+		if s.Largest == "none" {
+			there = "no machine has a GPU"
+		}
+		return fmt.Sprintf("no machine has %s %s (%s)", article(s.Asked), s.Asked, there)
+	case "gpus":
+		if s.Largest == "0" {
+			return s.Asked + " requested, but no machine has a GPU that the job can use"
+		}
+		return fmt.Sprintf("%s requested, but the largest machine has %s", s.Asked, s.Largest)
+	case "gpu_memory":
+		return fmt.Sprintf("%s requested, but the largest GPU has %s", s.Asked, s.Largest)
+	case "region", "site":
+		return fmt.Sprintf("no machine is in %s %s (available: %s)", s.Resource, s.Asked, s.Largest)
+	case "avoid_machines":
+		return fmt.Sprintf("the job avoids all machines (%s)", s.Asked)
+	case "members":
+		return fmt.Sprintf("%s requested, but the machines hold at most %s", s.Asked, s.Largest)
+	case "cpus", "memory", "disk":
+		return fmt.Sprintf("%s requested, but the largest machine has %s", s.Asked, s.Largest)
 	default:
-		return fmt.Sprintf("%s: asked %s, largest available %s", s.Resource, s.Asked, s.Largest)
+		return fmt.Sprintf("%s requested, but %s", s.Asked, s.Largest)
 	}
 }
 
 // Allowed describes requests of the resource that would fit; "" if there are none or if a
 // description of the resource alone cannot name them.
-func (s Shortfall) Allowed() string {
-	switch s.Resource {
-	case "gpu_type", "region", "site":
-		return s.Largest
-	case "labels", "same_label", "constraint", "avoid_machines", "machine", "file_inputs":
-		return ""
-	default:
-		return "at most " + s.Largest
+func article(model string) string {
+	if model != "" && strings.ContainsRune("AEFHILMNORSX8", rune(model[0])) {
+		return "an"
 	}
+	return "a"
 }
 
 // Plan predicts the placement of a job that would be submitted now.

@@ -179,9 +179,13 @@ type Fetched struct {
 func (f Fetched) String() string {
 	how := "fetched"
 	if f.Cached {
-		how = "was cached on the machine"
+		how = "reused cached"
 	}
-	return fmt.Sprintf("%s %s (%d files, %s) %s", f.What, f.Address.Short(), f.Files, berth.BytesText(f.Bytes), how)
+	files := "files"
+	if f.Files == 1 {
+		files = "file"
+	}
+	return fmt.Sprintf("%s %s (%d %s, %s) %s", how, f.What, f.Files, files, berth.BytesText(f.Bytes), f.Address.Short())
 }
 
 // ClaimRequest asks for the work of one allocation.

@@ -36,7 +36,7 @@ func (d *decoder) wrongKind(n *node, path, want string) {
 	if n.kind == text || n.kind == number || n.kind == boolean {
 		got = strconv.Quote(shorten(n.text))
 	}
-	d.fault(n.at, path, "got "+got, "want "+want)
+	d.fault(n.at, path, "expected "+want+", got "+got, "")
 }
 
 // value decodes n into v. A null leaves v unset, as a missing field does.
@@ -166,11 +166,36 @@ func (d *decoder) list(n *node, v reflect.Value, path string) {
 
 // text decodes any scalar in the user's spelling: 20 and yes are texts here.
 func (d *decoder) text(n *node, v reflect.Value, path string) {
+	if line, ok := unquoted(n); ok {
+		d.fault(n.at, path, strconv.Quote(line)+" is read as a mapping", "quote it: "+quoted(line))
+		return
+	}
 	if n.kind == list || n.kind == mapping {
 		d.wrongKind(n, path, "text")
 		return
 	}
 	v.SetString(n.text)
+}
+
+// unquoted returns the text of a mapping with one scalar, which YAML reads from an unquoted
+// text with a colon; ok is false for any other value.
+func unquoted(n *node) (line string, ok bool) {
+	if n.kind != mapping || len(n.entries) != 1 {
+		return "", false
+	}
+	e := n.entries[0]
+	if k := e.value.kind; k == list || k == mapping || k == null {
+		return "", false
+	}
+	return e.key + ": " + e.value.text, true
+}
+
+// quoted writes a text as a quoted YAML scalar.
+func quoted(s string) string {
+	if strings.ContainsAny(s, "'\n") {
+		return strconv.Quote(s)
+	}
+	return "'" + s + "'"
 }
 
 func (d *decoder) boolean(n *node, v reflect.Value, path string) {
@@ -236,13 +261,13 @@ func rawJSON(n *node) ([]byte, error) {
 		texts := make([]string, len(n.items))
 		for i, item := range n.items {
 			if item.kind == list || item.kind == mapping || item.kind == null {
-				return nil, fmt.Errorf("entry %d is %s: want text", i+1, item.kind)
+				return nil, fmt.Errorf("entry %d is %s, but must be text", i+1, item.kind)
 			}
 			texts[i] = item.text
 		}
 		return json.Marshal(texts)
 	case mapping:
-		return nil, fmt.Errorf("got a mapping: want one value")
+		return nil, fmt.Errorf("expected one value, got a mapping")
 	default:
 		panic(fmt.Sprintf("unknown kind %d", int(n.kind)))
 	}

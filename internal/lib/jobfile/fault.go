@@ -57,25 +57,40 @@ func (e *Error) headline(f Fault) string {
 	case e.Name != "":
 		parts = append(parts, e.Name)
 	}
-	if f.Field != "" {
-		parts = append(parts, f.Field)
-	}
-	return strings.Join(append(parts, Sentence(f.FieldError)), ": ")
+	return strings.Join(append(parts, Line(f.FieldError)), ": ")
 }
 
-// Sentence joins a fault and its allowed values. Allowed is an instruction or a set of
-// values, with a different joint for each.
-func Sentence(f berth.FieldError) string {
-	if f.Allowed == "" {
-		return f.Detail
+// Line is a whole fault: the field and its sentence. The field is empty for faults of the
+// whole file.
+func Line(f berth.FieldError) string {
+	switch {
+	case f.Field == "":
+		return Sentence(f)
+	case strings.HasPrefix(f.Detail, "is "), strings.HasPrefix(f.Detail, "has "):
+		return f.Field + " " + Sentence(f)
+	default:
+		return f.Field + ": " + Sentence(f)
 	}
-	for _, verb := range []string{"want ", "write ", "did you ", "leave ", "set ", "keep ", "submit ", "save ",
-		"such as ", "allowed "} {
+}
+
+// Sentence joins a fault and its allowed values. Allowed is an example, an instruction or a
+// set of values, with a different joint for each.
+func Sentence(f berth.FieldError) string {
+	switch {
+	case f.Allowed == "":
+		return f.Detail
+	case strings.HasPrefix(f.Allowed, "for example "):
+		return f.Detail + ", " + f.Allowed
+	case strings.HasPrefix(f.Allowed, "quote it"):
+		return f.Detail + "; " + f.Allowed
+	}
+	for _, verb := range []string{"write ", "did you ", "give ", "leave ", "set ", "keep ", "submit ", "use ", "save ",
+		"move ", "create ", "allowed "} {
 		if strings.HasPrefix(f.Allowed, verb) {
 			return f.Detail + ": " + f.Allowed
 		}
 	}
-	return f.Detail + "; allowed: " + f.Allowed
+	return f.Detail + " (allowed: " + f.Allowed + ")"
 }
 
 // writeFrame draws the faulty line, the line above, and a mark under the faulty text.

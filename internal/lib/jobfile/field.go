@@ -25,7 +25,12 @@ var elsewhere = map[string]string{
 func (d *decoder) unknown(e entry, t reflect.Type, path string) {
 	at := join(path, e.key)
 	if path == "" && e.key == "kind" {
-		d.fault(e.at, at, fmt.Sprintf("%q is not a kind of file this version reads", e.value.text), "leave it out")
+		detail, allowed := fmt.Sprintf("%q is not known",
+			e.value.text), "pipeline and schedule; leave kind out for a job"
+		if kubernetes(e.value.text) {
+			detail, allowed = detail+" (this looks like a Kubernetes manifest)", ""
+		}
+		d.fault(e.at, at, detail, allowed)
 		return
 	}
 	names := nearest(e.key, t, path)
@@ -36,6 +41,9 @@ func (d *decoder) unknown(e entry, t reflect.Type, path string) {
 		d.fault(e.at, at, "is not a field", "allowed are "+andList(fieldNames(t)))
 	}
 }
+
+// kubernetes reports whether a kind is written like those of Kubernetes, such as Job.
+func kubernetes(kind string) bool { return kind != "" && kind[0] >= 'A' && kind[0] <= 'Z' }
 
 // nearest lists the fields that a misspelt key may have meant, the best first: names
 // within a small edit distance, then fields of that name elsewhere in the spec, then the

@@ -41,8 +41,8 @@ func Parse(name string, src []byte) (*File, error) {
 	}
 	if root == nil || root.kind == null {
 		return nil, &Error{Name: name,
-			Faults: []Fault{{FieldError: berth.FieldError{Detail: "the file is empty",
-				Allowed: "a job file has at least name and image"}}}}
+			Faults: []Fault{{FieldError: berth.FieldError{Detail: "the file is empty; a job file has at least " +
+				"name and image"}}}}
 	}
 	if fault, is := other(root); is {
 		return nil, &Error{Name: name, Source: source, Faults: []Fault{fault}}
@@ -71,7 +71,7 @@ func other(root *node) (Fault, bool) {
 		if command := commands[e.value.text]; e.key == "kind" && command != "" {
 			at := e.value.at
 			return Fault{Line: at.line, Column: at.column, Width: at.width, FieldError: berth.FieldError{
-				Field: "kind", Detail: "is a " + e.value.text + "'s", Allowed: "submit it with " + command}}, true
+				Detail: "this file is a " + e.value.text, Allowed: "use " + command}}, true
 		}
 	}
 	return Fault{}, false
@@ -89,7 +89,7 @@ func readable(src []byte) (string, *Fault) {
 	case !utf8.Valid(src):
 		return "", fault("the file is not UTF-8 text", "save it as UTF-8")
 	case strings.ContainsRune(string(src), 0):
-		return "", fault("the file holds a NUL byte", "a job file is text")
+		return "", fault("the file contains a NUL byte", "text")
 	}
 	text := strings.TrimPrefix(string(src), "\ufeff")
 	return strings.ReplaceAll(text, "\r\n", "\n"), nil
@@ -154,7 +154,6 @@ func covered(set map[string]bool, field string) bool {
 func (f *File) locate(e berth.FieldError) Fault {
 	fault := Fault{FieldError: e}
 	if _, written := f.places[e.Field]; !written && (e.Field == "name" || e.Field == "image") {
-		fault.Detail = "is missing"
 		return fault
 	}
 	for path := e.Field; path != ""; path = path[:max(0, strings.LastIndexAny(path, ".["))] {

@@ -133,7 +133,7 @@ func TestAliasBombsAreRefused(t *testing.T) {
 func TestCheckNamesFieldsWithoutAFile(t *testing.T) {
 	t.Parallel()
 	err := jobfile.Check(spec.Job{Name: "A", Image: "b"})
-	want := `name: "A" is not a name; allowed: 1 to 63 of a-z, 0-9 and '-', not at either end`
+	want := `name: "A" is not a valid name (allowed: 1 to 63 of a-z, 0-9 and '-', not at either end)`
 	if err == nil || err.Error() != want {
 		t.Errorf("got  %v\nwant %s", err, want)
 	}

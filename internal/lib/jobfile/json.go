@@ -23,7 +23,7 @@ func parseJSON(src string) (*node, error) {
 	}
 	rest := p.next()
 	if _, err := p.decoder.Token(); !errors.Is(err, io.EOF) {
-		return nil, &syntaxError{at: rest, detail: "more text after the job: a job file holds one job"}
+		return nil, &syntaxError{at: rest, detail: "more text after the job, but a job file contains one job"}
 	}
 	return root, nil
 }

@@ -51,7 +51,8 @@ func parseYAML(src string) (root *node, err error) {
 			body = doc.Body
 		default:
 			return nil, &syntaxError{at: placeOf(firstToken(doc.Body)),
-				detail: "a second document begins here: a job file holds one job; put each job into a file of its own"}
+				detail: "a second document starts here, but a job file contains one job; put each job into its " +
+					"own file"}
 		}
 	}
 	if body == nil {
@@ -320,6 +321,6 @@ func (t *yamlTree) tagged(n *ast.TagNode, at place) (*node, error) {
 		return value, nil
 	default:
 		return nil, &syntaxError{at: at,
-			detail: fmt.Sprintf("tag %s is not known: allowed are !!str and the other plain YAML tags", tag)}
+			detail: fmt.Sprintf("tag %s is not known (allowed: !!str and the other plain YAML tags)", tag)}
 	}
 }
