@@ -16,15 +16,16 @@ import (
 // single jobs share. It is valid until its snapshot changes, and not safe for
 // concurrent use.
 type Forecast struct {
-	planner  Planner
-	snapshot *Snapshot
-	now      time.Time
-	starts   map[berth.JobID]bool
-	expected map[berth.JobID]Estimate
-	queue    int                                    // number of waiting jobs
-	keeps    bool                                   // capacity is held for reserved starts or nominations
-	fits     map[*cluster.Class]explain.Explanation // computed on demand, once per class
-	near     []fit.Near
+	planner    Planner
+	snapshot   *Snapshot
+	now        time.Time
+	starts     map[berth.JobID]bool
+	expected   map[berth.JobID]Estimate
+	priorities []explain.Range                        // of the jobs ahead, by position
+	queue      int                                    // number of waiting jobs
+	keeps      bool                                   // capacity is held for reserved starts or nominations
+	fits       map[*cluster.Class]explain.Explanation // computed on demand, once per class
+	near       []fit.Near
 
 	deference explain.Deference
 }
@@ -52,8 +53,11 @@ func (p Planner) forecast(s *Snapshot, now time.Time, only berth.JobID) *Forecas
 	}
 	o.queue = r.estimate(only)
 	o.expected = make(map[berth.JobID]Estimate, len(r.plan.Estimates))
-	for _, e := range r.plan.Estimates {
-		o.expected[e.Job] = e
+	var ahead explain.Range
+	o.priorities = make([]explain.Range, len(r.plan.Estimates))
+	for i, e := range r.plan.Estimates {
+		o.expected[e.Job], o.priorities[i] = e, ahead
+		ahead = ahead.With(s.queue.Jobs[e.Job].Priority)
 	}
 	return o
 }
@@ -96,7 +100,7 @@ func (o *Forecast) Why(id berth.JobID) (w explain.JobExplanation, ok bool) {
 	case r.shares.Full(e):
 		w.Start, w.Reserved = time.Time{}, false // the ends of its siblings are not predicted
 	case w.Position > 0:
-		w.Ahead = w.Position - 1
+		w.Ahead, w.AheadPriority = w.Position-1, o.priorities[w.Position-1]
 	case !e.Held:
 		w.Start = r.later(x, e)
 	}

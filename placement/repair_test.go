@@ -115,7 +115,7 @@ func TestAGangThatNoNetworkHoldsIsToldSo(t *testing.T) {
 		})
 	}
 	e := placement.Explain(s, spec.Request{CPUMilli: 1000, MemoryMiB: 100, Members: 3, Execution: spec.AtLeastOnce})
-	want := []placement.Shortfall{{Resource: "members", Asked: "3", Largest: "2 on machines of one network"}}
+	want := []placement.Shortfall{{Resource: "members", Asked: "3", Largest: "2 on one network"}}
 	if !slices.Equal(e.Lacking, want) {
 		t.Errorf("lacking %+v", e.Lacking)
 	}

@@ -14,6 +14,7 @@ type Machine struct {
 	ID      berth.MachineID
 	Epoch   int64
 	State   berth.MachineState
+	Reason  string // why it has this state; only explanations read it
 	Blocked string // reason why a ready machine takes no work; "": it takes work
 	Pool    string
 	Region  string

@@ -45,17 +45,16 @@ func (d *Deference) Halts(wanted bool, x *queue.Contender, older *queue.Entry) {
 func (d *Deference) blocker(a *queue.Account, e *queue.Entry) (b Blocker, ok bool) {
 	if older := d.accounts[a]; older != nil && queue.CompareEntries(older, e) < 0 {
 		return Blocker{
-			Code: "overdue", Text: "an older job of its tenant is overdue and has no start reserved yet: " +
-				"no younger one passes it while the tenant has its part of the cluster",
-			Change: "wait: its turn comes after the older one", Jobs: []berth.JobID{older.ID},
+			Code: "overdue", Text: "an older job of the tenant is overdue and has no reserved start yet; " +
+				"younger jobs wait for it while the tenant uses its share of the cluster",
+			Change: "wait until the older job has started", Jobs: []berth.JobID{older.ID},
 		}, true
 	}
 	if older := d.lines[e.Line]; e.Line != nil && older != nil && older != e {
 		return Blocker{
-			Code: "overdue", Text: "an older job of its tenant, or of its group, is overdue and has a start " +
-				"reserved: with this one too they would have their part of the cluster, " +
-				"and other tenants would come before the older one",
-			Change: "wait: it may start when the older one has, or when the tenant holds less",
+			Code: "overdue", Text: "an older job of the tenant, or of its parent, is overdue and has a reserved " +
+				"start; starting this one too would exceed the tenant's share and delay the older job",
+			Change: "wait until the older job has started, or the tenant uses less",
 			Jobs:   []berth.JobID{older.ID},
 		}, true
 	}
@@ -68,27 +67,27 @@ func (d *Deference) blocker(a *queue.Account, e *queue.Entry) (b Blocker, ok boo
 func (r *Reading) overdueTerm(x *queue.Contender, e *queue.Entry) Term {
 	p := r.policy
 	from := e.OverdueFrom(p).UTC().Format(time.RFC3339)
+	date := e.OverdueFrom(p).UTC().Format("2006-01-02 15:04Z")
 	switch {
 	case e.Held:
-		return Term{"overdue", "false", "on hold it does not become overdue"}
+		return Term{"overdue", "false", "a held job does not become overdue"}
 	case e.EligibleAt.After(r.Now):
-		return Term{"overdue", "false", "it does not become overdue before it may start"}
+		return Term{"overdue", "false", "a job in backoff does not become overdue"}
 	case !e.Overdue:
 		return Term{"overdue", from,
-			"overdue from " + from + " on, if it still waits then: it comes before all of its band that are not"}
+			"becomes overdue on " + date + " if still waiting, and then goes first within its priority band"}
 	case p.Order != queue.Fair:
-		return Term{"overdue", from, "overdue since " + from + ": it comes before all of its band that are not"}
+		return Term{"overdue", from, "overdue since " + date + ": goes first within its priority band"}
 	}
 	for ; x != &r.shares.Root; x = x.Parent { // the first account at its part is the reason
 		if held := queue.AmountsOf(x.Held.Capacity).Dominant(r.shares.Owned); held >= x.Part {
 			return Term{"overdue", from,
-				fmt.Sprintf("overdue since %s: it comes first of its band of %s, "+
-					"but not before other tenants' jobs: that holds %s of the cluster, and its part is %s",
-					from, x.Account.Name(), percent(held), percent(x.Part))}
+				fmt.Sprintf("overdue since %s: goes first within its priority band among the jobs of %s, but not "+
+					"before other tenants, since %s uses %s of the cluster and its share is %s",
+					date, x.Account.Name(), x.Account.Name(), percent(held), percent(x.Part))}
 		}
 	}
 	return Term{"overdue", from,
-		"overdue since " + from +
-			": it comes before all of its band that are not, " +
-			"those of other tenants too, since its own holds less than its part of the cluster"}
+		"overdue since " + date + ": goes first within its priority band, also before other tenants, " +
+			"since its tenant uses less than its share of the cluster"}
 }

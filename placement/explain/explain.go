@@ -28,7 +28,8 @@ type Explanation struct {
 	SilentEngines []enginesilence.Machine `json:"-"`
 	// Lacking lists the resources that no machine could ever provide. It is empty if an
 	// empty machine, or enough empty machines for a gang, could run the request.
-	Lacking []Shortfall `json:"lacking,omitempty"`
+	Draining bool        `json:"-"`
+	Lacking  []Shortfall `json:"lacking,omitempty"`
 }
 
 // Members is the number of members of a gang that have room at once.
@@ -68,6 +69,28 @@ type condition struct {
 	fails func(n *cluster.Node) bool
 	one   string // text after "1", such as "is not ready"
 	many  string // text after a number above 1, such as "are not ready"
+	none  string // if it rules out all machines
+	most  amount // the amount that is compared; unset: none
+}
+type amount struct {
+	of   func(n *cluster.Node) int64
+	text func(int64) string
+}
+type ruledOut struct {
+	count int
+	some  []*cluster.Node // the first shownMachines
+	best  *cluster.Node   // with the largest amount; nil: there is none
+}
+
+const shownMachines = 3
+
+func (r *ruledOut) add(c condition, n *cluster.Node) {
+	if r.count++; r.count <= shownMachines {
+		r.some = append(r.some, n)
+	}
+	if c.most.of != nil && (r.best == nil || c.most.of(n) > c.most.of(r.best)) {
+		r.best = n
+	}
 }
 
 // Class explains a class, clause by clause. It checks each clause on every machine, so it
@@ -76,10 +99,11 @@ func Class(s *fit.State, c *cluster.Class) Explanation {
 	s.Cluster.Settle(c)
 	conditions := clauses{c}.conditions()
 	e := Explanation{Machines: len(s.Cluster.Nodes)}
-	alone, after := make([]int, len(conditions)), make([]int, len(conditions))
+	alone, after := make([]int, len(conditions)), make([]ruledOut, len(conditions))
 	var ever []*cluster.Node
 	for _, id := range s.Cluster.MachineIDs() {
 		n := s.Cluster.Nodes[id]
+		e.Draining = e.Draining || n.State == berth.MachineDraining
 		now, always := true, true
 		for i, cond := range conditions {
 			if !cond.fails(n) {
@@ -87,7 +111,7 @@ func Class(s *fit.State, c *cluster.Class) Explanation {
 			}
 			alone[i]++
 			if now { // the first clause that the machine fails
-				after[i]++
+				after[i].add(cond, n)
 			}
 			now = false
 			always = always && !cond.lasts
@@ -105,7 +129,7 @@ func Class(s *fit.State, c *cluster.Class) Explanation {
 	}
 	for i, cond := range conditions {
 		if alone[i] > 0 {
-			e.Clauses = append(e.Clauses, Clause{cond.name, alone[i], after[i], countText(after[i], cond)})
+			e.Clauses = append(e.Clauses, Clause{cond.name, alone[i], after[i].count, countText(after[i].count, cond)})
 		}
 	}
 	e.Candidates = fit.BestMachines(c, maxCandidates)
@@ -114,7 +138,7 @@ func Class(s *fit.State, c *cluster.Class) Explanation {
 			apart: membersApart(c, ever) >= c.Members()}
 	}
 	e.Lacking = lacking(s.Cluster, c, e)
-	e.Summary = summaryText(e)
+	e.Summary = summaryText(e, conditions, after)
 	return e
 }
 
@@ -128,29 +152,63 @@ func countText(n int, cond condition) string {
 
 // summaryText renders the explanation as one line: the machines that each clause rules
 // out, each machine counted once, and the machines that fit.
-func summaryText(e Explanation) string {
-	machines := "1 machine"
-	if e.Machines != 1 {
-		machines = strconv.Itoa(e.Machines) + " machines"
-	}
+func summaryText(e Explanation, conditions []condition, after []ruledOut) string {
 	var parts []string
 	for _, c := range e.Clauses {
 		if c.After > 0 {
 			parts = append(parts, c.Text)
 		}
 	}
+	text := ""
 	switch {
 	case e.Machines == 0:
 		return "there are no machines"
-	case e.FitNow > 0 && e.FitNow == 1:
-		parts = append(parts, "1 fits now")
+	case e.FitNow == 1:
+		text = fmt.Sprintf("1 of %d machines has room now", e.Machines)
 	case e.FitNow > 0:
-		parts = append(parts, strconv.Itoa(e.FitNow)+" fit now")
+		text = fmt.Sprintf("%d of %d machines have room now", e.FitNow, e.Machines)
+	case len(parts) == 1:
+		i := slices.IndexFunc(after, func(r ruledOut) bool { return r.count > 0 })
+		text, parts = noneText(conditions[i], after[i]), nil
+	default:
+		text = fmt.Sprintf("none of %d machines has room now", e.Machines)
+	}
+	if len(parts) > 0 {
+		text += ": " + strings.Join(parts, ", ")
 	}
 	if e.Members != nil && e.Members.Now < e.Members.Asked {
-		parts = append(parts, fmt.Sprintf("room for %d of %d members", e.Members.Now, e.Members.Asked))
+		text += fmt.Sprintf("; room for %d of %d members", e.Members.Now, e.Members.Asked)
 	}
-	return machines + ": " + strings.Join(parts, ", ")
+	return text
+}
+
+// noneText describes a condition that no machine meets.
+func noneText(c condition, r ruledOut) string {
+	switch {
+	case c.name == "state":
+		var list []string
+		for _, n := range r.some {
+			list = append(list, stateText(&n.Machine))
+		}
+		if more := r.count - len(r.some); more > 0 {
+			list = append(list, fmt.Sprintf("and %d more", more))
+		}
+		return c.none + " (" + strings.Join(list, "; ") + ")"
+	case r.best != nil && c.most.of(r.best) > 0:
+		return fmt.Sprintf("%s (most: %s on %s)", c.none, c.most.text(c.most.of(r.best)), r.best.ID)
+	}
+	return c.none
+}
+
+// stateText says why a machine gets no jobs.
+func stateText(m *cluster.Machine) string {
+	switch {
+	case m.State == berth.MachineReady:
+		return fmt.Sprintf("%s %s", m.ID, m.Blocked)
+	case m.State == berth.MachineDraining && m.Reason != "":
+		return fmt.Sprintf("%s is draining: %s", m.ID, m.Reason)
+	}
+	return fmt.Sprintf("%s is %s", m.ID, m.State)
 }
 
 // clauses adds the conditions and texts of explanations to a class.
@@ -162,45 +220,58 @@ type clauses struct{ *cluster.Class }
 func (c clauses) conditions() []condition {
 	r := c.Request
 	list := []condition{
-		{"state", false, func(n *cluster.Node) bool { return !n.Open() }, "is not ready", "are not ready"},
-		{"engine", false, func(n *cluster.Node) bool { return !n.EngineSilentSince.IsZero() },
-			"has a container engine that does not answer", "have container engines that do not answer"},
+		{name: "state", fails: func(n *cluster.Node) bool { return !n.Open() },
+			one: "is not ready", many: "are not ready", none: "no machine is ready"},
+		{name: "engine", fails: func(n *cluster.Node) bool { return !n.EngineSilentSince.IsZero() },
+			one: "has a container engine that does not answer", many: "have container engines that do not answer",
+			none: "no machine has a container engine that answers"},
 	}
 	for _, s := range cluster.Selectors {
-		one, many := c.selectorText(s.Name)
-		list = append(list, condition{s.Name, true, func(n *cluster.Node) bool { return !s.Holds(c.Class, &n.Machine) },
-			one, many})
+		cond := c.selectorText(s.Name)
+		cond.name, cond.lasts = s.Name, true
+		cond.fails = func(n *cluster.Node) bool { return !s.Holds(c.Class, &n.Machine) }
+		list = append(list, cond)
 	}
 	list = append(list,
-		condition{"avoid_machines", true, func(n *cluster.Node) bool { return slices.Contains(r.Avoid, n.ID) },
-			"is to be avoided", "are to be avoided"})
+		condition{name: "avoid_machines", lasts: true,
+			fails: func(n *cluster.Node) bool { return slices.Contains(r.Avoid, n.ID) },
+			one:   "is avoided by the job", many: "are avoided by the job", none: "the job avoids every machine"})
 	list = append(list, c.totalConditions()...)
 	return append(list, c.freeConditions()...)
 }
 
 // selectorText returns the texts of a selector's condition, as condition.one and
 // condition.many. It panics on a selector without a text, so that a new selector gets one.
-func (c clauses) selectorText(name string) (one, many string) {
+func (c clauses) selectorText(name string) condition {
 	r := c.Request
+	is := func(what string) condition {
+		return condition{one: "is not " + what, many: "are not " + what, none: "no machine is " + what}
+	}
+	has := func(what string) condition {
+		return condition{one: "lacks " + what, many: "lack " + what, none: "no machine has " + what}
+	}
 	switch name {
 	case "region":
-		where := "in region " + strings.Join(r.Regions, " or ")
-		return "is not " + where, "are not " + where
+		return is("in region " + strings.Join(r.Regions, " or "))
 	case "site":
-		return "is not at site " + r.Site, "are not at site " + r.Site
+		return is("at site " + r.Site)
 	case "labels":
-		return "lacks label " + labelText(c.Labels), "lack label " + labelText(c.Labels)
+		return has("label " + labelText(c.Labels))
 	case "file_inputs":
-		return "does not share " + c.folders(), "do not share " + c.folders()
+		return condition{one: "does not share " + c.folders(), many: "do not share " + c.folders(),
+			none: "no machine shares " + c.folders()}
 	case "execution":
-		return "cannot fence at_most_one work", "cannot fence at_most_one work"
+		return condition{one: "cannot fence at_most_one jobs", many: "cannot fence at_most_one jobs",
+			none: "no machine can fence at_most_one jobs"}
 	case "same_label":
-		return "has no label " + r.SameLabel, "have no label " + r.SameLabel
+		return has("label " + r.SameLabel)
 	case "constraint":
 		if c.Broken != nil {
-			return "cannot be judged: the constraint is wrong", "cannot be judged: the constraint is wrong"
+			const text = "cannot be checked, since the constraint is invalid"
+			return condition{one: text, many: text, none: "the constraint is invalid"}
 		}
-		return "does not match the constraint", "do not match the constraint"
+		return condition{one: "does not match the constraint", many: "do not match the constraint",
+			none: "no machine matches the constraint"}
 	}
 	panic("placement: no text for selector " + name)
 }
@@ -244,33 +315,27 @@ func (c clauses) totalConditions() []condition {
 	var list []condition
 	if r.GPUs > 0 {
 		if len(r.GPUTypes) > 0 {
-			types := strings.Join(r.GPUTypes, " or ")
-			list = append(list, condition{"gpu_type", true, func(n *cluster.Node) bool {
+			types := "GPU type " + strings.Join(r.GPUTypes, " or ")
+			list = append(list, condition{name: "gpu_type", lasts: true, fails: func(n *cluster.Node) bool {
 				return !slices.ContainsFunc(n.GPUs, c.Typed)
-			}, "lacks GPU type " + types, "lack GPU type " + types})
+			}, one: "lacks " + types, many: "lack " + types, none: "no machine has " + types})
 		}
 		if r.GPUMemoryMiB > 0 {
-			text := "no GPU with " + spec.MiB(r.GPUMemoryMiB).String()
-			list = append(list, condition{"gpu_memory", true, func(n *cluster.Node) bool {
+			memory := "GPU with " + spec.MiB(r.GPUMemoryMiB).String()
+			list = append(list, condition{name: "gpu_memory", lasts: true, fails: func(n *cluster.Node) bool {
 				return !slices.ContainsFunc(n.GPUs, func(d cluster.Device) bool { return c.Typed(d) && c.Large(d) })
-			}, "has " + text, "have " + text})
+			}, one: "has no " + memory, many: "have no " + memory, none: "no machine has a " + memory})
 		}
-		lacks := fewer(r.GPUs, "", "GPU")
-		list = append(list, condition{"gpus", true,
-			func(n *cluster.Node) bool {
-				return fit.UsableDevices(c.Class, n) < r.GPUs || c.Capacity.GPUMilli > n.Total.GPUMilli
-			}, "has " +
-				lacks, "have " + lacks})
+		cond := gpuCondition("gpus", r.GPUs, "")
+		cond.lasts = true
+		cond.fails = func(n *cluster.Node) bool {
+			return fit.UsableDevices(c.Class, n) < r.GPUs || c.Capacity.GPUMilli > n.Total.GPUMilli
+		}
+		cond.most = amount{func(n *cluster.Node) int64 { return int64(fit.UsableDevices(c.Class, n)) }, count}
+		list = append(list, cond)
 	}
-	cpus, memory, disk := amounts(c.Class)
-	return append(list,
-		condition{"cpus", true, func(n *cluster.Node) bool { return r.CPUMilli > n.Total.CPUMilli },
-			"has fewer than " + cpus, "have fewer than " + cpus},
-		condition{"memory", true, func(n *cluster.Node) bool { return r.MemoryMiB > n.Total.MemoryMiB },
-			"has less than " + memory, "have less than " + memory},
-		condition{"disk", true, func(n *cluster.Node) bool { return r.DiskMiB > n.Total.DiskMiB },
-			"has less than " + disk, "have less than " + disk},
-	)
+	of := func(n *cluster.Node) berth.Capacity { return n.Total }
+	return append(list, c.capacityConditions("", "", true, of)...)
 }
 
 // freeConditions lists the conditions on a machine's free capacity.
@@ -278,33 +343,61 @@ func (c clauses) freeConditions() []condition {
 	r := c.Request
 	var list []condition
 	if r.GPUs > 0 {
-		lacks := fewer(r.GPUs, "free ", "GPU")
+		cond := gpuCondition("free_gpus", r.GPUs, "free ")
 		if r.GPUMilli < 1000 {
-			lacks = "no GPU with a share of " + spec.MilliGPU(r.GPUMilli).String() + " free"
+			lacks := "GPU with a share of " + spec.MilliGPU(r.GPUMilli).String() + " free"
+			cond = condition{name: "free_gpus", one: "has no " + lacks, many: "have no " + lacks,
+				none: "no machine has a " + lacks}
+		} else {
+			cond.most = amount{func(n *cluster.Node) int64 { return int64(freeDevices(c.Class, n)) }, count}
 		}
-		list = append(list, condition{"free_gpus", false, func(n *cluster.Node) bool { return !hasDevices(c.Class, n) },
-			"has " + lacks, "have " + lacks})
+		cond.fails = func(n *cluster.Node) bool { return !hasDevices(c.Class, n) }
+		list = append(list, cond)
 	}
-	cpus, memory, disk := amounts(c.Class)
-	return append(list,
-		condition{"free_cpus", false, func(n *cluster.Node) bool { return r.CPUMilli > n.Free.CPUMilli },
-			"has fewer than " + cpus + " free", "have fewer than " + cpus + " free"},
-		condition{"free_memory", false, func(n *cluster.Node) bool { return r.MemoryMiB > n.Free.MemoryMiB },
-			"has less than " + memory + " free", "have less than " + memory + " free"},
-		condition{"free_disk", false, func(n *cluster.Node) bool { return r.DiskMiB > n.Free.DiskMiB },
-			"has less than " + disk + " free", "have less than " + disk + " free"},
-	)
+	of := func(n *cluster.Node) berth.Capacity { return n.Free }
+	return append(list, c.capacityConditions("free_", " free", false, of)...)
 }
 
 // fewer renders a lack of n devices: "no GPU" for 1, "fewer than 4 GPUs" for 4.
-func fewer(n int, free, noun string) string {
+func gpuCondition(name string, n int, free string) condition {
 	if n == 1 {
-		return "no " + free + noun
+		return condition{name: name, one: "has no " + free + "GPU", many: "have no " + free + "GPU",
+			none: "no machine has a " + free + "GPU"}
 	}
-	return fmt.Sprintf("fewer than %d %s%ss", n, free, noun)
+	lacks := fmt.Sprintf("%d %sGPUs", n, free)
+	return condition{name: name, one: "has fewer than " + lacks, many: "have fewer than " + lacks,
+		none: "no machine has " + lacks}
 }
 
 // amounts renders the request of one member with units.
+func (c clauses) capacityConditions(
+	prefix, free string, lasts bool, of func(*cluster.Node) berth.Capacity,
+) []condition {
+	cpus, memory, disk := amounts(c.Class)
+	var list []condition
+	for _, x := range []struct {
+		name, than, asked string
+		want              int64
+		of                func(berth.Capacity) int64
+		text              func(int64) string
+	}{
+		{"cpus", "fewer than ", cpus, c.Request.CPUMilli, func(a berth.Capacity) int64 { return a.CPUMilli },
+			func(n int64) string { return spec.MilliCPU(n).String() }},
+		{"memory", "less than ", memory, c.Request.MemoryMiB, func(a berth.Capacity) int64 { return a.MemoryMiB },
+			func(n int64) string { return spec.MiB(n).String() }},
+		{"disk", "less than ", disk, c.Request.DiskMiB, func(a berth.Capacity) int64 { return a.DiskMiB },
+			func(n int64) string { return spec.MiB(n).String() }},
+	} {
+		list = append(list, condition{
+			name: prefix + x.name, lasts: lasts, fails: func(n *cluster.Node) bool { return x.want > x.of(of(n)) },
+			one: "has " + x.than + x.asked + free, many: "have " + x.than + x.asked + free,
+			none: "no machine has " + x.asked + free,
+			most: amount{func(n *cluster.Node) int64 { return x.of(of(n)) }, x.text},
+		})
+	}
+	return list
+}
+func count(n int64) string { return strconv.FormatInt(n, 10) }
 func amounts(c *cluster.Class) (cpus, memory, disk string) {
 	r := c.Request
 	cpus = spec.MilliCPU(r.CPUMilli).String() + " CPUs"
@@ -317,11 +410,16 @@ func amounts(c *cluster.Class) (cpus, memory, disk string) {
 // hasDevices reports whether the devices of one member are free, and their GPU share within
 // the machine's free GPU capacity.
 func hasDevices(c *cluster.Class, n *cluster.Node) bool {
+	return freeDevices(c, n) >= c.Request.GPUs && c.Capacity.GPUMilli <= n.Free.GPUMilli
+}
+
+// freeDevices returns the number of free devices that the request may use.
+func freeDevices(c *cluster.Class, n *cluster.Node) int {
 	count := 0
 	for i, d := range n.GPUs {
 		if n.FreeMilli[i] >= c.Request.GPUMilli && c.Typed(d) && c.Large(d) && c.Admits(&n.Machine, d) {
 			count++
 		}
 	}
-	return count >= c.Request.GPUs && c.Capacity.GPUMilli <= n.Free.GPUMilli
+	return count
 }

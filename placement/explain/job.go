@@ -2,6 +2,7 @@ package explain
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"time"
@@ -19,14 +20,15 @@ import (
 // JobExplanation lists the reasons why a job waits, the values that its position in the
 // queue depends on, and its estimated start.
 type JobExplanation struct {
-	Job      berth.JobID `json:"job"`
-	Fit      Explanation `json:"fit"`
-	Blockers []Blocker   `json:"blockers"` // causes in the job itself first, then other jobs
-	Position int         `json:"position"` // in the queue, from 1; 0: the job is not in the queue
-	Ahead    int         `json:"ahead"`    // waiting jobs before it; outside the queue, tenants' shares are ignored
-	Queue    int         `json:"queue"`    // number of jobs in the queue
-	Order    queue.Order `json:"-"`
-	Terms    []Term      `json:"terms"` // values that decide the position, the most important first
+	Job           berth.JobID `json:"job"`
+	Fit           Explanation `json:"fit"`
+	Blockers      []Blocker   `json:"blockers"` // causes in the job itself first, then other jobs
+	Position      int         `json:"position"` // in the queue, from 1; 0: the job is not in the queue
+	Ahead         int         `json:"ahead"`    // waiting jobs before it; outside the queue, tenants' shares are ignored
+	Queue         int         `json:"queue"`    // number of jobs in the queue
+	AheadPriority Range       `json:"-"`        // of the jobs before it
+	Order         queue.Order `json:"-"`
+	Terms         []Term      `json:"terms"` // values that decide the position, the most important first
 	// Start is the latest expected start, on the assumptions that running jobs end at
 	// their limits and that no more jobs are submitted. Zero means that no known end of a
 	// job frees enough capacity.
@@ -79,20 +81,20 @@ func (r *Reading) Blockers(x *queue.Contender, e *queue.Entry, w JobExplanation)
 	machines, list := w.Fit, []Blocker(nil)
 	add := func(code, text, change string) { list = append(list, Blocker{Code: code, Text: text, Change: change}) }
 	if e.Held {
-		add("held", "the job is on hold", "release it")
+		add("held", "the job is on hold", "release it (berth release)")
 	}
 	if e.EligibleAt.After(r.Now) {
-		add("not_eligible", "it may not start before "+e.EligibleAt.UTC().Format(time.RFC3339), "wait")
+		add("not_eligible", "retrying at "+clockText(e.EligibleAt, r.Now)+" (backoff)", "wait")
 	}
 	if r.shares.Full(e) {
-		add("parallel", r.shares.Crowded(e), "wait: it starts when one of them ends")
+		add("parallel", r.shares.Crowded(e), "wait until one of them ends")
 	}
 	r.shares.Bars(x, e, func(b queue.Bar) bool {
 		add(b.Code, b.String(), b.Change())
 		return true
 	})
 	for _, l := range machines.Lacking {
-		add("unsatisfiable", wire.Shortfall(l).String(), "ask for less, or let a machine join that has it")
+		add("unsatisfiable", wire.Shortfall(l).String(), "request less, or add a machine that has it")
 	}
 	switch {
 	case machines.Machines == 0:
@@ -100,7 +102,7 @@ func (r *Reading) Blockers(x *queue.Contender, e *queue.Entry, w JobExplanation)
 	case len(machines.Lacking) > 0, w.StartsNow: // in room that is kept for it
 	case machines.Members == nil && machines.FitNow == 0,
 		machines.Members != nil && machines.Members.Now < machines.Members.Asked:
-		add("no_room", machines.Summary, "wait, ask for less, or add machines")
+		add("no_room", machines.Summary, noRoomHint(machines))
 		if len(machines.SilentEngines) > 0 {
 			list = append(list, engineBlocker(machines.SilentEngines))
 		}
@@ -113,11 +115,11 @@ func (r *Reading) Blockers(x *queue.Contender, e *queue.Entry, w JobExplanation)
 		}
 	}
 	if len(victims) > 0 {
-		text := "room is kept for it that 1 job still holds"
+		text, change := "waiting for 1 preempted job to stop", "wait; it was ordered to stop"
 		if n := len(victims); n > 1 {
-			text = "room is kept for it that " + strconv.Itoa(n) + " jobs still hold"
+			text, change = fmt.Sprintf("waiting for %d preempted jobs to stop", n), "wait; they were ordered to stop"
 		}
-		list = append(list, Blocker{Code: "stopping", Text: text, Change: "wait: they have been told to stop",
+		list = append(list, Blocker{Code: "stopping", Text: text, Change: change,
 			Jobs: victims})
 	}
 	return list
@@ -141,17 +143,16 @@ func (r *Reading) Ahead(d *Deference, e *queue.Entry, w JobExplanation, keeps bo
 	room := w.Fit.Members == nil && w.Fit.FitNow > 0 || w.Fit.Members != nil && w.Fit.Members.Now >= w.Fit.Members.Asked
 	// Machines seem to have room, yet the plan does not start the job: the room is kept.
 	if room && !w.StartsNow && keeps && !e.Held {
-		list = append(list, Blocker{Code: "reserved", Text: "room that it could use is kept for jobs before it",
-			Change: "give it a time_limit that ends before they start, or raise its priority"})
+		list = append(list, Blocker{Code: "reserved", Text: "the free room is reserved for jobs ahead of it",
+			Change: "set a time_limit that ends before their start, or raise its priority"})
 	}
-	switch {
-	case w.StartsNow:
-	case w.Ahead == 1:
-		list = append(list, Blocker{Code: "behind", Text: "1 waiting job comes before it",
-			Change: "raise its priority"})
-	case w.Ahead > 1:
-		list = append(list, Blocker{Code: "behind", Text: strconv.Itoa(w.Ahead) + " waiting jobs come before it",
-			Change: "raise its priority"})
+	if !w.StartsNow && w.Ahead > 0 {
+		text := "waiting behind 1 job"
+		if w.Ahead > 1 {
+			text = fmt.Sprintf("waiting behind %d jobs", w.Ahead)
+		}
+		list = append(list, Blocker{Code: "behind", Text: text + w.AheadPriority.text(e.Priority),
+			Change: "wait, or raise its priority (berth priority)"})
 	}
 	return list
 }
@@ -170,8 +171,11 @@ func (r *Reading) Terms(x *queue.Contender, e *queue.Entry) []Term {
 	switch {
 	case ranked && p.BandWidth <= 1: // each priority is a band of its own
 		add("priority", strconv.Itoa(a.Base), "priority %d", a.Base)
+	case p.Order != queue.FIFO && p.BandWidth <= 1:
+		add("band", strconv.Itoa(int(e.Band)), "priority %d", e.Priority)
 	case p.Order != queue.FIFO:
-		add("band", strconv.Itoa(int(e.Band)), "priority %d is of band %d", e.Priority, p.Band(e.Priority))
+		add("band", strconv.Itoa(int(e.Band)), "priority %d (band %d: %d to %d)", e.Priority, p.Band(e.Priority),
+			p.Band(e.Priority)*p.BandWidth, (p.Band(e.Priority)+1)*p.BandWidth-1)
 	}
 	if p.Overdue > 0 {
 		list = append(list, r.overdueTerm(x, e))
@@ -180,19 +184,19 @@ func (r *Reading) Terms(x *queue.Contender, e *queue.Entry) []Term {
 		for _, y := range r.above(x) {
 			past := y.Past.Dominant(r.shares.Owned)
 			share := queue.AmountsOf(y.Held.Capacity).Plus(y.Past, 1).Dominant(r.shares.Owned) / y.Account.ShareWeight()
-			add("share", number(share), "tenant %s holds %s of the cluster and counts %s for the past, over weight %s",
+			add("share", number(share), "tenant %s: using %s now, %s recent use, weight %s",
 				y.Account.ID,
 				percent(queue.AmountsOf(y.Held.Capacity).Dominant(r.shares.Owned)), percent(past),
 				strconv.FormatFloat(y.Account.ShareWeight(), 'g', -1, 64))
 			if y.Account.Guarantees(y.Held.Capacity, e.Class.All) {
 				add("guarantee", "true",
-					"with it tenant %s stays within its guarantee, which comes before those that borrow", y.Account.ID)
+					"within the guarantee of tenant %s; goes before jobs that borrow", y.Account.ID)
 			}
 		}
 	}
 	if p.Order == queue.SRSF {
 		list = append(list, expectedTerms(p, e)...)
-		add("service", number(e.Rank), "%s GPUs for %s; the least service to go comes first",
+		add("service", number(e.Rank), "GPUs %s, run time %s; the least remaining work goes first",
 			strconv.FormatFloat(cluster.GPUsOf(e.Class.All), 'g', 4, 64), known(p.ServiceOf(e)))
 	}
 	if ranked && p.BandWidth > 1 {
@@ -201,9 +205,9 @@ func (r *Reading) Terms(x *queue.Contender, e *queue.Entry) []Term {
 	switch {
 	case !ranked || p.Aging <= 0:
 	case a.Capped:
-		add("age", number(a.Points), "%.1f points for waiting, which is the top of its band", a.Points)
+		add("age", number(a.Points), "waiting bonus %s, the maximum of its band", points(a.Points))
 	default:
-		add("age", number(a.Points), "%.1f points for waiting, one each %s", a.Points, spec.Duration(p.Aging))
+		add("age", number(a.Points), "waiting bonus %s (one point per %s)", points(a.Points), unitText(p.Aging))
 	}
 	add("submitted_at", e.SubmittedAt.UTC().Format(time.RFC3339Nano), "submitted %s",
 		e.SubmittedAt.UTC().Format(time.RFC3339))
@@ -220,30 +224,30 @@ func expectedTerms(p *queue.Policy, e *queue.Entry) []Term {
 	}
 	limit := ""
 	if e.TimeLimit > 0 {
-		limit = ", and no longer than its time_limit with stop_grace, " + spec.Duration(e.TimeLimit).String()
+		limit = "; at most its time_limit with stop_grace, " + spec.Duration(e.TimeLimit).String()
 	}
 	term := func(t time.Duration, text string) []Term {
 		return []Term{{"expected", spec.Duration(t).String(), text}}
 	}
 	unknown := func(text string) []Term { return []Term{{"expected", "unknown", text}} }
-	expected := "expected to run " + spec.Duration(e.Expected).String() + " in all"
+	expected := "expected run time " + spec.Duration(e.Expected).String()
 	if e.ExpectedBy != "" {
 		expected += ", " + e.ExpectedBy
 	}
 	switch {
 	case e.Remaining > 0:
-		return term(e.Remaining, "given: it has "+spec.Duration(e.Remaining).String()+" to run"+limit)
+		return term(e.Remaining, "given remaining run time "+spec.Duration(e.Remaining).String()+limit)
 	case p.Durations == queue.Estimated && e.Expected > e.Done:
 		if e.Done > 0 {
 			expected += "; it has run " + spec.Duration(e.Done).String()
 		}
 		return term(e.Expected, expected+limit)
 	case e.TimeLimit > 0:
-		return term(e.TimeLimit, "given: its time_limit with stop_grace is "+spec.Duration(e.TimeLimit).String())
+		return term(e.TimeLimit, "time_limit with stop_grace is "+spec.Duration(e.TimeLimit).String())
 	case p.Durations == queue.Estimated && e.Expected > 0:
-		return unknown(expected + ", which it has outrun")
+		return unknown(expected + "; it has run longer")
 	}
-	return unknown("not known: it has no time_limit, and nothing like it has succeeded lately")
+	return unknown("expected run time unknown (no time_limit, and no similar job has succeeded recently)")
 }
 
 // above lists the contenders of tenants with a row from the top down to x.
@@ -268,4 +272,56 @@ func known(s queue.Service) string {
 }
 
 // percent renders a share of 1 as a percentage.
-func percent(x float64) string { return strconv.FormatFloat(100*x, 'f', 1, 64) + " %" }
+func percent(x float64) string { return points(100*x) + " %" }
+func points(x float64) string  { return strconv.FormatFloat(math.Round(10*x)/10, 'f', -1, 64) }
+func unitText(d time.Duration) string {
+	switch d {
+	case time.Minute:
+		return "minute"
+	case time.Hour:
+		return "hour"
+	case 24 * time.Hour:
+		return "day"
+	}
+	return spec.Duration(d).String()
+}
+func clockText(at, now time.Time) string {
+	if at.Sub(now) < 24*time.Hour {
+		return at.UTC().Format("15:04:05Z")
+	}
+	return at.UTC().Format(time.RFC3339)
+}
+func noRoomHint(e Explanation) string {
+	shut := slices.ContainsFunc(e.Clauses, func(c Clause) bool { return c.Name == "state" && c.After == e.Machines })
+	switch {
+	case shut && e.Draining:
+		return "no machine accepts jobs now; ask an operator to undrain one"
+	case shut:
+		return "no machine accepts jobs now; ask an operator to check them"
+	}
+	return "wait until jobs end, request less, or add machines"
+}
+
+type Range struct {
+	Known     bool
+	Low, High int
+}
+
+func (r Range) With(p int) Range {
+	if !r.Known {
+		return Range{true, p, p}
+	}
+	return Range{true, min(r.Low, p), max(r.High, p)}
+}
+func (r Range) text(own int) string {
+	switch {
+	case !r.Known || r.Low < own:
+		return ""
+	case r.Low == own && r.High == own:
+		return " of the same priority"
+	case r.Low == own:
+		return " of the same or higher priority"
+	default:
+		return " of higher priority"
+	}
+}

@@ -51,9 +51,9 @@ func lacking(s *cluster.Cluster, c *cluster.Class, e Explanation) []Shortfall {
 	case e.FitEver > 0:
 		most := strconv.Itoa(e.Members.Ever)
 		if e.Members.apart {
-			most += " on machines of one network" // see docs/guide/gang-details.md
+			most += " on one network" // see docs/guide/gang-details.md
 			if c.Request.SameLabel != "" {
-				most += " and one " + c.Request.SameLabel
+				most += " with one value of " + c.Request.SameLabel
 			}
 		}
 		return []Shortfall{{"members", strconv.Itoa(e.Members.Asked), most}}
@@ -64,7 +64,7 @@ func lacking(s *cluster.Cluster, c *cluster.Class, e Explanation) []Shortfall {
 	}
 	list := shortfalls(c, nodes)
 	if len(list) == 0 { // enough of each, but never on one machine
-		list = []Shortfall{{"machine", text(c), "no single machine has all of it"}}
+		list = []Shortfall{{"machine", text(c), "no single machine has all of them"}}
 	}
 	return list
 }
@@ -104,11 +104,11 @@ func missing(c *cluster.Class, clause string, nodes []*cluster.Node) *Shortfall 
 	case "site":
 		return &Shortfall{"site", r.Site, joined(nodes, func(n *cluster.Node) string { return n.Site })}
 	case "labels":
-		return &Shortfall{"labels", labelText(c.Labels), "no machine has them all"}
+		return &Shortfall{"labels", labelText(c.Labels), "no machine has all these labels"}
 	case "file_inputs":
-		return &Shortfall{"file_inputs", clauses{c}.folders(), "no machine shares that"}
+		return &Shortfall{"file_inputs", clauses{c}.folders(), "no machine shares it"}
 	case "execution":
-		return &Shortfall{"execution", string(r.Execution), "no machine can fence it: none has a berth-deadman"}
+		return &Shortfall{"execution", string(r.Execution), "no machine can fence it (none runs berth-deadman)"}
 	case "same_label":
 		return &Shortfall{"same_label", r.SameLabel, "no machine has it"}
 	case "constraint":

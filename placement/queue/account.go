@@ -256,7 +256,7 @@ func (c *ClassQueue) count(e *Entry, n int) {
 // Name returns the account's name for texts that people read.
 func (a *Account) Name() string {
 	if !a.Known {
-		return "the tenants without a row"
+		return "all tenants without a quota"
 	}
 	return "tenant " + string(a.ID)
 }

@@ -35,6 +35,5 @@ func (r *Shares) join(e *Entry) {
 
 // Crowded returns a text with the number of the job's running siblings, for explanations.
 func (r *Shares) Crowded(e *Entry) string {
-	return fmt.Sprintf("%d elements of its array hold room, as many as may at once (parallel)",
-		r.queue.siblings[e.Parent])
+	return fmt.Sprintf("the array is at its limit of %d running elements (parallel)", e.Parallel)
 }

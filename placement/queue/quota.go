@@ -133,14 +133,19 @@ func (b Bar) String() string {
 	switch b.Code {
 	case "limit":
 		x := resources[b.resource]
-		return fmt.Sprintf("%s holds %s of %s%s of its limit; the job asks for %s", who,
+		return fmt.Sprintf("%s uses %s of %s%s of its quota; the job needs %s", who,
 			x.text(x.of(b.held.Capacity)), x.text(max(0, x.of(b.account.Limit))), x.unit, x.text(x.of(b.request)))
 	case "max_running":
-		return fmt.Sprintf("%s runs %d of the %d jobs of its max_running", who, b.held.Jobs, b.account.MaxRunning)
+		jobs := "running jobs"
+		if b.account.MaxRunning == 1 {
+			jobs = "running job"
+		}
+		return fmt.Sprintf("%s is at its limit of %d %s (max_running)", who, b.account.MaxRunning, jobs)
 	case "borrowing":
-		return who + " would hold more than its guarantee, which this job may not"
+		return who + " would exceed its guarantee, and this job may not borrow"
 	case "budget":
-		return fmt.Sprintf("%s has spent %.1f of %g GPU-hours of its budget", who, b.spent, b.account.Budget.GPUHours)
+		return fmt.Sprintf("%s has spent %.1f of the %g GPU-hours of its budget", who, b.spent,
+			b.account.Budget.GPUHours)
 	}
 	panic("placement: no such limit: " + b.Code)
 }
@@ -149,12 +154,12 @@ func (b Bar) String() string {
 func (b Bar) Change() string {
 	switch b.Code {
 	case "limit", "max_running":
-		return "it starts when jobs of the tenant end, or when the limit is raised"
+		return "wait until jobs of the tenant end, or ask an operator for a larger quota"
 	case "borrowing":
-		return "it starts when jobs of the tenant end, when the guarantee is raised, or, " +
-			"if only preemptible jobs may borrow, as one"
+		return "wait until jobs of the tenant end, ask an operator for a larger guarantee, or make the job " +
+			"preemptible if such jobs may borrow"
 	case "budget":
-		return "it starts in the next period of the budget, or when the budget is raised"
+		return "wait for the next period of the budget, or ask an operator for a larger one"
 	}
 	panic("placement: no such limit: " + b.Code)
 }
