@@ -246,7 +246,7 @@ func TestLastPreparedRankOrdersTheStartAndTheLastStartMakesTheGangRunning(t *tes
 	if j := s.job(id); err != nil || j.Status != berth.Running || j.StartedAt == nil || j.Attempts[0].StartedAt == nil {
 		t.Errorf("both started: job is %s, started at %v; %v", j.Status, j.StartedAt, err)
 	}
-	want := "submitted queued scheduled start: rank 0 on m0, rank 1 on m1 running"
+	want := "submitted queued scheduled start: member 0 on m0, member 1 on m1 running"
 	if got := one[string](s, `SELECT string_agg(coalesce(to_state, detail), ' ' ORDER BY seq) FROM job_events WHERE job = $1`, id); got != want {
 		t.Errorf("history is %q, want %q", got, want)
 	}

@@ -96,7 +96,7 @@ func skip(ctx context.Context, tx pgx.Tx, steps []letGo, sources map[string]stri
 		}
 		if err := addEvent(ctx, tx, berth.JobID(s.id), wire.Event{
 			Kind: wire.EventCached, Actor: "workflow",
-			Detail: "same as job " + source + ", whose outputs it has: it is not run",
+			Detail: "not run: same result as job " + source + ", with its outputs",
 		}); err != nil {
 			return nil, err
 		}

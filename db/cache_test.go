@@ -118,7 +118,7 @@ func TestUnchangedStepsAreNotRun(t *testing.T) {
 			t.Errorf("its outputs (-want +got):\n%s", diff)
 		}
 		events, err := s.db.Jobs.Events(t.Context(), "", step.ID, 0, 10)
-		if err != nil || len(events) != 3 || events[1].Kind != wire.EventCached || !strings.Contains(events[1].Detail, "same as job "+string(train)) ||
+		if err != nil || len(events) != 3 || events[1].Kind != wire.EventCached || !strings.Contains(events[1].Detail, "same result as job "+string(train)) ||
 			events[2].From != berth.Submitted || events[2].To != berth.Succeeded {
 			t.Errorf("its history is %+v, %v", events, err)
 		}

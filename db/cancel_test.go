@@ -122,7 +122,7 @@ func TestStopAttemptStopsTheRestOfAGang(t *testing.T) {
 	if diff := cmp.Diff(want, s.ranks(id, attempt)); diff != "" {
 		t.Errorf("ranks (-want +got):\n%s", diff)
 	}
-	if e := lastEvent(s, id); e.Kind != wire.EventOrdered || !strings.Contains(e.Detail, "rank 1 on m1") {
+	if e := lastEvent(s, id); e.Kind != wire.EventOrdered || !strings.Contains(e.Detail, "member 1 on m1") {
 		t.Errorf("last event is %+v", e)
 	}
 	// The withdrawn rank is no suspect: the verdict is that of the first bad one.
@@ -168,7 +168,7 @@ func TestEscalateKillsWhatIsLate(t *testing.T) {
 	if escalate(); !strings.Contains(s.ranks(id, attempt)[0], `"kill": true`) {
 		t.Errorf("rank is %s", s.ranks(id, attempt)[0])
 	}
-	if e := lastEvent(s, id); e.Kind != wire.EventOrdered || e.Detail != "kill: rank 0 on m0" {
+	if e := lastEvent(s, id); e.Kind != wire.EventOrdered || e.Detail != "kill: member 0 on m0" {
 		t.Errorf("last event is %+v", e)
 	}
 	seq := lastEvent(s, id).Seq

@@ -50,8 +50,8 @@ func TestAnAttemptThatReadsOtherDataThanTheOneBeforeSaysSo(t *testing.T) {
 		s.freed()
 	}
 	want := []string{
-		"4: inputs[0] (s3://bucket/set/) has changed since attempt 2: rank 0 reads sha256:bbbbbbbbbbbb, and that one sha256:aaaaaaaaaaaa",
-		"6: inputs[0] (s3://bucket/set/) has changed since attempt 5: rank 0 reads sha256:aaaaaaaaaaaa, and that one sha256:bbbbbbbbbbbb",
+		"4: inputs[0] (s3://bucket/set/) has changed since attempt 2: member 0 reads sha256:bbbbbbbbbbbb, attempt 2 read sha256:aaaaaaaaaaaa",
+		"6: inputs[0] (s3://bucket/set/) has changed since attempt 5: member 0 reads sha256:aaaaaaaaaaaa, attempt 5 read sha256:bbbbbbbbbbbb",
 	}
 	if diff := cmp.Diff(want, s.warnings(id)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -64,7 +64,7 @@ func TestMembersThatReadDifferentDataSaySoOnce(t *testing.T) {
 	t.Parallel()
 	for from, hint := range map[string]string{
 		"s3://bucket/set/":       "",
-		"file:///datasets/set/a": "; where each machine has a copy of its own of the folder, its files count as others",
+		"file:///datasets/set/a": "; files of folders that are local to each machine count as different",
 	} {
 		s := newGangStage(t)
 		id := s.gang(3, func(j *spec.Job) { j.Inputs = []spec.Input{{From: from, To: "/data"}} })
@@ -78,7 +78,7 @@ func TestMembersThatReadDifferentDataSaySoOnce(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		want := []string{"1: inputs[0] (" + from + ") changed while the members of this attempt looked for it: rank 1 reads sha256:bbbbbbbbbbbb, and the first of them sha256:aaaaaaaaaaaa" + hint}
+		want := []string{"1: inputs[0] (" + from + ") changed while the members of this attempt fetched it: member 1 reads sha256:bbbbbbbbbbbb, an earlier member read sha256:aaaaaaaaaaaa" + hint}
 		if got := s.warnings(id); !slices.Equal(got, want) {
 			t.Errorf("warnings are %q, want %q", got, want)
 		}

@@ -140,7 +140,7 @@ func (d *Agents) refuseClaim(ctx context.Context, machine berth.MachineID, req w
 		return berth.Errorf(berth.CodeUnavailable, "allocation %d changed while it was claimed; try again", req.Alloc)
 	}
 	if err == nil && holder != machine {
-		return berth.Errorf(berth.CodeForbidden, "allocation %d is not machine %s's", req.Alloc, machine)
+		return berth.Errorf(berth.CodeForbidden, "allocation %d does not belong to machine %s", req.Alloc, machine)
 	}
 	return errStaleAttempt(req.Alloc)
 }
@@ -148,5 +148,5 @@ func (d *Agents) refuseClaim(ctx context.Context, machine berth.MachineID, req w
 // errStaleAttempt is the error on which an agent kills the allocation's container.
 func errStaleAttempt(alloc berth.AllocationID) error {
 	return &berth.Error{Code: berth.CodeConflict, Slug: berth.SlugStaleAttempt,
-		Message: fmt.Sprintf("allocation %d is not current any more: its job has gone on, or must stop", alloc)}
+		Message: fmt.Sprintf("allocation %d is no longer current: its job has moved on or must stop", alloc)}
 }

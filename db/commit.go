@@ -369,7 +369,7 @@ func (p *present) take(s berth.Start) error {
 	for i, r := range s.Ranks {
 		if err := p.machines[r.Machine].take(r, s.Job, j.alone); err != nil {
 			p.give(s.Ranks[:i])
-			return fmt.Errorf("rank %d on %s: %w", i, r.Machine, err)
+			return fmt.Errorf("member %d on %s: %w", i, r.Machine, err)
 		}
 	}
 	if err := p.takePorts(s); err != nil {

@@ -46,7 +46,7 @@ func (d *Attempts) leaderOrders(ctx context.Context, term Term, refs []attemptRe
 			}
 			var where []string
 			for _, r := range told {
-				where = append(where, fmt.Sprintf("rank %d on %s", r.rank, r.machine))
+				where = append(where, fmt.Sprintf("member %d on %s", r.rank, r.machine))
 			}
 			return addEvent(ctx, tx, job.ID, wire.Event{
 				Kind: wire.EventOrdered, Attempt: job.Attempt, Actor: "leader",
@@ -80,7 +80,7 @@ func (d *Attempts) DrainOverdue(ctx context.Context, term Term, limit int) (int,
 	if err != nil {
 		return 0, mapError(err, "draining machines")
 	}
-	return d.leaderOrders(ctx, term, refs, "checkpoint and stop, its machine is drained",
+	return d.leaderOrders(ctx, term, refs, "checkpoint and stop (machine draining)",
 		func(tx pgx.Tx, job lockedJob) ([]orderedRank, error) {
 			return orderStop(ctx, tx, job, berth.Orders{Checkpoint: true, Stop: true})
 		})

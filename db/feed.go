@@ -82,6 +82,7 @@ type PoolMachine struct {
 	Used    berth.Capacity
 	Fences  bool   // it can run at_most_one jobs
 	Network string // the network on which members of a gang reach each other
+	Reason  string // why it has this state, for people
 	GPUs    []PoolGPU
 	XID     uint64 // of the transaction that wrote it last
 
@@ -169,7 +170,8 @@ const asleep = `
 // poolMachineColumns are the columns of a machine m, in the order of collectMachines.
 const poolMachineColumns = `
 	m.id, m.epoch, m.state, m.pool, m.region, m.site, m.labels,
-	m.cpu_m, m.mem_mb, m.disk_mb, m.gpu_milli, m.cpu_m_used, m.mem_mb_used, m.disk_mb_used, m.gpu_milli_used, m.fence_ms > 0, m.network, m.engine_silent_since, m.xid`
+	m.cpu_m, m.mem_mb, m.disk_mb, m.gpu_milli, m.cpu_m_used, m.mem_mb_used, m.disk_mb_used, m.gpu_milli_used, m.fence_ms > 0, m.network,
+	m.reason, m.engine_silent_since, m.xid`
 
 // feedPosition selects Changes.Next, End and Now.
 const feedPosition = `
@@ -367,7 +369,7 @@ func collectMachines(rows pgx.Rows, into *[]PoolMachine) error {
 		if err := rows.Scan(&m.ID, &m.Epoch, &m.State, &m.Pool, &m.Region, &m.Site, &m.Labels,
 			&m.Total.CPUMilli, &m.Total.MemoryMiB, &m.Total.DiskMiB, &m.Total.GPUMilli,
 			&m.Used.CPUMilli, &m.Used.MemoryMiB, &m.Used.DiskMiB, &m.Used.GPUMilli, &m.Fences, &m.Network,
-			&m.EngineSilentSince, &m.XID); err != nil {
+			&m.Reason, &m.EngineSilentSince, &m.XID); err != nil {
 			return fmt.Errorf("read machine: %w", err)
 		}
 		*into = append(*into, m)

@@ -190,11 +190,11 @@ func (x *firing) decide() {
 	switch {
 	case fresh && x.paused:
 		x.end(wire.FireSkipped, berth.Reason{Code: berth.ReasonPaused, Message: "the schedule was paused",
-			Hint: "resume it; berth schedule backfill fires what was left out"})
+			Hint: "resume the schedule; berth schedule backfill runs skipped times"})
 	case fresh && late > window+lateness:
 		x.end(wire.FireMissed, berth.Reason{Code: berth.ReasonTooLate,
-			Message: fmt.Sprintf("it came %s late, and catch_up is %s", late.Round(time.Second), x.Schedule.CatchUp),
-			Hint:    "berth schedule backfill fires it all the same"})
+			Message: fmt.Sprintf("%s late, more than catch_up (%s)", late.Round(time.Second), x.Schedule.CatchUp),
+			Hint:    "berth schedule backfill runs it anyway"})
 	case x.Refused != nil:
 		x.end(wire.FireRefused, *x.Refused)
 	case len(x.live) == 0 && !x.waits, x.overlap == spec.OverlapAllow, x.overlap == spec.OverlapCancel,
@@ -202,10 +202,10 @@ func (x *firing) decide() {
 		x.status = wire.FireSubmitted
 	case x.overlap == spec.OverlapBuffer && (x.status == wire.FireBuffered || !x.waits):
 		x.end(wire.FireBuffered, berth.Reason{Code: berth.ReasonOverlap, Message: x.busy(),
-			Hint: "it is submitted when that has ended"})
+			Hint: "submitted when the earlier run has ended"})
 	default:
 		x.end(wire.FireSkipped, berth.Reason{Code: berth.ReasonOverlap, Message: x.busy(),
-			Hint: "overlap says what becomes of such a fire"})
+			Hint: "change overlap to buffer, cancel or allow such runs"})
 	}
 }
 
@@ -216,11 +216,11 @@ func (x *firing) end(s wire.FireStatus, why berth.Reason) { x.status, x.reason =
 func (x *firing) busy() string {
 	switch {
 	case len(x.live) == 0:
-		return "an earlier fire waits to be submitted"
+		return "an earlier run is still waiting to be submitted"
 	case len(x.live) == 1:
 		return fmt.Sprintf("job %s has not ended", x.live[0])
 	default:
-		return fmt.Sprintf("%d jobs have not ended, of them %s", len(x.live), x.live[len(x.live)-1])
+		return fmt.Sprintf("%d jobs have not ended, the latest is %s", len(x.live), x.live[len(x.live)-1])
 	}
 }
 
@@ -255,7 +255,7 @@ func (x *firing) actor() string { return "schedule:" + x.Schedule.Name }
 // cancel requests the cancellation of the schedule's live jobs.
 func (x *firing) cancel(ctx context.Context, tx pgx.Tx) error {
 	why := &berth.Reason{Code: berth.ReasonOverlap,
-		Message: fmt.Sprintf("schedule %s fired again, and its overlap is %s", x.Schedule.Name, x.overlap)}
+		Message: fmt.Sprintf("schedule %s started its next run (overlap: %s)", x.Schedule.Name, x.overlap)}
 	for _, id := range x.live {
 		c, err := cancelJob(ctx, tx, "", id, x.actor(), why)
 		if err != nil {
@@ -338,5 +338,5 @@ func WhyRefused(err error) *berth.Reason {
 	}
 	return &berth.Reason{Code: berth.ReasonCode(e.StableCode()),
 		Message: strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), "; "),
-		Hint:    "the next fire tries anew; berth schedule backfill repeats this one"}
+		Hint:    "the next scheduled time tries again; berth schedule backfill repeats this one"}
 }

@@ -81,8 +81,8 @@ func noOutput(named []spec.NamedOutput, found []int) error {
 		e.Message = fmt.Sprintf("there is no output %s", o.OutputRef)
 		e.Fields = append(e.Fields, berth.FieldError{
 			Field:   fmt.Sprintf("inputs[%d].from", o.Input),
-			Detail:  fmt.Sprintf("there is no job %s of yours that has succeeded and left an output %q", o.Job, o.Name),
-			Allowed: "what berth outputs list JOB shows of a job that has succeeded",
+			Detail:  fmt.Sprintf("job %s has not succeeded with an output %q", o.Job, o.Name),
+			Allowed: "an output that berth outputs list shows for a succeeded job",
 		})
 	}
 	return e

@@ -198,7 +198,7 @@ func (d *Jobs) Resolve(ctx context.Context, tenant berth.TenantID, id string) (b
 		return "", berth.Errorf(berth.CodeNotFound, "no such job %s", id)
 	case len(found) > 1:
 		return "", &berth.Error{Code: berth.CodeConflict, Slug: SlugAmbiguousID,
-			Message: "more than one job's id begins with " + id + "; write more of it"}
+			Message: "several job ids start with " + id + "; use a longer prefix"}
 	}
 	return found[0], nil
 }

@@ -41,7 +41,7 @@ func (d *Jobs) FailExpired(ctx context.Context, term Term, ids []berth.JobID, li
 	args := pgx.NamedArgs{"ids": ids, "limit": limit, "reason": berth.Reason{
 		Code:    berth.ReasonQueueTimeout,
 		Message: "did not start within its queue_timeout",
-		Hint:    "raise queue_timeout, or see what it waits for with explain",
+		Hint:    "raise queue_timeout, or find the cause with berth explain",
 	}}
 	const expired = `
 		SELECT id

@@ -145,7 +145,7 @@ func takeMachineName(ctx context.Context, tx pgx.Tx, args pgx.NamedArgs) error {
 	}
 	if !free {
 		return &berth.Error{Code: berth.CodeConflict, Slug: SlugMachineExists,
-			Message: "a machine of this name is in service; join under another name, or retire that one first"}
+			Message: "a machine with this name is in service; choose another name, or remove that machine first"}
 	}
 	_, err = tx.Exec(ctx, `
 		INSERT INTO machines (id, pool, labels, joined_pool, joined_labels, state)

@@ -268,7 +268,7 @@ func parseCursor(s string) (*jobCursor, error) {
 	if s == "" {
 		return nil, nil
 	}
-	bad := berth.Errorf(berth.CodeInvalid, "cursor %.40q is not one that this list gave", s)
+	bad := berth.Errorf(berth.CodeInvalid, "cursor %.40q is not a cursor of this list", s)
 	b, err := base64.RawURLEncoding.DecodeString(s)
 	if err != nil || len(b) > 200 {
 		return nil, bad

@@ -191,11 +191,11 @@ func confirmable(ctx context.Context, tx pgx.Tx, id berth.MachineID, held []hold
 		return berth.Errorf(berth.CodeConflict, "machine %s is retired", id)
 	case alive:
 		return berth.Errorf(berth.CodeConflict,
-			"machine %s is alive: its lease has not run out. Drain it, or wait %s after its last word", id,
+			"machine %s is alive, since its lease has not expired; drain it, or wait %s after its last contact", id,
 			spec.Duration(berth.MachineLeaseTTL))
 	case counting != len(held):
 		return berth.Errorf(berth.CodeConflict,
-			"machine %s was given work while it was being confirmed dead; try again", id)
+			"machine %s received a job meanwhile; try again", id)
 	}
 	return nil
 }
@@ -240,22 +240,31 @@ func releaseDead(ctx context.Context, tx pgx.Tx, id berth.MachineID, held []hold
 func (d *Machines) Retire(ctx context.Context, id berth.MachineID, actor string) error {
 	err := d.tx(ctx, func(tx pgx.Tx) error {
 		var counting int
+		var state berth.MachineState
 		// The lock keeps the leader from placing work between the count and the write.
-		err := tx.QueryRow(ctx, `SELECT 0 FROM machines
-			WHERE id = @machine FOR NO KEY UPDATE`, pgx.NamedArgs{"machine": id}).Scan(&counting)
+		err := tx.QueryRow(ctx, `SELECT state FROM machines
+			WHERE id = @machine FOR NO KEY UPDATE`, pgx.NamedArgs{"machine": id}).Scan(&state)
 		if err != nil {
 			return err
 		}
 		err = tx.QueryRow(ctx, `
-			SELECT count(*) FROM allocations a
+			SELECT count(DISTINCT a.job) FROM allocations a
 			WHERE a.machine_id = @machine AND `+heldThere,
 			pgx.NamedArgs{"machine": id}).Scan(&counting)
 		if err != nil {
 			return err
 		}
 		if counting > 0 {
-			return berth.Errorf(berth.CodeConflict, "machine %s still holds %d reservation(s): drain it and wait, "+
-				"or confirm it dead", id, counting)
+			advice := "drain it and wait"
+			if state == berth.MachineDraining {
+				advice = "wait for them"
+				if counting == 1 {
+					advice = "wait for it"
+				}
+			}
+			return berth.Errorf(berth.CodeConflict, "machine %s is %s and still runs %s; %s, or use confirm-dead "+
+				"if the "+
+				"machine is off", id, state, plural(counting, "job"), advice)
 		}
 		_, err = tx.Exec(ctx, `
 			WITH revoked AS (

@@ -240,7 +240,7 @@ func TestUpstreamFailedReachesEveryDepth(t *testing.T) {
 	s.want(id, "", "after canceled, bad failed, other submitted*, train canceled")
 	s.want(id, "train", "a canceled, b canceled")
 	s.want(id, "train.b", "x canceled")
-	for path, says := range map[string]string{"train": "step bad, which it needs, did not succeed", "train.b.x": "step bad, which train needs, did not succeed", "after": "step train, which it needs, did not succeed"} {
+	for path, says := range map[string]string{"train": "step bad failed", "train.b.x": "step bad failed, and train needs it", "after": "step train was canceled"} {
 		if r := s.job(s.at(id, path)).Reason; r.Code != berth.ReasonUpstreamFailed || r.Message != says {
 			t.Errorf("%s is canceled because of %+v", path, r)
 		}

@@ -29,7 +29,7 @@ func (d *Attempts) Stop(ctx context.Context, id berth.JobID, attempt int) (stopp
 		if err := keepRoom(ctx, tx, job, job.hurried().Grace+berth.RepairHold); err != nil {
 			return touched{}, err
 		}
-		withdrawn, err := withdraw(ctx, tx, job, "another rank of its gang ended first")
+		withdrawn, err := withdraw(ctx, tx, job, "another member of the gang ended first")
 		if err != nil {
 			return touched{}, err
 		}
@@ -174,7 +174,7 @@ func describeOrder(order string, ranks []orderedRank) string {
 			names = append(names, fmt.Sprintf("%d more", len(ranks)-shown))
 			break
 		}
-		names = append(names, fmt.Sprintf("rank %d on %s", r.rank, r.machine))
+		names = append(names, fmt.Sprintf("member %d on %s", r.rank, r.machine))
 	}
 	return order + ": " + strings.Join(names, ", ")
 }

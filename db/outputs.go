@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/spec"
 	"berth/wire"
 )
 
@@ -127,12 +128,12 @@ func (d *Objects) Output(ctx context.Context, job berth.JobID, name string, memb
 // output is lost if no member has stored it. It is also lost if one member that was cut off,
 // failed to store it or was refused has no stored part: for a member that was cut off it is
 // unknown whether it had a part, the others had one.
-func lostOutputs(ctx context.Context, tx pgx.Tx, job lockedJob) ([]string, error) {
+func lostOutputs(ctx context.Context, tx pgx.Tx, job lockedJob) ([]spec.Output, error) {
 	if !job.HasOutputs {
 		return nil, nil
 	}
 	rows, err := tx.Query(ctx, `
-		SELECT o ->> 'name'
+		SELECT o ->> 'name', o ->> 'path'
 		FROM job_specs s, jsonb_array_elements(s.spec -> 'outputs') o
 		WHERE s.job = @job AND (
 			NOT EXISTS (SELECT 1 FROM outputs x WHERE x.job = @job AND x.attempt = @attempt AND x.name = o ->> 'name')
@@ -148,5 +149,5 @@ func lostOutputs(ctx context.Context, tx pgx.Tx, job lockedJob) ([]string, error
 	if err != nil {
 		return nil, err
 	}
-	return pgx.CollectRows(rows, pgx.RowTo[string])
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[spec.Output])
 }

@@ -38,7 +38,7 @@ func (p Paging) after(into ...any) (bool, error) {
 		bad = json.Unmarshal(parts[i], into[i]) != nil
 	}
 	if bad {
-		return false, berth.Errorf(berth.CodeInvalid, "cursor %.40q is not one that this list gave", p.Cursor)
+		return false, berth.Errorf(berth.CodeInvalid, "cursor %.40q is not a cursor of this list", p.Cursor)
 	}
 	return true, nil
 }

@@ -39,6 +39,7 @@ const (
 type lockedParent struct {
 	ID          berth.JobID
 	Kind        berth.Kind
+	Name        string
 	State       berth.State
 	Tenant      berth.TenantID
 	Held        bool
@@ -60,7 +61,7 @@ func lockParent(ctx context.Context, tx pgx.Tx, id berth.JobID) (p lockedParent,
 	args := pgx.NamedArgs{"id": id, "batch": expandBatch}
 	batch := &pgx.Batch{}
 	batch.Queue(`
-		SELECT kind, state, tenant, held, blocked, parent IS NOT NULL, total, expanded, max_failures,
+		SELECT kind, name, state, tenant, held, blocked, parent IS NOT NULL, total, expanded, max_failures,
 			cancel_requested_at IS NOT NULL, reason,
 			CASE WHEN kind <> 'array' THEN '{}' WHEN indexes IS NULL
 				THEN ARRAY(SELECT generate_series(expanded, least(expanded + @batch, total) - 1))
@@ -70,8 +71,8 @@ func lockParent(ctx context.Context, tx pgx.Tx, id berth.JobID) (p lockedParent,
 		WHERE id = @id
 		FOR NO KEY UPDATE`, args).QueryRow(func(row pgx.Row) error {
 		var queue []byte
-		err := row.Scan(&p.Kind, &p.State, &p.Tenant, &p.Held, &p.Blocked, &p.HasParent, &p.Tally.Total, &p.Expanded,
-			&p.MaxFailures, &p.CancelAsked, &p.Reason, &p.Next, &queue)
+		err := row.Scan(&p.Kind, &p.Name, &p.State, &p.Tenant, &p.Held, &p.Blocked, &p.HasParent, &p.Tally.Total,
+			&p.Expanded, &p.MaxFailures, &p.CancelAsked, &p.Reason, &p.Next, &queue)
 		if err != nil || string(queue) == "null" {
 			return err
 		}
@@ -324,7 +325,7 @@ func (p *lockedParent) end(ctx context.Context, tx pgx.Tx) error {
 // failure returns the reason for which the parent fails.
 func (p *lockedParent) failure() berth.Reason {
 	failed, t := p.Tally.ByStatus[berth.Failed], p.Tally
-	r := berth.Reason{Code: berth.ReasonElementsFailed, Hint: "retry --failed runs again what did not succeed"}
+	r := berth.Reason{Code: p.failedCode(), Hint: "run only what failed again: berth retry --failed " + p.label()}
 	switch {
 	case p.Kind == berth.KindPipeline && failed > 0:
 		r.Message = fmt.Sprintf("%d of %d steps failed", failed, t.Total)
@@ -342,15 +343,32 @@ func (p *lockedParent) failure() berth.Reason {
 	return r
 }
 
+// failedCode returns the reason code of a parent whose children did not all succeed.
+func (p *lockedParent) failedCode() berth.ReasonCode {
+	if p.Kind == berth.KindPipeline {
+		return berth.ReasonStepsFailed
+	}
+	return berth.ReasonElementsFailed
+}
+
+// label returns the text by which commands find the parent: its name, or its id if it is
+// part of another job.
+func (p *lockedParent) label() string {
+	if p.HasParent {
+		return string(p.ID)
+	}
+	return p.Name
+}
+
 // stop cancels the children of a canceling parent: waiting ones in this transaction, and some
 // of the ones that hold capacity after the commit.
 func (p *lockedParent) stop(ctx context.Context, tx pgx.Tx, did *tended) error {
 	did.actor, did.reason = "workflow", p.Reason
 	if !p.CancelAsked {
-		did.reason = &berth.Reason{Code: berth.ReasonElementsFailed,
-			Message: "more elements of its array failed than may"}
+		did.reason = &berth.Reason{Code: p.failedCode(),
+			Message: "more elements of the array failed than max_failures allows"}
 		if p.Kind == berth.KindPipeline {
-			did.reason.Message = "another step of its pipeline failed"
+			did.reason.Message = "another step of the pipeline failed"
 		}
 	}
 	canceled, err := p.cancelChildren(ctx, tx, did)
@@ -441,7 +459,7 @@ func (p *lockedParent) hold(ctx context.Context, tx pgx.Tx) (some bool, err erro
 			RETURNING j.id, j.event_seq, j.attempt
 		)
 		INSERT INTO job_events (job, seq, at, kind, attempt, actor, detail)
-		SELECT id, event_seq, clock_timestamp(), 'updated', attempt, 'workflow', 'held, with its array'
+		SELECT id, event_seq, clock_timestamp(), 'updated', attempt, 'workflow', 'held with its parent'
 		FROM changed`, pgx.NamedArgs{"parent": p.ID, "limit": expandBatch})
 	return inner+tag.RowsAffected() > 0, err
 }

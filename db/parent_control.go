@@ -79,7 +79,7 @@ func (d *Parents) elementsIn(ctx context.Context, tenant berth.TenantID, id bert
 		return nil, mapError(err, "job "+string(id))
 	}
 	if kind != berth.KindArray {
-		return nil, berth.Errorf(berth.CodeInvalid, "job %s is no array: it has no elements to choose from", id)
+		return nil, berth.Errorf(berth.CodeInvalid, "job %s is not an array and has no elements", id)
 	}
 	// A null column stands for all indexes from 0 to total-1. A retry may have some of them
 	// only.
@@ -94,7 +94,7 @@ func (d *Parents) elementsIn(ctx context.Context, tenant berth.TenantID, id bert
 	}
 	chosen := slices.DeleteFunc(slices.Clone(only), func(i int) bool { return !inside(i) })
 	if len(chosen) == 0 {
-		return nil, berth.Errorf(berth.CodeInvalid, "array %s has no such elements; it has %s", id,
+		return nil, berth.Errorf(berth.CodeInvalid, "array %s has no such elements (it has %s)", id,
 			spec.FormatIndexes(only))
 	}
 	return chosen, nil
@@ -173,7 +173,7 @@ func releaseChildren(ctx context.Context, tx pgx.Tx, job lockedJob, actor string
 			RETURNING j.id, j.event_seq, j.attempt
 		)
 		INSERT INTO job_events (job, seq, at, kind, attempt, actor, detail)
-		SELECT id, event_seq, clock_timestamp(), 'updated', attempt, @actor, 'released from hold, with its array'
+		SELECT id, event_seq, clock_timestamp(), 'updated', attempt, @actor, 'released with its parent'
 		FROM changed`, pgx.NamedArgs{"parents": parents, "actor": actor})
 	return err
 }

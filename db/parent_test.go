@@ -425,7 +425,7 @@ func TestHoldPriorityAndReleaseReachTheElements(t *testing.T) {
 	if n := held(); n != 3 || !s.job(id).Held {
 		t.Errorf("%d elements are held", n)
 	}
-	if e := lastEvent(s, s.element(id, 0)); e.Kind != wire.EventUpdated || e.Detail != "held, with its array" {
+	if e := lastEvent(s, s.element(id, 0)); e.Kind != wire.EventUpdated || e.Detail != "held with its parent" {
 		t.Errorf("event is %+v", e)
 	}
 	high, limit := spec.PriorityHigh, spec.Duration(time.Minute)

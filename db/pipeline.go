@@ -84,10 +84,12 @@ func (p *lockedParent) cancelHopeless(ctx context.Context, tx pgx.Tx) ([]string,
 	rows, err := tx.Query(ctx, `
 		WITH hopeless AS (
 			SELECT j.id, (
-				SELECT min(n.step)
+				SELECT n.step || CASE n.state WHEN 'failed' THEN ' failed' ELSE ' was canceled' END
 				FROM deps d
 				JOIN jobs n ON n.id = d.needs
-				WHERE d.job = j.id AND n.state IN ('failed', 'canceled')) AS because
+				WHERE d.job = j.id AND n.state IN ('failed', 'canceled')
+				ORDER BY n.step
+				LIMIT 1) AS because
 			FROM jobs j
 			WHERE j.parent = @id AND j.state = 'submitted' AND j.blocked
 			ORDER BY j.id
@@ -95,8 +97,7 @@ func (p *lockedParent) cancelHopeless(ctx context.Context, tx pgx.Tx) ([]string,
 		)
 		UPDATE jobs j
 		SET state = 'canceled', version = j.version + 1, actor = 'workflow',
-			reason = jsonb_build_object('code', @code::text, 'message',
-				'step ' || h.because || ', which it needs, did not succeed')
+			reason = jsonb_build_object('code', @code::text, 'message', 'step ' || h.because)
 		FROM hopeless h
 		WHERE j.id = h.id AND h.because IS NOT NULL
 		RETURNING j.id::text, j.kind, j.step, h.because`, pgx.NamedArgs{"id": p.ID, "code": berth.ReasonUpstreamFailed})
@@ -110,7 +111,7 @@ func (p *lockedParent) cancelHopeless(ctx context.Context, tx pgx.Tx) ([]string,
 	if _, err := pgx.ForEachRow(rows, []any{&id, &kind, &step, &because}, func() error {
 		canceled = append(canceled, id)
 		if kind == berth.KindPipeline {
-			why[id] = fmt.Sprintf("step %s, which %s needs, did not succeed", because, step)
+			why[id] = fmt.Sprintf("step %s, and %s needs it", because, step)
 		}
 		return nil
 	}); err != nil {
@@ -120,8 +121,8 @@ func (p *lockedParent) cancelHopeless(ctx context.Context, tx pgx.Tx) ([]string,
 		if why[id] == "" {
 			continue
 		}
-		below, err := cancelBelow(ctx, tx, berth.JobID(id),
-			"workflow", &berth.Reason{Code: berth.ReasonUpstreamFailed, Message: why[id]})
+		reason := &berth.Reason{Code: berth.ReasonUpstreamFailed, Message: why[id]}
+		below, err := cancelBelow(ctx, tx, berth.JobID(id), "workflow", reason)
 		if err != nil {
 			return nil, err
 		}

@@ -102,7 +102,7 @@ func TestOnFailureEndsTheRestOrGoesOn(t *testing.T) {
 		if got := s.steps(id); got != want.after {
 			t.Errorf("%s: steps are %s", policy, got)
 		}
-		if r := s.job(s.step(id, "c")).Reason; r.Code != berth.ReasonUpstreamFailed || r.Message != "step b, which it needs, did not succeed" {
+		if r := s.job(s.step(id, "c")).Reason; r.Code != berth.ReasonUpstreamFailed || r.Message != "step b was canceled" {
 			t.Errorf("%s: c was canceled because of %+v", policy, r)
 		}
 		if want.end != "" {

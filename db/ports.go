@@ -87,7 +87,7 @@ func (p *present) takePorts(s berth.Start) error {
 		for k, before := range taken[:i] {
 			delete(p.machines[s.Ranks[k].Machine].ports.taken, before)
 		}
-		return fmt.Errorf("rank %d on %s: every port for gangs is taken there (%s)", i, r.Machine, x.PortRange)
+		return fmt.Errorf("member %d on %s: all gang ports of the machine are in use (%s)", i, r.Machine, x.PortRange)
 	}
 	p.ports[s.Job] = taken
 	return nil

@@ -59,7 +59,7 @@ func (d *Queue) CommitPreemption(ctx context.Context, term Term, p Preemption) (
 		}
 		for i, v := range p.Victims {
 			h, err := preempt(ctx, tx, jobs[i], p.For,
-				fmt.Sprintf("gives way to job %s of tenant %s: %s", p.For, tenant, v.Why))
+				fmt.Sprintf("preempted by job %s of tenant %s: %s", p.For, tenant, v.Why))
 			if err != nil {
 				return err
 			}
@@ -153,9 +153,9 @@ func lockVictim(ctx context.Context, tx pgx.Tx, v Victim,
 	case !preemptible:
 		why = fmt.Sprintf("job %s is not preemptible", v.Job)
 	case slices.Contains(before, beneficiary):
-		why = fmt.Sprintf("job %s gave way to it before", v.Job)
+		why = fmt.Sprintf("job %s was already preempted for this job", v.Job)
 	case slices.ContainsFunc(job.Ranks, ended):
-		why = fmt.Sprintf("job %s has a rank that has ended", v.Job)
+		why = fmt.Sprintf("a member of job %s has ended", v.Job)
 	}
 	return job, why, nil
 }

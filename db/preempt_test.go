@@ -113,7 +113,7 @@ func TestAPreemptionHoldsAsAWholeOrNotAtAll(t *testing.T) {
 		why    string
 	}{
 		"the victim is canceled": {func(s *stage, v, _ berth.JobID) { s.cancel(v) }, "canceling"},
-		"the victim has ended":   {func(s *stage, v, _ berth.JobID) { s.exit(v, 1, 0, failure.Exit{Cause: failure.CauseExited}) }, "a rank that has ended"},
+		"the victim has ended":   {func(s *stage, v, _ berth.JobID) { s.exit(v, 1, 0, failure.Exit{Cause: failure.CauseExited}) }, "has ended"},
 		"the waiting job is held": {func(s *stage, _, w berth.JobID) {
 			mustExec(s.t, s.pool, `UPDATE jobs SET held = true WHERE id = $1`, w)
 		}, "waits no more"},
@@ -123,7 +123,7 @@ func TestAPreemptionHoldsAsAWholeOrNotAtAll(t *testing.T) {
 		}, "version"},
 		"it gave way to it before": {func(s *stage, v, w berth.JobID) {
 			mustExec(s.t, s.pool, `UPDATE jobs SET gave_way_to = ARRAY[$2::uuid] WHERE id = $1`, v, w)
-		}, "before"},
+		}, "already preempted"},
 		"the victim does not budge": {func(s *stage, v, _ berth.JobID) {
 			mustExec(s.t, s.pool, `UPDATE jobs SET preemptible = false WHERE id = $1`, v)
 		}, "not preemptible"},

@@ -315,11 +315,12 @@ func orphan(ctx context.Context, tx pgx.Tx, machine berth.MachineID, ranks []ove
 	}
 	for i, r := range ranks {
 		kind, detail := wire.EventOrphaned,
-			fmt.Sprintf("rank %d: machine %s fell silent; its capacity stays taken until the machine, its provider "+
-				"or an operator confirms the end", r.Rank, machine)
+			fmt.Sprintf("member %d: machine %s stopped responding; its capacity stays reserved until the machine, "+
+				"its provider "+
+				"or an operator confirms that the container has ended", r.Rank, machine)
 		if r.Exited {
 			kind, detail = wire.EventWarning,
-				fmt.Sprintf("rank %d: machine %s fell silent before its last logs and checkpoints were stored",
+				fmt.Sprintf("member %d: machine %s stopped responding before its last logs and checkpoints were stored",
 					r.Rank, machine)
 		}
 		if err := addEvent(ctx, tx, r.Job, wire.Event{

@@ -250,7 +250,7 @@ func TestDrainDeadlineSendsJobsBackToTheQueue(t *testing.T) {
 	end.Cause = failure.CauseOrdered
 	s.exit(id, attempt, 0, end)
 	s.settle(id, attempt)
-	if j := s.job(id); j.Status != berth.Retrying || j.Reason.Message != "drain: new disks" || j.Failures+j.Losses != 0 {
+	if j := s.job(id); j.Status != berth.Retrying || j.Reason.Message != "machine drained: new disks" || j.Failures+j.Losses != 0 {
 		t.Errorf("job is %s, %+v", j.Status, j.Reason)
 	}
 }

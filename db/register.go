@@ -244,7 +244,7 @@ func (r *registration) reboot(ctx context.Context) error {
 			panic("unknown allocation state " + string(a.State))
 		}
 		r.changed[a.Job] = true
-		detail := fmt.Sprintf("rank %d of attempt %d: %s", a.Rank, a.Attempt, message)
+		detail := fmt.Sprintf("member %d of attempt %d: %s", a.Rank, a.Attempt, message)
 		if err := r.event(ctx, a, kind, detail); err != nil {
 			return err
 		}
@@ -288,7 +288,7 @@ func (r *registration) judge(ctx context.Context) error {
 		if a.State == berth.AllocOrphaned && !seen[a.ID] {
 			gone = append(gone, a.ID)
 			r.changed[a.Job] = true
-			detail := fmt.Sprintf("rank %d of attempt %d: machine %s is back without its container", a.Rank,
+			detail := fmt.Sprintf("member %d of attempt %d: machine %s is back without the container", a.Rank,
 				a.Attempt, r.machine)
 			if err := r.event(ctx, &a, wire.EventReleased, detail); err != nil {
 				return err

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/failure"
 	"berth/wire"
 )
 
@@ -32,7 +33,7 @@ func (r *reporting) tell(ctx context.Context, a *reportedRow, p wire.RankReport,
 	if a.prepared {
 		for _, f := range p.Fetched {
 			if err := r.event(ctx, a, wire.EventFetched,
-				fmt.Sprintf("rank %d on %s: %s", a.Rank, r.machine, f)); err != nil {
+				fmt.Sprintf("member %d on %s: %s", a.Rank, r.machine, f)); err != nil {
 				return err
 			}
 		}
@@ -62,7 +63,7 @@ func (r *reporting) restored(ctx context.Context, a *reportedRow, step int64) er
 		return fmt.Errorf("store restored step: %w", err)
 	}
 	return r.eventOf(ctx, a, wire.Event{
-		Kind: wire.EventRestored, Detail: fmt.Sprintf("rank %d goes on from step %d", a.Rank, step),
+		Kind: wire.EventRestored, Detail: fmt.Sprintf("member %d resumes from step %d", a.Rank, step),
 		Facts: &wire.EventFacts{Step: &step},
 	})
 }
@@ -70,17 +71,23 @@ func (r *reporting) restored(ctx context.Context, a *reportedRow, step int64) er
 // describeExit returns the text of an exit for the job's history.
 func describeExit(a *reportedRow, m berth.MachineID) string {
 	x := a.exit
-	s := fmt.Sprintf("rank %d on %s: %s", a.Rank, m, x.Cause)
-	if x.Started() {
-		s += fmt.Sprintf(", exit code %d", x.Code)
+	about := fmt.Sprintf("member %d on %s: ", a.Rank, m)
+	if x.Cause == failure.CauseOrdered && x.Started() && !x.OOMKilled {
+		return about + fmt.Sprintf("stopped on request (exit code %d)", x.Code)
+	}
+	var parts []string
+	if x.Started() && x.Cause != failure.CauseVanished { // a removed container has no exit code
+		parts = append(parts, fmt.Sprintf("exit code %d", x.Code))
 	}
 	if x.OOMKilled {
-		s += ", out of memory"
+		parts = append(parts, "out of memory")
 	}
 	if x.Message != "" {
-		s += ": " + x.Message
+		parts = append(parts, x.Message)
+	} else if x.Cause != failure.CauseExited {
+		parts = append(parts, string(x.Cause))
 	}
-	return s
+	return about + strings.Join(parts, ", ")
 }
 
 // compareInputs adds a warning for each input with another content address than in the
@@ -120,14 +127,14 @@ func (r *reporting) compareInputs(ctx context.Context, a *reportedRow, fetched [
 	type change struct{ about, text string } // about: the part of text that is equal for all members
 	var changes []change
 	_, err = pgx.ForEachRow(rows, []any{&what, &from, &is, &attempt, &was}, func() error {
-		how, before := fmt.Sprintf("has changed since attempt %d", attempt), "that one"
+		how, before := fmt.Sprintf("has changed since attempt %d", attempt), fmt.Sprintf("attempt %d", attempt)
 		if attempt == a.Attempt {
-			how, before = "changed while the members of this attempt looked for it", "the first of them"
+			how, before = "changed while the members of this attempt fetched it", "an earlier member"
 		}
 		about := fmt.Sprintf("%s (%.200s) %s: ", what, from, how)
-		said := about + fmt.Sprintf("rank %d reads %s, and %s %s", a.Rank, is.Short(), before, was.Short())
+		said := about + fmt.Sprintf("member %d reads %s, %s read %s", a.Rank, is.Short(), before, was.Short())
 		if strings.HasPrefix(from, "file://") {
-			said += "; where each machine has a copy of its own of the folder, its files count as others"
+			said += "; files of folders that are local to each machine count as different"
 		}
 		changes = append(changes, change{about, said})
 		return nil
@@ -188,7 +195,7 @@ func (r *reporting) warnOf(ctx context.Context, a *reportedRow, about, text stri
 	case err != nil || told > 0 || before >= maxWarnings:
 		return err
 	case before == maxWarnings-1:
-		text += " (there were many warnings; further ones are only in the agent's log)"
+		text += " (too many warnings; further ones are only in the agent's log)"
 	}
 	return r.event(ctx, a, wire.EventWarning, text)
 }
@@ -199,5 +206,5 @@ func (r *reporting) release(ctx context.Context, a *reportedRow, why string) err
 	a.State, a.changed = berth.AllocReleased, true
 	r.freed = true
 	return r.event(ctx, a, wire.EventReleased,
-		fmt.Sprintf("rank %d of attempt %d: machine %s is back and says %s", a.Rank, a.Attempt, r.machine, why))
+		fmt.Sprintf("member %d of attempt %d: machine %s is back and reports: %s", a.Rank, a.Attempt, r.machine, why))
 }

@@ -129,7 +129,7 @@ func lockForRetry(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, id bert
 		}
 		if !found[0].Status.Terminal() {
 			return wire.Job{}, berth.Errorf(berth.CodeConflict,
-				"job %s is %s: only a job that has ended can be retried", id, found[0].Status)
+				"job %s is %s; only ended jobs can be retried", id, found[0].Status)
 		}
 		return found[0], nil
 	}

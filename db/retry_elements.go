@@ -23,7 +23,8 @@ func (d *Jobs) RetryFailed(ctx context.Context, tenant berth.TenantID, id berth.
 			return err
 		}
 		if old.Kind != berth.KindArray && old.Kind != berth.KindPipeline {
-			return berth.Errorf(berth.CodeInvalid, "job %s is no array and no pipeline: retry it without failed", id)
+			return berth.Errorf(berth.CodeInvalid, "job %s is neither an array nor a pipeline; retry it without "+
+				"--failed", id)
 		}
 		if old.RetriedBy != nil {
 			job, created = wire.Job{ID: *old.RetriedBy}, false
@@ -89,10 +90,11 @@ func unsuccessful(ctx context.Context, tx pgx.Tx, old wire.Job) ([]int, error) {
 			FROM wanted w
 			LEFT JOIN made m ON m.idx = w.idx
 			WHERE m.state = 'failed'
-			   OR @overdrawn AND (m.idx IS NULL OR m.state = 'canceled' AND m.code = @code)
+			   OR @overdrawn AND (m.idx IS NULL OR m.state = 'canceled' AND m.code = ANY(@codes))
 			ORDER BY w.idx)`, pgx.NamedArgs{
 		"id": old.ID, "total": old.Tally.Total, "indexes": old.Indexes,
-		"overdrawn": old.Status == berth.Failed, "code": berth.ReasonElementsFailed,
+		"overdrawn": old.Status == berth.Failed,
+		"codes":     []berth.ReasonCode{berth.ReasonElementsFailed, berth.ReasonStepsFailed},
 	}).Scan(&list)
 	return list, err
 }

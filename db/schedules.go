@@ -84,7 +84,7 @@ func insertSchedule(ctx context.Context, tx pgx.Tx, id berth.ScheduleID, n NewSc
 		WHERE (SELECT count(*) FROM schedules WHERE tenant = @tenant AND deleted_at IS NULL) < @most`, args)
 	if err == nil && tag.RowsAffected() == 0 {
 		err = &berth.Error{Code: berth.CodeCapacity, Slug: berth.SlugQuota,
-			Message: fmt.Sprintf("tenant %s has %d schedules, as many as a tenant may have", n.Tenant,
+			Message: fmt.Sprintf("tenant %s already has the maximum of %d schedules", n.Tenant,
 				spec.MaxSchedules)}
 	}
 	if err != nil || len(uploads) == 0 {

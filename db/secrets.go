@@ -151,7 +151,7 @@ func checkSecrets(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, n needs
 			e.Message = "there is no secret " + name
 			e.Fields = append(e.Fields, berth.FieldError{Field: field,
 				Detail:  fmt.Sprintf("there is no secret %s", name),
-				Allowed: "a secret of your tenant; berth secret set " + name + " makes it"})
+				Allowed: "create it with berth secret set " + name})
 		}
 	}
 	for i, name := range n.secrets {

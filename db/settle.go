@@ -124,7 +124,7 @@ func giveUpGang(ctx context.Context, tx pgx.Tx, job lockedJob) (touched, error) 
 	if err != nil {
 		return touched{}, err
 	}
-	withdrawn, err := withdraw(ctx, tx, job, "another rank of its gang was not taken in time")
+	withdrawn, err := withdraw(ctx, tx, job, "another member of the gang was not claimed in time")
 	if err != nil {
 		return touched{}, err
 	}

@@ -243,20 +243,20 @@ func storageRoom(
 // storageRefusal returns the error for amount more under a limit of which used is in use.
 func storageRefusal(l StorageLimit, kind string, amount, used int64) error {
 	if kind == StoredSecrets {
-		detail := fmt.Sprintf("tenant %s has %d secrets, and may have %d", l.Tenant, used, l.Most)
+		detail := fmt.Sprintf("tenant %s has %s, and its quota is %d", l.Tenant, plural(int(used), "secret"), l.Most)
 		return &berth.Error{
 			Code: berth.CodeConflict, Slug: berth.SlugQuota, Message: detail + " (storage.secrets of its quota)",
 			Fields: []berth.FieldError{{
 				Field: "name", Detail: detail,
-				Allowed: "another value of a secret that exists; berth secret delete makes room",
+				Allowed: "a new value for an existing secret; delete others with berth secret delete",
 			}},
 		}
 	}
 	of := kind
 	if l.Kind == StoredTotal {
-		of = "data in all"
+		of = "data in total"
 	}
-	detail := fmt.Sprintf("%s more do not fit: tenant %s stores %s of %s, and may store %s",
+	detail := fmt.Sprintf("no room for %s more: tenant %s stores %s of %s, and its quota is %s",
 		berth.BytesText(amount), l.Tenant, berth.BytesText(max(0, used)), of, berth.BytesText(l.Most))
 	allowed := "at most " + berth.BytesText(max(0, l.Most-used))
 	return &berth.Error{

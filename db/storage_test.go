@@ -378,7 +378,7 @@ func TestStorageLimitsBindTheTenantsBelow(t *testing.T) {
 	if !berth.IsSlug(err, berth.SlugStorageQuota) {
 		t.Fatalf("the second child: %v", err)
 	}
-	if want := "600.0 KiB more do not fit: tenant lab stores 600.0 KiB of data in all, and may store 1.0 MiB (storage.total of its quota)"; err.Error() != want {
+	if want := "no room for 600.0 KiB more: tenant lab stores 600.0 KiB of data in total, and its quota is 1.0 MiB (storage.total of its quota)"; err.Error() != want {
 		t.Errorf("got  %s\nwant %s", err, want)
 	}
 	if err := s.uploads("other", 2, 600<<10); err != nil {

@@ -62,7 +62,7 @@ func (d *Attempts) KillUnprepared(ctx context.Context, term Term, p Patience, li
 	if err != nil {
 		return 0, mapError(err, "unprepared ranks")
 	}
-	detail := fmt.Sprintf("kill, it was not prepared within %s", p.Prepare)
+	detail := fmt.Sprintf("kill (not prepared within %s)", p.Prepare)
 	return d.leaderOrders(ctx, term, refs, detail, func(tx pgx.Tx, job lockedJob) ([]orderedRank, error) {
 		args := p.args()
 		args["job"] = job.ID
@@ -169,11 +169,11 @@ func giveUp(ctx context.Context, tx pgx.Tx, ranks []stuckRank, p Patience) ([]be
 	var jobs []berth.JobID
 	for _, r := range ranks {
 		kind, detail := wire.EventOrphaned,
-			fmt.Sprintf("rank %d: machine %s neither prepared it within %s nor ended it on order; its capacity "+
-				"stays taken until that is confirmed", r.Rank, r.Machine, p.Prepare)
+			fmt.Sprintf("member %d: machine %s neither prepared nor stopped the container within %s; its capacity "+
+				"stays reserved until the end is confirmed", r.Rank, r.Machine, p.Prepare)
 		if r.Exited {
 			kind, detail = wire.EventWarning,
-				fmt.Sprintf("rank %d: its last logs and checkpoints were not stored within %s after its end",
+				fmt.Sprintf("member %d: the last logs and checkpoints were not stored within %s after the end",
 					r.Rank, p.Seal)
 		}
 		if err := addEvent(ctx, tx, r.Job, wire.Event{

@@ -64,7 +64,7 @@ func (d *Jobs) Submit(ctx context.Context, s Submission) (job wire.Job, created 
 			return wire.Job{}, false, refused
 		}
 	}
-	return wire.Job{}, false, berth.Errorf(berth.CodeUnavailable, "idempotency key %q is changing hands; try again",
+	return wire.Job{}, false, berth.Errorf(berth.CodeUnavailable, "idempotency key %q is being released; try again",
 		s.IdemKey)
 }
 
@@ -228,8 +228,8 @@ func (r submitRow) scanInsert(results pgx.BatchResults) (wire.Job, error) {
 	if errors.Is(err, pgx.ErrNoRows) && most != nil {
 		return wire.Job{}, &berth.Error{
 			Code: berth.CodeCapacity, Slug: berth.SlugQuota,
-			Message: fmt.Sprintf("tenant %s has %d jobs that wait, as many as its quota allows (max_queued)",
-				r.args["tenant"], *most),
+			Message: fmt.Sprintf("tenant %s already has its maximum of %s (max_queued)",
+				r.args["tenant"], plural(*most, "queued job")),
 		}
 	}
 	return job, mapError(err, "idempotency key")
@@ -250,7 +250,7 @@ func (d *Jobs) submitted(ctx context.Context, tenant berth.TenantID, key string,
 	if !bytes.Equal(stored, hash) {
 		return wire.Job{}, &berth.Error{
 			Code: berth.CodeConflict, Slug: berth.SlugIdempotencyMismatch,
-			Message: fmt.Sprintf("idempotency key %q was used for job %s with another body", key, id),
+			Message: fmt.Sprintf("idempotency key %q was used for job %s with a different body", key, id),
 		}
 	}
 	return d.Get(ctx, tenant, id)

@@ -61,7 +61,7 @@ func (s *session) check(machine berth.MachineID, boot string, epoch int64) error
 // errRetired returns the error for the agent of a removed machine.
 func errRetired(machine berth.MachineID) error {
 	return &berth.Error{Code: berth.CodeForbidden, Slug: berth.SlugMachineRetired,
-		Message: fmt.Sprintf("machine %s was removed from the cluster; join again to bring it back", machine)}
+		Message: fmt.Sprintf("machine %s was removed from the cluster; join it again to use it", machine)}
 }
 
 // Session identifies the session in which a caller writes.

@@ -295,7 +295,7 @@ func TestADeletedTenantIsLeftNothingMeanwhile(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if err := <-done; berth.CodeOf(err) != berth.CodeConflict || !strings.Contains(err.Error(), "1 tokens") {
+	if err := <-done; berth.CodeOf(err) != berth.CodeConflict || !strings.Contains(err.Error(), "1 active token") {
 		t.Errorf("deleted beside a token that is being made: %v", err)
 	}
 	mustExec(t, s.pool, `DELETE FROM tokens WHERE tenant = 'lab'`)

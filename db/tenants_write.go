@@ -150,7 +150,7 @@ func keepTenant(ctx context.Context, tx pgx.Tx, id berth.TenantID) error {
 // errStoredMeanwhile reports that something was stored after deleteTenant removed the
 // tenant's data, and before it locked the tenant's row. From that lock on, nothing can be
 // stored.
-var errStoredMeanwhile = berth.Errorf(berth.CodeUnavailable, "something is being stored for the tenant; try again")
+var errStoredMeanwhile = berth.Errorf(berth.CodeUnavailable, "data is being stored for the tenant; try again")
 
 // Delete removes a tenant that nothing belongs to: no job that is not archived, no valid
 // token, no tenant below, no schedule. Its secrets and uploads are deleted with it; its
@@ -187,7 +187,7 @@ func deleteTenant(ctx context.Context, tx pgx.Tx, id berth.TenantID) error {
 		return pgx.ErrNoRows
 	}
 	if id == "default" {
-		return berth.Errorf(berth.CodeConflict, "tenant default is what tokens belong to that name no other: it stays")
+		return berth.Errorf(berth.CodeConflict, "tenant default cannot be deleted: it owns tokens without a tenant")
 	}
 	args := pgx.NamedArgs{"id": id}
 	// FOR UPDATE conflicts with keepTenant's FOR KEY SHARE: transactions that have stored
@@ -209,15 +209,41 @@ func deleteTenant(ctx context.Context, tx pgx.Tx, id berth.TenantID) error {
 		return err
 	}
 	if jobs+tokens+below+schedules > 0 {
-		return berth.Errorf(berth.CodeConflict,
-			"tenant %s is in use: %d jobs that are not archived, %d tokens that are good, %d tenants below it, %d "+
-				"schedules", id, jobs, tokens, below, schedules)
+		return errTenantInUse(id, jobs, tokens, below, schedules)
 	}
 	if left {
 		return errStoredMeanwhile
 	}
 	_, err = tx.Exec(ctx, `DELETE FROM tenants WHERE id = @id`, args)
 	return err
+}
+
+// errTenantInUse names the reasons for which a tenant cannot be deleted.
+func errTenantInUse(id berth.TenantID, jobs, tokens, below, schedules int) error {
+	var parts []string
+	if jobs > 0 {
+		parts = append(parts, plural(jobs, "job")+" not yet archived")
+	}
+	for _, x := range []struct {
+		n    int
+		noun string
+	}{{tokens, "active token"}, {below, "tenant below it"}, {schedules, "schedule"}} {
+		switch {
+		case x.n > 1 && x.noun == "tenant below it":
+			parts = append(parts, fmt.Sprintf("%d tenants below it", x.n))
+		case x.n > 0:
+			parts = append(parts, plural(x.n, x.noun))
+		}
+	}
+	return berth.Errorf(berth.CodeConflict, "tenant %s cannot be deleted: %s", id, strings.Join(parts, ", "))
+}
+
+// plural returns a count with its noun.
+func plural(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
 }
 
 // LaterQuotaSettings is the sorted list of the names of spec.Quota.Later's settings.

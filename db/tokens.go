@@ -301,7 +301,7 @@ func (d *Tokens) Revoke(ctx context.Context, id string) error {
 func (d *Tokens) Ensure(ctx context.Context, text string, n spec.NewToken) error {
 	id, sum, ok := tokenID(tokenPrefix, text)
 	if !ok {
-		return berth.Errorf(berth.CodeInvalid, "a token is written berth_<12 hex digits>_<64 hex digits>")
+		return berth.Errorf(berth.CodeInvalid, "a token has the form berth_<12 hex digits>_<64 hex digits>")
 	}
 	_, err := d.pool.Exec(ctx, `
 		INSERT INTO tokens (id, tenant, name, role, sha256, given)

@@ -178,7 +178,7 @@ func holdBelow(ctx context.Context, tx pgx.Tx, id berth.JobID, actor string) (in
 			RETURNING id, event_seq, attempt
 		)
 		INSERT INTO job_events (job, seq, at, kind, attempt, actor, detail)
-		SELECT id, event_seq, clock_timestamp(), 'updated', attempt, @actor, 'held, with its pipeline'
+		SELECT id, event_seq, clock_timestamp(), 'updated', attempt, @actor, 'held with its parent'
 		FROM changed`, pgx.NamedArgs{"ids": inner, "actor": actor})
 	return tag.RowsAffected(), err
 }

@@ -24,7 +24,7 @@ func (d *Jobs) Hold(ctx context.Context, tenant berth.TenantID, id berth.JobID, 
 				"job %s is %s: only submitted, queued and retrying jobs can be held", id, job.State)
 		}
 		if job.State.Terminal() || job.State == berth.Canceling {
-			return "", berth.Errorf(berth.CodeConflict, "job %s is %s: it cannot be held", id, job.State)
+			return "", berth.Errorf(berth.CodeConflict, "job %s is %s and cannot be held", id, job.State)
 		}
 		if kind == berth.KindPipeline {
 			if _, err := holdBelow(ctx, tx, id, actor); err != nil {
@@ -92,7 +92,7 @@ func (d *Jobs) Release(ctx context.Context, tenant berth.TenantID, id berth.JobI
 func (d *Jobs) Update(ctx context.Context, tenant berth.TenantID, id berth.JobID, p spec.JobPatch, actor string) error {
 	return d.change(ctx, tenant, id, func(tx pgx.Tx, job lockedJob) (string, error) {
 		if job.State.Terminal() {
-			return "", berth.Errorf(berth.CodeConflict, "job %s is %s: it does not change any more", id, job.State)
+			return "", berth.Errorf(berth.CodeConflict, "job %s is %s and cannot be changed", id, job.State)
 		}
 		args, err := patchArgs(id, p, actor)
 		if err != nil {

@@ -120,9 +120,9 @@ func bindUploads(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, named []
 	for _, n := range named {
 		if a := n.Address; !slices.Contains(found, a) {
 			return &berth.Error{Code: berth.CodeInvalid, Slug: berth.SlugInvalidSpec,
-				Message: "there is no upload " + string(a),
-				Fields: []berth.FieldError{{Field: n.Field, Detail: fmt.Sprintf("there is no upload %s of yours, "+
-					"or none any more", a), Allowed: "what was sent to POST /v1/uploads before; berth submit sends " +
+				Message: "upload " + string(a) + " does not exist",
+				Fields: []berth.FieldError{{Field: n.Field, Detail: fmt.Sprintf("upload %s does not exist, "+
+					"or has expired", a), Allowed: "content uploaded to POST /v1/uploads; berth submit uploads " +
 					"the folder again"}}}
 		}
 	}
