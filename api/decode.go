@@ -304,7 +304,7 @@ func invalid(slug string, read, checked []berth.FieldError) error {
 	first := faults[0]
 	e.Message = strings.TrimSpace(first.Field + " " + first.Detail)
 	if first.Allowed != "" && len(first.Allowed) < 300 {
-		e.Message += "; allowed: " + first.Allowed
+		e.Message += " (allowed: " + first.Allowed + ")"
 	}
 	if len(faults) > 1 {
 		e.Message += fmt.Sprintf(" (and %d more)", len(faults)-1)

@@ -252,9 +252,9 @@ func TestImpossibleRequestsNameWhatIsLargest(t *testing.T) {
 		t.Fatalf("got %d %s", a.status, a.body)
 	}
 	want := []berth.FieldError{
-		{Field: "resources.gpus", Detail: "asked 2, largest available 1", Allowed: "at most 1"},
-		{Field: "resources.cpus", Detail: "asked 64, largest available 16", Allowed: "at most 16"},
-		{Field: "resources.memory", Detail: "asked 1TiB, largest available 128GiB", Allowed: "at most 128GiB"},
+		{Field: "resources.gpus", Detail: "2 requested, but the largest machine has 1"},
+		{Field: "resources.cpus", Detail: "64 requested, but the largest machine has 16"},
+		{Field: "resources.memory", Detail: "1TiB requested, but the largest machine has 128GiB"},
 	}
 	if diff := cmp.Diff(want, a.problem.Errors); diff != "" {
 		t.Errorf("errors (-want +got):\n%s", diff)
@@ -341,12 +341,12 @@ func TestExplainTellsHowTheLastAttemptEnded(t *testing.T) {
 	s.exec(`UPDATE jobs SET state = 'retrying', version = version + 1, actor = 'workflow', eligible_at = now() + interval '1 hour',
 		reason = '{"code": "image_unavailable", "message": "no such host", "hint": "Berth tries again"}' WHERE id = $1`, job.ID)
 	e, err := s.as("alice").Explain(t.Context(), job.ID)
-	if err != nil || !blocked(e, "not_eligible") || !strings.Contains(e.Summary, "image_unavailable: no such host") {
+	if err != nil || !blocked(e, "not_eligible") || !strings.Contains(e.Summary, "last attempt: no such host") {
 		t.Errorf("while it backs off: %+v, %v", e, err)
 	}
 	s.exec(`UPDATE jobs SET eligible_at = now(), version = version + 1, actor = 'workflow' WHERE id = $1`, job.ID)
 	e, err = s.as("alice").Explain(t.Context(), job.ID)
-	if err != nil || blocked(e, "not_eligible") || !strings.Contains(e.Summary, "image_unavailable: no such host") {
+	if err != nil || blocked(e, "not_eligible") || !strings.Contains(e.Summary, "last attempt: no such host") {
 		t.Errorf("when it may start again: %+v, %v", e, err)
 	}
 }
@@ -411,7 +411,7 @@ func TestExplainNamesMachinesWhoseEngineIsSilent(t *testing.T) {
 	}
 	want.Message = "the container engine of machine m1 has not answered since 2026-01-31T10:02:00Z"
 	e, err = s.as("alice").Explain(t.Context(), waiting.ID)
-	if err != nil || len(e.Blockers) != 2 || !cmp.Equal(e.Blockers[1], want) || e.Summary != "1 machine: 1 has a container engine that does not answer" {
+	if err != nil || len(e.Blockers) != 2 || !cmp.Equal(e.Blockers[1], want) || e.Summary != "no machine has a container engine that answers" {
 		t.Errorf("a job that waits: %+v, %v", e, err)
 	}
 	m, err := s.as("alice").Machine(t.Context(), "m1")

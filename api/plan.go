@@ -206,7 +206,7 @@ func waiting(job wire.Job, state berth.State, w placement.JobExplanation, held [
 		Job: job.ID, Status: state, Blockers: append(held, blockers(w.Blockers)...), Ahead: &w.Ahead, Queue: &w.Queue,
 		Priority:       terms(w.Terms),
 		EstimatedStart: known(w.Start), Reserved: w.Reserved, Fit: &fit,
-		Summary: "nothing is in its way; the leader places it at its next look",
+		Summary: "ready to start; the leader places it in its next pass",
 	}
 	if w.Position > 0 {
 		e.Position = &w.Position
@@ -214,14 +214,13 @@ func waiting(job wire.Job, state berth.State, w placement.JobExplanation, held [
 	last := job.Reason
 	for i, b := range e.Blockers {
 		if b.Code == "not_eligible" && last != nil {
-			e.Blockers[i].Message = fmt.Sprintf("%s; the last attempt ended with %s: %s", b.Message,
-				last.Code, last.Message)
+			e.Blockers[i].Message = fmt.Sprintf("%s; last attempt: %s", b.Message, last.Message)
 			e.Blockers[i].Hint = last.Hint
 		}
 	}
 	if state == berth.Submitted && len(held) == 0 { // otherwise held explains the missing workflow
 		e.Blockers = append(e.Blockers, wire.Blocker{
-			Code: "not_accepted", Message: "its workflow has not taken it up yet",
+			Code: "not_accepted", Message: "waiting for the control plane to pick it up",
 			Hint: "if this lasts, the control workers or Temporal are down",
 		})
 	}
@@ -229,7 +228,7 @@ func waiting(job wire.Job, state berth.State, w placement.JobExplanation, held [
 	case len(e.Blockers) > 0:
 		e.Summary = e.Blockers[0].Message
 	case last != nil:
-		e.Summary += fmt.Sprintf("; its last attempt ended with %s: %s", last.Code, last.Message)
+		e.Summary += "; last attempt: " + last.Message
 	}
 	return e
 }
@@ -291,21 +290,37 @@ func fitOf(w placement.JobExplanation) wire.Fit {
 // placed summarizes the state of a job that is not waiting.
 func placed(j wire.Job) string {
 	switch {
-	case j.Status.Terminal() && j.Reason != nil:
-		return fmt.Sprintf("the job has ended: %s (%s: %s)", j.Status, j.Reason.Code, j.Reason.Message)
-	case j.CachedFrom != nil:
-		return fmt.Sprintf("the job has ended: it was not run, since job %s did the same; it has that job's outputs",
-			*j.CachedFrom)
 	case j.Status.Terminal():
-		return fmt.Sprintf("the job has ended: %s", j.Status)
+		return endText(j)
 	case j.Status == berth.Preempting && j.Reason != nil:
-		return fmt.Sprintf("the job is %s, attempt %d on %s: it %s", j.Status, j.Attempt,
+		return fmt.Sprintf("the job is %s, attempt %d on %s: %s", j.Status, j.Attempt,
 			names(j.Attempts[len(j.Attempts)-1].Machines), j.Reason.Message)
 	case len(j.Attempts) > 0:
 		return fmt.Sprintf("the job is %s, attempt %d on %s", j.Status, j.Attempt,
 			names(j.Attempts[len(j.Attempts)-1].Machines))
 	default:
 		return fmt.Sprintf("the job is %s", j.Status)
+	}
+}
+
+// endText summarizes the end of a job.
+func endText(j wire.Job) string {
+	text := "it " + string(j.Status)
+	if j.Status == berth.Canceled {
+		text = "it was canceled"
+	}
+	switch {
+	case j.CachedFrom != nil:
+		return fmt.Sprintf("it succeeded without a run; it has the outputs of job %s, which ran the same",
+			*j.CachedFrom)
+	case j.Reason == nil || j.Reason.Message == "":
+		return text
+	case strings.HasPrefix(j.Reason.Message, "exit code"):
+		return text + " with " + j.Reason.Message
+	case j.Status == berth.Canceled && strings.HasPrefix(j.Reason.Message, "canceled "):
+		return "it was " + j.Reason.Message
+	default:
+		return text + ": " + j.Reason.Message
 	}
 }
 

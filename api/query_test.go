@@ -12,11 +12,11 @@ func TestParametersAreReadStrictly(t *testing.T) {
 	s := newSite(t, nil)
 	job := s.submit("alice", nil)
 	for path, want := range map[string]string{
-		"/v1/jobs?statuss=running":                          "statuss is not a parameter of this call; allowed: cursor, index, label, limit, name, parent, since, status, tenant",
+		"/v1/jobs?statuss=running":                          "statuss is not a parameter of this call (allowed: cursor, index, label, limit, name, parent, since, status, tenant)",
 		"/v1/jobs?name=a;b":                                 "the query cannot be read",
 		"/v1/jobs?name=%zz":                                 "the query cannot be read",
 		"/v1/jobs?name=a&name=b":                            "name is given more than once",
-		"/v1/jobs/" + string(job.ID) + "?attempt=1":         "attempt is not a parameter of this call; allowed: no parameters",
+		"/v1/jobs/" + string(job.ID) + "?attempt=1":         "attempt is not a parameter of this call (allowed: no parameters)",
 		"/v1/jobs/" + string(job.ID) + "/logs?folow=true":   "folow is not a parameter of this call",
 		"/v1/jobs/" + string(job.ID) + "/events?follow=yes": "follow is not a parameter of this call",
 	} {

@@ -46,7 +46,7 @@ func TestUploadsOverQuotaAreRefused(t *testing.T) {
 		t.Helper()
 		p := got.problem
 		if got.status != http.StatusRequestEntityTooLarge || p.Code != berth.SlugStorageQuota || len(p.Errors) != 1 ||
-			!strings.Contains(p.Detail, fmt.Sprintf("tenant %s stores", tenant)) || !strings.Contains(p.Detail, "may store 1.0 MiB") || p.Errors[0].Allowed == "" {
+			!strings.Contains(p.Detail, fmt.Sprintf("tenant %s stores", tenant)) || !strings.Contains(p.Detail, "its quota is 1.0 MiB") || p.Errors[0].Allowed == "" {
 			t.Errorf("%s: %d %s", what, got.status, got.body)
 		}
 	}
@@ -97,7 +97,7 @@ func TestSecretsOverQuotaAreRefused(t *testing.T) {
 	}
 	s.secret("A", "alice", "x")
 	if got := s.secret("B", "alice", "x"); got.status != http.StatusConflict || got.problem.Code != berth.SlugQuota ||
-		!strings.Contains(got.problem.Detail, "may have 1") {
+		!strings.Contains(got.problem.Detail, "its quota is 1") {
 		t.Errorf("%d %s", got.status, got.body)
 	}
 	if got := s.secret("A", "alice", "y"); got.status != http.StatusOK {

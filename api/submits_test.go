@@ -177,7 +177,7 @@ func TestNobodySubmitsAboveTheGreatestPriorityOfTheTenant(t *testing.T) {
 	} {
 		a := s.call("alice", c.method, c.path, c.body)
 		if a.status != http.StatusUnprocessableEntity || len(a.problem.Errors) != 1 || a.problem.Errors[0].Field != c.field ||
-			!strings.Contains(a.problem.Errors[0].Allowed, "at most 400") || !strings.Contains(a.problem.Errors[0].Detail, "org") {
+			!strings.Contains(a.problem.Errors[0].Detail, " is 400") || !strings.Contains(a.problem.Errors[0].Detail, "org") {
 			t.Errorf("%s: %d %s", c.name, a.status, a.body)
 		}
 	}

@@ -181,8 +181,8 @@ func TestAWorkdirByHTTPIsAnAddressOfOnesOwn(t *testing.T) {
 	for _, c := range []struct{ who, workdir, says string }{
 		{"alice", "./src", "POST /v1/uploads"},
 		{"alice", "/etc", "POST /v1/uploads"},
-		{"alice", none64, "no upload"},
-		{"bob", string(address), "no upload"},
+		{"alice", none64, "upload sha256"},
+		{"bob", string(address), "upload sha256"},
 	} {
 		got := s.call(c.who, "POST", "/v1/jobs", fmt.Sprintf(`{"name":"a","image":"b","workdir":%q}`, c.workdir))
 		if got.status != http.StatusUnprocessableEntity || got.problem.Code != "invalid_spec" || len(got.problem.Errors) != 1 || got.problem.Errors[0].Field != "workdir" || !strings.Contains(got.body, c.says) {

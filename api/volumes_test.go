@@ -52,15 +52,15 @@ func TestFoldersThatATenantMayNotReadAreRefused(t *testing.T) {
 		}
 	}
 	delivered := newSite(t, nil)
-	refuses(delivered, "alice", "file:///datasets/x/", "the operator of this cluster lets jobs of tenant a read no folders of machines", "until the operator allows a folder")
-	refuses(delivered, "admin", "file:///datasets/x/", "lets jobs of tenant default read no folders", "until the operator allows a folder")
-	refuses(delivered, "alice", "file:///etc/passwd", "/etc is a folder of the system", "of a FOLDER that the operator of the cluster has given a name")
+	refuses(delivered, "alice", "file:///datasets/x/", "file:// inputs are not enabled for tenant a", "")
+	refuses(delivered, "admin", "file:///datasets/x/", "file:// inputs are not enabled for tenant default", "")
+	refuses(delivered, "alice", "file:///etc/passwd", "/etc is a system folder", "FOLDER is a name that an operator has configured")
 
 	s := newSite(t, sharing)
-	refuses(s, "alice", "file:///other/x", "does not let jobs of tenant a read the folder /other", "file:// and then one of /a/, /all/")
-	refuses(s, "alice", "file:///unknown/x", "does not let jobs of tenant a read the folder /unknown", "file:// and then one of /a/, /all/")
-	refuses(s, "bob", "file:///a/x", "does not let jobs of tenant b read the folder /a", "file:// and then one of /all/")
-	refuses(s, "alice", "file:///all/../a/x", "is no part of a path here", "file:///FOLDER/PATH")
+	refuses(s, "alice", "file:///other/x", "tenant a may not read the folder /other", "file:// with /a/, /all/")
+	refuses(s, "alice", "file:///unknown/x", "tenant a may not read the folder /unknown", "file:// with /a/, /all/")
+	refuses(s, "bob", "file:///a/x", "tenant b may not read the folder /a", "file:// with /all/")
+	refuses(s, "alice", "file:///all/../a/x", "the path contains", "file:///FOLDER/PATH")
 
 	// Who is below a tenant is one of it.
 	if _, err := s.as("admin").CreateTenant(t.Context(), spec.NewTenant{ID: "team", Parent: "a"}); err != nil {
@@ -99,7 +99,7 @@ func TestTheOperatorIsAskedAtEachClaim(t *testing.T) {
 	}
 	s.end(first.ID, berth.Failed)
 	_, err := later.as("alice").Retry(t.Context(), first.ID)
-	if berth.CodeOf(err) != berth.CodeInvalid || !strings.Contains(err.Error(), "does not let jobs of tenant a read the folder /a") {
+	if berth.CodeOf(err) != berth.CodeInvalid || !strings.Contains(err.Error(), "tenant a may not read the folder /a") {
 		t.Errorf("retried: %v", err)
 	}
 }
@@ -112,8 +112,8 @@ func TestAJobWaitsForAMachineThatSharesItsFolder(t *testing.T) {
 	s.machine("m2", 8, 8192, 0)
 	s.exec(`UPDATE machines SET labels = '{"berth.volume.all": "yes"}' WHERE id = 'm2'`)
 	for from, want := range map[string]string{
-		"file:///all/x": "2 machines: 1 does not share the folder /all, 1 fits now",
-		"file:///a/x":   "2 machines: 2 do not share the folder /a",
+		"file:///all/x": "1 of 2 machines has room now: 1 does not share the folder /all",
+		"file:///a/x":   "no machine shares the folder /a",
 	} {
 		jobSpec := spec.Job{Name: "n", Image: "i"}
 		reading(from)(&jobSpec)
@@ -126,7 +126,7 @@ func TestAJobWaitsForAMachineThatSharesItsFolder(t *testing.T) {
 	s.exec(`UPDATE jobs SET state = 'queued', version = version + 1, actor = 'workflow' WHERE id = $1`, job.ID)
 	e, err := s.as("alice").Explain(t.Context(), job.ID)
 	if err != nil || !slices.ContainsFunc(e.Blockers, func(b wire.Blocker) bool {
-		return b.Code == "unsatisfiable" && b.Message == "file_inputs: asked the folder /a, but no machine shares that"
+		return b.Code == "unsatisfiable" && b.Message == "file_inputs: the folder /a requested, but no machine shares it"
 	}) {
 		t.Errorf("it waits for %+v, %v", e.Blockers, err)
 	}

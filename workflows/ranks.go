@@ -219,7 +219,7 @@ func describe(v wire.JobView) string {
 	fmt.Fprintf(&b, "%s: attempt %d", v.State, v.Attempt)
 	for i, slot := range v.Slots {
 		if i == shown {
-			fmt.Fprintf(&b, ", %d more ranks", len(v.Slots)-shown)
+			fmt.Fprintf(&b, ", %d more members", len(v.Slots)-shown)
 			break
 		}
 		b.WriteString(", " + describeSlot(slot))
@@ -229,7 +229,7 @@ func describe(v wire.JobView) string {
 
 func describeSlot(s berth.Slot) string {
 	if len(s.GPUs) == 0 {
-		return fmt.Sprintf("rank %d on %s", s.Rank, s.Machine)
+		return fmt.Sprintf("member %d on %s", s.Rank, s.Machine)
 	}
-	return fmt.Sprintf("rank %d on %s, GPU %s", s.Rank, s.Machine, strings.Trim(fmt.Sprint(s.GPUs), "[]"))
+	return fmt.Sprintf("member %d on %s, GPU %s", s.Rank, s.Machine, strings.Trim(fmt.Sprint(s.GPUs), "[]"))
 }

@@ -173,7 +173,7 @@ func (t *teller) ready() {
 		t.container(a, "create")
 		a.PreparedAt = &at
 	}
-	t.tell(wire.EventOrdered, t.Attempt, "agent:m1", "start: rank 0 on m1")
+	t.tell(wire.EventOrdered, t.Attempt, "agent:m1", "start: member 0 on m1")
 	for _, a := range t.now() {
 		a.Orders.Start = true
 	}
@@ -246,7 +246,7 @@ func (t *teller) checkpoint(step int64) {
 
 func (t *teller) resume(step int64) {
 	t.current().ResumeFrom = &step
-	t.tell(wire.EventRestored, t.Attempt, "agent:m1", fmt.Sprintf("rank 0 goes on from step %d", step))
+	t.tell(wire.EventRestored, t.Attempt, "agent:m1", fmt.Sprintf("member 0 resumes from step %d", step))
 	t.Events[len(t.Events)-1].Facts = &wire.EventFacts{Rank: new(0), Step: &step}
 }
 

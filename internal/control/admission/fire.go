@@ -74,11 +74,11 @@ func unlessGone(err error) error {
 func (c *Controller) refusal(ctx context.Context, s wire.Schedule) (*berth.Reason, error) {
 	if faults := CheckSchedule(s.Schedule); len(faults) > 0 {
 		return db.WhyRefused(&berth.Error{Code: berth.CodeInvalid, Slug: berth.SlugInvalidSpec,
-			Message: "what it submits is not valid any more", Fields: faults}), nil
+			Message: "the job of the schedule is no longer valid", Fields: faults}), nil
 	}
 	err := c.AdmitSchedule(ctx, s.Tenant, s.Schedule)
 	if why := db.WhyRefused(err); why != nil || err == nil {
 		return why, nil
 	}
-	return nil, fmt.Errorf("judge what schedule %s submits: %w", s.Name, err)
+	return nil, fmt.Errorf("admit the job of schedule %s: %w", s.Name, err)
 }

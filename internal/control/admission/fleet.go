@@ -75,9 +75,7 @@ func unsatisfiable(e placement.Explanation) error {
 	var faults []berth.FieldError
 	for _, l := range e.Lacking {
 		if field, ok := resourceFields[l.Resource]; ok {
-			lack := wire.Shortfall(l)
-			_, detail, _ := strings.Cut(lack.String(), ": ")
-			faults = append(faults, berth.FieldError{Field: field, Detail: detail, Allowed: lack.Allowed()})
+			faults = append(faults, berth.FieldError{Field: field, Detail: wire.Shortfall(l).Detail()})
 		}
 	}
 	if faults == nil {
@@ -90,5 +88,5 @@ func unsatisfiable(e placement.Explanation) error {
 		}
 	}
 	return &berth.Error{Code: berth.CodeCapacity, Slug: berth.SlugUnsatisfiable, Fields: faults,
-		Message: "no machine could ever hold this job: " + strings.Join(parts, "; ")}
+		Message: "no machine can hold this job: " + strings.Join(parts, "; ")}
 }

@@ -64,7 +64,7 @@ func (q *quotas) admit(ctx context.Context, tenant berth.TenantID, r spec.Reques
 			continue
 		}
 		return &berth.Error{Code: berth.CodeForbidden, Slug: berth.SlugQuota, Fields: faults,
-			Message: faults[0].Field + " " + faults[0].Detail}
+			Message: faults[0].Field + ": " + faults[0].Detail}
 	}
 	return nil
 }

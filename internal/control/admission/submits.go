@@ -38,15 +38,14 @@ func (c *Controller) priorityFault(
 	}
 	whose := fmt.Sprintf("tenant %s", of)
 	if of != tenant {
-		whose += ", which stands above " + string(tenant) + ","
+		whose += ", above " + string(tenant) + ","
 	}
 	f := &berth.FieldError{
-		Field:   "priority",
-		Detail:  fmt.Sprintf("%d is more than jobs of %s may have", int(p), whose),
-		Allowed: fmt.Sprintf("at most %d (max_priority)", int(most)),
+		Field:  "priority",
+		Detail: fmt.Sprintf("%d requested, but max_priority of %s is %d", int(p), whose, int(most)),
 	}
 	if p == spec.PriorityNormal {
-		f.Detail += "; it is the priority of a job that names none"
+		f.Detail = fmt.Sprintf("%d requested (the default), but max_priority of %s is %d", int(p), whose, int(most))
 	}
 	return f, nil
 }

@@ -103,14 +103,14 @@ func (c *Controller) forbiddenInputs(
 		}
 		f := berth.FieldError{
 			Field: fmt.Sprintf("%sinputs[%d].from", prefix, n.Input),
-			Detail: fmt.Sprintf("the operator of this cluster does not let jobs of tenant %s read the folder %s",
+			Detail: fmt.Sprintf("tenant %s may not read the folder %s of the machines",
 				tenant, n.Volume),
-			Allowed: "file:// and then one of " + joined(allowed),
+			Allowed: "file:// with " + joined(allowed),
 		}
 		if len(allowed) == 0 {
-			f.Detail = fmt.Sprintf("the operator of this cluster lets jobs of tenant %s read no folders of machines",
-				tenant)
-			f.Allowed = "inputs that are no file://, until the operator allows a folder (berthd --file-inputs)"
+			f.Detail = fmt.Sprintf("file:// inputs are not enabled for tenant %s; an operator can enable them with "+
+				"berthd --file-inputs", tenant)
+			f.Allowed = ""
 		}
 		faults = append(faults, f)
 	}
@@ -136,6 +136,10 @@ func forbids(faults []berth.FieldError) error {
 	}
 	faults = faults[:min(len(faults), mostFaults)]
 	first := faults[0]
-	return &berth.Error{Code: berth.CodeInvalid, Slug: berth.SlugInvalidSpec, Fields: faults,
-		Message: first.Field + " " + first.Detail + "; allowed: " + first.Allowed}
+	e := &berth.Error{Code: berth.CodeInvalid, Slug: berth.SlugInvalidSpec, Fields: faults,
+		Message: first.Field + ": " + first.Detail}
+	if first.Allowed != "" {
+		e.Message += " (allowed: " + first.Allowed + ")"
+	}
+	return e
 }

@@ -94,7 +94,7 @@ func (c *ControlPlane) URL() string {
 // Run runs the roles until ctx ends, and then returns nil. It waits for the database without a
 // limit. The end of one part stops all parts.
 func (c *ControlPlane) Run(ctx context.Context) error {
-	c.log.Info("control plane starts", "version", c.opts.Version, "config", c.cfg)
+	c.log.Info("control plane starting", "version", c.opts.Version, "config", c.cfg)
 	d, err := c.openDatabase(ctx)
 	if err != nil {
 		return stopped(ctx, err)
@@ -117,7 +117,7 @@ func (c *ControlPlane) Run(ctx context.Context) error {
 	}
 	close(c.ready)
 	err = runStages(ctx, a.front, a.middle, a.last)
-	c.log.Info("control plane ended", "err", err)
+	c.log.Info("control plane stopped", "err", err)
 	return err
 }
 

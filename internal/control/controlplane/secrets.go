@@ -62,7 +62,7 @@ func (c *ControlPlane) resealAll(ctx context.Context, d *db.DB, keys *sealer.Key
 		}
 	}
 	if done+stuck > 0 {
-		c.log.Info("secrets sealed anew", "key", keys.Current(), "count", done, "left_under_unknown_keys", stuck)
+		c.log.Info("secrets resealed", "key", keys.Current(), "count", done, "left_under_unknown_keys", stuck)
 	}
 	return nil
 }

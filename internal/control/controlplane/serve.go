@@ -20,7 +20,7 @@ const shutdownLimit = 5 * time.Second
 // serve returns the part that serves the API on the listener.
 func (c *ControlPlane) serve(server *http.Server) part {
 	return func(ctx context.Context) error {
-		c.log.Info("api listens", "url", c.URL())
+		c.log.Info("api listening", "url", c.URL())
 		if c.cfg.TLSCert == "" && !isLoopback(c.listener.Addr().String()) {
 			c.log.Warn("the api speaks plain HTTP beyond this machine: tokens travel readable, unless a proxy in " +
 				"front speaks TLS")
@@ -70,7 +70,7 @@ func (c *ControlPlane) profile(ctx context.Context) error {
 	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
 	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
-	c.log.Warn("profiles are served", "address", listener.Addr().String())
+	c.log.Warn("serving profiles", "address", listener.Addr().String())
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
 	return serveHTTP(ctx, server, func() error { return server.Serve(listener) })
 }

@@ -19,7 +19,7 @@ func Machine(row db.PoolMachine, blocked string) placement.Machine {
 		ID: row.ID, Epoch: row.Epoch, State: row.State, Blocked: blocked,
 		Pool: row.Pool, Region: row.Region, Site: row.Site, Labels: row.Labels, Total: row.Total, Used: row.Used,
 		Fences:  row.Fences,
-		Network: row.Network,
+		Network: row.Network, Reason: row.Reason,
 	}
 	if row.EngineSilentSince != nil {
 		p.EngineSilentSince = *row.EngineSilentSince
@@ -36,10 +36,10 @@ func Machine(row db.PoolMachine, blocked string) placement.Machine {
 func Blocked(disobedient []berth.MachineID, miscounts []db.Miscount) map[berth.MachineID]string {
 	why := map[berth.MachineID]string{}
 	for _, id := range disobedient {
-		why[id] = "does not end what it was told to kill"
+		why[id] = "did not stop jobs despite kill orders"
 	}
 	for _, m := range miscounts {
-		why[m.Machine] = "its counters are wrong: " + m.Detail
+		why[m.Machine] = "has inconsistent capacity counters: " + m.Detail
 	}
 	return why
 }

@@ -135,7 +135,7 @@ func (d *Dispatcher) unheard(ctx context.Context, ends []recorded) ([]berth.JobI
 	jobs, err := d.db.Unheard(ctx, allocs)
 	if err != nil {
 		if ctx.Err() == nil {
-			d.log.Warn("ends not read, the leader will look at them", "ends", len(ends), "err", err)
+			d.log.Warn("cannot read ended jobs, the leader will reconcile them", "ends", len(ends), "err", err)
 		}
 		return nil, false
 	}

@@ -156,7 +156,7 @@ func (d *Dispatcher) repeatFailed(ctx context.Context) {
 	rows, err := d.db.Submitted(overload.As(ctx, overload.Sweep), due)
 	if err != nil {
 		if ctx.Err() == nil {
-			d.log.Warn("submitted jobs not read", "err", err)
+			d.log.Warn("cannot read submitted jobs, will retry", "err", err)
 		}
 		return
 	}

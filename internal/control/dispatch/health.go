@@ -111,9 +111,9 @@ func (d *Dispatcher) probe(ctx context.Context) {
 		case ctx.Err() != nil:
 			return
 		case up && !was:
-			d.log.Info("temporal answers")
+			d.log.Info("Temporal reachable")
 		case !up && was:
-			d.log.Warn("temporal does not answer; jobs run on, starts and pokes wait", "err", err)
+			d.log.Warn("Temporal unreachable; running jobs continue, starts and notifications wait", "err", err)
 		}
 		was = up
 		if up {

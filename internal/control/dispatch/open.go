@@ -90,7 +90,7 @@ func (d *Dispatcher) Start(ctx context.Context, id berth.JobID, again bool) erro
 	}
 	started, err := d.start(ctx, d.under(overload.Sweep), rows[0], policy)
 	if started {
-		d.log.Info("workflow started anew", "job_id", id)
+		d.log.Info("workflow restarted", "job_id", id)
 	}
 	return err
 }

@@ -124,7 +124,7 @@ func (p *pokes) succeed(id berth.JobID) {
 func (d *Dispatcher) Poke(ids ...berth.JobID) {
 	for _, id := range ids {
 		if !d.handOver(id) && !d.pokes.add(id) {
-			d.log.Warn("poke dropped", "job_id", id, "waiting", maxPokes)
+			d.log.Warn("workflow notification dropped, will be reconciled", "job_id", id, "waiting", maxPokes)
 		}
 	}
 }

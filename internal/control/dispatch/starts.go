@@ -51,7 +51,7 @@ func (d *Dispatcher) hear(ctx context.Context, from db.Origin, moment time.Durat
 		}
 		rows, err := d.db.Submitted(overload.As(ctx, overload.Start), ids)
 		if err != nil {
-			d.log.Warn("submitted jobs not read", "err", err)
+			d.log.Warn("cannot read submitted jobs, will retry", "err", err)
 			continue
 		}
 		d.queue(rows)
@@ -96,7 +96,7 @@ func (d *Dispatcher) sweep(ctx context.Context) {
 		rows, err := d.db.SubmittedBefore(overload.As(ctx, overload.Sweep), age, sweepBatch)
 		if err != nil {
 			if ctx.Err() == nil {
-				d.log.Warn("submitted jobs not read", "err", err)
+				d.log.Warn("cannot read submitted jobs, will retry", "err", err)
 			}
 			continue
 		}

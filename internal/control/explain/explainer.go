@@ -207,7 +207,7 @@ func (x *Explainer) renew(ctx context.Context) {
 		defer x.renews.Store(false)
 		defer func() {
 			if p := recover(); p != nil { // in a handler it would be that call's alone
-				slog.Warn("reading of the queue panicked", "panic", p, "stack", string(debug.Stack()))
+				slog.Warn("queue forecast panicked", "panic", p, "stack", string(debug.Stack()))
 			}
 		}()
 		// An error is that of the next question that has to wait for a reading.

@@ -165,7 +165,7 @@ func (s *Sender) deliver(ctx context.Context, n db.Notice) {
 	case err == nil:
 		result, err = "delivered", s.DB.Outbox.Delivered(record, n)
 	case errors.Is(err, errFinal) || n.Age >= s.For:
-		log.Info("webhook given up", "err", err)
+		log.Info("webhook failed, no retries left", "err", err)
 		result, err = "given_up", s.DB.Outbox.GiveUp(record, n, s.epitaph(n, err))
 	default:
 		log.Debug("webhook not answered; tried again", "err", err)
@@ -173,7 +173,7 @@ func (s *Sender) deliver(ctx context.Context, n db.Notice) {
 	}
 	s.results.WithLabelValues(result).Inc()
 	if err != nil {
-		log.Warn("what came of a webhook was not recorded; it is called again", "err", err)
+		log.Warn("webhook result not recorded, will call it again", "err", err)
 	}
 }
 

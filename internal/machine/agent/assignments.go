@@ -87,7 +87,7 @@ func (s *Supervisor) refuse(stale []berth.AllocationID) {
 	defer s.mu.Unlock()
 	for _, id := range stale {
 		if m := s.members[id]; m != nil {
-			m.log.Warn("rank is not current any more and goes")
+			m.log.Warn("member is no longer assigned, removing it")
 			m.abandon()
 		}
 	}

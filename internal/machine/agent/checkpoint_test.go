@@ -321,7 +321,7 @@ func TestCheckpointWithALinkIsRefused(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "step-1", "DONE"), nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	s.until("it is refused", func() bool { return s.hasEvent(id, wire.EventWarning, "step 1 is refused") })
+	s.until("it is refused", func() bool { return s.hasEvent(id, wire.EventWarning, "step 1 was rejected") })
 	for _, step := range []string{"step-2", "step-3"} {
 		if err := os.MkdirAll(filepath.Join(dir, step), 0o777); err != nil {
 			t.Fatal(err)

@@ -108,7 +108,7 @@ func TestDockerTrainingIsCanceledAndResumed(t *testing.T) {
 	if err := m.cfg.Runtime.Signal(t.Context(), berth.ContainerName(id, 0, 1), "SIGKILL"); err != nil {
 		t.Fatal(err)
 	}
-	if x := w.exit(); x.Code != 137 || x.Cause != failure.CauseEngine || !strings.Contains(x.Message, "not by Berth") {
+	if x := w.exit(); x.Code != 137 || x.Cause != failure.CauseEngine || !strings.Contains(x.Message, "outside Berth") {
 		t.Errorf("exit is %+v", x)
 	}
 	s.settle(id)

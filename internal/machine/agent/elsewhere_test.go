@@ -66,7 +66,7 @@ func TestOutputsOfAJobAreInputsOfOthers(t *testing.T) {
 	source := s.left(m, "weights")
 	fetched := s.uploadsFetched()
 	in := from("job:" + string(source) + "/model")
-	for _, how := range []string{"fetched", "was cached on the machine"} {
+	for _, how := range []string{"fetched", "reused cached "} {
 		id := s.submit(in, "read-file", "/data/model.pt")
 		m.wantLog(id, "weights")
 		if !s.hasEvent(id, wire.EventFetched, how) {
@@ -180,9 +180,9 @@ func TestFilesOfAServerAreInputs(t *testing.T) {
 		asked int64 // by two jobs
 		how   string
 	}{
-		"/hashed":    {hex.EncodeToString(sum[:]), 1, "was cached on the machine"},
-		"/versioned": {"", 3, "was cached on the machine"}, // each looks for it, one reads it
-		"/neither":   {"", 4, ") fetched"},
+		"/hashed":    {hex.EncodeToString(sum[:]), 1, "reused cached "},
+		"/versioned": {"", 3, "reused cached "}, // each looks for it, one reads it
+		"/neither":   {"", 4, ": fetched "},
 	} {
 		f.asked.Store(0)
 		for run := range 2 {
@@ -223,7 +223,7 @@ func TestObjectsOfOtherCloudsAreInputs(t *testing.T) {
 	in := func(j *spec.Job) {
 		j.Inputs = []spec.Input{google.Input("set/", "/data", "GS"), azure.Input("model.bin", "/more/model.bin", "AZURE")}
 	}
-	for _, how := range []string{"fetched", "was cached on the machine"} {
+	for _, how := range []string{"fetched", "reused cached "} {
 		id := s.submit(in, "do", "read-file /data/a.txt", "read-file /more/model.bin")
 		m.wantLog(id, "of Google", "of Azure")
 		if !s.hasEvent(id, wire.EventFetched, "inputs[0] ") || !s.hasEvent(id, wire.EventFetched, how) {
@@ -337,7 +337,7 @@ func TestAnAttemptTellsThatItsDataHasChanged(t *testing.T) {
 			warnings = append(warnings, fmt.Sprintf("%d: %s", e.Attempt, e.Detail))
 		}
 	}
-	if len(warnings) != 1 || !strings.HasPrefix(warnings[0], "3: inputs[0] (gs://bucket/set/) has changed since attempt 2: rank 0 reads sha256:") {
+	if len(warnings) != 1 || !strings.HasPrefix(warnings[0], "3: inputs[0] (gs://bucket/set/) has changed since attempt 2: member 0 reads sha256:") {
 		t.Errorf("warnings are %q", warnings)
 	}
 }

@@ -34,7 +34,7 @@ func (v *evidence) exit(e ending) failure.Exit {
 	plan, c := v.plan, e.container
 	if e.vanished {
 		return failure.Exit{
-			Cause: failure.CauseVanished, Code: 255, Message: "its container was removed, and not by Berth",
+			Cause: failure.CauseVanished, Code: 255, Message: "container removed from outside Berth (docker rm)",
 			StartedAt: plan.begun.UTC(), FinishedAt: time.Now().UTC(),
 		}
 	}
@@ -62,7 +62,7 @@ func (v *evidence) exit(e ending) failure.Exit {
 		x.Xid = v.applicationXid(c)
 	}
 	if c.OOMKilled && c.ExitCode == 0 {
-		v.reports.warn("a process of it was killed for want of memory, and it exited 0 all the same")
+		v.reports.warn("a process in the container ran out of memory and was killed, but the command exited 0")
 	}
 	return x
 }
@@ -76,7 +76,7 @@ func (v *evidence) exit(e ending) failure.Exit {
 func (v *evidence) engineFault(e ending) string {
 	c := e.container
 	if c.Signaled {
-		return "it was stopped through the container engine, and not by Berth"
+		return "killed from outside Berth (docker kill or stop)"
 	}
 	ctx, cancel := context.WithTimeout(v.ctx, infoLimit)
 	defer cancel()
@@ -89,15 +89,15 @@ func (v *evidence) engineFault(e ending) string {
 	}
 	switch {
 	case err != nil && v.ctx.Err() == nil:
-		return "the container engine went away as it ended"
+		return "the container engine stopped answering when the container ended"
 	case !e.lostAt.IsZero() && c.FinishedAt.After(e.lostAt.Add(-time.Second)):
-		return "the container engine stopped and took its containers along"
+		return "the container engine shut down and stopped its containers"
 	case info.StartedAt.IsZero() || !c.StartedAt.Before(info.StartedAt):
 		return ""
 	case c.FinishedAt.After(info.StartedAt.Add(-time.Second)) && c.FinishedAt.Before(info.StartedAt.Add(restoreKills)):
-		return "the container engine was started anew and ended what it found"
+		return "the container engine restarted and stopped its containers"
 	case slices.Contains(endedBySignal, c.ExitCode) || c.ExitCode == 0:
-		return "the container engine was restarted since it began, and took its containers along"
+		return "the container engine restarted during the run and stopped its containers"
 	}
 	return ""
 }

@@ -56,7 +56,7 @@ func (f *fencing) admit(patience time.Time) (*failure.Exit, error) {
 			x := notStarted(failure.CauseFenced, f.text())
 			return &x, nil
 		case stops(f.orders.standing()):
-			x := notStarted(failure.CauseNotStarted, "stopped before it was started")
+			x := notStarted(failure.CauseNotStarted, "stopped before the container was started")
 			return &x, nil
 		case errors.Is(err, errNotYet):
 		case time.Now().After(patience):
@@ -76,7 +76,7 @@ func (f *fencing) admit(patience time.Time) (*failure.Exit, error) {
 // text is the message of an exit by the fence.
 func (f *fencing) text() string {
 	after := spec.Duration(f.fence.cfg.After)
-	return fmt.Sprintf("fenced: the control plane had not heard machine %s for %s", f.machine, after)
+	return fmt.Sprintf("fenced: machine %s had no contact with the control plane for %s", f.machine, after)
 }
 
 // visible waits until the deadman can find the container's processes. It returns

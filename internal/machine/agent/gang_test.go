@@ -250,7 +250,7 @@ func TestAGangGoesBackTogetherFromADamagedPart(t *testing.T) {
 	s.db.Hub().Publish(db.TopicMachine, "m1", "m2")
 	s.gangEnds(id, attempt)
 	j := s.settle(id)
-	if j.Status != berth.Retrying || j.Losses != 1 || j.Failures != 1 || !strings.Contains(j.Reason.Message, "goes back to an older one") {
+	if j.Status != berth.Retrying || j.Losses != 1 || j.Failures != 1 || !strings.Contains(j.Reason.Message, "falls back to an older checkpoint") {
 		t.Fatalf("the gang is %s with %d losses: %+v", j.Status, j.Losses, j.Reason)
 	}
 	if len(s.log(id, attempt)) != 0 {

@@ -14,7 +14,7 @@ func TestInputsAreInPlaceAndOnesOwn(t *testing.T) {
 	fetched := s.uploadsFetched()
 	m := s.machine("m1")
 	code, data := s.upload(map[string]string{"main.txt": "code"}), s.upload(map[string]string{"part/a.txt": "data"})
-	for _, how := range []string{"fetched", "was cached on the machine"} {
+	for _, how := range []string{"fetched", "reused cached "} {
 		id := s.submit(func(j *spec.Job) {
 			j.Workdir = string(code)
 			j.Inputs = []spec.Input{{From: string(data), To: "/data"}, {From: string(data), To: "/more"}}

@@ -53,7 +53,11 @@ func (s *outputStore) store(ctx context.Context) (unstored, refused []string, qu
 		if e, ok := errors.AsType[*berth.Error](err); ok && quota == "" && overQuota(err) {
 			quota = fmt.Sprintf("%s (%s): %s", o.Name, o.Path, e.Message)
 		}
-		s.reports.warn(fmt.Sprintf("output %s (%s) was not stored: %v", o.Name, o.Path, err))
+		why := err.Error()
+		if errors.Is(err, node.ErrNoPath) {
+			why = o.Path + " does not exist in the container"
+		}
+		s.reports.warn(fmt.Sprintf("output %s was not stored: %s", o.Name, why))
 	}
 	return unstored, refused, quota
 }

@@ -96,7 +96,7 @@ func TestAMissingOutputIsAFailure(t *testing.T) {
 	if j := s.settle(id); j.Status != berth.Retrying || j.Reason.Code != berth.ReasonOutputLost || !strings.Contains(j.Reason.Message, "model") {
 		t.Fatalf("job is %s, %+v", j.Status, j.Reason)
 	}
-	if !s.hasEvent(id, wire.EventWarning, "output model (/workspace/none) was not stored") {
+	if !s.hasEvent(id, wire.EventWarning, "output model was not stored: /workspace/none does not exist") {
 		t.Errorf("events: %+v", s.events(id))
 	}
 	s.eligible(id)
@@ -147,7 +147,7 @@ func TestOutputsWaitForTheStore(t *testing.T) {
 	if j := s.settle(lost); j.Status != berth.Retrying || j.Reason.Code != berth.ReasonOutputLost || j.Reason.Rule != "output_unstored" {
 		t.Errorf("job is %s, %+v", j.Status, j.Reason)
 	}
-	if !s.hasEvent(lost, wire.EventWarning, "output model (/workspace/x) was not stored") {
+	if !s.hasEvent(lost, wire.EventWarning, "output model was not stored") {
 		t.Errorf("events: %+v", s.events(lost))
 	}
 }

@@ -26,12 +26,12 @@ type claimPhase struct {
 // process has sealed needs only to be forgotten.
 func (p *claimPhase) Do(ctx context.Context) (phase, error) {
 	if p.withdrawn {
-		return p.result.notStarted(failure.CauseNotStarted, "its job ended before this machine took it")
+		return p.result.notStarted(failure.CauseNotStarted, "the job ended before this machine claimed the member")
 	}
 	err := p.traced(ctx)
 	switch {
 	case errors.Is(err, errStopped):
-		return p.result.notStarted(failure.CauseNotStarted, "stopped before its container was made")
+		return p.result.notStarted(failure.CauseNotStarted, "stopped before the container was created")
 	case err != nil:
 		return "", err
 	case p.claim.Phase == berth.PhaseSealed: // an earlier process has sealed it

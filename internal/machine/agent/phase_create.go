@@ -47,7 +47,7 @@ func (p *createPhase) Do(ctx context.Context) (phase, error) {
 func (p *createPhase) create(ctx context.Context) (phase, error) {
 	given := p.containerSpec()
 	if err := p.addSecrets(&given); err != nil {
-		return p.result.notStarted(failure.CauseEngine, "give it its secrets: "+err.Error())
+		return p.result.notStarted(failure.CauseEngine, "provide the secrets: "+err.Error())
 	}
 	if err := p.joinNetwork(&given); err != nil {
 		return p.result.notStarted(failure.CauseEngine, err.Error())
@@ -234,7 +234,7 @@ func (p *createPhase) joinNetwork(given *node.ContainerSpec) error {
 	for _, peer := range p.claim.Peers {
 		if peer.Network != own {
 			return berth.Errorf(berth.CodeInvalid,
-				"rank %d on machine %s is on network %q, and this one on %q: they cannot reach each other",
+				"member %d on machine %s uses network %q and this member uses %q: they cannot reach each other",
 				peer.Rank, peer.Machine, peer.Network, own)
 		}
 	}

@@ -40,11 +40,11 @@ func (p *locatePhase) Do(context.Context) (phase, error) {
 	}
 	if p.claim.atMostOne() {
 		if err := p.fencing.fence.demand(p.ctx); err != nil && p.ctx.Err() == nil {
-			return p.result.notStarted(failure.CauseEngine, "at_most_one work is refused: "+err.Error())
+			return p.result.notStarted(failure.CauseEngine, "this machine cannot run at_most_one work: "+err.Error())
 		}
 	}
 	if p.hadContainer() {
-		return p.result.notStarted(failure.CauseVanished, "its container is gone, and nobody saw it end")
+		return p.result.notStarted(failure.CauseVanished, "the container is gone and its end was not observed")
 	}
 	return phasePull, nil
 }

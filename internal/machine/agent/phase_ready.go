@@ -27,7 +27,7 @@ func (p *readyPhase) Do(ctx context.Context) (phase, error) {
 		o := p.orders.standing()
 		switch {
 		case stops(o):
-			return p.result.notStarted(failure.CauseNotStarted, "stopped before it was started")
+			return p.result.notStarted(failure.CauseNotStarted, "stopped before the container was started")
 		case o.Start:
 			return phaseStart, nil
 		case p.mayBegin():

@@ -24,7 +24,7 @@ func (p *recordPhase) Do(ctx context.Context) (phase, error) {
 	}
 	exit := p.result.exit
 	_ = failpoint.Hit("agent.seal.after")
-	p.log.Info("rank sealed", "cause", exit.Cause, "code", exit.Code)
+	p.log.Info("member sealed", "cause", exit.Cause, "code", exit.Code)
 	p.spans.whole(exit, p.began)
 	return phaseForget, nil
 }

@@ -101,15 +101,16 @@ func (p *restorePhase) newest(ctx context.Context) (phase, error) {
 		p.log.Error("checkpoint damaged", "step", point.Step, "of_attempt", point.Attempt, "damage", bad.says)
 		if err := p.reject(ctx, point, bad.says, false); err != nil {
 			return p.result.notStarted(failure.CauseRestoreFailed,
-				fmt.Sprintf("report the damage of step %d: %v", point.Step, err))
+				fmt.Sprintf("report that step %d is damaged: %v", point.Step, err))
 		}
 		if p.claim.gang() {
 			// The other members may have this step in place already: all of them start
 			// again from an older one.
 			return p.result.notStarted(failure.CauseRestoreFailed, fmt.Sprintf(
-				"its part of step %d is damaged, and the gang goes back to an older one: %s", point.Step, bad.says))
+				"this member's part of step %d is damaged; the gang falls back to an older checkpoint: "+
+					"%s", point.Step, bad.says))
 		}
-		says = fmt.Sprintf("no checkpoint verifies; step %d: %s", point.Step, bad.says)
+		says = fmt.Sprintf("no checkpoint passed verification; step %d: %s", point.Step, bad.says)
 	}
 	return p.result.notStarted(failure.CauseCheckpointCorrupt, says)
 }

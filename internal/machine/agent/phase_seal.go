@@ -31,7 +31,7 @@ type sealPhase struct {
 func (p *sealPhase) Do(member context.Context) (phase, error) {
 	exit := p.result.exit
 	_ = failpoint.Hit("agent.exit.before")
-	p.log.Info("rank ended", "cause", exit.Cause, "code", exit.Code, "oom_killed", exit.OOMKilled)
+	p.log.Info("member ended", "cause", exit.Cause, "code", exit.Code, "oom_killed", exit.OOMKilled)
 	p.retry.ended.Store(true)
 	p.forgetSecrets()
 	ctx, span := p.spans.start(member, "seal")

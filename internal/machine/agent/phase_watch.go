@@ -38,7 +38,7 @@ type ending struct {
 // progress watcher has work to do.
 func (p *watchPhase) Do(ctx context.Context) (phase, error) {
 	p.reports.enter(0, berth.PhaseRunning) // at once: this report makes the job running
-	p.log.Info("rank runs")
+	p.log.Info("member running")
 	p.shipper.begin()
 	p.sampler.begin()
 	if p.uploader != nil {

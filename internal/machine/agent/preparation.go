@@ -71,13 +71,13 @@ func (p *preparation) close(next phase, err error, r *result) (phase, error) {
 	case p.member.Err() != nil:
 		return "", context.Cause(p.member)
 	case err != nil && errors.Is(cause, errStopped):
-		return r.notStarted(failure.CauseNotStarted, "stopped while it was prepared")
+		return r.notStarted(failure.CauseNotStarted, "stopped while the container was being prepared")
 	case err != nil && errors.Is(cause, errTooSlow):
 		why := failure.CauseEngine
 		if p.reports.phase() == berth.PhasePulling {
 			why = failure.CauseImageUnavailable
 		}
-		says := fmt.Sprintf("was not prepared within %s, and is still %s", p.patience, p.reports.phase())
+		says := fmt.Sprintf("the container was not ready within %s (phase: %s)", p.patience, p.reports.phase())
 		return r.notStarted(why, says)
 	}
 	return next, err

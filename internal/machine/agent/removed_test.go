@@ -97,7 +97,7 @@ func TestARankThatIsNotPreparedInTimeGoesElsewhere(t *testing.T) {
 	})
 	id := s.submit(nil, "exit", "0")
 	_, w := m.run(id)
-	if x := w.exit(); x.Cause != failure.CauseImageUnavailable || !strings.Contains(x.Message, "not prepared within 1s") {
+	if x := w.exit(); x.Cause != failure.CauseImageUnavailable || !strings.Contains(x.Message, "not ready within 1s") {
 		t.Errorf("exit is %+v", x)
 	}
 	if j := s.settle(id); j.Status != berth.Retrying || j.Reason.Code != berth.ReasonImageUnavailable {

@@ -60,7 +60,7 @@ func (r *reporter) enter(delay time.Duration, p berth.Phase) {
 
 // warn adds a warning, which becomes an event of the job.
 func (r *reporter) warn(text string) {
-	r.log.Warn("rank warns", "warning", text)
+	r.log.Warn("member warning", "warning", text)
 	r.edit(0, func(report *wire.RankReport) {
 		if report.Warning != "" {
 			text = report.Warning + "; " + text

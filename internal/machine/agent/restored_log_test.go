@@ -187,5 +187,5 @@ func TestWhatTheEngineHasLeftOfALogIsStoredAfterARestore(t *testing.T) {
 	if once := slices.Compact(slices.Clone(got)); len(once) != len(got) || len(got) == len(whole) || got[0] != whole[0] {
 		t.Errorf("%d lines are stored: %q", len(got), got)
 	}
-	s.until("it is told", func() bool { return s.hasEvent(id, wire.EventWarning, "thrown away") })
+	s.until("it is told", func() bool { return s.hasEvent(id, wire.EventWarning, "some log lines are lost") })
 }

@@ -186,8 +186,8 @@ func (s *logShipper) line(l node.LogLine) error {
 		// The engine has dropped the lines after the place that the reader went back to.
 		// They are lost: go on with the rest.
 		s.place.Offset = s.stored
-		s.reports.warn("the container engine has thrown away a part of the log " +
-			"that the restored database lacks: some lines are lost")
+		s.reports.warn("some log lines are lost: the restored database lacks them, " +
+			"and the container engine has already dropped them")
 	}
 	s.skip = 0
 	if l.At.Equal(s.place.At) {

@@ -111,14 +111,14 @@ func (s *stopPlan) decide(now time.Time, o berth.Orders, signs *progressWatcher)
 	stall, limit := s.claim.Spec.StallTimeout, s.orders.runLimit()
 	switch fault := s.gpus.fault(s.claim.GPUs); {
 	case o.Stop || o.Checkpoint:
-		s.stop(now, failure.CauseOrdered, "stopped by order", o.Grace(), o.Checkpoint)
+		s.stop(now, failure.CauseOrdered, "stopped on request", o.Grace(), o.Checkpoint)
 	case limit > 0 && now.Sub(s.begun) >= limit:
 		says := "ran for its time_limit of " + spec.Duration(limit).String()
 		s.stop(now, failure.CauseTimeLimit, says, s.claim.grace(), false)
 	case fault != "":
 		s.stop(now, failure.CauseGPU, fault, s.claim.grace(), true)
 	case stall > 0 && signs.quietFor(now) >= stall.Std():
-		says := "no log, progress, checkpoint, CPU or GPU use for " + stall.String()
+		says := "no log, progress, checkpoint, CPU or GPU activity for " + stall.String() + " (stall_timeout)"
 		s.stop(now, failure.CauseStalled, says, s.claim.grace(), false)
 	}
 }
@@ -132,8 +132,8 @@ func (s *stopPlan) finish(now time.Time) {
 		s.signal("SIGKILL")
 		if !s.deaf && now.Sub(s.killBy) > deafAfter {
 			s.deaf = true
-			s.reports.warn("SIGKILL does not end it: it keeps what it holds " +
-				"until an operator has looked at machine " + string(s.machine))
+			s.reports.warn("the container does not stop on SIGKILL and keeps its resources; " +
+				"an operator must check machine " + string(s.machine))
 		}
 	case s.stage == terminates && !s.again.IsZero() && !now.Before(s.again):
 		s.terminate(now)
@@ -169,7 +169,7 @@ func (s *stopPlan) intend(cause failure.ExitCause, says string) {
 		return
 	}
 	s.cause, s.at, s.says = cause, time.Now(), says
-	s.log.Info("rank is stopped", "cause", cause, "why", says)
+	s.log.Info("stopping member", "cause", cause, "why", says)
 	m := s.scratch.memo()
 	m.Intent, m.IntentAt, m.IntentSays = s.cause, s.at, s.says
 	if err := s.scratch.remember(m); err != nil {

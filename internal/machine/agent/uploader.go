@@ -146,7 +146,7 @@ func (u *checkpointUploader) store() error {
 			u.bad[step] = true
 			continue
 		case err != nil:
-			u.reports.warn(fmt.Sprintf("checkpoint of step %d is refused: %v", step, err))
+			u.reports.warn(fmt.Sprintf("checkpoint of step %d was rejected: %v", step, err))
 			u.bad[step] = true
 			continue
 		}
@@ -266,7 +266,7 @@ func (u *checkpointUploader) files(dir string) (names []string, bytes int64, err
 		case len(name) > maxPathBytes:
 			return fmt.Errorf("the path of a file has more than %d bytes", maxPathBytes)
 		case len(names) >= maxFiles:
-			return fmt.Errorf("it has more than %d files", maxFiles)
+			return fmt.Errorf("the checkpoint has more than %d files", maxFiles)
 		}
 		names = append(names, strings.TrimPrefix(name, dir+"/"))
 		info, err := d.Info()

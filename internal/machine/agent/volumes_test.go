@@ -44,7 +44,7 @@ func TestFoldersOfAMachineAreInputs(t *testing.T) {
 		j.Inputs = []spec.Input{{From: "file:///datasets/", To: "/data"}, {From: "file:///datasets/a.txt", To: "/more/b.txt"}}
 	}
 	write("first")
-	for _, how := range []string{"fetched", "was cached on the machine"} {
+	for _, how := range []string{"fetched", "reused cached "} {
 		id := s.submit(in, "do", "read-file /data/a.txt", "read-file /more/b.txt")
 		m.wantLog(id, "first", "first")
 		if !s.hasEvent(id, wire.EventFetched, "inputs[0] ") || !s.hasEvent(id, wire.EventFetched, "inputs[1] ") || !s.hasEvent(id, wire.EventFetched, how) {

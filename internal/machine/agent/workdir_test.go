@@ -80,7 +80,7 @@ func TestAWorkdirIsInPlaceAndOnesOwn(t *testing.T) {
 	fetched := s.uploadsFetched()
 	m := s.machine("m1")
 	a := s.upload(map[string]string{"main.txt": "hello", "lib/x.txt": "deep"})
-	for run, how := range []string{"fetched", "was cached on the machine"} {
+	for run, how := range []string{"fetched", "reused cached "} {
 		id := s.submit(coded(a), "do", "cwd", "read-file /workspace/main.txt", "read-file /workspace/lib/x.txt",
 			"write-file /workspace/main.txt changed", "write-file /workspace/lib/new.txt new")
 		req, w := m.run(id)

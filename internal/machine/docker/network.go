@@ -41,16 +41,16 @@ func (e *Engine) EnsureNetwork(ctx context.Context, n node.Network) error {
 		case err == nil:
 			for k, v := range n.Labels {
 				if found.Labels[k] != v {
-					return fmt.Errorf("make network %s: the name is taken by one that is not ours", n.Name)
+					return fmt.Errorf("create network %s: the engine has another network of this name", n.Name)
 				}
 			}
 			return nil
 		case !cerrdefs.IsConflict(err) && !cerrdefs.IsPermissionDenied(err):
-			return fmt.Errorf("make network %s: %w", n.Name, err)
+			return fmt.Errorf("create network %s: %w", n.Name, err)
 		}
 		// Another caller is creating the network, which is not listed yet.
 		if err := pause(ctx, wait); err != nil {
-			return fmt.Errorf("make network %s: %w", n.Name, errors.Join(err, context.Cause(ctx)))
+			return fmt.Errorf("create network %s: %w", n.Name, errors.Join(err, context.Cause(ctx)))
 		}
 	}
 }

@@ -51,10 +51,10 @@ func (s *Sources) serviceAccount(secret string, login spec.Sensitive) (*serviceA
 		key.Tokens = googleTokens
 	}
 	if u, err := url.Parse(key.Tokens); err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Hostname() == "" {
-		return nil, refusedf("secret %s: its token_uri is no address of a server", secret)
+		return nil, refusedf("secret %s: token_uri is not a valid URL", secret)
 	}
 	if !spec.MayCarryLogin(key.Tokens) {
-		return nil, refusedf("secret %s: its token_uri would have tokens travel by plain http", secret)
+		return nil, refusedf("secret %s: token_uri uses plain http, which would expose tokens", secret)
 	}
 	return &serviceAccount{
 		secret: secret, transport: s.objects.Transport, turn: make(chan struct{}, 1),
@@ -99,7 +99,7 @@ func (a *serviceAccount) token(ctx context.Context) (string, error) {
 	case way.err != nil:
 		return "", fault(what, way.err)
 	case !way.gone:
-		return "", refusedf("secret %s: its private_key cannot be read", a.secret)
+		return "", refusedf("secret %s: private_key is not valid", a.secret)
 	default: // the library's text may repeat the server's answer
 		return "", berth.Errorf(berth.CodeUnavailable, "%s: the answer cannot be read", what)
 	}

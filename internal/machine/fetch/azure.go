@@ -81,7 +81,7 @@ func azureClient(at, account, secret string, login spec.Sensitive,
 // unfit turns an error of the library about an address into a refusal of the input.
 func unfit(at string, err error) error {
 	if err != nil {
-		return refusedf("%s cannot be a server of blobs", at)
+		return refusedf("%s is not the address of a blob server", at)
 	}
 	return nil
 }

@@ -38,7 +38,7 @@ func TestObjectsOfAzure(t *testing.T) {
 				t.Errorf("%v (-want +got):\n%s", err, diff)
 			}
 			_, _, err = findAndRead(t, p.s, server.Input("tree/part", "/d", "AZ"), p.login, 1)
-			refused(t, "a folder as a file", err, "azblob://account/container/tree/part is no file")
+			refused(t, "a folder as a file", err, "azblob://account/container/tree/part is not an object")
 		}},
 		claim{"who may not read is refused", func(t *testing.T, p place) {
 			server.Put("refuse/a", "a")

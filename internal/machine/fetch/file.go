@@ -38,7 +38,7 @@ type file struct {
 func (s *Sources) findFile(ctx context.Context, in spec.Input, login spec.Sensitive) (*Found, error) {
 	u, err := url.Parse(in.From)
 	if err != nil {
-		return nil, refusedf("the address cannot be read")
+		return nil, refusedf("not a valid URL")
 	}
 	f := &file{s: s, in: in, login: login, what: "https://" + u.Host + u.Path}
 	if in.SHA256 != "" {
@@ -63,7 +63,7 @@ func (s *Sources) findFile(ctx context.Context, in spec.Input, login spec.Sensit
 func (f *file) get(ctx context.Context) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, f.in.From, nil)
 	if err != nil {
-		return nil, refusedf("%s: the address cannot be read", f.what)
+		return nil, refusedf("%s: not a valid URL", f.what)
 	}
 	if f.login != "" {
 		req.Header.Set("Authorization", authorization(f.login)) // not sent on to another host
@@ -81,7 +81,7 @@ func (f *file) get(ctx context.Context) (*http.Response, error) {
 	case f.etag != "" && r.Header.Get("ETag") != f.etag:
 		err = Changed{f.what}
 	case r.ContentLength > f.s.limits.Bytes:
-		err = refusedf("%s has %s: at most %s", f.what, berth.BytesText(r.ContentLength),
+		err = refusedf("%s has %s, more than the limit of %s", f.what, berth.BytesText(r.ContentLength),
 			berth.BytesText(f.s.limits.Bytes))
 	}
 	if err != nil {
@@ -133,18 +133,18 @@ func (f *file) read(ctx context.Context, out io.Writer, digest hash.Hash) (int64
 	}
 	defer r.Body.Close()
 	if r.ContentLength < 0 && r.ProtoMajor == 1 && len(r.TransferEncoding) == 0 && f.in.SHA256 == "" {
-		return 0, refusedf("%s: its server does not say where it ends, so that one that is cut short would not be "+
-			"noticed: name its sha256", f.what)
+		return 0, refusedf("%s: the server sends no Content-Length, so a truncated download would go unnoticed; "+
+			"set sha256 on the input", f.what)
 	}
 	n, err := copied(ctx, io.MultiWriter(out, digest), io.LimitReader(lively(r.Body), f.s.limits.Bytes+1))
 	switch {
 	case err != nil:
 		return n, fault(f.what, err)
 	case n > f.s.limits.Bytes:
-		return n, refusedf("%s has more than the %s that are allowed", f.what, berth.BytesText(f.s.limits.Bytes))
+		return n, refusedf("%s is larger than the limit of %s", f.what, berth.BytesText(f.s.limits.Bytes))
 	}
 	if got := hex.EncodeToString(digest.Sum(nil)); f.in.SHA256 != "" && got != f.in.SHA256 {
-		return n, refusedf("%s has the sha256 %s, and not %s", f.what, got, f.in.SHA256)
+		return n, refusedf("%s has sha256 %s, want %s", f.what, got, f.in.SHA256)
 	}
 	return n, nil
 }
@@ -163,7 +163,7 @@ func stayEncrypted(to *http.Request, via []*http.Request) error {
 		return downgraded{to.URL.Host}
 	}
 	if len(via) > 10 {
-		return fmt.Errorf("redirects more than 10 times")
+		return fmt.Errorf("more than 10 redirects")
 	}
 	return nil
 }

@@ -50,7 +50,7 @@ func TestAFileIsWhatItsHashSays(t *testing.T) {
 	}
 	in.SHA256 = sumOf("other")
 	_, _, err = findAndRead(t, s, in, "", 3)
-	refused(t, "another hash", err, "has the sha256 "+sumOf("content"))
+	refused(t, "another hash", err, "has sha256 "+sumOf("content"))
 	if asked.Load() != 2 {
 		t.Error("the wrong content was asked for again")
 	}
@@ -129,13 +129,13 @@ func TestErrorsOfAWebServerSayWhoseTheyAre(t *testing.T) {
 	}
 	for path, says := range map[string]string{
 		"/404": "404 Not Found", "/403": "403 Forbidden", "/401": "401 Unauthorized", "/410": "410 Gone",
-		"/long": "has 101 bytes: at most 100 bytes", "/longer": "has more than the 100 bytes", "/plain": "redirects to http://127.0.0.1:1, which is not encrypted",
+		"/long": "has 101 bytes, more than the limit of 100 bytes", "/longer": "is larger than the limit of 100 bytes", "/plain": "redirects to http://127.0.0.1:1, which is not encrypted",
 	} {
 		refused(t, path, get(path), says)
 	}
 	for path, says := range map[string]string{
 		"/500": "500 Internal Server Error", "/503": "503 Service Unavailable", "/429": "429", "/408": "408",
-		"/short": "unexpected EOF", "/broken": "", "/circle": "more than 10 times",
+		"/short": "unexpected EOF", "/broken": "", "/circle": "more than 10 redirects",
 	} {
 		passing(t, path, get(path), says)
 	}

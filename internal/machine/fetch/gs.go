@@ -66,7 +66,7 @@ type gsObject struct {
 // an overwritten object could not be recognized.
 func (g *gsStore) object(a gsObject) (object, error) {
 	if a.Generation <= 0 {
-		return object{}, refusedf("%s: the server does not tell its generation", g.url(a.Name))
+		return object{}, refusedf("%s: the server returned no generation", g.url(a.Name))
 	}
 	o := object{key: a.Name, size: told64(a.Size), pin: strconv.FormatInt(a.Generation, 10)}
 	o.version, o.gzipped = o.pin, strings.Contains(a.ContentEncoding, "gzip")
@@ -162,7 +162,7 @@ func (g *gsStore) at(key string, query url.Values) string {
 func (g *gsStore) ask(ctx context.Context, key, at string, header http.Header) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, at, nil)
 	if err != nil {
-		return nil, refusedf("%s: the address cannot be read", g.url(key))
+		return nil, refusedf("%s: not a valid URL", g.url(key))
 	}
 	req.Header = header
 	if g.account != nil {

@@ -90,11 +90,11 @@ func tellsGoogleRefusals(t *testing.T, p place) {
 		"a user's login":    {in, `{"type": "authorized_user", "client_id": "canary", "refresh_token": "canary"}`, "secret GS is not the JSON key of a service account"},
 		"another's program": {in, `{"type": "external_account", "credential_source": {"executable": {"command": "canary"}}}`, "secret GS is not the JSON key"},
 		"a key that is none": {in, `{"type": "service_account", "client_email": "a@b", "private_key": "canary", "token_uri": "http://127.0.0.1:1/"}`,
-			"secret GS: its private_key cannot be read"},
+			"secret GS: private_key is not valid"},
 		"tokens of nobody": {in, `{"type": "service_account", "client_email": "a@b", "private_key": "canary", "token_uri": "file:///canary"}`,
-			"secret GS: its token_uri is no address of a server"},
+			"secret GS: token_uri is not a valid URL"},
 		"tokens in the open": {in, `{"type": "service_account", "client_email": "a@b", "private_key": "canary", "token_uri": "http://canary.example.com/"}`,
-			"secret GS: its token_uri would have tokens travel by plain http"},
+			"secret GS: token_uri uses plain http"},
 		"no such bucket": {other, p.login, "404 Not Found (notFound)"},
 	})
 	limited := through(t, in, func(_ *http.Request, w http.ResponseWriter, _ http.Handler) {
@@ -107,7 +107,7 @@ func tellsGoogleRefusals(t *testing.T, p place) {
 		_, _ = io.WriteString(w, `{"items": [{"name": "refuse/a", "size": "1"}]}`)
 	})
 	_, _, err = findAndRead(t, p.s, aged, p.login, 1)
-	refused(t, "no versions", err, "gs://bucket/refuse/a: the server does not tell its generation")
+	refused(t, "no versions", err, "gs://bucket/refuse/a: the server returned no generation")
 	odd := through(t, in, func(_ *http.Request, w http.ResponseWriter, _ http.Handler) {
 		_, _ = io.WriteString(w, `{"items": [{"size": "canary"}]}`)
 	})

@@ -143,14 +143,15 @@ func (b *bucket) head(ctx context.Context) ([]object, error) {
 	o, err := b.store.one(ctx, b.prefix)
 	if err != nil {
 		if r, refused := errors.AsType[Refused](err); refused && r.absent {
-			return nil, refusedf("%v; for all objects below a prefix, write a / at its end", err)
+			return nil, refusedf("%v; end the address with / to fetch all objects below a prefix", err)
 		}
 		return nil, err
 	}
 	o.key, o.name = b.prefix, FileName
 	switch {
 	case o.size < 0 || o.folder:
-		return nil, refusedf("%s is no file; for all objects below a prefix, write a / at its end", b.store.url(o.key))
+		return nil, refusedf("%s is not an object; end the address with / to fetch all objects below a prefix",
+			b.store.url(o.key))
 	case o.size > b.limits.Bytes:
 		return nil, b.tooMuch(1, o.size)
 	}
@@ -173,15 +174,15 @@ func (b *bucket) list(ctx context.Context) (list []object, folders []string, err
 		o.folder = o.folder || strings.HasSuffix(o.key, "/")
 		switch {
 		case len(o.key) > maxKey:
-			return refusedf("%s: the server lists a key of %d bytes: at most %d", b.store.url(b.prefix),
+			return refusedf("%s: the server lists a key of %d bytes, more than the limit of %d", b.store.url(b.prefix),
 				len(o.key), maxKey)
 		case !below || o.size < 0:
-			return refusedf("%s: the server lists %q of %d bytes, which lies elsewhere or is none",
+			return refusedf("%s: the server lists %q with %d bytes, which is outside the prefix or has no size",
 				b.store.url(b.prefix), o.key, o.size)
 		case o.folder && o.size > 0:
-			return refusedf("%s has content, and the name of a folder", b.store.url(o.key))
+			return refusedf("%s is named like a folder but has content", b.store.url(o.key))
 		case name == "" && itself:
-			return refusedf("%s: the server lists it twice", b.store.url(b.prefix))
+			return refusedf("%s: listed twice by the server", b.store.url(b.prefix))
 		case name == "": // the folder itself
 			itself = true
 			return nil
@@ -203,7 +204,7 @@ func (b *bucket) list(ctx context.Context) (list []object, folders []string, err
 		return nil, nil, err
 	}
 	if len(list) == 0 {
-		return nil, nil, refusedf("%s: nothing lies there", b.store.url(b.prefix))
+		return nil, nil, refusedf("%s: no objects found", b.store.url(b.prefix))
 	}
 	// The address is that of the list, and some stores have no order.
 	slices.SortFunc(list, func(a, o object) int { return strings.Compare(a.key, o.key) })
@@ -217,7 +218,7 @@ func (b *bucket) list(ctx context.Context) (list []object, folders []string, err
 // tooMuch returns the refusal of a list beyond the limits. The numbers are lower bounds, since
 // listing stops at the limit.
 func (b *bucket) tooMuch(files int, bytes int64) error {
-	return refusedf("%s has at least %d objects of %s: at most %d of %s", b.store.url(b.prefix), files,
+	return refusedf("%s has at least %d objects of %s; the limits are %d objects and %s", b.store.url(b.prefix), files,
 		berth.BytesText(bytes), b.limits.Files, berth.BytesText(b.limits.Bytes))
 }
 

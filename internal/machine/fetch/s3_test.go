@@ -74,12 +74,12 @@ func TestHostileKeysAreRefused(t *testing.T) {
 		{"is there twice", []string{"p/a/b", "p/a"}},
 		{"is there twice", []string{"p/a", "p/a"}},
 		{"is there twice", []string{"p/a", "p/a//"}},
-		{"has content, and the name of a folder", []string{"p/a/"}},
-		{"lies elsewhere", []string{"q/a"}},
+		{"is named like a folder but has content", []string{"p/a/"}},
+		{"outside the prefix", []string{"q/a"}},
 		{"has a part of 256 bytes", []string{"p/" + strings.Repeat("x", 256)}},
 		{"folders deep", []string{"p/" + strings.Repeat("x/", 70) + "y"}},
-		{"nothing lies there", nil},
-		{"nothing lies there", []string{"p//"}},
+		{"no objects found", nil},
+		{"no objects found", []string{"p//"}},
 	} {
 		keys.Store(&row.keys)
 		_, _, err := findAndRead(t, s, spec.Input{From: "s3://bucket/p/", To: "/d", Endpoint: server.URL}, "", 1)

@@ -187,7 +187,7 @@ func (v *volume) noFolder(root *os.Root, at string) error {
 	}
 	switch now := seen(info); {
 	case now.isFile():
-		return refusedf("%s is a file: leave out the / at its end", v.url(at))
+		return refusedf("%s is a file: remove the / at the end", v.url(at))
 	case now.isFolder(): // by now
 		return Changed{v.url(at)}
 	default:

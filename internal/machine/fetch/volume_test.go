@@ -270,15 +270,15 @@ func TestLimitsOfFolders(t *testing.T) {
 	f.put("odd/"+strings.Repeat("x", 255), "x")
 	f.must(os.Mkdir(f.at("empty"), 0o755))
 	for path, says := range map[string]string{
-		"big/":      "has at least 1 objects of 1.0 MiB: at most 10 of 1.0 MiB",
-		"big/a":     "at most 10 of 1.0 MiB",
+		"big/":      "has at least 1 objects of 1.0 MiB; the limits are 10 objects and 1.0 MiB",
+		"big/a":     "the limits are 10 objects and 1.0 MiB",
 		"many/":     "has at least 11 objects",
-		"none":      "file:///datasets/none: no such file or folder; for all objects below a prefix, write a / at its end",
+		"none":      "file:///datasets/none: no such file or folder; end the address with / to fetch all objects below a prefix",
 		"none/":     "file:///datasets/none: no such file or folder",
-		"one/":      "file:///datasets/one is a file: leave out the / at its end",
+		"one/":      "file:///datasets/one is a file: remove the / at the end",
 		"one/x":     "a file lies where its path has a folder",
-		"many":      "file:///datasets/many is no file; for all objects below a prefix, write a / at its end",
-		"empty/":    "file:///datasets/empty/: nothing lies there",
+		"many":      "file:///datasets/many is not an object; end the address with / to fetch all objects below a prefix",
+		"empty/":    "file:///datasets/empty/: no objects found",
 		"circle/":   "the links of its folders lead in a circle",
 		"circle2/":  "the links of its folders lead in a circle",
 		"around/":   "file:///datasets/around/x: its links lead in a circle",
