@@ -14,9 +14,9 @@ func newAdmission(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "admission",
 		Short: "Pause or resume the start of new work",
-		Long: "A pause holds for the whole cluster until somebody resumes. Jobs are accepted and wait; running " +
+		Long: "A pause applies to the whole cluster until admission resume. Jobs are accepted and wait; running " +
 			"jobs, their\n" +
-			"ends and cancels go on.",
+			"ends and cancels continue.",
 	}
 	cmd.AddCommand(
 		newAdmissionChange(a, true, "pause", "Stop starting new work, in the whole cluster",

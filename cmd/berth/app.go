@@ -110,12 +110,7 @@ func (a *app) report(err error) {
 
 // fieldText formats the fault of one field; the field is empty for faults of the whole
 // request.
-func fieldText(f berth.FieldError) string {
-	if f.Field == "" {
-		return jobfile.Sentence(f)
-	}
-	return f.Field + ": " + jobfile.Sentence(f)
-}
+func fieldText(f berth.FieldError) string { return jobfile.Line(f) }
 
 // hintFor returns the advice for an error, or "". Errors of the command line carry their
 // own hint; errors of the server get one by their code, for faults that the user can remove.
@@ -134,9 +129,9 @@ func (a *app) hintFor(err error) string {
 		case berth.CodeUnauthorized:
 			return "set BERTH_TOKEN, or run berth login"
 		case berth.CodeForbidden:
-			return "ask an operator for a token with the role this needs"
+			return "ask an operator for a token with the required role"
 		case berth.CodeInternal, berth.CodeUnavailable:
-			return "try again; /readyz of the server says which part is missing"
+			return "try again; the server's /readyz names the component that is down"
 		case berth.CodeInvalid, berth.CodeNotFound, berth.CodeConflict, berth.CodeCapacity:
 		}
 	}
@@ -157,7 +152,7 @@ func (a *app) target() (target, error) {
 	// Warn once a run, and only if the stored token is the one that will be sent.
 	if t.Token != "" && a.Token == "" && !a.warned && exposed(a.Contexts) {
 		a.warned = true
-		fmt.Fprintf(a.err, "berth: %s can be read by others: chmod 600 it\n", a.Contexts)
+		fmt.Fprintf(a.err, "berth: %s is readable by other users; run chmod 600 on it\n", a.Contexts)
 	}
 	if a.Token != "" {
 		t.Token = a.Token
@@ -176,7 +171,7 @@ func (a *app) choose(stored *contexts) (target, error) {
 		switch {
 		case !ok:
 			return target{}, &usageError{message: fmt.Sprintf("context %q is not known", a.Context),
-				hint: "berth context list shows what there is; berth login URL --name " + a.Context + " makes it"}
+				hint: "list contexts: berth context list; create it: berth login URL --name " + a.Context}
 		// A context together with another URL: the URL counts, without the context's token.
 		case a.URL == "" || sameServer(a.URL, found.URL):
 			return *found, nil
@@ -225,7 +220,7 @@ func (a *app) client() (*client.Client, error) {
 		return nil, err
 	}
 	c := client.New(t.URL, t.Token)
-	c.OnRepeat = func(answer error) { a.say("berth: %v; trying again for a while", answer) }
+	c.OnRepeat = func(answer error) { a.say("berth: %v; retrying for up to 15s", answer) }
 	return c, nil
 }
 

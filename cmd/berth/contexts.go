@@ -49,7 +49,8 @@ func loadContexts(path string) (*contexts, error) {
 		if errors.As(err, &e) && e.GetToken() != nil {
 			message = fmt.Sprintf("line %d: %s", e.GetToken().Position.Line, e.GetMessage())
 		}
-		return nil, &usageError{message: path + ": " + message, hint: "mend it, or remove it and run berth login"}
+		return nil, &usageError{message: path + ": " + message,
+			hint: "correct the file, or remove it and run berth login"}
 	}
 	for name, t := range c.Contexts {
 		if t == nil || t.URL == "" {
@@ -64,7 +65,7 @@ func loadContexts(path string) (*contexts, error) {
 // part. Only the user can read the file, since it contains tokens.
 func (c *contexts) save(path string) error {
 	if path == "" {
-		return usagef("no place for contexts: HOME is not set; set BERTH_CONFIG")
+		return usagef("cannot store contexts: HOME is not set; set BERTH_CONFIG")
 	}
 	b, err := yaml.Marshal(c)
 	if err != nil {

@@ -70,9 +70,8 @@ func newCancel(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cancel JOB...",
 		Short: "Cancel jobs; canceling twice is not an error",
-		Long: "Cancel asks for the end of jobs. What waits is canceled at once; what runs gets SIGTERM, and SIGKILL\n" +
-			"after its stop_grace. A job that has ended stays as it is. Of an array, ID[3-7] or --index names " +
-			"elements.",
+		Long: "Cancel cancels waiting jobs at once; running jobs get SIGTERM, then SIGKILL after their stop_grace.\n" +
+			"Ended jobs are not changed. ID[3-7] or --index selects elements of an array.",
 		Example: "  berth cancel digits\n  berth cancel 'sweep[3-7,9]'",
 	}
 	return cancelElements(a,
@@ -81,7 +80,7 @@ func newCancel(a *app) *cobra.Command {
 			said := fmt.Sprintf("%s is %s", named(job), after.Status)
 			// By the status before the call: a job that had ended keeps its end.
 			if job.Status.Terminal() {
-				said = fmt.Sprintf("%s had %s already", named(job), past(after.Status))
+				said = fmt.Sprintf("%s had already %s", named(job), past(after.Status))
 			}
 			return after, said, err
 		}))
@@ -93,7 +92,7 @@ func newHold(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "hold JOB...",
 		Short: "Hold waiting jobs",
-		Long: "Hold keeps jobs that wait from being started until berth release. Held time does not count for " +
+		Long: "Hold keeps waiting jobs from starting until berth release. Held time does not count towards " +
 			"queue_timeout.",
 	}
 	return act(a, cmd, waitingJob, func(ctx context.Context, c *client.Client, job wire.Job) (wire.Job, string, error) {
@@ -108,8 +107,8 @@ func newRelease(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "release JOB...",
 		Short: "Release held jobs",
-		Long: "Release lets held jobs start again; of a pipeline or an array all in it. What is in one that is " +
-			"held is released with it alone.",
+		Long: "Release ends the hold of jobs; for a pipeline or an array, the hold of all its children. A child of a " +
+			"held parent is released only with the parent.",
 	}
 	held := func(j wire.Job) bool { return j.Held }
 	return act(a, cmd, held, func(ctx context.Context, c *client.Client, job wire.Job) (wire.Job, string, error) {
@@ -129,9 +128,10 @@ func newRetry(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "retry JOB...",
 		Short: "Run ended jobs again as new jobs, linked to the originals",
-		Long: "Retry submits the spec of an ended job again. The old job stays as it is; both name each other.\n" +
-			"With --failed only what failed runs again: the elements of an array, with their indexes, or the steps " +
-			"of a pipeline that\ndid not succeed.",
+		Long: "Retry submits the spec of an ended job as a new job. The old job does not change; each names the " +
+			"other.\n" +
+			"With --failed only the failed part runs again: the failed elements of an array, with their indexes, or\n" +
+			"the steps of a pipeline that did not succeed.",
 	}
 	cmd.Flags().BoolVar(&failed, "failed", false, "retry only the failed elements of an array or steps of a pipeline")
 	ended := func(j wire.Job) bool { return j.Status.Terminal() }
@@ -144,7 +144,7 @@ func newRetry(a *app) *cobra.Command {
 		// Only the new id goes to standard output, as with submit, for id=$(berth retry
 		// JOB).
 		if err == nil {
-			a.say("%s is run again as %s", named(job), after.ID)
+			a.say("submitted %s as a retry of %s", after.ID, named(job))
 		}
 		return after, string(after.ID), err
 	})

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -46,12 +47,58 @@ func findElement(ctx context.Context, a *app, c *client.Client, array, which str
 	// The server creates the elements of a large array over time, so a valid index may not
 	// exist yet.
 	case len(list.Items) == 0:
-		return wire.Job{}, berth.Errorf(berth.CodeNotFound, "%s has no element %s yet, or none at all",
-			named(parent), which)
+		return wire.Job{}, berth.Errorf(berth.CodeNotFound, "%s", noElement(parent, which))
 	}
 	// A listed job lacks its attempts and checkpoints.
 	job, err := c.Job(ctx, list.Items[0].ID)
 	return job, a.failed(ctx, err)
+}
+
+// noElement explains why an array has no element with an index: it is not created yet, or
+// never will be. The retry of an array has only the indexes that it runs again.
+func noElement(array wire.Job, which string) string {
+	if array.Kind != berth.KindArray {
+		return fmt.Sprintf("%s is not an array and has no element %s", named(array), which)
+	}
+	text := fmt.Sprintf("%s has no element %s", named(array), which)
+	valid := "0"
+	if array.Tally != nil && array.Tally.Total > 1 {
+		valid = fmt.Sprintf("0-%d", array.Tally.Total-1)
+	}
+	if array.Indexes != "" {
+		valid = array.Indexes
+	}
+	want, err := spec.ParseIndexes(which)
+	has, err2 := spec.ParseIndexes(valid)
+	if err == nil && err2 == nil && covers(has, want[0].First) {
+		if !array.Status.Terminal() {
+			return text + " yet; elements are created over time"
+		}
+		return text + ": the array ended before it was created"
+	}
+	word := "indexes "
+	if err2 == nil && len(has) == 1 && has[0].First == has[0].Last {
+		word = "index "
+	}
+	text += "; this array has only " + word + strings.ReplaceAll(valid, ",", ", ")
+	if array.RetryOf != nil {
+		text += fmt.Sprintf(" (it is a retry of %s)", shortID(*array.RetryOf))
+	}
+	return text
+}
+
+// covers reports whether one of the ranges contains the index.
+func covers(list []spec.IndexRange, index int) bool {
+	return slices.ContainsFunc(list, func(r spec.IndexRange) bool { return r.First <= index && index <= r.Last })
+}
+
+// firstIndex returns the index of an array's first element: 0, except for the retry of some
+// elements of another array.
+func firstIndex(array wire.Job) int {
+	if has, err := spec.ParseIndexes(array.Indexes); err == nil && array.Indexes != "" {
+		return has[0].First
+	}
+	return 0
 }
 
 // cancelElements extends a command that cancels jobs to elements: of the arguments that
@@ -101,7 +148,7 @@ func cancelSome(ctx context.Context, a *app, array, which string) error {
 	}
 	return a.actOn(ctx, c, array, func(ctx context.Context, c *client.Client, job wire.Job) (wire.Job, string, error) {
 		after, err := c.CancelElements(ctx, job.ID, strings.ReplaceAll(which, " ", ""))
-		return after, fmt.Sprintf("%s: elements %s are canceled, or told to stop", named(job), which), err
+		return after, fmt.Sprintf("canceling elements %[2]s of %[1]s", named(job), which), err
 	})
 }
 
@@ -118,21 +165,24 @@ func tallyText(t *wire.Tally) string {
 		}
 	}
 	if t.Unmade > 0 {
-		parts = append(parts, fmt.Sprintf("%d not made yet", t.Unmade))
+		parts = append(parts, fmt.Sprintf("%d not created yet", t.Unmade))
 	}
 	return fmt.Sprintf("%d: %s", t.Total, strings.Join(parts, ", "))
 }
 
 // tallyProgress converts an array's counts into progress as jobs report progress: ended
-// elements are the steps, and the message counts running and failed elements. So an array
-// is drawn by the same code as a job.
+// elements are the steps. So the bar of an array is drawn by the same code as a job's.
 func tallyProgress(t *wire.Tally) *berth.Progress {
-	p := &berth.Progress{Step: int64(t.Ended()), Total: int64(t.Total)}
-	p.Message = fmt.Sprintf("%d at work", t.Holding())
+	return &berth.Progress{Step: int64(t.Ended()), Total: int64(t.Total)}
+}
+
+// tallyLine formats the counts of an array for one line of progress.
+func tallyLine(t *wire.Tally) string {
+	text := fmt.Sprintf("%d of %d done, %d running", t.Ended(), t.Total, t.ByStatus[berth.Running])
 	if n := t.ByStatus[berth.Failed]; n > 0 {
-		p.Message += fmt.Sprintf(", %d failed", n)
+		text += fmt.Sprintf(", %d failed", n)
 	}
-	return p
+	return text
 }
 
 // nameText returns a job's name, with the index in brackets for an element of an array.

@@ -35,16 +35,16 @@ var exitCodes = []struct {
 	code    exitCode
 	meaning string
 }{
-	{exitDone, "done, or the job succeeded"},
+	{exitDone, "success, or the job succeeded"},
 	{exitJobFailed, "the job failed"},
 	{exitWrong, "wrong use, or an invalid job file"},
 	{exitNotFound, "not found"},
 	{exitConflict, "conflict: not possible in this state"},
 	{exitCanceled, "the job was canceled"},
-	{exitRefused, "refused: token, role, quota, rate, or no machine could ever hold it"},
+	{exitRefused, "refused: token, role, quota, rate, or no machine can run the job"},
 	{exitUnreachable, "the server cannot be reached, or failed"},
 	{exitTimeout, "--timeout passed"},
-	{exitInterrupted, "interrupted by Ctrl-C; jobs go on"},
+	{exitInterrupted, "interrupted by Ctrl-C; jobs continue"},
 }
 
 // usageError reports wrong arguments or a file that cannot be read: exit code 2. hint is a

@@ -18,9 +18,9 @@ func newPlan(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "plan FILE|-",
 		Short: "Show what would happen to a job, without submitting it",
-		Long: "Plan asks where a job would run, when it would start, what it would cost, and why other machines " +
-			"do not\n" +
-			"fit. It exits with 6 if no machine could ever hold it.",
+		Long: "Plan shows on which machines a job would run, its start, its cost, and why other machines do not " +
+			"fit.\n" +
+			"The exit code is 6 if no machine could ever run the job.",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			file, err := a.readJobFile(args[0])
@@ -56,7 +56,7 @@ func unsatisfiable(f wire.Fit) error {
 		parts[i] = l.String()
 	}
 	return &berth.Error{Code: berth.CodeCapacity, Slug: berth.SlugUnsatisfiable,
-		Message: "no machine could ever hold it: " + strings.Join(parts, "; ")}
+		Message: "no machine can run the job: " + strings.Join(parts, "; ")}
 }
 
 // showPlan prints a plan. -o name prints the machines that fit now, the best first.
@@ -75,7 +75,7 @@ func showPlan(a *app, p wire.Plan) error {
 		case len(p.Fit.Lacking) > 0:
 			s.add("starts", a.outTerm.paint(bad, "never"))
 		default:
-			s.add("starts", a.outTerm.paint(warn, "not now")+"; nothing tells when")
+			s.add("starts", a.outTerm.paint(warn, "not now")+"; "+unknownStart(p.Blockers, p.Fit))
 		}
 		addBlockers(a, &s, p.Blockers)
 		s.add("needs", resourcesText(p.Spec.WithDefaults().Resources))
@@ -83,7 +83,7 @@ func showPlan(a *app, p wire.Plan) error {
 			s.add("costs", fmt.Sprintf("%.2f USD per hour", *p.CostPerHour))
 		}
 		if p.Ahead > 0 {
-			s.add("ahead", plural(p.Ahead, "waiting job comes", "waiting jobs come")+" before it")
+			s.add("ahead", plural(p.Ahead, "waiting job", "waiting jobs"))
 		}
 		addTerms(&s, p.Priority)
 		addFit(&s, p.Fit)
@@ -127,14 +127,29 @@ func startText(a *app, at *time.Time, reserved bool) string {
 	return stamp(at, a.now()) + ", estimated"
 }
 
+// unknownStart is the text for a job without an estimated start. Jobs without a time_limit are
+// the cause if nothing but the room of other jobs keeps it waiting.
+func unknownStart(list []wire.Blocker, f wire.Fit) string {
+	other := slices.ContainsFunc(list, func(b wire.Blocker) bool {
+		return !slices.Contains([]string{"no_room", "behind", "reserved"}, b.Code)
+	})
+	shut := slices.ContainsFunc(f.Clauses, func(c wire.FitClause) bool {
+		return c.After > 0 && (c.Name == "state" || c.Name == "engine")
+	})
+	if len(list) == 0 || other || shut {
+		return "unknown"
+	}
+	return "unknown (not all running jobs have a time_limit)"
+}
+
 // addFit adds how many machines fit a request, now and if they were empty, and names the
 // best ones.
 func addFit(s *sheet, f wire.Fit) {
-	s.add("machines", fmt.Sprintf("%d in all, %d with room now, %d if nothing ran on them", f.Machines,
+	s.add("machines", fmt.Sprintf("%d total, %d with room now, %d when idle", f.Machines,
 		f.FitNow, f.FitEver))
 	// Only of a gang, which starts when all members have room at once.
 	if f.MembersNow != nil {
-		s.add("members", plural(*f.MembersNow, "has", "have")+" room at once")
+		s.add("members", plural(*f.MembersNow, "has", "have")+" room at the same time")
 	}
 	if len(f.Candidates) > 0 {
 		const most = 5
@@ -191,7 +206,7 @@ func writeFit(a *app, s *sheet, f wire.Fit, wide bool) error {
 func newExplain(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:               "explain JOB",
-		Short:             "Explain a job's state and everything it waits for",
+		Short:             "Explain a job's state and list everything that keeps it from starting",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeJobs(liveJob),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -223,21 +238,21 @@ func showExplanation(a *app, job wire.Job, e wire.Explanation) error {
 		s := sheet{screen: a.outTerm}
 		s.add("job", named(job))
 		s.add("status", a.outTerm.paint(toneOfState(e.Status), string(e.Status)))
-		s.add("in short", oneLine(e.Summary))
+		s.add("summary", oneLine(e.Summary))
 		addBlockers(a, &s, e.Blockers)
 		switch {
 		// Fit is set only while the job waits; a job that runs has no start to estimate.
 		case e.EstimatedStart != nil:
 			s.add("starts", startText(a, e.EstimatedStart, e.Reserved))
 		case e.Fit != nil:
-			s.add("starts", "nothing tells when")
+			s.add("starts", unknownStart(e.Blockers, *e.Fit))
 		}
 		switch {
 		// Position is absent for a job that is not in the queue, or that starts now.
 		case e.Position != nil && e.Queue != nil:
 			s.add("place", fmt.Sprintf("%d of %d in the queue", *e.Position, *e.Queue))
 		case e.Ahead != nil:
-			s.add("place", plural(*e.Ahead, "waiting job comes", "waiting jobs come")+" before it")
+			s.add("place", "behind "+plural(*e.Ahead, "waiting job", "waiting jobs"))
 		}
 		addTerms(&s, e.Priority)
 		if e.Fit == nil {

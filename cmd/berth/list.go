@@ -144,18 +144,31 @@ func showJobs(a *app, list wire.Page[wire.Job]) error {
 		}
 		// On standard error, so that a pipe does not take the note for a job.
 		if list.NextCursor != "" {
-			a.say("there are more; --all shows them")
+			a.say("more jobs exist; list all with --all")
 		}
 		return nil
 	}})
 }
 
+// doneText counts the children of an array or pipeline: the failed ones once it has failed,
+// else the ended ones.
+func doneText(j wire.Job) string {
+	unit := "elements"
+	if isPipeline(j) {
+		unit = "steps"
+	}
+	if j.Status == berth.Failed {
+		return fmt.Sprintf("%d of %d %s", j.Tally.ByStatus[berth.Failed], j.Tally.Total, unit)
+	}
+	return fmt.Sprintf("%d of %d %s done", j.Tally.Ended(), j.Tally.Total, unit)
+}
+
 // statusCell returns a job's status with the counts and flags that change its meaning:
-// ended elements of all, a hold, or a dead letter.
+// ended or failed children of all, a hold, or a dead letter.
 func statusCell(j wire.Job) cell {
 	text := string(j.Status)
 	if j.Tally != nil {
-		text += fmt.Sprintf(" %d/%d", j.Tally.Ended(), j.Tally.Total)
+		text += " (" + doneText(j) + ")"
 	}
 	switch {
 	// After the end of a job its hold means nothing.

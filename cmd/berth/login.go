@@ -23,11 +23,11 @@ func newLogin(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "login [URL]",
 		Short: "Store a server's URL and token",
-		Long: "Login asks for a token, tries it, and stores it with the server's URL as a context, which " +
+		Long: "Login asks for a token, verifies it, and stores it with the server's URL as a context, which " +
 			"becomes the\n" +
 			"current one. The token is read without echo from a terminal, else from standard input, or is " +
 			"BERTH_TOKEN.\n" +
-			"Contexts lie in ~/.config/berth/config.yaml (BERTH_CONFIG), readable by you alone.",
+			"Contexts are stored in ~/.config/berth/config.yaml (BERTH_CONFIG), readable only by you.",
 		Example: "  berth login https://berth.example.com --name work\n" +
 			"  berth login http://127.0.0.1:7070 < admin.token",
 		Args: cobra.MaximumNArgs(1),
@@ -70,7 +70,7 @@ func askToken(a *app, server string) (string, error) {
 	// A warning only: a proxy with TLS on the same host, or a private network, is a valid
 	// setup.
 	if u, err := url.Parse(server); err == nil && u.Scheme == "http" && !loopback(u.Hostname()) {
-		a.say("berth: %s is not encrypted: the token can be read on the way", server)
+		a.say("berth: the connection to %s is not encrypted; others on the network can read the token", server)
 	}
 	if a.Token != "" {
 		return a.Token, nil
@@ -98,8 +98,8 @@ func askToken(a *app, server string) (string, error) {
 func checkToken(s string) (string, error) {
 	s = strings.TrimSpace(s)
 	if s == "" || strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r >= 0x7f }) {
-		return "", &usageError{message: "that is no token",
-			hint: "a token looks like berth_<id>_<secret>; an operator makes one with berth token create NAME"}
+		return "", &usageError{message: "not a token",
+			hint: "a token looks like berth_<id>_<secret>; an operator creates one with berth token create NAME"}
 	}
 	return s, nil
 }
@@ -125,7 +125,7 @@ func storeContext(a *app, name string, t target) error {
 	if err := stored.save(a.Contexts); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(a.out, "context %q is %s, and the current one\n", name, t.URL)
+	_, err = fmt.Fprintf(a.out, "stored context %q for %s; it is now the current context\n", name, t.URL)
 	return err
 }
 
@@ -140,7 +140,8 @@ func newContext(a *app) *cobra.Command {
 		Use: "use NAME", Short: "Select the current server", Args: cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeContexts,
 		RunE: func(_ *cobra.Command, args []string) error {
-			return editContexts(a, args[0], func(c *contexts) { c.Current = args[0] }, "is the current one")
+			return editContexts(a, args[0], func(c *contexts) { c.Current = args[0] },
+				"context %q is now the current context")
 		},
 	}
 	remove := &cobra.Command{
@@ -152,7 +153,7 @@ func newContext(a *app) *cobra.Command {
 				if c.Current == args[0] {
 					c.Current = ""
 				}
-			}, "is forgotten; its token lives until revoked")
+			}, "removed context %q; its token stays valid until you revoke it")
 		},
 	}
 	cmd.AddCommand(list, use, remove)
@@ -160,7 +161,7 @@ func newContext(a *app) *cobra.Command {
 }
 
 // editContexts applies one change to an existing context and saves the file. said is the
-// end of the printed sentence. Removing a context does not revoke its token.
+// format of the printed sentence, with a verb for the name. Removing a context does not revoke its token.
 func editContexts(a *app, name string, edit func(*contexts), said string) error {
 	stored, err := loadContexts(a.Contexts)
 	if err != nil {
@@ -168,13 +169,13 @@ func editContexts(a *app, name string, edit func(*contexts), said string) error 
 	}
 	if stored.Contexts[name] == nil {
 		return &usageError{message: fmt.Sprintf("context %q is not known", name),
-			hint: "berth context list shows what there is"}
+			hint: "list contexts: berth context list"}
 	}
 	edit(stored)
 	if err := stored.save(a.Contexts); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(a.out, "context %q %s\n", name, said)
+	_, err = fmt.Fprintf(a.out, said+"\n", name)
 	return err
 }
 
@@ -205,7 +206,7 @@ func listContexts(a *app) error {
 	}
 	return a.show(view{body: items, names: names, table: func(bool) error {
 		if len(names) == 0 {
-			a.say("no contexts; berth login URL makes one")
+			a.say("no contexts; create one with berth login URL")
 			return nil
 		}
 		return t.write(a.out)

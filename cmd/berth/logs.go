@@ -22,9 +22,8 @@ func newLogs(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "logs JOB",
 		Short: "Print a job's log",
-		Long: "Logs prints what a job wrote to its standard output and error, of its latest attempt unless " +
-			"--attempt\n" +
-			"names another. They outlive the machine. With -o json each line is a document with time and stream.",
+		Long: "Logs prints the standard output and standard error of a job's latest attempt, or of --attempt.\n" +
+			"Logs outlive the machine. With -o json each line is a document with time and stream.",
 		Example:           "  berth logs -f digits\n  berth logs digits --attempt 1 --tail 20",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeJobs(anyJob),
@@ -46,16 +45,17 @@ func newLogs(a *app) *cobra.Command {
 			// command that works, since an empty log would look like a job that wrote
 			// nothing.
 			if isPipeline(job) {
-				return usagef("%s is a pipeline, which writes nothing itself; its steps do: berth logs %s.STEP; "+
-					"berth pipeline show %[2]s names them", named(job), args[0])
+				return usagef("%s is a pipeline, and a pipeline has no log of its own; see one of its steps: "+
+					"berth logs %s.STEP (list them: berth pipeline show %[2]s)", named(job), args[0])
 			}
 			if job.Kind == berth.KindArray {
-				return usagef("%s is an array, which writes nothing itself; its elements do: berth logs %s[0]",
-					named(job), args[0])
+				return usagef("%s is an array, and an array has no log of its own; see one of its elements: "+
+					"berth logs '%s[%d]'", named(job), args[0], firstIndex(job))
 			}
 			// No error: the step succeeded, and its log exists under the job that ran.
 			if job.CachedFrom != nil {
-				a.say("%s was not run; what ran in its place wrote: berth logs %s", named(job), *job.CachedFrom)
+				a.say("%s was cached and did not run; see the log of the job that ran: berth logs %s", named(job),
+					*job.CachedFrom)
 				return nil
 			}
 			err = c.Logs(cmd.Context(), job.ID, q, func(l wire.LogLine) error { return printLine(a, l, stamps) })

@@ -44,7 +44,7 @@ func showMachines(a *app, list wire.Page[wire.Machine]) error {
 	}
 	return a.show(view{body: list, names: names, table: func(wide bool) error {
 		if len(list.Items) == 0 {
-			a.say("no machines; berth join-token create lets one join")
+			a.say("no machines; create a join token for one: berth join-token create")
 			return nil
 		}
 		t := table{screen: a.outTerm, head: []string{"MACHINE", "STATE", "CPUS FREE", "MEMORY FREE", "GPUS FREE",
@@ -184,7 +184,7 @@ func describeMachine(a *app, m wire.Machine, wide bool) error {
 	s.add("labels", oneLine(pairs(m.Labels)))
 	// Zero means that the machine cannot fence and gets no at_most_one work.
 	if m.Fence > 0 {
-		s.add("fence", "ends at_most_one work after "+m.Fence.String()+" without contact")
+		s.add("fence", "stops at_most_one jobs after "+m.Fence.String()+" without contact")
 	}
 	s.add("engine", oneLine(m.Engine))
 	s.add("agent", oneLine(m.Version))
@@ -243,9 +243,9 @@ func newMachineDrain(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "drain MACHINE",
 		Short: "Drain a machine: place no new work on it",
-		Long: "Drain gives a machine no new work. What runs there goes on to its end; with --deadline it is " +
-			"asked to\n" +
-			"checkpoint and stop then, and runs on elsewhere.",
+		Long: "Drain places no new work on a machine. Running jobs continue to their end; with --deadline, jobs " +
+			"that\n" +
+			"still run then are asked to checkpoint and stop, and resume on other machines.",
 		Example: "  berth machine drain m-1 --reason 'new disk' --deadline 2h",
 	}
 	cmd.Flags().StringVar(&reason, "reason", "", "reason, shown with the machine")
@@ -296,16 +296,16 @@ func newMachineConfirmDead(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "confirm-dead MACHINE --yes",
 		Short: "Confirm that an unreachable machine's containers have stopped",
-		Long: "Confirm-dead releases what a silent machine still holds, so that its jobs may run elsewhere. It " +
-			"is the\n" +
-			"operator's word that no container of it lives: switch the machine off first. A wrong word lets one job\n" +
-			"run twice at once.",
+		Long: "Confirm-dead releases the capacity of an unreachable machine, so that its jobs can run elsewhere. " +
+			"The\n" +
+			"operator confirms that none of its containers is running: switch the machine off first. A wrong\n" +
+			"confirmation lets a job run twice at the same time.",
 	}
 	cmd.Flags().BoolVar(&yes, "yes", false, "confirm: the machine is off, or its containers have stopped")
 	return onMachine(a, cmd, func(ctx context.Context, c *client.Client, id berth.MachineID) error {
 		if !yes {
 			return &usageError{message: "confirm-dead needs --yes",
-				hint: "it says that no container of " + string(id) + " lives; switch the machine off first"}
+				hint: "it confirms that no container on " + string(id) + " is running; switch the machine off first"}
 		}
 		dead, err := c.ConfirmDead(ctx, id)
 		if err != nil {
@@ -317,7 +317,7 @@ func newMachineConfirmDead(a *app) *cobra.Command {
 			names[i] = string(j)
 		}
 		return a.show(view{body: dead, names: names, table: func(bool) error {
-			_, err := fmt.Fprintf(a.out, "%s is %s; %s may run elsewhere\n", id, dead.Machine.State,
+			_, err := fmt.Fprintf(a.out, "%s is %s; %s can run elsewhere now\n", id, dead.Machine.State,
 				plural(len(dead.Jobs), "job", "jobs"))
 			return err
 		}})
@@ -331,8 +331,8 @@ func newMachineRemove(a *app) *cobra.Command {
 		Use:     "remove MACHINE",
 		Aliases: []string{"rm"},
 		Short:   "Remove an empty machine permanently",
-		Long: "Remove retires a machine: its credential ends and it is listed no more. It must hold no work; " +
-			"drain it first.",
+		Long: "Remove retires a machine: its credential is revoked and it is no longer listed. The machine must run " +
+			"no jobs; drain it first.",
 	}
 	return onMachine(a, cmd, func(ctx context.Context, c *client.Client, id berth.MachineID) error {
 		if err := c.RemoveMachine(ctx, id); err != nil {

@@ -22,11 +22,10 @@ func newMetrics(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "metrics JOB",
 		Short: "Show a job's resource usage: CPU, memory, disks, network, GPUs",
-		Long: "Metrics draws one line a series, of the latest attempt unless --attempt names another. Rates are " +
-			"means, amounts\n" +
-			"the largest in each step. They outlive the machine. What ran for less than 10 seconds has no series; " +
-			"berth show\n" +
-			"tells what it used in all.",
+		Long: "Metrics draws one line for each series of the latest attempt, or of --attempt. Rates are means, " +
+			"amounts\n" +
+			"maxima in each step. Metrics outlive the machine. Members that ran for less than 10 seconds have no\n" +
+			"series; berth show prints their total usage.",
 		Example:           "  berth metrics digits\n  berth metrics digits --attempt 1 --svg use.svg",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeJobs(anyJob),
@@ -85,14 +84,14 @@ func showMetrics(a *app, list wire.Page[wire.MemberMetrics]) error {
 	}
 	return a.show(view{body: list, names: names, table: func(wide bool) error {
 		if len(list.Items) == 0 {
-			a.say("nothing was measured")
+			a.say("no metrics: the job has not run, or ran for less than 10 s")
 			return nil
 		}
 		for i, m := range list.Items {
 			if i > 0 {
 				fmt.Fprintln(a.out)
 			}
-			fmt.Fprintf(a.out, "attempt %d, member %d on %s, from %s, %s a step\n", m.Attempt, m.Member,
+			fmt.Fprintf(a.out, "attempt %d, member %d on %s, from %s, step %s\n", m.Attempt, m.Member,
 				oneLine(string(m.Machine)), m.StartedAt.UTC().Format("2006-01-02 15:04:05Z"), m.Step)
 			if err := metricTable(a, m, wide).write(a.out); err != nil {
 				return err

@@ -85,9 +85,8 @@ func newOutputsPull(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pull JOB [NAME]",
 		Short: "Download a job's outputs, or one of them, each into a folder of its name",
-		Long: "Pull fetches what the latest attempt that has stored outputs has left: each output becomes a folder " +
-			"of its\n" +
-			"name (NAME-1 for what member 1 of a gang has left). A folder that is there already is left alone.",
+		Long: "Pull downloads the outputs of the latest attempt that stored any, each into a folder of its name\n" +
+			"(NAME-1 for an output of member 1 of a gang). An existing folder is never overwritten.",
 		Args:              cobra.RangeArgs(1, 2),
 		ValidArgsFunction: a.completeJobs(anyJob),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -108,7 +107,7 @@ func newOutputsPull(a *app) *cobra.Command {
 				}
 			}
 			if found == 0 {
-				return berth.Errorf(berth.CodeNotFound, "job %s has stored no such output", shortID(job.ID))
+				return berth.Errorf(berth.CodeNotFound, "job %s has no such stored output", shortID(job.ID))
 			}
 			return nil
 		},
@@ -128,7 +127,8 @@ func pullOutput(ctx context.Context, a *app, c *client.Client, id berth.JobID, o
 	place := filepath.Join(to, name)
 	// Lstat, so that a dangling link counts as existing too.
 	if _, err := os.Lstat(place); err == nil {
-		return &usageError{message: place + " is there already", hint: "move it away, or pull to another folder: --dir"}
+		return &usageError{message: place + " already exists",
+			hint: "move it away, or pull into another folder with --dir"}
 	}
 	if err := os.MkdirAll(to, 0o755); err != nil {
 		return usagef("%v", err)
@@ -163,7 +163,7 @@ func pullOutput(ctx context.Context, a *app, c *client.Client, id berth.JobID, o
 	case err != nil:
 		return fmt.Errorf("output %s: %w", name, err)
 	case sum.Address != o.Address:
-		return fmt.Errorf("output %s is damaged: its content is %s, and not %s", name, sum.Address, o.Address)
+		return fmt.Errorf("output %s is damaged: its content is %s, expected %s", name, sum.Address, o.Address)
 	}
 	// MkdirTemp creates folders with mode 0700; an output gets the mode of any new folder.
 	if err := errors.Join(os.Chmod(part, 0o755), os.Rename(part, place)); err != nil {

@@ -61,7 +61,7 @@ func TestPullFetchesAnOutputWholeOrNotAtAll(t *testing.T) {
 	if b, err := os.ReadFile(filepath.Join(to, "model", "weights")); err != nil || string(b) != "12345" {
 		t.Errorf("it holds %q, %v", b, err)
 	}
-	if code, _, errs := pull(t, url, to, screen{}); code != 2 || !strings.Contains(errs, "is there already") {
+	if code, _, errs := pull(t, url, to, screen{}); code != 2 || !strings.Contains(errs, "already exists") {
 		t.Errorf("again: exit %d, %q", code, errs)
 	}
 	other := good

@@ -95,7 +95,7 @@ func submitPipeline(ctx context.Context, a *app, pipeline spec.Pipeline, base st
 		return a.failed(ctx, err)
 	}
 	if created {
-		a.say("submitted %s, %s; see it with: berth pipeline show %s", job.Name,
+		a.say("submitted %s, %s; show it with: berth pipeline show %s", job.Name,
 			plural(job.Tally.Total, "step", "steps"), shortID(job.ID))
 	} else {
 		a.say("%s was submitted before under this key, %s", job.Name, ago(job.SubmittedAt, a.now()))
@@ -140,8 +140,8 @@ func newPipelineShow(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "show PIPELINE",
 		Short: "Show a pipeline and its steps",
-		Long: "Show prints what is known of a pipeline, and its steps with what they need; with " +
-			"--tree the steps of all levels.",
+		Long: "Show prints a pipeline and its steps with their needs; with --tree the steps of all " +
+			"levels.",
 		Example:           "  berth pipeline show nightly\n  berth pipeline show nightly --tree",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeJobs(isPipeline),
@@ -179,7 +179,7 @@ func newPipelineCancel(a *app) *cobra.Command {
 	}
 	return act(a, cmd, isPipeline, func(ctx context.Context, c *client.Client, job wire.Job) (wire.Job, string, error) {
 		if !isPipeline(job) {
-			return job, "", berth.Errorf(berth.CodeNotFound, "%s is no pipeline", named(job))
+			return job, "", berth.Errorf(berth.CodeNotFound, "%s is not a pipeline", named(job))
 		}
 		after, err := c.Cancel(ctx, job.ID)
 		return after, fmt.Sprintf("%s is %s", named(job), after.Status), err
@@ -194,7 +194,7 @@ func isPipeline(j wire.Job) bool { return j.Kind == berth.KindPipeline }
 func findPipeline(ctx context.Context, a *app, c *client.Client, arg string) (wire.Job, error) {
 	job, err := a.job(ctx, c, arg)
 	if err == nil && !isPipeline(job) {
-		err = berth.Errorf(berth.CodeNotFound, "%s is no pipeline", named(job))
+		err = berth.Errorf(berth.CodeNotFound, "%s is not a pipeline", named(job))
 	}
 	return job, err
 }
@@ -248,7 +248,7 @@ func addTree(ctx context.Context, a *app, c *client.Client, t *table, steps []wi
 // instead.
 func whyText(r *berth.Reason, cachedFrom *berth.JobID) string {
 	if cachedFrom != nil {
-		return "cached: same as job " + string(*cachedFrom)
+		return "cached: outputs of job " + string(*cachedFrom)
 	}
 	return reasonText(r)
 }

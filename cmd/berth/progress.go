@@ -65,7 +65,10 @@ func (p *progress) parts() []string {
 	j := p.job
 	status := statusCell(j).text
 	if j.Tally != nil {
-		status = string(j.Status) // without the counts, which progress shows
+		status = string(j.Status) // with other counts than in a list
+		if j.Status == berth.Running {
+			status += ": " + tallyLine(j.Tally)
+		}
 	}
 	out := []string{nameText(j), status}
 	if j.Attempt > 1 {
@@ -74,7 +77,7 @@ func (p *progress) parts() []string {
 	if n := len(j.Attempts); n > 0 && j.Status.HoldsCapacity() && len(j.Attempts[n-1].Machines) > 0 {
 		out = append(out, "on "+machinesText(j.Attempts[n-1].Machines))
 	}
-	if j.Status == berth.Running && j.Progress != nil {
+	if j.Status == berth.Running && j.Progress != nil && j.Tally == nil {
 		out = append(out, stepText(j.Progress))
 	} else if !j.Status.HoldsCapacity() && j.Reason != nil {
 		out = append(out, oneLine(reasonText(j.Reason)))
@@ -124,11 +127,17 @@ func (p *progress) draw() {
 	}
 	parts = append(parts, span(p.app.now().Sub(from)))
 	if p.quiet {
-		parts = append(parts, "(the server does not answer)")
+		parts = append(parts, "(server not responding)")
 	}
 	// Cut first and paint then: escape sequences have no width and must not be cut.
 	line := cut(strings.Join(parts, "  "), s.width-1)
-	line = strings.Replace(line, parts[1], s.paint(toneOfState(j.Status), parts[1]), 1)
+	// The status stands after the name, which may contain the same text.
+	head := parts[0] + "  "
+	if rest, ok := strings.CutPrefix(line, head); ok {
+		if rest, ok = strings.CutPrefix(rest, parts[1]); ok {
+			line = head + s.paint(toneOfState(j.Status), parts[1]) + rest
+		}
+	}
 	fmt.Fprint(p.app.err, "\r\x1b[2K"+line)
 	p.drawn = true
 }
@@ -144,7 +153,7 @@ func (p *progress) silent(err error) {
 	case changed && err != nil:
 		p.app.say("%s  %v; still waiting", p.app.now().UTC().Format(time.TimeOnly), err)
 	case changed:
-		p.app.say("%s  the server answers again", p.app.now().UTC().Format(time.TimeOnly))
+		p.app.say("%s  the server responds again", p.app.now().UTC().Format(time.TimeOnly))
 	}
 }
 

@@ -182,31 +182,31 @@ var quotaFlags = []struct {
 	name, usage string
 	set         func(q *spec.Quota, text string) error
 }{
-	{"guarantee-cpus", "cores it can always have back", amountFlag(guarantee, cpus)},
-	{"guarantee-memory", "memory it can always have back, such as 256GiB", amountFlag(guarantee, memory)},
-	{"guarantee-gpus", "GPUs it can always have back", amountFlag(guarantee, gpus)},
-	{"limit-cpus", "cores it never holds more of", amountFlag(limit, cpus)},
-	{"limit-memory", "memory it never holds more of", amountFlag(limit, memory)},
-	{"limit-gpus", "GPUs it never holds more of", amountFlag(limit, gpus)},
-	{"borrow", "what may run beyond the guarantee while others leave room idle: any, preemptible, none",
+	{"guarantee-cpus", "guaranteed CPU cores, reclaimed by preemption if lent out", amountFlag(guarantee, cpus)},
+	{"guarantee-memory", "guaranteed memory, such as 256GiB", amountFlag(guarantee, memory)},
+	{"guarantee-gpus", "guaranteed GPUs", amountFlag(guarantee, gpus)},
+	{"limit-cpus", "maximum CPU cores in use", amountFlag(limit, cpus)},
+	{"limit-memory", "maximum memory in use", amountFlag(limit, memory)},
+	{"limit-gpus", "maximum GPUs in use", amountFlag(limit, gpus)},
+	{"borrow", "jobs that may use idle capacity beyond the guarantee: any, preemptible, none",
 		func(q *spec.Quota, text string) error {
 			q.Borrow = spec.Borrow(text) // here "none" is a value and lifts nothing
 			return nil
 		}},
-	{"max-running", "jobs that hold capacity at once",
+	{"max-running", "maximum number of running jobs",
 		func(q *spec.Quota, text string) error { return count(&q.MaxRunning, text) }},
-	{"max-queued", "jobs that wait at once",
+	{"max-queued", "maximum number of queued jobs",
 		func(q *spec.Quota, text string) error { return count(&q.MaxQueued, text) }},
-	{"submit-rps", "jobs and pipelines submitted a second",
+	{"submit-rps", "maximum submits of jobs and pipelines per second",
 		func(q *spec.Quota, text string) error { return rate(&q.SubmitRPS, text) }},
-	{"max-priority", "greatest priority of submitted work: low, normal, high, or 0 to 1000",
+	{"max-priority", "maximum priority of submitted jobs: low, normal, high, or 0 to 1000",
 		func(q *spec.Quota, text string) error { return parseAmount(&q.MaxPriority, text) }},
-	{"storage-uploads", "uploads that it stores, such as 100GiB", storageFlag(storedUploads)},
-	{"storage-logs", "logs of jobs that it stores", storageFlag(storedLogs)},
-	{"storage-outputs", "outputs of jobs that it stores", storageFlag(storedOutputs)},
-	{"storage-checkpoints", "checkpoints that it stores", storageFlag(storedCheckpoints)},
-	{"storage-total", "uploads, logs, outputs and checkpoints together", storageFlag(storedTotal)},
-	{"secrets", "number of secrets", secretsFlag},
+	{"storage-uploads", "maximum size of stored uploads, such as 100GiB", storageFlag(storedUploads)},
+	{"storage-logs", "maximum size of stored logs", storageFlag(storedLogs)},
+	{"storage-outputs", "maximum size of stored outputs", storageFlag(storedOutputs)},
+	{"storage-checkpoints", "maximum size of stored checkpoints", storageFlag(storedCheckpoints)},
+	{"storage-total", "maximum size of uploads, logs, outputs and checkpoints together", storageFlag(storedTotal)},
+	{"secrets", "maximum number of secrets", secretsFlag},
 	{"budget", "GPU-hours in each period: 5000/720h", budget},
 }
 
@@ -326,7 +326,7 @@ func count(into **int, text string) error {
 	}
 	n, err := strconv.Atoi(text)
 	if err != nil {
-		return fmt.Errorf("%q is no whole number; allowed: a number, or none", text)
+		return fmt.Errorf("%q is not a whole number; allowed: a number, or none", text)
 	}
 	*into = &n
 	return nil
@@ -340,7 +340,7 @@ func rate(into **float64, text string) error {
 	}
 	n, err := strconv.ParseFloat(text, 64)
 	if err != nil {
-		return fmt.Errorf("%q is no number; allowed: a number such as 50, or none", text)
+		return fmt.Errorf("%q is not a number; allowed: a number such as 50, or none", text)
 	}
 	*into = &n
 	return nil
@@ -356,7 +356,7 @@ func budget(q *spec.Quota, text string) error {
 	hours, period, ok := strings.Cut(text, "/")
 	n, err := strconv.ParseFloat(hours, 64)
 	if !ok || err != nil {
-		return fmt.Errorf("%q is no budget; allowed: GPU-hours/period such as 5000/720h, or none", text)
+		return fmt.Errorf("%q is not a budget; allowed: GPU-hours/period such as 5000/720h, or none", text)
 	}
 	d, err := spec.ParseDuration(period)
 	if err != nil {
@@ -374,8 +374,8 @@ func newQuotaSet(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "set TENANT",
 		Short: "Change a tenant's quota",
-		Long: "Set changes what its flags name and leaves the rest. none lifts a setting. If somebody else " +
-			"changed the quota\nmeanwhile, nothing is done and the exit code is 4.",
+		Long: "Set changes the settings of the given flags and keeps the others; the value none removes a setting.\n" +
+			"If the quota was changed by another call meanwhile, nothing is changed and the exit code is 4.",
 		Example: "  berth quota set vision --guarantee-gpus 8 --limit-gpus 16 --max-queued 1000\n" +
 			"  berth quota set vision --limit-gpus none --budget 5000/720h",
 		Args: cobra.ExactArgs(1),
@@ -422,7 +422,7 @@ func applyQuotaFlags(flags *pflag.FlagSet, q *spec.Quota) error {
 		}
 	}
 	if !some {
-		return usagef("nothing to change: give one of the flags")
+		return usagef("nothing to change: at least one flag is required")
 	}
 	return nil
 }
@@ -442,7 +442,7 @@ func newQuotaDelete(a *app) *cobra.Command {
 			if err := c.DeleteQuota(cmd.Context(), berth.TenantID(args[0])); err != nil {
 				return a.failed(cmd.Context(), err)
 			}
-			_, err = fmt.Fprintf(a.out, "tenant %s has no quota any more\n", args[0])
+			_, err = fmt.Fprintf(a.out, "deleted the quota of tenant %s\n", args[0])
 			return err
 		},
 	}

@@ -23,11 +23,11 @@ func newRoot(a *app) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "berth",
 		Short: "Run containers on a cluster of machines and GPUs",
-		Long: "berth submits jobs to a Berth control plane, shows what becomes of them and looks after its " +
+		Long: "berth submits jobs to a Berth control plane, shows their state and manages its " +
 			"machines.\n\n" +
 			"The server is BERTH_URL (default " + defaultURL +
 			") with BERTH_TOKEN, or a context stored by berth login.\n" +
-			"Where a command takes a JOB, an id, the beginning of an id or a name will do; a name means its latest " +
+			"A JOB is an id, the beginning of an id, or a name; a name selects its latest " +
 			"job.\n\n" + exitHelp(),
 		// app.report prints errors, with hints and without a page of usage.
 		SilenceErrors: true,
@@ -53,7 +53,7 @@ func newRoot(a *app) *cobra.Command {
 	_ = root.RegisterFlagCompletionFunc("context", a.completeContexts)
 	// Children inherit the function: every wrong flag is a usage error with exit code 2.
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return &usageError{message: err.Error(), hint: cmd.CommandPath() + " --help shows its flags"}
+		return &usageError{message: err.Error(), hint: "list its flags: " + cmd.CommandPath() + " --help"}
 	})
 	root.SetHelpCommandGroupID(groupSelf)
 	root.SetCompletionCommandGroupID(groupSelf)
@@ -105,15 +105,40 @@ func checkArgs(c *cobra.Command) {
 		if _, ours := errors.AsType[*usageError](err); ours || err == nil {
 			return err
 		}
-		return &usageError{message: cmd.CommandPath() + " does not take " + plural(len(args),
-			"argument", "arguments"), hint: "usage: " + cmd.UseLine()}
+		return &usageError{message: argsText(cmd, len(args)), hint: "usage: " + cmd.UseLine()}
+	}
+}
+
+// argsText describes a wrong number of arguments, by the names in the command's usage line.
+func argsText(cmd *cobra.Command, given int) string {
+	var required []string
+	for _, word := range strings.Fields(cmd.Use)[1:] {
+		if word[0] == '[' || word[0] == '-' {
+			break
+		}
+		required = append(required, strings.TrimSuffix(word, "..."))
+	}
+	path := cmd.CommandPath()
+	switch {
+	case given < len(required) && required[given] == "FILE|-":
+		return path + " needs a FILE (or - for standard input)"
+	case given < len(required):
+		article := " needs a "
+		if required[given] == "ID" {
+			article = " needs an "
+		}
+		return path + article + required[given]
+	case len(required) == 0:
+		return path + " takes no arguments"
+	default:
+		return fmt.Sprintf("%s does not take %s", path, plural(given, "argument", "arguments"))
 	}
 }
 
 // unknownCommand reports a word that names no command, with similar names as the hint.
 func unknownCommand(cmd *cobra.Command, word string) error {
 	e := &usageError{message: fmt.Sprintf("%q is not a command of %s", word, cmd.CommandPath()),
-		hint: cmd.CommandPath() + " --help lists them"}
+		hint: "list its commands: " + cmd.CommandPath() + " --help"}
 	cmd.SuggestionsMinimumDistance = 2
 	if names := cmd.SuggestionsFor(word); len(names) > 0 {
 		e.hint = "did you mean " + strings.Join(names, " or ") + "?"

@@ -31,13 +31,13 @@ func newRun(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "run --image IMAGE [flags] [-- COMMAND [ARG...]]",
 		Short:   "Submit a job without a file",
-		Long:    "Run submits a job described by flags: berth submit for what needs no file.",
+		Long:    "Run submits a job described by flags instead of a job file.",
 		Example: "  berth run --image python:3.12-slim --cpus 2 --wait -- python -c 'print(1)'",
 		Args: func(cmd *cobra.Command, args []string) error {
 			// The container's command may contain flags of its own, so it must follow --.
 			// ArgsLenAtDash is the number of arguments before --, or -1 without one.
 			if at := cmd.ArgsLenAtDash(); len(args) > 0 && at != 0 {
-				return &usageError{message: "the command stands after --"}
+				return &usageError{message: "the container's command must follow --"}
 			}
 			return nil
 		},
@@ -49,7 +49,7 @@ func newRun(a *app) *cobra.Command {
 				// In a spec 0 means the default. An explicit 0 is more likely an error of a
 				// script.
 				if v, _ := cmd.Flags().GetInt(name); cmd.Flags().Changed(name) && v == 0 {
-					return &usageError{message: "--" + name + " 0: want 1 or more; leave it out for 1"}
+					return &usageError{message: "--" + name + " 0 is out of range; allowed: 1 or more"}
 				}
 			}
 			jobSpec, err := r.spec(args)

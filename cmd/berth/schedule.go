@@ -21,8 +21,7 @@ func newSchedule(a *app) *cobra.Command {
 		Short: "Manage schedules, which submit jobs and pipelines at set times",
 		Long: "A schedule submits the job or the pipeline of a file at the times of a cron line, at an interval, " +
 			"or once.\n" +
-			"What it submits are jobs as any others. docs/guide/schedules.md tells what becomes of times that " +
-			"overlap or were missed.",
+			"The submitted jobs are ordinary jobs. docs/guide/schedules.md describes overlapping and missed times.",
 	}
 	cmd.AddCommand(newScheduleCreate(a), newScheduleList(a), newScheduleShow(a), newScheduleDelete(a),
 		newSchedulePause(a), newScheduleResume(a), newScheduleRun(a), newScheduleBackfill(a))
@@ -100,7 +99,7 @@ func nextText(a *app, s wire.Schedule) string {
 	case s.Paused:
 		return "paused"
 	case len(s.Next) == 0:
-		return "never again"
+		return "done"
 	default:
 		return ago(s.Next[0], a.now())
 	}
@@ -131,7 +130,7 @@ func newScheduleShow(a *app) *cobra.Command {
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if fires < 0 || fires > 1000 {
-				return usagef("--fires %d: allowed are 0 to 1000", fires)
+				return usagef("--fires %d is out of range; allowed: 0 to 1000", fires)
 			}
 			c, err := a.client()
 			if err != nil {
@@ -191,7 +190,7 @@ func describeSchedule(a *app, s wire.Schedule) *sheet {
 		x.rows = append(x.rows, [2]string{name, stamp(&at, now)})
 	}
 	if len(s.Next) == 0 && !s.Paused {
-		x.add("next", "never again")
+		x.add("next", "done")
 	}
 	x.add("overlap", string(s.Overlap))
 	// The greatest lateness of a fire: after a longer outage a missed time is not
@@ -206,7 +205,7 @@ func describeSchedule(a *app, s wire.Schedule) *sheet {
 	x.add("made", stamp(&s.CreatedAt, now)+" by "+strings.TrimPrefix(s.CreatedBy, "user:"))
 	// The database has the change, and the clock that fires the schedule does not yet.
 	if s.Pending {
-		x.add("pending", "the clock is not set to the last change yet")
+		x.add("status", "being registered; takes a second")
 	}
 	return x
 }
@@ -226,7 +225,7 @@ func newScheduleDelete(a *app) *cobra.Command {
 			if err := c.DeleteSchedule(cmd.Context(), args[0]); err != nil {
 				return a.failed(cmd.Context(), err)
 			}
-			_, err = fmt.Fprintf(a.out, "schedule %s is deleted\n", args[0])
+			_, err = fmt.Fprintf(a.out, "deleted schedule %s\n", args[0])
 			return err
 		},
 	}
@@ -242,8 +241,8 @@ func newSchedulePause(a *app) *cobra.Command {
 // newScheduleResume builds "berth schedule resume" over POST /v1/schedules/{name}/resume,
 // which is idempotent. Times that passed during the pause are submitted only by a backfill.
 func newScheduleResume(a *app) *cobra.Command {
-	cmd := &cobra.Command{Use: "resume NAME", Short: "Resume a paused schedule; missed times are not made up"}
-	return noteSchedule(a, cmd, "fires again", (*client.Client).ResumeSchedule)
+	cmd := &cobra.Command{Use: "resume NAME", Short: "Resume a paused schedule; missed times are not submitted"}
+	return noteSchedule(a, cmd, "is resumed", (*client.Client).ResumeSchedule)
 }
 
 // noteSchedule completes a command that changes a schedule and stores a reason. change is a

@@ -59,7 +59,7 @@ func (f *scheduleFlags) apply(s *spec.Schedule, now time.Time) error {
 		}
 	}
 	if timed > 1 {
-		return usagef("--cron, --every, --at and --in: only one of them can say when")
+		return usagef("--cron, --every, --at and --in exclude each other")
 	}
 	if timed == 1 {
 		s.Cron, s.Every, s.At = f.cron, spec.Duration(f.every), nil
@@ -102,11 +102,9 @@ func newScheduleCreate(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "create FILE|-",
 		Short: "Create a schedule from a job, pipeline or schedule file",
-		Long: "Create takes a job file or a pipeline file, and flags that say when to submit it; or a file of " +
-			"kind: schedule, which\n" +
-			"says both. Folders that the jobs name are sent now, and are kept as long as the schedule. Making the " +
-			"same schedule\n" +
-			"again changes nothing; another one of its name is refused.",
+		Long: "Create takes a job file or a pipeline file with flags for the times, or a file with kind: schedule,\n" +
+			"which has both. Local folders are uploaded now and kept as long as the schedule. Creating the same\n" +
+			"schedule again changes nothing; a different one of the same name is refused.",
 		Example: "  berth schedule create train.yaml --cron '0 3 * * *' --time-zone Europe/Berlin\n" +
 			"  berth schedule create train.yaml --in 2h\n  berth schedule create nightly.schedule.yaml",
 		Args: cobra.ExactArgs(1),
@@ -170,8 +168,8 @@ func readSchedule(a *app, name string, flags scheduleFlags) (s spec.Schedule, er
 		return s, err
 	}
 	if s.Cron == "" && s.Every == 0 && s.At == nil {
-		return s, &usageError{message: "nothing says when to submit " + shown,
-			hint: "add --cron, --every, --at or --in; or write a file of kind: schedule"}
+		return s, &usageError{message: "no time given for submitting " + shown,
+			hint: "add --cron, --every, --at or --in; or use a file with kind: schedule"}
 	}
 	if faults := s.WithDefaults().Validate(); len(faults) > 0 {
 		return s, &berth.Error{Code: berth.CodeInvalid, Slug: berth.SlugInvalidSpec, Fields: faults}
@@ -205,11 +203,11 @@ func createSchedule(ctx context.Context, a *app, schedule spec.Schedule, base st
 	}
 	switch {
 	case !created:
-		a.say("there is the same schedule already")
+		a.say("schedule %s already exists with the same settings", s.Name)
 	case s.Paused:
-		a.say("made schedule %s, paused; start it with: berth schedule resume %s", s.Name, s.Name)
+		a.say("created schedule %s, paused; start it with: berth schedule resume %s", s.Name, s.Name)
 	default:
-		a.say("made schedule %s; see it with: berth schedule show %s", s.Name, s.Name)
+		a.say("created schedule %s; show it with: berth schedule show %s", s.Name, s.Name)
 	}
 	return showSchedule(a, s)
 }
@@ -240,8 +238,8 @@ func newScheduleRun(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run NAME",
 		Short: "Trigger a schedule now, in addition to its times",
-		Long: "Run fires a schedule now, paused or not, and prints the id of the job. Where its overlap lets it " +
-			"make none, it says why.",
+		Long: "Run fires a schedule now, paused or not, and prints the id of the job, or why its overlap policy " +
+			"created none.",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.client()
@@ -302,9 +300,8 @@ func newScheduleBackfill(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "backfill NAME --from TIME [--to TIME]",
 		Short: "Submit for past times of a schedule, each once",
-		Long: "Backfill submits for every time of the schedule in a range, both ends included, that has made no " +
-			"job yet: before it was\n" +
-			"made, while it was paused, or where it was skipped or refused. Doing it again submits nothing twice.",
+		Long: "Backfill submits a job for every time of the schedule in a range, both ends included, that has none\n" +
+			"yet: times before its creation, during a pause, skipped or refused. A repeat submits nothing twice.",
 		Example: "  berth schedule backfill nightly --from 2026-01-01T00:00:00Z --to 2026-01-31T23:59:59Z",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -331,8 +328,8 @@ func newScheduleBackfill(a *app) *cobra.Command {
 func backfillOf(from, to, overlap string) (b spec.Backfill, err error) {
 	b.Overlap = spec.Overlap(overlap)
 	if from == "" {
-		return b, &usageError{message: "--from is missing",
-			hint: "name the first time, such as --from 2026-01-01T00:00:00Z"}
+		return b, &usageError{message: "--from is required",
+			hint: "give the first time, for example --from 2026-01-01T00:00:00Z"}
 	}
 	if b.From, err = spec.ParseInstant(from); err != nil {
 		return b, usagef("--from: %v", err)
@@ -356,8 +353,8 @@ func backfillSchedule(ctx context.Context, a *app, c *client.Client, name string
 		return a.failed(ctx, err)
 	}
 	return a.show(view{body: r, names: []string{name}, table: func(bool) error {
-		_, err := fmt.Fprintf(a.out, "%s in the range, %s; see them with: berth schedule show %s\n",
-			plural(r.Times, "time", "times"), plural(r.Fires, "of them is submitted", "of them are submitted"), name)
+		_, err := fmt.Fprintf(a.out, "%s in the range, %d submitted; show them with: berth schedule show %s\n",
+			plural(r.Times, "time", "times"), r.Fires, name)
 		return err
 	}})
 }

@@ -41,7 +41,7 @@ func TestProgressIsOneLineDrawnAgain(t *testing.T) {
 	p.done()
 	line := "digits  running  ████████████░░░░░░░░░░░░  attempt 2  on m-1  5/10 50% half[2J way  1m30s"
 	again := "\r\x1b[2K"
-	want := again + line + again + line + "  (the server does not answer)" + again + line + again
+	want := again + line + again + line + "  (server not responding)" + again + line + again
 	if diff := cmp.Diff(want, b.String()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -213,7 +213,7 @@ func TestExplainSaysItAllOnce(t *testing.T) {
 	}
 	want := `job         digits (0193a1b2-c3d4-7000)
 status      queued
-in short    3 machines: 3 have no free GPU
+summary     3 machines: 3 have no free GPU
 blocked by  quota: tenant vision holds 4 of 4 GPUs of its limit; the job asks for 1
               hint: it starts when jobs of the tenant end, or when the limit is raised
 blocked by  no_room: 3 machines: 3 have no free GPU
@@ -223,7 +223,7 @@ place       2 of 9 in the queue
 place by    priority 500
 then by     tenant vision holds 30.0 % of the cluster
 then by     id x
-machines    3 in all, 0 with room now, 3 if nothing ran on them
+machines    3 total, 0 with room now, 3 when idle
 fit         3 machines: 3 have no free GPU
 
 CONDITION  RULES OUT  WHAT

@@ -29,11 +29,10 @@ func newSecretSet(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "set NAME",
 		Short: "Create a secret, or replace its value",
-		Long: "Set reads the value from standard input (a newline at its end is left out), or, exactly as it is, " +
-			"from a file.\n" +
-			"It is never an argument, which others on this machine could read. No command shows it again. A job " +
-			"gets it by\n" +
-			"naming it in secrets; attempts that have begun keep the old value.",
+		Long: "Set reads the value from standard input, without the newline at its end, or byte for byte from a " +
+			"file.\n" +
+			"The value is never an argument, since other users of this machine could read it, and no command shows\n" +
+			"it again. Jobs list it in secrets; attempts that have started keep the old value.",
 		Example: "  berth secret set HF_TOKEN < token.txt\n" +
 			"  printf %s \"$USER:$PASSWORD\" | berth secret set REGISTRY_LOGIN",
 		Args: cobra.ExactArgs(1),
@@ -58,11 +57,11 @@ func newSecretSet(a *app) *cobra.Command {
 			return a.show(view{body: s, names: []string{s.Name}, table: func(bool) error {
 				// Status 200 or 201: the sentence warns a user who meant to create a new
 				// secret.
-				words := "has another value"
+				words := "replaced the value of"
 				if created {
-					words = "is set"
+					words = "created"
 				}
-				_, err := fmt.Fprintf(a.out, "secret %s %s\n", s.Name, words)
+				_, err := fmt.Fprintf(a.out, "%s secret %s\n", words, s.Name)
 				return err
 			}})
 		},
@@ -153,7 +152,7 @@ func newSecretDelete(a *app) *cobra.Command {
 			if err := c.DeleteSecret(cmd.Context(), args[0]); err != nil {
 				return a.failed(cmd.Context(), err)
 			}
-			_, err = fmt.Fprintf(a.out, "secret %s is deleted\n", args[0])
+			_, err = fmt.Fprintf(a.out, "deleted secret %s\n", args[0])
 			return err
 		},
 	}

@@ -104,7 +104,7 @@ func describeJob(a *app, j wire.Job, wide bool) error {
 		// With defaults, where the spec leaves a field out.
 		s.add("resources", resourcesText(j.Spec.WithDefaults().Resources))
 		if n := j.Spec.Members; n > 1 {
-			s.add("members", fmt.Sprintf("%d, each with these", n))
+			s.add("members", fmt.Sprintf("%d, each with these resources", n))
 		}
 	}
 	if wide {
@@ -117,7 +117,7 @@ func describeJob(a *app, j wire.Job, wide bool) error {
 	if j.StartedAt != nil {
 		s.add("ran", between(j.StartedAt, j.FinishedAt, now))
 	}
-	s.add("spent", spentText(j))
+	addSpent(&s, j)
 	s.add("lost work", lostText(j.Attempts))
 	s.add("retry of", idText(j.RetryOf))
 	s.add("retried by", idText(j.RetriedBy))
@@ -183,7 +183,7 @@ func outcomeText(at berth.Attempt) string {
 	case at.Next != "":
 		return string(at.Next)
 	case at.EndedAt == nil:
-		return "under way"
+		return "running"
 	default:
 		return "-"
 	}
@@ -216,24 +216,23 @@ func idText(id *berth.JobID) string {
 	return string(*id)
 }
 
-// spentText formats how much of the job's budgets is spent: failures by the job's own
-// fault, attempts lost to the infrastructure, and preemptions. Kinds that did not occur are
-// left out.
-func spentText(j wire.Job) string {
-	var parts []string
-	for _, p := range []struct {
-		n         int
-		one, many string
-	}{
-		{j.Failures, "failure of its own", "failures of its own"},
-		{j.Losses, "lost attempt", "lost attempts"},
-		{j.Preemptions, "preemption", "preemptions"},
-	} {
-		if p.n > 0 {
-			parts = append(parts, plural(p.n, p.one, p.many))
+// addSpent adds how much of the job's budgets is spent: failures by the job's own fault,
+// attempts lost to the infrastructure, and preemptions. Kinds that did not occur are left
+// out.
+func addSpent(s *sheet, j wire.Job) {
+	if j.Failures > 0 {
+		text := fmt.Sprint(j.Failures)
+		if j.Spec != nil {
+			text += fmt.Sprintf(" (of max_attempts %d)", j.Spec.WithDefaults().Retry.MaxAttempts)
 		}
+		s.add("failures", text)
 	}
-	return strings.Join(parts, ", ")
+	if j.Losses > 0 {
+		s.add("lost attempts", fmt.Sprint(j.Losses))
+	}
+	if j.Preemptions > 0 {
+		s.add("preemptions", fmt.Sprint(j.Preemptions))
+	}
 }
 
 // lostText formats the lost work of all attempts together, in steps and GPU-seconds: the
@@ -300,7 +299,7 @@ func progressText(p *berth.Progress, now time.Time) string {
 		text += ", " + oneLine(p.Message)
 	}
 	if !p.At.IsZero() {
-		text += ", told " + ago(p.At, now)
+		text += ", reported " + ago(p.At, now)
 	}
 	return text
 }

@@ -34,7 +34,7 @@ func (f *submitFlags) register(cmd *cobra.Command) {
 // check refuses flags that contradict each other, before anything is read or sent.
 func (f *submitFlags) check() error {
 	if f.timeout != 0 && !f.wait {
-		return &usageError{message: "--timeout without --wait does nothing",
+		return &usageError{message: "--timeout has no effect without --wait",
 			hint: "add --wait; to limit the job itself, set time_limit in the job file"}
 	}
 	if f.timeout < 0 {
@@ -51,10 +51,9 @@ func newSubmit(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "submit FILE|-",
 		Short: "Submit a job file",
-		Long: "Submit reads a job file (YAML or JSON, - for standard input), checks it and submits the job.\n" +
-			"It prints the job's id. The file's fields are described in docs/guide/job-file.md. With --at or --in " +
-			"it makes a schedule of a\n" +
-			"single time instead, which berth schedule shows and deletes.",
+		Long: "Submit validates a job file (YAML or JSON, - for standard input), submits the job and prints its id.\n" +
+			"docs/guide/job-file.md describes the fields. With --at or --in it creates a schedule for that one time\n" +
+			"instead, which berth schedule shows and deletes.",
 		Example: "  berth submit job.yaml --wait\n  id=$(berth submit job.yaml)\n  berth submit job.yaml --in 2h",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -125,7 +124,7 @@ func submitJob(ctx context.Context, a *app, jobSpec spec.Job, file *jobfile.File
 	job, created, err := c.Submit(ctx, jobSpec, key)
 	// Ctrl-C between the call and its answer: only the server knows whether the job exists.
 	if err != nil && ctx.Err() != nil {
-		a.say("interrupted; it may have been submitted: berth list --name %s", jobSpec.Name)
+		a.say("interrupted; the job may have been submitted, check with: berth list --name %s", jobSpec.Name)
 	}
 	if err != nil {
 		return located(a.failed(ctx, err), file)

@@ -21,14 +21,14 @@ var idLike = regexp.MustCompile(`^[0-9a-fA-F]{4}[0-9a-fA-F-]*$`)
 // ids with the same beginning, or no job, are errors.
 func (a *app) job(ctx context.Context, c *client.Client, arg string) (wire.Job, error) {
 	if arg == "" { // as from an unset variable: the server would list all jobs
-		return wire.Job{}, usagef("a job's id or name is missing")
+		return wire.Job{}, usagef("no job given: an id, the beginning of an id, or a name is required")
 	}
 	if array, which := elementsOf(arg); which != "" {
 		return findElement(ctx, a, c, array, which)
 	}
 	if dot := strings.LastIndexByte(arg, '.'); dot >= 0 {
 		if dot == 0 || dot == len(arg)-1 {
-			return wire.Job{}, usagef("%q is no step of a pipeline: PIPELINE.STEP is", arg)
+			return wire.Job{}, usagef("%q does not name a step; allowed: PIPELINE.STEP", arg)
 		}
 		return a.step(ctx, c, arg[:dot], arg[dot+1:])
 	}
@@ -58,7 +58,7 @@ func (a *app) step(ctx context.Context, c *client.Client, pipeline, name string)
 		return wire.Job{}, err
 	}
 	if parent.Kind != berth.KindPipeline {
-		return wire.Job{}, usagef("%s is no pipeline and has no step %q", named(parent), name)
+		return wire.Job{}, usagef("%s is not a pipeline and has no step %q", named(parent), name)
 	}
 	for _, step := range parent.Steps {
 		if step.Name == name {
@@ -66,7 +66,7 @@ func (a *app) step(ctx context.Context, c *client.Client, pipeline, name string)
 			return job, a.failed(ctx, err)
 		}
 	}
-	return wire.Job{}, berth.Errorf(berth.CodeNotFound, "%s has no step %q; berth pipeline show %s names them",
+	return wire.Job{}, berth.Errorf(berth.CodeNotFound, "%s has no step %q; list its steps: berth pipeline show %s",
 		named(parent), name, pipeline)
 }
 
@@ -80,10 +80,10 @@ func (a *app) jobNamed(ctx context.Context, c *client.Client, name string) (bert
 	}
 	switch len(list.Items) {
 	case 0:
-		return "", berth.Errorf(berth.CodeNotFound, "no job has the id or the name %q", name)
+		return "", berth.Errorf(berth.CodeNotFound, "no job has the id or name %q", name)
 	case 1:
 	default:
-		a.say("several jobs are named %s; this is the latest, %s. berth list --name %s shows all", name,
+		a.say("using the latest of several jobs named %s: %s (list them: berth list --name %s)", name,
 			list.Items[0].ID, name)
 	}
 	return list.Items[0].ID, nil

@@ -132,9 +132,9 @@ func showTenant(a *app, t wire.Tenant) error {
 
 // addUse adds a tenant's present use and its decayed use of the past; see spec.TenantUse.
 func addUse(s *sheet, u spec.TenantUse) {
-	s.add("jobs", fmt.Sprintf("%d running, %d waiting", u.Running, u.Waiting))
-	s.add("holding", amountsText(&u.Holding))
-	s.add("of late", fmt.Sprintf("%.1f GPU-hours, %.1f CPU-hours; older use counts less", u.GPUHours, u.CPUHours))
+	s.add("jobs", fmt.Sprintf("%d running, %d queued", u.Running, u.Waiting))
+	s.add("in use", amountsText(&u.Holding))
+	s.add("recent use", fmt.Sprintf("%.1f GPU-hours, %.1f CPU-hours (older use decays)", u.GPUHours, u.CPUHours))
 }
 
 // newTenantSet builds "berth tenant set" over PATCH /v1/tenants/{id}. Only given flags are
@@ -159,7 +159,7 @@ func newTenantSet(a *app) *cobra.Command {
 			// An empty patch would succeed and change nothing, which hides a lost argument
 			// of a script.
 			if p == (spec.TenantPatch{}) {
-				return usagef("nothing to change: give --weight or --parent")
+				return usagef("nothing to change: --weight or --parent is required")
 			}
 			c, err := a.client()
 			if err != nil {
@@ -172,7 +172,7 @@ func newTenantSet(a *app) *cobra.Command {
 			return showTenant(a, t)
 		},
 	}
-	cmd.Flags().StringVar(&parent, "parent", "", `tenant above it; "" for none`)
+	cmd.Flags().StringVar(&parent, "parent", "", `parent tenant; "" for none`)
 	cmd.Flags().Float64Var(&weight, "weight", 1, "weight of the tenant's fair share among its siblings")
 	return cmd
 }
@@ -183,9 +183,10 @@ func newTenantDelete(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "delete TENANT",
 		Short: "Remove an empty tenant",
-		Long: "Delete removes a tenant that has no job that is not archived, no token that is good, no schedule " +
-			"and no tenant below it. Its secrets and uploads go with it. A tenant that has archived jobs cannot be " +
-			"made again: they would be the new one's.",
+		Long: "Delete removes a tenant without unarchived jobs, active tokens, schedules and child tenants, " +
+			"together\n" +
+			"with its secrets and uploads. The name of a tenant with archived jobs cannot be used again: a new\n" +
+			"tenant would own them.",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.client()
@@ -195,7 +196,7 @@ func newTenantDelete(a *app) *cobra.Command {
 			if err := c.DeleteTenant(cmd.Context(), berth.TenantID(args[0])); err != nil {
 				return a.failed(cmd.Context(), err)
 			}
-			_, err = fmt.Fprintf(a.out, "tenant %s is removed\n", args[0])
+			_, err = fmt.Fprintf(a.out, "deleted tenant %s\n", args[0])
 			return err
 		},
 	}

@@ -28,7 +28,7 @@ func newTokenCreate(a *app) *cobra.Command {
 	var ttl time.Duration
 	cmd := &cobra.Command{
 		Use:     "create NAME",
-		Short:   "Create a token; its text is shown once",
+		Short:   "Create a token; its secret is shown once",
 		Example: "  berth token create alice --role user --tenant vision --ttl 720h",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -46,7 +46,7 @@ func newTokenCreate(a *app) *cobra.Command {
 			}
 			// On standard error, apart from the secret, which alone goes to standard
 			// output.
-			a.say("token %s (%s) of tenant %s, role %s%s; its text is not stored and not shown again", t.Name, t.ID,
+			a.say("created token %s (%s: tenant %s, role %s%s). Copy it now; it is not shown again", t.Name, t.ID,
 				t.Tenant, t.Role, expiry(t.ExpiresAt, a.now()))
 			return showSecret(a, t, t.ID, t.Secret)
 		},
@@ -73,7 +73,7 @@ func expiry(at *time.Time, now time.Time) string {
 	if at == nil {
 		return ""
 	}
-	return ", good for " + span(at.Sub(now).Round(time.Minute))
+	return ", expires in " + span(at.Sub(now).Round(time.Minute))
 }
 
 // newTokenList builds "berth token list" over GET /v1/tokens.
@@ -81,7 +81,7 @@ func newTokenList(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:     "list",
 		Aliases: []string{"ls"},
-		Short:   "List tokens without their texts",
+		Short:   "List tokens without their secrets",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := a.client()
@@ -140,7 +140,7 @@ func newTokenRevoke(a *app) *cobra.Command {
 			if err := c.RevokeToken(cmd.Context(), args[0]); err != nil {
 				return a.failed(cmd.Context(), err)
 			}
-			_, err = fmt.Fprintf(a.out, "token %s is revoked\n", args[0])
+			_, err = fmt.Fprintf(a.out, "revoked token %s\n", args[0])
 			return err
 		},
 	}
@@ -161,7 +161,7 @@ func newJoinTokenCreate(a *app) *cobra.Command {
 	var ttl time.Duration
 	cmd := &cobra.Command{
 		Use:     "create",
-		Short:   "Create a token with which one machine may join, once",
+		Short:   "Create a one-time token for joining a machine",
 		Example: "  berth-agent --server https://berth.example.com --join-token $(berth join-token create)",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -177,8 +177,12 @@ func newJoinTokenCreate(a *app) *cobra.Command {
 			if err != nil {
 				return a.failed(cmd.Context(), err)
 			}
-			a.say("lets one machine join once%s; start it there with berth-agent --join-token",
-				expiry(&t.ExpiresAt, a.now()))
+			server, err := a.target()
+			if err != nil {
+				return err
+			}
+			a.say("one-time join token, valid %s; on the machine: berth-agent --server %s --join-token TOKEN",
+				span(t.ExpiresAt.Sub(a.now()).Round(time.Minute)), server.URL)
 			return showSecret(a, t, t.ID, t.Secret)
 		},
 	}

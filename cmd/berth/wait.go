@@ -96,18 +96,26 @@ func waitForJob(ctx context.Context, a *app, job wire.Job, timeout time.Duration
 	case err == nil:
 		return sayEnd(a, final)
 	case ctx.Err() != nil:
-		a.say("%s goes on; berth wait %s waits again, berth cancel %s stops it", job.Name, shortID(job.ID),
+		a.say("%s continues; wait again: berth wait %s; stop it: berth cancel %s", job.Name, shortID(job.ID),
 			shortID(job.ID))
 		return ctx.Err()
 	case waiting.Err() != nil:
 		return &timeoutError{
-			message: fmt.Sprintf("%s is %s after %s", named(job), final.Status, timeout),
-			hint: fmt.Sprintf("it goes on; berth wait %s waits again, berth cancel %s stops it", shortID(job.ID),
+			message: fmt.Sprintf("timed out after %s; %s is still %s", timeout, named(job), waitingText(final)),
+			hint: fmt.Sprintf("wait again: berth wait %s; stop it: berth cancel %s", shortID(job.ID),
 				shortID(job.ID)),
 		}
 	default:
 		return err
 	}
+}
+
+// waitingText formats the status of a job that has not ended, with the reason if it has one.
+func waitingText(j wire.Job) string {
+	if j.Reason == nil || j.Status.HoldsCapacity() {
+		return string(j.Status)
+	}
+	return fmt.Sprintf("%s (%s)", j.Status, oneLine(reasonText(j.Reason)))
 }
 
 // pollJob polls the job until its end and returns the job as last seen, also with an error.
@@ -174,8 +182,8 @@ func sayEnd(a *app, j wire.Job) error {
 	case j.Reason != nil && j.Reason.Hint != "":
 		a.say("%s", a.errTerm.paint(faint, "hint: "+oneLine(j.Reason.Hint)))
 	case j.Status == berth.Failed:
-		a.say("%s", a.errTerm.paint(faint, "hint: berth logs "+shortID(j.ID)+" shows its output, berth events "+
-			shortID(j.ID)+" its history"))
+		a.say("%s", a.errTerm.paint(faint, "hint: see its output with berth logs "+shortID(j.ID)+
+			", its history with berth events "+shortID(j.ID)))
 	}
 	return &endedError{state: j.Status}
 }

@@ -74,7 +74,7 @@ func sendFolder(ctx context.Context, a *app, c *client.Client, field, name, base
 	// last job.
 	_, err = c.FindUpload(ctx, sum.Address)
 	if err == nil {
-		a.say("%s is there already", what)
+		a.say("%s is already uploaded", what)
 		return sum.Address, nil
 	}
 	// Only "not found" leads to an upload; any other error ends the submit.
@@ -86,14 +86,14 @@ func sendFolder(ctx context.Context, a *app, c *client.Client, field, name, base
 		// address was sent first, so a folder that changes meanwhile must fail the upload.
 		again, err := archive.Pack(ctx, to, folder, archive.Default)
 		if err == nil && again.Address != sum.Address {
-			err = usagef("%s: %s changed while it was packed: try again when nothing writes there", field, folder)
+			err = usagef("%s: %s changed while it was packed; try again when no program writes there", field, folder)
 		}
 		return err
 	})
 	if err != nil {
 		return "", a.failed(ctx, err)
 	}
-	a.say("%s sent", what)
+	a.say("%s uploaded", what)
 	return sum.Address, nil
 }
 
@@ -105,7 +105,7 @@ func unpackable(ctx context.Context, field, folder string, err error) error {
 		return ctx.Err()
 	case errors.Is(err, fs.ErrNotExist):
 		return &usageError{message: fmt.Sprintf("%s: %v", field, err),
-			hint: "folders of a job file are named from where the file is"}
+			hint: "paths in a job file are relative to the file's folder"}
 	default:
 		return usagef("%s: %v", field, err)
 	}
