@@ -59,12 +59,12 @@ func hidesSecrets(t *testing.T, s *stack) {
 			t.Errorf("job %s prints %q", id, printed)
 		}
 	}
-	for id, how := range map[berth.JobID]string{first: ") fetched", second: ") was cached on the machine"} {
+	for id, how := range map[berth.JobID]string{first: ": fetched ", second: "reused cached "} {
 		events, err := s.api.Events(t.Context(), id, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, what := range []string{": workdir ", ": inputs[0] "} {
+		for _, what := range []string{" workdir (", " inputs[0] ("} {
 			if !slices.ContainsFunc(events.Items, func(e wire.Event) bool {
 				return e.Kind == wire.EventFetched && strings.Contains(e.Detail, what) && strings.Contains(e.Detail, how)
 			}) {

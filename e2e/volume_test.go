@@ -23,7 +23,7 @@ func readsFolders(t *testing.T, s *stack) {
 	}
 	job := jobSpec("reads", "read-file", "/data/part.txt")
 	job.Inputs = []spec.Input{{From: "file:///datasets/", To: "/data"}}
-	for _, how := range []string{") fetched", ") was cached on the machine"} {
+	for _, how := range []string{": fetched ", "reused cached "} {
 		id := s.submit(t, job)
 		ended := s.ends(t, id, berth.Succeeded)
 		if on := ended.Attempts[0].Machines; !slices.Equal(on, []berth.MachineID{"m1"}) {
@@ -38,7 +38,7 @@ func readsFolders(t *testing.T, s *stack) {
 		}
 		events, err := s.api.Events(t.Context(), id, 0)
 		if err != nil || !slices.ContainsFunc(events.Items, func(e wire.Event) bool {
-			return e.Kind == wire.EventFetched && strings.Contains(e.Detail, ": inputs[0] ") && strings.Contains(e.Detail, how)
+			return e.Kind == wire.EventFetched && strings.Contains(e.Detail, " inputs[0] (") && strings.Contains(e.Detail, how)
 		}) {
 			t.Errorf("it does not say%s: %+v, %v", how, events.Items, err)
 		}

@@ -234,7 +234,7 @@ func (s *stack) lastLogsGivenUp(id berth.JobID) (warned bool, err error) {
 			SELECT EXISTS (
 				SELECT 1
 				FROM job_events
-				WHERE job = $1 AND kind = $2 AND detail LIKE '%fell silent before its last logs%')`, id, wire.EventWarning).Scan(&warned)
+				WHERE job = $1 AND kind = $2 AND detail LIKE '%stopped responding before its last logs%')`, id, wire.EventWarning).Scan(&warned)
 	})
 	return warned, err
 }
