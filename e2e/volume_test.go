@@ -47,7 +47,7 @@ func readsFolders(t *testing.T, s *stack) {
 	away := job
 	away.Placement.AvoidMachines = []berth.MachineID{"m1"}
 	plan, err := s.api.Plan(t.Context(), away)
-	if err != nil || !strings.Contains(plan.Fit.Summary, "1 does not share the folder /datasets, 1 is to be avoided") {
+	if err != nil || !strings.Contains(plan.Fit.Summary, "1 does not share the folder /datasets, 1 is avoided by the job") {
 		t.Errorf("elsewhere the plan is %+v, %v", plan.Fit, err)
 	}
 
@@ -63,7 +63,7 @@ func readsFolders(t *testing.T, s *stack) {
 	_, _, err = others.Submit(t.Context(), job, "")
 	refused, ok := errors.AsType[*berth.Error](err)
 	if !ok || refused.Code != berth.CodeInvalid || len(refused.Fields) != 1 || refused.Fields[0].Field != "inputs[0].from" ||
-		!strings.Contains(refused.Fields[0].Detail, "lets jobs of tenant others read no folders of machines") {
+		!strings.Contains(refused.Fields[0].Detail, "file:// inputs are not enabled for tenant others") {
 		t.Errorf("another tenant: %v", err)
 	}
 }

@@ -104,13 +104,13 @@ func TestFaultyScenariosAreNamedByLine(t *testing.T) {
 	t.Parallel()
 	const good = "duration: 1h\nmachines: [{cpus: 8, memory: 8GiB}]\njobs: [{every: 1m, run: 1m}]\n"
 	for name, c := range map[string]struct{ text, want string }{
-		"misspelt":     {strings.Replace(good, "every", "evry", 1), "f.yaml:3:9: jobs[0].evry: is not a field: did you mean every?"},
+		"misspelt":     {strings.Replace(good, "every", "evry", 1), "f.yaml:3:9: jobs[0].evry is not a field: did you mean every?"},
 		"missing":      {"duration: 1h\nmachines: [{cpus: 8, memory: 8GiB}]\njobs: [{run: 1m}]\n", "f.yaml:3:8: jobs[0].every: the mean gap is missing"},
 		"no unit":      {strings.Replace(good, "1h", "60", 1), "f.yaml:1:11: duration"},
-		"no order":     {good + "policy: {order: lottery}\n", `f.yaml:4:17: policy.order: "lottery" is no order; allowed: fair, priority, fifo or srsf`},
+		"no order":     {good + "policy: {order: lottery}\n", `f.yaml:4:17: policy.order: "lottery" is no order (allowed: fair, priority, fifo or srsf)`},
 		"no tenant":    {strings.Replace(good, "{every", "{tenant: a, every", 1), `f.yaml:3:17: jobs[0].tenant: "a" is no tenant`},
-		"no machines":  {strings.Replace(good, "[{cpus: 8, memory: 8GiB}]", "[]", 1), "machines: there are 0 machines; allowed: 1 to"},
-		"too many":     {strings.Replace(good, "every: 1m", "every: 1ms", 1), "about 3600000 jobs would come; allowed: at most 200000"},
+		"no machines":  {strings.Replace(good, "[{cpus: 8, memory: 8GiB}]", "[]", 1), "machines: there are 0 machines (allowed: 1 to"},
+		"too many":     {strings.Replace(good, "every: 1m", "every: 1ms", 1), "about 3600000 jobs would come (allowed: at most 200000"},
 		"bad yaml":     {"duration: [\n", "f.yaml:1:"},
 		"does not fit": {strings.Replace(good, "run: 1m", "run: 1m, resources: {gpus: 1}", 1), "jobs wait for ever: no machine, or no quota, is large enough"},
 	} {

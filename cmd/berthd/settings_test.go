@@ -71,11 +71,11 @@ func TestWrongSettingsNameThemselves(t *testing.T) {
 		{"--srsf-outrank=0.5", "1 to 1000"},
 		{"--earmark-for=0s", "allowed are 1m0s and more"},
 		{"--overdue=-1h", "must not be negative"},
-		{"--file-inputs=/etc", "/etc is a folder of the system"},
+		{"--file-inputs=/etc", "/etc is a system folder"},
 		{"--file-inputs=datasets", "write /NAME or /NAME=TENANT,TENANT"},
 		{"--file-inputs=/a;/b=", "/b: \"\" is not a tenant"},
 		{"--file-inputs=/a=x,Y", "/a: \"Y\" is not a tenant"},
-		{"--file-inputs=/a;/a=x", "/a is there twice"},
+		{"--file-inputs=/a;/a=x", "/a is listed twice"},
 	} {
 		if _, err := parse(t, nil, append(ok, c.arg)...); err == nil || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v", c.arg, err)

@@ -299,7 +299,7 @@ func TestAnAnswerTellsWhatAJobIsExpectedToRun(t *testing.T) {
 		}
 		return expected(w.JobExplanation)
 	}
-	const unknown = "unknown: not known: it has no time_limit, and nothing like it has succeeded lately"
+	const unknown = "unknown: expected run time unknown (no time_limit, and no similar job has succeeded recently)"
 	if got := expected(why(t, d, o, id)); got != unknown {
 		t.Errorf("without a history: %s", got)
 	}
@@ -307,7 +307,7 @@ func TestAnAnswerTellsWhatAJobIsExpectedToRun(t *testing.T) {
 	ended("default", 60)
 	ended("default", 120)
 	ended("default", 600)
-	const median = "2m: expected to run 2m in all, the median of the latest 3 jobs of this name"
+	const median = "2m: expected run time 2m, the median of the latest 3 jobs of this name"
 	if got := expected(why(t, d, o, id)); got != median {
 		t.Errorf("with one: %s", got)
 	}
@@ -317,7 +317,7 @@ func TestAnAnswerTellsWhatAJobIsExpectedToRun(t *testing.T) {
 	if got := plan("y", 0); got != unknown {
 		t.Errorf("a plan of another name: %s", got)
 	}
-	if got := plan("x", time.Hour); got != "1h: given: its time_limit with stop_grace is 1h" {
+	if got := plan("x", time.Hour); got != "1h: time_limit with stop_grace is 1h" {
 		t.Errorf("a plan with a limit: %s", got)
 	}
 	exec(t, d, `UPDATE jobs SET ran_ms = 90000, version = version + 1 WHERE id = $1`, id)
@@ -325,7 +325,7 @@ func TestAnAnswerTellsWhatAJobIsExpectedToRun(t *testing.T) {
 		t.Errorf("of one that has run: %s", got)
 	}
 	exec(t, d, `UPDATE jobs SET ran_ms = 900000, version = version + 1 WHERE id = $1`, id)
-	if got := expected(why(t, d, o, id)); got != "unknown: expected to run 2m in all, the median of the latest 3 jobs of this name, which it has outrun" {
+	if got := expected(why(t, d, o, id)); got != "unknown: expected run time 2m, the median of the latest 3 jobs of this name; it has run longer" {
 		t.Errorf("of one that has run longer: %s", got)
 	}
 }

@@ -89,7 +89,7 @@ func TestChildOutOfMemoryIsAWarning(t *testing.T) {
 	if j := s.settle(id); j.Status != berth.Succeeded {
 		t.Errorf("job is %s", j.Status)
 	}
-	if !s.hasEvent(id, wire.EventWarning, "want of memory") {
+	if !s.hasEvent(id, wire.EventWarning, "ran out of memory") {
 		t.Errorf("no warning: %+v", s.events(id))
 	}
 }

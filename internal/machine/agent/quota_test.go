@@ -38,7 +38,7 @@ func TestAnOutputOverQuotaFailsItsJobWithTheQuotaAsReason(t *testing.T) {
 	}
 	j := s.settle(id)
 	if j.Status != berth.Failed || j.Reason.Code != berth.ReasonStorageQuota || !strings.Contains(j.Reason.Message, "model (/workspace/x)") ||
-		!strings.Contains(j.Reason.Message, "tenant default stores 0 bytes of outputs, and may store 0 bytes") {
+		!strings.Contains(j.Reason.Message, "tenant default stores 0 bytes of outputs, and its quota is 0 bytes") {
 		t.Errorf("job is %s, %+v", j.Status, j.Reason)
 	}
 }

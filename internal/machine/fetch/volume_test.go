@@ -379,12 +379,12 @@ func TestOperatorsSayWhereFoldersLie(t *testing.T) {
 		t.Errorf("%v (-want +got):\n%s", err, diff)
 	}
 	for text, says := range map[string]string{
-		"datasets":              `"datasets" is no name of a folder`,
+		"datasets":              `"datasets" is not a valid name of a folder`,
 		"/a/b":                  "write /NAME or /NAME=/FOLDER",
-		"/etc":                  "/etc is a folder of the system",
-		"/a;/a=/b":              "/a is there twice",
-		"/var=/mnt;x=/y":        `"x" is no name of a folder`,
-		"/datasets,/models=/mn": "is no name of a folder",
+		"/etc":                  "/etc is a system folder",
+		"/a;/a=/b":              "/a is listed twice",
+		"/var=/mnt;x=/y":        `"x" is not a valid name of a folder`,
+		"/datasets,/models=/mn": "is not a valid name of a folder",
 	} {
 		if v, err := fetch.ParseVolumes([]string{text}); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v, %v", text, v, err)
