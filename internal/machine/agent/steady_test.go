@@ -8,32 +8,44 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"berth"
 	"berth/wire"
 )
 
-// countWrites has the database log each row that is written from now on, by table
-// and transaction.
+// countWrites makes the database log each row that is written from now on, by table and
+// transaction. Each table gets its trigger in a transaction of its own: one transaction that
+// locked all tables could deadlock with the agent's calls.
 func (s *site) countWrites() {
 	s.t.Helper()
-	if _, err := s.db.Pool().Exec(s.t.Context(), `
+	exec := func(sql string) {
+		s.t.Helper()
+		if _, err := s.db.Pool().Exec(s.t.Context(), sql); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	exec(`
 		CREATE TABLE writes (n bigserial PRIMARY KEY, tab text, xid xid8 DEFAULT pg_current_xact_id());
 		CREATE FUNCTION log_write() RETURNS trigger LANGUAGE plpgsql AS $$
 		BEGIN
 			INSERT INTO writes (tab) VALUES (TG_ARGV[0]);
 			RETURN NULL;
-		END $$;
-		DO $$
-		DECLARE
-			t regclass;
-		BEGIN
-			FOR t IN SELECT oid FROM pg_class
-				WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p') AND NOT relispartition AND relname <> 'writes'
-			LOOP
-				EXECUTE format('CREATE TRIGGER log_write AFTER INSERT OR UPDATE OR DELETE ON %s FOR EACH ROW EXECUTE FUNCTION log_write(%L)', t, t);
-			END LOOP;
-		END $$`); err != nil {
+		END $$`)
+	rows, err := s.db.Pool().Query(s.t.Context(), `
+		SELECT format('CREATE TRIGGER log_write AFTER INSERT OR UPDATE OR DELETE ON %s FOR EACH ROW EXECUTE FUNCTION log_write(%L)',
+			oid::regclass, oid::regclass)
+		FROM pg_class
+		WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p') AND NOT relispartition AND relname <> 'writes'`)
+	if err != nil {
 		s.t.Fatal(err)
+	}
+	triggers, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	for _, sql := range triggers {
+		exec(sql)
 	}
 }
 
