@@ -199,53 +199,6 @@ func packed(nodes []placement.Machine, arrivals []pod, pack placement.Pack, mix 
 	return m
 }
 
-// firstFit places each on the first machine and the first GPUs with room.
-func firstFit(nodes []placement.Machine, arrivals []pod) *marks {
-	list := make([]placement.Machine, len(nodes))
-	capacity := int64(0)
-	for i, n := range nodes {
-		n.GPUs = slices.Clone(n.GPUs)
-		list[i], capacity = n, capacity+n.Total.GPUMilli
-	}
-	m := &marks{}
-	asked, placed := int64(0), int64(0)
-	for _, p := range arrivals {
-		asked += gpuMilli(p)
-		for i := range list {
-			if take(&list[i], p.request) {
-				placed += gpuMilli(p)
-				break
-			}
-		}
-		m.note(asked, placed, capacity)
-	}
-	return m
-}
-
-// take lets a request have room of a machine, if there is enough.
-func take(m *placement.Machine, r spec.Request) bool {
-	if len(r.GPUTypes) > 0 && (len(m.GPUs) == 0 || !slices.ContainsFunc(r.GPUTypes, func(t string) bool { return strings.EqualFold(t, m.GPUs[0].Model) })) {
-		return false
-	}
-	if !r.Capacity().Fits(m.Total.Sub(m.Used)) {
-		return false
-	}
-	var devices []int
-	for i, d := range m.GPUs {
-		if len(devices) < r.GPUs && d.UsedMilli+r.GPUMilli <= 1000 {
-			devices = append(devices, i)
-		}
-	}
-	if len(devices) < r.GPUs {
-		return false
-	}
-	for _, i := range devices {
-		m.GPUs[i].UsedMilli += r.GPUMilli
-	}
-	m.Used = m.Used.Add(r.Capacity())
-	return true
-}
-
 // BenchmarkFamily prints how much of the GPUs first fit, best fit and worth place
 // of each list of the family, three seeds each: the table of docs/design/placement.md.
 func BenchmarkFamily(b *testing.B) {
