@@ -63,6 +63,10 @@ bench-placement: ## measure plans: cold, after a change, one job at a time, and 
 bench-family: ## how much of the GPUs is placed of lists made from openb's: make bench-family TRACES=folder (needs openb/ in it)
 	$(GO) test ./cmd/berth-sim -run '^$$' -bench Family -benchtime 1x -timeout 30m -v -args -traces $(abspath $(TRACES))
 
+.PHONY: bench-hard
+bench-hard: ## the same where GPU models are short, beside first fit, best fit, FGD and a bound (about 5 minutes; -half judge: the other half)
+	$(GO) test ./cmd/berth-sim -run '^$$' -bench '^BenchmarkHard$$' -benchtime 1x -timeout 60m -v -args -traces $(abspath $(TRACES))
+
 .PHONY: bench-scale
 bench-scale: setup ## measure 300 machines, 5,000 running jobs, floods and overload against bare workflows, at most 15 minutes
 	@scripts/bench-scale.sh

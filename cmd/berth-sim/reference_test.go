@@ -1,10 +1,13 @@
 package main
 
 import (
+	"fmt"
 	"math"
 	"slices"
 	"strings"
+	"testing"
 
+	"berth"
 	"berth/placement"
 	"berth/spec"
 )
@@ -348,5 +351,62 @@ func largestFlow(demand, supply map[string]int64, edges map[[2]string]bool) int6
 		left[start] -= amount
 		left[end] -= amount
 		total += amount
+	}
+}
+
+// referenceNodes returns two machines of one model and one of another.
+func referenceNodes() []placement.Machine {
+	var list []placement.Machine
+	for i, model := range []string{"A", "A", "B"} {
+		m := placement.Machine{ID: nodeName(i), Epoch: 1, State: berth.MachineReady,
+			Total: berth.Capacity{CPUMilli: 8000, MemoryMiB: 64 << 10, GPUMilli: 2000}}
+		for d := range 2 {
+			m.GPUs = append(m.GPUs, placement.Device{Index: d, Model: model, Healthy: true})
+		}
+		list = append(list, m)
+	}
+	return list
+}
+
+// wanting returns a pod for one GPU or a part of it.
+func wanting(milli int64, models ...string) pod {
+	return pod{shape: fmt.Sprint(milli, models),
+		request: spec.Request{CPUMilli: 1000, MemoryMiB: 1024, GPUs: 1, GPUMilli: milli, GPUTypes: models, Members: 1}}
+}
+
+// TestTheBoundIsTheLargestFlow: demand for a model beyond its supply is lost, and unbound demand
+// gives way to it.
+func TestTheBoundIsTheLargestFlow(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name     string
+		arrivals []pod
+		want     float64 // of six GPUs
+	}{
+		{"nothing", nil, 0},
+		{"three for a model of two", []pod{wanting(1000, "B"), wanting(1000, "B"), wanting(1000, "B")}, 2},
+		{"unbound ones give way", []pod{wanting(1000), wanting(1000), wanting(1000), wanting(1000), wanting(1000, "B"), wanting(1000, "B")}, 6},
+		{"parts add up", []pod{wanting(500, "B"), wanting(500, "B"), wanting(500)}, 1.5},
+		{"either model", []pod{wanting(1000, "A", "B"), wanting(1000, "A"), wanting(1000, "A"), wanting(1000, "A"), wanting(1000, "A")}, 5},
+	} {
+		if got := most(referenceNodes(), c.arrivals) * 6 / 100; math.Abs(got-c.want) > 1e-9 {
+			t.Errorf("%s: at most %.2f GPUs, want %.2f", c.name, got, c.want)
+		}
+	}
+}
+
+// TestTheGradientKeepsPartsTogether: a half GPU goes next to another half, where a whole one
+// stays usable, and nothing is placed without room.
+func TestTheGradientKeepsPartsTogether(t *testing.T) {
+	t.Parallel()
+	mix := []pod{wanting(500), wanting(1000)}
+	g := newGradient(referenceNodes()[:1], mix)
+	for i, step := range []struct {
+		pod  pod
+		want bool
+	}{{wanting(500), true}, {wanting(500), true}, {wanting(1000), true}, {wanting(500), false}, {wanting(1000, "B"), false}} {
+		if got := g.arrive(step.pod); got != step.want {
+			t.Errorf("arrival %d: placed %v, want %v", i, got, step.want)
+		}
 	}
 }
