@@ -17,14 +17,14 @@ var busyPolicy = placement.Policy{
 	Backfill: 32, AssumeRun: 24 * time.Hour, Preempt: true, PreemptAfter: time.Minute, MinRuntime: 10 * time.Minute,
 }
 
-// oneCore leaves the runtime, its collector included, one core.
+// oneCore limits the runtime, including the garbage collector, to one core.
 func oneCore(b *testing.B) {
 	was := runtime.GOMAXPROCS(1)
 	b.Cleanup(func() { runtime.GOMAXPROCS(was) })
 }
 
-// spent is the CPU time of the process, the collector's included: what others do
-// on the machine hardly counts.
+// spent returns the CPU time of the process, including the garbage collector. Other processes on the
+// machine hardly affect it.
 func spent() time.Duration {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
@@ -33,7 +33,7 @@ func spent() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// cold times the first plan of a snapshot that has just been built of the rows.
+// cold times the first plan of a snapshot that was just built from the rows.
 func (c *cluster) cold() (time.Duration, placement.Plan) {
 	c.load()
 	runtime.GC()
@@ -42,8 +42,8 @@ func (c *cluster) cold() (time.Duration, placement.Plan) {
 	return spent() - began, p
 }
 
-// incremental times what follows a plan: the rows that have changed since, and
-// the next plan. What the plan says is made true at the end, which is not timed.
+// incremental times the update of the rows that changed since the last plan, and the next plan. It
+// then applies the plan to the rows, which is not timed.
 func (c *cluster) incremental() (time.Duration, placement.Plan) {
 	began := spent()
 	c.pass()
@@ -53,10 +53,10 @@ func (c *cluster) incremental() (time.Duration, placement.Plan) {
 	return took, p
 }
 
-// BenchmarkPlan plans for 10,000 machines, 100,000 waiting jobs, 2,000 classes
-// and 200 tenants with all the policy has, on one core. The cluster is full, and
-// many who wait may displace some who run. With quotas it is looked besides which
-// tenants wait for theirs, with data where what a job needs lies already.
+// BenchmarkPlan plans for 10,000 machines, 100,000 waiting jobs, 2,000 classes and 200 tenants with
+// every feature of the policy, on one core. The cluster is full, and many waiting jobs may preempt
+// running jobs. The quotas case also finds the tenants that wait for quota, and the data cases the
+// machines that already hold a job's data.
 func BenchmarkPlan(b *testing.B) {
 	plain, quotas, data := saturated(benchSize(10_000, 100_000), benchRequest), saturated(benchSize(10_000, 100_000), benchRequest), saturated(benchSize(10_000, 100_000), benchRequest)
 	quotas.bind()
@@ -90,14 +90,13 @@ func BenchmarkPlan(b *testing.B) {
 			b.ReportMetric(float64(starts)/n, "starts")
 			b.ReportMetric(float64(preempted)/n, "preempted")
 			b.ReportMetric(float64(c.s.Jobs()), "waiting")
-			b.ReportMetric(0, "ns/op") // of what is not planning too
+			b.ReportMetric(0, "ns/op") // includes work other than planning
 		})
 	}
 }
 
-// BenchmarkPlanGrowth prints what plans take as the cluster grows and as the
-// queue grows, measured by turns, and what that is of linear growth: 1 is ten
-// times the time for ten times as much.
+// BenchmarkPlanGrowth prints the time of a plan as the cluster and the queue grow, and its ratio to
+// linear growth: 1 means ten times the time for ten times the size. The sizes are measured in turns.
 func BenchmarkPlanGrowth(b *testing.B) {
 	sizes := []struct{ machines, waiting int }{{1_000, 10_000}, {1_000, 100_000}, {10_000, 10_000}, {10_000, 100_000}}
 	clusters := make([]*cluster, len(sizes))

@@ -15,8 +15,7 @@ import (
 	"berth/spec"
 )
 
-// drawCluster is a small cluster with gangs, quotas and tenants below others,
-// planned for by any policy.
+// drawCluster returns a small cluster with gangs, quotas, nested tenants and a random policy.
 func drawCluster(t *rapid.T) *cluster {
 	x := size{
 		machines: rapid.IntRange(1, 12).Draw(t, "machines"), waiting: rapid.IntRange(0, 60).Draw(t, "waiting"),
@@ -79,8 +78,8 @@ func drawCluster(t *rapid.T) *cluster {
 	return c
 }
 
-// TestKeptPlansAreFreshPlans: whatever a snapshot keeps from plan to plan, its
-// plans are those of a snapshot that was built of the same rows from nothing.
+// TestKeptPlansAreFreshPlans checks that a snapshot with caches from earlier plans yields the same
+// plans as a new snapshot of the same rows.
 func TestKeptPlansAreFreshPlans(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -92,8 +91,8 @@ func TestKeptPlansAreFreshPlans(t *testing.T) {
 	})
 }
 
-// planAsFresh plans on the snapshot that is kept, wants the plan of one that is
-// loaded anew, and carries it out.
+// planAsFresh plans on the kept snapshot, checks that a new snapshot of the rows yields the same plan,
+// and applies the plan.
 func (c *cluster) planAsFresh(t *rapid.T) {
 	kept := c.s
 	p := c.planner.Plan(kept, c.now)
@@ -106,8 +105,8 @@ func (c *cluster) planAsFresh(t *rapid.T) {
 	c.pass()
 }
 
-// TestLongKeptPlansAreFreshPlans: so it is after many changes to a cluster of
-// hundreds of machines, where most plans look at few of them.
+// TestLongKeptPlansAreFreshPlans checks that kept and new snapshots yield the same plans after many
+// changes to a cluster of hundreds of machines, where most plans look at few machines.
 func TestLongKeptPlansAreFreshPlans(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(4) {
@@ -151,8 +150,8 @@ func TestLongKeptPlansAreFreshPlans(t *testing.T) {
 	}
 }
 
-// TestTheRestOfTheQueueChangesNothing: a plan that ends as soon as no class has a
-// place decides what one does that walks the queue to its end.
+// TestTheRestOfTheQueueChangesNothing checks that a plan that ends as soon as no class fits makes the
+// same decisions as a plan that walks the whole queue.
 func TestTheRestOfTheQueueChangesNothing(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -174,8 +173,8 @@ func TestTheRestOfTheQueueChangesNothing(t *testing.T) {
 	})
 }
 
-// TestKeptPlansAreFreshPlansOfOtherTenants: so it is when rows of tenants come and
-// go and the order of the queue changes, whatever holds room or waits meanwhile.
+// TestKeptPlansAreFreshPlansOfOtherTenants checks that kept and new snapshots yield the same plans when
+// tenants are removed and added and the queue order changes, even for tenants with jobs.
 func TestKeptPlansAreFreshPlansOfOtherTenants(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -204,8 +203,8 @@ func TestKeptPlansAreFreshPlansOfOtherTenants(t *testing.T) {
 	})
 }
 
-// TestHoldersAreKnownWhateverComesFirst: what a machine gives back is the same
-// whether its row came before those of the jobs on it, after them, or again.
+// TestHoldersAreKnownWhateverComesFirst checks that a plan expects the same released capacity whether
+// the machine's row arrived before the rows of its jobs, after those rows, or again.
 func TestHoldersAreKnownWhateverComesFirst(t *testing.T) {
 	t.Parallel()
 	now := epoch.Add(time.Hour)
@@ -260,8 +259,8 @@ func TestHoldersAreKnownWhateverComesFirst(t *testing.T) {
 	}
 }
 
-// TestAQuestionAboutOneJobIsAnsweredAsOneAboutAll: what a plan leaves out for the sake
-// of one question changes no answer.
+// TestAQuestionAboutOneJobIsAnsweredAsOneAboutAll checks that Why for one job, which skips parts of the
+// plan, gives the same answer as a forecast of all jobs.
 func TestAQuestionAboutOneJobIsAnsweredAsOneAboutAll(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {

@@ -15,20 +15,20 @@ import (
 	"berth/spec"
 )
 
-// arena runs jobs in virtual time, as a leader and its machines would.
+// arena runs jobs in virtual time, as a leader and its machines would in real time.
 type arena struct {
 	t           interface{ Fatalf(string, ...any) }
 	s           *placement.Snapshot
 	planner     placement.Planner
 	now         time.Time
 	jobs        map[berth.JobID]placement.Job
-	lasts       map[berth.JobID]time.Duration // how long a job really runs
+	lasts       map[berth.JobID]time.Duration // actual run time of each job
 	machines    map[berth.MachineID]placement.Machine
 	running     map[berth.JobID]placement.Running
 	tenants     map[berth.TenantID]placement.Tenant
 	nominations []placement.Nomination
 	requests    map[string]spec.Request
-	failing     map[berth.JobID]time.Time // gangs that lost a rank, and when the others have stopped
+	failing     map[berth.JobID]time.Time // gangs that lost a member, and the time when the other members have stopped
 }
 
 func newArena(t interface{ Fatalf(string, ...any) }, p placement.Planner) *arena {
@@ -69,7 +69,7 @@ func (a *arena) job(r spec.Request, j placement.Job, lasts time.Duration) {
 	a.s.UpsertJob(j)
 }
 
-// fresh builds a snapshot of the same rows from nothing.
+// fresh builds a new snapshot from the same rows.
 func (a *arena) fresh() *placement.Snapshot {
 	s := placement.NewSnapshot()
 	for _, id := range sorted(a.tenants) {
@@ -89,14 +89,14 @@ func (a *arena) fresh() *placement.Snapshot {
 	return s
 }
 
-// plan decides and makes the decision true.
+// plan computes a plan and applies it.
 func (a *arena) plan() placement.Plan {
 	p := a.decide()
 	a.enact(p)
 	return p
 }
 
-// decide plans, and checks that the plan rests on the rows alone.
+// decide computes a plan and checks that it depends on the rows alone.
 func (a *arena) decide() placement.Plan {
 	p := a.planner.Plan(a.s, a.now)
 	if diff := cmp.Diff(p, a.planner.Plan(a.s, a.now)); diff != "" {
@@ -108,7 +108,7 @@ func (a *arena) decide() placement.Plan {
 	return p
 }
 
-// enact checks a plan and makes it true.
+// enact checks a plan and applies it.
 func (a *arena) enact(p placement.Plan) {
 	for _, x := range p.Preempt {
 		r, ok := a.running[x.Job]
@@ -131,15 +131,15 @@ func (a *arena) enact(p placement.Plan) {
 	if len(p.Yield) > 0 {
 		a.nominations = slices.DeleteFunc(a.nominations, func(m placement.Nomination) bool { return m.Repair && slices.Contains(p.Yield, m.For) })
 	}
-	for _, start := range p.Start { // the commit deletes what was kept for them
+	for _, start := range p.Start { // the commit deletes the nominations of started jobs
 		a.nominations = slices.DeleteFunc(a.nominations, func(m placement.Nomination) bool { return m.For == start.Job })
 	}
 	a.nominations = append(a.nominations, p.Nominate...)
 	a.s.SetNominations(a.nominations)
 }
 
-// fail ends the first rank of a gang. The others are told to stop, and what they
-// hold is kept for the gang's repair.
+// fail ends the first member of a gang. The other members are ordered to stop, and their capacity is
+// nominated for the gang's repair.
 func (a *arena) fail(r placement.Running) {
 	gone := r.Ranks[0]
 	a.machines[gone.Machine] = vacate(a.machines[gone.Machine], gone)
@@ -183,7 +183,7 @@ func (a *arena) start(start berth.Start) {
 	a.s.UpsertRunning(r)
 }
 
-// end takes a job off its machines; one that was stopped waits again.
+// end takes a job off its machines. A preempted or failed job waits again.
 func (a *arena) end(r placement.Running) {
 	delete(a.running, r.Job)
 	a.s.RemoveRunning(r.Job)
@@ -193,10 +193,10 @@ func (a *arena) end(r placement.Running) {
 	}
 	_, failed := a.failing[r.Job]
 	delete(a.failing, r.Job)
-	if r.Stopping && failed { // it gives way: nothing is kept for it
+	if r.Stopping && failed { // a preempted gang loses its nominations
 		a.nominations = slices.DeleteFunc(a.nominations, func(m placement.Nomination) bool { return m.Repair && m.For == r.Job })
 	}
-	for i := range a.nominations { // it holds no more what is kept for somebody
+	for i := range a.nominations { // the ended job no longer holds the nominated capacity
 		if a.nominations[i].Victim == r.Job && a.nominations[i].Repair {
 			a.nominations[i].Victim = ""
 		}
@@ -213,7 +213,7 @@ func (a *arena) end(r placement.Running) {
 	a.s.UpsertJob(j)
 }
 
-// ends is when a running job really ends.
+// ends returns the time when a running job actually ends.
 func (a *arena) ends(r placement.Running) time.Time {
 	if at, ok := a.failing[r.Job]; ok {
 		return at
@@ -224,7 +224,7 @@ func (a *arena) ends(r placement.Running) time.Time {
 	return r.StartedAt.Add(a.lasts[r.Job])
 }
 
-// advance goes to the next end; false if nothing runs.
+// advance moves the time to the next end of a job. It returns false if no job runs.
 func (a *arena) advance() bool {
 	if len(a.running) == 0 {
 		return false
@@ -239,7 +239,7 @@ func (a *arena) advance() bool {
 	return true
 }
 
-// held adds up what each tenant and those below it hold of GPUs.
+// held returns the GPU capacity in use by each tenant and its subtenants, in thousandths.
 func (a *arena) held() map[berth.TenantID]int64 {
 	held := map[berth.TenantID]int64{}
 	for _, r := range a.running {
@@ -252,10 +252,9 @@ func (a *arena) held() map[berth.TenantID]int64 {
 	return held
 }
 
-// TestPoliciesKeepTheirPromises runs random work under random policies to its
-// end. Whatever the policy: capacity and limits hold, gangs are whole, plans
-// depend on the rows alone, nobody is displaced twice for the same job, and
-// everything runs in the end.
+// TestPoliciesKeepTheirPromises runs random jobs under random policies to their end. Under every
+// policy, capacity and limits hold, gangs start whole, plans depend on the rows alone, no job is
+// preempted twice for the same job, and every job that its limits allow runs in the end.
 func TestPoliciesKeepTheirPromises(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -322,9 +321,9 @@ func TestPoliciesKeepTheirPromises(t *testing.T) {
 	})
 }
 
-// settled checks that nothing is left that could run.
+// settled checks that no waiting job is left that could run.
 func (a *arena) settled(t *rapid.T) {
-	for range 3 { // nothing is kept any more after that
+	for range 3 { // until all nominations have expired
 		a.now = a.now.Add(a.planner.Policy.NominationFor + 2*time.Minute)
 		for a.plan(); a.advance(); a.plan() {
 		}
@@ -346,8 +345,8 @@ func (a *arena) settled(t *rapid.T) {
 	}
 }
 
-// TestBandsComeFirst: no job starts while one of a higher band that asks for the
-// same waits, unless it ends before the room it takes is needed.
+// TestBandsComeFirst checks that no job starts while a job of the same class in a higher band waits,
+// unless the started job ends before its room is needed.
 func TestBandsComeFirst(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -383,8 +382,8 @@ func TestBandsComeFirst(t *testing.T) {
 	})
 }
 
-// TestSharesComeOutEven: on a cluster that more than one tenant could fill, each
-// ends up within one job of its part.
+// TestSharesComeOutEven checks that each tenant gets its weighted share to within one job, on a
+// cluster that every tenant alone could fill.
 func TestSharesComeOutEven(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {

@@ -12,16 +12,16 @@ import (
 	"berth/spec"
 )
 
-// stream keeps jobs of a tenant waiting for ever.
+// stream keeps a number of a tenant's jobs waiting throughout the test.
 type stream struct {
 	tenant   berth.TenantID
 	request  spec.Request
 	priority int
 	lasts    time.Duration
-	waiting  int // that many do at any time
+	waiting  int // number of jobs
 }
 
-// flow brings in what the streams lack.
+// flow submits jobs until every stream has its number of waiting jobs.
 func (a *arena) flow(streams []stream, draw func() time.Duration) {
 	type kind struct {
 		tenant berth.TenantID
@@ -39,7 +39,7 @@ func (a *arena) flow(streams []stream, draw func() time.Duration) {
 	}
 }
 
-// ahead counts the jobs that wait and came before one.
+// ahead counts the waiting jobs that were submitted before a job.
 func (a *arena) ahead(of placement.Job) int {
 	n := 0
 	for _, j := range a.jobs {
@@ -50,15 +50,13 @@ func (a *arena) ahead(of placement.Job) int {
 	return n
 }
 
-// longest is the longest run of the streams' jobs, and of those that starve
-// without Overdue.
+// longest is the longest run time of the streams' jobs and of the jobs that starve without Overdue.
 const longest = 30 * time.Minute
 
-// TestNothingStarves: whatever comes after it and for ever, a job starts within a
-// bound that can be told in advance: once it is overdue, its tenant's jobs make
-// way, and then it takes as many runs of the longest length as overdue jobs came
-// before it, and one more. Where bands count, no job comes for ever that is of a
-// higher one.
+// TestNothingStarves checks that a job starts within a bound known in advance, even under endless
+// streams of later jobs. Once the job is overdue, its tenant's jobs make way. The job then waits for one
+// run of the longest length per overdue job submitted before it, and one more. Where jobs cannot age
+// across bands, all jobs have the same band.
 func TestNothingStarves(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -129,9 +127,8 @@ func TestNothingStarves(t *testing.T) {
 	})
 }
 
-// TestWithoutOverdueSomeStarve: three tenants whose small jobs never end keep a job
-// of a fourth that asks for all waiting for ever, unless it may become overdue:
-// what the bound is for.
+// TestWithoutOverdueSomeStarve checks that the bound depends on Overdue: without it, endless streams of
+// small jobs of four tenants starve a job of a fifth tenant that asks for the whole machine.
 func TestWithoutOverdueSomeStarve(t *testing.T) {
 	t.Parallel()
 	for _, overdue := range []time.Duration{0, time.Hour} {

@@ -27,7 +27,7 @@ const (
 	anotherJob = berth.JobID("01900000-0000-7000-8000-000000000002")
 )
 
-// told returns an interceptor and what is told through it.
+// told returns an interceptor and a function that returns the spans exported through it.
 func told(t *testing.T) (interceptor.Interceptor, func() tracetest.SpanStubs) {
 	t.Helper()
 	kept := tracetest.NewInMemoryExporter()
@@ -99,7 +99,7 @@ func TestAWorkflowIsToldInItsJobsTrace(t *testing.T) {
 	}
 }
 
-// A replay makes the same decisions again, and tells of none of them.
+// TestAReplayTellsNothing checks that a replay, which repeats a workflow's decisions, exports no span.
 func TestAReplayTellsNothing(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob(filepath.Join("..", "workflows", "testdata", "histories", "*.json"))
@@ -125,7 +125,7 @@ func TestAReplayTellsNothing(t *testing.T) {
 	}
 }
 
-// begin is what the SDK does where a workflow begins, or begins anew.
+// begin starts a span as the SDK does at the start and at each replay of a workflow.
 func begin(t *testing.T, i interceptor.Interceptor, o interceptor.TracerStartSpanOptions) interceptor.TracerSpan {
 	t.Helper()
 	s, err := tracerOf(t, i).StartSpan(&o)
@@ -140,8 +140,9 @@ func tracerOf(t *testing.T, i interceptor.Interceptor) *tracer {
 	return i.(*tracedWorkflows).tracer
 }
 
-// A workflow that leaves the cache goes on elsewhere: its span is told once, by
-// who sees it end, and what was told under it meanwhile has it for a parent.
+// TestAWorkflowThatWasInTheCacheTwiceIsToldOnce checks that a workflow dropped from one worker's cache
+// and continued on another exports its span once, at its end, and that this span is the parent of the
+// spans exported earlier.
 func TestAWorkflowThatWasInTheCacheTwiceIsToldOnce(t *testing.T) {
 	t.Parallel()
 	i, spans := told(t)
@@ -174,7 +175,8 @@ func TestAContinuedWorkflowHasNotFailed(t *testing.T) {
 	}
 }
 
-// A waiter's task is noted and completed later, which is no failure.
+// TestAnActivityThatIsCompletedLaterHasNotFailed checks that the span of a waiter's activity, which is
+// completed later, has no error status.
 func TestAnActivityThatIsCompletedLaterHasNotFailed(t *testing.T) {
 	t.Parallel()
 	i, spans := told(t)
@@ -191,7 +193,8 @@ func TestAnActivityThatIsCompletedLaterHasNotFailed(t *testing.T) {
 	}
 }
 
-// A step of a pipeline is started from the pipeline's trace and has its own.
+// TestAStepHasATraceOfItsOwn checks that a step of a pipeline has its own trace, which links to the
+// pipeline's trace.
 func TestAStepHasATraceOfItsOwn(t *testing.T) {
 	t.Parallel()
 	i, spans := told(t)
@@ -218,7 +221,7 @@ func TestAStepHasATraceOfItsOwn(t *testing.T) {
 	}
 }
 
-// What a schedule's clock starts at each of its times is a trace of its own.
+// TestFiresDoNotPileUpInOneTrace checks that each workflow started by a schedule has its own trace.
 func TestFiresDoNotPileUpInOneTrace(t *testing.T) {
 	t.Parallel()
 	i, spans := told(t)

@@ -30,11 +30,9 @@ import (
 	"berth/wire"
 )
 
-// TestTheLeaderDoesAsTheReplaySays runs a described cluster twice: in the
-// replay, and with rows, a leader and an API, whose jobs run as long as the
-// description says. Both start the same jobs at the same times. While it runs,
-// explain names all that is in each waiting job's way, and what it says of their
-// starts comes true.
+// TestTheLeaderDoesAsTheReplaySays checks that the replay of a scenario and a real leader, with a
+// database and an API, start the same jobs at the same times. Jobs run as long as the scenario says.
+// During the run, explain names every blocker of each waiting job, and its estimated starts come true.
 func TestTheLeaderDoesAsTheReplaySays(t *testing.T) {
 	t.Parallel()
 	const file = "testdata/saturated.yaml"
@@ -74,7 +72,7 @@ func leaderFollows(t *testing.T, s *scenario) {
 	}
 	w.judge()
 	if w.scenario.Seed != 4 {
-		return // what comes there shows all of this
+		return // only the jobs of seed 4 cover every case below
 	}
 	for _, what := range []string{"no_room", "quota", "reserved", "behind", "gang"} {
 		if !w.seen[what] {
@@ -86,14 +84,14 @@ func leaderFollows(t *testing.T, s *scenario) {
 	}
 }
 
-// started is a start: when, rounded to seconds since the beginning, and of what.
+// started is the start of a job's attempt. At is the time since the beginning, in whole seconds.
 type started struct {
 	At      time.Duration
 	Job     string
 	Attempt int
 }
 
-// startsOf are the starts of a replay in order.
+// startsOf returns the starts of a replay in order.
 func startsOf(r *replay) []started {
 	var list []started
 	attempts := map[string]int{}
@@ -112,7 +110,7 @@ func sortStarts(list []started) {
 	})
 }
 
-// world is a cluster of rows whose time passes by moving the rows into the past.
+// world is a cluster in a database. Its time advances by moving the timestamps of its rows into the past.
 type world struct {
 	t        *testing.T
 	scenario *scenario
@@ -121,17 +119,17 @@ type world struct {
 	switches *onOff
 
 	zero    time.Time     // the database's time at the beginning
-	now     time.Duration // since then
+	now     time.Duration // since zero
 	coming  []work
 	waiting map[berth.JobID]work
 	names   map[berth.JobID]string
-	ends    map[berth.JobID]time.Duration // of what runs
+	ends    map[berth.JobID]time.Duration // of running jobs
 	starts  []started
 	told    []told
-	seen    map[string]bool // codes of blockers, and gangs that wait
+	seen    map[string]bool // codes of blockers, and "gang" after a gang has waited
 }
 
-// told is what explain said of a job's start.
+// An estimated start of a job, as explain reported it.
 type told struct {
 	job     berth.JobID
 	at      time.Duration
@@ -140,7 +138,7 @@ type told struct {
 	known   bool
 }
 
-// onOff is a Poker that lets the leader place or not.
+// onOff is a Poker that switches the leader's placement on and off and counts its passes.
 type onOff struct {
 	on    atomic.Bool
 	looks atomic.Int64
@@ -153,7 +151,7 @@ func (o *onOff) Healthy() bool {
 	return o.on.Load()
 }
 
-// newWorld has the machines and tenants of a scenario, a leader and an API.
+// newWorld creates the machines and tenants of a scenario and starts a leader and an API.
 func newWorld(t *testing.T, s *scenario) *world {
 	t.Helper()
 	d := dbtest.Open(t, dbtest.URL(t), db.Options{HalfLife: s.Policy.HalfLife.Std(), EntryPenalty: s.Policy.EntryPenalty.Std()})
@@ -200,7 +198,7 @@ func (a amountSpec) amounts() *spec.Amounts {
 	return &x
 }
 
-// serve runs an API that goes by the scenario's policy.
+// serve runs an API with the scenario's policy until the test ends.
 func (w *world) serve() {
 	w.t.Helper()
 	token, err := w.db.Tokens.Create(w.t.Context(), spec.NewToken{Name: "admin", Tenant: "default", Role: spec.RoleAdmin})
@@ -216,7 +214,7 @@ func (w *world) serve() {
 	w.api = client.New(web.URL, token.Secret)
 }
 
-// lead runs a leader that goes by the scenario's policy until the test ends.
+// lead runs a leader with the scenario's policy until the test ends.
 func (w *world) lead() {
 	ctx, cancel := context.WithCancel(w.t.Context())
 	done := make(chan struct{})
@@ -243,8 +241,8 @@ func value[T any](w *world, sql string, args ...any) T {
 	return v
 }
 
-// moments are the times at which the replay decided something: the passing of
-// time alone may be what it took.
+// moments returns the times at which the replay started jobs. Some of these starts are caused by the
+// passing of time alone, without an arrival or an end.
 func (w *world) moments(r *replay) []time.Duration {
 	var list []time.Duration
 	for _, x := range r.stretches {
@@ -254,7 +252,7 @@ func (w *world) moments(r *replay) []time.Duration {
 	return slices.Compact(list)
 }
 
-// next is when something happens next; ok is false when all is over.
+// next returns the time of the next event; ok is false if no event is left.
 func (w *world) next(moments []time.Duration) (at time.Duration, ok bool) {
 	earlier := func(t time.Duration) {
 		if !ok || t < at {
@@ -276,8 +274,8 @@ func (w *world) next(moments []time.Duration) (at time.Duration, ok bool) {
 	return at, ok
 }
 
-// pass lets time pass, ends what ends then, submits what comes, and waits until
-// the leader has nothing more to decide.
+// pass advances the time to at, ends and submits the jobs that are due, and waits until the leader has
+// no decision left to make.
 func (w *world) pass(at time.Duration) {
 	w.t.Helper()
 	w.switches.on.Store(false)
@@ -294,8 +292,8 @@ func (w *world) pass(at time.Duration) {
 	}
 	w.decide()
 	for w.await("the leader has decided", w.settled); ; w.await("the leader has decided", w.settled) {
-		// It decides no more before the next moment: what it did unseen would lie
-		// there as if machines had not obeyed.
+		// The leader makes no decision before the next moment: a decision that the test does not see
+		// would look like an order that machines ignore.
 		w.switches.on.Store(false)
 		w.read()
 		if value[int](w, `SELECT count(*) FROM jobs WHERE state IN ('scheduled', 'preempting')`) == 0 {
@@ -304,7 +302,7 @@ func (w *world) pass(at time.Duration) {
 	}
 }
 
-// decide lets the leader place once it has read all that is written.
+// decide switches placement on once the leader has read all rows.
 func (w *world) decide() {
 	w.t.Helper()
 	w.read()
@@ -312,9 +310,8 @@ func (w *world) decide() {
 	w.db.Hub().Publish(db.TopicQueue, db.KeyTenants)
 }
 
-// read waits until the leader has read all that is written: its feed ends before
-// the oldest transaction under way, and what tenants have used it reads at
-// times.
+// read waits until the leader has read all rows. The leader's feed ends before the oldest open
+// transaction, and the leader reads the tenants' usage only from time to time.
 func (w *world) read() {
 	w.t.Helper()
 	last := value[int64](w, `SELECT pg_current_xact_id()::text::bigint`)
@@ -324,15 +321,15 @@ func (w *world) read() {
 	looks := w.switches.looks.Load()
 	w.await("the leader has looked", func() bool {
 		w.db.Hub().Publish(db.TopicQueue, db.KeyTenants)
-		return w.switches.looks.Load() >= looks+2 // the first may have begun before
+		return w.switches.looks.Load() >= looks+2 // the first pass may have started earlier
 	})
 }
 
-// shift makes the present at: all that happened moves into the past.
+// shift advances the time to at by moving all timestamps into the past.
 func (w *world) shift(at time.Duration) {
 	w.t.Helper()
 	err := pgx.BeginFunc(w.t.Context(), w.db.Pool(), func(tx pgx.Tx) error {
-		// Without triggers: this is not a change of theirs.
+		// Triggers are off: the shift is no change of the rows' contents.
 		if _, err := tx.Exec(w.t.Context(), `SET LOCAL session_replication_role = replica`); err != nil {
 			return err
 		}
@@ -369,7 +366,7 @@ func (w *world) shift(at time.Duration) {
 	}
 }
 
-// submit puts a job into the queue as its workflow would.
+// submit queues a job as its workflow would.
 func (w *world) submit(x work) {
 	w.t.Helper()
 	stream, _, _ := strings.Cut(x.id, "-")
@@ -389,7 +386,7 @@ func (w *world) submit(x work) {
 	w.names[job.ID], w.waiting[job.ID] = x.id, x
 }
 
-// end ends a running job's ranks and settles it.
+// end ends the allocations of a running job and settles its attempt.
 func (w *world) end(id berth.JobID, how failure.Exit, next berth.State) {
 	w.t.Helper()
 	w.exec(`UPDATE allocations SET state = 'exited', phase = 'sealed', exit = $2, exited_at = now(), sealed_at = now() WHERE job = $1 AND state = 'active'`, id, how)
@@ -399,11 +396,11 @@ func (w *world) end(id berth.JobID, how failure.Exit, next berth.State) {
 	}
 }
 
-// settled does what machines do, and reports whether all of that is done and a
-// plan on the rows would change nothing.
+// settled stops and starts jobs as the machines would. It reports whether no job was left to stop or
+// start, and a plan on the rows would change nothing.
 func (w *world) settled() bool {
 	w.t.Helper()
-	plan := w.plan() // first: what is decided after it shows in the states
+	plan := w.plan() // first: later decisions show in the states read below
 	jobs, err := w.db.Pool().Query(w.t.Context(), `SELECT id::text, state, attempt FROM jobs WHERE state IN ('scheduled', 'preempting') ORDER BY id`)
 	if err != nil {
 		w.t.Fatal(err)
@@ -445,7 +442,7 @@ func (w *world) settled() bool {
 	return len(plan.Start)+len(plan.Preempt) == 0
 }
 
-// plan is what a leader that has read everything would do.
+// plan returns the plan of a leader that has read all rows.
 func (w *world) plan() placement.Plan {
 	w.t.Helper()
 	s := placement.NewSnapshot()
@@ -469,7 +466,7 @@ func (w *world) plan() placement.Plan {
 	return w.scenario.planner().Plan(s, c.Now)
 }
 
-// await polls a condition that nothing announces.
+// await polls a condition that has no notification.
 func (w *world) await(what string, holds func() bool) {
 	w.t.Helper()
 	limit := time.NewTimer(10 * time.Minute)
@@ -494,8 +491,8 @@ func sorted[V any](m map[berth.JobID]V) []berth.JobID {
 	return list
 }
 
-// explain asks the API about every waiting job, compares what it says with what
-// the rows say, and keeps when it expects them to start.
+// explain requests the explanation of every waiting job from the API, compares it with the rows, and
+// records the estimated start.
 func (w *world) explain() {
 	w.t.Helper()
 	ids, err := w.db.Pool().Query(w.t.Context(), `SELECT id::text FROM jobs WHERE state IN ('queued', 'retrying') ORDER BY id`)
@@ -529,7 +526,7 @@ func (w *world) explain() {
 	}
 }
 
-// compare checks the blockers by books of the test's own.
+// compare checks the blockers of an explanation against the test's own computation.
 func (w *world) compare(id berth.JobID, e wire.Explanation) {
 	w.t.Helper()
 	x := w.waiting[id]
@@ -573,11 +570,10 @@ func (w *world) compare(id berth.JobID, e wire.Explanation) {
 	}
 }
 
-// judge compares when jobs started with what was said when no more were to come:
-// that holds within a factor of two, but for what limits leave open. Jobs take up
-// to a twelfth less than theirs. What a job is told first counts on one of them
-// to be true; what it is told later, when less is left to wait, on two that
-// follow one another.
+// judge compares the starts with the estimates made after the last arrival. An estimated wait holds
+// within a factor of two, or within the slack of the time limits: jobs end up to a twelfth of their
+// limit early. A job's first estimate may be off by the slack of one limit. Later estimates, with less
+// time left to wait, may be off by two: the limits of two successive jobs.
 func (w *world) judge() {
 	w.t.Helper()
 	at := map[string]time.Duration{}

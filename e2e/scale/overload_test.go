@@ -21,14 +21,14 @@ const (
 	smallTenant berth.TenantID = "small-tenant"
 )
 
-// smallShare is the part of the peak rate that the small tenant submits at most: a tenth.
+// smallShare limits the small tenant's submit rate to a tenth of the peak rate.
 const smallShare = 10
 
-// overload is the size of a phase in which more is submitted than can run.
+// overload is the size of a phase with more submitted jobs than the cluster can run.
 type overload struct {
 	rate   float64 // submits a second
 	lasts  time.Duration
-	quiet  time.Duration // length of the phase before it, with the same generator and a null listener
+	quiet  time.Duration // length of the earlier phase, with the same generator and a null listener
 	share  float64       // most cores of the generator
 	probes float64       // submits a second of the small tenant
 }
@@ -36,7 +36,7 @@ type overload struct {
 // probe is the small tenant: an open loop of few submits.
 type probe struct {
 	mu      sync.Mutex
-	took    []time.Duration // of those accepted
+	took    []time.Duration // of accepted submits
 	refused int
 	fault   string
 	from    time.Time // by the database's clock
@@ -91,16 +91,16 @@ func (c *cell) probeOnce(p *probe, caller *rig.Caller, body []byte) {
 	}
 }
 
-// phase is what one phase of the overload showed.
+// phase holds the measurements of one phase of the overload.
 type phase struct {
 	probe *probe
 	made  made
-	fixed bool // the generator's share was
+	fixed bool // a control group fixed the generator's CPU share
 	seen  rig.Seen
 	waits []time.Duration // submit to start of the small tenant's jobs
-	hops  string          // of the same jobs
+	hops  string          // delays between the states of the same jobs
 	cpu   string          // cores of each group of processes, while the phase lasted
-	bound string          // what held starts back
+	bound string          // means of the limits that hold starts back
 }
 
 // runPhase runs generator, small tenant and watch side by side. An empty url
@@ -157,7 +157,7 @@ func (c *cell) peakBesideGenerator(o overload, jobs int, limit time.Duration) (r
 	return rate, left
 }
 
-// outcome is what an overload showed.
+// outcome holds the measurements of an overload.
 type outcome struct {
 	quiet, loud, after phase
 	goodput            float64 // jobs settled a second while the load lasted
@@ -165,12 +165,12 @@ type outcome struct {
 	beside             float64 // peak next to the generator, which submits to a listener of its own
 }
 
-// overloadCell submits o.rate jobs a second for a while, and looks at what is
-// left of the service meanwhile and afterwards.
+// overloadCell submits o.rate jobs a second for o.lasts, and measures the service during this time and
+// during a quiet phase before it.
 func (c *cell) overloadCell(peak float64, o overload) outcome {
 	c.t.Helper()
 	flood := []string{}
-	for range 4 { // as many callers as a team's tools may be
+	for range 4 { // a team's tools may have as many callers
 		flood = append(flood, c.tenantToken(floodTenant))
 	}
 	small := rig.NewCaller(c.URL, c.tenantToken(smallTenant), "")
@@ -189,8 +189,8 @@ func (c *cell) overloadCell(peak float64, o overload) outcome {
 
 func (m made) perCall() float64 { return rig.MS(m.CPU) / float64(max(m.Due-m.Skipped, 1)) }
 
-// measureOverload adds what an overload showed, and what was left 30 s after
-// its end.
+// measureOverload measures the peak rate, an overload, and the service 30 s after the overload's end,
+// and adds the results to the table.
 func (c *cell) measureOverload(o overload, multiple, most float64, peakJobs int) {
 	c.t.Helper()
 	peak, left := c.peakRate(peakJobs, 3*time.Minute)
@@ -198,7 +198,7 @@ func (c *cell) measureOverload(o overload, multiple, most float64, peakJobs int)
 		c.t.Fatalf("%d of %d jobs of the peak did not settle", left, peakJobs)
 	}
 	o.rate = min(multiple*peak, most)
-	o.probes = min(o.probes, peak/smallShare) // otherwise it is no small tenant on a slow host
+	o.probes = min(o.probes, peak/smallShare) // keeps the tenant small on a slow host
 	beside, left := c.peakBesideGenerator(o, peakJobs, 3*time.Minute)
 	if left > 0 {
 		c.t.Fatalf("%d of %d jobs of the peak next to the generator did not settle", left, peakJobs)
