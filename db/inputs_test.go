@@ -12,7 +12,7 @@ import (
 	"berth/wire"
 )
 
-// leaves stores an output of a job as its machine would have.
+// leaves stores an output of a job, as the job's machine would.
 func (s *stage) leaves(id berth.JobID, attempt, rank int, name, content string) berth.Address {
 	s.t.Helper()
 	a := berth.Address("sha256:" + strings.Repeat(content, 64)[:64])
@@ -27,8 +27,8 @@ func takes(id berth.JobID, name string) func(*spec.Job) {
 	}
 }
 
-// claims places a job and returns what its machine is told of its inputs, and
-// whether it may have the content.
+// claims places a job, claims it, and returns the inputs in the claim and the object of the last one's
+// content. It fails if the machine may read content that is not an input.
 func (s *stage) claims(id berth.JobID, on berth.MachineID) (inputs []wire.ClaimInput, object string) {
 	s.t.Helper()
 	attempt := s.place(id, string(on))
@@ -53,16 +53,16 @@ func TestAJobTakesWhatAnEndedOneHasLeft(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	source := s.ended()
-	s.leaves(source, 1, 0, "model", "1") // of an attempt before the last
+	s.leaves(source, 1, 0, "model", "1") // of an earlier attempt
 	s.leaves(source, 2, 3, "model", "2")
 	want := s.leaves(source, 2, 1, "model", "3")
 	id := s.submit(takes(source, "model"))
-	late := s.leaves(source, 2, 0, "model", "4") // nothing can come so late: what was chosen stays all the same
+	late := s.leaves(source, 2, 0, "model", "4") // cannot happen after the end; the choice would stay the same
 	inputs, object := s.claims(id, "m1")
 	if len(inputs) != 1 || inputs[0] != (wire.ClaimInput{Input: 0, Address: want}) || object != "object-"+string(source)+"-2-1-model" {
 		t.Errorf("its machine is told %+v, and gets %s; want %s, not %s", inputs, object, want, late)
 	}
-	// Archived, it has left the same.
+	// An archived source has the same outputs.
 	mustExec(t, s.pool, `UPDATE allocations SET forgotten_at = now() WHERE job = $1`, source)
 	s.archive(1)
 	again := s.submit(takes(source, "model"))
@@ -120,8 +120,7 @@ func TestElementsTakeWhatTheirArrayTakes(t *testing.T) {
 	}
 }
 
-// line is a pipeline of three steps, the last of which takes what the first
-// leaves.
+// line stores a pipeline of three steps. The last step takes the output of the first.
 func (s *stage) line() berth.JobID {
 	s.t.Helper()
 	p := graph(spec.FailFast, "a", "b: a", "c: b")
@@ -150,7 +149,7 @@ func TestAStepTakesWhatAnotherHasLeft(t *testing.T) {
 	if j := s.job(id); j.Status != berth.Failed {
 		t.Fatalf("it is %s", j.Status)
 	}
-	// By itself, and as a part of the rest, the step takes what was left then.
+	// A retry of the step alone and a retry of the pipeline both take the first run's output.
 	alone, _, err := s.db.Jobs.Retry(t.Context(), "default", s.step(id, "c"), "user:test")
 	if err != nil {
 		t.Fatal(err)
@@ -170,7 +169,7 @@ func TestAStepTakesWhatAnotherHasLeft(t *testing.T) {
 			t.Errorf("its machine is told %+v", inputs)
 		}
 	}
-	// In one go.
+	// A pipeline that succeeds without a retry.
 	id = s.line()
 	want = s.leaves(s.step(id, "a"), 1, 0, "model", "2")
 	for _, step := range []string{"a", "b"} {

@@ -20,8 +20,8 @@ import (
 	"berth/wire"
 )
 
-// nested stores a pipeline of steps by what they need, some of which are pipelines
-// themselves: by their paths.
+// nested stores a pipeline of steps in the notation of graph. A step that is a key of inner is itself a
+// pipeline.
 func (s *stage) nested(onFailure string, steps []string, inner map[string]spec.Pipeline) berth.JobID {
 	s.t.Helper()
 	return s.stores(nesting(onFailure, steps, inner))
@@ -44,7 +44,7 @@ func nesting(onFailure string, steps []string, inner map[string]spec.Pipeline) s
 	return p.WithDefaults()
 }
 
-// at is the step of a path.
+// at returns the step at a dotted path.
 func (s *stage) at(pipeline berth.JobID, path string) berth.JobID {
 	s.t.Helper()
 	for _, step := range strings.Split(path, ".") {
@@ -53,14 +53,14 @@ func (s *stage) at(pipeline berth.JobID, path string) berth.JobID {
 	return pipeline
 }
 
-// ends runs a step of a path to its end, and has all pipelines around it looked at.
+// ends runs the step at a path to its end and reconciles all pipelines around it.
 func (s *stage) ends(pipeline berth.JobID, path string, code int) {
 	s.t.Helper()
 	s.finish(s.at(pipeline, path), code)
 	s.looks(pipeline, path)
 }
 
-// looks tends the pipelines that a step is in, the inner ones first.
+// looks reconciles the pipelines around a step, the innermost first.
 func (s *stage) looks(pipeline berth.JobID, path string) {
 	s.t.Helper()
 	for i := strings.LastIndexByte(path, '.'); i > 0; i = strings.LastIndexByte(path, '.') {
@@ -70,7 +70,7 @@ func (s *stage) looks(pipeline berth.JobID, path string) {
 	s.tend(pipeline)
 }
 
-// want compares the steps of a pipeline of a path, "" for the outermost.
+// want compares the steps of the pipeline at a path; "" is the outermost pipeline.
 func (s *stage) want(pipeline berth.JobID, path, want string) {
 	s.t.Helper()
 	if path != "" {
@@ -95,7 +95,7 @@ func TestANestedPipelineStartsWhenItsNeedsHaveSucceeded(t *testing.T) {
 		t.Errorf("%d steps come before what they are in", n)
 	}
 	s.tend(id)
-	for _, early := range []berth.JobID{train, fit} { // whoever looks too early starts nothing
+	for _, early := range []berth.JobID{train, fit} { // reconciling too early starts nothing
 		if r, err := s.db.Parents.Reconcile(t.Context(), early); err != nil || r.State != berth.Submitted || len(r.Ready) > 0 || r.More {
 			t.Errorf("looked at before its turn it is %+v, %v", r, err)
 		}
@@ -167,8 +167,8 @@ func (s *stage) begins(id berth.JobID) {
 	}
 }
 
-// Policies hold each for its own level: a nested pipeline that fails is one failed
-// step of the one around it.
+// TestEachLevelFailsByItsOwnPolicy checks that on_failure applies to its own level: a nested pipeline that
+// fails counts as one failed step of the pipeline around it.
 func TestEachLevelFailsByItsOwnPolicy(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct{ outer, inner, steps, inside, says string }{
@@ -197,7 +197,8 @@ func TestEachLevelFailsByItsOwnPolicy(t *testing.T) {
 	}
 }
 
-// A step around fails while a nested pipeline runs: one transaction stops all of it.
+// TestAFailureAroundStopsWhatIsInside checks that a failed step of the outer pipeline stops all of a running
+// nested pipeline in one transaction.
 func TestAFailureAroundStopsWhatIsInside(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -211,7 +212,7 @@ func TestAFailureAroundStopsWhatIsInside(t *testing.T) {
 	s.claim(s.at(id, "train.a"), attempt, 0)
 	s.run(s.at(id, "train.a"))
 	s.finish(s.at(id, "bad"), 1)
-	if _, err := s.db.Parents.Reconcile(t.Context(), id); err != nil { // once
+	if _, err := s.db.Parents.Reconcile(t.Context(), id); err != nil { // one pass
 		t.Fatal(err)
 	}
 	s.want(id, "", "bad failed, later canceled, train canceling")
@@ -228,7 +229,8 @@ func TestAFailureAroundStopsWhatIsInside(t *testing.T) {
 	s.freed()
 }
 
-// What is needed by a nested pipeline did not succeed: all in it ends with it.
+// TestUpstreamFailedReachesEveryDepth checks that a nested pipeline is canceled with all its steps when a
+// step that it needs did not succeed.
 func TestUpstreamFailedReachesEveryDepth(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -281,7 +283,7 @@ func TestCancelReachesEveryDepthInOneTransaction(t *testing.T) {
 	if n := one[int](s, `SELECT count(DISTINCT xid)::int FROM jobs WHERE state = 'canceled' AND array_index IS NULL AND coalesce(step, '') <> 'many' OR id = $1`, id); n != 1 {
 		t.Errorf("the rows were written by %d transactions", n)
 	}
-	s.cancel(id) // twice is no other
+	s.cancel(id) // a repeated cancel changes nothing
 	s.exit(s.at(id, "train.a"), attempt, 0, failure.Exit{Cause: failure.CauseOrdered, Code: 143, StartedAt: ranAt, FinishedAt: ranAt})
 	s.settle(s.at(id, "train.a"), attempt)
 	s.looks(id, "train.a")
@@ -300,13 +302,14 @@ func TestCancelReachesEveryDepthInOneTransaction(t *testing.T) {
 	}
 	inner := s.stores(pipeline)
 	s.tend(inner)
-	if got := s.cancel(s.at(inner, "later")); got != berth.Canceled { // by itself, before its turn
+	if got := s.cancel(s.at(inner, "later")); got != berth.Canceled { // only the nested pipeline, before it may start
 		t.Errorf("a nested pipeline that has not begun is %s", got)
 	}
 	s.want(inner, "later", "z canceled")
 }
 
-// Nobody has to be alive for the rest of a cancel but the reconciler.
+// TestTheReconcilerGoesOnWithNestedPipelines checks that the reconciler alone completes a start, a hold or a
+// cancel that no other process continues.
 func TestTheReconcilerGoesOnWithNestedPipelines(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -328,7 +331,7 @@ func TestTheReconcilerGoesOnWithNestedPipelines(t *testing.T) {
 		t.Errorf("with nothing to do the reconciler finds %d", n)
 	}
 	s.finish(s.at(after, "prep"), 0)
-	if n := untended(); n != 1 { // the outer lets train go; train's workflow is the dispatcher's
+	if n := untended(); n != 1 { // the outer pipeline unblocks train; the dispatcher starts train's workflow
 		t.Errorf("it finds %d to go on with", n)
 	}
 	s.cancel(after)
@@ -347,7 +350,7 @@ func TestTheReconcilerGoesOnWithNestedPipelines(t *testing.T) {
 	if n := untended(); n != 1 || !s.job(s.at(id, "train.b")).Held {
 		t.Errorf("it finds %d of the hold inside", n)
 	}
-	// The cancel's transaction, and then its process dies.
+	// The cancel commits, and then its process dies.
 	mustExec(t, s.pool, `UPDATE jobs SET state = 'canceling', version = version + 1, cancel_requested_at = now() WHERE id = ANY($1)`, []string{string(id), string(train)})
 	if n := untended(); n != 1 {
 		t.Errorf("it finds %d of the cancel", n)
@@ -366,7 +369,7 @@ func TestHoldPriorityAndReleaseReachEveryDepth(t *testing.T) {
 	})
 	s.tend(id)
 	s.tend(s.at(id, "train"))
-	s.begins(s.at(id, "train.c")) // the pipeline runs, and is held all the same
+	s.begins(s.at(id, "train.c")) // a running pipeline can be held too
 	if err := s.db.Jobs.Hold(t.Context(), "default", id, "user:test"); err != nil {
 		t.Fatal(err)
 	}
@@ -390,7 +393,7 @@ func TestHoldPriorityAndReleaseReachEveryDepth(t *testing.T) {
 	if got := held(); got != "" {
 		t.Errorf("after the release %s are held", got)
 	}
-	// One that is held is let go when its turn comes, and waits.
+	// A held nested pipeline is unblocked when its turn comes, and its steps stay held.
 	if err := s.db.Jobs.Hold(t.Context(), "default", s.at(id, "train.b"), "user:test"); err != nil {
 		t.Fatal(err)
 	}
@@ -401,8 +404,8 @@ func TestHoldPriorityAndReleaseReachEveryDepth(t *testing.T) {
 	}
 }
 
-// The leader looks at the parent of what it starts, and that is held or canceled
-// with all around it.
+// TestNothingInsideIsPlacedOfWhatIsHeldAround checks that the leader does not place a step inside a held
+// pipeline. The leader checks only the step's parent, since a hold or cancel covers all levels inside.
 func TestNothingInsideIsPlacedOfWhatIsHeldAround(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -414,7 +417,7 @@ func TestNothingInsideIsPlacedOfWhatIsHeldAround(t *testing.T) {
 	if err := s.db.Jobs.Hold(t.Context(), "default", id, "user:test"); err != nil {
 		t.Fatal(err)
 	}
-	mustExec(t, s.pool, `UPDATE jobs SET held = false, held_at = NULL, version = version + 1 WHERE id = $1`, a) // as if nobody had looked yet
+	mustExec(t, s.pool, `UPDATE jobs SET held = false, held_at = NULL, version = version + 1 WHERE id = $1`, a) // as if the hold had not reached the step yet
 	s.mustRefuse(s.term(), s.start(a, on("m0")), "held")
 }
 
@@ -440,7 +443,7 @@ func TestRetryFailedGoesIntoHalfDonePipelines(t *testing.T) {
 		}
 		if archived {
 			mustExec(t, s.pool, `UPDATE allocations SET forgotten_at = now()`)
-			for _, n := range []int{1, 4, 4, 3} { // from the outside in: it, its steps, theirs, and theirs
+			for _, n := range []int{1, 4, 4, 3} { // from the outside in, one level each
 				s.archive(n)
 			}
 		}
@@ -463,7 +466,8 @@ func TestRetryFailedGoesIntoHalfDonePipelines(t *testing.T) {
 	}
 }
 
-// A nested pipeline by itself is a pipeline, which takes what was beside it.
+// TestANestedPipelineIsRetriedByItself checks that the retry of a nested pipeline is a pipeline without a
+// parent, which takes the same outputs of the original's siblings.
 func TestANestedPipelineIsRetriedByItself(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -485,8 +489,8 @@ func TestANestedPipelineIsRetriedByItself(t *testing.T) {
 	}
 }
 
-// handing stores a pipeline whose steps take each other's outputs across levels, of
-// which the first has succeeded, and looks at train.
+// handing stores a pipeline whose steps take each other's outputs across levels. It completes the first step
+// and reconciles the nested pipeline.
 func (s *stage) handing() (id, prep berth.JobID) {
 	s.t.Helper()
 	out := func(p spec.Pipeline, step, name string, from ...string) {
@@ -510,7 +514,7 @@ func (s *stage) handing() (id, prep berth.JobID) {
 	return id, prep
 }
 
-// inputs are which jobs' outputs a job takes, in their order.
+// inputs returns the source job and name of each output that a job takes, in input order.
 func (s *stage) inputs(id berth.JobID) string {
 	s.t.Helper()
 	return one[string](s, `SELECT coalesce(string_agg(source::text || '/' || name, ' ' ORDER BY input), '') FROM job_inputs WHERE job = $1`, id)
@@ -556,7 +560,8 @@ func TestAKeyIsOnePipelineWithAllInIt(t *testing.T) {
 	}
 }
 
-// The quota counts steps that may start, and those of nested pipelines may not yet.
+// TestWhatIsNestedWaitsOutsideTheQuota checks that max_queued counts the steps that may start, and not the
+// blocked steps of a nested pipeline.
 func TestWhatIsNestedWaitsOutsideTheQuota(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -569,7 +574,8 @@ func TestWhatIsNestedWaitsOutsideTheQuota(t *testing.T) {
 	s.want(id, "train", "x submitted, y submitted, z submitted")
 }
 
-// A refused step of any level stores nothing, and is named in full.
+// TestWhatIsNestedIsStoredWholeOrNotAtAll checks that an invalid step at any level stores nothing, and that
+// the error names the full path of the step.
 func TestWhatIsNestedIsStoredWholeOrNotAtAll(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -588,8 +594,8 @@ func TestWhatIsNestedIsStoredWholeOrNotAtAll(t *testing.T) {
 	}
 }
 
-// Cancels, holds, looks and commits of the leader cross each other at every depth
-// without a deadlock: rows are locked from the outside in.
+// TestNestedPipelinesKeepTheLockOrder checks that concurrent cancels, holds, reconciles and commits of the
+// leader do not deadlock at any depth: rows are locked from the outside in.
 func TestNestedPipelinesKeepTheLockOrder(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -646,7 +652,8 @@ func TestNestedPipelinesKeepTheLockOrder(t *testing.T) {
 	}
 }
 
-// More rows than a statement takes are stored, and canceled, in one transaction.
+// TestManyStepsAreStoredAndCanceledTogether checks that a submit and a cancel with more rows than fit into
+// one statement use one transaction each.
 func TestManyStepsAreStoredAndCanceledTogether(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -673,7 +680,8 @@ func TestManyStepsAreStoredAndCanceledTogether(t *testing.T) {
 
 const manyLevels = 3
 
-// The checker is told what all in a nested step took, and when.
+// TestTheHistoryOfAStepIsOfAllInIt checks that the checker sees the time in which the jobs inside a nested
+// step used capacity.
 func TestTheHistoryOfAStepIsOfAllInIt(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -705,8 +713,8 @@ func TestTheHistoryOfAStepIsOfAllInIt(t *testing.T) {
 	}
 }
 
-// The checker is told what keeps a blocked step: holds of it and of all around it,
-// and when somebody changed that last.
+// TestTheHistoryTellsWhatBlockedStepsWaitFor checks that the checker sees the causes that keep a step
+// blocked: holds of the step and of all pipelines around it, with the time of the last change.
 func TestTheHistoryTellsWhatBlockedStepsWaitFor(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -734,7 +742,7 @@ func TestTheHistoryTellsWhatBlockedStepsWaitFor(t *testing.T) {
 	if f.Held || b.Held || !b.Blocked || b.UpdatedAt != nil || f.StateAt.IsZero() {
 		t.Errorf("before the hold it is %+v of %+v", b, f)
 	}
-	mustExec(t, s.pool, `UPDATE jobs SET held = true, held_at = now(), version = version + 1 WHERE id = $1`, id) // the outermost alone
+	mustExec(t, s.pool, `UPDATE jobs SET held = true, held_at = now(), version = version + 1 WHERE id = $1`, id) // only the outermost pipeline
 	if f, b = blocked(); !f.Held || b.Held {
 		t.Errorf("held around it is %+v of %+v", b, f)
 	}
@@ -746,8 +754,8 @@ func TestTheHistoryTellsWhatBlockedStepsWaitFor(t *testing.T) {
 	}
 }
 
-// One look at a large pipeline that is to stop is bounded, whatever runs in it: it is
-// a step of a workflow. What it leaves the reconciler finds.
+// TestALookTellsSoManyToStop checks that one reconcile or cancel of a large pipeline stops a bounded number
+// of jobs, because it is one step of a workflow. The reconciler stops the rest.
 func TestALookTellsSoManyToStop(t *testing.T) {
 	t.Parallel()
 	for what, stop := range map[string]func(s *stage, id berth.JobID){

@@ -16,7 +16,7 @@ import (
 	"berth/wire"
 )
 
-// pipeline stores a pipeline of steps by what they need: "a", "b: a", ...
+// pipeline stores a pipeline. Each string is a step and its needs: "a", "b: a", ...
 func (s *stage) pipeline(onFailure string, steps ...string) berth.JobID {
 	s.t.Helper()
 	job, created, err := s.db.Jobs.SubmitPipeline(s.t.Context(), db.PipelineSubmission{Tenant: "default", Spec: graph(onFailure, steps...), Actor: "user:test"})
@@ -40,7 +40,7 @@ func (s *stage) step(pipeline berth.JobID, name string) berth.JobID {
 	return berth.JobID(one[string](s, `SELECT id::text FROM jobs WHERE parent = $1 AND step = $2`, pipeline, name))
 }
 
-// steps shows each step's status, those that may start with a star.
+// steps shows the status of each step. A star marks a submitted step that may start.
 func (s *stage) steps(pipeline berth.JobID) string {
 	s.t.Helper()
 	return one[string](s, `
@@ -211,8 +211,9 @@ func (s *stage) untended(want ...berth.JobID) {
 	}
 }
 
-// Of a held pipeline nothing is let go, what is hopeless ends all the same, and
-// the reconciler finds nothing to do; its release does what was put off.
+// TestAHeldPipelineLetsNothingGo checks that a held pipeline unblocks no step, that steps whose needs failed
+// are canceled all the same, and that the reconciler has nothing else to do. The release unblocks the steps
+// that became ready meanwhile.
 func TestAHeldPipelineLetsNothingGo(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -261,8 +262,8 @@ func TestAHeldStepIsNotLetGo(t *testing.T) {
 	}
 }
 
-// What a step was held before it is let go counts once, whichever comes first, its
-// release or the success of what it needs.
+// TestTheHoldOfAStepCountsOnce checks that the time for which a blocked step was held counts once, whether
+// the release or the success of its needs comes first.
 func TestTheHoldOfAStepCountsOnce(t *testing.T) {
 	t.Parallel()
 	for what, act := range map[string]func(s *stage, id berth.JobID){

@@ -12,8 +12,8 @@ import (
 	"berth/spec"
 )
 
-// What a machine was is kept for its retention, and beyond it as long as a job
-// is there that may have been placed by it; what is in force is kept for ever.
+// TestTheHistoryOfMachinesIsPrunedBehindTheJobs checks that past machine states are kept for the retention,
+// and longer while a job exists whose placement may have depended on them. The current state is never pruned.
 func TestTheHistoryOfMachinesIsPrunedBehindTheJobs(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -64,8 +64,8 @@ func TestTheHistoryOfMachinesIsPrunedBehindTheJobs(t *testing.T) {
 	}
 }
 
-// A leader that looks for what attempts have left behind does not look at those
-// that can have left nothing.
+// TestAttemptsWithoutCheckpointsNeedNoSweep checks that the sweep for leftover data of attempts skips
+// attempts without checkpoints, which can leave no data.
 func TestAttemptsWithoutCheckpointsNeedNoSweep(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -79,8 +79,8 @@ func TestAttemptsWithoutCheckpointsNeedNoSweep(t *testing.T) {
 	}
 }
 
-// archivedLog stores an archived job, which ended that long ago, with a log of so many
-// pieces of ten bytes.
+// archivedLog stores an archived job that ended the given time ago, with a log of the given number of
+// ten-byte pieces.
 func (s *stage) archivedLog(ago time.Duration, pieces int) (id berth.JobID) {
 	s.t.Helper()
 	id = berth.NewJobID(time.Now().Add(-ago))
@@ -93,8 +93,8 @@ func (s *stage) archivedLog(ago time.Duration, pieces int) (id berth.JobID) {
 	return id
 }
 
-// A transaction of the leader deletes a bounded part of a long log, its end first; the
-// objects go after the last part.
+// TestALongLogIsPrunedInParts checks that one transaction of the leader deletes a bounded part of a long log,
+// from the log's end backwards, and that the objects are deleted after the last part.
 func TestALongLogIsPrunedInParts(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -117,18 +117,18 @@ func TestALongLogIsPrunedInParts(t *testing.T) {
 	}
 }
 
-// Of logs that stay, for the job has not ended long ago, pruning reads the beginning
-// and not every piece.
+// TestPruningLogsPassesOverLogsThatStay checks that pruning reads only the beginning of a log that it keeps
+// because the job ended recently.
 func TestPruningLogsPassesOverLogsThatStay(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	mustExec(t, s.pool, `ALTER TABLE log_chunks SET (autovacuum_enabled = off)`) // it would be counted as a reader
+	mustExec(t, s.pool, `ALTER TABLE log_chunks SET (autovacuum_enabled = off)`) // the statistics would include its reads
 	s.archivedLog(time.Hour, 100_000)
 	s.archivedLog(3*time.Hour, 5)
 	mustExec(t, s.pool, `ANALYZE`)
 	url, term := s.pool.Config().ConnString(), s.term()
 	read := func() int64 {
-		s.pool.Reset() // what was read is counted with the end of its session
+		s.pool.Reset() // a session adds its reads to the statistics when it ends
 		s.alone()
 		return one[int64](s, `
 			SELECT sum(heap_blks_read + heap_blks_hit + idx_blks_read + idx_blks_hit)::bigint

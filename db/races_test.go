@@ -24,10 +24,10 @@ var (
 	raceRuns = flag.Int("race-runs", 240, "how many jobs are canceled at a random moment, and a quarter as many preempted; make chaos has thousands")
 )
 
-// Each job is driven through its life by everybody who may write to it, one move
-// at a time or two at once, in an order that the seed gives: its workflow, the
-// leader, its machines, users, whoever wants its place, an operator. Whatever
-// they do, it ends once, and its machines get back exactly what they gave.
+// TestF44CancelAtAnyMomentEndsAJobOnce drives each job through its life with all parties that may write to
+// it: its workflow, the leader, its machines, users, jobs that preempt it, an operator. They make one move at
+// a time, or two at once, in an order that the seed determines. Every job must end exactly once, and its
+// machines must get back exactly the capacity that they gave.
 func TestF44CancelAtAnyMomentEndsAJobOnce(t *testing.T) {
 	t.Parallel()
 	race(t, *raceRuns, func(r *racer) []move {
@@ -47,19 +47,19 @@ func TestF45PreemptionMeetsCompletionAndCancelAndAnotherPreemption(t *testing.T)
 	})
 }
 
-// move is what one of them does now, if there is anything to do.
+// move is one action of one party. It does nothing if the party has nothing to do now.
 type move func(context.Context) error
 
-// racer is a worker with two machines of its own, which it plays too.
+// racer is a worker with two machines of its own. It plays the machines' agents too.
 type racer struct {
 	*stage
 	term     db.Term
 	rnd      *rand.Rand
 	machines [2]*agent
-	mu       [2]sync.Mutex // an agent says one thing at a time
+	mu       [2]sync.Mutex // an agent sends one request at a time
 
 	id     berth.JobID
-	chance uint64 // of this job: the same for whoever asks first
+	chance uint64 // random per job, so that a decision does not depend on which party asks first
 
 	drained atomic.Bool
 }
@@ -110,7 +110,7 @@ func race(t *testing.T, runs int, moves func(*racer) []move, surely func(*racer,
 	t.Logf("%d jobs: %v", runs, ends)
 }
 
-// play takes one job from submit to its end and looks what it left.
+// play takes one job from submit to its end and checks its history and its machines.
 func (r *racer) play(moves []move, surely move) error {
 	ctx := r.t.Context()
 	jobSpec := spec.Job{Name: "race", Image: "busybox", Retry: spec.RetryPolicy{MaxAttempts: 2}}.WithDefaults()
@@ -119,9 +119,9 @@ func (r *racer) play(moves []move, surely move) error {
 		return err
 	}
 	r.id, r.chance = job.ID, r.rnd.Uint64()
-	for range r.rnd.IntN(8) { // that far it goes without trouble; seven rounds are a whole life
+	for range r.rnd.IntN(8) { // rounds without faults; seven rounds are a whole life
 		for _, m := range r.life() {
-			if r.chance%8 == 7 { // or with nothing but trouble
+			if r.chance%8 == 7 { // one job in eight has faults from the start
 				break
 			}
 			if err := together(ctx, m, nil); err != nil {
@@ -138,12 +138,12 @@ func (r *racer) play(moves []move, surely move) error {
 			return err
 		}
 	}
-	for _, m := range []move{moves[r.rnd.IntN(len(moves))], surely} { // against anything, and twice
+	for _, m := range []move{moves[r.rnd.IntN(len(moves))], surely} { // against any move, and against itself
 		if err := together(ctx, surely, m); err != nil {
 			return err
 		}
 	}
-	// Now the faults stop, and it must come to its end.
+	// Now the faults stop, and the job must end.
 	for range 60 {
 		for _, m := range append(r.life(), r.undrain) {
 			if err := together(ctx, m, nil); err != nil {
@@ -159,13 +159,12 @@ func (r *racer) play(moves []move, surely move) error {
 	return errors.New("it does not end")
 }
 
-// life is what brings a job on.
+// life returns the moves that bring a job forward.
 func (r *racer) life() []move {
 	return []move{r.workflow, r.lead, r.machine(0), r.machine(1)}
 }
 
-// together makes two moves at once. Refusals are in order: somebody else was
-// first.
+// together makes two moves at once. It ignores refusals, which only mean that another party was first.
 func together(ctx context.Context, a, b move) error {
 	errs := make(chan error, 2)
 	for _, m := range []move{a, b} {
@@ -198,13 +197,13 @@ func (r *racer) look(ctx context.Context) (j raced, err error) {
 	return j, err
 }
 
-// over is when the job has ended and nothing of it is left anywhere.
+// over reports whether the job has ended and no machine holds a rank of it.
 func (r *racer) over(ctx context.Context) (bool, error) {
 	j, err := r.look(ctx)
 	return j.state.Terminal() && j.unforgot == 0, err
 }
 
-// check reads the job's history and its machines' counters.
+// check fails unless the job's events form one history with one end and its machines' counters are zero.
 func (r *racer) check(ctx context.Context) error {
 	events, err := r.db.Jobs.Events(ctx, "", r.id, 0, 1000)
 	if err != nil {
@@ -240,7 +239,7 @@ func (r *racer) check(ctx context.Context) error {
 	return nil
 }
 
-// story is what a failure shows of the job.
+// story returns the job's events and ranks for a failure message.
 func (r *racer) story() string {
 	events, err := r.db.Jobs.Events(context.Background(), "", r.id, 0, 1000)
 	if err != nil {
@@ -269,7 +268,7 @@ func (r *racer) workflow(ctx context.Context) error {
 	return err
 }
 
-// lead places the job on one of the worker's machines. Backoff is over at once.
+// lead places the job on one of the worker's machines, without waiting for the backoff.
 func (r *racer) lead(ctx context.Context) error {
 	j, err := r.look(ctx)
 	if err != nil || j.state != berth.Queued && j.state != berth.Retrying {
@@ -291,7 +290,7 @@ func (r *racer) cancel(ctx context.Context) error {
 	return err
 }
 
-// preempt is what the leader writes when another job is to have the place.
+// preempt does the same writes as the leader when it displaces the job for another one.
 func (r *racer) preempt(ctx context.Context) error {
 	_, err := r.pool.Exec(ctx, `
 		WITH victim AS (
@@ -310,7 +309,7 @@ func (r *racer) preempt(ctx context.Context) error {
 	return err
 }
 
-// lose is the verdict about a machine that fell silent.
+// lose declares the ranks of the job orphaned, as the leader does for a machine that fell silent.
 func (r *racer) lose(ctx context.Context) error {
 	if r.chance%4 != 0 {
 		return nil
@@ -349,8 +348,7 @@ func (r *racer) undrain(ctx context.Context) error {
 	return nil
 }
 
-// restart is another agent process on the same boot, which finds what the last
-// one left.
+// restart registers a new agent process that finds the containers of the previous one.
 func (r *racer) restart(ctx context.Context) error {
 	i := int(r.chance>>1) % 2
 	r.mu[i].Lock()
@@ -415,7 +413,7 @@ func (r *racer) say(ctx context.Context, a *agent, edit func(*wire.SyncRequest))
 	return err
 }
 
-// machine is the next thing that an agent does about the job.
+// machine returns the next move of one agent for the job.
 func (r *racer) machine(i int) move {
 	return func(ctx context.Context) error {
 		r.mu[i].Lock()

@@ -15,8 +15,9 @@ import (
 	"berth/db/dbtest"
 )
 
-// What is done again and again, by the leader, by dispatchers and for metrics, costs
-// what lives, and not what has ended since the archive took some last.
+// TestPeriodicStatementsDoNotReadAllJobs checks that the periodic statements of the leader, of dispatchers
+// and of metrics read rows in proportion to the live jobs, and not to the ended jobs that the archive has yet
+// to take.
 func TestPeriodicStatementsDoNotReadAllJobs(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -32,7 +33,7 @@ func TestPeriodicStatementsDoNotReadAllJobs(t *testing.T) {
 	s.claim(id, s.place(id, "m0"), 0)
 	mustExec(t, s.pool, `ANALYZE`)
 	url, term := s.pool.Config().ConnString(), s.term()
-	s.pool.Reset() // what was read until here is counted with the end of its sessions
+	s.pool.Reset() // a session adds its reads to the statistics when it ends
 	s.alone()
 	silence := db.Silence{Suspect: time.Minute, Lost: time.Hour, Margin: time.Minute}
 	patience := db.Patience{Prepare: time.Hour, Obey: time.Hour, Seal: time.Hour, Barrier: time.Hour}
@@ -129,8 +130,8 @@ func TestPeriodicStatementsDoNotReadAllJobs(t *testing.T) {
 	}
 }
 
-// Pages of checkpoints are read one after the other: a page costs what it holds, and
-// not all that comes after it.
+// TestPagesOfShardsCostWhatTheyHold checks that a page of checkpoint shards reads rows in proportion to the
+// page, and not to all shards after it.
 func TestPagesOfShardsCostWhatTheyHold(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -182,13 +183,12 @@ func TestPagesOfShardsCostWhatTheyHold(t *testing.T) {
 	}
 }
 
-// jobsThatEnded stores the rows of so many jobs of one rank that have ended, as they
-// are until they are archived.
+// jobsThatEnded stores n ended jobs with one rank each, in the state before they are archived.
 func (s *stage) jobsThatEnded(n int) {
 	s.t.Helper()
 	if err := pgx.BeginFunc(s.t.Context(), s.pool, func(tx pgx.Tx) error {
 		for _, sql := range []string{
-			`SET LOCAL session_replication_role = replica`, // no triggers: it is long ago
+			`SET LOCAL session_replication_role = replica`, // no triggers: these events are long past
 			`CREATE TEMPORARY TABLE ended ON COMMIT DROP AS SELECT gen_random_uuid() AS id FROM generate_series(1, $1::int)`,
 			`INSERT INTO jobs (id, tenant, name, class, priority, preemptible, state, state_at, attempt, grace_ms, lost_after_ms, actor, submitted_at, finished_at)
 			SELECT id, 'default', 'ended', 'c', 500, true, 'succeeded', now(), 1, 0, 0, 'test', now() - interval '1 minute', now() FROM ended`,
@@ -217,8 +217,7 @@ func (s *stage) jobsThatEnded(n int) {
 	}
 }
 
-// scanned is how many rows of each table were read, by scans of the whole and by way
-// of indexes.
+// scanned returns the number of rows read per table, separately for sequential scans and for indexes.
 func (s *stage) scanned() map[string]int64 {
 	s.t.Helper()
 	rows, err := s.pool.Query(s.t.Context(), `SELECT relname, seq_tup_read FROM pg_stat_user_tables UNION ALL SELECT relname || ' by index', idx_tup_fetch FROM pg_stat_user_tables WHERE idx_tup_fetch IS NOT NULL`)
@@ -234,8 +233,8 @@ func (s *stage) scanned() map[string]int64 {
 	return read
 }
 
-// alone waits until the database has no session but those of the stage: what the
-// others have read is counted by then.
+// alone waits until the database has no other session than the connections of the stage. By then the
+// statistics include the reads of all other sessions.
 func (s *stage) alone() {
 	s.t.Helper()
 	mine := s.pool.Stat().TotalConns()

@@ -25,7 +25,7 @@ func TestSettle(t *testing.T) {
 	oom := exited(137)
 	oom.OOMKilled = true
 	cases := []struct {
-		claim string // what the case shows
+		claim string // behavior that the case shows
 		spec  func(*spec.Job)
 		act   func(s *stage, id berth.JobID, attempt int)
 
@@ -35,7 +35,7 @@ func TestSettle(t *testing.T) {
 		failures   int
 		losses     int
 		avoid      []string
-		rank       string // state of rank 0 after it
+		rank       string // state of rank 0 after the settle
 	}{
 		{claim: "exit 0 succeeds", next: berth.Succeeded, rank: "released",
 			act: func(s *stage, id berth.JobID, a int) { s.exit(id, a, 0, exited(0)) }},
@@ -105,7 +105,7 @@ func TestSettle(t *testing.T) {
 	}
 	s := newStage(t)
 	for _, c := range cases {
-		// One after the other, on one database: every case has to give all it took back.
+		// The cases share one database, one after the other: each must release all its capacity.
 		s.t = t
 		id, attempt := s.started(c.spec)
 		mustExec(t, s.pool, `UPDATE allocations SET progress = '{"step":7}' WHERE job = $1`, id)
@@ -149,15 +149,15 @@ func (s *stage) cancel(id berth.JobID) berth.State {
 	return state
 }
 
-// A short job may be over before its machine could say that it had begun: then
-// it ran all the same, in its history and in its attempt.
+// TestAnEndThatComesBeforeTheNewsOfTheStartIsOfAJobThatRan checks that a short job whose exit arrives before
+// the report of its start counts as a job that ran, in its history and in its attempt.
 func TestAnEndThatComesBeforeTheNewsOfTheStartIsOfAJobThatRan(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	id := s.submit(nil)
 	attempt := s.place(id, "m0")
 	s.claim(id, attempt, 0)
-	s.exit(id, attempt, 0, exited(0)) // a second, it says
+	s.exit(id, attempt, 0, exited(0)) // the exit reports a run of one second
 	mustExec(t, s.pool, `UPDATE allocations SET started_at = now(), reserved_at = now() - interval '3 s' WHERE job = $1`, id)
 	if got := s.settle(id, attempt); got.Next != berth.Succeeded {
 		t.Fatalf("settled as %+v", got)
@@ -175,8 +175,9 @@ func TestAnEndThatComesBeforeTheNewsOfTheStartIsOfAJobThatRan(t *testing.T) {
 	}
 }
 
-// How long an attempt ran its exits tell, whatever the clocks of their machines
-// show: never more than there was time for, and not what came after the end.
+// TestAnAttemptRanAsLongAsItsExitsSay checks that an attempt's run time comes from its exits, however wrong
+// the machines' clocks are. It is at most the time since the reservation and does not include time after the
+// exit.
 func TestAnAttemptRanAsLongAsItsExitsSay(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -337,8 +338,8 @@ func TestConcurrentSettlesAgree(t *testing.T) {
 	}
 }
 
-// A cancel and a settle race for the row: whoever is first decides, and either
-// way there is one terminal event.
+// TestSettleAgainstCancel checks that a cancel and a settle that race for the row produce exactly one
+// terminal event, in either order.
 func TestSettleAgainstCancel(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)

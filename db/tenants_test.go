@@ -114,8 +114,8 @@ func TestQuotasAreReplacedAsAWhole(t *testing.T) {
 	}
 }
 
-// What a tenant has stored goes with it; jobs that are archived stay, and so nobody
-// else gets its name.
+// TestADeletedTenantLeavesNothingToTheNext checks that the delete of a tenant removes its secrets, uploads,
+// cached results and notices. Archived jobs stay, so the tenant's name cannot be used again.
 func TestADeletedTenantLeavesNothingToTheNext(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -177,7 +177,7 @@ func TestADeletedTenantLeavesNothingToTheNext(t *testing.T) {
 	if _, _, err := s.db.Jobs.Submit(ctx, db.Submission{Tenant: "gone", Spec: s.spec(nil), Actor: "user:test"}); err != nil {
 		t.Fatal(err)
 	}
-	mustExec(t, s.pool, `DELETE FROM tenants WHERE id = 'gone'`) // as one goes beside a submit that it did not see
+	mustExec(t, s.pool, `DELETE FROM tenants WHERE id = 'gone'`) // as if the delete had not seen a concurrent submit
 	if err := s.db.Tenants.Create(ctx, spec.NewTenant{ID: "gone"}); berth.CodeOf(err) != berth.CodeConflict {
 		t.Errorf("made again beside a job: %v", err)
 	}
@@ -191,8 +191,8 @@ func TestADeletedTenantLeavesNothingToTheNext(t *testing.T) {
 	}
 }
 
-// Whatever is being stored for a tenant while it is deleted is deleted as well, or is
-// not stored.
+// TestADeletedTenantIsLeftNothingMeanwhile checks that a write that is concurrent with the delete of its
+// tenant is either refused or removed with the tenant.
 func TestADeletedTenantIsLeftNothingMeanwhile(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -245,7 +245,7 @@ func TestADeletedTenantIsLeftNothingMeanwhile(t *testing.T) {
 
 	s.newTenant("lab", "")
 	for what, store := range map[string]func() error{"a secret": secret, "an upload": upload()} {
-		s.holding(`SELECT 1 FROM tenants WHERE id = 'lab' FOR UPDATE`, func() { // as of one who deletes it, and does not after all
+		s.holding(`SELECT 1 FROM tenants WHERE id = 'lab' FOR UPDATE`, func() { // the lock of a delete that is rolled back
 			go func() { done <- store() }()
 			s.blocked(1)
 		})
@@ -259,7 +259,7 @@ func TestADeletedTenantIsLeftNothingMeanwhile(t *testing.T) {
 	}
 
 	s.newTenant("lab", "")
-	if err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error { // what Secrets.Set and Uploads.End do, until their commit
+	if err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error { // Secrets.Set and Uploads.End before their commit
 		for _, sql := range []string{
 			`INSERT INTO secrets (tenant, name, key_id, sealed) VALUES ('lab', 'TOKEN', 'k', 'x')`,
 			`INSERT INTO uploads (tenant, address, folder, files, bytes) VALUES ('lab', '` + string(address) + `', 'folder', 1, 1)`,
@@ -285,7 +285,7 @@ func TestADeletedTenantIsLeftNothingMeanwhile(t *testing.T) {
 		return err
 	}
 	s.newTenant("lab", "")
-	if err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error { // what Tokens.Create does, until its commit
+	if err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error { // Tokens.Create before its commit
 		if _, err := tx.Exec(ctx, `SELECT 1 FROM tenants WHERE id = 'lab' FOR KEY SHARE`); err != nil {
 			return err
 		}
@@ -299,7 +299,7 @@ func TestADeletedTenantIsLeftNothingMeanwhile(t *testing.T) {
 		t.Errorf("deleted beside a token that is being made: %v", err)
 	}
 	mustExec(t, s.pool, `DELETE FROM tokens WHERE tenant = 'lab'`)
-	s.holding(`SELECT 1 FROM tenants WHERE id = 'lab' FOR UPDATE`, func() { // as of one who deletes it
+	s.holding(`SELECT 1 FROM tenants WHERE id = 'lab' FOR UPDATE`, func() { // the lock of a delete
 		go func() {
 			_, err := s.db.Tokens.Create(ctx, spec.NewToken{Tenant: "lab", Name: "n", Role: spec.RoleUser})
 			done <- err
@@ -314,7 +314,8 @@ func TestADeletedTenantIsLeftNothingMeanwhile(t *testing.T) {
 	}
 }
 
-// Who deletes a tenant takes uploads before secrets, as all others do.
+// TestADeletedTenantsUploadsAreLockedFirst checks that the delete of a tenant locks uploads before secrets,
+// the order of all other writers.
 func TestADeletedTenantsUploadsAreLockedFirst(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -413,7 +414,8 @@ func TestDecayIsTheIntegral(t *testing.T) {
 	mustExec(t, s.pool, `SELECT decayed(8, $1, now(), '1 ms')`, at)
 }
 
-// A setting without a column, or with a column that holds something else, fails here.
+// TestLaterSettingsOfAQuotaAreStored fails for a quota setting without a column, and for one whose column
+// stores another value.
 func TestLaterSettingsOfAQuotaAreStored(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -445,7 +447,7 @@ func TestLaterSettingsOfAQuotaAreStored(t *testing.T) {
 	}
 }
 
-// fill sets a value, and all fields of a structure, to something that is not zero.
+// fill sets a value, and all fields of a structure, to nonzero values.
 func fill(t *testing.T, name string, v reflect.Value) {
 	t.Helper()
 	switch v.Kind() {
