@@ -16,7 +16,7 @@ import (
 	"berth/wire"
 )
 
-// bell is a schedule and times of it that are counted in minutes from now.
+// bell is a schedule whose fire times are counted in minutes from the start of the test.
 type bell struct {
 	*stage
 	it    wire.Schedule
@@ -30,7 +30,7 @@ func (s *stage) bell(edit func(*spec.Schedule)) *bell {
 
 func (b *bell) at(minute int) time.Time { return b.start.Add(time.Duration(minute) * time.Minute) }
 
-// fire fires a time, and returns what became of it.
+// fire fires one time of the schedule and returns the result.
 func (b *bell) fire(minute int) wire.FireResult {
 	b.t.Helper()
 	r, err := b.db.Schedules.Fire(b.t.Context(), db.Firing{Schedule: b.it, At: b.at(minute)})
@@ -40,7 +40,7 @@ func (b *bell) fire(minute int) wire.FireResult {
 	return r
 }
 
-// wants checks what became of all times, in order: their statuses.
+// wants compares the statuses of all fires, in order of time.
 func (b *bell) wants(want ...wire.FireStatus) {
 	b.t.Helper()
 	x, err := b.db.Schedules.Get(b.t.Context(), "default", "nightly", 1000)
@@ -99,8 +99,8 @@ func TestOverlapGoesByWhetherJobsHaveEnded(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		overlap spec.Overlap
-		during  []wire.FireStatus // of two fires while the first job lives
-		after   []wire.FireStatus // of all, when it has ended, and one more has come
+		during  []wire.FireStatus // statuses of two fires while the first job is live
+		after   []wire.FireStatus // statuses of all fires after the first job ended and the schedule fired once more
 	}{
 		{spec.OverlapSkip, []wire.FireStatus{"skipped", "skipped"}, []wire.FireStatus{"submitted", "skipped", "skipped", "submitted"}},
 		{spec.OverlapBuffer, []wire.FireStatus{"buffered", "skipped"}, []wire.FireStatus{"submitted", "submitted", "skipped", "buffered"}},
@@ -131,7 +131,7 @@ func TestOverlapGoesByWhetherJobsHaveEnded(t *testing.T) {
 				if want := fmt.Sprint([]db.FireRef{{Schedule: b.it.ID, At: b.at(1)}}); b.pending() != want {
 					t.Errorf("pending is %s", b.pending())
 				}
-				if got := b.fire(3); got.Status != wire.FireSkipped { // one waits already
+				if got := b.fire(3); got.Status != wire.FireSkipped { // one fire is buffered already
 					t.Errorf("while one waits: %+v", got)
 				}
 				mustExec(t, b.pool, `DELETE FROM schedule_fires WHERE at = $1`, b.at(3))
@@ -172,7 +172,7 @@ func TestARefusalIsOnRecordAndLeavesNothingBehind(t *testing.T) {
 		p := graph(spec.FailFast, "a", "b")
 		x.Job, x.Pipeline = nil, &p
 	})
-	mustExec(t, b.pool, `UPDATE tenants SET max_queued = 1 WHERE id = 'default'`) // the second step is one too many
+	mustExec(t, b.pool, `UPDATE tenants SET max_queued = 1 WHERE id = 'default'`) // the second step exceeds the quota
 	if got := b.fire(0); got.Status != wire.FireRefused || b.jobs() != 0 {
 		t.Errorf("got %+v, and %d jobs", got, b.jobs())
 	}
@@ -228,7 +228,7 @@ func TestABackfillFiresWhatHasMadeNoJob(t *testing.T) {
 	t.Parallel()
 	b := newStage(t).bell(nil)
 	b.fire(-3)
-	b.fire(-2) // skipped: the first lives
+	b.fire(-2) // skipped: the first job is live
 	fill := func(want int) {
 		t.Helper()
 		n, err := b.db.Schedules.AddFires(t.Context(), db.NewFires{
@@ -257,8 +257,9 @@ func TestABackfillFiresWhatHasMadeNoJob(t *testing.T) {
 	}
 }
 
-// A user who knows the schedule's id may take a key before the fire does. It
-// harms nobody but himself, and is seen.
+// TestAKeyThatSomebodyTookIsARefusal checks that a fire is refused when a user who knows the schedule's id
+// has used its idempotency key for another job. The user harms only the user's own tenant, and the refusal is
+// recorded.
 func TestAKeyThatSomebodyTookIsARefusal(t *testing.T) {
 	t.Parallel()
 	b := newStage(t).bell(nil)

@@ -25,14 +25,14 @@ func (s *stage) lead(holder string, ttl time.Duration) (db.Term, bool) {
 	return term, ok
 }
 
-// expire ends the present term. A lease that is taken for a short time would expire by
-// itself, but its bid would have to be answered within a second.
+// expire ends the current term. A lease with a short duration would expire by itself, but its bid would have
+// to be answered within a second.
 func (s *stage) expire() {
 	s.t.Helper()
 	mustExec(s.t, s.pool, `UPDATE leases SET expires_at = now() - interval '1 s' WHERE name = $1`, db.LeaseLeader)
 }
 
-// term is a lead for the whole test.
+// term acquires the lead for the whole test.
 func (s *stage) term() db.Term {
 	s.t.Helper()
 	term, ok := s.lead("leader", time.Hour)
@@ -113,8 +113,8 @@ func TestTakeoverWaitsForACommitUnderWay(t *testing.T) {
 	}
 }
 
-// Whoever has patience with other transactions has none with a leader: while one
-// of its writes stands still, nobody can take the lead.
+// TestTheDatabaseURLDoesNotLoosenTheCutOfAFrozenLeader checks that a longer idle limit in the database URL
+// does not apply to the leader's transactions. No other process can take the lead while one of these is idle.
 func TestTheDatabaseURLDoesNotLoosenTheCutOfAFrozenLeader(t *testing.T) {
 	t.Parallel()
 	url := withIdle(dbtest.URL(t), "90s")
@@ -132,7 +132,7 @@ func TestTheDatabaseURLDoesNotLoosenTheCutOfAFrozenLeader(t *testing.T) {
 	if err != nil || !ok {
 		t.Fatal(ok, err)
 	}
-	for range 20 { // a process that stands still for a second within it is cut off
+	for range 20 { // the database ends the session of a process that stalls for a second in the transaction
 		err = d.LeaderTx(t.Context(), term, func(tx pgx.Tx) error { return tx.QueryRow(t.Context(), show).Scan(&leaders) })
 		if err == nil {
 			break
@@ -157,13 +157,13 @@ func TestNoTransactionMayStandStillForEver(t *testing.T) {
 	}
 }
 
-// withIdle is the URL with another limit for transactions that stand still.
+// withIdle returns the URL with another idle_in_transaction_session_timeout.
 func withIdle(url, limit string) string {
 	return regexp.MustCompile(`(idle_in_transaction_session_timeout=)\w+`).ReplaceAllString(url, "${1}"+limit)
 }
 
-// An outage that may make a machine overdue must count as a gap, however short
-// the patience with machines is.
+// TestABeaconNeverOutlastsThePatienceWithMachines checks that the beacon expires no later than silence makes
+// a machine suspect. An outage that may make a machine overdue must count as a gap.
 func TestABeaconNeverOutlastsThePatienceWithMachines(t *testing.T) {
 	t.Parallel()
 	for suspect, want := range map[time.Duration]time.Duration{time.Second: time.Second, 20 * time.Second: db.BeaconTTL} {

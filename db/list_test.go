@@ -15,7 +15,8 @@ import (
 	"berth/spec"
 )
 
-// Whatever is asked for, a page costs what a page costs, not what there is.
+// TestListsOfFewJobsDoNotReadThemAll checks that a page of any filter reads rows in proportion to the page,
+// and not to all stored jobs.
 func TestListsOfFewJobsDoNotReadThemAll(t *testing.T) {
 	t.Parallel()
 	const ended, rare, most = 3999, 3, 400
@@ -77,8 +78,8 @@ func TestListsOfFewJobsDoNotReadThemAll(t *testing.T) {
 	}
 }
 
-// rowsRead executes a prepared statement and tells how many rows it returned,
-// and how many its scans have looked at.
+// rowsRead executes a prepared statement. It returns the number of rows in the result and the number of rows
+// that its scans read.
 func rowsRead(t *testing.T, conn *pgx.Conn, sql string, named pgx.NamedArgs) (found, read int) {
 	t.Helper()
 	sql, args, err := named.RewriteQuery(t.Context(), conn, sql, nil)
@@ -162,7 +163,7 @@ func TestListsByStatusNameAndLabelSelectWhereverAJobLies(t *testing.T) {
 		"label, since":           {db.JobFilter{Labels: map[string]string{"k": "v"}, Since: s.job(ended).SubmittedAt}, []berth.JobID{live, ended}},
 		"no status of that kind": {db.JobFilter{Status: []berth.State{"succeeded' OR true"}}, nil},
 	} {
-		row.filter.Limit = 1 // so that the pages join
+		row.filter.Limit = 1 // one job per page, to test the cursor
 		var got []berth.JobID
 		for {
 			jobs, next, err := s.db.Jobs.List(t.Context(), row.filter)

@@ -15,8 +15,8 @@ import (
 	"berth/wire"
 )
 
-// Reports of several machines about the same gangs, cancels, settles and
-// registrations cross each other without one deadlock: the lock order holds.
+// TestReportsKeepTheLockOrder checks that concurrent reports of several machines about the same gangs,
+// cancels, settles and registrations do not deadlock.
 func TestReportsKeepTheLockOrder(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -58,7 +58,7 @@ func TestReportsKeepTheLockOrder(t *testing.T) {
 	for n, a := range agents {
 		all.Go(func() {
 			for _, phase := range []berth.Phase{berth.PhasePrepared, berth.PhaseRunning, berth.PhaseExited, berth.PhaseSealed} {
-				for size := 1; size <= 7; size += 3 { // the same again, in other parts
+				for size := 1; size <= 7; size += 3 { // the same reports again, in chunks of another size
 					var mine []wire.RankReport
 					for _, m := range members {
 						if m.machine == n {
@@ -112,7 +112,7 @@ func TestReportsKeepTheLockOrder(t *testing.T) {
 	}
 }
 
-// syncBuffer is a log that many write to.
+// syncBuffer is a log buffer that is safe for concurrent writes.
 type syncBuffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -130,9 +130,9 @@ func (s *syncBuffer) String() string {
 	return s.b.String()
 }
 
-// Whatever is submitted takes the uploads that it names and then its tenant, whose
-// row a quota has it lock: so of two submits, one of each kind, neither waits for
-// the other while that waits for it.
+// TestSubmitsLockUploadsBeforeTheirTenant checks that every kind of submit locks its uploads before the row
+// of its tenant, which a max_queued quota makes it lock. In one order, submits of different kinds cannot
+// deadlock.
 func TestSubmitsLockUploadsBeforeTheirTenant(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)

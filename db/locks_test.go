@@ -15,8 +15,8 @@ import (
 	"berth/wire"
 )
 
-// everyTable lists the tables of the schema as the catalogue has them, so that a
-// table that is added is tested too.
+// everyTable lists the tables of the schema from the catalog, so that the tests cover tables that are added
+// later.
 func (s *stage) everyTable() []string {
 	s.t.Helper()
 	rows, err := s.pool.Query(s.t.Context(), `
@@ -40,8 +40,8 @@ func (s *stage) everyTable() []string {
 
 func accessExclusive(table string) string { return "LOCK TABLE " + table + " IN ACCESS EXCLUSIVE MODE" }
 
-// TestLockOnAnyTableMissesNoRenewal: an ALTER TABLE of jobs that took 32 s once left
-// every lease 34 s old.
+// TestLockOnAnyTableMissesNoRenewal checks that leases are renewed while any other table is locked. An ALTER
+// TABLE of jobs that took 32 s once left every lease 34 s old.
 func TestLockOnAnyTableMissesNoRenewal(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -56,11 +56,11 @@ func TestLockOnAnyTableMissesNoRenewal(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		agentWaits := 15*time.Second + 20*time.Since(began) // less on a machine that is not slow
+		agentWaits := 15*time.Second + 20*time.Since(began) // longer on a slow machine
 		a.epoch, a.digest = r.Epoch, r.Sync.Digest
 		mustExec(t, s.pool, `UPDATE machines SET state = 'suspect' WHERE id = $1`, a.machine)
 		s.quiet(string(a.machine), time.Hour)
-		// The row, or the record of its change, cannot be written.
+		// The machine's row, or the event of its change, cannot be written.
 		stays := table == "public.machines" || table == "public.machine_events"
 		s.holding(accessExclusive(table), func() {
 			ctx, cancel := context.WithTimeout(t.Context(), agentWaits)
@@ -75,7 +75,7 @@ func TestLockOnAnyTableMissesNoRenewal(t *testing.T) {
 				t.Errorf("with %s locked the lease was not renewed: it is %s old", table, age)
 			}
 			if stays {
-				s.unblocked() // a write that was given up must not go through after the lock
+				s.unblocked() // an abandoned write must not succeed after the lock is released
 				return
 			}
 			s.cleared(a, took, "with "+table+" locked")
@@ -91,9 +91,8 @@ func TestLockOnAnyTableMissesNoRenewal(t *testing.T) {
 	}
 }
 
-// cleared checks that a machine is ready after a call that took so long. A call has two
-// seconds to end the suspicion; what a slow machine does not do in that time the next
-// call does.
+// cleared checks that a machine is ready after a call of the given duration. A call has two seconds to end
+// the suspicion; on a slow machine the next call may end it.
 func (s *stage) cleared(a *agent, took time.Duration, when string) {
 	s.t.Helper()
 	s.until(when+" the suspicion ends", func() bool {
@@ -111,8 +110,8 @@ func (s *stage) cleared(a *agent, took time.Duration, when string) {
 	})
 }
 
-// A session that is over must not be renewed by the lease alone, where nothing else
-// can be read.
+// TestLeaseEndsWithItsSession checks that a sync does not renew the lease of an ended session, even while no
+// other table than the leases can be read.
 func TestLeaseEndsWithItsSession(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func(s *stage){
@@ -145,7 +144,7 @@ func TestLeaseEndsWithItsSession(t *testing.T) {
 		},
 		"another process": func(s *stage) { s.register("host1", "agent2") },
 		"another boot":    func(s *stage) { s.register("host2", "agent1") },
-		// An older program, whose verdicts know nothing of leases.
+		// An older program, whose verdicts do not write leases.
 		"by hand": func(s *stage) {
 			mustExec(s.t, s.pool, `UPDATE machines SET state = 'lost', epoch = epoch + 1 WHERE id = 'm0'`)
 		},
@@ -174,8 +173,8 @@ func TestLeaseEndsWithItsSession(t *testing.T) {
 	}
 }
 
-// TestNobodyIsLostForALockOnLeases: renewals cannot be stored then, so silence
-// proves nothing, neither meanwhile nor in the grace after it.
+// TestNobodyIsLostForALockOnLeases checks that a lock on machine_leases makes no machine lost. Renewals
+// cannot be stored then, so silence proves nothing, neither during the lock nor in the grace period after it.
 func TestNobodyIsLostForALockOnLeases(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -215,8 +214,8 @@ func TestNobodyIsLostForALockOnLeases(t *testing.T) {
 	}
 }
 
-// A write of a leader that waits for a locked table holds its term, and must not
-// cost the lead.
+// TestLeaderWhoseWriteWaitsForALockKeepsTheLead checks that a leader whose write waits for a locked table can
+// renew its lease and is not replaced. The write holds the leader's term until it ends.
 func TestLeaderWhoseWriteWaitsForALockKeepsTheLead(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)

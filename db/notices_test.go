@@ -12,7 +12,7 @@ import (
 	"berth/spec"
 )
 
-// told lists what is to be told of a job, as hook:status.
+// told lists the notifications of a job as hook:status, in order.
 func (s *stage) told(id berth.JobID) []string {
 	s.t.Helper()
 	return one[[]string](s, `SELECT coalesce(array_agg(hook || ':' || status ORDER BY seq, hook), '{}') FROM notices WHERE job = $1`, id)
@@ -26,7 +26,7 @@ func hooks(on ...[]string) func(*spec.Job) {
 	}
 }
 
-// signs stores the secret that calls are signed with.
+// signs stores the secret that signs webhook calls.
 func (s *stage) signs() {
 	s.t.Helper()
 	if _, _, err := s.db.Secrets.Set(s.t.Context(), db.SealedSecret{Tenant: "default", Name: spec.WebhookSecret, Key: "k", Sealed: []byte("x")}); err != nil {
@@ -51,7 +51,7 @@ func TestEachChangeThatAWebhookAsksForIsToldOnce(t *testing.T) {
 	if n := one[int](s, `SELECT count(*) FROM notices WHERE job = $1`, plain); n != 0 {
 		t.Errorf("of a job without webhooks %d are told", n)
 	}
-	// The change and its notice are one: what is undone is not told.
+	// A change and its notification are one transaction: a change that is rolled back sends none.
 	lost := s.submit(hooks([]string{"queued"}))
 	tx, err := s.pool.Begin(t.Context())
 	if err != nil {
@@ -140,7 +140,7 @@ func TestNoticesAreTakenFairlyAndByOneAtATime(t *testing.T) {
 			t.Errorf("%+v takes %v, want %v", c.claim, got, c.want)
 		}
 	}
-	// A process that was slow changes nothing of what another one has taken since.
+	// A slow process cannot change a notification that another process has claimed since.
 	list, err := s.db.Outbox.Claim(t.Context(), db.NoticeClaim{Each: 1, Limit: 1, Lease: -time.Second})
 	if err != nil || len(list) != 1 {
 		t.Fatal(list, err)

@@ -18,7 +18,7 @@ import (
 	"berth/wire"
 )
 
-// array stores an array of that size; edit may change it.
+// array submits an array of the given size; edit may change its spec.
 func (s *stage) array(size int, edit func(*spec.Job)) berth.JobID {
 	s.t.Helper()
 	return s.submit(func(j *spec.Job) {
@@ -43,7 +43,7 @@ func (s *stage) element(parent berth.JobID, index int) berth.JobID {
 	return berth.JobID(one[string](s, `SELECT id::text FROM jobs WHERE parent = $1 AND array_index = $2`, parent, index))
 }
 
-// finish ends an element that runs, by an exit of that code.
+// finish runs an element or step to its end with the given exit code.
 func (s *stage) finish(id berth.JobID, code int) {
 	s.t.Helper()
 	attempt := s.place(id, "m0")
@@ -83,7 +83,7 @@ func TestAnArraysElementsHaveItsSpecAndTheirOwnVariables(t *testing.T) {
 	if got := s.tend(id); got != berth.Queued {
 		t.Errorf("it is %s", got)
 	}
-	s.tend(id) // again changes nothing
+	s.tend(id) // a repeat changes nothing
 	if got := s.tally(id); got != "2, 2 submitted" {
 		t.Errorf("tally is %s", got)
 	}
@@ -104,7 +104,8 @@ func TestAnArraysElementsHaveItsSpecAndTheirOwnVariables(t *testing.T) {
 	}
 }
 
-// The machine of an element asks for what that element needs.
+// TestElementsNeedTheUploadsOfTheirArray checks that every element needs its array's uploads, because a
+// machine asks for the uploads of the element.
 func TestElementsNeedTheUploadsOfTheirArray(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -179,7 +180,8 @@ func TestAnArrayEndsOnceAsItsElementsDid(t *testing.T) {
 	}
 }
 
-// Of the last two elements, whichever way their ends cross, one tells.
+// TestTheLastOfTwoEndsTells checks that at least one of the last two elements notifies the coordinator when
+// both end at the same time.
 func TestTheLastOfTwoEndsTells(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -233,7 +235,7 @@ func TestAnArrayIsMadeInAWindow(t *testing.T) {
 		t.Errorf("the reconciler finds %d", n)
 	}
 	poke := s.db.Hub().Subscribe(db.TopicPoke, string(id))
-	if s.cancel(s.element(id, 1999)); !hears(t, poke) { // the milestone
+	if s.cancel(s.element(id, 1999)); !hears(t, poke) { // the element at a milestone of the array
 		t.Error("its coordinator was not told")
 	}
 	if s.cancel(s.element(id, 2000)); hears(t, poke) {
@@ -246,7 +248,7 @@ func TestAnArrayIsMadeInAWindow(t *testing.T) {
 	if n := untended(); n != 0 {
 		t.Errorf("with nothing to do the reconciler finds %d", n)
 	}
-	// Canceled as a whole, it never makes the rest.
+	// A canceled array never creates the remaining elements.
 	if got := s.cancel(id); got != berth.Canceled {
 		t.Errorf("canceled, it is %s", got)
 	}
@@ -275,13 +277,13 @@ func TestCancelOfAnArrayEndsWhatWaitsAndStopsWhatRuns(t *testing.T) {
 	if got := s.tally(id); got != "4, 1 canceling, 1 succeeded, 2 canceled" {
 		t.Errorf("tally is %s", got)
 	}
-	s.cancel(id) // twice is no other
+	s.cancel(id) // a repeated cancel changes nothing
 	s.exit(s.element(id, 1), attempt, 0, failure.Exit{Cause: failure.CauseOrdered, Code: 143, StartedAt: ranAt, FinishedAt: ranAt})
 	s.settle(s.element(id, 1), attempt)
 	if got := s.tend(id); got != berth.Canceled || s.job(id).Reason.Code != berth.ReasonCanceledByUser {
 		t.Errorf("it is %s because of %+v", got, s.job(id).Reason)
 	}
-	early := s.array(3, nil) // canceled before its coordinator has looked
+	early := s.array(3, nil) // canceled before the first reconcile
 	if _, err := s.db.Parents.CancelElements(t.Context(), "", early, []spec.IndexRange{{First: 1, Last: 1}}, "user:test", nil); err != nil {
 		t.Error(err)
 	}
@@ -302,7 +304,7 @@ func TestCancelOfARangeLeavesTheOthers(t *testing.T) {
 		}
 		return s.db.Parents.CancelElements(t.Context(), "default", id, which, "user:test", &berth.Reason{Code: berth.ReasonCanceledByUser})
 	}
-	if n, err := cancel("3-5"); n != 3 || err != nil { // before it is made
+	if n, err := cancel("3-5"); n != 3 || err != nil { // before the elements are created
 		t.Fatalf("canceled %d, %v", n, err)
 	}
 	s.tend(id)
@@ -381,7 +383,7 @@ func TestRetryFailedRunsExactlyWhatFailed(t *testing.T) {
 	for _, archived := range []bool{false, true} {
 		if archived {
 			mustExec(t, s.pool, `UPDATE allocations SET forgotten_at = now()`)
-			s.archive(3) // the arrays, with those that came of it, and then their elements
+			s.archive(3) // the array and its two retries, and then the elements
 			s.archive(9)
 		}
 		again, created, err := s.db.Jobs.RetryFailed(t.Context(), "default", id, "user:test")
@@ -480,7 +482,8 @@ func TestListsShowArraysAndNotTheirElements(t *testing.T) {
 	}
 }
 
-// The quota of a tenant counts elements, and an array waits for room in it.
+// TestElementsAndNotTheirArrayCountAgainstMaxQueued checks that max_queued counts elements and not their
+// array, and that the array waits for room in the quota.
 func TestElementsAndNotTheirArrayCountAgainstMaxQueued(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -529,8 +532,8 @@ func TestParentsHaveAStateMachineOfTheirOwn(t *testing.T) {
 	refuses(t, s.pool, "BT010", `UPDATE jobs SET array_index = 7 WHERE parent = $1 AND array_index = 0`, id)
 }
 
-// Arrays that can make nothing, since no more jobs of their tenant may wait, stand
-// before nobody: not even where there are as many as the reconciler takes at once.
+// TestArraysOfAFullTenantStarveNobody checks that arrays whose tenant has reached max_queued do not delay
+// other parents, even if they fill a whole batch of the reconciler.
 func TestArraysOfAFullTenantStarveNobody(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -568,8 +571,8 @@ func TestArraysOfAFullTenantStarveNobody(t *testing.T) {
 	s.untended()
 }
 
-// A change of an array that is to stop, as each look at one, tells a bounded number of
-// its elements: it is a request, and somebody waits for its answer.
+// TestAChangeOfACancelingArrayTellsSoManyToStop checks that one update or reconcile of a canceling array
+// stops a bounded number of elements, because the caller of an API request waits for the answer.
 func TestAChangeOfACancelingArrayTellsSoManyToStop(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)

@@ -12,7 +12,7 @@ import (
 	"berth/spec"
 )
 
-// standing is a job that runs on m0 with both of its GPUs, and one that waits.
+// standing starts a job on both GPUs of m0 and queues another job that needs both.
 func (s *stage) standing() (victim berth.JobID, waiting berth.JobID) {
 	s.t.Helper()
 	victim = s.queued(func(j *spec.Job) { j.Resources.GPUs = 2000 })
@@ -86,7 +86,7 @@ func TestAVictimIsToldForWhomAndItsRoomIsKept(t *testing.T) {
 		t.Errorf("earmarks once the victim has stopped: %+v", marks)
 	}
 
-	// Nobody else gets it, the victim least of all; another term keeps it.
+	// A new term keeps the nomination and refuses every other job, including the victim.
 	other := s.queued(func(j *spec.Job) { j.Resources.GPUs = 1000 })
 	mustExec(t, s.pool, `UPDATE leases SET expires_at = now() - interval '1 s'`)
 	term, _ = s.lead("another", 1e12)
@@ -148,8 +148,8 @@ func TestAPreemptionHoldsAsAWholeOrNotAtAll(t *testing.T) {
 	}
 }
 
-// A cancel, a preemption, the victim's own end and a settle meet in every order;
-// the job ends once, and what was kept is for the one that waits.
+// TestPreemptionRacesWithCancelAndCompletion checks that a preemption, a cancel, a stop and the victim's own
+// exit can race. The victim can be settled afterwards, and no nomination outlives the waiting job.
 func TestPreemptionRacesWithCancelAndCompletion(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
