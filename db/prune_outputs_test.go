@@ -9,7 +9,7 @@ import (
 	"berth"
 )
 
-// archiveAll archives whatever has ended.
+// archiveAll archives all ended jobs.
 func (s *stage) archiveAll() {
 	s.t.Helper()
 	mustExec(s.t, s.pool, `UPDATE allocations SET forgotten_at = now() WHERE state IN ('exited', 'released')`)
@@ -21,8 +21,8 @@ func (s *stage) archiveAll() {
 	}
 }
 
-// Outputs go by the age of their jobs, the rows first; an object goes when no row
-// names it any more, and stays for whoever takes it as an input.
+// TestOutputsArePrunedByAge checks that outputs are pruned by the age of their jobs. The rows are deleted
+// first; an object is deleted when no row names it, and stays while a job takes it as an input.
 func TestOutputsArePrunedByAge(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -50,21 +50,21 @@ func TestOutputsArePrunedByAge(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got = slices.DeleteFunc(got, func(prefix string) bool { return !strings.HasPrefix(prefix, "object-") }) // checkpoints
+		got = slices.DeleteFunc(got, func(prefix string) bool { return !strings.HasPrefix(prefix, "object-") }) // ignore checkpoints
 		slices.Sort(got)
 		slices.Sort(want)
 		if !slices.Equal(got, want) {
 			t.Errorf("doomed are %v, want %v", got, want)
 		}
 	}
-	prune(10, 0) // they are not archived
+	prune(10, 0) // the jobs are not archived
 	s.archiveAll()
-	prune(10, 0) // nor old
+	prune(10, 0) // the jobs are archived, but not old
 	age(source, first)
 
 	prune(1, 1)
 	prune(10, 1)
-	prune(10, 0) // what is left is the taker's, or the second pipeline's
+	prune(10, 0) // the taker or the second pipeline still uses the rest
 	doomed()
 	if n := one[int](s, `SELECT count(*)::int FROM step_results`); n != 0 {
 		t.Errorf("%d results are left whose outputs are gone", n)

@@ -9,8 +9,7 @@ import (
 	"berth/spec"
 )
 
-// repaired checks that a repair does something once and nothing the second
-// time.
+// repaired checks that a repair changes the given number of rows once and none in a second pass.
 func repaired(t *testing.T, what string, want int, f func() (int, error)) {
 	t.Helper()
 	if n, err := f(); err != nil || n != want {
@@ -110,8 +109,8 @@ func TestRanksOfOldAttemptsAreKilled(t *testing.T) {
 	waiting := s.submit(nil)
 	s.place(waiting, "m1")
 	current, _ := s.started(nil)
-	s.move(id, berth.Retrying)      // whose rank lives on
-	s.move(waiting, berth.Retrying) // whose rank nobody claimed
+	s.move(id, berth.Retrying)      // its rank is still active
+	s.move(waiting, berth.Retrying) // its rank was never claimed
 	repaired(t, "strays", 2, func() (int, error) { return s.db.Attempts.KillStray(t.Context(), term, 10) })
 	if r := s.ranks(id, attempt); r[0] != `active {"kill": true}` {
 		t.Errorf("claimed: %s", r[0])

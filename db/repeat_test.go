@@ -14,7 +14,7 @@ import (
 	"berth/wire"
 )
 
-// hundred does the same thing a hundred times, some of them at once.
+// hundred calls do a hundred times from four goroutines. It accepts refusals and fails on internal errors.
 func (s *stage) hundred(do func(context.Context) error) {
 	s.t.Helper()
 	var all sync.WaitGroup
@@ -37,8 +37,8 @@ func (s *stage) hundred(do func(context.Context) error) {
 	}
 }
 
-// Each call of a job's life is made a hundred times, and reports come in any
-// order: the history is that of a job whose calls were made once.
+// TestF21EveryMessageAHundredTimesHasOneEffect checks that a job whose calls are each made a hundred times,
+// with reports repeated in any order, has the history of a job whose calls were made once.
 func TestF21EveryMessageAHundredTimesHasOneEffect(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -77,7 +77,7 @@ func TestF21EveryMessageAHundredTimesHasOneEffect(t *testing.T) {
 		_, err := s.db.Agents.Sync(ctx, "m0", q)
 		return err
 	}
-	for i := range reports { // each for the first time in its turn, with all that came before again, in any order
+	for i := range reports { // each new report in order, then repeats of all so far in any order
 		if err := say(t.Context(), reports[i]); err != nil {
 			t.Fatal(err)
 		}
@@ -98,7 +98,8 @@ func TestF21EveryMessageAHundredTimesHasOneEffect(t *testing.T) {
 	s.freed()
 }
 
-// A cancel that comes before the claim wins, whatever is delivered after it.
+// TestF21ACancelBeforeTheStartIsNeverOvertaken checks that a cancel before the claim wins, regardless of
+// later deliveries.
 func TestF21ACancelBeforeTheStartIsNeverOvertaken(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -121,8 +122,8 @@ func TestF21ACancelBeforeTheStartIsNeverOvertaken(t *testing.T) {
 	s.freed()
 }
 
-// A machine's clock may be anything. Leases, charges and verdicts go by the
-// database's.
+// TestF30WrongClocksOfAMachineDecideNothing checks that leases, charges and verdicts depend on the database's
+// clock, and never on the machine's.
 func TestF30WrongClocksOfAMachineDecideNothing(t *testing.T) {
 	t.Parallel()
 	for _, off := range []time.Duration{-10 * time.Minute, 10 * time.Minute, -20 * 365 * 24 * time.Hour, 365 * 24 * time.Hour} {

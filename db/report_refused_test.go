@@ -10,8 +10,8 @@ import (
 	"berth/wire"
 )
 
-// One report that the database refuses must not keep the others of its call
-// from being stored.
+// TestAReportThatIsRefusedHoldsUpNoOther checks that the other reports of a call are stored when the database
+// refuses one of them.
 func TestAReportThatIsRefusedHoldsUpNoOther(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -20,7 +20,7 @@ func TestAReportThatIsRefusedHoldsUpNoOther(t *testing.T) {
 	for _, id := range []berth.JobID{bad, good} {
 		a.mustClaim(id, s.place(id, "m0"))
 	}
-	// What is counted for the first one is lost, so its end would count below zero.
+	// The counters lack the first job's capacity, so its end would make them negative.
 	mustExec(t, s.pool, `UPDATE machines SET cpu_m_used = 500 WHERE id = 'm0'`)
 	mustExec(t, s.pool, `UPDATE gpu_devices SET milli_used = 0 WHERE machine_id = 'm0' AND idx = 0`)
 	mustExec(t, s.pool, `ALTER TABLE machines DROP CONSTRAINT machines_cpu_fits`)
@@ -43,7 +43,7 @@ func TestAReportThatIsRefusedHoldsUpNoOther(t *testing.T) {
 	if r := s.ranks(bad, 1); !strings.HasPrefix(r[0], "active") {
 		t.Errorf("the refused one's rank is %s", r[0])
 	}
-	// The seq was stored, so the next call counts and an older one does not.
+	// The seq was stored, so a later call takes effect and an older one does not.
 	if _, err := a.sync(func(r *wire.SyncRequest) { r.Seq, r.Reports = 1, []wire.RankReport{end(bad, berth.PhaseSealed)} }); err != nil {
 		t.Errorf("an old call: %v", err)
 	}
@@ -55,9 +55,9 @@ func TestAReportThatIsRefusedHoldsUpNoOther(t *testing.T) {
 	}
 }
 
-// An agent counts its fence from the last call that renewed its lease. A call of which
-// every report is refused stores nothing, so that its answer must not claim a renewal
-// that another session's lock has prevented.
+// TestACallWithoutAFitReportClaimsNoRenewal checks that the answer to a call whose reports are all refused
+// does not claim a renewal of the lease, which another session's lock prevented here. An agent counts its
+// fence from the last call that renewed its lease.
 func TestACallWithoutAFitReportClaimsNoRenewal(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)

@@ -8,7 +8,7 @@ import (
 	"berth/wire"
 )
 
-// offers returns the reservations that the machine's set has for it to claim.
+// offers returns the reservations in the machine's set.
 func (a *agent) offers() []berth.AllocationID {
 	a.t.Helper()
 	r, err := a.sync(func(req *wire.SyncRequest) { req.Digest = "" })
@@ -32,7 +32,7 @@ func TestAMachineIsToldOfItsReservationsUntilItClaimsThem(t *testing.T) {
 	attempt := s.place(id, "m0")
 	want := s.alloc(id, attempt)
 	before := a.digest
-	for range 2 { // an answer that was lost is given again
+	for range 2 { // a lost answer is repeated
 		r, err := a.sync(func(req *wire.SyncRequest) { req.Digest, req.WaitMS = before, 60_000 })
 		if err != nil {
 			t.Fatal(err)
@@ -51,8 +51,8 @@ func TestAMachineIsToldOfItsReservationsUntilItClaimsThem(t *testing.T) {
 	}
 }
 
-// What is offered is what a claim would get: otherwise each change of the set
-// would bring another claim in vain.
+// TestAReservationThatCannotBeClaimedIsNotOffered checks that the set contains only reservations that a claim
+// would get. Otherwise each change of the set would cause another claim in vain.
 func TestAReservationThatCannotBeClaimedIsNotOffered(t *testing.T) {
 	t.Parallel()
 	for name, spoil := range map[string]string{

@@ -12,7 +12,7 @@ import (
 	"berth/spec"
 )
 
-// past adds ended jobs that ran so many seconds each, the latest last.
+// past adds ended jobs with the given run times in seconds, the latest last.
 func (s *stage) past(tenant berth.TenantID, name string, state berth.State, seconds ...int) {
 	s.t.Helper()
 	mustExec(s.t, s.pool, `
@@ -21,7 +21,7 @@ func (s *stage) past(tenant berth.TenantID, name string, state berth.State, seco
 		FROM unnest($4::int[]) WITH ORDINALITY AS x (s, i)`, tenant, name, state, seconds)
 }
 
-// runs is how many seconds each of the latest runs of works took.
+// runs returns the run times in seconds of the latest runs of each work.
 func (s *stage) runs(works ...db.Work) map[db.Work][]int {
 	s.t.Helper()
 	times, err := s.db.Attempts.RunTimes(s.t.Context(), works)
@@ -45,7 +45,7 @@ func TestRunTimesAreOfTheTenantsLatestSuccessesOfAName(t *testing.T) {
 	s.past("a", "train", berth.Canceled, 92)
 	s.past("b", "train", berth.Succeeded, 93, 94)
 	s.past("a", "eval", berth.Succeeded, 8)
-	s.past("a", "restored", berth.Succeeded, 0) // nobody knows
+	s.past("a", "restored", berth.Succeeded, 0) // run time unknown
 	train, eval, theirs := db.Work{Tenant: "a", Name: "train"}, db.Work{Tenant: "a", Name: "eval"}, db.Work{Tenant: "b", Name: "train"}
 	got := s.runs(train, eval, theirs, db.Work{Tenant: "b", Name: "eval"}, db.Work{Tenant: "a", Name: "restored"}, db.Work{Tenant: "a"})
 	if diff := cmp.Diff(map[db.Work][]int{train: {7, 6, 5, 4, 3}, eval: {8}, theirs: {94, 93}}, got); diff != "" {
@@ -56,7 +56,8 @@ func TestRunTimesAreOfTheTenantsLatestSuccessesOfAName(t *testing.T) {
 	}
 }
 
-// What a job ran is what its attempts did, without what it waited.
+// TestRunTimesAddUpAttemptsAndNoWaiting checks that a job's run time is the sum of its attempts' run times,
+// without the time between them.
 func TestRunTimesAddUpAttemptsAndNoWaiting(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -81,11 +82,12 @@ func TestRunTimesAddUpAttemptsAndNoWaiting(t *testing.T) {
 	}
 }
 
-// Elements go by others of their array, steps by earlier pipelines of the name.
+// TestRunTimesOfElementsAndSteps checks that the run times for an element come from other elements of its
+// array, and the run times for a step from earlier pipelines of the same name.
 func TestRunTimesOfElementsAndSteps(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	s.past("default", "x", berth.Succeeded, 90) // no element
+	s.past("default", "x", berth.Succeeded, 90) // not an element
 	array := s.array(8, nil)
 	s.tend(array)
 	for i := range 4 {
@@ -120,7 +122,7 @@ func TestRunTimesOfElementsAndSteps(t *testing.T) {
 	}
 }
 
-// However many jobs there are, few of them are looked at.
+// TestRunTimesReadFewRows checks that a lookup of run times reads few rows, however many jobs are stored.
 func TestRunTimesReadFewRows(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
