@@ -15,8 +15,8 @@ import (
 	"berth/wire"
 )
 
-// tables is a digest of each table's rows: what any write would change. Leases
-// apart, which are renewed by whoever speaks.
+// tables returns a digest of each table's rows, so that any write shows. It omits leases, which every caller
+// may renew.
 func (s *stage) tables() map[string]string {
 	s.t.Helper()
 	rows, err := s.pool.Query(s.t.Context(), `
@@ -37,8 +37,7 @@ func (s *stage) tables() map[string]string {
 	return digests
 }
 
-// refusesStale checks that each write is refused as stale and has changed
-// nothing.
+// refusesStale checks that each write is refused as stale and changes nothing.
 func (s *stage) refusesStale(slug string, writes map[string]func(context.Context) error) {
 	s.t.Helper()
 	for name, write := range writes {
@@ -52,8 +51,8 @@ func (s *stage) refusesStale(slug string, writes map[string]func(context.Context
 	}
 }
 
-// Every write of a leader finds something to do here, and does nothing, because
-// its term is over.
+// TestF4EveryWriteOfADeposedLeaderChangesNothing checks that no write of a leader changes anything once its
+// term is over, although each finds rows to change.
 func TestF4EveryWriteOfADeposedLeaderChangesNothing(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -121,8 +120,8 @@ func TestF4EveryWriteOfADeposedLeaderChangesNothing(t *testing.T) {
 	})
 }
 
-// The same for an agent whose session is over: its machine has registered
-// another process, or has another epoch.
+// TestF25EveryWriteOfAStaleAgentChangesNothing checks that the writes of an agent change nothing once its
+// session is over, because its machine registered another process or has another epoch.
 func TestF25EveryWriteOfAStaleAgentChangesNothing(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -166,15 +165,15 @@ func TestF25EveryWriteOfAStaleAgentChangesNothing(t *testing.T) {
 			},
 		})
 	}
-	// A piece of log that was under way when its session ended is not taken.
+	// A log piece that was in flight when its session ended is not stored.
 	s.register("host1", "agent2", wire.ContainerSeen{Alloc: s.alloc(claimed, 1), Job: claimed, Attempt: 1, Running: true})
 	if end, err := s.db.Logs.Append(t.Context(), s.alloc(claimed, 1), place, db.LogChunk{Bytes: 10, Lines: 1}); err != nil || end != 0 {
 		t.Errorf("appended up to %d, %v", end, err)
 	}
 }
 
-// A workflow that acts on an attempt that is over changes nothing of the next
-// one.
+// TestF6EveryStepOfASupersededAttemptChangesNothing checks that a workflow that acts on an ended attempt
+// changes nothing of the next attempt.
 func TestF6EveryStepOfASupersededAttemptChangesNothing(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)

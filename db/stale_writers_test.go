@@ -8,8 +8,9 @@ import (
 	"berth/wire"
 )
 
-// Both of the last two ranks of a gang report themselves prepared at the same
-// moment. Whoever counts must see the other, or nobody starts the gang.
+// TestTheLastTwoToPrepareAndToStartMakeTheirGangRunning checks that a gang starts when its last two ranks
+// report at the same moment that they are prepared. The transaction that counts must see the other's report,
+// or neither starts the gang.
 func TestTheLastTwoToPrepareAndToStartMakeTheirGangRunning(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -86,8 +87,8 @@ func TestADeposedLeaderJudgesNobody(t *testing.T) {
 
 func second[T any](_ T, err error) error { return err }
 
-// A machine that was declared lost registers again, by the same process. What
-// that process had sent before, and arrives only now, is of an epoch that ended.
+// TestADelayedReportOfAnOlderEpochIsRefused checks that a report is refused if it was sent before its machine
+// was declared lost and arrives after the same process registered again: its epoch has ended.
 func TestADelayedReportOfAnOlderEpochIsRefused(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)

@@ -18,7 +18,7 @@ import (
 	"berth/wire"
 )
 
-// countsAgree compares the counters with the rows, and returns the rows' sums.
+// countsAgree compares the counters with the sums of the rows, and returns the sums.
 func (s *stage) countsAgree(when string) []db.StoredAmount {
 	s.t.Helper()
 	counted, err := s.db.Storage.Amounts(s.t.Context())
@@ -45,10 +45,10 @@ func (s *stage) countsAgree(when string) []db.StoredAmount {
 	return rows
 }
 
-// address is an address made of a number.
+// address returns an address that encodes n.
 func address(n int) berth.Address { return berth.Address(fmt.Sprintf("sha256:%064x", n)) }
 
-// uploads stores an upload of so many bytes.
+// uploads stores an upload of the given size in bytes.
 func (s *stage) uploads(tenant berth.TenantID, n int, bytes int64) error {
 	s.t.Helper()
 	limits, err := s.limits(tenant)
@@ -63,7 +63,7 @@ func (s *stage) uploads(tenant berth.TenantID, n int, bytes int64) error {
 	return err
 }
 
-// limits reads the limits that bind a tenant, as the API remembers them.
+// limits reads the limits that bind a tenant, as the API caches them.
 func (s *stage) limits(tenant berth.TenantID) (list []db.StorageLimit, err error) {
 	rows, err := s.db.Tenants.Rows(s.t.Context())
 	byID := map[berth.TenantID]db.TenantRow{}
@@ -93,7 +93,7 @@ func (s *stage) secret(tenant berth.TenantID, name string) error {
 	return err
 }
 
-// roomy makes room on the machine for a dozen jobs.
+// roomy gives the machine capacity for a dozen jobs.
 func (s *stage) roomy() {
 	s.t.Helper()
 	mustExec(s.t, s.pool, `UPDATE machines SET cpu_m = 1000000, mem_mb = 1000000, gpu_milli = 1000000`)
@@ -166,8 +166,8 @@ func (x *storer) fails() {
 	x.settle(x.id, x.attempt)
 }
 
-// Whatever is stored, deleted, pruned, archived and folded, in any order: counters
-// and rows agree.
+// TestStorageCountersAreTheSumOfRows checks that counters and rows agree after any order of stores, deletes,
+// prunes, archive passes and folds.
 func TestStorageCountersAreTheSumOfRows(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -264,8 +264,8 @@ func TestStorageCountersAreTheSumOfRows(t *testing.T) {
 	}
 }
 
-// Each kind of data is refused beyond its limit, with a text that names tenant, use and
-// limit, and is accepted again after some was deleted.
+// TestEachKindHasItsLimit checks that each kind of data is refused beyond its limit, with an error that names
+// tenant, use and limit, and is accepted again after a deletion.
 func TestEachKindHasItsLimit(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -358,7 +358,8 @@ func TestEachKindHasItsLimit(t *testing.T) {
 	s.countsAgree("at the end")
 }
 
-// What tenants below store counts for those above, and the total for all kinds.
+// TestStorageLimitsBindTheTenantsBelow checks that data of child tenants counts for their parents, and that
+// data of all kinds counts for the total.
 func TestStorageLimitsBindTheTenantsBelow(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -396,7 +397,7 @@ func TestStorageLimitsBindTheTenantsBelow(t *testing.T) {
 	}
 }
 
-// However many arrive at once, uploads, secrets, outputs and checkpoints never
+// TestManyAtOnceStayWithinTheLimit checks that concurrent uploads, secrets, outputs and checkpoints never
 // exceed a limit.
 func TestManyAtOnceStayWithinTheLimit(t *testing.T) {
 	t.Parallel()
@@ -431,8 +432,8 @@ func TestManyAtOnceStayWithinTheLimit(t *testing.T) {
 	}
 }
 
-// Where no limit binds, nothing looks at the counters: they are locked here, and
-// nothing waits for them.
+// TestWithoutALimitNothingIsLookedUp checks that a write without a limit does not read the counters: it does
+// not wait while they are locked.
 func TestWithoutALimitNothingIsLookedUp(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -461,7 +462,7 @@ func TestWithoutALimitNothingIsLookedUp(t *testing.T) {
 	}
 	waits := make(chan error, 1)
 	go func() { waits <- s.uploads("lab", 1, 1) }()
-	s.blocked(1) // with a limit
+	s.blocked(1) // a tenant with a limit waits
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -470,8 +471,9 @@ func TestWithoutALimitNothingIsLookedUp(t *testing.T) {
 	}
 }
 
-// A report is refused, its repeat is accepted because there is room by then, and only
-// after that the first call marks the object for deletion: the object stays.
+// TestAnOutputThatIsAcceptedMeanwhileKeepsItsObject checks that an output keeps its object when a report of
+// it is refused, a repeat is accepted because there is room by then, and only then the first call marks the
+// object for deletion.
 func TestAnOutputThatIsAcceptedMeanwhileKeepsItsObject(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -499,7 +501,7 @@ func TestAnOutputThatIsAcceptedMeanwhileKeepsItsObject(t *testing.T) {
 		t.Errorf("an output that was refused: %v, to be deleted: %v", err, doomed("o2"))
 	}
 
-	// The repeat has not ended: the first call waits for it.
+	// The first call waits until the repeat's transaction ends.
 	s.storageQuota("default", spec.StorageLimits{Outputs: new(spec.MiB(2))})
 	mustExec(t, s.pool, `DELETE FROM doomed_objects`)
 	done := make(chan error, 2)
@@ -519,7 +521,8 @@ func TestAnOutputThatIsAcceptedMeanwhileKeepsItsObject(t *testing.T) {
 	}
 }
 
-// A repeated shard of a step that is verified has refused nothing.
+// TestAVerifiedStepIsNotReportedAsRefused checks that a repeated shard of a verified step does not count as a
+// refused checkpoint.
 func TestAVerifiedStepIsNotReportedAsRefused(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)

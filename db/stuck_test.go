@@ -80,8 +80,8 @@ func TestUploadsThatNeverEndAreGivenUp(t *testing.T) {
 	s.freed()
 }
 
-// A kill of a stray has no stop_by of a job: it gets one of its own, or nobody
-// would ever notice that it is not obeyed.
+// TestAStrayThatIsNotKilledIsNoticed checks that a kill of a stray rank sets a stop_by of its own. The job
+// sets none, and without one an ignored kill would never be noticed.
 func TestAStrayThatIsNotKilledIsNoticed(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)

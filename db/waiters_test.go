@@ -41,7 +41,7 @@ func TestMembersThatNoReplicaWaitsForAreFound(t *testing.T) {
 		id, attempt := s.started(nil)
 		if len(jobs) == 1 { // m0 has two devices
 			s.exit(id, attempt, 0, exited(0))
-			s.settle(id, attempt) // over: nobody is to wait for it
+			s.settle(id, attempt) // ended: no replica has to wait for it
 		}
 		mustExec(t, s.pool, `UPDATE allocations SET claimed_at = now() - interval '1 min' - id * interval '-1 s' WHERE job = $1`, id)
 		jobs, allocs = append(jobs, id), append(allocs, s.alloc(id, attempt))
@@ -58,7 +58,7 @@ func TestMembersThatNoReplicaWaitsForAreFound(t *testing.T) {
 	want("the other has been silent for long", second)
 	share("b", false, allocs[2])
 	want("it answers again")
-	mustExec(t, s.pool, `DELETE FROM waiter_sets WHERE replica = 'b'`) // as a crash of the database does
+	mustExec(t, s.pool, `DELETE FROM waiter_sets WHERE replica = 'b'`) // as after a crash of the database
 	share("b", false, allocs[2])
 	want("its set was lost and came again")
 	if err := s.db.Attempts.NewWaiterSet("b").Withdraw(t.Context()); err != nil {
