@@ -50,7 +50,8 @@ func TestOutputsArePrunedByAge(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got = slices.DeleteFunc(got, func(prefix string) bool { return !strings.HasPrefix(prefix, "object-") }) // ignore checkpoints
+		// Prefixes of checkpoints do not count.
+		got = slices.DeleteFunc(got, func(prefix string) bool { return !strings.HasPrefix(prefix, "object-") })
 		slices.Sort(got)
 		slices.Sort(want)
 		if !slices.Equal(got, want) {
