@@ -19,7 +19,7 @@ type Attempt struct {
 	LostGPUSeconds *float64   `json:"lost_gpu_seconds,omitempty"`
 	Next           State      `json:"next,omitempty"` // the job's status after it
 	ExitCode       *int       `json:"exit_code,omitempty"`
-	Measured       []Measured `json:"measured,omitempty" doc:"what its members used, of those that were sampled and have ended"`
+	Measured       []Measured `json:"measured,omitempty" doc:"resource usage of its sampled members"`
 }
 
 // Progress is the content of /workspace/.berth/progress, which the job itself writes.

@@ -76,7 +76,7 @@ func IsSlug(err error, slug string) bool {
 const (
 	SlugInvalidSpec         = "invalid_spec"
 	SlugStaleEpoch          = "stale_epoch"          // the writer's attempt, machine epoch or term is not current
-	SlugStaleAttempt        = "stale_attempt"        // for an agent with a current session: it no longer holds this work
+	SlugStaleAttempt        = "stale_attempt"        // the agent no longer holds this member
 	SlugIdempotencyMismatch = "idempotency_mismatch" // same key, other body
 	SlugUnsatisfiable       = "unsatisfiable"        // no machine could ever run the job
 	SlugQuota               = "quota"                // more than the tenant may have

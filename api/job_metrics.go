@@ -36,8 +36,9 @@ func (h *metricHandlers) mount(r *router) {
 	op.Description = "One document a member, of one attempt. A series has at most " + strconv.Itoa(wire.MaxPoints) +
 		" values; their step grows with the time that the member runs. " +
 		"Members that ran for less than 10 seconds have no series; what they used in all is in the job's attempts."
+	series := r.huma.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[wire.Page[wire.MemberMetrics]](), true, "")
 	document(&op, "The series, or with `format=svg` a picture of them", map[string]*huma.MediaType{
-		"application/json": {Schema: r.huma.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[wire.Page[wire.MemberMetrics]](), true, "")},
+		"application/json": {Schema: series},
 		svgType:            {Schema: &huma.Schema{Type: huma.TypeString}},
 	})
 	register(r, op, h.jobMetrics)

@@ -152,9 +152,10 @@ func strictest(limits []db.SubmitLimit) db.SubmitLimit {
 // tooManySubmits is the refusal of a submit. The message names the tenant at its limit,
 // which may be a tenant above the caller's.
 func tooManySubmits(tenant berth.TenantID, limits []db.SubmitLimit, share float64, wait time.Duration) error {
-	if own := slices.IndexFunc(limits, func(l db.SubmitLimit) bool { return l.Tenant == tenant }); share < 1 && own >= 0 {
-		return limited(wait, "tenant %s submits jobs faster than the control plane can start them; until it has caught "+
-			"up, it accepts about %.3g a second (an array counts as one)", tenant, share*limits[own].Rate)
+	own := slices.IndexFunc(limits, func(l db.SubmitLimit) bool { return l.Tenant == tenant })
+	if share < 1 && own >= 0 {
+		return limited(wait, "tenant %s submits jobs faster than the control plane can start them; until it has "+
+			"caught up, it accepts about %.3g a second (an array counts as one)", tenant, share*limits[own].Rate)
 	}
 	l := strictest(limits)
 	if l.Tenant != tenant {

@@ -170,8 +170,8 @@ const asleep = `
 // poolMachineColumns are the columns of a machine m, in the order of collectMachines.
 const poolMachineColumns = `
 	m.id, m.epoch, m.state, m.pool, m.region, m.site, m.labels,
-	m.cpu_m, m.mem_mb, m.disk_mb, m.gpu_milli, m.cpu_m_used, m.mem_mb_used, m.disk_mb_used, m.gpu_milli_used, m.fence_ms > 0, m.network,
-	m.reason, m.engine_silent_since, m.xid`
+	m.cpu_m, m.mem_mb, m.disk_mb, m.gpu_milli, m.cpu_m_used, m.mem_mb_used, m.disk_mb_used, m.gpu_milli_used,
+	m.fence_ms > 0, m.network, m.reason, m.engine_silent_since, m.xid`
 
 // feedPosition selects Changes.Next, End and Now.
 const feedPosition = `
@@ -254,7 +254,8 @@ func (d *Queue) Load(ctx context.Context) (Changes, error) {
 		rows, err := tx.Query(ctx, `
 			SELECT `+queueJobColumns+`
 			FROM jobs j
-			WHERE j.kind = 'job' AND j.state IN ('queued', 'retrying', 'scheduled', 'running', 'preempting', 'canceling')`)
+			WHERE j.kind = 'job'
+			  AND j.state IN ('queued', 'retrying', 'scheduled', 'running', 'preempting', 'canceling')`)
 		if err != nil {
 			return err
 		}

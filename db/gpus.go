@@ -90,8 +90,8 @@ func (r *registration) indexGPUs(ctx context.Context) ([]berth.GPU, error) {
 	gpus := slices.Clone(r.req.Inventory.GPUs)
 	for i, g := range gpus {
 		if g.UUID == "" || g.Index < 0 {
-			return nil, berth.Errorf(berth.CodeInvalid, "GPU %d: a device needs a uuid and an index that is not negative",
-				g.Index)
+			return nil, berth.Errorf(berth.CodeInvalid,
+				"GPU %d: a device needs a uuid and an index of 0 or more", g.Index)
 		}
 		known, ok := index[g.UUID]
 		switch {

@@ -213,10 +213,12 @@ func (r *registration) reboot(ctx context.Context) error {
 		    exit = coalesce(a.exit, CASE WHEN a.state IN ('reserved', 'active') THEN
 		        jsonb_strip_nulls(jsonb_build_object('cause', @cause::text, 'code', 255, 'message', @message::text,
 		            'started_at', a.started_at, 'finished_at', now())) END),
-		    exited_at = CASE WHEN a.state IN ('reserved', 'active') THEN coalesce(a.exited_at, now()) ELSE a.exited_at END,
+		    exited_at = CASE WHEN a.state IN ('reserved', 'active') THEN coalesce(a.exited_at, now())
+		        ELSE a.exited_at END,
 		    phase = CASE WHEN a.state IN ('reserved', 'active', 'exited') THEN 'sealed' ELSE a.phase END,
 		    cut_off = a.cut_off OR a.state = 'exited' AND a.sealed_at IS NULL,
-		    sealed_at = CASE WHEN a.state IN ('reserved', 'active', 'exited') THEN coalesce(a.sealed_at, now()) ELSE a.sealed_at END
+		    sealed_at = CASE WHEN a.state IN ('reserved', 'active', 'exited') THEN coalesce(a.sealed_at, now())
+		        ELSE a.sealed_at END
 		FROM machines m
 		WHERE a.machine_id = @machine AND a.forgotten_at IS NULL AND m.id = a.machine_id`,
 		pgx.NamedArgs{"machine": r.machine, "cause": failure.CauseBoot, "message": message})

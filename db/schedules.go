@@ -181,7 +181,8 @@ func (d *Schedules) change(ctx context.Context, tenant berth.TenantID, name, sql
 
 // scheduleColumns are the first columns of scanSchedule; the spec and the fires follow. A
 // revision that differs from clock_revision marks changes that the clock does not have yet.
-const scheduleColumns = `s.id, s.tenant, s.paused, s.note, s.created_by, s.created_at, s.updated_at, s.revision <> s.clock_revision`
+const scheduleColumns = `s.id, s.tenant, s.paused, s.note, s.created_by, s.created_at, s.updated_at,
+	s.revision <> s.clock_revision`
 
 func scanSchedule(row pgx.CollectableRow) (s wire.Schedule, err error) {
 	var paused bool

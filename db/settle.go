@@ -203,7 +203,8 @@ func settle(ctx context.Context, tx pgx.Tx, job lockedJob, v failure.Verdict) (t
 			preemptions = preemptions + @preemptions, eligible_at = now() + @delay::interval, avoid = @avoid,
 			class = @class, oom_grown = oom_grown OR @grown, preempted_for = NULL,
 			ran_ms = ran_ms + `+attemptRan+`,
-			unaged_ms = unaged_ms + (extract(epoch FROM greatest(now() + @delay::interval - scheduled_at, '0')) * 1000)::bigint
+			unaged_ms = unaged_ms
+			    + (extract(epoch FROM greatest(now() + @delay::interval - scheduled_at, '0')) * 1000)::bigint
 		WHERE id = @job`, args)
 	batch.Queue(`
 		UPDATE attempts

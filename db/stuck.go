@@ -26,7 +26,8 @@ func (p Patience) args() pgx.NamedArgs {
 }
 
 // unprepared is true for a claimed member a that is not ready to start.
-const unprepared = `a.state = 'active' AND a.phase IN ('', 'claimed', 'pulling', 'restoring') AND NOT a.orders ? 'start'`
+const unprepared = `a.state = 'active' AND a.phase IN ('', 'claimed', 'pulling', 'restoring')
+	AND NOT a.orders ? 'start'`
 
 // waitedFor is true for a member a of a gang in which a prepared member has waited longer
 // than Patience.Barrier.

@@ -85,7 +85,8 @@ const wanting = ended + ` AND j.id = a.job AND j.attempt = a.attempt
 
 // endedWell is failure.Exit.Done in SQL, for the exit of allocation a.
 const endedWell = `
-	coalesce(a.exit ? 'started_at' AND a.exit ->> 'code' = '0' AND (a.exit ->> 'cause' = 'exited' OR a.exit -> 'complete' = 'true'), false)`
+	coalesce(a.exit ? 'started_at' AND a.exit ->> 'code' = '0'
+		AND (a.exit ->> 'cause' = 'exited' OR a.exit -> 'complete' = 'true'), false)`
 
 // Unheard returns the jobs of the given allocations whose workflow must still act on the
 // end: the workflow has not received a report, or has not handled it yet.

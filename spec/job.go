@@ -17,7 +17,7 @@ type Job struct {
 	Env        map[string]string `json:"env,omitempty" doc:"variables of the container"`
 	Workdir    string            `json:"workdir,omitempty" doc:"local folder, copied to /workspace"`
 	Resources  Resources         `json:"resources,omitzero" doc:"resources of each member"`
-	Members    int               `json:"members,omitempty" zero:"1 to 512; default 1" doc:"containers placed together or not at all"`
+	Members    int               `json:"members,omitempty" zero:"1 to 512; default 1" doc:"members of the gang"`
 	Placement  Placement         `json:"placement,omitzero" doc:"conditions on the machines"`
 	Priority   *Priority         `json:"priority,omitempty" doc:"low, normal, high, or 0 to 1000"`
 
@@ -27,7 +27,7 @@ type Job struct {
 	TimeLimit    Duration  `json:"time_limit,omitempty" doc:"longest run of each attempt; then the job fails"`
 	StallTimeout Duration  `json:"stall_timeout,omitempty" doc:"longest time without activity; then the job fails"`
 	StopGrace    *Duration `json:"stop_grace,omitempty" doc:"time from SIGTERM to SIGKILL"`
-	LostAfter    Duration  `json:"lost_after,omitempty" zero:"2s to 24h; default 90s" doc:"silence after which the machine counts as lost"`
+	LostAfter    Duration  `json:"lost_after,omitempty" zero:"2s to 24h; default 90s" doc:"lost after this silence"`
 
 	Retry      RetryPolicy       `json:"retry,omitzero" doc:"further runs after failures"`
 	Checkpoint *CheckpointPolicy `json:"checkpoint,omitempty" doc:"saved state from which the next attempt continues"`
@@ -81,9 +81,9 @@ type CheckpointPolicy struct {
 
 // Input is data that a machine puts into the container before the start.
 type Input struct {
-	From     string `json:"from" doc:"a folder, job:ID/OUTPUT (in a pipeline job:STEP/OUTPUT), s3:// or gs:// with BUCKET/PREFIX/ or BUCKET/KEY, azblob:// with ACCOUNT/CONTAINER/PREFIX/ or ACCOUNT/CONTAINER/KEY, https://HOST/FILE, or, if the operator allows it, file:///FOLDER/PATH/ or file:///FOLDER/PATH"`
+	From     string `json:"from" doc:"folder, job output or URL; docs/guide/job-file.md lists the forms"`
 	To       string `json:"to" doc:"path in the container"`
-	Secret   string `json:"secret,omitempty" doc:"name of the secret with the login: for s3 KEY_ID:SECRET_KEY, for gs the JSON key of a service account, for azblob a SAS token or an account key, for https a token"`
+	Secret   string `json:"secret,omitempty" doc:"secret with the login; docs/guide/job-file.md shows its forms"`
 	Endpoint string `json:"endpoint,omitempty" doc:"server of the bucket; default: Amazon's, Google's or Azure's"`
 	Region   string `json:"region,omitempty" doc:"region of the S3 bucket; default us-east-1"`
 	SHA256   string `json:"sha256,omitempty" doc:"expected SHA-256 of an https input"`
@@ -97,8 +97,8 @@ type Output struct {
 
 // Array creates many jobs from one file.
 type Array struct {
-	Size        int                 `json:"size,omitempty" zero:"1 to 100000, or each: with as many entries" doc:"number of elements; BERTH_ARRAY_INDEX is the index, from 0"`
-	Parallel    int                 `json:"parallel,omitempty" zero:"1 to 100000; default: no limit" doc:"elements that may hold capacity at once; default: no limit"`
+	Size        int                 `json:"size,omitempty" zero:"1 to 100000, or array.each" doc:"number of elements"`
+	Parallel    int                 `json:"parallel,omitempty" zero:"1 to 100000" doc:"elements at once; default all"`
 	MaxFailures *int                `json:"max_failures,omitempty" doc:"failures allowed; one more cancels the rest"`
 	Each        []map[string]string `json:"each,omitempty" doc:"variables of each element, instead of size"`
 }

@@ -26,10 +26,10 @@ type Pipeline struct {
 	Kind      string            `json:"kind" doc:"pipeline"`
 	Name      string            `json:"name" doc:"name for people; need not be unique, unlike the id"`
 	OnFailure string            `json:"on_failure,omitempty" doc:"fail_fast (default) or continue"`
-	NoCache   bool              `json:"no_cache,omitempty" doc:"run every step, even with cache: true; later runs may take over the results"`
+	NoCache   bool              `json:"no_cache,omitempty" doc:"run every step; later runs may use the results"`
 	Labels    map[string]string `json:"labels,omitempty" doc:"labels for searches"`
 	Notify    []Notify          `json:"notify,omitempty" doc:"calls about the pipeline as a whole"`
-	Jobs      map[string]Job    `json:"jobs" doc:"steps by name; each is a job, or a nested pipeline with jobs of its own"`
+	Jobs      map[string]Job    `json:"jobs" doc:"steps by name; each is a job or a nested pipeline"`
 }
 
 // WithDefaults returns the pipeline with a value in every unset field that has a default,

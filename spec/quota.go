@@ -24,17 +24,17 @@ type Quota struct {
 	Tenant     berth.TenantID `json:"tenant"`
 	Guarantee  *Amounts       `json:"guarantee,omitempty" doc:"what it can always have back from those who borrow it"`
 	Limit      *Amounts       `json:"limit,omitempty" doc:"what it never holds more of"`
-	Borrow     Borrow         `json:"borrow,omitempty" doc:"what may run beyond the guarantee while others leave room idle: any (default), preemptible, none"`
+	Borrow     Borrow         `json:"borrow,omitempty" doc:"beyond the guarantee: any (default), preemptible, none"`
 	MaxRunning *int           `json:"max_running,omitempty" doc:"jobs that hold capacity at once"`
 	MaxQueued  *int           `json:"max_queued,omitempty" doc:"jobs that wait at once; submitting more is refused"`
 	Budget     *GPUBudget     `json:"budget,omitempty"`
 
-	SubmitRPS   *float64  `json:"submit_rps,omitempty" doc:"jobs and pipelines submitted a second, over all replicas; more are refused"`
-	MaxPriority *Priority `json:"max_priority,omitempty" doc:"greatest priority of what is submitted; jobs that exist keep theirs"`
+	SubmitRPS   *float64  `json:"submit_rps,omitempty" doc:"jobs and pipelines submitted per second, over all replicas"`
+	MaxPriority *Priority `json:"max_priority,omitempty" doc:"greatest priority of new jobs; existing jobs keep theirs"`
 
 	Storage *StorageLimits `json:"storage,omitempty"`
 
-	Version int64      `json:"version,omitempty" doc:"grows with each change. Given in a change, it must be the present one"`
+	Version int64      `json:"version,omitempty" doc:"grows with each change; if given in a change, it must be current"`
 	Use     *TenantUse `json:"use,omitempty" doc:"told, never taken"`
 	Stored  *Stored    `json:"stored,omitempty" doc:"reported, never set: with all tenants below it"`
 }

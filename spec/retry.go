@@ -14,7 +14,7 @@ import (
 // RetryPolicy bounds and delays further runs after failures by the job's own fault.
 // Failures of machines have a budget of their own; see package failure.
 type RetryPolicy struct {
-	MaxAttempts int         `json:"max_attempts,omitempty" zero:"1 to 100; 1, or leaving it out, for no retry" doc:"runs that may fail by the job's own fault, including the first"`
+	MaxAttempts int         `json:"max_attempts,omitempty" zero:"1 to 100" doc:"runs, with the first; default 1"`
 	Backoff     Backoff     `json:"backoff,omitzero" doc:"wait before the next run"`
 	Rules       []RetryRule `json:"rules,omitempty" doc:"actions by exit code; the first match wins"`
 	OnOOM       string      `json:"on_oom,omitempty" doc:"fail, or grow: one more run with 1.5 times the memory"`

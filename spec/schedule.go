@@ -48,13 +48,13 @@ var Overlaps = []Overlap{OverlapSkip, OverlapBuffer, OverlapAllow, OverlapCancel
 type Schedule struct {
 	Kind     string    `json:"kind,omitempty" doc:"schedule"`
 	Name     string    `json:"name" doc:"name, unique in the tenant"`
-	Cron     string    `json:"cron,omitempty" doc:"minute, hour, day of month, month, day of week; or @hourly, @daily, @weekly, @monthly, @yearly"`
-	Every    Duration  `json:"every,omitempty" doc:"in place of cron: a fixed interval, counted from 1970-01-01T00:00:00Z"`
+	Cron     string    `json:"cron,omitempty" doc:"minute, hour, day, month, weekday; or @hourly, @daily, ..."`
+	Every    Duration  `json:"every,omitempty" doc:"in place of cron: interval, counted from 1970-01-01 UTC"`
 	At       *Instant  `json:"at,omitempty" doc:"in place of cron: one time"`
 	TimeZone string    `json:"time_zone,omitempty" doc:"time zone of cron, such as Europe/Berlin; default UTC"`
 	Jitter   Duration  `json:"jitter,omitempty" doc:"longest random delay of each fire"`
 	Overlap  Overlap   `json:"overlap,omitempty" doc:"skip (default), buffer_one, allow or cancel_other"`
-	CatchUp  Duration  `json:"catch_up,omitempty" zero:"10s to 8760h; or leave it out" doc:"greatest lateness of a fire; default 1h, for at a year"`
+	CatchUp  Duration  `json:"catch_up,omitempty" zero:"10s to 8760h" doc:"greatest lateness; default 1h, with at 1y"`
 	Paused   bool      `json:"paused,omitempty" doc:"create the schedule as paused"`
 	Job      *Job      `json:"job,omitempty" doc:"job to submit"`
 	Pipeline *Pipeline `json:"pipeline,omitempty" doc:"pipeline to submit, instead of a job"`

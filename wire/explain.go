@@ -19,7 +19,7 @@ type Fit struct {
 
 	Candidates []berth.MachineID `json:"candidates,omitempty" doc:"machines that fit now, the best first"`
 	Lacking    []Shortfall       `json:"lacking,omitempty" doc:"what no machine could ever give"`
-	Data       []DataAt          `json:"data,omitempty" doc:"machines that hold some of its code, its inputs and its image, the most first, a few"`
+	Data       []DataAt          `json:"data,omitempty" doc:"machines with its code, inputs or image, most first"`
 	Summary    string            `json:"summary"`
 }
 
@@ -28,7 +28,7 @@ type Fit struct {
 type DataAt struct {
 	Machine berth.MachineID `json:"machine"`
 	Bytes   int64           `json:"bytes"`
-	Chosen  bool            `json:"chosen,omitempty" doc:"the job would start there for its data; without any, a place as good on another machine would be taken"`
+	Chosen  bool            `json:"chosen,omitempty" doc:"chosen for its data, among equally good machines"`
 }
 
 // String describes the data for users.
@@ -105,11 +105,11 @@ type Plan struct {
 	StartsNow      bool       `json:"starts_now" doc:"there is room for it, which the jobs ahead have not taken"`
 	Ahead          int        `json:"ahead" doc:"waiting jobs that are looked at before it"`
 	Queue          int        `json:"queue" doc:"jobs that wait for room, this one included if it would"`
-	EstimatedStart *time.Time `json:"estimated_start,omitempty" doc:"by the time limits of what runs and of what waits ahead; absent: nothing tells"`
+	EstimatedStart *time.Time `json:"estimated_start,omitempty" doc:"by time limits of other jobs; absent: unknown"`
 	Reserved       bool       `json:"reserved,omitempty" doc:"its start would be reserved: no later job delays it"`
-	CostPerHour    *float64   `json:"cost_per_hour,omitempty" doc:"USD, on the best candidate; absent: nothing is charged or known"`
+	CostPerHour    *float64   `json:"cost_per_hour,omitempty" doc:"USD, on the best candidate; absent: unknown"`
 	Blockers       []Blocker  `json:"blockers,omitempty" doc:"all that would keep it from starting"`
-	Priority       []Term     `json:"priority,omitempty" doc:"what its place in the queue would be made of, the weightiest first"`
+	Priority       []Term     `json:"priority,omitempty" doc:"terms of its order in the queue, the weightiest first"`
 	Fit            Fit        `json:"fit"`
 }
 
@@ -121,23 +121,23 @@ type Explanation struct {
 	Summary        string      `json:"summary"`
 	Blockers       []Blocker   `json:"blockers" doc:"all that keeps it from starting; empty if nothing does"`
 	Ahead          *int        `json:"ahead,omitempty" doc:"waiting jobs before it in the queue"`
-	Position       *int        `json:"position,omitempty" doc:"its place in the queue, from 1; absent: it is not in it, or starts now"`
+	Position       *int        `json:"position,omitempty" doc:"place in the queue, from 1; absent: not queued"`
 	Queue          *int        `json:"queue,omitempty" doc:"jobs in the queue: those that may start and have no room"`
-	Priority       []Term      `json:"priority,omitempty" doc:"what its place in the queue is made of, the weightiest first"`
-	EstimatedStart *time.Time  `json:"estimated_start,omitempty" doc:"by the time limits of what runs and of what waits ahead; absent: nothing tells"`
+	Priority       []Term      `json:"priority,omitempty" doc:"terms of its order in the queue, the weightiest first"`
+	EstimatedStart *time.Time  `json:"estimated_start,omitempty" doc:"by time limits of other jobs; absent: unknown"`
 	Reserved       bool        `json:"reserved,omitempty" doc:"its start is reserved: no later job delays it"`
 	Fit            *Fit        `json:"fit,omitempty" doc:"how the machines stand to it, while it waits"`
 }
 
 // Blocker is one reason why a job does not start.
 type Blocker struct {
-	Code    string        `json:"code" doc:"stable: paused, control_plane, held, not_eligible, not_accepted, needs, parallel, quota, unsatisfiable, no_machines, no_room, engine_silent, stopping, overdue, reserved, behind"`
+	Code    string        `json:"code" doc:"stable code; docs/design/policy.md lists them"`
 	Quota   string        `json:"quota,omitempty" doc:"of quota: which setting, limit, max_running, borrow or budget"`
 	Message string        `json:"message"`
 	Hint    string        `json:"hint,omitempty" doc:"what would have to change"`
-	Jobs    []berth.JobID `json:"jobs,omitempty" doc:"of the same tenant: of stopping, those that are to make room; of overdue, the one it waits for"`
+	Jobs    []berth.JobID `json:"jobs,omitempty" doc:"stopping: the jobs that make room; overdue: the job it waits for"`
 
-	Machines []berth.MachineID `json:"machines,omitempty" doc:"of engine_silent: those whose container engine does not answer"`
+	Machines []berth.MachineID `json:"machines,omitempty" doc:"engine_silent: machines with a silent container engine"`
 }
 
 // Term is one value that the position of a job in the queue depends on.

@@ -29,9 +29,9 @@ type Job struct {
 	Parent      *berth.JobID      `json:"parent,omitempty"`      // the array or pipeline of this element or step
 	ArrayIndex  *int              `json:"array_index,omitempty"` // index of the element in its array
 	Tally       *Tally            `json:"tally,omitempty"`       // children of a parent, by status
-	Indexes     string            `json:"indexes,omitempty" doc:"of an array that runs only some elements of another again: which"`
+	Indexes     string            `json:"indexes,omitempty" doc:"array that repeats elements of another: their indexes"`
 	Step        string            `json:"step,omitempty"` // name of the step in its pipeline
-	CachedFrom  *berth.JobID      `json:"cached_from,omitempty" doc:"of a step that was skipped: the job that did the same before, and whose outputs it has"`
+	CachedFrom  *berth.JobID      `json:"cached_from,omitempty" doc:"skipped step: the earlier job with its outputs"`
 	ImageDigest string            `json:"image_digest,omitempty"`
 	ExitCode    *int              `json:"exit_code,omitempty"`
 
@@ -53,7 +53,7 @@ type Job struct {
 // Tally counts the elements of a parent by status.
 type Tally struct {
 	Total    int                 `json:"total"`
-	Unmade   int                 `json:"unmade,omitempty" doc:"elements that are not jobs yet; of an array that has ended, elements that never began"`
+	Unmade   int                 `json:"unmade,omitempty" doc:"elements without a job; after the end: never started"`
 	ByStatus map[berth.State]int `json:"by_status"`
 }
 

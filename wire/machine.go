@@ -73,7 +73,7 @@ type MachineJob struct {
 // DrainRequest is the body of a call that drains a machine: the machine gets no new work.
 type DrainRequest struct {
 	Reason   string     `json:"reason,omitempty"`
-	Deadline *time.Time `json:"deadline,omitempty" doc:"what runs there is moved away then; unset: it may end by itself"`
+	Deadline *time.Time `json:"deadline,omitempty" doc:"time when running jobs are moved away; unset: never"`
 }
 
 // ConfirmedDead lists the jobs with capacity that an operator's confirmation released.

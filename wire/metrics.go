@@ -59,7 +59,7 @@ const (
 
 // MetricSeries is one metric of one member in one attempt.
 type MetricSeries struct {
-	Metric Metric `json:"metric" doc:"cpu, memory, disk_read, disk_written, network_received, network_sent, gpu or gpu_memory"`
+	Metric Metric `json:"metric" doc:"cpu, memory, disk_read, network_sent, gpu, gpu_memory, ..."`
 	GPU    string `json:"gpu,omitempty" doc:"of the metrics of GPUs: the device's UUID"`
 	Unit   string `json:"unit" doc:"cores, bytes, bytes_per_second or ratio"`
 	Values Values `json:"values" doc:"one a step, from started_at on; null: not measured"`

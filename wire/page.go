@@ -3,5 +3,5 @@ package wire
 // Page is one page of a list.
 type Page[T any] struct {
 	Items      []T    `json:"items"`
-	NextCursor string `json:"next_cursor,omitempty" doc:"give it as cursor to get the next page; absent on the last one"`
+	NextCursor string `json:"next_cursor,omitempty" doc:"value of cursor for the next page; absent on the last page"`
 }

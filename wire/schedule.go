@@ -16,7 +16,7 @@ type Schedule struct {
 	CreatedBy string      `json:"created_by"`
 	CreatedAt time.Time   `json:"created_at"`
 	UpdatedAt time.Time   `json:"updated_at"`
-	Next      []time.Time `json:"next" doc:"the next fires, without their jitter; none while it is paused, or once it has none left"`
+	Next      []time.Time `json:"next" doc:"next fires, without jitter; none while paused or after the last"`
 	Fires     []Fire      `json:"fires" doc:"the last fires, newest first; of a list, at most one"`
 	Pending   bool        `json:"pending,omitempty" doc:"the clock has not taken over the last change yet"`
 }

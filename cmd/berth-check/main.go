@@ -85,7 +85,9 @@ func command(lookup func(string) (string, bool)) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "berth-check",
 		Short: "Verify that a database's history keeps Berth's promises",
-		Long: `Verify that a database's history keeps Berth's promises. It only reads, from one snapshot, and takes no lock.
+		Long: `Verify that a database's history keeps Berth's promises.
+It only reads, from one snapshot, and takes no lock.
+
 Exit status: 0 no breach, 1 breaches, 2 wrong usage, 3 something could not be read.`,
 		Version: buildinfo.Version(), Args: cobra.NoArgs, SilenceUsage: true, SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {

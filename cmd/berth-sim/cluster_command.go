@@ -23,10 +23,11 @@ func clusterCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cluster FILE.yaml",
 		Short: "Run a described cluster in virtual time",
-		Long: `Cluster plays what a file describes: machines, tenants, and streams of jobs that come at random. docs/design/simulation.md lists the fields.
+		Long: `Cluster simulates a file's machines, tenants and random streams of jobs in virtual time.
+docs/design/simulation.md lists the fields of the file.
 
-Printed are how much of the cluster was in use while jobs came, how long jobs waited for their first start, how even the tenants'
-shares were, what was displaced and what work that cost.`,
+It prints the utilization while jobs arrived, the waits for the first start, how even the shares of
+the tenants were, the preemptions, and the work that they lost.`,
 		Args: oneFile,
 		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd, args[0]) },
 	}

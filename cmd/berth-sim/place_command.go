@@ -24,15 +24,16 @@ func placeCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "place --nodes NODES.csv --arrivals ARRIVALS.csv --out OUT.csv",
 		Short: "Place arrivals one at a time; nothing leaves, nothing moves",
-		Long: `Place takes one arrival at a time to the engine. Nothing ever leaves or moves, and what fits nowhere is dropped.
+		Long: `Place submits one arrival at a time to the engine.
+Jobs never end or move; an arrival that fits nowhere is dropped.
 
 NODES     sn,cpu_milli,memory_mib,gpu,model
 ARRIVALS  seq,pod,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec, also compressed (.gz)
-MIX       name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec: tells what is asked for how often, and no more.
-          Without it the engine learns that from the arrivals it has seen, as it does in production.
+MIX       name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec: the frequency of each request.
+          Without it the engine learns the frequencies from past arrivals, as in production.
 OUT       pod,node,gpus in order of arrival, such as p1,n7,0-1-5; an empty node: not placed
 
-Further columns are passed over. The shares of the cluster's GPUs that were asked for and placed are printed.`,
+Further columns are ignored. It prints the requested and the placed share of the cluster's GPUs.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			f.shuffle = cmd.Flags().Changed("shuffle-seed")

@@ -55,7 +55,8 @@ func (r *replay) plot(s *scenario) []byte {
 	var b bytes.Buffer
 	height := marginTop + useHeight + gap + queueHeight + 44
 	total := marginLeft + plotWidth + 24
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d" font-family="sans-serif" font-size="13">`+"\n", total, height, total, height)
+	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" `+
+		`viewBox="0 0 %d %d" font-family="sans-serif" font-size="13">`+"\n", total, height, total, height)
 	fmt.Fprintf(&b, `<rect width="%d" height="%d" fill="white"/>`+"\n", total, height)
 	what := "CPUs"
 	if r.owned.GPUMilli > 0 {

@@ -37,10 +37,11 @@ var queuePolicies = []queuePolicy{
 		func() (placement.Planner, strategy) {
 			return preempts(placement.Policy{Ranker: &placement.Patient{}}), quiet{}
 		}},
-	{"learned", false, "the jobs likeliest to end soon first, by what jobs submitted near them did; displacing others", func() (placement.Planner, strategy) {
-		l := placement.NewLearned()
-		return preempts(placement.Policy{Ranker: l}), learning{l}
-	}},
+	{"learned", false, "the jobs likeliest to end soon first, by what jobs submitted near them did; displacing others",
+		func() (placement.Planner, strategy) {
+			l := placement.NewLearned()
+			return preempts(placement.Policy{Ranker: l}), learning{l}
+		}},
 	{"fifo", false, "who came first; a later job may pass one that finds no room",
 		func() (placement.Planner, strategy) {
 			return placement.Planner{Policy: placement.Policy{Order: placement.FIFO}}, quiet{}

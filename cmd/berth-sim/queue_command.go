@@ -23,12 +23,14 @@ func queueCommand() *cobra.Command {
 		Short: "Run a trace of jobs on equal machines in virtual time",
 		Long: `Queue plays a trace event by event: jobs come, the engine starts and displaces them, they end.
 
-A job of no more GPUs than a machine has runs on one machine, a larger one on as many whole machines as it needs, on all at once.
-Each start, each resume and each move adds its start cost to the job's work; a job that was displaced goes on where it was.
+A job with at most the GPUs of one machine runs on one machine; a larger job runs on whole machines, on all at once.
+Each start, resume and move adds its start cost to the job's work; a preempted job resumes from its progress.
 
 TRACE   job_id,num_gpu,submit_time,iterations,model_name,iteration_time (Muri's; ms; start costs by model and GPUs), or
-        timestamp,duration,num_gpus,cluster (Philly's; s; a start costs 10 s; the tenant is the cluster). Further columns are passed over.
-OUT     job_id,start,end,nodes: seconds since the trace's start, such as 7,0,61.5,0:8;1:4; a row for each uninterrupted stretch
+        timestamp,duration,num_gpus,cluster (Philly's; s; a start costs 10 s; the tenant is the cluster).
+        Further columns are ignored.
+OUT     job_id,start,end,nodes: seconds since the trace's start, such as 7,0,61.5,0:8;1:4;
+        a row for each uninterrupted stretch
 
 Policies:
 ` + policyHelp() + `

@@ -39,7 +39,7 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	f.IntVar(&s.DatabaseConns, "database-conns", s.DatabaseConns,
 		"maximum number of database connections, not counting a few reserved for leases")
 	flags.Temporal(f, &s.TemporalAddress, &s.TemporalNamespace)
-	f.StringVar(&s.BlobURL, "blob-url", s.BlobURL, "object store URL: file:///absolute/folder or s3://bucket?region=…")
+	f.StringVar(&s.BlobURL, "blob-url", s.BlobURL, "object store URL: file:///FOLDER or s3://BUCKET?region=…")
 	f.StringVar(&s.SecretKeyFile, "secret-key-file", s.SecretKeyFile,
 		"file with one key of 64 hexadecimal digits a line: the first seals secrets, every key opens them "+
 			"(default: secrets are refused)")

@@ -24,7 +24,7 @@ type JobExplanation struct {
 	Fit           Explanation `json:"fit"`
 	Blockers      []Blocker   `json:"blockers"` // causes in the job itself first, then other jobs
 	Position      int         `json:"position"` // in the queue, from 1; 0: the job is not in the queue
-	Ahead         int         `json:"ahead"`    // waiting jobs before it; outside the queue, tenants' shares are ignored
+	Ahead         int         `json:"ahead"`    // waiting jobs before it; for a plan, without the shares of tenants
 	Queue         int         `json:"queue"`    // number of jobs in the queue
 	AheadPriority Range       `json:"-"`        // of the jobs before it
 	Order         queue.Order `json:"-"`

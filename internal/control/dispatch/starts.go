@@ -239,6 +239,8 @@ func (d *Dispatcher) start(ctx context.Context, do caller, row db.Dispatch,
 	if err := failpoint.Hit("dispatch.start.before"); err != nil {
 		return false, err
 	}
+	attributes := temporal.NewSearchAttributes(
+		tenantAttribute.ValueSet(string(row.Tenant)), kindAttribute.ValueSet(row.Kind))
 	err = do(ctx, func(ctx context.Context) error {
 		_, err := d.temporal.ExecuteWorkflow(ctx, client.StartWorkflowOptions{
 			ID:                                       berth.JobWorkflowID(row.Job),
@@ -246,7 +248,7 @@ func (d *Dispatcher) start(ctx context.Context, do caller, row db.Dispatch,
 			WorkflowIDReusePolicy:                    policy,
 			WorkflowIDConflictPolicy:                 enumspb.WORKFLOW_ID_CONFLICT_POLICY_FAIL,
 			WorkflowExecutionErrorWhenAlreadyStarted: true,
-			TypedSearchAttributes:                    temporal.NewSearchAttributes(tenantAttribute.ValueSet(string(row.Tenant)), kindAttribute.ValueSet(row.Kind)),
+			TypedSearchAttributes:                    attributes,
 			StaticSummary:                            row.Name,
 			EnableEagerStart:                         true, // a worker of this process takes the first task along
 		}, berth.WorkflowOf(berth.Kind(row.Kind)), wire.JobInput{Job: row.Job})
