@@ -107,7 +107,14 @@ func (t *table) header(columns []string) error {
 	return nil
 }
 
-func (t *table) text(column string) string { return strings.TrimSpace(t.row[t.columns[column]]) }
+// text returns the field of a column; empty if the file lacks the column.
+func (t *table) text(column string) string {
+	i, ok := t.columns[column]
+	if !ok {
+		return ""
+	}
+	return strings.TrimSpace(t.row[i])
+}
 
 // number returns the whole number of a column, from least to most; an empty field is zero.
 func (t *table) number(column string, least, most int64) (int64, error) {

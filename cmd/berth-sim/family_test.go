@@ -209,7 +209,7 @@ func BenchmarkFamily(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	pods, err := readPods(filepath.Join(*traces, "openb/openb_pod_list_default.csv"), "name")
+	pods, err := readMix(filepath.Join(*traces, "openb/openb_pod_list_default.csv"))
 	if err != nil {
 		b.Fatal(err)
 	}

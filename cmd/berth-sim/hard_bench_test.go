@@ -51,7 +51,7 @@ func publicLists(tb testing.TB) (nodes []placement.Machine, pods []pod) {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	pods, err = readPods(filepath.Join(*traces, "openb/openb_pod_list_default.csv"), "name")
+	pods, err = readMix(filepath.Join(*traces, "openb/openb_pod_list_default.csv"))
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -29,8 +29,9 @@ Jobs never end or move; an arrival that fits nowhere is dropped.
 
 NODES     sn,cpu_milli,memory_mib,gpu,model
 ARRIVALS  seq,pod,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec, also compressed (.gz)
-MIX       name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec: the frequency of each request.
-          Without it the engine learns the frequencies from past arrivals, as in production.
+MIX       name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec: the frequency of each request;
+          without the column gpu_spec, every request may use any GPU model.
+          Without a MIX the engine learns the frequencies from past arrivals, as in production.
 OUT       pod,node,gpus in order of arrival, such as p1,n7,0-1-5; an empty node: not placed
 
 Further columns are ignored. It prints the requested and the placed share of the cluster's GPUs.`,
@@ -71,7 +72,7 @@ func (f *placeFlags) run(cmd *cobra.Command) error {
 	if err != nil {
 		return &usageError{err}
 	}
-	arrivals, err := readPods(f.arrivals, "pod")
+	arrivals, err := readArrivals(f.arrivals)
 	if err != nil {
 		return &usageError{err}
 	}
@@ -84,7 +85,7 @@ func (f *placeFlags) run(cmd *cobra.Command) error {
 	// Without a mix the engine learns the frequencies of requests from the arrivals.
 	var mix *placement.Mix
 	if f.mix != "" {
-		pods, err := readPods(f.mix, "name")
+		pods, err := readMix(f.mix)
 		if err != nil {
 			return &usageError{err}
 		}

@@ -51,6 +51,29 @@ func TestPlaceSaysWhatItPlacedWhere(t *testing.T) {
 	golden.Check(t, "testdata/placed.txt", got)
 }
 
+// TestAMixNeedsNoModels checks that a mix without the column gpu_spec is one whose requests may use
+// any model.
+func TestAMixNeedsNoModels(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	with, without := filepath.Join(dir, "with.csv"), filepath.Join(dir, "without.csv")
+	write(t, with, "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\na,4000,8192,1,500,\nb,8000,8192,2,1000,\n")
+	write(t, without, "name,cpu_milli,memory_mib,num_gpu,gpu_milli\na,4000,8192,1,500\nb,8000,8192,2,1000\n")
+	args := []string{"--nodes", "testdata/nodes.csv", "--arrivals", "testdata/arrivals.csv", "--mix"}
+	_, want := place(t, append(args, with)...)
+	_, got := place(t, append(args, without)...)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-with the empty column +without it):\n%s", diff)
+	}
+	// Arrivals need the column: without it, bound jobs would go to any machine.
+	arrivals := filepath.Join(dir, "arrivals.csv")
+	write(t, arrivals, "pod,cpu_milli,memory_mib,num_gpu,gpu_milli\na,4000,8192,1,500\n")
+	_, err := sim("place", "--nodes", "testdata/nodes.csv", "--arrivals", arrivals, "--out", filepath.Join(dir, "out.csv"))
+	if err == nil || !strings.Contains(err.Error(), "no column gpu_spec") {
+		t.Errorf("arrivals without the column: %v", err)
+	}
+}
+
 func TestCompressedArrivalsAreTheSame(t *testing.T) {
 	t.Parallel()
 	_, plain := place(t, "--nodes", "testdata/nodes.csv", "--arrivals", "testdata/arrivals.csv")
@@ -191,13 +214,13 @@ func TestBadFilesAreNamedWithLineAndWhatIsAllowed(t *testing.T) {
 		"missing column":    {"sn,cpu_milli,memory_mib,model\n", pods, "nodes.csv:1: no column gpu: needed are sn,"},
 		"negative":          {nodes + "a,-1,1,1,X\n", pods, `nodes.csv:2: cpu_milli "-1": allowed are whole numbers from 0`},
 		"not a number":      {nodes + "a,1,1,1,X\nb,1,many,1,X\n", pods, `nodes.csv:3: memory_mib "many"`},
-		"node twice":        {nodes + "a,1,1,1,X\na,1,1,1,X\n", pods, `nodes.csv:3: sn "a" stands twice`},
+		"node twice":        {nodes + "a,1,1,1,X\na,1,1,1,X\n", pods, `nodes.csv:3: sn "a" appears twice`},
 		"node without name": {nodes + ",1,1,1,X\n", pods, "nodes.csv:2: sn is empty"},
 		"too few fields":    {nodes + "a,1\n", pods, "nodes.csv: record on line 2: wrong number of fields"},
 		"no GPU share":      {nodes + "a,1,1,1,X\n", pods + "0,p,1,1,1,0,\n", "arrivals.csv:2: gpu_milli is 0 for 1 GPUs: allowed are 1 to 1000"},
 		"share of several":  {nodes + "a,1,1,1,X\n", pods + "0,p,1,1,2,500,\n", "arrivals.csv:2: gpu_milli 500 for 2 GPUs: only one"},
 		"more than one GPU": {nodes + "a,1,1,1,X\n", pods + "0,p,1,1,1,1001,\n", `gpu_milli "1001": allowed are whole numbers from 0 to 1000`},
-		"pod twice":         {nodes + "a,1,1,1,X\n", pods + "0,p,1,1,0,0,\n1,p,1,1,0,0,\n", `arrivals.csv:3: pod "p" stands twice`},
+		"pod twice":         {nodes + "a,1,1,1,X\n", pods + "0,p,1,1,0,0,\n1,p,1,1,0,0,\n", `arrivals.csv:3: pod "p" appears twice`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

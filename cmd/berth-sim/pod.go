@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"berth"
@@ -22,24 +23,39 @@ type pod struct {
 	request spec.Request
 }
 
-// readPods reads the arrivals, or the pods of a mix. name is the column of the pod's name,
-// which must be unique in the file.
-func readPods(path, name string) ([]pod, error) {
+// Columns of a pod. Its GPU models are in gpuSpec.
+var podColumns = []string{"cpu_milli", "memory_mib", "num_gpu", "gpu_milli"}
+
+const gpuSpec = "gpu_spec"
+
+// readArrivals reads the arrivals, one pod per row, with unique names.
+func readArrivals(path string) ([]pod, error) {
+	return readPods(path, "pod", slices.Concat([]string{"pod"}, podColumns, []string{gpuSpec}))
+}
+
+// readMix reads the pods of a mix, with unique names. Without the column gpu_spec every pod
+// may use any GPU model.
+func readMix(path string) ([]pod, error) {
+	return readPods(path, "name", slices.Concat([]string{"name"}, podColumns))
+}
+
+// readPods reads one pod per row. name is the column of the pod's name, and columns are the
+// required columns.
+func readPods(path, name string, columns []string) ([]pod, error) {
 	var list []pod
 	seen := map[string]bool{}
-	err := eachRow(path, []string{name, "cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "gpu_spec"},
-		func(t *table) error {
-			p, err := readPod(t, name)
-			if err != nil {
-				return err
-			}
-			if seen[p.name] {
-				return fmt.Errorf("%s %q stands twice", name, p.name)
-			}
-			seen[p.name] = true
-			list = append(list, p)
-			return nil
-		})
+	err := eachRow(path, columns, func(t *table) error {
+		p, err := readPod(t, name)
+		if err != nil {
+			return err
+		}
+		if seen[p.name] {
+			return fmt.Errorf("%s %q appears twice", name, p.name)
+		}
+		seen[p.name] = true
+		list = append(list, p)
+		return nil
+	})
 	return list, err
 }
 
@@ -70,7 +86,7 @@ func readPod(t *table, name string) (pod, error) {
 			gpus)
 	default:
 		p.request.GPUs, p.request.GPUMilli = int(gpus), milli
-		if models := t.text("gpu_spec"); models != "" {
+		if models := t.text(gpuSpec); models != "" {
 			// One of several models will do.
 			p.request.GPUTypes = strings.Split(models, "|")
 		}
@@ -90,7 +106,7 @@ func readNodes(path string) ([]placement.Machine, error) {
 			return err
 		}
 		if seen[string(m.ID)] {
-			return fmt.Errorf("sn %q stands twice", m.ID)
+			return fmt.Errorf("sn %q appears twice", m.ID)
 		}
 		seen[string(m.ID)] = true
 		list = append(list, m)

@@ -266,7 +266,7 @@ func TestFaultyTracesAreNamedByLine(t *testing.T) {
 		"not a number":  {muri + "1,1,0,1,vgg16,1\n2,1,soon,1,vgg16,1\n", `trace.csv:3: submit_time "soon": allowed are numbers from 0`},
 		"NaN":           {muri + "1,1,NaN,1,vgg16,1\n", `submit_time "NaN"`},
 		"no id":         {muri + ",1,0,1,vgg16,1\n", "trace.csv:2: job_id is empty"},
-		"id twice":      {muri + "1,1,0,1,vgg16,1\n1,1,0,1,vgg16,1\n", `trace.csv:3: job_id "1" stands twice`},
+		"id twice":      {muri + "1,1,0,1,vgg16,1\n1,1,0,1,vgg16,1\n", `trace.csv:3: job_id "1" appears twice`},
 		"centuries":     {muri + "1,1,0,1000000000,vgg16,1000000\n", "trace.csv:2: iterations x iteration_time"},
 		"too large":     {muri + "1,65,0,1,vgg16,1\n", "job 1 wants 65 GPUs: allowed are up to 64, on 8 machines of 8"},
 		"no time":       {philly + "yesterday,1,1,x\n", `trace.csv:2: timestamp "yesterday": allowed are times like 2006`},

@@ -160,7 +160,7 @@ func (s *scenario) checkTenants(list *faultList) map[string]bool {
 		case t.Name == "":
 			list.add(at+".name", "is missing", "a name")
 		case names[t.Name]:
-			list.add(at+".name", fmt.Sprintf("%q stands twice", t.Name), "keep one")
+			list.add(at+".name", fmt.Sprintf("%q appears twice", t.Name), "keep one")
 		}
 		// Only tenants above this one are in names, so a cycle of parents cannot be
 		// written.

@@ -57,7 +57,7 @@ func readTrace(path string) ([]work, error) {
 			return err
 		}
 		if seen[w.id] {
-			return fmt.Errorf("job_id %q stands twice", w.id)
+			return fmt.Errorf("job_id %q appears twice", w.id)
 		}
 		seen[w.id] = true
 		list = append(list, w)
