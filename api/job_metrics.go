@@ -94,7 +94,7 @@ func (h *metricHandlers) jobMetrics(ctx context.Context, in *jobMetricsInput) (*
 		// must not run.
 		c.Response().Header().Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; sandbox")
 		if err := c.Blob(http.StatusOK, kind, body); err != nil {
-			h.log.Debug("metrics not sent", "err", err)
+			h.log.Debug("cannot send metrics", "err", err)
 		}
 	}}, nil
 }
@@ -159,7 +159,7 @@ func (h *metricHandlers) memberMetrics(ctx context.Context, ref berth.LogRef) (*
 	}
 	m, damage := wire.ParseMemberMetrics(b)
 	if err != nil || damage != nil {
-		h.log.Warn("stored metrics make no sense", "job_id", ref.Job, "attempt", ref.Attempt, "member", ref.Rank,
+		h.log.Warn("stored metrics invalid", "job_id", ref.Job, "attempt", ref.Attempt, "member", ref.Rank,
 			"err", errors.Join(err, damage))
 		return nil, nil
 	}

@@ -135,7 +135,7 @@ func (h *machineHandlers) drainMachine(ctx context.Context, in *drainInput) (*ma
 	if err := h.machines.Drain(ctx, id, request.Reason, request.Deadline); err != nil {
 		return nil, err
 	}
-	h.log.Info("machine drains", "machine_id", id, "reason", request.Reason, "by", operator(ctx))
+	h.log.Info("machine draining", "machine_id", id, "reason", request.Reason, "by", operator(ctx))
 	return h.showMachine(ctx, &in.MachineInput)
 }
 
@@ -148,7 +148,7 @@ func (h *machineHandlers) undrainMachine(ctx context.Context, in *MachineInput) 
 	if err := h.machines.Undrain(ctx, id); err != nil {
 		return nil, err
 	}
-	h.log.Info("machine takes work again", "machine_id", id, "by", operator(ctx))
+	h.log.Info("machine undrained", "machine_id", id, "by", operator(ctx))
 	return h.showMachine(ctx, in)
 }
 

@@ -94,7 +94,7 @@ func (h *scheduleHandlers) createSchedule(ctx context.Context, in *Request) (*sc
 		return nil, err
 	}
 	if created {
-		h.log.Info("schedule made", "tenant", tenant, "schedule", made.Name, "by", actor(ctx))
+		h.log.Info("schedule created", "tenant", tenant, "schedule", made.Name, "by", actor(ctx))
 	}
 	return &scheduleOutput{createdStatus(created), withNext(made)}, nil
 }

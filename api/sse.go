@@ -63,7 +63,7 @@ func (s *streams) endStream(c echo.Context, t *transfer, err error) {
 // logStream logs the error of a stream that broke off, unless the client hung up.
 func (s *streams) logStream(c echo.Context, err error) {
 	if err != nil && c.Request().Context().Err() == nil {
-		s.router.log.Warn("stream broke off", "path", c.Path(), "err", err)
+		s.router.log.Warn("stream interrupted", "path", c.Path(), "err", err)
 	}
 }
 
@@ -86,7 +86,7 @@ func (s *streams) sendObject(c echo.Context, kind transferKind, store *blob.Stor
 	c.Response().WriteHeader(http.StatusOK)
 	if err := t.copyFrom(r); err != nil {
 		// Too late for an error answer: the reader sees that the length is wrong.
-		s.router.log.Warn("object not sent whole", "key", key, "err", err)
+		s.router.log.Warn("object sent incompletely", "key", key, "err", err)
 	}
 	return nil
 }

@@ -115,7 +115,7 @@ func (h *agentObjectHandlers) deleteShards(ctx context.Context, shards []db.Prun
 	defer cancel()
 	for _, shard := range shards {
 		if err := h.store.DeleteFolder(ctx, shard.Key()); err != nil {
-			h.log.Warn("old checkpoint not deleted", "job_id", shard.Job, "step", shard.Step, "err", err)
+			h.log.Warn("cannot delete an old checkpoint", "job_id", shard.Job, "step", shard.Step, "err", err)
 		}
 	}
 }

@@ -129,7 +129,7 @@ func (h *tenantHandlers) createTenant(ctx context.Context, in *Request) (*tenant
 	}
 	h.admission.Forget()
 	h.explainer.Forget()
-	h.log.Info("tenant made", "tenant", n.ID, "parent", n.Parent, "weight", n.Weight, "by", operator(ctx))
+	h.log.Info("tenant created", "tenant", n.ID, "parent", n.Parent, "weight", n.Weight, "by", operator(ctx))
 	return h.showTenant(ctx, &TenantInput{string(n.ID)})
 }
 

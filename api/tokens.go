@@ -64,7 +64,8 @@ func (h *tokenHandlers) createToken(ctx context.Context, in *Request) (*tokenOut
 	if err != nil {
 		return nil, err
 	}
-	h.log.Info("token made", "token_id", t.ID, "name", t.Name, "tenant", t.Tenant, "role", t.Role, "by", operator(ctx))
+	h.log.Info("token created", "token_id", t.ID, "name", t.Name, "tenant", t.Tenant, "role", t.Role,
+		"by", operator(ctx))
 	return &tokenOutput{t}, nil
 }
 
@@ -108,7 +109,7 @@ func (h *tokenHandlers) createJoinToken(ctx context.Context, in *Request) (*join
 	if err != nil {
 		return nil, err
 	}
-	h.log.Info("join token made", "join_token_id", t.ID, "by", operator(ctx))
+	h.log.Info("join token created", "join_token_id", t.ID, "by", operator(ctx))
 	return &joinTokenOutput{t}, nil
 }
 

@@ -133,7 +133,7 @@ func (h *uploadHandlers) createUpload(c echo.Context) error {
 	}
 	if err != nil {
 		if err := h.uploads.Abandon(context.WithoutCancel(ctx), folder); err != nil {
-			h.log.Warn("folder of a failed upload is removed later", "folder", folder, "err", err)
+			h.log.Warn("cannot remove the folder of a failed upload, will retry", "folder", folder, "err", err)
 		}
 		return err
 	}

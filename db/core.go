@@ -44,7 +44,7 @@ func (d *core) tx(ctx context.Context, f func(tx pgx.Tx) error) error {
 		if !ok || pg.Code != "40P01" && pg.Code != "40001" {
 			return err
 		}
-		d.log.Warn("transaction tried again", "sqlstate", pg.Code, "err", err)
+		d.log.Warn("transaction retried", "sqlstate", pg.Code, "err", err)
 	}
 	return err
 }

@@ -62,7 +62,7 @@ func (d *Attempts) count(ctx context.Context, id berth.JobID, attempt int, v fai
 			CROSS JOIN LATERAL (`+lostWork+`) l
 			WHERE t.job = @job AND t.attempt = @attempt`, pgx.NamedArgs{"job": id, "attempt": attempt}).Scan(&lost)
 		if err != nil {
-			d.log.Debug("lost work not read", "job_id", id, "attempt", attempt, "err", err)
+			d.log.Debug("cannot read lost work", "job_id", id, "attempt", attempt, "err", err)
 			lost = 0
 		}
 	}

@@ -33,7 +33,7 @@ func (c *syncCall) noteEngine(ctx context.Context, s *session) {
 			"on": c.req.EngineSilent > 0, "silent": c.req.EngineSilent,
 		})
 	if err != nil {
-		c.log.Warn("condition of a container engine not stored, the next call retries",
+		c.log.Warn("cannot store a container engine's condition, the next call retries",
 			"machine_id", c.machine, "err", err)
 		return
 	}

@@ -93,7 +93,7 @@ func (d *Schedules) Fire(ctx context.Context, f Firing) (wire.FireResult, error)
 	}
 	for _, c := range x.canceled {
 		if _, err := afterCancel(ctx, d.core, c); err != nil { // the job's own coordinator repeats it
-			d.log.Warn("canceled job not tended", "job_id", c.job.ID, "err", err)
+			d.log.Warn("canceled job not reconciled", "job_id", c.job.ID, "err", err)
 		}
 		d.hub.Publish(TopicPoke, string(c.job.ID))
 	}

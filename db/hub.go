@@ -209,7 +209,7 @@ func (h *Hub) send(ctx context.Context) {
 		case <-h.wake:
 		}
 		if err := h.flush(ctx); err != nil && ctx.Err() == nil {
-			h.log.Warn("hints not sent", "err", err)
+			h.log.Warn("cannot send hints", "err", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -259,7 +259,7 @@ func (h *Hub) listen(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		h.log.Warn("hints not received", "err", err)
+		h.log.Warn("cannot receive hints", "err", err)
 		select {
 		case <-ctx.Done():
 		case <-time.After(time.Second):

@@ -107,7 +107,7 @@ func TestReportsKeepTheLockOrder(t *testing.T) {
 		}
 	}
 	s.freed()
-	if text := log.String(); strings.Contains(text, "tried again") {
+	if text := log.String(); strings.Contains(text, "transaction retried") {
 		t.Errorf("transactions were tried again:\n%s", text)
 	}
 }

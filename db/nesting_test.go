@@ -647,7 +647,7 @@ func TestNestedPipelinesKeepTheLockOrder(t *testing.T) {
 			t.Errorf("it is %s", got)
 		}
 	}
-	if text := log.String(); strings.Contains(text, "tried again") {
+	if text := log.String(); strings.Contains(text, "transaction retried") {
 		t.Errorf("transactions were tried again:\n%s", text)
 	}
 }

@@ -56,7 +56,7 @@ func notifyParents(ctx context.Context, d *core, children ...berth.JobID) {
 		parents, err = pgx.CollectRows(rows, pgx.RowTo[string])
 	}
 	if err != nil && ctx.Err() == nil {
-		d.log.Warn("parents not told; the reconciler does", "jobs", len(children), "err", err)
+		d.log.Warn("parent notification failed, will be reconciled", "jobs", len(children), "err", err)
 	}
 	if len(parents) > 0 && failpoint.Hit("worker.tell.before") != nil {
 		return

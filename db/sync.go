@@ -296,7 +296,7 @@ func clearSuspicion(ctx context.Context, d *core, heard []heardFrom) error {
 		WHERE m.id = suspected.id`,
 		pgx.NamedArgs{"ids": ids, "epochs": epochs})
 	if err != nil {
-		d.log.Warn("suspicion of machines not cleared, their next calls retry", "machines", len(heard), "err", err)
+		d.log.Warn("cannot clear the suspicion of machines, their next calls retry", "machines", len(heard), "err", err)
 		return err
 	}
 	if tag.RowsAffected() > 0 {

@@ -32,7 +32,7 @@ func serve(ctx context.Context, c client.Client, log *slog.Logger, build func(wo
 		if ctx.Err() != nil {
 			break
 		}
-		log.Warn("Temporal worker not running, will retry", "retry_in", pause, "err", err)
+		log.Warn("Temporal worker failed, will retry", "retry_in", pause, "err", err)
 		select {
 		case <-ctx.Done():
 		case <-time.After(pause):

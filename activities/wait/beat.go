@@ -48,7 +48,7 @@ func (r *Registry) beat(ctx context.Context, now time.Time) {
 		return
 	}
 	if err != nil {
-		r.log.Warn("rows of members not read, heartbeats repeat what was read last", "err", err)
+		r.log.Warn("cannot read members, heartbeats repeat the last state", "err", err)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()

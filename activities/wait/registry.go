@@ -193,7 +193,7 @@ func (r *Registry) Run(ctx context.Context, hints Hints) error {
 			r.beat(ctx, now)
 		}
 		if err := r.read(ctx); err != nil && ctx.Err() == nil {
-			r.log.Warn("rows of members not read, will retry", "err", err)
+			r.log.Warn("cannot read members, will retry", "err", err)
 			select {
 			case <-ctx.Done():
 			case <-time.After(readPause):
@@ -237,7 +237,7 @@ func (r *Registry) sweep(ctx context.Context) {
 	defer cancel()
 	ended, err := r.store.Ended(ctx)
 	if err != nil {
-		r.log.Debug("ended members not read, will retry", "err", err)
+		r.log.Debug("cannot read ended members, will retry", "err", err)
 		return
 	}
 	r.hear(ended, false)
@@ -329,7 +329,7 @@ func (r *Registry) sendEnds(ctx context.Context) {
 			pause = firstPause
 			continue
 		}
-		r.log.Debug("activity not completed, will retry", "pause", pause, "err", err)
+		r.log.Debug("cannot complete activity, will retry", "pause", pause, "err", err)
 		select {
 		case <-ctx.Done():
 		case <-time.After(pause/2 + rand.N(pause)):

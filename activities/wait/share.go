@@ -35,14 +35,14 @@ func (r *Registry) share(ctx context.Context) {
 		if err == nil {
 			last, shared = members, true
 		} else if ctx.Err() == nil {
-			r.log.Debug("set of waiters not stored, will retry", "err", err)
+			r.log.Debug("cannot store the set of waiters, will retry", "err", err)
 		}
 		select {
 		case <-ctx.Done():
 			within, cancel := context.WithTimeout(context.WithoutCancel(ctx), withdrawLimit)
 			defer cancel()
 			if err := r.opts.Peers.Withdraw(within); err != nil {
-				r.log.Debug("set of waiters not removed, it expires", "err", err)
+				r.log.Debug("cannot remove the set of waiters, it expires", "err", err)
 			}
 			return
 		case <-tick.C:

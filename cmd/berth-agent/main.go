@@ -78,7 +78,7 @@ func command(lookup func(string) (string, bool)) *cobra.Command {
 func run(ctx context.Context, s settings) error {
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: s.level}))
 	// Settings first, so that the log of a start that fails shows them.
-	log.Info("berth-agent starts", append([]any{"version", buildinfo.Version()}, s.attributes()...)...)
+	log.Info("agent starting", append([]any{"version", buildinfo.Version()}, s.attributes()...)...)
 	if given := s.ignored(); len(given) > 0 {
 		log.Warn("settings are ignored and will be refused by the next version: agents do not speak to Temporal, "+
 			"remove them", "settings", given)
@@ -138,7 +138,7 @@ func (s settings) fence(log *slog.Logger) agent.Fence {
 	}
 	program, err := beside("berth-deadman")
 	if err != nil {
-		log.Warn("this machine takes no at_most_one work: berth-deadman is neither beside berth-agent nor in PATH",
+		log.Warn("at_most_one jobs refused: berth-deadman is neither in berth-agent's folder nor in PATH",
 			"err", err)
 		return agent.Fence{}
 	}
@@ -168,7 +168,7 @@ func (s settings) openGPUs(log *slog.Logger) (node.GPUs, error) {
 	}
 	found, err := gpu.OpenNVML(gpu.NVMLOptions{Logger: log})
 	if errors.Is(err, gpu.ErrNoNVML) {
-		log.Info("no NVIDIA driver on this machine: it offers no GPUs")
+		log.Info("no NVIDIA driver, machine offers no GPUs")
 		return noGPUs{}, nil
 	}
 	if err != nil {

@@ -55,8 +55,8 @@ func run(ctx context.Context, args []string) error {
 	// fences may be the cause. The lowest score needs privileges; without them the watchdog
 	// still runs.
 	if err := os.WriteFile("/proc/self/oom_score_adj", []byte("-1000"), 0o644); err != nil {
-		log.Warn("not kept from being killed for want of memory", "err", err)
+		log.Warn("cannot set oom_score_adj; the OOM killer may choose this process", "err", err)
 	}
-	log.Info("berth-deadman starts", "state_dir", dir, "beat", *beat, "end_idle", *endIdle)
+	log.Info("deadman starting", "state_dir", dir, "beat", *beat, "end_idle", *endIdle)
 	return deadman.Run(ctx, deadman.Options{Dir: deadman.Dir(dir), Beat: *beat, EndIdle: *endIdle, Logger: log})
 }

@@ -28,7 +28,7 @@ func (m *machine) provide(ctx context.Context) error {
 		if _, err := engine.ImageInspect(ctx, name); err == nil {
 			continue
 		}
-		m.log.Info("image put into engine", "machine_id", m.name, "image", name)
+		m.log.Info("image loaded into engine", "machine_id", m.name, "image", name)
 		if err := importImage(ctx, engine, name, path); err != nil {
 			return fmt.Errorf("import %s into the engine of %s: %w", name, m.name, err)
 		}

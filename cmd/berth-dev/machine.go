@@ -85,11 +85,11 @@ func (m *machine) run(ctx context.Context, bootID string) error {
 		case ctx.Err() != nil:
 			return nil
 		case m.isDead():
-			m.log.Info("machine is dead", "machine_id", m.name)
+			m.log.Info("machine killed", "machine_id", m.name)
 			<-ctx.Done()
 			return nil
 		}
-		m.log.Warn("agent ended; started again", "machine_id", m.name, "err", err)
+		m.log.Warn("agent exited, restarted", "machine_id", m.name, "err", err)
 		// An agent that fails at once must not be restarted in a busy loop.
 		if time.Since(begun) < 2*time.Second {
 			select {
@@ -176,7 +176,7 @@ func (m *machine) supervise(ctx context.Context, cmd *exec.Cmd) error {
 	defer m.setAgent(nil)
 	pid := filepath.Join(m.dir, "agent.pid")
 	if err := os.WriteFile(pid, fmt.Appendf(nil, "%d\n", cmd.Process.Pid), 0o644); err != nil {
-		m.log.Warn("agent's pid not written", "err", err)
+		m.log.Warn("cannot write the agent's pid file", "err", err)
 	}
 	select {
 	case err := <-done:

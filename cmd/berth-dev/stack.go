@@ -254,7 +254,7 @@ func (s *stack) keepPostgres(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return nil
 		}
-		s.log.Warn("PostgreSQL ended; started again")
+		s.log.Warn("PostgreSQL exited, restarted")
 		if err := s.postgres.Restart(ctx); err != nil {
 			return err
 		}

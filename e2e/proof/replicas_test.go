@@ -114,8 +114,8 @@ func (p *replica) freeze() { p.now.signal(syscall.SIGSTOP) }
 func (p *replica) thaw()   { p.now.signal(syscall.SIGCONT) }
 
 var (
-	tookTheLead = regexp.MustCompile(`msg=leads epoch=(\d+)`)
-	leadsNoMore = regexp.MustCompile(`msg="leads no more" epoch=(\d+)`)
+	tookTheLead = regexp.MustCompile(`msg="acquired leadership" epoch=(\d+)`)
+	leadsNoMore = regexp.MustCompile(`msg="lost leadership" epoch=(\d+)`)
 )
 
 // terms returns the terms in the lines of this kind in the replica's log.

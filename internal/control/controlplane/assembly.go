@@ -263,7 +263,7 @@ func (a *assembly) newAPI() (part, error) {
 		return nil, errors.Join(err, listener.Close())
 	}
 	if connections < a.cfg.MaxConnections {
-		a.log.Warn("limit of open files is too low for --max-connections, serving fewer connections",
+		a.log.Warn("open file limit below --max-connections, serving fewer connections",
 			"connections", connections, "max_connections", a.cfg.MaxConnections)
 	}
 	a.listener = connlimit.New(listener, connlimit.Of(connections, proxies))

@@ -174,7 +174,7 @@ func (c *ControlPlane) prepareTemporal(ctx context.Context, t client.Client) err
 		if err == nil {
 			pause = longest / 2 // doubled by the loop: a minute
 		} else if ctx.Err() == nil {
-			c.log.Warn("search attributes not added; workflows need them",
+			c.log.Warn("cannot add search attributes that workflows need",
 				"attributes", []string{berth.AttributeTenant, berth.AttributeKind}, "err", err)
 		}
 		select {

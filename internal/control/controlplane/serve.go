@@ -95,7 +95,7 @@ func (b *beacon) run(ctx context.Context) error {
 	defer tick.Stop()
 	for {
 		if err := b.db.Leader.RenewBeacon(ctx, b.holder, ttl, b.cfg.Grace); err != nil && ctx.Err() == nil {
-			b.log.Warn("beacon not renewed", "err", err)
+			b.log.Warn("cannot renew the beacon", "err", err)
 		}
 		select {
 		case <-ctx.Done():

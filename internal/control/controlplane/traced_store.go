@@ -151,7 +151,7 @@ func (t *tracedStore) export(ctx context.Context, v verdict) {
 	defer cancel()
 	job, err := t.db.Jobs.Get(ctx, "", v.job)
 	if err != nil {
-		t.log.Debug("job not told in its trace", "job_id", v.job, "err", err)
+		t.log.Debug("cannot export the job's trace", "job_id", v.job, "err", err)
 		return
 	}
 	t.exported.add(v)

@@ -140,7 +140,7 @@ func (d *Dispatcher) unheard(ctx context.Context, ends []recorded) ([]berth.JobI
 		return nil, false
 	}
 	if len(jobs) > 0 {
-		d.log.Debug("workflows have not acted on ends", "jobs", len(jobs))
+		d.log.Debug("workflows late in settling ended jobs", "jobs", len(jobs))
 	}
 	return jobs, true
 }

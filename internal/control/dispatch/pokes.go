@@ -152,7 +152,7 @@ func (d *Dispatcher) sendPokes(ctx context.Context) {
 			return
 		}
 		if err := d.signal(ctx, id); err != nil && ctx.Err() == nil {
-			d.log.Debug("poke not delivered", "job_id", id, "err", err)
+			d.log.Debug("poke failed", "job_id", id, "err", err)
 		}
 	}
 }

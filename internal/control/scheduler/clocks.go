@@ -65,13 +65,13 @@ func (c *clocks) run(ctx context.Context) error {
 func (c *clocks) pass(ctx context.Context) {
 	list, err := c.DB.Schedules.UnsetClocks(ctx, passLimit)
 	if err != nil {
-		c.failed(ctx, "schedules not read", "", err)
+		c.failed(ctx, "cannot read schedules", "", err)
 		return
 	}
 	set := 0
 	for _, s := range list {
 		if err := c.tell(ctx, s); err != nil {
-			c.failed(ctx, "clock of a schedule not set", s.Schedule, err)
+			c.failed(ctx, "cannot set the clock of a schedule", s.Schedule, err)
 			if !c.Poker.Healthy() {
 				break // Temporal does not answer: not one of them will do
 			}
@@ -82,13 +82,13 @@ func (c *clocks) pass(ctx context.Context) {
 	c.did("clock_set", set)
 	fires, err := c.DB.Schedules.PendingFires(ctx, passLimit)
 	if err != nil {
-		c.failed(ctx, "fires not read", "", err)
+		c.failed(ctx, "cannot read schedule fires", "", err)
 		return
 	}
 	decided := 0
 	for _, f := range fires {
 		if _, err := c.Fires.Fire(ctx, f.Schedule, f.At); err != nil {
-			c.failed(ctx, "fire not decided", f.Schedule, err)
+			c.failed(ctx, "cannot decide a fire", f.Schedule, err)
 			continue
 		}
 		decided++
@@ -104,7 +104,7 @@ func (c *clocks) pass(ctx context.Context) {
 // failed logs a failure that a later pass repeats.
 func (c *clocks) failed(ctx context.Context, what string, id berth.ScheduleID, err error) {
 	if ctx.Err() == nil {
-		c.Logger.Warn(what+"; tried again", "schedule_id", id, "err", err)
+		c.Logger.Warn(what+", will retry", "schedule_id", id, "err", err)
 	}
 }
 
@@ -177,7 +177,7 @@ func (c *clocks) compare(ctx context.Context) {
 		return
 	}
 	if err := c.compareAll(ctx); err != nil {
-		c.failed(ctx, "clocks of schedules not compared", "", err)
+		c.failed(ctx, "cannot compare the clocks of schedules", "", err)
 	}
 }
 

@@ -34,7 +34,7 @@ func (p *placer) displace(ctx context.Context, plan placement.Plan) error {
 			continue
 		}
 		p.Metrics.preempted.Add(float64(len(victims)))
-		p.Logger.Info("jobs give way", "job_id", d.For, "victims", victims)
+		p.Logger.Info("jobs preempted", "job_id", d.For, "victims", victims)
 		// The row orders the victims to stop; the poke only saves their workflows a wait.
 		p.Poker.Poke(victims...)
 	}
@@ -49,7 +49,7 @@ func (p *placer) displace(ctx context.Context, plan placement.Plan) error {
 				return err
 			}
 		}
-		p.Logger.Info("room kept for the repair of gangs is given up: another one waits",
+		p.Logger.Info("nominations for gang repairs released for another gang",
 			"gangs", plan.Yield, "given_up", n)
 		p.again.Jobs = append(p.again.Jobs, plan.Yield...)
 		p.more = p.more || n > 0 && len(plan.Start) == 0 // plan with the released capacity at once

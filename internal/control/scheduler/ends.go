@@ -53,7 +53,7 @@ func (e *ends) run(ctx context.Context) error {
 		jobs, err := e.DB.Attempts.UnheardFor(ctx, e.Ages.Unheard, passLimit)
 		if err != nil {
 			if ctx.Err() == nil {
-				e.Logger.Warn("ends not read, will retry", "err", err)
+				e.Logger.Warn("cannot read ended attempts, will retry", "err", err)
 			}
 			continue
 		}

@@ -221,7 +221,7 @@ func (m *mirror) reload(ctx context.Context) error {
 	}
 	if len(missed) > 0 {
 		m.metrics.drift.Add(float64(len(missed)))
-		m.log.Warn("mirror had missed changes, corrected", "rows", len(missed), "some", missed[:min(len(missed), 10)])
+		m.log.Warn("mirror missed changes, corrected", "rows", len(missed), "some", missed[:min(len(missed), 10)])
 	}
 	m.snapshot, m.runs, m.loaded = placement.NewSnapshot(), m.runs.Fresh(), time.Now()
 	if err := m.apply(ctx, c); err != nil {

@@ -148,7 +148,7 @@ func (p *placer) cycle(ctx context.Context, keys []string) (behind bool, err err
 			p.next = plan.Start
 		}
 		for _, m := range plan.Near {
-			p.Logger.Debug("a machine that holds the job's data is preferred", "job_id", m.Job,
+			p.Logger.Debug("chose a machine that holds the job's data", "job_id", m.Job,
 				"machine_id", m.Machine, "mib", m.MiB, "instead_of", m.Instead)
 		}
 		p.more = plan.More && !p.held
@@ -224,7 +224,7 @@ func (p *placer) placing() bool {
 	if healthy == p.paused {
 		p.paused = !healthy
 		if healthy {
-			p.Logger.Info("placing again: workflows can be reached")
+			p.Logger.Info("placement resumed, Temporal is reachable")
 		} else {
 			p.Logger.Error("not placing jobs: Temporal is unreachable")
 		}

@@ -62,7 +62,7 @@ func (r *reaper) pass(ctx context.Context) error {
 	}
 	moved, err := r.DB.Attempts.DrainOverdue(ctx, r.term, drainBatch)
 	if moved > 0 {
-		r.Logger.Info("jobs told to leave draining machines", "jobs", moved)
+		r.Logger.Info("ordered jobs off draining machines", "jobs", moved)
 	}
 	return err
 }
@@ -85,7 +85,7 @@ func (r *reaper) measure(ctx context.Context) error {
 			r.Logger.Error("verdicts frozen: more than a third of the machines is silent",
 				"silent", fleet.Silent, "machines", fleet.Machines)
 		} else {
-			r.Logger.Warn("machines are judged again", "silent", fleet.Silent, "machines", fleet.Machines)
+			r.Logger.Warn("verdicts resumed", "silent", fleet.Silent, "machines", fleet.Machines)
 		}
 	}
 	return nil
@@ -140,7 +140,7 @@ func (r *reaper) judge(ctx context.Context) error {
 
 // tell publishes a verdict to the jobs' workflows and callers, to the queue and to the machine.
 func (r *reaper) tell(machine berth.MachineID, v db.Verdict) {
-	r.Logger.Warn("machine fell silent for too long", "machine_id", machine, "jobs", len(v.Jobs), "lost", v.Lost)
+	r.Logger.Warn("machine declared lost", "machine_id", machine, "jobs", len(v.Jobs), "lost", v.Lost)
 	r.Metrics.orphaned.Add(float64(len(v.Jobs)))
 	if v.Lost {
 		r.Metrics.lost.Inc()

@@ -112,7 +112,7 @@ func (r *reconciler) takeOver(ctx context.Context) {
 		jobs, err := read(ctx, time.Since(r.since), passLimit)
 		if err != nil {
 			if ctx.Err() == nil {
-				r.Logger.Warn("what the last leader left was not read", "kind", kind, "err", err)
+				r.Logger.Warn("cannot read the previous leader's leftovers", "kind", kind, "err", err)
 			}
 			continue
 		}
@@ -160,7 +160,7 @@ func (r *reconciler) refresh(ctx context.Context) error {
 func (s *Scheduler) did(kind string, n int) {
 	if n > 0 {
 		s.Metrics.repairs.WithLabelValues(kind).Add(float64(n))
-		s.Logger.Info("repaired", "kind", kind, "count", n)
+		s.Logger.Info("rows repaired", "kind", kind, "count", n)
 	}
 }
 

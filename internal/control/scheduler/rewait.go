@@ -32,7 +32,7 @@ func (w *rewaiter) run(ctx context.Context) error {
 		err := w.pass(within)
 		cancel()
 		if err != nil && ctx.Err() == nil {
-			w.Logger.Warn("lost waiters not started again, will retry", "err", err)
+			w.Logger.Warn("cannot restart lost waiters, will retry", "err", err)
 		}
 	}
 	return ctx.Err()

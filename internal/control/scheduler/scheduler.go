@@ -195,14 +195,14 @@ func (s *Scheduler) bid(ctx context.Context) error {
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case err != nil:
-			s.Logger.Warn("bid for the lead failed", "err", err)
+			s.Logger.Warn("leader election failed, will retry", "err", err)
 		case ok:
-			s.Logger.Info("leads", "epoch", term.Epoch)
+			s.Logger.Info("acquired leadership", "epoch", term.Epoch)
 			err := s.lead(ctx, term, asked)
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			s.Logger.Warn("leads no more", "epoch", term.Epoch, "err", err)
+			s.Logger.Warn("lost leadership", "epoch", term.Epoch, "err", err)
 		default:
 			s.keepWarm(ctx)
 		}
@@ -236,7 +236,7 @@ func (s *Scheduler) keepWarm(ctx context.Context) {
 	if err == nil {
 		s.warm = m
 	} else if ctx.Err() == nil {
-		s.Logger.Warn("standby does not read along", "err", err)
+		s.Logger.Warn("standby cannot read changes", "err", err)
 	}
 }
 
@@ -340,7 +340,7 @@ func (s *Scheduler) keep(ctx context.Context, term db.Term, since time.Time) err
 		now, ok, err := s.acquire(ctx)
 		switch {
 		case err != nil && time.Since(since) < leaseTTL:
-			s.Logger.Warn("lease not renewed", "err", err)
+			s.Logger.Warn("cannot renew the lease", "err", err)
 		case err != nil:
 			return fmt.Errorf("renew the lease: %w", err)
 		case !ok || now.Epoch != term.Epoch:
@@ -356,7 +356,7 @@ func (s *Scheduler) keep(ctx context.Context, term db.Term, since time.Time) err
 func (s *Scheduler) beacon(ctx context.Context) error {
 	for {
 		if err := s.DB.Leader.RenewBeacon(ctx, s.holder, s.Silence.Beacon(), s.Grace); err != nil && ctx.Err() == nil {
-			s.Logger.Warn("beacon not renewed", "err", err)
+			s.Logger.Warn("cannot renew the beacon", "err", err)
 		}
 		if !sleep(ctx, min(beaconEvery, s.Silence.Beacon()/4)) {
 			return ctx.Err()

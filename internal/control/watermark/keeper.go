@@ -333,6 +333,6 @@ func (t *Tenure) clear(ctx context.Context, newest int64) {
 	}
 	t.number = newest
 	if err != nil {
-		t.keeper.Logger.Warn("old watermarks not removed from the object store", "err", err)
+		t.keeper.Logger.Warn("cannot remove old watermarks from the object store", "err", err)
 	}
 }

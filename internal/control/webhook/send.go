@@ -59,7 +59,7 @@ func (s *Sender) send(ctx context.Context, n db.Notice) error {
 	}
 	r, err := client.Do(req)
 	if err != nil {
-		s.Logger.Debug("webhook not reached", "job_id", n.Job, "tenant", n.Tenant, "err", err)
+		s.Logger.Debug("webhook unreachable", "job_id", n.Job, "tenant", n.Tenant, "err", err)
 		return s.reason(err)
 	}
 	defer r.Body.Close()

@@ -91,7 +91,7 @@ func (s *Sender) Run(ctx context.Context) error {
 	for {
 		list, err := s.claim(ctx)
 		if err != nil && ctx.Err() == nil {
-			s.Logger.Warn("webhooks not looked for", "err", err)
+			s.Logger.Warn("cannot read due webhooks", "err", err)
 		}
 		for _, n := range list {
 			calls.Go(func() {
@@ -168,12 +168,12 @@ func (s *Sender) deliver(ctx context.Context, n db.Notice) {
 		log.Info("webhook failed, no retries left", "err", err)
 		result, err = "given_up", s.DB.Outbox.GiveUp(record, n, s.epitaph(n, err))
 	default:
-		log.Debug("webhook not answered; tried again", "err", err)
+		log.Debug("webhook failed, will retry", "err", err)
 		result, err = "failed", s.DB.Outbox.Failed(record, n, s.pause(n.Tries))
 	}
 	s.results.WithLabelValues(result).Inc()
 	if err != nil {
-		log.Warn("webhook result not recorded, will call it again", "err", err)
+		log.Warn("cannot record the webhook result, will call it again", "err", err)
 	}
 }
 

@@ -78,7 +78,7 @@ func (d *Daemon) start(ctx context.Context) error {
 	if running != nil {
 		if err := d.takeOver(ctx, running.pid); err == nil {
 			d.adopted = true
-			d.opts.Logger.Info("docker engine taken over", "socket", m.socket(), "pid", running.pid)
+			d.opts.Logger.Info("docker engine adopted", "socket", m.socket(), "pid", running.pid)
 			return nil
 		}
 		// The engine runs and does not answer. With live-restore its containers could stay, but

@@ -87,7 +87,7 @@ func (c *Cluster) prepare(ctx context.Context) error {
 		if err := initialise(ctx, c.layout, acct, c.binaries, c.opts.Volatile); err != nil {
 			return fmt.Errorf("make data folder: %w", err)
 		}
-		c.opts.Logger.Info("postgres data folder made", "dir", c.layout.data(), "version", c.binaries.major,
+		c.opts.Logger.Info("postgres data folder created", "dir", c.layout.data(), "version", c.binaries.major,
 			"user", acct.name)
 	}
 	if c.password, err = readPassword(c.layout); err != nil {

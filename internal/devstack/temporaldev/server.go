@@ -134,7 +134,7 @@ func (s *Server) prepare(ctx context.Context, st store, log *slog.Logger) error 
 		return err
 	}
 	if err := fitIndexes(ctx, c, st); err != nil { // it only costs more
-		log.Warn("the indexes of attributes stay as they are", "err", err)
+		log.Warn("cannot change the indexes of search attributes", "err", err)
 	}
 	return nil
 }

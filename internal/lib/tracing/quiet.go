@@ -23,10 +23,10 @@ func (q *quiet) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan) 
 	if err != nil {
 		q.lost.Add(int64(len(spans)))
 		if !q.away.Swap(true) {
-			q.log.Warn("spans not delivered and dropped; jobs do not depend on it", "err", err)
+			q.log.Warn("span export failed, spans dropped", "err", err)
 		}
 	} else if q.away.Swap(false) {
-		q.log.Info("spans are delivered again", "lost", q.lost.Swap(0))
+		q.log.Info("span export recovered", "lost", q.lost.Swap(0))
 	}
 	return nil
 }

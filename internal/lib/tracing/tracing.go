@@ -54,7 +54,7 @@ func Open(ctx context.Context, o Options) (*Tracing, error) {
 		attribute.String("service.instance.id", o.Instance),
 	), resource.WithFromEnv())
 	if err != nil {
-		o.Logger.Warn("traces say less of where they come from", "err", err)
+		o.Logger.Warn("cannot detect all trace resource attributes", "err", err)
 	}
 	provider := sdktrace.NewTracerProvider(
 		sdktrace.WithBatcher(&quiet{SpanExporter: exporter, log: o.Logger}),
@@ -86,7 +86,7 @@ func (t *Tracing) Close() {
 	ctx, cancel := context.WithTimeout(context.Background(), closeLimit)
 	defer cancel()
 	if err := t.provider.Shutdown(ctx); err != nil {
-		t.log.Warn("the last spans are lost", "err", err)
+		t.log.Warn("last spans lost", "err", err)
 	}
 }
 

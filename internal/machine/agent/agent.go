@@ -109,7 +109,7 @@ func (a *Agent) join(ctx context.Context) (*credential, error) {
 		if refused(err) {
 			return nil, fmt.Errorf("join as machine %s: %w", a.cfg.Machine, err)
 		}
-		a.log.Warn("join not answered; tried again", "err", err)
+		a.log.Warn("join failed, will retry", "err", err)
 		if err := wait.wait(ctx); err != nil {
 			return nil, err
 		}
@@ -169,7 +169,7 @@ func (a *Agent) register(ctx context.Context) (wire.RegisterResponse, error) {
 			a.log.Error("control plane refuses this machine, containers keep running", "err", err)
 			wait.next = wait.max
 		} else {
-			a.log.Warn("not registered; tried again", "err", err)
+			a.log.Warn("registration failed, will retry", "err", err)
 		}
 		if err := wait.wait(ctx); err != nil {
 			return answer, err
@@ -322,7 +322,7 @@ func (a *Agent) report(ctx context.Context, over <-chan struct{}, in *inbox) {
 		}
 		a.sup.outbox.undelivered(batch)
 		if batch.cache != nil && berth.CodeOf(err) == berth.CodeInvalid {
-			a.log.Info("the server knows nothing of caches, and is told nothing of this one for now", "err", err)
+			a.log.Info("server does not support cache reports, pausing them", "err", err)
 			a.sup.outbox.refusedHoldings()
 			continue
 		}
@@ -359,7 +359,7 @@ func (a *Agent) failed(ctx context.Context, over <-chan struct{}, wait *backoff,
 		a.control.end(over)
 		return true
 	}
-	a.log.Warn("control plane not reached; containers run on", "err", err)
+	a.log.Warn("control plane unreachable, containers keep running", "err", err)
 	return wait.wait(ctx) != nil
 }
 

@@ -127,7 +127,7 @@ func (c *cache) use(
 			return entry, false, fmt.Errorf("%d files of %d bytes were fetched, and %d of %d are there",
 				entry.Files, entry.Bytes, found.Files, found.Bytes)
 		}
-		c.log.Warn("cached content is damaged, and fetched again", "folder", folder, "want", entry, "found", found)
+		c.log.Warn("cached content damaged, fetching it again", "folder", folder, "want", entry, "found", found)
 		if err := c.discard(folder); err != nil {
 			return entry, true, err
 		}
@@ -233,7 +233,7 @@ func (c *cache) release(folder string) {
 		err = errors.Join(err, os.RemoveAll(g))
 	}
 	if err != nil {
-		c.log.Warn("cache not kept within its limit", "err", err)
+		c.log.Warn("cannot keep the cache within its limit", "err", err)
 	}
 }
 
@@ -295,7 +295,7 @@ func (c *cache) evict() (gone []string, err error) {
 			return gone, err
 		}
 		gone = append(gone, at)
-		c.log.Info("cached content goes to make room", "folder", one.folder, "bytes", one.bytes)
+		c.log.Info("cached content evicted", "folder", one.folder, "bytes", one.bytes)
 		total -= one.bytes
 		all[i].bytes = 0
 	}

@@ -65,7 +65,7 @@ func (h *engineHealth) probe(ctx context.Context, labels map[string]string) {
 	defer h.mu.Unlock()
 	if err == nil {
 		if h.missed >= missedProbes {
-			h.log.Info("container engine answers again", "silent_for", time.Since(h.since).Round(time.Second))
+			h.log.Info("container engine recovered", "silent_for", time.Since(h.since).Round(time.Second))
 		}
 		h.missed = 0
 		return

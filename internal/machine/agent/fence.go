@@ -108,7 +108,7 @@ func (f *fence) renewed(sent deadman.Instant) {
 	}
 	if f.sent > 0 && f.cfg.After > 0 && sent.Sub(f.sent) >= f.cfg.After {
 		for _, r := range f.ranks {
-			f.log.Warn("the lease had ended: container will not be started any more", "container", r.Name)
+			f.log.Warn("lease ended, container will not be started", "container", r.Name)
 			if err := deadman.CloseGate(r.Gate); err != nil {
 				f.log.Error("gate not closed", "container", r.Name, "err", err)
 			}

@@ -64,7 +64,7 @@ func (f *fencing) admit(patience time.Time) (*failure.Exit, error) {
 			return &x, nil
 		default:
 			if err := f.fence.demand(f.ctx); err != nil {
-				f.log.Warn("no deadman answers; tried again", "err", err)
+				f.log.Warn("deadman does not answer, will retry", "err", err)
 			}
 		}
 		if err := sleep(f.ctx, fencePoll); err != nil {
@@ -135,7 +135,7 @@ func (f *fencing) kill(ctx context.Context, container string) error {
 		if err == nil && n == 0 {
 			break
 		}
-		f.log.Warn("processes outlived their container; killed", "processes", n, "err", err)
+		f.log.Warn("killed processes that outlived their container", "processes", n, "err", err)
 		if err := wait.wait(ctx); err != nil {
 			return err
 		}

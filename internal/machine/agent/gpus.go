@@ -66,7 +66,7 @@ func (h *gpuHealth) watch(ctx context.Context, b beat, every time.Duration, chan
 		}
 		gpus, err := h.inventory.Devices(ctx)
 		if err != nil {
-			h.log.Warn("GPUs not listed", "err", err)
+			h.log.Warn("cannot list GPUs", "err", err)
 			continue
 		}
 		if h.update(gpus) {
@@ -86,7 +86,7 @@ func (h *gpuHealth) update(gpus []berth.GPU) bool {
 		was, known := h.known[g.UUID]
 		if known && (was.Healthy != g.Healthy || was.Reason != g.Reason) {
 			changed = true
-			h.log.Warn("GPU changed its health", "gpu", g.UUID, "healthy", g.Healthy, "reason", g.Reason)
+			h.log.Warn("GPU health changed", "gpu", g.UUID, "healthy", g.Healthy, "reason", g.Reason)
 		}
 		h.known[g.UUID] = g
 	}

@@ -73,7 +73,7 @@ func openImages(state string, runtime node.Runtime, holds *holdings, log *slog.L
 		err = json.Unmarshal(text, &list)
 	}
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		log.Warn("which images jobs have used is not known any more", "err", err)
+		log.Warn("cannot read the record of used images", "err", err)
 		return i
 	}
 	for _, r := range list[:min(len(list), maxImages)] {
@@ -157,7 +157,7 @@ func (i *images) look(ctx context.Context, all bool) {
 		if ctx.Err() != nil {
 			break
 		}
-		i.log.Warn("the engine does not say whether it has an image", "image", name, "err", err)
+		i.log.Warn("cannot look up an image in the engine", "image", name, "err", err)
 		if failed++; failed == imageErrors {
 			break
 		}
@@ -170,7 +170,7 @@ func (i *images) look(ctx context.Context, all bool) {
 		return
 	}
 	if err := writeJSON(i.path, records); err != nil {
-		i.log.Warn("which images jobs have used is not stored", "err", err)
+		i.log.Warn("cannot store the record of used images", "err", err)
 		i.mu.Lock()
 		i.dirty = true
 		i.mu.Unlock()

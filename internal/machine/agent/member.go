@@ -147,7 +147,7 @@ func (m *member) interrupted(err error) phase {
 	case errors.Is(context.Cause(m.ctx), errDisowned):
 		return phaseLeft
 	case !errors.Is(err, errAbandoned):
-		m.log.Error("member given up", "err", err)
+		m.log.Error("member abandoned", "err", err)
 	}
 	m.abandon() // the helpers must not outlive it
 	return phaseRemove

@@ -58,7 +58,7 @@ type networkSweeper struct {
 func (w networkSweeper) watch(ctx context.Context, b beat) {
 	for {
 		if err := w.sweep(ctx); err != nil && ctx.Err() == nil {
-			w.log.Warn("networks of gangs not looked through", "err", err)
+			w.log.Warn("cannot list gang networks", "err", err)
 		}
 		if b.sleep(ctx, w.timing.NetworkSweep) != nil {
 			return
@@ -79,7 +79,7 @@ func (w networkSweeper) sweep(ctx context.Context) error {
 		}
 		switch err := w.runtime.RemoveNetwork(ctx, n.Name); {
 		case err == nil:
-			w.log.Info("network of a gang that is gone was removed", "network", n.Name)
+			w.log.Info("leftover gang network removed", "network", n.Name)
 		case !errors.Is(err, node.ErrNetworkInUse):
 			return fmt.Errorf("sweep: %w", err)
 		}

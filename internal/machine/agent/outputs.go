@@ -43,7 +43,7 @@ func (s *outputStore) store(ctx context.Context) (unstored, refused []string, qu
 		case ctx.Err() != nil:
 			return unstored, refused, quota
 		case errors.Is(err, node.ErrNoPath) && s.number > 0:
-			s.log.Info("this member has no such output", "output", o.Name, "path", o.Path)
+			s.log.Info("output not produced by this member", "output", o.Name, "path", o.Path)
 			continue
 		case !outputRefused(err):
 			unstored = append(unstored, o.Name)
@@ -152,7 +152,7 @@ func (s *outputStore) pack(ctx context.Context, o spec.Output, to *os.File) (arc
 		case ctx.Err() != nil, broken >= outputStreams, time.Now().After(patience):
 			return archive.Summary{}, err
 		}
-		s.log.Warn("output not read; tried again", "output", o.Name, "err", err)
+		s.log.Warn("output read failed, will retry", "output", o.Name, "err", err)
 		if err := wait.wait(ctx); err != nil {
 			return archive.Summary{}, err
 		}

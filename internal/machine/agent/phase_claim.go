@@ -72,7 +72,7 @@ func (p *claimPhase) insist(ctx context.Context) error {
 			p.log.Info("claim refused", "err", err)
 			return errAbandoned
 		}
-		p.log.Warn("claim not answered; tried again", "err", err)
+		p.log.Warn("claim failed, will retry", "err", err)
 		if err := wait.wait(p.ctx); err != nil {
 			return err
 		}

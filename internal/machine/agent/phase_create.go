@@ -72,7 +72,7 @@ func (p *createPhase) create(ctx context.Context) (phase, error) {
 		case errors.Is(err, node.ErrImageUnavailable):
 			cause = failure.CauseImageUnavailable
 		case berth.CodeOf(err) != berth.CodeInvalid && time.Now().Before(patience):
-			p.log.Warn("container not created; tried again", "err", err)
+			p.log.Warn("container create failed, will retry", "err", err)
 			if err := wait.wait(ctx); err != nil {
 				return "", err
 			}

@@ -123,7 +123,7 @@ func (p *inputsPhase) elsewhere(ctx context.Context, in spec.Input, to placing) 
 		if _, changed := errors.AsType[fetch.Changed](err); !changed || try == changes || ctx.Err() != nil {
 			return err
 		}
-		p.log.Warn("an input changed while it was fetched; looked for again", "what", to.what, "err", err)
+		p.log.Warn("input changed during the fetch, resolving it again", "what", to.what, "err", err)
 	}
 }
 

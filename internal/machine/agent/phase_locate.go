@@ -70,7 +70,7 @@ func (p *locatePhase) find() (*node.Container, error) {
 		case p.ctx.Err() != nil:
 			return nil, context.Cause(p.ctx)
 		}
-		p.log.Warn("container engine does not answer; tried again", "err", err)
+		p.log.Warn("container engine does not answer, will retry", "err", err)
 		if err := wait.wait(p.ctx); err != nil {
 			return nil, err
 		}

@@ -83,7 +83,7 @@ func (p *pullPhase) ensure(ctx context.Context, image string) (digest string, er
 		if err == nil || try == pullTries || ctx.Err() != nil || !errors.Is(err, node.ErrImageUnavailable) {
 			return digest, err
 		}
-		p.log.Warn("image not pulled; tried again", "image", image, "try", try, "err", err)
+		p.log.Warn("image pull failed, will retry", "image", image, "try", try, "err", err)
 		if err := wait.wait(ctx); err != nil {
 			return "", err
 		}

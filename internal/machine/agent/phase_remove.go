@@ -57,7 +57,7 @@ func (p *removePhase) clear(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return err
 		}
-		p.log.Warn("leftovers not removed; tried again", "err", err)
+		p.log.Warn("cannot remove leftovers, will retry", "err", err)
 		if err := wait.wait(ctx); err != nil {
 			return err
 		}
@@ -72,6 +72,6 @@ func (p *removePhase) leaveNetwork(ctx context.Context) {
 	}
 	err := p.runtime.RemoveNetwork(ctx, p.network)
 	if err != nil && !errors.Is(err, node.ErrNetworkInUse) && ctx.Err() == nil {
-		p.log.Warn("network of the gang not removed; it will be swept", "network", p.network, "err", err)
+		p.log.Warn("cannot remove the gang network, will be swept", "network", p.network, "err", err)
 	}
 }

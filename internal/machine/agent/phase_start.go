@@ -51,7 +51,7 @@ func (p *startPhase) start() (phase, error) {
 		if cause := p.causeOf(err, patience); cause != "" && p.surelyNotRunning() {
 			return p.result.notStarted(cause, err.Error())
 		}
-		p.log.Warn("container not started; tried again", "err", err)
+		p.log.Warn("container start failed, will retry", "err", err)
 		if err := wait.wait(p.ctx); err != nil {
 			return "", err
 		}

@@ -90,7 +90,7 @@ func (p *watchPhase) awaitEnd() ending {
 		if lostAt.IsZero() {
 			lostAt = time.Now()
 		}
-		p.log.Warn("container engine lost; its containers are looked for again", "err", err)
+		p.log.Warn("container engine lost, looking up its containers", "err", err)
 		if err := wait.wait(p.ctx); err != nil {
 			return ending{err: err}
 		}

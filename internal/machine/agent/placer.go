@@ -55,7 +55,7 @@ func (l *placer) place(ctx context.Context, p placing) error {
 		address = *p.address
 	}
 	f := wire.Fetched{What: p.what, Address: address, Files: entry.Files, Bytes: entry.Bytes, Cached: cached}
-	l.log.Info("content is in place",
+	l.log.Info("content in place",
 		"what", f.What, "address", f.Address, "files", f.Files, "bytes", f.Bytes, "cached", cached)
 	l.reports.edit(later, func(r *wire.RankReport) { r.Fetched = append(slices.Clone(r.Fetched), f) })
 	return nil

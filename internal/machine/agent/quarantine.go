@@ -55,7 +55,7 @@ func (q *quarantine) watch(ctx context.Context, b beat, every time.Duration) {
 		for id, name := range watched {
 			c, err := q.runtime.Inspect(ctx, name)
 			if errors.Is(err, node.ErrNoContainer) || err == nil && c.State == node.ContainerExited {
-				q.log.Info("a container in quarantine has ended", "container", name)
+				q.log.Info("quarantined container ended", "container", name)
 				q.release(id)
 			}
 		}

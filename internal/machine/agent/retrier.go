@@ -55,7 +55,7 @@ func (r *retrier) insist(what string, f func(ctx context.Context) error) error {
 		if !since.IsZero() && time.Since(since) > r.timing.UploadPatience {
 			return fmt.Errorf("%w: %s: %w", errGivenUp, what, err)
 		}
-		r.log.Warn("call not done; tried again", "what", what, "err", err)
+		r.log.Warn("call failed, will retry", "what", what, "err", err)
 		if err := wait.wait(r.ctx); err != nil {
 			return err
 		}
@@ -72,7 +72,7 @@ func (r *retrier) patiently(ctx context.Context, f func() error) error {
 		if err == nil || damaged || refused(err) || fetch.Final(err) || ctx.Err() != nil || time.Now().After(until) {
 			return err
 		}
-		r.log.Warn("store does not answer; tried again", "err", err)
+		r.log.Warn("object store call failed, will retry", "err", err)
 		if err := wait.wait(ctx); err != nil {
 			return err
 		}

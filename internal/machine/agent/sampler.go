@@ -123,7 +123,7 @@ func (u *usageSampler) sample(ctx context.Context) {
 		defer cancel()
 		use, err := gpus.Use(ctx, u.claim.GPUs)
 		if err != nil && ctx.Err() == nil {
-			u.log.Debug("GPUs not measured", "err", err)
+			u.log.Debug("cannot measure GPUs", "err", err)
 		}
 		for _, g := range use {
 			if g.Utilization > 0 {
@@ -158,7 +158,7 @@ func (u *usageSampler) keep() {
 	if b, err := u.rec.Marshal(); err == nil {
 		err = writeFile(u.notes(), b)
 		if err != nil {
-			u.log.Warn("use not noted", "err", err)
+			u.log.Warn("cannot record resource usage", "err", err)
 		}
 	}
 	select {
@@ -174,7 +174,7 @@ func (u *usageSampler) keep() {
 	u.helpers.Go(func() {
 		defer func() { <-u.storing }()
 		if err := u.put(u.ctx, b); err != nil && u.ctx.Err() == nil {
-			u.log.Info("use not stored; stored again later", "err", err)
+			u.log.Info("cannot store resource usage, will retry", "err", err)
 		}
 	})
 }
@@ -198,7 +198,7 @@ func (u *usageSampler) finish(ctx context.Context) {
 			return
 		}
 		if refused(err) || try == storeTries || wait.wait(ctx) != nil {
-			u.log.Warn("use not stored to its end", "err", err)
+			u.log.Warn("end of resource usage not stored", "err", err)
 			return
 		}
 	}

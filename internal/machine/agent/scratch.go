@@ -148,7 +148,7 @@ func (s *Supervisor) sweep(ctx context.Context, set []wire.Assignment) {
 	}
 	containers, err := s.cfg.Runtime.List(ctx, map[string]string{berth.LabelMachine: string(s.cfg.Machine)})
 	if err != nil {
-		s.log.Warn("leftover folders not looked for", "err", err)
+		s.log.Warn("cannot list leftover folders", "err", err)
 		return
 	}
 	known := map[string]bool{}
@@ -168,7 +168,7 @@ func (s *Supervisor) sweep(ctx context.Context, set []wire.Assignment) {
 		if known[f.Name()] || ctx.Err() != nil {
 			continue
 		}
-		s.log.Warn("folder is nobody's and goes", "folder", f.Name())
+		s.log.Warn("leftover folder removed", "folder", f.Name())
 		if err := errors.Join(s.vault.remove(f.Name()), removeScratch(s.cfg.StateDir, f.Name())); err != nil {
 			s.log.Error("cannot remove leftover folder", "err", err)
 		}

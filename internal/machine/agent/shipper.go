@@ -168,7 +168,7 @@ func (s *logShipper) readOn() {
 			s.reports.warn("the rest of the log was not read: " + err.Error())
 			return
 		}
-		s.log.Warn("log of the engine broke off; taken up again", "err", err)
+		s.log.Warn("engine log interrupted, resuming", "err", err)
 		if wait.wait(s.ctx) != nil {
 			return
 		}
@@ -215,7 +215,7 @@ func (s *logShipper) line(l node.LogLine) error {
 		// The stored log does not end at the end of a line: the engine has dropped the
 		// beginning of its log. Go on from here.
 		s.place.Offset = s.stored + int64(len(text))
-		s.log.Warn("the engine's log does not begin where it did; some lines are lost or doubled")
+		s.log.Warn("engine log was rotated, some lines are lost or repeated")
 	}
 	return s.push(text)
 }

@@ -46,7 +46,7 @@ func (s *logShipper) goesBack() bool {
 
 // turnBack makes the reader go back to end: the server has lost the log after that offset.
 func (s *logShipper) turnBack(end int64) {
-	s.log.Warn("the server has less of the log than it had; it is sent again from there", "has", end)
+	s.log.Warn("server lost part of the log, sending it again", "has", end)
 	s.mu.Lock()
 	s.back, s.eof, s.buf, s.base = &end, false, nil, end
 	s.places = slices.DeleteFunc(s.places, func(p place) bool { return p.Offset > end })

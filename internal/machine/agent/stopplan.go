@@ -173,7 +173,7 @@ func (s *stopPlan) intend(cause failure.ExitCause, says string) {
 	m := s.scratch.memo()
 	m.Intent, m.IntentAt, m.IntentSays = s.cause, s.at, s.says
 	if err := s.scratch.remember(m); err != nil {
-		s.log.Warn("intent not stored", "err", err)
+		s.log.Warn("cannot store the intent to stop", "err", err)
 	}
 }
 
@@ -186,7 +186,7 @@ func (s *stopPlan) signal(name string) bool {
 	err := s.runtime.Signal(ctx, s.name(), name)
 	_ = failpoint.Hit("agent.stop.after")
 	if err != nil && s.ctx.Err() == nil && !errors.Is(err, node.ErrNoContainer) {
-		s.log.Warn("signal not sent", "signal", name, "err", err)
+		s.log.Warn("cannot send signal", "signal", name, "err", err)
 		return false
 	}
 	return true

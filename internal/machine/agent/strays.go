@@ -25,7 +25,7 @@ func (w straySweeper) watch(ctx context.Context) {
 	for s.beat.sleep(ctx, s.cfg.Timing.StraySweep) == nil {
 		found, err := w.sweep(ctx, seen)
 		if err != nil && ctx.Err() == nil {
-			s.log.Warn("stray containers not removed, will look again", "err", err)
+			s.log.Warn("cannot remove stray containers, will retry", "err", err)
 		}
 		seen = found
 	}

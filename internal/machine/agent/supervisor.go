@@ -72,7 +72,7 @@ func newSupervisor(
 // close ends the goroutines of all members and waits for their return. Containers stay.
 func (s *Supervisor) close() {
 	s.stop(errAgentStops)
-	s.log.Info("agent stops, containers stay")
+	s.log.Info("agent stopping, containers keep running")
 	s.all.Wait()
 	s.sources.Close()
 }
@@ -214,7 +214,7 @@ func (s *Supervisor) adopt(found []node.Container, kill, quarantine []berth.Allo
 		}
 		m := s.adopted(seen, c.Labels[berth.LabelNetwork])
 		if condemned[seen.Alloc] {
-			s.log.Warn("container is nobody's work any more and goes", "container", c.Name)
+			s.log.Warn("leftover container removed", "container", c.Name)
 			m.abandon()
 		} else {
 			s.log.Info("container adopted", "container", c.Name, "state", c.State)

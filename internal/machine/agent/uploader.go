@@ -125,7 +125,7 @@ func (u *checkpointUploader) run() {
 func (u *checkpointUploader) store() error {
 	steps, err := u.complete()
 	if err != nil {
-		u.log.Warn("checkpoint folder not read", "err", err)
+		u.log.Warn("cannot read the checkpoint folder", "err", err)
 		return nil
 	}
 	if keep := max(u.claim.Spec.Checkpoint.Keep, 1); len(steps) > keep {
@@ -140,7 +140,7 @@ func (u *checkpointUploader) store() error {
 			u.reports.warn(fmt.Sprintf("checkpoint of step %d was not stored: %v", step, err))
 			return err
 		case errors.Is(err, fs.ErrNotExist):
-			u.log.Info("checkpoint was removed by its job before it was stored", "step", step)
+			u.log.Info("checkpoint removed by its job before its upload", "step", step)
 		case overQuota(err): // the server has added an event, and deletes the stored part
 			u.log.Warn("checkpoint exceeds a storage quota", "step", step, "err", err)
 			u.bad[step] = true

@@ -33,7 +33,7 @@ func openWatermark(dir string, log *slog.Logger) *watermark {
 		err = json.Unmarshal(b, &w.stored)
 	}
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		log.Warn("watermark cannot be read: a restored database is noticed by other machines only",
+		log.Warn("cannot read the watermark; only other machines can detect a restored database",
 			"path", w.path, "err", err)
 		w.stored = wire.StoredWatermark{}
 	}

@@ -121,7 +121,7 @@ func (w *watch) beat() (over bool) {
 		}
 	}
 	if state != w.state {
-		w.Logger.Info("deadman changed its state", "from", w.state, "to", state, "ranks", len(w.lease.Ranks))
+		w.Logger.Info("deadman state changed", "from", w.state, "to", state, "ranks", len(w.lease.Ranks))
 		w.state = state
 	}
 	if state == Idle || state == Watching {
@@ -173,7 +173,7 @@ func (w *watch) act(r Rank, s State) int {
 		w.note("gate not closed", w.close(r))
 		if !w.told[r.Container] {
 			w.told[r.Container] = true
-			w.Logger.Warn("the lease has ended: container is stopped", "container", r.Name, "grace", r.Grace)
+			w.Logger.Warn("lease ended, stopping container", "container", r.Name, "grace", r.Grace)
 			w.note("cannot send SIGTERM to a fenced container", Terminate(r.Container))
 		}
 		return 0
@@ -184,7 +184,7 @@ func (w *watch) act(r Rank, s State) int {
 		n, err := Kill(r.Container)
 		w.note("cannot kill a fenced container", err)
 		if n > 0 {
-			w.Logger.Warn("the lease has ended: container is killed", "container", r.Name, "processes", n)
+			w.Logger.Warn("lease ended, killing container", "container", r.Name, "processes", n)
 		}
 		return n
 	case Idle, Watching:

@@ -89,7 +89,7 @@ func (e *Engine) createFailed(ctx context.Context, name string, cause error) (no
 func (e *Engine) warn(ctx context.Context, name string, warnings []string) {
 	for _, w := range warnings {
 		if _, again := e.warned.LoadOrStore(w, true); !again {
-			e.log.WarnContext(ctx, "container engine warned", "container", name, "warning", w)
+			e.log.WarnContext(ctx, "container engine warning", "container", name, "warning", w)
 		}
 	}
 }

@@ -84,7 +84,7 @@ func (d *Declared) Devices(ctx context.Context) ([]berth.GPU, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err := d.read(); err != nil {
-		d.log.WarnContext(ctx, "declared gpus not read again", "path", d.path, "error", err)
+		d.log.WarnContext(ctx, "cannot reload declared GPUs", "path", d.path, "error", err)
 	}
 	return slices.Clone(d.devices), nil
 }

@@ -112,7 +112,7 @@ func TestDeclaredFileIsReadAgainWhenItChanges(t *testing.T) {
 			t.Errorf("a broken edit changed the inventory: %+v", broken)
 		}
 	}
-	if n := strings.Count(log.String(), "not read again"); n != 1 {
+	if n := strings.Count(log.String(), "cannot reload declared GPUs"); n != 1 {
 		t.Errorf("the broken edit was logged %d times, want once:\n%s", n, log.String())
 	}
 

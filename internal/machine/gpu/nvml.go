@@ -188,7 +188,7 @@ func (n *NVML) Close() error {
 	}
 	if n.events != nil {
 		if ret := n.events.Free(); ret != nvml.SUCCESS {
-			n.log.Warn("NVML event set not freed", "error", ret)
+			n.log.Warn("cannot free the NVML event set", "error", ret)
 		}
 	}
 	if ret := n.lib.Shutdown(); ret != nvml.SUCCESS {

@@ -46,7 +46,7 @@ func (n *NVML) Events(ctx context.Context) (<-chan Event, error) {
 func (n *NVML) watch(ctx context.Context, set nvml.EventSet, events chan<- Event) {
 	count, ret := n.lib.DeviceGetCount()
 	if ret != nvml.SUCCESS {
-		n.log.Warn("gpu events not watched", "error", ret)
+		n.log.Warn("cannot watch GPU events", "error", ret)
 		return
 	}
 	for i := range count {
@@ -69,7 +69,7 @@ func (n *NVML) watch(ctx context.Context, set nvml.EventSet, events chan<- Event
 			}
 		case nvml.ERROR_TIMEOUT:
 		default: // a lost device answers at once, permanently
-			n.log.Warn("gpu events interrupted", "error", ret)
+			n.log.Warn("GPU events interrupted", "error", ret)
 			pause := time.NewTimer(waitMillis * time.Millisecond)
 			select {
 			case <-pause.C:
@@ -95,7 +95,7 @@ func (n *NVML) register(uuid string, handle nvml.Device) {
 func (n *NVML) registerWith(set nvml.EventSet, handle nvml.Device) {
 	ret := handle.RegisterEvents(nvml.EventTypeXidCriticalError, set)
 	if ret != nvml.SUCCESS && ret != nvml.ERROR_NOT_SUPPORTED {
-		n.log.Warn("gpu events not registered", "error", ret)
+		n.log.Warn("cannot register for GPU events", "error", ret)
 	}
 }
 
@@ -120,7 +120,7 @@ func (n *NVML) observe(data nvml.EventData) (Event, bool) {
 	}
 	uuid, ret := data.Device.GetUUID()
 	if ret != nvml.SUCCESS {
-		n.log.Warn("gpu event without a device", "xid", data.EventData, "error", ret)
+		n.log.Warn("GPU event without a device", "xid", data.EventData, "error", ret)
 		return Event{}, false
 	}
 	n.mu.Lock()

@@ -35,12 +35,12 @@ func (n *NVML) list() (present []device, alive map[string]bool, err error) {
 	for i := range count {
 		handle, ret := n.lib.DeviceGetHandleByIndex(i)
 		if ret != nvml.SUCCESS { // merge lists it as lost if it was ever known
-			n.log.Warn("gpu does not answer", "gpu", i, "error", ret)
+			n.log.Warn("GPU does not answer", "gpu", i, "error", ret)
 			continue
 		}
 		uuid, ret := handle.GetUUID()
 		if ret != nvml.SUCCESS {
-			n.log.Warn("gpu has no identity", "gpu", i, "error", ret)
+			n.log.Warn("GPU has no UUID", "gpu", i, "error", ret)
 			continue
 		}
 		alive[uuid] = true

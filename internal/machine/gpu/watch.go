@@ -112,14 +112,14 @@ func OpenWatch(gpus node.GPUs, o WatchOptions) (*Watch, error) {
 		}
 	}
 	for uuid, f := range w.kept.Faults {
-		w.log.Warn("gpu is out of use since before", "gpu", uuid, "fault", f.String())
+		w.log.Warn("GPU still out of use", "gpu", uuid, "fault", f.String())
 	}
 	if o.Kernel == nil {
 		return w, nil
 	}
 	records, err := o.Kernel.Open()
 	if err != nil {
-		w.log.Warn("kernel log not read: GPU errors are heard of from the driver alone", "err", err)
+		w.log.Warn("cannot read the kernel log; only the driver reports GPU errors", "err", err)
 		return w, nil
 	}
 	w.kernel = records
@@ -217,7 +217,7 @@ func (w *Watch) note(uuids []string, xid uint64, words string, at time.Time) {
 	news := false
 	for _, uuid := range uuids {
 		if !verdict.Fatal() {
-			w.log.Info("gpu reported an error", "gpu", uuid, "xid", xid, "to_do", verdict.String())
+			w.log.Info("GPU reported an error", "gpu", uuid, "xid", xid, "to_do", verdict.String())
 			w.notes[uuid] = append(w.notes[uuid], Event{At: at, UUID: uuid, Xid: xid})
 			w.notes[uuid] = w.notes[uuid][max(0, len(w.notes[uuid])-maxNotes):]
 			continue
@@ -255,7 +255,7 @@ func (w *Watch) follow(kernel KernelLog, records io.Reader) {
 			closed := w.closed
 			w.mu.Unlock()
 			if !closed {
-				w.log.Warn("kernel log broke off", "err", err)
+				w.log.Warn("kernel log interrupted", "err", err)
 			}
 			return
 		}
@@ -266,7 +266,7 @@ func (w *Watch) follow(kernel KernelLog, records io.Reader) {
 		at := time.Now().Add(x.since - kernel.Now())
 		d, ok := w.GPUs.(driver)
 		if !ok {
-			w.log.Warn("the kernel tells of a GPU that is none of ours", "pci", x.pci, "xid", x.xid)
+			w.log.Warn("kernel reports a GPU outside this machine's inventory", "pci", x.pci, "xid", x.xid)
 			continue
 		}
 		uuids := d.Located(x.pci)
