@@ -417,7 +417,8 @@ func TestNothingInsideIsPlacedOfWhatIsHeldAround(t *testing.T) {
 	if err := s.db.Jobs.Hold(t.Context(), "default", id, "user:test"); err != nil {
 		t.Fatal(err)
 	}
-	mustExec(t, s.pool, `UPDATE jobs SET held = false, held_at = NULL, version = version + 1 WHERE id = $1`, a) // as if the hold had not reached the step yet
+	// As if the hold had not reached the step yet.
+	mustExec(t, s.pool, `UPDATE jobs SET held = false, held_at = NULL, version = version + 1 WHERE id = $1`, a)
 	s.mustRefuse(s.term(), s.start(a, on("m0")), "held")
 }
 
@@ -742,7 +743,8 @@ func TestTheHistoryTellsWhatBlockedStepsWaitFor(t *testing.T) {
 	if f.Held || b.Held || !b.Blocked || b.UpdatedAt != nil || f.StateAt.IsZero() {
 		t.Errorf("before the hold it is %+v of %+v", b, f)
 	}
-	mustExec(t, s.pool, `UPDATE jobs SET held = true, held_at = now(), version = version + 1 WHERE id = $1`, id) // only the outermost pipeline
+	// Only the outermost pipeline is held.
+	mustExec(t, s.pool, `UPDATE jobs SET held = true, held_at = now(), version = version + 1 WHERE id = $1`, id)
 	if f, b = blocked(); !f.Held || b.Held {
 		t.Errorf("held around it is %+v of %+v", b, f)
 	}

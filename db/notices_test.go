@@ -12,8 +12,8 @@ import (
 	"berth/spec"
 )
 
-// told lists the notifications of a job as hook:status, in order.
-func (s *stage) told(id berth.JobID) []string {
+// notifications lists the notifications of a job as hook:status, in order.
+func (s *stage) notifications(id berth.JobID) []string {
 	s.t.Helper()
 	return one[[]string](s, `SELECT coalesce(array_agg(hook || ':' || status ORDER BY seq, hook), '{}') FROM notices WHERE job = $1`, id)
 }
@@ -45,8 +45,8 @@ func TestEachChangeThatAWebhookAsksForIsToldOnce(t *testing.T) {
 		s.finish(job, 0)
 	}
 	want := []string{"0:running", "0:succeeded", "1:succeeded"}
-	if diff := cmp.Diff(want, s.told(id)); diff != "" {
-		t.Errorf("told (-want +got):\n%s", diff)
+	if diff := cmp.Diff(want, s.notifications(id)); diff != "" {
+		t.Errorf("notifications (-want +got):\n%s", diff)
 	}
 	if n := one[int](s, `SELECT count(*) FROM notices WHERE job = $1`, plain); n != 0 {
 		t.Errorf("of a job without webhooks %d are told", n)
@@ -63,7 +63,7 @@ func TestEachChangeThatAWebhookAsksForIsToldOnce(t *testing.T) {
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if got := s.told(lost); len(got) != 0 {
+	if got := s.notifications(lost); len(got) != 0 {
 		t.Errorf("undone, and told %v", got)
 	}
 }
@@ -83,7 +83,7 @@ func TestWebhooksAreToldOfTheWhole(t *testing.T) {
 		s.finish(e, 0)
 		s.tend(array)
 	}
-	if diff := cmp.Diff([]string{"0:queued", "0:succeeded"}, s.told(array)); diff != "" {
+	if diff := cmp.Diff([]string{"0:queued", "0:succeeded"}, s.notifications(array)); diff != "" {
 		t.Errorf("array (-want +got):\n%s", diff)
 	}
 	pipeline := spec.Pipeline{Kind: "pipeline", Name: "p", Notify: []spec.Notify{{URL: "https://example.com"}}, Jobs: map[string]spec.Job{"a": {Image: "x"}}}
@@ -97,7 +97,7 @@ func TestWebhooksAreToldOfTheWhole(t *testing.T) {
 	if state := s.tend(p.ID); state != berth.Canceled {
 		t.Fatalf("pipeline is %s", state)
 	}
-	if diff := cmp.Diff([]string{"0:canceled"}, s.told(p.ID)); diff != "" {
+	if diff := cmp.Diff([]string{"0:canceled"}, s.notifications(p.ID)); diff != "" {
 		t.Errorf("pipeline (-want +got):\n%s", diff)
 	}
 	if n := one[int](s, `SELECT count(DISTINCT job) FROM notices`); n != 2 {

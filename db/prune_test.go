@@ -122,7 +122,8 @@ func TestALongLogIsPrunedInParts(t *testing.T) {
 func TestPruningLogsPassesOverLogsThatStay(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	mustExec(t, s.pool, `ALTER TABLE log_chunks SET (autovacuum_enabled = off)`) // the statistics would include its reads
+	// The statistics would include the reads of autovacuum.
+	mustExec(t, s.pool, `ALTER TABLE log_chunks SET (autovacuum_enabled = off)`)
 	s.archivedLog(time.Hour, 100_000)
 	s.archivedLog(3*time.Hour, 5)
 	mustExec(t, s.pool, `ANALYZE`)

@@ -245,7 +245,8 @@ func TestADeletedTenantIsLeftNothingMeanwhile(t *testing.T) {
 
 	s.newTenant("lab", "")
 	for what, store := range map[string]func() error{"a secret": secret, "an upload": upload()} {
-		s.holding(`SELECT 1 FROM tenants WHERE id = 'lab' FOR UPDATE`, func() { // the lock of a delete that is rolled back
+		// The lock of a delete that is rolled back.
+		s.holding(`SELECT 1 FROM tenants WHERE id = 'lab' FOR UPDATE`, func() {
 			go func() { done <- store() }()
 			s.blocked(1)
 		})

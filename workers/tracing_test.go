@@ -27,8 +27,8 @@ const (
 	anotherJob = berth.JobID("01900000-0000-7000-8000-000000000002")
 )
 
-// told returns an interceptor and a function that returns the spans exported through it.
-func told(t *testing.T) (interceptor.Interceptor, func() tracetest.SpanStubs) {
+// recorder returns an interceptor and a function that returns the spans exported through it.
+func recorder(t *testing.T) (interceptor.Interceptor, func() tracetest.SpanStubs) {
 	t.Helper()
 	kept := tracetest.NewInMemoryExporter()
 	x, err := tracing.Open(t.Context(), tracing.Options{Exporter: kept})
@@ -72,7 +72,7 @@ func names(spans tracetest.SpanStubs) (list []string) {
 
 func TestAWorkflowIsToldInItsJobsTrace(t *testing.T) {
 	t.Parallel()
-	i, spans := told(t)
+	i, spans := recorder(t)
 	var suite testsuite.WorkflowTestSuite
 	env := suite.NewTestWorkflowEnvironment()
 	env.SetWorkerOptions(worker.Options{Interceptors: []interceptor.WorkerInterceptor{i}})
@@ -106,7 +106,7 @@ func TestAReplayTellsNothing(t *testing.T) {
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no histories: %v", err)
 	}
-	i, spans := told(t)
+	i, spans := recorder(t)
 	for _, file := range files {
 		r, err := worker.NewWorkflowReplayerWithOptions(worker.WorkflowReplayerOptions{Interceptors: []interceptor.WorkerInterceptor{i}})
 		if err != nil {
@@ -121,7 +121,7 @@ func TestAReplayTellsNothing(t *testing.T) {
 		}
 	}
 	if list := spans(); len(list) != 0 {
-		t.Errorf("told: %v", names(list))
+		t.Errorf("exported: %v", names(list))
 	}
 }
 
@@ -145,7 +145,7 @@ func tracerOf(t *testing.T, i interceptor.Interceptor) *tracer {
 // spans exported earlier.
 func TestAWorkflowThatWasInTheCacheTwiceIsToldOnce(t *testing.T) {
 	t.Parallel()
-	i, spans := told(t)
+	i, spans := recorder(t)
 	o := interceptor.TracerStartSpanOptions{
 		Operation: runWorkflow, Name: berth.WorkflowJob, IdempotencyKey: "default/job/run/1", Time: time.Now(),
 		Tags: map[string]string{tagWorkflow: berth.JobWorkflowID(tracedJob)},
@@ -166,7 +166,7 @@ func TestAWorkflowThatWasInTheCacheTwiceIsToldOnce(t *testing.T) {
 
 func TestAContinuedWorkflowHasNotFailed(t *testing.T) {
 	t.Parallel()
-	i, spans := told(t)
+	i, spans := recorder(t)
 	s := begin(t, i, interceptor.TracerStartSpanOptions{Operation: runWorkflow, Name: "x", IdempotencyKey: "1", Tags: map[string]string{tagWorkflow: berth.JobWorkflowID(tracedJob)}})
 	s.(trace.Span).SetAttributes(endedKey.Bool(true), continuedKey.Bool(true))
 	s.Finish(&interceptor.TracerFinishSpanOptions{Error: context.Canceled})
@@ -179,7 +179,7 @@ func TestAContinuedWorkflowHasNotFailed(t *testing.T) {
 // completed later, has no error status.
 func TestAnActivityThatIsCompletedLaterHasNotFailed(t *testing.T) {
 	t.Parallel()
-	i, spans := told(t)
+	i, spans := recorder(t)
 	for name, err := range map[string]error{"later": activity.ErrResultPending, "failed": context.Canceled} {
 		s := begin(t, i, interceptor.TracerStartSpanOptions{Operation: runActivity, Name: name, Tags: map[string]string{tagWorkflow: berth.JobWorkflowID(tracedJob)}})
 		s.Finish(&interceptor.TracerFinishSpanOptions{Error: err})
@@ -197,7 +197,7 @@ func TestAnActivityThatIsCompletedLaterHasNotFailed(t *testing.T) {
 // pipeline's trace.
 func TestAStepHasATraceOfItsOwn(t *testing.T) {
 	t.Parallel()
-	i, spans := told(t)
+	i, spans := recorder(t)
 	parent := begin(t, i, interceptor.TracerStartSpanOptions{Operation: "StartChildWorkflow", Name: "x", Tags: map[string]string{tagWorkflow: berth.JobWorkflowID(anotherJob)}})
 	header, err := tracerOf(t, i).MarshalSpan(parent)
 	if err != nil {
@@ -224,7 +224,7 @@ func TestAStepHasATraceOfItsOwn(t *testing.T) {
 // TestFiresDoNotPileUpInOneTrace checks that each workflow started by a schedule has its own trace.
 func TestFiresDoNotPileUpInOneTrace(t *testing.T) {
 	t.Parallel()
-	i, spans := told(t)
+	i, spans := recorder(t)
 	clock := begin(t, i, interceptor.TracerStartSpanOptions{Operation: "CreateSchedule", Name: "x"})
 	for _, run := range []string{"a", "b"} {
 		s := begin(t, i, interceptor.TracerStartSpanOptions{Operation: runWorkflow, Name: run, Parent: clock, IdempotencyKey: run, Tags: map[string]string{tagWorkflow: "schedule/x-" + run}})
@@ -235,6 +235,6 @@ func TestFiresDoNotPileUpInOneTrace(t *testing.T) {
 	all := spans()
 	a, b, made := named(t, all, "RunWorkflow:a"), named(t, all, "RunWorkflow:b"), named(t, all, "CreateSchedule:x")
 	if a.SpanContext.TraceID() == b.SpanContext.TraceID() || a.Parent.IsValid() || len(a.Links) != 1 || a.Links[0].SpanContext.SpanID() != made.SpanContext.SpanID() {
-		t.Errorf("fires are told as %+v and %+v", a, b)
+		t.Errorf("fires are exported as %+v and %+v", a, b)
 	}
 }

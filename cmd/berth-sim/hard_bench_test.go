@@ -59,7 +59,7 @@ func publicLists(tb testing.TB) (nodes []placement.Machine, pods []pod) {
 }
 
 // compare returns the shares that each policy places when 100 and 130 % of the GPUs were asked
-// for, in percent, each the mean over the draws. The columns are those of BenchmarkHard.
+// for, in percent, each the mean over the draws. The columns are in the order of BenchmarkHard.
 func (l *hardList) compare(tb testing.TB, nodes []placement.Machine, pods []pod) (means [6][2]float64) {
 	tb.Helper()
 	var mu sync.Mutex

@@ -21,10 +21,13 @@ type hardList struct {
 	name    string
 	nodes   func(r *rand.Rand, openb []placement.Machine) []placement.Machine
 	targets func(nodes []placement.Machine) []target
-	pods    func(r *rand.Rand, pods []pod, nodes []placement.Machine) []pod // before they are bound
-	bound   float64                                                         // part of the GPU demand that is bound
-	even    bool                                                            // equally many pods for each target, whatever its supply
-	drift   drift
+	// Pods before they are bound.
+	pods func(r *rand.Rand, pods []pod, nodes []placement.Machine) []pod
+	// Part of the GPU demand that is bound.
+	bound float64
+	// Equal demand for each target, regardless of its supply.
+	even  bool
+	drift drift
 }
 
 // drift is how the bound part changes while the list runs.
@@ -110,8 +113,9 @@ func modelsOf(nodes []placement.Machine) []string {
 }
 
 // gpuMemory is the memory of each model in GiB; the undisclosed ones of openb have assumed sizes.
-var gpuMemory = map[string]int64{"A10": 24, "G2": 24, "G3": 80, "P100": 16, "T4": 16, "V100M16": 16, "V100M32": 32, "H100": 80,
-	"A100": 40}
+var gpuMemory = map[string]int64{
+	"A10": 24, "A100": 40, "G2": 24, "G3": 80, "H100": 80, "P100": 16, "T4": 16, "V100M16": 16, "V100M32": 32,
+}
 
 // described gives the machines memory sizes, a region each and a label on some.
 func described(nodes []placement.Machine) []placement.Machine {
@@ -210,7 +214,7 @@ func (l *hardList) draw(seed uint64, nodes []placement.Machine, pods []pod) hard
 	if l.drift == steady {
 		d.mix = l.bind(r, base, d.nodes)
 		d.arrivals = cut(arriving(r, d.mix, capacity, 1.32), capacity, 1.32)
-		// The names and shapes of the arrivals are those of the mix as well.
+		// Arrivals and mix have the same shapes.
 		d.mix = shaped(d.mix)
 		return d
 	}

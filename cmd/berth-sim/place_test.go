@@ -68,7 +68,8 @@ func TestAMixNeedsNoModels(t *testing.T) {
 	// Arrivals need the column: without it, bound jobs would go to any machine.
 	arrivals := filepath.Join(dir, "arrivals.csv")
 	write(t, arrivals, "pod,cpu_milli,memory_mib,num_gpu,gpu_milli\na,4000,8192,1,500\n")
-	_, err := sim("place", "--nodes", "testdata/nodes.csv", "--arrivals", arrivals, "--out", filepath.Join(dir, "out.csv"))
+	out := filepath.Join(dir, "out.csv")
+	_, err := sim("place", "--nodes", "testdata/nodes.csv", "--arrivals", arrivals, "--out", out)
 	if err == nil || !strings.Contains(err.Error(), "no column gpu_spec") {
 		t.Errorf("arrivals without the column: %v", err)
 	}

@@ -23,7 +23,8 @@ func admits(m *placement.Machine, r spec.Request) bool {
 			return false
 		}
 		d := m.GPUs[0]
-		if len(r.GPUTypes) > 0 && !slices.ContainsFunc(r.GPUTypes, func(t string) bool { return strings.EqualFold(t, d.Model) }) {
+		same := func(model string) bool { return strings.EqualFold(model, d.Model) }
+		if len(r.GPUTypes) > 0 && !slices.ContainsFunc(r.GPUTypes, same) {
 			return false
 		}
 		if d.MemoryMiB < r.GPUMemoryMiB {
@@ -285,7 +286,8 @@ func most(nodes []placement.Machine, arrivals []pod) float64 {
 
 // conditions returns a key of what a request demands of a machine, regardless of amounts.
 func conditions(r spec.Request) string {
-	return spec.Request{GPUTypes: r.GPUTypes, GPUMemoryMiB: r.GPUMemoryMiB, Regions: r.Regions, Labels: r.Labels}.Class()
+	only := spec.Request{GPUTypes: r.GPUTypes, GPUMemoryMiB: r.GPUMemoryMiB, Regions: r.Regions, Labels: r.Labels}
+	return only.Class()
 }
 
 // largestFlow returns the largest flow from demands to supplies along the edges, by
@@ -378,16 +380,17 @@ func wanting(milli int64, models ...string) pod {
 // gives way to it.
 func TestTheBoundIsTheLargestFlow(t *testing.T) {
 	t.Parallel()
+	free, a, b := wanting(1000), wanting(1000, "A"), wanting(1000, "B")
 	for _, c := range []struct {
 		name     string
 		arrivals []pod
 		want     float64 // of six GPUs
 	}{
 		{"nothing", nil, 0},
-		{"three for a model of two", []pod{wanting(1000, "B"), wanting(1000, "B"), wanting(1000, "B")}, 2},
-		{"unbound ones give way", []pod{wanting(1000), wanting(1000), wanting(1000), wanting(1000), wanting(1000, "B"), wanting(1000, "B")}, 6},
+		{"three for a model of two", []pod{b, b, b}, 2},
+		{"unbound ones give way", []pod{free, free, free, free, b, b}, 6},
 		{"parts add up", []pod{wanting(500, "B"), wanting(500, "B"), wanting(500)}, 1.5},
-		{"either model", []pod{wanting(1000, "A", "B"), wanting(1000, "A"), wanting(1000, "A"), wanting(1000, "A"), wanting(1000, "A")}, 5},
+		{"either model", []pod{wanting(1000, "A", "B"), a, a, a, a}, 5},
 	} {
 		if got := most(referenceNodes(), c.arrivals) * 6 / 100; math.Abs(got-c.want) > 1e-9 {
 			t.Errorf("%s: at most %.2f GPUs, want %.2f", c.name, got, c.want)
@@ -404,7 +407,10 @@ func TestTheGradientKeepsPartsTogether(t *testing.T) {
 	for i, step := range []struct {
 		pod  pod
 		want bool
-	}{{wanting(500), true}, {wanting(500), true}, {wanting(1000), true}, {wanting(500), false}, {wanting(1000, "B"), false}} {
+	}{
+		{wanting(500), true}, {wanting(500), true}, {wanting(1000), true},
+		{wanting(500), false}, {wanting(1000, "B"), false},
+	} {
 		if got := g.arrive(step.pod); got != step.want {
 			t.Errorf("arrival %d: placed %v, want %v", i, got, step.want)
 		}

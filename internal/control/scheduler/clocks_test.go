@@ -158,7 +158,9 @@ func TestClocksFollowTheRowsWhicheverCallIsLost(t *testing.T) {
 	x, _ := r.leadClocks()
 	x.edit(func() { x.away = true })
 	id := r.schedule("hours", nil)
-	r.await("the call fails", func() bool { return strings.Contains(r.log.String(), "cannot set the clock of a schedule") })
+	r.await("the call fails", func() bool {
+		return strings.Contains(r.log.String(), "cannot set the clock of a schedule")
+	})
 	x.edit(func() { x.away = false })
 	r.await("the clock is set", func() bool { return x.has(id) })
 	if err := r.db.Schedules.Pause(t.Context(), "default", "hours", ""); err != nil {

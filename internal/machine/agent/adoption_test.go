@@ -122,7 +122,9 @@ func TestRestartBeforeTheStart(t *testing.T) {
 			req := m.place(id)
 			<-reached
 			m.cancel()
-			m.until("the rank has been let go", func() bool { return strings.Contains(m.logs.text(), "agent stopping, containers keep running") })
+			m.until("the agent has released the member", func() bool {
+				return strings.Contains(m.logs.text(), "agent stopping, containers keep running")
+			})
 			close(free)
 			if err := m.stop(); err != nil {
 				t.Fatal(err)

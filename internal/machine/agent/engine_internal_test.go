@@ -78,7 +78,8 @@ func TestF53AnEngineThatMissesTwoProbesIsSilentUntilItAnswers(t *testing.T) {
 			engine.Lag(nil)
 			time.Sleep(40 * time.Second) // the probe under way, and one more
 			synctest.Wait()
-			if silent := s.health.silentFor(); silent != 0 || !strings.Contains(log.String(), "container engine recovered") {
+			recovered := strings.Contains(log.String(), "container engine recovered")
+			if silent := s.health.silentFor(); silent != 0 || !recovered {
 				t.Errorf("an engine that answers counts as silent for %s:\n%s", silent, log)
 			}
 			time.Sleep(s.beat.next(10 * time.Second)) // an instant of the grid, as at the start

@@ -33,10 +33,11 @@ func (s *site) countWrites() {
 			RETURN NULL;
 		END $$`)
 	rows, err := s.db.Pool().Query(s.t.Context(), `
-		SELECT format('CREATE TRIGGER log_write AFTER INSERT OR UPDATE OR DELETE ON %s FOR EACH ROW EXECUTE FUNCTION log_write(%L)',
-			oid::regclass, oid::regclass)
+		SELECT format('CREATE TRIGGER log_write AFTER INSERT OR UPDATE OR DELETE ON %s
+			FOR EACH ROW EXECUTE FUNCTION log_write(%L)', oid::regclass, oid::regclass)
 		FROM pg_class
-		WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p') AND NOT relispartition AND relname <> 'writes'`)
+		WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p') AND NOT relispartition
+		  AND relname <> 'writes'`)
 	if err != nil {
 		s.t.Fatal(err)
 	}

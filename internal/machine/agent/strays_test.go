@@ -264,7 +264,9 @@ func TestTheSweepRemovesNothingWithoutASession(t *testing.T) {
 	}
 	s.gate.closed.Store(true)
 	m.make(strayIn(cluster))
-	m.until("the sweep has asked twice", func() bool { return strings.Count(m.logs.text(), "cannot remove stray containers") >= 2 })
+	m.until("the sweep has asked twice", func() bool {
+		return strings.Count(m.logs.text(), "cannot remove stray containers") >= 2
+	})
 	if left := m.containers(); len(left) != 1 {
 		t.Errorf("left are %q", left)
 	}

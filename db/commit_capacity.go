@@ -1,0 +1,136 @@
+package db
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"berth"
+)
+
+// admit returns the decisions that still hold. It takes them in order, and each one can use
+// only the capacity that earlier ones have left.
+func (p *present) admit(starts []berth.Start) Committed {
+	c := Committed{Started: make([]berth.Start, 0, len(starts))}
+	for _, s := range starts {
+		s = p.stay(s)
+		if err := p.take(s); err != nil {
+			c.Refused = append(c.Refused, Refusal{s, err.Error()})
+			continue
+		}
+		c.Started = append(c.Started, s)
+	}
+	return c
+}
+
+// take checks one decision against the rows and subtracts the capacity of a valid one. A
+// refused decision leaves p unchanged. The error is the reason.
+func (p *present) take(s berth.Start) error {
+	j, ok := p.jobs[s.Job]
+	switch {
+	case !ok:
+		return errors.New("the job is gone")
+	case j.version != s.Version:
+		return fmt.Errorf("the job is at version %d, not %d", j.version, s.Version)
+	case j.state != berth.Queued && j.state != berth.Retrying:
+		return fmt.Errorf("the job is %s", j.state)
+	case j.attempt != s.Attempt-1:
+		return fmt.Errorf("the job is at attempt %d, not %d", j.attempt, s.Attempt-1)
+	case j.held:
+		return errors.New("the job is held")
+	case !j.eligible:
+		return errors.New("the job is not eligible yet")
+	case len(s.Ranks) == 0:
+		return errors.New("the decision has no ranks")
+	}
+	parent := p.parents[j.parent]
+	if err := parent.refuses(); err != nil {
+		return err
+	}
+	for i, r := range s.Ranks {
+		if err := p.machines[r.Machine].take(r, s.Job, j.alone); err != nil {
+			p.give(s.Ranks[:i])
+			return fmt.Errorf("member %d on %s: %w", i, r.Machine, err)
+		}
+	}
+	if err := p.takePorts(s); err != nil {
+		p.give(s.Ranks)
+		return err
+	}
+	parent.takes()
+	delete(p.jobs, s.Job) // a second decision about the same job is refused
+	// writeStarts deletes the job's nominations, so their room is free for later decisions.
+	for _, m := range p.keeping[s.Job] {
+		m.kept = slices.DeleteFunc(m.kept, func(e Earmark) bool { return e.Beneficiary == s.Job })
+	}
+	return nil
+}
+
+// give returns the capacity of members to their machines.
+func (p *present) give(ranks []berth.Grant) {
+	for _, r := range ranks {
+		p.machines[r.Machine].give(r)
+	}
+}
+
+// take subtracts one member of job from the machine's free capacity. Capacity nominated for
+// other jobs is not available to it. A refused member leaves m unchanged.
+func (m *presentMachine) take(r berth.Grant, job berth.JobID, alone bool) error {
+	left := m.free
+	var kept map[int]int64
+	for _, e := range m.kept {
+		if e.Beneficiary != job {
+			if kept == nil {
+				kept = map[int]int64{}
+			}
+			left = left.Sub(e.Capacity)
+			for _, g := range e.GPUs {
+				kept[g.Index] += g.Milli
+			}
+		}
+	}
+	switch {
+	case m.epoch != r.Epoch:
+		return fmt.Errorf("the machine is at epoch %d, not %d", m.epoch, r.Epoch)
+	case m.state != berth.MachineReady:
+		return fmt.Errorf("the machine is %s", m.state)
+	case m.engineSilent:
+		return errors.New("the machine's container engine does not answer")
+	case alone && !m.fences:
+		return errors.New("the machine cannot fence at_most_one work any more")
+	// Free capacity comes before nominated capacity, for the more precise reason.
+	case !r.Capacity.Fits(m.free):
+		return errors.New("there is no room any more")
+	case !fitsBeside(r.Capacity, left):
+		return errors.New("the room is kept for a job that others gave way to")
+	}
+	for _, g := range r.GPUs {
+		if m.healed[g.Index] < g.Milli {
+			return fmt.Errorf("GPU %d is taken or not healthy", g.Index)
+		}
+		if m.healed[g.Index]-kept[g.Index] < g.Milli {
+			return fmt.Errorf("GPU %d is kept for a job that others gave way to", g.Index)
+		}
+	}
+	for _, g := range r.GPUs {
+		m.healed[g.Index] -= g.Milli
+	}
+	m.free = m.free.Sub(r.Capacity)
+	return nil
+}
+
+// fitsBeside is Fits for a capacity that may be negative: nominations may exceed the free
+// capacity. A resource that is not requested need not be available.
+func fitsBeside(c, left berth.Capacity) bool {
+	fits := func(asked, left int64) bool { return asked == 0 || asked <= left }
+	return fits(c.CPUMilli, left.CPUMilli) && fits(c.MemoryMiB, left.MemoryMiB) && fits(c.DiskMiB, left.DiskMiB) &&
+		fits(c.GPUMilli, left.GPUMilli)
+}
+
+// give reverts take.
+func (m *presentMachine) give(r berth.Grant) {
+	for _, g := range r.GPUs {
+		m.healed[g.Index] += g.Milli
+	}
+	m.free = m.free.Add(r.Capacity)
+}
