@@ -21,13 +21,13 @@ import (
 // so packages of one layer do not import each other. A folder of internal/ names
 // the program that its packages are part of: control is berthd, machine is
 // berth-agent and berth-deadman, devstack is berth-dev and the tests; lib serves
-// all of them and imports the shared nouns alone.
+// all of them and imports the shared nouns alone, as lifecycle does.
 var layers = [][]string{
 	{"berth"},
 	{"berth/spec"},
 	{"berth/failure"},
 	{"berth/wire"},
-	{"berth/internal/lib"},
+	{"berth/internal/lib", "berth/lifecycle"},
 	{"berth/placement", "berth/db"},
 	{"berth/activities/control", "berth/activities/node", "berth/activities/wait"},
 	{"berth/workflows"},
@@ -264,6 +264,57 @@ func TestTemporalServerStaysInOnePlace(t *testing.T) {
 	}
 }
 
+// Decisions about jobs are functions of the facts that db has read under locks: they
+// read nothing themselves, so that a decision cannot depend on anything but its facts.
+func TestDecisionsArePure(t *testing.T) {
+	t.Parallel()
+	mayImport := []string{
+		"berth", "berth/failure", "berth/spec", "berth/wire", "cmp", "errors", "fmt", "slices", "strings", "time",
+	}
+	for _, p := range listPackages(t, "./lifecycle/...") {
+		for _, imported := range p.Imports {
+			if !slices.Contains(mayImport, imported) {
+				t.Errorf("%s imports %s", p.ImportPath, imported)
+			}
+		}
+		for _, name := range p.GoFiles {
+			eachSelector(t, filepath.Join(p.Dir, name), func(selector string, pos token.Position) {
+				if slices.Contains(impure, selector) {
+					t.Errorf("%s: a decision calls %s", pos, selector)
+				}
+			})
+			eachStatement(t, filepath.Join(p.Dir, name), func(n ast.Node, pos token.Position) {
+				if _, ok := n.(*ast.GoStmt); ok {
+					t.Errorf("%s: a decision starts a goroutine", pos)
+				}
+			})
+		}
+	}
+}
+
+// Storage never decides: db hands its evidence to lifecycle, and has no verdict of its own.
+func TestVerdictsAreReachedByDecisionsAlone(t *testing.T) {
+	t.Parallel()
+	for _, p := range listPackages(t, "./...") {
+		if p.ImportPath == "berth/lifecycle" {
+			continue
+		}
+		for _, name := range p.GoFiles {
+			eachSelector(t, filepath.Join(p.Dir, name), func(selector string, pos token.Position) {
+				if selector == "failure.Classify" {
+					t.Errorf("%s: call lifecycle.Settle, which decides by failure.Classify", pos)
+				}
+			})
+		}
+	}
+}
+
+// impure are calls whose results differ from one run to the next.
+var impure = []string{
+	"time.Now", "time.Sleep", "time.After", "time.NewTimer", "time.NewTicker", "time.Since", "time.Until", "time.Tick",
+	"berth.NewJobID", "berth.NewSecret",
+}
+
 // Workflow code must be deterministic: it may import a short list of packages, and
 // a few of their functions are banned.
 func TestWorkflowsAreDeterministic(t *testing.T) {
@@ -273,7 +324,6 @@ func TestWorkflowsAreDeterministic(t *testing.T) {
 		"go.temporal.io/sdk/workflow", "go.temporal.io/sdk/temporal", "go.temporal.io/sdk/log",
 		"go.temporal.io/api/enums/v1",
 	}
-	banned := []string{"time.Now", "time.Sleep", "time.After", "time.NewTimer", "time.NewTicker", "time.Since", "time.Until", "time.Tick", "berth.NewJobID", "berth.NewSecret"}
 	for _, p := range listPackages(t, "./workflows/...") {
 		for _, imported := range p.Imports {
 			if !slices.Contains(mayImport, imported) {
@@ -282,7 +332,7 @@ func TestWorkflowsAreDeterministic(t *testing.T) {
 		}
 		for _, name := range p.GoFiles {
 			eachSelector(t, filepath.Join(p.Dir, name), func(selector string, pos token.Position) {
-				if slices.Contains(banned, selector) {
+				if slices.Contains(impure, selector) {
 					t.Errorf("%s: workflow code calls %s", pos, selector)
 				}
 			})

@@ -8,6 +8,7 @@ import (
 
 	"berth"
 	"berth/failure"
+	"berth/lifecycle"
 )
 
 // alone is true if allocation a is the only suspect in the death of its machine m. The
@@ -64,19 +65,11 @@ func earlier(ctx context.Context, tx pgx.Tx, job lockedJob) ([]failure.EarlierAt
 	return pgx.CollectRows(rows, pgx.RowToStructByPos[failure.EarlierAttempt])
 }
 
-// queueFaults queues the rows that charge a verdict's faults to machines, and the row for
-// a machine that died under the job. A row without host_boot stands for a reboot that the
-// machine itself reported: no later contact takes that death back.
-func queueFaults(batch *pgx.Batch, job lockedJob, v failure.Verdict) {
-	died := v.Rule == "died_under_it" || v.Rule == "poison"
-	list, rule := v.Faults, v.Rule
-	switch {
-	case died:
-		list = []berth.MachineID{v.Machine}
-	case v.Next == berth.Succeeded:
-		rule = "passed_elsewhere"
-	}
-	if len(list) == 0 {
+// queueFaults queues the rows that charge an attempt to machines. A row without host_boot
+// stands for a reboot that the machine itself reported: no later contact takes that death
+// back.
+func queueFaults(batch *pgx.Batch, job lockedJob, f lifecycle.Faults) {
+	if len(f.Machines) == 0 {
 		return
 	}
 	batch.Queue(`
@@ -91,7 +84,7 @@ func queueFaults(batch *pgx.Batch, job lockedJob, v failure.Verdict) {
 		JOIN machines m ON m.id = ANY(@machines)
 		WHERE j.id = @job
 		ON CONFLICT DO NOTHING`,
-		pgx.NamedArgs{"job": job.ID, "attempt": job.Attempt, "machines": list, "rule": rule, "died": died})
+		pgx.NamedArgs{"job": job.ID, "attempt": job.Attempt, "machines": f.Machines, "rule": f.Rule, "died": f.Died})
 }
 
 // Lemon is a machine that DrainLemons drained for its rate of failures.

@@ -132,8 +132,8 @@ func cancelHolding(ctx context.Context, tx pgx.Tx, job lockedJob, actor string,
 	if err != nil {
 		return nil, false, err
 	}
-	stopped, err := orderStop(ctx, tx, job, berth.Orders{Stop: true})
-	if err != nil || len(job.Ranks) < 2 {
+	stopped, err := orderStop(ctx, tx, job.Job, berth.Orders{Stop: true})
+	if err != nil || !job.Gang() {
 		return machines(withdrawn, stopped), len(withdrawn) > 0, err
 	}
 	// Only a gang has nominations while it holds capacity: room for its repair.

@@ -2,8 +2,11 @@
 // statement per decision with its guard in WHERE, lists as unnest, writes that
 // belong together in one transaction.
 //
-// It never decides policy (packages placement and failure do) and never talks
-// to Temporal or a machine.
+// It never decides policy and never talks to Temporal or a machine. Package placement
+// decides where jobs run, before a transaction. Package lifecycle decides how a job goes on,
+// as functions that db calls inside the transaction: db reads the rows under locks, calls
+// the function, writes the result, and publishes hints after the commit
+// (docs/adr/0038-decisions-are-pure-functions.md).
 //
 // # Stores
 //

@@ -82,6 +82,6 @@ func (d *Attempts) DrainOverdue(ctx context.Context, term Term, limit int) (int,
 	}
 	return d.leaderOrders(ctx, term, refs, "checkpoint and stop (machine draining)",
 		func(tx pgx.Tx, job lockedJob) ([]orderedRank, error) {
-			return orderStop(ctx, tx, job, berth.Orders{Checkpoint: true, Stop: true})
+			return orderStop(ctx, tx, job.Job, berth.Orders{Checkpoint: true, Stop: true})
 		})
 }

@@ -7,56 +7,25 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
-	"berth/failure"
-	"berth/spec"
+	"berth/lifecycle"
 )
 
 // lockedJob is a job's row and the members of its current attempt. All rows are locked, in
-// lock order, and stay unchanged by other transactions until this transaction ends.
+// lock order, and stay unchanged by other transactions until this transaction ends. The
+// embedded Job holds the facts by which package lifecycle decides.
 type lockedJob struct {
-	ID          berth.JobID
-	State       berth.State
-	Attempt     int
-	Class       string
-	Grace       time.Duration
-	Retry       spec.RetryPolicy
-	CancelAt    *time.Time
-	Preempted   bool
-	Avoid       []berth.MachineID
-	Failures    int
-	Losses      int
-	OOMGrown    bool
-	Checkpoint  bool
-	Reason      *berth.Reason
-	HasParent   bool
-	Kind        berth.Kind
-	HeldAt      *time.Time
-	HasOutputs  bool         // the spec declares outputs
-	Cached      bool         // a step whose result later jobs may reuse
-	AttemptNext *berth.State // the job's state after the requested attempt
-	Ranks       []lockedRank
-}
-
-// lockedRank is an allocation of the current attempt.
-type lockedRank struct {
-	ID       berth.AllocationID
-	Rank     int
-	Machine  berth.MachineID
-	State    berth.AllocationState
-	Exit     *failure.Exit
-	Claimed  bool
-	Sealed   bool
-	Orphaned bool // at some time, even if released since
-	Suspect  bool // the machine died soon after the member's start, without another cause
-	CutOff   bool // sealed on behalf of a machine that had not stored the whole output
-	Age      time.Duration
-	LastStep *int64
-	Drain    string // drain reason of the machine; "" if the machine is not drained
+	lifecycle.Job
+	Class      string
+	HasParent  bool
+	Kind       berth.Kind
+	HeldAt     *time.Time
+	HasOutputs bool // the spec declares outputs
+	Cached     bool // a step whose result later jobs may reuse
 }
 
 // lockJob locks a job and its current members, jobs before allocations. The statements
 // share one round trip but have a snapshot each, so the later ones see the commit that the
-// first one waited for. Tenant "" means any tenant. AttemptNext is read for attempt.
+// first one waited for. Tenant "" means any tenant. Settled is read for attempt.
 func lockJob(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, id berth.JobID, attempt int) (lockedJob, error) {
 	args := pgx.NamedArgs{"job": id, "tenant": string(tenant), "attempt": attempt}
 	batch := &pgx.Batch{}
@@ -102,19 +71,19 @@ func scanLockedJob(results pgx.BatchResults) (j lockedJob, err error) {
 	}
 	j.HasOutputs, j.Cached = says[0], says[1]
 	j.Grace = time.Duration(graceMS) * time.Millisecond
-	if err := results.QueryRow().Scan(&j.AttemptNext); err != nil {
+	if err := results.QueryRow().Scan(&j.Settled); err != nil {
 		return j, err
 	}
 	rows, err := results.Query()
 	if err != nil {
 		return j, err
 	}
-	j.Ranks, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (r lockedRank, err error) {
+	j.Members, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (m lifecycle.Member, err error) {
 		var ageMS int64
-		err = row.Scan(&r.ID, &r.Rank, &r.Machine, &r.State, &r.Exit, &r.Claimed, &r.Sealed, &r.Orphaned, &ageMS,
-			&r.LastStep, &r.Suspect, &r.CutOff, &r.Drain)
-		r.Age = time.Duration(ageMS) * time.Millisecond
-		return r, err
+		err = row.Scan(&m.ID, &m.Rank, &m.Machine, &m.State, &m.Exit, &m.Claimed, &m.Sealed, &m.Orphaned, &ageMS,
+			&m.LastStep, &m.Suspect, &m.CutOff, &m.Drain)
+		m.Age = time.Duration(ageMS) * time.Millisecond
+		return m, err
 	})
 	return j, err
 }

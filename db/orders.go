@@ -11,6 +11,7 @@ import (
 
 	"berth"
 	"berth/failure"
+	"berth/lifecycle"
 	"berth/wire"
 )
 
@@ -23,17 +24,17 @@ import (
 // berth.RepairHold; see keepRoom.
 func (d *Attempts) Stop(ctx context.Context, id berth.JobID, attempt int) (stopped bool, err error) {
 	err = d.order(ctx, id, attempt, func(tx pgx.Tx, job lockedJob) (touched, error) {
-		if stopped = slices.ContainsFunc(job.Ranks, lockedRank.bad); !stopped {
+		if stopped = slices.ContainsFunc(job.Members, lifecycle.Member.Bad); !stopped {
 			return touched{}, nil
 		}
-		if err := keepRoom(ctx, tx, job, job.hurried().Grace+berth.RepairHold); err != nil {
+		if err := keepRoom(ctx, tx, job, job.Hurried().Grace+berth.RepairHold); err != nil {
 			return touched{}, err
 		}
 		withdrawn, err := withdraw(ctx, tx, job, "another member of the gang ended first")
 		if err != nil {
 			return touched{}, err
 		}
-		told, err := orderStop(ctx, tx, job.hurried(), berth.Orders{Checkpoint: true, Stop: true})
+		told, err := orderStop(ctx, tx, job.Hurried(), berth.Orders{Checkpoint: true, Stop: true})
 		if err != nil {
 			return touched{}, err
 		}
@@ -43,18 +44,6 @@ func (d *Attempts) Stop(ctx context.Context, id berth.JobID, attempt int) (stopp
 		return touched{job.ID, machines(withdrawn, told), true}, nil
 	})
 	return stopped, err
-}
-
-// hurried returns the job with its grace bounded by berth.GangGrace, which applies after
-// another member of the gang has ended.
-func (j lockedJob) hurried() lockedJob {
-	j.Grace = min(j.Grace, berth.GangGrace)
-	return j
-}
-
-// bad reports whether a member ended without completing its work.
-func (r lockedRank) bad() bool {
-	return r.Orphaned || r.Exit != nil && !r.Exit.Done()
 }
 
 // Escalate kills the members that have not ended by their stop_by.
@@ -107,7 +96,7 @@ type orderedRank struct {
 
 // orderStop orders the running members without an order to stop to end within the job's
 // grace. A stop_by that is set already may only become earlier.
-func orderStop(ctx context.Context, tx pgx.Tx, job lockedJob, o berth.Orders) ([]orderedRank, error) {
+func orderStop(ctx context.Context, tx pgx.Tx, job lifecycle.Job, o berth.Orders) ([]orderedRank, error) {
 	o.GraceMS = int(job.Grace.Milliseconds())
 	return updateRanks(ctx, tx, `
 		UPDATE allocations

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/lifecycle"
 )
 
 // Victim is a job to preempt, in the state that the leader's decision was based on.
@@ -143,7 +144,9 @@ func lockVictim(ctx context.Context, tx pgx.Tx, v Victim,
 	}
 	// A victim with a member that has ended settles soon and frees its capacity without an
 	// order.
-	ended := func(r lockedRank) bool { return r.State != berth.AllocReserved && r.State != berth.AllocActive }
+	ended := func(m lifecycle.Member) bool {
+		return m.State != berth.AllocReserved && m.State != berth.AllocActive
+	}
 	switch {
 	case job.State != berth.Scheduled && job.State != berth.Running:
 		why = fmt.Sprintf("job %s is %s", v.Job, job.State)
@@ -154,7 +157,7 @@ func lockVictim(ctx context.Context, tx pgx.Tx, v Victim,
 		why = fmt.Sprintf("job %s is not preemptible", v.Job)
 	case slices.Contains(before, beneficiary):
 		why = fmt.Sprintf("job %s was already preempted for this job", v.Job)
-	case slices.ContainsFunc(job.Ranks, ended):
+	case slices.ContainsFunc(job.Members, ended):
 		why = fmt.Sprintf("a member of job %s has ended", v.Job)
 	}
 	return job, why, nil
@@ -178,7 +181,7 @@ func preempt(ctx context.Context, tx pgx.Tx, job lockedJob, beneficiary berth.Jo
 	if err != nil {
 		return touched{}, err
 	}
-	told, err := orderStop(ctx, tx, job, berth.Orders{Checkpoint: true, Stop: true})
+	told, err := orderStop(ctx, tx, job.Job, berth.Orders{Checkpoint: true, Stop: true})
 	if err != nil {
 		return touched{}, err
 	}

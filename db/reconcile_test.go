@@ -6,6 +6,7 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/lifecycle"
 	"berth/spec"
 )
 
@@ -43,7 +44,7 @@ func TestUnclaimedRanksAreFound(t *testing.T) {
 	}
 	s.ago(`UPDATE allocations SET reserved_at = now() - interval '121 s'`)
 	l := list()
-	if len(l) != 1 || l[0].ID != id || l[0].Attempt != attempt || l[0].Age < db.UnclaimedAfter {
+	if len(l) != 1 || l[0].ID != id || l[0].Attempt != attempt || l[0].Age < lifecycle.UnclaimedAfter {
 		t.Fatalf("%+v", l)
 	}
 	if r := s.settle(id, attempt); r.Next != berth.Retrying {

@@ -8,7 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
-	"berth/failure"
+	"berth/lifecycle"
 )
 
 // When a member of a gang has ended, nominations (table earmarks) keep the capacity of the
@@ -19,14 +19,13 @@ import (
 // another gang waits for the capacity. See docs/adr/0012-repairs-by-earmarks.md.
 
 // keepRoom nominates the capacity of a gang's surviving members for the gang itself, for
-// duration d. It does nothing for a job that is no gang, that is canceled or preempted, or
-// that is neither scheduled nor running. The caller holds the locks of lockJob.
+// duration d. It does nothing for a job that is not Repairable. The caller holds the locks of
+// lockJob.
 func keepRoom(ctx context.Context, tx pgx.Tx, job lockedJob, d time.Duration) error {
-	if len(job.Ranks) < 2 || job.CancelAt != nil || job.Preempted ||
-		job.State != berth.Scheduled && job.State != berth.Running {
+	if !job.Repairable() {
 		return nil
 	}
-	survivors := job.survivors()
+	survivors := job.Survivors()
 	if err := lockMachines(ctx, tx, job); err != nil {
 		return err
 	}
@@ -66,60 +65,29 @@ func keepRoom(ctx context.Context, tx pgx.Tx, job lockedJob, d time.Duration) er
 	return err
 }
 
-// survivors returns the members whose machines did nothing wrong: all members except
-// orphans and unclaimed reservations or, if there is neither, all except the member that
-// was the first to end badly by itself. A cause of ordered or not started does not count as
-// an end by itself.
-func (j lockedJob) survivors() []berth.AllocationID {
-	hole := -1 // index of the member to replace
-	gone := func(r lockedRank) bool { return r.Orphaned || r.untaken() }
-	for i, r := range j.Ranks {
-		if !r.bad() || r.Exit == nil ||
-			r.Exit.Cause == failure.CauseOrdered || r.Exit.Cause == failure.CauseNotStarted {
-			continue
-		}
-		if hole < 0 || r.Exit.FinishedAt.Before(j.Ranks[hole].Exit.FinishedAt) {
-			hole = i
-		}
-	}
-	if slices.ContainsFunc(j.Ranks, gone) {
-		hole = -1
-	}
-	var list []berth.AllocationID
-	for i, r := range j.Ranks {
-		if !gone(r) && i != hole {
-			list = append(list, r.ID)
-		}
-	}
-	return list
-}
-
-// settleRoom adjusts the nominations of a gang to the verdict on its attempt. If the next
-// attempt starts soon, they last for berth.RepairHold from now, except on the machines that
-// the verdict avoids; otherwise they are deleted.
-func settleRoom(ctx context.Context, tx pgx.Tx, job lockedJob, v failure.Verdict) error {
-	if len(job.Ranks) < 2 {
+// settleRoom adjusts the nominations of a gang to the settlement of its attempt. Kept ones
+// last for berth.RepairHold from now, except on the machines that the verdict avoids; released
+// ones are deleted.
+func settleRoom(ctx context.Context, tx pgx.Tx, job lockedJob, s lifecycle.Settlement) error {
+	switch s.Room {
+	case lifecycle.RoomNone:
 		return nil
-	}
-	if job.keepsRoom(v) {
+	case lifecycle.RoomKept:
 		if err := keepRoom(ctx, tx, job, berth.RepairHold); err != nil {
 			return err
 		}
-		if len(v.Avoid) == 0 {
+		if len(s.Verdict.Avoid) == 0 {
 			return nil
 		}
 		_, err := tx.Exec(ctx, `DELETE FROM earmarks WHERE beneficiary = @job AND machine_id = ANY(@avoid)`,
-			pgx.NamedArgs{"job": job.ID, "avoid": v.Avoid})
+			pgx.NamedArgs{"job": job.ID, "avoid": s.Verdict.Avoid})
 		return err
+	case lifecycle.RoomReleased:
+		_, err := tx.Exec(ctx, `DELETE FROM earmarks WHERE beneficiary = @job`, pgx.NamedArgs{"job": job.ID})
+		return err
+	default:
+		panic("unknown future of nominations " + string(s.Room))
 	}
-	_, err := tx.Exec(ctx, `DELETE FROM earmarks WHERE beneficiary = @job`, pgx.NamedArgs{"job": job.ID})
-	return err
-}
-
-// keepsRoom reports whether a gang keeps its nominations after this verdict: the next
-// attempt starts within berth.RepairHold.
-func (j lockedJob) keepsRoom(v failure.Verdict) bool {
-	return len(j.Ranks) > 1 && v.Next == berth.Retrying && v.Delay < berth.RepairHold
 }
 
 // lockMachines locks the machines of all members in order of id, before the release of
@@ -127,8 +95,8 @@ func (j lockedJob) keepsRoom(v failure.Verdict) bool {
 // hold these locks.
 func lockMachines(ctx context.Context, tx pgx.Tx, job lockedJob) error {
 	var on []berth.MachineID
-	for _, r := range job.Ranks {
-		on = append(on, r.Machine)
+	for _, m := range job.Members {
+		on = append(on, m.Machine)
 	}
 	slices.Sort(on)
 	_, err := tx.Exec(ctx, `

@@ -12,6 +12,7 @@ import (
 	"berth"
 	"berth/db"
 	"berth/failure"
+	"berth/lifecycle"
 	"berth/spec"
 	"berth/wire"
 )
@@ -245,7 +246,7 @@ func TestUnclaimedReservationIsALossAfterItsLimit(t *testing.T) {
 	s := newStage(t)
 	id := s.submit(nil)
 	attempt := s.place(id, "m0")
-	mustExec(t, s.pool, `UPDATE allocations SET reserved_at = now() - $2::interval WHERE job = $1`, id, db.UnclaimedAfter+time.Second)
+	mustExec(t, s.pool, `UPDATE allocations SET reserved_at = now() - $2::interval WHERE job = $1`, id, lifecycle.UnclaimedAfter+time.Second)
 	queue := s.db.Hub().Subscribe(db.TopicQueue, "*")
 	if r := s.settle(id, attempt); r.Next != berth.Retrying {
 		t.Errorf("settled as %+v", r)

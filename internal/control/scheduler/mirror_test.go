@@ -12,6 +12,7 @@ import (
 	"berth/db"
 	"berth/db/dbtest"
 	"berth/internal/control/runtimes"
+	"berth/lifecycle"
 	"berth/placement"
 	"berth/spec"
 )
@@ -141,7 +142,7 @@ func TestMarksReachTheSnapshot(t *testing.T) {
 func TestAgesHaveDefaults(t *testing.T) {
 	t.Parallel()
 	a := Ages{Settle: time.Second}.withDefaults()
-	if a.Settle != time.Second || a.Lost <= db.UnclaimedAfter || a.Submitted != 10*time.Second {
+	if a.Settle != time.Second || a.Lost <= lifecycle.UnclaimedAfter || a.Submitted != 10*time.Second {
 		t.Errorf("%+v", a)
 	}
 }

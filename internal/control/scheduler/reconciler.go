@@ -9,6 +9,7 @@ import (
 	"berth"
 	"berth/db"
 	"berth/internal/control/convert"
+	"berth/lifecycle"
 )
 
 // Ages are the times for which a divergence may last before its repair. Tests use short ones.
@@ -46,7 +47,7 @@ func (a Ages) withDefaults() Ages {
 		{&a.Closing, 30 * time.Second},
 		{&a.Terminate, 10 * time.Minute},
 		{&a.Unclaimed, 15 * time.Second},
-		{&a.Lost, db.UnclaimedAfter + time.Second},
+		{&a.Lost, lifecycle.UnclaimedAfter + time.Second},
 		{&a.Unheard, 2 * time.Second},
 		{&a.Unwaited, 25 * time.Second},
 		{&a.Unsettled, time.Minute},

@@ -1,0 +1,42 @@
+package lifecycle_test
+
+import (
+	"fmt"
+	"time"
+
+	"berth"
+	"berth/failure"
+	"berth/lifecycle"
+)
+
+// An attempt can be settled once all its members have ended and their data is stored.
+func ExampleBegin() {
+	job := lifecycle.Job{State: berth.Running, Attempt: 1, Members: []lifecycle.Member{
+		{State: berth.AllocExited, Sealed: true, Exit: &failure.Exit{Cause: failure.CauseExited}},
+		{State: berth.AllocActive, Claimed: true},
+	}}
+	fmt.Println(lifecycle.Begin(job, 1))
+	job.Members[1] = lifecycle.Member{State: berth.AllocOrphaned, Orphaned: true}
+	fmt.Println(lifecycle.Begin(job, 1))
+	// Output:
+	// wait
+	// settle
+}
+
+// The loss of a machine costs the user nothing. The capacity of the healthy member is kept,
+// because the next attempt starts at once.
+func ExampleSettle() {
+	job := lifecycle.Job{State: berth.Running, Attempt: 1, Members: []lifecycle.Member{
+		{Rank: 0, Machine: "m1", State: berth.AllocExited, Claimed: true, Sealed: true, Exit: &failure.Exit{
+			Cause: failure.CauseOrdered, Code: 143, StartedAt: time.Unix(1, 0), FinishedAt: time.Unix(2, 0)}},
+		{Rank: 1, Machine: "m2", State: berth.AllocOrphaned, Claimed: true, Orphaned: true},
+	}}
+	s := lifecycle.Settle(job, lifecycle.History{})
+	fmt.Println(s.Verdict.Next, s.Reason.Code)
+	fmt.Println("failures", s.Failures, "losses", s.Losses)
+	fmt.Println("avoids", s.Avoid, "room", s.Room)
+	// Output:
+	// retrying machine_lost
+	// failures 0 losses 1
+	// avoids [m2] room kept
+}
