@@ -6,12 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/lifecycle"
 	"berth/spec"
 	"berth/wire"
 )
@@ -73,10 +73,8 @@ type Firing struct {
 	Refused  *berth.Reason // reason to refuse the work, found by the caller; nil: only the database can refuse it
 }
 
-// lateness is the delay that a fire may have on its way, in addition to the catch-up window.
-const lateness = time.Minute
-
-// Fire decides one time of a schedule: either submits the work or records the reason not to.
+// Fire decides one time of a schedule, by lifecycle.Fire: it submits the work or records the
+// reason not to.
 // A decision is final: a second call for the same time returns the first one's result. A
 // deleted schedule is not_found.
 func (d *Schedules) Fire(ctx context.Context, f Firing) (wire.FireResult, error) {
@@ -104,62 +102,59 @@ func (d *Schedules) Fire(ctx context.Context, f Firing) (wire.FireResult, error)
 // one schedule, so that each sees the jobs of the others.
 type firing struct {
 	Firing
-	paused  bool
-	now     time.Time
-	source  wire.FireSource
-	overlap spec.Overlap
-	live    []berth.JobID // unended jobs of other fires, in lock order
-	waits   bool          // another fire is buffered
+	facts lifecycle.FireFacts
 
 	done     bool // decided by an earlier call
 	status   wire.FireStatus
 	job      berth.JobID
-	reason   *berth.Reason
 	canceled []cancellation
 }
 
-// run decides the fire inside the transaction, and stores a changed status.
+// run reads the facts, carries out the decision and stores a changed status.
 func (x *firing) run(ctx context.Context, tx pgx.Tx) error {
 	if err := x.read(ctx, tx); err != nil || x.done {
 		return err
 	}
-	was := x.status
-	x.decide()
-	if x.status == wire.FireSubmitted {
-		if err := x.submit(ctx, tx); err != nil {
+	decision := lifecycle.Fire(x.Schedule.Schedule, x.facts)
+	if decision.Status == wire.FireSubmitted {
+		var err error
+		if decision, err = x.submit(ctx, tx, decision); err != nil {
 			return err
 		}
 	}
-	if x.status == was {
+	x.status = decision.Status
+	if x.status == x.facts.Status {
 		return nil // still buffered: nothing changes
 	}
-	return x.store(ctx, tx)
+	return x.store(ctx, tx, decision.Reason)
 }
 
 // read locks the schedule, reads the fire, and finds other fires that it may overlap with. It
 // marks fires whose job has ended as over, so that they are not looked at again.
 func (x *firing) read(ctx context.Context, tx pgx.Tx) error {
 	args := pgx.NamedArgs{"id": x.Schedule.ID, "at": x.At}
+	// A fire that the clock brings has no row yet: the defaults count.
+	x.facts = lifecycle.FireFacts{At: x.At, Source: wire.FireByClock, Status: wire.FireDue,
+		Overlap: x.Schedule.Overlap, Refused: x.Refused}
+	f := &x.facts
 	err := tx.QueryRow(ctx, `SELECT paused, clock_timestamp() FROM schedules
-		WHERE id = @id AND deleted_at IS NULL FOR NO KEY UPDATE`, args).Scan(&x.paused, &x.now)
+		WHERE id = @id AND deleted_at IS NULL FOR NO KEY UPDATE`, args).Scan(&f.Paused, &f.Now)
 	if err != nil {
 		return err
 	}
-	// A fire that the clock brings has no row yet: the defaults count.
-	x.source, x.overlap, x.status = wire.FireByClock, x.Schedule.Overlap, wire.FireDue
 	var job *berth.JobID
 	var overlap *spec.Overlap
 	err = tx.QueryRow(ctx, `SELECT source, status, overlap, job FROM schedule_fires
-		WHERE schedule = @id AND at = @at`, args).Scan(&x.source, &x.status, &overlap, &job)
+		WHERE schedule = @id AND at = @at`, args).Scan(&f.Source, &f.Status, &overlap, &job)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return err
 	}
 	if overlap != nil {
-		x.overlap = *overlap
+		f.Overlap = *overlap
 	}
 	// A repeated call returns the first decision.
-	if x.status.Decided() {
-		x.done = true
+	if f.Status.Decided() {
+		x.done, x.status = true, f.Status
 		if job != nil {
 			x.job = *job
 		}
@@ -177,94 +172,37 @@ func (x *firing) read(ctx context.Context, tx pgx.Tx) error {
 		SELECT coalesce(array_agg(job::text ORDER BY job) FILTER (WHERE status = 'submitted'), '{}'),
 			count(*) FILTER (WHERE status = 'buffered') > 0
 		FROM schedule_fires
-		WHERE schedule = @id AND NOT over AND at <> @at`, args).Scan(&x.live, &x.waits)
+		WHERE schedule = @id AND NOT over AND at <> @at`, args).Scan(&f.Live, &f.Waits)
 }
 
-// decide sets the status of the fire, as far as that does not depend on the submission.
-func (x *firing) decide() {
-	late := x.now.Sub(x.At)
-	window := x.Schedule.CatchUp.Std() + x.Schedule.Jitter.Std()
-	// A backfill runs even if the schedule is paused or its time is long past. So does a
-	// buffered fire: it passed these checks when it was buffered.
-	fresh := x.source == wire.FireByClock && x.status == wire.FireDue
-	switch {
-	case fresh && x.paused:
-		x.end(wire.FireSkipped, berth.Reason{Code: berth.ReasonPaused, Message: "the schedule was paused",
-			Hint: "resume the schedule; berth schedule backfill runs skipped times"})
-	case fresh && late > window+lateness:
-		x.end(wire.FireMissed, berth.Reason{Code: berth.ReasonTooLate,
-			Message: fmt.Sprintf("%s late, more than catch_up (%s)", late.Round(time.Second), x.Schedule.CatchUp),
-			Hint:    "berth schedule backfill runs it anyway"})
-	case x.Refused != nil:
-		x.end(wire.FireRefused, *x.Refused)
-	case len(x.live) == 0 && !x.waits, x.overlap == spec.OverlapAllow, x.overlap == spec.OverlapCancel,
-		x.status == wire.FireBuffered && len(x.live) == 0:
-		x.status = wire.FireSubmitted
-	case x.overlap == spec.OverlapBuffer && (x.status == wire.FireBuffered || !x.waits):
-		x.end(wire.FireBuffered, berth.Reason{Code: berth.ReasonOverlap, Message: x.busy(),
-			Hint: "submitted when the earlier run has ended"})
-	default:
-		x.end(wire.FireSkipped, berth.Reason{Code: berth.ReasonOverlap, Message: x.busy(),
-			Hint: "change overlap to buffer, cancel or allow such runs"})
-	}
-}
-
-// end sets the status with its reason.
-func (x *firing) end(s wire.FireStatus, why berth.Reason) { x.status, x.reason = s, &why }
-
-// busy describes the work that has not ended.
-func (x *firing) busy() string {
-	switch {
-	case len(x.live) == 0:
-		return "an earlier run is still waiting to be submitted"
-	case len(x.live) == 1:
-		return fmt.Sprintf("job %s has not ended", x.live[0])
-	default:
-		return fmt.Sprintf("%d jobs have not ended, the latest is %s", len(x.live), x.live[len(x.live)-1])
-	}
-}
-
-// submit stores the work; with overlap "cancel" it first cancels the live jobs. Both run in a
-// savepoint: a refusal of the work also undoes the cancellations, and becomes the status of
-// the fire. Any other error is returned, and the fire stays undecided.
-func (x *firing) submit(ctx context.Context, tx pgx.Tx) error {
+// submit carries out a decision to submit the work: it cancels the listed jobs first. Both run
+// in a savepoint: a refusal of the work also undoes the cancellations, and is the new decision.
+// Any other error is returned, and the fire stays undecided.
+func (x *firing) submit(ctx context.Context, tx pgx.Tx, d lifecycle.FireDecision) (lifecycle.FireDecision, error) {
 	// BeginFunc on a transaction sets a savepoint.
 	err := pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
-		if x.overlap == spec.OverlapCancel {
-			if err := x.cancel(ctx, tx); err != nil {
+		for _, id := range d.Cancel {
+			c, err := cancelJob(ctx, tx, "", id, x.actor(), d.CancelReason)
+			if err != nil {
 				return err
 			}
+			x.canceled = append(x.canceled, c)
 		}
 		return x.insert(ctx, tx)
 	})
 	if err == nil {
-		return nil
+		return d, nil
 	}
 	// The savepoint is rolled back, so nothing was canceled and no job exists.
 	x.canceled, x.job = nil, ""
-	why := WhyRefused(err)
+	why := lifecycle.WhyRefused(err)
 	if why == nil {
-		return err
+		return d, err
 	}
-	x.end(wire.FireRefused, *why)
-	return nil
+	return lifecycle.Refuse(*why), nil
 }
 
 func (x *firing) actor() string { return "schedule:" + x.Schedule.Name }
-
-// cancel requests the cancellation of the schedule's live jobs.
-func (x *firing) cancel(ctx context.Context, tx pgx.Tx) error {
-	why := &berth.Reason{Code: berth.ReasonOverlap,
-		Message: fmt.Sprintf("schedule %s started its next run (overlap: %s)", x.Schedule.Name, x.overlap)}
-	for _, id := range x.live {
-		c, err := cancelJob(ctx, tx, "", id, x.actor(), why)
-		if err != nil {
-			return err
-		}
-		x.canceled = append(x.canceled, c)
-	}
-	return nil
-}
 
 // insert stores the job. The idempotency key is derived from the schedule and the time, so
 // the key may exist already: the job is then the result of an earlier fire of this time that
@@ -299,11 +237,11 @@ func (x *firing) insert(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// store writes the status of the fire.
-func (x *firing) store(ctx context.Context, tx pgx.Tx) error {
+// store writes the status of the fire, with the reason of a fire that submitted nothing.
+func (x *firing) store(ctx context.Context, tx pgx.Tx, reason *berth.Reason) error {
 	var job *berth.JobID
 	if x.status == wire.FireSubmitted {
-		job, x.reason = &x.job, nil
+		job = &x.job
 	}
 	_, err := tx.Exec(ctx, `
 		INSERT INTO schedule_fires (schedule, at, source, status, job, reason, over, decided_at)
@@ -312,31 +250,8 @@ func (x *firing) store(ctx context.Context, tx pgx.Tx) error {
 		SET status = excluded.status, job = excluded.job, reason = excluded.reason, over = excluded.over,
 			decided_at = excluded.decided_at`,
 		pgx.NamedArgs{
-			"id": x.Schedule.ID, "at": x.At, "source": x.source, "status": x.status, "job": job, "reason": x.reason,
+			"id": x.Schedule.ID, "at": x.At, "source": x.facts.Source, "status": x.status, "job": job, "reason": reason,
 			"over": x.status.Decided() && job == nil, "decided": x.status.Decided(),
 		})
 	return err
-}
-
-// WhyRefused returns the reason why a submission was rejected, or nil for another failure,
-// after which it may be retried.
-func WhyRefused(err error) *berth.Reason {
-	e, ok := errors.AsType[*berth.Error](err)
-	if !ok {
-		return nil
-	}
-	switch e.Code {
-	case berth.CodeInvalid, berth.CodeForbidden, berth.CodeConflict, berth.CodeCapacity:
-	case berth.CodeUnauthorized, berth.CodeNotFound, berth.CodeUnavailable, berth.CodeInternal:
-		return nil
-	}
-	parts := []string{e.Message}
-	for _, f := range e.Fields[:min(len(e.Fields), 5)] {
-		if text := strings.TrimSpace(f.Field + " " + f.Detail); text != e.Message {
-			parts = append(parts, text)
-		}
-	}
-	return &berth.Reason{Code: berth.ReasonCode(e.StableCode()),
-		Message: strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), "; "),
-		Hint:    "the next scheduled time tries again; berth schedule backfill repeats this one"}
 }

@@ -12,6 +12,7 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/lifecycle"
 	"berth/spec"
 	"berth/wire"
 )
@@ -176,7 +177,7 @@ func TestARefusalIsOnRecordAndLeavesNothingBehind(t *testing.T) {
 	if got := b.fire(0); got.Status != wire.FireRefused || b.jobs() != 0 {
 		t.Errorf("got %+v, and %d jobs", got, b.jobs())
 	}
-	why := db.WhyRefused(berth.Errorf(berth.CodeCapacity, "no machine could ever hold it"))
+	why := lifecycle.WhyRefused(berth.Errorf(berth.CodeCapacity, "no machine could ever hold it"))
 	if r, err := b.db.Schedules.Fire(t.Context(), db.Firing{Schedule: b.it, At: b.at(1), Refused: why}); err != nil || r.Status != wire.FireRefused {
 		t.Errorf("refused from outside: %+v, %v", r, err)
 	}
@@ -197,7 +198,7 @@ func TestARefusalIsOnRecordAndLeavesNothingBehind(t *testing.T) {
 	if b.fire(2); b.jobs() != 1 {
 		t.Errorf("the next fire made %d pipelines", b.jobs())
 	}
-	if err := db.WhyRefused(berth.Errorf(berth.CodeUnavailable, "the database is away")); err != nil {
+	if err := lifecycle.WhyRefused(berth.Errorf(berth.CodeUnavailable, "the database is away")); err != nil {
 		t.Errorf("an outage counts as a refusal: %+v", err)
 	}
 }

@@ -1,5 +1,9 @@
-// Package lifecycle decides how jobs go on. Settle decides the result of an attempt, Begin
-// whether an attempt can be settled yet, and Settlement lists the values to store.
+// Package lifecycle decides how jobs go on.
+//
+//   - Begin decides whether an attempt can be settled yet, and Settle its result: a
+//     Settlement lists the values to store.
+//   - Fire decides about one time of a schedule: whether its work is submitted, waits or is
+//     left out.
 //
 // Every function is pure: it gets the facts that package db has read under locks, and
 // returns the change. None reads a clock or a row, and none waits. The transaction, the

@@ -7,6 +7,8 @@ import (
 	"berth"
 	"berth/failure"
 	"berth/lifecycle"
+	"berth/spec"
+	"berth/wire"
 )
 
 // An attempt can be settled once all its members have ended and their data is stored.
@@ -39,4 +41,18 @@ func ExampleSettle() {
 	// retrying machine_lost
 	// failures 0 losses 1
 	// avoids [m2] room kept
+}
+
+// With overlap buffer a fire waits for the job of the fire before it.
+func ExampleFire() {
+	at := time.Date(2026, 1, 1, 2, 0, 0, 0, time.UTC)
+	facts := lifecycle.FireFacts{At: at, Now: at.Add(time.Second), Source: wire.FireByClock, Status: wire.FireDue,
+		Overlap: spec.OverlapBuffer, Live: []berth.JobID{"j1"}}
+	d := lifecycle.Fire(spec.Schedule{Name: "nightly"}, facts)
+	fmt.Println(d.Status, "-", d.Reason.Message)
+	facts.Status, facts.Live = d.Status, nil
+	fmt.Println(lifecycle.Fire(spec.Schedule{Name: "nightly"}, facts).Status)
+	// Output:
+	// buffered - job j1 has not ended
+	// submitted
 }

@@ -250,7 +250,8 @@ func TestTheEvidenceOfAllMembersCounts(t *testing.T) {
 	}
 	// The drain of any member's machine explains an ordered end.
 	drained := changed(member("m2", ended(failure.CauseOrdered, 143)), func(m *lifecycle.Member) { m.Drain = "new disk" })
-	if s := lifecycle.Settle(running(member("m1", ended(failure.CauseOrdered, 143)), drained), lifecycle.History{}); s.Verdict.Rule != "drained" {
+	gang := running(member("m1", ended(failure.CauseOrdered, 143)), drained)
+	if s := lifecycle.Settle(gang, lifecycle.History{}); s.Verdict.Rule != "drained" {
 		t.Errorf("a gang with one draining machine: %+v", s.Verdict)
 	}
 }

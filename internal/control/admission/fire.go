@@ -7,6 +7,7 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/lifecycle"
 	"berth/spec"
 	"berth/wire"
 )
@@ -73,11 +74,11 @@ func unlessGone(err error) error {
 // that neither is known.
 func (c *Controller) refusal(ctx context.Context, s wire.Schedule) (*berth.Reason, error) {
 	if faults := CheckSchedule(s.Schedule); len(faults) > 0 {
-		return db.WhyRefused(&berth.Error{Code: berth.CodeInvalid, Slug: berth.SlugInvalidSpec,
+		return lifecycle.WhyRefused(&berth.Error{Code: berth.CodeInvalid, Slug: berth.SlugInvalidSpec,
 			Message: "the job of the schedule is no longer valid", Fields: faults}), nil
 	}
 	err := c.AdmitSchedule(ctx, s.Tenant, s.Schedule)
-	if why := db.WhyRefused(err); why != nil || err == nil {
+	if why := lifecycle.WhyRefused(err); why != nil || err == nil {
 		return why, nil
 	}
 	return nil, fmt.Errorf("admit the job of schedule %s: %w", s.Name, err)
