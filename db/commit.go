@@ -9,6 +9,7 @@ import (
 
 	"berth"
 	"berth/internal/lib/failpoint"
+	"berth/lifecycle"
 )
 
 // Refusal is a decision that no longer held when it was to be committed.
@@ -106,7 +107,7 @@ func rollback(ctx context.Context, conn *pgx.Conn) {
 type present struct {
 	jobs     map[berth.JobID]presentJob
 	machines map[berth.MachineID]*presentMachine
-	parents  map[berth.JobID]*presentParent
+	parents  map[berth.JobID]*lifecycle.Starting
 	resume   map[berth.JobID]int64             // highest verified checkpoint
 	keeping  map[berth.JobID][]*presentMachine // machines with capacity nominated for the job
 	ports    map[berth.JobID][]int             // assigned by takePorts, by rank
@@ -189,7 +190,7 @@ type startRows struct {
 func newPresent(starts []berth.Start) (*present, startRows) {
 	p := &present{
 		jobs:     make(map[berth.JobID]presentJob, len(starts)),
-		parents:  map[berth.JobID]*presentParent{},
+		parents:  map[berth.JobID]*lifecycle.Starting{},
 		machines: map[berth.MachineID]*presentMachine{},
 		resume:   map[berth.JobID]int64{},
 		keeping:  map[berth.JobID][]*presentMachine{},

@@ -44,7 +44,7 @@ func (p *present) take(s berth.Start) error {
 		return errors.New("the decision has no ranks")
 	}
 	parent := p.parents[j.parent]
-	if err := parent.refuses(); err != nil {
+	if err := parent.Refusal(); err != nil {
 		return err
 	}
 	for i, r := range s.Ranks {
@@ -57,7 +57,7 @@ func (p *present) take(s berth.Start) error {
 		p.give(s.Ranks)
 		return err
 	}
-	parent.takes()
+	parent.Admit()
 	delete(p.jobs, s.Job) // a second decision about the same job is refused
 	// writeStarts deletes the job's nominations, so their room is free for later decisions.
 	for _, m := range p.keeping[s.Job] {

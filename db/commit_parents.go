@@ -1,25 +1,13 @@
 package db
 
 import (
-	"errors"
-	"fmt"
 	"slices"
 
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/lifecycle"
 )
-
-// presentParent is the parent of jobs that are to start, under lock. A nil one
-// is of jobs that have none.
-type presentParent struct {
-	state    berth.State
-	held     bool
-	parallel int // 0: no limit
-	holding  int // elements that hold capacity
-	started  bool
-	step     bool // of a pipeline, which begins with it
-}
 
 // queueParentLocks locks the parents of jobs, before the jobs: from then on none
 // of them is canceled or held until the commit.
@@ -45,8 +33,8 @@ func (p *present) queueParents(batch *pgx.Batch, jobs []berth.JobID) {
 		WHERE p.id IN (SELECT parent FROM jobs WHERE id = ANY($1::uuid[]) AND parent IS NOT NULL)`,
 		jobs).Query(func(rows pgx.Rows) error {
 		var id berth.JobID
-		var x presentParent
-		_, err := pgx.ForEachRow(rows, []any{&id, &x.state, &x.held, &x.step, &x.parallel, &x.holding}, func() error {
+		var x lifecycle.Starting
+		_, err := pgx.ForEachRow(rows, []any{&id, &x.State, &x.Held, &x.Step, &x.Parallel, &x.Holding}, func() error {
 			parent := x
 			p.parents[id] = &parent
 			return nil
@@ -55,34 +43,11 @@ func (p *present) queueParents(batch *pgx.Batch, jobs []berth.JobID) {
 	})
 }
 
-// refuses says why no element of the parent may start now.
-func (p *presentParent) refuses() error {
-	switch {
-	case p == nil:
-		return nil
-	case p.state != berth.Queued && p.state != berth.Running:
-		return fmt.Errorf("its array is %s", p.state)
-	case p.held:
-		return errors.New("its array is held")
-	case p.parallel > 0 && p.holding >= p.parallel:
-		return fmt.Errorf("%d elements of its array hold capacity, as many as may at once", p.holding)
-	}
-	return nil
-}
-
-// takes counts one more element that starts.
-func (p *presentParent) takes() {
-	if p != nil {
-		p.holding++
-		p.started = true
-	}
-}
-
 // begun are the parents of which the first elements start.
 func (p *present) begun() []berth.JobID {
 	var list []berth.JobID
 	for id, x := range p.parents {
-		if x.started && x.state == berth.Queued {
+		if x.Begins() {
 			list = append(list, id)
 		}
 	}
@@ -91,7 +56,7 @@ func (p *present) begun() []berth.JobID {
 
 // begunSteps are those of them that are steps, whose pipelines are to be told.
 func (p *present) begunSteps() []berth.JobID {
-	return slices.DeleteFunc(p.begun(), func(id berth.JobID) bool { return !p.parents[id].step })
+	return slices.DeleteFunc(p.begun(), func(id berth.JobID) bool { return !p.parents[id].Step })
 }
 
 func queueParentStarts(batch *pgx.Batch, begun []berth.JobID) {

@@ -3,12 +3,12 @@ package db
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 
 	"github.com/jackc/pgx/v5"
 
 	"berth"
 	"berth/internal/lib/failpoint"
+	"berth/lifecycle"
 	"berth/spec"
 	"berth/wire"
 )
@@ -16,10 +16,7 @@ import (
 // Bounds of one pass over a parent. A pass is a step of a workflow, and holds the lock of the
 // parent's row.
 const (
-	// ArrayWindow is the greatest number of an array's elements that may exist as rows and
-	// have not ended. More rows would only wait in the queue.
-	ArrayWindow = 5000
-	expandBatch = 1000 // elements per statement
+	expandBatch = lifecycle.ExpandBatch // elements per statement
 
 	// milestone is the number of elements by which an array advances before its workflow is
 	// signalled to create more. Each signal adds some events to the workflow's history.
@@ -29,30 +26,16 @@ const (
 	// pass stops itself, in batches of stopBatch. The workflows of the others have been
 	// signalled, and the reconciler finds the rest.
 	followUp = 100
-
-	shownFailures = 10 // failed indexes named in a reason
 )
 
 // lockedParent is a parent's row under lock, with its children counted by status after the
 // lock was granted. Of two passes that derive something from the counts, the later one
-// therefore sees the result of the earlier one.
+// therefore sees the result of the earlier one. The embedded Parent holds the facts by which
+// package lifecycle decides.
 type lockedParent struct {
-	ID          berth.JobID
-	Kind        berth.Kind
-	Name        string
-	State       berth.State
-	Tenant      berth.TenantID
-	Held        bool
-	Blocked     bool // a step whose needs have not all succeeded
-	HasParent   bool
-	Expanded    int // elements that expand has created, in the order of indexes
-	MaxFailures *int
-	CancelAsked bool
-	Reason      *berth.Reason
-	Next        []int         // indexes of the next elements to create, at most expandBatch
-	QueueFor    spec.Duration // queue_timeout of each element; 0: none
-	Room        *int          // number of further jobs of the tenant that may wait; nil: no limit
-	Tally       wire.Tally
+	lifecycle.Parent
+	Tenant   berth.TenantID
+	QueueFor spec.Duration // queue_timeout of each element; 0: none
 }
 
 // lockParent locks a parent's row and counts its children, in two statements of one round
@@ -102,17 +85,6 @@ func lockParent(ctx context.Context, tx pgx.Tx, id berth.JobID) (p lockedParent,
 	return p, err
 }
 
-// live returns the number of children that have not ended.
-func (p lockedParent) live() int { return p.Tally.Total - p.Tally.Unmade - p.Tally.Ended() }
-
-// overdrawn reports whether more children failed than max_failures allows.
-func (p lockedParent) overdrawn() bool {
-	return p.MaxFailures != nil && p.Tally.ByStatus[berth.Failed] > *p.MaxFailures
-}
-
-// whole reports whether no child is left to create.
-func (p lockedParent) whole() bool { return p.Expanded >= p.Tally.Total }
-
 // Reconcile is one pass over a parent, by its row and its children: it creates the
 // elements that are due, cancels the children of a parent that is to stop, holds the
 // children of a held parent, and ends the parent once all children have ended. It is
@@ -148,7 +120,7 @@ func reconcileOnce(ctx context.Context, d *core, id berth.JobID, left *int) (wir
 		if len(did.ready) > 0 {
 			result.Ready, result.Tenant = did.ready, p.Tenant
 		}
-		news = p.HasParent && p.State != before && (p.State.Terminal() || p.State == berth.Running)
+		news = p.News(before)
 		if err != nil || len(did.made) == 0 {
 			return err
 		}
@@ -218,56 +190,49 @@ func (t tended) publish(h *Hub, id berth.JobID) {
 	}
 }
 
-// tend makes one pass over a locked parent. The order of the cases matters: a failure or a
-// cancellation takes effect before new work is created, and the end is decided on counts that
-// this pass has not changed.
+// tend makes one pass over a locked parent, as lifecycle.Reconcile decides.
 func tend(ctx context.Context, tx pgx.Tx, p *lockedParent) (did tended, err error) {
-	if p.Blocked && p.State == berth.Submitted {
-		if p.Held {
-			did.more, err = p.hold(ctx, tx)
-		}
-		return did, err // none of its children may start
-	}
-	if p.State == berth.Submitted {
+	pass := lifecycle.Reconcile(p.Parent)
+	if pass.Queue {
 		if err := p.move(ctx, tx, berth.Queued, "workflow", nil); err != nil {
 			return did, err
 		}
 		did.changed = true
 	}
-	if p.State != berth.Canceling && p.overdrawn() && (p.live() > 0 || !p.whole()) {
-		reason := p.failure()
-		if err := p.move(ctx, tx, berth.Canceling, "workflow", &reason); err != nil {
+	if pass.Fail != nil {
+		if err := p.move(ctx, tx, berth.Canceling, "workflow", pass.Fail); err != nil {
 			return did, err
 		}
-		p.Reason, did.changed = &reason, true
+		p.Reason, did.changed = pass.Fail, true
 	}
-	if p.Kind == berth.KindPipeline && p.State == berth.Canceling {
-		// First, for their reason: stop cancels the other steps with a different one.
-		some, err := p.cancelAllHopeless(ctx, tx, &did)
-		if err != nil {
+	hopeless := false
+	if pass.CancelHopeless {
+		if hopeless, err = p.cancelAllHopeless(ctx, tx, &did); err != nil {
 			return did, err
 		}
-		if some { // in one transaction: after the commit nothing inside is placed
-			return did, p.stop(ctx, tx, &did)
-		}
 	}
-	if p.live() == 0 && (p.whole() || p.State == berth.Canceling) {
-		did.changed = true
-		return did, p.end(ctx, tx)
-	}
-	if p.State == berth.Canceling {
-		return did, p.stop(ctx, tx, &did)
-	}
-	if p.Held {
+	if pass.Hold {
 		if did.more, err = p.hold(ctx, tx); err != nil {
 			return did, err
 		}
-		did.queue = did.more
+		// The children of a parent that is still submitted are not in the leader's plan.
+		did.queue = did.more && p.State != berth.Submitted
 	}
-	if p.Kind == berth.KindPipeline {
-		return did, p.advance(ctx, tx, &did)
+	switch act := pass.Last(hopeless); act {
+	case lifecycle.ActRest:
+		return did, nil
+	case lifecycle.ActEnd:
+		did.changed = true
+		return did, p.end(ctx, tx)
+	case lifecycle.ActStop:
+		return did, p.stop(ctx, tx, &did)
+	case lifecycle.ActExpand:
+		return did, p.expand(ctx, tx, &did)
+	case lifecycle.ActAdvance:
+		return did, p.advance(ctx, tx, &did, pass.Unblock)
+	default:
+		panic("unknown act of a pass " + string(act))
 	}
-	return did, p.expand(ctx, tx, &did)
 }
 
 // move changes the parent's state. With a terminal state it also stores the tally.
@@ -287,90 +252,34 @@ func (p *lockedParent) move(ctx context.Context, tx pgx.Tx, to berth.State, acto
 
 // end sets the final state of a parent whose children have all ended.
 func (p *lockedParent) end(ctx context.Context, tx pgx.Tx) error {
-	switch {
-	case p.Tally.ByStatus[berth.Succeeded] == p.Tally.Total:
-		return p.move(ctx, tx, berth.Succeeded, "workflow", nil)
-	case p.CancelAsked:
-		return p.move(ctx, tx, berth.Canceled, "workflow", p.Reason)
+	state, reason := p.End()
+	if state != berth.Failed {
+		return p.move(ctx, tx, state, "workflow", reason)
 	}
-	var which []int
-	var steps *string
+	var indexes []int
+	var steps string
 	err := tx.QueryRow(ctx, `
 		SELECT ARRAY(
 			SELECT array_index
 			FROM jobs
 			WHERE parent = @id AND state = 'failed' AND array_index IS NOT NULL
 			ORDER BY array_index
-			LIMIT @limit), (
+			LIMIT @limit), coalesce((
 			SELECT string_agg(step, ', ' ORDER BY id)
 			FROM jobs
-			WHERE parent = @id AND state = 'failed')`, pgx.NamedArgs{"id": p.ID, "limit": shownFailures}).Scan(&which,
-		&steps)
+			WHERE parent = @id AND state = 'failed'), '')`,
+		pgx.NamedArgs{"id": p.ID, "limit": lifecycle.ShownFailures}).Scan(&indexes, &steps)
 	if err != nil {
 		return err
 	}
-	reason := p.failure()
-	if len(which) > 0 {
-		reason.Message += ": " + spec.FormatIndexes(which)
-		if p.Tally.ByStatus[berth.Failed] > len(which) {
-			reason.Message += ", …"
-		}
-	}
-	if steps != nil {
-		reason.Message += ": " + *steps
-	}
-	return p.move(ctx, tx, berth.Failed, "workflow", &reason)
-}
-
-// failure returns the reason for which the parent fails.
-func (p *lockedParent) failure() berth.Reason {
-	failed, t := p.Tally.ByStatus[berth.Failed], p.Tally
-	r := berth.Reason{Code: p.failedCode(), Hint: "run only what failed again: berth retry --failed " + p.label()}
-	switch {
-	case p.Kind == berth.KindPipeline && failed > 0:
-		r.Message = fmt.Sprintf("%d of %d steps failed", failed, t.Total)
-	case p.Kind == berth.KindPipeline:
-		r.Message = fmt.Sprintf("%d of %d steps were canceled", t.ByStatus[berth.Canceled], t.Total)
-	case p.overdrawn():
-		r.Message = fmt.Sprintf("%d of %d elements failed, more than max_failures (%d) allows", failed, t.Total,
-			*p.MaxFailures)
-	case failed == 0:
-		r.Message = fmt.Sprintf("%d of %d elements were canceled", t.ByStatus[berth.Canceled], t.Total)
-		r.Hint = ""
-	default:
-		r.Message = fmt.Sprintf("%d of %d elements failed", failed, t.Total)
-	}
-	return r
-}
-
-// failedCode returns the reason code of a parent whose children did not all succeed.
-func (p *lockedParent) failedCode() berth.ReasonCode {
-	if p.Kind == berth.KindPipeline {
-		return berth.ReasonStepsFailed
-	}
-	return berth.ReasonElementsFailed
-}
-
-// label returns the text by which commands find the parent: its name, or its id if it is
-// part of another job.
-func (p *lockedParent) label() string {
-	if p.HasParent {
-		return string(p.ID)
-	}
-	return p.Name
+	failure := p.Failure(indexes, steps)
+	return p.move(ctx, tx, state, "workflow", &failure)
 }
 
 // stop cancels the children of a canceling parent: waiting ones in this transaction, and some
 // of the ones that hold capacity after the commit.
 func (p *lockedParent) stop(ctx context.Context, tx pgx.Tx, did *tended) error {
-	did.actor, did.reason = "workflow", p.Reason
-	if !p.CancelAsked {
-		did.reason = &berth.Reason{Code: p.failedCode(),
-			Message: "more elements of the array failed than max_failures allows"}
-		if p.Kind == berth.KindPipeline {
-			did.reason.Message = "another step of the pipeline failed"
-		}
-	}
+	did.actor, did.reason = "workflow", p.StopReason()
 	canceled, err := p.cancelChildren(ctx, tx, did)
 	if err != nil {
 		return err

@@ -25,13 +25,13 @@ func cancelParent(ctx context.Context, tx pgx.Tx, job lockedJob, actor string,
 			return "", below, err
 		}
 	}
-	if job.State == berth.Submitted {
+	if job.State == berth.Submitted { // only then may it end at once, as its children decide
 		p, err := lockParent(ctx, tx, job.ID)
 		if err != nil {
 			return "", below, err
 		}
-		if p.live() == 0 { // any elements of an array were created by CancelElements, as canceled
-			state, tally = berth.Canceled, &p.Tally
+		if state = p.AfterCancel(); state.Terminal() {
+			tally = &p.Tally
 		}
 	}
 	_, err = tx.Exec(ctx, `

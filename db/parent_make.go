@@ -10,13 +10,9 @@ import (
 	"berth/spec"
 )
 
-// expand creates the next elements, as many as ArrayWindow and the tenant's quota of waiting
-// jobs allow.
+// expand creates the next elements, as many as lifecycle.ArrayWindow and the tenant's quota of
+// waiting jobs allow.
 func (p *lockedParent) expand(ctx context.Context, tx pgx.Tx, did *tended) error {
-	if p.whole() {
-		return nil
-	}
-	room := ArrayWindow - p.live()
 	// The tenant's row is locked, so concurrent submissions and arrays cannot exceed the
 	// quota together. No row: the tenant has no quota.
 	var waiting *int
@@ -28,13 +24,10 @@ func (p *lockedParent) expand(ctx context.Context, tx pgx.Tx, did *tended) error
 		FROM tenants
 		WHERE id = @tenant AND max_queued IS NOT NULL
 		FOR NO KEY UPDATE`, pgx.NamedArgs{"tenant": p.Tenant}).Scan(&waiting)
-	switch {
-	case err == nil && waiting != nil:
-		room = min(room, *waiting)
-	case err != nil && !isNoRows(err):
+	if err != nil && !isNoRows(err) {
 		return err
 	}
-	next := p.Next[:max(0, min(len(p.Next), room))]
+	next, more := p.Elements(waiting)
 	if len(next) == 0 {
 		return nil
 	}
@@ -43,8 +36,7 @@ func (p *lockedParent) expand(ctx context.Context, tx pgx.Tx, did *tended) error
 	}
 	_, err = tx.Exec(ctx, `UPDATE jobs SET expanded = expanded + @n
 		WHERE id = @id`, pgx.NamedArgs{"id": p.ID, "n": len(next)})
-	// A full batch suggests that more elements are due. A shorter one ended at a bound.
-	did.more = did.more || len(next) == expandBatch
+	did.more = did.more || more
 	return err
 }
 

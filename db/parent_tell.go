@@ -10,6 +10,7 @@ import (
 
 	"berth"
 	"berth/internal/lib/failpoint"
+	"berth/lifecycle"
 )
 
 // isNoRows reports whether a query found no row.
@@ -111,5 +112,5 @@ func (d *Parents) Untended(ctx context.Context, age time.Duration, limit int) ([
 					WHERE c.parent = p.id AND c.state IN ('submitted', 'queued', 'scheduled', 'running', 'preempting',
 						'canceling', 'retrying'))))
 		ORDER BY p.id
-		LIMIT @limit`, pgx.NamedArgs{"age": age, "limit": limit, "window": ArrayWindow - expandBatch})
+		LIMIT @limit`, pgx.NamedArgs{"age": age, "limit": limit, "window": lifecycle.ArrayWindow - expandBatch})
 }

@@ -14,6 +14,7 @@ import (
 	"berth"
 	"berth/db"
 	"berth/failure"
+	"berth/lifecycle"
 	"berth/spec"
 	"berth/wire"
 )
@@ -216,7 +217,7 @@ func TestTheLastOfTwoEndsTells(t *testing.T) {
 func TestAnArrayIsMadeInAWindow(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	const size = db.ArrayWindow + 2500
+	const size = lifecycle.ArrayWindow + 2500
 	id := s.array(size, nil)
 	s.tend(id)
 	if got := s.tally(id); got != "7500, 5000 submitted, 2500 unmade" {

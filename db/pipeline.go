@@ -21,14 +21,14 @@ const readyBatch = 40
 
 // advance continues a pipeline. Steps that need an unsuccessful step are canceled, and so are
 // their own dependents. Steps whose needs have all succeeded may start, or succeed at once if
-// an earlier job has computed the same result. A held pipeline starts and skips no step; its
-// release reconciles it again.
-func (p *lockedParent) advance(ctx context.Context, tx pgx.Tx, did *tended) error {
+// an earlier job has computed the same result. Without unblock no step starts or is skipped:
+// the pipeline is held, and its release reconciles it again.
+func (p *lockedParent) advance(ctx context.Context, tx pgx.Tx, did *tended, unblock bool) error {
 	if _, err := p.cancelAllHopeless(ctx, tx, did); err != nil {
 		return err
 	}
 	// A skipped step may unblock further ones, so each round descends one level.
-	for n := 0; n < skipDepth && !p.Held; n++ {
+	for n := 0; n < skipDepth && unblock; n++ {
 		skipped, err := p.unblock(ctx, tx)
 		if err != nil {
 			return err
@@ -49,7 +49,7 @@ func (p *lockedParent) advance(ctx context.Context, tx pgx.Tx, did *tended) erro
 		return err
 	}
 	did.ready, err = pgx.CollectRows(rows, pgx.RowToStructByPos[wire.Ready])
-	if err != nil || p.State != berth.Queued || len(did.ready) == p.Tally.Total {
+	if err != nil || !p.MayHaveBegun(len(did.ready)) {
 		return err
 	}
 	var began bool

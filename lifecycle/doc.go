@@ -4,6 +4,9 @@
 //     Settlement lists the values to store.
 //   - Fire decides about one time of a schedule: whether its work is submitted, waits or is
 //     left out.
+//   - Reconcile decides one pass over an array or a pipeline, and the methods of Parent the
+//     details: which elements are due, how it ends, and why. Starting decides whether a child
+//     may start.
 //
 // Every function is pure: it gets the facts that package db has read under locks, and
 // returns the change. None reads a clock or a row, and none waits. The transaction, the

@@ -56,3 +56,17 @@ func ExampleFire() {
 	// buffered - job j1 has not ended
 	// submitted
 }
+
+// One failure more than allowed: the array becomes canceling and stops its live elements in
+// the same pass. It creates no further elements.
+func ExampleReconcile() {
+	most := 1
+	p := lifecycle.Parent{Name: "sweep", Kind: berth.KindArray, State: berth.Running, MaxFailures: &most, Expanded: 4,
+		Tally: wire.Tally{Total: 6, Unmade: 2, ByStatus: map[berth.State]int{berth.Failed: 2, berth.Running: 2}}}
+	pass := lifecycle.Reconcile(p)
+	fmt.Println(pass.Fail.Message)
+	fmt.Println(pass.Last(false))
+	// Output:
+	// 2 of 6 elements failed, more than max_failures (1) allows
+	// stop
+}
