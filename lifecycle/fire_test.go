@@ -15,7 +15,8 @@ import (
 )
 
 // nightly catches up for ten minutes, and spreads its times over two.
-var nightly = spec.Schedule{Name: "nightly", CatchUp: spec.Duration(10 * time.Minute), Jitter: spec.Duration(2 * time.Minute)}
+var nightly = spec.Schedule{Name: "nightly", CatchUp: spec.Duration(10 * time.Minute),
+	Jitter: spec.Duration(2 * time.Minute)}
 
 // dueFire returns a punctual fire by the clock, of a schedule without other fires.
 func dueFire(overlap spec.Overlap, changes ...func(*lifecycle.FireFacts)) lifecycle.FireFacts {
@@ -58,16 +59,21 @@ func TestAPauseAndALateTimeConcernOnlyNewTimesOfTheClock(t *testing.T) {
 		{"a paused schedule skips", dueFire(spec.OverlapSkip, paused), wire.FireSkipped, berth.ReasonPaused},
 		{"a pause is the reason also for a late time", dueFire(spec.OverlapSkip, paused, lateBy(time.Hour)),
 			wire.FireSkipped, berth.ReasonPaused},
-		{"a backfill runs although the schedule is paused", dueFire(spec.OverlapSkip, paused, backfilled), wire.FireSubmitted, ""},
-		{"a run by hand runs although the schedule is paused", dueFire(spec.OverlapSkip, paused, byHand), wire.FireSubmitted, ""},
+		{"a backfill runs although the schedule is paused", dueFire(spec.OverlapSkip, paused, backfilled),
+			wire.FireSubmitted, ""},
+		{"a run by hand runs although the schedule is paused", dueFire(spec.OverlapSkip, paused, byHand),
+			wire.FireSubmitted, ""},
 		{"a buffered fire runs although the schedule is paused", dueFire(spec.OverlapBuffer, paused, buffered),
 			wire.FireSubmitted, ""},
 		{"the last moment is in time", dueFire(spec.OverlapSkip, lateBy(latest)), wire.FireSubmitted, ""},
 		{"a later moment is missed", dueFire(spec.OverlapSkip, lateBy(latest+1)), wire.FireMissed, berth.ReasonTooLate},
 		{"a backfill is never late", dueFire(spec.OverlapSkip, backfilled, lateBy(time.Hour)), wire.FireSubmitted, ""},
-		{"a buffered fire is never late", dueFire(spec.OverlapBuffer, buffered, lateBy(time.Hour)), wire.FireSubmitted, ""},
-		{"a pause comes before a refusal", dueFire(spec.OverlapSkip, paused, refused), wire.FireSkipped, berth.ReasonPaused},
-		{"a refusal comes before an overlap", dueFire(spec.OverlapSkip, live("j1"), refused), wire.FireRefused, "capacity"},
+		{"a buffered fire is never late", dueFire(spec.OverlapBuffer, buffered, lateBy(time.Hour)),
+			wire.FireSubmitted, ""},
+		{"a pause comes before a refusal", dueFire(spec.OverlapSkip, paused, refused), wire.FireSkipped,
+			berth.ReasonPaused},
+		{"a refusal comes before an overlap", dueFire(spec.OverlapSkip, live("j1"), refused), wire.FireRefused,
+			"capacity"},
 		{"a backfill can be refused", dueFire(spec.OverlapAllow, backfilled, refused), wire.FireRefused, "capacity"},
 	} {
 		got := lifecycle.Fire(nightly, c.facts)
@@ -100,7 +106,8 @@ func TestTheOverlapPolicyDecidesWhatLiveJobsMean(t *testing.T) {
 		{"buffered before, nothing else", []func(*lifecycle.FireFacts){buffered}},
 		{"buffered before, a live job", []func(*lifecycle.FireFacts){buffered, live("j1")}},
 		{"buffered before, another buffered fire", []func(*lifecycle.FireFacts){buffered, waits}},
-		{"buffered before, a live job and another buffered fire", []func(*lifecycle.FireFacts){buffered, live("j1"), waits}},
+		{"buffered before, a live job and another buffered fire",
+			[]func(*lifecycle.FireFacts){buffered, live("j1"), waits}},
 	}
 	for overlap, want := range map[spec.Overlap][]wire.FireStatus{
 		spec.OverlapAllow:  {submitted, submitted, submitted, submitted, submitted, submitted, submitted, submitted},
@@ -113,7 +120,8 @@ func TestTheOverlapPolicyDecidesWhatLiveJobsMean(t *testing.T) {
 			if got.Status != want[i] {
 				t.Errorf("%s with %s: %s, want %s", overlap, s.name, got.Status, want[i])
 			}
-			if (got.Reason == nil) != (want[i] == submitted) || got.Reason != nil && got.Reason.Code != berth.ReasonOverlap {
+			explained := got.Reason != nil && got.Reason.Code == berth.ReasonOverlap
+			if submits := got.Reason == nil; submits != (want[i] == submitted) || !submits && !explained {
 				t.Errorf("%s with %s: reason is %+v", overlap, s.name, got.Reason)
 			}
 		}
@@ -131,7 +139,8 @@ func TestOnlyTheOverlapCancelOtherGivesUpLiveJobs(t *testing.T) {
 		t.Errorf("reason is %+v", got.CancelReason)
 	}
 	for _, f := range []lifecycle.FireFacts{
-		dueFire(spec.OverlapAllow, live("j1")), dueFire(spec.OverlapSkip, live("j1")), dueFire(spec.OverlapBuffer, live("j1")),
+		dueFire(spec.OverlapAllow, live("j1")), dueFire(spec.OverlapSkip, live("j1")),
+		dueFire(spec.OverlapBuffer, live("j1")),
 		dueFire(spec.OverlapCancel, live("j1"), refused), dueFire(spec.OverlapCancel, live("j1"), paused),
 	} {
 		if got := lifecycle.Fire(nightly, f); got.Cancel != nil {
@@ -164,7 +173,8 @@ func TestOnlyAFinalErrorRefusesASubmission(t *testing.T) {
 	t.Parallel()
 	for code, final := range map[berth.Code]bool{
 		berth.CodeInvalid: true, berth.CodeForbidden: true, berth.CodeConflict: true, berth.CodeCapacity: true,
-		berth.CodeUnauthorized: false, berth.CodeNotFound: false, berth.CodeUnavailable: false, berth.CodeInternal: false,
+		berth.CodeUnauthorized: false, berth.CodeNotFound: false, berth.CodeUnavailable: false,
+		berth.CodeInternal: false,
 	} {
 		err := fmt.Errorf("submit: %w", berth.Errorf(code, "no"))
 		if got := lifecycle.WhyRefused(err); (got != nil) != final {

@@ -68,14 +68,15 @@ func TestASettlementWaitsUntilNoReportCanChangeIt(t *testing.T) {
 		{"a sealed end is settled", running(done), 1, lifecycle.StepSettle},
 		{"an orphan is settled", running(orphan("m1")), 1, lifecycle.StepSettle},
 		{"a released member needs no seal", running(released), 1, lifecycle.StepSettle},
-		{"a settled attempt keeps its result", changed(running(active), func(j *lifecycle.Job) { j.Settled = &settled }), 1,
-			lifecycle.StepRepeat},
+		{"a settled attempt keeps its result",
+			changed(running(active), func(j *lifecycle.Job) { j.Settled = &settled }), 1, lifecycle.StepRepeat},
 		{"a result stands also for an earlier attempt",
-			changed(running(active), func(j *lifecycle.Job) { j.Settled, j.Attempt = &settled, 2 }), 1, lifecycle.StepRepeat},
+			changed(running(active), func(j *lifecycle.Job) { j.Settled, j.Attempt = &settled, 2 }), 1,
+			lifecycle.StepRepeat},
 		{"an attempt to come is refused", running(done), 2, lifecycle.StepRefuse},
 		{"an earlier attempt without a result is refused", running(done), 0, lifecycle.StepRefuse},
-		{"a job without capacity is refused", changed(running(done), func(j *lifecycle.Job) { j.State = berth.Queued }), 1,
-			lifecycle.StepRefuse},
+		{"a job without capacity is refused",
+			changed(running(done), func(j *lifecycle.Job) { j.State = berth.Queued }), 1, lifecycle.StepRefuse},
 		{"a live member is waited for", running(active), 1, lifecycle.StepWait},
 		{"one live member is enough to wait", running(done, active), 1, lifecycle.StepWait},
 		{"an unstored end is waited for", running(unsealed), 1, lifecycle.StepWait},
@@ -84,9 +85,10 @@ func TestASettlementWaitsUntilNoReportCanChangeIt(t *testing.T) {
 		{"an unclaimed reservation is a loss", running(reserved(lifecycle.UnclaimedAfter)), 1, lifecycle.StepSettle},
 		{"a gang that no machine claimed is a loss",
 			running(reserved(lifecycle.UnclaimedAfter), reserved(lifecycle.UnclaimedAfter)), 1, lifecycle.StepSettle},
-		{"an unclaimed member stops a live gang", running(active, reserved(lifecycle.UnclaimedAfter)), 1, lifecycle.StepGiveUp},
-		{"an unclaimed member stops a gang with fresh reservations", running(reserved(0), reserved(lifecycle.UnclaimedAfter)), 1,
+		{"an unclaimed member stops a live gang", running(active, reserved(lifecycle.UnclaimedAfter)), 1,
 			lifecycle.StepGiveUp},
+		{"an unclaimed member stops a gang with fresh reservations",
+			running(reserved(0), reserved(lifecycle.UnclaimedAfter)), 1, lifecycle.StepGiveUp},
 	} {
 		if got := lifecycle.Begin(c.job, c.attempt); got != c.want {
 			t.Errorf("%s: step is %q, want %q", c.claim, got, c.want)
@@ -116,10 +118,12 @@ func TestTheVerdictChargesOneBudget(t *testing.T) {
 		want  charges
 	}{
 		{"a success is free", running(member("m1", exited(0))), berth.Succeeded, charges{}},
-		{"a failure of the program is the user's", running(member("m1", exited(1))), berth.Failed, charges{Failures: 1}},
+		{"a failure of the program is the user's", running(member("m1", exited(1))), berth.Failed,
+			charges{Failures: 1}},
 		{"a lost machine is the infrastructure's", running(orphan("m1")), berth.Retrying, charges{Losses: 1}},
 		{"a preemption is counted and free",
-			changed(running(member("m1", ended(failure.CauseOrdered, 143))), preempted), berth.Retrying, charges{Preemptions: 1}},
+			changed(running(member("m1", ended(failure.CauseOrdered, 143))), preempted), berth.Retrying,
+			charges{Preemptions: 1}},
 		{"a cancel is free",
 			changed(running(member("m1", ended(failure.CauseOrdered, 143))), canceled), berth.Canceled, charges{}},
 		{"a drain is free", running(changed(member("m1", ended(failure.CauseOrdered, 143)),
@@ -150,10 +154,13 @@ func TestTheReasonOfAnOrderOutlivesTheVerdict(t *testing.T) {
 	}{
 		{"a success has none", job(member("m1", exited(0)), berth.Running, asked), "", ""},
 		{"a cancel keeps the actor's", job(ordered, berth.Canceling, asked), "canceled by user:ann", ""},
-		{"a cancel without a stored one has the verdict's", job(ordered, berth.Canceling, nil), "canceled on request", "canceled"},
-		{"a victim keeps the beneficiary's, with the rule", job(ordered, berth.Preempting, victim), "preempted for job 7",
+		{"a cancel without a stored one has the verdict's", job(ordered, berth.Canceling, nil), "canceled on request",
+			"canceled"},
+		{"a victim keeps the beneficiary's, with the rule", job(ordered, berth.Preempting, victim),
+			"preempted for job 7",
 			"preempted"},
-		{"a victim without a stored one has the verdict's", job(ordered, berth.Preempting, nil), "preempted by another job",
+		{"a victim without a stored one has the verdict's", job(ordered, berth.Preempting, nil),
+			"preempted by another job",
 			"preempted"},
 		{"a reason of another code does not hide a preemption", job(ordered, berth.Preempting, asked),
 			"preempted by another job", "preempted"},
@@ -244,12 +251,15 @@ func TestTheEvidenceOfAllMembersCounts(t *testing.T) {
 	if s := lifecycle.Settle(running(member("m1", exited(0))), lost); s.Verdict.Rule != "output_lost" {
 		t.Errorf("an output that the program did not write: %+v", s.Verdict)
 	}
-	late := changed(running(member("m1", exited(0))), func(j *lifecycle.Job) { j.State, j.CancelAt = berth.Canceling, &start })
+	late := changed(running(member("m1", exited(0))), func(j *lifecycle.Job) {
+		j.State, j.CancelAt = berth.Canceling, &start
+	})
 	if s := lifecycle.Settle(late, lifecycle.History{}); s.Verdict.Rule != "succeeded_before_cancel" {
 		t.Errorf("work that was done before the cancel: %+v", s.Verdict)
 	}
 	// The drain of any member's machine explains an ordered end.
-	drained := changed(member("m2", ended(failure.CauseOrdered, 143)), func(m *lifecycle.Member) { m.Drain = "new disk" })
+	drained := changed(member("m2", ended(failure.CauseOrdered, 143)),
+		func(m *lifecycle.Member) { m.Drain = "new disk" })
 	gang := running(member("m1", ended(failure.CauseOrdered, 143)), drained)
 	if s := lifecycle.Settle(gang, lifecycle.History{}); s.Verdict.Rule != "drained" {
 		t.Errorf("a gang with one draining machine: %+v", s.Verdict)
@@ -266,7 +276,8 @@ func TestFaultsAreChargedToTheMachinesThatExplainThem(t *testing.T) {
 		earlier []failure.EarlierAttempt
 		want    lifecycle.Faults
 	}{
-		{claim: "an end of the program charges none", member: member("m1", exited(1)), want: lifecycle.Faults{Rule: "failed"}},
+		{claim: "an end of the program charges none", member: member("m1", exited(1)),
+			want: lifecycle.Faults{Rule: "failed"}},
 		{claim: "a broken device charges its machine", member: gpu,
 			want: lifecycle.Faults{Machines: []berth.MachineID{"m1"}, Rule: "gpu_error"}},
 		{claim: "a death under the job is recorded apart", member: suspect,
@@ -274,7 +285,8 @@ func TestFaultsAreChargedToTheMachinesThatExplainThem(t *testing.T) {
 		{claim: "a second death makes the job the suspect", member: suspect,
 			earlier: []failure.EarlierAttempt{{Attempt: 1, Rule: "died_under_it", Machine: "m1", Died: true}},
 			want:    lifecycle.Faults{Machines: []berth.MachineID{"m2"}, Rule: "poison", Died: true}},
-		{claim: "a success charges none", member: member("m1", exited(0)), want: lifecycle.Faults{Rule: "passed_elsewhere"}},
+		{claim: "a success charges none", member: member("m1", exited(0)),
+			want: lifecycle.Faults{Rule: "passed_elsewhere"}},
 		{claim: "a success elsewhere accuses the machine of an earlier crash", member: member("m1", exited(0)),
 			earlier: []failure.EarlierAttempt{{Attempt: 1, Rule: "crash", Machine: "m7"}},
 			want:    lifecycle.Faults{Machines: []berth.MachineID{"m7"}, Rule: "passed_elsewhere"}},
