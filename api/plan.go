@@ -275,6 +275,9 @@ func fitOf(w placement.JobExplanation) wire.Fit {
 	for _, c := range e.Clauses {
 		f.Clauses = append(f.Clauses, wire.FitClause(c))
 	}
+	if s := e.Scarce; s != nil {
+		f.Scarce = &wire.ScarceGPUs{GPUTypes: s.Models, Requested: s.Requested, Free: s.Free}
+	}
 	for _, l := range e.Lacking {
 		f.Lacking = append(f.Lacking, wire.Shortfall(l))
 	}

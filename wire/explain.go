@@ -20,7 +20,16 @@ type Fit struct {
 	Candidates []berth.MachineID `json:"candidates,omitempty" doc:"machines that fit now, the best first"`
 	Lacking    []Shortfall       `json:"lacking,omitempty" doc:"what no machine could ever give"`
 	Data       []DataAt          `json:"data,omitempty" doc:"machines with its code, inputs or image, most first"`
+	Scarce     *ScarceGPUs       `json:"scarce,omitempty" doc:"GPUs kept for other jobs; absent: none"`
 	Summary    string            `json:"summary"`
+}
+
+// ScarceGPUs are GPUs that a job could use, but that are kept for jobs that can use no others.
+// The job gets them only where no other GPU is free.
+type ScarceGPUs struct {
+	GPUTypes  []string `json:"gpu_types"`
+	Requested float64  `json:"requested" doc:"part of the requested GPUs that only these can serve, 0 to 1"`
+	Free      float64  `json:"free" doc:"part of the free GPUs that these are, 0 to 1"`
 }
 
 // DataAt is the amount of a job's data on a machine, by the machine's last report. It

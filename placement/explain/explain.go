@@ -28,8 +28,11 @@ type Explanation struct {
 	SilentEngines []enginesilence.Machine `json:"-"`
 	// Lacking lists the resources that no machine could ever provide. It is empty if an
 	// empty machine, or enough empty machines for a gang, could run the request.
-	Draining bool        `json:"-"`
-	Lacking  []Shortfall `json:"lacking,omitempty"`
+	Draining bool `json:"-"`
+	// Scarce lists GPUs with room that the request could use, but that new jobs with a choice
+	// are kept off; nil: none.
+	Scarce  *fit.Scarce `json:"-"`
+	Lacking []Shortfall `json:"lacking,omitempty"`
 }
 
 // Members is the number of members of a gang that have room at once.
@@ -138,6 +141,9 @@ func Class(s *fit.State, c *cluster.Class) Explanation {
 			apart: membersApart(c, ever) >= c.Members()}
 	}
 	e.Lacking = lacking(s.Cluster, c, e)
+	if e.FitNow > 0 {
+		e.Scarce = s.Packer.Scarce(c)
+	}
 	e.Summary = summaryText(e, conditions, after)
 	return e
 }
@@ -178,6 +184,9 @@ func summaryText(e Explanation, conditions []condition, after []ruledOut) string
 	}
 	if e.Members != nil && e.Members.Now < e.Members.Asked {
 		text += fmt.Sprintf("; room for %d of %d members", e.Members.Now, e.Members.Asked)
+	}
+	if e.Scarce != nil {
+		text += "; " + e.Scarce.String()
 	}
 	return text
 }

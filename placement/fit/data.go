@@ -208,6 +208,9 @@ func (r *Placer) costs(
 	if loss == never {
 		return 0, nil, false
 	}
+	if f := r.packer.fleet; f.scarcity != nil {
+		loss, where = f.total(f.of(n), c, allowed, loss, where)
+	}
 	devices, ok = devicesAt(c, n, allowed, where)
 	return float64(loss), devices, ok
 }

@@ -16,22 +16,24 @@ import (
 // A cost is valid while its stamp equals that of its group, so that invalidation of all
 // costs of a group is one assignment.
 type fleet struct {
-	mix     int // version of the mix that value was computed from
-	value   *value
-	groups  map[string]*group         // by remnant; see group.key
-	slots   int                       // length of a full row of costs: the slots of groups and free
-	free    []int32                   // slots without a group
-	dead    int                       // groups without machines, kept since remnants often recur
-	stamp   uint32                    // latest stamp given to a group
-	costs   map[*cluster.Class][]cost // by group.slot
-	entries int                       // total length of costs
-	spare   [][]cost                  // unused rows, for reuse
-	plan    uint32                    // number of plans so far
-	places  []*peer                   // by Node.Index; nil: the machine has never been in a group
-	lists   []grouped                 // groups with machines, by Kind.Index
-	key     []byte                    // buffer of enter
-	holes   []hole                    // buffer of enter
-	after   []hole                    // buffer of price
+	mix      int // version of the mix that value was computed from
+	value    *value
+	scarcity *scarcity                 // prices of scarce devices; nil: nothing can be scarce
+	groups   map[string]*group         // by remnant; see group.key
+	slots    int                       // length of a full row of costs: the slots of groups and free
+	free     []int32                   // slots without a group
+	dead     int                       // groups without machines, kept since remnants often recur
+	stamp    uint32                    // latest stamp given to a group
+	costs    map[*cluster.Class][]cost // by group.slot
+	entries  int                       // total length of costs
+	spare    [][]cost                  // unused rows, for reuse
+	plan     uint32                    // number of plans so far
+	shape    int                       // Cluster.Shape of the device sets
+	places   []*peer                   // by Node.Index; nil: the machine has never been in a group
+	lists    []grouped                 // groups with machines, by Kind.Index
+	key      []byte                    // buffer of enter
+	holes    []hole                    // buffer of enter
+	after    []hole                    // buffer of price
 }
 
 // peer is the membership of a machine in a group.
@@ -110,21 +112,39 @@ func newFleet() *fleet {
 }
 
 // begin prepares the fleet for a plan. It recomputes the value if the mix has a new
-// estimate, and drops old costs if CPU has become scarce or is no longer. cpu and gpu are
-// the totals of the cluster, in thousandths.
-func (f *fleet) begin(m *Mix, cpu, gpu int64) {
+// estimate, and drops old costs if CPU has become scarce or is no longer.
+func (f *fleet) begin(m *Mix, c *cluster.Cluster) {
 	f.plan++
-	if f.value == nil || f.mix != m.version {
+	cpu, gpu := c.Owned.CPUMilli, c.Owned.GPUMilli
+	switch {
+	case f.value == nil || f.mix != m.version:
 		f.mix, f.value = m.version, newValue(m.estimate, cpu, gpu)
 		f.forget()
-	} else if was := f.value.scarce; was != f.value.weigh(cpu, gpu) {
-		f.forget() // machines came or left
+		f.openScarcity(c)
+	case f.shape != c.Shape: // machines came or left
+		if was := f.value.scarce; was != f.value.weigh(cpu, gpu) {
+			f.forget()
+		}
+		f.openScarcity(c)
 	}
 	if f.entries > maxEntries {
 		f.empty()
 	}
 	if f.dead > f.mayKeep() {
 		f.bury()
+	}
+}
+
+// openScarcity computes the device sets anew, with the free capacity of all groups.
+func (f *fleet) openScarcity(c *cluster.Cluster) {
+	f.shape, f.scarcity = c.Shape, newScarcity(c, f.value)
+	if f.scarcity == nil {
+		return
+	}
+	for _, g := range f.groups {
+		if n := g.machines.Len(); n > 0 {
+			f.scarcity.add(&g.remnant, int64(n))
+		}
 	}
 }
 
@@ -152,6 +172,7 @@ func (f *fleet) forget() {
 func (f *fleet) clear() {
 	f.groups, f.slots, f.free, f.dead = map[string]*group{}, 0, nil, 0
 	f.places, f.lists = nil, nil
+	f.scarcity, f.shape = nil, 0
 	f.empty()
 	if f.value != nil {
 		clear(f.value.devices)
@@ -193,6 +214,9 @@ func (f *fleet) enter(n *cluster.Node) {
 	p.group = g
 	p.leaf.Item, p.leaf.Weight = n, n.Leaf.Weight
 	g.machines.Insert(&p.leaf)
+	if f.scarcity != nil {
+		f.scarcity.add(&g.remnant, 1)
+	}
 }
 
 // open creates the group of a remnant, without machines. f.key must be the remnant's key.
@@ -222,6 +246,9 @@ func (f *fleet) leave(n *cluster.Node) {
 	p := f.places[n.Index]
 	g.machines.Remove(&p.leaf)
 	p.group = nil
+	if f.scarcity != nil {
+		f.scarcity.add(&g.remnant, -1)
+	}
 	if g.machines.Len() > 0 {
 		return
 	}

@@ -63,7 +63,7 @@ func (p *Packer) Appraise() bool {
 			}
 		}
 	}
-	p.fleet.begin(p.Mix, p.cluster.Owned.CPUMilli, p.cluster.Owned.GPUMilli)
+	p.fleet.begin(p.Mix, p.cluster)
 	return true
 }
 
@@ -102,6 +102,9 @@ func (r *Placer) cheapest(s Search) (cluster.Choice, bool) {
 		}
 		s.plain = false
 	}
+	if r.packer.fleet.scarcity != nil {
+		r.packer.fleet.scarcity.refresh()
+	}
 	b := cheapestPlace{Search: &s, least: never}
 	if near, all := r.near(&s); all {
 		// In a full cluster few machines fit, and a tree search finds them at once;
@@ -133,9 +136,14 @@ type cheapestPlace struct {
 // offer compares a place in a group with the cheapest one. The lower cost wins, then the
 // fuller group, then the lower machine id, so that the result does not depend on the order
 // of groups.
-func (b *cheapestPlace) offer(g *group, devices uint64, loss float32, where hole) {
+func (b *cheapestPlace) offer(f *fleet, g *group, devices uint64, loss float32, where hole) {
 	if loss > b.least || loss == never {
 		return
+	}
+	if f.scarcity != nil {
+		if loss, where = f.total(g, b.Class, devices, loss, where); loss > b.least {
+			return
+		}
 	}
 	order := -1
 	if b.group != nil && loss == b.least {
@@ -201,7 +209,7 @@ func (r *Placer) chooseAmong(b *cheapestPlace, near []nearby) {
 		g := x.group
 		if int(g.slot) >= len(row) {
 			loss, where := f.price(g, b.Class, x.devices)
-			b.offer(g, x.devices, loss, where)
+			b.offer(f, g, x.devices, loss, where)
 			continue
 		}
 		k := &row[g.slot]
@@ -209,7 +217,7 @@ func (r *Placer) chooseAmong(b *cheapestPlace, near []nearby) {
 			k.stamp, k.plan = g.stamp, 0
 			k.loss, k.hole = f.price(g, b.Class, x.devices)
 		}
-		b.offer(g, x.devices, k.loss, k.hole)
+		b.offer(f, g, x.devices, k.loss, k.hole)
 	}
 }
 
@@ -234,7 +242,7 @@ func (r *Placer) chooseFromAll(b *cheapestPlace) {
 				k.plan = f.plan
 				r.looks++
 			}
-			b.offer(x.group, m.Devices, k.loss, k.hole)
+			b.offer(f, x.group, m.Devices, k.loss, k.hole)
 		}
 	}
 	for _, m := range b.Class.Matches {

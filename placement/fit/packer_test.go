@@ -216,9 +216,13 @@ func TestWorthFallsLeastWhereAJobGoes(t *testing.T) {
 			placed++
 			n := s.Cluster.Nodes[ranks[0].Machine]
 			before := remnantOf(n, nil)
-			s.Cluster.Upsert(used(n.Machine, ranks[0]))
+			priced := s.Packer.fleet.scarcity.priceOf(&before)
+			n.Subtract(ranks[0])
 			after := remnantOf(n, nil)
-			if got := s.Packer.fleet.value.usable(&before) - s.Packer.fleet.value.usable(&after); got-want > 0.01 {
+			priced -= s.Packer.fleet.scarcity.priceOf(&after)
+			n.Add(ranks[0])
+			s.Cluster.Upsert(used(n.Machine, ranks[0]))
+			if got := s.costOf(&before, &after, priced); got-want > 0.01 {
 				t.Fatalf("step %d: %+v costs %.3f on %s, least is %.3f", step, request, got, n.ID, want)
 			}
 		}
@@ -237,8 +241,16 @@ func used(m cluster.Machine, g berth.Grant) cluster.Machine {
 	return m
 }
 
+// costOf returns the loss of usable share between two remnants plus a surcharge.
+func (s bench) costOf(before, after *remnant, surcharge float64) float64 {
+	v := s.Packer.fleet.value
+	return v.usable(before) - v.usable(after) + surcharge
+}
+
 func (s bench) leastLoss(c *cluster.Class) (least float64, fits bool) {
 	least = math.Inf(1)
+	sc := s.Packer.fleet.scarcity
+	sc.refresh()
 	for _, m := range c.Matches {
 		for _, n := range s.Cluster.Nodes {
 			devices, ok := Devices(c, n, m.Devices)
@@ -260,7 +272,7 @@ func (s bench) leastLoss(c *cluster.Class) (least float64, fits bool) {
 				n.Subtract(g)
 				after := remnantOf(n, nil)
 				n.Add(g)
-				least = min(least, s.Packer.fleet.value.usable(&before)-s.Packer.fleet.value.usable(&after))
+				least = min(least, s.costOf(&before, &after, sc.priceOf(&before)-sc.priceOf(&after)))
 				fits = true
 			}
 		}
