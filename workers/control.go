@@ -57,15 +57,24 @@ func ControlOptions(o worker.Options) worker.Options {
 	return o
 }
 
-// build registers all workflows and steps by their names in package berth. Names are part
-// of histories and never change.
+// build returns a worker with all workflows and steps, by their names in package berth.
 func (c *Control) build(o worker.Options) worker.Worker {
-	o = ControlOptions(o)
-	w := worker.New(c.client, berth.QueueControl, o)
-	w.RegisterWorkflowWithOptions(workflows.Job, workflow.RegisterOptions{Name: berth.WorkflowJob})
-	w.RegisterWorkflowWithOptions(workflows.Array, workflow.RegisterOptions{Name: berth.WorkflowArray})
-	w.RegisterWorkflowWithOptions(workflows.Pipeline, workflow.RegisterOptions{Name: berth.WorkflowPipeline})
-	w.RegisterWorkflowWithOptions(workflows.Fire, workflow.RegisterOptions{Name: berth.WorkflowFire})
+	w := worker.New(c.client, berth.QueueControl, ControlOptions(o))
+	registerWorkflows(w)
+	c.registerSteps(w)
+	return w
+}
+
+// registerWorkflows registers all workflows. Their names are part of histories and never change.
+func registerWorkflows(r worker.WorkflowRegistry) {
+	r.RegisterWorkflowWithOptions(workflows.Job, workflow.RegisterOptions{Name: berth.WorkflowJob})
+	r.RegisterWorkflowWithOptions(workflows.Array, workflow.RegisterOptions{Name: berth.WorkflowArray})
+	r.RegisterWorkflowWithOptions(workflows.Pipeline, workflow.RegisterOptions{Name: berth.WorkflowPipeline})
+	r.RegisterWorkflowWithOptions(workflows.Fire, workflow.RegisterOptions{Name: berth.WorkflowFire})
+}
+
+// registerSteps registers all steps of workflows. Their names are part of histories and never change.
+func (c *Control) registerSteps(r worker.ActivityRegistry) {
 	for name, step := range map[string]any{
 		berth.ActivityReserve:       c.steps.Reserve,
 		berth.ActivityLoad:          c.steps.Load,
@@ -77,7 +86,6 @@ func (c *Control) build(o worker.Options) worker.Worker {
 		berth.ActivityCancelParent:  c.steps.CancelParent,
 		berth.ActivityFire:          c.steps.Fire,
 	} {
-		w.RegisterActivityWithOptions(step, activity.RegisterOptions{Name: name})
+		r.RegisterActivityWithOptions(step, activity.RegisterOptions{Name: name})
 	}
-	return w
 }
