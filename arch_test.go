@@ -345,6 +345,42 @@ func TestWorkflowsAreDeterministic(t *testing.T) {
 	}
 }
 
+// A workflow that names an activity itself could call it with another payload than the
+// worker registers. So each call and each registration goes through one function that takes
+// a wire.Activity.
+func TestActivitiesAreCalledThroughTheirTypes(t *testing.T) {
+	t.Parallel()
+	helpers := map[string]string{ // calls of the SDK, with the one file that may make each
+		"ExecuteActivity":             "workflows/step.go",
+		"ExecuteLocalActivity":        "workflows/step.go",
+		"RegisterActivity":            "",
+		"RegisterActivityWithOptions": "workers/control.go",
+	}
+	made := map[string]int{}
+	for _, folder := range []string{"./workflows/...", "./workers/...", "./activities/...", "./internal/...", "./cmd/..."} {
+		for _, p := range listPackages(t, folder) {
+			for _, name := range p.GoFiles {
+				eachSelector(t, filepath.Join(p.Dir, name), func(selector string, pos token.Position) {
+					_, method, _ := strings.Cut(selector, ".")
+					helper, watched := helpers[method]
+					if !watched {
+						return
+					}
+					if at := strings.TrimPrefix(p.ImportPath, "berth/") + "/" + name; at != helper {
+						t.Errorf("%s: %s outside of the typed helper", pos, selector)
+					}
+					made[method]++
+				})
+			}
+		}
+	}
+	for method, helper := range helpers {
+		if helper != "" && made[method] != 1 {
+			t.Errorf("%s is called %d times, want once, in %s", method, made[method], helper)
+		}
+	}
+}
+
 // SQL is written in db alone.
 func TestNoSQLOutsideDB(t *testing.T) {
 	t.Parallel()

@@ -16,25 +16,13 @@ const (
 // waiters moved to QueueWaiters. No activity is scheduled on this queue now.
 func MachineQueue(m MachineID) string { return "m-" + string(m) }
 
-// Workflow types and activity names. Activities carry a version in their name:
-// agents are not versioned workers.
+// Workflow types. Activities are in package wire, with the types of their payloads.
 const (
 	WorkflowJob   = "Job"
 	WorkflowArray = "Array"
 
 	WorkflowPipeline = "Pipeline"
 	WorkflowFire     = "Fire"
-
-	ActivityRun           = "Run.v1"
-	ActivityLoad          = "Load.v1"
-	ActivityReserve       = "Reserve.v1"
-	ActivitySettle        = "Settle.v1"
-	ActivityStopAttempt   = "StopAttempt.v1"
-	ActivityEscalate      = "Escalate.v1"
-	ActivityRequestCancel = "RequestCancel.v1"
-	ActivityTend          = "Tend.v1"
-	ActivityCancelParent  = "CancelParent.v1"
-	ActivityFire          = "Fire.v1"
 )
 
 // Signals of a job's workflow. They carry no data: the workflow reads the row.

@@ -85,7 +85,7 @@ func runs(t *testing.T, s *stack) {
 	job, h := s.undisturbed(t, func() berth.JobID {
 		return s.submit(t, jobSpec("runs", "do", "echo hello", "sleep 1s")) // it outlives the step that placed it
 	}, func(wire.Job) []string {
-		return []string{berth.ActivityReserve, berth.ActivityRun + " on " + berth.QueueWaiters, berth.ActivitySettle}
+		return []string{wire.ActivityReserve.Name(), wire.ActivityRun.Name() + " on " + berth.QueueWaiters, wire.ActivitySettle.Name()}
 	})
 	if job.ExitCode == nil || *job.ExitCode != 0 || len(job.Attempts) != 1 || job.Reason != nil {
 		t.Errorf("job is %+v", job)

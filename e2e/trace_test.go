@@ -13,6 +13,7 @@ import (
 	"berth"
 	"berth/internal/control/scheduler"
 	"berth/internal/lib/tracing"
+	"berth/wire"
 )
 
 // startTraced is start with traces: the control plane, the agents and their Temporal clients
@@ -94,7 +95,7 @@ func disconnected(spans tracetest.SpanStubs) string {
 var ofJob = []string{
 	"job", "submit", "queue", "attempt", "launch", "rank", "claim", "POST /agent/v1/claim", "pull", "create", "start", "run", "seal", "logs",
 	"StartWorkflow:" + berth.WorkflowJob, "RunWorkflow:" + berth.WorkflowJob,
-	"RunActivity:" + berth.ActivityReserve, "RunActivity:" + berth.ActivityRun, "RunActivity:" + berth.ActivitySettle,
+	"RunActivity:" + wire.ActivityReserve.Name(), "RunActivity:" + wire.ActivityRun.Name(), "RunActivity:" + wire.ActivitySettle.Name(),
 }
 
 func tracesJobs(t *testing.T, s *stack) {

@@ -13,6 +13,7 @@ import (
 	workflowpb "go.temporal.io/api/workflow/v1"
 
 	"berth"
+	"berth/wire"
 )
 
 // pending is the activity that waits for the job's only member; nil while there is
@@ -24,7 +25,7 @@ func (s *stack) pending(t *testing.T, id berth.JobID) *workflowpb.PendingActivit
 		t.Fatal(err)
 	}
 	for _, a := range x.GetPendingActivities() {
-		if a.GetActivityType().GetName() == berth.ActivityRun {
+		if a.GetActivityType().GetName() == wire.ActivityRun.Name() {
 			return a
 		}
 	}
@@ -91,7 +92,7 @@ func TestTheHistoryOfARunningJobDoesNotGrow(t *testing.T) {
 	s.finish(t, id)
 	job := s.ends(t, id, berth.Succeeded)
 	h := s.history(t, id)
-	waiters := slices.DeleteFunc(steps(h), func(step string) bool { return !strings.HasPrefix(step, berth.ActivityRun+" on ") })
+	waiters := slices.DeleteFunc(steps(h), func(step string) bool { return !strings.HasPrefix(step, wire.ActivityRun.Name()+" on ") })
 	// Twice the usual length: a crowded machine delays pokes, which adds events.
 	if len(job.Attempts) != 1 || len(waiters) != 1 || len(h.GetEvents()) > 2*mostEvents {
 		t.Errorf("attempts %+v, waiters %v, %d events: %v", job.Attempts, waiters, len(h.GetEvents()), kinds(h))

@@ -27,6 +27,23 @@ type JobInput struct {
 	Job berth.JobID `json:"job"`
 }
 
+// StepInput is the input of a step about a job.
+type StepInput struct {
+	Job berth.JobID `json:"job"`
+}
+
+// AttemptInput is the input of a step about one attempt of a job.
+type AttemptInput struct {
+	Job     berth.JobID `json:"job"`
+	Attempt int         `json:"attempt"`
+}
+
+// FireStep is the input of the step that decides one time of a schedule.
+type FireStep struct {
+	Schedule berth.ScheduleID `json:"schedule"`
+	At       time.Time        `json:"at"`
+}
+
 // SettleResult is the answer of a Settle step.
 type SettleResult struct {
 	NotReady  bool        `json:"not_ready,omitempty"` // some member is neither sealed nor orphaned

@@ -12,6 +12,7 @@ import (
 
 	"berth"
 	"berth/activities/control"
+	"berth/wire"
 	"berth/workflows"
 )
 
@@ -57,7 +58,7 @@ func ControlOptions(o worker.Options) worker.Options {
 	return o
 }
 
-// build returns a worker with all workflows and steps, by their names in package berth.
+// build returns a worker with all workflows and steps, by their names in packages berth and wire.
 func (c *Control) build(o worker.Options) worker.Worker {
 	w := worker.New(c.client, berth.QueueControl, ControlOptions(o))
 	registerWorkflows(w)
@@ -73,19 +74,20 @@ func registerWorkflows(r worker.WorkflowRegistry) {
 	r.RegisterWorkflowWithOptions(workflows.Fire, workflow.RegisterOptions{Name: berth.WorkflowFire})
 }
 
-// registerSteps registers all steps of workflows. Their names are part of histories and never change.
+// registerSteps registers all steps of workflows.
 func (c *Control) registerSteps(r worker.ActivityRegistry) {
-	for name, step := range map[string]any{
-		berth.ActivityReserve:       c.steps.Reserve,
-		berth.ActivityLoad:          c.steps.Load,
-		berth.ActivitySettle:        c.steps.Settle,
-		berth.ActivityStopAttempt:   c.steps.StopAttempt,
-		berth.ActivityEscalate:      c.steps.Escalate,
-		berth.ActivityRequestCancel: c.steps.RequestCancel,
-		berth.ActivityTend:          c.steps.Tend,
-		berth.ActivityCancelParent:  c.steps.CancelParent,
-		berth.ActivityFire:          c.steps.Fire,
-	} {
-		r.RegisterActivityWithOptions(step, activity.RegisterOptions{Name: name})
-	}
+	register(r, wire.ActivityReserve, c.steps.Reserve)
+	register(r, wire.ActivityLoad, c.steps.Load)
+	register(r, wire.ActivitySettle, c.steps.Settle)
+	register(r, wire.ActivityStopAttempt, c.steps.StopAttempt)
+	register(r, wire.ActivityEscalate, c.steps.Escalate)
+	register(r, wire.ActivityRequestCancel, c.steps.RequestCancel)
+	register(r, wire.ActivityReconcile, c.steps.Tend)
+	register(r, wire.ActivityCancelParent, c.steps.CancelParent)
+	register(r, wire.ActivityFire, c.steps.Fire)
+}
+
+// register registers the handler of an activity under the activity's name.
+func register[In, Out any](r worker.ActivityRegistry, a wire.Activity[In, Out], serve wire.Handler[In, Out]) {
+	r.RegisterActivityWithOptions(a.Func(serve), activity.RegisterOptions{Name: a.Name()})
 }

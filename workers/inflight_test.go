@@ -51,29 +51,29 @@ func recordedView(second berth.AllocationState) wire.JobView {
 		}}
 }
 
-// samples returns a call of each activity, each signal and each start of a workflow, by the name of
-// its recording.
-func samples() map[string]sample {
+// calls are samples by the names of their recordings.
+type calls map[string]sample
+
+// call adds a sample of an activity.
+func call[In, Out any](to calls, a wire.Activity[In, Out], in In, result Out) {
+	s := sample{a.Args(in), result}
+	if _, none := s.result.(wire.None); none {
+		s.result = nil
+	}
+	to[activityFile+a.Name()] = s
+}
+
+// samples returns a call of each activity, each signal and each start of a workflow.
+func samples() calls {
 	canceling := recordedView(berth.AllocExited)
 	canceling.State, canceling.CancelSeen, canceling.StopBy = berth.Canceling, true, recordedAt.Add(3*time.Minute)
 	exit := failure.Exit{Cause: failure.CauseExited, Code: 137, OOMKilled: true, Message: "killed",
-		Sign: failure.SignCUDAOOM, Xid: 31, Complete: true, StartedAt: recordedAt, FinishedAt: recordedAt.Add(time.Minute), OverQuota: "too large"}
-	tended := wire.ReconcileResult{State: berth.Running, Tenant: "default",
-		Ready: []wire.Ready{{Job: recordedJob, Kind: berth.KindJob}}}
+		Sign: failure.SignCUDAOOM, Xid: 31, Complete: true, StartedAt: recordedAt,
+		FinishedAt: recordedAt.Add(time.Minute), OverQuota: "too large"}
+	step := wire.StepInput{Job: recordedJob}
+	attempt := wire.AttemptInput{Job: recordedJob, Attempt: 2}
 	job, schedule := wire.JobInput{Job: recordedJob}, wire.FireInput{Schedule: recordedSchedule}
-	return map[string]sample{
-		activityFile + berth.ActivityReserve:       {[]any{recordedJob}, recordedView(berth.AllocActive)},
-		activityFile + berth.ActivityLoad:          {[]any{recordedJob}, recordedView(berth.AllocExited)},
-		activityFile + berth.ActivitySettle:        {[]any{recordedJob, 2}, wire.SettleResult{Next: berth.Failed, HasParent: true}},
-		activityFile + berth.ActivityStopAttempt:   {[]any{recordedJob, 2}, true},
-		activityFile + berth.ActivityEscalate:      {[]any{recordedJob, 2}, nil},
-		activityFile + berth.ActivityRequestCancel: {[]any{recordedJob}, canceling},
-		activityFile + berth.ActivityTend:          {[]any{recordedJob}, tended},
-		activityFile + berth.ActivityCancelParent:  {[]any{recordedJob}, wire.ReconcileResult{State: berth.Canceled, More: true}},
-		activityFile + berth.ActivityFire: {[]any{recordedSchedule, recordedAt},
-			wire.FireResult{Status: wire.FireSubmitted, Job: recordedJob}},
-		activityFile + berth.ActivityRun: {[]any{wire.RunRequest{Job: recordedJob, Attempt: 2, Alloc: 201}},
-			wire.RunResult{Phase: berth.PhaseSealed, Exit: &exit}},
+	all := calls{
 		"signal-" + berth.SignalPoke:         {[]any{nil}, nil},
 		"signal-" + berth.SignalCancel:       {[]any{nil}, nil},
 		"workflow-" + berth.WorkflowJob:      {[]any{job}, nil},
@@ -81,6 +81,20 @@ func samples() map[string]sample {
 		"workflow-" + berth.WorkflowPipeline: {[]any{job}, nil},
 		"workflow-" + berth.WorkflowFire:     {[]any{schedule}, nil},
 	}
+	call(all, wire.ActivityReserve, step, recordedView(berth.AllocActive))
+	call(all, wire.ActivityLoad, step, recordedView(berth.AllocExited))
+	call(all, wire.ActivitySettle, attempt, wire.SettleResult{Next: berth.Failed, HasParent: true})
+	call(all, wire.ActivityStopAttempt, attempt, true)
+	call(all, wire.ActivityEscalate, attempt, wire.None{})
+	call(all, wire.ActivityRequestCancel, step, canceling)
+	call(all, wire.ActivityReconcile, step, wire.ReconcileResult{State: berth.Running, Tenant: "default",
+		Ready: []wire.Ready{{Job: recordedJob, Kind: berth.KindJob}}})
+	call(all, wire.ActivityCancelParent, step, wire.ReconcileResult{State: berth.Canceled, More: true})
+	call(all, wire.ActivityFire, wire.FireStep{Schedule: recordedSchedule, At: recordedAt},
+		wire.FireResult{Status: wire.FireSubmitted, Job: recordedJob})
+	call(all, wire.ActivityRun, wire.RunRequest{Job: recordedJob, Attempt: 2, Alloc: 201},
+		wire.RunResult{Phase: berth.PhaseSealed, Exit: &exit})
+	return all
 }
 
 // A process of the version before reads the payloads that this one writes: a new name or type of a
@@ -194,21 +208,21 @@ func (r *rows) registerAll(to worker.ActivityRegistry) {
 	NewControl(nil, control.New(r, r, r), slog.New(slog.DiscardHandler)).registerSteps(to)
 	around := func(RunFunc) RunFunc { return r.run }
 	deps := WaiterDeps{Client: &answers{}, Limit: newLimited1(), Hints: noHints{}, Around: around}
-	NewWaiters(deps, wait.Options{}).register(to)
+	NewWaiters(deps, wait.Options{}).registerRun(to)
 }
 
 // acts are the calls with which steps answer the recorded calls.
 var acts = map[string][]string{
-	activityFile + berth.ActivityReserve:       {"load " + string(recordedJob)},
-	activityFile + berth.ActivityLoad:          {"load " + string(recordedJob)},
-	activityFile + berth.ActivitySettle:        {"settle " + string(recordedJob) + " 2"},
-	activityFile + berth.ActivityStopAttempt:   {"stop " + string(recordedJob) + " 2"},
-	activityFile + berth.ActivityEscalate:      {"escalate " + string(recordedJob) + " 2"},
-	activityFile + berth.ActivityRequestCancel: {"cancel " + string(recordedJob), "load " + string(recordedJob)},
-	activityFile + berth.ActivityTend:          {"tend " + string(recordedJob)},
-	activityFile + berth.ActivityCancelParent:  {"cancel " + string(recordedJob), "tend " + string(recordedJob)},
-	activityFile + berth.ActivityFire:          {"fire " + string(recordedSchedule) + " 2026-01-01T03:00:00Z"},
-	activityFile + berth.ActivityRun:           {"run " + string(recordedJob) + " 2 201"},
+	activityFile + wire.ActivityReserve.Name():       {"load " + string(recordedJob)},
+	activityFile + wire.ActivityLoad.Name():          {"load " + string(recordedJob)},
+	activityFile + wire.ActivitySettle.Name():        {"settle " + string(recordedJob) + " 2"},
+	activityFile + wire.ActivityStopAttempt.Name():   {"stop " + string(recordedJob) + " 2"},
+	activityFile + wire.ActivityEscalate.Name():      {"escalate " + string(recordedJob) + " 2"},
+	activityFile + wire.ActivityRequestCancel.Name(): {"cancel " + string(recordedJob), "load " + string(recordedJob)},
+	activityFile + wire.ActivityReconcile.Name():     {"tend " + string(recordedJob)},
+	activityFile + wire.ActivityCancelParent.Name():  {"cancel " + string(recordedJob), "tend " + string(recordedJob)},
+	activityFile + wire.ActivityFire.Name():          {"fire " + string(recordedSchedule) + " 2026-01-01T03:00:00Z"},
+	activityFile + wire.ActivityRun.Name():           {"run " + string(recordedJob) + " 2 201"},
 }
 
 // A call may have been scheduled by the version before, and wait in its queue through the upgrade.

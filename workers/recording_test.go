@@ -20,7 +20,8 @@ import (
 var payloads = filepath.Join("testdata", "payloads")
 
 // present is the version whose recordings -update adds to. It never rewrites a recording: work under
-// way has the payloads that were written at its time.
+// way has the payloads that were written at its time. The first change after a release sets present to
+// the next version and records that one too. A folder goes once no version has to read its payloads.
 const present = "0.1.0"
 
 // payload is one value in a history, readable.

@@ -65,7 +65,7 @@ func (r *resumed) answer(ctx context.Context, args ...any) (any, error) {
 	name := info.ActivityType.Name
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	run := name == berth.ActivityRun
+	run := name == wire.ActivityRun.Name()
 	if !run || r.token == nil {
 		r.input[name] = nil
 		for _, v := range args {
@@ -144,12 +144,14 @@ func TestAJobUnderWayGoesOnWithRecordedPayloads(t *testing.T) {
 			r.mu.Lock()
 			token := r.token
 			r.mu.Unlock()
-			if err := r.env.CompleteActivity(token, r.all[activityFile+berth.ActivityRun].Result.raw(), nil); err != nil {
+			end := r.all[activityFile+wire.ActivityRun.Name()].Result.raw()
+			if err := r.env.CompleteActivity(token, end, nil); err != nil {
 				r.t.Error(err)
 			}
 		}, 5*time.Minute)
-		r.execute(berth.WorkflowJob, berth.ActivityReserve, berth.ActivityLoad, berth.ActivityStopAttempt,
-			berth.ActivityRequestCancel, berth.ActivityEscalate, berth.ActivityLoad, berth.ActivitySettle)
+		r.execute(berth.WorkflowJob, wire.ActivityReserve.Name(), wire.ActivityLoad.Name(),
+			wire.ActivityStopAttempt.Name(), wire.ActivityRequestCancel.Name(), wire.ActivityEscalate.Name(),
+			wire.ActivityLoad.Name(), wire.ActivitySettle.Name())
 	})
 }
 
@@ -158,7 +160,8 @@ func TestAnArrayUnderWayGoesOnWithRecordedPayloads(t *testing.T) {
 	eachVersion(t, func(r *resumed) {
 		r.signal(time.Minute, berth.SignalPoke)
 		r.signal(2*time.Minute, berth.SignalCancel)
-		r.execute(berth.WorkflowArray, berth.ActivityTend, berth.ActivityTend, berth.ActivityCancelParent)
+		look := wire.ActivityReconcile.Name()
+		r.execute(berth.WorkflowArray, look, look, wire.ActivityCancelParent.Name())
 	})
 }
 
@@ -173,8 +176,8 @@ func TestAPipelineUnderWayGoesOnWithRecordedPayloads(t *testing.T) {
 		r.signal(time.Minute, berth.SignalPoke)
 		r.signal(2*time.Minute, berth.SignalCancel)
 		// The first step returns a ready child, whose start is followed by another look.
-		r.execute(berth.WorkflowPipeline, berth.ActivityTend, berth.ActivityTend, berth.ActivityTend,
-			berth.ActivityCancelParent)
+		look := wire.ActivityReconcile.Name()
+		r.execute(berth.WorkflowPipeline, look, look, look, wire.ActivityCancelParent.Name())
 		if len(started) != 1 || !covers(r.t, payloadOf(r.t, started[0]), r.all["workflow-"+berth.WorkflowJob].Input[0]) {
 			r.t.Errorf("started %+v", started)
 		}
@@ -189,6 +192,6 @@ func TestAFireUnderWayGoesOnWithRecordedPayloads(t *testing.T) {
 		if err := r.env.SetTypedSearchAttributesOnStart(attributes); err != nil {
 			r.t.Fatal(err)
 		}
-		r.execute(berth.WorkflowFire, berth.ActivityFire)
+		r.execute(berth.WorkflowFire, wire.ActivityFire.Name())
 	})
 }

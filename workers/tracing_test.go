@@ -78,17 +78,18 @@ func TestAWorkflowIsToldInItsJobsTrace(t *testing.T) {
 	env.SetWorkerOptions(worker.Options{Interceptors: []interceptor.WorkerInterceptor{i}})
 	env.SetStartWorkflowOptions(client.StartWorkflowOptions{ID: berth.JobWorkflowID(tracedJob), WorkflowExecutionTimeout: time.Hour})
 	env.RegisterWorkflowWithOptions(workflows.Job, workflow.RegisterOptions{Name: berth.WorkflowJob})
-	env.RegisterActivityWithOptions(func(context.Context, berth.JobID) (wire.JobView, error) {
+	reserve := wire.ActivityReserve.Func(func(context.Context, wire.StepInput) (wire.JobView, error) {
 		return wire.JobView{State: berth.Canceled}, nil
-	}, activity.RegisterOptions{Name: berth.ActivityReserve})
+	})
+	env.RegisterActivityWithOptions(reserve, activity.RegisterOptions{Name: wire.ActivityReserve.Name()})
 	env.ExecuteWorkflow(berth.WorkflowJob, wire.JobInput{Job: tracedJob})
 	if err := env.GetWorkflowError(); err != nil {
 		t.Fatal(err)
 	}
 	all := spans()
 	run := named(t, all, "RunWorkflow:"+berth.WorkflowJob)
-	start := named(t, all, "StartActivity:"+berth.ActivityReserve)
-	step := named(t, all, "RunActivity:"+berth.ActivityReserve)
+	start := named(t, all, "StartActivity:"+wire.ActivityReserve.Name())
+	step := named(t, all, "RunActivity:"+wire.ActivityReserve.Name())
 	for _, s := range all {
 		if s.SpanContext.TraceID() != tracing.JobTrace(tracedJob) {
 			t.Errorf("%s is of trace %s", s.Name, s.SpanContext.TraceID())

@@ -116,13 +116,13 @@ func WaiterOptions(o worker.Options) worker.Options {
 
 func (w *Waiters) build(o worker.Options) worker.Worker {
 	x := worker.New(w.client, berth.QueueWaiters, WaiterOptions(o))
-	w.register(x)
+	w.registerRun(x)
 	return x
 }
 
-// register registers the activity that waits for a member.
-func (w *Waiters) register(r worker.ActivityRegistry) {
-	r.RegisterActivityWithOptions(w.run, activity.RegisterOptions{Name: berth.ActivityRun})
+// registerRun registers the activity that waits for a member.
+func (w *Waiters) registerRun(r worker.ActivityRegistry) {
+	register(r, wire.ActivityRun, wire.Handler[wire.RunRequest, wire.RunResult](w.run))
 }
 
 // wait implements the activity. The registry gets the task's token, and may complete the

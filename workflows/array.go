@@ -49,9 +49,9 @@ func Array(root workflow.Context, in wire.JobInput) error {
 func (j *job) tend(ctx workflow.Context) (wire.ReconcileResult, error) {
 	j.drain(j.poke) // the following read covers all of them
 	if !j.cancelPending() {
-		return step[wire.ReconcileResult](ctx, berth.ActivityTend, j.id)
+		return step(ctx, wire.ActivityReconcile, wire.StepInput{Job: j.id})
 	}
-	result, err := step[wire.ReconcileResult](ctx, berth.ActivityCancelParent, j.id)
+	result, err := step(ctx, wire.ActivityCancelParent, wire.StepInput{Job: j.id})
 	j.told = err == nil
 	return result, err
 }

@@ -22,7 +22,7 @@ func Fire(ctx workflow.Context, in wire.FireInput) error {
 		return temporal.NewNonRetryableApplicationError("it stands for no time: only a schedule starts it",
 			string(berth.CodeInvalid), nil)
 	}
-	result, err := step[wire.FireResult](ctx, berth.ActivityFire, in.Schedule, at)
+	result, err := step(ctx, wire.ActivityFire, wire.FireStep{Schedule: in.Schedule, At: at})
 	if err != nil {
 		return err
 	}

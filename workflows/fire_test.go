@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"go.temporal.io/sdk/activity"
 	"go.temporal.io/sdk/temporal"
 	"go.temporal.io/sdk/testsuite"
 	"go.temporal.io/sdk/workflow"
@@ -23,8 +22,9 @@ func fires(t *testing.T, at time.Time, f func(berth.ScheduleID, time.Time) (wire
 	var suite testsuite.WorkflowTestSuite
 	env := suite.NewTestWorkflowEnvironment()
 	env.RegisterWorkflowWithOptions(workflows.Fire, workflow.RegisterOptions{Name: berth.WorkflowFire})
-	env.RegisterActivityWithOptions(func(_ context.Context, id berth.ScheduleID, at time.Time) (wire.FireResult, error) { return f(id, at) },
-		activity.RegisterOptions{Name: berth.ActivityFire})
+	register(env, wire.ActivityFire, func(_ context.Context, in wire.FireStep) (wire.FireResult, error) {
+		return f(in.Schedule, in.At)
+	})
 	if !at.IsZero() {
 		scheduled := temporal.NewSearchAttributeKeyTime(berth.AttributeScheduled)
 		if err := env.SetTypedSearchAttributesOnStart(temporal.NewSearchAttributes(scheduled.ValueSet(at))); err != nil {

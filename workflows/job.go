@@ -25,7 +25,7 @@ func Job(root workflow.Context, in wire.JobInput) error {
 		if workflow.GetInfo(ctx).GetContinueAsNewSuggested() && !j.cancelPending() {
 			return workflow.NewContinueAsNewError(ctx, berth.WorkflowJob, in)
 		}
-		view, err := j.read(ctx, berth.ActivityReserve)
+		view, err := j.read(ctx, wire.ActivityReserve)
 		if err == nil && view.State.HoldsCapacity() {
 			view.State, err = j.attempt(ctx, view)
 		}
@@ -68,12 +68,13 @@ func newJob(ctx, root workflow.Context, in wire.JobInput) *job {
 
 // read returns the job's row, by one step. A pending cancel is written to the row first, in
 // the same step.
-func (j *job) read(ctx workflow.Context, activity string) (wire.JobView, error) {
+func (j *job) read(ctx workflow.Context,
+	activity wire.Activity[wire.StepInput, wire.JobView]) (wire.JobView, error) {
 	j.drain(j.poke) // the following read covers all of them
 	if !j.cancelPending() {
-		return step[wire.JobView](ctx, activity, j.id)
+		return step(ctx, activity, wire.StepInput{Job: j.id})
 	}
-	view, err := step[wire.JobView](ctx, berth.ActivityRequestCancel, j.id)
+	view, err := step(ctx, wire.ActivityRequestCancel, wire.StepInput{Job: j.id})
 	j.told = err == nil
 	return view, err
 }
@@ -85,7 +86,7 @@ func (j *job) attempt(ctx workflow.Context, view wire.JobView) (berth.State, err
 	if ended, err := j.runRanks(ctx, view); err != nil || !ended {
 		return view.State, err
 	}
-	result, err := step[wire.SettleResult](ctx, berth.ActivitySettle, j.id, view.Attempt)
+	result, err := step(ctx, wire.ActivitySettle, wire.AttemptInput{Job: j.id, Attempt: view.Attempt})
 	switch {
 	case err != nil:
 		return view.State, err

@@ -210,7 +210,7 @@ func TestSettleIsRepeatedUntilTheRowIsReady(t *testing.T) {
 func TestStepsFallBackToActivitiesWhileTheDatabaseIsAway(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, granted(1, 1))
-	w.fail[berth.ActivityReserve] = temporal.NewApplicationError("database does not answer", string(berth.CodeUnavailable))
+	w.fail[wire.ActivityReserve.Name()] = temporal.NewApplicationError("database does not answer", string(berth.CodeUnavailable))
 	w.at(5*time.Hour, func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -227,7 +227,7 @@ func TestStepsFallBackToActivitiesWhileTheDatabaseIsAway(t *testing.T) {
 func TestAMissingRowFailsTheWorkflow(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, wire.JobView{})
-	w.fail[berth.ActivityReserve] = temporal.NewNonRetryableApplicationError("no such job", string(berth.CodeNotFound), nil)
+	w.fail[wire.ActivityReserve.Name()] = temporal.NewNonRetryableApplicationError("no such job", string(berth.CodeNotFound), nil)
 	w.env.ExecuteWorkflow(berth.WorkflowJob, wire.JobInput{Job: id})
 	var app *temporal.ApplicationError
 	if err := w.env.GetWorkflowError(); !errors.As(err, &app) || app.Type() != string(berth.CodeNotFound) {
@@ -240,12 +240,12 @@ func TestARefusedStepIsTriedAgainAfterAPause(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, granted(1, 1))
 	refusal := temporal.NewNonRetryableApplicationError("attempt 1 cannot be settled", string(berth.CodeInvalid), nil)
-	w.fail[berth.ActivitySettle] = refusal
+	w.fail[wire.ActivitySettle.Name()] = refusal
 	w.at(time.Hour, func() { w.exit(100, exited(0)) })
 	w.at(2*time.Hour, func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		delete(w.fail, berth.ActivitySettle)
+		delete(w.fail, wire.ActivitySettle.Name())
 		w.decided[1] = berth.Succeeded
 	})
 	w.execute()

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"go.temporal.io/sdk/activity"
 	"go.temporal.io/sdk/log"
 	"go.temporal.io/sdk/testsuite"
 	"go.temporal.io/sdk/workflow"
@@ -36,14 +35,14 @@ func TestANestedPipelineIsAChildOfItsOwn(t *testing.T) {
 		return nil
 	}, workflow.RegisterOptions{Name: berth.WorkflowPipeline})
 	looked := 0
-	env.RegisterActivityWithOptions(func(_ context.Context, _ berth.JobID) (wire.ReconcileResult, error) {
+	register(env, wire.ActivityReconcile, func(_ context.Context, _ wire.StepInput) (wire.ReconcileResult, error) {
 		mu.Lock()
 		defer mu.Unlock()
 		if looked++; looked > 1 { // it finds that all have ended
 			return wire.ReconcileResult{State: berth.Succeeded}, nil
 		}
 		return wire.ReconcileResult{State: berth.Queued, Tenant: "default", Ready: []wire.Ready{{Job: inner, Kind: berth.KindPipeline}}}, nil
-	}, activity.RegisterOptions{Name: berth.ActivityTend})
+	})
 	env.SetTestTimeout(5 * time.Minute) // of the real clock
 	env.ExecuteWorkflow("outer", wire.JobInput{Job: id})
 	if err := env.GetWorkflowError(); err != nil || looked != 2 {

@@ -64,6 +64,9 @@ func (j *job) runRanks(ctx workflow.Context, view wire.JobView) (ended bool, err
 	return r.err == nil, r.err
 }
 
+// this returns the input of steps about this attempt.
+func (r *ranks) this() wire.AttemptInput { return wire.AttemptInput{Job: r.id, Attempt: r.attempt} }
+
 // open returns the number of members that may still run.
 func (r *ranks) open() int {
 	n := 0
@@ -80,7 +83,7 @@ func (r *ranks) look() {
 	if r.err != nil || r.superseded {
 		return
 	}
-	view, err := r.read(r.ctx, berth.ActivityLoad)
+	view, err := r.read(r.ctx, wire.ActivityLoad)
 	if err != nil {
 		r.err = err
 		return
@@ -120,16 +123,15 @@ func (r *ranks) wait(i int) {
 	w := &r.waiters[i]
 	w.pending = true
 	request := wire.RunRequest{Job: r.id, Attempt: r.attempt, Alloc: w.slot.Alloc}
-	run := workflow.ExecuteActivity(r.runOptions(w.slot), berth.ActivityRun, request)
-	r.news.AddFuture(run, func(workflow.Future) { r.then = func() { r.returned(i, run) } })
+	run := begin(r.runOptions(w.slot), wire.ActivityRun, request)
+	r.news.AddFuture(run.Future, func(workflow.Future) { r.then = func() { r.returned(i, run) } })
 }
 
 // returned handles the end of the activity that waited for the member of rank i.
-func (r *ranks) returned(i int, run workflow.Future) {
+func (r *ranks) returned(i int, run future[wire.RunResult]) {
 	w := &r.waiters[i]
 	w.pending = false
-	var result wire.RunResult
-	err := run.Get(r.ctx, &result)
+	result, err := run.get(r.ctx)
 	switch {
 	case w.done || r.superseded || r.err != nil: // given up meanwhile
 	case err != nil:
@@ -173,7 +175,7 @@ func (r *ranks) stopRest() {
 	if r.stopped || r.err != nil || r.open() == 0 {
 		return
 	}
-	r.stopped, r.err = step[bool](r.ctx, berth.ActivityStopAttempt, r.id, r.attempt)
+	r.stopped, r.err = step(r.ctx, wire.ActivityStopAttempt, r.this())
 }
 
 // escalationSlack is the time, beyond the grace, in which a machine is expected to kill its
@@ -194,7 +196,7 @@ func (r *ranks) escalateAt(t time.Time) {
 			if r.err != nil || !r.escalation.Equal(t) {
 				return
 			}
-			if _, r.err = step[bool](r.ctx, berth.ActivityEscalate, r.id, r.attempt); r.err == nil {
+			if _, r.err = step(r.ctx, wire.ActivityEscalate, r.this()); r.err == nil {
 				r.look()
 			}
 		}

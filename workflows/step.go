@@ -50,15 +50,27 @@ const runSlack = 30 * time.Minute
 
 // step runs one step next to the database: at once within the workflow's task, or, after a
 // failure, as an activity that the server repeats until success or a permanent error.
-func step[T any](ctx workflow.Context, name string, args ...any) (T, error) {
-	var result T
+func step[In, Out any](ctx workflow.Context, a wire.Activity[In, Out], in In) (Out, error) {
+	var result Out
 	local := workflow.WithLocalActivityOptions(ctx, localStep)
-	err := workflow.ExecuteLocalActivity(local, name, args...).Get(ctx, &result)
+	err := workflow.ExecuteLocalActivity(local, a.Name(), a.Args(in)...).Get(ctx, &result)
 	if err == nil || isFinal(err) {
 		return result, err
 	}
-	durable := workflow.WithActivityOptions(ctx, durableStep)
-	err = workflow.ExecuteActivity(durable, name, args...).Get(ctx, &result)
+	return begin(workflow.WithActivityOptions(ctx, durableStep), a, in).get(ctx)
+}
+
+// future is the result of an activity under way.
+type future[Out any] struct{ workflow.Future }
+
+// begin starts an activity with the options of ctx.
+func begin[In, Out any](ctx workflow.Context, a wire.Activity[In, Out], in In) future[Out] {
+	return future[Out]{workflow.ExecuteActivity(ctx, a.Name(), a.Args(in)...)}
+}
+
+// get waits for the activity's end.
+func (f future[Out]) get(ctx workflow.Context) (result Out, err error) {
+	err = f.Get(ctx, &result)
 	return result, err
 }
 

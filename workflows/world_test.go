@@ -47,16 +47,13 @@ func newWorld(t *testing.T, row wire.JobView) *world {
 		waiting: map[berth.AllocationID][]byte{}, runs: map[berth.AllocationID]int{},
 		fail: map[string]error{}, decided: map[int]berth.State{},
 	}
-	register := func(name string, f any) {
-		w.env.RegisterActivityWithOptions(f, activity.RegisterOptions{Name: name})
-	}
-	register(berth.ActivityReserve, func(_ context.Context, _ berth.JobID) (wire.JobView, error) {
-		return w.step("reserve", berth.ActivityReserve)
+	register(w.env, wire.ActivityReserve, func(_ context.Context, _ wire.StepInput) (wire.JobView, error) {
+		return w.step("reserve", wire.ActivityReserve.Name())
 	})
-	register(berth.ActivityLoad, func(_ context.Context, _ berth.JobID) (wire.JobView, error) {
-		return w.step("load", berth.ActivityLoad)
+	register(w.env, wire.ActivityLoad, func(_ context.Context, _ wire.StepInput) (wire.JobView, error) {
+		return w.step("load", wire.ActivityLoad.Name())
 	})
-	register(berth.ActivityRequestCancel, func(_ context.Context, _ berth.JobID) (wire.JobView, error) {
+	register(w.env, wire.ActivityRequestCancel, func(_ context.Context, _ wire.StepInput) (wire.JobView, error) {
 		w.mu.Lock()
 		w.row.CancelSeen = true
 		if w.row.State.Waiting() {
@@ -65,27 +62,27 @@ func newWorld(t *testing.T, row wire.JobView) *world {
 			w.row.State = berth.Canceling
 		}
 		w.mu.Unlock()
-		return w.step("cancel", berth.ActivityRequestCancel)
+		return w.step("cancel", wire.ActivityRequestCancel.Name())
 	})
-	register(berth.ActivityStopAttempt, func(_ context.Context, _ berth.JobID, attempt int) (bool, error) {
-		_, err := w.step(fmt.Sprintf("stop %d", attempt), berth.ActivityStopAttempt)
+	register(w.env, wire.ActivityStopAttempt, func(_ context.Context, in wire.AttemptInput) (bool, error) {
+		_, err := w.step(fmt.Sprintf("stop %d", in.Attempt), wire.ActivityStopAttempt.Name())
 		return err == nil, err
 	})
-	register(berth.ActivityEscalate, func(_ context.Context, _ berth.JobID, attempt int) error {
-		_, err := w.step(fmt.Sprintf("escalate %d", attempt), berth.ActivityEscalate)
-		return err
+	register(w.env, wire.ActivityEscalate, func(_ context.Context, in wire.AttemptInput) (wire.None, error) {
+		_, err := w.step(fmt.Sprintf("escalate %d", in.Attempt), wire.ActivityEscalate.Name())
+		return wire.None{}, err
 	})
-	register(berth.ActivitySettle, func(_ context.Context, _ berth.JobID, attempt int) (wire.SettleResult, error) {
-		_, err := w.step(fmt.Sprintf("settle %d", attempt), berth.ActivitySettle)
+	register(w.env, wire.ActivitySettle, func(_ context.Context, in wire.AttemptInput) (wire.SettleResult, error) {
+		_, err := w.step(fmt.Sprintf("settle %d", in.Attempt), wire.ActivitySettle.Name())
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		next, ok := w.decided[attempt]
-		if ok && w.row.Attempt == attempt {
-			w.row = wire.JobView{State: next, Attempt: attempt}
+		next, ok := w.decided[in.Attempt]
+		if ok && w.row.Attempt == in.Attempt {
+			w.row = wire.JobView{State: next, Attempt: in.Attempt}
 		}
 		return wire.SettleResult{Next: next, NotReady: !ok}, err
 	})
-	register(berth.ActivityRun, func(ctx context.Context, r wire.RunRequest) (wire.RunResult, error) {
+	register(w.env, wire.ActivityRun, func(ctx context.Context, r wire.RunRequest) (wire.RunResult, error) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.waiting[r.Alloc] = activity.GetInfo(ctx).TaskToken
@@ -95,6 +92,12 @@ func newWorld(t *testing.T, row wire.JobView) *world {
 	w.env.RegisterWorkflowWithOptions(workflows.Job, workflow.RegisterOptions{Name: berth.WorkflowJob})
 	w.env.SetTestTimeout(5 * time.Minute) // of the real clock
 	return w
+}
+
+// register registers an activity of the environment.
+func register[In, Out any](env *testsuite.TestWorkflowEnvironment, a wire.Activity[In, Out],
+	serve wire.Handler[In, Out]) {
+	env.RegisterActivityWithOptions(a.Func(serve), activity.RegisterOptions{Name: a.Name()})
 }
 
 // step notes a call and answers with the row.

@@ -68,7 +68,8 @@ func New(store Store, pokes Pokes, fires Fires) *Steps {
 // Reserve returns the job with its grant if the leader places the job within GrantWait,
 // else still waiting. It waits only while the job can be placed; in backoff, or held, it
 // returns at once.
-func (s *Steps) Reserve(ctx context.Context, id berth.JobID) (wire.JobView, error) {
+func (s *Steps) Reserve(ctx context.Context, in wire.StepInput) (wire.JobView, error) {
+	id := in.Job
 	ctx = overload.As(ctx, overload.Start) // statements of ends go before
 	news, done := s.pokes.Expect(id)       // before the read: no poke may fall in between
 	registered, heard := true, false
@@ -117,16 +118,16 @@ func (s *Steps) Reserve(ctx context.Context, id berth.JobID) (wire.JobView, erro
 }
 
 // Load returns the present job.
-func (s *Steps) Load(ctx context.Context, id berth.JobID) (wire.JobView, error) {
-	return s.store.Load(ctx, id)
+func (s *Steps) Load(ctx context.Context, in wire.StepInput) (wire.JobView, error) {
+	return s.store.Load(ctx, in.Job)
 }
 
 // Settle closes an attempt. The result says whether the job is retried, or has ended.
-func (s *Steps) Settle(ctx context.Context, id berth.JobID, attempt int) (wire.SettleResult, error) {
+func (s *Steps) Settle(ctx context.Context, in wire.AttemptInput) (wire.SettleResult, error) {
 	if err := failpoint.Hit("worker.settle.before"); err != nil {
 		return wire.SettleResult{}, err
 	}
-	result, err := s.store.Settle(ctx, id, attempt)
+	result, err := s.store.Settle(ctx, in.Job, in.Attempt)
 	if err != nil {
 		return result, err
 	}
@@ -135,26 +136,26 @@ func (s *Steps) Settle(ctx context.Context, id berth.JobID, attempt int) (wire.S
 
 // RequestCancel writes a cancel that came from Temporal's side to the row, and returns the
 // job as changed by the cancel.
-func (s *Steps) RequestCancel(ctx context.Context, id berth.JobID) (wire.JobView, error) {
+func (s *Steps) RequestCancel(ctx context.Context, in wire.StepInput) (wire.JobView, error) {
 	if err := failpoint.Hit("worker.cancel.before"); err != nil {
 		return wire.JobView{}, err
 	}
-	if _, err := s.store.RequestCancel(ctx, "", id, "temporal", nil); err != nil {
+	if _, err := s.store.RequestCancel(ctx, "", in.Job, "temporal", nil); err != nil {
 		return wire.JobView{}, err
 	}
 	if err := failpoint.Hit("worker.cancel.after"); err != nil {
 		return wire.JobView{}, err
 	}
-	return s.store.Load(ctx, id)
+	return s.store.Load(ctx, in.Job)
 }
 
 // StopAttempt stops the rest of a gang if a member ended badly, and reports whether one
 // did.
-func (s *Steps) StopAttempt(ctx context.Context, id berth.JobID, attempt int) (bool, error) {
+func (s *Steps) StopAttempt(ctx context.Context, in wire.AttemptInput) (bool, error) {
 	if err := failpoint.Hit("worker.stop.before"); err != nil {
 		return false, err
 	}
-	stopped, err := s.store.StopAttempt(ctx, id, attempt)
+	stopped, err := s.store.StopAttempt(ctx, in.Job, in.Attempt)
 	if err != nil {
 		return stopped, err
 	}
@@ -162,12 +163,12 @@ func (s *Steps) StopAttempt(ctx context.Context, id berth.JobID, attempt int) (b
 }
 
 // Escalate kills members that did not stop in time.
-func (s *Steps) Escalate(ctx context.Context, id berth.JobID, attempt int) error {
+func (s *Steps) Escalate(ctx context.Context, in wire.AttemptInput) (wire.None, error) {
 	if err := failpoint.Hit("worker.escalate.before"); err != nil {
-		return err
+		return wire.None{}, err
 	}
-	if err := s.store.Escalate(ctx, id, attempt); err != nil {
-		return err
+	if err := s.store.Escalate(ctx, in.Job, in.Attempt); err != nil {
+		return wire.None{}, err
 	}
-	return failpoint.Hit("worker.escalate.after")
+	return wire.None{}, failpoint.Hit("worker.escalate.after")
 }

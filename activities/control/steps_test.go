@@ -95,7 +95,7 @@ var (
 
 func reserve(t *testing.T, r *row, p *pokes) wire.JobView {
 	t.Helper()
-	v, err := control.New(r, p, nil).Reserve(t.Context(), job)
+	v, err := control.New(r, p, nil).Reserve(t.Context(), wire.StepInput{Job: job})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -165,7 +165,7 @@ func TestReserveFailsWhenItIsCutOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
-		_, err := control.New(&row{view: queued}, newPokes(), nil).Reserve(ctx, job)
+		_, err := control.New(&row{view: queued}, newPokes(), nil).Reserve(ctx, wire.StepInput{Job: job})
 		if !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("got %v", err)
 		}
@@ -192,7 +192,7 @@ func TestAPokeToAStepThatIsCutOffIsPassedOn(t *testing.T) {
 				p.news <- struct{}{}
 				r.fail = errors.New("cut off")
 			}
-			if _, err := control.New(r, p, nil).Reserve(ctx, job); err == nil {
+			if _, err := control.New(r, p, nil).Reserve(ctx, wire.StepInput{Job: job}); err == nil {
 				t.Error("it was not cut off")
 			}
 			if p.sent != 1 {
@@ -205,7 +205,7 @@ func TestAPokeToAStepThatIsCutOffIsPassedOn(t *testing.T) {
 func TestCancelFromTemporalIsARequestOnTheRow(t *testing.T) {
 	t.Parallel()
 	r := &row{view: queued}
-	v, err := control.New(r, newPokes(), nil).RequestCancel(t.Context(), job)
+	v, err := control.New(r, newPokes(), nil).RequestCancel(t.Context(), wire.StepInput{Job: job})
 	if err != nil || v.State != berth.Canceled || len(r.canceled) != 1 || r.canceled[0] != "/temporal" {
 		t.Errorf("got %+v, %v; asked %v", v, err, r.canceled)
 	}

@@ -3,17 +3,16 @@ package control
 import (
 	"context"
 
-	"berth"
 	"berth/internal/lib/failpoint"
 	"berth/wire"
 )
 
 // Tend reconciles a parent with the rows of its children.
-func (s *Steps) Tend(ctx context.Context, id berth.JobID) (wire.ReconcileResult, error) {
+func (s *Steps) Tend(ctx context.Context, in wire.StepInput) (wire.ReconcileResult, error) {
 	if err := failpoint.Hit("worker.tend.before"); err != nil {
 		return wire.ReconcileResult{}, err
 	}
-	result, err := s.store.Tend(ctx, id)
+	result, err := s.store.Tend(ctx, in.Job)
 	if err != nil {
 		return result, err
 	}
@@ -22,9 +21,9 @@ func (s *Steps) Tend(ctx context.Context, id berth.JobID) (wire.ReconcileResult,
 
 // CancelParent writes a cancel that came from Temporal's side to the row of a
 // parent, and reconciles the parent.
-func (s *Steps) CancelParent(ctx context.Context, id berth.JobID) (wire.ReconcileResult, error) {
-	if _, err := s.store.RequestCancel(ctx, "", id, "temporal", nil); err != nil {
+func (s *Steps) CancelParent(ctx context.Context, in wire.StepInput) (wire.ReconcileResult, error) {
+	if _, err := s.store.RequestCancel(ctx, "", in.Job, "temporal", nil); err != nil {
 		return wire.ReconcileResult{}, err
 	}
-	return s.Tend(ctx, id)
+	return s.Tend(ctx, in)
 }

@@ -14,6 +14,7 @@ import (
 
 	"berth"
 	"berth/internal/lib/overload"
+	"berth/wire"
 )
 
 // reattachFor is the longest delay of a repeated activity before its worker records the
@@ -69,7 +70,7 @@ func silentWaiters(all []*workflowpb.PendingActivityInfo, age time.Duration) []*
 		if a.GetAttempt() > 1 {
 			patience += reattachFor
 		}
-		if a.GetActivityType().GetName() != berth.ActivityRun ||
+		if a.GetActivityType().GetName() != wire.ActivityRun.Name() ||
 			a.GetState() != enumspb.PENDING_ACTIVITY_STATE_STARTED ||
 			time.Since(a.GetLastStartedTime().AsTime()) < patience {
 			continue

@@ -12,6 +12,7 @@ import (
 
 	"berth"
 	"berth/internal/control/dispatch"
+	"berth/wire"
 )
 
 func TestOnlyWaitersThatNoWorkerCanStillHoldAreRepeated(t *testing.T) {
@@ -30,15 +31,15 @@ func TestOnlyWaitersThatNoWorkerCanStillHoldAreRepeated(t *testing.T) {
 		pending []*workflowpb.PendingActivityInfo
 		want    []string
 	}{
-		"lost":                      {[]*workflowpb.PendingActivityInfo{activity("1", berth.ActivityRun, started, 1, time.Minute, false)}, []string{"1"}},
-		"lost with its replica":     {[]*workflowpb.PendingActivityInfo{activity("1", berth.ActivityRun, started, 1, time.Hour, true)}, []string{"1"}},
-		"not dispatched":            {[]*workflowpb.PendingActivityInfo{activity("1", berth.ActivityRun, scheduled, 1, time.Minute, false)}, nil},
-		"just started":              {[]*workflowpb.PendingActivityInfo{activity("1", berth.ActivityRun, started, 1, time.Second, false)}, nil},
-		"held back by a worker":     {[]*workflowpb.PendingActivityInfo{activity("1", berth.ActivityRun, started, 2, time.Minute, false)}, nil},
-		"a second try that is lost": {[]*workflowpb.PendingActivityInfo{activity("1", berth.ActivityRun, started, 2, 2*time.Minute, false)}, []string{"1"}},
-		"another activity":          {[]*workflowpb.PendingActivityInfo{activity("1", berth.ActivitySettle, started, 1, time.Minute, false)}, nil},
+		"lost":                      {[]*workflowpb.PendingActivityInfo{activity("1", wire.ActivityRun.Name(), started, 1, time.Minute, false)}, []string{"1"}},
+		"lost with its replica":     {[]*workflowpb.PendingActivityInfo{activity("1", wire.ActivityRun.Name(), started, 1, time.Hour, true)}, []string{"1"}},
+		"not dispatched":            {[]*workflowpb.PendingActivityInfo{activity("1", wire.ActivityRun.Name(), scheduled, 1, time.Minute, false)}, nil},
+		"just started":              {[]*workflowpb.PendingActivityInfo{activity("1", wire.ActivityRun.Name(), started, 1, time.Second, false)}, nil},
+		"held back by a worker":     {[]*workflowpb.PendingActivityInfo{activity("1", wire.ActivityRun.Name(), started, 2, time.Minute, false)}, nil},
+		"a second try that is lost": {[]*workflowpb.PendingActivityInfo{activity("1", wire.ActivityRun.Name(), started, 2, 2*time.Minute, false)}, []string{"1"}},
+		"another activity":          {[]*workflowpb.PendingActivityInfo{activity("1", wire.ActivitySettle.Name(), started, 1, time.Minute, false)}, nil},
 		"one of a gang": {[]*workflowpb.PendingActivityInfo{
-			activity("1", berth.ActivityRun, started, 1, time.Minute, true), activity("2", berth.ActivityRun, started, 1, time.Minute, false),
+			activity("1", wire.ActivityRun.Name(), started, 1, time.Minute, true), activity("2", wire.ActivityRun.Name(), started, 1, time.Minute, false),
 		}, []string{"2"}},
 	} {
 		s := newServer()
