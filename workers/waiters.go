@@ -15,7 +15,6 @@ import (
 
 	"berth"
 	"berth/activities/wait"
-	"berth/internal/lib/failpoint"
 	"berth/internal/lib/overload"
 	"berth/wire"
 )
@@ -64,13 +63,13 @@ func NewWaiters(d WaiterDeps, o wait.Options) *Waiters {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	w := &Waiters{
-		client: d.Client, registry: wait.New(d.Store, byToken{d.Client, d.Limit}, o), hints: d.Hints,
+		client: d.Client, registry: wait.New(d.Store, ends(byToken{d.Client, d.Limit}), o), hints: d.Hints,
 		limit: d.Limit, pace: rate.NewLimiter(reattached, reattached),
 		held: make(chan struct{}, waiterSlots/2), log: o.Logger,
 	}
-	w.run = w.wait
+	w.run = noted(w.wait)
 	if d.Around != nil {
-		w.run = d.Around(w.wait)
+		w.run = d.Around(w.run)
 	}
 	return w
 }
@@ -134,9 +133,6 @@ func (w *Waiters) wait(ctx context.Context, r wire.RunRequest) (wire.RunResult, 
 	}
 	if !w.registry.Enter(r.Alloc, info.TaskToken) {
 		return wire.RunResult{}, stopping(time.Second)
-	}
-	if err := failpoint.Hit("worker.wait.after"); err != nil {
-		return wire.RunResult{}, err
 	}
 	return wire.RunResult{}, activity.ErrResultPending
 }
@@ -204,9 +200,6 @@ func (t byToken) call(ctx context.Context, class overload.Class, f func(ctx cont
 // Complete completes an activity. The row has the full end of a member; the workflow gets
 // the part that fits a history.
 func (t byToken) Complete(ctx context.Context, token []byte, r wire.RunResult) error {
-	if err := failpoint.Hit("worker.end.before"); err != nil {
-		return err
-	}
 	return t.call(ctx, overload.End, func(ctx context.Context) error {
 		return t.client.CompleteActivity(ctx, token, shortened(r), nil)
 	})

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"berth"
-	"berth/internal/lib/failpoint"
 	"berth/internal/lib/overload"
 	"berth/wire"
 )
@@ -54,15 +53,22 @@ const GrantWait = time.Second
 
 // Steps are the activities of the control queue. All methods may be called concurrently.
 type Steps struct {
-	store Store
-	pokes Pokes
-	fires Fires
-	wait  time.Duration
+	store  Store
+	grants grants // the store, as Reserve reads it
+	pokes  Pokes
+	fires  Fires
+	wait   time.Duration
 }
 
-// New returns the steps over a store.
+// grants are the reads of a job that waits for its grant.
+type grants interface {
+	Load(ctx context.Context, id berth.JobID) (wire.JobView, error)
+	View(ctx context.Context, id berth.JobID) (wire.JobView, error)
+}
+
+// New returns the steps over a store. Their failpoints lie around the calls of the store.
 func New(store Store, pokes Pokes, fires Fires) *Steps {
-	return &Steps{store: store, pokes: pokes, fires: fires, wait: GrantWait}
+	return withFailpoints(Steps{store: store, grants: store, pokes: pokes, fires: fires, wait: GrantWait})
 }
 
 // Reserve returns the job with its grant if the leader places the job within GrantWait,
@@ -83,15 +89,9 @@ func (s *Steps) Reserve(ctx context.Context, in wire.StepInput) (wire.JobView, e
 	}()
 	limit := time.NewTimer(s.wait)
 	defer limit.Stop()
-	for read := s.store.Load; ; read = s.store.View {
-		if err := failpoint.Hit("worker.reserve.before"); err != nil {
-			return wire.JobView{}, err
-		}
+	for read := s.grants.Load; ; read = s.grants.View {
 		view, err := read(ctx, id)
 		if err != nil {
-			return view, err
-		}
-		if err := failpoint.Hit("worker.reserve.after"); err != nil {
 			return view, err
 		}
 		heard = false
@@ -124,26 +124,13 @@ func (s *Steps) Load(ctx context.Context, in wire.StepInput) (wire.JobView, erro
 
 // Settle closes an attempt. The result says whether the job is retried, or has ended.
 func (s *Steps) Settle(ctx context.Context, in wire.AttemptInput) (wire.SettleResult, error) {
-	if err := failpoint.Hit("worker.settle.before"); err != nil {
-		return wire.SettleResult{}, err
-	}
-	result, err := s.store.Settle(ctx, in.Job, in.Attempt)
-	if err != nil {
-		return result, err
-	}
-	return result, failpoint.Hit("worker.settle.after")
+	return s.store.Settle(ctx, in.Job, in.Attempt)
 }
 
 // RequestCancel writes a cancel that came from Temporal's side to the row, and returns the
 // job as changed by the cancel.
 func (s *Steps) RequestCancel(ctx context.Context, in wire.StepInput) (wire.JobView, error) {
-	if err := failpoint.Hit("worker.cancel.before"); err != nil {
-		return wire.JobView{}, err
-	}
 	if _, err := s.store.RequestCancel(ctx, "", in.Job, "temporal", nil); err != nil {
-		return wire.JobView{}, err
-	}
-	if err := failpoint.Hit("worker.cancel.after"); err != nil {
 		return wire.JobView{}, err
 	}
 	return s.store.Load(ctx, in.Job)
@@ -152,23 +139,10 @@ func (s *Steps) RequestCancel(ctx context.Context, in wire.StepInput) (wire.JobV
 // StopAttempt stops the rest of a gang if a member ended badly, and reports whether one
 // did.
 func (s *Steps) StopAttempt(ctx context.Context, in wire.AttemptInput) (bool, error) {
-	if err := failpoint.Hit("worker.stop.before"); err != nil {
-		return false, err
-	}
-	stopped, err := s.store.StopAttempt(ctx, in.Job, in.Attempt)
-	if err != nil {
-		return stopped, err
-	}
-	return stopped, failpoint.Hit("worker.stop.after")
+	return s.store.StopAttempt(ctx, in.Job, in.Attempt)
 }
 
 // Escalate kills members that did not stop in time.
 func (s *Steps) Escalate(ctx context.Context, in wire.AttemptInput) (wire.None, error) {
-	if err := failpoint.Hit("worker.escalate.before"); err != nil {
-		return wire.None{}, err
-	}
-	if err := s.store.Escalate(ctx, in.Job, in.Attempt); err != nil {
-		return wire.None{}, err
-	}
-	return wire.None{}, failpoint.Hit("worker.escalate.after")
+	return wire.None{}, s.store.Escalate(ctx, in.Job, in.Attempt)
 }

@@ -3,20 +3,12 @@ package control
 import (
 	"context"
 
-	"berth/internal/lib/failpoint"
 	"berth/wire"
 )
 
 // Tend reconciles a parent with the rows of its children.
 func (s *Steps) Tend(ctx context.Context, in wire.StepInput) (wire.ReconcileResult, error) {
-	if err := failpoint.Hit("worker.tend.before"); err != nil {
-		return wire.ReconcileResult{}, err
-	}
-	result, err := s.store.Tend(ctx, in.Job)
-	if err != nil {
-		return result, err
-	}
-	return result, failpoint.Hit("worker.tend.after")
+	return s.store.Tend(ctx, in.Job)
 }
 
 // CancelParent writes a cancel that came from Temporal's side to the row of a

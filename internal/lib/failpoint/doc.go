@@ -16,6 +16,11 @@
 //	error      makes Hit return an error: the operation fails, or its reply is lost
 //	delay 2s   waits
 //
+// A failpoint around a call of a store, or of another dependency, lies in a decorator in the file
+// failpoints.go of its package, which only the tag compiles in. A failpoint lies in the code itself
+// where no call of a dependency marks the moment: within a transaction, or between the steps of one
+// function.
+//
 // The one rule to know: each name stands at one place in the source, and Points
 // lists all of them; the package's test holds the two to each other.
 package failpoint

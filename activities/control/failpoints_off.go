@@ -1,0 +1,6 @@
+//go:build !failpoints
+
+package control
+
+// withFailpoints returns s unchanged in this build.
+func withFailpoints(s Steps) *Steps { return &s }
