@@ -11,11 +11,9 @@ import (
 	"github.com/labstack/echo/v4"
 
 	"berth"
-	"berth/db"
 	"berth/internal/control/admission"
 	"berth/internal/control/blob"
 	"berth/internal/lib/enginesilence"
-	"berth/internal/lib/failpoint"
 	"berth/wire"
 )
 
@@ -37,7 +35,7 @@ const maxAgentBody = 16 << 20
 // These routes are plain handlers without huma: they are the system's hot path, both ends
 // are Berth's own, and the public API description leaves them out.
 type agentHandlers struct {
-	agents    *db.Agents
+	agents    sessions
 	admission *admission.Controller
 	secrets   *secretHandlers
 	poker     Poker
@@ -93,14 +91,8 @@ func (h *agentHandlers) agentRegister(c echo.Context) error {
 	if req.Watermark, err = seen(c); err != nil {
 		return err
 	}
-	if err := failpoint.Hit("api.register.before"); err != nil {
-		return err
-	}
 	answer, lost, err := h.agents.Register(c.Request().Context(), machineOf(c), req)
 	if err != nil {
-		return err
-	}
-	if err := failpoint.Hit("api.register.after"); err != nil {
 		return err
 	}
 	h.log.Info("machine registered", "machine_id", machineOf(c), "epoch", answer.Epoch, "kills", len(answer.Kill),
@@ -141,22 +133,12 @@ func (h *agentHandlers) agentSync(c echo.Context) error {
 		return err
 	}
 	ctx := c.Request().Context()
-	if len(req.Reports) > 0 {
-		if err := failpoint.Hit("api.report.before"); err != nil {
-			return err
-		}
-	}
 	answer, err := h.agents.Sync(ctx, machineOf(c), req)
 	if err != nil && ctx.Err() != nil {
 		return nil // the agent has closed the connection, so no answer is needed
 	}
 	if err != nil {
 		return err
-	}
-	if len(req.Reports) > 0 {
-		if err := failpoint.Hit("api.report.after"); err != nil {
-			return err
-		}
 	}
 	return c.JSON(http.StatusOK, answer)
 }
@@ -171,14 +153,8 @@ func (h *agentHandlers) agentClaim(c echo.Context) error {
 	if req.Watermark, err = seen(c); err != nil {
 		return err
 	}
-	if err := failpoint.Hit("api.claim.before"); err != nil {
-		return err
-	}
 	claim, err := h.agents.Claim(c.Request().Context(), machineOf(c), req)
 	if err != nil {
-		return err
-	}
-	if err := failpoint.Hit("api.claim.after"); err != nil {
 		return err
 	}
 	if err := h.secrets.handOut(c.Request().Context(), &claim); err != nil {
@@ -205,15 +181,9 @@ func (h *agentObjectHandlers) agentCheckpoint(c echo.Context) error {
 		return err
 	}
 	ctx := c.Request().Context()
-	if err := failpoint.Hit("api.checkpoint.before"); err != nil {
-		return err
-	}
-	pruned, err := h.objects.RegisterCheckpoint(ctx, machineOf(c), p)
+	pruned, err := h.reported.RegisterCheckpoint(ctx, machineOf(c), p)
 	if err != nil {
 		h.deleteShards(ctx, pruned)
-		return err
-	}
-	if err := failpoint.Hit("api.checkpoint.after"); err != nil {
 		return err
 	}
 	h.deleteShards(ctx, pruned)

@@ -92,6 +92,8 @@ func (h *agentLogHandlers) takeLog(
 	if err != nil {
 		return 0, err
 	}
+	// These failpoints and the one in appendLog lie here because a piece has two commits, an
+	// object and a row, and other calls make the same two: restored pieces, and the note of a cut.
 	if err := failpoint.Hit("api.log.before"); err != nil {
 		return 0, err
 	}
@@ -200,6 +202,7 @@ func (h *agentLogHandlers) recordChunk(
 type agentObjectHandlers struct {
 	blobStore
 	objects   *db.Objects
+	reported  objects // the same store, for the reports of agents
 	storage   *db.Storage
 	admission *admission.Controller
 	streams   *streams

@@ -13,7 +13,6 @@ import (
 	"berth"
 	"berth/db"
 	"berth/internal/control/admission"
-	"berth/internal/lib/failpoint"
 	"berth/internal/lib/tracing"
 	"berth/spec"
 	"berth/wire"
@@ -52,6 +51,7 @@ type JobInput struct {
 // jobHandlers serve the calls that submit, list and change jobs.
 type jobHandlers struct {
 	jobReader
+	submitter submitter
 	canceler  JobControl
 	parents   *db.Parents
 	admission *admission.Controller
@@ -112,15 +112,9 @@ func (h *jobHandlers) submit(ctx context.Context, in *submitInput) (*jobOutput, 
 	if err := h.admission.Admit(ctx, caller(ctx).Tenant, jobSpec); err != nil {
 		return nil, err
 	}
-	if err := failpoint.Hit("api.submit.before"); err != nil {
-		return nil, err
-	}
-	job, created, err := h.jobs.Submit(ctx,
+	job, created, err := h.submitter.Submit(ctx,
 		db.Submission{Tenant: caller(ctx).Tenant, Spec: jobSpec, IdemKey: in.Key, Actor: actor(ctx)})
 	if err != nil {
-		return nil, err
-	}
-	if err := failpoint.Hit("api.submit.after"); err != nil {
 		return nil, err
 	}
 	return h.submitted(ctx, job, created, began), nil
@@ -354,13 +348,7 @@ func (h *jobHandlers) cancelJob(ctx context.Context, in *cancelInput) (*jobOutpu
 	}
 	return h.act(ctx, &in.JobInput, func(tenant berth.TenantID, id berth.JobID) error {
 		reason := &berth.Reason{Code: berth.ReasonCanceledByUser, Message: "canceled by " + caller(ctx).Name}
-		if err := failpoint.Hit("api.cancel.before"); err != nil {
-			return err
-		}
 		if _, err := h.canceler.RequestCancel(ctx, tenant, id, actor(ctx), reason); err != nil {
-			return err
-		}
-		if err := failpoint.Hit("api.cancel.after"); err != nil {
 			return err
 		}
 		poke(h.poker, []berth.JobID{id}) // without a running member, no end would wake it

@@ -12,7 +12,6 @@ import (
 	"berth"
 	"berth/db"
 	"berth/internal/control/blob"
-	"berth/internal/lib/failpoint"
 	"berth/wire"
 )
 
@@ -112,13 +111,7 @@ func (h *agentObjectHandlers) agentOutput(c echo.Context) error {
 	if _, err := berth.ParseAddress(string(p.Output.Address)); err != nil {
 		return err
 	}
-	if err := failpoint.Hit("api.output.before"); err != nil {
-		return err
-	}
-	if err := h.objects.RegisterOutput(c.Request().Context(), machineOf(c), p); err != nil {
-		return err
-	}
-	if err := failpoint.Hit("api.output.after"); err != nil {
+	if err := h.reported.RegisterOutput(c.Request().Context(), machineOf(c), p); err != nil {
 		return err
 	}
 	return c.NoContent(http.StatusNoContent)

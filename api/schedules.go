@@ -11,7 +11,6 @@ import (
 	"berth/db"
 	"berth/internal/control/admission"
 	"berth/internal/control/calendar"
-	"berth/internal/lib/failpoint"
 	"berth/spec"
 	"berth/wire"
 )
@@ -20,6 +19,7 @@ import (
 type scheduleHandlers struct {
 	schedules *db.Schedules
 	admission *admission.Controller
+	fires     fires
 	rules     secretRules
 	log       *slog.Logger
 }
@@ -234,10 +234,7 @@ func (h *scheduleHandlers) runSchedule(ctx context.Context, in *scheduleBodyInpu
 		return nil, err
 	}
 	// From here on the leader would decide the fire as well.
-	if err := failpoint.Hit("api.fire.between"); err != nil {
-		return nil, err
-	}
-	if _, err := h.admission.Fire(ctx, found.ID, at); err != nil {
+	if _, err := h.fires.Fire(ctx, found.ID, at); err != nil {
 		return nil, err
 	}
 	fire, err := h.schedules.FireAt(ctx, found.ID, at)

@@ -161,8 +161,11 @@ func resources(d Deps, gate *gatekeeper, streams *streams) []resource {
 	rules := secretRules{vault: d.Vault, plainWebhooks: d.PlainWebhooks}
 	control := controlPlane{cluster: d.DB.Cluster, gate: d.Gate, temporal: d.Temporal}
 	followed := &followed{jobs: d.DB.Jobs, watches: newWatches(d.DB)}
+	w := withFailpoints(writes{
+		jobs: d.DB.Jobs, cancels: d.Control, fires: admission, sessions: d.DB.Agents, objects: d.DB.Objects,
+	})
 	jobs := &jobHandlers{
-		jobReader: reader, canceler: d.Control, parents: d.DB.Parents, admission: admission, rules: rules,
+		jobReader: reader, submitter: w.jobs, canceler: w.cancels, parents: d.DB.Parents, admission: admission, rules: rules,
 		control: control, poker: d.Poker, traces: d.Traces,
 	}
 	secrets := &secretHandlers{
@@ -181,15 +184,15 @@ func resources(d Deps, gate *gatekeeper, streams *streams) []resource {
 		&admissionHandlers{d.DB.Cluster, explainer, d.Logger},
 		&uploadHandlers{store, d.DB.Uploads, d.DB.Storage, admission, d.Limits, streams, d.Logger},
 		secrets,
-		&scheduleHandlers{d.DB.Schedules, admission, rules, d.Logger},
+		&scheduleHandlers{d.DB.Schedules, admission, w.fires, rules, d.Logger},
 		&outputHandlers{reader, store, d.DB.Objects, streams},
 		&pageHandlers{
 			version: d.Version, metrics: d.Metrics, ping: d.DB.Ping, checks: d.Checks, gate: gate, log: d.Logger,
 		},
 		&joinHandlers{newJoins(d.DB), d.DB.JoinTokens, gate.limits, gate.addresses, d.Logger},
-		&agentHandlers{d.DB.Agents, admission, secrets, d.Poker, d.Logger},
+		&agentHandlers{w.sessions, admission, secrets, d.Poker, d.Logger},
 		&agentLogHandlers{store, d.DB.Logs, d.DB.Storage, admission, newLogRoom()},
-		&agentObjectHandlers{store, d.DB.Objects, d.DB.Storage, admission, streams, d.Logger},
+		&agentObjectHandlers{store, d.DB.Objects, w.objects, d.DB.Storage, admission, streams, d.Logger},
 	}
 }
 
