@@ -8,7 +8,6 @@ import (
 	"berth"
 	"berth/db"
 	"berth/internal/control/calendar"
-	"berth/internal/lib/failpoint"
 	"berth/spec"
 	"berth/wire"
 )
@@ -87,14 +86,11 @@ func (c *clocks) pass(ctx context.Context) {
 	}
 	decided := 0
 	for _, f := range fires {
-		if _, err := c.Fires.Fire(ctx, f.Schedule, f.At); err != nil {
+		if _, err := c.writes.fires.Fire(ctx, f.Schedule, f.At); err != nil {
 			c.failed(ctx, "cannot decide a fire", f.Schedule, err)
 			continue
 		}
 		decided++
-		if err := failpoint.Hit("leader.fire.after"); err != nil {
-			return
-		}
 	}
 	if decided == passLimit {
 		c.DB.Hub().Publish(db.TopicClock, string(fires[0].Schedule)) // there are more
@@ -110,13 +106,7 @@ func (c *clocks) failed(ctx context.Context, what string, id berth.ScheduleID, e
 
 // The method tell updates one clock from its row, and records the update in the row.
 func (c *clocks) tell(ctx context.Context, s db.Clock) error {
-	if err := failpoint.Hit("leader.clock.before"); err != nil {
-		return err
-	}
 	if err := c.put(ctx, s); err != nil {
-		return err
-	}
-	if err := failpoint.Hit("leader.clock.after"); err != nil {
 		return err
 	}
 	if s.Deleted {
@@ -139,10 +129,10 @@ func (c *clocks) put(ctx context.Context, s db.Clock) error {
 			return unreadable(fault)
 		}
 		if !times.Next(time.Now()).IsZero() {
-			return c.Clocks.SetClock(ctx, s)
+			return c.writes.clocks.SetClock(ctx, s)
 		}
 	}
-	_, err := c.Clocks.RemoveClock(ctx, s.Schedule)
+	_, err := c.writes.clocks.RemoveClock(ctx, s.Schedule)
 	return err
 }
 

@@ -8,7 +8,6 @@ import (
 
 	"berth"
 	"berth/db"
-	"berth/internal/lib/failpoint"
 	"berth/placement"
 )
 
@@ -40,14 +39,9 @@ func (p *placer) displace(ctx context.Context, plan placement.Plan) error {
 	}
 	// Another gang would have room with the capacity that these keep for their repair.
 	if len(plan.Yield) > 0 {
-		n, err := p.DB.Queue.GiveUpRepairs(ctx, p.term, plan.Yield)
+		n, err := p.writes.starts.GiveUpRepairs(ctx, p.term, plan.Yield)
 		if err != nil {
 			return err
-		}
-		if n > 0 {
-			if err := failpoint.Hit("leader.yield.after"); err != nil {
-				return err
-			}
 		}
 		p.Logger.Info("nominations for gang repairs released for another gang",
 			"gangs", plan.Yield, "given_up", n)

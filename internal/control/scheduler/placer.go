@@ -273,31 +273,20 @@ func (p *placer) fail(ctx context.Context, due []placement.Fail) error {
 	return nil
 }
 
-// commit writes a batch and notifies machines and workflows. It runs concurrently
+// commit writes a batch, fenced by the term, and notifies machines and workflows. It runs concurrently
 // with the loop and shares no data with it.
 func (p *placer) commit(ctx context.Context, starts []berth.Start) {
 	ctx, cancel := context.WithTimeout(ctx, commitLimit)
 	defer cancel()
 	began := time.Now()
-	c, err := p.write(ctx, starts)
+	c, err := p.writes.starts.CommitStarts(overload.As(ctx, overload.Start), p.term, starts)
 	p.Metrics.commit.Observe(time.Since(began).Seconds())
 	p.announce(c.Started)
 	if err == nil {
+		// Here and in no decorator, since the notification of everybody is no single call.
 		err = failpoint.Hit("leader.poke.after")
 	}
 	p.landing <- landing{starts, c, err}
-}
-
-// write commits a batch, fenced by the term. Failpoints before and after it simulate a death.
-func (p *placer) write(ctx context.Context, starts []berth.Start) (db.Committed, error) {
-	if err := failpoint.Hit("leader.commit.before"); err != nil {
-		return db.Committed{}, err
-	}
-	c, err := p.DB.Queue.CommitStarts(overload.As(ctx, overload.Start), p.term, starts)
-	if err != nil {
-		return c, err
-	}
-	return c, failpoint.Hit("leader.commit.after")
 }
 
 // announce notifies machines, workflows and waiting callers of committed starts.

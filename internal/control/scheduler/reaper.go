@@ -6,7 +6,6 @@ import (
 
 	"berth"
 	"berth/db"
-	"berth/internal/lib/failpoint"
 )
 
 // drainBatch bounds the jobs that one pass orders to move.
@@ -111,14 +110,8 @@ func (r *reaper) judge(ctx context.Context) error {
 				"silent", len(due))
 			return nil
 		}
-		if err := failpoint.Hit("leader.lost.before"); err != nil {
-			return err
-		}
-		v, err := r.DB.Machines.PassVerdict(ctx, r.term, m.Machine, r.Silence)
+		v, err := r.writes.verdicts.PassVerdict(ctx, r.term, m.Machine, r.Silence)
 		if err != nil {
-			return err
-		}
-		if err := failpoint.Hit("leader.lost.after"); err != nil {
 			return err
 		}
 		if len(v.Jobs) == 0 && !v.Lost {

@@ -120,6 +120,7 @@ const (
 // New.
 type Scheduler struct {
 	Options
+	writes writes
 	holder string
 	lease  *db.Lease
 	warm   *mirror // the mirror that a standby keeps ready; nil before its first read
@@ -166,7 +167,8 @@ func New(o Options) *Scheduler {
 	}
 	o.Ages = o.Ages.withDefaults()
 	holder := berth.NewSecret()
-	return &Scheduler{Options: o, holder: holder, lease: o.DB.Leader.OpenLease(db.LeaseLeader, holder)}
+	w := withFailpoints(writes{starts: o.DB.Queue, verdicts: o.DB.Machines, clocks: o.Clocks, fires: o.Fires})
+	return &Scheduler{Options: o, writes: w, holder: holder, lease: o.DB.Leader.OpenLease(db.LeaseLeader, holder)}
 }
 
 // Run bids for the lead, leads while the lease lasts, and returns when ctx ends.
