@@ -69,6 +69,8 @@ func (d *Queue) commitStarts(ctx context.Context, term Term, starts []berth.Star
 	if err == nil {
 		c = now.admit(starts)
 		if repairs(c.Started) {
+			// Both points of a repair lie between statements and hints of one commit, and only the
+			// commit knows that it begins a gang again.
 			err = failpoint.Hit("leader.repair.before")
 		}
 	}

@@ -124,6 +124,8 @@ func reconcileOnce(ctx context.Context, d *core, id berth.JobID, left *int) (wir
 		if err != nil || len(did.made) == 0 {
 			return err
 		}
+		// Here, in the transaction, and below, between the commit and the hints: no decorator of
+		// Tend sees these moments.
 		return failpoint.Hit("worker.expand.before")
 	})
 	if err == nil && len(did.made) > 0 {

@@ -59,6 +59,7 @@ func notifyParents(ctx context.Context, d *core, children ...berth.JobID) {
 	if err != nil && ctx.Err() == nil {
 		d.log.Warn("parent notification failed, will be reconciled", "jobs", len(children), "err", err)
 	}
+	// Between the commit and its hint, which the callers do not see.
 	if len(parents) > 0 && failpoint.Hit("worker.tell.before") != nil {
 		return
 	}

@@ -129,6 +129,8 @@ func (d *Agents) reportOnce(
 		if err := r.run(ctx); err != nil || !r.gang {
 			return err
 		}
+		// Here, in the transaction, and below, between the commit and the hints: no decorator of
+		// Sync sees these moments, nor which reports start a gang.
 		return failpoint.Hit("api.gang.before")
 	})
 	// Nothing is stored; the answer to the later call is the one that counts.

@@ -50,6 +50,8 @@ func (d *Attempts) Settle(ctx context.Context, id berth.JobID, attempt int) (wir
 			s := lifecycle.Settle(job.Job, history)
 			result.Next, settled = s.Verdict.Next, &s
 			if hints, err = settle(ctx, tx, job, s); err == nil && s.Room == lifecycle.RoomKept {
+				// Both points of keep lie within Settle: one before its commit, in the transaction, and
+				// one between the commit and the hints.
 				err = failpoint.Hit("worker.keep.before")
 			}
 			return err

@@ -160,6 +160,8 @@ func (d *Dispatcher) sendPokes(ctx context.Context) {
 // signal pokes one workflow. A job without an open workflow needs no poke. If
 // Temporal does not answer, the poke is kept for later.
 func (d *Dispatcher) signal(ctx context.Context, id berth.JobID) error {
+	// The points lie outside of the limited call to Temporal: an injected error loses the poke, and
+	// neither the limit nor the health of Temporal may count it.
 	if err := failpoint.Hit("dispatch.poke.before"); err != nil {
 		return err // and the poke is lost
 	}

@@ -236,6 +236,8 @@ func (c *Calls) under(class overload.Class) caller {
 // or closed with a status after which the policy allows no other.
 func (d *Dispatcher) start(ctx context.Context, do caller, row db.Dispatch,
 	policy enumspb.WorkflowIdReusePolicy) (started bool, err error) {
+	// The points lie outside of the limited call to Temporal: a process that is frozen here must not
+	// spend the call's time limit, and an injected error is no answer of Temporal.
 	if err := failpoint.Hit("dispatch.start.before"); err != nil {
 		return false, err
 	}
