@@ -27,7 +27,7 @@ compile() {
   go version >"$bins/building"
   scripts/build.sh "== programs" ./...
   # Every package with a file that only this tag compiles.
-  go vet -tags failpoints ./internal/lib/failpoint ./activities/control ./api ./internal/control/scheduler ./workers ./cmd/berthd ./cmd/berth-agent
+  go vet -tags failpoints ./internal/lib/failpoint ./activities/control ./api ./internal/control/scheduler ./internal/machine/agent ./workers ./cmd/berthd ./cmd/berth-agent
   go vet ./...
   scripts/tool.sh versitygw >/dev/null
   scripts/tool.sh fake-gcs-server >/dev/null

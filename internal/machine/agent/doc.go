@@ -72,4 +72,9 @@
 // result: logShipper, checkpointUploader and usageSampler. The member's pending report
 // is in reporter, its standing orders in orders. The outbox sends the reports of all
 // members, one call at a time.
+//
+// Failpoints around a call of the runtime lie in a decorator, in failpoints.go. Most lie in the
+// phases. Their moments are changes of the member's own state: before the lease is checked for a
+// start, after the folder is removed as well as the container, between the files of a checkpoint
+// and its manifest. Around single calls they would be hit at other moments, and once for each try.
 package agent

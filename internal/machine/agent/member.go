@@ -59,7 +59,8 @@ func newMember(s *Supervisor, alloc berth.AllocationID, job berth.JobID, number,
 	}
 	log := s.log.With("job_id", job, "attempt", attempt, "alloc", alloc)
 	c := &core{
-		identity: id, ctx: ctx, log: log, timing: s.cfg.Timing, beat: s.beat, runtime: s.cfg.Runtime,
+		identity: id, ctx: ctx, log: log, timing: s.cfg.Timing, beat: s.beat,
+		runtime: withFailpoints(s.cfg.Runtime),
 		reports: newReporter(id, log, s.outbox.poke), claim: &claim{},
 	}
 	m := &member{

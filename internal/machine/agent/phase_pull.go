@@ -8,7 +8,6 @@ import (
 	"berth"
 	"berth/activities/node"
 	"berth/failure"
-	"berth/internal/lib/failpoint"
 	"berth/wire"
 )
 
@@ -44,9 +43,7 @@ func (p *pullPhase) Do(ctx context.Context) (phase, error) {
 func (p *pullPhase) pull(ctx context.Context) (phase, error) {
 	p.reports.enter(slow, berth.PhasePulling)
 	image := p.claim.Spec.Image
-	_ = failpoint.Hit("agent.pull.before")
 	digest, err := p.ensure(ctx, image)
-	_ = failpoint.Hit("agent.pull.after")
 	if want := p.claim.ImageDigest; err == nil && want != "" && digest != want {
 		image += "@" + want
 		if digest, err = p.ensure(ctx, image); err != nil {

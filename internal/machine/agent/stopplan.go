@@ -8,7 +8,6 @@ import (
 	"berth"
 	"berth/activities/node"
 	"berth/failure"
-	"berth/internal/lib/failpoint"
 	"berth/spec"
 )
 
@@ -182,9 +181,7 @@ func (s *stopPlan) intend(cause failure.ExitCause, says string) {
 func (s *stopPlan) signal(name string) bool {
 	ctx, cancel := context.WithTimeout(s.ctx, signalLimit)
 	defer cancel()
-	_ = failpoint.Hit("agent.stop.before")
 	err := s.runtime.Signal(ctx, s.name(), name)
-	_ = failpoint.Hit("agent.stop.after")
 	if err != nil && s.ctx.Err() == nil && !errors.Is(err, node.ErrNoContainer) {
 		s.log.Warn("cannot send signal", "signal", name, "err", err)
 		return false

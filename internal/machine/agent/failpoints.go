@@ -1,0 +1,31 @@
+//go:build failpoints
+
+package agent
+
+import (
+	"context"
+
+	"berth/activities/node"
+	"berth/internal/lib/failpoint"
+)
+
+// withFailpoints returns a runtime of a member that may die before and after its calls.
+func withFailpoints(r node.Runtime) node.Runtime { return failingRuntime{r} }
+
+type failingRuntime struct{ node.Runtime }
+
+func (f failingRuntime) EnsureImage(ctx context.Context, ref string, auth *node.RegistryAuth) (string, error) {
+	_ = failpoint.Hit("agent.pull.before")
+	digest, err := f.Runtime.EnsureImage(ctx, ref, auth)
+	if err == nil {
+		_ = failpoint.Hit("agent.pull.after")
+	}
+	return digest, err
+}
+
+func (f failingRuntime) Signal(ctx context.Context, name, signal string) error {
+	_ = failpoint.Hit("agent.stop.before")
+	err := f.Runtime.Signal(ctx, name, signal)
+	_ = failpoint.Hit("agent.stop.after")
+	return err
+}
