@@ -357,7 +357,8 @@ func TestActivitiesAreCalledThroughTheirTypes(t *testing.T) {
 		"RegisterActivityWithOptions": "workers/control.go",
 	}
 	made := map[string]int{}
-	for _, folder := range []string{"./workflows/...", "./workers/...", "./activities/...", "./internal/...", "./cmd/..."} {
+	folders := []string{"./workflows/...", "./workers/...", "./activities/...", "./internal/...", "./cmd/..."}
+	for _, folder := range folders {
 		for _, p := range listPackages(t, folder) {
 			for _, name := range p.GoFiles {
 				eachSelector(t, filepath.Join(p.Dir, name), func(selector string, pos token.Position) {

@@ -178,7 +178,8 @@ func TestAPipelineUnderWayGoesOnWithRecordedPayloads(t *testing.T) {
 		// The first step returns a ready child, whose start is followed by another look.
 		look := wire.ActivityReconcile.Name()
 		r.execute(berth.WorkflowPipeline, look, look, look, wire.ActivityCancelParent.Name())
-		if len(started) != 1 || !covers(r.t, payloadOf(r.t, started[0]), r.all["workflow-"+berth.WorkflowJob].Input[0]) {
+		recorded := r.all["workflow-"+berth.WorkflowJob].Input[0]
+		if len(started) != 1 || !covers(r.t, payloadOf(r.t, started[0]), recorded) {
 			r.t.Errorf("started %+v", started)
 		}
 	})
