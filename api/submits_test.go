@@ -14,6 +14,7 @@ import (
 	"berth/api"
 	"berth/db/dbtest"
 	"berth/spec"
+	"berth/wire"
 )
 
 func TestReplicasShareATenantsRateOfSubmits(t *testing.T) {
@@ -151,6 +152,46 @@ func TestAnOlderClientLiftsNoSettingThatItDoesNotKnow(t *testing.T) {
 	}
 	if q, err := s.as("admin").SetQuota(t.Context(), spec.Quota{Tenant: "org"}); err != nil || q.MaxPriority != nil {
 		t.Errorf("this version's client lifts what it does not set: %+v, %v", q, err)
+	}
+}
+
+func TestANewTenantHasNoLimitOfADeletedTenantOfItsName(t *testing.T) {
+	t.Parallel()
+	url := dbtest.URL(t)
+	here, elsewhere := newSiteAt(t, url, nil), newSiteAt(t, url, nil)
+	token := func() wire.Token {
+		t.Helper()
+		made, err := here.db.Tokens.Create(t.Context(), spec.NewToken{Name: "carol", Tenant: "c", Role: spec.RoleUser})
+		if err != nil {
+			t.Fatal(err)
+		}
+		here.tokens["carol"] = made.Secret
+		return made
+	}
+	create := func(s *site) {
+		t.Helper()
+		if a := s.call("admin", "POST", "/v1/tenants", `{"id": "c"}`); a.status != http.StatusCreated {
+			t.Fatalf("the tenant: %d %s", a.status, a.body)
+		}
+	}
+	create(here)
+	if a := here.call("admin", "PUT", "/v1/quotas/c", `{"max_priority": 100}`); a.status != http.StatusOK {
+		t.Fatalf("its quota: %d %s", a.status, a.body)
+	}
+	old := token()
+	if a := here.call("carol", "POST", "/v1/jobs", small); a.status != http.StatusUnprocessableEntity {
+		t.Fatalf("above the limit: %d %s", a.status, a.body)
+	}
+	if err := here.db.Tokens.Revoke(t.Context(), old.ID); err != nil {
+		t.Fatal(err)
+	}
+	if a := here.call("admin", "DELETE", "/v1/tenants/c", ""); a.status != http.StatusNoContent {
+		t.Fatalf("the deletion: %d %s", a.status, a.body)
+	}
+	create(elsewhere)
+	token()
+	if a := here.call("carol", "POST", "/v1/jobs", small); a.status != http.StatusCreated {
+		t.Errorf("a submit of the new tenant, which has no quota: %d %s", a.status, a.body)
 	}
 }
 

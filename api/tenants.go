@@ -159,6 +159,7 @@ func (h *tenantHandlers) deleteTenant(ctx context.Context, in *TenantInput) (*st
 	if err := h.tenants.Delete(ctx, berth.TenantID(in.Tenant)); err != nil {
 		return nil, err
 	}
+	h.admission.Forget() // a new tenant of this name must not inherit the limits
 	h.explainer.Forget()
 	h.log.Info("tenant removed", "tenant", in.Tenant, "by", operator(ctx))
 	return nil, nil
