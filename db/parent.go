@@ -44,7 +44,7 @@ func lockParent(ctx context.Context, tx pgx.Tx, id berth.JobID) (p lockedParent,
 	args := pgx.NamedArgs{"id": id, "batch": expandBatch}
 	batch := &pgx.Batch{}
 	batch.Queue(`
-		SELECT kind, name, state, tenant, held, blocked, parent IS NOT NULL, total, expanded, max_failures,
+		SELECT kind, state, tenant, held, blocked, parent IS NOT NULL, total, expanded, max_failures,
 			cancel_requested_at IS NOT NULL, reason,
 			CASE WHEN kind <> 'array' THEN '{}' WHEN indexes IS NULL
 				THEN ARRAY(SELECT generate_series(expanded, least(expanded + @batch, total) - 1))
@@ -54,7 +54,7 @@ func lockParent(ctx context.Context, tx pgx.Tx, id berth.JobID) (p lockedParent,
 		WHERE id = @id
 		FOR NO KEY UPDATE`, args).QueryRow(func(row pgx.Row) error {
 		var queue []byte
-		err := row.Scan(&p.Kind, &p.Name, &p.State, &p.Tenant, &p.Held, &p.Blocked, &p.HasParent, &p.Tally.Total,
+		err := row.Scan(&p.Kind, &p.State, &p.Tenant, &p.Held, &p.Blocked, &p.HasParent, &p.Tally.Total,
 			&p.Expanded, &p.MaxFailures, &p.CancelAsked, &p.Reason, &p.Next, &queue)
 		if err != nil || string(queue) == "null" {
 			return err

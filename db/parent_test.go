@@ -362,6 +362,8 @@ func TestTooManyFailuresCancelTheRest(t *testing.T) {
 	}
 	if r := s.job(id).Reason; r.Code != berth.ReasonElementsFailed || !strings.HasPrefix(r.Message, "2 of 6 elements failed, more than max_failures (1) allows: 1-2") {
 		t.Errorf("reason is %+v", r)
+	} else if want := "run only what failed again: berth retry --failed " + string(id); r.Hint != want {
+		t.Errorf("hint is %q, want %q: a newer array may have the same name", r.Hint, want)
 	}
 	again, created, err := s.db.Jobs.RetryFailed(t.Context(), "default", id, "user:test")
 	if err != nil || !created || again.Indexes != "1-5" {

@@ -61,7 +61,7 @@ func ExampleFire() {
 // the same pass. It creates no further elements.
 func ExampleReconcile() {
 	most := 1
-	p := lifecycle.Parent{Name: "sweep", Kind: berth.KindArray, State: berth.Running, MaxFailures: &most, Expanded: 4,
+	p := lifecycle.Parent{ID: "j-1", Kind: berth.KindArray, State: berth.Running, MaxFailures: &most, Expanded: 4,
 		Tally: wire.Tally{Total: 6, Unmade: 2, ByStatus: map[berth.State]int{berth.Failed: 2, berth.Running: 2}}}
 	pass := lifecycle.Reconcile(p)
 	fmt.Println(pass.Fail.Message)

@@ -25,7 +25,6 @@ const (
 type Parent struct {
 	ID          berth.JobID
 	Kind        berth.Kind
-	Name        string
 	State       berth.State
 	Held        bool
 	Blocked     bool // a step whose needs have not all succeeded
@@ -172,10 +171,11 @@ func (p Parent) End() (berth.State, *berth.Reason) {
 }
 
 // Failure returns the reason for which the parent fails. It names the failed children: the
-// first indexes of an array, at most ShownFailures, and the steps of a pipeline, as one text.
+// first indexes of an array, at most ShownFailures, and the steps of a pipeline, as one text. The
+// hint names the id: a newer job may have the same name.
 func (p Parent) Failure(indexes []int, steps string) berth.Reason {
 	failed, t := p.Tally.ByStatus[berth.Failed], p.Tally
-	r := berth.Reason{Code: p.failedCode(), Hint: "run only what failed again: berth retry --failed " + p.label()}
+	r := berth.Reason{Code: p.failedCode(), Hint: "run only what failed again: berth retry --failed " + string(p.ID)}
 	switch {
 	case p.Kind == berth.KindPipeline && failed > 0:
 		r.Message = fmt.Sprintf("%d of %d steps failed", failed, t.Total)
@@ -222,13 +222,4 @@ func (p Parent) failedCode() berth.ReasonCode {
 		return berth.ReasonStepsFailed
 	}
 	return berth.ReasonElementsFailed
-}
-
-// label returns the text by which commands find the parent: its name, or its id if it is
-// part of another job.
-func (p Parent) label() string {
-	if p.HasParent {
-		return string(p.ID)
-	}
-	return p.Name
 }

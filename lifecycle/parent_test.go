@@ -20,7 +20,7 @@ func parent(kind berth.Kind, state berth.State, by counts, changes ...func(*life
 	for _, k := range by {
 		n += k
 	}
-	p := lifecycle.Parent{ID: "p1", Name: "sweep", Kind: kind, State: state, Expanded: n,
+	p := lifecycle.Parent{ID: "p1", Kind: kind, State: state, Expanded: n,
 		Tally: wire.Tally{Total: n, ByStatus: by}}
 	for _, change := range changes {
 		change(&p)
@@ -60,10 +60,10 @@ func TestAPassDoesWhatIsDueInOrder(t *testing.T) {
 	tooMany := func(failed, total string) *berth.Reason {
 		return &berth.Reason{Code: berth.ReasonElementsFailed,
 			Message: failed + " of " + total + " elements failed, more than max_failures (0) allows",
-			Hint:    "run only what failed again: berth retry --failed sweep"}
+			Hint:    "run only what failed again: berth retry --failed p1"}
 	}
 	stepFailed := &berth.Reason{Code: berth.ReasonStepsFailed, Message: "1 of 2 steps failed",
-		Hint: "run only what failed again: berth retry --failed sweep"}
+		Hint: "run only what failed again: berth retry --failed p1"}
 	for _, c := range []struct {
 		claim string
 		p     lifecycle.Parent
@@ -313,20 +313,20 @@ func TestAFailureNamesItsChildren(t *testing.T) {
 		retry   string // the job that the hint names; "": no hint
 	}{
 		{p: array(berth.Running, counts{berth.Failed: 3, berth.Succeeded: 7}), indexes: []int{1, 4, 5},
-			want: "3 of 10 elements failed: 1,4-5", code: berth.ReasonElementsFailed, retry: "sweep"},
+			want: "3 of 10 elements failed: 1,4-5", code: berth.ReasonElementsFailed, retry: "p1"},
 		{p: array(berth.Running, counts{berth.Failed: 3, berth.Succeeded: 7}), indexes: []int{1, 4},
-			want: "3 of 10 elements failed: 1,4, …", code: berth.ReasonElementsFailed, retry: "sweep"},
+			want: "3 of 10 elements failed: 1,4, …", code: berth.ReasonElementsFailed, retry: "p1"},
 		{p: array(berth.Running, counts{berth.Failed: 3}, unmade(7), overdraw),
 			want: "3 of 10 elements failed, more than max_failures (0) allows", code: berth.ReasonElementsFailed,
-			retry: "sweep"},
+			retry: "p1"},
 		{p: array(berth.Running, counts{berth.Canceled: 2, berth.Succeeded: 1}),
 			want: "2 of 3 elements were canceled", code: berth.ReasonElementsFailed},
 		{p: array(berth.Running, counts{berth.Failed: 1}, inside), want: "1 of 1 elements failed",
 			code: berth.ReasonElementsFailed, retry: "p1"},
 		{p: pipeline(berth.Running, counts{berth.Failed: 2, berth.Canceled: 1}), steps: "train, eval",
-			want: "2 of 3 steps failed: train, eval", code: berth.ReasonStepsFailed, retry: "sweep"},
+			want: "2 of 3 steps failed: train, eval", code: berth.ReasonStepsFailed, retry: "p1"},
 		{p: pipeline(berth.Running, counts{berth.Canceled: 2, berth.Succeeded: 1}),
-			want: "2 of 3 steps were canceled", code: berth.ReasonStepsFailed, retry: "sweep"},
+			want: "2 of 3 steps were canceled", code: berth.ReasonStepsFailed, retry: "p1"},
 	} {
 		hint := "run only what failed again: berth retry --failed " + c.retry
 		if c.retry == "" {
