@@ -32,9 +32,10 @@ func newPlan(a *app) *cobra.Command {
 				return err
 			}
 			// Folders are not uploaded for a plan, so a plan ignores data in local folders.
-			plan, err := c.Plan(cmd.Context(), withoutFolders(file.Spec))
+			jobSpec, kept := withoutFolders(file.Spec)
+			plan, err := c.Plan(cmd.Context(), jobSpec)
 			if err != nil {
-				return located(a.failed(cmd.Context(), err), file)
+				return located(asWritten(a.failed(cmd.Context(), err), kept), file)
 			}
 			if err := showPlan(a, plan); err != nil {
 				return err

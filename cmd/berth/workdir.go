@@ -8,6 +8,8 @@ import (
 	"io/fs"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 
 	"berth"
 	"berth/api/client"
@@ -112,10 +114,39 @@ func unpackable(ctx context.Context, field, folder string, err error) error {
 }
 
 // withoutFolders removes the local folders of a spec, which have no address without an
-// upload, and its other inputs too. Where a job fits does not depend on local folders.
-func withoutFolders(jobSpec spec.Job) spec.Job {
-	if len(jobSpec.Unsent()) > 0 {
-		jobSpec.Workdir, jobSpec.Inputs = "", nil
+// upload. The other inputs stay: a folder of the machines decides where a job fits, and
+// fetched data decides which machine is best. kept are the places of these inputs in the
+// spec, for errors; see asWritten.
+func withoutFolders(jobSpec spec.Job) (left spec.Job, kept []int) {
+	if _, err := berth.ParseAddress(jobSpec.Workdir); err != nil {
+		jobSpec.Workdir = ""
 	}
-	return jobSpec
+	inputs := jobSpec.Inputs
+	jobSpec.Inputs = nil
+	for i, in := range inputs {
+		if _, err := berth.ParseAddress(in.From); err == nil || in.Kind() != spec.InputFolder {
+			jobSpec.Inputs, kept = append(jobSpec.Inputs, in), append(kept, i)
+		}
+	}
+	return jobSpec, kept
+}
+
+// asWritten changes the inputs in the fields of an error about the result of withoutFolders
+// to their places in the user's file.
+func asWritten(err error, kept []int) error {
+	e, ok := errors.AsType[*berth.Error](err)
+	if !ok {
+		return err
+	}
+	fields := slices.Clone(e.Fields)
+	for i, f := range fields {
+		rest, isInput := strings.CutPrefix(f.Field, "inputs[")
+		digits, rest, _ := strings.Cut(rest, "]")
+		if n, err := strconv.Atoi(digits); isInput && err == nil && n >= 0 && n < len(kept) {
+			fields[i].Field = fmt.Sprintf("inputs[%d]%s", kept[n], rest)
+		}
+	}
+	written := *e
+	written.Fields = fields
+	return &written
 }
