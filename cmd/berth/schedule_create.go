@@ -22,6 +22,7 @@ type scheduleFlags struct {
 	name, cron, zone, at, overlap string
 	every, in, catchUp, jitter    time.Duration
 	paused                        bool
+	setsPaused                    bool // --paused was given, perhaps as --paused=false
 }
 
 // register adds all flags of berth schedule create.
@@ -39,7 +40,7 @@ func (f *scheduleFlags) register(cmd *cobra.Command) {
 	flags.DurationVar(&f.catchUp, "catch-up", 0,
 		"submit missed times up to this long after an outage (default 1h; 1 year for --at and --in)")
 	flags.DurationVar(&f.jitter, "jitter", 0, "delay each submit by a random time of up to this")
-	flags.BoolVar(&f.paused, "paused", false, "create the schedule paused")
+	flags.BoolVar(&f.paused, "paused", false, "create the schedule paused; --paused=false overrides the file")
 }
 
 // registerTime adds the flags of a single time, which berth submit has too.
@@ -83,12 +84,13 @@ func (f *scheduleFlags) apply(s *spec.Schedule, now time.Time) error {
 	set(&s.Overlap, spec.Overlap(f.overlap))
 	set(&s.CatchUp, spec.Duration(f.catchUp))
 	set(&s.Jitter, spec.Duration(f.jitter))
-	set(&s.Paused, f.paused)
+	if f.setsPaused {
+		s.Paused = f.paused
+	}
 	return nil
 }
 
 // set overwrites *v unless the new value is zero, which means that the flag was not given.
-// So --paused=false cannot override a file that is paused.
 func set[T comparable](v *T, with T) {
 	var none T
 	if with != none {
@@ -109,6 +111,7 @@ func newScheduleCreate(a *app) *cobra.Command {
 			"  berth schedule create train.yaml --in 2h\n  berth schedule create nightly.schedule.yaml",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			flags.setsPaused = cmd.Flags().Changed("paused")
 			schedule, err := readSchedule(a, args[0], flags)
 			if err != nil {
 				return err
