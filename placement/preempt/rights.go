@@ -20,6 +20,9 @@ import (
 //   - Rank: in order srsf, a job of the same band with more than Outrank times the
 //     remaining service.
 //
+// The order of the queue changes nothing about Band: in order fifo, where bands do not order
+// jobs, a job of a higher band may preempt too.
+//
 // A job that was overdue at its start is exempt from Share and Rank: otherwise a stream of
 // other jobs could preempt it again and again, so that it never ends.
 type rights struct {

@@ -25,7 +25,7 @@ type Policy struct {
 	EarmarkFor   time.Duration // room is kept for a job that displaced others; see minEarmarkFor
 	AssumeRun    time.Duration // of a job without time_limit; 0: no end
 	Exponent     float64       // a in remaining time x GPUs^a, of order srsf
-	Outrank      float64       // of order srsf: a job displaces those with that many times its service to go; 0: none
+	Outrank      float64       // order srsf: preempt jobs with more than this many times the remaining service; 0: none
 }
 
 // defaultPolicy is argued for in docs/adr/0010.
