@@ -105,7 +105,7 @@ func (c *conversation) run(start berth.Start, j placement.Job) {
 	c.s.UpsertRunning(placement.Running{
 		Job: j.ID, Tenant: j.Tenant, Class: j.Class, Version: j.Version + 1, Attempt: start.Attempt, Priority: j.Priority,
 		Preemptible: j.Preemptible, SubmittedAt: j.SubmittedAt, Ranks: start.Ranks, StartedAt: epoch.Add(c.now),
-		TimeLimit: j.TimeLimit, Remaining: j.Remaining, Done: j.Done, Expected: j.Expected, PreemptedFor: j.PreemptedFor,
+		TimeLimit: j.TimeLimit, Remaining: j.Remaining, Done: j.Done, Unaged: j.Unaged, Expected: j.Expected, PreemptedFor: j.PreemptedFor,
 	})
 	c.ran[j.ID] = j
 }

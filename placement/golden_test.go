@@ -306,6 +306,10 @@ func (c *conversation) job(name string, args map[string]string) {
 			j.Remaining = c.duration(v)
 		case "expected":
 			j.Expected = c.duration(v)
+		case "done":
+			j.Done = c.duration(v)
+		case "unaged":
+			j.Unaged = c.duration(v)
 		case "data":
 			j.Data = nil
 			for d := range strings.SplitSeq(v, "|") {

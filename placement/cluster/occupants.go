@@ -26,6 +26,7 @@ type Running struct {
 	TimeLimit time.Duration // longest run from StartedAt; 0: no limit is known
 	Remaining time.Duration // of work, known or declared, counted from StartedAt; 0: not known
 	Done      time.Duration // run time of earlier attempts
+	Unaged    time.Duration // see Job
 	Expected  time.Duration // see Job
 
 	Checkpoint   time.Time     // latest verified in this attempt; zero: preemption loses the whole run

@@ -37,8 +37,10 @@ type Job struct {
 	RestartCost  time.Duration // extra work that a start causes
 	PreemptedFor []berth.JobID // jobs that this job was preempted for before
 
-	// Unaged is the time since submission that the job was held or not ready. Stalled is
-	// the value of Tenant.Stalled when the job was submitted. Neither time ages the job.
+	// Unaged is the time since submission that the job was held or not ready, with the time
+	// of its earlier attempts. A caller that lets jobs age while they run leaves out the
+	// attempts. Stalled is the value of Tenant.Stalled when the job was submitted. Neither
+	// time ages the job.
 	Unaged  time.Duration
 	Stalled time.Duration
 }
@@ -81,7 +83,7 @@ func (e *Entry) set(j Job, c *cluster.Class, t *Tally) {
 	e.priority, e.Limit = cluster.Short(int64(j.Priority)), j.TimeLimit
 	e.submitted = cluster.SinceOrigin(j.SubmittedAt)
 	e.aging = (e.submitted + j.Unaged).Seconds() - j.Stalled.Seconds()
-	e.worn = e.submitted + j.Unaged + j.Done
+	e.worn = e.submitted + notWaited(j.Unaged, j.Done)
 }
 
 // rate computes the job's band, rank and overdue state. The result depends on the clock

@@ -71,8 +71,12 @@ func (p *Policy) overdueStep() time.Duration { return max(time.Second, p.Overdue
 // overdueAt returns the time at which the job has waited for Overdue. Earlier runs, and
 // time on hold or before readiness, do not count as waiting.
 func (e *Entry) overdueAt(p *Policy) time.Time {
-	return e.SubmittedAt.Add(e.Unaged + e.Done + p.Overdue)
+	return e.SubmittedAt.Add(notWaited(e.Unaged, e.Done) + p.Overdue)
 }
+
+// notWaited returns the time since submission that does not count as waiting: the unaged
+// time, or the time of earlier runs where the caller lets jobs age while they run.
+func notWaited(unaged, done time.Duration) time.Duration { return max(unaged, done) }
 
 // OverdueFrom returns the first overdue step at or after overdueAt. From then on the job
 // counts as overdue, if it still waits.
@@ -87,7 +91,7 @@ func (e *Entry) OverdueFrom(p *Policy) time.Time {
 // Settled reports whether a running job was overdue at its start. Such a job is not
 // preempted for its tenant's share or its remaining service.
 func (p *Policy) Settled(h *cluster.Holder) bool {
-	return p.Overdue > 0 && h.StartedAt.Sub(h.SubmittedAt)-h.Done >= p.Overdue
+	return p.Overdue > 0 && h.StartedAt.Sub(h.SubmittedAt)-notWaited(h.Unaged, h.Done) >= p.Overdue
 }
 
 // Aged is a job's priority with its points for waiting, for explanations. The order uses

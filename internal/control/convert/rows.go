@@ -76,8 +76,9 @@ func Running(row db.QueueJob, held []db.Holder) placement.Running {
 		Job: row.ID, Parent: row.Parent, Tenant: row.Tenant, Class: row.Class, Version: row.Version,
 		Attempt:  row.Attempt,
 		Priority: row.Priority, Preemptible: row.Preemptible, SubmittedAt: row.SubmittedAt,
-		Done: row.Ran, Expected: row.Expected, PreemptedFor: row.GaveWayTo, TimeLimit: longest(row.RunLimit, row.Grace),
-		Stopping: row.State == berth.Preempting || row.State == berth.Canceling,
+		Done: row.Ran, Unaged: row.Unaged, Expected: row.Expected, PreemptedFor: row.GaveWayTo,
+		TimeLimit: longest(row.RunLimit, row.Grace),
+		Stopping:  row.State == berth.Preempting || row.State == berth.Canceling,
 	}
 	for _, h := range held {
 		// Ranks of older attempts count as well: their machines are silent, and the capacity stays
@@ -107,7 +108,8 @@ func Starting(j placement.Job, s berth.Start, now time.Time) placement.Running {
 	return placement.Running{
 		Job: j.ID, Parent: j.Parent, Tenant: j.Tenant, Class: j.Class, Version: s.Version + 1, Attempt: s.Attempt,
 		Priority: j.Priority, SubmittedAt: j.SubmittedAt, Ranks: s.Ranks,
-		StartedAt: now, TimeLimit: j.TimeLimit, Done: j.Done, Expected: j.Expected, PreemptedFor: j.PreemptedFor,
+		StartedAt: now, TimeLimit: j.TimeLimit, Done: j.Done, Unaged: j.Unaged, Expected: j.Expected,
+		PreemptedFor: j.PreemptedFor,
 	}
 }
 
