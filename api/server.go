@@ -19,6 +19,7 @@ import (
 	"berth/internal/control/admission"
 	"berth/internal/control/explain"
 	"berth/internal/lib/archive"
+	"berth/internal/lib/background"
 	"berth/internal/lib/overload"
 	"berth/internal/lib/sealer"
 	"berth/internal/lib/tracing"
@@ -98,6 +99,7 @@ type Server struct {
 	router  *router
 	auth    *authenticator
 	calls   *openCalls
+	explain *explain.Explainer
 	close   sync.Once
 	closing chan struct{}
 }
@@ -127,6 +129,7 @@ func New(d Deps) (*Server, error) {
 		slots: newCallSlots(d.DB.Shares(), runtime.GOMAXPROCS(0)), unread: newUnread(), refusals: refusals,
 		arriving:  newSlots(bodiesAbreast, bodiesOfTenant, waitsOfTenant),
 		transfers: newTransfers(d.Transfers.orDefaults(), s.auth.holds), closing: s.closing,
+		owner: background.New(),
 	}
 	tracer := callTracer{d.Traces}
 	// The order matters. A call waits for its client's unread answers before the clock of
@@ -147,7 +150,8 @@ func New(d Deps) (*Server, error) {
 		tracer.traceMachines,
 	)
 	follows := &streams{router: s.router, transfers: s.calls.transfers, closing: s.closing}
-	for _, r := range resources(d, gate, follows) {
+	s.explain = explain.New(d.DB, d.Policy)
+	for _, r := range resources(d, gate, follows, s.explain) {
 		r.mount(s.router)
 	}
 	return s, nil
@@ -155,8 +159,8 @@ func New(d Deps) (*Server, error) {
 
 // resources lists all groups of routes. The groups share gate's controller of admission
 // and its look-ups of tokens, so that a change through one group applies to all.
-func resources(d Deps, gate *gatekeeper, streams *streams) []resource {
-	store, admission, explainer := blobStore{d.Agent.Blobs}, gate.admission, explain.New(d.DB, d.Policy)
+func resources(d Deps, gate *gatekeeper, streams *streams, explainer *explain.Explainer) []resource {
+	store, admission := blobStore{d.Agent.Blobs}, gate.admission
 	reader := jobReader{d.DB.Jobs}
 	rules := secretRules{vault: d.Vault, plainWebhooks: d.PlainWebhooks}
 	control := controlPlane{cluster: d.DB.Cluster, gate: d.Gate, temporal: d.Temporal}
@@ -216,6 +220,14 @@ func (s *Server) HTTP() *http.Server {
 
 // Close ends the streams, which a shutdown would otherwise wait for. It is idempotent.
 func (s *Server) Close() { s.close.Do(func() { close(s.closing) }) }
+
+// Wait ends the goroutines that outlive their calls, the watches of unread answers and the
+// readings of the queue, and returns once they have ended. It comes after the shutdown of
+// the HTTP server and before the end of the database's connections.
+func (s *Server) Wait() {
+	s.explain.Close()
+	s.calls.owner.Close()
+}
 
 // securityHeaders sets the headers of every answer: no content sniffing, no frames, no
 // referrer and no cache, since answers hold data of one tenant.

@@ -12,6 +12,7 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/internal/lib/background"
 	"berth/internal/lib/overload"
 )
 
@@ -80,6 +81,7 @@ type openCalls struct {
 	arriving  *slots       // of bodies of users' calls
 	transfers *transfers
 	closing   <-chan struct{}
+	owner     *background.Group // of goroutines that watch unread answers
 }
 
 // shed bounds the cost of users' calls while the database is slow: calls that take too

@@ -11,6 +11,7 @@ import (
 	"github.com/labstack/echo/v4"
 
 	"berth"
+	"berth/internal/lib/background"
 	"berth/internal/lib/connlimit"
 )
 
@@ -32,6 +33,7 @@ type clientConn struct {
 	held  func() int // unread bytes of answers in the kernel's buffer
 	close func()
 	stall time.Duration // the time in which the client must take 64 KiB
+	owner *background.Group
 
 	unread atomic.Pointer[unreadAnswer] // the latest unread answer; nil: none
 	cut    atomic.Bool                  // the connection was closed: the client read too slowly
@@ -52,6 +54,7 @@ func (o *openCalls) connContext(ctx context.Context, c net.Conn) context.Context
 		held:  func() int { return connlimit.Unread(ctx) },
 		close: func() { connlimit.Close(ctx) },
 		stall: o.transfers.limits.Stall,
+		owner: o.owner,
 	})
 }
 
@@ -81,10 +84,12 @@ func (c *clientConn) sent(taken func(), last bool, closing <-chan struct{}) {
 	}
 	a := &unreadAnswer{read: make(chan struct{}), taken: sync.OnceFunc(taken)}
 	c.unread.Store(a)
-	go func() { // ends with the answer or the connection
+	if !c.owner.Go(func(ctx context.Context) { // ends with the answer, the connection or the server
 		defer a.taken()
-		c.drain(a.read, nil)
-	}()
+		c.drain(a.read, ctx.Done())
+	}) {
+		a.taken()
+	}
 }
 
 // awaitRead returns once the client has read the answers before this call. It fails if

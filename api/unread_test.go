@@ -104,6 +104,26 @@ func TestAConnectionGetsOneAnswerUntilItsClientReads(t *testing.T) {
 	}
 }
 
+// A server that has stopped watches no unread answer, however slowly its client reads.
+func TestAStoppedServerAwaitsTheWatchesOfUnreadAnswers(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS != "linux" {
+		t.Log("what the kernel holds is known on Linux alone")
+		return
+	}
+	s := unreadSite(t, time.Hour)
+	request := "GET /v1/jobs?limit=1000 HTTP/1.1\r\nHost: example.com\r\nAuthorization: Bearer " + s.tokens["viewer"] + "\r\n\r\n"
+	if _, err := io.WriteString(s.listened(false), request); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "an answer that is not read", func() bool { return s.server.UnreadAnswers() > 200_000 })
+	s.server.Close()
+	s.server.Wait()
+	if n := s.server.UnreadAnswers(); n != 0 {
+		t.Errorf("%d bytes of answers are watched after the end of the server", n)
+	}
+}
+
 // A client that never reads loses its connection, also where the kernel has taken the
 // whole answer, and whether it sends another request or none.
 func TestAClientThatNeverReadsLosesItsConnection(t *testing.T) {

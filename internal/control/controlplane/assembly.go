@@ -267,7 +267,7 @@ func (a *assembly) newAPI() (part, error) {
 			"connections", connections, "max_connections", a.cfg.MaxConnections)
 	}
 	a.listener = connlimit.New(listener, connlimit.Of(connections, proxies))
-	return a.serve(server.HTTP()), nil
+	return a.serve(server), nil
 }
 
 // members implements wait.Store: the rows of members, judged by the limits of

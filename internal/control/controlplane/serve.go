@@ -11,15 +11,19 @@ import (
 	"time"
 
 	"berth"
+	"berth/api"
 	"berth/db"
 )
 
 // shutdownLimit is how long calls under way may take when the API stops.
 const shutdownLimit = 5 * time.Second
 
-// serve returns the part that serves the API on the listener.
-func (c *ControlPlane) serve(server *http.Server) part {
+// serve returns the part that serves the API on the listener. It ends after every goroutine
+// of the API has ended.
+func (c *ControlPlane) serve(of *api.Server) part {
+	server := of.HTTP()
 	return func(ctx context.Context) error {
+		defer of.Wait()
 		c.log.Info("api listening", "url", c.URL())
 		if c.cfg.TLSCert == "" && !isLoopback(c.listener.Addr().String()) {
 			c.log.Warn("the api speaks plain HTTP beyond this machine: tokens travel readable, unless a proxy in " +

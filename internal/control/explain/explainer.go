@@ -13,6 +13,7 @@ import (
 	"berth/db"
 	"berth/internal/control/convert"
 	"berth/internal/control/runtimes"
+	"berth/internal/lib/background"
 	"berth/placement"
 	"berth/spec"
 	"berth/wire"
@@ -57,6 +58,7 @@ type Explainer struct {
 	asking  atomic.Int64 // questions under way
 	changes atomic.Int64 // calls of Forget
 	renews  atomic.Bool  // a reading that no question waits for is under way
+	owner   *background.Group
 
 	history *runtimes.Book // of no snapshot: it answers questions about single jobs
 
@@ -117,12 +119,16 @@ type question struct {
 func New(d *db.DB, policy placement.Policy) *Explainer {
 	x := &Explainer{
 		db: d, planner: placement.Planner{Pack: placement.LeastFragmentation, Policy: policy},
-		reads: make(chan struct{}, 1), turn: make(chan struct{}, 1),
+		reads: make(chan struct{}, 1), turn: make(chan struct{}, 1), owner: background.New(),
 	}
 	x.history = runtimes.New(d, policy, 0)
 	x.runs = x.history.Fresh()
 	return x
 }
+
+// Close ends the readings under way and waits for a reading that no question waits for.
+// Later questions may fail.
+func (x *Explainer) Close() { x.owner.Close() }
 
 // Why explains a waiting job from its present row; ok is false if the job no longer waits.
 // request is the request of the job's class.
@@ -203,7 +209,7 @@ func (x *Explainer) renew(ctx context.Context) {
 		return
 	}
 	asked := time.Now()
-	go func() { // ends after readLimit
+	if !x.owner.Go(func(context.Context) { // ends after readLimit, or with the owner's context: see read
 		defer x.renews.Store(false)
 		defer func() {
 			if p := recover(); p != nil { // in a handler it would be that call's alone
@@ -212,7 +218,9 @@ func (x *Explainer) renew(ctx context.Context) {
 		}()
 		// An error is that of the next question that has to wait for a reading.
 		_ = x.read(context.WithoutCancel(ctx), func() bool { return x.within(asked, 0) }, db.Hinted{})
-	}()
+	}) {
+		x.renews.Store(false)
+	}
 }
 
 // expect fills in how long a job that is in no snapshot is expected to run.
@@ -293,7 +301,7 @@ func (x *Explainer) knows(row db.QueueJob) bool {
 }
 
 // read makes a new reading, unless the present one is enough by then. The reading
-// serves other callers as well, so it continues even if this caller has gone.
+// serves other callers as well, so it continues even if this caller has gone, until Close.
 func (x *Explainer) read(ctx context.Context, enough func() bool, hinted db.Hinted) error {
 	return hold(ctx, x.reads, func() error {
 		done := false
@@ -305,6 +313,7 @@ func (x *Explainer) read(ctx context.Context, enough func() bool, hinted db.Hint
 		}
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), readLimit)
 		defer cancel()
+		defer context.AfterFunc(x.owner.Context(), cancel)()
 		return x.readAll(ctx, hinted)
 	})
 }

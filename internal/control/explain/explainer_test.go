@@ -194,6 +194,26 @@ func TestAPlanDoesNotWaitForARecentReadingToBeRenewed(t *testing.T) {
 	}
 }
 
+// A reading that no question waits for ends with its owner, although the rows cannot be read.
+func TestCloseAwaitsTheReadingThatNoQuestionWaitsFor(t *testing.T) {
+	t.Parallel()
+	d := open(t)
+	o := explain.New(d, placement.Policy{})
+	if _, err := planNew(t.Context(), o, 1); err != nil {
+		t.Fatal(err)
+	}
+	defer lockedQueue(t, d)()
+	for cores := int64(2); !o.Renews(); cores++ {
+		if _, err := planNew(t.Context(), o, 2+cores%20); err != nil {
+			t.Fatal(err)
+		}
+	}
+	o.Close()
+	if o.Renews() {
+		t.Error("a reading is under way after Close")
+	}
+}
+
 func TestAPlanKnowsWhatWasWrittenAMomentAgo(t *testing.T) {
 	t.Parallel()
 	d := open(t)
