@@ -60,6 +60,9 @@ func archive(ctx context.Context, tx pgx.Tx, ids []string) error {
 	if err := doom(ctx, tx, ids); err != nil {
 		return err
 	}
+	if err := doomOutputs(ctx, tx, ids, 0); err != nil {
+		return err
+	}
 	args := pgx.NamedArgs{"ids": ids}
 	statements := []string{`
 		INSERT INTO archived_jobs (id, tenant, name, state, labels, parent, submitted_at, finished_at, job, events)

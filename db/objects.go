@@ -144,6 +144,54 @@ func (d *Objects) RejectMissing(ctx context.Context, term Term, s Shard) (bool, 
 	return marked && err == nil, mapError(err, "checkpoint of job "+string(s.Job))
 }
 
+// unregisteredOutputs selects the rank and the name of each output that an attempt t has
+// declared and not registered. Its object may be stored: the agent, or its machine, was lost
+// between the upload and the registration.
+const unregisteredOutputs = `
+	SELECT a.rank, o ->> 'name' AS name
+	FROM job_specs s
+	CROSS JOIN jsonb_array_elements(s.spec -> 'outputs') o
+	JOIN allocations a ON a.job = s.job AND a.attempt = t.attempt
+	WHERE s.job = t.job AND NOT EXISTS (
+		SELECT 1
+		FROM outputs x
+		WHERE x.job = t.job AND x.attempt = t.attempt AND x.rank = a.rank AND x.name = o ->> 'name')`
+
+// doomOutputs marks the objects of unregistered outputs for removal: of one attempt, or of
+// all attempts of the jobs (attempt 0), as far as they were not swept. No member may be able
+// to register an output of such an attempt any longer.
+func doomOutputs(ctx context.Context, tx pgx.Tx, jobs []string, attempt int) error {
+	rows, err := tx.Query(ctx, `
+		SELECT j.tenant, t.job::text, t.attempt, u.rank, u.name
+		FROM attempts t
+		JOIN jobs j ON j.id = t.job
+		CROSS JOIN LATERAL (`+unregisteredOutputs+`) u
+		WHERE t.job = ANY(@jobs::uuid[]) AND (@attempt = 0 OR t.attempt = @attempt) AND t.swept_at IS NULL`,
+		pgx.NamedArgs{"jobs": jobs, "attempt": attempt})
+	if err != nil {
+		return err
+	}
+	var keys []string
+	var tenant berth.TenantID
+	var job berth.JobID
+	var of, rank int
+	var name string
+	if _, err := pgx.ForEachRow(rows, []any{&tenant, &job, &of, &rank, &name}, func() error {
+		keys = append(keys, berth.OutputKey(tenant, job, of, rank, name))
+		return nil
+	}); err != nil || len(keys) == 0 {
+		return err
+	}
+	// A row of another job may name the object: a cached step takes over outputs.
+	_, err = tx.Exec(ctx, `
+		INSERT INTO doomed_objects (prefix)
+		SELECT k
+		FROM unnest(@keys::text[]) k
+		WHERE NOT EXISTS (SELECT 1 FROM outputs o WHERE o.object = k)
+		ON CONFLICT DO NOTHING`, pgx.NamedArgs{"keys": keys})
+	return err
+}
+
 // ClosedAttempt is an attempt that ended long ago. Its checkpoint folders may hold objects
 // that no row refers to.
 type ClosedAttempt struct {
@@ -154,7 +202,8 @@ type ClosedAttempt struct {
 	Steps   []int64 // verified steps, whose objects stay
 }
 
-// ClosedAttempts returns attempts that ended longer than age ago and have not been swept.
+// ClosedAttempts returns attempts that ended longer than age ago and have not been swept. It
+// leaves out an attempt while one of its members could still register an object.
 func (d *Objects) ClosedAttempts(ctx context.Context, age time.Duration, limit int) ([]ClosedAttempt, error) {
 	rows, err := d.pool.Query(ctx, `
 		SELECT j.tenant, t.job, t.attempt,
@@ -164,7 +213,13 @@ func (d *Objects) ClosedAttempts(ctx context.Context, age time.Duration, limit i
 		FROM attempts t
 		JOIN jobs j ON j.id = t.job
 		JOIN job_specs s ON s.job = t.job
-		WHERE t.swept_at IS NULL AND t.ended_at < clock_timestamp() - @age::interval AND s.spec ? 'checkpoint'
+		WHERE t.swept_at IS NULL AND t.ended_at < clock_timestamp() - @age::interval
+		  AND (s.spec ? 'checkpoint' OR s.spec ? 'outputs')
+		  AND (t.attempt < j.attempt OR j.state IN ('succeeded', 'failed', 'canceled') OR NOT EXISTS (
+			SELECT 1
+			FROM allocations a
+			WHERE a.job = t.job AND a.attempt = t.attempt
+			  AND (a.state = 'active' OR a.state = 'exited' AND a.sealed_at IS NULL)))
 		ORDER BY t.ended_at, t.job, t.attempt
 		LIMIT @limit`, pgx.NamedArgs{"age": age, "limit": limit})
 	if err != nil {
@@ -174,9 +229,13 @@ func (d *Objects) ClosedAttempts(ctx context.Context, age time.Duration, limit i
 	return list, mapError(err, "closed attempts")
 }
 
-// MarkSwept records that an attempt has left no unreferenced objects.
+// MarkSwept records that the checkpoint folders of an attempt hold no unreferenced objects,
+// and marks the objects of its unregistered outputs for removal.
 func (d *Objects) MarkSwept(ctx context.Context, term Term, job berth.JobID, attempt int) error {
 	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
+		if err := doomOutputs(ctx, tx, []string{string(job)}, attempt); err != nil {
+			return err
+		}
 		_, err := tx.Exec(ctx, `UPDATE attempts SET swept_at = clock_timestamp()
 			WHERE job = @job AND attempt = @attempt`,
 			pgx.NamedArgs{"job": job, "attempt": attempt})

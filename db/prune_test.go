@@ -79,6 +79,25 @@ func TestAttemptsWithoutCheckpointsNeedNoSweep(t *testing.T) {
 	}
 }
 
+// TestAttemptsWithUnregisteredOutputsAreSwept checks that an attempt whose declared outputs were not all
+// registered waits for the sweep: their objects may be stored.
+func TestAttemptsWithUnregisteredOutputsAreSwept(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	for _, registered := range []bool{false, true} {
+		id, attempt := s.started(func(j *spec.Job) { j.Outputs = []spec.Output{{Name: "model", Path: "/m"}} })
+		if registered {
+			mustExec(t, s.pool, `INSERT INTO outputs (job, attempt, rank, name, address, files, bytes, stored_bytes, sha256, object)
+				VALUES ($1, $2, 0, 'model', 'sha256:a', 1, 1, 1, 'x', 'object')`, id, attempt)
+		}
+		s.exit(id, attempt, 0, exited(1))
+		s.settle(id, attempt)
+		if unswept := one[bool](s, `SELECT swept_at IS NULL FROM attempts WHERE job = $1`, id); unswept == registered {
+			t.Errorf("output registered %v: to be swept %v", registered, unswept)
+		}
+	}
+}
+
 // archivedLog stores an archived job that ended the given time ago, with a log of the given number of
 // ten-byte pieces.
 func (s *stage) archivedLog(ago time.Duration, pieces int) (id berth.JobID) {

@@ -155,12 +155,13 @@ func settle(ctx context.Context, tx pgx.Tx, job lockedJob, s lifecycle.Settlemen
 			unaged_ms = unaged_ms
 			    + (extract(epoch FROM greatest(now() + @delay::interval - scheduled_at, '0')) * 1000)::bigint
 		WHERE id = @job`, args)
+	// An attempt that may have left objects without a row waits for the sweep.
 	batch.Queue(`
-		UPDATE attempts
+		UPDATE attempts t
 		SET ended_at = now(), outcome = @reason, next_state = @next, exit_code = @exit_code, blamed = @blamed,
 			last_step = greatest(last_step, @last_step::bigint), budget = @budget,
 			swept_at = CASE WHEN (SELECT s.spec ? 'checkpoint' FROM job_specs s
-				WHERE s.job = @job) THEN NULL ELSE now() END
+				WHERE s.job = @job) OR EXISTS (`+unregisteredOutputs+`) THEN NULL ELSE now() END
 		WHERE job = @job AND attempt = @attempt`, args)
 	batch.Queue(`
 		UPDATE allocations

@@ -152,7 +152,8 @@ func (t *tidier) sweepClosed(ctx context.Context) error {
 				return err
 			}
 			removed += n
-			// Only now: a crash before repeats the sweep, which deletes nothing twice.
+			// Only now: a crash before repeats the sweep, which deletes nothing twice. The next
+			// pass deletes unregistered outputs, which MarkSwept marks.
 			if err := t.DB.Objects.MarkSwept(ctx, t.term, a.Job, a.Attempt); err != nil {
 				return err
 			}

@@ -78,6 +78,63 @@ func TestObjectsWithoutARowAreRemoved(t *testing.T) {
 	}
 }
 
+// built creates a job with the outputs model and extra, an attempt that has ended, and objects of
+// both outputs. Only model was registered before the attempt ended.
+func (r *rig) built(b *blob.Store, ended time.Duration) (id berth.JobID, model, extra string) {
+	r.t.Helper()
+	id = r.queued(func(s *spec.Job) {
+		s.Outputs = []spec.Output{{Name: "model", Path: "/m"}, {Name: "extra", Path: "/e"}}
+	})
+	r.exec(`UPDATE jobs SET state = 'scheduled', version = version + 1, attempt = 1 WHERE id = $1`, id)
+	r.exec(`UPDATE jobs SET state = 'retrying', version = version + 1, held = true WHERE id = $1`, id)
+	r.exec(`INSERT INTO attempts (job, attempt, leader_epoch, ended_at) VALUES ($1, 1, 1, now() - $2::interval)`, id, ended)
+	r.exec(`INSERT INTO allocations (job, attempt, rank, machine_id, machine_epoch, cpu_m, mem_mb, disk_mb, gpu_milli, state, forgotten_at)
+		VALUES ($1, 1, 0, 'm0', 1, 0, 0, 0, 0, 'released', now())`, id)
+	model, extra = berth.OutputKey("default", id, 1, 0, "model"), berth.OutputKey("default", id, 1, 0, "extra")
+	for _, key := range []string{model, extra} {
+		if err := b.Create(r.t.Context(), key, []byte("x")); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+	r.exec(`INSERT INTO outputs (job, attempt, rank, name, address, files, bytes, stored_bytes, sha256, object)
+		VALUES ($1, 1, 0, 'model', 'sha256:a', 1, 1, 1, 'x', $2)`, id, model)
+	return id, model, extra
+}
+
+func TestOutputsThatWereNeverRegisteredAreRemoved(t *testing.T) {
+	t.Parallel()
+	r, b := newRig(t), store(t)
+	r.machine("m0", 4, 0)
+	_, model, extra := r.built(b, 25*time.Hour)
+	_, youngModel, youngExtra := r.built(b, time.Hour)
+	late, lateModel, lateExtra := r.built(b, 26*time.Hour)
+	// The agent of this attempt may still register: the member is not sealed.
+	r.exec(`UPDATE allocations SET state = 'exited', forgotten_at = NULL WHERE job = $1`, late)
+	r.lead(func(o *scheduler.Options) { o.Objects, o.TidyEvery = b, 20*time.Millisecond })
+	r.await("the old leftover is gone", func() bool { return !exists(t, b, extra) })
+	r.await("nothing is left to do", func() bool { return value[int](r, `SELECT count(*) FROM doomed_objects`) == 0 })
+	for _, key := range []string{model, youngModel, youngExtra, lateModel, lateExtra} {
+		if !exists(t, b, key) {
+			t.Errorf("%s is gone", key)
+		}
+	}
+}
+
+func TestOutputsOfArchivedJobsThatWereNeverRegisteredAreRemoved(t *testing.T) {
+	t.Parallel()
+	r, b := newRig(t), store(t)
+	r.machine("m0", 4, 0)
+	id, model, extra := r.built(b, time.Hour)
+	r.exec(`UPDATE jobs SET state = 'canceled', version = version + 1 WHERE id = $1`, id)
+	r.lead(func(o *scheduler.Options) {
+		o.Objects, o.TidyEvery, o.Retention = b, 20*time.Millisecond, time.Millisecond
+	})
+	r.await("the leftover is gone", func() bool { return !exists(t, b, extra) })
+	if !exists(t, b, model) {
+		t.Error("the registered output is gone")
+	}
+}
+
 func TestCheckpointsOfArchivedJobsAreRemoved(t *testing.T) {
 	t.Parallel()
 	r, b := newRig(t), store(t)
