@@ -20,7 +20,7 @@ type accounts struct {
 	changes []history.TenantChange // not applied yet, by number of the ledger
 	at      map[berth.TenantID]*account
 	jobs    map[berth.JobID]*holder
-	moved   time.Time // when the tree of tenants last changed
+	moves   []time.Time // when the tree of tenants changed, in the order of the ledger
 }
 
 // account is one tenant's. limits are its changes so far, the latest last.
@@ -114,7 +114,7 @@ func (l *accounts) above(a *account) *account {
 func (l *accounts) change(c history.TenantChange) {
 	a := l.account(c.Tenant)
 	if len(a.limits) == 0 || a.parent != c.Parent || c.Deleted {
-		l.moved = c.At
+		l.moves = append(l.moves, c.At)
 	}
 	if c.Deleted {
 		c.Parent = ""
@@ -130,6 +130,64 @@ func (l *accounts) change(c history.TenantChange) {
 	for _, j := range l.jobs {
 		l.hold(j.tenant, j.held, 1)
 	}
+}
+
+// trees returns the times whose trees of tenants were in force between two times: the first
+// time, and each move after it.
+func (l *accounts) trees(from, to time.Time) []time.Time {
+	list := []time.Time{from}
+	for i := len(l.moves) - 1; i >= 0 && l.moves[i].After(from); i-- {
+		if !l.moves[i].After(to) {
+			list = append(list, l.moves[i])
+		}
+	}
+	return list
+}
+
+// line returns the tenant and the tenants above it in the tree of a time.
+func (l *accounts) line(tenant berth.TenantID, at time.Time) (line []berth.TenantID) {
+	for id := tenant; id != "" && !slices.Contains(line, id); {
+		line = append(line, id)
+		var c history.TenantChange
+		if a := l.at[id]; a != nil {
+			c = a.in(at)
+		}
+		id = c.Parent
+		if c.Deleted {
+			id = ""
+		}
+	}
+	return line
+}
+
+// in returns the change that was in force at a time, the zero value before the first one.
+func (a *account) in(at time.Time) (c history.TenantChange) {
+	for _, next := range a.limits {
+		if next.At.After(at) {
+			break
+		}
+		c = next
+	}
+	return c
+}
+
+// heldIn returns the present holdings of each account in the tree of a time.
+func (l *accounts) heldIn(at time.Time) map[berth.TenantID]holdings {
+	held := map[berth.TenantID]holdings{}
+	lines := map[berth.TenantID][]berth.TenantID{}
+	for _, j := range l.jobs {
+		line, ok := lines[j.tenant]
+		if !ok {
+			line = l.line(j.tenant, at)
+			lines[j.tenant] = line
+		}
+		for _, id := range line {
+			sum := held[id]
+			sum.add(j.held, 1)
+			held[id] = sum
+		}
+	}
+	return held
 }
 
 // greatest returns the greatest limit of one kind in force between two times. ok is false
@@ -174,26 +232,51 @@ var quotas = []struct {
 }
 
 // withinQuotas proves invariant 11. It compares the holdings of a new allocation's
-// tenant, and of each tenant above, with their limits. A placement may rest on limits
-// from up to quotaNotice before, so the greatest limit of that time decides. After a
-// change of the tree of tenants, which may bring an account more than its limit, it
-// judges no allocation for quotaNotice. Only a limit on a resource that the allocation
-// asks for can be broken by it.
+// tenant, and of each tenant above, with their limits. A placement may rest on the tenants
+// as they stood up to quotaNotice before, so it is a breach only if it exceeds a limit in
+// every tree of tenants of that time, and the greatest limit of that time decides. Only a
+// limit on a resource that the allocation asks for can be broken by it.
 func withinQuotas(c *holdingCase) {
 	from, to := c.h.At.Add(-quotaNotice), c.h.At.Add(c.v.o.Skew)
-	if !c.accounts.moved.Before(from) {
-		return
+	var found *excess
+	for _, at := range c.accounts.trees(from, to) {
+		if found = c.accounts.exceeded(c.h, at, from, to); found == nil {
+			return
+		}
 	}
-	id := c.h.Tenant
-	for a := c.accounts.account(id); a != nil; id, a = a.parent, c.accounts.above(a) {
+	limits := c.accounts.at[found.tenant].limits
+	b := c.breach(rows(c.h, limits[len(limits)-1]),
+		"tenant %s holds %d %s with allocation %d, and at most %d were allowed", found.tenant, found.held, found.quota,
+		c.h.Alloc, found.limit)
+	b.Attempt = c.h.Attempt
+}
+
+// excess is a limit that a tenant's holdings exceed.
+type excess struct {
+	tenant      berth.TenantID
+	quota       string
+	held, limit int64
+}
+
+// exceeded returns the first limit that the holdings exceed with a new allocation, on the
+// way up the tree of a time; nil: none.
+func (l *accounts) exceeded(h history.Holding, tree, from, to time.Time) *excess {
+	var held map[berth.TenantID]holdings // nil: the present sums
+	if len(l.moves) > 0 && l.moves[len(l.moves)-1].After(tree) {
+		held = l.heldIn(tree)
+	}
+	for _, id := range l.line(h.Tenant, tree) {
+		a := l.account(id)
+		sum := a.held
+		if held != nil {
+			sum = held[id]
+		}
 		for _, q := range quotas {
 			limit, ok := a.greatest(q.limit, from, to)
-			if held := q.held(a.held); ok && q.asked(c.h) && held > limit {
-				b := c.breach(rows(c.h, a.limits[len(a.limits)-1]),
-					"tenant %s holds %d %s with allocation %d, and at most %d were allowed", id, held, q.name,
-					c.h.Alloc, limit)
-				b.Attempt = c.h.Attempt
+			if n := q.held(sum); ok && q.asked(h) && n > limit {
+				return &excess{id, q.name, n, limit}
 			}
 		}
 	}
+	return nil
 }

@@ -348,6 +348,18 @@ var bads = []bad{
 		}
 		h.Cluster.Tenants = append(h.Cluster.Tenants, t)
 	}},
+	{11, "another tenant was created a moment before", full, func(h *check.History) {
+		*h.Cluster.Tenants[1].GPUMilli = 1999
+		h.Cluster.Tenants = append(h.Cluster.Tenants, moment(h, history.TenantChange{Tenant: "other"}))
+	}},
+	{11, "the tenant moved a moment before, and both parents allow less", full, func(h *check.History) {
+		*h.Cluster.Tenants[0].GPUMilli = 1999
+		less := h.Cluster.Tenants[0]
+		less.Tenant, less.Seq = "institute", less.Seq-1
+		moved := h.Cluster.Tenants[1]
+		moved.Parent = "institute"
+		h.Cluster.Tenants = append(h.Cluster.Tenants, less, moment(h, moved))
+	}},
 	{26, "a third element takes room while two hold some", sweep, func(h *check.History) { h.Families[0].Children[0].Spans[0].Until = 1000 }},
 	{26, "two of an array that runs one at a time", sweep, func(h *check.History) { h.Families[0].Parallel = 1 }},
 	{27, "an array ends before an element", sweep, func(h *check.History) { h.Families[0].Children[1].State = berth.Running }},
@@ -416,4 +428,13 @@ func TestSettledIsAskedFor(t *testing.T) {
 	if found := check.Verify(h, check.Options{}); len(found) > 0 {
 		t.Errorf("a job at work is no breach: %v", found)
 	}
+}
+
+// moment makes a change of a tenant one second before the first allocation takes its room.
+func moment(h *check.History, c history.TenantChange) history.TenantChange {
+	c.Seq, c.At = h.Cluster.Tenants[len(h.Cluster.Tenants)-1].Seq+1, h.Holdings[0].At.Add(-time.Second)
+	for i := range h.Holdings {
+		h.Holdings[i].Seq += 10
+	}
+	return c
 }
