@@ -88,6 +88,20 @@ type Deps struct {
 	Agent   AgentDeps
 }
 
+// orDefaults replaces zero values by the documented defaults.
+func (d Deps) orDefaults() Deps {
+	if d.Rate == 0 {
+		d.Rate, d.Burst = 1000, 2000
+	}
+	if d.Metrics == nil {
+		d.Metrics = prometheus.NewRegistry()
+	}
+	if d.Limits == (archive.Limits{}) {
+		d.Limits = archive.Default
+	}
+	return d
+}
+
 // resource is the group of handlers of one noun of the API.
 type resource interface {
 	// mount adds the group's routes. It is called once.
@@ -109,16 +123,11 @@ func New(d Deps) (*Server, error) {
 	if d.DB == nil || d.Control == nil || d.Logger == nil {
 		return nil, errors.New("api: DB, Control and Logger are required")
 	}
-	if d.Rate == 0 {
-		d.Rate, d.Burst = 1000, 2000
+	d = d.orDefaults()
+	s := &Server{
+		router: newRouter(d.Version, d.Logger), auth: newAuthenticator(d.DB), closing: make(chan struct{}),
+		explain: explain.New(d.DB, d.Policy),
 	}
-	if d.Metrics == nil {
-		d.Metrics = prometheus.NewRegistry()
-	}
-	if d.Limits == (archive.Limits{}) {
-		d.Limits = archive.Default
-	}
-	s := &Server{router: newRouter(d.Version, d.Logger), auth: newAuthenticator(d.DB), closing: make(chan struct{})}
 	refusals := newRefusals()
 	gate := &gatekeeper{
 		auth: s.auth, limits: newLimits(d.Metrics, d.Rate, d.Burst), addresses: newAddresses(d.TrustedProxies),
@@ -150,7 +159,6 @@ func New(d Deps) (*Server, error) {
 		tracer.traceMachines,
 	)
 	follows := &streams{router: s.router, transfers: s.calls.transfers, closing: s.closing}
-	s.explain = explain.New(d.DB, d.Policy)
 	for _, r := range resources(d, gate, follows, s.explain) {
 		r.mount(s.router)
 	}
