@@ -18,6 +18,17 @@ func MigrateWith(ctx context.Context, url string, files fs.FS, patience time.Dur
 	return migrateWith(ctx, url, files, patience)
 }
 
+// Backfill is the part of Migrate that follows the migrations, with batches of that many
+// rows and patience for locks.
+func Backfill(ctx context.Context, url string, batch int, patience time.Duration) error {
+	conn, err := pgx.Connect(ctx, url)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	return fill(ctx, conn, batch, patience)
+}
+
 // Migrations are the files of Migrate.
 var Migrations fs.FS = migrations
 

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -79,35 +78,7 @@ func migrateWith(ctx context.Context, url string, files fs.FS, patience time.Dur
 	if err != nil {
 		return fmt.Errorf("migrate: %w", err)
 	}
-	return nil
-}
-
-// sqlLockTimeout is the SQLSTATE of an expired lock_timeout.
-const sqlLockTimeout = "55P03"
-
-// longTransactions describes the five longest open transactions, for the error message. It
-// leaves out sessions that wait for their turn to migrate.
-func longTransactions(ctx context.Context, conn *pgx.Conn) string {
-	rows, err := conn.Query(ctx, `
-		SELECT format('pid %s (%s of %s, for %s s)', pid,
-			coalesce(nullif(application_name, ''), 'no application_name'), usename,
-				extract(epoch FROM clock_timestamp() - xact_start)::int)
-		FROM pg_stat_activity
-		WHERE datname = current_database() AND pid <> pg_backend_pid() AND xact_start IS NOT NULL
-			AND wait_event IS DISTINCT FROM 'advisory' -- who waits for its turn to migrate
-		ORDER BY xact_start
-		LIMIT 5`)
-	if err != nil {
-		return "who has it is not known: " + err.Error()
-	}
-	list, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	switch {
-	case err != nil:
-		return "who has it is not known: " + err.Error()
-	case len(list) == 0:
-		return "they are done now"
-	}
-	return "the longest transactions are of " + strings.Join(list, ", ")
+	return fill(ctx, conn, backfillBatch, patience)
 }
 
 // recordMigration is appended to each migration, so both take effect or neither. Names and

@@ -54,20 +54,10 @@ func TestAMigrationGivesUpOnATableThatSomebodyHas(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	url := dbtest.URL(t)
-	files := fstest.MapFS{}
-	names, err := fs.Glob(db.Migrations, "migrations/*.sql")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range names {
-		b, err := fs.ReadFile(db.Migrations, name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		files[path.Base(name)] = &fstest.MapFile{Data: b}
-	}
-	last := fmt.Sprintf("%04d_next.sql", len(names)+2)
-	files[fmt.Sprintf("%04d_before.sql", len(names)+1)] = &fstest.MapFile{Data: []byte(`CREATE TABLE before_it (n integer);`)}
+	files := migrationFiles(t)
+	known := len(files)
+	last := fmt.Sprintf("%04d_next.sql", known+2)
+	files[fmt.Sprintf("%04d_before.sql", known+1)] = &fstest.MapFile{Data: []byte(`CREATE TABLE before_it (n integer);`)}
 	files[last] = &fstest.MapFile{Data: []byte(`ALTER TABLE attempts ADD COLUMN next integer;`)}
 	conn, err := pgx.Connect(ctx, url)
 	if err != nil {
@@ -90,8 +80,8 @@ func TestAMigrationGivesUpOnATableThatSomebodyHas(t *testing.T) {
 	if berth.CodeOf(err) != berth.CodeUnavailable || !strings.Contains(err.Error(), last) || !strings.Contains(err.Error(), "a dump of ") {
 		t.Errorf("beside a dump: %v", err)
 	}
-	if n := version(); n != len(names)+1 {
-		t.Errorf("the schema is at version %d, want %d", n, len(names)+1)
+	if n := version(); n != known+1 {
+		t.Errorf("the schema is at version %d, want %d", n, known+1)
 	}
 	if _, err := conn.Exec(ctx, `COMMIT`); err != nil {
 		t.Fatal(err)
@@ -99,7 +89,25 @@ func TestAMigrationGivesUpOnATableThatSomebodyHas(t *testing.T) {
 	if err := db.MigrateWith(ctx, url, files, time.Hour); err != nil {
 		t.Errorf("after the dump: %v", err)
 	}
-	if n := version(); n != len(names)+2 {
-		t.Errorf("the schema is at version %d, want %d", n, len(names)+2)
+	if n := version(); n != known+2 {
+		t.Errorf("the schema is at version %d, want %d", n, known+2)
 	}
+}
+
+// migrationFiles returns the migrations of this version, which a test may cut or extend.
+func migrationFiles(t *testing.T) fstest.MapFS {
+	t.Helper()
+	files := fstest.MapFS{}
+	names, err := fs.Glob(db.Migrations, "migrations/*.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		b, err := fs.ReadFile(db.Migrations, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files[path.Base(name)] = &fstest.MapFile{Data: b}
+	}
+	return files
 }
