@@ -80,7 +80,7 @@ func archive(ctx context.Context, tx pgx.Tx, ids []string) error {
 		`DELETE FROM checkpoints WHERE job = ANY(@ids::uuid[])`,
 		`DELETE FROM job_uploads WHERE job = ANY(@ids::uuid[])`,
 		`DELETE FROM job_inputs WHERE job = ANY(@ids::uuid[])`,
-		`DELETE FROM earmark_log WHERE beneficiary = ANY(@ids::uuid[])`,
+		`DELETE FROM nomination_log WHERE beneficiary = ANY(@ids::uuid[])`,
 		`DELETE FROM step_results WHERE job = ANY(@ids::uuid[]) AND attempt IS NULL AND (digest = '' OR image = '')`,
 		`DELETE FROM deps WHERE job = ANY(@ids::uuid[])`,
 		`DELETE FROM job_events WHERE job = ANY(@ids::uuid[])`,

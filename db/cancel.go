@@ -112,7 +112,7 @@ func cancelWaiting(ctx context.Context, tx pgx.Tx, job lockedJob, actor string, 
 	if _, err := tx.Exec(ctx, cancelState, args); err != nil {
 		return err
 	}
-	_, err := tx.Exec(ctx, `DELETE FROM earmarks WHERE beneficiary = @job`, args)
+	_, err := tx.Exec(ctx, `DELETE FROM nominations WHERE beneficiary = @job`, args)
 	return err
 }
 
@@ -137,7 +137,7 @@ func cancelHolding(ctx context.Context, tx pgx.Tx, job lockedJob, actor string,
 		return machines(withdrawn, stopped), len(withdrawn) > 0, err
 	}
 	// Only a gang has nominations while it holds capacity: room for its repair.
-	gone, err := tx.Exec(ctx, `DELETE FROM earmarks WHERE beneficiary = @job`, args)
+	gone, err := tx.Exec(ctx, `DELETE FROM nominations WHERE beneficiary = @job`, args)
 	return machines(withdrawn, stopped), len(withdrawn) > 0 || gone.RowsAffected() > 0, err
 }
 
@@ -249,7 +249,7 @@ func stopHolding(
 			AND NOT a.orders ? 'stop'
 		RETURNING a.machine_id`, args).Query(noteMachine)
 	batch.Queue(`
-		DELETE FROM earmarks
+		DELETE FROM nominations
 		WHERE beneficiary = ANY(@jobs::uuid[]) AND 1 < (
 			SELECT count(*)
 			FROM allocations a

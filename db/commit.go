@@ -135,7 +135,7 @@ type presentMachine struct {
 	engineSilent bool // its container engine does not respond
 	free         berth.Capacity
 	healed       map[int]int64 // by index: free thousandths of each healthy device; nil: no GPU asked for
-	kept         []Earmark     // nominations on this machine whose room is free already
+	kept         []Nomination  // nominations on this machine whose room is free already
 	ports        ports
 }
 
@@ -292,13 +292,13 @@ func (p *present) queueDevices(batch *pgx.Batch, machines []berth.MachineID) {
 // free.
 func (p *present) queueNominations(batch *pgx.Batch, machines []berth.MachineID) {
 	batch.Queue(`
-		SELECT e.beneficiary::text, e.machine_id, e.gpu_idx, e.milli, e.cpu_m, e.mem_mb, e.disk_mb, '', 0, false,
+		SELECT e.beneficiary::text, e.machine_id, e.gpu_idx, e.milli, e.cpu_m, e.memory_mib, e.disk_mib, '', 0, false,
 			NULL::timestamptz
-		FROM earmarks e
+		FROM nominations e
 		WHERE e.machine_id = ANY($1) AND NOT `+asleep+`
 		ORDER BY e.machine_id, e.beneficiary, e.victim, e.gpu_idx`, machines).Query(func(rows pgx.Rows) error {
-		var kept []Earmark
-		if err := collectEarmarks(rows, &kept); err != nil {
+		var kept []Nomination
+		if err := collectNominations(rows, &kept); err != nil {
 			return err
 		}
 		for _, e := range kept {
@@ -374,7 +374,7 @@ func (d *Queue) writeStarts(ctx context.Context, conn *pgx.Conn, term Term, star
 			JOIN jobs j ON j.id = s.job`, a.job, a.attempt, d.entry.Milliseconds())
 	}
 	// A started job needs no nomination. Leftovers would keep capacity from other jobs.
-	batch.Queue(`DELETE FROM earmarks WHERE beneficiary = ANY($1::uuid[])`, a.job)
+	batch.Queue(`DELETE FROM nominations WHERE beneficiary = ANY($1::uuid[])`, a.job)
 	batch.Queue("COMMIT")
 	return conn.SendBatch(ctx, &batch).Close()
 }

@@ -61,7 +61,7 @@ func (p *present) take(s berth.Start) error {
 	delete(p.jobs, s.Job) // a second decision about the same job is refused
 	// writeStarts deletes the job's nominations, so their room is free for later decisions.
 	for _, m := range p.keeping[s.Job] {
-		m.kept = slices.DeleteFunc(m.kept, func(e Earmark) bool { return e.Beneficiary == s.Job })
+		m.kept = slices.DeleteFunc(m.kept, func(e Nomination) bool { return e.Beneficiary == s.Job })
 	}
 	return nil
 }

@@ -43,7 +43,7 @@
 //
 // The one rule to know is the lock order, everywhere: leases, schedules, jobs, allocations by
 // id, machines by id, gpu_devices by machine and index, machine_caches and machine_leases by
-// machine id, earmarks, uploads by tenant and address, secrets, tenants by id.
+// machine id, nominations, uploads by tenant and address, secrets, tenants by id.
 //
 // Of jobs, first pipelines and arrays by id, and then the other ones by id: a parent comes
 // before its elements, also where its id is the higher one.

@@ -57,8 +57,8 @@ type Holder struct {
 	Ranks     []berth.Grant
 }
 
-// Earmark is a nomination: capacity that is kept for a waiting job.
-type Earmark struct {
+// Nomination is a nomination: capacity that is kept for a waiting job.
+type Nomination struct {
 	Beneficiary berth.JobID
 	Machine     berth.MachineID
 	Capacity    berth.Capacity
@@ -105,14 +105,14 @@ type Cursor uint64
 // Changes is the result of a read of the feed: rows with their current content, in any state.
 // A row may come more than once.
 type Changes struct {
-	Next     Cursor    // cursor of the next read
-	End      Cursor    // the position of Next without open transactions
-	Now      time.Time // the database's clock
-	Jobs     []QueueJob
-	Holders  []Holder // for each entry of Jobs that holds capacity, all its holders
-	Machines []PoolMachine
-	Earmarks []Earmark // all nominations, changed or not
-	Caches   []MachineCache
+	Next        Cursor    // cursor of the next read
+	End         Cursor    // the position of Next without open transactions
+	Now         time.Time // the database's clock
+	Jobs        []QueueJob
+	Holders     []Holder // for each entry of Jobs that holds capacity, all its holders
+	Machines    []PoolMachine
+	Nominations []Nomination // all nominations, changed or not
+	Caches      []MachineCache
 }
 
 // Hinted names rows to read even if the feed does not have them yet. The feed waits for older
@@ -152,11 +152,11 @@ func readHolders(jobs string) string {
 	ORDER BY a.job, a.attempt, a.id, c.idx`
 }
 
-// readEarmarks selects all nominations, sorted for collectEarmarks.
-const readEarmarks = `
-	SELECT e.beneficiary::text, e.machine_id, e.gpu_idx, e.milli, e.cpu_m, e.mem_mb, e.disk_mb,
+// readNominations selects all nominations, sorted for collectNominations.
+const readNominations = `
+	SELECT e.beneficiary::text, e.machine_id, e.gpu_idx, e.milli, e.cpu_m, e.memory_mib, e.disk_mib,
 		coalesce(e.victim::text, ''), coalesce(e.victim_attempt, 0), ` + asleep + `, nullif(e.expires_at, 'infinity')
-	FROM earmarks e
+	FROM nominations e
 	ORDER BY e.beneficiary, e.machine_id, e.victim, e.gpu_idx`
 
 // asleep is true for a nomination e while the victim still holds the capacity: nothing is
@@ -216,8 +216,8 @@ func (d *Queue) Feed(ctx context.Context, cursor Cursor, hinted Hinted) (Changes
 	batch.Queue(readHolders(fedJobs), args).Query(func(rows pgx.Rows) error {
 		return collectHolders(rows, &c.Holders)
 	})
-	batch.Queue(readEarmarks).Query(func(rows pgx.Rows) error {
-		return collectEarmarks(rows, &c.Earmarks)
+	batch.Queue(readNominations).Query(func(rows pgx.Rows) error {
+		return collectNominations(rows, &c.Nominations)
 	})
 	batch.Queue(`
 		SELECT `+poolMachineColumns+`
@@ -270,11 +270,11 @@ func (d *Queue) Load(ctx context.Context) (Changes, error) {
 		if err := collectHolders(rows, &c.Holders); err != nil {
 			return err
 		}
-		rows, err = tx.Query(ctx, readEarmarks)
+		rows, err = tx.Query(ctx, readNominations)
 		if err != nil {
 			return err
 		}
-		if err := collectEarmarks(rows, &c.Earmarks); err != nil {
+		if err := collectNominations(rows, &c.Nominations); err != nil {
 			return err
 		}
 		rows, err = tx.Query(ctx, allCaches)

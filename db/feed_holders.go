@@ -56,17 +56,17 @@ func latest(a, b *time.Time) *time.Time {
 	return b
 }
 
-// collectEarmarks puts together the rows of one beneficiary, machine and victim.
-func collectEarmarks(rows pgx.Rows, into *[]Earmark) error {
+// collectNominations puts together the rows of one beneficiary, machine and victim.
+func collectNominations(rows pgx.Rows, into *[]Nomination) error {
 	defer rows.Close()
 	for rows.Next() {
-		var e Earmark
+		var e Nomination
 		var d berth.DeviceShare
 		var until *time.Time
 		if err := rows.Scan(&e.Beneficiary, &e.Machine, &d.Index, &d.Milli, &e.Capacity.CPUMilli,
 			&e.Capacity.MemoryMiB, &e.Capacity.DiskMiB,
 			&e.Victim, &e.Attempt, &e.Asleep, &until); err != nil {
-			return fmt.Errorf("read earmark: %w", err)
+			return fmt.Errorf("read nomination: %w", err)
 		}
 		if until != nil {
 			e.ExpiresAt = *until

@@ -115,10 +115,10 @@ func ended(cause failure.ExitCause, code int) *failure.Exit {
 	return &failure.Exit{Cause: cause, Code: code, StartedAt: ranAt, FinishedAt: time.Now().UTC()}
 }
 
-// earmarked lists the machines on which room is kept for a job.
-func (s *gangStage) earmarked(id berth.JobID) string {
+// nominated lists the machines on which room is kept for a job.
+func (s *gangStage) nominated(id berth.JobID) string {
 	s.t.Helper()
-	return one[string](s.stage, `SELECT coalesce(string_agg(machine_id, ' ' ORDER BY machine_id), '') FROM earmarks WHERE beneficiary = $1 AND gpu_idx < 0`, id)
+	return one[string](s.stage, `SELECT coalesce(string_agg(machine_id, ' ' ORDER BY machine_id), '') FROM nominations WHERE beneficiary = $1 AND gpu_idx < 0`, id)
 }
 
 func TestMembersOfAGangMeetOnPortsOfTheirMachines(t *testing.T) {
@@ -228,7 +228,7 @@ func TestTheOtherRanksOfAGangStopAndTheirRoomIsKept(t *testing.T) {
 	if got := s.ranks(id, attempt); got[0] != want || got[2] != want {
 		t.Errorf("ranks are %q", got)
 	}
-	if got := s.earmarked(id); got != "m0 m2" {
+	if got := s.nominated(id); got != "m0 m2" {
 		t.Errorf("room is kept on %q", got)
 	}
 	thief := s.queued(nil)
@@ -253,11 +253,11 @@ func TestTheOtherRanksOfAGangStopAndTheirRoomIsKept(t *testing.T) {
 	if got := one[string](s.stage, `SELECT string_agg(machine_id, ' ' ORDER BY rank) FROM allocations WHERE job = $1 AND attempt = 2`, id); got != "m0 m1 m2" {
 		t.Errorf("the ranks are on %s now", got)
 	}
-	if got := s.earmarked(id); got != "" {
+	if got := s.nominated(id); got != "" {
 		t.Errorf("room is still kept on %q", got)
 	}
-	if n := one[int](s.stage, `SELECT count(*) FROM earmark_log WHERE gone_at IS NULL OR gone_at < made_at`); n != 0 {
-		t.Errorf("%d earmarks have no end on record", n)
+	if n := one[int](s.stage, `SELECT count(*) FROM nomination_log WHERE gone_at IS NULL OR gone_at < made_at`); n != 0 {
+		t.Errorf("%d nominations have no end on record", n)
 	}
 	s.begin(thief, on("m1", whole(0))) // the hole is anybody's
 }
@@ -282,13 +282,13 @@ func TestRoomKeptForARepairIsGivenUp(t *testing.T) {
 				s.mustTell(id, attempt, rank, berth.PhaseSealed, ended(failure.CauseOrdered, 143))
 			}
 			s.settle(id, attempt)
-			if left := one[float64](s.stage, `SELECT max(extract(epoch FROM expires_at - now()))::float8 FROM earmarks`); left > 60 {
+			if left := one[float64](s.stage, `SELECT max(extract(epoch FROM expires_at - now()))::float8 FROM nominations`); left > 60 {
 				return errors.New("it is kept for more than a minute")
 			}
 			if n, err := s.db.Queue.ClearNominations(s.t.Context(), s.term); n != 0 || err != nil {
 				return errors.Join(errors.New("given up too soon"), err)
 			}
-			mustExec(s.t, s.pool, `UPDATE earmarks SET expires_at = now() - interval '1 ms'`)
+			mustExec(s.t, s.pool, `UPDATE nominations SET expires_at = now() - interval '1 ms'`)
 			_, err := s.db.Queue.ClearNominations(s.t.Context(), s.term)
 			return err
 		},
@@ -314,7 +314,7 @@ func TestRoomKeptForARepairIsGivenUp(t *testing.T) {
 			if err := end(s, id, attempt); err != nil {
 				t.Fatal(err)
 			}
-			if got := s.earmarked(id); got != "" {
+			if got := s.nominated(id); got != "" {
 				t.Errorf("room is still kept on %q", got)
 			}
 		})
@@ -351,7 +351,7 @@ func TestTwoFailingRanksSpendOneAttempt(t *testing.T) {
 	if j.Status != berth.Retrying || j.Failures != 1 || j.Losses != 0 || *j.Attempts[0].ExitCode != 7 {
 		t.Errorf("job is %s with %d failures and %d losses, its attempt %+v", j.Status, j.Failures, j.Losses, j.Attempts[0])
 	}
-	if got := s.earmarked(id); got != "m0 m1" {
+	if got := s.nominated(id); got != "m0 m1" {
 		t.Errorf("room is kept on %q", got)
 	}
 	s.freed()
@@ -376,12 +376,12 @@ func TestANewLeaderRepairsAGang(t *testing.T) {
 	if _, err := s.db.Queue.CommitStarts(t.Context(), old, []berth.Start{start}); err == nil {
 		t.Error("a deposed leader placed the gang")
 	}
-	if _, err := s.db.Queue.GiveUpRepairs(t.Context(), old, []berth.JobID{id}); err == nil || s.earmarked(id) == "" {
+	if _, err := s.db.Queue.GiveUpRepairs(t.Context(), old, []berth.JobID{id}); err == nil || s.nominated(id) == "" {
 		t.Errorf("a deposed leader gave the room up: %v", err)
 	}
 	c, err := s.db.Queue.Load(t.Context())
-	if err != nil || len(c.Earmarks) != 2 || c.Earmarks[0].Victim != id || c.Earmarks[0].Asleep {
-		t.Errorf("earmarks are %+v, %v", c.Earmarks, err)
+	if err != nil || len(c.Nominations) != 2 || c.Nominations[0].Victim != id || c.Nominations[0].Asleep {
+		t.Errorf("nominations are %+v, %v", c.Nominations, err)
 	}
 	if c := s.commit(next, start); len(c.Started) != 1 {
 		t.Errorf("%+v", c)
@@ -430,7 +430,7 @@ func TestAGangDoesNotWaitForEverForASlowMachine(t *testing.T) {
 	if j := s.job(id); j.Failures != 0 || j.Losses != 1 {
 		t.Errorf("it has %d failures and %d losses", j.Failures, j.Losses)
 	}
-	if got := s.earmarked(id); got != "m0 m1" {
+	if got := s.nominated(id); got != "m0 m1" {
 		t.Errorf("room is kept on %q", got)
 	}
 }
@@ -455,7 +455,7 @@ func TestTheHoleOfAGangIsWhereAMachineFellSilent(t *testing.T) {
 	if j := s.job(id); j.Failures != 0 || j.Losses != 1 || j.Attempts[0].Outcome.Code != berth.ReasonMachineLost {
 		t.Errorf("it has %d failures and %d losses: %+v", j.Failures, j.Losses, j.Attempts[0].Outcome)
 	}
-	if got := s.earmarked(id); got != "m0 m1" {
+	if got := s.nominated(id); got != "m0 m1" {
 		t.Errorf("room is kept on %q", got)
 	}
 }

@@ -103,7 +103,7 @@ func (h *History) Jobs(ctx context.Context, since time.Time, each func(history.J
 					FROM allocations a WHERE a.job = j.id), '[]'),
 				'repairs', coalesce((
 					SELECT jsonb_agg(to_jsonb(k) ORDER BY k.made_at)
-					FROM earmark_log k
+					FROM nomination_log k
 					WHERE k.beneficiary = j.id AND k.victim = k.beneficiary AND k.gpu_idx < 0), '[]'),
 				'checkpoints', coalesce((
 					SELECT jsonb_agg(to_jsonb(c) || jsonb_build_object('shards', (
@@ -290,7 +290,7 @@ func (h *History) machine(ctx context.Context, id berth.MachineID) (history.Mach
 				WHERE g.machine_id = m.id), '[]'),
 			'events', coalesce((SELECT jsonb_agg(to_jsonb(e) ORDER BY e.seq) FROM machine_events e
 				WHERE e.machine_id = m.id), '[]'),
-			'earmarks', coalesce((SELECT jsonb_agg(to_jsonb(k) ORDER BY k.from_seq) FROM earmark_log k
+			'nominations', coalesce((SELECT jsonb_agg(to_jsonb(k) ORDER BY k.from_seq) FROM nomination_log k
 				WHERE k.machine_id = m.id AND k.gpu_idx >= 0), '[]'))
 		FROM machines m
 		WHERE m.id = $1`, id)

@@ -338,7 +338,7 @@ func cancelWaitingChildren(ctx context.Context, tx pgx.Tx, parents []berth.JobID
 		return e, err
 	}
 	args["ids"] = e.canceled
-	_, err = tx.Exec(ctx, `DELETE FROM earmarks WHERE beneficiary = ANY(@ids::uuid[])`, args)
+	_, err = tx.Exec(ctx, `DELETE FROM nominations WHERE beneficiary = ANY(@ids::uuid[])`, args)
 	return e, err
 }
 

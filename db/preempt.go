@@ -23,9 +23,9 @@ type Victim struct {
 // Preemption is a decision of the leader: the victims that stop for one waiting job, and
 // the nominations that keep the capacity for that job.
 type Preemption struct {
-	For      berth.JobID // the waiting job, the beneficiary
-	Victims  []Victim
-	Earmarks []Earmark // capacity of the victims, and free capacity needed as well
+	For         berth.JobID // the waiting job, the beneficiary
+	Victims     []Victim
+	Nominations []Nomination // capacity of the victims, and free capacity needed as well
 }
 
 // CommitPreemption commits a preemption in one transaction, as a whole or not at all: the
@@ -66,7 +66,7 @@ func (d *Queue) CommitPreemption(ctx context.Context, term Term, p Preemption) (
 			}
 			hints = append(hints, h)
 		}
-		return insertEarmarks(ctx, tx, p)
+		return insertNominations(ctx, tx, p)
 	})
 	if err != nil {
 		return "", mapError(err, "preemption for job "+string(p.For))
@@ -87,7 +87,7 @@ func lockForPreemption(ctx context.Context, tx pgx.Tx, p Preemption) (berth.Tena
 	for _, v := range p.Victims {
 		jobs = append(jobs, v.Job)
 	}
-	for _, e := range p.Earmarks {
+	for _, e := range p.Nominations {
 		on = append(on, e.Machine)
 	}
 	args := pgx.NamedArgs{"for": p.For, "jobs": jobs, "machines": on}
@@ -188,30 +188,30 @@ func preempt(ctx context.Context, tx pgx.Tx, job lockedJob, beneficiary berth.Jo
 	return touched{job.ID, machines(withdrawn, told), true}, addOrderEvent(ctx, tx, job, "stop", told)
 }
 
-// insertEarmarks inserts the nominations of a preemption. A nomination that exists already
+// insertNominations inserts the nominations of a preemption. A nomination that exists already
 // for the same beneficiary, device and victim grows to the larger of both amounts and the
 // later expiry; the amounts are not added up.
-func insertEarmarks(ctx context.Context, tx pgx.Tx, p Preemption) error {
+func insertNominations(ctx context.Context, tx pgx.Tx, p Preemption) error {
 	attempts := map[berth.JobID]int{}
 	for _, v := range p.Victims {
 		attempts[v.Job] = v.Attempt
 	}
-	var c earmarkColumns
-	for _, e := range p.Earmarks {
+	var c nominationColumns
+	for _, e := range p.Nominations {
 		c.add(e, attempts[e.Victim])
 	}
 	_, err := tx.Exec(ctx, `
-		INSERT INTO earmarks AS e (beneficiary, machine_id, gpu_idx, milli, cpu_m, mem_mb, disk_mb, victim,
+		INSERT INTO nominations AS e (beneficiary, machine_id, gpu_idx, milli, cpu_m, memory_mib, disk_mib, victim,
 			victim_attempt, expires_at)
 		SELECT @for, s.machine, s.idx, s.milli, s.cpu, s.mem, s.disk, s.victim, nullif(s.attempt, 0),
 			coalesce(s.until, 'infinity')
 		FROM unnest(@machine::text[], @idx::int[], @milli::bigint[], @cpu::bigint[], @mem::bigint[], @disk::bigint[],
 			@victim::uuid[], @attempt::int[], @until::timestamptz[])
 			AS s(machine, idx, milli, cpu, mem, disk, victim, attempt, until)
-		ON CONFLICT ON CONSTRAINT earmarks_once DO UPDATE
+		ON CONFLICT (beneficiary, machine_id, gpu_idx, victim) DO UPDATE
 		SET milli = greatest(e.milli, excluded.milli), cpu_m = greatest(e.cpu_m, excluded.cpu_m),
-			mem_mb = greatest(e.mem_mb, excluded.mem_mb),
-			disk_mb = greatest(e.disk_mb, excluded.disk_mb), victim_attempt = excluded.victim_attempt,
+			memory_mib = greatest(e.memory_mib, excluded.memory_mib),
+			disk_mib = greatest(e.disk_mib, excluded.disk_mib), victim_attempt = excluded.victim_attempt,
 				expires_at = greatest(e.expires_at, excluded.expires_at)`,
 		pgx.NamedArgs{
 			"for": p.For, "machine": c.machine, "idx": c.idx, "milli": c.milli, "cpu": c.cpu, "mem": c.mem,
@@ -221,8 +221,8 @@ func insertEarmarks(ctx context.Context, tx pgx.Tx, p Preemption) error {
 	return err
 }
 
-// earmarkColumns holds nominations as columns for unnest, one element per row.
-type earmarkColumns struct {
+// nominationColumns holds nominations as columns for unnest, one element per row.
+type nominationColumns struct {
 	machine               []berth.MachineID
 	idx, attempt          []int          // idx -1: no device; attempt 0: no victim
 	milli, cpu, mem, disk []int64        // thousandths of a GPU, thousandths of a core, MiB, MiB
@@ -231,7 +231,7 @@ type earmarkColumns struct {
 }
 
 // add appends a nomination: one row for CPU, memory and disk, and one row per device.
-func (c *earmarkColumns) add(e Earmark, attempt int) {
+func (c *nominationColumns) add(e Nomination, attempt int) {
 	row := func(idx int, milli int64, rest berth.Capacity) {
 		c.machine, c.idx, c.milli = append(c.machine, e.Machine), append(c.idx, idx), append(c.milli, milli)
 		c.cpu, c.mem, c.disk = append(c.cpu, rest.CPUMilli), append(c.mem, rest.MemoryMiB), append(c.disk, rest.DiskMiB)
@@ -259,10 +259,10 @@ func (d *Queue) ClearNominations(ctx context.Context, term Term) (int, error) {
 	// The check without locks spares the leader a transaction if nothing is to be cleared.
 	var some bool
 	err := d.pool.QueryRow(ctx, `
-		SELECT EXISTS (SELECT 1 FROM earmarks e WHERE `+deadEarmark+`)
+		SELECT EXISTS (SELECT 1 FROM nominations e WHERE `+deadNomination+`)
 		    OR EXISTS (SELECT 1 FROM jobs j WHERE `+deadBeneficiary+`)`).Scan(&some)
 	if err != nil || !some {
-		return 0, mapError(err, "earmarks")
+		return 0, mapError(err, "nominations")
 	}
 	cleared := 0
 	err = d.leaderTx(ctx, term, func(tx pgx.Tx) error {
@@ -278,22 +278,22 @@ func (d *Queue) ClearNominations(ctx context.Context, term Term) (int, error) {
 			return err
 		}
 		marks, err := tx.Exec(ctx, `
-			DELETE FROM earmarks d
-			WHERE d.id IN (SELECT e.id FROM earmarks e WHERE `+deadEarmark+` ORDER BY e.id FOR UPDATE SKIP LOCKED)`)
+			DELETE FROM nominations d
+			WHERE d.id IN (SELECT e.id FROM nominations e WHERE `+deadNomination+` ORDER BY e.id FOR UPDATE SKIP LOCKED)`)
 		cleared = int(jobs.RowsAffected() + marks.RowsAffected())
 		return err
 	})
-	return cleared, mapError(err, "earmarks")
+	return cleared, mapError(err, "nominations")
 }
 
-// deadEarmark is true if nomination e no longer applies. A nomination for the repair of a
+// deadNomination is true if nomination e no longer applies. A nomination for the repair of a
 // gang (victim and beneficiary are the same job) lasts while the attempt of the nomination
 // runs.
 const (
-	// deadEarmark is true if nomination e no longer applies. A nomination for the repair of
+	// deadNomination is true if nomination e no longer applies. A nomination for the repair of
 	// a gang (victim and beneficiary are the same job) also lasts while the gang runs the
 	// attempt of the nomination.
-	deadEarmark = `
+	deadNomination = `
 		e.expires_at < clock_timestamp() OR NOT EXISTS (
 			SELECT 1 FROM jobs b
 			WHERE b.id = e.beneficiary AND (b.state IN ('submitted', 'queued', 'retrying')

@@ -39,7 +39,7 @@ func (s *stage) preemption(waiting, victim berth.JobID) db.Preemption {
 			Job: victim, Version: one[int64](s, `SELECT version FROM jobs WHERE id = $1`, victim),
 			Attempt: one[int](s, `SELECT attempt FROM jobs WHERE id = $1`, victim), Why: "that one has a higher priority",
 		}},
-		Earmarks: []db.Earmark{{
+		Nominations: []db.Nomination{{
 			Beneficiary: waiting, Machine: "m0", Victim: victim, Capacity: berth.Capacity{CPUMilli: 100, MemoryMiB: 100, GPUMilli: 2000},
 			GPUs: []berth.DeviceShare{{Index: 0, Milli: 1000}, {Index: 1, Milli: 1000}},
 		}},
@@ -70,9 +70,9 @@ func TestAVictimIsToldForWhomAndItsRoomIsKept(t *testing.T) {
 	if n := one[int](s, `SELECT count(*) FROM allocations WHERE job = $1 AND orders ? 'stop' AND orders ? 'checkpoint' AND stop_by IS NOT NULL`, victim); n != 1 {
 		t.Error("the machine was not told to save and stop")
 	}
-	marks := s.loadQueue().Earmarks
+	marks := s.loadQueue().Nominations
 	if len(marks) != 1 || !marks[0].Asleep || marks[0].Capacity.GPUMilli != 2000 || len(marks[0].GPUs) != 2 {
-		t.Errorf("earmarks %+v", marks)
+		t.Errorf("nominations %+v", marks)
 	}
 	s.exit(victim, 1, 0, failure.Exit{Cause: failure.CauseOrdered, Code: 143})
 	if r := s.settle(victim, 1); r.Next != berth.Retrying {
@@ -82,8 +82,8 @@ func TestAVictimIsToldForWhomAndItsRoomIsKept(t *testing.T) {
 	if after.Failures != 0 || after.Losses != 0 || after.Preemptions != 1 || !after.SubmittedAt.Equal(job.SubmittedAt) || after.Reason.Message != job.Reason.Message || after.Reason.Rule != "preempted" {
 		t.Errorf("requeued as %+v, reason %+v", after, after.Reason)
 	}
-	if marks := s.loadQueue().Earmarks; len(marks) != 1 || marks[0].Asleep {
-		t.Errorf("earmarks once the victim has stopped: %+v", marks)
+	if marks := s.loadQueue().Nominations; len(marks) != 1 || marks[0].Asleep {
+		t.Errorf("nominations once the victim has stopped: %+v", marks)
 	}
 
 	// A new term keeps the nomination and refuses every other job, including the victim.
@@ -95,11 +95,11 @@ func TestAVictimIsToldForWhomAndItsRoomIsKept(t *testing.T) {
 	if c := s.commit(term, s.start(waiting, grantOf("m0", 0, 1))); len(c.Started) != 1 {
 		t.Fatalf("the job it is for: %+v", c.Refused)
 	}
-	if n := one[int](s, `SELECT count(*) FROM earmarks`); n != 0 {
-		t.Errorf("%d earmarks outlive the placement", n)
+	if n := one[int](s, `SELECT count(*) FROM nominations`); n != 0 {
+		t.Errorf("%d nominations outlive the placement", n)
 	}
-	if n := one[int](s, `SELECT count(*) FROM earmark_log WHERE until_seq > from_seq`); n != 3 {
-		t.Errorf("%d earmarks are on record, want one for each device and one beside", n)
+	if n := one[int](s, `SELECT count(*) FROM nomination_log WHERE until_seq > from_seq`); n != 3 {
+		t.Errorf("%d nominations are on record, want one for each device and one beside", n)
 	}
 	if why := s.giveWay(term, s.preemption(waiting, victim)); why == "" {
 		t.Error("a job that waits no more displaced another")
@@ -141,8 +141,8 @@ func TestAPreemptionHoldsAsAWholeOrNotAtAll(t *testing.T) {
 			if got := one[string](s, `SELECT state FROM jobs WHERE id = $1`, victim); got != before {
 				t.Errorf("the victim became %s", got)
 			}
-			if n := one[int](s, `SELECT count(*) FROM earmarks`); n != 0 {
-				t.Errorf("%d earmarks", n)
+			if n := one[int](s, `SELECT count(*) FROM nominations`); n != 0 {
+				t.Errorf("%d nominations", n)
 			}
 		})
 	}
@@ -184,8 +184,8 @@ func TestPreemptionRacesWithCancelAndCompletion(t *testing.T) {
 		if _, err := s.db.Jobs.RequestCancel(t.Context(), "", waiting, "user:test", nil); err != nil {
 			t.Error(err)
 		}
-		if n := one[int](s, `SELECT count(*) FROM earmarks WHERE beneficiary = $1`, waiting); n != 0 {
-			t.Errorf("%d earmarks of a canceled job", n)
+		if n := one[int](s, `SELECT count(*) FROM nominations WHERE beneficiary = $1`, waiting); n != 0 {
+			t.Errorf("%d nominations of a canceled job", n)
 		}
 		if got := s.job(victim).Status; got == berth.Retrying {
 			s.cancel(victim)

@@ -180,21 +180,21 @@ func TestQueueDeadlineFailsWaitingJobs(t *testing.T) {
 	}
 }
 
-func TestEarmarksEndWithTheirBeneficiary(t *testing.T) {
+func TestNominationsEndWithTheirBeneficiary(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	term := s.term()
 	waiting, ended := s.queued(nil), s.queued(nil)
 	victim, _ := s.started(nil)
 	for _, id := range []berth.JobID{waiting, ended} {
-		mustExec(t, s.pool, `INSERT INTO earmarks (beneficiary, machine_id, expires_at) VALUES ($1, 'm0', now() + interval '1 hour')`, id)
+		mustExec(t, s.pool, `INSERT INTO nominations (beneficiary, machine_id, expires_at) VALUES ($1, 'm0', now() + interval '1 hour')`, id)
 	}
-	mustExec(t, s.pool, `INSERT INTO earmarks (beneficiary, machine_id, expires_at) VALUES ($1, 'm1', now() - interval '1 s')`, waiting)
+	mustExec(t, s.pool, `INSERT INTO nominations (beneficiary, machine_id, expires_at) VALUES ($1, 'm1', now() - interval '1 s')`, waiting)
 	mustExec(t, s.pool, `UPDATE jobs SET preempted_for = $2 WHERE id = $1`, victim, ended)
 	s.move(ended, berth.Failed)
-	repaired(t, "earmarks", 3, func() (int, error) { return s.db.Queue.ClearNominations(t.Context(), term) })
-	if n := one[int](s, `SELECT count(*) FROM earmarks WHERE beneficiary = $1 AND machine_id = 'm0'`, waiting); n != 1 {
-		t.Error("an earmark of a waiting job is gone")
+	repaired(t, "nominations", 3, func() (int, error) { return s.db.Queue.ClearNominations(t.Context(), term) })
+	if n := one[int](s, `SELECT count(*) FROM nominations WHERE beneficiary = $1 AND machine_id = 'm0'`, waiting); n != 1 {
+		t.Error("a nomination of a waiting job is gone")
 	}
 }
 

@@ -11,12 +11,12 @@ import (
 	"berth/lifecycle"
 )
 
-// When a member of a gang has ended, nominations (table earmarks) keep the capacity of the
+// When a member of a gang has ended, nominations (table nominations) keep the capacity of the
 // other members for the gang's next attempt. The gang is both victim and beneficiary of
 // these nominations. A nomination is inactive while the gang itself holds the capacity, and
 // takes effect at the very moment at which a member releases it. It is deleted by the next
 // placement of the gang, by the end of the job, or by the leader: at the expiry, or when
-// another gang waits for the capacity. See docs/adr/0012-repairs-by-earmarks.md.
+// another gang waits for the capacity. See docs/adr/0012-repairs-by-nominations.md.
 
 // keepRoom nominates the capacity of a gang's surviving members for the gang itself, for
 // duration d. It does nothing for a job that is not Repairable. The caller holds the locks of
@@ -32,7 +32,7 @@ func keepRoom(ctx context.Context, tx pgx.Tx, job lockedJob, d time.Duration) er
 	// A later report may show that another member ended first: that member is then to
 	// blame, and the member blamed so far is a survivor.
 	_, err := tx.Exec(ctx, `
-		DELETE FROM earmarks e
+		DELETE FROM nominations e
 		WHERE e.beneficiary = @job AND e.victim = @job AND NOT EXISTS (
 			SELECT 1
 			FROM allocations a
@@ -42,7 +42,7 @@ func keepRoom(ctx context.Context, tx pgx.Tx, job lockedJob, d time.Duration) er
 		return err
 	}
 	_, err = tx.Exec(ctx, `
-		INSERT INTO earmarks AS e (beneficiary, machine_id, gpu_idx, milli, cpu_m, mem_mb, disk_mb, victim,
+		INSERT INTO nominations AS e (beneficiary, machine_id, gpu_idx, milli, cpu_m, memory_mib, disk_mib, victim,
 			victim_attempt, expires_at)
 		SELECT @job, k.machine_id, k.idx, sum(k.milli), sum(k.cpu_m), sum(k.mem_mb), sum(k.disk_mb), @job, @attempt,
 			now() + @hold::interval
@@ -58,9 +58,9 @@ func keepRoom(ctx context.Context, tx pgx.Tx, job lockedJob, d time.Duration) er
 		JOIN machines m ON m.id = k.machine_id AND m.state = 'ready'
 		GROUP BY k.machine_id, k.idx
 		ORDER BY k.machine_id, k.idx
-		ON CONFLICT ON CONSTRAINT earmarks_once DO UPDATE
-		SET milli = excluded.milli, cpu_m = excluded.cpu_m, mem_mb = excluded.mem_mb, disk_mb = excluded.disk_mb,
-		    victim_attempt = excluded.victim_attempt, expires_at = excluded.expires_at`,
+		ON CONFLICT (beneficiary, machine_id, gpu_idx, victim) DO UPDATE
+		SET milli = excluded.milli, cpu_m = excluded.cpu_m, memory_mib = excluded.memory_mib,
+		    disk_mib = excluded.disk_mib, victim_attempt = excluded.victim_attempt, expires_at = excluded.expires_at`,
 		pgx.NamedArgs{"job": job.ID, "attempt": job.Attempt, "survivors": ids(survivors), "hold": d})
 	return err
 }
@@ -79,11 +79,11 @@ func settleRoom(ctx context.Context, tx pgx.Tx, job lockedJob, s lifecycle.Settl
 		if len(s.Verdict.Avoid) == 0 {
 			return nil
 		}
-		_, err := tx.Exec(ctx, `DELETE FROM earmarks WHERE beneficiary = @job AND machine_id = ANY(@avoid)`,
+		_, err := tx.Exec(ctx, `DELETE FROM nominations WHERE beneficiary = @job AND machine_id = ANY(@avoid)`,
 			pgx.NamedArgs{"job": job.ID, "avoid": s.Verdict.Avoid})
 		return err
 	case lifecycle.RoomReleased:
-		_, err := tx.Exec(ctx, `DELETE FROM earmarks WHERE beneficiary = @job`, pgx.NamedArgs{"job": job.ID})
+		_, err := tx.Exec(ctx, `DELETE FROM nominations WHERE beneficiary = @job`, pgx.NamedArgs{"job": job.ID})
 		return err
 	default:
 		panic("unknown future of nominations " + string(s.Room))
@@ -118,10 +118,10 @@ func (d *Queue) GiveUpRepairs(ctx context.Context, term Term, gangs []berth.JobI
 	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
 		return tx.QueryRow(ctx, `
 			WITH gone AS (
-				DELETE FROM earmarks d
+				DELETE FROM nominations d
 				WHERE d.id IN (
 					SELECT e.id
-					FROM earmarks e
+					FROM nominations e
 					WHERE e.beneficiary = ANY(@gangs::uuid[]) AND e.victim = e.beneficiary
 					ORDER BY e.id
 					FOR UPDATE SKIP LOCKED)

@@ -74,7 +74,7 @@ func TestF4EveryWriteOfADeposedLeaderChangesNothing(t *testing.T) {
 	mustExec(t, s.pool, `UPDATE allocations SET state = 'exited', exited_at = now() - interval '1 day' WHERE job = $1`, unsealed)
 	mustExec(t, s.pool, `UPDATE jobs SET queue_deadline = now() - interval '1 s' WHERE id = $1`, waiting)
 	mustExec(t, s.pool, `UPDATE allocations SET stop_by = now() - interval '1 hour' WHERE job = $1`, stop)
-	mustExec(t, s.pool, `INSERT INTO earmarks (beneficiary, machine_id, expires_at) VALUES ($1, 'm0', now() - interval '1 s')`, waiting)
+	mustExec(t, s.pool, `INSERT INTO nominations (beneficiary, machine_id, expires_at) VALUES ($1, 'm0', now() - interval '1 s')`, waiting)
 	mustExec(t, s.pool, `INSERT INTO doomed_objects (prefix) VALUES ('x')`)
 	mustExec(t, s.pool, `INSERT INTO checkpoints (job, step, attempt, ranks, state) VALUES ($1, 1, 1, 1, 'verified')`, stop)
 	mustExec(t, s.pool, `UPDATE machines SET state = 'draining', drain_reason = 'x', drain_deadline = now() - interval '1 s' WHERE id = 'm0'`)
@@ -100,7 +100,7 @@ func TestF4EveryWriteOfADeposedLeaderChangesNothing(t *testing.T) {
 			_, err := s.db.Jobs.FailExpired(ctx, old, nil, 10)
 			return err
 		},
-		"earmarks":        func(ctx context.Context) error { return count(s.db.Queue.ClearNominations(ctx, old)) },
+		"nominations":     func(ctx context.Context) error { return count(s.db.Queue.ClearNominations(ctx, old)) },
 		"kill unprepared": func(ctx context.Context) error { return count(s.db.Attempts.KillUnprepared(ctx, old, patience, 10)) },
 		"give up": func(ctx context.Context) error {
 			_, err := s.db.Attempts.GiveUpStuck(ctx, old, patience, 10)

@@ -60,7 +60,7 @@ func sharesGangs(t *testing.T, s *stack) {
 		       (SELECT count(*) FROM spans x JOIN spans y ON x.placed < y.placed AND y.placed < x.first),
 		       (SELECT max(extract(epoch FROM last - first))::float8 FROM spans),
 		       (SELECT max(extract(epoch FROM last - placed))::float8 FROM spans),
-		       (SELECT coalesce(max(extract(epoch FROM coalesce(gone_at, now()) - made_at)), 0)::float8 FROM earmark_log WHERE victim = beneficiary)`).Scan(
+		       (SELECT coalesce(max(extract(epoch FROM coalesce(gone_at, now()) - made_at)), 0)::float8 FROM nomination_log WHERE victim = beneficiary)`).Scan(
 		&gangs, &overlaps, &partly, &longest, &kept)
 	if err != nil {
 		t.Fatal(err)

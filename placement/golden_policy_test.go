@@ -166,7 +166,7 @@ func showPolicy(p placement.Plan, now time.Duration) string {
 		fmt.Fprintf(&b, "  preempt %s for %s: %s, %s of GPU time lost\n", x.Job, x.For, x.Why, spec.Duration(x.Lost))
 	}
 	for _, m := range p.Nominate {
-		fmt.Fprintf(&b, "  earmark %s for %s:", m.Machine, m.For)
+		fmt.Fprintf(&b, "  nominate %s for %s:", m.Machine, m.For)
 		for _, d := range m.GPUs {
 			fmt.Fprintf(&b, " gpu%d", d.Index)
 		}
@@ -177,7 +177,7 @@ func showPolicy(p placement.Plan, now time.Duration) string {
 		}
 	}
 	for _, m := range p.Release {
-		fmt.Fprintf(&b, "  release earmark on %s for %s\n", m.Machine, m.For)
+		fmt.Fprintf(&b, "  release nomination on %s for %s\n", m.Machine, m.For)
 	}
 	for _, t := range p.Stalled {
 		fmt.Fprintf(&b, "  at its limits: %s\n", t)

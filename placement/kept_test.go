@@ -61,7 +61,7 @@ func drawCluster(t *rapid.T) *cluster {
 			Aging:     time.Hour, HalfLife: 24 * time.Hour, EntryPenalty: time.Minute, Exponent: 1,
 			Backfill: rapid.IntRange(0, 6).Draw(t, "backfill"), AssumeRun: rapid.SampledFrom([]time.Duration{0, 24 * time.Hour}).Draw(t, "assume"),
 			Preempt: rapid.Bool().Draw(t, "preempt"), PreemptAfter: time.Minute, MinRuntime: 10 * time.Minute, Outrank: 2,
-			NominationFor: rapid.SampledFrom([]time.Duration{0, 25 * time.Second}).Draw(t, "earmark for"),
+			NominationFor: rapid.SampledFrom([]time.Duration{0, 25 * time.Second}).Draw(t, "nomination for"),
 		},
 	}
 	if c.planner.Pack == placement.LeastFragmentation {

@@ -338,7 +338,7 @@ func (w *world) shift(at time.Duration) {
 			return err
 		}
 		by := w.zero.Add(at).Sub(now)
-		for _, table := range []string{"jobs", "attempts", "allocations", "tenants", "usage_charges", "earmarks"} {
+		for _, table := range []string{"jobs", "attempts", "allocations", "tenants", "usage_charges", "nominations"} {
 			var sets []string
 			columns, err := tx.Query(w.t.Context(), `SELECT column_name FROM information_schema.columns WHERE table_schema = 'public' AND table_name = $1 AND data_type = 'timestamp with time zone'`, table)
 			if err != nil {

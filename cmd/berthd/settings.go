@@ -106,8 +106,9 @@ func policyFlags(f *pflag.FlagSet, p *controlplane.Policy) {
 	f.DurationVar(&p.PreemptAfter, "preempt-after", p.PreemptAfter,
 		"allow a job to preempt others after this wait; 0: never")
 	f.DurationVar(&p.MinRuntime, "min-runtime", p.MinRuntime, "minimum run time before a job may be preempted")
-	f.DurationVar(&p.EarmarkFor, "earmark-for", p.EarmarkFor,
+	f.DurationVar(&p.NominationFor, "nomination-for", p.NominationFor,
 		"how long capacity stays nominated for a job that preempted others; at least 1m")
+	flags.Renamed(f, "earmark-for", "nomination-for")
 	f.DurationVar(&p.AssumeRun, "assume-run", p.AssumeRun, "assumed run time of a job without time_limit; 0: unlimited")
 	f.Float64Var(&p.Exponent, "srsf-exponent", p.Exponent,
 		"exponent a of remaining time x GPUs^a, the sort key of order srsf")

@@ -69,6 +69,7 @@ func TestWrongSettingsNameThemselves(t *testing.T) {
 		{"--trusted-proxies=10.0.0.0/33", "10.0.0.0/33"},
 		{"--srsf-exponent=3", "0 to 2"},
 		{"--srsf-outrank=0.5", "1 to 1000"},
+		{"--nomination-for=0s", "allowed are 1m0s and more"},
 		{"--earmark-for=0s", "allowed are 1m0s and more"},
 		{"--overdue=-1h", "must not be negative"},
 		{"--file-inputs=/etc", "/etc is a system folder"},

@@ -103,7 +103,7 @@ type Job struct {
 	Repairs     []Repair     `json:"repairs"` // by time
 }
 
-// Repair is a row of earmark_log: capacity of a gang on a machine, kept for the gang's
+// Repair is a row of nomination_log: capacity of a gang on a machine, kept for the gang's
 // next attempt.
 type Repair struct {
 	Machine berth.MachineID `json:"machine_id"`
@@ -256,12 +256,12 @@ type Machine struct {
 	GPUs        []GPU          `json:"gpus"`
 	Events      []MachineEvent `json:"events"`      // by number of the ledger
 	Allocations []Allocation   `json:"allocations"` // by number of the ledger
-	Earmarks    []Earmark      `json:"earmarks"`    // of its devices, by number of the ledger
+	Nominations []Nomination   `json:"nominations"` // of its devices, by number of the ledger
 }
 
-// Earmark is a row of earmark_log: between two ledger numbers, a part of a device was
+// Nomination is a row of nomination_log: between two ledger numbers, a part of a device was
 // kept for a job, which could use the part once the victim had released the device.
-type Earmark struct {
+type Nomination struct {
 	Beneficiary   berth.JobID `json:"beneficiary"`
 	Index         int         `json:"gpu_idx"`
 	Milli         int64       `json:"milli"`

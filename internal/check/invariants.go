@@ -56,7 +56,7 @@ var Invariants = []Invariant{
 	{
 		Number: 10, Sentence: "The ranks of an attempt are reserved all at once or not at all, begin only when all " +
 			"are ready, and do not run on in part; room is kept for a gang's repair for a minute at most.",
-		Reads: "allocations of each attempt, members of the spec, earmark_log",
+		Reads: "allocations of each attempt, members of the spec, nomination_log",
 		job:   func(c *jobCase) { gangsAreWhole(c); gangsStartTogether(c); repairsAreBrief(c) },
 	},
 	{
@@ -75,8 +75,8 @@ var Invariants = []Invariant{
 		Number: 14, Sentence: "A preempted job gives way and is requeued: its attempt never runs again, its " +
 			"devices are free before another takes them, no retry budget pays, and what it freed is kept for the " +
 			"job it gave way to.",
-		Reads: "job_events, attempts, allocations, gave_way_to of jobs, earmark_log in the order of the ledger",
-		job:   victimsGiveWay, machine: earmarksHold,
+		Reads: "job_events, attempts, allocations, gave_way_to of jobs, nomination_log in the order of the ledger",
+		job:   victimsGiveWay, machine: nominationsHold,
 	},
 	{
 		Number: 15, Sentence: "A job resumes from the newest whole checkpoint of an earlier attempt that was not " +

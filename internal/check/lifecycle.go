@@ -153,7 +153,7 @@ func eventsGiveTheRow(c *jobCase) {
 	}
 }
 
-// victimsGiveWay proves invariant 14, except for the devices, which earmarksHold and
+// victimsGiveWay proves invariant 14, except for the devices, which nominationsHold and
 // gpusGivenOnce follow. A preempted attempt never runs again; it ends as preempted, the
 // job is requeued, no budget is charged, and the capacity of each member is freed. The
 // job gives way to the same job at most once. An orphaned member is exempt: its capacity

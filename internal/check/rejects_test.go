@@ -263,10 +263,10 @@ var bads = []bad{
 	}},
 	{14, "a victim ends as if its machine had died", preempted, func(h *check.History) { h.Jobs[0].Attempts[0].Outcome.Code = berth.ReasonMachineLost }},
 	{14, "another job takes what a victim freed", preempted, func(h *check.History) {
-		h.Machines[0].Earmarks[0].Beneficiary = "00000000-0000-7000-8000-000000000099"
+		h.Machines[0].Nominations[0].Beneficiary = "00000000-0000-7000-8000-000000000099"
 	}},
 	{14, "the victim takes back what it freed", preempted, func(h *check.History) {
-		h.Machines[0].Earmarks[0].UntilSeq = 0
+		h.Machines[0].Nominations[0].UntilSeq = 0
 	}},
 	{14, "a victim keeps its devices", preempted, func(h *check.History) { alloc(h, 1, func(a *history.Allocation) { a.FreedSeq = 0 }) }},
 	{15, "a silent fresh start", lost, func(h *check.History) { h.Jobs[0].Attempts[1].ResumeFrom = nil }},

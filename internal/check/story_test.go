@@ -132,11 +132,11 @@ func (t *teller) place(gpu int, on ...*history.Machine) {
 }
 
 // keeps lets a machine keep a device for a job, as soon as a victim has freed it.
-func (s *story) keeps(m *history.Machine, gpu int, beneficiary, victim *teller) *history.Earmark {
-	m.Earmarks = append(m.Earmarks, history.Earmark{
+func (s *story) keeps(m *history.Machine, gpu int, beneficiary, victim *teller) *history.Nomination {
+	m.Nominations = append(m.Nominations, history.Nomination{
 		Beneficiary: beneficiary.ID, Index: gpu, Milli: 1000, Victim: victim.ID, VictimAttempt: victim.Attempt, FromSeq: s.next(),
 	})
-	return &m.Earmarks[len(m.Earmarks)-1]
+	return &m.Nominations[len(m.Nominations)-1]
 }
 
 // repairs keeps the room of a rank of the current attempt for the next one.

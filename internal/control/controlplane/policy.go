@@ -12,20 +12,20 @@ import (
 // Policy is the operators' setting of queue order and preemption. All replicas
 // should have the same: any replica may lead, and every replica explains.
 type Policy struct {
-	Order        string        // fair, priority, fifo or srsf
-	BandWidth    int           // points of priority in a band
-	Aging        time.Duration // of waiting for one more point of priority; 0: none
-	AgingCrosses bool          // into higher bands
-	Overdue      time.Duration // of waiting a job comes before others of its band; 0: never
-	HalfLife     time.Duration // of past use; 0: it does not count
-	EntryPenalty time.Duration // that each start costs, as if it had run so long
-	Backfill     int           // blocked jobs with a reserved start; 0: none
-	PreemptAfter time.Duration // of waiting a job displaces others; 0: never
-	MinRuntime   time.Duration // before a job can be displaced
-	EarmarkFor   time.Duration // room is kept for a job that displaced others; see minEarmarkFor
-	AssumeRun    time.Duration // of a job without time_limit; 0: no end
-	Exponent     float64       // a in remaining time x GPUs^a, of order srsf
-	Outrank      float64       // order srsf: preempt jobs with more than this many times the remaining service; 0: none
+	Order         string        // fair, priority, fifo or srsf
+	BandWidth     int           // points of priority in a band
+	Aging         time.Duration // of waiting for one more point of priority; 0: none
+	AgingCrosses  bool          // into higher bands
+	Overdue       time.Duration // of waiting a job comes before others of its band; 0: never
+	HalfLife      time.Duration // of past use; 0: it does not count
+	EntryPenalty  time.Duration // that each start costs, as if it had run so long
+	Backfill      int           // blocked jobs with a reserved start; 0: none
+	PreemptAfter  time.Duration // of waiting a job displaces others; 0: never
+	MinRuntime    time.Duration // before a job can be displaced
+	NominationFor time.Duration // room is kept for a job that displaced others; see minNominationFor
+	AssumeRun     time.Duration // of a job without time_limit; 0: no end
+	Exponent      float64       // a in remaining time x GPUs^a, of order srsf
+	Outrank       float64       // order srsf: preempt jobs with more than this many times the remaining service; 0: none
 }
 
 // defaultPolicy is argued for in docs/adr/0010.
@@ -33,7 +33,7 @@ func defaultPolicy() Policy {
 	return Policy{
 		Order: placement.Fair.String(), BandWidth: 100, Aging: time.Hour, Overdue: 24 * time.Hour,
 		HalfLife: spec.DefaultHalfLife,
-		Backfill: 32, PreemptAfter: 5 * time.Minute, MinRuntime: 10 * time.Minute, EarmarkFor: 10 * time.Minute,
+		Backfill: 32, PreemptAfter: 5 * time.Minute, MinRuntime: 10 * time.Minute, NominationFor: 10 * time.Minute,
 		Exponent: placement.UsualExponent, Outrank: 2,
 	}
 }
@@ -45,10 +45,10 @@ func (p Policy) Plain() Policy {
 	return p
 }
 
-// minEarmarkFor is the least duration of a nomination. Nominations must end: after
+// minNominationFor is the least duration of a nomination. Nominations must end: after
 // the loss of a machine, two jobs may each keep a part of the capacity that both
 // need, and would wait for each other without end.
-const minEarmarkFor = time.Minute
+const minNominationFor = time.Minute
 
 // faults returns all faults of the policy.
 func (p Policy) faults() []error {
@@ -69,15 +69,15 @@ func (p Policy) faults() []error {
 		faults = append(faults, fmt.Errorf("srsf-outrank %g: allowed are 0, which displaces nobody for that, and 1 "+
 			"to 1000", p.Outrank))
 	}
-	if p.EarmarkFor >= 0 && p.EarmarkFor < minEarmarkFor && p.PreemptAfter > 0 {
-		faults = append(faults, fmt.Errorf("earmark-for %s: allowed are %s and more, while jobs displace others "+
+	if p.NominationFor >= 0 && p.NominationFor < minNominationFor && p.PreemptAfter > 0 {
+		faults = append(faults, fmt.Errorf("nomination-for %s: allowed are %s and more, while jobs displace others "+
 			"(preempt-after %s): room that is kept for ever can make two jobs wait for each other",
-			p.EarmarkFor, minEarmarkFor, p.PreemptAfter))
+			p.NominationFor, minNominationFor, p.PreemptAfter))
 	}
 	for name, d := range map[string]time.Duration{
 		"aging": p.Aging, "overdue": p.Overdue, "half-life": p.HalfLife, "entry-penalty": p.EntryPenalty,
 		"preempt-after": p.PreemptAfter,
-		"min-runtime":   p.MinRuntime, "earmark-for": p.EarmarkFor, "assume-run": p.AssumeRun,
+		"min-runtime":   p.MinRuntime, "nomination-for": p.NominationFor, "assume-run": p.AssumeRun,
 	} {
 		if d < 0 {
 			faults = append(faults, fmt.Errorf("%s %s: must not be negative", name, d))
@@ -93,7 +93,7 @@ func (p Policy) placement() placement.Policy {
 		Order: order, BandWidth: p.BandWidth, Aging: p.Aging, Cross: p.AgingCrosses,
 		HalfLife: p.HalfLife, EntryPenalty: p.EntryPenalty, Backfill: p.Backfill,
 		Preempt: p.PreemptAfter > 0, PreemptAfter: p.PreemptAfter, MinRuntime: p.MinRuntime,
-		NominationFor: p.EarmarkFor,
+		NominationFor: p.NominationFor,
 		AssumeRun:     p.AssumeRun, Overdue: p.Overdue, Exponent: p.Exponent, Outrank: p.Outrank,
 	}
 }
@@ -106,7 +106,7 @@ func (p Policy) LogValue() slog.Value {
 		slog.Duration("half_life", p.HalfLife), slog.Duration("entry_penalty", p.EntryPenalty),
 		slog.Int("backfill", p.Backfill),
 		slog.Duration("preempt_after", p.PreemptAfter), slog.Duration("min_runtime", p.MinRuntime),
-		slog.Duration("earmark_for", p.EarmarkFor),
+		slog.Duration("nomination_for", p.NominationFor),
 		slog.Duration("assume_run", p.AssumeRun), slog.Duration("overdue", p.Overdue),
 		slog.Float64("srsf_exponent", p.Exponent), slog.Float64("srsf_outrank", p.Outrank),
 	)

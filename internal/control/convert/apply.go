@@ -55,8 +55,8 @@ func Apply(s *placement.Snapshot, c db.Changes, blocked func(berth.MachineID) st
 			s.RemoveRunning(row.ID)
 		}
 	}
-	marks := make([]placement.Nomination, len(c.Earmarks))
-	for i, e := range c.Earmarks {
+	marks := make([]placement.Nomination, len(c.Nominations))
+	for i, e := range c.Nominations {
 		marks[i] = Nomination(e)
 	}
 	s.SetNominations(marks)

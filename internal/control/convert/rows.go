@@ -115,7 +115,7 @@ func Starting(j placement.Job, s berth.Start, now time.Time) placement.Running {
 
 // Nomination converts a nomination. While the victim still holds the capacity, the
 // nomination names the victim; after that, the capacity is kept from all other jobs.
-func Nomination(row db.Earmark) placement.Nomination {
+func Nomination(row db.Nomination) placement.Nomination {
 	e := placement.Nomination{For: row.Beneficiary, Machine: row.Machine, Capacity: row.Capacity, GPUs: row.GPUs,
 		ExpiresAt: row.ExpiresAt}
 	e.Repair = row.Victim == row.Beneficiary

@@ -129,7 +129,7 @@ func TestJobsOfOtherTenantsAreNotNamed(t *testing.T) {
 	p := db.Preemption{For: high}
 	for _, id := range []berth.JobID{theirs, ours} {
 		p.Victims = append(p.Victims, db.Victim{Job: id, Version: 4, Attempt: 1, Why: "x"})
-		p.Earmarks = append(p.Earmarks, db.Earmark{Beneficiary: high, Machine: "m0", Capacity: berth.Capacity{CPUMilli: 2000, MemoryMiB: 1024}, Victim: id})
+		p.Nominations = append(p.Nominations, db.Nomination{Beneficiary: high, Machine: "m0", Capacity: berth.Capacity{CPUMilli: 2000, MemoryMiB: 1024}, Victim: id})
 	}
 	if refused, err := d.Queue.CommitPreemption(t.Context(), term, p); err != nil || refused != "" {
 		t.Fatal(refused, err)
@@ -257,12 +257,12 @@ func TestAFailedReadingLosesNothing(t *testing.T) {
 	}
 	exec(t, d, `UPDATE jobs SET held = true, version = version + 1 WHERE id = $1`, id)
 	exec(t, d, `INSERT INTO machines (id, state, cpu_m, mem_mb, disk_mb) VALUES ('m1', 'ready', 16000, 65536, 1000)`)
-	exec(t, d, `ALTER TABLE earmarks RENAME TO hidden`)
+	exec(t, d, `ALTER TABLE nominations RENAME TO hidden`)
 	o.Forget()
 	if _, err := planNew(t.Context(), o, 1); err == nil {
 		t.Error("without one of the tables there is an answer")
 	}
-	exec(t, d, `ALTER TABLE hidden RENAME TO earmarks`)
+	exec(t, d, `ALTER TABLE hidden RENAME TO nominations`)
 	if w := why(t, d, o, id); w.Fit.Machines != 2 || len(w.Blockers) != 1 || w.Blockers[0].Code != "held" {
 		t.Errorf("after that: %+v", w)
 	}

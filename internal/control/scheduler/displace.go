@@ -73,7 +73,7 @@ func preemptions(plan placement.Plan) []db.Preemption {
 	}
 	for _, e := range plan.Nominate {
 		d := of(e.For)
-		d.Earmarks = append(d.Earmarks, db.Earmark{
+		d.Nominations = append(d.Nominations, db.Nomination{
 			Beneficiary: e.For, Machine: e.Machine, Capacity: e.Capacity, GPUs: e.GPUs, Victim: e.Victim,
 			ExpiresAt: e.ExpiresAt,
 		})

@@ -70,8 +70,8 @@ func TestAJobOfAHigherPriorityDisplacesALowerOne(t *testing.T) {
 	if state := r.state(low); state != berth.Retrying {
 		t.Errorf("the victim is %s", state)
 	}
-	if n := value[int](r, `SELECT count(*) FROM earmarks`); n != 0 {
-		t.Errorf("%d earmarks outlive the placement", n)
+	if n := value[int](r, `SELECT count(*) FROM nominations`); n != 0 {
+		t.Errorf("%d nominations outlive the placement", n)
 	}
 	if n := value[int](r, `SELECT preemptions + failures + losses FROM jobs WHERE id = $1`, low); n != 1 {
 		t.Errorf("the victim was charged %d in all, want its preemption alone", n)

@@ -87,8 +87,8 @@ func TestOnlyTheHoleOfAGangIsPlacedAnew(t *testing.T) {
 	if got := r.machinesOf(id); !slices.Equal(got, []string{"m0", "m2", "m3"}) {
 		t.Errorf("the gang is on %v", got)
 	}
-	if n := value[int](r, `SELECT count(*) FROM earmarks`); n != 0 {
-		t.Errorf("%d earmarks outlive the repair", n)
+	if n := value[int](r, `SELECT count(*) FROM nominations`); n != 0 {
+		t.Errorf("%d nominations outlive the repair", n)
 	}
 	r.sound()
 }
@@ -111,7 +111,7 @@ func TestAGangYieldsItsRoomToAnother(t *testing.T) {
 	single := r.queued(wants(900, 1)) // is no gang, and waits its minute
 	other := r.queued(wants(100, 0))
 	r.awaitState(other, berth.Scheduled)
-	if n := value[int](r, `SELECT count(*) FROM earmarks WHERE gpu_idx < 0`); n != 2 || r.state(single) != berth.Queued {
+	if n := value[int](r, `SELECT count(*) FROM nominations WHERE gpu_idx < 0`); n != 2 || r.state(single) != berth.Queued {
 		t.Errorf("%d machines are kept, a job is %s", n, r.state(single))
 	}
 	if _, err := r.db.Jobs.RequestCancel(t.Context(), "", single, "user:test", nil); err != nil {
@@ -153,8 +153,8 @@ func TestTwoGangsThatAreRepairedDoNotWaitForEachOther(t *testing.T) {
 	r.await("one of them begins", func() bool {
 		return (r.state(first) == berth.Scheduled) != (r.state(second) == berth.Scheduled)
 	})
-	if n := value[int](r, `SELECT count(*) FROM earmarks`); n != 0 {
-		t.Errorf("%d earmarks are left", n)
+	if n := value[int](r, `SELECT count(*) FROM nominations`); n != 0 {
+		t.Errorf("%d nominations are left", n)
 	}
 	r.sound()
 }

@@ -23,7 +23,7 @@ func (r *rig) versions() string {
 			UNION ALL SELECT 'g' || ctid || xmin FROM gpu_devices
 			UNION ALL SELECT 'c' || ctid || xmin FROM checkpoints
 			UNION ALL SELECT 'e' || tableoid || ctid || xmin FROM job_events
-			UNION ALL SELECT 'k' || ctid || xmin FROM earmarks
+			UNION ALL SELECT 'k' || ctid || xmin FROM earmarks -- the table below nominations: a view has no ctid
 			UNION ALL SELECT 'd' || ctid || xmin FROM doomed_objects) x`)
 }
 

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -49,18 +50,53 @@ func (l *level) Set(s string) error {
 	return nil
 }
 
+// The annotations of two names of one flag: each has the other name as its value.
+const (
+	former  = "former"  // of the present name
+	present = "present" // of the former name
+)
+
+// Renamed registers the former name of the registered flag name, for one version after the
+// change. The help does not show the former name, and its use prints a warning.
+func Renamed(f *pflag.FlagSet, old, name string) {
+	now := f.Lookup(name)
+	then := *now
+	then.Name, then.Hidden, then.Deprecated = old, true, "use --"+name
+	then.Annotations = map[string][]string{present: {name}}
+	f.AddFlag(&then)
+	now.Annotations = map[string][]string{former: {old}}
+}
+
 // FromEnvironment sets every flag that the command line lacks and a variable of the
-// environment has, and reports every fault: BERTH_DATABASE_URL sets --database-url.
+// environment has, and reports every fault: BERTH_DATABASE_URL sets --database-url. The
+// variable of a flag's present name precedes that of the former name.
 func FromEnvironment(f *pflag.FlagSet, lookup func(string) (string, bool)) error {
+	typed := map[string]bool{} // flags of the command line, under both names
+	f.Visit(func(flag *pflag.Flag) {
+		typed[flag.Name] = true
+		for _, other := range slices.Concat(flag.Annotations[former], flag.Annotations[present]) {
+			typed[other] = true
+		}
+	})
 	var faults []error
-	f.VisitAll(func(flag *pflag.Flag) {
+	set := func(flag *pflag.Flag) {
 		name := "BERTH_" + strings.ToUpper(strings.ReplaceAll(flag.Name, "-", "_"))
 		value, ok := lookup(name)
-		if !ok || flag.Changed || flag.Name == "help" || flag.Name == "version" {
+		if !ok || typed[flag.Name] || flag.Name == "help" || flag.Name == "version" {
 			return
 		}
 		if err := f.Set(flag.Name, value); err != nil {
 			faults = append(faults, fmt.Errorf("%s: %w", name, err))
+		}
+	}
+	f.VisitAll(func(flag *pflag.Flag) {
+		if flag.Annotations[present] != nil {
+			set(flag)
+		}
+	})
+	f.VisitAll(func(flag *pflag.Flag) {
+		if flag.Annotations[present] == nil {
+			set(flag)
 		}
 	})
 	return errors.Join(faults...)

@@ -4,6 +4,7 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/spf13/pflag"
 
@@ -37,5 +38,44 @@ func TestEachFlagHasAVariableAndWinsOverIt(t *testing.T) {
 	env["BERTH_LOG_LEVEL"] = "loud"
 	if _, _, _, _, err := parse(); err == nil || !strings.Contains(err.Error(), "BERTH_LOG_LEVEL: ") || !strings.Contains(err.Error(), "allowed are") {
 		t.Errorf("a wrong variable: %v", err)
+	}
+}
+
+func TestAFormerNameOfAFlagStillWorks(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		args []string
+		env  map[string]string
+		want time.Duration
+		warn bool
+	}{
+		"neither":                      {want: time.Minute},
+		"former name":                  {args: []string{"--old=2m"}, want: 2 * time.Minute, warn: true},
+		"present name":                 {args: []string{"--new=3m"}, want: 3 * time.Minute},
+		"former variable":              {env: map[string]string{"BERTH_OLD": "4m"}, want: 4 * time.Minute, warn: true},
+		"both variables":               {env: map[string]string{"BERTH_OLD": "4m", "BERTH_NEW": "5m"}, want: 5 * time.Minute, warn: true},
+		"flag before former variable":  {args: []string{"--new=3m"}, env: map[string]string{"BERTH_OLD": "4m"}, want: 3 * time.Minute},
+		"former flag before variables": {args: []string{"--old=2m"}, env: map[string]string{"BERTH_NEW": "5m"}, want: 2 * time.Minute, warn: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := pflag.NewFlagSet("test", pflag.ContinueOnError)
+			out := &strings.Builder{}
+			f.SetOutput(out)
+			got := f.Duration("new", time.Minute, "")
+			flags.Renamed(f, "old", "new")
+			if err := f.Parse(c.args); err != nil {
+				t.Fatal(err)
+			}
+			if err := flags.FromEnvironment(f, func(k string) (string, bool) { v, ok := c.env[k]; return v, ok }); err != nil {
+				t.Fatal(err)
+			}
+			if *got != c.want || strings.Contains(out.String(), "use --new") != c.warn {
+				t.Errorf("it is %s, and the output is %q", *got, out)
+			}
+			if strings.Contains(f.FlagUsages(), "--old") {
+				t.Error("the help shows the former name")
+			}
+		})
 	}
 }

@@ -295,7 +295,7 @@ var Terms = []Section{
 		{
 			Word: "nomination",
 			Meaning: "capacity that is kept for one waiting job, mostly released by its victims; tables " +
-				"`earmarks` and `earmark_log`, flag `--earmark-for`",
+				"`nominations` and `nomination_log`, flag `--nomination-for`",
 			Kubernetes: "nominated node",
 		},
 		// The terms below are the placement algorithm's own and occur in its comments and

@@ -5,11 +5,11 @@ import (
 	"berth/db/history"
 )
 
-// earmarksHold proves the last part of invariant 14: freed capacity is kept for the job
+// nominationsHold proves the last part of invariant 14: freed capacity is kept for the job
 // that the victim gave way to. It follows the devices of a machine in the order of the
 // ledger: a job that takes a part of a device must leave the part that is nominated for
 // other jobs.
-func earmarksHold(c *machineCase) {
+func nominationsHold(c *machineCase) {
 	holders := map[int]map[berth.AllocationID]history.Allocation{}
 	for _, m := range c.moves() {
 		for _, g := range m.a.GPUs {
@@ -35,7 +35,7 @@ func earmarksHold(c *machineCase) {
 // by valid nominations with a victim that had freed its part. A nomination whose victim
 // still holds the part is skipped: that part is counted with the holders already.
 func (c *machineCase) keptAt(seq int64, gpu int, from berth.JobID) (milli int64, proof []any) {
-	for _, e := range c.m.Earmarks {
+	for _, e := range c.m.Nominations {
 		stood := e.FromSeq < seq && (e.UntilSeq == 0 || seq < e.UntilSeq)
 		if !stood || e.Index != gpu || e.Beneficiary == from || c.heldAt(seq, e.Victim, e.VictimAttempt) {
 			continue
