@@ -54,7 +54,7 @@ var Transitions = []Transition{
 	{Submitted, Failed, ActorWorkflow, "the spec cannot be admitted"},
 	{Submitted, Canceled, ActorAPI, "a cancel request; no capacity is held"},
 	{Queued, Scheduled, ActorLeader,
-		"eligible, and the leader's term is current: the attempt, its allocations and GPU claims are written"},
+		"eligible, and the leader's term is current: the attempt, its allocations and those of devices are written"},
 	{Queued, Failed, ActorLeader, "the queue deadline has passed"},
 	{Queued, Canceled, ActorAPI, "a cancel request; no capacity is held"},
 	{Scheduled, Running, ActorAgent,

@@ -54,8 +54,8 @@ func (d *Jobs) ArchiveTerminal(ctx context.Context, term Term, retention time.Du
 const machineMayHoldIt = `EXISTS (SELECT 1 FROM machines m WHERE m.id = a.machine_id AND m.state <> 'retired')`
 
 // archive copies locked jobs to archived_jobs and deletes their rows. The order of the
-// statements matters: dependent rows before their job, and GPU claims before their
-// allocation, because the guards refuse to drop the claims of a live allocation.
+// statements matters: dependent rows before their job, and device allocations before their
+// allocation, because the guards refuse to drop those of a live allocation.
 func archive(ctx context.Context, tx pgx.Tx, ids []string) error {
 	if err := doom(ctx, tx, ids); err != nil {
 		return err
@@ -73,7 +73,7 @@ func archive(ctx context.Context, tx pgx.Tx, ids []string) error {
 				FROM job_events e WHERE e.job = j.id), '[]')
 		FROM jobs j
 		WHERE j.id = ANY(@ids::uuid[])`,
-		`DELETE FROM gpu_claims c USING allocations a WHERE a.id = c.alloc_id AND a.job = ANY(@ids::uuid[])`,
+		`DELETE FROM device_allocations c USING allocations a WHERE a.id = c.alloc_id AND a.job = ANY(@ids::uuid[])`,
 		`DELETE FROM allocations WHERE job = ANY(@ids::uuid[])`,
 		`DELETE FROM attempts WHERE job = ANY(@ids::uuid[])`,
 		`DELETE FROM checkpoint_shards WHERE job = ANY(@ids::uuid[])`,

@@ -61,8 +61,8 @@ func TestAnArchivedJobLooksAsItDid(t *testing.T) {
 			t.Errorf("%d rows of the archived job are left in %s", n, table)
 		}
 	}
-	if n := one[int](s, `SELECT count(*) FROM gpu_claims`); n != 0 {
-		t.Errorf("%d GPU claims are left", n)
+	if n := one[int](s, `SELECT count(*) FROM device_allocations`); n != 0 {
+		t.Errorf("%d device allocations are left", n)
 	}
 	if n := one[int](s, `SELECT count(*) FROM log_chunks WHERE job = $1`, id); n != 1 {
 		t.Error("the archive took the log along")

@@ -66,7 +66,7 @@ func (s *stage) place(id berth.JobID, machines ...string) (attempt int) {
 			INSERT INTO allocations (job, attempt, rank, machine_id, machine_epoch, cpu_m, mem_mb, disk_mb, gpu_milli)
 			VALUES ($1, $2, $3, $4, 1, 1000, 1024, 0, 1000) RETURNING id)
 			SELECT id FROM a`, id, attempt, rank, m)
-		mustExec(s.t, s.pool, `INSERT INTO gpu_claims (alloc_id, machine_id, idx, milli)
+		mustExec(s.t, s.pool, `INSERT INTO device_allocations (alloc_id, machine_id, idx, milli)
 			SELECT a.id, a.machine_id, (SELECT min(idx) FROM gpu_devices g WHERE g.machine_id = a.machine_id AND g.milli_used = 0), 1000
 			FROM allocations a WHERE job = $1 AND attempt = $2 AND rank = $3`, id, attempt, rank)
 	}

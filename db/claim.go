@@ -61,7 +61,7 @@ func (d *Agents) Claim(ctx context.Context, machine berth.MachineID, req wire.Cl
 		          j.run_limit_ms, a.orders, j.has_checkpoint, a.phase,
 		          (
 		              SELECT coalesce(array_agg(g.uuid ORDER BY g.idx), '{}')
-		              FROM gpu_claims c
+		              FROM device_allocations c
 		              JOIN gpu_devices g ON g.machine_id = c.machine_id AND g.idx = c.idx
 		              WHERE c.alloc_id = a.id
 		          ),

@@ -28,7 +28,7 @@ type Miscount struct {
 }
 
 // Miscounts compares the counters of machines and devices with the allocations
-// and claims that count, in one statement and so as of one moment.
+// of them that count, in one statement and so as of one moment.
 func (d *Cluster) Miscounts(ctx context.Context) ([]Miscount, error) {
 	rows, err := d.pool.Query(ctx, `
 		WITH live AS (
@@ -43,7 +43,7 @@ func (d *Cluster) Miscounts(ctx context.Context) ([]Miscount, error) {
 		), device_sums AS (
 			SELECT c.machine_id, c.idx, sum(c.milli) AS milli
 			FROM live l
-			JOIN gpu_claims c ON c.alloc_id = l.id
+			JOIN device_allocations c ON c.alloc_id = l.id
 			GROUP BY c.machine_id, c.idx
 		)
 		SELECT m.id, format('counted cpu %s, memory %s, disk %s, gpu %s; allocations add up to %s, %s, %s, %s',
@@ -54,7 +54,7 @@ func (d *Cluster) Miscounts(ctx context.Context) ([]Miscount, error) {
 		WHERE (m.cpu_m_used, m.mem_mb_used, m.disk_mb_used, m.gpu_milli_used)
 		   <> (coalesce(s.cpu_m, 0), coalesce(s.mem_mb, 0), coalesce(s.disk_mb, 0), coalesce(s.gpu_milli, 0))
 		UNION ALL
-		SELECT g.machine_id, format('GPU %s: counted %s; claims add up to %s', g.idx, g.milli_used,
+		SELECT g.machine_id, format('GPU %s: counted %s; allocations add up to %s', g.idx, g.milli_used,
 			coalesce(s.milli, 0))
 		FROM gpu_devices g
 		LEFT JOIN device_sums s ON s.machine_id = g.machine_id AND s.idx = g.idx

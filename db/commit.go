@@ -358,7 +358,7 @@ func (d *Queue) writeStarts(ctx context.Context, conn *pgx.Conn, term Term, star
 	// A statement of its own, since the ids of the allocations exist only now.
 	if len(g.job) > 0 {
 		batch.Queue(`
-			INSERT INTO gpu_claims (alloc_id, machine_id, idx, milli)
+			INSERT INTO device_allocations (alloc_id, machine_id, idx, milli)
 			SELECT a.id, a.machine_id, s.idx, s.milli
 			FROM unnest($1::uuid[], $2::int[], $3::int[], $4::int[], $5::bigint[]) AS s(job, attempt, rank, idx, milli)
 			JOIN allocations a ON a.job = s.job AND a.attempt = s.attempt AND a.rank = s.rank`,

@@ -78,7 +78,7 @@ func TestCommitWritesTheWholeAttempt(t *testing.T) {
 		t.Errorf("leader epoch %d", n)
 	}
 	got := one[[]string](s, `SELECT array_agg(format('%s %s@%s cpu %s gpu %s: %s', a.rank, a.machine_id, a.machine_epoch, a.cpu_m, a.gpu_milli,
-		(SELECT string_agg(c.idx || '*' || c.milli, ' ' ORDER BY c.idx) FROM gpu_claims c WHERE c.alloc_id = a.id)) ORDER BY a.rank)
+		(SELECT string_agg(c.idx || '*' || c.milli, ' ' ORDER BY c.idx) FROM device_allocations c WHERE c.alloc_id = a.id)) ORDER BY a.rank)
 		FROM allocations a WHERE job = $1 AND state = 'reserved'`, gang)
 	if diff := cmp.Diff([]string{"0 m0@1 cpu 1000 gpu 2000: 0*1000 1*1000", "1 m1@1 cpu 1000 gpu 250: 1*250"}, got); diff != "" {
 		t.Error(diff)

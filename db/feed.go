@@ -147,7 +147,7 @@ func readHolders(jobs string) string {
 		a.cpu_m, a.mem_mb, a.disk_mb, a.gpu_milli, coalesce(c.idx, -1), coalesce(c.milli, 0)
 	FROM allocations a
 	JOIN attempts t ON t.job = a.job AND t.attempt = a.attempt
-	LEFT JOIN gpu_claims c ON c.alloc_id = a.id
+	LEFT JOIN device_allocations c ON c.alloc_id = a.id
 	WHERE a.job IN (` + jobs + `) AND a.state IN ('reserved', 'active', 'orphaned')
 	ORDER BY a.job, a.attempt, a.id, c.idx`
 }

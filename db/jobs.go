@@ -73,7 +73,7 @@ const fullDocument = jobDocument + ` || jsonb_strip_nulls(jsonb_build_object(
 					'gpus', (
 						SELECT jsonb_agg(g.uuid ORDER BY a.rank, c.idx)
 						FROM allocations a
-						JOIN gpu_claims c ON c.alloc_id = a.id
+						JOIN device_allocations c ON c.alloc_id = a.id
 						JOIN gpu_devices g ON g.machine_id = c.machine_id AND g.idx = c.idx
 						WHERE a.job = t.job AND a.attempt = t.attempt),
 					'placed_at', t.placed_at, 'started_at', t.started_at, 'ended_at', t.ended_at,
@@ -108,7 +108,7 @@ const lostWork = `
 			coalesce((
 			SELECT sum(g.milli) / 1000.0
 			FROM allocations a
-			JOIN gpu_claims g ON g.alloc_id = a.id
+			JOIN device_allocations g ON g.alloc_id = a.id
 			WHERE a.job = t.job AND a.attempt = t.attempt), 0))::numeric, 3) AS gpu_seconds
 	FROM (
 		SELECT CASE WHEN n.attempt IS NOT NULL THEN n.resume_from ELSE (

@@ -36,7 +36,7 @@ const viewJob = `
 			jsonb_agg(jsonb_build_object(
 				'alloc', a.id, 'rank', a.rank, 'machine', a.machine_id, 'state', a.state, 'sealed',
 					a.sealed_at IS NOT NULL,
-				'gpus', (SELECT jsonb_agg(c.idx ORDER BY c.idx) FROM gpu_claims c WHERE c.alloc_id = a.id))
+				'gpus', (SELECT jsonb_agg(c.idx ORDER BY c.idx) FROM device_allocations c WHERE c.alloc_id = a.id))
 				ORDER BY a.rank) AS slots
 		FROM allocations a
 		WHERE a.job = j.id AND a.attempt = j.attempt

@@ -190,7 +190,7 @@ const allInside = `
 
 // allocationRecord is a history.Allocation of a row a.
 const allocationRecord = `to_jsonb(a) || jsonb_build_object('gpus', coalesce((
-	SELECT jsonb_agg(to_jsonb(g) ORDER BY g.idx) FROM gpu_claims g WHERE g.alloc_id = a.id), '[]'))`
+	SELECT jsonb_agg(to_jsonb(g) ORDER BY g.idx) FROM device_allocations g WHERE g.alloc_id = a.id), '[]'))`
 
 // Machines calls each for every machine with its allocations, in the order of the ledger.
 // Allocations that were released before since are left out. Memory holds one machine's

@@ -65,7 +65,7 @@ func (d *Machines) List(ctx context.Context, f MachineFilter) ([]wire.Machine, e
 					'healthy', g.healthy, 'reason', g.reason, 'used_milli', g.milli_used,
 					'jobs', (
 						SELECT jsonb_agg(a.job ORDER BY a.id)
-						FROM gpu_claims c
+						FROM device_allocations c
 						JOIN allocations a ON a.id = c.alloc_id
 						JOIN jobs j ON j.id = a.job
 						WHERE c.machine_id = g.machine_id AND c.idx = g.idx AND counts(a.state)

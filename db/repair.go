@@ -52,7 +52,7 @@ func keepRoom(ctx context.Context, tx pgx.Tx, job lockedJob, d time.Duration) er
 			WHERE a.id = ANY(@survivors)
 			UNION ALL
 			SELECT c.machine_id, c.idx, c.milli, 0, 0, 0
-			FROM gpu_claims c
+			FROM device_allocations c
 			WHERE c.alloc_id = ANY(@survivors)
 		) k
 		JOIN machines m ON m.id = k.machine_id AND m.state = 'ready'

@@ -65,7 +65,7 @@ func insertMachine(t *testing.T, pool *pgxpool.Pool, id string, gpus int) {
 	}
 }
 
-// allocate inserts one allocation with GPU claims in one transaction.
+// allocate inserts one allocation with devices in one transaction.
 func allocate(t *testing.T, pool *pgxpool.Pool, job string, rank int, machine string, cpu, gpuMilli int, devices ...int) (int64, error) {
 	t.Helper()
 	var id int64
@@ -76,7 +76,7 @@ func allocate(t *testing.T, pool *pgxpool.Pool, job string, rank int, machine st
 			return err
 		}
 		for _, d := range devices {
-			if _, err := tx.Exec(t.Context(), `INSERT INTO gpu_claims VALUES ($1, $2, $3, $4)`, id, machine, d, gpuMilli); err != nil {
+			if _, err := tx.Exec(t.Context(), `INSERT INTO device_allocations VALUES ($1, $2, $3, $4)`, id, machine, d, gpuMilli); err != nil {
 				return err
 			}
 		}

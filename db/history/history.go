@@ -176,7 +176,7 @@ type Attempt struct {
 	ResumeFrom  *int64         `json:"resume_from"`
 }
 
-// Allocation is a row of allocations with its GPU claims. The ledger numbers order the
+// Allocation is a row of allocations with its devices. The ledger numbers order the
 // events on a machine; 0 means not yet, or not recorded.
 type Allocation struct {
 	ID           berth.AllocationID    `json:"id"`
@@ -208,7 +208,7 @@ type Allocation struct {
 	FreedSeq     int64                 `json:"freed_seq"`
 	FreedFrom    berth.AllocationState `json:"freed_from"`
 	FreedBy      string                `json:"freed_by"` // agent, boot, provider, operator, unclaimed, hold
-	GPUs         []Claim               `json:"gpus"`
+	GPUs         []DeviceAllocation    `json:"gpus"`
 }
 
 // Counts reports whether the allocation counts against its machine now.
@@ -223,8 +223,8 @@ func (a Allocation) Counts() bool {
 	}
 }
 
-// Claim is a row of gpu_claims.
-type Claim struct {
+// DeviceAllocation is a row of device_allocations.
+type DeviceAllocation struct {
 	Index int   `json:"idx"`
 	Milli int64 `json:"milli"` // 1000 is the whole device
 }

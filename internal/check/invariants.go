@@ -6,7 +6,7 @@ package check
 var Invariants = []Invariant{
 	{
 		Number: 1, Sentence: "No GPU has two overlapping live reservations.",
-		Reads:   "gpu_claims, taken_seq and freed_seq of allocations, gpu_devices",
+		Reads:   "device_allocations, taken_seq and freed_seq of allocations, gpu_devices",
 		machine: gpusGivenOnce,
 	},
 	{

@@ -122,7 +122,7 @@ func (t *teller) place(gpu int, on ...*history.Machine) {
 		t.Allocations = append(t.Allocations, history.Allocation{
 			ID: id, Job: t.ID, Attempt: t.Attempt, Rank: rank, Machine: m.ID, MachineEpoch: m.Epoch,
 			CPUMilli: 1000, MemoryMiB: 1024, GPUMilli: 1000, State: berth.AllocReserved, ReservedAt: at, TakenSeq: t.s.next(),
-			GPUs: []history.Claim{{Index: gpu, Milli: 1000}},
+			GPUs: []history.DeviceAllocation{{Index: gpu, Milli: 1000}},
 		})
 		if len(on) > 1 {
 			t.Allocations[len(t.Allocations)-1].Port = wire.DefaultPorts.First

@@ -135,7 +135,7 @@ var Terms = []Section{
 			Slurm:   "allocation",
 		},
 		// Claim has this meaning alone. The part of a device that an allocation uses is a
-		// device allocation, although the table gpu_claims keeps its former name.
+		// device allocation (device_allocations).
 		{Word: "claim", Meaning: "an agent takes up an allocation; no container runs without a claim"},
 		{
 			Word:       "lease",

@@ -18,7 +18,7 @@ func (s *site) forget(id berth.JobID) {
 	defer conn.Release()
 	for _, sql := range []string{
 		"SET session_replication_role = replica", // a restore fires no triggers
-		"DELETE FROM gpu_claims",
+		"DELETE FROM device_allocations",
 		"DELETE FROM allocations WHERE job = '" + string(id) + "'",
 		"DELETE FROM attempts WHERE job = '" + string(id) + "'",
 		"DELETE FROM jobs WHERE id = '" + string(id) + "'",
