@@ -21,7 +21,7 @@ import (
 // from before a restore of the database.
 const takeable = `
 	a.state = 'reserved' AND a.machine_epoch = m.epoch AND j.attempt = a.attempt AND j.state IN ('scheduled', 'running')
-	AND (j.mode <> 'exclusive' OR m.fence_ms > 0 AND NOT j.held)
+	AND (j.execution <> 'at_most_one' OR m.fence_ms > 0 AND NOT j.held)
 	AND NOT a.orders ?| ARRAY['stop', 'kill', 'checkpoint']`
 
 // claimable is true if machine m may claim allocation a of job j. An active or exited

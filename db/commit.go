@@ -118,13 +118,13 @@ type present struct {
 
 // presentJob holds the columns of a job that decide whether it may start.
 type presentJob struct {
-	version  int64 // must equal the version that the plan was made from
-	state    berth.State
-	attempt  int
-	held     bool
-	eligible bool
-	alone    bool        // at_most_one execution: needs machines that can fence
-	parent   berth.JobID // "": none
+	version   int64 // must equal the version that the plan was made from
+	state     berth.State
+	attempt   int
+	held      bool
+	eligible  bool
+	atMostOne bool        // needs machines that can fence
+	parent    berth.JobID // "": none
 }
 
 // presentMachine is a machine with the capacity that is left for the rest of the batch.
@@ -224,7 +224,7 @@ func newPresent(starts []berth.Start) (*present, startRows) {
 // queueJobs locks the jobs and reads their state.
 func (p *present) queueJobs(batch *pgx.Batch, jobs []berth.JobID) {
 	batch.Queue(`
-		SELECT id, version, state, attempt, held, eligible_at <= clock_timestamp(), mode = 'exclusive',
+		SELECT id, version, state, attempt, held, eligible_at <= clock_timestamp(), execution = 'at_most_one',
 			coalesce(parent::text, '')
 		FROM jobs
 		WHERE id = ANY($1::uuid[])
@@ -232,7 +232,7 @@ func (p *present) queueJobs(batch *pgx.Batch, jobs []berth.JobID) {
 		FOR NO KEY UPDATE`, jobs).Query(func(rows pgx.Rows) error {
 		var id berth.JobID
 		var j presentJob
-		_, err := pgx.ForEachRow(rows, []any{&id, &j.version, &j.state, &j.attempt, &j.held, &j.eligible, &j.alone,
+		_, err := pgx.ForEachRow(rows, []any{&id, &j.version, &j.state, &j.attempt, &j.held, &j.eligible, &j.atMostOne,
 			&j.parent}, func() error {
 			p.jobs[id] = j
 			return nil

@@ -48,7 +48,7 @@ func (p *present) take(s berth.Start) error {
 		return err
 	}
 	for i, r := range s.Ranks {
-		if err := p.machines[r.Machine].take(r, s.Job, j.alone); err != nil {
+		if err := p.machines[r.Machine].take(r, s.Job, j.atMostOne); err != nil {
 			p.give(s.Ranks[:i])
 			return fmt.Errorf("member %d on %s: %w", i, r.Machine, err)
 		}
@@ -75,7 +75,7 @@ func (p *present) give(ranks []berth.Grant) {
 
 // take subtracts one member of job from the machine's free capacity. Capacity nominated for
 // other jobs is not available to it. A refused member leaves m unchanged.
-func (m *presentMachine) take(r berth.Grant, job berth.JobID, alone bool) error {
+func (m *presentMachine) take(r berth.Grant, job berth.JobID, atMostOne bool) error {
 	left := m.free
 	var kept map[int]int64
 	for _, e := range m.kept {
@@ -96,7 +96,7 @@ func (m *presentMachine) take(r berth.Grant, job berth.JobID, alone bool) error 
 		return fmt.Errorf("the machine is %s", m.state)
 	case m.engineSilent:
 		return errors.New("the machine's container engine does not answer")
-	case alone && !m.fences:
+	case atMostOne && !m.fences:
 		return errors.New("the machine cannot fence at_most_one work any more")
 	// Free capacity comes before nominated capacity, for the more precise reason.
 	case !r.Capacity.Fits(m.free):

@@ -22,7 +22,7 @@ func alone(j *spec.Job) {
 	j.Execution, j.StopGrace = spec.AtMostOne, &grace
 }
 
-func TestF24ExclusiveWorkIsReplacedOnlyAfterItsMachineHasEndedIt(t *testing.T) {
+func TestF24AtMostOneWorkIsReplacedOnlyAfterItsMachineHasEndedIt(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	term := s.term()
@@ -59,7 +59,7 @@ func TestF24ExclusiveWorkIsReplacedOnlyAfterItsMachineHasEndedIt(t *testing.T) {
 	}
 }
 
-func TestSilenceNeverReplacesExclusiveWorkOfAMachineThatCannotFence(t *testing.T) {
+func TestSilenceNeverReplacesAtMostOneWorkOfAMachineThatCannotFence(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	term := s.term()
@@ -81,7 +81,7 @@ func TestSilenceNeverReplacesExclusiveWorkOfAMachineThatCannotFence(t *testing.T
 	}
 }
 
-func TestExclusiveWorkThatWasNeverClaimedWaitsForNoFence(t *testing.T) {
+func TestAtMostOneWorkThatWasNeverClaimedWaitsForNoFence(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	term := s.term()
@@ -94,7 +94,7 @@ func TestExclusiveWorkThatWasNeverClaimedWaitsForNoFence(t *testing.T) {
 	}
 }
 
-func TestExclusiveWorkGoesOnlyWhereItCanBeFenced(t *testing.T) {
+func TestAtMostOneWorkGoesOnlyWhereItCanBeFenced(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	s.register("host1", "agent0")
@@ -119,7 +119,7 @@ func TestExclusiveWorkGoesOnlyWhereItCanBeFenced(t *testing.T) {
 
 // Only proof that the container is gone leads to a new attempt; no other report of a
 // failure does.
-func TestNothingButProofMakesANewAttemptOfExclusiveWork(t *testing.T) {
+func TestNothingButProofMakesANewAttemptOfAtMostOneWork(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	term := s.term()

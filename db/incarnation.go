@@ -81,16 +81,16 @@ func (d *Leader) Incarnation(ctx context.Context) (n int64, err error) {
 	return n, mapError(err, "cluster")
 }
 
-// holdExclusive holds every live at_most_one job, in any state: it is not placed again until
+// holdAtMostOne holds every live at_most_one job, in any state: it is not placed again until
 // an operator releases it. The number of statements does not grow with the number of jobs.
-func holdExclusive(ctx context.Context, tx pgx.Tx) error {
+func holdAtMostOne(ctx context.Context, tx pgx.Tx) error {
 	const why = "held: the database was restored or has failed over, and an attempt that it forgot may still run; " +
 		"once no machine runs a container of this job but the one shown here, release it"
 	_, err := tx.Exec(ctx, `
 		WITH live AS (
 			SELECT id
 			FROM jobs
-			WHERE mode = 'exclusive' AND NOT held AND state NOT IN ('succeeded', 'failed', 'canceled')
+			WHERE execution = 'at_most_one' AND NOT held AND state NOT IN ('succeeded', 'failed', 'canceled')
 			ORDER BY id
 			FOR NO KEY UPDATE
 		), held AS (

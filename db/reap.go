@@ -47,7 +47,7 @@ const silentFor = `clock_timestamp() - l.seen_at`
 // ended member has none left, so both wait only as long as lost_after.
 const patience = `
 	greatest(@suspect::interval, interval '1 millisecond' * CASE
-		WHEN j.mode <> 'exclusive' OR a.state <> 'active' THEN j.lost_after_ms
+		WHEN j.execution <> 'at_most_one' OR a.state <> 'active' THEN j.lost_after_ms
 		WHEN m.fence_ms = 0 THEN 1e15
 		ELSE greatest(j.lost_after_ms, greatest(a.fence_ms, m.fence_ms) + j.grace_ms + @margin_ms::bigint)
 	END)`

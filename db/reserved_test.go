@@ -58,8 +58,8 @@ func TestAReservationThatCannotBeClaimedIsNotOffered(t *testing.T) {
 	for name, spoil := range map[string]string{
 		"another attempt is current":         `UPDATE jobs SET attempt = attempt + 1`,
 		"another epoch of the machine":       `UPDATE allocations SET machine_epoch = machine_epoch - 1`,
-		"at_most_one without a fence":        `UPDATE jobs SET mode = 'exclusive'`,
-		"at_most_one of a restored database": `UPDATE jobs SET mode = 'exclusive', held = true, held_at = now()`,
+		"at_most_one without a fence":        `UPDATE jobs SET mode = 'exclusive', execution = 'at_most_one'`,
+		"at_most_one of a restored database": `UPDATE jobs SET mode = 'exclusive', execution = 'at_most_one', held = true, held_at = now()`,
 		"the job waits again":                `UPDATE jobs SET state = 'retrying'`,
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -2,6 +2,7 @@ package db
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -98,7 +99,7 @@ func newSubmitRow(s Submission) (submitRow, error) {
 		"run_limit_ms": s.Spec.TimeLimit.Std().Milliseconds(),
 		"grace_ms":     s.Spec.StopGrace.Std().Milliseconds(),
 		"lost_ms":      s.Spec.LostAfter.Std().Milliseconds(),
-		"mode":         "fenced",
+		"execution":    cmp.Or(s.Spec.Execution, spec.AtLeastOnce),
 		"labels":       nonNil(s.Spec.Labels),
 		"actor":        s.Actor,
 		"retry_of":     s.RetryOf,
@@ -124,9 +125,6 @@ func newSubmitRow(s Submission) (submitRow, error) {
 		if s.Indexes != nil {
 			args["total"] = len(s.Indexes)
 		}
-	}
-	if s.Spec.Execution == spec.AtMostOne {
-		args["mode"] = "exclusive"
 	}
 	if s.IdemKey != "" {
 		args["idem_key"] = s.IdemKey
@@ -190,12 +188,12 @@ func (r submitRow) queue(batch *pgx.Batch) {
 		), j AS (
 			INSERT INTO jobs (id, tenant, kind, total, expanded, parallel, max_failures, indexes, parent, step,
 				blocked, notify, data, name, class, priority, preemptible, queue_deadline,
-				run_limit_ms, grace_ms, mode, lost_after_ms, labels, actor, retry_of, idem_key, idem_hash, stalled_ms)
+				run_limit_ms, grace_ms, execution, lost_after_ms, labels, actor, retry_of, idem_key, idem_hash, stalled_ms)
 			SELECT @id, @tenant, @kind, @total::int, @expanded, @parallel, @max_failures::int, @indexes::int[],
 				@parent::uuid, @step, @blocked, @notify::text[], @data::bigint[], @name, @class,
 					@priority, @preemptible,
 				now() + nullif(@queue_ms::bigint, 0) * interval '1 millisecond',
-				@run_limit_ms, @grace_ms, @mode, @lost_ms, @labels, @actor, @retry_of::uuid, @idem_key,
+				@run_limit_ms, @grace_ms, @execution, @lost_ms, @labels, @actor, @retry_of::uuid, @idem_key,
 					@idem_hash::bytea,
 				coalesce((SELECT stalled_ms FROM t), 0)
 			WHERE @uncounted OR NOT EXISTS (SELECT 1 FROM t WHERE max_queued <= (

@@ -255,7 +255,7 @@ func leap(ctx context.Context, tx pgx.Tx, proof Outside) (l leaps, err error) {
 	if err != nil {
 		return l, fmt.Errorf("leap watermarks: %w", err)
 	}
-	if err := holdExclusive(ctx, tx); err != nil {
+	if err := holdAtMostOne(ctx, tx); err != nil {
 		return l, err
 	}
 	// Every agent must register again, so that all its containers are compared with the

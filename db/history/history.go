@@ -84,8 +84,8 @@ type Job struct {
 	Failures          int            `json:"failures"`
 	Losses            int            `json:"losses"`
 	Preemptions       int            `json:"preemptions"`
-	Mode              string         `json:"mode"`    // fenced or exclusive
-	Blocked           bool           `json:"blocked"` // a step that waits for others
+	Execution         string         `json:"execution"` // at_least_once or at_most_one
+	Blocked           bool           `json:"blocked"`   // a step that waits for others
 	GraceMS           int64          `json:"grace_ms"`
 	LostAfterMS       int64          `json:"lost_after_ms"`
 	CancelRequestedAt *time.Time     `json:"cancel_requested_at"`

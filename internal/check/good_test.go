@@ -15,7 +15,7 @@ var shapes = map[string]func() check.History{
 	"one job succeeds": func() check.History {
 		s := newStory()
 		m := s.machine("m1")
-		j := s.submit(1, "fenced")
+		j := s.submit(1, "at_least_once")
 		j.place(0, m)
 		j.run()
 		j.checkpoint(10)
@@ -27,7 +27,7 @@ var shapes = map[string]func() check.History{
 	"a machine is lost and an operator confirms it": func() check.History {
 		s := newStory()
 		m1, m2 := s.machine("m1"), s.machine("m2")
-		j := s.submit(1, "fenced")
+		j := s.submit(1, "at_least_once")
 		j.place(0, m1)
 		j.run()
 		j.loseMachine(m1)
@@ -46,7 +46,7 @@ var shapes = map[string]func() check.History{
 		m := s.machine("m1")
 		s.limits("default", "", 2, 2)
 		s.at = s.at.Add(time.Hour)
-		first, second := s.submit(1, "fenced"), s.submit(1, "fenced")
+		first, second := s.submit(1, "at_least_once"), s.submit(1, "at_least_once")
 		first.place(0, m)
 		second.place(1, m)
 		first.run()
@@ -54,7 +54,7 @@ var shapes = map[string]func() check.History{
 		s.limits("default", "", 1, 1)
 		s.at = s.at.Add(time.Hour)
 		succeed(first, second)
-		third := s.submit(1, "fenced")
+		third := s.submit(1, "at_least_once")
 		third.place(0, m)
 		third.run()
 		succeed(third)
@@ -65,7 +65,7 @@ var shapes = map[string]func() check.History{
 		m := s.machine("m1")
 		s.limits("default", "", 2, 2)
 		s.at = s.at.Add(time.Hour)
-		first, second := s.submit(1, "fenced"), s.submit(1, "fenced")
+		first, second := s.submit(1, "at_least_once"), s.submit(1, "at_least_once")
 		first.place(0, m)
 		first.run()
 		s.limits("default", "", 1, 1)
@@ -80,7 +80,7 @@ var shapes = map[string]func() check.History{
 		s.limits("default", "", 2, 2)
 		s.limits("faculty", "", 1, 1)
 		s.at = s.at.Add(time.Hour)
-		first, second := s.submit(1, "fenced"), s.submit(1, "fenced")
+		first, second := s.submit(1, "at_least_once"), s.submit(1, "at_least_once")
 		first.place(0, m)
 		first.run()
 		s.limits("default", "faculty", 2, 2)
@@ -89,10 +89,10 @@ var shapes = map[string]func() check.History{
 		succeed(first, second)
 		return s.history()
 	},
-	"a user's failure is retried in at_most_one mode, one after the other on one GPU": func() check.History {
+	"a user's failure is retried of at_most_one work, one after the other on one GPU": func() check.History {
 		s := newStory()
 		m := s.machine("m1")
-		j := s.submit(1, "exclusive")
+		j := s.submit(1, "at_most_one")
 		j.place(0, m)
 		j.run()
 		j.exits(1, failure.CauseExited)
@@ -106,7 +106,7 @@ var shapes = map[string]func() check.History{
 	"a gang is canceled": canceled,
 	"a gang is canceled before its last start": func() check.History {
 		s := newStory()
-		j := s.submit(2, "fenced")
+		j := s.submit(2, "at_least_once")
 		j.place(0, s.machine("m1"), s.machine("m2"))
 		j.ready()
 		j.start(j.now()[0])
@@ -127,7 +127,7 @@ var shapes = map[string]func() check.History{
 	"canceled while queued": func() check.History {
 		s := newStory()
 		s.machine("m1")
-		j := s.submit(1, "fenced")
+		j := s.submit(1, "at_least_once")
 		j.state(berth.Canceled, "user:ada")
 		at := s.at
 		j.CancelRequestedAt = &at
@@ -184,7 +184,7 @@ func full() check.History {
 	s.limits("faculty", "", 2, 2)
 	s.limits("default", "faculty", 2, 2)
 	s.at = s.at.Add(time.Hour)
-	first, second := s.submit(1, "fenced"), s.submit(1, "fenced")
+	first, second := s.submit(1, "at_least_once"), s.submit(1, "at_least_once")
 	first.place(0, m)
 	second.place(1, m)
 	first.run()
@@ -204,7 +204,7 @@ func succeed(jobs ...*teller) {
 func lost() check.History {
 	s := newStory()
 	m1, m2 := s.machine("m1"), s.machine("m2")
-	j := s.submit(1, "fenced")
+	j := s.submit(1, "at_least_once")
 	j.place(0, m1)
 	j.run()
 	j.checkpoint(10)
@@ -223,7 +223,7 @@ func lost() check.History {
 func rebooted() check.History {
 	s := newStory()
 	m := s.machine("m1")
-	j := s.submit(1, "fenced")
+	j := s.submit(1, "at_least_once")
 	j.place(0, m)
 	j.run()
 	j.exits(255, failure.CauseBoot)
@@ -240,7 +240,7 @@ func rebooted() check.History {
 func canceled() check.History {
 	s := newStory()
 	m1, m2 := s.machine("m1"), s.machine("m2")
-	j := s.submit(2, "fenced")
+	j := s.submit(2, "at_least_once")
 	j.place(0, m1, m2)
 	j.run()
 	j.state(berth.Canceling, "user:ada")
@@ -258,7 +258,7 @@ func canceled() check.History {
 func repaired() check.History {
 	s := newStory()
 	m1, m2, m3 := s.machine("m1"), s.machine("m2"), s.machine("m3")
-	j := s.submit(2, "fenced")
+	j := s.submit(2, "at_least_once")
 	j.place(0, m1, m2)
 	j.run()
 	kept := j.repairs(0)
@@ -276,11 +276,11 @@ func repaired() check.History {
 func preempted() check.History {
 	s := newStory()
 	m := s.machine("m1")
-	victim := s.submit(1, "fenced")
+	victim := s.submit(1, "at_least_once")
 	victim.place(0, m)
 	victim.run()
 	victim.checkpoint(5)
-	other := s.submit(1, "fenced")
+	other := s.submit(1, "at_least_once")
 	victim.state(berth.Preempting, "leader")
 	victim.GaveWayTo = append(victim.GaveWayTo, other.ID)
 	kept := s.keeps(m, 0, other, victim)
@@ -302,7 +302,7 @@ func preempted() check.History {
 func fellBack() check.History {
 	s := newStory()
 	m := s.machine("m1")
-	j := s.submit(1, "fenced")
+	j := s.submit(1, "at_least_once")
 	j.place(0, m)
 	j.run()
 	j.checkpoint(5)
@@ -323,10 +323,10 @@ func fellBack() check.History {
 func running() check.History {
 	s := newStory()
 	m1, m2 := s.machine("m1"), s.machine("m2")
-	j := s.submit(2, "fenced")
+	j := s.submit(2, "at_least_once")
 	j.place(0, m1, m2)
 	j.run()
-	s.submit(1, "fenced")
+	s.submit(1, "at_least_once")
 	return s.history()
 }
 
@@ -390,7 +390,7 @@ func unended(h *check.History, state berth.State) {
 // queued is a job that waits.
 func queued() check.History {
 	s := newStory()
-	s.submit(1, "fenced")
+	s.submit(1, "at_least_once")
 	return s.history()
 }
 

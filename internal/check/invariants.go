@@ -11,7 +11,7 @@ var Invariants = []Invariant{
 	},
 	{
 		Number: 2, Sentence: "Per job and rank at most one container of the current attempt runs; an older one may " +
-			"overlap it only on a machine that was given up as silent, and never in at_most_one mode.",
+			"overlap it only on a machine that was given up as silent, and never for at_most_one work.",
 		Reads: "allocations of consecutive attempts; start and die of container events",
 		job:   oneLiveRank,
 	},

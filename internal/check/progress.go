@@ -34,7 +34,7 @@ func makesProgress(c *jobCase) {
 	}
 	grace := time.Duration(j.GraceMS) * time.Millisecond
 	silence := time.Duration(j.LostAfterMS) * time.Millisecond
-	if j.Mode == exclusive {
+	if j.Execution == atMostOne {
 		silence = max(silence, fencedAfter+grace)
 	}
 	switch {

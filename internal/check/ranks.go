@@ -13,9 +13,9 @@ import (
 // has the empty state as its origin.
 func holds(s berth.State) bool { return s != "" && s.HoldsCapacity() }
 
-// exclusive is the stored value of at_most_one: not even a silent machine's container may
+// atMostOne is the execution of work of which not even a silent machine's container may
 // overlap the next.
-const exclusive = "exclusive"
+const atMostOne = "at_most_one"
 
 // oneLiveRank proves invariant 2, first by the ledger: a member is placed again only
 // after its allocation before was freed, or its machine was given up as silent.
@@ -69,9 +69,9 @@ func (c *jobCase) oneContainer() {
 			case !silent:
 				c.of(byAlloc[l.Alloc], rows(before, l),
 					"two containers of rank %d ran at once, of attempts %d and %d", l.Rank, before.Attempt, l.Attempt)
-			case c.j.Mode == exclusive:
+			case c.j.Execution == atMostOne:
 				c.of(byAlloc[l.Alloc], rows(before, l),
-					"two containers of rank %d ran at once in at_most_one mode, of attempts %d and %d", l.Rank,
+					"two containers of rank %d of at_most_one work ran at once, of attempts %d and %d", l.Rank,
 					before.Attempt, l.Attempt)
 			}
 		}

@@ -96,7 +96,7 @@ var bads = []bad{
 	{2, "containers of two attempts overlap, and nobody gave the first up", lost, func(h *check.History) {
 		alloc(h, 1, func(a *history.Allocation) { a.OrphanedAt = nil })
 	}},
-	{2, "containers of two attempts overlap in at_most_one mode", lost, func(h *check.History) { h.Jobs[0].Mode = "exclusive" }},
+	{2, "containers of two attempts of at_most_one work overlap", lost, func(h *check.History) { h.Jobs[0].Execution = "at_most_one" }},
 	{2, "two containers of one attempt", rebooted, func(h *check.History) {
 		seen(h, "container-2", "start", func(e *check.ContainerEvent) { e.ID, e.At = "another", e.At.Add(time.Second) })
 		seen(h, "container-2", "create", func(e *check.ContainerEvent) { e.Action = "start" })

@@ -68,10 +68,10 @@ func (s *story) limits(tenant, parent berth.TenantID, gpus, jobs int64) {
 	})
 }
 
-func (s *story) submit(members int, mode string) *teller {
+func (s *story) submit(members int, execution string) *teller {
 	t := &teller{s: s, Job: history.Job{
 		ID: berth.JobID(fmt.Sprintf("00000000-0000-7000-8000-%012d", len(s.jobs)+1)), Tenant: "default", Kind: "job",
-		Mode: mode, GraceMS: 1000, LostAfterMS: 90_000, HasSpec: true, Members: members, SubmittedAt: s.at,
+		Execution: execution, GraceMS: 1000, LostAfterMS: 90_000, HasSpec: true, Members: members, SubmittedAt: s.at,
 	}}
 	s.jobs = append(s.jobs, t)
 	t.state(berth.Submitted, "user:ada")
@@ -81,13 +81,13 @@ func (s *story) submit(members int, mode string) *teller {
 
 // array is one with so many elements, each of one rank.
 func (s *story) array(total, parallel int) (*teller, []*teller) {
-	p := s.submit(1, "fenced")
+	p := s.submit(1, "at_least_once")
 	p.Kind = string(berth.KindArray)
 	f := &history.Family{ID: p.ID, Kind: p.Kind, Total: total, Parallel: parallel}
 	s.families = append(s.families, f)
 	elements := make([]*teller, total)
 	for i := range elements {
-		elements[i] = s.submit(1, "fenced")
+		elements[i] = s.submit(1, "at_least_once")
 		elements[i].family, elements[i].index = f, i
 	}
 	return p, elements
