@@ -57,7 +57,7 @@ type Holder struct {
 	Ranks     []berth.Grant
 }
 
-// Nomination is a nomination: capacity that is kept for a waiting job.
+// Nomination is capacity that is kept for a waiting job.
 type Nomination struct {
 	Beneficiary berth.JobID
 	Machine     berth.MachineID

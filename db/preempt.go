@@ -279,7 +279,8 @@ func (d *Queue) ClearNominations(ctx context.Context, term Term) (int, error) {
 		}
 		marks, err := tx.Exec(ctx, `
 			DELETE FROM nominations d
-			WHERE d.id IN (SELECT e.id FROM nominations e WHERE `+deadNomination+` ORDER BY e.id FOR UPDATE SKIP LOCKED)`)
+			WHERE d.id IN (
+				SELECT e.id FROM nominations e WHERE `+deadNomination+` ORDER BY e.id FOR UPDATE SKIP LOCKED)`)
 		cleared = int(jobs.RowsAffected() + marks.RowsAffected())
 		return err
 	})

@@ -188,7 +188,8 @@ func (r submitRow) queue(batch *pgx.Batch) {
 		), j AS (
 			INSERT INTO jobs (id, tenant, kind, total, expanded, parallel, max_failures, indexes, parent, step,
 				blocked, notify, data, name, class, priority, preemptible, queue_deadline,
-				run_limit_ms, grace_ms, execution, lost_after_ms, labels, actor, retry_of, idem_key, idem_hash, stalled_ms)
+				run_limit_ms, grace_ms, execution, lost_after_ms, labels, actor, retry_of, idem_key, idem_hash,
+				stalled_ms)
 			SELECT @id, @tenant, @kind, @total::int, @expanded, @parallel, @max_failures::int, @indexes::int[],
 				@parent::uuid, @step, @blocked, @notify::text[], @data::bigint[], @name, @class,
 					@priority, @preemptible,
