@@ -274,3 +274,41 @@ func TestHintsReachOtherProcesses(t *testing.T) {
 		}
 	}
 }
+
+// Each retired name that the schema still has is there for the version before, or has a
+// reason in docs/adr/0038-two-names-for-one-version.md. A new one is a mistake.
+func TestSchemaHasNoOtherRetiredNames(t *testing.T) {
+	t.Parallel()
+	pool := dbtest.New(t)
+	rows, err := pool.Query(t.Context(), `
+		SELECT name
+		FROM (
+			SELECT c.table_name || '.' || c.column_name AS name
+			FROM information_schema.columns c
+			JOIN information_schema.tables t USING (table_schema, table_name)
+			WHERE c.table_schema = 'public' AND t.table_type = 'BASE TABLE'
+				AND c.column_name ~ '(^|_)(mb|mode|earmark|fenced|exclusive|child|tend|worth)(_|$)'
+			UNION ALL
+			SELECT table_name FROM information_schema.tables
+			WHERE table_schema = 'public' AND table_name ~ '(earmark|claim|outlook|intake|vow|purse|lure|prey)'
+		) x
+		ORDER BY name COLLATE "C"`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		"allocations.disk_mb", "allocations.mem_mb", "earmark_log", "earmarks", "earmarks.disk_mb", "earmarks.mem_mb",
+		"gpu_claims", "gpu_devices.mem_mb", "jobs.mode",
+		"machine_events.disk_mb", "machine_events.mem_mb",
+		"machines.disk_mb", "machines.disk_mb_used", "machines.mem_mb", "machines.mem_mb_used",
+		"tenant_log.limit_mem_mb", "tenants.guarantee_mem_mb", "tenants.limit_mem_mb", "tenants.used_mem_mb_s",
+		"usage_charges.mem_mb",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("retired names (-want +got):\n%s", diff)
+	}
+}

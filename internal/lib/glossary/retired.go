@@ -26,6 +26,7 @@ var RetiredWords = []Retired{
 	{Words: []string{"outlook"}, Use: "forecast, explanation"},
 	{Words: []string{"intake"}, Use: "admission"},
 	{Words: []string{"worth"}, Use: "expected fragmentation cost", Scope: InNames},
+	{Words: []string{"gpu_claims"}, Use: "`device_allocations`"},
 	{Words: []string{"mem_mb", "disk_mb"}, Use: "`memory_mib`, `disk_mib`"},
 	{Words: []string{"fenced work"}, Use: "`at_most_one` work"},
 	{Words: []string{"alone"}, Use: "`execution`: `at_most_one`", Scope: InTypes},
@@ -60,4 +61,14 @@ var RetiredWords = []Retired{
 	{Words: []string{"gauge"}, Use: "`cgroupstats`", Scope: InTypes},
 	{Words: []string{"series"}, Use: "`timeseries`", Scope: InTypes},
 	{Words: []string{"graph"}, Use: "`svgplot`", Scope: InTypes},
+}
+
+// RetiredInSQL lists names of tables and columns, and values, that statements of this
+// program no longer use. The schema keeps them for the version before. Most have an
+// ordinary meaning elsewhere.
+var RetiredInSQL = []Retired{
+	{Words: []string{"earmarks", "earmark_log"}, Use: "`nominations`, `nomination_log`"},
+	{Words: []string{"gpu_claims"}, Use: "`device_allocations`"},
+	{Words: []string{"mode"}, Use: "`execution`"},
+	{Words: []string{"fenced", "exclusive"}, Use: "`at_least_once`, `at_most_one`"},
 }

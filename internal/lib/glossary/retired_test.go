@@ -91,6 +91,34 @@ func TestDocumentsUseNoRetiredWord(t *testing.T) {
 	})
 }
 
+// The backfill and the migrations themselves name both.
+func TestStatementsUseNoRetiredName(t *testing.T) {
+	t.Parallel()
+	eachFile(t, ".go", func(path string) {
+		if room(path) != "db" || strings.HasSuffix(path, "_test.go") || path == "db/backfill.go" {
+			return
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), filepath.Join(root, path), nil, parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(file, func(n ast.Node) bool {
+			text, ok := n.(*ast.BasicLit)
+			if !ok || text.Kind != token.STRING {
+				return true
+			}
+			for _, r := range glossary.RetiredInSQL {
+				for _, w := range r.Words {
+					if regexp.MustCompile(`\b` + w + `\b`).MatchString(text.Value) {
+						t.Errorf("%s: a statement uses the retired name %q; use: %s\n%s", path, w, r.Use, text.Value)
+					}
+				}
+			}
+			return true
+		})
+	})
+}
+
 func TestASearchFindsWordsWhereTheyCount(t *testing.T) {
 	t.Parallel()
 	wide := glossary.Retired{Words: []string{"lure", "mem_mb"}}
