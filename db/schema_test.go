@@ -276,7 +276,7 @@ func TestHintsReachOtherProcesses(t *testing.T) {
 }
 
 // Each retired name that the schema still has is there for the version before, or has a
-// reason in docs/adr/0038-two-names-for-one-version.md. A new one is a mistake.
+// reason in docs/adr/0039-two-names-for-one-version.md. A new one is a mistake.
 func TestSchemaHasNoOtherRetiredNames(t *testing.T) {
 	t.Parallel()
 	pool := dbtest.New(t)
