@@ -115,7 +115,7 @@ func reconcileOnce(ctx context.Context, d *core, id berth.JobID, left *int) (wir
 			return nil
 		}
 		before := p.State
-		did, err = tend(ctx, tx, &p)
+		did, err = reconcilePass(ctx, tx, &p)
 		result = wire.ReconcileResult{State: p.State, More: did.more}
 		if len(did.ready) > 0 {
 			result.Ready, result.Tenant = did.ready, p.Tenant
@@ -125,7 +125,7 @@ func reconcileOnce(ctx context.Context, d *core, id berth.JobID, left *int) (wir
 			return err
 		}
 		// Here, in the transaction, and below, between the commit and the hints: no decorator of
-		// Tend sees these moments.
+		// Reconcile sees these moments.
 		return failpoint.Hit("worker.expand.before")
 	})
 	if err == nil && len(did.made) > 0 {
@@ -192,8 +192,8 @@ func (t tended) publish(h *Hub, id berth.JobID) {
 	}
 }
 
-// tend makes one pass over a locked parent, as lifecycle.Reconcile decides.
-func tend(ctx context.Context, tx pgx.Tx, p *lockedParent) (did tended, err error) {
+// reconcilePass makes one pass over a locked parent, as lifecycle.Reconcile decides.
+func reconcilePass(ctx context.Context, tx pgx.Tx, p *lockedParent) (did tended, err error) {
 	pass := lifecycle.Reconcile(p.Parent)
 	if pass.Queue {
 		if err := p.move(ctx, tx, berth.Queued, "workflow", nil); err != nil {

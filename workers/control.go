@@ -82,7 +82,7 @@ func (c *Control) registerSteps(r worker.ActivityRegistry) {
 	register(r, wire.ActivityStopAttempt, c.steps.StopAttempt)
 	register(r, wire.ActivityEscalate, c.steps.Escalate)
 	register(r, wire.ActivityRequestCancel, c.steps.RequestCancel)
-	register(r, wire.ActivityReconcile, c.steps.Tend)
+	register(r, wire.ActivityReconcile, c.steps.Reconcile)
 	register(r, wire.ActivityCancelParent, c.steps.CancelParent)
 	register(r, wire.ActivityFire, c.steps.Fire)
 }

@@ -22,7 +22,7 @@ func Array(root workflow.Context, in wire.JobInput) error {
 		if workflow.GetInfo(ctx).GetContinueAsNewSuggested() && !j.cancelPending() {
 			return workflow.NewContinueAsNewError(ctx, berth.WorkflowArray, in)
 		}
-		result, err := j.tend(ctx)
+		result, err := j.reconcile(ctx)
 		switch {
 		case isNotFound(err):
 			return err
@@ -44,9 +44,9 @@ func Array(root workflow.Context, in wire.JobInput) error {
 	}
 }
 
-// tend runs the step that reconciles the parent. A pending cancel is written to the
+// reconcile runs the step that reconciles the parent. A pending cancel is written to the
 // row first.
-func (j *job) tend(ctx workflow.Context) (wire.ReconcileResult, error) {
+func (j *job) reconcile(ctx workflow.Context) (wire.ReconcileResult, error) {
 	j.drain(j.poke) // the following read covers all of them
 	if !j.cancelPending() {
 		return step(ctx, wire.ActivityReconcile, wire.StepInput{Job: j.id})

@@ -1,7 +1,7 @@
 // Package workflows implements Berth's Temporal workflows. A job's workflow owns its
 // reservation: it asks for the reservation (Reserve), waits for the end of each member
 // (Run, served by the waiters of the control plane), and gives the reservation up (Settle).
-// The workflow of an array or a pipeline reconciles its children (Tend), and Fire decides
+// The workflow of an array or a pipeline reconciles its children (Reconcile), and Fire decides
 // one time of a schedule.
 //
 //	         poke                   all members ended

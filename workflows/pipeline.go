@@ -24,7 +24,7 @@ func Pipeline(root workflow.Context, in wire.JobInput) error {
 		if workflow.GetInfo(ctx).GetContinueAsNewSuggested() && !j.cancelPending() {
 			return workflow.NewContinueAsNewError(ctx, berth.WorkflowPipeline, in)
 		}
-		result, err := j.tend(ctx)
+		result, err := j.reconcile(ctx)
 		switch {
 		case isNotFound(err):
 			return err

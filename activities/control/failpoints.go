@@ -88,11 +88,11 @@ func (f failingStore) Escalate(ctx context.Context, id berth.JobID, attempt int)
 	return failpoint.Hit("worker.escalate.after")
 }
 
-func (f failingStore) Tend(ctx context.Context, id berth.JobID) (wire.ReconcileResult, error) {
+func (f failingStore) Reconcile(ctx context.Context, id berth.JobID) (wire.ReconcileResult, error) {
 	if err := failpoint.Hit("worker.tend.before"); err != nil {
 		return wire.ReconcileResult{}, err
 	}
-	result, err := f.Store.Tend(ctx, id)
+	result, err := f.Store.Reconcile(ctx, id)
 	if err != nil {
 		return result, err
 	}

@@ -24,8 +24,8 @@ type Store interface {
 	StopAttempt(ctx context.Context, id berth.JobID, attempt int) (stopped bool, err error)
 	// Escalate orders the kill of members that have not stopped within their grace.
 	Escalate(ctx context.Context, id berth.JobID, attempt int) error
-	// Tend reconciles a parent with the rows of its children.
-	Tend(ctx context.Context, id berth.JobID) (wire.ReconcileResult, error)
+	// Reconcile reconciles a parent with the rows of its children.
+	Reconcile(ctx context.Context, id berth.JobID) (wire.ReconcileResult, error)
 }
 
 // Pokes delivers pokes to waiting steps, instead of sending signals to their workflows.

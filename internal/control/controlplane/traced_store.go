@@ -79,8 +79,8 @@ func (t *tracedStore) RequestCancel(
 	return state, t.noteEnd(id, state, err)
 }
 
-// Tend calls db.Parents.Reconcile.
-func (t *tracedStore) Tend(ctx context.Context, id berth.JobID) (wire.ReconcileResult, error) {
+// Reconcile calls db.Parents.Reconcile.
+func (t *tracedStore) Reconcile(ctx context.Context, id berth.JobID) (wire.ReconcileResult, error) {
 	result, err := t.db.Parents.Reconcile(ctx, id)
 	return result, t.noteEnd(id, result.State, err)
 }

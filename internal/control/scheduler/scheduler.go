@@ -329,7 +329,7 @@ func (s *Scheduler) work(ctx context.Context, g *errgroup.Group, term db.Term, s
 		g.Go(func() error { return (&clocks{Scheduler: s, term: term}).run(ctx) })
 	}
 	if s.Objects != nil {
-		g.Go(func() error { return (&tidier{Scheduler: s, term: term}).run(overload.As(ctx, overload.Sweep)) })
+		g.Go(func() error { return (&objectGC{Scheduler: s, term: term}).run(overload.As(ctx, overload.Sweep)) })
 	}
 	return nil
 }

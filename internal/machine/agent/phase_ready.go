@@ -53,7 +53,7 @@ func (p *readyPhase) Do(ctx context.Context) (phase, error) {
 // mayBegin reports whether the member may start on its claim alone, while the server stores that
 // the member is prepared. The member must have no peers to wait for, its job must be allowed to
 // run twice, and the claim must be so fresh that the job cannot have been placed elsewhere. See
-// docs/adr/0009-a-claim-starts-a-job-of-one-rank.md.
+// docs/adr/0009-a-claim-starts-a-job-of-one-member.md.
 func (p *readyPhase) mayBegin() bool {
 	return !p.adopts && p.claim.Members == 1 && !p.claim.atMostOne() && time.Since(p.claim.sent) < p.timing.ClaimFresh
 }

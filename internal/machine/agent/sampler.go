@@ -140,16 +140,16 @@ func (u *usageSampler) sample(ctx context.Context) {
 	u.rec.Add(time.Now(), s)
 }
 
-// worthKeeping reports whether the series is long enough to be stored. For a short run the
+// longEnough reports whether the series is long enough to be stored. For a short run the
 // summary is enough.
-func (u *usageSampler) worthKeeping() bool {
+func (u *usageSampler) longEnough() bool {
 	return u.rec != nil && !u.rec.Empty() && u.rec.At.Sub(u.rec.Start) >= u.timing.UseFirst
 }
 
 // due reports whether the stored series is older than UseEvery, or than the step if that is
 // longer: a new object would hold no new point.
 func (u *usageSampler) due(now time.Time) bool {
-	return u.worthKeeping() && now.Sub(u.stored) >= max(u.timing.UseEvery, u.rec.Step)
+	return u.longEnough() && now.Sub(u.stored) >= max(u.timing.UseEvery, u.rec.Step)
 }
 
 // keep writes the series to a file for a later process, and uploads it in a goroutine of its own:
@@ -182,7 +182,7 @@ func (u *usageSampler) keep() {
 // finish stores the whole series after the member's end. It must not delay the seal for
 // long: the member has done its work without it.
 func (u *usageSampler) finish(ctx context.Context) {
-	if !u.worthKeeping() {
+	if !u.longEnough() {
 		return
 	}
 	b, err := u.document()

@@ -6,9 +6,9 @@ import (
 	"berth/wire"
 )
 
-// Tend reconciles a parent with the rows of its children.
-func (s *Steps) Tend(ctx context.Context, in wire.StepInput) (wire.ReconcileResult, error) {
-	return s.store.Tend(ctx, in.Job)
+// Reconcile reconciles a parent with the rows of its children.
+func (s *Steps) Reconcile(ctx context.Context, in wire.StepInput) (wire.ReconcileResult, error) {
+	return s.store.Reconcile(ctx, in.Job)
 }
 
 // CancelParent writes a cancel that came from Temporal's side to the row of a
@@ -17,5 +17,5 @@ func (s *Steps) CancelParent(ctx context.Context, in wire.StepInput) (wire.Recon
 	if _, err := s.store.RequestCancel(ctx, "", in.Job, "temporal", nil); err != nil {
 		return wire.ReconcileResult{}, err
 	}
-	return s.Tend(ctx, in)
+	return s.Reconcile(ctx, in)
 }

@@ -13,9 +13,9 @@ import (
 	"berth/db"
 )
 
-// tidier compares the object store with the rows: row 14 of the table of repairs. Listings serve
+// objectGC compares the object store with the rows: row 14 of the table of repairs. Listings serve
 // only to remove leftover objects, never to choose a checkpoint for a restore.
-type tidier struct {
+type objectGC struct {
 	*Scheduler
 	term db.Term
 }
@@ -24,7 +24,7 @@ type tidier struct {
 const tidyBatch = 500
 
 // run makes a pass every TidyEvery until the term ends. A failed step does not stop the others.
-func (t *tidier) run(ctx context.Context) error {
+func (t *objectGC) run(ctx context.Context) error {
 	for {
 		for _, step := range []struct {
 			name string
@@ -49,7 +49,7 @@ func (t *tidier) run(ctx context.Context) error {
 
 // doomUploads marks archives for removal that no live job needs and no call has named
 // for a long time.
-func (t *tidier) doomUploads(ctx context.Context) error {
+func (t *objectGC) doomUploads(ctx context.Context) error {
 	for {
 		n, err := t.DB.Uploads.Doom(ctx, t.term, t.Ages.Uploads, tidyBatch)
 		if err != nil || n == 0 {
@@ -61,7 +61,7 @@ func (t *tidier) doomUploads(ctx context.Context) error {
 
 // pruneOutputs removes outputs of jobs that ended long ago, if an operator has set
 // a retention.
-func (t *tidier) pruneOutputs(ctx context.Context) error {
+func (t *objectGC) pruneOutputs(ctx context.Context) error {
 	for t.OutputRetention > 0 {
 		n, err := t.DB.Objects.PruneOutputs(ctx, t.term, t.OutputRetention, tidyBatch)
 		if err != nil || n == 0 {
@@ -74,7 +74,7 @@ func (t *tidier) pruneOutputs(ctx context.Context) error {
 
 // pruneLogs gives up the logs of jobs that ended long ago, if an operator has set a
 // retention for logs.
-func (t *tidier) pruneLogs(ctx context.Context) error {
+func (t *objectGC) pruneLogs(ctx context.Context) error {
 	for t.LogRetention > 0 {
 		n, err := t.DB.Logs.Prune(ctx, t.term, t.LogRetention, tidyBatch)
 		if err != nil || n == 0 {
@@ -94,7 +94,7 @@ const (
 
 // removeDoomed deletes the folders, and the objects of outputs, that no row refers
 // to. One that cannot be deleted does not hold up the others.
-func (t *tidier) removeDoomed(ctx context.Context) error {
+func (t *objectGC) removeDoomed(ctx context.Context) error {
 	var failures []error
 	for {
 		list, err := t.DB.Objects.Doomed(ctx, tidyBatch)
@@ -118,7 +118,7 @@ func (t *tidier) removeDoomed(ctx context.Context) error {
 
 // remove deletes folders and objects until stuckInRow failures in a row, and returns the length
 // of the failures at the end. A store that is away thus ends a pass early.
-func (t *tidier) remove(ctx context.Context, list []string) (removed, stuck []string, inRow int, failures []error) {
+func (t *objectGC) remove(ctx context.Context, list []string) (removed, stuck []string, inRow int, failures []error) {
 	for _, prefix := range list {
 		remove := t.Objects.DeleteFolder
 		if strings.HasSuffix(prefix, berth.OutputSuffix) {
@@ -139,7 +139,7 @@ func (t *tidier) remove(ctx context.Context, list []string) (removed, stuck []st
 
 // sweepClosed deletes objects without a row that attempts ended long ago have left: cut-off
 // uploads, and shards of pruned or bad steps.
-func (t *tidier) sweepClosed(ctx context.Context) error {
+func (t *objectGC) sweepClosed(ctx context.Context) error {
 	for {
 		list, err := t.DB.Objects.ClosedAttempts(ctx, t.Ages.Objects, tidyBatch)
 		if err != nil || len(list) == 0 {
@@ -163,7 +163,7 @@ func (t *tidier) sweepClosed(ctx context.Context) error {
 }
 
 // sweep deletes the steps of one attempt that no row names.
-func (t *tidier) sweep(ctx context.Context, a db.ClosedAttempt) (removed int, err error) {
+func (t *objectGC) sweep(ctx context.Context, a db.ClosedAttempt) (removed int, err error) {
 	for _, rank := range a.Ranks {
 		folder := berth.CheckpointsPrefix(a.Tenant, a.Job, a.Attempt, rank)
 		// The listing also shows leftovers without a row, such as the files of a cut-off
@@ -191,7 +191,7 @@ func (t *tidier) sweep(ctx context.Context, a db.ClosedAttempt) (removed int, er
 // rejectLost marks checkpoints as bad if the store has lost their manifest, so that no
 // restore starts from a lost checkpoint. A store without a single manifest is probably
 // another store, or an empty mount: then no checkpoint is marked, and an error is logged.
-func (t *tidier) rejectLost(ctx context.Context) error {
+func (t *objectGC) rejectLost(ctx context.Context) error {
 	var lost []db.Shard
 	found := 0
 	for after := (db.Shard{}); ; {
