@@ -67,6 +67,10 @@ bench-family: ## how much of the GPUs is placed of lists made from openb's: make
 bench-hard: ## the same where GPU models are short, beside first fit, best fit, FGD and a bound (about 5 minutes; -half judge: the other half)
 	$(GO) test ./cmd/berth-sim -run '^$$' -bench '^BenchmarkHard$$' -benchtime 1x -timeout 60m -v -args -traces $(abspath $(TRACES))
 
+.PHONY: bench-order
+bench-order: ## completion times of the queue's orders beside SRSF, SJF, EASY, Tiresias-L and bounds: make bench-order TRACES=folder (-half judge: the other half)
+	$(GO) test ./cmd/berth-sim -run '^$$' -bench '^BenchmarkOrder$$' -benchtime 1x -timeout 60m -v -args -traces $(abspath $(TRACES))
+
 .PHONY: bench-scale
 bench-scale: setup ## measure 300 machines, 5,000 running jobs, floods and overload against bare workflows, at most 15 minutes
 	@scripts/bench-scale.sh

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"math"
 	"slices"
@@ -46,6 +47,19 @@ var queuePolicies = []queuePolicy{
 		func() (placement.Planner, strategy) {
 			return placement.Planner{Policy: placement.Policy{Order: placement.FIFO}}, quiet{}
 		}},
+}
+
+// play runs the jobs of a trace on equal machines under the policy.
+func (p queuePolicy) play(ctx context.Context, jobs []work, machines, gpus int) (*replay, error) {
+	// The replay passes a run time to the planner only for a policy that may know it. Every
+	// preempted job resumes where it stopped: a trace says nothing about checkpoints.
+	list := slices.Clone(jobs)
+	for i := range list {
+		list[i].declared, list[i].saves = p.knows, true
+	}
+	planner, s := p.build()
+	r := newReplay(equalMachines(machines, gpus), list, planner, s)
+	return r, r.run(ctx)
 }
 
 // policyNamed returns the policy of that name; the error lists the allowed names.

@@ -90,14 +90,8 @@ func (f *queueFlags) run(cmd *cobra.Command) error {
 	if err := spread(jobs, f.machines, f.gpus); err != nil {
 		return &usageError{fmt.Errorf("%s: %w", f.trace, err)}
 	}
-	// The replay passes a run time to the planner only for a policy that may know it. Every
-	// preempted job resumes where it stopped: a trace says nothing about checkpoints.
-	for i := range jobs {
-		jobs[i].declared, jobs[i].saves = p.knows, true
-	}
-	planner, s := p.build()
-	r := newReplay(equalMachines(f.machines, f.gpus), jobs, planner, s)
-	if err := r.run(cmd.Context()); err != nil {
+	r, err := p.play(cmd.Context(), jobs, f.machines, f.gpus)
+	if err != nil {
 		return err
 	}
 	if err := writeRows(f.out, r.rows()); err != nil {
