@@ -30,9 +30,9 @@ var queuePolicies = []queuePolicy{
 	{"srsf", true, "least remaining time x GPUs^0.75 first, displacing others", func() (placement.Planner, strategy) {
 		return preempts(placement.Policy{Durations: placement.Known, Exponent: placement.UsualExponent}), quiet{}
 	}},
-	{"sjf", true, "the same, but nobody is displaced", func() (placement.Planner, strategy) {
-		return placement.Planner{Policy: placement.Policy{Order: placement.SRSF, Durations: placement.Known,
-			Exponent: placement.UsualExponent}}, quiet{}
+	{"sjf", true, "least run time first; nobody is displaced", func() (placement.Planner, strategy) {
+		// Exponent 0: a narrow long job that passes a wide short one cannot be stopped again.
+		return placement.Planner{Policy: placement.Policy{Order: placement.SRSF, Durations: placement.Known}}, quiet{}
 	}},
 	{"fair", true, "as srsf, but the longer a job waits the more it counts, so that none starves",
 		func() (placement.Planner, strategy) {
