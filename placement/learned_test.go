@@ -1,10 +1,13 @@
 package placement_test
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
+	"berth"
 	"berth/placement"
+	"berth/spec"
 )
 
 // learner returns a Learned that has seen jobs end, and the time after it.
@@ -116,5 +119,31 @@ func TestPatientCountsAge(t *testing.T) {
 	}
 	if runs := p.Running(placement.Running{SubmittedAt: now, StartedAt: now.Add(-time.Hour), Remaining: 2 * time.Hour}, 1); runs != fresh {
 		t.Errorf("rank %g of one with an hour of two to run, want %g", runs, fresh)
+	}
+}
+
+func TestAdaptiveWeighsGPUsByTheQueue(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 1, 10, 0, 0, 0, 0, time.UTC)
+	wide, narrow := placement.Job{Remaining: time.Hour}, placement.Job{Remaining: 3 * time.Hour}
+	for _, c := range []struct {
+		waiting int
+		want    bool // the wide short job comes first
+	}{{0, true}, {1000, false}} {
+		s := placement.NewSnapshot()
+		s.DefineClass("one", spec.Request{Members: 1, GPUs: 1, GPUMilli: 1000})
+		for i := range c.waiting {
+			s.UpsertJob(placement.Job{ID: berth.JobID(fmt.Sprint(i)), Class: "one", Version: 1})
+		}
+		p := &placement.Adaptive{}
+		p.Begin(s, now)
+		if got := p.Waiting(wide, 8) < p.Waiting(narrow, 1); got != c.want {
+			t.Errorf("with %d waiting jobs a job of 8 GPUs and an hour comes before one of 1 GPU and three: %v, want %v",
+				c.waiting, got, c.want)
+		}
+		running := placement.Running{StartedAt: now.Add(-time.Hour), Remaining: 2 * time.Hour}
+		if got := p.Running(running, 8); got != p.Waiting(wide, 8) {
+			t.Errorf("rank %g of a running job with an hour left, want %g", got, p.Waiting(wide, 8))
+		}
 	}
 }

@@ -67,6 +67,8 @@ type (
 	Ended = queue.Ended
 	// Patient is a Ranker for jobs of known run time.
 	Patient = queue.Patient
+	// Adaptive is a Ranker for jobs of known run time, whose exponent follows the queue.
+	Adaptive = queue.Adaptive
 )
 
 // The orders of a queue.

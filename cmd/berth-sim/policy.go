@@ -31,9 +31,10 @@ const reservedStarts = 4
 
 // queuePolicies are described, with their results, in docs/design/simulation.md.
 var queuePolicies = []queuePolicy{
-	{"srsf", true, "least remaining time x GPUs^0.75 first, displacing others", func() (placement.Planner, strategy) {
-		return preempts(placement.Policy{Durations: placement.Known, Exponent: placement.UsualExponent}), quiet{}
-	}},
+	{"srsf", true, "least remaining time x GPUs^a first, displacing others; a grows with the queue from 0.2 to 0.9",
+		func() (placement.Planner, strategy) {
+			return preempts(placement.Policy{Ranker: &placement.Adaptive{}}), quiet{}
+		}},
 	{"sjf", true, "least run time first; nobody is displaced", func() (placement.Planner, strategy) {
 		// Exponent 0: a narrow long job that passes a wide short one cannot be stopped again.
 		return placement.Planner{Policy: placement.Policy{Order: placement.SRSF, Durations: placement.Known}}, quiet{}

@@ -58,7 +58,7 @@ func TestQueueKeepsWhatIsPublished(t *testing.T) {
 	for name, most := range map[string]outcome{
 		"srsf":    {mean: 0.95 * srsf, p99: math.Inf(1), preemptions: 2},
 		"sjf":     {mean: 1.001 * sjf, p99: math.Inf(1), preemptions: 0}, // the same rule
-		"fifo":    {mean: fifo, p99: 1.15 * fifoP99, preemptions: 0}, // the published one preempts
+		"fifo":    {mean: fifo, p99: 1.15 * fifoP99, preemptions: 0},     // the published one preempts
 		"fair":    {mean: 1.25 * srsf, p99: srsfP99 / 2, preemptions: 2},
 		"learned": {mean: 0.75 * tiresias, p99: math.Inf(1), preemptions: 2},
 	} {
