@@ -5,6 +5,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
 	"berth"
 	"berth/placement"
 	"berth/spec"
@@ -100,6 +103,97 @@ func TestLearnedForgetsTheOldest(t *testing.T) {
 	if got, want := l.Waiting(j, 8), same.Waiting(j, 8); got/want > 1.000001 || got/want < 0.999999 {
 		t.Errorf("rank %g, want %g as if the oldest had never been", got, want)
 	}
+}
+
+// TestLearnedForgetsNoChange: after any jobs have come, run, waited and ended, the ranks are those of
+// a Learned that sees all of it for the first time.
+func TestLearnedForgetsNoChange(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		now := time.Date(2026, 1, 10, 0, 0, 0, 0, time.UTC)
+		s, kept := placement.NewSnapshot(), placement.NewLearned()
+		s.DefineClass("one", spec.Request{Members: 1, GPUs: 1, GPUMilli: 1000})
+		tenants := []berth.TenantID{"a", "b"}
+		var ended []placement.Ended
+		var jobs []placement.Job
+		for step := range rapid.IntRange(1, 30).Draw(t, "steps") {
+			now = now.Add(time.Duration(rapid.IntRange(0, 7200).Draw(t, "pause")) * time.Second)
+			j := placement.Job{ID: berth.JobID(fmt.Sprint(step)), Class: "one", Version: 1,
+				Tenant: rapid.SampledFrom(tenants).Draw(t, "tenant"), SubmittedAt: now,
+				Done: time.Duration(rapid.IntRange(0, 3).Draw(t, "done")) * time.Hour}
+			if n := rapid.IntRange(0, 2).Draw(t, "preempted"); j.Done > 0 {
+				j.PreemptedFor = make([]berth.JobID, n)
+			}
+			jobs = append(jobs, j)
+			s.UpsertJob(j)
+			i := rapid.IntRange(0, len(jobs)-1).Draw(t, "which")
+			switch x := jobs[i]; rapid.IntRange(0, 2).Draw(t, "what") {
+			case 0:
+				s.RemoveJob(x.ID)
+				s.UpsertRunning(placement.Running{Job: x.ID, Tenant: x.Tenant, Class: "one", Version: 1,
+					SubmittedAt: x.SubmittedAt, StartedAt: now, Done: x.Done})
+			case 1:
+				s.RemoveJob(x.ID)
+				s.RemoveRunning(x.ID)
+				e := placement.Ended{Tenant: x.Tenant, GPUs: 1, SubmittedAt: x.SubmittedAt, Ran: x.Done + time.Minute}
+				ended = append(ended, e)
+				kept.Ended(e)
+			}
+			first := placement.NewLearned()
+			for _, e := range ended {
+				first.Ended(e)
+			}
+			kept.Begin(s, now)
+			first.Begin(s, now)
+			s.EachJob(func(j placement.Job) {
+				if got, want := kept.Waiting(j, 4), first.Waiting(j, 4); got != want {
+					t.Fatalf("step %d: job %s has rank %g, want %g", step, j.ID, got, want)
+				}
+			})
+			s.EachRunning(func(r placement.Running) {
+				if got, want := kept.Running(r, 4), first.Running(r, 4); got != want {
+					t.Fatalf("step %d: running job %s has rank %g, want %g", step, r.Job, got, want)
+				}
+			})
+		}
+	})
+}
+
+// TestRankersSortLikeTheFirstTime: a queue that a Ranker has sorted before gives the plan of a queue
+// that it sorts for the first time.
+func TestRankersSortLikeTheFirstTime(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		now := time.Date(2026, 1, 10, 0, 0, 0, 0, time.UTC)
+		kept := placement.NewSnapshot()
+		request := spec.Request{Members: 1, GPUs: 1, GPUMilli: 1000}
+		kept.DefineClass("one", request)
+		var jobs []placement.Job
+		ranker := func() placement.Ranker { return &placement.Patient{Patience: time.Minute} }
+		if rapid.Bool().Draw(t, "learned") {
+			ranker = func() placement.Ranker { return placement.NewLearned() }
+		}
+		own := placement.Planner{Estimate: true, Policy: placement.Policy{Order: placement.SRSF, Ranker: ranker()}}
+		for step := range rapid.IntRange(1, 40).Draw(t, "steps") {
+			now = now.Add(time.Duration(rapid.IntRange(0, 3600).Draw(t, "pause")) * time.Second)
+			j := placement.Job{ID: berth.JobID(fmt.Sprint(step)), Class: "one", Version: 1, SubmittedAt: now,
+				EligibleAt: now.Add(time.Duration(rapid.IntRange(0, 600).Draw(t, "eligible")) * time.Second),
+				Done:       time.Duration(rapid.IntRange(0, 2).Draw(t, "done")) * time.Hour,
+				Remaining:  time.Duration(rapid.IntRange(1, 3).Draw(t, "left")) * time.Hour}
+			jobs = append(jobs, j)
+			kept.UpsertJob(j)
+			first := placement.NewSnapshot()
+			first.DefineClass("one", request)
+			for _, j := range jobs {
+				first.UpsertJob(j)
+			}
+			other := own
+			other.Policy.Ranker = ranker()
+			if diff := cmp.Diff(other.Plan(first, now).Estimates, own.Plan(kept, now).Estimates); diff != "" {
+				t.Fatalf("step %d (-first +kept):\n%s", step, diff)
+			}
+		}
+	})
 }
 
 func TestPatientCountsAge(t *testing.T) {

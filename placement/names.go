@@ -88,9 +88,10 @@ const (
 
 // Defaults of the rankers.
 const (
-	LearnedExponent = queue.LearnedExponent
-	UsualPatience   = queue.UsualPatience
-	UsualExponent   = queue.UsualExponent
+	LearnedExponent    = queue.LearnedExponent
+	LearnedPreemptions = queue.LearnedPreemptions
+	UsualPatience      = queue.UsualPatience
+	UsualExponent      = queue.UsualExponent
 )
 
 // ParseOrder reads the name of an order; ok is false for any other text.

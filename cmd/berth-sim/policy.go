@@ -46,7 +46,7 @@ var queuePolicies = []queuePolicy{
 	{"learned", false, "the jobs likeliest to end soon first, by what jobs submitted near them did; displacing others",
 		func() (placement.Planner, strategy) {
 			l := placement.NewLearned()
-			return preempts(placement.Policy{Ranker: l}), learning{l}
+			return preempts(placement.Policy{Ranker: l, MaxOutranked: placement.LearnedPreemptions}), learning{l}
 		}},
 	{"fifo", true, "who came first; the first four without room have a start reserved, which later jobs may not delay",
 		func() (placement.Planner, strategy) {

@@ -101,6 +101,9 @@ func (r *Search) may(v victim) (Reason, bool) {
 			-1).Dominant(r.shares.Owned) / w.their.Account.ShareWeight()
 		return Share, w.mine <= they
 	case queue.SRSF:
+		if most := r.policy.MaxOutranked; most > 0 && len(h.PreemptedFor) >= most {
+			return "", false
+		}
 		return Rank, r.policy.Outrank > 0 && r.policy.Running(h, r.Now) > t.entry.Rank*r.policy.Outrank
 	case queue.Priority, queue.FIFO:
 		return "", false

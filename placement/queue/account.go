@@ -144,7 +144,6 @@ func (h Holding) plus(o Holding) Holding {
 // rare changes cause one.
 func (q *Queue) Sort(p Policy, view RankView, now time.Time) {
 	if p.Ranker != nil {
-		q.unsorted = true // the ranks of a Ranker change with time
 		p.Ranker.Begin(view, now)
 	}
 	if p = p.ordering(); p != q.Policy {
@@ -157,8 +156,11 @@ func (q *Queue) Sort(p Policy, view RankView, now time.Time) {
 		if moved {
 			q.overtake()
 		}
-		return
+		if p.Ranker == nil || q.rerank() {
+			return
+		}
 	}
+	q.unsorted = true
 	q.Advance(now)
 	q.unsorted = false
 	q.Sortings++
@@ -178,6 +180,28 @@ func (q *Queue) Sort(p Policy, view RankView, now time.Time) {
 		c.limits.empty()
 	}
 	q.lineUp()
+}
+
+// rerank moves the jobs whose rank the Ranker has changed to their new places. It returns
+// false and moves nothing if there are so many that sorting all jobs costs less.
+func (q *Queue) rerank() bool {
+	var moved []*Entry
+	for _, e := range q.Waiting {
+		if e.Line == nil {
+			continue // push rates the job when it becomes eligible
+		}
+		if rank := q.Policy.rankOf(e); rank != e.Rank {
+			if moved = append(moved, e); len(moved) > 16+len(q.Waiting)/8 {
+				return false
+			}
+		}
+	}
+	for _, e := range moved {
+		q.pull(e)
+		e.rate(&q.Policy, q.edge)
+		q.push(e)
+	}
+	return true
 }
 
 // openAccounts builds the tree of accounts from the tenant rows. An account whose parent

@@ -60,6 +60,15 @@ func (l *lives) note(s sibling, weight float64) {
 	l.ends[k+1] += weight * blur / 2
 }
 
+// add adds the jobs of another histogram, each with a weight.
+func (l *lives) add(o *lives, weight float64) {
+	for k := range l.ends {
+		l.ends[k] += weight * o.ends[k]
+		l.spent[k] += weight * o.spent[k]
+		l.past[k] += weight * o.past[k]
+	}
+}
+
 // sum adds the noted jobs to the time spent in all stages before their own.
 func (l *lives) sum() {
 	through := 0.0
@@ -94,11 +103,27 @@ func (l *lives) doubt() {
 // cost returns the inverse of the Gittins index: the least expected run time, in seconds,
 // per job that ends, among jobs that have run for ran and continue until the end of some
 // stage. The minimum is over that stage.
+func (l *lives) cost(ran time.Duration) float64 {
+	best := math.Inf(1)
+	l.walk(ran, func(ratio float64) { best = min(best, ratio) })
+	return best
+}
+
+// whole returns the same ratio for jobs that continue through all stages: their expected
+// remaining time.
+func (l *lives) whole(ran time.Duration) float64 {
+	last := 0.0
+	l.walk(ran, func(ratio float64) { last = ratio })
+	return last
+}
+
+// walk calls f for each stage from that of ran on, with the expected run time per job that
+// ends, among jobs that continue until the end of the stage.
 //
 // For each such stage, left is the probability that a job reaches it, spent the expected
 // run time up to its end, and ended the probability of an end by then.
-func (l *lives) cost(ran time.Duration) float64 {
-	left, spent, ended, best := 1.0, 0.0, 0.0, math.Inf(1)
+func (l *lives) walk(ran time.Duration, f func(ratio float64)) {
+	left, spent, ended := 1.0, 0.0, 0.0
 	for k := stage(ran); k < stages; k++ {
 		whole := (stageStarts[k+1] - stageStarts[k]).Seconds()
 		span := whole
@@ -111,7 +136,6 @@ func (l *lives) cost(ran time.Duration) float64 {
 		spent += left * ends / hazard
 		ended += left * ends
 		left -= left * ends
-		best = min(best, spent/ended)
+		f(spent / ended)
 	}
-	return best
 }

@@ -50,6 +50,9 @@ type Policy struct {
 	// Outrank lets a job of order srsf preempt jobs of its band that have more than this
 	// many times its own remaining service; 0: no preemption for service.
 	Outrank float64
+	// MaxOutranked is the number of preemptions, for any reason, after which a job is no
+	// longer preempted for service; 0: no bound.
+	MaxOutranked int
 	// NominationFor bounds the time for which capacity is nominated for a job that
 	// preempted others; 0: as long as the job waits. Without a bound, two jobs can deadlock
 	// after a loss of machines: each keeps a part of the capacity that both need.

@@ -170,6 +170,9 @@ func (q *Queue) Advance(now time.Time) {
 	for e := q.later.due(now); e != nil; e = q.later.due(now) {
 		q.later.clear(e)
 		e.ready = true
+		if q.Policy.Ranker != nil {
+			e.rate(&q.Policy, q.edge) // the rank is of an earlier plan
+		}
 		q.push(e)
 	}
 }
