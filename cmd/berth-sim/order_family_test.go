@@ -61,7 +61,8 @@ var orderTraces = func() []orderTrace {
 	add("Philly 6214e9", 4, clusters("6214e9"), 0.7, 1.1, 3, 0)
 	add("Philly 11cb48", 1, clusters("11cb48"), 0.9, 2, 0)
 	add("Philly's wide clusters", 16, clusters("b436b2", "ee9e8c", "6c71a0", "103959"), 0.6, 1, 2, 5, 0)
-	add("Philly, first half of the month", 24, func(p *publicTraces) []work { return slice(p.philly, 0, 0.5) }, 0.8, 1.8, 0)
+	month := func(p *publicTraces) []work { return slice(p.philly, 0, 0.5) }
+	add("Philly, first half of the month", 24, month, 0.8, 1.8, 0)
 	return list
 }()
 
