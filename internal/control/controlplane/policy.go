@@ -25,7 +25,7 @@ type Policy struct {
 	NominationFor time.Duration // room is kept for a job that displaced others; see minNominationFor
 	AssumeRun     time.Duration // of a job without time_limit; 0: no end
 	Exponent      float64       // a in remaining time x GPUs^a, of order srsf
-	Outrank       float64       // order srsf: preempt jobs with more than this many times the remaining service; 0: none
+	Outrank       float64       // order srsf: preempt jobs with over this many times the remaining service; 0: none
 }
 
 // defaultPolicy is argued for in docs/adr/0010.
