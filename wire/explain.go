@@ -25,7 +25,7 @@ type Fit struct {
 }
 
 // ScarceGPUs are GPUs that a job could use, but that are kept for jobs that can use no others.
-// The job gets them only where no other GPU is free.
+// The job prefers other GPUs while some are free.
 type ScarceGPUs struct {
 	GPUTypes  []string `json:"gpu_types"`
 	Requested float64  `json:"requested" doc:"part of the requested GPUs that only these can serve, 0 to 1"`

@@ -48,7 +48,7 @@ var queuePolicies = []queuePolicy{
 			l := placement.NewLearned()
 			return preempts(placement.Policy{Ranker: l, MaxOutranked: placement.LearnedPreemptions}), learning{l}
 		}},
-	{"fifo", true, "who came first; the first four without room have a start reserved, which later jobs may not delay",
+	{"fifo", true, "earliest submission first; the first four jobs without room have reserved starts",
 		func() (placement.Planner, strategy) {
 			return placement.Planner{Policy: placement.Policy{Order: placement.FIFO, Backfill: reservedStarts}}, quiet{}
 		}},

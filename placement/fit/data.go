@@ -209,6 +209,7 @@ func (r *Placer) costs(
 		return 0, nil, false
 	}
 	if f := r.packer.fleet; f.scarcity != nil {
+		f.scarcity.refresh()
 		loss, where = f.total(f.of(n), c, allowed, loss, where)
 	}
 	devices, ok = devicesAt(c, n, allowed, where)

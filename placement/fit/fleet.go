@@ -32,6 +32,7 @@ type fleet struct {
 	places   []*peer                   // by Node.Index; nil: the machine has never been in a group
 	lists    []grouped                 // groups with machines, by Kind.Index
 	key      []byte                    // buffer of enter
+	uncached int                       // costs that this plan computed and did not keep; see leastTotal
 	holes    []hole                    // buffer of enter
 	after    []hole                    // buffer of price
 }
@@ -115,6 +116,7 @@ func newFleet() *fleet {
 // estimate, and drops old costs if CPU has become scarce or is no longer.
 func (f *fleet) begin(m *Mix, c *cluster.Cluster) {
 	f.plan++
+	f.uncached = 0
 	cpu, gpu := c.Owned.CPUMilli, c.Owned.GPUMilli
 	switch {
 	case f.value == nil || f.mix != m.version:

@@ -55,6 +55,7 @@ func (p *Packer) Appraise() bool {
 	if !p.Mix.refresh() {
 		return false
 	}
+	p.cluster.Settle(nil) // a later rebuild of the kinds would drop the prices of this plan
 	if p.fleet == nil {
 		p.fleet = newFleet()
 		for _, n := range p.cluster.Nodes {
@@ -256,7 +257,9 @@ func (r *Placer) chooseFromAll(b *cheapestPlace) {
 }
 
 // spent reports whether the plan has reached maxLooks.
-func (r *Placer) spent() bool { return r.looks+r.scanned/looksPerScan > maxLooks }
+func (r *Placer) spent() bool {
+	return r.looks+r.packer.fleet.uncached+r.scanned/looksPerScan > maxLooks
+}
 
 // first returns the first machine of a group, by id, that the member may use; nil if none
 // has room. Machines of a group differ only in names and disk.

@@ -30,14 +30,16 @@ func (f *fleet) total(g *group, c *cluster.Class, devices uint64, loss float32, 
 }
 
 // surcharge returns the fall of the price of a group's free capacity, in thousandths of a GPU,
-// that one more member of the class causes. holes are the free parts that remain.
+// that one more member of the class causes. holes are the free parts that remain. It is never
+// negative, so that a place whose fragmentation cost alone is too high can be passed over.
 func (f *fleet) surcharge(g *group, c *cluster.Class, holes []hole) float32 {
 	to := remnant{g.kind, g.cpu - c.Capacity.CPUMilli, g.memory - c.Capacity.MemoryMiB, holes}
-	return float32(f.scarcity.priceOf(&g.remnant) - f.scarcity.priceOf(&to))
+	return float32(max(0, f.scarcity.priceOf(&g.remnant)-f.scarcity.priceOf(&to)))
 }
 
 // leastTotal returns the least sum of fragmentation cost and surcharge for a share of a GPU, and
-// its free part.
+// its free part. The fragmentation cost of each free part is computed at each call, since only
+// the least one is kept.
 func (f *fleet) leastTotal(g *group, c *cluster.Class, devices uint64) (float32, hole) {
 	least, best := float32(never), hole(0)
 	for i, h := range g.holes {
@@ -46,6 +48,7 @@ func (f *fleet) leastTotal(g *group, c *cluster.Class, devices uint64) (float32,
 		}
 		f.after = g.with(f.after, i, c.Request.GPUMilli)
 		to := remnant{g.kind, g.cpu - c.Capacity.CPUMilli, g.memory - c.Capacity.MemoryMiB, f.after}
+		f.uncached++
 		if l := f.loss(g, &to) + f.surcharge(g, c, f.after); l < least {
 			least, best = l, h
 		}
@@ -63,51 +66,46 @@ type Scarce struct {
 
 // String describes the scarcity in one clause.
 func (s *Scarce) String() string {
-	return fmt.Sprintf("kept off %s: %.0f %% of the requested GPUs must be of these, and %.0f %% of the free GPUs are",
+	return fmt.Sprintf(
+		"kept off %s: %.0f %% of the requested GPUs must be of these, which are %.0f %% of the free GPUs",
 		strings.Join(s.Models, ", "), 100*s.Requested, 100*s.Free)
 }
 
 // Scarce returns the GPUs that new jobs of the class are kept off, by the present mix and free
 // capacity. It returns nil if there are none, or if the class has no other GPUs to choose from.
 func (p *Packer) Scarce(c *cluster.Class) *Scarce {
-	if p.fleet == nil || p.fleet.scarcity == nil || c.Request.GPUs == 0 {
+	if p.fleet == nil || p.fleet.scarcity == nil || c.Request.GPUs == 0 || spreads(c) {
 		return nil
 	}
 	sc := p.fleet.scarcity
 	sc.refresh()
-	priced, free := make([]bool, len(sc.sets)), false
-	for _, match := range c.Matches {
-		if match.Kind.Index >= len(sc.of) {
+	priced := make([]bool, len(sc.sets))
+	var scarce, plenty []string // models
+	for _, n := range p.cluster.Nodes {
+		i := slices.IndexFunc(c.Matches, func(m cluster.Match) bool { return m.Kind == n.Kind })
+		if i < 0 || n.Kind.Index >= len(sc.of) || sc.of[n.Kind.Index] == nil {
 			continue
 		}
-		for variant, g := range sc.of[match.Kind.Index] {
-			if match.Devices>>variant&1 == 0 {
+		for d, v := range n.Variants {
+			if v >= cluster.MaxVariants || c.Matches[i].Devices>>v&1 == 0 {
 				continue
 			}
-			if sc.sets[g].price > 0 {
-				priced[g] = true
+			g := sc.of[n.Kind.Index][v]
+			if priced[g] = sc.sets[g].price > 0; priced[g] {
+				scarce = append(scarce, n.GPUs[d].Model)
 			} else {
-				free = true
+				plenty = append(plenty, n.GPUs[d].Model)
 			}
 		}
 	}
-	if !free || !slices.Contains(priced, true) {
+	slices.Sort(scarce)
+	// A model that is scarce in one region only is no model to keep off.
+	scarce = slices.DeleteFunc(slices.Compact(scarce), func(m string) bool { return slices.Contains(plenty, m) })
+	if len(plenty) == 0 || len(scarce) == 0 {
 		return nil
 	}
-	s := &Scarce{}
+	s := &Scarce{Models: scarce}
 	s.Requested, s.Free = sc.parts(priced)
-	for _, n := range p.cluster.Nodes {
-		if n.Kind == nil || n.Kind.Index >= len(sc.of) || sc.of[n.Kind.Index] == nil {
-			continue
-		}
-		for i, d := range n.GPUs {
-			v := n.Variants[i]
-			if v < cluster.MaxVariants && priced[sc.of[n.Kind.Index][v]] && !slices.Contains(s.Models, d.Model) {
-				s.Models = append(s.Models, d.Model)
-			}
-		}
-	}
-	slices.Sort(s.Models)
 	return s
 }
 

@@ -28,8 +28,10 @@ const (
 	// maxMatches bounds the number of shapes times kinds for which prices are computed. Beyond
 	// it, where nearly each machine is a kind of its own, nothing has a price.
 	maxMatches = 1 << 18
-	// maxRounds and settled end the search for the balance: after that many rounds, or once
-	// no flow changes by more than that part of a set's supply.
+	// maxSets bounds the device sets likewise: the search for the balance takes quadratic time.
+	maxSets = 128
+	// balance stops after maxRounds rounds, or once no flow changes by more than settled times
+	// the supply of its set.
 	maxRounds = 100
 	settled   = 1e-3
 )
@@ -104,7 +106,7 @@ func newScarcity(c *cluster.Cluster, v *value) *scarcity {
 	}
 	sc.sortSets()
 	sc.addDemands()
-	if len(sc.demands) < 2 {
+	if len(sc.demands) < 2 || len(sc.sets) > maxSets {
 		return nil
 	}
 	sc.quantum = max(1, c.Owned.GPUMilli>>11)

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"berth"
+	"berth/placement/cluster"
 	"berth/spec"
 )
 
@@ -258,6 +259,50 @@ func (s bench) prices() (text string) {
 		}
 	}
 	return text
+}
+
+// TestPricesOutliveANewClass: a class that reads another label has the kinds of machines built
+// again. The prices of the plan in which that happens stay.
+func TestPricesOutliveANewClass(t *testing.T) {
+	t.Parallel()
+	s := twoModels(t, 1, 2, Asked{gpu("A"), 2}, Asked{gpu(), 1})
+	r := gpu()
+	r.Labels = map[string]string{"disk": "fast"}
+	s.Cluster.Define(cluster.NewClass(r.Class(), r))
+	p, finish := s.placer()
+	defer finish()
+	s.Cluster.Settle(nil)
+	if p.packer.fleet.scarcity == nil {
+		t.Error("the plan has no prices")
+	}
+}
+
+// TestASurchargeIsNeverNegative: on a machine with two scarce models, the CPU that one GPU takes
+// from the others may be worth less than the CPU that it no longer needs.
+func TestASurchargeIsNeverNegative(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(200) {
+		r := rand.New(rand.NewPCG(seed, 3))
+		s := randomModels(t, r)
+		if !s.Packer.Appraise() || s.Packer.fleet.scarcity == nil {
+			continue
+		}
+		f := s.Packer.fleet
+		f.scarcity.refresh()
+		for _, c := range s.Cluster.Classes {
+			for _, m := range c.Matches {
+				for _, x := range f.groupsOf(m.Kind).free {
+					loss, where := f.price(x.group, c, m.Devices)
+					if loss == never {
+						continue
+					}
+					if total, _ := f.total(x.group, c, m.Devices, loss, where); total < loss-0.01 {
+						t.Errorf("seed %d: with the surcharge a place costs %g, without %g", seed, total, loss)
+					}
+				}
+			}
+		}
+	}
 }
 
 // TestTheFastSurchargeIsTheSlowOne: on machines of one model, the surcharge by sums equals the

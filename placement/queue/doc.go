@@ -8,7 +8,7 @@
 //
 // The order of one account's jobs does not depend on the clock: with aging, the distance
 // between the ranks of two jobs stays constant. Only the step at which jobs become overdue,
-// and a Ranker, sort jobs again.
+// and the ranks of a Ranker, move jobs.
 //
 // The package knows two things about machines: their total capacity, and the accounts of
 // the jobs that run.

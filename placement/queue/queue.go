@@ -10,8 +10,8 @@ import (
 // Queue holds every waiting job, by account and class, and the tenants' accounts.
 //
 // Heaps, and a tree per line, keep single changes at about O(log n). A new ordering policy,
-// a change of the tenant tree, or a Ranker sorts every job again at the start of the next
-// plan. A Queue is not safe for concurrent use.
+// or a change of the tenant tree, sorts every job again at the start of the next plan; a
+// Ranker moves the jobs whose rank has changed. A Queue is not safe for concurrent use.
 type Queue struct {
 	Jobs    map[berth.JobID]*Entry
 	Waiting []*Entry      // all of Jobs, by Entry.slot
