@@ -157,16 +157,16 @@ const unregisteredOutputs = `
 		FROM outputs x
 		WHERE x.job = t.job AND x.attempt = t.attempt AND x.rank = a.rank AND x.name = o ->> 'name')`
 
-// doomOutputs marks the objects of unregistered outputs for removal: of one attempt, or of
-// all attempts of the jobs (attempt 0), as far as they were not swept. No member may be able
-// to register an output of such an attempt any longer.
+// doomOutputs marks the objects of unregistered outputs for removal: of one attempt that was not
+// swept, or of all attempts of the jobs (attempt 0), swept or not: earlier versions swept without
+// a look at outputs. No member may be able to register an output of such an attempt.
 func doomOutputs(ctx context.Context, tx pgx.Tx, jobs []string, attempt int) error {
 	rows, err := tx.Query(ctx, `
 		SELECT j.tenant, t.job::text, t.attempt, u.rank, u.name
 		FROM attempts t
 		JOIN jobs j ON j.id = t.job
 		CROSS JOIN LATERAL (`+unregisteredOutputs+`) u
-		WHERE t.job = ANY(@jobs::uuid[]) AND (@attempt = 0 OR t.attempt = @attempt) AND t.swept_at IS NULL`,
+		WHERE t.job = ANY(@jobs::uuid[]) AND (@attempt = 0 OR t.attempt = @attempt AND t.swept_at IS NULL)`,
 		pgx.NamedArgs{"jobs": jobs, "attempt": attempt})
 	if err != nil {
 		return err
@@ -188,6 +188,7 @@ func doomOutputs(ctx context.Context, tx pgx.Tx, jobs []string, attempt int) err
 		SELECT k
 		FROM unnest(@keys::text[]) k
 		WHERE NOT EXISTS (SELECT 1 FROM outputs o WHERE o.object = k)
+		ORDER BY k -- the leader and the archive may mark the same objects
 		ON CONFLICT DO NOTHING`, pgx.NamedArgs{"keys": keys})
 	return err
 }
@@ -200,6 +201,7 @@ type ClosedAttempt struct {
 	Attempt int
 	Ranks   []int
 	Steps   []int64 // verified steps, whose objects stay
+	Saves   bool    // the job has checkpoints
 }
 
 // ClosedAttempts returns attempts that ended longer than age ago and have not been swept. It
@@ -209,7 +211,8 @@ func (d *Objects) ClosedAttempts(ctx context.Context, age time.Duration, limit i
 		SELECT j.tenant, t.job, t.attempt,
 		       ARRAY(SELECT a.rank FROM allocations a WHERE a.job = t.job AND a.attempt = t.attempt ORDER BY 1),
 		       ARRAY(SELECT c.step FROM checkpoints c WHERE c.job = t.job AND c.attempt = t.attempt
-		         AND c.state = 'verified' ORDER BY 1)
+		         AND c.state = 'verified' ORDER BY 1),
+		       s.spec ? 'checkpoint'
 		FROM attempts t
 		JOIN jobs j ON j.id = t.job
 		JOIN job_specs s ON s.job = t.job

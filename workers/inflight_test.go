@@ -188,7 +188,7 @@ func (r *rows) Escalate(_ context.Context, id berth.JobID, attempt int) error {
 	return nil
 }
 
-func (r *rows) Tend(_ context.Context, id berth.JobID) (wire.ReconcileResult, error) {
+func (r *rows) Reconcile(_ context.Context, id berth.JobID) (wire.ReconcileResult, error) {
 	r.note("tend", id)
 	return r.result.(wire.ReconcileResult), nil
 }

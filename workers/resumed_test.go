@@ -33,8 +33,8 @@ type resumed struct {
 
 	mu    sync.Mutex
 	calls []string             // in order, without Run
-	input map[string][]payload // of the last call; of Run: of the first
-	token []byte               // of the first Run
+	input map[string][]payload // of the last call; of Run: of the recorded member
+	token []byte               // of that Run
 }
 
 func resume(t *testing.T, all map[string]recording, away bool) *resumed {
@@ -65,19 +65,18 @@ func (r *resumed) answer(ctx context.Context, args ...any) (any, error) {
 	name := info.ActivityType.Name
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	run := name == wire.ActivityRun.Name()
-	if !run || r.token == nil {
-		r.input[name] = nil
-		for _, v := range args {
-			r.input[name] = append(r.input[name], payloadOf(r.t, v))
-		}
+	input := make([]payload, 0, len(args))
+	for _, v := range args {
+		input = append(input, payloadOf(r.t, v))
 	}
-	if run {
-		if r.token == nil {
-			r.token = info.TaskToken
+	if name == wire.ActivityRun.Name() {
+		// Of the waiters of all members, in any order, the test ends the recorded one.
+		if covers(r.t, input[0], r.all[activityFile+name].Input[0]) {
+			r.token, r.input[name] = info.TaskToken, input
 		}
 		return nil, activity.ErrResultPending
 	}
+	r.input[name] = input
 	r.calls = append(r.calls, name)
 	if result := r.all[activityFile+name].Result; result != nil {
 		return result.raw(), nil

@@ -164,6 +164,9 @@ func (t *objectGC) sweepClosed(ctx context.Context) error {
 
 // sweep deletes the steps of one attempt that no row names.
 func (t *objectGC) sweep(ctx context.Context, a db.ClosedAttempt) (removed int, err error) {
+	if !a.Saves {
+		return 0, nil
+	}
 	for _, rank := range a.Ranks {
 		folder := berth.CheckpointsPrefix(a.Tenant, a.Job, a.Attempt, rank)
 		// The listing also shows leftovers without a row, such as the files of a cut-off
