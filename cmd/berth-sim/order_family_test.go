@@ -108,7 +108,7 @@ func blocks(seed uint64, count int) func(*publicTraces) []work {
 	}
 }
 
-// shuffledSizes returns trace 3 with the numbers of GPUs dealt anew, so that sizes and run times
+// shuffledSizes returns trace 3 with the numbers of GPUs dealt again, so that sizes and run times
 // are independent.
 func shuffledSizes(p *publicTraces) []work {
 	list := slices.Clone(p.muri)

@@ -35,7 +35,7 @@ var queuePolicies = []queuePolicy{
 		func() (placement.Planner, strategy) {
 			return preempts(placement.Policy{Ranker: &placement.Adaptive{}}), quiet{}
 		}},
-	{"sjf", true, "least run time first; nobody is displaced", func() (placement.Planner, strategy) {
+	{"sjf", true, "least run time first; no preemption", func() (placement.Planner, strategy) {
 		// Exponent 0: a narrow long job that passes a wide short one cannot be stopped again.
 		return placement.Planner{Policy: placement.Policy{Order: placement.SRSF, Durations: placement.Known}}, quiet{}
 	}},

@@ -137,7 +137,7 @@ func (f *fleet) begin(m *Mix, c *cluster.Cluster) {
 	}
 }
 
-// openScarcity computes the device sets anew, with the free capacity of all groups.
+// openScarcity recomputes the device sets, with the free capacity of all groups.
 func (f *fleet) openScarcity(c *cluster.Cluster) {
 	f.shape, f.scarcity = c.Shape, newScarcity(c, f.value)
 	if f.scarcity == nil {

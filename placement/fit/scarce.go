@@ -10,7 +10,7 @@ import (
 
 // total adds the surcharge for scarce devices to the fragmentation cost of one more member of
 // the class in the group. where is the free part with the least fragmentation cost, for a share
-// of a GPU; on a machine with devices of several sets, total chooses the free part anew.
+// of a GPU; on a machine with devices of several sets, total chooses the free part itself.
 func (f *fleet) total(g *group, c *cluster.Class, devices uint64, loss float32, where hole) (float32, hole) {
 	s, uniform := f.scarcity.uniform(g.kind)
 	switch r := c.Request; {

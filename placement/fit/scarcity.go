@@ -46,7 +46,7 @@ const (
 // of it, and stops being scarce when its demand does not come.
 //
 // Prices are a function of the mix, the machines and the free capacity, rounded by quantize. They
-// never depend on earlier prices: kept prices equal those computed anew.
+// never depend on earlier prices: kept prices equal recomputed ones.
 type scarcity struct {
 	value   *value
 	sets    []deviceSet // sorted by users
@@ -241,7 +241,7 @@ func (sc *scarcity) quantize(x int64) int64 {
 	return max(1, x/step*step)
 }
 
-// refresh computes the prices anew if a quantized supply has changed.
+// refresh recomputes the prices if a quantized supply has changed.
 func (sc *scarcity) refresh() {
 	if !sc.stale {
 		return
