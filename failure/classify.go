@@ -207,14 +207,19 @@ func (e AttemptEvidence) outputsUnstored(_ RankEvidence) bool {
 		!slices.ContainsFunc(e.OutputsLost, func(o spec.Output) bool { return !e.unstored(o) })
 }
 
-// refused reports whether no machine can store an output.
+// refused reports whether no machine can store an output. A member without a reported exit
+// has refused none.
 func (e AttemptEvidence) refused(o spec.Output) bool {
-	return slices.ContainsFunc(e.Ranks, func(r RankEvidence) bool { return slices.Contains(r.Exit.Refused, o.Name) })
+	return slices.ContainsFunc(e.Ranks, func(r RankEvidence) bool {
+		return r.Exit != nil && slices.Contains(r.Exit.Refused, o.Name)
+	})
 }
 
 // unstored reports whether an output existed and could not be stored.
 func (e AttemptEvidence) unstored(o spec.Output) bool {
-	return slices.ContainsFunc(e.Ranks, func(r RankEvidence) bool { return slices.Contains(r.Exit.Unstored, o.Name) })
+	return slices.ContainsFunc(e.Ranks, func(r RankEvidence) bool {
+		return r.Exit != nil && slices.Contains(r.Exit.Unstored, o.Name)
+	})
 }
 
 // outputNames lists the names of the lost outputs.

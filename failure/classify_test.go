@@ -69,6 +69,7 @@ var classifyCases = []struct {
 	{"a machine died under it", evidence(suspect), caused(failure.CauseBoot), classified{Rule: "died_under_it", Next: berth.Retrying, Code: berth.ReasonMachineLost, Budget: failure.BudgetInfra, Elsewhere: true}},
 	{"a suspect that ended by itself", evidence(suspect, had(failure.EarlierAttempt{Machine: "m0", Died: true})), exited(1), classified{Rule: "failed", Next: berth.Failed, Code: berth.ReasonExitCode, Budget: failure.BudgetUser}},
 	{"its machine fell silent", evidence(silent), nil, classified{Rule: "machine_lost", Next: berth.Retrying, Code: berth.ReasonMachineLost, Budget: failure.BudgetInfra, Elsewhere: true}},
+	{"its machine fell silent, and no output is stored", evidence(silent, func(e *failure.AttemptEvidence) { e.OutputsLost = outputs("model") }), nil, classified{Rule: "machine_lost", Next: berth.Retrying, Code: berth.ReasonMachineLost, Budget: failure.BudgetInfra, Elsewhere: true}},
 	{"nobody took it", evidence(), nil, classified{Rule: "unclaimed", Next: berth.Retrying, Code: berth.ReasonUnclaimed, Budget: failure.BudgetInfra, Elsewhere: true}},
 	{"rebooted", evidence(), caused(failure.CauseBoot), classified{Rule: "rebooted", Next: berth.Retrying, Code: berth.ReasonMachineError, Budget: failure.BudgetInfra, Elsewhere: true, Fault: true}},
 	{"fenced", evidence(), caused(failure.CauseFenced), classified{Rule: "fenced", Next: berth.Retrying, Code: berth.ReasonMachineLost, Budget: failure.BudgetInfra, Elsewhere: true}},
