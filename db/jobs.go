@@ -53,6 +53,7 @@ const fullDocument = jobDocument + ` || jsonb_strip_nulls(jsonb_build_object(
 			'steps', CASE j.kind WHEN 'pipeline' THEN (
 				SELECT jsonb_agg(jsonb_build_object('name', c.step, 'job', c.id, 'kind', nullif(c.kind, 'job'),
 					'status', c.state, 'reason', c.reason, 'cached_from', c.cached_from,
+					'queued_at', c.queued_at, 'started_at', c.started_at, 'finished_at', c.finished_at,
 					'tally', CASE WHEN c.kind <> 'job' THEN coalesce(c.tally, (SELECT ` + liveTally + ` FROM jobs j
 						WHERE j.id = c.id)) END, 'needs', (
 					SELECT jsonb_agg(n.step ORDER BY n.step)
@@ -135,7 +136,12 @@ func (d *Jobs) Get(ctx context.Context, tenant berth.TenantID, id berth.JobID) (
 		return wire.Job{}, mapError(err, "job "+string(id))
 	}
 	job, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[wire.Job])
-	return job, mapError(err, "job "+string(id))
+	if err != nil || job.ArrayIndex == nil {
+		return job, mapError(err, "job "+string(id))
+	}
+	element := []wire.Job{job}
+	err = addVariables(ctx, d.pool, element)
+	return element[0], mapError(err, "job "+string(id))
 }
 
 // State returns a job's state and current attempt, archived jobs included. It is cheap, for

@@ -22,7 +22,7 @@ type JobFilter struct {
 	Status []berth.State
 	Name   string
 	Labels map[string]string // all must match
-	Parent *berth.JobID      // elements of this parent; nil: jobs without a parent
+	Parent *berth.JobID      // children of this parent, in ascending order; nil: jobs without a parent
 	Index  []spec.IndexRange // only elements with these indexes
 	Since  time.Time         // submitted at or after
 	Limit  int               // 0: 100; at most 1000
@@ -77,11 +77,28 @@ func (f JobFilter) conditions(after *jobCursor) ([]string, pgx.NamedArgs) {
 	if !f.Since.IsZero() {
 		add("submitted_at >= @since", "since", f.Since)
 	}
-	if after != nil {
+	switch {
+	case after == nil:
+	case f.Parent != nil && after.Index != nil:
+		add("("+indexColumn+", id) > (@after_index::int, @after_id::uuid)", "after_index", *after.Index)
+		args["after_id"] = after.ID
+	case f.Parent != nil: // steps have no index, and their ids ascend in the order of the graph
+		add("id > @after_id::uuid", "after_id", after.ID)
+	default:
 		add("(submitted_at, id) < (@after_at, @after_id::uuid)", "after_at", after.At)
 		args["after_id"] = after.ID
 	}
 	return list, args
+}
+
+// order returns the order of a page in a table that has the index of an element in the
+// given column: newest first or, under one parent, elements by index and steps as their
+// graph orders them. The constraint on the index of an element is the index of that walk.
+func (f JobFilter) order(index string) string {
+	if f.Parent != nil {
+		return index + ", id"
+	}
+	return "submitted_at DESC, id DESC"
 }
 
 // states returns conditions on the status, one for each index walk. Every walk follows an
@@ -127,7 +144,7 @@ func (f JobFilter) states() (jobs, archived []string) {
 func (f JobFilter) query(after *jobCursor) (string, pgx.NamedArgs) {
 	conditions, args := f.conditions(after)
 	var walks []string
-	walk := func(columns, table, state string) {
+	walk := func(table, index, document, state string) {
 		all := conditions
 		if state != "" {
 			all = append([]string{state}, conditions...)
@@ -137,14 +154,11 @@ func (f JobFilter) query(after *jobCursor) (string, pgx.NamedArgs) {
 			where = `
 				WHERE ` + strings.Join(all, " AND ")
 		}
-		if table == "archived_jobs" {
-			where = strings.ReplaceAll(where, indexColumn, indexArchived)
-		}
 		walks = append(walks, `
 			(
-				SELECT `+columns+`
-				FROM `+table+where+`
-				ORDER BY submitted_at DESC, id DESC
+				SELECT id, submitted_at, `+index+` AS idx, `+document+` AS job
+				FROM `+table+strings.ReplaceAll(where, indexColumn, index)+`
+				ORDER BY `+f.order(index)+`
 				LIMIT @limit
 			)`)
 	}
@@ -153,10 +167,10 @@ func (f JobFilter) query(after *jobCursor) (string, pgx.NamedArgs) {
 	} else {
 		jobs, archived := f.states()
 		for _, state := range jobs {
-			walk("id, submitted_at, NULL::jsonb AS job", "jobs", state)
+			walk("jobs", indexColumn, "NULL::jsonb", state)
 		}
 		for _, state := range archived {
-			walk("id, submitted_at, job", "archived_jobs", state)
+			walk("archived_jobs", indexArchived, "job", state)
 		}
 	}
 	return `
@@ -164,14 +178,14 @@ func (f JobFilter) query(after *jobCursor) (string, pgx.NamedArgs) {
 			page.job - '{spec,attempts,checkpoints,progress}'::text[],
 			(SELECT ` + jobDocument + ` FROM jobs j WHERE j.id = page.id))
 		FROM (
-			SELECT id, submitted_at, job
+			SELECT id, submitted_at, idx, job
 			FROM (` + strings.Join(walks, `
 			UNION ALL`) + `
 			) found
-			ORDER BY submitted_at DESC, id DESC
+			ORDER BY ` + f.order("idx") + `
 			LIMIT @limit
 		) page
-		ORDER BY page.submitted_at DESC, page.id DESC`, args
+		ORDER BY ` + f.order("idx"), args
 }
 
 // byLabel reports whether a label is the most selective condition of f. Jobs of one name,
@@ -204,7 +218,7 @@ func (f JobFilter) labelWalk(conditions []string, after *jobCursor, args pgx.Nam
 	where := strings.Join(append([]string{"id = l.job"}, conditions...), " AND ")
 	return `
 			(
-				SELECT l.job AS id, l.submitted_at, found.job
+				SELECT l.job AS id, l.submitted_at, NULL::int AS idx, found.job
 				FROM job_labels l
 				CROSS JOIN LATERAL (
 					SELECT NULL::jsonb AS job FROM jobs WHERE ` + where + `
@@ -218,15 +232,16 @@ func (f JobFilter) labelWalk(conditions []string, after *jobCursor, args pgx.Nam
 			)`
 }
 
-// List returns a page of jobs, newest first, archived jobs included, and the cursor of the
-// next page, "" after the last. A page has f.Limit jobs, at most MaxPage. A malformed cursor
-// is invalid.
+// List returns a page of jobs, archived jobs included, and the cursor of the next page, ""
+// after the last. Jobs are listed newest first; elements of one array by index, with their
+// variables; and steps of one pipeline as their graph orders them. A page has f.Limit jobs,
+// at most MaxPage. A malformed cursor, or one of a list in the other order, is invalid.
 func (d *Jobs) List(ctx context.Context, f JobFilter) ([]wire.Job, string, error) {
 	if f.Limit <= 0 {
 		f.Limit = DefaultPage
 	}
 	f.Limit = min(f.Limit, MaxPage)
-	after, err := parseCursor(f.Cursor)
+	after, err := f.after()
 	if err != nil {
 		return nil, "", err
 	}
@@ -239,23 +254,49 @@ func (d *Jobs) List(ctx context.Context, f JobFilter) ([]wire.Job, string, error
 	if err != nil {
 		return nil, "", mapError(err, "jobs")
 	}
-	if len(jobs) <= f.Limit {
-		return jobs, "", nil
+	next := ""
+	if len(jobs) > f.Limit {
+		jobs = jobs[:f.Limit]
+		next = f.cursor(jobs[f.Limit-1]).String()
 	}
-	last := jobs[f.Limit-1]
-	return jobs[:f.Limit], jobCursor{last.SubmittedAt, last.ID}.String(), nil
+	if f.Parent != nil {
+		err = addVariables(ctx, d.pool, jobs)
+	}
+	return jobs, next, mapError(err, "jobs")
 }
 
 // jobCursor is the position after a job in the order of lists. It is opaque to
 // clients, and an edited one selects nothing that the filter would not.
 type jobCursor struct {
-	At time.Time
-	ID berth.JobID
+	At    time.Time
+	ID    berth.JobID
+	Below bool // a position in the list of one parent's children
+	Index *int // of an element, in such a list
+}
+
+// cursor returns the position after a job in the order of f.
+func (f JobFilter) cursor(last wire.Job) jobCursor {
+	return jobCursor{At: last.SubmittedAt, ID: last.ID, Below: f.Parent != nil, Index: last.ArrayIndex}
+}
+
+// after decodes the cursor of f; nil for the first page. A cursor of the other order would
+// skip jobs, so it is refused.
+func (f JobFilter) after() (*jobCursor, error) {
+	c, err := parseCursor(f.Cursor)
+	if err == nil && c != nil && c.Below != (f.Parent != nil) {
+		return nil, badCursor(f.Cursor)
+	}
+	return c, err
 }
 
 // String encodes the cursor. Microseconds are the resolution of a timestamp in the database.
+// A position below a parent has the index as its third part: null for a step.
 func (c jobCursor) String() string {
-	b, err := json.Marshal([]any{c.At.UnixMicro(), c.ID})
+	parts := []any{c.At.UnixMicro(), c.ID}
+	if c.Below {
+		parts = append(parts, c.Index)
+	}
+	b, err := json.Marshal(parts)
 	if err != nil {
 		panic("cursor does not marshal: " + err.Error())
 	}
@@ -268,14 +309,16 @@ func parseCursor(s string) (*jobCursor, error) {
 	if s == "" {
 		return nil, nil
 	}
-	bad := berth.Errorf(berth.CodeInvalid, "cursor %.40q is not a cursor of this list", s)
+	bad := badCursor(s)
 	b, err := base64.RawURLEncoding.DecodeString(s)
 	if err != nil || len(b) > 200 {
 		return nil, bad
 	}
 	var micros int64
 	var id string
-	if err := json.Unmarshal(b, &[]any{&micros, &id}); err != nil {
+	var index *int
+	parts := []any{&micros, &id, &index}
+	if err := json.Unmarshal(b, &parts); err != nil {
 		return nil, bad
 	}
 	job, err := berth.ParseJobID(id)
@@ -283,5 +326,10 @@ func parseCursor(s string) (*jobCursor, error) {
 	if err != nil || at.Year() < 2000 || at.Year() > 2200 {
 		return nil, bad
 	}
-	return &jobCursor{at, job}, nil
+	return &jobCursor{At: at, ID: job, Below: len(parts) == 3, Index: index}, nil
+}
+
+// badCursor is the error for a cursor that belongs to no list, or to a list in another order.
+func badCursor(s string) error {
+	return berth.Errorf(berth.CodeInvalid, "cursor %.40q is not a cursor of this list", s)
 }

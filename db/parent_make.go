@@ -43,13 +43,16 @@ func (p *lockedParent) expand(ctx context.Context, tx pgx.Tx, did *tended) error
 // make inserts elements and returns the ids of the new ones. An existing element is
 // unchanged. Elements count as submitted when their array was, so that they keep the array's
 // place in the queue; a queue_timeout counts from now. They copy the array's uploads and
-// bound inputs.
+// bound inputs. The array's spec keeps all elements in a retry of some of them, so the
+// variable with the size has the number of the original array.
 func (p *lockedParent) make(ctx context.Context, tx pgx.Tx, indexes []int, actor string) ([]string, error) {
 	ids := newElementIDs(len(indexes))
 	rows, err := tx.Query(ctx, `
 		WITH p AS MATERIALIZED (
 			SELECT j.*, s.spec - 'array' - 'notify' AS spec, coalesce(s.spec -> 'env', '{}') AS env,
-				s.spec #> '{array,each}' AS each
+				s.spec #> '{array,each}' AS each,
+				coalesce(jsonb_array_length(nullif(s.spec #> '{array,each}', '[]')),
+					(s.spec #>> '{array,size}')::int) AS size
 			FROM jobs j
 			JOIN job_specs s ON s.job = j.id
 			WHERE j.id = @parent
@@ -68,7 +71,7 @@ func (p *lockedParent) make(ctx context.Context, tx pgx.Tx, indexes []int, actor
 			INSERT INTO job_specs (job, spec)
 			SELECT made.id, p.spec || jsonb_build_object('env',
 				p.env || coalesce(p.each -> made.array_index, '{}') || jsonb_build_object(@variable::text,
-					made.array_index::text))
+					made.array_index::text, @size_variable::text, p.size::text))
 			FROM made, p
 		), uploads AS (
 			INSERT INTO job_uploads (job, address)
@@ -83,7 +86,7 @@ func (p *lockedParent) make(ctx context.Context, tx pgx.Tx, indexes []int, actor
 		)
 		SELECT id::text FROM made`, pgx.NamedArgs{
 		"parent": p.ID, "ids": ids, "indexes": indexes, "actor": actor, "queue_ms": p.QueueFor.Std().Milliseconds(),
-		"variable": spec.EnvArrayIndex,
+		"variable": spec.EnvArrayIndex, "size_variable": spec.EnvArraySize,
 	})
 	if err != nil {
 		return nil, err

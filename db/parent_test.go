@@ -89,8 +89,8 @@ func TestAnArraysElementsHaveItsSpecAndTheirOwnVariables(t *testing.T) {
 		t.Errorf("tally is %s", got)
 	}
 	for i, want := range []map[string]string{
-		{"LR": "0.1", "SEED": "7", "BERTH_ARRAY_INDEX": "0"},
-		{"LR": "1", "SEED": "7", "EXTRA": "yes", "BERTH_ARRAY_INDEX": "1"},
+		{"LR": "0.1", "SEED": "7", "BERTH_ARRAY_INDEX": "0", "BERTH_ARRAY_SIZE": "2"},
+		{"LR": "1", "SEED": "7", "EXTRA": "yes", "BERTH_ARRAY_INDEX": "1", "BERTH_ARRAY_SIZE": "2"},
 	} {
 		e := s.job(s.element(id, i))
 		if diff := cmp.Diff(want, e.Spec.Env); diff != "" {
@@ -399,7 +399,7 @@ func TestRetryFailedRunsExactlyWhatFailed(t *testing.T) {
 		s.tend(again.ID)
 		for _, i := range []int{1, 4, 5} {
 			e := s.job(s.element(again.ID, i))
-			if e.Spec.Env["BERTH_ARRAY_INDEX"] != fmt.Sprint(i) {
+			if e.Spec.Env["BERTH_ARRAY_INDEX"] != fmt.Sprint(i) || e.Spec.Env["BERTH_ARRAY_SIZE"] != "6" {
 				t.Errorf("element %d has %v", i, e.Spec.Env)
 			}
 			s.finish(e.ID, min(1, max(0, i-4))) // the last fails again
@@ -477,10 +477,10 @@ func TestListsShowArraysAndNotTheirElements(t *testing.T) {
 	if diff := cmp.Diff([]string{string(plain), string(id)}, list(db.JobFilter{Tenant: "default"})); diff != "" {
 		t.Error(diff)
 	}
-	if diff := cmp.Diff([]string{"4", "3", "2", "1", "0"}, list(db.JobFilter{Parent: &id})); diff != "" {
+	if diff := cmp.Diff([]string{"0", "1", "2", "3", "4"}, list(db.JobFilter{Parent: &id})); diff != "" {
 		t.Error(diff)
 	}
-	if diff := cmp.Diff([]string{"4", "2", "1"}, list(db.JobFilter{Parent: &id, Index: []spec.IndexRange{{First: 1, Last: 2}, {First: 4, Last: 9}}})); diff != "" {
+	if diff := cmp.Diff([]string{"1", "2", "4"}, list(db.JobFilter{Parent: &id, Index: []spec.IndexRange{{First: 1, Last: 2}, {First: 4, Last: 9}}})); diff != "" {
 		t.Error(diff)
 	}
 }

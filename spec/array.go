@@ -23,10 +23,21 @@ const maxRanges = 1000
 // EnvArrayIndex is the environment variable with the index of an array's element, from 0.
 const EnvArrayIndex = "BERTH_ARRAY_INDEX"
 
+// EnvArraySize is the environment variable with the number of elements of the array. In the
+// retry of some elements it is the number of the original array, so that an element divides
+// its data as it did before.
+const EnvArraySize = "BERTH_ARRAY_SIZE"
+
+// arrayVariables is the number of variables that Berth adds to the environment of an element.
+const arrayVariables = 2
+
 // Count returns the number of elements of the array.
 func (a Array) Count() int {
-	if len(a.Each) > 0 {
+	switch {
+	case len(a.Each) > 0:
 		return len(a.Each)
+	case a.Size == 0 && len(a.Grid) > 0:
+		return gridCount(a.Grid)
 	}
 	return a.Size
 }
@@ -46,21 +57,32 @@ func (s Job) arrayBytes() int64 {
 	return int64(s.Array.Count()) * s.elementBytes()
 }
 
-// validateArray checks the fields below array, and the space that its elements take.
+// plural joins a number and its noun.
 func plural(n int, one, many string) string {
 	if n == 1 {
 		return "1 " + one
 	}
 	return strconv.Itoa(n) + " " + many
 }
+
+// validateArray checks the fields below array, and the space that its elements take.
+// WithDefaults has replaced a valid grid by each, so a grid that is left has a fault.
 func (s Job) validateArray(v *validation) {
 	a := s.Array
 	if a == nil {
 		return
 	}
+	if len(a.Grid) > 0 {
+		v.require(a.Size == 0, "array.size", fmt.Sprintf("is %d but array.grid is set", a.Size),
+			"give only one of size, each and grid")
+		v.require(len(a.Each) == 0, "array.each", "is set but array.grid is set too",
+			"give only one of size, each and grid")
+		a.validateGrid(v)
+		return
+	}
 	v.require(len(a.Each) == 0 || a.Size == 0 || a.Size == len(a.Each),
 		"array.size", fmt.Sprintf("is %d but array.each has %s", a.Size, plural(len(a.Each), "entry", "entries")),
-		"give only one of size and each")
+		"give only one of size, each and grid")
 	v.require(a.Count() >= 1 && a.Count() <= MaxArray, "array.size", fmt.Sprintf("%d is out of range", a.Count()),
 		fmt.Sprintf("1 to %d; each has the same limit of entries", MaxArray))
 	if n := s.arrayBytes(); n > maxArrayBytes && a.Count() <= MaxArray {
@@ -79,8 +101,8 @@ func (s Job) validateArray(v *validation) {
 		for _, k := range sortedKeys(vars) {
 			v.variable(fmt.Sprintf("array.each[%d].%s", i, k), k, vars[k])
 		}
-		v.require(len(s.Env)+len(vars) < maxEnv, fmt.Sprintf("array.each[%d]", i), "too many variables",
-			fmt.Sprintf("at most %d including env", maxEnv-1))
+		v.require(len(s.Env)+len(vars) <= maxEnv-arrayVariables, fmt.Sprintf("array.each[%d]", i), "too many variables",
+			fmt.Sprintf("at most %d including env", maxEnv-arrayVariables))
 		if len(v.faults) > before {
 			break // the others are likely to have the same fault, and may be thousands
 		}

@@ -12,9 +12,10 @@ const (
 	DefaultMaxRetries          = 1
 )
 
-// WithDefaults returns the spec with a value in every unset field that has a default. It
-// does not change s, is idempotent, and checks nothing; see Validate. Afterwards the
-// pointer fields CPUs, Memory, Priority, Preemptible and StopGrace are not nil.
+// WithDefaults returns the spec with a value in every unset field that has a default, and
+// with a valid array.grid written out as array.each. It does not change s, is idempotent,
+// and reports no faults; see Validate. Afterwards the pointer fields CPUs, Memory,
+// Priority, Preemptible and StopGrace are not nil.
 func (s Job) WithDefaults() Job {
 	if s.Resources.CPUs == nil {
 		s.Resources.CPUs = ptr(DefaultCPUs)
@@ -59,6 +60,9 @@ func (s Job) WithDefaults() Job {
 			c.Keep = DefaultKeep
 		}
 		s.Checkpoint = &c
+	}
+	if s.Array != nil {
+		s.Array = ptr(s.Array.expanded()) // a copy, as above
 	}
 	s.Notify = withNotifyDefaults(s.Notify)
 	return s

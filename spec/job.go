@@ -101,6 +101,7 @@ type Array struct {
 	Parallel    int                 `json:"parallel,omitempty" zero:"1 to 100000" doc:"elements at once; default all"`
 	MaxFailures *int                `json:"max_failures,omitempty" doc:"failures allowed; one more cancels the rest"`
 	Each        []map[string]string `json:"each,omitempty" doc:"variables of each element, instead of size"`
+	Grid        map[string][]string `json:"grid,omitempty" doc:"lists of values: an element for each combination"`
 }
 
 // Execution is the guarantee about containers of a job that run at the same time.

@@ -28,7 +28,8 @@ type Job struct {
 	RetriedBy   *berth.JobID      `json:"retried_by,omitempty"`
 	Parent      *berth.JobID      `json:"parent,omitempty"`      // the array or pipeline of this element or step
 	ArrayIndex  *int              `json:"array_index,omitempty"` // index of the element in its array
-	Tally       *Tally            `json:"tally,omitempty"`       // children of a parent, by status
+	Variables   map[string]string `json:"variables,omitempty" doc:"of an element: its variables of array.each"`
+	Tally       *Tally            `json:"tally,omitempty"` // children of a parent, by status
 	Indexes     string            `json:"indexes,omitempty" doc:"array that repeats elements of another: their indexes"`
 	Step        string            `json:"step,omitempty"` // name of the step in its pipeline
 	CachedFrom  *berth.JobID      `json:"cached_from,omitempty" doc:"skipped step: the earlier job with its outputs"`
@@ -84,4 +85,7 @@ type Step struct {
 	Reason *berth.Reason `json:"reason,omitempty"`
 	// CachedFrom is the earlier job with the same work, for a step that was skipped.
 	CachedFrom *berth.JobID `json:"cached_from,omitempty"`
+	QueuedAt   *time.Time   `json:"queued_at,omitempty"`  // its needs had succeeded, and it joined the queue
+	StartedAt  *time.Time   `json:"started_at,omitempty"` // first running
+	FinishedAt *time.Time   `json:"finished_at,omitempty"`
 }

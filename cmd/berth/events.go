@@ -37,6 +37,10 @@ func newEvents(a *app) *cobra.Command {
 			if err != nil {
 				return a.failed(cmd.Context(), err)
 			}
+			if len(job.Variables) > 0 && (a.Output == "table" || a.Output == "wide") {
+				// On standard error, so that each line of the output is an event.
+				a.say("%s has %s", nameText(job), oneLine(pairs(job.Variables)))
+			}
 			return showEvents(a, list)
 		},
 	}

@@ -238,6 +238,7 @@ func showExplanation(a *app, job wire.Job, e wire.Explanation) error {
 	return a.show(view{body: e, names: names, table: func(wide bool) error {
 		s := sheet{screen: a.outTerm}
 		s.add("job", named(job))
+		s.add("vars", oneLine(pairs(job.Variables)))
 		s.add("status", a.outTerm.paint(toneOfState(e.Status), string(e.Status)))
 		s.add("summary", oneLine(e.Summary))
 		addBlockers(a, &s, e.Blockers)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -24,8 +25,11 @@ func newList(a *app) *cobra.Command {
 		Use:     "list",
 		Aliases: []string{"ls"},
 		Short:   "List jobs, newest first",
-		Example: "  berth list --status queued,running\n  berth list --label project=vision --since 24h -o json",
-		Args:    cobra.NoArgs,
+		Long: "List prints jobs, newest first; with --parent the elements of an array by index, with their\n" +
+			"variables, or the steps of a pipeline in the order of their needs.",
+		Example: "  berth list --status queued,running\n  berth list --label project=vision --since 24h -o json\n" +
+			"  berth list --parent sweep",
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			for _, s := range status {
 				state, err := berth.ParseState(s)
@@ -79,7 +83,7 @@ func newList(a *app) *cobra.Command {
 	f.StringVar(&q.Name, "name", "", "filter by name")
 	f.StringToStringVarP(&q.Labels, "label", "l", nil, "filter by labels: KEY=VALUE")
 	f.StringVar(&parent, "parent", "",
-		"list the elements of an array, such as ARRAY or ARRAY[3-7] (default: elements are not listed)")
+		"list the elements of an array, such as ARRAY or ARRAY[3-7], or the steps of a pipeline (default: neither)")
 	f.StringVar(&sinceText, "since", "", "filter by submit time: 24h, 7d, 2026-01-31 or an RFC 3339 time")
 	f.IntVar(&q.Limit, "limit", 50, "maximum number of jobs (page size with --all)")
 	f.BoolVar(&all, "all", false, "list all pages")
@@ -116,6 +120,7 @@ func parseSince(s string, now time.Time) (time.Time, error) {
 }
 
 // showJobs prints a list of jobs. Tables show short ids, wide and -o name show whole ones.
+// A list with elements that have variables has the column VARS after their names.
 func showJobs(a *app, list wire.Page[wire.Job]) error {
 	names := make([]string, len(list.Items))
 	for i, j := range list.Items {
@@ -130,12 +135,19 @@ func showJobs(a *app, list wire.Page[wire.Job]) error {
 		if wide {
 			t.head = []string{"ID", "NAME", "STATUS", "AGE", "RAN", "ATTEMPT", "TENANT", "PRIORITY", "LABELS", "REASON"}
 		}
+		varied := slices.ContainsFunc(list.Items, func(j wire.Job) bool { return len(j.Variables) > 0 })
+		if varied {
+			t.head = slices.Insert(t.head, 2, "VARS")
+		}
 		for _, j := range list.Items {
 			cells := []any{shortID(j.ID), nameText(j), statusCell(j), since(&j.SubmittedAt, a.now()),
 				between(j.StartedAt, j.FinishedAt, a.now()), attemptText(j)}
 			if wide {
 				cells[0] = string(j.ID)
 				cells = append(cells, string(j.Tenant), j.Priority.String(), orDash(pairs(j.Labels)))
+			}
+			if varied {
+				cells = slices.Insert(cells, 2, any(orDash(pairs(j.Variables))))
 			}
 			t.add(append(cells, whyText(j.Reason, j.CachedFrom))...)
 		}
@@ -152,15 +164,15 @@ func showJobs(a *app, list wire.Page[wire.Job]) error {
 
 // doneText counts the children of an array or pipeline: the failed ones once it has failed,
 // else the ended ones.
-func doneText(j wire.Job) string {
+func doneText(kind berth.Kind, status berth.State, t *wire.Tally) string {
 	unit := "elements"
-	if isPipeline(j) {
+	if kind == berth.KindPipeline {
 		unit = "steps"
 	}
-	if j.Status == berth.Failed {
-		return fmt.Sprintf("%d of %d %s", j.Tally.ByStatus[berth.Failed], j.Tally.Total, unit)
+	if status == berth.Failed {
+		return fmt.Sprintf("%d of %d %s", t.ByStatus[berth.Failed], t.Total, unit)
 	}
-	return fmt.Sprintf("%d of %d %s done", j.Tally.Ended(), j.Tally.Total, unit)
+	return fmt.Sprintf("%d of %d %s done", t.Ended(), t.Total, unit)
 }
 
 // statusCell returns a job's status with the counts and flags that change its meaning:
@@ -168,7 +180,7 @@ func doneText(j wire.Job) string {
 func statusCell(j wire.Job) cell {
 	text := string(j.Status)
 	if j.Tally != nil {
-		text += " (" + doneText(j) + ")"
+		text += " (" + doneText(j.Kind, j.Status, j.Tally) + ")"
 	}
 	switch {
 	// After the end of a job its hold means nothing.

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -203,33 +204,35 @@ func findPipeline(ctx context.Context, a *app, c *client.Client, arg string) (wi
 func stepTable(a *app, steps []wire.Step) *table {
 	t := newStepTable(a)
 	for _, s := range steps {
-		t.addStep(s, "")
+		t.addStep(s, "", a.now())
 	}
 	return t
 }
 
 // newStepTable returns the empty table of steps.
 func newStepTable(a *app) *table {
-	return &table{screen: a.outTerm, head: []string{"STEP", "JOB", "STATUS", "NEEDS", "REASON"}}
+	return &table{screen: a.outTerm, head: []string{"STEP", "JOB", "STATUS", "AGE", "RAN", "NEEDS", "REASON"}}
 }
 
 // addStep adds a row for a step; an array or a nested pipeline shows how many of its own
-// children have ended. within is the path of the pipeline that contains the step, "" for
-// the outermost.
-func (t *table) addStep(s wire.Step, within string) {
+// children have ended. AGE counts from the moment at which the step's needs had succeeded,
+// RAN from its first start. within is the path of the pipeline that contains the step, ""
+// for the outermost.
+func (t *table) addStep(s wire.Step, within string, now time.Time) {
 	status := string(s.Status)
 	if s.Tally != nil {
-		status += fmt.Sprintf(" %d/%d", s.Tally.Ended(), s.Tally.Total)
+		status += " (" + doneText(s.Kind, s.Status, s.Tally) + ")"
 	}
 	t.add(spec.StepPath(within, s.Name), shortID(s.Job), cell{status, toneOfState(s.Status)},
-		orDash(strings.Join(s.Needs, ",")), whyText(s.Reason, s.CachedFrom))
+		since(s.QueuedAt, now), between(s.StartedAt, s.FinishedAt, now), orDash(strings.Join(s.Needs, ",")),
+		whyText(s.Reason, s.CachedFrom))
 }
 
 // addTree adds steps, each nested pipeline followed by its own steps. GET
 // /v1/pipelines/{id} returns one level, hence a call for each nested pipeline.
 func addTree(ctx context.Context, a *app, c *client.Client, t *table, steps []wire.Step, within string) error {
 	for _, s := range steps {
-		t.addStep(s, within)
+		t.addStep(s, within, a.now())
 		if s.Kind != berth.KindPipeline {
 			continue
 		}

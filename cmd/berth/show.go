@@ -88,13 +88,7 @@ func describeJob(a *app, j wire.Job, wide bool) error {
 		s.add("exit code", fmt.Sprint(*j.ExitCode))
 	}
 	s.add("progress", progressText(j.Progress, now))
-	// The tally counts children; tallyText returns "" for a job without any.
-	if isPipeline(j) {
-		s.add("steps", tallyText(j.Tally))
-	} else {
-		s.add("elements", tallyText(j.Tally))
-	}
-	s.add("indexes", j.Indexes)
+	addChildren(&s, j)
 	s.add("priority", j.Priority.String())
 	s.add("labels", oneLine(pairs(j.Labels)))
 	if j.Spec != nil {
@@ -148,6 +142,18 @@ func describeJob(a *app, j wire.Job, wide bool) error {
 		return checkpointTable(a, j.Checkpoints, wide).write(a.out)
 	}
 	return nil
+}
+
+// addChildren adds the counts of a parent's children, and the position of an element in its
+// array. Lines without a value are left out, as all are for any other job.
+func addChildren(s *sheet, j wire.Job) {
+	unit := "elements"
+	if isPipeline(j) {
+		unit = "steps"
+	}
+	s.add(unit, tallyText(j.Tally))
+	s.add("indexes", j.Indexes)
+	s.add("vars", oneLine(pairs(j.Variables)))
 }
 
 // attemptTable returns the table of a job's attempts. FROM STEP is the checkpoint from
