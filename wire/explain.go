@@ -42,9 +42,9 @@ type DataAt struct {
 
 // String describes the data for users.
 func (d DataAt) String() string {
-	text := fmt.Sprintf("%s holds %s of it", d.Machine, berth.BytesText(d.Bytes))
+	text := fmt.Sprintf("%s already has %s of the image and inputs", d.Machine, berth.BytesText(d.Bytes))
 	if d.Chosen {
-		text += ", for which it would start there"
+		text += "; the job would start there for this reason"
 	}
 	return text
 }
