@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// faults is how many faults the design counts with: F1 to F53.
-const faults = 53
+// faults is how many faults the design counts with: F1 to F54.
+const faults = 54
 
 // told are faults that need hardware or a provider that tests do not have: a
 // sentence describes the substitute.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"time"
 
@@ -20,6 +21,9 @@ import (
 // AgentDeps are the dependencies that only the agents' protocol needs.
 type AgentDeps struct {
 	Blobs *blob.Store // nil: machines can store neither logs nor checkpoints
+
+	// Resolver answers whether the host of an input exists; nil: the system's name servers.
+	Resolver *net.Resolver
 }
 
 // maxAgentBody is the longest JSON body of an agent's call: a machine full of
@@ -46,6 +50,7 @@ func (h *agentHandlers) mount(r *router) {
 	r.agents.POST("/register", h.agentRegister)
 	r.agents.POST("/sync", h.agentSync)
 	r.agents.POST("/claim", h.agentClaim)
+	r.agents.POST("/stages", h.agentStages)
 }
 
 // readAgent decodes the JSON body of an agent's call strictly. The body must arrive

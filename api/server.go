@@ -203,6 +203,7 @@ func resources(d Deps, gate *gatekeeper, streams *streams, explainer *explain.Ex
 		},
 		&joinHandlers{newJoins(d.DB), d.DB.JoinTokens, gate.limits, gate.addresses, d.Logger},
 		&agentHandlers{w.sessions, admission, secrets, d.Poker, d.Logger},
+		newAgentHostHandlers(w.sessions, d.Agent.Resolver),
 		&agentLogHandlers{store, d.DB.Logs, d.DB.Storage, admission, newLogRoom()},
 		&agentObjectHandlers{store, d.DB.Objects, w.objects, d.DB.Storage, admission, streams, d.Logger},
 	}

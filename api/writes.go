@@ -36,6 +36,8 @@ type sessions interface {
 		req wire.RegisterRequest) (wire.RegisterResponse, []berth.JobID, error)
 	Sync(ctx context.Context, machine berth.MachineID, req wire.SyncRequest) (wire.SyncResponse, error)
 	Claim(ctx context.Context, machine berth.MachineID, req wire.ClaimRequest) (wire.Claim, error)
+	ReportStages(ctx context.Context, machine berth.MachineID, req wire.StageReport) error
+	Prepares(ctx context.Context, machine berth.MachineID, q wire.HostQuestion) error
 }
 
 // objects records the checkpoints and the outputs that agents have stored. *db.Objects

@@ -42,7 +42,7 @@ func earlier(ctx context.Context, tx pgx.Tx, job lockedJob) ([]failure.EarlierAt
 		return nil, nil
 	}
 	rows, err := tx.Query(ctx, `
-		SELECT attempt, rule, blamed, last_step, died
+		SELECT attempt, rule, blamed, last_step, died, no_host
 		FROM (
 			SELECT t.attempt, coalesce(t.outcome ->> 'rule', '') AS rule, coalesce(t.blamed, '') AS blamed, t.last_step,
 				EXISTS (
@@ -51,7 +51,13 @@ func earlier(ctx context.Context, tx pgx.Tx, job lockedJob) ([]failure.EarlierAt
 					JOIN machines m ON m.id = f.machine_id
 					LEFT JOIN machine_leases l ON l.machine_id = m.id
 					WHERE f.job = t.job AND f.attempt = t.attempt AND f.died
-					  AND (m.host_boot <> f.host_boot OR l.seen_at IS NULL OR l.seen_at <= f.at)) AS died
+					  AND (m.host_boot <> f.host_boot OR l.seen_at IS NULL OR l.seen_at <= f.at)) AS died,
+				coalesce((
+					SELECT a.exit #>> '{unresolved,host}'
+					FROM allocations a
+					WHERE a.job = t.job AND a.attempt = t.attempt AND a.machine_id = t.blamed AND a.exit ? 'unresolved'
+					ORDER BY a.rank
+					LIMIT 1), '') AS no_host
 			FROM attempts t
 			WHERE t.job = @job AND t.attempt < @attempt
 			ORDER BY t.attempt DESC

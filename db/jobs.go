@@ -46,7 +46,7 @@ const liveTally = `(
 				FROM (SELECT c.state, count(*) AS n FROM jobs c WHERE c.parent = j.id GROUP BY c.state) x)`
 
 // fullDocument adds to jobDocument the fields that other tables hold: spec, steps, progress,
-// attempts and checkpoints.
+// stage, attempts and checkpoints.
 const fullDocument = jobDocument + ` || jsonb_strip_nulls(jsonb_build_object(
 			CASE j.kind WHEN 'pipeline' THEN 'pipeline' ELSE 'spec' END,
 				(SELECT s.spec FROM job_specs s WHERE s.job = j.id),
@@ -65,6 +65,7 @@ const fullDocument = jobDocument + ` || jsonb_strip_nulls(jsonb_build_object(
 				SELECT a.progress FROM allocations a
 				WHERE a.job = j.id AND a.progress IS NOT NULL
 				ORDER BY a.attempt DESC, a.rank LIMIT 1),
+			'stage', ` + stageDocument + `,
 			'attempts', (
 				SELECT jsonb_agg(jsonb_build_object(
 					'number', t.attempt,

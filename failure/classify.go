@@ -42,7 +42,8 @@ type EarlierAttempt struct {
 	Rule     string          // name of the rule that decided it
 	Machine  berth.MachineID // of the member to blame
 	LastStep *int64
-	Died     bool // its machine died soon after its start, with no other suspect
+	Died     bool   // its machine died soon after its start, with no other suspect
+	NoHost   string // the host that does not exist by the name servers of Machine; "": none
 }
 
 // AttemptEvidence is the input of Classify. It is read from the rows in one
@@ -342,6 +343,22 @@ func (e AttemptEvidence) stalledIn() string {
 func (e AttemptEvidence) killsMachines(r RankEvidence) bool {
 	return r.Suspect && r.died() && slices.ContainsFunc(e.Earlier,
 		func(a EarlierAttempt) bool { return a.Died && a.Machine != r.Machine })
+}
+
+// hostMissing reports whether two witnesses found that the host of an input does not exist: the
+// member's machine and either the control plane or another machine, in this attempt or before.
+func (e AttemptEvidence) hostMissing(r RankEvidence) bool {
+	if r.Exit.Unresolved == nil {
+		return false
+	}
+	host := r.Exit.Unresolved.Host
+	return r.Exit.Unresolved.Confirmed ||
+		slices.ContainsFunc(e.Earlier, func(a EarlierAttempt) bool {
+			return a.NoHost == host && a.Machine != r.Machine
+		}) ||
+		slices.ContainsFunc(e.Ranks, func(o RankEvidence) bool {
+			return o.Machine != r.Machine && o.Exit != nil && o.Exit.Unresolved != nil && o.Exit.Unresolved.Host == host
+		})
 }
 
 // deaths renders the machines that died under the job, with their attempts.

@@ -24,6 +24,13 @@ func caused(cause failure.ExitCause) *failure.Exit {
 	return &failure.Exit{Cause: cause, FinishedAt: start}
 }
 
+// noHost is the exit of a member whose input names a host that does not exist.
+func noHost(host string, confirmed bool) *failure.Exit {
+	return with(caused(failure.CauseInputUnavailable), func(x *failure.Exit) {
+		x.Unresolved = &failure.Unresolved{Host: host, Confirmed: confirmed}
+	})
+}
+
 func with(x *failure.Exit, f func(*failure.Exit)) *failure.Exit { f(x); return x }
 
 // classified is the expected result of Classify.
@@ -119,6 +126,11 @@ var classifyCases = []struct {
 	{"its secret was deleted", evidence(attempts(3)), caused(failure.CauseSecretMissing), classified{Rule: "secret_missing", Next: berth.Failed, Code: berth.ReasonSecretMissing, Budget: failure.BudgetUser}},
 	{"the server lacks a key", evidence(), caused(failure.CauseSecretUnavailable), classified{Rule: "secret_unavailable", Next: berth.Retrying, Code: berth.ReasonSecretUnavailable, Budget: failure.BudgetInfra, Delay: true}},
 	{"its workdir is gone", evidence(attempts(3)), caused(failure.CauseInputInvalid), classified{Rule: "input_invalid", Next: berth.Failed, Code: berth.ReasonInputInvalid, Budget: failure.BudgetUser}},
+	{"a machine and the control plane know no such host", evidence(), noHost("a.test", true), classified{Rule: "host_not_found", Next: berth.Failed, Code: berth.ReasonInputInvalid, Budget: failure.BudgetUser}},
+	{"two machines know no such host", evidence(had(failure.EarlierAttempt{Rule: "input_unavailable", Machine: "m0", NoHost: "a.test"})), noHost("a.test", false), classified{Rule: "host_not_found", Next: berth.Failed, Code: berth.ReasonInputInvalid, Budget: failure.BudgetUser}},
+	{"one machine twice knows no such host", evidence(lost(1), had(failure.EarlierAttempt{Rule: "input_unavailable", Machine: "m1", NoHost: "a.test"})), noHost("a.test", false), classified{Rule: "input_unavailable", Next: berth.Retrying, Code: berth.ReasonInputUnavailable, Budget: failure.BudgetInfra, Delay: true, Elsewhere: true}},
+	{"two machines know no such host, each another one", evidence(lost(1), had(failure.EarlierAttempt{Rule: "input_unavailable", Machine: "m0", NoHost: "b.test"})), noHost("a.test", false), classified{Rule: "input_unavailable", Next: berth.Retrying, Code: berth.ReasonInputUnavailable, Budget: failure.BudgetInfra, Delay: true, Elsewhere: true}},
+	{"another machine's name servers did not answer", evidence(lost(1), had(failure.EarlierAttempt{Rule: "input_unavailable", Machine: "m0"})), noHost("a.test", false), classified{Rule: "input_unavailable", Next: berth.Retrying, Code: berth.ReasonInputUnavailable, Budget: failure.BudgetInfra, Delay: true, Elsewhere: true}},
 	{"the store of its workdir does not answer", evidence(), caused(failure.CauseInputUnavailable), classified{Rule: "input_unavailable", Next: berth.Retrying, Code: berth.ReasonInputUnavailable, Budget: failure.BudgetInfra, Elsewhere: true}},
 	{"the store does not answer", evidence(), caused(failure.CauseRestoreFailed), classified{Rule: "restore_failed", Next: berth.Retrying, Code: berth.ReasonMachineError, Budget: failure.BudgetInfra, Elsewhere: true}},
 

@@ -57,9 +57,21 @@ type Exit struct {
 	// archives exclude.
 	Refused []string `json:"refused,omitempty"`
 
+	// Unresolved is set if the name of an input's server does not exist by the name servers of
+	// the machine.
+	Unresolved *Unresolved `json:"unresolved,omitempty"`
+
 	// OverQuota explains how the first refused output exceeds a storage quota. It is empty
 	// if no output does.
 	OverQuota string `json:"over_quota,omitempty"`
+}
+
+// Unresolved is the evidence that a host does not exist: the name servers of the member's
+// machine answered so. A timeout or a failed lookup is no such evidence.
+type Unresolved struct {
+	Host string `json:"host"`
+	// Confirmed reports that the name servers of the control plane gave the same answer.
+	Confirmed bool `json:"confirmed,omitempty"`
 }
 
 // Started reports whether the user's process ever ran.

@@ -331,6 +331,17 @@ var Rules = []Rule{
 		Hint: "check the input named above; berth submit uploads a local folder again",
 		Next: berth.Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
 	},
+	// One machine may have a broken resolver, or a view of the names that others do not share.
+	{
+		Name: "host_not_found", Evidence: EvidencePreparation,
+		Signal: "the host of an input does not exist, by the name servers of two machines, or of a machine and the " +
+			"control plane",
+		Causes: []ExitCause{CauseInputUnavailable},
+		when:   AttemptEvidence.hostMissing,
+		Class:  ClassPermanent, Reason: berth.ReasonInputInvalid, Says: "{exit}",
+		Hint: "check the host in the address of the input",
+		Next: berth.Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
+	},
 	{
 		Name: "input_unavailable", Evidence: EvidencePreparation,
 		Signal: "the server of its code or data did not answer, or the machine had no disk space",

@@ -28,6 +28,7 @@ const (
 	EventOrdered            EventKind = "ordered"             // a stop, kill or checkpoint order was given
 	EventUpdated            EventKind = "updated"             // priority, labels, time limit, hold
 	EventCached             EventKind = "cached"              // a step is not run: an earlier job did the same
+	EventStage              EventKind = "stage"               // a member's preparation takes long, or is being repeated
 	EventWarning            EventKind = "warning"
 )
 
@@ -54,4 +55,5 @@ type EventFacts struct {
 	Machine berth.MachineID `json:"machine,omitempty"` // of the member
 	Step    *int64          `json:"step,omitempty"`    // of the checkpoint
 	Bytes   *int64          `json:"bytes,omitempty"`   // size of the checkpoint, all members together
+	Stage   *Stage          `json:"stage,omitempty"`   // of a member that is being prepared
 }

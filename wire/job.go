@@ -8,7 +8,7 @@ import (
 )
 
 // Job is the API's document of a job: its row and the dependent rows. Lists leave out
-// Spec, Attempts, Checkpoints and Progress.
+// Spec, Attempts, Checkpoints, Progress and Stage.
 type Job struct {
 	ID          berth.JobID       `json:"id"`
 	Kind        berth.Kind        `json:"kind,omitempty" doc:"array or pipeline; absent for a job"`
@@ -47,6 +47,7 @@ type Job struct {
 	Pipeline    *spec.Pipeline     `json:"pipeline,omitempty"` // in place of spec
 	Steps       []Step             `json:"steps,omitempty" doc:"of a pipeline, each after those it needs"`
 	Progress    *berth.Progress    `json:"progress,omitempty"`
+	Stage       *JobStage          `json:"stage,omitempty" doc:"while scheduled: what the job's machines are doing"`
 	Attempts    []berth.Attempt    `json:"attempts,omitempty"`
 	Checkpoints []berth.Checkpoint `json:"checkpoints,omitempty"`
 }

@@ -19,6 +19,9 @@ type Runtime interface {
 	// returns the digest under which a registry serves the image, "" for an image loaded
 	// without one. Errors wrap ErrImageNotFound, ErrImageMismatch or ErrImageUnavailable.
 	EnsureImage(ctx context.Context, ref string, auth *RegistryAuth) (digest string, err error)
+	// PullPercent returns the completed share of a pull under way, from 0 to 100. known is
+	// false if the image is not being pulled, or the engine has not reported its size yet.
+	PullPercent(ref string) (percent int, known bool)
 	// ImageBytes returns the size, as the engine computes it, of an image that EnsureImage
 	// would not have to pull; ErrNoImage for any other image.
 	ImageBytes(ctx context.Context, ref string) (int64, error)

@@ -23,6 +23,7 @@ type progress struct {
 	quiet  bool        // the server did not answer, and a message said so
 	status berth.State // in the last plain line
 	step   int64       // in the last plain line
+	stage  wire.Stage  // in the last plain line
 	at     time.Time   // of the last plain line
 	job    wire.Job    // as last seen
 }
@@ -46,13 +47,16 @@ func (p *progress) update(j wire.Job) {
 	// A plain line cannot be replaced, so progress alone is printed at most once in each
 	// steady.
 	moved := j.Progress != nil && j.Progress.Step != p.step && now.Sub(p.at) >= steady
-	if j.Status == p.status && !moved {
+	staged := stageOf(j)
+	entered := !staged.Alike(p.stage)
+	moved = moved || stagePercent(staged) != stagePercent(p.stage) && now.Sub(p.at) >= steady
+	if j.Status == p.status && !moved && !entered {
 		return
 	}
 	if j.Status.Terminal() {
 		return // sayEnd prints the end
 	}
-	p.status, p.at = j.Status, now
+	p.status, p.at, p.stage = j.Status, now, staged
 	if j.Progress != nil {
 		p.step = j.Progress.Step
 	}
@@ -76,6 +80,9 @@ func (p *progress) parts() []string {
 	}
 	if n := len(j.Attempts); n > 0 && j.Status.HoldsCapacity() && len(j.Attempts[n-1].Machines) > 0 {
 		out = append(out, "on "+machinesText(j.Attempts[n-1].Machines))
+	}
+	if text := waitStage(j, p.app.now()); text != "" {
+		out = append(out, text)
 	}
 	if j.Status == berth.Running && j.Progress != nil && j.Tally == nil {
 		out = append(out, stepText(j.Progress))

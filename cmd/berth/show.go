@@ -71,12 +71,11 @@ func (s *sheet) write(w io.Writer) error {
 // job could otherwise write escape sequences to the terminal.
 func describeJob(a *app, j wire.Job, wide bool) error {
 	now := a.now()
-	status := statusCell(j)
 	s := sheet{screen: a.outTerm}
 	s.add("id", string(j.ID))
 	s.add("name", oneLine(nameText(j)))
 	s.add("tenant", string(j.Tenant))
-	s.add("status", a.outTerm.paint(status.tone, status.text))
+	addStatus(&s, j, now)
 	if j.Reason != nil {
 		s.add("reason", oneLine(reasonText(j.Reason)))
 		s.add("hint", oneLine(j.Reason.Hint))

@@ -27,10 +27,12 @@ type Faults struct {
 	images    map[string]error // answers of EnsureImage, by reference
 	sizes     map[string]int64 // bytes, by reference
 	starts    map[string]error // answers of Start, by container name
+	pulls     map[string]int   // percent of pulls under way, by reference
 }
 
 func newFaults() *Faults {
-	return &Faults{images: map[string]error{}, sizes: map[string]int64{}, starts: map[string]error{}}
+	return &Faults{images: map[string]error{}, sizes: map[string]int64{}, starts: map[string]error{},
+		pulls: map[string]int{}}
 }
 
 // Intercept makes every call run hook first, in the caller's goroutine. An error of hook is
@@ -94,6 +96,21 @@ func (f *Faults) SizeImage(ref string, bytes int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.sizes[ref] = bytes
+}
+
+// Pulled makes PullPercent of ref report a share.
+func (f *Faults) Pulled(ref string, percent int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.pulls[ref] = percent
+}
+
+// PullPercent returns the share set by Pulled.
+func (f *Faults) PullPercent(ref string) (percent int, known bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	percent, known = f.pulls[ref]
+	return percent, known
 }
 
 // FailStart makes Start of the named container return err, for example node.ErrBadCommand

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -47,6 +48,9 @@ type Config struct {
 	InputNetworks publicnet.Policy
 	InputRoots    *x509.CertPool
 
+	// InputResolver asks for the addresses of inputs' servers; nil: the system's resolver.
+	InputResolver *net.Resolver
+
 	// Volumes are folders that jobs may read, and where they lie here.
 	Volumes fetch.Volumes
 
@@ -87,6 +91,8 @@ type Timing struct {
 	RestorePatience time.Duration // with a store that does not answer, before a restore fails
 	UploadPatience  time.Duration // with a store that refuses, before a seal goes without
 	EnginePatience  time.Duration // with an engine that does not create or start
+	NamePatience    time.Duration // with a host that does not exist by the name servers, before a fetch fails
+	StageEvery      time.Duration // between two reports of the stages of members that are being prepared
 	PullPause       time.Duration // before an image is asked for again, the first time; then doubled
 	PreparePatience time.Duration // with an image and a checkpoint, before the member goes elsewhere
 	RefusedPause    time.Duration // before a report that the server could not store is sent again
@@ -120,6 +126,8 @@ func (t Timing) withDefaults() Timing {
 	set(&t.RestorePatience, 2*time.Minute)
 	set(&t.UploadPatience, 10*time.Minute)
 	set(&t.EnginePatience, 30*time.Second)
+	set(&t.NamePatience, 10*time.Second)
+	set(&t.StageEvery, stageEvery)
 	set(&t.PullPause, time.Second)
 	set(&t.PreparePatience, time.Hour)
 	set(&t.RefusedPause, time.Minute)

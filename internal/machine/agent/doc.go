@@ -16,24 +16,27 @@
 // through the phases below. Each phase is a type in a file of its own, and returns the
 // phase that follows:
 //
-//	phase        ends with    does                                                      next
-//	-----------  -----------  --------------------------------------------------------  ----------------------------
-//	claim        member       asks the server to confirm the allocation                 locate, fence, forget
-//	locate       member       opens the folder; finds an earlier process's container    pull, ready, watch, fence
-//	pull         preparation  makes the image usable                                    workdir, fence
-//	workdir      preparation  copies the job's code into its folder                     inputs, fence
-//	inputs       preparation  puts the job's inputs into their folders                  restore, fence
-//	restore      preparation  puts the newest sound checkpoint in place                 create, fence
-//	create       preparation  creates the container, and the network of a gang          ready, fence
-//	ready        member       waits for the order to start, if one is needed            start, fence
-//	start        member       starts the container                                      watch, fence
-//	watch        member       carries out orders and limits until the container ends    acknowledge
-//	acknowledge  member       waits until the server knows that the member ran          fence
-//	fence        member       ends stray processes of at_most_one work                  seal
-//	seal         member       reports the exit; stores log, checkpoints and outputs     record
-//	record       member       waits until the server has the seal on record             forget
-//	forget       member       waits for the order to forget the member
-//	remove       machine      removes the container, its folder and its network         gone
+//	phase       ends with   stage     does                                                   next
+//	----------- ----------- --------- ------------------------------------------------------ -------------------------
+//	claim       member                asks the server to confirm the allocation              locate, fence, forget
+//	locate      member                opens the folder; finds an earlier process's container pull, ready, watch, fence
+//	pull        preparation pulling   makes the image usable                                 workdir, fence
+//	workdir     preparation fetching  copies the job's code into its folder                  inputs, fence
+//	inputs      preparation fetching  puts the job's inputs into their folders               restore, fence
+//	restore     preparation restoring puts the newest sound checkpoint in place              create, fence
+//	create      preparation creating  creates the container, and the network of a gang       ready, fence
+//	ready       member                waits for the order to start, if one is needed         start, fence
+//	start       member                starts the container                                   watch, fence
+//	watch       member                carries out orders and limits until the container ends acknowledge
+//	acknowledge member                waits until the server knows that the member ran       fence
+//	fence       member                ends stray processes of at_most_one work               seal
+//	seal        member                reports the exit; stores log, checkpoints and outputs  record
+//	record      member                waits until the server has the seal on record          forget
+//	forget      member                waits for the order to forget the member
+//	remove      machine               removes the container, its folder and its network      gone
+//
+// The stage is shown to users while the job is scheduled. Phases without one are either short,
+// or have a status of their own; stageBoard sends the stages.
 //
 // gone ends a member that has left nothing here: the Supervisor reports that to the
 // server. left ends the goroutine alone: the container stays. A phase that determines

@@ -35,6 +35,7 @@ type member struct {
 
 	orders  *orders
 	spans   spans
+	stage   *stager
 	retry   *retrier
 	scratch *scratch
 	fencing *fencing
@@ -66,7 +67,8 @@ func newMember(s *Supervisor, alloc berth.AllocationID, job berth.JobID, number,
 	m := &member{
 		core: c, sup: s, cancel: cancel, began: time.Now(),
 		orders: newOrders(), spans: spans{id, s.cfg.Traces},
-		retry:   &retrier{ctx: ctx, log: log, timing: s.cfg.Timing},
+		stage:   &stager{s.stages, alloc},
+		retry:   &retrier{ctx: ctx, log: log, timing: s.cfg.Timing, stage: &stager{s.stages, alloc}},
 		scratch: &scratch{state: s.cfg.StateDir},
 	}
 	m.fencing = &fencing{core: c, fence: s.fence, orders: m.orders, scratch: m.scratch}
@@ -113,8 +115,9 @@ func (m *member) Do(ctx context.Context, p phase) (next phase, err error) {
 	return m.worker(p).Do(ctx)
 }
 
-// enter returns the context of a phase.
+// enter shows the stage of a phase and returns the phase's context.
 func (m *member) enter(p phase) context.Context {
+	m.stage.enter(p.row().stage)
 	switch p.row().scope {
 	case underMember:
 		return m.ctx
@@ -156,6 +159,7 @@ func (m *member) interrupted(err error) phase {
 
 // release ends the goroutines that work for the member. The container stays as it is.
 func (m *member) release() {
+	m.stage.enter("")
 	m.cancel(nil)
 	m.helpers.Wait()
 	m.scratch.close()
@@ -224,11 +228,11 @@ func (m *member) preparer(p phase) worker {
 	place := placer{core: m.core, control: s.control, cache: s.cache, retry: m.retry, result: &m.result}
 	switch p {
 	case phasePull:
-		return &pullPhase{core: m.core, recipe: &m.recipe, spans: m.spans, result: &m.result}
+		return &pullPhase{core: m.core, stage: m.stage, recipe: &m.recipe, spans: m.spans, result: &m.result}
 	case phaseWorkdir:
 		return &workdirPhase{placer: place, scratch: m.scratch, spans: m.spans}
 	case phaseInputs:
-		return &inputsPhase{placer: place, sources: s.sources, scratch: m.scratch, spans: m.spans}
+		return &inputsPhase{placer: place, stage: m.stage, sources: s.sources, scratch: m.scratch, spans: m.spans}
 	case phaseRestore:
 		return &restorePhase{
 			core: m.core, control: s.control, retry: m.retry, scratch: m.scratch,

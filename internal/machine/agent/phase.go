@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"berth/failure"
+	"berth/wire"
 )
 
 // phase is a station in a member's life on this machine. The table below is the
@@ -60,42 +61,43 @@ const (
 type phaseRow struct {
 	phase phase
 	scope scope
+	stage wire.StageName // shown to users during the phase; "": none
 	does  string
 	next  []phase
 }
 
 // phases is the life of a member, in the order of a member without trouble.
 var phases = []phaseRow{
-	{phaseClaim, underMember, "asks the server to confirm the allocation",
+	{phaseClaim, underMember, "", "asks the server to confirm the allocation",
 		[]phase{phaseLocate, phaseFence, phaseForget}},
-	{phaseLocate, underMember, "opens the folder; finds an earlier process's container",
+	{phaseLocate, underMember, "", "opens the folder; finds an earlier process's container",
 		[]phase{phasePull, phaseReady, phaseWatch, phaseFence}},
-	{phasePull, underPreparation, "makes the image usable",
+	{phasePull, underPreparation, wire.StagePulling, "makes the image usable",
 		[]phase{phaseWorkdir, phaseFence}},
-	{phaseWorkdir, underPreparation, "copies the job's code into its folder",
+	{phaseWorkdir, underPreparation, wire.StageFetching, "copies the job's code into its folder",
 		[]phase{phaseInputs, phaseFence}},
-	{phaseInputs, underPreparation, "puts the job's inputs into their folders",
+	{phaseInputs, underPreparation, wire.StageFetching, "puts the job's inputs into their folders",
 		[]phase{phaseRestore, phaseFence}},
-	{phaseRestore, underPreparation, "puts the newest sound checkpoint in place",
+	{phaseRestore, underPreparation, wire.StageRestoring, "puts the newest sound checkpoint in place",
 		[]phase{phaseCreate, phaseFence}},
-	{phaseCreate, underPreparation, "creates the container, and the network of a gang",
+	{phaseCreate, underPreparation, wire.StageCreating, "creates the container, and the network of a gang",
 		[]phase{phaseReady, phaseFence}},
-	{phaseReady, underMember, "waits for the order to start, if one is needed",
+	{phaseReady, underMember, "", "waits for the order to start, if one is needed",
 		[]phase{phaseStart, phaseFence}},
-	{phaseStart, underMember, "starts the container",
+	{phaseStart, underMember, "", "starts the container",
 		[]phase{phaseWatch, phaseFence}},
-	{phaseWatch, underMember, "carries out orders and limits until the container ends",
+	{phaseWatch, underMember, "", "carries out orders and limits until the container ends",
 		[]phase{phaseAcknowledge}},
-	{phaseAcknowledge, underMember, "waits until the server knows that the member ran",
+	{phaseAcknowledge, underMember, "", "waits until the server knows that the member ran",
 		[]phase{phaseFence}},
-	{phaseFence, underMember, "ends stray processes of at_most_one work",
+	{phaseFence, underMember, "", "ends stray processes of at_most_one work",
 		[]phase{phaseSeal}},
-	{phaseSeal, underMember, "reports the exit; stores log, checkpoints and outputs",
+	{phaseSeal, underMember, "", "reports the exit; stores log, checkpoints and outputs",
 		[]phase{phaseRecord}},
-	{phaseRecord, underMember, "waits until the server has the seal on record",
+	{phaseRecord, underMember, "", "waits until the server has the seal on record",
 		[]phase{phaseForget}},
-	{phaseForget, underMember, "waits for the order to forget the member", nil},
-	{phaseRemove, underMachine, "removes the container, its folder and its network",
+	{phaseForget, underMember, "", "waits for the order to forget the member", nil},
+	{phaseRemove, underMachine, "", "removes the container, its folder and its network",
 		[]phase{phaseGone}},
 }
 

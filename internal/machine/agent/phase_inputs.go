@@ -22,6 +22,7 @@ import (
 // inputsPhase puts each of the job's inputs into a folder of its own.
 type inputsPhase struct {
 	placer
+	stage   *stager
 	sources *fetch.Sources
 	scratch *scratch
 	spans   spans
@@ -38,6 +39,7 @@ func (p *inputsPhase) Do(ctx context.Context) (phase, error) {
 // all places the inputs one after the other, in the order of the job's specification.
 func (p *inputsPhase) all(ctx context.Context) (phase, error) {
 	for i, in := range p.claim.Spec.Inputs {
+		p.stage.input(i)
 		what := fmt.Sprintf("inputs[%d]", i)
 		folder, err := openShared(p.scratch.input(i))
 		if err != nil {
@@ -48,7 +50,7 @@ func (p *inputsPhase) all(ctx context.Context) (phase, error) {
 		_ = failpoint.Hit("agent.input.after")
 		_ = folder.Close()
 		if err != nil {
-			return p.failed(ctx, what, err)
+			return p.failed(ctx, what, p.witnessed(ctx, err))
 		}
 	}
 	return phaseRestore, nil
@@ -131,7 +133,9 @@ func (p *inputsPhase) elsewhere(ctx context.Context, in spec.Input, to placing) 
 func (p *inputsPhase) fetched(found *fetch.Found, address *berth.Address) content {
 	get := func(ctx context.Context, to *os.Root) (cacheEntry, error) {
 		p.reports.enter(slow, berth.PhaseRestoring)
-		sum, err := found.Fetch(ctx, to, p.retry.patiently)
+		progress := &fetch.Progress{}
+		p.stage.measure(progress.Percent)
+		sum, err := found.Fetch(fetch.WithProgress(ctx, progress), to, p.retry.patiently)
 		*address = sum.Address
 		return cacheEntry{Bytes: sum.Bytes, Files: sum.Files}, err
 	}

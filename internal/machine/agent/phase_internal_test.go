@@ -20,17 +20,17 @@ import (
 func drawing() string {
 	var b strings.Builder
 	line := func(cells ...any) {
-		text := fmt.Sprintf("%-12s %-12s %-57s %s", cells...)
+		text := fmt.Sprintf("%-11s %-11s %-9s %-54s %s", cells...)
 		fmt.Fprintln(&b, "//\t"+strings.TrimRight(text, " "))
 	}
-	line("phase", "ends with", "does", "next")
-	line(strings.Repeat("-", 11), strings.Repeat("-", 11), strings.Repeat("-", 56), strings.Repeat("-", 28))
+	line("phase", "ends with", "stage", "does", "next")
+	line(strings.Repeat("-", 11), strings.Repeat("-", 11), strings.Repeat("-", 9), strings.Repeat("-", 54), strings.Repeat("-", 25))
 	for _, r := range phases {
 		var next []string
 		for _, p := range r.next {
 			next = append(next, string(p))
 		}
-		line(r.phase, r.scope, r.does, strings.Join(next, ", "))
+		line(r.phase, r.scope, r.stage, r.does, strings.Join(next, ", "))
 	}
 	return b.String()
 }

@@ -21,6 +21,7 @@ type recipe struct {
 // ran, even if the name means another image by now.
 type pullPhase struct {
 	*core
+	stage  *stager
 	recipe *recipe
 	spans  spans
 	result *result
@@ -75,8 +76,11 @@ const pullTries = 5
 // registry. Other errors are final.
 func (p *pullPhase) ensure(ctx context.Context, image string) (digest string, err error) {
 	wait := &backoff{min: p.timing.PullPause, max: 16 * p.timing.PullPause}
+	shown := tries{stage: p.stage}
+	p.stage.measure(func() (int, bool) { return p.runtime.PullPercent(image) })
 	for try := 1; ; try++ {
 		digest, err = p.runtime.EnsureImage(ctx, image, p.login())
+		shown.note(err)
 		if err == nil || try == pullTries || ctx.Err() != nil || !errors.Is(err, node.ErrImageUnavailable) {
 			return digest, err
 		}

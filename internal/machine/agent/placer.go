@@ -75,7 +75,11 @@ func (l *placer) failed(ctx context.Context, what string, err error) (phase, err
 	if damaged || refusal || archive.IsRefused(err) || missing {
 		cause = failure.CauseInputInvalid
 	}
-	return l.result.notStarted(cause, fmt.Sprintf("%s: %v", what, err))
+	x := notStarted(cause, fmt.Sprintf("%s: %v", what, err))
+	if w, ok := errors.AsType[witness](err); ok {
+		x.Unresolved = &w.unresolved
+	}
+	return l.result.end(x)
 }
 
 // archived returns the content of an archive in the control plane's store.

@@ -21,6 +21,7 @@ type retrier struct {
 	ctx    context.Context // the member's
 	log    *slog.Logger
 	timing Timing
+	stage  *stager     // shows the tries of patiently
 	ended  atomic.Bool // the container has ended; patience counts from then on
 }
 
@@ -63,11 +64,18 @@ func (r *retrier) insist(what string, f func(ctx context.Context) error) error {
 }
 
 // patiently calls f until f succeeds or a store without an answer has used up the patience.
-// Damage and the server's refusals are final.
+// Damage and the server's refusals are final. The patience with a host that does not exist is
+// shorter: another machine may know better.
 func (r *retrier) patiently(ctx context.Context, f func() error) error {
-	until := time.Now().Add(r.timing.RestorePatience)
+	began := time.Now()
+	until := began.Add(r.timing.RestorePatience)
+	shown := tries{stage: r.stage}
 	for wait := r.timing.backoff(); ; {
 		err := f()
+		shown.note(err)
+		if fetch.IsNotFound(err) && time.Since(began) > r.timing.NamePatience {
+			return err
+		}
 		_, damaged := errors.AsType[damage](err)
 		if err == nil || damaged || refused(err) || fetch.Final(err) || ctx.Err() != nil || time.Now().After(until) {
 			return err

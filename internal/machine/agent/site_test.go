@@ -25,6 +25,7 @@ import (
 	"berth/failure"
 	"berth/internal/control/admission"
 	"berth/internal/control/blob"
+	"berth/internal/lib/publicnet/dnstest"
 	"berth/internal/lib/sealer"
 	"berth/internal/machine/agent"
 	"berth/spec"
@@ -43,6 +44,7 @@ type site struct {
 	gate    *gate
 	image   string // that jobs run
 	keys    *sealer.Keys
+	names   *dnstest.Server // of the control plane
 }
 
 // gate stands before the API and can be closed, or made to refuse.
@@ -73,14 +75,15 @@ func newSite(t *testing.T) *site {
 // newSiteOn is newSite on a database of the test's own.
 func newSiteOn(t *testing.T, url string) *site {
 	t.Helper()
-	s := &site{t: t, image: "testprog", blobDir: filepath.Join(t.TempDir(), "blobs"), keys: newKeys(t)}
+	s := &site{t: t, image: "testprog", blobDir: filepath.Join(t.TempDir(), "blobs"), keys: newKeys(t),
+		names: &dnstest.Server{}}
 	s.db = dbtest.Open(t, url, db.Options{})
 	var err error
 	if s.blobs, err = blob.Open(t.Context(), "file://"+s.blobDir); err != nil {
 		t.Fatal(err)
 	}
 	server, err := api.New(api.Deps{
-		DB: s.db, Control: s.db.Jobs, Logger: slog.New(slog.DiscardHandler), Agent: api.AgentDeps{Blobs: s.blobs},
+		DB: s.db, Control: s.db.Jobs, Logger: slog.New(slog.DiscardHandler), Agent: api.AgentDeps{Blobs: s.blobs, Resolver: s.names.Resolver()},
 		Logs: &blob.LogReader{Store: s.blobs, DB: s.db}, Vault: s.keys,
 		Volumes: admission.Volumes{"datasets": {"default"}},
 	})
@@ -140,7 +143,7 @@ var quick = agent.Timing{
 	RetryMin: 5 * time.Millisecond, RetryMax: 50 * time.Millisecond,
 	LogFirst: 10 * time.Millisecond, LogEvery: 50 * time.Millisecond,
 	CheckpointPoll: 10 * time.Millisecond, ProgressPoll: 20 * time.Millisecond, HealthPoll: 20 * time.Millisecond,
-	PullPause: 5 * time.Millisecond, CachePause: 10 * time.Millisecond,
+	NamePatience: 50 * time.Millisecond, StageEvery: 10 * time.Millisecond, PullPause: 5 * time.Millisecond, CachePause: 10 * time.Millisecond,
 	// However busy this machine is, no claim is old, and no engine that is slow or
 	// starts again counts as silent or broken.
 	ClaimFresh: time.Hour, EngineProbe: time.Hour, EnginePatience: patience,

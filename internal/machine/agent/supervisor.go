@@ -28,6 +28,7 @@ type Supervisor struct {
 	health  *engineHealth
 	gpus    *gpuHealth
 	outbox  *outbox
+	stages  *stageBoard
 	turns   turns
 	beat    beat            // of all periodic work
 	ctx     context.Context // ends when the agent stops; containers stay
@@ -53,11 +54,13 @@ func newSupervisor(
 		cfg: cfg, log: log, control: c, fence: f, cache: kept, images: has,
 		vault: openVaultDir(cfg.StateDir, inMemory),
 		sources: fetch.Open(fetch.Options{
-			Policy: cfg.InputNetworks, Roots: cfg.InputRoots, Volumes: cfg.Volumes, Own: []string{cfg.StateDir},
+			Policy: cfg.InputNetworks, Roots: cfg.InputRoots, Resolver: cfg.InputResolver, Volumes: cfg.Volumes,
+			Own: []string{cfg.StateDir},
 		}),
 		health: &engineHealth{runtime: cfg.Runtime, patience: cfg.Timing.ProbePatience, log: log},
 		gpus:   gpus,
 		outbox: newOutbox(cfg.Timing, kept.holds, gpus, log),
+		stages: newStageBoard(log),
 		turns:  make(turns, abreast),
 		beat:   newBeat(),
 		ctx:    ctx, stop: stop,

@@ -23,6 +23,7 @@ type images struct {
 	api   *client.Client
 	log   *slog.Logger
 	pulls pulls
+	meter pullMeter
 }
 
 // EnsureImage pulls an image that the machine does not have. Callers for the same image with the
@@ -111,8 +112,11 @@ func (m *images) pull(ctx context.Context, ref, login string) error {
 		return err
 	}
 	defer body.Close()
+	meter, end := m.meter.begin(canonical(ref))
+	defer end()
 	for progress := json.NewDecoder(body); ; {
 		var line struct {
+			layerStatus
 			ErrorDetail *struct{ Message string } `json:"errorDetail"`
 			Error       string                    `json:"error"`
 		}
@@ -127,6 +131,7 @@ func (m *images) pull(ctx context.Context, ref, login string) error {
 		case line.Error != "":
 			return errors.New(line.Error)
 		}
+		meter.note(line.layerStatus)
 	}
 }
 

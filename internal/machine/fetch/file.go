@@ -136,7 +136,11 @@ func (f *file) read(ctx context.Context, out io.Writer, digest hash.Hash) (int64
 		return 0, refusedf("%s: the server sends no Content-Length, so a truncated download would go unnoticed; "+
 			"set sha256 on the input", f.what)
 	}
-	n, err := copied(ctx, io.MultiWriter(out, digest), io.LimitReader(lively(r.Body), f.s.limits.Bytes+1))
+	progress := progressOf(ctx)
+	progress.expect(r.ContentLength)
+	progress.restart(0)
+	body := progress.through(io.LimitReader(lively(r.Body), f.s.limits.Bytes+1))
+	n, err := copied(ctx, io.MultiWriter(out, digest), body)
 	switch {
 	case err != nil:
 		return n, fault(f.what, err)

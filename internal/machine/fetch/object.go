@@ -263,6 +263,7 @@ func (b *bucket) fetch(ctx context.Context, to *os.Root, again Again, list []obj
 		sum.Files++
 		sum.Bytes += o.size
 	}
+	progressOf(ctx).expect(sum.Bytes)
 	// The sums above are known before the first byte arrives, so that they do not depend on the
 	// order of the downloads.
 	work, within := errgroup.WithContext(ctx)
@@ -322,7 +323,7 @@ func (b *bucket) read(ctx context.Context, o object, from int64, to io.Writer) (
 		return 0, err
 	}
 	defer body.Close()
-	n, err := copied(ctx, to, io.LimitReader(lively(body), o.size-from))
+	n, err := copied(ctx, to, progressOf(ctx).through(io.LimitReader(lively(body), o.size-from)))
 	switch {
 	case err == nil && n < o.size-from:
 		err = io.ErrUnexpectedEOF

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -32,7 +33,9 @@ const FileName = "content"
 type Options struct {
 	Policy publicnet.Policy
 	Roots  *x509.CertPool // that servers' certificates are judged by; nil: the system's
-	Limits archive.Limits // of one input; zero: MaxInputBytes and MaxInputFiles
+	// Resolver asks for the addresses of servers; nil: the system's.
+	Resolver *net.Resolver
+	Limits   archive.Limits // of one input; zero: MaxInputBytes and MaxInputFiles
 
 	Volumes Volumes  // folders of this machine that may be read
 	Own     []string // folders of the agent's, of which nothing may be
@@ -42,6 +45,7 @@ type Options struct {
 type Sources struct {
 	files, objects *http.Client
 	limits         archive.Limits
+	resolver       *net.Resolver
 	volumes        map[spec.Volume]*volume
 	own            []string
 }
@@ -52,6 +56,9 @@ func Open(o Options) *Sources {
 		o.Limits = archive.Limits{Bytes: spec.MaxInputBytes, Files: spec.MaxInputFiles}
 	}
 	transport := o.Policy.Transport(dialTimeout)
+	dialer := o.Policy.Dialer(dialTimeout)
+	dialer.Resolver = o.Resolver
+	transport.DialContext = dialer.DialContext
 	transport.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: o.Roots}
 	transport.ResponseHeaderTimeout = headerTimeout
 	transport.DisableCompression = true // read objects as stored
@@ -65,9 +72,10 @@ func Open(o Options) *Sources {
 		files: &http.Client{Transport: transport, CheckRedirect: stayEncrypted},
 		objects: &http.Client{Transport: transport,
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }},
-		limits:  o.Limits,
-		volumes: volumes,
-		own:     o.Own,
+		limits:   o.Limits,
+		resolver: o.Resolver,
+		volumes:  volumes,
+		own:      o.Own,
 	}
 }
 
@@ -153,6 +161,9 @@ func fault(what string, err error) error {
 	}
 	if d, ok := errors.AsType[downgraded](err); ok {
 		return refusedf("%s: %v", what, d)
+	}
+	if d, ok := errors.AsType[*net.DNSError](err); ok {
+		return unresolved(what, d)
 	}
 	if u, ok := errors.AsType[*url.Error](err); ok {
 		err = u.Err

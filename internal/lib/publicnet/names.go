@@ -1,0 +1,26 @@
+package publicnet
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+)
+
+// NoSuchName reports whether the name servers answer that a host does not exist, or has no
+// address. Any other outcome is no evidence: a timeout, a server that fails, or an answer to
+// only one of the questions for IPv4 and IPv6. r is the resolver to use, nil for the system's
+// servers; an address instead of a name exists always.
+func NoSuchName(ctx context.Context, r *net.Resolver, host string) bool {
+	if _, err := netip.ParseAddr(host); err == nil || host == "" {
+		return false
+	}
+	// Without StrictErrors the answer "no IPv6 address" would hide a failed question for IPv4.
+	strict := net.Resolver{PreferGo: true, StrictErrors: true}
+	if r != nil {
+		strict.Dial = r.Dial
+	}
+	_, err := strict.LookupNetIP(ctx, "ip", host)
+	d, ok := errors.AsType[*net.DNSError](err)
+	return ok && d.IsNotFound && !d.IsTemporary && !d.IsTimeout
+}
