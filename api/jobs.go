@@ -45,7 +45,7 @@ type jobOutput struct {
 // JobInput is the path of a call about one job. The type is exported, as Paging and the
 // other inputs are, because huma reads embedded structs only if they are exported.
 type JobInput struct {
-	ID string `path:"id" doc:"a job's id, or the beginning of just one id"`
+	ID string `path:"id" doc:"a job's id, its handle, or the beginning or end of just one id"`
 }
 
 // jobHandlers serve the calls that submit, list and change jobs.

@@ -31,6 +31,8 @@ type core struct {
 	sessions   *sessions
 	heard      *gather[heardFrom, struct{}] // machines to change from suspect back to ready
 	ends       ends
+
+	incarnations incarnations
 }
 
 // tx runs f in a read-committed transaction and commits if f returns nil. After a deadlock or

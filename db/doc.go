@@ -19,8 +19,8 @@
 //
 // A file holds the methods of one store at most. These files hold methods:
 //
-//	Jobs        archive cancel dispatch events jobs jobs_reconcile list load pipeline_submit retry
-//	            retry_elements submit update
+//	Jobs        archive cancel dispatch events handles jobs jobs_reconcile list load pipeline_submit
+//	            retry retry_elements submit update
 //	Attempts    drain ends orders reconcile runs settle stuck waiters waits
 //	Parents     parent parent_control parent_tell
 //	Schedules   clocks fire schedules

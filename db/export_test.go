@@ -58,3 +58,11 @@ func (w Work) Query() (string, pgx.NamedArgs) {
 func (d *Objects) DoomOutput(ctx context.Context, job berth.JobID, object string) error {
 	return d.doomOutput(ctx, job, object)
 }
+
+// TailDigit is the digit that marks the incarnation in an id, before its last five.
+func TailDigit(last string, incarnation int64) byte { return tailDigit([]byte(last), incarnation) }
+
+// ResolveQuery is the statement that resolves an argument with the form of a part of an id.
+func ResolveQuery(tenant berth.TenantID, arg string) (string, pgx.NamedArgs) {
+	return resolveQuery(tenant, arg)
+}

@@ -211,14 +211,18 @@ func (x *firing) insert(ctx context.Context, tx pgx.Tx) error {
 	key := berth.FireKey(x.Schedule.ID, x.At)
 	var row submitRow
 	var job wire.Job
-	var err error
+	incarnation, err := incarnationOf(ctx, tx)
+	if err != nil {
+		return err
+	}
 	if p := x.Schedule.Pipeline; p != nil {
-		s := PipelineSubmission{Tenant: x.Schedule.Tenant, Spec: *p, IdemKey: key, Actor: x.actor()}
+		s := PipelineSubmission{Tenant: x.Schedule.Tenant, Spec: *p, IdemKey: key, Actor: x.actor(),
+			incarnation: incarnation}
 		if row, err = newPipelineRow(s); err == nil {
 			job, err = row.insertPipeline(ctx, tx, s)
 		}
 	} else if row, err = newSubmitRow(Submission{Tenant: x.Schedule.Tenant, Spec: *x.Schedule.Job, IdemKey: key,
-		Actor: x.actor()}); err == nil {
+		Actor: x.actor(), incarnation: incarnation}); err == nil {
 		job, err = row.insertWithNeeds(ctx, tx)
 	}
 	if berth.CodeOf(err) != berth.CodeNotFound {

@@ -70,6 +70,7 @@ func (d *Leader) Incarnate(ctx context.Context) (incarnation int64, leapt bool, 
 	}
 	if err == nil {
 		made.publish(d.hub)
+		d.incarnations.forget()
 	}
 	return incarnation, leapt && err == nil, mapError(err, "cluster")
 }
@@ -77,8 +78,7 @@ func (d *Leader) Incarnate(ctx context.Context) (incarnation int64, leapt bool, 
 // Incarnation returns the number of the database's current incarnation, which grows with each
 // leap.
 func (d *Leader) Incarnation(ctx context.Context) (n int64, err error) {
-	err = d.pool.QueryRow(ctx, `SELECT incarnation FROM cluster`).Scan(&n)
-	return n, mapError(err, "cluster")
+	return incarnationOf(ctx, d.pool)
 }
 
 // holdAtMostOne holds every live at_most_one job, in any state: it is not placed again until

@@ -47,11 +47,12 @@ const liveTally = `(
 
 // fullDocument adds to jobDocument the fields that other tables hold: spec, steps, progress,
 // stage, attempts and checkpoints.
-const fullDocument = jobDocument + ` || jsonb_strip_nulls(jsonb_build_object(
+var fullDocument = jobDocument + ` || jsonb_strip_nulls(jsonb_build_object(
 			CASE j.kind WHEN 'pipeline' THEN 'pipeline' ELSE 'spec' END,
 				(SELECT s.spec FROM job_specs s WHERE s.job = j.id),
 			'steps', CASE j.kind WHEN 'pipeline' THEN (
-				SELECT jsonb_agg(jsonb_build_object('name', c.step, 'job', c.id, 'kind', nullif(c.kind, 'job'),
+				SELECT jsonb_agg(jsonb_build_object('name', c.step, 'job', c.id,
+					'handle', ` + handleOf("c.id") + `, 'kind', nullif(c.kind, 'job'),
 					'status', c.state, 'reason', c.reason, 'cached_from', c.cached_from,
 					'queued_at', c.queued_at, 'started_at', c.started_at, 'finished_at', c.finished_at,
 					'tally', CASE WHEN c.kind <> 'job' THEN coalesce(c.tally, (SELECT ` + liveTally + ` FROM jobs j
@@ -124,11 +125,11 @@ const lostWork = `
 // job is not_found, like one that does not exist.
 func (d *Jobs) Get(ctx context.Context, tenant berth.TenantID, id berth.JobID) (wire.Job, error) {
 	rows, err := d.pool.Query(ctx, `
-		SELECT `+fullDocument+`
+		SELECT `+fullDocument+` || jsonb_build_object('handle', `+handleOf("j.id")+`)
 		FROM jobs j
 		WHERE j.id = @id AND (@tenant = '' OR j.tenant = @tenant)
 		UNION ALL
-		SELECT job
+		SELECT job || jsonb_build_object('handle', `+handleOf("archived_jobs.id")+`)
 		FROM archived_jobs
 		WHERE id = @id AND (@tenant = '' OR tenant = @tenant)
 		LIMIT 1`,
@@ -180,39 +181,7 @@ func (d *Jobs) Mark(ctx context.Context, id berth.JobID) (m JobMark, err error) 
 	return m, mapError(err, "job "+string(id))
 }
 
-// Resolve returns the job that id names: a complete id, or a prefix of at least minPrefix
-// characters that matches exactly one job of the tenant. Tenant "" means any. More than one
-// match is a conflict with SlugAmbiguousID.
-func (d *Jobs) Resolve(ctx context.Context, tenant berth.TenantID, id string) (berth.JobID, error) {
-	lo, hi, ok := idRange(strings.ToLower(id))
-	if !ok {
-		return "", berth.Errorf(berth.CodeNotFound, "no such job %s", id)
-	}
-	rows, err := d.pool.Query(ctx, `
-		SELECT id::text FROM jobs
-		WHERE id BETWEEN @lo AND @hi AND (@tenant = '' OR tenant = @tenant)
-		UNION
-		SELECT id::text FROM archived_jobs
-		WHERE id BETWEEN @lo AND @hi AND (@tenant = '' OR tenant = @tenant)
-		LIMIT 2`,
-		pgx.NamedArgs{"lo": lo, "hi": hi, "tenant": string(tenant)})
-	if err != nil {
-		return "", mapError(err, "job "+id)
-	}
-	found, err := pgx.CollectRows(rows, pgx.RowTo[berth.JobID])
-	switch {
-	case err != nil:
-		return "", mapError(err, "job "+id)
-	case len(found) == 0:
-		return "", berth.Errorf(berth.CodeNotFound, "no such job %s", id)
-	case len(found) > 1:
-		return "", &berth.Error{Code: berth.CodeConflict, Slug: SlugAmbiguousID,
-			Message: "several job ids start with " + id + "; use a longer prefix"}
-	}
-	return found[0], nil
-}
-
-// SlugAmbiguousID is the stable code for a prefix that matches more than one id.
+// SlugAmbiguousID is the stable code for a part of an id that matches more than one job.
 const SlugAmbiguousID = "ambiguous_id"
 
 // minPrefix is the shortest accepted prefix of an id, in characters.

@@ -176,7 +176,8 @@ func (f JobFilter) query(after *jobCursor) (string, pgx.NamedArgs) {
 	return `
 		SELECT coalesce(
 			page.job - '{spec,attempts,checkpoints,progress}'::text[],
-			(SELECT ` + jobDocument + ` FROM jobs j WHERE j.id = page.id))
+			(SELECT ` + jobDocument + ` FROM jobs j WHERE j.id = page.id)) ||
+			jsonb_build_object('handle', ` + handleOf("page.id") + `)
 		FROM (
 			SELECT id, submitted_at, idx, job
 			FROM (` + strings.Join(walks, `

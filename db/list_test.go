@@ -16,10 +16,10 @@ import (
 )
 
 // TestListsOfFewJobsDoNotReadThemAll checks that a page of any filter reads rows in proportion to the page,
-// and not to all stored jobs.
+// and not to all stored jobs. Each job of the page takes four more rows for its handle.
 func TestListsOfFewJobsDoNotReadThemAll(t *testing.T) {
 	t.Parallel()
-	const ended, rare, most = 3999, 3, 400
+	const ended, rare, most = 3999, 3, 700
 	s := newStage(t)
 	live := []berth.JobID{s.submit(nil), s.submit(nil)}
 	mustExec(t, s.pool, `
@@ -110,6 +110,7 @@ func rowsRead(t *testing.T, conn *pgx.Conn, sql string, named pgx.NamedArgs) (fo
 		t.Fatal(err)
 	}
 	type node struct {
+		Type    string  `json:"Node Type"`
 		Rows    float64 `json:"Actual Rows"`
 		Loops   float64 `json:"Actual Loops"`
 		Removed float64 `json:"Rows Removed by Filter"`
@@ -121,7 +122,8 @@ func rowsRead(t *testing.T, conn *pgx.Conn, sql string, named pgx.NamedArgs) (fo
 	}
 	var count func(n node)
 	count = func(n node) {
-		if len(n.Plans) == 0 {
+		// Rows of functions and of results in memory are no rows of tables.
+		if len(n.Plans) == 0 && n.Type != "Function Scan" && n.Type != "CTE Scan" {
 			read += int(n.Loops * (n.Rows + n.Removed))
 		}
 		for _, child := range n.Plans {

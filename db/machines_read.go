@@ -74,7 +74,8 @@ func (d *Machines) List(ctx context.Context, f MachineFilter) ([]wire.Machine, e
 				FROM gpu_devices g WHERE g.machine_id = m.id),
 			'jobs', (
 				SELECT jsonb_agg(jsonb_build_object(
-					'job', a.job, 'name', j.name, 'tenant', j.tenant, 'attempt', a.attempt,
+					'job', a.job, 'handle', CASE WHEN @id <> '' THEN `+handleOf("a.job")+` END,
+					'name', j.name, 'tenant', j.tenant, 'attempt', a.attempt,
 					'rank', a.rank, 'state', a.state, 'phase', a.phase) ORDER BY a.id)
 				FROM allocations a
 				JOIN jobs j ON j.id = a.job

@@ -78,7 +78,10 @@ func migrateWith(ctx context.Context, url string, files fs.FS, patience time.Dur
 	if err != nil {
 		return fmt.Errorf("migrate: %w", err)
 	}
-	return fill(ctx, conn, backfillBatch, patience)
+	if err := fill(ctx, conn, backfillBatch, patience); err != nil {
+		return err
+	}
+	return buildIndexes(ctx, conn)
 }
 
 // recordMigration is appended to each migration, so both take effect or neither. Names and

@@ -46,7 +46,11 @@ func (p *lockedParent) expand(ctx context.Context, tx pgx.Tx, did *tended) error
 // bound inputs. The array's spec keeps all elements in a retry of some of them, so the
 // variable with the size has the number of the original array.
 func (p *lockedParent) make(ctx context.Context, tx pgx.Tx, indexes []int, actor string) ([]string, error) {
-	ids := newElementIDs(len(indexes))
+	incarnation, err := incarnationOf(ctx, tx)
+	if err != nil {
+		return nil, err
+	}
+	ids := newElementIDs(len(indexes), incarnation)
 	rows, err := tx.Query(ctx, `
 		WITH p AS MATERIALIZED (
 			SELECT j.*, s.spec - 'array' - 'notify' AS spec, coalesce(s.spec -> 'env', '{}') AS env,
@@ -96,11 +100,11 @@ func (p *lockedParent) make(ctx context.Context, tx pgx.Tx, indexes []int, actor
 
 // newElementIDs returns n ids in ascending order. Jobs with the same submission time are
 // placed in the order of their ids, so elements start in the order of their indexes.
-func newElementIDs(n int) []berth.JobID {
+func newElementIDs(n int, incarnation int64) []berth.JobID {
 	now := time.Now()
 	ids := make([]berth.JobID, n)
 	for i := range ids {
-		ids[i] = berth.NewJobID(now)
+		ids[i] = newJobID(now, incarnation)
 	}
 	// Ids of one millisecond have random low bits.
 	return sortedIDs(ids)

@@ -23,12 +23,17 @@ type PipelineSubmission struct {
 	IdemKey string        // "": every call creates a new pipeline
 	Actor   string
 	RetryOf *berth.JobID // the ended pipeline that this one retries
+
+	incarnation int64 // of the database, for newJobID
 }
 
 // SubmitPipeline stores a pipeline and all its steps in one transaction. Idempotency keys and
 // quotas work as in Submit; steps that wait for others count against no quota. created is
 // false if a pipeline with the same key exists, which is then returned.
 func (d *Jobs) SubmitPipeline(ctx context.Context, s PipelineSubmission) (job wire.Job, created bool, err error) {
+	if s.incarnation, err = d.incarnations.now(ctx, d.pool); err != nil {
+		return wire.Job{}, false, err
+	}
 	row, err := newPipelineRow(s)
 	if err != nil {
 		return wire.Job{}, false, err
@@ -88,7 +93,7 @@ func (r submitRow) insertPipeline(ctx context.Context, tx pgx.Tx, s PipelineSubm
 		return wire.Job{}, err
 	}
 	g := growth{PipelineSubmission: s, ids: map[string]berth.JobID{}, fresh: map[berth.JobID]bool{}}
-	ids := newElementIDs(1 + s.Spec.Count())
+	ids := newElementIDs(1+s.Spec.Count(), s.incarnation)
 	r.args["id"] = ids[0]
 	var uploads []spec.NamedUpload // of all steps, locked in one order and, as for any job, before the tenant
 	for path, step := range s.Spec.All() {
@@ -238,7 +243,12 @@ func retryPipeline(ctx context.Context, tx pgx.Tx, old wire.Job, actor string, a
 	if len(pipeline.Jobs) == 0 {
 		return wire.Job{}, berth.Errorf(berth.CodeConflict, "every step of pipeline %s has succeeded", old.ID)
 	}
-	s := PipelineSubmission{Tenant: old.Tenant, Spec: pipeline, Actor: actor, RetryOf: &old.ID}
+	incarnation, err := incarnationOf(ctx, tx)
+	if err != nil {
+		return wire.Job{}, err
+	}
+	s := PipelineSubmission{Tenant: old.Tenant, Spec: pipeline, Actor: actor, RetryOf: &old.ID,
+		incarnation: incarnation}
 	row, err := newPipelineRow(s)
 	if err != nil {
 		return wire.Job{}, err

@@ -17,6 +17,10 @@ import (
 // the environment that it had.
 func (d *Jobs) Retry(ctx context.Context, tenant berth.TenantID, id berth.JobID,
 	actor string) (job wire.Job, created bool, err error) {
+	incarnation, err := d.incarnations.now(ctx, d.pool)
+	if err != nil {
+		return wire.Job{}, false, err
+	}
 	err = d.tx(ctx, func(tx pgx.Tx) error {
 		old, err := lockForRetry(ctx, tx, tenant, id)
 		if err != nil {
@@ -39,7 +43,7 @@ func (d *Jobs) Retry(ctx context.Context, tenant berth.TenantID, id berth.JobID,
 			return err
 		}
 		row, err := newSubmitRow(Submission{Tenant: old.Tenant, Spec: *old.Spec, Actor: actor, RetryOf: &id,
-			Indexes: indexesOf(old)})
+			Indexes: indexesOf(old), incarnation: incarnation})
 		if err != nil {
 			return err
 		}

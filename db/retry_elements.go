@@ -17,6 +17,10 @@ import (
 // is invalid.
 func (d *Jobs) RetryFailed(ctx context.Context, tenant berth.TenantID, id berth.JobID,
 	actor string) (job wire.Job, created bool, err error) {
+	incarnation, err := d.incarnations.now(ctx, d.pool)
+	if err != nil {
+		return wire.Job{}, false, err
+	}
 	err = d.tx(ctx, func(tx pgx.Tx) error {
 		old, err := lockForRetry(ctx, tx, tenant, id)
 		if err != nil {
@@ -49,7 +53,7 @@ func (d *Jobs) RetryFailed(ctx context.Context, tenant berth.TenantID, id berth.
 			return err
 		}
 		row, err := newSubmitRow(Submission{Tenant: old.Tenant, Spec: *old.Spec, Actor: actor, RetryOf: &id,
-			Indexes: indexes})
+			Indexes: indexes, incarnation: incarnation})
 		if err != nil {
 			return err
 		}

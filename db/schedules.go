@@ -195,8 +195,9 @@ func scanSchedule(row pgx.CollectableRow) (s wire.Schedule, err error) {
 
 // fireDocument is the JSON document of a fire f for users, with its live job j or archived
 // job a.
-const fireDocument = `jsonb_strip_nulls(jsonb_build_object(
+var fireDocument = `jsonb_strip_nulls(jsonb_build_object(
 		'at', f.at, 'source', f.source, 'status', f.status, 'job', f.job,
+		'job_handle', CASE WHEN f.job IS NOT NULL THEN ` + handleOf("f.job") + ` END,
 		'job_status', coalesce(j.state, a.state), 'reason', f.reason, 'decided_at', f.decided_at))`
 
 const fireJobs = `
@@ -204,7 +205,7 @@ const fireJobs = `
 	LEFT JOIN archived_jobs a ON a.id = f.job`
 
 // fireDocuments are the documents of the newest @fires fires of schedule s, newest first.
-const fireDocuments = `coalesce((
+var fireDocuments = `coalesce((
 	SELECT jsonb_agg(` + fireDocument + ` ORDER BY f.at DESC)
 	FROM (SELECT * FROM schedule_fires WHERE schedule = s.id ORDER BY at DESC LIMIT @fires) f` + fireJobs + `), '[]')`
 

@@ -25,6 +25,8 @@ type Submission struct {
 	Actor   string
 	RetryOf *berth.JobID // the job that this one retries; nil: none
 	Indexes []int        // of an array that has only these elements, ascending; nil: all
+
+	incarnation int64 // of the database, for newJobID
 }
 
 // Submit stores a job and returns the job with created true. A repeated call with the same
@@ -36,6 +38,9 @@ type Submission struct {
 // The job's row is its own outbox: the workflow is started from the row, and the hint after
 // the commit only saves time.
 func (d *Jobs) Submit(ctx context.Context, s Submission) (job wire.Job, created bool, err error) {
+	if s.incarnation, err = d.incarnations.now(ctx, d.pool); err != nil {
+		return wire.Job{}, false, err
+	}
 	row, err := newSubmitRow(s)
 	if err != nil {
 		return wire.Job{}, false, err
@@ -87,7 +92,7 @@ func newSubmitRow(s Submission) (submitRow, error) {
 	sum := sha256.Sum256(rawSpec)
 	request := s.Spec.Request()
 	args := pgx.NamedArgs{
-		"id":           berth.NewJobID(time.Now()),
+		"id":           newJobID(time.Now(), s.incarnation),
 		"tenant":       s.Tenant,
 		"name":         s.Spec.Name,
 		"class":        request.Class(),

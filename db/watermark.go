@@ -179,6 +179,7 @@ func leapPast(ctx context.Context, d *core, proof Outside) (done bool, err error
 			"incarnation", made.incarnation,
 			"lost_watermark", proof.Number)
 		made.publish(d.hub)
+		d.incarnations.forget()
 	}
 	return done, nil
 }

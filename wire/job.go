@@ -11,6 +11,7 @@ import (
 // Spec, Attempts, Checkpoints, Progress and Stage.
 type Job struct {
 	ID          berth.JobID       `json:"id"`
+	Handle      string            `json:"handle,omitempty" doc:"shortest end of the id that no other job has now"`
 	Kind        berth.Kind        `json:"kind,omitempty" doc:"array or pipeline; absent for a job"`
 	Name        string            `json:"name"`
 	Tenant      berth.TenantID    `json:"tenant"`
@@ -79,6 +80,7 @@ func (t Tally) Holding() int {
 type Step struct {
 	Name   string        `json:"name"`
 	Job    berth.JobID   `json:"job"`
+	Handle string        `json:"handle,omitempty" doc:"of job"`
 	Kind   berth.Kind    `json:"kind,omitempty" doc:"array or pipeline; absent for a job"`
 	Status berth.State   `json:"status"`
 	Tally  *Tally        `json:"tally,omitempty" doc:"of an array: its elements by status; of a pipeline: its steps"`

@@ -27,6 +27,7 @@ type Fire struct {
 	Source    FireSource    `json:"source"`
 	Status    FireStatus    `json:"status"`
 	Job       *berth.JobID  `json:"job,omitempty"`
+	JobHandle string        `json:"job_handle,omitempty"`
 	JobStatus berth.State   `json:"job_status,omitempty"`
 	Reason    *berth.Reason `json:"reason,omitempty" doc:"why it made no job, or waits"`
 	DecidedAt *time.Time    `json:"decided_at,omitempty"`

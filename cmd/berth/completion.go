@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"strings"
@@ -26,8 +27,8 @@ func anyJob(wire.Job) bool       { return true }
 func liveJob(j wire.Job) bool    { return !j.Status.Terminal() }
 func waitingJob(j wire.Job) bool { return j.Status.Waiting() && !j.Held }
 
-// completeJobs offers the ids of recent jobs that a command can act on, each with its name
-// and status, and also matching names once a letter is typed. Jobs that the command line
+// completeJobs offers the handles of recent jobs that a command can act on, each with its
+// name and status, and also matching ids and names once a letter is typed. Jobs that the command line
 // names already are left out. It calls GET /v1/jobs.
 func (a *app) completeJobs(accept func(wire.Job) bool) completer {
 	return func(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
@@ -45,11 +46,14 @@ func (a *app) completeJobs(accept func(wire.Job) bool) completer {
 		}
 		var out []string
 		for _, j := range list.Items {
-			id, name := string(j.ID), j.Name
-			if !accept(j) || slices.Contains(args, id) || slices.Contains(args, name) {
+			id, short, name := string(j.ID), cmp.Or(j.Handle, string(j.ID)), j.Name
+			if !accept(j) || slices.Contains(args, id) || slices.Contains(args, short) || slices.Contains(args, name) {
 				continue
 			}
-			if strings.HasPrefix(id, word) {
+			switch {
+			case strings.HasPrefix(short, word):
+				out = append(out, short+"\t"+oneLine(name)+" "+string(j.Status))
+			case strings.HasPrefix(id, word):
 				out = append(out, id+"\t"+oneLine(name)+" "+string(j.Status))
 			}
 			if word != "" && strings.HasPrefix(name, word) {

@@ -185,7 +185,7 @@ func newPriority(a *app) *cobra.Command {
 
 // named formats a job for messages: its name, its index in an array, and the beginning of
 // its id, as several jobs may have one name.
-func named(j wire.Job) string { return fmt.Sprintf("%s (%s)", nameText(j), shortID(j.ID)) }
+func named(j wire.Job) string { return fmt.Sprintf("%s (%s)", nameText(j), handle(j)) }
 
 // past returns an end in the form that follows "had": succeeded, failed, been canceled.
 func past(s berth.State) string {

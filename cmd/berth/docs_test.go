@@ -46,8 +46,9 @@ func document() string {
 		"`~/.config/berth/config.yaml` (`BERTH_CONFIG`), else `" + defaultURL + "`. The token is `BERTH_TOKEN`, else the one\n" +
 		"stored by `berth login` for that very server; it is never sent to another one.\n\n")
 	b.WriteString("## Naming a job\n")
-	b.WriteString("`JOB` is an id, the beginning of an id (four characters or more) or a name. A name means the latest job of that\n" +
-		"name; if there are several, that is said on standard error. Behind either, `[3]` is an element of an array and `.fit` a step of\n" +
+	b.WriteString("`JOB` is a handle (the end of an id as `berth list` shows it, six characters or more), an id, the beginning of\n" +
+		"an id (four characters or more) or a name. A handle or beginning of several jobs is refused with the candidates. A name means the\n" +
+		"latest job of that name; if there are several, that is said on standard error. Behind each, `[3]` is an element of an array and `.fit` a step of\n" +
 		"a pipeline: `sweep[3]`, `nightly.train.fit`, `nightly.tune[7]`.\n\n")
 	b.WriteString("## Output\n")
 	b.WriteString("`-o table` (for people), `wide` (the same with more columns and whole ids), `json` and `yaml` (the API's own\n" +

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"berth"
+	"berth/wire"
 )
 
 // span formats a length of time with at most two units, as exact as people need: seconds
@@ -87,9 +88,19 @@ func pairs(m map[string]string) string {
 	return strings.Join(out, ",")
 }
 
-// shortID returns the part of an id that tables show; commands accept this prefix as a JOB.
-// An id begins with the time of submission in milliseconds (UUIDv7), so a shorter prefix
-// would rarely identify one job.
+// handle returns the short form of a job's id that tables and messages show; commands accept
+// it as a JOB. A server of an earlier version and the answer to a submit name none: then it
+// is the beginning of the id, see shortID.
+func handle(j wire.Job) string {
+	if j.Handle != "" {
+		return j.Handle
+	}
+	return shortID(j.ID)
+}
+
+// shortID returns the beginning of an id, for jobs whose handle is not known; commands
+// accept it as a JOB. An id begins with the time of submission in milliseconds (UUIDv7), so a
+// shorter prefix would rarely identify one job.
 func shortID(id berth.JobID) string {
 	const shown = 18
 	if len(id) > shown {

@@ -119,8 +119,9 @@ func parseSince(s string, now time.Time) (time.Time, error) {
 	return time.Time{}, usagef("--since %q is not a time; allowed: 90m, 24h, 7d, 2026-01-31 or 2026-01-31T15:04:05Z", s)
 }
 
-// showJobs prints a list of jobs. Tables show short ids, wide and -o name show whole ones.
-// A list with elements that have variables has the column VARS after their names.
+// showJobs prints a list of jobs. Tables show handles, wide and -o name show whole ids. On a
+// narrow terminal names are cut and the attempt is left out, so that status and reason stay
+// readable. A list with elements that have variables has the column VARS after their names.
 func showJobs(a *app, list wire.Page[wire.Job]) error {
 	names := make([]string, len(list.Items))
 	for i, j := range list.Items {
@@ -131,7 +132,8 @@ func showJobs(a *app, list wire.Page[wire.Job]) error {
 			a.say("no jobs")
 			return nil
 		}
-		t := table{screen: a.outTerm, head: []string{"ID", "NAME", "STATUS", "AGE", "RAN", "ATTEMPT", "REASON"}}
+		t := table{screen: a.outTerm, head: []string{"JOB", "NAME", "STATUS", "AGE", "RAN", "ATTEMPT", "REASON"},
+			shrinks: "NAME", drops: "ATTEMPT"}
 		if wide {
 			t.head = []string{"ID", "NAME", "STATUS", "AGE", "RAN", "ATTEMPT", "TENANT", "PRIORITY", "LABELS", "REASON"}
 		}
@@ -140,7 +142,7 @@ func showJobs(a *app, list wire.Page[wire.Job]) error {
 			t.head = slices.Insert(t.head, 2, "VARS")
 		}
 		for _, j := range list.Items {
-			cells := []any{shortID(j.ID), nameText(j), statusCell(j), since(&j.SubmittedAt, a.now()),
+			cells := []any{handle(j), nameText(j), statusCell(j), since(&j.SubmittedAt, a.now()),
 				between(j.StartedAt, j.FinishedAt, a.now()), attemptText(j)}
 			if wide {
 				cells[0] = string(j.ID)

@@ -198,7 +198,7 @@ func describeMachine(a *app, m wire.Machine, wide bool) error {
 	}
 	if len(m.GPUs) > 0 {
 		fmt.Fprintln(a.out)
-		if err := gpuTable(a, m.GPUs).write(a.out); err != nil {
+		if err := gpuTable(a, m).write(a.out); err != nil {
 			return err
 		}
 	}
@@ -208,7 +208,7 @@ func describeMachine(a *app, m wire.Machine, wide bool) error {
 	fmt.Fprintln(a.out)
 	t := table{screen: a.outTerm, head: []string{"JOB", "NAME", "TENANT", "ATTEMPT", "MEMBER", "STATE", "PHASE"}}
 	for _, j := range m.Jobs {
-		id := shortID(j.Job)
+		id := handle(wire.Job{ID: j.Job, Handle: j.Handle})
 		if wide {
 			id = string(j.Job)
 		}
@@ -219,16 +219,20 @@ func describeMachine(a *app, m wire.Machine, wide bool) error {
 
 // gpuTable returns the table of a machine's GPUs. IN USE is the reserved share of a GPU,
 // not its measured load; the API counts thousandths.
-func gpuTable(a *app, gpus []wire.MachineGPU) *table {
+func gpuTable(a *app, m wire.Machine) *table {
+	handles := map[berth.JobID]string{}
+	for _, j := range m.Jobs {
+		handles[j.Job] = j.Handle
+	}
 	t := &table{screen: a.outTerm, head: []string{"GPU", "MODEL", "MEMORY", "IN USE", "HEALTH", "UUID", "JOBS"}}
-	for _, g := range gpus {
+	for _, g := range m.GPUs {
 		health := cell{"healthy", good}
 		if !g.Healthy {
 			health = cell{"failed: " + orDash(g.Reason), bad}
 		}
 		jobs := make([]string, len(g.Jobs))
 		for i, id := range g.Jobs {
-			jobs[i] = shortID(id)
+			jobs[i] = handle(wire.Job{ID: id, Handle: handles[id]})
 		}
 		t.add(fmt.Sprint(g.Index), g.Model, bytesOf(g.MemoryMiB<<20), fmt.Sprintf("%d%%", g.UsedMilli/10), health,
 			g.UUID, strings.Join(jobs, ","))

@@ -107,7 +107,7 @@ func newOutputsPull(a *app) *cobra.Command {
 				}
 			}
 			if found == 0 {
-				return berth.Errorf(berth.CodeNotFound, "job %s has no such stored output", shortID(job.ID))
+				return berth.Errorf(berth.CodeNotFound, "job %s has no such stored output", handle(job))
 			}
 			return nil
 		},

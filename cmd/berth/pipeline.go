@@ -97,7 +97,7 @@ func submitPipeline(ctx context.Context, a *app, pipeline spec.Pipeline, base st
 	}
 	if created {
 		a.say("submitted %s, %s; show it with: berth pipeline show %s", job.Name,
-			plural(job.Tally.Total, "step", "steps"), shortID(job.ID))
+			plural(job.Tally.Total, "step", "steps"), handle(a.withHandle(ctx, c, job)))
 	} else {
 		a.say("%s was submitted before under this key, %s", job.Name, ago(job.SubmittedAt, a.now()))
 	}
@@ -223,8 +223,9 @@ func (t *table) addStep(s wire.Step, within string, now time.Time) {
 	if s.Tally != nil {
 		status += " (" + doneText(s.Kind, s.Status, s.Tally) + ")"
 	}
-	t.add(spec.StepPath(within, s.Name), shortID(s.Job), cell{status, toneOfState(s.Status)},
-		since(s.QueuedAt, now), between(s.StartedAt, s.FinishedAt, now), orDash(strings.Join(s.Needs, ",")),
+	t.add(spec.StepPath(within, s.Name), handle(wire.Job{ID: s.Job, Handle: s.Handle}),
+		cell{status, toneOfState(s.Status)}, since(s.QueuedAt, now), between(s.StartedAt, s.FinishedAt, now),
+		orDash(strings.Join(s.Needs, ",")),
 		whyText(s.Reason, s.CachedFrom))
 }
 

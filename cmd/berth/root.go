@@ -27,8 +27,8 @@ func newRoot(a *app) *cobra.Command {
 			"machines.\n\n" +
 			"The server is BERTH_URL (default " + defaultURL +
 			") with BERTH_TOKEN, or a context stored by berth login.\n" +
-			"A JOB is an id, the beginning of an id, or a name; a name selects its latest " +
-			"job.\n\n" + exitHelp(),
+			"A JOB is a handle (the end of its id, as berth list shows it), an id, the beginning of an id, or a\n" +
+			"name; a name selects its latest job.\n\n" + exitHelp(),
 		// app.report prints errors, with hints and without a page of usage.
 		SilenceErrors: true,
 		SilenceUsage:  true,

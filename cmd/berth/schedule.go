@@ -63,7 +63,7 @@ func showSchedules(a *app, list wire.Page[wire.Schedule]) error {
 			last, fire = ago(f.At, a.now()), fireCell(f)
 			// A fire without a job was not submitted yet, or will not be.
 			if f.Job != nil {
-				job = cell{shortID(*f.Job) + " " + string(f.JobStatus), toneOfState(f.JobStatus)}
+				job = cell{fireHandle(f) + " " + string(f.JobStatus), toneOfState(f.JobStatus)}
 			}
 		}
 		t.add(s.Name, whenText(s.Schedule), nextText(a, s), last, fire, job)
@@ -121,6 +121,9 @@ func fireCell(f wire.Fire) cell {
 	}
 }
 
+// fireHandle returns the handle of a fire's job; the fire must have one.
+func fireHandle(f wire.Fire) string { return handle(wire.Job{ID: *f.Job, Handle: f.JobHandle}) }
+
 // newScheduleShow builds "berth schedule show" over GET /v1/schedules/{name}.
 func newScheduleShow(a *app) *cobra.Command {
 	var fires int
@@ -159,7 +162,7 @@ func showSchedule(a *app, s wire.Schedule) error {
 		for _, f := range s.Fires {
 			job, status := "-", cell{text: "-"}
 			if f.Job != nil {
-				job, status = shortID(*f.Job), cell{string(f.JobStatus), toneOfState(f.JobStatus)}
+				job, status = fireHandle(f), cell{string(f.JobStatus), toneOfState(f.JobStatus)}
 			}
 			t.add(f.At.UTC().Format(time.RFC3339), string(f.Source), fireCell(f), job, status,
 				orDash(reasonText(f.Reason)))

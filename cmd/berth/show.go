@@ -73,6 +73,7 @@ func describeJob(a *app, j wire.Job, wide bool) error {
 	now := a.now()
 	s := sheet{screen: a.outTerm}
 	s.add("id", string(j.ID))
+	s.add("handle", j.Handle)
 	s.add("name", oneLine(nameText(j)))
 	s.add("tenant", string(j.Tenant))
 	addStatus(&s, j, now)

@@ -11,8 +11,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"berth"
+	"berth/api/client"
 	"berth/internal/lib/jobfile"
 	"berth/spec"
+	"berth/wire"
 )
 
 // submitFlags are the common flags of the commands that submit: submit, run and pipeline
@@ -130,7 +132,7 @@ func submitJob(ctx context.Context, a *app, jobSpec spec.Job, file *jobfile.File
 		return located(a.failed(ctx, err), file)
 	}
 	if created {
-		a.say("submitted %s; follow it with: berth logs -f %s", job.Name, shortID(job.ID))
+		a.say("submitted %s; follow it with: berth logs -f %s", job.Name, handle(a.withHandle(ctx, c, job)))
 	} else {
 		a.say("%s was submitted before under this key, %s", job.Name, ago(job.SubmittedAt, a.now()))
 	}
@@ -143,6 +145,17 @@ func submitJob(ctx context.Context, a *app, jobSpec spec.Job, file *jobfile.File
 		return err
 	}
 	return waitForJob(ctx, a, job, flags.timeout)
+}
+
+// withHandle adds the handle to the answer of a submit, which has none, for messages to
+// people. If the call for it fails, messages name the beginning of the id instead.
+func (a *app) withHandle(ctx context.Context, c *client.Client, job wire.Job) wire.Job {
+	if job.Handle == "" {
+		if read, err := c.Job(ctx, job.ID); err == nil {
+			job.Handle = read.Handle
+		}
+	}
+	return job
 }
 
 // located converts faults of the server's validation into an error that shows their places

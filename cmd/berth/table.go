@@ -2,6 +2,7 @@ package main
 
 import (
 	"io"
+	"slices"
 	"strings"
 	"unicode"
 
@@ -22,7 +23,18 @@ type table struct {
 	screen screen
 	head   []string
 	rows   [][]cell
+
+	// Columns by their heading, for a terminal that is too narrow for the last column: the
+	// column drops is left out, and the column shrinks is cut. "" is no column.
+	shrinks, drops string
 }
+
+// lastColumn is the room in columns that a terminal keeps for the last column of a table with
+// a column that shrinks; leastShrunk is the width that this column keeps.
+const (
+	lastColumn  = 30
+	leastShrunk = 12
+)
 
 // add appends a row of strings and cells; any other type is an error of the program. Every
 // text is made one line here, so no caller can forget to.
@@ -44,16 +56,7 @@ func (t *table) add(cells ...any) {
 
 // write prints the heading and the rows. A row must not have more cells than the heading.
 func (t *table) write(w io.Writer) error {
-	widths := make([]int, len(t.head))
-	for i, h := range t.head {
-		// Columns on a terminal, not bytes or characters: a wide character takes two.
-		widths[i] = lipgloss.Width(h)
-	}
-	for _, row := range t.rows {
-		for i, c := range row {
-			widths[i] = max(widths[i], lipgloss.Width(c.text))
-		}
-	}
+	widths := t.fit(t.widths())
 	var b strings.Builder
 	head := make([]cell, len(t.head))
 	for i, h := range t.head {
@@ -65,6 +68,58 @@ func (t *table) write(w io.Writer) error {
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// widths returns the width of each column, in columns on a terminal and not in bytes or
+// characters: a wide character takes two.
+func (t *table) widths() []int {
+	widths := make([]int, len(t.head))
+	for i, h := range t.head {
+		widths[i] = lipgloss.Width(h)
+	}
+	for _, row := range t.rows {
+		for i, c := range row {
+			widths[i] = max(widths[i], lipgloss.Width(c.text))
+		}
+	}
+	return widths
+}
+
+// fit makes room for the last column on a terminal and returns the new widths.
+func (t *table) fit(widths []int) []int {
+	missing := func() int {
+		used, last := 0, len(widths)-1
+		for _, w := range widths[:last] {
+			used += w + 2
+		}
+		return min(widths[last], lastColumn) - (t.screen.width - used)
+	}
+	if !t.screen.terminal || missing() <= 0 {
+		return widths
+	}
+	if i := slices.Index(t.head, t.drops); i >= 0 {
+		// The caller's rows are not changed.
+		t.head = slices.Delete(slices.Clone(t.head), i, i+1)
+		rows := make([][]cell, len(t.rows))
+		for r, row := range t.rows {
+			if rows[r] = row; len(row) > i {
+				rows[r] = slices.Delete(slices.Clone(row), i, i+1)
+			}
+		}
+		t.rows, widths = rows, slices.Delete(widths, i, i+1)
+	}
+	i := slices.Index(t.head, t.shrinks)
+	if i < 0 || missing() <= 0 {
+		return widths
+	}
+	widths[i] = max(min(widths[i], leastShrunk), widths[i]-missing())
+	for r, row := range t.rows {
+		if len(row) > i && lipgloss.Width(row[i].text) > widths[i] {
+			t.rows[r] = slices.Clone(row)
+			t.rows[r][i].text = cut(row[i].text, widths[i])
+		}
+	}
+	return widths
 }
 
 // line writes one row. Empty cells at its end are left out, so that no line ends in blanks.

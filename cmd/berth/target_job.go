@@ -15,10 +15,10 @@ import (
 // look like one too, so a name is tried when no id matches.
 var idLike = regexp.MustCompile(`^[0-9a-fA-F]{4}[0-9a-fA-F-]*$`)
 
-// job returns the job that an argument means: by id, by the beginning of an id, or by name,
+// job returns the job that an argument means: by handle, by id or its beginning, or by name,
 // where the latest job of that name is taken and a message says so. ID[3] or NAME[3] is an
 // element of an array, and NAME.fit the step fit of a pipeline; the two combine. Several
-// ids with the same beginning, or no job, are errors.
+// ids with the same beginning or end, or no job, are errors.
 func (a *app) job(ctx context.Context, c *client.Client, arg string) (wire.Job, error) {
 	if arg == "" { // as from an unset variable: the server would list all jobs
 		return wire.Job{}, usagef("no job given: an id, the beginning of an id, or a name is required")
@@ -84,7 +84,7 @@ func (a *app) jobNamed(ctx context.Context, c *client.Client, name string) (bert
 	case 1:
 	default:
 		a.say("using the latest of several jobs named %s: %s (list them: berth list --name %s)", name,
-			list.Items[0].ID, name)
+			handle(list.Items[0]), name)
 	}
 	return list.Items[0].ID, nil
 }

@@ -96,14 +96,14 @@ func waitForJob(ctx context.Context, a *app, job wire.Job, timeout time.Duration
 	case err == nil:
 		return sayEnd(a, final)
 	case ctx.Err() != nil:
-		a.say("%s continues; wait again: berth wait %s; stop it: berth cancel %s", job.Name, shortID(job.ID),
-			shortID(job.ID))
+		a.say("%s continues; wait again: berth wait %s; stop it: berth cancel %s", job.Name, handle(job),
+			handle(job))
 		return ctx.Err()
 	case waiting.Err() != nil:
 		return &timeoutError{
 			message: fmt.Sprintf("timed out after %s; %s is still %s", timeout, named(job), waitingText(final)),
-			hint: fmt.Sprintf("wait again: berth wait %s; stop it: berth cancel %s", shortID(job.ID),
-				shortID(job.ID)),
+			hint: fmt.Sprintf("wait again: berth wait %s; stop it: berth cancel %s", handle(job),
+				handle(job)),
 		}
 	default:
 		return err
@@ -182,8 +182,8 @@ func sayEnd(a *app, j wire.Job) error {
 	case j.Reason != nil && j.Reason.Hint != "":
 		a.say("%s", a.errTerm.paint(faint, "hint: "+oneLine(j.Reason.Hint)))
 	case j.Status == berth.Failed:
-		a.say("%s", a.errTerm.paint(faint, "hint: see its output with berth logs "+shortID(j.ID)+
-			", its history with berth events "+shortID(j.ID)))
+		a.say("%s", a.errTerm.paint(faint, "hint: see its output with berth logs "+handle(j)+
+			", its history with berth events "+handle(j)))
 	}
 	return &endedError{state: j.Status}
 }
