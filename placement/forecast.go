@@ -1,6 +1,8 @@
 package placement
 
 import (
+	"cmp"
+	"math"
 	"slices"
 	"time"
 
@@ -78,21 +80,30 @@ func (o *Forecast) Why(id berth.JobID) (w explain.JobExplanation, ok bool) {
 	r := o.planner.begin(s, o.now)
 	defer r.finish()
 	r.open()
-	machines, ok := o.fits[e.Class]
-	if !ok {
-		machines = explain.Class(s.state, e.Class)
-		o.fits[e.Class] = machines
-	}
 	x := r.shares.Contenders[s.queue.Account(e.Tenant).Index]
-	est := o.expected[id]
 	read := explain.NewReading(r.Moment, &r.policy, s.queue, r.shares, r.nominations)
-	w = explain.JobExplanation{
-		Job: id, Fit: machines, Order: o.planner.Policy.Order, Terms: read.Terms(x, e), Queue: o.queue,
-		Position: est.Position, Ahead: ahead, Start: est.Start, Reserved: est.Reserved, StartsNow: o.starts[id],
-	}
+	w = o.estimated(r, e)
+	w.Fit, w.Terms = o.fit(e.Class), read.Terms(x, e)
 	if len(e.Data) > 0 {
 		w.Data = s.state.Caches.Show(s.cluster, e.Data,
 			slices.DeleteFunc(slices.Clone(o.near), func(m fit.Near) bool { return m.Job != id }))
+	}
+	if w.StartsNow || w.Position == 0 || r.shares.Full(e) {
+		w.Ahead = ahead
+	}
+	if !w.StartsNow && w.Position == 0 && !r.shares.Full(e) && !e.Held {
+		w.Start = r.later(x, e)
+	}
+	w.Blockers = append(read.Blockers(x, e, w), read.Ahead(&o.deference, e, w, o.keeps)...)
+	return w, true
+}
+
+// estimated returns the part of an explanation that the estimates contain.
+func (o *Forecast) estimated(r *run, e *queue.Entry) explain.JobExplanation {
+	est := o.expected[e.ID]
+	w := explain.JobExplanation{
+		Job: e.ID, Order: o.planner.Policy.Order, Queue: o.queue,
+		Position: est.Position, Start: est.Start, Reserved: est.Reserved, StartsNow: o.starts[e.ID],
 	}
 	switch {
 	case w.StartsNow:
@@ -101,11 +112,58 @@ func (o *Forecast) Why(id berth.JobID) (w explain.JobExplanation, ok bool) {
 		w.Start, w.Reserved = time.Time{}, false // the ends of its siblings are not predicted
 	case w.Position > 0:
 		w.Ahead, w.AheadPriority = w.Position-1, o.priorities[w.Position-1]
-	case !e.Held:
-		w.Start = r.later(x, e)
 	}
-	w.Blockers = append(read.Blockers(x, e, w), read.Ahead(&o.deference, e, w, o.keeps)...)
-	return w, true
+	return w
+}
+
+// fit compares a class with the machines, once for all jobs of the class.
+func (o *Forecast) fit(c *cluster.Class) explain.Explanation {
+	machines, ok := o.fits[c]
+	if !ok {
+		machines = explain.Class(o.snapshot.state, c)
+		o.fits[c] = machines
+	}
+	return machines
+}
+
+// Overview lists all waiting jobs with the first reason of each: the queue in its order,
+// then the held jobs and those in backoff. It is one pass, while Why prepares a plan for
+// each job. The machines are compared with the first classes of the queue only, which
+// bounds the cost: a job of another class has neither machines nor pools in its reason.
+// Start is unknown for jobs outside of the queue.
+func (o *Forecast) Overview(classes int) []explain.Waiting {
+	s := o.snapshot
+	r := o.planner.begin(s, o.now)
+	defer r.finish()
+	r.open()
+	read := explain.NewReading(r.Moment, &r.policy, s.queue, r.shares, r.nominations)
+	entries := slices.Clone(s.queue.Waiting)
+	place := func(e *queue.Entry) int {
+		if p := o.expected[e.ID].Position; p > 0 {
+			return p
+		}
+		return math.MaxInt
+	}
+	slices.SortFunc(entries, func(a, b *queue.Entry) int {
+		return cmp.Or(cmp.Compare(place(a), place(b)), a.SubmittedAt.Compare(b.SubmittedAt),
+			cmp.Compare(a.ID, b.ID))
+	})
+	list := make([]explain.Waiting, 0, len(entries))
+	for _, e := range entries {
+		x := r.shares.Contenders[s.queue.Account(e.Tenant).Index]
+		w := o.estimated(r, e)
+		_, compared := o.fits[e.Class]
+		if compared = compared || len(o.fits) < classes; compared {
+			w.Fit = o.fit(e.Class)
+		} else { // as if it had room, so that the machines are no reason
+			w.Fit = explain.Explanation{Machines: len(s.cluster.Nodes), FitNow: 1}
+		}
+		note := read.Note(x, e, w)
+		blockers := append(read.Blockers(x, e, w), read.Ahead(&o.deference, e, w, o.keeps && compared)...)
+		note.Summarize(blockers, w.Fit.Shut)
+		list = append(list, note)
+	}
+	return list
 }
 
 // later estimates the start of a job that is not eligible yet, at best: it ignores the

@@ -159,6 +159,8 @@ type (
 	JobExplanation = explain.JobExplanation
 	// Blocker is one reason why a job does not start.
 	Blocker = explain.Blocker
+	// Waiting is a waiting job in an overview of the queue.
+	Waiting = explain.Waiting
 	// Term is one value that the position of a job in the queue depends on.
 	Term = explain.Term
 )

@@ -47,6 +47,7 @@ func (d *Deference) blocker(a *queue.Account, e *queue.Entry) (b Blocker, ok boo
 		return Blocker{
 			Code: "overdue", Text: "an older job of the tenant is overdue and has no reserved start yet; " +
 				"younger jobs wait for it while the tenant uses its share of the cluster",
+			Short:  olderFirst,
 			Change: "wait until the older job has started", Jobs: []berth.JobID{older.ID},
 		}, true
 	}
@@ -54,12 +55,16 @@ func (d *Deference) blocker(a *queue.Account, e *queue.Entry) (b Blocker, ok boo
 		return Blocker{
 			Code: "overdue", Text: "an older job of the tenant, or of its parent, is overdue and has a reserved " +
 				"start; starting this one too would exceed the tenant's share and delay the older job",
+			Short:  olderFirst,
 			Change: "wait until the older job has started, or the tenant uses less",
 			Jobs:   []berth.JobID{older.ID},
 		}, true
 	}
 	return Blocker{}, false
 }
+
+// olderFirst is the short text of the blocker overdue.
+const olderFirst = "an older, overdue job of the tenant goes first"
 
 // overdueTerm returns the time from which the job is overdue, with the effect on its
 // position. Under the order fair, an overdue job passes jobs of other tenants only while

@@ -2,6 +2,7 @@ package explain
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -21,6 +22,13 @@ type Explanation struct {
 	Members  *Members `json:"members,omitempty"`
 	Clauses  []Clause `json:"clauses,omitempty"` // the clauses that rule out any machine, in order
 	Summary  string   `json:"summary"`
+	// Short is the reason for which no machine has room, in a few words; "" if one has. Shut
+	// reports that the reason is the state of the machines, and no other job.
+	Short string `json:"-"`
+	Shut  bool   `json:"-"`
+	// Pools lists the pools with a machine that would have room for a member if nothing
+	// ran on it, sorted.
+	Pools []string `json:"-"`
 	// Candidates lists machines that fit now, the best first, at most 20.
 	Candidates []berth.MachineID `json:"candidates,omitempty"`
 	// SilentEngines lists the machines that would have room for a member if nothing
@@ -70,6 +78,7 @@ type condition struct {
 	name  string
 	lasts bool // a machine that fails it would fail it without running jobs, too
 	fails func(n *cluster.Node) bool
+	needs string // the requested free amount, such as "2 CPUs"; "": no condition on free amounts
 	one   string // text after "1", such as "is not ready"
 	many  string // text after a number above 1, such as "are not ready"
 	none  string // if it rules out all machines
@@ -144,8 +153,24 @@ func Class(s *fit.State, c *cluster.Class) Explanation {
 	if e.FitNow > 0 {
 		e.Scarce = s.Packer.Scarce(c)
 	}
+	e.Pools = poolsOf(ever)
+	return described(e, conditions, after)
+}
+
+// described fills in the texts of an explanation.
+func described(e Explanation, conditions []condition, after []ruledOut) Explanation {
 	e.Summary = summaryText(e, conditions, after)
+	e.Short, e.Shut = shortText(e, conditions, after)
 	return e
+}
+
+// poolsOf lists the pools of the machines, each once, sorted.
+func poolsOf(machines []*cluster.Node) []string {
+	set := map[string]bool{}
+	for _, n := range machines {
+		set[n.Pool] = true
+	}
+	return slices.Sorted(maps.Keys(set))
 }
 
 // countText renders a number of machines that fail a condition.
@@ -187,6 +212,57 @@ func summaryText(e Explanation, conditions []condition, after []ruledOut) string
 	}
 	if e.Scarce != nil {
 		text += "; " + e.Scarce.String()
+	}
+	return text
+}
+
+// shortText is summaryText in a few words: the one condition that explains the most. These
+// are free amounts before all others, since a machine that fails no earlier condition lacks
+// only these.
+func shortText(e Explanation, conditions []condition, after []ruledOut) (text string, shut bool) {
+	if e.Members != nil && e.FitNow > 0 && e.Members.Now < e.Members.Asked {
+		return fmt.Sprintf("no room: %d of %d members have room now", e.Members.Now, e.Members.Asked), false
+	}
+	if e.FitNow > 0 || e.Machines == 0 {
+		return "", false
+	}
+	most := -1
+	weight := func(i int) int { // free amounts outweigh any number of machines
+		if conditions[i].needs != "" {
+			return after[i].count * (e.Machines + 1)
+		}
+		return after[i].count
+	}
+	for i := range after {
+		if after[i].count > 0 && (most < 0 || weight(i) > weight(most)) {
+			most = i
+		}
+	}
+	c, r := conditions[most], after[most]
+	switch {
+	case c.name == "state":
+		return shutText(r), true
+	case c.needs == "":
+		return "no room: " + c.none, false
+	case r.best != nil && c.most.of(r.best) > 0:
+		return fmt.Sprintf("no room: needs %s, most free %s (%s)", c.needs, c.most.text(c.most.of(r.best)),
+			r.best.ID), false
+	}
+	return "no room: needs " + c.needs + ", none free", false
+}
+
+// shutText names the first machines that accept no jobs, such as "m1 draining (new disk)".
+func shutText(r ruledOut) string {
+	m := &r.some[0].Machine
+	text := fmt.Sprintf("%s %s", m.ID, m.State)
+	switch {
+	case m.State == berth.MachineReady:
+		text = fmt.Sprintf("%s %s", m.ID, m.Blocked)
+	case m.State == berth.MachineDraining && m.Reason != "":
+		text += " (" + m.Reason + ")"
+	}
+	if more := r.count - 1; more > 0 {
+		text += fmt.Sprintf(" and %d more not ready", more)
 	}
 	return text
 }
@@ -357,8 +433,13 @@ func (c clauses) freeConditions() []condition {
 			lacks := "GPU with a share of " + spec.MilliGPU(r.GPUMilli).String() + " free"
 			cond = condition{name: "free_gpus", one: "has no " + lacks, many: "have no " + lacks,
 				none: "no machine has a " + lacks}
+			cond.needs = spec.MilliGPU(r.GPUMilli).String() + " of a GPU"
 		} else {
 			cond.most = amount{func(n *cluster.Node) int64 { return int64(freeDevices(c.Class, n)) }, count}
+			cond.needs = fmt.Sprintf("%d GPUs", r.GPUs)
+			if r.GPUs == 1 {
+				cond.needs = "1 GPU"
+			}
 		}
 		cond.fails = func(n *cluster.Node) bool { return !hasDevices(c.Class, n) }
 		list = append(list, cond)
@@ -397,9 +478,14 @@ func (c clauses) capacityConditions(
 		{"disk", "less than ", disk, c.Request.DiskMiB, func(a berth.Capacity) int64 { return a.DiskMiB },
 			func(n int64) string { return spec.MiB(n).String() }},
 	} {
+		needs := x.asked
+		if lasts {
+			needs = "" // a machine's total is not free room
+		}
 		list = append(list, condition{
-			name: prefix + x.name, lasts: lasts, fails: func(n *cluster.Node) bool { return x.want > x.of(of(n)) },
-			one: "has " + x.than + x.asked + free, many: "have " + x.than + x.asked + free,
+			name: prefix + x.name, lasts: lasts, needs: needs,
+			fails: func(n *cluster.Node) bool { return x.want > x.of(of(n)) },
+			one:   "has " + x.than + x.asked + free, many: "have " + x.than + x.asked + free,
 			none: "no machine has " + x.asked + free,
 			most: amount{func(n *cluster.Node) int64 { return x.of(of(n)) }, x.text},
 		})

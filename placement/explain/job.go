@@ -46,6 +46,7 @@ type Blocker struct {
 	Code   string `json:"code"`
 	Text   string `json:"text"`
 	Change string `json:"change"` // advice that would remove the blocker
+	Short  string `json:"-"`      // Text in a few words, for tables; "": Text is short enough
 
 	// Jobs lists the jobs that stop, with code stopping, or the older job, with code overdue.
 	Jobs []berth.JobID `json:"jobs,omitempty"`
@@ -79,30 +80,33 @@ func NewReading(at *cluster.Moment, policy *queue.Policy, q *queue.Queue, s *que
 // machines. It reads w.Fit and w.StartsNow.
 func (r *Reading) Blockers(x *queue.Contender, e *queue.Entry, w JobExplanation) []Blocker {
 	machines, list := w.Fit, []Blocker(nil)
-	add := func(code, text, change string) { list = append(list, Blocker{Code: code, Text: text, Change: change}) }
+	add := func(code, text, short, change string) {
+		list = append(list, Blocker{Code: code, Text: text, Short: short, Change: change})
+	}
 	if e.Held {
-		add("held", "the job is on hold", "release it (berth release)")
+		add("held", "the job is on hold", "on hold", "release it (berth release)")
 	}
 	if e.EligibleAt.After(r.Now) {
-		add("not_eligible", "retrying at "+clockText(e.EligibleAt, r.Now)+" (backoff)", "wait")
+		add("not_eligible", "retrying at "+clockText(e.EligibleAt, r.Now)+" (backoff)", "", "wait")
 	}
 	if r.shares.Full(e) {
-		add("parallel", r.shares.Crowded(e), "wait until one of them ends")
+		add("parallel", r.shares.Crowded(e), fmt.Sprintf("array limit: %d of %d running", e.Parallel, e.Parallel),
+			"wait until one of them ends")
 	}
 	r.shares.Bars(x, e, func(b queue.Bar) bool {
-		add(b.Code, b.String(), b.Change())
+		add(b.Code, b.String(), b.Short(), b.Change())
 		return true
 	})
 	for _, l := range machines.Lacking {
-		add("unsatisfiable", wire.Shortfall(l).String(), "request less, or add a machine that has it")
+		add("unsatisfiable", wire.Shortfall(l).String(), "", "request less, or add a machine that has it")
 	}
 	switch {
 	case machines.Machines == 0:
-		add("no_machines", "no machine has joined", "start an agent with a join token")
+		add("no_machines", "no machine has joined", "", "start an agent with a join token")
 	case len(machines.Lacking) > 0, w.StartsNow: // in room that is kept for it
 	case machines.Members == nil && machines.FitNow == 0,
 		machines.Members != nil && machines.Members.Now < machines.Members.Asked:
-		add("no_room", machines.Summary, noRoomHint(machines))
+		add("no_room", machines.Summary, machines.Short, noRoomHint(machines))
 		if len(machines.SilentEngines) > 0 {
 			list = append(list, engineBlocker(machines.SilentEngines))
 		}
@@ -144,6 +148,7 @@ func (r *Reading) Ahead(d *Deference, e *queue.Entry, w JobExplanation, keeps bo
 	// Machines seem to have room, yet the plan does not start the job: the room is kept.
 	if room && !w.StartsNow && keeps && !e.Held {
 		list = append(list, Blocker{Code: "reserved", Text: "the free room is reserved for jobs ahead of it",
+			Short:  "the free room is reserved for jobs ahead",
 			Change: "set a time_limit that ends before their start, or raise its priority"})
 	}
 	if !w.StartsNow && w.Ahead > 0 {
@@ -151,7 +156,7 @@ func (r *Reading) Ahead(d *Deference, e *queue.Entry, w JobExplanation, keeps bo
 		if w.Ahead > 1 {
 			text = fmt.Sprintf("waiting behind %d jobs", w.Ahead)
 		}
-		list = append(list, Blocker{Code: "behind", Text: text + w.AheadPriority.text(e.Priority),
+		list = append(list, Blocker{Code: "behind", Text: text + w.AheadPriority.text(e.Priority), Short: text,
 			Change: "wait, or raise its priority (berth priority)"})
 	}
 	return list

@@ -150,6 +150,24 @@ func (b Bar) String() string {
 	panic("placement: no such limit: " + b.Code)
 }
 
+// Short returns the description of String in a few words, for tables.
+func (b Bar) Short() string {
+	of := " of " + string(b.account.ID) + ": "
+	switch b.Code {
+	case "limit":
+		x := resources[b.resource]
+		return fmt.Sprintf("quota%s%s of %s%s used, needs %s", of, x.text(x.of(b.held.Capacity)),
+			x.text(max(0, x.of(b.account.Limit))), x.unit, x.text(x.of(b.request)))
+	case "max_running":
+		return fmt.Sprintf("quota%s%d of %d running", of, b.held.Jobs, b.account.MaxRunning)
+	case "borrowing":
+		return "quota" + of + "guarantee used, may not borrow"
+	case "budget":
+		return fmt.Sprintf("budget%s%.1f of %g GPU-hours spent", of, b.spent, b.account.Budget.GPUHours)
+	}
+	panic("placement: no such limit: " + b.Code)
+}
+
 // Change returns a description of the event that would lift the quota, for people.
 func (b Bar) Change() string {
 	switch b.Code {

@@ -59,6 +59,7 @@ type Explainer struct {
 	changes atomic.Int64 // calls of Forget
 	renews  atomic.Bool  // a reading that no question waits for is under way
 	owner   *background.Group
+	boards  boards
 
 	history *runtimes.Book // of no snapshot: it answers questions about single jobs
 

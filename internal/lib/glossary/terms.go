@@ -293,6 +293,12 @@ var Terms = []Section{
 		// A victim is already chosen; a job that preemption may stop is a candidate.
 		{Word: "victim", Meaning: "a job that preemption stops", Kubernetes: "victim"},
 		{
+			Word: "board",
+			Meaning: "the positions and reasons of all waiting jobs, from one reading of the rows and one plan; the " +
+				"callers of a replica share it",
+			Slurm: "squeue's REASON and START_TIME",
+		},
+		{
 			Word: "nomination",
 			Meaning: "capacity that is kept for one waiting job, mostly released by its victims; tables " +
 				"`nominations` and `nomination_log`, flag `--nomination-for`",

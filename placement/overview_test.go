@@ -1,0 +1,176 @@
+package placement_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"berth"
+	"berth/placement"
+	"berth/spec"
+)
+
+// overviewOf returns the short reasons of all waiting jobs, by job.
+func overviewOf(s *placement.Snapshot, p placement.Planner, at time.Time, classes int) map[berth.JobID]placement.Waiting {
+	all := map[berth.JobID]placement.Waiting{}
+	for _, w := range p.Forecast(s, at).Overview(classes) {
+		all[w.Job] = w
+	}
+	return all
+}
+
+func overviewCluster() *placement.Snapshot {
+	s := placement.NewSnapshot()
+	s.UpsertMachine(placement.Machine{ID: "m1", Epoch: 1, State: berth.MachineReady, Pool: "a",
+		Total: berth.Capacity{CPUMilli: 4000, MemoryMiB: 4096}, Used: berth.Capacity{CPUMilli: 3500}})
+	s.DefineClass("two", spec.Request{CPUMilli: 2000, MemoryMiB: 100, Members: 1})
+	s.DefineClass("half", spec.Request{CPUMilli: 500, MemoryMiB: 100, Members: 1})
+	s.DefineClass("large", spec.Request{CPUMilli: 64000, MemoryMiB: 100, Members: 1})
+	s.DefineClass("gang", spec.Request{CPUMilli: 500, MemoryMiB: 100, Members: 3})
+	return s
+}
+
+func TestAnOverviewHasTheFirstReasonOfEachJobInAFewWords(t *testing.T) {
+	t.Parallel()
+	s := overviewCluster()
+	s.UpsertTenant(placement.Tenant{ID: "vision", MaxRunning: 1})
+	s.UpsertRunning(placement.Running{Job: "busy", Tenant: "vision", Class: "half", StartedAt: epoch,
+		Ranks: []berth.Grant{{Machine: "m1", Epoch: 1, Capacity: berth.Capacity{CPUMilli: 500, MemoryMiB: 100}}}})
+	job := func(id, class string, n int, change func(*placement.Job)) {
+		j := placement.Job{ID: berth.JobID(id), Tenant: "default", Class: class, Priority: 500,
+			SubmittedAt: epoch.Add(time.Duration(n) * time.Second), EligibleAt: epoch}
+		if change != nil {
+			change(&j)
+		}
+		s.UpsertJob(j)
+	}
+	job("first", "two", 1, nil)
+	job("second", "two", 2, nil)
+	job("third", "two", 3, nil)
+	job("large", "large", 4, nil)
+	job("held", "two", 5, func(j *placement.Job) { j.Held = true })
+	job("backoff", "two", 6, func(j *placement.Job) { j.EligibleAt = epoch.Add(time.Minute) })
+	job("quota", "two", 7, func(j *placement.Job) { j.Tenant = "vision" })
+	job("crew", "gang", 8, nil)
+	later := epoch.Add(10 * time.Second)
+	got := overviewOf(s, placement.Planner{}, later, 100)
+	for id, want := range map[berth.JobID]string{
+		"first":   "1 no_room: no room: needs 2 CPUs, most free 0.5 (m1)",
+		"second":  "3 no_room: waiting behind 2 jobs; no room: needs 2 CPUs, most free 0.5 (m1)",
+		"third":   "4 no_room: waiting behind 3 jobs; no room: needs 2 CPUs, most free 0.5 (m1)",
+		"large":   "5 unsatisfiable: cpus: 64 requested, but the largest machine has 4",
+		"held":    "0 held: on hold",
+		"backoff": "0 not_eligible: retrying at " + epoch.Add(time.Minute).Format("15:04:05Z") + " (backoff)",
+		"quota":   "2 max_running: quota of vision: 1 of 1 running",
+		"crew":    "6 no_room: waiting behind 5 jobs; no room: 1 of 3 members have room now",
+	} {
+		w := got[id]
+		if text := fmt.Sprintf("%d %s: %s", w.Position, w.Code, w.Text); text != want {
+			t.Errorf("%s: %s\nwant %s", id, text, want)
+		}
+	}
+	if w := got["first"]; len(w.Pools) != 1 || w.Pools[0] != "a" || w.Share != 0 {
+		t.Errorf("pools and share: %+v", w)
+	}
+	if w := got["quota"]; w.Share != 0.125 {
+		t.Errorf("share of vision: %g, want 0.125", w.Share)
+	}
+}
+
+// The reason names the machines that accept no jobs, with the operator's reason.
+func TestAnOverviewNamesDrainingMachines(t *testing.T) {
+	t.Parallel()
+	s := overviewCluster()
+	s.UpsertMachine(placement.Machine{ID: "m1", Epoch: 1, State: berth.MachineDraining, Reason: "new disk",
+		Total: berth.Capacity{CPUMilli: 4000, MemoryMiB: 4096}})
+	s.UpsertJob(placement.Job{ID: "j", Class: "two", SubmittedAt: epoch, EligibleAt: epoch})
+	if w := overviewOf(s, placement.Planner{}, epoch, 100)["j"]; w.Text != "m1 draining (new disk)" {
+		t.Errorf("%+v", w)
+	}
+	s.UpsertMachine(placement.Machine{ID: "m2", Epoch: 1, State: berth.MachineLost,
+		Total: berth.Capacity{CPUMilli: 4000, MemoryMiB: 4096}})
+	if w := overviewOf(s, placement.Planner{}, epoch, 100)["j"]; w.Text != "m1 draining (new disk) and 1 more not ready" {
+		t.Errorf("%+v", w)
+	}
+	s.UpsertMachine(placement.Machine{ID: "m3", Epoch: 1, State: berth.MachineReady,
+		Total: berth.Capacity{CPUMilli: 4000, MemoryMiB: 4096}, Used: berth.Capacity{CPUMilli: 4000}})
+	if w := overviewOf(s, placement.Planner{}, epoch, 100)["j"]; w.Text != "no room: needs 2 CPUs, none free" {
+		t.Errorf("%+v", w)
+	}
+}
+
+// Overview and Why agree on the first reason, on position and start, for every job.
+func TestAnOverviewAgreesWithExplanations(t *testing.T) {
+	t.Parallel()
+	s := overviewCluster()
+	for n := range 40 {
+		s.UpsertJob(placement.Job{ID: berth.JobID(fmt.Sprintf("j%02d", n)), Tenant: berth.TenantID(fmt.Sprint("t", n%3)),
+			Class: []string{"two", "half", "large", "gang"}[n%4], Priority: 100 * (n % 7), SubmittedAt: epoch.Add(time.Duration(n) * time.Second),
+			EligibleAt: epoch.Add(time.Duration(n%5-3) * time.Minute), Held: n%11 == 0})
+	}
+	p := placement.Planner{Policy: placement.Policy{Order: placement.Fair, BandWidth: 100, Backfill: 2}}
+	f := p.Forecast(s, epoch.Add(time.Minute))
+	list := f.Overview(100)
+	if len(list) != 40 {
+		t.Fatalf("%d jobs", len(list))
+	}
+	seen := 0
+	for i, w := range list {
+		why, ok := f.Why(w.Job)
+		code := ""
+		if len(why.Blockers) > 0 {
+			code = why.Blockers[0].Code
+		}
+		if !ok || why.Position != w.Position || code != w.Code || w.Position > 0 && !why.Start.Equal(w.Start) {
+			t.Errorf("overview %+v, explanation %+v", w, why)
+		}
+		if w.Position > 0 {
+			if seen++; w.Position != seen {
+				t.Errorf("row %d has position %d", i, w.Position)
+			}
+		}
+	}
+	if seen == 0 || seen == 40 {
+		t.Errorf("%d of 40 jobs are in the queue", seen)
+	}
+}
+
+// Beyond the limit of classes a job's reason does not mention machines.
+func TestAnOverviewComparesTheFirstClassesOnly(t *testing.T) {
+	t.Parallel()
+	s := overviewCluster()
+	for n, class := range []string{"two", "gang", "large"} {
+		s.UpsertJob(placement.Job{ID: berth.JobID(class), Class: class, SubmittedAt: epoch.Add(time.Duration(n) * time.Second), EligibleAt: epoch})
+	}
+	got := overviewOf(s, placement.Planner{}, epoch.Add(time.Minute), 1)
+	if w := got["two"]; w.Code != "no_room" {
+		t.Errorf("%+v", w)
+	}
+	if w := got["large"]; w.Code != "behind" || w.Text != "waiting behind 2 jobs" || w.Pools != nil {
+		t.Errorf("%+v", w)
+	}
+}
+
+// BenchmarkOverview summarizes 10,000 waiting jobs of 20 classes on 1,000 machines; the
+// forecast is made outside of the timer.
+func BenchmarkOverview(b *testing.B) {
+	s := placement.NewSnapshot()
+	for n := range 1000 {
+		s.UpsertMachine(placement.Machine{ID: berth.MachineID(fmt.Sprint("m", n)), Epoch: 1, State: berth.MachineReady,
+			Total: berth.Capacity{CPUMilli: 1000, MemoryMiB: 65536}})
+	}
+	for c := range 20 {
+		s.DefineClass(fmt.Sprint(c), spec.Request{CPUMilli: int64(2000 + c), MemoryMiB: 100, Members: 1})
+	}
+	for n := range 10_000 {
+		s.UpsertJob(placement.Job{ID: berth.JobID(fmt.Sprintf("j%05d", n)), Tenant: "default", Class: fmt.Sprint(n % 20),
+			Priority: 500, SubmittedAt: epoch, EligibleAt: epoch})
+	}
+	p := placement.Planner{Policy: placement.Policy{Order: placement.Fair, BandWidth: 100, Backfill: 8}}
+	for b.Loop() {
+		b.StopTimer()
+		f := p.Forecast(s, epoch.Add(time.Minute))
+		b.StartTimer()
+		f.Overview(1000)
+	}
+}
