@@ -57,6 +57,7 @@ type jobHandlers struct {
 	admission *admission.Controller
 	rules     secretRules
 	control   controlPlane
+	reasons   *waitReasons
 	poker     Poker
 	traces    *tracing.Tracing
 }
@@ -72,7 +73,7 @@ func (h *jobHandlers) mount(r *router) {
 	registerWithBody[spec.Job](r, submit, h.submit)
 	register(r, r.operation("list-jobs", http.MethodGet, "/v1/jobs", tag, "List jobs, newest first"), h.listJobs)
 	register(r, r.operation("show-job", http.MethodGet, "/v1/jobs/{id}", tag,
-		"Show a job with its attempts and checkpoints"), h.showJob)
+		"Show a job with its attempts and checkpoints"), h.showWaiting)
 	register(r, r.operation("cancel-job", http.MethodPost, "/v1/jobs/{id}/cancel", tag,
 		"Cancel a job, or an array as a whole or in part; idempotent"), h.cancelJob)
 	register(r, r.operation("hold-job", http.MethodPost, "/v1/jobs/{id}/hold", tag,
@@ -201,6 +202,9 @@ func (h *jobHandlers) listJobs(ctx context.Context, in *listInput) (*listOutput,
 	if err := h.control.tellPause(ctx, each...); err != nil {
 		return nil, err
 	}
+	if err := h.reasons.fill(ctx, each...); err != nil {
+		return nil, err
+	}
 	return &listOutput{page(jobs, next)}, nil
 }
 
@@ -318,6 +322,15 @@ func (r *jobReader) jobNow(ctx context.Context, id berth.JobID) (*jobOutput, err
 		return nil, err
 	}
 	return &jobOutput{http.StatusOK, job}, nil
+}
+
+// showWaiting is showJob with the reason of a waiting job.
+func (h *jobHandlers) showWaiting(ctx context.Context, in *JobInput) (*jobOutput, error) {
+	out, err := h.showJob(ctx, in)
+	if err != nil {
+		return nil, err
+	}
+	return out, h.reasons.fill(ctx, &out.Body)
 }
 
 // act resolves the job, applies a change and renders the job after the change.

@@ -247,14 +247,9 @@ func known(at time.Time) *time.Time {
 func blockers(list []placement.Blocker) []wire.Blocker {
 	out := make([]wire.Blocker, 0, len(list))
 	for _, b := range list {
-		x := wire.Blocker{Code: b.Code, Message: b.Text, Hint: b.Change, Jobs: b.Jobs, Machines: b.Machines}
-		switch b.Code {
-		case "limit", "max_running", "budget":
-			x.Code, x.Quota = "quota", b.Code
-		case "borrowing":
-			x.Code, x.Quota = "quota", "borrow"
-		}
-		out = append(out, x)
+		code, quota := quotaCode(b.Code)
+		out = append(out, wire.Blocker{Code: code, Quota: quota, Message: b.Text, Hint: b.Change, Jobs: b.Jobs,
+			Machines: b.Machines})
 	}
 	return out
 }

@@ -172,19 +172,21 @@ func resources(d Deps, gate *gatekeeper, streams *streams, explainer *explain.Ex
 	reader := jobReader{d.DB.Jobs}
 	rules := secretRules{vault: d.Vault, plainWebhooks: d.PlainWebhooks}
 	control := controlPlane{cluster: d.DB.Cluster, gate: d.Gate, temporal: d.Temporal}
+	reasons := &waitReasons{d.DB.Jobs, explainer, control}
 	followed := &followed{jobs: d.DB.Jobs, watches: newWatches(d.DB)}
 	w := withFailpoints(writes{
 		jobs: d.DB.Jobs, cancels: d.Control, fires: admission, sessions: d.DB.Agents, objects: d.DB.Objects,
 	})
 	jobs := &jobHandlers{
 		jobReader: reader, submitter: w.jobs, canceler: w.cancels, parents: d.DB.Parents, admission: admission,
-		rules: rules, control: control, poker: d.Poker, traces: d.Traces,
+		rules: rules, control: control, reasons: reasons, poker: d.Poker, traces: d.Traces,
 	}
 	secrets := &secretHandlers{
 		secrets: d.DB.Secrets, vault: d.Vault, admission: admission, rules: rules, log: d.Logger,
 	}
 	return []resource{
 		jobs,
+		&queueHandlers{d.DB.Jobs, explainer, reasons},
 		&planHandlers{reader, d.DB.Queue, d.DB.Machines, admission, explainer, control},
 		&pipelineHandlers{reader, admission, rules, jobs},
 		&eventHandlers{reader, streams, followed},

@@ -43,7 +43,7 @@ func kindOf(method, path string) string {
 	switch {
 	case strings.HasPrefix(path, "/v1/jobs/:id"), strings.HasPrefix(path, "/v1/pipelines/:id"):
 		return ofJob
-	case path == "/v1/jobs" && method == http.MethodGet:
+	case path == "/v1/jobs" && method == http.MethodGet, path == "/v1/queue":
 		return ofTenant
 	case path == "/v1/jobs", path == "/v1/plans", path == "/v1/pipelines":
 		return ofSubmit

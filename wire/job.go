@@ -44,6 +44,8 @@ type Job struct {
 	FinishedAt  *time.Time `json:"finished_at,omitempty"`
 	EligibleAt  *time.Time `json:"eligible_at,omitempty"` // while waiting for a retry
 
+	Waiting *Waiting `json:"waiting,omitempty" doc:"while it waits: the reason in a few words"`
+
 	Spec        *spec.Job          `json:"spec,omitempty"`
 	Pipeline    *spec.Pipeline     `json:"pipeline,omitempty"` // in place of spec
 	Steps       []Step             `json:"steps,omitempty" doc:"of a pipeline, each after those it needs"`

@@ -151,7 +151,7 @@ func showJobs(a *app, list wire.Page[wire.Job]) error {
 			if varied {
 				cells = slices.Insert(cells, 2, any(orDash(pairs(j.Variables))))
 			}
-			t.add(append(cells, whyText(j.Reason, j.CachedFrom))...)
+			t.add(append(cells, jobReason(j))...)
 		}
 		if err := t.write(a.out); err != nil {
 			return err

@@ -24,6 +24,7 @@ type progress struct {
 	status berth.State // in the last plain line
 	step   int64       // in the last plain line
 	stage  wire.Stage  // in the last plain line
+	reason string      // code of the reason for waiting, in the last plain line
 	at     time.Time   // of the last plain line
 	job    wire.Job    // as last seen
 }
@@ -48,7 +49,8 @@ func (p *progress) update(j wire.Job) {
 	// steady.
 	moved := j.Progress != nil && j.Progress.Step != p.step && now.Sub(p.at) >= steady
 	staged := stageOf(j)
-	entered := !staged.Alike(p.stage)
+	// The text of a reason changes with every place in the queue, its code rarely.
+	entered := !staged.Alike(p.stage) || waitCode(j) != p.reason
 	moved = moved || stagePercent(staged) != stagePercent(p.stage) && now.Sub(p.at) >= steady
 	if j.Status == p.status && !moved && !entered {
 		return
@@ -56,7 +58,7 @@ func (p *progress) update(j wire.Job) {
 	if j.Status.Terminal() {
 		return // sayEnd prints the end
 	}
-	p.status, p.at, p.stage = j.Status, now, staged
+	p.status, p.at, p.stage, p.reason = j.Status, now, staged, waitCode(j)
 	if j.Progress != nil {
 		p.step = j.Progress.Step
 	}
@@ -86,6 +88,8 @@ func (p *progress) parts() []string {
 	}
 	if j.Status == berth.Running && j.Progress != nil && j.Tally == nil {
 		out = append(out, stepText(j.Progress))
+	} else if waitCode(j) != "" {
+		out = append(out, oneLine(jobReason(j)))
 	} else if !j.Status.HoldsCapacity() && j.Reason != nil {
 		out = append(out, oneLine(reasonText(j.Reason)))
 	}

@@ -63,9 +63,9 @@ func newRoot(a *app) *cobra.Command {
 			root.AddCommand(c)
 		}
 	}
-	add(groupJobs, newSubmit(a), newRun(a), newPlan(a), newList(a), newShow(a), newExplain(a), newEvents(a), newLogs(a),
-		newWait(a), newCancel(a), newHold(a), newRelease(a), newRetry(a), newPriority(a), newMetrics(a),
-		newCheckpoints(a), newOutputs(a), newPipeline(a), newSchedule(a))
+	add(groupJobs, newSubmit(a), newRun(a), newPlan(a), newList(a), newQueue(a), newShow(a), newExplain(a),
+		newEvents(a), newLogs(a), newWait(a), newCancel(a), newHold(a), newRelease(a), newRetry(a), newPriority(a),
+		newMetrics(a), newCheckpoints(a), newOutputs(a), newPipeline(a), newSchedule(a))
 	add(groupMachines, newMachineList(a, "machines"), newMachine(a), newJoinToken(a))
 	add(groupAdmin, newAdmission(a), newTenant(a), newQuota(a), newToken(a), newSecret(a))
 	add(groupSelf, newLogin(a), newContext(a), newVersion(a))

@@ -77,10 +77,7 @@ func describeJob(a *app, j wire.Job, wide bool) error {
 	s.add("name", oneLine(nameText(j)))
 	s.add("tenant", string(j.Tenant))
 	addStatus(&s, j, now)
-	if j.Reason != nil {
-		s.add("reason", oneLine(reasonText(j.Reason)))
-		s.add("hint", oneLine(j.Reason.Hint))
-	}
+	addWaiting(a, &s, j)
 	if j.CachedFrom != nil {
 		s.add("not run", whyText(nil, j.CachedFrom))
 	}

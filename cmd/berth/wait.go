@@ -112,6 +112,9 @@ func waitForJob(ctx context.Context, a *app, job wire.Job, timeout time.Duration
 
 // waitingText formats the status of a job that has not ended, with the reason if it has one.
 func waitingText(j wire.Job) string {
+	if j.Waiting != nil {
+		return fmt.Sprintf("%s (%s)", j.Status, oneLine(jobReason(j)))
+	}
 	if j.Reason == nil || j.Status.HoldsCapacity() {
 		return string(j.Status)
 	}

@@ -1,0 +1,154 @@
+package api_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http/httptest"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"berth"
+	"berth/api"
+	"berth/api/client"
+	"berth/db"
+	"berth/db/dbtest"
+	"berth/internal/control/blob"
+	"berth/placement"
+	"berth/spec"
+)
+
+// BenchmarkReadersOfAQueue measures list, queue and show with the reasons of 10,000 waiting
+// jobs on 1,000 machines. Of 50 readers, 5 of each of 10 tenants, each makes its next call
+// half a second after the last. It reports the 50th and the 99th percentile of each call, and
+// the number of answers without a reason.
+func BenchmarkReadersOfAQueue(b *testing.B) {
+	const tenants, readers, pause, lasts = 10, 50, 500 * time.Millisecond, 20 * time.Second
+	s := newCrowd(b, tenants)
+	kinds := []string{"list", "queue", "show"}
+	for b.Loop() {
+		took := make([][]time.Duration, len(kinds))
+		var mu sync.Mutex
+		var all sync.WaitGroup
+		without := 0
+		end := time.Now().Add(lasts)
+		for r := range readers {
+			all.Go(func() {
+				c, id := client.New(s.url, s.tokens[r%tenants]), s.jobs[r%tenants]
+				time.Sleep(pause * time.Duration(r) / readers)
+				for n := r; time.Now().Before(end); n++ {
+					began := time.Now()
+					reasons, err := ask(b.Context(), c, kinds[n%len(kinds)], id)
+					d := time.Since(began)
+					mu.Lock()
+					took[n%len(kinds)] = append(took[n%len(kinds)], d)
+					if without++; reasons {
+						without--
+					}
+					mu.Unlock()
+					if err != nil {
+						b.Error(err)
+						return
+					}
+					time.Sleep(pause)
+				}
+			})
+		}
+		all.Wait()
+		for i, kind := range kinds {
+			slices.Sort(took[i])
+			for _, p := range []int{50, 99} {
+				at := took[i][len(took[i])*p/100]
+				b.ReportMetric(float64(at.Microseconds())/1000, fmt.Sprintf("%s-p%d-ms", kind, p))
+			}
+		}
+		b.ReportMetric(float64(without), "without-reason")
+	}
+}
+
+// ask makes one call of the kind, and reports whether every job of the answer has a reason.
+func ask(ctx context.Context, c *client.Client, kind string, id berth.JobID) (reasons bool, err error) {
+	switch kind {
+	case "list":
+		list, err := c.Jobs(ctx, client.JobsQuery{Status: []berth.State{berth.Queued}, Limit: 50})
+		for _, j := range list.Items {
+			if j.Waiting == nil || j.Waiting.Code == "unknown" {
+				return false, err
+			}
+		}
+		return len(list.Items) == 50, err
+	case "queue":
+		queue, err := c.Queue(ctx, client.QueueQuery{Limit: 50})
+		return len(queue.Items) == 50 && queue.Items[49].Waiting.Position > 0, err
+	}
+	job, err := c.Job(ctx, id)
+	return job.Waiting != nil && job.Waiting.Code != "unknown", err
+}
+
+// crowdSite is a server with 10,000 waiting jobs.
+type crowdSite struct {
+	url    string
+	tokens []string      // a user's, by tenant
+	jobs   []berth.JobID // one, by tenant
+}
+
+// newCrowd queues 10,000 jobs of 20 requests, which no machine has room for now.
+func newCrowd(b *testing.B, tenants int) *crowdSite {
+	b.Helper()
+	d := dbtest.Open(b, dbtest.URL(b), db.Options{})
+	exec := func(sql string, args ...any) {
+		if _, err := d.Pool().Exec(context.Background(), sql, args...); err != nil {
+			b.Fatalf("%v\n%s", err, sql)
+		}
+	}
+	store, err := blob.Open(b.Context(), "mem://")
+	if err != nil {
+		b.Fatal(err)
+	}
+	server, err := api.New(api.Deps{
+		DB: d, Control: d.Jobs, Agent: api.AgentDeps{Blobs: store}, Logger: slog.New(slog.DiscardHandler), Version: "test",
+		Rate: 1e6, Burst: 1e6, Policy: placement.Policy{Order: placement.Fair, BandWidth: 100, Backfill: 8},
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	web := httptest.NewServer(server.Handler())
+	b.Cleanup(func() { server.Close(); web.CloseClientConnections(); web.Close(); server.Wait() })
+	exec(`INSERT INTO machines (id, state, cpu_m, mem_mb, disk_mb) SELECT 'n' || n, 'draining', 32000, 65536, 1000 FROM generate_series(1, 999) n`)
+	exec(`INSERT INTO machines (id, state, cpu_m, mem_mb, disk_mb) VALUES ('small', 'ready', 1000, 65536, 1000)`)
+	s := &crowdSite{url: web.URL}
+	for n := range tenants {
+		tenant := berth.TenantID(fmt.Sprint("t", n))
+		token, err := d.Tokens.Create(b.Context(), spec.NewToken{Name: string(tenant), Tenant: tenant, Role: spec.RoleUser})
+		if err != nil {
+			b.Fatal(err)
+		}
+		s.tokens = append(s.tokens, token.Secret)
+		var id berth.JobID
+		for cores := range 20 {
+			jobSpec := spec.Job{Name: "x", Image: "busybox"}
+			cpus := spec.MilliCPU(1000 * (2 + cores))
+			jobSpec.Resources.CPUs = &cpus
+			job, _, err := d.Jobs.Submit(b.Context(), db.Submission{Tenant: tenant, Spec: jobSpec.WithDefaults(), Actor: "user:test"})
+			if err != nil {
+				b.Fatal(err)
+			}
+			id = job.ID
+			exec(`UPDATE jobs SET state = 'queued', version = version + 1, actor = 'workflow' WHERE id = $1`, id)
+			exec(`INSERT INTO jobs (id, tenant, name, class, priority, preemptible, run_limit_ms, grace_ms, lost_after_ms, labels, actor, idem_hash, state)
+				SELECT gen_random_uuid(), tenant, name, class, priority, preemptible, run_limit_ms, grace_ms, lost_after_ms, labels, actor, idem_hash, 'queued'
+				FROM jobs, generate_series(2, 50) WHERE id = $1`, id)
+		}
+		s.jobs = append(s.jobs, id)
+	}
+	exec(`ANALYZE`)
+	for range 20 { // the first reading reads all rows
+		if _, err := client.New(s.url, s.tokens[0]).Queue(b.Context(), client.QueueQuery{}); err == nil {
+			return s
+		}
+	}
+	b.Fatal("the queue cannot be read")
+	return nil
+}

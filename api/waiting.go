@@ -1,0 +1,160 @@
+package api
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"berth"
+	"berth/db"
+	"berth/internal/control/explain"
+	"berth/placement"
+	"berth/wire"
+)
+
+// waitReasons fills in the field Waiting of jobs. The row of a job comes first: a job that
+// no longer waits has no reason, and a reason that a board has for another state of the job
+// is left out (adr/0042).
+type waitReasons struct {
+	jobs      *db.Jobs
+	explainer *explain.Explainer
+	control   controlPlane
+}
+
+// fill sets the reason of all jobs that wait, and leaves the others as they are. All jobs
+// of one call share one board. Without waiting jobs nothing is read.
+func (w *waitReasons) fill(ctx context.Context, jobs ...*wire.Job) error {
+	var waiting []*wire.Job
+	for _, j := range jobs {
+		if j.Status.Waiting() {
+			waiting = append(waiting, j)
+		}
+	}
+	if len(waiting) == 0 {
+		return nil
+	}
+	needs, err := w.needs(ctx, waiting)
+	if err != nil {
+		return err
+	}
+	board := w.explainer.Board(ctx, func(b *explain.Board) bool {
+		return slices.ContainsFunc(waiting, func(j *wire.Job) bool {
+			_, listed := onBoard(b, j)
+			return j.Status != berth.Submitted && j.Tally == nil && !listed
+		})
+	})
+	for _, j := range waiting {
+		j.Waiting = w.reason(j, needs, board)
+	}
+	return nil
+}
+
+// needs reads the unmet needs of the blocked steps among the jobs.
+func (w *waitReasons) needs(ctx context.Context, jobs []*wire.Job) (map[berth.JobID]db.Need, error) {
+	var steps []berth.JobID
+	for _, j := range jobs {
+		if j.Step != "" && j.Status == berth.Submitted {
+			steps = append(steps, j.ID)
+		}
+	}
+	if len(steps) == 0 {
+		return nil, nil
+	}
+	return w.jobs.Needs(ctx, steps)
+}
+
+// reason returns why a job waits, or nil for a job about which nothing is known: without a
+// board, or a parent without waiting children. Facts of the row come before the board.
+func (w *waitReasons) reason(j *wire.Job, needs map[berth.JobID]db.Need, board *explain.Board) *wire.Waiting {
+	need, blocked := needs[j.ID]
+	entry, listed := onBoard(board, j)
+	var out *wire.Waiting
+	switch {
+	case j.Reason != nil && j.Reason.Code == berth.ReasonAdmissionPaused: // see tellPause
+		out = &wire.Waiting{Code: "paused", Message: j.Reason.Message}
+	case j.Held:
+		out = &wire.Waiting{Code: "held", Message: "on hold"}
+	case blocked:
+		out = &wire.Waiting{Code: "needs", Message: needText(need)}
+	case j.Tally != nil:
+		if !listed {
+			return nil
+		}
+		out = reasonOf(entry)
+	case j.EligibleAt != nil && j.EligibleAt.After(time.Now()):
+		out = &wire.Waiting{Code: "not_eligible", Message: "retrying at " + backoffText(*j.EligibleAt) + " (backoff)"}
+	case j.Status == berth.Submitted:
+		out = &wire.Waiting{Code: "not_accepted", Message: "waiting for the control plane to pick it up"}
+	case listed:
+		out = reasonOf(entry)
+	case board != nil:
+		out = &wire.Waiting{Code: "unknown", Message: "changed a moment ago; the reason is not known yet"}
+	default:
+		return nil
+	}
+	if text := w.control.overloaded(j.Status); text != "" && !blocked && out.Code != "held" && out.Code != "paused" {
+		out = &wire.Waiting{Code: "control_plane", Message: "waiting for the control plane: " + text}
+	}
+	if listed || out.Code == "unknown" {
+		at := board.At.UTC()
+		out.AsOf = &at
+	}
+	if listed && j.Tally == nil {
+		out.Position, out.EstimatedStart, out.Reserved = entry.Position, known(entry.Start), entry.Reserved
+	}
+	return out
+}
+
+// onBoard returns the entry of a job: of a parent its first waiting child. ok is false if the
+// job has changed since the reading: a reason for another state would be wrong.
+func onBoard(b *explain.Board, j *wire.Job) (w placement.Waiting, ok bool) {
+	if b == nil {
+		return w, false
+	}
+	if j.Tally != nil {
+		return b.FirstOf(j.ID)
+	}
+	w, ok = b.Of(j.ID)
+	return w, ok && w.Held == j.Held && w.Attempt == j.Attempt && w.Priority == int(j.Priority)
+}
+
+// reasonOf renders the reason of a board.
+func reasonOf(w placement.Waiting) *wire.Waiting {
+	if w.Code == "" {
+		return &wire.Waiting{Code: "ready", Message: "ready to start; the leader places it in its next pass"}
+	}
+	code, quota := quotaCode(w.Code)
+	return &wire.Waiting{Code: code, Quota: quota, Message: w.Text}
+}
+
+// quotaCode returns the code of a blocker in the API: every setting of a quota has the code
+// quota, and the name of the setting.
+func quotaCode(code string) (public, quota string) {
+	switch code {
+	case "limit", "max_running", "budget":
+		return "quota", code
+	case "borrowing":
+		return "quota", "borrow"
+	}
+	return code, ""
+}
+
+// needText describes the unmet need of a step.
+func needText(n db.Need) string {
+	switch {
+	case n.Step != "":
+		return fmt.Sprintf("needs step %s (%s)", n.Step, n.Status)
+	case n.Around != "":
+		return "waiting for its pipeline " + n.Around + " to start"
+	}
+	return "its needs are met; it starts in a moment"
+}
+
+// backoffText formats the time of a next attempt: the time of day, unless it is a day away.
+func backoffText(at time.Time) string {
+	if time.Until(at) < 24*time.Hour {
+		return at.UTC().Format("15:04:05Z")
+	}
+	return at.UTC().Format("2006-01-02 15:04Z")
+}

@@ -1,0 +1,72 @@
+package db
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+	"berth/wire"
+)
+
+// WaitingAmong returns the jobs of the list that still wait, without the fields of the full
+// view, by id. Tenant "" means any; another tenant's job is left out.
+func (d *Jobs) WaitingAmong(
+	ctx context.Context, tenant berth.TenantID, ids []berth.JobID,
+) (map[berth.JobID]wire.Job, error) {
+	rows, err := d.pool.Query(ctx, `
+		SELECT `+jobDocument+`
+		FROM jobs j
+		WHERE j.id = ANY(@ids::uuid[]) AND j.state IN ('submitted', 'queued', 'retrying')
+			AND (@tenant = '' OR j.tenant = @tenant)`,
+		pgx.NamedArgs{"ids": ids, "tenant": string(tenant)})
+	if err != nil {
+		return nil, mapError(err, "waiting jobs")
+	}
+	list, err := pgx.CollectRows(rows, pgx.RowTo[wire.Job])
+	if err != nil {
+		return nil, mapError(err, "waiting jobs")
+	}
+	byID := make(map[berth.JobID]wire.Job, len(list))
+	for _, j := range list {
+		byID[j.ID] = j
+	}
+	return byID, nil
+}
+
+// Need is the first unmet need of a blocked step.
+type Need struct {
+	Step   string      // the needed step; "": the needs of the step itself are met
+	Status berth.State // of Step
+	Around string      // name of the pipeline around the step, if that is a step itself
+}
+
+// Needs returns the first unmet need of each blocked step in the list, by id. Other jobs are
+// left out.
+func (d *Jobs) Needs(ctx context.Context, ids []berth.JobID) (map[berth.JobID]Need, error) {
+	rows, err := d.pool.Query(ctx, `
+		SELECT j.id::text, coalesce(n.step, ''), coalesce(n.state, ''), coalesce(p.step, '')
+		FROM jobs j
+		LEFT JOIN LATERAL (
+			SELECT s.step, s.state
+			FROM deps d
+			JOIN jobs s ON s.id = d.needs
+			WHERE d.job = j.id AND s.state <> 'succeeded'
+			ORDER BY s.id
+			LIMIT 1
+		) n ON true
+		LEFT JOIN jobs p ON p.id = j.parent
+		WHERE j.id = ANY(@ids::uuid[]) AND j.state = 'submitted' AND j.blocked`,
+		pgx.NamedArgs{"ids": ids})
+	if err != nil {
+		return nil, mapError(err, "needs of steps")
+	}
+	needs := map[berth.JobID]Need{}
+	var id berth.JobID
+	var n Need
+	_, err = pgx.ForEachRow(rows, []any{&id, &n.Step, &n.Status, &n.Around}, func() error {
+		needs[id] = n
+		return nil
+	})
+	return needs, mapError(err, "needs of steps")
+}

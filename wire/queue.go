@@ -1,0 +1,33 @@
+package wire
+
+import "time"
+
+// Waiting is the reason for which a job waits, in a few words, and its position. It comes
+// from the server's latest reading of the queue, so that the job may have changed since;
+// Explanation is more exact and has every reason.
+type Waiting struct {
+	Code           string     `json:"code" doc:"as the code of a blocker in explain, and: needs, ready, unknown"`
+	Quota          string     `json:"quota,omitempty" doc:"of quota: limit, max_running, borrow or budget"`
+	Message        string     `json:"message" doc:"the reason in a few words"`
+	Position       int        `json:"position,omitempty" doc:"place in the queue, from 1; absent: not queued"`
+	EstimatedStart *time.Time `json:"estimated_start,omitempty" doc:"by time limits of other jobs; absent: unknown"`
+	Reserved       bool       `json:"reserved,omitempty" doc:"its start is reserved: no later job delays it"`
+	AsOf           *time.Time `json:"as_of,omitempty" doc:"time of the reading of the queue; absent: no reading used"`
+}
+
+// Queue is a page of the waiting jobs in the order in which they would start, from one
+// reading of the queue.
+type Queue struct {
+	AsOf       time.Time   `json:"as_of" doc:"time of the reading of the queue"`
+	Total      int         `json:"total" doc:"waiting jobs that match the query, on all pages"`
+	Items      []QueuedJob `json:"items" doc:"the queue in its order, then jobs outside of it: held, in backoff"`
+	NextCursor string      `json:"next_cursor,omitempty"`
+}
+
+// QueuedJob is a waiting job as in a list of jobs, with the values that decide its order.
+type QueuedJob struct {
+	Job
+	Band  int      `json:"band" doc:"band of its priority; the highest goes first"`
+	Share float64  `json:"share" doc:"part of the cluster that its tenant uses now, 0 to 1"`
+	Pools []string `json:"pools,omitempty" doc:"pools with a machine that could run it; absent: none, or not compared"`
+}
