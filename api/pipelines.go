@@ -27,6 +27,8 @@ func (h *pipelineHandlers) mount(r *router) {
 	submit.Description = "As with a job. Cycles, unknown needs and steps that need themselves are refused; a cycle " +
 		"is spelled out. " +
 		"A step with jobs is a pipeline itself; fields of its steps are named in full: jobs.train.jobs.fit.image."
+	submit.Description += " With resume, steps that are unchanged since that run, and succeeded, are stored as " +
+		"succeeded with cached_from, unless they need a step that runs."
 	submit.DefaultStatus = http.StatusCreated
 	registerWithBody[spec.Pipeline](r, submit, h.submitPipeline)
 	register(r, r.operation("show-pipeline", http.MethodGet, "/v1/pipelines/{id}", tag,
@@ -37,9 +39,15 @@ func (h *pipelineHandlers) mount(r *router) {
 		"Submit an ended pipeline again, or only what did not succeed, as a new one linked to it"), h.retryPipeline)
 }
 
+// submitPipelineInput is a submit of a pipeline, which may resume an earlier run.
+type submitPipelineInput struct {
+	submitInput
+	Resume string `query:"resume" maxLength:"36" doc:"an ended run whose unchanged steps are taken over"`
+}
+
 // submitPipeline admits a pipeline and stores the parent and all its steps in one
 // transaction. All faults of all steps are reported at once, up to maxFaults.
-func (h *pipelineHandlers) submitPipeline(ctx context.Context, in *submitInput) (*jobOutput, error) {
+func (h *pipelineHandlers) submitPipeline(ctx context.Context, in *submitPipelineInput) (*jobOutput, error) {
 	began := time.Now()
 	var pipeline spec.Pipeline
 	faults, err := decode(in.ContentType, in.RawBody, &pipeline)
@@ -57,8 +65,15 @@ func (h *pipelineHandlers) submitPipeline(ctx context.Context, in *submitInput) 
 	if err := h.admission.AdmitPipeline(ctx, caller(ctx).Tenant, pipeline); err != nil {
 		return nil, err
 	}
-	job, created, err := h.jobs.SubmitPipeline(ctx,
-		db.PipelineSubmission{Tenant: caller(ctx).Tenant, Spec: pipeline, IdemKey: in.Key, Actor: actor(ctx)})
+	submission := db.PipelineSubmission{Tenant: caller(ctx).Tenant, Spec: pipeline, IdemKey: in.Key, Actor: actor(ctx)}
+	if in.Resume != "" {
+		run, err := h.job(ctx, in.Resume)
+		if err != nil {
+			return nil, err
+		}
+		submission.Resume = &run
+	}
+	job, created, err := h.jobs.SubmitPipeline(ctx, submission)
 	if err != nil {
 		return nil, err
 	}

@@ -1,6 +1,7 @@
 package db
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -23,6 +24,9 @@ type PipelineSubmission struct {
 	IdemKey string        // "": every call creates a new pipeline
 	Actor   string
 	RetryOf *berth.JobID // the ended pipeline that this one retries
+	Resume  *berth.JobID // the ended pipeline whose unchanged results this one takes over; implies RetryOf
+
+	resumed resumed // of Resume; see resume
 
 	incarnation int64 // of the database, for newJobID
 }
@@ -30,7 +34,12 @@ type PipelineSubmission struct {
 // SubmitPipeline stores a pipeline and all its steps in one transaction. Idempotency keys and
 // quotas work as in Submit; steps that wait for others count against no quota. created is
 // false if a pipeline with the same key exists, which is then returned.
+//
+// With s.Resume, steps that are unchanged since that run are stored as succeeded, with
+// cached_from; see PipelineSubmission.resume. A run that has not ended, or that has a
+// successor already, is a conflict.
 func (d *Jobs) SubmitPipeline(ctx context.Context, s PipelineSubmission) (job wire.Job, created bool, err error) {
+	s.RetryOf = cmp.Or(s.Resume, s.RetryOf)
 	if s.incarnation, err = d.incarnations.now(ctx, d.pool); err != nil {
 		return wire.Job{}, false, err
 	}
@@ -39,9 +48,16 @@ func (d *Jobs) SubmitPipeline(ctx context.Context, s PipelineSubmission) (job wi
 		return wire.Job{}, false, err
 	}
 	err = d.tx(ctx, func(tx pgx.Tx) error {
+		if s.Resume != nil {
+			if err := s.resume(ctx, tx); err != nil {
+				return err
+			}
+		}
 		var err error
-		job, err = row.insertPipeline(ctx, tx, s)
-		return err
+		if job, err = row.insertPipeline(ctx, tx, s); err != nil || s.Resume == nil {
+			return err
+		}
+		return linkRetry(ctx, tx, *s.Resume, job.ID)
 	})
 	switch {
 	case err == nil:
@@ -49,9 +65,10 @@ func (d *Jobs) SubmitPipeline(ctx context.Context, s PipelineSubmission) (job wi
 		job, err = d.Get(ctx, s.Tenant, job.ID)
 		return job, true, err
 	// not_found: the key exists. A repeated submission may also fail earlier, for example on
-	// a quota that the first one has used up. Either way the existing job is the answer.
+	// a quota that the first one has used up, or because the first one has resumed the run.
+	// Either way the existing job is the answer.
 	case s.IdemKey != "" && (berth.CodeOf(err) == berth.CodeNotFound || berth.IsSlug(err, berth.SlugQuota) ||
-		berth.IsSlug(err, berth.SlugInvalidSpec)):
+		berth.IsSlug(err, berth.SlugInvalidSpec) || s.Resume != nil && berth.CodeOf(err) == berth.CodeConflict):
 		old, found := d.submitted(ctx, s.Tenant, s.IdemKey, row.hash)
 		if berth.CodeOf(found) != berth.CodeNotFound {
 			return old, false, found
@@ -74,7 +91,11 @@ func newPipelineRow(s PipelineSubmission) (submitRow, error) {
 	if err != nil {
 		return row, err
 	}
-	sum := sha256.Sum256(rawSpec)
+	hashed := rawSpec
+	if s.Resume != nil { // the same file without it is another submission
+		hashed = append(slices.Clone(rawSpec), "resume "+string(*s.Resume)...)
+	}
+	sum := sha256.Sum256(hashed)
 	row.hash = sum[:]
 	row.args["kind"], row.args["total"], row.args["spec"], row.args["idem_hash"] = berth.KindPipeline,
 		len(s.Spec.Jobs), rawSpec, sum[:]
@@ -113,7 +134,13 @@ func (r submitRow) insertPipeline(ctx context.Context, tx pgx.Tx, s PipelineSubm
 	if err := g.level("", parent.ID, s.Spec); err != nil {
 		return wire.Job{}, err
 	}
-	return parent, g.insert(ctx, tx)
+	if err := g.insert(ctx, tx); err != nil {
+		return wire.Job{}, err
+	}
+	if s.Resume == nil {
+		return parent, nil
+	}
+	return parent, g.takeOver(ctx, tx)
 }
 
 // growth collects the rows of a pipeline's steps.
@@ -145,16 +172,17 @@ func (g *growth) level(path string, parent berth.JobID, p spec.Pipeline) error {
 	})
 	for _, key := range p.Order() {
 		at := spec.StepPath(path, key)
-		row, err := g.row(p, key)
+		row, err := g.row(p, key, at)
 		if err != nil {
 			return err
 		}
 		// Every step of a nested pipeline waits for the first pass over that pipeline. Cached
 		// steps wait for a first pass too, which may reuse an earlier result.
 		step := p.Jobs[key]
-		waits := path != "" || len(step.Needs) > 0 || step.Cache
+		_, skipped := g.resumed.Taken[at]
+		waits := path != "" || len(step.Needs) > 0 || step.Cache || skipped
 		row.args["id"], row.args["parent"], row.args["step"], row.args["blocked"] = g.ids[at], parent, key, waits
-		row.args["uncounted"] = path != "" || len(step.Needs) > 0
+		row.args["uncounted"] = path != "" || len(step.Needs) > 0 || skipped
 		if waits {
 			row.args["queue_ms"] = 0 // see unblock
 		}
@@ -171,13 +199,22 @@ func (g *growth) level(path string, parent berth.JobID, p spec.Pipeline) error {
 	return nil
 }
 
-// row returns the row of one step: of a nested pipeline, or of a job.
-func (g *growth) row(p spec.Pipeline, key string) (submitRow, error) {
+// row returns the row of one step: of a nested pipeline, or of a job. A step that is taken
+// over starts no container: it keeps its uploads for a later retry, and needs nothing else.
+func (g *growth) row(p spec.Pipeline, key, path string) (submitRow, error) {
 	if p.Jobs[key].Nests() {
 		return newPipelineRow(PipelineSubmission{Tenant: g.Tenant, Spec: p.Nested(key), Actor: g.Actor})
 	}
 	row, err := newSubmitRow(Submission{Tenant: g.Tenant, Spec: p.Jobs[key], Actor: g.Actor})
 	row.needs = row.needs.without(g.fresh) // they have no outputs yet; see bindSteps
+	if _, skipped := g.resumed.Taken[path]; skipped {
+		row.needs = needs{uploads: row.needs.uploads}
+	}
+	if a := p.Jobs[key].Array; a != nil {
+		if indexes, n := g.resumed.indexes(path, a.Count()); n > 0 {
+			row.args["indexes"], row.args["expanded"] = indexes, n
+		}
+	}
 	return row, err
 }
 

@@ -36,11 +36,15 @@ func newPipeline(a *app) *cobra.Command {
 func newPipelineSubmit(a *app) *cobra.Command {
 	var flags submitFlags
 	var noCache bool
+	var resume string
 	cmd := &cobra.Command{
-		Use:     "submit FILE|-",
-		Short:   "Submit a pipeline file",
-		Example: "  berth pipeline submit nightly.yaml --wait\n  berth pipeline submit nightly.yaml --no-cache",
-		Args:    cobra.ExactArgs(1),
+		Use:   "submit FILE|-",
+		Short: "Submit a pipeline file",
+		Long: "Submit stores a pipeline and all its steps. With --resume, steps that succeeded in an earlier run\n" +
+			"and are unchanged since are taken over; changed steps, and all steps that need them, run.",
+		Example: "  berth pipeline submit nightly.yaml --wait\n  berth pipeline submit nightly.yaml --no-cache\n" +
+			"  berth pipeline submit nightly.yaml --resume nightly",
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := flags.check(); err != nil {
 				return err
@@ -56,11 +60,13 @@ func newPipelineSubmit(a *app) *cobra.Command {
 			if args[0] != "-" {
 				base = filepath.Dir(args[0])
 			}
-			return submitPipeline(cmd.Context(), a, pipeline, base, flags)
+			return submitPipeline(cmd.Context(), a, pipeline, base, resume, flags)
 		},
 	}
 	flags.register(cmd)
 	cmd.Flags().BoolVar(&noCache, "no-cache", false, "run cached steps again; later runs use the new results")
+	cmd.Flags().StringVar(&resume, "resume", "",
+		"ended pipeline whose succeeded steps are taken over where they are unchanged")
 	return cmd
 }
 
@@ -76,11 +82,23 @@ func readPipeline(a *app, name string) (pipeline spec.Pipeline, err error) {
 }
 
 // submitPipeline uploads the folders that the steps name relative to base, submits the
-// pipeline, and waits for its end if --wait is set.
-func submitPipeline(ctx context.Context, a *app, pipeline spec.Pipeline, base string, flags submitFlags) error {
+// pipeline, and waits for its end if --wait is set. resume names the run to resume; "" for
+// none.
+func submitPipeline(ctx context.Context, a *app, pipeline spec.Pipeline, base, resume string,
+	flags submitFlags) error {
 	c, err := a.client()
 	if err != nil {
 		return err
+	}
+	submit := c.SubmitPipeline
+	if resume != "" {
+		run, err := findPipeline(ctx, a, c, resume)
+		if err != nil {
+			return err
+		}
+		submit = func(ctx context.Context, p spec.Pipeline, key string) (wire.Job, bool, error) {
+			return c.ResumePipeline(ctx, p, run.ID, key)
+		}
 	}
 	key := flags.key
 	if key == "" {
@@ -91,13 +109,16 @@ func submitPipeline(ctx context.Context, a *app, pipeline spec.Pipeline, base st
 	if err := sendSteps(ctx, a, c, pipeline, base, ""); err != nil {
 		return err
 	}
-	job, created, err := c.SubmitPipeline(ctx, pipeline, key)
+	job, created, err := submit(ctx, pipeline, key)
 	if err != nil {
 		return a.failed(ctx, err)
 	}
 	if created {
 		a.say("submitted %s, %s; show it with: berth pipeline show %s", job.Name,
 			plural(job.Tally.Total, "step", "steps"), handle(a.withHandle(ctx, c, job)))
+		if resume != "" {
+			a.say("%s", takenText(job))
+		}
 	} else {
 		a.say("%s was submitted before under this key, %s", job.Name, ago(job.SubmittedAt, a.now()))
 	}
@@ -248,11 +269,28 @@ func addTree(ctx context.Context, a *app, c *client.Client, t *table, steps []wi
 	return nil
 }
 
-// whyText returns the text of a reason; for a cached step, the job that has the result
-// instead.
+// takenText lists the steps of a resumed pipeline that are taken over, which have succeeded
+// already, and those that run.
+func takenText(j wire.Job) string {
+	var taken, runs []string
+	for _, s := range j.Steps {
+		if s.Status == berth.Succeeded {
+			taken = append(taken, s.Name)
+		} else {
+			runs = append(runs, s.Name)
+		}
+	}
+	if len(taken) == 0 {
+		taken = []string{"no step"}
+	}
+	return fmt.Sprintf("taken over: %s; to run: %s", strings.Join(taken, ", "), strings.Join(runs, ", "))
+}
+
+// whyText returns the text of a reason; for a step that was not run, the job that has the
+// result instead.
 func whyText(r *berth.Reason, cachedFrom *berth.JobID) string {
 	if cachedFrom != nil {
-		return "cached: outputs of job " + string(*cachedFrom)
+		return "taken over from job " + string(*cachedFrom)
 	}
 	return reasonText(r)
 }
