@@ -39,10 +39,12 @@ func (h *pipelineHandlers) mount(r *router) {
 		"Submit an ended pipeline again, or only what did not succeed, as a new one linked to it"), h.retryPipeline)
 }
 
-// submitPipelineInput is a submit of a pipeline, which may resume an earlier run.
+// submitPipelineInput is a submit of a pipeline, which may resume an earlier run. It does not
+// embed submitInput: huma reads the parameters of exported structs only.
 type submitPipelineInput struct {
-	submitInput
+	Key    string `header:"Idempotency-Key" maxLength:"255" doc:"a repeat with the same key is the same job"`
 	Resume string `query:"resume" maxLength:"36" doc:"an ended run whose unchanged steps are taken over"`
+	Request
 }
 
 // submitPipeline admits a pipeline and stores the parent and all its steps in one

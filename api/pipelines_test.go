@@ -14,6 +14,33 @@ const nestedPipeline = `{"kind": "pipeline", "name": "p", "jobs": {
 	"prep": {"image": "b"},
 	"train": {"needs": ["prep"], "jobs": {"load": {"image": "b"}, "fit": {"needs": ["load"], "jobs": {"x": {"image": "b"}}}}}}}`
 
+// TestARepeatedSubmitOfAPipelineIsOnePipeline checks that the idempotency key reaches the database, with and without
+// an earlier run to resume.
+func TestARepeatedSubmitOfAPipelineIsOnePipeline(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil)
+	submit := func(path string, want int) (id string) {
+		t.Helper()
+		got := s.call("alice", "POST", path, nestedPipeline, "Idempotency-Key", "once"+path)
+		var job wire.Job
+		if got.status != want || json.Unmarshal([]byte(got.body), &job) != nil {
+			t.Fatalf("%s: %d %s", path, got.status, got.body)
+		}
+		return string(job.ID)
+	}
+	run := submit("/v1/pipelines", http.StatusCreated)
+	if again := submit("/v1/pipelines", http.StatusOK); again != run {
+		t.Errorf("two pipelines with one key: %s and %s", run, again)
+	}
+	if got := s.call("alice", "POST", "/v1/pipelines/"+run+"/cancel", ""); got.status != http.StatusOK {
+		t.Fatal(got.status, got.body)
+	}
+	resumed := submit("/v1/pipelines?resume="+run, http.StatusCreated)
+	if again := submit("/v1/pipelines?resume="+run, http.StatusOK); again != resumed || again == run {
+		t.Errorf("two resumes with one key: %s and %s", resumed, again)
+	}
+}
+
 func TestExplainSaysWhatANestedStepWaitsForAtEveryLevel(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, nil)
