@@ -164,6 +164,9 @@ type listInput struct {
 	Parent string   `query:"parent" doc:"the elements of this array; without it they are left out"`
 	Index  string   `query:"index" doc:"with parent: only these elements, such as 3-7,9"`
 	Since  string   `query:"since" doc:"submitted since: a time (RFC 3339), or how long ago (24h)"`
+	By     string   `query:"submitted_by" maxLength:"200" doc:"actor of the submit, such as user:alice"`
+	Dead   bool     `query:"dead_letter" doc:"only jobs that failed with no attempts left"`
+	Count  bool     `query:"count" doc:"count the jobs of all pages, up to 1001: total"`
 	Paging
 }
 
@@ -205,7 +208,15 @@ func (h *jobHandlers) listJobs(ctx context.Context, in *listInput) (*listOutput,
 	if err := h.reasons.fill(ctx, each...); err != nil {
 		return nil, err
 	}
-	return &listOutput{page(jobs, next)}, nil
+	out := &listOutput{page(jobs, next)}
+	if in.Count {
+		n, err := h.jobs.Count(ctx, f)
+		if err != nil {
+			return nil, err
+		}
+		out.Body.Total = &n
+	}
+	return out, nil
 }
 
 // page returns items with [] in place of null in JSON: clients iterate over items without
@@ -220,7 +231,8 @@ func page[T any](items []T, next string) wire.Page[T] {
 // filter converts the query into the filter of the database, or reports every fault at
 // once. Users list their own tenant's jobs only.
 func (in *listInput) filter(ctx context.Context) (db.JobFilter, error) {
-	f := db.JobFilter{Tenant: scope(ctx), Name: in.Name, Limit: in.Limit, Cursor: in.Cursor}
+	f := db.JobFilter{Tenant: scope(ctx), Name: in.Name, Limit: in.Limit, Cursor: in.Cursor,
+		SubmittedBy: in.By, DeadLetter: in.Dead}
 	var faults []berth.FieldError
 	fault := func(field, detail, allowed string) {
 		faults = append(faults, berth.FieldError{Field: field, Detail: clip(detail), Allowed: allowed})
@@ -276,7 +288,7 @@ func (in *listInput) filter(ctx context.Context) (db.JobFilter, error) {
 	if in.Tenant != "" {
 		f.Tenant = berth.TenantID(in.Tenant)
 	}
-	for field, text := range map[string]string{"name": in.Name, "tenant": in.Tenant,
+	for field, text := range map[string]string{"name": in.Name, "tenant": in.Tenant, "submitted_by": in.By,
 		"label": strings.Join(in.Label, "")} {
 		if strings.ContainsRune(text, 0) {
 			fault(field, "has a NUL", "text without NUL")

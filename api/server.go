@@ -194,6 +194,7 @@ func resources(d Deps, gate *gatekeeper, streams *streams, explainer *explain.Ex
 		&metricHandlers{reader, store, d.Logger},
 		&machineHandlers{d.DB.Machines, gate.auth, d.Poker, d.Logger},
 		&tokenHandlers{d.DB.Tokens, d.DB.JoinTokens, gate.auth, d.Logger},
+		&selfHandlers{d.DB.Tokens, gate.auth, d.Logger},
 		&tenantHandlers{d.DB.Tenants, admission, explainer, d.Logger},
 		&admissionHandlers{d.DB.Cluster, explainer, d.Logger},
 		&uploadHandlers{store, d.DB.Uploads, d.DB.Storage, admission, d.Limits, streams, d.Logger},

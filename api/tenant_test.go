@@ -51,6 +51,8 @@ func kindOf(method, path string) string {
 		return ofMachine
 	case strings.HasPrefix(path, "/v1/machines"), path == "/v1/admission", strings.HasPrefix(path, "/v1/tokens"), strings.HasPrefix(path, "/v1/join-tokens"):
 		return ofAdmin
+	case strings.HasPrefix(path, "/v1/whoami"):
+		return ofOwn
 	case strings.HasPrefix(path, "/v1/tenants"), strings.HasPrefix(path, "/v1/quotas"):
 		if method != http.MethodGet {
 			return ofAdmin

@@ -19,8 +19,8 @@
 //
 // A file holds the methods of one store at most. These files hold methods:
 //
-//	Jobs        archive cancel dispatch events handles jobs jobs_reconcile list load pipeline_submit
-//	            retry retry_elements submit update
+//	Jobs        archive cancel count dispatch events handles jobs jobs_reconcile list load
+//	            pipeline_submit retry retry_elements submit update
 //	Attempts    drain ends orders reconcile runs settle stuck waiters waits
 //	Parents     parent parent_control parent_tell
 //	Schedules   clocks fire schedules
@@ -29,7 +29,7 @@
 //	Agents      claim register report report_refused sync
 //	Tenants     submit_leases tenants_read tenants_write usage
 //	Storage     storage
-//	Tokens      first_token tokens
+//	Tokens      first_token tokens tokens_own
 //	JoinTokens  join join_tokens
 //	Secrets     secrets
 //	Objects     checkpoints inputs objects outputs prune_outputs storage_refused

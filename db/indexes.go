@@ -13,10 +13,20 @@ import (
 // lateIndexes are indexes of tables that may be large. A migration would keep writers from
 // the table until the index is complete; these are built concurrently, after the migrations.
 // A table may be partitioned.
-var lateIndexes = []struct{ name, table, columns string }{
-	{"jobs_by_tail", "jobs", tailOf("id")},
-	{"archived_jobs_by_tail", "archived_jobs", tailOf("id")},
+var lateIndexes = []lateIndex{
+	{"tail", "jobs", "id", `(` + tailOf("id") + `)`},
+	{"tail", "archived_jobs", "id", `(` + tailOf("id") + `)`},
+	{"submitter", "jobs", "submitted_by", `(submitted_by, submitted_at DESC, id DESC)
+		WHERE parent IS NULL AND submitted_by IS NOT NULL`},
+	{"submitter", "archived_jobs", "submitted_by", `((job ->> 'submitted_by'), submitted_at DESC, id DESC)
+		WHERE parent IS NULL AND job ->> 'submitted_by' IS NOT NULL`},
 }
+
+// lateIndex is an index called TABLE_by_KEY. It is built once jobs has the column; columns is
+// its definition after the name of the table.
+type lateIndex struct{ key, table, column, columns string }
+
+func (x lateIndex) name() string { return x.table + "_by_" + x.key }
 
 // indexPatience is how long the build of an index waits for transactions that began before
 // it, such as a dump. No other session waits meanwhile.
@@ -45,27 +55,27 @@ func buildIndexes(ctx context.Context, conn *pgx.Conn) error {
 		return err
 	}
 	for _, index := range lateIndexes {
-		if !missing[index.name] {
+		if !missing[index.name()] {
 			continue
 		}
-		err := buildIndex(ctx, conn, index.name, index.table, index.columns)
+		err := index.build(ctx, conn)
 		if isLockTimeout(err) {
 			return berth.Errorf(berth.CodeUnavailable, "the build of index %s waited too long for older "+
-				"transactions: %s", index.name, longTransactions(ctx, conn))
+				"transactions: %s", index.name(), longTransactions(ctx, conn))
 		}
 		if err != nil {
-			return fmt.Errorf("build index %s: %w", index.name, err)
+			return fmt.Errorf("build index %s: %w", index.name(), err)
 		}
 	}
 	return nil
 }
 
-// buildIndex builds one index. PostgreSQL builds none concurrently on a partitioned table:
+// build builds the index. PostgreSQL builds none concurrently on a partitioned table:
 // the indexes of the partitions are built first, and the statement for the whole table then
 // finds them and takes them over, without a scan.
-func buildIndex(ctx context.Context, conn *pgx.Conn, name, table, columns string) error {
+func (x lateIndex) build(ctx context.Context, conn *pgx.Conn) error {
 	rows, err := conn.Query(ctx, `SELECT inhrelid::regclass::text FROM pg_inherits
-		WHERE inhparent = to_regclass($1) ORDER BY 1`, table)
+		WHERE inhparent = to_regclass($1) ORDER BY 1`, x.table)
 	if err != nil {
 		return err
 	}
@@ -74,10 +84,10 @@ func buildIndex(ctx context.Context, conn *pgx.Conn, name, table, columns string
 		return err
 	}
 	if len(partitions) == 0 {
-		return buildConcurrently(ctx, conn, name, table, columns)
+		return x.buildConcurrently(ctx, conn)
 	}
 	for _, p := range partitions {
-		if err := buildConcurrently(ctx, conn, p+"_by_tail", p, columns); err != nil {
+		if err := (lateIndex{x.key, p, x.column, x.columns}).buildConcurrently(ctx, conn); err != nil {
 			return err
 		}
 	}
@@ -85,16 +95,17 @@ func buildIndex(ctx context.Context, conn *pgx.Conn, name, table, columns string
 	if err := setLockTimeout(ctx, conn, lockPatience); err != nil {
 		return err
 	}
-	_, err = conn.Exec(ctx, `CREATE INDEX `+name+` ON `+table+` (`+columns+`)`)
+	_, err = conn.Exec(ctx, `CREATE INDEX `+x.name()+` ON `+x.table+` `+x.columns)
 	return err
 }
 
 // buildConcurrently builds an index of a table without partitions, unless a valid one of
 // this name exists.
-func buildConcurrently(ctx context.Context, conn *pgx.Conn, name, table, columns string) error {
+func (x lateIndex) buildConcurrently(ctx context.Context, conn *pgx.Conn) error {
 	var valid bool
 	err := conn.QueryRow(ctx, `
-		SELECT EXISTS (SELECT 1 FROM pg_index WHERE indexrelid = to_regclass($1) AND indisvalid)`, name).Scan(&valid)
+		SELECT EXISTS (SELECT 1 FROM pg_index WHERE indexrelid = to_regclass($1) AND indisvalid)`,
+		x.name()).Scan(&valid)
 	if err != nil || valid {
 		return err
 	}
@@ -102,10 +113,10 @@ func buildConcurrently(ctx context.Context, conn *pgx.Conn, name, table, columns
 		return err
 	}
 	// The build was interrupted, or there was none.
-	if _, err = conn.Exec(ctx, `DROP INDEX CONCURRENTLY IF EXISTS `+name); err != nil {
+	if _, err = conn.Exec(ctx, `DROP INDEX CONCURRENTLY IF EXISTS `+x.name()); err != nil {
 		return err
 	}
-	_, err = conn.Exec(ctx, `CREATE INDEX CONCURRENTLY `+name+` ON `+table+` (`+columns+`)`)
+	_, err = conn.Exec(ctx, `CREATE INDEX CONCURRENTLY `+x.name()+` ON `+x.table+` `+x.columns)
 	return err
 }
 
@@ -115,18 +126,18 @@ func setLockTimeout(ctx context.Context, conn *pgx.Conn, patience time.Duration)
 	return err
 }
 
-// missingIndexes returns the names of the indexes that do not exist, or not completely. A
-// database whose migrations stopped before the tables has nothing to build on.
+// missingIndexes returns the names of the indexes that do not exist, or not completely. An
+// index whose column no migration has added yet is not missing.
 func missingIndexes(ctx context.Context, conn *pgx.Conn) (map[string]bool, error) {
-	names := make([]string, len(lateIndexes))
+	names, columns := make([]string, len(lateIndexes)), make([]string, len(lateIndexes))
 	for i, index := range lateIndexes {
-		names[i] = index.name
+		names[i], columns[i] = index.name(), index.column
 	}
 	rows, err := conn.Query(ctx, `
 		SELECT n
-		FROM unnest($1::text[]) AS n
-		WHERE to_regclass('archived_jobs') IS NOT NULL AND NOT EXISTS (
-			SELECT 1 FROM pg_index WHERE indexrelid = to_regclass(n) AND indisvalid)`, names)
+		FROM unnest($1::text[], $2::text[]) AS x (n, c)
+		WHERE EXISTS (SELECT 1 FROM pg_attribute WHERE attrelid = to_regclass('jobs') AND attname = c)
+		  AND NOT EXISTS (SELECT 1 FROM pg_index WHERE indexrelid = to_regclass(n) AND indisvalid)`, names, columns)
 	if err != nil {
 		return nil, mapError(err, "indexes")
 	}

@@ -30,7 +30,7 @@ const jobDocument = `jsonb_strip_nulls(jsonb_build_object(
 			'dead_letter', j.dead_letter, 'held', j.held, 'priority', j.priority, 'labels', j.labels,
 			'attempt', j.attempt, 'failures', j.failures, 'losses', j.losses, 'preemptions', j.preemptions,
 			'retry_of', j.retry_of, 'retried_by', j.retried_by, 'parent', j.parent, 'array_index', j.array_index,
-			'step', j.step, 'cached_from', j.cached_from,
+			'step', j.step, 'cached_from', j.cached_from, 'submitted_by', j.submitted_by,
 			'indexes', CASE WHEN j.indexes IS NOT NULL THEN index_ranges(j.indexes) END,
 			'tally', CASE WHEN j.kind <> 'job' THEN coalesce(j.tally, ` + liveTally + `) END,
 			'image_digest', j.image_digest, 'exit_code', j.exit_code,

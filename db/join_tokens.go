@@ -43,7 +43,7 @@ func (d *JoinTokens) Create(ctx context.Context, n spec.NewJoinToken, actor stri
 
 // List lists join tokens, oldest first.
 func (d *JoinTokens) List(ctx context.Context, p Paging) (tokens []wire.JoinToken, next string, err error) {
-	return tokenPage(ctx, d.core, "join_tokens", joinTokenDocument, p,
+	return tokenPage(ctx, d.core, "join_tokens", joinTokenDocument, tokensOf{Paging: p},
 		func(t wire.JoinToken) []any { return []any{t.CreatedAt, t.ID} })
 }
 

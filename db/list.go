@@ -25,8 +25,12 @@ type JobFilter struct {
 	Parent *berth.JobID      // children of this parent, in ascending order; nil: jobs without a parent
 	Index  []spec.IndexRange // only elements with these indexes
 	Since  time.Time         // submitted at or after
-	Limit  int               // 0: 100; at most 1000
-	Cursor string            // returned with the page before; "" for the first page
+
+	SubmittedBy string // actor of the submit, such as user:alice
+	DeadLetter  bool   // only jobs that failed with their budget spent
+
+	Limit  int    // 0: 100; at most 1000
+	Cursor string // returned with the page before; "" for the first page
 }
 
 // Page sizes, in jobs.
@@ -40,6 +44,14 @@ const (
 const (
 	indexColumn   = "array_index"
 	indexArchived = "(job ->> 'array_index')::int"
+)
+
+// inArchive replaces columns of jobs in a condition by their places in a row of
+// archived_jobs, where they are in the job's document.
+var inArchive = strings.NewReplacer(
+	indexColumn, indexArchived,
+	"dead_letter", "(job ->> 'dead_letter')::boolean",
+	"submitted_by", "(job ->> 'submitted_by')",
 )
 
 // conditions returns the conditions of f on a row, without the status. Absent conditions are
@@ -77,6 +89,12 @@ func (f JobFilter) conditions(after *jobCursor) ([]string, pgx.NamedArgs) {
 	if !f.Since.IsZero() {
 		add("submitted_at >= @since", "since", f.Since)
 	}
+	if f.SubmittedBy != "" {
+		add("submitted_by = @actor", "actor", f.SubmittedBy)
+	}
+	if f.DeadLetter {
+		list = append(list, "dead_letter")
+	}
 	switch {
 	case after == nil:
 	case f.Parent != nil && after.Index != nil:
@@ -107,6 +125,10 @@ func (f JobFilter) order(index string) string {
 // a plan for any status would not use some of the indexes.
 func (f JobFilter) states() (jobs, archived []string) {
 	wanted := f.Status
+	if f.DeadLetter && len(wanted) == 0 {
+		wanted = []berth.State{berth.Failed}
+		f.Status = wanted
+	}
 	if len(wanted) == 0 {
 		if f.Name == "" {
 			return []string{""}, []string{""}
@@ -138,10 +160,9 @@ func (f JobFilter) states() (jobs, archived []string) {
 	return jobs, archived
 }
 
-// query returns the statement for one page of f. A single statement sees a job once, even
-// while the job moves to the archive. It renders documents for the page only, not for all
-// candidates.
-func (f JobFilter) query(after *jobCursor) (string, pgx.NamedArgs) {
+// walks returns the walks that find the jobs of f, each a subquery of at most @limit rows in
+// the order of the list.
+func (f JobFilter) walks(after *jobCursor) ([]string, pgx.NamedArgs) {
 	conditions, args := f.conditions(after)
 	var walks []string
 	walk := func(table, index, document, state string) {
@@ -154,10 +175,13 @@ func (f JobFilter) query(after *jobCursor) (string, pgx.NamedArgs) {
 			where = `
 				WHERE ` + strings.Join(all, " AND ")
 		}
+		if table == "archived_jobs" {
+			where = inArchive.Replace(where)
+		}
 		walks = append(walks, `
 			(
 				SELECT id, submitted_at, `+index+` AS idx, `+document+` AS job
-				FROM `+table+strings.ReplaceAll(where, indexColumn, index)+`
+				FROM `+table+where+`
 				ORDER BY `+f.order(index)+`
 				LIMIT @limit
 			)`)
@@ -173,6 +197,14 @@ func (f JobFilter) query(after *jobCursor) (string, pgx.NamedArgs) {
 			walk("archived_jobs", indexArchived, "job", state)
 		}
 	}
+	return walks, args
+}
+
+// query returns the statement for one page of f. A single statement sees a job once, even
+// while the job moves to the archive. It renders documents for the page only, not for all
+// candidates.
+func (f JobFilter) query(after *jobCursor) (string, pgx.NamedArgs) {
+	walks, args := f.walks(after)
 	return `
 		SELECT coalesce(
 			page.job - '{spec,attempts,checkpoints,progress}'::text[],
@@ -224,7 +256,7 @@ func (f JobFilter) labelWalk(conditions []string, after *jobCursor, args pgx.Nam
 				CROSS JOIN LATERAL (
 					SELECT NULL::jsonb AS job FROM jobs WHERE ` + where + `
 					UNION ALL
-					SELECT job FROM archived_jobs WHERE ` + where + `
+					SELECT job FROM archived_jobs WHERE ` + inArchive.Replace(where) + `
 					OFFSET 0
 				) found
 				WHERE ` + strings.Join(along, " AND ") + `

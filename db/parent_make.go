@@ -62,11 +62,13 @@ func (p *lockedParent) make(ctx context.Context, tx pgx.Tx, indexes []int, actor
 			WHERE j.id = @parent
 		), made AS (
 			INSERT INTO jobs (id, tenant, parent, array_index, name, class, priority, preemptible, queue_deadline,
-				run_limit_ms, grace_ms, execution, lost_after_ms, labels, actor, submitted_at, unaged_ms, stalled_ms,
+				run_limit_ms, grace_ms, execution, lost_after_ms, labels, actor, submitted_by, submitted_at,
+				unaged_ms, stalled_ms,
 					held, held_at, data)
 			SELECT x.id, p.tenant, p.id, x.idx, p.name, p.class, p.priority, p.preemptible,
 				now() + nullif(@queue_ms::bigint, 0) * interval '1 millisecond',
-				p.run_limit_ms, p.grace_ms, p.execution, p.lost_after_ms, p.labels, @actor, p.submitted_at, p.unaged_ms,
+				p.run_limit_ms, p.grace_ms, p.execution, p.lost_after_ms, p.labels, @actor, p.submitted_by,
+				p.submitted_at, p.unaged_ms,
 					p.stalled_ms, p.held, p.held_at, p.data
 			FROM p, unnest(@ids::uuid[], @indexes::int[]) AS x (id, idx)
 			ON CONFLICT ON CONSTRAINT jobs_array_element DO NOTHING

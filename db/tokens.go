@@ -1,11 +1,13 @@
 package db
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
 	"crypto/subtle"
 	"encoding/hex"
+	"maps"
 	"strings"
 	"time"
 
@@ -207,26 +209,36 @@ const tokenDocument = `jsonb_strip_nulls(jsonb_build_object(
 
 // List returns a page of the tokens of all tenants, oldest first.
 func (d *Tokens) List(ctx context.Context, p Paging) (tokens []wire.Token, next string, err error) {
-	return tokenPage(ctx, d.core, "tokens", tokenDocument, p, func(t wire.Token) []any {
+	return tokenPage(ctx, d.core, "tokens", tokenDocument, tokensOf{Paging: p}, func(t wire.Token) []any {
 		return []any{t.CreatedAt, t.ID}
 	})
 }
 
+// tokensOf selects a page of a table of tokens: those that meet the condition, or all
+// without one.
+type tokensOf struct {
+	Paging
+	condition string
+	args      pgx.NamedArgs
+}
+
 // tokenPage reads a page of a table of tokens, oldest first.
 func tokenPage[T any](
-	ctx context.Context, d *core, table, document string, p Paging, key func(T) []any,
+	ctx context.Context, d *core, table, document string, p tokensOf, key func(T) []any,
 ) ([]T, string, error) {
 	var at time.Time // the zero time is before every token
 	var id string
 	if _, err := p.after(&at, &id); err != nil {
 		return nil, "", err
 	}
+	args := pgx.NamedArgs{"at": at, "id": id, "limit": p.limit() + 1}
+	maps.Copy(args, p.args)
 	rows, err := d.pool.Query(ctx, `
 		SELECT `+document+`
 		FROM `+table+`
-		WHERE (created_at, id) > (@at, @id)
+		WHERE (created_at, id) > (@at, @id) AND `+cmp.Or(p.condition, "true")+`
 		ORDER BY created_at, id
-		LIMIT @limit`, pgx.NamedArgs{"at": at, "id": id, "limit": p.limit() + 1})
+		LIMIT @limit`, args)
 	if err != nil {
 		return nil, "", mapError(err, table)
 	}
@@ -234,7 +246,7 @@ func tokenPage[T any](
 	if err != nil {
 		return nil, "", mapError(err, table)
 	}
-	list, next := cut(p, list, key)
+	list, next := cut(p.Paging, list, key)
 	return list, next, nil
 }
 

@@ -34,6 +34,7 @@ type Job struct {
 	Indexes     string            `json:"indexes,omitempty" doc:"array that repeats elements of another: their indexes"`
 	Step        string            `json:"step,omitempty"` // name of the step in its pipeline
 	CachedFrom  *berth.JobID      `json:"cached_from,omitempty" doc:"skipped step: the earlier job with its outputs"`
+	SubmittedBy string            `json:"submitted_by,omitempty" doc:"user:NAME or schedule:NAME, if known"`
 	ImageDigest string            `json:"image_digest,omitempty"`
 	ExitCode    *int              `json:"exit_code,omitempty"`
 

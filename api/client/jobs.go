@@ -82,8 +82,13 @@ type JobsQuery struct {
 	Parent berth.JobID       // an array: selects its elements
 	Index  string            // with Parent: only these elements, such as 3-7,9
 	Since  time.Time         // submitted at this time or later
-	Limit  int               // 0: 100; at most 1000
-	Cursor string            // NextCursor of the page before; "": the first page
+
+	SubmittedBy string // actor of the submit, such as user:alice
+	DeadLetter  bool   // only jobs that failed with no attempts left
+	Count       bool   // also count the jobs of all pages: Total of the page
+
+	Limit  int    // 0: 100; at most 1000
+	Cursor string // NextCursor of the page before; "": the first page
 }
 
 // Jobs returns a page of jobs, newest first. Without q.Parent, elements of arrays are
@@ -103,6 +108,13 @@ func (c *Client) Jobs(ctx context.Context, q JobsQuery) (wire.Page[wire.Job], er
 	set(v, "cursor", q.Cursor)
 	if !q.Since.IsZero() {
 		v.Set("since", q.Since.UTC().Format(time.RFC3339Nano))
+	}
+	set(v, "submitted_by", q.SubmittedBy)
+	if q.DeadLetter {
+		v.Set("dead_letter", "true")
+	}
+	if q.Count {
+		v.Set("count", "true")
 	}
 	if q.Limit > 0 {
 		v.Set("limit", strconv.Itoa(q.Limit))

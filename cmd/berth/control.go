@@ -54,6 +54,12 @@ func (a *app) actOn(ctx context.Context, c *client.Client, arg string,
 	if err != nil {
 		return err
 	}
+	return a.actOnJob(ctx, c, job, do)
+}
+
+// actOnJob calls do for one job and prints the changed job.
+func (a *app) actOnJob(ctx context.Context, c *client.Client, job wire.Job,
+	do func(context.Context, *client.Client, wire.Job) (wire.Job, string, error)) error {
 	after, said, err := do(ctx, c, job)
 	if err != nil {
 		return a.failed(ctx, err)
@@ -64,61 +70,83 @@ func (a *app) actOn(ctx context.Context, c *client.Client, arg string,
 	}})
 }
 
+// filtered extends a command of act by flags that select jobs by filter. accept selects
+// the jobs of the filters that the act can change.
+func filtered(a *app, cmd *cobra.Command, accept func(wire.Job) bool,
+	do func(context.Context, *client.Client, wire.Job) (wire.Job, string, error)) *cobra.Command {
+	var f bulkFlags
+	f.register(a, cmd)
+	named := cmd.RunE
+	cmd.Args = f.check
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if len(args) > 0 {
+			return named(cmd, args)
+		}
+		return f.actOnAll(cmd.Context(), a, cmd.Name(), accept, do)
+	}
+	return cmd
+}
+
 // newCancel builds "berth cancel" over POST /v1/jobs/{id}/cancel. The call is idempotent
 // and returns at once; the containers of a running job stop later.
 func newCancel(a *app) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "cancel JOB...",
+		Use:   "cancel [JOB...]",
 		Short: "Cancel jobs; canceling twice is not an error",
 		Long: "Cancel cancels waiting jobs at once; running jobs get SIGTERM, then SIGKILL after their stop_grace.\n" +
-			"Ended jobs are not changed. ID[3-7] or --index selects elements of an array.",
-		Example: "  berth cancel digits\n  berth cancel 'sweep[3-7,9]'",
+			"Ended jobs are not changed. ID[3-7] or --index selects elements of an array. Filters select jobs " +
+			"instead:\nthe command names the number of jobs and asks for a confirmation, or requires --yes without a " +
+			"terminal.",
+		Example: "  berth cancel digits\n  berth cancel 'sweep[3-7,9]'\n" +
+			"  berth cancel --status queued --name 'tune-*'\n  berth cancel --mine --yes",
 	}
-	return cancelElements(a,
-		act(a, cmd, liveJob, func(ctx context.Context, c *client.Client, job wire.Job) (wire.Job, string, error) {
-			after, err := c.Cancel(ctx, job.ID)
-			said := fmt.Sprintf("%s is %s", named(job), after.Status)
-			// By the status before the call: a job that had ended keeps its end.
-			if job.Status.Terminal() {
-				said = fmt.Sprintf("%s had already %s", named(job), past(after.Status))
-			}
-			return after, said, err
-		}))
+	do := func(ctx context.Context, c *client.Client, job wire.Job) (wire.Job, string, error) {
+		after, err := c.Cancel(ctx, job.ID)
+		said := fmt.Sprintf("%s is %s", named(job), after.Status)
+		// By the status before the call: a job that had ended keeps its end.
+		if job.Status.Terminal() {
+			said = fmt.Sprintf("%s had already %s", named(job), past(after.Status))
+		}
+		return after, said, err
+	}
+	return filtered(a, cancelElements(a, act(a, cmd, liveJob, do)), liveJob, do)
 }
 
 // newHold builds "berth hold" over POST /v1/jobs/{id}/hold, which keeps waiting jobs from
 // being placed.
 func newHold(a *app) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "hold JOB...",
+		Use:   "hold [JOB...]",
 		Short: "Hold waiting jobs",
 		Long: "Hold keeps waiting jobs from starting until berth release. Held time does not count towards " +
 			"queue_timeout.",
 	}
-	return act(a, cmd, waitingJob, func(ctx context.Context, c *client.Client, job wire.Job) (wire.Job, string, error) {
+	do := func(ctx context.Context, c *client.Client, job wire.Job) (wire.Job, string, error) {
 		after, err := c.Hold(ctx, job.ID)
 		return after, named(job) + " is held", err
-	})
+	}
+	return filtered(a, act(a, cmd, waitingJob, do), waitingJob, do)
 }
 
 // newRelease builds "berth release" over POST /v1/jobs/{id}/release. Releasing a job that
 // is not held is no error, so the sentence distinguishes the two.
 func newRelease(a *app) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "release JOB...",
+		Use:   "release [JOB...]",
 		Short: "Release held jobs",
 		Long: "Release ends the hold of jobs; for a pipeline or an array, the hold of all its children. A child of a " +
 			"held parent is released only with the parent.",
 	}
 	held := func(j wire.Job) bool { return j.Held }
-	return act(a, cmd, held, func(ctx context.Context, c *client.Client, job wire.Job) (wire.Job, string, error) {
+	do := func(ctx context.Context, c *client.Client, job wire.Job) (wire.Job, string, error) {
 		after, err := c.Release(ctx, job.ID)
 		said := named(job) + " is released"
 		if !job.Held {
 			said = named(job) + " was not held"
 		}
 		return after, said, err
-	})
+	}
+	return filtered(a, act(a, cmd, held, do), held, do)
 }
 
 // newRetry builds "berth retry" over POST /v1/jobs/{id}/retry. A whole job that was retried

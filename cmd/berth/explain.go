@@ -15,35 +15,25 @@ import (
 // newPlan builds "berth plan" over POST /v1/plans, which stores nothing. The exit code is
 // that of a submit: 6 if no machine could ever hold the job.
 func newPlan(a *app) *cobra.Command {
-	return &cobra.Command{
+	var over overrides
+	cmd := &cobra.Command{
 		Use:   "plan FILE|-",
-		Short: "Show what would happen to a job, without submitting it",
+		Short: "Show what would happen to a file, without submitting it",
 		Long: "Plan shows on which machines a job would run, its start, its cost, and why other machines do not " +
 			"fit.\n" +
-			"The exit code is 6 if no machine could ever run the job.",
+			"For a pipeline it shows each step as if it were submitted alone, for a schedule the job or pipeline.\n" +
+			"The exit code is 6 if no machine could ever run the job, or a step.",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			file, err := a.readJobFile(args[0])
+			w, err := a.readWork(args[0], over)
 			if err != nil {
 				return err
 			}
-			c, err := a.client()
-			if err != nil {
-				return err
-			}
-			// Folders are not uploaded for a plan, so a plan ignores data in local folders.
-			jobSpec, kept := withoutFolders(file.Spec)
-			plan, err := c.Plan(cmd.Context(), jobSpec)
-			if err != nil {
-				return located(asWritten(a.failed(cmd.Context(), err), kept), file)
-			}
-			if err := showPlan(a, plan); err != nil {
-				return err
-			}
-			// After the plan is printed: the table shows which conditions fail.
-			return unsatisfiable(plan.Fit)
+			return planWork(cmd.Context(), a, w)
 		},
 	}
+	over.register(cmd)
+	return cmd
 }
 
 // unsatisfiable returns the error with which a submit would be refused, or nil if some

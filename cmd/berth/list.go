@@ -19,7 +19,7 @@ func newList(a *app) *cobra.Command {
 	var q client.JobsQuery
 	var status []string
 	var sinceText string
-	var all bool
+	var all, mine, watch bool
 	var parent string
 	cmd := &cobra.Command{
 		Use:     "list",
@@ -31,13 +31,9 @@ func newList(a *app) *cobra.Command {
 			"  berth list --parent sweep",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			for _, s := range status {
-				state, err := berth.ParseState(s)
-				if err != nil {
-					// The error begins with "status", which the dashes turn into the flag.
-					return usagef("--%v", err)
-				}
-				q.Status = append(q.Status, state)
+			var err error
+			if q.Status, err = parseStatuses(status); err != nil {
+				return err
 			}
 			since, err := parseSince(sinceText, a.now())
 			if err != nil {
@@ -64,22 +60,28 @@ func newList(a *app) *cobra.Command {
 				}
 				q.Parent, q.Index = array.ID, which
 			}
-			list, err := c.Jobs(cmd.Context(), q)
-			// With --all the pages form one result, so that -o json is one document.
-			for err == nil && all && list.NextCursor != "" {
-				q.Cursor = list.NextCursor
-				var page wire.Page[wire.Job]
-				page, err = c.Jobs(cmd.Context(), q)
-				list.Items, list.NextCursor = append(list.Items, page.Items...), page.NextCursor
+			if mine {
+				if q.SubmittedBy, err = a.myself(cmd.Context(), c); err != nil {
+					return err
+				}
 			}
+			if watch {
+				return a.watchJobs(cmd.Context(), c, q)
+			}
+			list, err := a.listJobs(cmd.Context(), c, q, all)
 			if err != nil {
-				return a.failed(cmd.Context(), err)
+				return err
 			}
 			return showJobs(a, list)
 		},
 	}
 	f := cmd.Flags()
-	f.StringSliceVarP(&status, "status", "s", nil, "filter by status, such as queued,running")
+	f.StringSliceVarP(&status, "status", "s", nil,
+		"filter by status, such as queued,running; live is any that has not ended")
+	f.BoolVar(&mine, "mine", false, "list only jobs that you submitted")
+	f.BoolVar(&q.DeadLetter, "dead-letter", false, "list only jobs that failed with no attempts left")
+	f.StringVar((*string)(&q.Tenant), "tenant", "", "tenant to list, for admins (default: all; users see their own)")
+	f.BoolVar(&watch, "watch", false, "show the list again every 2 seconds until Ctrl-C; only on a terminal")
 	f.StringVar(&q.Name, "name", "", "filter by name")
 	f.StringToStringVarP(&q.Labels, "label", "l", nil, "filter by labels: KEY=VALUE")
 	f.StringVar(&parent, "parent", "",
@@ -87,11 +89,9 @@ func newList(a *app) *cobra.Command {
 	f.StringVar(&sinceText, "since", "", "filter by submit time: 24h, 7d, 2026-01-31 or an RFC 3339 time")
 	f.IntVar(&q.Limit, "limit", 50, "maximum number of jobs (page size with --all)")
 	f.BoolVar(&all, "all", false, "list all pages")
-	var names []string
-	for _, s := range berth.States {
-		names = append(names, string(s))
-	}
-	_ = cmd.RegisterFlagCompletionFunc("status", cobra.FixedCompletions(names, cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.RegisterFlagCompletionFunc("status", completeStatus())
+	_ = cmd.RegisterFlagCompletionFunc("tenant", a.completeTenants)
+	_ = cmd.RegisterFlagCompletionFunc("parent", a.completeJobs(anyJob))
 	return cmd
 }
 
@@ -121,7 +121,8 @@ func parseSince(s string, now time.Time) (time.Time, error) {
 
 // showJobs prints a list of jobs. Tables show handles, wide and -o name show whole ids. On a
 // narrow terminal names are cut and the attempt is left out, so that status and reason stay
-// readable. A list with elements that have variables has the column VARS after their names.
+// readable. A list with jobs of several tenants names the tenant of each. A list with elements
+// that have variables has the column VARS after their names.
 func showJobs(a *app, list wire.Page[wire.Job]) error {
 	names := make([]string, len(list.Items))
 	for i, j := range list.Items {
@@ -137,6 +138,12 @@ func showJobs(a *app, list wire.Page[wire.Job]) error {
 		if wide {
 			t.head = []string{"ID", "NAME", "STATUS", "AGE", "RAN", "ATTEMPT", "TENANT", "PRIORITY", "LABELS", "REASON"}
 		}
+		tenants := !wide && slices.ContainsFunc(list.Items, func(j wire.Job) bool {
+			return j.Tenant != list.Items[0].Tenant
+		})
+		if tenants {
+			t.head = slices.Insert(t.head, 2, "TENANT")
+		}
 		varied := slices.ContainsFunc(list.Items, func(j wire.Job) bool { return len(j.Variables) > 0 })
 		if varied {
 			t.head = slices.Insert(t.head, 2, "VARS")
@@ -148,6 +155,9 @@ func showJobs(a *app, list wire.Page[wire.Job]) error {
 				cells[0] = string(j.ID)
 				cells = append(cells, string(j.Tenant), j.Priority.String(), orDash(pairs(j.Labels)))
 			}
+			if tenants {
+				cells = slices.Insert(cells, 2, any(string(j.Tenant)))
+			}
 			if varied {
 				cells = slices.Insert(cells, 2, any(orDash(pairs(j.Variables))))
 			}
@@ -158,7 +168,7 @@ func showJobs(a *app, list wire.Page[wire.Job]) error {
 		}
 		// On standard error, so that a pipe does not take the note for a job.
 		if list.NextCursor != "" {
-			a.say("more jobs exist; list all with --all")
+			a.say("%s; list all with --all", ofAll(list))
 		}
 		return nil
 	}})

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -13,7 +12,6 @@ import (
 
 	"berth"
 	"berth/api/client"
-	"berth/internal/lib/jobfile"
 	"berth/spec"
 	"berth/wire"
 )
@@ -37,6 +35,7 @@ func newPipelineSubmit(a *app) *cobra.Command {
 	var flags submitFlags
 	var noCache bool
 	var resume string
+	var over overrides
 	cmd := &cobra.Command{
 		Use:   "submit FILE|-",
 		Short: "Submit a pipeline file",
@@ -49,36 +48,24 @@ func newPipelineSubmit(a *app) *cobra.Command {
 			if err := flags.check(); err != nil {
 				return err
 			}
-			pipeline, err := readPipeline(a, args[0])
+			src, shown, err := a.readFile("pipeline file", args[0])
+			if err != nil {
+				return err
+			}
+			pipeline, err := parsePipeline(shown, src, over)
 			if err != nil {
 				return err
 			}
 			pipeline.NoCache = pipeline.NoCache || noCache
-			// Folders are relative to the file that names them; a pipeline from standard
-			// input names them relative to the current folder.
-			base := "."
-			if args[0] != "-" {
-				base = filepath.Dir(args[0])
-			}
-			return submitPipeline(cmd.Context(), a, pipeline, base, resume, flags)
+			return submitPipeline(cmd.Context(), a, *pipeline, baseFolder(args[0]), resume, flags)
 		},
 	}
 	flags.register(cmd)
+	over.register(cmd)
 	cmd.Flags().BoolVar(&noCache, "no-cache", false, "run cached steps again; later runs use the new results")
 	cmd.Flags().StringVar(&resume, "resume", "",
 		"ended pipeline whose succeeded steps are taken over where they are unchanged")
 	return cmd
-}
-
-// readPipeline reads a pipeline file, or standard input for "-", and validates the pipeline
-// with its defaults. The result is as written, without defaults, which the server fills in.
-func readPipeline(a *app, name string) (pipeline spec.Pipeline, err error) {
-	src, shown, err := a.readFile("pipeline file", name)
-	if err != nil {
-		return pipeline, err
-	}
-	err = jobfile.Decode(shown, src, &pipeline, func() []berth.FieldError { return pipeline.WithDefaults().Validate() })
-	return pipeline, err
 }
 
 // submitPipeline uploads the folders that the steps name relative to base, submits the

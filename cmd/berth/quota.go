@@ -127,9 +127,10 @@ func amountsText(a *spec.Amounts) string {
 // newQuotaShow builds "berth quota show" over GET /v1/quotas/{tenant}.
 func newQuotaShow(a *app) *cobra.Command {
 	return &cobra.Command{
-		Use:   "show TENANT",
-		Short: "Show a tenant's quota and usage",
-		Args:  cobra.ExactArgs(1),
+		Use:               "show TENANT",
+		Short:             "Show a tenant's quota and usage",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: a.completeTenant,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.client()
 			if err != nil {
@@ -378,7 +379,8 @@ func newQuotaSet(a *app) *cobra.Command {
 			"If the quota was changed by another call meanwhile, nothing is changed and the exit code is 4.",
 		Example: "  berth quota set vision --guarantee-gpus 8 --limit-gpus 16 --max-queued 1000\n" +
 			"  berth quota set vision --limit-gpus none --budget 5000/720h",
-		Args: cobra.ExactArgs(1),
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: a.completeTenant,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.client()
 			if err != nil {
@@ -431,9 +433,10 @@ func applyQuotaFlags(flags *pflag.FlagSet, q *spec.Quota) error {
 // quota the tenant is bound only by the tenants above it.
 func newQuotaDelete(a *app) *cobra.Command {
 	return &cobra.Command{
-		Use:   "delete TENANT",
-		Short: "Delete a tenant's quota",
-		Args:  cobra.ExactArgs(1),
+		Use:               "delete TENANT",
+		Short:             "Delete a tenant's quota",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: a.completeTenant,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.client()
 			if err != nil {

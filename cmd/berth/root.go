@@ -68,7 +68,7 @@ func newRoot(a *app) *cobra.Command {
 		newMetrics(a), newCheckpoints(a), newOutputs(a), newPipeline(a), newSchedule(a))
 	add(groupMachines, newMachineList(a, "machines"), newMachine(a), newJoinToken(a))
 	add(groupAdmin, newAdmission(a), newTenant(a), newQuota(a), newToken(a), newSecret(a))
-	add(groupSelf, newLogin(a), newContext(a), newVersion(a))
+	add(groupSelf, newLogin(a), newWhoami(a), newContext(a), newVersion(a))
 	// After the whole tree exists: checkArgs wraps each command's own check.
 	eachCommand(root, checkArgs)
 	return root

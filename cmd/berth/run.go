@@ -19,7 +19,7 @@ type runFlags struct {
 	workdir                                        string
 	name, image, cpus, memory, disk, gpus, gpuType string
 	priority, timeLimit, checkpoint                string
-	env, labels                                    map[string]string
+	labels                                         map[string]string
 	maxAttempts, members                           int
 }
 
@@ -28,6 +28,7 @@ type runFlags struct {
 func newRun(a *app) *cobra.Command {
 	var flags submitFlags
 	var r runFlags
+	var over overrides
 	cmd := &cobra.Command{
 		Use:     "run --image IMAGE [flags] [-- COMMAND [ARG...]]",
 		Short:   "Submit a job without a file",
@@ -56,6 +57,9 @@ func newRun(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if err := over.apply(&jobSpec); err != nil {
+				return err
+			}
 			// Validated here as a job file is, so that all faults appear at once, without a
 			// call.
 			if err := jobfile.Check(jobSpec); err != nil {
@@ -75,7 +79,10 @@ func newRun(a *app) *cobra.Command {
 		"number of containers that start together and reach each other (default 1); resources are per container")
 	f.StringVar(&r.gpus, "gpus", "", "number of GPUs, or a share of one such as 0.25")
 	f.StringVar(&r.gpuType, "gpu-type", "", "acceptable GPU models, such as H100,A100")
-	f.StringToStringVarP(&r.env, "env", "e", nil, "environment variables of the container: KEY=VALUE")
+	over.register(cmd)
+	f.Lookup("env").Usage = "environment variables of the container: KEY=VALUE"
+	f.Lookup("set").Usage = "field of the job file without a flag: PATH=VALUE, such as checkpoint.keep=5"
+	f.Lookup("secret").Usage = "secrets that the container receives, by name"
 	f.StringToStringVarP(&r.labels, "label", "l", nil, "labels of the job: KEY=VALUE")
 	f.StringVar(&r.priority, "priority", "", "priority: low, normal, high, or 0 to 1000 (default normal)")
 	f.StringVar(&r.timeLimit, "time-limit", "", "time limit of an attempt, such as 4h")
@@ -89,7 +96,7 @@ func newRun(a *app) *cobra.Command {
 // spec converts the flags into a job, with the parsers of the job file. The error joins the
 // faults of all flags.
 func (r runFlags) spec(command []string) (spec.Job, error) {
-	s := spec.Job{Name: r.name, Image: r.image, Workdir: r.workdir, Command: command, Env: r.env, Labels: r.labels}
+	s := spec.Job{Name: r.name, Image: r.image, Workdir: r.workdir, Command: command, Labels: r.labels}
 	s.Retry.MaxAttempts, s.Members = r.maxAttempts, r.members
 	if s.Name == "" {
 		s.Name = nameOf(r.image)

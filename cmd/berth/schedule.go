@@ -121,6 +121,9 @@ func fireCell(f wire.Fire) cell {
 	}
 }
 
+// shownFires is the number of last fires that a schedule is shown with.
+const shownFires = 20
+
 // fireHandle returns the handle of a fire's job; the fire must have one.
 func fireHandle(f wire.Fire) string { return handle(wire.Job{ID: *f.Job, Handle: f.JobHandle}) }
 
@@ -128,9 +131,10 @@ func fireHandle(f wire.Fire) string { return handle(wire.Job{ID: *f.Job, Handle:
 func newScheduleShow(a *app) *cobra.Command {
 	var fires int
 	cmd := &cobra.Command{
-		Use:   "show NAME",
-		Short: "Show a schedule, its next times and its last fires",
-		Args:  cobra.ExactArgs(1),
+		Use:               "show NAME",
+		Short:             "Show a schedule, its next times and its last fires",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: a.completeSchedules,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if fires < 0 || fires > 1000 {
 				return usagef("--fires %d is out of range; allowed: 0 to 1000", fires)
@@ -146,7 +150,7 @@ func newScheduleShow(a *app) *cobra.Command {
 			return showSchedule(a, s)
 		},
 	}
-	cmd.Flags().IntVar(&fires, "fires", 20, "number of last fires to show")
+	cmd.Flags().IntVar(&fires, "fires", shownFires, "number of last fires to show")
 	return cmd
 }
 
@@ -217,9 +221,10 @@ func describeSchedule(a *app, s wire.Schedule) *sheet {
 // Submitted jobs stay.
 func newScheduleDelete(a *app) *cobra.Command {
 	return &cobra.Command{
-		Use:   "delete NAME",
-		Short: "Delete a schedule; its jobs stay",
-		Args:  cobra.ExactArgs(1),
+		Use:               "delete NAME",
+		Short:             "Delete a schedule; its jobs stay",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: a.completeSchedules,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.client()
 			if err != nil {
@@ -253,7 +258,7 @@ func newScheduleResume(a *app) *cobra.Command {
 func noteSchedule(a *app, cmd *cobra.Command, words string,
 	change func(c *client.Client, ctx context.Context, name, note string) (wire.Schedule, error)) *cobra.Command {
 	var note string
-	cmd.Args = cobra.ExactArgs(1)
+	cmd.Args, cmd.ValidArgsFunction = cobra.ExactArgs(1), a.completeSchedules
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		c, err := a.client()
 		if err != nil {

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -101,6 +100,7 @@ func set[T comparable](v *T, with T) {
 // newScheduleCreate builds "berth schedule create" over POST /v1/schedules.
 func newScheduleCreate(a *app) *cobra.Command {
 	var flags scheduleFlags
+	var over overrides
 	cmd := &cobra.Command{
 		Use:   "create FILE|-",
 		Short: "Create a schedule from a job, pipeline or schedule file",
@@ -112,55 +112,41 @@ func newScheduleCreate(a *app) *cobra.Command {
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			flags.setsPaused = cmd.Flags().Changed("paused")
-			schedule, err := readSchedule(a, args[0], flags)
+			schedule, err := readSchedule(a, args[0], flags, over)
 			if err != nil {
 				return err
 			}
-			// Folders are relative to the file that names them, or to the current folder
-			// for standard input.
-			base := "."
-			if args[0] != "-" {
-				base = filepath.Dir(args[0])
-			}
-			return createSchedule(cmd.Context(), a, schedule, base)
+			return createSchedule(cmd.Context(), a, schedule, baseFolder(args[0]))
 		},
 	}
 	flags.register(cmd)
+	over.register(cmd)
 	return cmd
 }
 
-// readSchedule builds a schedule from a file and flags. The file may be of any kind: a
-// schedule has both times and work; a job or a pipeline has the work only, and the flags
-// must give the times. The kind is read from the file, so the user need not state it.
-func readSchedule(a *app, name string, flags scheduleFlags) (s spec.Schedule, err error) {
+// readSchedule builds a schedule from a file, flags and overrides. The file may be of any
+// kind: a schedule has both times and work; a job or a pipeline has the work only, and the
+// flags must give the times. The kind is read from the file, so the user need not state it.
+func readSchedule(a *app, name string, flags scheduleFlags, over overrides) (s spec.Schedule, err error) {
 	src, shown, err := a.readFile("file", name)
 	if err != nil {
 		return s, err
 	}
 	switch jobfile.Kind(shown, src) {
 	case spec.KindSchedule:
-		// The flags are applied before the validation, which then judges the final
-		// schedule, and with places in the file. The callback can return only faults of
-		// fields, so a fault of the flags is kept apart; it takes precedence, since the
-		// validation saw a schedule half changed.
-		var wrong error
-		err = jobfile.Decode(shown, src, &s, func() []berth.FieldError {
-			wrong = flags.apply(&s, a.now())
-			return s.WithDefaults().Validate()
-		})
-		if wrong != nil {
-			err = wrong
+		whole, err := parseSchedule(shown, src, over, func(s *spec.Schedule) error { return flags.apply(s, a.now()) })
+		if err != nil {
+			return s, err
 		}
-		return s, err
+		return *whole, nil
 	case string(berth.KindPipeline):
 		// The schedule gets the name of its work, which --name may override.
-		s.Pipeline = &spec.Pipeline{}
-		err = jobfile.Decode(shown, src, s.Pipeline,
-			func() []berth.FieldError { return s.Pipeline.WithDefaults().Validate() })
-		s.Name = s.Pipeline.Name
+		if s.Pipeline, err = parsePipeline(shown, src, over); err == nil {
+			s.Name = s.Pipeline.Name
+		}
 	default:
 		var file *jobfile.File
-		if file, err = jobfile.Parse(shown, src); err == nil {
+		if file, err = parseJob(shown, src, over); err == nil {
 			s.Job, s.Name = &file.Spec, file.Spec.Name
 		}
 	}
@@ -174,10 +160,7 @@ func readSchedule(a *app, name string, flags scheduleFlags) (s spec.Schedule, er
 		return s, &usageError{message: "no time given for submitting " + shown,
 			hint: "add --cron, --every, --at or --in; or use a file with kind: schedule"}
 	}
-	if faults := s.WithDefaults().Validate(); len(faults) > 0 {
-		return s, &berth.Error{Code: berth.CodeInvalid, Slug: berth.SlugInvalidSpec, Fields: faults}
-	}
-	return s, nil
+	return s, invalidSpec(s.WithDefaults().Validate())
 }
 
 // createSchedule uploads the folders that the work names relative to base, and creates the
@@ -215,23 +198,32 @@ func createSchedule(ctx context.Context, a *app, schedule spec.Schedule, base st
 	return showSchedule(a, s)
 }
 
-// submitLater creates a schedule that submits a job once, for submit --at and --in. The
-// schedule is named after the job and the time in UTC, so that a repeat with the same --at
-// finds the existing schedule, and several times of one job do not collide.
-func submitLater(ctx context.Context, a *app, file *jobfile.File, when scheduleFlags, flags submitFlags) error {
+// submitLater creates a schedule that submits a job or a pipeline once, for submit --at and
+// --in. The schedule is named after its work and the time in UTC, so that a repeat with the
+// same --at finds the existing schedule, and several times of one job do not collide.
+func submitLater(ctx context.Context, a *app, w work, when scheduleFlags, flags submitFlags) error {
 	// No job exists yet to wait for, and an idempotency key belongs to a submit.
 	if flags.wait || flags.key != "" {
 		return usagef("--wait and --idempotency-key are for jobs that are submitted now")
 	}
-	s := spec.Schedule{Job: &file.Spec}
+	s := spec.Schedule{Pipeline: w.pipeline}
+	name := ""
+	switch {
+	case w.schedule != nil:
+		return usagef("--at and --in are for jobs and pipelines; a schedule has times of its own")
+	case w.pipeline != nil:
+		name = w.pipeline.Name
+	default:
+		s.Job, name = &w.job.Spec, w.job.Spec.Name
+	}
 	if err := when.apply(&s, a.now()); err != nil {
 		return err
 	}
 	// Names have at most 63 characters, the time included.
 	const room = 63 - len("-20060102-150405")
-	name := strings.TrimRight(file.Spec.Name[:min(len(file.Spec.Name), room)], "-")
+	name = strings.TrimRight(name[:min(len(name), room)], "-")
 	s.Name = name + s.At.UTC().Format("-20060102-150405")
-	return createSchedule(ctx, a, s, baseOf(file))
+	return createSchedule(ctx, a, s, w.base)
 }
 
 // newScheduleRun builds "berth schedule run" over POST /v1/schedules/{name}/run. The client
@@ -243,7 +235,8 @@ func newScheduleRun(a *app) *cobra.Command {
 		Short: "Trigger a schedule now, in addition to its times",
 		Long: "Run fires a schedule now, paused or not, and prints the id of the job, or why its overlap policy " +
 			"created none.",
-		Args: cobra.ExactArgs(1),
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: a.completeSchedules,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.client()
 			if err != nil {
@@ -305,8 +298,9 @@ func newScheduleBackfill(a *app) *cobra.Command {
 		Short: "Submit for past times of a schedule, each once",
 		Long: "Backfill submits a job for every time of the schedule in a range, both ends included, that has none\n" +
 			"yet: times before its creation, during a pause, skipped or refused. A repeat submits nothing twice.",
-		Example: "  berth schedule backfill nightly --from 2026-01-01T00:00:00Z --to 2026-01-31T23:59:59Z",
-		Args:    cobra.ExactArgs(1),
+		Example:           "  berth schedule backfill nightly --from 2026-01-01T00:00:00Z --to 2026-01-31T23:59:59Z",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: a.completeSchedules,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			b, err := backfillOf(from, to, overlap)
 			if err != nil {

@@ -35,7 +35,8 @@ func newSecretSet(a *app) *cobra.Command {
 			"it again. Jobs list it in secrets; attempts that have started keep the old value.",
 		Example: "  berth secret set HF_TOKEN < token.txt\n" +
 			"  printf %s \"$USER:$PASSWORD\" | berth secret set REGISTRY_LOGIN",
-		Args: cobra.ExactArgs(1),
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: a.completeSecrets,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			value, err := readSecretValue(a, args[0], file)
 			if err != nil {
@@ -141,9 +142,10 @@ func newSecretList(a *app) *cobra.Command {
 // newSecretDelete builds "berth secret delete" over DELETE /v1/secrets/{name}.
 func newSecretDelete(a *app) *cobra.Command {
 	return &cobra.Command{
-		Use:   "delete NAME",
-		Short: "Delete a secret; waiting jobs that name it will fail",
-		Args:  cobra.ExactArgs(1),
+		Use:               "delete NAME",
+		Short:             "Delete a secret; waiting jobs that name it will fail",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: a.completeSecrets,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.client()
 			if err != nil {

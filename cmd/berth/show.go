@@ -17,8 +17,10 @@ import (
 // newShow builds "berth show" over GET /v1/jobs/{id}, for jobs, arrays and pipelines.
 func newShow(a *app) *cobra.Command {
 	return &cobra.Command{
-		Use:               "show JOB",
-		Short:             "Show a job, its attempts and its checkpoints",
+		Use:   "show JOB",
+		Short: "Show a job, an array, a pipeline or a schedule",
+		Long: "Show prints a job with its attempts and checkpoints, a pipeline with its steps, and a schedule, if no " +
+			"job\nhas its name, with its last fires.",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeJobs(anyJob),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -27,6 +29,12 @@ func newShow(a *app) *cobra.Command {
 				return err
 			}
 			job, err := a.job(cmd.Context(), c, args[0])
+			if berth.CodeOf(err) == berth.CodeNotFound {
+				// Jobs take precedence, since a schedule has the name of its jobs by default.
+				if s, none := c.Schedule(cmd.Context(), args[0], shownFires); none == nil {
+					return showSchedule(a, s)
+				}
+			}
 			if err != nil {
 				return err
 			}
@@ -91,7 +99,8 @@ func describeJob(a *app, j wire.Job, wide bool) error {
 	if j.Spec != nil {
 		s.add("image", oneLine(j.Spec.Image))
 		s.add("command", oneLine(shellLine(slices.Concat(j.Spec.Entrypoint, j.Spec.Command))))
-		s.add("workdir", j.Spec.Workdir)
+		s.add("code", j.Spec.Workdir)
+		addData(&s, *j.Spec)
 		// With defaults, where the spec leaves a field out.
 		s.add("resources", resourcesText(j.Spec.WithDefaults().Resources))
 		if n := j.Spec.Members; n > 1 {
@@ -101,7 +110,7 @@ func describeJob(a *app, j wire.Job, wide bool) error {
 	if wide {
 		s.add("image digest", j.ImageDigest)
 	}
-	s.add("submitted", stamp(&j.SubmittedAt, now))
+	s.add("submitted", submittedText(j, now))
 	s.add("started", stamp(j.StartedAt, now))
 	s.add("finished", stamp(j.FinishedAt, now))
 	s.add("next attempt", stamp(j.EligibleAt, now))
@@ -134,9 +143,49 @@ func describeJob(a *app, j wire.Job, wide bool) error {
 			return err
 		}
 	}
-	if len(j.Checkpoints) > 0 {
+	return showKept(a, j.Checkpoints, wide)
+}
+
+// addData adds the inputs and outputs of a job, as its file names them.
+func addData(s *sheet, j spec.Job) {
+	label := "inputs"
+	for _, in := range j.Inputs {
+		s.rows = append(s.rows, [2]string{label, oneLine(in.From + " -> " + in.To)})
+		label = ""
+	}
+	label = "outputs"
+	for _, out := range j.Outputs {
+		s.rows = append(s.rows, [2]string{label, oneLine(out.Name + ": " + out.Path)})
+		label = ""
+	}
+}
+
+// submittedText formats when a job was submitted and, if the server knows it, by whom.
+func submittedText(j wire.Job, now time.Time) string {
+	text := stamp(&j.SubmittedAt, now)
+	if j.SubmittedBy != "" {
+		text += " by " + oneLine(strings.TrimPrefix(j.SubmittedBy, "user:"))
+	}
+	return text
+}
+
+// showKept prints the checkpoints that a job can resume from or that are damaged. Pruned ones
+// are only a record: they are counted, and wide shows them.
+func showKept(a *app, all []berth.Checkpoint, wide bool) error {
+	shown := all
+	if !wide {
+		shown = slices.DeleteFunc(slices.Clone(all), func(c berth.Checkpoint) bool {
+			return c.State == berth.CheckpointPruned
+		})
+	}
+	if len(shown) > 0 {
 		fmt.Fprintln(a.out)
-		return checkpointTable(a, j.Checkpoints, wide).write(a.out)
+		if err := checkpointTable(a, shown, wide).write(a.out); err != nil {
+			return err
+		}
+	}
+	if pruned := len(all) - len(shown); pruned > 0 {
+		a.say("%s pruned; list all: berth checkpoints JOB", plural(pruned, "checkpoint was", "checkpoints were"))
 	}
 	return nil
 }

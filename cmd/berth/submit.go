@@ -50,41 +50,37 @@ func (f *submitFlags) check() error {
 func newSubmit(a *app) *cobra.Command {
 	var flags submitFlags
 	var later scheduleFlags
+	var over overrides
 	cmd := &cobra.Command{
 		Use:   "submit FILE|-",
-		Short: "Submit a job file",
-		Long: "Submit validates a job file (YAML or JSON, - for standard input), submits the job and prints its id.\n" +
-			"docs/guide/job-file.md describes the fields. With --at or --in it creates a schedule for that one time\n" +
-			"instead, which berth schedule shows and deletes.",
-		Example: "  berth submit job.yaml --wait\n  id=$(berth submit job.yaml)\n  berth submit job.yaml --in 2h",
-		Args:    cobra.ExactArgs(1),
+		Short: "Submit a file: a job, an array or a pipeline; or create its schedule",
+		Long: "Submit validates a file (YAML or JSON, - for standard input), submits the job or pipeline and prints " +
+			"its id.\ndocs/guide/job-file.md describes the fields. A file with kind: schedule creates the schedule. " +
+			"With --at or\n--in it creates a schedule for that one time instead, which berth schedule shows and " +
+			"deletes.\n" +
+			"--env, --set and --secret change the file as it is read; PATH names a field as an error does.",
+		Example: "  berth submit job.yaml --wait\n  id=$(berth submit job.yaml)\n  berth submit job.yaml --in 2h\n" +
+			"  berth submit job.yaml -e LR=0.1 --set resources.gpus=2\n" +
+			"  berth submit nightly.yaml --set jobs.train.time_limit=4h",
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := flags.check(); err != nil {
 				return err
 			}
-			file, err := a.readJobFile(args[0])
+			w, err := a.readWork(args[0], over)
 			if err != nil {
 				return err
 			}
 			if later.at != "" || later.in != 0 {
-				return submitLater(cmd.Context(), a, file, later, flags)
+				return submitLater(cmd.Context(), a, w, later, flags)
 			}
-			return submitJob(cmd.Context(), a, file.Spec, file, flags)
+			return submitWork(cmd.Context(), a, w, flags)
 		},
 	}
 	flags.register(cmd)
 	later.registerTime(cmd)
+	over.register(cmd)
 	return cmd
-}
-
-// readJobFile reads and validates a job file, or standard input for "-". The error has all
-// faults of the file.
-func (a *app) readJobFile(name string) (*jobfile.File, error) {
-	src, shown, err := a.readFile("job file", name)
-	if err != nil {
-		return nil, err
-	}
-	return jobfile.Parse(shown, src)
 }
 
 // readFile reads a file, or standard input for "-", and returns the name for messages. It

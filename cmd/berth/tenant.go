@@ -101,9 +101,10 @@ func showTenants(a *app, list wire.Page[wire.Tenant]) error {
 // newTenantShow builds "berth tenant show" over GET /v1/tenants/{id}.
 func newTenantShow(a *app) *cobra.Command {
 	return &cobra.Command{
-		Use:   "show TENANT",
-		Short: "Show a tenant with its usage",
-		Args:  cobra.ExactArgs(1),
+		Use:               "show TENANT",
+		Short:             "Show a tenant with its usage",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: a.completeTenant,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.client()
 			if err != nil {
@@ -143,10 +144,11 @@ func newTenantSet(a *app) *cobra.Command {
 	var parent string
 	var weight float64
 	cmd := &cobra.Command{
-		Use:     "set TENANT",
-		Short:   "Change a tenant's weight or parent",
-		Example: "  berth tenant set vision --weight 3",
-		Args:    cobra.ExactArgs(1),
+		Use:               "set TENANT",
+		Short:             "Change a tenant's weight or parent",
+		Example:           "  berth tenant set vision --weight 3",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: a.completeTenant,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var p spec.TenantPatch
 			// Changed, since "" is a value: it moves the tenant to the top of the tree.
@@ -187,7 +189,8 @@ func newTenantDelete(a *app) *cobra.Command {
 			"together\n" +
 			"with its secrets and uploads. The name of a tenant with archived jobs cannot be used again: a new\n" +
 			"tenant would own them.",
-		Args: cobra.ExactArgs(1),
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: a.completeTenant,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.client()
 			if err != nil {

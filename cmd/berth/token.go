@@ -81,7 +81,7 @@ func newTokenList(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:     "list",
 		Aliases: []string{"ls"},
-		Short:   "List tokens without their secrets",
+		Short:   "List tokens without their secrets; users see those of their own name",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := a.client()
@@ -89,6 +89,10 @@ func newTokenList(a *app) *cobra.Command {
 				return err
 			}
 			list, err := c.Tokens(cmd.Context())
+			// The tokens of everybody are for admins.
+			if berth.CodeOf(err) == berth.CodeForbidden {
+				list, err = c.OwnTokens(cmd.Context())
+			}
 			if err != nil {
 				return a.failed(cmd.Context(), err)
 			}
@@ -129,15 +133,20 @@ func showTokens(a *app, list wire.Page[wire.Token]) error {
 // the token's id: its text is a secret and stays out of arguments.
 func newTokenRevoke(a *app) *cobra.Command {
 	return &cobra.Command{
-		Use:   "revoke ID",
-		Short: "Revoke a token immediately",
-		Args:  cobra.ExactArgs(1),
+		Use:               "revoke ID",
+		Short:             "Revoke a token immediately; users revoke those of their own name",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: a.completeTokens,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.client()
 			if err != nil {
 				return err
 			}
-			if err := c.RevokeToken(cmd.Context(), args[0]); err != nil {
+			err = c.RevokeToken(cmd.Context(), args[0])
+			if berth.CodeOf(err) == berth.CodeForbidden {
+				err = c.RevokeOwnToken(cmd.Context(), args[0])
+			}
+			if err != nil {
 				return a.failed(cmd.Context(), err)
 			}
 			_, err = fmt.Fprintf(a.out, "revoked token %s\n", args[0])

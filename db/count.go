@@ -1,0 +1,26 @@
+package db
+
+import (
+	"context"
+	"strings"
+)
+
+// MaxCount is the highest number that Count returns.
+const MaxCount = MaxPage + 1
+
+// Count returns the number of jobs that f selects, on all pages, or MaxCount if there are at
+// least as many. It reads no more rows than List does for a page of MaxPage.
+func (d *Jobs) Count(ctx context.Context, f JobFilter) (n int, err error) {
+	f.Limit, f.Cursor = MaxPage, ""
+	walks, args := f.walks(nil)
+	err = d.pool.QueryRow(ctx, `
+		SELECT count(*)
+		FROM (
+			SELECT 1
+			FROM (`+strings.Join(walks, `
+			UNION ALL`)+`
+			) found
+			LIMIT @limit
+		) page`, args).Scan(&n)
+	return n, mapError(err, "jobs")
+}

@@ -1,0 +1,35 @@
+package db
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth/wire"
+)
+
+// own is the condition of the tokens of a caller: those with its name in its tenant. The
+// name is the caller's identity in events, so a caller with two tokens of one name is one
+// person, or one program, to everybody else too.
+const own = `tenant = @tenant AND name = @name AND machine_id IS NULL`
+
+// ListOwn returns a page of the tokens that have the name and the tenant of p, oldest first.
+func (d *Tokens) ListOwn(ctx context.Context, of Principal, p Paging) (tokens []wire.Token, next string, err error) {
+	return tokenPage(ctx, d.core, "tokens", tokenDocument, tokensOf{
+		Paging: p, condition: own, args: pgx.NamedArgs{"tenant": of.Tenant, "name": of.Name},
+	}, func(t wire.Token) []any { return []any{t.CreatedAt, t.ID} })
+}
+
+// RevokeOwn is Revoke for a token with the name and the tenant of p. Any other token is
+// not_found, like one that does not exist.
+func (d *Tokens) RevokeOwn(ctx context.Context, of Principal, id string) error {
+	tag, err := d.pool.Exec(ctx, `
+		UPDATE tokens
+		SET revoked_at = coalesce(revoked_at, now())
+		WHERE id = @id AND `+own,
+		pgx.NamedArgs{"id": id, "tenant": of.Tenant, "name": of.Name})
+	if err == nil && tag.RowsAffected() == 0 {
+		err = pgx.ErrNoRows
+	}
+	return mapError(err, "token "+id)
+}
