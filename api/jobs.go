@@ -210,7 +210,7 @@ func (h *jobHandlers) listJobs(ctx context.Context, in *listInput) (*listOutput,
 	}
 	out := &listOutput{page(jobs, next)}
 	if in.Count {
-		n, err := h.jobs.Count(ctx, f)
+		n, err := f.Count(ctx, h.jobs)
 		if err != nil {
 			return nil, err
 		}

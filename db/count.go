@@ -9,8 +9,8 @@ import (
 const MaxCount = MaxPage + 1
 
 // Count returns the number of jobs that f selects, on all pages, or MaxCount if there are at
-// least as many. It reads no more rows than List does for a page of MaxPage.
-func (d *Jobs) Count(ctx context.Context, f JobFilter) (n int, err error) {
+// least as many. It reads no more rows than Jobs.List does for a page of MaxPage.
+func (f JobFilter) Count(ctx context.Context, d *Jobs) (n int, err error) {
 	f.Limit, f.Cursor = MaxPage, ""
 	walks, args := f.walks(nil)
 	err = d.pool.QueryRow(ctx, `

@@ -19,14 +19,14 @@
 //
 // A file holds the methods of one store at most. These files hold methods:
 //
-//	Jobs        archive cancel count dispatch events handles jobs jobs_reconcile list load
-//	            pipeline_submit retry retry_elements submit update
+//	Jobs        archive cancel dispatch events handles jobs jobs_reconcile list load
+//	            pipeline_submit retry retry_elements submit update waiting
 //	Attempts    drain ends orders reconcile runs settle stuck waiters waits
 //	Parents     parent parent_control parent_tell
 //	Schedules   clocks fire schedules
 //	Queue       commit explain feed preempt repair
 //	Machines    blame engine machines_read machines_write prune reap
-//	Agents      claim register report report_refused sync
+//	Agents      claim register report report_refused stages sync
 //	Tenants     submit_leases tenants_read tenants_write usage
 //	Storage     storage
 //	Tokens      first_token tokens tokens_own

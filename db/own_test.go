@@ -70,7 +70,7 @@ func TestListsSelectBySubmitterAndDeadLetter(t *testing.T) {
 		if want := row.want; err != nil || row.filter.Limit == 0 && len(list) != want {
 			t.Errorf("%s: %d jobs, %v; want %d", name, len(list), err, want)
 		}
-		if n, err := s.db.Jobs.Count(t.Context(), row.filter); err != nil || n != row.want {
+		if n, err := row.filter.Count(t.Context(), s.db.Jobs); err != nil || n != row.want {
 			t.Errorf("%s: counted %d, %v; want %d", name, n, err, row.want)
 		}
 		for _, j := range list {
