@@ -35,6 +35,7 @@ const (
 	ofName    = "schedules'"  // another tenant's name is answered like none
 	ofAgent   = "agents'"     // closed to users
 	open      = "open"        // needs no token
+	ofToken   = "own tokens'" // another caller's token is answered like none
 	ofSubmit  = "submit"      // makes the caller's own
 )
 
@@ -51,8 +52,10 @@ func kindOf(method, path string) string {
 		return ofMachine
 	case strings.HasPrefix(path, "/v1/machines"), path == "/v1/admission", strings.HasPrefix(path, "/v1/tokens"), strings.HasPrefix(path, "/v1/join-tokens"):
 		return ofAdmin
-	case strings.HasPrefix(path, "/v1/whoami"):
+	case path == "/v1/whoami", path == "/v1/whoami/tokens":
 		return ofOwn
+	case strings.HasPrefix(path, "/v1/whoami/tokens/:id"):
+		return ofToken
 	case strings.HasPrefix(path, "/v1/tenants"), strings.HasPrefix(path, "/v1/quotas"):
 		if method != http.MethodGet {
 			return ofAdmin
@@ -146,6 +149,12 @@ func TestAnotherTenantsJobIsLikeNone(t *testing.T) {
 			missing := s.call("bob", r.Method, strings.ReplaceAll(r.Path, ":name", "none"), body)
 			if theirs.status != http.StatusNotFound || strings.ReplaceAll(theirs.body, "alices-secret", "none") != missing.body {
 				t.Errorf("%s: another tenant's %d %s, none %d %s", name, theirs.status, theirs.body, missing.status, missing.body)
+			}
+		case ofToken:
+			id := strings.Split(s.tokens["alice"], "_")[1]
+			theirs, missing := s.call("bob", r.Method, at(id), body), s.call("bob", r.Method, at(none), body)
+			if theirs.status != http.StatusNotFound || strings.ReplaceAll(theirs.body, id, none) != missing.body {
+				t.Errorf("%s: another's token %d %s, one that is none %d %s", name, theirs.status, theirs.body, missing.status, missing.body)
 			}
 		case ofSubmit:
 			if a := s.call("bob", r.Method, r.Path, body); a.status >= 300 || strings.Contains(a.body, `"tenant":"a"`) {
