@@ -122,7 +122,14 @@ func (h *planHandlers) explain(ctx context.Context, in *JobInput) (*explainOutpu
 		}
 		if waits {
 			held, err := h.control.blockers(ctx, row.State)
-			return &explainOutput{waiting(job.Body, row.State, w, held)}, err
+			if err != nil {
+				return nil, err
+			}
+			e := waiting(job.Body, row.State, w, held)
+			if err := h.nameHolders(ctx, &e, w.Holders); err != nil {
+				return nil, err
+			}
+			return &explainOutput{e}, nil
 		}
 		if job, err = h.jobNow(ctx, job.Body.ID); err != nil {
 			return nil, err

@@ -91,13 +91,13 @@ func (h *queueHandlers) items(
 	for i, w := range page {
 		ids[i] = w.Job
 	}
-	rows, err := h.jobs.WaitingAmong(ctx, scope(ctx), ids)
+	rows, err := h.jobs.Among(ctx, scope(ctx), ids)
 	if err != nil {
 		return nil, err
 	}
 	each := make([]*wire.Job, 0, len(page))
 	for _, w := range page {
-		if j, ok := rows[w.Job]; ok {
+		if j, ok := rows[w.Job]; ok && j.Status.Waiting() {
 			items = append(items, wire.QueuedJob{Job: j, Band: w.Band, Share: w.Share, Pools: w.Pools})
 		}
 	}

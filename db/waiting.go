@@ -9,23 +9,22 @@ import (
 	"berth/wire"
 )
 
-// WaitingAmong returns the jobs of the list that still wait, without the fields of the full
+// Among returns the jobs of the list that are not archived, without the fields of the full
 // view, by id. Tenant "" means any; another tenant's job is left out.
-func (d *Jobs) WaitingAmong(
+func (d *Jobs) Among(
 	ctx context.Context, tenant berth.TenantID, ids []berth.JobID,
 ) (map[berth.JobID]wire.Job, error) {
 	rows, err := d.pool.Query(ctx, `
-		SELECT `+jobDocument+`
+		SELECT `+jobDocument+` || jsonb_build_object('handle', `+handleOf("j.id")+`)
 		FROM jobs j
-		WHERE j.id = ANY(@ids::uuid[]) AND j.state IN ('submitted', 'queued', 'retrying')
-			AND (@tenant = '' OR j.tenant = @tenant)`,
+		WHERE j.id = ANY(@ids::uuid[]) AND (@tenant = '' OR j.tenant = @tenant)`,
 		pgx.NamedArgs{"ids": ids, "tenant": string(tenant)})
 	if err != nil {
-		return nil, mapError(err, "waiting jobs")
+		return nil, mapError(err, "jobs")
 	}
 	list, err := pgx.CollectRows(rows, pgx.RowTo[wire.Job])
 	if err != nil {
-		return nil, mapError(err, "waiting jobs")
+		return nil, mapError(err, "jobs")
 	}
 	byID := make(map[berth.JobID]wire.Job, len(list))
 	for _, j := range list {

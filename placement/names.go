@@ -161,6 +161,8 @@ type (
 	Blocker = explain.Blocker
 	// Waiting is a waiting job in an overview of the queue.
 	Waiting = explain.Waiting
+	// Holder is a running job that holds capacity that a waiting job could use.
+	Holder = explain.Holder
 	// Term is one value that the position of a job in the queue depends on.
 	Term = explain.Term
 )

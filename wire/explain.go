@@ -136,6 +136,20 @@ type Explanation struct {
 	EstimatedStart *time.Time  `json:"estimated_start,omitempty" doc:"by time limits of other jobs; absent: unknown"`
 	Reserved       bool        `json:"reserved,omitempty" doc:"its start is reserved: no later job delays it"`
 	Fit            *Fit        `json:"fit,omitempty" doc:"how the machines stand to it, while it waits"`
+
+	Holders      []Holder `json:"holders,omitempty" doc:"no_room: your jobs that hold the room, the first to end first"`
+	OtherHolders int      `json:"other_holders,omitempty" doc:"no_room: number of other jobs that hold the room"`
+}
+
+// Holder is a running job that holds capacity which a waiting job could use.
+type Holder struct {
+	Job        berth.JobID       `json:"job"`
+	Handle     string            `json:"handle,omitempty" doc:"of job"`
+	Name       string            `json:"name"`
+	ArrayIndex *int              `json:"array_index,omitempty"`
+	Tenant     berth.TenantID    `json:"tenant"`
+	Machines   []berth.MachineID `json:"machines" doc:"of those that the waiting job could use"`
+	EndsBy     *time.Time        `json:"ends_by,omitempty" doc:"latest end by its time_limit; absent: no time_limit"`
 }
 
 // Blocker is one reason why a job does not start.

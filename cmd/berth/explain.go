@@ -196,8 +196,11 @@ func writeFit(a *app, s *sheet, f wire.Fit, wide bool) error {
 // newExplain builds "berth explain" over GET /v1/jobs/{id}/explain.
 func newExplain(a *app) *cobra.Command {
 	return &cobra.Command{
-		Use:               "explain JOB",
-		Short:             "Explain a job's state and list everything that keeps it from starting",
+		Use:   "explain JOB",
+		Short: "Explain a job's state and list everything that keeps it from starting",
+		Long: "Explain lists the reasons for which a job waits, the jobs that hold the room as far as you may see\n" +
+			"them, and the estimated start. Wide adds codes, the values that decide the order, and all conditions\n" +
+			"on machines.",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeJobs(liveJob),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -230,22 +233,14 @@ func showExplanation(a *app, job wire.Job, e wire.Explanation) error {
 		s.add("job", named(job))
 		s.add("vars", oneLine(pairs(job.Variables)))
 		s.add("status", a.outTerm.paint(toneOfState(e.Status), string(e.Status)))
+		if !wide {
+			addReasons(a, &s, e)
+			return s.write(a.out)
+		}
 		s.add("summary", oneLine(e.Summary))
 		addBlockers(a, &s, e.Blockers)
-		switch {
-		// Fit is set only while the job waits; a job that runs has no start to estimate.
-		case e.EstimatedStart != nil:
-			s.add("starts", startText(a, e.EstimatedStart, e.Reserved))
-		case e.Fit != nil:
-			s.add("starts", unknownStart(e.Blockers, *e.Fit))
-		}
-		switch {
-		// Position is absent for a job that is not in the queue, or that starts now.
-		case e.Position != nil && e.Queue != nil:
-			s.add("place", fmt.Sprintf("%d of %d in the queue", *e.Position, *e.Queue))
-		case e.Ahead != nil:
-			s.add("place", "behind "+plural(*e.Ahead, "waiting job", "waiting jobs"))
-		}
+		s.add("room", holdersText(a, e, wide))
+		addPlace(a, &s, e)
 		addTerms(&s, e.Priority)
 		if e.Fit == nil {
 			return s.write(a.out)
@@ -253,4 +248,85 @@ func showExplanation(a *app, job wire.Job, e wire.Explanation) error {
 		addFit(&s, *e.Fit)
 		return writeFit(a, &s, *e.Fit, wide)
 	}})
+}
+
+// addReasons adds the reasons for a wait without codes, the holders of the room, the place
+// and the hint of the first reason that has one.
+func addReasons(a *app, s *sheet, e wire.Explanation) {
+	if len(e.Blockers) == 0 {
+		s.add("summary", oneLine(e.Summary))
+	}
+	label, hint := "waiting", ""
+	if !e.Status.Waiting() {
+		label = "summary" // of a job that does not wait, the blockers are only remarks
+		s.add(label, oneLine(e.Summary))
+		label = "note"
+	}
+	for _, b := range e.Blockers {
+		s.add(label, a.outTerm.paint(warn, oneLine(b.Message)))
+		if label = " "; hint == "" {
+			hint = oneLine(b.Hint)
+		}
+		for _, id := range b.Jobs {
+			s.add(label, "  "+string(id))
+		}
+	}
+	s.add("room", holdersText(a, e, false))
+	addPlace(a, s, e)
+	s.add("hint", hint)
+}
+
+// addPlace adds the estimated start of a waiting job and its place in the queue.
+func addPlace(a *app, s *sheet, e wire.Explanation) {
+	switch {
+	// Fit is set only while the job waits; a job that runs has no start to estimate.
+	case e.EstimatedStart != nil:
+		s.add("starts", startText(a, e.EstimatedStart, e.Reserved))
+	case e.Fit != nil:
+		s.add("starts", unknownStart(e.Blockers, *e.Fit))
+	}
+	switch {
+	// Position is absent for a job that is not in the queue, or that starts now.
+	case e.Position != nil && e.Queue != nil:
+		s.add("place", fmt.Sprintf("%d of %d in the queue", *e.Position, *e.Queue))
+	case e.Ahead != nil:
+		s.add("place", "behind "+plural(*e.Ahead, "waiting job", "waiting jobs"))
+	}
+}
+
+// holdersText names the jobs that hold the room of a waiting job, as far as the caller may
+// see them: all in wide, otherwise the first two to end.
+func holdersText(a *app, e wire.Explanation, wide bool) string {
+	named, others := e.Holders, e.OtherHolders
+	const most = 2
+	if !wide && len(named) > most {
+		others += len(named) - most
+		named = named[:most]
+	}
+	var parts []string
+	for _, h := range named {
+		j := wire.Job{ID: h.Job, Handle: h.Handle, Name: h.Name, ArrayIndex: h.ArrayIndex}
+		text := nameText(j) + " (" + handle(j) + ") on " + machinesText(h.Machines)
+		if h.EndsBy != nil {
+			text += " until " + clock(*h.EndsBy, a.now())
+		}
+		parts = append(parts, oneLine(text))
+	}
+	switch {
+	case others > 0 && len(parts) > 0:
+		parts = append(parts, plural(others, "other job", "other jobs"))
+	case others > 0:
+		parts = append(parts, plural(others, "job", "jobs"))
+	case len(parts) == 0:
+		return ""
+	}
+	return "held by " + strings.Join(parts, ", ")
+}
+
+// clock formats a time of day, with the date unless it is within a day.
+func clock(at, now time.Time) string {
+	if d := at.Sub(now); d > -12*time.Hour && d < 24*time.Hour {
+		return at.UTC().Format("15:04:05Z")
+	}
+	return at.UTC().Format("2006-01-02 15:04Z")
 }

@@ -68,7 +68,7 @@ func showQueue(a *app, q wire.Queue) error {
 			return nil
 		}
 		now := a.now()
-		t := table{screen: a.outTerm, head: []string{"POS", "ID", "NAME", "START", "REASON"}}
+		t := table{screen: a.outTerm, head: []string{"POS", "JOB", "NAME", "START", "REASON"}}
 		if wide {
 			t.head = []string{"POS", "ID", "NAME", "TENANT", "BAND", "SHARE", "PRIORITY", "AGE", "START", "POOLS",
 				"REASON"}
@@ -84,7 +84,7 @@ func showQueue(a *app, q wire.Queue) error {
 			}
 			start := startCell(w.EstimatedStart, now)
 			if !wide {
-				t.add(position, shortID(j.ID), nameText(j.Job), start, jobReason(j.Job))
+				t.add(position, handle(j.Job), nameText(j.Job), start, jobReason(j.Job))
 				continue
 			}
 			t.add(position, string(j.ID), nameText(j.Job), string(j.Tenant), fmt.Sprint(j.Band),

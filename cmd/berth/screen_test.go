@@ -198,6 +198,7 @@ func TestTextOfJobsDoesNotSteerTheTerminal(t *testing.T) {
 func TestExplainSaysItAllOnce(t *testing.T) {
 	t.Parallel()
 	a, b := onTerminal(120, false)
+	a.Output = "wide"
 	at, ahead, position, queue := noon.Add(80*time.Minute), 1, 2, 9
 	err := showExplanation(a, wire.Job{ID: "0193a1b2-c3d4-7000-8000-000000000001", Name: "digits"}, wire.Explanation{
 		Status: berth.Queued, Summary: "3 machines: 3 have no free GPU", Ahead: &ahead, Position: &position, Queue: &queue, EstimatedStart: &at, Reserved: true,
@@ -226,8 +227,8 @@ then by     id x
 machines    3 total, 0 with room now, 3 when idle
 fit         3 machines: 3 have no free GPU
 
-CONDITION  RULES OUT  WHAT
-free_gpus  3          3 have no free GPU
+CONDITION  RULES OUT  BY ITSELF  WHAT
+free_gpus  3          3          3 have no free GPU
 `
 	if diff := cmp.Diff(want, b.String()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

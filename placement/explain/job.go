@@ -35,6 +35,9 @@ type JobExplanation struct {
 	Start     time.Time `json:"estimated_start"`
 	Reserved  bool      `json:"reserved,omitempty"`   // Start is reserved: no later job delays it
 	StartsNow bool      `json:"starts_now,omitempty"` // the present plan starts the job
+	// Holders lists the running jobs on the machines that the job could use, the earliest end
+	// first; only of a job for which none of these has room. Callers may not see all of them.
+	Holders []Holder `json:"-"`
 	// Data lists a few machines that hold some of the job's data, the most first.
 	Data []fit.MachineData `json:"data,omitempty"`
 }
@@ -52,6 +55,14 @@ type Blocker struct {
 	Jobs []berth.JobID `json:"jobs,omitempty"`
 
 	Machines []berth.MachineID `json:"machines,omitempty"` // of engine_silent
+}
+
+// Holder is a running job that holds capacity on machines of interest.
+type Holder struct {
+	Job      berth.JobID
+	Tenant   berth.TenantID
+	Machines []berth.MachineID // of interest, each once
+	EndsBy   time.Time         // latest end by its time limit; zero: none is known
 }
 
 // Term is one value that the position of a job in the queue depends on.

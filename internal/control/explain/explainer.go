@@ -153,10 +153,17 @@ func (x *Explainer) Why(
 		if x.plan == nil {
 			x.plan = x.planner.Forecast(x.snapshot, x.now)
 		}
-		w, ok = x.plan.Why(row.ID)
+		if w, ok = x.plan.Why(row.ID); ok && holdsNoRoom(w) {
+			w.Holders = x.snapshot.Holders(row.Class)
+		}
 		x.own(w.Blockers, row.Tenant)
 	})
 	return w, ok, err
+}
+
+// holdsNoRoom reports whether running jobs keep a job from starting.
+func holdsNoRoom(w placement.JobExplanation) bool {
+	return !w.Fit.Shut && slices.ContainsFunc(w.Blockers, func(b placement.Blocker) bool { return b.Code == "no_room" })
 }
 
 // WhyNew predicts the wait of a new job of that name, from a reading at most planRest old:
