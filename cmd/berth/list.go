@@ -213,13 +213,18 @@ func attemptText(j wire.Job) string {
 	return fmt.Sprint(j.Attempt)
 }
 
-// reasonText formats a reason: the stable code, then the message for people. nil gives "".
+// reasonText formats a reason: the stable code, then the message for people. A code that
+// the message begins with is left out: "exit code 3", not "exit_code: exit code 3". nil
+// gives "".
 func reasonText(r *berth.Reason) string {
 	if r == nil {
 		return ""
 	}
 	if r.Message == "" {
 		return string(r.Code)
+	}
+	if strings.HasPrefix(r.Message, strings.ReplaceAll(string(r.Code), "_", " ")) {
+		return r.Message
 	}
 	return string(r.Code) + ": " + r.Message
 }

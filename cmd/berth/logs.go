@@ -1,10 +1,9 @@
 package main
 
 import (
-	"encoding/json"
+	"context"
 	"fmt"
-	"strings"
-	"time"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -18,13 +17,20 @@ import (
 func newLogs(a *app) *cobra.Command {
 	var q client.LogsQuery
 	var sinceText string
-	var stamps bool
+	printer := newLogPrinter(a)
 	cmd := &cobra.Command{
 		Use:   "logs JOB",
-		Short: "Print a job's log",
+		Short: "Print the log of a job, or of all members, elements or steps",
 		Long: "Logs prints the standard output and standard error of a job's latest attempt, or of --attempt.\n" +
-			"Logs outlive the machine. With -o json each line is a document with time and stream.",
-		Example:           "  berth logs -f digits\n  berth logs digits --attempt 1 --tail 20",
+			"Logs outlive the machine.\n\n" +
+			"For a gang, an array or a pipeline it prints the logs of all members, elements or steps one after\n" +
+			"the other, and each line names its origin. Logs of elements, steps and members that failed come\n" +
+			"first. With --follow it prints new lines of all logs, of at most " + fmt.Sprint(maxFollowed) +
+			" at a time; the others\nfollow in full, once logs have ended. --tail applies to each log.\n\n" +
+			"A progress bar is reduced to its last state. On a terminal all control characters except colours\n" +
+			"are removed. --raw prints the text as stored. With -o json each line is a document with time and\n" +
+			"stream.",
+		Example:           "  berth logs -f digits\n  berth logs digits --attempt 1 --tail 20\n  berth logs 'sweep[3]'",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeJobs(anyJob),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -41,111 +47,86 @@ func newLogs(a *app) *cobra.Command {
 				return err
 			}
 			q.Since = since
-			// A pipeline, an array and a cached step have no log. The message names the
-			// command that works, since an empty log would look like a job that wrote
-			// nothing.
-			if isPipeline(job) {
-				return usagef("%s is a pipeline, and a pipeline has no log of its own; see one of its steps: "+
-					"berth logs %s.STEP (list them: berth pipeline show %[2]s)", named(job), args[0])
-			}
-			if job.Kind == berth.KindArray {
-				return usagef("%s is an array, and an array has no log of its own; see one of its elements: "+
-					"berth logs '%s[%d]'", named(job), args[0], firstIndex(job))
-			}
 			// No error: the step succeeded, and its log exists under the job that ran.
 			if job.CachedFrom != nil {
 				a.say("%s was cached and did not run; see the log of the job that ran: berth logs %s", named(job),
 					*job.CachedFrom)
 				return nil
 			}
-			err = c.Logs(cmd.Context(), job.ID, q, func(l wire.LogLine) error { return printLine(a, l, stamps) })
-			return a.failed(cmd.Context(), err)
+			tree := newLogTree(a, c)
+			if cmd.Flags().Changed("member") {
+				tree.member = q.Member
+			}
+			return a.failed(cmd.Context(), printLogs(cmd.Context(), tree, printer, job, q))
 		},
 	}
 	f := cmd.Flags()
 	f.BoolVarP(&q.Follow, "follow", "f", false, "follow the log until the job ends")
 	f.IntVar(&q.Attempt, "attempt", 0, "attempt number, from 1 (default: the latest)")
-	f.IntVar(&q.Member, "member", 0, "gang member, from 0")
+	f.IntVar(&q.Member, "member", 0, "gang member, from 0 (default: all members)")
 	f.IntVar(&q.Tail, "tail", 0, "print only this many last lines (default: all)")
 	f.StringVar(&sinceText, "since", "", "print only lines since: 10m, 2h, or an RFC 3339 time")
-	f.BoolVarP(&stamps, "timestamps", "t", false, "print the time before each line")
+	f.BoolVarP(&printer.stamps, "timestamps", "t", false, "print the time before each line")
+	f.BoolVar(&printer.raw, "raw", false, "print lines as stored, with control characters, also on a terminal")
 	return cmd
 }
 
-// printLine prints one line of a log. On a terminal, control characters are removed except
-// colours; a pipe or a file receives the text unchanged. -o json and -o yaml print one JSON
-// document on each line.
-func printLine(a *app, l wire.LogLine, stamps bool) error {
-	if a.Output == "json" || a.Output == "yaml" {
-		b, err := json.Marshal(l)
-		if err != nil {
-			return fmt.Errorf("print log line: %w", err)
-		}
-		_, err = fmt.Fprintf(a.out, "%s\n", b)
-		return err
+// printLogs prints the logs below a job, or follows them. An interrupt while the job runs
+// prints that the job continues.
+func printLogs(ctx context.Context, t *logTree, p *logPrinter, job wire.Job, q client.LogsQuery) error {
+	if !q.Follow {
+		return printStored(ctx, t, p, job, q)
 	}
-	text := l.Text
-	if a.outTerm.terminal {
-		text = harmless(text)
+	err := followLogs(ctx, t, p, job, q)
+	if ctx.Err() != nil && !job.Status.Terminal() {
+		id := handle(job)
+		t.app.say("%s continues; follow it again: berth logs -f %s; stop it: berth cancel %s", job.Name, id, id)
 	}
-	if stamps {
-		text = a.outTerm.paint(faint, l.At.UTC().Format(time.RFC3339)) + " " + text
-	}
-	_, err := fmt.Fprintln(a.out, text)
 	return err
 }
 
-// harmless keeps colours (ESC [ ... m) and tabs and removes every other control character:
-// a log could otherwise rewrite the terminal that shows it, or its title and clipboard.
-// text must be valid UTF-8, which decoding from JSON ensures.
-func harmless(text string) string {
-	if !strings.ContainsFunc(text, control) {
-		return text
+// printStored prints the stored logs below a job one after the other, with one call at a
+// time: the server allows few downloads at once.
+func printStored(ctx context.Context, t *logTree, p *logPrinter, job wire.Job, q client.LogsQuery) error {
+	list, err := t.leaves(ctx, job)
+	if err != nil {
+		return err
 	}
-	// A progress bar rewrites its line. A terminal finally shows the text after the last
-	// carriage return.
-	text = strings.TrimRight(text, "\r")
-	text = text[strings.LastIndexByte(text, '\r')+1:]
-	var b strings.Builder
-	for i := 0; i < len(text); {
-		if n := colourAt(text[i:]); n > 0 {
-			b.WriteString(text[i : i+n])
-			i += n
+	if job.Status == berth.Failed {
+		culpritsFirst(list)
+	}
+	var logs []logSource
+	for _, l := range list {
+		logs = append(logs, t.sources(l)...)
+	}
+	if job.Status == berth.Failed && len(list) == 1 && len(logs) > 1 {
+		// A gang: its only leaf has several logs.
+		member, err := failedMember(ctx, t.client, job.ID)
+		if err != nil {
+			return err
+		}
+		member = min(member, len(logs)-1)
+		logs = slices.Concat(logs[member:member+1], logs[:member], logs[member+1:])
+	}
+	p.expect(logs)
+	lines := 0
+	for _, s := range logs {
+		q.Member = s.member
+		err := t.client.Logs(ctx, s.job, q, func(l wire.LogLine) error {
+			lines++
+			return p.print(s, l)
+		})
+		// Not every element has an attempt of this number.
+		if len(logs) > 1 && q.Attempt > 0 && berth.CodeOf(err) == berth.CodeNotFound {
 			continue
 		}
-		// Bytes below 0x80 are characters; others begin a sequence, which range decodes. C1
-		// controls (0x80 to 0x9f) are two bytes in UTF-8 and must be recognized as one
-		// character.
-		r, size := rune(text[i]), 1
-		if r >= 0x80 {
-			for _, full := range text[i:] {
-				r, size = full, len(string(full))
-				break
-			}
+		if err != nil {
+			return err
 		}
-		if !control(r) {
-			b.WriteString(text[i : i+min(size, len(text)-i)])
-		}
-		i += size
 	}
-	return b.String()
-}
-
-// control reports whether a character is a C0 or C1 control other than the tab, or DEL.
-func control(r rune) bool { return r < ' ' && r != '\t' || r >= 0x7f && r < 0xa0 }
-
-// colourAt returns the length of the colour sequence (SGR) at the beginning of text, 0 if
-// text begins with anything else.
-func colourAt(text string) int {
-	rest, ok := strings.CutPrefix(text, "\x1b[")
-	if !ok {
-		return 0
+	// An empty output alone would leave open whether the command worked.
+	if lines == 0 && q.Tail == 0 && q.Since.IsZero() {
+		t.say("%s is %s and has no log lines", named(job), job.Status)
 	}
-	// Parameters are digits, semicolons and colons; any other final byte than m is a
-	// command.
-	end := strings.IndexFunc(rest, func(r rune) bool { return r != ';' && r != ':' && (r < '0' || r > '9') })
-	if end < 0 || rest[end] != 'm' {
-		return 0
-	}
-	return len("\x1b[") + end + 1
+	return nil
 }

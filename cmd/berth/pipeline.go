@@ -40,7 +40,7 @@ func newPipelineSubmit(a *app) *cobra.Command {
 		Use:   "submit FILE|-",
 		Short: "Submit a pipeline file",
 		Long: "Submit stores a pipeline and all its steps. With --resume, steps that succeeded in an earlier run\n" +
-			"and are unchanged since are taken over; changed steps, and all steps that need them, run.",
+			"and are unchanged since are taken over; changed steps, and all steps that need them, run.\n\n" + waitHelp,
 		Example: "  berth pipeline submit nightly.yaml --wait\n  berth pipeline submit nightly.yaml --no-cache\n" +
 			"  berth pipeline submit nightly.yaml --resume nightly",
 		Args: cobra.ExactArgs(1),
@@ -100,24 +100,12 @@ func submitPipeline(ctx context.Context, a *app, pipeline spec.Pipeline, base, r
 	if err != nil {
 		return a.failed(ctx, err)
 	}
-	if created {
-		a.say("submitted %s, %s; show it with: berth pipeline show %s", job.Name,
-			plural(job.Tally.Total, "step", "steps"), handle(a.withHandle(ctx, c, job)))
-		if resume != "" {
-			a.say("%s", takenText(job))
-		}
-	} else {
-		a.say("%s was submitted before under this key, %s", job.Name, ago(job.SubmittedAt, a.now()))
+	job = a.withHandle(ctx, c, job)
+	if resume != "" {
+		flags.note = takenText(job)
 	}
-	id := string(job.ID)
-	err = a.show(view{body: job, names: []string{id}, table: func(bool) error {
-		_, err := fmt.Fprintln(a.out, id)
-		return err
-	}})
-	if err != nil || !flags.wait {
-		return err
-	}
-	return waitForJob(ctx, a, job, flags.timeout)
+	return finishSubmit(ctx, a, job, created, fmt.Sprintf("submitted %s, %s; show it with: berth pipeline show %s",
+		job.Name, plural(job.Tally.Total, "step", "steps"), handle(job)), flags)
 }
 
 // sendSteps uploads the folders that a pipeline's steps name, at every level, and replaces

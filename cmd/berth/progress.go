@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"berth"
@@ -15,10 +16,14 @@ import (
 const steady = 10 * time.Second
 
 // progress shows a job on standard error while a command waits for its end: one line that
-// is drawn repeatedly on a terminal, a line for each change elsewhere. One goroutine uses a
-// progress.
+// is drawn repeatedly on a terminal, a line for each change elsewhere. The job's log may be
+// printed meanwhile, by another goroutine, through around.
 type progress struct {
-	app    *app
+	app *app
+
+	mu     sync.Mutex
+	seen   bool        // update was called
+	last   time.Time   // of the last drawing
 	drawn  bool        // a line is on the terminal and must be removed at the end
 	quiet  bool        // the server did not answer, and a message said so
 	status berth.State // in the last plain line
@@ -36,6 +41,9 @@ func newProgress(a *app) *progress { return &progress{app: a, step: -1} }
 // update shows the present state of the job. A job that has ended gets no plain line,
 // because sayEnd prints the end.
 func (p *progress) update(j wire.Job) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.seen = true
 	if j.Tally != nil {
 		j.Progress = tallyProgress(j.Tally)
 	}
@@ -124,7 +132,7 @@ func stepText(p *berth.Progress) string {
 	return text
 }
 
-// draw replaces the line on the terminal with the present state.
+// draw replaces the line on the terminal with the present state. The caller holds p.mu.
 func (p *progress) draw() {
 	j, s := p.job, p.app.errTerm
 	parts := p.parts()
@@ -150,12 +158,35 @@ func (p *progress) draw() {
 		}
 	}
 	fmt.Fprint(p.app.err, "\r\x1b[2K"+line)
-	p.drawn = true
+	p.drawn, p.last = true, p.app.now()
+}
+
+// redrawEvery is the least time between two drawings for lines of the log: a job that
+// writes thousands of lines a second would otherwise spend the time of its command on them.
+const redrawEvery = 100 * time.Millisecond
+
+// around removes the line of progress, prints, and draws the line again. If the print goes
+// to a pipe, the line appears again with the next news only: the reader of the pipe may
+// write to the same terminal.
+func (p *progress) around(print func() error) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.erase()
+	if err := print(); err != nil {
+		return err
+	}
+	both := p.app.errTerm.terminal && p.app.outTerm.terminal
+	if both && p.seen && p.app.now().Sub(p.last) >= redrawEvery {
+		p.draw()
+	}
+	return nil
 }
 
 // silent records whether the last call was answered; a nil error stands for an answer.
 // Plain lines report only changes between the two.
 func (p *progress) silent(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	changed := p.quiet != (err != nil)
 	p.quiet = err != nil
 	switch {
@@ -171,8 +202,16 @@ func (p *progress) silent(err error) {
 // done removes the line from the terminal, so that later messages begin in the first
 // column.
 func (p *progress) done() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.erase()
+}
+
+// erase removes the line from the terminal. The caller holds p.mu.
+func (p *progress) erase() {
 	if p.drawn {
 		fmt.Fprint(p.app.err, "\r\x1b[2K")
+		p.drawn = false
 	}
 }
 

@@ -32,7 +32,7 @@ func newRun(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "run --image IMAGE [flags] [-- COMMAND [ARG...]]",
 		Short:   "Submit a job without a file",
-		Long:    "Run submits a job described by flags instead of a job file.",
+		Long:    "Run submits a job described by flags instead of a job file, and prints the job's id.\n\n" + waitHelp,
 		Example: "  berth run --image python:3.12-slim --cpus 2 --wait -- python -c 'print(1)'",
 		Args: func(cmd *cobra.Command, args []string) error {
 			// The container's command may contain flags of its own, so it must follow --.

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"image/color"
+
 	"charm.land/lipgloss/v2"
 
 	"berth"
@@ -28,7 +30,17 @@ const (
 	bad
 	warn
 	live
+	// The tones from firstLabel on distinguish logs from each other and mean nothing.
+	firstLabel
 )
+
+// labelColours are the colours of the tones from firstLabel on. Red and yellow, the colours
+// of failures and warnings, are left out.
+var labelColours = []color.Color{lipgloss.Cyan, lipgloss.Magenta, lipgloss.Blue, lipgloss.Green,
+	lipgloss.BrightCyan, lipgloss.BrightMagenta}
+
+// labelTones is the number of the tones from firstLabel on.
+const labelTones = 6
 
 // paint returns text in the colour of its tone. Pad and cut a text before painting: escape
 // sequences count as characters for both. Only the 16 colours of a terminal's own palette
@@ -52,6 +64,8 @@ func (s screen) paint(t tone, text string) string {
 	case live:
 		style = style.Foreground(lipgloss.Cyan)
 	case plain:
+	default:
+		style = style.Foreground(labelColours[int(t-firstLabel)%labelTones])
 	}
 	return style.Render(text)
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -112,20 +113,102 @@ func TestRowsOfATableStayLines(t *testing.T) {
 func TestLogsCannotSteerTheTerminal(t *testing.T) {
 	t.Parallel()
 	for in, want := range map[string]string{
-		"plain":                            "plain",
-		"a\tb":                             "a\tb",
-		"\x1b[31mred\x1b[0m":               "\x1b[31mred\x1b[0m",
-		"\x1b[38;5;12mblue":                "\x1b[38;5;12mblue",
-		"\x1b[2Jgone":                      "[2Jgone",
-		"\x1b]0;title\x07x":                "]0;titlex",
-		"10%\r50%\r100%\r":                 "100%",
-		"ü 日本 \u009b31m":                   "ü 日本 31m",
-		"\x1b[":                            "[",
-		"broken \xff byte":                 "broken \xff byte",
-		"\x1b[6n\x1b[1m" + "bold" + "\x00": "[6n\x1b[1mbold",
+		"plain":              "plain",
+		"a\tb":               "a\tb",
+		"\x1b[31mred\x1b[0m": "\x1b[31mred\x1b[0m",
+		"\x1b[38;5;12mblue":  "\x1b[38;5;12mblue\x1b[0m", // the next line has no colour
+		"\x1b[2Jgone":        "gone",
+		"\x1b]0;title\x07x":  "x",
+		"\x1b]8;;http://e\x1b\\link\x1b]8;;\x1b\\": "link",
+		"\x1b]52;c;never ended":                    "52;c;never ended", // must not hide the rest of the line
+		"\x1bP1;2|x\x1b\\y\u009d0;t\u009cz":        "yz",
+		"\x1b(B\x1b7\x1bcreset":                    "reset",
+		"cut \x1b[3":                               "cut ",
+		"cut \x1b[3\x01x":                          "cut x",
+		"ü 日本 \u009b31m":                           "ü 日本 ",
+		"\x1b[":                                    "",
+		"\x1b":                                     "",
+		"broken \xff byte":                         "broken \xff byte",
+		"\x1b[6n\x1b[1m" + "bold" + "\x00":         "\x1b[1mbold\x1b[0m",
+		"rm \u202egpj.exe\u2066 \u200f":            "rm gpj.exe ",
 	} {
 		if got := harmless(in); got != want {
 			t.Errorf("%q: got %q, want %q", in, got, want)
+		}
+	}
+}
+
+// No input may leave a control character in the text, except within a colour.
+func FuzzLogsCannotSteerTheTerminal(f *testing.F) {
+	for _, seed := range []string{"\x1b[31m\x1b]0;t\x07", "\u009b\u009d\u009c", "\x1b\x1b[[mm", "\x1b[1;\x1b[m"} {
+		f.Add(seed)
+	}
+	colours := regexp.MustCompile("\x1b\\[[0-9;:]*m")
+	f.Fuzz(func(t *testing.T, text string) {
+		text = strings.ToValidUTF8(text, "\uFFFD")
+		got := harmless(text)
+		if rest := colours.ReplaceAllString(got, ""); strings.ContainsFunc(rest, unsafeRune) {
+			t.Errorf("%q: %q can steer a terminal", text, got)
+		}
+		if again := harmless(got); again != got {
+			t.Errorf("%q: %q is changed again, to %q", text, got, again)
+		}
+	})
+}
+
+func TestProgressBarsAreFolded(t *testing.T) {
+	t.Parallel()
+	for in, want := range map[string]string{
+		"10%\r50%\r100%\r": "100%", "10%\r50%": "50%", "dos\r": "dos", "plain": "plain", "\r\r": "", "": "",
+	} {
+		if got := folded(in); got != want {
+			t.Errorf("%q: got %q, want %q", in, got, want)
+		}
+	}
+}
+
+// The line of progress is removed before a line of the log, and stands below it again.
+func TestLogLinesStandAboveTheProgress(t *testing.T) {
+	t.Parallel()
+	a, b := onTerminal(60, false)
+	p := newProgress(a)
+	p.update(running())
+	drawn := b.String()
+	b.Reset()
+	printer := newLogPrinter(a)
+	printer.around = p.around
+	now := noon.Add(time.Second)
+	a.now = func() time.Time { return now }
+	for _, text := range []string{"one", "two"} {
+		if err := printer.print(logSource{}, wire.LogLine{Text: text}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	again := "\r\x1b[2K"
+	want := again + "one\n" + strings.Replace(drawn, "1m30s", "1m31s", 1) + again + "two\n"
+	if diff := cmp.Diff(want, b.String()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// Labels have colours on terminals alone, and their lines begin in one column.
+func TestLinesOfSeveralLogsCarryTheirLabels(t *testing.T) {
+	t.Parallel()
+	logs := []logSource{{job: "a", label: "fit"}, {job: "b", label: "evaluate"}}
+	for colour, want := range map[bool]string{
+		false: "fit      | one\nevaluate | two\nfit      |\n",
+		true:  "\x1b[36mfit\x1b[m      | one\n\x1b[35mevaluate\x1b[m | two\n\x1b[36mfit\x1b[m      |\n",
+	} {
+		a, b := onTerminal(60, colour)
+		p := newLogPrinter(a)
+		p.expect(logs)
+		for i, text := range []string{"one", "two", ""} {
+			if err := p.print(logs[i%2], wire.LogLine{Text: text}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if diff := cmp.Diff(want, b.String()); diff != "" {
+			t.Errorf("colour %v (-want +got):\n%s", colour, diff)
 		}
 	}
 }

@@ -84,7 +84,8 @@ func realServer(t testing.TB, cleanup func(func())) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server, err := api.New(api.Deps{DB: store, Vault: keys, Control: store.Jobs, Agent: api.AgentDeps{Blobs: blobs}, Logger: slog.New(slog.DiscardHandler), Version: "test"})
+	server, err := api.New(api.Deps{DB: store, Vault: keys, Control: store.Jobs, Agent: api.AgentDeps{Blobs: blobs},
+		Logs: &blob.LogReader{Store: blobs, DB: store}, Logger: slog.New(slog.DiscardHandler), Version: "test"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,17 +17,28 @@ import (
 	"berth/wire"
 )
 
+// waitHelp describes --wait in the help of the commands that submit.
+const waitHelp = "With --wait, standard output is the job's log, of all its members, elements or steps, and\n" +
+	"standard error shows progress and end. After a failure the reason follows, and the last 20 lines\n" +
+	"of the log, unless they were just printed. With --no-logs standard output is the id, with -o json\n" +
+	"the document of the ended job."
+
 // submitFlags are the common flags of the commands that submit: submit, run and pipeline
 // submit.
 type submitFlags struct {
 	wait    bool
+	noLogs  bool          // do not print the log while waiting
+	note    string        // a second message about the created job; "": none
 	timeout time.Duration // of the wait, not of the job; 0: none
 	key     string        // idempotency key; "": a new one for each run
 }
 
 // register adds the flags to a command.
 func (f *submitFlags) register(cmd *cobra.Command) {
-	cmd.Flags().BoolVarP(&f.wait, "wait", "w", false, "wait for the job's end and exit with its exit code")
+	cmd.Flags().BoolVarP(&f.wait, "wait", "w", false,
+		"print the job's log, wait for its end and exit with its exit code")
+	cmd.Flags().BoolVar(&f.noLogs, "no-logs", false,
+		"with --wait: do not print the log, except its end after a failure")
 	cmd.Flags().DurationVar(&f.timeout, "timeout", 0, "stop waiting after this, such as 2h; the job continues")
 	cmd.Flags().StringVar(&f.key, "idempotency-key", "",
 		"idempotency key; a repeated submit with the same key returns the existing job")
@@ -39,6 +50,9 @@ func (f *submitFlags) check() error {
 		return &usageError{message: "--timeout has no effect without --wait",
 			hint: "add --wait; to limit the job itself, set time_limit in the job file"}
 	}
+	if f.noLogs && !f.wait {
+		return usagef("--no-logs has no effect without --wait")
+	}
 	if f.timeout < 0 {
 		return usagef("--timeout %s is negative", f.timeout)
 	}
@@ -46,7 +60,8 @@ func (f *submitFlags) check() error {
 }
 
 // newSubmit builds "berth submit" over POST /v1/jobs. Only the job's id goes to standard
-// output, so that scripts can assign the output to a variable.
+// output, so that scripts can assign the output to a variable; with --wait the job's log
+// does.
 func newSubmit(a *app) *cobra.Command {
 	var flags submitFlags
 	var later scheduleFlags
@@ -58,7 +73,8 @@ func newSubmit(a *app) *cobra.Command {
 			"its id.\ndocs/guide/job-file.md describes the fields. A file with kind: schedule creates the schedule. " +
 			"With --at or\n--in it creates a schedule for that one time instead, which berth schedule shows and " +
 			"deletes.\n" +
-			"--env, --set and --secret change the file as it is read; PATH names a field as an error does.",
+			"--env, --set and --secret change the file as it is read; PATH names a field as an error does.\n\n" +
+			waitHelp,
 		Example: "  berth submit job.yaml --wait\n  id=$(berth submit job.yaml)\n  berth submit job.yaml --in 2h\n" +
 			"  berth submit job.yaml -e LR=0.1 --set resources.gpus=2\n" +
 			"  berth submit nightly.yaml --set jobs.train.time_limit=4h",
@@ -127,20 +143,49 @@ func submitJob(ctx context.Context, a *app, jobSpec spec.Job, file *jobfile.File
 	if err != nil {
 		return located(a.failed(ctx, err), file)
 	}
-	if created {
-		a.say("submitted %s; follow it with: berth logs -f %s", job.Name, handle(a.withHandle(ctx, c, job)))
-	} else {
-		a.say("%s was submitted before under this key, %s", job.Name, ago(job.SubmittedAt, a.now()))
+	job = a.withHandle(ctx, c, job)
+	return finishSubmit(ctx, a, job, created, fmt.Sprintf("submitted %s; follow it with: berth logs -f %s", job.Name,
+		handle(job)), flags)
+}
+
+// finishSubmit prints a submitted job. With --wait it prints the job's log instead, or the
+// document of the ended job; with --no-logs the id, as without --wait. message is for a job
+// that was created just now and is not waited for.
+func finishSubmit(
+	ctx context.Context, a *app, job wire.Job, created bool, message string, flags submitFlags,
+) error {
+	switch {
+	case !created:
+		a.say("%s was submitted before under this key, %s", named(job), ago(job.SubmittedAt, a.now()))
+	case flags.wait:
+		a.say("submitted %s", named(job))
+	default:
+		a.say("%s", message)
 	}
-	id := string(job.ID)
-	err = a.show(view{body: job, names: []string{id}, table: func(bool) error {
-		_, err := fmt.Fprintln(a.out, id)
-		return err
-	}})
-	if err != nil || !flags.wait {
-		return err
+	if created && flags.note != "" {
+		a.say("%s", flags.note)
 	}
-	return waitForJob(ctx, a, job, flags.timeout)
+	logs := flags.wait && a.streamed(flags.noLogs)
+	document := flags.wait && (a.Output == "json" || a.Output == "yaml")
+	if !logs && !document {
+		id := string(job.ID)
+		err := a.show(view{body: job, names: []string{id}, table: func(bool) error {
+			_, err := fmt.Fprintln(a.out, id)
+			return err
+		}})
+		if err != nil {
+			return err
+		}
+	}
+	o := waitOptions{timeout: flags.timeout, logs: logs}
+	switch {
+	case !flags.wait:
+		return nil
+	case document:
+		return waitAndPrint(ctx, a, job, o)
+	default:
+		return waitForJob(ctx, a, job, o)
+	}
 }
 
 // withHandle adds the handle to the answer of a submit, which has none, for messages to

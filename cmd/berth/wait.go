@@ -32,7 +32,9 @@ func newWait(a *app) *cobra.Command {
 		Use:   "wait JOB",
 		Short: "Wait for a job's end and exit with its exit code",
 		Long: "Wait shows a job's progress until it ends: 0 if it succeeded, 1 if it failed, 5 if it was canceled,\n" +
-			"124 if --timeout passed. Ctrl-C stops the waiting and never the job.",
+			"124 if --timeout passed. After a failure it shows the reason and the last " + fmt.Sprint(tailLines) +
+			" lines of the log, of the\nelement, step or member that failed first. With -o json it prints the job " +
+			"that has ended. Ctrl-C stops\nthe waiting and never the job.",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeJobs(liveJob),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -47,16 +49,31 @@ func newWait(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			err = waitForJob(cmd.Context(), a, job, timeout)
-			if a.Output == "table" || a.Output == "wide" {
-				return err
-			}
-			// The end decides the exit code, even if the job cannot be printed; see exitOf.
-			return errors.Join(printEnd(cmd.Context(), a, c, job.ID, err), err)
+			return waitAndPrint(cmd.Context(), a, job, waitOptions{timeout: timeout})
 		},
 	}
 	cmd.Flags().DurationVar(&timeout, "timeout", 0, "stop waiting after this, such as 2h; the job continues")
 	return cmd
+}
+
+// waitOptions are the ways to wait for a job.
+type waitOptions struct {
+	timeout time.Duration // of the wait, not of the job; 0: none
+	logs    bool          // print the job's log meanwhile
+}
+
+// waitAndPrint waits until a job has ended, and prints the ended job if the output is for
+// programs. The end decides the exit code, even if the job cannot be printed; see exitOf.
+func waitAndPrint(ctx context.Context, a *app, job wire.Job, o waitOptions) error {
+	err := waitForJob(ctx, a, job, o)
+	if a.Output != "json" && a.Output != "yaml" && a.Output != "name" {
+		return err
+	}
+	c, failed := a.client()
+	if failed != nil {
+		return failed
+	}
+	return errors.Join(printEnd(ctx, a, c, job.ID, err), err)
 }
 
 // printEnd prints an ended job in the format of -o, for programs. After a timeout, an
@@ -76,32 +93,49 @@ func printEnd(ctx context.Context, a *app, c *client.Client, id berth.JobID, wai
 // waitForJob waits until a job has ended. An end without success is the error, an
 // endedError. With a timeout above 0 the wait ends with a timeoutError; the job continues
 // in every case.
-func waitForJob(ctx context.Context, a *app, job wire.Job, timeout time.Duration) error {
+func waitForJob(ctx context.Context, a *app, job wire.Job, o waitOptions) error {
 	c, err := a.client()
 	if err != nil {
 		return err
 	}
 	// Two contexts distinguish an interrupt (exit code 130) from a passed --timeout (124).
 	waiting := ctx
-	if timeout > 0 {
+	if o.timeout > 0 {
 		var cancel context.CancelFunc
-		waiting, cancel = context.WithTimeout(ctx, timeout)
+		waiting, cancel = context.WithTimeout(ctx, o.timeout)
 		defer cancel()
 	}
 	p := newProgress(a)
+	var logs *waitLogs
+	if o.logs {
+		logs = startLogs(waiting, a, c, job, p)
+	}
 	final, err := pollJob(waiting, a, c, job, p)
+	var missing error
+	if logs != nil {
+		missing = logs.finish(err == nil)
+	}
 	// Before any message, which would otherwise stand behind the line of progress.
 	p.done()
 	switch {
 	case err == nil:
-		return sayEnd(a, final)
+		if missing != nil && ctx.Err() == nil {
+			a.say("berth: the log is not shown in full: %v; see it with: berth logs %s", a.failed(ctx, missing),
+				handle(job))
+		}
+		return sayEnd(a, final, func() {
+			// Of a job with one log, the last lines were printed just now.
+			if ranOnce(final) && (logs == nil || missing != nil || !alone(final)) {
+				sayTail(ctx, a, c, final)
+			}
+		})
 	case ctx.Err() != nil:
 		a.say("%s continues; wait again: berth wait %s; stop it: berth cancel %s", job.Name, handle(job),
 			handle(job))
 		return ctx.Err()
 	case waiting.Err() != nil:
 		return &timeoutError{
-			message: fmt.Sprintf("timed out after %s; %s is still %s", timeout, named(job), waitingText(final)),
+			message: fmt.Sprintf("timed out after %s; %s is still %s", o.timeout, named(job), waitingText(final)),
 			hint: fmt.Sprintf("wait again: berth wait %s; stop it: berth cancel %s", handle(job),
 				handle(job)),
 		}
@@ -165,9 +199,9 @@ func passing(err error) bool {
 }
 
 // sayEnd prints a job's end and, for a job without success, a hint: the server's own, or
-// for a failure the commands that show its cause. It returns nil for success and an
-// endedError otherwise.
-func sayEnd(a *app, j wire.Job) error {
+// for a failure the commands that show its cause. For a failure, tail prints the end of the
+// log before the hint. It returns nil for success and an endedError otherwise.
+func sayEnd(a *app, j wire.Job, tail func()) error {
 	ran := between(j.StartedAt, j.FinishedAt, a.now())
 	line := fmt.Sprintf("%s %s", named(j), a.errTerm.paint(toneOfState(j.Status), string(j.Status)))
 	if ran != "-" {
@@ -181,6 +215,9 @@ func sayEnd(a *app, j wire.Job) error {
 		line += ": " + oneLine(reasonText(j.Reason))
 	}
 	a.say("%s", line)
+	if j.Status == berth.Failed {
+		tail()
+	}
 	switch {
 	case j.Reason != nil && j.Reason.Hint != "":
 		a.say("%s", a.errTerm.paint(faint, "hint: "+oneLine(j.Reason.Hint)))

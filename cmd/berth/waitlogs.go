@@ -1,0 +1,124 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"berth/api/client"
+	"berth/wire"
+)
+
+const (
+	// tailLines is the number of last lines of the log that a failure shows.
+	tailLines = 20
+	// logDrain is how long a command waits for further lines after the end of the job.
+	logDrain = 10 * time.Second
+)
+
+// waitLogs prints the log of a job while a command waits for the end of the job.
+type waitLogs struct {
+	cancel context.CancelFunc
+	lines  chan struct{} // receives when a line was printed; holds one
+	done   chan struct{}
+	err    error // set before done is closed
+}
+
+// startLogs begins to print the logs below a job through the line of progress. The caller
+// must call finish.
+func startLogs(ctx context.Context, a *app, c *client.Client, job wire.Job, p *progress) *waitLogs {
+	w := &waitLogs{lines: make(chan struct{}, 1), done: make(chan struct{})}
+	ctx, w.cancel = context.WithCancel(ctx)
+	printer := newLogPrinter(a)
+	printer.around = func(print func() error) error {
+		select {
+		case w.lines <- struct{}{}:
+		default:
+		}
+		return p.around(print)
+	}
+	tree := newLogTree(a, c)
+	tree.say = func(format string, args ...any) {
+		_ = p.around(func() error {
+			a.say(format, args...)
+			return nil
+		})
+	}
+	go func() {
+		defer close(w.done)
+		w.err = followLogs(ctx, tree, printer, job, client.LogsQuery{Follow: true})
+	}()
+	return w
+}
+
+// finish waits for the last lines of a job that has ended, at most logDrain after each
+// line. For a job that has not ended, it stops at once. It returns the error that kept a
+// part of the log from being printed.
+func (w *waitLogs) finish(ended bool) error {
+	idle := time.NewTimer(logDrain)
+	defer idle.Stop()
+	for ended {
+		select {
+		case <-w.done:
+			return w.err
+		case <-w.lines:
+			idle.Reset(logDrain)
+		case <-idle.C:
+			w.cancel()
+			<-w.done
+			return fmt.Errorf("no further lines for %s", logDrain)
+		}
+	}
+	w.cancel()
+	<-w.done
+	return nil
+}
+
+// sayTail prints the last lines of the log that shows most likely why a job failed, on
+// standard error: they explain the end, and are no result. It prints nothing if the log
+// cannot be read, since the end of the job has been printed and counts more.
+func sayTail(ctx context.Context, a *app, c *client.Client, job wire.Job) {
+	tree := newLogTree(a, c)
+	tree.say = func(string, ...any) {} // a step that was cached explains no failure
+	s, ok, err := tree.culprit(ctx, job)
+	if err != nil || !ok {
+		return
+	}
+	var lines []wire.LogLine
+	q := client.LogsQuery{Member: s.member, Tail: tailLines}
+	err = c.Logs(ctx, s.job, q, func(l wire.LogLine) error {
+		lines = append(lines, l)
+		return nil
+	})
+	if err != nil {
+		return
+	}
+	what := "the log"
+	if s.label != "" {
+		what += " of " + s.label
+	}
+	if len(lines) == 0 {
+		a.say("%s is empty", what)
+		return
+	}
+	a.say("%s ends with:", what)
+	for _, l := range lines {
+		text := folded(l.Text)
+		if a.errTerm.terminal {
+			text = harmless(text)
+		}
+		a.say("  %s", text)
+	}
+}
+
+// ranOnce reports whether a job, or a part of it, may have written a log.
+func ranOnce(j wire.Job) bool { return j.Attempt > 0 || j.Tally != nil }
+
+// streamed reports whether the output of a command is the job's log: for people, and unless
+// they have asked to leave it out. Other formats have one document, or a name.
+func (a *app) streamed(noLogs bool) bool {
+	return !noLogs && (a.Output == "table" || a.Output == "wide")
+}
+
+// alone reports whether a job has one log only.
+func alone(j wire.Job) bool { return j.Kind == "" && membersOf(j.Spec) == 1 }
