@@ -134,4 +134,4 @@ fmt: ## gofmt everything
 
 .PHONY: generate
 generate: ## rewrite generated documents and golden files; read the diff
-	$(GO) test . ./failure ./internal/check ./placement ./internal/lib/glossary ./internal/lib/jobfile ./api ./cmd/berth ./cmd/berthd ./cmd/berth-agent -run 'States|Golden|Document|Script|Reference' -update
+	$(GO) test . ./failure ./internal/check ./placement ./internal/lib/glossary ./internal/lib/jobfile ./api ./internal/control/controlplane ./cmd/berth ./cmd/berthd ./cmd/berth-agent -run 'States|Golden|Document|Script|Reference' -update

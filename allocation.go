@@ -40,6 +40,10 @@ type Orders struct {
 	GraceMS    int  `json:"grace_ms,omitempty"`   // of Stop and Checkpoint
 	Kill       bool `json:"kill,omitempty"`       // SIGKILL
 	Forget     bool `json:"forget,omitempty"`     // settled: remove container and scratch files
+
+	// Save is the number of the latest order to write a checkpoint and continue; 0: none. A
+	// member with checkpoint.interval gets the checkpoint signal once for each higher number.
+	Save int64 `json:"save,omitempty"`
 }
 
 // Grace returns the time between SIGTERM and SIGKILL.

@@ -133,7 +133,8 @@ func bearer(r *http.Request) (token string, ok bool) {
 }
 
 // allowed is the whole table of roles: machines, and only machines, speak the agents'
-// protocol; viewers only read; calls about all tenants are for admins. A viewer may also
+// protocol; viewers only read; tokens of scrapers open nothing here, since /metrics is outside /v1;
+// calls about all tenants are for admins. A viewer may also
 // ask for a plan, which is a POST that stores nothing.
 func allowed(p db.Principal, method string, agent bool, route string) error {
 	if agent != (p.Role == spec.RoleMachine) {
@@ -141,6 +142,8 @@ func allowed(p db.Principal, method string, agent bool, route string) error {
 	}
 	read := method == http.MethodGet || method == http.MethodHead
 	switch {
+	case p.Role == spec.RoleMetrics:
+		return berth.Errorf(berth.CodeForbidden, "a token of role metrics opens only GET /metrics")
 	case p.Role == spec.RoleAdmin, p.Role == spec.RoleMachine:
 		return nil
 	case adminOnly(method, route):

@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/http"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -32,7 +34,7 @@ type metricHandlers struct {
 
 func (h *metricHandlers) mount(r *router) {
 	op := r.operation("read-metrics", http.MethodGet, "/v1/jobs/{id}/metrics", "jobs",
-		"What a job used while it ran: processor, memory, disks, network, GPUs")
+		"What a job used while it ran: processor, memory, disks, network, GPUs, and its own progress values")
 	op.Description = "One document a member, of one attempt. A series has at most " + strconv.Itoa(wire.MaxPoints) +
 		" values; their step grows with the time that the member runs. " +
 		"Members that ran for less than 10 seconds have no series; what they used in all is in the job's attempts."
@@ -79,6 +81,7 @@ func (h *metricHandlers) jobMetrics(ctx context.Context, in *jobMetricsInput) (*
 			return nil, err
 		}
 		if m != nil {
+			setLimits(m, job.Body)
 			list.Items = append(list.Items, m.Since(since))
 		}
 	}
@@ -167,6 +170,32 @@ func (h *metricHandlers) memberMetrics(ctx context.Context, ref berth.LogRef) (*
 	return &m, nil
 }
 
+// setLimits adds the job's limits to the series of CPU and memory. An attempt after an out of
+// memory of a job with on_oom: grow has half as much memory again.
+func setLimits(m *wire.MemberMetrics, job wire.Job) {
+	if job.Spec == nil {
+		return
+	}
+	limits := map[wire.Metric]float64{}
+	if c := job.Spec.Resources.CPUs; c != nil {
+		limits[wire.MetricCPU] = float64(*c) / 1000
+	}
+	if memory := job.Spec.Resources.Memory; memory != nil {
+		limits[wire.MetricMemory] = float64(*memory) * (1 << 20)
+		for _, a := range job.Attempts {
+			oom := a.Number < m.Attempt && a.Outcome != nil && a.Outcome.Code == berth.ReasonOOM
+			if oom && job.Spec.Retry.OnOOM == "grow" {
+				limits[wire.MetricMemory] = float64(*memory) * (1 << 20) * 1.5
+			}
+		}
+	}
+	for i := range m.Series {
+		if limit, ok := limits[m.Series[i].Metric]; ok && limit > 0 {
+			m.Series[i].Limit = &limit
+		}
+	}
+}
+
 // panels are the charts of the picture, in order.
 var panels = []struct {
 	metric wire.Metric
@@ -196,17 +225,48 @@ func drawMetrics(job wire.Job, attempt int, members []wire.MemberMetrics) []byte
 				if line.Metric != p.metric {
 					continue
 				}
-				label := line.GPU[:min(len(line.GPU), shortGPU)]
-				if len(members) > 1 {
-					label = fmt.Sprintf("member %d %s", m.Member, label)
+				if line.Limit != nil {
+					drawn.Limit = *line.Limit
 				}
-				drawn.Lines = append(drawn.Lines, svgplot.Line{Label: strings.TrimSpace(label), Start: m.StartedAt,
-					Step: m.Step.Std(), Values: line.Values})
+				drawn.Lines = append(drawn.Lines, svgplot.Line{
+					Label: lineLabel(members, m.Member, line.GPU[:min(len(line.GPU), shortGPU)]),
+					Start: m.StartedAt, Step: m.Step.Std(), Values: line.Values,
+				})
 			}
 		}
 		if len(drawn.Lines) > 0 {
 			c.Panels = append(c.Panels, drawn)
 		}
 	}
+	c.Panels = append(c.Panels, progressPanels(members)...)
 	return c.SVG()
+}
+
+// lineLabel names a line by what distinguishes it: the member in a gang, and the device.
+func lineLabel(members []wire.MemberMetrics, member int, device string) string {
+	if len(members) == 1 {
+		return device
+	}
+	return strings.TrimSpace(fmt.Sprintf("member %d %s", member, device))
+}
+
+// progressPanels returns a panel for each value that the job itself reports, by name.
+func progressPanels(members []wire.MemberMetrics) []svgplot.Panel {
+	byName := map[string]*svgplot.Panel{}
+	for _, m := range members {
+		for _, s := range m.Progress {
+			p := byName[s.Name]
+			if p == nil {
+				p = &svgplot.Panel{Title: s.Name}
+				byName[s.Name] = p
+			}
+			p.Lines = append(p.Lines, svgplot.Line{Label: lineLabel(members, m.Member, ""), Start: m.StartedAt,
+				Step: m.Step.Std(), Values: s.Values})
+		}
+	}
+	var all []svgplot.Panel
+	for _, name := range slices.Sorted(maps.Keys(byName)) {
+		all = append(all, *byName[name])
+	}
+	return all
 }

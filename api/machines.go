@@ -2,8 +2,11 @@ package api
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"net/http"
+	"strconv"
+	"strings"
 
 	"berth"
 	"berth/db"
@@ -22,6 +25,8 @@ func (h *machineHandlers) mount(r *router) {
 	const tag = "machines"
 	register(r, r.operation("list-machines", http.MethodGet, "/v1/machines", tag,
 		"List machines with their capacity, the free part, and the jobs that use the rest"), h.listMachines)
+	register(r, r.operation("list-machine-events", http.MethodGet, "/v1/machines/{id}/events", tag,
+		"List a machine's events, oldest first, with actor and reason"), h.machineEvents)
 	register(r, r.operation("show-machine", http.MethodGet, "/v1/machines/{id}", tag, "Show a machine"), h.showMachine)
 	registerWithBody[wire.DrainRequest](r, r.operation("drain-machine", http.MethodPost, "/v1/machines/{id}/drain", tag,
 		"Keep new work off a machine"), h.drainMachine)
@@ -43,7 +48,9 @@ type machineOutput struct{ Body wire.Machine }
 
 // machineListInput selects machines; several values of State are alternatives.
 type machineListInput struct {
-	State []string `query:"state,explode"`
+	State []string `query:"state,explode" doc:"drained machines are not among the draining ones"`
+	Pool  string   `query:"pool" maxLength:"63"`
+	Label []string `query:"label,explode" doc:"key=value; all of these; may be given more than once"`
 	Paging
 }
 
@@ -53,7 +60,15 @@ type machineListOutput struct{ Body wire.Page[wire.Machine] }
 // allowed: clients of an earlier version read the list whole. Users see only their own
 // jobs on a machine.
 func (h *machineHandlers) listMachines(ctx context.Context, in *machineListInput) (*machineListOutput, error) {
-	f := db.MachineFilter{Tenant: scope(ctx), Limit: in.Limit}
+	f := db.MachineFilter{Tenant: scope(ctx), Limit: in.Limit, Pool: in.Pool, Labels: map[string]string{}}
+	for _, l := range in.Label {
+		key, value, ok := strings.Cut(l, "=")
+		if !ok {
+			return nil, invalid("", []berth.FieldError{{Field: "label", Detail: fmt.Sprintf("%.80q is not a label", l),
+				Allowed: "key=value"}}, nil)
+		}
+		f.Labels[key] = value
+	}
 	if f.Limit == 0 {
 		f.Limit = db.MaxPage
 	}
@@ -103,7 +118,45 @@ func (h *machineHandlers) showMachine(ctx context.Context, in *MachineInput) (*m
 	if err != nil {
 		return nil, err
 	}
+	if m.Images, err = h.machines.Images(ctx, scope(ctx), id); err != nil {
+		return nil, err
+	}
 	return &machineOutput{m}, nil
+}
+
+// machineEventsInput selects a part of a machine's history.
+type machineEventsInput struct {
+	MachineInput
+	Paging
+}
+
+type machineEventsOutput struct{ Body wire.Page[wire.MachineEvent] }
+
+// machineEvents returns a page of a machine's history. The cursor is the seq of the last event
+// seen, so that a client that follows the history asks with the last one again.
+func (h *machineHandlers) machineEvents(ctx context.Context, in *machineEventsInput) (*machineEventsOutput, error) {
+	id, err := machineID(in.ID)
+	if err != nil {
+		return nil, err
+	}
+	after, err := strconv.ParseInt(in.Cursor, 10, 64)
+	if in.Cursor != "" && (err != nil || after < 0) {
+		return nil, berth.Errorf(berth.CodeInvalid, "cursor %.40q is not the seq of an event of this list", in.Cursor)
+	}
+	limit := in.Limit
+	if limit == 0 {
+		limit = eventPage
+	}
+	list, err := h.machines.Events(ctx, id, after, limit+1)
+	if err != nil {
+		return nil, err
+	}
+	next := ""
+	if len(list) > limit {
+		list = list[:limit]
+		next = strconv.FormatInt(list[limit-1].Seq, 10)
+	}
+	return &machineEventsOutput{page(list, next)}, nil
 }
 
 type drainInput struct {
@@ -132,7 +185,7 @@ func (h *machineHandlers) drainMachine(ctx context.Context, in *drainInput) (*ma
 	if err != nil {
 		return nil, err
 	}
-	if err := h.machines.Drain(ctx, id, request.Reason, request.Deadline); err != nil {
+	if err := h.machines.Drain(ctx, id, request.Reason, request.Deadline, operator(ctx)); err != nil {
 		return nil, err
 	}
 	h.log.Info("machine draining", "machine_id", id, "reason", request.Reason, "by", operator(ctx))
@@ -145,7 +198,7 @@ func (h *machineHandlers) undrainMachine(ctx context.Context, in *MachineInput) 
 	if err != nil {
 		return nil, err
 	}
-	if err := h.machines.Undrain(ctx, id); err != nil {
+	if err := h.machines.Undrain(ctx, id, operator(ctx)); err != nil {
 		return nil, err
 	}
 	h.log.Info("machine undrained", "machine_id", id, "by", operator(ctx))

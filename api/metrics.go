@@ -3,8 +3,10 @@ package api
 import (
 	"context"
 	"html"
+	"maps"
 	"net"
 	"net/http"
+	"runtime"
 	"strconv"
 	"time"
 
@@ -13,6 +15,7 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/failure"
 )
 
 // metrics are the measurements of HTTP calls.
@@ -20,7 +23,7 @@ type metrics struct {
 	seconds *prometheus.HistogramVec
 }
 
-func newMetrics(r *prometheus.Registry, d *db.DB) *metrics {
+func newMetrics(r *prometheus.Registry, d *db.DB, version string) *metrics {
 	m := &metrics{
 		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "berth_http_request_seconds",
@@ -28,7 +31,7 @@ func newMetrics(r *prometheus.Registry, d *db.DB) *metrics {
 			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
 		}, []string{"method", "route", "status"}),
 	}
-	r.MustRegister(m.seconds, &population{db: d})
+	r.MustRegister(m.seconds, &population{db: d, version: version})
 	return m
 }
 
@@ -65,11 +68,24 @@ func method(m string) string {
 
 // population is a collector that counts rows at the time of a scrape. All replicas export
 // the same numbers, except for the counters of collectEnds.
-type population struct{ db *db.DB }
+type population struct {
+	db      *db.DB
+	version string
+}
 
 var (
 	jobsDesc     = prometheus.NewDesc("berth_jobs", "Live jobs by status.", []string{"status"}, nil)
 	machinesDesc = prometheus.NewDesc("berth_machines", "Machines by state.", []string{"state"}, nil)
+
+	tenantJobsDesc = prometheus.NewDesc("berth_tenant_jobs",
+		"Live jobs of a tenant, without tenants below it: waiting for a place, or running.",
+		[]string{"tenant", "state"}, nil)
+	oldestDesc = prometheus.NewDesc("berth_oldest_waiting_job_seconds",
+		"Age of the longest wait of a job that may be placed, in its present status; 0 if none waits.", nil, nil)
+	tenantOldestDesc = prometheus.NewDesc("berth_tenant_oldest_waiting_job_seconds",
+		"Age of the longest wait of a tenant's job that may be placed; 0 if none waits.", []string{"tenant"}, nil)
+	buildDesc = prometheus.NewDesc("berth_build_info", "1, with the version of this process.",
+		[]string{"version", "go_version"}, nil)
 
 	silentEnginesDesc = prometheus.NewDesc("berth_machines_engine_silent",
 		"Machines that get no work because their container engine does not answer.", nil, nil)
@@ -100,7 +116,8 @@ const scrapeTimeout = 3 * time.Second
 // Describe sends the descriptions of all exported metrics.
 func (p *population) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		jobsDesc, machinesDesc, silentEnginesDesc, cpusDesc, memoryDesc, diskDesc, gpusDesc, storedDesc,
+		jobsDesc, machinesDesc, tenantJobsDesc, oldestDesc, tenantOldestDesc, buildDesc, silentEnginesDesc,
+		cpusDesc, memoryDesc, diskDesc, gpusDesc, storedDesc,
 		endsDesc, lostDesc,
 	} {
 		ch <- d
@@ -111,6 +128,7 @@ func (p *population) Describe(ch chan<- *prometheus.Desc) {
 // a zero would not be.
 func (p *population) Collect(ch chan<- prometheus.Metric) {
 	p.collectEnds(ch)
+	ch <- prometheus.MustNewConstMetric(buildDesc, prometheus.GaugeValue, 1, p.version, runtime.Version())
 	ctx, cancel := context.WithTimeout(context.Background(), scrapeTimeout)
 	defer cancel()
 	counts, err := p.db.Cluster.Population(ctx)
@@ -130,6 +148,7 @@ func (p *population) Collect(ch chan<- prometheus.Metric) {
 	for state, n := range counts.Jobs {
 		ch <- prometheus.MustNewConstMetric(jobsDesc, prometheus.GaugeValue, float64(n), string(state))
 	}
+	collectTenants(ch, counts.Tenants, time.Now())
 	for state, n := range counts.Machines {
 		ch <- prometheus.MustNewConstMetric(machinesDesc, prometheus.GaugeValue, float64(n), string(state))
 	}
@@ -150,12 +169,47 @@ func (p *population) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
+// collectTenants exports the live jobs of each tenant and the longest waits.
+func collectTenants(ch chan<- prometheus.Metric, tenants map[berth.TenantID]db.TenantPopulation, now time.Time) {
+	longest := 0.0
+	jobs := func(tenant berth.TenantID, n int, state string) {
+		ch <- prometheus.MustNewConstMetric(tenantJobsDesc, prometheus.GaugeValue, float64(n), string(tenant), state)
+	}
+	for id, t := range tenants {
+		age := 0.0
+		if !t.Oldest.IsZero() {
+			age = max(0, now.Sub(t.Oldest).Seconds())
+		}
+		longest = max(longest, age)
+		ch <- prometheus.MustNewConstMetric(tenantOldestDesc, prometheus.GaugeValue, age, string(id))
+		jobs(id, t.Waiting, "waiting")
+		jobs(id, t.Running, "running")
+	}
+	ch <- prometheus.MustNewConstMetric(oldestDesc, prometheus.GaugeValue, longest)
+}
+
+// plannedEnds are the outcomes that the rules of the failure classification lead to. They are
+// exported as 0 before the first attempt with that outcome, so that a rate sees its start.
+func plannedEnds() map[db.End]db.EndCount {
+	ends := map[db.End]db.EndCount{}
+	for _, r := range failure.Rules {
+		ends[db.End{Next: r.Next, Reason: r.Reason}] = db.EndCount{}
+		// A retry whose budget is spent fails with the reason of the rule.
+		if r.Next == berth.Retrying {
+			ends[db.End{Next: berth.Failed, Reason: r.Reason}] = db.EndCount{}
+		}
+	}
+	return ends
+}
+
 // collectEnds exports the number of attempts that this process has settled; the sum over
 // all processes is the cluster's number. Only attempts that are retried count as lost GPU
 // time.
 func (p *population) collectEnds(ch chan<- prometheus.Metric) {
 	lost := map[berth.ReasonCode]float64{}
-	for end, n := range p.db.Attempts.EndCounts() {
+	ends := plannedEnds()
+	maps.Copy(ends, p.db.Attempts.EndCounts())
+	for end, n := range ends {
 		ch <- prometheus.MustNewConstMetric(endsDesc, prometheus.CounterValue, float64(n.Attempts), string(end.Next),
 			string(end.Reason))
 		if end.Next == berth.Retrying {

@@ -169,8 +169,8 @@ func (h *pageHandlers) checkAll(ctx context.Context) Readiness {
 	return r
 }
 
-// scrape opens the metrics to this host, and elsewhere to admin tokens only, since the
-// metrics show every tenant's load.
+// scrape opens the metrics to this host, and elsewhere to tokens of admins and of role metrics
+// only, since the metrics show every tenant's load.
 func (h *pageHandlers) scrape(page http.Handler) echo.HandlerFunc {
 	return func(c echo.Context) error {
 		if !local(c.Request()) {
@@ -178,8 +178,9 @@ func (h *pageHandlers) scrape(page http.Handler) echo.HandlerFunc {
 			if err != nil {
 				return err
 			}
-			if p.Role != spec.RoleAdmin {
-				return berth.Errorf(berth.CodeForbidden, "metrics are for tokens of role admin")
+			if p.Role != spec.RoleAdmin && p.Role != spec.RoleMetrics {
+				return berth.Errorf(berth.CodeForbidden,
+					"metrics need a token of role metrics or admin; yours has the role %s", p.Role)
 			}
 		}
 		page.ServeHTTP(c.Response(), c.Request())

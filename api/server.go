@@ -146,7 +146,7 @@ func New(d Deps) (*Server, error) {
 	// body is bounded too. The body is read before the call takes a slot.
 	s.router.echo.Use(
 		s.calls.answersInTurn,
-		newMetrics(d.Metrics, d.DB).middleware,
+		newMetrics(d.Metrics, d.DB, d.Version).middleware,
 		tracer.traceUsers,
 		securityHeaders,
 		middleware.RecoverWithConfig(middleware.RecoverConfig{

@@ -12,6 +12,7 @@ import (
 
 	"berth"
 	"berth/api"
+	"berth/api/client"
 	"berth/db/dbtest"
 	"berth/spec"
 	"berth/wire"
@@ -156,6 +157,11 @@ func TestMetricsTellOfCallsJobsAndMachines(t *testing.T) {
 		`berth_cpu_cores{kind="total"} 8`, `berth_cpu_cores{kind="reserved"} 0`, `berth_memory_bytes{kind="total"} 8.589934592e+09`,
 		`berth_gpus{kind="total",model="A100"} 2`, `berth_gpus{kind="unhealthy",model="A100"} 0`,
 		`berth_http_request_seconds_count{method="GET",route="/v1/jobs",status="200"} 1`,
+		`berth_machines{state="drained"} 0`, `berth_build_info{go_version="go`, `version="test"`,
+		`berth_attempts_ended_total{next="retrying",reason="machine_lost"} 0`,
+		`berth_lost_gpu_seconds_total{reason="machine_lost"} 0`,
+		`berth_tenant_jobs{state="waiting",tenant="a"} 1`, `berth_tenant_jobs{state="running",tenant="a"} 0`,
+		`berth_tenant_oldest_waiting_job_seconds{tenant="a"} `, `berth_oldest_waiting_job_seconds `,
 	} {
 		if !strings.Contains(a.body, want) {
 			t.Errorf("no %s in the metrics", want)
@@ -169,6 +175,19 @@ func TestMetricsTellOfCallsJobsAndMachines(t *testing.T) {
 	}
 	if a := s.call("admin", "GET", "/metrics", "", "X-Forwarded-For", "192.0.2.1"); a.status != http.StatusOK {
 		t.Errorf("metrics for an admin elsewhere: %d", a.status)
+	}
+	token, err := s.as("admin").CreateToken(t.Context(), spec.NewToken{Name: "prometheus", Role: spec.RoleMetrics})
+	if err != nil || token.Role != spec.RoleMetrics {
+		t.Fatalf("token %+v: %v", token, err)
+	}
+	s.tokens["prometheus"] = token.Secret
+	if a := s.call("prometheus", "GET", "/metrics", "", "X-Forwarded-For", "192.0.2.1"); a.status != http.StatusOK {
+		t.Errorf("metrics for a scraper elsewhere: %d", a.status)
+	}
+	for _, path := range []string{"/v1/jobs", "/v1/machines", "/v1/tokens"} {
+		if a := s.call("prometheus", "GET", path, ""); a.status != http.StatusForbidden {
+			t.Errorf("%s for a scraper: %d", path, a.status)
+		}
 	}
 }
 
@@ -191,6 +210,32 @@ func TestOperatorsHandleMachines(t *testing.T) {
 	}
 	if m, err := c.Undrain(t.Context(), "m1"); err != nil || m.State != berth.MachineReady {
 		t.Errorf("undrain: %+v, %v", m, err)
+	}
+	if m, err := c.Drain(t.Context(), "m2", wire.DrainRequest{}); err != nil || m.State != wire.MachineDrained ||
+		m.Reason != "drained by admin" || m.DrainBy != "operator:admin" {
+		t.Errorf("drain of an empty machine: %+v, %v", m, err)
+	}
+	// Users read the history too.
+	events, err := s.as("alice").MachineEvents(t.Context(), "m1", 0)
+	n := len(events.Items)
+	if err != nil || n < 2 || events.Items[n-2].State != "draining" || events.Items[n-2].Actor != "operator:admin" ||
+		events.Items[n-2].Deadline == nil || events.Items[n-1].State != "ready" || events.Items[n-1].Actor != "operator:admin" {
+		t.Errorf("history %+v, %v", events, err)
+	}
+	if rest, err := c.MachineEvents(t.Context(), "m1", events.Items[n-2].Seq); err != nil || len(rest.Items) != 1 {
+		t.Errorf("after the last but one: %+v, %v", rest, err)
+	}
+	if a := s.call("alice", "GET", "/v1/machines/m1/events?limit=1", ""); !strings.Contains(a.body, `"next_cursor"`) {
+		t.Errorf("a page of one event: %s", a.body)
+	}
+	if a := s.call("alice", "GET", "/v1/machines?label=rack", ""); a.status != http.StatusBadRequest ||
+		!strings.Contains(a.body, "key=value") {
+		t.Errorf("a wrong label: %d %s", a.status, a.body)
+	}
+	s.exec(`UPDATE machines SET pool = 'spot', labels = '{"rack": "r7"}' WHERE id = 'm2'`)
+	if found, err := c.FindMachines(t.Context(), client.MachineQuery{Pool: "spot", Labels: []string{"rack=r7"}}); err != nil ||
+		len(found.Items) != 1 || found.Items[0].ID != "m2" {
+		t.Errorf("machines of pool and label: %+v, %v", found, err)
 	}
 	if _, err := c.ConfirmDead(t.Context(), "m1"); berth.CodeOf(err) != berth.CodeConflict {
 		t.Errorf("confirm-dead of a live machine: %v", err)

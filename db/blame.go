@@ -165,6 +165,9 @@ func (d *Machines) DrainLemons(ctx context.Context, term Term) ([]Lemon, error) 
 		for i, l := range found {
 			ids[i], reasons[i] = string(l.Machine), l.Reason
 		}
+		if err := actAs(ctx, tx, "leader"); err != nil {
+			return err
+		}
 		_, err = tx.Exec(ctx, `
 			WITH locked AS (
 				SELECT m.id, x.reason

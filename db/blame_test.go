@@ -198,7 +198,7 @@ func TestF49LemonMachineDrainsItself(t *testing.T) {
 		t.Fatalf("drained %v, want m0 alone", l)
 	}
 	m := s.machine("", "m0")
-	if m.State != berth.MachineDraining || !strings.HasPrefix(m.Reason, "lemon: 4 failures of jobs of 2 tenants within 24 h (gpu_error, vanished)") || !strings.Contains(m.Reason, "undrain") {
+	if m.State != wire.MachineDrained || m.DrainBy != "leader" || !strings.HasPrefix(m.Reason, "lemon: 4 failures of jobs of 2 tenants within 24 h (gpu_error, vanished)") || !strings.Contains(m.Reason, "undrain") {
 		t.Errorf("operators see %s: %q", m.State, m.Reason)
 	}
 	if m := s.machine("", "m1"); m.State != berth.MachineReady {
@@ -207,7 +207,7 @@ func TestF49LemonMachineDrainsItself(t *testing.T) {
 	if l := s.lemons(); len(l) != 0 {
 		t.Errorf("drained again: %v", l)
 	}
-	if err := s.db.Machines.Undrain(t.Context(), "m0"); err != nil {
+	if err := s.db.Machines.Undrain(t.Context(), "m0", "operator:test"); err != nil {
 		t.Fatal(err)
 	}
 	if l := s.lemons(); len(l) != 0 || s.state("m0") == berth.MachineDraining {
@@ -305,10 +305,10 @@ func TestF38DeviceFaultQuarantinesItsMachine(t *testing.T) {
 	if _, err := a.sync(func(r *wire.SyncRequest) { r.GPUs = sick }); err != nil {
 		t.Fatal(err)
 	}
-	if m := s.machine("", "m0"); m.State != berth.MachineDraining || m.Reason != "quarantine: GPU 1: XID 79; then undrain it" {
+	if m := s.machine("", "m0"); m.State != wire.MachineDrained || m.DrainBy != "agent:m0" || m.Reason != "quarantine: GPU 1: XID 79; then undrain it" {
 		t.Errorf("after XID 79 the machine is %s: %q", m.State, m.Reason)
 	}
-	if err := s.db.Machines.Undrain(t.Context(), "m0"); err != nil {
+	if err := s.db.Machines.Undrain(t.Context(), "m0", "operator:test"); err != nil {
 		t.Fatal(err)
 	}
 	req := a.request()
@@ -316,7 +316,7 @@ func TestF38DeviceFaultQuarantinesItsMachine(t *testing.T) {
 	if _, _, err := s.db.Agents.Register(t.Context(), "m0", req); err != nil {
 		t.Fatal(err)
 	}
-	if m := s.machine("", "m0"); m.State != berth.MachineDraining {
+	if m := s.machine("", "m0"); m.State != wire.MachineDrained {
 		t.Errorf("registered with the fault in place the machine is %s", m.State)
 	}
 }

@@ -25,7 +25,7 @@
 //	Parents     parent parent_control parent_tell
 //	Schedules   clocks fire schedules
 //	Queue       commit explain feed preempt repair
-//	Machines    blame engine machines_read machines_write prune reap
+//	Machines    blame engine machine_history machines_read machines_write prune reap
 //	Agents      claim register report report_refused stages sync
 //	Tenants     submit_leases tenants_read tenants_write usage
 //	Storage     storage

@@ -1,13 +1,17 @@
 package db
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/spec"
 	"berth/wire"
 )
 
@@ -84,4 +88,136 @@ func (d *Attempts) DrainOverdue(ctx context.Context, term Term, limit int) (int,
 		func(tx pgx.Tx, job lockedJob) ([]orderedRank, error) {
 			return orderStop(ctx, tx, job.Job, berth.Orders{Checkpoint: true, Stop: true})
 		})
+}
+
+// AnnounceDrains notifies jobs of drains of their machines, at most limit jobs per call: each
+// drained machine adds an event to the job with reason and deadline, the job's webhooks for
+// draining get a call, and members of a job with checkpoint.interval are ordered to write a
+// checkpoint. A job is notified once of each drain_notice, which changes with reason and
+// deadline of the drain, whoever drained. AnnounceDrains returns the number of notified jobs.
+//
+// Without an interval the checkpoint signal may make a program save and exit, so such a job
+// gets its signal only with the order to stop.
+func (d *Attempts) AnnounceDrains(ctx context.Context, term Term, limit int) (int, error) {
+	refs, err := d.list(ctx, `
+		SELECT DISTINCT a.job, a.attempt
+		FROM machines m
+		JOIN allocations a ON a.machine_id = m.id AND a.forgotten_at IS NULL
+		JOIN jobs j ON j.id = a.job AND j.attempt = a.attempt
+		WHERE `+unannounced+` AND j.state IN ('scheduled', 'running')
+		ORDER BY 1
+		LIMIT @limit`, pgx.NamedArgs{"limit": limit})
+	if err != nil {
+		return 0, mapError(err, "draining machines")
+	}
+	told := 0
+	for _, ref := range refs {
+		var hints touched
+		err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
+			hints = touched{}
+			job, err := lockJob(ctx, tx, "", ref.Job, ref.Attempt)
+			if err != nil || job.Attempt != ref.Attempt || !job.State.HoldsCapacity() {
+				return err
+			}
+			hints, err = announceDrain(ctx, tx, job)
+			return err
+		})
+		if err != nil {
+			return told, mapError(err, "job "+string(ref.Job))
+		}
+		if len(hints.machines) > 0 {
+			told++
+			hints.publish(d.hub)
+		}
+	}
+	return told, nil
+}
+
+// unannounced is true for a member a on a draining machine m if its job was not notified of
+// this drain. Without a stop order: a stopping job needs no notice. A machine that an older
+// program has drained before the column existed has no number, and is left out.
+const unannounced = `m.state = 'draining' AND a.state = 'active' AND NOT a.orders ? 'stop'
+	AND m.drain_notice IS NOT NULL AND a.drain_notice IS DISTINCT FROM m.drain_notice`
+
+// drained is a member on a draining machine, of whose drain the job was just notified.
+type drained struct {
+	Rank     int
+	Machine  berth.MachineID
+	Reason   string
+	Deadline *time.Time // nil: the job may run to its end
+}
+
+// text describes the drain for the job's history.
+func (m drained) text() string {
+	text := fmt.Sprintf("machine %s is draining (%s); ", m.Machine, m.Reason)
+	if m.Deadline == nil {
+		return text + "the job may run to its end there"
+	}
+	return text + "the job is moved to another machine at " + m.Deadline.UTC().Format(time.RFC3339)
+}
+
+// announceDrain notifies one locked job of the drains of its machines.
+func announceDrain(ctx context.Context, tx pgx.Tx, job lockedJob) (touched, error) {
+	rows, err := tx.Query(ctx, `
+		UPDATE allocations a
+		SET drain_notice = m.drain_notice,
+			orders = CASE WHEN s.saves THEN a.orders || jsonb_build_object('save', m.drain_notice) ELSE a.orders END
+		FROM machines m, (
+			SELECT coalesce(spec -> 'checkpoint' ? 'interval' AND spec -> 'checkpoint' ? 'signal', false) AS saves
+			FROM job_specs WHERE job = @job) s
+		WHERE a.job = @job AND a.attempt = @attempt AND m.id = a.machine_id AND `+unannounced+`
+		RETURNING a.rank, m.id, coalesce(m.drain_reason, ''), m.drain_deadline`,
+		pgx.NamedArgs{"job": job.ID, "attempt": job.Attempt})
+	if err != nil {
+		return touched{}, err
+	}
+	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[drained])
+	if err != nil {
+		return touched{}, err
+	}
+	slices.SortFunc(list, func(a, b drained) int { return cmp.Compare(a.Rank, b.Rank) })
+	hints := touched{job: job.ID}
+	for _, m := range list {
+		// Several members on one machine are one event.
+		if slices.Contains(hints.machines, m.Machine) {
+			continue
+		}
+		hints.machines = append(hints.machines, m.Machine)
+		err := addEvent(ctx, tx, job.ID, wire.Event{
+			Kind: wire.EventDraining, Attempt: job.Attempt, Actor: "leader", Detail: m.text(),
+			Facts: &wire.EventFacts{Machine: m.Machine, Deadline: m.Deadline},
+		})
+		if err != nil {
+			return hints, err
+		}
+		if err := callDraining(ctx, tx, job.ID, m); err != nil {
+			return hints, err
+		}
+	}
+	return hints, nil
+}
+
+// callDraining writes the calls of the job's webhooks for draining. It follows the event whose
+// number is part of the calls' ids. The payload is the one of a status, with the machine.
+func callDraining(ctx context.Context, tx pgx.Tx, job berth.JobID, m drained) error {
+	_, err := tx.Exec(ctx, `
+		INSERT INTO notices (job, seq, hook, tenant, url, status, body)
+		SELECT j.id, j.event_seq, h.n - 1, j.tenant, h.hook ->> 'url', @on,
+			jsonb_build_object('type', 'job.' || @on, 'timestamp', clock_timestamp(), 'data',
+				jsonb_strip_nulls(jsonb_build_object(
+					'id', j.id, 'name', j.name, 'tenant', j.tenant, 'status', j.state,
+					'labels', nullif(j.labels, '{}'),
+					'attempt', j.attempt, 'submitted_at', j.submitted_at, 'started_at', j.started_at,
+					'machine', @machine::text, 'drain_reason', @reason::text,
+					'drain_deadline', @deadline::timestamptz)))
+		FROM jobs j
+		JOIN job_specs s ON s.job = j.id
+		CROSS JOIN jsonb_array_elements(s.spec -> 'notify') WITH ORDINALITY AS h (hook, n)
+		WHERE j.id = @job AND @on = ANY (j.notify) AND h.hook -> 'on' ? @on`,
+		pgx.NamedArgs{"job": job, "machine": m.Machine, "reason": m.Reason, "deadline": m.Deadline,
+			"on": spec.NotifyDraining})
+	if err != nil {
+		return fmt.Errorf("write calls of job %s: %w", job, err)
+	}
+	return nil
 }

@@ -56,13 +56,13 @@ func TestF53ASilentEngineKeepsNewWorkOffItsMachine(t *testing.T) {
 	if again := one[time.Time](s, `SELECT engine_silent_since FROM machines WHERE id = 'm0'`); !again.Equal(since) {
 		t.Errorf("after another call it is silent since %s, want %s", again, since)
 	}
-	if err := s.db.Machines.Drain(t.Context(), "m0", "new disk", nil); err != nil {
+	if err := s.db.Machines.Drain(t.Context(), "m0", "new disk", nil, "operator:test"); err != nil {
 		t.Fatal(err)
 	}
 	if m := s.machine("", "m0"); m.Reason != "new disk; "+want {
 		t.Errorf("drained, it says %q", m.Reason)
 	}
-	if err := s.db.Machines.Undrain(t.Context(), "m0"); err != nil {
+	if err := s.db.Machines.Undrain(t.Context(), "m0", "operator:test"); err != nil {
 		t.Fatal(err)
 	}
 

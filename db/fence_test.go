@@ -140,7 +140,7 @@ func TestNothingButProofMakesANewAttemptOfAtMostOneWork(t *testing.T) {
 	}
 	never("the failure of its activity")
 	soon := time.Now().Add(-time.Second)
-	if err := s.db.Machines.Drain(t.Context(), "m0", "new disks", &soon); err != nil {
+	if err := s.db.Machines.Drain(t.Context(), "m0", "new disks", &soon, "operator:test"); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := s.db.Attempts.DrainOverdue(t.Context(), term, 10); err != nil {

@@ -181,7 +181,7 @@ func TestDrainOutlivesTheLossOfTheMachine(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	s.register("host1", "agent1")
-	if err := s.db.Machines.Drain(t.Context(), "m0", "new disk", nil); err != nil {
+	if err := s.db.Machines.Drain(t.Context(), "m0", "new disk", nil, "operator:test"); err != nil {
 		t.Fatal(err)
 	}
 	s.quiet("m0", 2*time.Minute)
@@ -192,7 +192,7 @@ func TestDrainOutlivesTheLossOfTheMachine(t *testing.T) {
 	if st := s.state("m0"); st != berth.MachineDraining {
 		t.Errorf("a drained machine comes back as %s", st)
 	}
-	if err := s.db.Machines.Undrain(t.Context(), "m0"); err != nil || s.state("m0") != berth.MachineReady {
+	if err := s.db.Machines.Undrain(t.Context(), "m0", "operator:test"); err != nil || s.state("m0") != berth.MachineReady {
 		t.Errorf("undrained it is %s, %v", s.state("m0"), err)
 	}
 }
@@ -205,7 +205,7 @@ func TestDrainedMachineOwesItsKills(t *testing.T) {
 	stray := func(alloc berth.AllocationID) wire.ContainerSeen {
 		return wire.ContainerSeen{Alloc: alloc, Job: id, Attempt: 9}
 	}
-	if err := s.db.Machines.Drain(t.Context(), "m0", "new disk", nil); err != nil {
+	if err := s.db.Machines.Drain(t.Context(), "m0", "new disk", nil, "operator:test"); err != nil {
 		t.Fatal(err)
 	}
 	a, _ := s.register("host1", "agent2", stray(4711), stray(4712))
@@ -215,7 +215,7 @@ func TestDrainedMachineOwesItsKills(t *testing.T) {
 		}
 	}
 	gone(4711) // while it drains
-	if err := s.db.Machines.Undrain(t.Context(), "m0"); err != nil {
+	if err := s.db.Machines.Undrain(t.Context(), "m0", "operator:test"); err != nil {
 		t.Fatal(err)
 	}
 	if st := s.state("m0"); st != berth.MachineJoining {

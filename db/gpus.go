@@ -116,6 +116,9 @@ func quarantine(ctx context.Context, tx pgx.Tx, machine berth.MachineID, gpus []
 	if at < 0 {
 		return nil
 	}
+	if err := actAs(ctx, tx, AgentActor(machine)); err != nil {
+		return fmt.Errorf("quarantine machine %s: %w", machine, err)
+	}
 	_, err := tx.Exec(ctx, `
 		UPDATE machines
 		SET state = 'draining', reason = @reason, drain_reason = @reason, drain_deadline = NULL

@@ -2,6 +2,7 @@ package db
 
 import (
 	"context"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -13,11 +14,21 @@ import (
 // MachineFilter selects machines; zero fields select all that are not retired.
 type MachineFilter struct {
 	ID     berth.MachineID
-	State  []berth.MachineState
-	Tenant berth.TenantID  // only jobs of this tenant are named; "" names all
-	After  berth.MachineID // the last id of the page before
-	Limit  int             // 0: all
+	State  []berth.MachineState // shown states, drained apart from draining
+	Tenant berth.TenantID       // only jobs of this tenant are named; "" names all
+	Pool   string
+	Labels map[string]string // all of these
+	After  berth.MachineID   // the last id of the page before
+	Limit  int               // 0: all
 }
+
+// shownState is the state of machine m for readers. A draining machine is drained once nothing
+// of it counts against its capacity, all results are stored, and no container is left to be
+// removed: it may be switched off.
+const shownState = `
+	CASE WHEN m.state = 'draining' AND cardinality(m.pending_kills) = 0 AND NOT EXISTS (
+		SELECT 1 FROM allocations a WHERE a.machine_id = m.id AND ` + heldThere + `)
+	THEN 'drained' ELSE m.state END`
 
 // Get returns a machine with its devices and its jobs. The capacity in use covers all
 // tenants; jobs are named only to their own tenant ("" sees all).
@@ -47,10 +58,11 @@ func (d *Machines) List(ctx context.Context, f MachineFilter) ([]wire.Machine, e
 	// *_used are sums that triggers keep.
 	rows, err := d.pool.Query(ctx, `
 		SELECT jsonb_strip_nulls(jsonb_build_object(
-			'id', m.id, 'state', m.state, 'reason', m.reason, 'epoch', m.epoch, 'pool', m.pool,
-			'region', m.region, 'site', m.site, 'labels', m.labels, 'declared', m.declared,
+			'id', m.id, 'state', shown.state, 'state_at', m.state_at, 'reason', m.reason, 'epoch', m.epoch,
+			'pool', m.pool, 'region', m.region, 'site', m.site, 'labels', m.labels, 'declared', m.declared,
 			'engine', m.engine, 'version', m.agent_version, 'fence', nullif(m.fence_ms, 0) || 'ms', 'drain_deadline',
 				m.drain_deadline,
+			'drain_actor', CASE WHEN m.state = 'draining' THEN nullif(m.drain_actor, '') END,
 			'engine_silent_since', CASE WHEN m.state NOT IN ('lost', 'retired') THEN m.engine_silent_since END,
 			'seen_at', (SELECT l.seen_at FROM machine_leases l WHERE l.machine_id = m.id),
 			'capacity', jsonb_build_object('cpu_milli', m.cpu_m, 'memory_mib', m.mem_mb, 'disk_mib', m.disk_mb,
@@ -82,30 +94,54 @@ func (d *Machines) List(ctx context.Context, f MachineFilter) ([]wire.Machine, e
 				WHERE a.machine_id = m.id AND a.forgotten_at IS NULL AND counts(a.state)
 				  AND (@tenant = '' OR j.tenant = @tenant))))
 		FROM machines m
+		CROSS JOIN LATERAL (SELECT `+shownState+` AS state) shown
 		WHERE (@id = '' OR m.id = @id)
 		  AND CASE
-			WHEN cardinality(@states::text[]) > 0 THEN m.state = ANY(@states)
+			WHEN cardinality(@states::text[]) > 0 THEN shown.state = ANY(@states)
 			ELSE @id <> '' OR m.state <> 'retired'
 		  END
+		  AND (@pool = '' OR m.pool = @pool) AND m.labels @> @labels
 		  AND m.id > @after
 		ORDER BY m.id
 		LIMIT @limit`,
 		pgx.NamedArgs{"id": string(f.ID), "states": states, "tenant": string(f.Tenant), "after": string(f.After),
-			"limit": limit})
+			"limit": limit, "pool": f.Pool, "labels": nonNilMap(f.Labels)})
 	if err != nil {
 		return nil, mapError(err, "machines")
 	}
 	machines, err := pgx.CollectRows(rows, pgx.RowTo[wire.Machine])
-	// Engine silence is not a machine state, so its reason is added to the stored one here.
 	for i := range machines {
-		m := &machines[i]
-		if m.EngineSilentSince == nil {
-			continue
-		}
-		if m.Reason != "" {
-			m.Reason += "; "
-		}
-		m.Reason += enginesilence.Reason(*m.EngineSilentSince)
+		machines[i].Reason = machineReason(machines[i])
 	}
 	return machines, mapError(err, "machines")
+}
+
+// nonNilMap replaces nil, which would become JSON's null.
+func nonNilMap(m map[string]string) map[string]string {
+	if m == nil {
+		return map[string]string{}
+	}
+	return m
+}
+
+// machineReason returns the reason of a machine's state in words. Rows hold the reasons of
+// changes by operators and the leader; the reasons of the other states follow from the state.
+// Engine silence is no state, so its reason is added to the one of the state.
+func machineReason(m wire.Machine) string {
+	reason := m.Reason
+	switch {
+	case m.State == berth.MachineSuspect && m.SeenAt != nil:
+		reason = "no contact since " + m.SeenAt.UTC().Format(time.RFC3339) + "; gets no new work before its next call"
+	case m.State == berth.MachineJoining && reason == "":
+		reason = "its agent has not registered yet"
+	case m.State == wire.MachineDrained && reason == "", m.State == berth.MachineDraining && reason == "":
+		reason = "no reason was given"
+	}
+	if m.EngineSilentSince == nil {
+		return reason
+	}
+	if reason != "" {
+		reason += "; "
+	}
+	return reason + enginesilence.Reason(*m.EngineSilentSince)
 }

@@ -55,31 +55,31 @@ func TestDrainAndUndrain(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	deadline := time.Now().Add(time.Hour).UTC().Truncate(time.Microsecond)
-	if err := s.db.Machines.Drain(t.Context(), "m0", "new disk", &deadline); err != nil {
+	if err := s.db.Machines.Drain(t.Context(), "m0", "new disk", &deadline, "operator:test"); err != nil {
 		t.Fatal(err)
 	}
 	m := s.machine("", "m0")
-	if m.State != berth.MachineDraining || m.Reason != "new disk" || m.Deadline == nil || !m.Deadline.Equal(deadline) {
+	if m.State != wire.MachineDrained || m.Reason != "new disk" || m.Deadline == nil || !m.Deadline.Equal(deadline) {
 		t.Errorf("drained machine %+v", m)
 	}
 	s.lease("m0", time.Minute)
-	if err := s.db.Machines.Undrain(t.Context(), "m0"); err != nil {
+	if err := s.db.Machines.Undrain(t.Context(), "m0", "operator:test"); err != nil {
 		t.Fatal(err)
 	}
 	if m := s.machine("", "m0"); m.State != berth.MachineReady || m.Reason != "" || m.Deadline != nil {
 		t.Errorf("undrained machine %+v", m)
 	}
-	if err := s.db.Machines.Drain(t.Context(), "m0", "again", nil); err != nil {
+	if err := s.db.Machines.Drain(t.Context(), "m0", "again", nil, "operator:test"); err != nil {
 		t.Fatal(err)
 	}
 	s.lease("m0", -time.Second)
-	if err := s.db.Machines.Undrain(t.Context(), "m0"); err != nil {
+	if err := s.db.Machines.Undrain(t.Context(), "m0", "operator:test"); err != nil {
 		t.Fatal(err)
 	}
 	if m := s.machine("", "m0"); m.State != berth.MachineSuspect {
 		t.Errorf("a silent machine is %s after undrain, want suspect", m.State)
 	}
-	if err := s.db.Machines.Drain(t.Context(), "nowhere", "", nil); berth.CodeOf(err) != berth.CodeNotFound {
+	if err := s.db.Machines.Drain(t.Context(), "nowhere", "", nil, "operator:test"); berth.CodeOf(err) != berth.CodeNotFound {
 		t.Errorf("drain of an unknown machine: %v", err)
 	}
 }

@@ -12,31 +12,32 @@ import (
 	"berth/wire"
 )
 
+// actAs names the author of this transaction's changes of machines, for drain_actor and
+// machine_events.
+func actAs(ctx context.Context, tx pgx.Tx, actor string) error {
+	_, err := tx.Exec(ctx, `SELECT set_config('berth.actor', @actor, true)`, pgx.NamedArgs{"actor": actor})
+	return err
+}
+
 // Drain closes a machine to new work. Running work continues until deadline; then the leader
-// moves it elsewhere. Without a deadline it may run to its end. A second call changes reason
-// and deadline. A lost or retired machine is a conflict.
-func (d *Machines) Drain(ctx context.Context, id berth.MachineID, reason string, deadline *time.Time) error {
-	tag, err := d.pool.Exec(ctx, `
+// moves it elsewhere. Without a deadline it may run to its end. The leader notifies the jobs
+// on the machine; see Attempts.AnnounceDrains. A second call changes reason, deadline and
+// actor, and notifies again if reason or deadline differ. A lost or retired machine is a
+// conflict.
+func (d *Machines) Drain(ctx context.Context, id berth.MachineID, reason string, deadline *time.Time,
+	actor string) error {
+	return d.change(ctx, id, actor, "drained", `
 		UPDATE machines
 		SET state = 'draining', reason = @reason, drain_reason = @reason, drain_deadline = @deadline
 		WHERE id = @id AND state IN ('joining', 'ready', 'suspect', 'draining')`,
 		pgx.NamedArgs{"id": id, "reason": reason, "deadline": deadline})
-	if err != nil {
-		return mapError(err, "machine "+string(id))
-	}
-	if tag.RowsAffected() == 0 {
-		return d.refuse(ctx, id, "drained")
-	}
-	d.hub.Publish(TopicQueue, "")
-	d.hub.Publish(TopicMachine, string(id))
-	return nil
 }
 
 // Undrain opens a draining machine to new work; a machine in another state keeps it. Faults
 // counted against the machine are forgiven. A machine with containers still to be removed
 // becomes joining, a silent one suspect until it reports, any other one ready.
-func (d *Machines) Undrain(ctx context.Context, id berth.MachineID) error {
-	tag, err := d.pool.Exec(ctx, `
+func (d *Machines) Undrain(ctx context.Context, id berth.MachineID, actor string) error {
+	return d.change(ctx, id, actor, "undrained", `
 		WITH forgiven AS (
 			UPDATE machine_faults SET forgiven = true
 			WHERE machine_id = @id AND NOT forgiven
@@ -52,11 +53,25 @@ func (d *Machines) Undrain(ctx context.Context, id berth.MachineID) error {
 			drain_reason = NULL, drain_deadline = NULL
 		WHERE m.id = @id AND m.state NOT IN ('lost', 'retired')`,
 		pgx.NamedArgs{"id": id})
+}
+
+// change runs an update of one machine on behalf of actor and publishes the hints. An update
+// without a matching row is an error that names the refused act, as refuse gives it.
+func (d *Machines) change(ctx context.Context, id berth.MachineID, actor, act, sql string, args pgx.NamedArgs) error {
+	changed := false
+	err := d.tx(ctx, func(tx pgx.Tx) error {
+		if err := actAs(ctx, tx, actor); err != nil {
+			return err
+		}
+		tag, err := tx.Exec(ctx, sql, args)
+		changed = tag.RowsAffected() > 0
+		return err
+	})
 	if err != nil {
 		return mapError(err, "machine "+string(id))
 	}
-	if tag.RowsAffected() == 0 {
-		return d.refuse(ctx, id, "undrained")
+	if !changed {
+		return d.refuse(ctx, id, act)
 	}
 	d.hub.Publish(TopicQueue, "")
 	d.hub.Publish(TopicMachine, string(id))

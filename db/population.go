@@ -2,17 +2,23 @@ package db
 
 import (
 	"context"
+	"maps"
+	"slices"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"berth"
+	"berth/wire"
 )
 
 // Population is the number of rows in each state.
 type Population struct {
-	Jobs          map[berth.State]int // every live state has a key, also with 0 jobs
-	Machines      map[berth.MachineState]int
+	Jobs     map[berth.State]int                 // every live state has a key, also with 0 jobs
+	Machines map[berth.MachineState]int          // by shown state; every state has a key
+	Tenants  map[berth.TenantID]TenantPopulation // every tenant has a key, up to maxTenantCounts
+
 	SilentEngines int // machines, neither lost nor retired, whose container engine does not answer
 
 	// Total and Used sum the capacity of all machines that are not retired. Unreachable
@@ -20,6 +26,24 @@ type Population struct {
 	Total, Used berth.Capacity
 	GPUs        map[string]GPUPopulation // by model
 }
+
+// TenantPopulation counts the live jobs of one tenant, without tenants below it.
+type TenantPopulation struct {
+	Waiting int // submitted, queued or retrying
+	Running int // holding capacity
+
+	// Oldest is the time since which the longest waiting job that may be placed has waited in
+	// its status; zero: none waits. Held jobs and blocked steps wait for something else.
+	Oldest time.Time
+}
+
+// maxTenantCounts bounds the tenants that are counted apart. Beyond it, tenants without live
+// jobs are left out first, then those with the highest ids.
+const maxTenantCounts = 500
+
+// machineStates are the states that machines are shown in.
+var machineStates = []berth.MachineState{berth.MachineJoining, berth.MachineReady, berth.MachineSuspect,
+	berth.MachineDraining, wire.MachineDrained, berth.MachineLost, berth.MachineRetired}
 
 // GPUPopulation counts the devices of one model.
 type GPUPopulation struct {
@@ -30,29 +54,37 @@ type GPUPopulation struct {
 
 // Population counts live jobs, machines and their devices.
 func (d *Cluster) Population(ctx context.Context) (Population, error) {
-	p := Population{Jobs: map[berth.State]int{}, Machines: map[berth.MachineState]int{}}
+	p := Population{Jobs: map[berth.State]int{}, Machines: map[berth.MachineState]int{},
+		Tenants: map[berth.TenantID]TenantPopulation{}}
+	for _, s := range machineStates {
+		p.Machines[s] = 0
+	}
 	for _, s := range berth.States {
 		if !s.Terminal() {
 			p.Jobs[s] = 0
 		}
 	}
 	rows, err := d.pool.Query(ctx, `
-		SELECT 'job', state, count(*)
+		SELECT 'job', tenant, state, count(*), min(state_at) FILTER (
+			WHERE state IN ('submitted', 'queued', 'retrying') AND NOT held AND NOT blocked)
 		FROM jobs
 		WHERE kind = 'job' AND state NOT IN ('succeeded', 'failed', 'canceled')
-		GROUP BY state
+		GROUP BY tenant, state
 		UNION ALL
-		SELECT 'machine', state, count(*)
-		FROM machines
-		GROUP BY state`)
+		SELECT 'machine', '', shown.state, count(*), NULL
+		FROM machines m
+		CROSS JOIN LATERAL (SELECT `+shownState+` AS state) shown
+		GROUP BY shown.state`)
 	if err != nil {
 		return p, mapError(err, "counts")
 	}
-	var what, state string
+	var what, tenant, state string
 	var n int
-	_, err = pgx.ForEachRow(rows, []any{&what, &state, &n}, func() error {
+	var oldest *time.Time
+	_, err = pgx.ForEachRow(rows, []any{&what, &tenant, &state, &n, &oldest}, func() error {
 		if what == "job" {
-			p.Jobs[berth.State(state)] = n
+			p.Jobs[berth.State(state)] += n
+			p.count(berth.TenantID(tenant), berth.State(state), n, oldest)
 		} else {
 			p.Machines[berth.MachineState(state)] = n
 		}
@@ -61,7 +93,46 @@ func (d *Cluster) Population(ctx context.Context) (Population, error) {
 	if err != nil {
 		return p, mapError(err, "counts")
 	}
+	if err := p.readTenants(ctx, d.pool); err != nil {
+		return p, mapError(err, "counts")
+	}
 	return p, mapError(p.readCapacity(ctx, d.pool), "counts")
+}
+
+// count adds the jobs of a tenant in one status.
+func (p *Population) count(tenant berth.TenantID, state berth.State, n int, oldest *time.Time) {
+	t := p.Tenants[tenant]
+	if state.HoldsCapacity() {
+		t.Running += n
+	} else {
+		t.Waiting += n
+	}
+	if oldest != nil && (t.Oldest.IsZero() || oldest.Before(t.Oldest)) {
+		t.Oldest = *oldest
+	}
+	p.Tenants[tenant] = t
+}
+
+// readTenants adds tenants without live jobs as zeros and bounds the number of tenants.
+func (p *Population) readTenants(ctx context.Context, pool *pgxpool.Pool) error {
+	rows, err := pool.Query(ctx, `SELECT id FROM tenants ORDER BY id LIMIT $1`, maxTenantCounts)
+	if err != nil {
+		return err
+	}
+	known, err := pgx.CollectRows(rows, pgx.RowTo[berth.TenantID])
+	if err != nil {
+		return err
+	}
+	for _, id := range known {
+		if _, counted := p.Tenants[id]; !counted && len(p.Tenants) < maxTenantCounts {
+			p.Tenants[id] = TenantPopulation{}
+		}
+	}
+	busy := slices.Sorted(maps.Keys(p.Tenants))
+	for _, id := range busy[min(len(busy), maxTenantCounts):] {
+		delete(p.Tenants, id)
+	}
+	return nil
 }
 
 func (p *Population) readCapacity(ctx context.Context, pool *pgxpool.Pool) error {

@@ -329,7 +329,7 @@ func (r *racer) drain(ctx context.Context) error {
 	r.drained.Store(true)
 	a := r.machines[r.chance%2]
 	now := time.Now().Add(-time.Second)
-	if err := r.db.Machines.Drain(ctx, a.machine, "race", &now); err != nil {
+	if err := r.db.Machines.Drain(ctx, a.machine, "race", &now, "operator:test"); err != nil {
 		return err
 	}
 	_, err := r.db.Attempts.DrainOverdue(ctx, r.term, 10)
@@ -341,7 +341,7 @@ func (r *racer) undrain(ctx context.Context) error {
 		return nil
 	}
 	for _, a := range r.machines {
-		if err := r.db.Machines.Undrain(ctx, a.machine); err != nil && berth.CodeOf(err) == berth.CodeInternal {
+		if err := r.db.Machines.Undrain(ctx, a.machine, "operator:test"); err != nil && berth.CodeOf(err) == berth.CodeInternal {
 			return err
 		}
 	}

@@ -223,13 +223,13 @@ func TestDrainDeadlineSendsJobsBackToTheQueue(t *testing.T) {
 		return n
 	}
 	soon, passed := time.Now().Add(time.Hour), time.Now().Add(-time.Second)
-	if err := s.db.Machines.Drain(t.Context(), "m0", "new disks", &soon); err != nil {
+	if err := s.db.Machines.Drain(t.Context(), "m0", "new disks", &soon, "operator:test"); err != nil {
 		t.Fatal(err)
 	}
 	if n := move(); n != 0 {
 		t.Errorf("%d moved before the deadline", n)
 	}
-	if err := s.db.Machines.Drain(t.Context(), "m0", "new disks", &passed); err != nil {
+	if err := s.db.Machines.Drain(t.Context(), "m0", "new disks", &passed, "operator:test"); err != nil {
 		t.Fatal(err)
 	}
 	sub := s.db.Hub().Subscribe(db.TopicMachine, "m0")

@@ -95,7 +95,10 @@ func TestF4EveryWriteOfADeposedLeaderChangesNothing(t *testing.T) {
 		},
 		"kill overdue": func(ctx context.Context) error { return count(s.db.Attempts.KillOverdue(ctx, old, time.Second, 10)) },
 		"kill stray":   func(ctx context.Context) error { return count(s.db.Attempts.KillStray(ctx, old, 10)) },
-		"drain":        func(ctx context.Context) error { return count(s.db.Attempts.DrainOverdue(ctx, old, 10)) },
+		"announce drain": func(ctx context.Context) error {
+			return count(s.db.Attempts.AnnounceDrains(ctx, old, 10))
+		},
+		"drain": func(ctx context.Context) error { return count(s.db.Attempts.DrainOverdue(ctx, old, 10)) },
 		"queue deadline": func(ctx context.Context) error {
 			_, err := s.db.Jobs.FailExpired(ctx, old, nil, 10)
 			return err

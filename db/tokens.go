@@ -136,7 +136,7 @@ func authenticate(ctx context.Context, pool *pgxpool.Pool, tokens []string) ([]T
 		ids[i], _, _ = tokenID(tokenPrefix, t)
 	}
 	rows, err := pool.Query(ctx, `
-		SELECT t.id, t.name, t.tenant, t.role, coalesce(t.machine_id, ''), t.sha256, t.expires_at,
+		SELECT t.id, t.name, t.tenant, `+shownRole+`, coalesce(t.machine_id, ''), t.sha256, t.expires_at,
 		       t.revoked_at IS NULL AND (t.expires_at IS NULL OR t.expires_at > now()),
 		       coalesce(m.state = 'retired', false)
 		FROM tokens t
@@ -185,16 +185,22 @@ func authenticate(ctx context.Context, pool *pgxpool.Pool, tokens []string) ([]T
 // has left jobs, which is a conflict. A tenant that is being deleted is not_found.
 func (d *Tokens) Create(ctx context.Context, n spec.NewToken) (t wire.Token, err error) {
 	id, text, sum := mintToken(tokenPrefix)
+	role := n.Role
+	if role == spec.RoleMetrics {
+		role = spec.RoleViewer // see tokens.metrics_only
+	}
 	err = d.tx(ctx, func(tx pgx.Tx) error {
 		if err := ensureTenant(ctx, tx, n.Tenant); err != nil {
 			return err
 		}
 		return tx.QueryRow(ctx, `
-			INSERT INTO tokens (id, tenant, name, role, sha256, expires_at)
-			VALUES (@id, @tenant, @name, @role, @sha256, now() + nullif(@ttl_ms::bigint, 0) * interval '1 millisecond')
+			INSERT INTO tokens AS t (id, tenant, name, role, metrics_only, sha256, expires_at)
+			VALUES (@id, @tenant, @name, @role, @metrics, @sha256,
+				now() + nullif(@ttl_ms::bigint, 0) * interval '1 millisecond')
 			RETURNING `+tokenDocument,
-			pgx.NamedArgs{"id": id, "tenant": n.Tenant, "name": n.Name, "role": n.Role, "sha256": sum,
-				"ttl_ms": n.TTL.Std().Milliseconds()}).Scan(&t)
+			pgx.NamedArgs{"id": id, "tenant": n.Tenant, "name": n.Name, "role": role, "sha256": sum,
+				"metrics": n.Role == spec.RoleMetrics,
+				"ttl_ms":  n.TTL.Std().Milliseconds()}).Scan(&t)
 	})
 	if err != nil {
 		return wire.Token{}, mapError(err, "token")
@@ -203,13 +209,16 @@ func (d *Tokens) Create(ctx context.Context, n spec.NewToken) (t wire.Token, err
 	return t, nil
 }
 
+// shownRole is the role of a token t.
+const shownRole = `CASE WHEN t.metrics_only THEN 'metrics' ELSE t.role END`
+
 const tokenDocument = `jsonb_strip_nulls(jsonb_build_object(
-			'id', id, 'name', name, 'tenant', tenant, 'role', role, 'machine', machine_id,
+			'id', id, 'name', name, 'tenant', tenant, 'role', ` + shownRole + `, 'machine', machine_id,
 			'created_at', created_at, 'expires_at', expires_at, 'revoked_at', revoked_at))`
 
 // List returns a page of the tokens of all tenants, oldest first.
 func (d *Tokens) List(ctx context.Context, p Paging) (tokens []wire.Token, next string, err error) {
-	return tokenPage(ctx, d.core, "tokens", tokenDocument, tokensOf{Paging: p}, func(t wire.Token) []any {
+	return tokenPage(ctx, d.core, "tokens t", tokenDocument, tokensOf{Paging: p}, func(t wire.Token) []any {
 		return []any{t.CreatedAt, t.ID}
 	})
 }

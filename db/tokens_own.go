@@ -15,7 +15,7 @@ const own = `tenant = @tenant AND name = @name AND machine_id IS NULL`
 
 // ListOwn returns a page of the tokens that have the name and the tenant of p, oldest first.
 func (d *Tokens) ListOwn(ctx context.Context, of Principal, p Paging) (tokens []wire.Token, next string, err error) {
-	return tokenPage(ctx, d.core, "tokens", tokenDocument, tokensOf{
+	return tokenPage(ctx, d.core, "tokens t", tokenDocument, tokensOf{
 		Paging: p, condition: own, args: pgx.NamedArgs{"tenant": of.Tenant, "name": of.Name},
 	}, func(t wire.Token) []any { return []any{t.CreatedAt, t.ID} })
 }

@@ -11,11 +11,14 @@ import (
 )
 
 // Notify is a webhook: Berth calls URL when the job as a whole enters one of the statuses
-// On.
+// On, and for NotifyDraining when a machine of the running job is drained.
 type Notify struct {
 	URL string   `json:"url" doc:"address of the receiver, https"`
-	On  []string `json:"on,omitempty" doc:"statuses that cause a call; default: succeeded, failed, canceled"`
+	On  []string `json:"on,omitempty" doc:"statuses of a call, or draining; default: succeeded, failed, canceled"`
 }
+
+// NotifyDraining in Notify.On asks for a call when a machine of the running job is drained.
+const NotifyDraining = "draining"
 
 // Bounds of webhooks.
 const (
@@ -80,6 +83,7 @@ func (v *validation) notify(list []Notify) {
 			statuses = append(statuses, string(s))
 		}
 	}
+	statuses = append(statuses, NotifyDraining)
 	for i, n := range list {
 		at := fmt.Sprintf("notify[%d]", i)
 		u, err := url.Parse(n.URL)

@@ -16,13 +16,14 @@ const (
 	RoleUser    Role = "user"
 	RoleViewer  Role = "viewer"
 	RoleMachine Role = "machine"
+	RoleMetrics Role = "metrics" // opens GET /metrics and nothing else
 )
 
 // NewToken is the body of a call that creates a token. TTL 0 means no expiry.
 type NewToken struct {
 	Name   string         `json:"name" doc:"named in the history of jobs"`
 	Tenant berth.TenantID `json:"tenant,omitempty" doc:"default: the caller's"`
-	Role   Role           `json:"role,omitempty" doc:"admin, user (default) or viewer"`
+	Role   Role           `json:"role,omitempty" doc:"admin, user (default), viewer or metrics"`
 	TTL    Duration       `json:"ttl,omitempty" doc:"unset: until revoked"`
 }
 
@@ -32,7 +33,7 @@ func (n NewToken) Validate() []berth.FieldError {
 	v.require(isName(n.Name), "name", "is not a valid name", "1 to 63 of a-z, 0-9 and '-', not at either end")
 	v.require(isName(string(n.Tenant)), "tenant", "is not a valid name",
 		"1 to 63 of a-z, 0-9 and '-', not at either end")
-	v.oneOf("role", string(n.Role), string(RoleAdmin), string(RoleUser), string(RoleViewer))
+	v.oneOf("role", string(n.Role), string(RoleAdmin), string(RoleUser), string(RoleViewer), string(RoleMetrics))
 	return v.faults
 }
 

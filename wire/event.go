@@ -26,6 +26,7 @@ const (
 	EventOrphaned           EventKind = "orphaned"            // a member's machine fell silent
 	EventReleased           EventKind = "released"            // capacity that was held is free
 	EventOrdered            EventKind = "ordered"             // a stop, kill or checkpoint order was given
+	EventDraining           EventKind = "draining"            // a member's machine is drained, with the deadline
 	EventUpdated            EventKind = "updated"             // priority, labels, time limit, hold
 	EventCached             EventKind = "cached"              // a step is not run: an earlier job did the same
 	EventStage              EventKind = "stage"               // a member's preparation takes long, or is being repeated
@@ -56,4 +57,7 @@ type EventFacts struct {
 	Step    *int64          `json:"step,omitempty"`    // of the checkpoint
 	Bytes   *int64          `json:"bytes,omitempty"`   // size of the checkpoint, all members together
 	Stage   *Stage          `json:"stage,omitempty"`   // of a member that is being prepared
+
+	// Deadline is the time when the job is moved away from the draining machine; nil: never.
+	Deadline *time.Time `json:"deadline,omitempty"`
 }

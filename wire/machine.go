@@ -24,10 +24,16 @@ type Inventory struct {
 	Ports    PortRange         `json:"ports,omitzero"`     // for members of gangs; zero: DefaultPorts
 }
 
+// MachineDrained is the shown state of a draining machine that holds no work: no container may
+// run there, and all logs and outputs are stored. It is derived from the rows at each read and
+// never stored (docs/adr/0043-drained-is-derived.md).
+const MachineDrained berth.MachineState = "drained"
+
 // Machine is the API's document of a machine.
 type Machine struct {
 	ID       berth.MachineID    `json:"id"`
-	State    berth.MachineState `json:"state"`
+	State    berth.MachineState `json:"state" doc:"joining, ready, suspect, draining, drained, lost or retired"`
+	StateAt  *time.Time         `json:"state_at,omitempty" doc:"start of the state; of drained: of the drain"`
 	Reason   string             `json:"reason,omitempty"`
 	Epoch    int64              `json:"epoch"`
 	Pool     string             `json:"pool,omitempty"`
@@ -43,6 +49,7 @@ type Machine struct {
 	Fence    spec.Duration      `json:"fence,omitempty"` // of at_most_one work, see Inventory
 	SeenAt   *time.Time         `json:"seen_at,omitempty"`
 	Deadline *time.Time         `json:"drain_deadline,omitempty"`
+	DrainBy  string             `json:"drain_actor,omitempty" doc:"author of the drain, such as operator:NAME"`
 	GPUs     []MachineGPU       `json:"gpus,omitempty"`
 	Jobs     []MachineJob       `json:"jobs,omitempty"`
 
@@ -50,6 +57,29 @@ type Machine struct {
 	// agent; nil: it answers. Meanwhile the machine gets no new work, and Reason contains
 	// this fact.
 	EngineSilentSince *time.Time `json:"engine_silent_since,omitempty"`
+
+	// Images are container images in the machine's store, largest first, as far as recent jobs
+	// of the caller name them. Set only where one machine is shown.
+	Images []MachineImage `json:"images,omitempty"`
+}
+
+// MachineImage is a container image that a machine holds.
+type MachineImage struct {
+	Image  string         `json:"image"`
+	Tenant berth.TenantID `json:"tenant" doc:"tenant whose jobs used the image there"`
+	MiB    int64          `json:"mib"`
+}
+
+// MachineEvent is one entry of a machine's history. Seq rises within a machine, with gaps.
+type MachineEvent struct {
+	Seq      int64      `json:"seq"`
+	At       time.Time  `json:"at"`
+	GPU      *int       `json:"gpu,omitempty" doc:"index of the GPU that the event concerns; unset: the machine"`
+	State    string     `json:"state" doc:"state of the machine; of a GPU healthy or unhealthy"`
+	Reason   string     `json:"reason,omitempty"`
+	Actor    string     `json:"actor,omitempty" doc:"operator:NAME, leader or agent:MACHINE; unset: not known"`
+	Deadline *time.Time `json:"drain_deadline,omitempty"`
+	Epoch    int64      `json:"epoch,omitempty" doc:"registration of the agent"`
 }
 
 // MachineGPU is a device with its present use.

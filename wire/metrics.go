@@ -4,7 +4,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"berth"
@@ -25,6 +27,7 @@ const (
 	MetricSent        Metric = "network_sent"     // bytes a second
 	MetricGPU         Metric = "gpu"              // share of the time in which the device was busy, 0 to 1
 	MetricGPUMemory   Metric = "gpu_memory"       // bytes of the device in use, by all its users
+	MetricProgress    Metric = "progress"         // a value that the job itself reports, such as its loss
 )
 
 // The units of metrics.
@@ -55,6 +58,9 @@ func (m Metric) Unit() string {
 const (
 	MaxPoints      = 360     // values of one series
 	MaxMetricBytes = 1 << 20 // length of the object with all series of a member
+
+	MaxProgressValues = 16 // progress values of a member
+	MaxProgressName   = 64 // bytes of the name of one
 )
 
 // MetricSeries is one metric of one member in one attempt.
@@ -63,6 +69,24 @@ type MetricSeries struct {
 	GPU    string `json:"gpu,omitempty" doc:"of the metrics of GPUs: the device's UUID"`
 	Unit   string `json:"unit" doc:"cores, bytes, bytes_per_second or ratio"`
 	Values Values `json:"values" doc:"one a step, from started_at on; null: not measured"`
+
+	// Limit is the job's limit in the unit of the values; nil: none. It is set for readers only.
+	Limit *float64 `json:"limit,omitempty" doc:"the job's limit, of cpu and memory"`
+}
+
+// ProgressSeries is one value that the job reports in its progress file, over time.
+type ProgressSeries struct {
+	Name   string `json:"name" doc:"as the job calls it, such as loss"`
+	Values Values `json:"values" doc:"as the values of series"`
+}
+
+// ValidProgressName reports whether a job may report a progress value under this name.
+func ValidProgressName(name string) bool {
+	other := func(r rune) bool {
+		letter := r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z'
+		return !letter && (r < '0' || r > '9') && !strings.ContainsRune("_-./", r)
+	}
+	return name != "" && len(name) <= MaxProgressName && !strings.ContainsFunc(name, other)
 }
 
 // MemberMetrics holds the measurements of one member of a job in one attempt. All
@@ -74,22 +98,43 @@ type MemberMetrics struct {
 	StartedAt time.Time       `json:"started_at" doc:"when the first step began"`
 	Step      spec.Duration   `json:"step" doc:"the time that each value is of"`
 	Series    []MetricSeries  `json:"series"`
+
+	// Progress holds the job's own values, apart from Series: a berthd that does not know them
+	// ignores the field, and rejects unknown series.
+	Progress []ProgressSeries `json:"progress,omitempty" doc:"values that the job itself reports"`
 }
 
 // Since returns the measurements without the steps that ended before a time. It shares the
 // values of m.
 func (m MemberMetrics) Since(at time.Time) MemberMetrics {
-	if len(m.Series) == 0 || m.Step <= 0 || !at.After(m.StartedAt) {
+	points := m.points()
+	if points == 0 || m.Step <= 0 || !at.After(m.StartedAt) {
 		return m
 	}
-	skip := min(int(at.Sub(m.StartedAt)/m.Step.Std()), len(m.Series[0].Values))
+	skip := min(int(at.Sub(m.StartedAt)/m.Step.Std()), points)
 	cut := make([]MetricSeries, len(m.Series))
 	for i, s := range m.Series {
 		s.Values = s.Values[skip:]
 		cut[i] = s
 	}
+	progress := slices.Clone(m.Progress)
+	for i := range progress {
+		progress[i].Values = progress[i].Values[skip:]
+	}
+	m.Progress = progress
 	m.Series, m.StartedAt = cut, m.StartedAt.Add(time.Duration(skip)*m.Step.Std())
 	return m
+}
+
+// points returns the common length of the series.
+func (m MemberMetrics) points() int {
+	switch {
+	case len(m.Series) > 0:
+		return len(m.Series[0].Values)
+	case len(m.Progress) > 0:
+		return len(m.Progress[0].Values)
+	}
+	return 0
 }
 
 // ParseMemberMetrics parses measurements that an agent has stored. The content is not
@@ -105,8 +150,17 @@ func ParseMemberMetrics(b []byte) (MemberMetrics, error) {
 	for i := range m.Series {
 		s := &m.Series[i]
 		if s.Unit = s.Metric.Unit(); s.Unit == "" || len(s.GPU) > 128 || len(s.Values) > MaxPoints ||
-			len(s.Values) != len(m.Series[0].Values) {
+			len(s.Values) != m.points() {
 			return m, fmt.Errorf("read metrics: series %.40q of %.40q with %d values", s.Metric, s.GPU, len(s.Values))
+		}
+		s.Limit = nil
+	}
+	if len(m.Progress) > MaxProgressValues {
+		return m, fmt.Errorf("read metrics: %d progress values", len(m.Progress))
+	}
+	for _, s := range m.Progress {
+		if !ValidProgressName(s.Name) || len(s.Values) > MaxPoints || len(s.Values) != m.points() {
+			return m, fmt.Errorf("read metrics: progress value %.40q with %d values", s.Name, len(s.Values))
 		}
 	}
 	return m, nil

@@ -11,19 +11,7 @@ import (
 
 // Machines returns all machines that are not retired, read page by page.
 func (c *Client) Machines(ctx context.Context) (wire.Page[wire.Machine], error) {
-	all := wire.Page[wire.Machine]{Items: []wire.Machine{}}
-	q := url.Values{"limit": {"1000"}}
-	for {
-		var page wire.Page[wire.Machine]
-		if _, err := c.do(ctx, request{method: http.MethodGet, path: "/v1/machines", query: q}, &page); err != nil {
-			return all, err
-		}
-		all.Items = append(all.Items, page.Items...)
-		if page.NextCursor == "" {
-			return all, nil
-		}
-		q.Set("cursor", page.NextCursor)
-	}
+	return c.FindMachines(ctx, MachineQuery{})
 }
 
 // Machine returns a machine with its devices and its running jobs.

@@ -11,17 +11,25 @@ import (
 // pages reads a list to its end and returns one page with all items. An error comes with
 // the items read so far.
 func pages[T any](ctx context.Context, c *Client, path string) (wire.Page[T], error) {
+	return pagesOf[T](ctx, c, path, nil)
+}
+
+// pagesOf is pages for a list that q selects from. It leaves q unchanged.
+func pagesOf[T any](ctx context.Context, c *Client, path string, q url.Values) (wire.Page[T], error) {
 	all := wire.Page[T]{Items: []T{}}
-	q := url.Values{"limit": {"1000"}}
+	values := url.Values{"limit": {"1000"}}
+	for key, list := range q {
+		values[key] = list
+	}
 	for {
 		var page wire.Page[T]
-		if _, err := c.do(ctx, request{method: http.MethodGet, path: path, query: q}, &page); err != nil {
+		if _, err := c.do(ctx, request{method: http.MethodGet, path: path, query: values}, &page); err != nil {
 			return all, err
 		}
 		all.Items = append(all.Items, page.Items...)
 		if page.NextCursor == "" {
 			return all, nil
 		}
-		q.Set("cursor", page.NextCursor)
+		values["cursor"] = []string{page.NextCursor}
 	}
 }

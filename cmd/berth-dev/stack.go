@@ -25,6 +25,7 @@ import (
 	"berth/internal/lib/tracing"
 	"berth/internal/machine/fetch"
 	"berth/spec"
+	"berth/wire"
 )
 
 // database is the name of Berth's database in the private cluster.
@@ -335,7 +336,8 @@ func (s *stack) awaitMachines(ctx context.Context) {
 		list, err := s.db.Machines.List(ctx, db.MachineFilter{})
 		for _, m := range list {
 			mine := slices.ContainsFunc(s.machines, func(o *machine) bool { return o.name == string(m.ID) })
-			if mine && (m.State == berth.MachineReady || m.State == berth.MachineDraining) {
+			if mine && (m.State == berth.MachineReady || m.State == berth.MachineDraining ||
+				m.State == wire.MachineDrained) {
 				joined++
 			}
 		}

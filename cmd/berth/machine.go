@@ -66,14 +66,23 @@ func showMachines(a *app, list wire.Page[wire.Machine]) error {
 			}
 			// The column is cut at the edge of a terminal, so the deadline follows the
 			// reason.
-			reason := m.Reason
-			if m.Deadline != nil {
-				reason += " (deadline " + ago(*m.Deadline, a.now()) + ")"
-			}
-			t.add(append(cells, reason)...)
+			t.add(append(cells, stateReason(m, a.now()))...)
 		}
 		return t.write(a.out)
 	}})
+}
+
+// stateReason formats the reason of a machine's state for a list: a draining machine with the
+// work left and the deadline.
+func stateReason(m wire.Machine, now time.Time) string {
+	reason := oneLine(m.Reason)
+	if m.State == berth.MachineDraining {
+		reason += "; " + workLeft(m)
+	}
+	if m.State == berth.MachineDraining && m.Deadline != nil {
+		reason += " (deadline " + ago(*m.Deadline, now) + ")"
+	}
+	return reason
 }
 
 // ofCPUs formats free and total cores. The API counts thousandths of a core.
@@ -118,8 +127,8 @@ func modelsText(m wire.Machine) string {
 // newMachine builds "berth machine", the commands for operators about one machine.
 func newMachine(a *app) *cobra.Command {
 	cmd := &cobra.Command{Use: "machine", Short: "Show, drain and remove machines"}
-	cmd.AddCommand(newMachineList(a, "list"), newMachineShow(a), newMachineDrain(a), newMachineUndrain(a),
-		newMachineConfirmDead(a), newMachineRemove(a))
+	cmd.AddCommand(newMachineList(a, "list"), newMachineShow(a), newMachineEvents(a),
+		newMachineDrain(a), newMachineUndrain(a), newMachineConfirmDead(a), newMachineRemove(a))
 	return cmd
 }
 
@@ -169,7 +178,12 @@ func describeMachine(a *app, m wire.Machine, wide bool) error {
 	s.add("machine", string(m.ID))
 	s.add("state", a.outTerm.paint(toneOfMachine(m), string(m.State)))
 	s.add("reason", oneLine(m.Reason))
-	s.add("drained by", stamp(m.Deadline, a.now()))
+	s.add("since", stamp(m.StateAt, a.now()))
+	s.add("drained by", oneLine(m.DrainBy))
+	if m.State == berth.MachineDraining {
+		s.add("waits for", workLeft(m))
+	}
+	s.add("deadline", stamp(m.Deadline, a.now()))
 	s.add("seen", stamp(m.SeenAt, a.now()))
 	s.add("cpus free", ofCPUs(m))
 	s.add("memory free", ofMemory(m.Free.MemoryMiB, m.Capacity.MemoryMiB))
@@ -202,6 +216,17 @@ func describeMachine(a *app, m wire.Machine, wide bool) error {
 			return err
 		}
 	}
+	return describeWork(a, m, wide)
+}
+
+// describeWork prints the images and the jobs of a machine, each only if it has any.
+func describeWork(a *app, m wire.Machine, wide bool) error {
+	if len(m.Images) > 0 {
+		fmt.Fprintln(a.out)
+		if err := imageTable(a, m.Images).write(a.out); err != nil {
+			return err
+		}
+	}
 	if len(m.Jobs) == 0 {
 		return nil
 	}
@@ -215,6 +240,16 @@ func describeMachine(a *app, m wire.Machine, wide bool) error {
 		t.add(id, j.Name, string(j.Tenant), fmt.Sprint(j.Attempt), fmt.Sprint(j.Rank), string(j.State), string(j.Phase))
 	}
 	return t.write(a.out)
+}
+
+// imageTable returns the table of the images that a machine holds, as far as recent jobs name
+// them.
+func imageTable(a *app, images []wire.MachineImage) *table {
+	t := &table{screen: a.outTerm, head: []string{"IMAGE", "SIZE", "TENANT"}}
+	for _, i := range images {
+		t.add(oneLine(i.Image), bytesOf(i.MiB<<20), string(i.Tenant))
+	}
+	return t
 }
 
 // gpuTable returns the table of a machine's GPUs. IN USE is the reserved share of a GPU,
@@ -238,36 +273,6 @@ func gpuTable(a *app, m wire.Machine) *table {
 			g.UUID, strings.Join(jobs, ","))
 	}
 	return t
-}
-
-// newMachineDrain builds "berth machine drain" over POST /v1/machines/{id}/drain.
-func newMachineDrain(a *app) *cobra.Command {
-	var reason string
-	var deadline time.Duration
-	cmd := &cobra.Command{
-		Use:   "drain MACHINE",
-		Short: "Drain a machine: place no new work on it",
-		Long: "Drain places no new work on a machine. Running jobs continue to their end; with --deadline, jobs " +
-			"that\n" +
-			"still run then are asked to checkpoint and stop, and resume on other machines.",
-		Example: "  berth machine drain m-1 --reason 'new disk' --deadline 2h",
-	}
-	cmd.Flags().StringVar(&reason, "reason", "", "reason, shown with the machine")
-	cmd.Flags().DurationVar(&deadline, "deadline", 0, "move running jobs away after this (default: never)")
-	return onMachine(a, cmd, func(ctx context.Context, c *client.Client, id berth.MachineID) error {
-		if deadline < 0 {
-			return usagef("--deadline %s is negative", deadline)
-		}
-		order := wire.DrainRequest{Reason: reason}
-		if deadline > 0 {
-			// The API takes a point in time, by this machine's clock, so a repeated call
-			// does not extend the deadline.
-			at := a.now().Add(deadline).UTC()
-			order.Deadline = &at
-		}
-		m, err := c.Drain(ctx, id, order)
-		return showChanged(a, m, err, fmt.Sprintf("%s is %s", id, m.State))
-	})
 }
 
 // showChanged prints a machine after a change: a sentence for people, the machine itself

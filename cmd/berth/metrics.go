@@ -22,10 +22,10 @@ func newMetrics(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "metrics JOB",
 		Short: "Show a job's resource usage: CPU, memory, disks, network, GPUs",
-		Long: "Metrics draws one line for each series of the latest attempt, or of --attempt. Rates are means, " +
-			"amounts\n" +
-			"maxima in each step. Metrics outlive the machine. Members that ran for less than 10 seconds have no\n" +
-			"series; berth show prints their total usage.",
+		Long: "Metrics draws one line for each series of the latest attempt, or of --attempt, and for each value\n" +
+			"that the job reports in /workspace/.berth/progress. Rates are means, amounts maxima in\n" +
+			"each step. Metrics outlive the machine. Members that ran for less than 10 seconds have no series;\n" +
+			"berth show prints their total usage.",
 		Example:           "  berth metrics digits\n  berth metrics digits --attempt 1 --svg use.svg",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeJobs(anyJob),
@@ -107,7 +107,7 @@ const sparkWidth = 60
 // metricTable returns the table of one member: a row for each series, with the last, the
 // mean and the largest value.
 func metricTable(a *app, m wire.MemberMetrics, wide bool) *table {
-	t := &table{screen: a.outTerm, head: []string{"METRIC", "LAST", "MEAN", "MAX", "OVER TIME"}}
+	t := &table{screen: a.outTerm, head: []string{"METRIC", "LAST", "MEAN", "MAX", "LIMIT", "OVER TIME"}}
 	for _, s := range m.Series {
 		name := strings.ReplaceAll(string(s.Metric), "_", " ")
 		if s.GPU != "" {
@@ -120,8 +120,18 @@ func metricTable(a *app, m wire.MemberMetrics, wide bool) *table {
 			name += " " + gpu
 		}
 		last, mean, most := figures(s.Values)
-		t.add(name, valueOf(last, s.Unit), valueOf(mean, s.Unit), valueOf(most, s.Unit),
+		limit := "-"
+		if s.Limit != nil {
+			limit = valueOf(*s.Limit, s.Unit)
+		}
+		t.add(name, valueOf(last, s.Unit), valueOf(mean, s.Unit), valueOf(most, s.Unit), limit,
 			spark(s.Values, sparkWidth, s.Unit))
+	}
+	// The job's own values follow the measured ones.
+	for _, s := range m.Progress {
+		last, mean, most := figures(s.Values)
+		t.add(oneLine(s.Name), valueOf(last, ""), valueOf(mean, ""), valueOf(most, ""), "-",
+			spark(s.Values, sparkWidth, ""))
 	}
 	return t
 }
@@ -157,6 +167,8 @@ func valueOf(v float64, unit string) string {
 		return bytesOf(int64(v))
 	case unit == wire.UnitBytesPerSecond:
 		return bytesOf(int64(v)) + "/s"
+	case unit == "":
+		return fmt.Sprintf("%.4g", v)
 	default:
 		return fmt.Sprintf("%.2f", v)
 	}
@@ -166,7 +178,8 @@ func valueOf(v float64, unit string) string {
 var bars = []rune("▁▂▃▄▅▆▇█")
 
 // spark draws values as bars from 0 to the largest value, for ratios at least to 1, so that
-// a low load looks low. A bar that stands for several values shows the largest, so that no
+// a low load looks low. A job's own values, without a unit, are drawn from their smallest value,
+// since a loss or an accuracy may vary little. A bar that stands for several values shows the largest, so that no
 // peak is lost. Gaps are blank.
 func spark(values wire.Values, width int, unit string) string {
 	n := min(width, len(values))
@@ -175,6 +188,10 @@ func spark(values wire.Values, width int, unit string) string {
 	if unit == wire.UnitRatio {
 		top = max(top, 1)
 	}
+	base := 0.0
+	if unit == "" {
+		base = smallest(values)
+	}
 	for i := range out {
 		// Integer arithmetic gives each bar at least one value, as n is at most
 		// len(values).
@@ -182,14 +199,25 @@ func spark(values wire.Values, width int, unit string) string {
 		switch {
 		case math.IsNaN(v):
 			out[i] = ' '
-		case top <= 0:
+		case top <= base:
 			out[i] = bars[0]
 		default:
 			// The largest value itself would be one level too high, hence min.
-			out[i] = bars[min(len(bars)-1, int(v/top*float64(len(bars))))]
+			out[i] = bars[min(len(bars)-1, max(0, int((v-base)/(top-base)*float64(len(bars)))))]
 		}
 	}
 	return string(out)
+}
+
+// smallest returns the smallest measured value, NaN without any.
+func smallest(values wire.Values) float64 {
+	least := math.NaN()
+	for _, v := range values {
+		if !math.IsNaN(v) && !(least <= v) {
+			least = v
+		}
+	}
+	return least
 }
 
 // measuredTable returns the table of each member's total usage, attempt by attempt. Totals

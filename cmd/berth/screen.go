@@ -105,7 +105,7 @@ func toneOfMachine(m wire.Machine) tone {
 		return warn
 	case berth.MachineJoining:
 		return live
-	case berth.MachineRetired:
+	case berth.MachineRetired, wire.MachineDrained:
 		return faint
 	default:
 		return plain // a state of a newer server

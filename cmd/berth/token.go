@@ -51,11 +51,12 @@ func newTokenCreate(a *app) *cobra.Command {
 			return showSecret(a, t, t.ID, t.Secret)
 		},
 	}
-	cmd.Flags().StringVar(&role, "role", string(spec.RoleUser), "role: admin, user or viewer")
+	cmd.Flags().StringVar(&role, "role", string(spec.RoleUser),
+		"role: admin, user, viewer or metrics (only GET /metrics)")
 	cmd.Flags().StringVar(&tenant, "tenant", "", "tenant (default: your own)")
 	cmd.Flags().DurationVar(&ttl, "ttl", 0, "lifetime, such as 720h (default: until revoked)")
 	_ = cmd.RegisterFlagCompletionFunc("role",
-		cobra.FixedCompletions([]string{"admin", "user", "viewer"}, cobra.ShellCompDirectiveNoFileComp))
+		cobra.FixedCompletions([]string{"admin", "user", "viewer", "metrics"}, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 

@@ -48,7 +48,7 @@ func NewMetrics() *Metrics {
 			Name: name, Help: help,
 			Buckets: prometheus.ExponentialBuckets(0.0005, 2, 14)})
 	}
-	return &Metrics{
+	m := &Metrics{
 		leader:   gauge("leader", "1 while this process leads."),
 		queue:    gauge("queue_jobs", "Jobs that wait for a place, as the leader knows them."),
 		machines: gauge("machines", "Machines the leader knows."),
@@ -76,6 +76,28 @@ func NewMetrics() *Metrics {
 			Help: "What the reconciler did, by kind."}, []string{"kind"}),
 		forgotten: gauge("workflows_without_row", "Open workflows of jobs that have no row."),
 	}
+	m.showZeros()
+	return m
+}
+
+// showZeros creates the series of known labels, so that they are shown as 0 from the start.
+func (m *Metrics) showZeros() {
+	for _, needs := range []string{"cpu", "gpu", "gang"} {
+		m.waits.WithLabelValues(needs)
+	}
+	for _, kind := range repairKinds {
+		m.repairs.WithLabelValues(kind)
+	}
+}
+
+// repairKinds are the kinds of repairs that did counts.
+var repairKinds = []string{
+	"checkpoint_lost", "clock_lost", "clock_removed", "clock_set", "earmark", "fire_caught_up",
+	"give_up_stuck", "kill_overdue", "kill_stray", "kill_unprepared", "logs_removed",
+	"objects_removed", "objects_swept", "outputs_removed", "parent_poked", "parent_tended",
+	"queue_timeout", "unclaimed_poked", "unclaimed_settled", "unheard_poked", "unheard_settled",
+	"unheard_stopped", "unsettled_poked", "unsettled_settled", "uploads_removed", "waiter_repeated",
+	"workflow_poked", "workflow_restarted", "workflow_started", "workflow_terminated",
 }
 
 // waited records the wait of a job from since to its start, which was just committed.

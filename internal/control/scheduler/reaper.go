@@ -8,7 +8,7 @@ import (
 	"berth/db"
 )
 
-// drainBatch bounds the jobs that one pass orders to move.
+// drainBatch bounds the jobs that one pass notifies of drains, and orders to move.
 const drainBatch = 100
 
 // reaper judges silent machines and moves work off drained ones.
@@ -58,6 +58,13 @@ func (r *reaper) pass(ctx context.Context) error {
 	}
 	for _, l := range lemons {
 		r.Logger.Error("machine drained after repeated failures", "machine_id", l.Machine, "reason", l.Reason)
+	}
+	told, err := r.DB.Attempts.AnnounceDrains(ctx, r.term, drainBatch)
+	if err != nil {
+		return err
+	}
+	if told > 0 {
+		r.Logger.Info("notified jobs of drained machines", "jobs", told)
 	}
 	moved, err := r.DB.Attempts.DrainOverdue(ctx, r.term, drainBatch)
 	if moved > 0 {

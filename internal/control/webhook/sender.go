@@ -73,6 +73,9 @@ func New(o Options) *Sender {
 			Help: "Calls of webhooks by what came of them."}, []string{"result"}),
 		underWay: map[berth.TenantID]int{}, free: abreast, done: make(chan struct{}, 1),
 	}
+	for _, result := range []string{"delivered", "failed", "given_up"} {
+		s.results.WithLabelValues(result) // shown as 0 from the start
+	}
 	if o.Metrics != nil {
 		o.Metrics.MustRegister(s.results)
 	}

@@ -9,6 +9,7 @@ import (
 	"html"
 	"math"
 	"slices"
+	"strconv"
 	"time"
 
 	"berth"
@@ -26,8 +27,12 @@ type Chart struct {
 // Panel is one quantity.
 type Panel struct {
 	Title string
-	Unit  string // one of the units of package wire
+	Unit  string // one of the units of package wire; "" for a job's own values
 	Lines []Line
+
+	// Limit is drawn as a dashed line with its value; 0: none. A limit far above the values is
+	// only named next to the title, since the lines would be flat on its scale.
+	Limit float64
 }
 
 // Line is one series: one value for each step, NaN for a gap.
@@ -57,8 +62,10 @@ var palette = []string{"#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#
 // reader's own setting.
 const style = `<style>
 .ground{fill:#ffffff}.ink{fill:#1f2328}.soft{fill:#59636e}.grid{stroke:#d1d9e0}` +
-	`.line{fill:none;stroke-width:1.6;stroke-linecap:round;stroke-linejoin:round}
-@media (prefers-color-scheme:dark){.ground{fill:#0d1117}.ink{fill:#f0f6fc}.soft{fill:#9198a1}.grid{stroke:#3d444d}}
+	`.line{fill:none;stroke-width:1.6;stroke-linecap:round;stroke-linejoin:round}` +
+	`.limit{stroke:#cf222e;stroke-width:1.2;stroke-dasharray:6 4}.limits{fill:#cf222e}
+@media (prefers-color-scheme:dark){.ground{fill:#0d1117}.ink{fill:#f0f6fc}.soft{fill:#9198a1}.grid{stroke:#3d444d}` +
+	`.limit{stroke:#ff7b72}.limits{fill:#ff7b72}}
 </style>
 `
 
@@ -118,20 +125,22 @@ func (c Chart) span() (from, to time.Time) {
 func (p Panel) draw(b *bytes.Buffer, top int, from, to time.Time) {
 	fmt.Fprintf(b, `<text class="ink" x="%d" y="%d" font-weight="600">%s</text>`+"\n", left, top-9,
 		text(cut(p.Title, longest)))
-	most := ceiling(p.largest(), p.Unit)
-	for i := range 3 {
+	s := p.scale()
+	for i, label := range s.labels(p.Unit) {
 		y := top + panel*i/2
 		fmt.Fprintf(b, `<line class="grid" x1="%d" y1="%d" x2="%d" y2="%d"/>`, left, y, left+plot, y)
-		fmt.Fprintf(b, `<text class="soft" x="%d" y="%d" text-anchor="end">%s</text>`+"\n", left-8, y+4,
-			text(Format(most*float64(2-i)/2, p.Unit)))
+		if label != "" {
+			fmt.Fprintf(b, `<text class="soft" x="%d" y="%d" text-anchor="end">%s</text>`+"\n", left-8, y+4,
+				text(label))
+		}
 	}
 	// The legend begins behind the title. Widths are estimates, since the reader's font is
 	// unknown: ten pixels for a bold character, eight for another.
-	x := left + 10*(2+len([]rune(cut(p.Title, longest))))
+	x := p.drawLimit(b, top, s, left+10*(2+len([]rune(cut(p.Title, longest)))))
 	// Beyond the palette's length colours repeat, and only the first lines are named.
 	for i, l := range p.Lines {
 		colour := palette[i%len(palette)]
-		l.draw(b, top, colour, most, from, to)
+		l.draw(b, top, colour, s, from, to)
 		if l.Label == "" || i >= labelled {
 			continue
 		}
@@ -144,22 +153,98 @@ func (p Panel) draw(b *bytes.Buffer, top int, from, to time.Time) {
 	}
 }
 
-// largest returns the largest value of all lines, 0 without any.
-func (p Panel) largest() float64 {
-	most := 0.0
+// drawLimit draws the limit's line, if the scale holds it, and names the limit at x. It returns
+// the place for the next label.
+func (p Panel) drawLimit(b *bytes.Buffer, top int, s scale, x int) int {
+	if p.Limit <= 0 {
+		return x
+	}
+	if p.Limit <= s.most {
+		y := float64(top) + panel*(1-s.share(p.Limit))
+		fmt.Fprintf(b, `<line class="limit" x1="%d" y1="%.1f" x2="%d" y2="%.1f"/>`+"\n", left, y, left+plot, y)
+	}
+	label := "limit " + Format(p.Limit, p.Unit)
+	fmt.Fprintf(b, `<text class="limits" x="%d" y="%d">%s</text>`+"\n", x, top-9, text(label))
+	return x + 16 + 8*len([]rune(label))
+}
+
+// scale is the range of values from the lower to the upper edge of a panel.
+type scale struct{ least, most float64 }
+
+// limitReach is how many times the largest value a limit may be to still be on the scale.
+const limitReach = 4
+
+// scale returns the scale of the panel. Measurements start at 0. A job's own values may be
+// negative, or vary little around a large value, so their scale starts near the smallest.
+func (p Panel) scale() scale {
+	least, most := p.extremes()
+	if p.Unit != "" {
+		if p.Limit > most && p.Limit <= limitReach*most {
+			most = p.Limit
+		}
+		return scale{0, ceiling(most, p.Unit)}
+	}
+	if most <= least { // a flat line is drawn in the middle
+		d := max(math.Abs(least)/2, 1)
+		return scale{least - d, least + d}
+	}
+	// Half of the scale is a round step, and both edges are multiples of it.
+	step := ceiling((most-least)/2, "")
+	low := math.Floor(least/step) * step
+	for low+2*step < most {
+		step = ceiling(step*1.01, "")
+		low = math.Floor(least/step) * step
+	}
+	return scale{low, low + 2*step}
+}
+
+// share returns the place of v on the scale, from 0 to 1.
+func (s scale) share(v float64) float64 {
+	return min(1, max(0, (v-s.least)/(s.most-s.least)))
+}
+
+// labels returns the labels of the upper edge, the middle and the lower edge. A label that
+// rounds to the text of another one is empty: it would claim that the scale is flat.
+func (s scale) labels(unit string) [3]string {
+	values := [3]float64{s.most, (s.most + s.least) / 2, s.least}
+	var labels [3]string
+	for i, v := range values {
+		labels[i] = Format(v, unit)
+	}
+	// A job's own values may differ in late digits only.
+	for digits := 4; unit == "" && digits < 16 && (labels[0] == labels[1] || labels[1] == labels[2]); digits++ {
+		for i, v := range values {
+			labels[i] = strconv.FormatFloat(v, 'g', digits, 64)
+		}
+	}
+	if labels[1] == labels[0] || labels[1] == labels[2] {
+		labels[1] = ""
+	}
+	if labels[2] == labels[0] {
+		labels[2] = ""
+	}
+	return labels
+}
+
+// extremes returns the smallest and the largest value of all lines, 0 without any.
+func (p Panel) extremes() (least, most float64) {
+	least, most = math.Inf(1), math.Inf(-1)
 	for _, l := range p.Lines {
 		for _, v := range l.Values {
-			if v > most { // false of NaN
-				most = v
+			if !math.IsNaN(v) && !math.IsInf(v, 0) {
+				least, most = min(least, v), max(most, v)
 			}
 		}
 	}
-	return most
+	if least > most {
+		return 0, 0
+	}
+	return least, most
 }
 
 // draw joins the middles of the steps by straight lines. A gap ends a line, and a value between
 // two gaps is a dot.
-func (l Line) draw(b *bytes.Buffer, top int, colour string, most float64, from, to time.Time) {
+func (l Line) draw(b *bytes.Buffer, top int, colour string, s scale, from, to time.Time) {
 	whole := to.Sub(from).Seconds()
 	fmt.Fprintf(b, `<path class="line" stroke="%s" d="`, colour)
 	join := false
@@ -169,7 +254,7 @@ func (l Line) draw(b *bytes.Buffer, top int, colour string, most float64, from, 
 			continue
 		}
 		at := l.Start.Add(time.Duration(i)*l.Step + l.Step/2).Sub(from).Seconds()
-		x, y := left+plot*at/whole, float64(top)+panel*(1-min(1, max(0, v/most)))
+		x, y := left+plot*at/whole, float64(top)+panel*(1-s.share(v))
 		verb := "L"
 		if !join {
 			verb = "M"
@@ -184,16 +269,36 @@ func (l Line) draw(b *bytes.Buffer, top int, colour string, most float64, from, 
 	b.WriteString("\"/>\n")
 }
 
-// times draws the time axis: seven marks with the time since the start.
+// timeSteps are the steps between two marks of the time axis.
+var timeSteps = []time.Duration{
+	200 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second, 5 * time.Second, 10 * time.Second,
+	15 * time.Second, 30 * time.Second, time.Minute, 2 * time.Minute, 5 * time.Minute, 10 * time.Minute,
+	15 * time.Minute, 30 * time.Minute, time.Hour, 2 * time.Hour, 3 * time.Hour, 6 * time.Hour,
+	12 * time.Hour, 24 * time.Hour,
+}
+
+// timeStep returns the least round step that needs at most seven marks for a time. Beyond the
+// largest of timeSteps the steps are whole days.
+func timeStep(whole time.Duration) time.Duration {
+	const marks = 7
+	for _, step := range timeSteps {
+		if whole/step < marks {
+			return step
+		}
+	}
+	const day = 24 * time.Hour
+	return (whole/marks + day - 1).Truncate(day)
+}
+
+// times draws the time axis: marks at round times since the start, each with another label.
 func times(b *bytes.Buffer, y int, from, to time.Time) {
-	const marks = 6
-	for i := range marks + 1 {
-		anchor := "middle"
-		if i == marks {
+	whole := to.Sub(from)
+	for at, step := time.Duration(0), timeStep(whole); at <= whole; at += step {
+		x, anchor := left+int(int64(plot)*int64(at/time.Millisecond)/int64(max(whole/time.Millisecond, 1))), "middle"
+		if x > left+plot-30 {
 			anchor = "end"
 		}
-		x, at := left+plot*i/marks, to.Sub(from)*time.Duration(i)/marks
-		label := "+" + spec.Duration(at.Round(time.Second)).String()
+		label := "+" + spec.Duration(at).String()
 		fmt.Fprintf(b, `<line class="grid" x1="%d" y1="%d" x2="%d" y2="%d"/>`+
 			`<text class="soft" x="%d" y="%d" text-anchor="%s">%s</text>`+"\n",
 			x, y, x, y+5, x, y+20, anchor, label)
@@ -206,10 +311,16 @@ func ceiling(v float64, unit string) float64 {
 	switch {
 	case unit == wire.UnitRatio:
 		return 1
+	case (v <= 0 || math.IsInf(v, 0)) && (unit == wire.UnitBytes || unit == wire.UnitBytesPerSecond):
+		return 2 // one byte has no label of its half
 	case v <= 0 || math.IsInf(v, 0):
 		return 1
 	}
 	base := 1.0
+	// Less than two bytes have no round half.
+	if unit == wire.UnitBytes || unit == wire.UnitBytesPerSecond {
+		v = max(v, 2)
+	}
 	if unit == wire.UnitBytes || unit == wire.UnitBytesPerSecond {
 		base = math.Pow(1024, math.Floor(math.Log(v)/math.Log(1024)))
 	}

@@ -6,9 +6,13 @@ import (
 	"errors"
 	"io"
 	"math"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"berth/internal/lib/svgplot"
 	"berth/wire"
@@ -85,6 +89,95 @@ func TestAxesAreRound(t *testing.T) {
 		svg := string(svgplot.Chart{Panels: []svgplot.Panel{{Unit: c.unit, Lines: []svgplot.Line{{Step: time.Second, Values: []float64{c.most}}}}}}.SVG())
 		if !strings.Contains(svg, c.want) {
 			t.Errorf("an axis up to %v %s has no mark %s", c.most, c.unit, c.want)
+		}
+	}
+}
+
+// marks returns the texts of the picture that begin with a prefix.
+func marks(t *testing.T, c svgplot.Chart, prefix string) []string {
+	t.Helper()
+	_, texts := elements(t, c.SVG())
+	var found []string
+	for line := range strings.Lines(texts) {
+		if line = strings.TrimSpace(line); strings.HasPrefix(line, prefix) {
+			found = append(found, line)
+		}
+	}
+	return found
+}
+
+func TestMarksOfTheTimeAxisAreRoundAndDistinct(t *testing.T) {
+	t.Parallel()
+	for span, want := range map[time.Duration][]string{
+		time.Second:      {"+0s", "+200ms", "+400ms", "+600ms", "+800ms", "+1s"},
+		3 * time.Second:  {"+0s", "+500ms", "+1s", "+1.5s", "+2s", "+2.5s", "+3s"},
+		90 * time.Second: {"+0s", "+15s", "+30s", "+45s", "+1m", "+1m15s", "+1m30s"},
+		5 * time.Hour:    {"+0s", "+1h", "+2h", "+3h", "+4h", "+5h"},
+	} {
+		c := svgplot.Chart{Panels: []svgplot.Panel{{Unit: wire.UnitCores, Lines: []svgplot.Line{{Step: span, Values: []float64{1}}}}}}
+		if diff := cmp.Diff(want, marks(t, c, "+")); diff != "" {
+			t.Errorf("marks of %s (-want +got):\n%s", span, diff)
+		}
+	}
+	for days := range 400 {
+		span := time.Duration(days+1) * 24 * time.Hour
+		c := svgplot.Chart{Panels: []svgplot.Panel{{Unit: wire.UnitCores, Lines: []svgplot.Line{{Step: span, Values: []float64{1}}}}}}
+		got := marks(t, c, "+")
+		if len(got) > 8 || len(got) < 2 || len(slices.Compact(slices.Clone(got))) != len(got) {
+			t.Errorf("marks of %d days: %v", days+1, got)
+		}
+	}
+}
+
+func TestLimitIsALineWhereTheScaleHoldsIt(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		limit  float64
+		lines  int // dashed
+		labels []string
+	}{
+		{0, 0, nil},
+		{2, 1, []string{"limit 2"}},
+		{3, 1, []string{"limit 3"}}, // above the values
+		{64, 0, []string{"limit 64"}},
+	} {
+		chart := svgplot.Chart{Panels: []svgplot.Panel{{Unit: wire.UnitCores, Limit: c.limit, Lines: []svgplot.Line{{Step: time.Second, Values: []float64{1, 2}}}}}}
+		if n := bytes.Count(chart.SVG(), []byte(`class="limit"`)); n != c.lines {
+			t.Errorf("limit %v has %d lines, want %d", c.limit, n, c.lines)
+		}
+		if diff := cmp.Diff(c.labels, marks(t, chart, "limit")); diff != "" {
+			t.Errorf("labels of limit %v (-want +got):\n%s", c.limit, diff)
+		}
+	}
+}
+
+func TestLabelsOfAScaleAreDistinct(t *testing.T) {
+	t.Parallel()
+	for _, p := range []svgplot.Panel{
+		{Unit: wire.UnitBytes, Lines: []svgplot.Line{{Step: time.Second, Values: []float64{1}}}},
+		{Unit: wire.UnitBytesPerSecond, Lines: []svgplot.Line{{Step: time.Second, Values: []float64{0}}}},
+		{Unit: wire.UnitCores, Lines: []svgplot.Line{{Step: time.Second, Values: []float64{0.003}}}},
+		{Lines: []svgplot.Line{{Step: time.Second, Values: []float64{0.91, 0.95}}}},
+		{Lines: []svgplot.Line{{Step: time.Second, Values: []float64{-3, 2.5}}}},
+		{Lines: []svgplot.Line{{Step: time.Second, Values: []float64{1e6, 1e6 + 1}}}},
+		{Lines: []svgplot.Line{{Step: time.Second, Values: []float64{7, 7}}}},
+		{Lines: []svgplot.Line{{Step: time.Second, Values: []float64{math.NaN()}}}},
+	} {
+		svg := svgplot.Chart{Panels: []svgplot.Panel{p}}.SVG()
+		seen := map[string]bool{}
+		for _, m := range regexp.MustCompile(`text-anchor="end">([^<]*)</text>`).FindAllSubmatch(svg, -1) {
+			if label := string(m[1]); !strings.HasPrefix(label, "+") && !strings.HasSuffix(label, "Z") {
+				if seen[label] {
+					t.Errorf("two labels %q for %+v", label, p)
+				}
+				seen[label] = true
+			}
+		}
+		if len(seen) < 1 {
+			t.Errorf("no labels for %+v", p)
+		}
+		if bytes.Contains(svg, []byte("NaN")) || bytes.Contains(svg, []byte("Inf")) {
+			t.Errorf("the picture of %+v has NaN or Inf:\n%s", p, svg)
 		}
 	}
 }

@@ -21,6 +21,7 @@ const Step = 2 * time.Second
 type Key struct {
 	Metric wire.Metric `json:"metric"`
 	GPU    string      `json:"gpu,omitempty"`
+	Name   string      `json:"name,omitempty"` // of a progress value
 }
 
 // Sample holds the values read at a moment. Counters of use are totals since the
@@ -41,7 +42,7 @@ func (k Key) kind() kind {
 	switch k.Metric {
 	case wire.MetricMemory, wire.MetricGPUMemory:
 		return peak
-	case wire.MetricGPU:
+	case wire.MetricGPU, wire.MetricProgress:
 		return mean
 	default:
 		return rate
@@ -185,25 +186,45 @@ func (r *Recorder) halve() {
 // Series returns the present series for display: all of one length, in the order of
 // the metrics.
 func (r *Recorder) Series() []wire.MetricSeries {
-	n := r.index(r.At) + 1
-	lines := r.sorted()
-	all := make([]wire.MetricSeries, len(lines))
-	for i, l := range lines {
-		values := make(wire.Values, n)
-		for j := range values {
-			values[j] = math.NaN()
-			if j < len(l.Cells) && l.Cells[j][1] > 0 {
-				values[j] = round(l.Metric, l.Cells[j][0]/l.Cells[j][1])
-			}
+	all := []wire.MetricSeries{}
+	for _, l := range r.sorted() {
+		if l.Metric != wire.MetricProgress {
+			all = append(all, wire.MetricSeries{Metric: l.Metric, GPU: l.GPU, Unit: l.Metric.Unit(),
+				Values: r.points(l)})
 		}
-		all[i] = wire.MetricSeries{Metric: l.Metric, GPU: l.GPU, Unit: l.Metric.Unit(), Values: values}
 	}
 	return all
+}
+
+// Progress returns the job's own values by name, with as many points as Series has.
+func (r *Recorder) Progress() []wire.ProgressSeries {
+	var all []wire.ProgressSeries
+	for _, l := range r.sorted() {
+		if l.Metric == wire.MetricProgress {
+			all = append(all, wire.ProgressSeries{Name: l.Name, Values: r.points(l)})
+		}
+	}
+	return all
+}
+
+// points returns the points of a line up to the last sample, with NaN for gaps.
+func (r *Recorder) points(l *line) wire.Values {
+	values := make(wire.Values, r.index(r.At)+1)
+	for j := range values {
+		values[j] = math.NaN()
+		if j < len(l.Cells) && l.Cells[j][1] > 0 {
+			values[j] = round(l.Metric, l.Cells[j][0]/l.Cells[j][1])
+		}
+	}
+	return values
 }
 
 // round drops digits beyond the accuracy of the measurement: they would be most of
 // the stored bytes.
 func round(m wire.Metric, v float64) float64 {
+	if m == wire.MetricProgress {
+		return v // its scale is the job's
+	}
 	if unit := m.Unit(); unit == wire.UnitCores || unit == wire.UnitRatio {
 		return math.Round(v*1000) / 1000
 	}
@@ -212,17 +233,18 @@ func round(m wire.Metric, v float64) float64 {
 
 var order = []wire.Metric{
 	wire.MetricCPU, wire.MetricMemory, wire.MetricGPU, wire.MetricGPUMemory,
-	wire.MetricDiskRead, wire.MetricDiskWritten, wire.MetricReceived, wire.MetricSent,
+	wire.MetricDiskRead, wire.MetricDiskWritten, wire.MetricReceived, wire.MetricSent, wire.MetricProgress,
 }
 
-// sorted returns the lines in the order of the metrics, and within a metric by GPU.
+// sorted returns the lines in the order of the metrics, and within a metric by GPU or name.
 func (r *Recorder) sorted() []*line {
 	lines := make([]*line, 0, len(r.lines))
 	for _, l := range r.lines {
 		lines = append(lines, l)
 	}
 	slices.SortFunc(lines, func(a, b *line) int {
-		return cmp.Or(slices.Index(order, a.Metric)-slices.Index(order, b.Metric), cmp.Compare(a.GPU, b.GPU))
+		return cmp.Or(slices.Index(order, a.Metric)-slices.Index(order, b.Metric), cmp.Compare(a.GPU, b.GPU),
+			cmp.Compare(a.Name, b.Name))
 	})
 	return lines
 }

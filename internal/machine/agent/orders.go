@@ -39,6 +39,7 @@ func (o *orders) merge(more berth.Orders, limit time.Duration) bool {
 	o.sum.Checkpoint = o.sum.Checkpoint || more.Checkpoint
 	o.sum.Stop = o.sum.Stop || more.Stop
 	o.sum.Kill = o.sum.Kill || more.Kill
+	o.sum.Save = max(o.sum.Save, more.Save)
 	if stops(more) {
 		o.sum.GraceMS = more.GraceMS
 	}

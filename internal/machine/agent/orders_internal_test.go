@@ -21,9 +21,10 @@ func TestOrdersOnlyAddUp(t *testing.T) {
 	t.Parallel()
 	o := newOrders()
 	o.take(berth.Orders{Start: true}, time.Hour)
-	o.take(berth.Orders{Stop: true, GraceMS: 5000}, time.Hour)
+	o.take(berth.Orders{Stop: true, GraceMS: 5000, Save: 9}, time.Hour)
+	o.take(berth.Orders{Save: 4}, time.Hour)
 	o.take(berth.Orders{}, 2*time.Hour) // an older set, which arrives late
-	want := berth.Orders{Start: true, Stop: true, GraceMS: 5000}
+	want := berth.Orders{Start: true, Stop: true, GraceMS: 5000, Save: 9}
 	if got := o.standing(); got != want {
 		t.Errorf("standing are %+v, want %+v", got, want)
 	}

@@ -4,7 +4,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -29,6 +31,8 @@ type progressWatcher struct {
 	size  int64
 	due   time.Time // of the next look at the progress file
 	same  int       // looks in a row that found the file unchanged
+
+	named map[string]bool // of the job's own values; see values
 
 	last   time.Time // of the last sign
 	looked time.Time // when signs were last looked for
@@ -93,6 +97,7 @@ func (w *progressWatcher) read() (changed bool) {
 		w.stamp = time.Time{} // it is being written; the next look reads it
 		return true
 	}
+	values := w.values(b)
 	p.At = plausible(info.ModTime(), time.Now()).UTC()
 	if len(p.Message) > maxMessage {
 		p.Message = p.Message[:maxMessage]
@@ -100,12 +105,45 @@ func (w *progressWatcher) read() (changed bool) {
 	p.Message = strings.ToValidUTF8(strings.ReplaceAll(p.Message, "\x00", ""), string(utf8.RuneError))
 	was := w.reports.progress()
 	if was != nil && was.Step == p.Step && was.Total == p.Total && was.Message == p.Message {
+		if values {
+			w.last = time.Now()
+		}
 		return true
 	}
 	w.last = time.Now()
 	// Reports of all members of the machine are due at one instant, and travel together.
 	w.reports.edit(w.beat.next(progressReport), func(report *wire.RankReport) { report.Progress = &p })
 	return true
+}
+
+// values takes the job's own values from the content of a progress file, such as its loss, for
+// the sampler, and reports whether they have changed. Names and values beyond the bounds are left
+// out, and once a member has reported wire.MaxProgressValues names no further one is taken. The
+// values are not part of reports: a berthd of the version before rejects fields that it does not
+// know.
+func (w *progressWatcher) values(b []byte) (changed bool) {
+	var file struct {
+		Values map[string]any `json:"values"`
+	}
+	if json.Unmarshal(b, &file) != nil || len(file.Values) == 0 {
+		return false
+	}
+	now := map[string]float64{}
+	for _, name := range slices.Sorted(maps.Keys(file.Values)) {
+		v, ok := file.Values[name].(float64)
+		if !ok || !wire.ValidProgressName(name) {
+			continue
+		}
+		if !w.named[name] && len(w.named) >= wire.MaxProgressValues {
+			continue
+		}
+		if w.named == nil {
+			w.named = map[string]bool{}
+		}
+		w.named[name], now[name] = true, v
+	}
+	was := w.sampler.progress.Swap(&now)
+	return was == nil || !maps.Equal(*was, now)
 }
 
 // plausible returns a file's time if the time is between 1970 and now, and now otherwise. A

@@ -39,6 +39,8 @@ type usageSampler struct {
 	stored  time.Time
 	storing chan struct{} // holds one token while the object is written
 
+	progress atomic.Pointer[map[string]float64] // the job's own values as last read; nil: none
+
 	busy atomic.Int64 // when its GPUs were last seen at work, Unix nanoseconds
 }
 
@@ -137,6 +139,11 @@ func (u *usageSampler) sample(ctx context.Context) {
 			}
 		}
 	}
+	if values := u.progress.Load(); values != nil {
+		for name, v := range *values {
+			s[timeseries.Key{Metric: wire.MetricProgress, Name: name}] = v
+		}
+	}
 	u.rec.Add(time.Now(), s)
 }
 
@@ -206,9 +213,12 @@ func (u *usageSampler) finish(ctx context.Context) {
 
 // document encodes the series as the stored object.
 func (u *usageSampler) document() ([]byte, error) {
+	// An earlier process may have taken other names than this one.
+	progress := u.rec.Progress()
+	progress = progress[:min(len(progress), wire.MaxProgressValues)]
 	b, err := json.Marshal(wire.MemberMetrics{
 		Attempt: u.attempt, Member: u.number, Machine: u.machine,
-		StartedAt: u.rec.Start.UTC(), Step: spec.Duration(u.rec.Step), Series: u.rec.Series(),
+		StartedAt: u.rec.Start.UTC(), Step: spec.Duration(u.rec.Step), Series: u.rec.Series(), Progress: progress,
 	})
 	if err != nil {
 		u.log.Error("cannot encode resource usage", "err", err)

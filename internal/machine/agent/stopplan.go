@@ -33,6 +33,7 @@ type stopPlan struct {
 	again    time.Time // when to repeat a signal that may not have arrived
 	deaf     bool      // a warning was sent that SIGKILL does not end it
 	nextSave time.Time // by checkpoint.interval
+	saved    int64     // berth.Orders.Save that was carried out last
 }
 
 // stage is the progress of stopping a container.
@@ -51,7 +52,7 @@ const (
 
 // adopt takes over the plan of an earlier process.
 func (s *stopPlan) adopt(m memo, begun time.Time) {
-	s.cause, s.at, s.says, s.begun = m.Intent, m.IntentAt, m.IntentSays, begun
+	s.cause, s.at, s.says, s.begun, s.saved = m.Intent, m.IntentAt, m.IntentSays, begun, m.Saved
 }
 
 // begin schedules the first checkpoint of a job with checkpoint.interval.
@@ -70,6 +71,9 @@ func (s *stopPlan) steer(signs *progressWatcher) time.Duration {
 	}
 	if s.stage == runs {
 		s.decide(now, o, signs)
+	}
+	if s.stage == runs {
+		s.save(now, o.Save)
 	}
 	next := time.Minute
 	soon := func(at time.Time) {
@@ -119,6 +123,27 @@ func (s *stopPlan) decide(now time.Time, o berth.Orders, signs *progressWatcher)
 	case stall > 0 && signs.quietFor(now) >= stall.Std():
 		says := "no log, progress, checkpoint, CPU or GPU activity for " + stall.String() + " (stall_timeout)"
 		s.stop(now, failure.CauseStalled, says, s.claim.grace(), false)
+	}
+}
+
+// save sends the checkpoint signal for an order to save that was not carried out yet; the
+// container continues, as after each signal of checkpoint.interval. A signal that may not have
+// arrived is repeated after a second. The number is stored first, so that a later process does
+// not repeat the signal.
+func (s *stopPlan) save(now time.Time, order int64) {
+	k := s.claim.Spec.Checkpoint
+	if order <= s.saved || k == nil || k.Signal == "" || k.Interval <= 0 {
+		return
+	}
+	s.saved = order
+	m := s.scratch.memo()
+	m.Saved = order
+	if err := s.scratch.remember(m); err != nil {
+		s.log.Warn("cannot store the order to save", "err", err)
+	}
+	s.nextSave = now.Add(k.Interval.Std())
+	if !s.signal(k.Signal) {
+		s.nextSave = now.Add(min(k.Interval.Std(), time.Second))
 	}
 }
 

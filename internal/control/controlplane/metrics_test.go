@@ -1,0 +1,120 @@
+package controlplane
+
+import (
+	"cmp"
+	"fmt"
+	"log/slog"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"berth/activities/wait"
+	"berth/api"
+	"berth/db"
+	"berth/db/dbtest"
+	"berth/internal/control/scheduler"
+	"berth/internal/control/webhook"
+	"berth/internal/lib/golden"
+)
+
+// metric is one metric of the reference.
+type metric struct {
+	name, kind, help string
+	labels           []string
+	series           int // at the start of a process
+}
+
+// describedAs parses the text of a description, the only public form of its fields.
+var describedAs = regexp.MustCompile(`^Desc\{fqName: "([^"]*)", help: ("(?:[^"\\]|\\.)*"), (?:unit: "[^"]*", )?constLabels: \{\}, variableLabels: \{(.*)\}\}$`)
+
+// newRegistered returns the metrics of a process with all roles that nobody has called yet.
+func newRegistered(t *testing.T) []metric {
+	t.Helper()
+	d, err := db.Open(t.Context(), dbtest.URL(t), db.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(d.Close)
+	a := &assembly{ControlPlane: &ControlPlane{log: slog.New(slog.DiscardHandler)}, db: d}
+	a.newRegistry()
+	collectors := []prometheus.Collector{scheduler.NewMetrics(), &waiting{wait.New(nil, nil, wait.Options{})}}
+	a.registry.MustRegister(collectors...)
+	webhook.New(webhook.Options{DB: d, Logger: a.log, Metrics: a.registry})
+	server, err := api.New(api.Deps{DB: d, Control: d.Jobs, Logger: a.log, Version: "1.2.3", Metrics: a.registry})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(server.Close)
+	descriptions := make(chan *prometheus.Desc, 1000)
+	a.registry.Describe(descriptions)
+	close(descriptions)
+	families, err := a.registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	kinds, series := map[string]string{}, map[string]int{}
+	for _, f := range families {
+		kinds[f.GetName()], series[f.GetName()] = strings.ToLower(f.GetType().String()), len(f.GetMetric())
+	}
+	var list []metric
+	for desc := range descriptions {
+		f := describedAs.FindStringSubmatch(desc.String())
+		if f == nil {
+			if strings.Contains(desc.String(), `"berth_`) {
+				t.Fatalf("cannot parse %s", desc)
+			}
+			continue
+		}
+		if !strings.HasPrefix(f[1], "berth_") {
+			continue
+		}
+		m := metric{name: f[1], kind: kinds[f[1]], series: series[f[1]]}
+		if m.help, err = strconv.Unquote(f[2]); err != nil {
+			t.Fatal(err)
+		}
+		if f[3] != "" {
+			m.labels = strings.Split(f[3], ",")
+		}
+		list = append(list, m)
+	}
+	slices.SortFunc(list, func(a, b metric) int { return cmp.Compare(a.name, b.name) })
+	return list
+}
+
+// absentAtStart are the metrics without a series at the start, with their kinds: series of
+// labels that only rows or calls can name.
+var absentAtStart = map[string]string{
+	"berth_gpus":                 "gauge",     // by model
+	"berth_tenant_storage_bytes": "gauge",     // by tenant with stored data
+	"berth_http_request_seconds": "histogram", // by route
+}
+
+// TestReferenceOfMetrics writes and compares docs/reference/metrics.md. A metric with known
+// labels has all its series from the start: a rate over a series that appears with its first
+// event misses that event.
+func TestReferenceOfMetrics(t *testing.T) {
+	t.Parallel()
+	var b strings.Builder
+	b.WriteString("# Metrics\n\nGenerated from the code by `go test ./internal/control/controlplane -run Reference -update`.\n" +
+		"[../operate/metrics.md](../operate/metrics.md) explains access and alarms. The standard metrics `go_*` and `process_*` are served too.\n\n" +
+		"All series of a metric exist from the start of a process, as 0 before the first event. Exceptions, whose labels only rows or calls\n" +
+		"can name: `berth_gpus`, `berth_tenant_storage_bytes` and `berth_http_request_seconds`. Metrics by tenant name at most 500 tenants.\n\n" +
+		"| metric | type | labels | meaning |\n| --- | --- | --- | --- |\n")
+	for _, m := range newRegistered(t) {
+		kind, absent := absentAtStart[m.name]
+		if (m.series == 0) != absent {
+			t.Errorf("%s has %d series at the start", m.name, m.series)
+		}
+		labels := make([]string, len(m.labels))
+		for i, l := range m.labels {
+			labels[i] = "`" + strings.TrimSpace(l) + "`"
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", m.name, cmp.Or(m.kind, kind), strings.Join(labels, ", "),
+			strings.ReplaceAll(m.help, "|", `\|`))
+	}
+	golden.Check(t, "../../../docs/reference/metrics.md", b.String())
+}
