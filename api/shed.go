@@ -52,14 +52,14 @@ type callSlots struct {
 	reads     *slots // of calls that read, on connections for reads
 	bulks     *slots // of expensive reads, on the same connections
 	questions *slots // of explain and plan, on the same connections
-	works     *slots // of all other calls, on connections for work
+	writes    *slots // of all other calls, on connections for users' changes
 }
 
 // newCallSlots derives the slots from the pool's shares. A call waits for one connection
 // at a time, so a tenant whose calls all hang, on a lock for example, keeps as many
 // connections as it has slots. A quarter of each share is left to other tenants: of the
-// connections for reads in reads, bulks and questions together, and of the connections
-// for work that remain while the database is slow.
+// connections for reads in reads, bulks and questions together, and of those for users'
+// changes.
 func newCallSlots(of db.Shares, cores int) callSlots {
 	spare := max(1, of.Reads/4)
 	bulks := max(1, min(cores/2, of.Reads/4))
@@ -67,8 +67,8 @@ func newCallSlots(of db.Shares, cores int) callSlots {
 	return callSlots{
 		reads:     newSlots(turnsPerConn*of.Reads, of.Reads-questions-bulks-spare, waitsOfTenant),
 		bulks:     newSlots(max(4, 2*cores), bulks, bulksWaiting),
-		questions: newSlots(max(2, (of.Reads+of.Work)/connsPerQuestion), questions, questionsWaiting),
-		works:     newSlots(turnsPerConn*of.Work, of.LeastWork*3/4, waitsOfTenant),
+		questions: newSlots(max(2, (of.Reads+of.Writes+of.Work)/connsPerQuestion), questions, questionsWaiting),
+		writes:    newSlots(turnsPerConn*of.Writes, of.Writes*3/4, waitsOfTenant),
 	}
 }
 
@@ -108,7 +108,7 @@ func (o *openCalls) shed(next echo.HandlerFunc) echo.HandlerFunc {
 			o.calls.Add(-1)
 			return berth.Errorf(berth.CodeUnavailable, "the server has too many calls under way; try again")
 		}
-		under, outer := o.slots.works, r.Context()
+		under, outer := o.slots.writes, r.Context()
 		switch {
 		case asksQueue(c):
 			under = o.slots.questions
@@ -117,7 +117,9 @@ func (o *openCalls) shed(next echo.HandlerFunc) echo.HandlerFunc {
 		case r.Method == http.MethodGet:
 			under = o.slots.reads
 		}
-		if under != o.slots.works {
+		if under == o.slots.writes {
+			outer = overload.As(outer, overload.Write) // on the connections for users' changes
+		} else {
 			outer = overload.As(outer, overload.Read) // on the connections for reads
 		}
 		ctx, cancel := context.WithTimeout(outer, callLimit)

@@ -38,7 +38,7 @@ func TestOneTenantsReadsLeaveConnectionsAndCores(t *testing.T) {
 	t.Parallel()
 	for reads := 1; reads <= 64; reads++ {
 		for _, cores := range []int{1, 2, 4, 64} {
-			s := newCallSlots(db.Shares{Reads: reads, Work: 2 * reads, LeastWork: reads}, cores)
+			s := newCallSlots(db.Shares{Reads: reads, Writes: max(1, reads/2), Work: max(1, reads/2)}, cores)
 			if all := s.reads.most + s.bulks.most + s.questions.most; reads >= 5 && all > reads-max(1, reads/4) {
 				t.Errorf("%d connections for reads, %d cores: one tenant may use %d", reads, cores, all)
 			}

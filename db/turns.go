@@ -12,22 +12,26 @@ import (
 
 // turns decides which caller gets the next connection of the pool. The pool's own queue is
 // first come, first served: the settlement of a job would wait behind a thousand first
-// steps. Two limiters share the connections: users' reads have a third for themselves, and
-// everything else has the rest, served by class. Connections for leases belong to another
-// pool and never wait.
+// steps. Users' reads and users' changes have connections of their own, and everything else
+// has the rest, served by class. Connections for leases belong to another pool and never
+// wait.
 //
 // turns is the pool's tracer, so that no statement can bypass it.
 type turns struct {
-	work   *overload.Limiter
 	reads  *overload.Limiter
+	writes *overload.Limiter
+	work   *overload.Limiter
+	sweeps *overload.Limiter // a sweep has a permit of this one and one of work
 	shares Shares
 }
 
 // Shares is the division of the pool's connections by purpose.
 type Shares struct {
 	Reads     int // for users' reads, also while the database is slow
+	Writes    int // for users' changes, such as submits and cancels, also while it is slow
 	Work      int // for everything else
 	LeastWork int // of Work, remaining while the database is slow
+	Sweeps    int // of Work, the most that sweeps may hold at once
 }
 
 // slowHold is the time for which a connection may be held before the database counts as
@@ -38,68 +42,124 @@ const slowHold = 500 * time.Millisecond
 // waits.
 const allWait = 1 << 20
 
-// newTurns divides conns connections; each limiter gets at least one.
+// sharesOf divides conns connections: half for users' reads, a quarter for users' changes,
+// and a quarter for work. Each share has at least one connection.
+//
+// Few connections serve more work than many: beyond twice the cores of the server,
+// statements only wait for each other. On two cores, 4 connections for work settled 1.3 to 1.7
+// times as many jobs a second as 16 (docs/adr/0031-limits-follow-dependencies.md).
+func sharesOf(conns int) Shares {
+	s := Shares{Writes: max(1, conns/4), Work: max(1, conns/4)}
+	s.Reads = max(1, conns-s.Writes-s.Work)
+	s.LeastWork = max(1, s.Work*3/4)
+	s.Sweeps = max(1, s.Work/2)
+	return s
+}
+
+// newTurns divides conns connections.
 func newTurns(conns int) *turns {
-	s := Shares{Reads: max(1, conns/3)}
-	s.Work = max(1, conns-s.Reads)
-	s.LeastWork = (s.Work + 1) / 2
+	s := sharesOf(conns)
 	limiter := func(name string, least, n int) *overload.Limiter {
 		return overload.New(overload.Options{Name: name, Min: least, First: n, Max: n, Tolerance: slowHold,
 			Queue: allWait})
 	}
-	// The limit of reads is fixed: one tenant's reads that wait for a lock look like a slow
-	// database, and a lower limit would take connections from the other tenants.
-	return &turns{work: limiter("postgres", s.LeastWork, s.Work), reads: limiter("postgres_reads", s.Reads, s.Reads),
-		shares: s}
+	// The limits of users' calls are fixed: one tenant's calls that wait for a lock look like
+	// a slow database, and a lower limit would take connections from the other tenants.
+	return &turns{
+		reads:  limiter("postgres_reads", s.Reads, s.Reads),
+		writes: limiter("postgres_writes", s.Writes, s.Writes),
+		work:   limiter("postgres", s.LeastWork, s.Work),
+		sweeps: limiter("postgres_sweeps", s.Sweeps, s.Sweeps),
+		shares: s,
+	}
 }
 
-// permitKey is the context key of the permit between TraceAcquireStart and TraceAcquireEnd.
-type permitKey struct{}
+// turn is the right to one connection.
+type turn struct {
+	permit *overload.Permit
+	sweep  *overload.Permit // nil unless a sweep has the turn
+}
 
-// permitData is the key of the permit in a connection's custom data.
-const permitData = "berth.permit"
+// take waits for a turn of that class.
+func (t *turns) take(ctx context.Context, class overload.Class) (turn, error) {
+	switch class {
+	case overload.Read:
+		p, err := t.reads.Acquire(ctx, class)
+		return turn{permit: p}, err
+	case overload.Write:
+		p, err := t.writes.Acquire(ctx, class)
+		return turn{permit: p}, err
+	case overload.Sweep:
+		s, err := t.sweeps.AcquireSlow(ctx, class)
+		if err != nil {
+			return turn{}, err
+		}
+		p, err := t.work.AcquireSlow(ctx, class)
+		if err != nil {
+			s.Drop()
+		}
+		return turn{permit: p, sweep: s}, err
+	default:
+		p, err := t.work.Acquire(ctx, class)
+		return turn{permit: p}, err
+	}
+}
 
-// TraceAcquireStart waits for a permit of the caller's class. If no permit is granted, it
+// done ends the turn of a connection that was used.
+func (x turn) done() {
+	x.permit.Done(nil)
+	if x.sweep != nil {
+		x.sweep.Done(nil)
+	}
+}
+
+// drop ends a turn without a connection.
+func (x turn) drop() {
+	x.permit.Drop()
+	if x.sweep != nil {
+		x.sweep.Drop()
+	}
+}
+
+// turnKey is the context key of the turn between TraceAcquireStart and TraceAcquireEnd.
+type turnKey struct{}
+
+// turnData is the key of the turn in a connection's custom data.
+const turnData = "berth.turn"
+
+// TraceAcquireStart waits for a turn of the caller's class. If no turn is granted, it
 // returns a canceled context, with which the pool fails the acquisition.
 func (t *turns) TraceAcquireStart(ctx context.Context, _ *pgxpool.Pool,
 	_ pgxpool.TraceAcquireStartData) context.Context {
-	class, limiter := overload.ClassOf(ctx), t.work
-	acquire := limiter.Acquire
-	switch class {
-	case overload.Read:
-		acquire = t.reads.Acquire
-	case overload.Sweep:
-		acquire = t.work.AcquireSlow
-	}
-	p, err := acquire(ctx, class)
+	x, err := t.take(ctx, overload.ClassOf(ctx))
 	if err != nil {
 		ctx, cancel := context.WithCancelCause(ctx)
 		cancel(err)
 		return ctx
 	}
-	return context.WithValue(ctx, permitKey{}, p)
+	return context.WithValue(ctx, turnKey{}, x)
 }
 
-// TraceAcquireEnd attaches the permit to the connection, or drops the permit if the pool
+// TraceAcquireEnd attaches the turn to the connection, or drops the turn if the pool
 // returned no connection.
 func (t *turns) TraceAcquireEnd(ctx context.Context, _ *pgxpool.Pool, data pgxpool.TraceAcquireEndData) {
-	p, ok := ctx.Value(permitKey{}).(*overload.Permit)
+	x, ok := ctx.Value(turnKey{}).(turn)
 	if !ok {
 		return
 	}
 	if data.Conn == nil {
-		p.Drop()
+		x.drop()
 		return
 	}
-	data.Conn.PgConn().CustomData()[permitData] = p
+	data.Conn.PgConn().CustomData()[turnData] = x
 }
 
-// TraceRelease ends the permit when the connection returns to the pool.
+// TraceRelease ends the turn when the connection returns to the pool.
 func (t *turns) TraceRelease(_ *pgxpool.Pool, data pgxpool.TraceReleaseData) {
 	held := data.Conn.PgConn().CustomData()
-	if p, ok := held[permitData].(*overload.Permit); ok {
-		delete(held, permitData)
-		p.Done(nil)
+	if x, ok := held[turnData].(turn); ok {
+		delete(held, turnData)
+		x.done()
 	}
 }
 
@@ -111,6 +171,8 @@ func (t *turns) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQue
 // TraceQueryEnd does nothing; pgx requires a tracer to have this method.
 func (t *turns) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
-// Limiters returns the limiters of this process's statements: one for users' reads, and one
-// for everything else except leases.
-func (d *DB) Limiters() []*overload.Limiter { return []*overload.Limiter{d.turns.work, d.turns.reads} }
+// Limiters returns the limiters of this process's statements: for everything but leases and
+// users' calls, for the sweeps among that, for users' reads, and for users' changes.
+func (d *DB) Limiters() []*overload.Limiter {
+	return []*overload.Limiter{d.turns.work, d.turns.sweeps, d.turns.reads, d.turns.writes}
+}

@@ -14,10 +14,10 @@ import (
 	"berth/internal/lib/overload"
 )
 
-// crowded is a database of three connections: two for work, one for reads.
+// crowded is a database of four connections: two for reads, one for changes, one for work.
 func crowded(t *testing.T) *db.DB {
 	t.Helper()
-	return dbtest.Open(t, dbtest.URL(t), db.Options{MaxConns: 3})
+	return dbtest.Open(t, dbtest.URL(t), db.Options{MaxConns: 4})
 }
 
 // take holds a connection. One that is held for longer than half a second counts as a
@@ -53,7 +53,7 @@ func queued(t *testing.T, d *db.DB, n int) {
 func TestEndsGetConnectionsBeforeStartsAndSweeps(t *testing.T) {
 	t.Parallel()
 	d := crowded(t)
-	held := []*pgxpool.Conn{take(t, d, overload.Sweep), take(t, d, overload.Sweep)}
+	held := take(t, d, overload.Sweep)
 	var all sync.WaitGroup
 	var mu sync.Mutex
 	var order []overload.Class
@@ -71,9 +71,8 @@ func TestEndsGetConnectionsBeforeStartsAndSweeps(t *testing.T) {
 		})
 		queued(t, d, i+1)
 	}
-	held[0].Release() // one at a time go through it
+	held.Release() // one at a time go through it
 	all.Wait()
-	held[1].Release()
 	if len(order) != 3 || order[0] != overload.End || order[1] != overload.Start {
 		t.Errorf("served in the order %v", order)
 	}
@@ -82,12 +81,11 @@ func TestEndsGetConnectionsBeforeStartsAndSweeps(t *testing.T) {
 func TestReadsOfUsersAndWorkDoNotCrowdEachOtherOut(t *testing.T) {
 	t.Parallel()
 	d := crowded(t)
-	work := []*pgxpool.Conn{take(t, d, overload.Sweep), take(t, d, overload.Sweep)}
-	take(t, d, overload.Read).Release() // though work has all of its own
-	for _, c := range work {
-		c.Release()
-	}
-	read := take(t, d, overload.Read)
+	work := take(t, d, overload.Sweep)
+	take(t, d, overload.Read).Release()  // though work has all of its own
+	take(t, d, overload.Write).Release() // likewise
+	work.Release()
+	read := []*pgxpool.Conn{take(t, d, overload.Read), take(t, d, overload.Read)}
 	ctx, cancel := context.WithCancel(overload.As(t.Context(), overload.Read))
 	gone := make(chan error)
 	go func() {
@@ -96,11 +94,14 @@ func TestReadsOfUsersAndWorkDoNotCrowdEachOtherOut(t *testing.T) {
 	}()
 	queued(t, d, 1)
 	take(t, d, overload.Sweep).Release() // though reads have all of theirs
+	take(t, d, overload.Write).Release() // likewise
 	cancel()
 	if err := <-gone; !errors.Is(err, context.Canceled) {
 		t.Errorf("a reader that has gone got %v", err)
 	}
-	read.Release()
+	for _, c := range read {
+		c.Release()
+	}
 	for _, l := range d.Limiters() {
 		if s := l.Stats(); s.InFlight != 0 || s.Binding() {
 			t.Errorf("%s is left with %+v", l.Name(), s)
@@ -112,13 +113,37 @@ func TestReadsOfUsersAndWorkDoNotCrowdEachOtherOut(t *testing.T) {
 func TestSignsOfLifeDoNotWaitForTurns(t *testing.T) {
 	t.Parallel()
 	d := crowded(t)
-	for range 2 {
-		defer take(t, d, overload.Sweep).Release()
+	for _, class := range []overload.Class{overload.Sweep, overload.Write, overload.Read, overload.Read} {
+		defer take(t, d, class).Release()
 	}
-	defer take(t, d, overload.Read).Release()
 	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
 	defer cancel()
 	if err := d.Leader.RenewBeacon(ctx, "test", time.Minute, time.Minute); err != nil {
 		t.Error(err)
+	}
+}
+
+// Sweeps may read for long. Ends must not wait until one of them is done.
+func TestSweepsLeaveConnectionsToEnds(t *testing.T) {
+	t.Parallel()
+	d := dbtest.Open(t, dbtest.URL(t), db.Options{MaxConns: 8}) // two for work
+	sweep := take(t, d, overload.Sweep)
+	ctx, cancel := context.WithCancel(overload.As(t.Context(), overload.Sweep))
+	gone := make(chan error)
+	go func() {
+		_, err := d.Pool().Acquire(ctx)
+		gone <- err
+	}()
+	queued(t, d, 1)
+	take(t, d, overload.End).Release()
+	cancel()
+	if err := <-gone; !errors.Is(err, context.Canceled) {
+		t.Errorf("a sweep that has gone got %v", err)
+	}
+	sweep.Release()
+	for _, l := range d.Limiters() {
+		if s := l.Stats(); s.InFlight != 0 || s.Binding() {
+			t.Errorf("%s is left with %+v", l.Name(), s)
+		}
 	}
 }

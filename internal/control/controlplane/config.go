@@ -71,7 +71,7 @@ type Config struct {
 func Default() Config {
 	return Config{
 		Listen:            "127.0.0.1:7070",
-		DatabaseConns:     24,
+		DatabaseConns:     16,
 		TemporalAddress:   "127.0.0.1:7233",
 		TemporalNamespace: "default",
 		Roles:             Roles,

@@ -12,12 +12,13 @@ const (
 	Start                 // new work begins
 	Reattach              // waiters of running members subscribe again after the loss of a replica
 	Read                  // answers to users
+	Write                 // changes by users, who wait for the answer
 	Sweep                 // repeats and comparisons that can wait
 	classes  = iota
 )
 
 // Classes lists all classes, the most urgent first.
-func Classes() []Class { return []Class{Vital, End, Start, Reattach, Read, Sweep} }
+func Classes() []Class { return []Class{Vital, End, Start, Reattach, Read, Write, Sweep} }
 
 // String returns the name that metrics use.
 func (c Class) String() string {
@@ -32,6 +33,8 @@ func (c Class) String() string {
 		return "reattach"
 	case Read:
 		return "read"
+	case Write:
+		return "write"
 	case Sweep:
 		return "sweep"
 	default:
