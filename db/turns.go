@@ -171,6 +171,16 @@ func (t *turns) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQue
 // TraceQueryEnd does nothing; pgx requires a tracer to have this method.
 func (t *turns) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
+// AwaitTurn returns when a statement of the context's class would get a connection. It
+// takes none: a caller whose work costs the database later waits here for its turn.
+func (d *DB) AwaitTurn(ctx context.Context) error {
+	x, err := d.turns.take(ctx, overload.ClassOf(ctx))
+	if err == nil {
+		x.drop()
+	}
+	return err
+}
+
 // Limiters returns the limiters of this process's statements: for everything but leases and
 // users' calls, for the sweeps among that, for users' reads, and for users' changes.
 func (d *DB) Limiters() []*overload.Limiter {

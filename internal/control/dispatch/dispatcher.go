@@ -21,6 +21,7 @@ type rows interface {
 	Pressure(ctx context.Context, from, to time.Duration) (db.Pressure, error)
 	Unheard(ctx context.Context, allocs []berth.AllocationID) ([]berth.JobID, error)
 	Hub() *db.Hub
+	AwaitTurn(ctx context.Context) error
 }
 
 // Options tune a Dispatcher. Zero fields take their defaults.
@@ -63,6 +64,7 @@ type Dispatcher struct {
 	pace   *rate.Limiter
 	gate   *overload.Gate
 	starts *startQueue
+	room   chan struct{} // holds one: the right to wait for the database's turn
 	marks  *startMarks
 	pokes  pokes
 
@@ -108,6 +110,7 @@ func newDispatcher(t Temporal, d rows, o Options) *Dispatcher {
 		pace:    rate.NewLimiter(rate.Limit(o.PerSecond), inFlight),
 		gate:    overload.NewGate(o.Logger),
 		starts:  newStartQueue(),
+		room:    make(chan struct{}, 1),
 		marks:   newStartMarks(),
 		waiters: map[berth.JobID]*waiter{},
 	}

@@ -27,6 +27,16 @@ type memory struct {
 	rows     map[berth.JobID]time.Time // submitted, and since when
 	tenants  map[berth.JobID]berth.TenantID
 	pressure db.Pressure
+	turns    chan struct{} // of the database; nil: there is always one
+	awaiting int           // starts that wait for a turn
+}
+
+// crowd makes starts wait for turns until the returned channel is closed.
+func (m *memory) crowd() chan struct{} {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.turns = make(chan struct{})
+	return m.turns
 }
 
 func newMemory() *memory {
@@ -105,6 +115,36 @@ func (m *memory) Pressure(context.Context, time.Duration, time.Duration) (db.Pre
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.pressure, nil
+}
+
+// AwaitTurn waits for one of the turns.
+func (m *memory) AwaitTurn(ctx context.Context) error {
+	m.mu.Lock()
+	turns := m.turns
+	if turns == nil {
+		m.mu.Unlock()
+		return nil
+	}
+	m.awaiting++
+	m.mu.Unlock()
+	defer func() {
+		m.mu.Lock()
+		m.awaiting--
+		m.mu.Unlock()
+	}()
+	select {
+	case <-turns:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// awaits is the number of starts that wait for a turn.
+func (m *memory) awaits() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.awaiting
 }
 
 // Unheard: nothing runs here, so nothing ends.
@@ -357,6 +397,29 @@ func TestATenantsOnlyJobStartsSoonDuringAFlood(t *testing.T) {
 		}
 		if m.left() == 0 {
 			t.Error("no flood was left to wait for")
+		}
+	})
+}
+
+// While the database has no turn for first steps, jobs wait in the queue in which tenants
+// take turns, and not behind each other's first steps.
+func TestStartsWaitForTheDatabaseInTurnByTenant(t *testing.T) {
+	t.Parallel()
+	simulate(t, newCrowd(50, 8), func(t *testing.T, m *memory, _ *dispatch.Dispatcher) {
+		turns := m.crowd()
+		defer close(turns)
+		m.submit(100)
+		time.Sleep(10 * time.Second)
+		small := m.submitOf("small", 1)[0]
+		time.Sleep(10 * time.Second)
+		if left, waiting := m.left(), m.awaits(); left != 101 || waiting != 1 {
+			t.Fatalf("of 101 jobs %d are left, and %d starts wait for the database, want all and one", left, waiting)
+		}
+		turns <- struct{}{}
+		turns <- struct{}{}
+		time.Sleep(10 * time.Second)
+		if m.waits(small) || m.left() != 99 {
+			t.Errorf("after two turns %d jobs are left, the other tenant's among them: %v", m.left(), m.waits(small))
 		}
 	})
 }

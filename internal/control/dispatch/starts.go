@@ -132,13 +132,16 @@ func (d *Dispatcher) sendStarts(ctx context.Context) {
 	}
 }
 
-// turn returns a permit for one start, as soon as ended jobs, the operator and the limit
-// of calls to Temporal let one begin.
+// turn returns a permit for one start, as soon as ended jobs, the operator, the database
+// and the limit of calls to Temporal let one begin.
 func (d *Dispatcher) turn(ctx context.Context) (*overload.Permit, error) {
 	if err := d.gate.Starts.Wait(ctx); err != nil {
 		return nil, err
 	}
 	err := d.pace.Wait(ctx)
+	if err == nil {
+		err = d.awaitDatabase(ctx)
+	}
 	if err == nil {
 		var p *overload.Permit
 		if p, err = d.limiter.AcquireSlow(ctx, overload.Start); err == nil {
@@ -147,6 +150,20 @@ func (d *Dispatcher) turn(ctx context.Context) (*overload.Permit, error) {
 	}
 	d.gate.Starts.Return(1)
 	return nil, err
+}
+
+// awaitDatabase returns when the database has a turn for the first step of one more job.
+// One start at a time waits for that turn, so few first steps ever wait there, and the jobs
+// behind them wait in the dispatcher's queue, where tenants take turns. First steps have one
+// queue for all tenants, in which a tenant's only job would wait for all others.
+func (d *Dispatcher) awaitDatabase(ctx context.Context) error {
+	select {
+	case d.room <- struct{}{}:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	defer func() { <-d.room }()
+	return d.db.AwaitTurn(ctx)
 }
 
 // startQueued starts the workflow of the next job in turn, with the permit of the turn, and

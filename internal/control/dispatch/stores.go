@@ -6,6 +6,7 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/internal/lib/overload"
 )
 
 // stores implements rows over the stores of the database.
@@ -19,6 +20,11 @@ func (s stores) Submitted(ctx context.Context, ids []berth.JobID) ([]db.Dispatch
 // SubmittedBefore calls db.Jobs.SubmittedBefore.
 func (s stores) SubmittedBefore(ctx context.Context, age time.Duration, limit int) ([]db.Dispatch, error) {
 	return s.db.Jobs.SubmittedBefore(ctx, age, limit)
+}
+
+// AwaitTurn calls db.DB.AwaitTurn, as a first step of a job would.
+func (s stores) AwaitTurn(ctx context.Context) error {
+	return s.db.AwaitTurn(overload.As(ctx, overload.Start))
 }
 
 // Live calls db.Jobs.Live.

@@ -279,7 +279,7 @@ func (p *placer) commit(ctx context.Context, starts []berth.Start) {
 	ctx, cancel := context.WithTimeout(ctx, commitLimit)
 	defer cancel()
 	began := time.Now()
-	c, err := p.writes.starts.CommitStarts(overload.As(ctx, overload.Start), p.term, starts)
+	c, err := p.writes.starts.CommitStarts(overload.As(ctx, overload.End), p.term, starts)
 	p.Metrics.commit.Observe(time.Since(began).Seconds())
 	p.announce(c.Started)
 	if err == nil {
