@@ -64,7 +64,7 @@ type Dispatcher struct {
 	pace   *rate.Limiter
 	gate   *overload.Gate
 	starts *startQueue
-	room   chan struct{} // holds one: the right to wait for the database's turn
+	turns  databaseTurns
 	marks  *startMarks
 	pokes  pokes
 
@@ -110,7 +110,7 @@ func newDispatcher(t Temporal, d rows, o Options) *Dispatcher {
 		pace:    rate.NewLimiter(rate.Limit(o.PerSecond), inFlight),
 		gate:    overload.NewGate(o.Logger),
 		starts:  newStartQueue(),
-		room:    make(chan struct{}, 1),
+		turns:   newDatabaseTurns(d),
 		marks:   newStartMarks(),
 		waiters: map[berth.JobID]*waiter{},
 	}

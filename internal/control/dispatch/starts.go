@@ -140,7 +140,7 @@ func (d *Dispatcher) turn(ctx context.Context) (*overload.Permit, error) {
 	}
 	err := d.pace.Wait(ctx)
 	if err == nil {
-		err = d.awaitDatabase(ctx)
+		err = d.turns.await(ctx)
 	}
 	if err == nil {
 		var p *overload.Permit
@@ -152,18 +152,26 @@ func (d *Dispatcher) turn(ctx context.Context) (*overload.Permit, error) {
 	return nil, err
 }
 
-// awaitDatabase returns when the database has a turn for the first step of one more job.
-// One start at a time waits for that turn, so few first steps ever wait there, and the jobs
-// behind them wait in the dispatcher's queue, where tenants take turns. First steps have one
-// queue for all tenants, in which a tenant's only job would wait for all others.
-func (d *Dispatcher) awaitDatabase(ctx context.Context) error {
+// databaseTurns lets one start at a time wait until the database has a turn for the first
+// step of one more job. So few first steps ever wait there, and the jobs behind them wait in
+// the dispatcher's queue, where tenants take turns. First steps have one queue for all
+// tenants, in which a tenant's only job would wait for all others.
+type databaseTurns struct {
+	of  rows
+	one chan struct{} // holds one: the right to wait
+}
+
+func newDatabaseTurns(of rows) databaseTurns { return databaseTurns{of, make(chan struct{}, 1)} }
+
+// await returns when the database has a turn.
+func (t databaseTurns) await(ctx context.Context) error {
 	select {
-	case d.room <- struct{}{}:
+	case t.one <- struct{}{}:
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	defer func() { <-d.room }()
-	return d.db.AwaitTurn(ctx)
+	defer func() { <-t.one }()
+	return t.of.AwaitTurn(ctx)
 }
 
 // startQueued starts the workflow of the next job in turn, with the permit of the turn, and
