@@ -136,6 +136,11 @@ func toneOfEvent(e wire.Event) tone {
 		return warn
 	case wire.EventCheckpoint:
 		return good
+	case wire.EventStage:
+		if e.Facts != nil && e.Facts.Stage != nil && e.Facts.Stage.Problem != "" {
+			return warn
+		}
+		return plain
 	default:
 		return plain
 	}

@@ -15,12 +15,19 @@ func NoSuchName(ctx context.Context, r *net.Resolver, host string) bool {
 	if _, err := netip.ParseAddr(host); err == nil || host == "" {
 		return false
 	}
-	// Without StrictErrors the answer "no IPv6 address" would hide a failed question for IPv4.
+	// StrictErrors ends the search through the domains of resolv.conf at the first failure.
 	strict := net.Resolver{PreferGo: true, StrictErrors: true}
 	if r != nil {
 		strict.Dial = r.Dial
 	}
-	_, err := strict.LookupNetIP(ctx, "ip", host)
-	d, ok := errors.AsType[*net.DNSError](err)
-	return ok && d.IsNotFound && !d.IsTemporary && !d.IsTimeout
+	// Two lookups: of one for both kinds, the answer "no address" of one kind hides the failure
+	// of the other, even with StrictErrors.
+	for _, kind := range []string{"ip4", "ip6"} {
+		_, err := strict.LookupNetIP(ctx, kind, host)
+		d, ok := errors.AsType[*net.DNSError](err)
+		if !ok || !d.IsNotFound || d.IsTemporary || d.IsTimeout {
+			return false
+		}
+	}
+	return true
 }

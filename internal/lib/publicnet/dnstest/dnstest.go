@@ -21,6 +21,7 @@ const (
 	NoAddress                // the name exists and has no address of either kind
 	Failure                  // SERVFAIL
 	FailsV4                  // SERVFAIL for IPv4, no address for IPv6
+	FailsV6                  // no address for IPv4, SERVFAIL for IPv6
 	Exists                   // the address 127.0.0.1
 )
 
@@ -116,6 +117,10 @@ func (s *Server) answer(q []byte) []byte {
 		code = rcodeFailure
 	case FailsV4:
 		if kind == typeA {
+			code = rcodeFailure
+		}
+	case FailsV6:
+		if kind != typeA {
 			code = rcodeFailure
 		}
 	case Exists:
