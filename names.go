@@ -31,7 +31,7 @@ const (
 	SignalCancel = "cancel" // request a cancel on the row
 )
 
-// Search attributes, set when a workflow starts.
+// Search attributes, set when a workflow starts. Package wire has further ones.
 const (
 	AttributeTenant = "Tenant"
 	AttributeKind   = "Kind"

@@ -15,16 +15,29 @@ type Dispatch struct {
 	Tenant berth.TenantID
 	Kind   string
 	Name   string
+	Image  string // "": a pipeline
+	User   string // submitter, such as alice or schedule:nightly; "": not known
 }
+
+// imageOf is the image of a row j of jobs, ” for a pipeline. submitterOf is the submitter of a
+// row whose latest change is the submit, and earlierSubmitterOf of any row, from its first event.
+const (
+	imageOf            = `coalesce((SELECT s.spec ->> 'image' FROM job_specs s WHERE s.job = j.id), '')`
+	submitterOf        = `regexp_replace(j.actor, '^user:', '')`
+	earlierSubmitterOf = `coalesce((
+			SELECT regexp_replace(e.actor, '^user:', '')
+			FROM job_events e
+			WHERE e.job = j.id AND e.seq = 1), '')`
+)
 
 // Submitted returns the submitted jobs among ids; their workflows must be started.
 func (d *Jobs) Submitted(ctx context.Context, ids []berth.JobID) ([]Dispatch, error) {
 	// OFFSET 0 keeps the planner off the index of all submitted jobs. The planner expects
 	// few rows in that index, but a backlog has thousands.
 	return d.dispatches(ctx, `
-		SELECT j.id, j.tenant, j.kind, j.name
+		SELECT j.id, j.tenant, j.kind, j.name, `+imageOf+`, `+submitterOf+`
 		FROM (
-			SELECT id, tenant, kind, name, state, blocked
+			SELECT id, tenant, kind, name, state, blocked, actor
 			FROM jobs
 			WHERE id = ANY(@ids)
 			OFFSET 0
@@ -38,12 +51,13 @@ func (d *Jobs) Submitted(ctx context.Context, ids []berth.JobID) ([]Dispatch, er
 // and so on.
 func (d *Jobs) SubmittedBefore(ctx context.Context, age time.Duration, limit int) ([]Dispatch, error) {
 	return d.dispatches(ctx, `
-		SELECT id, tenant, kind, name
+		SELECT j.id, j.tenant, j.kind, j.name, `+imageOf+`, `+submitterOf+`
 		FROM (
-			SELECT id, tenant, kind, name, state_at, row_number() OVER (PARTITION BY tenant ORDER BY state_at) AS place
+			SELECT id, tenant, kind, name, actor, state_at,
+				row_number() OVER (PARTITION BY tenant ORDER BY state_at) AS place
 			FROM jobs
 			WHERE state = 'submitted' AND NOT blocked AND state_at < now() - @age::interval
-		) x
+		) j
 		ORDER BY place, state_at
 		LIMIT @limit`,
 		pgx.NamedArgs{"age": age, "limit": limit})
@@ -52,8 +66,8 @@ func (d *Jobs) SubmittedBefore(ctx context.Context, age time.Duration, limit int
 // Live returns the jobs among ids that are not terminal; their workflows must be open.
 func (d *Jobs) Live(ctx context.Context, ids []berth.JobID) ([]Dispatch, error) {
 	return d.dispatches(ctx, `
-		SELECT id, tenant, kind, name
-		FROM jobs
+		SELECT j.id, j.tenant, j.kind, j.name, `+imageOf+`, `+earlierSubmitterOf+`
+		FROM jobs j
 		WHERE id = ANY(@ids) AND NOT blocked AND state NOT IN ('succeeded', 'failed', 'canceled')`,
 		pgx.NamedArgs{"ids": ids})
 }
@@ -64,7 +78,16 @@ func (d *Jobs) dispatches(ctx context.Context, sql string, args pgx.NamedArgs) (
 		return nil, mapError(err, "submitted jobs")
 	}
 	list, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (x Dispatch, err error) {
-		return x, row.Scan(&x.Job, &x.Tenant, &x.Kind, &x.Name)
+		return x, row.Scan(&x.Job, &x.Tenant, &x.Kind, &x.Name, &x.Image, &x.User)
 	})
 	return list, mapError(err, "submitted jobs")
+}
+
+// submitter returns the submitter of a job, "" if it is not known.
+func submitter(ctx context.Context, tx pgx.Tx, id berth.JobID) (user string, err error) {
+	err = tx.QueryRow(ctx, `
+		SELECT `+earlierSubmitterOf+`
+		FROM jobs j
+		WHERE j.id = @id`, pgx.NamedArgs{"id": id}).Scan(&user)
+	return user, err
 }

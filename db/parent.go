@@ -117,8 +117,11 @@ func reconcileOnce(ctx context.Context, d *core, id berth.JobID, left *int) (wir
 		before := p.State
 		did, err = reconcilePass(ctx, tx, &p)
 		result = wire.ReconcileResult{State: p.State, More: did.more}
-		if len(did.ready) > 0 {
+		if err == nil && len(did.ready) > 0 {
 			result.Ready, result.Tenant = did.ready, p.Tenant
+			if result.User, err = submitter(ctx, tx, id); err != nil {
+				return err
+			}
 		}
 		news = p.News(before)
 		if err != nil || len(did.made) == 0 {

@@ -40,8 +40,8 @@ func (p *lockedParent) advance(ctx context.Context, tx pgx.Tx, did *tended, unbl
 		did.more = true // the next pass checks whether a skipped step was the last
 	}
 	rows, err := tx.Query(ctx, `
-		SELECT id::text, kind
-		FROM jobs
+		SELECT j.id::text, j.kind, j.name, `+imageOf+`
+		FROM jobs j
 		WHERE parent = @id AND state = 'submitted' AND NOT blocked
 		ORDER BY id
 		LIMIT @limit`, pgx.NamedArgs{"id": p.ID, "limit": readyBatch})

@@ -71,6 +71,9 @@ func TestStagesAreShownWhileTheJobIsScheduled(t *testing.T) {
 	s.shows(id, "preparing")
 	must(2, wire.Stage{Name: wire.StagePulling, Percent: percent(40)})
 	s.shows(id, "pulling 40 %")
+	if p := s.member(s.alloc(id, attempt)).Progress; p.Stage != "pulling" || p.Percent != 40 {
+		t.Errorf("the heartbeat of its waiter is %+v", p)
+	}
 	since := s.job(id).Stage.Since
 	must(2, wire.Stage{Name: wire.StageCreating}) // repeated, or overtaken
 	must(1, wire.Stage{Name: wire.StageCreating})

@@ -21,10 +21,11 @@ func (d *Attempts) Members(ctx context.Context, s Silence, allocs []berth.Alloca
 		SELECT a.id, a.state, a.sealed_at IS NOT NULL, CASE WHEN a.sealed_at IS NOT NULL THEN a.exit END,
 		       j.attempt = a.attempt AND j.state IN ('scheduled', 'running', 'preempting', 'canceling'),
 		       a.phase, coalesce((a.progress ->> 'step')::bigint, 0), coalesce((a.progress ->> 'total')::bigint, 0),
-		         a.machine_id, a.log_bytes,
+		         a.machine_id, a.log_bytes, CASE WHEN `+preparing+` THEN s.stage END,
 		       coalesce(`+silentFor+` > `+patience+` AND NOT (`+unproven+`), false)
 		FROM allocations a
 		JOIN jobs j ON j.id = a.job
+		LEFT JOIN member_stages s ON s.alloc_id = a.id
 		LEFT JOIN machines m ON m.id = a.machine_id
 		LEFT JOIN machine_leases l ON l.machine_id = a.machine_id
 		WHERE a.id = ANY(@allocs)`, args)
@@ -34,8 +35,10 @@ func (d *Attempts) Members(ctx context.Context, s Silence, allocs []berth.Alloca
 	overdue := false
 	list, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (v wire.MemberView, err error) {
 		p := &v.Progress
+		var stage *wire.Stage
 		err = row.Scan(&v.Alloc, &v.State, &v.Sealed, &v.Exit, &v.Current, &p.Phase, &p.Step, &p.Total, &p.Machine,
-			&p.LogOffset, &v.Overdue)
+			&p.LogOffset, &stage, &v.Overdue)
+		p.Show(stage)
 		overdue = overdue || v.Overdue
 		return v, err
 	})

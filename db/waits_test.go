@@ -59,7 +59,7 @@ func TestAWaiterReadsWhatItsMemberIsAt(t *testing.T) {
 	alloc := s.alloc(id, attempt)
 	mustExec(t, s.pool, `UPDATE allocations SET progress = '{"step": 7, "total": 9}', log_bytes = 12 WHERE id = $1`, int64(alloc))
 	v := s.member(alloc)
-	want := wire.RunProgress{Phase: berth.PhaseRunning, Step: 7, Total: 9, Machine: "m0", LogOffset: 12}
+	want := wire.RunProgress{Phase: berth.PhaseRunning, Step: 7, Total: 9, Percent: 77, Machine: "m0", LogOffset: 12}
 	if !v.Live() || v.Sealed || v.Exit != nil || v.Overdue || v.Progress != want {
 		t.Errorf("while it runs: %+v", v)
 	}

@@ -6,9 +6,13 @@ import (
 	"sync/atomic"
 	"testing"
 
+	commonpb "go.temporal.io/api/common/v1"
 	"go.temporal.io/sdk/client"
+	"go.temporal.io/sdk/converter"
 	"google.golang.org/grpc"
 
+	"berth"
+	"berth/wire"
 	"berth/workers"
 )
 
@@ -39,5 +43,38 @@ func addsNoAttributesTwice(t *testing.T, s *stack) {
 	}
 	if looks.Load() != 3 || adds.Load() != 0 {
 		t.Errorf("looked %d times and added %d times; want 3 and 0", looks.Load(), adds.Load())
+	}
+}
+
+// isDescribed: operators who look for a job in Temporal find it by its search attributes, and
+// its memo leads back.
+func isDescribed(t *testing.T, s *stack, job wire.Job) {
+	t.Helper()
+	d, err := s.temporal.DescribeWorkflowExecution(t.Context(), berth.JobWorkflowID(job.ID), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	info := d.GetWorkflowExecutionInfo()
+	got := map[string]string{}
+	fields := map[string]map[string]*commonpb.Payload{"memo ": info.GetMemo().GetFields(), "": info.GetSearchAttributes().GetIndexedFields()}
+	for prefix, list := range fields {
+		for name, payload := range list {
+			var text string
+			if err := converter.GetDefaultDataConverter().FromPayload(payload, &text); err == nil {
+				got[prefix+name] = text
+			}
+		}
+	}
+	for name, want := range map[string]string{
+		"memo name": job.Name, "memo image": job.Spec.Image, "memo tenant": string(job.Tenant),
+		berth.AttributeTenant: string(job.Tenant), berth.AttributeKind: "job", wire.AttributeJobName: job.Name,
+		wire.AttributeOutcome: string(job.Status),
+	} {
+		if got[name] != want {
+			t.Errorf("%s is %q, want %q", name, got[name], want)
+		}
+	}
+	if got[wire.AttributeUser] == "" {
+		t.Errorf("the submitter is not in %v", got)
 	}
 }

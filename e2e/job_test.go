@@ -50,21 +50,25 @@ func TestJobs(t *testing.T) {
 	}
 }
 
-// mostEvents is how long the history of an undisturbed job may be.
-const mostEvents = 18
+// mostEvents is how long the history of an undisturbed job may be, and quickEvents that of one
+// that is placed at once.
+const (
+	mostEvents  = 19
+	quickEvents = 14
+)
 
 // tries is how often a job may run before its history must be short: a crowded
 // machine delays a grant or a poke now and then, and each delay adds events.
 const tries = 20
 
 // undisturbed runs a job that is to have a short history.
-func (s *stack) undisturbed(t *testing.T, run func() berth.JobID, want func(wire.Job) []string) (wire.Job, *historypb.History) {
+func (s *stack) undisturbed(t *testing.T, most int, run func() berth.JobID, want func(wire.Job) []string) (wire.Job, *historypb.History) {
 	t.Helper()
 	for try := 1; ; try++ {
 		job := s.ends(t, run(), berth.Succeeded)
 		h := s.history(t, job.ID)
 		wrong := ""
-		if n := len(h.GetEvents()); n > mostEvents {
+		if n := len(h.GetEvents()); n > most {
 			wrong = fmt.Sprintf("%d events: %v\n", n, kinds(h))
 		}
 		if want != nil {
@@ -82,7 +86,7 @@ func (s *stack) undisturbed(t *testing.T, run func() berth.JobID, want func(wire
 }
 
 func runs(t *testing.T, s *stack) {
-	job, h := s.undisturbed(t, func() berth.JobID {
+	job, h := s.undisturbed(t, quickEvents, func() berth.JobID {
 		return s.submit(t, jobSpec("runs", "do", "echo hello", "sleep 1s")) // it outlives the step that placed it
 	}, func(wire.Job) []string {
 		return []string{wire.ActivityReserve.Name(), wire.ActivityRun.Name() + " on " + berth.QueueWaiters, wire.ActivitySettle.Name()}
@@ -91,7 +95,8 @@ func runs(t *testing.T, s *stack) {
 		t.Errorf("job is %+v", job)
 	}
 	t.Logf("%d events; submitted to finished in %s", len(h.GetEvents()), job.FinishedAt.Sub(job.SubmittedAt))
-	record(t, "waited-for-in-the-control-plane", h)
+	record(t, "outcome-recorded", h)
+	isDescribed(t, s, job)
 }
 
 // fill takes all GPUs of both machines for as long as the command runs.
@@ -114,7 +119,7 @@ func gpuJob(name string) spec.Job {
 }
 
 func waits(t *testing.T, s *stack) {
-	_, h := s.undisturbed(t, func() berth.JobID {
+	_, h := s.undisturbed(t, mostEvents, func() berth.JobID {
 		holders := s.fill(t, "trap-term", "0")
 		id := s.submit(t, gpuJob("waits"))
 		s.becomes(t, id, berth.Queued)

@@ -25,6 +25,12 @@ type JobView struct {
 // JobInput is the input of a job's workflow; the row contains the rest.
 type JobInput struct {
 	Job berth.JobID `json:"job"`
+	// Outcome makes the workflow record its outcome as a search attribute when it ends. It is
+	// false if an earlier version started the workflow, or the namespace lacks the attribute.
+	// The flag takes the place of workflow.GetVersion, which would add two events.
+	Outcome bool `json:"outcome,omitempty"`
+	// API is the address of the API, for the memo of the workflows that a pipeline starts.
+	API string `json:"api,omitempty"`
 }
 
 // StepInput is the input of a step about a job.
@@ -71,10 +77,26 @@ const (
 // RunProgress is a heartbeat's detail.
 type RunProgress struct {
 	Phase     berth.Phase     `json:"phase"`
+	Stage     string          `json:"stage,omitempty"` // of a member that is being prepared
+	Percent   int             `json:"percent,omitempty"`
 	Step      int64           `json:"step,omitempty"`
 	Total     int64           `json:"total,omitempty"` // steps
 	Machine   berth.MachineID `json:"machine,omitempty"`
 	LogOffset int64           `json:"log_offset,omitempty"`
+}
+
+// Show adds the stage of a member that is being prepared, nil for none, and the percentage of
+// the stage or of the steps. Errors are left out: a heartbeat may enter a history.
+func (p *RunProgress) Show(s *Stage) {
+	switch {
+	case s != nil:
+		p.Stage = Stage{Name: s.Name, Input: s.Input}.String()
+		if s.Percent != nil {
+			p.Percent = *s.Percent
+		}
+	case p.Total > 0:
+		p.Percent = int(100 * min(1, max(0, float64(p.Step)/float64(p.Total))))
+	}
 }
 
 // MemberView is the part of a member's row (an allocation) that the waiting activity
@@ -114,12 +136,15 @@ type ReconcileResult struct {
 	// lists only some. Tenant is the tenant of the steps.
 	Ready  []Ready        `json:"ready,omitempty"`
 	Tenant berth.TenantID `json:"tenant,omitempty"`
+	User   string         `json:"user,omitempty"` // submitter of the pipeline
 }
 
 // Ready is a step that may start.
 type Ready struct {
-	Job  berth.JobID `json:"job"`
-	Kind berth.Kind  `json:"kind"`
+	Job   berth.JobID `json:"job"`
+	Kind  berth.Kind  `json:"kind"`
+	Name  string      `json:"name,omitempty"`
+	Image string      `json:"image,omitempty"`
 }
 
 // FireInput is the input of a workflow that fires a schedule. The schedule's row

@@ -12,13 +12,20 @@ import (
 	"go.temporal.io/sdk/client"
 
 	"berth"
+	"berth/wire"
 )
 
-// attributes are the search attributes set at the start of workflows, with their types.
+// attributes are the search attributes of workflows, with their types.
 var attributes = map[string]enumspb.IndexedValueType{
 	berth.AttributeTenant: enumspb.INDEXED_VALUE_TYPE_KEYWORD,
 	berth.AttributeKind:   enumspb.INDEXED_VALUE_TYPE_KEYWORD,
+	wire.AttributeJobName: enumspb.INDEXED_VALUE_TYPE_KEYWORD,
+	wire.AttributeUser:    enumspb.INDEXED_VALUE_TYPE_KEYWORD,
+	wire.AttributeOutcome: enumspb.INDEXED_VALUE_TYPE_KEYWORD,
 }
+
+// SearchAttributes returns the names of the search attributes, in order.
+func SearchAttributes() []string { return slices.Sorted(maps.Keys(attributes)) }
 
 // AddSearchAttributes adds the search attributes of Berth's workflows to the namespace,
 // unless all exist. It needs the rights of an operator; without these, an operator must

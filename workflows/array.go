@@ -29,9 +29,7 @@ func Array(root workflow.Context, in wire.JobInput) error {
 		case err != nil:
 			j.pause(ctx, err.Error())
 		case result.State.Terminal():
-			j.drain(j.poke)
-			j.drain(j.cancel)
-			return nil
+			return j.end(ctx, in, result.State)
 		case result.More:
 			j.pauses = 0
 		default:

@@ -35,9 +35,7 @@ func Job(root workflow.Context, in wire.JobInput) error {
 		case err != nil:
 			j.pause(ctx, err.Error())
 		case view.State.Terminal():
-			j.drain(j.poke)
-			j.drain(j.cancel)
-			return nil
+			return j.end(ctx, in, view.State)
 		case view.State.Waiting():
 			j.pauses = 0
 			j.wait(ctx, view)

@@ -32,12 +32,10 @@ func Pipeline(root workflow.Context, in wire.JobInput) error {
 			j.pause(ctx, err.Error())
 			continue
 		case result.State.Terminal():
-			j.drain(j.poke)
-			j.drain(j.cancel)
-			return nil
+			return j.end(ctx, in, result.State)
 		}
 		j.pauses = 0
-		some := startReady(ctx, result, started)
+		some := startReady(ctx, in, result, started)
 		if some || result.More {
 			continue
 		}
@@ -52,12 +50,16 @@ func Pipeline(root workflow.Context, in wire.JobInput) error {
 var (
 	tenantAttribute = temporal.NewSearchAttributeKeyKeyword(berth.AttributeTenant)
 	kindAttribute   = temporal.NewSearchAttributeKeyKeyword(berth.AttributeKind)
+	nameAttribute   = temporal.NewSearchAttributeKeyKeyword(wire.AttributeJobName)
+	userAttribute   = temporal.NewSearchAttributeKeyKeyword(wire.AttributeUser)
 )
 
 // startReady starts the workflows of ready steps that this run has not started, and waits
 // until the server has recorded the starts. An existing one was started by the dispatcher,
 // or by an earlier run.
-func startReady(ctx workflow.Context, result wire.ReconcileResult, started map[berth.JobID]bool) (some bool) {
+func startReady(
+	ctx workflow.Context, in wire.JobInput, result wire.ReconcileResult, started map[berth.JobID]bool,
+) (some bool) {
 	var children []workflow.Future
 	for _, r := range result.Ready {
 		if started[r.Job] {
@@ -69,12 +71,18 @@ func startReady(ctx workflow.Context, result wire.ReconcileResult, started map[b
 			TaskQueue:             berth.QueueControl,
 			ParentClosePolicy:     enums.PARENT_CLOSE_POLICY_ABANDON,
 			WorkflowIDReusePolicy: enums.WORKFLOW_ID_REUSE_POLICY_ALLOW_DUPLICATE_FAILED_ONLY,
-			TypedSearchAttributes: temporal.NewSearchAttributes(
-				tenantAttribute.ValueSet(string(result.Tenant)), kindAttribute.ValueSet(string(r.Kind))),
+			TypedSearchAttributes: attributesOf(in, result, r),
+			Memo: wire.Described{
+				Job: r.Job, Name: r.Name, Image: r.Image, Tenant: result.Tenant, API: in.API,
+			}.Memo(),
+			StaticSummary: r.Name,
 		})
+		given := wire.JobInput{Job: r.Job, Outcome: in.Outcome}
+		if r.Kind == berth.KindPipeline {
+			given.API = in.API
+		}
 		children = append(children,
-			workflow.ExecuteChildWorkflow(child, berth.WorkflowOf(r.Kind),
-				wire.JobInput{Job: r.Job}).GetChildWorkflowExecution())
+			workflow.ExecuteChildWorkflow(child, berth.WorkflowOf(r.Kind), given).GetChildWorkflowExecution())
 	}
 	for _, c := range children {
 		err := c.Get(ctx, nil)
@@ -84,4 +92,19 @@ func startReady(ctx workflow.Context, result wire.ReconcileResult, started map[b
 		}
 	}
 	return some
+}
+
+// attributesOf returns the search attributes of a step's workflow. The namespace has the newer
+// ones if the pipeline itself was started with them.
+func attributesOf(in wire.JobInput, result wire.ReconcileResult, r wire.Ready) temporal.SearchAttributes {
+	list := []temporal.SearchAttributeUpdate{
+		tenantAttribute.ValueSet(string(result.Tenant)), kindAttribute.ValueSet(string(r.Kind)),
+	}
+	if in.Outcome && r.Name != "" {
+		list = append(list, nameAttribute.ValueSet(r.Name))
+	}
+	if in.Outcome && result.User != "" {
+		list = append(list, userAttribute.ValueSet(result.User))
+	}
+	return temporal.NewSearchAttributes(list...)
 }

@@ -36,6 +36,7 @@ type world struct {
 	runs    map[berth.AllocationID]int
 	fail    map[string]error    // by activity: what it fails with
 	decided map[int]berth.State // by attempt: what Settle answers
+	input   wire.JobInput
 }
 
 func newWorld(t *testing.T, row wire.JobView) *world {
@@ -45,7 +46,7 @@ func newWorld(t *testing.T, row wire.JobView) *world {
 	w := &world{
 		t: t, env: suite.NewTestWorkflowEnvironment(), row: row,
 		waiting: map[berth.AllocationID][]byte{}, runs: map[berth.AllocationID]int{},
-		fail: map[string]error{}, decided: map[int]berth.State{},
+		fail: map[string]error{}, decided: map[int]berth.State{}, input: wire.JobInput{Job: id},
 	}
 	register(w.env, wire.ActivityReserve, func(_ context.Context, _ wire.StepInput) (wire.JobView, error) {
 		return w.step("reserve", wire.ActivityReserve.Name())
@@ -204,7 +205,7 @@ func (w *world) decide(attempt int, next berth.State) {
 // execute runs the workflow to its end and fails if it fails.
 func (w *world) execute() {
 	w.t.Helper()
-	w.env.ExecuteWorkflow(berth.WorkflowJob, wire.JobInput{Job: id})
+	w.env.ExecuteWorkflow(berth.WorkflowJob, w.input)
 	if !w.env.IsWorkflowCompleted() {
 		w.t.Fatal("workflow has not completed")
 	}

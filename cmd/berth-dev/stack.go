@@ -188,6 +188,7 @@ func (s *stack) controlConfig() (controlplane.Config, error) {
 	// Agents of this stack start with it and register within seconds, so a silent machine
 	// need not get a minute after each start.
 	c.Grace = 10 * time.Second
+	c.PublicURL = "http://" + c.Listen
 	return c, nil
 }
 

@@ -117,7 +117,7 @@ func (a *assembly) newRegistry() {
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	a.dispatcher = dispatch.New(a.temporal, a.db, dispatch.Options{
 		Starts:    a.cfg.Plays(RoleDispatch),
-		Namespace: cmp.Or(a.cfg.TemporalNamespace, workers.DefaultNamespace), Logger: a.log,
+		Namespace: cmp.Or(a.cfg.TemporalNamespace, workers.DefaultNamespace), API: a.cfg.PublicURL, Logger: a.log,
 	})
 	a.registry.MustRegister(&limits{
 		limiters: append(a.db.Limiters(), a.dispatcher.Limiter()),

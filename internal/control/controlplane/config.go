@@ -38,6 +38,7 @@ type Config struct {
 	Listen            string // of the API
 	TLSCert           string // files; both empty: plain HTTP
 	TLSKey            string
+	PublicURL         string // by which users reach the API, for links; empty: no links
 	DatabaseURL       string
 	DatabaseConns     int
 	TemporalAddress   string
@@ -122,6 +123,7 @@ func (c Config) Validate() error {
 		require(c.RatePerSecond > 0 && c.Burst > 0, "rate %v and burst %d: both must be above 0",
 			c.RatePerSecond, c.Burst)
 	}
+	require(c.PublicURL == "" || isHTTP(c.PublicURL), "public-url %q: write http://HOST or https://HOST", c.PublicURL)
 	require(c.SubmitRate >= 0 && c.SubmitRate <= 100_000, "submit-rate %g: allowed are 0 (no limit) to 100000",
 		c.SubmitRate)
 	_, err := publicnet.ParseNetworks(c.TrustedProxies)
@@ -161,6 +163,13 @@ func isHostPort(s string) bool {
 	return err == nil && port != ""
 }
 
+// isHTTP reports whether an address is one of HTTP, without a path or a query.
+func isHTTP(s string) bool {
+	u, err := url.Parse(s)
+	return err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != "" &&
+		strings.TrimSuffix(u.Path, "/") == "" && u.RawQuery == "" && u.Fragment == "" && u.User == nil
+}
+
 // isLoopback reports whether an address can be reached from this machine alone. Names other than
 // localhost are not resolved, and count as outside.
 func isLoopback(address string) bool {
@@ -180,7 +189,7 @@ func (c Config) LogValue() slog.Value {
 		roles[i] = string(r)
 	}
 	return slog.GroupValue(
-		slog.String("listen", c.Listen), slog.Bool("tls", c.TLSCert != ""),
+		slog.String("listen", c.Listen), slog.Bool("tls", c.TLSCert != ""), slog.String("public_url", c.PublicURL),
 		slog.String("roles", strings.Join(roles, ",")),
 		slog.String("database_url", redact(c.DatabaseURL)), slog.Int("database_conns", c.DatabaseConns),
 		slog.String("temporal_address", c.TemporalAddress), slog.String("temporal_namespace", c.TemporalNamespace),

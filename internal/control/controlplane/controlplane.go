@@ -10,7 +10,6 @@ import (
 
 	"go.temporal.io/sdk/client"
 
-	"berth"
 	"berth/db"
 	"berth/internal/control/scheduler"
 	"berth/internal/lib/tracing"
@@ -175,7 +174,7 @@ func (c *ControlPlane) prepareTemporal(ctx context.Context, t client.Client) err
 			pause = longest / 2 // doubled by the loop: a minute
 		} else if ctx.Err() == nil {
 			c.log.Warn("cannot add search attributes that workflows need",
-				"attributes", []string{berth.AttributeTenant, berth.AttributeKind}, "err", err)
+				"attributes", workers.SearchAttributes(), "err", err)
 		}
 		select {
 		case <-ctx.Done():

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	commonpb "go.temporal.io/api/common/v1"
 	enumspb "go.temporal.io/api/enums/v1"
 	"go.temporal.io/api/serviceerror"
@@ -20,6 +21,7 @@ import (
 	"berth/db/dbtest"
 	"berth/internal/control/dispatch"
 	"berth/spec"
+	"berth/wire"
 )
 
 // server is a Temporal with only the calls that the dispatcher makes.
@@ -28,6 +30,8 @@ type server struct {
 	away    bool
 	status  map[string]enumspb.WorkflowExecutionStatus
 	starts  []client.StartWorkflowOptions
+	inputs  []wire.JobInput // of the starts
+	lacks   bool            // the namespace has no search attribute JobName
 	signals []string
 	changed chan struct{}
 
@@ -58,12 +62,16 @@ func (s *server) reach() error {
 	return nil
 }
 
-func (s *server) ExecuteWorkflow(_ context.Context, o client.StartWorkflowOptions, _ any, _ ...any) (client.WorkflowRun, error) {
+func (s *server) ExecuteWorkflow(_ context.Context, o client.StartWorkflowOptions, _ any, args ...any) (client.WorkflowRun, error) {
 	if err := s.reach(); err != nil {
 		return nil, err
 	}
 	var err error
 	s.change(func() {
+		if o.TypedSearchAttributes.ContainsKey(nameKey) && s.lacks {
+			err = serviceerror.NewInvalidArgument("Namespace default has no mapping defined for search attribute JobName")
+			return
+		}
 		status, known := s.status[o.ID]
 		failed := status != enumspb.WORKFLOW_EXECUTION_STATUS_RUNNING && status != enumspb.WORKFLOW_EXECUTION_STATUS_COMPLETED
 		anew := o.WorkflowIDReusePolicy == enumspb.WORKFLOW_ID_REUSE_POLICY_ALLOW_DUPLICATE && status == enumspb.WORKFLOW_EXECUTION_STATUS_COMPLETED
@@ -73,6 +81,9 @@ func (s *server) ExecuteWorkflow(_ context.Context, o client.StartWorkflowOption
 		}
 		s.status[o.ID] = enumspb.WORKFLOW_EXECUTION_STATUS_RUNNING
 		s.starts = append(s.starts, o)
+		if in, ok := args[0].(wire.JobInput); ok {
+			s.inputs = append(s.inputs, in)
+		}
 	})
 	return nil, err
 }
@@ -219,14 +230,45 @@ var never = dispatch.Options{Starts: true, SweepEvery: time.Hour, Moment: time.H
 func TestASubmittedJobIsStartedAtOnce(t *testing.T) {
 	t.Parallel()
 	d, s := open(t, dbtest.URL(t)), newServer()
-	run(t, dispatch.New(s, d, never), d)
+	options := never
+	options.API = "https://berth.test/"
+	run(t, dispatch.New(s, d, options), d)
 	id := submit(t, d, "train")
 	s.until(t, "started", func() bool { return len(s.starts) == 1 })
 	o := s.starts[0]
 	tenant, _ := o.TypedSearchAttributes.GetKeyword(tenantKey)
+	name, _ := o.TypedSearchAttributes.GetKeyword(nameKey)
+	user, _ := o.TypedSearchAttributes.GetKeyword(userKey)
+	if name != "train" || user != "test" {
+		t.Errorf("JobName is %q, User %q", name, user)
+	}
+	memo := map[string]any{"name": "train", "image": "busybox", "tenant": "default", "link": "https://berth.test/v1/jobs/" + string(id)}
+	if diff := cmp.Diff(memo, o.Memo); diff != "" {
+		t.Errorf("the memo (-want +got):\n%s", diff)
+	}
+	if in := s.inputs[0]; !in.Outcome || in.Job != id || in.API != "" {
+		t.Errorf("the input is %+v", in)
+	}
 	if o.ID != "job/"+string(id) || o.TaskQueue != "control" || o.StaticSummary != "train" || tenant != "default" ||
 		o.WorkflowIDReusePolicy != enumspb.WORKFLOW_ID_REUSE_POLICY_ALLOW_DUPLICATE_FAILED_ONLY {
 		t.Errorf("options are %+v", o)
+	}
+}
+
+// A namespace without the newer attributes, and without the right to add them, costs the
+// attributes and no start.
+func TestWorkflowsStartWithoutAttributesThatTheNamespaceLacks(t *testing.T) {
+	t.Parallel()
+	d, s := open(t, dbtest.URL(t)), newServer()
+	s.lacks = true
+	run(t, dispatch.New(s, d, never), d)
+	submit(t, d, "train")
+	submit(t, d, "test")
+	s.until(t, "both started", func() bool { return len(s.starts) == 2 })
+	for i, o := range s.starts {
+		if tenant, _ := o.TypedSearchAttributes.GetKeyword(tenantKey); tenant != "default" || s.inputs[i].Outcome {
+			t.Errorf("start %d: tenant %q, input %+v", i, tenant, s.inputs[i])
+		}
 	}
 }
 

@@ -32,6 +32,7 @@ type Options struct {
 	PerSecond  float64       // starts on average: 500
 
 	Namespace string // of the workflows, for Rewait: "default"
+	API       string // address of the API, for links in memos; "": memos have no link
 
 	// EndPatience is how long a workflow may take to act on an end recorded here
 	// before it is poked: 3 s. EndLook is how long it may take while Temporal answers
@@ -67,6 +68,8 @@ type Dispatcher struct {
 	turns  databaseTurns
 	marks  *startMarks
 	pokes  pokes
+
+	starter *starter
 
 	mu      sync.Mutex
 	waiters map[berth.JobID]*waiter
@@ -111,6 +114,7 @@ func newDispatcher(t Temporal, d rows, o Options) *Dispatcher {
 		gate:    overload.NewGate(o.Logger),
 		starts:  newStartQueue(),
 		turns:   newDatabaseTurns(d),
+		starter: &starter{temporal: t, api: o.API, log: o.Logger},
 		marks:   newStartMarks(),
 		waiters: map[berth.JobID]*waiter{},
 	}

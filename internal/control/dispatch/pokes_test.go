@@ -13,9 +13,14 @@ import (
 	"berth/db"
 	"berth/db/dbtest"
 	"berth/internal/control/dispatch"
+	"berth/wire"
 )
 
-var tenantKey = temporal.NewSearchAttributeKeyKeyword(berth.AttributeTenant)
+var (
+	tenantKey = temporal.NewSearchAttributeKeyKeyword(berth.AttributeTenant)
+	nameKey   = temporal.NewSearchAttributeKeyKeyword(wire.AttributeJobName)
+	userKey   = temporal.NewSearchAttributeKeyKeyword(wire.AttributeUser)
+)
 
 const running = enumspb.WORKFLOW_EXECUTION_STATUS_RUNNING
 

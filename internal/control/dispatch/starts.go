@@ -8,14 +8,12 @@ import (
 
 	enumspb "go.temporal.io/api/enums/v1"
 	"go.temporal.io/api/serviceerror"
-	"go.temporal.io/sdk/client"
 	"go.temporal.io/sdk/temporal"
 
 	"berth"
 	"berth/db"
 	"berth/internal/lib/failpoint"
 	"berth/internal/lib/overload"
-	"berth/wire"
 )
 
 var (
@@ -266,20 +264,8 @@ func (d *Dispatcher) start(ctx context.Context, do caller, row db.Dispatch,
 	if err := failpoint.Hit("dispatch.start.before"); err != nil {
 		return false, err
 	}
-	attributes := temporal.NewSearchAttributes(
-		tenantAttribute.ValueSet(string(row.Tenant)), kindAttribute.ValueSet(row.Kind))
 	err = do(ctx, func(ctx context.Context) error {
-		_, err := d.temporal.ExecuteWorkflow(ctx, client.StartWorkflowOptions{
-			ID:                                       berth.JobWorkflowID(row.Job),
-			TaskQueue:                                berth.QueueControl,
-			WorkflowIDReusePolicy:                    policy,
-			WorkflowIDConflictPolicy:                 enumspb.WORKFLOW_ID_CONFLICT_POLICY_FAIL,
-			WorkflowExecutionErrorWhenAlreadyStarted: true,
-			TypedSearchAttributes:                    attributes,
-			StaticSummary:                            row.Name,
-			EnableEagerStart:                         true, // a worker of this process takes the first task along
-		}, berth.WorkflowOf(berth.Kind(row.Kind)), wire.JobInput{Job: row.Job})
-		return err
+		return d.starter.start(ctx, row, policy)
 	})
 	if _, already := errors.AsType[*serviceerror.WorkflowExecutionAlreadyStarted](err); already {
 		return false, nil

@@ -20,10 +20,13 @@ import (
 // row is.
 const retention = 3 * 24 * time.Hour
 
-// searchAttributes are set when a workflow starts and never change.
+// searchAttributes are those of Berth's workflows; see workers.AddSearchAttributes.
 var searchAttributes = map[string]enumspb.IndexedValueType{
-	"Tenant": enumspb.INDEXED_VALUE_TYPE_KEYWORD,
-	"Kind":   enumspb.INDEXED_VALUE_TYPE_KEYWORD,
+	"Tenant":  enumspb.INDEXED_VALUE_TYPE_KEYWORD,
+	"Kind":    enumspb.INDEXED_VALUE_TYPE_KEYWORD,
+	"JobName": enumspb.INDEXED_VALUE_TYPE_KEYWORD,
+	"User":    enumspb.INDEXED_VALUE_TYPE_KEYWORD,
+	"Outcome": enumspb.INDEXED_VALUE_TYPE_KEYWORD,
 }
 
 // prepareNamespace registers the namespace and its search attributes and waits until a workflow
