@@ -54,6 +54,7 @@ type jobHandlers struct {
 	submitter submitter
 	canceler  JobControl
 	parents   *db.Parents
+	retries   *db.Retries
 	admission *admission.Controller
 	rules     secretRules
 	control   controlPlane
@@ -79,8 +80,11 @@ func (h *jobHandlers) mount(r *router) {
 	register(r, r.operation("hold-job", http.MethodPost, "/v1/jobs/{id}/hold", tag,
 		"Keep a waiting job from being placed"), h.holdJob)
 	register(r, r.operation("release-job", http.MethodPost, "/v1/jobs/{id}/release", tag, "End a hold"), h.releaseJob)
-	register(r, r.operation("retry-job", http.MethodPost, "/v1/jobs/{id}/retry", tag,
-		"Submit an ended job again, as a new job linked to it"), h.retryJob)
+	retry := r.operation("retry-job", http.MethodPost, "/v1/jobs/{id}/retry", tag,
+		"Submit an ended job again, as a new job linked to it")
+	retry.Description = "With `with_spec=true` the new job has the spec of the body in place of the old one's. A job " +
+		"that was retried before is answered with its successor, or with 409 if the successor has another spec."
+	registerWithOptionalBody[spec.Job](r, retry, h.retryJob)
 	registerWithBody[spec.JobPatch](r, r.operation("update-job", http.MethodPatch, "/v1/jobs/{id}", tag,
 		"Change priority, labels or time limit of a live job"), h.updateJob)
 	register(r, r.operation("list-checkpoints", http.MethodGet, "/v1/jobs/{id}/checkpoints", tag,
@@ -102,15 +106,7 @@ func (h *jobHandlers) submit(ctx context.Context, in *submitInput) (*jobOutput, 
 	if err != nil {
 		return nil, err
 	}
-	if err := h.rules.mayNotify(jobSpec.Notify); err != nil {
-		return nil, err
-	}
-	if len(jobSpec.AllSecrets()) > 0 {
-		if err := h.rules.keepsSecrets(); err != nil {
-			return nil, err
-		}
-	}
-	if err := h.admission.Admit(ctx, caller(ctx).Tenant, jobSpec); err != nil {
+	if err := h.mayRun(ctx, caller(ctx).Tenant, jobSpec); err != nil {
 		return nil, err
 	}
 	job, created, err := h.submitter.Submit(ctx,
@@ -146,12 +142,17 @@ func readSpec(in Request) (spec.Job, error) {
 		return jobSpec, err
 	}
 	jobSpec = jobSpec.WithDefaults()
-	checked := admission.Check(jobSpec)
-	if len(in.RawBody) > spec.MaxSpecBytes {
-		checked = append(checked, berth.FieldError{Detail: fmt.Sprintf("the job has %d bytes", len(in.RawBody)),
-			Allowed: fmt.Sprintf("at most %d", spec.MaxSpecBytes)})
-	}
+	checked := append(admission.Check(jobSpec), specTooLong(len(in.RawBody))...)
 	return jobSpec, invalid(berth.SlugInvalidSpec, faults, checked)
+}
+
+// specTooLong returns the fault of a job with a body of n bytes; none up to spec.MaxSpecBytes.
+func specTooLong(n int) []berth.FieldError {
+	if n <= spec.MaxSpecBytes {
+		return nil
+	}
+	return []berth.FieldError{{Detail: fmt.Sprintf("the job has %d bytes", n),
+		Allowed: fmt.Sprintf("at most %d", spec.MaxSpecBytes)}}
 }
 
 // listInput selects jobs. All given conditions must hold; several values of Status are
@@ -402,9 +403,18 @@ type retryInput struct {
 	Failed bool `query:"failed" doc:"of an array: only what failed"`
 }
 
+// retryJobInput is retryInput for jobs, which may have another spec. It does not embed
+// retryInput: huma reads the parameters of exported structs only.
+type retryJobInput struct {
+	JobInput
+	Failed   bool `query:"failed" doc:"of an array: only what failed"`
+	WithSpec bool `query:"with_spec" doc:"run the spec of the body in place of the job's own; not with failed"`
+	Request
+}
+
 // retryJob submits an ended job again. Only a retry that will create a job is admitted: a
 // repeated call returns the existing successor and needs no capacity.
-func (h *jobHandlers) retryJob(ctx context.Context, in *retryInput) (*jobOutput, error) {
+func (h *jobHandlers) retryJob(ctx context.Context, in *retryJobInput) (*jobOutput, error) {
 	began := time.Now()
 	id, err := h.job(ctx, in.ID)
 	if err != nil {
@@ -413,6 +423,14 @@ func (h *jobHandlers) retryJob(ctx context.Context, in *retryInput) (*jobOutput,
 	old, err := h.jobs.Get(ctx, scope(ctx), id)
 	if err != nil {
 		return nil, err
+	}
+	// A body that is ignored would run another spec than the caller sent.
+	if in.WithSpec || len(in.RawBody) > 0 {
+		job, created, err := h.retryAs(ctx, in, old)
+		if err != nil {
+			return nil, err
+		}
+		return h.submitted(ctx, job, created, began), nil
 	}
 	if old.Status.Terminal() && old.RetriedBy == nil && old.Spec != nil {
 		if err := h.admission.Admit(ctx, old.Tenant, old.Spec.WithDefaults()); err != nil {

@@ -118,5 +118,5 @@ func (h *pipelineHandlers) retryPipeline(ctx context.Context, in *retryInput) (*
 	if _, err := h.pipeline(ctx, in.ID); err != nil {
 		return nil, err
 	}
-	return h.jobCalls.retryJob(ctx, in)
+	return h.jobCalls.retryJob(ctx, &retryJobInput{JobInput: in.JobInput, Failed: in.Failed})
 }

@@ -23,6 +23,7 @@
 //	            pipeline_submit retry retry_elements submit update waiting
 //	Attempts    drain ends orders reconcile runs settle stuck waiters waits
 //	Parents     parent parent_control parent_tell
+//	Retries     retry_as
 //	Schedules   clocks fire schedules
 //	Queue       commit explain feed preempt repair
 //	Machines    blame engine machine_history machines_read machines_write prune reap

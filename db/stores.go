@@ -10,6 +10,7 @@ type DB struct {
 	Jobs       *Jobs
 	Attempts   *Attempts
 	Parents    *Parents
+	Retries    *Retries
 	Schedules  *Schedules
 	Queue      *Queue
 	Machines   *Machines
@@ -30,7 +31,7 @@ type DB struct {
 func newDB(c *core) *DB {
 	return &DB{
 		core: c,
-		Jobs: &Jobs{c}, Attempts: &Attempts{c}, Parents: &Parents{c}, Schedules: &Schedules{c},
+		Jobs: &Jobs{c}, Attempts: &Attempts{c}, Parents: &Parents{c}, Retries: &Retries{c}, Schedules: &Schedules{c},
 		Queue: &Queue{c}, Machines: &Machines{c}, Agents: &Agents{c},
 		Tenants: &Tenants{c}, Storage: &Storage{c},
 		Tokens: &Tokens{c}, JoinTokens: &JoinTokens{c}, Secrets: &Secrets{c},
@@ -57,6 +58,11 @@ type Attempts struct{ *core }
 // a parent that has begun. It writes allocations only to stop jobs, and it never
 // starts one.
 type Parents struct{ *core }
+
+// Retries submits the successors of ended jobs that run another spec than the original. It
+// links both jobs, as Jobs.Retry does for an equal spec, and changes nothing else of the
+// original.
+type Retries struct{ *core }
 
 // Schedules stores schedules and their fires: each time of a schedule, with the resulting
 // job, skip or failure. Fire submits a job in the transaction that records the fire.

@@ -171,6 +171,15 @@ func (c *Client) RetryFailed(ctx context.Context, id berth.JobID) (wire.Job, err
 	return c.act(ctx, id, "/retry", url.Values{"failed": {"true"}})
 }
 
+// RetryAs submits another spec as the retry of an ended job. A job that was retried with any
+// other spec is a conflict, so a repeated call has no further effect.
+func (c *Client) RetryAs(ctx context.Context, id berth.JobID, jobSpec spec.Job) (wire.Job, error) {
+	var job wire.Job
+	_, err := c.do(ctx, request{method: http.MethodPost, path: jobPath(id) + "/retry",
+		query: url.Values{"with_spec": {"true"}}, body: jobSpec}, &job)
+	return job, err
+}
+
 // act changes a job by a POST with parameters.
 func (c *Client) act(ctx context.Context, id berth.JobID, verb string, q url.Values) (wire.Job, error) {
 	var job wire.Job

@@ -149,35 +149,6 @@ func newRelease(a *app) *cobra.Command {
 	return filtered(a, act(a, cmd, held, do), held, do)
 }
 
-// newRetry builds "berth retry" over POST /v1/jobs/{id}/retry. A whole job that was retried
-// before returns its existing retry, so a repeated command creates no second one.
-func newRetry(a *app) *cobra.Command {
-	var failed bool
-	cmd := &cobra.Command{
-		Use:   "retry JOB...",
-		Short: "Run ended jobs again as new jobs, linked to the originals",
-		Long: "Retry submits the spec of an ended job as a new job. The old job does not change; each names the " +
-			"other.\n" +
-			"With --failed only the failed part runs again: the failed elements of an array, with their indexes, or\n" +
-			"the steps of a pipeline that did not succeed.",
-	}
-	cmd.Flags().BoolVar(&failed, "failed", false, "retry only the failed elements of an array or steps of a pipeline")
-	ended := func(j wire.Job) bool { return j.Status.Terminal() }
-	return act(a, cmd, ended, func(ctx context.Context, c *client.Client, job wire.Job) (wire.Job, string, error) {
-		retry := c.Retry
-		if failed {
-			retry = c.RetryFailed
-		}
-		after, err := retry(ctx, job.ID)
-		// Only the new id goes to standard output, as with submit, for id=$(berth retry
-		// JOB).
-		if err == nil {
-			a.say("submitted %s as a retry of %s", after.ID, named(job))
-		}
-		return after, string(after.ID), err
-	})
-}
-
 // newPriority builds "berth priority" over PATCH /v1/jobs/{id}. The command takes one job,
 // since its second argument is the priority.
 func newPriority(a *app) *cobra.Command {

@@ -1,0 +1,76 @@
+package api
+
+import (
+	"context"
+	"maps"
+
+	"berth"
+	"berth/internal/control/admission"
+	"berth/spec"
+	"berth/wire"
+)
+
+// retryAs submits the spec of the body as the retry of a job. The spec is checked and
+// admitted as any submit of the job's tenant.
+func (h *jobHandlers) retryAs(ctx context.Context, in *retryJobInput, old wire.Job) (wire.Job, bool, error) {
+	switch {
+	case !in.WithSpec:
+		return wire.Job{}, false, berth.Errorf(berth.CodeInvalid, "a retry with a body needs with_spec=true")
+	case in.Failed:
+		return wire.Job{}, false, berth.Errorf(berth.CodeInvalid,
+			"failed and with_spec exclude each other: only the job's own spec says which elements failed")
+	case old.Kind == berth.KindPipeline:
+		return wire.Job{}, false, berth.Errorf(berth.CodeInvalid,
+			"job %s is a pipeline: submit the changed file with POST /v1/pipelines?resume=%[1]s", old.ID)
+	}
+	jobSpec, err := h.retrySpec(ctx, in.Request, old)
+	if err != nil {
+		return wire.Job{}, false, err
+	}
+	if err := h.mayRun(ctx, old.Tenant, jobSpec); err != nil {
+		return wire.Job{}, false, err
+	}
+	job, created, err := h.retries.As(ctx, scope(ctx), old.ID, jobSpec, actor(ctx))
+	if err != nil || created {
+		return job, created, err
+	}
+	job, err = h.jobs.Get(ctx, scope(ctx), job.ID)
+	return job, false, err
+}
+
+// retrySpec reads the spec that a job is retried with. Its source is often the job's own
+// document: the variables that Berth had set for an element, and the fields of a step, are
+// no faults.
+func (h *jobHandlers) retrySpec(ctx context.Context, in Request, old wire.Job) (spec.Job, error) {
+	var jobSpec spec.Job
+	faults, err := decode(in.ContentType, in.RawBody, &jobSpec)
+	if err != nil {
+		return jobSpec, err
+	}
+	if old.Spec != nil {
+		maps.DeleteFunc(jobSpec.Env, func(name, value string) bool {
+			return (name == spec.EnvArrayIndex || name == spec.EnvArraySize) && old.Spec.Env[name] == value
+		})
+	}
+	if old.Step != "" {
+		if jobSpec, err = h.retries.AsJob(ctx, old.ID, jobSpec); err != nil {
+			return jobSpec, err
+		}
+	}
+	jobSpec = jobSpec.WithDefaults()
+	checked := append(admission.Check(jobSpec), specTooLong(len(in.RawBody))...)
+	return jobSpec, invalid(berth.SlugInvalidSpec, faults, checked)
+}
+
+// mayRun returns an error if the caller may not submit the job for the tenant.
+func (h *jobHandlers) mayRun(ctx context.Context, tenant berth.TenantID, jobSpec spec.Job) error {
+	if err := h.rules.mayNotify(jobSpec.Notify); err != nil {
+		return err
+	}
+	if len(jobSpec.AllSecrets()) > 0 {
+		if err := h.rules.keepsSecrets(); err != nil {
+			return err
+		}
+	}
+	return h.admission.Admit(ctx, tenant, jobSpec)
+}
