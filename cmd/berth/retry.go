@@ -2,12 +2,15 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"berth"
 	"berth/api/client"
+	"berth/internal/lib/jobfile"
+	"berth/spec"
 	"berth/wire"
 )
 
@@ -16,6 +19,7 @@ import (
 func newRetry(a *app) *cobra.Command {
 	var failed bool
 	var file string
+	var over overrides
 	cmd := &cobra.Command{
 		Use:   "retry JOB...",
 		Short: "Run ended jobs again as new jobs, linked to the originals",
@@ -23,9 +27,11 @@ func newRetry(a *app) *cobra.Command {
 			"not change; each names the other.\n" +
 			"With --failed only the failed part runs again: the failed elements of an array, with their indexes, or\n" +
 			"the steps of a pipeline that did not succeed. With --file a changed job file runs in place of the old\n" +
-			"spec.",
-		Example: "  berth retry digits\n  berth retry --failed sweep\n  berth retry digits --file train.yaml",
+			"spec. --env, --set and --secret change the file, or without one the old spec.",
+		Example: "  berth retry digits\n  berth retry --failed sweep\n  berth retry digits --file train.yaml\n" +
+			"  berth retry digits --set env.LR=0.01",
 	}
+	over.register(cmd)
 	cmd.Flags().BoolVar(&failed, "failed", false, "retry only the failed elements of an array or steps of a pipeline")
 	cmd.Flags().StringVarP(&file, "file", "f", "", "job file to run in place of the old spec, or - for standard input")
 	cmd.MarkFlagsMutuallyExclusive("failed", "file")
@@ -45,22 +51,32 @@ func newRetry(a *app) *cobra.Command {
 	})
 	plain := cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		changes := file != "" || !over.none()
 		switch {
-		case file == "":
+		case !changes:
 			return plain(cmd, args)
+		case failed:
+			return usagef("--failed runs the old spec; leave it out, or leave out --env, --set and --secret")
 		case len(args) > 1:
-			return usagef("--file is the spec of one job, but %d are given", len(args))
+			return usagef("a changed spec is the retry of one job, but %d are given", len(args))
 		}
-		return retryWithFile(cmd.Context(), a, args[0], file)
+		return retryChanged(cmd.Context(), a, args[0], file, over)
 	}
 	return cmd
 }
 
-// retryWithFile submits a job file as the retry of a job, and uploads its folders first.
-func retryWithFile(ctx context.Context, a *app, arg, name string) error {
-	file, err := a.readJobFile(name)
-	if err != nil {
-		return err
+// retryChanged submits a job file, or without one the job's own spec, with overrides as the
+// retry of a job. It uploads the folders of the file first.
+func retryChanged(ctx context.Context, a *app, arg, name string, over overrides) error {
+	var file *jobfile.File
+	if name != "" {
+		src, shown, err := a.readFile("job file", name)
+		if err != nil {
+			return err
+		}
+		if file, err = parseJob(shown, src, over); err != nil {
+			return err
+		}
 	}
 	c, err := a.client()
 	if err != nil {
@@ -71,17 +87,39 @@ func retryWithFile(ctx context.Context, a *app, arg, name string) error {
 			return job, "", usagef("%s is a pipeline; run the changed file with: "+
 				"berth pipeline submit FILE --resume %s", named(job), arg)
 		}
-		jobSpec, err := sendFolders(ctx, a, c, file.Spec, baseOf(file), "")
+		var changed spec.Job
+		var err error
+		if file != nil {
+			changed, err = sendFolders(ctx, a, c, file.Spec, baseOf(file), "")
+		} else {
+			changed, err = changedSpec(job, over)
+		}
 		if err != nil {
 			return job, "", err
 		}
-		after, err := c.RetryAs(ctx, job.ID, jobSpec)
+		after, err := c.RetryAs(ctx, job.ID, changed)
 		if err != nil {
 			return job, "", located(a.failed(ctx, err), file)
 		}
 		sayRetried(a, job, after)
 		return after, string(after.ID), nil
 	})
+}
+
+// changedSpec returns the job's spec with overrides. The job is not changed.
+func changedSpec(job wire.Job, over overrides) (spec.Job, error) {
+	var changed spec.Job
+	if job.Spec == nil {
+		return changed, usagef("the spec of %s is not stored any longer; give the file with --file", named(job))
+	}
+	text, err := json.Marshal(job.Spec)
+	if err == nil {
+		err = json.Unmarshal(text, &changed)
+	}
+	if err != nil {
+		return changed, err
+	}
+	return changed, over.apply(&changed)
 }
 
 // sayRetried reports the new job, and the code and the inputs that it runs with.
