@@ -253,14 +253,12 @@ func showExplanation(a *app, job wire.Job, e wire.Explanation) error {
 // addReasons adds the reasons for a wait without codes, the holders of the room, the place
 // and the hint of the first reason that has one.
 func addReasons(a *app, s *sheet, e wire.Explanation) {
-	if len(e.Blockers) == 0 {
-		s.add("summary", oneLine(e.Summary))
-	}
 	label, hint := "waiting", ""
 	if !e.Status.Waiting() {
-		label = "summary" // of a job that does not wait, the blockers are only remarks
-		s.add(label, oneLine(e.Summary))
-		label = "note"
+		label = "note" // of a job that does not wait, the blockers are only remarks
+	}
+	if len(e.Blockers) == 0 || !e.Status.Waiting() {
+		s.add("summary", oneLine(e.Summary))
 	}
 	for _, b := range e.Blockers {
 		s.add(label, a.outTerm.paint(warn, oneLine(b.Message)))

@@ -126,7 +126,7 @@ func printStored(ctx context.Context, t *logTree, p *logPrinter, job wire.Job, q
 	}
 	// An empty output alone would leave open whether the command worked.
 	if lines == 0 && q.Tail == 0 && q.Since.IsZero() {
-		t.say("%s is %s and has no log lines", named(job), job.Status)
+		t.say("%s has no log lines; its status is %s", named(job), job.Status)
 	}
 	return nil
 }
