@@ -121,7 +121,7 @@ func newCrowd(b *testing.B, tenants int) *crowdSite {
 	s := &crowdSite{url: web.URL}
 	for n := range tenants {
 		tenant := berth.TenantID(fmt.Sprint("t", n))
-		token, err := d.Tokens.Create(b.Context(), spec.NewToken{Name: string(tenant), Tenant: tenant, Role: spec.RoleUser})
+		token, err := d.Tokens.Create(b.Context(), spec.NewToken{Name: string(tenant), Tenant: tenant, Role: spec.RoleUser}, "operator:test")
 		if err != nil {
 			b.Fatal(err)
 		}

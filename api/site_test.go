@@ -58,7 +58,7 @@ func newSiteAt(t *testing.T, database string, edit func(*api.Deps)) *site {
 		"bob":    {Tenant: "b", Role: spec.RoleUser},
 	} {
 		n.Name = name
-		made, err := d.Tokens.Create(t.Context(), n)
+		made, err := d.Tokens.Create(t.Context(), n, "operator:test")
 		if err != nil {
 			t.Fatal(err)
 		}

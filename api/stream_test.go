@@ -150,7 +150,7 @@ func TestTheClientFollowsThroughBrokenConnections(t *testing.T) {
 func TestARevokedTokenEndsItsStreams(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, nil)
-	made, err := s.db.Tokens.Create(t.Context(), spec.NewToken{Name: "eve", Tenant: "a", Role: spec.RoleUser})
+	made, err := s.db.Tokens.Create(t.Context(), spec.NewToken{Name: "eve", Tenant: "a", Role: spec.RoleUser}, "operator:test")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -159,7 +159,7 @@ func TestARevokedTokenEndsItsStreams(t *testing.T) {
 	e := s.stream("eve", "/v1/jobs/"+string(job.ID)+"/events")
 	e.ids(t, 1)
 	// By another replica: this one learns of it from the database.
-	if err := s.db.Tokens.Revoke(t.Context(), made.ID); err != nil {
+	if err := s.db.Tokens.Revoke(t.Context(), made.ID, "operator:test"); err != nil {
 		t.Fatal(err)
 	}
 	began := time.Now()

@@ -161,7 +161,7 @@ func TestANewTenantHasNoLimitOfADeletedTenantOfItsName(t *testing.T) {
 	here, elsewhere := newSiteAt(t, url, nil), newSiteAt(t, url, nil)
 	token := func() wire.Token {
 		t.Helper()
-		made, err := here.db.Tokens.Create(t.Context(), spec.NewToken{Name: "carol", Tenant: "c", Role: spec.RoleUser})
+		made, err := here.db.Tokens.Create(t.Context(), spec.NewToken{Name: "carol", Tenant: "c", Role: spec.RoleUser}, "operator:test")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -182,7 +182,7 @@ func TestANewTenantHasNoLimitOfADeletedTenantOfItsName(t *testing.T) {
 	if a := here.call("carol", "POST", "/v1/jobs", small); a.status != http.StatusUnprocessableEntity {
 		t.Fatalf("above the limit: %d %s", a.status, a.body)
 	}
-	if err := here.db.Tokens.Revoke(t.Context(), old.ID); err != nil {
+	if err := here.db.Tokens.Revoke(t.Context(), old.ID, "operator:test"); err != nil {
 		t.Fatal(err)
 	}
 	if a := here.call("admin", "DELETE", "/v1/tenants/c", ""); a.status != http.StatusNoContent {

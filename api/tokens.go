@@ -27,6 +27,8 @@ func (h *tokenHandlers) mount(r *router) {
 	newToken.DefaultStatus = http.StatusCreated
 	registerWithBody[spec.NewToken](r, newToken, h.createToken)
 	register(r, r.operation("list-tokens", http.MethodGet, "/v1/tokens", tag, "List tokens"), h.listTokens)
+	register(r, r.operation("list-token-events", http.MethodGet, "/v1/tokens/events", tag,
+		"List creations and revocations of tokens"), h.listEvents)
 	revoke := r.operation("revoke-token", http.MethodDelete, "/v1/tokens/{id}", tag, "Revoke a token")
 	revoke.DefaultStatus = http.StatusNoContent
 	register(r, revoke, h.revokeToken)
@@ -60,7 +62,7 @@ func (h *tokenHandlers) createToken(ctx context.Context, in *Request) (*tokenOut
 	if err != nil {
 		return nil, err
 	}
-	t, err := h.tokens.Create(ctx, n)
+	t, err := h.tokens.Create(ctx, n, operator(ctx))
 	if err != nil {
 		return nil, err
 	}
@@ -80,6 +82,17 @@ func (h *tokenHandlers) listTokens(ctx context.Context, in *Paging) (*tokenListO
 	return &tokenListOutput{page(tokens, next)}, nil
 }
 
+type tokenEventsOutput struct{ Body wire.Page[wire.TokenEvent] }
+
+// listEvents lists the creations and revocations of tokens, oldest first.
+func (h *tokenHandlers) listEvents(ctx context.Context, in *Paging) (*tokenEventsOutput, error) {
+	events, next, err := h.tokens.Events(ctx, in.long())
+	if err != nil {
+		return nil, err
+	}
+	return &tokenEventsOutput{page(events, next)}, nil
+}
+
 // revokeToken revokes a token for good. Cached verdicts of this process are dropped;
 // other replicas accept the token for authMemory or machineMemory at most.
 func (h *tokenHandlers) revokeToken(ctx context.Context, in *idInput) (*struct{}, error) {
@@ -89,7 +102,7 @@ func (h *tokenHandlers) revokeToken(ctx context.Context, in *idInput) (*struct{}
 		return nil, berth.Errorf(berth.CodeConflict,
 			"token %s is the one this call came with: make another admin's token and revoke it with that", in.ID)
 	}
-	if err := h.tokens.Revoke(ctx, in.ID); err != nil {
+	if err := h.tokens.Revoke(ctx, in.ID, operator(ctx)); err != nil {
 		return nil, err
 	}
 	h.auth.forget()

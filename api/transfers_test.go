@@ -276,7 +276,7 @@ func TestARevokedTokenEndsItsBacklogDownloadAndUpload(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			made, err := s.db.Tokens.Create(t.Context(), spec.NewToken{Name: "eve", Tenant: "a", Role: spec.RoleUser})
+			made, err := s.db.Tokens.Create(t.Context(), spec.NewToken{Name: "eve", Tenant: "a", Role: spec.RoleUser}, "operator:test")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -305,7 +305,7 @@ func TestARevokedTokenEndsItsBacklogDownloadAndUpload(t *testing.T) {
 					time.Sleep(2 * time.Millisecond)
 				}
 			}()
-			if err := s.db.Tokens.Revoke(t.Context(), made.ID); err != nil { // by another replica
+			if err := s.db.Tokens.Revoke(t.Context(), made.ID, "operator:test"); err != nil { // by another replica
 				t.Fatal(err)
 			}
 			begun := time.Now()

@@ -30,7 +30,7 @@
 //	Agents      claim register report report_refused stages sync
 //	Tenants     submit_leases tenants_read tenants_write usage
 //	Storage     storage
-//	Tokens      first_token tokens tokens_own
+//	Tokens      first_token reset_token token_events tokens tokens_own
 //	JoinTokens  join join_tokens
 //	Secrets     secrets
 //	Objects     checkpoints inputs objects outputs prune_outputs storage_refused

@@ -15,7 +15,7 @@ func TestFirstTokenIsMadeOnce(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range secrets {
 		wg.Go(func() {
-			secret, err := s.db.Tokens.CreateFirst(t.Context(), "default", "admin")
+			secret, err := s.db.Tokens.CreateFirst(t.Context(), "default", "admin", "start:test", nil)
 			if err != nil {
 				t.Error(err)
 			}
@@ -33,14 +33,14 @@ func TestFirstTokenIsMadeOnce(t *testing.T) {
 		if want := (db.Principal{TokenID: p.TokenID, Name: "admin", Tenant: "default", Role: spec.RoleAdmin}); err != nil || p != want {
 			t.Errorf("the token stands for %+v, %v", p, err)
 		}
-		if err := s.db.Tokens.Revoke(t.Context(), p.TokenID); err != nil {
+		if err := s.db.Tokens.Revoke(t.Context(), p.TokenID, "operator:test"); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if made != 1 {
 		t.Errorf("%d tokens were made", made)
 	}
-	if again, err := s.db.Tokens.CreateFirst(t.Context(), "default", "admin"); err != nil || again == "" {
+	if again, err := s.db.Tokens.CreateFirst(t.Context(), "default", "admin", "start:test", nil); err != nil || again == "" {
 		t.Errorf("no way back in after the last token was revoked: %v", err)
 	}
 }

@@ -146,7 +146,7 @@ func TestRetireIsRefusedWhileAnythingCounts(t *testing.T) {
 func TestTokensOpenUntilTheyEnd(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	made, err := s.db.Tokens.Create(t.Context(), spec.NewToken{Name: "ci", Tenant: "team-a", Role: spec.RoleUser})
+	made, err := s.db.Tokens.Create(t.Context(), spec.NewToken{Name: "ci", Tenant: "team-a", Role: spec.RoleUser}, "operator:test")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -157,12 +157,12 @@ func TestTokensOpenUntilTheyEnd(t *testing.T) {
 	if n := one[int](s, `SELECT count(*) FROM tokens WHERE encode(sha256, 'escape') LIKE '%' || $1 || '%'`, made.Secret[19:]); n != 0 {
 		t.Error("the secret is stored")
 	}
-	brief, err := s.db.Tokens.Create(t.Context(), spec.NewToken{Name: "brief", Tenant: "team-a", Role: spec.RoleUser, TTL: 1e6})
+	brief, err := s.db.Tokens.Create(t.Context(), spec.NewToken{Name: "brief", Tenant: "team-a", Role: spec.RoleUser, TTL: 1e6}, "operator:test")
 	if err != nil {
 		t.Fatal(err)
 	}
 	mustExec(t, s.pool, `UPDATE tokens SET expires_at = now() - interval '1 second' WHERE id = $1`, brief.ID)
-	if err := s.db.Tokens.Revoke(t.Context(), made.ID); err != nil {
+	if err := s.db.Tokens.Revoke(t.Context(), made.ID, "operator:test"); err != nil {
 		t.Fatal(err)
 	}
 	join, err := s.db.JoinTokens.Create(t.Context(), spec.NewJoinToken{}, "operator:test")

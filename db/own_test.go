@@ -17,7 +17,7 @@ func TestACallerRevokesItsOwnTokensOnly(t *testing.T) {
 		{Name: "alice", Tenant: "default", Role: spec.RoleUser}, {Name: "bob", Tenant: "default", Role: spec.RoleUser},
 		{Name: "alice", Tenant: "other", Role: spec.RoleUser},
 	} {
-		token, err := s.db.Tokens.Create(t.Context(), n)
+		token, err := s.db.Tokens.Create(t.Context(), n, "operator:test")
 		if err != nil {
 			t.Fatal(err)
 		}

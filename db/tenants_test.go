@@ -161,7 +161,7 @@ func TestADeletedTenantLeavesNothingToTheNext(t *testing.T) {
 	mustExec(t, s.pool, `INSERT INTO archived_jobs (id, tenant, name, state, labels, submitted_at, finished_at, job, events)
 		SELECT gen_random_uuid(), t, 'x', 'succeeded', '{}', now(), now(), '{}', '[]' FROM unnest(ARRAY['lab', 'other']) AS t`)
 	token := func(id berth.TenantID) error {
-		_, err := s.db.Tokens.Create(ctx, spec.NewToken{Tenant: id, Name: "n", Role: spec.RoleUser})
+		_, err := s.db.Tokens.Create(ctx, spec.NewToken{Tenant: id, Name: "n", Role: spec.RoleUser}, "operator:test")
 		return err
 	}
 	if err := s.db.Tenants.Create(ctx, spec.NewTenant{ID: "lab"}); berth.CodeOf(err) != berth.CodeConflict {
@@ -302,7 +302,7 @@ func TestADeletedTenantIsLeftNothingMeanwhile(t *testing.T) {
 	mustExec(t, s.pool, `DELETE FROM tokens WHERE tenant = 'lab'`)
 	s.holding(`SELECT 1 FROM tenants WHERE id = 'lab' FOR UPDATE`, func() { // the lock of a delete
 		go func() {
-			_, err := s.db.Tokens.Create(ctx, spec.NewToken{Tenant: "lab", Name: "n", Role: spec.RoleUser})
+			_, err := s.db.Tokens.Create(ctx, spec.NewToken{Tenant: "lab", Name: "n", Role: spec.RoleUser}, "operator:test")
 			done <- err
 		}()
 		s.blocked(1)

@@ -183,7 +183,7 @@ func authenticate(ctx context.Context, pool *pgxpool.Pool, tokens []string) ([]T
 // Create creates a token and returns it with its secret, which is not stored anywhere. The
 // first token of a tenant creates the tenant, unless a tenant with that id was deleted and
 // has left jobs, which is a conflict. A tenant that is being deleted is not_found.
-func (d *Tokens) Create(ctx context.Context, n spec.NewToken) (t wire.Token, err error) {
+func (d *Tokens) Create(ctx context.Context, n spec.NewToken, actor string) (t wire.Token, err error) {
 	id, text, sum := mintToken(tokenPrefix)
 	role := n.Role
 	if role == spec.RoleMetrics {
@@ -193,14 +193,17 @@ func (d *Tokens) Create(ctx context.Context, n spec.NewToken) (t wire.Token, err
 		if err := ensureTenant(ctx, tx, n.Tenant); err != nil {
 			return err
 		}
-		return tx.QueryRow(ctx, `
+		if err := tx.QueryRow(ctx, `
 			INSERT INTO tokens AS t (id, tenant, name, role, metrics_only, sha256, expires_at)
 			VALUES (@id, @tenant, @name, @role, @metrics, @sha256,
 				now() + nullif(@ttl_ms::bigint, 0) * interval '1 millisecond')
 			RETURNING `+tokenDocument,
 			pgx.NamedArgs{"id": id, "tenant": n.Tenant, "name": n.Name, "role": role, "sha256": sum,
 				"metrics": n.Role == spec.RoleMetrics,
-				"ttl_ms":  n.TTL.Std().Milliseconds()}).Scan(&t)
+				"ttl_ms":  n.TTL.Std().Milliseconds()}).Scan(&t); err != nil {
+			return err
+		}
+		return recordTokens(ctx, tx, []string{id}, tokenCreated, actor)
 	})
 	if err != nil {
 		return wire.Token{}, mapError(err, "token")
@@ -260,8 +263,8 @@ func tokenPage[T any](
 }
 
 // Prune deletes tokens and join tokens that became invalid longer than retention ago, by
-// revocation, expiry or use, at most limit of each kind. It returns the number of deleted
-// tokens. Tokens stored by Ensure stay.
+// revocation, expiry or use, and the old events of deleted tokens, at most limit of each
+// kind. It returns the number of deleted rows. Tokens stored by Ensure stay.
 //
 // The latest token of a machine stays as well: it lets the agent of a removed machine learn
 // that it must stop. So does the last join token that a machine in service used, from which
@@ -291,6 +294,13 @@ func (d *Tokens) Prune(ctx context.Context, term Term, retention time.Duration, 
 				      AND NOT EXISTS (SELECT 1 FROM join_tokens n
 				        WHERE n.used_by = t.used_by AND n.used_at > t.used_at))
 				ORDER BY least(used_at, expires_at)
+				LIMIT @limit)`, `
+			DELETE FROM token_events
+			WHERE id IN (
+				SELECT id
+				FROM token_events e
+				WHERE at < now() - @retention::interval AND NOT EXISTS (SELECT 1 FROM tokens t WHERE t.id = e.token)
+				ORDER BY id
 				LIMIT @limit)`,
 		} {
 			tag, err := tx.Exec(ctx, sql, args)
@@ -304,30 +314,61 @@ func (d *Tokens) Prune(ctx context.Context, term Term, retention time.Duration, 
 	return n, mapError(err, "tokens")
 }
 
-// Revoke invalidates a token permanently. Revoking a revoked token is no error.
-func (d *Tokens) Revoke(ctx context.Context, id string) error {
-	tag, err := d.pool.Exec(ctx, `
-		UPDATE tokens
-		SET revoked_at = coalesce(revoked_at, now())
-		WHERE id = @id`,
-		pgx.NamedArgs{"id": id})
-	if err == nil && tag.RowsAffected() == 0 {
-		err = pgx.ErrNoRows
-	}
+// Revoke invalidates a token permanently. Revoking a revoked token is no error, and no event.
+func (d *Tokens) Revoke(ctx context.Context, id, actor string) error {
+	return d.revoke(ctx, pgx.NamedArgs{"id": id}, `id = @id`, actor)
+}
+
+// revoke implements Revoke and RevokeOwn for the token of args that meets the condition.
+func (d *Tokens) revoke(ctx context.Context, args pgx.NamedArgs, condition, actor string) error {
+	id, _ := args["id"].(string)
+	err := d.tx(ctx, func(tx pgx.Tx) error {
+		var revoked bool // before
+		if err := tx.QueryRow(ctx, `
+			SELECT revoked_at IS NOT NULL
+			FROM tokens
+			WHERE `+condition+`
+			FOR NO KEY UPDATE`, args).Scan(&revoked); err != nil || revoked {
+			return err
+		}
+		if _, err := tx.Exec(ctx, `UPDATE tokens SET revoked_at = now() WHERE id = @id`, args); err != nil {
+			return err
+		}
+		return recordTokens(ctx, tx, []string{id}, tokenRevoked, actor)
+	})
 	return mapError(err, "token "+id)
 }
 
 // Ensure stores a token with a text chosen by the caller, such as an operator's first
-// token. A known token stays as it is. The text must have the form of Create's texts.
-func (d *Tokens) Ensure(ctx context.Context, text string, n spec.NewToken) error {
+// token, and reports whether the text is that of a valid token. A known token stays as it
+// is: a revoked one stays revoked. The text must have the form of Create's texts.
+func (d *Tokens) Ensure(ctx context.Context, text string, n spec.NewToken, actor string) (valid bool, err error) {
 	id, sum, ok := tokenID(tokenPrefix, text)
 	if !ok {
-		return berth.Errorf(berth.CodeInvalid, "a token has the form berth_<12 hex digits>_<64 hex digits>")
+		return false, berth.Errorf(berth.CodeInvalid, "a token has the form berth_<12 hex digits>_<64 hex digits>")
 	}
-	_, err := d.pool.Exec(ctx, `
-		INSERT INTO tokens (id, tenant, name, role, sha256, given)
-		VALUES (@id, @tenant, @name, @role, @sha256, true)
-		ON CONFLICT DO NOTHING`,
-		pgx.NamedArgs{"id": id, "tenant": n.Tenant, "name": n.Name, "role": n.Role, "sha256": sum})
-	return mapError(err, "token")
+	err = d.tx(ctx, func(tx pgx.Tx) error {
+		args := pgx.NamedArgs{"id": id, "tenant": n.Tenant, "name": n.Name, "role": n.Role, "sha256": sum}
+		tag, err := tx.Exec(ctx, `
+			INSERT INTO tokens (id, tenant, name, role, sha256, given)
+			VALUES (@id, @tenant, @name, @role, @sha256, true)
+			ON CONFLICT DO NOTHING`, args)
+		if err != nil {
+			return err
+		}
+		if tag.RowsAffected() == 1 {
+			valid = true
+			return recordTokens(ctx, tx, []string{id}, tokenCreated, actor)
+		}
+		// From now on the row outlives the token's revocation: see Prune.
+		if _, err := tx.Exec(ctx, `UPDATE tokens SET given = true WHERE id = @id AND NOT given`, args); err != nil {
+			return err
+		}
+		return tx.QueryRow(ctx, `
+			SELECT coalesce(bool_or(sha256 = @sha256 AND revoked_at IS NULL
+			         AND (expires_at IS NULL OR expires_at > now())), false)
+			FROM tokens
+			WHERE id = @id`, args).Scan(&valid)
+	})
+	return valid, mapError(err, "token")
 }

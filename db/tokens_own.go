@@ -23,13 +23,6 @@ func (d *Tokens) ListOwn(ctx context.Context, of Principal, p Paging) (tokens []
 // RevokeOwn is Revoke for a token with the name and the tenant of p. Any other token is
 // not_found, like one that does not exist.
 func (d *Tokens) RevokeOwn(ctx context.Context, of Principal, id string) error {
-	tag, err := d.pool.Exec(ctx, `
-		UPDATE tokens
-		SET revoked_at = coalesce(revoked_at, now())
-		WHERE id = @id AND `+own,
-		pgx.NamedArgs{"id": id, "tenant": of.Tenant, "name": of.Name})
-	if err == nil && tag.RowsAffected() == 0 {
-		err = pgx.ErrNoRows
-	}
-	return mapError(err, "token "+id)
+	return d.revoke(ctx, pgx.NamedArgs{"id": id, "tenant": of.Tenant, "name": of.Name}, `id = @id AND `+own,
+		"user:"+of.Name)
 }

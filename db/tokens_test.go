@@ -39,7 +39,7 @@ func TestListsAreReadInPagesWithoutGapOrRepeat(t *testing.T) {
 	id := s.submit(nil)
 	for i := range 5 {
 		name := fmt.Sprintf("n%d", i)
-		token, err := s.db.Tokens.Create(ctx, spec.NewToken{Name: name, Tenant: "default", Role: spec.RoleUser})
+		token, err := s.db.Tokens.Create(ctx, spec.NewToken{Name: name, Tenant: "default", Role: spec.RoleUser}, "operator:test")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -119,18 +119,18 @@ func TestTokensThatOpenNothingArePruned(t *testing.T) {
 	ctx := t.Context()
 	ids := map[string]string{}
 	for _, name := range []string{"good", "expiring", "revoked just now", "revoked long ago", "expired long ago"} {
-		made, err := s.db.Tokens.Create(ctx, spec.NewToken{Name: name, Tenant: "default", Role: spec.RoleUser})
+		made, err := s.db.Tokens.Create(ctx, spec.NewToken{Name: name, Tenant: "default", Role: spec.RoleUser}, "operator:test")
 		if err != nil {
 			t.Fatal(err)
 		}
 		ids[name] = made.ID
 	}
 	given := "berth_000000000001_" + berth.NewSecret()
-	ensure := func() error {
-		return s.db.Tokens.Ensure(ctx, given, spec.NewToken{Name: "given", Tenant: "default", Role: spec.RoleAdmin})
+	ensure := func() (bool, error) {
+		return s.db.Tokens.Ensure(ctx, given, spec.NewToken{Name: "given", Tenant: "default", Role: spec.RoleAdmin}, "start:test")
 	}
-	if err := ensure(); err != nil {
-		t.Fatal(err)
+	if valid, err := ensure(); err != nil || !valid {
+		t.Fatal(valid, err)
 	}
 	mustExec(t, s.db.Pool(), `UPDATE tokens SET expires_at = now() + interval '1 hour' WHERE id = $1`, ids["expiring"])
 	mustExec(t, s.db.Pool(), `UPDATE tokens SET revoked_at = now() WHERE id = $1`, ids["revoked just now"])
@@ -160,8 +160,8 @@ func TestTokensThatOpenNothingArePruned(t *testing.T) {
 		t.Errorf("%d join tokens are left, %v", len(joins), err)
 	}
 	// A start of berthd with the text of a token that was revoked does not bring it back.
-	if err := ensure(); err != nil {
-		t.Error(err)
+	if valid, err := ensure(); err != nil || valid {
+		t.Error(valid, err)
 	}
 	if _, err := s.db.Tokens.Authenticate(ctx, given); berth.CodeOf(err) != berth.CodeUnauthorized {
 		t.Errorf("the revoked token of the operator: %v", err)

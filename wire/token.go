@@ -21,6 +21,18 @@ type Token struct {
 	Secret    string          `json:"token,omitempty" doc:"shown once, when the token is made"`
 }
 
+// TokenEvent is the creation or the revocation of a token.
+type TokenEvent struct {
+	ID     int64          `json:"id" doc:"in the order of the events"`
+	At     time.Time      `json:"at"`
+	Token  string         `json:"token_id"`
+	Name   string         `json:"name"`
+	Tenant berth.TenantID `json:"tenant"`
+	Role   spec.Role      `json:"role"`
+	Event  string         `json:"event" enum:"created,revoked"`
+	Actor  string         `json:"actor" doc:"operator:NAME, user:NAME, reset:USER@HOST or start:HOST"`
+}
+
 // JoinToken is the API's document of a join token, with which one machine joins the
 // cluster, once. Secret is returned once, at the token's creation. UsedBy and UsedAt are
 // nil until then.

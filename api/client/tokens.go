@@ -21,6 +21,11 @@ func (c *Client) Tokens(ctx context.Context) (wire.Page[wire.Token], error) {
 	return pages[wire.Token](ctx, c, "/v1/tokens")
 }
 
+// TokenEvents lists the creations and revocations of tokens, oldest first.
+func (c *Client) TokenEvents(ctx context.Context) (wire.Page[wire.TokenEvent], error) {
+	return pages[wire.TokenEvent](ctx, c, "/v1/tokens/events")
+}
+
 // RevokeToken revokes a token for good. The server refuses to revoke the token of this
 // call.
 func (c *Client) RevokeToken(ctx context.Context, id string) error {

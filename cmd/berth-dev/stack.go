@@ -145,9 +145,13 @@ func (s *stack) prepareControl(ctx context.Context) error {
 	if s.db, err = db.Open(ctx, s.known.DatabaseURL, db.Options{MaxConns: 4, Logger: s.log}); err != nil {
 		return err
 	}
-	if err := s.db.Tokens.Ensure(ctx, token,
-		spec.NewToken{Name: "admin", Tenant: "default", Role: spec.RoleAdmin}); err != nil {
+	valid, err := s.db.Tokens.Ensure(ctx, token,
+		spec.NewToken{Name: "admin", Tenant: "default", Role: spec.RoleAdmin}, "start:berth-dev")
+	if err != nil {
 		return err
+	}
+	if !valid {
+		s.log.Warn("the admin token of the token file is revoked", "file", s.layout.token())
 	}
 	c, err := s.controlConfig()
 	if err != nil {

@@ -68,7 +68,7 @@ func realServer(t testing.TB, cleanup func(func())) string {
 		cancel()
 		t.Fatal(err)
 	}
-	err = store.Tokens.Ensure(ctx, adminToken, spec.NewToken{Name: "root", Tenant: "default", Role: spec.RoleAdmin})
+	_, err = store.Tokens.Ensure(ctx, adminToken, spec.NewToken{Name: "root", Tenant: "default", Role: spec.RoleAdmin}, "start:test")
 	if err != nil {
 		t.Fatal(err)
 	}

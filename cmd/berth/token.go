@@ -15,7 +15,7 @@ import (
 // tokens.
 func newToken(a *app) *cobra.Command {
 	cmd := &cobra.Command{Use: "token", Short: "Create, list and revoke tokens"}
-	cmd.AddCommand(newTokenCreate(a), newTokenList(a), newTokenRevoke(a))
+	cmd.AddCommand(newTokenCreate(a), newTokenList(a), newTokenRevoke(a), newTokenEvents(a))
 	return cmd
 }
 
@@ -152,6 +152,36 @@ func newTokenRevoke(a *app) *cobra.Command {
 			}
 			_, err = fmt.Fprintf(a.out, "revoked token %s\n", args[0])
 			return err
+		},
+	}
+}
+
+// newTokenEvents builds "berth token events" over GET /v1/tokens/events.
+func newTokenEvents(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "events",
+		Short: "List creations and revocations of tokens, oldest first, with who caused them",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			list, err := c.TokenEvents(cmd.Context())
+			if err != nil {
+				return a.failed(cmd.Context(), err)
+			}
+			names := make([]string, len(list.Items))
+			for i, e := range list.Items {
+				names[i] = e.Token
+			}
+			return a.show(view{body: list, names: names, table: func(bool) error {
+				t := table{screen: a.outTerm, head: []string{"AGE", "EVENT", "ID", "NAME", "TENANT", "ROLE", "BY"}}
+				for _, e := range list.Items {
+					t.add(since(&e.At, a.now()), e.Event, e.Token, e.Name, string(e.Tenant), string(e.Role), e.Actor)
+				}
+				return t.write(a.out)
+			}})
 		},
 	}
 }

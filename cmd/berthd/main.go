@@ -53,6 +53,9 @@ func command(lookup func(string) (string, bool)) *cobra.Command {
 		},
 	}
 	s.flags(cmd.Flags())
+	// Without the command that cobra adds beside subcommands: berthd is started by services.
+	cmd.CompletionOptions.DisableDefaultCmd = true
+	cmd.AddCommand(newToken(lookup), newNamespace(lookup))
 	return cmd
 }
 

@@ -46,6 +46,7 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.SecretKeyFile, "secret-key-file", s.SecretKeyFile,
 		"file with one key of 64 hexadecimal digits a line: the first seals secrets, every key opens them "+
 			"(default: secrets are refused)")
+	tokenFileFlag(f, &s.AdminTokenFile)
 	f.StringVar(&s.WebhookAllow, "webhook-allow", s.WebhookAllow,
 		"non-public networks that webhooks may call, such as 10.1.0.0/16,fd00::/8; plain http is allowed only there")
 	f.StringArrayVar(&s.FileInputs, "file-inputs", s.FileInputs,

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"net/url"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -61,6 +62,7 @@ type Config struct {
 	SubmitRate        float64  // submits a second of a tenant whose quota does not say, over all replicas; 0: no limit
 	MaxConnections    int      // of the API
 	TrustedProxies    string   // networks of proxies whose X-Forwarded-For is believed
+	AdminTokenFile    string   // keeps the first admin token; empty: the token goes to Options.FirstToken
 	SecretKeyFile     string   // keys that secrets are sealed with; empty: none are kept
 	WebhookAllow      string   // networks besides public addresses that webhooks may be called in
 	FileInputs        []string // folders of machines that jobs may read, see admission.ParseVolumes
@@ -126,6 +128,8 @@ func (c Config) Validate() error {
 	require(c.PublicURL == "" || isHTTP(c.PublicURL), "public-url %q: write http://HOST or https://HOST", c.PublicURL)
 	require(c.SubmitRate >= 0 && c.SubmitRate <= 100_000, "submit-rate %g: allowed are 0 (no limit) to 100000",
 		c.SubmitRate)
+	require(c.AdminTokenFile == "" || filepath.IsAbs(c.AdminTokenFile),
+		"admin-token-file %q: must be an absolute path", c.AdminTokenFile)
 	_, err := publicnet.ParseNetworks(c.TrustedProxies)
 	require(err == nil, "trusted-proxies: %v", err)
 	_, err = publicnet.Parse(c.WebhookAllow)

@@ -10,10 +10,8 @@ import (
 
 	"go.temporal.io/sdk/client"
 
-	"berth/db"
 	"berth/internal/control/scheduler"
 	"berth/internal/lib/tracing"
-	"berth/spec"
 	"berth/workers"
 )
 
@@ -49,7 +47,7 @@ type Options struct {
 	AdminToken string
 
 	// FirstToken receives the secret of the first admin token, if this start had
-	// to create one. nil: none is created.
+	// to create one and Config.AdminTokenFile names no file. nil: none is created.
 	FirstToken func(secret string)
 }
 
@@ -124,23 +122,6 @@ func (c *ControlPlane) Run(ctx context.Context) error {
 func stopped(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return nil
-	}
-	return err
-}
-
-// makeFirstToken stores the operator's admin token, or creates one in a database without tokens.
-// The secret of a created token is passed to Options.FirstToken and stored nowhere.
-func (c *ControlPlane) makeFirstToken(ctx context.Context, d *db.DB) error {
-	if c.opts.AdminToken != "" {
-		return d.Tokens.Ensure(ctx, c.opts.AdminToken,
-			spec.NewToken{Name: "admin", Tenant: "default", Role: spec.RoleAdmin})
-	}
-	if c.opts.FirstToken == nil || !c.cfg.Plays(RoleAPI) {
-		return nil
-	}
-	secret, err := d.Tokens.CreateFirst(ctx, "default", "admin")
-	if secret != "" {
-		c.opts.FirstToken(secret)
 	}
 	return err
 }
