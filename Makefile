@@ -46,6 +46,11 @@ proof-gang: ## train with PyTorch over four containers, kill one in mid-epoch: t
 	@scripts/setup.sh demo
 	@scripts/proof-gang.sh
 
+.PHONY: proof-install
+proof-install: ## run the commands of docs/operate/install.md on two empty hosts, from an empty database to a job
+	@scripts/setup.sh demo
+	$(GO) test ./e2e/install -run '^$$' -bench . -benchtime 1x -count=1 -timeout 30m -v
+
 .PHONY: stop
 stop: ## stop the demo's stack; its data stays
 	@scripts/demo.sh stop

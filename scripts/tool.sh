@@ -4,17 +4,22 @@
 #
 #     scripts/tool.sh versitygw           a server that speaks S3, over a folder
 #     scripts/tool.sh fake-gcs-server     one that speaks the JSON API of Google Cloud Storage, over memory
+#     scripts/tool.sh temporal-server     Temporal's server program, of the version in go.mod
+#     scripts/tool.sh temporal-sql-tool   its tool for the schema in SQL
 #     scripts/tool.sh staticcheck         a linter: bugs, and simpler forms of the same code
 #     scripts/tool.sh revive              a linter: style, by scripts/revive.toml
 set -euo pipefail
+cd "$(dirname "$0")/.."
 
 case ${1:-} in
 versitygw) package=github.com/versity/versitygw/cmd/versitygw version=v1.8.0 ;;
 fake-gcs-server) package=github.com/fsouza/fake-gcs-server version=v1.56.1 ;;
+temporal-server) package=go.temporal.io/server/cmd/server version=$(go list -m -f '{{.Version}}' go.temporal.io/server) ;;
+temporal-sql-tool) package=go.temporal.io/server/cmd/tools/sql version=$(go list -m -f '{{.Version}}' go.temporal.io/server) ;;
 staticcheck) package=honnef.co/go/tools/cmd/staticcheck version=v0.8.2 ;;
 revive) package=github.com/mgechev/revive version=v1.15.0 ;;
 *)
-	echo "usage: $0 versitygw|fake-gcs-server|staticcheck|revive" >&2
+	echo "usage: $0 versitygw|fake-gcs-server|temporal-server|temporal-sql-tool|staticcheck|revive" >&2
 	exit 2
 	;;
 esac
@@ -26,7 +31,16 @@ exec 9>"$tools/.lock"
 flock 9 # of two that want it, one builds it
 if [[ ! -x $out ]]; then
 	echo "tool: building $1 $version (once; a minute or two)" >&2
-	GOBIN=$tools/.new GOFLAGS='' go install "$package@$version" >&2
+	mkdir -p "$tools/.new"
+	if [[ $package == go.temporal.io/* ]]; then
+		# With the versions of our own go.mod, whose packages are built for berth-dev already. The
+		# program needs a module or two more, which go.mod must not list for it.
+		cp go.mod go.sum "$tools/.new/"
+		go get -modfile="$tools/.new/go.mod" "$package@$version" >&2
+		GOFLAGS='' go build -modfile="$tools/.new/go.mod" -mod=mod -ldflags='-s -w' -o "$tools/.new/$1" "$package" >&2
+	else
+		GOBIN=$tools/.new GOFLAGS='' go install "$package@$version" >&2
+	fi
 	mv "$tools/.new/$1" "$out"
 	rm -rf "$tools/.new"
 fi
