@@ -99,8 +99,38 @@ type site struct {
 // label marks containers and networks with the process that made them.
 const label = "berth.install.pid"
 
+// requireHierarchies refuses a host with cgroup v1 that leaves out a hierarchy. systemd in a
+// container activates all of them, and they stay active: the host's engine then finds
+// processes in a hierarchy that is not mounted, and no longer notices when the kernel kills
+// for lack of memory.
+func requireHierarchies(t testing.TB) {
+	t.Helper()
+	b, err := os.ReadFile("/proc/cgroups")
+	if err != nil {
+		return // a kernel without cgroup v1
+	}
+	if v2, err := os.ReadFile("/sys/fs/cgroup/cgroup.controllers"); err == nil && len(v2) > 0 {
+		return
+	}
+	var missing []string
+	for line := range strings.Lines(string(b)) {
+		f := strings.Fields(line) // name, hierarchy, number of groups, enabled
+		if len(f) != 4 || strings.HasPrefix(f[0], "#") || f[3] != "1" {
+			continue
+		}
+		if _, err := os.Stat(filepath.Join("/sys/fs/cgroup", f[0])); f[1] == "0" || err != nil {
+			missing = append(missing, f[0])
+		}
+	}
+	if len(missing) > 0 {
+		t.Fatalf("this host does not mount the cgroup hierarchies of %s; mount each below /sys/fs/cgroup first, or use a host with cgroup v2",
+			strings.Join(missing, ", "))
+	}
+}
+
 func newSite(t testing.TB) *site {
 	t.Helper()
+	requireHierarchies(t)
 	s := &site{t: t, name: "berth-install-" + strconv.Itoa(os.Getpid())}
 	s.removeLeftovers()
 	root := strings.TrimSpace(s.run("bash", "../../scripts/install-root.sh"))
