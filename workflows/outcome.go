@@ -8,7 +8,7 @@ import (
 	"berth/wire"
 )
 
-// outcomeAttribute tells failed jobs from succeeded ones in Temporal, where every workflow of a
+// outcomeAttribute distinguishes failed from succeeded jobs in Temporal, where every workflow of a
 // job that has ended is completed: a job's failure is a result.
 var outcomeAttribute = temporal.NewSearchAttributeKeyKeyword(wire.AttributeOutcome)
 

@@ -13,7 +13,7 @@ import (
 // outcomeKey is the attribute that the tests look for.
 var outcomeKey = temporal.NewSearchAttributeKeyKeyword(wire.AttributeOutcome)
 
-// Temporal shows every ended job as completed: the attribute tells failed ones from others.
+// Temporal shows every ended job as completed: the attribute distinguishes failed ones.
 func TestTheOutcomeOfAJobIsASearchAttribute(t *testing.T) {
 	t.Parallel()
 	for _, outcome := range []berth.State{berth.Succeeded, berth.Failed, berth.Canceled} {

@@ -10,7 +10,7 @@ import (
 	"berth/api/client"
 )
 
-// candidateName is one candidate of a completion: a name and what is said about it.
+// candidateName is one candidate of a completion: a name and its description.
 type candidateName struct{ name, about string }
 
 // completeNames offers names that one call of the API lists. Commands take one name unless

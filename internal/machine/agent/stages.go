@@ -84,7 +84,7 @@ func (e *stageEntry) present() wire.Stage {
 	return s
 }
 
-// sameStage reports whether the server need not be told of a stage.
+// sameStage reports whether the server has an equal stage already.
 func sameStage(a, b wire.Stage) bool {
 	return a.Alike(b) && a.Try == b.Try && (a.Percent == nil) == (b.Percent == nil) &&
 		(a.Percent == nil || *a.Percent == *b.Percent)
