@@ -112,7 +112,7 @@ func (g *gatekeeper) identify(r *http.Request) (db.Principal, error) {
 	}
 	token, ok := bearer(r)
 	if !ok || !db.TokenShaped(token) { // refused without a look-up
-		return db.Principal{}, g.limits.guessed(kind, g.addresses.client(r))
+		return db.Principal{}, g.limits.guessed(kind, g.addresses.client(r), errNoToken(token))
 	}
 	var p db.Principal
 	var err error
@@ -122,9 +122,17 @@ func (g *gatekeeper) identify(r *http.Request) (db.Principal, error) {
 		p, err = g.auth.principal(r.Context(), token, false)
 	}
 	if berth.CodeOf(err) == berth.CodeUnauthorized {
-		return p, g.limits.guessed(kind, g.addresses.client(r))
+		return p, g.limits.guessed(kind, g.addresses.client(r), err)
 	}
 	return p, err
+}
+
+// errNoToken returns the error for a request without a text that could be a token.
+func errNoToken(token string) error {
+	if token == "" {
+		return berth.Errorf(berth.CodeUnauthorized, "no token given")
+	}
+	return berth.Errorf(berth.CodeUnauthorized, "the given text is not a token; a token looks like berth_<id>_<secret>")
 }
 
 // bearer returns the token of the Authorization header.
@@ -147,9 +155,9 @@ func allowed(p db.Principal, method string, agent bool, route string) error {
 	case p.Role == spec.RoleAdmin, p.Role == spec.RoleMachine:
 		return nil
 	case adminOnly(method, route):
-		return berth.Errorf(berth.CodeForbidden, "this call is for tokens of role admin; yours is %s", p.Role)
+		return berth.Errorf(berth.CodeForbidden, "this needs an admin token; yours has the role %s", p.Role)
 	case p.Role == spec.RoleViewer && !read && route != "/v1/plans":
-		return berth.Errorf(berth.CodeForbidden, "a token of role viewer only reads")
+		return berth.Errorf(berth.CodeForbidden, "this changes data; your token has the role viewer, which only reads")
 	}
 	return nil
 }

@@ -148,7 +148,7 @@ func problemOfStatus(status int, detail string) *Problem {
 	case http.StatusUnsupportedMediaType:
 		code, words = slugMediaType, "the body must be application/json"
 	case http.StatusUnauthorized:
-		code, words = string(berth.CodeUnauthorized), "the token is missing, unknown, expired or revoked"
+		code, words = string(berth.CodeUnauthorized), "no token given"
 	case http.StatusRequestTimeout:
 		code, words = "timeout", "the body did not arrive in time"
 	}

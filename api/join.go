@@ -107,7 +107,13 @@ func (h *joinHandlers) judgeJoin(ctx context.Context, c echo.Context, token stri
 		return nil
 	}
 	c.Response().Header().Set("Connection", "close")
-	return h.limits.guessed(guessJoin, h.addresses.client(c.Request()))
+	return h.limits.guessed(guessJoin, h.addresses.client(c.Request()), errJoinToken())
+}
+
+// errJoinToken returns the one error for every invalid join token.
+func errJoinToken() error {
+	return berth.Errorf(berth.CodeUnauthorized,
+		"the join token is unknown, used or expired; create another with berth join-token create")
 }
 
 // join uses up the join token and answers with the machine's own token. Join decides
@@ -119,7 +125,7 @@ func (h *joinHandlers) join(ctx context.Context, c echo.Context, req wire.JoinRe
 	}
 	token, cluster, err := h.joinTokens.Join(ctx, req.Token, machine)
 	if berth.CodeOf(err) == berth.CodeUnauthorized {
-		return h.limits.guessed(guessJoin, h.addresses.client(c.Request()))
+		return h.limits.guessed(guessJoin, h.addresses.client(c.Request()), errJoinToken())
 	}
 	if err != nil {
 		return err

@@ -82,15 +82,15 @@ func (l *limits) call(principal string) error {
 }
 
 // guessed charges a call without a good token to its address and returns the answer:
-// unauthorized, or, once the address has spent its guesses, rate_limited. A good token is
+// refusal, or, once the address has spent its guesses, rate_limited. A good token is
 // never refused for the guesses of others at its address.
-func (l *limits) guessed(kind guesser, from netip.Prefix) error {
+func (l *limits) guessed(kind guesser, from netip.Prefix, refusal error) error {
 	l.mu.Lock()
 	b := bucket(l.guesses[kind], from, guessRate, guessBurst)
 	l.mu.Unlock()
 	if b.Allow() {
 		l.refused.WithLabelValues(string(kind), "401").Inc()
-		return berth.Errorf(berth.CodeUnauthorized, "the token is missing, unknown, expired or revoked")
+		return refusal
 	}
 	l.refused.WithLabelValues(string(kind), "429").Inc()
 	return limited(time.Second, "too many calls without a good token from this address; allowed are %d a second",

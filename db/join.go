@@ -28,7 +28,7 @@ func (d *JoinTokens) Join(
 ) (token, cluster string, err error) {
 	joinID, sum, ok := tokenID(joinTokenPrefix, joinToken)
 	if !ok {
-		return "", "", errUnauthorized()
+		return "", "", errUnknownToken()
 	}
 	id, token, hash := mintToken(tokenPrefix)
 	err = d.tx(ctx, func(tx pgx.Tx) error {
@@ -103,13 +103,13 @@ func spendJoinToken(ctx context.Context, tx pgx.Tx, sum []byte, args pgx.NamedAr
 		WHERE id = @join AND used_at IS NULL AND expires_at > now()
 		FOR UPDATE`, args).Scan(&stored)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return errUnauthorized()
+		return errUnknownToken()
 	}
 	if err != nil {
 		return err
 	}
 	if subtle.ConstantTimeCompare(stored, sum) != 1 {
-		return errUnauthorized()
+		return errUnknownToken()
 	}
 	_, err = tx.Exec(ctx, `UPDATE join_tokens SET used_by = @machine, used_at = now() WHERE id = @join`, args)
 	return err

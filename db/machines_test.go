@@ -1,6 +1,7 @@
 package db_test
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -123,7 +124,9 @@ func TestRetireIsRefusedWhileAnythingCounts(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	id, attempt := s.started(nil)
-	if err := s.db.Machines.Retire(t.Context(), "m0", "operator:test"); berth.CodeOf(err) != berth.CodeConflict {
+	const busy = "machine m0 is ready and still runs 1 job; drain it and wait, or use confirm-dead if the machine is off"
+	if err := s.db.Machines.Retire(t.Context(), "m0", "operator:test"); berth.CodeOf(err) != berth.CodeConflict ||
+		err.Error() != busy {
 		t.Fatalf("retire of a machine in use: %v, want conflict", err)
 	}
 	s.exit(id, attempt, 0, exited(0))
@@ -169,13 +172,24 @@ func TestTokensOpenUntilTheyEnd(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	for token, want := range map[string]string{
+		made.Secret:  "token " + made.ID + " is revoked",
+		brief.Secret: "token " + brief.ID + " expired at 20",
+	} {
+		_, err := s.db.Tokens.Authenticate(t.Context(), token)
+		if berth.CodeOf(err) != berth.CodeUnauthorized || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("got %v, want %q", err, want)
+		}
+	}
+	other := func(secret string) string { return secret[:len(secret)-1] + string("01"[(secret[len(secret)-1]&1)^1]) }
 	for name, token := range map[string]string{
-		"revoked": made.Secret, "expired": brief.Secret, "a join token": join.Secret, "empty": "", "short": "berth_x_y",
-		"another secret": made.Secret[:len(made.Secret)-1] + "0", "unknown": "berth_000000000000_" + made.Secret[19:],
+		"a join token": join.Secret, "empty": "", "short": "berth_x_y",
+		"another secret": other(made.Secret), "another secret of the expired one": other(brief.Secret),
+		"unknown":      "berth_000000000000_" + made.Secret[19:],
 		"with a quote": "berth_' OR '1'='_" + made.Secret[19:],
 	} {
 		_, err := s.db.Tokens.Authenticate(t.Context(), token)
-		if berth.CodeOf(err) != berth.CodeUnauthorized || err.Error() != "the token is missing, unknown, expired or revoked" {
+		if berth.CodeOf(err) != berth.CodeUnauthorized || err.Error() != "the token is not known to this server" {
 			t.Errorf("%s: got %v, want the one answer", name, err)
 		}
 	}

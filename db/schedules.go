@@ -70,7 +70,8 @@ func insertSchedule(ctx context.Context, tx pgx.Tx, id berth.ScheduleID, n NewSc
 		return false, nil
 	case err == nil:
 		return false, berth.Errorf(berth.CodeConflict,
-			"there is another schedule %s: delete it first, or take another name", n.Spec.Name)
+			"a schedule named %s exists with other settings; delete it first or choose another name",
+			n.Spec.Name)
 	case !errors.Is(err, pgx.ErrNoRows):
 		return false, err
 	}

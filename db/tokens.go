@@ -71,16 +71,17 @@ func JoinTokenShaped(text string) bool {
 	return ok
 }
 
-// errUnauthorized returns the same error for every invalid token, so that it does not
-// reveal the cause.
-func errUnauthorized() error {
-	return berth.Errorf(berth.CodeUnauthorized, "the token is missing, unknown, expired or revoked")
+// errUnknownToken returns the same error for every text that is not the text of a stored token,
+// so that it does not reveal which ids exist.
+func errUnknownToken() error {
+	return berth.Errorf(berth.CodeUnauthorized, "the token is not known to this server")
 }
 
-// Authenticate returns the principal of a token, or an error of code unauthorized that does
-// not reveal the cause. Only the valid token of a removed machine gets another error, on
-// which the agent stops. The work is the same for every token of the right form, and hashes
-// are compared in constant time.
+// Authenticate returns the principal of a token, or an error of code unauthorized. The error
+// names an expired or revoked token only to a caller with its whole text; any other text is
+// unknown. The valid token of a removed machine gets an error of code forbidden, on which the
+// agent stops. The work is the same for every token of the right form, and hashes are compared
+// in constant time.
 func (d *Tokens) Authenticate(ctx context.Context, token string) (Principal, error) {
 	list, err := authenticate(ctx, d.pool, []string{token})
 	if err != nil {
@@ -137,8 +138,7 @@ func authenticate(ctx context.Context, pool *pgxpool.Pool, tokens []string) ([]T
 	}
 	rows, err := pool.Query(ctx, `
 		SELECT t.id, t.name, t.tenant, `+shownRole+`, coalesce(t.machine_id, ''), t.sha256, t.expires_at,
-		       t.revoked_at IS NULL AND (t.expires_at IS NULL OR t.expires_at > now()),
-		       coalesce(m.state = 'retired', false)
+		       t.revoked_at IS NOT NULL, t.expires_at <= now() IS TRUE, coalesce(m.state = 'retired', false)
 		FROM tokens t
 		LEFT JOIN machines m ON m.id = t.machine_id
 		WHERE t.id = ANY(@ids)`,
@@ -147,13 +147,14 @@ func authenticate(ctx context.Context, pool *pgxpool.Pool, tokens []string) ([]T
 		return nil, mapError(err, "token")
 	}
 	type storedToken struct {
-		principal     Principal
-		sum           []byte
-		live, retired bool
+		principal                 Principal
+		sum                       []byte
+		revoked, expired, retired bool
 	}
 	stored, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (t storedToken, err error) {
 		p := &t.principal
-		err = row.Scan(&p.TokenID, &p.Name, &p.Tenant, &p.Role, &p.Machine, &t.sum, &p.ExpiresAt, &t.live, &t.retired)
+		err = row.Scan(&p.TokenID, &p.Name, &p.Tenant, &p.Role, &p.Machine, &t.sum, &p.ExpiresAt,
+			&t.revoked, &t.expired, &t.retired)
 		return t, err
 	})
 	if err != nil {
@@ -169,10 +170,15 @@ func authenticate(ctx context.Context, pool *pgxpool.Pool, tokens []string) ([]T
 		t := byID[id]
 		right := subtle.ConstantTimeCompare(t.sum, sum) == 1
 		switch {
-		case ok && right && t.retired:
+		case !ok || !right:
+			answers[i].Err = errUnknownToken()
+		case t.retired:
 			answers[i].Err = errRetired(t.principal.Machine)
-		case !ok || !right || !t.live:
-			answers[i].Err = errUnauthorized()
+		case t.revoked:
+			answers[i].Err = berth.Errorf(berth.CodeUnauthorized, "token %s is revoked", id)
+		case t.expired:
+			answers[i].Err = berth.Errorf(berth.CodeUnauthorized, "token %s expired at %s", id,
+				t.principal.ExpiresAt.UTC().Format(time.RFC3339))
 		default:
 			answers[i].Principal = t.principal
 		}
