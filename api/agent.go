@@ -51,6 +51,7 @@ func (h *agentHandlers) mount(r *router) {
 	r.agents.POST("/sync", h.agentSync)
 	r.agents.POST("/claim", h.agentClaim)
 	r.agents.POST("/stages", h.agentStages)
+	r.agents.POST("/use", h.agentUse)
 }
 
 // readAgent decodes the JSON body of an agent's call strictly. The body must arrive

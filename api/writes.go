@@ -37,6 +37,7 @@ type sessions interface {
 	Sync(ctx context.Context, machine berth.MachineID, req wire.SyncRequest) (wire.SyncResponse, error)
 	Claim(ctx context.Context, machine berth.MachineID, req wire.ClaimRequest) (wire.Claim, error)
 	ReportStages(ctx context.Context, machine berth.MachineID, req wire.StageReport) error
+	ReportUse(ctx context.Context, machine berth.MachineID, req wire.UseReport) error
 	Prepares(ctx context.Context, machine berth.MachineID, q wire.HostQuestion) error
 }
 

@@ -27,7 +27,7 @@
 //	Schedules   clocks fire schedules
 //	Queue       commit explain feed preempt repair
 //	Machines    blame engine machine_history machines_read machines_write prune reap
-//	Agents      claim register report report_refused stages sync
+//	Agents      claim machine_use register report report_refused stages sync
 //	Tenants     submit_leases tenants_read tenants_write usage
 //	Storage     storage
 //	Tokens      first_token reset_token token_events tokens tokens_own

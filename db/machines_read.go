@@ -71,6 +71,7 @@ func (d *Machines) List(ctx context.Context, f MachineFilter) ([]wire.Machine, e
 				m.disk_mb_used, 'gpu_milli', m.gpu_milli_used),
 			'free', jsonb_build_object('cpu_milli', m.cpu_m - m.cpu_m_used, 'memory_mib', m.mem_mb - m.mem_mb_used,
 				'disk_mib', m.disk_mb - m.disk_mb_used, 'gpu_milli', m.gpu_milli - m.gpu_milli_used),
+			'measured', `+measuredUse+`,
 			'gpus', (
 				SELECT jsonb_agg(jsonb_build_object(
 					'index', g.idx, 'uuid', g.uuid, 'model', g.model, 'memory_mib', g.mem_mb,
@@ -105,7 +106,7 @@ func (d *Machines) List(ctx context.Context, f MachineFilter) ([]wire.Machine, e
 		ORDER BY m.id
 		LIMIT @limit`,
 		pgx.NamedArgs{"id": string(f.ID), "states": states, "tenant": string(f.Tenant), "after": string(f.After),
-			"limit": limit, "pool": f.Pool, "labels": nonNilMap(f.Labels)})
+			"limit": limit, "pool": f.Pool, "labels": nonNilMap(f.Labels), "use_age": wire.UseAge.Seconds()})
 	if err != nil {
 		return nil, mapError(err, "machines")
 	}

@@ -53,6 +53,9 @@ type Machine struct {
 	GPUs     []MachineGPU       `json:"gpus,omitempty"`
 	Jobs     []MachineJob       `json:"jobs,omitempty"`
 
+	// Measured is the last measured use, next to Used, which is reserved; nil: none is known.
+	Measured *MeasuredUse `json:"measured,omitempty"`
+
 	// EngineSilentSince is the time since which the container engine has not answered the
 	// agent; nil: it answers. Meanwhile the machine gets no new work, and Reason contains
 	// this fact.

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -98,36 +97,14 @@ func ofAll(list wire.Page[wire.Job]) string {
 	}
 }
 
-// watchPause is the time between two lists of --watch.
-const watchPause = 2 * time.Second
-
-// watchJobs prints a list again and again, each over the one before, until Ctrl-C. A server
-// that does not answer for a while is reported in place of the list.
+// watchJobs prints a list again and again until Ctrl-C.
 func (a *app) watchJobs(ctx context.Context, c *client.Client, q client.JobsQuery) error {
-	if !a.outTerm.terminal || a.Output != "table" && a.Output != "wide" {
-		return usagef("--watch is for a terminal, with -o table or wide; programs follow a job with berth events -f")
-	}
-	for {
+	return watchScreen(ctx, a, "programs follow a job with berth events -f", func() error {
 		list, err := a.listJobs(ctx, c, q, false)
-		if err != nil && !passing(err) {
+		if err != nil {
 			return err
 		}
-		// To the top left, and clear below: the screen does not flicker as it would if it
-		// were cleared first.
-		fmt.Fprintf(a.out, "\x1b[H\x1b[J%s  %s\n\n", a.now().UTC().Format("15:04:05Z"),
-			a.outTerm.paint(faint, "every 2 s; Ctrl-C ends the list, not the jobs"))
-		if err == nil {
-			err = showJobs(a, list)
-		} else {
-			a.say("%v", err)
-		}
-		if err != nil && !passing(err) {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(watchPause):
-		}
-	}
+		clearScreen(a, "Ctrl-C ends the list, not the jobs")
+		return showJobs(a, list)
+	})
 }

@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -59,6 +61,24 @@ func (a *app) completeTenant(cmd *cobra.Command, args []string, word string) ([]
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
 	return a.completeTenants(cmd, args, word)
+}
+
+// completePools offers the pools of the machines, for --pool.
+func completePools(a *app) completer {
+	return a.completeNames(true, func(ctx context.Context, c *client.Client) ([]candidateName, error) {
+		page, err := c.Machines(ctx)
+		machines := map[string]int{}
+		for _, m := range page.Items {
+			if m.Pool != "" {
+				machines[m.Pool]++
+			}
+		}
+		var list []candidateName
+		for _, pool := range slices.Sorted(maps.Keys(machines)) {
+			list = append(list, candidateName{pool, plural(machines[pool], "machine", "machines")})
+		}
+		return list, err
+	})
 }
 
 // completeSchedules offers the schedules of the caller's tenant.

@@ -72,6 +72,7 @@ func Run(ctx context.Context, cfg Config) error {
 	all.Go(func() { a.sup.quarantine.watch(ctx, a.sup.beat, cfg.Timing.HealthPoll) })
 	all.Go(func() { a.sup.sweepNetworks(ctx) })
 	all.Go(func() { a.sup.stages.run(ctx, a.sup.beat, cfg.Timing, a.control) })
+	all.Go(func() { a.sup.use.run(ctx, a.sup.beat, cfg.Timing, a.control) })
 	all.Go(func() { straySweeper{a.sup}.watch(ctx) })
 	all.Go(func() { has.watch(ctx, cfg.Timing.ImagePoll) })
 	all.Go(func() { a.fence.watch(ctx, a.sup.beat, a.control.endSession) })

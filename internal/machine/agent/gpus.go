@@ -3,6 +3,8 @@ package agent
 import (
 	"context"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -33,6 +35,13 @@ func (h *gpuHealth) note(gpus []berth.GPU) {
 	for _, g := range gpus {
 		h.known[g.UUID] = g
 	}
+}
+
+// uuids returns the devices that are healthy or not, as far as the driver has listed them.
+func (h *gpuHealth) uuids() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Sorted(maps.Keys(h.known))
 }
 
 // fault describes the first of these devices that is unhealthy; "": all are healthy.

@@ -264,7 +264,7 @@ func (m *member) runner(p phase) worker {
 		// It exists from now on: a member without a run has no usage to store.
 		m.sampler = &usageSampler{
 			core: m.core, control: s.control, gpus: s.cfg.GPUs, folder: m.scratch.dir,
-			adopts: m.adopts, helpers: &m.helpers,
+			adopts: m.adopts, helpers: &m.helpers, board: s.use,
 		}
 		return &watchPhase{
 			core: m.core, orders: m.orders, plan: m.plan,

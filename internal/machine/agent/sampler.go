@@ -29,6 +29,7 @@ type usageSampler struct {
 	folder  string // the member's
 	adopts  bool
 	helpers *sync.WaitGroup
+	board   *useBoard
 
 	stop  context.CancelFunc
 	done  chan struct{} // closed when sampling has ended
@@ -38,6 +39,7 @@ type usageSampler struct {
 	rec     *timeseries.Recorder // nil before the first look
 	stored  time.Time
 	storing chan struct{} // holds one token while the object is written
+	cpu     cpuReading    // at the last sample
 
 	progress atomic.Pointer[map[string]float64] // the job's own values as last read; nil: none
 
@@ -77,6 +79,7 @@ func (u *usageSampler) end() *berth.Measured {
 // run samples until ctx ends. The series doubles its step as it grows, and sampling slows down
 // with the step, up to maxSampling between two samples.
 func (u *usageSampler) run(ctx context.Context) {
+	defer u.board.leave(u.alloc)
 	every := u.timing.UseStep
 	for u.beat.sleep(ctx, every) == nil {
 		if u.rec == nil && !u.open(ctx) {
@@ -117,9 +120,11 @@ func (u *usageSampler) notes() string { return filepath.Join(u.folder, "use.json
 // that a hanging driver costs only the GPUs' part of the series.
 func (u *usageSampler) sample(ctx context.Context) {
 	s := timeseries.Sample{}
-	for metric, v := range u.gauge.Read() {
+	read := u.gauge.Read()
+	for metric, v := range read {
 		s[timeseries.Key{Metric: metric}] = v
 	}
+	u.show(time.Now(), read)
 	if gpus, ok := u.gpus.(node.GPUMeter); ok && len(u.claim.GPUs) > 0 {
 		ctx, cancel := context.WithTimeout(ctx, gpuPatience)
 		defer cancel()
@@ -145,6 +150,24 @@ func (u *usageSampler) sample(ctx context.Context) {
 		}
 	}
 	u.rec.Add(time.Now(), s)
+}
+
+// cpuReading is a reading of the counter of CPU time.
+type cpuReading struct {
+	at      time.Time
+	seconds float64
+}
+
+// show puts the use since the last sample on the machine's board. The first sample of a process
+// has none to compare with, and shows no CPU.
+func (u *usageSampler) show(now time.Time, read cgroupstats.Reading) {
+	use := memberUse{memoryBytes: int64(read[wire.MetricMemory])}
+	last := u.cpu
+	u.cpu = cpuReading{now, read[wire.MetricCPU]}
+	if passed := now.Sub(last.at).Seconds(); !last.at.IsZero() && passed > 0 && u.cpu.seconds >= last.seconds {
+		use.cpuMilli = int64((u.cpu.seconds - last.seconds) / passed * 1000)
+	}
+	u.board.set(u.alloc, use)
 }
 
 // longEnough reports whether the series is long enough to be stored. For a short run the

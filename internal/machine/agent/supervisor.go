@@ -29,6 +29,7 @@ type Supervisor struct {
 	gpus    *gpuHealth
 	outbox  *outbox
 	stages  *stageBoard
+	use     *useBoard
 	turns   turns
 	beat    beat            // of all periodic work
 	ctx     context.Context // ends when the agent stops; containers stay
@@ -61,6 +62,7 @@ func newSupervisor(
 		gpus:   gpus,
 		outbox: newOutbox(cfg.Timing, kept.holds, gpus, log),
 		stages: newStageBoard(log),
+		use:    newUseBoard(gpus, log),
 		turns:  make(turns, abreast),
 		beat:   newBeat(),
 		ctx:    ctx, stop: stop,

@@ -193,6 +193,30 @@ func TestBusyGPUsAreNoStall(t *testing.T) {
 	s.settle(id)
 }
 
+// What a machine uses is shown while its members run, and is gone with them.
+func TestUseOfAMachineIsReported(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m := s.machine("m1")
+	b := &busy{}
+	m.metered(b)
+	use := func() *wire.MeasuredUse {
+		found, err := s.db.Machines.Get(t.Context(), "", "m1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return found.Measured
+	}
+	s.until("the GPUs are shown", func() bool { u := use(); return u != nil && len(u.GPUs) == 2 && *u.GPUs[0].Busy == 0.75 })
+	if u := use(); u.GPUs[0].UUID != "m1-0" || *u.GPUs[0].MemoryMiB != 5<<10 {
+		t.Errorf("the use is %+v", u.GPUs[0])
+	}
+	b.off.Store(true)
+	s.until("the use is shown without GPUs", func() bool { return len(use().GPUs) == 0 })
+	b.off.Store(false)
+	s.until("the GPUs are shown again", func() bool { return len(use().GPUs) == 2 })
+}
+
 func TestDockerUseIsMeasured(t *testing.T) {
 	t.Parallel()
 	s, m := dockerMachine(t)
@@ -200,6 +224,14 @@ func TestDockerUseIsMeasured(t *testing.T) {
 	id := s.submit(nil, "do", "eat-memory 20", "lines 100 20ms", "trap-term 0")
 	req, w := m.run(id)
 	s.until("it was measured for a while", func() bool { return measured(s.metrics(id), wire.MetricCPU) >= 60 })
+	memory := func() int64 {
+		found, err := s.db.Machines.Get(t.Context(), "", "m1")
+		if err != nil || found.Measured == nil {
+			return -1
+		}
+		return found.Measured.MemoryMiB
+	}
+	s.until("the machine shows its memory", func() bool { return memory() >= 20 && memory() <= 64 })
 	m.endsWhenReady(req)
 	x := w.exit()
 	if x.Code != 0 || x.Measured == nil {
@@ -222,4 +254,5 @@ func TestDockerUseIsMeasured(t *testing.T) {
 		}
 	}
 	s.settle(id)
+	s.until("the machine shows no memory of an ended job", func() bool { return memory() == 0 })
 }
