@@ -56,12 +56,22 @@ func showEvents(a *app, list wire.Page[wire.Event]) error {
 	}
 	return a.show(view{body: list, names: names, table: func(wide bool) error {
 		t := table{screen: a.outTerm, head: []string{"TIME", "WHAT", "ATTEMPT", "BY", "DETAIL"}}
+		h := newHistory(a, wide, eventTimes(list.Items)...)
 		for _, e := range list.Items {
-			t.add(eventTime(a, e, wide), cell{eventText(e), toneOfEvent(e)}, fmt.Sprint(e.Attempt), e.Actor,
+			t.add(h.text(e.At), cell{eventText(e), toneOfEvent(e)}, fmt.Sprint(e.Attempt), e.Actor,
 				eventDetail(e))
 		}
 		return t.write(a.out)
 	}})
+}
+
+// eventTimes returns the times of events.
+func eventTimes(list []wire.Event) []time.Time {
+	times := make([]time.Time, len(list))
+	for i, e := range list {
+		times[i] = e.At
+	}
+	return times
 }
 
 // followEvents prints events as they arrive and returns when the job has ended: a line for
@@ -72,6 +82,7 @@ func followEvents(ctx context.Context, a *app, job wire.Job) error {
 	if err != nil {
 		return err
 	}
+	h := newHistory(a, a.Output == "wide")
 	err = c.FollowEvents(ctx, job.ID, 0, func(e wire.Event) error {
 		switch a.Output {
 		// Events may arrive over days, so each is a document of its own, on one line.
@@ -90,26 +101,49 @@ func followEvents(ctx context.Context, a *app, job wire.Job) error {
 			// printed. The text is padded before it is painted: escape sequences would
 			// count as characters.
 			what := fmt.Sprintf("%-22s", eventText(e))
-			at := eventTime(a, e, a.Output == "wide")
+			h.note(a, e.At)
 			_, err := fmt.Fprintf(a.out, "%s  %s  %-16s  %s\n",
-				at, a.outTerm.paint(toneOfEvent(e), what), e.Actor, eventDetail(e))
+				h.text(e.At), a.outTerm.paint(toneOfEvent(e), what), e.Actor, eventDetail(e))
 			return err
 		}
 	})
 	return a.failed(ctx, err)
 }
 
-// eventTime formats an event's time in UTC: the time of day with milliseconds for recent
-// events, the date for older ones, and the full precision for wide. Below 20 hours a time
-// of day is unambiguous.
-func eventTime(a *app, e wire.Event, wide bool) string {
-	if wide {
-		return e.At.UTC().Format(time.RFC3339Nano)
+// history formats the times of a history in UTC: the time of day alone if the whole history
+// is of one day and recent, else the date with the time. Wide has the full precision. A history
+// that is followed gets dates from its first event of another day on.
+type history struct {
+	wide, dated bool
+	day         string // of the last event
+}
+
+// newHistory returns the format for a list of times, oldest first.
+func newHistory(a *app, wide bool, times ...time.Time) *history {
+	h := &history{wide: wide}
+	for _, at := range times {
+		h.note(a, at)
 	}
-	if a.now().Sub(e.At) < 20*time.Hour {
-		return e.At.UTC().Format("15:04:05.000")
+	return h
+}
+
+// note takes a time of the history. Below 20 hours of age a time of day is unambiguous.
+func (h *history) note(a *app, at time.Time) {
+	day := at.UTC().Format(time.DateOnly)
+	h.dated = h.dated || h.day != "" && h.day != day || a.now().Sub(at) >= 20*time.Hour
+	h.day = day
+}
+
+// text formats one time.
+func (h *history) text(at time.Time) string {
+	switch {
+	case h.wide:
+		return at.UTC().Format(time.RFC3339Nano)
+	case h.dated:
+		return at.UTC().Format("2006-01-02 15:04:05")
+	default:
+		return at.UTC().Format("15:04:05.000")
 	}
-	return e.At.UTC().Format("2006-01-02 15:04:05")
 }
 
 // eventText names an event. A change of status shows both statuses; the first event of a

@@ -43,9 +43,13 @@ func showMachineEvents(a *app, list wire.Page[wire.MachineEvent]) error {
 	}
 	return a.show(view{body: list, names: names, table: func(wide bool) error {
 		t := table{screen: a.outTerm, head: []string{"TIME", "WHAT", "BY", "DETAIL"}}
+		h := newHistory(a, wide)
 		for _, e := range list.Items {
-			t.add(eventTime(a, wire.Event{At: e.At}, wide), cell{machineEventText(e), toneOfMachineEvent(e)},
-				orDash(e.Actor), machineEventDetail(a, e))
+			h.note(a, e.At)
+		}
+		for _, e := range list.Items {
+			t.add(h.text(e.At), cell{machineEventText(e), toneOfMachineEvent(e)},
+				orDash(e.Actor), machineEventDetail(e))
 		}
 		return t.write(a.out)
 	}})
@@ -55,11 +59,11 @@ func showMachineEvents(a *app, list wire.Page[wire.MachineEvent]) error {
 // JSON document on each line for programs.
 func followMachine(ctx context.Context, a *app, c *client.Client, id berth.MachineID,
 	list wire.Page[wire.MachineEvent]) error {
-	last := int64(0)
+	last, h := int64(0), newHistory(a, a.Output == "wide")
 	for {
 		for _, e := range list.Items {
 			last = e.Seq
-			if err := printMachineEvent(a, e); err != nil {
+			if err := printMachineEvent(a, h, e); err != nil {
 				return err
 			}
 		}
@@ -75,7 +79,7 @@ func followMachine(ctx context.Context, a *app, c *client.Client, id berth.Machi
 	}
 }
 
-func printMachineEvent(a *app, e wire.MachineEvent) error {
+func printMachineEvent(a *app, h *history, e wire.MachineEvent) error {
 	switch a.Output {
 	case "json", "yaml":
 		b, err := json.Marshal(e)
@@ -89,8 +93,9 @@ func printMachineEvent(a *app, e wire.MachineEvent) error {
 		return err
 	default:
 		what := fmt.Sprintf("%-16s", machineEventText(e)) // padded before it is painted
-		_, err := fmt.Fprintf(a.out, "%s  %s  %-16s  %s\n", eventTime(a, wire.Event{At: e.At}, a.Output == "wide"),
-			a.outTerm.paint(toneOfMachineEvent(e), what), orDash(e.Actor), machineEventDetail(a, e))
+		h.note(a, e.At)
+		_, err := fmt.Fprintf(a.out, "%s  %s  %-16s  %s\n", h.text(e.At),
+			a.outTerm.paint(toneOfMachineEvent(e), what), orDash(e.Actor), machineEventDetail(e))
 		return err
 	}
 }
@@ -115,10 +120,10 @@ func toneOfMachineEvent(e wire.MachineEvent) tone {
 }
 
 // machineEventDetail joins an event's reason and the deadline of a drain.
-func machineEventDetail(a *app, e wire.MachineEvent) string {
+func machineEventDetail(e wire.MachineEvent) string {
 	text := oneLine(e.Reason)
 	if e.Deadline != nil {
-		text += " (deadline " + eventTime(a, wire.Event{At: *e.Deadline}, true) + ")"
+		text += " (deadline " + e.Deadline.UTC().Format(time.RFC3339) + ")"
 	}
 	return text
 }
