@@ -33,6 +33,11 @@ func (h *scheduleHandlers) mount(r *router) {
 		"refusal then is recorded with that fire."
 	create.DefaultStatus = http.StatusCreated
 	registerWithBody[spec.Schedule](r, create, h.createSchedule)
+	apply := r.operation("apply-schedule", http.MethodPut, "/v1/schedules/{name}", tag,
+		"Create a schedule, or change the one of that name")
+	apply.Description = "A changed schedule keeps its id, its fires and its pause; running jobs continue. New times " +
+		"count from now on. `paused: true` pauses it; an apply never resumes. The answer lists the changed fields."
+	registerWithBody[spec.Schedule](r, apply, h.applySchedule)
 	register(r, r.operation("list-schedules", http.MethodGet, "/v1/schedules", tag,
 		"List your tenant's schedules, each with its last fire"), h.listSchedules)
 	register(r, r.operation("show-schedule", http.MethodGet, "/v1/schedules/{name}", tag,
@@ -73,20 +78,15 @@ type scheduleOutput struct {
 // createSchedule stores a schedule. Its work is checked by the rules of a submit at this
 // moment, so that a schedule that could never submit is refused at once.
 func (h *scheduleHandlers) createSchedule(ctx context.Context, in *Request) (*scheduleOutput, error) {
-	schedule, err := readSchedule(*in)
+	schedule, late, err := readSchedule(*in)
+	if err == nil {
+		err = late
+	}
 	if err != nil {
 		return nil, err
 	}
 	tenant := caller(ctx).Tenant
-	if schedule.NamesSecrets() {
-		if err := h.rules.keepsSecrets(); err != nil {
-			return nil, err
-		}
-	}
-	if err := h.rules.mayNotify(schedule.Webhooks()); err != nil {
-		return nil, err
-	}
-	if err := h.admission.AdmitSchedule(ctx, tenant, schedule); err != nil {
+	if err := h.admit(ctx, tenant, schedule); err != nil {
 		return nil, err
 	}
 	made, created, err := h.schedules.Create(ctx, db.NewSchedule{Tenant: tenant, Spec: schedule, Actor: actor(ctx)})
@@ -99,12 +99,67 @@ func (h *scheduleHandlers) createSchedule(ctx context.Context, in *Request) (*sc
 	return &scheduleOutput{createdStatus(created), withNext(made)}, nil
 }
 
-// readSchedule returns a valid schedule with defaults, or every fault at once.
-func readSchedule(in Request) (spec.Schedule, error) {
-	var schedule spec.Schedule
+// admit judges a schedule's work by the rules of a submit at this moment.
+func (h *scheduleHandlers) admit(ctx context.Context, tenant berth.TenantID, schedule spec.Schedule) error {
+	if schedule.NamesSecrets() {
+		if err := h.rules.keepsSecrets(); err != nil {
+			return err
+		}
+	}
+	if err := h.rules.mayNotify(schedule.Webhooks()); err != nil {
+		return err
+	}
+	return h.admission.AdmitSchedule(ctx, tenant, schedule)
+}
+
+type appliedOutput struct {
+	Status int
+	Body   wire.AppliedSchedule
+}
+
+// applySchedule creates or changes a schedule. An equal one is not judged again: its single time
+// may have passed, or the rules may have changed since, and nothing is stored.
+func (h *scheduleHandlers) applySchedule(ctx context.Context, in *scheduleBodyInput) (*appliedOutput, error) {
+	schedule, late, err := readSchedule(in.Request)
+	if err != nil {
+		return nil, err
+	}
+	if schedule.Name != in.Name {
+		return nil, invalid(berth.SlugInvalidSpec, []berth.FieldError{{Field: "name",
+			Detail:  fmt.Sprintf("%q is not the name in the path, %q", schedule.Name, in.Name),
+			Allowed: "the same name"}}, nil)
+	}
+	tenant := caller(ctx).Tenant
+	same, err := h.schedules.Holds(ctx, tenant, schedule)
+	if err != nil {
+		return nil, err
+	}
+	if !same {
+		if late != nil {
+			return nil, late
+		}
+		if err := h.admit(ctx, tenant, schedule); err != nil {
+			return nil, err
+		}
+	}
+	applied, err := h.schedules.Apply(ctx, db.NewSchedule{Tenant: tenant, Spec: schedule, Actor: actor(ctx)})
+	if err != nil {
+		return nil, err
+	}
+	if applied.Result != wire.ScheduleUnchanged {
+		h.log.Info("schedule applied", "tenant", tenant, "schedule", applied.Name, "result", applied.Result,
+			"by", actor(ctx))
+	}
+	applied.Schedule = withNext(applied.Schedule)
+	return &appliedOutput{createdStatus(applied.Result == wire.ScheduleCreated), applied}, nil
+}
+
+// readSchedule returns a valid schedule with defaults, or every fault at once. late is the fault
+// of a schedule whose times all have passed, or another fault of its times alone.
+func readSchedule(in Request) (schedule spec.Schedule, late, err error) {
 	faults, err := decode(in.ContentType, in.RawBody, &schedule)
 	if err != nil {
-		return schedule, err
+		return schedule, nil, err
 	}
 	schedule = schedule.WithDefaults()
 	checked := admission.CheckSchedule(schedule)
@@ -113,9 +168,12 @@ func readSchedule(in Request) (spec.Schedule, error) {
 			Allowed: fmt.Sprintf("at most %d", spec.MaxSpecBytes)})
 	}
 	if fault := calendar.Check(schedule, time.Now()); fault != nil {
+		if len(faults)+len(checked) == 0 {
+			return schedule, invalid(berth.SlugInvalidSpec, nil, []berth.FieldError{*fault}), nil
+		}
 		checked = append(checked, *fault)
 	}
-	return schedule, invalid(berth.SlugInvalidSpec, faults, checked[:min(len(checked), maxFaults)])
+	return schedule, nil, invalid(berth.SlugInvalidSpec, faults, checked[:min(len(checked), maxFaults)])
 }
 
 // withNext adds the coming times, which the calendar computes and the database does not

@@ -33,6 +33,7 @@ const (
 	ofUpload  = "an upload's" // another tenant's content is answered like none
 	ofSecret  = "secrets'"    // each tenant has names of its own
 	ofName    = "schedules'"  // another tenant's name is answered like none
+	ofApply   = "applied"     // each tenant has names of its own; makes the caller's own
 	ofAgent   = "agents'"     // closed to users
 	open      = "open"        // needs no token
 	ofToken   = "own tokens'" // another caller's token is answered like none
@@ -65,6 +66,8 @@ func kindOf(method, path string) string {
 		return ofUpload
 	case strings.HasPrefix(path, "/v1/secrets"):
 		return ofSecret
+	case path == "/v1/schedules/:name" && method == http.MethodPut:
+		return ofApply
 	case strings.HasPrefix(path, "/v1/schedules/:name"):
 		return ofName
 	case path == "/v1/schedules" && method == http.MethodGet:
@@ -149,6 +152,17 @@ func TestAnotherTenantsJobIsLikeNone(t *testing.T) {
 			missing := s.call("bob", r.Method, strings.ReplaceAll(r.Path, ":name", "none"), body)
 			if theirs.status != http.StatusNotFound || strings.ReplaceAll(theirs.body, "alices-secret", "none") != missing.body {
 				t.Errorf("%s: another tenant's %d %s, none %d %s", name, theirs.status, theirs.body, missing.status, missing.body)
+			}
+		case ofApply:
+			hers := strings.Replace(hourly, "hourly", "alices-applied", 1)
+			s.call("alice", "POST", "/v1/schedules", hers)
+			path := strings.ReplaceAll(r.Path, ":name", "alices-applied")
+			a := s.call("bob", r.Method, path, strings.Replace(hers, "busybox", "bobs-image", 1))
+			if a.status != http.StatusCreated || !strings.Contains(a.body, `"tenant":"b"`) {
+				t.Errorf("%s: %d %s", name, a.status, clipped(a.body))
+			}
+			if kept := s.call("alice", http.MethodGet, path, "").body; strings.Contains(kept, "bobs-image") {
+				t.Errorf("%s: alice has %s", name, clipped(kept))
 			}
 		case ofToken:
 			id := strings.Split(s.tokens["alice"], "_")[1]

@@ -24,7 +24,7 @@
 //	Attempts    drain ends orders reconcile runs settle stuck waiters waits
 //	Parents     parent parent_control parent_tell
 //	Retries     retry_as
-//	Schedules   clocks fire schedules
+//	Schedules   clocks fire schedules schedules_apply
 //	Queue       commit explain feed preempt repair
 //	Machines    blame engine machine_history machines_read machines_write prune reap
 //	Agents      claim machine_use register report report_refused stages sync

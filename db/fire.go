@@ -68,7 +68,7 @@ func (d *Schedules) AddFires(ctx context.Context, a NewFires) (n int, err error)
 
 // Firing is a fire to be decided.
 type Firing struct {
-	Schedule wire.Schedule // its work and its policies, which never change
+	Schedule wire.Schedule // as read before; Fire returns ErrScheduleChanged if it has another work now
 	At       time.Time
 	Refused  *berth.Reason // reason to refuse the work, found by the caller; nil: only the database can refuse it
 }
@@ -132,15 +132,19 @@ func (x *firing) run(ctx context.Context, tx pgx.Tx) error {
 // read locks the schedule, reads the fire, and finds other fires that it may overlap with. It
 // marks fires whose job has ended as over, so that they are not looked at again.
 func (x *firing) read(ctx context.Context, tx pgx.Tx) error {
-	args := pgx.NamedArgs{"id": x.Schedule.ID, "at": x.At}
+	args := pgx.NamedArgs{"id": x.Schedule.ID, "at": x.At, "changed_at": x.Schedule.ChangedAt}
 	// A fire that the clock brings has no row yet: the defaults count.
 	x.facts = lifecycle.FireFacts{At: x.At, Source: wire.FireByClock, Status: wire.FireDue,
 		Overlap: x.Schedule.Overlap, Refused: x.Refused}
 	f := &x.facts
-	err := tx.QueryRow(ctx, `SELECT paused, clock_timestamp() FROM schedules
-		WHERE id = @id AND deleted_at IS NULL FOR NO KEY UPDATE`, args).Scan(&f.Paused, &f.Now)
+	var changed bool
+	err := tx.QueryRow(ctx, `SELECT paused, clock_timestamp(), changed_at IS DISTINCT FROM @changed_at FROM schedules
+		WHERE id = @id AND deleted_at IS NULL FOR NO KEY UPDATE`, args).Scan(&f.Paused, &f.Now, &changed)
 	if err != nil {
 		return err
+	}
+	if changed {
+		return ErrScheduleChanged
 	}
 	var job *berth.JobID
 	var overlap *spec.Overlap

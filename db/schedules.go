@@ -26,7 +26,7 @@ type NewSchedule struct {
 // secrets and uploads that the schedule names must exist, and its uploads are kept while
 // the schedule exists.
 func (d *Schedules) Create(ctx context.Context, n NewSchedule) (s wire.Schedule, created bool, err error) {
-	id := berth.NewScheduleID(time.Now())
+	id := newScheduleID()
 	err = d.tx(ctx, func(tx pgx.Tx) error {
 		if created, err = insertSchedule(ctx, tx, id, n); err != nil || !created {
 			return err
@@ -43,6 +43,15 @@ func (d *Schedules) Create(ctx context.Context, n NewSchedule) (s wire.Schedule,
 	return s, created, err
 }
 
+func newScheduleID() berth.ScheduleID { return berth.NewScheduleID(time.Now()) }
+
+// lockSchedules makes creates and changes of one tenant run one after the other.
+func lockSchedules(ctx context.Context, tx pgx.Tx, tenant berth.TenantID) error {
+	_, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended('schedules/' || @tenant::text, 0))`,
+		pgx.NamedArgs{"tenant": tenant})
+	return err
+}
+
 // insertSchedule inserts the schedule's row and its uploads. created is false if an equal
 // schedule exists. The caller then locks the tenant, last in the lock order.
 func insertSchedule(ctx context.Context, tx pgx.Tx, id berth.ScheduleID, n NewSchedule) (created bool, err error) {
@@ -56,10 +65,8 @@ func insertSchedule(ctx context.Context, tx pgx.Tx, id berth.ScheduleID, n NewSc
 		"id": id, "tenant": n.Tenant, "name": n.Spec.Name, "spec": rawSpec, "paused": paused,
 		"revision": berth.NewSecret()[:16], "actor": n.Actor, "most": spec.MaxSchedules,
 	}
-	// Creates of one tenant run one after the other: count(*) below must see all other
-	// schedules.
-	if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended('schedules/' || @tenant::text, 0))`,
-		args); err != nil {
+	// count(*) below must see all other schedules.
+	if err := lockSchedules(ctx, tx, n.Tenant); err != nil {
 		return false, err
 	}
 	var same bool
@@ -70,8 +77,8 @@ func insertSchedule(ctx context.Context, tx pgx.Tx, id berth.ScheduleID, n NewSc
 		return false, nil
 	case err == nil:
 		return false, berth.Errorf(berth.CodeConflict,
-			"a schedule named %s exists with other settings; delete it first or choose another name",
-			n.Spec.Name)
+			"a schedule named %s exists with other settings; change it with berth schedule apply, "+
+				"or choose another name", n.Spec.Name)
 	case !errors.Is(err, pgx.ErrNoRows):
 		return false, err
 	}
@@ -183,12 +190,12 @@ func (d *Schedules) change(ctx context.Context, tenant berth.TenantID, name, sql
 // scheduleColumns are the first columns of scanSchedule; the spec and the fires follow. A
 // revision that differs from clock_revision marks changes that the clock does not have yet.
 const scheduleColumns = `s.id, s.tenant, s.paused, s.note, s.created_by, s.created_at, s.updated_at,
-	s.revision <> s.clock_revision`
+	s.changed_at, s.revision <> s.clock_revision`
 
 func scanSchedule(row pgx.CollectableRow) (s wire.Schedule, err error) {
 	var paused bool
-	err = row.Scan(&s.ID, &s.Tenant, &paused, &s.Note, &s.CreatedBy, &s.CreatedAt, &s.UpdatedAt, &s.Pending,
-		&s.Schedule, &s.Fires)
+	err = row.Scan(&s.ID, &s.Tenant, &paused, &s.Note, &s.CreatedBy, &s.CreatedAt, &s.UpdatedAt, &s.ChangedAt,
+		&s.Pending, &s.Schedule, &s.Fires)
 	s.Paused = paused // after the scan of the spec, which also has this field
 	s.CreatedAt, s.UpdatedAt = s.CreatedAt.UTC(), s.UpdatedAt.UTC()
 	return s, err

@@ -12,14 +12,33 @@ type Schedule struct {
 	ID     berth.ScheduleID `json:"id"`
 	Tenant berth.TenantID   `json:"tenant"`
 	spec.Schedule
-	Note      string      `json:"note,omitempty" doc:"why it was paused or resumed"`
-	CreatedBy string      `json:"created_by"`
-	CreatedAt time.Time   `json:"created_at"`
-	UpdatedAt time.Time   `json:"updated_at"`
+	Note      string    `json:"note,omitempty" doc:"why it was paused or resumed"`
+	CreatedBy string    `json:"created_by"`
+	CreatedAt time.Time `json:"created_at"`
+	UpdatedAt time.Time `json:"updated_at"`
+	// ChangedAt is the time of the last apply that has changed the schedule; nil: none has.
+	ChangedAt *time.Time  `json:"changed_at,omitempty" doc:"last change by an apply; absent: never"`
 	Next      []time.Time `json:"next" doc:"next fires, without jitter; none while paused or after the last"`
 	Fires     []Fire      `json:"fires" doc:"the last fires, newest first; of a list, at most one"`
 	Pending   bool        `json:"pending,omitempty" doc:"the clock has not taken over the last change yet"`
 }
+
+// AppliedSchedule is the answer to an apply.
+type AppliedSchedule struct {
+	Schedule
+	Result  ApplyResult   `json:"result" doc:"created, updated or unchanged"`
+	Changes []spec.Change `json:"changes,omitempty" doc:"of an update, ordered by field"`
+}
+
+// ApplyResult is the effect of an apply.
+type ApplyResult string
+
+// The results.
+const (
+	ScheduleCreated   ApplyResult = "created"
+	ScheduleUpdated   ApplyResult = "updated"
+	ScheduleUnchanged ApplyResult = "unchanged"
+)
 
 // Fire is one time of a schedule, with its result.
 type Fire struct {

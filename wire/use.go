@@ -15,7 +15,7 @@ type UseReport struct {
 }
 
 // Use is the measured use of a machine at a moment: CPU and memory of all its jobs together, and
-// its GPUs, whoever uses them.
+// its GPUs with all their users.
 type Use struct {
 	CPUMilli  int64    `json:"cpu_milli" doc:"thousandths of a core that jobs use, over the last seconds"`
 	MemoryMiB int64    `json:"memory_mib" doc:"memory of jobs, without reclaimable cache"`

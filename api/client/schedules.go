@@ -18,6 +18,13 @@ func (c *Client) CreateSchedule(ctx context.Context,
 	return s, status == http.StatusCreated, err
 }
 
+// ApplySchedule creates a schedule, or changes the one of that name; an equal one is unchanged.
+func (c *Client) ApplySchedule(ctx context.Context, schedule spec.Schedule) (wire.AppliedSchedule, error) {
+	var a wire.AppliedSchedule
+	_, err := c.do(ctx, request{method: http.MethodPut, path: schedulePath(schedule.Name), body: schedule}, &a)
+	return a, err
+}
+
 // Schedules lists the tenant's schedules, each with its last fire.
 func (c *Client) Schedules(ctx context.Context) (wire.Page[wire.Schedule], error) {
 	var page wire.Page[wire.Schedule]

@@ -23,8 +23,8 @@ func newSchedule(a *app) *cobra.Command {
 			"or once.\n" +
 			"The submitted jobs are ordinary jobs. docs/guide/schedules.md describes overlapping and missed times.",
 	}
-	cmd.AddCommand(newScheduleCreate(a), newScheduleList(a), newScheduleShow(a), newScheduleDelete(a),
-		newSchedulePause(a), newScheduleResume(a), newScheduleRun(a), newScheduleBackfill(a))
+	cmd.AddCommand(newScheduleCreate(a), newScheduleApply(a), newScheduleList(a), newScheduleShow(a),
+		newScheduleDelete(a), newSchedulePause(a), newScheduleResume(a), newScheduleRun(a), newScheduleBackfill(a))
 	return cmd
 }
 
@@ -209,7 +209,8 @@ func describeSchedule(a *app, s wire.Schedule) *sheet {
 	case s.Pipeline != nil:
 		x.add("submits", "pipeline "+oneLine(s.Pipeline.Name)+", "+plural(len(s.Pipeline.Jobs), "step", "steps"))
 	}
-	x.add("made", stamp(&s.CreatedAt, now)+" by "+strings.TrimPrefix(s.CreatedBy, "user:"))
+	x.add("created", stamp(&s.CreatedAt, now)+" by "+strings.TrimPrefix(s.CreatedBy, "user:"))
+	x.add("changed", stamp(s.ChangedAt, now))
 	// The database has the change, and the clock that fires the schedule does not yet.
 	if s.Pending {
 		x.add("status", "being registered; takes a second")

@@ -106,7 +106,7 @@ func newScheduleCreate(a *app) *cobra.Command {
 		Short: "Create a schedule from a job, pipeline or schedule file",
 		Long: "Create takes a job file or a pipeline file with flags for the times, or a file with kind: schedule,\n" +
 			"which has both. Local folders are uploaded now and kept as long as the schedule. Creating the same\n" +
-			"schedule again changes nothing; a different one of the same name is refused.",
+			"schedule again changes nothing; a different one of the same name is refused. Apply changes one in place.",
 		Example: "  berth schedule create train.yaml --cron '0 3 * * *' --time-zone Europe/Berlin\n" +
 			"  berth schedule create train.yaml --in 2h\n  berth schedule create nightly.schedule.yaml",
 		Args: cobra.ExactArgs(1),
@@ -163,14 +163,9 @@ func readSchedule(a *app, name string, flags scheduleFlags, over overrides) (s s
 	return s, invalidSpec(s.WithDefaults().Validate())
 }
 
-// createSchedule uploads the folders that the work names relative to base, and creates the
-// schedule. Creating an equal schedule again is no error, so the command may be repeated;
-// another schedule of the same name is a conflict (exit code 4).
-func createSchedule(ctx context.Context, a *app, schedule spec.Schedule, base string) error {
-	c, err := a.client()
-	if err != nil {
-		return err
-	}
+// sendWork uploads the folders that a schedule's work names relative to base, and names the
+// uploads in their place.
+func sendWork(ctx context.Context, a *app, c *client.Client, schedule *spec.Schedule, base string) error {
 	if schedule.Job != nil {
 		job, err := sendFolders(ctx, a, c, *schedule.Job, base, "job.")
 		if err != nil {
@@ -179,23 +174,41 @@ func createSchedule(ctx context.Context, a *app, schedule spec.Schedule, base st
 		schedule.Job = &job
 	}
 	if schedule.Pipeline != nil {
-		if err := sendSteps(ctx, a, c, *schedule.Pipeline, base, "pipeline."); err != nil {
-			return err
-		}
+		return sendSteps(ctx, a, c, *schedule.Pipeline, base, "pipeline.")
+	}
+	return nil
+}
+
+// createSchedule uploads the folders that the work names relative to base, and creates the
+// schedule. Creating an equal schedule again is no error, so the command may be repeated;
+// another schedule of the same name is a conflict (exit code 4).
+func createSchedule(ctx context.Context, a *app, schedule spec.Schedule, base string) error {
+	c, err := a.client()
+	if err != nil {
+		return err
+	}
+	if err := sendWork(ctx, a, c, &schedule, base); err != nil {
+		return err
 	}
 	s, created, err := c.CreateSchedule(ctx, schedule)
 	if err != nil {
 		return a.failed(ctx, err)
 	}
-	switch {
-	case !created:
+	if created {
+		sayCreated(a, s)
+	} else {
 		a.say("schedule %s already exists with the same settings", s.Name)
-	case s.Paused:
-		a.say("created schedule %s, paused; start it with: berth schedule resume %s", s.Name, s.Name)
-	default:
-		a.say("created schedule %s; show it with: berth schedule show %s", s.Name, s.Name)
 	}
 	return showSchedule(a, s)
+}
+
+// sayCreated reports a new schedule and the next command.
+func sayCreated(a *app, s wire.Schedule) {
+	if s.Paused {
+		a.say("created schedule %s, paused; start it with: berth schedule resume %s", s.Name, s.Name)
+		return
+	}
+	a.say("created schedule %s; show it with: berth schedule show %s", s.Name, s.Name)
 }
 
 // submitLater creates a schedule that submits a job or a pipeline once, for submit --at and

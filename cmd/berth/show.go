@@ -28,7 +28,7 @@ func newShow(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			job, err := a.job(cmd.Context(), c, args[0])
+			job, err := jobOnly(cmd.Context(), a, c, args[0])
 			if berth.CodeOf(err) == berth.CodeNotFound {
 				// Jobs take precedence, since a schedule has the name of its jobs by default.
 				if s, none := c.Schedule(cmd.Context(), args[0], shownFires); none == nil {

@@ -15,11 +15,29 @@ import (
 // look like one too, so a name is tried when no id matches.
 var idLike = regexp.MustCompile(`^[0-9a-fA-F]{4}[0-9a-fA-F-]*$`)
 
+// scheduleName matches names that a schedule may have.
+var scheduleName = regexp.MustCompile(`^[a-z0-9-]{1,63}$`)
+
 // job returns the job that an argument means: by handle, by id or its beginning, or by name,
-// where the latest job of that name is taken and a message says so. ID[3] or NAME[3] is an
+// where the latest job of that name is taken and a message says so. The name of a schedule, if no
+// job has it, is its last job. ID[3] or NAME[3] is an
 // element of an array, and NAME.fit the step fit of a pipeline; the two combine. Several
 // ids with the same beginning or end, or no job, are errors.
 func (a *app) job(ctx context.Context, c *client.Client, arg string) (wire.Job, error) {
+	job, err := jobOnly(ctx, a, c, arg)
+	if berth.CodeOf(err) != berth.CodeNotFound || !scheduleName.MatchString(arg) {
+		return job, err
+	}
+	id, err := jobOfSchedule(ctx, a, c, arg, err)
+	if err != nil {
+		return wire.Job{}, err
+	}
+	job, err = c.Job(ctx, id)
+	return job, a.failed(ctx, err)
+}
+
+// jobOnly is job without the names of schedules.
+func jobOnly(ctx context.Context, a *app, c *client.Client, arg string) (wire.Job, error) {
 	if arg == "" { // as from an unset variable: the server would list all jobs
 		return wire.Job{}, usagef("no job given: an id, the beginning of an id, or a name is required")
 	}
@@ -87,6 +105,29 @@ func (a *app) jobNamed(ctx context.Context, c *client.Client, name string) (bert
 			handle(list.Items[0]), name)
 	}
 	return list.Items[0].ID, nil
+}
+
+// jobOfSchedule returns the id of the last job that a schedule has submitted, for a name that no
+// job has; missing is the error for a name that no schedule has either.
+func jobOfSchedule(
+	ctx context.Context, a *app, c *client.Client, name string, missing error,
+) (berth.JobID, error) {
+	// Fires without a job, as skipped ones, may be the newest.
+	s, err := c.Schedule(ctx, name, shownFires)
+	if berth.CodeOf(a.failed(ctx, err)) == berth.CodeNotFound {
+		return "", missing
+	}
+	if err != nil {
+		return "", a.failed(ctx, err)
+	}
+	for _, f := range s.Fires {
+		if f.Job != nil {
+			a.say("using the last job of schedule %s: %s (list them: berth schedule show %s)", name, fireHandle(f),
+				name)
+			return *f.Job, nil
+		}
+	}
+	return "", berth.Errorf(berth.CodeNotFound, "schedule %s has not submitted a job yet", name)
 }
 
 // jobSince resolves the arguments of a command that reads a job's history: the job, and the

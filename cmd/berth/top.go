@@ -31,7 +31,7 @@ func newTop(a *app) *cobra.Command {
 	var flags topFlags
 	cmd := &cobra.Command{
 		Use:   "top",
-		Short: "Show what machines and GPUs really use, next to what jobs have reserved",
+		Short: "Show the measured use of machines and GPUs next to the reserved amounts",
 		Long: "Top prints the measured use of each machine's jobs, the amounts that jobs have reserved (RESV), and\n" +
 			"the capacity; with --gpus the same for each GPU. Agents measure every few seconds. A machine whose\n" +
 			"agent has not reported for two minutes has \"-\" in place of the use.",

@@ -10,7 +10,7 @@ import (
 	"berth/wire"
 )
 
-// The use of 300 machines is readable in 80 columns, whatever their names.
+// The use of 300 machines is readable in 80 columns, also with long names.
 func TestTopFitsInEightyColumns(t *testing.T) {
 	t.Parallel()
 	a, b := onTerminal(80, false)

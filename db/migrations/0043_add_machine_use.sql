@@ -1,4 +1,4 @@
--- The measured use of each machine, for display alone: berth top shows it next to what is reserved.
+-- The measured use of each machine, for display alone: berth top shows it next to the reserved amounts.
 --
 -- A row is a picture of the last seconds, which agents send again, so the table needs no log: a
 -- crash of the database empties it for a minute. It is a table of its own, so that reports take no

@@ -2,11 +2,13 @@ package admission
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
 	"berth"
 	"berth/db"
+	"berth/internal/control/calendar"
 	"berth/lifecycle"
 	"berth/spec"
 	"berth/wire"
@@ -47,6 +49,21 @@ func (c *Controller) AdmitSchedule(ctx context.Context, tenant berth.TenantID, s
 // records the refusal on the schedule. Fire is idempotent. The result is empty if the schedule no
 // longer exists.
 func (c *Controller) Fire(ctx context.Context, id berth.ScheduleID, at time.Time) (wire.FireResult, error) {
+	for tries := 1; ; tries++ {
+		result, err := c.fire(ctx, id, at)
+		if !errors.Is(err, db.ErrScheduleChanged) || tries == fireTries {
+			return result, err
+		}
+	}
+}
+
+// fireTries bounds the tries for a schedule that changes all the time. The leader, or Temporal,
+// repeats the call.
+const fireTries = 5
+
+// fire is one try of Fire: it reads the schedule and judges its work, which may change before the
+// decision.
+func (c *Controller) fire(ctx context.Context, id berth.ScheduleID, at time.Time) (wire.FireResult, error) {
 	s, err := c.db.Schedules.GetByID(ctx, id)
 	if err != nil {
 		return wire.FireResult{}, unlessGone(err)
@@ -54,12 +71,33 @@ func (c *Controller) Fire(ctx context.Context, id berth.ScheduleID, at time.Time
 	// The defaults were filled in and validated at the creation of the schedule.
 	// Another version of this program may have other defaults and rules.
 	s.Schedule = s.Schedule.WithDefaults()
+	if former, err := c.former(ctx, s, at); former || err != nil {
+		return wire.FireResult{}, err
+	}
 	refused, err := c.refusal(ctx, s)
 	if err != nil {
 		return wire.FireResult{}, err
 	}
 	result, err := c.db.Schedules.Fire(ctx, db.Firing{Schedule: s, At: at, Refused: refused})
 	return result, unlessGone(err)
+}
+
+// former reports whether a time belongs only to the former times of a schedule that was changed:
+// its clock is set a moment after the change, and may fire for the former times until then. A
+// time with a row was asked for, or is decided already.
+func (c *Controller) former(ctx context.Context, s wire.Schedule, at time.Time) (bool, error) {
+	if s.ChangedAt == nil {
+		return false, nil
+	}
+	times, fault := calendar.Read(s.Schedule)
+	if fault != nil || times.Next(at.Add(-time.Nanosecond)).Equal(at) {
+		return false, nil // a fault is recorded as the refusal of the fire
+	}
+	_, err := c.db.Schedules.FireAt(ctx, s.ID, at)
+	if berth.CodeOf(err) == berth.CodeNotFound {
+		return true, nil
+	}
+	return false, err
 }
 
 // unlessGone drops the error for a deleted schedule.

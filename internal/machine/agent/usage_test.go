@@ -193,7 +193,7 @@ func TestBusyGPUsAreNoStall(t *testing.T) {
 	s.settle(id)
 }
 
-// What a machine uses is shown while its members run, and is gone with them.
+// The measured use of a machine follows its GPUs.
 func TestUseOfAMachineIsReported(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
