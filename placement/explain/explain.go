@@ -39,8 +39,11 @@ type Explanation struct {
 	Draining bool `json:"-"`
 	// Scarce lists GPUs with room that the request could use, but that new jobs with a choice
 	// are kept off; nil: none.
-	Scarce  *fit.Scarce `json:"-"`
-	Lacking []Shortfall `json:"lacking,omitempty"`
+	Scarce *fit.Scarce `json:"-"`
+	// ScarceBlocks describes machines with room that the request could use, but that new jobs for
+	// so few GPUs are kept off; nil: none.
+	ScarceBlocks *fit.ScarceBlocks `json:"-"`
+	Lacking      []Shortfall       `json:"lacking,omitempty"`
 }
 
 // Members is the number of members of a gang that have room at once.
@@ -151,7 +154,7 @@ func Class(s *fit.State, c *cluster.Class) Explanation {
 	}
 	e.Lacking = lacking(s.Cluster, c, e)
 	if e.FitNow > 0 {
-		e.Scarce = s.Packer.Scarce(c)
+		e.Scarce, e.ScarceBlocks = s.Packer.Scarce(c), s.Packer.ScarceBlocks(c)
 	}
 	e.Pools = poolsOf(ever)
 	return described(e, conditions, after)

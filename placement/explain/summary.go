@@ -40,6 +40,9 @@ func summaryText(e Explanation, conditions []condition, after []ruledOut) string
 	if e.Scarce != nil {
 		text += "; " + e.Scarce.String()
 	}
+	if e.ScarceBlocks != nil {
+		text += "; " + e.ScarceBlocks.String()
+	}
 	return text
 }
 

@@ -75,6 +75,7 @@ type group struct {
 	slot     int32                       // position of its costs in the row of each class
 	stamp    uint32                      // of the group under the present value; older costs differ
 	gpu      int64                       // free GPU share, in thousandths of a GPU
+	wholes   int64                       // free devices
 	usable   float64                     // expected usable share, in thousandths of a GPU
 	valued   bool                        // usable is computed
 	machines cluster.Tree[*cluster.Node] // by id
@@ -232,7 +233,8 @@ func (f *fleet) open(s remnant) *group {
 	f.stamp++
 	// A copy: the remnant's holes are in a buffer of the fleet.
 	s.holes = append([]hole(nil), s.holes...)
-	g := &group{remnant: s, key: string(f.key), slot: slot, stamp: f.stamp, gpu: s.left()}
+	g := &group{remnant: s, key: string(f.key), slot: slot, stamp: f.stamp, gpu: s.left(),
+		wholes: wholes(s.holes, ^uint64(0))}
 	g.machines.Compare = func(a, b *cluster.Node) int { return strings.Compare(string(a.ID), string(b.ID)) }
 	f.groups[g.key] = g
 	f.dead++

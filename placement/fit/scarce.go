@@ -1,24 +1,17 @@
 package fit
 
-import (
-	"fmt"
-	"slices"
-	"strings"
-
-	"berth/placement/cluster"
-)
+import "berth/placement/cluster"
 
 // total adds the surcharge for scarce devices to the fragmentation cost of one more member of
 // the class in the group. where is the free part with the least fragmentation cost, for a share
 // of a GPU; on a machine with devices of several sets, total chooses the free part itself.
 func (f *fleet) total(g *group, c *cluster.Class, devices uint64, loss float32, where hole) (float32, hole) {
-	s, uniform := f.scarcity.uniform(g.kind)
+	set, uniform := f.scarcity.uniform(g.kind)
 	switch r := c.Request; {
-	case uniform && (s == nil || s.price == 0):
+	case uniform && set < 0:
 		return loss, where
 	case uniform:
-		after := s.priceOf(g.gpu-c.Capacity.GPUMilli, g.cpu-c.Capacity.CPUMilli)
-		return loss + float32(s.priceOf(g.gpu, g.cpu)-after), where
+		return loss + f.fastSurcharge(set, g, c, where), where
 	case r.GPUs == 0:
 		return loss + f.surcharge(g, c, g.holes), where
 	case r.GPUMilli == cluster.Whole:
@@ -27,6 +20,25 @@ func (f *fleet) total(g *group, c *cluster.Class, devices uint64, loss float32, 
 	default:
 		return f.leastTotal(g, c, devices)
 	}
+}
+
+// fastSurcharge is surcharge for a machine whose devices are all of one set.
+func (f *fleet) fastSurcharge(set int, g *group, c *cluster.Class, where hole) float32 {
+	sum := 0.0
+	if s := &f.scarcity.sets[set]; s.price > 0 {
+		sum = s.priceOf(g.gpu, g.cpu) - s.priceOf(g.gpu-c.Capacity.GPUMilli, g.cpu-c.Capacity.CPUMilli)
+	}
+	taken := int64(0) // GPUs that were wholly free
+	switch r := c.Request; {
+	case r.GPUMilli == cluster.Whole:
+		taken = int64(r.GPUs)
+	case r.GPUs > 0 && where.free() == cluster.Whole:
+		taken = 1
+	}
+	if taken > 0 {
+		sum += f.scarcity.blockPrice(set, g.wholes) - f.scarcity.blockPrice(set, g.wholes-taken)
+	}
+	return float32(sum)
 }
 
 // surcharge returns the fall of the price of a group's free capacity, in thousandths of a GPU,
@@ -54,77 +66,4 @@ func (f *fleet) leastTotal(g *group, c *cluster.Class, devices uint64) (float32,
 		}
 	}
 	return least, best
-}
-
-// Scarce describes GPUs that a class may use but that are kept for jobs bound to them, while
-// the class has other GPUs to choose from.
-type Scarce struct {
-	Models    []string // of the scarce GPUs, sorted
-	Requested float64  // part of the requested GPU share that only these GPUs can serve, from 0 to 1
-	Free      float64  // part of the free GPU share that these GPUs are, from 0 to 1
-}
-
-// String describes the scarcity in one clause.
-func (s *Scarce) String() string {
-	return fmt.Sprintf(
-		"kept off %s: %.0f %% of the requested GPUs must be of these, which are %.0f %% of the free GPUs",
-		strings.Join(s.Models, ", "), 100*s.Requested, 100*s.Free)
-}
-
-// Scarce returns the GPUs that new jobs of the class are kept off, by the present mix and free
-// capacity. It returns nil if there are none, or if the class has no other GPUs to choose from.
-func (p *Packer) Scarce(c *cluster.Class) *Scarce {
-	if p.fleet == nil || p.fleet.scarcity == nil || c.Request.GPUs == 0 || spreads(c) {
-		return nil
-	}
-	sc := p.fleet.scarcity
-	sc.refresh()
-	priced := make([]bool, len(sc.sets))
-	var scarce, plenty []string // models
-	for _, n := range p.cluster.Nodes {
-		i := slices.IndexFunc(c.Matches, func(m cluster.Match) bool { return m.Kind == n.Kind })
-		if i < 0 || n.Kind.Index >= len(sc.of) || sc.of[n.Kind.Index] == nil {
-			continue
-		}
-		for d, v := range n.Variants {
-			if v >= cluster.MaxVariants || c.Matches[i].Devices>>v&1 == 0 {
-				continue
-			}
-			g := sc.of[n.Kind.Index][v]
-			if priced[g] = sc.sets[g].price > 0; priced[g] {
-				scarce = append(scarce, n.GPUs[d].Model)
-			} else {
-				plenty = append(plenty, n.GPUs[d].Model)
-			}
-		}
-	}
-	slices.Sort(scarce)
-	// A model that is scarce in one region only is no model to keep off.
-	scarce = slices.DeleteFunc(slices.Compact(scarce), func(m string) bool { return slices.Contains(plenty, m) })
-	if len(plenty) == 0 || len(scarce) == 0 {
-		return nil
-	}
-	s := &Scarce{Models: scarce}
-	s.Requested, s.Free = sc.parts(priced)
-	return s
-}
-
-// parts returns the part of the requested GPU share that only the given sets can serve, and the
-// part of the free GPU share that they are.
-func (sc *scarcity) parts(sets []bool) (requested, free float64) {
-	for i := range sc.demands {
-		d := &sc.demands[i]
-		if !slices.ContainsFunc(d.sets, func(g int) bool { return !sets[g] }) {
-			_, gpu := sc.value.means(d.shapes)
-			requested += gpu / sc.total
-		}
-	}
-	sum := int64(0)
-	for g := range sc.sets {
-		sum += sc.sets[g].free
-		if sets[g] {
-			free += float64(sc.sets[g].free)
-		}
-	}
-	return requested, free / float64(max(1, sum))
 }

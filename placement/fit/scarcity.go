@@ -20,6 +20,9 @@ const (
 	// excludes some devices. Other shapes find a place wherever capacity is left, so their
 	// demand decides only where bound demand does not.
 	boundWeight = 20
+	// changing is the demand that may become bound to any GPUs, in multiples of the demand that is
+	// bound now. It is spread over all sets by the GPUs that the cluster has.
+	changing = 3
 	// evenLoad is the relative difference up to which two loads count as equal.
 	evenLoad = 0.01
 	// cpuReserve is the CPU that a free GPU needs to be usable, relative to the mean request
@@ -45,18 +48,23 @@ const (
 // the mix, scaled to the free capacity. So a model becomes scarce when other jobs have taken much
 // of it, and stops being scarce when its demand does not come.
 //
+// Conditions change: jobs that are bound to one model today may be bound to another one tomorrow.
+// So each set has some demand that nobody has asked for yet, and no model is used up first.
+//
 // Prices are a function of the mix, the machines and the free capacity, rounded by quantize. They
 // never depend on earlier prices: kept prices equal recomputed ones.
 type scarcity struct {
+	market
 	value   *value
 	sets    []deviceSet // sorted by users
 	of      [][]int32   // by Kind.Index, by variant: index of the set; nil: the kind has no machine
 	bound   []bool      // by shape: a condition of the request excludes some device
-	demands []demand    // fewest sets first
 	total   float64     // demand of all shapes, each counted once
+	fixed   float64     // demand of the bound shapes, each counted once
+	blocks  []*blocks   // fewest GPUs first; none where CPU runs out before GPUs
 	quantum int64       // least step of a supply, in thousandths of a GPU
 	stale   bool        // free capacity has changed since the last balance
-	order   []int       // buffer of redistribute
+	wholes  []int64     // buffer of countWholes
 }
 
 // deviceSet is the set of all devices that the same shapes may use.
@@ -64,44 +72,35 @@ type deviceSet struct {
 	key    string  // the users, encoded
 	users  []int   // indexes of shapes, ascending
 	perCPU float64 // usable thousandths of a GPU for each thousandth of a core
+	owned  int64   // share of all devices, in thousandths of a GPU
 	free   int64   // free share of the devices, in thousandths of a GPU
 	cpu    int64   // free thousandths of a core on the machines with such devices
-	supply int64   // the part of free that also has CPU, rounded by quantize
-	load   float64 // demand over supply; while balance computes, the demand
 	price  float64 // of each free thousandth of a GPU that has CPU; 0: not scarce
 	need   float64 // CPU per thousandth of a GPU of the jobs for which the set is scarce
-}
-
-// demand is the demand of all shapes that may use the same sets.
-type demand struct {
-	key    string // the sets, encoded
-	sets   []int  // indexes of sets, ascending
-	shapes []int
-	amount float64   // relative GPU demand, bound shapes counted boundWeight times
-	flow   []float64 // the part that each set serves, by position in sets
 }
 
 // newScarcity computes the device sets of a cluster under a mix, without free capacity. It returns
 // nil if all shapes may use the same devices: then nothing can be scarce.
 func newScarcity(c *cluster.Cluster, v *value) *scarcity {
 	sc := &scarcity{value: v, of: make([][]int32, len(c.Kinds)), stale: true, bound: make([]bool, len(v.shapes))}
-	most := make([]int, len(c.Kinds)) // devices of the largest machine
+	sizes := make([][]machineSize, len(c.Kinds))
 	kinds := 0
 	for _, n := range c.Nodes {
-		if n.Placeable() && n.Kind != nil && len(n.GPUs) > 0 {
-			if most[n.Kind.Index] == 0 {
-				kinds++
-			}
-			most[n.Kind.Index] = max(most[n.Kind.Index], len(n.GPUs))
+		if !priced(n) {
+			continue
 		}
+		if len(sizes[n.Kind.Index]) == 0 {
+			kinds++
+		}
+		sizes[n.Kind.Index] = withSize(sizes[n.Kind.Index], n)
 	}
 	if kinds*len(v.shapes) > maxMatches {
 		return nil
 	}
 	at := map[string]int{}
 	for _, k := range c.Kinds {
-		if most[k.Index] > 0 {
-			sc.addKind(k, int64(most[k.Index]), at)
+		if len(sizes[k.Index]) > 0 {
+			sc.addKind(k, sizes[k.Index], at)
 		}
 	}
 	sc.sortSets()
@@ -110,11 +109,53 @@ func newScarcity(c *cluster.Cluster, v *value) *scarcity {
 		return nil
 	}
 	sc.quantum = max(1, c.Owned.GPUMilli>>11)
+	sc.size(len(sc.sets))
+	for _, n := range c.Nodes {
+		if priced(n) {
+			sc.addOwned(n)
+		}
+	}
+	if !v.scarce {
+		sc.addBlocks()
+	}
 	return sc
 }
 
-// addKind adds the devices of a kind to their sets. at is the position of each set by key.
-func (sc *scarcity) addKind(k *cluster.Kind, most int64, at map[string]int) {
+// priced reports whether the GPUs of a machine belong to a set.
+func priced(n *cluster.Node) bool { return n.Placeable() && n.Kind != nil && len(n.GPUs) > 0 }
+
+// machineSize is the capacity of an empty machine: devices, thousandths of a core, and MiB.
+type machineSize struct{ gpus, cpu, memory int64 }
+
+// withSize adds the size of a machine to a list, which contains no size that another one exceeds.
+func withSize(list []machineSize, n *cluster.Node) []machineSize {
+	x := machineSize{int64(len(n.GPUs)), n.Total.CPUMilli, n.Total.MemoryMiB}
+	exceeds := func(a, b machineSize) bool { return a.gpus >= b.gpus && a.cpu >= b.cpu && a.memory >= b.memory }
+	if slices.ContainsFunc(list, func(y machineSize) bool { return exceeds(y, x) }) {
+		return list
+	}
+	return append(slices.DeleteFunc(list, func(y machineSize) bool { return exceeds(x, y) }), x)
+}
+
+// fitsAny reports whether a member of the shape fits on an empty machine of some size.
+func (s *shape) fitsAny(sizes []machineSize) bool {
+	return slices.ContainsFunc(sizes, func(x machineSize) bool {
+		return s.gpus <= x.gpus && s.cpu <= x.cpu && s.memory <= x.memory
+	})
+}
+
+// addOwned adds the devices of a machine to what the cluster has.
+func (sc *scarcity) addOwned(n *cluster.Node) {
+	for _, v := range n.Variants {
+		if v < cluster.MaxVariants {
+			sc.sets[sc.of[n.Kind.Index][v]].owned += cluster.Whole
+		}
+	}
+}
+
+// addKind adds the devices of a kind to their sets. sizes are the sizes of its machines, and at is
+// the position of each set by key.
+func (sc *scarcity) addKind(k *cluster.Kind, sizes []machineSize, at map[string]int) {
 	devices := sc.value.devicesOf(k)
 	every := uint64(1)<<min(len(k.Variants), cluster.MaxVariants) - 1
 	for i := range sc.value.shapes {
@@ -125,7 +166,7 @@ func (sc *scarcity) addKind(k *cluster.Kind, most int64, at map[string]int) {
 		var users []int
 		var key []byte
 		for i := range sc.value.shapes {
-			if devices[i]>>variant&1 != 0 && sc.value.shapes[i].gpus <= most {
+			if devices[i]>>variant&1 != 0 && sc.value.shapes[i].fitsAny(sizes) {
 				users = append(users, i)
 				key = binary.BigEndian.AppendUint16(key, uint16(i))
 			}
@@ -183,31 +224,17 @@ func (sc *scarcity) addDemands() {
 			may[i] = append(may[i], g)
 		}
 	}
-	at := map[string]int{}
 	for i, sets := range may {
 		if len(sets) == 0 {
 			continue
 		}
-		var key []byte
-		for _, g := range sets {
-			key = binary.BigEndian.AppendUint16(key, uint16(g))
-		}
-		d, ok := at[string(key)]
-		if !ok {
-			d = len(sc.demands)
-			at[string(key)] = d
-			sc.demands = append(sc.demands, demand{
-				key: string(key), sets: sets, flow: make([]float64, len(sets)),
-			})
-		}
-		x := &sc.demands[d]
-		x.shapes = append(x.shapes, i)
 		amount := sc.value.shapes[i].p * float64(sc.value.shapes[i].class.Capacity.GPUMilli)
 		sc.total += amount
 		if sc.bound[i] {
+			sc.fixed += amount
 			amount *= boundWeight
 		}
-		x.amount += amount
+		sc.ask(i, sets, amount)
 	}
 	slices.SortFunc(sc.demands, func(a, b demand) int {
 		if len(a.sets) != len(b.sets) {
@@ -231,6 +258,7 @@ func (sc *scarcity) add(s *remnant, sign int64) {
 			sc.sets[g].cpu += sign * s.cpu
 		}
 	}
+	sc.addFreeBlocks(s, sets, sign)
 	sc.stale = true
 }
 
@@ -254,89 +282,43 @@ func (sc *scarcity) refresh() {
 		if most := float64(s.cpu) * s.perCPU; most < float64(x) {
 			x = int64(most)
 		}
-		if x = sc.quantize(max(0, x)); x != s.supply {
-			s.supply, changed = x, true
+		changed = sc.supplied(&sc.supply[g], x) || changed
+	}
+	for _, b := range sc.blocks {
+		for g := range b.free {
+			changed = sc.supplied(&b.supply[g], b.free[g]) || changed
 		}
 	}
 	if changed {
-		sc.balance()
-		sc.setPrices()
+		sc.balanceAll()
 	}
 }
 
-// balance distributes the demand over the sets so that no shape could move to a set with a
-// lower load: in turn, each demand fills the least loaded of its sets to an equal level.
-func (sc *scarcity) balance() {
-	supply := 0.0
+// supplied sets a supply to the quantized x, and reports whether it has changed.
+func (sc *scarcity) supplied(supply *int64, x int64) bool {
+	was := *supply
+	*supply = sc.quantize(max(0, x))
+	return *supply != was
+}
+
+// balanceAll distributes the demand over the sets, and over the blocks, and sets all prices. The
+// demand is scaled to the supply.
+func (sc *scarcity) balanceAll() {
+	supply, owned := 0.0, 0.0
 	for g := range sc.sets {
-		sc.sets[g].load = 0
-		supply += float64(sc.sets[g].supply)
+		supply += float64(sc.supply[g])
+		owned += float64(sc.sets[g].owned)
 	}
 	scale := supply / sc.total
-	for i := range sc.demands {
-		d := &sc.demands[i]
-		sum := 0.0
-		for _, g := range d.sets {
-			sum += float64(sc.sets[g].supply)
-		}
-		for k, g := range d.sets {
-			// load holds the sum of flows until the rounds end.
-			d.flow[k] = d.amount * scale * float64(sc.sets[g].supply) / sum
-			sc.sets[g].load += d.flow[k]
-		}
-	}
-	for range maxRounds {
-		most := 0.0
-		for i := range sc.demands {
-			if d := &sc.demands[i]; len(d.sets) > 1 {
-				most = max(most, sc.redistribute(d, d.amount*scale))
-			}
-		}
-		if most < settled {
-			break
-		}
-	}
 	for g := range sc.sets {
-		sc.sets[g].load /= float64(sc.sets[g].supply)
+		sc.base[g] = changing * boundWeight * sc.fixed * scale * float64(sc.sets[g].owned) / owned
 	}
-}
-
-// redistribute moves one demand over its sets, given the flows of all others. It returns the
-// largest change of a flow, relative to the set's supply.
-func (sc *scarcity) redistribute(d *demand, amount float64) (most float64) {
-	order := sc.order[:0]
-	for k, g := range d.sets {
-		s := &sc.sets[g]
-		s.load -= d.flow[k]
-		x := s.load / float64(s.supply)
-		order = append(order, k)
-		for j := k; j > 0; j-- {
-			o := &sc.sets[d.sets[order[j-1]]]
-			if o.load/float64(o.supply) <= x {
-				break
-			}
-			order[j], order[j-1] = order[j-1], order[j]
-		}
+	sc.balance(scale)
+	sc.setPrices()
+	for _, b := range sc.blocks {
+		b.balance(scale)
+		b.setPrices()
 	}
-	sc.order = order
-	level, supply, load := 0.0, 0.0, 0.0
-	for j, k := range order {
-		s := &sc.sets[d.sets[k]]
-		if j > 0 && level <= s.load/float64(s.supply) {
-			break
-		}
-		supply += float64(s.supply)
-		load += s.load
-		level = (amount + load) / supply
-	}
-	for k, g := range d.sets {
-		s := &sc.sets[g]
-		flow := max(0, level*float64(s.supply)-s.load)
-		most = max(most, math.Abs(flow-d.flow[k])/float64(s.supply))
-		d.flow[k] = flow
-		s.load += flow
-	}
-	return most
 }
 
 // setPrices computes the price of each set from the loads: none for the least loaded, and
@@ -345,19 +327,19 @@ func (sc *scarcity) setPrices() {
 	least := math.Inf(1)
 	for g := range sc.sets {
 		if len(sc.sets[g].users) > 0 {
-			least = min(least, sc.sets[g].load)
+			least = min(least, sc.load[g])
 		}
 	}
 	for g := range sc.sets {
 		s := &sc.sets[g]
-		if s.price, s.need = 0, 0; s.load <= least*(1+evenLoad) {
+		if s.price, s.need = 0, 0; sc.load[g] <= least*(1+evenLoad) {
 			continue
 		}
-		s.price = priceScale * (1 - least/s.load)
+		s.price = priceScale * (1 - least/sc.load[g])
 		var cpu, gpu float64
 		for i := range sc.demands {
 			d := &sc.demands[i]
-			if slices.ContainsFunc(d.sets, func(h int) bool { return sc.sets[h].load < s.load*(1-evenLoad) }) {
+			if slices.ContainsFunc(d.sets, func(h int) bool { return sc.load[h] < sc.load[g]*(1-evenLoad) }) {
 				continue
 			}
 			c, u := sc.value.means(d.shapes)
@@ -369,19 +351,19 @@ func (sc *scarcity) setPrices() {
 	}
 }
 
-// uniform returns the set of a kind whose devices are all of one set. ok is false for the
-// other kinds; the set is nil for a kind without devices.
-func (sc *scarcity) uniform(k *cluster.Kind) (s *deviceSet, ok bool) {
+// uniform returns the index of the set of a kind whose devices are all of one set. ok is false for
+// the other kinds; the index is -1 for a kind without devices.
+func (sc *scarcity) uniform(k *cluster.Kind) (set int, ok bool) {
 	if k.Index >= len(sc.of) || len(sc.of[k.Index]) == 0 {
-		return nil, true
+		return -1, true
 	}
 	sets := sc.of[k.Index]
 	for _, g := range sets[1:] {
 		if g != sets[0] {
-			return nil, false
+			return -1, false
 		}
 	}
-	return &sc.sets[sets[0]], true
+	return int(sets[0]), true
 }
 
 // priceOf returns the price of free capacity of one machine: of the GPU share that has CPU for
@@ -395,7 +377,7 @@ func (s *deviceSet) priceOf(gpu, cpu int64) float64 {
 }
 
 // priceOf returns the price of a machine's free capacity: of the GPU share that has CPU for the
-// jobs for which it is scarce.
+// jobs for which it is scarce, and of its blocks.
 func (sc *scarcity) priceOf(s *remnant) float64 {
 	if s.kind.Index >= len(sc.of) || sc.of[s.kind.Index] == nil {
 		return 0
@@ -410,5 +392,5 @@ func (sc *scarcity) priceOf(s *remnant) float64 {
 	if need > float64(s.cpu) {
 		sum *= float64(s.cpu) / need
 	}
-	return sum
+	return sum + sc.priceOfBlocks(s, sets)
 }

@@ -69,6 +69,28 @@ func TestJobsWithAChoiceKeepOffScarceGPUs(t *testing.T) {
 	}
 }
 
+// TestNoModelIsUsedUpWhereOthersMayBecomeBound: no job is bound to B, and hardly any to C, but jobs bound
+// to A show that jobs may be bound. So jobs with a choice leave as much of B as of C.
+func TestNoModelIsUsedUpWhereOthersMayBecomeBound(t *testing.T) {
+	t.Parallel()
+	s := newBench()
+	for i := range 12 {
+		s.Cluster.Upsert(gpuMachine(i, 96_000, slices.Repeat([]string{[]string{"A", "B", "C"}[i%3]}, 8)...))
+	}
+	mix := []Asked{{gpu("A"), 4}, {gpu(), 20}, {gpu("C"), 0.001}} // the last makes C a set of its own
+	for _, m := range mix {
+		s.define(m.Request)
+	}
+	s.Packer.Use(given(t, mix))
+	got := map[string]int{}
+	for range 32 {
+		got[s.start(t, gpu())]++
+	}
+	if got["B"] < 11 || got["C"] < 11 {
+		t.Errorf("of 32 jobs with a choice the models got %v", got)
+	}
+}
+
 func TestScarceGPUsAreUsedOnceNothingElseIsFree(t *testing.T) {
 	t.Parallel()
 	s := twoModels(t, 1, 2, Asked{gpu("A"), 1}, Asked{gpu(), 1})
@@ -141,19 +163,19 @@ func TestLoadsAreBalanced(t *testing.T) {
 		sc.refresh()
 		supply := 0.0
 		for g := range sc.sets {
-			supply += float64(sc.sets[g].supply)
+			supply += float64(sc.supply[g])
 		}
 		for _, d := range sc.demands {
 			sum, least := 0.0, math.Inf(1)
 			for k, g := range d.sets {
-				sum, least = sum+d.flow[k], min(least, sc.sets[g].load)
+				sum, least = sum+d.flow[k], min(least, sc.load[g])
 			}
 			if want := d.amount * supply / sc.total; math.Abs(sum-want) > 1e-6*want {
 				t.Errorf("seed %d: %g of a demand of %g is distributed", seed, sum, want)
 			}
 			for k, g := range d.sets {
-				if d.flow[k] > 0.01*float64(sc.sets[g].supply) && sc.sets[g].load > least*1.05+0.01 {
-					t.Errorf("seed %d: a demand uses a set of load %g and may use one of %g", seed, sc.sets[g].load, least)
+				if d.flow[k] > 0.01*float64(sc.supply[g]) && sc.load[g] > least*1.05+0.01 {
+					t.Errorf("seed %d: a demand uses a set of load %g and may use one of %g", seed, sc.load[g], least)
 				}
 			}
 		}
@@ -181,6 +203,9 @@ func randomModels(t *testing.T, r *rand.Rand) bench {
 		q.CPUMilli = int64(1+r.IntN(12)) * 1000
 		if r.IntN(2) == 0 {
 			q.GPUMilli = int64(100 * (1 + r.IntN(9)))
+		}
+		if r.IntN(4) == 0 {
+			q.GPUs, q.GPUMilli = 2+2*r.IntN(2), 1000
 		}
 		mix = append(mix, Asked{q, 0.1 + r.Float64()*3})
 	}
@@ -302,23 +327,5 @@ func TestASurchargeIsNeverNegative(t *testing.T) {
 				}
 			}
 		}
-	}
-}
-
-// TestTheFastSurchargeIsTheSlowOne: on machines of one model, the surcharge by sums equals the
-// difference of the prices of two remnants.
-func TestTheFastSurchargeIsTheSlowOne(t *testing.T) {
-	t.Parallel()
-	s := twoModels(t, 1, 2, Asked{gpu("A"), 2}, Asked{gpu(), 1})
-	p, finish := s.placer()
-	defer finish()
-	f := p.packer.fleet
-	f.scarcity.refresh()
-	c := s.define(gpu("A"))
-	g := f.of(s.Cluster.Nodes["m00"])
-	to := remnant{g.kind, g.cpu - c.Capacity.CPUMilli, g.memory - c.Capacity.MemoryMiB, g.without(nil, 1, 1)}
-	want := f.scarcity.priceOf(&g.remnant) - f.scarcity.priceOf(&to)
-	if got, _ := f.total(g, c, 1, 0, 0); want <= 0 || math.Abs(float64(got)-want) > 1e-3 {
-		t.Errorf("the surcharge is %g, want %g", got, want)
 	}
 }
