@@ -280,6 +280,9 @@ func fitOf(w placement.JobExplanation) wire.Fit {
 	if s := e.Scarce; s != nil {
 		f.Scarce = &wire.ScarceGPUs{GPUTypes: s.Models, Requested: s.Requested, Free: s.Free}
 	}
+	if s := e.ScarceBlocks; s != nil {
+		f.Blocks = &wire.ScarceBlocks{GPUs: s.GPUs, Requested: s.Requested, Free: s.Free}
+	}
 	for _, l := range e.Lacking {
 		f.Lacking = append(f.Lacking, wire.Shortfall(l))
 	}

@@ -21,6 +21,7 @@ type Fit struct {
 	Lacking    []Shortfall       `json:"lacking,omitempty" doc:"what no machine could ever give"`
 	Data       []DataAt          `json:"data,omitempty" doc:"machines with its code, inputs or image, most first"`
 	Scarce     *ScarceGPUs       `json:"scarce,omitempty" doc:"GPUs kept for other jobs; absent: none"`
+	Blocks     *ScarceBlocks     `json:"scarce_blocks,omitempty" doc:"machines kept for larger jobs; absent: none"`
 	Summary    string            `json:"summary"`
 }
 
@@ -30,6 +31,14 @@ type ScarceGPUs struct {
 	GPUTypes  []string `json:"gpu_types"`
 	Requested float64  `json:"requested" doc:"part of the requested GPUs that only these can serve, 0 to 1"`
 	Free      float64  `json:"free" doc:"part of the free GPUs that these are, 0 to 1"`
+}
+
+// ScarceBlocks are machines that a job could use, but that are kept for jobs that need several GPUs
+// of one machine. The job prefers other machines while some have free GPUs.
+type ScarceBlocks struct {
+	GPUs      int     `json:"gpus" doc:"free GPUs of such a machine, at least"`
+	Requested float64 `json:"requested" doc:"part of the requested GPUs, by jobs for as many or more, 0 to 1"`
+	Free      float64 `json:"free" doc:"part of the free GPUs that are together on such machines, 0 to 1"`
 }
 
 // DataAt is the amount of a job's data on a machine, by the machine's last report. It
