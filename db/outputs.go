@@ -54,6 +54,11 @@ func (d *Objects) RegisterOutput(ctx context.Context, machine berth.MachineID, p
 		if err != nil || !added {
 			return err
 		}
+		if p.Attempt > 1 {
+			if err := replaceOutput(ctx, tx, p); err != nil {
+				return err
+			}
+		}
 		return checkStorage(ctx, tx, c.limits, StoredOutputs, 0, o.Stored)
 	})
 	// In a transaction of its own, since the refusal has rolled back the first one.
@@ -63,6 +68,26 @@ func (d *Objects) RegisterOutput(ctx context.Context, machine berth.MachineID, p
 		}
 	}
 	return mapError(err, fmt.Sprintf("output of job %s", p.Job))
+}
+
+// replaceOutput deletes the same output of earlier attempts, and marks its objects for removal. No
+// job can read it: only outputs of jobs that have succeeded become inputs, and this job runs.
+func replaceOutput(ctx context.Context, tx pgx.Tx, p wire.OutputReport) error {
+	_, err := tx.Exec(ctx, `
+		WITH old AS (
+			DELETE FROM outputs
+			WHERE job = @job AND rank = @rank AND name = @name AND attempt < @attempt
+			RETURNING object
+		)
+		INSERT INTO doomed_objects (prefix)
+		SELECT DISTINCT object
+		FROM old
+		ON CONFLICT DO NOTHING`,
+		pgx.NamedArgs{"job": p.Job, "rank": p.Rank, "name": p.Output.Name, "attempt": p.Attempt})
+	if err != nil {
+		return fmt.Errorf("replace output %s of earlier attempts: %w", p.Output.Name, err)
+	}
+	return nil
 }
 
 // OutputObject is a stored output with the key of its object.
@@ -133,7 +158,7 @@ func lostOutputs(ctx context.Context, tx pgx.Tx, job lockedJob) ([]spec.Output, 
 		return nil, nil
 	}
 	rows, err := tx.Query(ctx, `
-		SELECT o ->> 'name', o ->> 'path'
+		SELECT o ->> 'name', o ->> 'path', coalesce(o ->> 'when', '')
 		FROM job_specs s, jsonb_array_elements(s.spec -> 'outputs') o
 		WHERE s.job = @job AND (
 			NOT EXISTS (SELECT 1 FROM outputs x WHERE x.job = @job AND x.attempt = @attempt AND x.name = o ->> 'name')

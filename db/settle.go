@@ -6,6 +6,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/failure"
 	"berth/internal/lib/failpoint"
 	"berth/lifecycle"
 	"berth/spec"
@@ -80,7 +81,17 @@ func readHistory(ctx context.Context, tx pgx.Tx, job lockedJob) (h lifecycle.His
 	if h.Earlier, err = earlier(ctx, tx, job); err != nil {
 		return h, err
 	}
-	h.OutputsLost, err = lostOutputs(ctx, tx, job)
+	if h.OutputsLost, err = lostOutputs(ctx, tx, job); err != nil || job.Job.Retry.Requeues() == 0 {
+		return h, err
+	}
+	err = tx.QueryRow(ctx, `
+		SELECT EXISTS (
+			    SELECT 1
+			    FROM checkpoints c
+			    WHERE c.job = @job AND c.attempt = @attempt AND c.state = 'verified'),
+		    (SELECT count(*) FROM attempts t WHERE t.job = @job AND t.outcome ->> 'rule' = @rule)`,
+		pgx.NamedArgs{"job": job.ID, "attempt": job.Attempt, "rule": failure.RuleRequeue}).
+		Scan(&h.Progressed, &h.Requeues)
 	return h, err
 }
 

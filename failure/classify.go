@@ -60,6 +60,8 @@ type AttemptEvidence struct {
 	Losses     int    // attempts charged to BudgetInfra before this one
 	OOMGrown   bool   // an earlier attempt has already got more memory
 	Checkpoint bool   // a verified checkpoint exists
+	Progressed bool   // this attempt has stored a verified checkpoint; read only with retry.on_time_limit: requeue
+	Requeues   int    // earlier attempts that ended with a requeue at the time limit
 	LastStep   *int64 // the last step that its progress reported
 	// OutputsLost lists declared outputs without any stored data.
 	OutputsLost []spec.Output
@@ -301,6 +303,24 @@ func ruled(action string) func(AttemptEvidence, RankEvidence) bool {
 			return rule.ExitCodes.Contains(r.Exit.Code)
 		})
 		return at >= 0 && e.Retry.Rules[at].Action == action
+	}
+}
+
+// requeueText returns the number of the next requeue at the time limit, such as "3 of 10".
+func (e AttemptEvidence) requeueText() string {
+	return fmt.Sprintf("%d of %d", e.Requeues+1, e.Retry.Requeues())
+}
+
+// unqueuedText explains why a job with on_time_limit: requeue fails at its time limit; "" for
+// other jobs.
+func (e AttemptEvidence) unqueuedText() string {
+	switch most := e.Retry.Requeues(); {
+	case most == 0:
+		return ""
+	case e.Requeues >= most:
+		return fmt.Sprintf(" after %d of %d requeues", e.Requeues, most)
+	default:
+		return ", and this attempt stored no checkpoint from which a requeue could continue"
 	}
 }
 

@@ -65,6 +65,12 @@ var classifyCases = []struct {
 	{"drained", evidence(drained), ordered(143), classified{Rule: "drained", Next: berth.Retrying, Code: berth.ReasonDrained, Budget: failure.BudgetNone, Elsewhere: true}},
 	{"a failure of its own on a draining machine", evidence(drained), exited(1), classified{Rule: "failed", Next: berth.Failed, Code: berth.ReasonExitCode, Budget: failure.BudgetUser}},
 	{"time limit", evidence(attempts(3)), stopped(failure.CauseTimeLimit), classified{Rule: "time_limit", Next: berth.Failed, Code: berth.ReasonTimeLimit, Budget: failure.BudgetUser}},
+	{"time limit after a checkpoint", evidence(requeued(9), attempts(1)), stopped(failure.CauseTimeLimit),
+		classified{Rule: failure.RuleRequeue, Next: berth.Retrying, Code: berth.ReasonTimeLimit, Budget: failure.BudgetNone}},
+	{"time limit after the last requeue", evidence(requeued(10)), stopped(failure.CauseTimeLimit),
+		classified{Rule: "time_limit", Next: berth.Failed, Code: berth.ReasonTimeLimit, Budget: failure.BudgetUser}},
+	{"time limit without a new checkpoint", evidence(requeued(0), unsaved), stopped(failure.CauseTimeLimit),
+		classified{Rule: "time_limit", Next: berth.Failed, Code: berth.ReasonTimeLimit, Budget: failure.BudgetUser}},
 	{"the first stall is free", evidence(), stopped(failure.CauseStalled), classified{Rule: "stalled", Next: berth.Retrying, Code: berth.ReasonStalled, Budget: failure.BudgetNone, Elsewhere: true}},
 	{"a stall at another step is charged", evidence(at(9), attempts(3), had(failure.EarlierAttempt{Rule: "stalled", LastStep: step(4)})), stopped(failure.CauseStalled), classified{Rule: "stalled_again", Next: berth.Retrying, Code: berth.ReasonStalled, Budget: failure.BudgetUser, Delay: true, Elsewhere: true}},
 	{"a stall at the same step is the user's", evidence(at(9), had(failure.EarlierAttempt{Rule: "stalled", LastStep: step(9)})), stopped(failure.CauseStalled), classified{Rule: "stalled_same_step", Next: berth.Failed, Code: berth.ReasonStalled, Budget: failure.BudgetUser}},
@@ -220,6 +226,15 @@ func grows(e *failure.AttemptEvidence) { e.Retry.OnOOM = "grow" }
 func attempts(n int) func(*failure.AttemptEvidence) {
 	return func(e *failure.AttemptEvidence) { e.Retry.MaxAttempts = n }
 }
+
+// requeued is a job with on_time_limit: requeue whose attempt has stored a checkpoint.
+func requeued(n int) func(*failure.AttemptEvidence) {
+	return func(e *failure.AttemptEvidence) {
+		e.Retry.OnTimeLimit, e.Requeues, e.Progressed = spec.OnTimeLimitRequeue, n, true
+	}
+}
+
+func unsaved(e *failure.AttemptEvidence) { e.Progressed = false }
 
 func failed(n int) func(*failure.AttemptEvidence) {
 	return func(e *failure.AttemptEvidence) { e.Failures = n }

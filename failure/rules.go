@@ -18,6 +18,10 @@ const (
 // machine makes the job a suspect.
 const PoisonMinutes = 10
 
+// RuleRequeue is the name of the rule that runs a job again after its time limit. The
+// settlement of later attempts counts the attempts with this rule.
+const RuleRequeue = "time_limit_requeue"
+
 // Rules is the failure classification. docs/reference/classification.md is generated from
 // it, and each rule is a case of TestClassify. The first matching rule decides, so a rule
 // stands before the more general rules for the same evidence, and kinds of evidence stand in
@@ -118,10 +122,23 @@ var Rules = []Rule{
 		Class:  ClassPolicy, Reason: berth.ReasonDrained, Says: "machine drained: {drain}", Hint: none,
 		Next: berth.Retrying, Blame: BlamePolicy, Budget: BudgetNone, Wait: WaitNone, Elsewhere: true,
 	},
+	// A new checkpoint in each attempt bounds the requeues of a job that makes no progress.
+	{
+		Name: RuleRequeue, Evidence: EvidenceIntent,
+		Signal: "stopped at its time_limit with on_time_limit: requeue, the attempt had stored a checkpoint, and " +
+			"max_requeues is not reached",
+		Causes: []ExitCause{CauseTimeLimit},
+		when: func(e AttemptEvidence, _ RankEvidence) bool {
+			return e.Progressed && e.Requeues < e.Retry.Requeues()
+		},
+		Class: ClassPolicy, Reason: berth.ReasonTimeLimit,
+		Says: "reached its time_limit, continues from its newest checkpoint (requeue {requeue})", Hint: none,
+		Next: berth.Retrying, Blame: BlamePolicy, Budget: BudgetNone, Wait: WaitNone,
+	},
 	{
 		Name: "time_limit", Evidence: EvidenceIntent, Signal: "stopped at its time_limit",
 		Causes: []ExitCause{CauseTimeLimit},
-		Class:  ClassPermanent, Reason: berth.ReasonTimeLimit, Says: "reached its time_limit",
+		Class:  ClassPermanent, Reason: berth.ReasonTimeLimit, Says: "reached its time_limit{unqueued}",
 		Hint: "raise time_limit and submit it again (it starts from the beginning)",
 		Next: berth.Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
 	},

@@ -50,6 +50,8 @@ func Begin(job Job, attempt int) Step {
 type History struct {
 	Earlier     []failure.EarlierAttempt // oldest first
 	OutputsLost []spec.Output            // declared outputs without any stored data
+	Progressed  bool                     // the attempt has stored a verified checkpoint
+	Requeues    int                      // earlier attempts that ended with a requeue at the time limit
 }
 
 // Settlement is the result of an attempt: the verdict, and the values to store with it.
@@ -122,6 +124,7 @@ func (j Job) evidence(history History) failure.AttemptEvidence {
 		Job: j.ID, State: j.State, Attempt: j.Attempt, Retry: j.Retry, Preempted: j.Preempted,
 		Failures: j.Failures, Losses: j.Losses, OOMGrown: j.OOMGrown, Checkpoint: j.Checkpoint, LastStep: j.lastStep(),
 		Earlier: history.Earlier, OutputsLost: history.OutputsLost,
+		Progressed: history.Progressed, Requeues: history.Requeues,
 	}
 	if j.CancelAt != nil {
 		e.CancelAt = *j.CancelAt

@@ -82,6 +82,9 @@ func (s Job) CacheKey(at Standing) (key []byte, ok bool) {
 		k.SecretsAs = s.SecretsAs
 	}
 	slices.SortFunc(k.Inputs, func(a, b cachedInput) int { return strings.Compare(a.To, b.To) })
+	for i := range k.Outputs {
+		k.Outputs[i].When = "" // the container does not notice it
+	}
 	slices.SortFunc(k.Outputs, func(a, b Output) int { return strings.Compare(a.Name, b.Name) })
 	slices.SortFunc(k.Secrets, func(a, b cachedSecret) int { return cmp.Compare(a.Name, b.Name) })
 	raw, err := json.Marshal(k)

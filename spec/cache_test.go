@@ -105,6 +105,7 @@ func TestACachedStepIsItsContentInAnyOrder(t *testing.T) {
 	s.Inputs[0], s.Inputs[1] = s.Inputs[1], s.Inputs[0]
 	at.Inputs = map[int]berth.Address{1: someAddress}
 	s.Outputs[0], s.Outputs[1] = s.Outputs[1], s.Outputs[0]
+	s.Outputs[0].When = spec.OutputAlways
 	s.Secrets[0], s.Secrets[1] = s.Secrets[1], s.Secrets[0]
 	s.Inputs[1].From = "job:elsewhere/other"
 	s.Inputs[2].From, s.Inputs[2].Secret = "https://example.net/g", "LOGIN"

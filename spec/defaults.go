@@ -4,12 +4,13 @@ import "time"
 
 // Defaults of a job file.
 const (
-	DefaultCPUs       MilliCPU = 1000
-	DefaultMemory     MiB      = 2048
-	DefaultStopGrace           = 30 * time.Second
-	DefaultLostAfter           = 90 * time.Second
-	DefaultKeep                = 2
-	DefaultMaxRetries          = 1
+	DefaultCPUs        MilliCPU = 1000
+	DefaultMemory      MiB      = 2048
+	DefaultStopGrace            = 30 * time.Second
+	DefaultLostAfter            = 90 * time.Second
+	DefaultKeep                 = 2
+	DefaultMaxRetries           = 1
+	DefaultMaxRequeues          = 10 // with retry.on_time_limit: requeue
 )
 
 // WithDefaults returns the spec with a value in every unset field that has a default, and

@@ -93,7 +93,14 @@ type Input struct {
 type Output struct {
 	Name string `json:"name" doc:"name of the output"`
 	Path string `json:"path" doc:"path in the container, a file or a folder"`
+	When string `json:"when,omitempty" doc:"success (default), or always: also after a failure or a stop"`
 }
+
+// OutputAlways is the value of When of an output that is stored after each end of the container.
+const OutputAlways = "always"
+
+// Always reports whether the output is stored also after an end that is no success.
+func (o Output) Always() bool { return o.When == OutputAlways }
 
 // Array creates many jobs from one file.
 type Array struct {

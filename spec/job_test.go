@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -58,5 +59,32 @@ func TestEveryFaultIsNamedAtOnce(t *testing.T) {
 	want := "name env.NVIDIA_VISIBLE_DEVICES resources.gpus resources.gpu_type[0] placement.site retry.max_attempts checkpoint.path labels.a\nb labels.a=b"
 	if got := strings.Join(fields, " "); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
+	}
+}
+
+func TestRequeueAtTheTimeLimitNeedsALimitAndACheckpoint(t *testing.T) {
+	t.Parallel()
+	for want, edit := range map[string]func(*spec.Job){
+		"": func(s *spec.Job) {
+			s.TimeLimit, s.Checkpoint = spec.Duration(time.Hour), &spec.CheckpointPolicy{Path: "/checkpoint"}
+			s.Retry.OnTimeLimit, s.Retry.MaxRequeues = "requeue", 1000
+		},
+		"retry.on_time_limit": func(s *spec.Job) {
+			s.TimeLimit, s.Retry.OnTimeLimit = spec.Duration(time.Hour), "requeue"
+		},
+		"retry.max_requeues": func(s *spec.Job) { s.Retry.MaxRequeues = 3 },
+		"outputs[0].when": func(s *spec.Job) {
+			s.Outputs = []spec.Output{{Name: "x", Path: "/x", When: "sometimes"}, {Name: "y", Path: "/y", When: "always"}}
+		},
+	} {
+		s := minimal()
+		edit(&s)
+		var fields []string
+		for _, f := range s.WithDefaults().Validate() {
+			fields = append(fields, f.Field)
+		}
+		if got := strings.Join(fields, " "); got != want {
+			t.Errorf("faults are in %q, want %q", got, want)
+		}
 	}
 }

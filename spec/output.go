@@ -26,6 +26,9 @@ func (s Job) validateOutputs(v *validation) {
 		for _, hidden := range []string{"/proc", "/sys", "/dev", "/run/secrets"} {
 			ok = ok && o.Path != hidden && !strings.HasPrefix(o.Path, hidden+"/")
 		}
+		if o.When != "" {
+			v.oneOf(field+".when", o.When, "success", OutputAlways)
+		}
 		v.require(ok, field+".path", strconv.Quote(o.Path)+" cannot be the path of an output",
 			"a clean absolute path such as /out/model, not /, /proc, /sys, /dev or /run/secrets")
 	}

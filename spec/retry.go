@@ -18,6 +18,25 @@ type RetryPolicy struct {
 	Backoff     Backoff     `json:"backoff,omitzero" doc:"wait before the next run"`
 	Rules       []RetryRule `json:"rules,omitempty" doc:"actions by exit code; the first match wins"`
 	OnOOM       string      `json:"on_oom,omitempty" doc:"fail, or grow: one more run with 1.5 times the memory"`
+	OnTimeLimit string      `json:"on_time_limit,omitempty" doc:"fail (default), or requeue after a new checkpoint"`
+	MaxRequeues int         `json:"max_requeues,omitempty" zero:"1 to 1000; default 10" doc:"most requeues (default 10)"`
+}
+
+// OnTimeLimitRequeue is the value of OnTimeLimit with which a job that reaches its time limit
+// runs again from its newest checkpoint, without a charge to MaxAttempts. The job fails instead
+// if the attempt has stored no new checkpoint, or after Requeues requeues.
+const OnTimeLimitRequeue = "requeue"
+
+// Requeues returns the number of requeues at the time limit that a job may have.
+func (r RetryPolicy) Requeues() int {
+	switch {
+	case r.OnTimeLimit != OnTimeLimitRequeue:
+		return 0
+	case r.MaxRequeues == 0:
+		return DefaultMaxRequeues
+	default:
+		return r.MaxRequeues
+	}
 }
 
 // RetryRule overrides the policy for some exit codes.

@@ -172,6 +172,17 @@ func (s Job) validateRetry(v *validation) {
 	v.require(r.MaxAttempts >= 1 && r.MaxAttempts <= 100,
 		"retry.max_attempts", fmt.Sprintf("%d is out of range", r.MaxAttempts), "1 to 100")
 	v.oneOf("retry.on_oom", r.OnOOM, "fail", "grow")
+	if r.OnTimeLimit != "" {
+		v.oneOf("retry.on_time_limit", r.OnTimeLimit, "fail", OnTimeLimitRequeue)
+	}
+	if r.OnTimeLimit == OnTimeLimitRequeue {
+		v.require(s.TimeLimit > 0 && s.Checkpoint != nil, "retry.on_time_limit",
+			"requeue needs time_limit and checkpoint", "set both, or leave it out")
+	}
+	v.require(r.MaxRequeues >= 0 && r.MaxRequeues <= 1000,
+		"retry.max_requeues", fmt.Sprintf("%d is out of range", r.MaxRequeues), "1 to 1000")
+	v.require(r.MaxRequeues == 0 || r.OnTimeLimit == OnTimeLimitRequeue, "retry.max_requeues",
+		"has no effect without retry.on_time_limit: requeue", "set retry.on_time_limit, or leave it out")
 	v.require(r.Backoff.Factor >= 1 && r.Backoff.Factor <= 10,
 		"retry.backoff.factor", fmt.Sprintf("%g is out of range", r.Backoff.Factor), "1 to 10")
 	v.require(r.Backoff.Initial >= 0 && r.Backoff.Max.Std() <= 24*time.Hour && r.Backoff.Initial <= r.Backoff.Max,

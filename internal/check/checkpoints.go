@@ -68,6 +68,13 @@ func (c *jobCase) resumed(t history.Attempt) {
 	}
 }
 
+// saved reports whether an attempt has stored a whole checkpoint.
+func (c *jobCase) saved(attempt int) bool {
+	return slices.ContainsFunc(c.j.Checkpoints, func(p history.Checkpoint) bool {
+		return p.Attempt == attempt && p.Whole()
+	})
+}
+
 // never lists, by reason, the budgets that must not be charged, independently of
 // the classification's other inputs.
 var never = map[berth.ReasonCode][]failure.Budget{
@@ -85,7 +92,8 @@ var never = map[berth.ReasonCode][]failure.Budget{
 }
 
 // budgetsAddUp proves invariant 16: no attempt is charged to a budget that its reason
-// excludes, and the job's counts follow from its attempts. Losses in the row may be fewer
+// excludes, and the job's counts follow from its attempts. A requeue at the time limit is free
+// of charge, and needs a new checkpoint. Losses in the row may be fewer
 // than the charged attempts, because a new verified checkpoint resets the count.
 func budgetsAddUp(c *jobCase) {
 	failures, losses := 0, 0
@@ -102,7 +110,12 @@ func budgetsAddUp(c *jobCase) {
 		default:
 			c.breach(rows(t), "attempt %d was charged to %q", t.Attempt, t.Budget)
 		}
-		if t.Outcome != nil && slices.Contains(never[t.Outcome.Code], t.Budget) {
+		requeued := t.Outcome != nil && t.Outcome.Rule == failure.RuleRequeue
+		if requeued && !c.saved(t.Attempt) {
+			c.breach(rows(t), "attempt %d was requeued at its time limit, and has no whole checkpoint of its own",
+				t.Attempt).Attempt = t.Attempt
+		}
+		if t.Outcome != nil && !requeued && slices.Contains(never[t.Outcome.Code], t.Budget) {
 			c.breach(rows(t), "attempt %d ended as %s and was charged to %s", t.Attempt, t.Outcome.Code,
 				t.Budget).Attempt = t.Attempt
 		}

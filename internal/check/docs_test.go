@@ -39,7 +39,8 @@ func TestDocumentListsTheInvariants(t *testing.T) {
 func TestNoRuleChargesTheWrongBudget(t *testing.T) {
 	t.Parallel()
 	for _, r := range failure.Rules {
-		if slices.Contains(check.Never[r.Reason], r.Budget) {
+		// A requeue at the time limit is free of charge; budgetsAddUp demands a checkpoint instead.
+		if r.Name != failure.RuleRequeue && slices.Contains(check.Never[r.Reason], r.Budget) {
 			t.Errorf("rule %s charges %s to %s", r.Name, r.Reason, r.Budget)
 		}
 	}

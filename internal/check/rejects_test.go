@@ -280,6 +280,11 @@ var bads = []bad{
 	{16, "a failure that is not counted", fellBack, func(h *check.History) { h.Jobs[0].Failures = 0 }},
 	{16, "a loss that was none", fellBack, func(h *check.History) { h.Jobs[0].Losses = 1 }},
 	{16, "a budget that there is not", fellBack, func(h *check.History) { h.Jobs[0].Attempts[0].Budget, h.Jobs[0].Failures = "mine", 0 }},
+	{16, "a requeue at the time limit without a checkpoint", lost, func(h *check.History) {
+		j := &h.Jobs[0]
+		j.Attempts[0].Budget, j.Losses, j.Checkpoints = failure.BudgetNone, 0, nil
+		j.Attempts[0].Outcome = &berth.Reason{Code: berth.ReasonTimeLimit, Rule: failure.RuleRequeue}
+	}},
 	{16, "losses without end", lost, func(h *check.History) {
 		j := &h.Jobs[0]
 		j.Losses = failure.MaxInfraLosses + 1

@@ -62,6 +62,27 @@ func (s *outputStore) store(ctx context.Context) (unstored, refused []string, qu
 	return unstored, refused, quota
 }
 
+// storeAlways stores the outputs with "when: always" of a member that has not done its work. The
+// end of the attempt is judged without them: an output that does not exist is no fault, and one
+// that cannot be stored becomes a warning.
+func (s *outputStore) storeAlways(ctx context.Context) {
+	for _, o := range s.claim.Spec.Outputs {
+		if !o.Always() {
+			continue
+		}
+		err := s.storeOne(ctx, o)
+		switch {
+		case err == nil:
+		case ctx.Err() != nil:
+			return
+		case errors.Is(err, node.ErrNoPath):
+			s.log.Info("output not produced before the end", "output", o.Name, "path", o.Path)
+		default:
+			s.reports.warn(fmt.Sprintf("output %s was not stored: %s", o.Name, err))
+		}
+	}
+}
+
 // outputRefused reports whether every machine would fail to store an output: the path does not
 // exist, no archive can hold its content, or the content is too large. Any other error is the
 // fault of this machine, of the store or of the network.

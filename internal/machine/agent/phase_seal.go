@@ -2,12 +2,14 @@ package agent
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
 	"berth"
 	"berth/failure"
 	"berth/internal/lib/failpoint"
+	"berth/spec"
 	"berth/wire"
 )
 
@@ -58,9 +60,9 @@ func (p *sealPhase) Do(member context.Context) (phase, error) {
 	return phaseRecord, nil
 }
 
-// store waits for the log, the samples, the checkpoints and, of a member that has
-// done its work, the outputs. It returns the exit with the names of outputs that
-// exist and are not stored.
+// store waits for the log, the samples, the checkpoints and the outputs. It returns the
+// exit with the names of outputs that exist and are not stored. A member that has not done
+// its work stores only the outputs with "when: always".
 func (p *sealPhase) store(ctx context.Context, x failure.Exit) failure.Exit {
 	if p.shipper == nil {
 		return x
@@ -80,8 +82,11 @@ func (p *sealPhase) store(ctx context.Context, x failure.Exit) failure.Exit {
 	if p.uploader != nil {
 		store("checkpoints", p.uploader.finish)
 	}
-	if x.Done() && len(p.claim.Spec.Outputs) > 0 {
+	switch always := slices.ContainsFunc(p.claim.Spec.Outputs, spec.Output.Always); {
+	case x.Done() && len(p.claim.Spec.Outputs) > 0:
 		store("outputs", func(ctx context.Context) { x.Unstored, x.Refused, x.OverQuota = p.outputs.store(ctx) })
+	case x.Started() && always:
+		store("outputs", p.outputs.storeAlways)
 	}
 	rest.Wait()
 	p.shipper.conclude(p.ctx)

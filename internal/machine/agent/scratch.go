@@ -43,7 +43,8 @@ type memo struct {
 	Intent     failure.ExitCause `json:"intent,omitempty"`   // why we began to stop it
 	IntentAt   time.Time         `json:"intent_at,omitzero"` // when that was delivered
 	IntentSays string            `json:"intent_says,omitempty"`
-	Saved      int64             `json:"saved,omitempty"` // berth.Orders.Save that was carried out last
+	Saved      int64             `json:"saved,omitempty"`     // berth.Orders.Save that was carried out last
+	SavedFor   time.Duration     `json:"saved_for,omitempty"` // time limit before which the job was signaled to save
 }
 
 // scratchDir returns the folder of the container with this name.

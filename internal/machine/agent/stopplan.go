@@ -34,6 +34,12 @@ type stopPlan struct {
 	deaf     bool      // a warning was sent that SIGKILL does not end it
 	nextSave time.Time // by checkpoint.interval
 	saved    int64     // berth.Orders.Save that was carried out last
+
+	savedFor   time.Duration // time limit before which the signal to save was sent
+	limitAgain time.Time     // when to repeat that signal, which may not have arrived
+	asked      time.Time     // when the running container was last signaled to save; zero: it has saved since
+	askedAfter int64         // newest complete checkpoint at that signal
+	saveTook   time.Duration // from the signal to the complete checkpoint, of the last one measured
 }
 
 // stage is the progress of stopping a container.
@@ -53,6 +59,7 @@ const (
 // adopt takes over the plan of an earlier process.
 func (s *stopPlan) adopt(m memo, begun time.Time) {
 	s.cause, s.at, s.says, s.begun, s.saved = m.Intent, m.IntentAt, m.IntentSays, begun, m.Saved
+	s.savedFor = m.SavedFor
 }
 
 // begin schedules the first checkpoint of a job with checkpoint.interval.
@@ -87,10 +94,11 @@ func (s *stopPlan) steer(signs *progressWatcher) time.Duration {
 			soon(s.begun.Add(limit))
 		}
 		if !s.nextSave.IsZero() && !now.Before(s.nextSave) {
-			s.signal(s.claim.Spec.Checkpoint.Signal)
+			s.requestSave(now)
 			s.nextSave = now.Add(s.claim.Spec.Checkpoint.Interval.Std())
 		}
 		soon(s.nextSave)
+		soon(s.saveBeforeLimit(now))
 	case saves:
 		if s.uploader.newest() > s.baseline || !now.Before(s.saveBy) {
 			s.terminate(now)
@@ -117,7 +125,8 @@ func (s *stopPlan) decide(now time.Time, o berth.Orders, signs *progressWatcher)
 		s.stop(now, failure.CauseOrdered, "stopped on request", o.Grace(), o.Checkpoint)
 	case limit > 0 && now.Sub(s.begun) >= limit:
 		says := "ran for its time_limit of " + spec.Duration(limit).String()
-		s.stop(now, failure.CauseTimeLimit, says, s.claim.grace(), false)
+		// The signal before the limit may be missing: no agent ran then, or the limit was lowered.
+		s.stop(now, failure.CauseTimeLimit, says, s.claim.grace(), s.savesBeforeLimit(limit))
 	case fault != "":
 		s.stop(now, failure.CauseGPU, fault, s.claim.grace(), true)
 	case stall > 0 && signs.quietFor(now) >= stall.Std():
@@ -142,9 +151,72 @@ func (s *stopPlan) save(now time.Time, order int64) {
 		s.log.Warn("cannot store the order to save", "err", err)
 	}
 	s.nextSave = now.Add(k.Interval.Std())
-	if !s.signal(k.Signal) {
+	if !s.requestSave(now) {
 		s.nextSave = now.Add(min(k.Interval.Std(), time.Second))
 	}
+}
+
+// requestSave sends the checkpoint signal to a container that continues to run. It reports
+// whether the signal needs no repetition.
+func (s *stopPlan) requestSave(now time.Time) bool {
+	s.measureSave()
+	if s.asked.IsZero() {
+		s.asked, s.askedAfter = now, s.uploader.newest()
+	}
+	return s.signal(s.claim.Spec.Checkpoint.Signal)
+}
+
+// measureSave notes how long the job took to save after the last signal, once it has saved.
+func (s *stopPlan) measureSave() {
+	if !s.asked.IsZero() && s.uploader.newest() > s.askedAfter {
+		s.saveTook, s.asked = s.uploader.foundAt().Sub(s.asked), time.Time{}
+	}
+}
+
+// saveLead is the time between the last checkpoint signal and the time limit: the grace plus
+// twice the time of the last save, at most half the limit.
+func saveLead(limit, grace, lastSave time.Duration) time.Duration {
+	return min(limit/2, grace+2*lastSave)
+}
+
+// savesBeforeLimit reports whether the job is to get a checkpoint signal before its time limit,
+// and has not got it yet.
+func (s *stopPlan) savesBeforeLimit(limit time.Duration) bool {
+	k := s.claim.Spec.Checkpoint
+	return k != nil && k.Signal != "" && k.Signal != "SIGTERM" && limit > 0 && s.savedFor != limit
+}
+
+// saveBeforeLimit sends the checkpoint signal once before the time limit, so that little work is
+// lost when the job must stop. The job runs on until the limit, since it may complete its work.
+// saveBeforeLimit returns the time at which the signal is due; zero: never.
+func (s *stopPlan) saveBeforeLimit(now time.Time) time.Time {
+	limit := s.orders.runLimit()
+	if !s.savesBeforeLimit(limit) {
+		return time.Time{}
+	}
+	s.measureSave()
+	due := s.begun.Add(limit - saveLead(limit, s.claim.grace(), s.saveTook))
+	if due.Before(s.limitAgain) {
+		due = s.limitAgain
+	}
+	if now.Before(due) {
+		return due
+	}
+	s.log.Info("signaling the job to save before its time limit", "limit", limit, "last_save", s.saveTook)
+	if !s.requestSave(now) {
+		s.limitAgain = now.Add(time.Second)
+		return s.limitAgain
+	}
+	if k := s.claim.Spec.Checkpoint; k.Interval > 0 {
+		s.nextSave = now.Add(k.Interval.Std())
+	}
+	s.savedFor = limit
+	m := s.scratch.memo()
+	m.SavedFor = limit
+	if err := s.scratch.remember(m); err != nil { // the next process repeats the signal
+		s.log.Warn("cannot store that the job was signaled to save", "err", err)
+	}
+	return time.Time{}
 }
 
 // finish repeats SIGTERM if the first may not have arrived, and sends SIGKILL once the grace is

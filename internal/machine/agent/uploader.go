@@ -42,6 +42,7 @@ type checkpointUploader struct {
 	done  chan struct{} // closed after the last look
 	last  int64         // steps up to this one need no upload
 	seen  atomic.Int64  // newest complete step in the folder
+	found atomic.Int64  // when that step was found, in nanoseconds since 1970
 	bad   map[int64]bool
 
 	ended chan struct{} // closed when the container has ended
@@ -74,6 +75,9 @@ func (u *checkpointUploader) skip(restored *int64) {
 
 // newest returns the newest complete step in the folder, stored or not.
 func (u *checkpointUploader) newest() int64 { return u.seen.Load() }
+
+// foundAt returns the time at which the newest complete step was found.
+func (u *checkpointUploader) foundAt() time.Time { return time.Unix(0, u.found.Load()) }
 
 // begin starts looking for steps, until finish or the end of the member.
 func (u *checkpointUploader) begin() {
@@ -176,7 +180,10 @@ func (u *checkpointUploader) complete() ([]int64, error) {
 		if err != nil || !info.Mode().IsRegular() {
 			continue
 		}
-		u.seen.Store(max(u.seen.Load(), step))
+		if step > u.seen.Load() {
+			u.found.Store(time.Now().UnixNano()) // before seen, whose readers ask for the time
+			u.seen.Store(step)
+		}
 		if step > u.last && !u.bad[step] {
 			steps = append(steps, step)
 		}
