@@ -156,7 +156,8 @@ func (c Rule) reason(e AttemptEvidence, r RankEvidence) berth.Reason {
 	says := strings.NewReplacer(
 		"{machine}", string(r.Machine), "{code}", strconv.Itoa(x.Code), "{exit}", x.Message, "{drain}", e.DrainedBy,
 		"{xid}", strconv.FormatUint(x.Xid, 10), "{deaths}", e.deaths(r), "{outputs}", e.outputNames(),
-		"{requeue}", e.requeueText(), "{unqueued}", e.unqueuedText(), "{lost}", e.lostText(), "{stalled}", e.stalledIn(), "{quota}", x.OverQuota,
+		"{requeue}", e.requeueText(), "{unqueued}", e.unqueuedText(),
+		"{lost}", e.lostText(), "{stalled}", e.stalledIn(), "{quota}", x.OverQuota,
 	).Replace(c.Says)
 	return berth.Reason{Code: c.Reason, Rule: c.Name, Message: says, Hint: hint}
 }

@@ -19,7 +19,7 @@ type RetryPolicy struct {
 	Rules       []RetryRule `json:"rules,omitempty" doc:"actions by exit code; the first match wins"`
 	OnOOM       string      `json:"on_oom,omitempty" doc:"fail, or grow: one more run with 1.5 times the memory"`
 	OnTimeLimit string      `json:"on_time_limit,omitempty" doc:"fail (default), or requeue after a new checkpoint"`
-	MaxRequeues int         `json:"max_requeues,omitempty" zero:"1 to 1000; default 10" doc:"most requeues (default 10)"`
+	MaxRequeues int         `json:"max_requeues,omitempty" zero:"1 to 1000" doc:"most requeues (default 10)"`
 }
 
 // OnTimeLimitRequeue is the value of OnTimeLimit with which a job that reaches its time limit
