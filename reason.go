@@ -21,7 +21,6 @@ const (
 	ReasonStalled           ReasonCode = "stalled"
 	ReasonImageNotFound     ReasonCode = "image_not_found"
 	ReasonImageUnavailable  ReasonCode = "image_unavailable"
-	ReasonInvalidSpec       ReasonCode = "invalid_spec"
 	ReasonOutputLost        ReasonCode = "output_lost"
 	ReasonStorageQuota      ReasonCode = "storage_quota" // an output does not fit in the tenant's storage quota
 	ReasonMachineLost       ReasonCode = "machine_lost"
@@ -29,6 +28,7 @@ const (
 	ReasonGPUError          ReasonCode = "gpu_error"
 	ReasonCheckpointCorrupt ReasonCode = "checkpoint_corrupt"
 	ReasonPreempted         ReasonCode = "preempted"
+	ReasonSuspended         ReasonCode = "suspended" // stopped on request, and held until its release
 	ReasonDrained           ReasonCode = "drained"
 	ReasonUpstreamFailed    ReasonCode = "upstream_failed"
 	ReasonCanceledByUser    ReasonCode = "canceled_by_user"

@@ -12,7 +12,7 @@ const (
 	Queued     State = "queued"     // its workflow waits for the leader's grant
 	Scheduled  State = "scheduled"  // capacity is reserved; machines prepare
 	Running    State = "running"    // the containers of all its members have started
-	Preempting State = "preempting" // must release its capacity for another job
+	Preempting State = "preempting" // must release its capacity, for another job or because it is suspended
 	Canceling  State = "canceling"  // ordered to stop; containers may still run
 	Retrying   State = "retrying"   // waits for its next attempt
 	Succeeded  State = "succeeded"
@@ -59,12 +59,14 @@ var Transitions = []Transition{
 	{Queued, Canceled, ActorAPI, "a cancel request; no capacity is held"},
 	{Scheduled, Running, ActorAgent,
 		"the container of the last rank has started; attempt and machine epoch are current"},
-	{Scheduled, Preempting, ActorLeader, "chosen as victim; stop_by is set and checkpoint ordered"},
+	{Scheduled, Preempting, ActorLeader, "chosen as victim; stop_by is set and checkpoint ordered. Or by api: " +
+		"suspended, and held"},
 	{Scheduled, Canceling, ActorAPI, "a cancel request; stop is ordered with grace"},
 	{Scheduled, Retrying, ActorWorkflow,
 		"settled: infrastructure, preempted or transient; capacity released or orphaned"},
 	{Scheduled, Failed, ActorWorkflow, "settled: permanent, or a budget is spent"},
-	{Running, Preempting, ActorLeader, "chosen as victim; stop_by is set and checkpoint ordered"},
+	{Running, Preempting, ActorLeader, "chosen as victim; stop_by is set and checkpoint ordered. Or by api: " +
+		"suspended, with a checkpoint or consent to lose the work, and held"},
 	{Running, Canceling, ActorAPI, "a cancel request; stop is ordered with grace"},
 	{Running, Retrying, ActorWorkflow,
 		"settled: infrastructure, preempted or transient; capacity released or orphaned"},

@@ -53,6 +53,7 @@ type jobHandlers struct {
 	jobReader
 	submitter submitter
 	canceler  JobControl
+	attempts  *db.Attempts
 	parents   *db.Parents
 	retries   *db.Retries
 	admission *admission.Controller
@@ -79,6 +80,10 @@ func (h *jobHandlers) mount(r *router) {
 		"Cancel a job, or an array as a whole or in part; idempotent"), h.cancelJob)
 	register(r, r.operation("hold-job", http.MethodPost, "/v1/jobs/{id}/hold", tag,
 		"Keep a waiting job from being placed"), h.holdJob)
+	register(r, r.operation("suspend-job", http.MethodPost, "/v1/jobs/{id}/suspend", tag,
+		"Stop a job after a checkpoint and hold it; release continues it"), h.suspendJob)
+	register(r, r.operation("save-job", http.MethodPost, "/v1/jobs/{id}/save", tag,
+		"Ask a running job to write a checkpoint now"), h.saveJob)
 	register(r, r.operation("release-job", http.MethodPost, "/v1/jobs/{id}/release", tag, "End a hold"), h.releaseJob)
 	retry := r.operation("retry-job", http.MethodPost, "/v1/jobs/{id}/retry", tag,
 		"Submit an ended job again, as a new job linked to it")
@@ -386,6 +391,31 @@ func (h *jobHandlers) cancelJob(ctx context.Context, in *cancelInput) (*jobOutpu
 func (h *jobHandlers) holdJob(ctx context.Context, in *JobInput) (*jobOutput, error) {
 	return h.act(ctx, in, func(tenant berth.TenantID, id berth.JobID) error {
 		return h.jobs.Hold(ctx, tenant, id, actor(ctx))
+	})
+}
+
+// suspendInput names the job to suspend.
+type suspendInput struct {
+	JobInput
+	LoseWork bool `query:"lose_work" doc:"also a job without a checkpoint, which then starts from the beginning"`
+}
+
+// suspendJob stops a job and holds it. The workflow is poked, since a member that no machine has
+// claimed ends without a report.
+func (h *jobHandlers) suspendJob(ctx context.Context, in *suspendInput) (*jobOutput, error) {
+	return h.act(ctx, &in.JobInput, func(tenant berth.TenantID, id berth.JobID) error {
+		if err := h.attempts.Suspend(ctx, tenant, id, actor(ctx), in.LoseWork); err != nil {
+			return err
+		}
+		poke(h.poker, []berth.JobID{id})
+		return nil
+	})
+}
+
+// saveJob orders a running job to write a checkpoint. It does not wait for the checkpoint.
+func (h *jobHandlers) saveJob(ctx context.Context, in *JobInput) (*jobOutput, error) {
+	return h.act(ctx, in, func(tenant berth.TenantID, id berth.JobID) error {
+		return h.attempts.RequestSave(ctx, tenant, id, actor(ctx))
 	})
 }
 

@@ -178,7 +178,8 @@ func resources(d Deps, gate *gatekeeper, streams *streams, explainer *explain.Ex
 		jobs: d.DB.Jobs, cancels: d.Control, fires: admission, sessions: d.DB.Agents, objects: d.DB.Objects,
 	})
 	jobs := &jobHandlers{
-		jobReader: reader, submitter: w.jobs, canceler: w.cancels, parents: d.DB.Parents, retries: d.DB.Retries,
+		jobReader: reader, submitter: w.jobs, canceler: w.cancels, attempts: d.DB.Attempts,
+		parents: d.DB.Parents, retries: d.DB.Retries,
 		admission: admission,
 		rules:     rules, control: control, reasons: reasons, poker: d.Poker, traces: d.Traces,
 	}

@@ -73,6 +73,8 @@ func (w *waitReasons) reason(j *wire.Job, needs map[berth.JobID]db.Need, board *
 	switch {
 	case j.Reason != nil && j.Reason.Code == berth.ReasonAdmissionPaused: // see tellPause
 		out = &wire.Waiting{Code: "paused", Message: j.Reason.Message}
+	case j.Held && j.Reason != nil && j.Reason.Code == berth.ReasonSuspended:
+		out = &wire.Waiting{Code: "held", Message: j.Reason.Message}
 	case j.Held:
 		out = &wire.Waiting{Code: "held", Message: "on hold"}
 	case blocked:

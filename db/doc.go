@@ -21,7 +21,7 @@
 //
 //	Jobs        archive cancel dispatch events handles jobs jobs_reconcile list load
 //	            pipeline_submit retry retry_elements submit update waiting
-//	Attempts    drain ends orders reconcile runs settle stuck waiters waits
+//	Attempts    drain ends orders reconcile runs settle stuck suspend waiters waits
 //	Parents     parent parent_control parent_tell
 //	Retries     retry_as
 //	Schedules   clocks fire schedules schedules_apply

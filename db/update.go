@@ -34,16 +34,21 @@ func (d *Jobs) Hold(ctx context.Context, tenant berth.TenantID, id berth.JobID, 
 		if job.HeldAt != nil {
 			return "", nil
 		}
-		_, err := tx.Exec(ctx, `
-			UPDATE jobs
-			SET held = true, held_at = now(), version = version + 1, actor = @actor
-			WHERE id = @job`,
-			pgx.NamedArgs{"job": id, "actor": actor})
-		return "held", err
+		return "held", holdJob(ctx, tx, job, actor)
 	}, actor)
 	if err == nil && kind == berth.KindPipeline {
 		err = reconcileInside(ctx, d.core, id)
 	}
+	return err
+}
+
+// holdJob sets the hold of a locked job.
+func holdJob(ctx context.Context, tx pgx.Tx, job lockedJob, actor string) error {
+	_, err := tx.Exec(ctx, `
+		UPDATE jobs
+		SET held = true, held_at = now(), version = version + 1, actor = @actor
+		WHERE id = @job`,
+		pgx.NamedArgs{"job": job.ID, "actor": actor})
 	return err
 }
 

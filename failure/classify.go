@@ -55,6 +55,7 @@ type AttemptEvidence struct {
 	Retry      spec.RetryPolicy
 	CancelAt   time.Time // time of the cancel request; zero: none
 	Preempted  bool
+	Suspended  bool   // stopped on request, to be held
 	DrainedBy  string // reason of the drain of the machine; "": no drain
 	Failures   int    // runs charged to BudgetUser before this one
 	Losses     int    // attempts charged to BudgetInfra before this one

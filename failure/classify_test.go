@@ -62,6 +62,8 @@ var classifyCases = []struct {
 	{"a victim at its last step", evidence(preempting), with(ordered(0), func(x *failure.Exit) { x.Complete = true }), classified{Rule: "succeeded", Next: berth.Succeeded, Budget: failure.BudgetNone}},
 	{"a victim pays nothing, whatever it has spent", evidence(preempting, lost(19), failed(9)), ordered(143), classified{Rule: "preempted", Next: berth.Retrying, Code: berth.ReasonPreempted, Budget: failure.BudgetNone}},
 	{"a victim that saves and exits 0 is not done", evidence(preempting), ordered(0), classified{Rule: "preempted", Next: berth.Retrying, Code: berth.ReasonPreempted, Budget: failure.BudgetNone}},
+	{"suspended", evidence(preempting, suspended, failed(9)), ordered(0),
+		classified{Rule: "suspended", Next: berth.Retrying, Code: berth.ReasonSuspended, Budget: failure.BudgetNone}},
 	{"drained", evidence(drained), ordered(143), classified{Rule: "drained", Next: berth.Retrying, Code: berth.ReasonDrained, Budget: failure.BudgetNone, Elsewhere: true}},
 	{"a failure of its own on a draining machine", evidence(drained), exited(1), classified{Rule: "failed", Next: berth.Failed, Code: berth.ReasonExitCode, Budget: failure.BudgetUser}},
 	{"time limit", evidence(attempts(3)), stopped(failure.CauseTimeLimit), classified{Rule: "time_limit", Next: berth.Failed, Code: berth.ReasonTimeLimit, Budget: failure.BudgetUser}},
@@ -214,6 +216,8 @@ func canceling(e *failure.AttemptEvidence) { e.State, e.CancelAt = berth.Canceli
 func preempting(e *failure.AttemptEvidence) { e.State = berth.Preempting }
 
 func drained(e *failure.AttemptEvidence) { e.DrainedBy = "new kernel" }
+
+func suspended(e *failure.AttemptEvidence) { e.Suspended = true }
 
 func silent(e *failure.AttemptEvidence) { e.DrainedBy = "silent" }
 

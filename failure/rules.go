@@ -110,6 +110,12 @@ var Rules = []Rule{
 	},
 	// After "succeeded": a job that completes its work before it must stop has succeeded.
 	{
+		Name: "suspended", Evidence: EvidenceIntent, Signal: "suspended on request",
+		when:  func(e AttemptEvidence, _ RankEvidence) bool { return e.Suspended },
+		Class: ClassPolicy, Reason: berth.ReasonSuspended, Says: "suspended on request", Hint: none,
+		Next: berth.Retrying, Blame: BlamePolicy, Budget: BudgetNone, Wait: WaitNone,
+	},
+	{
 		Name: "preempted", Evidence: EvidenceIntent, Signal: "preempted by another job",
 		when:  func(e AttemptEvidence, _ RankEvidence) bool { return e.Preempted || e.State == berth.Preempting },
 		Class: ClassPolicy, Reason: berth.ReasonPreempted, Says: "preempted by another job", Hint: none,

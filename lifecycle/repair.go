@@ -63,12 +63,12 @@ func (j Job) Lost() []berth.AllocationID {
 }
 
 // room decides about the nominations of a gang after a verdict: they stay if the next attempt
-// starts within berth.RepairHold.
+// starts within berth.RepairHold. A suspended gang keeps nothing.
 func (j Job) room(v failure.Verdict) Room {
 	switch {
 	case !j.Gang():
 		return RoomNone
-	case v.Next == berth.Retrying && v.Delay < berth.RepairHold:
+	case v.Next == berth.Retrying && v.Delay < berth.RepairHold && v.Reason.Code != berth.ReasonSuspended:
 		return RoomKept
 	default:
 		return RoomReleased

@@ -124,7 +124,7 @@ func (j Job) evidence(history History) failure.AttemptEvidence {
 		Job: j.ID, State: j.State, Attempt: j.Attempt, Retry: j.Retry, Preempted: j.Preempted,
 		Failures: j.Failures, Losses: j.Losses, OOMGrown: j.OOMGrown, Checkpoint: j.Checkpoint, LastStep: j.lastStep(),
 		Earlier: history.Earlier, OutputsLost: history.OutputsLost,
-		Progressed: history.Progressed, Requeues: history.Requeues,
+		Progressed: history.Progressed, Requeues: history.Requeues, Suspended: j.suspended(),
 	}
 	if j.CancelAt != nil {
 		e.CancelAt = *j.CancelAt
@@ -141,17 +141,23 @@ func (j Job) evidence(history History) failure.AttemptEvidence {
 	return e
 }
 
+// suspended reports whether the attempt stops because of a suspension.
+func (j Job) suspended() bool {
+	return j.State == berth.Preempting && j.Reason != nil && j.Reason.Code == berth.ReasonSuspended
+}
+
 // reasonFor returns the reason to store with the verdict: none for a success; for a cancel
-// or a preemption the reason stored with the order, which names the actor or the
-// beneficiary.
+// a preemption or a suspension the reason stored with the order, which names the actor or
+// the beneficiary.
 func (j Job) reasonFor(v failure.Verdict) *berth.Reason {
 	switch {
 	case v.Reason == (berth.Reason{}):
 		return nil
 	case v.Next == berth.Canceled && j.Reason != nil:
 		return j.Reason
-	case v.Reason.Code == berth.ReasonPreempted && j.Reason != nil && j.Reason.Code == berth.ReasonPreempted:
-		ordered := *j.Reason // names the beneficiary
+	case (v.Reason.Code == berth.ReasonPreempted || v.Reason.Code == berth.ReasonSuspended) &&
+		j.Reason != nil && j.Reason.Code == v.Reason.Code:
+		ordered := *j.Reason // names the beneficiary, or the actor
 		ordered.Rule = v.Reason.Rule
 		return &ordered
 	}

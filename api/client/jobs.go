@@ -154,6 +154,19 @@ func (c *Client) Hold(ctx context.Context, id berth.JobID) (wire.Job, error) {
 	return c.job(ctx, http.MethodPost, id, "/hold", nil)
 }
 
+// Suspend stops a job after a checkpoint and holds it until Release; a waiting job is only held.
+// Without loseWork a running job that could not continue from a checkpoint is a conflict.
+// The returned job may still be preempting.
+func (c *Client) Suspend(ctx context.Context, id berth.JobID, loseWork bool) (wire.Job, error) {
+	return c.act(ctx, id, "/suspend", url.Values{"lose_work": {strconv.FormatBool(loseWork)}})
+}
+
+// Save asks a running job to write a checkpoint, by its checkpoint.signal. Save does not wait for
+// the checkpoint.
+func (c *Client) Save(ctx context.Context, id berth.JobID) (wire.Job, error) {
+	return c.job(ctx, http.MethodPost, id, "/save", nil)
+}
+
 // Release ends a hold. The time on hold does not count towards the queue timeout.
 func (c *Client) Release(ctx context.Context, id berth.JobID) (wire.Job, error) {
 	return c.job(ctx, http.MethodPost, id, "/release", nil)

@@ -84,6 +84,7 @@ var never = map[berth.ReasonCode][]failure.Budget{
 	berth.ReasonGPUError:         {failure.BudgetUser},
 	berth.ReasonUnclaimed:        {failure.BudgetUser},
 	berth.ReasonPreempted:        {failure.BudgetUser, failure.BudgetInfra},
+	berth.ReasonSuspended:        {failure.BudgetUser, failure.BudgetInfra},
 	berth.ReasonDrained:          {failure.BudgetUser, failure.BudgetInfra},
 	berth.ReasonCanceledByUser:   {failure.BudgetUser, failure.BudgetInfra},
 	berth.ReasonOOM:              {failure.BudgetInfra, failure.BudgetNone},

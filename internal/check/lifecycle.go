@@ -153,11 +153,11 @@ func eventsGiveTheRow(c *jobCase) {
 	}
 }
 
-// victimsGiveWay proves invariant 14, except for the devices, which nominationsHold and
-// gpusGivenOnce follow. A preempted attempt never runs again; it ends as preempted, the
-// job is requeued, no budget is charged, and the capacity of each member is freed. The
-// job gives way to the same job at most once. An orphaned member is exempt: its capacity
-// counts as used until its end is confirmed.
+// victimsGiveWay proves invariant 14, for preempted and for suspended jobs, except for the
+// devices, which nominationsHold and gpusGivenOnce follow. A preempted attempt never runs
+// again; it ends as preempted, the job is requeued, no budget is charged, and the capacity of
+// each member is freed. The job gives way to the same job at most once. An orphaned member is
+// exempt: its capacity counts as used until its end is confirmed.
 func victimsGiveWay(c *jobCase) {
 	victims := map[int]bool{} // attempts that must give way
 	last := 0
@@ -175,7 +175,8 @@ func victimsGiveWay(c *jobCase) {
 		}
 	}
 	for _, t := range c.j.Attempts {
-		preempted := t.Outcome != nil && t.Outcome.Code == berth.ReasonPreempted
+		preempted := t.Outcome != nil &&
+			(t.Outcome.Code == berth.ReasonPreempted || t.Outcome.Code == berth.ReasonSuspended)
 		if victims[t.Attempt] && t.NextState == berth.Retrying && !preempted {
 			c.breach(rows(t), "attempt %d had to give way, and did not end as preempted", t.Attempt)
 		}

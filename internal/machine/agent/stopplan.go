@@ -95,7 +95,7 @@ func (s *stopPlan) steer(signs *progressWatcher) time.Duration {
 		}
 		if !s.nextSave.IsZero() && !now.Before(s.nextSave) {
 			s.requestSave(now)
-			s.nextSave = now.Add(s.claim.Spec.Checkpoint.Interval.Std())
+			s.scheduleSave(now)
 		}
 		soon(s.nextSave)
 		soon(s.saveBeforeLimit(now))
@@ -141,7 +141,7 @@ func (s *stopPlan) decide(now time.Time, o berth.Orders, signs *progressWatcher)
 // not repeat the signal.
 func (s *stopPlan) save(now time.Time, order int64) {
 	k := s.claim.Spec.Checkpoint
-	if order <= s.saved || k == nil || k.Signal == "" || k.Interval <= 0 {
+	if order <= s.saved || k == nil || k.Signal == "" {
 		return
 	}
 	s.saved = order
@@ -150,9 +150,18 @@ func (s *stopPlan) save(now time.Time, order int64) {
 	if err := s.scratch.remember(m); err != nil {
 		s.log.Warn("cannot store the order to save", "err", err)
 	}
-	s.nextSave = now.Add(k.Interval.Std())
+	s.scheduleSave(now)
 	if !s.requestSave(now) {
-		s.nextSave = now.Add(min(k.Interval.Std(), time.Second))
+		s.nextSave = now.Add(time.Second)
+	}
+}
+
+// scheduleSave sets the time of the next signal of checkpoint.interval; without an interval there
+// is none.
+func (s *stopPlan) scheduleSave(now time.Time) {
+	s.nextSave = time.Time{}
+	if k := s.claim.Spec.Checkpoint; k.Interval > 0 {
+		s.nextSave = now.Add(k.Interval.Std())
 	}
 }
 
@@ -207,9 +216,7 @@ func (s *stopPlan) saveBeforeLimit(now time.Time) time.Time {
 		s.limitAgain = now.Add(time.Second)
 		return s.limitAgain
 	}
-	if k := s.claim.Spec.Checkpoint; k.Interval > 0 {
-		s.nextSave = now.Add(k.Interval.Std())
-	}
+	s.scheduleSave(now)
 	s.savedFor = limit
 	m := s.scratch.memo()
 	m.SavedFor = limit
