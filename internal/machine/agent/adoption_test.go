@@ -1,10 +1,13 @@
 package agent_test
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -189,6 +192,54 @@ func TestRebootedMachineStartsAnew(t *testing.T) {
 	m.until("machine is ready", func() bool { return s.machineState("m1") == berth.MachineReady })
 	_, w := m.run(id)
 	_ = w
+}
+
+// The agent of a rebooted machine reports that the member is gone before the job is settled, and
+// the order to forget arrives before the answer to that report: the member is reported again.
+func TestOrderToForgetOvertakesAReport(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m := s.machine("m1")
+	id := s.submit(nil, "sleep", "1h")
+	req, _ := m.run(id)
+	s.until("the start is reported", func() bool { return s.job(id).Status == berth.Running })
+	if err := m.stop(); err != nil {
+		t.Fatal(err)
+	}
+	m.runtime.Reboot(255)
+	m.cfg.HostBoot = "boot-2"
+	stored, ordered := make(chan struct{}), make(chan struct{})
+	answer := sync.OnceFunc(func() { close(ordered) })
+	t.Cleanup(answer) // the server does not close before
+	var once sync.Once
+	var set atomic.Pointer[string] // digest of the set that the agent has, by its latest poll
+	watch := func(body []byte) (after func()) {
+		var call wire.SyncRequest
+		switch err := json.Unmarshal(body, &call); {
+		case err != nil:
+		case len(call.Gone) > 0:
+			return func() {
+				once.Do(func() {
+					close(stored)
+					<-ordered
+				})
+			}
+		case call.WaitMS > 0:
+			set.Store(&call.Digest)
+		}
+		return nil
+	}
+	s.gate.watch.Store(&watch)
+	m.start()
+	<-stored
+	s.until("a poll", func() bool { return set.Load() != nil })
+	before := *set.Load()
+	if j := s.settle(id); j.Status != berth.Retrying {
+		t.Errorf("job is %s, %+v", j.Status, j.Reason)
+	}
+	s.until("the agent has the order to forget", func() bool { return *set.Load() != before })
+	answer()
+	m.cleared(req)
 }
 
 // A machine that was declared lost comes back: the agent removes the old container, releases its

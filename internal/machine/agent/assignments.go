@@ -29,7 +29,15 @@ func (s *Supervisor) assign(set []wire.Assignment) {
 			s.order(m, a)
 			continue
 		}
-		if s.outbox.isGone(a.Alloc) || !begins(a) {
+		if s.outbox.isGone(a.Alloc) {
+			// The server may have stored the report under way before the order to forget,
+			// and then it waits for another one: nothing else would answer the order.
+			if a.Orders.Forget {
+				s.outbox.addGone(a.Alloc)
+			}
+			continue
+		}
+		if !begins(a) {
 			continue
 		}
 		if offered(a) { // the claim decides whether the member belongs to this machine

@@ -23,7 +23,8 @@ type outbox struct {
 
 	mu      sync.Mutex
 	members map[berth.AllocationID]*reporter
-	gone    map[berth.AllocationID]bool // nothing of them is left here; to be reported
+	gone    map[berth.AllocationID]int64 // nothing of them is left here, by number of the note; to be reported
+	noted   int64                        // number of the latest note in gone
 	sync    holdingsSync
 }
 
@@ -31,7 +32,7 @@ type outbox struct {
 func newOutbox(timing Timing, holds *holdings, gpus *gpuHealth, log *slog.Logger) *outbox {
 	return &outbox{
 		timing: timing, holds: holds, gpus: gpus, log: log, wake: make(chan struct{}, 1),
-		members: map[berth.AllocationID]*reporter{}, gone: map[berth.AllocationID]bool{},
+		members: map[berth.AllocationID]*reporter{}, gone: map[berth.AllocationID]int64{},
 	}
 }
 
@@ -55,10 +56,12 @@ func (o *outbox) drop(id berth.AllocationID, r *reporter) {
 	}
 }
 
-// addGone reports to the server that nothing of an allocation is left here.
+// addGone reports to the server that nothing of an allocation is left here. A report that is under
+// way does not count: the server may have read it before the event that caused this call.
 func (o *outbox) addGone(id berth.AllocationID) {
 	o.mu.Lock()
-	o.gone[id] = true
+	o.noted++
+	o.gone[id] = o.noted
 	o.mu.Unlock()
 	o.poke()
 }
@@ -67,7 +70,7 @@ func (o *outbox) addGone(id berth.AllocationID) {
 func (o *outbox) isGone(id berth.AllocationID) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.gone[id]
+	return o.gone[id] > 0
 }
 
 // batch is the content of one call.
@@ -75,6 +78,7 @@ type batch struct {
 	reports  []wire.RankReport
 	versions []int64
 	gone     []berth.AllocationID
+	notes    []int64 // of gone
 	gpus     []berth.GPU
 	cache    *holding // nil: as in the last report
 }
@@ -133,8 +137,8 @@ func (o *outbox) collect(now time.Time) (b batch, due time.Time) {
 			}
 		}
 	}
-	for id := range o.gone {
-		b.gone = append(b.gone, id)
+	for id, note := range o.gone {
+		b.gone, b.notes = append(b.gone, id), append(b.notes, note)
 	}
 	b.gpus = o.gpus.takeChanges()
 	h := o.holds.now()
@@ -178,8 +182,10 @@ func (o *outbox) delivered(b batch, refused []wire.Refused) {
 			r.delivered(p, b.versions[i])
 		}
 	}
-	for _, id := range b.gone {
-		delete(o.gone, id)
+	for i, id := range b.gone {
+		if o.gone[id] == b.notes[i] { // a later note needs a report of its own
+			delete(o.gone, id)
+		}
 	}
 	if b.cache != nil { // the next list waits a while: there may be one for each job
 		o.sync = holdingsSync{reported: b.cache.version, next: time.Now().Add(o.timing.CachePause)}

@@ -52,6 +52,10 @@ type gate struct {
 	next   http.Handler
 	closed atomic.Bool
 	refuse atomic.Pointer[func(*http.Request) int] // a status other than 0 is the answer
+
+	// watch sees the body of each call before the API does. The function that it returns, if
+	// any, runs after the API has carried out the call and before the answer leaves.
+	watch atomic.Pointer[func(body []byte) (after func())]
 }
 
 func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -64,7 +68,19 @@ func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
+	after := func() {}
+	if f := g.watch.Load(); f != nil {
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			panic(http.ErrAbortHandler)
+		}
+		r.Body = io.NopCloser(bytes.NewReader(body))
+		if f := (*f)(body); f != nil {
+			after = f
+		}
+	}
 	g.next.ServeHTTP(w, r)
+	after()
 }
 
 func newSite(t *testing.T) *site {
