@@ -12,7 +12,6 @@ import (
 
 	"berth"
 	"berth/activities/node/runtimetest/prog"
-	"berth/db"
 	"berth/failure"
 	"berth/spec"
 	"berth/wire"
@@ -334,37 +333,4 @@ func TestCheckpointWithALinkIsRefused(t *testing.T) {
 	s.until("the next one is stored", func() bool { return slices.Equal(s.verified(id), []int64{3}) })
 	s.cancel(id)
 	w.exit()
-}
-
-// A drain makes a job with an interval save once and run on; an agent that restarts does not
-// repeat the signal.
-func TestOrderToSaveIsCarriedOutOnce(t *testing.T) {
-	t.Parallel()
-	s := newSite(t)
-	m := s.machine("m1")
-	id := s.submit(func(j *spec.Job) {
-		checkpointed(5)(j)
-		j.Checkpoint.Interval = spec.Duration(time.Hour)
-	}, "train", "/checkpoint", "100000", "5ms")
-	req, _ := m.run(id)
-	m.running(req)
-	order := func(number int) {
-		t.Helper()
-		if _, err := s.db.Pool().Exec(t.Context(), `UPDATE allocations SET orders = orders || jsonb_build_object('save', $2::int)
-			WHERE job = $1`, id, number); err != nil {
-			t.Fatal(err)
-		}
-		s.db.Hub().Publish(db.TopicMachine, "m1")
-	}
-	order(7)
-	s.until("a checkpoint", func() bool { return len(s.job(id).Checkpoints) == 1 })
-	m.restart()
-	order(8)
-	s.until("the next order's checkpoint", func() bool { return len(s.job(id).Checkpoints) >= 2 })
-	if n := len(s.job(id).Checkpoints); n != 2 {
-		t.Errorf("two orders made %d checkpoints", n)
-	}
-	if j := s.job(id); j.Status != berth.Running {
-		t.Errorf("the job is %s", j.Status)
-	}
 }

@@ -139,6 +139,10 @@ func (s *stopPlan) decide(now time.Time, o berth.Orders, signs *progressWatcher)
 // container continues, as after each signal of checkpoint.interval. A signal that may not have
 // arrived is repeated after a second. The number is stored first, so that a later process does
 // not repeat the signal.
+//
+// With an interval no signal is sent before the first one of the interval: the program may not
+// have installed its handler, and the signal would then end it. The order may even be older than
+// the container. Without an interval only a user gives the order.
 func (s *stopPlan) save(now time.Time, order int64) {
 	k := s.claim.Spec.Checkpoint
 	if order <= s.saved || k == nil || k.Signal == "" {
@@ -149,6 +153,10 @@ func (s *stopPlan) save(now time.Time, order int64) {
 	m.Saved = order
 	if err := s.scratch.remember(m); err != nil {
 		s.log.Warn("cannot store the order to save", "err", err)
+	}
+	if first := s.begun.Add(k.Interval.Std()); k.Interval > 0 && now.Before(first) {
+		s.nextSave = first // sooner than begin has set it, if this process has adopted the container
+		return
 	}
 	s.scheduleSave(now)
 	if !s.requestSave(now) {
