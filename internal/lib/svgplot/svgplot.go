@@ -184,7 +184,7 @@ func (p Panel) scale() scale {
 		}
 		return scale{0, ceiling(most, p.Unit)}
 	}
-	if most <= least { // a flat line is drawn in the middle
+	if most-least < leastSpan { // a flat line is drawn in the middle
 		d := max(math.Abs(least)/2, 1)
 		return scale{least - d, least + d}
 	}
@@ -226,7 +226,15 @@ func (s scale) labels(unit string) [3]string {
 	return labels
 }
 
-// extremes returns the smallest and the largest value of all lines, 0 without any.
+// Bounds of a scale. A job may report any number as its own value: beyond greatest a difference
+// of two values overflows, and a scale of less than leastSpan has no round step.
+const (
+	greatest  = 1e300
+	leastSpan = 1e-300
+)
+
+// extremes returns the smallest and the largest value of all lines, 0 without any, within the
+// bounds of a scale.
 func (p Panel) extremes() (least, most float64) {
 	least, most = math.Inf(1), math.Inf(-1)
 	for _, l := range p.Lines {
@@ -239,7 +247,7 @@ func (p Panel) extremes() (least, most float64) {
 	if least > most {
 		return 0, 0
 	}
-	return least, most
+	return max(least, -greatest), min(most, greatest)
 }
 
 // draw joins the middles of the steps by straight lines. A gap ends a line, and a value between

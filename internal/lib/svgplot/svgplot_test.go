@@ -181,3 +181,23 @@ func TestLabelsOfAScaleAreDistinct(t *testing.T) {
 		}
 	}
 }
+
+// A job may report any number as its own value, and a picture must end all the same.
+func TestExtremeValuesHaveAScale(t *testing.T) {
+	t.Parallel()
+	for _, values := range [][]float64{
+		{-math.MaxFloat64, math.MaxFloat64},
+		{math.MaxFloat64, math.MaxFloat64 / 2},
+		{0, math.SmallestNonzeroFloat64},
+		{1e300, math.Nextafter(1e300, math.Inf(1))},
+		{-1e-310, 1e-310},
+		{math.Inf(-1), 0, math.Inf(1)},
+		{1, math.Nextafter(1, 2)},
+	} {
+		p := svgplot.Panel{Lines: []svgplot.Line{{Step: time.Second, Values: values}}}
+		svg := svgplot.Chart{Panels: []svgplot.Panel{p}}.SVG()
+		if bytes.Contains(svg, []byte("NaN")) || bytes.Contains(svg, []byte("Inf")) {
+			t.Errorf("the picture of %v has NaN or Inf:\n%s", values, svg)
+		}
+	}
+}
