@@ -75,7 +75,11 @@ type tokenListOutput struct{ Body wire.Page[wire.Token] }
 
 // listTokens lists the tokens of all tenants, without secrets.
 func (h *tokenHandlers) listTokens(ctx context.Context, in *Paging) (*tokenListOutput, error) {
-	tokens, next, err := h.tokens.List(ctx, in.long())
+	return tokenList(h.tokens.List(ctx, in.long()))
+}
+
+// tokenList renders a page of tokens.
+func tokenList(tokens []wire.Token, next string, err error) (*tokenListOutput, error) {
 	if err != nil {
 		return nil, err
 	}
@@ -93,20 +97,32 @@ func (h *tokenHandlers) listEvents(ctx context.Context, in *Paging) (*tokenEvent
 	return &tokenEventsOutput{page(events, next)}, nil
 }
 
-// revokeToken revokes a token for good. Cached verdicts of this process are dropped;
-// other replicas accept the token for authMemory or machineMemory at most.
+// revokeToken revokes a token for good.
 func (h *tokenHandlers) revokeToken(ctx context.Context, in *idInput) (*struct{}, error) {
-	// Only admins revoke tokens, and no token can revoke itself, so one admin token
-	// always stays.
-	if in.ID == caller(ctx).TokenID {
+	return revocation{h.auth, h.log}.run(ctx, in.ID, operator(ctx), func() error {
+		return h.tokens.Revoke(ctx, in.ID, operator(ctx))
+	})
+}
+
+// revocation is the part that calls to revoke a token of users have in common.
+type revocation struct {
+	auth *authenticator
+	log  *slog.Logger
+}
+
+// run revokes a token by revoke, on behalf of the actor. An admin's token cannot revoke itself,
+// so that one always stays. Cached verdicts of this process are dropped; other replicas accept
+// the token for authMemory or machineMemory at most.
+func (r revocation) run(ctx context.Context, id, actor string, revoke func() error) (*struct{}, error) {
+	if p := caller(ctx); id == p.TokenID && p.Role == spec.RoleAdmin {
 		return nil, berth.Errorf(berth.CodeConflict,
-			"token %s is the one this call came with: make another admin's token and revoke it with that", in.ID)
+			"token %s is the one this call came with: create another admin's token and revoke it with that", id)
 	}
-	if err := h.tokens.Revoke(ctx, in.ID, operator(ctx)); err != nil {
+	if err := revoke(); err != nil {
 		return nil, err
 	}
-	h.auth.forget()
-	h.log.Info("token revoked", "token_id", in.ID, "by", operator(ctx))
+	r.auth.forget()
+	r.log.Info("token revoked", "token_id", id, "by", actor)
 	return nil, nil
 }
 

@@ -5,13 +5,12 @@ import (
 	"log/slog"
 	"net/http"
 
-	"berth"
 	"berth/db"
-	"berth/spec"
 	"berth/wire"
 )
 
-// selfHandlers serve the calls about the caller itself, which every role may make.
+// selfHandlers serve the calls about the caller itself, which all roles of users may make; a
+// viewer reads only, here too.
 type selfHandlers struct {
 	tokens *db.Tokens
 	auth   *authenticator
@@ -41,25 +40,12 @@ func (h *selfHandlers) whoami(ctx context.Context, _ *struct{}) (*whoamiOutput, 
 
 // listTokens lists the caller's own tokens, without secrets.
 func (h *selfHandlers) listTokens(ctx context.Context, in *Paging) (*tokenListOutput, error) {
-	tokens, next, err := h.tokens.ListOwn(ctx, caller(ctx), in.long())
-	if err != nil {
-		return nil, err
-	}
-	return &tokenListOutput{page(tokens, next)}, nil
+	return tokenList(h.tokens.ListOwn(ctx, caller(ctx), in.long()))
 }
 
-// revokeToken revokes one of the caller's own tokens, also the one of this call; only an
-// admin's token cannot revoke itself, so that one always stays.
+// revokeToken revokes one of the caller's own tokens, also the one of this call.
 func (h *selfHandlers) revokeToken(ctx context.Context, in *idInput) (*struct{}, error) {
-	p := caller(ctx)
-	if in.ID == p.TokenID && p.Role == spec.RoleAdmin {
-		return nil, berth.Errorf(berth.CodeConflict,
-			"token %s is the one this call came with: make another admin's token and revoke it with that", in.ID)
-	}
-	if err := h.tokens.RevokeOwn(ctx, p, in.ID); err != nil {
-		return nil, err
-	}
-	h.auth.forget()
-	h.log.Info("token revoked", "token_id", in.ID, "by", actor(ctx))
-	return nil, nil
+	return revocation{h.auth, h.log}.run(ctx, in.ID, actor(ctx), func() error {
+		return h.tokens.RevokeOwn(ctx, caller(ctx), in.ID)
+	})
 }

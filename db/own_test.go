@@ -44,6 +44,33 @@ func TestACallerRevokesItsOwnTokensOnly(t *testing.T) {
 	}
 }
 
+// A token of a lesser role with the name of an admin's cannot revoke the admin's token.
+func TestOnlyAdminsRevokeOwnTokensOfAdmins(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	ids := map[spec.Role]string{}
+	for _, role := range []spec.Role{spec.RoleAdmin, spec.RoleUser, spec.RoleViewer} {
+		token, err := s.db.Tokens.Create(t.Context(), spec.NewToken{Name: "ops", Tenant: "default", Role: role}, "operator:test")
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids[role] = token.ID
+	}
+	caller := db.Principal{Name: "ops", Tenant: "default", Role: spec.RoleUser}
+	if err := s.db.Tokens.RevokeOwn(t.Context(), caller, ids[spec.RoleAdmin]); berth.CodeOf(err) != berth.CodeNotFound {
+		t.Errorf("a user revokes an admin's token: %v", err)
+	}
+	if err := s.db.Tokens.RevokeOwn(t.Context(), caller, ids[spec.RoleViewer]); err != nil {
+		t.Errorf("a user revokes a viewer's token of its name: %v", err)
+	}
+	caller.Role = spec.RoleAdmin
+	for _, role := range []spec.Role{spec.RoleUser, spec.RoleAdmin} {
+		if err := s.db.Tokens.RevokeOwn(t.Context(), caller, ids[role]); err != nil {
+			t.Errorf("an admin revokes its token of role %s: %v", role, err)
+		}
+	}
+}
+
 // Lists select by submitter and by dead letters, live and archived alike, and count all pages.
 func TestListsSelectBySubmitterAndDeadLetter(t *testing.T) {
 	t.Parallel()
@@ -60,7 +87,7 @@ func TestListsSelectBySubmitterAndDeadLetter(t *testing.T) {
 	}{
 		"all":            {db.JobFilter{}, 3},
 		"of a submitter": {db.JobFilter{SubmittedBy: "user:test"}, 3},
-		"of nobody":      {db.JobFilter{SubmittedBy: "user:none"}, 0},
+		"of no one":      {db.JobFilter{SubmittedBy: "user:none"}, 0},
 		"elements":       {db.JobFilter{SubmittedBy: "user:test", Parent: &array}, 2},
 		"dead letters":   {db.JobFilter{DeadLetter: true}, 1},
 		"dead, by label": {db.JobFilter{DeadLetter: true, SubmittedBy: "user:test", Labels: map[string]string{"k": "v"}}, 1},
