@@ -82,7 +82,7 @@ func (f *bulkFlags) jobs(
 		return nil, err
 	}
 	if f.mine {
-		if q.SubmittedBy, err = a.myself(ctx, c); err != nil {
+		if err := a.onlyMine(ctx, c, &q); err != nil {
 			return nil, err
 		}
 	}
@@ -105,8 +105,8 @@ func (f *bulkFlags) jobs(
 // maxNamed is the number of jobs that a confirmation names.
 const maxNamed = 5
 
-// confirm asks on a terminal whether the act may go on. Elsewhere --yes is required, since
-// nobody answers.
+// confirm asks on a terminal whether the act may go on. Elsewhere --yes is required, since a
+// question would have no answer.
 func (f *bulkFlags) confirm(a *app, verb string, jobs []wire.Job) error {
 	names := make([]string, 0, maxNamed)
 	for _, j := range jobs[:min(len(jobs), maxNamed)] {

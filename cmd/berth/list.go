@@ -61,7 +61,7 @@ func newList(a *app) *cobra.Command {
 				q.Parent, q.Index = array.ID, which
 			}
 			if mine {
-				if q.SubmittedBy, err = a.myself(cmd.Context(), c); err != nil {
+				if err := a.onlyMine(cmd.Context(), c, &q); err != nil {
 					return err
 				}
 			}

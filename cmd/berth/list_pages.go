@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -14,8 +15,7 @@ import (
 // liveStatus is the value of --status that stands for every status before the end.
 const liveStatus = "live"
 
-// parseStatuses converts the values of --status. The values live and ended stand for several
-// statuses.
+// parseStatuses converts the values of --status. The value live stands for several statuses.
 func parseStatuses(list []string) ([]berth.State, error) {
 	var states []berth.State
 	for _, s := range list {
@@ -46,13 +46,17 @@ func completeStatus() completer {
 	return cobra.FixedCompletions(names, cobra.ShellCompDirectiveNoFileComp)
 }
 
-// myself returns the caller as jobs name it in submitted_by, over GET /v1/whoami.
-func (a *app) myself(ctx context.Context, c *client.Client) (string, error) {
+// onlyMine restricts a query to jobs that the caller submitted, over GET /v1/whoami. Names of
+// tokens are unique in a tenant at most, and admins list all tenants: without a tenant in the
+// query, it is the caller's.
+func (a *app) onlyMine(ctx context.Context, c *client.Client, q *client.JobsQuery) error {
 	w, err := c.Whoami(ctx)
 	if err != nil {
-		return "", a.failed(ctx, err)
+		return a.failed(ctx, err)
 	}
-	return "user:" + w.Name, nil
+	q.SubmittedBy = "user:" + w.Name // as actors of submits are named
+	q.Tenant = cmp.Or(q.Tenant, w.Tenant)
+	return nil
 }
 
 // listJobs returns the first page of a list, or with all the pages as one list, so that
