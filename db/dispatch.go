@@ -19,15 +19,15 @@ type Dispatch struct {
 	User   string // submitter, such as alice or schedule:nightly; "": not known
 }
 
-// imageOf is the image of a row j of jobs, ” for a pipeline. submitterOf is the submitter of a
-// row whose latest change is the submit, and earlierSubmitterOf of any row, from its first event.
+// imageOf is the image of a row j of jobs, empty for a pipeline. submitterOf is the submitter of a
+// row. A row of the version before has no submitted_by, and its column actor names the author of
+// the latest change, so the first event decides there.
 const (
-	imageOf            = `coalesce((SELECT s.spec ->> 'image' FROM job_specs s WHERE s.job = j.id), '')`
-	submitterOf        = `regexp_replace(j.actor, '^user:', '')`
-	earlierSubmitterOf = `coalesce((
-			SELECT regexp_replace(e.actor, '^user:', '')
+	imageOf     = `coalesce((SELECT s.spec ->> 'image' FROM job_specs s WHERE s.job = j.id), '')`
+	submitterOf = `regexp_replace(coalesce(j.submitted_by, (
+			SELECT e.actor
 			FROM job_events e
-			WHERE e.job = j.id AND e.seq = 1), '')`
+			WHERE e.job = j.id AND e.seq = 1), ''), '^user:', '')`
 )
 
 // Submitted returns the submitted jobs among ids; their workflows must be started.
@@ -37,7 +37,7 @@ func (d *Jobs) Submitted(ctx context.Context, ids []berth.JobID) ([]Dispatch, er
 	return d.dispatches(ctx, `
 		SELECT j.id, j.tenant, j.kind, j.name, `+imageOf+`, `+submitterOf+`
 		FROM (
-			SELECT id, tenant, kind, name, state, blocked, actor
+			SELECT id, tenant, kind, name, state, blocked, submitted_by
 			FROM jobs
 			WHERE id = ANY(@ids)
 			OFFSET 0
@@ -53,7 +53,7 @@ func (d *Jobs) SubmittedBefore(ctx context.Context, age time.Duration, limit int
 	return d.dispatches(ctx, `
 		SELECT j.id, j.tenant, j.kind, j.name, `+imageOf+`, `+submitterOf+`
 		FROM (
-			SELECT id, tenant, kind, name, actor, state_at,
+			SELECT id, tenant, kind, name, submitted_by, state_at,
 				row_number() OVER (PARTITION BY tenant ORDER BY state_at) AS place
 			FROM jobs
 			WHERE state = 'submitted' AND NOT blocked AND state_at < now() - @age::interval
@@ -66,7 +66,7 @@ func (d *Jobs) SubmittedBefore(ctx context.Context, age time.Duration, limit int
 // Live returns the jobs among ids that are not terminal; their workflows must be open.
 func (d *Jobs) Live(ctx context.Context, ids []berth.JobID) ([]Dispatch, error) {
 	return d.dispatches(ctx, `
-		SELECT j.id, j.tenant, j.kind, j.name, `+imageOf+`, `+earlierSubmitterOf+`
+		SELECT j.id, j.tenant, j.kind, j.name, `+imageOf+`, `+submitterOf+`
 		FROM jobs j
 		WHERE id = ANY(@ids) AND NOT blocked AND state NOT IN ('succeeded', 'failed', 'canceled')`,
 		pgx.NamedArgs{"ids": ids})
@@ -86,7 +86,7 @@ func (d *Jobs) dispatches(ctx context.Context, sql string, args pgx.NamedArgs) (
 // submitter returns the submitter of a job, "" if it is not known.
 func submitter(ctx context.Context, tx pgx.Tx, id berth.JobID) (user string, err error) {
 	err = tx.QueryRow(ctx, `
-		SELECT `+earlierSubmitterOf+`
+		SELECT `+submitterOf+`
 		FROM jobs j
 		WHERE j.id = @id`, pgx.NamedArgs{"id": id}).Scan(&user)
 	return user, err

@@ -38,11 +38,12 @@ type newerAttributes struct {
 // known reports whether a workflow may be started with the newer attributes.
 func (n *newerAttributes) known(now time.Time) bool { return now.UnixNano() >= n.until.Load() }
 
-// lack notes a refusal. It returns false if the call had none of the attributes.
-func (n *newerAttributes) lack(now time.Time) bool {
-	had := n.known(now)
+// lack notes a refusal, and reports whether it is news. Calls that are under way at a time are
+// refused one after the other.
+func (n *newerAttributes) lack(now time.Time) (news bool) {
+	news = n.known(now)
 	n.until.Store(now.Add(lackedFor).UnixNano())
-	return had
+	return news
 }
 
 // lacksAttribute reports whether Temporal refused a call because of a search attribute.
@@ -61,13 +62,16 @@ type starter struct {
 
 // start starts a workflow, without the newer attributes where the namespace lacks them.
 func (s *starter) start(ctx context.Context, row db.Dispatch, policy enumspb.WorkflowIdReusePolicy) error {
-	err := s.execute(ctx, row, policy, s.attributes.known(time.Now()))
-	if lacksAttribute(err) && s.attributes.lack(time.Now()) {
+	newer := s.attributes.known(time.Now())
+	err := s.execute(ctx, row, policy, newer)
+	if !newer || !lacksAttribute(err) {
+		return err
+	}
+	if s.attributes.lack(time.Now()) {
 		s.log.Warn("namespace lacks search attributes, workflows start without them", "attributes",
 			[]string{wire.AttributeJobName, wire.AttributeUser, wire.AttributeOutcome}, "err", err)
-		err = s.execute(ctx, row, policy, false)
 	}
-	return err
+	return s.execute(ctx, row, policy, false)
 }
 
 // execute makes one call. With newer, the workflow has the newer search attributes and records
