@@ -127,10 +127,10 @@ func (o *Forecast) fit(c *cluster.Class) explain.Explanation {
 }
 
 // Overview lists all waiting jobs with the first reason of each: the queue in its order,
-// then the held jobs and those in backoff. It is one pass, while Why prepares a plan for
-// each job. The machines are compared with the first classes of the queue only, which
-// bounds the cost: a job of another class has neither machines nor pools in its reason.
-// Start is unknown for jobs outside of the queue.
+// then the held jobs and the jobs in backoff. It is one pass, while Why prepares a plan for
+// each job. Each machine is compared with the first classes of the queue only, which bounds
+// the cost: the reason of a job of another class names no machine, and its pools are found by
+// kind of machine. Start is unknown for jobs outside of the queue.
 func (o *Forecast) Overview(classes int) []explain.Waiting {
 	s := o.snapshot
 	r := o.planner.begin(s, o.now)
@@ -149,14 +149,19 @@ func (o *Forecast) Overview(classes int) []explain.Waiting {
 			cmp.Compare(a.ID, b.ID))
 	})
 	list := make([]explain.Waiting, 0, len(entries))
+	pools := newPoolIndex(s.cluster)
 	for _, e := range entries {
 		x := r.shares.Contenders[s.queue.Account(e.Tenant).Index]
 		w := o.estimated(r, e)
+		// Classes that Why has compared meanwhile do not count, lest the first jobs go without.
 		_, compared := o.fits[e.Class]
-		if compared = compared || len(o.fits) < classes; compared {
+		if !compared && classes > 0 {
+			classes, compared = classes-1, true
+		}
+		if compared {
 			w.Fit = o.fit(e.Class)
 		} else { // as if it had room, so that the machines are no reason
-			w.Fit = explain.Explanation{Machines: len(s.cluster.Nodes), FitNow: 1}
+			w.Fit = explain.Explanation{Machines: len(s.cluster.Nodes), FitNow: 1, Pools: pools.of(e.Class)}
 		}
 		note := read.Note(x, e, w)
 		blockers := append(read.Blockers(x, e, w), read.Ahead(&o.deference, e, w, o.keeps && compared)...)

@@ -2,6 +2,7 @@ package placement_test
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -148,6 +149,27 @@ func TestAnOverviewComparesTheFirstClassesOnly(t *testing.T) {
 	}
 	if w := got["large"]; w.Code != "behind" || w.Text != "waiting behind 2 jobs" || w.Pools != nil {
 		t.Errorf("%+v", w)
+	}
+	if w := got["gang"]; w.Code != "behind" || !slices.Equal(w.Pools, []string{"a"}) {
+		t.Errorf("%+v", w)
+	}
+}
+
+// An explanation of another job does not take the place of the first job in the overview.
+func TestExplanationsDoNotUseUpTheClassesOfAnOverview(t *testing.T) {
+	t.Parallel()
+	s := overviewCluster()
+	for n, class := range []string{"two", "gang", "large"} {
+		s.UpsertJob(placement.Job{ID: berth.JobID(class), Class: class, SubmittedAt: epoch.Add(time.Duration(n) * time.Second), EligibleAt: epoch})
+	}
+	f := placement.Planner{}.Forecast(s, epoch.Add(time.Minute))
+	for _, id := range []berth.JobID{"gang", "large"} {
+		if _, ok := f.Why(id); !ok {
+			t.Fatalf("no explanation of %s", id)
+		}
+	}
+	if w := f.Overview(1)[0]; w.Job != "two" || w.Code != "no_room" {
+		t.Errorf("the first row is %+v", w)
 	}
 }
 

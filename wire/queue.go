@@ -29,5 +29,5 @@ type QueuedJob struct {
 	Job
 	Band  int      `json:"band" doc:"band of its priority; the highest goes first"`
 	Share float64  `json:"share" doc:"part of the cluster that its tenant uses now, 0 to 1"`
-	Pools []string `json:"pools,omitempty" doc:"pools with a machine that could run it; absent: none, or not compared"`
+	Pools []string `json:"pools,omitempty" doc:"pools with a machine that could run it; absent: none"`
 }

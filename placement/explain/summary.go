@@ -48,12 +48,13 @@ func summaryText(e Explanation, conditions []condition, after []ruledOut) string
 
 // shortText is summaryText in a few words: the one condition that explains the most. These
 // are free amounts before all others, since a machine that fails no earlier condition lacks
-// only these.
+// only these. The text is empty without a machine that fails a condition: Class counts each
+// machine either as one with room or under the first condition that it fails.
 func shortText(e Explanation, conditions []condition, after []ruledOut) (text string, shut bool) {
 	if e.Members != nil && e.FitNow > 0 && e.Members.Now < e.Members.Asked {
 		return fmt.Sprintf("no room: %d of %d members have room now", e.Members.Now, e.Members.Asked), false
 	}
-	if e.FitNow > 0 || e.Machines == 0 {
+	if e.FitNow > 0 {
 		return "", false
 	}
 	most := -1
@@ -67,6 +68,9 @@ func shortText(e Explanation, conditions []condition, after []ruledOut) (text st
 		if after[i].count > 0 && (most < 0 || weight(i) > weight(most)) {
 			most = i
 		}
+	}
+	if most < 0 {
+		return "", false
 	}
 	c, r := conditions[most], after[most]
 	switch {

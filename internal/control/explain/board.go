@@ -21,12 +21,14 @@ const (
 	shortestBoard = 100 * time.Millisecond
 	longestBoard  = 5 * time.Second
 
-	// boardAge is the greatest age of a board that callers get while the next one is made.
-	// An older one is left from a time without callers: they wait for the next one.
+	// boardAge is the greatest age of a board that callers get while the next one is made, the
+	// time that it took to make not counted. An older one is left from a time without callers:
+	// they wait for the next one.
 	boardAge = 10 * time.Second
 
 	// boardWait bounds the wait for a board. Callers are answered without reasons after it.
-	boardWait = time.Second
+	// The first reading of a large queue on a busy host takes seconds.
+	boardWait = 5 * time.Second
 
 	// A caller that misses a job waits for the next board, up to missingWait, if boards
 	// are made within quickBoard: in a small cluster a job that was submitted a moment ago
@@ -110,9 +112,8 @@ type boards struct {
 func (x *Explainer) Board(ctx context.Context, missing func(*Board) bool) *Board {
 	asked := time.Now()
 	b, made := x.boards.get(asked, x.changes.Load(), x.makeBoard(ctx))
-	if b == nil || asked.Sub(b.beganAt) > boardAge {
-		await(ctx, made, boardWait)
-		return x.boards.usable(asked)
+	if b == nil || b.old(asked) {
+		return x.boards.next(ctx, made, asked)
 	}
 	if missing == nil || b.took > quickBoard || !missing(b) {
 		return b
@@ -133,6 +134,13 @@ func (x *Explainer) Board(ctx context.Context, missing func(*Board) bool) *Board
 	return b
 }
 
+// next waits for the board under way, up to boardWait, and returns it, or nil if none could be
+// made.
+func (x *boards) next(ctx context.Context, made <-chan struct{}, asked time.Time) *Board {
+	await(ctx, made, boardWait)
+	return x.usable(asked)
+}
+
 // await waits until made is closed, the time has passed, or ctx ends.
 func await(ctx context.Context, made <-chan struct{}, most time.Duration) {
 	timer := time.NewTimer(most)
@@ -148,7 +156,7 @@ func await(ctx context.Context, made <-chan struct{}, most time.Duration) {
 func (x *boards) usable(asked time.Time) *Board {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if x.present == nil || asked.Sub(x.present.beganAt) > boardAge {
+	if x.present == nil || x.present.old(asked) {
 		return nil
 	}
 	return x.present
@@ -182,6 +190,10 @@ func (x *boards) get(now time.Time, changes int64, start func(done func(*Board))
 	x.making = made
 	return b, made
 }
+
+// old reports whether the board is too old for callers. A board that took long to make is used
+// all the same: else callers of a slow database would wait each time, and in vain.
+func (b *Board) old(at time.Time) bool { return at.Sub(b.beganAt) > boardAge+b.took }
 
 // rest is the time after which the board is due.
 func (b *Board) rest() time.Duration {

@@ -1,0 +1,62 @@
+package placement
+
+import (
+	"slices"
+
+	"berth"
+	"berth/placement/cluster"
+)
+
+// poolIndex finds the pools that could run a class without a look at each machine: by kind of
+// machine, with the largest total capacity that a machine of the kind has in each pool. Devices
+// are not counted, so a pool may be found whose machines have too few.
+type poolIndex struct {
+	cluster *cluster.Cluster
+	totals  map[*cluster.Kind]map[string]berth.Capacity // by pool; nil: not made
+	known   map[*cluster.Class][]string
+}
+
+func newPoolIndex(c *cluster.Cluster) *poolIndex {
+	return &poolIndex{cluster: c, known: map[*cluster.Class][]string{}}
+}
+
+// of returns the pools of a class, sorted.
+func (x *poolIndex) of(c *cluster.Class) []string {
+	if list, ok := x.known[c]; ok {
+		return list
+	}
+	x.cluster.Settle(c)
+	if x.totals == nil {
+		x.measure()
+	}
+	var list []string
+	for _, m := range c.Matches {
+		for pool, total := range x.totals[m.Kind] {
+			if c.Capacity.CPUMilli <= total.CPUMilli && c.Capacity.MemoryMiB <= total.MemoryMiB &&
+				c.Capacity.DiskMiB <= total.DiskMiB && !slices.Contains(list, pool) {
+				list = append(list, pool)
+			}
+		}
+	}
+	slices.Sort(list)
+	x.known[c] = list
+	return list
+}
+
+// measure reads the pools and the capacity of all machines.
+func (x *poolIndex) measure() {
+	x.totals = map[*cluster.Kind]map[string]berth.Capacity{}
+	for _, n := range x.cluster.Nodes {
+		pools := x.totals[n.Kind]
+		if pools == nil {
+			pools = map[string]berth.Capacity{}
+			x.totals[n.Kind] = pools
+		}
+		most := pools[n.Pool]
+		pools[n.Pool] = berth.Capacity{
+			CPUMilli:  max(most.CPUMilli, n.Total.CPUMilli),
+			MemoryMiB: max(most.MemoryMiB, n.Total.MemoryMiB),
+			DiskMiB:   max(most.DiskMiB, n.Total.DiskMiB),
+		}
+	}
+}
