@@ -498,6 +498,16 @@ func TestARetryIsHeldToTheQuota(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	third := s.submit("alice", two)
+	if _, err := c.Cancel(t.Context(), third.ID); err != nil {
+		t.Fatal(err)
+	}
+	changed := *third.Spec
+	changed.Image = "other"
+	other, err := c.RetryAs(t.Context(), third.ID, changed)
+	if err != nil {
+		t.Fatal(err)
+	}
 	one := spec.MilliCPU(1000)
 	if _, err := s.as("admin").SetQuota(t.Context(), spec.Quota{Tenant: "a", Limit: &spec.Amounts{CPUs: &one}}); err != nil {
 		t.Fatal(err)
@@ -507,6 +517,9 @@ func TestARetryIsHeldToTheQuota(t *testing.T) {
 	}
 	if again, err := c.Retry(t.Context(), first.ID); err != nil || again.ID != next.ID {
 		t.Errorf("a second time: %+v, %v", again, err)
+	}
+	if again, err := c.RetryAs(t.Context(), third.ID, changed); err != nil || again.ID != other.ID {
+		t.Errorf("a second time with the same spec: %+v, %v", again, err)
 	}
 }
 

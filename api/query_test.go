@@ -31,6 +31,11 @@ func TestParametersAreReadStrictly(t *testing.T) {
 	if a := s.call("alice", "GET", "/v1/jobs?status=submitted&status=queued&label=a=b&limit=5", ""); a.status != http.StatusOK {
 		t.Errorf("lists may repeat: %d %s", a.status, a.body)
 	}
+	for _, query := range []string{"label=a%3Db%00", "pool=%00", "state=ready%00"} {
+		if a := s.call("alice", "GET", "/v1/machines?"+query, ""); a.status != http.StatusBadRequest {
+			t.Errorf("machines with %s: %d %s", query, a.status, a.body)
+		}
+	}
 	if a := s.call("alice", "GET", "/v1/jobs?limit=0", ""); !strings.Contains(a.problem.Detail, "limit") {
 		t.Errorf("the detail does not name the parameter: %s", a.body)
 	}

@@ -27,8 +27,11 @@ func (h *jobHandlers) retryAs(ctx context.Context, in *retryJobInput, old wire.J
 	if err != nil {
 		return wire.Job{}, false, err
 	}
-	if err := h.mayRun(ctx, old.Tenant, jobSpec); err != nil {
-		return wire.Job{}, false, err
+	// A repeated call returns the existing successor, or a conflict, and needs no capacity.
+	if old.RetriedBy == nil {
+		if err := h.mayRun(ctx, old.Tenant, jobSpec); err != nil {
+			return wire.Job{}, false, err
+		}
 	}
 	job, created, err := h.retries.As(ctx, scope(ctx), old.ID, jobSpec, actor(ctx))
 	if err != nil || created {
