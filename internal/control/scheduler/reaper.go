@@ -2,6 +2,7 @@ package scheduler
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"berth"
@@ -59,18 +60,16 @@ func (r *reaper) pass(ctx context.Context) error {
 	for _, l := range lemons {
 		r.Logger.Error("machine drained after repeated failures", "machine_id", l.Machine, "reason", l.Reason)
 	}
-	told, err := r.DB.Attempts.AnnounceDrains(ctx, r.term, drainBatch)
-	if err != nil {
-		return err
+	notified, unannounced := r.DB.Attempts.AnnounceDrains(ctx, r.term, drainBatch)
+	if notified > 0 {
+		r.Logger.Info("notified jobs of drained machines", "jobs", notified)
 	}
-	if told > 0 {
-		r.Logger.Info("notified jobs of drained machines", "jobs", told)
-	}
+	// Deadlines hold also where a notice fails.
 	moved, err := r.DB.Attempts.DrainOverdue(ctx, r.term, drainBatch)
 	if moved > 0 {
 		r.Logger.Info("ordered jobs off draining machines", "jobs", moved)
 	}
-	return err
+	return errors.Join(unannounced, err)
 }
 
 // measure counts the silent machines, and logs an error when their number freezes all verdicts.
