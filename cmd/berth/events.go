@@ -84,30 +84,46 @@ func followEvents(ctx context.Context, a *app, job wire.Job) error {
 	}
 	h := newHistory(a, a.Output == "wide")
 	err = c.FollowEvents(ctx, job.ID, 0, func(e wire.Event) error {
-		switch a.Output {
-		// Events may arrive over days, so each is a document of its own, on one line.
-		case "json", "yaml":
-			b, err := json.Marshal(e)
-			if err != nil {
-				return fmt.Errorf("print event: %w", err)
-			}
-			_, err = fmt.Fprintf(a.out, "%s\n", b)
-			return err
-		case "name":
-			_, err := fmt.Fprintln(a.out, e.Kind)
-			return err
-		default:
-			// Widths are fixed, because the later rows are unknown while the first is
-			// printed. The text is padded before it is painted: escape sequences would
-			// count as characters.
-			what := fmt.Sprintf("%-22s", eventText(e))
-			h.note(a, e.At)
-			_, err := fmt.Fprintf(a.out, "%s  %s  %-16s  %s\n",
-				h.text(e.At), a.outTerm.paint(toneOfEvent(e), what), e.Actor, eventDetail(e))
-			return err
-		}
+		return followedEvent{
+			body: e, name: string(e.Kind), at: e.At, what: fmt.Sprintf("%-22s", eventText(e)), tone: toneOfEvent(e),
+			actor: e.Actor, detail: eventDetail(e),
+		}.print(a, h)
 	})
 	return a.failed(ctx, err)
+}
+
+// followedEvent is an event of a job or of a machine, printed as it arrives.
+type followedEvent struct {
+	body   any    // for programs
+	name   string // for -o name
+	at     time.Time
+	what   string // padded to a fixed width: the later rows are unknown while the first is printed
+	tone   tone
+	actor  string
+	detail string
+}
+
+// print prints the event on one line, with its time in the format of the history. Events may arrive over days, so for programs each is a
+// document of its own.
+func (e followedEvent) print(a *app, h *history) error {
+	switch a.Output {
+	case "json", "yaml":
+		b, err := json.Marshal(e.body)
+		if err != nil {
+			return fmt.Errorf("print event: %w", err)
+		}
+		_, err = fmt.Fprintf(a.out, "%s\n", b)
+		return err
+	case "name":
+		_, err := fmt.Fprintln(a.out, e.name)
+		return err
+	default:
+		// The text was padded before it is painted: escape sequences would count as characters.
+		h.note(a, e.at)
+		_, err := fmt.Fprintf(a.out, "%s  %s  %-16s  %s\n", h.text(e.at), a.outTerm.paint(e.tone, e.what), e.actor,
+			e.detail)
+		return err
+	}
 }
 
 // history formats the times of a history in UTC: the time of day alone if the whole history

@@ -115,7 +115,7 @@ func (d draining) check(args []string) error {
 	return nil
 }
 
-// machines returns the machines to drain: the named ones, or those of pool and labels. Lost
+// machines returns the machines to drain: the named ones, or the ones with pool and labels. Lost
 // machines run nothing and cannot be drained, so a selection leaves them out.
 func (d draining) machines(ctx context.Context, c *client.Client, args []string) ([]berth.MachineID, error) {
 	var ids []berth.MachineID
@@ -216,16 +216,19 @@ func drainText(m wire.Machine, now time.Time) string {
 }
 
 // workLeft names the work for which a draining machine is not drained yet. Members of one gang
-// are one job.
+// are one job. Callers other than admins see their own jobs only, but the capacity in use of all.
 func workLeft(m wire.Machine) string {
 	jobs := map[berth.JobID]bool{}
 	for _, j := range m.Jobs {
 		jobs[j.Job] = true
 	}
-	if len(jobs) == 0 {
-		return "waiting for logs, outputs or the removal of containers"
+	switch {
+	case len(jobs) > 0:
+		return plural(len(jobs), "job", "jobs") + " left"
+	case m.Free.CPUMilli < m.Capacity.CPUMilli:
+		return "jobs of other tenants left"
 	}
-	return plural(len(jobs), "job", "jobs") + " left"
+	return "waiting for logs, outputs or the removal of containers"
 }
 
 // showDrained prints the machines after a drain. A single named machine is printed by programs

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"time"
 
@@ -55,15 +54,19 @@ func showMachineEvents(a *app, list wire.Page[wire.MachineEvent]) error {
 	}})
 }
 
-// followMachine prints the events so far and the new ones until ctx ends: a line for each, or a
-// JSON document on each line for programs.
+// followMachine prints the events so far and the new ones until ctx ends. A server that does not
+// answer is asked again, as long as the wait for a job has patience.
 func followMachine(ctx context.Context, a *app, c *client.Client, id berth.MachineID,
 	list wire.Page[wire.MachineEvent]) error {
-	last, h := int64(0), newHistory(a, a.Output == "wide")
+	last, answered, h := int64(0), a.now(), newHistory(a, a.Output == "wide")
 	for {
 		for _, e := range list.Items {
 			last = e.Seq
-			if err := printMachineEvent(a, h, e); err != nil {
+			err := followedEvent{
+				body: e, name: e.State, at: e.At, what: fmt.Sprintf("%-16s", machineEventText(e)),
+				tone: toneOfMachineEvent(e), actor: orDash(e.Actor), detail: machineEventDetail(e),
+			}.print(a, h)
+			if err != nil {
 				return err
 			}
 		}
@@ -72,31 +75,14 @@ func followMachine(ctx context.Context, a *app, c *client.Client, id berth.Machi
 			return ctx.Err()
 		case <-time.After(pollLast):
 		}
-		var err error
-		if list, err = c.MachineEvents(ctx, id, last); err != nil {
+		next, err := c.MachineEvents(ctx, id, last)
+		switch {
+		case err == nil:
+			answered = a.now()
+		case !passing(a.failed(ctx, err)) || a.now().Sub(answered) > patience:
 			return err
 		}
-	}
-}
-
-func printMachineEvent(a *app, h *history, e wire.MachineEvent) error {
-	switch a.Output {
-	case "json", "yaml":
-		b, err := json.Marshal(e)
-		if err != nil {
-			return fmt.Errorf("print event: %w", err)
-		}
-		_, err = fmt.Fprintf(a.out, "%s\n", b)
-		return err
-	case "name":
-		_, err := fmt.Fprintln(a.out, e.State)
-		return err
-	default:
-		what := fmt.Sprintf("%-16s", machineEventText(e)) // padded before it is painted
-		h.note(a, e.At)
-		_, err := fmt.Fprintf(a.out, "%s  %s  %-16s  %s\n", h.text(e.At),
-			a.outTerm.paint(toneOfMachineEvent(e), what), orDash(e.Actor), machineEventDetail(e))
-		return err
+		list = next // with an error, the events that came before it
 	}
 }
 
