@@ -21,7 +21,7 @@ const (
 	maxHostLength = 253
 )
 
-// agentHostHandlers answer whether the host of an input exists, as a second witness beside the
+// agentHostHandlers answer whether the host of an input exists, as a second witness in addition to the
 // machine that asks. The answer is evidence: the machine puts it into the member's exit. Only a
 // machine that prepares a member may ask, so users learn no more than a failed job of theirs
 // reveals: whether a name exists for the control plane.

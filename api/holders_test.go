@@ -7,7 +7,7 @@ import (
 	"berth/spec"
 )
 
-// An explanation names the caller's own jobs that hold the room and counts those of others;
+// An explanation names the caller's own jobs that hold the room and counts the jobs of others;
 // an admin sees all.
 func TestExplainNamesTheHoldersOfTheRoom(t *testing.T) {
 	t.Parallel()

@@ -58,8 +58,8 @@ type callSlots struct {
 // newCallSlots derives the slots from the pool's shares. A call waits for one connection
 // at a time, so a tenant whose calls all hang, on a lock for example, keeps as many
 // connections as it has slots. A quarter of each share is left to other tenants: of the
-// connections for reads in reads, bulks and questions together, and of those for users'
-// changes.
+// connections for reads in reads, bulks and questions together, and of the connections for
+// users' changes.
 func newCallSlots(of db.Shares, cores int) callSlots {
 	spare := max(1, of.Reads/4)
 	bulks := max(1, min(cores/2, of.Reads/4))

@@ -94,7 +94,7 @@ func (d *Attempts) DrainOverdue(ctx context.Context, term Term, limit int) (int,
 // drained machine adds an event to the job with reason and deadline, the job's webhooks for
 // draining get a call, and members of a job with checkpoint.interval are ordered to write a
 // checkpoint. A job is notified once of each drain_notice, which changes with reason and
-// deadline of the drain, whoever drained. AnnounceDrains returns the number of notified jobs.
+// deadline of the drain. AnnounceDrains returns the number of notified jobs.
 //
 // Without an interval the checkpoint signal may make a program save and exit, so such a job
 // gets its signal only with the order to stop.
@@ -110,7 +110,7 @@ func (d *Attempts) AnnounceDrains(ctx context.Context, term Term, limit int) (in
 	if err != nil {
 		return 0, mapError(err, "draining machines")
 	}
-	told := 0
+	notified := 0
 	for _, ref := range refs {
 		var hints touched
 		err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
@@ -123,14 +123,14 @@ func (d *Attempts) AnnounceDrains(ctx context.Context, term Term, limit int) (in
 			return err
 		})
 		if err != nil {
-			return told, mapError(err, "job "+string(ref.Job))
+			return notified, mapError(err, "job "+string(ref.Job))
 		}
 		if len(hints.machines) > 0 {
-			told++
+			notified++
 			hints.publish(d.hub)
 		}
 	}
-	return told, nil
+	return notified, nil
 }
 
 // unannounced is true for a member a on a draining machine m if its job was not notified of

@@ -24,7 +24,7 @@ func lockAdminTokens(ctx context.Context, tx pgx.Tx) error {
 //
 // keep, if not nil, stores the text for the operator, before the transaction commits: a token
 // that the operator cannot get is not created. keep may be called again with the same text.
-// If the commit then fails, the kept text is that of no token; Ensure can create the token.
+// If the commit then fails, the kept text belongs to no token; Ensure can create the token.
 func (d *Tokens) CreateFirst(
 	ctx context.Context, tenant berth.TenantID, name, actor string, keep func(text string) error,
 ) (text string, err error) {

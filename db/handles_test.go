@@ -146,7 +146,7 @@ func flipped(id string) string {
 }
 
 // A restore loses jobs, and their handles must not come back with new ones. The last six
-// digits of the ids of two incarnations differ, whatever the other digits are.
+// digits of the ids of two incarnations differ, for any other digits.
 func TestTheHandleOfAJobThatARestoreLostNeverComesBack(t *testing.T) {
 	t.Parallel()
 	for first := range int64(40) {

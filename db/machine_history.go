@@ -45,8 +45,8 @@ const imageJobs = 5000
 
 // Images returns the images that a machine holds, largest first. An agent reports a cache as
 // keys of its content, which reveal no name, so images are named by the specs of the imageJobs
-// latest jobs, as far as they are the tenant's ("" for all tenants). An image that only older jobs name is missing, as
-// is one that is too small for the agent to report.
+// latest jobs, as far as they belong to the tenant ("" for all tenants). An image that only
+// older jobs name is missing, and so is an image that is too small for the agent to report.
 func (d *Machines) Images(ctx context.Context, tenant berth.TenantID, id berth.MachineID) ([]wire.MachineImage,
 	error) {
 	rows, err := d.pool.Query(ctx, `

@@ -38,7 +38,7 @@ type TenantPopulation struct {
 }
 
 // maxTenantCounts bounds the tenants that are counted apart. Beyond it, tenants without live
-// jobs are left out first, then those with the highest ids.
+// jobs are left out first, then the tenants with the highest ids.
 const maxTenantCounts = 500
 
 // machineStates are the states that machines are shown in.

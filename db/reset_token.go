@@ -26,8 +26,8 @@ type TokenReset struct {
 //
 //	before             CreateFirst        Reset                     Ensure of a text
 //	no valid one       one is created     one is created            created, unless it was revoked
-//	one is valid       nothing            revoked; one is created   created beside it, or nothing
-//	several are valid  nothing            all revoked; one created  created beside them, or nothing
+//	one is valid       nothing            revoked; one is created   created as well, or nothing
+//	several are valid  nothing            all revoked; one created  created as well, or nothing
 //
 // Invariants:
 //   - A token that was revoked never becomes valid again in this database.

@@ -108,8 +108,8 @@ func (s *PipelineSubmission) resume(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// read returns the steps of a run, and of the runs before it those steps that it did not
-// have: a retry of failed steps leaves the succeeded ones out.
+// read returns the steps of a run, and the steps of the runs before it that it did not have: a
+// retry of failed steps leaves the succeeded ones out.
 func (r *resumed) read(ctx context.Context, tx pgx.Tx, run wire.Job) (map[string]spec.Earlier, error) {
 	earlier := map[string]spec.Earlier{}
 	for range maxResumed {
@@ -318,7 +318,7 @@ func (r *resumed) readElements(ctx context.Context, tx pgx.Tx, earlier map[strin
 }
 
 // indexes returns the indexes of an array's elements that are taken over and, after them,
-// the others, in the order in which an array creates its elements; and the number of those
+// the others, in the order in which an array creates its elements; and the number of elements
 // taken over. The indexes are nil if they are all of one kind.
 func (r *resumed) indexes(path string, count int) (indexes []int, n int) {
 	elements := r.elements[r.Arrays[path]]

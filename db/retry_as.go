@@ -23,8 +23,8 @@ func (d *Retries) AsJob(ctx context.Context, id berth.JobID, jobSpec spec.Job) (
 
 // As submits another spec as the retry of an ended job, and links both jobs as Retry
 // does. as is valid, has its defaults, and is the result of AsJob. A repeated call with an
-// equal spec returns the id alone of the job that the first one created, with created false; a job that was
-// retried with any other spec is a conflict, and so are a live job and a pipeline.
+// equal spec returns the id alone of the job that the first one created, with created false; a
+// job that was retried with any other spec is a conflict, and so are a live job and a pipeline.
 func (d *Retries) As(ctx context.Context, tenant berth.TenantID, id berth.JobID, as spec.Job,
 	actor string) (job wire.Job, created bool, err error) {
 	incarnation, err := d.incarnations.now(ctx, d.pool)

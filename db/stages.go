@@ -60,9 +60,9 @@ func (d *Agents) ReportStages(ctx context.Context, machine berth.MachineID, req 
 	if err != nil {
 		return err
 	}
-	var told []berth.JobID
+	var changed []berth.JobID
 	err = d.tx(ctx, func(tx pgx.Tx) error {
-		told = nil
+		changed = nil
 		var s session
 		err := tx.QueryRow(ctx, `
 			SELECT state, epoch, agent_boot
@@ -91,7 +91,7 @@ func (d *Agents) ReportStages(ctx context.Context, machine berth.MachineID, req 
 				return err
 			}
 			if added {
-				told = append(told, r.job)
+				changed = append(changed, r.job)
 			}
 		}
 		return storeStages(ctx, tx, req, rows)
@@ -99,7 +99,7 @@ func (d *Agents) ReportStages(ctx context.Context, machine berth.MachineID, req 
 	if err != nil {
 		return mapError(err, "stages of machine "+string(machine))
 	}
-	for _, job := range told {
+	for _, job := range changed {
 		d.hub.Publish(TopicJob, string(job))
 	}
 	return nil

@@ -87,16 +87,16 @@ func TestStagesAreShownWhileTheJobIsScheduled(t *testing.T) {
 		must(int64(4+try), wire.Stage{Name: wire.StageFetching, Input: &zero, Try: try + 1, Problem: "no such host"})
 	}
 	s.shows(id, "fetching input 0 (try 3: no such host)")
-	var told []string
+	var details []string
 	for _, e := range s.events(id) {
 		if e.Kind == wire.EventStage {
-			told = append(told, e.Detail)
+			details = append(details, e.Detail)
 			if e.Facts == nil || e.Facts.Stage == nil || e.Facts.Machine != "m0" {
 				t.Errorf("the facts are %+v", e.Facts)
 			}
 		}
 	}
-	if got, want := strings.Join(told, "\n"), "member 0 on m0: pulling\nmember 0 on m0: fetching input 0 (no such host)"; got != want {
+	if got, want := strings.Join(details, "\n"), "member 0 on m0: pulling\nmember 0 on m0: fetching input 0 (no such host)"; got != want {
 		t.Errorf("events:\n%s\nwant:\n%s", got, want)
 	}
 	other := *a

@@ -232,8 +232,8 @@ func (d *Tokens) List(ctx context.Context, p Paging) (tokens []wire.Token, next 
 	})
 }
 
-// tokensOf selects a page of a table of tokens: those that meet the condition, or all
-// without one.
+// tokensOf selects a page of a table of tokens: the ones that meet the condition, or all
+// without a condition.
 type tokensOf struct {
 	Paging
 	condition string

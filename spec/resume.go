@@ -158,7 +158,7 @@ func changedFields(before, after Job) []string {
 	return changed
 }
 
-// noticed returns the parts of a spec that a container can notice, as JSON by field: those
+// noticed returns the parts of a spec that a container can notice, as JSON by field: the parts
 // of cacheKey, and the elements of an array. Empty and absent values are equal.
 func noticed(s Job) map[string]string {
 	s = s.WithDefaults()

@@ -157,7 +157,7 @@ type Holder struct {
 	Name       string            `json:"name"`
 	ArrayIndex *int              `json:"array_index,omitempty"`
 	Tenant     berth.TenantID    `json:"tenant"`
-	Machines   []berth.MachineID `json:"machines" doc:"of those that the waiting job could use"`
+	Machines   []berth.MachineID `json:"machines" doc:"of the machines that the waiting job could use"`
 	EndsBy     *time.Time        `json:"ends_by,omitempty" doc:"latest end by its time_limit; absent: no time_limit"`
 }
 

@@ -51,7 +51,7 @@ type Job struct {
 	Pipeline    *spec.Pipeline     `json:"pipeline,omitempty"` // in place of spec
 	Steps       []Step             `json:"steps,omitempty" doc:"of a pipeline, each after those it needs"`
 	Progress    *berth.Progress    `json:"progress,omitempty"`
-	Stage       *JobStage          `json:"stage,omitempty" doc:"while scheduled: what the job's machines are doing"`
+	Stage       *JobStage          `json:"stage,omitempty" doc:"while scheduled: present step on the job's machines"`
 	Attempts    []berth.Attempt    `json:"attempts,omitempty"`
 	Checkpoints []berth.Checkpoint `json:"checkpoints,omitempty"`
 }

@@ -116,7 +116,7 @@ type MemberStage struct {
 }
 
 // HostQuestion asks whether the host of a job's input exists by the name servers of the control
-// plane, after those of the machine have denied it.
+// plane, after the name servers of the machine have denied it.
 type HostQuestion struct {
 	AgentBoot string             `json:"agent_boot"`
 	Epoch     int64              `json:"epoch"`

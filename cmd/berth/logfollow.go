@@ -37,7 +37,7 @@ type logFollower struct {
 	open  int
 	most  int // logs that are followed at a time
 	ended chan logEnd
-	told  bool // a message about the queue was printed
+	noted bool // a message about the queue was printed
 }
 
 // logEnd is the end of one followed log.
@@ -167,8 +167,8 @@ func (f *logFollower) start(ctx context.Context, streams *sync.WaitGroup) {
 			f.ended <- logEnd{s, err}
 		})
 	}
-	if len(f.queue) > 0 && !f.told {
-		f.told = true
+	if len(f.queue) > 0 && !f.noted {
+		f.noted = true
 		f.tree.say("%d logs are followed at a time; %d more begin once others have ended", f.most, len(f.queue))
 	}
 }

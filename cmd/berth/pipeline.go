@@ -245,7 +245,7 @@ func addTree(ctx context.Context, a *app, c *client.Client, t *table, steps []wi
 }
 
 // takenText lists the steps of a resumed pipeline that are taken over, which have succeeded
-// already, and those that run.
+// already, and the steps that run.
 func takenText(j wire.Job) string {
 	var taken, runs []string
 	for _, s := range j.Steps {

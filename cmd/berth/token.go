@@ -82,7 +82,7 @@ func newTokenList(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:     "list",
 		Aliases: []string{"ls"},
-		Short:   "List tokens without their secrets; users see those of their own name",
+		Short:   "List tokens without their secrets; users see the tokens of their own name",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := a.client()
@@ -135,7 +135,7 @@ func showTokens(a *app, list wire.Page[wire.Token]) error {
 func newTokenRevoke(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:               "revoke ID",
-		Short:             "Revoke a token immediately; users revoke those of their own name",
+		Short:             "Revoke a token immediately; users may revoke the tokens of their own name",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeTokens,
 		RunE: func(cmd *cobra.Command, args []string) error {

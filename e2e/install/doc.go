@@ -4,7 +4,7 @@
 // The hosts are containers of the local engine, made of Debian's packages, with systemd as
 // their first process: PostgreSQL, the container engine and openssl are Debian's, and so are
 // the services that the page starts. Temporal is its server program, with its own schema tool.
-// The programs of Berth are those of this repository.
+// The programs of Berth are built from this repository.
 //
 // Three things come from local copies, so that the run needs no network: the packages are
 // already installed when the page asks for them, the programs of Temporal are built from their

@@ -24,7 +24,7 @@ const (
 // The token file at the start of a replica, and the admin tokens of the database:
 //
 //	file                    no valid admin token       a valid admin token exists
-//	absent                  a token is created, then   nothing; the log tells that no
+//	absent                  a token is created, then   nothing; the log shows that no
 //	                        the file, then the commit  file was written
 //	text of a valid token   (cannot be)                nothing
 //	text that is unknown    the text becomes a token   the text becomes a token

@@ -16,7 +16,7 @@ func firstToken(t *testing.T, d *db.DB, file string) error {
 	t.Helper()
 	cfg := Default()
 	cfg.DatabaseURL, cfg.BlobURL, cfg.AdminTokenFile = "postgres://x/berth", "file:///blobs", file
-	c, err := New(cfg, Options{FirstToken: func(string) { t.Error("a token was printed beside the file") }})
+	c, err := New(cfg, Options{FirstToken: func(string) { t.Error("a token was printed although there is a file") }})
 	if err != nil {
 		t.Fatal(err)
 	}

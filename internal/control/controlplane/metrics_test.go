@@ -31,7 +31,7 @@ type metric struct {
 // describedAs parses the text of a description, the only public form of its fields.
 var describedAs = regexp.MustCompile(`^Desc\{fqName: "([^"]*)", help: ("(?:[^"\\]|\\.)*"), (?:unit: "[^"]*", )?constLabels: \{\}, variableLabels: \{(.*)\}\}$`)
 
-// newRegistered returns the metrics of a process with all roles that nobody has called yet.
+// newRegistered returns the metrics of a process with all roles before the first call.
 func newRegistered(t *testing.T) []metric {
 	t.Helper()
 	d, err := db.Open(t.Context(), dbtest.URL(t), db.Options{})

@@ -70,7 +70,7 @@ func (f tokenFile) create(text string) error {
 	return f.syncFolder()
 }
 
-// replace writes the token to the file, whatever it holds.
+// replace writes the token to the file in place of any content.
 func (f tokenFile) replace(text string) error {
 	temp, err := f.prepare(text)
 	if err != nil {
@@ -79,7 +79,7 @@ func (f tokenFile) replace(text string) error {
 	return f.commit(temp)
 }
 
-// prepare writes the token to a temporary file beside the file and returns its path. After
+// prepare writes the token to a temporary file in the same folder and returns its path. After
 // prepare, commit can hardly fail: the folder is writable and the disk has the bytes.
 func (f tokenFile) prepare(text string) (temp string, err error) {
 	file, err := os.CreateTemp(filepath.Dir(string(f)), "."+filepath.Base(string(f))+".*") // mode 0600

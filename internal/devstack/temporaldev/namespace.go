@@ -20,7 +20,7 @@ import (
 // row is.
 const retention = 3 * 24 * time.Hour
 
-// searchAttributes are those of Berth's workflows; see workers.AddSearchAttributes.
+// searchAttributes are the search attributes of Berth's workflows; see workers.AddSearchAttributes.
 var searchAttributes = map[string]enumspb.IndexedValueType{
 	"Tenant":  enumspb.INDEXED_VALUE_TYPE_KEYWORD,
 	"Kind":    enumspb.INDEXED_VALUE_TYPE_KEYWORD,

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// The lines are those of an engine that pulls an image of three layers, one of them present.
+// The lines come from an engine that pulls an image of three layers, of which it has one.
 func TestThePullMeterReadsTheEnginesProgress(t *testing.T) {
 	t.Parallel()
 	m := &images{}

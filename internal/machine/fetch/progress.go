@@ -63,7 +63,7 @@ type counting struct {
 	progress *Progress
 }
 
-// Read counts what it reads.
+// Read counts the bytes that it reads.
 func (c *counting) Read(b []byte) (int, error) {
 	n, err := c.Reader.Read(b)
 	c.progress.done.Add(int64(n))
