@@ -275,7 +275,7 @@ func (a *app) show(v view) error {
 		if err != nil {
 			return fmt.Errorf("print JSON: %w", err)
 		}
-		_, err = fmt.Fprintf(a.out, "%s\n", b)
+		_, err = fmt.Fprintf(a.out, "%s\n", a.shownJSON(b))
 		return err
 	case "yaml":
 		// YAML is made from the JSON, so that both formats have the same names and the same

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"bytes"
+	"fmt"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -49,6 +51,28 @@ func harmless(text string) string {
 	}
 	return b.String()
 }
+
+// shownJSON returns a JSON document as it is printed. On a terminal, characters that may steer it
+// are escaped; the document keeps its meaning. JSON itself escapes only the controls below 0x20.
+func (a *app) shownJSON(b []byte) []byte {
+	if !a.outTerm.terminal || !bytes.ContainsFunc(b, steers) {
+		return b
+	}
+	var out []byte
+	for len(b) > 0 {
+		r, size := utf8.DecodeRune(b)
+		if steers(r) {
+			out = fmt.Appendf(out, `\u%04x`, r)
+		} else {
+			out = append(out, b[:size]...)
+		}
+		b = b[size:]
+	}
+	return out
+}
+
+// steers is unsafeRune for JSON, in which line breaks and tabs stand between the values.
+func steers(r rune) bool { return r >= ' ' && unsafeRune(r) }
 
 // unsafeRune reports whether a character may steer a terminal: a C0 or C1 control other
 // than the tab, DEL, or a character that changes the direction of text.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"regexp"
 	"strings"
 	"testing"
@@ -275,6 +276,26 @@ func TestTextOfJobsDoesNotSteerTheTerminal(t *testing.T) {
 	t.Parallel()
 	if got := oneLine("a\r\nb\x1b[31m\u202ec\u0085\td"); got != "a  b[31mc d" {
 		t.Errorf("got %q", got)
+	}
+}
+
+// A document keeps its meaning, and a pipe gets it as the server wrote it.
+func TestDocumentsDoNotSteerTheTerminal(t *testing.T) {
+	t.Parallel()
+	text := "a\u009b2J\u202eb\x7f\x1b[2J ä"
+	for _, terminal := range []bool{true, false} {
+		a, b := onTerminal(80, false)
+		a.Output, a.outTerm.terminal = "json", terminal
+		if err := a.show(view{body: map[string]string{"text": text}}); err != nil {
+			t.Fatal(err)
+		}
+		if strings.ContainsFunc(b.String(), steers) == terminal {
+			t.Errorf("terminal %v gets %q", terminal, b)
+		}
+		var back map[string]string
+		if err := json.Unmarshal(b.Bytes(), &back); err != nil || back["text"] != text {
+			t.Errorf("terminal %v: the text is %q, %v", terminal, back["text"], err)
+		}
 	}
 }
 
