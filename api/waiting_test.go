@@ -25,7 +25,7 @@ func (s *site) queue(ids ...berth.JobID) {
 func (s *site) reason(name string, id berth.JobID, code string) wire.Waiting {
 	s.t.Helper()
 	var w *wire.Waiting
-	for began := time.Now(); time.Since(began) < 20*time.Second; time.Sleep(10 * time.Millisecond) {
+	for began := time.Now(); time.Since(began) < waitLimit; time.Sleep(10 * time.Millisecond) {
 		job, err := s.as(name).Job(s.t.Context(), id)
 		if err != nil {
 			s.t.Fatal(err)

@@ -17,7 +17,7 @@ import (
 func boardWith(t *testing.T, o *explain.Explainer, id berth.JobID) *explain.Board {
 	t.Helper()
 	lacks := func(b *explain.Board) bool { _, ok := b.Of(id); return !ok }
-	for began := time.Now(); time.Since(began) < 20*time.Second; {
+	for began := time.Now(); time.Since(began) < 5*time.Minute; {
 		if b := o.Board(t.Context(), lacks); b != nil && !lacks(b) {
 			return b
 		}

@@ -147,7 +147,10 @@ func TestUsersLeaveRoomForAgents(t *testing.T) {
 		t.Error("there are more connections than allowed")
 	}
 	_ = agents[0].c.Close()
-	for dial(t, address).get("/agent") != 200 { // once the server has seen that
+	for late := time.Now().Add(time.Minute); dial(t, address).get("/agent") != 200; { // once the server has seen that
+		if time.Now().After(late) {
+			t.Fatal("the place of a closed connection is not free")
+		}
 		time.Sleep(10 * time.Millisecond)
 	}
 }

@@ -365,7 +365,10 @@ func (m *machine) wait(req wire.RunRequest) *waiter {
 			case len(rows) == 1 && !rows[0].Live():
 				return // of a superseded attempt
 			}
-			time.Sleep(5 * time.Millisecond)
+			select {
+			case <-time.After(5 * time.Millisecond):
+			case <-ctx.Done():
+			}
 		}
 		w.err = ctx.Err()
 	}()
