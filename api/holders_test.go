@@ -26,11 +26,13 @@ func TestExplainNamesTheHoldersOfTheRoom(t *testing.T) {
 	if err != nil || len(e.Holders) != 2 || e.OtherHolders != 1 {
 		t.Fatalf("%+v %d, %v", e.Holders, e.OtherHolders, err)
 	}
-	if first, second := e.Holders[0], e.Holders[1]; first.Job != limited.ID || first.EndsBy == nil || second.Name != "train" || second.EndsBy != nil ||
+	if first, second := e.Holders[0], e.Holders[1]; first.Job != limited.ID || first.EndsBy == nil ||
+		second.Name != "train" || second.EndsBy != nil ||
 		len(second.Machines) != 1 || second.Machines[0] != "m1" {
 		t.Errorf("%+v", e.Holders)
 	}
-	if a := s.call("alice", "GET", "/v1/jobs/"+string(job.ID)+"/explain", ""); strings.Contains(a.body, "bobs-secret") || strings.Contains(a.body, string(theirs.ID)) {
+	if a := s.call("alice", "GET", "/v1/jobs/"+string(job.ID)+"/explain", ""); strings.Contains(a.body,
+		"bobs-secret") || strings.Contains(a.body, string(theirs.ID)) {
 		t.Errorf("another tenant's job is named: %s", a.body)
 	}
 	if e, err := s.as("admin").Explain(t.Context(), job.ID); err != nil || len(e.Holders) != 3 || e.OtherHolders != 0 {
@@ -38,6 +40,7 @@ func TestExplainNamesTheHoldersOfTheRoom(t *testing.T) {
 	}
 	s.exec(`UPDATE machines SET state = 'draining'`)
 	if e, err := s.as("alice").Explain(t.Context(), job.ID); err != nil || len(e.Holders) != 0 || e.OtherHolders != 0 {
-		t.Errorf("the machines are draining, so that nothing holds the room: %+v %d, %v", e.Holders, e.OtherHolders, err)
+		t.Errorf("the machines are draining, so that nothing holds the room: %+v %d, %v", e.Holders, e.OtherHolders,
+			err)
 	}
 }

@@ -108,8 +108,9 @@ func newCrowd(b *testing.B, tenants int) *crowdSite {
 		b.Fatal(err)
 	}
 	server, err := api.New(api.Deps{
-		DB: d, Control: d.Jobs, Agent: api.AgentDeps{Blobs: store}, Logger: slog.New(slog.DiscardHandler), Version: "test",
-		Rate: 1e6, Burst: 1e6, Policy: placement.Policy{Order: placement.Fair, BandWidth: 100, Backfill: 8},
+		DB: d, Control: d.Jobs, Agent: api.AgentDeps{Blobs: store}, Logger: slog.New(slog.DiscardHandler),
+		Version: "test",
+		Rate:    1e6, Burst: 1e6, Policy: placement.Policy{Order: placement.Fair, BandWidth: 100, Backfill: 8},
 	})
 	if err != nil {
 		b.Fatal(err)
@@ -121,7 +122,8 @@ func newCrowd(b *testing.B, tenants int) *crowdSite {
 	s := &crowdSite{url: web.URL}
 	for n := range tenants {
 		tenant := berth.TenantID(fmt.Sprint("t", n))
-		token, err := d.Tokens.Create(b.Context(), spec.NewToken{Name: string(tenant), Tenant: tenant, Role: spec.RoleUser}, "operator:test")
+		token, err := d.Tokens.Create(b.Context(),
+			spec.NewToken{Name: string(tenant), Tenant: tenant, Role: spec.RoleUser}, "operator:test")
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -131,7 +133,8 @@ func newCrowd(b *testing.B, tenants int) *crowdSite {
 			jobSpec := spec.Job{Name: "x", Image: "busybox"}
 			cpus := spec.MilliCPU(1000 * (2 + cores))
 			jobSpec.Resources.CPUs = &cpus
-			job, _, err := d.Jobs.Submit(b.Context(), db.Submission{Tenant: tenant, Spec: jobSpec.WithDefaults(), Actor: "user:test"})
+			job, _, err := d.Jobs.Submit(b.Context(),
+				db.Submission{Tenant: tenant, Spec: jobSpec.WithDefaults(), Actor: "user:test"})
 			if err != nil {
 				b.Fatal(err)
 			}

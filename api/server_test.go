@@ -219,7 +219,8 @@ func TestOperatorsHandleMachines(t *testing.T) {
 	events, err := s.as("alice").MachineEvents(t.Context(), "m1", 0)
 	n := len(events.Items)
 	if err != nil || n < 2 || events.Items[n-2].State != "draining" || events.Items[n-2].Actor != "operator:admin" ||
-		events.Items[n-2].Deadline == nil || events.Items[n-1].State != "ready" || events.Items[n-1].Actor != "operator:admin" {
+		events.Items[n-2].Deadline == nil || events.Items[n-1].State != "ready" ||
+		events.Items[n-1].Actor != "operator:admin" {
 		t.Errorf("history %+v, %v", events, err)
 	}
 	if rest, err := c.MachineEvents(t.Context(), "m1", events.Items[n-2].Seq); err != nil || len(rest.Items) != 1 {
@@ -233,7 +234,8 @@ func TestOperatorsHandleMachines(t *testing.T) {
 		t.Errorf("a wrong label: %d %s", a.status, a.body)
 	}
 	s.exec(`UPDATE machines SET pool = 'spot', labels = '{"rack": "r7"}' WHERE id = 'm2'`)
-	if found, err := c.FindMachines(t.Context(), client.MachineQuery{Pool: "spot", Labels: []string{"rack=r7"}}); err != nil ||
+	if found, err := c.FindMachines(t.Context(), client.MachineQuery{Pool: "spot",
+		Labels: []string{"rack=r7"}}); err != nil ||
 		len(found.Items) != 1 || found.Items[0].ID != "m2" {
 		t.Errorf("machines of pool and label: %+v, %v", found, err)
 	}

@@ -150,7 +150,8 @@ func TestTheClientFollowsThroughBrokenConnections(t *testing.T) {
 func TestARevokedTokenEndsItsStreams(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, nil)
-	made, err := s.db.Tokens.Create(t.Context(), spec.NewToken{Name: "eve", Tenant: "a", Role: spec.RoleUser}, "operator:test")
+	made, err := s.db.Tokens.Create(t.Context(), spec.NewToken{Name: "eve", Tenant: "a", Role: spec.RoleUser},
+		"operator:test")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -161,7 +161,8 @@ func TestANewTenantHasNoLimitOfADeletedTenantOfItsName(t *testing.T) {
 	here, elsewhere := newSiteAt(t, url, nil), newSiteAt(t, url, nil)
 	token := func() wire.Token {
 		t.Helper()
-		made, err := here.db.Tokens.Create(t.Context(), spec.NewToken{Name: "carol", Tenant: "c", Role: spec.RoleUser}, "operator:test")
+		made, err := here.db.Tokens.Create(t.Context(), spec.NewToken{Name: "carol", Tenant: "c", Role: spec.RoleUser},
+			"operator:test")
 		if err != nil {
 			t.Fatal(err)
 		}

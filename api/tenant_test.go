@@ -168,7 +168,8 @@ func TestAnotherTenantsJobIsLikeNone(t *testing.T) {
 			id := strings.Split(s.tokens["alice"], "_")[1]
 			theirs, missing := s.call("bob", r.Method, at(id), body), s.call("bob", r.Method, at(none), body)
 			if theirs.status != http.StatusNotFound || strings.ReplaceAll(theirs.body, id, none) != missing.body {
-				t.Errorf("%s: another's token %d %s, one that is none %d %s", name, theirs.status, theirs.body, missing.status, missing.body)
+				t.Errorf("%s: another's token %d %s, one that is none %d %s", name, theirs.status, theirs.body,
+					missing.status, missing.body)
 			}
 		case ofSubmit:
 			if a := s.call("bob", r.Method, r.Path, body); a.status >= 300 || strings.Contains(a.body, `"tenant":"a"`) {

@@ -276,7 +276,8 @@ func TestARevokedTokenEndsItsBacklogDownloadAndUpload(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			made, err := s.db.Tokens.Create(t.Context(), spec.NewToken{Name: "eve", Tenant: "a", Role: spec.RoleUser}, "operator:test")
+			made, err := s.db.Tokens.Create(t.Context(), spec.NewToken{Name: "eve", Tenant: "a", Role: spec.RoleUser},
+				"operator:test")
 			if err != nil {
 				t.Fatal(err)
 			}

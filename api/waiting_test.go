@@ -55,7 +55,8 @@ func TestAWaitingJobShowsItsReasonInAFewWords(t *testing.T) {
 	s.exec(`UPDATE jobs SET version = version + 1, actor = 'workflow', eligible_at = '2099-01-31 23:49:53Z' WHERE id = $1`, retrying.ID)
 	fresh := s.submit("alice", cores(1))
 	s.run(running.ID, "m1")
-	first, second, held, large := s.submit("alice", cores(1)), s.submit("alice", cores(1)), s.submit("alice", cores(1)), s.submit("alice", cores(1))
+	first, second, held, large := s.submit("alice", cores(1)), s.submit("alice", cores(1)), s.submit("alice", cores(1)),
+		s.submit("alice", cores(1))
 	s.queue(first.ID, second.ID, held.ID, large.ID)
 	if _, err := s.as("alice").Hold(t.Context(), held.ID); err != nil {
 		t.Fatal(err)
@@ -161,7 +162,8 @@ func TestTheQueueIsPagedAndFilteredByTenantAndPool(t *testing.T) {
 		return list
 	}
 	for n, j := range walk("admin", client.QueueQuery{Limit: 3}) {
-		if j.Waiting == nil || j.Waiting.Position != n+1 || j.Band != 500 || j.Waiting.Message != "m1 draining and 1 more not ready" {
+		if j.Waiting == nil || j.Waiting.Position != n+1 || j.Band != 500 ||
+			j.Waiting.Message != "m1 draining and 1 more not ready" {
 			t.Errorf("job %d of the queue: %+v %+v", n, j, j.Waiting)
 		}
 	}
@@ -184,7 +186,8 @@ func TestTheQueueIsPagedAndFilteredByTenantAndPool(t *testing.T) {
 		t.Errorf("of another tenant: %d %s", a.status, a.body)
 	}
 	for _, cursor := range []string{"x", "MTIz", strings.Repeat("A", 400)} {
-		if a := s.call("alice", http.MethodGet, "/v1/queue?cursor="+cursor, ""); a.status != http.StatusUnprocessableEntity && a.status != http.StatusBadRequest {
+		if a := s.call("alice", http.MethodGet, "/v1/queue?cursor="+cursor,
+			""); a.status != http.StatusUnprocessableEntity && a.status != http.StatusBadRequest {
 			t.Errorf("cursor %.20s: %d %s", cursor, a.status, a.body)
 		}
 	}

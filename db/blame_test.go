@@ -198,7 +198,9 @@ func TestF49LemonMachineDrainsItself(t *testing.T) {
 		t.Fatalf("drained %v, want m0 alone", l)
 	}
 	m := s.machine("", "m0")
-	if m.State != wire.MachineDrained || m.DrainBy != "leader" || !strings.HasPrefix(m.Reason, "lemon: 4 failures of jobs of 2 tenants within 24 h (gpu_error, vanished)") || !strings.Contains(m.Reason, "undrain") {
+	if m.State != wire.MachineDrained || m.DrainBy != "leader" ||
+		!strings.HasPrefix(m.Reason, "lemon: 4 failures of jobs of 2 tenants within 24 h (gpu_error, vanished)") ||
+		!strings.Contains(m.Reason, "undrain") {
 		t.Errorf("operators see %s: %q", m.State, m.Reason)
 	}
 	if m := s.machine("", "m1"); m.State != berth.MachineReady {
@@ -305,7 +307,8 @@ func TestF38DeviceFaultQuarantinesItsMachine(t *testing.T) {
 	if _, err := a.sync(func(r *wire.SyncRequest) { r.GPUs = sick }); err != nil {
 		t.Fatal(err)
 	}
-	if m := s.machine("", "m0"); m.State != wire.MachineDrained || m.DrainBy != "agent:m0" || m.Reason != "quarantine: GPU 1: XID 79; then undrain it" {
+	if m := s.machine("", "m0"); m.State != wire.MachineDrained || m.DrainBy != "agent:m0" ||
+		m.Reason != "quarantine: GPU 1: XID 79; then undrain it" {
 		t.Errorf("after XID 79 the machine is %s: %q", m.State, m.Reason)
 	}
 	if err := s.db.Machines.Undrain(t.Context(), "m0", "operator:test"); err != nil {

@@ -101,7 +101,8 @@ func TestJobsAreNotifiedOfEachDrainOnce(t *testing.T) {
 	s.signs()
 	term := s.term()
 	saves := func(j *spec.Job) {
-		j.Checkpoint = &spec.CheckpointPolicy{Path: "/checkpoint", Signal: "SIGUSR1", Interval: spec.Duration(time.Hour)}
+		j.Checkpoint = &spec.CheckpointPolicy{Path: "/checkpoint", Signal: "SIGUSR1",
+			Interval: spec.Duration(time.Hour)}
 		hooks([]string{"draining", "failed"}, []string{"failed"})(j)
 	}
 	id, attempt := s.started(saves)
@@ -239,7 +240,8 @@ func TestImagesOfAMachineAreThoseOfTheCallersJobs(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	mustExec(t, s.pool, `INSERT INTO machine_caches (machine_id, keys, mib) VALUES ('m0', $1, '{4096,100,7}')`,
-		[]int64{int64(spec.ImageKey("default", "small")), int64(spec.ImageKey("default", "large")), int64(spec.ImageKey("default", "unnamed"))})
+		[]int64{int64(spec.ImageKey("default", "small")), int64(spec.ImageKey("default", "large")),
+			int64(spec.ImageKey("default", "unnamed"))})
 	mustExec(t, s.pool, `UPDATE machine_caches SET mib = '{100,4096,7}'`)
 	for _, image := range []string{"small", "large", "large", "elsewhere"} {
 		s.submit(func(j *spec.Job) { j.Image = image })

@@ -192,7 +192,8 @@ func TestDrainOutlivesTheLossOfTheMachine(t *testing.T) {
 	if st := s.state("m0"); st != berth.MachineDraining {
 		t.Errorf("a drained machine comes back as %s", st)
 	}
-	if err := s.db.Machines.Undrain(t.Context(), "m0", "operator:test"); err != nil || s.state("m0") != berth.MachineReady {
+	if err := s.db.Machines.Undrain(t.Context(), "m0", "operator:test"); err != nil ||
+		s.state("m0") != berth.MachineReady {
 		t.Errorf("undrained it is %s, %v", s.state("m0"), err)
 	}
 }

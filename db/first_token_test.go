@@ -40,7 +40,8 @@ func TestFirstTokenIsMadeOnce(t *testing.T) {
 	if made != 1 {
 		t.Errorf("%d tokens were made", made)
 	}
-	if again, err := s.db.Tokens.CreateFirst(t.Context(), "default", "admin", "start:test", nil); err != nil || again == "" {
+	if again, err := s.db.Tokens.CreateFirst(t.Context(), "default", "admin", "start:test", nil); err != nil ||
+		again == "" {
 		t.Errorf("no way back in after the last token was revoked: %v", err)
 	}
 }

@@ -80,7 +80,8 @@ func TestDrainAndUndrain(t *testing.T) {
 	if m := s.machine("", "m0"); m.State != berth.MachineSuspect {
 		t.Errorf("a silent machine is %s after undrain, want suspect", m.State)
 	}
-	if err := s.db.Machines.Drain(t.Context(), "nowhere", "", nil, "operator:test"); berth.CodeOf(err) != berth.CodeNotFound {
+	if err := s.db.Machines.Drain(t.Context(), "nowhere", "", nil,
+		"operator:test"); berth.CodeOf(err) != berth.CodeNotFound {
 		t.Errorf("drain of an unknown machine: %v", err)
 	}
 }
@@ -149,7 +150,8 @@ func TestRetireIsRefusedWhileAnythingCounts(t *testing.T) {
 func TestTokensOpenUntilTheyEnd(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	made, err := s.db.Tokens.Create(t.Context(), spec.NewToken{Name: "ci", Tenant: "team-a", Role: spec.RoleUser}, "operator:test")
+	made, err := s.db.Tokens.Create(t.Context(), spec.NewToken{Name: "ci", Tenant: "team-a", Role: spec.RoleUser},
+		"operator:test")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -160,7 +162,8 @@ func TestTokensOpenUntilTheyEnd(t *testing.T) {
 	if n := one[int](s, `SELECT count(*) FROM tokens WHERE encode(sha256, 'escape') LIKE '%' || $1 || '%'`, made.Secret[19:]); n != 0 {
 		t.Error("the secret is stored")
 	}
-	brief, err := s.db.Tokens.Create(t.Context(), spec.NewToken{Name: "brief", Tenant: "team-a", Role: spec.RoleUser, TTL: 1e6}, "operator:test")
+	brief, err := s.db.Tokens.Create(t.Context(), spec.NewToken{Name: "brief", Tenant: "team-a", Role: spec.RoleUser,
+		TTL: 1e6}, "operator:test")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -104,7 +104,8 @@ func TestANestedPipelineStartsWhenItsNeedsHaveSucceeded(t *testing.T) {
 	s.want(id, "train", "fit submitted, load submitted")
 	s.finish(s.at(id, "prep"), 0)
 	r, err := s.db.Parents.Reconcile(t.Context(), id)
-	if err != nil || len(r.Ready) != 1 || r.Ready[0] != (wire.Ready{Job: train, Kind: berth.KindPipeline, Name: r.Ready[0].Name}) {
+	if err != nil || len(r.Ready) != 1 || r.Ready[0] != (wire.Ready{Job: train, Kind: berth.KindPipeline,
+		Name: r.Ready[0].Name}) {
 		t.Fatalf("what may start is %+v, %v", r, err)
 	}
 	s.want(id, "train", "fit submitted, load submitted")

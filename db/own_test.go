@@ -50,7 +50,8 @@ func TestOnlyAdminsRevokeOwnTokensOfAdmins(t *testing.T) {
 	s := newStage(t)
 	ids := map[spec.Role]string{}
 	for _, role := range []spec.Role{spec.RoleAdmin, spec.RoleUser, spec.RoleViewer} {
-		token, err := s.db.Tokens.Create(t.Context(), spec.NewToken{Name: "ops", Tenant: "default", Role: role}, "operator:test")
+		token, err := s.db.Tokens.Create(t.Context(), spec.NewToken{Name: "ops", Tenant: "default", Role: role},
+			"operator:test")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -80,7 +81,8 @@ func TestListsSelectBySubmitterAndDeadLetter(t *testing.T) {
 	s.archive(1)
 	array := s.array(2, nil)
 	s.tend(array)
-	mustExec(t, s.pool, `UPDATE archived_jobs SET job = job || '{"dead_letter": true}', state = 'failed' WHERE id = $1`, archived)
+	mustExec(t, s.pool, `UPDATE archived_jobs SET job = job || '{"dead_letter": true}', state = 'failed' WHERE id = $1`,
+		archived)
 	for name, row := range map[string]struct {
 		filter db.JobFilter
 		want   int
@@ -90,8 +92,9 @@ func TestListsSelectBySubmitterAndDeadLetter(t *testing.T) {
 		"of no one":      {db.JobFilter{SubmittedBy: "user:none"}, 0},
 		"elements":       {db.JobFilter{SubmittedBy: "user:test", Parent: &array}, 2},
 		"dead letters":   {db.JobFilter{DeadLetter: true}, 1},
-		"dead, by label": {db.JobFilter{DeadLetter: true, SubmittedBy: "user:test", Labels: map[string]string{"k": "v"}}, 1},
-		"one of all":     {db.JobFilter{Limit: 1}, 3},
+		"dead, by label": {db.JobFilter{DeadLetter: true, SubmittedBy: "user:test",
+			Labels: map[string]string{"k": "v"}}, 1},
+		"one of all": {db.JobFilter{Limit: 1}, 3},
 	} {
 		list, _, err := s.db.Jobs.List(t.Context(), row.filter)
 		if want := row.want; err != nil || row.filter.Limit == 0 && len(list) != want {

@@ -480,7 +480,8 @@ func TestListsShowArraysAndNotTheirElements(t *testing.T) {
 	if diff := cmp.Diff([]string{"0", "1", "2", "3", "4"}, list(db.JobFilter{Parent: &id})); diff != "" {
 		t.Error(diff)
 	}
-	if diff := cmp.Diff([]string{"1", "2", "4"}, list(db.JobFilter{Parent: &id, Index: []spec.IndexRange{{First: 1, Last: 2}, {First: 4, Last: 9}}})); diff != "" {
+	if diff := cmp.Diff([]string{"1", "2", "4"}, list(db.JobFilter{Parent: &id,
+		Index: []spec.IndexRange{{First: 1, Last: 2}, {First: 4, Last: 9}}})); diff != "" {
 		t.Error(diff)
 	}
 }

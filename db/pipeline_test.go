@@ -59,7 +59,8 @@ func TestStepsStartWhenTheirNeedsHaveSucceeded(t *testing.T) {
 		t.Errorf("the dispatcher starts %v, %v", list, err)
 	}
 	first, err := s.db.Parents.Reconcile(t.Context(), id)
-	want := wire.ReconcileResult{State: berth.Queued, Tenant: "default", User: "test", Ready: []wire.Ready{{Job: s.step(id, "a"), Kind: berth.KindJob, Name: "a", Image: "busybox"}}}
+	want := wire.ReconcileResult{State: berth.Queued, Tenant: "default", User: "test",
+		Ready: []wire.Ready{{Job: s.step(id, "a"), Kind: berth.KindJob, Name: "a", Image: "busybox"}}}
 	if diff := cmp.Diff(want, first); err != nil || diff != "" {
 		t.Errorf("%v, (-want +got):\n%s", err, diff)
 	}

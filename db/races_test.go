@@ -341,7 +341,8 @@ func (r *racer) undrain(ctx context.Context) error {
 		return nil
 	}
 	for _, a := range r.machines {
-		if err := r.db.Machines.Undrain(ctx, a.machine, "operator:test"); err != nil && berth.CodeOf(err) == berth.CodeInternal {
+		if err := r.db.Machines.Undrain(ctx, a.machine, "operator:test"); err != nil &&
+			berth.CodeOf(err) == berth.CodeInternal {
 			return err
 		}
 	}

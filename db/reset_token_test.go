@@ -59,7 +59,8 @@ func TestAResetReplacesTheAdminTokensOfOneName(t *testing.T) {
 	if want := []string{lost.ID, same.ID}; !slices.Equal(r.Revoked, want) || r.Others != 1 {
 		t.Errorf("revoked %v, want %v; %d others, want 1", r.Revoked, want, r.Others)
 	}
-	for text, want := range map[string]bool{lost.Secret: false, same.Secret: false, alice.Secret: true, user.Secret: true, r.Text: true} {
+	for text, want := range map[string]bool{lost.Secret: false, same.Secret: false, alice.Secret: true,
+		user.Secret: true, r.Text: true} {
 		if got := s.authenticates(text); got != want {
 			t.Errorf("the token %.18s is valid: %t, want %t", text, got, want)
 		}
@@ -131,7 +132,8 @@ func TestATokenThatCannotBeKeptIsNotCreated(t *testing.T) {
 		t.Error("the token that could not be kept is valid")
 	}
 	// As after a crash between the write and the commit: the next start stores the kept text.
-	if valid, err := s.db.Tokens.Ensure(ctx, kept, spec.NewToken{Name: "admin", Tenant: "default", Role: spec.RoleAdmin}, "start:test"); err != nil || !valid {
+	if valid, err := s.db.Tokens.Ensure(ctx, kept,
+		spec.NewToken{Name: "admin", Tenant: "default", Role: spec.RoleAdmin}, "start:test"); err != nil || !valid {
 		t.Errorf("the kept text is valid: %t, %v", valid, err)
 	}
 	if again, err := s.db.Tokens.CreateFirst(ctx, "default", "admin", "start:test", nil); again != "" || err != nil {
@@ -147,7 +149,8 @@ func TestARevokedTextStaysRevoked(t *testing.T) {
 	ctx := t.Context()
 	ensure := func(text string) bool {
 		t.Helper()
-		valid, err := s.db.Tokens.Ensure(ctx, text, spec.NewToken{Name: "admin", Tenant: "default", Role: spec.RoleAdmin}, "start:test")
+		valid, err := s.db.Tokens.Ensure(ctx, text,
+			spec.NewToken{Name: "admin", Tenant: "default", Role: spec.RoleAdmin}, "start:test")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -28,7 +28,8 @@ func study(edit func(*spec.Pipeline)) spec.Pipeline {
 		*s = spec.Job{Needs: s.Needs, Jobs: map[string]spec.Job{
 			"fit": {Image: "busybox", Inputs: []spec.Input{{From: "job:prep/data", To: "/data"}},
 				Outputs: []spec.Output{{Name: "model", Path: "/out/model"}}},
-			"test": {Image: "busybox", Needs: []string{"fit"}, Inputs: []spec.Input{{From: "job:fit/model", To: "/model"}}},
+			"test": {Image: "busybox", Needs: []string{"fit"},
+				Inputs: []spec.Input{{From: "job:fit/model", To: "/model"}}},
 		}}
 	})(&p)
 	editStep("report", func(s *spec.Job) { s.Inputs = []spec.Input{{From: "job:train.fit/model", To: "/model"}} })(&p)
@@ -130,7 +131,8 @@ func TestAResumedPipelineTakesOverWhatSucceeded(t *testing.T) {
 				t.Errorf("sources (-want +got):\n%s", diff)
 			}
 			sweep := s.job(s.step(job.ID, "sweep"))
-			if sweep.Status != berth.Succeeded || s.tally(sweep.ID) != "3, 3 succeeded" || train.Tally.ByStatus[berth.Succeeded] != 2 {
+			if sweep.Status != berth.Succeeded || s.tally(sweep.ID) != "3, 3 succeeded" ||
+				train.Tally.ByStatus[berth.Succeeded] != 2 {
 				t.Errorf("the array is %+v, the pipeline %+v", sweep, train)
 			}
 			element := s.job(s.element(sweep.ID, 2))
@@ -138,7 +140,8 @@ func TestAResumedPipelineTakesOverWhatSucceeded(t *testing.T) {
 				t.Errorf("an element is %+v", element)
 			}
 			events, err := s.db.Jobs.Events(t.Context(), "", s.step(job.ID, "prep"), 0, 10)
-			if err != nil || len(events) != 3 || events[1].Kind != wire.EventCached || !strings.Contains(events[1].Detail, "outputs of job "+string(prep)) {
+			if err != nil || len(events) != 3 || events[1].Kind != wire.EventCached ||
+				!strings.Contains(events[1].Detail, "outputs of job "+string(prep)) {
 				t.Errorf("the history of prep is %+v, %v", events, err)
 			}
 			if e := events2(s, s.step(job.ID, "report")); !strings.Contains(e, "changed: command") {
@@ -193,7 +196,8 @@ func TestAResumedArrayRunsWhatDidNotSucceed(t *testing.T) {
 	if got := s.tally(sweep); got != "3, 1 submitted, 2 succeeded" {
 		t.Fatalf("the array has %s", got)
 	}
-	if e := s.job(s.element(sweep, 1)); e.CachedFrom != nil || e.Spec.Env["BERTH_ARRAY_SIZE"] != "3" || e.Variables["LR"] != "2" {
+	if e := s.job(s.element(sweep, 1)); e.CachedFrom != nil || e.Spec.Env["BERTH_ARRAY_SIZE"] != "3" ||
+		e.Variables["LR"] != "2" {
 		t.Errorf("the element that runs is %+v", e)
 	}
 	s.finish(s.element(sweep, 1), 0)
@@ -242,8 +246,9 @@ func TestARepeatedResumeIsOnePipeline(t *testing.T) {
 	ids := make([]berth.JobID, 4)
 	for i := range ids {
 		wg.Go(func() {
-			job, _, err := s.db.Jobs.SubmitPipeline(t.Context(), db.PipelineSubmission{Tenant: "default", Spec: study(nil), Actor: "user:test",
-				Resume: &run, IdemKey: "once"})
+			job, _, err := s.db.Jobs.SubmitPipeline(t.Context(),
+				db.PipelineSubmission{Tenant: "default", Spec: study(nil), Actor: "user:test",
+					Resume: &run, IdemKey: "once"})
 			if err != nil {
 				t.Error(err)
 			}
@@ -256,7 +261,8 @@ func TestARepeatedResumeIsOnePipeline(t *testing.T) {
 			t.Errorf("the calls created %v", ids)
 		}
 	}
-	_, _, err := s.db.Jobs.SubmitPipeline(t.Context(), db.PipelineSubmission{Tenant: "default", Spec: study(nil), Actor: "user:test", IdemKey: "once"})
+	_, _, err := s.db.Jobs.SubmitPipeline(t.Context(),
+		db.PipelineSubmission{Tenant: "default", Spec: study(nil), Actor: "user:test", IdemKey: "once"})
 	if !berth.IsSlug(err, berth.SlugIdempotencyMismatch) {
 		t.Errorf("the same key without the resume: %v", err)
 	}
@@ -289,7 +295,8 @@ func TestACanceledResumeKeepsWhatWasTakenOver(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	run := s.studied(0, 0, 0)
-	job, _, err := s.db.Jobs.SubmitPipeline(t.Context(), db.PipelineSubmission{Tenant: "default", Spec: study(nil), Actor: "user:test", Resume: &run})
+	job, _, err := s.db.Jobs.SubmitPipeline(t.Context(),
+		db.PipelineSubmission{Tenant: "default", Spec: study(nil), Actor: "user:test", Resume: &run})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -24,14 +24,17 @@ func TestARetryMayHaveAnotherSpec(t *testing.T) {
 		}
 	}
 	as.Command = []string{"fixed", "again"}
-	if _, _, err := s.db.Retries.As(t.Context(), "default", old, as, "user:test"); berth.CodeOf(err) != berth.CodeConflict ||
+	if _, _, err := s.db.Retries.As(t.Context(), "default", old, as,
+		"user:test"); berth.CodeOf(err) != berth.CodeConflict ||
 		!strings.Contains(err.Error(), "already retried as") {
 		t.Errorf("a second spec: %v", err)
 	}
-	if _, _, err := s.db.Retries.As(t.Context(), "default", s.submit(nil), as, "user:test"); berth.CodeOf(err) != berth.CodeConflict {
+	if _, _, err := s.db.Retries.As(t.Context(), "default", s.submit(nil), as,
+		"user:test"); berth.CodeOf(err) != berth.CodeConflict {
 		t.Errorf("a live job: %v", err)
 	}
-	if _, _, err := s.db.Retries.As(t.Context(), "other", s.ended(), as, "user:test"); berth.CodeOf(err) != berth.CodeNotFound {
+	if _, _, err := s.db.Retries.As(t.Context(), "other", s.ended(), as,
+		"user:test"); berth.CodeOf(err) != berth.CodeNotFound {
 		t.Errorf("a job of another tenant: %v", err)
 	}
 }
@@ -51,7 +54,8 @@ func TestARetriedElementKeepsItsIndex(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if env := s.job(job.ID).Spec.Env; env["BERTH_ARRAY_INDEX"] != "1" || env["BERTH_ARRAY_SIZE"] != "3" || env["LR"] != "1" {
+	if env := s.job(job.ID).Spec.Env; env["BERTH_ARRAY_INDEX"] != "1" || env["BERTH_ARRAY_SIZE"] != "3" ||
+		env["LR"] != "1" {
 		t.Errorf("the element has %v", env)
 	}
 

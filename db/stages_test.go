@@ -15,7 +15,8 @@ import (
 func (a *agent) stages(id berth.JobID, attempt int, seq int64, s wire.Stage) error {
 	a.t.Helper()
 	return a.db.Agents.ReportStages(a.t.Context(), a.machine, wire.StageReport{
-		AgentBoot: a.boot, Epoch: a.epoch, Seq: seq, Stages: []wire.MemberStage{{Alloc: a.alloc(id, attempt), Stage: s}},
+		AgentBoot: a.boot, Epoch: a.epoch, Seq: seq,
+		Stages: []wire.MemberStage{{Alloc: a.alloc(id, attempt), Stage: s}},
 	})
 }
 
@@ -101,7 +102,8 @@ func TestStagesAreShownWhileTheJobIsScheduled(t *testing.T) {
 	}
 	other := *a
 	other.boot = "agent0" // an earlier process
-	if err := other.stages(id, attempt, 99, wire.Stage{Name: wire.StageCreating}); !berth.IsSlug(err, berth.SlugStaleEpoch) {
+	if err := other.stages(id, attempt, 99, wire.Stage{Name: wire.StageCreating}); !berth.IsSlug(err,
+		berth.SlugStaleEpoch) {
 		t.Errorf("a session that is over got %v", err)
 	}
 	a.report(id, attempt, berth.PhasePrepared, nil)
@@ -122,7 +124,8 @@ func TestStagesOfAnotherMachineOrOfNoKnownNameAreRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.shows(id, "preparing")
-	for _, bad := range []wire.Stage{{Name: "starting"}, {Name: "moon"}, {}, {Name: wire.StagePulling, Percent: percent(101)}} {
+	for _, bad := range []wire.Stage{{Name: "starting"}, {Name: "moon"}, {},
+		{Name: wire.StagePulling, Percent: percent(101)}} {
 		if err := a.stages(id, attempt, 2, bad); berth.CodeOf(err) != berth.CodeInvalid {
 			t.Errorf("%+v: %v", bad, err)
 		}
@@ -144,7 +147,8 @@ func TestStagesAddFewEvents(t *testing.T) {
 	a.mustClaim(id, attempt)
 	for i := range 30 {
 		problem := fmt.Sprintf("port %d is closed", i) + strings.Repeat("x", 1000)
-		if err := a.stages(id, attempt, int64(i), wire.Stage{Name: wire.StagePulling, Try: i, Problem: problem}); err != nil {
+		if err := a.stages(id, attempt, int64(i), wire.Stage{Name: wire.StagePulling, Try: i,
+			Problem: problem}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -200,7 +204,8 @@ func TestAHostThatTwoMachinesDoNotFindFailsTheJob(t *testing.T) {
 	missing("m0", "a.test", berth.Retrying)
 	missing("m1", "b.test", berth.Retrying)
 	missing("m1", "a.test", berth.Failed)
-	if j := s.job(id); j.Reason.Code != berth.ReasonInputInvalid || j.Reason.Rule != "host_not_found" || j.Failures != 1 || j.Losses != 3 {
+	if j := s.job(id); j.Reason.Code != berth.ReasonInputInvalid || j.Reason.Rule != "host_not_found" ||
+		j.Failures != 1 || j.Losses != 3 {
 		t.Errorf("reason %+v, %d failures, %d losses", j.Reason, j.Failures, j.Losses)
 	}
 }

@@ -90,7 +90,8 @@ func TestASubmittedJobReadsBackWhole(t *testing.T) {
 		t.Fatal(err)
 	}
 	if want := string(job.ID[len(job.ID)-6:]); job.Handle != "" || read.Handle != want {
-		t.Errorf("the submit answers with the handle %q, and %q is read; want none, and %q", job.Handle, read.Handle, want)
+		t.Errorf("the submit answers with the handle %q, and %q is read; want none, and %q", job.Handle, read.Handle,
+			want)
 	}
 	job.Handle = read.Handle
 	if diff := cmp.Diff(job, read); diff != "" {

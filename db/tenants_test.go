@@ -302,7 +302,8 @@ func TestADeletedTenantIsLeftNothingMeanwhile(t *testing.T) {
 	mustExec(t, s.pool, `DELETE FROM tokens WHERE tenant = 'lab'`)
 	s.holding(`SELECT 1 FROM tenants WHERE id = 'lab' FOR UPDATE`, func() { // the lock of a delete
 		go func() {
-			_, err := s.db.Tokens.Create(ctx, spec.NewToken{Tenant: "lab", Name: "n", Role: spec.RoleUser}, "operator:test")
+			_, err := s.db.Tokens.Create(ctx, spec.NewToken{Tenant: "lab", Name: "n", Role: spec.RoleUser},
+				"operator:test")
 			done <- err
 		}()
 		s.blocked(1)

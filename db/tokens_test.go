@@ -39,7 +39,8 @@ func TestListsAreReadInPagesWithoutGapOrRepeat(t *testing.T) {
 	id := s.submit(nil)
 	for i := range 5 {
 		name := fmt.Sprintf("n%d", i)
-		token, err := s.db.Tokens.Create(ctx, spec.NewToken{Name: name, Tenant: "default", Role: spec.RoleUser}, "operator:test")
+		token, err := s.db.Tokens.Create(ctx, spec.NewToken{Name: name, Tenant: "default", Role: spec.RoleUser},
+			"operator:test")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -119,7 +120,8 @@ func TestTokensThatOpenNothingArePruned(t *testing.T) {
 	ctx := t.Context()
 	ids := map[string]string{}
 	for _, name := range []string{"good", "expiring", "revoked just now", "revoked long ago", "expired long ago"} {
-		made, err := s.db.Tokens.Create(ctx, spec.NewToken{Name: name, Tenant: "default", Role: spec.RoleUser}, "operator:test")
+		made, err := s.db.Tokens.Create(ctx, spec.NewToken{Name: name, Tenant: "default", Role: spec.RoleUser},
+			"operator:test")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -127,7 +129,8 @@ func TestTokensThatOpenNothingArePruned(t *testing.T) {
 	}
 	given := "berth_000000000001_" + berth.NewSecret()
 	ensure := func() (bool, error) {
-		return s.db.Tokens.Ensure(ctx, given, spec.NewToken{Name: "given", Tenant: "default", Role: spec.RoleAdmin}, "start:test")
+		return s.db.Tokens.Ensure(ctx, given, spec.NewToken{Name: "given", Tenant: "default", Role: spec.RoleAdmin},
+			"start:test")
 	}
 	if valid, err := ensure(); err != nil || !valid {
 		t.Fatal(valid, err)

@@ -56,7 +56,8 @@ func isDescribed(t *testing.T, s *stack, job wire.Job) {
 	}
 	info := d.GetWorkflowExecutionInfo()
 	got := map[string]string{}
-	fields := map[string]map[string]*commonpb.Payload{"memo ": info.GetMemo().GetFields(), "": info.GetSearchAttributes().GetIndexedFields()}
+	fields := map[string]map[string]*commonpb.Payload{"memo ": info.GetMemo().GetFields(),
+		"": info.GetSearchAttributes().GetIndexedFields()}
 	for prefix, list := range fields {
 		for name, payload := range list {
 			var text string

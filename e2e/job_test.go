@@ -62,7 +62,8 @@ const (
 const tries = 20
 
 // undisturbed runs a job that is to have a short history.
-func (s *stack) undisturbed(t *testing.T, most int, run func() berth.JobID, want func(wire.Job) []string) (wire.Job, *historypb.History) {
+func (s *stack) undisturbed(t *testing.T, most int, run func() berth.JobID, want func(wire.Job) []string) (wire.Job,
+	*historypb.History) {
 	t.Helper()
 	for try := 1; ; try++ {
 		job := s.ends(t, run(), berth.Succeeded)

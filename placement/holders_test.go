@@ -15,7 +15,8 @@ func TestHoldersAreTheJobsOnUsableMachines(t *testing.T) {
 	s := placement.NewSnapshot()
 	for id, region := range map[berth.MachineID]string{"m1": "eu", "m2": "eu", "m3": "us"} {
 		s.UpsertMachine(placement.Machine{ID: id, Epoch: 1, State: berth.MachineReady, Region: region,
-			Total: berth.Capacity{CPUMilli: 4000, MemoryMiB: 4096}, Used: berth.Capacity{CPUMilli: 4000, MemoryMiB: 400}})
+			Total: berth.Capacity{CPUMilli: 4000, MemoryMiB: 4096},
+			Used:  berth.Capacity{CPUMilli: 4000, MemoryMiB: 400}})
 	}
 	s.DefineClass("eu", spec.Request{CPUMilli: 2000, MemoryMiB: 100, Members: 1, Regions: []string{"eu"}})
 	for _, r := range []struct {
@@ -24,11 +25,13 @@ func TestHoldersAreTheJobsOnUsableMachines(t *testing.T) {
 		on    []berth.MachineID
 	}{
 		{"endless", 0, []berth.MachineID{"m1"}}, {"late", time.Hour, []berth.MachineID{"m1"}},
-		{"soon", time.Minute, []berth.MachineID{"m2", "m2", "m1", "m3"}}, {"abroad", time.Second, []berth.MachineID{"m3"}},
+		{"soon", time.Minute, []berth.MachineID{"m2", "m2", "m1", "m3"}},
+		{"abroad", time.Second, []berth.MachineID{"m3"}},
 	} {
 		x := placement.Running{Job: r.job, Tenant: "t", Class: "eu", StartedAt: epoch, TimeLimit: r.limit}
 		for _, m := range r.on {
-			x.Ranks = append(x.Ranks, berth.Grant{Machine: m, Epoch: 1, Capacity: berth.Capacity{CPUMilli: 1000, MemoryMiB: 100}})
+			x.Ranks = append(x.Ranks, berth.Grant{Machine: m, Epoch: 1,
+				Capacity: berth.Capacity{CPUMilli: 1000, MemoryMiB: 100}})
 		}
 		s.UpsertRunning(x)
 	}
@@ -36,7 +39,8 @@ func TestHoldersAreTheJobsOnUsableMachines(t *testing.T) {
 	if len(got) != 3 || got[0].Job != "soon" || got[1].Job != "late" || got[2].Job != "endless" {
 		t.Fatalf("%+v", got)
 	}
-	if on := got[0].Machines; len(on) != 2 || on[0] != "m1" || on[1] != "m2" || !got[0].EndsBy.Equal(epoch.Add(time.Minute)) || !got[2].EndsBy.IsZero() {
+	if on := got[0].Machines; len(on) != 2 || on[0] != "m1" || on[1] != "m2" ||
+		!got[0].EndsBy.Equal(epoch.Add(time.Minute)) || !got[2].EndsBy.IsZero() {
 		t.Errorf("%+v", got)
 	}
 	if list := s.Holders("unknown"); list != nil {

@@ -12,7 +12,8 @@ import (
 )
 
 // overviewOf returns the short reasons of all waiting jobs, by job.
-func overviewOf(s *placement.Snapshot, p placement.Planner, at time.Time, classes int) map[berth.JobID]placement.Waiting {
+func overviewOf(s *placement.Snapshot, p placement.Planner, at time.Time,
+	classes int) map[berth.JobID]placement.Waiting {
 	all := map[berth.JobID]placement.Waiting{}
 	for _, w := range p.Forecast(s, at).Overview(classes) {
 		all[w.Job] = w
@@ -90,7 +91,8 @@ func TestAnOverviewNamesDrainingMachines(t *testing.T) {
 	}
 	s.UpsertMachine(placement.Machine{ID: "m2", Epoch: 1, State: berth.MachineLost,
 		Total: berth.Capacity{CPUMilli: 4000, MemoryMiB: 4096}})
-	if w := overviewOf(s, placement.Planner{}, epoch, 100)["j"]; w.Text != "m1 draining (new disk) and 1 more not ready" {
+	if w := overviewOf(s, placement.Planner{}, epoch,
+		100)["j"]; w.Text != "m1 draining (new disk) and 1 more not ready" {
 		t.Errorf("%+v", w)
 	}
 	s.UpsertMachine(placement.Machine{ID: "m3", Epoch: 1, State: berth.MachineReady,
@@ -105,9 +107,11 @@ func TestAnOverviewAgreesWithExplanations(t *testing.T) {
 	t.Parallel()
 	s := overviewCluster()
 	for n := range 40 {
-		s.UpsertJob(placement.Job{ID: berth.JobID(fmt.Sprintf("j%02d", n)), Tenant: berth.TenantID(fmt.Sprint("t", n%3)),
-			Class: []string{"two", "half", "large", "gang"}[n%4], Priority: 100 * (n % 7), SubmittedAt: epoch.Add(time.Duration(n) * time.Second),
-			EligibleAt: epoch.Add(time.Duration(n%5-3) * time.Minute), Held: n%11 == 0})
+		s.UpsertJob(placement.Job{ID: berth.JobID(fmt.Sprintf("j%02d", n)),
+			Tenant: berth.TenantID(fmt.Sprint("t", n%3)),
+			Class:  []string{"two", "half", "large", "gang"}[n%4], Priority: 100 * (n % 7),
+			SubmittedAt: epoch.Add(time.Duration(n) * time.Second),
+			EligibleAt:  epoch.Add(time.Duration(n%5-3) * time.Minute), Held: n%11 == 0})
 	}
 	p := placement.Planner{Policy: placement.Policy{Order: placement.Fair, BandWidth: 100, Backfill: 2}}
 	f := p.Forecast(s, epoch.Add(time.Minute))
@@ -141,7 +145,8 @@ func TestAnOverviewComparesTheFirstClassesOnly(t *testing.T) {
 	t.Parallel()
 	s := overviewCluster()
 	for n, class := range []string{"two", "gang", "large"} {
-		s.UpsertJob(placement.Job{ID: berth.JobID(class), Class: class, SubmittedAt: epoch.Add(time.Duration(n) * time.Second), EligibleAt: epoch})
+		s.UpsertJob(placement.Job{ID: berth.JobID(class), Class: class,
+			SubmittedAt: epoch.Add(time.Duration(n) * time.Second), EligibleAt: epoch})
 	}
 	got := overviewOf(s, placement.Planner{}, epoch.Add(time.Minute), 1)
 	if w := got["two"]; w.Code != "no_room" {
@@ -160,7 +165,8 @@ func TestExplanationsDoNotUseUpTheClassesOfAnOverview(t *testing.T) {
 	t.Parallel()
 	s := overviewCluster()
 	for n, class := range []string{"two", "gang", "large"} {
-		s.UpsertJob(placement.Job{ID: berth.JobID(class), Class: class, SubmittedAt: epoch.Add(time.Duration(n) * time.Second), EligibleAt: epoch})
+		s.UpsertJob(placement.Job{ID: berth.JobID(class), Class: class,
+			SubmittedAt: epoch.Add(time.Duration(n) * time.Second), EligibleAt: epoch})
 	}
 	f := placement.Planner{}.Forecast(s, epoch.Add(time.Minute))
 	for _, id := range []berth.JobID{"gang", "large"} {
@@ -185,7 +191,8 @@ func BenchmarkOverview(b *testing.B) {
 		s.DefineClass(fmt.Sprint(c), spec.Request{CPUMilli: int64(2000 + c), MemoryMiB: 100, Members: 1})
 	}
 	for n := range 10_000 {
-		s.UpsertJob(placement.Job{ID: berth.JobID(fmt.Sprintf("j%05d", n)), Tenant: "default", Class: fmt.Sprint(n % 20),
+		s.UpsertJob(placement.Job{ID: berth.JobID(fmt.Sprintf("j%05d", n)), Tenant: "default",
+			Class:    fmt.Sprint(n % 20),
 			Priority: 500, SubmittedAt: epoch, EligibleAt: epoch})
 	}
 	p := placement.Planner{Policy: placement.Policy{Order: placement.Fair, BandWidth: 100, Backfill: 8}}

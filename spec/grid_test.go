@@ -66,7 +66,8 @@ func TestGridsHaveBounds(t *testing.T) {
 			"array.grid.LR[0]", "is not a valid variable"},
 		"too many elements": {spec.Array{Grid: map[string][]string{"A": long(400, "%d"), "B": long(400, "%d")}},
 			"array.grid", "the product of its 2 lists has more than 100000 elements"},
-		"too long": {spec.Array{Grid: map[string][]string{"A": long(100, "%d"), "B": long(100, strings.Repeat("x", 50)+"%d")}},
+		"too long": {spec.Array{Grid: map[string][]string{"A": long(100, "%d"),
+			"B": long(100, strings.Repeat("x", 50)+"%d")}},
 			"array.grid", "its 10000 elements take"},
 	} {
 		faults := gridJob(row.array).Validate()

@@ -13,8 +13,9 @@ import (
 // one before.
 func line(edit func(map[string]spec.Job)) spec.Pipeline {
 	jobs := map[string]spec.Job{
-		"prep":  {Image: "busybox", Outputs: []spec.Output{{Name: "data", Path: "/data"}}},
-		"train": {Image: "busybox", Needs: []string{"prep"}, Inputs: []spec.Input{{From: "job:prep/data", To: "/data"}}},
+		"prep": {Image: "busybox", Outputs: []spec.Output{{Name: "data", Path: "/data"}}},
+		"train": {Image: "busybox", Needs: []string{"prep"},
+			Inputs: []spec.Input{{From: "job:prep/data", To: "/data"}}},
 		"sweep": {Image: "busybox", Needs: []string{"train"}, Array: &spec.Array{Size: 3}},
 		"fit": {Needs: []string{"prep"}, Jobs: map[string]spec.Job{
 			"a": {Image: "busybox", Inputs: []spec.Input{{From: "job:prep/data", To: "/data"}}},
@@ -62,32 +63,45 @@ func TestAResumedPipelineRunsWhatChangedAndAllBelow(t *testing.T) {
 		runs    map[string]string
 	}{
 		"nothing changed": {nil, nil, map[string]string{}},
-		"a change without effect on containers": {edit("train", func(s *spec.Job) { s.TimeLimit, s.Name = 3600e9, "other" }), nil,
+		"a change without effect on containers": {edit("train",
+			func(s *spec.Job) { s.TimeLimit, s.Name = 3600e9, "other" }), nil,
 			map[string]string{}},
 		"the last failed": {nil, change("report", func(e *spec.Earlier) { e.Succeeded = false }),
 			map[string]string{"report": "it did not succeed"}},
-		"the first changed": {edit("prep", func(s *spec.Job) { s.Command, s.Env = []string{"true"}, map[string]string{"A": "1"} }), nil,
-			map[string]string{"prep": "changed: command, env", "train": "it needs prep, which runs", "sweep": "it needs train, which runs",
-				"fit": "it needs prep, which runs", "fit.a": inside, "fit.b": inside, "report": "it needs sweep, which runs"}},
+		"the first changed": {edit("prep", func(s *spec.Job) {
+			s.Command, s.Env = []string{"true"},
+				map[string]string{"A": "1"}
+		}), nil,
+			map[string]string{"prep": "changed: command, env", "train": "it needs prep, which runs",
+				"sweep": "it needs train, which runs",
+				"fit":   "it needs prep, which runs", "fit.a": inside, "fit.b": inside,
+				"report": "it needs sweep, which runs"}},
 		"an inner step changed": {edit("fit", func(s *spec.Job) {
 			a := s.Jobs["a"]
 			a.Resources.GPUs = 1000
 			s.Jobs["a"] = a
-		}), nil, map[string]string{"fit.a": "changed: resources", "fit.b": "it needs a, which runs", "fit": "a step of it runs",
+		}), nil, map[string]string{"fit.a": "changed: resources", "fit.b": "it needs a, which runs",
+			"fit":    "a step of it runs",
 			"report": "it needs fit, which runs"}},
 		"an inner step removed": {edit("fit", func(s *spec.Job) { delete(s.Jobs, "b") }), nil,
 			map[string]string{"fit": "its steps are others", "report": "it needs fit, which runs"}},
-		"a new step": {func(m map[string]spec.Job) { m["more"] = spec.Job{Image: "busybox", Needs: []string{"prep"}} }, nil,
+		"a new step": {func(m map[string]spec.Job) { m["more"] = spec.Job{Image: "busybox", Needs: []string{"prep"}} },
+			nil,
 			map[string]string{"more": "it is new"}},
 		"another element": {edit("sweep", func(s *spec.Job) { s.Array = &spec.Array{Size: 4} }), nil,
 			map[string]string{"sweep": "changed: array", "report": "it needs sweep, which runs"}},
-		"outputs are gone": {nil, change("prep", func(e *spec.Earlier) { e.Lacks = "its outputs are no longer stored" }),
+		"outputs are gone": {nil, change("prep", func(
+			e *spec.Earlier) {
+			e.Lacks = "its outputs are no longer stored"
+		}),
 			map[string]string{"prep": "its outputs are no longer stored", "train": "it needs prep, which runs",
-				"sweep": "it needs train, which runs", "fit": "it needs prep, which runs", "fit.a": inside, "fit.b": inside,
+				"sweep": "it needs train, which runs", "fit": "it needs prep, which runs", "fit.a": inside,
+				"fit.b":  inside,
 				"report": "it needs sweep, which runs"}},
 		"it read the output of another job": {nil, change("train", func(e *spec.Earlier) {
 			e.Spec.Inputs = []spec.Input{{From: "job:00000000-0000-7000-8000-00000000aaaa/data", To: "/data"}}
-		}), map[string]string{"train": "changed: inputs", "sweep": "it needs train, which runs", "report": "it needs sweep, which runs"}},
+		}), map[string]string{"train": "changed: inputs", "sweep": "it needs train, which runs",
+			"report": "it needs sweep, which runs"}},
 	} {
 		earlier := ran(line(nil), row.earlier)
 		file := line(row.file)
@@ -114,7 +128,8 @@ func TestAnUnchangedArrayKeepsItsElements(t *testing.T) {
 	if got.Runs["sweep"] != "it did not succeed" || got.Arrays["sweep"] != earlier["sweep"].Job {
 		t.Errorf("got %+v", got)
 	}
-	got = line(func(m map[string]spec.Job) { s := m["train"]; s.Command = []string{"x"}; m["train"] = s }).Resume(earlier)
+	got = line(func(m map[string]spec.Job) { s := m["train"]; s.Command = []string{"x"}; m["train"] = s }).Resume(
+		earlier)
 	if len(got.Arrays) > 0 {
 		t.Errorf("an array below a changed step takes over elements of %v", got.Arrays)
 	}

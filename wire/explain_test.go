@@ -9,8 +9,10 @@ import (
 func TestWhereDataIsIsToldToPeople(t *testing.T) {
 	t.Parallel()
 	for want, d := range map[string]wire.DataAt{
-		"m1 already has 12.0 GiB of the image and inputs":                                            {Machine: "m1", Bytes: 12 << 30},
-		"m2 already has 16.0 MiB of the image and inputs; the job would start there for this reason": {Machine: "m2", Bytes: 16 << 20, Chosen: true},
+		"m1 already has 12.0 GiB of the image and inputs": {Machine: "m1",
+			Bytes: 12 << 30},
+		"m2 already has 16.0 MiB of the image and inputs; the job would start there for this reason": {Machine: "m2",
+			Bytes: 16 << 20, Chosen: true},
 	} {
 		if got := d.String(); got != want {
 			t.Errorf("told %q, want %q", got, want)

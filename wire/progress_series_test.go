@@ -25,7 +25,9 @@ func TestProgressValuesOfAStoredDocumentAreChecked(t *testing.T) {
 	}
 	for _, change := range [][2]string{
 		{`"loss"`, `"bad name"`}, {`"loss"`, `""`}, {`[0.5, null]`, `[0.5]`},
-		{`{"name": "loss", "values": [0.5, null]}`, strings.TrimSuffix(strings.Repeat(`{"name": "loss", "values": [0.5, null]},`, wire.MaxProgressValues+1), ",")},
+		{`{"name": "loss", "values": [0.5, null]}`,
+			strings.TrimSuffix(strings.Repeat(`{"name": "loss", "values": [0.5, null]},`, wire.MaxProgressValues+1),
+				",")},
 	} {
 		bad := strings.Replace(good, change[0], change[1], 1)
 		if _, err := wire.ParseMemberMetrics([]byte(bad)); err == nil {
@@ -33,7 +35,8 @@ func TestProgressValuesOfAStoredDocumentAreChecked(t *testing.T) {
 		}
 	}
 	alone := strings.Replace(good, `{"metric": "cpu", "limit": 9, "values": [1, 2]}`, ``, 1)
-	if m, err := wire.ParseMemberMetrics([]byte(alone)); err != nil || len(m.Since(m.StartedAt.Add(2 * time.Second)).Progress[0].Values) != 1 {
+	if m, err := wire.ParseMemberMetrics([]byte(alone)); err != nil ||
+		len(m.Since(m.StartedAt.Add(2 * time.Second)).Progress[0].Values) != 1 {
 		t.Errorf("without series: %+v, %v", m, err)
 	}
 }

@@ -19,7 +19,8 @@ func TestTheOutcomeOfAJobIsASearchAttribute(t *testing.T) {
 	for _, outcome := range []berth.State{berth.Succeeded, berth.Failed, berth.Canceled} {
 		w := newWorld(t, granted(1, 1))
 		w.input.Outcome = true
-		w.env.OnUpsertTypedSearchAttributes(temporal.NewSearchAttributes(outcomeKey.ValueSet(string(outcome)))).Return(nil).Once()
+		w.env.OnUpsertTypedSearchAttributes(temporal.NewSearchAttributes(outcomeKey.ValueSet(string(outcome)))).Return(
+			nil).Once()
 		w.at(time.Hour, func() {
 			w.decide(1, outcome)
 			w.exit(100, exited(0))
@@ -43,7 +44,8 @@ func TestTheOutcomeIsRecordedOnceAlsoWhenTheRowHasEndedBefore(t *testing.T) {
 func TestAWorkflowWithoutTheFlagRecordsNoOutcome(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, wire.JobView{State: berth.Succeeded, Attempt: 1})
-	w.env.OnUpsertTypedSearchAttributes(temporal.NewSearchAttributes(outcomeKey.ValueSet("succeeded"))).Return(nil).Maybe()
+	w.env.OnUpsertTypedSearchAttributes(temporal.NewSearchAttributes(outcomeKey.ValueSet("succeeded"))).Return(
+		nil).Maybe()
 	w.execute()
 	w.env.AssertNotCalled(t, "workflow.UpsertTypedSearchAttributes")
 }

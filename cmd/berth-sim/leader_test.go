@@ -201,7 +201,8 @@ func (a amountSpec) amounts() *spec.Amounts {
 // serve runs an API with the scenario's policy until the test ends.
 func (w *world) serve() {
 	w.t.Helper()
-	token, err := w.db.Tokens.Create(w.t.Context(), spec.NewToken{Name: "admin", Tenant: "default", Role: spec.RoleAdmin}, "operator:test")
+	token, err := w.db.Tokens.Create(w.t.Context(),
+		spec.NewToken{Name: "admin", Tenant: "default", Role: spec.RoleAdmin}, "operator:test")
 	if err != nil {
 		w.t.Fatal(err)
 	}

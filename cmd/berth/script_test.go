@@ -68,7 +68,8 @@ func realServer(t testing.TB, cleanup func(func())) string {
 		cancel()
 		t.Fatal(err)
 	}
-	_, err = store.Tokens.Ensure(ctx, adminToken, spec.NewToken{Name: "root", Tenant: "default", Role: spec.RoleAdmin}, "start:test")
+	_, err = store.Tokens.Ensure(ctx, adminToken, spec.NewToken{Name: "root", Tenant: "default", Role: spec.RoleAdmin},
+		"start:test")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -18,14 +18,17 @@ func TestAListFitsInEightyColumns(t *testing.T) {
 	t.Parallel()
 	var b strings.Builder
 	now := time.Date(2026, 11, 24, 12, 0, 0, 0, time.UTC)
-	a := &app{out: &b, err: &strings.Builder{}, now: func() time.Time { return now }, outTerm: screen{terminal: true, width: 80}}
+	a := &app{out: &b, err: &strings.Builder{}, now: func() time.Time { return now },
+		outTerm: screen{terminal: true, width: 80}}
 	a.Output = "table"
 	var list wire.Page[wire.Job]
 	for i := range 300 {
 		started := now.Add(-time.Duration(i) * time.Minute)
-		j := wire.Job{ID: berth.JobID(fmt.Sprintf("0199a000-0000-7000-8000-1234567%05x", i)), Handle: fmt.Sprintf("7%05x", i),
-			Name: "train-resnet-152-on-imagenet-with-" + fmt.Sprint(i), Status: berth.Queued, Attempt: 1,
-			SubmittedAt: started.Add(-time.Hour), Reason: &berth.Reason{Code: "no_room", Message: "no machine has 2 CPUs free"}}
+		j := wire.Job{ID: berth.JobID(fmt.Sprintf("0199a000-0000-7000-8000-1234567%05x", i)),
+			Handle: fmt.Sprintf("7%05x", i),
+			Name:   "train-resnet-152-on-imagenet-with-" + fmt.Sprint(i), Status: berth.Queued, Attempt: 1,
+			SubmittedAt: started.Add(-time.Hour), Reason: &berth.Reason{Code: "no_room",
+				Message: "no machine has 2 CPUs free"}}
 		if i%3 == 0 {
 			j.Status, j.StartedAt = berth.Failed, &started
 			j.Tally = &wire.Tally{Total: 12, ByStatus: map[berth.State]int{berth.Failed: 3}}
@@ -56,7 +59,8 @@ func TestAListFitsInEightyColumns(t *testing.T) {
 		if err := showJobs(a, list); err != nil {
 			t.Fatal(err)
 		}
-		if out := b.String(); !strings.Contains(out, "ATTEMPT") || !strings.Contains(out, "with-299  ") || strings.Contains(out, "…") {
+		if out := b.String(); !strings.Contains(out, "ATTEMPT") || !strings.Contains(out, "with-299  ") ||
+			strings.Contains(out, "…") {
 			t.Errorf("columns are missing on %+v:\n%.400s", s, out)
 		}
 	}

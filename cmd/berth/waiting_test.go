@@ -61,15 +61,20 @@ func TestExplainIsShort(t *testing.T) {
 	a, b := onTerminal(120, false)
 	ahead, position, queue, index, end := 199, 200, 328, 3, noon.Add(2*time.Hour)
 	err := showExplanation(a, wire.Job{ID: "0193a1b2-c3d4-7000-8000-000000000001", Name: "big"}, wire.Explanation{
-		Status: berth.Queued, Summary: "no machine has 2 CPUs free (most: 0.5 on m1)", Ahead: &ahead, Position: &position, Queue: &queue,
+		Status: berth.Queued, Summary: "no machine has 2 CPUs free (most: 0.5 on m1)", Ahead: &ahead,
+		Position: &position, Queue: &queue,
 		Blockers: []wire.Blocker{
-			{Code: "no_room", Message: "no machine has 2 CPUs free (most: 0.5 on m1)", Hint: "wait until jobs end, request less, or add machines"},
-			{Code: "behind", Message: "waiting behind 199 jobs of the same priority", Hint: "wait, or raise its priority (berth priority)"},
+			{Code: "no_room", Message: "no machine has 2 CPUs free (most: 0.5 on m1)",
+				Hint: "wait until jobs end, request less, or add machines"},
+			{Code: "behind", Message: "waiting behind 199 jobs of the same priority",
+				Hint: "wait, or raise its priority (berth priority)"},
 		},
 		Priority: []wire.Term{{Name: "priority", Value: "500", Text: "priority 500"}},
-		Fit:      &wire.Fit{Machines: 1, FitEver: 1, Clauses: []wire.FitClause{{Name: "free_cpus", Alone: 1, After: 1, Text: "x"}}},
+		Fit: &wire.Fit{Machines: 1, FitEver: 1,
+			Clauses: []wire.FitClause{{Name: "free_cpus", Alone: 1, After: 1, Text: "x"}}},
 		Holders: []wire.Holder{
-			{Job: "0193a1b2-c3d4-7000-8000-000000000002", Name: "sweep", ArrayIndex: &index, Machines: []berth.MachineID{"m1"}, EndsBy: &end},
+			{Job: "0193a1b2-c3d4-7000-8000-000000000002", Name: "sweep", ArrayIndex: &index,
+				Machines: []berth.MachineID{"m1"}, EndsBy: &end},
 			{Job: "0193a1b2-c3d4-7001-8000-000000000003", Name: "train", Machines: []berth.MachineID{"m1"}},
 			{Job: "0193a1b2-c3d4-7002-8000-000000000004", Name: "more", Machines: []berth.MachineID{"m1"}},
 		}, OtherHolders: 4,

@@ -61,7 +61,8 @@ func TestATokenResetPrintsTheTokenAlone(t *testing.T) {
 	}
 	// Another name has nothing to revoke, and leaves the others.
 	_, says, err = berthd(t, env, "token", "reset", "--token-name", "ops")
-	if err != nil || !strings.Contains(says, `no valid admin token "ops"`) || !strings.Contains(says, "1 admin tokens of other names") {
+	if err != nil || !strings.Contains(says, `no valid admin token "ops"`) ||
+		!strings.Contains(says, "1 admin tokens of other names") {
 		t.Errorf("another name: %q, %v", says, err)
 	}
 }
@@ -76,7 +77,8 @@ func TestATokenResetRefusesWhatItCannotDo(t *testing.T) {
 		"absolute path":      {args: []string{"--database-url", "postgres://x/berth", "--admin-token-file", "token"}},
 		"start berthd once":  {env: map[string]string{"BERTH_DATABASE_URL": dbtest.EmptyURL(t)}},
 	} {
-		if _, _, err := berthd(t, c.env, append([]string{"token", "reset"}, c.args...)...); err == nil || !strings.Contains(err.Error(), says) {
+		if _, _, err := berthd(t, c.env, append([]string{"token", "reset"}, c.args...)...); err == nil ||
+			!strings.Contains(err.Error(), says) {
 			t.Errorf("want an error about %q: %v", says, err)
 		}
 	}

@@ -34,7 +34,8 @@ func (s *stack) measureHistory(t *table) {
 	s.ends(second)
 	waited, r := s.history(second)
 	remote = max(remote, r)
-	t.add(figure{name: "history events of a job placed at once", value: float64(quick), must: 22, aim: 14, note: "most of 20"})
+	t.add(figure{name: "history events of a job placed at once", value: float64(quick), must: 22, aim: 14,
+		note: "most of 20"})
 	t.add(figure{name: "history events of a job that waited", value: float64(waited), must: 22, aim: 19})
 	t.add(figure{name: "remote activities per job", value: float64(remote), must: 1, aim: 1})
 }

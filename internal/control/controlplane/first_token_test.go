@@ -98,7 +98,8 @@ func TestAResetReplacesTheTokenFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	if token := text(t, file); valid(t, d, lost) || !valid(t, d, token) {
-		t.Errorf("after the reset the old token is valid: %t, and the new one: %t", valid(t, d, lost), valid(t, d, token))
+		t.Errorf("after the reset the old token is valid: %t, and the new one: %t", valid(t, d, lost),
+			valid(t, d, token))
 	}
 	// A start after a crash between the commit and the new file: the old token stays revoked.
 	if err := os.WriteFile(file, []byte(lost), 0o600); err != nil {
@@ -145,7 +146,8 @@ func TestATokenFileThatCannotServeChangesNothing(t *testing.T) {
 			t.Errorf("a start with token file %s: %v", file, err)
 		}
 	}
-	if _, err := ResetToken(t.Context(), TokenReset{DatabaseURL: url, File: missing}); err == nil || !strings.Contains(err.Error(), "missing") {
+	if _, err := ResetToken(t.Context(), TokenReset{DatabaseURL: url, File: missing}); err == nil ||
+		!strings.Contains(err.Error(), "missing") {
 		t.Errorf("a reset without the folder of its file: %v", err)
 	}
 	var n int

@@ -22,11 +22,13 @@ type lacking struct {
 	started  atomic.Int64
 }
 
-func (l *lacking) ExecuteWorkflow(_ context.Context, o client.StartWorkflowOptions, _ any, _ ...any) (client.WorkflowRun, error) {
+func (l *lacking) ExecuteWorkflow(_ context.Context, o client.StartWorkflowOptions, _ any,
+	_ ...any) (client.WorkflowRun, error) {
 	if o.TypedSearchAttributes.ContainsKey(nameAttribute) {
 		l.underWay.Done()
 		l.underWay.Wait()
-		return nil, serviceerror.NewInvalidArgument("Namespace default has no mapping defined for search attribute JobName")
+		return nil, serviceerror.NewInvalidArgument(
+			"Namespace default has no mapping defined for search attribute JobName")
 	}
 	l.started.Add(1)
 	return nil, nil

@@ -62,14 +62,16 @@ func (s *server) reach() error {
 	return nil
 }
 
-func (s *server) ExecuteWorkflow(_ context.Context, o client.StartWorkflowOptions, _ any, args ...any) (client.WorkflowRun, error) {
+func (s *server) ExecuteWorkflow(_ context.Context, o client.StartWorkflowOptions, _ any,
+	args ...any) (client.WorkflowRun, error) {
 	if err := s.reach(); err != nil {
 		return nil, err
 	}
 	var err error
 	s.change(func() {
 		if o.TypedSearchAttributes.ContainsKey(nameKey) && s.lacks {
-			err = serviceerror.NewInvalidArgument("Namespace default has no mapping defined for search attribute JobName")
+			err = serviceerror.NewInvalidArgument(
+				"Namespace default has no mapping defined for search attribute JobName")
 			return
 		}
 		status, known := s.status[o.ID]
@@ -242,7 +244,8 @@ func TestASubmittedJobIsStartedAtOnce(t *testing.T) {
 	if name != "train" || user != "test" {
 		t.Errorf("JobName is %q, User %q", name, user)
 	}
-	memo := map[string]any{"name": "train", "image": "busybox", "tenant": "default", "link": "https://berth.test/v1/jobs/" + string(id)}
+	memo := map[string]any{"name": "train", "image": "busybox", "tenant": "default",
+		"link": "https://berth.test/v1/jobs/" + string(id)}
 	if diff := cmp.Diff(memo, o.Memo); diff != "" {
 		t.Errorf("the memo (-want +got):\n%s", diff)
 	}

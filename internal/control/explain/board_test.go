@@ -37,7 +37,8 @@ func TestABoardAgreesWithExplanations(t *testing.T) {
 	for n, id := range ids {
 		got, ok := b.Of(id)
 		want := why(t, d, o, id)
-		if i, listed := b.Index(id); !ok || !listed || i != n || got.Position != want.Position || got.Code != want.Blockers[0].Code {
+		if i, listed := b.Index(id); !ok || !listed || i != n || got.Position != want.Position ||
+			got.Code != want.Blockers[0].Code {
 			t.Errorf("job %d: board %+v, explanation %+v", n, got, want)
 		}
 	}

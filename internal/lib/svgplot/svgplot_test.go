@@ -114,14 +114,16 @@ func TestMarksOfTheTimeAxisAreRoundAndDistinct(t *testing.T) {
 		90 * time.Second: {"+0s", "+15s", "+30s", "+45s", "+1m", "+1m15s", "+1m30s"},
 		5 * time.Hour:    {"+0s", "+1h", "+2h", "+3h", "+4h", "+5h"},
 	} {
-		c := svgplot.Chart{Panels: []svgplot.Panel{{Unit: wire.UnitCores, Lines: []svgplot.Line{{Step: span, Values: []float64{1}}}}}}
+		c := svgplot.Chart{Panels: []svgplot.Panel{{Unit: wire.UnitCores,
+			Lines: []svgplot.Line{{Step: span, Values: []float64{1}}}}}}
 		if diff := cmp.Diff(want, marks(t, c, "+")); diff != "" {
 			t.Errorf("marks of %s (-want +got):\n%s", span, diff)
 		}
 	}
 	for days := range 400 {
 		span := time.Duration(days+1) * 24 * time.Hour
-		c := svgplot.Chart{Panels: []svgplot.Panel{{Unit: wire.UnitCores, Lines: []svgplot.Line{{Step: span, Values: []float64{1}}}}}}
+		c := svgplot.Chart{Panels: []svgplot.Panel{{Unit: wire.UnitCores,
+			Lines: []svgplot.Line{{Step: span, Values: []float64{1}}}}}}
 		got := marks(t, c, "+")
 		if len(got) > 8 || len(got) < 2 || len(slices.Compact(slices.Clone(got))) != len(got) {
 			t.Errorf("marks of %d days: %v", days+1, got)
@@ -141,7 +143,8 @@ func TestLimitIsALineWhereTheScaleHoldsIt(t *testing.T) {
 		{3, 1, []string{"limit 3"}}, // above the values
 		{64, 0, []string{"limit 64"}},
 	} {
-		chart := svgplot.Chart{Panels: []svgplot.Panel{{Unit: wire.UnitCores, Limit: c.limit, Lines: []svgplot.Line{{Step: time.Second, Values: []float64{1, 2}}}}}}
+		chart := svgplot.Chart{Panels: []svgplot.Panel{{Unit: wire.UnitCores, Limit: c.limit,
+			Lines: []svgplot.Line{{Step: time.Second, Values: []float64{1, 2}}}}}}
 		if n := bytes.Count(chart.SVG(), []byte(`class="limit"`)); n != c.lines {
 			t.Errorf("limit %v has %d lines, want %d", c.limit, n, c.lines)
 		}

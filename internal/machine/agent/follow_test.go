@@ -19,7 +19,8 @@ func TestAFollowedLogSurvivesAgentAndMachine(t *testing.T) {
 	t.Parallel()
 	const token, lines = "berth_0123456789ab_0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef", 300
 	s := newSite(t)
-	if _, err := s.db.Tokens.Ensure(t.Context(), token, spec.NewToken{Name: "root", Tenant: "default", Role: spec.RoleAdmin}, "start:test"); err != nil {
+	if _, err := s.db.Tokens.Ensure(t.Context(), token,
+		spec.NewToken{Name: "root", Tenant: "default", Role: spec.RoleAdmin}, "start:test"); err != nil {
 		t.Fatal(err)
 	}
 	first, second := s.machine("m1"), s.machine("m2")

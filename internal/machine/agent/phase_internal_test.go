@@ -24,7 +24,8 @@ func drawing() string {
 		fmt.Fprintln(&b, "//\t"+strings.TrimRight(text, " "))
 	}
 	line("phase", "ends with", "stage", "does", "next")
-	line(strings.Repeat("-", 11), strings.Repeat("-", 11), strings.Repeat("-", 9), strings.Repeat("-", 54), strings.Repeat("-", 25))
+	line(strings.Repeat("-", 11), strings.Repeat("-", 11), strings.Repeat("-", 9), strings.Repeat("-", 54),
+		strings.Repeat("-", 25))
 	for _, r := range phases {
 		var next []string
 		for _, p := range r.next {

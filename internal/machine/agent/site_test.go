@@ -99,8 +99,9 @@ func newSiteOn(t *testing.T, url string) *site {
 		t.Fatal(err)
 	}
 	server, err := api.New(api.Deps{
-		DB: s.db, Control: s.db.Jobs, Logger: slog.New(slog.DiscardHandler), Agent: api.AgentDeps{Blobs: s.blobs, Resolver: s.names.Resolver()},
-		Logs: &blob.LogReader{Store: s.blobs, DB: s.db}, Vault: s.keys,
+		DB: s.db, Control: s.db.Jobs, Logger: slog.New(slog.DiscardHandler),
+		Agent: api.AgentDeps{Blobs: s.blobs, Resolver: s.names.Resolver()},
+		Logs:  &blob.LogReader{Store: s.blobs, DB: s.db}, Vault: s.keys,
 		Volumes: admission.Volumes{"datasets": {"default"}},
 	})
 	if err != nil {
@@ -159,7 +160,8 @@ var quick = agent.Timing{
 	RetryMin: 5 * time.Millisecond, RetryMax: 50 * time.Millisecond,
 	LogFirst: 10 * time.Millisecond, LogEvery: 50 * time.Millisecond,
 	CheckpointPoll: 10 * time.Millisecond, ProgressPoll: 20 * time.Millisecond, HealthPoll: 20 * time.Millisecond,
-	NamePatience: 50 * time.Millisecond, StageEvery: 10 * time.Millisecond, UseReport: 20 * time.Millisecond, PullPause: 5 * time.Millisecond, CachePause: 10 * time.Millisecond,
+	NamePatience: 50 * time.Millisecond, StageEvery: 10 * time.Millisecond, UseReport: 20 * time.Millisecond,
+	PullPause: 5 * time.Millisecond, CachePause: 10 * time.Millisecond,
 	// However busy this machine is, no claim is old, and no engine that is slow or
 	// starts again counts as silent or broken.
 	ClaimFresh: time.Hour, EngineProbe: time.Hour, EnginePatience: patience,

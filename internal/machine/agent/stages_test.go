@@ -89,12 +89,18 @@ func TestAHostThatDoesNotExistFailsTheJobOnlyByTwoWitnesses(t *testing.T) {
 		code             berth.ReasonCode
 		asked            bool // the control plane's name servers
 	}{
-		"both deny it":                 {dnstest.NoSuchName, dnstest.NoSuchName, berth.Failed, berth.ReasonInputInvalid, true},
-		"the control plane has it":     {dnstest.NoSuchName, dnstest.Exists, berth.Retrying, berth.ReasonInputUnavailable, true},
-		"the control plane's fail":     {dnstest.NoSuchName, dnstest.Failure, berth.Retrying, berth.ReasonInputUnavailable, true},
-		"the machine's fail":           {dnstest.Failure, dnstest.NoSuchName, berth.Retrying, berth.ReasonInputUnavailable, false},
-		"the machine's fail for IPv4":  {dnstest.FailsV4, dnstest.NoSuchName, berth.Retrying, berth.ReasonInputUnavailable, false},
-		"the name has no address here": {dnstest.NoAddress, dnstest.NoSuchName, berth.Failed, berth.ReasonInputInvalid, true},
+		"both deny it": {dnstest.NoSuchName, dnstest.NoSuchName, berth.Failed, berth.ReasonInputInvalid,
+			true},
+		"the control plane has it": {dnstest.NoSuchName, dnstest.Exists, berth.Retrying,
+			berth.ReasonInputUnavailable, true},
+		"the control plane's fail": {dnstest.NoSuchName, dnstest.Failure, berth.Retrying,
+			berth.ReasonInputUnavailable, true},
+		"the machine's fail": {dnstest.Failure, dnstest.NoSuchName, berth.Retrying,
+			berth.ReasonInputUnavailable, false},
+		"the machine's fail for IPv4": {dnstest.FailsV4, dnstest.NoSuchName, berth.Retrying,
+			berth.ReasonInputUnavailable, false},
+		"the name has no address here": {dnstest.NoAddress, dnstest.NoSuchName, berth.Failed, berth.ReasonInputInvalid,
+			true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -136,7 +142,10 @@ func TestAHostThatDoesNotExistIsShownAtOnce(t *testing.T) {
 		got := s.stage(id)
 		return strings.HasPrefix(got, "fetching input 0 (try ") && strings.HasSuffix(got, ": no such host)")
 	})
-	s.until("the history has it", func() bool { return s.hasEvent(id, wire.EventStage, "fetching input 0 (no such host)") })
+	s.until("the history has it", func() bool {
+		return s.hasEvent(id, wire.EventStage,
+			"fetching input 0 (no such host)")
+	})
 }
 
 // A control plane of the version before knows neither stages nor hosts: its agents work on, and

@@ -88,6 +88,7 @@ func TestF38KernelsWordDecidesJobAndMachine(t *testing.T) {
 	}
 	s.until("the machine is in quarantine", func() bool {
 		mach, err := s.db.Machines.Get(t.Context(), "", "m1")
-		return err == nil && strings.HasPrefix(string(mach.State), "drain") && strings.Contains(mach.Reason, "XID 79") && mach.GPUs[0].Healthy && !mach.GPUs[1].Healthy
+		return err == nil && strings.HasPrefix(string(mach.State), "drain") &&
+			strings.Contains(mach.Reason, "XID 79") && mach.GPUs[0].Healthy && !mach.GPUs[1].Healthy
 	})
 }

@@ -23,12 +23,14 @@ func TestThePullMeterReadsTheEnginesProgress(t *testing.T) {
 		{`{"status":"Already exists","id":"a"}`, 0, false},
 		{`{"status":"Pulling fs layer","id":"b"}`, 0, false},
 		{`{"status":"Pulling fs layer","id":"c"}`, 0, false},
-		{`{"status":"Downloading","progressDetail":{"current":100,"total":1000},"id":"b"}`, 35, true}, // 100 + 7 + 0 of 300
+		// 100 + 7 + 0 of 300
+		{`{"status":"Downloading","progressDetail":{"current":100,"total":1000},"id":"b"}`, 35, true},
 		{`{"status":"Downloading","progressDetail":{"current":1000,"total":1000},"id":"b"}`, 56, true},
 		{`{"status":"Download complete","id":"b"}`, 56, true},
 		{`{"status":"Extracting","progressDetail":{"current":500,"total":1000},"id":"b"}`, 61, true},
 		{`{"status":"Pull complete","id":"b"}`, 66, true},
-		{`{"status":"Downloading","progressDetail":{"current":0,"total":98000},"id":"c"}`, 66, true}, // known late: the share stays
+		// known late: the share stays
+		{`{"status":"Downloading","progressDetail":{"current":0,"total":98000},"id":"c"}`, 66, true},
 		{`{"status":"Pull complete","id":"c"}`, 100, true},
 		{`{"status":"Digest: sha256:00"}`, 100, true},
 	} {
