@@ -35,7 +35,7 @@ func (f *bulkFlags) register(a *app, cmd *cobra.Command) {
 	flags.StringToStringVarP(&f.labels, "label", "l", nil, "instead of a JOB: jobs with these labels: KEY=VALUE")
 	flags.StringVar(&f.tenant, "tenant", "", "with a filter: jobs of this tenant, for admins")
 	flags.StringVar(&f.since, "since", "", "with a filter: jobs submitted since: 24h, 7d or a time")
-	flags.BoolVar(&f.mine, "mine", false, "instead of a JOB: jobs that you submitted")
+	flags.BoolVar(&f.mine, "mine", false, "instead of a JOB: jobs that you submitted, in your tenant or --tenant")
 	flags.BoolVar(&f.yes, "yes", false, "with a filter: do not ask for a confirmation")
 	_ = cmd.RegisterFlagCompletionFunc("status", completeStatus())
 	_ = cmd.RegisterFlagCompletionFunc("tenant", a.completeTenants)

@@ -78,7 +78,7 @@ func newList(a *app) *cobra.Command {
 	f := cmd.Flags()
 	f.StringSliceVarP(&status, "status", "s", nil,
 		"filter by status, such as queued,running; live is any that has not ended")
-	f.BoolVar(&mine, "mine", false, "list only jobs that you submitted")
+	f.BoolVar(&mine, "mine", false, "list only jobs that you submitted, in your tenant or --tenant")
 	f.BoolVar(&q.DeadLetter, "dead-letter", false, "list only jobs that failed with no attempts left")
 	f.StringVar((*string)(&q.Tenant), "tenant", "", "tenant to list, for admins (default: all; users see their own)")
 	f.BoolVar(&watch, "watch", false, "show the list again every 2 seconds until Ctrl-C; only on a terminal")
