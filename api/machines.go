@@ -72,7 +72,8 @@ func (h *machineHandlers) listMachines(ctx context.Context, in *machineListInput
 	for field, text := range map[string]string{"label": strings.Join(in.Label, ""), "pool": in.Pool,
 		"state": strings.Join(in.State, "")} {
 		if strings.ContainsRune(text, 0) {
-			return nil, invalid("", []berth.FieldError{{Field: field, Detail: "has a NUL", Allowed: "text without NUL"}}, nil)
+			return nil, invalid("", []berth.FieldError{{Field: field, Detail: "has a NUL",
+				Allowed: "text without NUL"}}, nil)
 		}
 	}
 	if f.Limit == 0 {

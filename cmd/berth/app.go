@@ -275,7 +275,7 @@ func (a *app) show(v view) error {
 		if err != nil {
 			return fmt.Errorf("print JSON: %w", err)
 		}
-		_, err = fmt.Fprintf(a.out, "%s\n", a.shownJSON(b))
+		_, err = fmt.Fprintf(a.out, "%s\n", a.outTerm.document(b))
 		return err
 	case "yaml":
 		// YAML is made from the JSON, so that both formats have the same names and the same

@@ -112,7 +112,7 @@ func (e followedEvent) print(a *app, h *history) error {
 		if err != nil {
 			return fmt.Errorf("print event: %w", err)
 		}
-		_, err = fmt.Fprintf(a.out, "%s\n", a.shownJSON(b))
+		_, err = fmt.Fprintf(a.out, "%s\n", a.outTerm.document(b))
 		return err
 	case "name":
 		_, err := fmt.Fprintln(a.out, e.name)

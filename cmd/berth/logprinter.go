@@ -90,7 +90,7 @@ func (p *logPrinter) format(s logSource, l wire.LogLine) (string, error) {
 		if err != nil {
 			return "", fmt.Errorf("print log line: %w", err)
 		}
-		return string(p.app.shownJSON(b)), nil
+		return string(p.app.outTerm.document(b)), nil
 	}
 	text := p.text(l.Text)
 	if p.stamps {

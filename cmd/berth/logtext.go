@@ -52,10 +52,10 @@ func harmless(text string) string {
 	return b.String()
 }
 
-// shownJSON returns a JSON document as it is printed. On a terminal, characters that may steer it
+// document returns a JSON document as it is printed. On a terminal, characters that may steer it
 // are escaped; the document keeps its meaning. JSON itself escapes only the controls below 0x20.
-func (a *app) shownJSON(b []byte) []byte {
-	if !a.outTerm.terminal || !bytes.ContainsFunc(b, steers) {
+func (s screen) document(b []byte) []byte {
+	if !s.terminal || !bytes.ContainsFunc(b, steers) {
 		return b
 	}
 	var out []byte
