@@ -169,6 +169,7 @@ type listInput struct {
 	Tenant string   `query:"tenant" doc:"for admins; others see their own"`
 	Parent string   `query:"parent" doc:"the elements of this array; without it they are left out"`
 	Index  string   `query:"index" doc:"with parent: only these elements, such as 3-7,9"`
+	Merged bool     `query:"merged" doc:"with parent: of an array and its retries the latest element of each index"`
 	Since  string   `query:"since" doc:"submitted since: a time (RFC 3339), or how long ago (24h)"`
 	By     string   `query:"submitted_by" maxLength:"200" doc:"actor of the submit, such as user:alice"`
 	Dead   bool     `query:"dead_letter" doc:"only jobs that failed with no attempts left"`
@@ -238,7 +239,7 @@ func page[T any](items []T, next string) wire.Page[T] {
 // once. Users list their own tenant's jobs only.
 func (in *listInput) filter(ctx context.Context) (db.JobFilter, error) {
 	f := db.JobFilter{Tenant: scope(ctx), Name: in.Name, Limit: in.Limit, Cursor: in.Cursor,
-		SubmittedBy: in.By, DeadLetter: in.Dead}
+		SubmittedBy: in.By, DeadLetter: in.Dead, Merged: in.Merged}
 	var faults []berth.FieldError
 	fault := func(field, detail, allowed string) {
 		faults = append(faults, berth.FieldError{Field: field, Detail: clip(detail), Allowed: allowed})
@@ -342,13 +343,19 @@ func (r *jobReader) jobNow(ctx context.Context, id berth.JobID) (*jobOutput, err
 	return &jobOutput{http.StatusOK, job}, nil
 }
 
-// showWaiting is showJob with the reason of a waiting job.
+// showWaiting is showJob with the reasons of a waiting job and of the waiting steps of a
+// pipeline, and with the merged results of an array that was retried.
 func (h *jobHandlers) showWaiting(ctx context.Context, in *JobInput) (*jobOutput, error) {
 	out, err := h.showJob(ctx, in)
 	if err != nil {
 		return nil, err
 	}
-	return out, h.reasons.fill(ctx, &out.Body)
+	if j := &out.Body; j.Kind == berth.KindArray && (j.RetryOf != nil || j.RetriedBy != nil) {
+		if j.Results, err = h.retries.Runs(ctx, j.ID); err != nil {
+			return nil, err
+		}
+	}
+	return out, h.reasons.fillAll(ctx, &out.Body)
 }
 
 // act resolves the job, applies a change and renders the job after the change.

@@ -26,7 +26,7 @@ type outputHandlers struct {
 func (h *outputHandlers) mount(r *router) {
 	const tag = "data"
 	register(r, r.operation("list-outputs", http.MethodGet, "/v1/jobs/{id}/outputs", tag,
-		"List what a job has stored, the latest attempt first"), h.listOutputs)
+		"List the stored outputs of a job, the latest attempt first, or of all elements or steps"), h.listOutputs)
 	get := r.operation("download-output", http.MethodGet, "/v1/jobs/{id}/outputs/{name}", tag,
 		"Download an output: a tar, compressed by zstd")
 	document(&get, "The archive; its length and sha256 are those of the list",
@@ -44,7 +44,8 @@ type outputsInput struct {
 	Paging
 }
 
-// listOutputs lists a job's outputs. The query checks no tenant: resolving the id does.
+// listOutputs lists the outputs of a job, or of all jobs below an array or a pipeline. The
+// query checks no tenant: resolving the id does.
 func (h *outputHandlers) listOutputs(ctx context.Context, in *outputsInput) (*outputsOutput, error) {
 	id, err := h.job(ctx, in.ID)
 	if err != nil {

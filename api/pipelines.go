@@ -18,6 +18,7 @@ type pipelineHandlers struct {
 	jobReader
 	admission *admission.Controller
 	rules     secretRules
+	reasons   *waitReasons
 	jobCalls  *jobHandlers
 }
 
@@ -96,13 +97,14 @@ func (h *pipelineHandlers) pipeline(ctx context.Context, id string) (wire.Job, e
 	return job, err
 }
 
-// showPipeline returns a pipeline with its steps.
+// showPipeline returns a pipeline with its steps, each waiting one with its reason.
 func (h *pipelineHandlers) showPipeline(ctx context.Context, in *JobInput) (*jobOutput, error) {
 	job, err := h.pipeline(ctx, in.ID)
 	if err != nil {
 		return nil, err
 	}
-	return &jobOutput{http.StatusOK, job}, nil
+	out := &jobOutput{http.StatusOK, job}
+	return out, h.reasons.fillAll(ctx, &out.Body)
 }
 
 // cancelPipeline cancels a pipeline with all its steps.

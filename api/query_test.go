@@ -12,7 +12,7 @@ func TestParametersAreReadStrictly(t *testing.T) {
 	s := newSite(t, nil)
 	job := s.submit("alice", nil)
 	for path, want := range map[string]string{
-		"/v1/jobs?statuss=running":                          "statuss is not a parameter of this call (allowed: count, cursor, dead_letter, index, label, limit, name, parent, since, status, submitted_by, tenant)",
+		"/v1/jobs?statuss=running":                          "statuss is not a parameter of this call (allowed: count, cursor, dead_letter, index, label, limit, merged, name, parent, since, status, submitted_by, tenant)",
 		"/v1/jobs?name=a;b":                                 "the query cannot be read",
 		"/v1/jobs?name=%zz":                                 "the query cannot be read",
 		"/v1/jobs?name=a&name=b":                            "name is given more than once",

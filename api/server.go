@@ -190,7 +190,7 @@ func resources(d Deps, gate *gatekeeper, streams *streams, explainer *explain.Ex
 		jobs,
 		&queueHandlers{d.DB.Jobs, explainer, reasons},
 		&planHandlers{reader, d.DB.Queue, d.DB.Machines, admission, explainer, control},
-		&pipelineHandlers{reader, admission, rules, jobs},
+		&pipelineHandlers{reader, admission, rules, reasons, jobs},
 		&eventHandlers{reader, streams, followed},
 		&logHandlers{reader, d.DB.Logs, d.Logs, streams, followed},
 		&metricHandlers{reader, store, d.Logger},

@@ -50,6 +50,42 @@ func (w *waitReasons) fill(ctx context.Context, jobs ...*wire.Job) error {
 	return nil
 }
 
+// fillAll sets the reasons of a job and of its steps, from one board. A step has the reason
+// of its own document.
+func (w *waitReasons) fillAll(ctx context.Context, job *wire.Job) error {
+	var ids []berth.JobID
+	for _, s := range job.Steps {
+		if s.Status.Waiting() {
+			ids = append(ids, s.Job)
+		}
+	}
+	if len(ids) == 0 {
+		return w.fill(ctx, job)
+	}
+	// The caller may see the pipeline, and so its steps.
+	steps, err := w.jobs.Among(ctx, "", ids)
+	if err != nil {
+		return err
+	}
+	all, each := []*wire.Job{job}, map[berth.JobID]*wire.Job{}
+	for id, step := range steps {
+		each[id] = &step
+		all = append(all, &step)
+	}
+	if err := w.control.tellPause(ctx, all[1:]...); err != nil {
+		return err
+	}
+	if err := w.fill(ctx, all...); err != nil {
+		return err
+	}
+	for i, s := range job.Steps {
+		if step := each[s.Job]; step != nil {
+			job.Steps[i].Waiting = step.Waiting
+		}
+	}
+	return nil
+}
+
 // needs reads the unmet needs of the blocked steps among the jobs.
 func (w *waitReasons) needs(ctx context.Context, jobs []*wire.Job) (map[berth.JobID]db.Need, error) {
 	var steps []berth.JobID

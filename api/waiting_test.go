@@ -2,6 +2,7 @@ package api_test
 
 import (
 	"fmt"
+	"maps"
 	"net/http"
 	"strings"
 	"testing"
@@ -233,5 +234,52 @@ func TestABlockedStepNamesItsNeed(t *testing.T) {
 	}
 	if got["train"] != "needs: needs step prep (submitted)" || !strings.HasPrefix(got["prep"], "not_accepted: ") {
 		t.Errorf("%v", got)
+	}
+}
+
+// A pipeline shows why each of its steps waits, in both of its documents.
+func TestAPipelineShowsWhyItsStepsWait(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil)
+	s.machine("m1", 1, 65536, 0)
+	run := s.submit("alice", cores(1))
+	s.run(run.ID, "m1")
+	one := spec.MilliCPU(1000)
+	pipeline, _, err := s.as("alice").SubmitPipeline(t.Context(), spec.Pipeline{Kind: "pipeline", Name: "p", Jobs: map[string]spec.Job{
+		"first": {Image: "b", Resources: spec.Resources{CPUs: &one}},
+		"then":  {Image: "b", Needs: []string{"first"}},
+		"held":  {Image: "b"},
+	}}, "once")
+	if err != nil {
+		t.Fatal(err)
+	}
+	steps := map[string]berth.JobID{}
+	for _, step := range pipeline.Steps {
+		steps[step.Name] = step.Job
+	}
+	s.exec(`UPDATE jobs SET blocked = false, version = version + 1, actor = 'workflow' WHERE id = $1`, steps["first"])
+	s.queue(steps["first"])
+	if _, err := s.as("alice").Hold(t.Context(), steps["held"]); err != nil {
+		t.Fatal(err)
+	}
+	s.reason("alice", steps["first"], "no_room")
+	for _, show := range []func() (wire.Job, error){
+		func() (wire.Job, error) { return s.as("alice").Job(t.Context(), pipeline.ID) },
+		func() (wire.Job, error) { return s.as("alice").Pipeline(t.Context(), pipeline.ID) },
+	} {
+		job, err := show()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := map[string]string{}
+		for _, step := range job.Steps {
+			if step.Waiting != nil {
+				got[step.Name] = step.Waiting.Message
+			}
+		}
+		want := map[string]string{"first": "no room: needs 1 CPU, none free", "then": "needs step first (queued)", "held": "on hold"}
+		if !maps.Equal(got, want) {
+			t.Errorf("steps wait for %v, want %v", got, want)
+		}
 	}
 }

@@ -13,6 +13,17 @@ const MaxCount = MaxPage + 1
 func (f JobFilter) Count(ctx context.Context, d *Jobs) (n int, err error) {
 	f.Limit, f.Cursor = MaxPage, ""
 	walks, args := f.walks(nil)
+	if f.Merged && f.Parent != nil {
+		runs, err := readArrayRuns(ctx, d.pool, *f.Parent)
+		if err != nil {
+			return 0, mapError(err, "jobs")
+		}
+		if len(runs) > 1 {
+			var sql string
+			sql, args = f.merged(runs, nil)
+			walks = []string{sql}
+		}
+	}
 	err = d.pool.QueryRow(ctx, `
 		SELECT count(*)
 		FROM (

@@ -23,7 +23,7 @@
 //	            pipeline_submit retry retry_elements submit update waiting
 //	Attempts    drain ends orders reconcile runs settle stuck suspend waiters waits
 //	Parents     parent parent_control parent_tell
-//	Retries     retry_as
+//	Retries     array_runs retry_as
 //	Schedules   clocks fire schedules schedules_apply
 //	Queue       commit explain feed preempt repair
 //	Machines    blame engine machine_history machines_read machines_write prune reap

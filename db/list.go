@@ -24,6 +24,7 @@ type JobFilter struct {
 	Labels map[string]string // all must match
 	Parent *berth.JobID      // children of this parent, in ascending order; nil: jobs without a parent
 	Index  []spec.IndexRange // only elements with these indexes
+	Merged bool              // of an array: with its retries, the latest element of each index; see Retries.Runs
 	Since  time.Time         // submitted at or after
 
 	SubmittedBy string // actor of the submit, such as user:alice
@@ -54,12 +55,9 @@ var inArchive = strings.NewReplacer(
 	"submitted_by", "(job ->> 'submitted_by')",
 )
 
-// conditions returns the conditions of f on a row, without the status. Absent conditions are
-// not written: a prepared statement has one plan for all values, and the plan of an optional
-// condition would use no index.
-func (f JobFilter) conditions(after *jobCursor) ([]string, pgx.NamedArgs) {
-	args := pgx.NamedArgs{"limit": f.Limit + 1}
-	var list []string
+// facts returns the conditions of f on the row of a job, apart from its status and its
+// parent, and adds their arguments to args.
+func (f JobFilter) facts(args pgx.NamedArgs) (list []string) {
 	add := func(condition, name string, value any) {
 		list, args[name] = append(list, condition), value
 	}
@@ -71,11 +69,6 @@ func (f JobFilter) conditions(after *jobCursor) ([]string, pgx.NamedArgs) {
 	}
 	if len(f.Labels) > 0 {
 		add("labels @> @labels", "labels", f.Labels)
-	}
-	if f.Parent != nil {
-		add("parent = @parent", "parent", f.Parent)
-	} else {
-		list = append(list, "parent IS NULL")
 	}
 	if len(f.Index) > 0 {
 		first, last := make([]int, len(f.Index)), make([]int, len(f.Index))
@@ -94,6 +87,23 @@ func (f JobFilter) conditions(after *jobCursor) ([]string, pgx.NamedArgs) {
 	}
 	if f.DeadLetter {
 		list = append(list, "dead_letter")
+	}
+	return list
+}
+
+// conditions returns the conditions of f on a row, without the status. Absent conditions are
+// not written: a prepared statement has one plan for all values, and the plan of an optional
+// condition would use no index.
+func (f JobFilter) conditions(after *jobCursor) ([]string, pgx.NamedArgs) {
+	args := pgx.NamedArgs{"limit": f.Limit + 1}
+	list := f.facts(args)
+	add := func(condition, name string, value any) {
+		list, args[name] = append(list, condition), value
+	}
+	if f.Parent != nil {
+		add("parent = @parent", "parent", f.Parent)
+	} else {
+		list = append(list, "parent IS NULL")
 	}
 	switch {
 	case after == nil:
@@ -267,8 +277,9 @@ func (f JobFilter) labelWalk(conditions []string, after *jobCursor, args pgx.Nam
 
 // List returns a page of jobs, archived jobs included, and the cursor of the next page, ""
 // after the last. Jobs are listed newest first; elements of one array by index, with their
-// variables; and steps of one pipeline as their graph orders them. A page has f.Limit jobs,
-// at most MaxPage. A malformed cursor, or one of a list in the other order, is invalid.
+// variables, and with f.Merged the latest of each index; and steps of one pipeline as their
+// graph orders them. A page has f.Limit jobs, at most MaxPage. A malformed cursor, or one of
+// a list in the other order, is invalid.
 func (d *Jobs) List(ctx context.Context, f JobFilter) ([]wire.Job, string, error) {
 	if f.Limit <= 0 {
 		f.Limit = DefaultPage
@@ -279,6 +290,15 @@ func (d *Jobs) List(ctx context.Context, f JobFilter) ([]wire.Job, string, error
 		return nil, "", err
 	}
 	sql, args := f.query(after)
+	if f.Merged && f.Parent != nil {
+		runs, err := readArrayRuns(ctx, d.pool, *f.Parent)
+		if err != nil {
+			return nil, "", mapError(err, "jobs")
+		}
+		if len(runs) > 1 {
+			sql, args = f.mergedQuery(runs, after)
+		}
+	}
 	rows, err := d.pool.Query(ctx, sql, args)
 	if err != nil {
 		return nil, "", mapError(err, "jobs")

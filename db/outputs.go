@@ -106,31 +106,75 @@ func scanOutput(row pgx.CollectableRow) (o OutputObject, err error) {
 	return o, err
 }
 
-// Outputs lists the stored outputs of a job, the latest attempt first. The caller has checked
-// the job's tenant.
+// Outputs lists the stored outputs of a job, the latest attempt first. For an array or a
+// pipeline it lists the outputs of all elements and steps below: a step after the steps that
+// it needs, and elements by index. The caller has checked the job's tenant.
 func (d *Objects) Outputs(
 	ctx context.Context, job berth.JobID, p Paging,
 ) (list []OutputObject, next string, err error) {
-	attempt, name, rank := math.MaxInt32, "", 0
-	if _, err := p.after(&attempt, &name, &rank); err != nil {
+	way, attempt, name, rank := "{}", math.MaxInt32, "", 0
+	if _, err := p.after(&way, &attempt, &name, &rank); err != nil {
 		return nil, "", err
 	}
-	rows, err := d.pool.Query(ctx, `
-		SELECT `+outputColumns+`
-		FROM outputs
-		WHERE job = @job AND (attempt < @attempt OR attempt = @attempt AND (name, rank) > (@name, @rank))
-		ORDER BY attempt DESC, name, rank
-		LIMIT @limit`, pgx.NamedArgs{"job": job, "attempt": attempt, "name": name, "rank": rank,
-		"limit": p.limit() + 1})
+	rows, err := d.pool.Query(ctx, outputsBelow, pgx.NamedArgs{"root": job, "way": way, "attempt": attempt,
+		"name": name, "rank": rank, "limit": p.limit() + 1})
 	if err != nil {
 		return nil, "", mapError(err, "outputs")
 	}
-	if list, err = pgx.CollectRows(rows, scanOutput); err != nil {
+	found, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (o outputBelow, err error) {
+		err = row.Scan(&o.Name, &o.Attempt, &o.Member, &o.Address, &o.Files, &o.Bytes, &o.Stored, &o.SHA256,
+			&o.CreatedAt, &o.Object, &o.Job, &o.Step, &o.way)
+		return o, err
+	})
+	if err != nil {
 		return nil, "", mapError(err, "outputs")
 	}
-	list, next = cut(p, list, func(o OutputObject) []any { return []any{o.Attempt, o.Name, o.Member} })
+	found, next = cut(p, found, func(o outputBelow) []any { return []any{o.way, o.Attempt, o.Name, o.Member} })
+	for _, o := range found {
+		if o.Step == "" { // the job itself
+			o.Job = ""
+		}
+		list = append(list, o.OutputObject)
+	}
 	return list, next, nil
 }
+
+// outputBelow is an output with the ids from the listed job down to the job that has it.
+type outputBelow struct {
+	OutputObject
+	way string
+}
+
+// outputsBelow selects the outputs of a job and of all jobs below it, live or archived. The
+// path of a job is as spec.StepPath writes it, with the index of an element in brackets. Its
+// way, the ids on the path, orders the list: ids ascend in the order of a graph, and of an
+// array's elements.
+const outputsBelow = `
+	WITH RECURSIVE tree AS (
+		SELECT @root::uuid AS id, '' AS path, '{}'::uuid[] AS way
+		UNION ALL
+		SELECT c.id, t.path || CASE
+			WHEN c.idx IS NOT NULL THEN '[' || c.idx || ']'
+			WHEN t.path = '' THEN c.step
+			ELSE '.' || c.step END, t.way || c.id
+		FROM tree t
+		CROSS JOIN LATERAL (
+			SELECT j.id, j.step, j.array_index AS idx
+			FROM jobs j
+			WHERE j.parent = t.id
+			UNION ALL
+			SELECT a.id, a.job ->> 'step', (a.job ->> 'array_index')::int
+			FROM archived_jobs a
+			WHERE a.parent = t.id
+		) c
+	)
+	SELECT o.name, o.attempt, o.rank, o.address, o.files, o.bytes, o.stored_bytes, o.sha256, o.created_at, o.object,
+		o.job::text, t.path, t.way::text
+	FROM tree t
+	JOIN outputs o ON o.job = t.id
+	WHERE (t.way, -o.attempt, o.name, o.rank) > (@way::uuid[], -@attempt::int, @name, @rank)
+	ORDER BY t.way, o.attempt DESC, o.name, o.rank
+	LIMIT @limit`
 
 // Output returns one output of a job. Attempt 0 means the latest attempt that has the output.
 // The caller has checked the job's tenant.

@@ -3,14 +3,20 @@ package e2e_test
 import (
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
 
 	"berth"
 	apiclient "berth/api/client"
+	"berth/e2e/commands"
 	"berth/spec"
 	"berth/wire"
 )
@@ -27,6 +33,7 @@ func TestPipelines(t *testing.T) {
 		{"a step takes what another has left", handsOn},
 		{"a step that says cache is not run again, and the next takes what it left", skipsUnchanged},
 		{"a pipeline whose third step failed is resumed without its first two", resumesPipeline},
+		{"the command resumes a failed run with a fixed file, and takes over the steps that succeeded", resumesByCommand},
 		{"a nested pipeline runs after what it needs, fails its pipeline, and is resumed half done", resumesNested},
 	} {
 		t.Run(claim.says, func(t *testing.T) { claim.test(t, s) })
@@ -232,5 +239,88 @@ func resumesNested(t *testing.T, s *stack) {
 	}
 	if j := s.job(t, inside["fit"]); j.Attempt != 1 {
 		t.Errorf("fit ran %d times", j.Attempt)
+	}
+}
+
+// fixable is a pipeline file: prep leaves a file, fit runs a command on it, and report needs fit.
+const fixable = `
+kind: pipeline
+name: fixable
+jobs:
+  prep:
+    image: testprog
+    command: [write-file, /workspace/data, weights]
+    outputs: [{name: data, path: /workspace/data}]
+  sweep:
+    image: testprog
+    needs: [prep]
+    command: [exit, "0"]
+    array: {size: 3}
+  fit:
+    image: testprog
+    needs: [sweep]
+    command: [read-file, %s]
+    inputs: [{from: "job:prep/data", to: /data}]
+  report:
+    image: testprog
+    needs: [fit]
+    command: [exit, "0"]
+`
+
+func resumesByCommand(t *testing.T, s *stack) {
+	dir := t.TempDir()
+	if err := commands.Build(dir, commands.Shipped, "berth"); err != nil {
+		t.Fatal(err)
+	}
+	command := func(args ...string) (stdout, stderr string) {
+		t.Helper()
+		cmd := exec.CommandContext(t.Context(), filepath.Join(dir, "berth"), args...)
+		cmd.Env = append(os.Environ(), "BERTH_URL="+s.url, "BERTH_TOKEN="+s.token, "XDG_CONFIG_HOME="+filepath.Join(dir, "config"))
+		var out, errs strings.Builder
+		cmd.Stdout, cmd.Stderr = &out, &errs
+		if err := cmd.Run(); err != nil {
+			t.Fatalf("berth %q: %v\n%s%s", args, err, out.String(), errs.String())
+		}
+		return strings.TrimSpace(out.String()), errs.String()
+	}
+	file := filepath.Join(dir, "fixable.yaml")
+	write := func(path string) {
+		t.Helper()
+		if err := os.WriteFile(file, fmt.Appendf(nil, fixable, path), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("/data/nothing")
+	first, _ := command("pipeline", "submit", file, "-o", "name")
+	failed := s.ends(t, berth.JobID(first), berth.Failed)
+
+	write("/data/data")
+	second, note := command("pipeline", "submit", file, "--resume", first, "-o", "name")
+	if !strings.Contains(note, "taken over: prep, sweep; to run: fit, report") {
+		t.Errorf("the resume says %q", note)
+	}
+	resumed := s.ends(t, berth.JobID(second), berth.Succeeded)
+	if resumed.RetryOf == nil || *resumed.RetryOf != failed.ID {
+		t.Errorf("the resume is a retry of %v, want %s", resumed.RetryOf, failed.ID)
+	}
+	ran := map[string]int{}
+	for _, step := range resumed.Steps {
+		ran[step.Name] = s.job(t, step.Job).Attempt
+		i := slices.IndexFunc(failed.Steps, func(x wire.Step) bool { return x.Name == step.Name })
+		if step.Name == "prep" && (step.CachedFrom == nil || *step.CachedFrom != failed.Steps[i].Job) {
+			t.Errorf("prep is taken over from %v", step.CachedFrom)
+		}
+	}
+	if want := map[string]int{"prep": 0, "sweep": 0, "fit": 1, "report": 1}; !maps.Equal(ran, want) {
+		t.Errorf("steps ran %v times, want %v", ran, want)
+	}
+	// The new run has its own row for the output that it took over.
+	if list, _ := command("outputs", "list", second); !strings.Contains(list, "prep") || !strings.Contains(list, "data") {
+		t.Errorf("the outputs of the resume are %s", list)
+	}
+	command("outputs", "pull", second, "data", "--dir", filepath.Join(dir, "pulled"))
+	got, err := os.ReadFile(filepath.Join(dir, "pulled", "prep", "data", "data"))
+	if err != nil || string(got) != "weights" {
+		t.Errorf("the output that was taken over holds %q, %v", got, err)
 	}
 }

@@ -32,6 +32,7 @@ type Job struct {
 	Variables   map[string]string `json:"variables,omitempty" doc:"of an element: its variables of array.each"`
 	Tally       *Tally            `json:"tally,omitempty"` // children of a parent, by status
 	Indexes     string            `json:"indexes,omitempty" doc:"array that repeats elements of another: their indexes"`
+	Run         int               `json:"run,omitempty" doc:"in a merged list: the run of the array it is from, from 1"`
 	Step        string            `json:"step,omitempty"` // name of the step in its pipeline
 	CachedFrom  *berth.JobID      `json:"cached_from,omitempty" doc:"skipped step: the earlier job with its outputs"`
 	SubmittedBy string            `json:"submitted_by,omitempty" doc:"user:NAME or schedule:NAME, if known"`
@@ -47,6 +48,8 @@ type Job struct {
 
 	Waiting *Waiting `json:"waiting,omitempty" doc:"while it waits: the reason in a few words"`
 
+	Results *ArrayRuns `json:"results,omitempty" doc:"of a retried array, or a retry: the latest result of each index"`
+
 	Spec        *spec.Job          `json:"spec,omitempty"`
 	Pipeline    *spec.Pipeline     `json:"pipeline,omitempty"` // in place of spec
 	Steps       []Step             `json:"steps,omitempty" doc:"of a pipeline, each after those it needs"`
@@ -61,6 +64,23 @@ type Tally struct {
 	Total    int                 `json:"total"`
 	Unmade   int                 `json:"unmade,omitempty" doc:"elements without a job; after the end: never started"`
 	ByStatus map[berth.State]int `json:"by_status"`
+}
+
+// ArrayRuns is an array and its retries, merged by index: the result of an index is the
+// result of the latest run that has it.
+type ArrayRuns struct {
+	Run   int        `json:"run" doc:"number of this array among the runs, from 1"`
+	Runs  []ArrayRun `json:"runs" doc:"the array that was submitted first, and its retries"`
+	Tally Tally      `json:"tally" doc:"latest results by status"`
+}
+
+// ArrayRun is an array as one run of its elements.
+type ArrayRun struct {
+	Job     berth.JobID `json:"job"`
+	Handle  string      `json:"handle,omitempty"`
+	Status  berth.State `json:"status"`
+	Indexes string      `json:"indexes,omitempty" doc:"indexes of its elements; absent: all"`
+	Results int         `json:"results" doc:"number of indexes whose latest result is from this run"`
 }
 
 // Ended returns the number of elements that have ended.
@@ -81,14 +101,15 @@ func (t Tally) Holding() int {
 
 // Step is the API's document of a step in its pipeline.
 type Step struct {
-	Name   string        `json:"name"`
-	Job    berth.JobID   `json:"job"`
-	Handle string        `json:"handle,omitempty" doc:"of job"`
-	Kind   berth.Kind    `json:"kind,omitempty" doc:"array or pipeline; absent for a job"`
-	Status berth.State   `json:"status"`
-	Tally  *Tally        `json:"tally,omitempty" doc:"of an array: its elements by status; of a pipeline: its steps"`
-	Needs  []string      `json:"needs,omitempty"`
-	Reason *berth.Reason `json:"reason,omitempty"`
+	Name    string        `json:"name"`
+	Job     berth.JobID   `json:"job"`
+	Handle  string        `json:"handle,omitempty" doc:"of job"`
+	Kind    berth.Kind    `json:"kind,omitempty" doc:"array or pipeline; absent for a job"`
+	Status  berth.State   `json:"status"`
+	Tally   *Tally        `json:"tally,omitempty" doc:"of an array: its elements by status; of a pipeline: its steps"`
+	Needs   []string      `json:"needs,omitempty"`
+	Reason  *berth.Reason `json:"reason,omitempty"`
+	Waiting *Waiting      `json:"waiting,omitempty" doc:"while it waits: the reason in a few words"`
 	// CachedFrom is the earlier job with the same work, for a step that was skipped.
 	CachedFrom *berth.JobID `json:"cached_from,omitempty"`
 	QueuedAt   *time.Time   `json:"queued_at,omitempty"`  // its needs had succeeded, and it joined the queue

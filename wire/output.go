@@ -18,4 +18,8 @@ type StoredOutput struct {
 	Stored    int64         `json:"stored_bytes" doc:"of the archive, compressed"`
 	SHA256    string        `json:"sha256" doc:"of the archive as it is downloaded"`
 	CreatedAt time.Time     `json:"created_at"`
+
+	// Job and Step are set in the list of an array or a pipeline.
+	Job  berth.JobID `json:"job,omitempty" doc:"of an array or a pipeline: the element or step that has the output"`
+	Step string      `json:"step,omitempty" doc:"path of that job, such as train.fit or train.sweep[3]"`
 }

@@ -81,6 +81,7 @@ type JobsQuery struct {
 	Tenant berth.TenantID    // for admins; users see their own tenant
 	Parent berth.JobID       // an array: selects its elements
 	Index  string            // with Parent: only these elements, such as 3-7,9
+	Merged bool              // with Parent: of an array and its retries the latest element of each index
 	Since  time.Time         // submitted at this time or later
 
 	SubmittedBy string // actor of the submit, such as user:alice
@@ -112,6 +113,9 @@ func (c *Client) Jobs(ctx context.Context, q JobsQuery) (wire.Page[wire.Job], er
 	set(v, "submitted_by", q.SubmittedBy)
 	if q.DeadLetter {
 		v.Set("dead_letter", "true")
+	}
+	if q.Merged {
+		v.Set("merged", "true")
 	}
 	if q.Count {
 		v.Set("count", "true")

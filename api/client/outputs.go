@@ -11,7 +11,8 @@ import (
 	"berth/wire"
 )
 
-// Outputs lists the stored outputs of a job, the latest attempt first.
+// Outputs lists the stored outputs of a job, the latest attempt first. For an array or a
+// pipeline it lists the outputs of its elements or steps, each with Job and Step.
 func (c *Client) Outputs(ctx context.Context, id berth.JobID) (wire.Page[wire.StoredOutput], error) {
 	return pages[wire.StoredOutput](ctx, c, jobPath(id)+"/outputs")
 }

@@ -29,7 +29,8 @@ func elementsOf(arg string) (job, which string) {
 	return arg, ""
 }
 
-// findElement returns one element of an array, with its attempts. More than one index is a
+// findElement returns one element of an array, with its attempts. An element that the array
+// lacks is taken from its retries and the arrays that it retries. More than one index is a
 // usage error (exit code 2), an element that does not exist is not found (exit code 3).
 func findElement(ctx context.Context, a *app, c *client.Client, array, which string) (wire.Job, error) {
 	parent, err := a.job(ctx, c, array)
@@ -38,7 +39,12 @@ func findElement(ctx context.Context, a *app, c *client.Client, array, which str
 	}
 	// GET /v1/jobs with parent and index. Two items are enough to detect that which names
 	// several.
-	list, err := c.Jobs(ctx, client.JobsQuery{Parent: parent.ID, Index: which, Limit: 2})
+	q := client.JobsQuery{Parent: parent.ID, Index: which, Limit: 2}
+	list, err := c.Jobs(ctx, q)
+	if err == nil && len(list.Items) == 0 && parent.Results != nil {
+		q.Merged = true
+		list, err = c.Jobs(ctx, q)
+	}
 	switch {
 	case err != nil:
 		return wire.Job{}, a.failed(ctx, err)

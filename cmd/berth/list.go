@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -21,12 +22,14 @@ func newList(a *app) *cobra.Command {
 	var sinceText string
 	var all, mine, watch bool
 	var parent string
+	var alone bool
 	cmd := &cobra.Command{
 		Use:     "list",
 		Aliases: []string{"ls"},
 		Short:   "List jobs, newest first",
 		Long: "List prints jobs, newest first; with --parent the elements of an array by index, with their\n" +
-			"variables, or the steps of a pipeline in the order of their needs.",
+			"variables, or the steps of a pipeline in the order of their needs. Of an array that was retried it\n" +
+			"prints the latest element of each index, with the number of its run.",
 		Example: "  berth list --status queued,running\n  berth list --label project=vision --since 24h -o json\n" +
 			"  berth list --parent sweep",
 		Args: cobra.NoArgs,
@@ -50,15 +53,9 @@ func newList(a *app) *cobra.Command {
 				return err
 			}
 			if parent != "" {
-				var which string
-				// ARRAY[3-7] is an array and a filter for its elements. The array itself
-				// may be given by name; the API takes its id.
-				parent, which = elementsOf(parent)
-				array, err := a.job(cmd.Context(), c, parent)
-				if err != nil {
+				if err := selectChildren(cmd.Context(), a, c, &q, parent, alone); err != nil {
 					return err
 				}
-				q.Parent, q.Index = array.ID, which
 			}
 			if mine {
 				if err := a.onlyMine(cmd.Context(), c, &q); err != nil {
@@ -86,6 +83,7 @@ func newList(a *app) *cobra.Command {
 	f.StringToStringVarP(&q.Labels, "label", "l", nil, "filter by labels: KEY=VALUE")
 	f.StringVar(&parent, "parent", "",
 		"list the elements of an array, such as ARRAY or ARRAY[3-7], or the steps of a pipeline (default: neither)")
+	f.BoolVar(&alone, "no-merge", false, "with --parent: leave out retries of the array, and arrays that it retries")
 	f.StringVar(&sinceText, "since", "", "filter by submit time: 24h, 7d, 2026-01-31 or an RFC 3339 time")
 	f.IntVar(&q.Limit, "limit", 50, "maximum number of jobs (page size with --all)")
 	f.BoolVar(&all, "all", false, "list all pages")
@@ -93,6 +91,22 @@ func newList(a *app) *cobra.Command {
 	_ = cmd.RegisterFlagCompletionFunc("tenant", a.completeTenants)
 	_ = cmd.RegisterFlagCompletionFunc("parent", a.completeJobs(anyJob))
 	return cmd
+}
+
+// selectChildren restricts a list to the children of a parent. ARRAY[3-7] is an array and a
+// filter for its elements. The array itself may be given by name; the API takes its id. alone
+// leaves out the retries of the array.
+func selectChildren(
+	ctx context.Context, a *app, c *client.Client, q *client.JobsQuery, parent string, alone bool,
+) error {
+	name, which := elementsOf(parent)
+	array, err := a.job(ctx, c, name)
+	if err != nil {
+		return err
+	}
+	q.Parent, q.Index = array.ID, which
+	q.Merged = array.Results != nil && !alone
+	return nil
 }
 
 // parseSince parses a time or an age. The zero time stands for "", no limit. Days are
@@ -122,7 +136,8 @@ func parseSince(s string, now time.Time) (time.Time, error) {
 // showJobs prints a list of jobs. Tables show handles, wide and -o name show whole ids. On a
 // narrow terminal names are cut and the attempt is left out, so that status and reason stay
 // readable. A list with jobs of several tenants names the tenant of each. A list with elements
-// that have variables has the column VARS after their names.
+// that have variables has the column VARS after their names, and a merged list the column
+// RUN.
 func showJobs(a *app, list wire.Page[wire.Job]) error {
 	names := make([]string, len(list.Items))
 	for i, j := range list.Items {
@@ -148,6 +163,10 @@ func showJobs(a *app, list wire.Page[wire.Job]) error {
 		if varied {
 			t.head = slices.Insert(t.head, 2, "VARS")
 		}
+		runs := slices.ContainsFunc(list.Items, func(j wire.Job) bool { return j.Run > 0 })
+		if runs {
+			t.head = slices.Insert(t.head, 2, "RUN")
+		}
 		for _, j := range list.Items {
 			cells := []any{handle(j), nameText(j), statusCell(j), since(&j.SubmittedAt, a.now()),
 				between(j.StartedAt, j.FinishedAt, a.now()), attemptText(j)}
@@ -160,6 +179,9 @@ func showJobs(a *app, list wire.Page[wire.Job]) error {
 			}
 			if varied {
 				cells = slices.Insert(cells, 2, any(orDash(pairs(j.Variables))))
+			}
+			if runs {
+				cells = slices.Insert(cells, 2, any(fmt.Sprint(j.Run)))
 			}
 			t.add(append(cells, jobReason(j))...)
 		}

@@ -1,12 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -27,12 +29,15 @@ func newOutputs(a *app) *cobra.Command {
 }
 
 // newOutputsList builds "berth outputs list". CONTENT is the beginning of the content's
-// address: equal content has an equal address, also across jobs.
+// address: equal content has an equal address, also across jobs. STEP names the step or
+// element of an output, where the job is a pipeline or an array.
 func newOutputsList(a *app) *cobra.Command {
 	return &cobra.Command{
-		Use:               "list JOB",
-		Aliases:           []string{"ls"},
-		Short:             "List a job's stored outputs",
+		Use:     "list JOB",
+		Aliases: []string{"ls"},
+		Short:   "List the stored outputs of a job",
+		Long: "List prints the stored outputs of a job; for a pipeline or an array the outputs of all its steps or " +
+			"elements.",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeJobs(anyJob),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -43,10 +48,18 @@ func newOutputsList(a *app) *cobra.Command {
 			names := make([]string, len(list.Items))
 			t := &table{screen: a.outTerm, head: []string{"NAME", "ATTEMPT", "MEMBER", "FILES", "SIZE",
 				"AGE", "CONTENT"}}
+			below := slices.ContainsFunc(list.Items, func(o wire.StoredOutput) bool { return o.Step != "" })
+			if below {
+				t.head = slices.Insert(t.head, 0, "STEP")
+			}
 			for i, o := range list.Items {
 				names[i] = o.Name
-				t.add(o.Name, fmt.Sprint(o.Attempt), fmt.Sprint(o.Member), fmt.Sprint(o.Files),
-					berth.BytesText(o.Bytes), since(&o.CreatedAt, a.now()), o.Address.Short())
+				cells := []any{o.Name, fmt.Sprint(o.Attempt), fmt.Sprint(o.Member), fmt.Sprint(o.Files),
+					berth.BytesText(o.Bytes), since(&o.CreatedAt, a.now()), o.Address.Short()}
+				if below {
+					cells = slices.Insert(cells, 0, any(o.Step))
+				}
+				t.add(cells...)
 			}
 			return a.show(view{body: list, names: names, table: func(bool) error {
 				if len(names) == 0 {
@@ -78,15 +91,16 @@ func findOutputs(
 }
 
 // newOutputsPull builds "berth outputs pull". Outputs of several attempts are never mixed:
-// only the latest attempt that has stored any counts. The command stops at the first
-// failure; complete outputs stay.
+// only the latest attempt of a job that has stored any counts. The command stops at the
+// first failure; complete outputs stay.
 func newOutputsPull(a *app) *cobra.Command {
 	var to string
 	cmd := &cobra.Command{
 		Use:   "pull JOB [NAME]",
 		Short: "Download a job's outputs, or one of them, each into a folder of its name",
 		Long: "Pull downloads the outputs of the latest attempt that stored any, each into a folder of its name\n" +
-			"(NAME-1 for an output of member 1 of a gang). An existing folder is never overwritten.",
+			"(NAME-1 for an output of member 1 of a gang). The outputs of a pipeline or an array are in one folder\n" +
+			"for each step or element, such as train.fit or sweep[3]. An existing folder is never overwritten.",
 		Args:              cobra.RangeArgs(1, 2),
 		ValidArgsFunction: a.completeJobs(anyJob),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -96,13 +110,18 @@ func newOutputsPull(a *app) *cobra.Command {
 				return err
 			}
 			found := 0
+			latest := map[berth.JobID]int{} // attempt, by job; the server lists it first
 			for _, o := range list.Items {
-				// The server lists the latest attempt first.
-				if o.Attempt != list.Items[0].Attempt || len(args) > 1 && o.Name != args[1] {
+				if _, seen := latest[o.Job]; !seen {
+					latest[o.Job] = o.Attempt
+				}
+				if o.Attempt != latest[o.Job] || len(args) > 1 && o.Name != args[1] {
 					continue
 				}
 				found++
-				if err := pullOutput(ctx, a, c, job.ID, o, to); err != nil {
+				// An output without a job of its own belongs to the job of the list.
+				id, folder := cmp.Or(o.Job, job.ID), filepath.Join(to, stepFolder(job, o.Step))
+				if err := pullOutput(ctx, a, c, id, o, folder); err != nil {
 					return err
 				}
 			}
@@ -114,6 +133,15 @@ func newOutputsPull(a *app) *cobra.Command {
 	}
 	cmd.Flags().StringVarP(&to, "dir", "d", ".", "target folder")
 	return cmd
+}
+
+// stepFolder returns the folder for the outputs of a step or element: its path, which for an
+// element of an array is only the index in brackets, so that the array's name comes before.
+func stepFolder(parent wire.Job, step string) string {
+	if strings.HasPrefix(step, "[") {
+		return parent.Name + step
+	}
+	return step
 }
 
 // pullOutput downloads an output into a folder next to its target, and moves that folder to

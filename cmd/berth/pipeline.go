@@ -222,7 +222,7 @@ func (t *table) addStep(s wire.Step, within string, now time.Time) {
 	t.add(spec.StepPath(within, s.Name), handle(wire.Job{ID: s.Job, Handle: s.Handle}),
 		cell{status, toneOfState(s.Status)}, since(s.QueuedAt, now), between(s.StartedAt, s.FinishedAt, now),
 		orDash(strings.Join(s.Needs, ",")),
-		whyText(s.Reason, s.CachedFrom))
+		jobReason(wire.Job{Waiting: s.Waiting, Reason: s.Reason, CachedFrom: s.CachedFrom}))
 }
 
 // addTree adds steps, each nested pipeline followed by its own steps. GET

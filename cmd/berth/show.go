@@ -107,6 +107,9 @@ func describeJob(a *app, j wire.Job, wide bool) error {
 			s.add("members", fmt.Sprintf("%d, each with these resources", n))
 		}
 	}
+	if j.Pipeline != nil {
+		addStepOutputs(&s, *j.Pipeline)
+	}
 	if wide {
 		s.add("image digest", j.ImageDigest)
 	}
@@ -160,6 +163,17 @@ func addData(s *sheet, j spec.Job) {
 	}
 }
 
+// addStepOutputs adds the outputs that the steps of a pipeline declare, at every level.
+func addStepOutputs(s *sheet, p spec.Pipeline) {
+	label := "outputs"
+	for path, step := range p.All() {
+		for _, out := range step.Outputs {
+			s.rows = append(s.rows, [2]string{label, oneLine(path + "/" + out.Name + ": " + out.Path)})
+			label = ""
+		}
+	}
+}
+
 // submittedText formats when a job was submitted and, if the server knows it, by whom.
 func submittedText(j wire.Job, now time.Time) string {
 	text := stamp(&j.SubmittedAt, now)
@@ -199,7 +213,22 @@ func addChildren(s *sheet, j wire.Job) {
 	}
 	s.add(unit, tallyText(j.Tally))
 	s.add("indexes", j.Indexes)
+	addResults(s, j.Results)
 	s.add("vars", oneLine(pairs(j.Variables)))
+}
+
+// addResults adds the latest results of an array and its retries, and the run that each
+// result is from.
+func addResults(s *sheet, r *wire.ArrayRuns) {
+	if r == nil {
+		return
+	}
+	s.add("run", fmt.Sprintf("%d of %d", r.Run, len(r.Runs)))
+	s.add("results", tallyText(&r.Tally))
+	for i, run := range r.Runs {
+		s.rows = append(s.rows, [2]string{"", fmt.Sprintf("%d from run %d (%s), which is %s", run.Results, i+1,
+			handle(wire.Job{ID: run.Job, Handle: run.Handle}), run.Status)})
+	}
 }
 
 // attemptTable returns the table of a job's attempts. FROM STEP is the checkpoint from
