@@ -22,4 +22,6 @@ type Checkpoint struct {
 	Bytes     int64           `json:"bytes"`
 	CreatedAt time.Time       `json:"created_at"`
 	Detail    string          `json:"detail,omitempty"` // the damage of a bad checkpoint
+	Pinned    bool            `json:"pinned,omitempty"` // kept by a user, whatever checkpoint.keep says
+	Used      bool            `json:"used,omitempty"`   // kept for a live job that started from it
 }

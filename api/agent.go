@@ -159,6 +159,7 @@ func (h *agentHandlers) agentClaim(c echo.Context) error {
 	if req.Watermark, err = seen(c); err != nil {
 		return err
 	}
+	req.Sources = c.Request().Header.Get(wire.HeaderSources) != ""
 	claim, err := h.agents.Claim(c.Request().Context(), machineOf(c), req)
 	if err != nil {
 		return err

@@ -230,8 +230,12 @@ func (h *agentObjectHandlers) object(
 	if place, err = blob.ParseKey(key); err != nil {
 		return nil, "", place, err
 	}
+	step, ok := stepOf(place)
+	if !ok {
+		step = -1
+	}
 	err = h.objects.Authorize(c.Request().Context(), machineOf(c), db.ObjectAccess{
-		Tenant: place.Tenant, Job: place.Job, Attempt: place.Attempt, Rank: place.Rank, Write: write,
+		Tenant: place.Tenant, Job: place.Job, Attempt: place.Attempt, Rank: place.Rank, Step: step, Write: write,
 		Session: session(c),
 	})
 	return store, key, place, err

@@ -87,8 +87,11 @@ func (h *jobHandlers) mount(r *router) {
 	register(r, r.operation("release-job", http.MethodPost, "/v1/jobs/{id}/release", tag, "End a hold"), h.releaseJob)
 	retry := r.operation("retry-job", http.MethodPost, "/v1/jobs/{id}/retry", tag,
 		"Submit an ended job again, as a new job linked to it")
-	retry.Description = "With `with_spec=true` the new job has the spec of the body in place of the old one's. A job " +
-		"that was retried before is answered with its successor, or with 409 if the successor has another spec."
+	retry.Description = "The new job resumes from the newest verified checkpoint of the old one, unless that " +
+		"succeeded or `fresh=true`; 409 if the old job had checkpoints and none is left. With `with_spec=true` the " +
+		"new job has the spec of the body in place of the old one's. A job that was retried with the same options " +
+		"before is answered with its successor; other options create another one, except that a second spec is " +
+		"answered with 409."
 	registerWithOptionalBody[spec.Job](r, retry, h.retryJob)
 	registerWithBody[spec.JobPatch](r, r.operation("update-job", http.MethodPatch, "/v1/jobs/{id}", tag,
 		"Change priority, labels or time limit of a live job"), h.updateJob)
@@ -438,6 +441,7 @@ func (h *jobHandlers) releaseJob(ctx context.Context, in *JobInput) (*jobOutput,
 type retryInput struct {
 	JobInput
 	Failed bool `query:"failed" doc:"of an array: only what failed"`
+	Fresh  bool `query:"fresh" doc:"steps start from the beginning, not from their newest checkpoints"`
 }
 
 // retryJobInput is retryInput for jobs, which may have another spec. It does not embed
@@ -445,6 +449,7 @@ type retryInput struct {
 type retryJobInput struct {
 	JobInput
 	Failed   bool `query:"failed" doc:"of an array: only what failed"`
+	Fresh    bool `query:"fresh" doc:"start as the job's file says, not from the newest checkpoint of the old job"`
 	WithSpec bool `query:"with_spec" doc:"run the spec of the body in place of the job's own; not with failed"`
 	Request
 }
@@ -474,11 +479,8 @@ func (h *jobHandlers) retryJob(ctx context.Context, in *retryJobInput) (*jobOutp
 			return nil, err
 		}
 	}
-	retry := h.jobs.Retry
-	if in.Failed {
-		retry = h.jobs.RetryFailed
-	}
-	job, created, err := retry(ctx, scope(ctx), id, actor(ctx))
+	job, created, err := h.retries.Retry(ctx, scope(ctx), id, db.RetryOptions{Failed: in.Failed, Fresh: in.Fresh},
+		actor(ctx))
 	if err != nil {
 		return nil, err
 	}

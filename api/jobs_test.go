@@ -452,7 +452,7 @@ func TestAJobsLifeOverTheAPI(t *testing.T) {
 	if err != nil || job.Priority != high || job.Labels["color"] != "blue" || job.Spec.TimeLimit != limit || *job.Spec.Priority != high {
 		t.Errorf("update: %+v, %v", job, err)
 	}
-	if _, err := c.Retry(t.Context(), job.ID); berth.CodeOf(err) != berth.CodeConflict {
+	if _, err := c.Retry(t.Context(), job.ID, client.RetryOptions{}); berth.CodeOf(err) != berth.CodeConflict {
 		t.Errorf("retry of a live job: %v", err)
 	}
 	for range 2 {
@@ -463,7 +463,7 @@ func TestAJobsLifeOverTheAPI(t *testing.T) {
 	if job.Reason == nil || job.Reason.Code != berth.ReasonCanceledByUser {
 		t.Errorf("reason %+v", job.Reason)
 	}
-	next, err := c.Retry(t.Context(), job.ID)
+	next, err := c.Retry(t.Context(), job.ID, client.RetryOptions{})
 	if err != nil || next.RetryOf == nil || *next.RetryOf != job.ID || next.Spec.TimeLimit != limit {
 		t.Errorf("retry: %+v, %v", next, err)
 	}
@@ -494,7 +494,7 @@ func TestARetryIsHeldToTheQuota(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	next, err := c.Retry(t.Context(), first.ID)
+	next, err := c.Retry(t.Context(), first.ID, client.RetryOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -515,7 +515,7 @@ func TestARetryIsHeldToTheQuota(t *testing.T) {
 	if a := s.call("alice", "POST", "/v1/jobs/"+string(second.ID)+"/retry", ""); a.status != http.StatusForbidden || a.problem.Code != berth.SlugQuota {
 		t.Errorf("beyond the limit: %d %s", a.status, a.body)
 	}
-	if again, err := c.Retry(t.Context(), first.ID); err != nil || again.ID != next.ID {
+	if again, err := c.Retry(t.Context(), first.ID, client.RetryOptions{}); err != nil || again.ID != next.ID {
 		t.Errorf("a second time: %+v, %v", again, err)
 	}
 	if again, err := c.RetryAs(t.Context(), third.ID, changed); err != nil || again.ID != other.ID {

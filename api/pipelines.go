@@ -120,5 +120,5 @@ func (h *pipelineHandlers) retryPipeline(ctx context.Context, in *retryInput) (*
 	if _, err := h.pipeline(ctx, in.ID); err != nil {
 		return nil, err
 	}
-	return h.jobCalls.retryJob(ctx, &retryJobInput{JobInput: in.JobInput, Failed: in.Failed})
+	return h.jobCalls.retryJob(ctx, &retryJobInput{JobInput: in.JobInput, Failed: in.Failed, Fresh: in.Fresh})
 }

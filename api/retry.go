@@ -5,6 +5,7 @@ import (
 	"maps"
 
 	"berth"
+	"berth/db"
 	"berth/internal/control/admission"
 	"berth/spec"
 	"berth/wire"
@@ -33,12 +34,7 @@ func (h *jobHandlers) retryAs(ctx context.Context, in *retryJobInput, old wire.J
 			return wire.Job{}, false, err
 		}
 	}
-	job, created, err := h.retries.As(ctx, scope(ctx), old.ID, jobSpec, actor(ctx))
-	if err != nil || created {
-		return job, created, err
-	}
-	job, err = h.jobs.Get(ctx, scope(ctx), job.ID)
-	return job, false, err
+	return h.retries.Retry(ctx, scope(ctx), old.ID, db.RetryOptions{Fresh: in.Fresh, Spec: &jobSpec}, actor(ctx))
 }
 
 // retrySpec reads the spec that a job is retried with. Its source is often the job's own

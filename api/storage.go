@@ -97,7 +97,7 @@ func (h *agentObjectHandlers) storeWithin(c echo.Context, key string, place blob
 // stepOf reads the step from the path of a checkpoint's object.
 func stepOf(place blob.Place) (int64, bool) {
 	parts := strings.Split(place.Path, "/")
-	if len(parts) < 3 {
+	if len(parts) < 3 || parts[0] != db.StoredCheckpoints {
 		return 0, false
 	}
 	digits, ok := strings.CutPrefix(parts[1], "step-")

@@ -8,6 +8,7 @@ import (
 
 	"berth"
 	"berth/api"
+	"berth/api/client"
 	"berth/db/dbtest"
 	"berth/internal/control/admission"
 	"berth/spec"
@@ -98,7 +99,7 @@ func TestTheOperatorIsAskedAtEachClaim(t *testing.T) {
 		t.Errorf("the claim allows %v", c.Volumes)
 	}
 	s.end(first.ID, berth.Failed)
-	_, err := later.as("alice").Retry(t.Context(), first.ID)
+	_, err := later.as("alice").Retry(t.Context(), first.ID, client.RetryOptions{})
 	if berth.CodeOf(err) != berth.CodeInvalid || !strings.Contains(err.Error(), "tenant a may not read the folder /a") {
 		t.Errorf("retried: %v", err)
 	}

@@ -27,6 +27,7 @@ func (d *Jobs) ArchiveTerminal(ctx context.Context, term Term, retention time.Du
 			  AND NOT EXISTS (
 				SELECT 1 FROM jobs p
 				WHERE p.id = j.parent)
+			  AND NOT `+keepsSteps+`
 			  AND NOT EXISTS (
 				SELECT 1 FROM allocations a
 				WHERE a.job = j.id AND (a.state NOT IN ('exited', 'released') OR a.forgotten_at IS NULL
@@ -43,10 +44,39 @@ func (d *Jobs) ArchiveTerminal(ctx context.Context, term Term, retention time.Du
 			n = 0
 			return err
 		}
+		if ids, err = withoutKept(ctx, tx, ids); err != nil {
+			return err
+		}
 		n = len(ids)
 		return archive(ctx, tx, ids)
 	})
 	return n, mapError(err, "archive jobs")
+}
+
+// keepsSteps is true if checkpoints of job j must stay: a live job started from one of them, or
+// a user has pinned one.
+const keepsSteps = `(EXISTS (
+				SELECT 1
+				FROM job_sources o
+				JOIN jobs r ON r.id = o.job
+				WHERE o.source = j.id AND r.state NOT IN ('succeeded', 'failed', 'canceled'))
+			  OR EXISTS (
+				SELECT 1
+				FROM checkpoints c
+				WHERE c.job = j.id AND c.state = 'verified' AND c.pinned_at IS NOT NULL))`
+
+// withoutKept returns the locked jobs whose checkpoints may go. A submit that held the lock of
+// a row before may have started a job from it: the statement that took the locks has an older
+// snapshot.
+func withoutKept(ctx context.Context, tx pgx.Tx, ids []string) ([]string, error) {
+	rows, err := tx.Query(ctx, `
+		SELECT j.id::text
+		FROM jobs j
+		WHERE j.id = ANY(@ids::uuid[]) AND NOT `+keepsSteps, pgx.NamedArgs{"ids": ids})
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[string])
 }
 
 // machineMayHoldIt is true while the allocation's machine is registered. A retired
@@ -79,6 +109,7 @@ func archive(ctx context.Context, tx pgx.Tx, ids []string) error {
 		`DELETE FROM checkpoint_shards WHERE job = ANY(@ids::uuid[])`,
 		`DELETE FROM checkpoints WHERE job = ANY(@ids::uuid[])`,
 		`DELETE FROM job_uploads WHERE job = ANY(@ids::uuid[])`,
+		`DELETE FROM job_sources WHERE job = ANY(@ids::uuid[])`,
 		`DELETE FROM job_inputs WHERE job = ANY(@ids::uuid[])`,
 		`DELETE FROM nomination_log WHERE beneficiary = ANY(@ids::uuid[])`,
 		`DELETE FROM step_results WHERE job = ANY(@ids::uuid[]) AND attempt IS NULL AND (digest = '' OR image = '')`,

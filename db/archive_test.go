@@ -119,7 +119,7 @@ func TestAnArchivedJobCanBeRetried(t *testing.T) {
 	id := s.ended()
 	mustExec(t, s.pool, `UPDATE allocations SET forgotten_at = now()`)
 	s.archive(1)
-	job, created, err := s.db.Jobs.Retry(t.Context(), "default", id, "user:test")
+	job, created, err := s.db.Retries.Retry(t.Context(), "default", id, db.RetryOptions{}, "user:test")
 	if err != nil || !created || job.RetryOf == nil || *job.RetryOf != id {
 		t.Fatalf("retry: %+v, created %v, %v", job, created, err)
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"berth"
+	"berth/db"
 	"berth/failure"
 	"berth/wire"
 )
@@ -50,7 +51,7 @@ func TestF48PoisonJobGoesToTheDeadLetter(t *testing.T) {
 	if n := one[int](s, `SELECT count(*)::int FROM allocations WHERE machine_id = 'm2'`); n != 0 {
 		t.Errorf("the third machine was given it %d times", n)
 	}
-	again, created, err := s.db.Jobs.Retry(t.Context(), "", id, "operator:test")
+	again, created, err := s.db.Retries.Retry(t.Context(), "", id, db.RetryOptions{}, "operator:test")
 	if err != nil || !created || again.RetryOf == nil || *again.RetryOf != id {
 		t.Errorf("a human may try it again: %+v, %v", again, err)
 	}

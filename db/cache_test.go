@@ -209,7 +209,7 @@ func TestAStepIsSkippedByTheContentOfItsInputs(t *testing.T) {
 	s.wantSteps(id, trainRuns)
 	s.finish(s.step(id, "train"), 1)
 	s.tend(id)
-	rest, _, err := s.db.Jobs.RetryFailed(t.Context(), "default", id, "user:test")
+	rest, _, err := s.db.Retries.Retry(t.Context(), "default", id, db.RetryOptions{Failed: true}, "user:test")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -457,7 +457,7 @@ func TestAStepByItselfIsRun(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	_, prep, _ := s.done("default", cached(nil))
-	alone, _, err := s.db.Jobs.Retry(t.Context(), "default", prep, "user:test")
+	alone, _, err := s.db.Retries.Retry(t.Context(), "default", prep, db.RetryOptions{}, "user:test")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -102,6 +102,11 @@ type checkpointing struct {
 // is sealed.
 func (c *checkpointing) lock(ctx context.Context) error {
 	p := c.report
+	if p.OfJob != "" { // both rows in the order of ids; the next statement locks one of them again
+		if err := lockPlainJobs(ctx, c.tx, []berth.JobID{p.OfJob, p.Job}); err != nil {
+			return err
+		}
+	}
 	var attempt int
 	var state berth.State
 	var limits []byte
@@ -224,7 +229,8 @@ func (c *checkpointing) late(ctx context.Context) ([]PrunedShard, error) {
 
 // prune marks all verified steps but the newest keep, and the partial steps of earlier
 // attempts, and returns their shards. Partial steps of the current attempt may still
-// become verified.
+// become verified. Pinned steps, and those from which live jobs started, stay and do not
+// count; a trigger keeps them from every other statement as well.
 func (c *checkpointing) prune(ctx context.Context) ([]PrunedShard, error) {
 	rows, err := c.tx.Query(ctx, `
 		WITH old AS (
@@ -232,7 +238,7 @@ func (c *checkpointing) prune(ctx context.Context) ([]PrunedShard, error) {
 			FROM (
 				SELECT step, attempt, row_number() OVER (ORDER BY step DESC, attempt DESC) AS n
 				FROM checkpoints
-				WHERE job = @job AND state = 'verified'
+				WHERE job = @job AND state = 'verified' AND NOT checkpoint_is_kept(job, step, attempt, pinned_at)
 			) v
 			WHERE n > @keep
 			UNION ALL
@@ -260,8 +266,9 @@ func (c *checkpointing) prune(ctx context.Context) ([]PrunedShard, error) {
 	})
 }
 
-// reject counts a failed restore of a step. The step is marked bad at once if the report
-// proves damage, else after maxFailedRestores.
+// reject counts a failed restore of a step of the job, or of the step from which the job
+// started. The step is marked bad at once if the report proves damage, else after
+// maxFailedRestores.
 func (c *checkpointing) reject(ctx context.Context) error {
 	p := c.report
 	var bad bool
@@ -270,20 +277,47 @@ func (c *checkpointing) reject(ctx context.Context) error {
 		SET failed_restores = failed_restores + 1,
 		    state = CASE WHEN NOT @failed OR failed_restores + 1 >= @most THEN 'bad' ELSE state END,
 		    detail = @detail
-		WHERE job = @job AND step = @step AND attempt = @of AND state = 'verified'
+		WHERE job = @of_job AND step = @step AND attempt = @of AND state = 'verified'
+		  AND (job = @job OR EXISTS (
+			SELECT 1
+			FROM job_sources o
+			WHERE o.job = @job AND o.array_index = -1 AND o.source = @of_job AND o.step = @step AND o.attempt = @of))
 		RETURNING state = 'bad'`,
-		pgx.NamedArgs{"job": p.Job, "step": p.Step, "of": p.OfAttempt, "failed": p.Failed, "most": maxFailedRestores,
-			"detail": p.Bad}).Scan(&bad)
+		pgx.NamedArgs{"job": p.Job, "of_job": cmp.Or(p.OfJob, p.Job), "step": p.Step, "of": p.OfAttempt,
+			"failed": p.Failed, "most": maxFailedRestores, "detail": p.Bad}).Scan(&bad)
 	if errors.Is(err, pgx.ErrNoRows) || err == nil && !bad {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
+	if p.OfJob != "" && p.OfJob != p.Job {
+		return c.rejectSource(ctx)
+	}
 	return addEvent(ctx, c.tx, p.Job, wire.Event{
 		Kind: wire.EventCheckpointRejected, Attempt: p.Attempt, Actor: AgentActor(c.machine),
 		Detail: fmt.Sprintf("step %d of attempt %d: %s", p.Step, p.OfAttempt, p.Bad),
 		Facts:  &wire.EventFacts{Step: &p.Step},
+	})
+}
+
+// rejectSource adds the events of a damaged checkpoint from which the job started: to the job
+// that saved the step, and to the job that could not start from it.
+func (c *checkpointing) rejectSource(ctx context.Context) error {
+	p := c.report
+	found := wire.Event{
+		Kind: wire.EventCheckpointRejected, Attempt: p.OfAttempt, Actor: AgentActor(c.machine),
+		Detail: fmt.Sprintf("step %d of attempt %d: found by job %s, which started from it: %s", p.Step, p.OfAttempt,
+			p.Job, p.Bad),
+		Facts: &wire.EventFacts{Step: &p.Step, Job: p.Job},
+	}
+	if err := addEvent(ctx, c.tx, p.OfJob, found); err != nil {
+		return err
+	}
+	return addEvent(ctx, c.tx, p.Job, wire.Event{
+		Kind: wire.EventCheckpointRejected, Attempt: p.Attempt, Actor: AgentActor(c.machine),
+		Detail: fmt.Sprintf("step %d of attempt %d of job %s: %s", p.Step, p.OfAttempt, p.OfJob, p.Bad),
+		Facts:  &wire.EventFacts{Step: &p.Step, Job: p.OfJob},
 	})
 }
 
@@ -293,13 +327,15 @@ type ObjectAccess struct {
 	Job     berth.JobID
 	Attempt int
 	Rank    int
+	Step    int64 // of the checkpoint that the object is a part of; -1: of none
 	Write   bool
 	Session Session // checked for a write only
 }
 
 // Authorize allows a machine to write objects of the attempt and rank of its allocation, in
-// the current session, and to read all objects of the same job. Every other request fails
-// with CodeNotFound.
+// the current session, and to read all objects of the same job. It may also read the
+// checkpoint from which that job started, of the same rank. Every other request fails with
+// CodeNotFound.
 func (d *Objects) Authorize(ctx context.Context, machine berth.MachineID, o ObjectAccess) error {
 	var ok bool
 	err := d.pool.QueryRow(ctx, `
@@ -310,9 +346,17 @@ func (d *Objects) Authorize(ctx context.Context, machine berth.MachineID, o Obje
 			JOIN machines m ON m.id = a.machine_id AND (NOT @write OR m.agent_boot = @boot AND m.epoch = @epoch)
 			WHERE a.job = @job AND a.machine_id = @machine AND j.tenant = @tenant
 			  AND (a.state = 'active' OR a.state = 'exited' AND a.sealed_at IS NULL)
-			  AND (NOT @write OR a.attempt = @attempt AND a.rank = @rank))`,
+			  AND (NOT @write OR a.attempt = @attempt AND a.rank = @rank))
+		OR NOT @write AND EXISTS (
+			SELECT 1
+			FROM job_sources o
+			JOIN allocations a ON a.job = o.job AND a.rank = @rank
+			JOIN jobs j ON j.id = a.job AND j.attempt = a.attempt
+			WHERE o.source = @job AND o.step = @step AND o.attempt = @attempt AND o.array_index = -1
+			  AND a.machine_id = @machine AND a.state = 'active' AND j.tenant = @tenant)`,
 		pgx.NamedArgs{
-			"machine": machine, "tenant": string(o.Tenant), "job": o.Job, "attempt": o.Attempt, "rank": o.Rank,
+			"step": o.Step, "machine": machine, "tenant": string(o.Tenant), "job": o.Job, "attempt": o.Attempt,
+			"rank":  o.Rank,
 			"write": o.Write,
 			"boot":  o.Session.AgentBoot, "epoch": o.Session.Epoch,
 		}).Scan(&ok)

@@ -36,6 +36,29 @@ const claimable = `
 	    OR a.state = 'exited' AND j.state NOT IN ('succeeded', 'failed', 'canceled')
 	)`
 
+// restorePoints are the wire.RestorePoints of allocation a as JSON: the verified checkpoints of
+// its job, the newest first, and last the one from which the job started.
+const restorePoints = `(
+		              SELECT coalesce(jsonb_agg(jsonb_strip_nulls(jsonb_build_object('job', nullif(h.job, a.job),
+		                'step', h.step, 'attempt', h.attempt, 'manifest', h.manifest, 'sha256', h.sha256))
+		                ORDER BY h.job = a.job DESC, h.step DESC, h.attempt DESC), '[]')
+		              FROM (
+		                SELECT c.job, c.step, c.attempt
+		                FROM checkpoints c
+		                WHERE c.job = a.job AND c.state = 'verified'
+		                UNION ALL
+		                SELECT c.job, c.step, c.attempt
+		                FROM job_sources o
+		                JOIN checkpoints c ON c.job = o.source AND c.step = o.step AND c.attempt = o.attempt
+		                WHERE o.job = a.job AND o.array_index = -1 AND c.state = 'verified'
+		              ) p
+		              JOIN checkpoint_shards h ON h.job = p.job AND h.step = p.step AND h.attempt = p.attempt
+		                AND h.rank = a.rank
+		          )`
+
+// understood is true if the agent can restore all checkpoints of allocation a.
+const understood = `(@sources OR NOT EXISTS (SELECT 1 FROM job_sources o WHERE o.job = a.job))`
+
 // Claim assigns an allocation to the agent of its machine, and the allocation becomes
 // active. Claim is idempotent: a repeated call, also by a restarted agent, returns the
 // data that the agent needs to adopt the container.
@@ -56,6 +79,7 @@ func (d *Agents) Claim(ctx context.Context, machine berth.MachineID, req wire.Cl
 		FROM jobs j, job_specs s, machines m, cluster c
 		WHERE `+knowsGranted+` AND s.job = a.job AND m.epoch = @epoch AND m.agent_boot = @boot
 		  AND m.state NOT IN ('lost', 'retired') AND `+claimable+`
+		  AND `+understood+`
 		RETURNING a.id, a.job::text, j.tenant, a.attempt, a.rank, s.spec, j.image_digest, a.cpu_m,
 			a.mem_mb, a.log_bytes,
 		          j.run_limit_ms, a.orders, j.has_checkpoint, a.phase,
@@ -65,15 +89,7 @@ func (d *Agents) Claim(ctx context.Context, machine berth.MachineID, req wire.Cl
 		              JOIN gpu_devices g ON g.machine_id = c.machine_id AND g.idx = c.idx
 		              WHERE c.alloc_id = a.id
 		          ),
-		          CASE WHEN NOT j.has_checkpoint THEN '[]' ELSE (
-		              SELECT coalesce(jsonb_agg(jsonb_build_object('step', c.step, 'attempt', c.attempt, 'manifest',
-		                h.manifest, 'sha256', h.sha256)
-		                                        ORDER BY c.step DESC, c.attempt DESC), '[]')
-		              FROM checkpoints c
-		              JOIN checkpoint_shards h ON h.job = c.job AND h.step = c.step AND h.attempt = c.attempt
-		                AND h.rank = a.rank
-		              WHERE c.job = a.job AND c.state = 'verified'
-		          ) END,
+		          CASE WHEN NOT j.has_checkpoint THEN '[]' ELSE `+restorePoints+` END,
 		          CASE WHEN a.port IS NULL THEN '[]' ELSE (
 		              SELECT jsonb_agg(jsonb_build_object('rank', r.rank, 'machine', r.machine_id, 'address',
 		                p.address, 'network', p.network, 'port', r.port)
@@ -113,7 +129,8 @@ func (d *Agents) Claim(ctx context.Context, machine berth.MachineID, req wire.Cl
 // claimArgs returns the arguments of claimable and knowsGranted.
 func claimArgs(machine berth.MachineID, req wire.ClaimRequest) pgx.NamedArgs {
 	return markArgs(pgx.NamedArgs{"alloc": int64(req.Alloc), "machine": machine, "job": req.Job,
-		"attempt": req.Attempt, "epoch": req.Epoch, "boot": req.AgentBoot}, req.Watermark)
+		"attempt": req.Attempt, "epoch": req.Epoch, "boot": req.AgentBoot,
+		"sources": req.Sources}, req.Watermark)
 }
 
 // refuseClaim returns the error for a claim that changed no row. It reads the conditions
@@ -128,13 +145,18 @@ func (d *Agents) refuseClaim(ctx context.Context, machine berth.MachineID, req w
 		return err
 	}
 	var holder berth.MachineID
-	var now bool
+	var now, able bool
 	err = d.pool.QueryRow(ctx, `
-		SELECT h.machine_id, EXISTS (SELECT 1 FROM allocations a, jobs j, machines m WHERE `+claimable+`)
-		FROM allocations h
-		WHERE h.id = @alloc`, claimArgs(machine, req)).Scan(&holder, &now)
+		SELECT a.machine_id, EXISTS (SELECT 1 FROM allocations a, jobs j, machines m WHERE `+claimable+`),
+			`+understood+`
+		FROM allocations a
+		WHERE a.id = @alloc`, claimArgs(machine, req)).Scan(&holder, &now, &able)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return mapError(err, fmt.Sprintf("allocation %d", req.Alloc))
+	}
+	if now && !able {
+		return berth.Errorf(berth.CodeUnavailable, "job %s starts from a checkpoint of another job, and the agent of "+
+			"machine %s cannot restore it; upgrade the agent", req.Job, machine)
 	}
 	if now {
 		return berth.Errorf(berth.CodeUnavailable, "allocation %d changed while it was claimed; try again", req.Alloc)

@@ -167,9 +167,7 @@ func lockForStarts(ctx context.Context, conn *pgx.Conn, term Term, starts []bert
 	p.queueNominations(&batch, ids.machines)
 	p.queuePorts(&batch, starts)
 	p.queueFormer(&batch, starts)
-	if len(ids.repeated) > 0 {
-		p.queueResume(&batch, ids.repeated)
-	}
+	p.queueResume(&batch, ids)
 	if err := conn.SendBatch(ctx, &batch).Close(); err != nil {
 		return nil, err
 	}
@@ -310,14 +308,21 @@ func (p *present) queueNominations(batch *pgx.Batch, machines []berth.MachineID)
 	})
 }
 
-// queueResume reads the step that each job resumes from: its highest verified
-// checkpoint.
-func (p *present) queueResume(batch *pgx.Batch, jobs []berth.JobID) {
+// queueResume reads the step that each job resumes from: its highest verified checkpoint or,
+// without one, the checkpoint of another job from which it started.
+func (p *present) queueResume(batch *pgx.Batch, ids startRows) {
 	batch.Queue(`
 		SELECT job, max(step)
 		FROM checkpoints
 		WHERE job = ANY($1::uuid[]) AND state = 'verified'
-		GROUP BY job`, jobs).Query(func(rows pgx.Rows) error {
+		GROUP BY job
+		UNION ALL
+		SELECT o.job, o.step
+		FROM job_sources o
+		JOIN checkpoints c ON c.job = o.source AND c.step = o.step AND c.attempt = o.attempt AND c.state = 'verified'
+		WHERE o.job = ANY($2::uuid[]) AND o.array_index = -1
+		  AND NOT EXISTS (SELECT 1 FROM checkpoints v WHERE v.job = o.job AND v.state = 'verified')`,
+		ids.repeated, ids.jobs).Query(func(rows pgx.Rows) error {
 		var id berth.JobID
 		var step int64
 		_, err := pgx.ForEachRow(rows, []any{&id, &step}, func() error {

@@ -20,10 +20,10 @@
 // A file holds the methods of one store at most. These files hold methods:
 //
 //	Jobs        archive cancel dispatch events handles jobs jobs_reconcile list load
-//	            pipeline_submit retry retry_elements submit update waiting
+//	            pipeline_submit submit update waiting
 //	Attempts    drain ends orders reconcile runs settle stuck suspend waiters waits
 //	Parents     parent parent_control parent_tell
-//	Retries     array_runs retry_as
+//	Retries     array_runs retry
 //	Schedules   clocks fire schedules schedules_apply
 //	Queue       commit explain feed preempt repair
 //	Machines    blame engine machine_history machines_read machines_write prune reap

@@ -229,6 +229,9 @@ func (x *firing) insert(ctx context.Context, tx pgx.Tx) error {
 		Actor: x.actor(), incarnation: incarnation}); err == nil {
 		job, err = row.insertWithNeeds(ctx, tx)
 	}
+	if berth.IsSlug(err, SlugNoCheckpoint) { // a refusal, as any other field of the spec
+		return &berth.Error{Code: berth.CodeInvalid, Slug: SlugNoCheckpoint, Message: err.Error()}
+	}
 	if berth.CodeOf(err) != berth.CodeNotFound {
 		x.job = job.ID
 		return err

@@ -179,7 +179,7 @@ func TestTheHandleOfAJobThatARestoreLostNeverComesBack(t *testing.T) {
 		check(s.step(pipeline, "b"))
 		failed := s.submit(nil)
 		s.cancel(failed)
-		retry, _, err := s.db.Jobs.Retry(t.Context(), "", failed, "user:a")
+		retry, _, err := s.db.Retries.Retry(t.Context(), "", failed, db.RetryOptions{}, "user:a")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -150,11 +150,11 @@ func TestAStepTakesWhatAnotherHasLeft(t *testing.T) {
 		t.Fatalf("it is %s", j.Status)
 	}
 	// A retry of the step alone and a retry of the pipeline both take the first run's output.
-	alone, _, err := s.db.Jobs.Retry(t.Context(), "default", s.step(id, "c"), "user:test")
+	alone, _, err := s.db.Retries.Retry(t.Context(), "default", s.step(id, "c"), db.RetryOptions{}, "user:test")
 	if err != nil {
 		t.Fatal(err)
 	}
-	rest, _, err := s.db.Jobs.RetryFailed(t.Context(), "default", id, "user:test")
+	rest, _, err := s.db.Retries.Retry(t.Context(), "default", id, db.RetryOptions{Failed: true}, "user:test")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -208,7 +208,7 @@ func TestTheElementsOfAStepRetriedTakeWhatAnotherHasLeft(t *testing.T) {
 	s.finish(s.element(array, 1), 1)
 	s.tend(array)
 	s.tend(job.ID)
-	rest, _, err := s.db.Jobs.RetryFailed(t.Context(), "default", array, "user:test")
+	rest, _, err := s.db.Retries.Retry(t.Context(), "default", array, db.RetryOptions{Failed: true}, "user:test")
 	if err != nil {
 		t.Fatal(err)
 	}

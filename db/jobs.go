@@ -29,7 +29,8 @@ const jobDocument = `jsonb_strip_nulls(jsonb_build_object(
 			'status', j.state, 'reason', j.reason,
 			'dead_letter', j.dead_letter, 'held', j.held, 'priority', j.priority, 'labels', j.labels,
 			'attempt', j.attempt, 'failures', j.failures, 'losses', j.losses, 'preemptions', j.preemptions,
-			'retry_of', j.retry_of, 'retried_by', j.retried_by, 'parent', j.parent, 'array_index', j.array_index,
+			'retry_of', j.retry_of, 'retried_by', j.retried_by,
+			'started_from', ` + sourceDocument + `, 'parent', j.parent, 'array_index', j.array_index,
 			'step', j.step, 'cached_from', j.cached_from, 'submitted_by', j.submitted_by,
 			'indexes', CASE WHEN j.indexes IS NOT NULL THEN index_ranges(j.indexes) END,
 			'tally', CASE WHEN j.kind <> 'job' THEN coalesce(j.tally, ` + liveTally + `) END,
@@ -37,6 +38,13 @@ const jobDocument = `jsonb_strip_nulls(jsonb_build_object(
 			'submitted_at', j.submitted_at, 'queued_at', j.queued_at, 'scheduled_at', j.scheduled_at,
 			'started_at', j.started_at, 'finished_at', j.finished_at,
 			'eligible_at', CASE WHEN j.state = 'retrying' THEN j.eligible_at END))`
+
+// sourceDocument is a wire.StartPoint of a row j of jobs as JSON, null if the job started from its
+// beginning.
+const sourceDocument = `(
+				SELECT jsonb_build_object('job', o.source, 'attempt', o.attempt, 'step', o.step)
+				FROM job_sources o
+				WHERE o.job = j.id AND o.array_index = -1)`
 
 // liveTally is a wire.Tally of the children of a row j of jobs, counted from their rows. An
 // ended parent has a stored tally, which readers prefer.
@@ -95,6 +103,9 @@ var fullDocument = jobDocument + ` || jsonb_strip_nulls(jsonb_build_object(
 				SELECT jsonb_agg(jsonb_build_object(
 					'step', c.step, 'attempt', c.attempt, 'state', c.state, 'bytes', c.bytes,
 					'created_at', c.created_at, 'detail', c.detail,
+					'pinned', CASE WHEN c.pinned_at IS NOT NULL THEN true END,
+					'used', CASE WHEN c.state = 'verified' AND checkpoint_is_kept(c.job, c.step, c.attempt, NULL)
+						THEN true END,
 					'manifest_sha256', (
 						SELECT sh.sha256 FROM checkpoint_shards sh
 						WHERE sh.job = c.job AND sh.step = c.step AND sh.attempt = c.attempt
@@ -115,7 +126,10 @@ const lostWork = `
 			WHERE a.job = t.job AND a.attempt = t.attempt), 0))::numeric, 3) AS gpu_seconds
 	FROM (
 		SELECT CASE WHEN n.attempt IS NOT NULL THEN n.resume_from ELSE (
-			SELECT max(v.step) FROM checkpoints v WHERE v.job = t.job AND v.state = 'verified') END AS step
+			SELECT coalesce(max(v.step), (
+				SELECT o.step FROM job_sources o WHERE o.job = t.job AND o.array_index = -1))
+			FROM checkpoints v
+			WHERE v.job = t.job AND v.state = 'verified') END AS step
 		FROM (SELECT 1) one
 		LEFT JOIN attempts n ON n.job = t.job AND n.attempt = t.attempt + 1
 	) b
@@ -124,6 +138,11 @@ const lostWork = `
 // Get returns the full view of a job, archived or not. Tenant "" means any; another tenant's
 // job is not_found, like one that does not exist.
 func (d *Jobs) Get(ctx context.Context, tenant berth.TenantID, id berth.JobID) (wire.Job, error) {
+	return getJob(ctx, d.core, tenant, id)
+}
+
+// getJob is Get, for all stores.
+func getJob(ctx context.Context, d *core, tenant berth.TenantID, id berth.JobID) (wire.Job, error) {
 	rows, err := d.pool.Query(ctx, `
 		SELECT `+fullDocument+` || jsonb_build_object('handle', `+handleOf("j.id")+`)
 		FROM jobs j

@@ -101,12 +101,20 @@ func (h *History) Jobs(ctx context.Context, since time.Time, each func(history.J
 					WHERE t.job = j.id), '[]'),
 				'allocations', coalesce((SELECT jsonb_agg(`+allocationRecord+` ORDER BY a.attempt, a.rank)
 					FROM allocations a WHERE a.job = j.id), '[]'),
+				'source', (
+					SELECT jsonb_build_object('job', o.source, 'attempt', o.attempt, 'step', o.step,
+						'state', coalesce(c.state, ''), 'ranks', coalesce(c.ranks, 0), 'shards', (
+							SELECT count(*) FROM checkpoint_shards h
+							WHERE h.job = o.source AND h.step = o.step AND h.attempt = o.attempt))
+					FROM job_sources o
+					LEFT JOIN checkpoints c ON c.job = o.source AND c.step = o.step AND c.attempt = o.attempt
+					WHERE o.job = j.id AND o.array_index = -1),
 				'repairs', coalesce((
 					SELECT jsonb_agg(to_jsonb(k) ORDER BY k.made_at)
 					FROM nomination_log k
 					WHERE k.beneficiary = j.id AND k.victim = k.beneficiary AND k.gpu_idx < 0), '[]'),
 				'checkpoints', coalesce((
-					SELECT jsonb_agg(to_jsonb(c) || jsonb_build_object('shards', (
+					SELECT jsonb_agg(to_jsonb(c) || jsonb_build_object('pinned', c.pinned_at IS NOT NULL, 'shards', (
 						SELECT count(*) FROM checkpoint_shards h
 						WHERE h.job = c.job AND h.step = c.step AND h.attempt = c.attempt)) ORDER BY c.attempt, c.step)
 					FROM checkpoints c

@@ -19,12 +19,14 @@ type needs struct {
 	inputs    []spec.NamedOutput // outputs of other jobs
 	logins    []string           // secret of each input; "" for none
 	webhooks  bool               // calls of webhooks are signed with the tenant's webhook secret
+	source    *spec.StepRef      // checkpoint of another job to start from; nil: none
+	members   int                // parts that the checkpoint must have
 }
 
 // needsOf returns the needs of a spec.
 func needsOf(s spec.Job) needs {
 	n := needs{uploads: s.Uploads(), secrets: s.Secrets, imageAuth: s.ImageAuth, inputs: s.OutputsNamed(),
-		webhooks: len(s.Notify) > 0}
+		webhooks: len(s.Notify) > 0, source: s.Checkpoint.StartsFrom(), members: max(s.Members, 1)}
 	for _, in := range s.Inputs {
 		n.logins = append(n.logins, in.Secret)
 	}
@@ -48,14 +50,18 @@ func (n needs) without(jobs map[berth.JobID]bool) needs {
 
 // none reports whether the spec refers to no stored object.
 func (n needs) none() bool {
-	return len(n.uploads) == 0 && len(n.inputs) == 0 && len(n.allSecrets()) == 0
+	return len(n.uploads) == 0 && len(n.inputs) == 0 && len(n.allSecrets()) == 0 && n.source == nil
 }
 
 // insertWithNeeds stores a job with its needs. Either all needs exist and are kept for the
-// job, or the whole transaction fails and stores nothing. Uploads are locked before the job's
-// row is inserted: the lock order puts them before the tenant, whose quota insert checks.
+// job, or the whole transaction fails and stores nothing. The source's row is locked first, as
+// all rows of jobs. Uploads are locked before the job's row is inserted: the lock order puts
+// them before the tenant, whose quota insert checks.
 func (r submitRow) insertWithNeeds(ctx context.Context, tx pgx.Tx) (wire.Job, error) {
 	tenant := r.args["tenant"].(berth.TenantID)
+	if err := r.choose(ctx, tx); err != nil {
+		return wire.Job{}, err
+	}
 	if err := checkSecrets(ctx, tx, tenant, r.needs); err != nil {
 		return wire.Job{}, err
 	}
@@ -69,5 +75,9 @@ func (r submitRow) insertWithNeeds(ctx context.Context, tx pgx.Tx) (wire.Job, er
 	if err := bindOutputs(ctx, tx, tenant, job.ID, r.needs.inputs); err != nil {
 		return wire.Job{}, err
 	}
+	if err := r.recordSources(ctx, tx); err != nil {
+		return wire.Job{}, err
+	}
+	job.StartedFrom = r.source
 	return job, holdUploads(ctx, tx, job.ID, r.needs.uploads)
 }

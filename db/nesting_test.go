@@ -449,7 +449,7 @@ func TestRetryFailedGoesIntoHalfDonePipelines(t *testing.T) {
 				s.archive(n)
 			}
 		}
-		again, created, err := s.db.Jobs.RetryFailed(t.Context(), "default", id, "user:test")
+		again, created, err := s.db.Retries.Retry(t.Context(), "default", id, db.RetryOptions{Failed: true}, "user:test")
 		if err != nil || !created || *again.RetryOf != id || again.Tally.Total != 2 {
 			t.Fatalf("archived %t: %+v, %v", archived, again, err)
 		}
@@ -477,7 +477,7 @@ func TestANestedPipelineIsRetriedByItself(t *testing.T) {
 	s.does(s.at(id, "train"), "load", "b", "")
 	s.ends(id, "train.fit", 1)
 	train := s.at(id, "train")
-	again, _, err := s.db.Jobs.RetryFailed(t.Context(), "default", train, "user:test")
+	again, _, err := s.db.Retries.Retry(t.Context(), "default", train, db.RetryOptions{Failed: true}, "user:test")
 	if err != nil || again.Parent != nil || again.Step != "" || again.Tally.Total != 1 {
 		t.Fatalf("it is %+v, %v", again, err)
 	}
@@ -485,7 +485,7 @@ func TestANestedPipelineIsRetriedByItself(t *testing.T) {
 	if got := s.inputs(s.at(again.ID, "fit")); got != s.inputs(s.at(id, "train.fit")) || !strings.Contains(got, string(prep)) {
 		t.Errorf("it takes %s", got)
 	}
-	one, _, err := s.db.Jobs.Retry(t.Context(), "default", s.at(id, "train.fit"), "user:test")
+	one, _, err := s.db.Retries.Retry(t.Context(), "default", s.at(id, "train.fit"), db.RetryOptions{}, "user:test")
 	if err != nil || s.inputs(one.ID) != s.inputs(s.at(id, "train.fit")) {
 		t.Errorf("a step by itself takes %s, %v", s.inputs(one.ID), err)
 	}

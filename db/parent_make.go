@@ -42,8 +42,8 @@ func (p *lockedParent) expand(ctx context.Context, tx pgx.Tx, did *tended) error
 
 // make inserts elements and returns the ids of the new ones. An existing element is
 // unchanged. Elements count as submitted when their array was, so that they keep the array's
-// place in the queue; a queue_timeout counts from now. They copy the array's uploads and
-// bound inputs. The array's spec keeps all elements in a retry of some of them, so the
+// place in the queue; a queue_timeout counts from now. They copy the array's uploads, bound
+// inputs, and the checkpoint to start from. The array's spec keeps all elements in a retry of some of them, so the
 // variable with the size has the number of the original array.
 func (p *lockedParent) make(ctx context.Context, tx pgx.Tx, indexes []int, actor string) ([]string, error) {
 	incarnation, err := incarnationOf(ctx, tx)
@@ -64,12 +64,13 @@ func (p *lockedParent) make(ctx context.Context, tx pgx.Tx, indexes []int, actor
 			INSERT INTO jobs (id, tenant, parent, array_index, name, class, priority, preemptible, queue_deadline,
 				run_limit_ms, grace_ms, execution, lost_after_ms, labels, actor, submitted_by, submitted_at,
 				unaged_ms, stalled_ms,
-					held, held_at, data)
+					held, held_at, data, has_checkpoint)
 			SELECT x.id, p.tenant, p.id, x.idx, p.name, p.class, p.priority, p.preemptible,
 				now() + nullif(@queue_ms::bigint, 0) * interval '1 millisecond',
 				p.run_limit_ms, p.grace_ms, p.execution, p.lost_after_ms, p.labels, @actor, p.submitted_by,
 				p.submitted_at, p.unaged_ms,
-					p.stalled_ms, p.held, p.held_at, p.data
+					p.stalled_ms, p.held, p.held_at, p.data,
+				EXISTS (SELECT 1 FROM job_sources o WHERE o.job = p.id AND o.array_index IN (x.idx, -1))
 			FROM p, unnest(@ids::uuid[], @indexes::int[]) AS x (id, idx)
 			ON CONFLICT ON CONSTRAINT jobs_array_element DO NOTHING
 			RETURNING id, array_index
@@ -84,6 +85,16 @@ func (p *lockedParent) make(ctx context.Context, tx pgx.Tx, indexes []int, actor
 			SELECT made.id, n.address
 			FROM made, job_uploads n
 			WHERE n.job = @parent
+		), sources AS (
+			INSERT INTO job_sources (job, source, attempt, step)
+			SELECT made.id, o.source, o.attempt, o.step
+			FROM made
+			CROSS JOIN LATERAL (
+				SELECT *
+				FROM job_sources
+				WHERE job = @parent AND array_index IN (made.array_index, -1)
+				ORDER BY array_index DESC
+				LIMIT 1) o
 		), inputs AS (
 			INSERT INTO job_inputs (job, input, source, attempt, rank, name)
 			SELECT made.id, n.input, n.source, n.attempt, n.rank, n.name

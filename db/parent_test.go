@@ -131,7 +131,7 @@ func TestElementsNeedTheUploadsOfTheirArray(t *testing.T) {
 		s.finish(s.element(id, i+1), 0)
 	}
 	s.tend(id)
-	again, _, err := s.db.Jobs.RetryFailed(t.Context(), "default", id, "user:test")
+	again, _, err := s.db.Retries.Retry(t.Context(), "default", id, db.RetryOptions{Failed: true}, "user:test")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -337,7 +337,7 @@ func TestCancelOfARangeLeavesTheOthers(t *testing.T) {
 	if got := s.tend(id); got != berth.Failed || s.job(id).Reason.Message != "6 of 10 elements were canceled" {
 		t.Errorf("it is %s because of %+v", got, s.job(id).Reason)
 	}
-	if _, _, err := s.db.Jobs.RetryFailed(t.Context(), "default", id, "user:test"); berth.CodeOf(err) != berth.CodeConflict {
+	if _, _, err := s.db.Retries.Retry(t.Context(), "default", id, db.RetryOptions{Failed: true}, "user:test"); berth.CodeOf(err) != berth.CodeConflict {
 		t.Errorf("what was canceled on purpose is run again: %v", err)
 	}
 }
@@ -365,7 +365,7 @@ func TestTooManyFailuresCancelTheRest(t *testing.T) {
 	} else if want := "run only what failed again: berth retry --failed " + string(id); r.Hint != want {
 		t.Errorf("hint is %q, want %q: a newer array may have the same name", r.Hint, want)
 	}
-	again, created, err := s.db.Jobs.RetryFailed(t.Context(), "default", id, "user:test")
+	again, created, err := s.db.Retries.Retry(t.Context(), "default", id, db.RetryOptions{Failed: true}, "user:test")
 	if err != nil || !created || again.Indexes != "1-5" {
 		t.Errorf("what failed, and what was given up for it, is %q, %v", again.Indexes, err)
 	}
@@ -375,7 +375,7 @@ func TestRetryFailedRunsExactlyWhatFailed(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	id := s.array(6, func(j *spec.Job) { j.Array.Parallel = 2 })
-	if _, _, err := s.db.Jobs.RetryFailed(t.Context(), "default", id, "user:test"); berth.CodeOf(err) != berth.CodeConflict {
+	if _, _, err := s.db.Retries.Retry(t.Context(), "default", id, db.RetryOptions{Failed: true}, "user:test"); berth.CodeOf(err) != berth.CodeConflict {
 		t.Errorf("a live one is retried: %v", err)
 	}
 	s.tend(id)
@@ -389,7 +389,7 @@ func TestRetryFailedRunsExactlyWhatFailed(t *testing.T) {
 			s.archive(3) // the array and its two retries, and then the elements
 			s.archive(9)
 		}
-		again, created, err := s.db.Jobs.RetryFailed(t.Context(), "default", id, "user:test")
+		again, created, err := s.db.Retries.Retry(t.Context(), "default", id, db.RetryOptions{Failed: true}, "user:test")
 		if err != nil || created == archived || again.Indexes != "1,4-5" || *again.RetryOf != id || again.Tally.Total != 3 {
 			t.Fatalf("archived %t: created %t, %+v, %v", archived, created, again, err)
 		}
@@ -405,7 +405,7 @@ func TestRetryFailedRunsExactlyWhatFailed(t *testing.T) {
 			s.finish(e.ID, min(1, max(0, i-4))) // the last fails again
 		}
 		s.tend(again.ID)
-		third, _, err := s.db.Jobs.RetryFailed(t.Context(), "default", again.ID, "user:test")
+		third, _, err := s.db.Retries.Retry(t.Context(), "default", again.ID, db.RetryOptions{Failed: true}, "user:test")
 		if err != nil || third.Indexes != "5" {
 			t.Errorf("the third is %+v, %v", third, err)
 		}

@@ -28,6 +28,8 @@ type PipelineSubmission struct {
 
 	resumed resumed // of Resume; see resume
 
+	sources map[string]startPoints // of a retry: the checkpoints from which steps start, by path
+
 	incarnation int64 // of the database, for newJobID
 }
 
@@ -57,7 +59,7 @@ func (d *Jobs) SubmitPipeline(ctx context.Context, s PipelineSubmission) (job wi
 		if job, err = row.insertPipeline(ctx, tx, s); err != nil || s.Resume == nil {
 			return err
 		}
-		return linkRetry(ctx, tx, *s.Resume, job.ID)
+		return linkRetry(ctx, tx, *s.Resume, job.ID, keyResume)
 	})
 	switch {
 	case err == nil:
@@ -68,7 +70,8 @@ func (d *Jobs) SubmitPipeline(ctx context.Context, s PipelineSubmission) (job wi
 	// a quota that the first one has used up, or because the first one has resumed the run.
 	// Either way the existing job is the answer.
 	case s.IdemKey != "" && (berth.CodeOf(err) == berth.CodeNotFound || berth.IsSlug(err, berth.SlugQuota) ||
-		berth.IsSlug(err, berth.SlugInvalidSpec) || s.Resume != nil && berth.CodeOf(err) == berth.CodeConflict):
+		berth.IsSlug(err, berth.SlugInvalidSpec) || berth.IsSlug(err, SlugNoCheckpoint) ||
+		s.Resume != nil && berth.CodeOf(err) == berth.CodeConflict):
 		old, found := d.submitted(ctx, s.Tenant, s.IdemKey, row.hash)
 		if berth.CodeOf(found) != berth.CodeNotFound {
 			return old, false, found
@@ -115,7 +118,8 @@ func (r submitRow) insertPipeline(ctx context.Context, tx pgx.Tx, s PipelineSubm
 	}
 	g := growth{PipelineSubmission: s, ids: map[string]berth.JobID{}, fresh: map[berth.JobID]bool{}}
 	ids := newElementIDs(1+s.Spec.Count(), s.incarnation)
-	r.args["id"] = ids[0]
+	pipeline := ids[0]
+	r.args["id"] = pipeline
 	var uploads []spec.NamedUpload // of all steps, locked in one order and, as for any job, before the tenant
 	for path, step := range s.Spec.All() {
 		ids = ids[1:]
@@ -124,14 +128,17 @@ func (r submitRow) insertPipeline(ctx context.Context, tx pgx.Tx, s PipelineSubm
 			uploads = append(uploads, spec.NamedUpload{Field: spec.StepField(path) + "." + u.Field, Address: u.Address})
 		}
 	}
+	if err := g.level("", pipeline, s.Spec); err != nil {
+		return wire.Job{}, err
+	}
+	if err := g.chooseSources(ctx, tx); err != nil { // rows of jobs are locked before all others
+		return wire.Job{}, err
+	}
 	if err := bindUploads(ctx, tx, s.Tenant, uploads); err != nil {
 		return wire.Job{}, err
 	}
 	parent, err := r.insert(ctx, tx)
 	if err != nil {
-		return wire.Job{}, err
-	}
-	if err := g.level("", parent.ID, s.Spec); err != nil {
 		return wire.Job{}, err
 	}
 	if err := g.insert(ctx, tx); err != nil {
@@ -207,6 +214,7 @@ func (g *growth) row(p spec.Pipeline, key, path string) (submitRow, error) {
 	}
 	row, err := newSubmitRow(Submission{Tenant: g.Tenant, Spec: p.Jobs[key], Actor: g.Actor})
 	row.needs = row.needs.without(g.fresh) // they have no outputs yet; see bindSteps
+	row.startFrom(g.sources[path])
 	if _, skipped := g.resumed.Taken[path]; skipped {
 		row.needs = needs{uploads: row.needs.uploads}
 	}
@@ -262,61 +270,11 @@ func (g *growth) insert(ctx context.Context, tx pgx.Tx) error {
 		if err := bindOutputs(ctx, tx, g.Tenant, id, r.needs.inputs); err != nil {
 			return err
 		}
+		if err := r.recordSources(ctx, tx); err != nil {
+			return err
+		}
 		return holdUploads(ctx, tx, id, r.needs.uploads)
 	})
-}
-
-// retryPipeline submits a new pipeline with the steps of an ended one that did not succeed,
-// at every depth. Succeeded steps are no longer needed. With all set, it submits all steps.
-func retryPipeline(ctx context.Context, tx pgx.Tx, old wire.Job, actor string, all bool) (wire.Job, error) {
-	var succeeded map[string]berth.JobID
-	if !all {
-		var err error
-		if succeeded, err = succeededSteps(ctx, tx, old.ID); err != nil {
-			return wire.Job{}, err
-		}
-	}
-	pipeline := old.Pipeline.WithDefaults().Without(succeeded)
-	if len(pipeline.Jobs) == 0 {
-		return wire.Job{}, berth.Errorf(berth.CodeConflict, "every step of pipeline %s has succeeded", old.ID)
-	}
-	incarnation, err := incarnationOf(ctx, tx)
-	if err != nil {
-		return wire.Job{}, err
-	}
-	s := PipelineSubmission{Tenant: old.Tenant, Spec: pipeline, Actor: actor, RetryOf: &old.ID,
-		incarnation: incarnation}
-	row, err := newPipelineRow(s)
-	if err != nil {
-		return wire.Job{}, err
-	}
-	return row.insertPipeline(ctx, tx, s)
-}
-
-// succeededSteps returns the jobs of a pipeline's succeeded steps, live and archived, at
-// every depth, by path.
-func succeededSteps(ctx context.Context, tx pgx.Tx, id berth.JobID) (map[string]berth.JobID, error) {
-	rows, err := tx.Query(ctx, `
-		WITH RECURSIVE inside (id, path, state) AS (
-			SELECT @id::uuid, '', ''
-			UNION ALL
-			SELECT s.id, CASE i.path WHEN '' THEN s.step ELSE i.path || '.' || s.step END, s.state
-			FROM inside i
-			CROSS JOIN LATERAL (
-				SELECT j.id, j.step, j.state
-				FROM jobs j
-				WHERE j.parent = i.id AND j.step IS NOT NULL
-				UNION ALL
-				SELECT a.id, a.job ->> 'step', a.state
-				FROM archived_jobs a
-				WHERE a.parent = i.id AND a.job ->> 'step' IS NOT NULL
-			) s
-		)
-		SELECT path, id::text FROM inside WHERE state = 'succeeded'`, pgx.NamedArgs{"id": id})
-	if err != nil {
-		return nil, err
-	}
-	return collectSteps(rows)
 }
 
 // queueTimeout decodes a spec's queue_timeout; 0 if the spec has none.

@@ -134,7 +134,7 @@ func TestRetryFailedResumesAHalfDoneGraph(t *testing.T) {
 	if got := s.tend(id); got != berth.Failed {
 		t.Fatalf("it is %s", got)
 	}
-	again, created, err := s.db.Jobs.RetryFailed(t.Context(), "default", id, "user:test")
+	again, created, err := s.db.Retries.Retry(t.Context(), "default", id, db.RetryOptions{Failed: true}, "user:test")
 	if err != nil || !created || *again.RetryOf != id || again.Tally.Total != 2 {
 		t.Fatalf("%+v, %v", again, err)
 	}
@@ -142,7 +142,7 @@ func TestRetryFailedResumesAHalfDoneGraph(t *testing.T) {
 	if got := s.steps(again.ID); got != "c submitted*, d submitted" {
 		t.Errorf("steps are %s", got)
 	}
-	if twice, created, err := s.db.Jobs.RetryFailed(t.Context(), "default", id, "user:test"); err != nil || created || twice.ID != again.ID {
+	if twice, created, err := s.db.Retries.Retry(t.Context(), "default", id, db.RetryOptions{Failed: true}, "user:test"); err != nil || created || twice.ID != again.ID {
 		t.Errorf("again it is %s, created %t, %v", twice.ID, created, err)
 	}
 	for _, step := range []string{"c", "d"} {
@@ -152,7 +152,7 @@ func TestRetryFailedResumesAHalfDoneGraph(t *testing.T) {
 	if j := s.job(again.ID); j.Status != berth.Succeeded {
 		t.Errorf("it is %s because of %+v", j.Status, j.Reason)
 	}
-	whole, _, err := s.db.Jobs.Retry(t.Context(), "default", again.ID, "user:test")
+	whole, _, err := s.db.Retries.Retry(t.Context(), "default", again.ID, db.RetryOptions{}, "user:test")
 	if err != nil || whole.Tally.Total != 2 {
 		t.Errorf("as a whole it is %+v, %v", whole, err)
 	}

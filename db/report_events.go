@@ -62,10 +62,23 @@ func (r *reporting) restored(ctx context.Context, a *reportedRow, step int64) er
 	if err != nil {
 		return fmt.Errorf("store restored step: %w", err)
 	}
-	return r.eventOf(ctx, a, wire.Event{
+	e := wire.Event{
 		Kind: wire.EventRestored, Detail: fmt.Sprintf("member %d resumes from step %d", a.Rank, step),
 		Facts: &wire.EventFacts{Step: &step},
-	})
+	}
+	err = r.tx.QueryRow(ctx, `
+		SELECT o.source::text
+		FROM job_sources o
+		WHERE o.job = @job AND o.array_index = -1 AND o.step = @step
+		  AND NOT EXISTS (SELECT 1 FROM checkpoints c WHERE c.job = @job AND c.step = @step AND c.state = 'verified')`,
+		pgx.NamedArgs{"job": a.Job, "step": step}).Scan(&e.Facts.Job)
+	if err != nil && !isNoRows(err) {
+		return fmt.Errorf("read source of job %s: %w", a.Job, err)
+	}
+	if e.Facts.Job != "" {
+		e.Detail += " of job " + string(e.Facts.Job)
+	}
+	return r.eventOf(ctx, a, e)
 }
 
 // describeExit returns the text of an exit for the job's history.

@@ -306,7 +306,7 @@ func TestACanceledResumeKeepsWhatWasTakenOver(t *testing.T) {
 		t.Errorf("steps are %s", got)
 	}
 	s.wantRun(job.ID, berth.Canceled)
-	again, created, err := s.db.Jobs.RetryFailed(t.Context(), "default", job.ID, "user:test")
+	again, created, err := s.db.Retries.Retry(t.Context(), "default", job.ID, db.RetryOptions{Failed: true}, "user:test")
 	if err != nil || !created {
 		t.Fatal(created, err)
 	}

@@ -9,63 +9,6 @@ import (
 	"berth/wire"
 )
 
-// RetryFailed runs the elements of an ended array again that failed, or that were given up
-// because other elements had failed. The new array keeps the indexes of these elements and
-// is linked with the old array, which stays unchanged. For an array that was retried
-// before, RetryFailed returns the successor, with created false. For a pipeline,
-// RetryFailed retries the steps that did not succeed, at every depth. Any other kind of job
-// is invalid.
-func (d *Jobs) RetryFailed(ctx context.Context, tenant berth.TenantID, id berth.JobID,
-	actor string) (job wire.Job, created bool, err error) {
-	incarnation, err := d.incarnations.now(ctx, d.pool)
-	if err != nil {
-		return wire.Job{}, false, err
-	}
-	err = d.tx(ctx, func(tx pgx.Tx) error {
-		old, err := lockForRetry(ctx, tx, tenant, id)
-		if err != nil {
-			return err
-		}
-		if old.Kind != berth.KindArray && old.Kind != berth.KindPipeline {
-			return berth.Errorf(berth.CodeInvalid, "job %s is neither an array nor a pipeline; retry it without "+
-				"--failed", id)
-		}
-		if old.RetriedBy != nil {
-			job, created = wire.Job{ID: *old.RetriedBy}, false
-			return nil
-		}
-		if old.Kind == berth.KindPipeline {
-			if job, err = retryPipeline(ctx, tx, old, actor, false); err != nil {
-				return err
-			}
-			created = true
-			return linkRetry(ctx, tx, id, job.ID)
-		}
-		indexes, err := unsuccessful(ctx, tx, old)
-		if err != nil {
-			return err
-		}
-		// The array succeeded, or was canceled before an element failed.
-		if len(indexes) == 0 {
-			return berth.Errorf(berth.CodeConflict, "no element of array %s has failed", id)
-		}
-		if err := byItself(ctx, tx, &old); err != nil {
-			return err
-		}
-		row, err := newSubmitRow(Submission{Tenant: old.Tenant, Spec: *old.Spec, Actor: actor, RetryOf: &id,
-			Indexes: indexes, incarnation: incarnation})
-		if err != nil {
-			return err
-		}
-		if job, err = row.insertWithNeeds(ctx, tx); err != nil {
-			return err
-		}
-		created = true
-		return linkRetry(ctx, tx, id, job.ID)
-	})
-	return d.retried(ctx, tenant, id, job, created, err)
-}
-
 // unsuccessful returns the indexes of the elements to run again, in ascending order. An
 // element without a live or archived row was never created, because the array was stopped
 // first; it counts as given up if the array failed.
@@ -101,4 +44,59 @@ func unsuccessful(ctx context.Context, tx pgx.Tx, old wire.Job) ([]int, error) {
 		"codes":     []berth.ReasonCode{berth.ReasonElementsFailed, berth.ReasonStepsFailed},
 	}).Scan(&list)
 	return list, err
+}
+
+// pipeline submits a new pipeline with the steps of the old one, at every depth. With Failed
+// it leaves out the steps that succeeded, which are no longer needed.
+func (r *retrying) pipeline(ctx context.Context) (wire.Job, error) {
+	var succeeded map[string]berth.JobID
+	if r.o.Failed {
+		var err error
+		if succeeded, err = succeededSteps(ctx, r.tx, r.old.ID); err != nil {
+			return wire.Job{}, err
+		}
+	}
+	pipeline := r.old.Pipeline.WithDefaults().Without(succeeded)
+	if len(pipeline.Jobs) == 0 {
+		return wire.Job{}, berth.Errorf(berth.CodeConflict, "every step of pipeline %s has succeeded", r.old.ID)
+	}
+	s := PipelineSubmission{Tenant: r.old.Tenant, Spec: pipeline, Actor: r.actor, RetryOf: &r.old.ID,
+		incarnation: r.incarnation}
+	if !r.o.Fresh {
+		var err error
+		if s.sources, err = r.stepSources(ctx, pipeline); err != nil {
+			return wire.Job{}, err
+		}
+	}
+	row, err := newPipelineRow(s)
+	if err != nil {
+		return wire.Job{}, err
+	}
+	return row.insertPipeline(ctx, r.tx, s)
+}
+
+// succeededSteps returns the jobs of a pipeline's succeeded steps, live and archived, at
+// every depth, by path.
+func succeededSteps(ctx context.Context, tx pgx.Tx, id berth.JobID) (map[string]berth.JobID, error) {
+	rows, err := tx.Query(ctx, `
+		WITH RECURSIVE inside (id, path, state) AS (
+			SELECT @id::uuid, '', ''
+			UNION ALL
+			SELECT s.id, CASE i.path WHEN '' THEN s.step ELSE i.path || '.' || s.step END, s.state
+			FROM inside i
+			CROSS JOIN LATERAL (
+				SELECT j.id, j.step, j.state
+				FROM jobs j
+				WHERE j.parent = i.id AND j.step IS NOT NULL
+				UNION ALL
+				SELECT a.id, a.job ->> 'step', a.state
+				FROM archived_jobs a
+				WHERE a.parent = i.id AND a.job ->> 'step' IS NOT NULL
+			) s
+		)
+		SELECT path, id::text FROM inside WHERE state = 'succeeded'`, pgx.NamedArgs{"id": id})
+	if err != nil {
+		return nil, err
+	}
+	return collectSteps(rows)
 }

@@ -59,9 +59,9 @@ type Attempts struct{ *core }
 // starts one.
 type Parents struct{ *core }
 
-// Retries submits the successors of ended jobs that run another spec than the original. It
-// links both jobs, as Jobs.Retry does for an equal spec, and changes nothing else of the
-// original.
+// Retries submits the successors of ended jobs, with the spec of the original or another one,
+// and chooses the checkpoints from which they resume. It links both jobs and changes nothing
+// else of the original.
 type Retries struct{ *core }
 
 // Schedules stores schedules and their fires: each time of a schedule, with the resulting

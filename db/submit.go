@@ -56,7 +56,8 @@ func (d *Jobs) Submit(ctx context.Context, s Submission) (job wire.Job, created 
 		// A repeated submit must return its job even if the tenant's quota is now used up,
 		// so the key is looked up before the refusal is returned.
 		refused := err
-		final := berth.IsSlug(refused, berth.SlugQuota) || berth.IsSlug(refused, berth.SlugInvalidSpec)
+		final := berth.IsSlug(refused, berth.SlugQuota) || berth.IsSlug(refused, berth.SlugInvalidSpec) ||
+			berth.IsSlug(refused, SlugNoCheckpoint)
 		if berth.CodeOf(err) != berth.CodeNotFound && !final {
 			return wire.Job{}, false, err
 		}
@@ -79,6 +80,9 @@ type submitRow struct {
 	args  pgx.NamedArgs
 	hash  []byte // SHA-256 of the spec, to compare submits with the same key
 	needs needs  // other rows that the job depends on
+
+	source   *wire.StartPoint        // the checkpoint that the job starts from; see choose
+	elements map[int]wire.StartPoint // of an array: the elements that start from another one
 }
 
 // newSubmitRow returns the arguments of a submission. Each call assigns a new job id.
@@ -122,6 +126,7 @@ func newSubmitRow(s Submission) (submitRow, error) {
 		"uncounted":    false,
 		"notify":       spec.NotifiedOf(s.Spec.Notify),
 		"data":         dataOf(s.Tenant, s.Spec),
+		"has_source":   false, // see submitRow.starts
 	}
 	if a := s.Spec.Array; a != nil {
 		args["kind"], args["total"], args["parallel"], args["max_failures"] = berth.KindArray, a.Count(),
@@ -134,7 +139,7 @@ func newSubmitRow(s Submission) (submitRow, error) {
 	if s.IdemKey != "" {
 		args["idem_key"] = s.IdemKey
 	}
-	return submitRow{args, sum[:], needsOf(s.Spec)}, nil
+	return submitRow{args: args, hash: sum[:], needs: needsOf(s.Spec)}, nil
 }
 
 // store inserts a job. A job without needs takes a single round trip.
@@ -194,14 +199,14 @@ func (r submitRow) queue(batch *pgx.Batch) {
 			INSERT INTO jobs (id, tenant, kind, total, expanded, parallel, max_failures, indexes, parent, step,
 				blocked, notify, data, name, class, priority, preemptible, queue_deadline,
 				run_limit_ms, grace_ms, execution, lost_after_ms, labels, actor, submitted_by, retry_of, idem_key,
-				idem_hash, stalled_ms)
+				idem_hash, stalled_ms, has_checkpoint)
 			SELECT @id, @tenant, @kind, @total::int, @expanded, @parallel, @max_failures::int, @indexes::int[],
 				@parent::uuid, @step, @blocked, @notify::text[], @data::bigint[], @name, @class,
 					@priority, @preemptible,
 				now() + nullif(@queue_ms::bigint, 0) * interval '1 millisecond',
 				@run_limit_ms, @grace_ms, @execution, @lost_ms, @labels, @actor, @actor, @retry_of::uuid,
 					@idem_key, @idem_hash::bytea,
-				coalesce((SELECT stalled_ms FROM t), 0)
+				coalesce((SELECT stalled_ms FROM t), 0), @has_source
 			WHERE @uncounted OR NOT EXISTS (SELECT 1 FROM t WHERE max_queued <= (
 				SELECT count(*)
 				FROM jobs w

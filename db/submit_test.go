@@ -243,10 +243,10 @@ func TestRetryLinksBothWaysOnce(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	id := s.submit(nil)
-	if _, _, err := s.db.Jobs.Retry(t.Context(), "default", id, "user:test"); berth.CodeOf(err) != berth.CodeConflict {
+	if _, _, err := s.db.Retries.Retry(t.Context(), "default", id, db.RetryOptions{}, "user:test"); berth.CodeOf(err) != berth.CodeConflict {
 		t.Errorf("retry of a live job: got %v, want conflict", err)
 	}
-	if _, _, err := s.db.Jobs.Retry(t.Context(), "b", id, "user:test"); berth.CodeOf(err) != berth.CodeNotFound {
+	if _, _, err := s.db.Retries.Retry(t.Context(), "b", id, db.RetryOptions{}, "user:test"); berth.CodeOf(err) != berth.CodeNotFound {
 		t.Errorf("retry of another tenant's job: got %v, want not_found", err)
 	}
 	s.move(id, berth.Failed)
@@ -255,7 +255,7 @@ func TestRetryLinksBothWaysOnce(t *testing.T) {
 	made := map[berth.JobID]int{}
 	for range 8 {
 		wg.Go(func() {
-			job, created, err := s.db.Jobs.Retry(t.Context(), "default", id, "user:test")
+			job, created, err := s.db.Retries.Retry(t.Context(), "default", id, db.RetryOptions{}, "user:test")
 			if err != nil {
 				t.Errorf("retry: %v", err)
 				return

@@ -384,7 +384,7 @@ func TestMaxQueuedHoldsWhoeverSubmits(t *testing.T) {
 	if _, err := s.db.Jobs.RequestCancel(t.Context(), "", made[0], "user:test", nil); err != nil {
 		t.Fatal(err)
 	}
-	if _, created, err := s.db.Jobs.Retry(t.Context(), "", made[0], "user:test"); err != nil || !created {
+	if _, created, err := s.db.Retries.Retry(t.Context(), "", made[0], db.RetryOptions{}, "user:test"); err != nil || !created {
 		t.Errorf("a retry into the free place: %v", err)
 	}
 	if _, _, err := submit("default", ""); !berth.IsSlug(err, berth.SlugQuota) {

@@ -49,7 +49,7 @@ func TestElementsAreListedByIndexWithTheirVariables(t *testing.T) {
 		s.finish(s.element(id, i), i%2)
 	}
 	s.tend(id)
-	again, _, err := s.db.Jobs.RetryFailed(t.Context(), "default", id, "user:test")
+	again, _, err := s.db.Retries.Retry(t.Context(), "default", id, db.RetryOptions{Failed: true}, "user:test")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -80,11 +80,11 @@ func sweeps(t *testing.T, s *stack) {
 	if err != nil || len(page.Items) != 1 || page.Items[0].Tally.Total != n {
 		t.Errorf("the list has %d jobs, %v", len(page.Items), err)
 	}
-	again, err := s.api.RetryFailed(t.Context(), id)
+	again, err := s.api.Retry(t.Context(), id, apiclient.RetryOptions{Failed: true})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if twice, err := s.api.RetryFailed(t.Context(), id); err != nil || twice.ID != again.ID {
+	if twice, err := s.api.Retry(t.Context(), id, apiclient.RetryOptions{Failed: true}); err != nil || twice.ID != again.ID {
 		t.Errorf("retried twice it is %s and %s, %v", again.ID, twice.ID, err)
 	}
 	s.ends(t, again.ID, berth.Failed)

@@ -188,7 +188,7 @@ func resumesPipeline(t *testing.T, s *stack) {
 		t.Errorf("steps are %v", got)
 	}
 	record(t, "pipeline", s.history(t, id))
-	again, err := s.api.RetryFailed(t.Context(), id)
+	again, err := s.api.Retry(t.Context(), id, apiclient.RetryOptions{Failed: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -227,7 +227,7 @@ func resumesNested(t *testing.T, s *stack) {
 		t.Errorf("the nested pipeline began at %v, before what it needs had ended", j.StartedAt)
 	}
 	s.wantAfterNeeds(t, jobs["train"])
-	again, err := s.api.RetryFailed(t.Context(), id)
+	again, err := s.api.Retry(t.Context(), id, apiclient.RetryOptions{Failed: true})
 	if err != nil {
 		t.Fatal(err)
 	}

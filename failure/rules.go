@@ -145,7 +145,7 @@ var Rules = []Rule{
 		Name: "time_limit", Evidence: EvidenceIntent, Signal: "stopped at its time_limit",
 		Causes: []ExitCause{CauseTimeLimit},
 		Class:  ClassPermanent, Reason: berth.ReasonTimeLimit, Says: "reached its time_limit{unqueued}",
-		Hint: "raise time_limit and submit it again (it starts from the beginning)",
+		Hint: "berth retry resumes from its newest checkpoint, if it saved one; --set time_limit=8h raises the limit",
 		Next: berth.Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
 	},
 	// A stall may be the job's fault or the machine's. The first one is free and moves to
@@ -336,7 +336,7 @@ var Rules = []Rule{
 		Signal: "checkpoints exist and none verifies; a fresh start would hide the loss",
 		Causes: []ExitCause{CauseCheckpointCorrupt},
 		Class:  ClassPermanent, Reason: berth.ReasonCheckpointCorrupt, Says: "{exit}",
-		Hint: "no checkpoint of this job is intact; berth retry starts from the beginning",
+		Hint: "no checkpoint of this job is intact; berth retry --fresh starts from the beginning",
 		Next: berth.Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
 	},
 	{

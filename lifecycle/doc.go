@@ -4,6 +4,7 @@
 //     Settlement lists the values to store.
 //   - Fire decides about one time of a schedule: whether its work is submitted, waits or is
 //     left out.
+//   - Resume decides from which checkpoint the successor of an ended job starts.
 //   - Reconcile decides one pass over an array or a pipeline, and the methods of Parent the
 //     details: which elements are due, how it ends, and why. Starting decides whether a child
 //     may start.

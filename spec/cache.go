@@ -138,6 +138,12 @@ func (s Job) validateCache(v *validation, at string) {
 	v.require(s.Image == "" || s.oneImage(), at+".image",
 		fmt.Sprintf("%.200q may resolve to different images on the machines of the gang, but the step has cache: true",
 			s.Image), "an image with its digest: NAME@sha256:…")
+	if s.Checkpoint != nil && s.Checkpoint.From != "" {
+		job, step, _ := CutStep(s.Checkpoint.From)
+		v.require(step != nil, at+".checkpoint.from",
+			fmt.Sprintf("job %.200s may write newer checkpoints, but the step has cache: true", job),
+			"the checkpoint with its step: JOB@STEP")
+	}
 	for i, in := range s.Inputs {
 		unknown := in.Kind().Listed() || in.Kind() == InputHTTPS && in.SHA256 == ""
 		v.require(!unknown, fmt.Sprintf("%s.inputs[%d].from", at, i),

@@ -71,12 +71,14 @@ type Placement struct {
 	MaxPricePerHour float64           `json:"max_price_per_hour,omitempty" doc:"USD; not supported by this version"`
 }
 
-// CheckpointPolicy names the folder of a job's checkpoints and the number to keep.
+// CheckpointPolicy names the folder of a job's checkpoints, the number to keep, and the
+// checkpoint of another job to start from.
 type CheckpointPolicy struct {
 	Path     string   `json:"path" doc:"absolute folder in the container"`
 	Interval Duration `json:"interval,omitempty" doc:"interval of the signal; without it the job decides"`
 	Keep     int      `json:"keep,omitempty" zero:"1 to 100; default 2" doc:"number of stored checkpoints"`
 	Signal   string   `json:"signal,omitempty" doc:"signal that requests a checkpoint, such as SIGUSR1"`
+	From     string   `json:"from,omitempty" doc:"checkpoint of another job to start from: JOB or JOB@STEP"`
 }
 
 // Input is data that a machine puts into the container before the start.

@@ -218,6 +218,9 @@ func (s Job) validateCheckpoint(v *validation) {
 	}
 	v.require(c.Interval == 0 || c.Signal != "", "checkpoint.interval", "has no effect without checkpoint.signal",
 		"set checkpoint.signal, or leave it out")
+	_, _, ok = CutStep(c.From)
+	v.require(c.From == "" || ok, "checkpoint.from", fmt.Sprintf("%.200q is not a checkpoint of a job", c.From),
+		"a job, or a job and a step: JOB@STEP")
 }
 
 // ExplicitZero returns the fault of a zero in a user's file, for a field with a default

@@ -22,6 +22,7 @@ const (
 	EventCheckpointRejected EventKind = "checkpoint_rejected" // a restore found it damaged
 	EventCheckpointRefused  EventKind = "checkpoint_refused"  // exceeds a storage quota; reported once per attempt
 	EventLogCut             EventKind = "log_cut"             // exceeds a storage quota; reported once per attempt
+	EventStartsFrom         EventKind = "starts_from"         // the job starts from a checkpoint of another job
 	EventExited             EventKind = "exited"              // a member's container ended
 	EventOrphaned           EventKind = "orphaned"            // a member's machine fell silent
 	EventReleased           EventKind = "released"            // capacity that was held is free
@@ -57,6 +58,7 @@ type EventFacts struct {
 	Step    *int64          `json:"step,omitempty"`    // of the checkpoint
 	Bytes   *int64          `json:"bytes,omitempty"`   // size of the checkpoint, all members together
 	Stage   *Stage          `json:"stage,omitempty"`   // of a member that is being prepared
+	Job     berth.JobID     `json:"job,omitempty"`     // that saved the checkpoint or, in that job, that found it bad
 
 	// Deadline is the time when the job is moved away from the draining machine; nil: never.
 	Deadline *time.Time `json:"deadline,omitempty"`

@@ -26,7 +26,8 @@ type Job struct {
 	Losses      int               `json:"losses,omitempty"`      // attempts that infrastructure ended
 	Preemptions int               `json:"preemptions,omitempty"` // attempts that preemption ended
 	RetryOf     *berth.JobID      `json:"retry_of,omitempty"`
-	RetriedBy   *berth.JobID      `json:"retried_by,omitempty"`
+	RetriedBy   *berth.JobID      `json:"retried_by,omitempty" doc:"newest retry of this job"`
+	StartedFrom *StartPoint       `json:"started_from,omitempty" doc:"checkpoint of another job that it started from"`
 	Parent      *berth.JobID      `json:"parent,omitempty"`      // the array or pipeline of this element or step
 	ArrayIndex  *int              `json:"array_index,omitempty"` // index of the element in its array
 	Variables   map[string]string `json:"variables,omitempty" doc:"of an element: its variables of array.each"`
@@ -57,6 +58,14 @@ type Job struct {
 	Stage       *JobStage          `json:"stage,omitempty" doc:"while scheduled: present step on the job's machines"`
 	Attempts    []berth.Attempt    `json:"attempts,omitempty"`
 	Checkpoints []berth.Checkpoint `json:"checkpoints,omitempty"`
+}
+
+// StartPoint is a checkpoint of another job, from which a job starts.
+type StartPoint struct {
+	Job     berth.JobID `json:"job"`
+	Attempt int         `json:"attempt" doc:"attempt of that job that saved the step"`
+	Step    int64       `json:"step"`
+	Members int         `json:"-"` // whose parts the checkpoint has
 }
 
 // Tally counts the elements of a parent by status.

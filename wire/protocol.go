@@ -24,6 +24,11 @@ const (
 	HeaderRest = "Berth-Rest"
 )
 
+// HeaderSources is set, to 1, in a claim by an agent that restores checkpoints of other jobs.
+// Agents of earlier versions take such a checkpoint for a damaged one, so that the server
+// refuses their claims of a job that needs it.
+const HeaderSources = "Berth-Sources"
+
 // JoinRequest exchanges a join token for a machine's own token. The join token is the
 // bearer token of the call, so that the server checks it before it reads the body.
 type JoinRequest struct {
@@ -197,6 +202,7 @@ type ClaimRequest struct {
 	Attempt   int                `json:"attempt"`
 
 	Watermark StoredWatermark `json:"-"` // as in RegisterRequest
+	Sources   bool            `json:"-"` // sent as HeaderSources
 }
 
 // Claim contains all data that a machine needs to run one member.
@@ -248,10 +254,13 @@ type Withheld struct {
 
 // RestorePoint is a checkpoint from which a member may be restored.
 type RestorePoint struct {
-	Step     int64  `json:"step"`
-	Attempt  int    `json:"attempt"`
-	Manifest string `json:"manifest"` // object key
-	SHA256   string `json:"sha256"`   // of the manifest
+	// Job is the job that saved the checkpoint, if it is not the member's own. The server
+	// sends such a point only to an agent whose claim has HeaderSources.
+	Job      berth.JobID `json:"job,omitempty"`
+	Step     int64       `json:"step"`
+	Attempt  int         `json:"attempt"`
+	Manifest string      `json:"manifest"` // object key
+	SHA256   string      `json:"sha256"`   // of the manifest
 }
 
 // CheckpointReport registers one member's shard of a checkpoint or, with Bad set, reports
@@ -264,7 +273,8 @@ type CheckpointReport struct {
 	Attempt   int                `json:"attempt"` // the reporter's
 	Rank      int                `json:"rank"`
 	Step      int64              `json:"step"`
-	OfAttempt int                `json:"of_attempt"` // writer of the checkpoint; equals Attempt when registering
+	OfAttempt int                `json:"of_attempt"`       // writer of the checkpoint; equals Attempt when registering
+	OfJob     berth.JobID        `json:"of_job,omitempty"` // with Bad: that saved the checkpoint, if not Job
 	Manifest  string             `json:"manifest,omitempty"`
 	SHA256    string             `json:"sha256,omitempty"`
 	Bytes     int64              `json:"bytes,omitempty"`

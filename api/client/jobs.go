@@ -176,24 +176,30 @@ func (c *Client) Release(ctx context.Context, id berth.JobID) (wire.Job, error) 
 	return c.job(ctx, http.MethodPost, id, "/release", nil)
 }
 
-// Retry submits an ended job again and returns the new job. For a job that was retried
-// already, Retry returns the existing successor; a live job is a conflict.
-func (c *Client) Retry(ctx context.Context, id berth.JobID) (wire.Job, error) {
-	return c.job(ctx, http.MethodPost, id, "/retry", nil)
+// RetryOptions say how an ended job is submitted again. The zero value repeats it as a whole,
+// from its newest verified checkpoint.
+type RetryOptions struct {
+	Failed bool      // of an array or a pipeline: only what did not succeed
+	Fresh  bool      // start as the job's file says, not from a checkpoint of the old job
+	Spec   *spec.Job // run in place of the old spec; not with Failed
 }
 
-// RetryFailed submits the failed elements of an ended array again, as a new array with
-// the same indexes.
-func (c *Client) RetryFailed(ctx context.Context, id berth.JobID) (wire.Job, error) {
-	return c.act(ctx, id, "/retry", url.Values{"failed": {"true"}})
-}
-
-// RetryAs submits another spec as the retry of an ended job. A job that was retried with any
-// other spec is a conflict, so a repeated call has no further effect.
-func (c *Client) RetryAs(ctx context.Context, id berth.JobID, jobSpec spec.Job) (wire.Job, error) {
+// Retry submits an ended job again and returns the new job. For a job that was retried with
+// equal options already, Retry returns the existing successor, so a repeated call has no
+// further effect. A live job is a conflict, and so is a job that was retried with another
+// Spec.
+func (c *Client) Retry(ctx context.Context, id berth.JobID, o RetryOptions) (wire.Job, error) {
+	r := request{method: http.MethodPost, path: jobPath(id) + "/retry", query: url.Values{}}
+	for name, on := range map[string]bool{"failed": o.Failed, "fresh": o.Fresh, "with_spec": o.Spec != nil} {
+		if on {
+			r.query.Set(name, "true")
+		}
+	}
+	if o.Spec != nil {
+		r.body = o.Spec
+	}
 	var job wire.Job
-	_, err := c.do(ctx, request{method: http.MethodPost, path: jobPath(id) + "/retry",
-		query: url.Values{"with_spec": {"true"}}, body: jobSpec}, &job)
+	_, err := c.do(ctx, r, &job)
 	return job, err
 }
 

@@ -17,31 +17,31 @@ import (
 // newRetry builds "berth retry" over POST /v1/jobs/{id}/retry. A whole job that was retried
 // before returns its existing retry, so a repeated command creates no second one.
 func newRetry(a *app) *cobra.Command {
-	var failed bool
+	var failed, fresh bool
 	var file string
 	var over overrides
 	cmd := &cobra.Command{
 		Use:   "retry JOB...",
 		Short: "Run ended jobs again as new jobs, linked to the originals",
 		Long: "Retry submits the spec of an ended job as a new job, with the same code and inputs. The old job does\n" +
-			"not change; each names the other.\n" +
+			"not change; each names the other. The new job resumes from the newest verified checkpoint of the old\n" +
+			"one. A job that succeeded, or never saved a checkpoint, starts from the beginning, as does any with\n" +
+			"--fresh.\n" +
 			"With --failed only the failed part runs again: the failed elements of an array, with their indexes, or\n" +
 			"the steps of a pipeline that did not succeed. With --file a changed job file runs in place of the old\n" +
 			"spec. --env, --set and --secret change the file, or without one the old spec.",
-		Example: "  berth retry digits\n  berth retry --failed sweep\n  berth retry digits --file train.yaml\n" +
+		Example: "  berth retry digits\n  berth retry --fresh digits\n  berth retry --failed sweep\n" +
+			"  berth retry digits --file train.yaml\n" +
 			"  berth retry digits --set env.LR=0.01",
 	}
 	over.register(cmd)
 	cmd.Flags().BoolVar(&failed, "failed", false, "retry only the failed elements of an array or steps of a pipeline")
+	cmd.Flags().BoolVar(&fresh, "fresh", false, "start from the beginning, or from checkpoint.from of the file")
 	cmd.Flags().StringVarP(&file, "file", "f", "", "job file to run in place of the old spec, or - for standard input")
 	cmd.MarkFlagsMutuallyExclusive("failed", "file")
 	ended := func(j wire.Job) bool { return j.Status.Terminal() }
 	act(a, cmd, ended, func(ctx context.Context, c *client.Client, job wire.Job) (wire.Job, string, error) {
-		retry := c.Retry
-		if failed {
-			retry = c.RetryFailed
-		}
-		after, err := retry(ctx, job.ID)
+		after, err := c.Retry(ctx, job.ID, client.RetryOptions{Failed: failed, Fresh: fresh})
 		if err == nil {
 			sayRetried(a, job, after)
 		}
@@ -60,21 +60,29 @@ func newRetry(a *app) *cobra.Command {
 		case len(args) > 1:
 			return usagef("a changed spec is the retry of one job, but %d are given", len(args))
 		}
-		return retryChanged(cmd.Context(), a, args[0], file, over)
+		return retryChanged(cmd.Context(), a, args[0], changedJob{file, over, fresh})
 	}
 	return cmd
 }
 
-// retryChanged submits a job file, or without one the job's own spec, with overrides as the
-// retry of a job. It uploads the folders of the file first.
-func retryChanged(ctx context.Context, a *app, arg, name string, over overrides) error {
+// changedJob is the spec that a job is retried with: a job file, or without one the job's own
+// spec, with overrides.
+type changedJob struct {
+	name  string // of the file, "" without one
+	over  overrides
+	fresh bool
+}
+
+// retryChanged submits a changed spec as the retry of a job. It uploads the folders of the
+// file first.
+func retryChanged(ctx context.Context, a *app, arg string, by changedJob) error {
 	var file *jobfile.File
-	if name != "" {
-		src, shown, err := a.readFile("job file", name)
+	if by.name != "" {
+		src, shown, err := a.readFile("job file", by.name)
 		if err != nil {
 			return err
 		}
-		if file, err = parseJob(shown, src, over); err != nil {
+		if file, err = parseJob(shown, src, by.over); err != nil {
 			return err
 		}
 	}
@@ -92,12 +100,12 @@ func retryChanged(ctx context.Context, a *app, arg, name string, over overrides)
 		if file != nil {
 			changed, err = sendFolders(ctx, a, c, file.Spec, baseOf(file), "")
 		} else {
-			changed, err = changedSpec(job, over)
+			changed, err = changedSpec(job, by.over)
 		}
 		if err != nil {
 			return job, "", err
 		}
-		after, err := c.RetryAs(ctx, job.ID, changed)
+		after, err := c.Retry(ctx, job.ID, client.RetryOptions{Fresh: by.fresh, Spec: &changed})
 		if err != nil {
 			return job, "", located(a.failed(ctx, err), file)
 		}
@@ -125,6 +133,7 @@ func changedSpec(job wire.Job, over overrides) (spec.Job, error) {
 // sayRetried reports the new job, and the code and the inputs that it runs with.
 func sayRetried(a *app, old, job wire.Job) {
 	a.say("submitted %s as a retry of %s", job.ID, named(old))
+	sayStart(a, old, job)
 	if job.Spec == nil {
 		return
 	}
@@ -156,4 +165,16 @@ func shortAddress(text string) string {
 		return text
 	}
 	return text[:min(len(text), shown)]
+}
+
+// sayStart reports where a retry starts, if the job has checkpoints.
+func sayStart(a *app, old, job wire.Job) {
+	switch from := job.StartedFrom; {
+	case from != nil && from.Job == old.ID:
+		a.say("it resumes from step %d", from.Step)
+	case from != nil:
+		a.say("it starts from step %d of job %s", from.Step, from.Job)
+	case job.Spec != nil && job.Spec.Checkpoint != nil && job.Spec.Array == nil:
+		a.say("it starts from the beginning")
+	}
 }

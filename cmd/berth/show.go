@@ -124,6 +124,9 @@ func describeJob(a *app, j wire.Job, wide bool) error {
 	s.add("lost work", lostText(j.Attempts))
 	s.add("retry of", idText(j.RetryOf))
 	s.add("retried by", idText(j.RetriedBy))
+	if from := j.StartedFrom; from != nil {
+		s.add("started from", fmt.Sprintf("step %d of job %s", from.Step, from.Job))
+	}
 	s.add("part of", idText(j.Parent))
 	if err := s.write(a.out); err != nil {
 		return err

@@ -29,11 +29,12 @@ func baseOf(file *jobfile.File) string {
 
 // sendFolders packs the local folders that a spec names, uploads the missing ones, and
 // replaces the names by the uploads' addresses. Addresses and inputs of other kinds stay as
-// they are. at is the path of the spec in its file, for messages: "", or a path that ends
-// in a dot.
+// they are. The job that checkpoint.from names is replaced by its id. at is the path of the
+// spec in its file, for messages: "", or a path that ends in a dot.
 func sendFolders(ctx context.Context, a *app, c *client.Client, jobSpec spec.Job, base, at string) (spec.Job, error) {
-	if len(jobSpec.Unsent()) == 0 {
-		return jobSpec, nil
+	jobSpec, err := identifySource(ctx, a, c, jobSpec, at)
+	if err != nil || len(jobSpec.Unsent()) == 0 {
+		return jobSpec, err
 	}
 	if _, sent := berth.ParseAddress(jobSpec.Workdir); jobSpec.Workdir != "" && sent != nil {
 		address, err := sendFolder(ctx, a, c, at+"workdir", jobSpec.Workdir, base)
@@ -54,6 +55,23 @@ func sendFolders(ctx context.Context, a *app, c *client.Client, jobSpec spec.Job
 		}
 		jobSpec.Inputs[i].From = string(address)
 	}
+	return jobSpec, nil
+}
+
+// identifySource replaces the job in checkpoint.from by its id, and reports the job.
+func identifySource(ctx context.Context, a *app, c *client.Client, jobSpec spec.Job, at string) (spec.Job, error) {
+	if jobSpec.Checkpoint == nil || jobSpec.Checkpoint.From == "" || jobSpec.Checkpoint.StartsFrom() != nil {
+		return jobSpec, nil
+	}
+	name, step, _ := spec.CutStep(jobSpec.Checkpoint.From)
+	job, err := a.job(ctx, c, name)
+	if err != nil {
+		return jobSpec, fmt.Errorf("%scheckpoint.from: %w", at, err)
+	}
+	policy := *jobSpec.Checkpoint // the caller's spec must keep the name
+	policy.From = spec.StepRef{Job: job.ID, Step: step}.String()
+	jobSpec.Checkpoint = &policy
+	a.say("%scheckpoint.from: %s is job %s", at, name, job.ID)
 	return jobSpec, nil
 }
 
@@ -118,6 +136,11 @@ func unpackable(ctx context.Context, field, folder string, err error) error {
 // fetched data decides which machine is best. kept are the places of these inputs in the
 // spec, for errors; see asWritten.
 func withoutFolders(jobSpec spec.Job) (left spec.Job, kept []int) {
+	if c := jobSpec.Checkpoint; c != nil && c.From != "" {
+		policy := *c // a plan does not depend on the checkpoint, and its job may be named by a handle
+		policy.From = ""
+		jobSpec.Checkpoint = &policy
+	}
 	if _, err := berth.ParseAddress(jobSpec.Workdir); err != nil {
 		jobSpec.Workdir = ""
 	}

@@ -100,6 +100,7 @@ type Job struct {
 	Attempts    []Attempt    `json:"attempts"`
 	Allocations []Allocation `json:"allocations"` // by attempt and rank
 	Checkpoints []Checkpoint `json:"checkpoints"`
+	Start       *StartPoint  `json:"source"`  // nil: it started from its beginning
 	Repairs     []Repair     `json:"repairs"` // by time
 }
 
@@ -237,6 +238,17 @@ type Checkpoint struct {
 	State          berth.CheckpointState `json:"state"`
 	FailedRestores int                   `json:"failed_restores"`
 	Shards         int                   `json:"shards"`
+	Pinned         bool                  `json:"pinned"`
+}
+
+// StartPoint is a row of job_sources with the checkpoint that it refers to.
+type StartPoint struct {
+	Job     berth.JobID           `json:"job"`
+	Attempt int                   `json:"attempt"`
+	Step    int64                 `json:"step"`
+	State   berth.CheckpointState `json:"state"` // "": there is no such checkpoint
+	Ranks   int                   `json:"ranks"`
+	Shards  int                   `json:"shards"`
 }
 
 // Whole reports whether every member's shard was registered. A whole checkpoint was

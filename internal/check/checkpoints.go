@@ -38,21 +38,49 @@ func (c *jobCase) says(kind wire.EventKind, prefix string) bool {
 		func(e history.Event) bool { return e.Kind == kind && strings.HasPrefix(e.Detail, prefix) })
 }
 
+// sourcesAreKept proves invariant 30: the checkpoint from which a live job started is whole,
+// has a part for each member, and is verified, or was found bad since. A pinned step is never
+// pruned.
+func sourcesAreKept(c *jobCase) {
+	for _, p := range c.j.Checkpoints {
+		if p.Pinned && p.State == berth.CheckpointPruned {
+			c.breach(rows(p), "step %d of attempt %d is pinned and was pruned", p.Step, p.Attempt)
+		}
+	}
+	s := c.j.Start
+	if s == nil || c.j.State.Terminal() {
+		return
+	}
+	kept := s.State == berth.CheckpointVerified || s.State == berth.CheckpointBad
+	switch {
+	case !kept:
+		c.breach(rows(s), "it started from step %d of job %s, which is %q", s.Step, s.Job, s.State)
+	case s.Shards < s.Ranks:
+		c.breach(rows(s), "it started from step %d of job %s, which has %d shards of %d", s.Step, s.Job, s.Shards,
+			s.Ranks)
+	case c.j.Kind == "job" && s.Ranks != c.j.Members:
+		c.breach(rows(s), "it has %d members and started from step %d of job %s, which has parts of %d", c.j.Members,
+			s.Step, s.Job, s.Ranks)
+	}
+}
+
 // resumed judges the step from which an attempt resumed; -1 stands for an attempt that
-// began without a checkpoint. A newer whole step is a breach, unless it was rejected or a
-// restore of it failed: then an older step is the right choice. Checkpoints of the same
-// attempt do not count, since they were written after its begin.
+// began without a checkpoint. The checkpoint from which the job started counts while no
+// earlier attempt has a whole one that was not rejected. A newer whole step is a breach,
+// unless it was rejected or a restore of it failed: then an older step is the right choice.
+// Checkpoints of the same attempt do not count, since they were written after its begin.
 func (c *jobCase) resumed(t history.Attempt) {
 	begun := int64(-1)
 	if t.ResumeFrom != nil {
 		begun = *t.ResumeFrom
 	}
-	found := begun < 0
+	found, own := false, false // own: the job itself has a checkpoint to resume from
 	for _, p := range c.j.Checkpoints {
 		if p.Attempt >= t.Attempt || !p.Whole() {
 			continue
 		}
 		found = found || p.Step == begun
+		own = own || p.State != berth.CheckpointBad && p.FailedRestores == 0
 		if p.Step > begun && p.State != berth.CheckpointBad && p.FailedRestores == 0 {
 			what := fmt.Sprintf("resumed from step %d", begun)
 			if begun < 0 {
@@ -62,9 +90,20 @@ func (c *jobCase) resumed(t history.Attempt) {
 				t.Attempt, what, p.Step, p.Attempt).Attempt = t.Attempt
 		}
 	}
-	if !found {
-		c.breach(rows(t), "attempt %d resumed from step %d, and no earlier attempt has a whole checkpoint of it",
-			t.Attempt, begun).Attempt = t.Attempt
+	s := c.j.Start
+	switch {
+	case own:
+	case s == nil:
+		found = found || begun < 0
+	default:
+		found = found || begun == s.Step || begun < 0 && s.State == berth.CheckpointBad
+	}
+	if !found && (begun >= 0 || !own) { // else the loop has reported it
+		what := fmt.Sprintf("resumed from step %d, and no earlier attempt has a whole checkpoint of it", begun)
+		if begun < 0 {
+			what = "began from nothing, although the job started from a checkpoint"
+		}
+		c.breach(rows(t), "attempt %d %s", t.Attempt, what).Attempt = t.Attempt
 	}
 }
 

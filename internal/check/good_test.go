@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"berth"
+	"berth/db/history"
 	"berth/failure"
 	"berth/internal/check"
 	"berth/wire"
@@ -122,6 +123,7 @@ var shapes = map[string]func() check.History{
 	"a gang is repaired":                                  repaired,
 	"a job gives way and is back":                         preempted,
 	"a damaged checkpoint is left":                        fellBack,
+	"a job starts from a checkpoint of another job":       continued,
 	"a pipeline of two steps":                             line,
 	"an array runs two elements at a time, and one fails": sweep,
 	"canceled while queued": func() check.History {
@@ -296,6 +298,26 @@ func preempted() check.History {
 	victim.run()
 	victim.exits(0, failure.CauseExited)
 	victim.settle(berth.Succeeded, "", failure.BudgetNone)
+	return s.history()
+}
+
+// continued is a job that starts from step 7 of another job, saves step 9 and resumes there.
+func continued() check.History {
+	s := newStory()
+	m := s.machine("m1")
+	j := s.submit(1, "at_least_once")
+	j.Start = &history.StartPoint{Job: "00000000-0000-7000-8000-000000000099", Attempt: 3, Step: 7, State: berth.CheckpointVerified, Ranks: 1, Shards: 1}
+	j.place(0, m)
+	j.resume(7)
+	j.run()
+	j.checkpoint(9)
+	j.exits(1, failure.CauseExited)
+	j.settle(berth.Retrying, berth.ReasonExitCode, failure.BudgetUser)
+	j.place(0, m)
+	j.resume(9)
+	j.run()
+	j.exits(0, failure.CauseExited)
+	j.settle(berth.Succeeded, "", failure.BudgetNone)
 	return s.history()
 }
 

@@ -80,8 +80,9 @@ var Invariants = []Invariant{
 	},
 	{
 		Number: 15, Sentence: "A job resumes from the newest whole checkpoint of an earlier attempt that was not " +
-			"rejected, never from nothing while there is one; each rejection has an event.",
-		Reads: "resume_from of attempts, checkpoints, checkpoint_shards, job_events",
+			"rejected, or else from the one that it started from, never from nothing while there is one; each " +
+			"rejection has an event.",
+		Reads: "resume_from of attempts, checkpoints, checkpoint_shards, job_sources, job_events",
 		job:   resumesFromVerified,
 	},
 	{
@@ -142,5 +143,11 @@ var Invariants = []Invariant{
 		Number: 29, Sentence: "The counters of stored data are the sum of the rows that count, by tenant and kind.",
 		Reads:   "tenant_storage and storage_changes against uploads, secrets, log_chunks, outputs and checkpoints",
 		cluster: storageAddsUp,
+	},
+	{
+		Number: 30, Sentence: "The checkpoint from which a live job started is never missing, and no pinned " +
+			"checkpoint is pruned.",
+		Reads: "job_sources, checkpoints, checkpoint_shards, members of the spec, state of jobs",
+		job:   sourcesAreKept,
 	},
 }

@@ -63,9 +63,9 @@ func noStaleWrite(c *jobCase) {
 			}
 			now, ended = max(now, e.Attempt), ended || e.To.Terminal()
 		case !slices.Contains(writes, e.Kind) || !strings.HasPrefix(e.Actor, "agent:"):
-		case e.Attempt < now:
+		case e.Attempt < now && !ofAnotherJob(e):
 			c.breach(rows(e), "a %s of attempt %d was accepted at attempt %d", e.Kind, e.Attempt, now)
-		case ended:
+		case ended && !ofAnotherJob(e):
 			c.breach(rows(e), "a %s was accepted after the job had ended", e.Kind)
 		}
 	}
@@ -74,6 +74,12 @@ func noStaleWrite(c *jobCase) {
 			c.breach(rows(p), "checkpoint %d is of attempt %d, of a job at attempt %d", p.Step, p.Attempt, c.j.Attempt)
 		}
 	}
+}
+
+// ofAnotherJob reports whether an event records that another job, which started from a step of
+// this one, found the step damaged. It comes from that job's agent, at any time.
+func ofAnotherJob(e history.Event) bool {
+	return e.Kind == wire.EventCheckpointRejected && e.Facts != nil && e.Facts.Job != ""
 }
 
 // mayFollow are the kinds of events that a job may still get after its end: the
@@ -88,7 +94,7 @@ func listedTransitions(c *jobCase) {
 	var state berth.State // a terminal state has no successor, so no job ends twice
 	for _, e := range c.j.Events {
 		if e.Kind != wire.EventState {
-			if state.Terminal() && !slices.Contains(mayFollow, e.Kind) {
+			if state.Terminal() && !slices.Contains(mayFollow, e.Kind) && !ofAnotherJob(e) {
 				c.breach(rows(e), "an event %s after the job was %s", e.Kind, state)
 			}
 			continue

@@ -239,6 +239,9 @@ func (c *jobCase) nothingLeft() {
 func causesComeFirst(c *jobCase) {
 	var at time.Time
 	saved, allKnown := map[int64]bool{}, true
+	if s := c.j.Start; s != nil {
+		saved[s.Step] = true // by another job
+	}
 	for _, e := range c.j.Events {
 		if e.At.Add(c.v.o.Skew).Before(at) {
 			c.breach(rows(e), "event %d is older than one before it: %s, %s", e.Seq, e.At.Format(time.RFC3339Nano),

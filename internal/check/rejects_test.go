@@ -274,6 +274,24 @@ var bads = []bad{
 	{15, "an older step without a rejection", fellBack, func(h *check.History) { h.Jobs[0].Checkpoints[1].State = berth.CheckpointVerified }},
 	{15, "a rejection without an event", fellBack, func(h *check.History) { drop(h, event(h, wire.EventCheckpointRejected, "")) }},
 	{15, "verified with a shard missing", shapes["one job succeeds"], func(h *check.History) { h.Jobs[0].Checkpoints[0].Ranks = 2 }},
+	{15, "a fresh start, although it started from a checkpoint", continued, func(h *check.History) { h.Jobs[0].Attempts[0].ResumeFrom = nil }},
+	{15, "back to where it started, although it has saved since", continued, func(h *check.History) { *h.Jobs[0].Attempts[1].ResumeFrom = 7 }},
+	{15, "another step than it started from", continued, func(h *check.History) { *h.Jobs[0].Attempts[0].ResumeFrom = 6 }},
+	{30, "a live job's checkpoint was pruned", running, func(h *check.History) {
+		h.Jobs[0].Start = &history.StartPoint{Job: "a", Attempt: 1, Step: 7, State: berth.CheckpointPruned, Ranks: 2, Shards: 2}
+	}},
+	{30, "a live job's checkpoint is gone", running, func(h *check.History) {
+		h.Jobs[0].Start = &history.StartPoint{Job: "a", Attempt: 1, Step: 7, Ranks: 2, Shards: 2}
+	}},
+	{30, "a live job's checkpoint lacks a part", running, func(h *check.History) {
+		h.Jobs[0].Start = &history.StartPoint{Job: "a", Attempt: 1, Step: 7, State: berth.CheckpointVerified, Ranks: 2, Shards: 1}
+	}},
+	{30, "a live job's checkpoint has another number of parts", running, func(h *check.History) {
+		h.Jobs[0].Start = &history.StartPoint{Job: "a", Attempt: 1, Step: 7, State: berth.CheckpointVerified, Ranks: 1, Shards: 1}
+	}},
+	{30, "a pinned checkpoint was pruned", lost, func(h *check.History) {
+		h.Jobs[0].Checkpoints[0].Pinned, h.Jobs[0].Checkpoints[0].State = true, berth.CheckpointPruned
+	}},
 	{16, "the user pays for a lost machine", lost, func(h *check.History) {
 		h.Jobs[0].Attempts[0].Budget, h.Jobs[0].Failures, h.Jobs[0].Losses = failure.BudgetUser, 1, 0
 	}},

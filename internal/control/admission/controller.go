@@ -110,9 +110,14 @@ func checkSteps(p spec.Pipeline) (faults []berth.FieldError) {
 }
 
 // checkOutside finds the faults that a spec cannot know by itself: folders that
-// were not sent, constraints that do not compile.
+// were not sent, jobs that were not looked up, constraints that do not compile.
 func checkOutside(s spec.Job) []berth.FieldError {
 	faults := s.Unsent()
+	if c := s.Checkpoint; c != nil && c.From != "" && s.Checkpoint.StartsFrom() == nil {
+		faults = append(faults, berth.FieldError{Field: "checkpoint.from",
+			Detail:  fmt.Sprintf("%.200q is not the id of a job", c.From),
+			Allowed: "a job's whole id, or the id and a step: JOB@STEP"})
+	}
 	if c := s.Placement.Constraint; c != "" {
 		if err := placement.CompileConstraint(c); err != nil {
 			faults = append(faults, berth.FieldError{Field: "placement.constraint", Detail: err.Error(),

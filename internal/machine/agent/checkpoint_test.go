@@ -95,6 +95,73 @@ func TestTrainingGoesOnFromItsNewestCheckpoint(t *testing.T) {
 	}
 }
 
+// A retry is a new job, with the checkpoint of the job before in its folder: another machine reads it from the store.
+func TestARetryGoesOnFromTheCheckpointOfTheJobBefore(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	source := train(s.machine("m1"))
+	if _, err := s.db.Jobs.RequestCancel(t.Context(), "", source, "user:test", nil); err != nil {
+		t.Fatal(err)
+	}
+	newest := s.verified(source)[0]
+	retry, _, err := s.db.Retries.Retry(t.Context(), "", source, db.RetryOptions{}, "user:test")
+	if err != nil || retry.StartedFrom == nil || retry.StartedFrom.Step != newest {
+		t.Fatalf("the retry is %+v, %v", retry, err)
+	}
+	id, steps := retry.ID, int(newest)+100
+	s.trainsFor(id, steps)
+	_, w := s.machine("m2").run(id)
+	if x := w.exit(); x.Code != 0 || !x.Complete {
+		t.Fatalf("exit is %+v", x)
+	}
+	log := s.log(id, 1)
+	if log[0] != fmt.Sprintf("restored step %d", newest) || log[len(log)-1] != prog.TrainResult(steps) {
+		t.Errorf("the retry begins with %q and ends with %q", log[0], log[len(log)-1])
+	}
+	j := s.settle(id)
+	if j.Status != berth.Succeeded || j.Attempts[0].ResumeFrom == nil || *j.Attempts[0].ResumeFrom != newest {
+		t.Errorf("job is %s, attempts %+v", j.Status, j.Attempts)
+	}
+	if !s.hasEvent(id, wire.EventRestored, "of job "+string(source)) {
+		t.Errorf("events: %+v", s.events(id))
+	}
+	if got := s.verified(id); len(got) != 3 || got[0] != int64(steps) {
+		t.Errorf("verified checkpoints of the retry are %v", got)
+	}
+	if got := s.verified(source); got[0] != newest {
+		t.Errorf("verified checkpoints of the source are %v", got)
+	}
+}
+
+// A retry whose source is damaged in the store fails, and the retry after it takes the step before.
+func TestADamagedCheckpointOfTheJobBeforeIsPassedOver(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m := s.machine("m1")
+	source := train(m)
+	if _, err := s.db.Jobs.RequestCancel(t.Context(), "", source, "user:test", nil); err != nil {
+		t.Fatal(err)
+	}
+	steps := s.verified(source)
+	_, files := s.objects(source, steps[0])
+	if err := os.Truncate(files[0], 1); err != nil {
+		t.Fatal(err)
+	}
+	first, _, err := s.db.Retries.Retry(t.Context(), "", source, db.RetryOptions{}, "user:test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, w := m.run(first.ID)
+	w.exit()
+	if j := s.settle(first.ID); j.Status != berth.Failed || j.Reason.Code != berth.ReasonCheckpointCorrupt {
+		t.Fatalf("the retry is %s, %+v", j.Status, j.Reason)
+	}
+	second, _, err := s.db.Retries.Retry(t.Context(), "", first.ID, db.RetryOptions{}, "user:test")
+	if err != nil || second.StartedFrom == nil || second.StartedFrom.Step != steps[1] {
+		t.Errorf("the second retry starts from %+v, want step %d, %v", second.StartedFrom, steps[1], err)
+	}
+}
+
 // objects lists the files of a stored checkpoint, the manifest apart.
 func (s *site) objects(id berth.JobID, step int64) (dir string, files []string) {
 	s.t.Helper()

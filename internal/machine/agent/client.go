@@ -240,7 +240,9 @@ func (c *client) sync(ctx context.Context, req wire.SyncRequest) (answer wire.Sy
 
 // claim claims an allocation for this machine and returns the job's specification.
 func (c *client) claim(ctx context.Context, req wire.ClaimRequest) (answer wire.Claim, err error) {
-	err = c.call(ctx, callTimeout, "claim", req, &answer)
+	header := http.Header{}
+	header.Set(wire.HeaderSources, "1")
+	err = c.callWith(ctx, header, callTimeout, "claim", req, &answer)
 	return answer, err
 }
 

@@ -94,7 +94,7 @@ func (p *locatePhase) adopt(c node.Container, uploader *checkpointUploader) phas
 		p.reports.edit(later, func(r *wire.RankReport) { r.Restored = m.Restored })
 	}
 	if uploader != nil {
-		uploader.skip(m.Restored)
+		uploader.skip(m.Restored, m.RestoredOf)
 	}
 	if c.State == node.ContainerCreated {
 		return phaseReady

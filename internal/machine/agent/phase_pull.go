@@ -13,8 +13,9 @@ import (
 
 // recipe is the part of the container's specification that the preparation finds out.
 type recipe struct {
-	image    string // reference of the image, pulled
-	restored *int64 // step of the checkpoint in place; nil: none
+	image    string      // reference of the image, pulled
+	restored *int64      // step of the checkpoint in place; nil: none
+	source   berth.JobID // job that saved it, if it is another one
 }
 
 // pullPhase makes the image usable: the one that its name meant when the job first

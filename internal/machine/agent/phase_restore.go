@@ -2,6 +2,7 @@ package agent
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -63,10 +64,10 @@ func (p *restorePhase) Do(ctx context.Context) (phase, error) {
 	}
 	restored := p.recipe.restored
 	if p.uploader != nil {
-		p.uploader.skip(restored)
+		p.uploader.skip(restored, p.recipe.source)
 	}
 	if restored != nil {
-		if err := p.scratch.remember(memo{Restored: restored}); err != nil {
+		if err := p.scratch.remember(memo{Restored: restored, RestoredOf: p.recipe.source}); err != nil {
 			return p.result.notStarted(failure.CauseEngine, err.Error())
 		}
 		_ = failpoint.Hit("agent.restore.after")
@@ -84,8 +85,8 @@ func (p *restorePhase) newest(ctx context.Context) (phase, error) {
 	for _, point := range p.claim.Restore {
 		err := p.restore(ctx, point)
 		if err == nil {
-			p.log.Info("checkpoint restored", "step", point.Step, "of_attempt", point.Attempt)
-			p.recipe.restored = &point.Step
+			p.log.Info("checkpoint restored", "step", point.Step, "of_attempt", point.Attempt, "of_job", point.Job)
+			p.recipe.restored, p.recipe.source = &point.Step, point.Job
 			return phaseCreate, nil
 		}
 		if ctx.Err() != nil {
@@ -121,7 +122,7 @@ func (p *restorePhase) reject(ctx context.Context, point wire.RestorePoint, says
 	return p.retry.patiently(ctx, func() error {
 		return p.control.reportCheckpoint(ctx, wire.CheckpointReport{
 			Alloc: p.alloc, Job: p.job, Attempt: p.attempt, Rank: p.number,
-			Step: point.Step, OfAttempt: point.Attempt, Bad: says, Failed: failed,
+			Step: point.Step, OfJob: point.Job, OfAttempt: point.Attempt, Bad: says, Failed: failed,
 		})
 	})
 }
@@ -195,7 +196,7 @@ func (p *restorePhase) manifest(ctx context.Context, point wire.RestorePoint) (m
 	if err := d.Decode(&m); err != nil {
 		return m, damage{"the manifest cannot be read: " + err.Error()}
 	}
-	if m.Job != p.job || m.Step != point.Step || m.Rank != p.number || len(m.Files) > maxFiles {
+	if m.Job != cmp.Or(point.Job, p.job) || m.Step != point.Step || m.Rank != p.number || len(m.Files) > maxFiles {
 		return m, damage{"the manifest is of another checkpoint"}
 	}
 	prefix := path.Dir(point.Manifest) + "/"

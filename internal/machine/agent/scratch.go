@@ -39,9 +39,10 @@ type scratch struct {
 // container.
 type memo struct {
 	Restored   *int64            `json:"restored,omitempty"`
-	Begun      bool              `json:"begun,omitempty"`    // it was about to start on the claim alone
-	Intent     failure.ExitCause `json:"intent,omitempty"`   // why we began to stop it
-	IntentAt   time.Time         `json:"intent_at,omitzero"` // when that was delivered
+	RestoredOf berth.JobID       `json:"restored_of,omitempty"` // that saved the step; "": the member's own
+	Begun      bool              `json:"begun,omitempty"`       // it was about to start on the claim alone
+	Intent     failure.ExitCause `json:"intent,omitempty"`      // why we began to stop it
+	IntentAt   time.Time         `json:"intent_at,omitzero"`    // when that was delivered
 	IntentSays string            `json:"intent_says,omitempty"`
 	Saved      int64             `json:"saved,omitempty"`     // berth.Orders.Save that was carried out last
 	SavedFor   time.Duration     `json:"saved_for,omitempty"` // time limit before which the job was signaled to save

@@ -45,6 +45,8 @@ type checkpointUploader struct {
 	found atomic.Int64  // when that step was found, in nanoseconds since 1970
 	bad   map[int64]bool
 
+	foreign int64 // step of another job that the agent has put into the folder; -1: none
+
 	ended chan struct{} // closed when the container has ended
 }
 
@@ -57,19 +59,26 @@ const (
 // resume sets the uploader up after the claim, which lists the steps that an earlier
 // process has stored.
 func (u *checkpointUploader) resume() {
-	u.last, u.done, u.ended, u.bad = -1, make(chan struct{}), make(chan struct{}), map[int64]bool{}
+	u.last, u.foreign = -1, -1
+	u.done, u.ended, u.bad = make(chan struct{}), make(chan struct{}), map[int64]bool{}
 	u.seen.Store(-1)
 	for _, p := range u.claim.Restore {
-		if p.Attempt == u.attempt {
+		if p.Attempt == u.attempt && p.Job == "" {
 			u.last = max(u.last, p.Step)
 		}
 	}
 }
 
-// skip leaves out the step that the agent itself has put into the folder.
-func (u *checkpointUploader) skip(restored *int64) {
-	if restored != nil {
+// skip leaves out the step that the agent itself has put into the folder. After a step of the
+// job itself, lower steps are left out, too: the job repeats them. A step of another job says
+// nothing about the count of this one, which may begin at 0.
+func (u *checkpointUploader) skip(restored *int64, source berth.JobID) {
+	switch {
+	case restored == nil:
+	case source == "":
 		u.last = max(u.last, *restored)
+	default:
+		u.foreign = *restored
 	}
 }
 
@@ -173,7 +182,7 @@ func (u *checkpointUploader) complete() ([]int64, error) {
 	var steps []int64
 	for _, name := range names {
 		step, ok := stepOf(name)
-		if !ok || step <= u.last && step <= u.seen.Load() {
+		if !ok || step == u.foreign || step <= u.last && step <= u.seen.Load() {
 			continue
 		}
 		info, err := u.scratch.checkpoint.Lstat(path.Join(name, doneFile))

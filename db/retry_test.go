@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"berth"
+	"berth/db"
 	"berth/spec"
 )
 
@@ -15,7 +16,7 @@ func TestARetryMayHaveAnotherSpec(t *testing.T) {
 	as := *s.job(old).Spec
 	as.Command = []string{"fixed"}
 	for _, first := range []bool{true, false} {
-		job, created, err := s.db.Retries.As(t.Context(), "default", old, as, "user:test")
+		job, created, err := s.db.Retries.Retry(t.Context(), "default", old, db.RetryOptions{Spec: &as}, "user:test")
 		if err != nil || created != first || *s.job(job.ID).RetryOf != old || job.ID != *s.job(old).RetriedBy {
 			t.Fatalf("first %t: created %t, %+v, %v", first, created, job, err)
 		}
@@ -24,16 +25,16 @@ func TestARetryMayHaveAnotherSpec(t *testing.T) {
 		}
 	}
 	as.Command = []string{"fixed", "again"}
-	if _, _, err := s.db.Retries.As(t.Context(), "default", old, as,
+	if _, _, err := s.db.Retries.Retry(t.Context(), "default", old, db.RetryOptions{Spec: &as},
 		"user:test"); berth.CodeOf(err) != berth.CodeConflict ||
 		!strings.Contains(err.Error(), "already retried as") {
 		t.Errorf("a second spec: %v", err)
 	}
-	if _, _, err := s.db.Retries.As(t.Context(), "default", s.submit(nil), as,
+	if _, _, err := s.db.Retries.Retry(t.Context(), "default", s.submit(nil), db.RetryOptions{Spec: &as},
 		"user:test"); berth.CodeOf(err) != berth.CodeConflict {
 		t.Errorf("a live job: %v", err)
 	}
-	if _, _, err := s.db.Retries.As(t.Context(), "other", s.ended(), as,
+	if _, _, err := s.db.Retries.Retry(t.Context(), "other", s.ended(), db.RetryOptions{Spec: &as},
 		"user:test"); berth.CodeOf(err) != berth.CodeNotFound {
 		t.Errorf("a job of another tenant: %v", err)
 	}
@@ -50,7 +51,7 @@ func TestARetriedElementKeepsItsIndex(t *testing.T) {
 	s.finish(element, 1)
 	as := *s.job(element).Spec
 	as.Env = map[string]string{"LR": "1"}
-	job, _, err := s.db.Retries.As(t.Context(), "default", element, as, "user:test")
+	job, _, err := s.db.Retries.Retry(t.Context(), "default", element, db.RetryOptions{Spec: &as}, "user:test")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -68,7 +69,7 @@ func TestARetriedElementKeepsItsIndex(t *testing.T) {
 	if faults := step.Validate(); len(faults) > 0 {
 		t.Errorf("it is refused: %v", faults)
 	}
-	job, created, err := s.db.Retries.As(t.Context(), "default", sweep, step, "user:test")
+	job, created, err := s.db.Retries.Retry(t.Context(), "default", sweep, db.RetryOptions{Spec: &step}, "user:test")
 	if err != nil || !created || job.Parent != nil {
 		t.Errorf("the retry is %+v, %t, %v", job, created, err)
 	}

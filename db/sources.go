@@ -1,0 +1,217 @@
+package db
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+	"berth/spec"
+	"berth/wire"
+)
+
+// The source of a job is the checkpoint of another job from which it starts
+// (docs/adr/0046-a-retry-resumes.md). It is chosen under the lock of the row of the job that
+// saved it, in the transaction that stores the new job: whoever prunes, removes or archives
+// checkpoints locks the same row first.
+
+// SlugNoCheckpoint is the stable code for a checkpoint that cannot be used as a source.
+const SlugNoCheckpoint = "no_checkpoint"
+
+// lockPlainJobs locks rows of jobs that are no parents, in the lock order. Archived jobs have
+// no row and are left out.
+func lockPlainJobs(ctx context.Context, tx pgx.Tx, ids []berth.JobID) error {
+	if len(ids) == 0 {
+		return nil
+	}
+	_, err := tx.Exec(ctx, `
+		SELECT 1
+		FROM jobs
+		WHERE id = ANY(@ids::uuid[])
+		ORDER BY id
+		FOR NO KEY UPDATE`, pgx.NamedArgs{"ids": ids})
+	return err
+}
+
+// startPoints are the checkpoints from which a new job starts: one for the job, or for the
+// elements of an array.
+type startPoints struct {
+	source   *wire.StartPoint
+	elements map[int]wire.StartPoint
+}
+
+// startFrom sets the checkpoints that a retry has chosen. They take the place of
+// checkpoint.from in the spec.
+func (r *submitRow) startFrom(s startPoints) {
+	r.source, r.elements = s.source, s.elements
+	r.args["has_source"] = r.source != nil
+	if r.source != nil {
+		r.needs.source = nil
+	}
+}
+
+// choose locks the job that checkpoint.from names and chooses its step, unless a retry has
+// chosen one. It returns an error if the checkpoint does not fit the job.
+func (r *submitRow) choose(ctx context.Context, tx pgx.Tx) error {
+	if ref := r.needs.source; ref != nil {
+		source, err := findSource(ctx, tx, r.args["tenant"].(berth.TenantID), *ref)
+		if err != nil {
+			return err
+		}
+		r.source = &source
+		r.args["has_source"] = true
+	}
+	if r.source != nil {
+		if err := r.fits(*r.source); err != nil {
+			return err
+		}
+	}
+	for _, index := range slices.Sorted(maps.Keys(r.elements)) {
+		if err := r.fits(r.elements[index]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fits returns an error unless the checkpoint has a part for each member of the job.
+func (r *submitRow) fits(s wire.StartPoint) error {
+	if s.Members == r.needs.members {
+		return nil
+	}
+	return noSource(berth.CodeInvalid, fmt.Sprintf("step %d of job %s was saved by %s, and this job has %d", s.Step,
+		s.Job, plural(s.Members, "member"), r.needs.members),
+		fmt.Sprintf("members: %d, or a start from the beginning", s.Members))
+}
+
+// noSource returns the error for a checkpoint that cannot be used, with its field.
+func noSource(code berth.Code, detail, allowed string) error {
+	return &berth.Error{Code: code, Slug: SlugNoCheckpoint, Message: detail,
+		Fields: []berth.FieldError{{Field: "checkpoint.from", Detail: detail, Allowed: allowed}}}
+}
+
+// findSource locks a job of the tenant and returns the verified checkpoint that ref names.
+// Another tenant's job gives the same error as one that does not exist.
+func findSource(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, ref spec.StepRef) (wire.StartPoint, error) {
+	args := pgx.NamedArgs{"id": ref.Job, "tenant": string(tenant), "step": ref.Step}
+	source := wire.StartPoint{Job: ref.Job}
+	var kind berth.Kind
+	err := tx.QueryRow(ctx, `
+		SELECT kind
+		FROM jobs
+		WHERE id = @id AND tenant = @tenant
+		FOR NO KEY UPDATE`, args).Scan(&kind)
+	if isNoRows(err) {
+		return source, goneSource(ctx, tx, ref, args)
+	}
+	if err != nil {
+		return source, err
+	}
+	if kind != berth.KindJob && kind != "" {
+		return source, noSource(berth.CodeInvalid, fmt.Sprintf("job %s is of kind %s and has no checkpoints of its own",
+			ref.Job, kind), "an element of the array, or a step of the pipeline")
+	}
+	// A statement after the lock: its snapshot shows what the holder before has pruned.
+	err = tx.QueryRow(ctx, `
+		SELECT attempt, step, ranks
+		FROM checkpoints
+		WHERE job = @id AND state = 'verified' AND (@step::bigint IS NULL OR step = @step)
+		ORDER BY step DESC, attempt DESC
+		LIMIT 1`, args).Scan(&source.Attempt, &source.Step, &source.Members)
+	if !isNoRows(err) {
+		return source, err
+	}
+	var steps []string
+	if err := tx.QueryRow(ctx, `
+		SELECT ARRAY(
+			SELECT DISTINCT step
+			FROM checkpoints
+			WHERE job = @id AND state = 'verified'
+			ORDER BY step DESC
+			LIMIT 8)::text[]`, args).Scan(&steps); err != nil {
+		return source, err
+	}
+	if len(steps) == 0 {
+		return source, noSource(berth.CodeInvalid, fmt.Sprintf("job %s has no verified checkpoint", ref.Job),
+			"a job with one that berth checkpoints list shows as verified")
+	}
+	return source, noSource(berth.CodeInvalid, fmt.Sprintf("job %s has no verified checkpoint of step %d", ref.Job,
+		*ref.Step), "one of its newest: "+strings.Join(steps, ", "))
+}
+
+// goneSource returns the error for a job without a row: it was archived, or the tenant has no
+// such job.
+func goneSource(ctx context.Context, tx pgx.Tx, ref spec.StepRef, args pgx.NamedArgs) error {
+	var archived bool
+	err := tx.QueryRow(ctx, `
+		SELECT EXISTS (SELECT 1 FROM archived_jobs WHERE id = @id AND tenant = @tenant)`, args).Scan(&archived)
+	if err != nil {
+		return err
+	}
+	if archived {
+		return noSource(berth.CodeInvalid,
+			fmt.Sprintf("job %s was archived, and its checkpoints were deleted", ref.Job),
+			"a job that is not archived; berth checkpoints pin keeps a checkpoint")
+	}
+	return noSource(berth.CodeNotFound, fmt.Sprintf("no such job %s", ref.Job), "the id of a job of the same tenant")
+}
+
+// chooseSources chooses the checkpoints of all steps, after a lock of all jobs that saved one.
+func (g *growth) chooseSources(ctx context.Context, tx pgx.Tx) error {
+	var jobs []berth.JobID
+	for _, s := range g.steps {
+		if ref := s.row.needs.source; ref != nil {
+			jobs = append(jobs, ref.Job)
+		}
+	}
+	if err := lockPlainJobs(ctx, tx, jobs); err != nil {
+		return err
+	}
+	for i := range g.steps {
+		if err := under(spec.StepField(g.steps[i].path)+".", g.steps[i].row.choose(ctx, tx)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// recordSources stores the chosen checkpoints of a job that was just inserted, with an event.
+// From here on they are kept.
+func (r submitRow) recordSources(ctx context.Context, tx pgx.Tx) error {
+	id := r.args["id"].(berth.JobID)
+	var indexes, attempts []int
+	var jobs []berth.JobID
+	var steps []int64
+	add := func(index int, s wire.StartPoint) {
+		indexes, jobs = append(indexes, index), append(jobs, s.Job)
+		attempts, steps = append(attempts, s.Attempt), append(steps, s.Step)
+	}
+	if r.source != nil {
+		add(-1, *r.source)
+	}
+	for _, index := range slices.Sorted(maps.Keys(r.elements)) {
+		add(index, r.elements[index])
+	}
+	if len(indexes) == 0 {
+		return nil
+	}
+	if _, err := tx.Exec(ctx, `
+		INSERT INTO job_sources (job, array_index, source, attempt, step)
+		SELECT @job::uuid, x.*
+		FROM unnest(@indexes::int[], @jobs::uuid[], @attempts::int[], @steps::bigint[]) AS x`,
+		pgx.NamedArgs{"job": id, "indexes": indexes, "jobs": jobs, "attempts": attempts, "steps": steps}); err != nil {
+		return err
+	}
+	e := wire.Event{Kind: wire.EventStartsFrom, Actor: r.args["actor"].(string)}
+	if s := r.source; s != nil {
+		e.Detail = fmt.Sprintf("starts from step %d of job %s (attempt %d)", s.Step, s.Job, s.Attempt)
+		e.Facts = &wire.EventFacts{Step: &s.Step, Job: s.Job}
+	} else {
+		e.Detail = fmt.Sprintf("elements that resume from a checkpoint of the array before: %d", len(r.elements))
+	}
+	return addEvent(ctx, tx, id, e)
+}
