@@ -504,7 +504,7 @@ func TestARetryIsHeldToTheQuota(t *testing.T) {
 	}
 	changed := *third.Spec
 	changed.Image = "other"
-	other, err := c.RetryAs(t.Context(), third.ID, changed)
+	other, err := c.Retry(t.Context(), third.ID, client.RetryOptions{Spec: &changed})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -518,7 +518,7 @@ func TestARetryIsHeldToTheQuota(t *testing.T) {
 	if again, err := c.Retry(t.Context(), first.ID, client.RetryOptions{}); err != nil || again.ID != next.ID {
 		t.Errorf("a second time: %+v, %v", again, err)
 	}
-	if again, err := c.RetryAs(t.Context(), third.ID, changed); err != nil || again.ID != other.ID {
+	if again, err := c.Retry(t.Context(), third.ID, client.RetryOptions{Spec: &changed}); err != nil || again.ID != other.ID {
 		t.Errorf("a second time with the same spec: %+v, %v", again, err)
 	}
 }

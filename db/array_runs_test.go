@@ -76,7 +76,8 @@ func TestAnArrayAndItsRetriesAreMergedByIndex(t *testing.T) {
 	if got, want := s.merged(first, db.JobFilter{Status: []berth.State{berth.Failed}}), "1:0 failed b, 4:0 failed e"; got != want {
 		t.Errorf("an array without retries: %s", got)
 	}
-	again, _, err := s.db.Jobs.RetryFailed(t.Context(), "default", first, "user:test")
+	again, _, err := s.db.Retries.Retry(t.Context(), "default", first, db.RetryOptions{Failed: true},
+		"user:test")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,7 +91,8 @@ func TestAnArrayAndItsRetriesAreMergedByIndex(t *testing.T) {
 	s.finish(s.element(again.ID, 1), 0)
 	s.finish(s.element(again.ID, 4), 1)
 	s.tend(again.ID)
-	third, _, err := s.db.Jobs.RetryFailed(t.Context(), "default", again.ID, "user:test")
+	third, _, err := s.db.Retries.Retry(t.Context(), "default", again.ID, db.RetryOptions{Failed: true},
+		"user:test")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,7 +135,7 @@ func TestAnArrayWithOtherElementsIsNotMerged(t *testing.T) {
 		if !same {
 			as.Array = &spec.Array{Each: []map[string]string{{"LR": "1"}, {"LR": "3"}}}
 		}
-		job, _, err := s.db.Retries.As(t.Context(), "default", id, as, "user:test")
+		job, _, err := s.db.Retries.Retry(t.Context(), "default", id, db.RetryOptions{Spec: &as}, "user:test")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -12,6 +12,7 @@ import (
 
 	"berth"
 	"berth/activities/node/runtimetest/prog"
+	"berth/db"
 	"berth/failure"
 	"berth/spec"
 	"berth/wire"
