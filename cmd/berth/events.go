@@ -103,8 +103,8 @@ type followedEvent struct {
 	detail string
 }
 
-// print prints the event on one line, with its time in the format of the history. Events may arrive over days, so for programs each is a
-// document of its own.
+// print prints the event on one line, with its time in the format of the history. Events may
+// arrive over days, so for programs each is a document of its own.
 func (e followedEvent) print(a *app, h *history) error {
 	switch a.Output {
 	case "json", "yaml":
