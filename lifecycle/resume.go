@@ -8,8 +8,8 @@ import (
 // Saved is the part of an ended job that the choice of a checkpoint needs.
 type Saved struct {
 	Succeeded bool
-	Had       bool         // a step was verified once, whether or not it is left
-	Steps     []SavedStep  // verified ones, by step and attempt, newest first
+	Had       bool             // a step was verified once, whether or not it is left
+	Steps     []SavedStep      // verified ones, by step and attempt, newest first
 	From      *wire.StartPoint // the checkpoint from which the job itself started; nil: none
 }
 
