@@ -40,7 +40,8 @@ func saving(t *testing.T, engine *signaled, dir string, interval time.Duration) 
 	}}}
 	c := &core{identity: &identity{}, ctx: t.Context(), log: slog.New(slog.DiscardHandler), runtime: engine,
 		reports: testReporter(1), claim: claimed}
-	return &stopPlan{core: c, orders: newOrders(), scratch: &scratch{dir: dir}, gpus: &gpuHealth{}, begun: engine.from}
+	return &stopPlan{core: c, orders: newOrders(), scratch: &scratch{dir: dir}, gpus: &gpuHealth{}, begun: engine.from,
+		uploader: &checkpointUploader{}}
 }
 
 // steerUntil steers as the watch phase does until a time after the start.
