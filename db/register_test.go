@@ -88,8 +88,12 @@ func TestAJoinSeesThePlacementItWaitedFor(t *testing.T) {
 	placed, joined := make(chan db.Committed, 1), make(chan error, 1)
 	s.holding(`SELECT 1 FROM gpu_devices WHERE machine_id = 'm0' FOR UPDATE`, func() {
 		start := s.start(id, on("m0", berth.DeviceShare{Index: 0, Milli: 1000}))
-		go func() { placed <- s.commit(term, start) }() // has locked the machine, and waits for the device
-		s.blocked(1)
+		go func() { placed <- s.commit(term, start) }()
+		s.until("the placement has locked the machine", func() bool {
+			return one[int](s, `SELECT count(*) FROM (
+				SELECT 1 FROM machines WHERE id = 'm0' FOR NO KEY UPDATE SKIP LOCKED) free`) == 0
+		})
+		s.blocked(1) // it waits for the device
 		go func() {
 			_, _, err := s.db.JoinTokens.Join(t.Context(), j.Secret, "m0")
 			joined <- err
