@@ -227,7 +227,7 @@ func (r *retrying) submit(ctx context.Context) (wire.Job, error) {
 			return wire.Job{}, berth.Errorf(berth.CodeConflict, "no element of array %s has failed", r.old.ID)
 		}
 	case r.o.Spec != nil:
-		indexes = nil // those of the new array
+		indexes = nil // the new array has its own
 	}
 	if r.o.Spec == nil {
 		if err := byItself(ctx, r.tx, &r.old); err != nil {

@@ -94,7 +94,7 @@ func readSaved(ctx context.Context, tx pgx.Tx, ids []berth.JobID) (map[berth.Job
 	return all, err
 }
 
-// sources chooses the checkpoints from which the new job starts: for an array, those of its
+// sources chooses the checkpoints from which the new job starts: for an array, one for each of its
 // elements. A spec without checkpoints has nowhere to put one.
 func (r *retrying) sources(ctx context.Context, row submitRow) (startPoints, error) {
 	if row.args["kind"] == berth.KindArray {

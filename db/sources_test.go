@@ -50,7 +50,7 @@ func (s *stage) fails(id berth.JobID, steps ...int64) berth.JobID {
 	return id
 }
 
-// endsAs runs a job of one member that saves some steps and then ends as told.
+// endsAs runs a job of one member that saves some steps and then ends with the given exit.
 func (s *stage) endsAs(id berth.JobID, x failure.Exit, steps ...int64) {
 	s.t.Helper()
 	attempt := s.place(id, "m0")

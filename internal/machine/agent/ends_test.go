@@ -53,7 +53,7 @@ func TestRequeueAtTheTimeLimitContinuesFromTheCheckpoint(t *testing.T) {
 	}
 }
 
-// A requeue without a new checkpoint would repeat the same work for ever.
+// A requeue without a new checkpoint would repeat the same work without end.
 func TestAJobWithoutANewCheckpointFailsAtItsTimeLimit(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
