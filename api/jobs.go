@@ -95,8 +95,6 @@ func (h *jobHandlers) mount(r *router) {
 	registerWithOptionalBody[spec.Job](r, retry, h.retryJob)
 	registerWithBody[spec.JobPatch](r, r.operation("update-job", http.MethodPatch, "/v1/jobs/{id}", tag,
 		"Change priority, labels or time limit of a live job"), h.updateJob)
-	register(r, r.operation("list-checkpoints", http.MethodGet, "/v1/jobs/{id}/checkpoints", tag,
-		"List a job's checkpoints, newest first"), h.listCheckpoints)
 }
 
 // submitInput is a submit of a job or a pipeline with its optional idempotency key.
@@ -482,18 +480,4 @@ func (h *jobHandlers) updateJob(ctx context.Context, in *patchInput) (*jobOutput
 	return h.act(ctx, &in.JobInput, func(tenant berth.TenantID, id berth.JobID) error {
 		return h.jobs.Update(ctx, tenant, id, patch, actor(ctx))
 	})
-}
-
-type checkpointsOutput struct {
-	Body wire.Page[berth.Checkpoint]
-}
-
-// listCheckpoints returns a job's checkpoints as one page; the job's keep bounds their
-// number.
-func (h *jobHandlers) listCheckpoints(ctx context.Context, in *JobInput) (*checkpointsOutput, error) {
-	out, err := h.showJob(ctx, in)
-	if err != nil {
-		return nil, err
-	}
-	return &checkpointsOutput{page(out.Body.Checkpoints, "")}, nil
 }

@@ -203,6 +203,7 @@ func resources(d Deps, gate *gatekeeper, streams *streams, explainer *explain.Ex
 		secrets,
 		&scheduleHandlers{d.DB.Schedules, admission, w.fires, rules, d.Logger},
 		&outputHandlers{reader, store, d.DB.Objects, streams},
+		&checkpointHandlers{reader, store, d.DB.Objects, streams},
 		&pageHandlers{
 			version: d.Version, metrics: d.Metrics, ping: d.DB.Ping, checks: d.Checks, gate: gate, log: d.Logger,
 		},

@@ -107,7 +107,10 @@ func TestAnotherTenantsJobIsLikeNone(t *testing.T) {
 			continue
 		}
 		body := bodies[r.Method+" "+r.Path]
-		at := func(id string) string { return strings.NewReplacer(":id", id, ":alloc", "1", "*", "x").Replace(r.Path) }
+		at := func(id string) string {
+			return strings.NewReplacer(":id", id, ":alloc", "1", ":step", "5", ":member", "0", ":file", "0", "*", "x").
+				Replace(r.Path)
+		}
 		name := r.Method + " " + r.Path
 		switch kind {
 		case ofJob:

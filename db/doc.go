@@ -33,7 +33,7 @@
 //	Tokens      first_token reset_token token_events tokens tokens_own
 //	JoinTokens  join join_tokens
 //	Secrets     secrets
-//	Objects     checkpoints inputs objects outputs prune_outputs storage_refused
+//	Objects     checkpoints checkpoints_kept inputs objects outputs prune_outputs storage_refused
 //	Uploads     uploads
 //	Logs        log_start logs prune_logs
 //	Outbox      notices

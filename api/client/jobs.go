@@ -225,13 +225,6 @@ func (c *Client) job(ctx context.Context, method string, id berth.JobID, verb st
 
 func jobPath(id berth.JobID) string { return "/v1/jobs/" + url.PathEscape(string(id)) }
 
-// Checkpoints returns a job's checkpoints, newest first.
-func (c *Client) Checkpoints(ctx context.Context, id berth.JobID) (wire.Page[berth.Checkpoint], error) {
-	var page wire.Page[berth.Checkpoint]
-	_, err := c.do(ctx, request{method: http.MethodGet, path: jobPath(id) + "/checkpoints"}, &page)
-	return page, err
-}
-
 // MetricsQuery selects a part of a job's metrics. The zero value selects member 0 of the
 // latest attempt.
 type MetricsQuery struct {

@@ -1,40 +1,154 @@
 package main
 
 import (
+	"cmp"
+	"context"
 	"fmt"
+	"strconv"
 
 	"github.com/spf13/cobra"
 
 	"berth"
+	"berth/api/client"
 	"berth/wire"
 )
 
-// newCheckpoints builds "berth checkpoints" over GET /v1/jobs/{id}/checkpoints. The job is
-// resolved first, because the argument may be a name or the beginning of an id.
+// newCheckpoints builds "berth checkpoints". With a job in place of a subcommand it lists.
 func newCheckpoints(a *app) *cobra.Command {
+	list := newCheckpointsList(a)
+	cmd := &cobra.Command{
+		Use:   "checkpoints JOB",
+		Short: "List, download, pin and remove checkpoints of jobs",
+		Long: "List the checkpoints of a job, newest first. The subcommands download a checkpoint, verify its\n" +
+			"hashes, keep it from being pruned, and remove it.",
+		Args:              list.Args,
+		ValidArgsFunction: list.ValidArgsFunction,
+		RunE:              list.RunE,
+	}
+	cmd.AddCommand(list, newCheckpointsPull(a), newCheckpointsVerify(a), newCheckpointsPin(a), newCheckpointsUnpin(a),
+		newCheckpointsRemove(a))
+	return cmd
+}
+
+// newCheckpointsList builds "berth checkpoints list" over GET /v1/jobs/{id}/checkpoints.
+func newCheckpointsList(a *app) *cobra.Command {
 	return &cobra.Command{
-		Use:               "checkpoints JOB",
+		Use:               "list JOB",
+		Aliases:           []string{"ls"},
 		Short:             "List a job's checkpoints, newest first",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeJobs(anyJob),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := a.client()
+			_, _, list, err := findCheckpoints(cmd.Context(), a, args[0])
 			if err != nil {
 				return err
-			}
-			job, err := a.job(cmd.Context(), c, args[0])
-			if err != nil {
-				return err
-			}
-			// The job found above has its checkpoints too; this call returns the API's own
-			// list document.
-			list, err := c.Checkpoints(cmd.Context(), job.ID)
-			if err != nil {
-				return a.failed(cmd.Context(), err)
 			}
 			return showCheckpoints(a, list)
 		},
 	}
+}
+
+// findCheckpoints resolves an argument to a job and lists its checkpoints. The job is
+// resolved first, because the argument may be a name or the beginning of an id.
+func findCheckpoints(ctx context.Context, a *app, name string) (*client.Client, wire.Job, wire.Page[berth.Checkpoint],
+	error) {
+	none := wire.Page[berth.Checkpoint]{}
+	c, err := a.client()
+	if err != nil {
+		return nil, wire.Job{}, none, err
+	}
+	job, err := a.job(ctx, c, name)
+	if err != nil {
+		return nil, job, none, err
+	}
+	// The job has its checkpoints too; this call returns the API's own list document.
+	list, err := c.Checkpoints(ctx, job.ID)
+	return c, job, list, a.failed(ctx, err)
+}
+
+// findStep returns the step that the arguments JOB [STEP] name: without STEP, the newest
+// verified one.
+func findStep(ctx context.Context, a *app, args []string) (*client.Client, wire.Job, int64, error) {
+	c, job, list, err := findCheckpoints(ctx, a, args[0])
+	if err != nil {
+		return nil, job, 0, err
+	}
+	if len(args) > 1 {
+		step, err := strconv.ParseInt(args[1], 10, 64)
+		if err != nil || step < 0 {
+			return nil, job, 0, usagef("%q is no step; write its number, such as 40", args[1])
+		}
+		return c, job, step, nil
+	}
+	for _, p := range list.Items {
+		if p.State == berth.CheckpointVerified {
+			return c, job, p.Step, nil
+		}
+	}
+	return nil, job, 0, berth.Errorf(berth.CodeNotFound, "%s has no verified checkpoint", named(job))
+}
+
+// onStep builds a subcommand that changes one checkpoint. do returns the sentence that -o
+// table prints.
+func onStep(a *app, cmd *cobra.Command,
+	do func(context.Context, *client.Client, wire.Job, int64) (any, string, error)) *cobra.Command {
+	cmd.ValidArgsFunction = a.completeJobs(anyJob)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		ctx := cmd.Context()
+		c, job, step, err := findStep(ctx, a, args)
+		if err != nil {
+			return err
+		}
+		body, said, err := do(ctx, c, job, step)
+		if err != nil {
+			return a.failed(ctx, err)
+		}
+		return a.show(view{body: body, names: []string{fmt.Sprintf("step-%d", step)}, table: func(bool) error {
+			_, err := fmt.Fprintln(a.out, said)
+			return err
+		}})
+	}
+	return cmd
+}
+
+// newCheckpointsPin builds "berth checkpoints pin" over POST …/checkpoints/{step}/pin.
+func newCheckpointsPin(a *app) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "pin JOB [STEP]",
+		Short: "Keep a checkpoint from being pruned",
+		Long: "Keep a verified checkpoint, by default the newest, beyond the limit of checkpoint.keep. Its job is\n" +
+			"not archived until unpin. Pinned checkpoints count towards the tenant's storage.",
+		Example: "  berth checkpoints pin digits 40",
+		Args:    cobra.RangeArgs(1, 2),
+	}
+	return onStep(a, cmd, func(ctx context.Context, c *client.Client, job wire.Job, step int64) (any, string, error) {
+		after, err := c.PinCheckpoint(ctx, job.ID, step)
+		return after, fmt.Sprintf("step %d of %s is pinned", step, named(job)), err
+	})
+}
+
+// newCheckpointsUnpin builds "berth checkpoints unpin".
+func newCheckpointsUnpin(a *app) *cobra.Command {
+	cmd := &cobra.Command{Use: "unpin JOB STEP", Short: "End the pin of a checkpoint", Args: cobra.ExactArgs(2)}
+	return onStep(a, cmd, func(ctx context.Context, c *client.Client, job wire.Job, step int64) (any, string, error) {
+		after, err := c.UnpinCheckpoint(ctx, job.ID, step)
+		return after, fmt.Sprintf("step %d of %s is not pinned", step, named(job)), err
+	})
+}
+
+// newCheckpointsRemove builds "berth checkpoints rm" over DELETE …/checkpoints/{step}.
+func newCheckpointsRemove(a *app) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "rm JOB STEP",
+		Short: "Remove a checkpoint of an ended job",
+		Long: "Remove a checkpoint and, within minutes, its objects. A checkpoint that is pinned, or from which a\n" +
+			"live job started, is not removed.",
+		Args: cobra.ExactArgs(2),
+	}
+	return onStep(a, cmd, func(ctx context.Context, c *client.Client, job wire.Job, step int64) (any, string, error) {
+		err := c.RemoveCheckpoint(ctx, job.ID, step)
+		return struct{}{}, fmt.Sprintf("step %d of %s is removed", step, named(job)), err
+	})
 }
 
 // showCheckpoints prints checkpoints, newest first. -o name prints step-N, since a
@@ -69,7 +183,20 @@ func checkpointTable(a *app, checkpoints []berth.Checkpoint, wide bool) *table {
 		if wide {
 			cells = append(cells, orDash(c.SHA256))
 		}
-		t.add(append(cells, c.Detail)...)
+		t.add(append(cells, cmp.Or(c.Detail, keptText(c)))...)
 	}
 	return t
+}
+
+// keptText returns why a checkpoint stays that keep alone would prune.
+func keptText(c berth.Checkpoint) string {
+	switch {
+	case c.Pinned && c.Used:
+		return "pinned; a live job started from it"
+	case c.Pinned:
+		return "pinned"
+	case c.Used:
+		return "a live job started from it"
+	}
+	return ""
 }

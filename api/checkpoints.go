@@ -1,0 +1,199 @@
+package api
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"net/http"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/danielgtaylor/huma/v2/adapters/humaecho"
+
+	"berth"
+	"berth/db"
+	"berth/wire"
+)
+
+// checkpointHandlers serve the checkpoints of jobs: lists, downloads, pins and removals.
+type checkpointHandlers struct {
+	jobReader
+	blobStore
+	objects *db.Objects
+	streams *streams
+}
+
+func (h *checkpointHandlers) mount(r *router) {
+	const tag, step = "data", "/v1/jobs/{id}/checkpoints/{step}"
+	register(r, r.operation("list-checkpoints", http.MethodGet, "/v1/jobs/{id}/checkpoints", "jobs",
+		"List a job's checkpoints, newest first"), h.listCheckpoints)
+	register(r, r.operation("show-checkpoint-files", http.MethodGet, step+"/members/{member}", tag,
+		"List the files of one member in a verified checkpoint, with their hashes"), h.listFiles)
+	get := r.operation("download-checkpoint-file", http.MethodGet, step+"/members/{member}/files/{file}", tag,
+		"Download a file of a verified checkpoint")
+	document(&get, "The file; its length and sha256 are those of the list",
+		map[string]*huma.MediaType{"application/octet-stream": {Schema: &huma.Schema{Type: huma.TypeString,
+			Format: "binary"}}})
+	register(r, get, h.downloadFile)
+	register(r, r.operation("pin-checkpoint", http.MethodPost, step+"/pin", tag,
+		"Keep a checkpoint from being pruned, and its job from being archived"), h.pin)
+	register(r, r.operation("unpin-checkpoint", http.MethodPost, step+"/unpin", tag, "End a pin"), h.unpin)
+	remove := r.operation("remove-checkpoint", http.MethodDelete, step, tag, "Remove a checkpoint of an ended job")
+	remove.Description = "409 for a checkpoint that is pinned, or from which a live job started."
+	remove.DefaultStatus = http.StatusNoContent
+	register(r, remove, h.remove)
+}
+
+type checkpointsOutput struct {
+	Body wire.Page[berth.Checkpoint]
+}
+
+// listCheckpoints returns a job's checkpoints as one page.
+func (h *checkpointHandlers) listCheckpoints(ctx context.Context, in *JobInput) (*checkpointsOutput, error) {
+	out, err := h.showJob(ctx, in)
+	if err != nil {
+		return nil, err
+	}
+	return &checkpointsOutput{page(out.Body.Checkpoints, "")}, nil
+}
+
+// StepInput names a checkpoint of a job; of several attempts with this step, the latest
+// counts.
+type StepInput struct {
+	JobInput
+	Step int64 `path:"step" minimum:"0" doc:"number of the step"`
+}
+
+// MemberInput names one member's part of a checkpoint.
+type MemberInput struct {
+	StepInput
+	Member int `path:"member" minimum:"0" doc:"number of the member, from 0"`
+}
+
+type filesOutput struct{ Body wire.CheckpointFiles }
+
+// listFiles reads the manifest of one member's part. A manifest with another hash than the
+// registered one is damage, of which the caller must not see the content.
+func (h *checkpointHandlers) listFiles(ctx context.Context, in *MemberInput) (*filesOutput, error) {
+	saved, err := h.saved(ctx, in)
+	if err != nil {
+		return nil, err
+	}
+	store, err := h.blobs()
+	if err != nil {
+		return nil, err
+	}
+	body, err := store.ReadAll(ctx, saved.Manifest, maxManifest)
+	if berth.CodeOf(err) == berth.CodeNotFound {
+		return nil, damaged(saved, "its manifest is missing")
+	}
+	if err != nil {
+		return nil, err
+	}
+	if sum := sha256.Sum256(body); hex.EncodeToString(sum[:]) != saved.SHA256 {
+		return nil, damaged(saved, "the sha256 of its manifest is not the registered one")
+	}
+	var m wire.CheckpointManifest
+	if err := json.NewDecoder(bytes.NewReader(body)).Decode(&m); err != nil {
+		return nil, damaged(saved, "its manifest cannot be read")
+	}
+	out := &filesOutput{wire.CheckpointFiles{Step: saved.Step, Attempt: saved.Attempt, Member: saved.Member,
+		Members: saved.Members, Files: make([]wire.SavedFile, len(m.Files))}}
+	for i, f := range m.Files {
+		if f.Object != fmt.Sprintf("%s/file-%06d", saved.Folder(), i) {
+			return nil, damaged(saved, "its manifest names files of another checkpoint")
+		}
+		out.Body.Files[i] = wire.SavedFile{Path: f.Path, Bytes: f.Bytes, SHA256: f.SHA256, Mode: f.Mode}
+	}
+	return out, nil
+}
+
+// maxManifest is the greatest length of a manifest, in bytes, as agents write it.
+const maxManifest = 64 << 20
+
+// damaged is the error for a checkpoint that the store does not hold as it was registered.
+func damaged(s db.SavedShard, why string) error {
+	return berth.Errorf(berth.CodeConflict, "step %d of job %s is damaged: %s", s.Step, s.Job, why)
+}
+
+// saved looks up one member's part of a verified checkpoint that the caller may see.
+func (h *checkpointHandlers) saved(ctx context.Context, in *MemberInput) (db.SavedShard, error) {
+	id, err := h.job(ctx, in.ID)
+	if err != nil {
+		return db.SavedShard{}, err
+	}
+	return h.objects.Saved(ctx, scope(ctx), id, in.Step, in.Member)
+}
+
+// fileInput names a file by its place in the list. Attempt keeps a download from mixing two
+// checkpoints of one step.
+type fileInput struct {
+	MemberInput
+	File    int `path:"file" minimum:"0" maximum:"999999" doc:"place in the list of files, from 0"`
+	Attempt int `query:"attempt" minimum:"0" doc:"attempt of the list; default: the latest"`
+}
+
+// downloadFile sends a file as stored. Look-ups that can fail come before the answer begins.
+func (h *checkpointHandlers) downloadFile(ctx context.Context, in *fileInput) (*huma.StreamResponse, error) {
+	saved, err := h.saved(ctx, &in.MemberInput)
+	if err != nil {
+		return nil, err
+	}
+	if in.Attempt != 0 && in.Attempt != saved.Attempt {
+		return nil, berth.Errorf(berth.CodeConflict, "step %d of job %s was saved again by attempt %d; list its files "+
+			"again", saved.Step, saved.Job, saved.Attempt)
+	}
+	store, err := h.blobs()
+	if err != nil {
+		return nil, err
+	}
+	key := fmt.Sprintf("%s/file-%06d", saved.Folder(), in.File)
+	return &huma.StreamResponse{Body: func(out huma.Context) {
+		c := humaecho.UnwrapV4(out)
+		if err := h.streams.sendObject(c, downloadTransfer, store, key); err != nil {
+			h.streams.router.renderError(err, c)
+		}
+	}}, nil
+}
+
+type checkpointOutput struct{ Body berth.Checkpoint }
+
+func (h *checkpointHandlers) pin(ctx context.Context, in *StepInput) (*checkpointOutput, error) {
+	return h.change(ctx, in, h.objects.Pin)
+}
+
+func (h *checkpointHandlers) unpin(ctx context.Context, in *StepInput) (*checkpointOutput, error) {
+	return h.change(ctx, in, h.objects.Unpin)
+}
+
+// change applies a change to a checkpoint and returns the checkpoint after the change.
+func (h *checkpointHandlers) change(ctx context.Context, in *StepInput,
+	do func(context.Context, berth.TenantID, berth.JobID, int64) error) (*checkpointOutput, error) {
+	id, err := h.job(ctx, in.ID)
+	if err != nil {
+		return nil, err
+	}
+	if err := do(ctx, scope(ctx), id, in.Step); err != nil {
+		return nil, err
+	}
+	out, err := h.jobNow(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range out.Body.Checkpoints { // of one step, the latest attempt first
+		if c.Step == in.Step && c.State == berth.CheckpointVerified {
+			return &checkpointOutput{c}, nil
+		}
+	}
+	return nil, berth.Errorf(berth.CodeNotFound, "job %s has no verified checkpoint of step %d", id, in.Step)
+}
+
+func (h *checkpointHandlers) remove(ctx context.Context, in *StepInput) (*struct{}, error) {
+	id, err := h.job(ctx, in.ID)
+	if err != nil {
+		return nil, err
+	}
+	return nil, h.objects.Remove(ctx, scope(ctx), id, in.Step)
+}
