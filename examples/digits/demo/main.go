@@ -24,7 +24,7 @@ func main() {
 	flag.StringVar(&d.program, "berth-dev", "bin/berth-dev", "the berth-dev program, asked to kill the machine")
 	url := flag.String("url", "http://127.0.0.1:7070", "address of the API")
 	tokenFile := flag.String("token-file", "", "file that holds a token")
-	limit := flag.Duration("limit", 5*time.Minute, "how long it may take")
+	limit := flag.Duration("limit", 8*time.Minute, "how long it may take")
 	flag.Parse()
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
@@ -57,24 +57,99 @@ func (d *demo) run(ctx context.Context) error {
 	if err := d.awaitMachines(ctx, 2); err != nil {
 		return err
 	}
-	source, err := os.ReadFile(d.file)
+	job, err := d.submit(ctx)
 	if err != nil {
 		return err
+	}
+	job, err = d.watch(ctx, job.ID, d.takeMachine)
+	if err != nil {
+		return err
+	}
+	accuracy, err := d.check(ctx, job)
+	if err != nil {
+		return err
+	}
+	return d.resume(ctx, accuracy)
+}
+
+func (d *demo) submit(ctx context.Context) (wire.Job, error) {
+	source, err := os.ReadFile(d.file)
+	if err != nil {
+		return wire.Job{}, err
 	}
 	file, err := jobfile.Parse(d.file, source)
 	if err != nil {
-		return err
+		return wire.Job{}, err
 	}
 	job, _, err := d.api.Submit(ctx, file.Spec, "")
 	if err != nil {
-		return fmt.Errorf("submit: %w", err)
+		return job, fmt.Errorf("submit: %w", err)
 	}
 	say("submitted %s as job %s", d.file, job.ID)
-	job, err = d.watch(ctx, job.ID)
+	return job, nil
+}
+
+// resume cancels a second run after its first checkpoint, and retries it.
+func (d *demo) resume(ctx context.Context, accuracy string) error {
+	say("")
+	first, err := d.submit(ctx)
 	if err != nil {
 		return err
 	}
-	return d.check(ctx, job)
+	canceled := false
+	first, err = d.watch(ctx, first.ID, func(ctx context.Context, job wire.Job) error {
+		if canceled || job.Progress == nil || job.Progress.Step < 17 || newestStep(job) < 10 {
+			return nil
+		}
+		canceled = true
+		say("canceling the job, as if by mistake")
+		_, err := d.api.Cancel(ctx, job.ID)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if first.Status != berth.Canceled {
+		return fmt.Errorf("job %s ended %s, want canceled", first.ID, first.Status)
+	}
+	saved := newestStep(first)
+	second, err := d.api.Retry(ctx, first.ID, client.RetryOptions{})
+	if err != nil {
+		return fmt.Errorf("retry: %w", err)
+	}
+	say("retried as job %s", second.ID)
+	second, err = d.watch(ctx, second.ID, func(context.Context, wire.Job) error { return nil })
+	if err != nil {
+		return err
+	}
+	if second.Status != berth.Succeeded {
+		return fmt.Errorf("job %s ended %s (%+v)", second.ID, second.Status, second.Reason)
+	}
+	if from := second.StartedFrom; from == nil || from.Job != first.ID || from.Step != saved {
+		return fmt.Errorf("job %s started from %+v, want step %d of job %s", second.ID, from, saved, first.ID)
+	}
+	got, err := d.accuracy(ctx, second.ID)
+	if err != nil {
+		return err
+	}
+	if got != accuracy {
+		return fmt.Errorf("accuracy is %s after the retry and %s in the first run, want the same", got, accuracy)
+	}
+	say("")
+	say("retry resumed       from the verified checkpoint of step %d of the canceled job", saved)
+	say("accuracy            %s, as in the first run", got)
+	return nil
+}
+
+// newestStep returns the newest verified checkpoint of a job, 0 if it has none.
+func newestStep(job wire.Job) int64 {
+	newest := int64(0)
+	for _, c := range job.Checkpoints {
+		if c.State == berth.CheckpointVerified {
+			newest = max(newest, c.Step)
+		}
+	}
+	return newest
 }
 
 func (d *demo) awaitMachines(ctx context.Context, n int) error {
@@ -98,9 +173,9 @@ func (d *demo) awaitMachines(ctx context.Context, n int) error {
 	}
 }
 
-// watch shows the job's progress to its end, and takes its machine away once
-// two checkpoints are verified and another has begun.
-func (d *demo) watch(ctx context.Context, id berth.JobID) (wire.Job, error) {
+// watch shows a job's progress until the job ends. It calls act with each
+// version of the job before that.
+func (d *demo) watch(ctx context.Context, id berth.JobID, act func(context.Context, wire.Job) error) (wire.Job, error) {
 	for {
 		job, err := d.api.Job(ctx, id)
 		if err != nil {
@@ -110,14 +185,8 @@ func (d *demo) watch(ctx context.Context, id berth.JobID) (wire.Job, error) {
 		if job.Status.Terminal() {
 			return job, nil
 		}
-		if d.killed == "" && d.ripe(job) {
-			d.killed = job.Attempts[0].Machines[0]
-			say("taking machine %s away: agent, Docker engine and containers die together (SIGKILL)", d.killed)
-			if out, err := exec.CommandContext(ctx, d.program, "kill-machine", string(d.killed), "--dir",
-				d.stack).CombinedOutput(); err != nil {
-				return job, fmt.Errorf("kill machine %s: %w: %s", d.killed, err, out)
-			}
-			say("machine %s is dead; the job counts it as lost after %s of silence", d.killed, job.Spec.LostAfter)
+		if err := act(ctx, job); err != nil {
+			return job, err
 		}
 		if err := pause(ctx, 200*time.Millisecond); err != nil {
 			return job, fmt.Errorf("job %s is %s: %w", id, job.Status, err)
@@ -125,14 +194,25 @@ func (d *demo) watch(ctx context.Context, id berth.JobID) (wire.Job, error) {
 	}
 }
 
-// ripe reports whether there is something to lose and something to resume from.
-func (d *demo) ripe(job wire.Job) bool {
-	newest := int64(0)
-	for _, c := range job.Checkpoints {
-		if c.State == berth.CheckpointVerified {
-			newest = max(newest, c.Step)
-		}
+// takeMachine kills the machine of the job once two checkpoints are verified
+// and steps after them would be lost.
+func (d *demo) takeMachine(ctx context.Context, job wire.Job) error {
+	if d.killed != "" || !ripe(job) {
+		return nil
 	}
+	d.killed = job.Attempts[0].Machines[0]
+	say("taking machine %s away: agent, Docker engine and containers die together (SIGKILL)", d.killed)
+	if out, err := exec.CommandContext(ctx, d.program, "kill-machine", string(d.killed), "--dir",
+		d.stack).CombinedOutput(); err != nil {
+		return fmt.Errorf("kill machine %s: %w: %s", d.killed, err, out)
+	}
+	say("machine %s is dead; the job counts it as lost after %s of silence", d.killed, job.Spec.LostAfter)
+	return nil
+}
+
+// ripe reports whether there is something to lose and something to resume from.
+func ripe(job wire.Job) bool {
+	newest := newestStep(job)
 	return job.Status == berth.Running && len(job.Attempts) == 1 && newest >= 10 && job.Progress != nil &&
 		job.Progress.Step > newest+1
 }
@@ -157,46 +237,55 @@ func (d *demo) show(job wire.Job) {
 	}
 }
 
-// check asserts what the demonstration promises.
-func (d *demo) check(ctx context.Context, job wire.Job) error {
+// check asserts that the run survived the loss of its machine. It returns the accuracy.
+func (d *demo) check(ctx context.Context, job wire.Job) (string, error) {
 	if job.Status != berth.Succeeded {
-		return fmt.Errorf("job %s ended %s (%+v)", job.ID, job.Status, job.Reason)
+		return "", fmt.Errorf("job %s ended %s (%+v)", job.ID, job.Status, job.Reason)
 	}
 	if len(job.Attempts) != 2 || d.killed == "" {
-		return fmt.Errorf("job %s took %d attempts, want 2: one that was taken away, one that resumed", job.ID,
+		return "", fmt.Errorf("job %s took %d attempts, want 2: one that was taken away, one that resumed", job.ID,
 			len(job.Attempts))
 	}
 	first, second := job.Attempts[0], job.Attempts[1]
 	switch {
 	case first.LastStep == nil || second.ResumeFrom == nil || *second.ResumeFrom <= 0:
-		return errors.New("the second attempt did not resume from a checkpoint")
+		return "", errors.New("the second attempt did not resume from a checkpoint")
 	case second.Machines[0] == d.killed:
-		return fmt.Errorf("the second attempt ran on the dead machine %s", d.killed)
+		return "", fmt.Errorf("the second attempt ran on the dead machine %s", d.killed)
 	}
 	lost := *first.LastStep - *second.ResumeFrom
 	if lost < 0 || lost >= *first.LastStep {
-		return fmt.Errorf("steps lost %d of %d: the checkpoint saved nothing", lost, *first.LastStep)
+		return "", fmt.Errorf("steps lost %d of %d: the checkpoint saved nothing", lost, *first.LastStep)
 	}
-	accuracy := ""
-	err := d.api.Logs(ctx, job.ID, client.LogsQuery{}, func(l wire.LogLine) error {
-		if v, ok := strings.CutPrefix(l.Text, "accuracy="); ok {
-			accuracy = v
-		}
-		return nil
-	})
+	accuracy, err := d.accuracy(ctx, job.ID)
 	if err != nil {
-		return fmt.Errorf("logs: %w", err)
-	}
-	var value float64
-	if _, err := fmt.Sscanf(accuracy, "%f", &value); err != nil || value < 0.95 {
-		return fmt.Errorf("accuracy %q is not at least 0.95", accuracy)
+		return "", err
 	}
 	say("")
 	say("machine lost        %s, at step %d", d.killed, *first.LastStep)
 	say("resumed on          %s, from the verified checkpoint of step %d", second.Machines[0], *second.ResumeFrom)
 	say("steps lost          %d of %d", lost, *first.LastStep)
 	say("accuracy            %s", accuracy)
-	return nil
+	return accuracy, nil
+}
+
+// accuracy reads the final accuracy from a job's log.
+func (d *demo) accuracy(ctx context.Context, id berth.JobID) (string, error) {
+	accuracy := ""
+	err := d.api.Logs(ctx, id, client.LogsQuery{}, func(l wire.LogLine) error {
+		if v, ok := strings.CutPrefix(l.Text, "accuracy="); ok {
+			accuracy = v
+		}
+		return nil
+	})
+	if err != nil {
+		return "", fmt.Errorf("logs: %w", err)
+	}
+	var value float64
+	if _, err := fmt.Sscanf(accuracy, "%f", &value); err != nil || value < 0.95 {
+		return "", fmt.Errorf("accuracy %q is not at least 0.95", accuracy)
+	}
+	return accuracy, nil
 }
 
 func say(format string, args ...any) { fmt.Printf("demo: "+format+"\n", args...) }
