@@ -21,10 +21,14 @@ import (
 )
 
 // newOutputs builds "berth outputs", which lists and downloads the files that jobs have
-// stored.
+// stored. With a job in place of a subcommand it lists.
 func newOutputs(a *app) *cobra.Command {
-	cmd := &cobra.Command{Use: "outputs", Short: "List and download outputs of jobs"}
-	cmd.AddCommand(newOutputsList(a), newOutputsPull(a))
+	list := newOutputsList(a)
+	cmd := &cobra.Command{
+		Use: "outputs JOB", Short: "List and download outputs of jobs", Args: list.Args,
+		ValidArgsFunction: list.ValidArgsFunction, RunE: list.RunE,
+	}
+	cmd.AddCommand(list, newOutputsPull(a))
 	return cmd
 }
 
