@@ -22,6 +22,8 @@ type Checkpoint struct {
 	Bytes     int64           `json:"bytes"`
 	CreatedAt time.Time       `json:"created_at"`
 	Detail    string          `json:"detail,omitempty"` // the damage of a bad checkpoint
+	Metric    *float64        `json:"metric_value,omitempty" doc:"value of keep_best.metric when it was saved"`
+	Best      int             `json:"best,omitempty" doc:"kept for its value, as keep_best ranks it; 1 is the best"`
 	Pinned    bool            `json:"pinned,omitempty"` // kept by a user, whatever checkpoint.keep says
 	Used      bool            `json:"used,omitempty"`   // kept for a live job that started from it
 }

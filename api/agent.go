@@ -5,8 +5,10 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"math"
 	"net"
 	"net/http"
+	"strconv"
 	"time"
 
 	"github.com/labstack/echo/v4"
@@ -186,6 +188,13 @@ func (h *agentObjectHandlers) agentCheckpoint(c echo.Context) error {
 	p, err := readAgent[wire.CheckpointReport](c)
 	if err != nil {
 		return err
+	}
+	if text := c.Request().Header.Get(wire.HeaderMetricValue); text != "" {
+		v, err := strconv.ParseFloat(text, 64)
+		if err != nil || math.IsNaN(v) || math.IsInf(v, 0) {
+			return berth.Errorf(berth.CodeInvalid, "header %s: %.40q is no finite number", wire.HeaderMetricValue, text)
+		}
+		p.MetricValue = &v
 	}
 	ctx := c.Request().Context()
 	pruned, err := h.reported.RegisterCheckpoint(ctx, machineOf(c), p)

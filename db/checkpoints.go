@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/spec"
 	"berth/wire"
 )
 
@@ -93,6 +94,7 @@ type checkpointing struct {
 	tenant berth.TenantID
 	ranks  int
 	keep   int
+	best   *spec.KeepBest // nil: the newest alone are kept
 	limits []StorageLimit // of the tenant
 	added  bool           // false for a repeated report and for a pruned step
 }
@@ -112,12 +114,13 @@ func (c *checkpointing) lock(ctx context.Context) error {
 	var limits []byte
 	err := c.tx.QueryRow(ctx, `
 		SELECT j.tenant, j.state, j.attempt, coalesce((s.spec ->> 'members')::int, 1),
-			coalesce((s.spec -> 'checkpoint' ->> 'keep')::int, 2), storage_limits(j.tenant)
+			coalesce((s.spec -> 'checkpoint' ->> 'keep')::int, 2), storage_limits(j.tenant),
+			s.spec -> 'checkpoint' -> 'keep_best'
 		FROM jobs j
 		JOIN job_specs s ON s.job = j.id
 		WHERE j.id = @job
 		FOR NO KEY UPDATE OF j`, pgx.NamedArgs{"job": p.Job}).
-		Scan(&c.tenant, &state, &attempt, &c.ranks, &c.keep, &limits)
+		Scan(&c.tenant, &state, &attempt, &c.ranks, &c.keep, &limits, &c.best)
 	if err != nil {
 		return err
 	}
@@ -154,7 +157,7 @@ func (c *checkpointing) register(ctx context.Context) (bool, error) {
 	p := c.report
 	args := pgx.NamedArgs{
 		"job": p.Job, "step": p.Step, "attempt": p.Attempt, "rank": p.Rank, "ranks": c.ranks,
-		"manifest": p.Manifest, "sha256": p.SHA256, "bytes": p.Bytes,
+		"manifest": p.Manifest, "sha256": p.SHA256, "bytes": p.Bytes, "metric": p.MetricValue,
 	}
 	var verified bool
 	var bytes int64
@@ -165,8 +168,8 @@ func (c *checkpointing) register(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	tag, err := c.tx.Exec(ctx, `
-		INSERT INTO checkpoint_shards (job, step, attempt, rank, manifest, sha256, bytes)
-		SELECT @job, @step, @attempt, @rank, @manifest, @sha256, @bytes
+		INSERT INTO checkpoint_shards (job, step, attempt, rank, manifest, sha256, bytes, metric_value)
+		SELECT @job, @step, @attempt, @rank, @manifest, @sha256, @bytes, @metric
 		WHERE EXISTS (
 			SELECT 1 FROM checkpoints
 			WHERE job = @job AND step = @step AND attempt = @attempt AND state <> 'pruned')
@@ -177,9 +180,11 @@ func (c *checkpointing) register(ctx context.Context) (bool, error) {
 	c.added = tag.RowsAffected() > 0
 	err = c.tx.QueryRow(ctx, `
 		UPDATE checkpoints c
-		SET state = CASE WHEN s.n = c.ranks THEN 'verified' ELSE c.state END, bytes = s.bytes
+		SET state = CASE WHEN s.n = c.ranks THEN 'verified' ELSE c.state END, bytes = s.bytes,
+		    metric_value = s.metric
 		FROM (
-			SELECT count(*) AS n, sum(bytes) AS bytes
+			SELECT count(*) AS n, sum(bytes) AS bytes,
+				(array_agg(metric_value ORDER BY rank) FILTER (WHERE metric_value IS NOT NULL))[1] AS metric
 			FROM checkpoint_shards
 			WHERE job = @job AND step = @step AND attempt = @attempt
 		) s
@@ -227,11 +232,26 @@ func (c *checkpointing) late(ctx context.Context) ([]PrunedShard, error) {
 	return []PrunedShard{{Tenant: c.tenant, Job: p.Job, Attempt: p.Attempt, Rank: p.Rank, Step: p.Step}}, nil
 }
 
+// bestSteps selects step and attempt of the verified checkpoints of @job with the @best best
+// values; @greatest: the greatest values are the best.
+const bestSteps = `
+	SELECT step, attempt
+	FROM checkpoints
+	WHERE job = @job AND state = 'verified' AND metric_value IS NOT NULL
+	ORDER BY CASE WHEN @greatest THEN -metric_value ELSE metric_value END, step DESC, attempt DESC
+	LIMIT @best`
+
 // prune marks all verified steps but the newest keep, and the partial steps of earlier
 // attempts, and returns their shards. Partial steps of the current attempt may still
 // become verified. Pinned steps, and those from which live jobs started, stay and do not
-// count; a trigger keeps them from every other statement as well.
+// count; a trigger keeps them from every other statement as well. The steps with the best
+// values of keep_best.metric stay, too; of equal values, the newer step.
 func (c *checkpointing) prune(ctx context.Context) ([]PrunedShard, error) {
+	var best spec.KeepBest // no steps
+	if c.best != nil {
+		best = *c.best
+		best.Count = max(best.Count, 1)
+	}
 	rows, err := c.tx.Query(ctx, `
 		WITH old AS (
 			SELECT step, attempt
@@ -240,7 +260,7 @@ func (c *checkpointing) prune(ctx context.Context) ([]PrunedShard, error) {
 				FROM checkpoints
 				WHERE job = @job AND state = 'verified' AND NOT checkpoint_is_kept(job, step, attempt, pinned_at)
 			) v
-			WHERE n > @keep
+			WHERE n > @keep AND (step, attempt) NOT IN (`+bestSteps+`)
 			UNION ALL
 			SELECT step, attempt
 			FROM checkpoints
@@ -255,7 +275,8 @@ func (c *checkpointing) prune(ctx context.Context) ([]PrunedShard, error) {
 		SELECT h.attempt, h.rank, h.step
 		FROM pruned p
 		JOIN checkpoint_shards h ON h.job = @job AND h.step = p.step AND h.attempt = p.attempt`,
-		pgx.NamedArgs{"job": c.report.Job, "attempt": c.report.Attempt, "keep": c.keep})
+		pgx.NamedArgs{"job": c.report.Job, "attempt": c.report.Attempt, "keep": c.keep, "best": best.Count,
+			"greatest": best.Mode == spec.BestIsMax})
 	if err != nil {
 		return nil, err
 	}

@@ -102,7 +102,7 @@ var fullDocument = jobDocument + ` || jsonb_strip_nulls(jsonb_build_object(
 			'checkpoints', (
 				SELECT jsonb_agg(jsonb_build_object(
 					'step', c.step, 'attempt', c.attempt, 'state', c.state, 'bytes', c.bytes,
-					'created_at', c.created_at, 'detail', c.detail,
+					'created_at', c.created_at, 'detail', c.detail, 'metric_value', c.metric_value,
 					'pinned', CASE WHEN c.pinned_at IS NOT NULL THEN true END,
 					'used', CASE WHEN c.state = 'verified' AND checkpoint_is_kept(c.job, c.step, c.attempt, NULL)
 						THEN true END,
@@ -157,6 +157,7 @@ func getJob(ctx context.Context, d *core, tenant berth.TenantID, id berth.JobID)
 		return wire.Job{}, mapError(err, "job "+string(id))
 	}
 	job, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[wire.Job])
+	job.RankBest()
 	if err != nil || job.ArrayIndex == nil {
 		return job, mapError(err, "job "+string(id))
 	}

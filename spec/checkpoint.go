@@ -8,6 +8,18 @@ import (
 	"berth"
 )
 
+// MaxMetricName is the greatest length in bytes of the name of a value in a progress file.
+const MaxMetricName = 64
+
+// ValidMetricName reports whether a job may report a value under this name in its progress file.
+func ValidMetricName(name string) bool {
+	other := func(r rune) bool {
+		letter := r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z'
+		return !letter && (r < '0' || r > '9') && !strings.ContainsRune("_-./", r)
+	}
+	return name != "" && len(name) <= MaxMetricName && !strings.ContainsFunc(name, other)
+}
+
 // StepRef names a checkpoint of a job: one step, or the newest one if Step is nil.
 type StepRef struct {
 	Job  berth.JobID

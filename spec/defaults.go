@@ -60,6 +60,9 @@ func (s Job) WithDefaults() Job {
 		if c.Keep == 0 {
 			c.Keep = DefaultKeep
 		}
+		if c.Best != nil && c.Best.Count == 0 {
+			c.Best = &KeepBest{Metric: c.Best.Metric, Mode: c.Best.Mode, Count: 1}
+		}
 		s.Checkpoint = &c
 	}
 	if s.Array != nil {

@@ -74,12 +74,27 @@ type Placement struct {
 // CheckpointPolicy names the folder of a job's checkpoints, the number to keep, and the
 // checkpoint of another job to start from.
 type CheckpointPolicy struct {
-	Path     string   `json:"path" doc:"absolute folder in the container"`
-	Interval Duration `json:"interval,omitempty" doc:"interval of the signal; without it the job decides"`
-	Keep     int      `json:"keep,omitempty" zero:"1 to 100; default 2" doc:"number of stored checkpoints"`
-	Signal   string   `json:"signal,omitempty" doc:"signal that requests a checkpoint, such as SIGUSR1"`
-	From     string   `json:"from,omitempty" doc:"checkpoint of another job to start from: JOB or JOB@STEP"`
+	Path     string    `json:"path" doc:"absolute folder in the container"`
+	Interval Duration  `json:"interval,omitempty" doc:"interval of the signal; without it the job decides"`
+	Keep     int       `json:"keep,omitempty" zero:"1 to 100; default 2" doc:"number of stored checkpoints"`
+	Best     *KeepBest `json:"keep_best,omitempty" doc:"checkpoints to keep in addition, by a metric of the job"`
+	Signal   string    `json:"signal,omitempty" doc:"signal that requests a checkpoint, such as SIGUSR1"`
+	From     string    `json:"from,omitempty" doc:"checkpoint of another job to start from: JOB or JOB@STEP"`
 }
+
+// KeepBest names the metric of a job by which Berth keeps the best checkpoints, in addition to
+// the newest ones. The metric is a value of the progress file.
+type KeepBest struct {
+	Metric string `json:"metric" doc:"name of a value in the progress file, such as accuracy"`
+	Mode   string `json:"mode" doc:"max if greater values are better, min if smaller ones are"`
+	Count  int    `json:"count,omitempty" zero:"1 to 20; default 1" doc:"number of best checkpoints"`
+}
+
+// Modes of KeepBest.
+const (
+	BestIsMax = "max"
+	BestIsMin = "min"
+)
 
 // Input is data that a machine puts into the container before the start.
 type Input struct {

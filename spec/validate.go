@@ -211,6 +211,14 @@ func (s Job) validateCheckpoint(v *validation) {
 	v.require(ok, "checkpoint.path", fmt.Sprintf("%q cannot be a checkpoint folder", c.Path),
 		"a clean absolute path such as /checkpoint, not under "+strings.Join(reservedPaths[1:], ", "))
 	v.require(c.Keep >= 1 && c.Keep <= 100, "checkpoint.keep", fmt.Sprintf("%d is out of range", c.Keep), "1 to 100")
+	if b := c.Best; b != nil {
+		v.require(ValidMetricName(b.Metric), "checkpoint.keep_best.metric",
+			fmt.Sprintf("%.100q cannot be the name of a value in the progress file", b.Metric),
+			fmt.Sprintf("1 to %d letters, digits, and _ - . /", MaxMetricName))
+		v.oneOf("checkpoint.keep_best.mode", b.Mode, BestIsMax, BestIsMin)
+		v.require(b.Count >= 1 && b.Count <= 20, "checkpoint.keep_best.count",
+			fmt.Sprintf("%d is out of range", b.Count), "1 to 20")
+	}
 	v.require(c.Interval == 0 || c.Interval.Std() >= time.Second,
 		"checkpoint.interval", fmt.Sprintf("%s is out of range", c.Interval), "at least 1s")
 	if c.Signal != "" {

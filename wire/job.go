@@ -1,6 +1,8 @@
 package wire
 
 import (
+	"cmp"
+	"slices"
 	"time"
 
 	"berth"
@@ -66,6 +68,29 @@ type StartPoint struct {
 	Attempt int         `json:"attempt" doc:"attempt of that job that saved the step"`
 	Step    int64       `json:"step"`
 	Members int         `json:"-"` // whose parts the checkpoint has
+}
+
+// RankBest sets Best on the checkpoints that checkpoint.keep_best keeps.
+func (j *Job) RankBest() {
+	if j.Spec == nil || j.Spec.Checkpoint == nil || j.Spec.Checkpoint.Best == nil {
+		return
+	}
+	policy := j.Spec.Checkpoint.Best
+	var measured []*berth.Checkpoint
+	for i, c := range j.Checkpoints {
+		if c.State == berth.CheckpointVerified && c.Metric != nil {
+			measured = append(measured, &j.Checkpoints[i])
+		}
+	}
+	slices.SortStableFunc(measured, func(x, y *berth.Checkpoint) int { // of equal values, the newest stays first
+		if policy.Mode == spec.BestIsMax {
+			x, y = y, x
+		}
+		return cmp.Compare(*x.Metric, *y.Metric)
+	})
+	for i, c := range measured[:min(max(policy.Count, 1), len(measured))] {
+		c.Best = i + 1
+	}
 }
 
 // Tally counts the elements of a parent by status.

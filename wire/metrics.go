@@ -6,7 +6,6 @@ import (
 	"math"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"berth"
@@ -60,7 +59,6 @@ const (
 	MaxMetricBytes = 1 << 20 // length of the object with all series of a member
 
 	MaxProgressValues = 16 // progress values of a member
-	MaxProgressName   = 64 // bytes of the name of one
 )
 
 // MetricSeries is one metric of one member in one attempt.
@@ -78,15 +76,6 @@ type MetricSeries struct {
 type ProgressSeries struct {
 	Name   string `json:"name" doc:"as the job calls it, such as loss"`
 	Values Values `json:"values" doc:"as the values of series"`
-}
-
-// ValidProgressName reports whether a job may report a progress value under this name.
-func ValidProgressName(name string) bool {
-	other := func(r rune) bool {
-		letter := r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z'
-		return !letter && (r < '0' || r > '9') && !strings.ContainsRune("_-./", r)
-	}
-	return name != "" && len(name) <= MaxProgressName && !strings.ContainsFunc(name, other)
 }
 
 // MemberMetrics holds the measurements of one member of a job in one attempt. All
@@ -159,7 +148,7 @@ func ParseMemberMetrics(b []byte) (MemberMetrics, error) {
 		return m, fmt.Errorf("read metrics: %d progress values", len(m.Progress))
 	}
 	for _, s := range m.Progress {
-		if !ValidProgressName(s.Name) || len(s.Values) > MaxPoints || len(s.Values) != m.points() {
+		if !spec.ValidMetricName(s.Name) || len(s.Values) > MaxPoints || len(s.Values) != m.points() {
 			return m, fmt.Errorf("read metrics: progress value %.40q with %d values", s.Name, len(s.Values))
 		}
 	}

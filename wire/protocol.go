@@ -282,7 +282,13 @@ type CheckpointReport struct {
 	// Failed, with Bad, reports a failed restore without proof of damage. The second such
 	// failure counts as damage.
 	Failed bool `json:"failed,omitempty"`
+	// MetricValue is the value of checkpoint.keep_best.metric for the step; nil: none. It is sent as
+	// HeaderMetricValue, since servers of the version before reject fields that they do not know.
+	MetricValue *float64 `json:"-"`
 }
+
+// HeaderMetricValue carries CheckpointReport.MetricValue, as strconv formats it.
+const HeaderMetricValue = "Berth-Metric-Value"
 
 // LogAck answers an append to a member's log with the end of the stored part. If this
 // is not the sender's own end, the sender continues from there.

@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -66,17 +68,26 @@ func findCheckpoints(ctx context.Context, a *app, name string) (*client.Client, 
 	return c, job, list, a.failed(ctx, err)
 }
 
-// findStep returns the step that the arguments JOB [STEP] name: without STEP, the newest
-// verified one.
+// findStep returns the step that the arguments JOB [STEP] name. Without STEP it is the newest
+// verified one, and "best" is the best by the metric of checkpoint.keep_best.
 func findStep(ctx context.Context, a *app, args []string) (*client.Client, wire.Job, int64, error) {
 	c, job, list, err := findCheckpoints(ctx, a, args[0])
 	if err != nil {
 		return nil, job, 0, err
 	}
+	if len(args) > 1 && args[1] == "best" {
+		for _, p := range list.Items {
+			if p.Best == 1 {
+				return c, job, p.Step, nil
+			}
+		}
+		return nil, job, 0, berth.Errorf(berth.CodeNotFound, "%s has no checkpoint with a value of a metric; "+
+			"checkpoint.keep_best of the job file names the metric", named(job))
+	}
 	if len(args) > 1 {
 		step, err := strconv.ParseInt(args[1], 10, 64)
 		if err != nil || step < 0 {
-			return nil, job, 0, usagef("%q is no step; write its number, such as 40", args[1])
+			return nil, job, 0, usagef("%q is no step; write its number, such as 40, or best", args[1])
 		}
 		return c, job, step, nil
 	}
@@ -171,15 +182,23 @@ func showCheckpoints(a *app, list wire.Page[berth.Checkpoint]) error {
 // resumes from verified checkpoints, hence their colour; a pruned one is only a record. The
 // hash is long and is left to wide.
 func checkpointTable(a *app, checkpoints []berth.Checkpoint, wide bool) *table {
-	t := &table{screen: a.outTerm, head: []string{"STEP", "ATTEMPT", "STATE", "SIZE", "AGE", "DETAIL"}}
-	if wide {
-		t.head = []string{"STEP", "ATTEMPT", "STATE", "SIZE", "AGE", "SHA256", "DETAIL"}
+	t := &table{screen: a.outTerm, head: []string{"STEP", "ATTEMPT", "STATE", "SIZE", "AGE"}}
+	measured := slices.ContainsFunc(checkpoints, func(c berth.Checkpoint) bool { return c.Metric != nil })
+	if measured {
+		t.head = append(t.head, "METRIC")
 	}
+	if wide {
+		t.head = append(t.head, "SHA256")
+	}
+	t.head = append(t.head, "DETAIL")
 	for _, c := range checkpoints {
 		tones := map[berth.CheckpointState]tone{berth.CheckpointVerified: good, berth.CheckpointBad: bad,
 			berth.CheckpointPruned: faint}
 		cells := []any{fmt.Sprint(c.Step), fmt.Sprint(c.Attempt), cell{string(c.State), tones[c.State]},
 			bytesOf(c.Bytes), since(&c.CreatedAt, a.now())}
+		if measured {
+			cells = append(cells, metricText(c.Metric))
+		}
 		if wide {
 			cells = append(cells, orDash(c.SHA256))
 		}
@@ -188,9 +207,24 @@ func checkpointTable(a *app, checkpoints []berth.Checkpoint, wide bool) *table {
 	return t
 }
 
+// metricText returns the value of a checkpoint's metric with at most six digits, or a dash.
+func metricText(v *float64) string {
+	if v == nil {
+		return "-"
+	}
+	return strconv.FormatFloat(*v, 'g', 6, 64)
+}
+
 // keptText returns why a checkpoint stays that keep alone would prune.
 func keptText(c berth.Checkpoint) string {
 	switch {
+	case c.Best > 0:
+		best := "best"
+		if c.Best > 1 {
+			best = fmt.Sprintf("best %d", c.Best)
+		}
+		c.Best = 0
+		return strings.TrimSuffix(best+"; "+keptText(c), "; ")
 	case c.Pinned && c.Used:
 		return "pinned; a live job started from it"
 	case c.Pinned:

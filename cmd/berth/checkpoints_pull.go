@@ -30,7 +30,8 @@ func newCheckpointsPull(a *app) *cobra.Command {
 		Long: "Download a verified checkpoint, by default the newest, into the folder step-N. For a gang, step-N\n" +
 			"has a folder member-M for each member. The folder appears once all files have arrived and match their\n" +
 			"hashes. An existing folder is never overwritten.",
-		Example:           "  berth checkpoints pull digits\n  berth checkpoints pull digits 40 --dir runs",
+		Example: "  berth checkpoints pull digits\n  berth checkpoints pull digits 40 --dir runs\n" +
+			"  berth checkpoints pull digits best",
 		Args:              cobra.RangeArgs(1, 2),
 		ValidArgsFunction: a.completeJobs(anyJob),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -248,7 +248,11 @@ func (c *client) claim(ctx context.Context, req wire.ClaimRequest) (answer wire.
 
 // checkpoint registers a stored checkpoint. It may take three times as long as an ordinary call.
 func (c *client) checkpoint(ctx context.Context, req wire.CheckpointReport) error {
-	return c.call(ctx, 3*callTimeout, "checkpoints", req, nil)
+	header := http.Header{}
+	if req.MetricValue != nil {
+		header.Set(wire.HeaderMetricValue, strconv.FormatFloat(*req.MetricValue, 'g', -1, 64))
+	}
+	return c.callWith(ctx, header, 3*callTimeout, "checkpoints", req, nil)
 }
 
 // appendLog appends a piece that begins at offset and returns the log's end.

@@ -48,6 +48,7 @@ type member struct {
 
 	shipper  *logShipper         // nil before the folder is open
 	uploader *checkpointUploader // nil without checkpoints
+	metric   *bestMetric         // nil without checkpoint.keep_best
 	sampler  *usageSampler       // nil before the container runs
 }
 
@@ -168,9 +169,12 @@ func (m *member) release() {
 // equip creates the helpers that need the claim and the folder.
 func (m *member) equip() *checkpointUploader {
 	if m.claim.Spec.Checkpoint != nil {
+		if best := m.claim.Spec.Checkpoint.Best; best != nil {
+			m.metric = &bestMetric{name: best.Metric, workspace: m.scratch.workspace}
+		}
 		m.uploader = &checkpointUploader{
 			core: m.core, control: m.sup.control, retry: m.retry, scratch: m.scratch,
-			spans: m.spans, helpers: &m.helpers,
+			spans: m.spans, helpers: &m.helpers, metric: m.metric,
 		}
 		m.uploader.resume()
 		m.plan.uploader = m.uploader
@@ -271,7 +275,7 @@ func (m *member) runner(p phase) worker {
 			shipper: m.shipper, sampler: m.sampler, uploader: m.uploader,
 			progress: &progressWatcher{
 				core: m.core, workspace: m.scratch.workspace,
-				shipper: m.shipper, uploader: m.uploader, sampler: m.sampler,
+				shipper: m.shipper, uploader: m.uploader, sampler: m.sampler, metric: m.metric,
 			},
 			evidence: &evidence{
 				core: m.core, plan: m.plan, gpus: s.gpus, xids: s.cfg.GPUs, health: s.health, shipper: m.shipper,

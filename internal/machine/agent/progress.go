@@ -14,6 +14,7 @@ import (
 
 	"berth"
 	"berth/internal/machine/cgroupstats"
+	"berth/spec"
 	"berth/wire"
 )
 
@@ -26,6 +27,7 @@ type progressWatcher struct {
 	shipper   *logShipper
 	uploader  *checkpointUploader // nil without checkpoints
 	sampler   *usageSampler
+	metric    *bestMetric // nil without checkpoint.keep_best
 
 	stamp time.Time // of the progress file as last read
 	size  int64
@@ -97,6 +99,9 @@ func (w *progressWatcher) read() (changed bool) {
 		w.stamp = time.Time{} // it is being written; the next look reads it
 		return true
 	}
+	if w.metric != nil {
+		w.metric.add(b, info.ModTime())
+	}
 	values := w.values(b)
 	p.At = plausible(info.ModTime(), time.Now()).UTC()
 	if len(p.Message) > maxMessage {
@@ -131,7 +136,7 @@ func (w *progressWatcher) values(b []byte) (changed bool) {
 	now := map[string]float64{}
 	for _, name := range slices.Sorted(maps.Keys(file.Values)) {
 		v, ok := file.Values[name].(float64)
-		if !ok || !wire.ValidProgressName(name) {
+		if !ok || !spec.ValidMetricName(name) {
 			continue
 		}
 		if !w.named[name] && len(w.named) >= wire.MaxProgressValues {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"berth/spec"
 	"berth/wire"
 )
 
@@ -47,7 +48,7 @@ func TestProgressValuesAreTakenWithinTheirBounds(t *testing.T) {
 	if got := *w.sampler.progress.Load(); !maps.Equal(got, map[string]float64{"loss": 99}) {
 		t.Errorf("the last values are %v", got)
 	}
-	if wire.ValidProgressName(strings.Repeat("x", wire.MaxProgressName+1)) {
+	if spec.ValidMetricName(strings.Repeat("x", spec.MaxMetricName+1)) {
 		t.Error("a longer name is valid")
 	}
 }

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -24,6 +25,7 @@ import (
 	"berth"
 	"berth/internal/lib/failpoint"
 	"berth/internal/lib/tracing"
+	"berth/spec"
 	"berth/wire"
 )
 
@@ -45,6 +47,10 @@ type checkpointUploader struct {
 	found atomic.Int64  // when that step was found, in nanoseconds since 1970
 	bad   map[int64]bool
 
+	metric *bestMetric        // nil without checkpoint.keep_best
+	values map[int64]*float64 // of the metric, for complete steps that are not stored yet; nil: none
+	before time.Time          // when the step before was complete
+
 	foreign int64 // step of another job that the agent has put into the folder; -1: none
 
 	ended chan struct{} // closed when the container has ended
@@ -61,6 +67,7 @@ const (
 func (u *checkpointUploader) resume() {
 	u.last, u.foreign = -1, -1
 	u.done, u.ended, u.bad = make(chan struct{}), make(chan struct{}), map[int64]bool{}
+	u.values = map[int64]*float64{}
 	u.seen.Store(-1)
 	for _, p := range u.claim.Restore {
 		if p.Attempt == u.attempt && p.Job == "" {
@@ -133,17 +140,16 @@ func (u *checkpointUploader) run() {
 }
 
 // store uploads complete and new steps, oldest first. If uploads cannot keep up, it
-// leaves out steps that checkpoint.keep would delete at once. An error ends the
-// uploader.
+// leaves out steps that checkpoint.keep and keep_best would delete at once. An error ends
+// the uploader.
 func (u *checkpointUploader) store() error {
 	steps, err := u.complete()
 	if err != nil {
 		u.log.Warn("cannot read the checkpoint folder", "err", err)
 		return nil
 	}
-	if keep := max(u.claim.Spec.Checkpoint.Keep, 1); len(steps) > keep {
-		steps = steps[len(steps)-keep:]
-	}
+	u.measure(steps)
+	steps = u.worthStoring(steps)
 	for _, step := range steps {
 		err := u.save(step)
 		switch {
@@ -164,8 +170,53 @@ func (u *checkpointUploader) store() error {
 			continue
 		}
 		u.last = step
+		delete(u.values, step)
 	}
 	return nil
+}
+
+// measure looks up the metric's values for steps that were found since the last call.
+func (u *checkpointUploader) measure(steps []int64) {
+	if u.metric == nil {
+		return
+	}
+	for _, step := range steps {
+		if _, known := u.values[step]; known {
+			continue
+		}
+		info, err := u.scratch.checkpoint.Lstat(path.Join(stepName(step), doneFile))
+		if err != nil {
+			continue
+		}
+		u.values[step] = u.metric.of(step, u.before, info.ModTime())
+		u.before = info.ModTime()
+	}
+}
+
+// worthStoring returns those of the given steps, in ascending order, that the server would keep
+// if it had all of them.
+func (u *checkpointUploader) worthStoring(steps []int64) []int64 {
+	policy := u.claim.Spec.Checkpoint
+	older := len(steps) - max(policy.Keep, 1)
+	if older <= 0 {
+		return steps
+	}
+	best := map[int64]bool{}
+	if b := policy.Best; b != nil && u.metric != nil {
+		measured := slices.DeleteFunc(slices.Clone(steps), func(s int64) bool { return u.values[s] == nil })
+		slices.SortFunc(measured, func(x, y int64) int {
+			c := cmp.Compare(*u.values[x], *u.values[y])
+			if b.Mode == spec.BestIsMax {
+				c = -c
+			}
+			return cmp.Or(c, cmp.Compare(y, x))
+		})
+		for _, s := range measured[:min(b.Count, len(measured))] {
+			best[s] = true
+		}
+	}
+	kept := slices.DeleteFunc(slices.Clone(steps[:older]), func(s int64) bool { return !best[s] })
+	return append(kept, steps[older:]...)
 }
 
 // complete lists the complete steps that are not stored yet, ascending.
@@ -257,7 +308,7 @@ func (u *checkpointUploader) saveTraced(step int64, span *tracing.Span) error {
 	err = u.retry.insist("register a checkpoint", func(ctx context.Context) error {
 		return u.control.reportCheckpoint(ctx, wire.CheckpointReport{
 			Alloc: u.alloc, Job: u.job, Attempt: u.attempt, Rank: u.number, Step: step, OfAttempt: u.attempt,
-			Manifest: key, SHA256: hex.EncodeToString(sum[:]), Bytes: total,
+			Manifest: key, SHA256: hex.EncodeToString(sum[:]), Bytes: total, MetricValue: u.values[step],
 		})
 	})
 	if err == nil {
