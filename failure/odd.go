@@ -1,0 +1,305 @@
+package failure
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Confidence is the degree to which evidence supports a name.
+type Confidence string
+
+// The degrees of confidence.
+const (
+	Sure   Confidence = "sure"   // nothing but a fault of this member explains the evidence
+	Likely Confidence = "likely" // the member differs from all others, which are alike
+	Unsure Confidence = "unsure" // the evidence names no member, or two of them
+)
+
+// OddBy is the kind of evidence that sets one member apart.
+type OddBy string
+
+// The kinds of evidence, the strongest first.
+const (
+	OddByStep    OddBy = "step"    // its progress is behind that of all others
+	OddByStopped OddBy = "stopped" // a process of it is stopped, and none of the others
+	OddByBlocked OddBy = "blocked" // a process of it is in uninterruptible sleep, and none of the others
+	OddByGPU     OddBy = "gpu"     // its GPUs are idle or at work, and the others' run a waiting kernel
+	OddByCPU     OddBy = "cpu"     // it sleeps and the others spin, or it spins and the others sleep
+	OddByWait    OddBy = "wait"    // it waits in another kernel function than all others
+)
+
+// OddMember is the answer to which member of a hung gang holds up the others.
+type OddMember struct {
+	Confidence Confidence `json:"confidence" doc:"sure, likely or unsure"`
+	Rank       *int       `json:"rank,omitempty" doc:"the member; absent if unsure"`
+	By         OddBy      `json:"by,omitempty" doc:"step, stopped, blocked, gpu, cpu or wait"`
+	Candidates []int      `json:"candidates,omitempty" doc:"if unsure: members that different evidence names"`
+	Missing    int        `json:"missing,omitempty" doc:"members without evidence"`
+	Detail     string     `json:"detail" doc:"the reason, for people"`
+}
+
+// Text names the member and the reason: "member 2 is likely to blame: it sleeps, the others use
+// the CPU".
+func (o OddMember) Text() string {
+	if o.Rank == nil {
+		return "no member can be named: " + o.Detail
+	}
+	if o.Confidence == Sure {
+		return fmt.Sprintf("member %d holds up the others: %s", *o.Rank, o.Detail)
+	}
+	return fmt.Sprintf("member %d %s holds up the others: %s", *o.Rank, o.Confidence, o.Detail)
+}
+
+// CPU use in cores that separates a member that spins from one that sleeps. Between the two a
+// member is neither.
+const (
+	spinsFrom = 0.5
+	sleepsTo  = 0.1
+)
+
+// busyKernel is the share of time from which a device counts as running a kernel all the time.
+const busyKernel = 0.9
+
+// NameOdd returns the member of a gang of so many members that differs from the others. It asks
+// the kinds of evidence in the order of OddBy, the strongest first:
+//
+//	step     one member is behind all others                       sure; likely if the others differ
+//	stopped  one member has a stopped process                      sure
+//	blocked  one member has a process in uninterruptible sleep     likely
+//	gpu      one member's GPUs do not run a waiting kernel         likely
+//	cpu      one of three or more sleeps or spins, unlike all      likely
+//	wait     one of three or more waits in another kernel function likely
+//
+// The first kind with a name decides. Further kinds with the same name turn likely into sure. One
+// with another name turns sure into likely, and likely into unsure; so do step and stopped if they
+// differ. Missing evidence lowers sure to likely; with the evidence of one member, or of less than
+// half the gang, nobody is named. Of two members that differ by cpu or wait alone, each is as odd
+// as the other.
+//
+// NameOdd is pure. The order of the list is of no consequence.
+func NameOdd(list []HangEvidence, members int) OddMember {
+	list = slices.Clone(list)
+	slices.SortFunc(list, func(a, b HangEvidence) int { return a.Rank - b.Rank })
+	missing := max(members-len(list), 0)
+	if len(list) < 2 || 2*len(list) < members {
+		return OddMember{Confidence: Unsure, Missing: missing,
+			Detail: fmt.Sprintf("evidence of %d of %d members arrived", len(list), members)}
+	}
+	var found []OddMember
+	for _, by := range []func([]HangEvidence) *OddMember{
+		oddStep, oddStopped, oddBlocked, oddGPU, oddCPU, oddWait,
+	} {
+		if o := by(list); o != nil {
+			found = append(found, *o)
+		}
+	}
+	if len(found) == 0 {
+		return OddMember{Confidence: Unsure, Missing: missing, Detail: "the members look alike" + among(list)}
+	}
+	first := found[0]
+	first.Missing = missing
+	agrees := false
+	for _, o := range found[1:] {
+		if *o.Rank == *first.Rank {
+			agrees = true
+			continue
+		}
+		if first.Confidence == Likely || first.By == OddByStep && o.By == OddByStopped {
+			return OddMember{Confidence: Unsure, Missing: missing, Candidates: []int{*first.Rank, *o.Rank},
+				Detail: fmt.Sprintf("member %d: %s; member %d: %s", *first.Rank, first.Detail, *o.Rank, o.Detail)}
+		}
+		first.Confidence = Likely
+		return withMissing(first)
+	}
+	if agrees {
+		first.Confidence = Sure
+	}
+	return withMissing(first)
+}
+
+// withMissing lowers the confidence of an answer without the evidence of some members.
+func withMissing(o OddMember) OddMember {
+	if o.Missing > 0 {
+		o.Confidence = Likely
+		o.Detail += fmt.Sprintf("; no evidence of %d members", o.Missing)
+	}
+	return o
+}
+
+// named returns the answer that names the i-th member of a list.
+func named(list []HangEvidence, i int, by OddBy, c Confidence, detail string) *OddMember {
+	rank := list[i].Rank
+	return &OddMember{Confidence: c, Rank: &rank, By: by, Detail: detail}
+}
+
+// onlyOne returns the index of the one member that has a property, or -1.
+func onlyOne(list []HangEvidence, has func(HangEvidence) bool) int {
+	at := slices.IndexFunc(list, has)
+	if at < 0 || slices.ContainsFunc(list[at+1:], has) {
+		return -1
+	}
+	return at
+}
+
+// oddStep names the one member whose step is lower than all others'. Every member must have
+// reported a step: in many programs only the first one does.
+func oddStep(list []HangEvidence) *OddMember {
+	if slices.ContainsFunc(list, func(h HangEvidence) bool { return h.Step == nil }) {
+		return nil
+	}
+	byStep := func(a, b HangEvidence) int {
+		switch {
+		case *a.Step < *b.Step:
+			return -1
+		case *a.Step > *b.Step:
+			return 1
+		}
+		return 0
+	}
+	least, most := *slices.MinFunc(list, byStep).Step, *slices.MaxFunc(list, byStep).Step
+	behind := onlyOne(list, func(h HangEvidence) bool { return *h.Step == least })
+	if behind < 0 || least == most {
+		return nil
+	}
+	next := most // the least step of the others
+	for i, h := range list {
+		if i != behind {
+			next = min(next, *h.Step)
+		}
+	}
+	if next == most {
+		return named(list, behind, OddByStep, Sure, fmt.Sprintf("it is at step %d, the others at %d", least, most))
+	}
+	return named(list, behind, OddByStep, Likely,
+		fmt.Sprintf("it is at step %d, the others at %d to %d", least, next, most))
+}
+
+// oddStopped names the one member with a stopped process. No program of a gang stops itself to
+// wait for the others, so that two members are enough.
+func oddStopped(list []HangEvidence) *OddMember {
+	at := onlyOne(list, func(h HangEvidence) bool { return h.has("T", "t") && !h.spins() })
+	if at < 0 {
+		return nil
+	}
+	return named(list, at, OddByStopped, Sure, "its process "+list[at].nameOf("T", "t")+" is stopped")
+}
+
+// oddBlocked names the one member with a process in uninterruptible sleep: most often it waits
+// for a disk, a file server or a driver.
+func oddBlocked(list []HangEvidence) *OddMember {
+	at := onlyOne(list, func(h HangEvidence) bool { return h.has("D") && !h.spins() })
+	if at < 0 {
+		return nil
+	}
+	return named(list, at, OddByBlocked, Likely,
+		"its process "+list[at].nameOf("D")+" waits in the kernel and cannot be interrupted")
+}
+
+// oddGPU names the one member whose GPUs do not run the kernel in which all others wait: a
+// collective operation waits at full utilization, with little power.
+func oddGPU(list []HangEvidence) *OddMember {
+	for _, h := range list {
+		if !h.gpusKnown() {
+			return nil
+		}
+	}
+	at := onlyOne(list, func(h HangEvidence) bool { return !h.gpusWait() })
+	switch {
+	case at < 0:
+		return nil
+	case slices.ContainsFunc(list[at].GPUs, func(g HangGPU) bool { return g.Works }):
+		return named(list, at, OddByGPU, Likely, "its GPUs work, the others' run a kernel that waits")
+	default:
+		return named(list, at, OddByGPU, Likely, "its GPUs are idle, the others' run a kernel that waits")
+	}
+}
+
+// oddCPU names the one member of three or more that sleeps while all others spin, or spins while
+// all others sleep.
+func oddCPU(list []HangEvidence) *OddMember {
+	if len(list) < 3 {
+		return nil
+	}
+	spins := func(h HangEvidence) bool { return h.spins() }
+	sleeps := func(h HangEvidence) bool { return h.CPU != nil && *h.CPU <= sleepsTo }
+	if slices.ContainsFunc(list, func(h HangEvidence) bool { return !spins(h) && !sleeps(h) }) {
+		return nil
+	}
+	if at := onlyOne(list, sleeps); at >= 0 {
+		return named(list, at, OddByCPU, Likely, "it sleeps, the others use the CPU")
+	}
+	if at := onlyOne(list, spins); at >= 0 {
+		return named(list, at, OddByCPU, Likely, "it uses the CPU, the others sleep")
+	}
+	return nil
+}
+
+// oddWait names the one member of three or more whose busiest process waits in another kernel
+// function than those of all others.
+func oddWait(list []HangEvidence) *OddMember {
+	if len(list) < 3 || slices.ContainsFunc(list, func(h HangEvidence) bool { return h.wait() == "" }) {
+		return nil
+	}
+	for i := range list {
+		others := slices.Concat(list[:i:i], list[i+1:])
+		common := others[0].wait()
+		if list[i].wait() != common &&
+			!slices.ContainsFunc(others, func(h HangEvidence) bool { return h.wait() != common }) {
+			return named(list, i, OddByWait, Likely,
+				fmt.Sprintf("it waits in %s, the others in %s", list[i].wait(), common))
+		}
+	}
+	return nil
+}
+
+// wait returns the kernel function in which the process with the most CPU time waits, or "".
+func (h HangEvidence) wait() string {
+	if len(h.Processes) == 0 {
+		return ""
+	}
+	return h.Processes[0].Wait
+}
+
+// has reports whether a process is in one of these states.
+func (h HangEvidence) has(states ...string) bool { return h.nameOf(states...) != "" }
+
+// nameOf returns the name of the first process in one of these states, or "".
+func (h HangEvidence) nameOf(states ...string) string {
+	at := slices.IndexFunc(h.Processes, func(p HangProcess) bool { return slices.Contains(states, p.State) })
+	if at < 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d (%s)", h.Processes[at].PID, h.Processes[at].Name)
+}
+
+// spins reports whether the member uses at least half a core.
+func (h HangEvidence) spins() bool { return h.CPU != nil && *h.CPU >= spinsFrom }
+
+// gpusKnown reports whether the utilization of every device is known, and there is a device.
+func (h HangEvidence) gpusKnown() bool {
+	return len(h.GPUs) > 0 && !slices.ContainsFunc(h.GPUs, func(g HangGPU) bool { return g.Busy == nil })
+}
+
+// gpusWait reports whether every device runs a kernel without doing work.
+func (h HangEvidence) gpusWait() bool {
+	return !slices.ContainsFunc(h.GPUs, func(g HangGPU) bool { return *g.Busy < busyKernel || g.Works })
+}
+
+// among describes what members that cannot be told apart have in common, for the reader: ": all
+// use the CPU".
+func among(list []HangEvidence) string {
+	var common []string
+	all := func(what string, has func(HangEvidence) bool) {
+		if !slices.ContainsFunc(list, func(h HangEvidence) bool { return !has(h) }) {
+			common = append(common, what)
+		}
+	}
+	all("all use the CPU", HangEvidence.spins)
+	all("all sleep", func(h HangEvidence) bool { return h.CPU != nil && *h.CPU <= sleepsTo })
+	all("all GPUs run a kernel that waits", func(h HangEvidence) bool { return h.gpusKnown() && h.gpusWait() })
+	if len(common) == 0 {
+		return ", or differ too much"
+	}
+	return ": " + strings.Join(common, ", ")
+}

@@ -1,0 +1,170 @@
+package failure_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"berth/failure"
+)
+
+// hung is a member for the cases below: what is not given is not known.
+type hung struct {
+	step  int64 // 0: it has reported none
+	cpu   float64
+	state string // of its busiest process; "": S
+	wait  string
+	gpu   string // busy: a kernel waits; work, idle; "": no GPU
+}
+
+func (h hung) evidence(rank int) failure.HangEvidence {
+	e := failure.HangEvidence{Rank: rank}
+	if h.step != 0 {
+		e.Step = &h.step
+	}
+	if h.cpu >= 0 {
+		e.CPU = &h.cpu
+	}
+	state := h.state
+	if state == "" {
+		state = "S"
+	}
+	e.Processes = []failure.HangProcess{{PID: 100 + rank, Name: "python", State: state, Wait: h.wait}, {PID: 1, Name: "init", State: "S", Wait: "do_wait"}}
+	full, none := 1.0, 0.0
+	switch h.gpu {
+	case "busy":
+		e.GPUs = []failure.HangGPU{{UUID: "a", Busy: &full}}
+	case "work":
+		e.GPUs = []failure.HangGPU{{UUID: "a", Busy: &full, Works: true}}
+	case "idle":
+		e.GPUs = []failure.HangGPU{{UUID: "a", Busy: &none}}
+	case "unknown":
+		e.GPUs = []failure.HangGPU{{UUID: "a"}}
+	}
+	return e
+}
+
+func TestTheOddMemberIsNamedOrNobody(t *testing.T) {
+	t.Parallel()
+	spin, sleep := hung{cpu: 1}, hung{cpu: 0}
+	for _, c := range []struct {
+		claim   string
+		members []hung
+		of      int // members of the gang; 0: as many as there is evidence
+		want    string
+		says    string // part of the text
+	}{
+		// By step.
+		{"one is behind", []hung{{step: 17, cpu: 1}, {step: 17, cpu: 1}, {step: 16, cpu: 1}, {step: 17, cpu: 1}}, 0, "2 sure step", "it is at step 16, the others at 17"},
+		{"one of two is behind", []hung{{step: 17, cpu: 1}, {step: 16, cpu: 1}}, 0, "1 sure step", "holds up the others"},
+		{"one is behind others that differ", []hung{{step: 18, cpu: 1}, {step: 17, cpu: 1}, {step: 12, cpu: 1}}, 0, "2 likely step", "the others at 17 to 18"},
+		{"one is behind and sleeps", []hung{{step: 18, cpu: 1}, {step: 17, cpu: 1}, {step: 12, cpu: 0}}, 0, "2 sure step", ""},
+		{"one is behind, another one sleeps", []hung{{step: 17, cpu: 1}, {step: 17, cpu: 0}, {step: 16, cpu: 1}}, 0, "2 likely step", ""},
+		{"one is behind, another one is stopped", []hung{{step: 17, cpu: 1}, {step: 17, state: "T"}, {step: 16, cpu: 1}}, 0, "unsure [2 1]", "member 1: its process 101 (python) is stopped"},
+		{"two are behind", []hung{{step: 17, cpu: 1}, {step: 16, cpu: 1}, {step: 16, cpu: 1}}, 0, "unsure", "all use the CPU"},
+		{"only the first reports a step", []hung{{step: 17, cpu: 1}, spin, spin}, 0, "unsure", "alike"},
+		{"all are at one step", []hung{{step: 17, cpu: 1}, {step: 17, cpu: 1}, {step: 17, cpu: 1}}, 0, "unsure", "alike"},
+		// By its processes.
+		{"one is stopped, the others spin", []hung{spin, spin, {state: "T"}, spin}, 0, "2 sure stopped", "102 (python) is stopped"},
+		{"one is stopped, the others sleep", []hung{sleep, sleep, {state: "T"}, sleep}, 0, "2 sure stopped", ""},
+		{"one of two is stopped", []hung{{state: "T"}, sleep}, 0, "0 sure stopped", ""},
+		{"one is traced", []hung{{state: "t"}, sleep, sleep}, 0, "0 sure stopped", ""},
+		{"two are stopped", []hung{{state: "T"}, {state: "T"}, sleep}, 0, "unsure", "all sleep"},
+		{"one waits for a disk", []hung{sleep, {state: "D"}, sleep}, 0, "1 likely blocked", "cannot be interrupted"},
+		{"one waits for a disk, the others spin", []hung{spin, {state: "D"}, spin}, 0, "1 sure blocked", ""},
+		{"two wait for a disk", []hung{sleep, {state: "D"}, {state: "D"}}, 0, "unsure", ""},
+		// By CPU.
+		{"one sleeps, the others spin", []hung{spin, spin, sleep, spin}, 0, "2 likely cpu", "it sleeps, the others use the CPU"},
+		{"one spins, the others sleep", []hung{sleep, sleep, spin, sleep}, 0, "2 likely cpu", "it uses the CPU, the others sleep"},
+		{"one of two sleeps", []hung{spin, sleep}, 0, "unsure", ""},
+		{"half of them sleep", []hung{spin, spin, sleep, sleep}, 0, "unsure", "differ too much"},
+		{"one is between", []hung{spin, {cpu: 0.3}, spin}, 0, "unsure", ""},
+		{"one has no measurement", []hung{spin, {cpu: -1}, spin}, 0, "unsure", ""},
+		// By GPU.
+		{"one has idle GPUs", []hung{{cpu: 1, gpu: "busy"}, {cpu: 1, gpu: "idle"}, {cpu: 1, gpu: "busy"}}, 0, "1 likely gpu", "its GPUs are idle"},
+		{"one of two has idle GPUs", []hung{{cpu: 1, gpu: "busy"}, {cpu: 1, gpu: "idle"}}, 0, "1 likely gpu", ""},
+		{"one's GPUs work", []hung{{cpu: 1, gpu: "busy"}, {cpu: 1, gpu: "work"}, {cpu: 1, gpu: "busy"}}, 0, "1 likely gpu", "its GPUs work"},
+		{"one has idle GPUs and sleeps", []hung{{cpu: 1, gpu: "busy"}, {cpu: 0, gpu: "idle"}, {cpu: 1, gpu: "busy"}}, 0, "1 sure gpu", ""},
+		{"one has idle GPUs, another one sleeps", []hung{{cpu: 1, gpu: "busy"}, {cpu: 1, gpu: "idle"}, {cpu: 0, gpu: "busy"}}, 0, "unsure [1 2]", "member 1: its GPUs are idle"},
+		{"one is stopped, another one spins, the others sleep", []hung{{state: "T"}, spin, sleep, sleep}, 0, "0 likely stopped", ""},
+		{"all GPUs wait", []hung{{cpu: 1, gpu: "busy"}, {cpu: 1, gpu: "busy"}, {cpu: 1, gpu: "busy"}}, 0, "unsure", "all GPUs run a kernel that waits"},
+		{"all GPUs are idle", []hung{{cpu: 1, gpu: "idle"}, {cpu: 1, gpu: "idle"}, {cpu: 1, gpu: "idle"}}, 0, "unsure", ""},
+		{"a device is unknown", []hung{{cpu: 1, gpu: "busy"}, {cpu: 1, gpu: "unknown"}, {cpu: 1, gpu: "busy"}}, 0, "unsure", ""},
+		// By the function in which it waits.
+		{"all sleep, one in a timer", []hung{{wait: "futex_wait"}, {wait: "futex_wait"}, {wait: "hrtimer_nanosleep"}, {wait: "futex_wait"}}, 0, "2 likely wait", "it waits in hrtimer_nanosleep, the others in futex_wait"},
+		{"all sleep in one function", []hung{{wait: "futex_wait"}, {wait: "futex_wait"}, {wait: "futex_wait"}}, 0, "unsure", "all sleep"},
+		{"all sleep in several functions", []hung{{wait: "a"}, {wait: "b"}, {wait: "c"}}, 0, "unsure", ""},
+		{"the function of one is hidden", []hung{{wait: "a"}, {wait: "a"}, {}}, 0, "unsure", ""},
+		// With evidence missing.
+		{"one of four is missing", []hung{spin, {state: "T"}, spin}, 4, "1 likely stopped", "no evidence of 1 members"},
+		{"half is missing", []hung{spin, {state: "T"}}, 4, "1 likely stopped", ""},
+		{"more than half is missing", []hung{spin, {state: "T"}}, 5, "unsure", "evidence of 2 of 5 members arrived"},
+		{"all but one are missing", []hung{{state: "T"}}, 2, "unsure", "evidence of 1 of 2"},
+		{"none has arrived", nil, 3, "unsure", "evidence of 0 of 3"},
+	} {
+		var list []failure.HangEvidence
+		for rank, h := range c.members {
+			list = append(list, h.evidence(rank))
+		}
+		members := max(c.of, len(list))
+		for range 3 { // in any order
+			got := failure.NameOdd(list, members)
+			name := string(got.Confidence)
+			if got.Rank != nil {
+				name = fmt.Sprintf("%d %s %s", *got.Rank, got.Confidence, got.By)
+			} else if len(got.Candidates) > 0 {
+				name += " " + fmt.Sprint(got.Candidates)
+			}
+			if name != c.want || !strings.Contains(got.Text(), c.says) || got.Missing != members-len(list) {
+				t.Errorf("%s: got %q (%s), want %q with %q", c.claim, name, got.Text(), c.want, c.says)
+			}
+			rand.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
+		}
+	}
+}
+
+func TestEvidenceOfAHangIsBounded(t *testing.T) {
+	t.Parallel()
+	full := func() failure.HangEvidence {
+		word := strings.Repeat("x", failure.MaxHangWord)
+		p := failure.HangProcess{Name: word, State: "S", Wait: word, Stack: slices.Repeat([]string{word}, failure.MaxHangFrames)}
+		return failure.HangEvidence{
+			Lines:     slices.Repeat([]string{strings.Repeat("x", failure.MaxHangLine)}, failure.MaxHangLines),
+			GPUs:      make([]failure.HangGPU, failure.MaxHangGPUs),
+			Processes: slices.Repeat([]failure.HangProcess{p}, failure.MaxHangProcesses),
+		}
+	}
+	if err := full().Valid(); err != nil {
+		t.Errorf("the largest evidence is refused: %v", err)
+	}
+	for what, edit := range map[string]func(*failure.HangEvidence){
+		"a line more":    func(h *failure.HangEvidence) { h.Lines = append(h.Lines, "") },
+		"a longer line":  func(h *failure.HangEvidence) { h.Lines[3] += "x" },
+		"a process more": func(h *failure.HangEvidence) { h.Processes = append(h.Processes, failure.HangProcess{}) },
+		"a longer name":  func(h *failure.HangEvidence) { h.Processes = []failure.HangProcess{{Name: h.Processes[0].Name + "x"}} },
+		"a frame more":   func(h *failure.HangEvidence) { h.Processes[0].Stack = append(h.Processes[0].Stack, "") },
+		"a GPU more":     func(h *failure.HangEvidence) { h.GPUs = append(h.GPUs, failure.HangGPU{}) },
+	} {
+		h := full()
+		edit(&h)
+		if h.Valid() == nil {
+			t.Errorf("%s is accepted", what)
+		}
+	}
+}
+
+func TestEvidenceOfAHangReadsWell(t *testing.T) {
+	t.Parallel()
+	step, age, cpu, busy, memory, watts, limit := int64(16), 612.3, 1.004, 1.0, 0.01, 118.4, 700.0
+	h := failure.HangEvidence{
+		QuietSeconds: 600.2, Step: &step, StepSeconds: &age, CPU: &cpu,
+		GPUs:      []failure.HangGPU{{Busy: &busy, MemoryBusy: &memory, Watts: &watts, LimitWatts: &limit}},
+		Processes: []failure.HangProcess{{Name: "python", State: "R"}, {Name: "init", State: "S"}, {Name: "worker", State: "S"}},
+	}
+	const want = "no sign of life for 10m0s, step 16 since 10m12s, CPU 1.00 cores, GPU 100 % busy, memory 1 %, 118 of 700 W, processes 1 R, 2 S (python)"
+	if got := h.Text(); got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+}
