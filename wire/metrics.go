@@ -194,4 +194,30 @@ type GPUUse struct {
 	UUID        string
 	Utilization float64 // 0 to 1 over the driver's last sample period; negative: not known
 	MemoryBytes int64   // in use; negative: not known
+
+	MemoryBusy *float64 // share of the sample period in which memory was read or written, 0 to 1; nil: not known
+	Watts      *float64 // power draw; nil: not known
+	LimitWatts *float64 // enforced power limit; nil: not known
+}
+
+// A device works from this share of memory traffic, or from this share of its power limit. The
+// kernel of a collective operation that waits for a peer has a utilization of 1, next to no
+// memory traffic, and a power draw far below half the limit.
+const (
+	WorkMemoryBusy = 0.05
+	WorkPower      = 0.5
+)
+
+// Works reports whether the device works: a kernel runs, and memory traffic or power draw show
+// that it does more than wait. If the driver reports neither of the two, utilization alone
+// decides.
+func (u GPUUse) Works() bool {
+	power := u.Watts != nil && u.LimitWatts != nil && *u.LimitWatts > 0
+	switch {
+	case u.Utilization <= 0:
+		return false
+	case u.MemoryBusy == nil && !power:
+		return true
+	}
+	return u.MemoryBusy != nil && *u.MemoryBusy >= WorkMemoryBusy || power && *u.Watts / *u.LimitWatts >= WorkPower
 }

@@ -27,10 +27,12 @@ import (
 //   - {model: H100, memory: 80GiB, count: 8}
 //   - {model: A100, memory: 40GiB, count: 2, unhealthy: [1], reason: XID 79}
 //   - {model: L4, memory: 24GiB, utilization: 0.8, memory_used: 3GiB}
+//   - {model: L4, memory: 24GiB, utilization: 1, memory_busy: 0.01, power: 30, power_limit: 72}
 //
 // count is 1 if absent; unhealthy names devices of its entry, from 0; Use reports
-// utilization and memory_used for each, nothing if they are absent. The file is
-// read again whenever it has changed, so that a device can become unhealthy.
+// utilization, memory_used, memory_busy and power in watts for each, nothing if they are
+// absent. The file is read again whenever it has changed, so that a device can become
+// unhealthy.
 type Declared struct {
 	path    string
 	machine berth.MachineID
@@ -57,6 +59,9 @@ type entry struct {
 
 	Utilization *float64  `yaml:"utilization"`
 	MemoryUsed  *spec.MiB `yaml:"memory_used"`
+	MemoryBusy  *float64  `yaml:"memory_busy"`
+	Power       *float64  `yaml:"power"`
+	PowerLimit  *float64  `yaml:"power_limit"`
 }
 
 // maxDevices is more than any machine holds, MIG slices included.
@@ -175,6 +180,10 @@ func (e entry) check(before int) (count int, err error) {
 		return 0, fmt.Errorf("(%s) has count %d: allowed are up to %d devices in all", e.Model, e.Count, maxDevices)
 	case e.Utilization != nil && !(*e.Utilization >= 0 && *e.Utilization <= 1):
 		return 0, fmt.Errorf("(%s) has utilization %g: allowed are 0 to 1", e.Model, *e.Utilization)
+	case e.MemoryBusy != nil && !(*e.MemoryBusy >= 0 && *e.MemoryBusy <= 1):
+		return 0, fmt.Errorf("(%s) has memory_busy %g: allowed are 0 to 1", e.Model, *e.MemoryBusy)
+	case !isPower(e.Power) || !isPower(e.PowerLimit):
+		return 0, fmt.Errorf("(%s) has a power that no device has: allowed are 0 to 10000 watts", e.Model)
 	case e.MemoryUsed != nil && *e.MemoryUsed > e.Memory:
 		return 0, fmt.Errorf("(%s) has memory_used %s: allowed is up to its memory, %s", e.Model,
 			e.MemoryUsed, e.Memory)
@@ -189,15 +198,19 @@ func (e entry) check(before int) (count int, err error) {
 
 // used returns the declared use of each device of an entry.
 func (e entry) used(uuid string) (u wire.GPUUse, ok bool) {
-	u = wire.GPUUse{UUID: uuid, Utilization: -1, MemoryBytes: -1}
+	u = wire.GPUUse{UUID: uuid, Utilization: -1, MemoryBytes: -1,
+		MemoryBusy: e.MemoryBusy, Watts: e.Power, LimitWatts: e.PowerLimit}
 	if e.Utilization != nil {
 		u.Utilization = *e.Utilization
 	}
 	if e.MemoryUsed != nil {
 		u.MemoryBytes = int64(*e.MemoryUsed) << 20
 	}
-	return u, e.Utilization != nil || e.MemoryUsed != nil
+	return u, e.Utilization != nil || e.MemoryUsed != nil || e.MemoryBusy != nil || e.Power != nil
 }
+
+// isPower reports whether a power is one of a device, or absent.
+func isPower(watts *float64) bool { return watts == nil || *watts >= 0 && *watts <= 10_000 }
 
 // declaredUUID is constant for a machine and an index, and differs from every real
 // device's.

@@ -154,18 +154,22 @@ func TestDeclaredFileErrorsSayWhere(t *testing.T) {
 func TestDeclaredUseIsWhatTheFileSays(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "gpus.yaml")
-	write(t, path, "- {model: H100, memory: 80GiB, count: 2, utilization: 0.9, memory_used: 30GiB}\n- {model: L4, memory: 24GiB}\n- {model: L4, memory: 24GiB, utilization: 0}")
+	write(t, path, "- {model: H100, memory: 80GiB, count: 2, utilization: 0.9, memory_used: 30GiB}\n- {model: L4, memory: 24GiB}\n- {model: L4, memory: 24GiB, utilization: 0}\n- {model: L4, memory: 24GiB, utilization: 1, memory_busy: 0.01, power: 30, power_limit: 72}")
 	d, err := gpu.OpenDeclared(path, "m1", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, uuids := devices(t, d)
 	got, err := d.Use(t.Context(), append(uuids[1:], "another"))
-	want := []wire.GPUUse{{UUID: uuids[1], Utilization: 0.9, MemoryBytes: 30 << 30}, {UUID: uuids[3], MemoryBytes: -1}}
+	memory, power, limit := 0.01, 30.0, 72.0
+	want := []wire.GPUUse{
+		{UUID: uuids[1], Utilization: 0.9, MemoryBytes: 30 << 30}, {UUID: uuids[3], MemoryBytes: -1},
+		{UUID: uuids[4], Utilization: 1, MemoryBytes: -1, MemoryBusy: &memory, Watts: &power, LimitWatts: &limit},
+	}
 	if err != nil || !cmp.Equal(got, want) {
 		t.Errorf("%v %s", err, cmp.Diff(want, got))
 	}
-	for _, bad := range []string{"utilization: 1.5", "utilization: -1", "utilization: .nan", "memory_used: 81GiB"} {
+	for _, bad := range []string{"utilization: 1.5", "utilization: -1", "utilization: .nan", "memory_used: 81GiB", "memory_busy: 2", "memory_busy: .nan", "power: -1", "power_limit: 1e9"} {
 		write(t, path, "- {model: H100, memory: 80GiB, "+bad+"}")
 		if _, err := gpu.OpenDeclared(path, "m1", nil); err == nil || !strings.Contains(err.Error(), "allowed") {
 			t.Errorf("%s: %v", bad, err)

@@ -61,14 +61,25 @@ func (n *NVML) measure(uuids []string) []wire.GPUUse {
 		}
 		u := wire.GPUUse{UUID: uuid, Utilization: -1, MemoryBytes: -1}
 		if rates, ret := handle.GetUtilizationRates(); ret == nvml.SUCCESS {
-			u.Utilization = float64(rates.Gpu) / 100
+			memory := float64(rates.Memory) / 100
+			u.Utilization, u.MemoryBusy = float64(rates.Gpu)/100, &memory
 		}
 		u.MemoryBytes = n.memoryInUse(handle)
+		u.Watts, u.LimitWatts = watts(handle.GetPowerUsage()), watts(handle.GetEnforcedPowerLimit())
 		if u.Utilization >= 0 || u.MemoryBytes >= 0 {
 			list = append(list, u)
 		}
 	}
 	return list
+}
+
+// watts converts an answer in milliwatts; nil for a device that does not report it, such as a slice.
+func watts(milli uint32, ret nvml.Return) *float64 {
+	if ret != nvml.SUCCESS {
+		return nil
+	}
+	w := float64(milli) / 1000
+	return &w
 }
 
 // memoryInUse returns a device's memory in use, in bytes. It leaves out the driver's own memory
