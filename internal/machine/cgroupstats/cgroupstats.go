@@ -1,6 +1,6 @@
-// Package cgroupstats reads a container's resource usage from the kernel's files:
-// control groups of either version, and the network devices of the container's
-// namespace. It does not call the container engine, so that a sample costs a few
+// Package cgroupstats reads a container's resource usage and processes from the
+// kernel's files: control groups of either version, processes, and the network
+// devices of the container's namespace. It does not call the container engine, so that a sample costs a few
 // file reads.
 package cgroupstats
 
@@ -26,6 +26,9 @@ type Host struct {
 // does not provide; the zero value has none. All methods may be called concurrently.
 type Gauge struct {
 	cpu, memory, cached, disk, network string // files; "" where there is none
+
+	proc  string // the host's /proc
+	group string // folder of the container's control group; "" without one of its own
 }
 
 // Open finds the control group files of the container in which the host's process pid lives. For
@@ -37,7 +40,7 @@ func (h Host) Open(pid int) Gauge {
 	if h.Cgroup == "" {
 		h.Cgroup = "/sys/fs/cgroup"
 	}
-	var g Gauge
+	g := Gauge{proc: h.Proc}
 	self := filepath.Join(h.Proc, strconv.Itoa(pid))
 	b, err := os.ReadFile(filepath.Join(self, "cgroup"))
 	if pid <= 0 || err != nil {
@@ -59,6 +62,7 @@ func (g *Gauge) take(h Host, controllers, group string) {
 		if dir := filepath.Join(h.Cgroup, group); exists(filepath.Join(dir, "cpu.stat")) {
 			g.cpu, g.memory = filepath.Join(dir, "cpu.stat"), filepath.Join(dir, "memory.current")
 			g.cached, g.disk = filepath.Join(dir, "memory.stat"), filepath.Join(dir, "io.stat")
+			g.own(dir, group)
 		}
 		return
 	}
@@ -66,6 +70,7 @@ func (g *Gauge) take(h Host, controllers, group string) {
 		find := func(file string) string {
 			for _, mount := range []string{controllers, name, "cpu,cpuacct"} {
 				if f := filepath.Join(h.Cgroup, mount, group, file); exists(f) {
+					g.own(filepath.Dir(f), group)
 					return f
 				}
 			}
@@ -81,6 +86,13 @@ func (g *Gauge) take(h Host, controllers, group string) {
 				g.disk = find("blkio.throttle.io_service_bytes")
 			}
 		}
+	}
+}
+
+// own notes the folder of the container's group. The root group has processes of others, too.
+func (g *Gauge) own(dir, group string) {
+	if filepath.Clean(group) != "/" {
+		g.group = dir
 	}
 }
 

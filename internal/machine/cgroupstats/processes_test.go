@@ -1,0 +1,74 @@
+package cgroupstats_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"berth/failure"
+)
+
+// stat is the kernel's line about a process.
+func stat(pid int, name, state string, user, system, threads int) string {
+	return fmt.Sprintf("%d (%s) %s 1 1 1 0 -1 4194304 0 0 0 0 %d %d 0 0 20 0 %d 0 100 0 0\n", pid, name, state, user, system, threads)
+}
+
+func TestProcessesOfAContainerAreRead(t *testing.T) {
+	t.Parallel()
+	h := host(t, "net:[2]", map[string]string{
+		"proc/42/cgroup":                       "0::/docker/abc\n",
+		"cgroup/docker/abc/cpu.stat":           "usage_usec 1\n",
+		"cgroup/docker/abc/cgroup.procs":       "42\n43\n44\n45\n46\n",
+		"cgroup/docker/abc/below/cgroup.procs": "47\n",
+		"cgroup/docker/other/cgroup.procs":     "48\n",
+		"proc/42/stat":                         stat(42, "docker-init", "S", 0, 1, 1),
+		"proc/42/wchan":                        "do_sigtimedwait",
+		"proc/43/stat":                         stat(43, "a (strange) name", "D", 250, 50, 12),
+		"proc/43/wchan":                        "0",
+		"proc/43/stack":                        "[<0>] rpc_wait_bit_killable+0x1e/0xa0\n[<0>] nfs_wait+0x2/0x3\n",
+		"proc/44/stat":                         stat(44, "zombie", "Z", 900, 0, 1),
+		"proc/45/stat":                         "45 (half a li",
+		"proc/47/stat":                         stat(47, "python", "T", 1000, 0, 3),
+		"proc/48/stat":                         stat(48, "of another container", "R", 5000, 0, 3),
+	})
+	want := []failure.HangProcess{
+		{PID: 47, Name: "python", State: "T", Threads: 3, CPUSeconds: 10},
+		{PID: 43, Name: "a (strange) name", State: "D", Threads: 12, CPUSeconds: 3, Wait: "rpc_wait_bit_killable", Stack: []string{"rpc_wait_bit_killable", "nfs_wait"}},
+		{PID: 42, Name: "docker-init", State: "S", Threads: 1, CPUSeconds: 0.01, Wait: "do_sigtimedwait"},
+	}
+	got, more := h.Open(42).Processes()
+	if diff := cmp.Diff(want, got); diff != "" || more != 0 {
+		t.Errorf("%d more (-want +got):\n%s", more, diff)
+	}
+}
+
+// A container that shares the root group has no list: it would have the processes of others.
+func TestProcessesOfTheRootGroupAreNotRead(t *testing.T) {
+	t.Parallel()
+	h := host(t, "net:[2]", map[string]string{
+		"proc/42/cgroup": "0::/\n", "cgroup/cpu.stat": "usage_usec 1\n", "cgroup/cgroup.procs": "42\n",
+		"proc/42/stat": stat(42, "init", "S", 0, 1, 1),
+	})
+	if got, _ := h.Open(42).Processes(); got != nil {
+		t.Errorf("processes are %+v", got)
+	}
+}
+
+func TestProcessesAreBounded(t *testing.T) {
+	t.Parallel()
+	files := map[string]string{"proc/42/cgroup": "0::/c\n", "cgroup/c/cpu.stat": "usage_usec 1\n"}
+	const all = failure.MaxHangProcesses + 5
+	for pid := 1; pid <= all; pid++ {
+		files["cgroup/c/cgroup.procs"] += fmt.Sprintln(pid)
+		dir := fmt.Sprintf("proc/%d/", pid)
+		files[dir+"stat"] = stat(pid, strings.Repeat("é", 200), "S", pid, 0, 1)
+		files[dir+"wchan"] = strings.Repeat("w", 500)
+		files[dir+"stack"] = strings.Repeat("[<0>] "+strings.Repeat("f", 500)+"+0x1/0x2\n", 50)
+	}
+	got, more := host(t, "net:[2]", files).Open(42).Processes()
+	if err := (failure.HangEvidence{Processes: got}).Valid(); err != nil || more != 5 || got[0].PID != all || len(got) != failure.MaxHangProcesses {
+		t.Errorf("%d processes and %d more, the first %+v, %v", len(got), more, got[0], err)
+	}
+}
