@@ -54,6 +54,7 @@ func (h *agentHandlers) mount(r *router) {
 	r.agents.POST("/claim", h.agentClaim)
 	r.agents.POST("/stages", h.agentStages)
 	r.agents.POST("/use", h.agentUse)
+	r.agents.POST("/stall", h.agentStall)
 }
 
 // readAgent decodes the JSON body of an agent's call strictly. The body must arrive

@@ -38,6 +38,7 @@ type sessions interface {
 	Claim(ctx context.Context, machine berth.MachineID, req wire.ClaimRequest) (wire.Claim, error)
 	ReportStages(ctx context.Context, machine berth.MachineID, req wire.StageReport) error
 	ReportUse(ctx context.Context, machine berth.MachineID, req wire.UseReport) error
+	ReportStall(ctx context.Context, machine berth.MachineID, req wire.StallReport) error
 	Prepares(ctx context.Context, machine berth.MachineID, q wire.HostQuestion) error
 }
 

@@ -21,13 +21,13 @@
 //
 //	Jobs        archive cancel dispatch events handles jobs jobs_reconcile list load
 //	            pipeline_submit submit update waiting
-//	Attempts    drain ends orders reconcile runs settle stuck suspend waiters waits
+//	Attempts    drain ends orders reconcile runs settle stall stuck suspend waiters waits
 //	Parents     parent parent_control parent_tell
 //	Retries     array_runs retry
 //	Schedules   clocks fire schedules schedules_apply
 //	Queue       commit explain feed preempt repair
 //	Machines    blame engine machine_history machines_read machines_write prune reap
-//	Agents      claim machine_use register report report_refused stages sync
+//	Agents      claim machine_use register report report_refused stages stall_report sync
 //	Tenants     submit_leases tenants_read tenants_write usage
 //	Storage     storage
 //	Tokens      first_token reset_token token_events tokens tokens_own

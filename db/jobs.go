@@ -54,7 +54,7 @@ const liveTally = `(
 				FROM (SELECT c.state, count(*) AS n FROM jobs c WHERE c.parent = j.id GROUP BY c.state) x)`
 
 // fullDocument adds to jobDocument the fields that other tables hold: spec, steps, progress,
-// stage, attempts and checkpoints.
+// stage, attempts, hangs and checkpoints.
 var fullDocument = jobDocument + ` || jsonb_strip_nulls(jsonb_build_object(
 			CASE j.kind WHEN 'pipeline' THEN 'pipeline' ELSE 'spec' END,
 				(SELECT s.spec FROM job_specs s WHERE s.job = j.id),
@@ -99,6 +99,9 @@ var fullDocument = jobDocument + ` || jsonb_strip_nulls(jsonb_build_object(
 				FROM attempts t
 				LEFT JOIN LATERAL (` + lostWork + `) l ON t.next_state = 'retrying'
 				WHERE t.job = j.id),
+			'hangs', (
+				SELECT jsonb_agg(t.hang ORDER BY t.attempt)
+				FROM attempts t WHERE t.job = j.id AND t.hang IS NOT NULL),
 			'checkpoints', (
 				SELECT jsonb_agg(jsonb_build_object(
 					'step', c.step, 'attempt', c.attempt, 'state', c.state, 'bytes', c.bytes,

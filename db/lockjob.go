@@ -43,7 +43,7 @@ func lockJob(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, id berth.Job
 	batch.Queue(`
 		SELECT a.id, a.rank, a.machine_id, a.state, a.exit, a.claimed_at IS NOT NULL, a.sealed_at IS NOT NULL,
 			a.orphaned_at IS NOT NULL, (extract(epoch FROM now() - a.reserved_at) * 1000)::bigint,
-			(a.progress ->> 'step')::bigint, `+suspect+`, a.cut_off,
+			(a.progress ->> 'step')::bigint, `+suspect+`, a.cut_off, a.hang,
 			CASE WHEN m.state = 'draining' THEN coalesce(nullif(m.drain_reason, ''), 'machine is drained') ELSE '' END
 		FROM allocations a
 		LEFT JOIN machines m ON m.id = a.machine_id
@@ -81,7 +81,7 @@ func scanLockedJob(results pgx.BatchResults) (j lockedJob, err error) {
 	j.Members, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (m lifecycle.Member, err error) {
 		var ageMS int64
 		err = row.Scan(&m.ID, &m.Rank, &m.Machine, &m.State, &m.Exit, &m.Claimed, &m.Sealed, &m.Orphaned, &ageMS,
-			&m.LastStep, &m.Suspect, &m.CutOff, &m.Drain)
+			&m.LastStep, &m.Suspect, &m.CutOff, &m.Hang, &m.Drain)
 		m.Age = time.Duration(ageMS) * time.Millisecond
 		return m, err
 	})

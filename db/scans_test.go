@@ -79,6 +79,7 @@ func TestPeriodicStatementsDoNotReadAllJobs(t *testing.T) {
 		"Machines.Overdue":       func(d *db.DB) error { _, _, err := d.Machines.Overdue(t.Context(), silence); return err },
 		"Machines.Fleet":         func(d *db.DB) error { _, err := d.Machines.Fleet(t.Context(), silence); return err },
 		"Attempts.DrainOverdue":  func(d *db.DB) error { _, err := d.Attempts.DrainOverdue(t.Context(), term, 500); return err },
+		"Attempts.JudgeHangs":    func(d *db.DB) error { _, err := d.Attempts.JudgeHangs(t.Context(), term, 500); return err },
 		"Machines.DrainLemons":   func(d *db.DB) error { _, err := d.Machines.DrainLemons(t.Context(), term); return err },
 		"Jobs.ArchiveTerminal": func(d *db.DB) error {
 			_, err := d.Jobs.ArchiveTerminal(t.Context(), term, 24*time.Hour, 500)

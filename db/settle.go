@@ -130,6 +130,9 @@ func settle(ctx context.Context, tx pgx.Tx, job lockedJob, s lifecycle.Settlemen
 	if err := settleRoom(ctx, tx, job, s); err != nil {
 		return hints, err
 	}
+	if err := addOddMember(ctx, tx, job, s.Hang); err != nil {
+		return hints, err
+	}
 	args := settlementArgs(job, s)
 	batch := &pgx.Batch{}
 	if s.Verdict.GrowMemory {
@@ -170,7 +173,7 @@ func settle(ctx context.Context, tx pgx.Tx, job lockedJob, s lifecycle.Settlemen
 	batch.Queue(`
 		UPDATE attempts t
 		SET ended_at = now(), outcome = @reason, next_state = @next, exit_code = @exit_code, blamed = @blamed,
-			last_step = greatest(last_step, @last_step::bigint), budget = @budget,
+			last_step = greatest(last_step, @last_step::bigint), budget = @budget, hang = @hang,
 			swept_at = CASE WHEN (SELECT s.spec ? 'checkpoint' FROM job_specs s
 				WHERE s.job = @job) OR EXISTS (`+unregisteredOutputs+`) THEN NULL ELSE now() END
 		WHERE job = @job AND attempt = @attempt`, args)
@@ -221,7 +224,7 @@ func settlementArgs(job lockedJob, s lifecycle.Settlement) pgx.NamedArgs {
 		"job": job.ID, "attempt": job.Attempt, "next": v.Next, "reason": s.Reason, "exit_code": v.ExitCode,
 		"blamed": v.Machine, "dead_letter": v.DeadLetter, "failures": s.Failures, "losses": s.Losses,
 		"preemptions": s.Preemptions, "delay": v.Delay, "avoid": s.Avoid, "class": job.Class, "grown": v.GrowMemory,
-		"last_step": s.LastStep, "budget": v.Budget, "orders": berth.Orders{Forget: true},
+		"last_step": s.LastStep, "budget": v.Budget, "orders": berth.Orders{Forget: true}, "hang": s.Hang,
 	}
 }
 

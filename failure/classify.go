@@ -34,6 +34,8 @@ type RankEvidence struct {
 	Suspect  bool  // its machine died within PoisonMinutes of its start, and ran nothing else
 	CutOff   bool  // it has ended, and its machine was given up before all its data was stored
 	Exit     *Exit // nil: no machine has reported an end
+
+	Hang *HangEvidence // collected when the attempt was judged to hang; nil: none
 }
 
 // EarlierAttempt is the record of an attempt before the present one.
@@ -91,7 +93,11 @@ type Verdict struct {
 func Classify(e AttemptEvidence) Verdict {
 	r := e.firstBad()
 	at := slices.IndexFunc(Rules, func(c Rule) bool { return c.matches(e, r) })
-	return e.verdict(Rules[at], r) // the last rule matches everything
+	c := Rules[at] // the last rule matches everything
+	if slices.Contains(stalls, c.Name) {
+		r.Machine = e.oddMachine(r.Machine)
+	}
+	return e.verdict(c, r)
 }
 
 // verdict applies a rule; r is the member to blame.

@@ -2,6 +2,7 @@ package failure
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -18,8 +19,8 @@ const (
 	MaxHangGPUs      = 64
 )
 
-// HangEvidence is what the machine of a member found when the verdict was that the job hangs,
-// before any process was signaled. A measurement that the machine does not offer is absent.
+// HangEvidence is the state of a member at the verdict that its job hangs, before any process was
+// signaled. A measurement that the machine does not offer is absent.
 type HangEvidence struct {
 	Rank         int             `json:"rank" doc:"member"`
 	Machine      berth.MachineID `json:"machine,omitempty"`
@@ -29,6 +30,7 @@ type HangEvidence struct {
 	StepSeconds  *float64        `json:"step_seconds,omitempty" doc:"since the progress file last changed"`
 	CPU          *float64        `json:"cpu,omitempty" doc:"cores in use, mean of the last minute or less"`
 	CPUSeconds   float64         `json:"cpu_seconds,omitempty" doc:"time that cpu is the mean of"`
+	CPULimit     float64         `json:"cpu_limit,omitempty" doc:"cores that the member may use"`
 	GPUs         []HangGPU       `json:"gpus,omitempty"`
 	Processes    []HangProcess   `json:"processes,omitempty" doc:"of the container, the most CPU time first"`
 	More         int             `json:"more_processes,omitempty" doc:"further processes, which are not listed"`
@@ -49,7 +51,7 @@ type HangGPU struct {
 type HangProcess struct {
 	PID        int      `json:"pid" doc:"on the machine"`
 	Name       string   `json:"name"`
-	State      string   `json:"state" doc:"by the kernel: R runs, S sleeps, D cannot be interrupted, T is stopped"`
+	State      string   `json:"state" doc:"R: a thread runs, S: all sleep, D: one cannot be interrupted, T: stopped"`
 	Threads    int      `json:"threads,omitempty"`
 	CPUSeconds float64  `json:"cpu_seconds" doc:"CPU time since its start"`
 	Wait       string   `json:"wait,omitempty" doc:"kernel function in which it waits, where readable"`
@@ -61,6 +63,87 @@ type Hang struct {
 	Attempt int            `json:"attempt"`
 	Odd     *OddMember     `json:"odd,omitempty" doc:"of a gang: the member that differs from the others"`
 	Members []HangEvidence `json:"members"`
+	More    int            `json:"more_members,omitempty" doc:"further members, which are not listed"`
+}
+
+// maxHangMembers bounds the members of a Hang: a gang may have hundreds.
+const maxHangMembers = 16
+
+// Hang returns the evidence of an attempt that ended by a hang, by its verdict. It lists the
+// members that the answer to who is odd names, then the first ones, in the order of ranks. It
+// returns nil for another end, and without evidence.
+func (e AttemptEvidence) Hang(v Verdict) *Hang {
+	list := e.hung()
+	if len(list) == 0 || !slices.Contains(stalls, v.Rule) {
+		return nil
+	}
+	h := &Hang{Attempt: e.Attempt, Odd: e.odd()}
+	named := func(x HangEvidence) bool {
+		return h.Odd != nil && (h.Odd.Rank != nil && *h.Odd.Rank == x.Rank || slices.Contains(h.Odd.Candidates, x.Rank))
+	}
+	byRank := func(a, b HangEvidence) int { return a.Rank - b.Rank }
+	slices.SortFunc(list, func(a, b HangEvidence) int {
+		switch {
+		case named(a) == named(b):
+			return byRank(a, b)
+		case named(a):
+			return -1
+		default:
+			return 1
+		}
+	})
+	if n := len(list) - maxHangMembers; n > 0 {
+		list, h.More = list[:maxHangMembers], n
+	}
+	slices.SortFunc(list, byRank)
+	h.Members = list
+	return h
+}
+
+// hung returns the evidence of all members that sent some.
+func (e AttemptEvidence) hung() []HangEvidence {
+	var list []HangEvidence
+	for _, r := range e.Ranks {
+		if r.Hang != nil {
+			list = append(list, *r.Hang)
+		}
+	}
+	return list
+}
+
+// odd returns the member of a gang that holds up the others; nil for a single member, and
+// without evidence. A member that was done before is not counted among the others.
+func (e AttemptEvidence) odd() *OddMember {
+	list := e.hung()
+	if len(e.Ranks) < 2 || len(list) == 0 {
+		return nil
+	}
+	members := 0
+	for _, r := range e.Ranks {
+		if r.Hang != nil || r.Exit == nil || !r.Exit.Done() {
+			members++
+		}
+	}
+	o := NameOdd(list, members)
+	return &o
+}
+
+// oddMachine returns the machine of the odd member, or the given one if no member is named.
+func (e AttemptEvidence) oddMachine(other berth.MachineID) berth.MachineID {
+	o := e.odd()
+	if o == nil || o.Rank == nil {
+		return other
+	}
+	at := slices.IndexFunc(e.Ranks, func(r RankEvidence) bool { return r.Rank == *o.Rank })
+	return e.Ranks[at].Machine
+}
+
+// oddText continues a message with the odd member; "" without evidence about a gang.
+func (e AttemptEvidence) oddText() string {
+	if o := e.odd(); o != nil {
+		return "; " + o.Text()
+	}
+	return ""
 }
 
 // Valid returns an error for evidence beyond the bounds.

@@ -26,7 +26,7 @@ const (
 	OddByBlocked OddBy = "blocked" // a process of it is in uninterruptible sleep, and none of the others
 	OddByGPU     OddBy = "gpu"     // its GPUs are idle or at work, and the others' run a waiting kernel
 	OddByCPU     OddBy = "cpu"     // it sleeps and the others spin, or it spins and the others sleep
-	OddByWait    OddBy = "wait"    // it waits in another kernel function than all others
+	OddByWait    OddBy = "wait"    // it waits in the kernel for something else than all others
 )
 
 // OddMember is the answer to which member of a hung gang holds up the others.
@@ -51,10 +51,10 @@ func (o OddMember) Text() string {
 	return fmt.Sprintf("member %d %s holds up the others: %s", *o.Rank, o.Confidence, o.Detail)
 }
 
-// CPU use in cores that separates a member that spins from one that sleeps. Between the two a
-// member is neither.
+// A member spins from this share of a core, and sleeps up to that one; in between it does neither.
+// A member with less than one core is measured by its own limit.
 const (
-	spinsFrom = 0.5
+	spinsFrom = 0.4
 	sleepsTo  = 0.1
 )
 
@@ -69,13 +69,13 @@ const busyKernel = 0.9
 //	blocked  one member has a process in uninterruptible sleep     likely
 //	gpu      one member's GPUs do not run a waiting kernel         likely
 //	cpu      one of three or more sleeps or spins, unlike all      likely
-//	wait     one of three or more waits in another kernel function likely
+//	wait     one of three or more waits for something else         likely
 //
 // The first kind with a name decides. Further kinds with the same name turn likely into sure. One
 // with another name turns sure into likely, and likely into unsure; so do step and stopped if they
-// differ. Missing evidence lowers sure to likely; with the evidence of one member, or of less than
-// half the gang, nobody is named. Of two members that differ by cpu or wait alone, each is as odd
-// as the other.
+// differ. Wait is too weak to lower sure. Missing evidence lowers sure to likely; with the evidence
+// of one member, or of less than half the gang, nobody is named. Of two members that differ by cpu
+// or wait alone, each is as odd as the other.
 //
 // NameOdd is pure. The order of the list is of no consequence.
 func NameOdd(list []HangEvidence, members int) OddMember {
@@ -104,6 +104,9 @@ func NameOdd(list []HangEvidence, members int) OddMember {
 		if *o.Rank == *first.Rank {
 			agrees = true
 			continue
+		}
+		if o.By == OddByWait && first.Confidence == Sure {
+			continue // too weak to speak against it
 		}
 		if first.Confidence == Likely || first.By == OddByStep && o.By == OddByStopped {
 			return OddMember{Confidence: Unsure, Missing: missing, Candidates: []int{*first.Rank, *o.Rank},
@@ -221,22 +224,20 @@ func oddCPU(list []HangEvidence) *OddMember {
 	if len(list) < 3 {
 		return nil
 	}
-	spins := func(h HangEvidence) bool { return h.spins() }
-	sleeps := func(h HangEvidence) bool { return h.CPU != nil && *h.CPU <= sleepsTo }
-	if slices.ContainsFunc(list, func(h HangEvidence) bool { return !spins(h) && !sleeps(h) }) {
+	if slices.ContainsFunc(list, func(h HangEvidence) bool { return !h.spins() && !h.sleeps() }) {
 		return nil
 	}
-	if at := onlyOne(list, sleeps); at >= 0 {
+	if at := onlyOne(list, HangEvidence.sleeps); at >= 0 {
 		return named(list, at, OddByCPU, Likely, "it sleeps, the others use the CPU")
 	}
-	if at := onlyOne(list, spins); at >= 0 {
+	if at := onlyOne(list, HangEvidence.spins); at >= 0 {
 		return named(list, at, OddByCPU, Likely, "it uses the CPU, the others sleep")
 	}
 	return nil
 }
 
-// oddWait names the one member of three or more whose busiest process waits in another kernel
-// function than those of all others.
+// oddWait names the one member of three or more whose busiest process waits for something else
+// than those of all others.
 func oddWait(list []HangEvidence) *OddMember {
 	if len(list) < 3 || slices.ContainsFunc(list, func(h HangEvidence) bool { return h.wait() == "" }) {
 		return nil
@@ -253,12 +254,21 @@ func oddWait(list []HangEvidence) *OddMember {
 	return nil
 }
 
-// wait returns the kernel function in which the process with the most CPU time waits, or "".
+// eventWaits are parts of the names of kernel functions that wait for an event of another thread or
+// process. A program that waits for its peers may be in any of them.
+var eventWaits = []string{"futex", "epoll", "poll_schedule", "select"}
+
+// wait returns the kernel function in which the process with the most CPU time waits, or "". All
+// eventWaits count as one.
 func (h HangEvidence) wait() string {
 	if len(h.Processes) == 0 {
 		return ""
 	}
-	return h.Processes[0].Wait
+	w := h.Processes[0].Wait
+	if slices.ContainsFunc(eventWaits, func(part string) bool { return strings.Contains(w, part) }) {
+		return "a wait for an event"
+	}
+	return w
 }
 
 // has reports whether a process is in one of these states.
@@ -273,8 +283,19 @@ func (h HangEvidence) nameOf(states ...string) string {
 	return fmt.Sprintf("%d (%s)", h.Processes[at].PID, h.Processes[at].Name)
 }
 
-// spins reports whether the member uses at least half a core.
-func (h HangEvidence) spins() bool { return h.CPU != nil && *h.CPU >= spinsFrom }
+// spins reports whether the member uses most of a core.
+func (h HangEvidence) spins() bool { return h.CPU != nil && *h.CPU >= spinsFrom*h.core() }
+
+// sleeps reports whether the member uses next to no CPU.
+func (h HangEvidence) sleeps() bool { return h.CPU != nil && *h.CPU <= sleepsTo*h.core() }
+
+// core returns the CPU use of one busy thread: one core, or the member's limit if that is less.
+func (h HangEvidence) core() float64 {
+	if h.CPULimit > 0 {
+		return min(1, h.CPULimit)
+	}
+	return 1
+}
 
 // gpusKnown reports whether the utilization of every device is known, and there is a device.
 func (h HangEvidence) gpusKnown() bool {
@@ -286,17 +307,17 @@ func (h HangEvidence) gpusWait() bool {
 	return !slices.ContainsFunc(h.GPUs, func(g HangGPU) bool { return *g.Busy < busyKernel || g.Works })
 }
 
-// among describes what members that cannot be told apart have in common, for the reader: ": all
-// use the CPU".
+// among describes the common properties of members that cannot be distinguished: ": all use the
+// CPU".
 func among(list []HangEvidence) string {
 	var common []string
-	all := func(what string, has func(HangEvidence) bool) {
+	all := func(name string, has func(HangEvidence) bool) {
 		if !slices.ContainsFunc(list, func(h HangEvidence) bool { return !has(h) }) {
-			common = append(common, what)
+			common = append(common, name)
 		}
 	}
 	all("all use the CPU", HangEvidence.spins)
-	all("all sleep", func(h HangEvidence) bool { return h.CPU != nil && *h.CPU <= sleepsTo })
+	all("all sleep", HangEvidence.sleeps)
 	all("all GPUs run a kernel that waits", func(h HangEvidence) bool { return h.gpusKnown() && h.gpusWait() })
 	if len(common) == 0 {
 		return ", or differ too much"

@@ -7,20 +7,23 @@ import (
 	"strings"
 	"testing"
 
+	"berth"
 	"berth/failure"
+	"berth/spec"
 )
 
 // hung is a member for the cases below: what is not given is not known.
 type hung struct {
 	step  int64 // 0: it has reported none
 	cpu   float64
+	limit float64
 	state string // of its busiest process; "": S
 	wait  string
 	gpu   string // busy: a kernel waits; work, idle; "": no GPU
 }
 
 func (h hung) evidence(rank int) failure.HangEvidence {
-	e := failure.HangEvidence{Rank: rank}
+	e := failure.HangEvidence{Rank: rank, CPULimit: h.limit}
 	if h.step != 0 {
 		e.Step = &h.step
 	}
@@ -81,6 +84,8 @@ func TestTheOddMemberIsNamedOrNobody(t *testing.T) {
 		{"one of two sleeps", []hung{spin, sleep}, 0, "unsure", ""},
 		{"half of them sleep", []hung{spin, spin, sleep, sleep}, 0, "unsure", "differ too much"},
 		{"one is between", []hung{spin, {cpu: 0.3}, spin}, 0, "unsure", ""},
+		{"one of small members spins", []hung{{limit: 0.25}, {cpu: 0.2, limit: 0.25}, {limit: 0.25}}, 0, "1 likely cpu", "it uses the CPU"},
+		{"one of large members uses a little", []hung{{limit: 8}, {cpu: 0.2, limit: 8}, {limit: 8}}, 0, "unsure", ""},
 		{"one has no measurement", []hung{spin, {cpu: -1}, spin}, 0, "unsure", ""},
 		// By GPU.
 		{"one has idle GPUs", []hung{{cpu: 1, gpu: "busy"}, {cpu: 1, gpu: "idle"}, {cpu: 1, gpu: "busy"}}, 0, "1 likely gpu", "its GPUs are idle"},
@@ -93,9 +98,11 @@ func TestTheOddMemberIsNamedOrNobody(t *testing.T) {
 		{"all GPUs are idle", []hung{{cpu: 1, gpu: "idle"}, {cpu: 1, gpu: "idle"}, {cpu: 1, gpu: "idle"}}, 0, "unsure", ""},
 		{"a device is unknown", []hung{{cpu: 1, gpu: "busy"}, {cpu: 1, gpu: "unknown"}, {cpu: 1, gpu: "busy"}}, 0, "unsure", ""},
 		// By the function in which it waits.
-		{"all sleep, one in a timer", []hung{{wait: "futex_wait"}, {wait: "futex_wait"}, {wait: "hrtimer_nanosleep"}, {wait: "futex_wait"}}, 0, "2 likely wait", "it waits in hrtimer_nanosleep, the others in futex_wait"},
+		{"all sleep, one in a timer", []hung{{wait: "futex_wait"}, {wait: "futex_wait"}, {wait: "hrtimer_nanosleep"}, {wait: "futex_wait"}}, 0, "2 likely wait", "it waits in hrtimer_nanosleep, the others in a wait for an event"},
 		{"all sleep in one function", []hung{{wait: "futex_wait"}, {wait: "futex_wait"}, {wait: "futex_wait"}}, 0, "unsure", "all sleep"},
 		{"all sleep in several functions", []hung{{wait: "a"}, {wait: "b"}, {wait: "c"}}, 0, "unsure", ""},
+		{"all wait for events", []hung{{wait: "futex_wait_queue"}, {wait: "futex_wait_queue"}, {wait: "do_epoll_wait"}}, 0, "unsure", "all sleep"},
+		{"one is behind, another one sleeps in a timer", []hung{{step: 17, wait: "futex_wait"}, {step: 17, wait: "hrtimer_nanosleep"}, {step: 16, wait: "futex_wait"}}, 0, "2 sure step", ""},
 		{"the function of one is hidden", []hung{{wait: "a"}, {wait: "a"}, {}}, 0, "unsure", ""},
 		// With evidence missing.
 		{"one of four is missing", []hung{spin, {state: "T"}, spin}, 4, "1 likely stopped", "no evidence of 1 members"},
@@ -166,5 +173,60 @@ func TestEvidenceOfAHangReadsWell(t *testing.T) {
 	const want = "no sign of life for 10m0s, step 16 since 10m12s, CPU 1.00 cores, GPU 100 % busy, memory 1 %, 118 of 700 W, processes 1 R, 2 S (python)"
 	if got := h.Text(); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
+	}
+}
+
+// gangHung is an attempt of a gang on machines m0, m1, ... in which all members were stopped.
+func gangHung(members ...hung) failure.AttemptEvidence {
+	e := failure.AttemptEvidence{Job: "j", State: berth.Running, Attempt: 1, Retry: spec.RetryPolicy{MaxAttempts: 2}}
+	for rank, h := range members {
+		x := caused(failure.CauseStalled)
+		x.StartedAt, x.Message = start, "no sign"
+		evidence := h.evidence(rank)
+		e.Ranks = append(e.Ranks, failure.RankEvidence{
+			Rank: rank, Machine: berth.MachineID(fmt.Sprintf("m%d", rank)), Claimed: true, Exit: x, Hang: &evidence,
+		})
+	}
+	return e
+}
+
+// The retry avoids the machine of the odd member, and the reason names the member.
+func TestTheMachineOfTheOddMemberIsBlamed(t *testing.T) {
+	t.Parallel()
+	spin, sleep := hung{cpu: 1}, hung{cpu: 0}
+	v := failure.Classify(gangHung(spin, spin, sleep, spin))
+	if v.Rule != "stalled" || v.Machine != "m2" || !slices.Equal(v.Avoid, []berth.MachineID{"m2"}) || !strings.Contains(v.Reason.Message, "no sign; member 2 likely holds up the others: it sleeps") {
+		t.Errorf("verdict is %+v", v)
+	}
+	v = failure.Classify(gangHung(spin, spin, spin))
+	if v.Machine != "m0" || !strings.Contains(v.Reason.Message, "no member can be named") {
+		t.Errorf("without a name: %+v", v)
+	}
+	single := gangHung(sleep)
+	if v := failure.Classify(single); v.Reason.Message != "no sign" || single.Hang(v) == nil || single.Hang(v).Odd != nil {
+		t.Errorf("a single member: %+v", v)
+	}
+}
+
+// The odd member is among the listed ones of a large gang, and a hang is one only by its rule.
+func TestTheEvidenceOfALargeGangIsCut(t *testing.T) {
+	t.Parallel()
+	members := slices.Repeat([]hung{{cpu: 1}}, 40)
+	members[33] = hung{state: "T"}
+	e := gangHung(members...)
+	v := failure.Classify(e)
+	h := e.Hang(v)
+	if h == nil || len(h.Members) != 16 || h.More != 24 || h.Members[15].Rank != 33 || h.Members[14].Rank != 14 || *h.Odd.Rank != 33 {
+		t.Errorf("hang is %+v", h)
+	}
+	e.State = berth.Canceling
+	if v := failure.Classify(e); e.Hang(v) != nil {
+		t.Errorf("a canceled gang hangs: %+v", v)
+	}
+	done := gangHung(hung{cpu: 1}, hung{state: "T"}, hung{})
+	done.State = berth.Running
+	done.Ranks[2].Exit, done.Ranks[2].Hang = exited(0), nil
+	if h := done.Hang(failure.Classify(done)); h == nil || h.Odd.Missing != 0 || *h.Odd.Rank != 1 {
+		t.Errorf("with a member that was done: %+v", h)
 	}
 }

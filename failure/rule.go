@@ -158,6 +158,7 @@ func (c Rule) reason(e AttemptEvidence, r RankEvidence) berth.Reason {
 		"{xid}", strconv.FormatUint(x.Xid, 10), "{deaths}", e.deaths(r), "{outputs}", e.outputNames(),
 		"{requeue}", e.requeueText(), "{unqueued}", e.unqueuedText(),
 		"{lost}", e.lostText(), "{stalled}", e.stalledIn(), "{quota}", x.OverQuota,
+		"{odd}", e.oddText(),
 	).Replace(c.Says)
 	return berth.Reason{Code: c.Reason, Rule: c.Name, Message: says, Hint: hint}
 }

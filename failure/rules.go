@@ -152,24 +152,24 @@ var Rules = []Rule{
 	// another machine; a second one at the same step accuses the job.
 	{
 		Name: "stalled_same_step", Evidence: EvidenceIntent,
-		Signal: "stopped for stall_timeout, at the same step as in an earlier " +
+		Signal: "stopped for stall or stall_timeout, at the same step as in an earlier " +
 			"attempt", Causes: []ExitCause{CauseStalled},
 		when:  AttemptEvidence.stalledThere,
-		Class: ClassHang, Reason: berth.ReasonStalled, Says: "{exit}, as in attempt {stalled}",
+		Class: ClassHang, Reason: berth.ReasonStalled, Says: "{exit}, as in attempt {stalled}{odd}",
 		Hint: "the job hangs at the same step on each attempt; check what it does there",
 		Next: berth.Retrying, Blame: BlameUser, Budget: BudgetUser, Wait: WaitRetry,
 	},
 	{
-		Name: "stalled_again", Evidence: EvidenceIntent, Signal: "stopped for stall_timeout, not for the first time",
-		Causes: []ExitCause{CauseStalled},
-		when:   func(e AttemptEvidence, _ RankEvidence) bool { return e.earlier(stalls...) > 0 },
-		Class:  ClassHang, Reason: berth.ReasonStalled, Says: "{exit}", Hint: stallHint,
+		Name: "stalled_again", Evidence: EvidenceIntent,
+		Signal: "stopped for stall or stall_timeout, not for the first time", Causes: []ExitCause{CauseStalled},
+		when:  func(e AttemptEvidence, _ RankEvidence) bool { return e.earlier(stalls...) > 0 },
+		Class: ClassHang, Reason: berth.ReasonStalled, Says: "{exit}{odd}", Hint: stallHint,
 		Next: berth.Retrying, Blame: BlameUnknown, Budget: BudgetUser, Wait: WaitRetry, Elsewhere: true,
 	},
 	{
-		Name: "stalled", Evidence: EvidenceIntent, Signal: "stopped for stall_timeout, for the first time",
+		Name: "stalled", Evidence: EvidenceIntent, Signal: "stopped for stall or stall_timeout, for the first time",
 		Causes: []ExitCause{CauseStalled},
-		Class:  ClassHang, Reason: berth.ReasonStalled, Says: "{exit}", Hint: stallHint,
+		Class:  ClassHang, Reason: berth.ReasonStalled, Says: "{exit}{odd}", Hint: stallHint,
 		Next: berth.Retrying, Blame: BlameUnknown, Budget: BudgetNone, Wait: WaitNone, Elsewhere: true,
 	},
 
@@ -494,7 +494,7 @@ var Rules = []Rule{
 const (
 	none      = "-"     // a Hint: no hint, not even for the exit code
 	unlimited = 1 << 30 // a number of Tries that no job reaches
-	stallHint = "raise stall_timeout if the job may be idle for that long"
+	stallHint = "berth show has the evidence; raise stall.after or stall_timeout if the job may be idle for that long"
 	oomHint   = "raise resources.memory, or set retry.on_oom: grow"
 )
 

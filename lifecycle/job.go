@@ -47,6 +47,8 @@ type Member struct {
 	Age      time.Duration // since the reservation
 	LastStep *int64        // the last step that its progress reported
 	Drain    string        // drain reason of the machine; "" if the machine is not drained
+
+	Hang *failure.HangEvidence // collected when the attempt was judged to hang; nil: none
 }
 
 // Gang reports whether the attempt has more than one member.

@@ -71,6 +71,7 @@ type Settlement struct {
 
 	Room   Room
 	Faults Faults
+	Hang   *failure.Hang // of an attempt that hung; nil: it ended otherwise, or no evidence arrived
 }
 
 // Room is the future of the nominations that keep capacity for a gang.
@@ -93,7 +94,8 @@ type Faults struct {
 // Settle decides the result of an attempt for which Begin returned StepSettle. The verdict is
 // failure.Classify's.
 func Settle(job Job, history History) Settlement {
-	v := failure.Classify(job.evidence(history))
+	evidence := job.evidence(history)
+	v := failure.Classify(evidence)
 	s := Settlement{
 		Verdict:     v,
 		Reason:      job.reasonFor(v),
@@ -102,6 +104,7 @@ func Settle(job Job, history History) Settlement {
 		StartUnseen: job.State == berth.Scheduled && v.Next == berth.Succeeded,
 		Room:        job.room(v),
 		Faults:      faultsOf(v),
+		Hang:        evidence.Hang(v),
 	}
 	switch v.Budget {
 	case failure.BudgetUser:
@@ -135,7 +138,7 @@ func (j Job) evidence(history History) failure.AttemptEvidence {
 		}
 		e.Ranks = append(e.Ranks, failure.RankEvidence{
 			Rank: m.Rank, Machine: m.Machine, Orphaned: m.Orphaned, Claimed: m.Claimed, Suspect: m.Suspect,
-			CutOff: m.CutOff, Exit: m.Exit,
+			CutOff: m.CutOff, Exit: m.Exit, Hang: m.Hang,
 		})
 	}
 	return e

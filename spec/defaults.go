@@ -55,6 +55,7 @@ func (s Job) WithDefaults() Job {
 		s.Retry.OnOOM = "fail"
 	}
 	s.Retry.Backoff = s.Retry.Backoff.withDefaults()
+	s.Stall = s.Stall.withDefaults(s.Checkpoint != nil)
 	if s.Checkpoint != nil {
 		c := *s.Checkpoint // a copy: the caller's spec stays as it is
 		if c.Keep == 0 {

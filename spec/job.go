@@ -29,6 +29,7 @@ type Job struct {
 	StopGrace    *Duration `json:"stop_grace,omitempty" doc:"time from SIGTERM to SIGKILL"`
 	LostAfter    Duration  `json:"lost_after,omitempty" zero:"2s to 24h; default 90s" doc:"lost after this silence"`
 
+	Stall      *StallPolicy      `json:"stall,omitempty" doc:"when the job counts as hung; instead of stall_timeout"`
 	Retry      RetryPolicy       `json:"retry,omitzero" doc:"further runs after failures"`
 	Checkpoint *CheckpointPolicy `json:"checkpoint,omitempty" doc:"saved state from which the next attempt continues"`
 	ImageAuth  string            `json:"image_auth,omitempty" doc:"secret with USER:PASSWORD for the image pull"`

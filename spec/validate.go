@@ -47,6 +47,7 @@ func (s Job) Validate() []berth.FieldError {
 	s.validateResources(v)
 	s.validatePlacement(v)
 	s.validateTimes(v)
+	s.Stall.validate(v, s)
 	s.validateRetry(v)
 	s.validateCheckpoint(v)
 	v.require(s.Members >= 1 && s.Members <= MaxMembers, "members", fmt.Sprintf("%d is out of range", s.Members),

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"berth"
+	"berth/failure"
 )
 
 // EventKind is the kind of an event.
@@ -31,6 +32,8 @@ const (
 	EventUpdated            EventKind = "updated"             // priority, labels, time limit, hold
 	EventCached             EventKind = "cached"              // a step is not run: an earlier job did the same
 	EventStage              EventKind = "stage"               // a member's preparation takes long, or is being repeated
+	EventHung               EventKind = "hung"                // evidence about a member of an attempt that hangs
+	EventOddMember          EventKind = "odd_member"          // which member of a hung gang holds up the others
 	EventWarning            EventKind = "warning"
 )
 
@@ -59,6 +62,8 @@ type EventFacts struct {
 	Bytes   *int64          `json:"bytes,omitempty"`   // size of the checkpoint, all members together
 	Stage   *Stage          `json:"stage,omitempty"`   // of a member that is being prepared
 	Job     berth.JobID     `json:"job,omitempty"`     // that saved the checkpoint or, in that job, that found it bad
+
+	Odd *failure.OddMember `json:"odd,omitempty"` // of a hung gang
 
 	// Deadline is the time when the job is moved away from the draining machine; nil: never.
 	Deadline *time.Time `json:"deadline,omitempty"`

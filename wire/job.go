@@ -6,11 +6,12 @@ import (
 	"time"
 
 	"berth"
+	"berth/failure"
 	"berth/spec"
 )
 
 // Job is the API's document of a job: its row and the dependent rows. Lists leave out
-// Spec, Attempts, Checkpoints, Progress and Stage.
+// Spec, Attempts, Hangs, Checkpoints, Progress and Stage.
 type Job struct {
 	ID          berth.JobID       `json:"id"`
 	Handle      string            `json:"handle,omitempty" doc:"shortest end of the id that no other job has now"`
@@ -59,6 +60,7 @@ type Job struct {
 	Progress    *berth.Progress    `json:"progress,omitempty"`
 	Stage       *JobStage          `json:"stage,omitempty" doc:"while scheduled: present step on the job's machines"`
 	Attempts    []berth.Attempt    `json:"attempts,omitempty"`
+	Hangs       []failure.Hang     `json:"hangs,omitempty" doc:"attempts that ended by a hang, with the evidence"`
 	Checkpoints []berth.Checkpoint `json:"checkpoints,omitempty"`
 }
 

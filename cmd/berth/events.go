@@ -182,7 +182,7 @@ func toneOfEvent(e wire.Event) tone {
 	case wire.EventState:
 		return toneOfState(e.To)
 	case wire.EventWarning, wire.EventOrphaned, wire.EventCheckpointRejected,
-		wire.EventCheckpointRefused, wire.EventLogCut:
+		wire.EventCheckpointRefused, wire.EventLogCut, wire.EventHung, wire.EventOddMember:
 		return warn
 	case wire.EventCheckpoint:
 		return good

@@ -9,7 +9,7 @@ import (
 	"berth/db"
 )
 
-// drainBatch bounds the jobs that one pass notifies of drains, and orders to move.
+// drainBatch bounds the jobs that one pass notifies of drains, orders to move, and judges to hang.
 const drainBatch = 100
 
 // reaper judges silent machines and moves work off drained ones.
@@ -69,7 +69,21 @@ func (r *reaper) pass(ctx context.Context) error {
 	if moved > 0 {
 		r.Logger.Info("ordered jobs off draining machines", "jobs", moved)
 	}
-	return errors.Join(unannounced, err)
+	return errors.Join(unannounced, err, r.judgeHangs(ctx))
+}
+
+// judgeHangs stops gangs in which no member shows a sign of life, unless the API may have been
+// unable to receive such a sign.
+func (r *reaper) judgeHangs(ctx context.Context) error {
+	proves, err := r.DB.Machines.SilenceProves(ctx)
+	if err != nil || !proves {
+		return err
+	}
+	hung, err := r.DB.Attempts.JudgeHangs(ctx, r.term, drainBatch)
+	if hung > 0 {
+		r.Logger.Info("ordered hung gangs to stop", "jobs", hung)
+	}
+	return err
 }
 
 // measure counts the silent machines, and logs an error when their number freezes all verdicts.
