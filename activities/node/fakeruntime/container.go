@@ -239,6 +239,8 @@ func (c *container) process(args []string, out, errs *stream) *prog.Process {
 		},
 		Catch: c.catchSignals,
 		Hog:   func(ctx context.Context, mib int64) { c.hog(ctx, mib, nil) },
+		Spin:  func(ctx context.Context) { <-ctx.Done() },
+		Halt:  func(ctx context.Context) { <-ctx.Done() },
 	}
 	p.Spawn = func(ctx context.Context, args ...string) (int, error) { return c.spawn(ctx, p, args) }
 	return p

@@ -105,6 +105,7 @@ type Timing struct {
 	NetworkAge      time.Duration // before a network without containers counts as left
 	StraySweep      time.Duration // between two looks for containers that no member is for
 	LatePatience    time.Duration // for the creation of a container that is no longer needed
+	HangPause       time.Duration // between the evidence about a member of a hung gang and its end
 }
 
 // withDefaults returns the timing with the defaults in place of zero fields.
@@ -141,6 +142,7 @@ func (t Timing) withDefaults() Timing {
 	set(&t.NetworkAge, 10*time.Minute)
 	set(&t.StraySweep, 15*time.Second)
 	set(&t.LatePatience, 10*time.Minute)
+	set(&t.HangPause, 3*time.Second)
 	return t
 }
 

@@ -50,6 +50,7 @@ type member struct {
 	uploader *checkpointUploader // nil without checkpoints
 	metric   *bestMetric         // nil without checkpoint.keep_best
 	sampler  *usageSampler       // nil before the container runs
+	hang     *hangWatch          // nil before the container runs
 }
 
 // newMember returns a member that has not begun. Its context ends with the supervisor's.
@@ -208,7 +209,7 @@ func (m *member) worker(p phase) worker {
 	case phaseSeal:
 		return &sealPhase{
 			core: m.core, vault: m.sup.vault, retry: m.retry,
-			shipper: m.shipper, sampler: m.sampler, uploader: m.uploader,
+			shipper: m.shipper, sampler: m.sampler, uploader: m.uploader, hang: m.hang,
 			outputs: &outputStore{core: m.core, control: m.sup.control, retry: m.retry, scratch: m.scratch},
 			spans:   m.spans, result: &m.result,
 		}
@@ -270,13 +271,16 @@ func (m *member) runner(p phase) worker {
 			core: m.core, control: s.control, gpus: s.cfg.GPUs, folder: m.scratch.dir,
 			adopts: m.adopts, helpers: &m.helpers, board: s.use,
 		}
+		progress := &progressWatcher{
+			core: m.core, workspace: m.scratch.workspace,
+			shipper: m.shipper, uploader: m.uploader, sampler: m.sampler, metric: m.metric,
+		}
+		m.hang = &hangWatch{
+			core: m.core, control: s.control, orders: m.orders, signs: progress, gpus: s.cfg.GPUs, helpers: &m.helpers,
+		}
 		return &watchPhase{
 			core: m.core, orders: m.orders, plan: m.plan,
-			shipper: m.shipper, sampler: m.sampler, uploader: m.uploader,
-			progress: &progressWatcher{
-				core: m.core, workspace: m.scratch.workspace,
-				shipper: m.shipper, uploader: m.uploader, sampler: m.sampler, metric: m.metric,
-			},
+			shipper: m.shipper, sampler: m.sampler, uploader: m.uploader, progress: progress, hang: m.hang,
 			evidence: &evidence{
 				core: m.core, plan: m.plan, gpus: s.gpus, xids: s.cfg.GPUs, health: s.health, shipper: m.shipper,
 			},

@@ -40,6 +40,7 @@ func (o *orders) merge(more berth.Orders, limit time.Duration) bool {
 	o.sum.Stop = o.sum.Stop || more.Stop
 	o.sum.Kill = o.sum.Kill || more.Kill
 	o.sum.Save = max(o.sum.Save, more.Save)
+	o.sum.Stalled = o.sum.Stalled || more.Stalled
 	if stops(more) {
 		o.sum.GraceMS = more.GraceMS
 	}

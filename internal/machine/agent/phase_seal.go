@@ -23,6 +23,7 @@ type sealPhase struct {
 	shipper  *logShipper         // nil: the folder was never opened, and nothing is to be stored
 	sampler  *usageSampler       // nil: the container never ran
 	uploader *checkpointUploader // nil without checkpoints
+	hang     *hangWatch          // nil: the container never ran
 	outputs  *outputStore
 	spans    spans
 	result   *result
@@ -78,6 +79,9 @@ func (p *sealPhase) store(ctx context.Context, x failure.Exit) failure.Exit {
 	store("logs", p.shipper.finish)
 	if p.sampler != nil {
 		store("use", p.sampler.finish)
+	}
+	if p.hang != nil && p.hang.sent != nil {
+		store("hang", p.hang.finish)
 	}
 	if p.uploader != nil {
 		store("checkpoints", p.uploader.finish)

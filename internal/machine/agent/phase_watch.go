@@ -19,6 +19,7 @@ type watchPhase struct {
 	sampler  *usageSampler
 	uploader *checkpointUploader // nil without checkpoints
 	progress *progressWatcher
+	hang     *hangWatch
 	evidence *evidence
 	spans    spans
 	result   *result
@@ -49,7 +50,7 @@ func (p *watchPhase) Do(ctx context.Context) (phase, error) {
 	go func() { ended <- p.awaitEnd() }()
 	p.progress.begin()
 	for {
-		timer := time.NewTimer(min(p.plan.steer(p.progress), time.Until(p.progress.due)))
+		timer := time.NewTimer(min(p.plan.steer(p.progress, p.hang), time.Until(p.progress.due)))
 		select {
 		case e := <-ended:
 			timer.Stop()

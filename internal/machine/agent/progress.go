@@ -19,8 +19,8 @@ import (
 )
 
 // progressWatcher reads the signs of life of a running container: the progress file, and for
-// stall_timeout also the log, checkpoints, CPU and GPU use. Only the member's goroutine may use
-// it.
+// stall and stall_timeout also the log, checkpoints, CPU and GPU use. Only the member's goroutine
+// may use it.
 type progressWatcher struct {
 	*core
 	workspace *os.Root
@@ -42,6 +42,8 @@ type progressWatcher struct {
 	newest int64
 	cpu    time.Duration
 	gauge  *cgroupstats.Gauge // nil before the first look
+
+	cpuReadings []cpuReading // of the last cpuSpan, with spec.stall
 }
 
 const (
@@ -63,11 +65,15 @@ func (w *progressWatcher) begin() {
 
 // pause returns the time between two looks at the progress file. A file that has not
 // changed for a while is looked at less often, yet at least ten times in the job's
-// stall_timeout.
+// stall_timeout or stall.after.
 func (w *progressWatcher) pause() time.Duration {
 	poll := w.timing.ProgressPoll
 	pause := poll << min(w.same/briskLooks, maxSlowdown)
-	if limit := w.claim.Spec.StallTimeout.Std(); limit > 0 {
+	limit := w.claim.Spec.StallTimeout.Std()
+	if p := w.claim.Spec.Stall; p != nil {
+		limit = p.After.Std()
+	}
+	if limit > 0 {
 		pause = min(pause, max(poll, limit/10))
 	}
 	return pause
@@ -111,11 +117,11 @@ func (w *progressWatcher) read() (changed bool) {
 	was := w.reports.progress()
 	if was != nil && was.Step == p.Step && was.Total == p.Total && was.Message == p.Message {
 		if values {
-			w.last = time.Now()
+			w.sign(spec.SignProgress, time.Now())
 		}
 		return true
 	}
-	w.last = time.Now()
+	w.sign(spec.SignProgress, time.Now())
 	// Reports of all members of the machine are due at one instant, and travel together.
 	w.reports.edit(w.beat.next(progressReport), func(report *wire.RankReport) { report.Progress = &p })
 	return true
@@ -201,18 +207,28 @@ func (w *progressWatcher) quietFor(now time.Time) time.Duration {
 	}
 	w.looked = now
 	if lines := w.shipper.lines.Load(); lines != w.lines {
-		w.lines, w.last = lines, now
+		w.lines = lines
+		w.sign(spec.SignLog, now)
 	}
 	if w.uploader != nil {
 		if newest := w.uploader.newest(); newest != w.newest {
-			w.newest, w.last = newest, now
+			w.newest = newest
+			w.sign(spec.SignCheckpoint, now)
 		}
 	}
-	if at := time.Unix(0, w.sampler.busy.Load()); at.After(w.last) {
-		w.last = at
+	busy := &w.sampler.busy
+	if w.claim.Spec.Stall != nil {
+		busy = &w.sampler.works
+	}
+	if at := time.Unix(0, busy.Load()); at.After(w.last) {
+		w.sign(spec.SignGPU, at)
+	}
+	cpu, ok := w.cpuUse()
+	if ok && w.claim.Spec.Stall != nil {
+		w.noteCPU(now, cpu)
 	}
 	// A process that uses a hundredth of a core on average is not idle.
-	if cpu, ok := w.cpuUse(); ok && cpu-w.cpu > max(now.Sub(w.last)/100, 10*time.Millisecond) {
+	if ok && w.counts(spec.SignCPU) && cpu-w.cpu > max(now.Sub(w.last)/100, 10*time.Millisecond) {
 		w.cpu, w.last = cpu, now
 	}
 	return now.Sub(w.last)

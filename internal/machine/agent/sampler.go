@@ -43,7 +43,9 @@ type usageSampler struct {
 
 	progress atomic.Pointer[map[string]float64] // the job's own values as last read; nil: none
 
-	busy atomic.Int64 // when its GPUs were last seen at work, Unix nanoseconds
+	// When its GPUs were last seen busy, and when they were last seen at work, in Unix nanoseconds.
+	// A kernel that waits for a peer is busy and does not work.
+	busy, works atomic.Int64
 }
 
 const (
@@ -135,6 +137,9 @@ func (u *usageSampler) sample(ctx context.Context) {
 		for _, g := range use {
 			if g.Utilization > 0 {
 				u.busy.Store(time.Now().UnixNano())
+			}
+			if g.Works() {
+				u.works.Store(time.Now().UnixNano())
 			}
 			if g.Utilization >= 0 {
 				s[timeseries.Key{Metric: wire.MetricGPU, GPU: g.UUID}] = g.Utilization

@@ -47,7 +47,7 @@ func saving(t *testing.T, engine *signaled, dir string, interval time.Duration) 
 // steerUntil steers as the watch phase does until a time after the start.
 func steerUntil(plan *stopPlan, engine *signaled, end time.Duration) {
 	for time.Since(engine.from) < end {
-		next := plan.steer(nil)
+		next := plan.steer(nil, &hangWatch{core: plan.core})
 		time.Sleep(min(next, end-time.Since(engine.from)))
 	}
 }

@@ -445,6 +445,13 @@ func (s *logShipper) remember(l node.LogLine) {
 	s.tail = append(s.tail, text)
 }
 
+// linesSoFar returns the last lines of the log that the engine has delivered so far.
+func (s *logShipper) linesSoFar() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.tail)
+}
+
 // lastLines returns the last lines of the log. It waits up to logPatience until the engine has
 // delivered the whole log, and returns the lines so far after that.
 func (s *logShipper) lastLines(ctx context.Context) []string {
@@ -455,7 +462,5 @@ func (s *logShipper) lastLines(ctx context.Context) []string {
 	case <-patience.C:
 	case <-ctx.Done():
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Clone(s.tail)
+	return s.linesSoFar()
 }

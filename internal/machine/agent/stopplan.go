@@ -70,14 +70,14 @@ func (s *stopPlan) begin() {
 }
 
 // steer does the work that is due now and returns the time until the next look.
-func (s *stopPlan) steer(signs *progressWatcher) time.Duration {
+func (s *stopPlan) steer(signs *progressWatcher, hang *hangWatch) time.Duration {
 	now, o := time.Now(), s.orders.standing()
 	if s.stage < dies && o.Kill {
 		s.intend(failure.CauseOrdered, "killed by order")
 		s.stage, s.killBy, s.again = terminates, now, time.Time{}
 	}
 	if s.stage == runs {
-		s.decide(now, o, signs)
+		s.decide(now, o, signs, hang)
 	}
 	if s.stage == runs {
 		s.save(now, o.Save)
@@ -99,6 +99,7 @@ func (s *stopPlan) steer(signs *progressWatcher) time.Duration {
 		}
 		soon(s.nextSave)
 		soon(s.saveBeforeLimit(now))
+		soon(hang.next())
 	case saves:
 		if s.uploader.newest() > s.baseline || !now.Before(s.saveBy) {
 			s.terminate(now)
@@ -116,11 +117,16 @@ func (s *stopPlan) steer(signs *progressWatcher) time.Duration {
 	return next
 }
 
-// decide begins to stop a running container if one of the causes for a stop applies: an order, a
-// limit of the job, or an unhealthy device.
-func (s *stopPlan) decide(now time.Time, o berth.Orders, signs *progressWatcher) {
+// decide begins to stop a running container if one of the causes for a stop applies: a hang, an
+// order, a limit of the job, or an unhealthy device.
+func (s *stopPlan) decide(now time.Time, o berth.Orders, signs *progressWatcher, hang *hangWatch) {
 	stall, limit := s.claim.Spec.StallTimeout, s.orders.runLimit()
+	hangs := hang.decide(now, o, s.cause == failure.CauseStalled)
 	switch fault := s.gpus.fault(s.claim.GPUs); {
+	case hang.collects():
+		// A signal would change the evidence; its collection lasts for a moment.
+	case hangs:
+		s.stop(now, failure.CauseStalled, hang.says(), hang.grace(), false)
 	case o.Stop || o.Checkpoint:
 		s.stop(now, failure.CauseOrdered, "stopped on request", o.Grace(), o.Checkpoint)
 	case limit > 0 && now.Sub(s.begun) >= limit:

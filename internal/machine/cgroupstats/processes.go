@@ -14,27 +14,37 @@ import (
 )
 
 const (
-	maxPIDs   = 4096 // processes of which the state is read
-	tickHertz = 100  // of the times in /proc: the same on all Linux systems
+	maxPIDs    = 4096 // processes of which the state is read
+	maxThreads = 256  // of a process
+	tickHertz  = 100  // of the times in /proc: the same on all Linux systems
 )
 
 // Processes returns the state of the container's processes, the one with the most CPU time first:
 // at most failure.MaxHangProcesses. more is the number of the others. Wait channel and kernel
-// stack are absent where the kernel hides them. A process of exec counts like any other.
+// stack are absent where the kernel hides them. A process with a parent outside of the container
+// comes last, if there are others: the init process, and a shell that a user has opened.
 func (g Gauge) Processes() (list []failure.HangProcess, more int) {
+	parent := map[int]int{}
 	for _, pid := range g.pids() {
-		if p, ok := g.process(pid); ok {
+		if p, of, ok := g.process(pid); ok {
 			list = append(list, p)
+			parent[pid] = of
 		}
 	}
+	entered := func(p failure.HangProcess) int {
+		if _, inside := parent[parent[p.PID]]; inside {
+			return 0
+		}
+		return 1
+	}
 	slices.SortStableFunc(list, func(a, b failure.HangProcess) int {
-		return cmp.Or(cmp.Compare(b.CPUSeconds, a.CPUSeconds), cmp.Compare(a.PID, b.PID))
+		return cmp.Or(entered(a)-entered(b), cmp.Compare(b.CPUSeconds, a.CPUSeconds), cmp.Compare(a.PID, b.PID))
 	})
 	if n := len(list) - failure.MaxHangProcesses; n > 0 {
 		list, more = list[:failure.MaxHangProcesses], n
 	}
 	for i := range list {
-		list[i].Wait, list[i].Stack = g.waits(list[i].PID)
+		g.describe(&list[i])
 	}
 	return list, more
 }
@@ -60,37 +70,79 @@ func (g Gauge) pids() []int {
 	return list
 }
 
-// process reads the state of a process; false if the process has ended. The file has the form
-// "42 (name) S 1 ...", and the name may contain blanks and parentheses.
-func (g Gauge) process(pid int) (p failure.HangProcess, ok bool) {
-	b, err := os.ReadFile(filepath.Join(g.proc, strconv.Itoa(pid), "stat"))
+// process reads the state of a process, and its parent; false if the process has ended.
+func (g Gauge) process(pid int) (p failure.HangProcess, parent int, ok bool) {
+	dir := filepath.Join(g.proc, strconv.Itoa(pid))
+	main, ok := readStat(filepath.Join(dir, "stat"))
+	if !ok || main.state == "Z" { // a zombie has ended
+		return p, 0, false
+	}
+	return failure.HangProcess{
+		PID: pid, Name: main.name, State: main.state, Threads: main.threads,
+		CPUSeconds: float64(main.ticks) / tickHertz,
+	}, main.parent, true
+}
+
+// describe fills in the state of the process's telling thread: the first one that runs, else one
+// that cannot be interrupted, else the main thread. If the main thread is stopped, all are. Of that
+// thread it adds the kernel function in which it waits, and the kernel stack.
+func (g Gauge) describe(p *failure.HangProcess) {
+	dir := filepath.Join(g.proc, strconv.Itoa(p.PID))
+	telling := dir
+	tasks, _ := os.ReadDir(filepath.Join(dir, "task"))
+	for _, task := range tasks[:min(len(tasks), maxThreads)] {
+		thread := filepath.Join(dir, "task", task.Name())
+		s, ok := readStat(filepath.Join(thread, "stat"))
+		if !ok || strings.EqualFold(p.State, "T") || p.State == "R" {
+			continue
+		}
+		if s.state == "R" || s.state == "D" && p.State != "D" {
+			p.State, telling = s.state, thread
+		}
+	}
+	if p.State != "R" { // the stack of a thread that runs is one of some moment before
+		p.Wait, p.Stack = waits(telling)
+	}
+}
+
+// kernelStat is the part of a stat file that tells how a process or a thread is.
+type kernelStat struct {
+	name, state string
+	parent      int
+	threads     int
+	ticks       int // CPU time
+}
+
+// readStat reads a stat file, which has the form "42 (name) S 1 ...". The name may contain blanks
+// and parentheses.
+func readStat(file string) (s kernelStat, ok bool) {
+	b, err := os.ReadFile(file)
 	if err != nil {
-		return p, false
+		return s, false
 	}
 	from, to := bytes.IndexByte(b, '('), bytes.LastIndexByte(b, ')')
 	if from < 0 || to < from {
-		return p, false
+		return s, false
 	}
 	// The fields after the name, which proc(5) numbers from 3.
 	fields := strings.Fields(string(b[to+1:]))
-	const state, user, system, threads = 3 - 3, 14 - 3, 15 - 3, 20 - 3
-	if len(fields) <= threads || fields[state] == "Z" { // a zombie has ended
-		return p, false
+	const state, parent, user, system, threads = 3 - 3, 4 - 3, 14 - 3, 15 - 3, 20 - 3
+	if len(fields) <= threads {
+		return s, false
 	}
 	number := func(field int) int {
 		n, _ := strconv.Atoi(fields[field])
 		return n
 	}
-	return failure.HangProcess{
-		PID: pid, Name: word(string(b[from+1 : to])), State: fields[state], Threads: number(threads),
-		CPUSeconds: float64(number(user)+number(system)) / tickHertz,
+	return kernelStat{
+		name: word(string(b[from+1 : to])), state: word(fields[state]), parent: number(parent),
+		threads: number(threads), ticks: number(user) + number(system),
 	}, true
 }
 
-// waits returns the kernel function in which the main thread of a process waits, and its kernel
-// stack. Both are for privileged readers only, and may be hidden even from them.
-func (g Gauge) waits(pid int) (wait string, stack []string) {
-	dir := filepath.Join(g.proc, strconv.Itoa(pid))
+// waits returns the kernel function in which a process or thread waits, and its kernel stack. Both
+// are for privileged readers only, and may be hidden even from them.
+func waits(dir string) (wait string, stack []string) {
 	if b, err := os.ReadFile(filepath.Join(dir, "wchan")); err == nil && string(b) != "0" {
 		wait = word(string(b))
 	}

@@ -44,6 +44,46 @@ func TestProcessesOfAContainerAreRead(t *testing.T) {
 	}
 }
 
+// A process is as its threads are: one that runs tells more than a main thread that waits for it.
+func TestAThreadTellsTheStateOfItsProcess(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ main, first, second, state, wait string }{
+		"all sleep":                {"S", "S", "S", "S", "main_waits"},
+		"one runs":                 {"S", "S", "R", "R", ""},
+		"one is blocked":           {"S", "D", "S", "D", "disk"},
+		"one is blocked, one runs": {"S", "D", "R", "R", ""},
+		"the main thread runs":     {"R", "S", "D", "R", ""},
+		"it is stopped":            {"T", "R", "T", "T", "main_waits"},
+	} {
+		h := host(t, "net:[2]", map[string]string{
+			"proc/42/cgroup": "0::/c\n", "cgroup/c/cpu.stat": "usage_usec 1\n", "cgroup/c/cgroup.procs": "42\n",
+			"proc/42/stat": stat(42, "python", c.main, 5, 0, 3), "proc/42/wchan": "main_waits",
+			"proc/42/task/42/stat": stat(42, "python", c.main, 1, 0, 3), "proc/42/task/42/wchan": "main_waits",
+			"proc/42/task/43/stat": stat(43, "python", c.first, 1, 0, 3), "proc/42/task/43/wchan": "disk",
+			"proc/42/task/44/stat": stat(44, "python", c.second, 3, 0, 3), "proc/42/task/44/wchan": "0",
+		})
+		got, _ := h.Open(42).Processes()
+		if len(got) != 1 || got[0].State != c.state || got[0].Wait != c.wait {
+			t.Errorf("%s: %+v, want %s in %q", name, got, c.state, c.wait)
+		}
+	}
+}
+
+// The init process of a container, and a shell of a user, say nothing about the program.
+func TestTheProgramComesBeforeItsInit(t *testing.T) {
+	t.Parallel()
+	h := host(t, "net:[2]", map[string]string{
+		"proc/42/cgroup": "0::/c\n", "cgroup/c/cpu.stat": "usage_usec 1\n", "cgroup/c/cgroup.procs": "42\n43\n44\n",
+		"proc/42/stat": stat(42, "docker-init", "S", 3, 0, 1),
+		"proc/43/stat": strings.Replace(stat(43, "python", "S", 0, 0, 3), "S 1 ", "S 42 ", 1),
+		"proc/44/stat": stat(44, "bash", "R", 900, 0, 1),
+	})
+	got, _ := h.Open(42).Processes()
+	if len(got) != 3 || got[0].Name != "python" || got[1].Name != "bash" || got[2].Name != "docker-init" {
+		t.Errorf("processes are %+v", got)
+	}
+}
+
 // A container that shares the root group has no list: it would have the processes of others.
 func TestProcessesOfTheRootGroupAreNotRead(t *testing.T) {
 	t.Parallel()

@@ -39,6 +39,8 @@ func lookup(name string) (command, bool) {
 		"trap":        {1, "trap SIGNAL...", trap},
 		"eat-memory":  {1, "eat-memory MIB [SLEEP]", eatMemory},
 		"child-oom":   {1, "child-oom MIB [CODE]", childOOM},
+		"spin":        {0, "spin (uses a core until a signal ends it)", spin},
+		"halt":        {0, "halt (stops itself by SIGSTOP)", halt},
 		"fork":        {2, "fork COUNT DURATION", fork},
 		"write-file":  {2, "write-file PATH TEXT", writeFile},
 		"read-file":   {1, "read-file PATH", readFile},
@@ -242,6 +244,20 @@ func eatMemory(ctx context.Context, p *Process, args []string) int {
 		return sleep(ctx, p, args[1:])
 	}
 	return 0
+}
+
+// spin hangs as a rank does that polls for its peers: it uses one core and prints no more.
+func spin(ctx context.Context, p *Process, _ []string) int {
+	p.say("spinning")
+	p.Spin(ctx)
+	return 1
+}
+
+// halt hangs as a rank does that a debugger or an operator has stopped.
+func halt(ctx context.Context, p *Process, _ []string) int {
+	p.say("halting")
+	p.Halt(ctx)
+	return 1
 }
 
 // childOOM loses a child to the kernel's memory limit and exits 0 nevertheless, as programs

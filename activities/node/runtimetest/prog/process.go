@@ -25,6 +25,9 @@ type Process struct {
 	// Hog allocates memory and keeps it. In a container with a smaller limit the process
 	// does not survive the call.
 	Hog func(ctx context.Context, mib int64)
+	// Spin uses the CPU, and Halt stops all threads of the process, until a signal ends it. The
+	// fake runtime only waits.
+	Spin, Halt func(ctx context.Context)
 	// Spawn runs the same program as a child and returns its exit code.
 	Spawn func(ctx context.Context, args ...string) (int, error)
 }

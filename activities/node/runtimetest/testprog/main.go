@@ -25,6 +25,8 @@ func main() {
 		WritePath: samePath,
 		Catch:     catch,
 		Hog:       hog,
+		Spin:      spin,
+		Halt:      halt,
 		Spawn:     spawn,
 	}))
 }
@@ -63,6 +65,19 @@ func hog(_ context.Context, mib int64) {
 			block[i] = 1
 		}
 		held = append(held, block)
+	}
+}
+
+// spin keeps one core busy. The default action of a signal ends the process.
+func spin(ctx context.Context) {
+	for ctx.Err() == nil {
+	}
+}
+
+// halt stops the process, and again each time it is continued.
+func halt(ctx context.Context) {
+	for ctx.Err() == nil {
+		_ = syscall.Kill(os.Getpid(), syscall.SIGSTOP)
 	}
 }
 
