@@ -75,7 +75,7 @@ func (s *sheet) write(w io.Writer) error {
 }
 
 // describeJob prints a job for people: a sheet, then the tables that the job has: steps of
-// a pipeline, or attempts, usage and checkpoints. Text from jobs passes oneLine, since a
+// a pipeline, or attempts, hangs, usage and checkpoints. Text from jobs passes oneLine, since a
 // job could otherwise write escape sequences to the terminal.
 func describeJob(a *app, j wire.Job, wide bool) error {
 	now := a.now()
@@ -141,6 +141,9 @@ func describeJob(a *app, j wire.Job, wide bool) error {
 		if err := attemptTable(a, j.Attempts, wide).write(a.out); err != nil {
 			return err
 		}
+	}
+	if err := showHangs(a, j.Hangs, wide); err != nil {
+		return err
 	}
 	// Only members that ran long enough to be sampled, and have ended, are in this table.
 	if t := measuredTable(a, j.Attempts); len(t.rows) > 0 {
