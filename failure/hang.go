@@ -77,7 +77,7 @@ func (e AttemptEvidence) Hang(v Verdict) *Hang {
 	if len(list) == 0 || !slices.Contains(stalls, v.Rule) {
 		return nil
 	}
-	h := &Hang{Attempt: e.Attempt, Odd: e.odd()}
+	h := &Hang{Attempt: e.Attempt, Odd: e.Odd()}
 	named := func(x HangEvidence) bool {
 		return h.Odd != nil && (h.Odd.Rank != nil && *h.Odd.Rank == x.Rank || slices.Contains(h.Odd.Candidates, x.Rank))
 	}
@@ -111,9 +111,9 @@ func (e AttemptEvidence) hung() []HangEvidence {
 	return list
 }
 
-// odd returns the member of a gang that holds up the others; nil for a single member, and
-// without evidence. A member that was done before is not counted among the others.
-func (e AttemptEvidence) odd() *OddMember {
+// Odd returns the member of a gang that holds up the others; nil for a single member, and without
+// evidence of a hang. A member that was done before is not counted among the others.
+func (e AttemptEvidence) Odd() *OddMember {
 	list := e.hung()
 	if len(e.Ranks) < 2 || len(list) == 0 {
 		return nil
@@ -130,7 +130,7 @@ func (e AttemptEvidence) odd() *OddMember {
 
 // oddMachine returns the machine of the odd member, or the given one if no member is named.
 func (e AttemptEvidence) oddMachine(other berth.MachineID) berth.MachineID {
-	o := e.odd()
+	o := e.Odd()
 	if o == nil || o.Rank == nil {
 		return other
 	}
@@ -140,7 +140,7 @@ func (e AttemptEvidence) oddMachine(other berth.MachineID) berth.MachineID {
 
 // oddText continues a message with the odd member; "" without evidence about a gang.
 func (e AttemptEvidence) oddText() string {
-	if o := e.odd(); o != nil {
+	if o := e.Odd(); o != nil {
 		return "; " + o.Text()
 	}
 	return ""

@@ -25,7 +25,7 @@ func (j Job) Repairable() bool {
 // Survivors returns the members whose machines did nothing wrong: all members except
 // orphans and unclaimed reservations or, if there is neither, all except the member that
 // was the first to end badly by itself. A cause of ordered or not started does not count as
-// an end by itself.
+// an end by itself. Of a hung gang, the odd member takes the place of the first, if one is named.
 func (j Job) Survivors() []berth.AllocationID {
 	hole := -1 // index of the member to replace
 	gone := func(m Member) bool { return m.Orphaned || m.Unclaimed() }
@@ -38,6 +38,9 @@ func (j Job) Survivors() []berth.AllocationID {
 			hole = i
 		}
 	}
+	if odd := j.odd(); hole >= 0 && odd >= 0 {
+		hole = odd
+	}
 	if slices.ContainsFunc(j.Members, gone) {
 		hole = -1
 	}
@@ -48,6 +51,15 @@ func (j Job) Survivors() []berth.AllocationID {
 		}
 	}
 	return list
+}
+
+// odd returns the index of the member that holds up a hung gang; -1 if none is named.
+func (j Job) odd() int {
+	o := j.evidence(History{}).Odd()
+	if o == nil || o.Rank == nil {
+		return -1
+	}
+	return slices.IndexFunc(j.Members, func(m Member) bool { return m.Rank == *o.Rank })
 }
 
 // Lost returns the members whose machines did not claim them within UnclaimedAfter, for

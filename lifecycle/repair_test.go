@@ -65,6 +65,10 @@ func TestTheMembersThatDidNothingWrongSurvive(t *testing.T) {
 			[]berth.AllocationID{1, 2}},
 		{"a completed member survives", []lifecycle.Member{member("m1", exited(0)), failedAt(0)},
 			[]berth.AllocationID{1}},
+		{"the odd member of a hung gang is replaced", []lifecycle.Member{hung(0, "S"), hung(1, "T"), hung(2, "S")},
+			[]berth.AllocationID{1, 3}},
+		{"of a hung gang without an odd member the first to end is replaced",
+			[]lifecycle.Member{hung(0, "S"), hung(1, "S"), hung(2, "S")}, []berth.AllocationID{2, 3}},
 		{"none is left", []lifecycle.Member{orphan("m1"), orphan("m2")}, nil},
 	} {
 		if diff := cmp.Diff(c.want, running(c.gang...).Survivors()); diff != "" {
@@ -115,4 +119,14 @@ func TestRoomIsKeptForANextAttemptThatStartsSoon(t *testing.T) {
 			t.Errorf("%s: room is %q after %s in %s, want %q", c.claim, s.Room, s.Verdict.Next, s.Verdict.Delay, c.want)
 		}
 	}
+}
+
+// hung is a member that was stopped because its gang hangs, with a process in this state.
+func hung(rank int, state string) lifecycle.Member {
+	x := ended(failure.CauseStalled, 143)
+	x.FinishedAt = start.Add(time.Duration(rank) * time.Second)
+	m := member("m1", x)
+	m.Rank = rank
+	m.Hang = &failure.HangEvidence{Rank: rank, Processes: []failure.HangProcess{{PID: 1, Name: "python", State: state}}}
+	return m
 }
