@@ -61,6 +61,7 @@ func descend(ctx context.Context, p *Process, args []string) int {
 		if !pause(ctx, interval) {
 			return 1
 		}
+		d.hang(ctx)
 		sum, err := d.reduce(gradient(d.weights, d.rank, d.members))
 		if err != nil {
 			pause(ctx, noticed)
@@ -81,6 +82,24 @@ func descend(ctx context.Context, p *Process, args []string) int {
 	}
 	p.say("loss %x", loss[weights])
 	return 0
+}
+
+// hang stops making progress, in the first attempt, before the step HANG_STEP of the rank
+// HANG_MEMBER. HANG chooses how: spin, halt or sleep. The other ranks wait for this one.
+func (d *descent) hang(ctx context.Context) {
+	how, ok := d.p.Env("HANG")
+	if !ok || number(d.p, "BERTH_ATTEMPT") != 1 || d.rank != number(d.p, "HANG_MEMBER") ||
+		d.step+1 != number(d.p, "HANG_STEP") {
+		return
+	}
+	switch how {
+	case "spin":
+		d.p.Spin(ctx)
+	case "halt":
+		d.p.Halt(ctx)
+	default:
+		pause(ctx, time.Hour)
+	}
 }
 
 // DescendResult returns the line that every rank must print at the end, however often the
