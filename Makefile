@@ -46,6 +46,11 @@ proof-gang: ## train with PyTorch over four containers, kill one in mid-epoch: t
 	@scripts/setup.sh demo
 	@scripts/proof-gang.sh
 
+.PHONY: proof-hang
+proof-hang: ## the same, with a member that hangs in an all-reduce, in three ways: each hang is found, and the loss is the same
+	@scripts/setup.sh demo
+	@scripts/proof-gang.sh hang
+
 .PHONY: proof-install
 proof-install: ## run the commands of docs/operate/install.md on two empty hosts, from an empty database to a job
 	@scripts/setup.sh demo

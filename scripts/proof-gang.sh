@@ -1,9 +1,16 @@
 #!/usr/bin/env bash
-# Trains a model with PyTorch over four containers of two machines, twice: once
-# undisturbed, and once with a container killed in mid-epoch. The gang must go on
-# from the last checkpoint of all four, and end with the very same loss.
+# usage: scripts/proof-gang.sh [kill|hang]
+# Trains a model with PyTorch over four containers of two machines: once undisturbed,
+# and again with a disturbance. The gang must go on from the last checkpoint of all
+# four, and end with the very same loss.
+#   kill  a container is killed in mid-epoch (the default)
+#   hang  member 2 hangs in an all-reduce, in three runs: it spins, sleeps, or is
+#         stopped. The hang must be found within 10 s of stall.after, and the
+#         evidence must name member 2 or say that it is unsure.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+mode=${1:-kill}
+[[ "$mode" == kill || "$mode" == hang ]] || { echo "usage: scripts/proof-gang.sh [kill|hang]" >&2; exit 2; }
 dir=$(mktemp -d "${TMPDIR:-/tmp}/berth-gang.XXXXXX")
 chmod 755 "$dir" # the database runs as a user of its own
 pid=
@@ -13,7 +20,7 @@ end() {
     kill -TERM "$pid" 2>/dev/null || true
     wait "$pid" 2>/dev/null || true
   fi
-  for job in ${plain:-} ${id:-}; do # a stack that is stopped leaves its containers for the next one, which there will not be
+  for job in ${plain:-} ${ids:-}; do # a stack that is stopped leaves its containers for the next one, which there will not be
     docker ps --all --quiet --filter "label=berth.job=$job" | xargs -r docker rm --force >/dev/null
     docker network ls --quiet --filter "label=berth.job=$job" | xargs -r docker network rm >/dev/null
   done
@@ -49,7 +56,43 @@ plain=$(bin/berth submit examples/gang/job.yaml -o name)
 say "undisturbed: job $plain"
 bin/berth wait "$plain" --timeout 10m >/dev/null || fail "the undisturbed run did not succeed"
 
+want=$(loss "$plain" 0)
+say "undisturbed: $want"
+
+# same checks that a disturbed run had two attempts and the loss of the undisturbed one.
+same() {
+  for member in 0 1 2 3; do
+    got=$(loss "$1" "$member")
+    say "disturbed, member $member: $got"
+    [[ "$got" == "$want" && "$got" == "final loss "* ]] || fail "the loss differs"
+  done
+  [[ $(bin/berth show "$1" -o json | grep -c '"number"') -eq 2 ]] || fail "there were not two attempts"
+}
+
+if [[ "$mode" == hang ]]; then
+  after=15
+  for how in spin sleep stop; do
+    id=$(bin/berth submit examples/gang/job.yaml --set "workdir=$PWD/examples/gang" --set 'command=[python3, /workspace/hang.py]' \
+      --env "HANG=$how" --set "stall.after=${after}s" --set stop_grace=2s -o name)
+    ids="${ids:-} $id"
+    say "disturbed: job $id, member 2 hangs in an all-reduce ($how)"
+    bin/berth wait "$id" --timeout 10m >/dev/null || fail "the disturbed run did not succeed"
+    bin/berth show "$id"
+    shown=$(bin/berth show "$id" -o json)
+    grep -q '"code": *"stalled"' <<<"$shown" || fail "the hang was not found"
+    quiet=$(grep -o '"quiet_seconds": *[0-9]*' <<<"$shown" | grep -o '[0-9]*$' | sort -n | tail -n 1)
+    [[ "$quiet" -ge $after && "$quiet" -le $((after + 10)) ]] || fail "the hang was found after $quiet s, stall.after is $after s"
+    odd=$(bin/berth events "$id" | grep 'odd member') || fail "no event about the odd member"
+    say "$odd"
+    [[ "$odd" == *"member 2 "* || "$odd" == *"no member can be named"* ]] || fail "another member is named"
+    same "$id"
+  done
+  say "each hang was found, and each gang went on from the checkpoint of all with the very same loss"
+  exit 0
+fi
+
 id=$(bin/berth submit examples/gang/job.yaml -o name)
+ids=$id
 say "disturbed: job $id"
 for _ in $(seq 600); do
   verified=$(bin/berth checkpoints "$id" -o json 2>/dev/null | grep -c '"verified"' || true)
@@ -63,12 +106,5 @@ docker kill "$victim" >/dev/null
 bin/berth wait "$id" --timeout 10m >/dev/null || fail "the disturbed run did not succeed"
 bin/berth show "$id"
 
-want=$(loss "$plain" 0)
-say "undisturbed: $want"
-for member in 0 1 2 3; do
-  got=$(loss "$id" "$member")
-  say "disturbed, member $member: $got"
-  [[ "$got" == "$want" && "$got" == "final loss "* ]] || fail "the loss differs"
-done
-[[ $(bin/berth show "$id" -o json | grep -c '"number"') -eq 2 ]] || fail "there were not two attempts"
+same "$id"
 say "the gang went on from the checkpoint of all, and its loss is the very same"
