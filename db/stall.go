@@ -25,6 +25,8 @@ import (
 //	is ordered to stop                                  none: the attempt ends anyway
 //	has ended with exit code 0                          ignored, as a member without signs
 //	has ended badly                                     none: the attempt ends anyway
+//	any, while or soon after no replica of the API      none: a sign of life could not reach the rows
+//	  could receive calls of machines
 //
 // A single member is judged by its own agent, which needs no server for that.
 
@@ -53,8 +55,9 @@ func (d *Attempts) JudgeHangs(ctx context.Context, term Term, limit int) (int, e
 		FROM allocations a
 		JOIN jobs j ON j.id = a.job AND j.attempt = a.attempt
 		WHERE a.quiet_at IS NOT NULL AND a.state = 'active' AND j.state = 'running' AND NOT `+lively+`
+		  AND NOT (`+unproven+`)
 		ORDER BY 1
-		LIMIT @limit`, pgx.NamedArgs{"limit": limit})
+		LIMIT @limit`, pgx.NamedArgs{"limit": limit, "grace": leaseGrace, "api": leaseAPI})
 	if err != nil {
 		return 0, mapError(err, "hung gangs")
 	}

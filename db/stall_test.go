@@ -116,6 +116,29 @@ func TestAGangThatMayLiveIsNotJudged(t *testing.T) {
 	}
 }
 
+func TestNoGangIsJudgedWhileSignsCannotArrive(t *testing.T) {
+	t.Parallel()
+	g := newHungGang(t)
+	for rank := range 3 {
+		g.says(rank, 1, true)
+	}
+	g.settles()
+	for name, row := range map[string]string{
+		"a gap in which no API replica can write": `('api', 'x', 1, now() - interval '1 s')`,
+		"the grace after it":                      `('grace', 'x', 1, now() + interval '30 s')`,
+	} {
+		mustExec(t, g.pool, `INSERT INTO leases VALUES `+row)
+		if n := g.judged(); n != 0 {
+			t.Errorf("%s: the gang is judged", name)
+		}
+		mustExec(t, g.pool, `UPDATE allocations SET orders = orders - 'stalled'`)
+		mustExec(t, g.pool, `DELETE FROM leases WHERE name IN ('api', 'grace')`)
+	}
+	if n := g.judged(); n != 1 {
+		t.Error("the gang is not judged once signs can arrive")
+	}
+}
+
 // saysFor reports a member as quiet in the name of another machine.
 func (g *hungGang) saysFor(rank int, machine berth.MachineID) {
 	g.t.Helper()

@@ -34,7 +34,7 @@ func (r *reaper) run(ctx context.Context) error {
 }
 
 // pass marks silent machines as suspect, passes verdicts on machines that were silent for too
-// long, and drains machines on which jobs fail again and again.
+// long and on gangs that hang, and drains machines on which jobs fail again and again.
 func (r *reaper) pass(ctx context.Context) error {
 	suspects, err := r.DB.Machines.MarkSuspect(ctx, r.term, r.Silence)
 	if err != nil {
@@ -69,21 +69,11 @@ func (r *reaper) pass(ctx context.Context) error {
 	if moved > 0 {
 		r.Logger.Info("ordered jobs off draining machines", "jobs", moved)
 	}
-	return errors.Join(unannounced, err, r.judgeHangs(ctx))
-}
-
-// judgeHangs stops gangs in which no member shows a sign of life, unless the API may have been
-// unable to receive such a sign.
-func (r *reaper) judgeHangs(ctx context.Context) error {
-	proves, err := r.DB.Machines.SilenceProves(ctx)
-	if err != nil || !proves {
-		return err
-	}
-	hung, err := r.DB.Attempts.JudgeHangs(ctx, r.term, drainBatch)
+	hung, unjudged := r.DB.Attempts.JudgeHangs(ctx, r.term, drainBatch)
 	if hung > 0 {
 		r.Logger.Info("ordered hung gangs to stop", "jobs", hung)
 	}
-	return err
+	return errors.Join(unannounced, err, unjudged)
 }
 
 // measure counts the silent machines, and logs an error when their number freezes all verdicts.
