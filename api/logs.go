@@ -10,6 +10,7 @@ import (
 	"io"
 	"net/http"
 	"reflect"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync"
@@ -38,6 +39,7 @@ type logsInput struct {
 	Member  int    `query:"member" minimum:"0" doc:"default 0"`
 	Tail    int    `query:"tail" minimum:"0" maximum:"1000000" doc:"only the last lines"`
 	Since   string `query:"since" doc:"a time (RFC 3339), or how long ago (10m)"`
+	Grep    string `query:"grep" maxLength:"1000" doc:"only lines that match this regular expression (RE2)"`
 	Follow  bool   `query:"follow"`
 	Accept  string `header:"Accept" hidden:"true"`
 	Last    string `header:"Last-Event-ID" maxLength:"40"`
@@ -56,7 +58,8 @@ func (h *logHandlers) mount(r *router) {
 	schema := r.huma.OpenAPI().Components.Schemas.Schema
 	logs := r.operation("read-logs", http.MethodGet, "/v1/jobs/{id}/logs", "jobs", "What a job has written")
 	logs.Description = "Plain text, or with `Accept: application/x-ndjson` one document a line; with `follow=true` " +
-		"server-sent events, one `log` a line, that go on into later attempts unless one was named, until `end`."
+		"server-sent events, one `log` a line, that go on into later attempts unless one was named, until `end`. " +
+		"With `grep`, `tail` counts matching lines; a line of more than 64 KiB is matched in pieces."
 	document(&logs, "The log", map[string]*huma.MediaType{
 		"text/plain":        {Schema: &huma.Schema{Type: huma.TypeString}},
 		ndjson:              {Schema: schema(reflect.TypeFor[wire.LogLine](), true, "")},
@@ -99,6 +102,13 @@ func (h *logHandlers) readLogs(ctx context.Context, in *logsInput) (*huma.Stream
 				Allowed: "a time such as 2026-01-31T12:00:00Z, or how long ago, such as 10m"}}, nil)
 		}
 	}
+	if in.Grep != "" {
+		if r.grep, err = regexp.Compile(in.Grep); err != nil {
+			return nil, invalid("", []berth.FieldError{{Field: "grep", Detail: err.Error(),
+				Allowed: "a regular expression of RE2, such as (?i)error|nan"}}, nil)
+		}
+		r.shares = false // blocks are shared by followers of all lines
+	}
 	if !in.Follow && !wantsStream(in.Accept) {
 		if err := r.begin(ctx); err != nil {
 			return nil, err
@@ -133,6 +143,11 @@ func (h *logHandlers) printLogs(out huma.Context, r *logRead, documents bool) {
 	}
 	defer t.end()
 	in, err := h.reader.OpenLog(t.ctx, r.ref, r.offset)
+	if err == nil {
+		if err = r.countBeyond(t.ctx); err != nil {
+			_ = in.Close()
+		}
+	}
 	if err != nil {
 		h.streams.router.renderError(err, c)
 		return
@@ -193,7 +208,7 @@ func (h *logHandlers) followLogs(out huma.Context, r *logRead) {
 			if r.named || at.attempt <= r.ref.Attempt {
 				return true, x.end(at.state)
 			}
-			r.ref.Attempt, r.offset, r.skip, r.begun = r.ref.Attempt+1, 0, 0, true
+			r.ref.Attempt, r.offset, r.skip, r.beyond, r.begun = r.ref.Attempt+1, 0, 0, 0, true
 		}
 	})
 	h.streams.endStream(c, t, err)
@@ -201,16 +216,19 @@ func (h *logHandlers) followLogs(out huma.Context, r *logRead) {
 
 // logRead is a position in the logs of one member of a job.
 type logRead struct {
-	of     *logHandlers
-	job    berth.JobID
-	ref    berth.LogRef
-	named  bool // the caller named the attempt; later ones are left out
-	tail   int
-	since  time.Time
-	offset int64 // of the next byte to read
-	skip   int   // lines from offset on that come before the tail
-	begun  bool  // tail and since are applied to offset and skip
-	shares bool  // other followers are likely at this position: see sendNew
+	of      *logHandlers
+	job     berth.JobID
+	ref     berth.LogRef
+	named   bool // the caller named the attempt; later ones are left out
+	tail    int
+	since   time.Time
+	offset  int64          // of the next byte to read
+	skip    int            // lines from offset on that come before the tail
+	begun   bool           // tail and since are applied to offset and skip
+	grep    *regexp.Regexp // nil: all lines
+	counted bool           // beyond is known
+	beyond  int            // matching lines from offset on that come before the tail
+	shares  bool           // other followers are likely at this position: see sendNew
 }
 
 // resume sets the position from Last-Event-ID: <attempt>-<offset>. The position of
@@ -226,7 +244,7 @@ func (r *logRead) resume(last string) error {
 		r.named && attempt != r.ref.Attempt {
 		return berth.Errorf(berth.CodeInvalid, "Last-Event-ID %.40q is not one that this stream gave", last)
 	}
-	r.ref.Attempt, r.offset, r.begun = attempt, offset, true
+	r.ref.Attempt, r.offset, r.begun, r.counted = attempt, offset, true, true
 	return nil
 }
 
@@ -235,10 +253,36 @@ func (r *logRead) begin(ctx context.Context) error {
 	if r.begun || r.tail == 0 && r.since.IsZero() {
 		return nil
 	}
-	start, err := r.of.logs.Start(ctx, r.ref, r.tail, r.since)
+	tail := r.tail
+	if r.grep != nil {
+		tail = 0 // counts matching lines, which the database does not know
+	}
+	start, err := r.of.logs.Start(ctx, r.ref, tail, r.since)
 	if err == nil {
 		r.offset, r.skip, r.begun = start.Offset, start.Skip, true
 	}
+	return err
+}
+
+// countBeyond reads the stored log and counts the matching lines before the last tail ones, once.
+// The log is then read a second time, so that the server holds no lines, however many are
+// requested. It is part of the transfer, since it may take as long.
+func (r *logRead) countBeyond(ctx context.Context) error {
+	if r.grep == nil || r.tail == 0 || r.counted {
+		return nil
+	}
+	r.counted = true
+	in, err := r.of.reader.OpenLog(ctx, r.ref, r.offset)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	matches, count := 0, *r
+	err = count.lines(in, true, func(wire.LogLine) error {
+		matches++
+		return ctx.Err()
+	})
+	r.beyond = max(matches-r.tail, 0)
 	return err
 }
 
@@ -249,6 +293,9 @@ func (r *logRead) send(ctx context.Context, x *stream, over bool) error {
 		return nil
 	}
 	if err := r.begin(ctx); err != nil {
+		return err
+	}
+	if err := r.countBeyond(ctx); err != nil {
 		return err
 	}
 	if r.shares && !over {
@@ -269,7 +316,7 @@ func (r *logRead) send(ctx context.Context, x *stream, over bool) error {
 		}
 		return err
 	})
-	r.shares = err == nil && r.skip == 0 && r.since.IsZero() // a shared block is not filtered
+	r.shares = err == nil && r.skip == 0 && r.since.IsZero() && r.grep == nil // a shared block is not filtered
 	return err
 }
 
@@ -359,7 +406,9 @@ func (r *logRead) lines(in io.Reader, over bool, f func(wire.LogLine) error) err
 			if before == nil {
 				r.skip--
 			}
-		case !r.since.IsZero() && line.At.Before(r.since):
+		case !r.since.IsZero() && line.At.Before(r.since), r.grep != nil && !r.grep.MatchString(line.Text):
+		case r.beyond > 0:
+			r.beyond--
 		default:
 			if err := f(line); err != nil {
 				return err

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -212,7 +213,12 @@ func TestLogsAreReadInEveryWay(t *testing.T) {
 		"?since=2026-01-02T04:04:06Z":        "\nsix\n",
 		"?since=1h":                          "",
 		"?since=2026-01-02T03:04:06Z&tail=1": "six\n",
-		"?attempt=1&member=0":                "one\nerror two\n<script>three</script>\nfour\n\nsix\n",
+		"?grep=o":                            "one\nerror two\nfour\n",
+		"?grep=o&tail=2":                     "error two\nfour\n",
+		"?grep=%5EERROR":                     "",
+		"?grep=(?i)%5EERROR&tail=9":          "error two\n",
+		"?grep=o&since=2026-01-02T03:04:06Z&tail=1": "four\n",
+		"?attempt=1&member=0":                       "one\nerror two\n<script>three</script>\nfour\n\nsix\n",
 	}
 	for query, want := range rows {
 		a := s.call("alice", "GET", "/v1/jobs/"+string(job.ID)+"/logs"+query, "")
@@ -225,6 +231,13 @@ func TestLogsAreReadInEveryWay(t *testing.T) {
 			t.Errorf("logs%s: %d %s", query, a.status, a.body)
 		}
 	}
+	for _, query := range []string{"?grep=(", "?grep=" + strings.Repeat("x", 1001)} {
+		a := s.call("alice", "GET", "/v1/jobs/"+string(job.ID)+"/logs"+query, "")
+		if a.status != http.StatusBadRequest && a.status != http.StatusUnprocessableEntity ||
+			!strings.Contains(a.body, "grep") {
+			t.Errorf("logs%.20s: %d %s", query, a.status, a.body)
+		}
+	}
 	var lines []wire.LogLine
 	err := s.as("alice").Logs(t.Context(), job.ID, client.LogsQuery{Tail: 5}, func(l wire.LogLine) error {
 		lines = append(lines, l)
@@ -232,6 +245,34 @@ func TestLogsAreReadInEveryWay(t *testing.T) {
 	})
 	if err != nil || len(lines) != 5 || lines[0].Stream != "stderr" || !lines[0].At.Equal(at.Add(time.Second)) || lines[0].Attempt != 1 {
 		t.Errorf("lines %+v, %v", lines, err)
+	}
+}
+
+func TestMatchingLinesAreFollowed(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil)
+	s.machine("m1", 8, 8192, 0)
+	job := s.submit("alice", nil)
+	s.run(job.ID, "m1")
+	now := time.Now().UTC()
+	s.write(job, 1, now, "loss 1", "x", "loss 2", "loss 3", "y")
+	var got []string
+	q := client.LogsQuery{Follow: true, Tail: 2, Grep: "^loss"}
+	err := s.as("alice").Logs(t.Context(), job.ID, q, func(l wire.LogLine) error {
+		got = append(got, l.Text)
+		switch l.Text {
+		case "loss 3":
+			s.write(job, 1, now, "z", "loss 4")
+		case "loss 4":
+			s.end(job.ID, berth.Retrying)
+			s.run(job.ID, "m1")
+			s.write(job, 2, now, "w", "loss 5")
+			s.end(job.ID, berth.Succeeded)
+		}
+		return nil
+	})
+	if want := []string{"loss 2", "loss 3", "loss 4", "loss 5"}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("got %q, %v, want %q", got, err, want)
 	}
 }
 

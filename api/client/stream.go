@@ -53,6 +53,7 @@ type LogsQuery struct {
 	Member  int
 	Tail    int // 0: all
 	Since   time.Time
+	Grep    string // regular expression (RE2) that lines must match; "": all lines
 	Follow  bool // continue until the job has ended
 }
 
@@ -65,6 +66,9 @@ func (c *Client) Logs(ctx context.Context, id berth.JobID, q LogsQuery, f func(w
 		if n > 0 {
 			v.Set(name, strconv.Itoa(n))
 		}
+	}
+	if q.Grep != "" {
+		v.Set("grep", q.Grep)
 	}
 	if !q.Since.IsZero() {
 		v.Set("since", q.Since.UTC().Format(time.RFC3339Nano))

@@ -26,7 +26,8 @@ func newLogs(a *app) *cobra.Command {
 			"For a gang, an array or a pipeline it prints the logs of all members, elements or steps one after\n" +
 			"the other, and each line names its origin. Logs of elements, steps and members that failed come\n" +
 			"first. With --follow it prints new lines of all logs, of at most " + fmt.Sprint(maxFollowed) +
-			" at a time; the others\nfollow in full, once logs have ended. --tail applies to each log.\n\n" +
+			" at a time; the others\nfollow in full, once logs have ended. --tail applies to each log; with --grep\n" +
+			"it counts matching lines.\n\n" +
 			"A progress bar is reduced to its last state. On a terminal all control characters except colours\n" +
 			"are removed. --raw prints the text as stored. With -o json each line is a document with time and\n" +
 			"stream.",
@@ -65,6 +66,7 @@ func newLogs(a *app) *cobra.Command {
 	f.IntVar(&q.Attempt, "attempt", 0, "attempt number, from 1 (default: the latest)")
 	f.IntVar(&q.Member, "member", 0, "gang member, from 0 (default: all members)")
 	f.IntVar(&q.Tail, "tail", 0, "print only this many last lines (default: all)")
+	f.StringVar(&q.Grep, "grep", "", "print only lines that match this regular expression (RE2), such as (?i)error")
 	f.StringVar(&sinceText, "since", "", "print only lines since: 10m, 2h, or an RFC 3339 time")
 	f.BoolVarP(&printer.stamps, "timestamps", "t", false, "print the time before each line")
 	f.BoolVar(&printer.raw, "raw", false, "print lines as stored, with control characters, also on a terminal")
@@ -125,7 +127,9 @@ func printStored(ctx context.Context, t *logTree, p *logPrinter, job wire.Job, q
 		}
 	}
 	// An empty output alone would leave open whether the command worked.
-	if lines == 0 && q.Tail == 0 && q.Since.IsZero() {
+	if lines == 0 && q.Grep != "" {
+		t.say("no line of %s matches %q", named(job), q.Grep)
+	} else if lines == 0 && q.Tail == 0 && q.Since.IsZero() {
 		t.say("%s has no log lines; its status is %s", named(job), job.Status)
 	}
 	return nil
