@@ -86,6 +86,8 @@ type Deps struct {
 	Metrics *prometheus.Registry // nil: a new registry
 	Traces  *tracing.Tracing     // nil: none
 	Agent   AgentDeps
+
+	Sessions SessionDeps // in running containers
 }
 
 // orDefaults replaces zero values by the documented defaults.
@@ -159,7 +161,8 @@ func New(d Deps) (*Server, error) {
 		tracer.traceMachines,
 	)
 	follows := &streams{router: s.router, transfers: s.calls.transfers, closing: s.closing}
-	for _, r := range resources(d, gate, follows, s.explain) {
+	for _, r := range append(resources(d, gate, follows, s.explain),
+		newSessionHandlers(jobReader{d.DB.Jobs}, d.DB, follows, d.Sessions, s.calls.owner, d.Logger)) {
 		r.mount(s.router)
 	}
 	return s, nil

@@ -38,6 +38,7 @@ const (
 	open      = "open"        // needs no token
 	ofToken   = "own tokens'" // another caller's token is answered like none
 	ofSubmit  = "submit"      // makes the caller's own
+	ofSession = "a session's" // another caller's session is answered like none
 )
 
 // kindOf classifies a route; "" for a route that is not yet classified.
@@ -45,6 +46,8 @@ func kindOf(method, path string) string {
 	switch {
 	case strings.HasPrefix(path, "/v1/jobs/:id"), strings.HasPrefix(path, "/v1/pipelines/:id"):
 		return ofJob
+	case path == "/v1/sessions/:id":
+		return ofSession
 	case path == "/v1/jobs" && method == http.MethodGet, path == "/v1/queue":
 		return ofTenant
 	case path == "/v1/jobs", path == "/v1/plans", path == "/v1/pipelines":
@@ -85,7 +88,7 @@ func kindOf(method, path string) string {
 // bodies that reach the look at the id.
 var bodies = map[string]string{"PATCH /v1/jobs/:id": `{"priority": "high"}`, "POST /v1/jobs": small, "POST /v1/plans": small,
 	"POST /v1/pipelines": `{"kind": "pipeline", "name": "p", "jobs": {"a": {"image": "busybox"}}}`, "POST /v1/secrets": `{"name": "bobs", "value": "own"}`,
-	"POST /v1/schedules": hourly, "POST /v1/schedules/:name/backfill": `{"from": "2026-01-01T00:00:00Z", "to": "2026-01-01T00:00:00Z"}`}
+	"POST /v1/schedules": hourly, "POST /v1/jobs/:id/sessions": `{"command": ["sh"]}`, "POST /v1/schedules/:name/backfill": `{"from": "2026-01-01T00:00:00Z", "to": "2026-01-01T00:00:00Z"}`}
 
 const hourly = `{"name": "hourly", "cron": "@hourly", "job": {"image": "busybox"}}`
 
@@ -121,6 +124,13 @@ func TestAnotherTenantsJobIsLikeNone(t *testing.T) {
 			short := s.call("bob", r.Method, at(string(job.ID)[:30]), body)
 			if short.status != http.StatusNotFound {
 				t.Errorf("%s: by the beginning of its id %d %s", name, short.status, short.body)
+			}
+		case ofSession:
+			open := s.session("alice", s.submit("alice", nil).ID)
+			upgrade := []string{"Connection", "Upgrade", "Upgrade", "websocket"}
+			theirs, missing := s.call("bob", r.Method, at(open), "", upgrade...), s.call("bob", r.Method, at(none), "", upgrade...)
+			if theirs.status != http.StatusNotFound || strings.ReplaceAll(theirs.body, open, none) != missing.body {
+				t.Errorf("%s: another's session %d %s, one that is none %d %s", name, theirs.status, theirs.body, missing.status, missing.body)
 			}
 		case ofTenant, ofMachine:
 			if a := s.call("bob", r.Method, at("m1"), body); a.status != http.StatusOK || strings.Contains(a.body, "alices-secret") || strings.Contains(a.body, string(job.ID)) {

@@ -31,6 +31,9 @@ type TransferLimits struct {
 	UploadsPerToken    int // 4
 	UploadsPerTenant   int // 4
 	Uploads            int // of this process; each takes part of a core: 16
+	SessionsPerToken   int // in running containers: 100
+	SessionsPerTenant  int // of this process: 200; db has a cap for all replicas
+	Sessions           int // of this process: 1000
 
 	// Stall is the time in which a reader must take 64 KiB: 10 s.
 	Stall time.Duration
@@ -53,8 +56,10 @@ func (l TransferLimits) orDefaults() TransferLimits {
 		DownloadsPerToken: cmp.Or(l.DownloadsPerToken, 16), DownloadsPerTenant: cmp.Or(l.DownloadsPerTenant, 48),
 		Downloads:       cmp.Or(l.Downloads, 192),
 		UploadsPerToken: cmp.Or(l.UploadsPerToken, 4), UploadsPerTenant: cmp.Or(l.UploadsPerTenant, 4),
-		Uploads: cmp.Or(l.Uploads, 16),
-		Stall:   cmp.Or(l.Stall, 10*time.Second), Recheck: cmp.Or(l.Recheck, 2*time.Second),
+		Uploads:          cmp.Or(l.Uploads, 16),
+		SessionsPerToken: cmp.Or(l.SessionsPerToken, 100), SessionsPerTenant: cmp.Or(l.SessionsPerTenant, 200),
+		Sessions: cmp.Or(l.Sessions, 1000),
+		Stall:    cmp.Or(l.Stall, 10*time.Second), Recheck: cmp.Or(l.Recheck, 2*time.Second),
 		UploadRate: cmp.Or(l.UploadRate, 4096), UploadWindow: cmp.Or(l.UploadWindow, 15*time.Second),
 	}
 }
@@ -66,6 +71,7 @@ const (
 	followTransfer transferKind = iota
 	downloadTransfer
 	uploadTransfer
+	sessionTransfer // of users in containers; its connection is a websocket, which writes by itself
 	machineTransfer // of agents: not capped, since the cluster's own work needs them
 	transferKinds
 )
@@ -79,6 +85,8 @@ func (k transferKind) String() string {
 		return "downloads"
 	case uploadTransfer:
 		return "uploads"
+	case sessionTransfer:
+		return "sessions"
 	case machineTransfer, transferKinds:
 	}
 	panic(fmt.Sprintf("no cap on transfers of kind %d", int(k)))
@@ -198,6 +206,7 @@ func (x *transfers) full(k transferKind, p db.Principal) error {
 		followTransfer:   {l.FollowsPerToken, l.FollowsPerTenant, l.Follows},
 		downloadTransfer: {l.DownloadsPerToken, l.DownloadsPerTenant, l.Downloads},
 		uploadTransfer:   {l.UploadsPerToken, l.UploadsPerTenant, l.Uploads},
+		sessionTransfer:  {l.SessionsPerToken, l.SessionsPerTenant, l.Sessions},
 	}[k]
 	if of := x.tokens[p.TokenID]; of != nil && of.count[k] >= caps[0] {
 		return tooMany("token "+p.Name, of.count[k], k, caps[0])
@@ -304,6 +313,9 @@ func (x *transfers) watch(ctx context.Context, of *tokenTransfers, token string)
 // transfer may be cut: afterwards its connection carries other calls.
 func (t *transfer) cut(why error) {
 	t.cancel(why)
+	if t.kind == sessionTransfer {
+		return // the relay closes the websocket, with the reason
+	}
 	_ = t.control.SetWriteDeadline(longAgo) // not every transport has deadlines
 	if t.reads.Load() {
 		_ = t.control.SetReadDeadline(longAgo)

@@ -141,7 +141,7 @@ func (d *core) readSessions(ctx context.Context, machines []berth.MachineID) (ma
 		SELECT m.id, m.state, m.epoch, m.agent_boot, m.engine_silent_since IS NOT NULL, `+markColumns+`,
 		       s.id, coalesce(s.job::text, ''), coalesce(s.attempt, 0), coalesce(s.rank, 0),
 		         coalesce(s.state, ''), s.orders,
-		       coalesce(s.run_limit_ms, 0)
+		       coalesce(s.run_limit_ms, 0), w.asked
 		FROM unnest(@machines::text[]) AS x (id)
 		JOIN machines m ON m.id = x.id
 		CROSS JOIN cluster c
@@ -153,6 +153,13 @@ func (d *core) readSessions(ctx context.Context, machines []berth.MachineID) (ma
 			  AND (a.state <> 'reserved' OR a.orders <> '{}' OR `+takeable+`)
 			OFFSET 0
 		) s ON true
+		LEFT JOIN LATERAL (
+			SELECT jsonb_agg(jsonb_build_object('id', x.id, 'nonce', x.nonce, 'alloc', x.alloc, 'job', x.job,
+				'attempt', x.attempt, 'epoch', x.epoch, 'request', x.request) ORDER BY x.id) AS asked
+			FROM job_sessions x
+			WHERE x.machine_id = m.id AND x.state = 'waiting' AND x.expires_at > now()
+			OFFSET 0
+		) w ON true
 		ORDER BY m.id, s.id`, pgx.NamedArgs{"machines": ids})
 	if err != nil {
 		return nil, err
@@ -164,15 +171,17 @@ func (d *core) readSessions(ctx context.Context, machines []berth.MachineID) (ma
 	var a wire.Assignment
 	var orders *berth.Orders
 	var limit int64
+	var asked []wire.SessionOrder
 	dest := append([]any{&machine, &m.state, &m.epoch, &m.agentBoot, &m.engineSilent}, m.mark.dest()...)
-	_, err = pgx.ForEachRow(rows, append(dest, &id, &a.Job, &a.Attempt, &a.Rank, &a.State, &orders, &limit),
+	_, err = pgx.ForEachRow(rows, append(dest, &id, &a.Job, &a.Attempt, &a.Rank, &a.State, &orders, &limit, &asked),
 		func() error {
 			s := got[machine]
 			if s == nil {
 				s = &session{state: m.state, epoch: m.epoch, agentBoot: m.agentBoot,
-					engineSilent: m.engineSilent, mark: m.mark}
+					engineSilent: m.engineSilent, mark: m.mark, asked: asked}
 				got[machine] = s
 			}
+			asked = nil
 			if id != nil {
 				a.Alloc, a.Orders = berth.AllocationID(*id), berth.Orders{}
 				if orders != nil {

@@ -26,6 +26,8 @@ type DB struct {
 	Outbox     *Outbox
 	Leader     *Leader
 	Cluster    *Cluster
+
+	JobSessions *JobSessions
 }
 
 func newDB(c *core) *DB {
@@ -37,6 +39,7 @@ func newDB(c *core) *DB {
 		Tokens: &Tokens{c}, JoinTokens: &JoinTokens{c}, Secrets: &Secrets{c},
 		Objects: &Objects{c}, Uploads: &Uploads{c}, Logs: &Logs{c},
 		Outbox: &Outbox{c}, Leader: &Leader{c}, Cluster: &Cluster{c},
+		JobSessions: &JobSessions{c},
 	}
 }
 
@@ -141,3 +144,8 @@ type Leader struct{ *core }
 // counts rows for metrics and self-checks. It maintains partitions and planner
 // statistics. It never writes rows of jobs and machines.
 type Cluster struct{ *core }
+
+// JobSessions stores the sessions of users in running containers, and the record of them in
+// acts. A session is paired, renewed and ended here. JobSessions adds events to jobs and makes
+// the result of an entered step unusable for others; it writes nothing else of a job.
+type JobSessions struct{ *core }

@@ -26,8 +26,9 @@ type session struct {
 	mark         markRead // from the same moment as the assignments
 	engineSilent bool     // the row says that the container engine does not answer
 	assignments  []wire.Assignment
-	generation   int64  // of the hints that this reading includes; see Hub.Generation
-	sum          string // digest of the set; "" before the first call of digest
+	asked        []wire.SessionOrder // sessions of users that wait for the machine
+	generation   int64               // of the hints that this reading includes; see Hub.Generation
+	sum          string              // digest of the set; "" before the first call of digest
 }
 
 // current is check, and additionally refuses a machine that is ahead of the database.
@@ -86,7 +87,7 @@ func (h heard) answer(r wire.SyncResponse) wire.SyncResponse {
 func (s *session) response(digest string) wire.SyncResponse {
 	r := wire.SyncResponse{TTLSeconds: ttlSeconds, Digest: s.digest(), Watermark: s.mark.now()}
 	if r.Digest != digest {
-		r.Changed, r.Assignments = true, s.assignments
+		r.Changed, r.Assignments, r.Sessions = true, s.assignments, s.asked
 	}
 	return r
 }
@@ -102,6 +103,11 @@ func (s *session) digest() string {
 	for _, a := range s.assignments {
 		if err := e.Encode(a); err != nil {
 			panic("assignment does not marshal: " + err.Error())
+		}
+	}
+	for _, o := range s.asked {
+		if err := e.Encode(o); err != nil {
+			panic("session order does not marshal: " + err.Error())
 		}
 	}
 	s.sum = hex.EncodeToString(h.Sum(nil))

@@ -34,6 +34,8 @@ const (
 	EventStage              EventKind = "stage"               // a member's preparation takes long, or is being repeated
 	EventHung               EventKind = "hung"                // evidence about a member of an attempt that hangs
 	EventOddMember          EventKind = "odd_member"          // which member of a hung gang holds up the others
+	EventEntered            EventKind = "entered"             // a user opened a session in a member
+	EventLeft               EventKind = "left"                // that session ended
 	EventWarning            EventKind = "warning"
 )
 

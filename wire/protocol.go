@@ -121,6 +121,8 @@ type SyncResponse struct {
 	Changed     bool         `json:"changed"`
 	Digest      string       `json:"digest,omitempty"`
 	Assignments []Assignment `json:"assignments,omitempty"`
+	// Sessions, with Changed, are the sessions of users that wait for this machine.
+	Sessions []SessionOrder `json:"sessions,omitempty"`
 	// Started lists members on this machine that start by this call's reports: the last
 	// member to be prepared starts all members.
 	Started []berth.AllocationID `json:"started,omitempty"`

@@ -37,6 +37,9 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.PublicURL, "public-url", s.PublicURL,
 		"address by which users reach the API, such as https://berth.example.com, for links to jobs in Temporal's UI "+
 			"(default: no links)")
+	f.StringVar(&s.PeerURL, "peer-url", s.PeerURL,
+		"address by which other replicas reach this one, such as http://10.0.0.5:7070, for sessions of berth exec "+
+			"(default: the listen address, or the address of this host on the way to the database)")
 	f.StringVar(&s.DatabaseURL, "database-url", s.DatabaseURL,
 		"PostgreSQL connection string, such as postgres://user@host/berth")
 	f.IntVar(&s.DatabaseConns, "database-conns", s.DatabaseConns,

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -246,6 +247,8 @@ func (a *assembly) newAPI() (part, error) {
 		Agent:   api.AgentDeps{Blobs: a.blobs},
 		Vault:   a.keys,
 		Volumes: a.volumes,
+
+		Sessions: api.SessionDeps{Peer: sync.OnceValues(a.peer)},
 
 		PlainWebhooks: a.cfg.WebhookAllow != "",
 	})

@@ -40,6 +40,7 @@ type Config struct {
 	TLSCert           string // files; both empty: plain HTTP
 	TLSKey            string
 	PublicURL         string // by which users reach the API, for links; empty: no links
+	PeerURL           string // by which other replicas reach this API; empty: the listen address
 	DatabaseURL       string
 	DatabaseConns     int
 	TemporalAddress   string
@@ -126,6 +127,7 @@ func (c Config) Validate() error {
 			c.RatePerSecond, c.Burst)
 	}
 	require(c.PublicURL == "" || isHTTP(c.PublicURL), "public-url %q: write http://HOST or https://HOST", c.PublicURL)
+	require(c.PeerURL == "" || isHTTP(c.PeerURL), "peer-url %q: write http://HOST:PORT or https://HOST:PORT", c.PeerURL)
 	require(c.SubmitRate >= 0 && c.SubmitRate <= 100_000, "submit-rate %g: allowed are 0 (no limit) to 100000",
 		c.SubmitRate)
 	require(c.AdminTokenFile == "" || filepath.IsAbs(c.AdminTokenFile),

@@ -200,8 +200,8 @@ func (r *reconciler) kill(ctx context.Context) error {
 	return err
 }
 
-// expire fails jobs past their queue deadline, which the placer may have missed, and clears
-// expired nominations.
+// expire fails jobs past their queue deadline, which the placer may have missed, clears expired
+// nominations, and ends expired sessions of users.
 func (r *reconciler) expire(ctx context.Context) error {
 	failed, err := r.DB.Jobs.FailExpired(ctx, r.term, nil, passLimit)
 	if err != nil {
@@ -211,6 +211,11 @@ func (r *reconciler) expire(ctx context.Context) error {
 	r.Poker.Poke(failed...)
 	n, err := r.DB.Queue.ClearNominations(ctx, r.term)
 	r.did("earmark", n)
+	if err != nil {
+		return err
+	}
+	n, err = r.DB.JobSessions.EndExpired(ctx, passLimit)
+	r.did("session_expired", n)
 	return err
 }
 

@@ -1,0 +1,77 @@
+package controlplane
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/pem"
+	"net"
+	"os"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// peer returns the address by which other replicas reach this API, and the SHA-256 of the
+// certificate that they must find there, "" for plain HTTP. A session of a user is held by one
+// replica, and the connection of its machine may arrive at another one.
+func (c *ControlPlane) peer() (url, cert string) {
+	url = c.cfg.PeerURL
+	if url == "" {
+		url = c.ownURL()
+	}
+	return url, certOf(c.cfg.TLSCert)
+}
+
+// ownURL returns the address of the listener. One that listens on all addresses of the host is
+// reached by the address from which the host reaches the database, as the other replicas do.
+func (c *ControlPlane) ownURL() string {
+	host, port, err := net.SplitHostPort(c.listener.Addr().String())
+	if err != nil {
+		return ""
+	}
+	if ip := net.ParseIP(host); ip != nil && ip.IsUnspecified() {
+		host = cmp.Or(towards(c.cfg.DatabaseURL), "127.0.0.1")
+	}
+	scheme := "http://"
+	if c.cfg.TLSCert != "" {
+		scheme = "https://"
+	}
+	return scheme + net.JoinHostPort(host, port)
+}
+
+// towards returns the address of this host on the way to the database, "" if the database is on
+// this host. It sends no packet.
+func towards(database string) string {
+	config, err := pgconn.ParseConfig(database)
+	if err != nil || config.Host == "" || config.Host[0] == '/' {
+		return ""
+	}
+	conn, err := net.Dial("udp", net.JoinHostPort(config.Host, "1"))
+	if err != nil {
+		return ""
+	}
+	defer conn.Close()
+	host, _, _ := net.SplitHostPort(conn.LocalAddr().String())
+	return host
+}
+
+// certOf returns the SHA-256 of the first certificate of a file, in hex.
+func certOf(file string) string {
+	if file == "" {
+		return ""
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return ""
+	}
+	for {
+		var block *pem.Block
+		if block, text = pem.Decode(text); block == nil {
+			return ""
+		}
+		if block.Type == "CERTIFICATE" {
+			sum := sha256.Sum256(block.Bytes)
+			return hex.EncodeToString(sum[:])
+		}
+	}
+}

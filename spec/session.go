@@ -1,0 +1,111 @@
+package spec
+
+import (
+	"fmt"
+	"path"
+	"strings"
+
+	"berth"
+)
+
+// SessionKind is the purpose of a session in a running container.
+type SessionKind string
+
+// The kinds of sessions.
+const (
+	SessionExec    SessionKind = "exec"    // runs a command
+	SessionAttach  SessionKind = "attach"  // shows the output of the job's own process
+	SessionForward SessionKind = "forward" // carries connections to ports of the container
+	SessionFiles   SessionKind = "files"   // copies files into or out of the container
+)
+
+// Directions of a session of kind SessionFiles.
+const (
+	CopyOut = "out" // from the container to the user
+	CopyIn  = "in"  // from the user into the container
+)
+
+// Limits of a session's request.
+const (
+	maxSessionArgs   = 1024
+	maxSessionReason = 512
+	maxTerminal      = 10_000 // rows or columns
+)
+
+// NewSession is the body of a call that requests a session in a running member.
+type NewSession struct {
+	Kind    SessionKind `json:"kind,omitempty" doc:"exec (default), attach, forward or files"`
+	Member  int         `json:"member,omitempty" doc:"default 0"`
+	Attempt int         `json:"attempt,omitempty" doc:"default: the current one; another one is refused"`
+	Command []string    `json:"command,omitempty" doc:"of exec"`
+	TTY     bool        `json:"tty,omitempty" doc:"of exec: give the command a terminal"`
+	Term    string      `json:"term,omitempty" doc:"of exec with a terminal: the value of TERM"`
+	Rows    int         `json:"rows,omitempty" doc:"of the terminal"`
+	Columns int         `json:"columns,omitempty" doc:"of the terminal"`
+	Path    string      `json:"path,omitempty" doc:"of files: an absolute path in the container"`
+	Copy    string      `json:"copy,omitempty" doc:"of files: out or in"`
+	Reason  string      `json:"reason,omitempty" doc:"recorded with the session"`
+}
+
+// Validate returns all faults of the request at once, or nil.
+func (n NewSession) Validate() []berth.FieldError {
+	v := &validation{}
+	v.oneOf("kind", string(n.Kind), string(SessionExec), string(SessionAttach), string(SessionForward),
+		string(SessionFiles))
+	v.require(n.Member >= 0, "member", fmt.Sprintf("%d is negative", n.Member), "0 and more")
+	v.require(n.Attempt >= 0, "attempt", fmt.Sprintf("%d is negative", n.Attempt), "0 (the current one) and more")
+	v.require(len(n.Reason) <= maxSessionReason, "reason", "is too long", fmt.Sprintf("%d bytes", maxSessionReason))
+	exec := n.Kind == SessionExec
+	v.require(exec == (len(n.Command) > 0), "command", "belongs to sessions of kind exec, which need one",
+		`such as ["bash", "-l"]`)
+	v.require(len(n.Command) <= maxSessionArgs, "command", "too many arguments",
+		fmt.Sprintf("at most %d", maxSessionArgs))
+	v.require(!strings.ContainsRune(strings.Join(n.Command, ""), 0), "command", "contains a NUL byte", "text")
+	v.require(exec || !n.TTY, "tty", "is only for sessions of kind exec", "false")
+	v.require(isTerm(n.Term), "term", "is not the name of a terminal", "letters, digits, '-', '_', '.' and '+'")
+	for field, size := range map[string]int{"rows": n.Rows, "columns": n.Columns} {
+		v.require(size >= 0 && size <= maxTerminal, field, fmt.Sprintf("%d is out of range", size),
+			fmt.Sprintf("0 to %d", maxTerminal))
+	}
+	files := n.Kind == SessionFiles
+	v.require(files == (n.Path != ""), "path", "belongs to sessions of kind files, which need one",
+		"an absolute path such as /workspace/model.pt")
+	v.require(!files || path.IsAbs(n.Path) && len(n.Path) <= 4096 && !strings.ContainsRune(n.Path, 0), "path",
+		"is not an absolute path", "such as /workspace/model.pt")
+	v.require(files == (n.Copy != "") && (!files || n.Copy == CopyIn || n.Copy == CopyOut), "copy",
+		"belongs to sessions of kind files, which need one", "in or out")
+	return v.faults
+}
+
+// isTerm reports whether s may be the value of TERM; "" may.
+func isTerm(s string) bool {
+	return len(s) <= 64 && strings.IndexFunc(s, func(r rune) bool {
+		return r > 'z' || !strings.ContainsRune("-_.+", r) &&
+			(r < '0' || r > '9' && r < 'A' || r > 'Z' && r < 'a')
+	}) < 0
+}
+
+// WithDefaults returns the request with the default kind filled in.
+func (n NewSession) WithDefaults() NewSession {
+	if n.Kind == "" {
+		n.Kind = SessionExec
+	}
+	return n
+}
+
+// Text describes the request in one line, for records and events.
+func (n NewSession) Text() string {
+	const longest = 400
+	text := ""
+	switch n.Kind {
+	case SessionExec:
+		text = strings.Join(n.Command, " ")
+	case SessionFiles:
+		text = n.Copy + " " + n.Path
+	case SessionAttach, SessionForward:
+	}
+	if len(text) > longest {
+		text = strings.ToValidUTF8(text[:longest], "") + "…"
+	}
+	return strings.ToValidUTF8(text, "?")
+}
