@@ -77,6 +77,7 @@ type Runtime interface {
 	RemoveNetwork(ctx context.Context, name string) error
 	// Networks returns the networks that carry every given label.
 	Networks(ctx context.Context, labels map[string]string) ([]Network, error)
+	Executor
 	// Close releases the client's connections. Containers are untouched.
 	io.Closer
 }
@@ -189,8 +190,11 @@ type Container struct {
 	// Signaled: a signal that ends processes (HUP, INT, QUIT, TERM, KILL) reached the
 	// container through the engine: from a caller, or from the engine's own shutdown. False
 	// if the engine does not record signals.
-	Signaled   bool
-	PID        int // of its first process on the host; 0 unless running
+	Signaled bool
+	PID      int // of its first process on the host; 0 unless running
+	// Address is the address of the container on its own network; "" unless running, and for
+	// a container on the host's network.
+	Address    string
 	StartedAt  time.Time
 	FinishedAt time.Time
 }

@@ -36,6 +36,7 @@ type container struct {
 	killed bool                   // exit with code, and ignore the program's own
 	code   int                    // of killed
 	catch  map[string]chan string // by signal; see prog.Process.Catch
+	execs  map[string]*execution  // by id
 }
 
 // newContainer returns a created container. It clones the maps, since the caller may reuse
@@ -50,6 +51,7 @@ func newContainer(spec node.ContainerSpec, number, maxLines int) *container {
 		exited:  make(chan struct{}),
 		removed: make(chan struct{}),
 		catch:   make(map[string]chan string),
+		execs:   make(map[string]*execution),
 		state: node.Container{
 			ID:     hex.EncodeToString(id[:]),
 			Name:   spec.Name,
@@ -223,6 +225,7 @@ func (c *container) process(args []string, out, errs *stream) *prog.Process {
 	p := &prog.Process{
 		Args:   args,
 		Env:    c.env,
+		Stdin:  strings.NewReader(""),
 		Stdout: out,
 		Stderr: errs,
 		Dir:    path.Clean("/" + c.spec.WorkingDir),

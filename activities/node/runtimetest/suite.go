@@ -42,6 +42,12 @@ func Suite(t *testing.T, open func(t *testing.T) Harness) {
 		{"WhatAContainerLeftCanBeCopiedOut", copiedOut},
 		{"GPUVariableFollowsTheReservation", gpuVariableFollowsReservation},
 
+		// Further commands in a running container.
+		{"ExecRunsACommand", execRunsACommand},
+		{"ExecHasATerminal", execHasATerminal},
+		{"ExecIsSignaled", execIsSignaled},
+		{"ExecEndsWithItsContainer", execEndsWithItsContainer},
+
 		// Networks.
 		{"NetworkIsMadeOnceAndListed", networkIsMadeOnce},
 		{"NetworkWithAContainerStays", networkWithAContainerStays},

@@ -413,6 +413,7 @@ func (i *inbox) take(asked int64, r wire.SyncResponse) {
 		i.sup.hear(r.Assignments)
 		return
 	}
+	defer i.sup.sessions.take(r.Sessions) // after the set: a member must be known
 	i.applied, i.has = asked, r.Digest
 	i.sup.assign(r.Assignments)
 }

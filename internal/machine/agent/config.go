@@ -15,6 +15,7 @@ import (
 
 	"berth"
 	"berth/activities/node"
+	"berth/internal/lib/framed"
 	"berth/internal/lib/publicnet"
 	"berth/internal/lib/timeseries"
 	"berth/internal/lib/tracing"
@@ -74,6 +75,8 @@ type Config struct {
 // Timing are the agent's intervals; zero fields mean the defaults. Tests shorten
 // them.
 type Timing struct {
+	Beats framed.Beats // of sessions of users
+
 	PollWait        time.Duration // long poll for orders
 	RetryMin        time.Duration // first wait after a failed call
 	RetryMax        time.Duration

@@ -46,6 +46,8 @@ type member struct {
 
 	preparation *preparation // nil outside of its phases
 
+	door *door // of sessions of users
+
 	shipper  *logShipper         // nil before the folder is open
 	uploader *checkpointUploader // nil without checkpoints
 	metric   *bestMetric         // nil without checkpoint.keep_best
@@ -70,6 +72,7 @@ func newMember(s *Supervisor, alloc berth.AllocationID, job berth.JobID, number,
 		core: c, sup: s, cancel: cancel, began: time.Now(),
 		orders: newOrders(), spans: spans{id, s.cfg.Traces},
 		stage:   &stager{s.stages, alloc},
+		door:    &door{},
 		retry:   &retrier{ctx: ctx, log: log, timing: s.cfg.Timing, stage: &stager{s.stages, alloc}},
 		scratch: &scratch{state: s.cfg.StateDir},
 	}
@@ -279,7 +282,7 @@ func (m *member) runner(p phase) worker {
 			core: m.core, control: s.control, orders: m.orders, signs: progress, gpus: s.cfg.GPUs, helpers: &m.helpers,
 		}
 		return &watchPhase{
-			core: m.core, orders: m.orders, plan: m.plan,
+			core: m.core, orders: m.orders, plan: m.plan, door: m.door, scratch: m.scratch, helpers: &m.helpers,
 			shipper: m.shipper, sampler: m.sampler, uploader: m.uploader, progress: progress, hang: m.hang,
 			evidence: &evidence{
 				core: m.core, plan: m.plan, gpus: s.gpus, xids: s.cfg.GPUs, health: s.health, shipper: m.shipper,

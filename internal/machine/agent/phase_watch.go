@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"sync"
 	"time"
 
 	"berth"
@@ -15,6 +16,9 @@ type watchPhase struct {
 	*core
 	orders   *orders
 	plan     *stopPlan
+	door     *door
+	scratch  *scratch
+	helpers  *sync.WaitGroup
 	shipper  *logShipper
 	sampler  *usageSampler
 	uploader *checkpointUploader // nil without checkpoints
@@ -46,6 +50,11 @@ func (p *watchPhase) Do(ctx context.Context) (phase, error) {
 		p.uploader.begin()
 	}
 	p.plan.begin()
+	if left := leftExecs(p.scratch); len(left) > 0 {
+		p.helpers.Go(func() { endLeftExecs(ctx, p.core, p.scratch, left) })
+	}
+	p.door.open(p.ctx)
+	defer p.door.close(errContainerOver)
 	ended := make(chan ending, 1)
 	go func() { ended <- p.awaitEnd() }()
 	p.progress.begin()

@@ -40,6 +40,7 @@ type Supervisor struct {
 	adoptionOnce sync.Once
 
 	quarantine *quarantine
+	sessions   *sessions // of users
 
 	mu      sync.Mutex // held while the set of members is read and changed
 	members map[berth.AllocationID]*member
@@ -70,6 +71,7 @@ func newSupervisor(
 		members:  map[berth.AllocationID]*member{},
 	}
 	s.quarantine = &quarantine{runtime: cfg.Runtime, outbox: s.outbox, log: log}
+	s.sessions = newSessions(s, log)
 	kept.holds.changed = s.outbox.poke
 	return s
 }
@@ -78,6 +80,7 @@ func newSupervisor(
 func (s *Supervisor) close() {
 	s.stop(errAgentStops)
 	s.log.Info("agent stopping, containers keep running")
+	s.sessions.close()
 	s.all.Wait()
 	s.sources.Close()
 }

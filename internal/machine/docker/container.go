@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -301,6 +302,7 @@ func describe(c container.InspectResponse) node.Container {
 	case container.StateRunning, container.StatePaused, container.StateRestarting:
 		d.State = node.ContainerRunning
 		d.PID = s.Pid
+		d.Address = addressOf(c)
 		d.FinishedAt = time.Time{}
 	default: // exited, removing, dead
 		d.State = node.ContainerExited
@@ -316,6 +318,19 @@ func describe(c container.InspectResponse) node.Container {
 	d.OOMKilled = s.OOMKilled
 	d.Error = s.Error
 	return d
+}
+
+// addressOf returns the address of a container on the first of its networks.
+func addressOf(c container.InspectResponse) string {
+	if c.NetworkSettings == nil {
+		return ""
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.NetworkSettings.Networks)) {
+		if n := c.NetworkSettings.Networks[name]; n != nil && n.IPAddress != "" {
+			return n.IPAddress
+		}
+	}
+	return ""
 }
 
 // stamp parses the engine's time. The engine writes year 1 for "never", which stamp returns as

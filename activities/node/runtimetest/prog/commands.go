@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"io"
 	"os"
 	"slices"
 	"strconv"
@@ -32,6 +33,7 @@ func lookup(name string) (command, bool) {
 		"sleep":       {1, "sleep DURATION [CODE]", sleep},
 		"lines":       {2, "lines COUNT INTERVAL [CODE]", lines},
 		"spam":        {2, "spam COUNT BYTES", spam},
+		"cat":         {0, "cat (its input)", cat},
 		"env":         {1, "env NAME...", env},
 		"cwd":         {0, "cwd", cwd},
 		"trap-term":   {1, "trap-term CODE [DELAY]", trapTerm},
@@ -87,6 +89,14 @@ func stderr(_ context.Context, p *Process, args []string) int {
 		if _, err := p.Stderr.Write([]byte(line + "\n")); err != nil {
 			return 1
 		}
+	}
+	return 0
+}
+
+// cat prints its input.
+func cat(_ context.Context, p *Process, _ []string) int {
+	if _, err := io.Copy(p.Stdout, p.Stdin); err != nil {
+		return p.fail(err)
 	}
 	return 0
 }

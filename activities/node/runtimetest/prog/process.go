@@ -11,6 +11,7 @@ import (
 type Process struct {
 	Args   []string // the command and its arguments, without the program's name
 	Env    func(name string) (string, bool)
+	Stdin  io.Reader
 	Stdout io.Writer
 	Stderr io.Writer
 	// Dir is the working directory as the process sees it.

@@ -18,6 +18,7 @@ func main() {
 	os.Exit(prog.Run(context.Background(), &prog.Process{
 		Args:      os.Args[1:],
 		Env:       os.LookupEnv,
+		Stdin:     os.Stdin,
 		Stdout:    os.Stdout,
 		Stderr:    os.Stderr,
 		Dir:       dir,
