@@ -98,8 +98,8 @@ func (h *sessionHandlers) mount(r *router) {
 	registerWithBody[spec.NewSession](r, ask, h.ask)
 	connect := r.operation("connect-session", http.MethodGet, "/v1/sessions/{id}", tag,
 		"Connect to a session by websocket, once")
-	connect.Description = "The subprotocol is `" + wire.SessionProtocol + "`. Each message is a frame of the session. " +
-		"Only a status frame proves the end of a command; a connection that ends without one was cut."
+	connect.Description = "The subprotocol is `" + wire.SessionProtocol + "`. Each message is a frame of the " +
+		"session. Only a status frame proves the end of a command; a connection that ends without one was cut."
 	connect.Responses["101"] = &huma.Response{Description: "The websocket of the session"}
 	register(r, connect, h.connect)
 	r.agents.GET("/sessions/:id", h.agentConnect)

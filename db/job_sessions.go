@@ -61,8 +61,8 @@ func (d *JobSessions) Ask(
 			return err
 		}
 		err = tx.QueryRow(ctx, `
-			INSERT INTO job_sessions (id, tenant, job, attempt, rank, alloc, machine_id, epoch, token, actor, kind, request,
-				nonce, expires_at)
+			INSERT INTO job_sessions (id, tenant, job, attempt, rank, alloc, machine_id, epoch, token, actor, kind,
+				request, nonce, expires_at)
 			VALUES (@id, @tenant, @job, @attempt, @rank, @alloc, @machine, @epoch, @token, @actor, @kind, @request,
 				@nonce, clock_timestamp() + @asked::interval)
 			RETURNING expires_at`,

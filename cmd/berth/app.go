@@ -56,6 +56,8 @@ type app struct {
 	outTerm    screen
 	errTerm    screen
 	readSecret func() ([]byte, error) // reads a line without echo; nil if standard input is no terminal
+	console    console                // nil unless standard input and output are a terminal
+	termName   string                 // TERM
 	now        func() time.Time
 	version    string
 	warned     bool // the warning about a readable file of contexts was printed
@@ -81,6 +83,9 @@ func run(ctx context.Context, a *app, args []string) int {
 func (a *app) report(err error) {
 	// The command has printed the end of the job already, with its own hint.
 	if _, said := errors.AsType[*endedError](err); said {
+		return
+	}
+	if _, said := errors.AsType[*commandError](err); said {
 		return
 	}
 	if errors.Is(err, context.Canceled) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"berth"
+	"berth/api/client"
 	"berth/internal/lib/jobfile"
 )
 
@@ -42,7 +43,7 @@ var exitCodes = []struct {
 	{exitConflict, "conflict: not possible in this state"},
 	{exitCanceled, "the job was canceled"},
 	{exitRefused, "refused: token, role, quota, rate, or no machine can run the job"},
-	{exitUnreachable, "the server cannot be reached, or failed"},
+	{exitUnreachable, "the server cannot be reached, or failed; the connection of a session was cut"},
 	{exitTimeout, "--timeout passed"},
 	{exitInterrupted, "interrupted by Ctrl-C; jobs continue"},
 }
@@ -96,6 +97,15 @@ func exitOf(err error) exitCode {
 			return exitCanceled
 		}
 		return exitJobFailed
+	}
+	if e, ok := errors.AsType[*commandError](err); ok {
+		return exitCode(e.code)
+	}
+	if errors.Is(err, errAborted) {
+		return exitInterrupted
+	}
+	if _, ok := errors.AsType[*client.CutError](err); ok {
+		return exitUnreachable
 	}
 	if _, ok := errors.AsType[*timeoutError](err); ok {
 		return exitTimeout

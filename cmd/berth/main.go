@@ -43,6 +43,9 @@ func fromProcess() *app {
 		err:     os.Stderr,
 		now:     time.Now,
 		version: buildinfo.Version(),
+
+		console:  openConsole(),
+		termName: os.Getenv("TERM"),
 	}
 	// NO_COLOR (no-color.org) and TERM=dumb switch colours off. The line of progress stays,
 	// as it needs a terminal and no colours.

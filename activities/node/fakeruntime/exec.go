@@ -9,6 +9,9 @@ import (
 	"berth/activities/node"
 )
 
+// execs runs commands in the containers of an engine.
+type execs struct{ fake *Fake }
+
 // execution is a command of the test program in a running container.
 type execution struct {
 	fake   *Fake
@@ -29,7 +32,8 @@ type execution struct {
 }
 
 // Exec runs a command of the test program next to the container's own.
-func (f *Fake) Exec(ctx context.Context, name string, spec node.ExecSpec) (node.Exec, error) {
+func (e *execs) Exec(ctx context.Context, name string, spec node.ExecSpec) (node.Exec, error) {
+	f := e.fake
 	if err := f.allow(ctx, Call{Method: "Exec", Subject: name}); err != nil {
 		return nil, err
 	}
@@ -98,7 +102,8 @@ func (c *container) enter(x *execution) error {
 }
 
 // SignalExec signals a command; see node.Executor.
-func (f *Fake) SignalExec(ctx context.Context, name, id, signal string) (bool, error) {
+func (e *execs) SignalExec(ctx context.Context, name, id, signal string) (bool, error) {
+	f := e.fake
 	if err := f.allow(ctx, Call{Method: "SignalExec", Subject: signal}); err != nil {
 		return false, err
 	}
@@ -116,8 +121,8 @@ func (f *Fake) SignalExec(ctx context.Context, name, id, signal string) (bool, e
 }
 
 // RunningExecs returns the number of commands that run in a container beside its own.
-func (f *Fake) RunningExecs(name string) (n int) {
-	c, err := f.find(name)
+func (e *execs) RunningExecs(name string) (n int) {
+	c, err := e.fake.find(name)
 	if err != nil {
 		return 0
 	}

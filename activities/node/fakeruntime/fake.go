@@ -31,6 +31,7 @@ type Options struct {
 // Fake is a container engine in memory. It may be used concurrently.
 type Fake struct {
 	*Faults
+	*execs
 	options  Options
 	engineID string
 	programs sync.WaitGroup // one for each running container
@@ -61,13 +62,15 @@ func New(o Options) *Fake {
 	if o.Program == nil {
 		o.Program = prog.Run
 	}
-	return &Fake{
+	f := &Fake{
 		Faults:     newFaults(),
 		options:    o,
 		engineID:   "fake-" + rand.Text(),
 		containers: make(map[string]*container),
 		networks:   make(map[string]node.Network),
 	}
+	f.execs = &execs{f}
+	return f
 }
 
 // Info returns the machine of the Options.

@@ -145,7 +145,8 @@ func (v *visit) copy(c *framed.Conn, x node.Exec) wire.SessionStatus {
 	outputs.Wait()
 	code, err := x.Wait(v.inside)
 	if err != nil {
-		return wire.SessionStatus{Cause: wire.CauseRefused, Message: "the end of the command is not known: " + err.Error()}
+		return wire.SessionStatus{Cause: wire.CauseRefused,
+			Message: "the end of the command is not known: " + err.Error()}
 	}
 	return wire.SessionStatus{Cause: wire.CauseExited, Exit: &code}
 }

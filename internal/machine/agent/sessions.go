@@ -55,7 +55,8 @@ func (s *sessions) take(orders []wire.SessionOrder) {
 		}
 		s.seen[o.ID] = time.Now()
 		if epoch := s.sup.control.currentEpoch(); o.Epoch != epoch {
-			s.log.Warn("session ordered in another epoch, not connecting", "session", o.ID, "epoch", o.Epoch, "now", epoch)
+			s.log.Warn("session ordered in another epoch, not connecting", "session", o.ID, "epoch", o.Epoch,
+				"now", epoch)
 			continue
 		}
 		s.group.Go(func(ctx context.Context) { s.serve(ctx, o) })
@@ -82,12 +83,15 @@ func (s *sessions) serve(ctx context.Context, o wire.SessionOrder) {
 		inside, ok = m.door.enter()
 	}
 	if !ok {
-		refuse(ctx, ws, o, fmt.Sprintf("no container of member %d runs on machine %s", o.Request.Member, s.sup.cfg.Machine))
+		refuse(ctx, ws, o, fmt.Sprintf("no container of member %d runs on machine %s", o.Request.Member,
+			s.sup.cfg.Machine))
 		return
 	}
 	log.Info("session began")
 	defer log.Info("session ended")
-	v := &visit{core: m.core, scratch: m.scratch, order: o, ws: ws, inside: inside, log: log, beats: s.sup.cfg.Timing.Beats}
+	v := &visit{
+		core: m.core, scratch: m.scratch, order: o, ws: ws, inside: inside, log: log, beats: s.sup.cfg.Timing.Beats,
+	}
 	switch o.Request.Kind {
 	case spec.SessionExec:
 		v.exec()
