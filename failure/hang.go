@@ -52,6 +52,7 @@ type HangProcess struct {
 	PID        int      `json:"pid" doc:"on the machine"`
 	Name       string   `json:"name"`
 	State      string   `json:"state" doc:"R: a thread runs, S: all sleep, D: one cannot be interrupted, T: stopped"`
+	Changed    bool     `json:"changed,omitempty" doc:"half a second earlier it was in another state"`
 	Threads    int      `json:"threads,omitempty"`
 	CPUSeconds float64  `json:"cpu_seconds" doc:"CPU time since its start"`
 	Wait       string   `json:"wait,omitempty" doc:"kernel function in which it waits, where readable"`

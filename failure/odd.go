@@ -189,7 +189,8 @@ func oddStopped(list []HangEvidence) *OddMember {
 }
 
 // oddBlocked names the one member with a process in uninterruptible sleep: most often it waits
-// for a disk, a file server or a driver.
+// for a disk, a file server or a driver. A process that was in another state a moment before only
+// reads or writes.
 func oddBlocked(list []HangEvidence) *OddMember {
 	at := onlyOne(list, func(h HangEvidence) bool { return h.has("D") && !h.spins() })
 	if at < 0 {
@@ -271,12 +272,14 @@ func (h HangEvidence) wait() string {
 	return w
 }
 
-// has reports whether a process is in one of these states.
+// has reports whether a process stays in one of these states.
 func (h HangEvidence) has(states ...string) bool { return h.nameOf(states...) != "" }
 
-// nameOf returns the name of the first process in one of these states, or "".
+// nameOf returns the name of the first process that stays in one of these states, or "".
 func (h HangEvidence) nameOf(states ...string) string {
-	at := slices.IndexFunc(h.Processes, func(p HangProcess) bool { return slices.Contains(states, p.State) })
+	at := slices.IndexFunc(h.Processes, func(p HangProcess) bool {
+		return !p.Changed && slices.Contains(states, p.State)
+	})
 	if at < 0 {
 		return ""
 	}

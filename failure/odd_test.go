@@ -18,6 +18,7 @@ type hung struct {
 	cpu   float64
 	limit float64
 	state string // of its busiest process; "": S
+	moves bool   // it was in another state a moment before
 	wait  string
 	gpu   string // busy: a kernel waits; work, idle; "": no GPU
 }
@@ -34,7 +35,7 @@ func (h hung) evidence(rank int) failure.HangEvidence {
 	if state == "" {
 		state = "S"
 	}
-	e.Processes = []failure.HangProcess{{PID: 100 + rank, Name: "python", State: state, Wait: h.wait}, {PID: 1, Name: "init", State: "S", Wait: "do_wait"}}
+	e.Processes = []failure.HangProcess{{PID: 100 + rank, Name: "python", State: state, Wait: h.wait, Changed: h.moves}, {PID: 1, Name: "init", State: "S", Wait: "do_wait"}}
 	full, none := 1.0, 0.0
 	switch h.gpu {
 	case "busy":
@@ -77,6 +78,7 @@ func TestTheOddMemberIsNamedOrNobody(t *testing.T) {
 		{"two are stopped", []hung{{state: "T"}, {state: "T"}, sleep}, 0, "unsure", "all sleep"},
 		{"one waits for a disk", []hung{sleep, {state: "D"}, sleep}, 0, "1 likely blocked", "cannot be interrupted"},
 		{"one waits for a disk, the others spin", []hung{spin, {state: "D"}, spin}, 0, "1 sure blocked", ""},
+		{"one reads from a disk", []hung{sleep, {state: "D", moves: true}, sleep}, 0, "unsure", "all sleep"},
 		{"two wait for a disk", []hung{sleep, {state: "D"}, {state: "D"}}, 0, "unsure", ""},
 		// By CPU.
 		{"one sleeps, the others spin", []hung{spin, spin, sleep, spin}, 0, "2 likely cpu", "it sleeps, the others use the CPU"},

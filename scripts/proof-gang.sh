@@ -70,7 +70,7 @@ same() {
 }
 
 if [[ "$mode" == hang ]]; then
-  after=15
+  after=90 # PyTorch prints nothing while it is loaded, which takes a minute on two busy cores
   for how in spin sleep stop; do
     id=$(bin/berth submit examples/gang/job.yaml --set "workdir=$PWD/examples/gang" --set 'command=[python3, /workspace/hang.py]' \
       --env "HANG=$how" --set "stall.after=${after}s" --set stop_grace=2s -o name)

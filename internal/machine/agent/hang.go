@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -52,6 +53,7 @@ type hangWatch struct {
 const (
 	collectLimit = 3 * time.Second  // for the evidence
 	sendLimit    = 10 * time.Second // that a seal waits for the evidence
+	stateLook    = time.Second / 2  // between two looks at the states of processes
 	quietLimit   = 3 * time.Second  // for one try of a report of signs: a newer one may be waiting
 	quietRetry   = time.Second      // between two tries
 )
@@ -211,13 +213,26 @@ func (h *hangWatch) collect(now time.Time) {
 	h.collected, h.sent = make(chan struct{}), make(chan struct{})
 	h.helpers.Go(func() {
 		defer close(h.sent)
+		before, _ := gauge.Processes()
+		if len(before) > 0 {
+			_ = sleep(h.ctx, stateLook)
+		}
 		e.Processes, e.More = gauge.Processes()
+		markChanged(e.Processes, before)
 		e.Lines = hangLines(h.signs.shipper.linesSoFar())
 		e.GPUs = h.devices()
 		close(h.collected)
 		h.orders.nudge()
 		h.deliver(e)
 	})
+}
+
+// markChanged marks the processes whose state differs from that of an earlier look.
+func markChanged(now, before []failure.HangProcess) {
+	for i, p := range now {
+		at := slices.IndexFunc(before, func(b failure.HangProcess) bool { return b.PID == p.PID })
+		now[i].Changed = at < 0 || before[at].State != p.State
+	}
 }
 
 // devices measures the member's GPUs. A driver that does not answer costs their part only.
