@@ -83,25 +83,32 @@ func (g Gauge) process(pid int) (p failure.HangProcess, parent int, ok bool) {
 	}, main.parent, true
 }
 
-// describe fills in the state of the process's telling thread: the first one that runs, else one
-// that cannot be interrupted, else the main thread. If the main thread is stopped, all are. Of that
-// thread it adds the kernel function in which it waits, and the kernel stack.
+// describe fills in the state of a process: R if a thread runs, else D if one cannot be
+// interrupted, else the main thread's. If the main thread is stopped, all are. It adds the kernel
+// function and the stack in which the thread in state D waits, or else the main thread. A thread
+// that runs has no such stack, only one of some moment before.
 func (g Gauge) describe(p *failure.HangProcess) {
-	dir := filepath.Join(g.proc, strconv.Itoa(p.PID))
-	telling := dir
-	tasks, _ := os.ReadDir(filepath.Join(dir, "task"))
+	main := filepath.Join(g.proc, strconv.Itoa(p.PID))
+	waiting := main
+	if p.State == "R" {
+		waiting = ""
+	}
+	tasks, _ := os.ReadDir(filepath.Join(main, "task"))
 	for _, task := range tasks[:min(len(tasks), maxThreads)] {
-		thread := filepath.Join(dir, "task", task.Name())
+		thread := filepath.Join(main, "task", task.Name())
 		s, ok := readStat(filepath.Join(thread, "stat"))
 		if !ok || strings.EqualFold(p.State, "T") || p.State == "R" {
 			continue
 		}
-		if s.state == "R" || s.state == "D" && p.State != "D" {
-			p.State, telling = s.state, thread
+		switch {
+		case s.state == "R":
+			p.State, waiting = "R", main
+		case s.state == "D" && p.State != "D":
+			p.State, waiting = "D", thread
 		}
 	}
-	if p.State != "R" { // the stack of a thread that runs is one of some moment before
-		p.Wait, p.Stack = waits(telling)
+	if waiting != "" {
+		p.Wait, p.Stack = waits(waiting)
 	}
 }
 

@@ -49,9 +49,9 @@ func TestAThreadTellsTheStateOfItsProcess(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ main, first, second, state, wait string }{
 		"all sleep":                {"S", "S", "S", "S", "main_waits"},
-		"one runs":                 {"S", "S", "R", "R", ""},
+		"one runs":                 {"S", "S", "R", "R", "main_waits"},
 		"one is blocked":           {"S", "D", "S", "D", "disk"},
-		"one is blocked, one runs": {"S", "D", "R", "R", ""},
+		"one is blocked, one runs": {"S", "D", "R", "R", "main_waits"},
 		"the main thread runs":     {"R", "S", "D", "R", ""},
 		"it is stopped":            {"T", "R", "T", "T", "main_waits"},
 	} {
