@@ -72,7 +72,8 @@
 //	a server that does not answer          claim, seal and record wait; watch goes on
 //
 // Three helpers run concurrently with the phases, from watch until seal has taken their last
-// result: logShipper, checkpointUploader and usageSampler. The member's pending report
+// result: logShipper, checkpointUploader and usageSampler. Of a job with spec.stall, hangWatch sends
+// reports and evidence next to them. The member's pending report
 // is in reporter, its standing orders in orders. The outbox sends the reports of all
 // members, one call at a time.
 //

@@ -43,6 +43,7 @@ type hangWatch struct {
 	quiet bool // as reported last
 	seq   int64
 	news  chan wire.StallReport // holds the newest report that was not sent; nil before the first
+	mute  context.CancelFunc    // ends the reports; nil before the first
 
 	hangs     bool          // for good
 	collected chan struct{} // closed when the evidence is complete; nil before the verdict
@@ -140,7 +141,9 @@ func (h *hangWatch) note(quiet bool) {
 	report := wire.StallReport{Alloc: h.alloc, Job: h.job, Attempt: h.attempt, Seq: h.seq, Quiet: quiet}
 	if h.news == nil {
 		h.news = make(chan wire.StallReport, 1)
-		h.helpers.Go(h.report)
+		ctx, mute := context.WithCancel(h.ctx)
+		h.mute = mute
+		h.helpers.Go(func() { h.report(ctx) })
 	}
 	select {
 	case <-h.news: // it was not sent, and is old now
@@ -149,19 +152,25 @@ func (h *hangWatch) note(quiet bool) {
 	h.news <- report // the member's goroutine is the only sender
 }
 
-// report sends the newest report until the member ends. It runs in a goroutine of its own. A
-// server of the version before has no such call, and judges no gang: it is asked again later,
+// end ends the reports, once the container has ended.
+func (h *hangWatch) end() {
+	if h.mute != nil {
+		h.mute()
+	}
+}
+
+// report sends the newest report until ctx ends. It runs in a goroutine of its own. A server of the version before has no such call, and judges no gang: it is asked again later,
 // since it may be upgraded.
-func (h *hangWatch) report() {
+func (h *hangWatch) report(ctx context.Context) {
 	for {
 		var r wire.StallReport
 		select {
 		case r = <-h.news:
-		case <-h.ctx.Done():
+		case <-ctx.Done():
 			return
 		}
 		for {
-			err := h.send(h.ctx, quietLimit, r)
+			err := h.send(ctx, quietLimit, r)
 			if err == nil || refused(err) && berth.CodeOf(err) != berth.CodeNotFound {
 				break
 			}
@@ -175,7 +184,7 @@ func (h *hangWatch) report() {
 			case <-timer.C:
 			case r = <-h.news:
 				timer.Stop()
-			case <-h.ctx.Done():
+			case <-ctx.Done():
 				timer.Stop()
 				return
 			}

@@ -169,7 +169,7 @@ func (s *site) judges() int {
 func TestAllMembersOfAHungGangAreStoppedByOneVerdict(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
-	_, id, attempt := s.hangPair(200*time.Millisecond, "trap-term", "0")
+	m, id, attempt := s.hangPair(200*time.Millisecond, "trap-term", "0")
 	s.until("both members are quiet", func() bool { return s.quietMembers(id) == 2 })
 	if list := s.hungEvents(id); len(list) > 0 {
 		t.Fatalf("a member judges the gang: %+v", list)
@@ -189,6 +189,10 @@ func TestAllMembersOfAHungGangAreStoppedByOneVerdict(t *testing.T) {
 	if r := j.Attempts[0].Outcome; r.Code != berth.ReasonStalled || !strings.HasPrefix(r.Message, "no progress or log of any member for 200ms (stall.after); no member can be named") {
 		t.Errorf("outcome is %+v", r)
 	}
+	s.until("nothing of the gang is left", func() bool {
+		left, err := m[0].cfg.Runtime.List(t.Context(), map[string]string{berth.LabelJob: string(id)})
+		return err == nil && len(left) == 0
+	})
 }
 
 // One member that logs keeps the gang alive, although the other one never does.

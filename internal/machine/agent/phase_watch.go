@@ -66,6 +66,7 @@ func (p *watchPhase) Do(ctx context.Context) (phase, error) {
 			if e.err != nil {
 				return "", e.err
 			}
+			p.hang.end()
 			p.progress.read()
 			x := p.evidence.exit(e)
 			x.Measured = p.sampler.end()
