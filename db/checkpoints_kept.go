@@ -60,7 +60,7 @@ func noStep(job berth.JobID, step int64, member int) error {
 // Pin keeps a verified checkpoint from being pruned, and its job from being archived, until
 // Unpin. Both may be repeated. Tenant "" means any.
 func (d *Objects) Pin(ctx context.Context, tenant berth.TenantID, job berth.JobID, step int64) error {
-	return d.onStep(ctx, tenant, job, step, func(tx pgx.Tx, _ keeper) error {
+	return d.onStep(ctx, tenant, job, step, func(tx pgx.Tx, _ stepUse) error {
 		tag, err := tx.Exec(ctx, `
 			UPDATE checkpoints
 			SET pinned_at = coalesce(pinned_at, now())
@@ -79,7 +79,7 @@ func (d *Objects) Pin(ctx context.Context, tenant berth.TenantID, job berth.JobI
 // Unpin ends the effect of Pin. A live job prunes the checkpoint, if it is beyond keep, at its
 // next one.
 func (d *Objects) Unpin(ctx context.Context, tenant berth.TenantID, job berth.JobID, step int64) error {
-	return d.onStep(ctx, tenant, job, step, func(tx pgx.Tx, _ keeper) error {
+	return d.onStep(ctx, tenant, job, step, func(tx pgx.Tx, _ stepUse) error {
 		_, err := tx.Exec(ctx, `
 			UPDATE checkpoints
 			SET pinned_at = NULL
@@ -93,8 +93,8 @@ func (d *Objects) Unpin(ctx context.Context, tenant berth.TenantID, job berth.Jo
 // the step; and so is a step that is pinned or from which a live job started. Remove of a
 // pruned step has no effect.
 func (d *Objects) Remove(ctx context.Context, tenant berth.TenantID, job berth.JobID, step int64) error {
-	return d.onStep(ctx, tenant, job, step, func(tx pgx.Tx, k keeper) error {
-		if err := k.mayRemove(job, step); err != nil {
+	return d.onStep(ctx, tenant, job, step, func(tx pgx.Tx, u stepUse) error {
+		if err := u.mayRemove(job, step); err != nil {
 			return err
 		}
 		rows, err := tx.Query(ctx, `
@@ -112,7 +112,7 @@ func (d *Objects) Remove(ctx context.Context, tenant berth.TenantID, job berth.J
 			return err
 		}
 		var folders []string
-		s := PrunedShard{Tenant: k.tenant, Job: job, Step: step}
+		s := PrunedShard{Tenant: u.tenant, Job: job, Step: step}
 		if _, err := pgx.ForEachRow(rows, []any{&s.Attempt, &s.Rank}, func() error {
 			folders = append(folders, s.Key())
 			return nil
@@ -129,8 +129,8 @@ func (d *Objects) Remove(ctx context.Context, tenant berth.TenantID, job berth.J
 	})
 }
 
-// keeper is what keeps a step of a locked job.
-type keeper struct {
+// stepUse is what keeps a step of a locked job.
+type stepUse struct {
 	tenant berth.TenantID
 	state  berth.State
 	pinned bool
@@ -138,15 +138,15 @@ type keeper struct {
 }
 
 // mayRemove returns a conflict that names what keeps the step.
-func (k keeper) mayRemove(job berth.JobID, step int64) error {
+func (u stepUse) mayRemove(job berth.JobID, step int64) error {
 	switch {
-	case !k.state.Terminal():
+	case !u.state.Terminal():
 		return berth.Errorf(berth.CodeConflict, "job %s is %s and may resume from step %d; a live job prunes its "+
-			"checkpoints by checkpoint.keep", job, k.state, step)
-	case len(k.users) > 0:
+			"checkpoints by checkpoint.keep", job, u.state, step)
+	case len(u.users) > 0:
 		return berth.Errorf(berth.CodeConflict, "step %d of job %s is used by jobs that started from it and have not "+
-			"ended: %s", step, job, strings.Join(k.users, ", "))
-	case k.pinned:
+			"ended: %s", step, job, strings.Join(u.users, ", "))
+	case u.pinned:
 		return berth.Errorf(berth.CodeConflict, "step %d of job %s is pinned; unpin it first: berth checkpoints unpin "+
 			"%[2]s %[1]d", step, job)
 	}
@@ -157,15 +157,15 @@ func (k keeper) mayRemove(job berth.JobID, step int64) error {
 // job of the tenant without any checkpoint of the step is not_found, and so is an archived
 // one.
 func (d *Objects) onStep(ctx context.Context, tenant berth.TenantID, job berth.JobID, step int64,
-	f func(pgx.Tx, keeper) error) error {
+	f func(pgx.Tx, stepUse) error) error {
 	err := d.tx(ctx, func(tx pgx.Tx) error {
-		var k keeper
+		var u stepUse
 		args := pgx.NamedArgs{"job": job, "tenant": string(tenant), "step": step}
 		err := tx.QueryRow(ctx, `
 			SELECT tenant, state
 			FROM jobs
 			WHERE id = @job AND (@tenant = '' OR tenant = @tenant)
-			FOR NO KEY UPDATE`, args).Scan(&k.tenant, &k.state)
+			FOR NO KEY UPDATE`, args).Scan(&u.tenant, &u.state)
 		if isNoRows(err) {
 			return noStep(job, step, 0)
 		}
@@ -182,14 +182,14 @@ func (d *Objects) onStep(ctx context.Context, tenant berth.TenantID, job berth.J
 				ORDER BY 1
 				LIMIT 5)
 			FROM checkpoints c
-			WHERE c.job = @job AND c.step = @step`, args).Scan(&some, &k.pinned, &k.users)
+			WHERE c.job = @job AND c.step = @step`, args).Scan(&some, &u.pinned, &u.users)
 		if err != nil {
 			return err
 		}
 		if !some {
 			return noStep(job, step, 0)
 		}
-		return f(tx, k)
+		return f(tx, u)
 	})
 	if err != nil {
 		return mapError(err, "checkpoint of job "+string(job))

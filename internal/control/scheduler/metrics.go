@@ -95,7 +95,7 @@ var repairKinds = []string{
 	"checkpoint_lost", "clock_lost", "clock_removed", "clock_set", "earmark", "fire_caught_up",
 	"give_up_stuck", "kill_overdue", "kill_stray", "kill_unprepared", "logs_removed",
 	"objects_removed", "objects_swept", "outputs_removed", "parent_poked", "parent_tended",
-	"queue_timeout", "unclaimed_poked", "unclaimed_settled", "unheard_poked", "unheard_settled",
+	"queue_timeout", "session_expired", "unclaimed_poked", "unclaimed_settled", "unheard_poked", "unheard_settled",
 	"unheard_stopped", "unsettled_poked", "unsettled_settled", "uploads_removed", "waiter_repeated",
 	"workflow_poked", "workflow_restarted", "workflow_started", "workflow_terminated",
 }

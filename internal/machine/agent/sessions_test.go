@@ -307,4 +307,3 @@ func TestAnEngineThatRefusesAnExecIsNamed(t *testing.T) {
 		t.Errorf("refused with %v", err)
 	}
 }
-
