@@ -69,7 +69,7 @@ func (c *container) snapshot() node.Container {
 	s := c.state
 	s.Labels = maps.Clone(s.Labels)
 	if s.State != node.ContainerRunning {
-		s.PID = 0
+		s.PID, s.Address = 0, ""
 	}
 	return s
 }
@@ -101,6 +101,9 @@ func (c *container) start(all *sync.WaitGroup, program func(context.Context, *pr
 	c.state.State = node.ContainerRunning
 	c.state.Error = ""
 	c.state.StartedAt = time.Now()
+	if c.spec.Network != node.HostNetwork {
+		c.state.Address = "127.0.0.1" // programs listen in this process
+	}
 	all.Go(func() {
 		defer cancel()
 		out, errs := c.log.stream(false), c.log.stream(true)

@@ -95,7 +95,9 @@ func (s *sessions) serve(ctx context.Context, o wire.SessionOrder) {
 	switch o.Request.Kind {
 	case spec.SessionExec:
 		v.exec()
-	case spec.SessionAttach, spec.SessionForward, spec.SessionFiles:
+	case spec.SessionForward:
+		v.forward()
+	case spec.SessionAttach, spec.SessionFiles:
 		fallthrough
 	default:
 		refuse(ctx, ws, o, fmt.Sprintf("this agent (version %s) serves no sessions of kind %s", s.sup.cfg.Version,

@@ -44,6 +44,7 @@ const callTimeout = 30 * time.Second
 // Engine is one Docker Engine. It may be used concurrently.
 type Engine struct {
 	*images
+	*execs
 	api     *client.Client
 	socket  string // path of the engine's socket
 	log     *slog.Logger
@@ -79,10 +80,12 @@ func Open(host string, o Options) (*Engine, error) {
 	if o.LogFiles == 0 {
 		o.LogFiles = 4
 	}
-	return &Engine{
+	e := &Engine{
 		images: &images{api: api, log: o.Logger},
 		api:    api, socket: strings.TrimPrefix(host, "unix://"), log: o.Logger, options: o,
-	}, nil
+	}
+	e.execs = &execs{e}
+	return e, nil
 }
 
 // Info reports the engine's version and the machine's size.

@@ -19,6 +19,9 @@ import (
 	"berth/activities/node"
 )
 
+// execs runs commands in the containers of an engine.
+type execs struct{ engine *Engine }
+
 // execution is a command in a container. Without a terminal, the engine sends both outputs on one
 // connection, and a goroutine takes them apart.
 type execution struct {
@@ -33,7 +36,8 @@ type execution struct {
 }
 
 // Exec starts a command. It names no user and no right: the engine takes those of the container.
-func (e *Engine) Exec(ctx context.Context, name string, spec node.ExecSpec) (node.Exec, error) {
+func (r *execs) Exec(ctx context.Context, name string, spec node.ExecSpec) (node.Exec, error) {
+	e := r.engine
 	c, err := e.Inspect(ctx, name)
 	if err != nil {
 		return nil, err
@@ -137,7 +141,8 @@ func (x *execution) Close() error {
 
 // SignalExec finds the command's process on the host by the engine's word, and signals it and the
 // processes of its session.
-func (e *Engine) SignalExec(ctx context.Context, name, id, signal string) (bool, error) {
+func (r *execs) SignalExec(ctx context.Context, name, id, signal string) (bool, error) {
+	e := r.engine
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	x, err := e.api.ContainerExecInspect(ctx, id)

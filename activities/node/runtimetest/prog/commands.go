@@ -34,6 +34,7 @@ func lookup(name string) (command, bool) {
 		"lines":       {2, "lines COUNT INTERVAL [CODE]", lines},
 		"spam":        {2, "spam COUNT BYTES", spam},
 		"cat":         {0, "cat (its input)", cat},
+		"serve":       {1, "serve PORT (sends each connection's bytes back, in upper case, until killed)", serve},
 		"env":         {1, "env NAME...", env},
 		"cwd":         {0, "cwd", cwd},
 		"trap-term":   {1, "trap-term CODE [DELAY]", trapTerm},

@@ -1,0 +1,123 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"berth/activities/node"
+	"berth/internal/lib/framed"
+	"berth/wire"
+)
+
+// forwardDial bounds the connection to a port of a container, on this machine's own networks.
+const forwardDial = 5 * time.Second
+
+// forward carries connections to ports of the container, until the user leaves or the container
+// ends.
+func (v *visit) forward() {
+	own, err := v.runtime.Inspect(v.inside, v.name())
+	if err != nil || own.State != node.ContainerRunning {
+		framed.Close(v.ws, wire.CauseRefused, "the container does not run")
+		return
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(v.inside))
+	defer cancel()
+	mux, err := framed.Mux(v.ws, false, v.beats)
+	if err != nil {
+		framed.Close(v.ws, wire.CauseRefused, err.Error())
+		return
+	}
+	var streams sync.WaitGroup
+	accepting := make(chan struct{})
+	var open atomic.Int64
+	go func() {
+		defer close(accepting)
+		for {
+			stream, err := mux.Accept()
+			if err != nil {
+				return
+			}
+			streams.Go(func() {
+				defer stream.Close()
+				if open.Add(1) > framed.MaxStreams {
+					_ = framed.AnswerPort(stream,
+						fmt.Errorf("a session carries %d connections at most", framed.MaxStreams))
+				} else {
+					v.carry(ctx, stream, own.ID)
+				}
+				open.Add(-1)
+			})
+		}
+	}()
+	select {
+	case <-accepting: // the connection has ended
+	case <-v.inside.Done():
+		status := v.over()
+		framed.Close(v.ws, status.Cause, status.Message)
+	}
+	_ = mux.Close()
+	cancel()
+	<-accepting
+	streams.Wait()
+}
+
+// carry connects one stream to a port of the container.
+func (v *visit) carry(ctx context.Context, stream net.Conn, id string) {
+	port, err := framed.TakePort(stream)
+	if err != nil {
+		return
+	}
+	conn, err := v.connect(ctx, port, id)
+	if framed.AnswerPort(stream, err) != nil || err != nil {
+		if conn != nil {
+			_ = conn.Close()
+		}
+		return
+	}
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
+	framed.Splice(conn, stream)
+}
+
+// connect dials a port of the container. The address is the engine's word of this moment: it belongs
+// to this container and no other, since the id is the same before and after the connection was made.
+func (v *visit) connect(ctx context.Context, port int, id string) (net.Conn, error) {
+	address, err := v.address(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	dialer := net.Dialer{Timeout: forwardDial}
+	conn, err := dialer.DialContext(ctx, "tcp", net.JoinHostPort(address, strconv.Itoa(port)))
+	if err != nil {
+		if op, ok := errors.AsType[*net.OpError](err); ok {
+			err = op.Err
+		}
+		return nil, fmt.Errorf("port %d of the container: %w", port, err)
+	}
+	if again, err := v.address(ctx, id); err != nil || again != address {
+		_ = conn.Close()
+		return nil, errors.New("the container has ended")
+	}
+	return conn, nil
+}
+
+// address returns the address of the container with this id, on its own network.
+func (v *visit) address(ctx context.Context, id string) (string, error) {
+	c, err := v.runtime.Inspect(ctx, v.name())
+	switch {
+	case err != nil:
+		return "", fmt.Errorf("find the container: %w", err)
+	case c.ID != id || c.State != node.ContainerRunning:
+		return "", errors.New("the container has ended")
+	case c.Address == "":
+		return "", errors.New("the container has no address of its own: it uses the network of its machine, " +
+			"whose ports are not forwarded")
+	}
+	return c.Address, nil
+}
