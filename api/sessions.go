@@ -76,6 +76,7 @@ type sessionHandlers struct {
 type meeting struct {
 	agent chan *websocket.Conn // takes one
 	over  chan struct{}        // closed at the end of the session
+	cause wire.SessionCause    // of that end; written before over is closed
 }
 
 func newSessionHandlers(
@@ -163,7 +164,7 @@ func (h *sessionHandlers) serveUser(c echo.Context, id string) error {
 		return err
 	}
 	defer t.end()
-	m := &meeting{agent: make(chan *websocket.Conn, 1), over: make(chan struct{})}
+	m := &meeting{agent: make(chan *websocket.Conn, 1), over: make(chan struct{}), cause: wire.CauseClientGone}
 	if !h.enter(id, m) {
 		return berth.Errorf(berth.CodeConflict, "session %s has a connection already", id)
 	}
@@ -220,15 +221,20 @@ func (h *sessionHandlers) enter(id string, m *meeting) bool {
 	return true
 }
 
-// leave ends a meeting, and closes the agent's connection if nobody took it.
+// leave ends a meeting, and closes the agent's connection if the relay did not take it.
 func (h *sessionHandlers) leave(id string, m *meeting) {
 	h.mu.Lock()
 	delete(h.waiting, id)
 	h.mu.Unlock()
 	close(m.over)
+	m.dismiss()
+}
+
+// dismiss closes an agent's connection that came after the end of the session.
+func (m *meeting) dismiss() {
 	select {
 	case ws := <-m.agent:
-		_ = ws.CloseNow()
+		framed.Close(ws, m.cause, "the session ended before the machine was connected")
 	default:
 	}
 }
@@ -239,6 +245,7 @@ func (h *sessionHandlers) run(t *transfer, user *websocket.Conn, s wire.JobSessi
 		user: user, deps: h.deps, session: s, store: h.store, revoked: t.ctx, closing: h.streams.closing, log: h.log,
 	}
 	end := r.run(m.agent)
+	m.cause = end.Cause
 	h.end(s, end)
 }
 
@@ -287,11 +294,7 @@ func (h *sessionHandlers) agentConnect(c echo.Context) error {
 	m.agent <- ws // Join succeeds once, so there is room
 	select {
 	case <-m.over: // leave may have passed before the send
-		select {
-		case ws := <-m.agent:
-			_ = ws.CloseNow()
-		default:
-		}
+		m.dismiss()
 	default:
 		<-m.over
 	}

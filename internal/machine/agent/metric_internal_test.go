@@ -99,7 +99,7 @@ func TestStepsThatWouldBePrunedAtOnceAreNotStored(t *testing.T) {
 		if c.best != nil {
 			u.metric = &bestMetric{}
 		}
-		if got := u.worthStoring([]int64{1, 2, 3, 4, 5, 6}); !slices.Equal(got, c.want) {
+		if got := u.withinKeep([]int64{1, 2, 3, 4, 5, 6}); !slices.Equal(got, c.want) {
 			t.Errorf("keep %d and %+v store %v, want %v", c.keep, c.best, got, c.want)
 		}
 	}

@@ -149,7 +149,7 @@ func (u *checkpointUploader) store() error {
 		return nil
 	}
 	u.measure(steps)
-	steps = u.worthStoring(steps)
+	steps = u.withinKeep(steps)
 	for _, step := range steps {
 		err := u.save(step)
 		switch {
@@ -193,9 +193,9 @@ func (u *checkpointUploader) measure(steps []int64) {
 	}
 }
 
-// worthStoring returns those of the given steps, in ascending order, that the server would keep
+// withinKeep returns those of the given steps, in ascending order, that the server would keep
 // if it had all of them.
-func (u *checkpointUploader) worthStoring(steps []int64) []int64 {
+func (u *checkpointUploader) withinKeep(steps []int64) []int64 {
 	policy := u.claim.Spec.Checkpoint
 	older := len(steps) - max(policy.Keep, 1)
 	if older <= 0 {
