@@ -159,8 +159,9 @@ func (h *hangWatch) end() {
 	}
 }
 
-// report sends the newest report until ctx ends. It runs in a goroutine of its own. A server of the version before has no such call, and judges no gang: it is asked again later,
-// since it may be upgraded.
+// report sends the newest report until ctx ends. It runs in a goroutine of its own. A server of the
+// version before has no such call, and judges no gang: it is asked again later, since it may be
+// upgraded.
 func (h *hangWatch) report(ctx context.Context) {
 	for {
 		var r wire.StallReport
