@@ -77,7 +77,7 @@ func (h *jobHandlers) mount(r *router) {
 	register(r, r.operation("show-job", http.MethodGet, "/v1/jobs/{id}", tag,
 		"Show a job with its attempts and checkpoints"), h.showWaiting)
 	register(r, r.operation("cancel-job", http.MethodPost, "/v1/jobs/{id}/cancel", tag,
-		"Cancel a job, or an array as a whole or in part; idempotent"), h.cancelJob)
+		"Cancel a job, or an array as a whole or in part; final steps still run; idempotent"), h.cancelJob)
 	register(r, r.operation("hold-job", http.MethodPost, "/v1/jobs/{id}/hold", tag,
 		"Keep a waiting job from being placed"), h.holdJob)
 	register(r, r.operation("suspend-job", http.MethodPost, "/v1/jobs/{id}/suspend", tag,
@@ -376,7 +376,8 @@ func (h *jobHandlers) act(
 // cancelInput names the job to cancel, or some elements of an array.
 type cancelInput struct {
 	JobInput
-	Index string `query:"index" doc:"of an array: only these elements, such as 3-7,9"`
+	Index     string `query:"index" doc:"of an array: only these elements, such as 3-7,9"`
+	SkipFinal bool   `query:"skip_final" doc:"of a pipeline: cancel its final steps, too"`
 }
 
 // cancelJob cancels a job, or some elements of an array. The job's workflow is poked in
@@ -387,7 +388,11 @@ func (h *jobHandlers) cancelJob(ctx context.Context, in *cancelInput) (*jobOutpu
 	}
 	return h.act(ctx, &in.JobInput, func(tenant berth.TenantID, id berth.JobID) error {
 		reason := &berth.Reason{Code: berth.ReasonCanceledByUser, Message: "canceled by " + caller(ctx).Name}
-		if _, err := h.canceler.RequestCancel(ctx, tenant, id, actor(ctx), reason); err != nil {
+		cancel := h.canceler.RequestCancel
+		if in.SkipFinal {
+			cancel = h.parents.CancelNow
+		}
+		if _, err := cancel(ctx, tenant, id, actor(ctx), reason); err != nil {
 			return err
 		}
 		poke(h.poker, []berth.JobID{id}) // without a running member, no end would wake it

@@ -35,7 +35,7 @@ func (h *pipelineHandlers) mount(r *router) {
 	register(r, r.operation("show-pipeline", http.MethodGet, "/v1/pipelines/{id}", tag,
 		"Show a pipeline with its steps"), h.showPipeline)
 	register(r, r.operation("cancel-pipeline", http.MethodPost, "/v1/pipelines/{id}/cancel", tag,
-		"Cancel a pipeline; idempotent"), h.cancelPipeline)
+		"Cancel a pipeline; its final steps still run; idempotent"), h.cancelPipeline)
 	register(r, r.operation("retry-pipeline", http.MethodPost, "/v1/pipelines/{id}/retry", tag,
 		"Submit an ended pipeline again, or only what did not succeed, as a new one linked to it"), h.retryPipeline)
 }
@@ -107,12 +107,18 @@ func (h *pipelineHandlers) showPipeline(ctx context.Context, in *JobInput) (*job
 	return out, h.reasons.fillAll(ctx, &out.Body)
 }
 
-// cancelPipeline cancels a pipeline with all its steps.
-func (h *pipelineHandlers) cancelPipeline(ctx context.Context, in *JobInput) (*jobOutput, error) {
+// cancelPipelineInput names the pipeline to cancel.
+type cancelPipelineInput struct {
+	JobInput
+	SkipFinal bool `query:"skip_final" doc:"cancel the final steps, too"`
+}
+
+// cancelPipeline cancels a pipeline with all its steps, except for final ones.
+func (h *pipelineHandlers) cancelPipeline(ctx context.Context, in *cancelPipelineInput) (*jobOutput, error) {
 	if _, err := h.pipeline(ctx, in.ID); err != nil {
 		return nil, err
 	}
-	return h.jobCalls.cancelJob(ctx, &cancelInput{JobInput: *in})
+	return h.jobCalls.cancelJob(ctx, &cancelInput{JobInput: in.JobInput, SkipFinal: in.SkipFinal})
 }
 
 // retryPipeline submits an ended pipeline again, or only the steps without success.

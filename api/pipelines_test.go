@@ -41,6 +41,39 @@ func TestARepeatedSubmitOfAPipelineIsOnePipeline(t *testing.T) {
 	}
 }
 
+// TestACancelKeepsFinalStepsUnlessAsked checks that a repeated cancel leaves the final steps alone, and that
+// skip_final cancels them.
+func TestACancelKeepsFinalStepsUnlessAsked(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil)
+	var job wire.Job
+	call := func(path, body string) wire.Job {
+		t.Helper()
+		got := s.call("alice", "POST", path, body)
+		var j wire.Job
+		if got.status >= 300 || json.Unmarshal([]byte(got.body), &j) != nil {
+			t.Fatalf("%s: %d %s", path, got.status, got.body)
+		}
+		return j
+	}
+	job = call("/v1/pipelines", `{"kind": "pipeline", "name": "p", "jobs": {"a": {"image": "b"}, "clean": {"image": "b", "final": true}}}`)
+	if _, err := s.db.Parents.Reconcile(t.Context(), job.ID); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{"/v1/pipelines/", "/v1/jobs/"} {
+		j := call(path+string(job.ID)+"/cancel", "")
+		if j.Status != "queued" || j.Reason == nil || j.Reason.Code != "canceled_by_user" || j.Steps[0].Status != "canceled" || j.Steps[1].Status != "submitted" {
+			t.Errorf("%s: %+v", path, j)
+		}
+	}
+	if got := s.call("bob", "POST", "/v1/pipelines/"+string(job.ID)+"/cancel?skip_final=true", ""); got.status != http.StatusNotFound {
+		t.Errorf("another tenant: %d", got.status)
+	}
+	if j := call("/v1/pipelines/"+string(job.ID)+"/cancel?skip_final=true", ""); j.Status != "canceled" {
+		t.Errorf("without final steps: %+v", j)
+	}
+}
+
 func TestExplainSaysWhatANestedStepWaitsForAtEveryLevel(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, nil)

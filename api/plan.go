@@ -173,24 +173,38 @@ func (h *planHandlers) needs(ctx context.Context, step wire.Job) (e wire.Explana
 	return e, len(e.Blockers) > 0, nil
 }
 
-// unmet returns a blocker for each need of a step that has not succeeded. who names the
+// unmet returns a blocker for each need of a step that keeps it from starting. who names the
 // step in the messages.
 func unmet(pipeline wire.Job, step berth.JobID, who string) []wire.Blocker {
-	status, wanted := map[string]berth.State{}, []string(nil)
+	status, at := map[string]berth.State{}, wire.Step{}
+	var others []string
 	for _, x := range pipeline.Steps {
 		status[x.Name] = x.Status
 		if x.Job == step {
-			wanted = x.Needs
+			at = x
 		}
+		if !x.Final {
+			others = append(others, x.Name)
+		}
+	}
+	wanted, verb, hint := at.Needs, "needs", "wait: it may start when that has succeeded"
+	if at.Final {
+		wanted, verb = others, "is a final step and waits for"
+	}
+	switch {
+	case at.When == spec.WhenFailure:
+		hint = "wait: it starts when all of these have ended, if one failed or was canceled; otherwise it is skipped"
+	case at.When != "" || at.Final:
+		hint = "wait: it may start when that has ended"
 	}
 	var list []wire.Blocker
 	for _, need := range wanted {
-		if status[need] != berth.Succeeded {
-			list = append(list, wire.Blocker{
-				Code: "needs", Message: fmt.Sprintf("%s needs step %s, which is %s", who, need, status[need]),
-				Hint: "wait: it may start when that has succeeded",
-			})
+		s := status[need]
+		if s == berth.Succeeded || (at.Final || at.When != "") && s.Terminal() {
+			continue
 		}
+		list = append(list, wire.Blocker{Code: "needs", Hint: hint,
+			Message: fmt.Sprintf("%s %s step %s, which is %s", who, verb, need, s)})
 	}
 	return list
 }

@@ -10,6 +10,7 @@ import (
 	"berth/db"
 	"berth/internal/control/explain"
 	"berth/placement"
+	"berth/spec"
 	"berth/wire"
 )
 
@@ -181,6 +182,10 @@ func quotaCode(code string) (public, quota string) {
 // needText describes the unmet need of a step.
 func needText(n db.Need) string {
 	switch {
+	case n.Step != "" && n.Final:
+		return fmt.Sprintf("is a final step; step %s is %s", n.Step, n.Status)
+	case n.Step != "" && n.When == spec.WhenFailure:
+		return fmt.Sprintf("runs after a failure; needs step %s (%s)", n.Step, n.Status)
 	case n.Step != "":
 		return fmt.Sprintf("needs step %s (%s)", n.Step, n.Status)
 	case n.Around != "":

@@ -15,6 +15,7 @@ import (
 // requestCancel implements Jobs.RequestCancel for every store of this package.
 func requestCancel(
 	ctx context.Context, d *core, tenant berth.TenantID, id berth.JobID, actor string, reason *berth.Reason,
+	now bool,
 ) (berth.State, error) {
 	if reason == nil {
 		reason = &berth.Reason{Code: berth.ReasonCanceledByUser, Message: "canceled on request"}
@@ -22,7 +23,7 @@ func requestCancel(
 	var c cancellation
 	err := d.tx(ctx, func(tx pgx.Tx) error {
 		var err error
-		c, err = cancelJob(ctx, tx, tenant, id, actor, reason)
+		c, err = cancelJob(ctx, tx, tenant, id, actor, reason, now)
 		return err
 	})
 	if err != nil {
@@ -42,7 +43,7 @@ func requestCancel(
 func (d *Jobs) RequestCancel(
 	ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string, reason *berth.Reason,
 ) (berth.State, error) {
-	return requestCancel(ctx, d.core, tenant, id, actor, reason)
+	return requestCancel(ctx, d.core, tenant, id, actor, reason, false)
 }
 
 // cancellation is the effect of cancelJob, which afterCancel publishes.
@@ -56,17 +57,17 @@ type cancellation struct {
 // cancelJob does the part of RequestCancel that needs a transaction. It locks the job's
 // row. The caller runs afterCancel after the commit.
 func cancelJob(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, id berth.JobID, actor string,
-	reason *berth.Reason) (c cancellation, err error) {
+	reason *berth.Reason, now bool) (c cancellation, err error) {
 	if c.job, err = lockJob(ctx, tx, tenant, id, 0); err != nil {
 		return c, err
 	}
 	c.hints = touched{job: id}
 	switch c.state = c.job.State; {
-	case c.state.Terminal() || c.state == berth.Canceling:
+	case c.state.Terminal() || c.state == berth.Canceling && !(now && c.job.Kind == berth.KindPipeline):
 		c.hints = touched{}
 	case c.job.Kind != berth.KindJob:
 		c.hints.queue = true
-		c.state, c.below, err = cancelParent(ctx, tx, c.job, actor, reason)
+		c.state, c.below, err = cancelParent(ctx, tx, c.job, actor, reason, now)
 	case c.state.Waiting():
 		c.hints.queue = true
 		c.state = berth.Canceled
@@ -165,7 +166,7 @@ func stopJobs(ctx context.Context, d *core, ids []berth.JobID, actor string, rea
 				continue
 			}
 			// Its attempt was settled meanwhile: it may wait for the next one.
-			if _, err := requestCancel(ctx, d, "", id, actor, reason); err != nil {
+			if _, err := requestCancel(ctx, d, "", id, actor, reason, false); err != nil {
 				return err
 			}
 		}

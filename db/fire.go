@@ -186,7 +186,7 @@ func (x *firing) submit(ctx context.Context, tx pgx.Tx, d lifecycle.FireDecision
 	// BeginFunc on a transaction sets a savepoint.
 	err := pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
 		for _, id := range d.Cancel {
-			c, err := cancelJob(ctx, tx, "", id, x.actor(), d.CancelReason)
+			c, err := cancelJob(ctx, tx, "", id, x.actor(), d.CancelReason, false)
 			if err != nil {
 				return err
 			}

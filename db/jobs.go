@@ -64,9 +64,12 @@ var fullDocument = jobDocument + ` || jsonb_strip_nulls(jsonb_build_object(
 					'status', c.state, 'reason', c.reason, 'cached_from', c.cached_from,
 					'queued_at', c.queued_at, 'started_at', c.started_at, 'finished_at', c.finished_at,
 					'tally', CASE WHEN c.kind <> 'job' THEN coalesce(c.tally, (SELECT ` + liveTally + ` FROM jobs j
-						WHERE j.id = c.id)) END, 'needs', (
+						WHERE j.id = c.id)) END,
+					'final', CASE WHEN c.final THEN true END,
+					'when', nullif(c.run_when, CASE WHEN c.final THEN 'always' ELSE 'success' END),
+					'needs', (
 					SELECT jsonb_agg(n.step ORDER BY n.step)
-					FROM deps d
+					FROM all_needs d
 					JOIN jobs n ON n.id = d.needs
 					WHERE d.job = c.id)) ORDER BY c.id)
 				FROM jobs c WHERE c.parent = j.id) END,

@@ -157,10 +157,11 @@ func (h *History) Families(ctx context.Context, since time.Time, each func(histo
 				'children', coalesce((
 					SELECT jsonb_agg(jsonb_build_object('id', c.id, 'array_index', coalesce(c.array_index, 0), 'step',
 						coalesce(c.step, ''), 'state', c.state, 'finished_at', c.finished_at,
-						'blocked', c.blocked, 'held', c.held,
+						'blocked', c.blocked, 'held', c.held, 'run_when', c.run_when, 'final', c.final,
+						'skipped', `+skippedStep("c")+`,
 						'updated_at', CASE WHEN c.blocked THEN (SELECT max(e.at) FROM job_events e
 							WHERE e.job IN (c.id, p.id) AND e.kind = 'updated') END,
-						'needs', (SELECT jsonb_agg(d.needs) FROM deps d WHERE d.job = c.id),
+						'needs', (SELECT jsonb_agg(d.needs) FROM all_needs d WHERE d.job = c.id),
 						'spans', (
 							SELECT jsonb_agg(jsonb_build_object('taken', a.taken_seq, 'until',
 								coalesce(a.orphaned_seq, a.freed_seq, 0)))

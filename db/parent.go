@@ -45,7 +45,7 @@ func lockParent(ctx context.Context, tx pgx.Tx, id berth.JobID) (p lockedParent,
 	batch := &pgx.Batch{}
 	batch.Queue(`
 		SELECT kind, state, tenant, held, blocked, parent IS NOT NULL, total, expanded, max_failures,
-			cancel_requested_at IS NOT NULL, reason,
+			cancel_requested_at IS NOT NULL, reason, fail_fast,
 			CASE WHEN kind <> 'array' THEN '{}' WHEN indexes IS NULL
 				THEN ARRAY(SELECT generate_series(expanded, least(expanded + @batch, total) - 1))
 				ELSE indexes[expanded + 1 : expanded + @batch] END,
@@ -55,22 +55,23 @@ func lockParent(ctx context.Context, tx pgx.Tx, id berth.JobID) (p lockedParent,
 		FOR NO KEY UPDATE`, args).QueryRow(func(row pgx.Row) error {
 		var queue []byte
 		err := row.Scan(&p.Kind, &p.State, &p.Tenant, &p.Held, &p.Blocked, &p.HasParent, &p.Tally.Total,
-			&p.Expanded, &p.MaxFailures, &p.CancelAsked, &p.Reason, &p.Next, &queue)
+			&p.Expanded, &p.MaxFailures, &p.CancelAsked, &p.Reason, &p.FailFast, &p.Next, &queue)
 		if err != nil || string(queue) == "null" {
 			return err
 		}
 		return json.Unmarshal(queue, &p.QueueFor)
 	})
 	batch.Queue(`
-		SELECT state, count(*)
-		FROM jobs
-		WHERE parent = @id
-		GROUP BY state`, args).Query(func(rows pgx.Rows) error {
+		SELECT j.state, count(*), count(*) FILTER (WHERE `+skippedStep("j")+`)
+		FROM jobs j
+		WHERE j.parent = @id
+		GROUP BY j.state`, args).Query(func(rows pgx.Rows) error {
 		p.Tally.ByStatus = map[berth.State]int{}
 		var state berth.State
-		var n int
-		_, err := pgx.ForEachRow(rows, []any{&state, &n}, func() error {
+		var n, skipped int
+		_, err := pgx.ForEachRow(rows, []any{&state, &n, &skipped}, func() error {
 			p.Tally.ByStatus[state] = n
+			p.Skipped += skipped
 			return nil
 		})
 		return err
@@ -230,11 +231,11 @@ func reconcilePass(ctx context.Context, tx pgx.Tx, p *lockedParent) (did tended,
 		did.changed = true
 		return did, p.end(ctx, tx)
 	case lifecycle.ActStop:
-		return did, p.stop(ctx, tx, &did)
+		return did, p.stop(ctx, tx, &did, lifecycle.SpareNone)
 	case lifecycle.ActExpand:
 		return did, p.expand(ctx, tx, &did)
 	case lifecycle.ActAdvance:
-		return did, p.advance(ctx, tx, &did, pass.Unblock)
+		return did, p.advance(ctx, tx, &did, pass)
 	default:
 		panic("unknown act of a pass " + string(act))
 	}
@@ -258,6 +259,11 @@ func (p *lockedParent) move(ctx context.Context, tx pgx.Tx, to berth.State, acto
 // end sets the final state of a parent whose children have all ended.
 func (p *lockedParent) end(ctx context.Context, tx pgx.Tx) error {
 	state, reason := p.End()
+	if state == berth.Canceled && p.State != berth.Canceling { // its final steps ran meanwhile
+		if err := p.move(ctx, tx, berth.Canceling, "workflow", reason); err != nil {
+			return err
+		}
+	}
 	if state != berth.Failed {
 		return p.move(ctx, tx, state, "workflow", reason)
 	}
@@ -281,11 +287,11 @@ func (p *lockedParent) end(ctx context.Context, tx pgx.Tx) error {
 	return p.move(ctx, tx, state, "workflow", &failure)
 }
 
-// stop cancels the children of a canceling parent: waiting ones in this transaction, and some
-// of the ones that hold capacity after the commit.
-func (p *lockedParent) stop(ctx context.Context, tx pgx.Tx, did *tended) error {
+// stop cancels the children of a parent that are not spared: waiting ones in this transaction,
+// and some of the ones that hold capacity after the commit.
+func (p *lockedParent) stop(ctx context.Context, tx pgx.Tx, did *tended, spare lifecycle.Spared) error {
 	did.actor, did.reason = "workflow", p.StopReason()
-	canceled, err := p.cancelChildren(ctx, tx, did)
+	canceled, err := p.cancelChildren(ctx, tx, did, spare)
 	if err != nil {
 		return err
 	}
@@ -293,56 +299,15 @@ func (p *lockedParent) stop(ctx context.Context, tx pgx.Tx, did *tended) error {
 		SELECT id::text
 		FROM jobs
 		WHERE parent = @id AND kind = 'job' AND state IN ('scheduled', 'running', 'preempting')
-		LIMIT @limit`, pgx.NamedArgs{"id": p.ID, "limit": followUp})
+		  AND NOT `+sparedStep+`
+		LIMIT @limit`, pgx.NamedArgs{"id": p.ID, "limit": followUp, "spare": spare})
 	if err != nil {
 		return err
 	}
 	did.stop, err = pgx.CollectRows(rows, pgx.RowTo[berth.JobID])
-	did.queue = len(did.canceled) > 0
+	did.queue = did.queue || len(did.canceled) > 0
 	did.more = did.more || canceled || len(did.stop) > 0
 	return err
-}
-
-// cancelWaitingChildren cancels children of parents that hold no capacity, at most a batch of
-// them. indexes restricts it to some elements; nil means all. Nominations for these children
-// are deleted.
-func cancelWaitingChildren(ctx context.Context, tx pgx.Tx, parents []berth.JobID, indexes []int, actor string,
-	reason *berth.Reason) (e ending, err error) {
-	args := pgx.NamedArgs{"parents": parents, "indexes": indexes, "actor": actor, "reason": reason,
-		"limit": expandBatch}
-	rows, err := tx.Query(ctx, `
-		WITH waiting AS (
-			SELECT id
-			FROM jobs
-			WHERE parent = ANY(@parents::uuid[]) AND kind = 'job' AND state IN ('submitted', 'queued', 'retrying')
-			  AND (@indexes::int[] IS NULL OR array_index = ANY(@indexes::int[]))
-			ORDER BY id
-			LIMIT @limit
-			FOR NO KEY UPDATE
-		)
-		UPDATE jobs j
-		SET state = 'canceled', version = j.version + 1, actor = @actor, reason = @reason,
-			cancel_requested_at = coalesce(j.cancel_requested_at, now())
-		FROM waiting
-		WHERE j.id = waiting.id
-		RETURNING j.id::text, j.blocked`, args)
-	if err != nil {
-		return e, err
-	}
-	var id string
-	var blocked bool
-	if _, err := pgx.ForEachRow(rows, []any{&id, &blocked}, func() error {
-		e.canceled = append(e.canceled, id)
-		if !blocked {
-			e.waited = append(e.waited, id)
-		}
-		return nil
-	}); err != nil || len(e.canceled) == 0 {
-		return e, err
-	}
-	args["ids"] = e.canceled
-	_, err = tx.Exec(ctx, `DELETE FROM nominations WHERE beneficiary = ANY(@ids::uuid[])`, args)
-	return e, err
 }
 
 // hold holds a batch of the waiting children of a held parent. Nested pipelines and arrays

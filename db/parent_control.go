@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/lifecycle"
 	"berth/spec"
 	"berth/wire"
 )
@@ -14,14 +15,30 @@ import (
 // cancelParent requests the end of a locked parent. After the commit none of its children is
 // created or placed. Waiting children of a pipeline are canceled here, at every depth;
 // Reconcile cancels the rest.
-func cancelParent(ctx context.Context, tx pgx.Tx, job lockedJob, actor string,
-	reason *berth.Reason) (berth.State, ending, error) {
+//
+// A pipeline that has begun keeps its state while it has final steps, which run once all other
+// steps have ended. A repeated request changes nothing, unless it is to cancel these as well.
+func cancelParent(ctx context.Context, tx pgx.Tx, job lockedJob, actor string, reason *berth.Reason,
+	now bool) (berth.State, ending, error) {
 	state := berth.Canceling
 	var tally *wire.Tally
+	w := withdrawal{parent: job.ID, spare: lifecycle.SpareNone, now: now, actor: actor, reason: reason}
 	var below ending
 	var err error
+	if job.Kind == berth.KindPipeline && job.State != berth.Submitted && !now {
+		if err := tx.QueryRow(ctx, `SELECT `+liveFinal("q")+` FROM jobs q WHERE q.id = $1`, job.ID).
+			Scan(&w.keeps); err != nil {
+			return "", below, err
+		}
+	}
+	if w.keeps {
+		state, w.spare = job.State, lifecycle.SpareFinal
+		if job.CancelAt != nil {
+			return state, below, nil
+		}
+	}
 	if job.Kind == berth.KindPipeline {
-		if below, err = cancelBelow(ctx, tx, job.ID, actor, reason); err != nil {
+		if below, err = cancelBelow(ctx, tx, w); err != nil {
 			return "", below, err
 		}
 	}
@@ -40,7 +57,17 @@ func cancelParent(ctx context.Context, tx pgx.Tx, job lockedJob, actor string,
 			cancel_requested_at = coalesce(cancel_requested_at, now())
 		WHERE id = @job`,
 		pgx.NamedArgs{"job": job.ID, "state": state, "actor": actor, "reason": reason, "tally": tally})
+	if err == nil && w.keeps { // a change of state records itself
+		err = addEvent(ctx, tx, job.ID, wire.Event{Kind: wire.EventCancelRequested, Actor: actor, Reason: reason,
+			Detail: "final steps run"})
+	}
 	return state, below, err
+}
+
+// CancelNow is RequestCancel that also cancels the final steps of a pipeline, at every depth.
+func (d *Parents) CancelNow(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string,
+	reason *berth.Reason) (berth.State, error) {
+	return requestCancel(ctx, d.core, tenant, id, actor, reason, true)
 }
 
 // CancelElements requests the end of some elements of an array. Elements that are not rows
@@ -116,7 +143,8 @@ func (d *Parents) cancelElements(ctx context.Context, id berth.JobID, indexes []
 		if _, err := p.make(ctx, tx, indexes, actor); err != nil {
 			return err
 		}
-		if did.ending, err = cancelWaitingChildren(ctx, tx, []berth.JobID{id}, indexes, actor, reason); err != nil {
+		if did.ending, err = cancelWaitingChildren(ctx, tx, []berth.JobID{id}, indexes,
+			withdrawal{parent: id, spare: lifecycle.SpareNone, actor: actor, reason: reason}); err != nil {
 			return err
 		}
 		rows, err := tx.Query(ctx, `

@@ -66,6 +66,19 @@ func notifyParents(ctx context.Context, d *core, children ...berth.JobID) {
 	d.hub.Publish(TopicPoke, parents...)
 }
 
+// untrimmed is true for a pipeline p with a failure or a cancel request that has a live step
+// which is not spared; see lifecycle.Spared. A nested pipeline with a cancel request runs its
+// final steps.
+const untrimmed = `p.kind = 'pipeline' AND p.state <> 'canceling'
+			  AND (p.cancel_requested_at IS NOT NULL OR p.fail_fast AND EXISTS (
+				SELECT 1 FROM jobs c WHERE c.parent = p.id AND c.state = 'failed'))
+			  AND EXISTS (
+				SELECT 1 FROM jobs c
+				WHERE c.parent = p.id
+				  AND c.state IN ('submitted', 'queued', 'scheduled', 'running', 'preempting', 'retrying')
+				  AND NOT CASE WHEN p.cancel_requested_at IS NULL THEN c.branch ELSE c.final END
+				  AND NOT (c.kind = 'pipeline' AND c.cancel_requested_at IS NOT NULL))`
+
 // Untended returns at most limit parents that need a reconciliation, for the reconciler,
 // which thus repairs lost hints. It leaves out arrays that only have elements to create, of a
 // tenant whose quota of waiting jobs is used up: they would stand in front of all others for
@@ -90,15 +103,12 @@ func (d *Parents) Untended(ctx context.Context, age time.Duration, limit int) ([
 				WHERE c.parent = p.id AND c.state IN ('submitted', 'queued', 'retrying', 'scheduled',
 					'running', 'preempting'))
 			OR p.kind = 'pipeline' AND p.state <> 'canceling' AND EXISTS (
-				SELECT 1 FROM jobs c
-				WHERE c.parent = p.id AND c.state = 'submitted' AND c.blocked AND NOT EXISTS (
-					SELECT 1 FROM deps d
-					JOIN jobs n ON n.id = d.needs
-					WHERE d.job = c.id AND n.state NOT IN ('succeeded', 'failed', 'canceled'))
-				  AND (NOT c.held OR EXISTS (
-					SELECT 1 FROM deps d
-					JOIN jobs n ON n.id = d.needs
-					WHERE d.job = c.id AND n.state <> 'succeeded')))
+				SELECT 1
+				FROM jobs j
+				`+verdictOfNeeds+`
+				WHERE j.parent = p.id AND j.state = 'submitted' AND j.blocked
+				  AND (v.verdict IN ('cancel', 'skip') OR v.verdict = 'start' AND NOT j.held))
+			OR `+untrimmed+`
 			OR p.kind = 'pipeline' AND p.state = 'queued' AND EXISTS (
 				SELECT 1 FROM jobs c
 				WHERE c.parent = p.id AND c.kind <> 'job' AND c.state = 'running')

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/lifecycle"
 	"berth/wire"
 )
 
@@ -19,16 +20,23 @@ const skipDepth = 32
 // ids enter the workflow's history.
 const readyBatch = 40
 
-// advance continues a pipeline. Steps that need an unsuccessful step are canceled, and so are
-// their own dependents. Steps whose needs have all succeeded may start, or succeed at once if
-// an earlier job has computed the same result. Without unblock no step starts or is skipped:
-// the pipeline is held, and its release reconciles it again.
-func (p *lockedParent) advance(ctx context.Context, tx pgx.Tx, did *tended, unblock bool) error {
+// advance continues a pipeline. Steps that need an unsuccessful step are canceled, steps whose
+// condition does not hold are skipped, and so are their own dependents. After a failure or a
+// cancel request the steps that are not spared are canceled. Then steps whose condition holds
+// may start, or succeed at once if an earlier job has computed the same result. Without
+// pass.Unblock no step starts or is taken over: the pipeline is held, and its release
+// reconciles it again.
+func (p *lockedParent) advance(ctx context.Context, tx pgx.Tx, did *tended, pass lifecycle.Pass) error {
 	if _, err := p.cancelAllHopeless(ctx, tx, did); err != nil {
 		return err
 	}
+	if pass.Trim != lifecycle.SpareAll {
+		if err := p.stop(ctx, tx, did, pass.Trim); err != nil {
+			return err
+		}
+	}
 	// A skipped step may unblock further ones, so each round descends one level.
-	for n := 0; n < skipDepth && unblock; n++ {
+	for n := 0; n < skipDepth && pass.Unblock; n++ {
 		skipped, err := p.unblock(ctx, tx)
 		if err != nil {
 			return err
@@ -61,11 +69,11 @@ func (p *lockedParent) advance(ctx context.Context, tx pgx.Tx, did *tended, unbl
 	}
 	did.changed = true
 	// The leader has started elements of an array step, and moved only the array to running.
-	return p.move(ctx, tx, berth.Running, "workflow", nil)
+	return p.move(ctx, tx, berth.Running, "workflow", p.Reason)
 }
 
-// cancelAllHopeless cancels the steps that need an unsuccessful step, and transitively their
-// dependents. some reports that there were any.
+// cancelAllHopeless cancels the steps that need an unsuccessful step and skips the steps whose
+// condition does not hold, and transitively their dependents. some reports that there were any.
 func (p *lockedParent) cancelAllHopeless(ctx context.Context, tx pgx.Tx, did *tended) (some bool, err error) {
 	for {
 		hopeless, err := p.cancelHopeless(ctx, tx)
@@ -77,52 +85,49 @@ func (p *lockedParent) cancelAllHopeless(ctx context.Context, tx pgx.Tx, did *te
 	}
 }
 
-// cancelHopeless cancels the steps with a need that ended without success, including
-// everything inside a nested pipeline. None of these has started, since a blocked step never
-// starts.
+// cancelHopeless cancels the steps that can no longer run, including everything inside a
+// nested pipeline. None of these has started, since a blocked step never starts.
 func (p *lockedParent) cancelHopeless(ctx context.Context, tx pgx.Tx) ([]string, error) {
 	rows, err := tx.Query(ctx, `
 		WITH hopeless AS (
-			SELECT j.id, (
-				SELECT n.step || CASE n.state WHEN 'failed' THEN ' failed' ELSE ' was canceled' END
-				FROM deps d
-				JOIN jobs n ON n.id = d.needs
-				WHERE d.job = j.id AND n.state IN ('failed', 'canceled')
-				ORDER BY n.step
-				LIMIT 1) AS because
+			SELECT j.id, v.verdict, v.because
 			FROM jobs j
+			`+verdictOfNeeds+`
 			WHERE j.parent = @id AND j.state = 'submitted' AND j.blocked
 			ORDER BY j.id
-			FOR NO KEY UPDATE
+			FOR NO KEY UPDATE OF j
 		)
 		UPDATE jobs j
 		SET state = 'canceled', version = j.version + 1, actor = 'workflow',
-			reason = jsonb_build_object('code', @code::text, 'message', 'step ' || h.because)
+			reason = jsonb_build_object('code', CASE h.verdict WHEN 'skip' THEN @skipped::text ELSE @code::text END,
+				'message', h.because)
 		FROM hopeless h
-		WHERE j.id = h.id AND h.because IS NOT NULL
-		RETURNING j.id::text, j.kind, j.step, h.because`, pgx.NamedArgs{"id": p.ID, "code": berth.ReasonUpstreamFailed})
+		WHERE j.id = h.id AND h.verdict IN ('cancel', 'skip')
+		RETURNING j.id::text, j.kind, j.step, h.because, h.verdict = 'skip'`,
+		pgx.NamedArgs{"id": p.ID, "code": berth.ReasonUpstreamFailed, "skipped": wire.ReasonSkipped})
 	if err != nil {
 		return nil, err
 	}
 	var canceled []string
-	why := map[string]string{} // reason by id, for nested pipelines
+	why := map[string]*berth.Reason{} // of nested pipelines, by id
 	var id, step, because string
 	var kind berth.Kind
-	if _, err := pgx.ForEachRow(rows, []any{&id, &kind, &step, &because}, func() error {
+	var skipped bool
+	if _, err := pgx.ForEachRow(rows, []any{&id, &kind, &step, &because, &skipped}, func() error {
 		canceled = append(canceled, id)
 		if kind == berth.KindPipeline {
-			why[id] = fmt.Sprintf("step %s, and %s needs it", because, step)
+			why[id] = reasonInside(step, because, skipped)
 		}
 		return nil
 	}); err != nil {
 		return nil, err
 	}
 	for _, id := range slices.Clone(canceled) {
-		if why[id] == "" {
+		if why[id] == nil {
 			continue
 		}
-		reason := &berth.Reason{Code: berth.ReasonUpstreamFailed, Message: why[id]}
-		below, err := cancelBelow(ctx, tx, berth.JobID(id), "workflow", reason)
+		below, err := cancelBelow(ctx, tx,
+			withdrawal{parent: berth.JobID(id), spare: lifecycle.SpareNone, actor: "workflow", reason: why[id]})
 		if err != nil {
 			return nil, err
 		}
@@ -131,7 +136,16 @@ func (p *lockedParent) cancelHopeless(ctx context.Context, tx pgx.Tx) ([]string,
 	return canceled, nil
 }
 
-// unblock lets steps start whose needs have all succeeded, unless they are held. A step's
+// reasonInside is the reason of the steps in a nested pipeline that cannot run. because is the
+// reason of the nested pipeline.
+func reasonInside(step, because string, skipped bool) *berth.Reason {
+	if skipped {
+		return &berth.Reason{Code: wire.ReasonSkipped, Message: fmt.Sprintf("%s was skipped: %s", step, because)}
+	}
+	return &berth.Reason{Code: berth.ReasonUpstreamFailed, Message: fmt.Sprintf("%s, and %s needs it", because, step)}
+}
+
+// unblock lets steps start whose condition holds, unless they are held. A step's
 // time in the queue starts now, so earlier time counts neither toward its age nor toward its
 // queue_timeout. Steps for which an earlier job has computed the result end as succeeded, and
 // unblock returns their ids.
@@ -180,19 +194,15 @@ func (p *lockedParent) unblock(ctx context.Context, tx pgx.Tx) (skipped []string
 	return skipped, err
 }
 
-// unblockable locks and returns the steps whose needs have all succeeded and that are not
-// held.
+// unblockable locks and returns the steps whose condition holds and that are not held.
 func (p *lockedParent) unblockable(ctx context.Context, tx pgx.Tx) ([]letGo, error) {
 	rows, err := tx.Query(ctx, `
 		SELECT j.id::text, coalesce((SELECT s.spec -> 'queue_timeout' FROM job_specs s WHERE s.job = j.id), 'null'),
 			coalesce((SELECT s.spec ? 'cache' FROM job_specs s WHERE s.job = j.id), false),
 			coalesce((SELECT s.spec ?| '{inputs,cache}' FROM job_specs s WHERE s.job = j.id), false)
 		FROM jobs j
-		WHERE j.parent = @id AND j.state = 'submitted' AND j.blocked AND NOT j.held AND NOT EXISTS (
-			SELECT 1
-			FROM deps d
-			JOIN jobs n ON n.id = d.needs
-			WHERE d.job = j.id AND n.state <> 'succeeded')
+		`+verdictOfNeeds+`
+		WHERE j.parent = @id AND j.state = 'submitted' AND j.blocked AND NOT j.held AND v.verdict = 'start'
 		ORDER BY j.id
 		FOR NO KEY UPDATE OF j`, pgx.NamedArgs{"id": p.ID})
 	if err != nil {

@@ -103,7 +103,10 @@ func newPipelineRow(s PipelineSubmission) (submitRow, error) {
 	row.args["kind"], row.args["total"], row.args["spec"], row.args["idem_hash"] = berth.KindPipeline,
 		len(s.Spec.Jobs), rawSpec, sum[:]
 	row.args["expanded"] = len(s.Spec.Jobs) // all are rows from the first
-	if s.Spec.OnFailure == spec.FailFast {
+	switch branches := s.Spec.Branches(); {
+	case s.Spec.OnFailure == spec.FailFast && len(branches) > 0:
+		row.args["fail_fast"] = true
+	case s.Spec.OnFailure == spec.FailFast:
 		row.args["max_failures"] = 0
 	}
 	return row, nil
@@ -157,7 +160,28 @@ type growth struct {
 	fresh map[berth.JobID]bool   // the same
 	steps []grown
 
-	jobs, needs []berth.JobID // of deps
+	deps     edges // needs that must succeed
+	jobNeeds edges // needs of steps with a condition
+}
+
+// edges are rows of deps or job_needs.
+type edges struct{ jobs, needs []berth.JobID }
+
+func (e *edges) add(job, needs berth.JobID) {
+	e.jobs, e.needs = append(e.jobs, job), append(e.needs, needs)
+}
+
+// addNeeds adds the needs of a step. A step with a condition, for a replica of the version
+// before, needs itself; see migration 0049.
+func (g *growth) addNeeds(within, at string, step spec.Job) {
+	id, list := g.ids[at], &g.deps
+	if spec.Conditional(step) {
+		g.deps.add(id, id)
+		list = &g.jobNeeds
+	}
+	for _, need := range step.Needs {
+		list.add(id, g.ids[spec.StepPath(within, need)])
+	}
 }
 
 // grown is one step with its path.
@@ -177,6 +201,7 @@ func (g *growth) level(path string, parent berth.JobID, p spec.Pipeline) error {
 		}
 		return g.ids[spec.StepPath(path, step)], true
 	})
+	branches := p.Branches()
 	for _, key := range p.Order() {
 		at := spec.StepPath(path, key)
 		row, err := g.row(p, key, at)
@@ -187,16 +212,15 @@ func (g *growth) level(path string, parent berth.JobID, p spec.Pipeline) error {
 		// steps wait for a first pass too, which may reuse an earlier result.
 		step := p.Jobs[key]
 		_, skipped := g.resumed.Taken[at]
-		waits := path != "" || len(step.Needs) > 0 || step.Cache || skipped
+		waits := path != "" || len(step.Needs) > 0 || step.Final || step.Cache || skipped
 		row.args["id"], row.args["parent"], row.args["step"], row.args["blocked"] = g.ids[at], parent, key, waits
-		row.args["uncounted"] = path != "" || len(step.Needs) > 0 || skipped
+		row.args["uncounted"] = path != "" || len(step.Needs) > 0 || step.Final || skipped
+		row.args["run_when"], row.args["final"], row.args["branch"] = spec.ConditionOf(step), step.Final, branches[key]
 		if waits {
 			row.args["queue_ms"] = 0 // see unblock
 		}
 		g.steps = append(g.steps, grown{at, row})
-		for _, need := range step.Needs {
-			g.jobs, g.needs = append(g.jobs, g.ids[at]), append(g.needs, g.ids[spec.StepPath(path, need)])
-		}
+		g.addNeeds(path, at, step)
 		if step.Nests() {
 			if err := g.level(at, g.ids[at], p.Nested(key)); err != nil {
 				return err
@@ -243,11 +267,9 @@ func (g *growth) insert(ctx context.Context, tx pgx.Tx) error {
 	if err := each(func(r submitRow) error { return checkSecrets(ctx, tx, g.Tenant, r.needs) }); err != nil {
 		return err
 	}
-	if _, err := tx.Exec(ctx, `
-		INSERT INTO deps (job, needs)
-		SELECT * FROM unnest(@jobs::uuid[], @needs::uuid[])`,
-		pgx.NamedArgs{"jobs": g.jobs, "needs": g.needs}); err != nil {
-		return err // before the steps: the quota check of an insert leaves out steps with needs
+	// Before the steps: the quota check of an insert leaves out steps with needs.
+	if err := g.insertNeeds(ctx, tx); err != nil {
+		return err
 	}
 	for some := range slices.Chunk(g.steps, insertBatch) {
 		batch := &pgx.Batch{}
@@ -275,6 +297,19 @@ func (g *growth) insert(ctx context.Context, tx pgx.Tx) error {
 		}
 		return holdUploads(ctx, tx, id, r.needs.uploads)
 	})
+}
+
+// insertNeeds stores the needs of all steps.
+func (g *growth) insertNeeds(ctx context.Context, tx pgx.Tx) error {
+	for table, list := range map[string]edges{"deps": g.deps, "job_needs": g.jobNeeds} {
+		if _, err := tx.Exec(ctx, `
+			INSERT INTO `+table+` (job, needs)
+			SELECT * FROM unnest(@jobs::uuid[], @needs::uuid[])`,
+			pgx.NamedArgs{"jobs": list.jobs, "needs": list.needs}); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // queueTimeout decodes a spec's queue_timeout; 0 if the spec has none.

@@ -369,6 +369,9 @@ func (g *growth) takeOver(ctx context.Context, tx pgx.Tx) error {
 			return err
 		}
 	}
+	if err := g.skipSteps(ctx, tx); err != nil {
+		return err
+	}
 	if err := g.endTaken(ctx, tx); err != nil {
 		return err
 	}
@@ -381,13 +384,28 @@ func (g *growth) takeOver(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
+// skipSteps ends the steps whose condition is known not to hold.
+func (g *growth) skipSteps(ctx context.Context, tx pgx.Tx) error {
+	var ids []berth.JobID
+	for path := range g.resumed.Skipped {
+		ids = append(ids, g.ids[path])
+	}
+	_, err := tx.Exec(ctx, `
+		UPDATE jobs
+		SET state = 'canceled', version = version + 1, actor = @actor,
+			reason = jsonb_build_object('code', @code::text, 'message', 'all steps before it were taken over')
+		WHERE id = ANY(@ids::uuid[])`,
+		pgx.NamedArgs{"ids": sortedIDs(ids), "actor": g.Actor, "code": wire.ReasonSkipped})
+	return err
+}
+
 // endTaken ends the arrays and nested pipelines of which everything was taken over, the inner
 // ones first. They end here and not by a later pass: a cancel in between would end them as
 // canceled although all their children have succeeded.
 func (g *growth) endTaken(ctx context.Context, tx pgx.Tx) error {
 	var parents []string
 	for path, s := range g.Spec.All() {
-		if _, runs := g.resumed.Runs[path]; !runs && (s.Nests() || s.Array != nil) {
+		if _, runs := g.resumed.Runs[path]; !runs && !g.resumed.Skipped[path] && (s.Nests() || s.Array != nil) {
 			parents = append(parents, string(g.ids[path]))
 		}
 	}
@@ -396,9 +414,8 @@ func (g *growth) endTaken(ctx context.Context, tx pgx.Tx) error {
 			UPDATE jobs
 			SET state = 'queued', blocked = false, version = version + 1, actor = @actor
 			WHERE id = @id`, `
-			UPDATE jobs
-			SET state = 'succeeded', version = version + 1, actor = @actor, tally =
-				jsonb_build_object('total', total, 'unmade', 0, 'by_status', jsonb_build_object('succeeded', total))
+			UPDATE jobs j
+			SET state = 'succeeded', version = version + 1, actor = @actor, tally = ` + liveTally + `
 			WHERE id = @id`} {
 			if _, err := tx.Exec(ctx, sql, pgx.NamedArgs{"id": id, "actor": g.Actor}); err != nil {
 				return err

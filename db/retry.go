@@ -289,7 +289,8 @@ func withArrayVariables(as spec.Job, old *spec.Job) spec.Job {
 // byItself turns the spec of a step into the spec of a job without a pipeline. The job has
 // no needs, and its inputs name the jobs of the sibling steps instead of the steps.
 func byItself(ctx context.Context, tx pgx.Tx, old *wire.Job) error {
-	old.Spec.Needs, old.Spec.Cache = nil, false
+	alone := spec.Alone(*old.Spec)
+	old.Spec = &alone
 	if !slices.ContainsFunc(old.Spec.OutputsNamed(), func(o spec.NamedOutput) bool { return o.Step != "" }) {
 		return nil
 	}

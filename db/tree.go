@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/lifecycle"
 )
 
 // parentsBelow starts a statement with the table below: the pipelines and arrays inside
@@ -36,6 +37,11 @@ func innerParents(ctx context.Context, tx pgx.Tx, id berth.JobID) (all, pipeline
 	if err != nil {
 		return nil, nil, err
 	}
+	return collectParents(rows)
+}
+
+// collectParents collects rows of the id and the kind of a parent.
+func collectParents(rows pgx.Rows) (all, pipelines []berth.JobID, err error) {
 	var inner berth.JobID
 	var kind berth.Kind
 	_, err = pgx.ForEachRow(rows, []any{&inner, &kind}, func() error {
@@ -83,19 +89,72 @@ func (e ending) publish(h *Hub) {
 	h.Publish(TopicJob, append(stopping, e.canceled...)...)
 }
 
-// cancelBelow cancels all waiting jobs in a locked pipeline, at every depth. An inner
-// pipeline or array that has not started ends together with its contents. One that has
-// started becomes canceling, and its reconciliation cancels the rest. So nothing inside is
-// placed after the commit. A repeated call cancels the remaining jobs.
-func cancelBelow(ctx context.Context, tx pgx.Tx, id berth.JobID, actor string,
-	reason *berth.Reason) (e ending, err error) {
-	inner, pipelines, err := innerParents(ctx, tx, id)
+// withdrawal is a cancel of the jobs in a locked parent.
+type withdrawal struct {
+	parent berth.JobID
+	spare  lifecycle.Spared // steps of the parent that stay
+	keeps  bool             // the parent keeps its state, since final steps run
+	now    bool             // the final steps of pipelines inside are canceled, too
+	actor  string
+	reason *berth.Reason
+}
+
+// args are the arguments of the statements of a withdrawal.
+func (w withdrawal) args() pgx.NamedArgs {
+	return pgx.NamedArgs{"id": w.parent, "spare": w.spare, "now": w.now, "actor": w.actor, "reason": w.reason}
+}
+
+// sparedStep is true for a row of a step of @id that a cancel leaves alone; see
+// lifecycle.Spared. sparedBelow is the same for a row c below @id, at any depth: a pipeline
+// inside that has begun keeps its final steps, unless @now.
+const (
+	sparedStep  = `CASE @spare WHEN 'final' THEN final WHEN 'branches' THEN branch ELSE false END`
+	sparedBelow = `CASE WHEN c.parent <> @id THEN c.final AND NOT @now AND EXISTS (
+				SELECT 1 FROM jobs q WHERE q.id = c.parent AND q.state IN ('queued', 'running'))
+			  WHEN @spare = 'final' THEN c.final WHEN @spare = 'branches' THEN c.branch ELSE false END`
+)
+
+// unsparedParents returns the live pipelines and arrays in a locked pipeline that a withdrawal
+// cancels, and the pipelines among them. The caller has locked all of them, so that none of
+// them begins meanwhile.
+func (w withdrawal) unsparedParents(ctx context.Context, tx pgx.Tx) (all, pipelines []berth.JobID, err error) {
+	rows, err := tx.Query(ctx, `
+		WITH RECURSIVE below (id, kind, state) AS (
+			SELECT c.id, c.kind, c.state
+			FROM jobs c
+			WHERE c.parent = @id AND c.kind <> 'job' AND NOT `+sparedBelow+`
+			UNION ALL
+			SELECT c.id, c.kind, c.state
+			FROM below b
+			JOIN jobs c ON c.parent = b.id
+			WHERE b.kind = 'pipeline' AND c.kind <> 'job' AND NOT `+sparedBelow+`
+		)
+		SELECT id::text, kind
+		FROM below
+		WHERE state NOT IN ('succeeded', 'failed', 'canceled')
+		ORDER BY id`, w.args())
+	if err != nil {
+		return nil, nil, err
+	}
+	return collectParents(rows)
+}
+
+// cancelBelow cancels all waiting jobs in a locked pipeline, at every depth, except for spared
+// steps. An inner pipeline or array that has not started ends together with its contents. One
+// that has started becomes canceling, and its reconciliation cancels the rest; with final
+// steps it keeps its state, and has a cancel request. So nothing else inside is placed after
+// the commit. A repeated call cancels the remaining jobs.
+func cancelBelow(ctx context.Context, tx pgx.Tx, w withdrawal) (e ending, err error) {
+	if _, _, err := innerParents(ctx, tx, w.parent); err != nil {
+		return e, err
+	}
+	inner, pipelines, err := w.unsparedParents(ctx, tx)
 	if err != nil {
 		return e, err
 	}
 	// cancelWaitingChildren cancels one batch; a batch that is not full was the last one.
 	for {
-		some, err := cancelWaitingChildren(ctx, tx, append(pipelines, id), nil, actor, reason)
+		some, err := cancelWaitingChildren(ctx, tx, append(pipelines, w.parent), nil, w)
 		if err != nil {
 			return e, err
 		}
@@ -104,18 +163,32 @@ func cancelBelow(ctx context.Context, tx pgx.Tx, id berth.JobID, actor string,
 			break
 		}
 	}
+	stopped, err := w.cancelParents(ctx, tx, inner)
+	e.add(stopped)
+	slices.Sort(e.stopping)
+	return e, err
+}
+
+// cancelParents cancels live pipelines and arrays inside. Nothing inside a nested parent starts
+// before a reconciliation makes the parent queued: all contents of a submitted parent have been
+// canceled by now.
+func (w withdrawal) cancelParents(ctx context.Context, tx pgx.Tx, inner []berth.JobID) (e ending, err error) {
 	if len(inner) == 0 {
 		return e, nil
 	}
-	// Nothing inside a nested parent starts before a reconciliation makes the parent queued:
-	// all contents of a submitted parent have been canceled by now.
+	args := w.args()
+	args["ids"] = inner
 	rows, err := tx.Query(ctx, `
-		UPDATE jobs
-		SET state = CASE state WHEN 'submitted' THEN 'canceled' ELSE 'canceling' END, version = version + 1,
-			actor = @actor, reason = @reason,
+		UPDATE jobs q
+		SET state = CASE
+				WHEN state = 'submitted' THEN 'canceled'
+				WHEN NOT @now AND kind = 'pipeline' AND `+liveFinal("q")+` THEN state
+				ELSE 'canceling' END,
+			version = version + 1, actor = @actor, reason = @reason,
 			cancel_requested_at = coalesce(cancel_requested_at, now())
 		WHERE id = ANY(@ids::uuid[]) AND state IN ('submitted', 'queued', 'running')
-		RETURNING id::text, state`, pgx.NamedArgs{"ids": inner, "actor": actor, "reason": reason})
+		  AND (@now OR cancel_requested_at IS NULL OR NOT `+liveFinal("q")+`)
+		RETURNING id::text, state`, args)
 	if err != nil {
 		return e, err
 	}
@@ -129,18 +202,71 @@ func cancelBelow(ctx context.Context, tx pgx.Tx, id berth.JobID, actor string,
 		}
 		return nil
 	})
-	slices.Sort(e.stopping)
+	return e, err
+}
+
+// liveFinal is true for a row of a pipeline, under an alias, with a final step that has not
+// ended.
+func liveFinal(alias string) string {
+	return `EXISTS (
+				SELECT 1 FROM jobs f
+				WHERE f.parent = ` + alias + `.id AND f.final AND f.state NOT IN ('succeeded', 'failed', 'canceled'))`
+}
+
+// cancelWaitingChildren cancels children of parents that hold no capacity, at most a batch of
+// them. indexes restricts it to some elements; nil means all. Nominations for these children
+// are deleted.
+func cancelWaitingChildren(ctx context.Context, tx pgx.Tx, parents []berth.JobID, indexes []int,
+	w withdrawal) (e ending, err error) {
+	args := w.args()
+	args["parents"], args["indexes"], args["limit"] = parents, indexes, expandBatch
+	rows, err := tx.Query(ctx, `
+		WITH waiting AS (
+			SELECT c.id
+			FROM jobs c
+			WHERE c.parent = ANY(@parents::uuid[]) AND c.kind = 'job'
+			  AND c.state IN ('submitted', 'queued', 'retrying')
+			  AND (@indexes::int[] IS NULL OR c.array_index = ANY(@indexes::int[])) AND NOT `+sparedBelow+`
+			ORDER BY c.id
+			LIMIT @limit
+			FOR NO KEY UPDATE OF c
+		)
+		UPDATE jobs j
+		SET state = 'canceled', version = j.version + 1, actor = @actor, reason = @reason,
+			cancel_requested_at = coalesce(j.cancel_requested_at, now())
+		FROM waiting
+		WHERE j.id = waiting.id
+		RETURNING j.id::text, j.blocked`, args)
+	if err != nil {
+		return e, err
+	}
+	var id string
+	var blocked bool
+	if _, err := pgx.ForEachRow(rows, []any{&id, &blocked}, func() error {
+		e.canceled = append(e.canceled, id)
+		if !blocked {
+			e.waited = append(e.waited, id)
+		}
+		return nil
+	}); err != nil || len(e.canceled) == 0 {
+		return e, err
+	}
+	args["ids"] = e.canceled
+	_, err = tx.Exec(ctx, `DELETE FROM nominations WHERE beneficiary = ANY(@ids::uuid[])`, args)
 	return e, err
 }
 
 // cancelChildren cancels the waiting children of a parent that must stop: all of a
-// pipeline, at every depth; one batch of an array. some reports whether anything changed.
-func (p *lockedParent) cancelChildren(ctx context.Context, tx pgx.Tx, did *tended) (some bool, err error) {
+// pipeline that are not spared, at every depth; one batch of an array. some reports whether
+// anything changed.
+func (p *lockedParent) cancelChildren(ctx context.Context, tx pgx.Tx, did *tended,
+	spare lifecycle.Spared) (some bool, err error) {
+	w := withdrawal{parent: p.ID, spare: spare, actor: did.actor, reason: did.reason}
 	var e ending
 	if p.Kind == berth.KindPipeline {
-		e, err = cancelBelow(ctx, tx, p.ID, did.actor, did.reason)
+		e, err = cancelBelow(ctx, tx, w)
 	} else {
-		e, err = cancelWaitingChildren(ctx, tx, []berth.JobID{p.ID}, nil, did.actor, did.reason)
+		e, err = cancelWaitingChildren(ctx, tx, []berth.JobID{p.ID}, nil, w)
 	}
 	did.add(e)
 	return len(e.canceled)+len(e.stopping) > 0, err

@@ -38,19 +38,29 @@ type Need struct {
 	Step   string      // the needed step; "": the needs of the step itself are met
 	Status berth.State // of Step
 	Around string      // name of the pipeline around the step, if that is a step itself
+	When   string      // condition of the step itself
+	Final  bool        // the step waits for all other steps
 }
 
 // Needs returns the first unmet need of each blocked step in the list, by id. Other jobs are
 // left out.
 func (d *Jobs) Needs(ctx context.Context, ids []berth.JobID) (map[berth.JobID]Need, error) {
 	rows, err := d.pool.Query(ctx, `
-		SELECT j.id::text, coalesce(n.step, ''), coalesce(n.state, ''), coalesce(p.step, '')
+		SELECT j.id::text, coalesce(n.step, ''), coalesce(n.state, ''), coalesce(p.step, ''), j.run_when, j.final
 		FROM jobs j
 		LEFT JOIN LATERAL (
 			SELECT s.step, s.state
-			FROM deps d
-			JOIN jobs s ON s.id = d.needs
-			WHERE d.job = j.id AND s.state <> 'succeeded'
+			FROM (
+				SELECT s.id, s.step, s.state
+				FROM all_needs d
+				JOIN jobs s ON s.id = d.needs
+				WHERE d.job = j.id AND (s.state NOT IN ('failed', 'canceled') OR j.run_when = 'success')
+				UNION ALL
+				SELECT s.id, s.step, s.state
+				FROM jobs s
+				WHERE j.final AND s.parent = j.parent AND NOT s.final AND s.state NOT IN ('failed', 'canceled')
+			) s
+			WHERE s.state <> 'succeeded'
 			ORDER BY s.id
 			LIMIT 1
 		) n ON true
@@ -63,7 +73,7 @@ func (d *Jobs) Needs(ctx context.Context, ids []berth.JobID) (map[berth.JobID]Ne
 	needs := map[berth.JobID]Need{}
 	var id berth.JobID
 	var n Need
-	_, err = pgx.ForEachRow(rows, []any{&id, &n.Step, &n.Status, &n.Around}, func() error {
+	_, err = pgx.ForEachRow(rows, []any{&id, &n.Step, &n.Status, &n.Around, &n.When, &n.Final}, func() error {
 		needs[id] = n
 		return nil
 	})

@@ -31,6 +31,8 @@ type Parent struct {
 	HasParent   bool
 	Expanded    int  // elements that were created in the order of indexes
 	MaxFailures *int // nil: any number of children may fail
+	FailFast    bool // a pipeline with branches: a failure cancels the other steps; MaxFailures is nil
+	Skipped     int  // canceled steps whose condition did not hold
 	CancelAsked bool
 	Reason      *berth.Reason // stored with the current state
 	Next        []int         // indexes of the next elements to create, at most ExpandBatch
@@ -49,6 +51,17 @@ const (
 	ActAdvance Act = "advance" // continue a pipeline: cancel hopeless steps, start ready ones
 )
 
+// Spared are the steps that a cancel of a pipeline's other steps leaves alone.
+type Spared string
+
+// The spared steps.
+const (
+	SpareAll      Spared = ""         // no step is canceled
+	SpareBranches Spared = "branches" // after a failure: conditional and final steps, and their dependents
+	SpareFinal    Spared = "final"    // after a cancel request: final steps
+	SpareNone     Spared = "none"     // every step is canceled
+)
+
 // Pass is one pass over a parent. Its parts are due in the order of the fields, and the pass
 // ends with Last. The order matters: a failure or a cancellation takes effect before new work
 // is created, and the end is decided on counts that the pass has not changed.
@@ -61,6 +74,9 @@ type Pass struct {
 	CancelHopeless bool
 
 	Hold bool // the waiting children are held with their parent
+
+	// Trim cancels the live steps that it does not spare, before an advance.
+	Trim Spared
 
 	// Then ends the pass, unless CancelHopeless has canceled steps: see Last.
 	Then    Act
@@ -104,6 +120,7 @@ func Reconcile(p Parent) Pass {
 	pass.Hold = p.Held
 	switch {
 	case pipeline:
+		pass.Trim = p.trim()
 		pass.Then, pass.Unblock = ActAdvance, !p.Held
 	case p.whole():
 		pass.Then = ActRest
@@ -111,6 +128,19 @@ func Reconcile(p Parent) Pass {
 		pass.Then = ActExpand
 	}
 	return pass
+}
+
+// trim returns the steps to spare in a pipeline that may still start steps. A pipeline with
+// final steps stays queued or running after a cancel request, and one with branches after a
+// failure, since no step of a canceling pipeline is placed.
+func (p Parent) trim() Spared {
+	switch {
+	case p.CancelAsked:
+		return SpareFinal
+	case p.FailFast && p.Tally.ByStatus[berth.Failed] > 0:
+		return SpareBranches
+	}
+	return SpareAll
 }
 
 // Live returns the number of children that have not ended.
@@ -157,11 +187,12 @@ func (p Parent) AfterCancel() berth.State {
 	return berth.Canceling
 }
 
-// End returns the final state of a parent whose children have all ended, and the reason. The
-// reason of a failure is nil: see Failure.
+// End returns the final state of a parent whose children have all ended, and the reason. A
+// skipped step counts neither as a failure nor as a cancel. The reason of a failure is nil:
+// see Failure.
 func (p Parent) End() (berth.State, *berth.Reason) {
 	switch {
-	case p.Tally.ByStatus[berth.Succeeded] == p.Tally.Total:
+	case p.Tally.ByStatus[berth.Succeeded]+p.Skipped == p.Tally.Total:
 		return berth.Succeeded, nil
 	case p.CancelAsked:
 		return berth.Canceled, p.Reason
@@ -180,7 +211,7 @@ func (p Parent) Failure(indexes []int, steps string) berth.Reason {
 	case p.Kind == berth.KindPipeline && failed > 0:
 		r.Message = fmt.Sprintf("%d of %d steps failed", failed, t.Total)
 	case p.Kind == berth.KindPipeline:
-		r.Message = fmt.Sprintf("%d of %d steps were canceled", t.ByStatus[berth.Canceled], t.Total)
+		r.Message = fmt.Sprintf("%d of %d steps were canceled", t.ByStatus[berth.Canceled]-p.Skipped, t.Total)
 	case p.overdrawn():
 		r.Message = fmt.Sprintf("%d of %d elements failed, more than max_failures (%d) allows", failed, t.Total,
 			*p.MaxFailures)

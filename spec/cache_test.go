@@ -70,6 +70,7 @@ func TestWhatACachedStepIs(t *testing.T) {
 		"LostAfter": func(s *spec.Job) { s.LostAfter = grace }, "Retry": func(s *spec.Job) { s.Retry.MaxAttempts = 3 },
 		"ImageAuth": func(s *spec.Job) { s.ImageAuth = "LOGIN" }, "Needs": func(s *spec.Job) { s.Needs = []string{"b"} },
 		"Notify": func(s *spec.Job) { s.Notify = []spec.Notify{{URL: "https://example.com"}} }, "Cache": func(s *spec.Job) { s.Cache = false },
+		"When": func(*spec.Job) {}, "Final": func(*spec.Job) {}, // of a step that may not be cached
 		"Array":     func(*spec.Job) {}, // has no result of its own, and is refused
 		"Jobs":      func(*spec.Job) {}, // as well
 		"OnFailure": func(*spec.Job) {}, // of a step that has jobs

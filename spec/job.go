@@ -38,13 +38,15 @@ type Job struct {
 	Secrets    []string          `json:"secrets,omitempty" doc:"names of secrets that the container receives"`
 	SecretsAs  string            `json:"secrets_as,omitempty" doc:"file, env or both (default)"`
 	Array      *Array            `json:"array,omitempty" doc:"creates many jobs from this file"`
-	Needs      []string          `json:"needs,omitempty" doc:"pipelines: steps that must succeed first"`
+	Needs      []string          `json:"needs,omitempty" doc:"pipelines: steps that must end first; see when"`
+	When       string            `json:"when,omitempty" doc:"pipelines: success (default), failure or always"`
+	Final      bool              `json:"final,omitempty" doc:"pipelines: start after all other steps have ended"`
 	Cache      bool              `json:"cache,omitempty" doc:"pipelines: skip a step that ran unchanged before"`
 	Labels     map[string]string `json:"labels,omitempty" doc:"labels for searches"`
 	Notify     []Notify          `json:"notify,omitempty" doc:"calls to your servers about the job's status"`
 
 	// Fields of a step that is a nested pipeline. Such a step has no other fields
-	// except name, needs and labels.
+	// except name, needs, when, final and labels.
 	OnFailure string         `json:"on_failure,omitempty" doc:"nested pipelines: fail_fast (default) or continue"`
 	Jobs      map[string]Job `json:"jobs,omitempty" doc:"pipelines: steps of a nested pipeline"`
 }

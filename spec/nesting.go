@@ -24,6 +24,7 @@ func (p Pipeline) Nested(key string) Pipeline {
 // refused unless it is listed here.
 func (s Job) beyondPipeline() (fields []string) {
 	s.Name, s.Needs, s.Labels, s.OnFailure, s.Jobs = "", nil, nil, "", nil
+	s.When, s.Final = "", false
 	v := reflect.ValueOf(s)
 	for i := range v.NumField() {
 		if !v.Field(i).IsZero() {
@@ -139,17 +140,61 @@ func (s Job) bound(within string, known map[string]bool, bind Binding) Job {
 // job of each succeeded step, by path. The remaining steps no longer need the removed
 // steps, and read outputs from the jobs. A nested pipeline that has not succeeded keeps
 // its remaining steps.
+//
+// A level with work left keeps its final steps, and the conditional steps that need a
+// remaining step, although they have succeeded: their conditions are decided again. Steps
+// that can only be skipped are removed.
 func (p Pipeline) Without(succeeded map[string]berth.JobID) Pipeline {
-	known := p.paths()
-	bind := func(_, path string) (berth.JobID, bool) { return succeeded[path], succeeded[path] != "" }
+	known, removed := p.paths(), map[string]bool{}
+	p.removable("", succeeded, removed)
+	bind := func(_, path string) (berth.JobID, bool) {
+		return succeeded[path], removed[path] && succeeded[path] != ""
+	}
 	return p.each("", func(within, key string, s Job) (Job, bool) {
-		if succeeded[StepPath(within, key)] != "" {
+		if removed[StepPath(within, key)] {
 			return s, false
 		}
 		s.Needs = slices.DeleteFunc(slices.Clone(s.Needs),
-			func(n string) bool { return succeeded[StepPath(within, n)] != "" })
+			func(n string) bool { return removed[StepPath(within, n)] })
 		return s.bound(within, known, bind), true
 	})
+}
+
+// removable adds the paths of the steps that Without removes from the level within, and from
+// the levels below.
+func (p Pipeline) removable(within string, succeeded map[string]berth.JobID, removed map[string]bool) {
+	branches, work := p.Branches(), false
+	for _, key := range p.Order() { // needs come first, final steps last
+		path, s := StepPath(within, key), p.Jobs[key]
+		done := succeeded[path] != ""
+		left := slices.ContainsFunc(s.Needs, func(n string) bool { return !removed[StepPath(within, n)] })
+		skipped := slices.ContainsFunc(s.Needs, func(n string) bool {
+			need := StepPath(within, n)
+			return removed[need] && succeeded[need] == ""
+		})
+		switch {
+		case s.Final:
+			removed[path] = !work && (done || ConditionOf(s) == WhenFailure)
+		case ConditionOf(s) == WhenFailure:
+			removed[path] = !left
+		case ConditionOf(s) == WhenSuccess && skipped:
+			removed[path] = true
+		case branches[key]:
+			removed[path] = done && !left
+		default:
+			removed[path] = done
+		}
+		switch {
+		case !s.Nests():
+		case removed[path]:
+			for inside := range p.Nested(key).All() {
+				removed[StepPath(path, inside)] = true
+			}
+		case !done:
+			p.Nested(key).removable(path, succeeded, removed)
+		}
+		work = work || !removed[path]
+	}
 }
 
 // each returns a copy of the pipeline in which change has replaced or removed each step,

@@ -108,12 +108,14 @@ type level struct {
 	key   string // the step of outer that this pipeline is
 
 	reach map[string]map[string]bool // direct and indirect needs of steps, computed on demand
+	sure  map[string]map[string]bool // the needs that have succeeded whenever the step starts, as reach
 }
 
 // newLevel returns the level of a nested pipeline, which is the step key of outer. For the
 // outermost pipeline, outer is nil.
 func newLevel(p Pipeline, outer *level, key string) level {
-	l := level{p: p, depth: 1, outer: outer, key: key, reach: map[string]map[string]bool{}}
+	l := level{p: p, depth: 1, outer: outer, key: key, reach: map[string]map[string]bool{},
+		sure: map[string]map[string]bool{}}
 	if outer != nil {
 		l.depth, l.field = outer.depth+1, outer.field+"jobs."+key+"."
 	}
@@ -159,6 +161,16 @@ func (l level) needed(key string) map[string]bool {
 	return all
 }
 
+// assured returns the steps that have succeeded whenever a step starts, computed once.
+func (l level) assured(key string) map[string]bool {
+	all, known := l.sure[key]
+	if !known {
+		all = l.p.assured(key)
+		l.sure[key] = all
+	}
+	return all
+}
+
 // validate checks the level's own fields, its steps and the levels below.
 func (l level) validate(v *validation) {
 	p := l.p
@@ -185,9 +197,10 @@ func (l level) validate(v *validation) {
 			"notify next to jobs")
 		s.validateCache(v, at)
 		s = l.validateSteps(v, key, s)
-		s.Needs, s.Cache = nil, false // checked above; a job outside of pipelines has neither
+		s = Alone(s) // checked above; a job outside of pipelines has none of these
 		v.within(at+".", s.Validate())
 	}
+	l.validateConditions(v)
 	if cycle := p.cycle(); cycle != nil {
 		v.require(false, l.field+"jobs."+cycle[0]+".needs", "is a cycle: "+strings.Join(cycle, " needs "),
 			"steps without a cycle")
@@ -199,7 +212,7 @@ func (l level) validateNested(v *validation, key string, s Job) {
 	at := l.field + "jobs." + key
 	for _, field := range s.beyondPipeline() {
 		v.require(false, at+"."+field, "is a field of jobs, but "+key+" is a nested pipeline",
-			"name, needs, labels, on_failure and jobs; set the other fields in its jobs")
+			"name, needs, when, final, labels, on_failure and jobs; set the other fields in its jobs")
 	}
 	if l.depth == MaxLevels {
 		v.require(false, at+".jobs", fmt.Sprintf("is level %d of nested pipelines", l.depth+1),
@@ -264,9 +277,15 @@ func (l level) missing(key string, o OutputRef) (detail, allowed string) {
 	case names[0] == from && at != &l:
 		return fmt.Sprintf("%s is inside %s and cannot wait for it", key, from),
 			"steps next to " + key + ", or next to " + from
+	case at.p.Jobs[from].Final:
+		return fmt.Sprintf("%s is a final step, and starts although %s has not succeeded", from, names[0]),
+			"outputs of earlier pipelines and jobs, by id"
 	case !at.needed(from)[names[0]]:
 		return fmt.Sprintf("%s does not need %s", from, names[0]),
 			"steps in needs, directly or indirectly; add it to needs"
+	case !at.assured(from)[names[0]]:
+		return fmt.Sprintf("%s may start although %s has not succeeded", from, names[0]),
+			"outputs of steps that have succeeded whenever " + from + " starts"
 	}
 	p, of := at.p, Job{}
 	for i, name := range names {
@@ -283,6 +302,15 @@ func (l level) missing(key string, o OutputRef) (detail, allowed string) {
 		}
 		p = Pipeline{Jobs: step.Jobs}
 	}
+	if len(names) > 1 && at.p.inBranch(names) {
+		return fmt.Sprintf("%s may be skipped although %s succeeds", o.Step, names[0]),
+			"steps that always run in " + strings.Join(names[:len(names)-1], ".")
+	}
+	return lacks(of, o)
+}
+
+// lacks returns the reason why a step has no output of a name, with the allowed steps, or "".
+func lacks(of Job, o OutputRef) (detail, allowed string) {
 	switch {
 	case of.Nests():
 		return fmt.Sprintf("%s is a pipeline; its steps have the outputs", o.Step),
@@ -296,11 +324,23 @@ func (l level) missing(key string, o OutputRef) (detail, allowed string) {
 	return "", ""
 }
 
+// inBranch reports whether a step inside a nested pipeline may be skipped although the
+// pipelines around it succeed. names is its path.
+func (p Pipeline) inBranch(names []string) bool {
+	for i, name := range names[:len(names)-1] {
+		p = Pipeline{Jobs: p.Jobs[name].Jobs}
+		if p.Branches()[names[i+1]] {
+			return true
+		}
+	}
+	return false
+}
+
 // placeholder is the id of a step's job in validation, before the job exists.
 const placeholder berth.JobID = "00000000-0000-0000-0000-000000000000"
 
-// needed returns the direct and indirect needs of a step: the steps that must succeed
-// before it starts. It ends on cycles, too.
+// needed returns the direct and indirect needs of a step: the steps that must end before it
+// starts. It ends on cycles, too.
 func (p Pipeline) needed(key string) map[string]bool {
 	all := map[string]bool{}
 	ahead := slices.Clone(p.Jobs[key].Needs)
@@ -357,9 +397,9 @@ func (p Pipeline) cycle() []string {
 	return nil
 }
 
-// Order returns the steps so that each step comes after all its needs. It is
-// deterministic: the steps are placed by name, each after its needs in their order. The
-// pipeline must be valid.
+// Order returns the steps so that each step comes after all its needs, and final steps after
+// all others. It is deterministic: the steps are placed by name, each after its needs in
+// their order. The pipeline must be valid.
 func (p Pipeline) Order() []string {
 	order := make([]string, 0, len(p.Jobs))
 	placed := map[string]bool{}
@@ -376,8 +416,12 @@ func (p Pipeline) Order() []string {
 		}
 		order = append(order, key)
 	}
-	for _, key := range sortedKeys(p.Jobs) {
-		place(key)
+	for _, final := range []bool{false, true} {
+		for _, key := range sortedKeys(p.Jobs) {
+			if p.Jobs[key].Final == final {
+				place(key)
+			}
+		}
 	}
 	return order
 }

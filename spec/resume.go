@@ -33,6 +33,10 @@ type Resumption struct {
 
 	// Runs has the reason why each other step runs, by path, nested pipelines included.
 	Runs map[string]string
+
+	// Skipped has the steps whose condition is known not to hold, since all steps before them
+	// are taken over, by path, with everything inside.
+	Skipped map[string]bool
 }
 
 // Resume compares the pipeline, which must be valid and have its defaults, with an earlier
@@ -47,7 +51,7 @@ type Resumption struct {
 func (p Pipeline) Resume(earlier map[string]Earlier) Resumption {
 	r := resuming{
 		Resumption: Resumption{Taken: map[string]berth.JobID{}, Arrays: map[string]berth.JobID{},
-			Runs: map[string]string{}},
+			Runs: map[string]string{}, Skipped: map[string]bool{}},
 		earlier: earlier, known: p.paths(), done: map[string]bool{},
 	}
 	r.level(p, "", "")
@@ -68,20 +72,35 @@ func (r *resuming) level(p Pipeline, within, waits string) (all bool) {
 	all = true
 	for _, key := range p.Order() {
 		path, s := StepPath(within, key), p.Jobs[key]
-		why := waits
+		why, skips := waits, ConditionOf(s) == WhenFailure
+		if s.Final && !all && why == "" {
+			why = "it is a final step, and others run"
+		}
 		for _, need := range s.Needs {
 			if why == "" && !r.done[StepPath(within, need)] {
 				why = "it needs " + need + ", which runs"
 			}
+			skips = skips || r.Skipped[StepPath(within, need)] && ConditionOf(s) == WhenSuccess
 		}
-		if s.Nests() {
+		switch {
+		case skips && why == "":
+			r.skip(path, s)
+		case s.Nests():
 			r.done[path] = r.nested(p.Nested(key), path, why)
-		} else {
+		default:
 			r.done[path] = r.leaf(path, s.bound(within, r.known, r.bind), why)
 		}
 		all = all && r.done[path]
 	}
 	return all
+}
+
+// skip marks a step as skipped, with everything inside.
+func (r *resuming) skip(path string, s Job) {
+	r.Skipped[path], r.done[path] = true, true
+	for key, inner := range s.Jobs {
+		r.skip(StepPath(path, key), inner)
+	}
 }
 
 // nested decides the steps of a nested pipeline. It is done if it succeeded with the same

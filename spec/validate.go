@@ -82,6 +82,10 @@ func (s Job) validateUnbuilt(v *validation) {
 		"leave it out, or submit a file with kind: pipeline")
 	v.require(!s.Cache, "cache", "is only for steps of a pipeline",
 		"leave it out, or submit a file with kind: pipeline")
+	v.require(s.When == "", "when", "is only for steps of a pipeline",
+		"leave it out, or submit a file with kind: pipeline")
+	v.require(!s.Final, "final", "is only for steps of a pipeline",
+		"leave it out, or submit a file with kind: pipeline")
 	v.require(s.Placement.MaxPricePerHour == 0, "placement.max_price_per_hour", no, "leave it out")
 }
 

@@ -64,6 +64,10 @@ type Job struct {
 	Checkpoints []berth.Checkpoint `json:"checkpoints,omitempty"`
 }
 
+// ReasonSkipped is the code of the reason of a canceled step that did not run because its
+// condition did not hold.
+const ReasonSkipped berth.ReasonCode = "skipped"
+
 // StartPoint is a checkpoint of another job, from which a job starts.
 type StartPoint struct {
 	Job     berth.JobID `json:"job"`
@@ -144,6 +148,8 @@ type Step struct {
 	Status  berth.State   `json:"status"`
 	Tally   *Tally        `json:"tally,omitempty" doc:"of an array: its elements by status; of a pipeline: its steps"`
 	Needs   []string      `json:"needs,omitempty"`
+	When    string        `json:"when,omitempty" doc:"failure or always; absent: success, and for a final step always"`
+	Final   bool          `json:"final,omitempty" doc:"starts after all other steps"`
 	Reason  *berth.Reason `json:"reason,omitempty"`
 	Waiting *Waiting      `json:"waiting,omitempty" doc:"while it waits: the reason in a few words"`
 	// CachedFrom is the earlier job with the same work, for a step that was skipped.

@@ -141,11 +141,21 @@ func (c *Client) Job(ctx context.Context, id berth.JobID) (wire.Job, error) {
 	return c.job(ctx, http.MethodGet, id, "", nil)
 }
 
+// A CancelOption changes a cancel.
+type CancelOption func(url.Values)
+
+// SkipFinal cancels the final steps of a pipeline, too, which otherwise still run.
+func SkipFinal(q url.Values) { q.Set("skip_final", "true") }
+
 // Cancel cancels a job, or an array or pipeline as a whole; idempotent. The returned job
-// may still be canceling: its containers get their grace to stop. Wait returns after the
-// end.
-func (c *Client) Cancel(ctx context.Context, id berth.JobID) (wire.Job, error) {
-	return c.job(ctx, http.MethodPost, id, "/cancel", nil)
+// may still be canceling: its containers get their grace to stop. A pipeline with final
+// steps keeps its status until these have ended. Wait returns after the end.
+func (c *Client) Cancel(ctx context.Context, id berth.JobID, how ...CancelOption) (wire.Job, error) {
+	query := url.Values{}
+	for _, set := range how {
+		set(query)
+	}
+	return c.act(ctx, id, "/cancel", query)
 }
 
 // CancelElements cancels some elements of an array, such as 3-7,9; idempotent.

@@ -96,13 +96,14 @@ func newCancel(a *app) *cobra.Command {
 		Long: "Cancel cancels waiting jobs at once; running jobs get SIGTERM, then SIGKILL after their stop_grace.\n" +
 			"Ended jobs are not changed. ID[3-7] or --index selects elements of an array. Filters select jobs " +
 			"instead:\nthe command names the number of jobs and asks for a confirmation, or requires --yes without a " +
-			"terminal.",
+			"terminal.\nThe final steps of a pipeline still run; --skip-final cancels them, too.",
 		Example: "  berth cancel digits\n  berth cancel 'sweep[3-7,9]'\n" +
 			"  berth cancel --status queued --name 'tune-*'\n  berth cancel --mine --yes",
 	}
+	how := cancelFlags(cmd)
 	do := func(ctx context.Context, c *client.Client, job wire.Job) (wire.Job, string, error) {
-		after, err := c.Cancel(ctx, job.ID)
-		said := fmt.Sprintf("%s is %s", named(job), after.Status)
+		after, err := c.Cancel(ctx, job.ID, how()...)
+		said := canceledText(job, after)
 		// By the status before the call: a job that had ended keeps its end.
 		if job.Status.Terminal() {
 			said = fmt.Sprintf("%s had already %s", named(job), past(after.Status))
@@ -110,6 +111,28 @@ func newCancel(a *app) *cobra.Command {
 		return after, said, err
 	}
 	return filtered(a, cancelElements(a, act(a, cmd, liveJob, do)), liveJob, do)
+}
+
+// cancelFlags adds the flags of a cancel; how returns their options.
+func cancelFlags(cmd *cobra.Command) (how func() []client.CancelOption) {
+	var skip bool
+	cmd.Flags().BoolVar(&skip, "skip-final", false, "cancel the final steps of pipelines, too")
+	return func() []client.CancelOption {
+		if skip {
+			return []client.CancelOption{client.SkipFinal}
+		}
+		return nil
+	}
+}
+
+// canceledText describes a canceled job. A pipeline with final steps keeps its status while
+// they run.
+func canceledText(before, after wire.Job) string {
+	if isPipeline(after) && !after.Status.Terminal() && after.Status != berth.Canceling {
+		return fmt.Sprintf("%s is canceled but for its final steps, which still run; to cancel these: "+
+			"berth cancel --skip-final %s", named(before), handle(after))
+	}
+	return fmt.Sprintf("%s is %s", named(before), after.Status)
 }
 
 // newHold builds "berth hold" over POST /v1/jobs/{id}/hold, which keeps waiting jobs from

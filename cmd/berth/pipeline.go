@@ -172,14 +172,16 @@ func newPipelineShow(a *app) *cobra.Command {
 func newPipelineCancel(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cancel PIPELINE...",
-		Short: "Cancel pipelines with all their steps; canceling twice is not an error",
+		Short: "Cancel pipelines; canceling twice is not an error",
+		Long:  "Cancel cancels all steps of pipelines. Final steps still run; --skip-final cancels them, too.",
 	}
+	how := cancelFlags(cmd)
 	return act(a, cmd, isPipeline, func(ctx context.Context, c *client.Client, job wire.Job) (wire.Job, string, error) {
 		if !isPipeline(job) {
 			return job, "", berth.Errorf(berth.CodeNotFound, "%s is not a pipeline", named(job))
 		}
-		after, err := c.Cancel(ctx, job.ID)
-		return after, fmt.Sprintf("%s is %s", named(job), after.Status), err
+		after, err := c.Cancel(ctx, job.ID, how()...)
+		return after, canceledText(job, after), err
 	})
 }
 
@@ -221,8 +223,20 @@ func (t *table) addStep(s wire.Step, within string, now time.Time) {
 	}
 	t.add(spec.StepPath(within, s.Name), handle(wire.Job{ID: s.Job, Handle: s.Handle}),
 		cell{status, toneOfState(s.Status)}, since(s.QueuedAt, now), between(s.StartedAt, s.FinishedAt, now),
-		orDash(strings.Join(s.Needs, ",")),
+		orDash(needsText(s)),
 		jobReason(wire.Job{Waiting: s.Waiting, Reason: s.Reason, CachedFrom: s.CachedFrom}))
+}
+
+// needsText lists the needs of a step with its condition: build,deploy (failure).
+func needsText(s wire.Step) string {
+	text := strings.Join(s.Needs, ",")
+	if s.Final {
+		text = "all others"
+	}
+	if s.When != "" {
+		text = strings.TrimSpace(text + " (" + s.When + ")")
+	}
+	return text
 }
 
 // addTree adds steps, each nested pipeline followed by its own steps. GET
@@ -249,9 +263,10 @@ func addTree(ctx context.Context, a *app, c *client.Client, t *table, steps []wi
 func takenText(j wire.Job) string {
 	var taken, runs []string
 	for _, s := range j.Steps {
-		if s.Status == berth.Succeeded {
+		switch {
+		case s.Status == berth.Succeeded:
 			taken = append(taken, s.Name)
-		} else {
+		case !s.Status.Terminal(): // else it was skipped
 			runs = append(runs, s.Name)
 		}
 	}

@@ -68,7 +68,8 @@ func planPipeline(ctx context.Context, a *app, p spec.Pipeline) error {
 		}
 		step, _ = withoutFolders(step)
 		// A step names its needs and outputs of other steps, which a single job cannot.
-		step.Name, step.Needs, step.Cache = path[strings.LastIndexByte(path, '.')+1:], nil, false
+		step = spec.Alone(step)
+		step.Name = path[strings.LastIndexByte(path, '.')+1:]
 		step.Inputs = slices.DeleteFunc(slices.Clone(step.Inputs), func(in spec.Input) bool {
 			return in.Kind() == spec.InputOutput
 		})

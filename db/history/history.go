@@ -132,8 +132,11 @@ type Family struct {
 type Child struct {
 	ID         berth.JobID   `json:"id"`
 	Index      int           `json:"array_index"`
-	Step       string        `json:"step"`  // name in the pipeline; "": an element, which has an index
-	Needs      []berth.JobID `json:"needs"` // of a step
+	Step       string        `json:"step"`     // name in the pipeline; "": an element, which has an index
+	Needs      []berth.JobID `json:"needs"`    // of a step
+	When       string        `json:"run_when"` // condition of a step: success, failure or always
+	Final      bool          `json:"final"`    // the step starts after all others
+	Skipped    bool          `json:"skipped"`  // canceled, since the condition did not hold
 	State      berth.State   `json:"state"`
 	Blocked    bool          `json:"blocked"` // a step that waits for its needs
 	Held       bool          `json:"held"`

@@ -7,6 +7,7 @@ import (
 
 	"berth"
 	"berth/db/history"
+	"berth/spec"
 )
 
 // parallelHolds proves invariant 26: at no number of the ledger do more elements hold
@@ -48,15 +49,15 @@ func parallelHolds(c *familyCase) {
 
 // parentsFollow proves invariant 27. Each index of an array is at most one element, and
 // one of the array's indexes. A terminal parent has only terminal children, and none
-// ended after its parent. A parent succeeds exactly if all its children do; the results
-// of archived children are unknown, so these make no breach.
+// ended after its parent. A parent succeeds exactly if all its children do, apart from skipped
+// steps; the results of archived children are unknown, so these make no breach.
 func parentsFollow(c *familyCase) {
 	f := c.f
 	if n := len(f.Children) + f.Archived; n > f.Total {
 		c.breach(nil, "it has %d elements, of %d", n, f.Total)
 	}
 	seen := map[int]bool{}
-	succeeded := 0
+	succeeded, skipped := 0, 0
 	for _, e := range f.Children {
 		switch {
 		case e.Step != "": // the schema forbids a second step of a name
@@ -67,8 +68,11 @@ func parentsFollow(c *familyCase) {
 			c.breach(rows(e), "element %d is there twice", e.Index)
 		}
 		seen[e.Index] = true
-		if e.State == berth.Succeeded {
+		switch {
+		case e.State == berth.Succeeded:
 			succeeded++
+		case e.Skipped:
+			skipped++
 		}
 		if !f.State.Terminal() {
 			continue
@@ -80,12 +84,12 @@ func parentsFollow(c *familyCase) {
 			c.breach(rows(e), "element %s ended after it", nameOf(e))
 		}
 	}
-	whole := succeeded == len(f.Children) && len(f.Children)+f.Archived == f.Total
+	whole := succeeded+skipped == len(f.Children) && len(f.Children)+f.Archived == f.Total
 	switch {
 	case f.State == berth.Succeeded && !whole:
 		c.breach(nil, "it succeeded, and of %d elements %d did, beside %d in the archive", f.Total,
 			succeeded, f.Archived)
-	case f.State.Terminal() && f.State != berth.Succeeded && f.Archived == 0 && succeeded == f.Total:
+	case f.State.Terminal() && f.State != berth.Succeeded && f.Archived == 0 && succeeded+skipped == f.Total:
 		c.breach(nil, "it is %s, and all its elements succeeded", f.State)
 	}
 }
@@ -99,21 +103,28 @@ func nameOf(e history.Child) string {
 }
 
 // needsComeFirst proves invariant 28 by numbers of the ledger: before a step takes
-// capacity, all its needs have freed theirs and have succeeded. For a need that is a
-// pipeline or an array, this applies to all its children. Success is final (invariant 5),
-// so the present state of a need decides, and the numbers prove the order.
+// capacity, all its needs have freed theirs, and have ended as its condition demands. A final
+// step needs all other steps. For a need that is a pipeline or an array, this applies to all
+// its children. Ends are final (invariant 5), so the present state of a need decides, and the
+// numbers prove the order.
 func needsComeFirst(c *familyCase) {
 	byID := map[berth.JobID]history.Child{}
 	for _, e := range c.f.Children {
 		byID[e.ID] = e
 	}
 	for _, e := range c.f.Children {
-		for _, id := range e.Needs {
+		failed := 0
+		for _, id := range c.needsOf(e) {
 			need, ok := byID[id]
 			if !ok || len(e.Spans) == 0 { // the need is archived, or the step never began
+				failed++
 				continue
 			}
-			if need.State != berth.Succeeded {
+			if unsuccessful(need) {
+				failed++
+			}
+			if !need.State.Terminal() || needsSuccess(e) && need.State != berth.Succeeded ||
+				e.When == spec.WhenSuccess && unsuccessful(need) {
 				c.breach(rows(need, e), "step %s was placed, and %s, which it needs, is %s", nameOf(e),
 					nameOf(need), need.State)
 				continue
@@ -127,5 +138,32 @@ func needsComeFirst(c *familyCase) {
 				}
 			}
 		}
+		if e.When == spec.WhenFailure && failed == 0 && len(e.Spans) > 0 {
+			c.breach(rows(e), "step %s runs after a failure, and none of its needs failed", nameOf(e))
+		}
 	}
+}
+
+// unsuccessful reports whether a need failed or was canceled. A skipped step did neither.
+func unsuccessful(need history.Child) bool {
+	return need.State == berth.Failed || need.State == berth.Canceled && !need.Skipped
+}
+
+// needsSuccess reports whether a step starts only after the success of all its needs.
+func needsSuccess(e history.Child) bool {
+	return !e.Final && e.When != spec.WhenFailure && e.When != spec.WhenAlways
+}
+
+// needsOf returns the jobs for which a step waits.
+func (c *familyCase) needsOf(e history.Child) []berth.JobID {
+	if !e.Final {
+		return e.Needs
+	}
+	var others []berth.JobID
+	for _, x := range c.f.Children {
+		if !x.Final {
+			others = append(others, x.ID)
+		}
+	}
+	return others
 }

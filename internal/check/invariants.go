@@ -135,8 +135,9 @@ var Invariants = []Invariant{
 		family: parentsFollow,
 	},
 	{
-		Number: 28, Sentence: "No step of a pipeline is placed before all that it needs have succeeded.",
-		Reads:  "deps, state of the steps, taken_seq and freed_seq of their allocations",
+		Number: 28, Sentence: "No step of a pipeline is placed before all that it needs have ended as its condition " +
+			"demands.",
+		Reads:  "deps, job_needs, state of the steps, taken_seq and freed_seq of their allocations",
 		family: needsComeFirst,
 	},
 	{

@@ -6,6 +6,7 @@ import (
 
 	"berth"
 	"berth/db/history"
+	"berth/spec"
 	"berth/wire"
 )
 
@@ -90,7 +91,7 @@ func stepsAreLetGo(c *familyCase) {
 			continue
 		}
 		since := c.f.StateAt
-		for _, id := range e.Needs {
+		for _, id := range c.needsOf(e) {
 			since = later(since, byID[id].FinishedAt)
 		}
 		since = later(since, e.UpdatedAt)
@@ -102,22 +103,33 @@ func stepsAreLetGo(c *familyCase) {
 }
 
 // due returns the reason why a step should no longer be blocked; "" if the step has to
-// wait. A step with a need that did not succeed is canceled, even if the step is held.
+// wait. A step that can no longer run is canceled, even if the step is held.
 func (c *familyCase) due(e history.Child, byID map[berth.JobID]history.Child) string {
-	ready := !c.f.Held && !e.Held
-	for _, id := range e.Needs {
-		switch need, known := byID[id]; {
-		case !known: // the need is in the archive: its state is unknown
-		case need.State == berth.Failed, need.State == berth.Canceled:
+	strict := needsSuccess(e)
+	failed, waits, skipped := 0, false, false
+	for _, id := range c.needsOf(e) {
+		need, known := byID[id]
+		switch {
+		case !known: // the need is not in this family, or in the archive: its state is unknown
+			waits = true
+		case unsuccessful(need) && strict:
 			return fmt.Sprintf("%s, which it needs, is %s", nameOf(need), need.State)
-		case need.State != berth.Succeeded:
-			ready = false
+		case unsuccessful(need):
+			failed++
+		case need.Skipped:
+			skipped = true
+		case !need.State.Terminal():
+			waits = true
 		}
 	}
-	if !ready {
+	runs := e.When == spec.WhenAlways || (e.When == spec.WhenFailure) == (failed > 0) && !(strict && skipped)
+	switch {
+	case waits, runs && (c.f.Held || e.Held):
 		return ""
+	case runs:
+		return "its condition holds and nobody holds it"
 	}
-	return "all it needs has succeeded and nobody holds it"
+	return "its condition does not hold"
 }
 
 // later returns the later of two times; nil counts as before all times.
