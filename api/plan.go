@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
@@ -93,7 +94,7 @@ func (h *planHandlers) explain(ctx context.Context, in *JobInput) (*explainOutpu
 	if err != nil {
 		return nil, err
 	}
-	if job.Body.Step != "" && job.Body.Status == berth.Submitted {
+	if job.Body.Status == berth.Submitted {
 		e, waits, err := h.needs(ctx, job.Body)
 		if err != nil || waits {
 			return &explainOutput{e}, err
@@ -165,12 +166,60 @@ func (h *planHandlers) needs(ctx context.Context, step wire.Job) (e wire.Explana
 			return e, false, err
 		}
 		e.Blockers = append(unmet(around, at.ID, who), e.Blockers...)
-		at, who = around, "pipeline "+around.Step+", which it is in,"
+		at, who = around, "pipeline "+cmp.Or(around.Step, around.Name)+", which it is in,"
 	}
+	jobs, err := h.unmetJobs(ctx, at, who)
+	if err != nil {
+		return e, false, err
+	}
+	e.Blockers = append(jobs, e.Blockers...)
 	if len(e.Blockers) > 0 {
 		e.Summary = e.Blockers[0].Message
 	}
 	return e, len(e.Blockers) > 0, nil
+}
+
+// unmetJobs returns a blocker for each job that a job outside of pipelines waits for.
+func (h *planHandlers) unmetJobs(ctx context.Context, at wire.Job, who string) ([]wire.Blocker, error) {
+	var needs []string
+	hint := "wait: it may start when that has succeeded"
+	switch {
+	case at.Parent != nil || at.Status != berth.Submitted:
+		return nil, nil
+	case at.Pipeline != nil:
+		needs = at.Pipeline.Needs
+		hint = hintOf(at.Pipeline.When, hint)
+	case at.Spec != nil:
+		needs = at.Spec.Needs
+		hint = hintOf(at.Spec.When, hint)
+	}
+	ids := spec.NeededJobs(needs)
+	if len(ids) == 0 {
+		return nil, nil
+	}
+	jobs, err := h.jobs.Among(ctx, scope(ctx), ids)
+	if err != nil {
+		return nil, err
+	}
+	var list []wire.Blocker
+	for _, id := range ids {
+		if j, live := jobs[id]; live && !j.Status.Terminal() {
+			list = append(list, wire.Blocker{Code: "needs", Hint: hint,
+				Message: fmt.Sprintf("%s waits for job %s, %s, which is %s", who, j.Handle, j.Name, j.Status)})
+		}
+	}
+	return list, nil
+}
+
+// hintOf returns the hint about a need for a condition; success is the one for the default.
+func hintOf(when, success string) string {
+	switch when {
+	case spec.WhenFailure:
+		return "wait: it starts when all of these have ended, if one failed or was canceled; otherwise it is skipped"
+	case spec.WhenAlways:
+		return "wait: it may start when that has ended"
+	}
+	return success
 }
 
 // unmet returns a blocker for each need of a step that keeps it from starting. who names the
@@ -187,15 +236,9 @@ func unmet(pipeline wire.Job, step berth.JobID, who string) []wire.Blocker {
 			others = append(others, x.Name)
 		}
 	}
-	wanted, verb, hint := at.Needs, "needs", "wait: it may start when that has succeeded"
+	wanted, verb, hint := at.Needs, "needs", hintOf(at.When, "wait: it may start when that has succeeded")
 	if at.Final {
-		wanted, verb = others, "is a final step and waits for"
-	}
-	switch {
-	case at.When == spec.WhenFailure:
-		hint = "wait: it starts when all of these have ended, if one failed or was canceled; otherwise it is skipped"
-	case at.When != "" || at.Final:
-		hint = "wait: it may start when that has ended"
+		wanted, verb, hint = others, "is a final step and waits for", hintOf(cmp.Or(at.When, spec.WhenAlways), hint)
 	}
 	var list []wire.Blocker
 	for _, need := range wanted {

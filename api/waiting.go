@@ -87,11 +87,11 @@ func (w *waitReasons) fillAll(ctx context.Context, job *wire.Job) error {
 	return nil
 }
 
-// needs reads the unmet needs of the blocked steps among the jobs.
+// needs reads the unmet needs of the blocked steps and jobs in the list.
 func (w *waitReasons) needs(ctx context.Context, jobs []*wire.Job) (map[berth.JobID]db.Need, error) {
 	var steps []berth.JobID
 	for _, j := range jobs {
-		if j.Step != "" && j.Status == berth.Submitted {
+		if (j.Step != "" || j.Parent == nil) && j.Status == berth.Submitted {
 			steps = append(steps, j.ID)
 		}
 	}
@@ -179,9 +179,11 @@ func quotaCode(code string) (public, quota string) {
 	return code, ""
 }
 
-// needText describes the unmet need of a step.
+// needText describes the unmet need of a step or a job.
 func needText(n db.Need) string {
 	switch {
+	case n.Job != "":
+		return fmt.Sprintf("waits for job %s, %s (%s)", n.Job, n.Name, n.Status)
 	case n.Step != "" && n.Final:
 		return fmt.Sprintf("is a final step; step %s is %s", n.Step, n.Status)
 	case n.Step != "" && n.When == spec.WhenFailure:

@@ -53,8 +53,8 @@ func (d *Jobs) ArchiveTerminal(ctx context.Context, term Term, retention time.Du
 	return n, mapError(err, "archive jobs")
 }
 
-// keepsSteps is true if checkpoints of job j must stay: a live job started from one of them, or
-// a user has pinned one.
+// keepsSteps is true if job j must stay: a live job started from one of its checkpoints, a user
+// has pinned one, or a blocked job waits for its end.
 const keepsSteps = `(EXISTS (
 				SELECT 1
 				FROM job_sources o
@@ -63,7 +63,12 @@ const keepsSteps = `(EXISTS (
 			  OR EXISTS (
 				SELECT 1
 				FROM checkpoints c
-				WHERE c.job = j.id AND c.state = 'verified' AND c.pinned_at IS NOT NULL))`
+				WHERE c.job = j.id AND c.state = 'verified' AND c.pinned_at IS NOT NULL)
+			  OR EXISTS (
+				SELECT 1
+				FROM job_needs d
+				JOIN jobs w ON w.id = d.job
+				WHERE d.needs = j.id AND w.state = 'submitted' AND w.blocked))`
 
 // withoutKept returns the locked jobs whose checkpoints may go. A submit that held the lock of
 // a row before may have started a job from it: the statement that took the locks has an older

@@ -95,6 +95,9 @@ func afterCancel(ctx context.Context, d *core, c cancellation) (berth.State, err
 	if c.job.HasParent && c.state.Terminal() && c.hints.job != "" {
 		notifyParents(ctx, d, c.job.ID)
 	}
+	if c.job.Needed && c.state.Terminal() {
+		wakeDependents(ctx, d, c.job.ID)
+	}
 	return c.state, nil
 }
 

@@ -16,6 +16,7 @@ import (
 var lateIndexes = []lateIndex{
 	{"tail", "jobs", "id", `(` + tailOf("id") + `)`},
 	{"tail", "archived_jobs", "id", `(` + tailOf("id") + `)`},
+	{"waiting", "jobs", "run_when", `(id) WHERE parent IS NULL AND state = 'submitted' AND blocked`},
 	{"submitter", "jobs", "submitted_by", `(submitted_by, submitted_at DESC, id DESC)
 		WHERE parent IS NULL AND submitted_by IS NOT NULL`},
 	{"submitter", "archived_jobs", "submitted_by", `((job ->> 'submitted_by'), submitted_at DESC, id DESC)

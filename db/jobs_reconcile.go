@@ -83,5 +83,6 @@ func (d *Jobs) FailExpired(ctx context.Context, term Term, ids []berth.JobID, li
 	}
 	// The last waiting element of an array may have ended here.
 	notifyParents(ctx, d.core, failed...)
+	wakeDependents(ctx, d.core, failed...)
 	return failed, nil
 }

@@ -21,6 +21,7 @@ type lockedJob struct {
 	HeldAt     *time.Time
 	HasOutputs bool // the spec declares outputs
 	Cached     bool // a step whose result later jobs may reuse
+	Needed     bool // others wait for its end; see wakeDependents
 }
 
 // lockJob locks a job and its current members, jobs before allocations. The statements
@@ -39,7 +40,8 @@ func lockJob(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, id berth.Job
 		FROM jobs j
 		WHERE j.id = @job AND (@tenant = '' OR j.tenant = @tenant)
 		FOR NO KEY UPDATE OF j`, args)
-	batch.Queue(`SELECT (SELECT next_state FROM attempts WHERE job = @job AND attempt = @attempt)`, args)
+	batch.Queue(`SELECT (SELECT next_state FROM attempts WHERE job = @job AND attempt = @attempt),
+			EXISTS (SELECT 1 FROM job_needs WHERE needs = @job)`, args)
 	batch.Queue(`
 		SELECT a.id, a.rank, a.machine_id, a.state, a.exit, a.claimed_at IS NOT NULL, a.sealed_at IS NOT NULL,
 			a.orphaned_at IS NOT NULL, (extract(epoch FROM now() - a.reserved_at) * 1000)::bigint,
@@ -71,7 +73,7 @@ func scanLockedJob(results pgx.BatchResults) (j lockedJob, err error) {
 	}
 	j.HasOutputs, j.Cached = says[0], says[1]
 	j.Grace = time.Duration(graceMS) * time.Millisecond
-	if err := results.QueryRow().Scan(&j.Settled); err != nil {
+	if err := results.QueryRow().Scan(&j.Settled, &j.Needed); err != nil {
 		return j, err
 	}
 	rows, err := results.Query()

@@ -59,6 +59,9 @@ func (n needs) none() bool {
 // them before the tenant, whose quota insert checks.
 func (r submitRow) insertWithNeeds(ctx context.Context, tx pgx.Tx) (wire.Job, error) {
 	tenant := r.args["tenant"].(berth.TenantID)
+	if err := r.lockNeeded(ctx, tx); err != nil {
+		return wire.Job{}, err
+	}
 	if err := r.choose(ctx, tx); err != nil {
 		return wire.Job{}, err
 	}
@@ -70,6 +73,9 @@ func (r submitRow) insertWithNeeds(ctx context.Context, tx pgx.Tx) (wire.Job, er
 	}
 	job, err := r.insert(ctx, tx)
 	if err != nil {
+		return wire.Job{}, err
+	}
+	if err := r.insertNeeded(ctx, tx, job.ID); err != nil {
 		return wire.Job{}, err
 	}
 	if err := bindOutputs(ctx, tx, tenant, job.ID, r.needs.inputs); err != nil {

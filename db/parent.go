@@ -142,6 +142,9 @@ func reconcileOnce(ctx context.Context, d *core, id berth.JobID, left *int) (wir
 	if news {
 		notifyParents(ctx, d, id)
 	}
+	if did.ended {
+		wakeDependents(ctx, d, id)
+	}
 	did.stop = did.stop[:min(len(did.stop), max(0, *left))]
 	// In separate transactions, which lock the members. The parent's row keeps new members
 	// from starting meanwhile.
@@ -181,6 +184,7 @@ type tended struct {
 	changed bool // the parent's row has changed
 	queue   bool // the input of the leader's plan has changed
 	more    bool // another pass has work to do
+	ended   bool // the parent has ended
 }
 
 // publish sends the hints about a pass over parent id.
@@ -228,7 +232,7 @@ func reconcilePass(ctx context.Context, tx pgx.Tx, p *lockedParent) (did tended,
 	case lifecycle.ActRest:
 		return did, nil
 	case lifecycle.ActEnd:
-		did.changed = true
+		did.changed, did.ended = true, true
 		return did, p.end(ctx, tx)
 	case lifecycle.ActStop:
 		return did, p.stop(ctx, tx, &did, lifecycle.SpareNone)

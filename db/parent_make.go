@@ -53,8 +53,8 @@ func (p *lockedParent) make(ctx context.Context, tx pgx.Tx, indexes []int, actor
 	ids := newElementIDs(len(indexes), incarnation)
 	rows, err := tx.Query(ctx, `
 		WITH p AS MATERIALIZED (
-			SELECT j.*, s.spec - 'array' - 'notify' AS spec, coalesce(s.spec -> 'env', '{}') AS env,
-				s.spec #> '{array,each}' AS each,
+			SELECT j.*, s.spec - '{array,notify,needs,when,final}'::text[] AS spec,
+				coalesce(s.spec -> 'env', '{}') AS env, s.spec #> '{array,each}' AS each,
 				coalesce(jsonb_array_length(nullif(s.spec #> '{array,each}', '[]')),
 					(s.spec #>> '{array,size}')::int) AS size
 			FROM jobs j

@@ -63,6 +63,9 @@ func (d *Jobs) SubmitPipeline(ctx context.Context, s PipelineSubmission) (job wi
 	})
 	switch {
 	case err == nil:
+		if _, err := row.judged(ctx, d, job, nil); err != nil {
+			return wire.Job{}, true, err
+		}
 		d.hub.Publish(TopicSubmit, string(job.ID))
 		job, err = d.Get(ctx, s.Tenant, job.ID)
 		return job, true, err
@@ -71,6 +74,7 @@ func (d *Jobs) SubmitPipeline(ctx context.Context, s PipelineSubmission) (job wi
 	// Either way the existing job is the answer.
 	case s.IdemKey != "" && (berth.CodeOf(err) == berth.CodeNotFound || berth.IsSlug(err, berth.SlugQuota) ||
 		berth.IsSlug(err, berth.SlugInvalidSpec) || berth.IsSlug(err, SlugNoCheckpoint) ||
+		berth.IsSlug(err, SlugNoJob) ||
 		s.Resume != nil && berth.CodeOf(err) == berth.CodeConflict):
 		old, found := d.submitted(ctx, s.Tenant, s.IdemKey, row.hash)
 		if berth.CodeOf(found) != berth.CodeNotFound {
@@ -94,6 +98,7 @@ func newPipelineRow(s PipelineSubmission) (submitRow, error) {
 	if err != nil {
 		return row, err
 	}
+	row.waitFor(s.Spec.Needs, s.Spec.When)
 	hashed := rawSpec
 	if s.Resume != nil { // the same file without it is another submission
 		hashed = append(slices.Clone(rawSpec), "resume "+string(*s.Resume)...)
@@ -115,7 +120,7 @@ func newPipelineRow(s PipelineSubmission) (submitRow, error) {
 // insertPipeline stores the parent, the steps of all levels and the needs. Ids ascend in the
 // order of the graph, and an outer parent precedes an inner one: to lock by id is to lock
 // from the outside in.
-func (r submitRow) insertPipeline(ctx context.Context, tx pgx.Tx, s PipelineSubmission) (wire.Job, error) {
+func (r *submitRow) insertPipeline(ctx context.Context, tx pgx.Tx, s PipelineSubmission) (wire.Job, error) {
 	if err := checkSecrets(ctx, tx, s.Tenant, r.needs); err != nil {
 		return wire.Job{}, err
 	}
@@ -134,6 +139,9 @@ func (r submitRow) insertPipeline(ctx context.Context, tx pgx.Tx, s PipelineSubm
 	if err := g.level("", pipeline, s.Spec); err != nil {
 		return wire.Job{}, err
 	}
+	if err := r.lockNeeded(ctx, tx); err != nil {
+		return wire.Job{}, err
+	}
 	if err := g.chooseSources(ctx, tx); err != nil { // rows of jobs are locked before all others
 		return wire.Job{}, err
 	}
@@ -142,6 +150,9 @@ func (r submitRow) insertPipeline(ctx context.Context, tx pgx.Tx, s PipelineSubm
 	}
 	parent, err := r.insert(ctx, tx)
 	if err != nil {
+		return wire.Job{}, err
+	}
+	if err := r.insertNeeded(ctx, tx, pipeline); err != nil {
 		return wire.Job{}, err
 	}
 	if err := g.insert(ctx, tx); err != nil {
@@ -212,7 +223,7 @@ func (g *growth) level(path string, parent berth.JobID, p spec.Pipeline) error {
 		// steps wait for a first pass too, which may reuse an earlier result.
 		step := p.Jobs[key]
 		_, skipped := g.resumed.Taken[at]
-		waits := path != "" || len(step.Needs) > 0 || step.Final || step.Cache || skipped
+		waits := path != "" || len(step.Needs) > 0 || step.Final || step.Cache || skipped || len(g.Spec.Needs) > 0
 		row.args["id"], row.args["parent"], row.args["step"], row.args["blocked"] = g.ids[at], parent, key, waits
 		row.args["uncounted"] = path != "" || len(step.Needs) > 0 || step.Final || skipped
 		row.args["run_when"], row.args["final"], row.args["branch"] = spec.ConditionOf(step), step.Final, branches[key]

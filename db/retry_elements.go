@@ -57,6 +57,7 @@ func (r *retrying) pipeline(ctx context.Context) (wire.Job, error) {
 		}
 	}
 	pipeline := r.old.Pipeline.WithDefaults().Without(succeeded)
+	pipeline.Needs, pipeline.When = nil, "" // it does not wait for the same jobs again
 	if len(pipeline.Jobs) == 0 {
 		return wire.Job{}, berth.Errorf(berth.CodeConflict, "every step of pipeline %s has succeeded", r.old.ID)
 	}

@@ -22,13 +22,14 @@ func (d *Attempts) Settle(ctx context.Context, id berth.JobID, attempt int) (wir
 	var result wire.SettleResult
 	var hints touched
 	var settled *lifecycle.Settlement
+	needed := false
 	err := d.tx(ctx, func(tx pgx.Tx) error {
 		result, hints, settled = wire.SettleResult{}, touched{}, nil
 		job, err := lockJob(ctx, tx, "", id, attempt)
 		if err != nil {
 			return err
 		}
-		result.HasParent = job.HasParent
+		result.HasParent, needed = job.HasParent, job.Needed
 		switch step := lifecycle.Begin(job.Job, attempt); step {
 		case lifecycle.StepRepeat:
 			result.Next = *job.Settled
@@ -72,6 +73,9 @@ func (d *Attempts) Settle(ctx context.Context, id berth.JobID, attempt int) (wir
 	}
 	if result.HasParent && hints.job != "" && result.Next != "" {
 		notifyParents(ctx, d.core, id)
+	}
+	if needed && result.Next.Terminal() {
+		wakeDependents(ctx, d.core, id)
 	}
 	return result, nil
 }

@@ -57,7 +57,7 @@ func (d *Jobs) Submit(ctx context.Context, s Submission) (job wire.Job, created 
 		// so the key is looked up before the refusal is returned.
 		refused := err
 		final := berth.IsSlug(refused, berth.SlugQuota) || berth.IsSlug(refused, berth.SlugInvalidSpec) ||
-			berth.IsSlug(refused, SlugNoCheckpoint)
+			berth.IsSlug(refused, SlugNoCheckpoint) || berth.IsSlug(refused, SlugNoJob)
 		if berth.CodeOf(err) != berth.CodeNotFound && !final {
 			return wire.Job{}, false, err
 		}
@@ -81,6 +81,7 @@ type submitRow struct {
 	hash  []byte // SHA-256 of the spec, to compare submits with the same key
 	needs needs  // other rows that the job depends on
 
+	waits    []berth.JobID           // the jobs that this one waits for, ascending; see waitFor
 	source   *wire.StartPoint        // the checkpoint that the job starts from; see choose
 	elements map[int]wire.StartPoint // of an array: the elements that start from another one
 }
@@ -143,19 +144,21 @@ func newSubmitRow(s Submission) (submitRow, error) {
 	if s.IdemKey != "" {
 		args["idem_key"] = s.IdemKey
 	}
-	return submitRow{args: args, hash: sum[:], needs: needsOf(s.Spec)}, nil
+	row := submitRow{args: args, hash: sum[:], needs: needsOf(s.Spec)}
+	row.waitFor(s.Spec.Needs, s.Spec.When)
+	return row, nil
 }
 
 // store inserts a job. A job without needs takes a single round trip.
 func (d *Jobs) store(ctx context.Context, r submitRow) (job wire.Job, err error) {
-	if r.needs.none() {
+	if r.needs.none() && len(r.waits) == 0 {
 		return r.insert(ctx, d.pool)
 	}
 	err = d.tx(ctx, func(tx pgx.Tx) error {
 		job, err = r.insertWithNeeds(ctx, tx)
 		return err
 	})
-	return job, mapError(err, "submit")
+	return r.judged(ctx, d, job, mapError(err, "submit"))
 }
 
 // countsAsQueued is true if the waiting job w counts against max_queued. Parents do not

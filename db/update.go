@@ -88,6 +88,9 @@ func (d *Jobs) Release(ctx context.Context, tenant berth.TenantID, id berth.JobI
 	if err == nil && step {
 		notifyParents(ctx, d.core, id)
 	}
+	if err == nil && !step { // a job whose needs ended while it was held
+		err = judgeJobs(ctx, d.core, []berth.JobID{id})
+	}
 	return err
 }
 

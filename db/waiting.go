@@ -33,30 +33,34 @@ func (d *Jobs) Among(
 	return byID, nil
 }
 
-// Need is the first unmet need of a blocked step.
+// Need is the first unmet need of a blocked step or job. Without Step and Job the needs are met.
 type Need struct {
-	Step   string      // the needed step; "": the needs of the step itself are met
-	Status berth.State // of Step
+	Step   string      // the needed step of the same pipeline
+	Job    string      // or the handle of the needed job
+	Name   string      // of Job
+	Status berth.State // of Step or Job
 	Around string      // name of the pipeline around the step, if that is a step itself
 	When   string      // condition of the step itself
 	Final  bool        // the step waits for all other steps
 }
 
-// Needs returns the first unmet need of each blocked step in the list, by id. Other jobs are
+// Needs returns the first unmet need of each blocked job in the list, by id. Other jobs are
 // left out.
 func (d *Jobs) Needs(ctx context.Context, ids []berth.JobID) (map[berth.JobID]Need, error) {
 	rows, err := d.pool.Query(ctx, `
-		SELECT j.id::text, coalesce(n.step, ''), coalesce(n.state, ''), coalesce(p.step, ''), j.run_when, j.final
+		SELECT j.id::text, CASE WHEN j.parent IS NULL THEN '' ELSE coalesce(n.step, '') END,
+			coalesce(CASE WHEN j.parent IS NULL THEN n.handle END, ''), coalesce(n.name, ''), coalesce(n.state, ''),
+			coalesce(p.step, ''), j.run_when, j.final
 		FROM jobs j
 		LEFT JOIN LATERAL (
-			SELECT s.step, s.state
+			SELECT s.step, s.state, s.name, CASE WHEN j.parent IS NULL THEN `+handleOf("s.id")+` END AS handle
 			FROM (
-				SELECT s.id, s.step, s.state
+				SELECT s.id, s.step, s.state, s.name
 				FROM all_needs d
 				JOIN jobs s ON s.id = d.needs
 				WHERE d.job = j.id AND (s.state NOT IN ('failed', 'canceled') OR j.run_when = 'success')
 				UNION ALL
-				SELECT s.id, s.step, s.state
+				SELECT s.id, s.step, s.state, s.name
 				FROM jobs s
 				WHERE j.final AND s.parent = j.parent AND NOT s.final AND s.state NOT IN ('failed', 'canceled')
 			) s
@@ -73,7 +77,8 @@ func (d *Jobs) Needs(ctx context.Context, ids []berth.JobID) (map[berth.JobID]Ne
 	needs := map[berth.JobID]Need{}
 	var id berth.JobID
 	var n Need
-	_, err = pgx.ForEachRow(rows, []any{&id, &n.Step, &n.Status, &n.Around, &n.When, &n.Final}, func() error {
+	into := []any{&id, &n.Step, &n.Job, &n.Name, &n.Status, &n.Around, &n.When, &n.Final}
+	_, err = pgx.ForEachRow(rows, into, func() error {
 		needs[id] = n
 		return nil
 	})

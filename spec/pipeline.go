@@ -29,6 +29,8 @@ type Pipeline struct {
 	NoCache   bool              `json:"no_cache,omitempty" doc:"run every step; later runs may use the results"`
 	Labels    map[string]string `json:"labels,omitempty" doc:"labels for searches"`
 	Notify    []Notify          `json:"notify,omitempty" doc:"calls about the pipeline as a whole"`
+	Needs     []string          `json:"needs,omitempty" doc:"jobs that must end first, each as job:ID; see when"`
+	When      string            `json:"when,omitempty" doc:"how the needs must have ended, as of a job"`
 	Jobs      map[string]Job    `json:"jobs" doc:"steps by name; each is a job or a nested pipeline"`
 }
 
@@ -72,6 +74,7 @@ func (p Pipeline) Validate() []berth.FieldError {
 	v := &validation{}
 	v.oneOf("kind", p.Kind, string(berth.KindPipeline))
 	v.notify(p.Notify)
+	v.jobNeeds(p.Needs, p.When)
 	whole := newLevel(p, nil, "")
 	sizes := &validation{}
 	whole.oversized(sizes)
@@ -227,7 +230,11 @@ func (l level) validateNeeds(v *validation, key string, needs []string) {
 	for i, need := range needs {
 		at := fmt.Sprintf("%sjobs.%s.needs[%d]", l.field, key, i)
 		_, known := l.p.Jobs[need]
+		_, job := NeededName(need)
 		switch {
+		case job:
+			v.require(false, at, fmt.Sprintf("%.200s is no step; only the pipeline as a whole may wait for jobs", need),
+				"steps under the same jobs; put job:ID into needs next to jobs")
 		case need == key:
 			v.require(false, at, fmt.Sprintf("%s needs itself", key), "other steps")
 		case !known:

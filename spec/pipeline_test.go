@@ -56,7 +56,7 @@ func TestPipelinesAreValidated(t *testing.T) {
 		t.Errorf("faults of a step are %s", got)
 	}
 	alone := spec.Job{Name: "x", Image: "busybox", Needs: []string{"y"}}.WithDefaults()
-	if got := alone.Validate(); len(got) != 1 || got[0].Field != "needs" {
+	if got := alone.Validate(); len(got) != 1 || got[0].Field != "needs[0]" {
 		t.Errorf("a job that needs others is refused by %v", got)
 	}
 }

@@ -133,6 +133,9 @@ func (s Schedule) Validate() []berth.FieldError {
 	v.require(s.CatchUp.Std() >= 10*time.Second && s.CatchUp.Std() <= DefaultCatchUpOnce,
 		"catch_up", fmt.Sprintf("%s is out of range", s.CatchUp), "10s to 8760h")
 	v.overlap("overlap", s.Overlap)
+	waits := s.Job != nil && len(s.Job.Needs) > 0 || s.Pipeline != nil && len(s.Pipeline.Needs) > 0
+	v.require(!waits, "needs", "is not available in schedules, whose jobs would all wait for the same jobs",
+		"leave it out")
 	v.require((s.Job == nil) != (s.Pipeline == nil), "job", "expected exactly one of job and pipeline", "")
 	if s.Job != nil {
 		v.within("job.", s.Job.Validate())

@@ -75,14 +75,11 @@ func (s Job) Validate() []berth.FieldError {
 // that this version does not support. To accept a field would promise its effect.
 func (s Job) validateUnbuilt(v *validation) {
 	const no = "is not supported by this version"
-	v.require(len(s.Needs) == 0, "needs", "is only for steps of a pipeline",
-		"leave it out, or submit a file with kind: pipeline")
+	validateNeeds(v, s)
 	v.require(s.OnFailure == "", "on_failure", "is only for pipelines and nested pipelines", "leave it out")
 	v.require(s.Jobs == nil, "jobs", "is only for pipelines and their steps",
 		"leave it out, or submit a file with kind: pipeline")
 	v.require(!s.Cache, "cache", "is only for steps of a pipeline",
-		"leave it out, or submit a file with kind: pipeline")
-	v.require(s.When == "", "when", "is only for steps of a pipeline",
 		"leave it out, or submit a file with kind: pipeline")
 	v.require(!s.Final, "final", "is only for steps of a pipeline",
 		"leave it out, or submit a file with kind: pipeline")

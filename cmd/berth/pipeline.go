@@ -96,6 +96,9 @@ func submitPipeline(ctx context.Context, a *app, pipeline spec.Pipeline, base, r
 	if err := sendSteps(ctx, a, c, pipeline, base, ""); err != nil {
 		return err
 	}
+	if pipeline.Needs, err = identifyNeeds(ctx, a, c, pipeline.Needs, ""); err != nil {
+		return err
+	}
 	job, created, err := submit(ctx, pipeline, key)
 	if err != nil {
 		return a.failed(ctx, err)

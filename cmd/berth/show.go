@@ -93,6 +93,7 @@ func describeJob(a *app, j wire.Job, wide bool) error {
 		s.add("exit code", fmt.Sprint(*j.ExitCode))
 	}
 	s.add("progress", progressText(j.Progress, now))
+	addNeeds(&s, j)
 	addChildren(&s, j)
 	s.add("priority", j.Priority.String())
 	s.add("labels", oneLine(pairs(j.Labels)))

@@ -29,10 +29,13 @@ func baseOf(file *jobfile.File) string {
 
 // sendFolders packs the local folders that a spec names, uploads the missing ones, and
 // replaces the names by the uploads' addresses. Addresses and inputs of other kinds stay as
-// they are. The job that checkpoint.from names is replaced by its id. at is the path of the
+// they are. The jobs that checkpoint.from and needs name are replaced by their ids. at is the path of the
 // spec in its file, for messages: "", or a path that ends in a dot.
 func sendFolders(ctx context.Context, a *app, c *client.Client, jobSpec spec.Job, base, at string) (spec.Job, error) {
 	jobSpec, err := identifySource(ctx, a, c, jobSpec, at)
+	if err == nil {
+		jobSpec.Needs, err = identifyNeeds(ctx, a, c, jobSpec.Needs, at)
+	}
 	if err != nil || len(jobSpec.Unsent()) == 0 {
 		return jobSpec, err
 	}
@@ -73,6 +76,24 @@ func identifySource(ctx context.Context, a *app, c *client.Client, jobSpec spec.
 	jobSpec.Checkpoint = &policy
 	a.say("%scheckpoint.from: %s is job %s", at, name, job.ID)
 	return jobSpec, nil
+}
+
+// identifyNeeds replaces the jobs in needs by their ids, and reports them. Names of steps stay.
+func identifyNeeds(ctx context.Context, a *app, c *client.Client, needs []string, at string) ([]string, error) {
+	needs = slices.Clone(needs) // the caller's slice must keep the names
+	for i, need := range needs {
+		name, ok := spec.NeededName(need)
+		if _, err := berth.ParseJobID(name); !ok || err == nil {
+			continue
+		}
+		job, err := a.job(ctx, c, name)
+		if err != nil {
+			return needs, fmt.Errorf("%sneeds[%d]: %w", at, i, err)
+		}
+		needs[i] = spec.NeedOf(job.ID)
+		a.say("%sneeds[%d]: %s is job %s", at, i, name, job.ID)
+	}
+	return needs, nil
 }
 
 // sendFolder uploads one folder unless the caller's tenant has the same content stored

@@ -3,6 +3,7 @@ package admission
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"berth"
 	"berth/db"
@@ -95,7 +96,7 @@ func Check(s spec.Job) []berth.FieldError {
 
 // CheckPipeline returns every fault of a pipeline that has its defaults.
 func CheckPipeline(p spec.Pipeline) []berth.FieldError {
-	return append(p.Validate(), checkSteps(p)...)
+	return slices.Concat(p.Validate(), spec.UnknownNeeds(p.Needs), checkSteps(p))
 }
 
 // checkSteps returns the faults of all steps, with the path of the step in each field.
@@ -112,7 +113,7 @@ func checkSteps(p spec.Pipeline) (faults []berth.FieldError) {
 // checkOutside finds the faults that a spec cannot know by itself: folders that
 // were not sent, jobs that were not looked up, constraints that do not compile.
 func checkOutside(s spec.Job) []berth.FieldError {
-	faults := s.Unsent()
+	faults := append(s.Unsent(), spec.UnknownNeeds(s.Needs)...)
 	if c := s.Checkpoint; c != nil && c.From != "" && s.Checkpoint.StartsFrom() == nil {
 		faults = append(faults, berth.FieldError{Field: "checkpoint.from",
 			Detail:  fmt.Sprintf("%.200q is not the id of a job", c.From),

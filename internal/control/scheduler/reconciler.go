@@ -275,6 +275,11 @@ func (r *reconciler) stuck(ctx context.Context) error {
 // itself in the next pass. A pass stops a bounded number of jobs, since the other steps
 // wait for it; the next pass begins where the last one ended.
 func (r *reconciler) parents(ctx context.Context) error {
+	judged, err := r.DB.Parents.JudgeDependents(ctx, passLimit)
+	r.did("judge_dependents", judged)
+	if err != nil {
+		return err
+	}
 	list, err := r.DB.Parents.Untended(ctx, r.Ages.Untended, passLimit)
 	if err != nil {
 		return err
