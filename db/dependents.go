@@ -120,7 +120,7 @@ func declared(ctx context.Context, tx pgx.Tx, named []spec.NamedOutput, live map
 		if !found {
 			return &berth.Error{Code: berth.CodeInvalid, Slug: berth.SlugInvalidSpec,
 				Message: fmt.Sprintf("there will be no output %s", o.OutputRef),
-				Fields: []berth.FieldError{{Field: fmt.Sprintf("inputs[%d].from", o.Input),
+				Fields: []berth.FieldError{{Field: o.Field(),
 					Detail:  fmt.Sprintf("job %s declares no output %q", o.Job, o.Name),
 					Allowed: "an output of a job, of an element, or of a step"}}}
 		}

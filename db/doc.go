@@ -22,7 +22,7 @@
 //	Jobs        archive cancel dispatch events handles jobs jobs_reconcile list load
 //	            pipeline_submit submit update waiting
 //	Attempts    drain ends orders reconcile runs settle stall stuck suspend waiters waits
-//	Parents     dependents parent parent_control parent_tell
+//	Parents     dependents lists parent parent_control parent_tell
 //	Retries     array_runs retry
 //	Schedules   clocks fire schedules schedules_apply
 //	Queue       commit explain feed preempt repair

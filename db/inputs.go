@@ -80,7 +80,7 @@ func noOutput(named []spec.NamedOutput, found []int) error {
 		}
 		e.Message = fmt.Sprintf("there is no output %s", o.OutputRef)
 		e.Fields = append(e.Fields, berth.FieldError{
-			Field:   fmt.Sprintf("inputs[%d].from", o.Input),
+			Field:   o.Field(),
 			Detail:  fmt.Sprintf("job %s has not succeeded with an output %q", o.Job, o.Name),
 			Allowed: "an output that berth outputs list shows for a succeeded job",
 		})

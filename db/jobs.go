@@ -49,7 +49,8 @@ const sourceDocument = `(
 // liveTally is a wire.Tally of the children of a row j of jobs, counted from their rows. An
 // ended parent has a stored tally, which readers prefer.
 const liveTally = `(
-				SELECT jsonb_build_object('total', j.total, 'unmade', j.total - coalesce(sum(x.n), 0), 'by_status',
+				SELECT jsonb_build_object('total', CASE WHEN j.indexes = '{}' THEN 0 ELSE j.total END,
+					'unmade', CASE WHEN j.indexes = '{}' THEN 0 ELSE j.total - coalesce(sum(x.n), 0) END, 'by_status',
 					coalesce(jsonb_object_agg(x.state, x.n), '{}'))
 				FROM (SELECT c.state, count(*) AS n FROM jobs c WHERE c.parent = j.id GROUP BY c.state) x)`
 

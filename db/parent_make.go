@@ -99,7 +99,7 @@ func (p *lockedParent) make(ctx context.Context, tx pgx.Tx, indexes []int, actor
 			INSERT INTO job_inputs (job, input, source, attempt, rank, name)
 			SELECT made.id, n.input, n.source, n.attempt, n.rank, n.name
 			FROM made, job_inputs n
-			WHERE n.job = @parent
+			WHERE n.job = @parent AND n.input >= 0
 		)
 		SELECT id::text FROM made`, pgx.NamedArgs{
 		"parent": p.ID, "ids": ids, "indexes": indexes, "actor": actor, "queue_ms": p.QueueFor.Std().Milliseconds(),

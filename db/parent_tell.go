@@ -107,7 +107,7 @@ func (d *Parents) Untended(ctx context.Context, age time.Duration, limit int) ([
 				FROM jobs j
 				`+verdictOfNeeds+`
 				WHERE j.parent = p.id AND j.state = 'submitted' AND j.blocked
-				  AND (v.verdict IN ('cancel', 'skip') OR v.verdict = 'start' AND NOT j.held))
+				  AND (v.verdict IN ('cancel', 'skip') OR v.verdict = 'start' AND NOT j.held AND `+listKnown("j")+`))
 			OR `+untrimmed+`
 			OR p.kind = 'pipeline' AND p.state = 'queued' AND EXISTS (
 				SELECT 1 FROM jobs c

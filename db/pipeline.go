@@ -203,6 +203,7 @@ func (p *lockedParent) unblockable(ctx context.Context, tx pgx.Tx) ([]letGo, err
 		FROM jobs j
 		`+verdictOfNeeds+`
 		WHERE j.parent = @id AND j.state = 'submitted' AND j.blocked AND NOT j.held AND v.verdict = 'start'
+		  AND `+listKnown("j")+`
 		ORDER BY j.id
 		FOR NO KEY UPDATE OF j`, pgx.NamedArgs{"id": p.ID})
 	if err != nil {

@@ -182,11 +182,11 @@ func (e *edges) add(job, needs berth.JobID) {
 	e.jobs, e.needs = append(e.jobs, job), append(e.needs, needs)
 }
 
-// addNeeds adds the needs of a step. A step with a condition, for a replica of the version
-// before, needs itself; see migration 0049.
+// addNeeds adds the needs of a step. A step with a condition, or an array whose elements are
+// not known yet, needs itself for a replica of the version before; see migration 0049.
 func (g *growth) addNeeds(within, at string, step spec.Job) {
 	id, list := g.ids[at], &g.deps
-	if spec.Conditional(step) {
+	if _, listed := step.Array.ListOf(); spec.Conditional(step) || listed {
 		g.deps.add(id, id)
 		list = &g.jobNeeds
 	}
@@ -223,7 +223,8 @@ func (g *growth) level(path string, parent berth.JobID, p spec.Pipeline) error {
 		// steps wait for a first pass too, which may reuse an earlier result.
 		step := p.Jobs[key]
 		_, skipped := g.resumed.Taken[at]
-		waits := path != "" || len(step.Needs) > 0 || step.Final || step.Cache || skipped || len(g.Spec.Needs) > 0
+		waits := path != "" || len(step.Needs) > 0 || step.Final || step.Cache || skipped || len(g.Spec.Needs) > 0 ||
+			step.Array != nil && step.Array.From != ""
 		row.args["id"], row.args["parent"], row.args["step"], row.args["blocked"] = g.ids[at], parent, key, waits
 		row.args["uncounted"] = path != "" || len(step.Needs) > 0 || step.Final || skipped
 		row.args["run_when"], row.args["final"], row.args["branch"] = spec.ConditionOf(step), step.Final, branches[key]
@@ -253,7 +254,7 @@ func (g *growth) row(p spec.Pipeline, key, path string) (submitRow, error) {
 	if _, skipped := g.resumed.Taken[path]; skipped {
 		row.needs = needs{uploads: row.needs.uploads}
 	}
-	if a := p.Jobs[key].Array; a != nil {
+	if a := p.Jobs[key].Array; a != nil && a.From == "" {
 		if indexes, n := g.resumed.indexes(path, a.Count()); n > 0 {
 			row.args["indexes"], row.args["expanded"] = indexes, n
 		}

@@ -277,6 +277,11 @@ func (r *resumed) readElements(ctx context.Context, tx pgx.Tx, earlier map[strin
 		if e.Spec.Array == nil {
 			continue
 		}
+		if e.Spec.Array.From != "" {
+			e.Lacks = "its elements come from an output, which is read again"
+			earlier[path] = e
+			continue
+		}
 		if n := e.Spec.Array.Count(); n > maxTakenElements {
 			e.Lacks = fmt.Sprintf("it has %d elements; at most %d are taken over", n, maxTakenElements)
 			earlier[path] = e

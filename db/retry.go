@@ -233,6 +233,10 @@ func (r *retrying) submit(ctx context.Context) (wire.Job, error) {
 		if err := byItself(ctx, r.tx, &r.old); err != nil {
 			return wire.Job{}, err
 		}
+		if _, unread := r.old.Spec.Array.ListOf(); unread {
+			return wire.Job{}, berth.Errorf(berth.CodeConflict,
+				"array %s never had elements: their list was not read; retry its pipeline", r.old.ID)
+		}
 	}
 	row, err := r.row(indexes)
 	if err != nil {

@@ -136,7 +136,10 @@ func newSubmitRow(s Submission) (submitRow, error) {
 	if a := s.Spec.Array; a != nil {
 		args["kind"], args["total"], args["parallel"], args["max_failures"] = berth.KindArray, a.Count(),
 			a.Parallel, a.MaxFailures
-		args["queue_ms"] = 0 // applies to each element from its creation
+		args["queue_ms"] = 0         // applies to each element from its creation
+		if _, ok := a.ListOf(); ok { // until it is known; see FillArray
+			args["total"], args["indexes"] = 1, []int{}
+		}
 		if s.Indexes != nil {
 			args["total"] = len(s.Indexes)
 		}

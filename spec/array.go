@@ -72,6 +72,11 @@ func (s Job) validateArray(v *validation) {
 	if a == nil {
 		return
 	}
+	if a.From != "" {
+		v.require(false, "array.from", "is only for steps of a pipeline",
+			"size, each or grid; or submit a file with kind: pipeline")
+		return
+	}
 	if len(a.Grid) > 0 {
 		v.require(a.Size == 0, "array.size", fmt.Sprintf("is %d but array.grid is set", a.Size),
 			"give only one of size, each and grid")

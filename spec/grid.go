@@ -46,7 +46,7 @@ func gridEntries(grid map[string][]string) []map[string]string {
 // The stored spec has Each alone: a replica of a version without grids creates the same
 // elements, and a retry finds the variables of an index in one place.
 func (a Array) expanded() Array {
-	if len(a.Grid) == 0 || a.Size != 0 || len(a.Each) > 0 {
+	if len(a.Grid) == 0 || a.Size != 0 || len(a.Each) > 0 || a.From != "" {
 		return a
 	}
 	v := &validation{}

@@ -109,14 +109,22 @@ func ParseOutputRef(from string) (OutputRef, error) {
 // String returns the reference in the form of ParseOutputRef.
 func (o OutputRef) String() string { return outputPrefix + string(o.Job) + o.Step + "/" + o.Name }
 
-// NamedOutput is an output of another job that an input names.
+// NamedOutput is an output of another job that an input names, or the list of an array.
 type NamedOutput struct {
-	Input int // index in Job.Inputs
+	Input int // index in Job.Inputs; -1: array.from
 	OutputRef
 }
 
-// OutputsNamed returns the outputs of other jobs that the inputs name, in the order of
-// the inputs. Malformed references are skipped.
+// Field is the field of the job's file that names the output.
+func (o NamedOutput) Field() string {
+	if o.Input < 0 {
+		return "array.from"
+	}
+	return fmt.Sprintf("inputs[%d].from", o.Input)
+}
+
+// OutputsNamed returns the outputs of other jobs that the inputs name, in the order of the
+// inputs, and then the list of the array. Malformed references are skipped.
 func (s Job) OutputsNamed() []NamedOutput {
 	var all []NamedOutput
 	for i, in := range s.Inputs {
@@ -127,16 +135,26 @@ func (s Job) OutputsNamed() []NamedOutput {
 			all = append(all, NamedOutput{i, ref})
 		}
 	}
+	if ref, ok := s.Array.ListOf(); ok {
+		all = append(all, NamedOutput{-1, ref})
+	}
 	return all
 }
 
-// OfJobs returns the spec with the steps in its inputs replaced by the ids of these steps'
+// OfJobs returns the spec with the steps in its inputs and its array replaced by the ids of these steps'
 // jobs. Steps that the map does not contain stay.
 func (s Job) OfJobs(steps map[string]berth.JobID) Job {
 	s.Inputs = slices.Clone(s.Inputs)
 	for _, o := range s.OutputsNamed() {
-		if id, ok := steps[o.Step]; ok && o.Step != "" {
-			s.Inputs[o.Input].From = OutputRef{Job: id, Name: o.Name}.String()
+		id, ok := steps[o.Step]
+		switch from := (OutputRef{Job: id, Name: o.Name}).String(); {
+		case !ok || o.Step == "":
+		case o.Input < 0:
+			a := *s.Array
+			a.From = from
+			s.Array = &a
+		default:
+			s.Inputs[o.Input].From = from
 		}
 	}
 	return s

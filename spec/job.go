@@ -129,6 +129,7 @@ type Array struct {
 	MaxFailures *int                `json:"max_failures,omitempty" doc:"failures allowed; one more cancels the rest"`
 	Each        []map[string]string `json:"each,omitempty" doc:"variables of each element, instead of size"`
 	Grid        map[string][]string `json:"grid,omitempty" doc:"lists of values: an element for each combination"`
+	From        string              `json:"from,omitempty" doc:"steps: output with a JSON list, as job:STEP/OUTPUT"`
 }
 
 // Execution is the guarantee about containers of a job that run at the same time.

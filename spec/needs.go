@@ -71,7 +71,7 @@ func validateNeeds(v *validation, s Job) {
 	}
 	jobs := NeededJobs(s.Needs)
 	for _, o := range s.OutputsNamed() {
-		v.require(!slices.Contains(jobs, o.Job), fmt.Sprintf("inputs[%d].from", o.Input),
+		v.require(!slices.Contains(jobs, o.Job), o.Field(),
 			fmt.Sprintf("the job may start although job %s has not succeeded", o.Job), "when: success")
 	}
 }

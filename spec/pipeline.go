@@ -199,7 +199,7 @@ func (l level) validate(v *validation) {
 		v.require(len(s.Notify) == 0, at+".notify", "is not available for a step; webhooks report the whole pipeline",
 			"notify next to jobs")
 		s.validateCache(v, at)
-		s = l.validateSteps(v, key, s)
+		s = validateList(v, at, l.validateSteps(v, key, s))
 		s = Alone(s) // checked above; a job outside of pipelines has none of these
 		v.within(at+".", s.Validate())
 	}
@@ -255,7 +255,7 @@ func (l level) validateSteps(v *validation, key string, s Job) Job {
 		}
 		steps[o.Step] = placeholder
 		if detail, allowed := l.missing(key, o.OutputRef); detail != "" {
-			v.require(false, fmt.Sprintf("%sjobs.%s.inputs[%d].from", l.field, key, o.Input), detail, allowed)
+			v.require(false, fmt.Sprintf("%sjobs.%s.%s", l.field, key, o.Field()), detail, allowed)
 		}
 	}
 	return s.OfJobs(steps)

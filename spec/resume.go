@@ -139,7 +139,7 @@ func (r *resuming) leaf(path string, s Job, why string) bool {
 			why = "changed: " + strings.Join(changed, ", ")
 		}
 	}
-	if why == "" && s.Array != nil {
+	if why == "" && s.Array != nil && s.Array.From == "" {
 		r.Arrays[path] = e.Job
 	}
 	switch {
@@ -199,7 +199,7 @@ func noticed(s Job) map[string]string {
 	}
 	var array any
 	if s.Array != nil {
-		array = Array{Size: s.Array.Count(), Each: s.Array.Each}
+		array = Array{Size: s.Array.Count(), Each: s.Array.Each, From: s.Array.From}
 	}
 	parts := map[string]any{
 		"image": s.Image, "entrypoint": s.Entrypoint, "command": s.Command, "env": s.Env, "workdir": s.Workdir,

@@ -68,6 +68,10 @@ type Job struct {
 // condition did not hold.
 const ReasonSkipped berth.ReasonCode = "skipped"
 
+// ReasonListInvalid is the code of the reason of an array step whose list, an output of another
+// step, cannot become its elements.
+const ReasonListInvalid berth.ReasonCode = "list_invalid"
+
 // StartPoint is a checkpoint of another job, from which a job starts.
 type StartPoint struct {
 	Job     berth.JobID `json:"job"`

@@ -138,6 +138,7 @@ func (r *reconciler) pass(ctx context.Context) {
 		{"unclaimed", r.unclaimed}, // 4
 		{"stuck", r.stuck},         // 4, 11: on machines that are heard
 		{"unsettled", r.unsettled}, // 11
+		{"lists", r.lists},         // 12
 		{"parents", r.parents},     // 12
 		{"workflows", r.workflows}, // 1, 2, 3
 	} {

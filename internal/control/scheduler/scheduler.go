@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"time"
 
@@ -60,6 +61,7 @@ type Objects interface {
 	Folders(ctx context.Context, key string) ([]string, error)
 	Delete(ctx context.Context, key string) error
 	DeleteFolder(ctx context.Context, key string) error
+	Open(ctx context.Context, key string) (io.ReadCloser, int64, error)
 }
 
 // Options are the dependencies and settings of a Scheduler. DB and Poker are required.
