@@ -44,6 +44,7 @@ type NewSession struct {
 	Columns int         `json:"columns,omitempty" doc:"of the terminal"`
 	Path    string      `json:"path,omitempty" doc:"of files: an absolute path in the container"`
 	Copy    string      `json:"copy,omitempty" doc:"of files: out or in"`
+	Name    string      `json:"name,omitempty" doc:"of files, copied in: the name in path, if path is a folder"`
 	Reason  string      `json:"reason,omitempty" doc:"recorded with the session"`
 }
 
@@ -74,6 +75,9 @@ func (n NewSession) Validate() []berth.FieldError {
 		"is not an absolute path", "such as /workspace/model.pt")
 	v.require(files == (n.Copy != "") && (!files || n.Copy == CopyIn || n.Copy == CopyOut), "copy",
 		"belongs to sessions of kind files, which need one", "in or out")
+	plain := n.Name != "." && n.Name != ".." && !strings.ContainsAny(n.Name, "/\x00") && len(n.Name) <= 255
+	v.require((n.Copy == CopyIn) == (n.Name != "") && plain, "name",
+		"belongs to files that are copied in, which need one", "the last part of a path")
 	return v.faults
 }
 

@@ -66,7 +66,8 @@ func newRoot(a *app) *cobra.Command {
 	add(groupJobs, newSubmit(a), newRun(a), newPlan(a), newList(a), newQueue(a), newShow(a), newExplain(a),
 		newEvents(a), newLogs(a), newWait(a), newCancel(a), newHold(a), newRelease(a), newSuspend(a),
 		newCheckpoint(a), newRetry(a), newPriority(a),
-		newExec(a), newPortForward(a), newMetrics(a), newCheckpoints(a), newOutputs(a), newPipeline(a), newSchedule(a))
+		newExec(a), newPortForward(a), newCp(a),
+		newMetrics(a), newCheckpoints(a), newOutputs(a), newPipeline(a), newSchedule(a))
 	add(groupMachines, newMachineList(a, "machines"), newTop(a), newMachine(a), newJoinToken(a))
 	add(groupAdmin, newAdmission(a), newTenant(a), newQuota(a), newToken(a), newSecret(a))
 	add(groupSelf, newLogin(a), newWhoami(a), newContext(a), newVersion(a))

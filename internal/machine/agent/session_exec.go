@@ -43,14 +43,21 @@ func (v *visit) exec() {
 		_ = c.Serve(ctx)
 	})
 	status := v.command(c, controls, gone)
-	if c.SendStatus(status) == nil {
-		select { // the user's end closes the connection once it has the status
-		case <-gone:
-		case <-time.After(leaveLimit):
-		}
-	}
+	v.part(c, status, gone)
 	cancel()
 	v.all.Wait()
+}
+
+// part sends the status, and waits until the user's end has closed the connection, which proves
+// that the status has arrived.
+func (v *visit) part(c *framed.Conn, status wire.SessionStatus, gone <-chan struct{}) {
+	if c.SendStatus(status) != nil {
+		return
+	}
+	select {
+	case <-gone:
+	case <-time.After(leaveLimit):
+	}
 }
 
 // control returns the action of a control frame.

@@ -97,7 +97,9 @@ func (s *sessions) serve(ctx context.Context, o wire.SessionOrder) {
 		v.exec()
 	case spec.SessionForward:
 		v.forward()
-	case spec.SessionAttach, spec.SessionFiles:
+	case spec.SessionFiles:
+		v.files()
+	case spec.SessionAttach:
 		fallthrough
 	default:
 		refuse(ctx, ws, o, fmt.Sprintf("this agent (version %s) serves no sessions of kind %s", s.sup.cfg.Version,
