@@ -223,3 +223,12 @@ func IsConstraint(err error, name string) bool {
 	pg, ok := errors.AsType[*pgconn.PgError](err)
 	return ok && pg.ConstraintName == name
 }
+
+// Host returns the host in a connection string, "" for a socket of this host.
+func Host(database string) string {
+	config, err := pgconn.ParseConfig(database)
+	if err != nil || config.Host == "" || config.Host[0] == '/' {
+		return ""
+	}
+	return config.Host
+}

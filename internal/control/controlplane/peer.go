@@ -8,7 +8,7 @@ import (
 	"net"
 	"os"
 
-	"github.com/jackc/pgx/v5/pgconn"
+	"berth/db"
 )
 
 // peer returns the address by which other replicas reach this API, and the SHA-256 of the
@@ -42,16 +42,16 @@ func (c *ControlPlane) ownURL() string {
 // towards returns the address of this host on the way to the database, "" if the database is on
 // this host. It sends no packet.
 func towards(database string) string {
-	config, err := pgconn.ParseConfig(database)
-	if err != nil || config.Host == "" || config.Host[0] == '/' {
+	host := db.Host(database)
+	if host == "" {
 		return ""
 	}
-	conn, err := net.Dial("udp", net.JoinHostPort(config.Host, "1"))
+	conn, err := net.Dial("udp", net.JoinHostPort(host, "1"))
 	if err != nil {
 		return ""
 	}
 	defer conn.Close()
-	host, _, _ := net.SplitHostPort(conn.LocalAddr().String())
+	host, _, _ = net.SplitHostPort(conn.LocalAddr().String())
 	return host
 }
 
