@@ -151,6 +151,16 @@ func closed(t *testing.T, ws *websocket.Conn) (wire.SessionCause, string) {
 	}
 }
 
+// read reads a connection to its end and returns the cause.
+func read(ctx context.Context, ws *websocket.Conn) wire.SessionCause {
+	for {
+		if _, _, err := ws.Read(ctx); err != nil {
+			cause, _, _ := framed.Closed(err)
+			return cause
+		}
+	}
+}
+
 // ended waits for the record of a session's end.
 func (s *site) ended(id string) (cause wire.SessionCause, exit *int) {
 	s.t.Helper()
@@ -239,6 +249,9 @@ func TestASessionEndsWithItsReason(t *testing.T) {
 			t.Parallel()
 			p := newPairing(t, quickly)
 			id, user, machine := p.pair(p.url, p.url)
+			userEnd, machineEnd := make(chan wire.SessionCause, 1), make(chan wire.SessionCause, 1)
+			go func() { userEnd <- read(t.Context(), user) }() // as programs do, before the end
+			go func() { machineEnd <- read(t.Context(), machine) }()
 			c.end(p, user, machine)
 			if name != "the row is gone" {
 				if cause, exit := p.ended(id); cause != c.cause || exit != nil {
@@ -246,12 +259,12 @@ func TestASessionEndsWithItsReason(t *testing.T) {
 				}
 			}
 			if c.cause != wire.CauseClientGone {
-				if cause, _ := closed(t, user); cause != c.cause {
+				if cause := <-userEnd; cause != c.cause {
 					t.Errorf("the user learns %q", cause)
 				}
 			}
 			if c.cause != wire.CauseMachineGone && c.cause != wire.CauseAgentStops {
-				if cause, _ := closed(t, machine); cause != c.cause {
+				if cause := <-machineEnd; cause != c.cause {
 					t.Errorf("the machine learns %q", cause)
 				}
 			}
