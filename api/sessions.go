@@ -93,7 +93,7 @@ func (h *sessionHandlers) mount(r *router) {
 	ask := r.operation("open-session", http.MethodPost, "/v1/jobs/{id}/sessions", tag,
 		"Request a session in a running member")
 	ask.Description = "The session waits for one connection to `/v1/sessions/{id}` for half a minute. A session of " +
-		"kind `exec` runs a command, `attach` shows the output of the job's own process, `files` copies files, and " +
+		"kind `exec` runs a command, `files` copies files, and " +
 		"`forward` carries connections to ports of the container."
 	ask.DefaultStatus = http.StatusCreated
 	registerWithBody[spec.NewSession](r, ask, h.ask)

@@ -14,7 +14,6 @@ type SessionKind string
 // The kinds of sessions.
 const (
 	SessionExec    SessionKind = "exec"    // runs a command
-	SessionAttach  SessionKind = "attach"  // shows the output of the job's own process
 	SessionForward SessionKind = "forward" // carries connections to ports of the container
 	SessionFiles   SessionKind = "files"   // copies files into or out of the container
 )
@@ -34,7 +33,7 @@ const (
 
 // NewSession is the body of a call that requests a session in a running member.
 type NewSession struct {
-	Kind    SessionKind `json:"kind,omitempty" doc:"exec (default), attach, forward or files"`
+	Kind    SessionKind `json:"kind,omitempty" doc:"exec (default), forward or files"`
 	Member  int         `json:"member,omitempty" doc:"default 0"`
 	Attempt int         `json:"attempt,omitempty" doc:"default: the current one; another one is refused"`
 	Command []string    `json:"command,omitempty" doc:"of exec"`
@@ -51,8 +50,7 @@ type NewSession struct {
 // Validate returns all faults of the request at once, or nil.
 func (n NewSession) Validate() []berth.FieldError {
 	v := &validation{}
-	v.oneOf("kind", string(n.Kind), string(SessionExec), string(SessionAttach), string(SessionForward),
-		string(SessionFiles))
+	v.oneOf("kind", string(n.Kind), string(SessionExec), string(SessionForward), string(SessionFiles))
 	v.require(n.Member >= 0, "member", fmt.Sprintf("%d is negative", n.Member), "0 and more")
 	v.require(n.Attempt >= 0, "attempt", fmt.Sprintf("%d is negative", n.Attempt), "0 (the current one) and more")
 	v.require(len(n.Reason) <= maxSessionReason, "reason", "is too long", fmt.Sprintf("%d bytes", maxSessionReason))
@@ -106,7 +104,7 @@ func (n NewSession) Text() string {
 		text = strings.Join(n.Command, " ")
 	case SessionFiles:
 		text = n.Copy + " " + n.Path
-	case SessionAttach, SessionForward:
+	case SessionForward:
 	}
 	if len(text) > longest {
 		text = strings.ToValidUTF8(text[:longest], "") + "…"

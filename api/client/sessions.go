@@ -93,7 +93,7 @@ type Streams struct {
 	Signals <-chan string // for the command, such as SIGINT
 }
 
-// Run opens a session of kind exec, attach or files and copies until its end. It returns the exit
+// Run opens a session of kind exec or files and copies until its end. It returns the exit
 // code of the command, or an error: a CutError if the end of the command is not known. Run does not
 // wait for a Read of Stdin that is under way.
 func (s Sessions) Run(ctx context.Context, job berth.JobID, req spec.NewSession, of Streams) (int, error) {

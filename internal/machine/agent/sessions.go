@@ -99,8 +99,6 @@ func (s *sessions) serve(ctx context.Context, o wire.SessionOrder) {
 		v.forward()
 	case spec.SessionFiles:
 		v.files()
-	case spec.SessionAttach:
-		fallthrough
 	default:
 		refuse(ctx, ws, o, fmt.Sprintf("this agent (version %s) serves no sessions of kind %s", s.sup.cfg.Version,
 			o.Request.Kind))
