@@ -193,7 +193,8 @@ func (h *agentObjectHandlers) agentCheckpoint(c echo.Context) error {
 	if text := c.Request().Header.Get(wire.HeaderMetricValue); text != "" {
 		v, err := strconv.ParseFloat(text, 64)
 		if err != nil || math.IsNaN(v) || math.IsInf(v, 0) {
-			return berth.Errorf(berth.CodeInvalid, "header %s: %.40q is no finite number", wire.HeaderMetricValue, text)
+			return berth.Errorf(berth.CodeInvalid, "header %s: %.40q is not a finite number", wire.HeaderMetricValue,
+				text)
 		}
 		p.MetricValue = &v
 	}

@@ -8,8 +8,8 @@ import (
 	"berth/wire"
 )
 
-// agentStall stores news about the signs of life of a member. It is a call of its own for the
-// reasons of agentStages.
+// agentStall stores a report about the signs of life of a member. It is a separate call for the
+// same reasons as agentStages.
 func (h *agentHandlers) agentStall(c echo.Context) error {
 	req, err := readAgent[wire.StallReport](c)
 	if err != nil {

@@ -39,7 +39,7 @@ func (h *checkpointHandlers) mount(r *router) {
 	register(r, get, h.downloadFile)
 	register(r, r.operation("pin-checkpoint", http.MethodPost, step+"/pin", tag,
 		"Keep a checkpoint from being pruned, and its job from being archived"), h.pin)
-	register(r, r.operation("unpin-checkpoint", http.MethodPost, step+"/unpin", tag, "End a pin"), h.unpin)
+	register(r, r.operation("unpin-checkpoint", http.MethodPost, step+"/unpin", tag, "Unpin a checkpoint"), h.unpin)
 	remove := r.operation("remove-checkpoint", http.MethodDelete, step, tag, "Remove a checkpoint of an ended job")
 	remove.Description = "409 for a checkpoint that is pinned, or from which a live job started."
 	remove.DefaultStatus = http.StatusNoContent
@@ -75,7 +75,7 @@ type MemberInput struct {
 type filesOutput struct{ Body wire.CheckpointFiles }
 
 // listFiles reads the manifest of one member's part. A manifest with another hash than the
-// registered one is damage, of which the caller must not see the content.
+// registered one is damaged, and the caller must not see its content.
 func (h *checkpointHandlers) listFiles(ctx context.Context, in *MemberInput) (*filesOutput, error) {
 	saved, err := h.saved(ctx, in)
 	if err != nil {
@@ -127,12 +127,12 @@ func (h *checkpointHandlers) saved(ctx context.Context, in *MemberInput) (db.Sav
 	return h.objects.Saved(ctx, scope(ctx), id, in.Step, in.Member)
 }
 
-// fileInput names a file by its place in the list. Attempt keeps a download from mixing two
+// fileInput names a file by its index in the list. Attempt keeps a download from mixing two
 // checkpoints of one step.
 type fileInput struct {
 	MemberInput
-	File    int `path:"file" minimum:"0" maximum:"999999" doc:"place in the list of files, from 0"`
-	Attempt int `query:"attempt" minimum:"0" doc:"attempt of the list; default: the latest"`
+	File    int `path:"file" minimum:"0" maximum:"999999" doc:"index in the list of files, from 0"`
+	Attempt int `query:"attempt" minimum:"0" doc:"attempt that the list of files returned; default: the latest"`
 }
 
 // downloadFile sends a file as stored. Look-ups that can fail come before the answer begins.

@@ -211,7 +211,7 @@ func (h *planHandlers) unmetJobs(ctx context.Context, at wire.Job, who string) (
 	return list, nil
 }
 
-// hintOf returns the hint about a need for a condition; success is the one for the default.
+// hintOf returns the hint about an unmet need under a condition; success is the hint for the default.
 func hintOf(when, success string) string {
 	switch when {
 	case spec.WhenFailure:

@@ -72,7 +72,7 @@ type sessionHandlers struct {
 	waiting map[string]*meeting // by session
 }
 
-// meeting is a session whose user is connected here, while its agent is awaited.
+// meeting is a session whose user is connected here, and whose agent has yet to connect.
 type meeting struct {
 	agent chan *websocket.Conn // takes one
 	over  chan struct{}        // closed at the end of the session
@@ -137,7 +137,7 @@ func (h *sessionHandlers) ask(ctx context.Context, in *askInput) (*sessionOutput
 
 // sessionInput names a session.
 type sessionInput struct {
-	ID string `path:"id" doc:"the id of the answer to open-session"`
+	ID string `path:"id" doc:"id that open-session returned"`
 }
 
 // connect hands the call over to serveUser, which needs its connection.
@@ -153,8 +153,8 @@ func (h *sessionHandlers) connect(_ context.Context, in *sessionInput) (*huma.St
 // errNoUpgrade refuses a plain GET before it uses up the session.
 var errNoUpgrade = berth.Errorf(berth.CodeInvalid, "this route takes websockets only")
 
-// serveUser holds the user's end of a session until its end. Everything that can be refused is
-// refused before the upgrade, with an answer of HTTP.
+// serveUser serves the user's connection until the session ends. It refuses invalid calls before
+// the upgrade, with an HTTP error.
 func (h *sessionHandlers) serveUser(c echo.Context, id string) error {
 	if !upgrades(c.Request()) {
 		return errNoUpgrade
@@ -282,7 +282,7 @@ func (h *sessionHandlers) agentConnect(c echo.Context) error {
 	m := h.waiting[id]
 	h.mu.Unlock()
 	if m == nil {
-		return berth.Errorf(berth.CodeNotFound, "the user of session %s is gone", id)
+		return berth.Errorf(berth.CodeNotFound, "the user of session %s has disconnected", id)
 	}
 	if err := h.store.Join(ctx, id, machineOf(c), c.Request().Header.Get(wire.HeaderSessionNonce), h.id); err != nil {
 		return err
@@ -306,8 +306,8 @@ func (h *sessionHandlers) agentConnect(c echo.Context) error {
 func (h *sessionHandlers) forward(c echo.Context, at db.SessionReplica) error {
 	r := c.Request()
 	if r.Header.Get(wire.HeaderSessionHop) != "" {
-		return berth.Errorf(berth.CodeUnavailable, "session %s is held by another process of berthd than the one at "+
-			"its address", c.Param("id"))
+		return berth.Errorf(berth.CodeUnavailable, "session %s is held by another process of berthd "+
+			"than the one at the recorded address", c.Param("id"))
 	}
 	target, err := url.Parse(at.URL)
 	if err != nil || at.URL == "" {

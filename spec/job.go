@@ -38,8 +38,8 @@ type Job struct {
 	Secrets    []string          `json:"secrets,omitempty" doc:"names of secrets that the container receives"`
 	SecretsAs  string            `json:"secrets_as,omitempty" doc:"file, env or both (default)"`
 	Array      *Array            `json:"array,omitempty" doc:"creates many jobs from this file"`
-	Needs      []string          `json:"needs,omitempty" doc:"jobs, as job:ID, or steps that must end first"`
-	When       string            `json:"when,omitempty" doc:"ends of the needs: success (default), failure or always"`
+	Needs      []string          `json:"needs,omitempty" doc:"jobs (job:ID) or steps that must end first"`
+	When       string            `json:"when,omitempty" doc:"condition on needs: success (default), failure or always"`
 	Final      bool              `json:"final,omitempty" doc:"pipelines: start after all other steps have ended"`
 	Cache      bool              `json:"cache,omitempty" doc:"pipelines: skip a step that ran unchanged before"`
 	Labels     map[string]string `json:"labels,omitempty" doc:"labels for searches"`

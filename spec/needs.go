@@ -26,8 +26,8 @@ func NeededJobs(needs []string) (jobs []berth.JobID) {
 	return slices.Compact(jobs)
 }
 
-// NeededName returns the job that a need names, by its id or otherwise; ok is false for the
-// name of a step.
+// NeededName returns the job that a need names, as an id or a name; ok is false for a need of a
+// step.
 func NeededName(need string) (job string, ok bool) { return strings.CutPrefix(need, needsJob) }
 
 // NeedOf returns the need for a job.

@@ -29,8 +29,8 @@ type Pipeline struct {
 	NoCache   bool              `json:"no_cache,omitempty" doc:"run every step; later runs may use the results"`
 	Labels    map[string]string `json:"labels,omitempty" doc:"labels for searches"`
 	Notify    []Notify          `json:"notify,omitempty" doc:"calls about the pipeline as a whole"`
-	Needs     []string          `json:"needs,omitempty" doc:"jobs that must end first, each as job:ID; see when"`
-	When      string            `json:"when,omitempty" doc:"how the needs must have ended, as of a job"`
+	Needs     []string          `json:"needs,omitempty" doc:"jobs (job:ID) that must end before the pipeline starts"`
+	When      string            `json:"when,omitempty" doc:"condition on needs: success (default), failure or always"`
 	Jobs      map[string]Job    `json:"jobs" doc:"steps by name; each is a job or a nested pipeline"`
 }
 

@@ -34,17 +34,17 @@ const (
 // NewSession is the body of a call that requests a session in a running member.
 type NewSession struct {
 	Kind    SessionKind `json:"kind,omitempty" doc:"exec (default), forward or files"`
-	Member  int         `json:"member,omitempty" doc:"default 0"`
-	Attempt int         `json:"attempt,omitempty" doc:"default: the current one; another one is refused"`
-	Command []string    `json:"command,omitempty" doc:"of exec"`
-	TTY     bool        `json:"tty,omitempty" doc:"of exec: give the command a terminal"`
-	Term    string      `json:"term,omitempty" doc:"of exec with a terminal: the value of TERM"`
-	Rows    int         `json:"rows,omitempty" doc:"of the terminal"`
-	Columns int         `json:"columns,omitempty" doc:"of the terminal"`
-	Path    string      `json:"path,omitempty" doc:"of files: an absolute path in the container"`
-	Copy    string      `json:"copy,omitempty" doc:"of files: out or in"`
-	Name    string      `json:"name,omitempty" doc:"of files, copied in: the name in path, if path is a folder"`
-	Reason  string      `json:"reason,omitempty" doc:"recorded with the session"`
+	Member  int         `json:"member,omitempty" doc:"index of the gang member; default 0"`
+	Attempt int         `json:"attempt,omitempty" doc:"default: the current one; any other is refused"`
+	Command []string    `json:"command,omitempty" doc:"exec: the command and its arguments"`
+	TTY     bool        `json:"tty,omitempty" doc:"exec: give the command a terminal"`
+	Term    string      `json:"term,omitempty" doc:"exec with a terminal: the value of TERM"`
+	Rows    int         `json:"rows,omitempty" doc:"exec: height of the terminal in lines"`
+	Columns int         `json:"columns,omitempty" doc:"exec: width of the terminal in characters"`
+	Path    string      `json:"path,omitempty" doc:"files: absolute path in the container"`
+	Copy    string      `json:"copy,omitempty" doc:"files: out (from the container) or in (into the container)"`
+	Name    string      `json:"name,omitempty" doc:"files, copied in: name of the copy, if path is a folder"`
+	Reason  string      `json:"reason,omitempty" doc:"reason for the session, recorded with it"`
 }
 
 // Validate returns all faults of the request at once, or nil.

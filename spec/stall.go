@@ -8,7 +8,7 @@ import (
 )
 
 // StallPolicy defines when a running job counts as hung: no member has shown one of Signs for
-// After. It replaces StallTimeout, by which each member is judged alone and all signs count.
+// After. It replaces StallTimeout, which judges each member alone and counts all signs.
 type StallPolicy struct {
 	After Duration    `json:"after" doc:"longest time in which no member shows a sign of life"`
 	Signs []StallSign `json:"signs,omitempty" doc:"progress, checkpoint, log, cpu, gpu; default: the first three"`

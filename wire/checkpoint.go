@@ -5,14 +5,14 @@ type CheckpointFiles struct {
 	Step    int64       `json:"step"`
 	Attempt int         `json:"attempt" doc:"attempt that saved the step"`
 	Member  int         `json:"member"`
-	Members int         `json:"members" doc:"members that have a part"`
+	Members int         `json:"members" doc:"number of members with a part of the checkpoint"`
 	Files   []SavedFile `json:"files"`
 }
 
 // SavedFile is a file of a checkpoint.
 type SavedFile struct {
-	Path   string `json:"path" doc:"below the folder of the step"`
+	Path   string `json:"path" doc:"path in the folder of the step"`
 	Bytes  int64  `json:"bytes"`
 	SHA256 string `json:"sha256"`
-	Mode   uint32 `json:"mode" doc:"permissions"`
+	Mode   uint32 `json:"mode" doc:"permission bits"`
 }

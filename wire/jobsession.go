@@ -16,12 +16,12 @@ type JobSession struct {
 	Attempt   int              `json:"attempt"`
 	Member    int              `json:"member"`
 	Machine   berth.MachineID  `json:"machine"`
-	ExpiresAt time.Time        `json:"expires_at" doc:"connect before"`
+	ExpiresAt time.Time        `json:"expires_at" doc:"time by which the user must connect"`
 }
 
-// SessionOrder orders the agent of a member to connect to a session. It rides the set of
-// assignments until the agent has connected or the order has expired. An agent that knows no
-// sessions ignores it.
+// SessionOrder orders the agent of a member to connect to a session. Each sync answer
+// carries the order with the assignments until the agent has connected or the order has expired. An
+// older agent ignores the order.
 type SessionOrder struct {
 	ID      string             `json:"id"`
 	Nonce   string             `json:"nonce"` // good for one connection

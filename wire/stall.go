@@ -5,13 +5,13 @@ import (
 	"berth/failure"
 )
 
-// StallReport carries news about the signs of life of one member, of a job with spec.stall. It
-// is a call of its own, since servers refuse unknown fields in other reports: a server of the
-// version before answers 404 to this call alone, and then judges no gang.
+// StallReport reports the signs of life of one member of a job with spec.stall. It has a separate
+// API call, since servers refuse unknown fields in other reports. A server of the version before
+// answers this call with 404, and judges no gang.
 //
-// A report without evidence says whether the member has been quiet for stall.after. Of the reports
-// of one agent process, only the one with the highest Seq counts. A report with evidence follows
-// the verdict, and is stored once.
+// A report without evidence says whether the member has been quiet for stall.after. Only the
+// report with the highest Seq of one agent process counts. A report with evidence follows the
+// verdict, and is stored once.
 type StallReport struct {
 	AgentBoot string             `json:"agent_boot"`
 	Epoch     int64              `json:"epoch"`

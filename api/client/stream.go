@@ -54,7 +54,7 @@ type LogsQuery struct {
 	Tail    int // 0: all
 	Since   time.Time
 	Grep    string // regular expression (RE2) that lines must match; "": all lines
-	Follow  bool // continue until the job has ended
+	Follow  bool   // continue until the job has ended
 }
 
 // Logs calls f with each selected line, in order. With q.Follow it returns nil after the

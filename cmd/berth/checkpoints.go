@@ -87,7 +87,7 @@ func findStep(ctx context.Context, a *app, args []string) (*client.Client, wire.
 	if len(args) > 1 {
 		step, err := strconv.ParseInt(args[1], 10, 64)
 		if err != nil || step < 0 {
-			return nil, job, 0, usagef("%q is no step; write its number, such as 40, or best", args[1])
+			return nil, job, 0, usagef("%q is not a step; write the number of a step, such as 40, or best", args[1])
 		}
 		return c, job, step, nil
 	}

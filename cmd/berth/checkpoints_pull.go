@@ -18,7 +18,7 @@ import (
 	"berth/wire"
 )
 
-// pullTries is how often a file is requested whose transfer breaks off.
+// pullTries is the number of attempts to download a file.
 const pullTries = 3
 
 // newCheckpointsPull builds "berth checkpoints pull".
@@ -72,7 +72,7 @@ func newCheckpointsVerify(a *app) *cobra.Command {
 	}
 }
 
-// unkept is a writer whose content is dropped.
+// unkept is a writer that discards its content.
 type unkept struct{ io.Writer }
 
 // Close implements io.Closer.
@@ -184,7 +184,7 @@ func (p *checkpointPull) damaged(why string) error {
 	return berth.Errorf(berth.CodeConflict, "step %d of %s is damaged: %s", p.step, named(p.job), why)
 }
 
-// insist downloads one file, again if its transfer breaks off.
+// insist downloads one file, and retries after a broken transfer.
 func (p *checkpointPull) insist(ctx context.Context, m wire.CheckpointFiles, i int,
 	create func() (io.WriteCloser, error)) error {
 	before := p.meter.read
@@ -229,7 +229,7 @@ func (p *checkpointPull) one(ctx context.Context, m wire.CheckpointFiles, i int,
 	return nil
 }
 
-// localWriter records a failed write, for which this machine is to blame and not the server.
+// localWriter records a failed write, which is a fault of this machine and not of the server.
 type localWriter struct {
 	io.Writer
 	err error

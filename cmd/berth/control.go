@@ -129,7 +129,7 @@ func cancelFlags(cmd *cobra.Command) (how func() []client.CancelOption) {
 // they run.
 func canceledText(before, after wire.Job) string {
 	if isPipeline(after) && !after.Status.Terminal() && after.Status != berth.Canceling {
-		return fmt.Sprintf("%s is canceled but for its final steps, which still run; to cancel these: "+
+		return fmt.Sprintf("%s is canceled, but its final steps still run; to cancel the final steps: "+
 			"berth cancel --skip-final %s", named(before), handle(after))
 	}
 	return fmt.Sprintf("%s is %s", named(before), after.Status)

@@ -43,10 +43,11 @@ func newExec(a *app) *cobra.Command {
 		Short: "Run a command in the container of a running job",
 		Long: "Exec runs a command in the container of a running job, next to the job's own process, as the same\n" +
 			"user and under the same limits. It needs no open port on the machine.\n\n" +
-			"The exit code is that of the command. If the connection is cut, it is 7, and the command is ended.\n" +
-			"With --tty the command has a terminal; without it, standard output and standard error stay apart.\n" +
-			"The history of the job names who entered it, and the result of an entered pipeline step is not\n" +
-			"reused.",
+			"Exec exits with the exit code of the command. If the connection is cut, exec exits with 7, and the\n" +
+			"command is stopped. With --tty the command has a terminal; without --tty, standard output and\n" +
+			"standard error stay apart.\n\n" +
+			"The events of the job name the user and the command. The result of a pipeline step with a session\n" +
+			"is not reused.",
 		Example: "  berth exec digits --tty -- bash\n  berth exec digits --member 3 -- nvidia-smi\n" +
 			"  tar c src | berth exec digits -- tar x -C /workspace",
 		Args:              cobra.MinimumNArgs(2),
@@ -123,17 +124,17 @@ func enter(ctx context.Context, a *app, arg string, req spec.NewSession, in io.R
 	return nil
 }
 
-// errAborted ends a session whose user has asked for it by signals.
+// errAborted ends a session after repeated interrupts or another ending signal.
 var errAborted = errors.New("the session was ended by a signal; the job continues")
 
-// abortAfter is how many interrupts in abortWithin end a session whose command ignores them.
+// abortAfter is the number of interrupts within abortWithin that end a session.
 const (
 	abortAfter  = 3
 	abortWithin = 2 * time.Second
 )
 
 // watchSignals sends changes of the terminal's size, and signals of this process, to the command. A
-// terminal turns Ctrl-C into a byte, so that only other programs send signals then. SIGTERM and
+// terminal turns Ctrl-C into a byte, so only other programs send signals to a session with a terminal. SIGTERM and
 // SIGHUP end the session. of is nil for a session without a terminal.
 func watchSignals(
 	ctx context.Context, of console, sizes chan client.Size, signals chan<- string, end context.CancelCauseFunc,

@@ -16,7 +16,7 @@ import (
 	"berth/spec"
 )
 
-// portPair is a port of the container and the port of this computer that leads there.
+// portPair is a port of the container and the local port that forwards to it.
 type portPair struct{ remote, local int }
 
 // newPortForward builds "berth port-forward" over a session of kind forward.
@@ -50,7 +50,7 @@ func newPortForward(a *app) *cobra.Command {
 	f := cmd.Flags()
 	f.IntVar(&req.Member, "member", 0, "gang member, from 0")
 	f.StringVar(&address, "address", address,
-		"local address to listen on; others than 127.0.0.1 let other computers in")
+		"local address to listen on; any but 127.0.0.1 lets other computers connect")
 	f.StringVar(&req.Reason, "reason", "", "reason, recorded with the session")
 	return cmd
 }

@@ -10,7 +10,7 @@ import (
 	"berth/wire"
 )
 
-// shownLines is the number of last log lines of a member that show prints; wide prints all.
+// shownLines is the number of log lines that show prints for a member, the last ones; wide prints all.
 const shownLines = 5
 
 // showHangs prints the evidence of the attempts that hung, in order: the odd member, a table of
