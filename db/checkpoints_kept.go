@@ -47,7 +47,7 @@ func (d *Objects) Saved(ctx context.Context, tenant berth.TenantID, job berth.Jo
 	return s, mapError(err, "checkpoint of job "+string(job))
 }
 
-// noStep is the error for a checkpoint that a job does not have, or not any longer.
+// noStep is the error for a checkpoint that a job never had or no longer has.
 func noStep(job berth.JobID, step int64, member int) error {
 	part := ""
 	if member > 0 {
@@ -129,7 +129,7 @@ func (d *Objects) Remove(ctx context.Context, tenant berth.TenantID, job berth.J
 	})
 }
 
-// stepUse is what keeps a step of a locked job.
+// stepUse lists the reasons to keep a step of a locked job.
 type stepUse struct {
 	tenant berth.TenantID
 	state  berth.State
@@ -137,7 +137,7 @@ type stepUse struct {
 	users  []string // live jobs that started from the step
 }
 
-// mayRemove returns a conflict that names what keeps the step.
+// mayRemove returns a conflict with the reason to keep the step, or nil.
 func (u stepUse) mayRemove(job berth.JobID, step int64) error {
 	switch {
 	case !u.state.Terminal():

@@ -13,8 +13,8 @@ import (
 	"berth/wire"
 )
 
-// A job outside of pipelines may wait for other jobs: its row is submitted and blocked, as that
-// of a step, and job_needs names the others. The end of a job is judged in two places: the
+// A job outside of pipelines may wait for other jobs. Its row is submitted and blocked, like the row
+// of a step, and job_needs names the other jobs. The end of a job is judged in two places: the
 // end's own process calls wakeDependents after its commit, and the submit of a dependent
 // judges it after its commit. The submit locks the needed jobs until then, so one of the two
 // sees both. The leader's reconciler repeats the judgement where a process died in between.
@@ -99,8 +99,7 @@ func (r *submitRow) neededStates(ctx context.Context, tx pgx.Tx,
 	return states, nil
 }
 
-// declared returns an error for an input that is an output of a live job which declares none
-// of that name.
+// declared returns an error for an input from a live job that declares no output of that name.
 func declared(ctx context.Context, tx pgx.Tx, named []spec.NamedOutput, live map[berth.JobID]bool) error {
 	for _, o := range named {
 		if !live[o.Job] {
@@ -285,7 +284,7 @@ func judgeSome(ctx context.Context, d *core, ids []berth.JobID) (ended []berth.J
 	return ended, nil
 }
 
-// letGo lets a job start, as unblock lets a step.
+// letGo lets a job start; it is unblock for a job outside of pipelines.
 func (j judged) letGo(ctx context.Context, tx pgx.Tx) error {
 	if j.Takes {
 		if err := holdOutputs(ctx, tx); err != nil {

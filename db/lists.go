@@ -61,8 +61,8 @@ func (d *Parents) ListsWanted(ctx context.Context, limit int) ([]ListWanted, err
 }
 
 // FillArray stores the elements of an array. With a fault, or entries that cannot be elements,
-// the array fails with the reason list_invalid, which is the user's to repair; without entries
-// it is skipped. An array that has its elements, or has ended, stays as it is.
+// the array fails with the reason list_invalid, which the user must repair. Without entries
+// the array is skipped. An array that has its elements, or has ended, stays as it is.
 func (d *Parents) FillArray(ctx context.Context, id berth.JobID, each []map[string]string, fault string) error {
 	changed := false
 	err := d.tx(ctx, func(tx pgx.Tx) error {

@@ -16,7 +16,7 @@ import (
 //
 //	member                                             effect on the verdict
 //	-------------------------------------------------  ------------------------------------------
-//	quiet for stall.after, by its agent's last word     the gang may hang
+//	quiet for stall.after, by its agent's last report   the gang may hang
 //	has shown a sign of life since, or the agent        none: the gang lives
 //	  process that said so has been replaced
 //	quiet for less than settleQuiet                     none yet: a report of a sign of another
@@ -30,11 +30,11 @@ import (
 //
 // A single member is judged by its own agent, which needs no server for that.
 
-// settleQuiet is how long all members must be quiet before the verdict. It covers the way of a
+// settleQuiet is how long all members must be quiet before the verdict. It covers the delay of a
 // report from an agent.
 const settleQuiet = "2 seconds"
 
-// lively is true if a member of the job and attempt of allocation a speaks against a verdict.
+// lively is true if a member of the job and attempt of allocation a excludes a verdict.
 const lively = `
 	EXISTS (
 		SELECT 1

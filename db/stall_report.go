@@ -60,7 +60,7 @@ func checkCaller(ctx context.Context, tx pgx.Tx, machine berth.MachineID, s Sess
 }
 
 // storeQuiet stores whether a member is quiet. A report that a later one of the same agent
-// process has overtaken changes nothing: a late "quiet" would help to condemn a live gang.
+// process has overtaken changes nothing: a late "quiet" could stop a live gang.
 func storeQuiet(ctx context.Context, tx pgx.Tx, machine berth.MachineID, req wire.StallReport) error {
 	_, err := tx.Exec(ctx, `
 		UPDATE allocations

@@ -71,7 +71,7 @@ type Hang struct {
 const maxHangMembers = 16
 
 // Hang returns the evidence of an attempt that ended by a hang, by its verdict. It lists the
-// members that the answer to who is odd names, then the first ones, in the order of ranks. It
+// members that the answer about the odd member names, then the first ones, in the order of ranks. It
 // returns nil for another end, and without evidence.
 func (e AttemptEvidence) Hang(v Verdict) *Hang {
 	list := e.hung()

@@ -29,7 +29,7 @@ const (
 	OddByWait    OddBy = "wait"    // it waits in the kernel for something else than all others
 )
 
-// OddMember is the answer to which member of a hung gang holds up the others.
+// OddMember names the member of a hung gang that holds up the others, with a confidence.
 type OddMember struct {
 	Confidence Confidence `json:"confidence" doc:"sure, likely or unsure"`
 	Rank       *int       `json:"rank,omitempty" doc:"the member; absent if unsure"`

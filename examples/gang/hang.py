@@ -1,6 +1,6 @@
 """train.py, with one member that hangs in an all-reduce of the first attempt.
 
-HANG says how: spin uses the CPU, sleep does not, stop stops the process. The other members wait in
+HANG is the kind of hang: spin uses the CPU, sleep does not, stop stops the process. The other members wait in
 the same all-reduce. See scripts/proof-gang.sh and docs/guide/hangs.md.
 """
 

@@ -12,8 +12,8 @@ import (
 )
 
 // peer returns the address by which other replicas reach this API, and the SHA-256 of the
-// certificate that they must find there, "" for plain HTTP. A session of a user is held by one
-// replica, and the connection of its machine may arrive at another one.
+// certificate that they must find there, "" for plain HTTP. One replica holds the session of a user,
+// and the machine's connection may arrive at another replica.
 func (c *ControlPlane) peer() (url, cert string) {
 	url = c.cfg.PeerURL
 	if url == "" {

@@ -53,8 +53,8 @@ func (b Beats) orDefaults() Beats {
 	return b
 }
 
-// Keep pings a websocket until ctx ends or a pong is missing, and returns the reason. Somebody
-// must read from the websocket meanwhile.
+// Keep pings a websocket until ctx ends or a pong is missing, and returns the reason. The caller
+// must have another goroutine read from the websocket.
 func Keep(ctx context.Context, ws *websocket.Conn, b Beats) error {
 	b = b.orDefaults()
 	tick := time.NewTicker(b.Every)

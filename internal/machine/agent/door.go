@@ -9,7 +9,7 @@ import (
 // errContainerOver is the reason for the end of sessions whose container has ended.
 var errContainerOver = errors.New("the container has ended")
 
-// door lets sessions of users into a member's container while it runs. The phase watch opens and
+// door admits sessions of users to a member's container while the container runs. The phase watch opens and
 // closes it. All methods may be called concurrently.
 type door struct {
 	mu     sync.Mutex

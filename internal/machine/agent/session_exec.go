@@ -133,7 +133,7 @@ func (v *visit) command(c *framed.Conn, controls <-chan func(node.Exec), gone <-
 // input copies the user's input to the command, and its end.
 func (v *visit) input(c *framed.Conn, x node.Exec) {
 	in := x.Stdin()
-	// A connection that broke is no end of the input: the command must not act on half of it.
+	// A broken connection does not end the input: the command must not act on half of the input.
 	if _, err := io.Copy(in, c.Reader(framed.Stdin)); err == nil {
 		_ = in.Close()
 	}
@@ -214,8 +214,8 @@ func endExec(ctx context.Context, c *core, id string, grace time.Duration) bool 
 	return true
 }
 
-// A command outlives its agent. Its id lies in the member's folder while it runs, so that the next
-// agent process ends it.
+// A command outlives its agent. The member's folder has the id of each running command, so that the
+// next agent process can stop it.
 
 // remember notes a command.
 func (v *visit) remember(id string) {
@@ -248,7 +248,7 @@ func leftExecs(s *scratch) (ids []string) {
 	return ids
 }
 
-// endLeftExecs ends these commands.
+// endLeftExecs stops the commands that leftExecs returned.
 func endLeftExecs(ctx context.Context, c *core, s *scratch, ids []string) {
 	for _, id := range ids {
 		c.log.Info("ending the command of a session of the agent's last process", "exec", id)

@@ -85,8 +85,8 @@ func (v *visit) carry(ctx context.Context, stream net.Conn, id string) {
 	framed.Splice(conn, stream)
 }
 
-// connect dials a port of the container. The address is the engine's word of this moment: it belongs
-// to this container and no other, since the id is the same before and after the connection was made.
+// connect dials a port of the container. It asks the engine for the address before and after the
+// dial, by the container's id, so the connection cannot belong to another container.
 func (v *visit) connect(ctx context.Context, port int, id string) (net.Conn, error) {
 	address, err := v.address(ctx, id)
 	if err != nil {

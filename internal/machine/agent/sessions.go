@@ -32,7 +32,7 @@ type sessions struct {
 // orderMemory is how long an order may repeat; the server drops it after db.SessionDial.
 const orderMemory = 10 * time.Minute
 
-// dialPatience bounds the tries to connect to a session: the user waits.
+// dialPatience bounds the attempts to connect to a session, since the user waits.
 const dialPatience = 10 * time.Second
 
 func newSessions(sup *Supervisor, log *slog.Logger) *sessions {

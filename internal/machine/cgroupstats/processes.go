@@ -112,7 +112,7 @@ func (g Gauge) describe(p *failure.HangProcess) {
 	}
 }
 
-// kernelStat is the part of a stat file that tells how a process or a thread is.
+// kernelStat is the state of a process or a thread from its stat file.
 type kernelStat struct {
 	name, state string
 	parent      int
