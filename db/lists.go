@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 
@@ -93,6 +94,7 @@ func (d *Parents) FillArray(ctx context.Context, id berth.JobID, each []map[stri
 		}
 		switch {
 		case fault != "":
+			fault = strings.ReplaceAll(fault, "\x00", "?") // which no reason can hold
 			return failArray(ctx, tx, id, &berth.Reason{Code: wire.ReasonListInvalid,
 				Message: fmt.Sprintf("array.from: %s cannot be used: %s", from, fault),
 				Hint:    "write a JSON list of at most " + berth.BytesText(spec.MaxListBytes) + " to the output"})

@@ -105,7 +105,9 @@ func TestABadListFailsItsArray(t *testing.T) {
 		says  string
 	}{
 		"a fault":         {nil, "it is not a JSON list", "plan succeeded, report canceled, work failed", "list_invalid: array.from: job:plan/items cannot be used: it is not a JSON list"},
-		"a wrong element": {[]map[string]string{{"A=B": "1"}}, "", "plan succeeded, report canceled, work failed", "list_invalid: array.from: job:plan/items cannot be used: entry 0: A=B is not a valid variable"},
+		"a wrong element": {[]map[string]string{{"A=B": "1"}}, "", "plan succeeded, report canceled, work failed", "list_invalid: array.from: job:plan/items cannot be used: entry 0: \"A=B\" is not a valid variable"},
+		"a NUL":           {[]map[string]string{{spec.EnvArrayValue: "a\x00"}}, "", "plan succeeded, report canceled, work failed", "list_invalid: array.from: job:plan/items cannot be used: entry 0: it is not a valid variable"},
+		"a NUL in words":  {nil, "no file \x00", "plan succeeded, report canceled, work failed", "list_invalid: array.from: job:plan/items cannot be used: no file ?"},
 		"no element":      {nil, "", "plan succeeded, report canceled, work canceled", "skipped: the list job:plan/items is empty"},
 	} {
 		s := newStage(t)

@@ -103,9 +103,11 @@ func Filled(s Job, each []map[string]string) (Job, error) {
 	for i, vars := range each {
 		v := &validation{}
 		for _, k := range sortedKeys(vars) {
-			if k != EnvArrayValue {
-				v.variable(k, k, vars[k])
+			field, name := fmt.Sprintf("%.100q", k), k
+			if k == EnvArrayValue { // reserved, but its value has the bounds of any other
+				field, name = "it", "VALUE"
 			}
+			v.variable(field, name, vars[k])
 		}
 		v.require(len(s.Env)+len(vars) <= maxEnv-arrayVariables, "it", "has too many variables", "")
 		if len(v.faults) > 0 {

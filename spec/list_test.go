@@ -44,8 +44,11 @@ func TestEntriesBecomeElements(t *testing.T) {
 		t.Errorf("%+v, %v", filled.Array, err)
 	}
 	for what, each := range map[string][]map[string]string{
-		"entry 1: A=B is not a valid variable":                {{"A": "1"}, {"A=B": "1"}},
-		"entry 0: BERTH_RANK is set by Berth":                 {{"BERTH_RANK": "1"}},
+		`entry 1: "A=B" is not a valid variable`:              {{"A": "1"}, {"A=B": "1"}},
+		`entry 0: "BERTH_RANK" is set by Berth`:               {{"BERTH_RANK": "1"}},
+		`entry 0: "\x00" is not a valid variable`:             {{"\x00": "1"}}, // PostgreSQL stores no NUL
+		`entry 0: it is not a valid variable`:                 {{spec.EnvArrayValue: "a\x00b"}},
+		`entry 1: it is not a valid variable`:                 {{"A": "1"}, {spec.EnvArrayValue: strings.Repeat("x", 33<<10)}},
 		"its entries take 300KiB; at most 256KiB are allowed": {{"A": strings.Repeat("x", 30<<10)}},
 	} {
 		if strings.HasPrefix(what, "its") {
