@@ -27,6 +27,7 @@ const (
 // Limits of a session's request.
 const (
 	maxSessionArgs   = 1024
+	maxSessionBytes  = 64 << 10 // of all arguments; each sync of the machine carries them until its agent connects
 	maxSessionReason = 512
 	maxTerminal      = 10_000 // rows or columns
 )
@@ -54,12 +55,16 @@ func (n NewSession) Validate() []berth.FieldError {
 	v.require(n.Member >= 0, "member", fmt.Sprintf("%d is negative", n.Member), "0 and more")
 	v.require(n.Attempt >= 0, "attempt", fmt.Sprintf("%d is negative", n.Attempt), "0 (the current one) and more")
 	v.require(len(n.Reason) <= maxSessionReason, "reason", "is too long", fmt.Sprintf("%d bytes", maxSessionReason))
+	v.require(!strings.ContainsRune(n.Reason, 0), "reason", "contains a NUL byte", "text")
 	exec := n.Kind == SessionExec
 	v.require(exec == (len(n.Command) > 0), "command", "belongs to sessions of kind exec, which need one",
 		`such as ["bash", "-l"]`)
 	v.require(len(n.Command) <= maxSessionArgs, "command", "too many arguments",
 		fmt.Sprintf("at most %d", maxSessionArgs))
-	v.require(!strings.ContainsRune(strings.Join(n.Command, ""), 0), "command", "contains a NUL byte", "text")
+	whole := strings.Join(n.Command, "")
+	v.require(len(whole) <= maxSessionBytes, "command", fmt.Sprintf("has %d bytes", len(whole)),
+		fmt.Sprintf("at most %d; longer input goes to standard input", maxSessionBytes))
+	v.require(!strings.ContainsRune(whole, 0), "command", "contains a NUL byte", "text")
 	v.require(exec || !n.TTY, "tty", "is only for sessions of kind exec", "false")
 	v.require(isTerm(n.Term), "term", "is not the name of a terminal", "letters, digits, '-', '_', '.' and '+'")
 	for field, size := range map[string]int{"rows": n.Rows, "columns": n.Columns} {
