@@ -161,8 +161,10 @@ func (h *hangWatch) end() {
 
 // report sends the newest report until ctx ends. It runs in a goroutine of its own. A server of the
 // version before has no such call, and judges no gang: it is asked again later, since it may be
-// upgraded.
+// upgraded. During an upgrade, a newer replica may have stored that the member is quiet, and would
+// condemn a live gang by it: then the sign of life is sent again soon.
 func (h *hangWatch) report(ctx context.Context) {
+	condemns := false // a server has perhaps stored that the member is quiet
 	for {
 		var r wire.StallReport
 		select {
@@ -172,11 +174,17 @@ func (h *hangWatch) report(ctx context.Context) {
 		}
 		for {
 			err := h.send(ctx, quietLimit, r)
+			switch {
+			case r.Quiet:
+				condemns = condemns || !refused(err) // the answer may be lost
+			case err == nil:
+				condemns = false
+			}
 			if err == nil || refused(err) && berth.CodeOf(err) != berth.CodeNotFound {
 				break
 			}
 			pause := quietRetry
-			if err != nil && refused(err) {
+			if refused(err) && (r.Quiet || !condemns) {
 				pause = h.timing.CacheRefused
 				h.log.Info("server does not judge hung gangs, will ask again", "err", err)
 			}

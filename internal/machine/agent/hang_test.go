@@ -210,6 +210,28 @@ func TestOneLiveMemberKeepsTheGangAlive(t *testing.T) {
 	}
 }
 
+// During an upgrade, a sign of life may meet a server of the version before, after a newer one has
+// stored that the member is quiet. It is sent again soon: until then the leader may judge the gang.
+func TestASignOfLifeThatMetAnOldServerIsSentAgain(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	_, id, _ := s.hangPair(300*time.Millisecond, "do", "at BERTH_MEMBER 0 sleep 3s", "at BERTH_MEMBER 0 lines 300 20ms",
+		"at BERTH_MEMBER 1 sleep 9s")
+	s.until("both members are quiet", func() bool { return s.quietMembers(id) == 2 })
+	var met atomic.Int32
+	rename := func(r *http.Request) int {
+		if strings.HasSuffix(r.URL.Path, "/stall") && met.Add(1) == 1 {
+			r.URL.Path += "-of-a-later-version"
+		}
+		return 0
+	}
+	s.gate.refuse.Store(&rename)
+	s.until("the sign of life is stored", func() bool { return s.quietMembers(id) == 1 })
+	if met.Load() < 2 {
+		t.Errorf("%d reports, none met the old server", met.Load())
+	}
+}
+
 // The word of an agent process ends with the process; the next one looks for itself.
 func TestAVerdictOutlivesTheAgentAndItsWordDoesNot(t *testing.T) {
 	t.Parallel()
