@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"time"
 
 	"berth"
 	"berth/db"
@@ -14,6 +15,13 @@ import (
 
 // listArchive bounds the output from which an array is made: one file.
 var listArchive = archive.Limits{Bytes: spec.MaxListBytes, Files: 2}
+
+// Bounds of one list, and of all lists of a pass: the repairs of other jobs wait for this step, and
+// an object store may leave calls without an answer.
+const (
+	listLimit  = 10 * time.Second
+	listsLimit = 30 * time.Second
+)
 
 // lists reads the lists of arrays whose steps may start, and stores their elements. An output
 // that cannot be read now is read again in the next pass; one with the wrong content fails its
@@ -26,6 +34,8 @@ func (r *reconciler) lists(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	ctx, cancel := context.WithTimeout(ctx, listsLimit)
+	defer cancel()
 	var failures []error
 	for _, w := range wanted {
 		each, fault, err := r.readList(ctx, w)
@@ -33,7 +43,7 @@ func (r *reconciler) lists(ctx context.Context) error {
 			err = r.DB.Parents.FillArray(ctx, w.Array, each, fault)
 		}
 		if ctx.Err() != nil {
-			return ctx.Err()
+			return fmt.Errorf("list of array %s: %w", w.Array, ctx.Err())
 		}
 		if err != nil {
 			failures = append(failures, fmt.Errorf("list of array %s: %w", w.Array, err))
@@ -53,6 +63,8 @@ func (r *reconciler) readList(ctx context.Context,
 	case w.Bytes > spec.MaxListBytes:
 		return nil, "it has " + berth.BytesText(w.Bytes), nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, listLimit)
+	defer cancel()
 	in, _, err := r.Objects.Open(ctx, w.Object)
 	if berth.CodeOf(err) == berth.CodeNotFound {
 		return nil, "the output is no longer stored", nil
