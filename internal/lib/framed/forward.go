@@ -19,7 +19,12 @@ import (
 // connection follow. Each end of a stream closes its own direction.
 
 // MaxStreams is how many streams a session of kind forward may have at once.
-const MaxStreams = 128
+const MaxStreams = 32
+
+// streamWindow is the credit of a stream, the least that yamux allows. A server in a container that
+// reads nothing leaves that much in the agent: with MaxStreams in each of the 64 sessions of a
+// machine, 512 MiB at most.
+const streamWindow = 256 << 10
 
 // maxRefusal is the longest text of a refused stream.
 const maxRefusal = 1024
@@ -44,7 +49,7 @@ func Mux(ws *websocket.Conn, user bool, beats Beats) (*Streams, error) {
 	config := yamux.DefaultConfig()
 	config.AcceptBacklog = MaxStreams
 	config.EnableKeepAlive = false // the websocket has pings
-	config.MaxStreamWindowSize = Window
+	config.MaxStreamWindowSize = streamWindow
 	config.ConnectionWriteTimeout = 45 * time.Second
 	config.StreamCloseTimeout = time.Hour // a long answer to a request whose sender has finished
 	config.LogOutput = io.Discard         // errors come back from its calls

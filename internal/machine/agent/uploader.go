@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"slices"
@@ -170,7 +171,7 @@ func (u *checkpointUploader) store() error {
 			continue
 		}
 		u.last = step
-		delete(u.values, step)
+		maps.DeleteFunc(u.values, func(s int64, _ *float64) bool { return s <= step })
 	}
 	return nil
 }
