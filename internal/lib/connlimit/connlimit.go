@@ -39,9 +39,9 @@ type Limits struct {
 	Proxies []netip.Prefix
 }
 
-// ofMachine is Limits.Machine where the total has room for that many. An agent uses
-// far fewer.
-const ofMachine = 64
+// ofMachine is Limits.Machine where the total has room for that many. The calls of an agent
+// use far fewer than 64, and each of the 64 sessions that users may have on a machine uses one.
+const ofMachine = 128
 
 // Of returns limits in proportion to a total: half for users, and half of that for
 // one tenant.
