@@ -250,13 +250,47 @@ func TestSecondManagerIsRefused(t *testing.T) {
 func TestStalePIDFileOfAnotherProgramIsCleared(t *testing.T) {
 	t.Parallel()
 	dir := tempDir(t)
-	stop(t, start(t, testOptions(dir)))
-	// After a reboot the pid in the file may belong to any process: here, to the test's own.
-	stale := fmt.Sprintf("%d\n%s/data\n1\n5432\n\n127.0.0.1\n0 0\nready\n", os.Getpid(), dir)
-	if err := os.WriteFile(filepath.Join(dir, "data", "postmaster.pid"), []byte(stale), 0o600); err != nil {
+	first := start(t, testOptions(dir))
+	config, err := pgx.ParseConfig(first.URL("postgres"))
+	if err != nil {
 		t.Fatal(err)
 	}
-	start(t, testOptions(dir))
+	stop(t, first)
+	// After a reboot the pid in the file may belong to any process. The server itself knows that its
+	// parent, and processes of other users, are no servers.
+	other := exec.Command("sleep", "1000")
+	other.SysProcAttr = &syscall.SysProcAttr{Credential: ownerOf(t, filepath.Join(dir, "data"))}
+	if err := other.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = other.Process.Kill()
+		_ = other.Wait()
+	}()
+	stale := fmt.Sprintf("%d\n%s/data\n1\n5432\n\n127.0.0.1\n0 0\nready\n", other.Process.Pid, dir)
+	opts := testOptions(dir)
+	opts.Port = int(config.Port) // a part of the name of the socket's lock
+	lock := filepath.Join(dir, "socket", fmt.Sprintf(".s.PGSQL.%d.lock", opts.Port))
+	for _, file := range []string{filepath.Join(dir, "data", "postmaster.pid"), lock} {
+		if err := os.WriteFile(file, []byte(stale), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	start(t, opts)
+}
+
+// ownerOf returns the account of a file, nil if it is the test's own.
+func ownerOf(t *testing.T, file string) *syscall.Credential {
+	t.Helper()
+	info, err := os.Stat(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	owner := info.Sys().(*syscall.Stat_t)
+	if int(owner.Uid) == os.Geteuid() {
+		return nil
+	}
+	return &syscall.Credential{Uid: owner.Uid, Gid: owner.Gid}
 }
 
 func TestTakenPortIsNamed(t *testing.T) {

@@ -163,11 +163,25 @@ func environment() []string {
 	return []string{"PATH=/usr/local/bin:/usr/bin:/bin", "LC_ALL=C.UTF-8", "TZ=UTC"}
 }
 
-// clearStalePID removes a pid file that certainly names no server: its process is a zombie,
+// clearStalePIDs removes pid files that certainly name no server: their process is a zombie,
 // or another program that got the pid after a reboot. In every other case the server's own
-// check decides.
-func clearStalePID(l layout) error {
-	b, err := os.ReadFile(l.pidFile())
+// check decides. A server that was killed leaves one in its data, and one next to its socket.
+func clearStalePIDs(l layout) error {
+	files, err := filepath.Glob(filepath.Join(l.socket(), ".s.PGSQL.*.lock"))
+	if err != nil {
+		return err
+	}
+	for _, file := range append(files, l.pidFile()) {
+		if err := clearStalePID(file); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// clearStalePID is clearStalePIDs for one file, which may be absent.
+func clearStalePID(file string) error {
+	b, err := os.ReadFile(file)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
@@ -179,7 +193,7 @@ func clearStalePID(l layout) error {
 	if err != nil || !isGone(pid) {
 		return nil
 	}
-	if err := os.Remove(l.pidFile()); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := os.Remove(file); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("remove stale pid file: %w", err)
 	}
 	return nil

@@ -53,7 +53,7 @@ func (c *Cluster) launch(ctx context.Context) error {
 // launchOnce makes one attempt. A server that does not become ready is killed before launchOnce
 // returns, and the error quotes its log.
 func (c *Cluster) launchOnce(ctx context.Context) error {
-	if err := clearStalePID(c.layout); err != nil {
+	if err := clearStalePIDs(c.layout); err != nil {
 		return err
 	}
 	port, err := c.pickPort()
