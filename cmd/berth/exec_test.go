@@ -170,15 +170,17 @@ func TestExecIsRefusedWithTheReason(t *testing.T) {
 
 func TestExecForwardsAnInterrupt(t *testing.T) {
 	t.Parallel()
-	begun := make(chan struct{})
+	begun, ready := make(chan struct{}), make(chan struct{})
 	var x *sessionServer
 	x = openSessions(t, func(_ *websocket.Conn, c *framed.Conn) {
+		<-ready // x is set
 		close(begun)
 		if got := <-x.controls; got != "5 SIGINT" {
 			t.Errorf("received %q", got)
 		}
 		end(c, 130)
 	})
+	close(ready)
 	cmd := x.berth(t, "exec", "digits", "--", "sleep", "1h")
 	var errs bytes.Buffer
 	cmd.Stderr = &errs

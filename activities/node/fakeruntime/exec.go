@@ -140,8 +140,9 @@ func (e *execs) RunningExecs(name string) (n int) {
 func (x *execution) signal(name string) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if x.ended || name == "" {
-		return !x.ended
+	// A killed process is gone before its output ends, although its goroutine may still run.
+	if runs := !x.ended && !x.killed; !runs || name == "" {
+		return runs
 	}
 	if ch, ok := x.catch[name]; ok && name != "SIGKILL" {
 		select {
@@ -151,7 +152,7 @@ func (x *execution) signal(name string) bool {
 		return true
 	}
 	code := map[string]int{"SIGHUP": 129, "SIGINT": 130, "SIGQUIT": 131, "SIGKILL": 137, "SIGTERM": 143}[name]
-	if code > 0 && !x.killed {
+	if code > 0 {
 		x.killed, x.code = true, code
 		x.cancel()
 	}
