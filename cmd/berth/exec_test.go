@@ -257,7 +257,7 @@ func TestExecWithATerminal(t *testing.T) {
 			t.Parallel()
 			master, terminal := pty(t)
 			before := modes(t, terminal)
-			process, typed := make(chan *os.Process, 1), make(chan string, 1)
+			process, typed, resized := make(chan *os.Process, 1), make(chan string, 1), make(chan struct{})
 			var x *sessionServer
 			x = openSessions(t, func(ws *websocket.Conn, s *framed.Conn) {
 				p := <-process
@@ -272,6 +272,7 @@ func TestExecWithATerminal(t *testing.T) {
 				if got := <-x.controls; got != `4 {"rows":50,"columns":132}` {
 					t.Errorf("received %q", got)
 				}
+				close(resized)
 				c.end(ws, s, p)
 			})
 			cmd := x.berth(t, "exec", "digits", "-t", "--", "bash")
@@ -284,6 +285,7 @@ func TestExecWithATerminal(t *testing.T) {
 			if key := <-typed; key != "\x03" {
 				t.Errorf("typed %q", key)
 			}
+			<-resized // the last use of the terminal by the server
 			ended := make(chan error, 1)
 			go func() { ended <- cmd.Wait() }()
 			select {
