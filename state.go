@@ -93,12 +93,12 @@ var ParentTransitions = []Transition{
 	{Submitted, Canceled, ActorAPI, "a cancel request; none of its elements lives"},
 	{Queued, Running, ActorLeader, "the first of its elements is scheduled"},
 	{Queued, Canceling, ActorAPI,
-		"a cancel request, or more failures than it may have: no element is made or placed any more. " +
+		"a cancel request, or more failures than it may have: no further element is created or placed. " +
 			"By workflow: the final steps of a canceled pipeline have ended"},
 	{Queued, Succeeded, ActorWorkflow, "every element has succeeded, or is a skipped step"},
 	{Queued, Failed, ActorWorkflow, "every element has ended, not all well"},
 	{Running, Canceling, ActorAPI,
-		"a cancel request, or more failures than it may have: no element is made or placed any more. " +
+		"a cancel request, or more failures than it may have: no further element is created or placed. " +
 			"By workflow: the final steps of a canceled pipeline have ended"},
 	{Running, Succeeded, ActorWorkflow, "every element has succeeded, or is a skipped step"},
 	{Running, Failed, ActorWorkflow, "every element has ended, not all well"},

@@ -33,7 +33,7 @@ func (h *checkpointHandlers) mount(r *router) {
 		"List the files of one member in a verified checkpoint, with their hashes"), h.listFiles)
 	get := r.operation("download-checkpoint-file", http.MethodGet, step+"/members/{member}/files/{file}", tag,
 		"Download a file of a verified checkpoint")
-	document(&get, "The file; its length and sha256 are those of the list",
+	document(&get, "The file, with the length and sha256 of the list",
 		map[string]*huma.MediaType{"application/octet-stream": {Schema: &huma.Schema{Type: huma.TypeString,
 			Format: "binary"}}})
 	register(r, get, h.downloadFile)

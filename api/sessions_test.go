@@ -410,7 +410,7 @@ func TestACutIsNeverAnExit(t *testing.T) {
 				break
 			}
 			if framed.StatusOf(m) != nil {
-				t.Fatal("a status that nobody sent")
+				t.Fatal("a status, and the agent sent none")
 			}
 		}
 		if cause, exit := p.ended(id); exit != nil || cause != wire.CauseClientGone && cause != wire.CauseMachineGone {

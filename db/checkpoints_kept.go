@@ -54,7 +54,7 @@ func noStep(job berth.JobID, step int64, member int) error {
 		part = fmt.Sprintf(" with a part of member %d", member)
 	}
 	return berth.Errorf(berth.CodeNotFound, "job %s has no verified checkpoint of step %d%s; berth checkpoints list "+
-		"shows those that it has", job, step, part)
+		"shows its checkpoints", job, step, part)
 }
 
 // Pin keeps a verified checkpoint from being pruned, and its job from being archived, until

@@ -175,8 +175,8 @@ func TestACancelNowReachesFinalSteps(t *testing.T) {
 	s.want(id, "inner", "tidy canceled, x canceled")
 }
 
-// The final steps of a nested pipeline run when the outer one fails, and those of one that has not
-// begun do not.
+// When the outer pipeline fails, the final steps of a nested pipeline run only if the nested pipeline
+// had begun.
 func TestNestedPipelinesRunTheirOwnFinalSteps(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)

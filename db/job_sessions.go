@@ -206,7 +206,7 @@ func (d *JobSessions) Holder(ctx context.Context, id string, machine berth.Machi
 // Join records that the agent of a session has connected to the replica that holds the user's
 // connection. It succeeds once, for the machine of the session in the epoch of the request, with
 // the nonce of the order, and while the member still runs there. From then on the job counts as
-// entered: the event says by whom, and the result of a step is not reused.
+// entered: the event names the user, and the result of a step is not reused.
 func (d *JobSessions) Join(ctx context.Context, id string, machine berth.MachineID, nonce, replica string) error {
 	err := d.tx(ctx, func(tx pgx.Tx) error {
 		job, attempt, event, err := enteredEvent(ctx, tx, id)

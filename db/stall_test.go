@@ -29,12 +29,12 @@ func newHungGang(t *testing.T) *hungGang {
 // says reports whether a member is quiet, as its agent does.
 func (g *hungGang) says(rank int, seq int64, quiet bool) {
 	g.t.Helper()
-	if err := g.tells(rank, func(r *wire.StallReport) { r.Seq, r.Quiet = seq, quiet }); err != nil {
+	if err := g.report(rank, func(r *wire.StallReport) { r.Seq, r.Quiet = seq, quiet }); err != nil {
 		g.t.Fatal(err)
 	}
 }
 
-func (g *hungGang) tells(rank int, edit func(*wire.StallReport)) error {
+func (g *hungGang) report(rank int, edit func(*wire.StallReport)) error {
 	a, p := g.rankOf(g.id, g.attempt, rank)
 	r := wire.StallReport{AgentBoot: a.boot, Epoch: 1, Alloc: p.Alloc, Job: g.id, Attempt: g.attempt}
 	edit(&r)
@@ -183,7 +183,7 @@ func TestTheEvidenceOfAHangIsKeptWithTheAttempt(t *testing.T) {
 			evidence.CPU, evidence.Processes[0].State = &idle, "T"
 		}
 		for range 2 { // a repetition changes nothing
-			if err := g.tells(rank, func(r *wire.StallReport) { r.Evidence = &evidence }); err != nil {
+			if err := g.report(rank, func(r *wire.StallReport) { r.Evidence = &evidence }); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -236,12 +236,12 @@ func TestSignsOfAnotherSessionAreRefused(t *testing.T) {
 		"process": func(r *wire.StallReport) { r.AgentBoot = "old" },
 		"epoch":   func(r *wire.StallReport) { r.Epoch = 2 },
 	} {
-		if err := g.tells(0, edit); !berth.IsSlug(err, berth.SlugStaleEpoch) {
+		if err := g.report(0, edit); !berth.IsSlug(err, berth.SlugStaleEpoch) {
 			t.Errorf("another %s: %v", what, err)
 		}
 	}
 	long := failure.HangEvidence{Lines: slices.Repeat([]string{"x"}, failure.MaxHangLines+1)}
-	if err := g.tells(0, func(r *wire.StallReport) { r.Evidence = &long }); berth.CodeOf(err) != berth.CodeInvalid {
+	if err := g.report(0, func(r *wire.StallReport) { r.Evidence = &long }); berth.CodeOf(err) != berth.CodeInvalid {
 		t.Errorf("evidence that is too long: %v", err)
 	}
 	if n := one[int](g.stage, `SELECT count(*)::int FROM allocations WHERE quiet_at IS NOT NULL OR hang IS NOT NULL`); n != 0 {

@@ -12,7 +12,7 @@ import (
 )
 
 // findsHungGangs trains three models over four containers each. One member of each gang hangs
-// before step 25: it is stopped, it spins, or it sleeps as the others do, and then nobody can be
+// before step 25: it is stopped, it spins, or it sleeps as the others do, and then no member can be
 // named.
 func findsHungGangs(t *testing.T, s *stack) {
 	s.joinDocker(t, "h0", "h1")

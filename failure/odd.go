@@ -74,7 +74,7 @@ const busyKernel = 0.9
 // The first kind with a name decides. Further kinds with the same name turn likely into sure. One
 // with another name turns sure into likely, and likely into unsure; so do step and stopped if they
 // differ. Wait is too weak to lower sure. Missing evidence lowers sure to likely; with the evidence
-// of one member, or of less than half the gang, nobody is named. Of two members that differ by cpu
+// of one member, or of less than half the gang, no member is named. Of two members that differ by cpu
 // or wait alone, each is as odd as the other.
 //
 // NameOdd is pure. The order of the list is of no consequence.
@@ -238,7 +238,7 @@ func oddCPU(list []HangEvidence) *OddMember {
 }
 
 // oddWait names the one member of three or more whose busiest process waits for something else
-// than those of all others.
+// than the busiest processes of all others.
 func oddWait(list []HangEvidence) *OddMember {
 	if len(list) < 3 || slices.ContainsFunc(list, func(h HangEvidence) bool { return h.wait() == "" }) {
 		return nil

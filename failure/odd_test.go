@@ -12,7 +12,7 @@ import (
 	"berth/spec"
 )
 
-// hung is a member for the cases below: what is not given is not known.
+// hung is a member for the cases below: an absent field is an unknown one.
 type hung struct {
 	step  int64 // 0: it has reported none
 	cpu   float64

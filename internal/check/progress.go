@@ -127,7 +127,7 @@ func (c *familyCase) due(e history.Child, byID map[berth.JobID]history.Child) st
 	case waits, runs && (c.f.Held || e.Held):
 		return ""
 	case runs:
-		return "its condition holds and nobody holds it"
+		return "its condition is met and it is not on hold"
 	}
 	return "its condition does not hold"
 }

@@ -120,7 +120,7 @@ func (e *execs) SignalExec(ctx context.Context, name, id, signal string) (bool, 
 	return x.signal(signal), nil
 }
 
-// RunningExecs returns the number of commands that run in a container beside its own.
+// RunningExecs returns the number of commands that run in a container next to its main process.
 func (e *execs) RunningExecs(name string) (n int) {
 	c, err := e.fake.find(name)
 	if err != nil {

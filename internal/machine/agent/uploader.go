@@ -194,7 +194,7 @@ func (u *checkpointUploader) measure(steps []int64) {
 	}
 }
 
-// withinKeep returns those of the given steps, in ascending order, that the server would keep
+// withinKeep returns the steps, in ascending order, that the server would keep
 // if it had all of them.
 func (u *checkpointUploader) withinKeep(steps []int64) []int64 {
 	policy := u.claim.Spec.Checkpoint

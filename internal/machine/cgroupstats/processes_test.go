@@ -44,7 +44,7 @@ func TestProcessesOfAContainerAreRead(t *testing.T) {
 	}
 }
 
-// A process is as its threads are: one that runs tells more than a main thread that waits for it.
+// A process is as its threads are: a running thread shows more than a main thread that waits for it.
 func TestAThreadTellsTheStateOfItsProcess(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ main, first, second, state, wait string }{

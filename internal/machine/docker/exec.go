@@ -35,7 +35,7 @@ type execution struct {
 	pipes  []*io.PipeReader
 }
 
-// Exec starts a command. It names no user and no right: the engine takes those of the container.
+// Exec starts a command. It names no user and no right: the engine uses the user and the rights of the container.
 func (r *execs) Exec(ctx context.Context, name string, spec node.ExecSpec) (node.Exec, error) {
 	e := r.engine
 	c, err := e.Inspect(ctx, name)
