@@ -61,7 +61,7 @@ one() {
   cd "$root/$1"
   # The proofs wait for fences and silences most of the time, with little work between.
   if [[ $1 == e2e/proof ]]; then abreast=$((${abreast:-4} * 3 / 2)); fi
-  "$bins/packages/$1/test" -test.paniconexit0 -test.timeout=45m -test.parallel="${abreast:-4}" >"$log" 2>&1 || status=$?
+  "$bins/packages/$1/test" -test.paniconexit0 -test.timeout=30m -test.parallel="${abreast:-4}" >"$log" 2>&1 || status=$?
   exec 9>"$bins/turn" # one package at a time prints
   flock 9
   if ((status)); then

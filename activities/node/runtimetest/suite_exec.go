@@ -1,6 +1,7 @@
 package runtimetest
 
 import (
+	"context"
 	"io"
 	"strings"
 	"sync"
@@ -22,6 +23,7 @@ func (b *bench) exec(name string, tty bool, command ...string) node.Exec {
 // outcome reads a command to its end.
 func (b *bench) outcome(x node.Exec) (out, errs string, code int) {
 	b.t.Helper()
+	defer context.AfterFunc(b.ctx, func() { _ = x.Close() })() // a command that never ends fails the test
 	var all sync.WaitGroup
 	read := func(r io.Reader, into *string) {
 		all.Go(func() {
@@ -126,6 +128,7 @@ func execEndsWithItsContainer(b *bench) {
 		b.t.Fatal(err)
 	}
 	b.wait(name)
+	defer context.AfterFunc(b.ctx, func() { _ = x.Close() })()
 	if _, err := io.ReadAll(x.Stdout()); err != nil {
 		b.t.Errorf("the output ends with %v", err)
 	}

@@ -145,12 +145,9 @@ func (r *execs) SignalExec(ctx context.Context, name, id, signal string) (bool, 
 	e := r.engine
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	x, err := e.api.ContainerExecInspect(ctx, id)
-	if cerrdefs.IsNotFound(err) {
-		return false, nil // the engine forgets the commands of a container with it
-	}
+	x, err := r.begun(ctx, id, signal != "")
 	if err != nil {
-		return false, fmt.Errorf("inspect exec %s: %w", id, err)
+		return x.Running, err
 	}
 	if !x.Running || signal == "" {
 		return x.Running, nil
@@ -169,8 +166,24 @@ func (r *execs) SignalExec(ctx context.Context, name, id, signal string) (bool, 
 	if x.ContainerID != c.ID {
 		return true, fmt.Errorf("exec %s belongs to another container than %s", id, name)
 	}
-	if x.Pid == 0 { // the engine has not started it yet
-		return true, nil
-	}
 	return true, signalSession(x.Pid, c, number)
+}
+
+// begun returns what the engine knows of a command. The engine calls a command running before it
+// has a process; awaitProcess waits for the process, so that a signal at that moment is not lost.
+func (r *execs) begun(ctx context.Context, id string, awaitProcess bool) (container.ExecInspect, error) {
+	for {
+		x, err := r.engine.api.ContainerExecInspect(ctx, id)
+		switch {
+		case cerrdefs.IsNotFound(err):
+			return container.ExecInspect{}, nil // the engine forgets the commands of a container with it
+		case err != nil:
+			return x, fmt.Errorf("inspect exec %s: %w", id, err)
+		case !x.Running || x.Pid != 0 || !awaitProcess:
+			return x, nil
+		}
+		if err := pause(ctx, 10*time.Millisecond); err != nil {
+			return x, fmt.Errorf("wait for the process of exec %s: %w", id, err)
+		}
+	}
 }
