@@ -52,10 +52,13 @@ func (o OddMember) Text() string {
 }
 
 // A member spins from this share of a core, and sleeps up to that one; in between it does neither.
-// A member with less than one core is measured by its own limit.
+// A member with less than one core is measured by its own limit. On a machine that is short of
+// CPU, a busy loop gets less than spinsFrom; its process is ready to run at each look, and a
+// smaller share is enough.
 const (
-	spinsFrom = 0.4
-	sleepsTo  = 0.1
+	spinsFrom      = 0.4
+	spinsReadyFrom = 0.04
+	sleepsTo       = 0.1
 )
 
 // busyKernel is the share of time from which a device counts as running a kernel all the time.
@@ -286,11 +289,16 @@ func (h HangEvidence) nameOf(states ...string) string {
 	return fmt.Sprintf("%d (%s)", h.Processes[at].PID, h.Processes[at].Name)
 }
 
-// spins reports whether the member uses most of a core.
-func (h HangEvidence) spins() bool { return h.CPU != nil && *h.CPU >= spinsFrom*h.core() }
+// spins reports whether the member uses most of a core, or all that its machine gives it.
+func (h HangEvidence) spins() bool {
+	if h.CPU == nil {
+		return false
+	}
+	return *h.CPU >= spinsFrom*h.core() || *h.CPU >= spinsReadyFrom*h.core() && h.has("R")
+}
 
 // sleeps reports whether the member uses next to no CPU.
-func (h HangEvidence) sleeps() bool { return h.CPU != nil && *h.CPU <= sleepsTo*h.core() }
+func (h HangEvidence) sleeps() bool { return h.CPU != nil && *h.CPU <= sleepsTo*h.core() && !h.spins() }
 
 // core returns the CPU use of one busy thread: one core, or the member's limit if that is less.
 func (h HangEvidence) core() float64 {

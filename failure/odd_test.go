@@ -88,6 +88,11 @@ func TestTheOddMemberIsNamedOrNobody(t *testing.T) {
 		{"one is between", []hung{spin, {cpu: 0.3}, spin}, 0, "unsure", ""},
 		{"one of small members spins", []hung{{limit: 0.25}, {cpu: 0.2, limit: 0.25}, {limit: 0.25}}, 0, "1 likely cpu", "it uses the CPU"},
 		{"one of large members uses a little", []hung{{limit: 8}, {cpu: 0.2, limit: 8}, {limit: 8}}, 0, "unsure", ""},
+		{"one spins on a machine that is short of CPU", []hung{sleep, sleep, {cpu: 0.15, state: "R"}, sleep}, 0, "2 likely cpu", "it uses the CPU"},
+		{"one spins on a machine that is very short of CPU", []hung{sleep, sleep, {cpu: 0.05, state: "R"}}, 0, "2 likely cpu", "it uses the CPU"},
+		{"one sleeps, the others share a core", []hung{{cpu: 0.3, state: "R"}, {cpu: 0.3, state: "R"}, sleep, {cpu: 0.3, state: "R"}}, 0, "2 likely cpu", "it sleeps"},
+		{"one runs for a moment", []hung{sleep, sleep, {cpu: 0.15, state: "R", moves: true}, sleep}, 0, "unsure", ""},
+		{"one sleeper is seen at work twice", []hung{sleep, sleep, {cpu: 0.01, state: "R"}, sleep}, 0, "unsure", "all sleep"},
 		{"one has no measurement", []hung{spin, {cpu: -1}, spin}, 0, "unsure", ""},
 		// By GPU.
 		{"one has idle GPUs", []hung{{cpu: 1, gpu: "busy"}, {cpu: 1, gpu: "idle"}, {cpu: 1, gpu: "busy"}}, 0, "1 likely gpu", "its GPUs are idle"},
