@@ -11,6 +11,9 @@ SEED   ?= 0
 MINUTES ?= 30
 RATE    ?= 12
 
+# Of make proof-gpu: an interpreter with PyTorch.
+PYTHON ?= python3
+
 # Of make bench-family: the folder with Alibaba's lists.
 TRACES ?= ../shared/traces
 
@@ -55,6 +58,10 @@ proof-hang: ## the same, with a member that hangs in an all-reduce, in three way
 proof-install: ## run the commands of docs/operate/install.md on two empty hosts, from an empty database to a job
 	@scripts/setup.sh demo
 	$(GO) test ./e2e/install -run '^$$' -bench . -benchtime 1x -count=1 -timeout 30m -v
+
+.PHONY: proof-gpu
+proof-gpu: ## compare readings of a real GPU with programs that train, wait and spin on it, 4 minutes: make proof-gpu PYTHON=python3
+	$(GO) test ./e2e/gpuproof -count=1 -v -timeout 10m -args -gpu -python $(PYTHON)
 
 .PHONY: stop
 stop: ## stop the demo's stack; its data stays

@@ -26,3 +26,23 @@ type GPUMeter interface {
 	// lost one, is left out. A shared device is measured as a whole.
 	Use(ctx context.Context, uuids []string) ([]wire.GPUUse, error)
 }
+
+// GPUHolders is an inventory that also lists the processes on its devices.
+type GPUHolders interface {
+	// Holders returns one entry for each of the given devices, in their order.
+	Holders(ctx context.Context, uuids []string) ([]GPUHolding, error)
+}
+
+// GPUHolding describes the current holders of a device.
+type GPUHolding struct {
+	UUID        string
+	MemoryBytes int64        // in use, without the driver's own share; negative: not known
+	Processes   []GPUProcess // by id; without a container's processes if the driver hides those
+	Problem     string       // why the processes could not be listed; "": they were
+}
+
+// GPUProcess is a process with a context on a device.
+type GPUProcess struct {
+	PID   int   // in the agent's namespace
+	Bytes int64 // of device memory; negative: not known
+}

@@ -35,7 +35,7 @@ type NVML struct {
 	// device, so calls are made by goroutines that callers need not outwait.
 	calls sync.WaitGroup
 
-	meter chan struct{} // holds one while Use asks the driver
+	meter chan struct{} // holds one while Use or Holders asks the driver
 
 	registered map[string]bool // devices whose events Devices takes; used by surveys only
 

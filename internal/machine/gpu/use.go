@@ -18,36 +18,40 @@ var _ node.GPUMeter = (*NVML)(nil)
 // alone. One question is under way at a time: a driver that hangs holds up one
 // goroutine, however many ask.
 func (n *NVML) Use(ctx context.Context, uuids []string) ([]wire.GPUUse, error) {
+	var use []wire.GPUUse
+	if err := n.ask(ctx, "measure gpus", func() { use = n.measure(uuids) }); err != nil {
+		return nil, err
+	}
+	return use, nil
+}
+
+// ask makes a call into the driver and waits for its end, or for the end of ctx: then the call goes
+// on in the background, and its results must not be read. Calls of ask run one at a time.
+func (n *NVML) ask(ctx context.Context, what string, call func()) error {
 	select {
 	case n.meter <- struct{}{}:
 	case <-ctx.Done():
-		return nil, fmt.Errorf("measure gpus: the NVIDIA driver does not answer: %w", ctx.Err())
+		return fmt.Errorf("%s: the NVIDIA driver does not answer: %w", what, ctx.Err())
 	}
-	answer := make(chan []wire.GPUUse, 1)
-	if !n.begin(func() {
-		answer <- n.measure(uuids)
-		<-n.meter
-	}) {
-		<-n.meter
-		return nil, errClosed
-	}
-	select {
-	case use := <-answer:
-		return use, nil
-	case <-ctx.Done():
-		return nil, fmt.Errorf("measure gpus: the NVIDIA driver does not answer: %w", ctx.Err())
-	}
-}
-
-// begin makes a call into the driver in the background; false after Close.
-func (n *NVML) begin(call func()) bool {
 	n.mu.Lock()
-	defer n.mu.Unlock()
 	if n.isClosed() {
-		return false
+		n.mu.Unlock()
+		<-n.meter
+		return errClosed
 	}
-	n.calls.Go(call)
-	return true
+	done := make(chan struct{})
+	n.calls.Go(func() {
+		call()
+		<-n.meter
+		close(done)
+	})
+	n.mu.Unlock()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("%s: the NVIDIA driver does not answer: %w", what, ctx.Err())
+	}
 }
 
 // measure returns the present use of the devices, -1 for a value that the driver does not report.
