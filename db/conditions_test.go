@@ -175,6 +175,36 @@ func TestACancelNowReachesFinalSteps(t *testing.T) {
 	s.want(id, "inner", "tidy canceled, x canceled")
 }
 
+// A pipeline that stops after a failure has failed. A cancel that also reaches the final steps of a
+// nested pipeline changes nothing about that.
+func TestACancelNowLeavesAFailureAFailure(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	p := conditions(spec.FailFast, "a", "inner")
+	p.Jobs["inner"] = spec.Job{Name: "inner", Jobs: conditions(spec.FailFast, "x", "tidy!").Jobs, OnFailure: spec.FailFast}
+	id := s.stores(p.WithDefaults())
+	s.tend(id)
+	inner := s.step(id, "inner")
+	s.tend(inner)
+	s.ends(id, "inner.x", 0)
+	s.tend(inner)
+	s.finish(s.step(id, "a"), 1)
+	s.tend(id)
+	s.tend(inner)
+	s.want(id, "", "a failed, inner running")
+	s.want(id, "inner", "tidy submitted*, x succeeded")
+	for range 2 {
+		if _, err := s.db.Parents.CancelNow(t.Context(), "", id, "user:test", nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.want(id, "inner", "tidy canceled, x succeeded")
+	s.wants(id, berth.Failed, "a failed, inner canceled")
+	if r := s.job(id).Reason; r == nil || r.Code != berth.ReasonStepsFailed {
+		t.Errorf("it failed because of %+v", r)
+	}
+}
+
 // When the outer pipeline fails, the final steps of a nested pipeline run only if the nested pipeline
 // had begun.
 func TestNestedPipelinesRunTheirOwnFinalSteps(t *testing.T) {

@@ -42,6 +42,9 @@ func cancelParent(ctx context.Context, tx pgx.Tx, job lockedJob, actor string, r
 			return "", below, err
 		}
 	}
+	if job.State == berth.Canceling && job.CancelAt == nil { // it stops after a failure, and has failed
+		return job.State, below, nil
+	}
 	if job.State == berth.Submitted { // only then may it end at once, as its children decide
 		p, err := lockParent(ctx, tx, job.ID)
 		if err != nil {
