@@ -294,7 +294,9 @@ type SessionEnd struct {
 	Cause    wire.SessionCause
 }
 
-// End deletes a session and records its end. A session that has ended already stays as it is.
+// End deletes a session and records its end. A session that has ended already stays as it is. The
+// end of a session that outlasts its job is recorded in the acts alone: a job that has ended has no
+// further events.
 func (d *JobSessions) End(ctx context.Context, id string, end SessionEnd) error {
 	err := d.movedTx(ctx, func(tx pgx.Tx) error {
 		job, _, event, err := enteredEvent(ctx, tx, id)
@@ -309,10 +311,14 @@ func (d *JobSessions) End(ctx context.Context, id string, end SessionEnd) error 
 		if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 			return err
 		}
-		if state == "open" {
+		live, err := lockLive(ctx, tx, job) // jobs are locked first
+		if err != nil {
+			return err
+		}
+		if state == "open" && live {
 			event.Kind = wire.EventLeft
 			event.Detail += "; " + end.text()
-			if err := addEvent(ctx, tx, job, event); err != nil { // jobs are locked first
+			if err := addEvent(ctx, tx, job, event); err != nil {
 				return err
 			}
 		}
@@ -326,6 +332,19 @@ func (d *JobSessions) End(ctx context.Context, id string, end SessionEnd) error 
 		return err
 	})
 	return mapError(err, "session "+id)
+}
+
+// lockLive locks the row of a job, and reports whether the job has not ended.
+func lockLive(ctx context.Context, tx pgx.Tx, job berth.JobID) (live bool, err error) {
+	err = tx.QueryRow(ctx, `
+		SELECT state NOT IN ('succeeded', 'failed', 'canceled')
+		FROM jobs
+		WHERE id = $1
+		FOR NO KEY UPDATE`, job).Scan(&live)
+	if isNoRows(err) { // it is archived
+		return false, nil
+	}
+	return live, err
 }
 
 // text describes an end in an event.

@@ -153,6 +153,36 @@ func TestASessionOfAStaleMemberIsNotJoined(t *testing.T) {
 	}
 }
 
+// A job that has ended has no further events: a replica may end the session of a lost replica a minute
+// later.
+func TestASessionThatOutlastsItsJobIsInTheActsAlone(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	ctx := t.Context()
+	a, id, made := s.entered()
+	if _, err := s.db.JobSessions.Await(ctx, made.ID, "t1", replica); err != nil {
+		t.Fatal(err)
+	}
+	nonce := one[string](s, `SELECT nonce FROM job_sessions WHERE job = $1`, id)
+	if err := s.db.JobSessions.Join(ctx, made.ID, "m0", nonce, "r1"); err != nil {
+		t.Fatal(err)
+	}
+	s.exit(id, 1, 0, exited(0))
+	if r := s.settle(id, 1); r.Next != berth.Succeeded {
+		t.Fatalf("job is %s", r.Next)
+	}
+	events := one[int](s, `SELECT count(*) FROM job_events WHERE job = $1`, id)
+	if err := s.db.JobSessions.End(ctx, made.ID, db.SessionEnd{Cause: wire.CauseReplicaFails}); err != nil {
+		t.Fatal(err)
+	}
+	if n := one[int](s, `SELECT count(*) FROM job_events WHERE job = $1`, id); n != events {
+		t.Errorf("the history of the job has %d events more", n-events)
+	}
+	if got := s.acts(made.ID); !strings.HasSuffix(got, " replica_lost") || len(a.orders()) > 0 {
+		t.Errorf("the record is\n%s", got)
+	}
+}
+
 func TestAnOpenSessionIsRenewedWhileItsMemberRuns(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
