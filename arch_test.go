@@ -36,7 +36,7 @@ var layers = [][]string{
 		"berth/internal/control/blob", "berth/internal/control/calendar", "berth/internal/control/convert",
 		"berth/internal/control/runtimes", "berth/internal/control/watermark",
 		"berth/internal/machine/cgroupstats", "berth/internal/machine/deadman", "berth/internal/machine/docker",
-		"berth/internal/machine/fetch", "berth/internal/machine/gpu",
+		"berth/internal/machine/fetch", "berth/internal/machine/firewall", "berth/internal/machine/gpu",
 	},
 	{"berth/internal/control/admission", "berth/internal/control/explain"},
 	{

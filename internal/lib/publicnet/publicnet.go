@@ -85,6 +85,28 @@ var special = []netip.Prefix{
 	netip.MustParsePrefix("3fff::/20"),       // documentation
 }
 
+// reserved4 are the networks of IPv4 that isPublic refuses by their kind.
+var reserved4 = []netip.Prefix{
+	netip.MustParsePrefix("10.0.0.0/8"),     // private
+	netip.MustParsePrefix("127.0.0.0/8"),    // loopback
+	netip.MustParsePrefix("169.254.0.0/16"), // link-local
+	netip.MustParsePrefix("172.16.0.0/12"),  // private
+	netip.MustParsePrefix("192.168.0.0/16"), // private
+	netip.MustParsePrefix("224.0.0.0/4"),    // multicast
+}
+
+// Special4 returns the networks of IPv4 that are not public, for rules outside of this process:
+// an address of IPv4 is public exactly if it lies in none of them.
+func Special4() []netip.Prefix {
+	list := slices.Clone(reserved4)
+	for _, p := range special {
+		if p.Addr().Is4() {
+			list = append(list, p)
+		}
+	}
+	return list
+}
+
 // carriers are networks with addresses that contain an IPv4 address, from that byte
 // on: the check applies to the contained address.
 var carriers = map[netip.Prefix]int{

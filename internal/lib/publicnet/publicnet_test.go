@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -130,5 +131,31 @@ func TestConnectionsAreCheckedAsTheyAreMade(t *testing.T) {
 	err = get(local, "http://127.0.0.1/away")
 	if refused := (*publicnet.RefusedError)(nil); !errors.As(err, &refused) {
 		t.Errorf("a redirect to an address that is not allowed: got %v, want it refused", err)
+	}
+}
+
+// The list for rules of other programs says the same as the check of this package.
+func TestNetworksOutsideOfSpecial4ArePublic(t *testing.T) {
+	t.Parallel()
+	agree := func(a netip.Addr) {
+		t.Helper()
+		listed := slices.ContainsFunc(publicnet.Special4(), func(p netip.Prefix) bool { return p.Contains(a) })
+		if public := (publicnet.Policy{}).Check(a) == nil; public == listed {
+			t.Errorf("%s: public is %v, in the list: %v", a, public, listed)
+		}
+	}
+	for _, p := range publicnet.Special4() { // the borders of each network
+		last := p.Addr().As4()
+		for i := p.Bits(); i < 32; i++ {
+			last[i/8] |= 1 << (7 - i%8)
+		}
+		for _, a := range []netip.Addr{p.Addr(), p.Addr().Prev(), netip.AddrFrom4(last), netip.AddrFrom4(last).Next()} {
+			if a.Is4() {
+				agree(a)
+			}
+		}
+	}
+	for i := range 1 << 16 {
+		agree(netip.AddrFrom4([4]byte{byte(i >> 8), byte(i), 7, 7}))
 	}
 }

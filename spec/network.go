@@ -1,0 +1,110 @@
+package spec
+
+import (
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+)
+
+// Network is the part of a job file about the network of the job's containers.
+type Network struct {
+	Egress Egress        `json:"egress,omitempty" doc:"public (default), none or list"`
+	Allow  []Destination `json:"allow,omitempty" doc:"egress list: networks that the job may reach"`
+}
+
+// Egress says which addresses the containers of a job may connect to. The machine enforces it
+// outside of the containers; see docs/adr/0054-egress-is-held-on-the-host.md.
+type Egress string
+
+// The policies. None of them reaches the machine itself, other jobs, metadata services or the
+// control plane. Members of one gang always reach each other.
+const (
+	EgressPublic Egress = "public" // addresses of the Internet; the default
+	EgressNone   Egress = "none"   // nothing
+	EgressList   Egress = "list"   // the destinations of Network.Allow alone
+)
+
+// Policy returns the job's policy; the zero value stands for EgressPublic.
+func (n Network) Policy() Egress {
+	if n.Egress == "" {
+		return EgressPublic
+	}
+	return n.Egress
+}
+
+// Strict reports whether the policy is narrower than the default, so that only a machine that
+// can enforce it may run the job.
+func (n Network) Strict() bool { return n.Policy() != EgressPublic }
+
+// EgressLabel is the key of the label of machines that enforce policies, and EgressHeld its
+// value. Only the agent sets this label: neither operators nor users can.
+const (
+	EgressLabel = "berth.egress"
+	EgressHeld  = "held"
+)
+
+// Destination is a network that a job may reach, for TCP and UDP at some ports or for all
+// protocols.
+type Destination struct {
+	To    string `json:"to" doc:"IPv4 network or address, such as 198.51.100.0/24"`
+	Ports Ports  `json:"ports,omitempty" doc:"TCP and UDP ports, such as 443,8000-8100; default: all traffic"`
+}
+
+// Prefix parses the destination's network. It refuses IPv6, which containers do not have, and
+// addresses with bits beyond the mask, which are mostly typing errors.
+func (d Destination) Prefix() (netip.Prefix, error) {
+	p, err := netip.ParsePrefix(d.To)
+	if a, alone := netip.ParseAddr(d.To); alone == nil {
+		p, err = netip.PrefixFrom(a, a.BitLen()), nil
+	}
+	if err != nil || !p.Addr().Is4() || p != p.Masked() {
+		return netip.Prefix{}, fmt.Errorf("%.100q is not an IPv4 network or address", d.To)
+	}
+	return p, nil
+}
+
+// String returns the network and the ports, such as 10.20.0.0/16:443.
+func (d Destination) String() string {
+	if d.Ports == "" {
+		return d.To
+	}
+	return d.To + ":" + string(d.Ports)
+}
+
+// Ports is a set of ports in the form 443,8000-8100; "" stands for all traffic.
+type Ports string
+
+// UnmarshalJSON accepts the form of ParsePorts and a bare number: ports: 443.
+func (p *Ports) UnmarshalJSON(b []byte) error {
+	text := unquote(b)
+	if text != "" {
+		if _, err := ParsePorts(text); err != nil {
+			return err
+		}
+	}
+	*p = Ports(text)
+	return nil
+}
+
+// maxPorts bounds the ranges of one destination.
+const maxPorts = 32
+
+// ParsePorts returns the ranges of a set of ports, each with its first and its last port.
+func ParsePorts(text string) ([][2]int, error) {
+	var ranges [][2]int
+	for part := range strings.SplitSeq(text, ",") {
+		from, to, ranged := strings.Cut(strings.TrimSpace(part), "-")
+		first, err := strconv.Atoi(from)
+		last := first
+		if ranged && err == nil {
+			last, err = strconv.Atoi(to)
+		}
+		if err != nil || first < 1 || last > 65535 || first > last || len(ranges) == maxPorts {
+			return nil, fmt.Errorf("ports %.100q: write up to %d numbers and ranges from 1 to 65535, "+
+				"such as 443,8000-8100", text, maxPorts)
+		}
+		ranges = append(ranges, [2]int{first, last})
+	}
+	return ranges, nil
+}
