@@ -141,6 +141,18 @@ lint: ## gofmt, vet, staticcheck, revive, module files, subjects of new commits
 	$$(scripts/tool.sh revive) -config scripts/revive.toml -set_exit_status ./...
 	@scripts/commit-subjects.sh
 
+.PHONY: vuln
+vuln: ## find known vulnerabilities that the programs reach: make vuln BERTH_VULNDB=folder (of the Go vulnerability database)
+	@scripts/vuln.sh --strict
+
+.PHONY: vuln-calls
+vuln-calls: ## the same from source, with the calls that reach each one (minutes)
+	@scripts/vuln.sh --strict --source
+
+.PHONY: sbom
+sbom: ## write the modules of each program, CycloneDX 1.6, into bin/sbom/ (a first build takes minutes)
+	@scripts/sbom.sh
+
 .PHONY: measures
 measures: ## how hard the code is to read: sizes, widths, share of comments, words; each with its limit and goal
 	@$(GO) test . -run MeasuresOnlyImprove -count=1 -v | grep -E 'limit|goal|FAIL|ok'

@@ -31,9 +31,11 @@ compile() {
   go vet ./...
   scripts/tool.sh versitygw >/dev/null
   scripts/tool.sh fake-gcs-server >/dev/null
+  scripts/tool.sh govulncheck >/dev/null
+  scripts/tool.sh cyclonedx-gomod >/dev/null
   # As e2e/commands does, which finds them here.
-  go build -ldflags='-s -w' -o "$bins/programs/" ./cmd/berth-dev ./cmd/berthd ./cmd/berth-agent ./cmd/berth-deadman ./cmd/berth-check ./cmd/berth
-  go build -ldflags='-s -w' -tags failpoints -o "$bins/failpoints/" ./cmd/berthd ./cmd/berth-agent ./cmd/berth-check
+  go build -ldflags=-w -o "$bins/programs/" ./cmd/berth-dev ./cmd/berthd ./cmd/berth-agent ./cmd/berth-deadman ./cmd/berth-check ./cmd/berth
+  go build -ldflags=-w -tags failpoints -o "$bins/failpoints/" ./cmd/berthd ./cmd/berth-agent ./cmd/berth-check
   # What runs in containers, for the cache: it takes all of another build of the standard library.
   CGO_ENABLED=0 GOFLAGS='' go build -trimpath -buildvcs=false -ldflags='-s -w -buildid=' -o "$bins/testprog" ./activities/node/runtimetest/testprog
   CGO_ENABLED=0 go build -o "$bins/pause" ./internal/devstack/dockerd/testdata/pause
@@ -79,7 +81,7 @@ summary() {
   local log
   for log in "$bins"/logs/*; do
     echo "-- ${log##*/}"
-    awk '/--- FAIL|^panic:|DATA RACE|BREACH:|never:/ { left = 6 } left-- > 0 { print substr($0, 1, 500) }' "$log" | head -n 40
+    awk '/--- FAIL|^panic:|DATA RACE|BREACH:|never:|^vulnerabilities: (RED|[^ ]*:)/ { left = 6 } left-- > 0 { print substr($0, 1, 500) }' "$log" | head -n 40
   done
 }
 
@@ -118,6 +120,8 @@ chaos_begun=$SECONDS
 (cd "$chaos" && "$bins/packages/$chaos/test" -test.v -test.paniconexit0 -test.timeout=30m -seed 1) 2>&1 |
   tee "$bins/logs/berth.${chaos//\//.}" && rm "$bins/logs/berth.${chaos//\//.}" || failed=1
 echo "== chaos took $((SECONDS - chaos_begun)) s"
+echo "== known vulnerabilities"
+scripts/vuln.sh "$bins/programs" 2>&1 | tee "$bins/logs/vulnerabilities" && rm "$bins/logs/vulnerabilities" || failed=1
 echo "== tests took $((SECONDS - begun)) s"
 if ((failed)); then
   echo "== FAILED"

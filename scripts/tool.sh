@@ -8,6 +8,8 @@
 #     scripts/tool.sh temporal-sql-tool   its tool for the schema in SQL
 #     scripts/tool.sh staticcheck         a linter: bugs, and simpler forms of the same code
 #     scripts/tool.sh revive              a linter: style, by scripts/revive.toml
+#     scripts/tool.sh govulncheck         finds known vulnerabilities that a program reaches
+#     scripts/tool.sh cyclonedx-gomod     lists the modules of a program in the format CycloneDX
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -18,8 +20,10 @@ temporal-server) package=go.temporal.io/server/cmd/server version=$(go list -m -
 temporal-sql-tool) package=go.temporal.io/server/cmd/tools/sql version=$(go list -m -f '{{.Version}}' go.temporal.io/server) ;;
 staticcheck) package=honnef.co/go/tools/cmd/staticcheck version=v0.8.2 ;;
 revive) package=github.com/mgechev/revive version=v1.15.0 ;;
+govulncheck) package=golang.org/x/vuln/cmd/govulncheck version=v1.8.0 ;;
+cyclonedx-gomod) package=github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod version=v1.10.0 ;;
 *)
-	echo "usage: $0 versitygw|fake-gcs-server|temporal-server|temporal-sql-tool|staticcheck|revive" >&2
+	echo "usage: $0 versitygw|fake-gcs-server|temporal-server|temporal-sql-tool|staticcheck|revive|govulncheck|cyclonedx-gomod" >&2
 	exit 2
 	;;
 esac
@@ -39,7 +43,10 @@ if [[ ! -x $out ]]; then
 		go get -modfile="$tools/.new/go.mod" "$package@$version" >&2
 		GOFLAGS='' go build -modfile="$tools/.new/go.mod" -mod=mod -ldflags='-s -w' -o "$tools/.new/$1" "$package" >&2
 	else
-		GOBIN=$tools/.new GOFLAGS='' go install "$package@$version" >&2
+		flags=()
+		# Its own hash is part of each list that it writes, so it is built without paths of this machine.
+		if [[ $1 == cyclonedx-gomod ]]; then export CGO_ENABLED=0 && flags=(-trimpath); fi
+		GOBIN=$tools/.new GOFLAGS='' go install "${flags[@]}" "$package@$version" >&2
 	fi
 	mv "$tools/.new/$1" "$out"
 	rm -rf "$tools/.new"
