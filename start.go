@@ -22,6 +22,10 @@ type Grant struct {
 type DeviceShare struct {
 	Index int   // of the device on its machine
 	Milli int64 // thousandths; 1000 is the whole device
+
+	// Tenant is the tenant of the job, in a plan in which tenants do not share devices; otherwise
+	// empty.
+	Tenant TenantID `json:"-"`
 }
 
 // Fits reports whether free is at least c in every resource.

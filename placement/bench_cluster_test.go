@@ -30,6 +30,7 @@ type cluster struct {
 	mix         *placement.Mix                        // nil: learned
 	caches      map[berth.MachineID][]spec.CachedData // nil: jobs need no data
 	jobs        int                                   // there ever were
+	apart       bool                                  // no device is shared by two tenants
 }
 
 // bag is rows by job, any of which can be drawn.
@@ -183,6 +184,9 @@ func (c *cluster) keep(id berth.MachineID, j placement.Job) {
 // load builds a snapshot of the rows from nothing.
 func (c *cluster) load() {
 	s := placement.NewSnapshot()
+	if c.apart {
+		s.KeepTenantsApart()
+	}
 	for i, r := range c.classes {
 		s.DefineClass(benchClass(i), r)
 	}

@@ -101,7 +101,7 @@ func (r *run) sorts() []*sort {
 			continue
 		}
 		x := &sort{Demand: Demand{Pool: n.Pool, Like: id}, kind: n.Kind,
-			empty: cluster.Node{Machine: n.Machine, Kind: n.Kind, Variants: n.Variants}}
+			empty: n.Blank()}
 		x.empty.Used, x.empty.GPUs = berth.Capacity{}, slices.Clone(n.GPUs)
 		for i := range x.empty.GPUs {
 			x.empty.GPUs[i].UsedMilli, x.empty.GPUs[i].Healthy = 0, true
@@ -186,7 +186,7 @@ func (d *demand) add(c *cluster.Class, group string) (*added, []int) {
 	for _, s := range d.sorts {
 		m := &added{Node: s.empty, sort: s}
 		if devices, ok := m.fit(c, group); ok {
-			m.FreeMilli = slices.Clone(s.empty.FreeMilli) // Subtract writes to it
+			m.Unshare() // Subtract writes to it
 			d.added = append(d.added, m)
 			return m, devices
 		}

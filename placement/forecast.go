@@ -193,8 +193,12 @@ func (r *run) later(x *queue.Contender, e *queue.Entry) time.Time {
 // job, and its class if unknown, to the snapshot for the time of the call only.
 func (p Planner) WhyNew(s *Snapshot, j queue.Job, request spec.Request, now time.Time) explain.JobExplanation {
 	c := s.cluster.Classes[j.Class]
-	if c == nil {
+	unknown := c == nil
+	if unknown {
 		c = cluster.NewClass(j.Class, request)
+	}
+	c, created := s.cluster.ClassFor(c, j.Tenant)
+	if unknown || created {
 		s.cluster.Observe(c)
 		s.cluster.Enroll(c)
 		s.queue.Enroll(c)

@@ -50,7 +50,7 @@ func earliest(now time.Time, machines map[berth.MachineID]placement.Machine, lis
 			}
 			list = list[1:]
 		}
-		if w.room(r, nil) {
+		if w.room(r, "", nil) {
 			return at
 		}
 		if len(list) == 0 {

@@ -84,6 +84,7 @@ func TestKeptPlansAreFreshPlans(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		c := drawCluster(t)
+		c.apart = rapid.Bool().Draw(t, "apart")
 		c.load()
 		for range rapid.IntRange(1, 12).Draw(t, "plans") {
 			c.planAsFresh(t)
@@ -120,6 +121,7 @@ func TestLongKeptPlansAreFreshPlans(t *testing.T) {
 			if seed%2 == 1 {
 				c.needData()
 			}
+			c.apart = seed == 1 || seed == 2
 			var asked []placement.Asked
 			for _, r := range c.classes {
 				asked = append(asked, placement.Asked{Request: r, Count: 1})

@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"strings"
 	"time"
 
 	"berth"
@@ -347,7 +348,8 @@ func (r *run) explain(c *cluster.Class) {
 	if r.plan.Explain == nil {
 		r.plan.Explain = map[string]explain.Explanation{}
 	}
-	r.plan.Explain[c.Name] = explain.Class(r.snapshot.state, c)
+	name, _, _ := strings.Cut(c.Name, "\x00") // without the tenant, see Cluster.ClassFor
+	r.plan.Explain[name] = explain.Class(r.snapshot.state, c)
 }
 
 // avoidances returns the lists of machines to avoid, in the order to try them: machines

@@ -29,6 +29,7 @@ type arena struct {
 	nominations []placement.Nomination
 	requests    map[string]spec.Request
 	failing     map[berth.JobID]time.Time // gangs that lost a member, and the time when the other members have stopped
+	apart       bool                      // no device is shared by two tenants
 }
 
 func newArena(t interface{ Fatalf(string, ...any) }, p placement.Planner) *arena {
@@ -72,6 +73,9 @@ func (a *arena) job(r spec.Request, j placement.Job, lasts time.Duration) {
 // fresh builds a new snapshot from the same rows.
 func (a *arena) fresh() *placement.Snapshot {
 	s := placement.NewSnapshot()
+	if a.apart {
+		s.KeepTenantsApart()
+	}
 	for _, id := range sorted(a.tenants) {
 		s.UpsertTenant(a.tenants[id])
 	}

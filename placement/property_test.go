@@ -2,6 +2,7 @@ package placement_test
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"testing"
 	"time"
@@ -20,6 +21,16 @@ type world struct {
 	jobs     map[berth.JobID]placement.Job
 	requests []spec.Request
 	caches   map[berth.MachineID][]spec.CachedData
+
+	apart   bool // no device is shared by two tenants
+	running map[berth.JobID]placement.Running
+	owners  map[device]berth.TenantID // of the devices with shares that a job holds
+}
+
+// device is a device of a machine.
+type device struct {
+	machine berth.MachineID
+	index   int
 }
 
 // oracleConstraints are constraints with their meaning in Go.
@@ -107,6 +118,9 @@ func drawJob(t *rapid.T, n int, w *world) placement.Job {
 	if rapid.IntRange(0, 4).Draw(t, "deadline") == 0 {
 		j.QueueDeadline = epoch.Add(time.Duration(rapid.IntRange(0, 20).Draw(t, "deadline at")) * time.Second)
 	}
+	if w.apart {
+		j.Tenant = rapid.SampledFrom([]berth.TenantID{"", "a", "b"}).Draw(t, "tenant")
+	}
 	j.Data = drawData(t)
 	if rapid.IntRange(0, 3).Draw(t, "avoids") == 0 {
 		j.Avoid = []berth.MachineID{"m1", "m3"}
@@ -122,6 +136,12 @@ func drawData(t *rapid.T) []spec.DataKey {
 // snapshot builds one from nothing, in id order.
 func (w *world) snapshot(mix *placement.Mix) *placement.Snapshot {
 	s := placement.NewSnapshot()
+	if w.apart {
+		s.KeepTenantsApart()
+	}
+	for _, id := range sorted(w.running) {
+		s.UpsertRunning(w.running[id])
+	}
 	for _, r := range w.requests {
 		s.DefineClass(r.Class(), r)
 	}
@@ -161,11 +181,15 @@ func TestPlanAgainstOracle(t *testing.T) {
 
 func planAgainstOracle(t *testing.T, planner placement.Planner) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := &world{machines: map[berth.MachineID]placement.Machine{}, jobs: map[berth.JobID]placement.Job{}, caches: map[berth.MachineID][]spec.CachedData{}}
+		w := &world{machines: map[berth.MachineID]placement.Machine{}, jobs: map[berth.JobID]placement.Job{}, caches: map[berth.MachineID][]spec.CachedData{},
+			apart: rapid.Bool().Draw(t, "apart"), running: map[berth.JobID]placement.Running{}, owners: map[device]berth.TenantID{}}
 		for range rapid.IntRange(1, 5).Draw(t, "classes") {
 			w.requests = append(w.requests, drawRequest(t))
 		}
 		s := placement.NewSnapshot()
+		if w.apart {
+			s.KeepTenantsApart()
+		}
 		for _, r := range w.requests {
 			s.DefineClass(r.Class(), r)
 		}
@@ -184,6 +208,7 @@ func planAgainstOracle(t *testing.T, planner placement.Planner) {
 			"machine": func(t *rapid.T) {
 				m := drawMachine(t, fmt.Sprintf("m%d", rapid.IntRange(0, 5).Draw(t, "machine")))
 				if len(assumed) == 0 { // keeps the books simple
+					w.forget(s, m.ID)
 					w.machines[m.ID] = m
 					s.UpsertMachine(m)
 				}
@@ -191,6 +216,7 @@ func planAgainstOracle(t *testing.T, planner placement.Planner) {
 			"machine goes": func(t *rapid.T) {
 				id := berth.MachineID(fmt.Sprintf("m%d", rapid.IntRange(0, 5).Draw(t, "machine")))
 				if len(assumed) == 0 {
+					w.forget(s, id)
 					delete(w.machines, id)
 					delete(w.caches, id)
 					s.RemoveMachine(id)
@@ -224,6 +250,9 @@ func planAgainstOracle(t *testing.T, planner placement.Planner) {
 				}
 			},
 			"commit": func(t *rapid.T) {
+				for _, start := range assumed {
+					w.run(s, start)
+				}
 				w.apply(assumed)
 				for _, start := range assumed {
 					s.RemoveJob(start.Job)
@@ -256,17 +285,79 @@ func planAgainstOracle(t *testing.T, planner placement.Planner) {
 	})
 }
 
+// run makes a started job an occupant, in a world that keeps tenants apart. Another job of the same
+// id has ended there, without giving back its capacity.
+func (w *world) run(s *placement.Snapshot, start berth.Start) {
+	j, ok := w.jobs[start.Job]
+	if !w.apart || !ok {
+		return
+	}
+	if was, ok := w.running[start.Job]; ok {
+		w.leave(s, was)
+	}
+	r := placement.Running{Job: start.Job, Tenant: j.Tenant, Class: j.Class, Ranks: start.Ranks, StartedAt: epoch}
+	w.running[start.Job] = r
+	s.UpsertRunning(r)
+}
+
+// forget ends the jobs on a machine, without giving back their capacity elsewhere.
+func (w *world) forget(s *placement.Snapshot, id berth.MachineID) {
+	for _, job := range sorted(w.running) {
+		if r := w.running[job]; slices.ContainsFunc(r.Ranks, func(g berth.Grant) bool { return g.Machine == id }) {
+			w.leave(s, r)
+		}
+	}
+	for d := range w.owners {
+		if d.machine == id {
+			delete(w.owners, d)
+		}
+	}
+}
+
+// leave removes an occupant. The use of its devices stays, and no job explains it from now on.
+func (w *world) leave(s *placement.Snapshot, r placement.Running) {
+	delete(w.running, r.Job)
+	s.RemoveRunning(r.Job)
+	for _, g := range r.Ranks {
+		for _, d := range g.GPUs {
+			w.owners[device{g.Machine, d.Index}] = "unknown"
+		}
+	}
+}
+
 func (w *world) apply(starts []berth.Start) {
 	for _, start := range starts {
+		tenant := w.jobs[start.Job].Tenant
 		delete(w.jobs, start.Job)
 		for _, g := range start.Ranks {
+			for _, d := range g.GPUs {
+				w.own(g.Machine, d.Index, tenant)
+			}
 			w.machines[g.Machine] = occupy(w.machines[g.Machine], g)
 		}
 	}
 }
 
+// own records the tenant of a share of a device.
+func (w *world) own(m berth.MachineID, index int, t berth.TenantID) {
+	if !w.apart || w.machines[m].GPUs[index].UsedMilli > 0 {
+		return // it is the tenant's already
+	}
+	w.owners[device{m, index}] = t
+}
+
+// usable is the part of a device that a job of the tenant may take.
+func (w *world) usable(m placement.Machine, r spec.Request, t berth.TenantID, index int) int64 {
+	owner, known := w.owners[device{m.ID, index}]
+	if used := m.GPUs[index].UsedMilli; w.apart && r.GPUMilli < 1000 && used > 0 && (!known || owner != t) {
+		return 0
+	}
+	return usable(m, r, index)
+}
+
 func (w *world) clone() *world {
-	c := &world{machines: map[berth.MachineID]placement.Machine{}, jobs: map[berth.JobID]placement.Job{}, requests: w.requests}
+	c := &world{machines: map[berth.MachineID]placement.Machine{}, jobs: map[berth.JobID]placement.Job{}, requests: w.requests,
+		apart: w.apart, owners: maps.Clone(w.owners)}
 	for id, m := range w.machines {
 		m.GPUs = slices.Clone(m.GPUs)
 		c.machines[id] = m
@@ -319,7 +410,7 @@ func (w *world) check(t *rapid.T, p placement.Plan, now time.Time) {
 			next++
 			continue
 		}
-		if !waits && w.room(r, nil) {
+		if !waits && w.room(r, j.Tenant, nil) {
 			t.Fatalf("job %s has room at its turn and was not started\nrequest %+v\nplan %+v", j.ID, r, p)
 		}
 	}
@@ -343,7 +434,7 @@ func (w *world) checkStart(t *rapid.T, s berth.Start, j placement.Job, r spec.Re
 			t.Fatalf("grant %+v does not suit machine %+v and request %+v", g, m, r)
 		}
 		for _, d := range g.GPUs {
-			if free := usable(m, r, d.Index); free < d.Milli || d.Milli != r.GPUMilli {
+			if free := c.usable(m, r, j.Tenant, d.Index); free < d.Milli || d.Milli != r.GPUMilli {
 				t.Fatalf("grant %+v takes GPU %d, which has %d", g, d.Index, free)
 			}
 		}
@@ -354,13 +445,16 @@ func (w *world) checkStart(t *rapid.T, s berth.Start, j placement.Job, r spec.Re
 			t.Fatalf("members differ in label %s: %+v", r.SameLabel, s)
 		}
 		avoided = avoided || slices.Contains(j.Avoid, g.Machine)
+		for _, d := range g.GPUs {
+			c.own(g.Machine, d.Index, j.Tenant)
+		}
 		m = occupy(m, g)
 		if free := m.Total.Sub(m.Used); free.CPUMilli < 0 || free.MemoryMiB < 0 || free.DiskMiB < 0 || free.GPUMilli < 0 {
 			t.Fatalf("machine %s is over its capacity: %+v", m.ID, free)
 		}
 		c.machines[g.Machine] = m
 	}
-	if avoided && w.room(r, j.Avoid) {
+	if avoided && w.room(r, j.Tenant, j.Avoid) {
 		t.Fatalf("job %s went to a machine it should avoid while another had room", j.ID)
 	}
 }
@@ -399,7 +493,7 @@ func usable(m placement.Machine, r spec.Request, index int) int64 {
 
 // room reports whether all members fit, by putting one after the other into the
 // first machine with room. That is exact: members are alike.
-func (w *world) room(r spec.Request, avoid []berth.MachineID) bool {
+func (w *world) room(r spec.Request, t berth.TenantID, avoid []berth.MachineID) bool {
 	groups := []string{""}
 	if r.SameLabel != "" {
 		groups = []string{"r1", "r2"}
@@ -413,11 +507,15 @@ func (w *world) room(r spec.Request, avoid []berth.MachineID) bool {
 				continue
 			}
 			for placed < r.Members {
-				g, ok := grantOn(m, r)
+				g, ok := c.grantOn(m, r, t)
 				if !ok {
 					break
 				}
+				for _, d := range g.GPUs {
+					c.own(m.ID, d.Index, t)
+				}
 				m = occupy(m, g)
+				c.machines[m.ID] = m
 				placed++
 			}
 		}
@@ -428,13 +526,13 @@ func (w *world) room(r spec.Request, avoid []berth.MachineID) bool {
 	return false
 }
 
-func grantOn(m placement.Machine, r spec.Request) (berth.Grant, bool) {
+func (w *world) grantOn(m placement.Machine, r spec.Request, t berth.TenantID) (berth.Grant, bool) {
 	g := berth.Grant{Machine: m.ID, Capacity: r.Capacity()}
 	if !g.Capacity.Fits(m.Total.Sub(m.Used)) {
 		return g, false
 	}
 	for i := range m.GPUs {
-		if len(g.GPUs) < r.GPUs && usable(m, r, i) >= r.GPUMilli {
+		if len(g.GPUs) < r.GPUs && w.usable(m, r, t, i) >= r.GPUMilli {
 			g.GPUs = append(g.GPUs, berth.DeviceShare{Index: i, Milli: r.GPUMilli})
 		}
 	}
@@ -443,12 +541,14 @@ func grantOn(m placement.Machine, r spec.Request) (berth.Grant, bool) {
 
 // checkExplanations compares what is said of each request with brute force.
 func (w *world) checkExplanations(t *rapid.T, s *placement.Snapshot) {
+	w = w.clone()
+	w.apart = false // a request alone is no tenant's
 	for _, r := range w.requests {
 		e := placement.Explain(s, r)
 		now, after := 0, 0
 		var fit []berth.MachineID
 		for _, id := range sorted(w.machines) {
-			if _, ok := grantOn(w.machines[id], r); ok && allowed(w.machines[id], r) {
+			if _, ok := w.grantOn(w.machines[id], r, ""); ok && allowed(w.machines[id], r) {
 				now++
 				fit = append(fit, id)
 			}
@@ -463,11 +563,11 @@ func (w *world) checkExplanations(t *rapid.T, s *placement.Snapshot) {
 		if !slices.Equal(fit, e.Candidates) {
 			t.Fatalf("request %+v: %v fit, said %v", r, fit, e.Candidates)
 		}
-		if e.Unsatisfiable() && w.room(r, nil) {
+		if e.Unsatisfiable() && w.room(r, "", nil) {
 			t.Fatalf("request %+v fits now and is called unsatisfiable: %+v", r, e)
 		}
-		if e.Members != nil && (e.Members.Now == e.Members.Asked) != w.room(r, nil) {
-			t.Fatalf("request %+v: members %+v, room %v", r, *e.Members, w.room(r, nil))
+		if e.Members != nil && (e.Members.Now == e.Members.Asked) != w.room(r, "", nil) {
+			t.Fatalf("request %+v: members %+v, room %v", r, *e.Members, w.room(r, "", nil))
 		}
 	}
 }

@@ -36,6 +36,15 @@ func NewSnapshot() *Snapshot {
 	}
 }
 
+// SnapshotFor returns an empty snapshot for plans by a policy.
+func SnapshotFor(p queue.Policy) *Snapshot {
+	s := NewSnapshot()
+	if p.KeepTenantsApart {
+		s.KeepTenantsApart()
+	}
+	return s
+}
+
 // Machines returns the number of machines.
 func (s *Snapshot) Machines() int { return len(s.cluster.Nodes) }
 
@@ -81,6 +90,10 @@ func (s *Snapshot) UseMix(m *fit.Mix) {
 	s.state.Packer.Use(m)
 }
 
+// KeepTenantsApart makes plans give shares of one device to one tenant only, until all its jobs on
+// the device have ended. It must be called before anything is added.
+func (s *Snapshot) KeepTenantsApart() { s.cluster.KeepApart() }
+
 // HasClass reports whether the class is defined.
 func (s *Snapshot) HasClass(name string) bool { return s.cluster.Classes[name] != nil }
 
@@ -90,7 +103,11 @@ func (s *Snapshot) DefineClass(name string, r spec.Request) {
 	if s.cluster.Classes[name] != nil {
 		return
 	}
-	c := cluster.NewClass(name, r)
+	s.define(cluster.NewClass(name, r))
+}
+
+// define adds a class to all parts of the snapshot.
+func (s *Snapshot) define(c *cluster.Class) {
 	s.cluster.Define(c)
 	s.queue.Enroll(c)
 	s.state.Memory.Reset(c)
@@ -130,6 +147,10 @@ func (s *Snapshot) UpsertJob(j queue.Job) {
 	c := s.cluster.Classes[j.Class]
 	if c == nil {
 		panic(fmt.Sprintf("placement: job %s is of class %q, which is not defined", j.ID, j.Class))
+	}
+	c, created := s.cluster.ClassFor(c, j.Tenant)
+	if created {
+		s.define(c)
 	}
 	if s.queue.Upsert(j, c) {
 		s.state.Packer.Mix.Observe(c)
@@ -213,7 +234,8 @@ func (s *Snapshot) Ahead(id berth.JobID, now time.Time) (n int, ok bool) {
 }
 
 // Explain compares the request with all machines, clause by clause, with the code that
-// places jobs. It does not change the queue.
+// places jobs. It does not change the queue. Shares that other tenants have of devices do not
+// limit it.
 func Explain(s *Snapshot, r spec.Request) explain.Explanation {
 	c := cluster.NewClass("", r)
 	s.cluster.Observe(c)

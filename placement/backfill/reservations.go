@@ -112,6 +112,15 @@ func (r *Reservations) needed(h *cluster.Hold) (out cluster.Amount) {
 		}
 		out = out.Most(left)
 	}
+	// A share of a device that another tenant shares now can start only when that tenant has left:
+	// the tenant must not get more of the device until then.
+	for i := range list {
+		for _, d := range list[i].Grant.GPUs {
+			if r.ledger.Blocked(h, d) {
+				out.Whole(n, d)
+			}
+		}
+	}
 	return out
 }
 

@@ -13,13 +13,17 @@ import (
 
 // Class is the set of waiting jobs with one request.
 type Class struct {
-	Name       string
-	Number     int // among the classes of the cluster; Unnumbered before Enroll
-	Request    spec.Request
-	Capacity   berth.Capacity    // of a member
-	All        berth.Capacity    // of all members
-	Labels     map[string]string // the request's labels that operators set on machines
-	Volumes    map[string]string // the request's labels for shared folders, see spec.VolumeOf
+	Name     string
+	Number   int // among the classes of the cluster; Unnumbered before Enroll
+	Request  spec.Request
+	Capacity berth.Capacity    // of a member
+	All      berth.Capacity    // of all members
+	Labels   map[string]string // the request's labels that operators set on machines
+	Volumes  map[string]string // the request's labels for shared folders, see spec.VolumeOf
+	// Tenant and Sharer are set for shares of devices in a cluster that keeps tenants apart: all jobs
+	// of the class are of this tenant.
+	Tenant     berth.TenantID
+	Sharer     Sharer
 	constraint *constraint
 	Broken     error   // the constraint does not compile: nothing matches
 	Reads      Profile // the machine attributes that the request depends on

@@ -23,6 +23,7 @@ type Cluster struct {
 	on       map[berth.MachineID]*Occupants // of machines with a row, an occupant or both
 	stamp    int                            // of the latest change to occupants
 
+	tenancy  *Tenancy // nil: tenants share devices
 	profile  Profile
 	Kinds    []*Kind          // only grows, until the profile changes
 	byKey    map[string]*Kind // by Profile.key
@@ -68,7 +69,7 @@ func (s *Cluster) NextPlan() int {
 func (s *Cluster) Upsert(m Machine) {
 	n := s.Nodes[m.ID]
 	if n == nil {
-		n = &Node{On: s.occupantsOf(m.ID), Index: s.index()}
+		n = &Node{On: s.occupantsOf(m.ID), Index: s.index(), tenancy: s.tenancy}
 		n.Leaf.Item, n.Leaf.Weight = n, WeightOf(string(m.ID))
 		s.Nodes[m.ID] = n
 	} else {

@@ -166,12 +166,14 @@ func newKind(sample *Machine, variants []Variant) *Kind {
 // Need is the request of one member in the terms of Room.
 type Need struct {
 	berth.Capacity
-	Whole int   // number of unused devices
-	Part  int64 // thousandths of one device that is partly in use
+	Whole  int    // number of unused devices
+	Part   int64  // thousandths of one device that is partly in use
+	Sharer Sharer // the only one of that device that counts; NoSharer: any
 }
 
 func (n Need) within(r Room) bool {
-	return n.Capacity.Fits(r.Capacity) && n.Whole <= r.Whole && n.Part <= r.part
+	return n.Capacity.Fits(r.Capacity) && n.Whole <= r.Whole && n.Part <= r.part &&
+		(n.Sharer == NoSharer || n.Part == 0 || r.owners&ownerBit(n.Sharer) != 0)
 }
 
 // Walk visits the machines that have room for n, from tight to roomy (or, to

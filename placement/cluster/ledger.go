@@ -36,7 +36,9 @@ type Ledger struct {
 	Holds   []*Hold
 	held    []*Hold // by Node.Index; nil: the machine has no hold
 	draft   Node    // see Sketch
+	uses    []use   // of draft
 	buffer  []int64 // see Move
+	before  []use   // see Move
 	trial   bool    // the caller undoes each entry, so Touch records nothing
 }
 
@@ -187,10 +189,10 @@ func (l *Ledger) revert(t *taken) {
 func (l *Ledger) Move(n *Node, change func()) {
 	l.Touch(n)
 	was := n.Room
-	l.buffer = append(l.buffer[:0], n.FreeMilli...)
+	l.buffer, l.before = append(l.buffer[:0], n.FreeMilli...), append(l.before[:0], n.uses...)
 	change()
 	n.sum()
-	if !n.Offered() || n.Room == was && slices.Equal(n.FreeMilli, l.buffer) {
+	if !n.Offered() || n.Room == was && slices.Equal(n.FreeMilli, l.buffer) && slices.Equal(n.uses, l.before) {
 		return
 	}
 	if now := n.Room; now != was {
@@ -237,13 +239,40 @@ func (l *Ledger) Sketch(n *Node) *Node {
 	x := &l.draft
 	x.ID, x.GPUs, x.Kind, x.Variants, x.Free = n.ID, n.GPUs, n.Kind, n.Variants, n.Free
 	x.FreeMilli = append(x.FreeMilli[:0], n.FreeMilli...)
+	x.tenancy, x.uses = n.tenancy, nil
+	if n.uses != nil {
+		l.uses = append(l.uses[:0], n.uses...)
+		x.uses = l.uses
+	}
 	return x
 }
 
 // Amount is capacity of one machine, device by device.
 type Amount struct {
 	berth.Capacity
-	GPUs []int64
+	GPUs    []int64
+	tenants []berth.TenantID // of the shares of each device; nil: none has a tenant
+}
+
+// severalTenants stands in an Amount for the tenants of a device with more than one. No tenant has
+// this id.
+const severalTenants berth.TenantID = "\x00several"
+
+// owns records that a share of the device is the tenant's.
+func (a *Amount) owns(device int, t berth.TenantID) {
+	if t == "" {
+		return
+	}
+	if a.tenants == nil {
+		a.tenants = make([]berth.TenantID, len(a.GPUs))
+	}
+	switch a.tenants[device] {
+	case "":
+		a.tenants[device] = t
+	case t:
+	default:
+		a.tenants[device] = severalTenants
+	}
 }
 
 // Plus adds a grant the given number of times, which may be negative.
@@ -251,7 +280,7 @@ func (a Amount) Plus(n *Node, g berth.Grant, times int64) Amount {
 	if a.GPUs == nil {
 		a.GPUs = make([]int64, len(n.GPUs))
 	} else {
-		a.GPUs = slices.Clone(a.GPUs)
+		a.GPUs, a.tenants = slices.Clone(a.GPUs), slices.Clone(a.tenants)
 	}
 	c := g.Capacity
 	if times < 0 {
@@ -261,7 +290,9 @@ func (a Amount) Plus(n *Node, g berth.Grant, times int64) Amount {
 	}
 	for _, d := range g.GPUs {
 		if i := n.Device(d.Index); i >= 0 {
-			a.GPUs[i] += times * d.Milli
+			if a.GPUs[i] += times * d.Milli; times > 0 {
+				a.owns(i, d.Tenant)
+			}
 		}
 	}
 	return a
@@ -278,6 +309,9 @@ func (a Amount) Most(b Amount) Amount {
 	}
 	for i, x := range b.GPUs {
 		a.GPUs[i] = max(a.GPUs[i], x)
+		if b.tenants != nil && x > 0 {
+			a.owns(i, b.tenants[i])
+		}
 	}
 	return a
 }
@@ -291,7 +325,11 @@ func (a Amount) within(n *Node) berth.Grant {
 	}}
 	for i, x := range a.GPUs {
 		if x = part(x, n.FreeMilli[i]); x > 0 {
-			g.GPUs = append(g.GPUs, berth.DeviceShare{Index: n.GPUs[i].Index, Milli: x})
+			d := berth.DeviceShare{Index: n.GPUs[i].Index, Milli: x}
+			if a.tenants != nil {
+				d.Tenant = a.tenants[i]
+			}
+			g.GPUs = append(g.GPUs, d)
 		}
 	}
 	return g

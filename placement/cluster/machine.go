@@ -80,6 +80,8 @@ type Node struct {
 	assumed   []berth.Grant // decisions with a commit under way
 	Free      berth.Capacity
 	FreeMilli []int64 // free thousandths of each device, or Unhealthy
+	tenancy   *Tenancy
+	uses      []use // of each device; nil without a tenancy
 	Room      Room
 	Touched   int // the latest plan that changed the machine
 
@@ -100,8 +102,9 @@ func (n *Node) Offered() bool { return n.Leaf.size > 0 }
 // need not fit.
 type Room struct {
 	berth.Capacity
-	Whole int   // number of unused devices
-	part  int64 // the largest free share of a partly used device, in thousandths
+	Whole  int    // number of unused devices
+	part   int64  // the largest free share of a partly used device, in thousandths
+	owners uint64 // with a tenancy: the owners of partly used devices, see ownerBit
 }
 
 // max returns the larger of two rooms in each field.
@@ -113,8 +116,9 @@ func (r Room) max(o Room) Room {
 			DiskMiB:   max(r.DiskMiB, o.DiskMiB),
 			GPUMilli:  max(r.GPUMilli, o.GPUMilli),
 		},
-		Whole: max(r.Whole, o.Whole),
-		part:  max(r.part, o.part),
+		Whole:  max(r.Whole, o.Whole),
+		part:   max(r.part, o.part),
+		owners: r.owners | o.owners,
 	}
 }
 
@@ -129,6 +133,7 @@ func (n *Node) Recount() {
 			n.FreeMilli = append(n.FreeMilli, Unhealthy)
 		}
 	}
+	n.countUses()
 	for _, g := range n.assumed {
 		n.Subtract(g)
 	}
@@ -138,15 +143,26 @@ func (n *Node) Recount() {
 // sum derives Room from Free and FreeMilli.
 func (n *Node) sum() {
 	n.Room = Room{Capacity: n.Free}
-	for _, milli := range n.FreeMilli {
-		switch {
-		case milli == 1000:
+	for i, milli := range n.FreeMilli {
+		if milli == Whole {
 			n.Room.Whole++
-		case milli > n.Room.part:
-			n.Room.part = milli
+			continue
+		}
+		n.Room.part = max(n.Room.part, milli)
+		if n.uses != nil && milli > 0 {
+			n.Room.owners |= ownerBit(n.uses[i].owner())
 		}
 	}
 }
+
+// Blank returns the machine without a place in a tree and without occupants. The caller sets the
+// row and calls Recount.
+func (n *Node) Blank() Node {
+	return Node{Machine: n.Machine, Kind: n.Kind, Variants: n.Variants, tenancy: n.tenancy}
+}
+
+// Unshare gives a copied node free shares of its own, which Subtract and Add may change.
+func (n *Node) Unshare() { n.FreeMilli, n.uses = slices.Clone(n.FreeMilli), slices.Clone(n.uses) }
 
 // Subtract takes a grant out of the free capacity, down to zero for each device.
 func (n *Node) Subtract(g berth.Grant) {
@@ -155,6 +171,7 @@ func (n *Node) Subtract(g berth.Grant) {
 		if i := n.Device(d.Index); i >= 0 && n.FreeMilli[i] >= 0 {
 			n.FreeMilli[i] = max(0, n.FreeMilli[i]-d.Milli)
 		}
+		n.count(d, 1)
 	}
 }
 
@@ -165,6 +182,7 @@ func (n *Node) Add(g berth.Grant) {
 		if i := n.Device(d.Index); i >= 0 && n.FreeMilli[i] != Unhealthy {
 			n.FreeMilli[i] += d.Milli
 		}
+		n.count(d, -1)
 	}
 }
 
@@ -213,6 +231,7 @@ func (n *Node) Owe(g berth.Grant) {
 		if i := n.Device(d.Index); i >= 0 && n.FreeMilli[i] != Unhealthy {
 			n.FreeMilli[i] -= d.Milli
 		}
+		n.count(d, 1)
 	}
 }
 

@@ -65,13 +65,14 @@ type Occupant struct {
 	Preemptible bool // and not stopping already
 	Priority    int32
 	Owner       *Owner
-	Frees       berth.Capacity // released on this machine at the job's end
-	Devices     int            // grants of devices on this machine
-	gpus        float64        // of all members, see GPUsOf
-	Started     time.Duration  // since origin, as are since and ends
-	since       time.Duration  // the start or the last verified checkpoint, the later one
-	restart     time.Duration  // Running.RestartCost
-	ends        time.Duration  // by the job's limits; Unknown without any
+	Frees       berth.Capacity      // released on this machine at the job's end
+	Devices     int                 // grants of devices on this machine
+	gpus        float64             // of all members, see GPUsOf
+	shares      []berth.DeviceShare // of devices of this machine; nil without a tenancy
+	Started     time.Duration       // since origin, as are since and ends
+	since       time.Duration       // the start or the last verified checkpoint, the later one
+	restart     time.Duration       // Running.RestartCost
+	ends        time.Duration       // by the job's limits; Unknown without any
 }
 
 // Unknown is the end of an occupant without a known end. It is after all other times.
@@ -91,6 +92,9 @@ func (s *Cluster) occupantsOf(id berth.MachineID) *Occupants {
 // Occupy adds a running job. The job must be unknown so far.
 func (s *Cluster) Occupy(r Running, by *Owner) *Holder {
 	h := &Holder{Running: r, Owner: by}
+	if s.tenancy != nil {
+		h.Ranks = owned(h.Ranks, h.Tenant)
+	}
 	for _, g := range r.Ranks {
 		h.Capacity = h.Capacity.Add(g.Capacity)
 		if !slices.Contains(h.Machines, g.Machine) {
@@ -99,8 +103,9 @@ func (s *Cluster) Occupy(r Running, by *Owner) *Holder {
 	}
 	for _, m := range h.Machines {
 		on := s.occupantsOf(m)
-		on.List = append(on.List, h.on(m))
+		on.List = append(on.List, h.on(m, s.tenancy != nil))
 		s.occupantsChanged(m, on)
+		s.recountUses(m, h)
 	}
 	s.Running[r.Job] = h
 	if h.Stopping {
@@ -124,8 +129,37 @@ func (s *Cluster) Vacate(id berth.JobID) *Holder {
 			delete(s.on, m)
 		}
 		s.occupantsChanged(m, on)
+		s.recountUses(m, h)
 	}
 	return h
+}
+
+// owned returns the grants of a job of a tenant, with the tenant in each share of a device.
+func owned(ranks []berth.Grant, t berth.TenantID) []berth.Grant {
+	ranks = slices.Clone(ranks)
+	for i := range ranks {
+		ranks[i] = Owned(ranks[i], t)
+	}
+	return ranks
+}
+
+// Owned returns the grant with the tenant in each share of a device.
+func Owned(g berth.Grant, t berth.TenantID) berth.Grant {
+	if len(g.GPUs) == 0 {
+		return g
+	}
+	g.GPUs = slices.Clone(g.GPUs)
+	for i := range g.GPUs {
+		g.GPUs[i].Tenant = t
+	}
+	return g
+}
+
+// recountUses derives the owners of a machine's devices again after a holder came or left.
+func (s *Cluster) recountUses(m berth.MachineID, h *Holder) {
+	if s.tenancy != nil && h.Capacity.GPUMilli > 0 {
+		s.change(m, func(*Node) {})
+	}
 }
 
 // occupantsChanged makes every cache of a machine's occupants stale.
@@ -138,7 +172,7 @@ func (s *Cluster) occupantsChanged(id berth.MachineID, on *Occupants) {
 }
 
 // on returns the job as an occupant of one of its machines.
-func (h *Holder) on(m berth.MachineID) Occupant {
+func (h *Holder) on(m berth.MachineID, shares bool) Occupant {
 	x := Occupant{
 		Holder: h, Owner: h.Owner, Preemptible: h.Preemptible && !h.Stopping, Priority: Short(int64(h.Priority)),
 		gpus: GPUsOf(h.Capacity), Started: SinceOrigin(h.StartedAt), restart: h.RestartCost, ends: Unknown,
@@ -150,6 +184,9 @@ func (h *Holder) on(m berth.MachineID) Occupant {
 	for i := range h.Ranks {
 		if g := &h.Ranks[i]; g.Machine == m {
 			x.Frees, x.Devices = x.Frees.Add(g.Capacity), x.Devices+len(g.GPUs)
+			if shares {
+				x.shares = append(x.shares, g.GPUs...)
+			}
 		}
 	}
 	return x

@@ -360,9 +360,24 @@ func (c clauses) freeConditions() []condition {
 		}
 		cond.fails = func(n *cluster.Node) bool { return !hasDevices(c.Class, n) }
 		list = append(list, cond)
+		if c.Sharer != cluster.NoSharer {
+			list = append(list, c.tenantCondition())
+		}
 	}
 	of := func(n *cluster.Node) berth.Capacity { return n.Free }
 	return append(list, c.capacityConditions("free_", " free", false, of)...)
+}
+
+// tenantCondition is the clause that no other tenant shares the device.
+func (c clauses) tenantCondition() condition {
+	const has = "free shares only on GPUs that another tenant shares"
+	return condition{name: "gpu_tenant", one: "has " + has, many: "have " + has,
+		none: fmt.Sprintf("no machine has a GPU with a share of %s free that no other tenant shares",
+			spec.MilliGPU(c.Request.GPUMilli)),
+		fails: func(n *cluster.Node) bool {
+			return hasDevices(c.Class, n) && !slices.ContainsFunc(usable(c.Class, n),
+				func(i int) bool { return c.MayUse(n, i) })
+		}}
 }
 
 // fewer renders a lack of n devices: "no GPU" for 1, "fewer than 4 GPUs" for 4.
@@ -425,13 +440,15 @@ func hasDevices(c *cluster.Class, n *cluster.Node) bool {
 	return freeDevices(c, n) >= c.Request.GPUs && c.Capacity.GPUMilli <= n.Free.GPUMilli
 }
 
-// freeDevices returns the number of free devices that the request may use.
-func freeDevices(c *cluster.Class, n *cluster.Node) int {
-	count := 0
+// freeDevices returns the number of free devices that the request may use, whoever shares them.
+func freeDevices(c *cluster.Class, n *cluster.Node) int { return len(usable(c, n)) }
+
+// usable lists these devices, as positions in n.GPUs.
+func usable(c *cluster.Class, n *cluster.Node) (list []int) {
 	for i, d := range n.GPUs {
 		if n.FreeMilli[i] >= c.Request.GPUMilli && c.Typed(d) && c.Large(d) && c.Admits(&n.Machine, d) {
-			count++
+			list = append(list, i)
 		}
 	}
-	return count
+	return list
 }

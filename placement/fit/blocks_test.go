@@ -115,7 +115,7 @@ func TestTheFastSurchargeIsTheSlowOne(t *testing.T) {
 					}
 					left := g.without(nil, c.Request.GPUs, m.Devices)
 					if c.Request.GPUMilli < 1000 {
-						left = g.with(nil, slices.Index(g.holes, where), c.Request.GPUMilli)
+						left = g.with(nil, slices.Index(g.holes, where), c)
 					}
 					fast, slow := f.fastSurcharge(set, g, c, where), f.surcharge(g, c, left)
 					if math.Abs(float64(fast-slow)) > 1e-2 {

@@ -8,9 +8,12 @@ import (
 )
 
 // AsksForAll reports whether class c requests at least as much as class o of every
-// resource.
+// resource, so that a place for c is one for o. Shares of different tenants do not compare: each
+// tenant may share other devices.
 func AsksForAll(c *cluster.Class, o *cluster.Class) bool {
-	return o.Capacity.Fits(c.Capacity) && o.Request.GPUs <= c.Request.GPUs && o.Request.GPUMilli <= c.Request.GPUMilli
+	return o.Capacity.Fits(c.Capacity) && o.Request.GPUs <= c.Request.GPUs &&
+		o.Request.GPUMilli <= c.Request.GPUMilli &&
+		(o.Sharer == cluster.NoSharer || o.Sharer == c.Sharer || c.Request.GPUMilli == cluster.Whole)
 }
 
 // UsableDevices returns the number of devices that the request could use on an empty
@@ -49,7 +52,8 @@ func Needs(c *cluster.Class) []cluster.Need {
 	case r.GPUs == 0:
 		return []cluster.Need{{Capacity: c.Capacity}}
 	case r.GPUMilli < 1000:
-		return []cluster.Need{{Capacity: c.Capacity, Part: r.GPUMilli}, {Capacity: c.Capacity, Whole: 1}}
+		return []cluster.Need{
+			{Capacity: c.Capacity, Part: r.GPUMilli, Sharer: c.Sharer}, {Capacity: c.Capacity, Whole: 1}}
 	}
 	return []cluster.Need{{Capacity: c.Capacity, Whole: r.GPUs}}
 }
@@ -65,7 +69,7 @@ func Devices(c *cluster.Class, n *cluster.Node, allowed uint64) ([]int, bool) {
 		return nil, true
 	}
 	if c.Request.GPUMilli < 1000 {
-		return tightest(n, c.Request.GPUMilli, allowed)
+		return tightest(c, n, allowed)
 	}
 	return wholeDevices(n, c.Request.GPUs, allowed)
 }
@@ -82,7 +86,8 @@ func Fits(c *cluster.Class, n *cluster.Node, allowed uint64) bool {
 	}
 	count := 0
 	for i, free := range n.FreeMilli {
-		if free >= r.GPUMilli && (free == cluster.Whole || r.GPUMilli < cluster.Whole) && admitted(n, i, allowed) {
+		if free >= r.GPUMilli && (free == cluster.Whole || r.GPUMilli < cluster.Whole) && admitted(n, i, allowed) &&
+			c.MayUse(n, i) {
 			if count++; count == r.GPUs || r.GPUMilli < cluster.Whole {
 				return true
 			}
@@ -91,12 +96,13 @@ func Fits(c *cluster.Class, n *cluster.Node, allowed uint64) bool {
 	return false
 }
 
-// tightest returns the device with the least free share that holds a share of milli: a
+// tightest returns the device with the least free share that holds a share of the class: a
 // device in use before an unused one.
-func tightest(n *cluster.Node, milli int64, allowed uint64) ([]int, bool) {
+func tightest(c *cluster.Class, n *cluster.Node, allowed uint64) ([]int, bool) {
 	best := -1
 	for i, free := range n.FreeMilli {
-		if free >= milli && admitted(n, i, allowed) && (best < 0 || free < n.FreeMilli[best]) {
+		if free >= c.Request.GPUMilli && admitted(n, i, allowed) && (best < 0 || free < n.FreeMilli[best]) &&
+			c.MayUse(n, i) {
 			best = i
 		}
 	}
@@ -135,7 +141,8 @@ func admitted(n *cluster.Node, device int, allowed uint64) bool {
 func Grant(c *cluster.Class, n *cluster.Node, devices []int) berth.Grant {
 	g := berth.Grant{Machine: n.ID, Epoch: n.Epoch, Capacity: c.Capacity}
 	for _, d := range devices {
-		g.GPUs = append(g.GPUs, berth.DeviceShare{Index: n.GPUs[d].Index, Milli: c.Request.GPUMilli})
+		g.GPUs = append(g.GPUs,
+			berth.DeviceShare{Index: n.GPUs[d].Index, Milli: c.Request.GPUMilli, Tenant: c.Tenant})
 	}
 	return g
 }

@@ -201,7 +201,7 @@ func (f *fleet) enter(n *cluster.Node) {
 	f.key = binary.AppendVarint(f.key, s.cpu)
 	f.key = binary.AppendVarint(f.key, s.memory)
 	for _, h := range s.holes {
-		f.key = binary.BigEndian.AppendUint16(f.key, uint16(h))
+		f.key = binary.BigEndian.AppendUint32(f.key, uint32(h))
 	}
 	g := f.groups[string(f.key)]
 	if g == nil {
@@ -348,10 +348,10 @@ func (f *fleet) price(g *group, c *cluster.Class, devices uint64) (float32, hole
 	for i, h := range g.holes {
 		// Equal free parts follow each other and cost the same: the first of them is
 		// enough.
-		if h.free() < c.Request.GPUMilli || devices>>h.variant()&1 == 0 || i > 0 && h == g.holes[i-1] {
+		if h.free() < c.Request.GPUMilli || devices>>h.variant()&1 == 0 || i > 0 && h == g.holes[i-1] || !h.admits(c) {
 			continue
 		}
-		to.holes = g.with(f.after, i, c.Request.GPUMilli)
+		to.holes = g.with(f.after, i, c)
 		f.after = to.holes
 		if l := f.loss(g, &to); l < least {
 			least, best = l, h
@@ -386,11 +386,11 @@ func (s *remnant) without(into []hole, count int, devices uint64) []hole {
 	return into
 }
 
-// with returns the holes that remain after a share of milli was taken from the one at i,
+// with returns the holes that remain after a share of the class was taken from the one at i,
 // again in falling order.
-func (s *remnant) with(into []hole, i int, milli int64) []hole {
+func (s *remnant) with(into []hole, i int, c *cluster.Class) []hole {
 	into = append(into[:0], s.holes...)
-	left := into[i] - hole(milli)
+	left := newHole(into[i].variant(), into[i].free()-c.Request.GPUMilli, c.Sharer)
 	if left.free() == 0 {
 		return append(into[:i], into[i+1:]...)
 	}

@@ -299,7 +299,7 @@ func devicesAt(c *cluster.Class, n *cluster.Node, allowed uint64, where hole) ([
 		return Devices(c, n, allowed)
 	}
 	for i, free := range n.FreeMilli {
-		if free > 0 && newHole(n.Variants[i], free) == where {
+		if free > 0 && newHole(n.Variants[i], free, n.SharerOf(i)) == where {
 			return []int{i}, true
 		}
 	}

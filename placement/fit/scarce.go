@@ -55,10 +55,10 @@ func (f *fleet) surcharge(g *group, c *cluster.Class, holes []hole) float32 {
 func (f *fleet) leastTotal(g *group, c *cluster.Class, devices uint64) (float32, hole) {
 	least, best := float32(never), hole(0)
 	for i, h := range g.holes {
-		if h.free() < c.Request.GPUMilli || devices>>h.variant()&1 == 0 || i > 0 && h == g.holes[i-1] {
+		if h.free() < c.Request.GPUMilli || devices>>h.variant()&1 == 0 || i > 0 && h == g.holes[i-1] || !h.admits(c) {
 			continue
 		}
-		f.after = g.with(f.after, i, c.Request.GPUMilli)
+		f.after = g.with(f.after, i, c)
 		to := remnant{g.kind, g.cpu - c.Capacity.CPUMilli, g.memory - c.Capacity.MemoryMiB, f.after}
 		f.uncached++
 		if l := f.loss(g, &to) + f.surcharge(g, c, f.after); l < least {

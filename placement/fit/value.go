@@ -1,23 +1,33 @@
 package fit
 
 import (
+	"cmp"
 	"slices"
 
 	"berth/placement/cluster"
 )
 
-// hole is the free part of one device: the position of its variant in the kind in the high
-// bits, and its free share in thousandths in the low 10 bits.
-type hole uint16
+// hole is the free part of one device: from high to low bits the position of its variant in the
+// kind, its free share in thousandths in 10 bits, and in 16 bits its owner. The value of a hole
+// depends on the first two alone, as if every tenant could use it.
+type hole uint32
 
 // newHole returns the hole of a device with the given free share, in thousandths.
-func newHole(variant int, free int64) hole { return hole(variant<<10 | int(free)) }
+func newHole(variant int, free int64, by cluster.Sharer) hole {
+	return hole(variant<<26 | int(free)<<16 | int(by))
+}
 
 // free returns the free share, in thousandths.
-func (h hole) free() int64 { return int64(h & (1<<10 - 1)) }
+func (h hole) free() int64 { return int64(h >> 16 & (1<<10 - 1)) }
 
 // variant returns the position of the device's variant in Kind.Variants.
-func (h hole) variant() int { return int(h >> 10) }
+func (h hole) variant() int { return int(h >> 26) }
+
+// admits reports whether a class may use the hole, as far as the tenants of the device decide.
+func (h hole) admits(c *cluster.Class) bool {
+	return c.Sharer == cluster.NoSharer || h.free() == cluster.Whole ||
+		c.Sharer != cluster.Several && cluster.Sharer(h) == c.Sharer
+}
 
 // remnant is the kind and the free capacity of a machine, the input of the usable share.
 // Machines with equal remnants are equally good for every job.
@@ -298,9 +308,9 @@ func remnantOf(n *cluster.Node, holes []hole) remnant {
 	holes = holes[:0]
 	for i, free := range n.FreeMilli {
 		if v := n.Variants[i]; free > 0 && v < cluster.MaxVariants {
-			holes = append(holes, newHole(v, free))
+			holes = append(holes, newHole(v, free, n.SharerOf(i)))
 		}
 	}
-	slices.SortFunc(holes, func(a, b hole) int { return int(b) - int(a) })
+	slices.SortFunc(holes, func(a, b hole) int { return cmp.Compare(b, a) })
 	return remnant{n.Kind, n.Free.CPUMilli, n.Free.MemoryMiB, holes}
 }

@@ -77,8 +77,8 @@ func (r *Nominations) Load(list []Nomination, q *queue.Queue) {
 // the machine, and the job counts as its occupant, so that reserved starts expect the job's
 // end there.
 func (r *Nominations) add(e *queue.Entry, n *cluster.Node, m Nomination) {
-	x := Mark{Nomination: m, node: n,
-		grant: berth.Grant{Machine: n.ID, Epoch: n.Epoch, Capacity: m.Capacity, GPUs: m.GPUs}}
+	x := Mark{Nomination: m, node: n, grant: cluster.Owned(
+		berth.Grant{Machine: n.ID, Epoch: n.Epoch, Capacity: m.Capacity, GPUs: m.GPUs}, e.Class.Tenant)}
 	if h := r.cluster.Running[m.Victim]; h != nil && slices.Contains(h.Machines, m.Machine) {
 		x.Holder = h
 		if at, ok := r.reservations.Ends(h); ok && n.Placeable() {
@@ -129,7 +129,11 @@ func (r *Nominations) Awaits(e *queue.Entry) bool {
 	r.Lift(marks)
 	for _, m := range marks {
 		if m.Holder != nil {
-			r.ledger.Give(m.node, m.grant)
+			g := m.grant
+			if r.cluster.KeepsApart() {
+				g = cluster.Owned(g, m.Holder.Tenant)
+			}
+			r.ledger.Give(m.node, g)
 		}
 	}
 	fits := r.placer.FitsAnywhere(c)
@@ -172,7 +176,8 @@ func (r *Nominations) nominate(e *queue.Entry, c cluster.Choice, victims []*clus
 		}
 		r.Written = append(r.Written, m)
 		r.promises[m.Victim] = append(r.promises[m.Victim], m)
-		g := berth.Grant{Machine: m.Machine, Epoch: c.Node.Epoch, Capacity: m.Capacity, GPUs: m.GPUs}
+		g := cluster.Owned(berth.Grant{Machine: m.Machine, Epoch: c.Node.Epoch, Capacity: m.Capacity, GPUs: m.GPUs},
+			e.Class.Tenant)
 		if m.Victim == "" {
 			r.ledger.Take(cluster.Choice{Node: c.Node, Grant: cluster.Clamp(c.Node, g)})
 		} else {
@@ -246,7 +251,7 @@ func draw(n *cluster.Node, left *cluster.Amount, from berth.Grant) berth.Grant {
 			continue
 		}
 		if milli := take(&left.GPUs[i], d.Milli); milli > 0 {
-			got.GPUs = append(got.GPUs, berth.DeviceShare{Index: d.Index, Milli: milli})
+			got.GPUs = append(got.GPUs, berth.DeviceShare{Index: d.Index, Milli: milli, Tenant: d.Tenant})
 			got.Capacity.GPUMilli += milli
 		}
 	}

@@ -252,6 +252,10 @@ func hasFree(n *cluster.Node, g berth.Grant, ranks []berth.Grant) bool {
 		if x > 0 && x > n.FreeMilli[i] && n.FreeMilli[i] != cluster.Unhealthy {
 			return false
 		}
+		// The beneficiary may be of another tenant, and have a share of the device now.
+		if x > 0 && !all.MayJoin(n, i) {
+			return false
+		}
 	}
 	return true
 }

@@ -26,7 +26,11 @@ func (r *Nominations) withhold(n *cluster.Node, m Nomination) {
 	if m.Victim != "" {
 		return
 	}
-	g := cluster.Clamp(n, berth.Grant{Machine: n.ID, Epoch: n.Epoch, Capacity: m.Capacity, GPUs: m.GPUs})
+	g := berth.Grant{Machine: n.ID, Epoch: n.Epoch, Capacity: m.Capacity, GPUs: m.GPUs}
+	if r.cluster.KeepsApart() {
+		g = cluster.Owned(g, r.cluster.Running[m.For].Tenant)
+	}
+	g = cluster.Clamp(n, g)
 	r.ledger.Move(n, func() { n.Subtract(g) })
 }
 

@@ -62,6 +62,10 @@ type Policy struct {
 	// that no start can be reserved behind the job.
 	AssumeRun time.Duration
 
+	// KeepTenantsApart gives shares of one GPU to one tenant at a time. Snapshots read it when they
+	// are created.
+	KeepTenantsApart bool
+
 	// Exponent is the exponent a of the remaining service in order srsf: remaining time x
 	// GPUs^a.
 	Exponent float64
