@@ -135,6 +135,7 @@ type presentMachine struct {
 	engineSilent bool // its container engine does not respond
 	free         berth.Capacity
 	healed       map[int]int64 // by index: free thousandths of each healthy device; nil: no GPU asked for
+	sharers      sharers       // of its devices; nil: no decision asks for a share that is one tenant's
 	kept         []Nomination  // nominations on this machine whose room is free already
 	ports        ports
 }
@@ -163,6 +164,9 @@ func lockForStarts(ctx context.Context, conn *pgx.Conn, term Term, starts []bert
 	if len(ids.withGPUs) > 0 {
 		p.queueDevices(&batch, ids.withGPUs)
 	}
+	if len(ids.withShares) > 0 {
+		p.queueSharers(&batch, ids.withShares)
+	}
 	// After the machines: a writer of a nomination holds the lock of its machine.
 	p.queueNominations(&batch, ids.machines)
 	p.queuePorts(&batch, starts)
@@ -184,6 +188,8 @@ type startRows struct {
 	repeated []berth.JobID // of jobs: not at their first attempt, so they may have checkpoints
 	machines []berth.MachineID
 	withGPUs []berth.MachineID // of machines: with devices to lock
+	// withShares lists those of them on which a share of a device must be one tenant's.
+	withShares []berth.MachineID
 }
 
 // newPresent returns the empty rows of a batch and the ids to read them by.
@@ -213,6 +219,10 @@ func newPresent(starts []berth.Start) (*present, startRows) {
 			if len(r.GPUs) > 0 && m.healed == nil {
 				m.healed = map[int]int64{}
 				n.withGPUs = append(n.withGPUs, r.Machine)
+			}
+			if m.sharers == nil && slices.ContainsFunc(r.GPUs, oneTenants) {
+				m.sharers = sharers{}
+				n.withShares = append(n.withShares, r.Machine)
 			}
 		}
 	}
@@ -254,8 +264,8 @@ func (p *present) queueMachines(batch *pgx.Batch, machines []berth.MachineID) {
 		_, err := pgx.ForEachRow(rows, []any{&id, &m.epoch, &m.state, &m.fences, &m.engineSilent, &m.free.CPUMilli,
 			&m.free.MemoryMiB, &m.free.DiskMiB, &m.free.GPUMilli,
 			&m.ports.First, &m.ports.Last}, func() error {
-			// Keep the map made above: it marks machines whose devices are read.
-			m.healed = p.machines[id].healed
+			// Keep the maps made above: they mark machines whose devices are read.
+			m.healed, m.sharers = p.machines[id].healed, p.machines[id].sharers
 			*p.machines[id] = m
 			return nil
 		})
@@ -284,6 +294,26 @@ func (p *present) queueDevices(batch *pgx.Batch, machines []berth.MachineID) {
 		})
 		return err
 	})
+}
+
+// queueSharers reads the tenants of the devices. The locks of the machines keep other commits away.
+func (p *present) queueSharers(batch *pgx.Batch, machines []berth.MachineID) {
+	batch.Queue(`
+		SELECT a.machine_id, c.idx, j.tenant
+		FROM allocations a
+		JOIN device_allocations c ON c.alloc_id = a.id
+		JOIN jobs j ON j.id = a.job
+		WHERE a.machine_id = ANY($1) AND a.forgotten_at IS NULL AND counts(a.state)`, machines).Query(
+		func(rows pgx.Rows) error {
+			var id berth.MachineID
+			var idx int
+			var tenant berth.TenantID
+			_, err := pgx.ForEachRow(rows, []any{&id, &idx, &tenant}, func() error {
+				p.machines[id].sharers.add(idx, tenant)
+				return nil
+			})
+			return err
+		})
 }
 
 // queueNominations reads the capacity of the machines that is nominated for jobs and already
@@ -363,11 +393,12 @@ func (d *Queue) writeStarts(ctx context.Context, conn *pgx.Conn, term Term, star
 	// A statement of its own, since the ids of the allocations exist only now.
 	if len(g.job) > 0 {
 		batch.Queue(`
-			INSERT INTO device_allocations (alloc_id, machine_id, idx, milli)
-			SELECT a.id, a.machine_id, s.idx, s.milli
-			FROM unnest($1::uuid[], $2::int[], $3::int[], $4::int[], $5::bigint[]) AS s(job, attempt, rank, idx, milli)
+			INSERT INTO device_allocations (alloc_id, machine_id, idx, milli, tenant)
+			SELECT a.id, a.machine_id, s.idx, s.milli, nullif(s.tenant, '')
+			FROM unnest($1::uuid[], $2::int[], $3::int[], $4::int[], $5::bigint[], $6::text[])
+			     AS s(job, attempt, rank, idx, milli, tenant)
 			JOIN allocations a ON a.job = s.job AND a.attempt = s.attempt AND a.rank = s.rank`,
-			g.job, g.attempt, g.rank, g.idx, g.milli)
+			g.job, g.attempt, g.rank, g.idx, g.milli, g.tenant)
 	}
 	// The entry penalty is one charge without a duration for each allocation.
 	if d.entry > 0 {

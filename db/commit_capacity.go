@@ -111,9 +111,13 @@ func (m *presentMachine) take(r berth.Grant, job berth.JobID, atMostOne bool) er
 		if m.healed[g.Index]-kept[g.Index] < g.Milli {
 			return fmt.Errorf("GPU %d is kept for a job that others gave way to", g.Index)
 		}
+		if oneTenants(g) && m.sharers.others(g.Index, g.Tenant) {
+			return fmt.Errorf("GPU %d is shared by another tenant", g.Index)
+		}
 	}
 	for _, g := range r.GPUs {
 		m.healed[g.Index] -= g.Milli
+		m.sharers.add(g.Index, g.Tenant)
 	}
 	m.free = m.free.Sub(r.Capacity)
 	return nil
@@ -131,6 +135,33 @@ func fitsBeside(c, left berth.Capacity) bool {
 func (m *presentMachine) give(r berth.Grant) {
 	for _, g := range r.GPUs {
 		m.healed[g.Index] += g.Milli
+		m.sharers.remove(g.Index, g.Tenant)
 	}
 	m.free = m.free.Add(r.Capacity)
+}
+
+// sharers lists, by device, the tenants of all shares. The nil map stays empty.
+type sharers map[int][]berth.TenantID
+
+// oneTenants reports whether a share may meet shares of its own tenant only. Plans of a cluster with
+// this rule name the tenant.
+func oneTenants(d berth.DeviceShare) bool { return d.Tenant != "" }
+
+// others reports whether another tenant has a share of the device.
+func (s sharers) others(device int, t berth.TenantID) bool {
+	return slices.ContainsFunc(s[device], func(o berth.TenantID) bool { return o != t })
+}
+
+// add records a share.
+func (s sharers) add(device int, t berth.TenantID) {
+	if s != nil {
+		s[device] = append(s[device], t)
+	}
+}
+
+// remove reverts add.
+func (s sharers) remove(device int, t berth.TenantID) {
+	if at := slices.Index(s[device], t); at >= 0 {
+		s[device] = slices.Delete(s[device], at, at+1)
+	}
 }

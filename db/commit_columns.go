@@ -25,6 +25,7 @@ type (
 		job                []berth.JobID
 		attempt, rank, idx []int
 		milli              []int64
+		tenant             []berth.TenantID // "": the claim is not limited to one tenant
 	}
 )
 
@@ -47,7 +48,7 @@ func columnsOf(starts []berth.Start, p *present) (a attemptColumns, r rankColumn
 			r.port = append(r.port, p.port(s.Job, i))
 			for _, d := range rank.GPUs {
 				g.job, g.attempt, g.rank = append(g.job, s.Job), append(g.attempt, s.Attempt), append(g.rank, i)
-				g.idx, g.milli = append(g.idx, d.Index), append(g.milli, d.Milli)
+				g.idx, g.milli, g.tenant = append(g.idx, d.Index), append(g.milli, d.Milli), append(g.tenant, d.Tenant)
 			}
 		}
 	}

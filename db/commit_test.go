@@ -291,3 +291,45 @@ func TestParallelIsKeptWhileLeadersChange(t *testing.T) {
 		t.Errorf("%d elements are scheduled, want %d", n, parallel)
 	}
 }
+
+// queuedOf is a waiting job of a tenant.
+func (s *stage) queuedOf(t berth.TenantID) berth.JobID {
+	s.t.Helper()
+	mustExec(s.t, s.pool, `INSERT INTO tenants (id) VALUES ($1) ON CONFLICT DO NOTHING`, t)
+	id := s.submit(func(*spec.Job) {})
+	mustExec(s.t, s.pool, `UPDATE jobs SET tenant = $2 WHERE id = $1`, id, t)
+	s.load(id)
+	return id
+}
+
+// shareOf is a quarter of device 0 of m0, for a job of the tenant alone.
+func shareOf(t berth.TenantID) berth.Grant {
+	return on("m0", berth.DeviceShare{Index: 0, Milli: 250, Tenant: t})
+}
+
+// A plan may be made before another leader's commit: the commit itself keeps tenants apart.
+func TestCommitKeepsTenantsApart(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	term := s.term()
+	a1, a2, b1, b2, b3 := s.queuedOf("a"), s.queuedOf("a"), s.queuedOf("b"), s.queuedOf("b"), s.queuedOf("b")
+	// In one batch: the first one has the device, and a gang that fails leaves no trace.
+	gang := s.start(b2, on("m0", berth.DeviceShare{Index: 1, Milli: 250, Tenant: "b"}), on("m9"))
+	c := s.commit(term, gang, s.start(a1, shareOf("a")), s.start(b1, shareOf("b")), s.start(a2, shareOf("a")))
+	if len(c.Started) != 2 || c.Started[0].Job != a1 || c.Started[1].Job != a2 || len(c.Refused) != 2 {
+		t.Fatalf("%+v", c)
+	}
+	s.mustRefuse(term, s.start(b1, shareOf("b")), "GPU 0 is shared by another tenant")
+	// A cluster that shares devices across tenants, and the version before, name no tenant.
+	if c := s.commit(term, s.start(b1, shareOf(""))); len(c.Started) != 1 {
+		t.Fatalf("%+v", c)
+	}
+	s.mustRefuse(term, s.start(b3, shareOf("b")), "GPU 0 is shared by another tenant")
+	if got := one[string](s, `SELECT string_agg(coalesce(tenant, '-'), ' ' ORDER BY alloc_id) FROM device_allocations`); got != "a a -" {
+		t.Errorf("claims are of tenants %s", got)
+	}
+	// Whichever process writes: the database refuses such a claim.
+	id := one[int64](s, `INSERT INTO allocations (job, attempt, rank, machine_id, machine_epoch, cpu_m, mem_mb, disk_mb, gpu_milli)
+		SELECT job, attempt, 1, machine_id, machine_epoch, 0, 0, 0, 250 FROM allocations WHERE job = $1 RETURNING id`, b1)
+	refuses(t, s.pool, "BT011", `INSERT INTO gpu_claims (alloc_id, machine_id, idx, milli, tenant) VALUES ($1, 'm0', 0, 250, 'b')`, id)
+}

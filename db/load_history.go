@@ -198,7 +198,8 @@ const allInside = `
 								SELECT id FROM inside WHERE kind = 'job'`
 
 // allocationRecord is a history.Allocation of a row a.
-const allocationRecord = `to_jsonb(a) || jsonb_build_object('gpus', coalesce((
+const allocationRecord = `to_jsonb(a) || jsonb_build_object('tenant', (SELECT t.tenant FROM jobs t WHERE t.id = a.job),
+	'gpus', coalesce((
 	SELECT jsonb_agg(to_jsonb(g) ORDER BY g.idx) FROM device_allocations g WHERE g.alloc_id = a.id), '[]'))`
 
 // Machines calls each for every machine with its allocations, in the order of the ledger.

@@ -213,6 +213,7 @@ type Allocation struct {
 	FreedFrom    berth.AllocationState `json:"freed_from"`
 	FreedBy      string                `json:"freed_by"` // agent, boot, provider, operator, unclaimed, hold
 	GPUs         []DeviceAllocation    `json:"gpus"`
+	Tenant       berth.TenantID        `json:"tenant"` // of the job
 }
 
 // Counts reports whether the allocation counts against its machine now.
@@ -231,6 +232,8 @@ func (a Allocation) Counts() bool {
 type DeviceAllocation struct {
 	Index int   `json:"idx"`
 	Milli int64 `json:"milli"` // 1000 is the whole device
+	// Tenant is set if the reservation may share the device with this tenant only.
+	Tenant berth.TenantID `json:"tenant"`
 }
 
 // Checkpoint is a row of checkpoints with the number of registered shards.

@@ -89,6 +89,31 @@ func gpusGivenOnce(c *machineCase) {
 	}
 }
 
+// tenantsKeptApart proves invariant 31: a reservation that was committed under the rule of one tenant
+// a GPU met no share of another tenant. It replays the ledger as gpusGivenOnce does. Reservations
+// without the rule may meet any other, and are compared only with later ones under the rule.
+func tenantsKeptApart(c *machineCase) {
+	holders := map[int]map[berth.AllocationID]history.Allocation{}
+	for _, m := range c.moves() {
+		for _, g := range m.a.GPUs {
+			if !m.taken {
+				delete(holders[g.Index], m.a.ID)
+				continue
+			}
+			for _, h := range holders[g.Index] {
+				if g.Tenant != "" && h.Tenant != g.Tenant {
+					c.of(m.a, []any{m.a, h}, "GPU %d was shared by tenants %s and %s at %d of the ledger", g.Index,
+						h.Tenant, g.Tenant, m.seq)
+				}
+			}
+			if holders[g.Index] == nil {
+				holders[g.Index] = map[berth.AllocationID]history.Allocation{}
+			}
+			holders[g.Index][m.a.ID] = m.a
+		}
+	}
+}
+
 // claimed adds up the parts of one device that the allocations hold, in thousandths.
 func claimed(holders map[berth.AllocationID]history.Allocation, idx int) int64 {
 	var sum int64

@@ -151,4 +151,10 @@ var Invariants = []Invariant{
 		Reads: "job_sources, checkpoints, checkpoint_shards, members of the spec, state of jobs",
 		job:   sourcesAreKept,
 	},
+	{
+		Number: 31, Sentence: "No GPU is shared by two tenants, except with reservations that were committed without " +
+			"this rule.",
+		Reads:   "device_allocations and their tenant, taken_seq and freed_seq of allocations, tenant of jobs",
+		machine: tenantsKeptApart,
+	},
 }

@@ -87,6 +87,19 @@ var bads = []bad{
 	{1, "a GPU is given again before it is free", preempted, func(h *check.History) {
 		alloc(h, 1, func(a *history.Allocation) { a.FreedSeq = 1000 })
 	}},
+	{31, "a GPU is shared by two tenants", preempted, func(h *check.History) {
+		two := 0
+		for i := range h.Machines {
+			for j := range h.Machines[i].Allocations {
+				a := &h.Machines[i].Allocations[j]
+				a.Tenant, a.FreedSeq = "a", 0
+				a.GPUs = []history.DeviceAllocation{{Index: 0, Milli: 250, Tenant: a.Tenant}}
+				if two++; two%2 == 0 {
+					a.Tenant, a.GPUs[0].Tenant = "b", "b"
+				}
+			}
+		}
+	}},
 	{1, "claims differ from the reservation", lost, func(h *check.History) {
 		alloc(h, 1, func(a *history.Allocation) { a.GPUs[0].Milli = 500 })
 	}},
