@@ -117,6 +117,8 @@ func policyFlags(f *pflag.FlagSet, p *controlplane.Policy) {
 		"how long capacity stays nominated for a job that preempted others; at least 1m")
 	flags.Renamed(f, "earmark-for", "nomination-for")
 	f.DurationVar(&p.AssumeRun, "assume-run", p.AssumeRun, "assumed run time of a job without time_limit; 0: unlimited")
+	f.BoolVar(&p.ShareGPUs, "share-gpus-across-tenants", p.ShareGPUs,
+		"allow shares of one GPU to jobs of different tenants, whose memory and faults a GPU does not separate")
 	f.Float64Var(&p.Exponent, "srsf-exponent", p.Exponent,
 		"exponent a of remaining time x GPUs^a, the sort key of order srsf")
 	f.Float64Var(&p.Outrank, "srsf-outrank", p.Outrank,

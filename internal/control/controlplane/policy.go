@@ -24,6 +24,7 @@ type Policy struct {
 	MinRuntime    time.Duration // before a job can be displaced
 	NominationFor time.Duration // room is kept for a job that displaced others; see minNominationFor
 	AssumeRun     time.Duration // of a job without time_limit; 0: no end
+	ShareGPUs     bool          // jobs of different tenants may have shares of one GPU
 	Exponent      float64       // a in remaining time x GPUs^a, of order srsf
 	Outrank       float64       // order srsf: preempt jobs with over this many times the remaining service; 0: none
 }
@@ -95,6 +96,7 @@ func (p Policy) placement() placement.Policy {
 		Preempt: p.PreemptAfter > 0, PreemptAfter: p.PreemptAfter, MinRuntime: p.MinRuntime,
 		NominationFor: p.NominationFor,
 		AssumeRun:     p.AssumeRun, Overdue: p.Overdue, Exponent: p.Exponent, Outrank: p.Outrank,
+		KeepTenantsApart: !p.ShareGPUs,
 	}
 }
 
@@ -108,6 +110,7 @@ func (p Policy) LogValue() slog.Value {
 		slog.Duration("preempt_after", p.PreemptAfter), slog.Duration("min_runtime", p.MinRuntime),
 		slog.Duration("nomination_for", p.NominationFor),
 		slog.Duration("assume_run", p.AssumeRun), slog.Duration("overdue", p.Overdue),
+		slog.Bool("share_gpus_across_tenants", p.ShareGPUs),
 		slog.Float64("srsf_exponent", p.Exponent), slog.Float64("srsf_outrank", p.Outrank),
 	)
 }

@@ -427,7 +427,7 @@ func (x *Explainer) readQueue(ctx context.Context, hinted db.Hinted, n *news) (e
 		}
 	}
 	if n.whole {
-		n.snapshot, n.book = placement.NewSnapshot(), x.runs.Fresh()
+		n.snapshot, n.book = placement.SnapshotFor(x.planner.Policy), x.runs.Fresh()
 		if n.rows, err = x.db.Queue.Load(ctx); err != nil {
 			return err
 		}

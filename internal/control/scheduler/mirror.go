@@ -27,6 +27,7 @@ type mirror struct {
 	now      time.Time // the database's clock at the last read
 	readAt   time.Time // our clock then
 	unknown  map[string]bool
+	policy   placement.Policy
 	starting map[berth.JobID]berth.Start // their commit is under way
 	tenants  map[berth.TenantID]db.TenantRow
 	tenantAt time.Time // our clock when tenants were read
@@ -44,7 +45,7 @@ func (m *mirror) load(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	m.snapshot, m.runs, m.unknown, m.starting = placement.NewSnapshot(), m.runs.Fresh(), map[string]bool{},
+	m.snapshot, m.runs, m.unknown, m.starting = placement.SnapshotFor(m.policy), m.runs.Fresh(), map[string]bool{},
 		map[berth.JobID]berth.Start{}
 	m.loaded = time.Now()
 	if err := m.apply(ctx, c); err != nil {
@@ -223,7 +224,7 @@ func (m *mirror) reload(ctx context.Context) error {
 		m.metrics.drift.Add(float64(len(missed)))
 		m.log.Warn("mirror missed changes, corrected", "rows", len(missed), "some", missed[:min(len(missed), 10)])
 	}
-	m.snapshot, m.runs, m.loaded = placement.NewSnapshot(), m.runs.Fresh(), time.Now()
+	m.snapshot, m.runs, m.loaded = placement.SnapshotFor(m.policy), m.runs.Fresh(), time.Now()
 	if err := m.apply(ctx, c); err != nil {
 		return err
 	}

@@ -229,8 +229,8 @@ func (s *Scheduler) keepWarm(ctx context.Context) {
 			break
 		}
 		s.lives(n)
-		m = &mirror{db: s.DB, log: s.Logger, runs: runtimes.New(s.DB, s.Policy, runsEvery), metrics: NewMetrics(),
-			marks: &marks{}}
+		m = &mirror{db: s.DB, log: s.Logger, policy: s.Policy, runs: runtimes.New(s.DB, s.Policy, runsEvery),
+			metrics: NewMetrics(), marks: &marks{}}
 		err = m.load(ctx)
 	case time.Since(m.loaded) > reloadEvery: // and forgets requests that no job has now
 		err = m.reload(ctx)
@@ -248,7 +248,7 @@ func (s *Scheduler) keepWarm(ctx context.Context) {
 func (s *Scheduler) takeWarm(marks *marks) *mirror {
 	m := s.warm
 	if m == nil {
-		m = &mirror{db: s.DB, log: s.Logger, runs: runtimes.New(s.DB, s.Policy, runsEvery)}
+		m = &mirror{db: s.DB, log: s.Logger, policy: s.Policy, runs: runtimes.New(s.DB, s.Policy, runsEvery)}
 	}
 	s.warm = nil
 	m.metrics, m.marks = s.Metrics, marks
