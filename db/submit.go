@@ -127,6 +127,7 @@ func newSubmitRow(s Submission) (submitRow, error) {
 		"final":        false,
 		"branch":       false,
 		"fail_fast":    false,
+		"format":       spec.Format,
 		"expanded":     0,
 		"uncounted":    false,
 		"notify":       spec.NotifiedOf(s.Spec.Notify),
@@ -209,7 +210,7 @@ func (r submitRow) queue(batch *pgx.Batch) {
 			INSERT INTO jobs (id, tenant, kind, total, expanded, parallel, max_failures, indexes, parent, step,
 				blocked, notify, data, name, class, priority, preemptible, queue_deadline,
 				run_limit_ms, grace_ms, execution, lost_after_ms, labels, actor, submitted_by, retry_of, idem_key,
-				idem_hash, stalled_ms, has_checkpoint, run_when, final, branch, fail_fast)
+				idem_hash, stalled_ms, has_checkpoint, run_when, final, branch, fail_fast, format)
 			SELECT @id, @tenant, @kind, @total::int, @expanded, @parallel, @max_failures::int, @indexes::int[],
 				@parent::uuid, @step, @blocked, @notify::text[], @data::bigint[], @name, @class,
 					@priority, @preemptible,
@@ -217,7 +218,7 @@ func (r submitRow) queue(batch *pgx.Batch) {
 				@run_limit_ms, @grace_ms, @execution, @lost_ms, @labels, @actor, @actor, @retry_of::uuid,
 					@idem_key, @idem_hash::bytea,
 				coalesce((SELECT stalled_ms FROM t), 0), @has_source,
-				@run_when, @final, @branch, @fail_fast
+				@run_when, @final, @branch, @fail_fast, @format
 			WHERE @uncounted OR NOT EXISTS (SELECT 1 FROM t WHERE max_queued <= (
 				SELECT count(*)
 				FROM jobs w

@@ -80,6 +80,7 @@ func BenchmarkUpgrade(b *testing.B) {
 		{"both versions at once", func(u *upgrade) {
 			u.step("a new berthd next to the old one", func() { u.addReplica() })
 			u.step("users of both", func() { u.useBoth(*bothFor) })
+			u.wantNoOldCopies()
 			u.step("agents new, both berthd", func() { u.replaceAgents("") })
 			u.step("both berthd new", func() { u.replaceBerthd(u.r.all[0], "") })
 			u.wantReattached()
