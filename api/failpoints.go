@@ -17,6 +17,7 @@ func withFailpoints(w writes) writes {
 	return writes{
 		jobs: failingSubmits{w.jobs}, cancels: failingCancels{w.cancels}, fires: failingFires{w.fires},
 		sessions: failingSessions{w.sessions}, objects: failingObjects{w.objects},
+		joins: failingJoins{w.joins},
 	}
 }
 
@@ -125,4 +126,16 @@ func (f failingObjects) RegisterOutput(ctx context.Context, machine berth.Machin
 		return err
 	}
 	return failpoint.Hit("api.output.after")
+}
+
+type failingJoins struct{ sessionJoins }
+
+func (f failingJoins) Join(ctx context.Context, id string, machine berth.MachineID, nonce, replica string) error {
+	if err := failpoint.Hit("api.join.before"); err != nil {
+		return err
+	}
+	if err := f.sessionJoins.Join(ctx, id, machine, nonce, replica); err != nil {
+		return err
+	}
+	return failpoint.Hit("api.join.after")
 }

@@ -62,6 +62,7 @@ func (d SessionDeps) orDefaults() SessionDeps {
 type sessionHandlers struct {
 	jobReader
 	store   *db.JobSessions
+	joins   sessionJoins // the same
 	streams *streams
 	deps    SessionDeps
 	id      string // random, of this process
@@ -83,7 +84,7 @@ func newSessionHandlers(
 	reader jobReader, d *db.DB, s *streams, deps SessionDeps, owner *background.Group, log *slog.Logger,
 ) *sessionHandlers {
 	return &sessionHandlers{
-		jobReader: reader, store: d.JobSessions, streams: s, deps: deps.orDefaults(), id: berth.NewSecret()[:16],
+		jobReader: reader, store: d.JobSessions, joins: withFailpoints(writes{joins: d.JobSessions}).joins, streams: s, deps: deps.orDefaults(), id: berth.NewSecret()[:16],
 		owner: owner, log: log, waiting: map[string]*meeting{},
 	}
 }
@@ -284,7 +285,7 @@ func (h *sessionHandlers) agentConnect(c echo.Context) error {
 	if m == nil {
 		return berth.Errorf(berth.CodeNotFound, "the user of session %s has disconnected", id)
 	}
-	if err := h.store.Join(ctx, id, machineOf(c), c.Request().Header.Get(wire.HeaderSessionNonce), h.id); err != nil {
+	if err := h.joins.Join(ctx, id, machineOf(c), c.Request().Header.Get(wire.HeaderSessionNonce), h.id); err != nil {
 		return err
 	}
 	ws, err := accept(c)

@@ -17,6 +17,7 @@ type writes struct {
 	fires    fires
 	sessions sessions
 	objects  objects
+	joins    sessionJoins
 }
 
 // submitter accepts jobs. *db.Jobs implements it.
@@ -47,4 +48,9 @@ type sessions interface {
 type objects interface {
 	RegisterCheckpoint(ctx context.Context, machine berth.MachineID, p wire.CheckpointReport) ([]db.PrunedShard, error)
 	RegisterOutput(ctx context.Context, machine berth.MachineID, p wire.OutputReport) error
+}
+
+// sessionJoins records the connections of agents to sessions of users. *db.JobSessions implements it.
+type sessionJoins interface {
+	Join(ctx context.Context, id string, machine berth.MachineID, nonce, replica string) error
 }

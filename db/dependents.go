@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/internal/lib/failpoint"
 	"berth/lifecycle"
 	"berth/spec"
 	"berth/wire"
@@ -157,8 +158,13 @@ func wakeDependents(ctx context.Context, d *core, ended ...berth.JobID) {
 		return
 	}
 	waiting, err := dependents(ctx, d, ended)
-	if err == nil {
-		err = judgeJobs(ctx, d, waiting)
+	if err == nil && len(waiting) > 0 {
+		if err = failpoint.Hit("worker.judge.before"); err == nil {
+			err = judgeJobs(ctx, d, waiting)
+		}
+		if err == nil {
+			err = failpoint.Hit("worker.judge.after")
+		}
 	}
 	if err != nil && ctx.Err() == nil {
 		d.log.Warn("dependent jobs not judged, will be reconciled", "jobs", len(ended), "err", err)

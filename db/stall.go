@@ -8,6 +8,7 @@ import (
 
 	"berth"
 	"berth/failure"
+	"berth/internal/lib/failpoint"
 	"berth/wire"
 )
 
@@ -66,12 +67,16 @@ func (d *Attempts) JudgeHangs(ctx context.Context, term Term, limit int) (int, e
 		if job.State != berth.Running {
 			return nil, nil
 		}
-		return updateRanks(ctx, tx, `
+		ordered, err := updateRanks(ctx, tx, `
 			UPDATE allocations a
 			SET orders = a.orders || @orders
 			WHERE a.job = @job AND a.attempt = @attempt AND a.state = 'active' AND NOT `+lively+`
 			RETURNING a.rank, a.machine_id`,
 			pgx.NamedArgs{"job": job.ID, "attempt": job.Attempt, "orders": berth.Orders{Stalled: true}})
+		if err != nil || len(ordered) == 0 {
+			return nil, err
+		}
+		return ordered, failpoint.Hit("leader.hang.before")
 	})
 }
 

@@ -132,11 +132,14 @@ const (
 	aGang   = "a gang"
 	aPause  = "a pause"
 	aDelete = "a deletion"
+	aCancel = "a cancel"
+	aBranch = "a pipeline with conditions"
 )
 
 // workCells are about work that many of the same failpoint are not about.
 func workCells() []cell {
 	agent, leader := string(failpoint.Agent), string(failpoint.Leader)
+	api, worker := string(failpoint.API), string(failpoint.Worker)
 	return []cell{
 		{agent, "agent.claim.after", "kill", beyond, aGang},
 		{agent, "agent.create.after", "kill", short, aGang},
@@ -145,6 +148,14 @@ func workCells() []cell {
 		{agent, "agent.start.after", "freeze", beyond, aGang},
 		{leader, "leader.clock.after", "kill", 0, aPause},
 		{leader, "leader.clock.after", "kill", short, aDelete},
+		{api, "worker.judge.before", "kill", 0, aCancel},
+		{api, "worker.judge.after", "kill", short, aCancel},
+		{worker, "worker.tend.before", "kill", 0, aBranch},
+		{worker, "worker.tend.after", "kill", short, aBranch},
+		{api, "api.cancel.before", "kill", short, aBranch},
+		{api, "api.cancel.after", "kill", 0, aBranch},
+		{agent, "agent.start.after", "kill", beyond, aBranch},
+		{agent, "agent.exit.before", "kill", 0, aBranch},
 	}
 }
 

@@ -198,6 +198,7 @@ func (s *stack) check(results []result) {
 	}{
 		{"every job is terminal, and as it was meant to end", s.wantTerminal},
 		{"nothing is reserved", s.wantNothingReserved},
+		{"no session of a user is left", s.wantNoSession},
 		{"no container is left", func() error { return errors.Join(s.shared.wantEmpty(), s.engine.wantEmpty()) }},
 		{"a further pass of the reconciler writes nothing", s.wantStill},
 	} {
@@ -218,9 +219,22 @@ func (s *stack) wantTerminal() error {
 		SELECT coalesce(min(id::text), ''), coalesce(min(state), ''), count(*)
 		FROM jobs
 		WHERE state NOT IN ('succeeded', 'canceled') AND (state <> 'failed' OR reason ->> 'code' <> $1)
+		  AND (state <> 'failed' OR NOT labels ? '`+meansToFail+`')
 		  AND NOT EXISTS (SELECT 1 FROM jobs c WHERE c.parent = jobs.id AND c.state = 'failed' AND c.reason ->> 'code' = $1)`, berth.ReasonPoison).Scan(&id, &state, &n)
 	if err == nil && n > 0 {
 		err = fmt.Errorf("%d jobs are not, one is %s, %s", n, id, state)
+	}
+	return err
+}
+
+// meansToFail is the label of jobs that are to fail.
+const meansToFail = "fails"
+
+func (s *stack) wantNoSession() error {
+	var n int
+	err := s.database.QueryRow(context.Background(), `SELECT count(*) FROM job_sessions`).Scan(&n)
+	if err == nil && n > 0 {
+		err = fmt.Errorf("%d sessions are left", n)
 	}
 	return err
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -50,6 +51,42 @@ func (s *stack) broken(lane string, after time.Duration) spec.Job {
 	return jobSpec
 }
 
+// hungAfter is the shortest stall.after that a job file may have.
+const hungAfter = 10 * time.Second
+
+// hung is a gang whose first attempt hangs: rank 1 sleeps once there is a checkpoint, and rank 0
+// waits for it.
+func (s *stack) hung(lane string) spec.Job {
+	jobSpec := s.gang(lane)
+	jobSpec.Env = map[string]string{"HANG": "sleep", "HANG_MEMBER": "1", "HANG_STEP": strconv.Itoa(gangSave + 2)}
+	jobSpec.Stall = &spec.StallPolicy{After: spec.Duration(hungAfter)}
+	jobSpec.Retry = spec.RetryPolicy{MaxAttempts: 2, Backoff: spec.Backoff{Initial: spec.Duration(soon), Max: spec.Duration(soon)}}
+	return jobSpec
+}
+
+// wantHung waits for the success of a gang that hung once. The verdict costs its user no try, and
+// rests on the evidence of all ranks, except where the machine with the evidence was lost.
+func (s *stack) wantHung(id berth.JobID, want tries) error {
+	if err := s.wantTogether(id, want, 0); err != nil {
+		return err
+	}
+	job, err := s.becomes(id, berth.Succeeded)
+	if err != nil {
+		return err
+	}
+	first := job.Attempts[0]
+	if want.loses && first.Outcome != nil && first.Outcome.Code != berth.ReasonStalled {
+		return nil // the loss of its machine came before the verdict
+	}
+	if first.Outcome == nil || first.Outcome.Code != berth.ReasonStalled || len(job.Hangs) != 1 || len(job.Hangs[0].Members) == 0 {
+		return fmt.Errorf("gang %s: its hangs are %+v: %s", id, job.Hangs, describe(job))
+	}
+	if n := len(job.Hangs[0].Members); n != gangMembers && !want.loses {
+		return fmt.Errorf("gang %s: %d of %d ranks left evidence", id, n, gangMembers)
+	}
+	return nil
+}
+
 // Pauses before a gang is repaired: none to speak of, and long enough for
 // another one to take the room that is kept, which may be half of it.
 const (
@@ -66,10 +103,16 @@ func (s *stack) together(c cell, lane string, attempts tries) *work {
 		w.drive = func() error { return s.endOneRank(w.job) }
 		w.undo = func() error { return s.cancelAll(jobSpec.Name) }
 	}
+	if c.ofHang() {
+		jobSpec, attempts.least = s.hung(lane), 2
+	}
 	if c.loses() {
 		jobSpec.LostAfter = spec.Duration(lost)
 	}
 	w.ended = func() error { return s.wantTogether(w.job, attempts, failures) }
+	if c.ofHang() {
+		w.ended = func() error { return s.wantHung(w.job, attempts) }
+	}
 	if c.under("leader.yield.") {
 		jobSpec, attempts.least, failures = s.broken(lane, afterThat), 2, 1
 		var other berth.JobID

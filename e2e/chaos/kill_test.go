@@ -264,6 +264,14 @@ func (s *stack) workFor(c cell, lane string) *work {
 		return s.clock(c, lane)
 	case c.ofFire():
 		return s.fireByHand(c)
+	case c.ofNeed():
+		return s.waiting(c, lane)
+	case c.of == aBranch:
+		return s.branching(c, lane)
+	case c.ofList():
+		return s.listed(lane)
+	case c.ofSession():
+		return s.entered(c, lane)
 	case strings.Contains(c.point, ".cancel.") || strings.HasPrefix(c.point, "agent.stop."):
 		jobSpec = s.spec(lane, "trap-term", "0")
 		w.drive = func() error { return s.cancelRunning(c, w.job) }

@@ -37,8 +37,21 @@ func (c cell) lane() string {
 
 // ofGang reports whether only gangs come by.
 func (c cell) ofGang() bool {
-	return c.of == aGang || c.under("api.gang.", "worker.keep.", "leader.repair.", "leader.yield.")
+	return c.of == aGang || c.ofHang() ||
+		c.under("api.gang.", "worker.keep.", "leader.repair.", "leader.yield.")
 }
+
+// ofHang reports whether only a gang that hangs comes by.
+func (c cell) ofHang() bool { return c.under("leader.hang.", "agent.evidence.") }
+
+// ofNeed reports whether only jobs that wait for another one come by.
+func (c cell) ofNeed() bool { return c.under("worker.judge.") }
+
+// ofList reports whether only arrays that are made from an output come by.
+func (c cell) ofList() bool { return c.under("leader.list.") }
+
+// ofSession reports whether only sessions of users come by.
+func (c cell) ofSession() bool { return c.under("api.join.", "agent.exec.") }
 
 // ofArray reports whether the cell is about arrays, which alone hit its failpoint.
 func (c cell) ofArray() bool { return c.under("worker.expand.", "worker.tell.") }

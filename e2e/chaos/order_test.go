@@ -121,17 +121,7 @@ func (s *stack) endOneRank(id berth.JobID) error {
 	if err := errors.Join(s.started(id, 0), s.started(id, 1)); err != nil {
 		return err
 	}
-	name := berth.ContainerName(id, 0, 1)
-	return await("rank 0 of job "+string(id)+" ends", func() error {
-		c, err := s.shared.api.ContainerInspect(context.Background(), name)
-		if err != nil || !c.State.Running {
-			return nil // it may be removed by now
-		}
-		if err := syscall.Kill(c.State.Pid, syscall.SIGTERM); err != nil && !errors.Is(err, syscall.ESRCH) {
-			return err
-		}
-		return fmt.Errorf("container %s is %s", name, c.State.Status)
-	})
+	return s.endContainer(berth.ContainerName(id, 0, 1))
 }
 
 // wantGangStopped waits until the attempt of a gang is over, which it is not

@@ -199,7 +199,7 @@ func (s *stack) startPlane() error {
 					return err
 				}
 				apis = append(apis, listen)
-				p.args = append(p.args, "--listen", listen)
+				p.args = append(p.args, "--listen", listen, "--peer-url", "http://"+listen)
 				p.answers = func() error { return ready("http://" + listen) }
 			}
 			s.plane[i] = append(s.plane[i], p)

@@ -15,6 +15,7 @@ import (
 // withFailpoints returns stores that may die before and after each call.
 func withFailpoints(w writes) writes {
 	w.starts, w.verdicts, w.fires = failingStarts{w.starts}, failingVerdicts{w.verdicts}, failingFires{w.fires}
+	w.hangs, w.lists = failingHangs{w.hangs}, failingLists{w.lists}
 	if w.clocks != nil {
 		w.clocks = failingClocks{w.clocks}
 	}
@@ -89,4 +90,26 @@ func (f failingFires) Fire(ctx context.Context, id berth.ScheduleID, at time.Tim
 		return result, err
 	}
 	return result, failpoint.Hit("leader.fire.after")
+}
+
+type failingHangs struct{ hangs }
+
+func (f failingHangs) JudgeHangs(ctx context.Context, term db.Term, limit int) (int, error) {
+	n, err := f.hangs.JudgeHangs(ctx, term, limit)
+	if err != nil || n == 0 {
+		return n, err
+	}
+	return n, failpoint.Hit("leader.hang.after")
+}
+
+type failingLists struct{ lists }
+
+func (f failingLists) FillArray(ctx context.Context, id berth.JobID, each []map[string]string, fault string) error {
+	if err := failpoint.Hit("leader.list.before"); err != nil {
+		return err
+	}
+	if err := f.lists.FillArray(ctx, id, each, fault); err != nil {
+		return err
+	}
+	return failpoint.Hit("leader.list.after")
 }

@@ -40,7 +40,7 @@ func (r *reconciler) lists(ctx context.Context) error {
 	for _, w := range wanted {
 		each, fault, err := r.readList(ctx, w)
 		if err == nil {
-			err = r.DB.Parents.FillArray(ctx, w.Array, each, fault)
+			err = r.writes.lists.FillArray(ctx, w.Array, each, fault)
 		}
 		if ctx.Err() != nil {
 			return fmt.Errorf("list of array %s: %w", w.Array, ctx.Err())

@@ -69,7 +69,7 @@ func (r *reaper) pass(ctx context.Context) error {
 	if moved > 0 {
 		r.Logger.Info("ordered jobs off draining machines", "jobs", moved)
 	}
-	hung, unjudged := r.DB.Attempts.JudgeHangs(ctx, r.term, drainBatch)
+	hung, unjudged := r.writes.hangs.JudgeHangs(ctx, r.term, drainBatch)
 	if hung > 0 {
 		r.Logger.Info("ordered hung gangs to stop", "jobs", hung)
 	}

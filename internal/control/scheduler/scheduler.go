@@ -169,7 +169,10 @@ func New(o Options) *Scheduler {
 	}
 	o.Ages = o.Ages.withDefaults()
 	holder := berth.NewSecret()
-	w := withFailpoints(writes{starts: o.DB.Queue, verdicts: o.DB.Machines, clocks: o.Clocks, fires: o.Fires})
+	w := withFailpoints(writes{
+		starts: o.DB.Queue, verdicts: o.DB.Machines, clocks: o.Clocks, fires: o.Fires, hangs: o.DB.Attempts,
+		lists: o.DB.Parents,
+	})
 	return &Scheduler{Options: o, writes: w, holder: holder, lease: o.DB.Leader.OpenLease(db.LeaseLeader, holder)}
 }
 

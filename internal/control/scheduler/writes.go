@@ -14,6 +14,8 @@ type writes struct {
 	verdicts verdicts
 	clocks   Clocks // nil: schedules have no clocks
 	fires    Fires
+	hangs    hangs
+	lists    lists
 }
 
 // starts commits placements. *db.Queue implements it.
@@ -25,4 +27,14 @@ type starts interface {
 // verdicts decides about silent machines. *db.Machines implements it.
 type verdicts interface {
 	PassVerdict(ctx context.Context, term db.Term, id berth.MachineID, s db.Silence) (db.Verdict, error)
+}
+
+// hangs judges hung gangs. *db.Attempts implements it.
+type hangs interface {
+	JudgeHangs(ctx context.Context, term db.Term, limit int) (int, error)
+}
+
+// lists stores the elements of arrays. *db.Parents implements it.
+type lists interface {
+	FillArray(ctx context.Context, id berth.JobID, each []map[string]string, fault string) error
 }

@@ -10,6 +10,7 @@ import (
 	"berth"
 	"berth/activities/node"
 	"berth/failure"
+	"berth/internal/lib/failpoint"
 	"berth/internal/machine/cgroupstats"
 	"berth/spec"
 	"berth/wire"
@@ -281,8 +282,12 @@ func (h *hangWatch) devices() []failure.HangGPU {
 // deliver sends the evidence until the server has stored or refused it.
 func (h *hangWatch) deliver(e failure.HangEvidence) {
 	r := wire.StallReport{Alloc: h.alloc, Job: h.job, Attempt: h.attempt, Evidence: &e}
+	_ = failpoint.Hit("agent.evidence.before")
 	for wait := h.timing.backoff(); ; {
 		err := h.send(h.ctx, callTimeout, r)
+		if err == nil {
+			_ = failpoint.Hit("agent.evidence.after")
+		}
 		if err == nil || h.ctx.Err() != nil {
 			return
 		}

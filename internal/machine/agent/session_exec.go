@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"berth/activities/node"
+	"berth/internal/lib/failpoint"
 	"berth/internal/lib/framed"
 	"berth/wire"
 )
@@ -87,6 +88,7 @@ func (v *visit) command(c *framed.Conn, controls <-chan func(node.Exec), gone <-
 	if req.TTY && req.Term != "" {
 		given.Env = []string{"TERM=" + req.Term}
 	}
+	_ = failpoint.Hit("agent.exec.before")
 	starting, cancel := context.WithTimeout(v.inside, v.timing.EnginePatience)
 	x, err := v.runtime.Exec(starting, v.name(), given)
 	cancel()
@@ -99,6 +101,7 @@ func (v *visit) command(c *framed.Conn, controls <-chan func(node.Exec), gone <-
 	}
 	defer x.Close()
 	v.remember(x.ID())
+	_ = failpoint.Hit("agent.exec.after")
 	ended := make(chan wire.SessionStatus, 1)
 	// Both end with the connection at the latest, whether or not the user takes the output.
 	v.all.Go(func() { ended <- v.copy(c, x) })
