@@ -40,7 +40,7 @@ var layers = [][]string{
 	},
 	{"berth/internal/control/admission", "berth/internal/control/explain"},
 	{
-		"berth/api", "berth/workers", "berth/internal/check",
+		"berth/api", "berth/web", "berth/workers", "berth/internal/check",
 		"berth/internal/control/dispatch", "berth/internal/control/scheduler", "berth/internal/control/webhook",
 		"berth/internal/machine/agent",
 	},

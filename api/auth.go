@@ -104,8 +104,11 @@ func (g *gatekeeper) authenticate(next echo.HandlerFunc) echo.HandlerFunc {
 
 // identify finds the principal of a request's token. The token is looked up before its
 // address is judged, so that a good token always passes; only calls without one are
-// charged to their address.
+// charged to their address. A call of this process has its principal with it.
 func (g *gatekeeper) identify(r *http.Request) (db.Principal, error) {
+	if v, ok := visitorOf(r.Context()); ok {
+		return v.principal, nil
+	}
 	kind, machine := guessUser, strings.HasPrefix(r.URL.Path, "/agent/")
 	if machine {
 		kind = guessAgent

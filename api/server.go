@@ -114,6 +114,7 @@ type resource interface {
 type Server struct {
 	router  *router
 	auth    *authenticator
+	tokens  *db.Tokens
 	calls   *openCalls
 	explain *explain.Explainer
 	close   sync.Once
@@ -128,7 +129,7 @@ func New(d Deps) (*Server, error) {
 	d = d.orDefaults()
 	s := &Server{
 		router: newRouter(d.Version, d.Logger), auth: newAuthenticator(d.DB), closing: make(chan struct{}),
-		explain: explain.New(d.DB, d.Policy),
+		explain: explain.New(d.DB, d.Policy), tokens: d.DB.Tokens,
 	}
 	refusals := newRefusals()
 	gate := &gatekeeper{

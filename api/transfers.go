@@ -8,7 +8,6 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -138,14 +137,13 @@ func (s *streams) begin(c echo.Context, kind transferKind) (*transfer, error) {
 	r := c.Request()
 	t := &transfer{of: s.transfers, kind: kind, caller: caller(r.Context()), to: c.Response(),
 		control: http.NewResponseController(c.Response())}
-	token, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 	call, _ := c.Get(openCallKey).(*openCall)
 	ctx := r.Context()
 	if call != nil {
 		ctx = call.ctx
 	}
 	t.ctx, t.cancel = context.WithCancelCause(ctx)
-	if err := s.transfers.add(t, token); err != nil {
+	if err := s.transfers.add(t, s.transfers.holds(r)); err != nil {
 		t.cancel(err)
 		return nil, err
 	}
@@ -159,6 +157,16 @@ func (s *streams) begin(c echo.Context, kind transferKind) (*transfer, error) {
 	return t, nil
 }
 
+// holds returns the function that looks up the token of a call again: by the token's text, or by
+// its id for a call of this process, which carries no text.
+func (x *transfers) holds(r *http.Request) func(ctx context.Context) error {
+	if v, ok := visitorOf(r.Context()); ok {
+		return v.holds
+	}
+	token, _ := bearer(r)
+	return func(ctx context.Context) error { return x.lookUp(ctx, token) }
+}
+
 // holds returns an error unless a token is still valid.
 func (a *authenticator) holds(ctx context.Context, token string) error {
 	_, err := a.principal(ctx, token, false)
@@ -167,7 +175,7 @@ func (a *authenticator) holds(ctx context.Context, token string) error {
 
 // add counts a transfer, or returns an error at a cap. The first transfer of a token
 // starts the goroutine that watches the token.
-func (x *transfers) add(t *transfer, token string) error {
+func (x *transfers) add(t *transfer, holds func(ctx context.Context) error) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	k, p := t.kind, t.caller
@@ -190,7 +198,7 @@ func (x *transfers) add(t *transfer, token string) error {
 		var ctx context.Context
 		ctx, of.stop = context.WithCancel(context.WithoutCancel(t.ctx))
 		of.done = make(chan struct{})
-		go x.watch(ctx, of, token) // remove waits for it
+		go x.watch(ctx, of, holds) // remove waits for it
 	}
 	return nil
 }
@@ -286,7 +294,7 @@ func (x *transfers) remove(t *transfer) {
 // watch looks a token up as long as transfers of the token are open, and cuts all these
 // transfers once the token is revoked or expired. While the database does not answer they
 // go on.
-func (x *transfers) watch(ctx context.Context, of *tokenTransfers, token string) {
+func (x *transfers) watch(ctx context.Context, of *tokenTransfers, holds func(ctx context.Context) error) {
 	defer close(of.done)
 	tick := time.NewTicker(x.limits.Recheck)
 	defer tick.Stop()
@@ -297,7 +305,7 @@ func (x *transfers) watch(ctx context.Context, of *tokenTransfers, token string)
 		case <-tick.C:
 		}
 		look, cancel := context.WithTimeout(ctx, x.limits.Recheck)
-		err := x.lookUp(look, token)
+		err := holds(look)
 		cancel()
 		if code := berth.CodeOf(err); code == berth.CodeUnauthorized || code == berth.CodeForbidden {
 			x.mu.Lock()

@@ -40,6 +40,7 @@
 //	Leader      incarnation lease watermark
 //	Cluster     admission cluster population statistics
 //	JobSessions job_sessions
+//	WebSessions web_sessions
 //
 // # Locks
 //

@@ -28,6 +28,7 @@ type DB struct {
 	Cluster    *Cluster
 
 	JobSessions *JobSessions
+	WebSessions *WebSessions
 }
 
 func newDB(c *core) *DB {
@@ -39,7 +40,7 @@ func newDB(c *core) *DB {
 		Tokens: &Tokens{c}, JoinTokens: &JoinTokens{c}, Secrets: &Secrets{c},
 		Objects: &Objects{c}, Uploads: &Uploads{c}, Logs: &Logs{c},
 		Outbox: &Outbox{c}, Leader: &Leader{c}, Cluster: &Cluster{c},
-		JobSessions: &JobSessions{c},
+		JobSessions: &JobSessions{c}, WebSessions: &WebSessions{c},
 	}
 }
 
@@ -149,3 +150,7 @@ type Cluster struct{ *core }
 // acts. A session is paired, renewed and ended here. JobSessions adds events to jobs and makes
 // the result of an entered step unusable for others; it writes nothing else of a job.
 type JobSessions struct{ *core }
+
+// WebSessions stores the browsers that are signed in to the dashboard. A session refers to a token
+// and has its rights at each look-up. WebSessions never changes a token.
+type WebSessions struct{ *core }

@@ -34,6 +34,7 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.Listen, "listen", s.Listen, "listen address of the API; port 0 selects a free port")
 	f.StringVar(&s.TLSCert, "tls-cert", s.TLSCert, "TLS certificate file of the API (default: plain HTTP)")
 	f.StringVar(&s.TLSKey, "tls-key", s.TLSKey, "TLS key file of the API")
+	f.BoolVar(&s.Dashboard, "dashboard", s.Dashboard, "serve the dashboard at / beside the API")
 	f.StringVar(&s.PublicURL, "public-url", s.PublicURL,
 		"address by which users reach the API, such as https://berth.example.com, for links to jobs in Temporal's UI "+
 			"(default: no links)")

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -27,6 +28,7 @@ import (
 	"berth/internal/lib/overload"
 	"berth/internal/lib/publicnet"
 	"berth/internal/lib/sealer"
+	"berth/web"
 	"berth/wire"
 	"berth/workers"
 )
@@ -255,6 +257,11 @@ func (a *assembly) newAPI() (part, error) {
 	if err != nil {
 		return nil, err
 	}
+	if a.cfg.Dashboard {
+		if err := a.addDashboard(server, proxies); err != nil {
+			return nil, err
+		}
+	}
 	listener, err := net.Listen("tcp", a.cfg.Listen)
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", a.cfg.Listen, err)
@@ -271,6 +278,19 @@ func (a *assembly) newAPI() (part, error) {
 	}
 	a.listener = connlimit.New(listener, connlimit.Of(connections, proxies))
 	return a.serve(server), nil
+}
+
+// addDashboard adds the pages to the routes of the API.
+func (a *assembly) addDashboard(server *api.Server, proxies []netip.Prefix) error {
+	site, err := web.New(web.Options{
+		API: server, Sessions: a.db.WebSessions, Logger: a.log, Version: a.opts.Version, Proxies: proxies,
+		Closing: server.Closing(),
+	})
+	if err != nil {
+		return err
+	}
+	server.ServePages(site)
+	return nil
 }
 
 // members implements wait.Store: the rows of members, judged by the limits of

@@ -39,6 +39,7 @@ type Config struct {
 	Listen            string // of the API
 	TLSCert           string // files; both empty: plain HTTP
 	TLSKey            string
+	Dashboard         bool   // serve pages beside the API
 	PublicURL         string // by which users reach the API, for links; empty: no links
 	PeerURL           string // by which other replicas reach this API; empty: the listen address
 	DatabaseURL       string
@@ -75,6 +76,7 @@ type Config struct {
 func Default() Config {
 	return Config{
 		Listen:            "127.0.0.1:7070",
+		Dashboard:         true,
 		DatabaseConns:     16,
 		TemporalAddress:   "127.0.0.1:7233",
 		TemporalNamespace: "default",
@@ -195,7 +197,8 @@ func (c Config) LogValue() slog.Value {
 		roles[i] = string(r)
 	}
 	return slog.GroupValue(
-		slog.String("listen", c.Listen), slog.Bool("tls", c.TLSCert != ""), slog.String("public_url", c.PublicURL),
+		slog.String("listen", c.Listen), slog.Bool("dashboard", c.Dashboard),
+		slog.Bool("tls", c.TLSCert != ""), slog.String("public_url", c.PublicURL),
 		slog.String("roles", strings.Join(roles, ",")),
 		slog.String("database_url", redact(c.DatabaseURL)), slog.Int("database_conns", c.DatabaseConns),
 		slog.String("temporal_address", c.TemporalAddress), slog.String("temporal_namespace", c.TemporalNamespace),

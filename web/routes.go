@@ -1,0 +1,41 @@
+package web
+
+import (
+	"context"
+)
+
+// route is one page or action.
+type route struct {
+	pattern string // of http.ServeMux, with its method
+	section string // entry of the navigation that is marked
+	open    bool   // without a session
+	stream  bool   // lasts as long as its reader
+	serve   func(ctx context.Context, v *visit) (result, error)
+}
+
+// result is the outcome of a page: a template with its data, or an address to go to.
+type result struct {
+	template string
+	title    string
+	data     any
+	status   int // 0: 200
+	redirect string
+}
+
+// routes is the table of all pages and actions. Tests visit each of them as nobody, as a viewer
+// and as a caller of another tenant.
+func (s *Site) routes() []route {
+	return []route{
+		{pattern: "GET /assets/{name}", open: true, serve: serveAsset},
+		{pattern: "GET /login", open: true, serve: s.signInPage},
+		{pattern: "POST /login", open: true, serve: s.signIn},
+		{pattern: "POST /logout", open: true, serve: s.signOut},
+		{pattern: "POST /preferences", open: true, serve: setPreferences},
+
+		{pattern: "GET /{$}", section: "overview", serve: s.overviewPage},
+		{pattern: "GET /jobs", section: "jobs", serve: jobsPage},
+		{pattern: "GET /jobs/{id}", section: "jobs", serve: jobPage},
+		{pattern: "GET /jobs/{id}/log", section: "jobs", stream: true, serve: wholeLog},
+		{pattern: "GET /jobs/{id}/metrics", section: "jobs", serve: metricsPicture},
+	}
+}
