@@ -16,7 +16,7 @@ import (
 	"berth/wire"
 )
 
-// oldCopy is the insert of the version before migration 0052, which does not know the column
+// oldCopy is the insert of the version before migration 0051, which does not know the column
 // format. oldFired is its record of a fire.
 const (
 	oldCopy = `

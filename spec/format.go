@@ -6,5 +6,5 @@ package spec
 // compares the format of the writer with that of the file.
 //
 // A field whose loss changes the run of a job takes the next number here and, in a migration, in
-// the function format_of and in the conditions of the triggers that call it (migration 0052).
+// the function format_of and in the conditions of the triggers that call it (migration 0051).
 const Format = 1
