@@ -20,6 +20,8 @@ import (
 //	quiet for stall.after, by its agent's last report   the gang may hang
 //	has shown a sign of life since, or the agent        none: the gang lives
 //	  process that said so has been replaced
+//	has said that it is quiet, but not again for        none: a sign of life since may have met
+//	  quietExpires                                        servers that do not know the call
 //	quiet for less than settleQuiet                     none yet: a report of a sign of another
 //	                                                      member may be under way
 //	its machine is silent, or its end is unknown        none: a sign of life cannot reach the rows
@@ -35,6 +37,10 @@ import (
 // report from an agent.
 const settleQuiet = "2 seconds"
 
+// quietExpires is how long the word of an agent that a member is quiet counts. An agent repeats it
+// every 5 s.
+const quietExpires = "30 seconds"
+
 // lively is true if a member of the job and attempt of allocation a excludes a verdict.
 const lively = `
 	EXISTS (
@@ -43,6 +49,7 @@ const lively = `
 		LEFT JOIN machines m ON m.id = o.machine_id
 		WHERE o.job = a.job AND o.attempt = a.attempt AND CASE o.state
 			WHEN 'active' THEN o.quiet_at IS NULL OR o.quiet_at > clock_timestamp() - interval '` + settleQuiet + `'
+				OR o.quiet_said_at IS NULL OR o.quiet_said_at < clock_timestamp() - interval '` + quietExpires + `'
 				OR o.quiet_boot IS DISTINCT FROM m.agent_boot OR m.state IN ('suspect', 'lost', 'retired')
 				OR o.orders ?| '{stop,kill,checkpoint,stalled}'
 			WHEN 'exited' THEN o.exit ->> 'cause' IS DISTINCT FROM 'exited' OR o.exit ->> 'code' IS DISTINCT FROM '0'

@@ -59,14 +59,20 @@ func checkCaller(ctx context.Context, tx pgx.Tx, machine berth.MachineID, s Sess
 	return row.check(machine, s.AgentBoot, s.Epoch)
 }
 
-// storeQuiet stores whether a member is quiet. A report that a later one of the same agent
-// process has overtaken changes nothing: a late "quiet" could stop a live gang.
+// storeQuiet stores whether a member is quiet. A repeated report only renews the word. A report that
+// a later one of the same agent process has overtaken changes nothing: a late "quiet" could stop a
+// live gang.
 func storeQuiet(ctx context.Context, tx pgx.Tx, machine berth.MachineID, req wire.StallReport) error {
 	_, err := tx.Exec(ctx, `
 		UPDATE allocations
-		SET quiet_at = CASE WHEN @quiet THEN clock_timestamp() END, quiet_boot = @boot, quiet_seq = @seq
+		SET quiet_at = CASE
+				WHEN NOT @quiet THEN NULL
+				WHEN quiet_boot = @boot AND quiet_seq = @seq THEN quiet_at
+				ELSE clock_timestamp() END,
+			quiet_said_at = CASE WHEN @quiet THEN clock_timestamp() END, quiet_boot = @boot, quiet_seq = @seq
 		WHERE id = @alloc AND job = @job AND attempt = @attempt AND machine_id = @machine AND machine_epoch = @epoch
-		  AND state = 'active' AND (quiet_boot IS DISTINCT FROM @boot OR quiet_seq < @seq)`,
+		  AND state = 'active' AND (quiet_boot IS DISTINCT FROM @boot OR quiet_seq < @seq
+		    OR quiet_seq = @seq AND @quiet AND quiet_at IS NOT NULL)`,
 		pgx.NamedArgs{
 			"alloc": req.Alloc, "job": req.Job, "attempt": req.Attempt, "machine": machine, "epoch": req.Epoch,
 			"boot": req.AgentBoot, "seq": req.Seq, "quiet": req.Quiet,

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"berth"
 	"berth/failure"
@@ -94,11 +95,14 @@ func TestAGangThatMayLiveIsNotJudged(t *testing.T) {
 		"an order to stop": func(g *hungGang) {
 			mustExec(t, g.pool, `UPDATE allocations SET orders = orders || '{"stop": true}' WHERE rank = 1`)
 		},
-		"a member that failed":          func(g *hungGang) { g.mustTell(g.id, g.attempt, 1, berth.PhaseExited, ended(failure.CauseExited, 1)) },
-		"a member that was stopped":     func(g *hungGang) { g.mustTell(g.id, g.attempt, 1, berth.PhaseExited, ended(failure.CauseGPU, 0)) },
-		"a cancel":                      func(g *hungGang) { g.cancel(g.id) },
-		"a report that was overtaken":   func(g *hungGang) { g.says(1, 3, false); g.says(1, 2, true) },
-		"the word of another machine":   func(g *hungGang) { g.says(1, 2, false); g.saysFor(1, "m2") },
+		"a member that failed":        func(g *hungGang) { g.mustTell(g.id, g.attempt, 1, berth.PhaseExited, ended(failure.CauseExited, 1)) },
+		"a member that was stopped":   func(g *hungGang) { g.mustTell(g.id, g.attempt, 1, berth.PhaseExited, ended(failure.CauseGPU, 0)) },
+		"a cancel":                    func(g *hungGang) { g.cancel(g.id) },
+		"a report that was overtaken": func(g *hungGang) { g.says(1, 3, false); g.says(1, 2, true) },
+		"the word of another machine": func(g *hungGang) { g.says(1, 2, false); g.saysFor(1, "m2") },
+		"a word that was not repeated": func(g *hungGang) {
+			mustExec(t, g.pool, `UPDATE allocations SET quiet_said_at = quiet_said_at - interval '31 seconds' WHERE rank = 1`)
+		},
 		"a repetition that was delayed": func(g *hungGang) { g.says(1, 2, false); g.says(1, 2, true) },
 	} {
 		t.Run(what, func(t *testing.T) {
@@ -113,6 +117,26 @@ func TestAGangThatMayLiveIsNotJudged(t *testing.T) {
 				t.Error("the gang was judged")
 			}
 		})
+	}
+}
+
+func TestARepeatedWordKeepsItsBegin(t *testing.T) {
+	t.Parallel()
+	g := newHungGang(t)
+	for rank := range 3 {
+		g.says(rank, 1, true)
+	}
+	g.settles()
+	began := one[time.Time](g.stage, `SELECT min(quiet_at) FROM allocations`)
+	mustExec(t, g.pool, `UPDATE allocations SET quiet_said_at = now() - interval '1 hour'`)
+	for rank := range 3 {
+		g.says(rank, 1, true)
+	}
+	if now := one[time.Time](g.stage, `SELECT min(quiet_at) FROM allocations`); !now.Equal(began) {
+		t.Errorf("quiet since %s, and after the repetition since %s", began, now)
+	}
+	if n := g.judged(); n != 1 {
+		t.Error("the gang is not judged")
 	}
 }
 

@@ -10,8 +10,25 @@ import (
 // StallPolicy defines when a running job counts as hung: no member has shown one of Signs for
 // After. It replaces StallTimeout, which judges each member alone and counts all signs.
 type StallPolicy struct {
-	After Duration    `json:"after" doc:"longest time in which no member shows a sign of life"`
-	Signs []StallSign `json:"signs,omitempty" doc:"progress, checkpoint, log, cpu, gpu; default: the first three"`
+	After      Duration    `json:"after" doc:"longest time in which no member shows a sign of life"`
+	StartLimit Duration    `json:"start_limit,omitempty" doc:"the same before the first sign; default 3 times after"`
+	Signs      []StallSign `json:"signs,omitempty" doc:"progress, checkpoint, log, cpu, gpu; default: the first three"`
+}
+
+// startFactor is the default of StartLimit in multiples of After: a program loads its code, its data
+// and its model before it shows the first sign.
+const startFactor = 3
+
+// Limit returns the longest time without a sign of life for a member that has shown one, or that
+// has not.
+func (p StallPolicy) Limit(shown bool) Duration {
+	switch {
+	case shown:
+		return p.After
+	case p.StartLimit > 0:
+		return p.StartLimit
+	}
+	return startFactor * p.After
 }
 
 // StallSign is a sign of life of a member.
@@ -78,6 +95,8 @@ func (p *StallPolicy) validate(v *validation, s Job) {
 	v.require(!p.Counts(SignGPU) || p.After.Std() >= leastGPU || p.After.Std() < least, "stall.after",
 		fmt.Sprintf("%s is too short for the sign gpu, which is measured every 10s", p.After),
 		fmt.Sprintf("%s to %s", Duration(leastGPU), Duration(most)))
+	v.require(p.StartLimit == 0 || p.StartLimit >= p.After && p.StartLimit.Std() <= most, "stall.start_limit",
+		fmt.Sprintf("%s is out of range", p.StartLimit), fmt.Sprintf("stall.after to %s", Duration(most)))
 	v.require(len(p.Signs) > 0, "stall.signs", "is empty", "one or more signs, or leave it out")
 	known := make([]string, len(stallSigns))
 	for i, sign := range stallSigns {

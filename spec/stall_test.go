@@ -21,6 +21,8 @@ func TestFaultsOfAStallPolicyAreNamed(t *testing.T) {
 		"without after":    {func(s *spec.Job) { s.Stall = &spec.StallPolicy{} }, "stall.after", "required"},
 		"too short":        {func(s *spec.Job) { s.Stall = &spec.StallPolicy{After: spec.Duration(time.Second)} }, "stall.after", "1s is out of range"},
 		"too long":         {func(s *spec.Job) { s.Stall = &spec.StallPolicy{After: spec.Duration(9000 * time.Hour)} }, "stall.after", "out of range"},
+		"start":            {func(s *spec.Job) { s.Stall = &spec.StallPolicy{After: after, StartLimit: 2 * after} }, "", ""},
+		"a short start":    {func(s *spec.Job) { s.Stall = &spec.StallPolicy{After: after, StartLimit: after / 2} }, "stall.start_limit", "5m is out of range"},
 		"both":             {func(s *spec.Job) { s.StallTimeout, s.Stall = after, &spec.StallPolicy{After: after} }, "stall", "stall_timeout as well"},
 		"no signs":         {signs(), "stall.signs", "is empty"},
 		"unknown":          {signs("log", "heartbeat"), "stall.signs[1]", `"heartbeat" is not known`},

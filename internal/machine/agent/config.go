@@ -108,6 +108,7 @@ type Timing struct {
 	NetworkAge      time.Duration // before a network without containers counts as left
 	StraySweep      time.Duration // between two looks for containers that no member is for
 	LatePatience    time.Duration // for the creation of a container that is no longer needed
+	QuietRepeat     time.Duration // between reports that a member is quiet; the server forgets one after 30 s
 	HangPause       time.Duration // between the evidence about a member of a hung gang and its end
 }
 
@@ -146,6 +147,7 @@ func (t Timing) withDefaults() Timing {
 	set(&t.StraySweep, 15*time.Second)
 	set(&t.LatePatience, 10*time.Minute)
 	set(&t.HangPause, 3*time.Second)
+	set(&t.QuietRepeat, 5*time.Second)
 	return t
 }
 

@@ -21,8 +21,8 @@ import (
 //	state       entered                                          does
 //	----------  -----------------------------------------------  ---------------------------------
 //	lives       at the start; at a sign of life                  a gang's member reports the sign
-//	quiet       no sign of life for stall.after                  a gang's member reports that it is
-//	                                                             quiet, and goes on
+//	quiet       no sign of life for stall.after, or from the     a gang's member reports that it is
+//	              start on for stall.start_limit                 quiet, again and again, and goes on
 //	hangs       quiet, of a job with one member; by the order    collects evidence, sends it
 //	              stalled, which all members of a gang get
 //	is stopped  the evidence is complete and, in a gang,         the stop plan sends the signals
@@ -68,7 +68,8 @@ func (h *hangWatch) decide(now time.Time, o berth.Orders, begun bool) (stop bool
 	if p == nil {
 		return false
 	}
-	quiet := h.signs.quietFor(now) >= p.After.Std()
+	quietFor := h.signs.quietFor(now) // it looks for signs
+	quiet := quietFor >= p.Limit(h.signs.shown).Std()
 	if h.claim.gang() {
 		h.note(quiet)
 		h.hangs = h.hangs || o.Stalled
@@ -120,7 +121,11 @@ func (h *hangWatch) says() string {
 	if h.claim.gang() {
 		whose = " of any member"
 	}
-	return "no " + p.SignsText() + whose + " for " + p.After.String() + " (stall.after)"
+	limit := "stall.after"
+	if !h.signs.shown {
+		limit = "stall.start_limit"
+	}
+	return "no " + p.SignsText() + whose + " for " + p.Limit(h.signs.shown).String() + " (" + limit + ")"
 }
 
 // grace returns the time between SIGTERM and SIGKILL. Members of a gang hang in communication
@@ -160,10 +165,11 @@ func (h *hangWatch) end() {
 	}
 }
 
-// report sends the newest report until ctx ends. It runs in a goroutine of its own. A server of the
-// version before has no such call, and judges no gang: it is asked again later, since it may be
-// upgraded. During an upgrade, a newer replica may have stored that the member is quiet, and would
-// condemn a live gang by it: then the sign of life is sent again soon.
+// report sends the newest report until ctx ends. It runs in a goroutine of its own. A report that the
+// member is quiet is repeated, since the server forgets it otherwise. A server of the version before
+// has no such call, and judges no gang: it is asked again later, since it may be upgraded. During an
+// upgrade, a newer replica may have stored that the member is quiet, and would condemn a live gang by
+// it: then the sign of life is sent again soon.
 func (h *hangWatch) report(ctx context.Context) {
 	condemns := false // a server has perhaps stored that the member is quiet
 	for {
@@ -181,13 +187,20 @@ func (h *hangWatch) report(ctx context.Context) {
 			case err == nil:
 				condemns = false
 			}
-			if err == nil || refused(err) && berth.CodeOf(err) != berth.CodeNotFound {
-				break
-			}
 			pause := quietRetry
-			if refused(err) && (r.Quiet || !condemns) {
+			switch {
+			case err == nil && r.Quiet:
+				pause = h.timing.QuietRepeat
+			case err == nil || refused(err) && berth.CodeOf(err) != berth.CodeNotFound:
+				pause = 0
+			case refused(err) && !condemns:
 				pause = h.timing.CacheRefused
 				h.log.Info("server does not judge hung gangs, will ask again", "err", err)
+			case refused(err) && r.Quiet: // a newer replica has the word, and would forget it
+				pause = h.timing.QuietRepeat
+			}
+			if pause == 0 {
+				break
 			}
 			timer := time.NewTimer(pause)
 			select {
@@ -358,6 +371,6 @@ func (w *progressWatcher) counts(s spec.StallSign) bool {
 // sign notes a sign of life, if it is one of the job's.
 func (w *progressWatcher) sign(s spec.StallSign, at time.Time) {
 	if w.counts(s) {
-		w.last = at
+		w.last, w.shown = at, true
 	}
 }

@@ -18,9 +18,11 @@ import (
 	"berth/wire"
 )
 
-// stalls returns an edit that sets the stall policy.
+// stalls returns an edit that sets the stall policy, with the same limit for the start.
 func stalls(after time.Duration, signs ...spec.StallSign) func(*spec.Job) {
-	return func(j *spec.Job) { j.Stall = &spec.StallPolicy{After: spec.Duration(after), Signs: signs} }
+	return func(j *spec.Job) {
+		j.Stall = &spec.StallPolicy{After: spec.Duration(after), StartLimit: spec.Duration(after), Signs: signs}
+	}
 }
 
 func (s *site) hungEvents(id berth.JobID) []wire.Event {
@@ -230,6 +232,70 @@ func TestASignOfLifeThatMetAnOldServerIsSentAgain(t *testing.T) {
 	if met.Load() < 2 {
 		t.Errorf("%d reports, none met the old server", met.Load())
 	}
+}
+
+// A server forgets the word of an agent that a member is quiet; the agent repeats it.
+func TestAQuietMemberSaysSoAgain(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m, id, _ := s.hangPair(300*time.Millisecond, "trap-term", "0")
+	s.until("both members are quiet", func() bool { return s.quietMembers(id) == 2 })
+	for _, x := range m {
+		x.cfg.Timing.QuietRepeat = 20 * time.Millisecond
+		x.restart()
+	}
+	s.until("both members are quiet again", func() bool {
+		return s.count(`SELECT count(*) FROM allocations a JOIN machines m ON m.id = a.machine_id AND m.agent_boot = a.quiet_boot`) == 2
+	})
+	if _, err := s.db.Pool().Exec(t.Context(), `UPDATE allocations SET quiet_said_at = now() - interval '1 hour'`); err != nil {
+		t.Fatal(err)
+	}
+	s.until("the words are renewed", func() bool {
+		return s.count(`SELECT count(*) FROM allocations WHERE quiet_said_at > now() - interval '1 minute'`) == 2
+	})
+	if n := s.judges(); n != 1 {
+		t.Error("the gang is not judged")
+	}
+}
+
+func (s *site) count(sql string) (n int) {
+	s.t.Helper()
+	if err := s.db.Pool().QueryRow(s.t.Context(), sql).Scan(&n); err != nil {
+		s.t.Fatal(err)
+	}
+	return n
+}
+
+// A program that is still starting shows no sign of life for longer than one at work.
+func TestTheStartHasALimitOfItsOwn(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m := s.machine("m1")
+	limited := func(j *spec.Job) {
+		stalls(200 * time.Millisecond)(j)
+		j.Stall.StartLimit = spec.Duration(time.Hour)
+	}
+	starts := s.submit(limited, "do", "sleep 2s", "exit 0")
+	_, w := m.run(starts)
+	if x := w.exit(); x.Cause != failure.CauseExited {
+		t.Errorf("a slow start: %+v", x)
+	}
+	s.settle(starts)
+	works := s.submit(limited, "do", "echo loaded", "trap-term 0")
+	_, w = m.run(works)
+	if x := w.exit(); x.Cause != failure.CauseStalled || x.Message != "no progress or log for 200ms (stall.after)" {
+		t.Errorf("after the first sign: %+v", x)
+	}
+	s.settle(works)
+	short := s.submit(func(j *spec.Job) {
+		stalls(200 * time.Millisecond)(j)
+		j.Stall.StartLimit = spec.Duration(300 * time.Millisecond)
+	}, "sleep", "1h")
+	_, w = m.run(short)
+	if x := w.exit(); x.Cause != failure.CauseStalled || x.Message != "no progress or log for 300ms (stall.start_limit)" {
+		t.Errorf("without a sign: %+v", x)
+	}
+	s.settle(short)
 }
 
 // The word of an agent process ends with the process; the next one looks for itself.

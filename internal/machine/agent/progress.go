@@ -37,6 +37,7 @@ type progressWatcher struct {
 	named map[string]bool // of the job's own values; see values
 
 	last   time.Time // of the last sign
+	shown  bool      // there was a sign since the start of the container
 	looked time.Time // when signs were last looked for
 	lines  int64
 	newest int64
@@ -60,6 +61,7 @@ const (
 func (w *progressWatcher) begin() {
 	now := time.Now()
 	w.last, w.looked = now, now
+	w.shown = w.reports.progress() != nil // to an earlier process of the agent
 	w.due = now.Add(w.beat.next(w.pause()))
 }
 
@@ -229,7 +231,8 @@ func (w *progressWatcher) quietFor(now time.Time) time.Duration {
 	}
 	// A process that uses a hundredth of a core on average is not idle.
 	if ok && w.counts(spec.SignCPU) && cpu-w.cpu > max(now.Sub(w.last)/100, 10*time.Millisecond) {
-		w.cpu, w.last = cpu, now
+		w.cpu = cpu
+		w.sign(spec.SignCPU, now)
 	}
 	return now.Sub(w.last)
 }
