@@ -375,6 +375,27 @@ func recordAct(ctx context.Context, tx pgx.Tx, id, event string, end SessionEnd)
 	return err
 }
 
+// PruneActs deletes at most limit entries of the acts that are older than retention, the oldest first,
+// and returns their number. The database keeps those of the last day in any case.
+func (d *JobSessions) PruneActs(ctx context.Context, term Term, retention time.Duration, limit int) (n int, err error) {
+	err = d.leaderTx(ctx, term, func(tx pgx.Tx) error {
+		var before time.Time
+		if err := tx.QueryRow(ctx, `
+			SELECT set_config('berth.prune_acts_before', (now() - @retention::interval)::text, true)::timestamptz`,
+			pgx.NamedArgs{"retention": retention}).Scan(&before); err != nil {
+			return err
+		}
+		// Ids ascend with time, almost: the oldest rows are read by id, and no others.
+		tag, err := tx.Exec(ctx, `
+			DELETE FROM acts
+			WHERE id IN (SELECT id FROM acts ORDER BY id LIMIT @limit)
+			  AND at < @before AND at < now() - interval '1 day'`, pgx.NamedArgs{"before": before, "limit": limit})
+		n = int(tag.RowsAffected())
+		return err
+	})
+	return n, mapError(err, "acts")
+}
+
 // EndExpired ends the sessions whose users never connected, whose agents never did, or whose
 // replica no longer renews them: at most limit. It returns the number of ended sessions.
 func (d *JobSessions) EndExpired(ctx context.Context, limit int) (int, error) {

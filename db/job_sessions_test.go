@@ -5,6 +5,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"berth"
 	"berth/db"
@@ -181,6 +182,33 @@ func TestASessionThatOutlastsItsJobIsInTheActsAlone(t *testing.T) {
 	if got := s.acts(made.ID); !strings.HasSuffix(got, " replica_lost") || len(a.orders()) > 0 {
 		t.Errorf("the record is\n%s", got)
 	}
+}
+
+// TestActsArePrunedByAge checks that the leader deletes old acts only, and that no one else does.
+func TestActsArePrunedByAge(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	term := s.term()
+	for _, age := range []string{"100 days", "40 days", "2 days", "1 hour"} {
+		mustExec(t, s.pool, `
+			INSERT INTO acts (at, event, session, tenant, actor, token, kind, job, attempt, member, machine_id)
+			VALUES (now() - $1::interval, 'asked', gen_random_uuid(), 'default', 'user:a', 't', 'exec', gen_random_uuid(), 1, 0, 'm0')`, age)
+	}
+	prunes := func(retention time.Duration, want, left int) {
+		t.Helper()
+		n, err := s.db.JobSessions.PruneActs(t.Context(), term, retention, 2)
+		if err != nil || n != want {
+			t.Errorf("pruned %d acts, %v; want %d", n, err, want)
+		}
+		if n := one[int](s, `SELECT count(*) FROM acts`); n != left {
+			t.Errorf("%d acts are left, want %d", n, left)
+		}
+	}
+	prunes(90*24*time.Hour, 1, 3)
+	prunes(30*24*time.Hour, 1, 2)
+	prunes(time.Minute, 1, 1) // the last day stays
+	refuses(t, s.pool, "42501", `DELETE FROM acts`)
+	refuses(t, s.pool, "42501", `WITH x AS (SELECT set_config('berth.prune_acts_before', '2999-01-01', true)) DELETE FROM acts USING x`)
 }
 
 func TestAnOpenSessionIsRenewedWhileItsMemberRuns(t *testing.T) {

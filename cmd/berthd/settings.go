@@ -63,6 +63,8 @@ func (s *settings) flags(f *pflag.FlagSet) {
 		"delete logs of ended jobs after this, not before the job is archived; 0: never")
 	f.DurationVar(&s.OutputRetention, "output-retention", s.OutputRetention,
 		"delete outputs of ended jobs after this, not before the job is archived; 0: never")
+	f.DurationVar(&s.ActRetention, "act-retention", s.ActRetention,
+		"delete records of sessions in containers (table acts) after this, at least 24h; 0: never")
 	f.DurationVar(&s.MachineRetention, "machine-retention", s.MachineRetention,
 		"delete records of retired machines and of machine faults after this")
 	f.DurationVar(&s.SuspectAfter, "suspect-after", s.SuspectAfter,

@@ -222,6 +222,7 @@ func (a *assembly) newScheduler() *scheduler.Scheduler {
 		MachineRetention: a.cfg.MachineRetention,
 		OutputRetention:  a.cfg.OutputRetention,
 		LogRetention:     a.cfg.LogRetention,
+		ActRetention:     a.cfg.ActRetention,
 		ReconcileEvery:   a.cfg.ReconcileEvery,
 		Ages:             a.opts.Ages,
 	})

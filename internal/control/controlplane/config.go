@@ -51,6 +51,7 @@ type Config struct {
 	Retention         time.Duration // of terminal jobs before they are archived
 	MachineRetention  time.Duration // of the history of machines, and of failures counted against them
 	LogRetention      time.Duration // of logs of archived jobs; 0: no limit
+	ActRetention      time.Duration // of records of sessions in containers; 0: no limit
 	OutputRetention   time.Duration // of outputs of archived jobs; 0: no limit
 	SuspectAfter      time.Duration // of silence a machine gets no work
 	LostAfter         time.Duration // of silence it is lost, where no job says otherwise
@@ -150,6 +151,8 @@ func (c Config) Validate() error {
 	require(c.MachineRetention >= failure.LemonHours*time.Hour,
 		"machine-retention %s: must be at least %d h, in which failures count against a machine", c.MachineRetention,
 		failure.LemonHours)
+	require(c.ActRetention == 0 || c.ActRetention >= 24*time.Hour,
+		"act-retention %s: must be at least 24h; 0 keeps records of sessions without limit", c.ActRetention)
 	require(c.LogRetention >= 0, "log-retention %s: must not be negative; 0 keeps logs without limit", c.LogRetention)
 	require(c.OutputRetention >= 0, "output-retention %s: must not be negative; 0 keeps outputs for ever",
 		c.OutputRetention)
@@ -204,7 +207,7 @@ func (c Config) LogValue() slog.Value {
 		slog.String("temporal_address", c.TemporalAddress), slog.String("temporal_namespace", c.TemporalNamespace),
 		slog.String("blob_url", redact(c.BlobURL)), slog.Duration("retention", c.Retention),
 		slog.Duration("machine_retention", c.MachineRetention), slog.Duration("output_retention", c.OutputRetention),
-		slog.Duration("log_retention", c.LogRetention),
+		slog.Duration("log_retention", c.LogRetention), slog.Duration("act_retention", c.ActRetention),
 		slog.Duration("suspect_after", c.SuspectAfter), slog.Duration("lost_after", c.LostAfter),
 		slog.Duration("fence_margin", c.FenceMargin), slog.Float64("lost_share", c.LostShare),
 		slog.Duration("grace", c.Grace),

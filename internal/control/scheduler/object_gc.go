@@ -33,6 +33,7 @@ func (t *objectGC) run(ctx context.Context) error {
 			{"uploads that nobody uses", t.doomUploads},
 			{"outputs past their retention", t.pruneOutputs},
 			{"logs past their retention", t.pruneLogs},
+			{"acts past their retention", t.pruneActs},
 			{"objects of archived jobs", t.removeDoomed},
 			{"objects of closed attempts", t.sweepClosed},
 			{"lost checkpoints", t.rejectLost},
@@ -84,6 +85,21 @@ func (t *objectGC) pruneLogs(ctx context.Context) error {
 	}
 	return nil
 }
+
+// pruneActs gives up records of sessions that are old, if an operator has set a retention.
+func (t *objectGC) pruneActs(ctx context.Context) error {
+	for t.ActRetention > 0 {
+		n, err := t.DB.JobSessions.PruneActs(ctx, t.term, t.ActRetention, actBatch)
+		if err != nil || n == 0 {
+			return err
+		}
+		t.did("acts_removed", n)
+	}
+	return nil
+}
+
+// actBatch is the greatest number of acts that one transaction deletes.
+const actBatch = 1000
 
 // stuckPause is the time until the deletion of a folder is retried. A pass ends after
 // stuckInRow failures in a row: then the store itself is at fault.

@@ -97,6 +97,8 @@ type Options struct {
 	OutputRetention time.Duration
 	// LogRetention is the same for logs.
 	LogRetention time.Duration
+	// ActRetention is how long the records of sessions in containers are kept; zero: no limit.
+	ActRetention time.Duration
 
 	// ReconcileEvery is the pause between two passes; zero: 10 s. Ages are the
 	// limits of the passes; zero fields have their defaults.
