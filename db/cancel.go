@@ -84,6 +84,7 @@ func cancelJob(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, id berth.J
 func afterCancel(ctx context.Context, d *core, c cancellation) (berth.State, error) {
 	c.hints.publish(d.hub)
 	c.below.publish(d.hub)
+	wakeDependents(ctx, d, c.below.ids()...)
 	left := followUp
 	if err := stopInside(ctx, d, c.below.stopping, &left); err != nil {
 		return c.state, err

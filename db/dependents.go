@@ -26,7 +26,8 @@ import (
 // SlugNoJob is the stable code for a needed job that does not exist.
 const SlugNoJob = "no_job"
 
-// judgeBatch is the number of dependents that one transaction judges.
+// judgeBatch is the number of dependents that one transaction judges. It is also the greatest number
+// that the end of a job judges itself, for all that follows from it: the leader judges the rest.
 const judgeBatch = 100
 
 // waitFor makes a job or a pipeline wait for others.
@@ -145,22 +146,22 @@ func (r *submitRow) judged(ctx context.Context, d *Jobs, job wire.Job, stored er
 	if stored != nil || len(r.waits) == 0 {
 		return job, stored
 	}
-	if err := judgeJobs(ctx, d.core, []berth.JobID{job.ID}); err != nil {
+	if _, err := judgeJobs(ctx, d.core, []berth.JobID{job.ID}, judgeBatch); err != nil {
 		d.log.Warn("needs not judged, will be reconciled", "job_id", job.ID, "err", err)
 	}
 	return d.Get(ctx, job.Tenant, job.ID)
 }
 
-// wakeDependents judges the jobs that wait for ended ones. It must be called after the commit
-// of the ends. An error is only logged, since the reconciler repeats the call.
+// wakeDependents judges jobs that wait for ended ones, at most judgeBatch. It must be called after
+// the commit of the ends. An error is only logged, since the reconciler repeats the call.
 func wakeDependents(ctx context.Context, d *core, ended ...berth.JobID) {
 	if len(ended) == 0 {
 		return
 	}
-	waiting, err := dependents(ctx, d, ended)
+	waiting, err := dependents(ctx, d, ended, judgeBatch)
 	if err == nil && len(waiting) > 0 {
 		if err = failpoint.Hit("worker.judge.before"); err == nil {
-			err = judgeJobs(ctx, d, waiting)
+			_, err = judgeJobs(ctx, d, waiting, judgeBatch)
 		}
 		if err == nil {
 			err = failpoint.Hit("worker.judge.after")
@@ -171,14 +172,15 @@ func wakeDependents(ctx context.Context, d *core, ended ...berth.JobID) {
 	}
 }
 
-// dependents returns the blocked jobs outside of pipelines that wait for one of the jobs.
-func dependents(ctx context.Context, d *core, needed []berth.JobID) ([]berth.JobID, error) {
+// dependents returns at most limit blocked jobs outside of pipelines that wait for one of the jobs.
+func dependents(ctx context.Context, d *core, needed []berth.JobID, limit int) ([]berth.JobID, error) {
 	rows, err := d.pool.Query(ctx, `
 		SELECT DISTINCT j.id::text
 		FROM job_needs d
 		JOIN jobs j ON j.id = d.job
-		WHERE d.needs = ANY(@needed::uuid[]) AND j.parent IS NULL AND j.state = 'submitted' AND j.blocked`,
-		pgx.NamedArgs{"needed": needed})
+		WHERE d.needs = ANY(@needed::uuid[]) AND j.parent IS NULL AND j.state = 'submitted' AND j.blocked
+		LIMIT @limit`,
+		pgx.NamedArgs{"needed": needed, "limit": limit})
 	if err != nil {
 		return nil, err
 	}
@@ -200,34 +202,36 @@ func (d *Parents) JudgeDependents(ctx context.Context, limit int) (int, error) {
 		return 0, mapError(err, "dependent jobs")
 	}
 	ids, err := pgx.CollectRows(rows, pgx.RowTo[berth.JobID])
+	n := 0
 	if err == nil {
-		err = judgeJobs(ctx, d.core, ids)
+		n, err = judgeJobs(ctx, d.core, ids, limit)
 	}
-	return len(ids), mapError(err, "dependent jobs")
+	return n, mapError(err, "dependent jobs")
 }
 
 // judgeJobs starts or ends blocked jobs outside of pipelines, as the ends of the jobs that
-// they need decide, and then judges the dependents of the ended ones. Jobs that still wait,
-// or do not wait any longer, stay as they are.
-func judgeJobs(ctx context.Context, d *core, ids []berth.JobID) error {
-	for len(ids) > 0 {
+// they need decide, and then judges the dependents of the ended ones: at most limit jobs in all,
+// whose number it returns. Jobs that still wait, or do not wait any longer, stay as they are.
+func judgeJobs(ctx context.Context, d *core, ids []berth.JobID, limit int) (n int, err error) {
+	for len(ids) > 0 && n < limit {
+		ids = ids[:min(len(ids), limit-n)]
+		n += len(ids)
 		var ended []berth.JobID
 		for part := range slices.Chunk(ids, judgeBatch) {
 			some, err := judgeSome(ctx, d, part)
 			if err != nil {
-				return err
+				return n, err
 			}
 			ended = append(ended, some...)
 		}
-		if len(ended) == 0 {
-			return nil
+		if len(ended) == 0 || n == limit {
+			return n, nil
 		}
-		var err error
-		if ids, err = dependents(ctx, d, ended); err != nil {
-			return err
+		if ids, err = dependents(ctx, d, ended, limit-n); err != nil {
+			return n, err
 		}
 	}
-	return nil
+	return n, nil
 }
 
 // judged is a blocked job with the verdict about it.
@@ -287,7 +291,7 @@ func judgeSome(ctx context.Context, d *core, ids []berth.JobID) (ended []berth.J
 	for _, id := range append(started, below.canceled...) {
 		d.hub.Publish(TopicJob, id)
 	}
-	return ended, nil
+	return append(ended, below.ids()...), nil
 }
 
 // letGo lets a job start; it is unblock for a job outside of pipelines.

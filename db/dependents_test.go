@@ -84,16 +84,16 @@ func TestAFailureCascades(t *testing.T) {
 	second := s.submit(after("", first))
 	undo := s.submit(after(spec.WhenFailure, first))
 	s.finish(a, 1)
-	s.waits(first, "canceled (upstream_failed: job "+string(a)+" failed)")
-	s.waits(second, "canceled (upstream_failed: job "+string(first)+" was canceled)")
+	s.waits(first, "canceled (upstream_failed: job "+short(a)+" failed)")
+	s.waits(second, "canceled (upstream_failed: job "+short(first)+" was canceled)")
 	s.waits(undo, "submitted*")
 	// An ended job is judged at the submit, also a canceled one.
-	s.waits(s.submit(after("", a)), "canceled (upstream_failed: job "+string(a)+" failed)")
+	s.waits(s.submit(after("", a)), "canceled (upstream_failed: job "+short(a)+" failed)")
 	s.waits(s.submit(after(spec.WhenFailure, first)), "submitted*")
 	s.waits(s.submit(after(spec.WhenAlways, a, b)), "submitted")
 	third := s.submit(after("", undo, b))
 	s.cancel(b)
-	s.waits(third, "canceled (upstream_failed: job "+string(b)+" was canceled)")
+	s.waits(third, "canceled (upstream_failed: job "+short(b)+" was canceled)")
 	s.judges(0)
 }
 
@@ -127,12 +127,12 @@ func TestNeedsOfEveryKind(t *testing.T) {
 	s.finish(s.element(waitingArray, 1), 1)
 	s.waits(waitingPipeline, "submitted")
 	s.tend(waitingArray)
-	s.waits(waitingPipeline, "canceled (upstream_failed: job "+string(waitingArray)+" failed)")
+	s.waits(waitingPipeline, "canceled (upstream_failed: job "+short(waitingArray)+" failed)")
 	if got := s.steps(waitingPipeline); got != "p canceled, q canceled" {
 		t.Errorf("steps are %s", got)
 	}
-	s.judges(1) // the one that needs a step: only passes over the pipeline see the end of a step
-	s.waits(step, "canceled (upstream_failed: job "+string(s.step(waitingPipeline, "q"))+" was canceled)")
+	s.judges(0) // the one that needs a step was judged with its end
+	s.waits(step, "canceled (upstream_failed: job "+short(s.step(waitingPipeline, "q"))+" was canceled)")
 	s.tend(pipeline)
 	s.finish(s.step(pipeline, "x"), 1)
 	s.waits(waitingGang, "submitted")
@@ -172,7 +172,7 @@ func TestAWaitingJobIsCanceledAndHeldLikeAnother(t *testing.T) {
 	s.archive(1)
 	s.waits(s.submit(after("", b)), "submitted*")
 	s.waits(s.submit(after(spec.WhenFailure, b)), "canceled (skipped: no job that it needs has failed)")
-	s.waits(s.submit(after("", canceled)), "canceled (upstream_failed: job "+string(canceled)+" was canceled)")
+	s.waits(s.submit(after("", canceled)), "canceled (upstream_failed: job "+short(canceled)+" was canceled)")
 }
 
 func TestUnknownAndForeignNeedsAreAlike(t *testing.T) {
@@ -270,7 +270,7 @@ func TestAnEndAndASubmitAtOnce(t *testing.T) {
 		group.Wait()
 		want := "submitted*"
 		if i%2 == 1 {
-			want = "canceled (upstream_failed: job " + string(a) + " failed)"
+			want = "canceled (upstream_failed: job " + short(a) + " failed)"
 		}
 		s.waits(dependent, want)
 	}
@@ -302,7 +302,7 @@ func TestASubmitWaitsForTheEndThatItsNeedIsIn(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	s.waits(<-done, "canceled (upstream_failed: job "+string(a)+" failed)")
+	s.waits(<-done, "canceled (upstream_failed: job "+short(a)+" failed)")
 }
 
 // The reconciler judges a dependent where the process that ended its need died before it could.
@@ -321,3 +321,33 @@ func TestALostHintOfAnEndIsRepaired(t *testing.T) {
 	s.waits(waiting, "submitted*")
 	s.judges(0)
 }
+
+// TestTheEndOfAJobJudgesAFewAndTheLeaderTheRest bounds the work inside a settlement, also for jobs
+// that end because of it.
+func TestTheEndOfAJobJudgesAFewAndTheLeaderTheRest(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	needed, chain := s.submit(nil), s.submit(nil)
+	first := s.submit(after("", chain))
+	for range 120 {
+		s.submit(after("", needed))
+		s.submit(after("", first))
+	}
+	blocked := func() int { return one[int](s, `SELECT count(*) FROM jobs WHERE state = 'submitted' AND blocked`) }
+	s.finish(needed, 0)
+	if n := blocked(); n != 1+20+120 {
+		t.Errorf("%d jobs still wait", n)
+	}
+	s.finish(chain, 1) // first is canceled, and 99 of its dependents
+	if n := blocked(); n != 20+21 {
+		t.Errorf("after a failure %d jobs still wait", n)
+	}
+	s.judges(41)
+	s.judges(0)
+	if n := blocked(); n != 0 {
+		t.Errorf("%d jobs wait for nothing", n)
+	}
+}
+
+// short is the reference to a job in a stored reason.
+func short(id berth.JobID) string { return strings.TrimLeft(string(id)[len(id)-12:], "0") }

@@ -65,6 +65,12 @@ func handleOf(id string) string {
 			  AND NOT EXISTS (SELECT 1 FROM near WHERE left(near.tail, l) = left(` + tailOf(id) + `, l)))`
 }
 
+// shortID returns the expression of a reference to a job that may be stored, for the column id of
+// its row: the longest handle that an id may have. No job that is created later changes its meaning.
+func shortID(id string) string {
+	return `ltrim(right(` + id + `::text, ` + strconv.Itoa(maxHandle) + `), '0')`
+}
+
 // newJobID returns the id of a job that is created at now in an incarnation of the database.
 func newJobID(now time.Time, incarnation int64) berth.JobID {
 	id := []byte(berth.NewJobID(now))

@@ -1,6 +1,7 @@
 package db
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -23,6 +24,9 @@ func listKnown(alias string) string {
 	return `(` + alias + `.kind <> 'array' OR ` + alias + `.indexes IS NULL OR ` + alias + `.indexes <> '{}')`
 }
 
+// noJob is lower than the id of any job.
+const noJob berth.JobID = "00000000-0000-0000-0000-000000000000"
+
 // ListWanted is an array whose list is to be read.
 type ListWanted struct {
 	Array  berth.JobID
@@ -31,8 +35,9 @@ type ListWanted struct {
 	Bytes  int64  // of the output's content
 }
 
-// ListsWanted returns at most limit arrays that would start if their elements were known.
-func (d *Parents) ListsWanted(ctx context.Context, limit int) ([]ListWanted, error) {
+// ListsWanted returns at most limit arrays that would start if their elements were known: first
+// those with a higher id than after, and then the others.
+func (d *Parents) ListsWanted(ctx context.Context, after berth.JobID, limit int) ([]ListWanted, error) {
 	rows, err := d.pool.Query(ctx, `
 		SELECT j.id::text, coalesce(s.spec #>> '{array,from}', ''), coalesce(o.object, ''), coalesce(o.bytes, 0)
 		FROM jobs p
@@ -52,8 +57,8 @@ func (d *Parents) ListsWanted(ctx context.Context, limit int) ([]ListWanted, err
 			LIMIT 1) o ON true
 		WHERE p.kind = 'pipeline' AND p.state IN ('queued', 'running') AND j.state = 'submitted' AND j.blocked
 		  AND NOT j.held AND NOT p.held AND v.verdict = 'start'
-		ORDER BY j.id
-		LIMIT @limit`, pgx.NamedArgs{"limit": limit})
+		ORDER BY j.id <= @after::uuid, j.id
+		LIMIT @limit`, pgx.NamedArgs{"after": cmp.Or(after, noJob), "limit": limit})
 	if err != nil {
 		return nil, mapError(err, "lists of arrays")
 	}

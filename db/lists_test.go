@@ -2,6 +2,7 @@ package db_test
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 
 	"berth"
@@ -25,7 +26,7 @@ func (s *stage) planned(id berth.JobID) db.ListWanted {
 	s.leaves(s.step(id, "plan"), 1, 0, "items", "1")
 	s.finish(s.step(id, "plan"), 0)
 	s.tend(id)
-	list, err := s.db.Parents.ListsWanted(s.t.Context(), 10)
+	list, err := s.db.Parents.ListsWanted(s.t.Context(), "", 10)
 	if err != nil || len(list) != 1 || list[0].Array != s.step(id, "work") || list[0].From != "job:plan/items" || list[0].Bytes != 1 ||
 		list[0].Object != fmt.Sprintf("object-%s-1-0-items", s.step(id, "plan")) {
 		s.t.Fatalf("lists to read: %+v, %v", list, err)
@@ -45,7 +46,7 @@ func TestAnOutputOf500EntriesBecomesAnArrayOf500(t *testing.T) {
 	s := newStage(t)
 	id := s.listed()
 	work := s.step(id, "work")
-	if list, err := s.db.Parents.ListsWanted(t.Context(), 10); err != nil || len(list) != 0 {
+	if list, err := s.db.Parents.ListsWanted(t.Context(), "", 10); err != nil || len(list) != 0 {
 		t.Errorf("before the plan: %+v, %v", list, err)
 	}
 	w := s.planned(id)
@@ -90,7 +91,7 @@ func TestAnOutputOf500EntriesBecomesAnArrayOf500(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.wants(whole.ID, berth.Queued, "report submitted, work submitted")
-	list, err := s.db.Parents.ListsWanted(t.Context(), 10)
+	list, err := s.db.Parents.ListsWanted(t.Context(), "", 10)
 	if err != nil || len(list) != 1 || list[0].Array != s.step(whole.ID, "work") || list[0].Object != w.Object {
 		t.Errorf("lists of the retry: %+v, %v", list, err)
 	}
@@ -128,6 +129,32 @@ func TestABadListFailsItsArray(t *testing.T) {
 		}
 		if _, _, err := s.db.Retries.Retry(t.Context(), "default", w.Array, db.RetryOptions{}, "user:test"); berth.CodeOf(err) != berth.CodeConflict {
 			t.Errorf("%s: a retry of the array alone: %v", what, err)
+		}
+	}
+}
+
+// TestListsAreReadInTurn checks that a pass can begin after the list at which the pass before ended.
+func TestListsAreReadInTurn(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	var want []berth.JobID
+	for range 3 {
+		id := s.listed()
+		s.leaves(s.step(id, "plan"), 1, 0, "items", "1")
+		s.finish(s.step(id, "plan"), 0)
+		s.tend(id)
+		want = append(want, s.step(id, "work"))
+	}
+	slices.Sort(want)
+	for after, turn := range map[berth.JobID][]int{"": {0, 1, 2}, want[0]: {1, 2, 0}, want[1]: {2, 0, 1}, want[2]: {0, 1, 2}} {
+		list, err := s.db.Parents.ListsWanted(t.Context(), after, 10)
+		if err != nil || len(list) != 3 {
+			t.Fatal(list, err)
+		}
+		for i, n := range turn {
+			if list[i].Array != want[n] {
+				t.Errorf("after %q, list %d is of array %s, want %s", after, i, list[i].Array, want[n])
+			}
 		}
 	}
 }

@@ -142,9 +142,7 @@ func reconcileOnce(ctx context.Context, d *core, id berth.JobID, left *int) (wir
 	if news {
 		notifyParents(ctx, d, id)
 	}
-	if did.ended {
-		wakeDependents(ctx, d, id)
-	}
+	wakeDependents(ctx, d, did.over(id)...)
 	did.stop = did.stop[:min(len(did.stop), max(0, *left))]
 	// In separate transactions, which lock the members. The parent's row keeps new members
 	// from starting meanwhile.
@@ -185,6 +183,18 @@ type tended struct {
 	queue   bool // the input of the leader's plan has changed
 	more    bool // another pass has work to do
 	ended   bool // the parent has ended
+}
+
+// over returns the jobs that ended by a pass over parent id: jobs outside may wait for them.
+func (t tended) over(id berth.JobID) []berth.JobID {
+	ids := t.ids()
+	for _, step := range t.skipped {
+		ids = append(ids, berth.JobID(step))
+	}
+	if t.ended {
+		ids = append(ids, id)
+	}
+	return ids
 }
 
 // publish sends the hints about a pass over parent id.

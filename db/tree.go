@@ -79,6 +79,15 @@ func (e *ending) add(more ending) {
 	e.stopping = append(e.stopping, more.stopping...)
 }
 
+// ids returns the jobs that have ended.
+func (e ending) ids() []berth.JobID {
+	ids := make([]berth.JobID, len(e.canceled))
+	for i, id := range e.canceled {
+		ids[i] = berth.JobID(id)
+	}
+	return ids
+}
+
 // publish sends the hints. It must follow the commit.
 func (e ending) publish(h *Hub) {
 	stopping := make([]string, len(e.stopping))

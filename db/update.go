@@ -79,19 +79,25 @@ func (d *Jobs) Release(ctx context.Context, tenant berth.TenantID, id berth.JobI
 		}
 		return "released from hold", err
 	}, actor)
-	// Jobs that only the hold kept from starting may start now: their coordinator starts
-	// them.
-	if err == nil && pipeline {
+	if err != nil {
+		return err
+	}
+	// Jobs that only the hold kept from starting may start now. The release is committed, so a
+	// failure only delays them: the reconciler finds them.
+	var late error
+	if pipeline {
 		d.hub.Publish(TopicPoke, string(id))
-		err = reconcileInside(ctx, d.core, id)
+		late = reconcileInside(ctx, d.core, id)
 	}
-	if err == nil && step {
+	if step {
 		notifyParents(ctx, d.core, id)
+	} else if late == nil { // a job whose needs ended while it was held
+		_, late = judgeJobs(ctx, d.core, []berth.JobID{id}, judgeBatch)
 	}
-	if err == nil && !step { // a job whose needs ended while it was held
-		err = judgeJobs(ctx, d.core, []berth.JobID{id})
+	if late != nil {
+		d.log.Warn("released job not reconciled, will be later", "job_id", id, "err", late)
 	}
-	return err
+	return nil
 }
 
 // Update changes a live job, in its row and in the spec from which the next attempt is

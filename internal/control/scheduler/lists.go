@@ -24,13 +24,14 @@ const (
 )
 
 // lists reads the lists of arrays whose steps may start, and stores their elements. An output
-// that cannot be read now is read again in the next pass; one with the wrong content fails its
-// array.
+// that cannot be read now is read again in a later pass; one with the wrong content fails its
+// array. A pass begins after the last list of the pass before, so that lists which use up its time
+// do not hold up the others.
 func (r *reconciler) lists(ctx context.Context) error {
 	if r.Objects == nil {
 		return nil
 	}
-	wanted, err := r.DB.Parents.ListsWanted(ctx, passLimit)
+	wanted, err := r.DB.Parents.ListsWanted(ctx, r.list, passLimit)
 	if err != nil {
 		return err
 	}
@@ -38,6 +39,7 @@ func (r *reconciler) lists(ctx context.Context) error {
 	defer cancel()
 	var failures []error
 	for _, w := range wanted {
+		r.list = w.Array
 		each, fault, err := r.readList(ctx, w)
 		if err == nil {
 			err = r.writes.lists.FillArray(ctx, w.Array, each, fault)

@@ -89,6 +89,7 @@ type reconciler struct {
 	strays int                        // open workflows without a row, at the last comparison
 	stops  int                        // most jobs below parents that a pass stops
 	parent berth.JobID                // the first that the next pass reconciles; "": the first of all
+	list   berth.JobID                // the array whose list was read last; "": none
 	pace   pace
 }
 
@@ -276,9 +277,7 @@ func (r *reconciler) stuck(ctx context.Context) error {
 // itself in the next pass. A pass stops a bounded number of jobs, since the other steps
 // wait for it; the next pass begins where the last one ended.
 func (r *reconciler) parents(ctx context.Context) error {
-	judged, err := r.DB.Parents.JudgeDependents(ctx, passLimit)
-	r.did("judge_dependents", judged)
-	if err != nil {
+	if err := r.judgeDependents(ctx); err != nil {
 		return err
 	}
 	list, err := r.DB.Parents.Untended(ctx, r.Ages.Untended, passLimit)
@@ -315,6 +314,23 @@ func (r *reconciler) parents(ctx context.Context) error {
 	r.did("parent_tended", tended)
 	r.did("parent_poked", len(pokes))
 	r.Poker.Poke(pokes...)
+	return nil
+}
+
+// judgeLimit bounds the time in which a pass judges jobs that wait for others: the other repairs wait
+// for this one.
+const judgeLimit = 5 * time.Second
+
+// judgeDependents judges jobs whose needs have ended, and which the end of the need has left: it
+// judges a few itself.
+func (r *reconciler) judgeDependents(ctx context.Context) error {
+	for began := time.Now(); time.Since(began) < judgeLimit; {
+		n, err := r.DB.Parents.JudgeDependents(ctx, passLimit)
+		r.did("judge_dependents", n)
+		if err != nil || n < passLimit {
+			return err
+		}
+	}
 	return nil
 }
 
