@@ -84,7 +84,8 @@ func newSessionHandlers(
 	reader jobReader, d *db.DB, s *streams, deps SessionDeps, owner *background.Group, log *slog.Logger,
 ) *sessionHandlers {
 	return &sessionHandlers{
-		jobReader: reader, store: d.JobSessions, joins: withFailpoints(writes{joins: d.JobSessions}).joins, streams: s, deps: deps.orDefaults(), id: berth.NewSecret()[:16],
+		jobReader: reader, store: d.JobSessions, joins: withFailpoints(writes{joins: d.JobSessions}).joins,
+		streams: s, deps: deps.orDefaults(), id: berth.NewSecret()[:16],
 		owner: owner, log: log, waiting: map[string]*meeting{},
 	}
 }

@@ -52,7 +52,8 @@ func verdictOf(needed string) string {
 					SELECT count(*) FILTER (WHERE n.state NOT IN ('succeeded', 'failed', 'canceled')) AS live,
 						count(*) FILTER (WHERE ` + endedBadly + `) AS bad,
 						count(*) FILTER (WHERE ` + skippedStep("n") + `) AS skipped,
-						(array_agg(CASE WHEN n.parent = j.parent THEN 'step ' || n.step ELSE 'job ' || ` + shortID("n.id") + ` END ||
+						(array_agg(CASE WHEN n.parent = j.parent THEN 'step ' || n.step
+							ELSE 'job ' || ` + shortID("n.id") + ` END ||
 							CASE WHEN n.state = 'failed' THEN ' failed'
 							WHEN ` + skippedStep("n") + ` THEN ' was skipped' ELSE ' was canceled' END
 							ORDER BY ` + skippedStep("n") + `, n.step, n.id)

@@ -79,7 +79,7 @@ type browser struct {
 	http http.Client
 }
 
-// answer is what a browser got.
+// answer is an answer to a browser.
 type answer struct {
 	status int
 	header http.Header

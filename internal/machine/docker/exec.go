@@ -169,7 +169,7 @@ func (r *execs) SignalExec(ctx context.Context, name, id, signal string) (bool, 
 	return true, signalSession(x.Pid, c, number)
 }
 
-// begun returns what the engine knows of a command. The engine calls a command running before it
+// begun returns the state of a command in the engine. The engine calls a command running before it
 // has a process; awaitProcess waits for the process, so that a signal at that moment is not lost.
 func (r *execs) begun(ctx context.Context, id string, awaitProcess bool) (container.ExecInspect, error) {
 	for {
