@@ -204,6 +204,7 @@ func TestActsArePrunedByAge(t *testing.T) {
 			t.Errorf("%d acts are left, want %d", n, left)
 		}
 	}
+	refuses(t, s.pool, "42501", `DELETE FROM acts WHERE at < now() - interval '50 days'`)
 	prunes(90*24*time.Hour, 1, 3)
 	prunes(30*24*time.Hour, 1, 2)
 	prunes(time.Minute, 1, 1) // the last day stays
