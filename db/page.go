@@ -3,6 +3,7 @@ package db
 import (
 	"encoding/base64"
 	"encoding/json"
+	"strings"
 
 	"berth"
 )
@@ -36,6 +37,9 @@ func (p Paging) after(into ...any) (bool, error) {
 	bad := err != nil || len(parts) != len(into)
 	for i := 0; !bad && i < len(parts); i++ {
 		bad = json.Unmarshal(parts[i], into[i]) != nil
+		if text, ok := into[i].(*string); ok && strings.ContainsRune(*text, 0) {
+			bad = true // the database refuses NUL in a text
+		}
 	}
 	if bad {
 		return false, berth.Errorf(berth.CodeInvalid, "cursor %.40q is not a cursor of this list", p.Cursor)

@@ -48,15 +48,20 @@ func mintToken(prefix string) (id, text string, sum []byte) {
 }
 
 // tokenID returns the public id in a token's text and the hash of the whole text. ok is
-// false for a text without the form of a token with this prefix.
+// false for a text without the form of a token with this prefix. Only hex digits pass: one query
+// looks up the ids of many callers, and a text that the database cannot store would fail them all.
 func tokenID(prefix, text string) (id string, sum []byte, ok bool) {
-	part := strings.Split(text, "_")
-	if len(part) != 3 || part[0] != prefix || len(part[1]) != 12 || len(part[2]) != 64 {
+	part := strings.SplitN(text, "_", 4)
+	if len(part) != 3 || part[0] != prefix || len(part[1]) != 12 || len(part[2]) != 64 ||
+		!isHex(part[1]) || !isHex(part[2]) {
 		return "", nil, false
 	}
 	h := sha256.Sum256([]byte(text))
 	return part[1], h[:], true
 }
+
+// isHex reports whether a text has hex digits only.
+func isHex(s string) bool { return strings.Trim(s, "0123456789abcdefABCDEF") == "" }
 
 // TokenShaped reports whether a text has the form of a token. Any other text can be refused
 // without a query.

@@ -1,7 +1,9 @@
 package db_test
 
 import (
+	"context"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -168,5 +170,29 @@ func TestTokensThatOpenNothingArePruned(t *testing.T) {
 	}
 	if _, err := s.db.Tokens.Authenticate(ctx, given); berth.CodeOf(err) != berth.CodeUnauthorized {
 		t.Errorf("the revoked token of the operator: %v", err)
+	}
+}
+
+// Tokens of many callers are looked up together, so a text that the database cannot store
+// must not reach the query.
+func TestATokenOfOddBytesLeavesTheOtherAnswersAlone(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	good, err := s.db.Tokens.Create(t.Context(), spec.NewToken{Name: "good", Tenant: "default", Role: spec.RoleUser},
+		"operator:test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	odd := "berth_" + strings.Repeat("\xff", 12) + "_" + strings.Repeat("0", 64)
+	for _, lookUp := range []func(context.Context, []string) ([]db.TokenAnswer, error){
+		s.db.Tokens.AuthenticateUsers, s.db.Tokens.AuthenticateMachines,
+	} {
+		answers, err := lookUp(t.Context(), []string{odd, good.Secret})
+		if err != nil {
+			t.Fatalf("a good token beside an odd one: %v", err)
+		}
+		if answers[0].Err == nil || answers[1].Err != nil || answers[1].Principal.TokenID != good.ID {
+			t.Errorf("got %+v; want the odd token refused and the good one accepted", answers)
+		}
 	}
 }
