@@ -76,8 +76,13 @@ func decodeAgent[T any](c echo.Context, limit int64) (T, error) {
 	d := json.NewDecoder(http.MaxBytesReader(c.Response().Writer, c.Request().Body, limit))
 	d.DisallowUnknownFields()
 	err := d.Decode(&v)
-	if err == nil && d.More() {
-		err = errors.New("more than one value")
+	if err == nil {
+		_, end := d.Token() // d.More would pass over a closing bracket
+		if end == nil {
+			err = errors.New("more than one value")
+		} else if !errors.Is(end, io.EOF) {
+			err = end
+		}
 	}
 	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
 		return v, &berth.Error{Code: berth.CodeInvalid, Slug: slugTooLarge, Message: "the body is too long"}

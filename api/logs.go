@@ -103,7 +103,7 @@ func (h *logHandlers) readLogs(ctx context.Context, in *logsInput) (*huma.Stream
 		}
 	}
 	if in.Grep != "" {
-		if r.grep, err = regexp.Compile(in.Grep); err != nil {
+		if r.grep, err = grepPattern(in.Grep); err != nil {
 			return nil, invalid("", []berth.FieldError{{Field: "grep", Detail: err.Error(),
 				Allowed: "a regular expression of RE2, such as (?i)error|nan"}}, nil)
 		}
