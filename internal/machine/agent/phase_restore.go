@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"crypto/sha256"
@@ -192,18 +191,27 @@ func (p *restorePhase) manifest(ctx context.Context, point wire.RestorePoint) (m
 	if sum := sha256.Sum256(body); hex.EncodeToString(sum[:]) != point.SHA256 {
 		return m, damage{"the manifest's sha256 is not the registered one"}
 	}
-	d := json.NewDecoder(bytes.NewReader(body))
-	if err := d.Decode(&m); err != nil {
+	return readManifest(body, point, cmp.Or(point.Job, p.job), p.number)
+}
+
+// readManifest parses the manifest of one member's part of a checkpoint and checks that its files
+// belong to this part and lie in the folder of the step. The error is a damage.
+func readManifest(
+	body []byte, point wire.RestorePoint, job berth.JobID, rank int,
+) (m wire.CheckpointManifest, err error) {
+	if err := json.Unmarshal(body, &m); err != nil {
 		return m, damage{"the manifest cannot be read: " + err.Error()}
 	}
-	if m.Job != cmp.Or(point.Job, p.job) || m.Step != point.Step || m.Rank != p.number || len(m.Files) > maxFiles {
+	if m.Job != job || m.Step != point.Step || m.Rank != rank || len(m.Files) > maxFiles {
 		return m, damage{"the manifest is of another checkpoint"}
 	}
-	prefix := path.Dir(point.Manifest) + "/"
+	folder := path.Dir(point.Manifest)
+	seen := make(map[string]bool, len(m.Files))
 	for _, f := range m.Files {
-		if !localPath(f.Path) || !strings.HasPrefix(f.Object, prefix) || f.Bytes < 0 {
+		if !localPath(f.Path) || path.Dir(f.Object) != folder || f.Bytes < 0 || seen[f.Path] {
 			return m, damage{fmt.Sprintf("the manifest names %q, which is not allowed", f.Path)}
 		}
+		seen[f.Path] = true
 	}
 	return m, nil
 }
