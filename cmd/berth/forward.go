@@ -61,13 +61,19 @@ func parsePorts(text string) (p portPair, err error) {
 	if !both {
 		local = remote
 	}
-	var err1, err2 error
-	p.remote, err1 = strconv.Atoi(remote)
-	p.local, err2 = strconv.Atoi(local)
-	if err1 != nil || err2 != nil || p.remote < 1 || p.remote > 65535 || p.local < 0 || p.local > 65535 {
+	var ok1, ok2 bool
+	p.remote, ok1 = parsePort(remote)
+	p.local, ok2 = parsePort(local)
+	if !ok1 || !ok2 || p.remote == 0 {
 		return p, usagef("%q names no ports; allowed: PORT or PORT:LOCAL, each from 1 to 65535, LOCAL also 0", text)
 	}
 	return p, nil
+}
+
+// parsePort reads a port from 0 to 65535 in its one spelling: 080 may be octal to its author.
+func parsePort(text string) (int, bool) {
+	n, err := strconv.ParseUint(text, 10, 16)
+	return int(n), err == nil && strconv.FormatUint(n, 10) == text
 }
 
 // forward listens, opens the session and carries connections until the session or ctx ends.

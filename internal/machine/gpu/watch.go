@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"maps"
+	"math"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -299,7 +300,7 @@ func parseXid(record []byte) (x kernelXid, ok bool) {
 	micros, err := strconv.ParseInt(fields[2], 10, 64)
 	line, _, _ := strings.Cut(string(text), "\n")
 	line, ok = strings.CutPrefix(line, "NVRM: Xid (PCI:")
-	if err != nil || !ok {
+	if err != nil || micros < 0 || micros > math.MaxInt64/int64(time.Microsecond) || !ok {
 		return x, false
 	}
 	pci, rest, ok := strings.Cut(line, "): ")
