@@ -112,26 +112,41 @@ func TestWhatCannotBeReadSaysWhy(t *testing.T) {
 	}
 }
 
+// FuzzReading: an accepted schedule fires, at whole minutes, each time once and in order, at the
+// same times however the range is cut.
 func FuzzReading(f *testing.F) {
-	for _, seed := range []string{"0 0 * * *", "@daily", "*/5 1-3,7 ? JAN-MAR sun", "TZ=", "@", "1-0 * * * *", "*/99999999999 * * * *"} {
-		f.Add(seed)
+	for _, line := range []string{"0 0 * * *", "@daily", "*/5 1-3,7 ? JAN-MAR sun", "TZ=", "@", "1-0 * * * *",
+		"*/99999999999 * * * *", "0 0 29 2 *", "0 0 30 2 *", "30 2 * * *", "CRON_TZ=UTC 0 0 * * *", "@every 1s"} {
+		f.Add(line, "UTC")
 	}
+	f.Add("30 2 * * *", "Europe/Berlin")
+	f.Add("*/7 * * * *", "Australia/Lord_Howe")
+	f.Add("0 0 * * *", "../../etc/passwd")
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	f.Fuzz(func(t *testing.T, line string) {
+	f.Fuzz(func(t *testing.T, line, zone string) {
 		if line == "" {
 			return
 		}
-		s := spec.Schedule{Cron: line, TimeZone: "UTC"}
+		s := spec.Schedule{Cron: line, TimeZone: zone}
 		if calendar.Check(s, now) != nil {
 			return
 		}
 		c, _ := calendar.Read(s)
-		next := c.Next(now)
-		if !next.After(now) || next.Nanosecond() != 0 || next.Second() != 0 {
-			t.Errorf("%q comes at %s", line, next)
+		last := now
+		for _, next := range c.Upcoming(now, 5) {
+			if !next.After(last) || next.Nanosecond() != 0 || next.Second() != 0 {
+				t.Errorf("%q comes at %s after %s", line, next, last)
+			}
+			if again := c.Next(next.Add(-time.Second)); !again.Equal(next) {
+				t.Errorf("%q comes at %s, but the second before says %s", line, next, again)
+			}
+			last = next
 		}
-		if of, zone := c.Fields(); len(of) == 0 || zone != "UTC" {
-			t.Errorf("%q has the fields %v in %s", line, of, zone)
+		if last.Equal(now) {
+			t.Errorf("%q is accepted and never comes", line)
+		}
+		if of, at := c.Fields(); len(of) == 0 || at == "" {
+			t.Errorf("%q has the fields %v in %s", line, of, at)
 		}
 	})
 }
