@@ -7,6 +7,9 @@ BIN   := bin
 BUDGET ?= 30m
 SEED   ?= 0
 
+# Of make fuzz: how long, for each target.
+FUZZTIME ?= 10s
+
 # Of make endurance: how long, and how many jobs a second.
 MINUTES ?= 30
 RATE    ?= 12
@@ -124,6 +127,10 @@ endurance: setup ## submit jobs steadily for half an hour; what grows with the h
 .PHONY: mutants
 mutants: setup ## break one fence at a time, and see that its test notices
 	@scripts/mutants.sh
+
+.PHONY: fuzz
+fuzz: ## run each fuzz target for 10 s (make test repeats their corpora): make fuzz FUZZTIME=1m
+	@scripts/fuzz.sh $(FUZZTIME)
 
 .PHONY: chaos
 chaos: setup ## kill processes at every failpoint, then at random and under load: make chaos BUDGET=30m SEED=...
