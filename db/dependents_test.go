@@ -52,8 +52,8 @@ func TestAJobWaitsForOthers(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	a, b := s.submit(nil), s.submit(nil)
-	ok, failed, any := s.submit(after("", a, b)), s.submit(after(spec.WhenFailure, a, b)), s.submit(after(spec.WhenAlways, a, b))
-	for _, id := range []berth.JobID{ok, failed, any} {
+	ok, failed, always := s.submit(after("", a, b)), s.submit(after(spec.WhenFailure, a, b)), s.submit(after(spec.WhenAlways, a, b))
+	for _, id := range []berth.JobID{ok, failed, always} {
 		s.waits(id, "submitted")
 	}
 	if list, err := s.db.Jobs.SubmittedBefore(t.Context(), 0, 10); err != nil || len(list) != 2 {
@@ -67,7 +67,7 @@ func TestAJobWaitsForOthers(t *testing.T) {
 		t.Error("the dispatcher has no hint")
 	}
 	s.waits(ok, "submitted*")
-	s.waits(any, "submitted*")
+	s.waits(always, "submitted*")
 	s.waits(failed, "canceled (skipped: no job that it needs has failed)")
 	s.judges(0)
 	s.finish(ok, 0)

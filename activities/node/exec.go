@@ -20,7 +20,7 @@ type Executor interface {
 	SignalExec(ctx context.Context, name, id, signal string) (running bool, err error)
 }
 
-// ErrNotRunning: the container does not run.
+// ErrNotRunning is the error of a command for a container that does not run.
 var ErrNotRunning = errors.New("container does not run")
 
 // ExecSpec is a command for a running container.

@@ -98,15 +98,6 @@ func covers(list []spec.IndexRange, index int) bool {
 	return slices.ContainsFunc(list, func(r spec.IndexRange) bool { return r.First <= index && index <= r.Last })
 }
 
-// firstIndex returns the index of an array's first element: 0, except for the retry of some
-// elements of another array.
-func firstIndex(array wire.Job) int {
-	if has, err := spec.ParseIndexes(array.Indexes); err == nil && array.Indexes != "" {
-		return has[0].First
-	}
-	return 0
-}
-
 // cancelElements extends a command that cancels jobs to elements: of the arguments that
 // name some, or of all arguments with --index. An argument's own indexes take precedence
 // over --index.

@@ -30,7 +30,7 @@ type logPrinter struct {
 
 	// around runs a print while no line of progress is on the terminal; nil: there never is
 	// one.
-	around func(print func() error) error
+	around func(write func() error) error
 
 	mu     sync.Mutex
 	tones  map[string]tone // of the labels so far

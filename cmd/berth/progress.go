@@ -168,11 +168,11 @@ const redrawEvery = 100 * time.Millisecond
 // around removes the line of progress, prints, and draws the line again. If the print goes
 // to a pipe, the line appears again with the next news only: the reader of the pipe may
 // write to the same terminal.
-func (p *progress) around(print func() error) error {
+func (p *progress) around(write func() error) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.erase()
-	if err := print(); err != nil {
+	if err := write(); err != nil {
 		return err
 	}
 	both := p.app.errTerm.terminal && p.app.outTerm.terminal

@@ -30,12 +30,12 @@ func startLogs(ctx context.Context, a *app, c *client.Client, job wire.Job, p *p
 	w := &waitLogs{lines: make(chan struct{}, 1), done: make(chan struct{})}
 	ctx, w.cancel = context.WithCancel(ctx)
 	printer := newLogPrinter(a)
-	printer.around = func(print func() error) error {
+	printer.around = func(write func() error) error {
 		select {
 		case w.lines <- struct{}{}:
 		default:
 		}
-		return p.around(print)
+		return p.around(write)
 	}
 	tree := newLogTree(a, c)
 	tree.say = func(format string, args ...any) {

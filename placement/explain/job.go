@@ -318,6 +318,7 @@ func noRoomHint(e Explanation) string {
 	return "wait until jobs end, request less, or add machines"
 }
 
+// Range is the lowest and the highest of some numbers. Its zero value has seen none.
 type Range struct {
 	Known     bool
 	Low, High int

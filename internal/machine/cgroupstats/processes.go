@@ -133,7 +133,8 @@ func readStat(file string) (s kernelStat, ok bool) {
 	}
 	// The fields after the name, which proc(5) numbers from 3.
 	fields := strings.Fields(string(b[to+1:]))
-	const state, parent, user, system, threads = 3 - 3, 4 - 3, 14 - 3, 15 - 3, 20 - 3
+	const first = 3
+	const state, parent, user, system, threads = 3 - first, 4 - first, 14 - first, 15 - first, 20 - first
 	if len(fields) <= threads {
 		return s, false
 	}
