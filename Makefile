@@ -140,12 +140,10 @@ chaos: setup ## kill processes at every failpoint, then at random and under load
 
 .PHONY: lint
 lint: ## gofmt, vet, staticcheck, revive, module files, subjects of new commits
-	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { echo "not gofmt-ed:"; gofmt -l $$(git ls-files '*.go'); exit 1; }
 	$(GO) vet ./...
 	$(GO) mod tidy -diff
 	$(GO) mod verify
-	$$(scripts/tool.sh staticcheck) ./...
-	$$(scripts/tool.sh revive) -config scripts/revive.toml -set_exit_status ./...
+	@scripts/lint.sh
 	@scripts/commit-subjects.sh
 
 .PHONY: vuln

@@ -29,6 +29,7 @@ compile() {
   # Every package with a file that only this tag compiles.
   go vet -tags failpoints ./internal/lib/failpoint ./activities/control ./api ./internal/control/scheduler ./internal/machine/agent ./workers ./cmd/berthd ./cmd/berth-agent
   go vet ./...
+  scripts/lint.sh
   scripts/tool.sh versitygw >/dev/null
   scripts/tool.sh fake-gcs-server >/dev/null
   scripts/tool.sh govulncheck >/dev/null
