@@ -91,6 +91,10 @@ bench-hard: ## the same where GPU models are short, beside first fit, best fit, 
 bench-order: ## completion times of the queue's orders beside SRSF, SJF, EASY, Tiresias-L and bounds: make bench-order TRACES=folder (-half judge: the other half)
 	$(GO) test ./cmd/berth-sim -run '^$$' -bench '^BenchmarkOrder$$' -benchtime 1x -timeout 60m -v -args -traces $(abspath $(TRACES))
 
+.PHONY: bench-predict
+bench-predict: ## how well starts are estimated, without and with time limits: make bench-predict TRACES=folder (-half judge: the other half)
+	$(GO) test ./cmd/berth-sim -run '^$$' -bench '^BenchmarkPredict$$' -benchtime 1x -timeout 60m -v -args -traces $(abspath $(TRACES))
+
 .PHONY: bench-scale
 bench-scale: setup ## measure 300 machines, 5,000 running jobs, floods and overload against bare workflows, at most 15 minutes
 	@scripts/bench-scale.sh

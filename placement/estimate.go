@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"math"
 	"slices"
 	"time"
 
@@ -39,7 +40,9 @@ func (r *run) estimate(only berth.JobID) (waiting int) {
 	for _, s := range r.plan.Start {
 		starts[s.Job] = r.Now
 	}
-	f := backfill.NewFlow(r.reservations, r.snapshot.queue, r.shares, starts)
+	f := backfill.NewFlow(r.reservations, r.snapshot.queue, r.shares, starts, r.planner.RunTimes, waiting)
+	g := backfill.NewFlow(r.reservations, r.snapshot.queue, r.shares, starts, r.planner.RunTimes, waiting)
+	g.FillGaps()
 	for i, e := range list {
 		est := Estimate{Job: e.ID, Position: i + 1}
 		// The pruner may have passed over this job, so block has not asked Hope about it.
@@ -55,14 +58,25 @@ func (r *run) estimate(only berth.JobID) (waiting int) {
 		case r.soon[e.ID]:
 			est.Start = r.Now // its victims have been ordered to stop
 		default:
-			est.Start = f.Start(e)
+			est.Guess = f.Guesses()
+			est.Start = between(r.Now, f.Start(e), g.Start(e))
 		}
 		if at, ok := r.preemption.Hopes[e.ID]; ok && (est.Start.IsZero() || at.Before(est.Start)) {
-			est.Start = at
+			est.Start, est.Guess = at, false
 		}
 		r.plan.Estimates = append(r.plan.Estimates, est)
 	}
 	return waiting
+}
+
+// between estimates a start between two bounds: strict order, which lets no job overtake, and all
+// gaps filled. It returns the time whose distance from now is the geometric mean of the distances of two
+// times; zero if one of them is.
+func between(now, a, b time.Time) time.Time {
+	if a.IsZero() || b.IsZero() {
+		return time.Time{}
+	}
+	return now.Add(time.Duration(math.Sqrt(max(0, float64(a.Sub(now))) * max(0, float64(b.Sub(now))))))
 }
 
 // waiting lists the eligible jobs in the order in which they would start, without the

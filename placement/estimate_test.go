@@ -38,3 +38,18 @@ func TestAQuestionAboutOneJobLeavesOutTheJobsBehindIt(t *testing.T) {
 		}
 	}
 }
+
+// The start of a job lies between strict order and all gaps filled.
+func TestAnEstimateLiesBetweenItsBounds(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	if got := between(now, now.Add(4*time.Hour), now.Add(time.Hour)); got.Sub(now) != 2*time.Hour {
+		t.Errorf("between 4 h and 1 h: %s", got.Sub(now))
+	}
+	if got := between(now, now.Add(4*time.Hour), now); !got.Equal(now) {
+		t.Errorf("between 4 h and now: %s", got.Sub(now))
+	}
+	if got := between(now, time.Time{}, now); !got.IsZero() {
+		t.Errorf("with an unknown bound: %s", got)
+	}
+}

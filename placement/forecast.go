@@ -2,6 +2,7 @@ package placement
 
 import (
 	"cmp"
+	"maps"
 	"math"
 	"slices"
 	"time"
@@ -64,6 +65,12 @@ func (p Planner) forecast(s *Snapshot, now time.Time, only berth.JobID) *Forecas
 	return o
 }
 
+// Estimates lists the estimates of all jobs in the queue, in no order.
+func (o *Forecast) Estimates() []Estimate { return slices.Collect(maps.Values(o.expected)) }
+
+// Estimate returns the estimate of a job in the queue; zero for any other job.
+func (o *Forecast) Estimate(id berth.JobID) Estimate { return o.expected[id] }
+
 // Why explains a waiting job with the code that plans: its blockers, its position and
 // the values that the position depends on, and its estimated start. ok is false for a
 // job that does not wait.
@@ -94,6 +101,9 @@ func (o *Forecast) Why(id berth.JobID) (w explain.JobExplanation, ok bool) {
 	if !w.StartsNow && w.Position == 0 && !r.shares.Full(e) && !e.Held {
 		w.Start = r.later(x, e)
 	}
+	if e.TimeLimit == 0 {
+		w.Run = o.planner.RunTimes.Waiting(e)
+	}
 	w.Blockers = append(read.Blockers(x, e, w), read.Ahead(&o.deference, e, w, o.keeps)...)
 	return w, true
 }
@@ -103,11 +113,11 @@ func (o *Forecast) estimated(r *run, e *queue.Entry) explain.JobExplanation {
 	est := o.expected[e.ID]
 	w := explain.JobExplanation{
 		Job: e.ID, Order: o.planner.Policy.Order, Queue: o.queue,
-		Position: est.Position, Start: est.Start, Reserved: est.Reserved, StartsNow: o.starts[e.ID],
+		Position: est.Position, Start: est.Start, Reserved: est.Reserved, Guess: est.Guess, StartsNow: o.starts[e.ID],
 	}
 	switch {
 	case w.StartsNow:
-		w.Start = o.now
+		w.Start, w.Guess = o.now, false
 	case r.shares.Full(e):
 		w.Start, w.Reserved = time.Time{}, false // the ends of its siblings are not predicted
 	case w.Position > 0:

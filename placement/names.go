@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"berth"
 	"berth/placement/cluster"
 	"berth/placement/explain"
 	"berth/placement/fit"
@@ -65,6 +66,12 @@ type (
 	Learned = queue.Learned
 	// Ended is a job that ran to its end, for Learned.
 	Ended = queue.Ended
+	// RunTimes predicts run times from jobs that have ended, for estimates.
+	RunTimes = queue.RunTimes
+	// Prediction is the distribution of a job's run time, from RunTimes.
+	Prediction = queue.Prediction
+	// Like has the properties by which jobs are similar, for RunTimes.
+	Like = queue.Like
 	// Patient is a Ranker for jobs of known run time.
 	Patient = queue.Patient
 	// Adaptive is a Ranker for jobs of known run time, whose exponent follows the queue.
@@ -96,6 +103,12 @@ const (
 
 // ParseOrder reads the name of an order; ok is false for any other text.
 func ParseOrder(s string) (o Order, ok bool) { return queue.ParseOrder(s) }
+
+// GPUsOf converts a capacity to a number of GPUs. Work without GPUs counts by its cores.
+func GPUsOf(c berth.Capacity) float64 { return cluster.GPUsOf(c) }
+
+// NewRunTimes returns a RunTimes without jobs.
+func NewRunTimes() *RunTimes { return queue.NewRunTimes() }
 
 // NewLearned returns a Learned that has seen no job yet.
 func NewLearned() *Learned { return queue.NewLearned() }

@@ -48,6 +48,7 @@ type Estimate struct {
 	Position int       // in the queue, from 1
 	Start    time.Time // zero: no known end of a job frees enough capacity
 	Reserved bool      // Start is a reserved start, which no later job delays
+	Guess    bool      // Start rests on Planner.RunTimes, not on limits alone
 }
 
 // Fail ends a waiting job.
@@ -68,6 +69,9 @@ type Planner struct {
 	Estimate  bool     // fill Plan.Estimates; this reads every waiting job
 	Demand    bool     // fill Plan.Demand; this reads every waiting job, too
 	Policy    queue.Policy
+	// RunTimes predicts the ends of jobs without a limit, for Estimates alone: no decision
+	// depends on it. nil: nothing is known about them.
+	RunTimes *queue.RunTimes
 }
 
 // Plan implements Engine.

@@ -27,6 +27,12 @@ type Flow struct {
 	floors       map[*cluster.Class]floor
 	headrooms    map[*queue.Account]*headroom
 	starts       map[berth.JobID]time.Time // jobs that this plan starts now or with a reserved start
+	history      *queue.RunTimes           // nil: jobs without known ends never end
+	unordered    bool                      // a job without a limit runs: no start is reserved behind it
+	guessed      bool                      // the run time of a passed job is predicted
+	gaps         bool                      // later jobs of known run time fill gaps, see FillGaps
+	passed       int                       // jobs passed to Start
+	single       bool                      // the run time of a waiting job is one number, see runs
 }
 
 // floor is a lower bound on the starts of a class: the first time at which machines have
@@ -55,12 +61,17 @@ type refund struct {
 
 // NewFlow reads the free capacity and the releases after the plan's reservations.
 // starts are further jobs of the plan, with the time from which each holds room.
-func NewFlow(r *Reservations, q *queue.Queue, s *queue.Shares, starts map[berth.JobID]time.Time) *Flow {
+//
+// A history adds the ends of jobs that have no limit: it returns their capacity in parts, as
+// the run times of similar jobs are distributed. waiting is the number of jobs that will be
+// passed to Start.
+func NewFlow(r *Reservations, q *queue.Queue, s *queue.Shares, starts map[berth.JobID]time.Time,
+	history *queue.RunTimes, waiting int) *Flow {
 	f := &Flow{
 		Moment: r.Moment, policy: r.policy, cluster: r.cluster, queue: q, ledger: r.ledger, placer: r.placer,
 		reservations: r, shares: s,
 		pools: map[*cluster.Kind]*pool{}, floors: map[*cluster.Class]floor{}, headrooms: map[*queue.Account]*headroom{},
-		starts: maps.Clone(r.Starts),
+		starts: maps.Clone(r.Starts), history: history, single: waiting > maxParted,
 	}
 	maps.Copy(f.starts, starts)
 	for _, k := range f.cluster.Kinds {
@@ -86,11 +97,106 @@ func (f *Flow) poolOf(k *cluster.Kind) *pool {
 			}
 		}
 		for _, x := range f.reservations.agenda(n) {
+			if x.by != nil && f.endless(x.by) && f.history.Running(x.by, f.Now).Known() {
+				continue // its assumed end gives way to the prediction
+			}
 			p.next = append(p.next, refund{f.From(x.at), queue.AmountsOf(x.grant.Capacity)})
 		}
+		f.eachEndless(n, func(h *cluster.Holder) { f.release(p, n, h) })
 	}
 	slices.SortStableFunc(p.next, func(a, b refund) int { return a.at.Compare(b.at) })
 	return p
+}
+
+// Guesses reports whether the estimates so far rest on predicted run times.
+func (f *Flow) Guesses() bool { return f.unordered || f.guessed }
+
+// endless reports whether nothing bounds the run time of a running job.
+func (f *Flow) endless(h *cluster.Holder) bool {
+	_, ends := h.Ends(0)
+	return !ends && h.Stopped != f.Number
+}
+
+// eachEndless visits the jobs without a known end on a machine.
+func (f *Flow) eachEndless(n *cluster.Node, visit func(*cluster.Holder)) {
+	if f.history == nil {
+		return
+	}
+	for i := range n.On.List {
+		if h := n.On.List[i].Holder; f.endless(h) {
+			visit(h)
+		}
+	}
+	for _, h := range f.reservations.fresh[n] {
+		if f.endless(h) {
+			visit(h)
+		}
+	}
+}
+
+// release adds the predicted releases of a job on a machine.
+func (f *Flow) release(p *pool, n *cluster.Node, h *cluster.Holder) {
+	var room queue.Amounts
+	for i := range h.Ranks {
+		if g := &h.Ranks[i]; g.Machine == n.ID {
+			room = room.Plus(queue.AmountsOf(g.Capacity), 1)
+		}
+	}
+	ends := f.ends(h)
+	f.unordered = f.unordered || len(ends) > 0
+	for _, at := range ends {
+		p.next = append(p.next, refund{at, queue.Amounts{}.Plus(room, 1/float64(len(ends)))})
+	}
+}
+
+// ends returns the times at which a running job without a known end releases equal parts of
+// its capacity; nil if nothing is known about it.
+func (f *Flow) ends(h *cluster.Holder) []time.Time {
+	var list []time.Time
+	for _, total := range f.history.Running(h, f.Now).Parts() {
+		list = append(list, f.From(h.StartedAt.Add(total-h.Done)))
+	}
+	return list
+}
+
+// FillGaps makes the estimates let a job of known run time start before an earlier one if it ends
+// before the capacity is needed, as plans do. Plans find fewer gaps: the kinds are divisible pools
+// here, and jobs that come later take part of the gaps.
+func (f *Flow) FillGaps() { f.gaps = true }
+
+// maxBackfilled is the number of jobs, the first of the queue, whose estimates let later jobs
+// fill gaps: each of them looks at all ends and starts before it.
+const maxBackfilled = 1000
+
+// maxParted is the number of waiting jobs up to which each has a distribution of run times.
+// More jobs have one number each: their parts would make the pools long, and average out.
+const maxParted = 250
+
+// runs returns the run times after which equal parts of a waiting job's capacity return; nil:
+// never.
+func (f *Flow) runs(e *queue.Entry) []time.Duration {
+	if run := queue.Remaining(e.Remaining, e.TimeLimit); run > 0 || f.history == nil {
+		if run = f.reservations.length(e); run > 0 {
+			return []time.Duration{run}
+		}
+		return nil
+	}
+	predicted := f.history.Waiting(e)
+	switch {
+	case !predicted.Known() && f.policy.AssumeRun > 0:
+		return []time.Duration{f.policy.AssumeRun}
+	case !predicted.Known():
+		return nil
+	}
+	f.guessed = true
+	list := predicted.Parts()
+	if f.single {
+		list = []time.Duration{predicted.Mean()}
+	}
+	for i := range list {
+		list[i] = max(time.Second, list[i]-e.Done) + e.RestartCost
+	}
+	return list
 }
 
 // Start estimates the start of a job and takes its capacity from the pool that has enough
@@ -104,10 +210,17 @@ func (f *Flow) Start(e *queue.Entry) time.Time {
 	}
 	f.cluster.Settle(e.Class) // the plan may have skipped the class
 	need := queue.AmountsOf(e.Class.All)
+	runs := f.runs(e)
+	f.passed++
+	backfills := f.gaps && f.policy.Backfill > 0 && f.passed <= maxBackfilled && len(runs) == 1 && !f.unordered
 	var best *pool
 	var at time.Time
 	for _, m := range e.Class.Matches {
-		if t, ok := f.pools[m.Kind].enough(need, from); ok && (best == nil || t.Before(at)) {
+		find := f.pools[m.Kind].enough
+		if backfills {
+			find = f.pools[m.Kind].gap(runs[0])
+		}
+		if t, ok := find(need, from); ok && (best == nil || t.Before(at)) {
 			best, at = f.pools[m.Kind], t
 		}
 	}
@@ -118,22 +231,19 @@ func (f *Flow) Start(e *queue.Entry) time.Time {
 	if low.never {
 		return time.Time{}
 	}
-	run := f.reservations.length(e)
-	if from.After(f.Now) {
-		// The job waits for its quota. The pool stays at its time, so that jobs of other
-		// tenants may take the capacity until then.
-		best.lend(at, need, run)
+	if from.After(f.Now) || backfills || f.unordered && at.After(best.at) {
+		// The job waits for its quota, or nothing keeps capacity for it, or later jobs may use
+		// it until then. The pool stays at its time.
+		best.lend(at, need, runs)
 	} else {
 		best.forward(at)
 		best.free = best.free.Plus(need, -1)
-		if run > 0 {
-			best.give(refund{at.Add(run), need})
-		}
+		best.restore(at, need, runs)
 	}
 	if low.at.After(at) {
 		at = low.at
 	}
-	f.pay(x, e, at, run)
+	f.pay(x, e, at, runs)
 	return at
 }
 
@@ -173,6 +283,32 @@ func (p *pool) enough(need queue.Amounts, from time.Time) (time.Time, bool) {
 	}
 }
 
+// gap is enough for a job of known run time: the pool must cover the need until the job ends,
+// also after the starts of the jobs that were passed before. Short jobs thus fill the gaps that
+// wide ones leave, as plans let them.
+func (p *pool) gap(run time.Duration) func(need queue.Amounts, from time.Time) (time.Time, bool) {
+	return func(need queue.Amounts, from time.Time) (at time.Time, fits bool) {
+		free, now := p.free, p.at
+		if now.Before(from) {
+			now = from
+		}
+		for i := 0; ; now = p.next[i].at {
+			for ; i < len(p.next) && !p.next[i].at.After(now); i++ { // all of one moment
+				free = free.Plus(p.next[i].room, 1)
+			}
+			switch covers := free.Covers(need); {
+			case covers && !fits:
+				at, fits = now, true
+			case !covers:
+				fits = false
+			}
+			if i == len(p.next) || fits && !p.next[i].at.Before(at.Add(run)) {
+				return at, fits
+			}
+		}
+	}
+}
+
 // forward advances the pool to a time and applies the refunds up to then.
 func (p *pool) forward(to time.Time) {
 	i := 0
@@ -182,11 +318,16 @@ func (p *pool) forward(to time.Time) {
 	p.at, p.next = to, p.next[i:]
 }
 
-// lend takes capacity at a future time and returns it after run; 0: never.
-func (p *pool) lend(at time.Time, room queue.Amounts, run time.Duration) {
+// lend takes capacity at a future time and returns equal parts of it after runs; none: never.
+func (p *pool) lend(at time.Time, room queue.Amounts, runs []time.Duration) {
 	p.give(refund{at, queue.Amounts{}.Plus(room, -1)})
-	if run > 0 {
-		p.give(refund{at.Add(run), room})
+	p.restore(at, room, runs)
+}
+
+// restore returns equal parts of capacity that was taken at a time.
+func (p *pool) restore(at time.Time, room queue.Amounts, runs []time.Duration) {
+	for _, run := range runs {
+		p.give(refund{at.Add(run), queue.Amounts{}.Plus(room, 1/float64(len(runs)))})
 	}
 }
 

@@ -37,19 +37,33 @@ func (f *Flow) headroomOf(x *queue.Contender) *headroom {
 	}
 	// Jobs without a known or assumed end never return their part. Jobs that this plan
 	// orders to stop are left out, since Held does not include them.
-	back := func(at time.Time, room queue.Amounts) {
-		p.room.next = append(p.room.next, refund{at, room})
-		p.jobs.next = append(p.jobs.next, refund{at, oneJob})
+	back := func(at time.Time, room queue.Amounts, part float64) {
+		p.room.next = append(p.room.next, refund{at, queue.Amounts{}.Plus(room, part)})
+		p.jobs.next = append(p.jobs.next, refund{at, queue.Amounts{}.Plus(oneJob, part)})
 	}
 	for _, h := range f.cluster.Running {
-		if at, ok := h.Ends(f.policy.AssumeRun); ok && h.Stopped != f.Number && f.queue.Account(h.Tenant).Below(a) {
-			back(f.From(at), queue.AmountsOf(h.Capacity))
+		if h.Stopped == f.Number || !f.queue.Account(h.Tenant).Below(a) {
+			continue
+		}
+		var ends []time.Time
+		if f.history != nil && f.endless(h) {
+			ends = f.ends(h)
+		}
+		for _, at := range ends {
+			back(at, queue.AmountsOf(h.Capacity), 1/float64(len(ends)))
+		}
+		if at, ok := h.Ends(f.policy.AssumeRun); ok && len(ends) == 0 {
+			back(f.From(at), queue.AmountsOf(h.Capacity), 1)
 		}
 	}
 	for id, at := range f.starts {
 		e := f.queue.Jobs[id]
-		if run := f.reservations.length(e); run > 0 && f.queue.Account(e.Tenant).Below(a) {
-			back(at.Add(run), queue.AmountsOf(e.Class.All))
+		if !f.queue.Account(e.Tenant).Below(a) {
+			continue
+		}
+		runs := f.runs(e)
+		for _, run := range runs {
+			back(at.Add(run), queue.AmountsOf(e.Class.All), 1/float64(len(runs)))
 		}
 	}
 	for _, q := range []*pool{&p.room, &p.jobs} {
@@ -93,11 +107,11 @@ func (f *Flow) affords(x *queue.Contender, e *queue.Entry) (at time.Time, ok boo
 }
 
 // pay charges a job to the headrooms of its accounts, from its start until its end.
-func (f *Flow) pay(x *queue.Contender, e *queue.Entry, at time.Time, run time.Duration) {
+func (f *Flow) pay(x *queue.Contender, e *queue.Entry, at time.Time, runs []time.Duration) {
 	for ; x != &f.shares.Root; x = x.Parent {
 		if p := f.headrooms[x.Account]; p != nil {
-			p.room.lend(at, queue.AmountsOf(e.Class.All), run)
-			p.jobs.lend(at, oneJob, run)
+			p.room.lend(at, queue.AmountsOf(e.Class.All), runs)
+			p.jobs.lend(at, oneJob, runs)
 		}
 	}
 }

@@ -156,7 +156,8 @@ func (r *Reservations) Outdate(n *cluster.Node) {
 // Started adds a job to the occupants of its machines.
 func (r *Reservations) Started(e *queue.Entry, ranks []berth.Grant) {
 	h := &cluster.Holder{Running: cluster.Running{Job: e.ID, Ranks: ranks, StartedAt: r.Now, TimeLimit: e.TimeLimit,
-		Remaining: e.Remaining}}
+		Remaining: e.Remaining, Tenant: e.Tenant, Class: e.Job.Class, LikeName: e.LikeName, LikeData: e.LikeData,
+		SubmittedAt: e.SubmittedAt, Done: e.Done}, Capacity: e.Class.All}
 	for i, g := range ranks {
 		if !slices.ContainsFunc(ranks[:i], func(o berth.Grant) bool { return o.Machine == g.Machine }) {
 			r.Occupy(r.cluster.Nodes[g.Machine], h)

@@ -15,6 +15,8 @@ type Running struct {
 	Parent      berth.JobID // the array of which the job is an element; "": none
 	Tenant      berth.TenantID
 	Class       string // need not be defined
+	LikeName    string // see queue.Job
+	LikeData    string // see queue.Job
 	Version     int64
 	Attempt     int
 	Priority    int

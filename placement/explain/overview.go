@@ -24,6 +24,7 @@ type Waiting struct {
 	Share    float64   // of the cluster that the job's tenant uses now, 0 to 1
 	Start    time.Time // as JobExplanation.Start; zero: unknown
 	Reserved bool
+	Guess    bool // as JobExplanation.Guess
 
 	// Code is the code of the first blocker; "" if nothing keeps the job from starting.
 	Code  string
@@ -54,7 +55,8 @@ func (r *Reading) Note(x *queue.Contender, e *queue.Entry, w JobExplanation) Wai
 	return Waiting{
 		Job: e.ID, Tenant: e.Tenant, Parent: e.Parent, Version: e.Version, Attempt: e.Attempt,
 		Priority: e.Priority, Held: e.Held,
-		Position: w.Position, Band: int(e.Band), Start: w.Start, Reserved: w.Reserved, Pools: w.Fit.Pools,
+		Position: w.Position, Band: int(e.Band), Start: w.Start, Reserved: w.Reserved, Guess: w.Guess,
+		Pools: w.Fit.Pools,
 		Share: queue.AmountsOf(x.Held.Capacity).Dominant(r.shares.Owned),
 	}
 }

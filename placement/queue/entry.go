@@ -27,6 +27,8 @@ type Job struct {
 	Avoid         []berth.MachineID // machines used only if no other machine fits
 	Parent        berth.JobID       // the array that the job is an element of; "": none
 	Parallel      int               // the parent's elements that may run at once; 0: no limit
+	LikeName      string            // jobs of one name tend to run equally long, see Like; "": no name counts
+	LikeData      string            // content that the job reads, see Like
 	Data          []spec.DataKey    // content that the job reads, each once; see Snapshot.SetCache
 
 	TimeLimit    time.Duration // longest run time of an attempt; 0: no limit
