@@ -63,7 +63,7 @@ func (h *planHandlers) plan(ctx context.Context, in *Request) (*planOutput, erro
 	}
 	p := wire.Plan{
 		Spec: jobSpec, StartsNow: w.StartsNow, Ahead: w.Ahead, Queue: w.Queue, EstimatedStart: known(w.Start),
-		Reserved: w.Reserved,
+		Reserved: w.Reserved, EstimatedBy: estimatedBy(w.Start, w.Guess), RunTime: runTime(w.Run),
 		Blockers: blockers(w.Blockers), Priority: terms(w.Terms), Fit: fitOf(w.JobExplanation),
 	}
 	// A pause or an overload concerns every start, so it comes before all other blockers.
@@ -270,6 +270,7 @@ func waiting(job wire.Job, state berth.State, w placement.JobExplanation, held [
 		Job: job.ID, Status: state, Blockers: append(held, blockers(w.Blockers)...), Ahead: &w.Ahead, Queue: &w.Queue,
 		Priority:       terms(w.Terms),
 		EstimatedStart: known(w.Start), Reserved: w.Reserved, Fit: &fit,
+		EstimatedBy: estimatedBy(w.Start, w.Guess), RunTime: runTime(w.Run),
 		Summary: "ready to start; the leader places it in its next pass",
 	}
 	if w.Position > 0 {
@@ -324,6 +325,28 @@ func terms(list []placement.Term) []wire.Term {
 		out[i] = wire.Term(t)
 	}
 	return out
+}
+
+// estimatedBy returns the source of an estimated start, "" without an estimate.
+func estimatedBy(start time.Time, guess bool) wire.EstimateBy {
+	switch {
+	case start.IsZero():
+		return ""
+	case guess:
+		return wire.ByRunTimes
+	}
+	return wire.ByLimits
+}
+
+// runTime converts a prediction, nil if it rests on no job.
+func runTime(p placement.Prediction) *wire.RunTime {
+	if p.Samples == 0 {
+		return nil
+	}
+	return &wire.RunTime{
+		MedianSeconds: p.Quantile(0.5).Seconds(), P90Seconds: p.Quantile(0.9).Seconds(), Jobs: p.Samples,
+		Like: p.Level.String(), Confidence: string(p.Confidence()),
+	}
 }
 
 // fitOf converts the engine's account of machines that fit the job. MiB become bytes.

@@ -129,7 +129,7 @@ func New(d Deps) (*Server, error) {
 	d = d.orDefaults()
 	s := &Server{
 		router: newRouter(d.Version, d.Logger), auth: newAuthenticator(d.DB), closing: make(chan struct{}),
-		explain: explain.New(d.DB, d.Policy), tokens: d.DB.Tokens,
+		explain: explain.New(d.DB, d.Policy, d.Metrics), tokens: d.DB.Tokens,
 	}
 	refusals := newRefusals()
 	gate := &gatekeeper{

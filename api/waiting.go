@@ -141,6 +141,7 @@ func (w *waitReasons) reason(j *wire.Job, needs map[berth.JobID]db.Need, board *
 	}
 	if listed && j.Tally == nil {
 		out.Position, out.EstimatedStart, out.Reserved = entry.Position, known(entry.Start), entry.Reserved
+		out.EstimatedBy = estimatedBy(entry.Start, entry.Guess)
 	}
 	return out
 }

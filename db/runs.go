@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/spec"
 )
 
 // Work groups jobs that are assumed to run equally long: jobs with the same tenant and
@@ -156,3 +157,48 @@ var (
 		) r
 		ORDER BY w.n, r.submitted_at DESC, r.id DESC`, runsWalk, RunsCounted)
 )
+
+// EndedJob is a job that has ended, with its run time and the facts by which others are like
+// it.
+type EndedJob struct {
+	Tenant      berth.TenantID
+	Name        string
+	Step        string // name of the step; "": not a step
+	Class       string
+	Request     spec.Request // of the class
+	Data        []spec.DataKey
+	SubmittedAt time.Time
+	Ran         time.Duration // in containers, over all attempts
+}
+
+// LatestEnded is the number of jobs that Latest returns at most.
+const LatestEnded = 4096
+
+// Latest returns the jobs of all tenants that ended last, however they ended: each has
+// released its capacity. The oldest comes first. Archived jobs, and jobs that never ran, are
+// left out.
+func (d *Attempts) Latest(ctx context.Context) ([]EndedJob, error) {
+	rows, err := d.pool.Query(ctx, `
+		SELECT x.tenant, x.name, x.step, x.class, c.request, x.data, x.submitted_at, x.ran_ms
+		FROM (
+			SELECT j.tenant, j.name, coalesce(j.step, '') AS step, j.class, `+dataColumn+` AS data, j.submitted_at,
+				j.ran_ms, j.kind, j.finished_at, j.id
+			FROM jobs j
+			WHERE j.state IN ('succeeded', 'failed', 'canceled')
+			ORDER BY j.finished_at DESC
+			LIMIT @limit
+		) x
+		JOIN classes c ON c.class = x.class
+		WHERE x.kind = 'job' AND x.ran_ms > 0
+		ORDER BY x.finished_at, x.id`, pgx.NamedArgs{"limit": LatestEnded})
+	if err != nil {
+		return nil, mapError(err, "ended jobs")
+	}
+	list, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (j EndedJob, err error) {
+		var ranMS int64
+		err = row.Scan(&j.Tenant, &j.Name, &j.Step, &j.Class, &j.Request, &j.Data, &j.SubmittedAt, &ranMS)
+		j.Ran = milliseconds(ranMS)
+		return j, err
+	})
+	return list, mapError(err, "ended jobs")
+}

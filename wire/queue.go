@@ -10,9 +10,29 @@ type Waiting struct {
 	Quota          string     `json:"quota,omitempty" doc:"of quota: limit, max_running, borrow or budget"`
 	Message        string     `json:"message" doc:"the reason in a few words"`
 	Position       int        `json:"position,omitempty" doc:"place in the queue, from 1; absent: not queued"`
-	EstimatedStart *time.Time `json:"estimated_start,omitempty" doc:"by time limits of other jobs; absent: unknown"`
+	EstimatedStart *time.Time `json:"estimated_start,omitempty" doc:"see estimated_by; absent: unknown"`
 	Reserved       bool       `json:"reserved,omitempty" doc:"its start is reserved: no later job delays it"`
+	EstimatedBy    EstimateBy `json:"estimated_by,omitempty" doc:"of estimated_start: limits or run_times"`
 	AsOf           *time.Time `json:"as_of,omitempty" doc:"time of the reading of the queue; absent: no reading used"`
+}
+
+// EstimateBy is the source of an estimated start.
+type EstimateBy string
+
+// The sources of estimates.
+const (
+	ByLimits   EstimateBy = "limits"    // time limits: it starts by then if no job comes before it
+	ByRunTimes EstimateBy = "run_times" // also how long similar jobs ran: it may start before or after
+)
+
+// RunTime is how long a job without a time limit is expected to run, over all attempts, from
+// similar jobs that have ended.
+type RunTime struct {
+	MedianSeconds float64 `json:"median_seconds" doc:"half of the similar jobs ended by then"`
+	P90Seconds    float64 `json:"p90_seconds" doc:"nine of ten ended by then"`
+	Jobs          int     `json:"jobs" doc:"number of similar jobs"`
+	Like          string  `json:"like" doc:"in common: near (name, GPUs, hour), name, data, shape, tenant or all"`
+	Confidence    string  `json:"confidence" doc:"high, medium or low"`
 }
 
 // Queue is a page of the waiting jobs in the order in which they would start, from one

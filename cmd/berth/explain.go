@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -62,13 +63,14 @@ func showPlan(a *app, p wire.Plan) error {
 		case p.StartsNow:
 			s.add("starts", a.outTerm.paint(good, "now"))
 		case p.EstimatedStart != nil:
-			s.add("starts", startText(a, p.EstimatedStart, p.Reserved))
+			s.add("starts", startText(a, p.EstimatedStart, p.Reserved, p.EstimatedBy))
 		case len(p.Fit.Lacking) > 0:
 			s.add("starts", a.outTerm.paint(bad, "never"))
 		default:
 			s.add("starts", a.outTerm.paint(warn, "not now")+"; "+unknownStart(p.Blockers, p.Fit))
 		}
 		addBlockers(a, &s, p.Blockers)
+		s.add("runs", runTimeText(p.RunTime))
 		s.add("needs", resourcesText(p.Spec.WithDefaults().Resources))
 		if p.CostPerHour != nil {
 			s.add("costs", fmt.Sprintf("%.2f USD per hour", *p.CostPerHour))
@@ -110,16 +112,38 @@ func addTerms(s *sheet, list []wire.Term) {
 }
 
 // startText formats an estimated start. A reserved start is not delayed by later jobs;
-// otherwise the time follows only from the time limits of the jobs that run and wait ahead.
-func startText(a *app, at *time.Time, reserved bool) string {
-	if reserved {
+// otherwise the time follows from the time limits of the jobs that run and wait ahead, and for
+// jobs without a limit from how long similar jobs ran.
+func startText(a *app, at *time.Time, reserved bool, by wire.EstimateBy) string {
+	switch {
+	case reserved:
 		return stamp(at, a.now()) + ", reserved"
+	case by == wire.ByRunTimes:
+		return stamp(at, a.now()) + ", estimated by how long similar jobs ran"
 	}
 	return stamp(at, a.now()) + ", estimated"
 }
 
-// unknownStart is the text for a job without an estimated start. Jobs without a time_limit are
-// the cause if nothing but the room of other jobs keeps it waiting.
+// likeTexts name the common properties of similar jobs, by wire.RunTime.Like.
+var likeTexts = map[string]string{
+	"near": "of this name, submitted at about the same time", "name": "of this name",
+	"data": "with the same image, inputs and resources", "shape": "of this tenant with as many GPUs",
+	"tenant": "of this tenant", "all": "of all tenants",
+}
+
+// runTimeText says how long a job without a time limit is expected to run.
+func runTimeText(r *wire.RunTime) string {
+	if r == nil {
+		return ""
+	}
+	seconds := func(s float64) string { return span(time.Duration(s * float64(time.Second))) }
+	return fmt.Sprintf("half of %s %s ended within %s, 9 of 10 within %s (%s confidence)",
+		plural(r.Jobs, "job", "jobs"), cmp.Or(likeTexts[r.Like], "like it"), seconds(r.MedianSeconds),
+		seconds(r.P90Seconds), oneLine(r.Confidence))
+}
+
+// unknownStart is the text for a job without an estimated start. Jobs without a time_limit, of a
+// kind that has not run before, are the cause if nothing but the room of other jobs keeps it waiting.
 func unknownStart(list []wire.Blocker, f wire.Fit) string {
 	other := slices.ContainsFunc(list, func(b wire.Blocker) bool {
 		return !slices.Contains([]string{"no_room", "behind", "reserved"}, b.Code)
@@ -130,7 +154,7 @@ func unknownStart(list []wire.Blocker, f wire.Fit) string {
 	if len(list) == 0 || other || shut {
 		return "unknown"
 	}
-	return "unknown (not all running jobs have a time_limit)"
+	return "unknown (no time_limit, and no similar job has ended yet)"
 }
 
 // addFit adds how many machines fit a request, now and if they were empty, and names the
@@ -279,10 +303,11 @@ func addPlace(a *app, s *sheet, e wire.Explanation) {
 	switch {
 	// Fit is set only while the job waits; a job that runs has no start to estimate.
 	case e.EstimatedStart != nil:
-		s.add("starts", startText(a, e.EstimatedStart, e.Reserved))
+		s.add("starts", startText(a, e.EstimatedStart, e.Reserved, e.EstimatedBy))
 	case e.Fit != nil:
 		s.add("starts", unknownStart(e.Blockers, *e.Fit))
 	}
+	s.add("runs", runTimeText(e.RunTime))
 	switch {
 	// Position is absent for a job that is not in the queue, or that starts now.
 	case e.Position != nil && e.Queue != nil:

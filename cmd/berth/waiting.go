@@ -43,7 +43,7 @@ func addWaiting(a *app, s *sheet, j wire.Job) {
 		}
 		s.add("waiting", text)
 		if w.EstimatedStart != nil {
-			s.add("starts", startText(a, w.EstimatedStart, w.Reserved))
+			s.add("starts", startText(a, w.EstimatedStart, w.Reserved, w.EstimatedBy))
 		}
 	}
 	if j.Reason != nil {

@@ -87,11 +87,30 @@ status   queued
 waiting  no machine has 2 CPUs free (most: 0.5 on m1)
          waiting behind 199 jobs of the same priority
 room     held by sweep[3] (0193a1b2-c3d4-7000) on m1 until 14:00:00Z, train (0193a1b2-c3d4-7001) on m1, 5 other jobs
-starts   unknown (not all running jobs have a time_limit)
+starts   unknown (no time_limit, and no similar job has ended yet)
 place    200 of 328 in the queue
 hint     wait until jobs end, request less, or add machines
 `
 	if got := b.String(); got != want {
 		t.Errorf("got:\n%swant:\n%s", got, want)
+	}
+}
+
+// The text names the jobs that an expectation rests on.
+func TestRunTimesAreExplained(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		run  *wire.RunTime
+		want string
+	}{
+		{nil, ""},
+		{&wire.RunTime{MedianSeconds: 2400, P90Seconds: 7200, Jobs: 23, Like: "name", Confidence: "medium"},
+			"half of 23 jobs of this name ended within 40m, 9 of 10 within 2h0m (medium confidence)"},
+		{&wire.RunTime{MedianSeconds: 5, P90Seconds: 90, Jobs: 3, Like: "of a later version", Confidence: "low"},
+			"half of 3 jobs like it ended within 5s, 9 of 10 within 1m30s (low confidence)"},
+	} {
+		if got := runTimeText(c.run); got != c.want {
+			t.Errorf("%+v: %q, want %q", c.run, got, c.want)
+		}
 	}
 }

@@ -1,6 +1,7 @@
 package convert
 
 import (
+	"fmt"
 	"time"
 
 	"berth"
@@ -54,10 +55,47 @@ func Job(row db.QueueJob) placement.Job {
 		PreemptedFor: row.GaveWayTo, Unaged: row.Unaged, Stalled: row.Stalled,
 		Parent: row.Parent, Parallel: row.Parallel, Data: row.Data, Expected: row.Expected, ExpectedBy: row.ExpectedBy,
 	}
+	Likeness(&j, row.Name, row.Step)
 	if row.QueueDeadline != nil {
 		j.QueueDeadline = *row.QueueDeadline
 	}
 	return j
+}
+
+// Likeness fills in the properties by which other jobs are similar to a job of that name; step is the name of its step,
+// "" for none.
+func Likeness(j *placement.Job, name, step string) {
+	j.LikeName, j.LikeData = likeName(name, step), likeData(j.Data)
+}
+
+// likeName is the name by which jobs tend to run equally long: for a step it includes the name
+// of the step.
+func likeName(name, step string) string {
+	if step == "" {
+		return name
+	}
+	return name + "." + step
+}
+
+// likeData identifies the content that a job reads, its image included; "" for none.
+func likeData(keys []spec.DataKey) string {
+	if len(keys) == 0 {
+		return ""
+	}
+	return fmt.Sprint(keys)
+}
+
+// RunTimes predicts run times from jobs that have ended, the oldest first.
+func RunTimes(list []db.EndedJob) *placement.RunTimes {
+	h := placement.NewRunTimes()
+	for _, j := range list {
+		c := j.Request.Capacity()
+		n := int64(max(1, j.Request.Members))
+		c.CPUMilli, c.GPUMilli = n*c.CPUMilli, n*c.GPUMilli
+		h.Add(placement.Like{Tenant: j.Tenant, Name: likeName(j.Name, j.Step), Data: likeData(j.Data), Class: j.Class,
+			GPUs: placement.GPUsOf(c), SubmittedAt: j.SubmittedAt}, j.Ran)
+	}
+	return h
 }
 
 // longest returns the longest time for which a running job with a limit may hold its room, 0 for a
@@ -77,6 +115,7 @@ func Running(row db.QueueJob, held []db.Holder) placement.Running {
 		Attempt:  row.Attempt,
 		Priority: row.Priority, Preemptible: row.Preemptible, SubmittedAt: row.SubmittedAt,
 		Done: row.Ran, Unaged: row.Unaged, Expected: row.Expected, PreemptedFor: row.GaveWayTo,
+		LikeName: likeName(row.Name, row.Step), LikeData: likeData(row.Data),
 		TimeLimit: longest(row.RunLimit, row.Grace),
 		Stopping:  row.State == berth.Preempting || row.State == berth.Canceling,
 	}
@@ -108,6 +147,7 @@ func Starting(j placement.Job, s berth.Start, now time.Time) placement.Running {
 	return placement.Running{
 		Job: j.ID, Parent: j.Parent, Tenant: j.Tenant, Class: j.Class, Version: s.Version + 1, Attempt: s.Attempt,
 		Priority: j.Priority, SubmittedAt: j.SubmittedAt, Ranks: s.Ranks,
+		LikeName: j.LikeName, LikeData: j.LikeData,
 		StartedAt: now, TimeLimit: j.TimeLimit, Done: j.Done, Unaged: j.Unaged, Expected: j.Expected,
 		PreemptedFor: j.PreemptedFor,
 	}

@@ -228,10 +228,7 @@ func (x *Explainer) newBoard(ctx context.Context) (b *Board, err error) {
 	began := time.Now()
 	enough := func() bool { return x.within(began, 0) }
 	err = x.answer(ctx, enough, db.Hinted{}, func() {
-		if x.plan == nil {
-			x.plan = x.planner.Forecast(x.snapshot, x.now)
-		}
-		b = newBoard(x.plan.Overview(boardClasses), x.now)
+		b = newBoard(x.forecast().Overview(boardClasses), x.now)
 		b.beganAt, b.changed = x.beganAt, x.changed
 	})
 	if err != nil {

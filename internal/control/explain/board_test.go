@@ -29,7 +29,7 @@ func boardWith(t *testing.T, o *explain.Explainer, id berth.JobID) *explain.Boar
 func TestABoardAgreesWithExplanations(t *testing.T) {
 	t.Parallel()
 	d := open(t)
-	o := explain.New(d, placement.Policy{Backfill: 1})
+	o := explain.New(d, placement.Policy{Backfill: 1}, nil)
 	t.Cleanup(o.Close)
 	exec(t, d, `UPDATE machines SET state = 'draining', reason = 'new disk'`)
 	ids := []berth.JobID{queued(t, d, "default", 2), queued(t, d, "default", 8), queued(t, d, "default", 1)}
@@ -54,7 +54,7 @@ func TestABoardAgreesWithExplanations(t *testing.T) {
 func TestManyCallersShareOneBoard(t *testing.T) {
 	t.Parallel()
 	d := open(t)
-	o := explain.New(d, placement.Policy{})
+	o := explain.New(d, placement.Policy{}, nil)
 	t.Cleanup(o.Close)
 	id := queued(t, d, "default", 2)
 	boards := map[*explain.Board]int{}
@@ -90,7 +90,7 @@ func TestManyCallersShareOneBoard(t *testing.T) {
 func TestABoardKnowsAJobThatWasQueuedAMomentAgo(t *testing.T) {
 	t.Parallel()
 	d := open(t)
-	o := explain.New(d, placement.Policy{})
+	o := explain.New(d, placement.Policy{}, nil)
 	t.Cleanup(o.Close)
 	if o.Board(t.Context(), nil) == nil {
 		t.Fatal("no board")
@@ -104,7 +104,7 @@ func TestABoardKnowsAJobThatWasQueuedAMomentAgo(t *testing.T) {
 func TestABoardIsKeptWhileTheRowsCannotBeRead(t *testing.T) {
 	t.Parallel()
 	d := open(t)
-	o := explain.New(d, placement.Policy{})
+	o := explain.New(d, placement.Policy{}, nil)
 	t.Cleanup(o.Close)
 	id := queued(t, d, "default", 2)
 	boardWith(t, o, id)
@@ -115,7 +115,7 @@ func TestABoardIsKeptWhileTheRowsCannotBeRead(t *testing.T) {
 			t.Fatal("the board is gone although it is not old")
 		}
 	}
-	fresh := explain.New(d, placement.Policy{})
+	fresh := explain.New(d, placement.Policy{}, nil)
 	t.Cleanup(fresh.Close)
 	if b := fresh.Board(t.Context(), nil); b != nil {
 		t.Errorf("a board without one of the tables: %+v", b)
@@ -130,7 +130,7 @@ func TestABoardIsKeptWhileTheRowsCannotBeRead(t *testing.T) {
 func TestCloseAwaitsTheBoardUnderWay(t *testing.T) {
 	t.Parallel()
 	d := open(t)
-	o := explain.New(d, placement.Policy{})
+	o := explain.New(d, placement.Policy{}, nil)
 	unlock := lockedQueue(t, d)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -159,7 +159,7 @@ func crowd(b testing.TB, d *db.DB, n int) {
 func BenchmarkBoard(b *testing.B) {
 	d := open(b)
 	crowd(b, d, 500)
-	o := explain.New(d, placement.Policy{Order: placement.Fair, BandWidth: 100, Backfill: 8})
+	o := explain.New(d, placement.Policy{Order: placement.Fair, BandWidth: 100, Backfill: 8}, nil)
 	b.Cleanup(o.Close)
 	for o.Board(b.Context(), nil) == nil {
 	}

@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"berth"
 	"berth/db"
 	"berth/internal/control/convert"
@@ -40,6 +42,7 @@ const (
 	readLimit   = time.Minute      // on one reading
 	blockEvery  = 10 * time.Second // which machines get no work for reasons in no row of theirs
 	reloadEvery = 5 * time.Minute  // reread everything, to drop entries without questions
+	learnEvery  = time.Minute      // read the run times of ended jobs
 )
 
 // Explainer answers questions about the queue. It reads nothing before the first.
@@ -53,13 +56,14 @@ const (
 //
 // Who wants both takes reads first.
 type Explainer struct {
-	db      *db.DB
-	planner placement.Planner
-	asking  atomic.Int64 // questions under way
-	changes atomic.Int64 // calls of Forget
-	renews  atomic.Bool  // a reading that no question waits for is under way
-	owner   *background.Group
-	boards  boards
+	db        *db.DB
+	planner   placement.Planner
+	asking    atomic.Int64 // questions under way
+	changes   atomic.Int64 // calls of Forget
+	renews    atomic.Bool  // a reading that no question waits for is under way
+	owner     *background.Group
+	boards    boards
+	*promises // guarded by turn
 
 	history *runtimes.Book // of no snapshot: it answers questions about single jobs
 
@@ -75,6 +79,7 @@ type source struct {
 	cursor              db.Cursor
 	blocked             map[berth.MachineID]string
 	loadedAt, blockedAt time.Time // our clock; zero: never
+	learnedAt           time.Time // our clock when ended jobs were read; zero: never
 }
 
 // reading is the contents of the rows and the plan derived from the rows.
@@ -114,12 +119,15 @@ type question struct {
 	expected    time.Duration
 	by          string // source of expected
 	data        string // keys
+	name        string
 }
 
-// New returns an Explainer by the policy that the leader goes by.
-func New(d *db.DB, policy placement.Policy) *Explainer {
+// New returns an Explainer by the policy that the leader goes by. The metric of its estimates is
+// registered with r; nil: nowhere.
+func New(d *db.DB, policy placement.Policy, r prometheus.Registerer) *Explainer {
 	x := &Explainer{
-		db: d, planner: placement.Planner{Pack: placement.LeastFragmentation, Policy: policy},
+		promises: newPromises(r),
+		db:       d, planner: placement.Planner{Pack: placement.LeastFragmentation, Policy: policy},
 		reads: make(chan struct{}, 1), turn: make(chan struct{}, 1), owner: background.New(),
 	}
 	x.history = runtimes.New(d, policy, 0)
@@ -150,15 +158,21 @@ func (x *Explainer) Why(
 	}
 	enough := func() bool { return x.fresh(asked) && x.knows(row) }
 	err = x.answer(ctx, enough, db.Hinted{Jobs: []berth.JobID{row.ID}}, func() {
-		if x.plan == nil {
-			x.plan = x.planner.Forecast(x.snapshot, x.now)
-		}
-		if w, ok = x.plan.Why(row.ID); ok && holdsNoRoom(w) {
+		if w, ok = x.forecast().Why(row.ID); ok && holdsNoRoom(w) {
 			w.Holders = x.snapshot.Holders(row.Class)
 		}
 		x.own(w.Blockers, row.Tenant)
 	})
 	return w, ok, err
+}
+
+// forecast makes the plan of the present reading, once. The caller has the turn.
+func (x *Explainer) forecast() *placement.Forecast {
+	if x.plan == nil {
+		x.plan = x.planner.Forecast(x.snapshot, x.now)
+		x.note(x.plan.Estimates(), x.now)
+	}
+	return x.plan
 }
 
 // holdsNoRoom reports whether running jobs keep a job from starting.
@@ -176,6 +190,7 @@ func (x *Explainer) WhyNew(
 	if err := x.expect(ctx, &j, db.Work{Tenant: j.Tenant, Name: name}); err != nil {
 		return p, err
 	}
+	convert.Likeness(&j, name, "")
 	asked := time.Now()
 	renew, enough := false, func() bool { return x.within(asked, planRest) }
 	err = x.answer(ctx, enough, db.Hinted{}, func() {
@@ -202,6 +217,7 @@ func (x *Explainer) WhyNew(
 func (x *Explainer) whyAsked(j placement.Job, request spec.Request) placement.JobExplanation {
 	q := question{
 		j.Tenant, j.Class, j.Priority, j.Preemptible, j.TimeLimit, j.Expected, j.ExpectedBy, fmt.Sprint(j.Data),
+		j.LikeName,
 	}
 	w, ok := x.asked[q]
 	if !ok {
@@ -361,6 +377,7 @@ type news struct {
 	requests map[string]spec.Request
 	expected []berth.JobID // jobs whose expected run time has changed
 
+	past      *placement.RunTimes // nil: unchanged
 	tenants   []db.TenantRow
 	costs     map[string]float64
 	admission wire.Admission
@@ -384,6 +401,9 @@ func (x *Explainer) readAll(ctx context.Context, hinted db.Hinted) (err error) {
 	if err := x.readQueue(ctx, hinted, &n); err != nil {
 		return err
 	}
+	if err := x.readPast(ctx, &n); err != nil {
+		return err
+	}
 	return hold(ctx, x.turn, func() error {
 		x.apply(n)
 		return nil
@@ -404,6 +424,20 @@ func (x *Explainer) readBlocked(ctx context.Context) error {
 		return err
 	}
 	x.blocked, x.blockedAt = convert.Blocked(disobedient, miscounts), time.Now()
+	return nil
+}
+
+// readPast reads the run times of the jobs that ended last, by which the ends of jobs without
+// a time limit are predicted. The read is bounded, and serves all questions of a minute.
+func (x *Explainer) readPast(ctx context.Context, n *news) error {
+	if time.Since(x.learnedAt) < learnEvery {
+		return nil
+	}
+	list, err := x.db.Attempts.Latest(ctx)
+	if err != nil {
+		return err
+	}
+	n.past, x.learnedAt = convert.RunTimes(list), time.Now()
 	return nil
 }
 
@@ -457,7 +491,11 @@ func (x *Explainer) apply(n news) {
 		}
 		x.loadedAt, before = n.began, nil
 	}
+	if n.past != nil {
+		x.planner.RunTimes = n.past
+	}
 	x.showBlocked(s)
+	x.keep(s, n.rows.Now)
 	x.runs, x.cursor = n.book, n.rows.Next
 	x.reading = reading{
 		snapshot: s, tenants: convert.Tenants(s, n.tenants, before), shown: x.blocked,

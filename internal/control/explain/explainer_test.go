@@ -65,7 +65,7 @@ func why(t testing.TB, d *db.DB, o *explain.Explainer, id berth.JobID) placement
 func TestAnAnswerKnowsWhatWasWrittenBeforeTheQuestion(t *testing.T) {
 	t.Parallel()
 	d := open(t)
-	o := explain.New(d, placement.Policy{})
+	o := explain.New(d, placement.Policy{}, nil)
 	id := queued(t, d, "default", 8)
 	if w := why(t, d, o, id); w.Fit.Machines != 1 || len(w.Fit.Lacking) != 1 || w.StartsNow {
 		t.Errorf("too large: %+v", w)
@@ -83,7 +83,7 @@ func TestAnAnswerKnowsWhatWasWrittenBeforeTheQuestion(t *testing.T) {
 func TestAPlanLeavesNoTrace(t *testing.T) {
 	t.Parallel()
 	d := open(t)
-	o := explain.New(d, placement.Policy{Backfill: 1})
+	o := explain.New(d, placement.Policy{Backfill: 1}, nil)
 	id := queued(t, d, "default", 3)
 	want := why(t, d, o, id)
 	jobSpec := spec.Job{Name: "x", Image: "busybox"}.WithDefaults()
@@ -125,7 +125,7 @@ func TestJobsOfOtherTenantsAreNotNamed(t *testing.T) {
 	exec(t, d, `UPDATE jobs SET state = 'running', version = version + 1`)
 	high := queued(t, d, "a", 4)
 	exec(t, d, `UPDATE jobs SET priority = 900, version = version + 1 WHERE id = $1`, high)
-	o := explain.New(d, policy)
+	o := explain.New(d, policy, nil)
 	p := db.Preemption{For: high}
 	for _, id := range []berth.JobID{theirs, ours} {
 		p.Victims = append(p.Victims, db.Victim{Job: id, Version: 4, Attempt: 1, Why: "x"})
@@ -170,7 +170,7 @@ func lockedQueue(t *testing.T, d *db.DB) (unlock func()) {
 func TestAPlanDoesNotWaitForARecentReadingToBeRenewed(t *testing.T) {
 	t.Parallel()
 	d := open(t)
-	o := explain.New(d, placement.Policy{})
+	o := explain.New(d, placement.Policy{}, nil)
 	plans := func() error {
 		o.Forget()
 		began := time.Now()
@@ -198,7 +198,7 @@ func TestAPlanDoesNotWaitForARecentReadingToBeRenewed(t *testing.T) {
 func TestCloseAwaitsTheReadingThatNoQuestionWaitsFor(t *testing.T) {
 	t.Parallel()
 	d := open(t)
-	o := explain.New(d, placement.Policy{})
+	o := explain.New(d, placement.Policy{}, nil)
 	if _, err := planNew(t.Context(), o, 1); err != nil {
 		t.Fatal(err)
 	}
@@ -217,7 +217,7 @@ func TestCloseAwaitsTheReadingThatNoQuestionWaitsFor(t *testing.T) {
 func TestAPlanKnowsWhatWasWrittenAMomentAgo(t *testing.T) {
 	t.Parallel()
 	d := open(t)
-	o := explain.New(d, placement.Policy{})
+	o := explain.New(d, placement.Policy{}, nil)
 	p, err := planNew(t.Context(), o, 8)
 	if err != nil || p.StartsNow || p.CostPerHour != 0 || p.Admission.Paused {
 		t.Fatalf("%+v, %v", p, err)
@@ -250,7 +250,7 @@ func TestAPlanKnowsWhatWasWrittenAMomentAgo(t *testing.T) {
 func TestAFailedReadingLosesNothing(t *testing.T) {
 	t.Parallel()
 	d := open(t)
-	o := explain.New(d, placement.Policy{})
+	o := explain.New(d, placement.Policy{}, nil)
 	id := queued(t, d, "default", 8)
 	if w := why(t, d, o, id); w.StartsNow {
 		t.Fatalf("%+v", w)
@@ -272,7 +272,7 @@ func TestAFailedReadingLosesNothing(t *testing.T) {
 func TestQuestionsAndPlansRunSideBySide(t *testing.T) {
 	t.Parallel()
 	d := open(t)
-	o := explain.New(d, placement.Policy{Backfill: 1})
+	o := explain.New(d, placement.Policy{Backfill: 1}, nil)
 	ids := []berth.JobID{queued(t, d, "default", 8), queued(t, d, "default", 2)}
 	var all sync.WaitGroup
 	for i := range 8 {
@@ -296,7 +296,7 @@ func TestQuestionsAndPlansRunSideBySide(t *testing.T) {
 func TestAnAnswerTellsWhatAJobIsExpectedToRun(t *testing.T) {
 	t.Parallel()
 	d := open(t)
-	o := explain.New(d, placement.Policy{Order: placement.SRSF, Exponent: 1})
+	o := explain.New(d, placement.Policy{Order: placement.SRSF, Exponent: 1}, nil)
 	id := queued(t, d, "default", 8)
 	expected := func(w placement.JobExplanation) string {
 		for _, x := range w.Terms {
@@ -357,7 +357,7 @@ func TestAnAnswerTellsWhereTheDataIs(t *testing.T) {
 	d := open(t)
 	exec(t, d, `INSERT INTO machines (id, state, cpu_m, mem_mb, disk_mb) VALUES ('m1', 'ready', 4000, 65536, 1000), ('m2', 'ready', 1000, 65536, 1000)`)
 	exec(t, d, `INSERT INTO machine_caches (machine_id, keys, mib) VALUES ('m1', '{7,8}', '{4096,16}'), ('m2', '{7}', '{4096}'), ('gone', '{7}', '{9999}')`)
-	o := explain.New(d, placement.Policy{})
+	o := explain.New(d, placement.Policy{}, nil)
 	r := spec.Job{Name: "x", Image: "busybox"}.WithDefaults().Request()
 	r.CPUMilli = 2000
 	ask := func(keys ...spec.DataKey) []placement.MachineData {
@@ -389,7 +389,7 @@ func TestAnAnswerTellsWhereTheImageIs(t *testing.T) {
 	}
 	exec(t, d, `INSERT INTO machines (id, state, cpu_m, mem_mb, disk_mb) VALUES ('m1', 'ready', 4000, 65536, 1000), ('m2', 'ready', 4000, 65536, 1000)`)
 	exec(t, d, `INSERT INTO machine_caches (machine_id, keys, mib) VALUES ('m2', ARRAY[$1::bigint], '{8192}')`, int64(spec.ImageKey("default", "busybox")))
-	o := explain.New(d, placement.Policy{})
+	o := explain.New(d, placement.Policy{}, nil)
 	want := []placement.MachineData{{Machine: "m2", MiB: 8192, Chosen: true}}
 	if got := why(t, d, o, queued(t, d, "default", 1)).Data; !slices.Equal(got, want) {
 		t.Errorf("told is %+v, want %+v", got, want)
@@ -412,7 +412,7 @@ func BenchmarkWhy(b *testing.B) {
 			FROM jobs, generate_series(1, `+strconv.Itoa(each)+`) WHERE id = $1`, id)
 		ids = append(ids, id)
 	}
-	o := explain.New(d, placement.Policy{Backfill: 8})
+	o := explain.New(d, placement.Policy{Backfill: 8}, nil)
 	why(b, d, o, ids[0])
 	var next int
 	var mu sync.Mutex
@@ -426,4 +426,45 @@ func BenchmarkWhy(b *testing.B) {
 			why(b, d, o, id)
 		}
 	})
+}
+
+// Jobs without a time limit get an estimate from jobs of their name that have ended.
+func TestEstimatesComeFromJobsThatHaveEnded(t *testing.T) {
+	t.Parallel()
+	d := open(t)
+	exec(t, d, `INSERT INTO machine_leases (machine_id, epoch, until) VALUES ('m0', 1, now() + interval '1 hour')`)
+	term, ok, err := d.Leader.OpenLease(db.LeaseLeader, "test").Acquire(t.Context(), time.Hour)
+	if err != nil || !ok {
+		t.Fatal(ok, err)
+	}
+	running := queued(t, d, "default", 4)
+	start := berth.Start{Job: running, Version: 2, Attempt: 1, Ranks: []berth.Grant{{Machine: "m0", Epoch: 1, Capacity: berth.Capacity{CPUMilli: 4000, MemoryMiB: 2048}}}}
+	if c, err := d.Queue.CommitStarts(t.Context(), term, []berth.Start{start}); err != nil || len(c.Started) != 1 {
+		t.Fatalf("%+v, %v", c, err)
+	}
+	exec(t, d, `UPDATE allocations SET state = 'active', phase = 'running', claimed_at = now(), started_at = now()`)
+	exec(t, d, `UPDATE attempts SET started_at = now()`)
+	exec(t, d, `UPDATE jobs SET state = 'running', version = version + 1 WHERE id = $1`, running)
+	waiting := queued(t, d, "default", 4)
+	if w := why(t, d, explain.New(d, placement.Policy{}, nil), waiting); !w.Start.IsZero() || w.Guess || w.Run.Samples != 0 {
+		t.Errorf("without ended jobs: start %s, guess %t, %d run times", w.Start, w.Guess, w.Run.Samples)
+	}
+	for _, minutes := range []int{50, 60, 70} {
+		id := queued(t, d, "default", 1)
+		exec(t, d, `UPDATE jobs SET state = 'canceled', finished_at = now(), ran_ms = $2, version = version + 1 WHERE id = $1`, id, minutes*60_000)
+	}
+	o := explain.New(d, placement.Policy{}, nil)
+	w := why(t, d, o, waiting)
+	if left := time.Until(w.Start); left < 45*time.Minute || left > 75*time.Minute || !w.Guess {
+		t.Errorf("it starts in %s, guess %t", left, w.Guess)
+	}
+	if w.Run.Quantile(0.5) != time.Hour || w.Run.Quantile(0.9) != 70*time.Minute || w.Run.Samples != 3 || w.Run.Level.String() != "name" {
+		t.Errorf("it runs %s, %s, from %d %s", w.Run.Quantile(0.5), w.Run.Quantile(0.9), w.Run.Samples, w.Run.Level)
+	}
+	jobSpec := spec.Job{Name: "x", Image: "busybox"}.WithDefaults()
+	r := jobSpec.Request()
+	p, err := o.WhyNew(t.Context(), placement.Job{ID: berth.NewJobID(time.Now()), Tenant: "default", Class: r.Class(), Priority: 500}, "x", r)
+	if err != nil || p.Run.Samples != 3 {
+		t.Errorf("a plan knows %d run times, %v", p.Run.Samples, err)
+	}
 }
