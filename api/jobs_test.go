@@ -3,6 +3,7 @@ package api_test
 import (
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -385,8 +386,48 @@ func TestExplainListsEveryBlocker(t *testing.T) {
 		t.Errorf("clauses %+v", e.Fit.Clauses)
 	}
 	e, err = s.as("alice").Explain(t.Context(), limited.ID)
+	if err != nil || len(e.Blockers) != 1 || e.Blockers[0].Code != "egress_open" || !slices.Equal(e.Blockers[0].Machines, []berth.MachineID{"m1"}) {
+		t.Errorf("a running job whose policy is not enforced: %+v, %v", e, err)
+	}
+	s.exec(`UPDATE machines SET labels = '{"berth.egress": "held"}'`)
+	e, err = s.as("alice").Explain(t.Context(), limited.ID)
 	if err != nil || len(e.Blockers) != 0 || !strings.Contains(e.Summary, "running") || !strings.Contains(e.Summary, "m1") {
 		t.Errorf("a running job: %+v, %v", e, err)
+	}
+}
+
+// A job that asks for a policy of its own is not placed on machines that cannot enforce it, such
+// as those of older agents.
+func TestAStrictPolicyWaitsForAMachineThatEnforcesIt(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil)
+	s.machine("m1", 1, 4096, 0)
+	little := spec.MilliCPU(10)
+	for members, label := range map[int]string{1: spec.EgressLabel, 2: spec.EgressGangLabel} {
+		job := s.submit("alice", func(j *spec.Job) {
+			j.Network, j.Members = spec.Network{Egress: spec.EgressNone}, members
+			j.Resources = spec.Resources{CPUs: &little}
+		})
+		s.exec(`UPDATE jobs SET state = 'queued', version = version + 1, actor = 'workflow' WHERE id = $1`, job.ID)
+		clause := func() string {
+			e, err := s.as("alice").Explain(t.Context(), job.ID)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, c := range e.Fit.Clauses {
+				if c.Name == "egress" {
+					return c.Text
+				}
+			}
+			return ""
+		}
+		if got := clause(); got != "1 cannot enforce the job's network.egress" {
+			t.Errorf("%d members on an older agent: %q", members, got)
+		}
+		s.exec(`UPDATE machines SET labels = jsonb_build_object($1::text, 'held')`, label)
+		if got := clause(); got != "" {
+			t.Errorf("%d members on a machine that enforces it: %q", members, got)
+		}
 	}
 }
 
@@ -397,7 +438,7 @@ func TestExplainNamesMachinesWhoseEngineIsSilent(t *testing.T) {
 	running, waiting := s.submit("alice", nil), s.submit("alice", nil)
 	s.run(running.ID, "m1")
 	s.exec(`UPDATE jobs SET state = 'queued', version = version + 1, actor = 'workflow' WHERE id = $1`, waiting.ID)
-	s.exec(`UPDATE machines SET engine_silent_since = '2026-01-31 10:02:00Z'`)
+	s.exec(`UPDATE machines SET engine_silent_since = '2026-01-31 10:02:00Z', labels = '{"berth.egress": "held"}'`)
 	e, err := s.as("alice").Explain(t.Context(), running.ID)
 	want := wire.Blocker{
 		Code: "engine_silent", Hint: "restart it: systemctl restart docker", Machines: []berth.MachineID{"m1"},

@@ -147,12 +147,40 @@ func (h *planHandlers) explainPlaced(ctx context.Context, job wire.Job) (wire.Ex
 	if !job.Status.HoldsCapacity() || len(job.Attempts) == 0 {
 		return e, nil
 	}
-	silent, err := h.machines.SilentEngines(ctx, job.Attempts[len(job.Attempts)-1].Machines)
-	if err == nil && len(silent) > 0 {
+	machines := job.Attempts[len(job.Attempts)-1].Machines
+	silent, err := h.machines.SilentEngines(ctx, machines)
+	if err != nil {
+		return e, err
+	}
+	if len(silent) > 0 {
 		e.Blockers = append(e.Blockers, engineBlocker(silent))
 		e.Summary += "; " + enginesilence.Text(silent)
 	}
+	label := spec.EgressLabel
+	if job.Spec != nil && job.Spec.Members > 1 {
+		label = spec.EgressGangLabel
+	}
+	open, err := h.machines.Lacking(ctx, machines, label, spec.EgressHeld)
+	if len(open) > 0 {
+		e.Blockers = append(e.Blockers, openBlocker(open))
+	}
 	return e, err
+}
+
+// openBlocker is the remark about a running job on machines that do not enforce its egress
+// policy, which is then the default.
+func openBlocker(machines []berth.MachineID) wire.Blocker {
+	names := make([]string, len(machines))
+	for i, m := range machines {
+		names[i] = string(m)
+	}
+	return wire.Blocker{
+		Code: "egress_open", Machines: machines,
+		Message: "egress is not enforced on " + strings.Join(names, ", ") +
+			": the job reaches all that these machines reach",
+		Hint: "network.egress none or list takes only machines that enforce it; gangs on an operator's network or on " +
+			"their machines' network are never restricted",
+	}
 }
 
 // needs lists the unmet needs of a step and of the pipelines around the step, the

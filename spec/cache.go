@@ -36,6 +36,7 @@ type cacheKey struct {
 	Outputs    []Output          `json:"outputs"` // by name
 	Secrets    []cachedSecret    `json:"secrets"` // by name
 	SecretsAs  string            `json:"secrets_as"`
+	Network    Network           `json:"network,omitzero"` // zero for the default policy, however written
 }
 
 // cachedInput is an input as the container notices it: its path and content.
@@ -80,6 +81,9 @@ func (s Job) CacheKey(at Standing) (key []byte, ok bool) {
 	}
 	if len(s.Secrets) > 0 {
 		k.SecretsAs = s.SecretsAs
+	}
+	if s.Network.Strict() {
+		k.Network = s.Network
 	}
 	slices.SortFunc(k.Inputs, func(a, b cachedInput) int { return strings.Compare(a.To, b.To) })
 	for i := range k.Outputs {

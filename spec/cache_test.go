@@ -58,6 +58,7 @@ func TestWhatACachedStepIs(t *testing.T) {
 		},
 		"Outputs":   {func(s *spec.Job) { s.Outputs[0].Path = "/b" }, func(s *spec.Job) { s.Outputs = s.Outputs[:1] }},
 		"Secrets":   {func(s *spec.Job) { s.Secrets = s.Secrets[:1] }},
+		"Network":   {func(s *spec.Job) { s.Network.Egress = spec.EgressNone }},
 		"SecretsAs": {func(s *spec.Job) { s.SecretsAs = "file" }},
 	}
 	other := map[string]func(*spec.Job){

@@ -38,11 +38,18 @@ func (n Network) Policy() Egress {
 func (n Network) Strict() bool { return n.Policy() != EgressPublic }
 
 // EgressLabel is the key of the label of machines that enforce policies, and EgressHeld its
-// value. Only the agent sets this label: neither operators nor users can.
+// value. Only the agent sets such labels: neither operators nor users can.
+//
+// EgressGangLabel is the key for gangs: a machine whose gangs use a network of the operator's
+// enforces policies for single containers alone.
 const (
-	EgressLabel = "berth.egress"
-	EgressHeld  = "held"
+	EgressLabel     = "berth.egress"
+	EgressGangLabel = "berth.egress.gangs"
+	EgressHeld      = "held"
 )
+
+// IsEgressLabel reports whether a key of a label is EgressLabel or EgressGangLabel.
+func IsEgressLabel(key string) bool { return key == EgressLabel || key == EgressGangLabel }
 
 // Destination is a network that a job may reach, for TCP and UDP at some ports or for all
 // protocols.
@@ -107,4 +114,28 @@ func ParsePorts(text string) ([][2]int, error) {
 		ranges = append(ranges, [2]int{first, last})
 	}
 	return ranges, nil
+}
+
+// maxAllowed bounds the destinations of a job.
+const maxAllowed = 64
+
+// validate checks the policy and its destinations. Whether a network that is not public
+// may be listed is the machine's matter.
+func (n Network) validate(v *validation) {
+	v.oneOf("network.egress", string(n.Policy()), string(EgressPublic), string(EgressNone), string(EgressList))
+	isList := n.Egress == EgressList
+	v.require(isList || len(n.Allow) == 0, "network.allow", "is only for egress: list", "set network.egress: list")
+	v.require(!isList || len(n.Allow) > 0, "network.allow", "is missing", "at least one destination, or egress: none")
+	v.require(len(n.Allow) <= maxAllowed, "network.allow", "too many destinations",
+		fmt.Sprintf("at most %d", maxAllowed))
+	for i, d := range n.Allow {
+		_, err := d.Prefix()
+		v.require(err == nil, fmt.Sprintf("network.allow[%d].to", i), fmt.Sprintf("%.100q is no network", d.To),
+			"an IPv4 network without bits beyond its mask, such as 198.51.100.0/24, or an address")
+		if d.Ports != "" {
+			_, err := ParsePorts(string(d.Ports))
+			v.require(err == nil, fmt.Sprintf("network.allow[%d].ports", i),
+				fmt.Sprintf("%.100q is not a set of ports", d.Ports), "numbers and ranges, such as 443,8000-8100")
+		}
+	}
 }

@@ -46,6 +46,7 @@ func (s Job) Validate() []berth.FieldError {
 	s.validateEnv(v)
 	s.validateResources(v)
 	s.validatePlacement(v)
+	s.Network.validate(v)
 	s.validateTimes(v)
 	s.Stall.validate(v, s)
 	s.validateRetry(v)

@@ -160,10 +160,10 @@ func (s Job) VolumesNamed() []NamedVolume {
 }
 
 // machineLabels returns the labels that a machine must have to run the job: the job's own
-// conditions and the labels of the volumes in its inputs.
+// conditions, the labels of the volumes in its inputs, and the label of its egress policy.
 func (s Job) machineLabels() map[string]string {
 	named := s.VolumesNamed()
-	if len(named) == 0 {
+	if len(named) == 0 && !s.Network.Strict() {
 		return s.Placement.Labels
 	}
 	labels := maps.Clone(s.Placement.Labels)
@@ -173,12 +173,21 @@ func (s Job) machineLabels() map[string]string {
 	for _, v := range named {
 		labels[v.Label()] = HasVolume
 	}
+	switch {
+	case !s.Network.Strict():
+	case s.Members > 1:
+		labels[EgressGangLabel] = EgressHeld
+	default:
+		labels[EgressLabel] = EgressHeld
+	}
 	return labels
 }
 
 // machineLabel checks the key of a label in a join token or in a job's placement. Labels
-// of volumes are refused.
+// that only agents set are refused.
 func (v *validation) machineLabel(field, key string) {
+	v.require(!IsEgressLabel(key), field+"."+key, "is reserved for machines that enforce egress policies",
+		"other keys")
 	_, reserved := VolumeOf(key)
 	v.require(!reserved, field+"."+key, "is reserved for the shared folders of machines",
 		fmt.Sprintf("keys that do not start with %s", volumeLabel))

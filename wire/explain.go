@@ -173,7 +173,7 @@ type Blocker struct {
 	Hint    string        `json:"hint,omitempty" doc:"what would have to change"`
 	Jobs    []berth.JobID `json:"jobs,omitempty" doc:"stopping: the jobs that make room; overdue: the job it waits for"`
 
-	Machines []berth.MachineID `json:"machines,omitempty" doc:"engine_silent: machines with a silent container engine"`
+	Machines []berth.MachineID `json:"machines,omitempty" doc:"engine_silent, egress_open: the machines"`
 }
 
 // Term is one value that the position of a job in the queue depends on.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net/netip"
 	"time"
 )
 
@@ -69,8 +70,9 @@ type Runtime interface {
 	// container is no error.
 	Remove(ctx context.Context, name string) error
 	// EnsureNetwork creates a network for containers unless it exists; concurrent callers
-	// create one. Containers on the network reach each other by name.
-	EnsureNetwork(ctx context.Context, n Network) error
+	// create one. Containers on the network reach each other by name. It returns the network
+	// as the engine has it.
+	EnsureNetwork(ctx context.Context, n Network) (Network, error)
 	// RemoveNetwork removes a network without containers. It returns ErrNetworkInUse if a
 	// container in any state is on the network, as far as containers carry the network's
 	// labels; an absent network is no error.
@@ -145,6 +147,8 @@ type ContainerSpec struct {
 	GPUs       []string // device UUIDs; only these are visible inside
 	Mounts     []Mount
 	Network    string // "": the engine's default; HostNetwork; else a name
+	// Resolvers are the name servers of the container; none: those of the engine.
+	Resolvers []netip.Addr
 }
 
 // HostNetwork puts a container on its host's own network.
@@ -152,9 +156,17 @@ const HostNetwork = "host"
 
 // Network is a network between containers of one engine.
 type Network struct {
-	Name      string
-	Labels    map[string]string
-	CreatedAt time.Time // set by Runtime.Networks only
+	Name   string
+	Labels map[string]string
+	// Hosts is the number of containers that a walled network must have addresses for. A walled
+	// network has a subnet of the runtime's own range, and its traffic leaves the machine only by
+	// rules of the caller's. 0: not walled, the engine chooses the subnet and lets traffic out.
+	Hosts int
+
+	// Set by the runtime.
+	CreatedAt time.Time
+	Bridge    string       // its interface on the host; "": none
+	Subnet    netip.Prefix // of its containers; zero: none
 }
 
 // Mount binds a folder that the agent owns into a container. Users cannot name

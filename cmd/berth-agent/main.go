@@ -83,6 +83,13 @@ func run(ctx context.Context, s settings) error {
 		log.Warn("settings are ignored and will be refused by the next version: agents do not speak to Temporal, "+
 			"remove them", "settings", given)
 	}
+	walls, err := s.openEgress(ctx, log)
+	if err != nil {
+		return err
+	}
+	if walls.Table != nil {
+		defer walls.Table.Close()
+	}
 	engine, err := s.openRuntime(log)
 	if err != nil {
 		return err
@@ -109,7 +116,7 @@ func run(ctx context.Context, s settings) error {
 		Region: s.region, Site: s.site, Pool: s.pool, Address: s.address, Labels: s.labels, Capacity: s.capacity,
 		CacheBytes: cacheBytes(s.cacheMiB), InputNetworks: s.networks, Volumes: s.volumes,
 		HostBoot: s.hostBoot, Version: buildinfo.Version(), Fence: s.fence(log),
-		GangNetwork: s.gangNetwork, GangPorts: s.ports,
+		Egress: walls, GangNetwork: s.gangNetwork, GangPorts: s.ports,
 		Runtime: engine, GPUs: gpus, Logger: log, Traces: traces,
 		Timing: agent.Timing{PollWait: s.syncWait},
 	})
@@ -123,7 +130,9 @@ func (s settings) openRuntime(log *slog.Logger) (node.Runtime, error) {
 		return fakeruntime.New(fakeruntime.Options{CPUMilli: s.capacity.CPUMilli, MemoryMiB: s.capacity.MemoryMiB,
 			DiskMiB: s.capacity.DiskMiB}), nil
 	}
-	return docker.Open(s.dockerHost, docker.Options{Logger: log, UnlimitedMemlock: s.memlock})
+	return docker.Open(s.dockerHost, docker.Options{
+		Logger: log, UnlimitedMemlock: s.memlock, Subnets: s.walls.jobs,
+	})
 }
 
 // fence returns the configuration for the fencing of at_most_one work. The zero Fence means

@@ -39,6 +39,12 @@ type settings struct {
 	folders   []string // --file-inputs
 	hostBoot  string   // boot id; "": the kernel's
 
+	egress        string // auto, held or off
+	jobNetworks   string
+	privateEgress string
+	egressDeny    string
+	resolvers     string // "": those of the host
+
 	gangNetwork string // "": one network of the engine for each gang
 	gangPorts   string // FIRST-LAST
 
@@ -61,6 +67,7 @@ type settings struct {
 	cacheMiB int64 // 0: no cache
 	networks publicnet.Policy
 	volumes  fetch.Volumes
+	walls    egressSettings
 	traces   tracing.Options
 	level    slog.Level
 }
@@ -109,6 +116,15 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.pool, "pool", "", "pool of the machine, where its join token names none")
 	f.StringVar(&s.address, "address", "", "address at which other machines reach this one")
 	f.StringVar(&s.address, "advertise", "", "alias of --address")
+	f.StringVar(&s.egress, "egress", egressAuto,
+		"enforcement of what jobs may reach: auto (if nftables can be used), held (refuse to start otherwise), off")
+	f.StringVar(&s.jobNetworks, "job-networks", defaultJobNetworks,
+		"private ranges for the networks of jobs; subnets that overlap a route of this machine are skipped")
+	f.StringVar(&s.privateEgress, "private-egress", "",
+		"networks that are not public and that jobs may list in network.allow, such as 10.20.0.0/16")
+	f.StringVar(&s.egressDeny, "egress-deny", "", "networks that no job may reach, such as 198.51.100.0/24")
+	f.StringVar(&s.resolvers, "resolvers", "",
+		"name servers of containers, such as 10.0.0.2 (default: those of the host)")
 	f.StringVar(&s.gangNetwork, "gang-network", "",
 		"network between gang members: host, or the name of a container network that spans machines, such as an "+
 			"overlay "+
@@ -187,6 +203,7 @@ func (s *settings) parse() error {
 		fault("gang-network", fmt.Errorf("%q: allowed are host, and the name of a network on which containers "+
 			"reach each other by name", s.gangNetwork))
 	}
+	s.parseEgress(fault)
 	networks, err := publicnet.Parse(s.inputNets)
 	fault("input-networks", err)
 	s.networks = networks
@@ -225,6 +242,8 @@ func (s *settings) attributes() []any {
 	return []any{
 		"server", s.server, "join_token", token, "state_dir", s.stateDir, "machine_id", s.machine, "labels", s.labels,
 		"region", s.region, "site", s.site, "pool", s.pool, "address", s.address, "gang_network", s.gangNetwork,
+		"egress", s.egress, "job_networks", s.jobNetworks, "private_egress", s.privateEgress,
+		"egress_deny", s.egressDeny, "resolvers", s.walls.resolvers,
 		"gang_ports", s.ports, "cpus", s.cpus, "memory", s.memory, "disk", s.disk, "cache_size", s.cacheSize,
 		"input_networks", s.inputNets, "file_inputs", s.folders, "host_boot", s.hostBoot,
 		"fence_after", s.fenceAfter, "deadman", s.deadman, "runtime", s.runtime, "docker_host", s.dockerHost,

@@ -257,6 +257,9 @@ func showExplanation(a *app, job wire.Job, e wire.Explanation) error {
 		s.add("job", named(job))
 		s.add("vars", oneLine(pairs(job.Variables)))
 		s.add("status", a.outTerm.paint(toneOfState(e.Status), string(e.Status)))
+		if job.Spec != nil && job.Pipeline == nil {
+			s.add("reaches", reachText(*job.Spec))
+		}
 		if !wide {
 			addReasons(a, &s, e)
 			return s.write(a.out)

@@ -101,6 +101,7 @@ func describeJob(a *app, j wire.Job, wide bool) error {
 		s.add("image", oneLine(j.Spec.Image))
 		s.add("command", oneLine(shellLine(slices.Concat(j.Spec.Entrypoint, j.Spec.Command))))
 		s.add("code", j.Spec.Workdir)
+		s.add("reaches", reachText(*j.Spec))
 		addData(&s, *j.Spec)
 		// With defaults, where the spec leaves a field out.
 		s.add("resources", resourcesText(j.Spec.WithDefaults().Resources))

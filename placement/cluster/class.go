@@ -20,6 +20,7 @@ type Class struct {
 	All      berth.Capacity    // of all members
 	Labels   map[string]string // the request's labels that operators set on machines
 	Volumes  map[string]string // the request's labels for shared folders, see spec.VolumeOf
+	Egress   map[string]string // the request's label for an egress policy, see spec.EgressLabel
 	// Tenant and Sharer are set for shares of devices in a cluster that keeps tenants apart: all jobs
 	// of the class are of this tenant.
 	Tenant     berth.TenantID
@@ -57,12 +58,16 @@ func NewClass(name string, r spec.Request) *Class {
 	n := int64(c.Members())
 	c.All = berth.Capacity{CPUMilli: n * c.Capacity.CPUMilli, MemoryMiB: n * c.Capacity.MemoryMiB,
 		DiskMiB: n * c.Capacity.DiskMiB, GPUMilli: n * c.Capacity.GPUMilli}
-	c.Labels, c.Volumes = map[string]string{}, map[string]string{}
+	c.Labels, c.Volumes, c.Egress = map[string]string{}, map[string]string{}, map[string]string{}
 	for k, v := range r.Labels {
 		c.Reads.addLabel(k)
-		if _, ok := spec.VolumeOf(k); ok {
+		_, volume := spec.VolumeOf(k)
+		switch {
+		case volume:
 			c.Volumes[k] = v
-		} else {
+		case spec.IsEgressLabel(k):
+			c.Egress[k] = v
+		default:
 			c.Labels[k] = v
 		}
 	}
@@ -96,6 +101,7 @@ var Selectors = []selector{
 	}},
 	{"labels", func(c *Class, m *Machine) bool { return m.hasLabels(c.Labels) }},
 	{"file_inputs", func(c *Class, m *Machine) bool { return m.hasLabels(c.Volumes) }},
+	{"egress", func(c *Class, m *Machine) bool { return m.hasLabels(c.Egress) }},
 	{"execution", func(c *Class, m *Machine) bool {
 		return c.Request.Execution != spec.AtMostOne || m.Fences
 	}},

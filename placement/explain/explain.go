@@ -262,6 +262,9 @@ func (c clauses) selectorText(name string) condition {
 	case "file_inputs":
 		return condition{one: "does not share " + c.folders(), many: "do not share " + c.folders(),
 			none: "no machine shares " + c.folders()}
+	case "egress":
+		const text = "cannot enforce the job's network.egress"
+		return condition{one: text, many: text, none: "no machine can enforce the job's network.egress"}
 	case "execution":
 		return condition{one: "cannot fence at_most_one jobs", many: "cannot fence at_most_one jobs",
 			none: "no machine can fence at_most_one jobs"}

@@ -13,11 +13,11 @@ import (
 
 // EnsureNetwork records the network. It connects nothing: the programs of a fake use the
 // network of their process.
-func (f *Fake) EnsureNetwork(ctx context.Context, n node.Network) error {
+func (f *Fake) EnsureNetwork(ctx context.Context, n node.Network) (node.Network, error) {
 	if err := f.allow(ctx, Call{Method: "EnsureNetwork", Subject: n.Name}); err != nil {
-		return err
+		return node.Network{}, err
 	}
-	_, err := slowly(ctx, f.Faults, Call{Method: "EnsureNetwork", Subject: n.Name}, func() (struct{}, error) {
+	return slowly(ctx, f.Faults, Call{Method: "EnsureNetwork", Subject: n.Name}, func() (node.Network, error) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		if _, ok := f.networks[n.Name]; !ok {
@@ -26,9 +26,8 @@ func (f *Fake) EnsureNetwork(ctx context.Context, n node.Network) error {
 			n.Labels, n.CreatedAt = maps.Clone(n.Labels), time.Now()
 			f.networks[n.Name] = n
 		}
-		return struct{}{}, nil
+		return f.networks[n.Name], nil
 	})
-	return err
 }
 
 // RemoveNetwork removes a network without containers.

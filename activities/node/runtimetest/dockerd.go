@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/docker/docker/client"
+
+	"berth/internal/lib/netns"
 )
 
 // Dockerd is a private Docker engine: its own socket, data root and containerd, and no
@@ -25,6 +27,7 @@ import (
 type Dockerd struct {
 	t     testing.TB
 	dir   string
+	space string // path of the network namespace; "": one of its own for each start
 	flags []string
 
 	running *exec.Cmd     // nil while the engine is stopped
@@ -35,9 +38,16 @@ type Dockerd struct {
 // engine and its containers end with the test.
 func StartDockerd(t testing.TB, flags ...string) *Dockerd {
 	t.Helper()
+	return StartDockerdIn(t, "", flags...)
+}
+
+// StartDockerdIn starts a private engine in the network namespace of a path, which the engine
+// keeps over restarts, so that networks and containers meet again.
+func StartDockerdIn(t testing.TB, space string, flags ...string) *Dockerd {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "dockerd") // a short path: a socket's is limited to 107 bytes
 	must(t, err)
-	d := &Dockerd{t: t, dir: dir, flags: flags}
+	d := &Dockerd{t: t, dir: dir, space: space, flags: flags}
 	t.Cleanup(d.destroy)
 	d.Start()
 	return d
@@ -67,8 +77,11 @@ func (d *Dockerd) Start() {
 	must(d.t, os.WriteFile(filepath.Join(d.dir, "daemon.json"), []byte("{}"), 0o600))
 	cmd := exec.Command("dockerd", args...)
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Cloneflags: syscall.CLONE_NEWNET}
-	must(d.t, cmd.Start())
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if d.space == "" {
+		cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWNET
+	}
+	must(d.t, netns.Do(d.space, cmd.Start))
 	d.running, d.exited = cmd, make(chan struct{})
 	go func(exited chan struct{}) { // ends with the process; Kill and Stop wait for it
 		_ = cmd.Wait()

@@ -12,8 +12,9 @@ import (
 func (b *bench) network() node.Network {
 	b.t.Helper()
 	n := node.Network{Name: "berth-test-" + b.tag, Labels: b.labels()}
-	if err := b.Runtime.EnsureNetwork(b.ctx, n); err != nil {
-		b.t.Fatalf("make network: %v", err)
+	made, err := b.Runtime.EnsureNetwork(b.ctx, n)
+	if err != nil || made.Name != n.Name || made.Labels[label] != b.tag {
+		b.t.Fatalf("make network: %+v, %v", made, err)
 	}
 	// Clean-ups run in reverse order, so this one comes before the bench removes its
 	// containers. A network can go only after its containers, so this clean-up removes
@@ -48,8 +49,9 @@ func networkIsMadeOnce(b *bench) {
 		again := b.Again(b.t)
 		all.Go(func() {
 			defer again.Close()
-			if err := again.EnsureNetwork(b.ctx, n); err != nil {
-				b.t.Errorf("make it again: %v", err)
+			made, err := again.EnsureNetwork(b.ctx, n)
+			if err != nil || made.Name != n.Name || made.CreatedAt.IsZero() {
+				b.t.Errorf("make it again: %+v, %v", made, err)
 			}
 		})
 	}

@@ -11,6 +11,9 @@ import (
 	"strings"
 )
 
+// jobBridges matches the interfaces of networks that agents create.
+const jobBridges = "bn+"
+
 // ensureNetwork creates the machine's bridge with an address, and lets its traffic out. It is
 // idempotent. The engine is configured not to touch iptables (see the package's documentation),
 // so ensureNetwork creates the rules, each with the machine's tag as its comment.
@@ -37,6 +40,11 @@ func ensureNetwork(ctx context.Context, m machine) (netip.Prefix, error) {
 	}{
 		{"filter", "FORWARD", []string{"-i", m.bridge(), "-j", "ACCEPT"}},
 		{"filter", "FORWARD", []string{"-o", m.bridge(), "-m", "conntrack", "--ctstate", "RELATED,ESTABLISHED",
+			"-j", "ACCEPT"}},
+		// Networks of jobs, whose egress the agent restricts: another engine of this host may
+		// have set the chain's policy to drop.
+		{"filter", "FORWARD", []string{"-i", jobBridges, "-j", "ACCEPT"}},
+		{"filter", "FORWARD", []string{"-o", jobBridges, "-m", "conntrack", "--ctstate", "RELATED,ESTABLISHED",
 			"-j", "ACCEPT"}},
 		{"nat", "POSTROUTING", []string{"-s", subnet.String(), "!", "-o", m.bridge(), "-j", "MASQUERADE"}},
 	} {

@@ -67,6 +67,7 @@ func Run(ctx context.Context, cfg Config) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var all sync.WaitGroup
+	all.Go(func() { a.sup.walls.watch(ctx, a.sup.beat, cfg.Server) })
 	all.Go(func() { a.sup.watchGPUs(ctx) })
 	all.Go(func() { a.sup.watchEngine(ctx) })
 	all.Go(func() { a.sup.quarantine.watch(ctx, a.sup.beat, cfg.Timing.HealthPoll) })
@@ -76,6 +77,9 @@ func Run(ctx context.Context, cfg Config) error {
 	all.Go(func() { straySweeper{a.sup}.watch(ctx) })
 	all.Go(func() { has.watch(ctx, cfg.Timing.ImagePoll) })
 	all.Go(func() { a.fence.watch(ctx, a.sup.beat, a.control.endSession) })
+	// Before the first session: members are started in sessions, and containers of the process
+	// before are walled by the rules in the kernel.
+	a.sup.walls.restoreFirst(ctx, cfg.Timing)
 	err = a.keepSession(ctx)
 	cancel()
 	all.Wait()
@@ -229,6 +233,7 @@ func (a *Agent) inventory(ctx context.Context) (wire.Inventory, error) {
 			"none that needs it is placed here until the agent registers anew", "folder", name, "err", err)
 	}
 	maps.Copy(labels, a.cfg.Labels)
+	maps.Copy(labels, a.sup.walls.labels(a.cfg.GangNetwork))
 	return wire.Inventory{
 		Capacity: berth.Capacity{
 			CPUMilli:  pick(a.cfg.Capacity.CPUMilli, info.CPUMilli),

@@ -57,6 +57,8 @@ type Config struct {
 
 	Fence Fence // of at_most_one work; the zero value takes none
 
+	Egress Egress // enforcement of egress policies; the zero value has none
+
 	// GangNetwork is the network on which members of gangs reach each other. "" stands
 	// for a network that the container engine creates for each gang, which connects only
 	// machines that share the engine; node.HostNetwork for the host's own network, under
@@ -182,6 +184,12 @@ func (c Config) complete() (Config, error) {
 		if _, own := spec.VolumeOf(key); own {
 			return c, fmt.Errorf("label %s: the agent sets it, by what folders jobs may read; other keys are allowed",
 				key)
+		}
+	}
+	for key := range c.Labels {
+		if spec.IsEgressLabel(key) {
+			return c, fmt.Errorf("label %s: the agent sets it, by whether it can enforce egress policies; other keys "+
+				"are allowed", key)
 		}
 	}
 	if c.GangNetwork == node.HostNetwork && c.Address == "" {

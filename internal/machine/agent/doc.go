@@ -24,7 +24,7 @@
 //	workdir     preparation fetching  copies the job's code into its folder                  inputs, fence
 //	inputs      preparation fetching  puts the job's inputs into their folders               restore, fence
 //	restore     preparation restoring puts the newest sound checkpoint in place              create, fence
-//	create      preparation creating  creates the container, and the network of a gang       ready, fence
+//	create      preparation creating  creates the network of the job and the container       ready, fence
 //	ready       member                waits for the order to start, if one is needed         start, fence
 //	start       member                starts the container                                   watch, fence
 //	watch       member                carries out orders and limits until the container ends acknowledge

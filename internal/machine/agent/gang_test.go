@@ -142,7 +142,7 @@ func TestNetworksThatGangsLeftAreSwept(t *testing.T) {
 	ours := map[string]string{berth.LabelCluster: cluster, berth.LabelJob: "gone", berth.LabelAttempt: "1"}
 	theirs := map[string]string{berth.LabelCluster: "another", berth.LabelJob: "gone", berth.LabelAttempt: "1"}
 	for name, labels := range map[string]map[string]string{"left": ours, "used": ours, "theirs": theirs} {
-		if err := engine.EnsureNetwork(t.Context(), node.Network{Name: name, Labels: labels}); err != nil {
+		if _, err := engine.EnsureNetwork(t.Context(), node.Network{Name: name, Labels: labels}); err != nil {
 			t.Fatal(err)
 		}
 	}

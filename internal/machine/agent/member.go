@@ -31,7 +31,7 @@ type member struct {
 
 	adopts    bool   // a container or a folder of it may exist here
 	withdrawn bool   // its job ended before the claim; only its end is to be reported
-	network   string // created for its gang on this engine; "": none
+	network   string // created for its job on this engine; "": none
 
 	orders  *orders
 	spans   spans
@@ -223,7 +223,8 @@ func (m *member) worker(p phase) worker {
 	case phaseRemove:
 		return &removePhase{
 			identity: m.identity, log: m.log, timing: m.timing, runtime: m.runtime,
-			state: m.sup.cfg.StateDir, vault: m.sup.vault, network: m.network, fencing: m.fencing, helpers: &m.helpers,
+			state: m.sup.cfg.StateDir, vault: m.sup.vault, network: m.network, walls: m.sup.walls,
+			fencing: m.fencing, helpers: &m.helpers,
 		}
 	default:
 		panic("no worker for phase " + string(p))
@@ -249,8 +250,8 @@ func (m *member) preparer(p phase) worker {
 	default:
 		return &createPhase{
 			core: m.core, cfg: &s.cfg, agent: s.ctx, recipe: &m.recipe, scratch: m.scratch, vault: s.vault,
-			network: &m.network, turns: s.turns, images: s.images, fencing: m.fencing, helpers: &m.helpers,
-			spans: m.spans, result: &m.result,
+			network: &m.network, walls: s.walls, turns: s.turns, images: s.images, fencing: m.fencing,
+			helpers: &m.helpers, spans: m.spans, result: &m.result,
 		}
 	}
 }

@@ -43,12 +43,13 @@ func addressToward(server *url.URL) (string, error) {
 	return host, err
 }
 
-// networkSweeper periodically removes networks of this cluster that gangs have left and that
+// networkSweeper periodically removes networks of this cluster that jobs have left and that
 // connect no container. Machines that share an engine sweep for each other. A network is young
 // between its creation and that of its first container, so the sweeper takes only networks of a
 // certain age.
 type networkSweeper struct {
 	runtime node.Runtime
+	walls   *walls
 	cluster func() string
 	timing  Timing
 	log     *slog.Logger
@@ -58,7 +59,7 @@ type networkSweeper struct {
 func (w networkSweeper) watch(ctx context.Context, b beat) {
 	for {
 		if err := w.sweep(ctx); err != nil && ctx.Err() == nil {
-			w.log.Warn("cannot list gang networks", "err", err)
+			w.log.Warn("cannot sweep networks, will retry", "err", err)
 		}
 		if b.sleep(ctx, w.timing.NetworkSweep) != nil {
 			return
@@ -79,20 +80,24 @@ func (w networkSweeper) sweep(ctx context.Context) error {
 		}
 		switch err := w.runtime.RemoveNetwork(ctx, n.Name); {
 		case err == nil:
-			w.log.Info("leftover gang network removed", "network", n.Name)
+			w.walls.left(ctx, n.Name)
+			w.log.Info("leftover network removed", "network", n.Name)
 		case !errors.Is(err, node.ErrNetworkInUse):
 			return fmt.Errorf("sweep: %w", err)
 		}
 	}
-	return nil
+	// Rules of networks that another agent of this engine has removed go, too.
+	return w.walls.restore(ctx)
 }
 
-// sweepNetworks sweeps networks of gangs, unless the operator has made the one that
-// gangs use.
+// sweepNetworks sweeps networks of jobs, unless this machine creates none: the operator has
+// created the one that gangs use, and single containers use the engine's.
 func (s *Supervisor) sweepNetworks(ctx context.Context) {
-	if s.cfg.GangNetwork != "" || s.waitAdopted(ctx) != nil {
+	if s.cfg.GangNetwork != "" && !s.walls.held() || s.waitAdopted(ctx) != nil {
 		return
 	}
-	w := networkSweeper{runtime: s.cfg.Runtime, cluster: s.control.clusterID, timing: s.cfg.Timing, log: s.log}
+	w := networkSweeper{
+		runtime: s.cfg.Runtime, walls: s.walls, cluster: s.control.clusterID, timing: s.cfg.Timing, log: s.log,
+	}
 	w.watch(ctx, s.beat)
 }

@@ -80,7 +80,7 @@ var phases = []phaseRow{
 		[]phase{phaseRestore, phaseFence}},
 	{phaseRestore, underPreparation, wire.StageRestoring, "puts the newest sound checkpoint in place",
 		[]phase{phaseCreate, phaseFence}},
-	{phaseCreate, underPreparation, wire.StageCreating, "creates the container, and the network of a gang",
+	{phaseCreate, underPreparation, wire.StageCreating, "creates the network of the job and the container",
 		[]phase{phaseReady, phaseFence}},
 	{phaseReady, underMember, "", "waits for the order to start, if one is needed",
 		[]phase{phaseStart, phaseFence}},

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -28,7 +29,8 @@ type createPhase struct {
 	recipe  *recipe
 	scratch *scratch
 	vault   vaultDir
-	network *string // receives the network made for the gang on this engine
+	network *string // receives the network made for the job on this engine
+	walls   *walls
 	turns   turns
 	images  *images
 	fencing *fencing
@@ -48,6 +50,9 @@ func (p *createPhase) create(ctx context.Context) (phase, error) {
 	given := p.containerSpec()
 	if err := p.addSecrets(&given); err != nil {
 		return p.result.notStarted(failure.CauseEngine, "provide the secrets: "+err.Error())
+	}
+	if err := p.walls.permits(p.claim.Spec.Network); err != nil {
+		return p.result.notStarted(failure.CauseInputInvalid, err.Error())
 	}
 	if err := p.joinNetwork(&given); err != nil {
 		return p.result.notStarted(failure.CauseEngine, err.Error())
@@ -82,7 +87,8 @@ func (p *createPhase) create(ctx context.Context) (phase, error) {
 	}
 }
 
-// ask has the engine create the network of the gang and then the container. It
+// ask has the engine create the network of the job, then has the kernel take the network's
+// rules, and then has the engine create the container. It
 // returns when ctx ends, but the engine's answer is still awaited: the engine creates
 // the container all the same, and a removal before that finds nothing. So the
 // member's leftovers are removed only after the answer.
@@ -224,33 +230,64 @@ func (p *createPhase) addSecrets(given *node.ContainerSpec) error {
 	return nil
 }
 
-// joinNetwork connects the container of a gang's member to the network that its peers use. If
-// this engine has a network for the gang alone, joinNetwork records that network.
+// joinNetwork connects the container to its network. On a machine that enforces policies this is
+// a network for the job alone. Members of a gang use the network that their peers use: one of
+// this engine for the gang alone, which joinNetwork records, or one of the operator's.
 func (p *createPhase) joinNetwork(given *node.ContainerSpec) error {
-	if !p.claim.gang() {
-		return nil
-	}
-	own := p.claim.Peers[p.number].Network
-	for _, peer := range p.claim.Peers {
-		if peer.Network != own {
-			return berth.Errorf(berth.CodeInvalid,
-				"member %d on machine %s uses network %q and this member uses %q: they cannot reach each other",
-				peer.Rank, peer.Machine, peer.Network, own)
+	if p.claim.gang() {
+		own := p.claim.Peers[p.number].Network
+		for _, peer := range p.claim.Peers {
+			if peer.Network != own {
+				return berth.Errorf(berth.CodeInvalid,
+					"member %d on machine %s uses network %q and this member uses %q: they cannot reach each other",
+					peer.Rank, peer.Machine, peer.Network, own)
+			}
+		}
+		if given.Network = p.cfg.GangNetwork; given.Network != "" {
+			if p.claim.Spec.Network.Strict() {
+				return berth.Errorf(berth.CodeInvalid, "network.egress: %s: members of gangs use the network %s of "+
+					"this machine, on which no policy is enforced", p.claim.Spec.Network.Egress, given.Network)
+			}
+			return nil
 		}
 	}
-	if given.Network = p.cfg.GangNetwork; given.Network != "" {
+	if strict := p.claim.Spec.Network.Strict(); strict && !p.walls.held() {
+		// Placement avoids such machines, so this one has changed since.
+		return berth.Errorf(berth.CodeInvalid, "network.egress: %s: this machine enforces no policies",
+			p.claim.Spec.Network.Egress)
+	}
+	if !p.claim.gang() && !p.walls.held() {
 		return nil
 	}
 	*p.network = berth.GangNetworkName(p.job, p.attempt)
 	given.Network, given.Labels[berth.LabelNetwork] = *p.network, *p.network
+	if p.walls.held() {
+		given.Resolvers = p.walls.Resolvers
+	}
 	return nil
 }
 
-// ensureNetwork creates the gang's network if the engine does not have the network yet.
+// ensureNetwork creates the job's network if the engine does not have the network yet, and
+// returns once the network's rules are in force.
 func (p *createPhase) ensureNetwork(ctx context.Context) error {
-	return p.runtime.EnsureNetwork(ctx, node.Network{Name: *p.network, Labels: map[string]string{
+	n := node.Network{Name: *p.network, Labels: map[string]string{
 		berth.LabelCluster: p.cluster(),
 		berth.LabelJob:     string(p.job),
 		berth.LabelAttempt: strconv.Itoa(p.attempt),
-	}})
+	}}
+	if !p.walls.held() {
+		_, err := p.runtime.EnsureNetwork(ctx, n)
+		return err
+	}
+	policy, err := json.Marshal(p.claim.Spec.Network)
+	if err != nil {
+		return err
+	}
+	n.Labels[labelPolicy], n.Hosts = string(policy), max(1, len(p.claim.Peers))
+	made, err := p.runtime.EnsureNetwork(ctx, n)
+	if err != nil {
+		return err
+	}
+	_ = failpoint.Hit("agent.network.after")
+	return p.walls.wall(ctx, made, p.claim.Spec.Network)
 }

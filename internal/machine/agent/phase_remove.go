@@ -19,7 +19,8 @@ type removePhase struct {
 	runtime node.Runtime
 	state   string // the agent's folder
 	vault   vaultDir
-	network string // of its gang, created on this engine; "": none
+	network string // of its job, created on this engine; "": none
+	walls   *walls
 	fencing *fencing
 	helpers *sync.WaitGroup // they may still use the container
 }
@@ -64,14 +65,18 @@ func (p *removePhase) clear(ctx context.Context) error {
 	}
 }
 
-// leaveNetwork removes the network of the member's gang if this was the network's last member. If
+// leaveNetwork removes the network of the member's job with its rules if this was the network's last member. If
 // the removal fails, the sweep removes the network.
 func (p *removePhase) leaveNetwork(ctx context.Context) {
 	if p.network == "" {
 		return
 	}
 	err := p.runtime.RemoveNetwork(ctx, p.network)
-	if err != nil && !errors.Is(err, node.ErrNetworkInUse) && ctx.Err() == nil {
-		p.log.Warn("cannot remove the gang network, will be swept", "network", p.network, "err", err)
+	if err == nil {
+		p.walls.left(ctx, p.network)
+		return
+	}
+	if !errors.Is(err, node.ErrNetworkInUse) && ctx.Err() == nil {
+		p.log.Warn("cannot remove the network, will be swept", "network", p.network, "err", err)
 	}
 }

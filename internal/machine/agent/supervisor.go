@@ -30,6 +30,7 @@ type Supervisor struct {
 	outbox  *outbox
 	stages  *stageBoard
 	use     *useBoard
+	walls   *walls
 	turns   turns
 	beat    beat            // of all periodic work
 	ctx     context.Context // ends when the agent stops; containers stay
@@ -64,6 +65,7 @@ func newSupervisor(
 		outbox: newOutbox(cfg.Timing, kept.holds, gpus, log),
 		stages: newStageBoard(log),
 		use:    newUseBoard(gpus, log),
+		walls:  newWalls(cfg, log),
 		turns:  make(turns, abreast),
 		beat:   newBeat(),
 		ctx:    ctx, stop: stop,

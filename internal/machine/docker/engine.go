@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -35,6 +36,10 @@ type Options struct {
 	// floods its log still cannot fill the disk.
 	LogFileMiB int64
 	LogFiles   int
+	// Subnets are the ranges from which walled networks take their subnets; see node.Network.
+	Subnets []netip.Prefix
+	// NetNS is the path of the network namespace of the engine; "": this process's own.
+	NetNS string
 }
 
 // callTimeout bounds the calls that an engine in good health answers at once,

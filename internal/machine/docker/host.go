@@ -90,6 +90,9 @@ func (e *Engine) hostConfig(s node.ContainerSpec, info system.Info, net string,
 			},
 		},
 	}
+	for _, a := range s.Resolvers {
+		h.DNS = append(h.DNS, a.String())
+	}
 	if n := e.options.OpenFiles; n > 0 {
 		h.Ulimits = append(h.Ulimits, &units.Ulimit{Name: "nofile", Soft: n, Hard: n})
 	}

@@ -7,12 +7,15 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
+	"strconv"
 	"time"
 
 	cerrdefs "github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/filters"
 	"github.com/docker/docker/api/types/network"
+	"github.com/docker/docker/client"
 
 	"berth/activities/node"
 )
@@ -22,37 +25,94 @@ import (
 // make a network at the same time only one succeeds.
 const bridgeName = "com.docker.network.bridge.name"
 
+// Further options of the engine's bridge driver.
+const (
+	bridgeMasquerade = "com.docker.network.bridge.enable_ip_masquerade"
+	bridgeMTU        = "com.docker.network.driver.mtu"
+)
+
 // EnsureNetwork creates a bridge network unless one of this name exists.
-func (e *Engine) EnsureNetwork(ctx context.Context, n node.Network) error {
+func (e *Engine) EnsureNetwork(ctx context.Context, n node.Network) (node.Network, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	sum := sha256.Sum256([]byte(n.Name))
+	bridge := "bn" + hex.EncodeToString(sum[:6])
+	free := newSubnets(e.options, n, sum)
 	for wait := 10 * time.Millisecond; ; wait = min(2*wait, time.Second) {
 		found, err := e.network(ctx, n.Name)
 		if err == nil && found == nil {
-			_, err = e.api.NetworkCreate(ctx, n.Name, network.CreateOptions{
-				Driver: network.NetworkBridge, Labels: n.Labels,
-				Options: map[string]string{bridgeName: "bn" + hex.EncodeToString(sum[:6])},
-			})
+			err = createNetwork(ctx, e.api, n, bridge, free)
+			if err == nil {
+				continue // to return it as the engine has it
+			}
 		}
 		switch {
-		case err == nil && found == nil:
-			return nil
 		case err == nil:
 			for k, v := range n.Labels {
 				if found.Labels[k] != v {
-					return fmt.Errorf("create network %s: the engine has another network of this name", n.Name)
+					return node.Network{}, fmt.Errorf("create network %s: the engine has another network of this name",
+						n.Name)
 				}
 			}
-			return nil
+			return describeNetwork(*found), nil
+		case isOverlap(err):
+			free.skip()
+			continue
 		case !cerrdefs.IsConflict(err) && !cerrdefs.IsPermissionDenied(err):
-			return fmt.Errorf("create network %s: %w", n.Name, err)
+			return node.Network{}, fmt.Errorf("create network %s: %w", n.Name, err)
 		}
 		// Another caller is creating the network, which is not listed yet.
 		if err := pause(ctx, wait); err != nil {
-			return fmt.Errorf("create network %s: %w", n.Name, errors.Join(err, context.Cause(ctx)))
+			return node.Network{}, fmt.Errorf("create network %s: %w", n.Name, errors.Join(err, context.Cause(ctx)))
 		}
 	}
+}
+
+// createNetwork creates a network. A walled one gets a free subnet.
+func createNetwork(ctx context.Context, api client.NetworkAPIClient, n node.Network, bridge string, free *subnets,
+) error {
+	o := network.CreateOptions{
+		Driver: network.NetworkBridge, Labels: n.Labels, Options: map[string]string{bridgeName: bridge},
+	}
+	if n.Hosts == 0 {
+		_, err := api.NetworkCreate(ctx, n.Name, o)
+		return err
+	}
+	subnet, mtu, err := free.next()
+	if err != nil {
+		return err
+	}
+	o.IPAM = &network.IPAM{Config: []network.IPAMConfig{
+		{Subnet: subnet.String(), Gateway: subnet.Addr().Next().String()},
+	}}
+	o.Options[bridgeMasquerade], o.Options[bridgeMTU] = "false", strconv.Itoa(mtu)
+	made, err := api.NetworkCreate(ctx, n.Name, o)
+	if err != nil {
+		return err
+	}
+	// Another engine of this host may have taken the subnet at the same time: its own check
+	// knows its own networks alone.
+	other, err := free.contested(subnet, bridge)
+	if err == nil && !other {
+		return nil
+	}
+	if removed := api.NetworkRemove(ctx, made.ID); err != nil || removed != nil {
+		return errors.Join(err, removed)
+	}
+	return errOverlap
+}
+
+// describeNetwork translates the engine's word on a network.
+func describeNetwork(n network.Summary) node.Network {
+	d := node.Network{
+		Name: n.Name, Labels: maps.Clone(n.Labels), CreatedAt: n.Created, Bridge: n.Options[bridgeName],
+	}
+	for _, c := range n.IPAM.Config {
+		if p, err := netip.ParsePrefix(c.Subnet); err == nil && p.Addr().Is4() {
+			d.Subnet = p
+		}
+	}
+	return d
 }
 
 // network finds a network by its whole name, and returns nil if none exists. The engine's own
@@ -126,7 +186,7 @@ func (e *Engine) Networks(ctx context.Context, labels map[string]string) ([]node
 	}
 	found := make([]node.Network, 0, len(list))
 	for _, n := range list {
-		found = append(found, node.Network{Name: n.Name, Labels: maps.Clone(n.Labels), CreatedAt: n.Created})
+		found = append(found, describeNetwork(n))
 	}
 	return found, nil
 }

@@ -105,8 +105,21 @@ func Open(ctx context.Context, o Options) (*Table, error) {
 // Name returns the table's name, for operators: nft list table inet NAME.
 func (t *Table) Name() string { return t.name }
 
-// Close ends the subscription. The table stays in the kernel: containers outlive the agent.
-func (t *Table) Close() error { return t.watch.close() }
+// Close ends the subscription. The table stays in the kernel, since containers outlive the agent;
+// only a table without networks is deleted. Run must have returned.
+func (t *Table) Close() error {
+	t.writing.Lock()
+	defer t.writing.Unlock()
+	t.mu.Lock()
+	empty := t.restored && len(t.networks) == 0
+	t.restored = false // a second call deletes nothing, and no later Add succeeds
+	t.mu.Unlock()
+	var err error
+	if empty {
+		err = nft(context.Background(), t.opts.NetNS, "delete table inet "+t.name+"\n")
+	}
+	return errors.Join(err, t.watch.close())
+}
 
 // Mark returns the present moment, to be taken before the list for Restore is asked for.
 func (t *Table) Mark() Mark {

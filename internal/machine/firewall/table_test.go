@@ -430,3 +430,23 @@ func TestIPv6IsShut(t *testing.T) {
 		}
 	}
 }
+
+// A table without networks goes with its agent: nothing is left of it on the host.
+func TestAnEmptyTableGoesWithItsOwner(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, spec.Network{})
+	b.hold(t)
+	for _, n := range b.networks() {
+		if err := b.table.Remove(t.Context(), n.Bridge); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 {
+		if err := b.table.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if list := b.host.Run("nft", "list", "tables"); strings.Contains(list, b.table.Name()) {
+		t.Errorf("tables are %s", list)
+	}
+}

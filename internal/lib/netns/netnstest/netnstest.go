@@ -90,8 +90,8 @@ func (s Space) Attach(other Space, bridge, address, gateway string) {
 	}
 }
 
-// Listen serves an address of the namespace until the test ends: what a client writes comes
-// back.
+// Listen serves an address of the namespace until the test ends: each byte of a client
+// comes back.
 func (s Space) Listen(network, address string) {
 	s.t.Helper()
 	s.serve(network, address, func(c net.Conn) { _, _ = io.Copy(c, c) })
@@ -108,6 +108,21 @@ func (s Space) Stream(address string) {
 			}
 		}
 	})
+}
+
+// ListenPacket opens a socket of UDP in the namespace, which is closed at the end of the test.
+func (s Space) ListenPacket(address string) net.PacketConn {
+	s.t.Helper()
+	var conn net.PacketConn
+	err := netns.Do(s.Path, func() (err error) {
+		conn, err = net.ListenPacket("udp", address)
+		return err
+	})
+	if err != nil {
+		s.t.Fatalf("listen on %s: %v", address, err)
+	}
+	s.t.Cleanup(func() { _ = conn.Close() })
+	return conn
 }
 
 // serve serves an address with a function for TCP connections.

@@ -59,6 +59,18 @@ func (s *Server) Resolver() *net.Resolver {
 	}}
 }
 
+// ServePackets answers the questions that a socket of UDP receives, until the socket is closed.
+func (s *Server) ServePackets(c net.PacketConn) {
+	question := make([]byte, 512)
+	for {
+		n, from, err := c.ReadFrom(question)
+		if err != nil {
+			return
+		}
+		_, _ = c.WriteTo(s.answer(question[:n]), from)
+	}
+}
+
 // serve answers the questions of one connection, in the framing of DNS over TCP.
 func (s *Server) serve(c net.Conn) {
 	defer c.Close()

@@ -1,0 +1,224 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"net/url"
+	"slices"
+	"sync"
+	"time"
+
+	"berth"
+	"berth/activities/node"
+	"berth/internal/lib/publicnet"
+	"berth/internal/machine/firewall"
+	"berth/spec"
+)
+
+// Egress configures the enforcement of egress policies. The zero value enforces none: containers
+// use the engine's bridge.
+type Egress struct {
+	Table *firewall.Table // holds the rules; nil: none
+	// Private are networks that are not public and that jobs may list.
+	Private []netip.Prefix
+	// Resolvers are the name servers of containers, which the table lets through; none: those of
+	// the engine.
+	Resolvers []netip.Addr
+}
+
+// labelPolicy is the label of a walled network with its policy, a spec.Network as JSON. It is
+// the only record of the policy on the machine.
+const labelPolicy = "berth.egress"
+
+// walls keeps the rules of this machine's job networks. All methods may be called concurrently,
+// and do nothing on a machine that enforces no policy.
+type walls struct {
+	Egress
+	runtime node.Runtime
+	log     *slog.Logger
+
+	mu      sync.Mutex
+	bridges map[string]string // of networks with rules, by name
+}
+
+// newWalls returns the walls of a machine, without any network.
+func newWalls(cfg Config, log *slog.Logger) *walls {
+	return &walls{Egress: cfg.Egress, runtime: cfg.Runtime, log: log, bridges: map[string]string{}}
+}
+
+// held reports whether this machine enforces policies.
+func (w *walls) held() bool { return w.Table != nil }
+
+// labels returns the machine's labels about policies. A gang is walled only if its network is
+// the engine's own.
+func (w *walls) labels(gangNetwork string) map[string]string {
+	labels := map[string]string{}
+	if w.held() {
+		labels[spec.EgressLabel] = spec.EgressHeld
+		if gangNetwork == "" {
+			labels[spec.EgressGangLabel] = spec.EgressHeld
+		}
+	}
+	return labels
+}
+
+// restore writes the rules of all networks of the engine, those of other clusters included:
+// containers of an earlier cluster may still run. It is the first step of an agent process, since
+// the table takes no network before.
+func (w *walls) restore(ctx context.Context) error {
+	if !w.held() {
+		return nil
+	}
+	mark := w.Table.Mark()
+	found, err := w.runtime.Networks(ctx, nil)
+	if err != nil {
+		return err
+	}
+	var list []firewall.Network
+	bridges := map[string]string{}
+	for _, n := range found {
+		text, walled := n.Labels[labelPolicy]
+		if !walled || n.Bridge == "" || !n.Subnet.IsValid() {
+			continue
+		}
+		var policy spec.Network
+		if err := json.Unmarshal([]byte(text), &policy); err != nil {
+			w.log.Error("network has an unreadable egress policy, its containers reach nothing",
+				"network", n.Name, "err", err)
+			policy = spec.Network{Egress: spec.EgressNone}
+		}
+		list = append(list, firewall.Network{Bridge: n.Bridge, Subnet: n.Subnet, Policy: policy})
+		bridges[n.Name] = n.Bridge
+	}
+	if err := w.Table.Restore(ctx, mark, list); err != nil {
+		return err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for name, bridge := range bridges {
+		w.bridges[name] = bridge
+	}
+	return nil
+}
+
+// restoreFirst repeats restore until it succeeds or ctx ends.
+func (w *walls) restoreFirst(ctx context.Context, timing Timing) {
+	for wait := timing.backoff(); ctx.Err() == nil; {
+		err := w.restore(ctx)
+		if err == nil {
+			return
+		}
+		w.log.Warn("cannot write the egress rules of present networks, will retry", "err", err)
+		_ = wait.wait(ctx) // the loop sees ctx's end
+	}
+}
+
+// wall returns once the rules of a network are in force.
+func (w *walls) wall(ctx context.Context, n node.Network, policy spec.Network) error {
+	if n.Bridge == "" || !n.Subnet.IsValid() {
+		return fmt.Errorf("wall network %s: the engine reports neither its bridge nor its subnet", n.Name)
+	}
+	err := w.Table.Add(ctx, firewall.Network{Bridge: n.Bridge, Subnet: n.Subnet, Policy: policy})
+	if err != nil {
+		return fmt.Errorf("wall network %s: %w", n.Name, err)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.bridges[n.Name] = n.Bridge
+	return nil
+}
+
+// left drops the rules of a network that the engine has removed.
+func (w *walls) left(ctx context.Context, name string) {
+	if !w.held() {
+		return
+	}
+	w.mu.Lock()
+	bridge := w.bridges[name]
+	delete(w.bridges, name)
+	w.mu.Unlock()
+	if bridge == "" {
+		return
+	}
+	if err := w.Table.Remove(ctx, bridge); err != nil && ctx.Err() == nil {
+		w.log.Warn("cannot remove the egress rules of a network, will retry with the next change",
+			"network", name, "err", err)
+	}
+}
+
+// permits returns the reason why the operator of this machine forbids a policy, or nil.
+func (w *walls) permits(policy spec.Network) error {
+	for i, d := range policy.Allow {
+		p, err := d.Prefix()
+		if err != nil {
+			return berth.Errorf(berth.CodeInvalid, "network.allow[%d].to: %v", i, err)
+		}
+		special := slices.ContainsFunc(publicnet.Special4(), p.Overlaps)
+		within := func(private netip.Prefix) bool { return private.Bits() <= p.Bits() && private.Overlaps(p) }
+		if special && !slices.ContainsFunc(w.Private, within) {
+			return berth.Errorf(berth.CodeInvalid, "network.allow[%d].to: %s is not public, and the operator of this "+
+				"machine does not let jobs reach it (berth-agent --private-egress)", i, d.To)
+		}
+	}
+	return nil
+}
+
+// protectEvery is the interval of look-ups of the control plane's name.
+const protectEvery = time.Minute
+
+// maxControl bounds the addresses of the control plane, of which old ones are kept: a name may
+// alternate between addresses.
+const maxControl = 256
+
+// watch repairs the table after foreign changes and keeps the control plane's addresses in it,
+// until ctx ends.
+func (w *walls) watch(ctx context.Context, b beat, server string) {
+	if !w.held() {
+		return
+	}
+	var all sync.WaitGroup
+	defer all.Wait()
+	all.Go(func() {
+		if err := w.Table.Run(ctx, nil); err != nil {
+			w.log.Error("egress rules are no longer watched, a change by another program will stay", "err", err)
+		}
+	})
+	var known []netip.Addr
+	for {
+		known = w.protect(ctx, server, known)
+		if b.sleep(ctx, protectEvery) != nil {
+			return
+		}
+	}
+}
+
+// protect puts the server's present and known addresses out of reach, and returns them.
+func (w *walls) protect(ctx context.Context, server string, known []netip.Addr) []netip.Addr {
+	u, err := url.Parse(server)
+	if err != nil {
+		return known // the configuration was checked
+	}
+	found, err := net.DefaultResolver.LookupNetIP(ctx, "ip", u.Hostname())
+	if err != nil {
+		if ctx.Err() == nil {
+			w.log.Warn("cannot resolve the control plane's name for the egress rules, will retry", "err", err)
+		}
+		return known
+	}
+	for _, a := range found {
+		// Loopback is the machine itself, which no job reaches.
+		if a = a.Unmap(); !a.IsLoopback() && !slices.Contains(known, a) && len(known) < maxControl {
+			known = append(known, a)
+		}
+	}
+	if err := w.Table.Protect(ctx, known); err != nil && !errors.Is(err, context.Canceled) {
+		w.log.Warn("cannot write the control plane's addresses into the egress rules, will retry", "err", err)
+		return nil
+	}
+	return known
+}
