@@ -27,6 +27,10 @@ type GPUMeter interface {
 	Use(ctx context.Context, uuids []string) ([]wire.GPUUse, error)
 }
 
+// FreeMemory is the memory, in bytes, that the driver of a device without processes may report as in
+// use. An H100 reports 0.
+const FreeMemory = 64 << 20
+
 // GPUHolders is an inventory that also lists the processes on its devices.
 type GPUHolders interface {
 	// Holders returns one entry for each of the given devices, in their order.

@@ -28,25 +28,35 @@ import (
 //   - {model: A100, memory: 40GiB, count: 2, unhealthy: [1], reason: XID 79}
 //   - {model: L4, memory: 24GiB, utilization: 0.8, memory_used: 3GiB}
 //   - {model: L4, memory: 24GiB, utilization: 1, memory_busy: 0.01, power: 30, power_limit: 72}
+//   - {model: L4, memory: 24GiB, held: 4GiB, held_by: 4711}
 //
 // count is 1 if absent; unhealthy names devices of its entry, from 0; Use reports
 // utilization, memory_used, memory_busy and power in watts for each, nothing if they are
-// absent. The file is read again whenever it has changed, so that a device can become
+// absent. held is memory in use by the process held_by, and by no listed process without it;
+// Holders reports both. The file is read again whenever it has changed, so that a device can become
 // unhealthy.
 type Declared struct {
 	path    string
 	machine berth.MachineID
 	log     *slog.Logger
 
-	mu      sync.Mutex
-	text    []byte // the file's content when it was last looked at
+	mu        sync.Mutex
+	text      []byte // the file's content when it was last looked at
+	inventory        // that the file declares
+}
+
+// inventory is the content of a file.
+type inventory struct {
 	devices []berth.GPU
-	use     map[string]wire.GPUUse // by UUID, for devices with declared use
+	use     map[string]wire.GPUUse     // by UUID, for devices with declared use
+	holders map[string]node.GPUHolding // by UUID
 }
 
 var (
 	_ node.GPUs     = (*Declared)(nil)
 	_ node.GPUMeter = (*Declared)(nil)
+
+	_ node.GPUHolders = (*Declared)(nil)
 )
 
 // entry is one line of the file.
@@ -62,6 +72,9 @@ type entry struct {
 	MemoryBusy  *float64  `yaml:"memory_busy"`
 	Power       *float64  `yaml:"power"`
 	PowerLimit  *float64  `yaml:"power_limit"`
+
+	Held   spec.MiB `yaml:"held"`
+	HeldBy int      `yaml:"held_by"`
 }
 
 // maxDevices is more than any machine holds, MIG slices included.
@@ -110,6 +123,31 @@ func (d *Declared) Use(ctx context.Context, uuids []string) ([]wire.GPUUse, erro
 	return list, nil
 }
 
+// Holders returns the declared holders of these devices.
+func (d *Declared) Holders(ctx context.Context, uuids []string) ([]node.GPUHolding, error) {
+	if _, err := d.Devices(ctx); err != nil {
+		return nil, err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var list []node.GPUHolding
+	for _, uuid := range uuids {
+		h := d.holders[uuid]
+		h.UUID = uuid
+		list = append(list, h)
+	}
+	return list, nil
+}
+
+// holding returns the declared holder of each device of an entry.
+func (e entry) holding() node.GPUHolding {
+	h := node.GPUHolding{MemoryBytes: int64(e.Held) << 20}
+	if e.HeldBy > 0 {
+		h.Processes = []node.GPUProcess{{PID: e.HeldBy, Bytes: h.MemoryBytes}}
+	}
+	return h
+}
+
 // Declared is true.
 func (d *Declared) Declared() bool { return true }
 
@@ -127,31 +165,30 @@ func (d *Declared) read() error {
 		return nil
 	}
 	d.text = text
-	devices, use, err := parseDeclared(text, d.machine)
-	if err != nil {
+	found := inventory{use: map[string]wire.GPUUse{}, holders: map[string]node.GPUHolding{}}
+	if err := found.parse(text, d.machine); err != nil {
 		return fmt.Errorf("declared gpus in %s: %w", d.path, err)
 	}
-	d.devices, d.use = devices, use
+	d.inventory = found
 	return nil
 }
 
-// parseDeclared parses the file. Devices are numbered in the order of the entries, and their
-// UUIDs follow from the machine and the number: inserting an entry renames the devices after it.
-func parseDeclared(text []byte, machine berth.MachineID) (devices []berth.GPU, use map[string]wire.GPUUse, err error) {
+// parse reads the file. Devices are numbered in the order of the entries, and their UUIDs follow
+// from the machine and the number: inserting an entry renames the devices after it.
+func (v *inventory) parse(text []byte, machine berth.MachineID) error {
 	var entries []entry
 	if err := yaml.UnmarshalWithOptions(text, &entries, yaml.Strict(), yaml.UseJSONUnmarshaler()); err != nil {
-		return nil, nil, err
+		return err
 	}
-	use = map[string]wire.GPUUse{}
 	for i, e := range entries {
-		count, err := e.check(len(devices))
+		count, err := e.check(len(v.devices))
 		if err != nil {
-			return nil, nil, fmt.Errorf("entry %d %w", i+1, err)
+			return fmt.Errorf("entry %d %w", i+1, err)
 		}
 		for n := range count {
 			g := berth.GPU{
-				Index:     len(devices),
-				UUID:      declaredUUID(machine, len(devices)),
+				Index:     len(v.devices),
+				UUID:      declaredUUID(machine, len(v.devices)),
 				Model:     e.Model,
 				MemoryMiB: int64(e.Memory),
 				Healthy:   true,
@@ -159,13 +196,14 @@ func parseDeclared(text []byte, machine berth.MachineID) (devices []berth.GPU, u
 			if slices.Contains(e.Unhealthy, n) {
 				g.Healthy, g.Reason = false, cmp.Or(e.Reason, "declared unhealthy")
 			}
-			devices = append(devices, g)
+			v.devices = append(v.devices, g)
+			v.holders[g.UUID] = e.holding()
 			if u, ok := e.used(g.UUID); ok {
-				use[g.UUID] = u
+				v.use[g.UUID] = u
 			}
 		}
 	}
-	return devices, use, nil
+	return nil
 }
 
 // check returns the number of devices that an entry declares after the devices before.
@@ -184,6 +222,9 @@ func (e entry) check(before int) (count int, err error) {
 		return 0, fmt.Errorf("(%s) has memory_busy %g: allowed are 0 to 1", e.Model, *e.MemoryBusy)
 	case !isPower(e.Power) || !isPower(e.PowerLimit):
 		return 0, fmt.Errorf("(%s) has a power that no device has: allowed are 0 to 10000 watts", e.Model)
+	case e.Held < 0 || e.Held > e.Memory || e.HeldBy < 0:
+		return 0, fmt.Errorf("(%s) is held by process %d with %s: allowed is up to its memory, %s", e.Model, e.HeldBy,
+			e.Held, e.Memory)
 	case e.MemoryUsed != nil && *e.MemoryUsed > e.Memory:
 		return 0, fmt.Errorf("(%s) has memory_used %s: allowed is up to its memory, %s", e.Model,
 			e.MemoryUsed, e.Memory)

@@ -33,7 +33,12 @@ func (n *NVML) holdings(uuids []string) []node.GPUHolding {
 		h := node.GPUHolding{UUID: uuid, MemoryBytes: -1}
 		handle, ret := n.lib.DeviceGetHandleByUUID(uuid)
 		if ret == nvml.SUCCESS {
-			h.MemoryBytes = n.memoryInUse(handle)
+			// The former question counts the driver's own memory, too.
+			if n.has("nvmlDeviceGetMemoryInfo_v2") {
+				if info, ret := handle.GetMemoryInfo_v2(); ret == nvml.SUCCESS {
+					h.MemoryBytes = int64(info.Used)
+				}
+			}
 			h.Processes, ret = processes(handle, n.has("nvmlDeviceGetMPSComputeRunningProcesses"))
 		}
 		if ret != nvml.SUCCESS {
@@ -49,6 +54,9 @@ func (n *NVML) holdings(uuids []string) []node.GPUHolding {
 // question.
 func processes(handle nvml.Device, mps bool) ([]node.GPUProcess, nvml.Return) {
 	compute, ret := handle.GetComputeRunningProcesses()
+	if ret == nvml.ERROR_NOT_SUPPORTED { // the memory alone shows whether the device is free
+		return nil, nvml.SUCCESS
+	}
 	if ret != nvml.SUCCESS {
 		return nil, ret
 	}

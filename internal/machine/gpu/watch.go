@@ -175,6 +175,14 @@ func (w *Watch) Use(ctx context.Context, uuids []string) ([]wire.GPUUse, error) 
 	return nil, nil
 }
 
+// Holders returns the inventory's list of holders, nil for an inventory that does not know them.
+func (w *Watch) Holders(ctx context.Context, uuids []string) ([]node.GPUHolding, error) {
+	if h, ok := w.GPUs.(node.GPUHolders); ok {
+		return h.Holders(ctx, uuids)
+	}
+	return nil, nil
+}
+
 // Changes signals that Devices would give another answer now.
 func (w *Watch) Changes() <-chan struct{} { return w.changed }
 
