@@ -65,6 +65,7 @@ proof-install: ## run the commands of docs/operate/install.md on two empty hosts
 .PHONY: proof-gpu
 proof-gpu: ## compare readings of a real GPU with programs that train, wait and spin on it, 4 minutes: make proof-gpu PYTHON=python3
 	$(GO) test ./e2e/gpuproof -count=1 -v -timeout 10m -args -gpu -python $(PYTHON)
+	$(GO) test ./internal/machine/agent -run RealGPU -count=1 -v -args -gpu -python $(PYTHON)
 
 .PHONY: stop
 stop: ## stop the demo's stack; its data stays

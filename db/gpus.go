@@ -116,6 +116,13 @@ func quarantine(ctx context.Context, tx pgx.Tx, machine berth.MachineID, gpus []
 	if at < 0 {
 		return nil
 	}
+	return closeMachine(ctx, tx, machine, fmt.Sprintf("quarantine: GPU %d: %s; then undrain it",
+		gpus[at].Index, gpus[at].Reason))
+}
+
+// closeMachine drains a machine for its agent, which knows the reason. Running work continues; an
+// operator undrains the machine. A machine that is already draining keeps the reason of that drain.
+func closeMachine(ctx context.Context, tx pgx.Tx, machine berth.MachineID, reason string) error {
 	if err := actAs(ctx, tx, AgentActor(machine)); err != nil {
 		return fmt.Errorf("quarantine machine %s: %w", machine, err)
 	}
@@ -123,8 +130,7 @@ func quarantine(ctx context.Context, tx pgx.Tx, machine berth.MachineID, gpus []
 		UPDATE machines
 		SET state = 'draining', reason = @reason, drain_reason = @reason, drain_deadline = NULL
 		WHERE id = @machine AND state IN ('joining', 'ready', 'suspect')`,
-		pgx.NamedArgs{"machine": machine, "reason": fmt.Sprintf("quarantine: GPU %d: %s; then undrain it",
-			gpus[at].Index, gpus[at].Reason)})
+		pgx.NamedArgs{"machine": machine, "reason": reason})
 	if err != nil {
 		return fmt.Errorf("quarantine machine %s: %w", machine, err)
 	}

@@ -49,6 +49,7 @@ type reporting struct {
 	sealed   []string                 // allocations whose end these reports sealed
 	touched  map[berth.JobID]bool     // jobs to publish a hint for
 	machines map[berth.MachineID]bool // other machines with new orders
+	unfit    string                   // why the operator's check finds the machine unfit; "": it does not
 }
 
 // heard is the result of applying the reports of a call; the call's answer contains it.
@@ -188,12 +189,15 @@ func started(p wire.RankReport) bool {
 
 // plain reports whether an exit is an ordinary success. It needs no event, since the job's
 // verdict shows the same.
-func plain(x failure.Exit) bool { return x.Cause == failure.CauseExited && x.Code == 0 }
+func plain(x failure.Exit) bool {
+	return x.Cause == failure.CauseExited && x.Code == 0 && x.CheckFailed == ""
+}
 
 // run applies the reports within one transaction. The transaction may run several times, so
 // run starts from empty results.
 func (r *reporting) run(ctx context.Context) error {
 	r.order, r.heard, r.freed, r.gang, r.sealed, r.writes = nil, heard{}, false, false, nil, pgx.Batch{}
+	r.unfit = ""
 	for _, step := range []func(context.Context) error{
 		r.lock, r.apply, r.write, r.startJobs, r.writeMachine, r.writeCache, r.renew, r.send,
 	} {
@@ -459,6 +463,9 @@ func (r *reporting) applyOne(ctx context.Context, a *reportedRow, p wire.RankRep
 	if ended && !a.HasExit {
 		a.exit, a.changed = p.Exit, true
 		r.touched[a.Job] = true
+	}
+	if ended && !a.Sealed && p.Exit.CheckFailed != "" {
+		r.unfit = p.Exit.CheckFailed
 	}
 	if ended && p.Phase == berth.PhaseSealed {
 		r.sealed = append(r.sealed, strconv.FormatInt(int64(a.ID), 10))

@@ -115,7 +115,7 @@ func cleaned(reports []wire.RankReport) []wire.RankReport {
 			// The caller's reports share these values with the request.
 			x := *p.Exit
 			x.Message, x.Unstored, x.Refused = plainText(x.Message), plainTexts(x.Unstored), plainTexts(x.Refused)
-			x.OverQuota = plainText(x.OverQuota)
+			x.OverQuota, x.CheckFailed = plainText(x.OverQuota), plainText(x.CheckFailed)
 			p.Exit = &x
 		}
 		if p.Progress != nil {

@@ -282,11 +282,17 @@ func (a *reportedRow) hasStarted() bool {
 // order.
 func (r *reporting) writeMachine(ctx context.Context) error {
 	kills := r.owesKill && len(r.req.Gone) > 0
-	if !kills && len(r.req.GPUs) == 0 {
+	if !kills && len(r.req.GPUs) == 0 && r.unfit == "" {
 		return nil
 	}
 	if err := r.send(ctx); err != nil {
 		return err
+	}
+	if r.unfit != "" {
+		reason := "quarantine: " + r.unfit + "; then undrain it"
+		if err := closeMachine(ctx, r.tx, r.machine, reason); err != nil {
+			return err
+		}
 	}
 	if kills {
 		tag, err := r.tx.Exec(ctx, `

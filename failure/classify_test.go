@@ -98,6 +98,8 @@ var classifyCases = []struct {
 
 	// Its GPUs.
 	{"XID 79", evidence(), stopped(failure.CauseGPU), classified{Rule: "gpu_error", Next: berth.Retrying, Code: berth.ReasonGPUError, Budget: failure.BudgetInfra, Elsewhere: true, Fault: true}},
+	{"device in use", evidence(), caused(failure.CauseGPUInUse), classified{Rule: "gpu_in_use", Next: berth.Retrying, Code: berth.ReasonGPUError, Budget: failure.BudgetNone, Elsewhere: true}},
+	{"check failed", evidence(), caused(failure.CauseCheck), classified{Rule: "check_failed", Next: berth.Retrying, Code: berth.ReasonMachineError, Budget: failure.BudgetNone, Elsewhere: true}},
 	{"device refused", evidence(), caused(failure.CauseDevice), classified{Rule: "gpu_error", Next: berth.Retrying, Code: berth.ReasonGPUError, Budget: failure.BudgetInfra, Elsewhere: true, Fault: true}},
 	{"XID 31, which is the application's", evidence(), with(exited(1), func(x *failure.Exit) { x.Xid = 31 }), classified{Rule: "gpu_application_error", Next: berth.Retrying, Code: berth.ReasonExitCode, Budget: failure.BudgetUser, Delay: true, Elsewhere: true}},
 	{"XID 43 for the second time", evidence(failed(1)), with(exited(1), func(x *failure.Exit) { x.Xid = 43 }), classified{Rule: "gpu_application_error", Next: berth.Failed, Code: berth.ReasonExitCode, Budget: failure.BudgetUser, DeadLetter: true}},

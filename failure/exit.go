@@ -26,6 +26,8 @@ const (
 	CauseHostOOM           ExitCause = "host_oom"           // the host, and not the job, ran out of memory
 	CauseVanished          ExitCause = "vanished"           // the container is gone, and its end was not observed
 	CauseFenced            ExitCause = "fenced"             // the deadman ended it: no accepted sync for too long
+	CauseGPUInUse          ExitCause = "gpu_in_use"         // never started: one of its GPUs is in use outside of Berth
+	CauseCheck             ExitCause = "check"              // never started: the operator's check failed
 	CauseGPU               ExitCause = "gpu"                // one of its devices failed
 	CauseCheckpointCorrupt ExitCause = "checkpoint_corrupt" // never started: no existing checkpoint verified
 	CauseRestoreFailed     ExitCause = "restore_failed"     // never started: the checkpoint store did not answer
@@ -64,6 +66,11 @@ type Exit struct {
 	// OverQuota explains how the first refused output exceeds a storage quota. It is empty
 	// if no output does.
 	OverQuota string `json:"over_quota,omitempty"`
+
+	// CheckFailed describes a failure of the operator's check command on the machine, before or
+	// after the run, with the end of its output. The machine gets no work until an operator opens
+	// it. After a run, the failure does not change the result.
+	CheckFailed string `json:"check_failed,omitempty"`
 }
 
 // Unresolved is the evidence that a host does not exist: the name servers of the member's

@@ -232,7 +232,23 @@ var Rules = []Rule{
 		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true,
 	},
 
+	// The operator's check. The failure closes the machine, so that the next attempt goes elsewhere.
+	{
+		Name: "check_failed", Evidence: EvidenceMachine,
+		Signal: "the operator's check command failed on the machine before the start", Causes: []ExitCause{CauseCheck},
+		Class: ClassInfra, Reason: berth.ReasonMachineError, Says: "{exit}", Hint: none,
+		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetNone, Wait: WaitNone, Elsewhere: true,
+	},
+
 	// Its GPUs.
+	// The device is out of use until it is free, so that the next attempt gets another one.
+	{
+		Name: "gpu_in_use", Evidence: EvidenceDevice,
+		Signal: "a process outside of Berth used one of its devices before the start",
+		Causes: []ExitCause{CauseGPUInUse},
+		Class:  ClassInfra, Reason: berth.ReasonGPUError, Says: "{exit}", Hint: none,
+		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetNone, Wait: WaitNone, Elsewhere: true,
+	},
 	{
 		Name: "gpu_error", Evidence: EvidenceDevice, Signal: "one of its devices failed, or was refused by the engine",
 		Causes: []ExitCause{CauseGPU, CauseDevice},

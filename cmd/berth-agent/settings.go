@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"berth/internal/lib/flags"
 	"berth/internal/lib/publicnet"
 	"berth/internal/lib/tracing"
+	"berth/internal/machine/agent"
 	"berth/internal/machine/fetch"
 	"berth/spec"
 	"berth/wire"
@@ -56,6 +58,8 @@ type settings struct {
 	memlock    bool
 	fakeGPUs   string // path of a declared inventory; "": none
 	noGPUs     bool
+	gpuAllow   []string // names of programs that may use any GPU
+	checks     agent.Checks
 
 	temporal [2]string     // address and namespace, ignored
 	otlp     string        // endpoint, as typed
@@ -153,6 +157,16 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.fakeGPUs, "fake-gpus", "",
 		"file with a declared inventory of GPUs, for machines without any; marked as declared in every listing")
 	f.BoolVar(&s.noGPUs, "no-gpus", false, "ignore the machine's GPUs")
+	f.StringSliceVar(&s.gpuAllow, "gpu-allow",
+		[]string{"Xorg", "Xwayland", "gnome-shell", "nv-hostengine", "nvidia-persistenced"},
+		"programs of this host that may use a GPU outside of jobs; a GPU that any other program uses gets no jobs")
+	f.StringVar(&s.checks.Before, "check-before", "",
+		"program to run before each member of a job, as Slurm's prolog; a failure closes the machine, and the job "+
+			"moves")
+	f.StringVar(&s.checks.After, "check-after", "",
+		"program to run after each member of a job, as Slurm's epilog; a failure closes the machine")
+	f.DurationVar(&s.checks.Timeout, "check-timeout", agent.DefaultCheckTimeout,
+		"run time after which a check is stopped and counts as failed")
 	for i, name := range temporalFlags { // flags of the version before; the next version refuses them
 		f.StringVar(&s.temporal[i], name, "", "ignored: agents call the control plane alone")
 		_ = f.MarkHidden(name) // the error is for unknown flags
@@ -185,6 +199,14 @@ func (s *settings) parse() error {
 	}
 	if s.deadman != deadmanStart && s.deadman != deadmanService && s.deadman != deadmanOff {
 		fault("deadman", fmt.Errorf("%q: allowed are %s, %s, %s", s.deadman, deadmanStart, deadmanService, deadmanOff))
+	}
+	for name, check := range map[string]string{"check-before": s.checks.Before, "check-after": s.checks.After} {
+		if check != "" && !filepath.IsAbs(check) {
+			fault(name, fmt.Errorf("%q: want the absolute path of a program", check))
+		}
+	}
+	if s.checks.Timeout < time.Second || s.checks.Timeout > time.Hour {
+		fault("check-timeout", fmt.Errorf("%s: allowed are 1s to 1h", s.checks.Timeout))
 	}
 	if s.fenceAfter < time.Second || s.fenceAfter > 24*time.Hour {
 		fault("fence-after", fmt.Errorf("%s: allowed are 1s to 24h", s.fenceAfter))
@@ -247,7 +269,8 @@ func (s *settings) attributes() []any {
 		"gang_ports", s.ports, "cpus", s.cpus, "memory", s.memory, "disk", s.disk, "cache_size", s.cacheSize,
 		"input_networks", s.inputNets, "file_inputs", s.folders, "host_boot", s.hostBoot,
 		"fence_after", s.fenceAfter, "deadman", s.deadman, "runtime", s.runtime, "docker_host", s.dockerHost,
-		"fake_gpus", s.fakeGPUs, "no_gpus", s.noGPUs,
+		"fake_gpus", s.fakeGPUs, "no_gpus", s.noGPUs, "gpu_allow", s.gpuAllow,
+		"check_before", s.checks.Before, "check_after", s.checks.After, "check_timeout", s.checks.Timeout,
 		"sync_wait", s.syncWait, "otlp", s.traces,
 	}
 }

@@ -69,6 +69,7 @@ func Run(ctx context.Context, cfg Config) error {
 	var all sync.WaitGroup
 	all.Go(func() { a.sup.walls.watch(ctx, a.sup.beat, cfg.Server) })
 	all.Go(func() { a.sup.watchGPUs(ctx) })
+	all.Go(func() { a.sup.proveGPUs(ctx) })
 	all.Go(func() { a.sup.watchEngine(ctx) })
 	all.Go(func() { a.sup.quarantine.watch(ctx, a.sup.beat, cfg.Timing.HealthPoll) })
 	all.Go(func() { a.sup.sweepNetworks(ctx) })
@@ -221,6 +222,7 @@ func (a *Agent) inventory(ctx context.Context) (wire.Inventory, error) {
 	}
 	a.sup.health.note(info)
 	a.sup.gpus.note(gpus)
+	gpus = a.sup.gpus.report(gpus)
 	pick := func(override, found int64) int64 {
 		if override > 0 {
 			return override

@@ -66,6 +66,12 @@ type Config struct {
 	GangNetwork string
 	GangPorts   wire.PortRange // zero: wire.DefaultPorts
 
+	Checks Checks // the operator's own, before and after each member
+
+	// GPUAllow lists names of programs that may use any GPU from outside of Berth, such as a display
+	// server.
+	GPUAllow []string
+
 	Runtime node.Runtime
 	GPUs    node.GPUs
 	Logger  *slog.Logger     // nil: discard
@@ -111,6 +117,8 @@ type Timing struct {
 	StraySweep      time.Duration // between two looks for containers that no member is for
 	LatePatience    time.Duration // for the creation of a container that is no longer needed
 	QuietRepeat     time.Duration // between reports that a member is quiet; the server forgets one after 30 s
+	ProofPatience   time.Duration // with a GPU that is not free, before a start fails or after an end
+	ProofEvery      time.Duration // between two proofs of a GPU that is not free
 	HangPause       time.Duration // between the evidence about a member of a hung gang and its end
 }
 
@@ -148,6 +156,8 @@ func (t Timing) withDefaults() Timing {
 	set(&t.NetworkAge, 10*time.Minute)
 	set(&t.StraySweep, 15*time.Second)
 	set(&t.LatePatience, 10*time.Minute)
+	set(&t.ProofPatience, 3*time.Second)
+	set(&t.ProofEvery, 2*time.Second)
 	set(&t.HangPause, 3*time.Second)
 	set(&t.QuietRepeat, 5*time.Second)
 	return t
@@ -179,6 +189,11 @@ func (c Config) complete() (Config, error) {
 	// containers here need an agent.
 	if _, err := c.Volumes.Check(c.StateDir); err != nil {
 		return c, fmt.Errorf("folders that jobs may read: %w", err)
+	}
+	for _, check := range []string{c.Checks.Before, c.Checks.After} {
+		if check != "" && !filepath.IsAbs(check) {
+			return c, fmt.Errorf("check %q: want the absolute path of a program", check)
+		}
 	}
 	for key := range c.Labels {
 		if _, own := spec.VolumeOf(key); own {

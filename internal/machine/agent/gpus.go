@@ -20,12 +20,13 @@ type gpuHealth struct {
 
 	mu         sync.Mutex
 	known      map[string]berth.GPU // by UUID
+	held       map[string]string    // by UUID: why a device is not free, see deviceProof
 	unreported bool
 }
 
 // newGPUHealth returns a gpuHealth that knows no device until its first poll.
 func newGPUHealth(inventory node.GPUs, log *slog.Logger) *gpuHealth {
-	return &gpuHealth{inventory: inventory, log: log, known: map[string]berth.GPU{}}
+	return &gpuHealth{inventory: inventory, log: log, known: map[string]berth.GPU{}, held: map[string]string{}}
 }
 
 // note takes a list that a registration reports anyway.
@@ -120,9 +121,47 @@ func (h *gpuHealth) takeChanges() (all []berth.GPU) {
 	}
 	h.unreported = false
 	for _, g := range h.known {
-		all = append(all, g)
+		all = append(all, h.shown(g))
 	}
 	return all
+}
+
+// hold records why a device is not free, "" for a free one, and reports whether that has changed. A
+// device that is not free gets no work, but is no fault to the members that use it.
+func (h *gpuHealth) hold(uuid, why string) (changed bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	was := h.held[uuid]
+	if was == why {
+		return false
+	}
+	if why == "" {
+		delete(h.held, uuid)
+	} else {
+		h.held[uuid] = why
+	}
+	h.log.Warn("GPU use outside of Berth changed", "gpu", uuid, "was", was, "is", why)
+	h.unreported = true
+	return true
+}
+
+// shown returns a device as the server gets it. h.mu is held.
+func (h *gpuHealth) shown(g berth.GPU) berth.GPU {
+	if why := h.held[g.UUID]; why != "" && g.Healthy {
+		g.Healthy, g.Reason = false, why
+	}
+	return g
+}
+
+// report returns devices as a registration reports them.
+func (h *gpuHealth) report(gpus []berth.GPU) []berth.GPU {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	list := slices.Clone(gpus)
+	for i, g := range list {
+		list[i] = h.shown(g)
+	}
+	return list
 }
 
 // putBack undoes takeChanges: the report did not arrive.

@@ -39,6 +39,7 @@ type member struct {
 	retry   *retrier
 	scratch *scratch
 	fencing *fencing
+	checker *checker
 	plan    *stopPlan
 	recipe  recipe
 	result  result
@@ -77,6 +78,7 @@ func newMember(s *Supervisor, alloc berth.AllocationID, job berth.JobID, number,
 		scratch: &scratch{state: s.cfg.StateDir},
 	}
 	m.fencing = &fencing{core: c, fence: s.fence, orders: m.orders, scratch: m.scratch}
+	m.checker = &checker{core: c, checks: s.cfg.Checks}
 	m.plan = &stopPlan{core: c, orders: m.orders, scratch: m.scratch, gpus: s.gpus}
 	return m
 }
@@ -168,6 +170,7 @@ func (m *member) release() {
 	m.cancel(nil)
 	m.helpers.Wait()
 	m.scratch.close()
+	m.sup.proof.leave(m.claim.GPUs, m.alloc)
 }
 
 // equip creates the helpers that need the claim and the folder.
@@ -201,9 +204,9 @@ func (m *member) worker(p phase) worker {
 	case phaseLocate:
 		return &locatePhase{
 			core: m.core, scratch: m.scratch, equip: m.equip, fencing: m.fencing, plan: m.plan,
-			images: m.sup.images, result: &m.result, adopts: m.adopts,
+			images: m.sup.images, proof: m.sup.proof, result: &m.result, adopts: m.adopts,
 		}
-	case phasePull, phaseWorkdir, phaseInputs, phaseRestore, phaseCreate:
+	case phasePull, phaseWorkdir, phaseInputs, phaseRestore, phaseCreate, phaseCheck:
 		return m.preparer(p)
 	case phaseReady, phaseStart, phaseWatch, phaseAcknowledge:
 		return m.runner(p)
@@ -214,6 +217,7 @@ func (m *member) worker(p phase) worker {
 			core: m.core, vault: m.sup.vault, retry: m.retry,
 			shipper: m.shipper, sampler: m.sampler, uploader: m.uploader, hang: m.hang,
 			outputs: &outputStore{core: m.core, control: m.sup.control, retry: m.retry, scratch: m.scratch},
+			after:   &aftermath{core: m.core, checker: m.checker, proof: m.sup.proof},
 			spans:   m.spans, result: &m.result,
 		}
 	case phaseRecord:
@@ -247,6 +251,8 @@ func (m *member) preparer(p phase) worker {
 			core: m.core, control: s.control, retry: m.retry, scratch: m.scratch,
 			uploader: m.uploader, recipe: &m.recipe, spans: m.spans, result: &m.result,
 		}
+	case phaseCheck:
+		return &checkPhase{core: m.core, checker: m.checker, proof: s.proof, result: &m.result}
 	default:
 		return &createPhase{
 			core: m.core, cfg: &s.cfg, agent: s.ctx, recipe: &m.recipe, scratch: m.scratch, vault: s.vault,

@@ -65,7 +65,7 @@ func (p *createPhase) create(ctx context.Context) (phase, error) {
 		case err == nil, errors.Is(err, node.ErrExists) && p.owns(c):
 			p.fencing.list(c)
 			p.images.note(p.claim.Tenant, p.claim.Spec.Image)
-			return phaseReady, nil
+			return phaseCheck, nil
 		case ctx.Err() != nil:
 			return "", err
 		case errors.Is(err, node.ErrExists):

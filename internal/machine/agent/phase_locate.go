@@ -19,6 +19,7 @@ type locatePhase struct {
 	fencing *fencing
 	plan    *stopPlan
 	images  *images
+	proof   *deviceProof
 	result  *result
 	adopts  bool
 }
@@ -97,7 +98,8 @@ func (p *locatePhase) adopt(c node.Container, uploader *checkpointUploader) phas
 		uploader.skip(m.Restored, m.RestoredOf)
 	}
 	if c.State == node.ContainerCreated {
-		return phaseReady
+		return phaseCheck
 	}
+	p.proof.enter(p.claim.GPUs, p.alloc, p.name())
 	return phaseWatch
 }

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"sync"
@@ -15,7 +16,8 @@ import (
 
 // sealPhase reports the member's exit, and stores the log, the resource usage, the
 // checkpoints and the outputs. An exit that is quickly sealed is reported together
-// with its seal. Otherwise it is reported first, because it frees the devices.
+// with its seal. Otherwise it is reported first, because it frees the devices. It is never reported
+// before the aftermath: the operator's check, and the proof that the devices are free.
 type sealPhase struct {
 	*core
 	vault    vaultDir
@@ -25,6 +27,7 @@ type sealPhase struct {
 	uploader *checkpointUploader // nil without checkpoints
 	hang     *hangWatch          // nil: the container never ran
 	outputs  *outputStore
+	after    *aftermath
 	spans    spans
 	result   *result
 }
@@ -44,15 +47,22 @@ func (p *sealPhase) Do(member context.Context) (phase, error) {
 		defer func() { stored <- sealed }()
 		span.End(faultOf(member, nil, context.Cause(member)))
 	}()
+	cleared := p.after.begin(ctx, exit)
 	together := time.NewTimer(p.timing.SealTogether)
 	defer together.Stop()
 	var sealed failure.Exit
 	select {
 	case sealed = <-stored:
 	case <-together.C:
+		exit.CheckFailed = cmp.Or(exit.CheckFailed, <-cleared)
+		if member.Err() != nil {
+			<-stored
+			return "", context.Cause(member)
+		}
 		p.reports.edit(0, func(r *wire.RankReport) { r.Phase, r.Exit = berth.PhaseExited, &exit })
 		sealed = <-stored // at the latest when the member's context ends
 	}
+	sealed.CheckFailed = cmp.Or(exit.CheckFailed, <-cleared)
 	if member.Err() != nil {
 		return "", context.Cause(member)
 	}

@@ -27,6 +27,7 @@ type Supervisor struct {
 	vault   vaultDir
 	health  *engineHealth
 	gpus    *gpuHealth
+	proof   *deviceProof
 	outbox  *outbox
 	stages  *stageBoard
 	use     *useBoard
@@ -72,6 +73,7 @@ func newSupervisor(
 		adoption: make(chan struct{}),
 		members:  map[berth.AllocationID]*member{},
 	}
+	s.proof = newDeviceProof(&s.cfg, gpus, log, s.outbox.poke)
 	s.quarantine = &quarantine{runtime: cfg.Runtime, outbox: s.outbox, log: log}
 	s.sessions = newSessions(s, log)
 	kept.holds.changed = s.outbox.poke
@@ -132,6 +134,18 @@ func (s *Supervisor) watchGPUs(ctx context.Context) {
 		s.nudgeAll()
 		s.outbox.poke()
 	})
+}
+
+// proveGPUs proves the devices that no member waits for, until ctx ends.
+func (s *Supervisor) proveGPUs(ctx context.Context) {
+	if s.waitAdopted(ctx) != nil {
+		return
+	}
+	found, err := s.findContainers(ctx)
+	if err != nil {
+		s.log.Warn("cannot list containers before the first proof of GPUs", "err", err)
+	}
+	s.proof.watch(ctx, found)
 }
 
 // ownLabels are the labels of this machine's containers.

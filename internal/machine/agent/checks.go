@@ -1,0 +1,135 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"berth/failure"
+)
+
+// Checks are the operator's own commands around each member, as Slurm's prolog and epilog. A command
+// is the path of a program, without arguments. It runs as the agent's user, in a process group of
+// its own, with the variables BERTH_CHECK (before or after), BERTH_JOB_ID, BERTH_TENANT, BERTH_ATTEMPT,
+// BERTH_MEMBER, BERTH_MACHINE and BERTH_GPUS, and afterwards BERTH_EXIT_CODE. An exit code other than 0,
+// or a run longer than Timeout, is a failure.
+type Checks struct {
+	Before, After string        // "": none
+	Timeout       time.Duration // 0: DefaultCheckTimeout
+}
+
+// DefaultCheckTimeout is the time that a check may take by default.
+const DefaultCheckTimeout = time.Minute
+
+// checkOutput is the number of bytes that are kept of a check's output, from its end.
+const checkOutput = 4 << 10
+
+// checker runs the checks of one member.
+type checker struct {
+	*core
+	checks Checks
+	ran    bool // the check before the start, in this process
+}
+
+// before runs the check before the start. It returns a description of the failure, "" without one. An
+// error says that ctx has ended.
+func (c *checker) before(ctx context.Context) (string, error) {
+	c.ran = true
+	return c.run(ctx, c.checks.Before, "BERTH_CHECK=before")
+}
+
+// after runs the check after the end of a member that has run, or for which the check before the
+// start has passed.
+func (c *checker) after(ctx context.Context, x failure.Exit) (string, error) {
+	if !c.ran && !x.Started() || x.Cause == failure.CauseCheck {
+		return "", nil
+	}
+	code := ""
+	if x.Started() {
+		code = strconv.Itoa(x.Code)
+	}
+	return c.run(ctx, c.checks.After, "BERTH_CHECK=after", "BERTH_EXIT_CODE="+code)
+}
+
+// run runs a command. The output becomes a warning event of the job if the check fails.
+func (c *checker) run(ctx context.Context, command string, env ...string) (string, error) {
+	if command == "" {
+		return "", nil
+	}
+	timeout := c.checks.Timeout
+	if timeout <= 0 {
+		timeout = DefaultCheckTimeout
+	}
+	limited, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	cmd := exec.CommandContext(limited, command)
+	cmd.Env = append([]string{
+		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/",
+		"BERTH_JOB_ID=" + string(c.job), "BERTH_TENANT=" + string(c.claim.Tenant),
+		"BERTH_ATTEMPT=" + strconv.Itoa(c.attempt), "BERTH_MEMBER=" + strconv.Itoa(c.number),
+		"BERTH_MACHINE=" + string(c.machine), "BERTH_GPUS=" + strings.Join(c.claim.GPUs, ","),
+	}, env...)
+	cmd.Dir = "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = time.Second // for a child that has left the group and keeps the output open
+	out := &tail{}
+	cmd.Stdout, cmd.Stderr = out, out
+	begun := time.Now()
+	err := cmd.Run()
+	if cmd.Process != nil { // children that the command has left behind
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+	}
+	text := out.text()
+	switch {
+	case ctx.Err() != nil:
+		return "", context.Cause(ctx)
+	case err == nil || errors.Is(err, exec.ErrWaitDelay):
+		c.log.Info("check passed", "command", command, "took", time.Since(begun), "output", text)
+		return "", nil
+	case limited.Err() != nil:
+		err = fmt.Errorf("stopped after %s", timeout)
+	}
+	why := fmt.Sprintf("check %s of member %d of job %s failed: %v", command, c.number, c.job, err)
+	says := why
+	if text != "" {
+		says += "; its output ends with: " + text
+	}
+	c.reports.warn(says)
+	return why, nil
+}
+
+// tail keeps the end of what is written to it.
+type tail struct {
+	mu  sync.Mutex
+	buf []byte
+	cut bool
+}
+
+// Write keeps the last checkOutput bytes.
+func (t *tail) Write(b []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.buf = append(t.buf, b...)
+	if over := len(t.buf) - checkOutput; over > 0 {
+		t.buf, t.cut = append(t.buf[:0], t.buf[over:]...), true
+	}
+	return len(b), nil
+}
+
+// text returns the kept output as valid text.
+func (t *tail) text() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s := strings.TrimSpace(strings.ToValidUTF8(strings.ReplaceAll(string(t.buf), "\x00", ""), "?"))
+	if t.cut {
+		s = "..." + s
+	}
+	return s
+}
