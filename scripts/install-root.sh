@@ -18,7 +18,7 @@ if [[ ! -s "$out" ]]; then
   mmdebstrap --quiet --format=tar --mode=root --variant=important \
     --aptopt='Acquire::Languages "none"' --aptopt='APT::Install-Recommends "false"' \
     --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
-    --include=systemd,systemd-sysv,dbus,postgresql,docker.io,openssl,ca-certificates,iptables,iproute2,curl \
+    --include=systemd,systemd-sysv,dbus,postgresql,docker.io,openssl,ca-certificates,iptables,nftables,iproute2,curl \
     --customize-hook='rm -rf "$1"/var/cache/apt/archives/*.deb' \
     "$suite" "$out.new" >&2
   mv "$out.new" "$out"

@@ -288,6 +288,5 @@ func (p *createPhase) ensureNetwork(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	_ = failpoint.Hit("agent.network.after")
 	return p.walls.wall(ctx, made, p.claim.Spec.Network)
 }
