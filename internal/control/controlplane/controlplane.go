@@ -57,8 +57,9 @@ type ControlPlane struct {
 	opts Options
 	log  *slog.Logger
 
-	ready    chan struct{}
-	listener net.Listener
+	ready       chan struct{}
+	listener    net.Listener
+	certificate *certificate // of the API; nil: plain HTTP
 }
 
 // New returns a control plane that Run starts. It validates the configuration and does no I/O.
@@ -69,7 +70,10 @@ func New(cfg Config, o Options) (*ControlPlane, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &ControlPlane{cfg: cfg, opts: o, log: o.Logger, ready: make(chan struct{})}, nil
+	return &ControlPlane{
+		cfg: cfg, opts: o, log: o.Logger, ready: make(chan struct{}),
+		certificate: newCertificate(cfg.TLSCert, cfg.TLSKey, o.Logger),
+	}, nil
 }
 
 // Ready is closed when the database is migrated and the API, if that is a role,

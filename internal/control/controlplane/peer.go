@@ -2,11 +2,7 @@ package controlplane
 
 import (
 	"cmp"
-	"crypto/sha256"
-	"encoding/hex"
-	"encoding/pem"
 	"net"
-	"os"
 
 	"berth/db"
 )
@@ -19,7 +15,7 @@ func (c *ControlPlane) peer() (url, cert string) {
 	if url == "" {
 		url = c.ownURL()
 	}
-	return url, certOf(c.cfg.TLSCert)
+	return url, c.certificate.sum()
 }
 
 // ownURL returns the address of the listener. One that listens on all addresses of the host is
@@ -53,25 +49,4 @@ func towards(database string) string {
 	defer conn.Close()
 	host, _, _ = net.SplitHostPort(conn.LocalAddr().String())
 	return host
-}
-
-// certOf returns the SHA-256 of the first certificate of a file, in hex.
-func certOf(file string) string {
-	if file == "" {
-		return ""
-	}
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return ""
-	}
-	for {
-		var block *pem.Block
-		if block, text = pem.Decode(text); block == nil {
-			return ""
-		}
-		if block.Type == "CERTIFICATE" {
-			sum := sha256.Sum256(block.Bytes)
-			return hex.EncodeToString(sum[:])
-		}
-	}
 }

@@ -29,15 +29,28 @@ func (c *ControlPlane) serve(of *api.Server) part {
 			c.log.Warn("the api speaks plain HTTP beyond this machine: tokens travel readable, unless a proxy in " +
 				"front speaks TLS")
 		}
-		server.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12}
+		if c.certificate != nil {
+			if _, err := c.certificate.current(); err != nil {
+				return err
+			}
+			server.TLSConfig = tlsConfig(c.certificate)
+		}
 		// Long polls end with the part, and machines ask again elsewhere.
 		server.BaseContext = func(net.Listener) context.Context { return ctx }
 		return serveHTTP(ctx, server, func() error {
-			if c.cfg.TLSCert != "" {
-				return server.ServeTLS(c.listener, c.cfg.TLSCert, c.cfg.TLSKey)
+			if c.certificate != nil {
+				return server.ServeTLS(c.listener, "", "")
 			}
 			return server.Serve(c.listener)
 		})
+	}
+}
+
+// tlsConfig serves a certificate that may change between two connections.
+func tlsConfig(c *certificate) *tls.Config {
+	return &tls.Config{
+		MinVersion:     tls.VersionTLS12,
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return c.current() },
 	}
 }
 
