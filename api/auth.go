@@ -107,7 +107,10 @@ func (g *gatekeeper) authenticate(next echo.HandlerFunc) echo.HandlerFunc {
 // charged to their address. A call of this process has its principal with it.
 func (g *gatekeeper) identify(r *http.Request) (db.Principal, error) {
 	if v, ok := visitorOf(r.Context()); ok {
-		return v.principal, nil
+		if time.Since(v.since) < authMemory {
+			return v.principal, nil
+		}
+		return v.principal, v.holds(r.Context()) // such as a stream that connects again
 	}
 	kind, machine := guessUser, strings.HasPrefix(r.URL.Path, "/agent/")
 	if machine {

@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/labstack/echo/v4"
 
@@ -50,6 +51,7 @@ func (s *Server) Closing() <-chan struct{} { return s.closing }
 // visitor is the caller of a call from this process, whom the pages have authenticated.
 type visitor struct {
 	principal db.Principal
+	since     time.Time                       // when the pages looked its token up
 	holds     func(ctx context.Context) error // fails once the principal's token is revoked
 }
 
@@ -72,7 +74,7 @@ func visitorOf(ctx context.Context) (visitor, bool) {
 func (s *Server) RoundTripper(behalf *http.Request, p *db.Principal) http.RoundTripper {
 	t := &inProcess{handler: s.router.echo, behalf: behalf}
 	if p != nil {
-		t.visitor = &visitor{principal: *p, holds: func(ctx context.Context) error {
+		t.visitor = &visitor{principal: *p, since: time.Now(), holds: func(ctx context.Context) error {
 			live, err := s.tokens.Live(ctx, []string{p.TokenID})
 			if err == nil && !live[p.TokenID] {
 				err = berth.Errorf(berth.CodeUnauthorized, "token %s is revoked or has expired", p.TokenID)
