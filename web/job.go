@@ -67,6 +67,8 @@ type tab struct {
 // jobTabs are all tabs of the page of a job, in order. The first one that exists for a job is open
 // without a choice.
 var jobTabs = []tab{
+	{"elements", "Elements", isArray, elementsPart, "berth list --parent %s"},
+	{"graph", "Graph", isPipeline, graphPart, "berth pipeline show %s"},
 	{"log", "Log", isPlain, logPart, "berth logs %s"},
 	{"events", "Events", nil, eventsPart, "berth events %s"},
 	{"explain", "Explain", nil, explainPart, "berth explain %s"},
@@ -77,6 +79,10 @@ var jobTabs = []tab{
 }
 
 func isPlain(j wire.Job) bool { return j.Kind == berth.KindJob || j.Kind == "" }
+
+func isArray(j wire.Job) bool { return j.Kind == berth.KindArray }
+
+func isPipeline(j wire.Job) bool { return j.Kind == berth.KindPipeline }
 
 // jobPage shows one job, with one of its tabs.
 func jobPage(ctx context.Context, v *visit) (result, error) {
@@ -218,10 +224,8 @@ func adviceFor(j wire.Job, handle string) *advice {
 			text = "It waits: " + sentence(j.Waiting.Message)
 		}
 		return &advice{text, here + "explain", "berth explain " + handle}
-	case j.Status == berth.Failed && j.Reason != nil && j.Reason.Hint != "":
-		return &advice{sentence(j.Reason.Hint), here + "log", "berth logs --tail 50 " + handle}
 	case j.Status == berth.Failed && isPlain(j):
-		return &advice{"The end of its log may tell the cause.", here + "log", "berth logs --tail 50 " + handle}
+		return &advice{"Read the end of its log.", here + "log", "berth logs --tail 50 " + handle}
 	case j.Status == berth.Failed || j.Status == berth.Canceled:
 		return &advice{"Retry it: a new job repeats the parts that failed.", "/act?do=retry&id=" + string(j.ID),
 			"berth retry " + handle}

@@ -1,6 +1,279 @@
 package web
 
-// boards are the rendered rows that readers of one page share.
-type boards struct{ site *Site }
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"html"
+	"net/http"
+	"net/url"
+	"regexp"
+	"strings"
+	"sync"
+	"time"
 
-func newBoards(s *Site) *boards { return &boards{s} }
+	"berth"
+)
+
+// liveEvery is the pause between two readings of a page for its streams. A reading is shared by all
+// readers who see the same rows, so its cost is that of a scope, not of a reader.
+const liveEvery = 2 * time.Second
+
+// countsEvery is the pause for pages that count: the first page and the queue read a thousand waiting
+// jobs for their figures.
+const countsEvery = 10 * time.Second
+
+// pauseOf is the age up to which a reading of a page is used again.
+func pauseOf(path string) time.Duration {
+	if path, _, _ := strings.Cut(path, "?"); path == "/" || path == "/queue" {
+		return countsEvery
+	}
+	return liveEvery
+}
+
+// Bounds on streams: of one token, since a browser keeps one for each open page, and of this process.
+const (
+	streamsOfToken = 50
+	streamsMost    = 1000
+	boardsMost     = 500
+)
+
+// boards are the last readings of pages, by page and scope of the reader.
+type boards struct {
+	site *Site
+
+	mu      sync.Mutex
+	all     map[boardKey]*board
+	streams map[string]int // by token
+	open    int
+}
+
+// boardKey names the rows that readers share: the rows of a page depend on the tenant, the role, and
+// on the reader's name where the page asks for the reader's own.
+type boardKey struct{ path, tenant, role, name string }
+
+// board is one reading of a page.
+type board struct {
+	mu     sync.Mutex // held during a reading, so that it is made once
+	at     time.Time
+	status int
+	rows   map[string]string // HTML by the id of the row
+}
+
+func newBoards(s *Site) *boards {
+	return &boards{site: s, all: map[boardKey]*board{}, streams: map[string]int{}}
+}
+
+// enter counts a stream of a token, or refuses it.
+func (b *boards) enter(token string) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.streams[token] >= streamsOfToken || b.open >= streamsMost {
+		return berth.Errorf(berth.CodeCapacity, "too many live pages are open; close some")
+	}
+	b.streams[token]++
+	b.open++
+	return nil
+}
+
+// leave ends the count of a stream.
+func (b *boards) leave(token string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.open--
+	if b.streams[token]--; b.streams[token] == 0 {
+		delete(b.streams, token)
+	}
+}
+
+// of returns the board of a key. Boards that nobody has read for long make room.
+func (b *boards) of(key boardKey) *board {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	found := b.all[key]
+	if found == nil {
+		if len(b.all) >= boardsMost {
+			clear(b.all)
+		}
+		found = &board{}
+		b.all[key] = found
+	}
+	return found
+}
+
+// read returns the rows of a page as its reader sees them, from a reading that is at most pauseOf
+// old.
+func (b *boards) read(r *http.Request, key boardKey) (rows map[string]string, status int) {
+	of := b.of(key)
+	of.mu.Lock()
+	defer of.mu.Unlock()
+	if time.Since(of.at) < pauseOf(key.path) {
+		return of.rows, of.status
+	}
+	page, err := url.Parse(key.path)
+	if err != nil {
+		return nil, http.StatusBadRequest
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), pageLimit)
+	defer cancel()
+	inner := r.Clone(ctx)
+	inner.URL, inner.RequestURI = page, key.path
+	w := &recorder{header: http.Header{}, status: http.StatusOK}
+	b.site.mux.ServeHTTP(w, inner)
+	if w.status == http.StatusUnauthorized { // it is this reader's alone
+		return nil, w.status
+	}
+	of.at, of.status, of.rows = time.Now(), w.status, nil
+	if w.status == http.StatusOK {
+		of.rows = liveRows(w.body.String())
+	}
+	return of.rows, of.status
+}
+
+// recorder keeps a page in memory.
+type recorder struct {
+	header http.Header
+	status int
+	body   bytes.Buffer
+}
+
+// Header implements http.ResponseWriter.
+func (r *recorder) Header() http.Header { return r.header }
+
+// WriteHeader implements http.ResponseWriter.
+func (r *recorder) WriteHeader(status int) { r.status = status }
+
+// Write implements http.ResponseWriter.
+func (r *recorder) Write(b []byte) (int, error) { return r.body.Write(b) }
+
+// liveRow finds the elements of a page that a stream patches.
+var liveRow = regexp.MustCompile(`<([a-z]+)[^<>]* data-live="([^"]*)"`)
+
+// liveRows returns the elements of a page with a data-live, by its value. The pages are rendered by
+// html/template, so that a value of a user contains no tag.
+func liveRows(page string) map[string]string {
+	rows := map[string]string{}
+	for _, m := range liveRow.FindAllStringSubmatchIndex(page, -1) {
+		tag, id := page[m[2]:m[3]], html.UnescapeString(page[m[4]:m[5]])
+		if end := endOf(page[m[0]:], tag); end > 0 {
+			rows[id] = page[m[0] : m[0]+end]
+		}
+	}
+	return rows
+}
+
+// endOf returns the length of the element at the beginning of a text; 0 without an end.
+func endOf(text, tag string) int {
+	depth := 0
+	for at := 0; ; {
+		i := strings.IndexByte(text[at:], '<')
+		if i < 0 {
+			return 0
+		}
+		at += i + 1
+		switch rest := text[at:]; {
+		case strings.HasPrefix(rest, "/"+tag+">"):
+			if depth--; depth == 0 {
+				return at + len(tag) + 2
+			}
+		case strings.HasPrefix(rest, tag) && len(rest) > len(tag) && (rest[len(tag)] == ' ' || rest[len(tag)] == '>'):
+			depth++
+		}
+	}
+}
+
+// age finds texts that change by the clock alone.
+var age = regexp.MustCompile(`(<time class="ago"[^>]*>)[^<]*`)
+
+// livePage streams the rows of a page: all at first, then the ones that have changed. It ends with the
+// session, the server, or the reader's page.
+func (s *Site) livePage(ctx context.Context, v *visit) (result, error) {
+	path := localPath(v.query("of"))
+	if strings.HasPrefix(path, "/live") || strings.Contains(path, "/tail") {
+		return result{}, berth.Errorf(berth.CodeInvalid, "%q is not a page with rows", clip(80, path))
+	}
+	p := v.page.Reader
+	if err := s.boards.enter(p.TokenID); err != nil {
+		return result{}, err
+	}
+	defer s.boards.leave(p.TokenID)
+	key := boardKey{path: path, tenant: string(p.Tenant), role: string(p.Role)}
+	if u, err := url.Parse(path); err != nil || u.Path == "/" || strings.Contains(u.Query().Get("q"), "owner") {
+		key.name = p.Name
+	}
+	out := newEvents(v)
+	sent := map[string]string{}
+	tick := time.NewTicker(liveEvery)
+	defer tick.Stop()
+	for {
+		if _, err := s.reader(v.r); berth.CodeOf(err) == berth.CodeUnauthorized {
+			return result{}, out.end("bye")
+		}
+		rows, status := s.boards.read(v.r, key)
+		if status == http.StatusUnauthorized {
+			return result{}, out.end("bye")
+		}
+		if err := out.send("rows", changedRows(rows, sent)); err != nil {
+			return result{}, errWritten // the reader has left
+		}
+		select {
+		case <-ctx.Done():
+			return result{}, errWritten
+		case <-s.Closing:
+			return result{}, errWritten
+		case <-tick.C:
+		}
+	}
+}
+
+// changedRows returns the rows that differ from the ones sent, and notes them as sent.
+func changedRows(rows, sent map[string]string) map[string]string {
+	changed := map[string]string{}
+	for id, row := range rows {
+		plain := age.ReplaceAllString(row, "$1")
+		if sent[id] != plain {
+			changed[id], sent[id] = row, plain
+		}
+	}
+	return changed
+}
+
+// events is a stream of server-sent events.
+type events struct {
+	of      *http.Request
+	w       http.ResponseWriter
+	control *http.ResponseController
+}
+
+// newEvents begins the answer.
+func newEvents(v *visit) *events {
+	h := v.w.Header()
+	h.Set("Content-Type", "text/event-stream")
+	h.Set("X-Accel-Buffering", "no") // proxies must pass events on at once
+	v.w.WriteHeader(http.StatusOK)
+	return &events{v.r, v.w, http.NewResponseController(v.w)}
+}
+
+// send writes an event with a JSON document, or a sign of life in place of an empty one. The browser
+// must take it within writeTime.
+func (e *events) send(name string, data any) error {
+	b, err := json.Marshal(data)
+	if err != nil {
+		return err
+	}
+	text := "event: " + name + "\ndata: " + string(b) + "\n\n"
+	if string(b) == "{}" || string(b) == "null" {
+		text = ":\n\n"
+	}
+	_ = e.control.SetWriteDeadline(time.Now().Add(writeTime))
+	if _, err := e.w.Write([]byte(text)); err != nil {
+		return err
+	}
+	return e.control.Flush()
+}
+
+// end sends the last event. Its result is errWritten.
+func (e *events) end(name string) error {
+	_ = e.send(name, "end") // a browser that is gone needs none
+	return errWritten
+}

@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"html/template"
 	"net/http"
+	"net/url"
 	"strconv"
 	"strings"
+	"time"
 
 	"berth"
 	"berth/api/client"
@@ -31,7 +33,7 @@ type logView struct {
 	Problem  string
 	More     string // address with more lines; "": all are shown
 	Whole    string // address of the whole log
-	Follow   bool   // the job may write more
+	Tail     string // address of the stream of further lines; "": there are none
 	None     string
 }
 
@@ -52,7 +54,7 @@ func logPart(ctx context.Context, v *visit, j wire.Job) (any, error) {
 	if err != nil || member < 0 {
 		member = 0
 	}
-	view := logView{Grep: v.query("grep"), Member: member, Attempt: chosenAttempt(v, j), Follow: !j.Status.Terminal()}
+	view := logView{Grep: v.query("grep"), Member: member, Attempt: chosenAttempt(v, j)}
 	view.Attempts, view.Members = attemptLinks(v, j, view.Attempt), memberLinks(v, j, member)
 	view.Whole = fmt.Sprintf("/jobs/%s/log?attempt=%d&member=%d", j.ID, view.Attempt, member)
 	if view.Attempt == 0 {
@@ -72,6 +74,9 @@ func logPart(ctx context.Context, v *visit, j wire.Job) (any, error) {
 	case err != nil:
 		return nil, err
 	}
+	if !j.Status.Terminal() && view.Grep == "" && view.Attempt == len(j.Attempts) {
+		view.Tail = tailAddress(j, view)
+	}
 	if len(view.Lines) >= tail && tail < logMost {
 		view.More = v.link("tail", strconv.Itoa(logMost))
 	}
@@ -82,6 +87,16 @@ func logPart(ctx context.Context, v *visit, j wire.Job) (any, error) {
 		}
 	}
 	return view, nil
+}
+
+// tailAddress is the address of the lines after those of a page.
+func tailAddress(j wire.Job, view logView) string {
+	q := url.Values{"attempt": {strconv.Itoa(view.Attempt)}, "member": {strconv.Itoa(view.Member)},
+		"after": {strconv.Itoa(len(view.Lines))}}
+	if n := len(view.Lines); n > 0 {
+		q.Set("since", view.Lines[n-1].At.UTC().Format(time.RFC3339Nano))
+	}
+	return "/jobs/" + string(j.ID) + "/tail?" + q.Encode()
 }
 
 // memberLinks are the links of the choice between the members of a gang; none for a single one.
