@@ -36,7 +36,7 @@ func newPromises(r prometheus.Registerer) *promises {
 	p := &promises{open: map[berth.JobID]promise{}, ratios: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "berth_start_estimate_ratio",
 		Help: "Wait of a job over the wait that was estimated when the job was first explained, each at least a " +
-			"minute; by what the estimate followed from (reserved, limits, run_times).",
+			"minute; by the source of the estimate (reserved, limits, run_times).",
 		Buckets: []float64{.1, .25, .5, .8, 1.25, 2, 4, 10},
 	}, []string{"by"})}
 	for _, by := range []string{"reserved", "limits", "run_times"} {
