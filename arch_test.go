@@ -33,6 +33,7 @@ var layers = [][]string{
 	{"berth/workflows"},
 	{"berth/api/client", "berth/internal/devstack"},
 	{
+		"berth/internal/control/authority",
 		"berth/internal/control/blob", "berth/internal/control/calendar", "berth/internal/control/convert",
 		"berth/internal/control/runtimes", "berth/internal/control/watermark",
 		"berth/internal/machine/cgroupstats", "berth/internal/machine/deadman", "berth/internal/machine/docker",
