@@ -146,7 +146,7 @@ func openTab(key string, j wire.Job) tab {
 // factsOf are the lines about a job beside its status.
 func factsOf(j wire.Job) []fact {
 	facts := []fact{
-		{Name: "Owner", Text: j.SubmittedBy}, {Name: "Tenant", Text: string(j.Tenant)},
+		{Name: "Owner", Text: owner(j.SubmittedBy)}, {Name: "Tenant", Text: string(j.Tenant)},
 		{Name: "Priority", Text: number(float64(j.Priority))}, {Name: "Asks", Text: asks(j)},
 		{Name: "Submitted", At: &j.SubmittedAt}, {Name: "Started", At: j.StartedAt}, {Name: "Ended", At: j.FinishedAt},
 	}

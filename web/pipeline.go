@@ -211,7 +211,7 @@ func drawStep(b *strings.Builder, s wire.Step, x, y int, critical bool) {
 	fmt.Fprintf(b, `<rect class="f-%s" x="%d" y="%d" width="5" height="%d" rx="2"/>`, m.Class, x, y, nodeHeight)
 	fmt.Fprintf(b, `<text x="%d" y="%d">%s %s</text>`, x+12, y+16, m.Shape, template.HTMLEscapeString(clip(20, s.Name)))
 	fmt.Fprintf(b, `<text class="dim" x="%d" y="%d">%s</text></a>`, x+12, y+31,
-		template.HTMLEscapeString(clip(25, text)))
+		template.HTMLEscapeString(clip(22, text)))
 }
 
 // gantt draws when each step waited and ran.

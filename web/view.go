@@ -20,6 +20,7 @@ var functions = template.FuncMap{
 	"mib": func(n int64) string { return berth.BytesText(n << 20) }, "percent": percent,
 	"short": short, "add": func(a, b int) int { return a + b }, "plural": plural, "reason": reasonText,
 	"list": func(items ...any) []any { return items }, "join": strings.Join, "number": number,
+	"seconds": func(s float64) string { return spanText(time.Duration(s * float64(time.Second))) },
 }
 
 // mark is the look of a state: a shape and a class beside its word, so that color is never the only
