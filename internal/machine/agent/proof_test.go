@@ -79,7 +79,7 @@ func TestAJobMovesFromADeviceInUseOutsideOfBerth(t *testing.T) {
 	m := s.machine("m1")
 	g := m.proving(nil)
 	g.use(intruder())
-	id := s.submit(nil, "sleep", "1h")
+	id := s.submit(nil, "exit", "0")
 	_, w := m.run(id)
 	x := w.exit()
 	if want := fmt.Sprintf("process %d", os.Getpid()); x.Cause != failure.CauseGPUInUse || x.Started() ||
