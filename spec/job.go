@@ -19,7 +19,7 @@ type Job struct {
 	Resources  Resources         `json:"resources,omitzero" doc:"resources of each member"`
 	Members    int               `json:"members,omitempty" zero:"1 to 512; default 1" doc:"members of the gang"`
 	Placement  Placement         `json:"placement,omitzero" doc:"conditions on the machines"`
-	Network    Network           `json:"network,omitzero" doc:"what the containers may reach"`
+	Network    Network           `json:"network,omitzero" doc:"egress policy of the containers"`
 	Priority   *Priority         `json:"priority,omitempty" doc:"low, normal, high, or 0 to 1000"`
 
 	Preemptible  *bool     `json:"preemptible,omitempty" doc:"whether a job of higher priority may preempt this one"`

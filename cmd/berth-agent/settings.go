@@ -121,7 +121,7 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.address, "address", "", "address at which other machines reach this one")
 	f.StringVar(&s.address, "advertise", "", "alias of --address")
 	f.StringVar(&s.egress, "egress", egressAuto,
-		"enforcement of what jobs may reach: auto (if nftables can be used), held (refuse to start otherwise), off")
+		"enforcement of egress policies: auto (if nftables can be used), held (refuse to start otherwise), off")
 	f.StringVar(&s.jobNetworks, "job-networks", defaultJobNetworks,
 		"private ranges for the networks of jobs; subnets that overlap a route of this machine are skipped")
 	f.StringVar(&s.privateEgress, "private-egress", "",
