@@ -10,7 +10,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/docker/docker/errdefs"
+	cerrdefs "github.com/containerd/errdefs"
 
 	"berth"
 	"berth/api/client"
@@ -94,7 +94,7 @@ func (s *stack) wantNoCommand(id berth.JobID, attempt int) error {
 	name := berth.ContainerName(id, 0, attempt)
 	return await("container "+name+" has no process of a session", func() error {
 		top, err := s.shared.api.ContainerTop(context.Background(), name, nil)
-		if errdefs.IsNotFound(err) || errdefs.IsConflict(err) {
+		if cerrdefs.IsNotFound(err) || cerrdefs.IsConflict(err) {
 			return fatal{fmt.Errorf("container %s does not run: %w", name, err)}
 		}
 		if err != nil {
