@@ -134,7 +134,7 @@ func TestKeysAndPatchesInABrowser(t *testing.T) {
 	b.await(row + `.textContent.includes("canceled") && ` + row + `.querySelector("input").checked`)
 	s.submit("alice", func(j *spec.Job) { j.Name = "newest" })
 	b.await(`document.getElementById("fresh") && document.getElementById("fresh").textContent.includes("1 new")`)
-	if got := b.eval(`document.querySelectorAll("tbody tr")[0].textContent.includes("watched")`); got != true {
+	if got := b.eval(`document.querySelectorAll("tbody tr")[0].textContent.includes("watched")`); !isTrue(got) {
 		t.Error("a new row moved the others")
 	}
 

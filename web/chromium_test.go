@@ -251,7 +251,7 @@ func (c *chromium) await(expression string) {
 		err := c.try("Runtime.evaluate", map[string]any{"expression": fmt.Sprintf(
 			"new Promise(done => { let n = 0; const look = () => { if (%s) done(true); else if (++n > 50) done(false); "+
 				"else setTimeout(look, 20); }; look(); })", expression), "awaitPromise": true, "returnByValue": true}, &out)
-		if err == nil && out.Result.Value == true {
+		if err == nil && isTrue(out.Result.Value) {
 			return
 		}
 	}
@@ -348,4 +348,10 @@ func (c *chromium) clean(where, host string) {
 			c.t.Errorf("%s: a request to %s", where, h)
 		}
 	}
+}
+
+// isTrue reports whether a script returned true.
+func isTrue(value any) bool {
+	b, ok := value.(bool)
+	return ok && b
 }

@@ -192,8 +192,8 @@ func TestAMapOfMachinesIsSmall(t *testing.T) {
 
 func TestATimelineHasAllParts(t *testing.T) {
 	t.Parallel()
-	at := func(min int) time.Time { return time.Date(2026, 3, 10, 12, min, 0, 0, time.UTC) }
-	p := func(min int) *time.Time { x := at(min); return &x }
+	at := func(minute int) time.Time { return time.Date(2026, 3, 10, 12, minute, 0, 0, time.UTC) }
+	p := func(minute int) *time.Time { x := at(minute); return &x }
 	step := int64(10)
 	j := wire.Job{SubmittedAt: at(0), Status: berth.Succeeded, FinishedAt: p(50), Spec: &spec.Job{}, Attempts: []berth.Attempt{
 		{Number: 1, PlacedAt: at(2), StartedAt: p(6), EndedAt: p(20), Outcome: &berth.Reason{Code: berth.ReasonMachineLost}},
