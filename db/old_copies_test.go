@@ -61,6 +61,8 @@ func newerFiles() map[string]spec.Pipeline {
 	listed.Jobs["each"] = spec.Job{Image: "busybox", Needs: []string{"a"}, Array: &spec.Array{From: "job:a/list"}}
 	watched := graph(spec.FailFast, "a")
 	watched.Jobs["b"] = spec.Job{Image: "busybox", Stall: &spec.StallPolicy{After: spec.Duration(time.Hour)}}
+	walled := graph(spec.FailFast, "a")
+	walled.Jobs["b"] = spec.Job{Image: "busybox", Network: spec.Network{Egress: spec.EgressNone}}
 	inner := graph(spec.FailFast, "a")
 	inner.Jobs["in"] = spec.Job{Jobs: conditions(spec.FailFast, "x", "y!").Jobs}
 	return map[string]spec.Pipeline{
@@ -68,6 +70,7 @@ func newerFiles() map[string]spec.Pipeline {
 		"when":       conditions(spec.FailFast, "a", "undo?failure: a"),
 		"array.from": listed.WithDefaults(),
 		"stall":      watched.WithDefaults(),
+		"network":    walled.WithDefaults(),
 		"nested":     inner.WithDefaults(),
 	}
 }
@@ -92,7 +95,7 @@ func TestTheVersionBeforeRetriesNoNewerFile(t *testing.T) {
 	// Files without such fields, also with variables of these names.
 	plain := graph(spec.FailFast, "a", "b: a")
 	for key, step := range plain.Jobs {
-		step.Env = map[string]string{"when": "1", "final": "1", "stall": "1", "jobs": "1"}
+		step.Env = map[string]string{"when": "1", "final": "1", "stall": "1", "network": "1", "jobs": "1"}
 		plain.Jobs[key] = step
 	}
 	id := s.stores(plain)

@@ -11,8 +11,8 @@ ALTER TABLE jobs ADD COLUMN format smallint NOT NULL DEFAULT 0;
 COMMENT ON COLUMN jobs.format IS 'newest format of job files that the writer of the row knows (spec.Format); 0: a version before the column';
 
 CREATE FUNCTION format_of(file jsonb) RETURNS integer LANGUAGE sql IMMUTABLE AS $$
-  SELECT CASE WHEN file ? 'stall' OR jsonb_path_exists(file,
-    '$.**.jobs.* ? (exists(@.when) || exists(@.final) || exists(@.array.from) || exists(@.stall))')
+  SELECT CASE WHEN file ?| '{stall,network}' OR jsonb_path_exists(file,
+    '$.**.jobs.* ? (exists(@.when) || exists(@.final) || exists(@.array.from) || exists(@.stall) || exists(@.network))')
     THEN 1 ELSE 0 END
 $$;
 COMMENT ON FUNCTION format_of IS 'format that a reader must know to copy a job file as a whole. The conditions of the file itself do not count: a retry drops them, and no schedule has any';
@@ -20,7 +20,7 @@ COMMENT ON FUNCTION format_of IS 'format that a reader must know to copy a job f
 CREATE FUNCTION refuse_old_copy(what text, file jsonb, known integer) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   IF known < format_of(file) THEN
-    RAISE EXCEPTION '% has when, final, array.from or stall, which this berthd does not know: a newer one must run it; repeat the call, or upgrade this berthd', what
+    RAISE EXCEPTION '% has when, final, array.from, stall or network, which this berthd does not know: a newer one must run it; repeat the call, or upgrade this berthd', what
       USING ERRCODE = '57T01';
   END IF;
 END $$;
