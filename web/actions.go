@@ -37,16 +37,16 @@ type field struct {
 // actions of the reader's role.
 var verbs = map[string]verb{
 	"cancel": {title: "Cancel", danger: true, command: "berth cancel", do: cancelOne,
-		effect: "will be canceled. Running containers get their grace to stop"},
-	"hold":    {title: "Hold", command: "berth hold", do: holdOne, effect: "will not start before the release"},
+		effect: "will be canceled. Running containers get their grace period to stop"},
+	"hold":    {title: "Hold", command: "berth hold", do: holdOne, effect: "will not start until released"},
 	"release": {title: "Release", command: "berth release", do: releaseOne, effect: "may start again"},
 	"suspend": {title: "Suspend", danger: true, command: "berth suspend", do: suspendOne,
-		effect: "will save a checkpoint, stop, and wait for the release",
+		effect: "will save a checkpoint, stop, and wait until released",
 		fields: []field{{Name: "lose_work", Kind: "checkbox",
-			Label: "Also without a checkpoint: the work since the start is lost"}}},
+			Label: "Also suspend jobs without a checkpoint: they lose all work since their start"}}},
 	"retry": {title: "Retry", command: "berth retry", do: retryOne, effect: "will be submitted again as a new job",
 		fields: []field{
-			{Name: "failed", Kind: "checkbox", Label: "Of an array or a pipeline: repeat only the parts that failed"},
+			{Name: "failed", Kind: "checkbox", Label: "In arrays and pipelines, repeat only failed elements and steps"},
 			{Name: "fresh", Kind: "checkbox", Label: "Start from the beginning, not from the last checkpoint"}}},
 	"priority": {title: "Set priority", command: "berth priority", do: prioritizeOne, effect: "will get this priority",
 		fields: []field{{Name: "priority", Kind: "text", Label: "Priority", Required: true,
@@ -55,7 +55,7 @@ var verbs = map[string]verb{
 		effect: "will get no new work",
 		fields: []field{{Name: "reason", Kind: "text", Label: "Reason", Required: true, Help: "such as: new kernel"},
 			{Name: "within", Kind: "text", Label: "Move running jobs away after",
-				Help: "such as 30m; empty: they run to their end"}}},
+				Help: "such as 30m; if empty, running jobs finish"}}},
 	"undrain": {title: "Undrain", machine: true, command: "berth machine undrain", do: undrainOne,
 		effect: "will get work again"},
 }
@@ -103,9 +103,10 @@ func chosen(v *visit) (name string, of verb, ids []string, err error) {
 	}
 	switch {
 	case len(ids) == 0:
-		err = berth.Errorf(berth.CodeInvalid, "nothing is selected: go back and select at least one")
+		err = berth.Errorf(berth.CodeInvalid, "no job or machine is selected; go back and select at least one")
 	case len(ids) > chosenMost:
-		err = berth.Errorf(berth.CodeInvalid, "%d are selected; at most %d are allowed at once", len(ids), chosenMost)
+		err = berth.Errorf(berth.CodeInvalid, "%d jobs are selected; at most %d are allowed at once", len(ids),
+			chosenMost)
 	}
 	return name, of, ids, err
 }
@@ -149,7 +150,7 @@ func confirmPage(ctx context.Context, v *visit) (result, error) {
 		}
 	}
 	if len(view.Jobs) == 0 {
-		return result{}, berth.Errorf(berth.CodeNotFound, "no such job")
+		return result{}, berth.Errorf(berth.CodeNotFound, "your token can see none of the selected jobs")
 	}
 	view.Question = plural(len(view.Jobs), "job") + " " + of.effect + "."
 	return result{template: "act", title: of.title, data: view}, nil
@@ -239,7 +240,7 @@ func prioritizeOne(ctx context.Context, v *visit, id string) (berth.JobID, error
 func drainOne(ctx context.Context, v *visit, id string) (berth.JobID, error) {
 	order := wire.DrainRequest{Reason: strings.TrimSpace(v.r.PostFormValue("reason"))}
 	if order.Reason == "" {
-		return "", berth.Errorf(berth.CodeInvalid, "a drain needs a reason, for those who wonder about the machine")
+		return "", berth.Errorf(berth.CodeInvalid, "a drain needs a reason for other operators, such as: new kernel")
 	}
 	if within := strings.TrimSpace(v.r.PostFormValue("within")); within != "" {
 		d, err := time.ParseDuration(within)

@@ -153,14 +153,16 @@ func elementPage(ctx context.Context, v *visit) (result, error) {
 	}
 	n, err := strconv.Atoi(index)
 	if err != nil || n < 0 {
-		return result{}, berth.Errorf(berth.CodeInvalid, "index %q is not a number of an element", clip(40, index))
+		return result{}, berth.Errorf(berth.CodeInvalid,
+			"element %q is not a number; allowed are indexes such as 0 or 17", clip(40, index))
 	}
 	page, err := v.api.Jobs(ctx, client.JobsQuery{Parent: v.job(), Index: strconv.Itoa(n), Limit: 1})
 	if err != nil {
 		return result{}, err
 	}
 	if len(page.Items) == 0 {
-		return result{}, berth.Errorf(berth.CodeNotFound, "array %s has no element %d, or not yet", v.job(), n)
+		return result{}, berth.Errorf(berth.CodeNotFound,
+			"array %s has no element %d, or has not created it yet", v.job(), n)
 	}
 	return result{redirect: "/jobs/" + string(page.Items[0].ID)}, nil
 }

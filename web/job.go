@@ -204,7 +204,7 @@ func relatedOf(j wire.Job) (list []related) {
 	add("Part of", j.Parent)
 	add("Retry of", j.RetryOf)
 	add("Retried by", j.RetriedBy)
-	add("Took its result from", j.CachedFrom)
+	add("Result copied from", j.CachedFrom)
 	if j.StartedFrom != nil {
 		add(fmt.Sprintf("Started from step %d of", j.StartedFrom.Step), &j.StartedFrom.Job)
 	}
@@ -216,23 +216,23 @@ func adviceFor(j wire.Job, handle string) *advice {
 	here := "/jobs/" + string(j.ID) + "?tab="
 	switch {
 	case j.Held && j.Status.Waiting():
-		return &advice{"It is on hold. Release it, so that it can start.", "/act?do=release&id=" + string(j.ID),
+		return &advice{"The job is on hold. Release the job to let it start.", "/act?do=release&id=" + string(j.ID),
 			"berth release " + handle}
 	case j.Status.Waiting():
-		text := "It waits. See everything that keeps it from starting."
+		text := "The job waits. See all reasons why it does not start."
 		if j.Waiting != nil && j.Waiting.Message != "" {
-			text = "It waits: " + sentence(j.Waiting.Message)
+			text = "The job waits: " + sentence(j.Waiting.Message)
 		}
 		return &advice{text, here + "explain", "berth explain " + handle}
 	case j.Status == berth.Failed && isPlain(j):
-		return &advice{"Read the end of its log.", here + "log", "berth logs --tail 50 " + handle}
+		return &advice{"Read the end of the log.", here + "log", "berth logs --tail 50 " + handle}
 	case j.Status == berth.Failed || j.Status == berth.Canceled:
-		return &advice{"Retry it: a new job repeats the parts that failed.", "/act?do=retry&id=" + string(j.ID),
+		return &advice{"Retry the job: a new job repeats the parts that failed.", "/act?do=retry&id=" + string(j.ID),
 			"berth retry " + handle}
 	case j.Status == berth.Running && isPlain(j):
-		return &advice{"It runs. Follow its log.", here + "log", "berth logs -f " + handle}
+		return &advice{"The job runs. Follow its log.", here + "log", "berth logs -f " + handle}
 	case j.Status == berth.Succeeded && j.Spec != nil && len(j.Spec.Outputs) > 0:
-		return &advice{"It succeeded. Get its outputs.", here + "outputs", "berth outputs pull " + handle}
+		return &advice{"The job succeeded. Get its outputs.", here + "outputs", "berth outputs pull " + handle}
 	}
 	return nil
 }

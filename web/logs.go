@@ -58,7 +58,7 @@ func logPart(ctx context.Context, v *visit, j wire.Job) (any, error) {
 	view.Attempts, view.Members = attemptLinks(v, j, view.Attempt), memberLinks(v, j, member)
 	view.Whole = fmt.Sprintf("/jobs/%s/log?attempt=%d&member=%d", j.ID, view.Attempt, member)
 	if view.Attempt == 0 {
-		view.None = "It has no log yet: it has not started."
+		view.None = "There is no log yet, because the job has not started."
 		return view, nil
 	}
 	q := client.LogsQuery{Attempt: view.Attempt, Member: member, Tail: tail, Grep: view.Grep}
@@ -81,7 +81,7 @@ func logPart(ctx context.Context, v *visit, j wire.Job) (any, error) {
 		view.More = v.link("tail", strconv.Itoa(logMost))
 	}
 	if len(view.Lines) == 0 && view.None == "" && view.Problem == "" {
-		view.None = "It has written nothing."
+		view.None = "The log is empty."
 		if view.Grep != "" {
 			view.None = "No line matches."
 		}

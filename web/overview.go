@@ -187,7 +187,7 @@ func sumGPUs(machines []wire.Machine) gpuTotals {
 	for _, p := range []struct {
 		class, title string
 		milli        int64
-	}{{"run", "reserved", reserved}, {"bad", "ill or on machines that take no work", ill}, {"none", "free", free}} {
+	}{{"run", "reserved", reserved}, {"bad", "unhealthy or out of service", ill}, {"none", "free", free}} {
 		if width := percent(p.milli, total); width > 0 {
 			sum.Parts = append(sum.Parts, part{p.class, gpus(p.milli) + " " + p.title, at, width})
 			at += width

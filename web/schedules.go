@@ -150,7 +150,7 @@ func tenantsPage(ctx context.Context, v *visit) (result, error) {
 	}
 	add("", "")
 	if len(view.Rows) == 0 {
-		view.None = "There are no tenants that you see."
+		view.None = "Your token can see no tenants."
 	}
 	v.page.Live = true
 	return result{template: "tenants", title: "Tenants", data: view}, nil

@@ -39,7 +39,7 @@ func parseSearch(line, me string, now time.Time) (q client.JobsQuery, err error)
 			err = searchStates(&q, value)
 		case "name":
 			if q.Name != "" {
-				return q, badSearch(word, "is a second name")
+				return q, badSearch(word, "is a second name, and only one is allowed")
 			}
 			q.Name = value
 		case "label":

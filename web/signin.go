@@ -58,7 +58,7 @@ func (s *Site) signIn(ctx context.Context, v *visit) (result, error) {
 	}
 	token := strings.TrimSpace(v.r.PostFormValue("token"))
 	if !db.TokenShaped(token) {
-		return s.signInForm(v, next, "This is not a token. A token looks like berth_<id>_<secret>.",
+		return s.signInForm(v, next, "This text is not a token. A token looks like berth_<id>_<secret>.",
 			http.StatusUnprocessableEntity), nil
 	}
 	caller, err := client.Over(s.API.RoundTripper(v.r, nil), token).Whoami(ctx)

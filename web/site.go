@@ -58,7 +58,7 @@ func New(o Options) (*Site, error) {
 	cross := http.NewCrossOriginProtection()
 	cross.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s.showError(w, r, page{}, berth.Errorf(berth.CodeForbidden,
-			"the request came from a page of another site; open the dashboard itself and try again"))
+			"a page of another site sent this request; open the dashboard itself and try again"))
 	}))
 	s.guarded = cross.Handler(s.mux)
 	return s, nil
