@@ -49,12 +49,12 @@ func (s *settings) parseEgress(fault func(flag string, err error)) {
 	for _, p := range s.walls.jobs {
 		private := func(special netip.Prefix) bool { return special.Bits() <= p.Bits() && special.Overlaps(p) }
 		if !p.Addr().Is4() || p.Bits() > leastJobNetworks || !slices.ContainsFunc(publicnet.Special4(), private) {
-			fault("job-networks", fmt.Errorf("%s: allowed are IPv4 networks that are not public, of /%d or larger, "+
+			fault("job-networks", fmt.Errorf("%s: allowed are private IPv4 networks of /%d or larger, "+
 				"such as 10.71.0.0/16", p, leastJobNetworks))
 		}
 	}
 	if err == nil && len(s.walls.jobs) == 0 && s.egress != egressOff {
-		fault("job-networks", fmt.Errorf("no range is given: give one, or --egress off"))
+		fault("job-networks", errors.New("no range is given; give one such as 10.71.0.0/16, or --egress off"))
 	}
 	s.walls.private, err = publicnet.ParseNetworks(s.privateEgress)
 	fault("private-egress", err)

@@ -121,14 +121,14 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.address, "address", "", "address at which other machines reach this one")
 	f.StringVar(&s.address, "advertise", "", "alias of --address")
 	f.StringVar(&s.egress, "egress", egressAuto,
-		"enforcement of egress policies: auto (if nftables can be used), held (refuse to start otherwise), off")
+		"enforcement of network.egress of jobs: auto (if nftables works), held (no start without nftables), or off")
 	f.StringVar(&s.jobNetworks, "job-networks", defaultJobNetworks,
-		"private ranges for the networks of jobs; subnets that overlap a route of this machine are skipped")
+		"private ranges for the networks of jobs; the agent skips subnets that overlap a route of this machine")
 	f.StringVar(&s.privateEgress, "private-egress", "",
-		"networks that are not public and that jobs may list in network.allow, such as 10.20.0.0/16")
+		"private networks that jobs may list in network.allow, such as 10.20.0.0/16")
 	f.StringVar(&s.egressDeny, "egress-deny", "", "networks that no job may reach, such as 198.51.100.0/24")
 	f.StringVar(&s.resolvers, "resolvers", "",
-		"name servers of containers, such as 10.0.0.2 (default: those of the host)")
+		"name servers of containers, such as 10.0.0.2 (default: the name servers of the host)")
 	f.StringVar(&s.gangNetwork, "gang-network", "",
 		"network between gang members: host, or the name of a container network that spans machines, such as an "+
 			"overlay "+
@@ -159,14 +159,14 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	f.BoolVar(&s.noGPUs, "no-gpus", false, "ignore the machine's GPUs")
 	f.StringSliceVar(&s.gpuAllow, "gpu-allow",
 		[]string{"Xorg", "Xwayland", "gnome-shell", "nv-hostengine", "nvidia-persistenced"},
-		"programs of this host that may use a GPU outside of jobs; a GPU that any other program uses gets no jobs")
+		"programs of this host that may use any GPU; a GPU gets no jobs while another program outside of jobs uses it")
 	f.StringVar(&s.checks.Before, "check-before", "",
-		"program to run before each member of a job, as Slurm's prolog; a failure closes the machine, and the job "+
+		"program to run before each member of a job, as Slurm's prolog; a failure drains the machine, and the job "+
 			"moves")
 	f.StringVar(&s.checks.After, "check-after", "",
-		"program to run after each member of a job, as Slurm's epilog; a failure closes the machine")
+		"program to run after each member of a job, as Slurm's epilog; a failure drains the machine")
 	f.DurationVar(&s.checks.Timeout, "check-timeout", agent.DefaultCheckTimeout,
-		"run time after which a check is stopped and counts as failed")
+		"time limit of a check; a check that runs longer is stopped and has failed")
 	for i, name := range temporalFlags { // flags of the version before; the next version refuses them
 		f.StringVar(&s.temporal[i], name, "", "ignored: agents call the control plane alone")
 		_ = f.MarkHidden(name) // the error is for unknown flags
@@ -202,7 +202,7 @@ func (s *settings) parse() error {
 	}
 	for name, check := range map[string]string{"check-before": s.checks.Before, "check-after": s.checks.After} {
 		if check != "" && !filepath.IsAbs(check) {
-			fault(name, fmt.Errorf("%q: want the absolute path of a program", check))
+			fault(name, fmt.Errorf("%q: allowed is the absolute path of a program, such as /etc/berth/check", check))
 		}
 	}
 	if s.checks.Timeout < time.Second || s.checks.Timeout > time.Hour {

@@ -34,7 +34,7 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.Listen, "listen", s.Listen, "listen address of the API; port 0 selects a free port")
 	f.StringVar(&s.TLSCert, "tls-cert", s.TLSCert, "TLS certificate file of the API (default: plain HTTP)")
 	f.StringVar(&s.TLSKey, "tls-key", s.TLSKey, "TLS key file of the API")
-	f.BoolVar(&s.Dashboard, "dashboard", s.Dashboard, "serve the dashboard at / beside the API")
+	f.BoolVar(&s.Dashboard, "dashboard", s.Dashboard, "serve the dashboard at /, on the address of the API")
 	f.StringVar(&s.PublicURL, "public-url", s.PublicURL,
 		"address by which users reach the API, such as https://berth.example.com, for links to jobs in Temporal's UI "+
 			"(default: no links)")
@@ -64,7 +64,7 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	f.DurationVar(&s.OutputRetention, "output-retention", s.OutputRetention,
 		"delete outputs of ended jobs after this, not before the job is archived; 0: never")
 	f.DurationVar(&s.ActRetention, "act-retention", s.ActRetention,
-		"delete records of sessions in containers (table acts) after this, at least 24h; 0: never")
+		"delete records of user sessions in containers (table acts) after this, at least 24h; 0: never")
 	f.DurationVar(&s.MachineRetention, "machine-retention", s.MachineRetention,
 		"delete records of retired machines and of machine faults after this")
 	f.DurationVar(&s.SuspectAfter, "suspect-after", s.SuspectAfter,
@@ -121,7 +121,7 @@ func policyFlags(f *pflag.FlagSet, p *controlplane.Policy) {
 	flags.Renamed(f, "earmark-for", "nomination-for")
 	f.DurationVar(&p.AssumeRun, "assume-run", p.AssumeRun, "assumed run time of a job without time_limit; 0: unlimited")
 	f.BoolVar(&p.ShareGPUs, "share-gpus-across-tenants", p.ShareGPUs,
-		"allow shares of one GPU to jobs of different tenants, whose memory and faults a GPU does not separate")
+		"let jobs of different tenants share one GPU, which isolates neither their memory nor their faults")
 	f.Float64Var(&p.Exponent, "srsf-exponent", p.Exponent,
 		"exponent a of remaining time x GPUs^a, the sort key of order srsf")
 	f.Float64Var(&p.Outrank, "srsf-outrank", p.Outrank,

@@ -192,7 +192,7 @@ func (c Config) complete() (Config, error) {
 	}
 	for _, check := range []string{c.Checks.Before, c.Checks.After} {
 		if check != "" && !filepath.IsAbs(check) {
-			return c, fmt.Errorf("check %q: want the absolute path of a program", check)
+			return c, fmt.Errorf("check %q: allowed is the absolute path of a program, such as /etc/berth/check", check)
 		}
 	}
 	for key := range c.Labels {
