@@ -10,11 +10,11 @@ import (
 // Network is the part of a job file about the network of the job's containers.
 type Network struct {
 	Egress Egress        `json:"egress,omitempty" doc:"public (default), none or list"`
-	Allow  []Destination `json:"allow,omitempty" doc:"egress list: networks that the job may reach"`
+	Allow  []Destination `json:"allow,omitempty" doc:"networks that the job may reach, for egress list"`
 }
 
-// Egress says which addresses the containers of a job may connect to. The machine enforces it
-// outside of the containers; see docs/adr/0054-egress-is-held-on-the-host.md.
+// Egress is the policy for the addresses that the containers of a job may connect to. The machine
+// enforces the policy outside of the containers; see docs/adr/0054-egress-is-held-on-the-host.md.
 type Egress string
 
 // The policies. None of them reaches the machine itself, other jobs, metadata services or the
@@ -40,8 +40,8 @@ func (n Network) Strict() bool { return n.Policy() != EgressPublic }
 // EgressLabel is the key of the label of machines that enforce policies, and EgressHeld its
 // value. Only the agent sets such labels: neither operators nor users can.
 //
-// EgressGangLabel is the key for gangs: a machine whose gangs use a network of the operator's
-// enforces policies for single containers alone.
+// EgressGangLabel is the same key for gangs. A machine lacks it if its gangs use a network of the
+// operator: it then enforces policies for single containers only.
 const (
 	EgressLabel     = "berth.egress"
 	EgressGangLabel = "berth.egress.gangs"
@@ -130,7 +130,8 @@ func (n Network) validate(v *validation) {
 		fmt.Sprintf("at most %d", maxAllowed))
 	for i, d := range n.Allow {
 		_, err := d.Prefix()
-		v.require(err == nil, fmt.Sprintf("network.allow[%d].to", i), fmt.Sprintf("%.100q is no network", d.To),
+		v.require(err == nil, fmt.Sprintf("network.allow[%d].to", i),
+			fmt.Sprintf("%.100q is not an IPv4 network", d.To),
 			"an IPv4 network without bits beyond its mask, such as 198.51.100.0/24, or an address")
 		if d.Ports != "" {
 			_, err := ParsePorts(string(d.Ports))

@@ -11,7 +11,7 @@ import (
 // After. It replaces StallTimeout, which judges each member alone and counts all signs.
 type StallPolicy struct {
 	After      Duration    `json:"after" doc:"longest time in which no member shows a sign of life"`
-	StartLimit Duration    `json:"start_limit,omitempty" doc:"the same before the first sign; default 3 times after"`
+	StartLimit Duration    `json:"start_limit,omitempty" doc:"longest time to the first sign; default 3 times after"`
 	Signs      []StallSign `json:"signs,omitempty" doc:"progress, checkpoint, log, cpu, gpu; default: the first three"`
 }
 
@@ -19,8 +19,8 @@ type StallPolicy struct {
 // and its model before it shows the first sign.
 const startFactor = 3
 
-// Limit returns the longest time without a sign of life for a member that has shown one, or that
-// has not.
+// Limit returns the longest time without a sign of life. shown states whether the member has shown
+// a sign yet: After applies if so, and StartLimit otherwise.
 func (p StallPolicy) Limit(shown bool) Duration {
 	switch {
 	case shown:

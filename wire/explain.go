@@ -123,10 +123,10 @@ type Plan struct {
 	StartsNow      bool       `json:"starts_now" doc:"there is room for it, which the jobs ahead have not taken"`
 	Ahead          int        `json:"ahead" doc:"waiting jobs that are looked at before it"`
 	Queue          int        `json:"queue" doc:"jobs that wait for room, this one included if it would"`
-	EstimatedStart *time.Time `json:"estimated_start,omitempty" doc:"see estimated_by; absent: unknown"`
+	EstimatedStart *time.Time `json:"estimated_start,omitempty" doc:"expected start; absent: unknown"`
 	Reserved       bool       `json:"reserved,omitempty" doc:"its start would be reserved: no later job delays it"`
-	EstimatedBy    EstimateBy `json:"estimated_by,omitempty" doc:"of estimated_start: limits or run_times"`
-	RunTime        *RunTime   `json:"run_time,omitempty" doc:"of a job without time_limit; absent: no similar jobs"`
+	EstimatedBy    EstimateBy `json:"estimated_by,omitempty" doc:"source of estimated_start: limits or run_times"`
+	RunTime        *RunTime   `json:"run_time,omitempty" doc:"predicted, if without time_limit; absent: unknown"`
 	CostPerHour    *float64   `json:"cost_per_hour,omitempty" doc:"USD, on the best candidate; absent: unknown"`
 	Blockers       []Blocker  `json:"blockers,omitempty" doc:"all that would keep it from starting"`
 	Priority       []Term     `json:"priority,omitempty" doc:"terms of its order in the queue, the weightiest first"`
@@ -144,10 +144,10 @@ type Explanation struct {
 	Position       *int        `json:"position,omitempty" doc:"place in the queue, from 1; absent: not queued"`
 	Queue          *int        `json:"queue,omitempty" doc:"jobs in the queue: those that may start and have no room"`
 	Priority       []Term      `json:"priority,omitempty" doc:"terms of its order in the queue, the weightiest first"`
-	EstimatedStart *time.Time  `json:"estimated_start,omitempty" doc:"see estimated_by; absent: unknown"`
+	EstimatedStart *time.Time  `json:"estimated_start,omitempty" doc:"expected start; absent: unknown"`
 	Reserved       bool        `json:"reserved,omitempty" doc:"its start is reserved: no later job delays it"`
-	EstimatedBy    EstimateBy  `json:"estimated_by,omitempty" doc:"of estimated_start: limits or run_times"`
-	RunTime        *RunTime    `json:"run_time,omitempty" doc:"of a job without time_limit; absent: no similar jobs"`
+	EstimatedBy    EstimateBy  `json:"estimated_by,omitempty" doc:"source of estimated_start: limits or run_times"`
+	RunTime        *RunTime    `json:"run_time,omitempty" doc:"predicted, if without time_limit; absent: unknown"`
 	Fit            *Fit        `json:"fit,omitempty" doc:"how the machines stand to it, while it waits"`
 
 	Holders      []Holder `json:"holders,omitempty" doc:"no_room: your jobs that hold the room, the first to end first"`
@@ -173,7 +173,7 @@ type Blocker struct {
 	Hint    string        `json:"hint,omitempty" doc:"what would have to change"`
 	Jobs    []berth.JobID `json:"jobs,omitempty" doc:"stopping: the jobs that make room; overdue: the job it waits for"`
 
-	Machines []berth.MachineID `json:"machines,omitempty" doc:"engine_silent, egress_open: the machines"`
+	Machines []berth.MachineID `json:"machines,omitempty" doc:"machines of engine_silent or egress_open"`
 }
 
 // Term is one value that the position of a job in the queue depends on.

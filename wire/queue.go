@@ -10,9 +10,9 @@ type Waiting struct {
 	Quota          string     `json:"quota,omitempty" doc:"of quota: limit, max_running, borrow or budget"`
 	Message        string     `json:"message" doc:"the reason in a few words"`
 	Position       int        `json:"position,omitempty" doc:"place in the queue, from 1; absent: not queued"`
-	EstimatedStart *time.Time `json:"estimated_start,omitempty" doc:"see estimated_by; absent: unknown"`
+	EstimatedStart *time.Time `json:"estimated_start,omitempty" doc:"expected start; absent: unknown"`
 	Reserved       bool       `json:"reserved,omitempty" doc:"its start is reserved: no later job delays it"`
-	EstimatedBy    EstimateBy `json:"estimated_by,omitempty" doc:"of estimated_start: limits or run_times"`
+	EstimatedBy    EstimateBy `json:"estimated_by,omitempty" doc:"source of estimated_start: limits or run_times"`
 	AsOf           *time.Time `json:"as_of,omitempty" doc:"time of the reading of the queue; absent: no reading used"`
 }
 
@@ -21,17 +21,17 @@ type EstimateBy string
 
 // The sources of estimates.
 const (
-	ByLimits   EstimateBy = "limits"    // time limits: it starts by then if no job comes before it
-	ByRunTimes EstimateBy = "run_times" // also how long similar jobs ran: it may start before or after
+	ByLimits   EstimateBy = "limits"    // time limits; the job starts by then unless another job comes first
+	ByRunTimes EstimateBy = "run_times" // also run times of similar jobs; the job may start earlier or later
 )
 
-// RunTime is how long a job without a time limit is expected to run, over all attempts, from
-// similar jobs that have ended.
+// RunTime predicts the run time of a job without a time limit, over all attempts, from similar
+// jobs that have ended.
 type RunTime struct {
-	MedianSeconds float64 `json:"median_seconds" doc:"half of the similar jobs ended by then"`
-	P90Seconds    float64 `json:"p90_seconds" doc:"nine of ten ended by then"`
+	MedianSeconds float64 `json:"median_seconds" doc:"half of the similar jobs ended within this run time"`
+	P90Seconds    float64 `json:"p90_seconds" doc:"nine of ten similar jobs ended within this run time"`
 	Jobs          int     `json:"jobs" doc:"number of similar jobs"`
-	Like          string  `json:"like" doc:"in common: near (name, GPUs, hour), name, data, shape, tenant or all"`
+	Like          string  `json:"like" doc:"likeness: near (name, GPUs, hour), name, data, shape, tenant or all"`
 	Confidence    string  `json:"confidence" doc:"high, medium or low"`
 }
 
