@@ -16,7 +16,7 @@ import (
 	"berth/db"
 )
 
-// Pages are the pages of the dashboard, which this server serves beside the API.
+// Pages are the pages of the dashboard, which this server serves at the address of the API.
 type Pages interface {
 	http.Handler
 
@@ -48,7 +48,7 @@ func (s *Server) ServePages(p Pages) {
 // Closing returns a channel that is closed when streams shall end, see Close.
 func (s *Server) Closing() <-chan struct{} { return s.closing }
 
-// visitor is the caller of a call from this process, whom the pages have authenticated.
+// visitor is the caller of a call from this process. The pages have authenticated it.
 type visitor struct {
 	principal db.Principal
 	since     time.Time                       // when the pages looked its token up

@@ -177,9 +177,9 @@ func openBlocker(machines []berth.MachineID) wire.Blocker {
 	return wire.Blocker{
 		Code: "egress_open", Machines: machines,
 		Message: "egress is not enforced on " + strings.Join(names, ", ") +
-			": the job reaches all that these machines reach",
-		Hint: "network.egress none or list takes only machines that enforce it; gangs on an operator's network or on " +
-			"their machines' network are never restricted",
+			": the job can reach every address that these machines can reach",
+		Hint: "set network.egress to none or list to run only on machines that enforce it; nothing restricts gangs " +
+			"on an operator's network or on their machines' network",
 	}
 }
 

@@ -158,8 +158,8 @@ var (
 		ORDER BY w.n, r.submitted_at DESC, r.id DESC`, runsWalk, RunsCounted)
 )
 
-// EndedJob is a job that has ended, with its run time and the facts by which others are like
-// it.
+// EndedJob is a job that has ended, with its run time and the properties that make other jobs
+// similar.
 type EndedJob struct {
 	Tenant      berth.TenantID
 	Name        string
@@ -171,7 +171,7 @@ type EndedJob struct {
 	Ran         time.Duration // in containers, over all attempts
 }
 
-// LatestEnded is the number of jobs that Latest returns at most.
+// LatestEnded is the greatest number of jobs that Latest returns.
 const LatestEnded = 4096
 
 // Latest returns the jobs of all tenants that ended last, however they ended: each has

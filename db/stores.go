@@ -151,6 +151,6 @@ type Cluster struct{ *core }
 // the result of an entered step unusable for others; it writes nothing else of a job.
 type JobSessions struct{ *core }
 
-// WebSessions stores the browsers that are signed in to the dashboard. A session refers to a token
+// WebSessions stores the sessions of browsers that are signed in to the dashboard. A session refers to a token
 // and has its rights at each look-up. WebSessions never changes a token.
 type WebSessions struct{ *core }

@@ -25,7 +25,7 @@ const (
 	webSessionsSwept   = 1000
 )
 
-// errNoWebSession is the answer to every text that opens no session. It tells no cause.
+// errNoWebSession is the answer to every text that opens no session. It hides the cause.
 func errNoWebSession() error {
 	return berth.Errorf(berth.CodeUnauthorized, "the session has ended; sign in again")
 }

@@ -41,7 +41,7 @@ type GPUHolders interface {
 type GPUHolding struct {
 	UUID        string
 	MemoryBytes int64        // in use, without the driver's own share; negative: not known
-	Processes   []GPUProcess // by id; without a container's processes if the driver hides those
+	Processes   []GPUProcess // by id; without the processes of containers if the driver hides them
 	Problem     string       // why the processes could not be listed; "": they were
 }
 

@@ -159,8 +159,8 @@ type Network struct {
 	Name   string
 	Labels map[string]string
 	// Hosts is the number of containers that a walled network must have addresses for. A walled
-	// network has a subnet of the runtime's own range, and its traffic leaves the machine only by
-	// rules of the caller's. 0: not walled, the engine chooses the subnet and lets traffic out.
+	// network has a subnet of the runtime's own range, and the caller's rules decide about its
+	// traffic. 0: the network is not walled; the engine chooses the subnet and allows all traffic.
 	Hosts int
 
 	// Set by the runtime.

@@ -62,8 +62,8 @@ func New(base, token string) *Client {
 	}}
 }
 
-// Over returns a client that makes its calls by a transport, which identifies the caller: the
-// client sends no token unless one is given. Calls inside one process use it.
+// Over returns a client that makes its calls over a transport. The transport identifies the caller,
+// so an empty token is allowed, and the client then sends none. Calls inside one process use it.
 func Over(transport http.RoundTripper, token string) *Client {
 	return &Client{base: "http://berth", token: token, http: &http.Client{Transport: transport}}
 }

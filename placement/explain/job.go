@@ -36,7 +36,7 @@ type JobExplanation struct {
 	Reserved  bool      `json:"reserved,omitempty"`   // Start is reserved: no later job delays it
 	StartsNow bool      `json:"starts_now,omitempty"` // the present plan starts the job
 	Guess     bool      `json:"-"`                    // Start rests on run times of other jobs, not on limits alone
-	// Run is how long the job is expected to run, by jobs like it; zero for a job with a limit.
+	// Run predicts the job's run time from similar jobs; zero for a job with a limit.
 	Run queue.Prediction `json:"-"`
 	// Holders lists the running jobs on the machines that the job could use, the earliest end
 	// first; only of a job for which none of these has room. Callers may not see all of them.

@@ -41,8 +41,8 @@ func StartDockerd(t testing.TB, flags ...string) *Dockerd {
 	return StartDockerdIn(t, "", flags...)
 }
 
-// StartDockerdIn starts a private engine in the network namespace of a path, which the engine
-// keeps over restarts, so that networks and containers meet again.
+// StartDockerdIn starts a private engine in the network namespace at a path. A restarted engine uses
+// the same namespace, so containers find their networks again.
 func StartDockerdIn(t testing.TB, space string, flags ...string) *Dockerd {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "dockerd") // a short path: a socket's is limited to 107 bytes

@@ -122,8 +122,8 @@ type question struct {
 	name        string
 }
 
-// New returns an Explainer by the policy that the leader goes by. The metric of its estimates is
-// registered with r; nil: nowhere.
+// New returns an Explainer that uses the leader's policy. It registers the metric of its estimates
+// with r, unless r is nil.
 func New(d *db.DB, policy placement.Policy, r prometheus.Registerer) *Explainer {
 	x := &Explainer{
 		promises: newPromises(r),

@@ -85,7 +85,7 @@ var special = []netip.Prefix{
 	netip.MustParsePrefix("3fff::/20"),       // documentation
 }
 
-// reserved4 are the networks of IPv4 that isPublic refuses by their kind.
+// reserved4 lists the IPv4 networks that methods of netip.Addr classify as not public.
 var reserved4 = []netip.Prefix{
 	netip.MustParsePrefix("10.0.0.0/8"),     // private
 	netip.MustParsePrefix("127.0.0.0/8"),    // loopback

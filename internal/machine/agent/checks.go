@@ -15,10 +15,10 @@ import (
 )
 
 // Checks are the operator's own commands around each member, as Slurm's prolog and epilog. A command
-// is the path of a program, without arguments. It runs as the agent's user, in a process group of
-// its own, with the variables BERTH_CHECK (before or after), BERTH_JOB_ID, BERTH_TENANT, BERTH_ATTEMPT,
-// BERTH_MEMBER, BERTH_MACHINE and BERTH_GPUS, and afterwards BERTH_EXIT_CODE. An exit code other than 0,
-// or a run longer than Timeout, is a failure.
+// is the path of a program, without arguments. The program runs as the agent's user, in its own
+// process group, with the variables BERTH_CHECK (before or after), BERTH_JOB_ID, BERTH_TENANT,
+// BERTH_ATTEMPT, BERTH_MEMBER, BERTH_MACHINE and BERTH_GPUS, and afterwards BERTH_EXIT_CODE. The check
+// fails if the exit code is not 0 or the run takes longer than Timeout.
 type Checks struct {
 	Before, After string        // "": none
 	Timeout       time.Duration // 0: DefaultCheckTimeout

@@ -46,7 +46,7 @@ func New(t testing.TB) Space {
 	return s
 }
 
-// Existing returns the namespace of a path, which somebody else ends.
+// Existing returns the namespace at a path. The caller removes the namespace.
 func Existing(t testing.TB, path string) Space { return Space{t, path} }
 
 // Run runs a program in the namespace and returns its output. A failure ends the test.
