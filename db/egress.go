@@ -8,7 +8,7 @@ import (
 	"berth"
 )
 
-// Lacking returns those of the machines that do not have a label with a value, in order of their
+// Lacking returns the machines of a list that do not have a label with a value, in order of their
 // ids.
 func (d *Machines) Lacking(ctx context.Context, machines []berth.MachineID, label, value string,
 ) ([]berth.MachineID, error) {

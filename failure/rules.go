@@ -244,7 +244,7 @@ var Rules = []Rule{
 	// The device is out of use until it is free, so that the next attempt gets another one.
 	{
 		Name: "gpu_in_use", Evidence: EvidenceDevice,
-		Signal: "a process outside of Berth used one of its devices before the start",
+		Signal: "a process outside of Berth used a GPU of the member before the start",
 		Causes: []ExitCause{CauseGPUInUse},
 		Class:  ClassInfra, Reason: berth.ReasonGPUError, Says: "{exit}", Hint: none,
 		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetNone, Wait: WaitNone, Elsewhere: true,

@@ -105,7 +105,7 @@ func (c *checker) run(ctx context.Context, command string, env ...string) (strin
 	return why, nil
 }
 
-// tail keeps the end of what is written to it.
+// tail is a writer that keeps the end of its input.
 type tail struct {
 	mu  sync.Mutex
 	buf []byte
