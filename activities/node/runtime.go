@@ -75,7 +75,7 @@ type Runtime interface {
 	EnsureNetwork(ctx context.Context, n Network) (Network, error)
 	// RemoveNetwork removes a network without containers. It returns ErrNetworkInUse if a
 	// container in any state is on the network, as far as containers carry the network's
-	// labels; an absent network is no error.
+	// labels of cluster, job and attempt; an absent network is no error.
 	RemoveNetwork(ctx context.Context, name string) error
 	// Networks returns the networks that carry every given label.
 	Networks(ctx context.Context, labels map[string]string) ([]Network, error)

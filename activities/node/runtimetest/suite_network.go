@@ -12,6 +12,7 @@ import (
 func (b *bench) network() node.Network {
 	b.t.Helper()
 	n := node.Network{Name: "berth-test-" + b.tag, Labels: b.labels()}
+	n.Labels["berth.runtimetest.more"] = "only the network has this label"
 	made, err := b.Runtime.EnsureNetwork(b.ctx, n)
 	if err != nil || made.Name != n.Name || made.Labels[label] != b.tag {
 		b.t.Fatalf("make network: %+v, %v", made, err)
@@ -72,7 +73,7 @@ func networkIsMadeOnce(b *bench) {
 }
 
 // networkWithAContainerStays checks that a network with a created or an exited container is
-// not removed before that container.
+// not removed before that container, though the network has labels that the container lacks.
 func networkWithAContainerStays(b *bench) {
 	n := b.network()
 	spec := b.spec("a", "exit", "0")

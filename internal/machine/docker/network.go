@@ -17,6 +17,7 @@ import (
 	"github.com/docker/docker/api/types/network"
 	"github.com/docker/docker/client"
 
+	"berth"
 	"berth/activities/node"
 )
 
@@ -30,6 +31,9 @@ const (
 	bridgeMasquerade = "com.docker.network.bridge.enable_ip_masquerade"
 	bridgeMTU        = "com.docker.network.driver.mtu"
 )
+
+// identity are the labels that say whose network this is. Containers on the network carry them, too.
+var identity = []string{berth.LabelCluster, berth.LabelJob, berth.LabelAttempt}
 
 // EnsureNetwork creates a bridge network unless one of this name exists.
 func (e *Engine) EnsureNetwork(ctx context.Context, n node.Network) (node.Network, error) {
@@ -140,10 +144,12 @@ func (e *Engine) RemoveNetwork(ctx context.Context, name string) error {
 		return wrapNetwork("find", name, err)
 	}
 	// The engine's own filter by network does not see containers that were never
-	// started. Containers for a network carry its labels.
+	// started. Containers for a network carry its identity, but not its further labels.
 	on := filters.NewArgs()
-	for k, v := range found.Labels {
-		on.Add("label", k+"="+v)
+	for _, k := range identity {
+		if v, ok := found.Labels[k]; ok {
+			on.Add("label", k+"="+v)
+		}
 	}
 	list, err := e.api.ContainerList(ctx, container.ListOptions{All: true, Filters: on})
 	if err != nil {
