@@ -133,6 +133,16 @@ func (w *walls) wall(ctx context.Context, n node.Network, policy spec.Network) e
 	return nil
 }
 
+// resolvers returns the name servers of the containers on a walled network. Without names there
+// is one all the same, the bridge's address, which the rules reject: an engine that is given none
+// asks the host's own in the namespace of the host, where the rules do not see the question.
+func (w *walls) resolvers(n node.Network, policy spec.Network) []netip.Addr {
+	if policy.Policy() == spec.EgressNone {
+		return []netip.Addr{n.Subnet.Masked().Addr().Next()}
+	}
+	return w.Resolvers
+}
+
 // left drops the rules of a network that the engine has removed.
 func (w *walls) left(ctx context.Context, name string) {
 	if !w.held() {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -110,7 +111,7 @@ func (p *createPhase) ask(ctx context.Context, given node.ContainerSpec) (node.C
 		defer context.AfterFunc(ctx, func() { _ = sleep(patient, p.timing.LatePatience); cancel() })()
 		var a answer
 		if *p.network != "" {
-			a.err = p.ensureNetwork(patient)
+			given.Resolvers, a.err = p.ensureNetwork(patient)
 		}
 		if a.err == nil {
 			a.c, a.err = p.runtime.Create(patient, given)
@@ -261,15 +262,12 @@ func (p *createPhase) joinNetwork(given *node.ContainerSpec) error {
 	}
 	*p.network = berth.GangNetworkName(p.job, p.attempt)
 	given.Network, given.Labels[berth.LabelNetwork] = *p.network, *p.network
-	if p.walls.held() {
-		given.Resolvers = p.walls.Resolvers
-	}
 	return nil
 }
 
-// ensureNetwork creates the job's network if the engine does not have the network yet, and
-// returns once the network's rules are in force.
-func (p *createPhase) ensureNetwork(ctx context.Context) error {
+// ensureNetwork creates the job's network if the engine does not have the network yet. It
+// returns the resolvers of containers once the network's rules are in force.
+func (p *createPhase) ensureNetwork(ctx context.Context) ([]netip.Addr, error) {
 	n := node.Network{Name: *p.network, Labels: map[string]string{
 		berth.LabelCluster: p.cluster(),
 		berth.LabelJob:     string(p.job),
@@ -277,16 +275,19 @@ func (p *createPhase) ensureNetwork(ctx context.Context) error {
 	}}
 	if !p.walls.held() {
 		_, err := p.runtime.EnsureNetwork(ctx, n)
-		return err
+		return nil, err
 	}
 	policy, err := json.Marshal(p.claim.Spec.Network)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	n.Labels[labelPolicy], n.Hosts = string(policy), max(1, len(p.claim.Peers))
 	made, err := p.runtime.EnsureNetwork(ctx, n)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return p.walls.wall(ctx, made, p.claim.Spec.Network)
+	if err := p.walls.wall(ctx, made, p.claim.Spec.Network); err != nil {
+		return nil, err
+	}
+	return p.walls.resolvers(made, p.claim.Spec.Network), nil
 }

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/docker/docker/client"
+
 	"berth"
 	"berth/activities/node"
 	"berth/activities/node/runtimetest"
@@ -44,6 +46,7 @@ type walled struct {
 	host   netnstest.Space
 	engine *docker.Engine
 	names  dnstest.Server
+	mute   bool // the agent finds no resolvers
 }
 
 var jobNetworks = netip.MustParsePrefix("10.71.0.0/16")
@@ -91,6 +94,9 @@ func (w *walled) restart() {
 		w.t.Fatal(err)
 	}
 	resolvers := []netip.Addr{netip.MustParseAddr(outsideResolver)}
+	if w.mute {
+		resolvers = nil
+	}
 	table, err := firewall.Open(w.t.Context(), firewall.Options{
 		Owner: w.t.Name(), NetNS: w.host.Path, Never: []netip.Prefix{jobNetworks}, Resolvers: resolvers,
 	})
@@ -231,6 +237,31 @@ func TestWallsHoldOverRestartsAndFlushes(t *testing.T) {
 	if rules := w.host.Run("nft", "list", "table", "inet", name); !strings.Contains(rules, "masquerade") {
 		t.Errorf("the rules are\n%s", rules)
 	}
+}
+
+// Without resolvers the engine would ask its own in the host's namespace, past the rules. So a job
+// without names has one that does not answer.
+func TestAJobWithoutNamesHasADeadResolver(t *testing.T) {
+	t.Parallel()
+	w := newWalled(t)
+	w.mute = true
+	w.restart()
+	c := w.runJob(noEgress)
+	engine, err := client.NewClientWithOpts(client.WithHost(w.d.Host()), client.WithAPIVersionNegotiation())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer engine.Close()
+	is, err := engine.ContainerInspect(t.Context(), c.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	gateway := netip.MustParsePrefix(c.Address + "/29").Masked().Addr().Next().String()
+	if got := is.HostConfig.DNS; !slices.Equal(got, []string{gateway}) {
+		t.Errorf("the resolvers are %v, want %s", got, gateway)
+	}
+	go w.names.ServePackets(w.host.ListenPacket(gateway + ":53"))
+	w.checkNames(c)
 }
 
 // The network goes with the job, and its rules go with the network.
