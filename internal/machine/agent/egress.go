@@ -143,8 +143,21 @@ func (w *walls) resolvers(n node.Network, policy spec.Network) []netip.Addr {
 	return w.Resolvers
 }
 
-// left drops the rules of a network that the engine has removed.
-func (w *walls) left(ctx context.Context, name string) {
+// remove removes a network that no container is on, and then its rules. The error is the engine's.
+func (w *walls) remove(ctx context.Context, name string) error {
+	var mark firewall.Mark // another member may make the network again before the rules go
+	if w.held() {
+		mark = w.Table.Mark()
+	}
+	err := w.runtime.RemoveNetwork(ctx, name)
+	if err == nil {
+		w.left(ctx, name, mark)
+	}
+	return err
+}
+
+// left drops the rules of a network that the engine has removed after since.
+func (w *walls) left(ctx context.Context, name string, since firewall.Mark) {
 	if !w.held() {
 		return
 	}
@@ -155,7 +168,7 @@ func (w *walls) left(ctx context.Context, name string) {
 	if bridge == "" {
 		return
 	}
-	if err := w.Table.Remove(ctx, bridge); err != nil && ctx.Err() == nil {
+	if err := w.Table.Remove(ctx, since, bridge); err != nil && ctx.Err() == nil {
 		w.log.Warn("cannot remove the egress rules of a network, will retry with the next change",
 			"network", name, "err", err)
 	}
@@ -193,11 +206,7 @@ func (w *walls) watch(ctx context.Context, b beat, server string) {
 	}
 	var all sync.WaitGroup
 	defer all.Wait()
-	all.Go(func() {
-		if err := w.Table.Run(ctx, nil); err != nil {
-			w.log.Error("egress rules are no longer watched, a change by another program will stay", "err", err)
-		}
-	})
+	all.Go(func() { w.Table.Run(ctx, nil) })
 	var known []netip.Addr
 	for {
 		known = w.protect(ctx, server, known)

@@ -78,9 +78,8 @@ func (w networkSweeper) sweep(ctx context.Context) error {
 		if n.Labels[berth.LabelJob] == "" || time.Since(n.CreatedAt) < w.timing.NetworkAge {
 			continue
 		}
-		switch err := w.runtime.RemoveNetwork(ctx, n.Name); {
+		switch err := w.walls.remove(ctx, n.Name); {
 		case err == nil:
-			w.walls.left(ctx, n.Name)
 			w.log.Info("leftover network removed", "network", n.Name)
 		case !errors.Is(err, node.ErrNetworkInUse):
 			return fmt.Errorf("sweep: %w", err)

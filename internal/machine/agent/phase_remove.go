@@ -71,12 +71,8 @@ func (p *removePhase) leaveNetwork(ctx context.Context) {
 	if p.network == "" {
 		return
 	}
-	err := p.runtime.RemoveNetwork(ctx, p.network)
-	if err == nil {
-		p.walls.left(ctx, p.network)
-		return
-	}
-	if !errors.Is(err, node.ErrNetworkInUse) && ctx.Err() == nil {
+	err := p.walls.remove(ctx, p.network)
+	if err != nil && !errors.Is(err, node.ErrNetworkInUse) && ctx.Err() == nil {
 		p.log.Warn("cannot remove the network, will be swept", "network", p.network, "err", err)
 	}
 }

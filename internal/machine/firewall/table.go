@@ -10,7 +10,7 @@ import (
 	"log/slog"
 	"maps"
 	"net/netip"
-	"os"
+	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -48,15 +48,16 @@ type Network struct {
 
 // Table is one table of nftables. All methods may be called concurrently.
 type Table struct {
-	name  string
-	opts  Options
-	log   *slog.Logger
-	watch *subscription
+	name string
+	opts Options
+	log  *slog.Logger
 
 	mu       sync.Mutex
+	watch    *subscription
 	networks map[string]entry // by bridge
 	control  []netip.Addr     // addresses of the control plane
 	version  uint64           // of networks and control
+	adds     uint64           // calls of Add
 	restored bool
 	tokens   map[string]bool // chain names of own writes that the subscription has not seen yet
 
@@ -64,13 +65,14 @@ type Table struct {
 	written uint64     // version in the kernel; guarded by writing
 }
 
-// entry is a network with the version in which it was added.
+// entry is a network with the version that has its present rules and the last call of Add.
 type entry struct {
 	Network
-	added uint64
+	version uint64
+	added   Mark
 }
 
-// Mark is a moment in the life of a Table, see Restore.
+// Mark is a moment in the life of a Table: the number of calls of Add before it.
 type Mark uint64
 
 // Open subscribes to changes of the table and checks that the kernel takes it. It writes
@@ -118,67 +120,73 @@ func (t *Table) Close() error {
 	if empty {
 		err = nft(context.Background(), t.opts.NetNS, "delete table inet "+t.name+"\n")
 	}
-	return errors.Join(err, t.watch.close())
+	return errors.Join(err, t.subscription().close())
 }
 
-// Mark returns the present moment, to be taken before the list for Restore is asked for.
+// Mark returns the present moment, to be taken before the engine is asked for the list for
+// Restore, or to remove a network.
 func (t *Table) Mark() Mark {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return Mark(t.version)
+	return Mark(t.adds)
 }
 
 // Restore makes the table hold exactly these networks, and those that were added after since.
-// The first call opens the table for changes.
+// It writes the table even if nothing has changed here. The first call opens the table for changes.
 func (t *Table) Restore(ctx context.Context, since Mark, list []Network) error {
 	t.mu.Lock()
-	changed := !t.restored
 	t.restored = true
 	listed := map[string]bool{}
 	for _, n := range list {
 		listed[n.Bridge] = true
-		if _, known := t.networks[n.Bridge]; !known {
-			t.networks[n.Bridge] = entry{n, t.version}
-			changed = true
+		if e, known := t.networks[n.Bridge]; !known || e.added <= since {
+			t.put(n, since)
 		}
 	}
 	for bridge, e := range t.networks {
-		if !listed[bridge] && e.added <= uint64(since) {
+		if !listed[bridge] && e.added <= since {
 			delete(t.networks, bridge)
-			changed = true
+			t.version++
 		}
 	}
-	if changed {
-		t.version++
-	}
-	version := t.version
 	t.mu.Unlock()
-	return t.write(ctx, version)
+	t.writing.Lock()
+	defer t.writing.Unlock()
+	return t.writeNow(ctx)
 }
 
-// Add returns once the kernel holds the rules of a network. It is idempotent and cheap for a
-// network that the table has.
+// put sets the entry of a network, and returns the version that has its rules. t.mu is held.
+func (t *Table) put(n Network, added Mark) uint64 {
+	e, known := t.networks[n.Bridge]
+	if !known || !reflect.DeepEqual(e.Network, n) {
+		t.version++
+		e.Network, e.version = n, t.version
+	}
+	e.added = added
+	t.networks[n.Bridge] = e
+	return e.version
+}
+
+// Add returns once the kernel holds the rules of a network, in place of those of an earlier
+// network with this bridge. It is idempotent and cheap for a network that the table has.
 func (t *Table) Add(ctx context.Context, n Network) error {
 	t.mu.Lock()
 	if !t.restored {
 		t.mu.Unlock()
 		return fmt.Errorf("add bridge %s to table %s: %w", n.Bridge, t.name, errNotRestored)
 	}
-	e, known := t.networks[n.Bridge]
-	if !known {
-		t.version++
-		e = entry{n, t.version}
-		t.networks[n.Bridge] = e
-	}
-	version := e.added
+	// Each call counts, since the network may have been removed and made again in between.
+	t.adds++
+	version := t.put(n, Mark(t.adds))
 	t.mu.Unlock()
 	return t.write(ctx, version)
 }
 
-// Remove drops the rules of a network that the engine has removed. It is idempotent.
-func (t *Table) Remove(ctx context.Context, bridge string) error {
+// Remove drops the rules of a network that the engine has removed, unless the network was added
+// after since, the moment before the removal: then it may exist again. It is idempotent.
+func (t *Table) Remove(ctx context.Context, since Mark, bridge string) error {
 	t.mu.Lock()
-	if _, known := t.networks[bridge]; !known {
+	if e, known := t.networks[bridge]; !known || e.added > since {
 		t.mu.Unlock()
 		return nil
 	}
@@ -254,29 +262,63 @@ func (t *Table) forget(token string) bool {
 	return known
 }
 
-// repairPause is the wait after a repair that failed.
-const repairPause = 100 * time.Millisecond
+// Waits after a repair or a subscription that failed.
+const (
+	repairPause    = 100 * time.Millisecond
+	subscribePause = 10 * time.Second // at most
+)
 
-// Run repairs the table after each change by another program, until ctx ends. repaired, if not
-// nil, is called after each repair.
-func (t *Table) Run(ctx context.Context, repaired func()) error {
-	defer context.AfterFunc(ctx, func() { _ = t.watch.interrupt() })()
+// Run repairs the table after each change by another program, until ctx ends. A subscription that
+// fails is replaced, and the table is written again, since changes may have been missed. repaired,
+// if not nil, is called after each repair.
+func (t *Table) Run(ctx context.Context, repaired func()) {
+	defer context.AfterFunc(ctx, func() { _ = t.subscription().interrupt() })()
 	for {
-		foreign, err := t.watch.next(t.name, t.forget)
-		if ctx.Err() != nil {
-			return nil
+		foreign, err := t.subscription().next(t.name, t.forget)
+		why := "were changed by another program"
+		if err != nil && ctx.Err() == nil {
+			t.log.Error("egress rules are not watched, will subscribe again", "table", t.name, "err", err)
+			foreign, why = t.resubscribe(ctx), "were not watched for a moment"
 		}
-		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
-			return fmt.Errorf("watch table %s: %w", t.name, err)
+		if ctx.Err() != nil {
+			return
 		}
 		if foreign {
-			t.repair(ctx, repaired)
+			t.repair(ctx, why, repaired)
+		}
+	}
+}
+
+// subscription returns the present subscription.
+func (t *Table) subscription() *subscription {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.watch
+}
+
+// resubscribe replaces the subscription, and reports false if ctx ended before it could.
+func (t *Table) resubscribe(ctx context.Context) bool {
+	_ = t.subscription().close()
+	for wait := repairPause; ; wait = min(2*wait, subscribePause) {
+		fresh, err := subscribe(t.opts.NetNS)
+		if err == nil {
+			t.mu.Lock()
+			t.watch = fresh
+			clear(t.tokens) // of writes that the old one has not seen
+			t.mu.Unlock()
+			return true
+		}
+		t.log.Error("cannot watch the egress rules, will retry", "table", t.name, "err", err)
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(wait):
 		}
 	}
 }
 
 // repair writes the table until it succeeds or ctx ends.
-func (t *Table) repair(ctx context.Context, repaired func()) {
+func (t *Table) repair(ctx context.Context, why string, repaired func()) {
 	began := time.Now()
 	for ctx.Err() == nil {
 		t.mu.Lock()
@@ -289,7 +331,7 @@ func (t *Table) repair(ctx context.Context, repaired func()) {
 		err := t.writeNow(ctx)
 		t.writing.Unlock()
 		if err == nil {
-			t.log.Warn("egress rules were changed by another program, wrote them again",
+			t.log.Warn("egress rules "+why+", wrote them again",
 				"table", t.name, "took", time.Since(began).Round(time.Millisecond))
 			if repaired != nil {
 				repaired()

@@ -215,11 +215,7 @@ func (b *bench) run(t *testing.T, repaired func()) {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
 	var all sync.WaitGroup
-	all.Go(func() {
-		if err := b.table.Run(ctx, repaired); err != nil {
-			t.Error(err)
-		}
-	})
+	all.Go(func() { b.table.Run(ctx, repaired) })
 	t.Cleanup(func() { stop(); all.Wait() })
 }
 
@@ -308,7 +304,7 @@ func TestOwnWritesAreNotRepaired(t *testing.T) {
 	repaired := make(chan struct{}, 100)
 	b.run(t, func() { repaired <- struct{}{} })
 	for range 20 {
-		if err := b.table.Remove(t.Context(), "bj-other"); err != nil {
+		if err := b.table.Remove(t.Context(), b.table.Mark(), "bj-other"); err != nil {
 			t.Fatal(err)
 		}
 		if err := b.table.Add(t.Context(), b.networks()[1]); err != nil {
@@ -322,6 +318,76 @@ func TestOwnWritesAreNotRepaired(t *testing.T) {
 	}
 	b.host.Run("nft", "delete", "table", "inet", b.table.Name())
 	<-repaired // the watch itself works
+}
+
+// A subscription that fails is replaced. What happened in between and afterwards is repaired.
+func TestABrokenWatchIsReplaced(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, spec.Network{})
+	b.hold(t)
+	repaired := make(chan struct{}, 100)
+	b.run(t, func() { repaired <- struct{}{} })
+	for range 3 {
+		b.table.BreakWatch()
+		<-repaired
+		b.host.Run("nft", "flush", "ruleset")
+		<-repaired
+		b.verify(t, []string{public + ":80"}, lan+":80")
+	}
+}
+
+// A comparison writes the table, whatever the watch has seen.
+func TestAComparisonRepairs(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, spec.Network{})
+	b.hold(t)
+	b.host.Run("nft", "flush", "ruleset")
+	if err := b.table.Restore(t.Context(), b.table.Mark(), b.networks()); err != nil {
+		t.Fatal(err)
+	}
+	b.verify(t, []string{public + ":80"}, lan+":80")
+}
+
+// A network is removed and made again. The removal's late word does not drop the new rules, and
+// the new subnet and policy replace the old ones.
+func TestANetworkThatIsMadeAgainIsWalled(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, spec.Network{})
+	b.hold(t)
+	list := func() string { return b.host.Run("nft", "list", "table", "inet", b.table.Name()) }
+	n := b.networks()[0]
+	mark := b.table.Mark() // then the engine removes the network, and a member makes it again
+	if err := b.table.Add(t.Context(), n); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.table.Remove(t.Context(), mark, n.Bridge); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.table.Restore(t.Context(), mark, nil); err != nil {
+		t.Fatal(err)
+	}
+	b.verify(t, []string{public + ":80"}, lan+":80")
+	n.Subnet, n.Policy = netip.MustParsePrefix("10.71.2.0/29"), spec.Network{Egress: spec.EgressNone}
+	if err := b.table.Add(t.Context(), n); err != nil {
+		t.Fatal(err)
+	}
+	if got := list(); strings.Contains(got, own.String()) || !strings.Contains(got, n.Subnet.String()) ||
+		!strings.Contains(got, "from_none") {
+		t.Errorf("after a change the table is\n%s", got)
+	}
+	n.Subnet = own
+	if err := b.table.Restore(t.Context(), b.table.Mark(), []firewall.Network{n}); err != nil {
+		t.Fatal(err)
+	}
+	if got := list(); !strings.Contains(got, own.String()) {
+		t.Errorf("after a comparison the table is\n%s", got)
+	}
+	if err := b.table.Remove(t.Context(), b.table.Mark(), n.Bridge); err != nil {
+		t.Fatal(err)
+	}
+	if got := list(); strings.Contains(got, n.Bridge) {
+		t.Errorf("after the removal the table is\n%s", got)
+	}
 }
 
 // While the table is written again and again, no connection gets through.
@@ -352,7 +418,7 @@ func TestAWriteOpensNothing(t *testing.T) {
 		if i%2 == 0 {
 			err = b.table.Add(t.Context(), n)
 		} else {
-			err = b.table.Remove(t.Context(), n.Bridge)
+			err = b.table.Remove(t.Context(), b.table.Mark(), n.Bridge)
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -437,7 +503,7 @@ func TestAnEmptyTableGoesWithItsOwner(t *testing.T) {
 	b := newBench(t, spec.Network{})
 	b.hold(t)
 	for _, n := range b.networks() {
-		if err := b.table.Remove(t.Context(), n.Bridge); err != nil {
+		if err := b.table.Remove(t.Context(), b.table.Mark(), n.Bridge); err != nil {
 			t.Fatal(err)
 		}
 	}
