@@ -122,7 +122,6 @@ func jobPage(ctx context.Context, v *visit) (result, error) {
 	if v.page.Reader.Acts() {
 		view.Actions = actionsOn(j)
 	}
-	v.page.Live = true
 	return result{template: "job", title: j.Name, data: view}, nil
 }
 

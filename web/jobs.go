@@ -74,7 +74,6 @@ func jobsPage(ctx context.Context, v *visit) (result, error) {
 	view.Columns, view.Chosen = chosenColumns(v.query("cols"), v.page.Reader.Operates())
 	view.Filters = searchFilters(v, view.Search)
 	res := result{template: "jobs", title: "Jobs"}
-	v.page.Live = true
 	q, err := parseSearch(view.Search, v.page.Reader.Actor(), v.page.Now)
 	if err != nil {
 		view.Problem = sentence(messageOf(err))

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"html"
 	"net/http"
 	"net/url"
@@ -119,7 +120,7 @@ func (b *boards) read(r *http.Request, key boardKey) (rows map[string]string, st
 	inner := r.Clone(ctx)
 	inner.URL, inner.RequestURI = page, key.path
 	w := &recorder{header: http.Header{}, status: http.StatusOK}
-	b.site.mux.ServeHTTP(w, inner)
+	b.site.live.ServeHTTP(w, inner)
 	if w.status == http.StatusUnauthorized { // it is this reader's alone
 		return nil, w.status
 	}
@@ -130,7 +131,13 @@ func (b *boards) read(r *http.Request, key boardKey) (rows map[string]string, st
 	return of.rows, of.status
 }
 
-// recorder keeps a page in memory.
+// recordedMost is the greatest page in bytes that is read for its rows. A greater one stays as it was loaded.
+const recordedMost = 4 << 20
+
+// errRecorded reports that a page is greater than recordedMost.
+var errRecorded = fmt.Errorf("the page has more than %d bytes", recordedMost)
+
+// recorder keeps a page in memory, up to recordedMost bytes.
 type recorder struct {
 	header http.Header
 	status int
@@ -143,8 +150,14 @@ func (r *recorder) Header() http.Header { return r.header }
 // WriteHeader implements http.ResponseWriter.
 func (r *recorder) WriteHeader(status int) { r.status = status }
 
-// Write implements http.ResponseWriter.
-func (r *recorder) Write(b []byte) (int, error) { return r.body.Write(b) }
+// Write implements http.ResponseWriter. A page beyond recordedMost is no page: half a page has half rows.
+func (r *recorder) Write(b []byte) (int, error) {
+	if r.body.Len()+len(b) > recordedMost {
+		r.status, r.body = http.StatusRequestEntityTooLarge, bytes.Buffer{}
+		return 0, errRecorded
+	}
+	return r.body.Write(b)
+}
 
 // liveRow finds the elements of a page that a stream patches.
 var liveRow = regexp.MustCompile(`<([a-z]+)[^<>]* data-live="([^"]*)"`)
@@ -185,11 +198,22 @@ func endOf(text, tag string) int {
 // age finds texts that change by the clock alone.
 var age = regexp.MustCompile(`(<time class="ago"[^>]*>)[^<]*`)
 
+// hasRows reports whether an address is that of a page with live rows. The table of routes decides, by the
+// rules that serve the page: a list of refused texts would miss what an escape such as %6c spells.
+func (s *Site) hasRows(address string) bool {
+	page, err := url.Parse(address)
+	if err != nil {
+		return false
+	}
+	_, pattern := s.live.Handler(&http.Request{Method: http.MethodGet, URL: page})
+	return pattern != ""
+}
+
 // livePage streams the rows of a page: all at first, then the ones that have changed. It ends with the
 // session, the server, or the reader's page.
 func (s *Site) livePage(ctx context.Context, v *visit) (result, error) {
 	path := localPath(v.query("of"))
-	if strings.HasPrefix(path, "/live") || strings.Contains(path, "/tail") {
+	if !s.hasRows(path) {
 		return result{}, berth.Errorf(berth.CodeInvalid, "%q is not a page with rows", clip(80, path))
 	}
 	p := v.page.Reader

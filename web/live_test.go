@@ -107,3 +107,24 @@ func TestAStreamNeedsASessionAndAPage(t *testing.T) {
 		t.Errorf("a stream of a stream: %d", a.status)
 	}
 }
+
+// A live reading keeps its page in memory, so that only pages with rows may be read: a log has no end.
+func TestAStreamReadsPagesWithRowsAlone(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	job := "/jobs/" + string(s.submit("alice", nil).ID)
+	alice := s.signedIn("alice")
+	for _, of := range []string{job + "/log", job + "/tail", job + "/metrics", job + "/%6cog", job + "/lo%67?attempt=1",
+		job + "//log", job + "/x/../log", "/%6cive", "/live?of=/jobs", "/submit", "/act?do=cancel", "/login", "/logout",
+		"/assets/script.js", "/pipelines/x", job + "/elements/0", "/schedules/x", "/v1/jobs", "/nothing"} {
+		a := alice.get("/live?of=" + url.QueryEscape(of))
+		if a.status != http.StatusUnprocessableEntity || !strings.Contains(a.body, "is not a page with rows") {
+			t.Errorf("%s: %d %.200s", of, a.status, a.body)
+		}
+	}
+	for _, of := range []string{"/", "/jobs", job, "/tenants", "/%6aobs"} {
+		if name, _ := alice.open("/live?of=" + url.QueryEscape(of)).next(); name != "rows" {
+			t.Errorf("%s: %q", of, name)
+		}
+	}
+}

@@ -82,7 +82,6 @@ func machinesPage(ctx context.Context, v *visit) (result, error) {
 	if view.Total == 0 {
 		view.None = "No machine has joined."
 	}
-	v.page.Live = true
 	return result{template: "machines", title: "Machines", data: view}, nil
 }
 
@@ -221,7 +220,6 @@ func machinePage(ctx context.Context, v *visit) (result, error) {
 	for _, k := range slices.Sorted(maps.Keys(m.Labels)) {
 		view.Labels = append(view.Labels, clip(60, k+"="+m.Labels[k]))
 	}
-	v.page.Live = true
 	return result{template: "machine", title: string(m.ID), data: view}, nil
 }
 

@@ -97,7 +97,6 @@ func (s *Site) overviewPage(ctx context.Context, v *visit) (result, error) {
 			view.Unready = append(view.Unready, m)
 		}
 	}
-	v.page.Live = true
 	return result{template: "overview", title: "Overview", data: view}, nil
 }
 

@@ -74,7 +74,6 @@ func queuePage(ctx context.Context, v *visit) (result, error) {
 	default:
 		view.None = "No job of tenant " + string(v.page.Reader.Tenant) + " waits."
 	}
-	v.page.Live = true
 	return result{template: "queue", title: "Queue", data: view}, nil
 }
 

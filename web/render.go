@@ -122,6 +122,7 @@ func (s *Site) showError(w http.ResponseWriter, r *http.Request, p page, err err
 	if p.Style == "" {
 		p = s.pageOf(r, "")
 	}
+	p.Live = false // an error has no rows
 	v := problemView{Status: statusOf[berth.CodeOf(err)], Message: sentence(messageOf(err))}
 	if e, ok := errors.AsType[*berth.Error](err); ok {
 		v.Fields = e.Fields

@@ -10,6 +10,7 @@ type route struct {
 	section string // entry of the navigation that is marked
 	open    bool   // without a session
 	stream  bool   // lasts as long as its reader
+	live    bool   // has rows that a stream may patch: the only pages that a live stream reads
 	serve   func(ctx context.Context, v *visit) (result, error)
 }
 
@@ -32,22 +33,22 @@ func (s *Site) routes() []route {
 		{pattern: "POST /logout", open: true, serve: s.signOut},
 		{pattern: "POST /preferences", open: true, serve: setPreferences},
 
-		{pattern: "GET /{$}", section: "overview", serve: s.overviewPage},
-		{pattern: "GET /queue", section: "queue", serve: queuePage},
-		{pattern: "GET /machines", section: "machines", serve: machinesPage},
-		{pattern: "GET /machines/{id}", section: "machines", serve: machinePage},
-		{pattern: "GET /schedules", section: "schedules", serve: schedulesPage},
+		{pattern: "GET /{$}", section: "overview", live: true, serve: s.overviewPage},
+		{pattern: "GET /queue", section: "queue", live: true, serve: queuePage},
+		{pattern: "GET /machines", section: "machines", live: true, serve: machinesPage},
+		{pattern: "GET /machines/{id}", section: "machines", live: true, serve: machinePage},
+		{pattern: "GET /schedules", section: "schedules", live: true, serve: schedulesPage},
 		{pattern: "GET /schedules/{name}", section: "schedules", serve: schedulePage},
 		{pattern: "POST /schedules/{name}", section: "schedules", serve: actOnSchedule},
-		{pattern: "GET /tenants", section: "tenants", serve: tenantsPage},
+		{pattern: "GET /tenants", section: "tenants", live: true, serve: tenantsPage},
 		{pattern: "GET /submit", section: "submit", serve: submitPage},
 		{pattern: "POST /submit", section: "submit", serve: submit},
 		{pattern: "GET /act", serve: confirmPage},
 		{pattern: "POST /act", serve: act},
 		{pattern: "GET /pipelines/{id}", section: "jobs", serve: pipelinePage},
 		{pattern: "GET /jobs/{id}/elements/{index}", section: "jobs", serve: elementPage},
-		{pattern: "GET /jobs", section: "jobs", serve: jobsPage},
-		{pattern: "GET /jobs/{id}", section: "jobs", serve: jobPage},
+		{pattern: "GET /jobs", section: "jobs", live: true, serve: jobsPage},
+		{pattern: "GET /jobs/{id}", section: "jobs", live: true, serve: jobPage},
 		{pattern: "GET /live", stream: true, serve: s.livePage},
 		{pattern: "GET /jobs/{id}/tail", stream: true, serve: s.tailPage},
 		{pattern: "GET /jobs/{id}/log", section: "jobs", stream: true, serve: wholeLog},

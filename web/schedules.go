@@ -50,7 +50,6 @@ func schedulesPage(ctx context.Context, v *visit) (result, error) {
 			view.None = "There are no schedules."
 		}
 	}
-	v.page.Live = true
 	return result{template: "schedules", title: "Schedules", data: view}, nil
 }
 
@@ -69,7 +68,6 @@ func schedulePage(ctx context.Context, v *visit) (result, error) {
 	if err != nil {
 		return result{}, err
 	}
-	v.page.Live = true
 	return result{template: "schedule", title: s.Name,
 		data: scheduleView{scheduleRow{s, ruleText(s.Schedule)}, v.page.Reader.Acts()}}, nil
 }
@@ -152,7 +150,6 @@ func tenantsPage(ctx context.Context, v *visit) (result, error) {
 	if len(view.Rows) == 0 {
 		view.None = "Your token can see no tenants."
 	}
-	v.page.Live = true
 	return result{template: "tenants", title: "Tenants", data: view}, nil
 }
 

@@ -39,6 +39,7 @@ type Options struct {
 type Site struct {
 	Options
 	mux      *http.ServeMux
+	live     *http.ServeMux // the pages with live rows alone: what a stream may read
 	guarded  http.Handler
 	sessions *sessions
 	boards   *boards
@@ -49,10 +50,15 @@ func New(o Options) (*Site, error) {
 	if o.API == nil || o.Sessions == nil || o.Logger == nil {
 		return nil, errors.New("web: API, Sessions and Logger are required")
 	}
-	s := &Site{Options: o, mux: http.NewServeMux(), sessions: newSessions(o.Sessions)}
+	s := &Site{Options: o, mux: http.NewServeMux(), live: http.NewServeMux(),
+		sessions: newSessions(o.Sessions)}
 	s.boards = newBoards(s)
 	for _, r := range s.routes() {
-		s.mux.Handle(r.pattern, s.serve(r))
+		h := s.serve(r)
+		s.mux.Handle(r.pattern, h)
+		if r.live {
+			s.live.Handle(r.pattern, h)
+		}
 	}
 	// State changes by POST only, so this refuses each change that another site starts.
 	cross := http.NewCrossOriginProtection()
@@ -105,6 +111,7 @@ func (s *Site) serve(of route) http.Handler {
 			r.Body = http.MaxBytesReader(w, r.Body, maxForm)
 		}
 		v := &visit{site: s, w: w, r: r, page: s.pageOf(r, of.section)}
+		v.page.Live = of.live
 		if !of.open {
 			p, err := s.reader(r)
 			if berth.CodeOf(err) == berth.CodeUnauthorized {
