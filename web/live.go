@@ -3,9 +3,11 @@ package web
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"html"
+	"maps"
 	"net/http"
 	"net/url"
 	"regexp"
@@ -226,7 +228,7 @@ func (s *Site) livePage(ctx context.Context, v *visit) (result, error) {
 		key.name = p.Name
 	}
 	out := newEvents(v)
-	sent := map[string]string{}
+	sent := map[string]rowSum{}
 	tick := time.NewTicker(liveEvery)
 	defer tick.Stop()
 	for {
@@ -250,14 +252,21 @@ func (s *Site) livePage(ctx context.Context, v *visit) (result, error) {
 	}
 }
 
-// changedRows returns the rows that differ from the ones sent, and notes them as sent.
-func changedRows(rows, sent map[string]string) map[string]string {
+// rowSum tells the texts of a row apart: a stream that kept the texts would hold every page that it has sent.
+type rowSum [sha256.Size]byte
+
+// changedRows returns the rows that differ from the ones sent, notes them as sent, and forgets the rows that
+// are no longer there. Without rows (the page could not be read) nothing is forgotten.
+func changedRows(rows map[string]string, sent map[string]rowSum) map[string]string {
 	changed := map[string]string{}
 	for id, row := range rows {
-		plain := age.ReplaceAllString(row, "$1")
-		if sent[id] != plain {
-			changed[id], sent[id] = row, plain
+		sum := rowSum(sha256.Sum256([]byte(age.ReplaceAllString(row, "$1"))))
+		if was, ok := sent[id]; !ok || was != sum {
+			changed[id], sent[id] = row, sum
 		}
+	}
+	if rows != nil {
+		maps.DeleteFunc(sent, func(id string, _ rowSum) bool { _, ok := rows[id]; return !ok })
 	}
 	return changed
 }

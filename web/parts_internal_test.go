@@ -263,12 +263,21 @@ func TestLiveRowsAreWholeElements(t *testing.T) {
 	if !reflect.DeepEqual(rows, want) {
 		t.Errorf("%q", rows)
 	}
-	sent := map[string]string{}
+	sent := map[string]rowSum{}
 	if n := len(changedRows(rows, sent)); n != 3 {
 		t.Errorf("%d rows at first", n)
 	}
 	if n := len(changedRows(rows, sent)); n != 0 {
 		t.Errorf("%d rows without a change", n)
+	}
+	changedRows(nil, sent)
+	if len(sent) != 3 {
+		t.Errorf("a failed reading leaves %d rows noted", len(sent))
+	}
+	delete(rows, "c")
+	changedRows(rows, sent)
+	if _, ok := sent["c"]; ok || len(sent) != 2 {
+		t.Errorf("a row that is gone is still noted: %d rows", len(sent))
 	}
 	clock := func(text string) map[string]string {
 		return map[string]string{"t": `<td><time class="ago" datetime="x">` + text + `</time></td>`}
