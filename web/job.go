@@ -62,20 +62,21 @@ type tab struct {
 	when       func(j wire.Job) bool
 	part       func(ctx context.Context, v *visit, j wire.Job) (any, error)
 	command    string // with the job's handle as %s
+	live       bool   // has elements with a data-live, so that live readings need it
 }
 
 // jobTabs are all tabs of the page of a job, in order. The first one that exists for a job is open
 // without a choice.
 var jobTabs = []tab{
-	{"elements", "Elements", isArray, elementsPart, "berth list --parent %s"},
-	{"graph", "Graph", isPipeline, graphPart, "berth pipeline show %s"},
-	{"log", "Log", isPlain, logPart, "berth logs %s"},
-	{"events", "Events", nil, eventsPart, "berth events %s"},
-	{"explain", "Explain", nil, explainPart, "berth explain %s"},
-	{"metrics", "Use", isPlain, metricsPart, "berth metrics %s"},
-	{"checkpoints", "Checkpoints", isPlain, checkpointsPart, "berth checkpoints %s"},
-	{"outputs", "Outputs", nil, outputsPart, "berth outputs %s"},
-	{"spec", "Spec", nil, specPart, "berth show %s -o json"},
+	{"elements", "Elements", isArray, elementsPart, "berth list --parent %s", true},
+	{"graph", "Graph", isPipeline, graphPart, "berth pipeline show %s", true},
+	{"log", "Log", isPlain, logPart, "berth logs %s", false},
+	{"events", "Events", nil, eventsPart, "berth events %s", true},
+	{"explain", "Explain", nil, explainPart, "berth explain %s", false},
+	{"metrics", "Use", isPlain, metricsPart, "berth metrics %s", false},
+	{"checkpoints", "Checkpoints", isPlain, checkpointsPart, "berth checkpoints %s", false},
+	{"outputs", "Outputs", nil, outputsPart, "berth outputs %s", false},
+	{"spec", "Spec", nil, specPart, "berth show %s -o json", false},
 }
 
 func isPlain(j wire.Job) bool { return j.Kind == berth.KindJob || j.Kind == "" }
@@ -101,9 +102,12 @@ func jobPage(ctx context.Context, v *visit) (result, error) {
 			view.Tabs = append(view.Tabs, filter{t.title, linkOf(v.r.URL, "tab", t.key), t.key == open.key})
 		}
 	}
-	view.Tab = open.key
-	if view.Part, err = open.part(ctx, v, j); err != nil {
-		return result{}, err
+	// A live reading comes every 2 s: it must not repeat a search of the log for rows that it would drop.
+	if open.live || !v.reading {
+		view.Tab = open.key
+		if view.Part, err = open.part(ctx, v, j); err != nil {
+			return result{}, err
+		}
 	}
 	if isPlain(j) && len(j.Attempts) > 0 {
 		events, ok := view.Part.(eventsView)

@@ -119,7 +119,7 @@ func (b *boards) read(r *http.Request, key boardKey) (rows map[string]string, st
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), pageLimit)
 	defer cancel()
-	inner := r.Clone(ctx)
+	inner := r.Clone(context.WithValue(ctx, readingKey{}, true))
 	inner.URL, inner.RequestURI = page, key.path
 	w := &recorder{header: http.Header{}, status: http.StatusOK}
 	b.site.live.ServeHTTP(w, inner)

@@ -112,6 +112,7 @@ func (s *Site) serve(of route) http.Handler {
 		}
 		v := &visit{site: s, w: w, r: r, page: s.pageOf(r, of.section)}
 		v.page.Live = of.live
+		v.reading = r.Context().Value(readingKey{}) != nil
 		if !of.open {
 			p, err := s.reader(r)
 			if berth.CodeOf(err) == berth.CodeUnauthorized {

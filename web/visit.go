@@ -20,7 +20,12 @@ type visit struct {
 	r    *http.Request
 	page page
 	api  *client.Client // calls as the reader; nil on open routes
+
+	reading bool // a live reading: only elements with a data-live are wanted
 }
+
+// readingKey marks the context of a live reading.
+type readingKey struct{}
 
 // pageLimit bounds the calls of one page. The API answers within a second while the database is
 // well; a reader rather sees an error than a page that never comes.
