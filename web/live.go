@@ -289,7 +289,10 @@ func newEvents(v *visit) *events {
 
 // send writes an event with a JSON document, or a sign of life in place of an empty one. The browser
 // must take it within writeTime.
-func (e *events) send(name string, data any) error {
+func (e *events) send(name string, data any) error { return e.sendAt(name, "", data) }
+
+// sendAt is send with the position of the event, which a browser that connects again sends as Last-Event-ID.
+func (e *events) sendAt(name, id string, data any) error {
 	b, err := json.Marshal(data)
 	if err != nil {
 		return err
@@ -297,6 +300,8 @@ func (e *events) send(name string, data any) error {
 	text := "event: " + name + "\ndata: " + string(b) + "\n\n"
 	if string(b) == "{}" || string(b) == "null" {
 		text = ":\n\n"
+	} else if id != "" {
+		text = "id: " + id + "\n" + text
 	}
 	_ = e.control.SetWriteDeadline(time.Now().Add(writeTime))
 	if _, err := e.w.Write([]byte(text)); err != nil {

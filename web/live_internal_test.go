@@ -2,6 +2,8 @@ package web
 
 import (
 	"encoding/json"
+	"errors"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -9,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"berth"
 	"berth/api/client"
@@ -83,5 +86,56 @@ func TestARecorderHasABound(t *testing.T) {
 	}
 	if n, err := r.Write([]byte("x")); err == nil || n != 0 || r.status != http.StatusRequestEntityTooLarge || r.body.Cap() != 0 {
 		t.Errorf("beyond the bound: %d, %v, status %d, %d bytes kept", n, err, r.status, r.body.Cap())
+	}
+}
+
+// A browser that connects again gets each line once, also where lines share a moment.
+func TestATailGoesOnAfterTheLastEvent(t *testing.T) {
+	t.Parallel()
+	at := func(s int) time.Time { return time.Date(2026, 3, 1, 12, 0, s, 0, time.UTC) }
+	log := []time.Time{at(1), at(2), at(2), at(2), at(3)}
+	for cut := range log {
+		l := tailed{}
+		for _, x := range log[:cut+1] {
+			l = l.next(x)
+		}
+		r := httptest.NewRequest(http.MethodGet, "/jobs/01a/tail?after=1&since="+at(1).Format(time.RFC3339Nano), nil)
+		r.Header.Set("Last-Event-ID", l.String())
+		from, n := lastLine(&visit{r: r}), 0
+		lacks := from.news()
+		for _, x := range log {
+			if !x.Before(from.at) && lacks(x) {
+				n++
+			}
+		}
+		if from.number != cut+1 || n != len(log)-cut-1 {
+			t.Errorf("after %d lines: position %v, %d more", cut+1, from, n)
+		}
+	}
+	r := httptest.NewRequest(http.MethodGet, "/jobs/01a/tail?after=7&since="+at(2).Format(time.RFC3339Nano), nil)
+	if l := lastLine(&visit{r: r}); l.number != 7 || l.news()(at(2)) || !l.news()(at(3)) {
+		t.Errorf("of the page: %v", l)
+	}
+}
+
+// Only the end of the log itself ends the stream for good.
+func TestAStopIsNotTheEndOfALog(t *testing.T) {
+	t.Parallel()
+	closing := make(chan struct{})
+	close(closing)
+	s := &Site{Options: Options{Closing: closing}}
+	if err := s.passLines(t.Context(), nil, nil, make(chan error), tailed{}); !errors.Is(err, errTailCut) {
+		t.Errorf("at a stop: %v", err)
+	}
+	broken := make(chan error, 1)
+	broken <- io.ErrUnexpectedEOF
+	s = &Site{}
+	if err := s.passLines(t.Context(), nil, nil, broken, tailed{}); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("after a broken reading: %v", err)
+	}
+	ended := make(chan error, 1)
+	ended <- nil
+	if err := s.passLines(t.Context(), nil, nil, ended, tailed{}); !errors.Is(err, errTailEnded) {
+		t.Errorf("at the end: %v", err)
 	}
 }

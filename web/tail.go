@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"berth"
@@ -26,8 +28,7 @@ func (s *Site) tailPage(ctx context.Context, v *visit) (result, error) {
 	defer s.boards.leave(v.page.Reader.TokenID)
 	attempt, _ := strconv.Atoi(v.query("attempt"))
 	member, _ := strconv.Atoi(v.query("member"))
-	number, _ := strconv.Atoi(v.query("after"))
-	since, _ := time.Parse(time.RFC3339Nano, v.query("since"))
+	last := lastLine(v)
 	if _, err := v.api.Job(ctx, v.job()); err != nil {
 		return result{}, err // before the answer begins
 	}
@@ -35,7 +36,8 @@ func (s *Site) tailPage(ctx context.Context, v *visit) (result, error) {
 	defer cancel()
 	lines, ended := make(chan wire.LogLine), make(chan error, 1)
 	go func() { // ends with ctx; awaited below
-		q := client.LogsQuery{Attempt: attempt, Member: member, Since: since, Follow: true}
+		defer close(ended)
+		q := client.LogsQuery{Attempt: attempt, Member: member, Since: last.at, Follow: true}
 		ended <- v.api.Logs(ctx, v.job(), q, func(l wire.LogLine) error {
 			select {
 			case lines <- l:
@@ -46,21 +48,71 @@ func (s *Site) tailPage(ctx context.Context, v *visit) (result, error) {
 		})
 	}()
 	out := newEvents(v)
-	err := s.passLines(ctx, out, lines, ended, tailed{number, since})
+	err := s.passLines(ctx, out, lines, ended, last)
 	cancel()
-	if !errors.Is(err, errTailEnded) {
-		<-ended
+	for range ended { // until the reading has ended
 	}
-	return result{}, out.end("end")
+	switch {
+	case errors.Is(err, errTailEnded):
+		return result{}, out.end("end")
+	case berth.CodeOf(err) == berth.CodeUnauthorized:
+		return result{}, out.end("bye")
+	}
+	return result{}, errWritten // without an end, so that the browser connects again
 }
 
-// errTailEnded is the end of the log itself.
-var errTailEnded = errors.New("the log has ended")
+// errTailEnded is the end of the log itself, and errTailCut an end of the stream before it.
+var (
+	errTailEnded = errors.New("the log has ended")
+	errTailCut   = errors.New("the server stops")
+)
 
 // tailed is the last line that the reader has.
 type tailed struct {
 	number int
 	at     time.Time
+	same   int // lines at this time that the reader has; 0: all of them
+}
+
+// String is the position as the id of an event.
+func (l tailed) String() string {
+	return fmt.Sprintf("%d/%d/%s", l.number, l.same, l.at.UTC().Format(time.RFC3339Nano))
+}
+
+// lastLine is the position of a reader: of the last event that it got, or of its page.
+func lastLine(v *visit) (l tailed) {
+	part := strings.Split(v.r.Header.Get("Last-Event-ID"), "/")
+	if len(part) == 3 {
+		number, err1 := strconv.Atoi(part[0])
+		same, err2 := strconv.Atoi(part[1])
+		at, err3 := time.Parse(time.RFC3339Nano, part[2])
+		if errors.Join(err1, err2, err3) == nil && number >= 0 && same >= 0 {
+			return tailed{number, at, same}
+		}
+	}
+	l.number, _ = strconv.Atoi(v.query("after"))
+	l.at, _ = time.Parse(time.RFC3339Nano, v.query("since"))
+	return l
+}
+
+// news tells for each line of a log from the position on whether the reader lacks it.
+func (l tailed) news() func(at time.Time) bool {
+	seen := 0
+	return func(at time.Time) bool {
+		if at.Equal(l.at) {
+			seen++
+			return l.same > 0 && seen > l.same
+		}
+		return at.After(l.at)
+	}
+}
+
+// next is the position after a further line.
+func (l tailed) next(at time.Time) tailed {
+	if at.Equal(l.at) {
+		return tailed{l.number + 1, at, l.same + 1}
+	}
+	return tailed{l.number + 1, at, 1}
 }
 
 // passLines sends lines in groups until the log, the session or the reader ends.
@@ -72,12 +124,13 @@ func (s *Site) passLines(ctx context.Context, out *events, lines <-chan wire.Log
 	defer check.Stop()
 	var held []string
 	var quiet int
+	lacks := last.news()
 	send := func() error {
 		if quiet++; len(held) == 0 && quiet < 50 { // a sign of life every 10 s
 			return nil
 		}
 		quiet = 0
-		err := out.send("lines", held)
+		err := out.sendAt("lines", last.String(), held)
 		held = nil
 		return err
 	}
@@ -88,10 +141,10 @@ func (s *Site) passLines(ctx context.Context, out *events, lines <-chan wire.Log
 		}
 		select {
 		case l := <-take:
-			if !l.At.After(last.at) { // the page has it
+			if !lacks(l.At) {
 				continue
 			}
-			last.number++
+			last = last.next(l.At)
 			row, err := renderLine(logLine{l, last.number, ansi(l.Text)})
 			if err != nil {
 				return err
@@ -101,7 +154,10 @@ func (s *Site) passLines(ctx context.Context, out *events, lines <-chan wire.Log
 			if err := send(); err != nil {
 				return err
 			}
-		case <-ended:
+		case err := <-ended:
+			if err != nil {
+				return err
+			}
 			if err := send(); err != nil {
 				return err
 			}
@@ -111,7 +167,7 @@ func (s *Site) passLines(ctx context.Context, out *events, lines <-chan wire.Log
 				return err // signed out, or the token is revoked
 			}
 		case <-s.Closing:
-			return nil
+			return errTailCut
 		case <-ctx.Done():
 			return ctx.Err()
 		}

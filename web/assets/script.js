@@ -122,6 +122,7 @@
     let held = [];
     follower.addEventListener('lines', (e) => held.push(...JSON.parse(e.data)));
     follower.addEventListener('end', () => { follower.close(); say('the log has ended'); });
+    follower.addEventListener('bye', () => { follower.close(); location.reload(); });
     const flush = () => {
       if (held.length) {
         const lines = held.slice(-most);
