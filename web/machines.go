@@ -124,19 +124,31 @@ func drawMachine(b *strings.Builder, m wire.Machine, x, y int) {
 		template.HTMLEscapeString(url.PathEscape(string(m.ID))), template.HTMLEscapeString(clip(60, string(m.ID))),
 		m.State, gpus(m.Used.GPUMilli), gpus(m.Capacity.GPUMilli))
 	fmt.Fprintf(b, `<text x="%d" y="%d">%s %s</text>`, x, y+13, mark.Shape, name)
-	for i, g := range m.GPUs[:min(16, len(m.GPUs))] {
-		cx := x + mapLabel + i*(mapCell+mapGap)
-		class := gpuClass(m, g)
-		drawCell(b, class, cx, y+2, mapCell, mapCell)
-		busy := busyOf(m, g.UUID)
+	// One path a class, since an element for each GPU makes the picture of a large cluster twice as long.
+	var order []string
+	paths := map[string]string{}
+	add := func(class, format string, args ...any) {
+		if paths[class] == "" {
+			order = append(order, class)
+		}
+		paths[class] += fmt.Sprintf(format, args...)
+	}
+	cells := m.GPUs[:min(16, len(m.GPUs))]
+	for i, g := range cells {
+		add("f-"+gpuClass(m, g), "M%d %dh%dv%dh-%dz", x+mapLabel+i*(mapCell+mapGap), y+2, mapCell, mapCell, mapCell)
+	}
+	for i, g := range cells { // the marks lie on the cells
+		cx, busy := x+mapLabel+i*(mapCell+mapGap), busyOf(m, g.UUID)
 		switch {
 		case !g.Healthy:
 			const side = mapCell - 4
-			fmt.Fprintf(b, `<path class="tick" d="M%d %dl%d %dm0 -%dl-%d %d"/>`, cx+2, y+4,
-				side, side, side, side, side)
+			add("tick", "M%d %dl%d %dm0 -%dl-%d %d", cx+2, y+4, side, side, side, side, side)
 		case g.UsedMilli > 0 && busy != nil && *busy < 0.05:
-			fmt.Fprintf(b, `<path class="hatch" d="M%d %dl%d -%dm0 5l-5 5"/>`, cx+1, y+1+mapCell, mapCell-1, mapCell-1)
+			add("hatch", "M%d %dl%d -%dm0 5l-5 5", cx+1, y+1+mapCell, mapCell-1, mapCell-1)
 		}
+	}
+	for _, class := range order {
+		fmt.Fprintf(b, `<path class="%s" d="%s"/>`, class, paths[class])
 	}
 	if len(m.GPUs) == 0 {
 		share := percent(m.Used.CPUMilli, m.Capacity.CPUMilli)

@@ -185,7 +185,7 @@ func TestAMapOfMachinesIsSmall(t *testing.T) {
 		}
 		machines = append(machines, m)
 	}
-	if n := len(machineMap(machines)); n > 260<<10 {
+	if n := len(machineMap(machines)); n > 150<<10 {
 		t.Errorf("300 machines are a picture of %d bytes", n)
 	}
 }
