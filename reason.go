@@ -40,7 +40,7 @@ const (
 	ReasonInputInvalid      ReasonCode = "input_invalid"
 	ReasonSecretMissing     ReasonCode = "secret_missing"
 	ReasonSecretUnavailable ReasonCode = "secret_unavailable"
-	ReasonPoison            ReasonCode = "poison"           // machines die under the job
+	ReasonPoison            ReasonCode = "poison"           // machines die, or are found unfit, under the job
 	ReasonElementsFailed    ReasonCode = "elements_failed"  // of an array: not all elements succeeded
 	ReasonStepsFailed       ReasonCode = "steps_failed"     // of a pipeline: not all of its steps succeeded
 	ReasonOverlap           ReasonCode = "overlap"          // of a fire: an earlier job has not ended

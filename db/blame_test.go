@@ -9,6 +9,7 @@ import (
 	"berth"
 	"berth/db"
 	"berth/failure"
+	"berth/spec"
 	"berth/wire"
 )
 
@@ -287,6 +288,58 @@ func TestStallsOfOneJobAreRemembered(t *testing.T) {
 	}
 	if j := s.job(id); j.Reason.Rule != "stalled_same_step" || j.Failures != 1 {
 		t.Errorf("reason %+v, %d failures", j.Reason, j.Failures)
+	}
+}
+
+// TestAJobClosesTwoMachinesByItsFailedChecks checks the bound within one row of attempts, and that another
+// end of an attempt begins a new row.
+func TestAJobClosesTwoMachinesByItsFailedChecks(t *testing.T) {
+	t.Parallel()
+	unfit := failure.Exit{Cause: failure.CauseCheck, Message: "exit status 3: fan broken", CheckFailed: "exit status 3"}
+	other := failure.Exit{Cause: failure.CauseVanished, Message: "removed"}
+	for name, c := range map[string]struct {
+		before []failure.Exit // of the attempts before, on other machines
+		gang   int            // other members of the attempt whose check failed
+		after  bool           // the check failed after the run
+		closed bool
+	}{
+		"first":                  {closed: true},
+		"second":                 {before: []failure.Exit{unfit}, closed: true},
+		"third":                  {before: []failure.Exit{unfit, unfit}},
+		"third with a pause":     {before: []failure.Exit{unfit, unfit, other}, closed: true},
+		"second of a gang":       {gang: 1, closed: true},
+		"third of a gang":        {gang: 2},
+		"gang after one attempt": {before: []failure.Exit{unfit}, gang: 2},
+		"third, after its run":   {before: []failure.Exit{unfit, unfit}, after: true, closed: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newStage(t)
+			a, _ := s.register("host1", "agent1")
+			id := s.submit(func(j *spec.Job) { j.Members = 1 + c.gang })
+			hosts := []string{"m1", "m2"}
+			for i, x := range c.before {
+				attempt := s.place(id, hosts[i%2])
+				s.exit(id, attempt, 0, x)
+				if r := s.settle(id, attempt); r.Next != berth.Retrying {
+					t.Fatalf("attempt %d is settled as %+v", attempt, r)
+				}
+			}
+			attempt := s.place(id, append([]string{"m0"}, hosts[:c.gang]...)...)
+			a.mustClaim(id, attempt)
+			for i := range c.gang {
+				s.exit(id, attempt, i+1, unfit)
+			}
+			x := unfit
+			if c.after {
+				x = exited(1)
+				x.CheckFailed = "exit status 3"
+			}
+			a.report(id, attempt, berth.PhaseExited, func(p *wire.RankReport) { p.Exit = &x })
+			if m := s.machine("", "m0"); (m.State != berth.MachineReady) != c.closed {
+				t.Errorf("machine is %s: %q; want closed %t", m.State, m.Reason, c.closed)
+			}
+		})
 	}
 }
 

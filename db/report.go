@@ -49,7 +49,7 @@ type reporting struct {
 	sealed   []string                 // allocations whose end these reports sealed
 	touched  map[berth.JobID]bool     // jobs to publish a hint for
 	machines map[berth.MachineID]bool // other machines with new orders
-	unfit    string                   // why the operator's check finds the machine unfit; "": it does not
+	unfit    []*reportedRow           // members whose end reports that the operator's check finds the machine unfit
 }
 
 // heard is the result of applying the reports of a call; the call's answer contains it.
@@ -103,8 +103,9 @@ type reportedRow struct {
 	exit     *failure.Exit
 	left     outputsLeft // known with the seal; the exit may already be recorded
 	step     *berth.Progress
-	begun    bool // by this report: set started_at
-	forget   bool // set forgotten_at
+	begun    bool         // by this report: set started_at
+	forget   bool         // set forgotten_at
+	unfit    failure.Exit // by this report, with CheckFailed
 }
 
 // reportOnce applies the reports of a machine in one transaction and publishes the hints
@@ -197,7 +198,7 @@ func plain(x failure.Exit) bool {
 // run starts from empty results.
 func (r *reporting) run(ctx context.Context) error {
 	r.order, r.heard, r.freed, r.gang, r.sealed, r.writes = nil, heard{}, false, false, nil, pgx.Batch{}
-	r.unfit = ""
+	r.unfit = nil
 	for _, step := range []func(context.Context) error{
 		r.lock, r.apply, r.write, r.startJobs, r.writeMachine, r.writeCache, r.renew, r.send,
 	} {
@@ -465,7 +466,7 @@ func (r *reporting) applyOne(ctx context.Context, a *reportedRow, p wire.RankRep
 		r.touched[a.Job] = true
 	}
 	if ended && !a.Sealed && p.Exit.CheckFailed != "" {
-		r.unfit = p.Exit.CheckFailed
+		r.unfit, a.unfit = append(r.unfit, a), *p.Exit
 	}
 	if ended && p.Phase == berth.PhaseSealed {
 		r.sealed = append(r.sealed, strconv.FormatInt(int64(a.ID), 10))

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"berth"
+	"berth/failure"
 	"berth/wire"
 )
 
@@ -282,17 +283,14 @@ func (a *reportedRow) hasStarted() bool {
 // order.
 func (r *reporting) writeMachine(ctx context.Context) error {
 	kills := r.owesKill && len(r.req.Gone) > 0
-	if !kills && len(r.req.GPUs) == 0 && r.unfit == "" {
+	if !kills && len(r.req.GPUs) == 0 && len(r.unfit) == 0 {
 		return nil
 	}
 	if err := r.send(ctx); err != nil {
 		return err
 	}
-	if r.unfit != "" {
-		reason := "quarantine: " + r.unfit + "; then undrain it"
-		if err := closeMachine(ctx, r.tx, r.machine, reason); err != nil {
-			return err
-		}
+	if err := r.closeUnfit(ctx); err != nil {
+		return err
 	}
 	if kills {
 		tag, err := r.tx.Exec(ctx, `
@@ -343,6 +341,48 @@ func (r *reporting) writeMachine(ctx context.Context) error {
 	}
 	r.freed = true
 	return nil
+}
+
+// closeUnfit closes the machine if the operator's check finds it unfit. A job that has closed
+// failure.CheckMachines other machines by failing the check before its start closes no more:
+// the job is the better explanation, and could close the whole cluster. The exits of this call
+// are sent already, and the locks of the jobs order the calls for other members of a gang.
+func (r *reporting) closeUnfit(ctx context.Context) error {
+	for _, a := range r.unfit {
+		if a.unfit.Cause == failure.CauseCheck {
+			n, err := closedBy(ctx, r.tx, a, r.machine)
+			if err != nil {
+				return err
+			}
+			if n >= failure.CheckMachines {
+				continue
+			}
+		}
+		return closeMachine(ctx, r.tx, r.machine, "quarantine: "+a.unfit.CheckFailed+"; then undrain it")
+	}
+	return nil
+}
+
+// closedBy counts the other machines on which the check before the start failed, in the member's
+// attempt and the attempts directly before it.
+func closedBy(ctx context.Context, tx pgx.Tx, a *reportedRow, machine berth.MachineID) (n int, err error) {
+	err = tx.QueryRow(ctx, `
+		SELECT count(DISTINCT o.machine_id)
+		FROM allocations o
+		WHERE o.job = @job AND o.machine_id <> @machine AND o.exit ->> 'cause' = @cause
+		  AND o.attempt <= @attempt
+		  AND o.attempt > coalesce((
+			SELECT max(t.attempt)
+			FROM attempts t
+			WHERE t.job = @job AND t.attempt < @attempt AND coalesce(t.outcome ->> 'rule', '') <> ALL(@rules)), 0)`,
+		pgx.NamedArgs{
+			"job": a.Job, "attempt": a.Attempt, "machine": machine, "cause": failure.CauseCheck,
+			"rules": []string{failure.RuleCheckFailed, failure.RuleCheckFailedAgain},
+		}).Scan(&n)
+	if err != nil {
+		return 0, fmt.Errorf("count machines that job %s has closed: %w", a.Job, err)
+	}
+	return n, nil
 }
 
 // renew queues the write of this call's seq, which also renews the lease. The lease row is

@@ -401,6 +401,21 @@ func (e AttemptEvidence) deaths(r RankEvidence) string {
 		fmt.Sprintf("; each within %d min of the start, with no other job there", PoisonMinutes)
 }
 
+// checkMachines returns the machines on which the operator's check failed in the attempts
+// directly before this one, each once, the oldest first.
+func (e AttemptEvidence) checkMachines() (list []string) {
+	for _, a := range slices.Backward(e.Earlier) {
+		if a.Rule != RuleCheckFailed && a.Rule != RuleCheckFailedAgain {
+			break
+		}
+		if m := string(a.Machine); !slices.Contains(list, m) {
+			list = append(list, m)
+		}
+	}
+	slices.Reverse(list)
+	return list
+}
+
 // cleared returns the machines of earlier attempts with a doubtful end, now that the same
 // job has succeeded on other machines: the success clears the job and accuses them.
 func (e AttemptEvidence) cleared() []berth.MachineID {

@@ -99,7 +99,11 @@ var classifyCases = []struct {
 	// Its GPUs.
 	{"XID 79", evidence(), stopped(failure.CauseGPU), classified{Rule: "gpu_error", Next: berth.Retrying, Code: berth.ReasonGPUError, Budget: failure.BudgetInfra, Elsewhere: true, Fault: true}},
 	{"device in use", evidence(), caused(failure.CauseGPUInUse), classified{Rule: "gpu_in_use", Next: berth.Retrying, Code: berth.ReasonGPUError, Budget: failure.BudgetNone, Elsewhere: true}},
-	{"check failed", evidence(), caused(failure.CauseCheck), classified{Rule: "check_failed", Next: berth.Retrying, Code: berth.ReasonMachineError, Budget: failure.BudgetNone, Elsewhere: true}},
+	{"check failed", evidence(), caused(failure.CauseCheck), classified{Rule: "check_failed", Next: berth.Retrying, Code: berth.ReasonMachineError, Budget: failure.BudgetNone, Delay: true, Elsewhere: true}},
+	{"check failed on two machines in a row", evidence(unfit("m8", "m9")), caused(failure.CauseCheck), classified{Rule: "check_failed_again", Next: berth.Failed, Code: berth.ReasonPoison, Budget: failure.BudgetUser}},
+	{"check failed on two machines in a row, with retries", evidence(attempts(3), unfit("m7", "m8", "m9")), caused(failure.CauseCheck), classified{Rule: "check_failed_again", Next: berth.Retrying, Code: berth.ReasonPoison, Budget: failure.BudgetUser, Delay: true, Elsewhere: true}},
+	{"check failed twice on one machine", evidence(unfit("m8", "m8")), caused(failure.CauseCheck), classified{Rule: "check_failed", Next: berth.Retrying, Code: berth.ReasonMachineError, Budget: failure.BudgetNone, Delay: true, Elsewhere: true}},
+	{"check failed on two machines, and passed since", evidence(unfit("m8", "m9"), ran("communication")), caused(failure.CauseCheck), classified{Rule: "check_failed", Next: berth.Retrying, Code: berth.ReasonMachineError, Budget: failure.BudgetNone, Delay: true, Elsewhere: true}},
 	{"device refused", evidence(), caused(failure.CauseDevice), classified{Rule: "gpu_error", Next: berth.Retrying, Code: berth.ReasonGPUError, Budget: failure.BudgetInfra, Elsewhere: true, Fault: true}},
 	{"XID 31, which is the application's", evidence(), with(exited(1), func(x *failure.Exit) { x.Xid = 31 }), classified{Rule: "gpu_application_error", Next: berth.Retrying, Code: berth.ReasonExitCode, Budget: failure.BudgetUser, Delay: true, Elsewhere: true}},
 	{"XID 43 for the second time", evidence(failed(1)), with(exited(1), func(x *failure.Exit) { x.Xid = 43 }), classified{Rule: "gpu_application_error", Next: berth.Failed, Code: berth.ReasonExitCode, Budget: failure.BudgetUser, DeadLetter: true}},
@@ -217,6 +221,16 @@ func TestClassify(t *testing.T) {
 	}
 }
 
+func TestAJobThatFailsChecksNamesTheMachines(t *testing.T) {
+	t.Parallel()
+	e := evidence(unfit("m8", "m9"))
+	e.Ranks = []failure.RankEvidence{{Machine: "m1", Claimed: true, Exit: with(caused(failure.CauseCheck), func(x *failure.Exit) { x.Message = "exit status 3: fan broken" })}}
+	want := "the operator's check before the start failed on m8, m9, m1; last: exit status 3: fan broken"
+	if v := failure.Classify(e); v.Reason.Message != want {
+		t.Errorf("message is %q, want %q", v.Reason.Message, want)
+	}
+}
+
 // evidence returns the evidence of a running job without retries, with edits.
 func evidence(edits ...func(*failure.AttemptEvidence)) failure.AttemptEvidence {
 	e := failure.AttemptEvidence{Job: "0190a0a0-0000-7000-8000-000000000001", State: berth.Running, Attempt: 2}
@@ -274,6 +288,22 @@ func at(s int64) func(*failure.AttemptEvidence) {
 
 func had(list ...failure.EarlierAttempt) func(*failure.AttemptEvidence) {
 	return func(e *failure.AttemptEvidence) { e.Earlier = list }
+}
+
+// unfit adds attempts in which the operator's check failed on these machines.
+func unfit(machines ...berth.MachineID) func(*failure.AttemptEvidence) {
+	return func(e *failure.AttemptEvidence) {
+		for i, m := range machines {
+			e.Earlier = append(e.Earlier, failure.EarlierAttempt{Rule: []string{"check_failed", "check_failed", "check_failed_again"}[i], Machine: m})
+		}
+	}
+}
+
+// ran adds an attempt that another rule decided.
+func ran(rule string) func(*failure.AttemptEvidence) {
+	return func(e *failure.AttemptEvidence) {
+		e.Earlier = append(e.Earlier, failure.EarlierAttempt{Rule: rule, Machine: "m1"})
+	}
 }
 
 func ruled(codes spec.ExitCodes, action string) func(*failure.AttemptEvidence) {

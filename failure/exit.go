@@ -68,7 +68,7 @@ type Exit struct {
 	OverQuota string `json:"over_quota,omitempty"`
 
 	// CheckFailed describes a failure of the operator's check command on the machine, before or
-	// after the run, with the end of its output. The machine gets no work until an operator opens
+	// after the run. The machine gets no work until an operator opens
 	// it. After a run, the failure does not change the result.
 	CheckFailed string `json:"check_failed,omitempty"`
 }

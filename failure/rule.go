@@ -158,7 +158,7 @@ func (c Rule) reason(e AttemptEvidence, r RankEvidence) berth.Reason {
 		"{xid}", strconv.FormatUint(x.Xid, 10), "{deaths}", e.deaths(r), "{outputs}", e.outputNames(),
 		"{requeue}", e.requeueText(), "{unqueued}", e.unqueuedText(),
 		"{lost}", e.lostText(), "{stalled}", e.stalledIn(), "{quota}", x.OverQuota,
-		"{odd}", e.oddText(),
+		"{odd}", e.oddText(), "{checks}", strings.Join(append(e.checkMachines(), string(r.Machine)), ", "),
 	).Replace(c.Says)
 	return berth.Reason{Code: c.Reason, Rule: c.Name, Message: says, Hint: hint}
 }

@@ -17,6 +17,18 @@ const PoisonMinutes = 10
 // settlement of later attempts counts the attempts with this rule.
 const RuleRequeue = "time_limit_requeue"
 
+// CheckMachines is the number of machines that one job may close by failing the operator's check
+// before its start, in attempts that follow one another. From then on the job is the better
+// explanation: it is charged, and closes no further machine.
+const CheckMachines = 2
+
+// RuleCheckFailed and RuleCheckFailedAgain are the names of the rules for a failed check before
+// the start. Attempts that end by another rule end the row that CheckMachines bounds.
+const (
+	RuleCheckFailed      = "check_failed"
+	RuleCheckFailedAgain = "check_failed_again"
+)
+
 // Values and texts that several rules share.
 const (
 	none      = "-"     // a Hint: no hint, not even for the exit code

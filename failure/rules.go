@@ -232,12 +232,22 @@ var Rules = []Rule{
 		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true,
 	},
 
-	// The operator's check. The failure closes the machine, so that the next attempt goes elsewhere.
+	// The operator's check. A failure closes the machine; CheckMachines bounds that for each job.
 	{
-		Name: "check_failed", Evidence: EvidenceMachine,
+		Name: RuleCheckFailedAgain, Evidence: EvidenceMachine,
+		Signal: "the operator's check command failed before the start, as in the attempts directly before on two or " +
+			"more machines", Causes: []ExitCause{CauseCheck},
+		when:  func(e AttemptEvidence, _ RankEvidence) bool { return len(e.checkMachines()) >= CheckMachines },
+		Class: ClassAmbiguous, Reason: berth.ReasonPoison,
+		Says: "the operator's check before the start failed on {checks}; last: {exit}",
+		Hint: "find out what in the job makes the check fail, and ask an operator to look at the machines",
+		Next: berth.Retrying, Blame: BlameUser, Budget: BudgetUser, Wait: WaitRetry, Elsewhere: true,
+	},
+	{
+		Name: RuleCheckFailed, Evidence: EvidenceMachine,
 		Signal: "the operator's check command failed on the machine before the start", Causes: []ExitCause{CauseCheck},
 		Class: ClassInfra, Reason: berth.ReasonMachineError, Says: "{exit}", Hint: none,
-		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetNone, Wait: WaitNone, Elsewhere: true,
+		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetNone, Wait: WaitInfra, Elsewhere: true,
 	},
 
 	// Its GPUs.

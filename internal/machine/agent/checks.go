@@ -37,18 +37,34 @@ type checker struct {
 	ran    bool // the check before the start, in this process
 }
 
-// before runs the check before the start. It returns a description of the failure, "" without one. An
-// error says that ctx has ended.
-func (c *checker) before(ctx context.Context) (string, error) {
+// checkFailure describes a check that failed.
+type checkFailure struct {
+	why  string // the command, the member and the error; "": the check passed
+	line string // the last line of the output, cut to checkLine; "": none
+}
+
+// checkLine is the number of bytes that a job's message quotes of the output of a check.
+const checkLine = 200
+
+// text returns the failure with the last line of the output, for the job's tenant.
+func (f checkFailure) text() string {
+	if f.line == "" {
+		return f.why
+	}
+	return f.why + ": " + f.line
+}
+
+// before runs the check before the start. An error says that ctx has ended.
+func (c *checker) before(ctx context.Context) (checkFailure, error) {
 	c.ran = true
 	return c.run(ctx, c.checks.Before, "BERTH_CHECK=before")
 }
 
 // after runs the check after the end of a member that has run, or for which the check before the
 // start has passed.
-func (c *checker) after(ctx context.Context, x failure.Exit) (string, error) {
+func (c *checker) after(ctx context.Context, x failure.Exit) (checkFailure, error) {
 	if !c.ran && !x.Started() || x.Cause == failure.CauseCheck {
-		return "", nil
+		return checkFailure{}, nil
 	}
 	code := ""
 	if x.Started() {
@@ -58,9 +74,9 @@ func (c *checker) after(ctx context.Context, x failure.Exit) (string, error) {
 }
 
 // run runs a command. The output becomes a warning event of the job if the check fails.
-func (c *checker) run(ctx context.Context, command string, env ...string) (string, error) {
+func (c *checker) run(ctx context.Context, command string, env ...string) (checkFailure, error) {
 	if command == "" {
-		return "", nil
+		return checkFailure{}, nil
 	}
 	timeout := c.checks.Timeout
 	if timeout <= 0 {
@@ -89,10 +105,10 @@ func (c *checker) run(ctx context.Context, command string, env ...string) (strin
 	text := out.text()
 	switch {
 	case ctx.Err() != nil:
-		return "", context.Cause(ctx)
+		return checkFailure{}, context.Cause(ctx)
 	case err == nil || errors.Is(err, exec.ErrWaitDelay):
 		c.log.Info("check passed", "command", command, "took", time.Since(begun), "output", text)
-		return "", nil
+		return checkFailure{}, nil
 	case limited.Err() != nil:
 		err = fmt.Errorf("stopped after %s", timeout)
 	}
@@ -102,7 +118,8 @@ func (c *checker) run(ctx context.Context, command string, env ...string) (strin
 		says += "; its output ends with: " + text
 	}
 	c.reports.warn(says)
-	return why, nil
+	line := text[strings.LastIndexByte(text, '\n')+1:]
+	return checkFailure{why, strings.ToValidUTF8(line[:min(len(line), checkLine)], "")}, nil
 }
 
 // tail is a writer that keeps the end of its input.

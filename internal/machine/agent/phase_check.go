@@ -17,16 +17,16 @@ type checkPhase struct {
 
 // Do ends the member without a run if the check or the proof fails: the job moves, without blame.
 func (p *checkPhase) Do(ctx context.Context) (phase, error) {
-	why, err := p.checker.before(ctx)
+	failed, err := p.checker.before(ctx)
 	if err != nil {
 		return "", err
 	}
-	if why != "" {
-		x := notStarted(failure.CauseCheck, why)
-		x.CheckFailed = why
+	if failed.why != "" {
+		x := notStarted(failure.CauseCheck, failed.text())
+		x.CheckFailed = failed.why
 		return p.result.end(x)
 	}
-	why, err = p.proof.insist(ctx, p.claim.GPUs)
+	why, err := p.proof.insist(ctx, p.claim.GPUs)
 	if err != nil {
 		return "", err
 	}
@@ -50,9 +50,9 @@ func (a *aftermath) begin(ctx context.Context, x failure.Exit) <-chan string {
 	done := make(chan string, 1)
 	go func() {
 		defer close(done)
-		why, _ := a.checker.after(ctx, x) // an error: ctx has ended, and the member with it
+		failed, _ := a.checker.after(ctx, x) // an error: ctx has ended, and the member with it
 		a.proof.after(ctx, a.claim.GPUs, a.alloc)
-		done <- why
+		done <- failed.why
 	}()
 	return done
 }

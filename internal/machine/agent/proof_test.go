@@ -147,7 +147,7 @@ func TestAFailedCheckClosesTheMachineAndTheJobMoves(t *testing.T) {
 	})
 	id := s.submit(nil, "sleep", "1h")
 	_, w := m.run(id)
-	if x := w.exit(); x.Cause != failure.CauseCheck || x.Started() || !strings.Contains(x.Message, "exit status 3") {
+	if x := w.exit(); x.Cause != failure.CauseCheck || x.Started() || !strings.HasSuffix(x.Message, "exit status 3: before default 0 of "+string(id)+" on m1-0: fan broken") {
 		t.Errorf("exit is %+v", x)
 	}
 	if j := s.settle(id); j.Status != berth.Retrying || j.Reason.Rule != "check_failed" || j.Failures != 0 || j.Losses != 0 {
