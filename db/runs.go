@@ -174,23 +174,32 @@ type EndedJob struct {
 // LatestEnded is the greatest number of jobs that Latest returns.
 const LatestEnded = 4096
 
+// latestWalk is the number of rows of ended jobs that Latest reads at most. Many of them may
+// not count, as after the cancel of a long queue.
+const latestWalk = 100_000
+
 // Latest returns the jobs of all tenants that ended last, however they ended: each has
 // released its capacity. The oldest comes first. Archived jobs, and jobs that never ran, are
-// left out.
+// left out. Jobs that ended before the last latestWalk ended jobs are left out, too.
 func (d *Attempts) Latest(ctx context.Context) ([]EndedJob, error) {
 	rows, err := d.pool.Query(ctx, `
 		SELECT x.tenant, x.name, x.step, x.class, c.request, x.data, x.submitted_at, x.ran_ms
 		FROM (
 			SELECT j.tenant, j.name, coalesce(j.step, '') AS step, j.class, `+dataColumn+` AS data, j.submitted_at,
-				j.ran_ms, j.kind, j.finished_at, j.id
-			FROM jobs j
-			WHERE j.state IN ('succeeded', 'failed', 'canceled')
+				j.ran_ms, j.finished_at, j.id
+			FROM (
+				SELECT *
+				FROM jobs
+				WHERE state IN ('succeeded', 'failed', 'canceled')
+				ORDER BY finished_at DESC
+				LIMIT @walk
+			) j
+			WHERE j.kind = 'job' AND j.ran_ms > 0
 			ORDER BY j.finished_at DESC
 			LIMIT @limit
 		) x
 		JOIN classes c ON c.class = x.class
-		WHERE x.kind = 'job' AND x.ran_ms > 0
-		ORDER BY x.finished_at, x.id`, pgx.NamedArgs{"limit": LatestEnded})
+		ORDER BY x.finished_at, x.id`, pgx.NamedArgs{"limit": LatestEnded, "walk": latestWalk})
 	if err != nil {
 		return nil, mapError(err, "ended jobs")
 	}

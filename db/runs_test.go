@@ -163,3 +163,25 @@ func TestRunTimesReadFewRows(t *testing.T) {
 		}
 	}
 }
+
+// TestLatestPassesOverJobsThatNeverRan checks that a cancel of a long queue does not hide the jobs that ran.
+func TestLatestPassesOverJobsThatNeverRan(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	mustExec(t, s.pool, `INSERT INTO classes (class, request) VALUES ('c', '{}') ON CONFLICT DO NOTHING`)
+	s.past("a", "train", berth.Succeeded, 3)
+	s.past("a", "train", berth.Failed, 2)
+	s.past("a", "train", berth.Succeeded, 1)
+	s.past("a", "waiting", berth.Canceled, make([]int, db.LatestEnded+1)...)
+	list, err := s.db.Attempts.Latest(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ran []time.Duration
+	for _, j := range list {
+		ran = append(ran, j.Ran)
+	}
+	if diff := cmp.Diff([]time.Duration{3 * time.Second, 2 * time.Second, time.Second}, ran); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
