@@ -116,11 +116,15 @@ type route struct {
 	size int // MTU of the interface
 }
 
-// overlapsAny reports whether a route overlaps the subnet. Default routes and routes by the
-// interface own do not count.
+// shortest is the prefix length from which a route says that something is there. Shorter ones are
+// default routes, and the halves and quarters by which VPNs replace those.
+const shortest = 8
+
+// overlapsAny reports whether a route overlaps the subnet. Default routes, see shortest, and routes
+// by the interface own do not count.
 func overlapsAny(routes []route, subnet netip.Prefix, own int) bool {
 	for _, r := range routes {
-		if r.to.Bits() > 0 && (r.via != own || own == 0) && r.to.Overlaps(subnet) {
+		if r.to.Bits() >= shortest && (r.via != own || own == 0) && r.to.Overlaps(subnet) {
 			return true
 		}
 	}

@@ -58,6 +58,7 @@ func TestRoutesTakeSubnets(t *testing.T) {
 	host.Run("ip", "route", "add", "10.71.0.8/29", "via", "192.168.9.2")
 	host.Run("ip", "route", "add", "unreachable", "10.71.0.16/30", "table", "77")
 	host.Run("ip", "route", "add", "default", "via", "192.168.9.2")
+	host.Run("ip", "route", "add", "0.0.0.0/1", "via", "192.168.9.2")
 	o := Options{Subnets: prefixes("10.71.0.0/27"), NetNS: host.Path}
 	s := newSubnets(o, node.Network{Hosts: 1}, sha256.Sum256(nil))
 	got, mtu, err := s.next()
