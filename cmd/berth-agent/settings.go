@@ -158,7 +158,8 @@ func (s *settings) flags(f *pflag.FlagSet) {
 		"file with a declared inventory of GPUs, for machines without any; marked as declared in every listing")
 	f.BoolVar(&s.noGPUs, "no-gpus", false, "ignore the machine's GPUs")
 	f.StringSliceVar(&s.gpuAllow, "gpu-allow",
-		[]string{"Xorg", "Xwayland", "gnome-shell", "nv-hostengine", "nvidia-persistenced"},
+		[]string{"Xorg", "Xwayland", "gnome-shell", "nv-hostengine", "nvidia-cuda-mps-control",
+			"nvidia-cuda-mps-server", "nvidia-persistenced"},
 		"programs of this host that may use any GPU; a GPU gets no jobs while another program outside of jobs uses it")
 	f.StringVar(&s.checks.Before, "check-before", "",
 		"program to run before each member of a job, as Slurm's prolog; a failure drains the machine, and the job "+
