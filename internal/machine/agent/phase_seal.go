@@ -42,8 +42,9 @@ func (p *sealPhase) Do(member context.Context) (phase, error) {
 	p.forgetSecrets()
 	ctx, span := p.spans.start(member, "seal")
 	stored := make(chan failure.Exit, 1)
+	ended := exit // exit changes below, next to the storing
 	go func() {
-		sealed := p.store(ctx, exit)
+		sealed := p.store(ctx, ended)
 		defer func() { stored <- sealed }()
 		span.End(faultOf(member, nil, context.Cause(member)))
 	}()
