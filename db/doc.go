@@ -26,7 +26,7 @@
 //	Retries     array_runs retry
 //	Schedules   clocks fire schedules schedules_apply
 //	Queue       commit explain feed preempt repair
-//	Machines    blame engine machine_history machines_read machines_write prune reap
+//	Machines    blame egress engine machine_history machines_read machines_write prune reap
 //	Agents      claim machine_use register report report_refused stages stall_report sync
 //	Tenants     submit_leases tenants_read tenants_write usage
 //	Storage     storage

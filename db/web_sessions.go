@@ -82,6 +82,16 @@ func (d *WebSessions) Create(ctx context.Context, token string) (text string, er
 // Find returns the principal of a session: that of its token at this moment. A session that is
 // unknown or expired, or whose token is revoked or expired, is an error of code unauthorized.
 func (d *WebSessions) Find(ctx context.Context, text string) (Principal, error) {
+	return d.find(ctx, text, true)
+}
+
+// Look is Find for a program that acts without its reader. It is no use of the session, so that a page that
+// is left open does not keep its session from ending.
+func (d *WebSessions) Look(ctx context.Context, text string) (Principal, error) {
+	return d.find(ctx, text, false)
+}
+
+func (d *WebSessions) find(ctx context.Context, text string, use bool) (Principal, error) {
 	args := pgx.NamedArgs{"sha256": webSessionSum(text), "idle": WebSessionIdle}
 	var p Principal
 	var stale bool // used_at is older than a minute
@@ -95,7 +105,7 @@ func (d *WebSessions) Find(ctx context.Context, text string) (Principal, error) 
 	if errors.Is(err, pgx.ErrNoRows) {
 		return Principal{}, errNoWebSession()
 	}
-	if err == nil && stale {
+	if err == nil && stale && use {
 		_, err = d.pool.Exec(ctx, `UPDATE web_sessions SET used_at = now() WHERE sha256 = @sha256`, args)
 	}
 	return p, mapError(err, "session")

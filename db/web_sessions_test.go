@@ -116,10 +116,16 @@ func TestUseKeepsAWebSessionOpen(t *testing.T) {
 	if _, err := d.Pool().Exec(t.Context(), `UPDATE web_sessions SET used_at = now() - interval '11 hours'`); err != nil {
 		t.Fatal(err)
 	}
+	var fresh bool
+	if _, err := d.WebSessions.Look(t.Context(), text); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Pool().QueryRow(t.Context(), `SELECT used_at > now() - interval '1 hour' FROM web_sessions`).Scan(&fresh); err != nil || fresh {
+		t.Errorf("a look counts as a use: %v, %v", fresh, err)
+	}
 	if _, err := d.WebSessions.Find(t.Context(), text); err != nil {
 		t.Fatal(err)
 	}
-	var fresh bool
 	if err := d.Pool().QueryRow(t.Context(), `SELECT used_at > now() - interval '1 hour' FROM web_sessions`).Scan(&fresh); err != nil || !fresh {
 		t.Errorf("the use was not recorded: %v, %v", fresh, err)
 	}

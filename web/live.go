@@ -232,7 +232,7 @@ func (s *Site) livePage(ctx context.Context, v *visit) (result, error) {
 	tick := time.NewTicker(liveEvery)
 	defer tick.Stop()
 	for {
-		if _, err := s.reader(v.r); berth.CodeOf(err) == berth.CodeUnauthorized {
+		if _, err := s.reader(v.r, false); berth.CodeOf(err) == berth.CodeUnauthorized {
 			return result{}, out.end("bye")
 		}
 		rows, status := s.boards.read(v.r, key)

@@ -128,3 +128,24 @@ func TestAStreamReadsPagesWithRowsAlone(t *testing.T) {
 		}
 	}
 }
+
+// A page that is left open does not keep its session from ending.
+func TestAStreamIsNoUseOfItsSession(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	s.submit("alice", nil)
+	alice := s.signedIn("alice")
+	s.exec(`UPDATE web_sessions SET used_at = now() - interval '11 hours'`)
+	fresh := func() (yes bool) {
+		if err := s.db.Pool().QueryRow(t.Context(), `SELECT used_at > now() - interval '1 hour' FROM web_sessions`).Scan(&yes); err != nil {
+			t.Fatal(err)
+		}
+		return yes
+	}
+	if name, _ := alice.open("/live?of=/jobs").next(); name != "rows" || fresh() {
+		t.Errorf("%q; the stream is a use: %v", name, fresh())
+	}
+	if alice.get("/jobs"); !fresh() { // at once: the look-up of the stream is still remembered
+		t.Error("a page is no use")
+	}
+}

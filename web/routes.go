@@ -10,6 +10,7 @@ type route struct {
 	section string // entry of the navigation that is marked
 	open    bool   // without a session
 	stream  bool   // lasts as long as its reader
+	script  bool   // opened by the script alone: no use of the session
 	live    bool   // has rows that a stream may patch: the only pages that a live stream reads
 	serve   func(ctx context.Context, v *visit) (result, error)
 }
@@ -49,8 +50,8 @@ func (s *Site) routes() []route {
 		{pattern: "GET /jobs/{id}/elements/{index}", section: "jobs", serve: elementPage},
 		{pattern: "GET /jobs", section: "jobs", live: true, serve: jobsPage},
 		{pattern: "GET /jobs/{id}", section: "jobs", live: true, serve: jobPage},
-		{pattern: "GET /live", stream: true, serve: s.livePage},
-		{pattern: "GET /jobs/{id}/tail", stream: true, serve: s.tailPage},
+		{pattern: "GET /live", stream: true, script: true, serve: s.livePage},
+		{pattern: "GET /jobs/{id}/tail", stream: true, script: true, serve: s.tailPage},
 		{pattern: "GET /jobs/{id}/log", section: "jobs", stream: true, serve: wholeLog},
 		{pattern: "GET /jobs/{id}/metrics", section: "jobs", serve: metricsPicture},
 	}

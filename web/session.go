@@ -37,6 +37,7 @@ type sessions struct {
 type seenSession struct {
 	principal db.Principal
 	until     time.Time
+	used      bool // the look-up was a use of the session; a use must not be answered from one that was not
 }
 
 func newSessions(store *db.WebSessions) *sessions {
@@ -45,13 +46,14 @@ func newSessions(store *db.WebSessions) *sessions {
 }
 
 // principal returns the principal of a session. The memory counts from before the look-up, so a
-// token revoked during it is not trusted longer than sessionMemory.
-func (s *sessions) principal(ctx context.Context, text string) (db.Principal, error) {
+// token revoked during it is not trusted longer than sessionMemory. use is
+// false for calls of the script, which must not keep the session of an open page from ending.
+func (s *sessions) principal(ctx context.Context, text string, use bool) (db.Principal, error) {
 	key, now := sha256.Sum256([]byte(text)), time.Now()
 	s.mu.Lock()
 	seen, ok := s.seen[key]
 	s.mu.Unlock()
-	if ok && now.Before(seen.until) {
+	if ok && now.Before(seen.until) && (seen.used || !use) {
 		return seen.principal, nil
 	}
 	select {
@@ -59,7 +61,11 @@ func (s *sessions) principal(ctx context.Context, text string) (db.Principal, er
 	case <-ctx.Done():
 		return db.Principal{}, ctx.Err()
 	}
-	p, err := s.store.Find(ctx, text)
+	find := s.store.Find
+	if !use {
+		find = s.store.Look
+	}
+	p, err := find(ctx, text)
 	<-s.looks
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -70,7 +76,7 @@ func (s *sessions) principal(ctx context.Context, text string) (db.Principal, er
 	if len(s.seen) >= sessionRoom {
 		clear(s.seen)
 	}
-	s.seen[key] = seenSession{p, now.Add(sessionMemory)}
+	s.seen[key] = seenSession{p, now.Add(sessionMemory), use}
 	return p, nil
 }
 
@@ -82,13 +88,13 @@ func (s *sessions) end(ctx context.Context, text string) error {
 	return s.store.Delete(ctx, text)
 }
 
-// reader returns the principal of the request's session.
-func (s *Site) reader(r *http.Request) (db.Principal, error) {
+// reader returns the principal of the request's session. use: the reader has asked for a page.
+func (s *Site) reader(r *http.Request, use bool) (db.Principal, error) {
 	text := s.sessionText(r)
 	if text == "" {
 		return db.Principal{}, berth.Errorf(berth.CodeUnauthorized, "not signed in")
 	}
-	return s.sessions.principal(r.Context(), text)
+	return s.sessions.principal(r.Context(), text, use)
 }
 
 // sessionText returns the text of the request's session, "" without one.

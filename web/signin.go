@@ -21,7 +21,7 @@ type signInView struct {
 
 // signInPage shows the form that takes a token.
 func (s *Site) signInPage(_ context.Context, v *visit) (result, error) {
-	if _, err := s.reader(v.r); err == nil {
+	if _, err := s.reader(v.r, true); err == nil {
 		return result{redirect: localPath(v.query("next"))}, nil
 	}
 	return s.signInForm(v, localPath(v.query("next")), "", http.StatusOK), nil

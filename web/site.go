@@ -114,7 +114,7 @@ func (s *Site) serve(of route) http.Handler {
 		v.page.Live = of.live
 		v.reading = r.Context().Value(readingKey{}) != nil
 		if !of.open {
-			p, err := s.reader(r)
+			p, err := s.reader(r, !of.script && !v.reading)
 			if berth.CodeOf(err) == berth.CodeUnauthorized {
 				s.askToSignIn(v)
 				return

@@ -163,7 +163,7 @@ func (s *Site) passLines(ctx context.Context, out *events, lines <-chan wire.Log
 			}
 			return errTailEnded
 		case <-check.C:
-			if _, err := s.reader(out.of); berth.CodeOf(err) == berth.CodeUnauthorized {
+			if _, err := s.reader(out.of, false); berth.CodeOf(err) == berth.CodeUnauthorized {
 				return err // signed out, or the token is revoked
 			}
 		case <-s.Closing:

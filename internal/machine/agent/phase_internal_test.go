@@ -105,7 +105,7 @@ func TestThePreparationIsEnteredAndLeftOnce(t *testing.T) {
 			}
 		}
 	}
-	if diff := cmp.Diff([][]phase{{phasePull}, {phaseCreate}}, [][]phase{entered, left}); diff != "" {
+	if diff := cmp.Diff([][]phase{{phasePull}, {phaseCheck}}, [][]phase{entered, left}); diff != "" {
 		t.Errorf("entered by and left from (-want +got):\n%s", diff)
 	}
 }

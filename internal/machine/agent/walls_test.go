@@ -93,12 +93,19 @@ func (w *walled) restart() {
 	if err := w.m.stop(); err != nil {
 		w.t.Fatal(err)
 	}
+	w.m.cfg.Egress = w.egress("m1")
+	w.m.start()
+}
+
+// egress opens the table of an agent. Each agent has one of its own, also on one host.
+func (w *walled) egress(name string) agent.Egress {
+	w.t.Helper()
 	resolvers := []netip.Addr{netip.MustParseAddr(outsideResolver)}
 	if w.mute {
 		resolvers = nil
 	}
 	table, err := firewall.Open(w.t.Context(), firewall.Options{
-		Owner: w.t.Name(), NetNS: w.host.Path, Never: []netip.Prefix{jobNetworks}, Resolvers: resolvers,
+		Owner: w.t.Name() + name, NetNS: w.host.Path, Never: []netip.Prefix{jobNetworks}, Resolvers: resolvers,
 	})
 	if errors.Is(err, firewall.ErrUnsupported) {
 		w.t.Skipf("nftables: %v", err)
@@ -107,10 +114,9 @@ func (w *walled) restart() {
 		w.t.Fatal(err)
 	}
 	w.t.Cleanup(func() { _ = table.Close() })
-	w.m.cfg.Egress = agent.Egress{
+	return agent.Egress{
 		Table: table, Resolvers: resolvers, Private: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/24")},
 	}
-	w.m.start()
 }
 
 // inside is a running container, seen from its own network.
@@ -289,7 +295,7 @@ func TestMembersOfAWalledGangMeet(t *testing.T) {
 	if err := m2.stop(); err != nil {
 		t.Fatal(err)
 	}
-	m2.cfg.Egress = w.m.cfg.Egress
+	m2.cfg.Egress = w.egress("m2")
 	m2.start()
 	id := w.submit(func(j *spec.Job) { j.Members, j.Network = 2, noEgress }, "trap-term", "0")
 	w.placeGang(id, w.m, m2)
