@@ -98,6 +98,7 @@ var classifyCases = []struct {
 
 	// Its GPUs.
 	{"XID 79", evidence(), stopped(failure.CauseGPU), classified{Rule: "gpu_error", Next: berth.Retrying, Code: berth.ReasonGPUError, Budget: failure.BudgetInfra, Elsewhere: true, Fault: true}},
+	{"no network", evidence(), caused(failure.CauseNetwork), classified{Rule: "network_unavailable", Next: berth.Retrying, Code: berth.ReasonMachineError, Budget: failure.BudgetInfra, Elsewhere: true}},
 	{"device in use", evidence(), caused(failure.CauseGPUInUse), classified{Rule: "gpu_in_use", Next: berth.Retrying, Code: berth.ReasonGPUError, Budget: failure.BudgetNone, Elsewhere: true}},
 	{"check failed", evidence(), caused(failure.CauseCheck), classified{Rule: "check_failed", Next: berth.Retrying, Code: berth.ReasonMachineError, Budget: failure.BudgetNone, Delay: true, Elsewhere: true}},
 	{"check failed on two machines in a row", evidence(unfit("m8", "m9")), caused(failure.CauseCheck), classified{Rule: "check_failed_again", Next: berth.Failed, Code: berth.ReasonPoison, Budget: failure.BudgetUser}},

@@ -21,6 +21,7 @@ const (
 	CauseImageMismatch     ExitCause = "image_mismatch"     // never started: the content does not match its digest
 	CauseBadCommand        ExitCause = "bad_command"        // never started: the executable is not in the image
 	CauseDevice            ExitCause = "device"             // never started: the engine refused the GPUs
+	CauseNetwork           ExitCause = "network"            // never started: the machine had no fit network for it
 	CauseEngine            ExitCause = "engine"             // the engine failed, or ended the container by a restart
 	CauseBoot              ExitCause = "boot"               // the machine rebooted
 	CauseHostOOM           ExitCause = "host_oom"           // the host, and not the job, ran out of memory

@@ -216,6 +216,14 @@ var Rules = []Rule{
 		Class: ClassInfra, Reason: berth.ReasonMachineError, Says: "{exit}", Hint: none,
 		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true, Fault: true,
 	},
+	// A full range or machines that do not fit together are no sign of a defective machine.
+	{
+		Name: "network_unavailable", Evidence: EvidenceMachine,
+		Signal: "the machine had no network for the job: no free subnet, another policy, or one that its peers do not use",
+		Causes: []ExitCause{CauseNetwork},
+		Class:  ClassInfra, Reason: berth.ReasonMachineError, Says: "{exit}", Hint: none,
+		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true,
+	},
 	{
 		Name: "vanished", Evidence: EvidenceMachine, Signal: "the container was removed from outside Berth",
 		Causes: []ExitCause{CauseVanished},

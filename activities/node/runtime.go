@@ -71,7 +71,8 @@ type Runtime interface {
 	Remove(ctx context.Context, name string) error
 	// EnsureNetwork creates a network for containers unless it exists; concurrent callers
 	// create one. Containers on the network reach each other by name. It returns the network
-	// as the engine has it.
+	// as the engine has it, whose labels beyond cluster, job and attempt may differ from those
+	// asked for. It returns ErrNoNetwork if the name is another's, or no subnet is free.
 	EnsureNetwork(ctx context.Context, n Network) (Network, error)
 	// RemoveNetwork removes a network without containers. It returns ErrNetworkInUse if a
 	// container in any state is on the network, as far as containers carry the network's
@@ -108,6 +109,8 @@ var (
 	ErrBadCommand = errors.New("command cannot start")
 	// ErrNetworkInUse: a container is on the network.
 	ErrNetworkInUse = errors.New("network is in use")
+	// ErrNoNetwork: no network can be made for the job here. The machine is not at fault.
+	ErrNoNetwork = errors.New("no network for the job")
 	// ErrDevice: the engine could not give the container its GPUs. The fault is the
 	// machine's, which must not be tried again for GPU work.
 	ErrDevice = errors.New("device request refused")

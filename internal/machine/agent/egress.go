@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"net/url"
@@ -42,13 +43,13 @@ type walls struct {
 	runtime node.Runtime
 	log     *slog.Logger
 
-	mu      sync.Mutex
-	bridges map[string]string // of networks with rules, by name
+	mu    sync.Mutex
+	known map[string]firewall.Network // networks with rules, by the engine's name for them
 }
 
 // newWalls returns the walls of a machine, without any network.
 func newWalls(cfg Config, log *slog.Logger) *walls {
-	return &walls{Egress: cfg.Egress, runtime: cfg.Runtime, log: log, bridges: map[string]string{}}
+	return &walls{Egress: cfg.Egress, runtime: cfg.Runtime, log: log, known: map[string]firewall.Network{}}
 }
 
 // held reports whether this machine enforces policies.
@@ -75,35 +76,54 @@ func (w *walls) restore(ctx context.Context) error {
 		return nil
 	}
 	mark := w.Table.Mark()
+	w.mu.Lock()
+	before := maps.Clone(w.known)
+	w.mu.Unlock()
 	found, err := w.runtime.Networks(ctx, nil)
 	if err != nil {
 		return err
 	}
 	var list []firewall.Network
-	bridges := map[string]string{}
+	now := map[string]firewall.Network{}
 	for _, n := range found {
-		text, walled := n.Labels[labelPolicy]
+		policy, walled := w.policy(n)
+		if !walled { // made by an agent that enforces no policies, and perhaps walled by this process
+			var b firewall.Network
+			b, walled = before[n.Name]
+			policy = b.Policy
+		}
 		if !walled || n.Bridge == "" || !n.Subnet.IsValid() {
 			continue
 		}
-		var policy spec.Network
-		if err := json.Unmarshal([]byte(text), &policy); err != nil {
-			w.log.Error("network has an unreadable egress policy, its containers reach nothing",
-				"network", n.Name, "err", err)
-			policy = spec.Network{Egress: spec.EgressNone}
-		}
-		list = append(list, firewall.Network{Bridge: n.Bridge, Subnet: n.Subnet, Policy: policy})
-		bridges[n.Name] = n.Bridge
+		now[n.Name] = firewall.Network{Bridge: n.Bridge, Subnet: n.Subnet, Policy: policy}
+		list = append(list, now[n.Name])
 	}
 	if err := w.Table.Restore(ctx, mark, list); err != nil {
 		return err
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for name, bridge := range bridges {
-		w.bridges[name] = bridge
+	for name := range before { // networks that came after the list stay
+		if _, listed := now[name]; !listed {
+			delete(w.known, name)
+		}
 	}
+	maps.Copy(w.known, now)
 	return nil
+}
+
+// policy returns the policy that the engine has recorded for a network, if it has one.
+func (w *walls) policy(n node.Network) (policy spec.Network, walled bool) {
+	text, walled := n.Labels[labelPolicy]
+	if !walled {
+		return spec.Network{}, false
+	}
+	if err := json.Unmarshal([]byte(text), &policy); err != nil {
+		w.log.Error("network has an unreadable egress policy, its containers reach nothing",
+			"network", n.Name, "err", err)
+		policy = spec.Network{Egress: spec.EgressNone}
+	}
+	return policy, true
 }
 
 // restoreFirst repeats restore until it succeeds or ctx ends.
@@ -123,13 +143,13 @@ func (w *walls) wall(ctx context.Context, n node.Network, policy spec.Network) e
 	if n.Bridge == "" || !n.Subnet.IsValid() {
 		return fmt.Errorf("wall network %s: the engine reports neither its bridge nor its subnet", n.Name)
 	}
-	err := w.Table.Add(ctx, firewall.Network{Bridge: n.Bridge, Subnet: n.Subnet, Policy: policy})
-	if err != nil {
+	b := firewall.Network{Bridge: n.Bridge, Subnet: n.Subnet, Policy: policy}
+	w.mu.Lock() // first: from its rules on, each comparison finds the network here
+	w.known[n.Name] = b
+	w.mu.Unlock()
+	if err := w.Table.Add(ctx, b); err != nil {
 		return fmt.Errorf("wall network %s: %w", n.Name, err)
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.bridges[n.Name] = n.Bridge
 	return nil
 }
 
@@ -162,13 +182,12 @@ func (w *walls) left(ctx context.Context, name string, since firewall.Mark) {
 		return
 	}
 	w.mu.Lock()
-	bridge := w.bridges[name]
-	delete(w.bridges, name)
+	n, known := w.known[name]
 	w.mu.Unlock()
-	if bridge == "" {
+	if !known {
 		return
 	}
-	if err := w.Table.Remove(ctx, since, bridge); err != nil && ctx.Err() == nil {
+	if err := w.Table.Remove(ctx, since, n.Bridge); err != nil && ctx.Err() == nil {
 		w.log.Warn("cannot remove the egress rules of a network, will retry with the next change",
 			"network", name, "err", err)
 	}

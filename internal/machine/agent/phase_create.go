@@ -56,7 +56,7 @@ func (p *createPhase) create(ctx context.Context) (phase, error) {
 		return p.result.notStarted(failure.CauseInputInvalid, err.Error())
 	}
 	if err := p.joinNetwork(&given); err != nil {
-		return p.result.notStarted(failure.CauseEngine, err.Error())
+		return p.result.notStarted(failure.CauseNetwork, err.Error())
 	}
 	patience := time.Now().Add(p.timing.EnginePatience)
 	for wait := p.timing.backoff(); ; {
@@ -83,6 +83,9 @@ func (p *createPhase) create(ctx context.Context) (phase, error) {
 				return "", err
 			}
 			continue
+		}
+		if errors.Is(err, node.ErrNoNetwork) {
+			cause = failure.CauseNetwork
 		}
 		return p.result.notStarted(cause, err.Error())
 	}
@@ -285,6 +288,10 @@ func (p *createPhase) ensureNetwork(ctx context.Context) ([]netip.Addr, error) {
 	made, err := p.runtime.EnsureNetwork(ctx, n)
 	if err != nil {
 		return nil, err
+	}
+	if p.claim.Spec.Network.Strict() && made.Labels[labelPolicy] != n.Labels[labelPolicy] {
+		return nil, fmt.Errorf("network.egress: %s: an agent that enforces no policies has made "+
+			"the network of this job: %w", p.claim.Spec.Network.Egress, node.ErrNoNetwork)
 	}
 	if err := p.walls.wall(ctx, made, p.claim.Spec.Network); err != nil {
 		return nil, err

@@ -270,6 +270,42 @@ func TestAJobWithoutNamesHasADeadResolver(t *testing.T) {
 	w.checkNames(c)
 }
 
+// An agent that enforces no policies has made the gang's network. The default policy joins it, and
+// its walls outlast each comparison; a policy of its own does not join it.
+func TestANetworkOfAnUnwalledAgent(t *testing.T) {
+	t.Parallel()
+	w := newWalled(t)
+	cluster, err := w.db.Cluster.ID(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	prepare := func(policy spec.Network) berth.JobID {
+		id := w.submit(func(j *spec.Job) { j.Network = policy }, "trap-term", "0")
+		_, err := w.engine.EnsureNetwork(t.Context(), node.Network{Name: berth.GangNetworkName(id, 1), Labels: map[string]string{
+			berth.LabelCluster: cluster, berth.LabelJob: string(id), berth.LabelAttempt: "1"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return id
+	}
+	w.m.cfg.Timing.EnginePatience = 10 * time.Millisecond
+	w.restart()
+	_, wait := w.m.run(prepare(noEgress))
+	if x := wait.exit(); x.Cause != failure.CauseNetwork || x.Started() {
+		t.Errorf("exit is %+v", x)
+	}
+	id := prepare(spec.Network{})
+	w.placeGang(id, w.m)
+	w.until("it runs", func() bool {
+		c, err := w.engine.Inspect(t.Context(), berth.ContainerName(id, 0, 1))
+		return err == nil && c.State == node.ContainerRunning
+	})
+	c := w.inside(id, 0, spec.Network{})
+	if err := c.Reach("tcp", outsidePrivate+":80", patience); err == nil {
+		t.Error("the default policy reaches a private network")
+	}
+}
+
 // The network goes with the job, and its rules go with the network.
 func TestAWalledJobLeavesNothing(t *testing.T) {
 	t.Parallel()

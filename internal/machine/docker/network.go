@@ -52,10 +52,10 @@ func (e *Engine) EnsureNetwork(ctx context.Context, n node.Network) (node.Networ
 		}
 		switch {
 		case err == nil:
-			for k, v := range n.Labels {
-				if found.Labels[k] != v {
-					return node.Network{}, fmt.Errorf("create network %s: the engine has another network of this name",
-						n.Name)
+			for _, k := range identity {
+				if found.Labels[k] != n.Labels[k] {
+					return node.Network{}, fmt.Errorf("create network %s: the engine has another network of this name: %w",
+						n.Name, node.ErrNoNetwork)
 				}
 			}
 			return describeNetwork(*found), nil

@@ -89,7 +89,8 @@ func (s *subnets) next() (subnet netip.Prefix, mtu int, err error) {
 		}
 	}
 	return netip.Prefix{}, 0, fmt.Errorf("no subnet for %d containers is free in %v: each is taken, or overlaps "+
-		"a route of this machine (berth-agent --job-networks sets the ranges)", 1<<(32-s.bits)-3, s.ranges)
+		"a route of this machine (berth-agent --job-networks sets the ranges): %w", 1<<(32-s.bits)-3, s.ranges,
+		node.ErrNoNetwork)
 }
 
 // contested reports whether another interface than the bridge has a route to the subnet.
