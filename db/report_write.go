@@ -289,7 +289,7 @@ func (r *reporting) writeMachine(ctx context.Context) error {
 	if err := r.send(ctx); err != nil {
 		return err
 	}
-	if err := r.closeUnfit(ctx); err != nil {
+	if err := closeUnfit(ctx, r); err != nil {
 		return err
 	}
 	if kills {
@@ -347,7 +347,7 @@ func (r *reporting) writeMachine(ctx context.Context) error {
 // failure.CheckMachines other machines by failing the check before its start closes no more:
 // the job is the better explanation, and could close the whole cluster. The exits of this call
 // are sent already, and the locks of the jobs order the calls for other members of a gang.
-func (r *reporting) closeUnfit(ctx context.Context) error {
+func closeUnfit(ctx context.Context, r *reporting) error {
 	for _, a := range r.unfit {
 		if a.unfit.Cause == failure.CauseCheck {
 			n, err := closedBy(ctx, r.tx, a, r.machine)

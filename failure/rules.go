@@ -219,7 +219,7 @@ var Rules = []Rule{
 	// A full range or machines that do not fit together are no sign of a defective machine.
 	{
 		Name: "network_unavailable", Evidence: EvidenceMachine,
-		Signal: "the machine had no network for the job: no free subnet, another policy, or one that its peers do not use",
+		Signal: "the machine had no network for the job: no free subnet, or one of its name with another policy",
 		Causes: []ExitCause{CauseNetwork},
 		Class:  ClassInfra, Reason: berth.ReasonMachineError, Says: "{exit}", Hint: none,
 		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true,

@@ -201,7 +201,7 @@ func endOf(text, tag string) int {
 var age = regexp.MustCompile(`(<time class="ago"[^>]*>)[^<]*`)
 
 // hasRows reports whether an address is that of a page with live rows. The table of routes decides, by the
-// rules that serve the page: a list of refused texts would miss what an escape such as %6c spells.
+// rules that serve the page: a list of refused texts would miss escapes such as %6c.
 func (s *Site) hasRows(address string) bool {
 	page, err := url.Parse(address)
 	if err != nil {

@@ -39,7 +39,7 @@ type Options struct {
 type Site struct {
 	Options
 	mux      *http.ServeMux
-	live     *http.ServeMux // the pages with live rows alone: what a stream may read
+	live     *http.ServeMux // the pages with live rows alone, which a stream may read
 	guarded  http.Handler
 	sessions *sessions
 	boards   *boards

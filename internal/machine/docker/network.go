@@ -54,8 +54,8 @@ func (e *Engine) EnsureNetwork(ctx context.Context, n node.Network) (node.Networ
 		case err == nil:
 			for _, k := range identity {
 				if found.Labels[k] != n.Labels[k] {
-					return node.Network{}, fmt.Errorf("create network %s: the engine has another network of this name: %w",
-						n.Name, node.ErrNoNetwork)
+					return node.Network{}, fmt.Errorf(
+						"create network %s: the engine has another network of this name: %w", n.Name, node.ErrNoNetwork)
 				}
 			}
 			return describeNetwork(*found), nil

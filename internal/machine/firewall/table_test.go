@@ -336,7 +336,7 @@ func TestABrokenWatchIsReplaced(t *testing.T) {
 	}
 }
 
-// A comparison writes the table, whatever the watch has seen.
+// A comparison writes the table, also if the watch has seen no change.
 func TestAComparisonRepairs(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, spec.Network{})
