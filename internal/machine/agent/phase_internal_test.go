@@ -91,7 +91,8 @@ func TestEveryPhaseIsReachedAndEnds(t *testing.T) {
 	}
 }
 
-// The preparation opens and closes once, so its phases follow each other.
+// The preparation opens and closes once, so its phases follow each other. It opens after locate
+// alone: at pull, or at check for a container that an earlier agent process has created.
 func TestThePreparationIsEnteredAndLeftOnce(t *testing.T) {
 	t.Parallel()
 	var entered, left []phase
@@ -105,7 +106,7 @@ func TestThePreparationIsEnteredAndLeftOnce(t *testing.T) {
 			}
 		}
 	}
-	if diff := cmp.Diff([][]phase{{phasePull}, {phaseCheck}}, [][]phase{entered, left}); diff != "" {
+	if diff := cmp.Diff([][]phase{{phasePull, phaseCheck}, {phaseCheck}}, [][]phase{entered, left}); diff != "" {
 		t.Errorf("entered by and left from (-want +got):\n%s", diff)
 	}
 }
