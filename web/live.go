@@ -38,7 +38,6 @@ func pauseOf(path string) time.Duration {
 const (
 	streamsOfToken = 50
 	streamsMost    = 1000
-	boardsMost     = 500
 )
 
 // boards are the last readings of pages, by page and scope of the reader.
@@ -46,8 +45,8 @@ type boards struct {
 	site *Site
 
 	mu      sync.Mutex
-	all     map[boardKey]*board
-	streams map[string]int // by token
+	all     map[boardKey]*board // those with streams
+	streams map[string]int      // by token
 	open    int
 }
 
@@ -55,8 +54,13 @@ type boards struct {
 // on the reader's name where the page asks for the reader's own.
 type boardKey struct{ path, tenant, role, name string }
 
+// noBoard is the key of streams that show no rows; its board is never read.
+var noBoard boardKey
+
 // board is one reading of a page.
 type board struct {
+	streams int // that show it; guarded by boards.mu
+
 	mu     sync.Mutex // held during a reading, so that it is made once
 	at     time.Time
 	status int
@@ -67,8 +71,9 @@ func newBoards(s *Site) *boards {
 	return &boards{site: s, all: map[boardKey]*board{}, streams: map[string]int{}}
 }
 
-// enter counts a stream of a token, or refuses it.
-func (b *boards) enter(token string) error {
+// enter counts a stream of a token, or refuses it. A page whose address differs in anything is a board of
+// its own, so a board lives only as long as its streams.
+func (b *boards) enter(token string, key boardKey) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.streams[token] >= streamsOfToken || b.open >= streamsMost {
@@ -76,32 +81,34 @@ func (b *boards) enter(token string) error {
 	}
 	b.streams[token]++
 	b.open++
+	of := b.all[key]
+	if of == nil {
+		of = &board{}
+		b.all[key] = of
+	}
+	of.streams++
 	return nil
 }
 
-// leave ends the count of a stream.
-func (b *boards) leave(token string) {
+// leave ends the count of a stream, and drops the board of the last one.
+func (b *boards) leave(token string, key boardKey) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.open--
 	if b.streams[token]--; b.streams[token] == 0 {
 		delete(b.streams, token)
 	}
+	of := b.all[key]
+	if of.streams--; of.streams == 0 {
+		delete(b.all, key)
+	}
 }
 
-// of returns the board of a key. Boards that nobody has read for long make room.
+// of returns the board of a key, which a stream has entered.
 func (b *boards) of(key boardKey) *board {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	found := b.all[key]
-	if found == nil {
-		if len(b.all) >= boardsMost {
-			clear(b.all)
-		}
-		found = &board{}
-		b.all[key] = found
-	}
-	return found
+	return b.all[key]
 }
 
 // read returns the rows of a page as its reader sees them, from a reading that is at most pauseOf
@@ -219,14 +226,14 @@ func (s *Site) livePage(ctx context.Context, v *visit) (result, error) {
 		return result{}, berth.Errorf(berth.CodeInvalid, "%q is not a page with rows", clip(80, path))
 	}
 	p := v.page.Reader
-	if err := s.boards.enter(p.TokenID); err != nil {
-		return result{}, err
-	}
-	defer s.boards.leave(p.TokenID)
 	key := boardKey{path: path, tenant: string(p.Tenant), role: string(p.Role)}
 	if u, err := url.Parse(path); err != nil || u.Path == "/" || strings.Contains(u.Query().Get("q"), "owner") {
 		key.name = p.Name
 	}
+	if err := s.boards.enter(p.TokenID, key); err != nil {
+		return result{}, err
+	}
+	defer s.boards.leave(p.TokenID, key)
 	out := newEvents(v)
 	sent := map[string]rowSum{}
 	tick := time.NewTicker(liveEvery)

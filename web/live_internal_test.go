@@ -139,3 +139,30 @@ func TestAStopIsNotTheEndOfALog(t *testing.T) {
 		t.Errorf("at the end: %v", err)
 	}
 }
+
+// A board lives as long as its streams: else each address of a page would hold memory for good.
+func TestABoardEndsWithItsLastStream(t *testing.T) {
+	t.Parallel()
+	b := newBoards(nil)
+	one, two := boardKey{path: "/jobs"}, boardKey{path: "/jobs?x=1"}
+	for _, key := range []boardKey{one, one, two} {
+		if err := b.enter("token", key); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first := b.of(one)
+	b.leave("token", one)
+	if b.of(one) != first || len(b.all) != 2 {
+		t.Errorf("%d boards while two streams are open", len(b.all))
+	}
+	b.leave("token", one)
+	b.leave("token", two)
+	if len(b.all) != 0 || len(b.streams) != 0 || b.open != 0 {
+		t.Errorf("%d boards, %d tokens and %d streams are left", len(b.all), len(b.streams), b.open)
+	}
+	for i := range streamsOfToken + 1 {
+		if err := b.enter("token", noBoard); (err != nil) != (i == streamsOfToken) {
+			t.Errorf("stream %d: %v", i, err)
+		}
+	}
+}

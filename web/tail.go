@@ -22,10 +22,10 @@ const tailMost = 1000
 
 // tailPage streams the lines of a log after those of the page, as rows of the same HTML.
 func (s *Site) tailPage(ctx context.Context, v *visit) (result, error) {
-	if err := s.boards.enter(v.page.Reader.TokenID); err != nil {
+	if err := s.boards.enter(v.page.Reader.TokenID, noBoard); err != nil {
 		return result{}, err
 	}
-	defer s.boards.leave(v.page.Reader.TokenID)
+	defer s.boards.leave(v.page.Reader.TokenID, noBoard)
 	attempt, _ := strconv.Atoi(v.query("attempt"))
 	member, _ := strconv.Atoi(v.query("member"))
 	last := lastLine(v)
