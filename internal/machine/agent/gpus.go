@@ -21,12 +21,14 @@ type gpuHealth struct {
 	mu         sync.Mutex
 	known      map[string]berth.GPU // by UUID
 	held       map[string]string    // by UUID: why a device is not free, see deviceProof
+	told       map[string]time.Time // by UUID: when held was set to that reason
 	unreported bool
 }
 
 // newGPUHealth returns a gpuHealth that knows no device until its first poll.
 func newGPUHealth(inventory node.GPUs, log *slog.Logger) *gpuHealth {
-	return &gpuHealth{inventory: inventory, log: log, known: map[string]berth.GPU{}, held: map[string]string{}}
+	return &gpuHealth{inventory: inventory, log: log, known: map[string]berth.GPU{}, held: map[string]string{},
+		told: map[string]time.Time{}}
 }
 
 // note takes a list that a registration reports anyway.
@@ -126,19 +128,24 @@ func (h *gpuHealth) takeChanges() (all []berth.GPU) {
 	return all
 }
 
+// retellEvery is the interval of new reasons for a device that stays in use: the memory of a process
+// changes all the time.
+const retellEvery = time.Minute
+
 // hold records why a device is not free, "" for a free one, and reports whether that has changed. A
 // device that is not free gets no work, but is no fault to the members that use it.
 func (h *gpuHealth) hold(uuid, why string) (changed bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	was := h.held[uuid]
-	if was == why {
+	if was == why || was != "" && why != "" && time.Since(h.told[uuid]) < retellEvery {
 		return false
 	}
 	if why == "" {
 		delete(h.held, uuid)
+		delete(h.told, uuid)
 	} else {
-		h.held[uuid] = why
+		h.held[uuid], h.told[uuid] = why, time.Now()
 	}
 	h.log.Warn("GPU use outside of Berth changed", "gpu", uuid, "was", was, "is", why)
 	h.unreported = true
