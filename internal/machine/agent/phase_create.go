@@ -45,8 +45,8 @@ func (p *createPhase) Do(ctx context.Context) (phase, error) {
 	return p.spans.step(ctx, "create", p.result, p.create)
 }
 
-// create creates the container, or takes an existing one with this member's labels. It retries
-// until EnginePatience is over, except for errors that the specification causes.
+// create creates the container, or takes an existing one with this member's labels. From the first
+// error on it retries until EnginePatience is over, except for errors that the specification causes.
 func (p *createPhase) create(ctx context.Context) (phase, error) {
 	given := p.containerSpec()
 	if err := p.addSecrets(&given); err != nil {
@@ -58,10 +58,13 @@ func (p *createPhase) create(ctx context.Context) (phase, error) {
 	if err := p.joinNetwork(&given); err != nil {
 		return p.result.notStarted(failure.CauseNetwork, err.Error())
 	}
-	patience := time.Now().Add(p.timing.EnginePatience)
+	var patience time.Time
 	for wait := p.timing.backoff(); ; {
 		c, err := p.ask(ctx, given)
 		cause := failure.CauseEngine
+		if err != nil && patience.IsZero() { // a slow engine is no faulty one
+			patience = time.Now().Add(p.timing.EnginePatience)
+		}
 		switch {
 		case err == nil, errors.Is(err, node.ErrExists) && p.owns(c):
 			p.fencing.list(c)
