@@ -20,8 +20,9 @@ import (
 // usedGPUs is an inventory whose devices a test lets processes use.
 type usedGPUs struct {
 	declared
-	mu   sync.Mutex
-	used map[string]node.GPUHolding
+	mu    sync.Mutex
+	used  map[string]node.GPUHolding
+	asked int
 }
 
 // use makes the driver report a holding of the first device. The zero holding is a free device.
@@ -34,6 +35,7 @@ func (g *usedGPUs) use(h node.GPUHolding) {
 func (g *usedGPUs) Holders(_ context.Context, uuids []string) (list []node.GPUHolding, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	g.asked++
 	for _, uuid := range uuids {
 		h := g.used[uuid]
 		h.UUID = uuid
@@ -60,6 +62,12 @@ func (m *machine) proving(edit func(*machine)) *usedGPUs {
 		edit(m)
 	}
 	m.start()
+	// The first look, at the agent's start, finds the devices free; the test changes them later.
+	m.s.until("the devices are proven", func() bool {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		return g.asked > 0
+	})
 	return g
 }
 
