@@ -376,7 +376,7 @@ func recordAct(ctx context.Context, tx pgx.Tx, id, event string, end SessionEnd)
 }
 
 // PruneActs deletes at most limit entries of the acts that are older than retention, the oldest first,
-// and returns their number. The database keeps those of the last day in any case.
+// and returns their number. The database keeps acts of the last day in any case.
 func (d *JobSessions) PruneActs(ctx context.Context, term Term, retention time.Duration, limit int) (n int, err error) {
 	err = d.leaderTx(ctx, term, func(tx pgx.Tx) error {
 		var before time.Time

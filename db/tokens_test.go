@@ -189,7 +189,7 @@ func TestATokenOfOddBytesLeavesTheOtherAnswersAlone(t *testing.T) {
 	} {
 		answers, err := lookUp(t.Context(), []string{odd, good.Secret})
 		if err != nil {
-			t.Fatalf("a good token beside an odd one: %v", err)
+			t.Fatalf("a good token next to an odd one: %v", err)
 		}
 		if answers[0].Err == nil || answers[1].Err != nil || answers[1].Principal.TokenID != good.ID {
 			t.Errorf("got %+v; want the odd token refused and the good one accepted", answers)

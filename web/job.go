@@ -146,7 +146,7 @@ func openTab(key string, j wire.Job) tab {
 	return *first
 }
 
-// factsOf are the lines about a job beside its status.
+// factsOf are the lines about a job next to its status.
 func factsOf(j wire.Job) []fact {
 	facts := []fact{
 		{Name: "Owner", Text: owner(j.SubmittedBy)}, {Name: "Tenant", Text: string(j.Tenant)},

@@ -259,7 +259,7 @@ func (s *Site) livePage(ctx context.Context, v *visit) (result, error) {
 	}
 }
 
-// rowSum tells the texts of a row apart: a stream that kept the texts would hold every page that it has sent.
+// rowSum distinguishes the texts of a row: a stream that kept the texts would hold every page that it has sent.
 type rowSum [sha256.Size]byte
 
 // changedRows returns the rows that differ from the ones sent, notes them as sent, and forgets the rows that

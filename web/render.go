@@ -35,7 +35,7 @@ type page struct {
 	Now     time.Time
 	Style   string // address of the style, which changes with its content
 	Script  string
-	Reader  *reader // nil: nobody is signed in
+	Reader  *reader // nil: no reader is signed in
 	Live    bool    // the page has rows that the script may patch
 	Data    any
 }
@@ -166,7 +166,7 @@ func sentence(text string) string {
 }
 
 // assetSums are the names of the assets with the beginning of the hash of their content, under
-// which browsers may keep them for ever.
+// which browsers may keep them without end.
 var assetSums = hashAssets()
 
 func hashAssets() map[string]string {

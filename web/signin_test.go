@@ -101,7 +101,7 @@ func TestPlainHTTPFromElsewhereSignsNobodyIn(t *testing.T) {
 	for name, header := range map[string][]string{
 		"another name":                {"Host", "berth.example.com", "Origin", "http://berth.example.com"},
 		"through a proxy":             {"X-Forwarded-For", "192.0.2.1"},
-		"a proxy that nobody trusts":  {"Host", "berth.example.com", "Origin", "http://berth.example.com", "X-Forwarded-Proto", "https"},
+		"a proxy that is not trusted": {"Host", "berth.example.com", "Origin", "http://berth.example.com", "X-Forwarded-Proto", "https"},
 		"a name that resolves to lo0": {"Host", "127.0.0.1.example.com", "Origin", "http://127.0.0.1.example.com"},
 	} {
 		a := b.post("/login", form, header...)

@@ -95,7 +95,7 @@ func lastLine(v *visit) (l tailed) {
 	return l
 }
 
-// news tells for each line of a log from the position on whether the reader lacks it.
+// news reports for each line of a log from the position on whether the reader lacks it.
 func (l tailed) news() func(at time.Time) bool {
 	seen := 0
 	return func(at time.Time) bool {

@@ -150,7 +150,7 @@ type ContainerSpec struct {
 	GPUs       []string // device UUIDs; only these are visible inside
 	Mounts     []Mount
 	Network    string // "": the engine's default; HostNetwork; else a name
-	// Resolvers are the name servers of the container; none: those of the engine.
+	// Resolvers are the name servers of the container; none: the engine chooses.
 	Resolvers []netip.Addr
 }
 

@@ -45,7 +45,7 @@ type settings struct {
 	jobNetworks   string
 	privateEgress string
 	egressDeny    string
-	resolvers     string // "": those of the host
+	resolvers     string // "": the host decides
 
 	gangNetwork string // "": one network of the engine for each gang
 	gangPorts   string // FIRST-LAST

@@ -24,7 +24,7 @@ type certificate struct {
 	served *tls.Certificate
 }
 
-// fileVersion tells two contents of a file apart.
+// fileVersion distinguishes two contents of a file.
 type fileVersion struct {
 	changed time.Time
 	bytes   int64

@@ -52,7 +52,7 @@ func TestARenewedCertificateIsServedWithoutARestart(t *testing.T) {
 		if err := os.WriteFile(name, content, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		// Two writes within the resolution of the file system's clock are told apart.
+		// Two writes within the resolution of the file system's clock differ in it.
 		changes++
 		at := time.Now().Add(time.Duration(changes) * time.Second)
 		if err := os.Chtimes(name, at, at); err != nil {

@@ -39,7 +39,7 @@ type Config struct {
 	Listen            string // of the API
 	TLSCert           string // files; both empty: plain HTTP
 	TLSKey            string
-	Dashboard         bool   // serve pages beside the API
+	Dashboard         bool   // serve pages next to the API
 	PublicURL         string // by which users reach the API, for links; empty: no links
 	PeerURL           string // by which other replicas reach this API; empty: the listen address
 	DatabaseURL       string

@@ -12,7 +12,7 @@ import (
 // maxPromises bounds the promises of a process; further estimates are not followed.
 const maxPromises = 10_000
 
-// leastWait is the wait below which estimates are not told apart: a wait of five seconds instead
+// leastWait is the wait below which estimates count as equal: a wait of five seconds instead
 // of one is no broken promise.
 const leastWait = time.Minute
 

@@ -100,7 +100,7 @@ func FuzzArchive(f *testing.F) {
 	})
 }
 
-// FuzzRepack: of the tar that an engine sends of a container's files, Repack refuses what is
+// FuzzRepack: of the tar that an engine sends of a container's files, Repack refuses each part that is
 // forbidden, or writes an archive that Read describes by the same summary.
 func FuzzRepack(f *testing.F) {
 	f.Add(plainTar(f, tar.Header{Name: "out/", Typeflag: tar.TypeDir}, tar.Header{Name: "out/a", Typeflag: tar.TypeReg},

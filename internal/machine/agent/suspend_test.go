@@ -53,7 +53,7 @@ func TestASuspensionThatLosesWorkNeedsConsent(t *testing.T) {
 	id := s.submit(nil, "trap-term", "0")
 	req, w := m.run(id)
 	m.running(req)
-	s.until("the job is running", func() bool { return s.job(id).Status == berth.Running }) // told after the container runs
+	s.until("the job is running", func() bool { return s.job(id).Status == berth.Running }) // reported after the container runs
 	err := s.db.Attempts.Suspend(t.Context(), "", id, "user:ann", false)
 	if berth.CodeOf(err) != berth.CodeConflict {
 		t.Fatalf("suspend without a checkpoint: %v", err)

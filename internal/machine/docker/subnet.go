@@ -19,7 +19,7 @@ import (
 var errOverlap = errors.New("the subnet is taken")
 
 // isOverlap reports whether a network could not be created because its subnet is taken. The
-// engine tells this apart from a taken bridge by its text alone.
+// engine distinguishes this from a taken bridge by the text alone.
 func isOverlap(err error) bool {
 	return errors.Is(err, errOverlap) ||
 		cerrdefs.IsPermissionDenied(err) && strings.Contains(err.Error(), "overlaps")

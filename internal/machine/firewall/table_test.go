@@ -296,7 +296,7 @@ func TestFlushedRulesComeBack(t *testing.T) {
 	}
 }
 
-// Changes of the table's owner are no foreign changes, and other tables concern nobody here.
+// Changes of the table's owner are no foreign changes, and other tables are of no concern here.
 func TestOwnWritesAreNotRepaired(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, spec.Network{})
