@@ -13,6 +13,10 @@ import (
 // linkLocal holds the metadata services of clouds. No policy reaches it, except for a resolver.
 var linkLocal = netip.MustParsePrefix("169.254.0.0/16")
 
+// sessionLabel is the bit of the connection labels, 0 to 127, that marks the connections which the
+// host has opened to containers while the table was in force.
+const sessionLabel = 83
+
 // Fragments of rules. A rejected packet is answered, so that a program fails at once; the kernel
 // limits the rate of ICMP, but not of resets. Packets toward a container are dropped: no answer
 // leaves for the outside.
@@ -57,7 +61,7 @@ func (t *Table) render(list []Network, control []netip.Addr, token string) strin
 	s.line("}")
 	// The host itself, on all its addresses. Connections that the host opens to a container are
 	// those of users' sessions.
-	s.line("chain host {\nct direction reply ct state { established, related } accept")
+	s.line("chain host {\nct direction reply ct label %d accept", sessionLabel)
 	s.line("iifname @named %s\n%s\n}", toDNS, reject)
 	s.line("chain input { type filter hook input priority filter - 5; policy accept")
 	s.line("iifname @bridges goto host\n}")
@@ -70,12 +74,16 @@ func (t *Table) render(list []Network, control []netip.Addr, token string) strin
 }
 
 // answers writes the chain of the host's own packets to containers: connections that the host
-// has opened, for users' sessions, and answers to rejected packets. A TCP connection that begins
-// in its middle was opened while the table was missing, in whichever direction.
+// has opened, for users' sessions, and answers to rejected packets. A connection gets its label
+// with its first packet, so that one which was opened while the table was missing has none. The
+// kernel's view of the direction does not suffice: it may have followed such a connection from
+// the middle, and takes the side that it sees first for the one that opened it.
 func (s *script) answers() {
 	s.line("chain answers {\noifname @named %s", ofDNS)
 	s.line("meta l4proto { icmp, icmpv6 } accept\nmeta l4proto != tcp drop\ntcp flags & rst == rst accept")
-	s.line("ct direction reply drop\nct state new tcp flags & (fin | syn | rst | ack) != syn drop\naccept\n}")
+	s.line("ct direction reply drop")
+	s.line("ct state new tcp flags & (fin | syn | rst | ack) == syn ct label set %d accept", sessionLabel)
+	s.line("ct label %d accept\ndrop\n}", sessionLabel)
 }
 
 // sets writes the sets that the rules share.

@@ -3,6 +3,7 @@ package firewall_test
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"net/netip"
 	"strings"
@@ -220,18 +221,22 @@ func (b *bench) run(t *testing.T, repaired func()) {
 }
 
 // The rules are away for a moment. A connection from this window transfers nothing afterwards,
-// whether or not the kernel has followed it.
+// whether the kernel has followed it from its start, from its middle or not at all.
 func TestAConnectionFromTheWindowIsCut(t *testing.T) {
 	t.Parallel()
-	for _, followed := range []bool{false, true} {
-		t.Run(map[bool]string{false: "untracked", true: "tracked"}[followed], func(t *testing.T) {
+	const never, start, middle = "untracked", "tracked", "tracked from its middle"
+	for _, followed := range []string{never, start, middle} {
+		t.Run(followed, func(t *testing.T) {
 			t.Parallel()
 			b := newBench(t, spec.Network{})
 			b.hold(t)
 			b.host.Run("nft", "flush", "ruleset") // not watched yet: the window is open
-			if followed {                         // the kernel follows connections while a rule asks for them
+			follow := func() {                    // the kernel follows connections while a rule asks for them
 				b.host.Run("nft", "add table inet keep; add chain inet keep c { type filter hook input priority 0; };"+
 					"add rule inet keep c ct state new accept")
+			}
+			if followed == start {
+				follow()
 			}
 			b.host.Stream("0.0.0.0:7072")
 			var open []net.Conn
@@ -246,10 +251,16 @@ func TestAConnectionFromTheWindowIsCut(t *testing.T) {
 				}
 				open = append(open, c)
 			}
+			stream := open[2]
+			if followed == middle { // the host's packets are the first that the kernel sees
+				follow()
+				if _, err := io.ReadFull(stream, make([]byte, 16)); err != nil {
+					t.Fatal(err)
+				}
+			}
 			repaired := make(chan struct{}, 100)
 			b.run(t, func() { repaired <- struct{}{} })
 			<-repaired
-			stream := open[2]
 			var err error
 			for end := time.Now().Add(answered); err == nil; {
 				_ = stream.SetReadDeadline(time.Now().Add(unanswered))
@@ -274,6 +285,11 @@ func TestFlushedRulesComeBack(t *testing.T) {
 	repaired := make(chan struct{}, 100)
 	b.run(t, func() { repaired <- struct{}{} })
 	name := b.table.Name()
+	session, err := b.host.Open("tcp", "10.71.0.3:29500", answered) // of a user, opened under the rules
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer session.Close()
 	var longest time.Duration
 	for _, command := range [][]string{
 		{"flush", "ruleset"}, {"delete", "table", "inet", name}, {"flush", "table", "inet", name},
@@ -288,6 +304,9 @@ func TestFlushedRulesComeBack(t *testing.T) {
 			if err := b.job.Reach("tcp", a, answered); err == nil {
 				t.Errorf("after nft %v %s answers", command, a)
 			}
+		}
+		if err := netnstest.Answers(session, answered); err != nil {
+			t.Fatalf("after nft %v a session that was open before is cut: %v", command, err)
 		}
 	}
 	t.Logf("longest window, with the run of nft that opened it: %s", longest)
