@@ -380,7 +380,7 @@ func TestDockerSpinningIsNoSignOfLife(t *testing.T) {
 		t.Fatalf("hangs are %+v", j.Hangs)
 	}
 	e := j.Hangs[0].Members[0]
-	if e.CPU == nil || *e.CPU < 0.01 || len(e.Processes) == 0 || e.Processes[0].State != "R" || e.Processes[0].CPUSeconds < 0.5 || !slices.Equal(e.Lines, []string{"spinning"}) {
+	if e.CPU == nil || *e.CPU <= 0 || len(e.Processes) == 0 || e.Processes[0].State != "R" || e.Processes[0].CPUSeconds <= 0 || !slices.Equal(e.Lines, []string{"spinning"}) {
 		t.Errorf("evidence is %s, %+v", e.Text(), e)
 	}
 }
