@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -64,9 +65,25 @@ func startChromium(t *testing.T) *chromium {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	t.Cleanup(cancel)
+	dir, err := os.MkdirTemp("", "chromium")
+	if err != nil {
+		t.Fatal(err)
+	}
 	cmd := exec.CommandContext(ctx, path, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
 		"--no-first-run", "--disable-background-networking", "--disable-component-update", "--hide-scrollbars",
-		"--user-data-dir="+t.TempDir(), "--remote-debugging-port=0", "about:blank")
+		"--user-data-dir="+dir, "--remote-debugging-port=0", "about:blank")
+	// The browser is a group of processes. The first is not the last that writes to the folder.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	t.Cleanup(func() {
+		var err error
+		for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+			if err = os.RemoveAll(dir); err == nil {
+				return
+			}
+		}
+		t.Errorf("the folder of the browser: %v", err)
+	})
 	errs, err := cmd.StderrPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -242,12 +259,12 @@ func (c *chromium) eval(expression string) any {
 // await waits until an expression is true.
 func (c *chromium) await(expression string) {
 	c.t.Helper()
-	for c.ctx.Err() == nil {
-		var out struct {
-			Result struct {
-				Value any `json:"value"`
-			} `json:"result"`
-		}
+	var out struct {
+		Result struct {
+			Value any `json:"value"`
+		} `json:"result"`
+	}
+	for end := time.Now().Add(90 * time.Second); c.ctx.Err() == nil && time.Now().Before(end); {
 		err := c.try("Runtime.evaluate", map[string]any{"expression": fmt.Sprintf(
 			"new Promise(done => { let n = 0; const look = () => { if (%s) done(true); else if (++n > 50) done(false); "+
 				"else setTimeout(look, 20); }; look(); })", expression), "awaitPromise": true, "returnByValue": true}, &out)
@@ -255,7 +272,9 @@ func (c *chromium) await(expression string) {
 			return
 		}
 	}
-	c.t.Fatalf("never true: %s", expression)
+	_ = c.try("Runtime.evaluate", map[string]any{"expression": `location.href + " " + document.readyState + " " +
+		document.activeElement.outerHTML.slice(0, 200) + " " + (document.querySelector(".here") || {}).outerHTML`, "returnByValue": true}, &out)
+	c.t.Fatalf("never true: %s, but: %v", expression, out.Result.Value)
 }
 
 // key presses a key.

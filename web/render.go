@@ -128,6 +128,8 @@ func (s *Site) showError(w http.ResponseWriter, r *http.Request, p page, err err
 		v.Fields = e.Fields
 	}
 	switch {
+	case errors.Is(r.Context().Err(), context.Canceled): // the visitor has left
+		return
 	case errors.Is(err, context.DeadlineExceeded):
 		v.Status, v.Message = http.StatusServiceUnavailable, "The server did not answer in time."
 		v.Advice = "Load the page again in a moment."

@@ -210,7 +210,8 @@
   };
   let going = 0;
   document.addEventListener('keydown', (e) => {
-    const typing = e.target.closest('input:not([type=checkbox]), textarea, select, dialog, [contenteditable]');
+    // The focus leaves a closed dialog only at the next frame.
+    const typing = e.target.closest('input:not([type=checkbox]), textarea, select, dialog[open], [contenteditable]');
     if (typing || e.ctrlKey || e.metaKey || e.altKey) return;
     if (e.key === 'Enter' && e.target !== document.body) return; // of links and buttons
     if (store.get('keys') === 'off' && e.key !== '?') return;
