@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Prepares a Debian or Ubuntu machine for Berth's tests or its demonstration:
 #
-#     scripts/setup.sh test     PostgreSQL and Docker
-#     scripts/setup.sh demo     the same, and mmdebstrap to build the demo's image
+#     scripts/setup.sh test     PostgreSQL, Docker, nftables, and Chromium for the tests of the web pages
+#     scripts/setup.sh demo     PostgreSQL, Docker, nftables, and mmdebstrap to build the demo's image
 #
 # It says what it is about to install, installs only what is missing, starts
 # Docker if no engine answers, and does nothing on a second run. An existing
@@ -47,6 +47,10 @@ missing() {
 	have containerd || echo containerd
 	have iptables || echo iptables
 	have ip || echo iproute2
+	have nft || echo nftables
+	if [[ $mode == test ]]; then
+		have chromium || have chromium-browser || have google-chrome || echo chromium
+	fi
 	if [[ $mode == demo ]]; then
 		have mmdebstrap || echo mmdebstrap
 	fi
