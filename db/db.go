@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -15,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"berth"
+	"berth/internal/lib/publicnet"
 	"berth/spec"
 )
 
@@ -231,4 +233,23 @@ func Host(database string) string {
 		return ""
 	}
 	return config.Host
+}
+
+// Unverified returns the first host that a connection string would send data to without proof of
+// the server's identity, "" if there is none. Sockets and loopback addresses of this host need no
+// proof; elsewhere only sslmode=verify-full gives it (libpq, "SSL Support", table of modes). An
+// invalid string returns "", since no connection follows.
+func Unverified(database string) string {
+	config, err := pgconn.ParseConfig(database)
+	if err != nil {
+		return ""
+	}
+	targets := append([]*pgconn.FallbackConfig{{Host: config.Host, TLSConfig: config.TLSConfig}}, config.Fallbacks...)
+	for _, t := range targets {
+		proves := t.TLSConfig != nil && !t.TLSConfig.InsecureSkipVerify
+		if !proves && !strings.HasPrefix(t.Host, "/") && !publicnet.Loopback(t.Host) {
+			return t.Host
+		}
+	}
+	return ""
 }

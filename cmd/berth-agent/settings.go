@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -25,6 +26,7 @@ import (
 // derives from the flags.
 type settings struct {
 	server    string // URL of the API
+	plaintext bool   // accept a server beyond this machine without TLS
 	joinToken string // a secret; needed only until the machine has joined
 	stateDir  string // credential, caches and files of members
 	machine   string // "": the first label of the host name
@@ -109,6 +111,8 @@ const (
 // the environment.
 func (s *settings) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.server, "server", "http://127.0.0.1:7070", "URL of the control plane's API")
+	f.BoolVar(&s.plaintext, "allow-plaintext", false,
+		"start although --server is reached beyond this machine without TLS")
 	f.StringVar(&s.joinToken, "join-token", "",
 		"join token, needed once; prefer BERTH_JOIN_TOKEN, which other users of the machine cannot read")
 	f.StringVar(&s.stateDir, "state-dir", "/var/lib/berth-agent",
@@ -188,6 +192,7 @@ func (s *settings) parse() error {
 			faults = append(faults, fmt.Errorf("--%s: %w", flag, err))
 		}
 	}
+	fault("server", s.checkServer())
 	if s.machine == "" {
 		name, err := os.Hostname()
 		fault("machine", err)
@@ -255,6 +260,21 @@ func (s *settings) parse() error {
 	return errors.Join(faults...)
 }
 
+// checkServer refuses an address of the control plane that is none, and one by which the machine's
+// token, secrets and orders would travel readable (adr/0058).
+func (s *settings) checkServer() error {
+	u, err := url.Parse(s.server)
+	switch {
+	case err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "":
+		return fmt.Errorf("%q: write https://HOST:PORT", s.server)
+	case u.Scheme == "http" && !s.plaintext && !publicnet.Loopback(u.Hostname()):
+		return fmt.Errorf("%q: the control plane is on another machine, and plain HTTP shows the machine's token and "+
+			"the secrets of jobs to the network: write https://HOST:PORT, or accept the risk with --allow-plaintext",
+			s.server)
+	}
+	return nil
+}
+
 // attributes returns the configuration as attributes for the log. The join token is a
 // secret and is only shown as given.
 func (s *settings) attributes() []any {
@@ -263,7 +283,8 @@ func (s *settings) attributes() []any {
 		token = "(given)"
 	}
 	return []any{
-		"server", s.server, "join_token", token, "state_dir", s.stateDir, "machine_id", s.machine, "labels", s.labels,
+		"server", s.server, "allow_plaintext", s.plaintext,
+		"join_token", token, "state_dir", s.stateDir, "machine_id", s.machine, "labels", s.labels,
 		"region", s.region, "site", s.site, "pool", s.pool, "address", s.address, "gang_network", s.gangNetwork,
 		"egress", s.egress, "job_networks", s.jobNetworks, "private_egress", s.privateEgress,
 		"egress_deny", s.egressDeny, "resolvers", s.walls.resolvers,

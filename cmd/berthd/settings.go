@@ -32,8 +32,10 @@ func (s *settings) flags(f *pflag.FlagSet) {
 		s.roles = append(s.roles, string(r))
 	}
 	f.StringVar(&s.Listen, "listen", s.Listen, "listen address of the API; port 0 selects a free port")
-	f.StringVar(&s.TLSCert, "tls-cert", s.TLSCert, "TLS certificate file of the API (default: plain HTTP)")
+	f.StringVar(&s.TLSCert, "tls-cert", s.TLSCert, "TLS certificate file of the API (default: plain HTTP, on loopback only)")
 	f.StringVar(&s.TLSKey, "tls-key", s.TLSKey, "TLS key file of the API")
+	f.BoolVar(&s.AllowPlaintext, "allow-plaintext", s.AllowPlaintext,
+		"start although the API, the database or Temporal is reached beyond this machine without TLS")
 	f.BoolVar(&s.Dashboard, "dashboard", s.Dashboard, "serve the dashboard at /, on the address of the API")
 	f.StringVar(&s.PublicURL, "public-url", s.PublicURL,
 		"address by which users reach the API, such as https://berth.example.com, for links to jobs in Temporal's UI "+

@@ -39,6 +39,7 @@ type Config struct {
 	Listen            string // of the API
 	TLSCert           string // files; both empty: plain HTTP
 	TLSKey            string
+	AllowPlaintext    bool   // accept connections beyond this machine without TLS
 	Dashboard         bool   // serve pages next to the API
 	PublicURL         string // by which users reach the API, for links; empty: no links
 	PeerURL           string // by which other replicas reach this API; empty: the listen address
@@ -160,6 +161,7 @@ func (c Config) Validate() error {
 	require(c.LostAfter >= c.SuspectAfter, "lost-after %s is shorter than suspect-after %s", c.LostAfter,
 		c.SuspectAfter)
 	require(c.LostShare > 0 && c.LostShare <= 1, "lost-share %g: must be above 0 and at most 1", c.LostShare)
+	faults = append(faults, c.plaintext()...)
 	return errors.Join(append(faults, c.Policy.faults()...)...)
 }
 
@@ -181,15 +183,10 @@ func isHTTP(s string) bool {
 		strings.TrimSuffix(u.Path, "/") == "" && u.RawQuery == "" && u.Fragment == "" && u.User == nil
 }
 
-// isLoopback reports whether an address can be reached from this machine alone. Names other than
-// localhost are not resolved, and count as outside.
+// isLoopback reports whether an address HOST:PORT can be reached from this machine alone.
 func isLoopback(address string) bool {
 	host, _, err := net.SplitHostPort(address)
-	if err != nil {
-		return false
-	}
-	ip := net.ParseIP(host)
-	return host == "localhost" || ip != nil && ip.IsLoopback()
+	return err == nil && publicnet.Loopback(host)
 }
 
 // LogValue shows the configuration without its secrets, for the log line at the start. Passwords in
@@ -201,7 +198,8 @@ func (c Config) LogValue() slog.Value {
 	}
 	return slog.GroupValue(
 		slog.String("listen", c.Listen), slog.Bool("dashboard", c.Dashboard),
-		slog.Bool("tls", c.TLSCert != ""), slog.String("public_url", c.PublicURL),
+		slog.Bool("tls", c.TLSCert != ""), slog.Bool("allow_plaintext", c.AllowPlaintext),
+		slog.String("public_url", c.PublicURL),
 		slog.String("roles", strings.Join(roles, ",")),
 		slog.String("database_url", redact(c.DatabaseURL)), slog.Int("database_conns", c.DatabaseConns),
 		slog.String("temporal_address", c.TemporalAddress), slog.String("temporal_namespace", c.TemporalNamespace),

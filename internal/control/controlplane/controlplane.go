@@ -2,6 +2,7 @@ package controlplane
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -64,7 +65,8 @@ type ControlPlane struct {
 
 // New returns a control plane that Run starts. It validates the configuration and does no I/O.
 func New(cfg Config, o Options) (*ControlPlane, error) {
-	if err := cfg.Validate(); err != nil {
+	err := errors.Join(cfg.Validate(), cfg.plainTemporal(o.Temporal.ConnectionOptions.TLS))
+	if err != nil {
 		return nil, err
 	}
 	if o.Logger == nil {

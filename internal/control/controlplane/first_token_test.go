@@ -15,7 +15,7 @@ import (
 func firstToken(t *testing.T, d *db.DB, file string) error {
 	t.Helper()
 	cfg := Default()
-	cfg.DatabaseURL, cfg.BlobURL, cfg.AdminTokenFile = "postgres://x/berth", "file:///blobs", file
+	cfg.DatabaseURL, cfg.BlobURL, cfg.AdminTokenFile = "postgres://localhost/berth", "file:///blobs", file
 	c, err := New(cfg, Options{FirstToken: func(string) { t.Error("a token was printed although there is a file") }})
 	if err != nil {
 		t.Fatal(err)

@@ -181,3 +181,10 @@ func (p Policy) Transport(dial time.Duration) *http.Transport {
 	t.DialContext = p.Dialer(dial).DialContext
 	return t
 }
+
+// Loopback reports whether a host, a name or an address, is reached from this machine alone. Names
+// other than localhost are not resolved, and count as outside.
+func Loopback(host string) bool {
+	addr, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && addr.Unmap().IsLoopback()
+}
