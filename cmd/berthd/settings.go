@@ -32,7 +32,8 @@ func (s *settings) flags(f *pflag.FlagSet) {
 		s.roles = append(s.roles, string(r))
 	}
 	f.StringVar(&s.Listen, "listen", s.Listen, "listen address of the API; port 0 selects a free port")
-	f.StringVar(&s.TLSCert, "tls-cert", s.TLSCert, "TLS certificate file of the API (default: plain HTTP, on loopback only)")
+	f.StringVar(&s.TLSCert, "tls-cert", s.TLSCert,
+		"TLS certificate file of the API (default: plain HTTP, on loopback only)")
 	f.StringVar(&s.TLSKey, "tls-key", s.TLSKey, "TLS key file of the API")
 	f.BoolVar(&s.AllowPlaintext, "allow-plaintext", s.AllowPlaintext,
 		"start although the API, the database or Temporal is reached beyond this machine without TLS")
