@@ -31,6 +31,7 @@ type cluster struct {
 	caches      map[berth.MachineID][]spec.CachedData // nil: jobs need no data
 	jobs        int                                   // there ever were
 	apart       bool                                  // no device is shared by two tenants
+	pools       []placement.Pool                      // that take the jobs of some tenants only
 }
 
 // bag is rows by job, any of which can be drawn.
@@ -209,6 +210,7 @@ func (c *cluster) load() {
 		s.SetCache(id, holds)
 	}
 	s.SetNominations(c.nominations)
+	placement.SetPools(s, c.pools)
 	if c.mix != nil {
 		s.UseMix(c.mix)
 	}

@@ -85,11 +85,39 @@ func TestKeptPlansAreFreshPlans(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := drawCluster(t)
 		c.apart = rapid.Bool().Draw(t, "apart")
+		c.spreadOverPools()
 		c.load()
 		for range rapid.IntRange(1, 12).Draw(t, "plans") {
+			if rapid.IntRange(0, 2).Draw(t, "close pools") == 0 {
+				c.closePools(t)
+			}
 			c.planAsFresh(t)
 		}
 	})
+}
+
+// spreadOverPools puts the machines into three pools.
+func (c *cluster) spreadOverPools() {
+	for i, id := range sorted(c.machines) {
+		m := c.machines[id]
+		m.Pool = []string{"", "p", "q"}[i%3]
+		c.machines[id] = m
+	}
+}
+
+// closePools gives the pools other rules.
+func (c *cluster) closePools(t *rapid.T) {
+	c.pools = nil
+	for _, name := range rapid.SliceOfDistinct(rapid.SampledFrom([]string{"", "p", "q"}), rapid.ID[string]).Draw(t, "pools") {
+		p := placement.Pool{Name: name}
+		for _, tenant := range c.tenants {
+			if rapid.IntRange(0, 2).Draw(t, "takes") == 0 {
+				p.Tenants = append(p.Tenants, tenant.ID)
+			}
+		}
+		c.pools = append(c.pools, p)
+	}
+	placement.SetPools(c.s, c.pools)
 }
 
 // planAsFresh plans on the kept snapshot, checks that a new snapshot of the rows yields the same plan,

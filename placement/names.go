@@ -20,6 +20,8 @@ type (
 	Device = cluster.Device
 	// Running is a job that occupies machines.
 	Running = cluster.Running
+	// Pool is the rule of a pool that accepts the jobs of some tenants only.
+	Pool = cluster.Pool
 )
 
 // CompileConstraint checks a placement constraint. The error names the column and

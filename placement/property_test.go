@@ -25,6 +25,8 @@ type world struct {
 	apart   bool // no device is shared by two tenants
 	running map[berth.JobID]placement.Running
 	owners  map[device]berth.TenantID // of the devices with shares that a job holds
+
+	pools []placement.Pool // that take the jobs of some tenants only
 }
 
 // device is a device of a machine.
@@ -53,6 +55,7 @@ func drawMachine(t *rapid.T, id string) placement.Machine {
 		ID: berth.MachineID(id), Epoch: rapid.Int64Range(1, 3).Draw(t, "epoch"),
 		State:  rapid.SampledFrom([]berth.MachineState{berth.MachineReady, berth.MachineReady, berth.MachineReady, berth.MachineSuspect}).Draw(t, "state"),
 		Region: rapid.SampledFrom([]string{"eu", "us"}).Draw(t, "region"),
+		Pool:   rapid.SampledFrom([]string{"", "p", "q"}).Draw(t, "pool"),
 		Labels: map[string]string{},
 		Total: berth.Capacity{
 			CPUMilli: 1000 * rapid.Int64Range(0, 6).Draw(t, "cpu"), MemoryMiB: 1024 * rapid.Int64Range(0, 8).Draw(t, "mem"),
@@ -118,14 +121,25 @@ func drawJob(t *rapid.T, n int, w *world) placement.Job {
 	if rapid.IntRange(0, 4).Draw(t, "deadline") == 0 {
 		j.QueueDeadline = epoch.Add(time.Duration(rapid.IntRange(0, 20).Draw(t, "deadline at")) * time.Second)
 	}
-	if w.apart {
-		j.Tenant = rapid.SampledFrom([]berth.TenantID{"", "a", "b"}).Draw(t, "tenant")
-	}
+	j.Tenant = rapid.SampledFrom([]berth.TenantID{"", "a", "b"}).Draw(t, "tenant")
 	j.Data = drawData(t)
 	if rapid.IntRange(0, 3).Draw(t, "avoids") == 0 {
 		j.Avoid = []berth.MachineID{"m1", "m3"}
 	}
 	return j
+}
+
+// drawPools is rules of pools, each of which closes a pool to some tenants.
+func drawPools(t *rapid.T) (list []placement.Pool) {
+	for _, name := range rapid.SliceOfDistinct(rapid.SampledFrom([]string{"p", "q"}), rapid.ID[string]).Draw(t, "pools") {
+		list = append(list, placement.Pool{Name: name, Tenants: rapid.SampledFrom([][]berth.TenantID{nil, {"a"}, {"b"}, {"a", "b"}}).Draw(t, "tenants")})
+	}
+	return list
+}
+
+// takes reports whether the machine's pool takes the jobs of a tenant.
+func (w *world) takes(m placement.Machine, t berth.TenantID) bool {
+	return !slices.ContainsFunc(w.pools, func(p placement.Pool) bool { return p.Name == m.Pool && !slices.Contains(p.Tenants, t) })
 }
 
 // drawData is keys of a few that jobs need and machines hold.
@@ -154,6 +168,7 @@ func (w *world) snapshot(mix *placement.Mix) *placement.Snapshot {
 	for id, holds := range w.caches {
 		s.SetCache(id, holds)
 	}
+	placement.SetPools(s, w.pools)
 	s.UseMix(mix)
 	return s
 }
@@ -241,6 +256,10 @@ func planAgainstOracle(t *testing.T, planner placement.Planner) {
 					w.caches[id] = append(w.caches[id], spec.CachedData{Key: key, MiB: 1 << rapid.IntRange(4, 16).Draw(t, "size")})
 				}
 				s.SetCache(id, w.caches[id])
+			},
+			"pools": func(t *rapid.T) {
+				w.pools = drawPools(t)
+				placement.SetPools(s, w.pools)
 			},
 			"time": func(t *rapid.T) { now = now.Add(time.Second) },
 			"assume": func(t *rapid.T) {
@@ -357,7 +376,7 @@ func (w *world) usable(m placement.Machine, r spec.Request, t berth.TenantID, in
 
 func (w *world) clone() *world {
 	c := &world{machines: map[berth.MachineID]placement.Machine{}, jobs: map[berth.JobID]placement.Job{}, requests: w.requests,
-		apart: w.apart, owners: maps.Clone(w.owners)}
+		apart: w.apart, owners: maps.Clone(w.owners), pools: w.pools}
 	for id, m := range w.machines {
 		m.GPUs = slices.Clone(m.GPUs)
 		c.machines[id] = m
@@ -438,7 +457,7 @@ func (w *world) checkStart(t *rapid.T, s berth.Start, j placement.Job, r spec.Re
 				t.Fatalf("grant %+v takes GPU %d, which has %d", g, d.Index, free)
 			}
 		}
-		if !allowed(m, r) {
+		if !allowed(m, r) || !w.takes(m, j.Tenant) {
 			t.Fatalf("grant %+v breaks request %+v on machine %+v", g, r, m)
 		}
 		if r.SameLabel != "" && m.Labels[r.SameLabel] != c.machines[s.Ranks[0].Machine].Labels[r.SameLabel] {
@@ -503,7 +522,7 @@ func (w *world) room(r spec.Request, t berth.TenantID, avoid []berth.MachineID) 
 		placed := 0
 		for _, id := range sorted(c.machines) {
 			m := c.machines[id]
-			if !allowed(m, r) || slices.Contains(avoid, id) || group != "" && m.Labels[r.SameLabel] != group {
+			if !allowed(m, r) || !w.takes(m, t) || slices.Contains(avoid, id) || group != "" && m.Labels[r.SameLabel] != group {
 				continue
 			}
 			for placed < r.Members {
@@ -542,7 +561,7 @@ func (w *world) grantOn(m placement.Machine, r spec.Request, t berth.TenantID) (
 // checkExplanations compares what is said of each request with brute force.
 func (w *world) checkExplanations(t *rapid.T, s *placement.Snapshot) {
 	w = w.clone()
-	w.apart = false // a request alone is no tenant's
+	w.apart, w.pools = false, nil // a request alone is no tenant's
 	for _, r := range w.requests {
 		e := placement.Explain(s, r)
 		now, after := 0, 0

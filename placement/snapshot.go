@@ -233,6 +233,21 @@ func (s *Snapshot) Ahead(id berth.JobID, now time.Time) (n int, ok bool) {
 	return s.queue.Ahead(id, now)
 }
 
+// SetPools replaces a snapshot's rules of the pools that accept the jobs of some tenants only, which the
+// caller does not change afterwards. Call it after changes to tenants too: it reads their parents.
+// If a pool has opened or closed for a tenant, the tenant's waiting jobs get other classes, in
+// O(log n) each. Running jobs keep their machines.
+func SetPools(s *Snapshot, rules []cluster.Pool) {
+	if !s.cluster.Restrict(rules, func(t berth.TenantID) berth.TenantID { return s.queue.Tenants[t].Parent }) {
+		return
+	}
+	for _, e := range s.queue.Waiting {
+		if c, created := s.cluster.ClassFor(s.cluster.Classes[e.Job.Class], e.Tenant); created || c != e.Class {
+			s.UpsertJob(e.Job)
+		}
+	}
+}
+
 // Explain compares the request with all machines, clause by clause, with the code that
 // places jobs. It does not change the queue. Shares that other tenants have of devices do not
 // limit it.

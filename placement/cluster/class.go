@@ -23,11 +23,13 @@ type Class struct {
 	Egress   map[string]string // the request's label for an egress policy, see spec.EgressLabel
 	// Tenant and Sharer are set for shares of devices in a cluster that keeps tenants apart: all jobs
 	// of the class are of this tenant.
-	Tenant     berth.TenantID
-	Sharer     Sharer
-	constraint *constraint
-	Broken     error   // the constraint does not compile: nothing matches
-	Reads      Profile // the machine attributes that the request depends on
+	Tenant berth.TenantID
+	Sharer Sharer
+	// ClosedPools are the pools that do not accept the jobs of the class, by name.
+	ClosedPools []Pool
+	constraint  *constraint
+	Broken      error   // the constraint does not compile: nothing matches
+	Reads       Profile // the machine attributes that the request depends on
 
 	Like Likeness
 	// Matches lists the kinds that this class may use, among the first seen kinds of
@@ -93,6 +95,7 @@ type selector struct {
 
 // Selectors lists the clauses in the order of explanations.
 var Selectors = []selector{
+	{"pool_tenants", func(c *Class, m *Machine) bool { return !c.Closed(m) }},
 	{"region", func(c *Class, m *Machine) bool {
 		return len(c.Request.Regions) == 0 || slices.Contains(c.Request.Regions, m.Region)
 	}},

@@ -23,7 +23,9 @@ type Cluster struct {
 	on       map[berth.MachineID]*Occupants // of machines with a row, an occupant or both
 	stamp    int                            // of the latest change to occupants
 
-	tenancy  *Tenancy // nil: tenants share devices
+	tenancy *Tenancy   // nil: tenants share devices
+	pools   *poolRules // nil: all pools accept the jobs of all tenants
+
 	profile  Profile
 	Kinds    []*Kind          // only grows, until the profile changes
 	byKey    map[string]*Kind // by Profile.key

@@ -72,18 +72,28 @@ func (s *Cluster) KeepApart() { s.tenancy = &Tenancy{numbers: map[berth.TenantID
 // KeepsApart reports whether KeepApart was called.
 func (s *Cluster) KeepsApart() bool { return s.tenancy != nil }
 
-// ClassFor returns the class of a tenant's jobs with the request of c. It is c itself, unless the
-// request is for a share of a device and the cluster keeps tenants apart.
+// ClassFor returns the class of a tenant's jobs with the request of c. It is c itself, unless a pool
+// is closed to the tenant, or the request is for a share of a device and the cluster keeps tenants
+// apart.
 func (s *Cluster) ClassFor(c *Class, t berth.TenantID) (own *Class, created bool) {
-	if s.tenancy == nil || c.Request.GPUs == 0 || c.Request.GPUMilli >= Whole {
+	shares := s.tenancy != nil && c.Request.GPUs > 0 && c.Request.GPUMilli < Whole
+	closed := s.pools.of(t)
+	if !shares && len(closed.pools) == 0 {
 		return c, false
 	}
-	name := c.Name + "\x00" + string(t)
+	name := c.Name + "\x00"
+	if shares {
+		name += string(t)
+	}
+	name += closed.key // starts with a NUL, which no tenant contains
 	if own := s.Classes[name]; own != nil {
 		return own, false
 	}
 	own = NewClass(name, c.Request)
-	own.Tenant, own.Sharer = t, s.tenancy.of(t)
+	own.ClosedPools = closed.pools
+	if shares {
+		own.Tenant, own.Sharer = t, s.tenancy.of(t)
+	}
 	return own, true
 }
 

@@ -253,6 +253,8 @@ func (c clauses) selectorText(name string) condition {
 		return condition{one: "lacks " + what, many: "lack " + what, none: "no machine has " + what}
 	}
 	switch name {
+	case "pool_tenants":
+		return c.poolCondition()
 	case "region":
 		return is("in region " + strings.Join(r.Regions, " or "))
 	case "site":

@@ -98,6 +98,8 @@ func selected(s *cluster.Cluster, c *cluster.Class) ([]*cluster.Node, *Shortfall
 func missing(c *cluster.Class, clause string, nodes []*cluster.Node) *Shortfall {
 	r := c.Request
 	switch clause {
+	case "pool_tenants":
+		return &Shortfall{"pool_tenants", "a pool that takes the job's tenant", poolText(c.ClosedPools)}
 	case "region":
 		return &Shortfall{"region", strings.Join(r.Regions, " or "),
 			joined(nodes, func(n *cluster.Node) string { return n.Region })}

@@ -1,0 +1,55 @@
+package explain
+
+import (
+	"fmt"
+	"strings"
+
+	"berth"
+	"berth/placement/cluster"
+)
+
+// poolCondition is the clause that the machine's pool accepts the job's tenant.
+func (c clauses) poolCondition() condition {
+	text := condition{one: "is in a pool of other tenants", many: "are in pools of other tenants",
+		none: poolText(c.ClosedPools)}
+	if len(c.ClosedPools) == 1 {
+		p := c.ClosedPools[0]
+		in := fmt.Sprintf("in pool %s, which takes %s", p.Name, tenantText(p.Tenants))
+		text.one, text.many = "is "+in, "are "+in
+	}
+	return text
+}
+
+// maxNamed bounds the pools and the tenants that a text names.
+const maxNamed = 3
+
+// poolText names the tenants of pools: "pool gpu-a takes tenants vision only".
+func poolText(pools []cluster.Pool) string {
+	var parts []string
+	for _, p := range pools[:min(len(pools), maxNamed)] {
+		parts = append(parts, fmt.Sprintf("pool %s takes %s only", p.Name, tenantText(p.Tenants)))
+	}
+	if more := len(pools) - maxNamed; more > 0 {
+		parts = append(parts, fmt.Sprintf("%d more pools take other tenants only", more))
+	}
+	return strings.Join(parts, "; ")
+}
+
+// tenantText renders a list of tenants.
+func tenantText(list []berth.TenantID) string {
+	var names []string
+	for _, t := range list[:min(len(list), maxNamed)] {
+		names = append(names, string(t))
+	}
+	if more := len(list) - maxNamed; more > 0 {
+		names = append(names, fmt.Sprintf("%d more", more))
+	}
+	switch n := len(names); n {
+	case 0:
+		return "no tenant"
+	case 1:
+		return "tenant " + names[0]
+	default:
+		return "tenants " + strings.Join(names[:n-1], ", ") + " and " + names[n-1]
+	}
+}
