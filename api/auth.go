@@ -168,10 +168,10 @@ func allowed(p db.Principal, method string, agent bool, route string) error {
 	return nil
 }
 
-// adminOnly reports whether a route concerns every tenant. Token routes are for admins
-// even to read; machines, tenants, quotas and admission only to change.
+// adminOnly reports whether a route concerns every tenant. Routes of tokens and pools are for
+// admins even to read; machines, tenants, quotas and admission only to change.
 func adminOnly(method, route string) bool {
-	for _, prefix := range []string{"/v1/tokens", "/v1/join-tokens"} {
+	for _, prefix := range []string{"/v1/tokens", "/v1/join-tokens", "/v1/pools"} {
 		if route == prefix || strings.HasPrefix(route, prefix+"/") {
 			return true
 		}

@@ -199,6 +199,7 @@ func resources(d Deps, gate *gatekeeper, streams *streams, explainer *explain.Ex
 		&logHandlers{reader, d.DB.Logs, d.Logs, streams, followed},
 		&metricHandlers{reader, store, d.Logger},
 		&machineHandlers{d.DB.Machines, gate.auth, d.Poker, d.Logger},
+		&poolHandlers{d.DB.Pools, explainer, d.Logger},
 		&tokenHandlers{d.DB.Tokens, d.DB.JoinTokens, gate.auth, d.Logger},
 		&selfHandlers{d.DB.Tokens, gate.auth, d.Logger},
 		&tenantHandlers{d.DB.Tenants, admission, explainer, d.Logger},

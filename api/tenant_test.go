@@ -54,7 +54,7 @@ func kindOf(method, path string) string {
 		return ofSubmit
 	case strings.HasPrefix(path, "/v1/machines") && method == http.MethodGet, path == "/v1/admission" && method == http.MethodGet:
 		return ofMachine
-	case strings.HasPrefix(path, "/v1/machines"), path == "/v1/admission", strings.HasPrefix(path, "/v1/tokens"), strings.HasPrefix(path, "/v1/join-tokens"):
+	case strings.HasPrefix(path, "/v1/machines"), path == "/v1/admission", strings.HasPrefix(path, "/v1/tokens"), strings.HasPrefix(path, "/v1/join-tokens"), strings.HasPrefix(path, "/v1/pools"):
 		return ofAdmin
 	case path == "/v1/whoami", path == "/v1/whoami/tokens":
 		return ofOwn

@@ -114,6 +114,7 @@ type present struct {
 	keeping  map[berth.JobID][]*presentMachine // machines with capacity nominated for the job
 	ports    map[berth.JobID][]int             // assigned by takePorts, by rank
 	former   map[berth.JobID][]berth.MachineID // by rank: the gang's machines in the previous attempt
+	closed   map[poolSite]string               // pools that do not accept the job's tenant
 }
 
 // presentJob holds the columns of a job that decide whether it may start.
@@ -167,6 +168,7 @@ func lockForStarts(ctx context.Context, conn *pgx.Conn, term Term, starts []bert
 	if len(ids.withShares) > 0 {
 		p.queueSharers(&batch, ids.withShares)
 	}
+	p.queuePools(&batch, starts)
 	// After the machines: a writer of a nomination holds the lock of its machine.
 	p.queueNominations(&batch, ids.machines)
 	p.queuePorts(&batch, starts)
@@ -202,6 +204,7 @@ func newPresent(starts []berth.Start) (*present, startRows) {
 		keeping:  map[berth.JobID][]*presentMachine{},
 		ports:    map[berth.JobID][]int{},
 		former:   map[berth.JobID][]berth.MachineID{},
+		closed:   map[poolSite]string{},
 	}
 	n := startRows{jobs: make([]berth.JobID, 0, len(starts))}
 	for _, s := range starts {

@@ -48,6 +48,10 @@ func (p *present) take(s berth.Start) error {
 		return err
 	}
 	for i, r := range s.Ranks {
+		if pool, closed := p.closed[poolSite{s.Job, r.Machine}]; closed {
+			p.give(s.Ranks[:i])
+			return fmt.Errorf("member %d on %s: pool %s does not take jobs of this tenant", i, r.Machine, pool)
+		}
 		if err := p.machines[r.Machine].take(r, s.Job, j.atMostOne); err != nil {
 			p.give(s.Ranks[:i])
 			return fmt.Errorf("member %d on %s: %w", i, r.Machine, err)

@@ -27,6 +27,7 @@
 //	Schedules   clocks fire schedules schedules_apply
 //	Queue       commit explain feed preempt repair
 //	Machines    blame egress engine machine_history machines_read machines_write prune reap
+//	Pools       pools
 //	Agents      claim machine_use register report report_refused stages stall_report sync
 //	Tenants     submit_leases tenants_read tenants_write usage
 //	Storage     storage
@@ -46,7 +47,7 @@
 //
 // The one rule to know is the lock order, everywhere: leases, schedules, jobs, allocations by
 // id, machines by id, gpu_devices by machine and index, machine_caches and machine_leases by
-// machine id, nominations, uploads by tenant and address, secrets, tenants by id, job_sessions.
+// machine id, pools, nominations, uploads by tenant and address, secrets, tenants by id, job_sessions.
 //
 // Of jobs, first pipelines and arrays by id, and then the other ones by id: a parent comes
 // before its elements, also where its id is the higher one.

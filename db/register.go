@@ -378,7 +378,8 @@ const joined = `
 
 // writeMachine stores the inventory and the new state of the machine. The pool and the
 // labels of the join token take precedence over the agent's: a machine cannot move itself
-// to another pool. A drain lasts until an operator ends it, also across reboots and losses.
+// to another pool. Without a pool in the token, the agent chooses among the pools without rules; the
+// trigger machines_choose_pool keeps the machine out of the other ones. A drain lasts until an operator ends it, also across reboots and losses.
 // A capacity that is smaller than the capacity in use is not stored, and the machine's
 // reason says so: the present work must end first.
 func (r *registration) writeMachine(ctx context.Context) error {
@@ -396,7 +397,8 @@ func (r *registration) writeMachine(ctx context.Context) error {
 	if inv.Site == "" {
 		inv.Site = "on_prem"
 	}
-	_, err := r.tx.Exec(ctx, `
+	var pool, bound string
+	err := r.tx.QueryRow(ctx, `
 		UPDATE machines m
 		SET state = @state,
 		    reason = CASE
@@ -431,7 +433,8 @@ func (r *registration) writeMachine(ctx context.Context) error {
 		    mem_mb = CASE WHEN @mem >= m.mem_mb_used THEN @mem ELSE m.mem_mb END,
 		    disk_mb = CASE WHEN @disk >= m.disk_mb_used THEN @disk ELSE m.disk_mb END
 		FROM (`+joined+`) joined
-		WHERE m.id = @machine`,
+		WHERE m.id = @machine
+		RETURNING m.pool, m.joined_pool`,
 		pgx.NamedArgs{
 			"machine": r.machine, "state": string(next), "epoch": r.epoch,
 			"host_boot": r.req.HostBoot, "agent_boot": r.req.AgentBoot,
@@ -441,9 +444,14 @@ func (r *registration) writeMachine(ctx context.Context) error {
 			"fence": max(0, inv.Fence.Std().Milliseconds()), "kills": ids(owed), "unknown": len(r.unknown),
 			"network": inv.Network, "port_first": inv.Ports.First, "port_last": inv.Ports.Last,
 			"cpu": inv.Capacity.CPUMilli, "mem": inv.Capacity.MemoryMiB, "disk": inv.Capacity.DiskMiB,
-		})
+		}).Scan(&pool, &bound)
 	if err != nil {
 		return fmt.Errorf("store inventory: %w", err)
+	}
+	// A machine in service stays in its pool instead: a refusal would cost its jobs.
+	if r.hostBoot == "" && bound == "" && inv.Pool != "" && inv.Pool != pool {
+		return berth.Errorf(berth.CodeForbidden, "machine %s names pool %s, which has rules: it needs a join token "+
+			"for this pool (berth join-token create --pool %s)", r.machine, inv.Pool, inv.Pool)
 	}
 	return nil
 }

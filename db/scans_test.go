@@ -44,6 +44,7 @@ func TestPeriodicStatementsDoNotReadAllJobs(t *testing.T) {
 		"Queue.LoadMachines":        func(d *db.DB) error { _, err := d.Queue.LoadMachines(t.Context()); return err },
 		"Tenants.Rows":              func(d *db.DB) error { _, err := d.Tenants.Rows(t.Context()); return err },
 		"Tenants.List":              func(d *db.DB) error { _, err := d.Tenants.List(t.Context(), ""); return err },
+		"Pools.Rules":               func(d *db.DB) error { _, err := d.Pools.Rules(t.Context()); return err },
 		"Cluster.Population":        func(d *db.DB) error { _, err := d.Cluster.Population(t.Context()); return err },
 		"Attempts.RunTimes": func(d *db.DB) error {
 			_, err := d.Attempts.RunTimes(t.Context(), []db.Work{{Tenant: "default", Name: "ended"}})

@@ -14,6 +14,7 @@ type DB struct {
 	Schedules  *Schedules
 	Queue      *Queue
 	Machines   *Machines
+	Pools      *Pools
 	Agents     *Agents
 	Tenants    *Tenants
 	Storage    *Storage
@@ -35,7 +36,7 @@ func newDB(c *core) *DB {
 	return &DB{
 		core: c,
 		Jobs: &Jobs{c}, Attempts: &Attempts{c}, Parents: &Parents{c}, Retries: &Retries{c}, Schedules: &Schedules{c},
-		Queue: &Queue{c}, Machines: &Machines{c}, Agents: &Agents{c},
+		Queue: &Queue{c}, Machines: &Machines{c}, Pools: &Pools{c}, Agents: &Agents{c},
 		Tenants: &Tenants{c}, Storage: &Storage{c},
 		Tokens: &Tokens{c}, JoinTokens: &JoinTokens{c}, Secrets: &Secrets{c},
 		Objects: &Objects{c}, Uploads: &Uploads{c}, Logs: &Logs{c},
@@ -84,6 +85,10 @@ type Queue struct{ *core }
 // faults and history. A verdict on a lost machine releases its allocations. Machines never
 // renews a lease and never opens a session of an agent; Agents does.
 type Machines struct{ *core }
+
+// Pools stores the rules of pools of machines. It never writes rows of machines: a machine chooses
+// its pool at its registration, see the trigger machines_choose_pool.
+type Pools struct{ *core }
 
 // Agents answers the agents of machines. It stores their sessions and leases,
 // devices and caches, takes up allocations for them, and records the reports of

@@ -153,7 +153,7 @@ func keepTenant(ctx context.Context, tx pgx.Tx, id berth.TenantID) error {
 var errStoredMeanwhile = berth.Errorf(berth.CodeUnavailable, "data is being stored for the tenant; try again")
 
 // Delete removes a tenant that nothing belongs to: no job that is not archived, no valid
-// token, no tenant below, no schedule. Its secrets and uploads are deleted with it; its
+// token, no tenant below, no schedule, no rule of a pool. Its secrets and uploads are deleted with it; its
 // archived jobs stay, and keep the id from being used again.
 //
 // Secrets, uploads, schedules and tokens that are stored concurrently either keep the
@@ -195,7 +195,7 @@ func deleteTenant(ctx context.Context, tx pgx.Tx, id berth.TenantID) error {
 	if _, err := tx.Exec(ctx, `SELECT 1 FROM tenants WHERE id = @id FOR UPDATE`, args); err != nil {
 		return err
 	}
-	var jobs, tokens, below, schedules int
+	var jobs, tokens, below, schedules, pools int
 	var left bool
 	err = tx.QueryRow(ctx, `
 		SELECT (SELECT count(*) FROM jobs WHERE tenant = @id),
@@ -203,13 +203,14 @@ func deleteTenant(ctx context.Context, tx pgx.Tx, id berth.TenantID) error {
 				AND (expires_at IS NULL OR expires_at > now())),
 			(SELECT count(*) FROM tenants WHERE parent = @id),
 			(SELECT count(*) FROM schedules WHERE tenant = @id AND deleted_at IS NULL),
+			(SELECT count(*) FROM pools WHERE @id = ANY(tenants)),
 			EXISTS (SELECT 1 FROM secrets WHERE tenant = @id) OR EXISTS (SELECT 1 FROM uploads WHERE tenant = @id)`,
-		args).Scan(&jobs, &tokens, &below, &schedules, &left)
+		args).Scan(&jobs, &tokens, &below, &schedules, &pools, &left)
 	if err != nil {
 		return err
 	}
-	if jobs+tokens+below+schedules > 0 {
-		return errTenantInUse(id, jobs, tokens, below, schedules)
+	if jobs+tokens+below+schedules+pools > 0 {
+		return errTenantInUse(id, jobs, tokens, below, schedules, pools)
 	}
 	if left {
 		return errStoredMeanwhile
@@ -219,7 +220,7 @@ func deleteTenant(ctx context.Context, tx pgx.Tx, id berth.TenantID) error {
 }
 
 // errTenantInUse names the reasons for which a tenant cannot be deleted.
-func errTenantInUse(id berth.TenantID, jobs, tokens, below, schedules int) error {
+func errTenantInUse(id berth.TenantID, jobs, tokens, below, schedules, pools int) error {
 	var parts []string
 	if jobs > 0 {
 		parts = append(parts, plural(jobs, "job")+" not yet archived")
@@ -227,10 +228,12 @@ func errTenantInUse(id berth.TenantID, jobs, tokens, below, schedules int) error
 	for _, x := range []struct {
 		n    int
 		noun string
-	}{{tokens, "active token"}, {below, "tenant below it"}, {schedules, "schedule"}} {
+	}{{tokens, "active token"}, {below, "tenant below it"}, {schedules, "schedule"}, {pools, "pool with a rule for it"}} {
 		switch {
 		case x.n > 1 && x.noun == "tenant below it":
 			parts = append(parts, fmt.Sprintf("%d tenants below it", x.n))
+		case x.n > 1 && x.noun == "pool with a rule for it":
+			parts = append(parts, fmt.Sprintf("%d pools with rules for it", x.n))
 		case x.n > 0:
 			parts = append(parts, plural(x.n, x.noun))
 		}

@@ -112,7 +112,11 @@ func (r *Reading) Blockers(x *queue.Contender, e *queue.Entry, w JobExplanation)
 		return true
 	})
 	for _, l := range machines.Lacking {
-		add("unsatisfiable", wire.Shortfall(l).String(), "", "request less, or add a machine that has it")
+		change := "request less, or add a machine that has it"
+		if l.Resource == "pool_tenants" {
+			change = "ask an operator for a pool that takes the tenant"
+		}
+		add("unsatisfiable", wire.Shortfall(l).String(), "", change)
 	}
 	switch {
 	case machines.Machines == 0:

@@ -92,3 +92,13 @@ func Tenants(s *placement.Snapshot, list []db.TenantRow,
 	}
 	return known
 }
+
+// Pools replaces the rules of pools in the snapshot. Call it after Tenants: the rules name subtrees of
+// tenants.
+func Pools(s *placement.Snapshot, rules []db.PoolRule) {
+	list := make([]placement.Pool, len(rules))
+	for i, r := range rules {
+		list[i] = placement.Pool{Name: r.Pool, Tenants: r.Tenants}
+	}
+	placement.SetPools(s, list)
+}

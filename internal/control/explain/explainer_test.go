@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -466,5 +467,26 @@ func TestEstimatesComeFromJobsThatHaveEnded(t *testing.T) {
 	p, err := o.WhyNew(t.Context(), placement.Job{ID: berth.NewJobID(time.Now()), Tenant: "default", Class: r.Class(), Priority: 500}, "x", r)
 	if err != nil || p.Run.Samples != 3 {
 		t.Errorf("a plan knows %d run times, %v", p.Run.Samples, err)
+	}
+}
+
+// An answer knows the rules of pools, and names the pool that does not take the job's tenant.
+func TestAnAnswerNamesThePoolOfOtherTenants(t *testing.T) {
+	t.Parallel()
+	d := open(t)
+	o := explain.New(d, placement.Policy{}, nil)
+	exec(t, d, `INSERT INTO tenants (id) VALUES ('vision')`)
+	id := queued(t, d, "default", 1)
+	if w := why(t, d, o, id); !w.StartsNow {
+		t.Fatalf("without rules: %+v", w)
+	}
+	if err := d.Pools.Set(t.Context(), "default", spec.Pool{Tenants: []berth.TenantID{"vision"}}); err != nil {
+		t.Fatal(err)
+	}
+	w := why(t, d, o, id)
+	const reason = "pool default takes tenant vision only"
+	if w.StartsNow || !strings.Contains(w.Fit.Summary, reason) ||
+		!slices.ContainsFunc(w.Blockers, func(b placement.Blocker) bool { return strings.Contains(b.Text, reason) }) {
+		t.Errorf("with a rule: %+v", w)
 	}
 }

@@ -80,6 +80,7 @@ type news struct {
 
 	past      *placement.RunTimes // nil: unchanged
 	tenants   []db.TenantRow
+	pools     []db.PoolRule
 	costs     map[string]float64
 	admission wire.Admission
 }
@@ -91,6 +92,9 @@ func (x *Explainer) readAll(ctx context.Context, hinted db.Hinted) (err error) {
 		return err
 	}
 	if n.tenants, err = x.db.Tenants.Rows(ctx); err != nil {
+		return err
+	}
+	if n.pools, err = x.db.Pools.Rules(ctx); err != nil {
 		return err
 	}
 	if n.costs, err = x.db.Queue.PoolCosts(ctx); err != nil {
@@ -203,6 +207,7 @@ func (x *Explainer) apply(n news) {
 		costs: n.costs, admission: n.admission,
 		now: n.rows.Now, asked: map[question]placement.JobExplanation{}, beganAt: n.began, changed: n.changed,
 	}
+	convert.Pools(s, n.pools)
 }
 
 // showBlocked brings into the snapshot which machines get no work.

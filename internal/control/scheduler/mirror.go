@@ -100,14 +100,19 @@ func (m *mirror) apply(ctx context.Context, c db.Changes) error {
 // and a change of a quota comes with a hint.
 const tenantsEvery = 500 * time.Millisecond
 
-// readTenants replaces the tenants in the snapshot by the present rows.
+// readTenants replaces the tenants and the rules of pools in the snapshot by the present rows.
 func (m *mirror) readTenants(ctx context.Context) error {
 	list, err := m.db.Tenants.Rows(ctx)
 	if err != nil {
 		return err
 	}
+	rules, err := m.db.Pools.Rules(ctx)
+	if err != nil {
+		return err
+	}
 	m.tenantAt = time.Now()
 	m.tenants = convert.Tenants(m.snapshot, list, m.tenants)
+	convert.Pools(m.snapshot, rules)
 	return nil
 }
 

@@ -1,0 +1,98 @@
+package api
+
+import (
+	"context"
+	"log/slog"
+	"net/http"
+
+	"berth"
+	"berth/db"
+	"berth/internal/control/explain"
+	"berth/spec"
+	"berth/wire"
+)
+
+// poolHandlers serve the calls about pools of machines, which are for admins. After a change the
+// explainer of this process reads the rules again; other replicas notice the change with a delay.
+type poolHandlers struct {
+	pools     *db.Pools
+	explainer *explain.Explainer
+	log       *slog.Logger
+}
+
+func (h *poolHandlers) mount(r *router) {
+	const tag = "administration"
+	register(r, r.operation("list-pools", http.MethodGet, "/v1/pools", tag,
+		"List pools of machines with their rules, by name"), h.listPools)
+	register(r, r.operation("show-pool", http.MethodGet, "/v1/pools/{pool}", tag,
+		"Show a pool of machines with its rules"), h.showPool)
+	set := r.operation("set-pool", http.MethodPut, "/v1/pools/{pool}", tag,
+		"Replace the rules of a pool, or create the pool")
+	set.Description = "A rule that the body leaves out is lifted. Jobs that run in the pool keep their machines. " +
+		"With a `version` that is not the present one: 409, so that no change is lost."
+	registerWithBody[spec.Pool](r, set, h.setPool)
+	remove := r.operation("delete-pool", http.MethodDelete, "/v1/pools/{pool}", tag,
+		"Delete a pool without machines that no unused join token and no constraint of a live job names")
+	remove.DefaultStatus = http.StatusNoContent
+	register(r, remove, h.deletePool)
+}
+
+// PoolInput is the path of a call about one pool.
+type PoolInput struct {
+	Pool string `path:"pool" maxLength:"64"`
+}
+
+type (
+	poolOutput     struct{ Body wire.Pool }
+	poolListOutput struct{ Body wire.Page[wire.Pool] }
+)
+
+// listPools lists pools by name.
+func (h *poolHandlers) listPools(ctx context.Context, in *Paging) (*poolListOutput, error) {
+	pools, next, err := h.pools.List(ctx, in.long())
+	if err != nil {
+		return nil, err
+	}
+	return &poolListOutput{page(pools, next)}, nil
+}
+
+// showPool returns one pool.
+func (h *poolHandlers) showPool(ctx context.Context, in *PoolInput) (*poolOutput, error) {
+	p, err := h.pools.Get(ctx, in.Pool)
+	if err != nil {
+		return nil, err
+	}
+	return &poolOutput{p}, nil
+}
+
+type poolSetInput struct {
+	PoolInput
+	Request
+}
+
+// setPool replaces the rules of a pool. Pool names have the form of tenant names.
+func (h *poolHandlers) setPool(ctx context.Context, in *poolSetInput) (*poolOutput, error) {
+	p, err := readValid[spec.Pool](in.Request, nil)
+	if err != nil {
+		return nil, err
+	}
+	if err := invalid(berth.SlugInvalidSpec, nil, spec.NewJoinToken{Pool: in.Pool}.Validate()); err != nil {
+		return nil, err
+	}
+	if err := h.pools.Set(ctx, in.Pool, p); err != nil {
+		return nil, err
+	}
+	h.explainer.Forget()
+	h.log.Info("pool set", "pool", in.Pool, "tenants", p.Tenants, "by", operator(ctx))
+	return h.showPool(ctx, &in.PoolInput)
+}
+
+// deletePool removes a pool that nothing refers to.
+func (h *poolHandlers) deletePool(ctx context.Context, in *PoolInput) (*struct{}, error) {
+	if err := h.pools.Delete(ctx, in.Pool); err != nil {
+		return nil, err
+	}
+	h.explainer.Forget()
+	h.log.Info("pool deleted", "pool", in.Pool, "by", operator(ctx))
+	return nil, nil
+}

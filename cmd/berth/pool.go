@@ -1,0 +1,176 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"berth"
+	"berth/spec"
+	"berth/wire"
+)
+
+// newPool builds "berth pool". Each machine is in one pool, which may have rules.
+func newPool(a *app) *cobra.Command {
+	cmd := &cobra.Command{Use: "pool", Short: "Manage pools of machines and their rules"}
+	cmd.AddCommand(newPoolList(a), newPoolShow(a), newPoolSet(a), newPoolDelete(a))
+	return cmd
+}
+
+// newPoolList builds "berth pool list" over GET /v1/pools.
+func newPoolList(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:     "list",
+		Aliases: []string{"ls"},
+		Short:   "List pools with their rules",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			list, err := c.Pools(cmd.Context())
+			if err != nil {
+				return a.failed(cmd.Context(), err)
+			}
+			names := make([]string, len(list.Items))
+			for i, p := range list.Items {
+				names[i] = p.Name
+			}
+			return a.show(view{body: list, names: names, table: func(bool) error {
+				t := table{screen: a.outTerm, head: []string{"POOL", "MACHINES", "TENANTS", "DESCRIPTION"}}
+				for _, p := range list.Items {
+					t.add(p.Name, fmt.Sprint(p.Machines), poolTenants(p), oneLine(p.Description))
+				}
+				return t.write(a.out)
+			}})
+		},
+	}
+}
+
+// poolTenants formats the tenants that a pool accepts.
+func poolTenants(p wire.Pool) string {
+	if p.Tenants == nil {
+		return "all"
+	}
+	names := make([]string, len(p.Tenants))
+	for i, t := range p.Tenants {
+		names[i] = string(t)
+	}
+	return strings.Join(names, ", ")
+}
+
+// newPoolShow builds "berth pool show" over GET /v1/pools/{pool}.
+func newPoolShow(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:               "show POOL",
+		Short:             "Show a pool and its rules",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: a.completePool,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			p, err := c.Pool(cmd.Context(), args[0])
+			if err != nil {
+				return a.failed(cmd.Context(), err)
+			}
+			return showPool(a, p)
+		},
+	}
+}
+
+// showPool prints one pool.
+func showPool(a *app, p wire.Pool) error {
+	return a.show(view{body: p, names: []string{p.Name}, table: func(bool) error {
+		s := sheet{screen: a.outTerm}
+		s.add("pool", p.Name)
+		if p.Description != "" {
+			s.add("description", oneLine(p.Description))
+		}
+		s.add("machines", fmt.Sprint(p.Machines))
+		s.add("tenants", poolTenants(p))
+		s.add("changed", stamp(&p.UpdatedAt, a.now()))
+		return s.write(a.out)
+	}})
+}
+
+// newPoolSet builds "berth pool set": GET, then PUT /v1/pools/{pool}. PUT replaces all rules, so the
+// flags are applied to the present ones, and the version keeps a change in between from being lost.
+func newPoolSet(a *app) *cobra.Command {
+	var tenants []string
+	var description string
+	cmd := &cobra.Command{
+		Use:   "set POOL",
+		Short: "Change the rules of a pool, or create a pool",
+		Long: "Set changes the rules of the given flags and keeps the others. A pool that does not exist is created.\n" +
+			"Jobs that run in the pool keep their machines.\n" +
+			"If the pool was changed by another call meanwhile, nothing is changed and the exit code is 4.",
+		Example: "  berth pool set gpu-a --tenants vision,speech\n" +
+			"  berth pool set gpu-a --tenants all --description 'A100, room 3'",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: a.completePool,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			now, err := c.Pool(cmd.Context(), args[0])
+			if err != nil && berth.CodeOf(err) != berth.CodeNotFound {
+				return a.failed(cmd.Context(), err)
+			}
+			p := spec.Pool{Tenants: now.Tenants, Description: now.Description, Version: now.Version}
+			if cmd.Flags().Changed("tenants") {
+				p.Tenants = tenantList(tenants)
+			}
+			if cmd.Flags().Changed("description") {
+				p.Description = description
+			}
+			after, err := c.SetPool(cmd.Context(), args[0], p)
+			if err != nil {
+				return a.failed(cmd.Context(), err)
+			}
+			return showPool(a, after)
+		},
+	}
+	cmd.Flags().StringSliceVar(&tenants, "tenants", nil,
+		"tenants whose jobs the pool accepts, with all tenants below them; all: every tenant")
+	cmd.Flags().StringVar(&description, "description", "", "description for people")
+	_ = cmd.RegisterFlagCompletionFunc("tenants", a.completeTenants)
+	return cmd
+}
+
+// tenantList parses --tenants: nil stands for all tenants.
+func tenantList(names []string) []berth.TenantID {
+	if len(names) == 1 && names[0] == "all" {
+		return nil
+	}
+	list := make([]berth.TenantID, len(names))
+	for i, n := range names {
+		list[i] = berth.TenantID(n)
+	}
+	return list
+}
+
+// newPoolDelete builds "berth pool delete" over DELETE /v1/pools/{pool}.
+func newPoolDelete(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:               "delete POOL",
+		Short:             "Delete a pool without machines",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: a.completePool,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			if err := c.DeletePool(cmd.Context(), args[0]); err != nil {
+				return a.failed(cmd.Context(), err)
+			}
+			_, err = fmt.Fprintf(a.out, "deleted pool %s\n", args[0])
+			return err
+		},
+	}
+}

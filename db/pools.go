@@ -1,0 +1,195 @@
+package db
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+	"berth/spec"
+	"berth/wire"
+)
+
+// PoolRule is a rule that placement keeps: the pool accepts the jobs of these tenants, and of all
+// tenants below them.
+type PoolRule struct {
+	Pool    string
+	Tenants []berth.TenantID
+}
+
+// Rules returns the rules of the pools that have any, by name.
+func (d *Pools) Rules(ctx context.Context) ([]PoolRule, error) {
+	rows, err := d.pool.Query(ctx, `
+		SELECT id, tenants
+		FROM pools
+		WHERE tenants IS NOT NULL
+		ORDER BY id`)
+	if err != nil {
+		return nil, mapError(err, "rules of pools")
+	}
+	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[PoolRule])
+	return list, mapError(err, "rules of pools")
+}
+
+// readPools selects the pools p that satisfy a condition, in the order of scanPool.
+func readPools(condition string) string {
+	return `
+		SELECT p.id, p.tenants, p.description, p.version, p.created_at, p.updated_at,
+			(SELECT count(*) FROM machines m WHERE m.pool = p.id AND m.state <> 'retired')
+		FROM pools p
+		WHERE ` + condition + `
+		ORDER BY p.id
+		LIMIT @limit`
+}
+
+// scanPool scans a row of readPools.
+func scanPool(row pgx.CollectableRow) (p wire.Pool, err error) {
+	err = row.Scan(&p.Name, &p.Tenants, &p.Description, &p.Version, &p.CreatedAt, &p.UpdatedAt, &p.Machines)
+	return p, err
+}
+
+// List returns a page of pools by name, and the cursor of the next page.
+func (d *Pools) List(ctx context.Context, p Paging) (pools []wire.Pool, next string, err error) {
+	var name string
+	if _, err := p.after(&name); err != nil {
+		return nil, "", err
+	}
+	rows, err := d.pool.Query(ctx, readPools("p.id > @name"), pgx.NamedArgs{"name": name, "limit": p.limit() + 1})
+	if err != nil {
+		return nil, "", mapError(err, "pools")
+	}
+	list, err := pgx.CollectRows(rows, scanPool)
+	if err != nil {
+		return nil, "", mapError(err, "pools")
+	}
+	pools, next = cut(p, list, func(x wire.Pool) []any { return []any{x.Name} })
+	return pools, next, nil
+}
+
+// Get returns one pool. An unknown pool is not_found.
+func (d *Pools) Get(ctx context.Context, name string) (wire.Pool, error) {
+	rows, err := d.pool.Query(ctx, readPools("p.id = @name"), pgx.NamedArgs{"name": name, "limit": 1})
+	if err != nil {
+		return wire.Pool{}, mapError(err, "pool "+name)
+	}
+	p, err := pgx.CollectExactlyOneRow(rows, scanPool)
+	return p, mapError(err, "pool "+name)
+}
+
+// Set replaces the rules of a pool, and creates the pool if it does not exist. Jobs that run in the
+// pool keep their machines. A version other than 0 and the present one is a conflict, and an unknown
+// tenant is invalid.
+func (d *Pools) Set(ctx context.Context, name string, p spec.Pool) error {
+	args := pgx.NamedArgs{"name": name, "tenants": p.Tenants, "description": p.Description}
+	return d.changed(name, d.tx(ctx, func(tx pgx.Tx) error {
+		version, err := lockPool(ctx, tx, name)
+		if err != nil && (p.Version != 0 || !errors.Is(err, pgx.ErrNoRows)) {
+			return err
+		}
+		if p.Version != 0 && p.Version != version {
+			return berth.Errorf(berth.CodeConflict, "pool %s is at version %d, not %d: it was changed meanwhile; "+
+				"read it again", name, version, p.Version)
+		}
+		_, err = tx.Exec(ctx, `
+			INSERT INTO pools (id, tenants, description)
+			VALUES (@name, @tenants, @description)
+			ON CONFLICT (id) DO UPDATE
+			SET tenants = excluded.tenants, description = excluded.description, version = pools.version + 1,
+				updated_at = now()`, args)
+		if err != nil {
+			return err
+		}
+		return keepPoolTenants(ctx, tx, p.Tenants)
+	}))
+}
+
+// lockPool locks a pool's row and returns its version. A missing row is pgx.ErrNoRows.
+func lockPool(ctx context.Context, tx pgx.Tx, name string) (version int64, err error) {
+	err = tx.QueryRow(ctx, `SELECT version FROM pools WHERE id = @name FOR UPDATE`,
+		pgx.NamedArgs{"name": name}).Scan(&version)
+	return version, err
+}
+
+// keepPoolTenants prevents the deletion of the tenants until the transaction ends. An unknown tenant
+// is invalid.
+func keepPoolTenants(ctx context.Context, tx pgx.Tx, tenants []berth.TenantID) error {
+	for _, t := range slices.Sorted(slices.Values(tenants)) {
+		err := keepTenant(ctx, tx, t)
+		if berth.CodeOf(err) == berth.CodeNotFound {
+			return &berth.Error{Code: berth.CodeInvalid, Message: "no such tenant " + string(t),
+				Fields: []berth.FieldError{{
+					Field:  fmt.Sprintf("tenants[%d]", slices.Index(tenants, t)),
+					Detail: "names a tenant that does not exist", Allowed: "tenants of berth tenant list",
+				}}}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Delete removes a pool. The pool default, a pool with machines, a pool with a join token that can
+// still be used, and a pool named by the constraint of a live job are conflicts.
+func (d *Pools) Delete(ctx context.Context, name string) error {
+	if name == spec.DefaultPool {
+		return berth.Errorf(berth.CodeConflict,
+			"pool %s cannot be deleted: machines that name no pool are in it", name)
+	}
+	return d.changed(name, d.tx(ctx, func(tx pgx.Tx) error {
+		// The lock conflicts with pools_keep: a machine or a token that names the pool is committed
+		// by now and counted below, or finds no pool and creates it again.
+		if _, err := lockPool(ctx, tx, name); err != nil {
+			return err
+		}
+		var machines, tokens, jobs int
+		err := tx.QueryRow(ctx, `
+			SELECT (SELECT count(*) FROM machines WHERE pool = @name AND state <> 'retired'),
+				(SELECT count(*) FROM join_tokens WHERE pool = @name AND used_at IS NULL AND expires_at > now()),
+				(SELECT count(*) FROM jobs j JOIN classes c ON c.class = j.class
+				 WHERE j.state NOT IN ('succeeded', 'failed', 'canceled')
+				   AND c.request->>'constraint' ~ 'machine\s*\.\s*pool'
+				   AND (strpos(c.request->>'constraint', '"' || @name || '"') > 0
+				     OR strpos(c.request->>'constraint', '''' || @name || '''') > 0))`,
+			pgx.NamedArgs{"name": name}).Scan(&machines, &tokens, &jobs)
+		if err != nil {
+			return err
+		}
+		if err := errPoolInUse(name, machines, tokens, jobs); err != nil {
+			return err
+		}
+		_, err = tx.Exec(ctx, `DELETE FROM pools WHERE id = @name`, pgx.NamedArgs{"name": name})
+		return err
+	}))
+}
+
+// errPoolInUse names the reasons for which a pool cannot be deleted, or returns nil.
+func errPoolInUse(name string, machines, tokens, jobs int) error {
+	var parts []string
+	if machines > 0 {
+		parts = append(parts, "it has "+plural(machines, "machine"))
+	}
+	if tokens > 0 {
+		parts = append(parts, plural(tokens, "unused join token")+" admit machines to it")
+	}
+	if jobs > 0 {
+		parts = append(parts, plural(jobs, "live job")+" name it in a constraint")
+	}
+	if parts == nil {
+		return nil
+	}
+	return berth.Errorf(berth.CodeConflict, "pool %s cannot be deleted: %s", name, strings.Join(parts, ", "))
+}
+
+// changed notifies the leader of a committed change, or maps the error of a failed one.
+func (d *Pools) changed(name string, err error) error {
+	if err != nil {
+		return mapError(err, "pool "+name)
+	}
+	d.hub.Publish(TopicQueue, KeyTenants)
+	return nil
+}

@@ -1,0 +1,45 @@
+package spec
+
+import (
+	"fmt"
+
+	"berth"
+)
+
+// DefaultPool is the pool of machines that name no other pool. It always exists.
+const DefaultPool = "default"
+
+// Limits on pools.
+const (
+	MaxPoolTenants     = 64
+	MaxPoolDescription = 200 // bytes
+)
+
+// Pool is the body of a call that sets the rules of a pool of machines. A rule that is left out
+// is lifted.
+type Pool struct {
+	Tenants     []berth.TenantID `json:"tenants,omitempty" doc:"accepted tenants, with all tenants below; unset: all tenants"`
+	Description string           `json:"description,omitempty"`
+	Version     int64            `json:"version,omitempty" doc:"version that the change is based on; unset: any"`
+}
+
+// Validate returns all faults of the rules at once, or nil.
+func (p Pool) Validate() []berth.FieldError {
+	v := &validation{}
+	const name = "1 to 63 of a-z, 0-9 and '-', not at either end"
+	v.require(p.Tenants == nil || len(p.Tenants) > 0, "tenants", "is empty",
+		"at least one tenant, or no list to accept all tenants")
+	v.require(len(p.Tenants) <= MaxPoolTenants, "tenants", "has too many tenants",
+		fmt.Sprintf("at most %d", MaxPoolTenants))
+	seen := map[berth.TenantID]bool{}
+	for i, t := range p.Tenants[:min(len(p.Tenants), MaxPoolTenants)] {
+		field := fmt.Sprintf("tenants[%d]", i)
+		v.require(isName(string(t)), field, "is not a valid name", name)
+		v.require(!seen[t], field, "is a repetition", "each tenant once")
+		seen[t] = true
+	}
+	v.require(len(p.Description) <= MaxPoolDescription, "description", "is too long",
+		fmt.Sprintf("at most %d bytes", MaxPoolDescription))
+	v.require(p.Version >= 0, "version", "is negative", "0 or more")
+	return v.faults
+}
