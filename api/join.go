@@ -128,6 +128,7 @@ func (h *joinHandlers) join(ctx context.Context, c echo.Context, req wire.JoinRe
 		return h.limits.guessed(guessJoin, h.addresses.client(c.Request()), errJoinToken())
 	}
 	if err != nil {
+		h.log.Warn("join refused", "machine_id", machine, "err", err)
 		return err
 	}
 	connlimit.Agent(ctx, machine)

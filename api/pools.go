@@ -30,7 +30,7 @@ func (h *poolHandlers) mount(r *router) {
 		"Replace the rules of a pool, or create the pool")
 	set.Description = "A rule that the body leaves out is lifted. Jobs that run in the pool keep their machines. " +
 		"With a `version` that is not the present one: 409, so that no change is lost."
-	registerWithBody[spec.Pool](r, set, h.setPool)
+	registerWithBody[spec.PoolRules](r, set, h.setPool)
 	remove := r.operation("delete-pool", http.MethodDelete, "/v1/pools/{pool}", tag,
 		"Delete a pool without machines that no unused join token and no constraint of a live job names")
 	remove.DefaultStatus = http.StatusNoContent
@@ -72,7 +72,7 @@ type poolSetInput struct {
 
 // setPool replaces the rules of a pool. Pool names have the form of tenant names.
 func (h *poolHandlers) setPool(ctx context.Context, in *poolSetInput) (*poolOutput, error) {
-	p, err := readValid[spec.Pool](in.Request, nil)
+	p, err := readValid[spec.PoolRules](in.Request, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -94,14 +94,17 @@ func (d *JoinTokens) Check(ctx context.Context, tokens []string) ([]bool, error)
 
 // spendJoinToken locks the join token and marks it used: of two concurrent calls, the second
 // waits and finds a used token. The hash is compared in constant time, as in Authenticate. An
-// unknown, used or expired token and a wrong secret give the same error.
+// unknown, used or expired token and a wrong secret give the same error. A name that the token does not
+// admit is forbidden.
 func spendJoinToken(ctx context.Context, tx pgx.Tx, sum []byte, args pgx.NamedArgs) error {
 	var stored []byte
+	var machines string
+	var admitted bool
 	err := tx.QueryRow(ctx, `
-		SELECT sha256
+		SELECT sha256, machines, join_token_admits(machines, @machine)
 		FROM join_tokens
 		WHERE id = @join AND used_at IS NULL AND expires_at > now()
-		FOR UPDATE`, args).Scan(&stored)
+		FOR UPDATE`, args).Scan(&stored, &machines, &admitted)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return errUnknownToken()
 	}
@@ -110,6 +113,10 @@ func spendJoinToken(ctx context.Context, tx pgx.Tx, sum []byte, args pgx.NamedAr
 	}
 	if subtle.ConstantTimeCompare(stored, sum) != 1 {
 		return errUnknownToken()
+	}
+	if !admitted {
+		return berth.Errorf(berth.CodeForbidden, "the join token admits machines with names like %s only; "+
+			"choose such a name, or create another token", machines)
 	}
 	_, err = tx.Exec(ctx, `UPDATE join_tokens SET used_by = @machine, used_at = now() WHERE id = @join`, args)
 	return err

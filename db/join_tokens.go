@@ -14,7 +14,7 @@ import (
 const JoinTokenTTL = 10 * time.Minute
 
 const joinTokenDocument = `jsonb_strip_nulls(jsonb_build_object(
-			'id', id, 'pool', pool, 'labels', labels, 'created_by', created_by, 'created_at', created_at,
+			'id', id, 'pool', pool, 'labels', labels, 'machines', nullif(machines, ''), 'created_by', created_by, 'created_at', created_at,
 			'expires_at', expires_at, 'used_by', used_by, 'used_at', used_at))`
 
 // Create creates a join token and returns it with the secret. Only a hash of the secret is
@@ -25,11 +25,11 @@ func (d *JoinTokens) Create(ctx context.Context, n spec.NewJoinToken, actor stri
 	}
 	id, text, sum := mintToken(joinTokenPrefix)
 	rows, err := d.pool.Query(ctx, `
-		INSERT INTO join_tokens (id, sha256, pool, labels, created_by, expires_at)
-		VALUES (@id, @sha256, @pool, @labels, @actor, now() + @ttl_ms::bigint * interval '1 millisecond')
+		INSERT INTO join_tokens (id, sha256, pool, labels, machines, created_by, expires_at)
+		VALUES (@id, @sha256, @pool, @labels, @machines, @actor, now() + @ttl_ms::bigint * interval '1 millisecond')
 		RETURNING `+joinTokenDocument,
-		pgx.NamedArgs{"id": id, "sha256": sum, "pool": n.Pool, "labels": nonNil(n.Labels), "actor": actor,
-			"ttl_ms": n.TTL.Std().Milliseconds()})
+		pgx.NamedArgs{"id": id, "sha256": sum, "pool": n.Pool, "labels": nonNil(n.Labels),
+			"machines": n.Machines, "actor": actor, "ttl_ms": n.TTL.Std().Milliseconds()})
 	if err != nil {
 		return wire.JoinToken{}, mapError(err, "join token")
 	}

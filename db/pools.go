@@ -83,7 +83,7 @@ func (d *Pools) Get(ctx context.Context, name string) (wire.Pool, error) {
 // Set replaces the rules of a pool, and creates the pool if it does not exist. Jobs that run in the
 // pool keep their machines. A version other than 0 and the present one is a conflict, and an unknown
 // tenant is invalid.
-func (d *Pools) Set(ctx context.Context, name string, p spec.Pool) error {
+func (d *Pools) Set(ctx context.Context, name string, p spec.PoolRules) error {
 	args := pgx.NamedArgs{"name": name, "tenants": p.Tenants, "description": p.Description}
 	return d.changed(name, d.tx(ctx, func(tx pgx.Tx) error {
 		version, err := lockPool(ctx, tx, name)
@@ -123,7 +123,7 @@ func keepPoolTenants(ctx context.Context, tx pgx.Tx, tenants []berth.TenantID) e
 			return &berth.Error{Code: berth.CodeInvalid, Message: "no such tenant " + string(t),
 				Fields: []berth.FieldError{{
 					Field:  fmt.Sprintf("tenants[%d]", slices.Index(tenants, t)),
-					Detail: "names a tenant that does not exist", Allowed: "tenants of berth tenant list",
+					Detail: fmt.Sprintf("names %s, a tenant that does not exist", t), Allowed: "tenants that exist",
 				}}}
 		}
 		if err != nil {

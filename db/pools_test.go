@@ -13,7 +13,7 @@ import (
 )
 
 // setPool sets the rules of a pool.
-func (s *stage) setPool(name string, p spec.Pool) {
+func (s *stage) setPool(name string, p spec.PoolRules) {
 	s.t.Helper()
 	if err := s.db.Pools.Set(s.t.Context(), name, p); err != nil {
 		s.t.Fatal(err)
@@ -21,7 +21,7 @@ func (s *stage) setPool(name string, p spec.Pool) {
 }
 
 // poolOf returns the rules of a pool of tenants.
-func poolOf(tenants ...berth.TenantID) spec.Pool { return spec.Pool{Tenants: tenants} }
+func poolOf(tenants ...berth.TenantID) spec.PoolRules { return spec.PoolRules{Tenants: tenants} }
 
 func (s *stage) poolNames() (names []string) {
 	s.t.Helper()
@@ -63,30 +63,30 @@ func TestRulesOfAPoolAreReplaced(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	s.newTenant("lab", "")
-	s.setPool("gpu", spec.Pool{Tenants: []berth.TenantID{"lab"}, Description: "new"})
+	s.setPool("gpu", spec.PoolRules{Tenants: []berth.TenantID{"lab"}, Description: "new"})
 	if rules, err := s.db.Pools.Rules(t.Context()); err != nil || len(rules) != 1 || rules[0].Pool != "gpu" ||
 		cmp.Diff([]berth.TenantID{"lab"}, rules[0].Tenants) != "" {
 		t.Errorf("rules %+v, %v", rules, err)
 	}
-	set := func(p spec.Pool) error { return s.db.Pools.Set(t.Context(), "gpu", p) }
+	set := func(p spec.PoolRules) error { return s.db.Pools.Set(t.Context(), "gpu", p) }
 	unknown := set(poolOf("lab", "nobody"))
 	if f := berth.CodeOf(unknown); f != berth.CodeInvalid || !strings.Contains(unknown.Error(), "nobody") {
 		t.Errorf("an unknown tenant: %v", unknown)
 	}
-	if err := set(spec.Pool{Version: 7}); berth.CodeOf(err) != berth.CodeConflict {
+	if err := set(spec.PoolRules{Version: 7}); berth.CodeOf(err) != berth.CodeConflict {
 		t.Errorf("another version: %v", err)
 	}
 	if err := s.db.Tenants.Delete(t.Context(), "lab"); berth.CodeOf(err) != berth.CodeConflict || !strings.Contains(err.Error(), "pool") {
 		t.Errorf("a tenant that a rule names was deleted: %v", err)
 	}
-	if err := set(spec.Pool{Version: 1}); err != nil {
+	if err := set(spec.PoolRules{Version: 1}); err != nil {
 		t.Error(err)
 	}
 	p, err := s.db.Pools.Get(t.Context(), "gpu")
 	if err != nil || p.Tenants != nil || p.Description != "" || p.Version != 2 {
 		t.Errorf("after a change without rules: %+v, %v", p, err)
 	}
-	if err := s.db.Pools.Set(t.Context(), "none", spec.Pool{Version: 1}); berth.CodeOf(err) != berth.CodeNotFound {
+	if err := s.db.Pools.Set(t.Context(), "none", spec.PoolRules{Version: 1}); berth.CodeOf(err) != berth.CodeNotFound {
 		t.Errorf("a version of a pool that does not exist: %v", err)
 	}
 }
@@ -147,7 +147,7 @@ func (s *stage) committing(sql string, f func()) {
 func TestADeleteOfAPoolSeesTheMachineItWaitedFor(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	s.setPool("a", spec.Pool{})
+	s.setPool("a", spec.PoolRules{})
 	deleted := make(chan error, 1)
 	s.committing(`UPDATE machines SET pool = 'a' WHERE id = 'm0'`, func() {
 		go func() { deleted <- s.db.Pools.Delete(t.Context(), "a") }()
@@ -157,7 +157,7 @@ func TestADeleteOfAPoolSeesTheMachineItWaitedFor(t *testing.T) {
 		t.Errorf("deleted under a machine: %v", err)
 	}
 	entered := make(chan error, 1)
-	s.setPool("b", spec.Pool{})
+	s.setPool("b", spec.PoolRules{})
 	s.committing(`DELETE FROM pools WHERE id = 'b'`, func() {
 		go func() {
 			_, err := s.pool.Exec(t.Context(), `UPDATE machines SET pool = 'b' WHERE id = 'm0'`)

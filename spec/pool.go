@@ -15,16 +15,16 @@ const (
 	MaxPoolDescription = 200 // bytes
 )
 
-// Pool is the body of a call that sets the rules of a pool of machines. A rule that is left out
+// PoolRules is the body of a call that sets the rules of a pool of machines. A rule that is left out
 // is lifted.
-type Pool struct {
+type PoolRules struct {
 	Tenants     []berth.TenantID `json:"tenants,omitempty" doc:"accepted tenants, with all tenants below; unset: all tenants"`
 	Description string           `json:"description,omitempty"`
 	Version     int64            `json:"version,omitempty" doc:"version that the change is based on; unset: any"`
 }
 
 // Validate returns all faults of the rules at once, or nil.
-func (p Pool) Validate() []berth.FieldError {
+func (p PoolRules) Validate() []berth.FieldError {
 	v := &validation{}
 	const name = "1 to 63 of a-z, 0-9 and '-', not at either end"
 	v.require(p.Tenants == nil || len(p.Tenants) > 0, "tenants", "is empty",

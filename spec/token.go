@@ -1,6 +1,7 @@
 package spec
 
 import (
+	"strings"
 	"time"
 
 	"berth"
@@ -43,6 +44,9 @@ type NewJoinToken struct {
 	Pool   string            `json:"pool,omitempty"`
 	Labels map[string]string `json:"labels,omitempty" doc:"the machine gets these, whatever it says of itself"`
 	TTL    Duration          `json:"ttl,omitempty" doc:"default 10m, at most 24h"`
+
+	// Machines is a pattern of machine names, in which * stands for any characters.
+	Machines string `json:"machines,omitempty" doc:"names that may join, such as gpu-*; unset: any name"`
 }
 
 // Validate returns all faults of the request at once, or nil.
@@ -50,6 +54,9 @@ func (n NewJoinToken) Validate() []berth.FieldError {
 	v := &validation{}
 	v.require(n.Pool == "" || isName(n.Pool), "pool", "is not a valid name",
 		"1 to 63 of a-z, 0-9 and '-', not at either end")
+	// A pattern is valid if a name with one character for each * is.
+	v.require(n.Machines == "" || isName(strings.ReplaceAll(n.Machines, "*", "x")), "machines",
+		"is not a pattern of machine names", "1 to 63 of a-z, 0-9, '-' and '*', with no '-' at either end")
 	v.require(n.TTL.Std() <= 24*time.Hour, "ttl", "is too long", "at most 24h")
 	v.require(len(n.Labels) <= MaxLabels, "labels", "too many labels", "at most 64")
 	for _, k := range sortedKeys(n.Labels) {

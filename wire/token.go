@@ -40,6 +40,7 @@ type JoinToken struct {
 	ID        string            `json:"id"`
 	Pool      string            `json:"pool,omitempty"`
 	Labels    map[string]string `json:"labels,omitempty"`
+	Machines  string            `json:"machines,omitempty" doc:"pattern of the names that may join; unset: any name"`
 	CreatedBy string            `json:"created_by"`
 	CreatedAt time.Time         `json:"created_at"`
 	ExpiresAt time.Time         `json:"expires_at"`

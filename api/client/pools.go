@@ -25,7 +25,7 @@ func (c *Client) Pool(ctx context.Context, name string) (wire.Pool, error) {
 
 // SetPool replaces the rules of a pool, and creates the pool if it does not exist. Unset rules are
 // lifted. A set Version that is out of date is a conflict.
-func (c *Client) SetPool(ctx context.Context, name string, p spec.Pool) (wire.Pool, error) {
+func (c *Client) SetPool(ctx context.Context, name string, p spec.PoolRules) (wire.Pool, error) {
 	var after wire.Pool
 	_, err := c.do(ctx, request{method: http.MethodPut, path: poolPath(name), body: p}, &after)
 	return after, err

@@ -121,7 +121,7 @@ func newPoolSet(a *app) *cobra.Command {
 			if err != nil && berth.CodeOf(err) != berth.CodeNotFound {
 				return a.failed(cmd.Context(), err)
 			}
-			p := spec.Pool{Tenants: now.Tenants, Description: now.Description, Version: now.Version}
+			p := spec.PoolRules{Tenants: now.Tenants, Description: now.Description, Version: now.Version}
 			if cmd.Flags().Changed("tenants") {
 				p.Tenants = tenantList(tenants)
 			}

@@ -229,6 +229,8 @@ func newJoinTokenCreate(a *app) *cobra.Command {
 	cmd.Flags().StringVar(&n.Pool, "pool", "", "pool of the machine")
 	cmd.Flags().StringToStringVarP(&n.Labels, "label", "l", nil,
 		"labels of the machine, which override its own: KEY=VALUE")
+	cmd.Flags().StringVar(&n.Machines, "machines", "",
+		"pattern of the names that may join, such as 'gpu-*' (default any name)")
 	cmd.Flags().DurationVar(&ttl, "ttl", 0, "lifetime, at most 24h (default 10m)")
 	return cmd
 }

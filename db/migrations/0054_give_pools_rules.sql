@@ -1,7 +1,7 @@
 -- Pools of machines get rules: the tenants whose jobs they accept. The table exists since the first
 -- migration and was empty. Every machine is in a pool that has a row: default, if no other is named.
 -- A berthd of the version before neither reads the rules nor writes them; the triggers below hold
--- them for its statements too.
+-- them for its statements too. Join tokens get a pattern of machine names, in the same way.
 ALTER TABLE pools ALTER COLUMN provider SET DEFAULT '';
 ALTER TABLE pools
   ADD COLUMN tenants     text[] CONSTRAINT pools_tenants CHECK (cardinality(tenants) > 0),
@@ -67,6 +67,24 @@ BEGIN
 END $$;
 CREATE TRIGGER join_tokens_keep_pool BEFORE INSERT ON join_tokens
   FOR EACH ROW WHEN (NEW.pool <> '') EXECUTE FUNCTION join_tokens_keep_pool();
+
+-- A join token may name the machines that it admits, whichever version of berthd answers the join.
+ALTER TABLE join_tokens ADD COLUMN machines text NOT NULL DEFAULT '';
+COMMENT ON COLUMN join_tokens.machines IS 'pattern of the names of machines that may join; * stands for any characters; empty: any name';
+
+CREATE FUNCTION join_token_admits(pattern text, machine text) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
+  SELECT pattern = '' OR machine LIKE replace(pattern, '*', '%');
+$$;
+
+CREATE FUNCTION join_tokens_match() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  IF NEW.used_by IS NOT NULL AND NOT join_token_admits(NEW.machines, NEW.used_by) THEN
+    RAISE EXCEPTION 'join token % does not admit machine %', NEW.id, NEW.used_by USING ERRCODE = 'BT013';
+  END IF;
+  RETURN NEW;
+END $$;
+CREATE TRIGGER join_tokens_match BEFORE INSERT OR UPDATE OF used_by ON join_tokens
+  FOR EACH ROW EXECUTE FUNCTION join_tokens_match();
 
 INSERT INTO pools (id)
 SELECT 'default'
