@@ -29,7 +29,8 @@ func (p *present) queuePools(batch *pgx.Batch, starts []berth.Start) {
 		JOIN machines m ON m.id = x.machine
 		JOIN pools p ON p.id = m.pool AND p.tenants IS NOT NULL
 		JOIN jobs j ON j.id = x.job
-		WHERE (SELECT EXISTS (SELECT 1 FROM pools WHERE tenants IS NOT NULL)) AND NOT tenant_within(j.tenant, p.tenants)`,
+		WHERE (SELECT EXISTS (SELECT 1 FROM pools WHERE tenants IS NOT NULL))
+		  AND NOT tenant_within(j.tenant, p.tenants)`,
 		jobs, machines).Query(func(rows pgx.Rows) error {
 		var at poolSite
 		var pool string

@@ -14,7 +14,8 @@ import (
 const JoinTokenTTL = 10 * time.Minute
 
 const joinTokenDocument = `jsonb_strip_nulls(jsonb_build_object(
-			'id', id, 'pool', pool, 'labels', labels, 'machines', nullif(machines, ''), 'created_by', created_by, 'created_at', created_at,
+			'id', id, 'pool', pool, 'labels', labels, 'machines', nullif(machines, ''),
+			'created_by', created_by, 'created_at', created_at,
 			'expires_at', expires_at, 'used_by', used_by, 'used_at', used_at))`
 
 // Create creates a join token and returns it with the secret. Only a hash of the secret is

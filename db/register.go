@@ -378,10 +378,11 @@ const joined = `
 
 // writeMachine stores the inventory and the new state of the machine. The pool and the
 // labels of the join token take precedence over the agent's: a machine cannot move itself
-// to another pool. Without a pool in the token, the agent chooses among the pools without rules; the
-// trigger machines_choose_pool keeps the machine out of the other ones. A drain lasts until an operator ends it, also across reboots and losses.
-// A capacity that is smaller than the capacity in use is not stored, and the machine's
-// reason says so: the present work must end first.
+// to another pool. Without a pool in the token, the agent chooses among the pools without
+// rules; the trigger machines_choose_pool keeps the machine out of the other ones. A drain
+// lasts until an operator ends it, also across reboots and losses. A capacity that is
+// smaller than the capacity in use is not stored, and the machine's reason says so: the
+// present work must end first.
 func (r *registration) writeMachine(ctx context.Context) error {
 	next := berth.MachineReady
 	// Unknown containers keep the machine in joining too: only their end makes it ready.

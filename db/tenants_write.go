@@ -228,7 +228,10 @@ func errTenantInUse(id berth.TenantID, jobs, tokens, below, schedules, pools int
 	for _, x := range []struct {
 		n    int
 		noun string
-	}{{tokens, "active token"}, {below, "tenant below it"}, {schedules, "schedule"}, {pools, "pool with a rule for it"}} {
+	}{
+		{tokens, "active token"}, {below, "tenant below it"}, {schedules, "schedule"},
+		{pools, "pool with a rule for it"},
+	} {
 		switch {
 		case x.n > 1 && x.noun == "tenant below it":
 			parts = append(parts, fmt.Sprintf("%d tenants below it", x.n))

@@ -18,9 +18,9 @@ const (
 // PoolRules is the body of a call that sets the rules of a pool of machines. A rule that is left out
 // is lifted.
 type PoolRules struct {
-	Tenants     []berth.TenantID `json:"tenants,omitempty" doc:"accepted tenants, with all tenants below; unset: all tenants"`
+	Tenants     []berth.TenantID `json:"tenants,omitempty" doc:"accepted, with all tenants below; unset: all"`
 	Description string           `json:"description,omitempty"`
-	Version     int64            `json:"version,omitempty" doc:"version that the change is based on; unset: any"`
+	Version     int64            `json:"version,omitempty" doc:"base of the change; unset: any version"`
 }
 
 // Validate returns all faults of the rules at once, or nil.

@@ -10,7 +10,7 @@ import (
 // one pool.
 type Pool struct {
 	Name        string           `json:"name"`
-	Tenants     []berth.TenantID `json:"tenants,omitempty" doc:"accepted tenants, with all tenants below; unset: all tenants"`
+	Tenants     []berth.TenantID `json:"tenants,omitempty" doc:"accepted, with all tenants below; unset: all"`
 	Description string           `json:"description,omitempty"`
 	Machines    int              `json:"machines" doc:"number of machines, without retired ones"`
 	Version     int64            `json:"version" doc:"increases with each change"`

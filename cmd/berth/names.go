@@ -82,18 +82,20 @@ func completePools(a *app) completer {
 }
 
 // completePool offers the pools that admins see, for commands that take one pool as their argument.
-func (a *app) completePool(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
-	if len(args) > 0 {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	return a.completeNames(false, func(ctx context.Context, c *client.Client) ([]candidateName, error) {
-		page, err := c.Pools(ctx)
-		var list []candidateName
-		for _, p := range page.Items {
-			list = append(list, candidateName{p.Name, plural(p.Machines, "machine", "machines")})
+func completePool(a *app) completer {
+	return func(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
+		if len(args) > 0 {
+			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
-		return list, err
-	})(cmd, args, word)
+		return a.completeNames(false, func(ctx context.Context, c *client.Client) ([]candidateName, error) {
+			page, err := c.Pools(ctx)
+			var list []candidateName
+			for _, p := range page.Items {
+				list = append(list, candidateName{p.Name, plural(p.Machines, "machine", "machines")})
+			}
+			return list, err
+		})(cmd, args, word)
+	}
 }
 
 // completeSchedules offers the schedules of the caller's tenant.

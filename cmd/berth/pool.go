@@ -67,7 +67,7 @@ func newPoolShow(a *app) *cobra.Command {
 		Use:               "show POOL",
 		Short:             "Show a pool and its rules",
 		Args:              cobra.ExactArgs(1),
-		ValidArgsFunction: a.completePool,
+		ValidArgsFunction: completePool(a),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.client()
 			if err != nil {
@@ -105,13 +105,13 @@ func newPoolSet(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "set POOL",
 		Short: "Change the rules of a pool, or create a pool",
-		Long: "Set changes the rules of the given flags and keeps the others. A pool that does not exist is created.\n" +
+		Long: "Set changes the rules of the given flags and keeps the others. A missing pool is created.\n" +
 			"Jobs that run in the pool keep their machines.\n" +
 			"If the pool was changed by another call meanwhile, nothing is changed and the exit code is 4.",
 		Example: "  berth pool set gpu-a --tenants vision,speech\n" +
 			"  berth pool set gpu-a --tenants all --description 'A100, room 3'",
 		Args:              cobra.ExactArgs(1),
-		ValidArgsFunction: a.completePool,
+		ValidArgsFunction: completePool(a),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.client()
 			if err != nil {
@@ -160,7 +160,7 @@ func newPoolDelete(a *app) *cobra.Command {
 		Use:               "delete POOL",
 		Short:             "Delete a pool without machines",
 		Args:              cobra.ExactArgs(1),
-		ValidArgsFunction: a.completePool,
+		ValidArgsFunction: completePool(a),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.client()
 			if err != nil {

@@ -117,7 +117,7 @@ var Terms = []Section{
 	// machine.
 	{Title: "Machines and capacity", Terms: []Term{
 		{Word: "machine", Meaning: "a host with an agent", Slurm: "node", Kubernetes: "node", Nomad: "client"},
-		{Word: "pool", Meaning: "set of machines with rules; each machine is in one", Slurm: "partition", Kubernetes: "node pool"},
+		{Word: "pool", Meaning: "set of machines with rules", Slurm: "partition", Kubernetes: "node pool"},
 		{
 			Word:       "volume",
 			Meaning:    "a folder of machines that an operator shares with jobs under a name",
