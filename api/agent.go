@@ -55,6 +55,7 @@ func (h *agentHandlers) mount(r *router) {
 	r.agents.POST("/stages", h.agentStages)
 	r.agents.POST("/use", h.agentUse)
 	r.agents.POST("/stall", h.agentStall)
+	r.agents.POST("/image", h.agentImage)
 }
 
 // readAgent decodes the JSON body of an agent's call strictly. The body must arrive

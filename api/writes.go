@@ -40,6 +40,7 @@ type sessions interface {
 	ReportStages(ctx context.Context, machine berth.MachineID, req wire.StageReport) error
 	ReportUse(ctx context.Context, machine berth.MachineID, req wire.UseReport) error
 	ReportStall(ctx context.Context, machine berth.MachineID, req wire.StallReport) error
+	FixImage(ctx context.Context, machine berth.MachineID, req wire.ImageReport) (wire.FixedImage, error)
 	Prepares(ctx context.Context, machine berth.MachineID, q wire.HostQuestion) error
 }
 

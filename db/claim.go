@@ -70,6 +70,7 @@ func (d *Agents) Claim(ctx context.Context, machine berth.MachineID, req wire.Cl
 	var c wire.Claim
 	var rawSpec json.RawMessage
 	var limit int64
+	var element bool // of an array
 	err := d.pool.QueryRow(ctx, `
 		UPDATE allocations a
 		SET state = CASE a.state WHEN 'reserved' THEN 'active' ELSE a.state END,
@@ -80,8 +81,8 @@ func (d *Agents) Claim(ctx context.Context, machine berth.MachineID, req wire.Cl
 		WHERE `+knowsGranted+` AND s.job = a.job AND m.epoch = @epoch AND m.agent_boot = @boot
 		  AND m.state NOT IN ('lost', 'retired') AND `+claimable+`
 		  AND `+understood+`
-		RETURNING a.id, a.job::text, j.tenant, a.attempt, a.rank, s.spec, j.image_digest, a.cpu_m,
-			a.mem_mb, a.log_bytes,
+		RETURNING a.id, a.job::text, j.tenant, a.attempt, a.rank, s.spec, `+claimedImage+`,
+			j.array_index IS NOT NULL, a.cpu_m, a.mem_mb, a.log_bytes,
 		          j.run_limit_ms, a.orders, j.has_checkpoint, a.phase,
 		          (
 		              SELECT coalesce(array_agg(g.uuid ORDER BY g.idx), '{}')
@@ -106,7 +107,7 @@ func (d *Agents) Claim(ctx context.Context, machine berth.MachineID, req wire.Cl
 		              WHERE i.job = a.job
 		          ) END`,
 		claimArgs(machine, req),
-	).Scan(&c.Alloc, &c.Job, &c.Tenant, &c.Attempt, &c.Rank, &rawSpec, &c.ImageDigest, &c.CPUMilli,
+	).Scan(&c.Alloc, &c.Job, &c.Tenant, &c.Attempt, &c.Rank, &rawSpec, &c.ImageDigest, &element, &c.CPUMilli,
 		&c.MemoryMiB, &c.LogOffset,
 		&limit, &c.Orders, &c.HadCheckpoint, &c.Phase, &c.GPUs, &c.Restore, &c.Peers, &c.Inputs)
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -120,6 +121,7 @@ func (d *Agents) Claim(ctx context.Context, machine berth.MachineID, req wire.Cl
 	}
 	c.Spec = c.Spec.WithDefaults()
 	c.Members = c.Spec.Members
+	c.FixImage = c.ImageDigest == "" && (c.Members > 1 || element) && !spec.PinnedImage(c.Spec.Image)
 	c.RunLimit = spec.Duration(time.Duration(limit) * time.Millisecond)
 	sum := sha256.Sum256(rawSpec)
 	c.SpecHash = hex.EncodeToString(sum[:12])

@@ -28,7 +28,7 @@
 //	Queue       commit explain feed preempt repair
 //	Machines    blame egress engine machine_history machines_read machines_write prune reap
 //	Pools       pools
-//	Agents      claim machine_use register report report_refused stages stall_report sync
+//	Agents      claim fix_image machine_use register report report_refused stages stall_report sync
 //	Tenants     submit_leases tenants_read tenants_write usage
 //	Storage     storage
 //	Tokens      first_token reset_token token_events tokens tokens_own

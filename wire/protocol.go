@@ -217,7 +217,8 @@ type Claim struct {
 	Members       int                `json:"members"`
 	Spec          spec.Job           `json:"spec"` // with defaults filled in
 	SpecHash      string             `json:"spec_hash"`
-	ImageDigest   string             `json:"image_digest,omitempty"` // resolved by an earlier attempt
+	ImageDigest   string             `json:"image_digest,omitempty"` // that the job must run; "": not known yet
+	FixImage      bool               `json:"fix_image,omitempty"`    // no container before the answer to an ImageReport
 	CPUMilli      int64              `json:"cpu_milli"`
 	MemoryMiB     int64              `json:"memory_mib"`          // grown after an OOM, if the policy says so
 	GPUs          []string           `json:"gpus,omitempty"`      // UUIDs

@@ -1,0 +1,71 @@
+package db
+
+import (
+	"context"
+	"regexp"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+	"berth/wire"
+)
+
+// claimedImage is the digest that allocation a of job j must run, "" if none is fixed yet: the
+// job's own, else the one of its array.
+const claimedImage = `coalesce(nullif(j.image_digest, ''), (
+		              SELECT p.image_digest
+		              FROM jobs p
+		              WHERE p.id = j.parent AND j.array_index IS NOT NULL), '')`
+
+// imageDigest matches the digests of registries, whose algorithm is nearly always sha256.
+var imageDigest = regexp.MustCompile(`^[a-z0-9]{1,32}:[0-9a-f]{32,128}$`)
+
+// FixImage fixes the digest of the image of a member's job, unless one is fixed already, and returns
+// the fixed digest. The digest counts for all members and all attempts of the job. The elements of
+// an array have one digest in common, in the row of the array.
+//
+// One statement compares and sets the digest, so all callers get the same answer, however many
+// members report at once. A caller whose session is not current gets ErrStaleEpoch. A member that
+// is no longer current gets CodeConflict. Neither has changed anything.
+func (d *Agents) FixImage(
+	ctx context.Context, machine berth.MachineID, req wire.ImageReport,
+) (fixed wire.FixedImage, err error) {
+	if !imageDigest.MatchString(req.Digest) {
+		return fixed, berth.Errorf(berth.CodeInvalid, "allocation %d: %.100q is no digest of an image: write "+
+			"sha256: and 64 hexadecimal digits", req.Alloc, req.Digest)
+	}
+	if _, err := berth.ParseJobID(string(req.Job)); err != nil {
+		return fixed, berth.Errorf(berth.CodeInvalid, "allocation %d: %v", req.Alloc, err)
+	}
+	args := pgx.NamedArgs{
+		"alloc": req.Alloc, "job": req.Job, "attempt": req.Attempt, "machine": machine, "epoch": req.Epoch,
+		"digest": req.Digest,
+	}
+	err = d.tx(ctx, func(tx pgx.Tx) error {
+		if err := checkCaller(ctx, tx, machine, Session{AgentBoot: req.AgentBoot, Epoch: req.Epoch}); err != nil {
+			return err
+		}
+		// Most members of a wide gang, and nearly all elements of an array, take no lock.
+		var owner string
+		err := tx.QueryRow(ctx, `
+			SELECT CASE WHEN j.array_index IS NULL THEN j.id ELSE j.parent END::text, `+claimedImage+`
+			FROM allocations a
+			JOIN jobs j ON j.id = a.job AND j.attempt = a.attempt
+			WHERE a.id = @alloc AND a.job = @job AND a.attempt = @attempt AND a.machine_id = @machine
+			  AND a.machine_epoch = @epoch AND a.state = 'active'
+			  AND j.state NOT IN ('succeeded', 'failed', 'canceled')`, args).Scan(&owner, &fixed.Digest)
+		if isNoRows(err) {
+			return errStaleAttempt(req.Alloc)
+		}
+		if err != nil || fixed.Digest != "" {
+			return err
+		}
+		args["owner"] = owner
+		return tx.QueryRow(ctx, `
+			UPDATE jobs
+			SET image_digest = coalesce(nullif(image_digest, ''), @digest)
+			WHERE id = @owner
+			RETURNING image_digest`, args).Scan(&fixed.Digest)
+	})
+	return fixed, mapError(err, "image of job "+string(req.Job))
+}
