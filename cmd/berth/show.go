@@ -99,6 +99,7 @@ func describeJob(a *app, j wire.Job, wide bool) error {
 	s.add("labels", oneLine(pairs(j.Labels)))
 	if j.Spec != nil {
 		s.add("image", oneLine(j.Spec.Image))
+		s.add("image digest", j.ImageDigest)
 		s.add("command", oneLine(shellLine(slices.Concat(j.Spec.Entrypoint, j.Spec.Command))))
 		s.add("code", j.Spec.Workdir)
 		s.add("reaches", reachText(*j.Spec))
@@ -111,9 +112,6 @@ func describeJob(a *app, j wire.Job, wide bool) error {
 	}
 	if j.Pipeline != nil {
 		addStepOutputs(&s, *j.Pipeline)
-	}
-	if wide {
-		s.add("image digest", j.ImageDigest)
 	}
 	s.add("submitted", submittedText(j, now))
 	s.add("started", stamp(j.StartedAt, now))

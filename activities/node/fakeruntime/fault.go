@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"fmt"
+	"strings"
 	"sync"
 
 	"berth/activities/node"
@@ -217,9 +218,12 @@ func (f *Faults) startError(name string) error {
 	return f.starts[name]
 }
 
-// imageDigest derives a digest from the image's name, so that equal names have equal
-// digests.
+// imageDigest returns the digest in a reference, or derives one from the name, so that equal
+// names have equal digests.
 func imageDigest(ref string) string {
+	if _, digest, pinned := strings.Cut(ref, "@"); pinned {
+		return digest
+	}
 	return fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(ref)))
 }
 

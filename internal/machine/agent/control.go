@@ -184,6 +184,15 @@ func (c *control) claimWork(ctx context.Context, req wire.RunRequest) (claim wir
 	return claim, failpoint.Hit("agent.claim.after")
 }
 
+// fixImage asks for the digest of a member's image under the terms of the present session.
+func (c *control) fixImage(ctx context.Context, r wire.ImageReport) (fixed wire.FixedImage, err error) {
+	err = c.withTerms(ctx, func(epoch int64) error {
+		r.AgentBoot, r.Epoch = c.boot, epoch
+		return c.call(ctx, callTimeout, "image", r, &fixed)
+	})
+	return fixed, err
+}
+
 // assignments asks for the machine's full set as of now. Unlike the calls of members this call
 // does not wait for a session: without one it fails.
 func (c *control) assignments(ctx context.Context) ([]wire.Assignment, error) {

@@ -241,7 +241,9 @@ func (m *member) preparer(p phase) worker {
 	place := placer{core: m.core, control: s.control, cache: s.cache, retry: m.retry, result: &m.result}
 	switch p {
 	case phasePull:
-		return &pullPhase{core: m.core, stage: m.stage, recipe: &m.recipe, spans: m.spans, result: &m.result}
+		return &pullPhase{
+			core: m.core, control: s.control, stage: m.stage, recipe: &m.recipe, spans: m.spans, result: &m.result,
+		}
 	case phaseWorkdir:
 		return &workdirPhase{placer: place, scratch: m.scratch, spans: m.spans}
 	case phaseInputs:

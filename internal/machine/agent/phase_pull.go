@@ -18,14 +18,15 @@ type recipe struct {
 	source   berth.JobID // job that saved it, if it is another one
 }
 
-// pullPhase makes the image usable: the one that its name meant when the job first
-// ran, even if the name means another image by now.
+// pullPhase makes the image usable: the one that its name meant when the first member of the job
+// resolved it, even if the name means another image by now.
 type pullPhase struct {
 	*core
-	stage  *stager
-	recipe *recipe
-	spans  spans
-	result *result
+	control *control
+	stage   *stager
+	recipe  *recipe
+	spans   spans
+	result  *result
 }
 
 // Do pulls the image in a span of its own. A claim whose secrets the server could not provide
@@ -40,18 +41,11 @@ func (p *pullPhase) Do(ctx context.Context) (phase, error) {
 	return p.spans.step(ctx, "pull", p.result, p.pull)
 }
 
-// pull pulls the image. An attempt after the first must run the same content: if the name has
-// moved to another digest since, the recorded digest is pulled instead.
+// pull makes the image usable and notes its reference for the container, and its digest for the
+// reports.
 func (p *pullPhase) pull(ctx context.Context) (phase, error) {
 	p.reports.enter(slow, berth.PhasePulling)
-	image := p.claim.Spec.Image
-	digest, err := p.ensure(ctx, image)
-	if want := p.claim.ImageDigest; err == nil && want != "" && digest != want {
-		image += "@" + want
-		if digest, err = p.ensure(ctx, image); err != nil {
-			err = fmt.Errorf("%s is not the image any more that this job began with: %w", p.claim.Spec.Image, err)
-		}
-	}
+	image, digest, err := p.resolve(ctx)
 	cause := failure.CauseImageUnavailable
 	switch {
 	case err == nil:
@@ -60,6 +54,8 @@ func (p *pullPhase) pull(ctx context.Context) (phase, error) {
 		return phaseWorkdir, nil
 	case ctx.Err() != nil:
 		return "", err
+	case berth.CodeOf(err) == berth.CodeConflict: // the server has moved on, and stops this member
+		return p.result.notStarted(failure.CauseNotStarted, err.Error())
 	case errors.Is(err, node.ErrImageNotFound):
 		cause = failure.CauseImageNotFound
 	case errors.Is(err, node.ErrImageMismatch):
@@ -67,6 +63,57 @@ func (p *pullPhase) pull(ctx context.Context) (phase, error) {
 		cause = failure.CauseImageMismatch
 	}
 	return p.result.notStarted(cause, err.Error())
+}
+
+// resolve makes the image usable and returns its reference and digest. The digest that the job has
+// fixed decides: if the name has another digest by now, or exists no more, the fixed digest is
+// pulled. If none is fixed and the claim asks for it, resolve fixes the digest first.
+func (p *pullPhase) resolve(ctx context.Context) (image, digest string, err error) {
+	image, want := p.claim.Spec.Image, p.claim.ImageDigest
+	digest, err = p.ensure(ctx, image)
+	if err == nil && digest != "" && want == "" && p.claim.FixImage {
+		if want, err = p.fix(ctx, digest); err != nil {
+			return image, "", err
+		}
+	}
+	gone := want != "" && errors.Is(err, node.ErrImageNotFound)
+	if err != nil && !gone || want == "" || digest == want {
+		return image, digest, err
+	}
+	p.log.Info("image name has moved, pulling the digest of the job", "image", image, "digest", want, "found", digest)
+	pinned := p.claim.Spec.Image + "@" + want
+	if digest, err = p.ensure(ctx, pinned); err != nil {
+		err = fmt.Errorf("%s is not the image any more that this job began with: %w", image, err)
+	}
+	return pinned, digest, err
+}
+
+// fix reports the digest that the image has on this machine and returns the one that the job has
+// fixed, perhaps by the report of another member. It waits for an absent server. A server without
+// the call is of the version before: after some tries, which may reach a newer replica, the member
+// runs what it has found, as that version has it.
+func (p *pullPhase) fix(ctx context.Context, digest string) (string, error) {
+	wait := p.timing.backoff()
+	for try := 1; ; try++ {
+		fixed, err := p.control.fixImage(ctx, wire.ImageReport{
+			Alloc: p.alloc, Job: p.job, Attempt: p.attempt, Digest: digest,
+		})
+		switch {
+		case err == nil:
+			return fixed.Digest, nil
+		case ctx.Err() != nil:
+			return "", context.Cause(ctx)
+		case berth.CodeOf(err) == berth.CodeNotFound && try == pullTries:
+			p.log.Warn("server fixes no digests of images, using the one found here", "digest", digest, "err", err)
+			return digest, nil
+		case refused(err) && berth.CodeOf(err) != berth.CodeNotFound:
+			return "", err
+		}
+		p.log.Warn("image digest not fixed, will retry", "digest", digest, "try", try, "err", err)
+		if err := wait.wait(ctx); err != nil {
+			return "", err
+		}
+	}
 }
 
 // pullTries is how often this machine asks for an image that is unavailable, before

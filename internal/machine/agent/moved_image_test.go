@@ -1,0 +1,191 @@
+package agent_test
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"berth"
+	"berth/activities/node"
+	"berth/activities/node/fakeruntime"
+	"berth/failure"
+	"berth/spec"
+)
+
+// pulledAt is an engine that pulled its images at another moment than others: names have a digest of
+// its own.
+type pulledAt struct {
+	*fakeruntime.Fake
+	digest string
+}
+
+func (e pulledAt) EnsureImage(ctx context.Context, ref string, auth *node.RegistryAuth) (string, error) {
+	digest, err := e.Fake.EnsureImage(ctx, ref, auth)
+	if err == nil && !strings.Contains(ref, "@") {
+		digest = e.digest
+	}
+	return digest, err
+}
+
+func digestOf(digit string) string { return "sha256:" + strings.Repeat(digit, 64) }
+
+// created collects the images of the containers that an engine creates.
+type created struct {
+	mu     sync.Mutex
+	images []string
+}
+
+func (c *created) of(engine *fakeruntime.Fake) {
+	engine.Intercept(func(call fakeruntime.Call) error {
+		if call.Method == "Create" {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			c.images = append(c.images, call.Spec.Image)
+		}
+		return nil
+	})
+}
+
+func (c *created) sorted() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Sorted(slices.Values(c.images))
+}
+
+// movingGang is a gang of two whose machines find different digests under the name of its image.
+func movingGang(s *site) (id berth.JobID, ran *created, on [2]*machine) {
+	s.t.Helper()
+	engine := fakeruntime.New(fakeruntime.Options{CPUMilli: 64000})
+	s.t.Cleanup(engine.Shutdown)
+	ran = &created{}
+	ran.of(engine)
+	on = [2]*machine{
+		s.machineOn("m1", pulledAt{engine, digestOf("1")}), s.machineOn("m2", pulledAt{engine, digestOf("2")}),
+	}
+	return s.submit(gangOf(2), "exit", "0"), ran, on
+}
+
+func TestMembersOfAGangRunOneImageAlthoughItsTagMoves(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	var away atomic.Int32
+	next := s.gate.next
+	s.gate.next = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasSuffix(r.URL.Path, "/image") && away.Add(1) <= 3 {
+			http.Error(w, "a gateway without its server", http.StatusBadGateway)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+	id, ran, on := movingGang(s)
+	s.gangEnds(id, s.placeGang(id, on[0], on[1]))
+	j := s.settle(id)
+	if j.Status != berth.Succeeded || j.ImageDigest != digestOf("1") && j.ImageDigest != digestOf("2") {
+		t.Errorf("the job is %s with the digest %s", j.Status, j.ImageDigest)
+	}
+	if want := []string{s.image, s.image + "@" + j.ImageDigest}; !slices.Equal(ran.sorted(), want) {
+		t.Errorf("members ran %q, want %q", ran.sorted(), want)
+	}
+	if away.Load() < 4 {
+		t.Errorf("the agents asked %d times", away.Load())
+	}
+}
+
+// A replica of the version before does not know the call. Members then run what they have found.
+func TestAServerThatFixesNoImagesIsNotWaitedFor(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	answerImages(s, http.StatusNotFound)
+	id, ran, on := movingGang(s)
+	s.gangEnds(id, s.placeGang(id, on[0], on[1]))
+	if j := s.settle(id); j.Status != berth.Succeeded {
+		t.Errorf("the job is %s: %+v", j.Status, j.Reason)
+	}
+	if want := []string{s.image, s.image}; !slices.Equal(ran.sorted(), want) {
+		t.Errorf("members ran %q, want %q", ran.sorted(), want)
+	}
+}
+
+// answerImages makes the server refuse to fix images, with an answer of its own.
+func answerImages(s *site, status int) {
+	next := s.gate.next
+	s.gate.next = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasSuffix(r.URL.Path, "/image") {
+			w.Header().Set("Content-Type", "application/problem+json")
+			w.WriteHeader(status)
+			fmt.Fprint(w, `{"code":"refused","detail":"no"}`)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+func TestAMemberThatIsNoLongerCurrentCreatesNoContainer(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	answerImages(s, http.StatusConflict)
+	id, ran, on := movingGang(s)
+	attempt := s.placeGang(id, on[0], on[1])
+	s.gangEnds(id, attempt)
+	var causes []string
+	rows, err := s.db.Pool().Query(t.Context(), `SELECT exit ->> 'cause' FROM allocations WHERE job = $1`, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for rows.Next() {
+		var cause string
+		if err := rows.Scan(&cause); err != nil {
+			t.Fatal(err)
+		}
+		causes = append(causes, cause)
+	}
+	if len(ran.sorted()) != 0 || !slices.Equal(causes, []string{string(failure.CauseNotStarted), string(failure.CauseNotStarted)}) {
+		t.Errorf("containers of %q, exits %q, %v", ran.sorted(), causes, rows.Err())
+	}
+}
+
+// The second element runs the image of the first one on a machine that finds another image, and on one
+// that finds none: a registry keeps a digest for longer than a tag.
+func TestElementsOfAnArrayRunOneImageAlthoughItsTagMoves(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	array := s.submit(func(j *spec.Job) { j.Array = &spec.Array{Size: 3} }, "exit", "0")
+	if _, err := s.db.Parents.ReconcileThrough(t.Context(), array, new(math.MaxInt)); err != nil {
+		t.Fatal(err)
+	}
+	ran := &created{}
+	for index, digit := range []string{"1", "2", "3"} {
+		engine := fakeruntime.New(fakeruntime.Options{CPUMilli: 64000})
+		t.Cleanup(engine.Shutdown)
+		ran.of(engine)
+		if index == 2 {
+			engine.FailImage(s.image, node.ErrImageNotFound)
+		}
+		m := s.machineOn(berth.MachineID("m"+digit), pulledAt{engine, digestOf(digit)})
+		var id berth.JobID
+		if err := s.db.Pool().QueryRow(t.Context(), `SELECT id::text FROM jobs WHERE parent = $1 AND array_index = $2`,
+			array, index).Scan(&id); err != nil {
+			t.Fatal(err)
+		}
+		_, w := m.run(id)
+		if x := w.exit(); x.Code != 0 || x.Cause != failure.CauseExited {
+			t.Errorf("element %d ended with %+v", index, x)
+		}
+		if j := s.settle(id); j.ImageDigest != digestOf("1") {
+			t.Errorf("element %d shows the digest %s", index, j.ImageDigest)
+		}
+	}
+	pinned := s.image + "@" + digestOf("1")
+	if want := []string{s.image, pinned, pinned}; !slices.Equal(ran.sorted(), want) {
+		t.Errorf("elements ran %q, want %q", ran.sorted(), want)
+	}
+	if got := s.job(array).ImageDigest; got != digestOf("1") {
+		t.Errorf("the array shows the digest %s", got)
+	}
+}
