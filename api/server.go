@@ -78,6 +78,7 @@ type Deps struct {
 	PlainWebhooks bool
 	Limits        archive.Limits    // of uploads; zero: archive.Default
 	Transfers     TransferLimits    // of followed logs, downloads and uploads
+	Images        []string          // registries and repositories that images may come from; nil: all
 	Volumes       admission.Volumes // folders of machines that jobs may read; nil: none
 
 	Gate     *overload.Gate    // nil: explanations do not mention the gate
@@ -134,7 +135,7 @@ func New(d Deps) (*Server, error) {
 	refusals := newRefusals()
 	gate := &gatekeeper{
 		auth: s.auth, limits: newLimits(d.Metrics, d.Rate, d.Burst), addresses: newAddresses(d.TrustedProxies),
-		admission: admission.New(d.DB, d.Volumes), submits: newSubmits(d.DB), submitRate: d.SubmitRate,
+		admission: admission.New(d.DB, d.Volumes, d.Images), submits: newSubmits(d.DB), submitRate: d.SubmitRate,
 		refusals: refusals, closing: s.closing,
 	}
 	s.calls = &openCalls{

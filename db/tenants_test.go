@@ -464,6 +464,8 @@ func fill(t *testing.T, name string, v reflect.Value) {
 		v.SetInt(7)
 	case reflect.Float64:
 		v.SetFloat(2.5)
+	case reflect.Slice:
+		v.Set(reflect.ValueOf([]string{"ghcr.io", "docker.io/library"}))
 	default:
 		t.Fatalf("%s is a %s: say here which value it may have", name, v.Kind())
 	}

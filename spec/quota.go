@@ -28,6 +28,7 @@ type Quota struct {
 	MaxRunning *int           `json:"max_running,omitempty" doc:"jobs that hold capacity at once"`
 	MaxQueued  *int           `json:"max_queued,omitempty" doc:"jobs that wait at once; submitting more is refused"`
 	Budget     *GPUBudget     `json:"budget,omitempty"`
+	Images     []string       `json:"images,omitempty" doc:"registries and repositories of images; default: all"`
 
 	SubmitRPS   *float64  `json:"submit_rps,omitempty" doc:"jobs and pipelines submitted per second, over all replicas"`
 	MaxPriority *Priority `json:"max_priority,omitempty" doc:"greatest priority of new jobs; existing jobs keep theirs"`
@@ -45,7 +46,9 @@ type Quota struct {
 // the table tenants with the same name. A new setting of Quota belongs in Later, so
 // that older clients do not remove it.
 func (q *Quota) Later() map[string]any {
-	return map[string]any{"submit_rps": &q.SubmitRPS, "max_priority": &q.MaxPriority, "storage": &q.Storage}
+	return map[string]any{
+		"submit_rps": &q.SubmitRPS, "max_priority": &q.MaxPriority, "storage": &q.Storage, "images": &q.Images,
+	}
 }
 
 // StorageLimits bound the data that a tenant and all tenants below it store. A nil
@@ -101,6 +104,9 @@ func (q Quota) Validate() []berth.FieldError {
 		v.require(s.Secrets == nil || *s.Secrets >= 0 && *s.Secrets <= 1_000_000, "storage.secrets",
 			"is out of range", "0 to 1000000; default: no limit")
 	}
+	v.require(q.Images == nil || len(q.Images) > 0, "images", "is empty, which would allow no image",
+		"at least one registry or repository; leave it out, or set null, to allow all")
+	v.faults = append(v.faults, CheckImageEntries("images", q.Images)...)
 	if q.Guarantee != nil && q.Limit != nil {
 		within(v, "guarantee.cpus", q.Guarantee.CPUs, q.Limit.CPUs)
 		within(v, "guarantee.memory", q.Guarantee.Memory, q.Limit.Memory)

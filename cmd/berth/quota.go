@@ -166,6 +166,9 @@ func showQuota(a *app, q spec.Quota) error {
 			s.add("budget", fmt.Sprintf("%.1f of %g GPU-hours spent in %s, since %s", spentOf(q), b.GPUHours,
 				b.Period, stamp(b.Since, a.now())))
 		}
+		if len(q.Images) > 0 {
+			s.add("images", strings.Join(q.Images, ", "))
+		}
 		for _, l := range storageOf(q) {
 			s.add(l.name, l.text)
 		}
@@ -208,6 +211,7 @@ var quotaFlags = []struct {
 	{"storage-checkpoints", "maximum size of stored checkpoints", storageFlag(storedCheckpoints)},
 	{"storage-total", "maximum size of uploads, logs, outputs and checkpoints together", storageFlag(storedTotal)},
 	{"secrets", "maximum number of secrets", secretsFlag},
+	{"images", "registries and repositories that images may come from: ghcr.io/acme,docker.io/library", images},
 	{"budget", "GPU-hours in each period: 5000/720h", budget},
 }
 
@@ -344,6 +348,19 @@ func rate(into **float64, text string) error {
 		return fmt.Errorf("%q is not a number; allowed: a number such as 50, or none", text)
 	}
 	*into = &n
+	return nil
+}
+
+// images parses a list of registries and repositories, separated by commas, or "none". The server
+// checks the entries.
+func images(q *spec.Quota, text string) error {
+	q.Images = nil
+	if text == lifted {
+		return nil
+	}
+	for entry := range strings.SplitSeq(text, ",") {
+		q.Images = append(q.Images, strings.TrimSpace(entry))
+	}
 	return nil
 }
 

@@ -60,6 +60,9 @@ func (s *settings) flags(f *pflag.FlagSet) {
 		"machine folder that jobs may read as file:///NAME/…: /NAME for all tenants, or "+
 			"/NAME=TENANT,TENANT for these tenants and those below them (repeatable, or separated by ;); agents need "+
 			"the flag too")
+	f.StringVar(&s.Images, "images", s.Images,
+		"registries and repositories that images of jobs may come from, such as ghcr.io/acme,docker.io/library; "+
+			"quotas of tenants may allow less (default: all)")
 	f.StringSliceVar(&s.roles, "role", s.roles, "components to run: api, worker, dispatch, leader")
 	f.DurationVar(&s.Retention, "retention", s.Retention, "archive ended jobs after this")
 	f.DurationVar(&s.LogRetention, "log-retention", s.LogRetention,

@@ -87,6 +87,7 @@ func TestWrongSettingsNameThemselves(t *testing.T) {
 		{"--file-inputs=/a;/b=", "/b: \"\" is not a tenant"},
 		{"--file-inputs=/a=x,Y", "/a: \"Y\" is not a tenant"},
 		{"--file-inputs=/a;/a=x", "/a is listed twice"},
+		{"--images=ghcr.io,busybox", "\"busybox\" names no registry"},
 	} {
 		if _, err := parse(t, nil, append(ok, c.arg)...); err == nil || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v", c.arg, err)

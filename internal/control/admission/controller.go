@@ -15,20 +15,22 @@ import (
 type Controller struct {
 	db      *db.DB
 	volumes Volumes
+	images  []string // registries and repositories that images may come from; nil: all
 	fleet   fleet
 	quotas  quotas
 }
 
-// New returns a Controller over the database, which lets jobs read these volumes.
-func New(d *db.DB, v Volumes) *Controller {
-	return &Controller{db: d, volumes: v, fleet: fleet{db: d}, quotas: quotas{list: d.Tenants.Rows}}
+// New returns a Controller over the database, which lets jobs read these volumes and run images of
+// these registries and repositories (nil: all), see ParseImages.
+func New(d *db.DB, v Volumes, images []string) *Controller {
+	return &Controller{db: d, volumes: v, images: images, fleet: fleet{db: d}, quotas: quotas{list: d.Tenants.Rows}}
 }
 
 // Forget makes the next check read the tenants and their quotas again. Callers use
 // it after a change by this process.
 func (c *Controller) Forget() { c.quotas.forget() }
 
-// Admit refuses a job with inputs that the tenant's jobs may not read (slug
+// Admit refuses a job with an image or inputs that the tenant's jobs may not use (slug
 // invalid_spec), a job that fits on no machine (unsatisfiable), and a job beyond a
 // quota of the tenant (quota).
 func (c *Controller) Admit(ctx context.Context, tenant berth.TenantID, jobSpec spec.Job) error {

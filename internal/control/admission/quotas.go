@@ -69,14 +69,20 @@ func (q *quotas) admit(ctx context.Context, tenant berth.TenantID, r spec.Reques
 	return nil
 }
 
-// line returns the tenant and the tenants above. An unknown tenant may have been created a moment
-// ago by another process, so line reads the rows again before it fails.
-func (q *quotas) line(ctx context.Context, tenant berth.TenantID) ([]berth.TenantID, error) {
+// with returns the rows, which contain the tenant if it exists. An unknown tenant may have been
+// created a moment ago by another process, so with reads the rows again for it.
+func (q *quotas) with(ctx context.Context, tenant berth.TenantID) (map[berth.TenantID]db.TenantRow, error) {
 	rows, err := q.read(ctx)
 	if _, here := rows[tenant]; err == nil && !here {
 		q.forget()
 		rows, err = q.read(ctx)
 	}
+	return rows, err
+}
+
+// line returns the tenant and the tenants above.
+func (q *quotas) line(ctx context.Context, tenant berth.TenantID) ([]berth.TenantID, error) {
+	rows, err := q.with(ctx, tenant)
 	if err != nil {
 		return nil, err
 	}

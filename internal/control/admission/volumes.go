@@ -57,7 +57,7 @@ func (c *Controller) Allowed(ctx context.Context, tenant berth.TenantID) ([]spec
 }
 
 // Allow refuses, with slug invalid_spec, inputs from folders that the tenant's jobs
-// may not read, and a priority that they may not have.
+// may not read, and an image and a priority that they may not have.
 func (c *Controller) Allow(ctx context.Context, tenant berth.TenantID, s spec.Job) error {
 	faults, err := c.forbidden(ctx, tenant, "", s)
 	if err != nil {
@@ -66,18 +66,26 @@ func (c *Controller) Allow(ctx context.Context, tenant berth.TenantID, s spec.Jo
 	return forbids(faults)
 }
 
-// forbidden returns the faults of a spec that depend on the tenant: inputs and priority.
+// forbidden returns the faults of a spec that depend on the tenant: inputs, image and priority.
 func (c *Controller) forbidden(
 	ctx context.Context, tenant berth.TenantID, prefix string, s spec.Job,
 ) ([]berth.FieldError, error) {
 	faults, err := c.forbiddenInputs(ctx, tenant, prefix, s)
-	if err != nil || s.Priority == nil {
-		return faults, err
+	add := func(fault *berth.FieldError) {
+		if fault != nil {
+			fault.Field = prefix + fault.Field
+			faults = append(faults, *fault)
+		}
 	}
-	fault, err := c.priorityFault(ctx, tenant, *s.Priority)
-	if fault != nil {
-		fault.Field = prefix + fault.Field
-		faults = append(faults, *fault)
+	if err == nil && s.Image != "" { // a step that is a pipeline has none
+		var fault *berth.FieldError
+		fault, err = c.imageFault(ctx, tenant, s.Image)
+		add(fault)
+	}
+	if err == nil && s.Priority != nil {
+		var fault *berth.FieldError
+		fault, err = c.priorityFault(ctx, tenant, *s.Priority)
+		add(fault)
 	}
 	return faults, err
 }

@@ -47,6 +47,7 @@ type assembly struct {
 	registry   *prometheus.Registry
 	dispatcher *dispatch.Dispatcher
 	volumes    admission.Volumes
+	images     []string // see admission.ParseImages
 	admission  *admission.Controller
 	traced     *tracedStore
 	blobs      *blob.Store       // nil: none configured; a leader may do without
@@ -72,7 +73,10 @@ func (a *assembly) assemble(ctx context.Context) error {
 	if a.volumes, err = admission.ParseVolumes(a.cfg.FileInputs); err != nil {
 		return err
 	}
-	a.admission = admission.New(a.db, a.volumes)
+	if a.images, err = admission.ParseImages(a.cfg.Images); err != nil {
+		return err
+	}
+	a.admission = admission.New(a.db, a.volumes, a.images)
 	a.traced = newTracedStore(a.db, a.opts.Traces, a.log)
 	if err := a.openBlobs(ctx); err != nil {
 		return err
@@ -249,7 +253,7 @@ func (a *assembly) newAPI() (part, error) {
 		Metrics: a.registry,
 		Agent:   api.AgentDeps{Blobs: a.blobs},
 		Vault:   a.keys,
-		Volumes: a.volumes,
+		Volumes: a.volumes, Images: a.images,
 
 		Sessions: api.SessionDeps{Peer: sync.OnceValues(a.peer)},
 

@@ -70,6 +70,7 @@ type Config struct {
 	SecretKeyFile     string   // keys that secrets are sealed with; empty: none are kept
 	WebhookAllow      string   // networks besides public addresses that webhooks may be called in
 	FileInputs        []string // folders of machines that jobs may read, see admission.ParseVolumes
+	Images            string   // that jobs may use, see admission.ParseImages
 	Pprof             string   // address for profiles; empty: none
 }
 
@@ -142,6 +143,8 @@ func (c Config) Validate() error {
 	require(err == nil, "webhook-allow: %v", err)
 	_, err = admission.ParseVolumes(c.FileInputs)
 	require(err == nil, "file-inputs: %v", err)
+	_, err = admission.ParseImages(c.Images)
+	require(err == nil, "images: %v", err)
 	require(c.Pprof == "" || isLoopback(c.Pprof), "pprof address %q: allowed is HOST:PORT on loopback", c.Pprof)
 	for name, d := range map[string]time.Duration{
 		"retention": c.Retention, "suspect-after": c.SuspectAfter, "lost-after": c.LostAfter,

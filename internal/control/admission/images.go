@@ -1,0 +1,75 @@
+package admission
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"berth"
+	"berth/spec"
+)
+
+// ParseImages reads a list of registries and repositories that images may come from, separated by
+// commas. The empty text has none, and allows all images.
+func ParseImages(text string) ([]string, error) {
+	if strings.TrimSpace(text) == "" {
+		return nil, nil
+	}
+	var list []string
+	for entry := range strings.SplitSeq(text, ",") {
+		list = append(list, strings.TrimSpace(entry))
+	}
+	var faults []error
+	for _, f := range spec.CheckImageEntries("entry", list) {
+		faults = append(faults, fmt.Errorf("%s: %s: write %s", f.Field, f.Detail, f.Allowed))
+	}
+	return list, errors.Join(faults...)
+}
+
+// AllowImage refuses, with slug invalid_spec, an image that the cluster, the tenant or a tenant above
+// does not allow at present.
+func (c *Controller) AllowImage(ctx context.Context, tenant berth.TenantID, image string) error {
+	fault, err := c.imageFault(ctx, tenant, image)
+	if err != nil || fault == nil {
+		return err
+	}
+	return forbids([]berth.FieldError{*fault})
+}
+
+// imageFault returns the fault of an image, or nil. Every list must cover the image: the one of the
+// cluster, and those of the tenant and the tenants above. So no tenant allows more than one above.
+func (c *Controller) imageFault(
+	ctx context.Context, tenant berth.TenantID, image string,
+) (*berth.FieldError, error) {
+	rows, err := c.quotas.with(ctx, tenant)
+	if err != nil {
+		return nil, err
+	}
+	name, ok := spec.ImageName(image)
+	judge := func(whose string, list []string) *berth.FieldError {
+		switch {
+		case list == nil || ok && spec.ImageAllowed(list, name):
+			return nil
+		case !ok:
+			name = fmt.Sprintf("%.200q, which names no repository,", image)
+		}
+		return &berth.FieldError{
+			Field: "image", Detail: fmt.Sprintf("%s is not among the images that %s allows", name, whose),
+			Allowed: "images of " + strings.Join(list, ", "),
+		}
+	}
+	if f := judge("the cluster", c.images); f != nil {
+		return f, nil
+	}
+	for at, here := rows[tenant]; here; at, here = rows[at.Parent] {
+		whose := fmt.Sprintf("tenant %s", at.ID)
+		if at.ID != tenant {
+			whose += ", above " + string(tenant) + ","
+		}
+		if f := judge(whose, at.Quota.Images); f != nil {
+			return f, nil
+		}
+	}
+	return nil, nil
+}
