@@ -33,9 +33,10 @@ const (
 	ReasonUpstreamFailed    ReasonCode = "upstream_failed"
 	ReasonCanceledByUser    ReasonCode = "canceled_by_user"
 	ReasonBudgetSpent       ReasonCode = "budget_spent"
-	ReasonUnclaimed         ReasonCode = "unclaimed"      // the machine did not claim its allocation
-	ReasonImageMismatch     ReasonCode = "image_mismatch" // the content does not match the image's digest
-	ReasonCommunication     ReasonCode = "communication"  // the members lost each other
+	ReasonUnclaimed         ReasonCode = "unclaimed"         // the machine did not claim its allocation
+	ReasonImageNotAllowed   ReasonCode = "image_not_allowed" // by the cluster, the tenant or a tenant above
+	ReasonImageMismatch     ReasonCode = "image_mismatch"    // the content does not match the image's digest
+	ReasonCommunication     ReasonCode = "communication"     // the members lost each other
 	ReasonInputUnavailable  ReasonCode = "input_unavailable"
 	ReasonInputInvalid      ReasonCode = "input_invalid"
 	ReasonSecretMissing     ReasonCode = "secret_missing"

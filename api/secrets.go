@@ -142,15 +142,30 @@ func (h *secretHandlers) deleteSecret(ctx context.Context, in *secretInput) (*st
 	return nil, nil
 }
 
+// begun reports whether the member of a claim has a container that has run.
+func begun(c *wire.Claim) bool {
+	return c.Phase == berth.PhaseRunning || c.Phase == berth.PhaseExited || c.Phase == berth.PhaseSealed
+}
+
 // handOut adds to a claim the values of the secrets that its job names. The caller has
 // just verified that the machine holds this work, at the job's current attempt and in its
 // own current session; no other caller receives the values. After the start of the
 // container the claim contains none. If one value is missing, the claim gets none of them
-// and names the reason, and the agent starts no container.
+// and names the reason, and the agent starts no container. The same holds for an image that the
+// tenant may not run at present: the rules may have changed since the submit.
 func (h *secretHandlers) handOut(ctx context.Context, c *wire.Claim) error {
+	if begun(c) {
+		return nil
+	}
+	switch err := h.admission.AllowImage(ctx, c.Tenant, c.Spec.Image); {
+	case berth.IsSlug(err, berth.SlugInvalidSpec):
+		c.Withheld = &wire.Withheld{Missing: true, Image: true, Message: err.Error()}
+		return nil
+	case err != nil:
+		return err
+	}
 	names := c.Spec.AllSecrets()
-	begun := c.Phase == berth.PhaseRunning || c.Phase == berth.PhaseExited || c.Phase == berth.PhaseSealed
-	if len(names) == 0 || begun {
+	if len(names) == 0 {
 		return nil
 	}
 	if h.vault == nil {

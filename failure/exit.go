@@ -19,6 +19,7 @@ const (
 	CauseImageNotFound     ExitCause = "image_not_found"    // never started
 	CauseImageUnavailable  ExitCause = "image_unavailable"  // never started
 	CauseImageMismatch     ExitCause = "image_mismatch"     // never started: the content does not match its digest
+	CauseImageNotAllowed   ExitCause = "image_not_allowed"  // never started: the tenant may not run the image
 	CauseBadCommand        ExitCause = "bad_command"        // never started: the executable is not in the image
 	CauseDevice            ExitCause = "device"             // never started: the engine refused the GPUs
 	CauseNetwork           ExitCause = "network"            // never started: the machine had no fit network for it

@@ -24,6 +24,14 @@ var programRules = []Rule{
 		Next: berth.Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
 	},
 	{
+		Name: "image_not_allowed", Evidence: EvidencePreparation,
+		Signal: "image: not in a registry or repository that the cluster and the tenant allow at the start",
+		Causes: []ExitCause{CauseImageNotAllowed},
+		Class:  ClassPermanent, Reason: berth.ReasonImageNotAllowed, Says: "{exit}",
+		Hint: "use an image that is allowed, or ask an operator to allow this one: berth quota set --images",
+		Next: berth.Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
+	},
+	{
 		Name: "image_unavailable", Evidence: EvidencePreparation,
 		Signal: "image: no answer, 429, 5xx or no disk space, five times on this machine",
 		Causes: []ExitCause{CauseImageUnavailable},

@@ -232,7 +232,7 @@ type Claim struct {
 	Inputs        []ClaimInput       `json:"inputs,omitempty"`         // content of inputs that are outputs of jobs
 	InputLogins   []spec.SecretValue `json:"input_logins,omitempty"`   // only to fetch inputs
 	Volumes       []spec.Volume      `json:"volumes,omitempty"`        // that the tenant may read, if the job reads any
-	Withheld      *Withheld          `json:"withheld,omitempty"`       // missing secrets: the work cannot start
+	Withheld      *Withheld          `json:"withheld,omitempty"`       // reason why the work cannot start
 	Phase         berth.Phase        `json:"phase,omitempty"`          // the last recorded one, for a restarted agent
 	Peers         []Peer             `json:"peers,omitempty"`          // members of a gang by rank, this one included
 }
@@ -249,9 +249,13 @@ type Login struct {
 	Password spec.Sensitive `json:"password"`
 }
 
-// Withheld is the reason for a claim without the secrets that its job names.
+// Withheld is the reason for a claim without the secrets that its job names. An agent starts no
+// container for such a claim.
 type Withheld struct {
-	Missing bool   `json:"missing,omitempty"` // permanent: a repetition cannot succeed
+	Missing bool `json:"missing,omitempty"` // permanent: a repetition cannot succeed
+	// Image, with Missing, means that the tenant may not run the image at present. An agent of the
+	// version before reads it as a missing secret, which ends the job as well.
+	Image   bool   `json:"image,omitempty"`
 	Message string `json:"message"`
 }
 

@@ -29,14 +29,18 @@ type pullPhase struct {
 	result  *result
 }
 
-// Do pulls the image in a span of its own. A claim whose secrets the server could not provide
-// ends the member before the pull.
+// Do pulls the image in a span of its own. A claim that the server withheld, since secrets are
+// missing or the image is not allowed, ends the member before the pull.
 func (p *pullPhase) Do(ctx context.Context) (phase, error) {
-	if w := p.claim.Withheld; w != nil { // the server could not provide the secrets
-		if w.Missing {
+	if w := p.claim.Withheld; w != nil {
+		switch {
+		case w.Image:
+			return p.result.notStarted(failure.CauseImageNotAllowed, w.Message)
+		case w.Missing:
 			return p.result.notStarted(failure.CauseSecretMissing, w.Message)
+		default:
+			return p.result.notStarted(failure.CauseSecretUnavailable, w.Message)
 		}
-		return p.result.notStarted(failure.CauseSecretUnavailable, w.Message)
 	}
 	return p.spans.step(ctx, "pull", p.result, p.pull)
 }
