@@ -31,7 +31,7 @@ var layers = [][]string{
 	{"berth/placement", "berth/db"},
 	{"berth/activities/control", "berth/activities/node", "berth/activities/wait"},
 	{"berth/workflows"},
-	{"berth/api/client", "berth/internal/devstack"},
+	{"berth/api/client", "berth/internal/devstack", "berth/internal/machine/diskuse"},
 	{
 		"berth/internal/control/authority",
 		"berth/internal/control/blob", "berth/internal/control/calendar", "berth/internal/control/convert",

@@ -17,6 +17,7 @@ const (
 	ReasonExitCode          ReasonCode = "exit_code"
 	ReasonOOM               ReasonCode = "oom"
 	ReasonTimeLimit         ReasonCode = "time_limit"
+	ReasonDiskLimit         ReasonCode = "disk_limit" // the job used more disk space than it may
 	ReasonQueueTimeout      ReasonCode = "queue_timeout"
 	ReasonStalled           ReasonCode = "stalled"
 	ReasonImageNotFound     ReasonCode = "image_not_found"

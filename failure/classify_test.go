@@ -73,6 +73,10 @@ var classifyCases = []struct {
 		classified{Rule: "time_limit", Next: berth.Failed, Code: berth.ReasonTimeLimit, Budget: failure.BudgetUser}},
 	{"time limit without a new checkpoint", evidence(requeued(0), unsaved), stopped(failure.CauseTimeLimit),
 		classified{Rule: "time_limit", Next: berth.Failed, Code: berth.ReasonTimeLimit, Budget: failure.BudgetUser}},
+	{"more disk than requested", evidence(attempts(3)), stopped(failure.CauseDiskLimit),
+		classified{Rule: "disk_limit", Next: berth.Failed, Code: berth.ReasonDiskLimit, Budget: failure.BudgetUser}},
+	{"the machine's disk reserve", evidence(attempts(3)), stopped(failure.CauseDiskReserve), classified{
+		Rule: "disk_reserve", Next: berth.Retrying, Code: berth.ReasonDiskLimit, Budget: failure.BudgetUser, Delay: true, Elsewhere: true}},
 	{"the first stall is free", evidence(), stopped(failure.CauseStalled), classified{Rule: "stalled", Next: berth.Retrying, Code: berth.ReasonStalled, Budget: failure.BudgetNone, Elsewhere: true}},
 	{"a stall at another step is charged", evidence(at(9), attempts(3), had(failure.EarlierAttempt{Rule: "stalled", LastStep: step(4)})), stopped(failure.CauseStalled), classified{Rule: "stalled_again", Next: berth.Retrying, Code: berth.ReasonStalled, Budget: failure.BudgetUser, Delay: true, Elsewhere: true}},
 	{"a stall at the same step is the user's", evidence(at(9), had(failure.EarlierAttempt{Rule: "stalled", LastStep: step(9)})), stopped(failure.CauseStalled), classified{Rule: "stalled_same_step", Next: berth.Failed, Code: berth.ReasonStalled, Budget: failure.BudgetUser}},

@@ -15,6 +15,8 @@ const (
 	CauseExited            ExitCause = "exited"             // the process ended by itself, with Code
 	CauseOrdered           ExitCause = "ordered"            // ended after a stop, checkpoint or kill order
 	CauseTimeLimit         ExitCause = "time_limit"         // the agent stopped it at its run limit
+	CauseDiskLimit         ExitCause = "disk_limit"         // the agent ended it beyond its resources.disk
+	CauseDiskReserve       ExitCause = "disk_reserve"       // the agent ended it to keep space free on the machine
 	CauseStalled           ExitCause = "stalled"            // the agent stopped it for lack of activity
 	CauseImageNotFound     ExitCause = "image_not_found"    // never started
 	CauseImageUnavailable  ExitCause = "image_unavailable"  // never started

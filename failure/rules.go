@@ -135,6 +135,22 @@ var intentRules = []Rule{
 		Hint: "berth retry resumes from its newest checkpoint, if it saved one; --set time_limit=8h raises the limit",
 		Next: berth.Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
 	},
+	{
+		Name: "disk_limit", Evidence: EvidenceIntent, Signal: "used more disk space than its resources.disk",
+		Causes: []ExitCause{CauseDiskLimit},
+		Class:  ClassPermanent, Reason: berth.ReasonDiskLimit, Says: "{exit}",
+		Hint: "raise resources.disk, or write less outside of inputs: workspace, checkpoints and all other files count",
+		Next: berth.Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
+	},
+	// The request may fit on another machine, and only a request keeps room for the job.
+	{
+		Name: "disk_reserve", Evidence: EvidenceIntent,
+		Signal: "the machine's disk or inodes were nearly used up, and the job used the most beyond its resources.disk",
+		Causes: []ExitCause{CauseDiskReserve},
+		Class:  ClassUser, Reason: berth.ReasonDiskLimit, Says: "{exit}",
+		Hint: "set resources.disk to the space that the job needs; Berth then reserves it",
+		Next: berth.Retrying, Blame: BlameUser, Budget: BudgetUser, Wait: WaitRetry, Elsewhere: true,
+	},
 	// A stall may be the job's fault or the machine's. The first one is free and moves to
 	// another machine; a second one at the same step accuses the job.
 	{

@@ -56,7 +56,7 @@ type Job struct {
 type Resources struct {
 	CPUs      *MilliCPU  `json:"cpus,omitempty" doc:"cores, such as 0.5"`
 	Memory    *MiB       `json:"memory,omitempty" doc:"memory limit: 4GiB, 512MiB or bytes"`
-	Disk      MiB        `json:"disk,omitempty" doc:"reserved scratch space"`
+	Disk      MiB        `json:"disk,omitempty" doc:"disk space, reserved and enforced; 0: no limit"`
 	ShmSize   MiB        `json:"shm_size,omitempty" doc:"size of /dev/shm; default: the engine's"`
 	GPUs      MilliGPU   `json:"gpus,omitempty" doc:"a whole number, or a share of one GPU such as 0.25"`
 	GPUType   StringList `json:"gpu_type,omitempty" doc:"any of these models"`

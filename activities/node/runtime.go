@@ -80,9 +80,19 @@ type Runtime interface {
 	RemoveNetwork(ctx context.Context, name string) error
 	// Networks returns the networks that carry every given label.
 	Networks(ctx context.Context, labels map[string]string) ([]Network, error)
+	LayerMeter
 	Executor
 	// Close releases the client's connections. Containers are untouched.
 	io.Closer
+}
+
+// LayerMeter measures the space that containers use outside of mounts.
+type LayerMeter interface {
+	// LayerUse returns the disk space of the container's writable layer: allocated bytes, and
+	// inodes, -1 if the engine does not count them. It may stop early once the layer has more
+	// than enough bytes; 0: never. The cost grows with the number of files. If ctx ends before,
+	// the answer comes with ctx's error and is a lower bound. ErrNoContainer if absent.
+	LayerUse(ctx context.Context, name string, enough int64) (bytes, inodes int64, err error)
 }
 
 // Errors that a Runtime wraps; callers branch with errors.Is.

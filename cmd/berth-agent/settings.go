@@ -37,7 +37,8 @@ type settings struct {
 	address   string
 	cpus      string // "": all
 	memory    string // "": all
-	disk      string // "": the free space
+	disk      string // "": the free space, less the reserve
+	reserve   int    // percent of the disk
 	cacheSize string
 	inputNets string
 	folders   []string // --file-inputs
@@ -84,6 +85,9 @@ const (
 	deadmanService = "service" // the service manager
 	deadmanOff     = "off"     // none runs: this machine takes no at_most_one work
 )
+
+// maxReserve bounds --disk-reserve: most of a disk is for jobs.
+const maxReserve = 50
 
 // temporalFlags are accepted and ignored in this version, so that an upgrade does not need
 // new settings on every machine at once: agents of the version before called Temporal
@@ -140,7 +144,10 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.gangPorts, "gang-ports", wire.DefaultPorts.String(), "port range of gang members")
 	f.StringVar(&s.cpus, "cpus", "", "CPU cores to offer (default: all)")
 	f.StringVar(&s.memory, "memory", "", "memory to offer, such as 64GiB (default: all)")
-	f.StringVar(&s.disk, "disk", "", "disk to offer (default: the free space)")
+	f.StringVar(&s.disk, "disk", "", "disk to offer (default: the free space, less the reserve)")
+	f.IntVar(&s.reserve, "disk-reserve", 5,
+		"percentage of the bytes and inodes of the disk to keep free, by ending the job with the most use beyond its "+
+			"resources.disk; 0: none")
 	f.StringVar(&s.cacheSize, "cache-size", "20GiB", "size limit of the cache of code and input data")
 	f.StringVar(&s.inputNets, "input-networks", "",
 		"non-public networks that inputs may come from, such as 10.0.0.0/8,fd00::/8")
@@ -213,6 +220,9 @@ func (s *settings) parse() error {
 	}
 	if s.checks.Timeout < time.Second || s.checks.Timeout > time.Hour {
 		fault("check-timeout", fmt.Errorf("%s: allowed are 1s to 1h", s.checks.Timeout))
+	}
+	if s.reserve < 0 || s.reserve > maxReserve {
+		fault("disk-reserve", fmt.Errorf("%d: allowed are 0 to %d", s.reserve, maxReserve))
 	}
 	if s.fenceAfter < time.Second || s.fenceAfter > 24*time.Hour {
 		fault("fence-after", fmt.Errorf("%s: allowed are 1s to 24h", s.fenceAfter))
@@ -288,7 +298,8 @@ func (s *settings) attributes() []any {
 		"region", s.region, "site", s.site, "pool", s.pool, "address", s.address, "gang_network", s.gangNetwork,
 		"egress", s.egress, "job_networks", s.jobNetworks, "private_egress", s.privateEgress,
 		"egress_deny", s.egressDeny, "resolvers", s.walls.resolvers,
-		"gang_ports", s.ports, "cpus", s.cpus, "memory", s.memory, "disk", s.disk, "cache_size", s.cacheSize,
+		"gang_ports", s.ports, "cpus", s.cpus, "memory", s.memory, "disk", s.disk, "disk_reserve", s.reserve,
+		"cache_size", s.cacheSize,
 		"input_networks", s.inputNets, "file_inputs", s.folders, "host_boot", s.hostBoot,
 		"fence_after", s.fenceAfter, "deadman", s.deadman, "runtime", s.runtime, "docker_host", s.dockerHost,
 		"fake_gpus", s.fakeGPUs, "no_gpus", s.noGPUs, "gpu_allow", s.gpuAllow,

@@ -127,6 +127,7 @@ var never = map[berth.ReasonCode][]failure.Budget{
 	berth.ReasonDrained:          {failure.BudgetUser, failure.BudgetInfra},
 	berth.ReasonCanceledByUser:   {failure.BudgetUser, failure.BudgetInfra},
 	berth.ReasonOOM:              {failure.BudgetInfra, failure.BudgetNone},
+	berth.ReasonDiskLimit:        {failure.BudgetInfra, failure.BudgetNone},
 	berth.ReasonTimeLimit:        {failure.BudgetInfra, failure.BudgetNone},
 	berth.ReasonImageNotFound:    {failure.BudgetInfra, failure.BudgetNone},
 }

@@ -29,11 +29,12 @@ type Faults struct {
 	sizes     map[string]int64 // bytes, by reference
 	starts    map[string]error // answers of Start, by container name
 	pulls     map[string]int   // percent of pulls under way, by reference
+	layers    map[string]layer // answers of LayerUse, by container name
 }
 
 func newFaults() *Faults {
 	return &Faults{images: map[string]error{}, sizes: map[string]int64{}, starts: map[string]error{},
-		pulls: map[string]int{}}
+		pulls: map[string]int{}, layers: map[string]layer{}}
 }
 
 // Intercept makes every call run hook first, in the caller's goroutine. An error of hook is

@@ -75,6 +75,7 @@ func Run(ctx context.Context, cfg Config) error {
 	all.Go(func() { a.sup.sweepNetworks(ctx) })
 	all.Go(func() { a.sup.stages.run(ctx, a.sup.beat, cfg.Timing, a.control) })
 	all.Go(func() { a.sup.use.run(ctx, a.sup.beat, cfg.Timing, a.control) })
+	all.Go(func() { a.sup.disk.run(ctx, a.sup.beat, cfg.Timing.DiskPoll) })
 	all.Go(func() { straySweeper{a.sup}.watch(ctx) })
 	all.Go(func() { has.watch(ctx, cfg.Timing.ImagePoll) })
 	all.Go(func() { a.fence.watch(ctx, a.sup.beat, a.control.endSession) })
@@ -240,7 +241,7 @@ func (a *Agent) inventory(ctx context.Context) (wire.Inventory, error) {
 		Capacity: berth.Capacity{
 			CPUMilli:  pick(a.cfg.Capacity.CPUMilli, info.CPUMilli),
 			MemoryMiB: pick(a.cfg.Capacity.MemoryMiB, info.MemoryMiB),
-			DiskMiB:   pick(a.cfg.Capacity.DiskMiB, info.DiskMiB),
+			DiskMiB:   pick(a.cfg.Capacity.DiskMiB, max(0, info.DiskMiB-a.sup.disk.reservedMiB())),
 			GPUMilli:  int64(len(gpus)) * 1000,
 		},
 		Region: a.cfg.Region, Site: a.cfg.Site, Pool: a.cfg.Pool, Labels: labels, Address: a.cfg.Address,

@@ -66,6 +66,10 @@ type Config struct {
 	GangNetwork string
 	GangPorts   wire.PortRange // zero: wire.DefaultPorts
 
+	// DiskReserve is the percentage of bytes and inodes of the file systems of jobs below which the
+	// agent ends the job with the most use beyond its request. 0: no reserve.
+	DiskReserve int
+
 	Checks Checks // the operator's own, before and after each member
 
 	// GPUAllow lists names of programs that may use any GPU from outside of Berth, such as a display
@@ -112,6 +116,8 @@ type Timing struct {
 	CacheRefused    time.Duration // after one that the server did not take: it may be upgraded meanwhile
 	ImagePoll       time.Duration // between two looks for images that have left the engine
 	ClaimFresh      time.Duration // age of a claim that still starts a member: less than a machine's lease
+	DiskPoll        time.Duration // between two looks at the disk space
+	DiskRecheck     time.Duration // longest time between two measurements of a member with resources.disk
 	NetworkSweep    time.Duration // between two looks for networks that gangs have left
 	NetworkAge      time.Duration // before a network without containers counts as left
 	StraySweep      time.Duration // between two looks for containers that no member is for
@@ -152,6 +158,8 @@ func (t Timing) withDefaults() Timing {
 	set(&t.CacheRefused, time.Hour)
 	set(&t.ImagePoll, 5*time.Minute)
 	set(&t.ClaimFresh, berth.MachineLeaseTTL/2)
+	set(&t.DiskPoll, time.Second)
+	set(&t.DiskRecheck, 30*time.Second)
 	set(&t.NetworkSweep, time.Minute)
 	set(&t.NetworkAge, 10*time.Minute)
 	set(&t.StraySweep, 15*time.Second)

@@ -42,6 +42,13 @@ func (h *engineHealth) keepsContainers() bool {
 	return h.info.LiveRestore
 }
 
+// dataRoot returns the folder in which the engine keeps all it has; "": not known.
+func (h *engineHealth) dataRoot() string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.info.DataRoot
+}
+
 // silentFor returns the duration of the engine's present silence, 0 if the engine answers.
 func (h *engineHealth) silentFor() time.Duration {
 	h.mu.Lock()

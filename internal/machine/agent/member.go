@@ -170,6 +170,7 @@ func (m *member) release() {
 	m.cancel(nil)
 	m.helpers.Wait()
 	m.scratch.close()
+	m.sup.disk.leave(m.alloc)
 	m.sup.proof.leave(m.claim.GPUs, m.alloc)
 }
 
@@ -292,7 +293,8 @@ func (m *member) runner(p phase) worker {
 		}
 		return &watchPhase{
 			core: m.core, orders: m.orders, plan: m.plan, door: m.door, scratch: m.scratch, helpers: &m.helpers,
-			shipper: m.shipper, sampler: m.sampler, uploader: m.uploader, progress: progress, hang: m.hang,
+			disk: s.disk, shipper: m.shipper, sampler: m.sampler, uploader: m.uploader, progress: progress,
+			hang: m.hang,
 			evidence: &evidence{
 				core: m.core, plan: m.plan, gpus: s.gpus, xids: s.cfg.GPUs, health: s.health, shipper: m.shipper,
 			},

@@ -19,6 +19,7 @@ type watchPhase struct {
 	door     *door
 	scratch  *scratch
 	helpers  *sync.WaitGroup
+	disk     *diskWatch
 	shipper  *logShipper
 	sampler  *usageSampler
 	uploader *checkpointUploader // nil without checkpoints
@@ -49,6 +50,7 @@ func (p *watchPhase) Do(ctx context.Context) (phase, error) {
 	if p.uploader != nil {
 		p.uploader.begin()
 	}
+	p.plan.disk = p.disk.join(p.core, p.orders.nudge)
 	p.plan.begin()
 	if left := leftExecs(p.scratch); len(left) > 0 {
 		p.helpers.Go(func() { endLeftExecs(ctx, p.core, p.scratch, left) })
@@ -66,6 +68,7 @@ func (p *watchPhase) Do(ctx context.Context) (phase, error) {
 			if e.err != nil {
 				return "", e.err
 			}
+			p.plan.disk.ended.Store(true)
 			p.hang.end()
 			p.progress.read()
 			x := p.evidence.exit(e)

@@ -161,7 +161,7 @@ var quick = agent.Timing{
 	LogFirst: 10 * time.Millisecond, LogEvery: 50 * time.Millisecond,
 	CheckpointPoll: 10 * time.Millisecond, ProgressPoll: 20 * time.Millisecond, HealthPoll: 20 * time.Millisecond,
 	NamePatience: 50 * time.Millisecond, StageEvery: 10 * time.Millisecond, UseReport: 20 * time.Millisecond,
-	PullPause: 5 * time.Millisecond, CachePause: 10 * time.Millisecond,
+	PullPause: 5 * time.Millisecond, CachePause: 10 * time.Millisecond, DiskPoll: 20 * time.Millisecond, DiskRecheck: 100 * time.Millisecond,
 	// However busy this machine is, no claim is old, and no engine that is slow or
 	// starts again counts as silent or broken.
 	ClaimFresh: time.Hour, EngineProbe: time.Hour, EnginePatience: patience,

@@ -20,6 +20,7 @@ type stopPlan struct {
 	scratch  *scratch
 	gpus     *gpuHealth
 	uploader *checkpointUploader // nil without checkpoints
+	disk     *diskUser           // nil before the container runs
 
 	begun time.Time // when the container was started
 	cause failure.ExitCause
@@ -73,8 +74,10 @@ func (s *stopPlan) begin() {
 func (s *stopPlan) steer(signs *progressWatcher, hang *hangWatch) time.Duration {
 	now, o := time.Now(), s.orders.standing()
 	if s.stage < dies && o.Kill {
-		s.intend(failure.CauseOrdered, "killed by order")
-		s.stage, s.killBy, s.again = terminates, now, time.Time{}
+		s.kill(now, failure.CauseOrdered, "killed by order")
+	}
+	if full := s.disk.judged(); s.stage < dies && full != nil {
+		s.kill(now, full.cause, full.says) // without a grace, in which it would write more
 	}
 	if s.stage == runs {
 		s.decide(now, o, signs, hang)
@@ -269,6 +272,12 @@ func (s *stopPlan) stop(now time.Time, cause failure.ExitCause, says string, gra
 	}
 	s.stage, s.baseline, s.saveBy = saves, s.uploader.newest(), now.Add(grace*3/4)
 	s.signal(k.Signal)
+}
+
+// kill makes the next step send SIGKILL.
+func (s *stopPlan) kill(now time.Time, cause failure.ExitCause, says string) {
+	s.intend(cause, says)
+	s.stage, s.killBy, s.again = terminates, now, time.Time{}
 }
 
 // terminate sends SIGTERM, and schedules a repetition if that fails.

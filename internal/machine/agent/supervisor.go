@@ -32,6 +32,7 @@ type Supervisor struct {
 	stages  *stageBoard
 	use     *useBoard
 	walls   *walls
+	disk    *diskWatch
 	turns   turns
 	beat    beat            // of all periodic work
 	ctx     context.Context // ends when the agent stops; containers stay
@@ -74,6 +75,7 @@ func newSupervisor(
 		members:  map[berth.AllocationID]*member{},
 	}
 	s.proof = newDeviceProof(&s.cfg, gpus, log, s.outbox.poke)
+	s.disk = newDiskWatch(&s.cfg, s.health, log)
 	s.quarantine = &quarantine{runtime: cfg.Runtime, outbox: s.outbox, log: log}
 	s.sessions = newSessions(s, log)
 	kept.holds.changed = s.outbox.poke
