@@ -1,5 +1,13 @@
 package docker
 
+import "berth/activities/node"
+
+// HookEnv are the entries that remove variables of an image from a container with a hook.
+func HookEnv() []string { return containerConfig(node.ContainerSpec{}, "GPU-1").Env }
+
+// PlainEnv are the entries of a container without a hook.
+func PlainEnv() []string { return containerConfig(node.ContainerSpec{}, noDevices).Env }
+
 // PullWaiters is how many callers wait for pulls.
 func (e *Engine) PullWaiters() int {
 	e.pulls.mu.Lock()

@@ -29,6 +29,17 @@ const (
 	visibleDevice = "NVIDIA_VISIBLE_DEVICES"
 )
 
+// noDevices is the value of visibleDevice for a container whose devices the NVIDIA runtime does not
+// grant.
+const noDevices = "void"
+
+// hookEnv are variables of images that the NVIDIA runtime hook obeys, on the host as root: devices
+// beyond the reservation, and a library to load (CVE-2025-23266). A name without a value removes
+// the variable from the container. Jobs cannot set these variables; see spec.
+var hookEnv = []string{
+	"LD_PRELOAD", "NVIDIA_IMEX_CHANNELS", "NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES", "NVIDIA_NVSWITCH",
+}
+
 // containerConfig returns the container's configuration: the job's own settings only.
 func containerConfig(s node.ContainerSpec, gpus string) *container.Config {
 	c := &container.Config{
@@ -54,6 +65,9 @@ func containerConfig(s node.ContainerSpec, gpus string) *container.Config {
 	env[visibleDevice] = gpus
 	for _, name := range slices.Sorted(maps.Keys(env)) {
 		c.Env = append(c.Env, name+"="+env[name])
+	}
+	if gpus != noDevices {
+		c.Env = append(c.Env, hookEnv...)
 	}
 	return c
 }
@@ -140,14 +154,14 @@ func (e *Engine) defaultNetwork(ctx context.Context) (string, error) {
 // the variable is void, so that a machine whose default runtime is NVIDIA's adds nothing.
 func deviceRequests(info system.Info, gpus []string) ([]container.DeviceRequest, string) {
 	if len(gpus) == 0 {
-		return nil, "void"
+		return nil, noDevices
 	}
 	if usesCDI(info, gpus) {
 		names := make([]string, len(gpus))
 		for i, uuid := range gpus {
 			names[i] = cdiName(uuid)
 		}
-		return []container.DeviceRequest{{Driver: "cdi", DeviceIDs: names}}, "void"
+		return []container.DeviceRequest{{Driver: "cdi", DeviceIDs: names}}, noDevices
 	}
 	return []container.DeviceRequest{{
 		Driver:       "nvidia",

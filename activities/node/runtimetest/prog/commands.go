@@ -49,6 +49,7 @@ func lookup(name string) (command, bool) {
 		"fill":         {2, "fill PATH MIB", fill},
 		"fill-unnamed": {2, "fill-unnamed PATH MIB (deletes the file, and holds it open until killed)", fillUnnamed},
 		"read-file":    {1, "read-file PATH", readFile},
+		"attack":       {2, "attack ARGUMENT NAME... (prints the kernel's refusals)", attack},
 		"await-file":   {1, "await-file PATH (waits until it is there)", awaitFile},
 		"digest":       {2, "digest VARIABLE PATH [SLEEP]", digest},
 		"train":        {3, "train DIR STEPS INTERVAL [SAVE_EVERY]", train},

@@ -31,6 +31,9 @@ type Process struct {
 	Spin, Halt func(ctx context.Context)
 	// Spawn runs the same program as a child and returns its exit code.
 	Spawn func(ctx context.Context, args ...string) (int, error)
+	// Attack tries to leave the container, and returns the kernel's refusal. Nil where programs
+	// have no container around them: in the fake they run in the test's own process.
+	Attack func(name, argument string) error
 }
 
 // UsageExit is the exit code of a command with wrong arguments.

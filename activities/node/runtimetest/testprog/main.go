@@ -29,6 +29,7 @@ func main() {
 		Spin:      spin,
 		Halt:      halt,
 		Spawn:     spawn,
+		Attack:    attack,
 	}))
 }
 

@@ -1,0 +1,24 @@
+package prog
+
+import (
+	"context"
+	"errors"
+	"syscall"
+)
+
+// attack prints a line for each attack: its name and the number of the error that the kernel
+// answered, 0 if the attack succeeded.
+func attack(_ context.Context, p *Process, args []string) int {
+	if p.Attack == nil {
+		return p.usage("attack: no container protects this machine")
+	}
+	for _, name := range args[1:] {
+		err := p.Attack(name, args[0])
+		number, known := errors.AsType[syscall.Errno](err)
+		if err != nil && !known {
+			return p.fail(err)
+		}
+		p.say("%s %d", name, number)
+	}
+	return 0
+}
