@@ -35,7 +35,8 @@ var attacks = map[string]func(argument string) error{
 	},
 	"bpf": func(string) error {
 		attributes := [128]byte{4: 4, 8: 4, 12: 1} // create an array of one element
-		return rawError(unix.RawSyscall(unix.SYS_BPF, 0, uintptr(unsafe.Pointer(&attributes)), unsafe.Sizeof(attributes)))
+		return rawError(unix.RawSyscall(unix.SYS_BPF, 0, uintptr(unsafe.Pointer(&attributes)),
+			unsafe.Sizeof(attributes)))
 	},
 	"perf": func(string) error {
 		_, err := unix.PerfEventOpen(&unix.PerfEventAttr{Type: unix.PERF_TYPE_SOFTWARE, Size: unix.PERF_ATTR_SIZE_VER0},
