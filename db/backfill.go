@@ -86,6 +86,9 @@ func backfill(ctx context.Context, conn *pgx.Conn, batch int) error {
 // sqlLockTimeout is the SQLSTATE of an expired lock_timeout.
 const sqlLockTimeout = "55P03"
 
+// sqlDeadlock is the SQLSTATE of the victim of a deadlock.
+const sqlDeadlock = "40P01"
+
 // isLockTimeout reports whether a statement gave up waiting for a lock.
 func isLockTimeout(err error) bool {
 	x, ok := errors.AsType[*pgconn.PgError](err)

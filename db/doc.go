@@ -46,8 +46,8 @@
 // # Locks
 //
 // The one rule to know is the lock order, everywhere: leases, schedules, jobs, allocations by
-// id, machines by id, gpu_devices by machine and index, machine_caches and machine_leases by
-// machine id, pools, nominations, uploads by tenant and address, secrets, tenants by id, job_sessions.
+// id, machines by id, pools, gpu_devices by machine and index, machine_caches and machine_leases by
+// machine id, nominations, uploads by tenant and address, secrets, tenants by id, job_sessions.
 //
 // Of jobs, first pipelines and arrays by id, and then the other ones by id: a parent comes
 // before its elements, also where its id is the higher one.

@@ -61,11 +61,20 @@ func (d *Agents) FixImage(
 			return err
 		}
 		args["owner"] = owner
-		return tx.QueryRow(ctx, `
+		fixed.Digest = req.Digest
+		set, err := tx.Exec(ctx, `
 			UPDATE jobs
-			SET image_digest = coalesce(nullif(image_digest, ''), @digest)
-			WHERE id = @owner
-			RETURNING image_digest`, args).Scan(&fixed.Digest)
+			SET image_digest = @digest
+			WHERE id = @owner AND coalesce(image_digest, '') = ''`, args)
+		if err != nil || set.RowsAffected() == 1 {
+			return err
+		}
+		// Another member was first. Thousands of elements may come second at once, and write nothing.
+		err = tx.QueryRow(ctx, `SELECT image_digest FROM jobs WHERE id = @owner`, args).Scan(&fixed.Digest)
+		if isNoRows(err) {
+			return errStaleAttempt(req.Alloc)
+		}
+		return err
 	})
 	return fixed, mapError(err, "image of job "+string(req.Job))
 }

@@ -75,6 +75,10 @@ func migrateWith(ctx context.Context, url string, files fs.FS, patience time.Dur
 				"waits behind it: %s",
 			x.MigrationName, patience, longTransactions(ctx, conn))
 	}
+	if x, ok := errors.AsType[migrate.MigrationPgError](err); ok && x.Code == sqlDeadlock {
+		return berth.Errorf(berth.CodeUnavailable, "migration %s and a running replica waited for each other: it was "+
+			"undone, and may be repeated", x.MigrationName)
+	}
 	if err != nil {
 		return fmt.Errorf("migrate: %w", err)
 	}

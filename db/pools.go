@@ -141,21 +141,30 @@ func (d *Pools) Delete(ctx context.Context, name string) error {
 			"pool %s cannot be deleted: machines that name no pool are in it", name)
 	}
 	return d.changed(name, d.tx(ctx, func(tx pgx.Tx) error {
+		args := pgx.NamedArgs{"name": name}
+		var machines, tokens, jobs int
+		// Before the lock, for which registrations wait: many jobs take long to read, and a job that
+		// comes later is not kept out in any case.
+		err := tx.QueryRow(ctx, `
+			SELECT count(*)
+			FROM jobs j
+			JOIN classes c ON c.class = j.class
+			WHERE j.state NOT IN ('succeeded', 'failed', 'canceled')
+			  AND c.request->>'constraint' ~ 'machine\s*\.\s*pool'
+			  AND (strpos(c.request->>'constraint', '"' || @name || '"') > 0
+			    OR strpos(c.request->>'constraint', '''' || @name || '''') > 0)`, args).Scan(&jobs)
+		if err != nil {
+			return err
+		}
 		// The lock conflicts with pools_keep: a machine or a token that names the pool is committed
 		// by now and counted below, or finds no pool and creates it again.
 		if _, err := lockPool(ctx, tx, name); err != nil {
 			return err
 		}
-		var machines, tokens, jobs int
-		err := tx.QueryRow(ctx, `
+		err = tx.QueryRow(ctx, `
 			SELECT (SELECT count(*) FROM machines WHERE pool = @name AND state <> 'retired'),
-				(SELECT count(*) FROM join_tokens WHERE pool = @name AND used_at IS NULL AND expires_at > now()),
-				(SELECT count(*) FROM jobs j JOIN classes c ON c.class = j.class
-				 WHERE j.state NOT IN ('succeeded', 'failed', 'canceled')
-				   AND c.request->>'constraint' ~ 'machine\s*\.\s*pool'
-				   AND (strpos(c.request->>'constraint', '"' || @name || '"') > 0
-				     OR strpos(c.request->>'constraint', '''' || @name || '''') > 0))`,
-			pgx.NamedArgs{"name": name}).Scan(&machines, &tokens, &jobs)
+				(SELECT count(*) FROM join_tokens WHERE pool = @name AND used_at IS NULL AND expires_at > now())`,
+			args).Scan(&machines, &tokens)
 		if err != nil {
 			return err
 		}

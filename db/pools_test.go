@@ -235,6 +235,12 @@ func TestAnAgentCannotEnterOrLeaveAPoolWithRules(t *testing.T) {
 	if err := register("closed"); berth.CodeOf(err) != berth.CodeForbidden || !strings.Contains(err.Error(), "--pool closed") {
 		t.Errorf("entered at the first registration: %v", err)
 	}
+	// A machine that names no pool enters default, which may have rules too.
+	s.setPool("default", poolOf("lab"))
+	if err := register(""); berth.CodeOf(err) != berth.CodeForbidden || !strings.Contains(err.Error(), "--pool default") {
+		t.Errorf("entered the default pool at the first registration: %v", err)
+	}
+	s.setPool("default", spec.PoolRules{})
 	for _, x := range []struct{ names, in string }{{"open", "open"}, {"closed", "open"}, {"", "default"}, {"open", "open"}} {
 		if err := register(x.names); err != nil {
 			t.Fatal(err)

@@ -1,6 +1,7 @@
 package db
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -399,6 +400,7 @@ func (r *registration) writeMachine(ctx context.Context) error {
 		inv.Site = "on_prem"
 	}
 	var pool, bound string
+	var open bool // the pool has no rules
 	err := r.tx.QueryRow(ctx, `
 		UPDATE machines m
 		SET state = @state,
@@ -435,7 +437,7 @@ func (r *registration) writeMachine(ctx context.Context) error {
 		    disk_mb = CASE WHEN @disk >= m.disk_mb_used THEN @disk ELSE m.disk_mb END
 		FROM (`+joined+`) joined
 		WHERE m.id = @machine
-		RETURNING m.pool, m.joined_pool`,
+		RETURNING m.pool, m.joined_pool, pool_is_open(m.pool)`,
 		pgx.NamedArgs{
 			"machine": r.machine, "state": string(next), "epoch": r.epoch,
 			"host_boot": r.req.HostBoot, "agent_boot": r.req.AgentBoot,
@@ -445,14 +447,15 @@ func (r *registration) writeMachine(ctx context.Context) error {
 			"fence": max(0, inv.Fence.Std().Milliseconds()), "kills": ids(owed), "unknown": len(r.unknown),
 			"network": inv.Network, "port_first": inv.Ports.First, "port_last": inv.Ports.Last,
 			"cpu": inv.Capacity.CPUMilli, "mem": inv.Capacity.MemoryMiB, "disk": inv.Capacity.DiskMiB,
-		}).Scan(&pool, &bound)
+		}).Scan(&pool, &bound, &open)
 	if err != nil {
 		return fmt.Errorf("store inventory: %w", err)
 	}
 	// A machine in service stays in its pool instead: a refusal would cost its jobs.
-	if r.hostBoot == "" && bound == "" && inv.Pool != "" && inv.Pool != pool {
-		return berth.Errorf(berth.CodeForbidden, "machine %s names pool %s, which has rules: it needs a join token "+
-			"for this pool (berth join-token create --pool %s)", r.machine, inv.Pool, inv.Pool)
+	if r.hostBoot == "" && bound == "" && (!open || inv.Pool != "" && inv.Pool != pool) {
+		named := cmp.Or(inv.Pool, pool)
+		return berth.Errorf(berth.CodeForbidden, "machine %s is for pool %s, which has rules: it needs a join token "+
+			"for this pool (berth join-token create --pool %s)", r.machine, named, named)
 	}
 	return nil
 }

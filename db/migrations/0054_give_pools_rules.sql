@@ -2,6 +2,8 @@
 -- migration and was empty. Every machine is in a pool that has a row: default, if no other is named.
 -- A berthd of the version before neither reads the rules nor writes them; the triggers below hold
 -- them for its statements too. Join tokens get a pattern of machine names, in the same way.
+-- In the order of writers, which insert allocations before they update machines.
+LOCK TABLE allocations, machines, join_tokens, pools IN SHARE ROW EXCLUSIVE MODE;
 ALTER TABLE pools ALTER COLUMN provider SET DEFAULT '';
 ALTER TABLE pools
   ADD COLUMN tenants     text[] CONSTRAINT pools_tenants CHECK (cardinality(tenants) > 0),
@@ -93,10 +95,13 @@ UNION SELECT pool FROM join_tokens WHERE pool <> ''
 ON CONFLICT DO NOTHING;
 UPDATE machines SET pool = 'default' WHERE pool = '';
 
+-- Each placement asks whether any pool has rules.
+CREATE INDEX pools_restricted ON pools (id) WHERE tenants IS NOT NULL;
+
 -- A pool accepts the jobs of its tenants only, whichever process writes. The name of the trigger
 -- puts it after allocations_take, which locks the machines.
 CREATE FUNCTION allocations_tenants() RETURNS trigger LANGUAGE plpgsql
-SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off AS $$
+SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET jit = off AS $$
 BEGIN
   IF EXISTS (SELECT 1 FROM pools WHERE tenants IS NOT NULL) AND EXISTS (
     SELECT 1
