@@ -28,9 +28,14 @@ func ParseImages(text string) ([]string, error) {
 }
 
 // AllowImage refuses, with slug invalid_spec, an image that the cluster, the tenant or a tenant above
-// does not allow at present.
+// does not allow at present. A refusal fails a job for good, so it is never based on rows that were
+// read before the call: another replica may just have extended a list.
 func (c *Controller) AllowImage(ctx context.Context, tenant berth.TenantID, image string) error {
 	fault, err := c.imageFault(ctx, tenant, image)
+	if err == nil && fault != nil {
+		c.quotas.forget()
+		fault, err = c.imageFault(ctx, tenant, image)
+	}
 	if err != nil || fault == nil {
 		return err
 	}

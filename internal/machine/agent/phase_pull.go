@@ -107,7 +107,7 @@ func (p *pullPhase) fix(ctx context.Context, digest string) (string, error) {
 			return fixed.Digest, nil
 		case ctx.Err() != nil:
 			return "", context.Cause(ctx)
-		case berth.CodeOf(err) == berth.CodeNotFound && try == pullTries:
+		case berth.CodeOf(err) == berth.CodeNotFound && try >= pullTries:
 			p.log.Warn("server fixes no digests of images, using the one found here", "digest", digest, "err", err)
 			return digest, nil
 		case refused(err) && berth.CodeOf(err) != berth.CodeNotFound:
