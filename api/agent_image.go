@@ -8,8 +8,8 @@ import (
 	"berth/wire"
 )
 
-// agentImage answers with the digest that a member must run, and fixes it with the first call for
-// a job.
+// agentImage returns the digest that a member must run. The first call for a job or an array fixes
+// the digest.
 func (h *agentHandlers) agentImage(c echo.Context) error {
 	req, err := readAgent[wire.ImageReport](c)
 	if err != nil {

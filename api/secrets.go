@@ -142,7 +142,7 @@ func (h *secretHandlers) deleteSecret(ctx context.Context, in *secretInput) (*st
 	return nil, nil
 }
 
-// begun reports whether the member of a claim has a container that has run.
+// begun reports whether the container of a claim's member has already started.
 func begun(c *wire.Claim) bool {
 	return c.Phase == berth.PhaseRunning || c.Phase == berth.PhaseExited || c.Phase == berth.PhaseSealed
 }

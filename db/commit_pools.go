@@ -6,15 +6,15 @@ import (
 	"berth"
 )
 
-// poolSite is a machine that a decision gives to a job.
+// poolSite is a job and a machine on which a decision starts the job.
 type poolSite struct {
 	job     berth.JobID
 	machine berth.MachineID
 }
 
-// queuePools reads which machines are in a pool that does not accept the tenant of their job. The
-// trigger allocations_tenants refuses such a start too, but as an error of the whole batch. Without
-// rules the statement reads no rows.
+// queuePools reads the machines whose pool does not accept the tenant of their new job. The trigger
+// allocations_tenants refuses such a start too, but then the whole batch fails. If no pool has rules,
+// the statement reads no rows.
 func (p *present) queuePools(batch *pgx.Batch, starts []berth.Start) {
 	var jobs []berth.JobID
 	var machines []berth.MachineID

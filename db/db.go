@@ -235,10 +235,10 @@ func Host(database string) string {
 	return config.Host
 }
 
-// Unverified returns the first host that a connection string would send data to without proof of
-// the server's identity, "" if there is none. Sockets and loopback addresses of this host need no
-// proof; elsewhere only sslmode=verify-full gives it (libpq, "SSL Support", table of modes). An
-// invalid string returns "", since no connection follows.
+// Unverified returns the first host in a connection string whose identity the connection would not
+// verify, "" if there is none. Sockets and loopback addresses of this host need no verification; for
+// other hosts only sslmode=verify-full verifies the server (libpq, "SSL Support", table of modes).
+// An invalid string returns "", since no connection can use it.
 func Unverified(database string) string {
 	config, err := pgconn.ParseConfig(database)
 	if err != nil {

@@ -10,8 +10,8 @@ import (
 	"berth/wire"
 )
 
-// claimedImage is the digest that allocation a of job j must run, "" if none is fixed yet: the
-// job's own, else the one of its array.
+// claimedImage is the digest that allocation a of job j must run: the digest of the job, or else
+// the digest of the job's array, or "" if no digest is fixed yet.
 const claimedImage = `coalesce(nullif(j.image_digest, ''), (
 		              SELECT p.image_digest
 		              FROM jobs p
@@ -20,18 +20,18 @@ const claimedImage = `coalesce(nullif(j.image_digest, ''), (
 // imageDigest matches the digests of registries, whose algorithm is nearly always sha256.
 var imageDigest = regexp.MustCompile(`^[a-z0-9]{1,32}:[0-9a-f]{32,128}$`)
 
-// FixImage fixes the digest of the image of a member's job, unless one is fixed already, and returns
-// the fixed digest. The digest counts for all members and all attempts of the job. The elements of
-// an array have one digest in common, in the row of the array.
+// FixImage fixes the image digest of a member's job, unless a digest is fixed already, and returns
+// the fixed digest. The digest applies to all members and all attempts of the job. All elements of
+// an array share one digest, which is in the row of the array.
 //
 // One statement compares and sets the digest, so all callers get the same answer, however many
 // members report at once. A caller whose session is not current gets ErrStaleEpoch. A member that
-// is no longer current gets CodeConflict. Neither has changed anything.
+// is no longer current gets CodeConflict. These errors change nothing.
 func (d *Agents) FixImage(
 	ctx context.Context, machine berth.MachineID, req wire.ImageReport,
 ) (fixed wire.FixedImage, err error) {
 	if !imageDigest.MatchString(req.Digest) {
-		return fixed, berth.Errorf(berth.CodeInvalid, "allocation %d: %.100q is no digest of an image: write "+
+		return fixed, berth.Errorf(berth.CodeInvalid, "allocation %d: %.100q is not the digest of an image: write "+
 			"sha256: and 64 hexadecimal digits", req.Alloc, req.Digest)
 	}
 	if _, err := berth.ParseJobID(string(req.Job)); err != nil {
@@ -69,7 +69,7 @@ func (d *Agents) FixImage(
 		if err != nil || set.RowsAffected() == 1 {
 			return err
 		}
-		// Another member was first. Thousands of elements may come second at once, and write nothing.
+		// Another member was first. Thousands of elements may be second at once, so they only read.
 		err = tx.QueryRow(ctx, `SELECT image_digest FROM jobs WHERE id = @owner`, args).Scan(&fixed.Digest)
 		if isNoRows(err) {
 			return errStaleAttempt(req.Alloc)

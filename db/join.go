@@ -94,8 +94,8 @@ func (d *JoinTokens) Check(ctx context.Context, tokens []string) ([]bool, error)
 
 // spendJoinToken locks the join token and marks it used: of two concurrent calls, the second
 // waits and finds a used token. The hash is compared in constant time, as in Authenticate. An
-// unknown, used or expired token and a wrong secret give the same error. A name that the token does not
-// admit is forbidden.
+// unknown, used or expired token and a wrong secret give the same error. A machine whose name the token
+// does not admit gets CodeForbidden.
 func spendJoinToken(ctx context.Context, tx pgx.Tx, sum []byte, args pgx.NamedArgs) error {
 	var stored []byte
 	var machines string

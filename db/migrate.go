@@ -76,8 +76,8 @@ func migrateWith(ctx context.Context, url string, files fs.FS, patience time.Dur
 			x.MigrationName, patience, longTransactions(ctx, conn))
 	}
 	if x, ok := errors.AsType[migrate.MigrationPgError](err); ok && x.Code == sqlDeadlock {
-		return berth.Errorf(berth.CodeUnavailable, "migration %s and a running replica waited for each other: it was "+
-			"undone, and may be repeated", x.MigrationName)
+		return berth.Errorf(berth.CodeUnavailable, "migration %s and a running replica were in a deadlock: the "+
+			"migration was rolled back, repeat it", x.MigrationName)
 	}
 	if err != nil {
 		return fmt.Errorf("migrate: %w", err)

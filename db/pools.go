@@ -14,8 +14,8 @@ import (
 	"berth/wire"
 )
 
-// PoolRule is a rule that placement keeps: the pool accepts the jobs of these tenants, and of all
-// tenants below them.
+// PoolRule is a rule that placement obeys: the pool accepts only the jobs of these tenants, and of
+// all tenants below them.
 type PoolRule struct {
 	Pool    string
 	Tenants []berth.TenantID
@@ -81,8 +81,8 @@ func (d *Pools) Get(ctx context.Context, name string) (wire.Pool, error) {
 }
 
 // Set replaces the rules of a pool, and creates the pool if it does not exist. Jobs that run in the
-// pool keep their machines. A version other than 0 and the present one is a conflict, and an unknown
-// tenant is invalid.
+// pool keep their machines. A version that is neither 0 nor the present version is a conflict, and an
+// unknown tenant is invalid.
 func (d *Pools) Set(ctx context.Context, name string, p spec.PoolRules) error {
 	args := pgx.NamedArgs{"name": name, "tenants": p.Tenants, "description": p.Description}
 	return d.changed(name, d.tx(ctx, func(tx pgx.Tx) error {
@@ -143,8 +143,8 @@ func (d *Pools) Delete(ctx context.Context, name string) error {
 	return d.changed(name, d.tx(ctx, func(tx pgx.Tx) error {
 		args := pgx.NamedArgs{"name": name}
 		var machines, tokens, jobs int
-		// Before the lock, for which registrations wait: many jobs take long to read, and a job that
-		// comes later is not kept out in any case.
+		// Jobs are counted before the pool is locked, since registrations wait for the lock and the
+		// count takes long if there are many jobs. The lock would not refuse later jobs in any case.
 		err := tx.QueryRow(ctx, `
 			SELECT count(*)
 			FROM jobs j
@@ -156,8 +156,8 @@ func (d *Pools) Delete(ctx context.Context, name string) error {
 		if err != nil {
 			return err
 		}
-		// The lock conflicts with pools_keep: a machine or a token that names the pool is committed
-		// by now and counted below, or finds no pool and creates it again.
+		// The lock conflicts with the SQL function pools_keep: a machine or a token that names the
+		// pool is either committed by now and counted below, or finds no pool and creates it again.
 		if _, err := lockPool(ctx, tx, name); err != nil {
 			return err
 		}
@@ -183,10 +183,10 @@ func errPoolInUse(name string, machines, tokens, jobs int) error {
 		parts = append(parts, "it has "+plural(machines, "machine"))
 	}
 	if tokens > 0 {
-		parts = append(parts, plural(tokens, "unused join token")+" admit machines to it")
+		parts = append(parts, "it has "+plural(tokens, "unused join token"))
 	}
 	if jobs > 0 {
-		parts = append(parts, plural(jobs, "live job")+" name it in a constraint")
+		parts = append(parts, "constraints of "+plural(jobs, "live job")+" name it")
 	}
 	if parts == nil {
 		return nil

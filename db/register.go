@@ -380,7 +380,7 @@ const joined = `
 // writeMachine stores the inventory and the new state of the machine. The pool and the
 // labels of the join token take precedence over the agent's: a machine cannot move itself
 // to another pool. Without a pool in the token, the agent chooses among the pools without
-// rules; the trigger machines_choose_pool keeps the machine out of the other ones. A drain
+// rules; the trigger machines_choose_pool keeps the machine out of pools with rules. A drain
 // lasts until an operator ends it, also across reboots and losses. A capacity that is
 // smaller than the capacity in use is not stored, and the machine's reason says so: the
 // present work must end first.
@@ -451,10 +451,11 @@ func (r *registration) writeMachine(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("store inventory: %w", err)
 	}
-	// A machine in service stays in its pool instead: a refusal would cost its jobs.
+	// Only a first registration is refused. A machine in service stays in its pool instead, since a
+	// refusal would end its jobs.
 	if r.hostBoot == "" && bound == "" && (!open || inv.Pool != "" && inv.Pool != pool) {
 		named := cmp.Or(inv.Pool, pool)
-		return berth.Errorf(berth.CodeForbidden, "machine %s is for pool %s, which has rules: it needs a join token "+
+		return berth.Errorf(berth.CodeForbidden, "machine %s is for pool %s, which has rules: join with a token "+
 			"for this pool (berth join-token create --pool %s)", r.machine, named, named)
 	}
 	return nil

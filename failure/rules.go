@@ -142,7 +142,7 @@ var intentRules = []Rule{
 		Hint: "raise resources.disk, or write less outside of inputs: workspace, checkpoints and all other files count",
 		Next: berth.Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
 	},
-	// The request may fit on another machine, and only a request keeps room for the job.
+	// The job may fit on another machine. Only a request in resources.disk reserves space for it.
 	{
 		Name: "disk_reserve", Evidence: EvidenceIntent,
 		Signal: "the machine's disk or inodes were nearly used up, and the job used the most beyond its resources.disk",

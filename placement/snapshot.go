@@ -233,8 +233,8 @@ func (s *Snapshot) Ahead(id berth.JobID, now time.Time) (n int, ok bool) {
 	return s.queue.Ahead(id, now)
 }
 
-// SetPools replaces a snapshot's rules of the pools that accept the jobs of some tenants only, which the
-// caller does not change afterwards. Call it after changes to tenants too: it reads their parents.
+// SetPools replaces the rules of pools in a snapshot. The caller must not change the list afterwards.
+// Call SetPools after changes to tenants, too, since the rules also apply to tenants below.
 // If a pool has opened or closed for a tenant, the tenant's waiting jobs get other classes, in
 // O(log n) each. Running jobs keep their machines.
 func SetPools(s *Snapshot, rules []cluster.Pool) {

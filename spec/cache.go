@@ -127,8 +127,8 @@ func PinnedImage(ref string) bool {
 	return found && err == nil
 }
 
-// oneImage reports whether all members run the same image for sure. Agents of the version before
-// ADR 61 resolve a name separately, and the digest is recorded for the job as a whole.
+// oneImage reports whether all members are certain to run the same image. Agents older than ADR 61
+// resolve a name on each machine separately, but a job records only one digest.
 func (s Job) oneImage() bool { return s.Members <= 1 || PinnedImage(s.Image) }
 
 // validateCache checks a step with cache: true. It rejects inputs that may change without

@@ -8,8 +8,8 @@ import (
 	"berth"
 )
 
-// The registry of references that name none, and its namespace for images without one, as every
-// container engine has them.
+// Container engines complete a reference without a registry with defaultRegistry, and one without a
+// namespace there with defaultNamespace: busybox stands for docker.io/library/busybox.
 const (
 	defaultRegistry  = "docker.io"
 	legacyRegistry   = "index.docker.io" // another name of defaultRegistry
@@ -19,7 +19,7 @@ const (
 var (
 	registryHost = regexp.MustCompile(`^(localhost|[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*|\[[0-9a-fA-F:]+\])(:[0-9]+)?$`)
 	repository   = regexp.MustCompile(`^[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*$`)
-	imageID      = regexp.MustCompile(`^[0-9a-f]{64}$`) // which engines take for an id
+	imageID      = regexp.MustCompile(`^[0-9a-f]{64}$`) // engines read such a name as the id of an image
 )
 
 // ImageName returns the full name of the repository that an image reference stands for, without tag

@@ -54,7 +54,7 @@ func (n NewJoinToken) Validate() []berth.FieldError {
 	v := &validation{}
 	v.require(n.Pool == "" || isName(n.Pool), "pool", "is not a valid name",
 		"1 to 63 of a-z, 0-9 and '-', not at either end")
-	// A pattern is valid if a name with one character for each * is.
+	// A pattern is valid if it is a valid name once a character replaces each *.
 	v.require(n.Machines == "" || isName(strings.ReplaceAll(n.Machines, "*", "x")), "machines",
 		"is not a pattern of machine names", "1 to 63 of a-z, 0-9, '-' and '*', with no '-' at either end")
 	v.require(n.TTL.Std() <= 24*time.Hour, "ttl", "is too long", "at most 24h")

@@ -2,9 +2,9 @@ package wire
 
 import "berth"
 
-// ImageReport asks for the digest that a member must run, and names the digest that the name of
-// the image has on the member's machine. An agent sends it before it creates the container of a
-// claim with FixImage. A server of the version before answers with 404, and sets no FixImage.
+// ImageReport contains the digest that a machine found for the image name of a member, and asks for
+// the digest that the member must run. An agent sends an ImageReport before it creates the container
+// of a claim with FixImage. A server of the previous version answers 404, and never sets FixImage.
 type ImageReport struct {
 	AgentBoot string             `json:"agent_boot"`
 	Epoch     int64              `json:"epoch"`

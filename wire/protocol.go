@@ -217,8 +217,8 @@ type Claim struct {
 	Members       int                `json:"members"`
 	Spec          spec.Job           `json:"spec"` // with defaults filled in
 	SpecHash      string             `json:"spec_hash"`
-	ImageDigest   string             `json:"image_digest,omitempty"` // that the job must run; "": not known yet
-	FixImage      bool               `json:"fix_image,omitempty"`    // no container before the answer to an ImageReport
+	ImageDigest   string             `json:"image_digest,omitempty"` // digest that the job must run; "": not fixed yet
+	FixImage      bool               `json:"fix_image,omitempty"`    // send an ImageReport before creating a container
 	CPUMilli      int64              `json:"cpu_milli"`
 	MemoryMiB     int64              `json:"memory_mib"`          // grown after an OOM, if the policy says so
 	GPUs          []string           `json:"gpus,omitempty"`      // UUIDs
@@ -254,7 +254,7 @@ type Login struct {
 type Withheld struct {
 	Missing bool `json:"missing,omitempty"` // permanent: a repetition cannot succeed
 	// Image, with Missing, means that the tenant may not run the image at present. An agent of the
-	// version before reads it as a missing secret, which ends the job as well.
+	// previous version ignores Image and reports a missing secret, which ends the job as well.
 	Image   bool   `json:"image,omitempty"`
 	Message string `json:"message"`
 }

@@ -89,9 +89,10 @@ type Runtime interface {
 // LayerMeter measures the space that containers use outside of mounts.
 type LayerMeter interface {
 	// LayerUse returns the disk space of the container's writable layer: allocated bytes, and
-	// inodes, -1 if the engine does not count them. It may stop early once the layer has more
-	// than enough bytes; 0: never. The cost grows with the number of files. If ctx ends before,
-	// the answer comes with ctx's error and is a lower bound. ErrNoContainer if absent.
+	// inodes, or -1 if the engine does not count inodes. LayerUse may stop early once it has
+	// counted more than enough bytes; with enough = 0 it counts all. The cost grows with the
+	// number of files. If ctx ends first, the error is ctx's and the counts are lower bounds.
+	// If the container does not exist, the error is ErrNoContainer.
 	LayerUse(ctx context.Context, name string, enough int64) (bytes, inodes int64, err error)
 }
 

@@ -270,13 +270,13 @@ func (s *settings) parse() error {
 	return errors.Join(faults...)
 }
 
-// checkServer refuses an address of the control plane that is none, and one by which the machine's
-// token, secrets and orders would travel readable (adr/0058).
+// checkServer returns an error if --server is not the URL of a control plane, or if the machine's
+// token, secrets and orders would travel to another machine without encryption (adr/0058).
 func (s *settings) checkServer() error {
 	u, err := url.Parse(s.server)
 	switch {
 	case err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "":
-		return fmt.Errorf("%q: write https://HOST:PORT", s.server)
+		return fmt.Errorf("%q is not the URL of a control plane: write https://HOST:PORT", s.server)
 	case u.Scheme == "http" && !s.plaintext && !publicnet.Loopback(u.Hostname()):
 		return fmt.Errorf("%q: the control plane is on another machine, and plain HTTP shows the machine's token and "+
 			"the secrets of jobs to the network: write https://HOST:PORT, or accept the risk with --allow-plaintext",

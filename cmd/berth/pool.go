@@ -98,7 +98,8 @@ func showPool(a *app, p wire.Pool) error {
 }
 
 // newPoolSet builds "berth pool set": GET, then PUT /v1/pools/{pool}. PUT replaces all rules, so the
-// flags are applied to the present ones, and the version keeps a change in between from being lost.
+// flags are applied to the present rules. The version in the PUT prevents the loss of a change that
+// another caller made in between.
 func newPoolSet(a *app) *cobra.Command {
 	var tenants []string
 	var description string

@@ -63,7 +63,7 @@ func (a *poolRules) derive(t berth.TenantID) (c closure) {
 
 // accepts reports whether the pool accepts the jobs of a tenant.
 func (a *poolRules) accepts(p Pool, t berth.TenantID) bool {
-	// The database keeps tenants free of cycles, but rows of two readings may form one.
+	// The database prevents cycles of tenants, but rows from two reads may form a cycle.
 	for range maxDepth {
 		if t == "" {
 			return false
@@ -81,7 +81,7 @@ const maxDepth = 1000
 
 // Restrict replaces the rules of the pools. parent returns the parent of a tenant. Restrict reports
 // whether a pool may have opened or closed for a tenant: ClassFor then may return other classes than
-// before. The cluster keeps the list, which the caller does not change afterwards.
+// before. The cluster keeps the list, so the caller must not change it afterwards.
 func (s *Cluster) Restrict(rules []Pool, parent func(berth.TenantID) berth.TenantID) bool {
 	if len(rules) == 0 {
 		had := s.pools != nil

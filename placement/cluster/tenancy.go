@@ -72,9 +72,9 @@ func (s *Cluster) KeepApart() { s.tenancy = &Tenancy{numbers: map[berth.TenantID
 // KeepsApart reports whether KeepApart was called.
 func (s *Cluster) KeepsApart() bool { return s.tenancy != nil }
 
-// ClassFor returns the class of a tenant's jobs with the request of c. It is c itself, unless a pool
-// is closed to the tenant, or the request is for a share of a device and the cluster keeps tenants
-// apart.
+// ClassFor returns the class of a tenant's jobs with the request of c. The class is c itself, unless
+// a pool is closed to the tenant, or the request is for a share of a device and the cluster keeps
+// tenants apart.
 func (s *Cluster) ClassFor(c *Class, t berth.TenantID) (own *Class, created bool) {
 	shares := s.tenancy != nil && c.Request.GPUs > 0 && c.Request.GPUMilli < Whole
 	closed := s.pools.of(t)

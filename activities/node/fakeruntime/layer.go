@@ -5,8 +5,8 @@ import "context"
 // layer is the size of a writable layer.
 type layer struct{ bytes, inodes int64 }
 
-// SetLayer sets the answer of LayerUse for a container: its programs have no files outside of
-// mounts.
+// SetLayer sets the result of LayerUse for a container. The fake cannot measure a layer, since its
+// programs write all files to mounts.
 func (f *Faults) SetLayer(name string, bytes, inodes int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -11,7 +11,7 @@ import (
 )
 
 // ParseImages reads a list of registries and repositories that images may come from, separated by
-// commas. The empty text has none, and allows all images.
+// commas. The empty text stands for no list, which allows all images.
 func ParseImages(text string) ([]string, error) {
 	if strings.TrimSpace(text) == "" {
 		return nil, nil
@@ -28,8 +28,8 @@ func ParseImages(text string) ([]string, error) {
 }
 
 // AllowImage refuses, with slug invalid_spec, an image that the cluster, the tenant or a tenant above
-// does not allow at present. A refusal fails a job for good, so it is never based on rows that were
-// read before the call: another replica may just have extended a list.
+// does not allow at present. A refusal fails a job for good, so AllowImage reads the rows again before
+// it refuses: another replica may just have extended a list.
 func (c *Controller) AllowImage(ctx context.Context, tenant berth.TenantID, image string) error {
 	fault, err := c.imageFault(ctx, tenant, image)
 	if err == nil && fault != nil {
@@ -42,8 +42,8 @@ func (c *Controller) AllowImage(ctx context.Context, tenant berth.TenantID, imag
 	return forbids([]berth.FieldError{*fault})
 }
 
-// imageFault returns the fault of an image, or nil. Every list must cover the image: the one of the
-// cluster, and those of the tenant and the tenants above. So no tenant allows more than one above.
+// imageFault returns the fault of an image, or nil. Every list must cover the image: the list of the
+// cluster, of the tenant, and of each tenant above it.
 func (c *Controller) imageFault(
 	ctx context.Context, tenant berth.TenantID, image string,
 ) (*berth.FieldError, error) {

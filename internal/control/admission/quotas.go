@@ -69,8 +69,8 @@ func (q *quotas) admit(ctx context.Context, tenant berth.TenantID, r spec.Reques
 	return nil
 }
 
-// with returns the rows, which contain the tenant if it exists. An unknown tenant may have been
-// created a moment ago by another process, so with reads the rows again for it.
+// with returns the rows of all tenants. If they lack this tenant, with reads them again, since another
+// process may have created the tenant a moment ago.
 func (q *quotas) with(ctx context.Context, tenant berth.TenantID) (map[berth.TenantID]db.TenantRow, error) {
 	rows, err := q.read(ctx)
 	if _, here := rows[tenant]; err == nil && !here {

@@ -77,7 +77,7 @@ func (c *Controller) forbidden(
 			faults = append(faults, *fault)
 		}
 	}
-	if err == nil && s.Image != "" { // a step that is a pipeline has none
+	if err == nil && s.Image != "" { // a step that is a pipeline has no image
 		var fault *berth.FieldError
 		fault, err = c.imageFault(ctx, tenant, s.Image)
 		add(fault)

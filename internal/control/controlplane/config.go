@@ -70,7 +70,7 @@ type Config struct {
 	SecretKeyFile     string   // keys that secrets are sealed with; empty: none are kept
 	WebhookAllow      string   // networks besides public addresses that webhooks may be called in
 	FileInputs        []string // folders of machines that jobs may read, see admission.ParseVolumes
-	Images            string   // that jobs may use, see admission.ParseImages
+	Images            string   // registries and repositories of images, see admission.ParseImages
 	Pprof             string   // address for profiles; empty: none
 }
 
@@ -186,7 +186,7 @@ func isHTTP(s string) bool {
 		strings.TrimSuffix(u.Path, "/") == "" && u.RawQuery == "" && u.Fragment == "" && u.User == nil
 }
 
-// isLoopback reports whether an address HOST:PORT can be reached from this machine alone.
+// isLoopback reports whether only this machine can reach an address HOST:PORT.
 func isLoopback(address string) bool {
 	host, _, err := net.SplitHostPort(address)
 	return err == nil && publicnet.Loopback(host)

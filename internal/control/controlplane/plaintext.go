@@ -8,18 +8,18 @@ import (
 	"berth/db"
 )
 
-// wayOut ends each fault of a connection without TLS.
+// wayOut is the end of each error about a connection without TLS.
 const wayOut = "or accept the risk with --allow-plaintext"
 
-// plaintext returns the settings by which tokens, passwords or jobs would travel readable beyond
-// this machine, or to a server that proves nothing. adr/0058 has the reasons.
+// plaintext returns a fault for each setting that would send tokens, passwords or jobs to another
+// machine without encryption, or to a server whose identity is not verified. adr/0058 has the reasons.
 func (c Config) plaintext() (faults []error) {
 	if c.AllowPlaintext {
 		return nil
 	}
 	if c.Plays(RoleAPI) && c.TLSCert == "" && isHostPort(c.Listen) && !isLoopback(c.Listen) {
-		faults = append(faults, fmt.Errorf("listen address %q: other machines reach it, and it has no TLS: set "+
-			"--tls-cert and --tls-key (berthd ca makes both), listen on 127.0.0.1 behind a proxy, %s",
+		faults = append(faults, fmt.Errorf("listen address %q: other machines can reach the API, and it has no TLS: "+
+			"set --tls-cert and --tls-key (berthd ca makes both), listen on 127.0.0.1 behind a proxy, %s",
 			c.Listen, wayOut))
 	}
 	if strings.HasPrefix(c.PeerURL, "http://") && !isLoopback(hostOf(c.PeerURL)) {
@@ -34,7 +34,7 @@ func (c Config) plaintext() (faults []error) {
 	return faults
 }
 
-// hostOf returns HOST:PORT of an address of HTTP, with the scheme's port if it names none.
+// hostOf returns HOST:PORT of an http URL, with port 80 if the URL names no port.
 func hostOf(address string) string {
 	rest := strings.TrimSuffix(strings.TrimPrefix(address, "http://"), "/")
 	if !isHostPort(rest) {

@@ -182,8 +182,8 @@ func (p Policy) Transport(dial time.Duration) *http.Transport {
 	return t
 }
 
-// Loopback reports whether a host, a name or an address, is reached from this machine alone. Names
-// other than localhost are not resolved, and count as outside.
+// Loopback reports whether only this machine can reach a host (a name or an address). Names other than
+// localhost are not resolved, and count as reachable by other machines.
 func Loopback(host string) bool {
 	addr, err := netip.ParseAddr(host)
 	return host == "localhost" || err == nil && addr.Unmap().IsLoopback()

@@ -6,8 +6,8 @@ import (
 	"syscall"
 )
 
-// attack prints a line for each attack: its name and the number of the error that the kernel
-// answered, 0 if the attack succeeded.
+// attack prints a line for each attack: the name of the attack and the errno that the kernel
+// returned, 0 if the attack succeeded.
 func attack(_ context.Context, p *Process, args []string) int {
 	if p.Attack == nil {
 		return p.usage("attack: no container protects this machine")

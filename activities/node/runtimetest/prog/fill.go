@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// fill writes a file of random bytes, which no file system stores in less space.
+// fill writes a file of random bytes, which no file system can compress.
 func fill(ctx context.Context, p *Process, args []string) int {
 	f, code := filled(ctx, p, args)
 	if f != nil {
@@ -17,8 +17,8 @@ func fill(ctx context.Context, p *Process, args []string) int {
 	return code
 }
 
-// fillUnnamed is fill for a file that has no name while it is written, and holds the file open
-// until its container is killed.
+// fillUnnamed is fill for a file that is deleted before the first byte is written. The program
+// holds the file open until its container is killed.
 func fillUnnamed(ctx context.Context, p *Process, args []string) int {
 	f, code := filled(ctx, p, append(args, "unnamed"))
 	if f == nil {

@@ -31,8 +31,8 @@ type Process struct {
 	Spin, Halt func(ctx context.Context)
 	// Spawn runs the same program as a child and returns its exit code.
 	Spawn func(ctx context.Context, args ...string) (int, error)
-	// Attack tries to leave the container, and returns the kernel's refusal. Nil where programs
-	// have no container around them: in the fake they run in the test's own process.
+	// Attack makes one attempt to break out of the container, and returns the kernel's error.
+	// Attack is nil in the fake, whose programs run in the test's own process.
 	Attack func(name, argument string) error
 }
 

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// attacks are the attempts of a program to leave its container, each with its first argument. Nil
-// is a success of the attack.
+// attacks are the attempts of a program to break out of its container, by name. Some of them use
+// the argument. A nil error means that the attack succeeded.
 var attacks = map[string]func(argument string) error{
 	// Privileges. The test image has no other user, so its program is root without capabilities.
 	"setuid": func(string) error { return rawError(unix.RawSyscall(unix.SYS_SETUID, 1000, 0, 0)) },
@@ -52,7 +52,7 @@ var attacks = map[string]func(argument string) error{
 	"memory": func(pid string) error { _, err := os.ReadFile("/proc/" + pid + "/environ"); return err },
 }
 
-// attack carries out one attack. The answer is the kernel's.
+// attack carries out one attack and returns the kernel's error.
 func attack(name, argument string) error {
 	try, ok := attacks[name]
 	if !ok {
@@ -61,7 +61,7 @@ func attack(name, argument string) error {
 	return try(argument)
 }
 
-// rawError translates the answer of a system call.
+// rawError converts the results of a raw system call to an error.
 func rawError(_, _ uintptr, e syscall.Errno) error {
 	if e != 0 {
 		return e
@@ -69,7 +69,7 @@ func rawError(_, _ uintptr, e syscall.Errno) error {
 	return nil
 }
 
-// onProcess acts on the process with this number.
+// onProcess calls act with the process id in the text pid.
 func onProcess(pid string, act func(int) error) error {
 	n, err := strconv.Atoi(pid)
 	if err != nil {
