@@ -239,7 +239,7 @@ func (w *diskWatch) measure(ctx context.Context, u *diskUser, spaces [2]diskuse.
 		}
 	}
 	// Files without a name may be in either place.
-	bytes, inodes = cgroupstats.Host{}.Open(u.pid).Deleted(spaces[inState].Device)
+	bytes, inodes = cgroupstats.Host{}.Open(u.pid).Deleted(limited, spaces[inState].Device)
 	use[inLayer] = use[inLayer].Plus(diskuse.Use{Bytes: bytes, Inodes: inodes})
 	err = errors.Join(faults...)
 	u.deep = errors.Is(err, diskuse.ErrTooDeep)
