@@ -26,11 +26,21 @@ func SpaceOf(dir string) (Space, error) {
 		return Space{}, fmt.Errorf("measure file system of %s: %w", dir, err)
 	}
 	size := int64(fs.Bsize)
+	all, free := inodes(fs.Files, fs.Ffree)
 	return Space{
 		Device: uint64(self.Dev), //nolint:unconvert // its type differs between architectures
 		Total:  int64(fs.Blocks) * size, Free: int64(fs.Bavail) * size,
-		Inodes: int64(fs.Files), FreeInodes: int64(fs.Ffree),
+		Inodes: all, FreeInodes: free,
 	}, nil
+}
+
+// inodes returns the numbers of a Space for those of statfs(2). A file system without a fixed
+// number of inodes reports none at all, or the inodes in use and an endless number of free ones.
+func inodes(files, free uint64) (all, left int64) {
+	if free > files {
+		return 0, 0
+	}
+	return int64(files), int64(free)
 }
 
 // Share returns percent hundredths of the file system, in bytes and in inodes.
