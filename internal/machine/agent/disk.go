@@ -15,12 +15,15 @@ import (
 	"berth/activities/node"
 	"berth/failure"
 	"berth/internal/machine/cgroupstats"
+	"berth/internal/machine/deadman"
 	"berth/internal/machine/diskuse"
 	"berth/spec"
 )
 
 const (
-	// diskPatience bounds one measurement. The result is then a lower bound.
+	// diskPatience bounds one measurement, of which each kind of files has an equal share: many files
+	// of one kind do not hide the others. The result is then a lower bound. After that time a look
+	// begins no further measurement.
 	diskPatience = 10 * time.Second
 	// diskRest is the number of times its own duration for which a measurement is not repeated, so
 	// that a member with very many files costs at most a tenth of a core.
@@ -72,15 +75,26 @@ type diskUser struct {
 	pid    int
 	at     time.Time // of the last measurement
 	took   time.Duration
-	before int64          // used on the file systems at that time, by all
-	use    [2]diskuse.Use // by folder; see the constants below
-	deep   bool           // its folders are nested too deep to be measured
+	before int64              // used on the file systems at that time, by all
+	kinds  [kinds]diskuse.Use // by kind of files; see the constants below
+	use    [2]diskuse.Use     // by place; see the constants below
+	sure   int64              // bytes found by the last measurement, be it complete or not
+	deep   bool               // its folders are nested too deep to be measured
 }
 
 // Indexes of the places in which a member has files.
 const (
 	inState = iota // the member's folder: workspace and checkpoints
 	inLayer        // the writable layer of the container
+)
+
+// Indexes of the kinds of a member's files.
+const (
+	ofWorkspace = iota
+	ofCheckpoint
+	ofLayer
+	ofUnnamed // files without a name, which may be in either place
+	kinds
 )
 
 // diskVerdict is the reason to end a member.
@@ -105,11 +119,14 @@ func (w *diskWatch) join(c *core, wake func()) *diskUser {
 	return u
 }
 
-// leave removes a member, whose files are gone or are no longer this agent's.
-func (w *diskWatch) leave(id berth.AllocationID) {
+// leave removes a member, whose files are gone or are no longer this agent's. A member that has
+// joined later with the same allocation stays. nil: the member has never joined.
+func (w *diskWatch) leave(u *diskUser) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	delete(w.users, id)
+	if u != nil && w.users[u.alloc] == u {
+		delete(w.users, u.alloc)
+	}
 }
 
 // present returns the members with files here.
@@ -130,7 +147,8 @@ func (w *diskWatch) run(ctx context.Context, b beat, every time.Duration) {
 	}
 }
 
-// look measures the members that may have reached a limit, judges them, and relieves a shortage.
+// look measures the members that may have reached a limit, the one with the oldest measurement
+// first, judges them, and relieves a shortage.
 func (w *diskWatch) look(ctx context.Context) {
 	users := w.present()
 	if len(users) == 0 {
@@ -141,22 +159,33 @@ func (w *diskWatch) look(ctx context.Context) {
 		w.log.Warn("cannot measure the file systems of jobs, will retry", "err", err)
 		return
 	}
+	none := [2]diskuse.Use{}
 	short, near := w.shortage(spaces, 1), w.shortage(spaces, 2)
 	used := spaces[inState].Total - spaces[inState].Free
 	if spaces[inLayer].Device != spaces[inState].Device {
 		used += spaces[inLayer].Total - spaces[inLayer].Free
 	}
-	for _, u := range users {
-		if u.ends() || u.limit == 0 && near == ([2]diskuse.Use{}) {
+	slices.SortFunc(users, func(a, b *diskUser) int { return a.at.Compare(b.at) })
+	for begun, i := time.Now(), 0; i < len(users) && time.Since(begun) < diskPatience && ctx.Err() == nil; i++ {
+		u := users[i]
+		if u.ends() || u.limit == 0 && near == none {
 			continue
 		}
-		if w.due(u, time.Now(), used, short != [2]diskuse.Use{}) {
+		if w.due(u, time.Now(), used, short != none) {
 			w.measure(ctx, u, spaces)
+			w.judge(ctx, u, spaces)
 			u.before = used
-			w.judge(u)
 		}
 	}
-	w.relieve(users, spaces, short)
+	if near == none {
+		w.relieve(users, spaces, short) // without a shortage, as the members were not measured for one
+		return
+	}
+	if spaces, err = w.spaces(); err != nil { // the measurements have taken their time
+		w.log.Warn("cannot measure the file systems of jobs, will retry", "err", err)
+		return
+	}
+	w.relieve(w.present(), spaces, w.shortage(spaces, 1))
 }
 
 // spaces returns the file systems of the agent's folder and of the engine's. An engine that names
@@ -220,44 +249,79 @@ func (u *diskUser) ends() bool { return u.ended.Load() || u.judged() != nil }
 // total returns the member's whole use.
 func (u *diskUser) total() diskuse.Use { return u.use[inState].Plus(u.use[inLayer]) }
 
-// measure updates the member's use. An incomplete measurement is a lower bound.
+// measure updates the member's use. What is found is a lower bound if the measurement is
+// incomplete; then more, as found earlier, stays noted as the use.
 func (w *diskWatch) measure(ctx context.Context, u *diskUser, spaces [2]diskuse.Space) {
 	begun := time.Now()
-	limited, cancel := context.WithTimeout(ctx, diskPatience)
-	defer cancel()
-	var use [2]diskuse.Use
+	u.sure = 0
 	var faults []error
-	for _, folder := range []string{"workspace", "checkpoint"} {
-		found, err := diskuse.Tree(limited, filepath.Join(scratchDir(w.state, u.name), folder), u.limit)
-		use[inState], faults = use[inState].Plus(found), append(faults, err)
+	count := func(kind int, of func(context.Context) (diskuse.Use, error)) {
+		limited, cancel := context.WithTimeout(ctx, diskPatience/kinds)
+		defer cancel()
+		found, err := of(limited)
+		u.sure += found.Bytes
+		if err = errors.Join(err, limited.Err()); err != nil && !errors.Is(err, node.ErrNoContainer) {
+			found.Bytes = max(found.Bytes, u.kinds[kind].Bytes)
+			found.Inodes = max(found.Inodes, u.kinds[kind].Inodes)
+		}
+		u.kinds[kind], faults = found, append(faults, err)
 	}
-	bytes, inodes, err := w.runtime.LayerUse(limited, u.name, u.limit)
-	use[inLayer], faults = diskuse.Use{Bytes: bytes, Inodes: max(0, inodes)}, append(faults, err)
-	if u.pid == 0 {
-		if c, err := w.runtime.Inspect(limited, u.name); err == nil {
+	dir := scratchDir(w.state, u.name)
+	count(ofWorkspace, func(ctx context.Context) (diskuse.Use, error) {
+		return diskuse.Tree(ctx, deadman.GateFolder(filepath.Join(dir, "workspace")), u.limit)
+	})
+	count(ofCheckpoint, func(ctx context.Context) (diskuse.Use, error) {
+		return diskuse.Tree(ctx, filepath.Join(dir, "checkpoint"), u.limit)
+	})
+	count(ofLayer, func(ctx context.Context) (diskuse.Use, error) {
+		bytes, inodes, err := w.runtime.LayerUse(ctx, u.name, u.limit)
+		return diskuse.Use{Bytes: bytes, Inodes: max(0, inodes)}, err
+	})
+	count(ofUnnamed, func(ctx context.Context) (diskuse.Use, error) {
+		if u.pid == 0 {
+			c, err := w.runtime.Inspect(ctx, u.name)
+			if err != nil {
+				return diskuse.Use{}, err
+			}
 			u.pid = c.PID
 		}
-	}
-	// Files without a name may be in either place.
-	bytes, inodes = cgroupstats.Host{}.Open(u.pid).Deleted(limited, spaces[inState].Device)
-	use[inLayer] = use[inLayer].Plus(diskuse.Use{Bytes: bytes, Inodes: inodes})
-	err = errors.Join(faults...)
+		bytes, inodes := cgroupstats.Host{}.Open(u.pid).Deleted(ctx, spaces[inState].Device)
+		return diskuse.Use{Bytes: bytes, Inodes: inodes}, nil
+	})
+	err := errors.Join(faults...)
 	u.deep = errors.Is(err, diskuse.ErrTooDeep)
 	if err != nil && ctx.Err() == nil && !errors.Is(err, node.ErrNoContainer) {
 		w.log.Debug("disk use of a member measured in part", "container", u.name, "err", err)
 	}
-	u.at, u.took, u.use = time.Now(), time.Since(begun), use
+	u.use[inState] = u.kinds[ofWorkspace].Plus(u.kinds[ofCheckpoint])
+	u.use[inLayer] = u.kinds[ofLayer].Plus(u.kinds[ofUnnamed])
+	u.at, u.took = time.Now(), time.Since(begun)
 }
 
-// judge ends a member beyond its own limit.
-func (w *diskWatch) judge(u *diskUser) {
-	switch used := u.total().Bytes; {
+// judge ends a member that has just been measured and is beyond its own limit. A measurement is no
+// moment: it counts a folder twice that is moved meanwhile, and also a file that is deleted while
+// it is open. Since the end is final, a second measurement must find the same.
+func (w *diskWatch) judge(ctx context.Context, u *diskUser, spaces [2]diskuse.Space) {
+	if u.beyond() == "" {
+		return
+	}
+	w.measure(ctx, u, spaces)
+	if says := u.beyond(); says != "" {
+		w.end(u, failure.CauseDiskLimit, says)
+	}
+}
+
+// beyond returns how the last measurement alone found the member beyond its limit; "": it did not.
+func (u *diskUser) beyond() string {
+	switch {
 	case u.limit == 0:
-	case used > u.limit:
-		w.end(u, failure.CauseDiskLimit, fmt.Sprintf("used %s of disk space, more than its resources.disk of %s",
-			mib(used), mib(u.limit)))
+		return ""
+	case u.sure > u.limit:
+		return fmt.Sprintf("used %s of disk space, more than its resources.disk of %s", mib(u.sure), mib(u.limit))
 	case u.deep:
-		w.end(u, failure.CauseDiskLimit, "its disk space cannot be measured: "+diskuse.ErrTooDeep.Error())
+		return "its disk space cannot be measured: " + diskuse.ErrTooDeep.Error()
+	default:
+		return ""
 	}
 }
 

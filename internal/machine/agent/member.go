@@ -170,7 +170,7 @@ func (m *member) release() {
 	m.cancel(nil)
 	m.helpers.Wait()
 	m.scratch.close()
-	m.sup.disk.leave(m.alloc)
+	m.sup.disk.leave(m.plan.disk)
 	m.sup.proof.leave(m.claim.GPUs, m.alloc)
 }
 
