@@ -76,7 +76,7 @@ func (s *stopPlan) steer(signs *progressWatcher, hang *hangWatch) time.Duration 
 	if s.stage < dies && o.Kill {
 		s.kill(now, failure.CauseOrdered, "killed by order")
 	}
-	if full := s.disk.judged(); s.stage < dies && full != nil {
+	if full := s.fullDisk(); s.stage < dies && full != nil {
 		s.kill(now, full.cause, full.says) // without a grace, in which it would write more
 	}
 	if s.stage == runs {
@@ -118,6 +118,16 @@ func (s *stopPlan) steer(signs *progressWatcher, hang *hangWatch) time.Duration 
 		next = max(time.Until(s.again), 0)
 	}
 	return next
+}
+
+// fullDisk returns the verdict on the member's disk space; nil: none. One that an earlier process
+// has stored but perhaps not carried out stands: the member would else run on, and its end, even a
+// good one, would count as caused by the verdict.
+func (s *stopPlan) fullDisk() *diskVerdict {
+	if s.cause == failure.CauseDiskLimit || s.cause == failure.CauseDiskReserve {
+		return &diskVerdict{s.cause, s.says}
+	}
+	return s.disk.judged()
 }
 
 // decide begins to stop a running container if one of the causes for a stop applies: a hang, an
