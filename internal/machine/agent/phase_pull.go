@@ -8,6 +8,7 @@ import (
 	"berth"
 	"berth/activities/node"
 	"berth/failure"
+	"berth/spec"
 	"berth/wire"
 )
 
@@ -71,7 +72,7 @@ func (p *pullPhase) pull(ctx context.Context) (phase, error) {
 
 // resolve makes the image usable and returns its reference and digest. The digest that the job has
 // fixed decides: if the name has another digest by now, or exists no more, the fixed digest is
-// pulled. If none is fixed and the claim asks for it, resolve fixes the digest first.
+// pulled. A reference with a digest is not a name that moves. If none is fixed and the claim asks for it, resolve fixes the digest first.
 func (p *pullPhase) resolve(ctx context.Context) (image, digest string, err error) {
 	image, want := p.claim.Spec.Image, p.claim.ImageDigest
 	digest, err = p.ensure(ctx, image)
@@ -80,7 +81,7 @@ func (p *pullPhase) resolve(ctx context.Context) (image, digest string, err erro
 			return image, "", err
 		}
 	}
-	gone := want != "" && errors.Is(err, node.ErrImageNotFound)
+	gone := want != "" && !spec.PinnedImage(image) && errors.Is(err, node.ErrImageNotFound)
 	if err != nil && !gone || want == "" || digest == want {
 		return image, digest, err
 	}

@@ -1,0 +1,41 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+
+	"berth/activities/node"
+)
+
+// imageless is an engine that finds no image.
+type imageless struct {
+	node.Runtime
+	asked []string
+}
+
+func (e *imageless) EnsureImage(_ context.Context, ref string, _ *node.RegistryAuth) (string, error) {
+	e.asked = append(e.asked, ref)
+	return "", fmt.Errorf("%s: %w", ref, node.ErrImageNotFound)
+}
+
+// A name with two digests is no reference: its error would hide that the image is gone.
+func TestImageWithADigestGetsNoSecondOne(t *testing.T) {
+	t.Parallel()
+	fixed := "sha256:" + strings.Repeat("1", 64)
+	for image, want := range map[string][]string{
+		"example.com/a:1":        {"example.com/a:1", "example.com/a:1@" + fixed},
+		"example.com/a@" + fixed: {"example.com/a@" + fixed},
+	} {
+		engine := &imageless{}
+		p := &pullPhase{core: &core{log: slog.New(slog.DiscardHandler), runtime: engine, claim: &claim{}}}
+		p.claim.Spec.Image, p.claim.ImageDigest = image, fixed
+		if _, _, err := p.resolve(t.Context()); !errors.Is(err, node.ErrImageNotFound) || !slices.Equal(engine.asked, want) {
+			t.Errorf("%s: asked for %q, want %q; error is %v", image, engine.asked, want, err)
+		}
+	}
+}
