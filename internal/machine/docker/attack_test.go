@@ -142,7 +142,8 @@ func TestImageCannotSteerTheGPUHook(t *testing.T) {
 }
 
 // The folder of the layer is known to engines with graph drivers; with the image store of
-// containerd the list of mounts names it.
+// containerd the list of mounts names it. Other storage drivers than overlay have none, so that the
+// engine measures, and inodes are unknown: -1.
 func TestLayerUseIsMeasured(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t, "", docker.Options{})
@@ -150,7 +151,7 @@ func TestLayerUseIsMeasured(t *testing.T) {
 	m.run(s)
 	m.await(s.Name, "filled 3 MiB")
 	bytes, inodes, err := m.LayerUse(t.Context(), s.Name, 0)
-	if err != nil || bytes < 3<<20 || bytes > 5<<20 || inodes < 1 {
+	if err != nil || bytes < 3<<20 || bytes > 5<<20 || inodes < 1 && inodes != -1 {
 		t.Errorf("layer has %d bytes in %d inodes, %v", bytes, inodes, err)
 	}
 	c, err := m.Inspect(t.Context(), s.Name)
