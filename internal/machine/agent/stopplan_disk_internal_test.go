@@ -31,11 +31,11 @@ func TestReserveAndLimitOfDiskAreCarriedOutByTheNextProcess(t *testing.T) {
 			core: &core{
 				identity: &identity{}, ctx: t.Context(), log: slog.New(slog.DiscardHandler), runtime: engine, claim: &claim{},
 			},
-			orders: newOrders(), disk: &diskUser{},
+			orders: newOrders(), gpus: &gpuHealth{}, disk: &diskUser{},
 		}
 		began := time.Now().Add(-time.Hour)
 		plan.adopt(memo{Intent: cause, IntentAt: began.Add(time.Minute), IntentSays: "used too much"}, began)
-		plan.steer(nil, nil)
+		plan.steer(&progressWatcher{}, &hangWatch{core: plan.core})
 		if !slices.Equal(engine.signals, []string{"SIGKILL"}) || plan.cause != cause || plan.says != "used too much" {
 			t.Errorf("%s: signals are %q, cause is %s: %s", cause, engine.signals, plan.cause, plan.says)
 		}
