@@ -72,7 +72,8 @@ func (p *pullPhase) pull(ctx context.Context) (phase, error) {
 
 // resolve makes the image usable and returns its reference and digest. The digest that the job has
 // fixed decides: if the name has another digest by now, or exists no more, the fixed digest is
-// pulled. A reference with a digest is not a name that moves. If none is fixed and the claim asks for it, resolve fixes the digest first.
+// pulled. A reference with a digest is not a name that moves. If none is fixed and the claim asks
+// for it, resolve fixes the digest first.
 func (p *pullPhase) resolve(ctx context.Context) (image, digest string, err error) {
 	image, want := p.claim.Spec.Image, p.claim.ImageDigest
 	digest, err = p.ensure(ctx, image)
