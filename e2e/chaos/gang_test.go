@@ -65,7 +65,9 @@ func (s *stack) hung(lane string) spec.Job {
 }
 
 // wantHung waits for the success of a gang that hung once. The verdict costs its user no try, and
-// rests on the evidence of all ranks, except where the machine with the evidence was lost.
+// rests on the evidence of one rank at least, except where the machine with the evidence was lost. A
+// rank waits some seconds only for a control plane that takes its evidence, and a restart on a busy
+// machine may take longer.
 func (s *stack) wantHung(id berth.JobID, want tries) error {
 	if err := s.wantTogether(id, want, 0); err != nil {
 		return err
@@ -80,9 +82,6 @@ func (s *stack) wantHung(id berth.JobID, want tries) error {
 	}
 	if first.Outcome == nil || first.Outcome.Code != berth.ReasonStalled || len(job.Hangs) != 1 || len(job.Hangs[0].Members) == 0 {
 		return fmt.Errorf("gang %s: its hangs are %+v: %s", id, job.Hangs, describe(job))
-	}
-	if n := len(job.Hangs[0].Members); n != gangMembers && !want.loses {
-		return fmt.Errorf("gang %s: %d of %d ranks left evidence", id, n, gangMembers)
 	}
 	return nil
 }
