@@ -127,7 +127,7 @@ func TestReserveEndsOneJobAtATime(t *testing.T) {
 	}
 }
 
-// The file systems as a whole tell whether a job can have reached its limit.
+// The use of the whole file systems shows whether a job can have reached its limit.
 func TestMeasurementsAreDueByGrowth(t *testing.T) {
 	t.Parallel()
 	now := time.Now()

@@ -14,8 +14,8 @@ import (
 const maxOpenFiles = 1 << 18
 
 // Deleted returns the allocated bytes and the number of the files that processes of the container
-// hold open for writing and that have no name any more. Such a file uses disk space and is in no
-// folder. Files that a process only reads are not counted: they may be those of others, in a volume.
+// hold open for writing and that have lost their names. Such a file uses disk space and is in no
+// folder. Files that a process only reads are not counted: they may belong to other jobs, in a volume.
 // Deleted counts files of the container's root and of the given devices alone: a file in memory
 // has no name either. The host shows open files to root only; for others the result is 0, as it is
 // on a kernel that refuses statx(2). After the end of ctx the result is a lower bound.
@@ -84,7 +84,7 @@ func (d *deleted) process(dir string, wanted map[uint64]bool) {
 
 // cachedStat returns what the kernel knows of a file, whose name is relative to an open folder. It
 // does not ask the server of a network or FUSE file system, which may never answer. false if the
-// file has gone, or the kernel does not tell.
+// file has gone, or the kernel gives no answer.
 func cachedStat(folder int, name string) (s unix.Statx_t, ok bool) {
 	const need = unix.STATX_TYPE | unix.STATX_NLINK | unix.STATX_INO | unix.STATX_BLOCKS
 	err := unix.Statx(folder, name, unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, need, &s)

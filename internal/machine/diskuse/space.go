@@ -34,7 +34,7 @@ func SpaceOf(dir string) (Space, error) {
 	}, nil
 }
 
-// inodes returns the numbers of a Space for those of statfs(2). A file system without a fixed
+// inodes returns the numbers of a Space for the numbers of statfs(2). A file system without a fixed
 // number of inodes reports none at all, or the inodes in use and an endless number of free ones.
 func inodes(files, free uint64) (all, left int64) {
 	if free > files {

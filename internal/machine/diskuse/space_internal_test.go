@@ -2,7 +2,7 @@ package diskuse
 
 import "testing"
 
-// The figures are those of ext4, of btrfs, and of CephFS, which reports 2^64-1 free ones.
+// The figures come from ext4, of btrfs, and of CephFS, which reports 2^64-1 free ones.
 func TestInodesThatAreCreatedAsNeededAreNone(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
