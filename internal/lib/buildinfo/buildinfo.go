@@ -3,9 +3,10 @@ package buildinfo
 
 import "runtime/debug"
 
-// Number is the version of this source tree by semver.org. CHANGELOG.md has a section
-// for it, and a test compares the two.
-const Number = "0.1.0"
+// Number is the version by semver.org. The value here is the version of this source tree:
+// CHANGELOG.md has a section for it, and a test compares the two. scripts/release.sh sets the
+// version of a release with the linker, which is why Number is a variable; nothing else writes it.
+var Number = "0.1.0"
 
 // Version returns Number and the commit if the build has recorded one: for example "0.1.0
 // (1234567890ab)". "modified" in it marks a build of a changed checkout.

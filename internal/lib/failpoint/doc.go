@@ -16,6 +16,9 @@
 //	error      makes Hit return an error: the operation fails, or its reply is lost
 //	delay 2s   waits
 //
+// In such a program, BERTH_FAILPOINT_CLOCK sets a faster clock for the launches of machines of clouds, whose
+// delays are minutes.
+//
 // A failpoint around a call of a store, or of another dependency, lies in a decorator in the file
 // failpoints.go of its package, which only the tag compiles in. A failpoint lies in the code itself
 // where no call of a dependency marks the moment: within a transaction, or between the steps of one

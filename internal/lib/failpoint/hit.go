@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -60,4 +61,19 @@ func stop(s syscall.Signal) error {
 	}
 	time.Sleep(10 * time.Millisecond)
 	return nil
+}
+
+// parseClock reads the setting of a faster clock: the time at which both clocks agree, in RFC 3339, and a factor.
+// It panics at a setting that it cannot read, because the test would measure something else.
+func parseClock(text string) (func(time.Time) time.Time, int) {
+	if text == "" {
+		return nil, 1
+	}
+	origin, factor, _ := strings.Cut(text, " ")
+	since, err := time.Parse(time.RFC3339Nano, origin)
+	n, wrong := strconv.Atoi(factor)
+	if err = errors.Join(err, wrong); err != nil || n < 1 {
+		panic(fmt.Sprintf("failpoint: clock %q: want a time and a factor of at least 1: %v", text, err))
+	}
+	return func(t time.Time) time.Time { return since.Add(time.Duration(n) * t.Sub(since)) }, n
 }

@@ -108,3 +108,25 @@ func TestKillAndFreezeStopTheProcessAtTheSpot(t *testing.T) {
 		}
 	}
 }
+
+func TestAFasterClockAgreesAtItsOrigin(t *testing.T) {
+	t.Parallel()
+	if at, faster := parseClock(""); at != nil || faster != 1 {
+		t.Errorf("without a setting the clock is %d times faster", faster)
+	}
+	origin := time.Date(2026, 11, 26, 12, 0, 0, 0, time.UTC)
+	at, faster := parseClock("2026-11-26T12:00:00Z 10")
+	if got := at(origin.Add(6 * time.Second)); faster != 10 || !at(origin).Equal(origin) || !got.Equal(origin.Add(time.Minute)) {
+		t.Errorf("factor %d, six seconds later it is %s", faster, got)
+	}
+	for _, bad := range []string{"2026-11-26T12:00:00Z", "2026-11-26T12:00:00Z 0", "noon 10"} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("%q is a clock", bad)
+				}
+			}()
+			parseClock(bad)
+		}()
+	}
+}

@@ -137,3 +137,19 @@ var Points = []Point{
 	{"agent.remove.before", Agent, "L9", "before a container and its folder are removed"},
 	{"agent.remove.after", Agent, "L9", "after a container and its folder were removed, before that is told"},
 }
+
+// CloudPoints lists the failpoints in the life of a machine of a cloud, which no job hits.
+var CloudPoints = []Point{
+	{"worker.launch.before", Worker, "L1", "before the send of a launch is committed"},
+	{"worker.launch.committed", Worker, "L1", "after the send of a launch is committed, before the call to the cloud"},
+	{"worker.launch.created", Worker, "L1", "after the cloud answered a create, before the answer is committed"},
+	{"worker.launch.changed", Worker, "L1", "after a change of a launch is committed, before the workflow knows"},
+	{"worker.terminate.after", Worker, "L9", "after the cloud answered a terminate, before that is committed"},
+}
+
+// ScalerPoints lists the failpoints of the leader's scaler. Jobs that wait for machines of clouds hit them, which
+// the cells of package e2e/chaos do not have.
+var ScalerPoints = []Point{
+	{"leader.launch.before", Leader, "L3", "before the launches of a request of the scaler are committed"},
+	{"leader.launch.after", Leader, "L3", "after the launches of a request are committed, before the scaler knows"},
+}

@@ -6,6 +6,7 @@ import (
 	"go/token"
 	"io/fs"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -44,7 +45,7 @@ func TestEveryNameStandsOnceInTheSource(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, p := range failpoint.Points {
+	for _, p := range slices.Concat(failpoint.Points, failpoint.CloudPoints, failpoint.ScalerPoints) {
 		if at := places[p.Name]; len(at) != 1 {
 			t.Errorf("%s stands at %d places, want one: %v", p.Name, len(at), at)
 		}
@@ -81,7 +82,7 @@ func TestPointsAreWellFormed(t *testing.T) {
 	t.Parallel()
 	seen := map[string]bool{}
 	steps := map[string]bool{}
-	for _, p := range failpoint.Points {
+	for _, p := range slices.Concat(failpoint.Points, failpoint.CloudPoints, failpoint.ScalerPoints) {
 		if seen[p.Name] {
 			t.Errorf("%s is listed twice", p.Name)
 		}

@@ -2,7 +2,8 @@
 // meaning in every program, and an environment variable of its own. Flags of one
 // program alone are defined in its folder below cmd.
 //
-// The one rule to know: the command line takes precedence over the environment.
+// The one rule to know: the command line takes precedence over the environment, and the environment over
+// the file of --settings-file.
 package flags
 
 import (

@@ -175,6 +175,33 @@ var Terms = []Section{
 			Slurm:   "drain", Kubernetes: "drain", Nomad: "drain",
 		},
 		{
+			Word:    "maintenance window",
+			Meaning: "a drain of machines that is planned ahead, with an end at which healthy machines return",
+			Slurm:   "reservation with flags=maint",
+		},
+		{
+			Word: "approval",
+			Meaning: "an admin's consent to the equipment of a machine that joined; without it the machine " +
+				"is `pending` and gets no work",
+			Kubernetes: "CertificateSigningRequest approval",
+		},
+		{
+			Word:       "provider",
+			Meaning:    "one account of a cloud, or a program, that creates and terminates machines",
+			Kubernetes: "cloud provider",
+		},
+		{
+			Word:       "launch",
+			Meaning:    "a request for one machine of a cloud, from its creation to the proven end of the instance",
+			Slurm:      "ResumeProgram",
+			Kubernetes: "NodeClaim (Karpenter)",
+		},
+		{
+			Word:       "offering",
+			Meaning:    "a machine type in a region and zone, on demand or spot; an offer adds its shape and price",
+			Kubernetes: "offering (Karpenter)",
+		},
+		{
 			Word:    "fence",
 			Meaning: "how long an unreachable machine may continue `at_most_one` work",
 			Slurm:   "fencing (Pacemaker)", Kubernetes: "fencing (Pacemaker)",

@@ -39,28 +39,6 @@ func TestTheDocumentsExamplesAreTrue(t *testing.T) {
 	}
 }
 
-// The document lists the fields that this version refuses.
-func TestTheDocumentMarksWhatIsNotSupported(t *testing.T) {
-	t.Parallel()
-	text := string(read(t, document))
-	_, err := jobfile.Parse("unbuilt.yaml", read(t, "testdata/faults/unbuilt.yaml"))
-	if err == nil {
-		t.Fatal("unbuilt.yaml was read without an error")
-	}
-	_, section, ok := strings.Cut(text, "## Not supported by this version\n")
-	if !ok {
-		t.Fatal("docs/guide/job-file.md has no section on what is not supported")
-	}
-	section, _, _ = strings.Cut(section, "\n## ")
-	for _, line := range strings.Split(err.Error(), "\n") {
-		before, _, refused := strings.Cut(line, " is not supported by this version")
-		field := before[strings.LastIndexByte(before, ' ')+1:]
-		if refused && !strings.Contains(section, "`"+regexp.MustCompile(`\[\d+\]`).ReplaceAllString(field, "")) {
-			t.Errorf("docs/guide/job-file.md does not say that %s is not supported", field)
-		}
-	}
-}
-
 // fields lists the paths of all fields of a spec.
 func fields(t reflect.Type, path string) []string {
 	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {

@@ -20,6 +20,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"berth"
@@ -100,6 +101,11 @@ func (k *Keys) add(raw []byte) error {
 
 // Current names the key that seals.
 func (k *Keys) Current() string { return k.list[0].id }
+
+// Has reports whether a key with this id, which sealed values carry, is among the keys.
+func (k *Keys) Has(id string) bool {
+	return slices.ContainsFunc(k.list, func(one key) bool { return one.id == id })
+}
 
 // bound encodes the tenant and the name to which a value is bound. No two pairs give
 // the same bytes.

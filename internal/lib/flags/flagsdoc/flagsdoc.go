@@ -26,7 +26,12 @@ func reference(program, intro string, f *pflag.FlagSet) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# Flags of %s\n%s\n\n", program, intro)
 	fmt.Fprintf(&b, "Generated from the program by `go test ./cmd/%s -run Reference -update`. ", program)
-	b.WriteString("The command line takes precedence over the environment.\n\n")
+	b.WriteString("The command line takes precedence over the environment.")
+	if f.Lookup("settings-file") != nil {
+		b.WriteString(" Both take precedence over the file of `--settings-file`, whose keys are the names of the " +
+			"flags without `--`. A flag that may be repeated is a list there, and an unknown key is an error.")
+	}
+	b.WriteString("\n\n")
 	b.WriteString("| flag | environment | default | meaning |\n| --- | --- | --- | --- |\n")
 	f.VisitAll(func(x *pflag.Flag) {
 		if x.Hidden || x.Name == "help" || x.Name == "version" {
