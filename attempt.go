@@ -19,6 +19,7 @@ type Attempt struct {
 	LostGPUSeconds *float64   `json:"lost_gpu_seconds,omitempty"`
 	Next           State      `json:"next,omitempty"` // the job's status after it
 	ExitCode       *int       `json:"exit_code,omitempty"`
+	Cost           *float64   `json:"cost,omitempty" doc:"US dollars, of its shares of machines of clouds"`
 	Measured       []Measured `json:"measured,omitempty" doc:"resource usage of its sampled members"`
 }
 

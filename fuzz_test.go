@@ -12,16 +12,18 @@ import (
 
 // fuzzed are the parsers of bytes from outside that must have a fuzz target, by package.
 var fuzzed = map[string][]string{
-	"api":                       {"FuzzAgentMessages", "FuzzBody", "FuzzGrep", "FuzzLogLine"},
-	"cmd/berth":                 {"FuzzLogsCannotSteerTheTerminal", "FuzzPorts"},
-	"db":                        {"FuzzCursor", "FuzzHandle", "FuzzToken"},
-	"internal/control/calendar": {"FuzzReading"},
-	"internal/lib/archive":      {"FuzzArchive", "FuzzRepack"},
-	"internal/lib/framed":       {"FuzzFrames", "FuzzPortHead"},
-	"internal/lib/jobfile":      {"FuzzParse"},
-	"internal/machine/agent":    {"FuzzManifest"},
-	"internal/machine/gpu":      {"FuzzKernelRecord"},
-	"spec":                      {"FuzzAmounts", "FuzzDuration", "FuzzIndexes", "FuzzInstant"},
+	"api":                              {"FuzzAgentMessages", "FuzzBody", "FuzzGrep", "FuzzLogLine"},
+	"cmd/berth":                        {"FuzzLogsCannotSteerTheTerminal", "FuzzPorts"},
+	"db":                               {"FuzzCursor", "FuzzHandle", "FuzzToken"},
+	"internal/control/calendar":        {"FuzzReading"},
+	"internal/control/cloud/cloudexec": {"FuzzAnswer"},
+	"internal/control/cloud/offers":    {"FuzzOffers"},
+	"internal/lib/archive":             {"FuzzArchive", "FuzzRepack"},
+	"internal/lib/framed":              {"FuzzFrames", "FuzzPortHead"},
+	"internal/lib/jobfile":             {"FuzzParse"},
+	"internal/machine/agent":           {"FuzzManifest"},
+	"internal/machine/gpu":             {"FuzzKernelRecord"},
+	"spec":                             {"FuzzAmounts", "FuzzDuration", "FuzzIndexes", "FuzzInstant"},
 }
 
 // make test runs the seeds of a target alone, so a target without seeds would test nothing there.

@@ -36,6 +36,7 @@ const (
 	ReasonBudgetSpent       ReasonCode = "budget_spent"
 	ReasonUnclaimed         ReasonCode = "unclaimed"         // the machine did not claim its allocation
 	ReasonImageNotAllowed   ReasonCode = "image_not_allowed" // by the cluster, the tenant or a tenant above
+	ReasonImageUnsigned     ReasonCode = "image_unsigned"    // the image has no signature that a rule demands
 	ReasonImageMismatch     ReasonCode = "image_mismatch"    // the content does not match the image's digest
 	ReasonCommunication     ReasonCode = "communication"     // the members lost each other
 	ReasonInputUnavailable  ReasonCode = "input_unavailable"

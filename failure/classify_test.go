@@ -143,6 +143,7 @@ var classifyCases = []struct {
 		classified{Rule: "output_over_quota", Next: berth.Failed, Code: berth.ReasonStorageQuota, Budget: failure.BudgetUser}},
 	{"an output is missing, and it was the last run", evidence(func(e *failure.AttemptEvidence) { e.OutputsLost = outputs("model") }), exited(0), classified{Rule: "output_lost", Next: berth.Failed, Code: berth.ReasonOutputLost, Budget: failure.BudgetUser}},
 	{"its image is no longer allowed", evidence(attempts(3)), caused(failure.CauseImageNotAllowed), classified{Rule: "image_not_allowed", Next: berth.Failed, Code: berth.ReasonImageNotAllowed, Budget: failure.BudgetUser}},
+	{"its image is not signed as demanded", evidence(attempts(3)), caused(failure.CauseImageUnsigned), classified{Rule: "image_unsigned", Next: berth.Failed, Code: berth.ReasonImageUnsigned, Budget: failure.BudgetUser}},
 	{"its secret was deleted", evidence(attempts(3)), caused(failure.CauseSecretMissing), classified{Rule: "secret_missing", Next: berth.Failed, Code: berth.ReasonSecretMissing, Budget: failure.BudgetUser}},
 	{"the server lacks a key", evidence(), caused(failure.CauseSecretUnavailable), classified{Rule: "secret_unavailable", Next: berth.Retrying, Code: berth.ReasonSecretUnavailable, Budget: failure.BudgetInfra, Delay: true}},
 	{"its workdir is gone", evidence(attempts(3)), caused(failure.CauseInputInvalid), classified{Rule: "input_invalid", Next: berth.Failed, Code: berth.ReasonInputInvalid, Budget: failure.BudgetUser}},

@@ -22,6 +22,7 @@ const (
 	CauseImageUnavailable  ExitCause = "image_unavailable"  // never started
 	CauseImageMismatch     ExitCause = "image_mismatch"     // never started: the content does not match its digest
 	CauseImageNotAllowed   ExitCause = "image_not_allowed"  // never started: the tenant may not run the image
+	CauseImageUnsigned     ExitCause = "image_unsigned"     // never started: a demanded signature is missing
 	CauseBadCommand        ExitCause = "bad_command"        // never started: the executable is not in the image
 	CauseDevice            ExitCause = "device"             // never started: the engine refused the GPUs
 	CauseNetwork           ExitCause = "network"            // never started: the machine had no fit network for it

@@ -32,6 +32,14 @@ var programRules = []Rule{
 		Next: berth.Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
 	},
 	{
+		Name: "image_unsigned", Evidence: EvidencePreparation,
+		Signal: "image: without a signature that the cluster or the tenant demands at the start",
+		Causes: []ExitCause{CauseImageUnsigned},
+		Class:  ClassPermanent, Reason: berth.ReasonImageUnsigned, Says: "{exit}",
+		Hint: "sign the image with one of the keys, or use an image that is signed",
+		Next: berth.Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
+	},
+	{
 		Name: "image_unavailable", Evidence: EvidencePreparation,
 		Signal: "image: no answer, 429, 5xx or no disk space, five times on this machine",
 		Causes: []ExitCause{CauseImageUnavailable},

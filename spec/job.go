@@ -65,14 +65,17 @@ type Resources struct {
 
 // Placement restricts the machines of a job. All conditions must hold.
 type Placement struct {
-	Regions         []string          `json:"regions,omitempty" doc:"any of these regions"`
-	Site            string            `json:"site,omitempty" doc:"any, on_prem or cloud"`
-	Labels          map[string]string `json:"labels,omitempty" doc:"labels that the machine must have"`
-	Constraint      string            `json:"constraint,omitempty" doc:"CEL condition over machine and gpu"`
-	Strategy        string            `json:"strategy,omitempty" doc:"pack fills machines, spread takes the emptiest"`
-	SameLabel       string            `json:"same_label,omitempty" doc:"label with one value for all members"`
-	AvoidMachines   []berth.MachineID `json:"avoid_machines,omitempty" doc:"excluded machines"`
-	MaxPricePerHour float64           `json:"max_price_per_hour,omitempty" doc:"USD; not supported by this version"`
+	Regions       []string          `json:"regions,omitempty" doc:"any of these regions"`
+	Site          string            `json:"site,omitempty" doc:"any, prefer_on_prem, on_prem or cloud"`
+	Labels        map[string]string `json:"labels,omitempty" doc:"labels that the machine must have"`
+	Constraint    string            `json:"constraint,omitempty" doc:"CEL condition over machine and gpu"`
+	Strategy      string            `json:"strategy,omitempty" doc:"pack fills machines, spread takes the emptiest"`
+	SameLabel     string            `json:"same_label,omitempty" doc:"label with one value for all members"`
+	AvoidMachines []berth.MachineID `json:"avoid_machines,omitempty" doc:"excluded machines"`
+	Spot          SpotRule          `json:"spot,omitempty" doc:"spot machines of clouds: never, prefer or only"`
+
+	// MaxPricePerHour bounds the price of one machine, in US dollars. It concerns machines of clouds alone.
+	MaxPricePerHour float64 `json:"max_price_per_hour,omitempty" zero:"above 0" doc:"USD of one machine of a cloud"`
 }
 
 // CheckpointPolicy names the folder of a job's checkpoints, the number to keep, and the
@@ -108,6 +111,9 @@ type Input struct {
 	Endpoint string `json:"endpoint,omitempty" doc:"server of the bucket; default: Amazon's, Google's or Azure's"`
 	Region   string `json:"region,omitempty" doc:"region of the S3 bucket; default us-east-1"`
 	SHA256   string `json:"sha256,omitempty" doc:"expected SHA-256 of an https input"`
+
+	// Residency limits the machines of the job, see ResidencyOf.
+	Residency []string `json:"residency,omitempty" doc:"the machine's region begins with one of these, such as eu"`
 }
 
 // Output is a file or folder that a machine stores after the container has ended.

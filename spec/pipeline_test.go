@@ -50,7 +50,7 @@ func TestPipelinesAreValidated(t *testing.T) {
 	}
 	inner := graph("a")
 	a := inner.Jobs["a"]
-	a.Image, a.Placement.MaxPricePerHour = "", 1
+	a.Image, a.Placement.MaxPricePerHour = "", -1
 	inner.Jobs["a"] = a
 	if got := fmt.Sprint(inner.Validate()); !strings.Contains(got, "jobs.a.image") || !strings.Contains(got, "jobs.a.placement.max_price_per_hour") {
 		t.Errorf("faults of a step are %s", got)

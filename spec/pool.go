@@ -19,6 +19,7 @@ const (
 // is lifted.
 type PoolRules struct {
 	Tenants     []berth.TenantID `json:"tenants,omitempty" doc:"accepted, with all tenants below; unset: all"`
+	Approval    bool             `json:"approval,omitempty" doc:"machines get work only after an approval"`
 	Description string           `json:"description,omitempty"`
 	Version     int64            `json:"version,omitempty" doc:"base of the change; unset: any version"`
 }

@@ -30,6 +30,8 @@ type Quota struct {
 	Budget     *GPUBudget     `json:"budget,omitempty"`
 	Images     []string       `json:"images,omitempty" doc:"registries and repositories of images; default: all"`
 
+	ImageSignatures []SignatureRule `json:"image_signatures,omitempty" doc:"signatures that images must have"`
+
 	SubmitRPS   *float64  `json:"submit_rps,omitempty" doc:"jobs and pipelines submitted per second, over all replicas"`
 	MaxPriority *Priority `json:"max_priority,omitempty" doc:"greatest priority of new jobs; existing jobs keep theirs"`
 
@@ -48,6 +50,7 @@ type Quota struct {
 func (q *Quota) Later() map[string]any {
 	return map[string]any{
 		"submit_rps": &q.SubmitRPS, "max_priority": &q.MaxPriority, "storage": &q.Storage, "images": &q.Images,
+		"image_signatures": &q.ImageSignatures,
 	}
 }
 
@@ -107,6 +110,9 @@ func (q Quota) Validate() []berth.FieldError {
 	v.require(q.Images == nil || len(q.Images) > 0, "images", "is empty, which would allow no image",
 		"at least one registry or repository; leave it out, or set null, to allow all")
 	v.faults = append(v.faults, CheckImageEntries("images", q.Images)...)
+	v.require(q.ImageSignatures == nil || len(q.ImageSignatures) > 0, "image_signatures", "is empty",
+		"at least one rule; leave it out, or set null, to demand no signatures")
+	v.faults = append(v.faults, CheckSignatureRules("image_signatures", q.ImageSignatures)...)
 	if q.Guarantee != nil && q.Limit != nil {
 		within(v, "guarantee.cpus", q.Guarantee.CPUs, q.Limit.CPUs)
 		within(v, "guarantee.memory", q.Guarantee.Memory, q.Limit.Memory)

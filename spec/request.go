@@ -21,7 +21,10 @@ type Request struct {
 	GPUMemoryMiB int64             `json:"gpu_memory_mib,omitempty"`
 	Members      int               `json:"members"`
 	Regions      []string          `json:"regions,omitempty"`
-	Site         string            `json:"site,omitempty"` // "", on_prem or cloud
+	Site         string            `json:"site,omitempty"`      // "", on_prem or cloud
+	Residency    []string          `json:"residency,omitempty"` // see ResidencyOf
+	Spot         SpotRule          `json:"spot,omitempty"`      // of machines of clouds; "": by the policy
+	MaxPrice     float64           `json:"max_price,omitempty"` // US dollars an hour of a machine of a cloud; 0: any
 	Labels       map[string]string `json:"labels,omitempty"`
 	Constraint   string            `json:"constraint,omitempty"` // CEL
 	Strategy     string            `json:"strategy,omitempty"`   // "" (pack) or spread
@@ -31,7 +34,7 @@ type Request struct {
 }
 
 // Request derives the placement request of a spec. The spec must have its defaults filled
-// in. Equal defaults are left out (site any, strategy pack), so that equal jobs share a
+// in. Equal defaults are left out (site any or prefer_on_prem, strategy pack), so that equal jobs share a
 // class.
 func (s Job) Request() Request {
 	r := Request{
@@ -42,6 +45,9 @@ func (s Job) Request() Request {
 		GPUMemoryMiB: int64(s.Resources.GPUMemory),
 		Members:      s.Members,
 		Regions:      s.Placement.Regions,
+		Residency:    ResidencyOf(s.Inputs),
+		Spot:         s.Placement.Spot,
+		MaxPrice:     s.Placement.MaxPricePerHour,
 		Labels:       s.machineLabels(),
 		Constraint:   s.Placement.Constraint,
 		SameLabel:    s.Placement.SameLabel,
@@ -53,7 +59,7 @@ func (s Job) Request() Request {
 	} else if g > 0 {
 		r.GPUs, r.GPUMilli = g.Devices(), 1000
 	}
-	if s.Placement.Site != "any" {
+	if s.Placement.Site == SiteOnPrem || s.Placement.Site == SiteCloud {
 		r.Site = s.Placement.Site
 	}
 	if s.Placement.Strategy == "spread" {

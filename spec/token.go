@@ -47,6 +47,19 @@ type NewJoinToken struct {
 
 	// Machines is a pattern of machine names, in which * stands for any characters.
 	Machines string `json:"machines,omitempty" doc:"names that may join, such as gpu-*; unset: any name"`
+	// Approves lets the machine get work without the approval of an operator, as far as its
+	// capacity is within Most.
+	Approves bool `json:"approves,omitempty" doc:"the machine needs no approval by an operator"`
+	// Most bounds the capacity that the machine may report; nil, or 0 for a resource: no bound.
+	Most *MachineBounds `json:"most,omitempty" doc:"greatest capacity; a machine that reports more waits for approval"`
+}
+
+// MachineBounds is the greatest capacity with which a machine may join. A resource that is 0 has no
+// bound.
+type MachineBounds struct {
+	CPUs   MilliCPU `json:"cpus,omitempty"`
+	Memory MiB      `json:"memory,omitempty"`
+	GPUs   int      `json:"gpus,omitempty"`
 }
 
 // Validate returns all faults of the request at once, or nil.
@@ -57,6 +70,10 @@ func (n NewJoinToken) Validate() []berth.FieldError {
 	// A pattern is valid if it is a valid name once a character replaces each *.
 	v.require(n.Machines == "" || isName(strings.ReplaceAll(n.Machines, "*", "x")), "machines",
 		"is not a pattern of machine names", "1 to 63 of a-z, 0-9, '-' and '*', with no '-' at either end")
+	if n.Most != nil {
+		v.require(n.Most.CPUs >= 0, "most.cpus", "is negative", "0 for no bound, or more")
+		v.require(n.Most.GPUs >= 0, "most.gpus", "is negative", "0 for no bound, or more")
+	}
 	v.require(n.TTL.Std() <= 24*time.Hour, "ttl", "is too long", "at most 24h")
 	v.require(len(n.Labels) <= MaxLabels, "labels", "too many labels", "at most 64")
 	for _, k := range sortedKeys(n.Labels) {

@@ -72,10 +72,9 @@ func (s Job) Validate() []berth.FieldError {
 	return v.faults
 }
 
-// validateUnbuilt refuses fields without effect: fields of pipelines on a job, and fields
-// that this version does not support. To accept a field would promise its effect.
+// validateUnbuilt refuses fields without effect: fields of pipelines on a job. To accept a field would
+// promise its effect.
 func (s Job) validateUnbuilt(v *validation) {
-	const no = "is not supported by this version"
 	validateNeeds(v, s)
 	v.require(s.OnFailure == "", "on_failure", "is only for pipelines and nested pipelines", "leave it out")
 	v.require(s.Jobs == nil, "jobs", "is only for pipelines and their steps",
@@ -84,7 +83,6 @@ func (s Job) validateUnbuilt(v *validation) {
 		"leave it out, or submit a file with kind: pipeline")
 	v.require(!s.Final, "final", "is only for steps of a pipeline",
 		"leave it out, or submit a file with kind: pipeline")
-	v.require(s.Placement.MaxPricePerHour == 0, "placement.max_price_per_hour", no, "leave it out")
 }
 
 // validateEnv checks the variables of the environment and the arguments of the command.
@@ -136,7 +134,8 @@ func (s Job) validateResources(v *validation) {
 // meets them.
 func (s Job) validatePlacement(v *validation) {
 	p := s.Placement
-	v.oneOf("placement.site", p.Site, "any", "on_prem", "cloud")
+	v.oneOf("placement.site", p.Site, SiteAny, SitePreferOnPrem, SiteOnPrem, SiteCloud)
+	validateCloud(v, p, s.Inputs)
 	v.oneOf("placement.strategy", p.Strategy, "pack", "spread")
 	v.require(len(p.Constraint) <= 4096, "placement.constraint", "too long", "at most 4096 bytes")
 	v.require(len(p.Regions) <= 64 && len(p.Labels) <= MaxLabels && len(p.AvoidMachines) <= 256,

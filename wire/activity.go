@@ -46,6 +46,7 @@ var (
 	ActivityStopAttempt   = ofAttempt[bool]("StopAttempt.v1")
 	ActivityEscalate      = orderOf("Escalate.v1")
 	ActivityFire          = ofFire("Fire.v1")
+	ActivityMachine       = NewActivity[MachineInput, MachineStepResult]("Machine.v1")
 	ActivityRun           = NewActivity[RunRequest, RunResult]("Run.v1") // on the queue of the waiters
 )
 

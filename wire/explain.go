@@ -133,6 +133,9 @@ type Plan struct {
 	Blockers       []Blocker  `json:"blockers,omitempty" doc:"all that would keep it from starting"`
 	Priority       []Term     `json:"priority,omitempty" doc:"terms of its order in the queue, the weightiest first"`
 	Fit            Fit        `json:"fit"`
+
+	Offers     []PlanOffer `json:"offers,omitempty" doc:"places for it: machines that exist, then offers of clouds"`
+	OffersNote string      `json:"offers_note,omitempty" doc:"why no offer of a cloud is listed, or how many are not"`
 }
 
 // Explanation is the status of a job with the reasons for it, and with all blockers of its
@@ -152,8 +155,13 @@ type Explanation struct {
 	RunTime        *RunTime    `json:"run_time,omitempty" doc:"predicted, if without time_limit; absent: unknown"`
 	Fit            *Fit        `json:"fit,omitempty" doc:"how the machines stand to it, while it waits"`
 
+	Cloud *CloudNote `json:"cloud,omitempty" doc:"its machines of clouds; absent: none, nor a policy for them"`
+
 	Holders      []Holder `json:"holders,omitempty" doc:"no_room: your jobs that hold the room, the first to end first"`
 	OtherHolders int      `json:"other_holders,omitempty" doc:"no_room: number of other jobs that hold the room"`
+
+	Offers     []PlanOffer `json:"offers,omitempty" doc:"places for it: machines that exist, then offers of clouds"`
+	OffersNote string      `json:"offers_note,omitempty" doc:"why no offer of a cloud is listed, or how many are not"`
 }
 
 // Holder is a running job that holds capacity which a waiting job could use.
@@ -175,7 +183,7 @@ type Blocker struct {
 	Hint    string        `json:"hint,omitempty" doc:"what would have to change"`
 	Jobs    []berth.JobID `json:"jobs,omitempty" doc:"stopping: the jobs that make room; overdue: the job it waits for"`
 
-	Machines []berth.MachineID `json:"machines,omitempty" doc:"machines of engine_silent or egress_open"`
+	Machines []berth.MachineID `json:"machines,omitempty" doc:"machines of engine_silent, egress_open or maintenance"`
 }
 
 // Term is one value that the position of a job in the queue depends on.

@@ -60,6 +60,7 @@ type Job struct {
 	Progress    *berth.Progress    `json:"progress,omitempty"`
 	Stage       *JobStage          `json:"stage,omitempty" doc:"while scheduled: present step on the job's machines"`
 	Attempts    []berth.Attempt    `json:"attempts,omitempty"`
+	Cost        *float64           `json:"cost,omitempty" doc:"US dollars, of all attempts; absent: no cloud machine"`
 	Hangs       []failure.Hang     `json:"hangs,omitempty" doc:"attempts that ended by a hang, with the evidence"`
 	Checkpoints []berth.Checkpoint `json:"checkpoints,omitempty"`
 }
@@ -78,6 +79,19 @@ type StartPoint struct {
 	Attempt int         `json:"attempt" doc:"attempt of that job that saved the step"`
 	Step    int64       `json:"step"`
 	Members int         `json:"-"` // whose parts the checkpoint has
+}
+
+// AddCost sets Cost to the sum of the costs of the attempts, if any has one.
+func (j *Job) AddCost() {
+	for _, a := range j.Attempts {
+		if a.Cost == nil {
+			continue
+		}
+		if j.Cost == nil {
+			j.Cost = new(float64)
+		}
+		*j.Cost += *a.Cost
+	}
 }
 
 // RankBest sets Best on the checkpoints that checkpoint.keep_best keeps.

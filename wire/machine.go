@@ -32,7 +32,7 @@ const MachineDrained berth.MachineState = "drained"
 // Machine is the API's document of a machine.
 type Machine struct {
 	ID       berth.MachineID    `json:"id"`
-	State    berth.MachineState `json:"state" doc:"joining, ready, suspect, draining, drained, lost or retired"`
+	State    berth.MachineState `json:"state" doc:"joining, pending, ready, suspect, draining, drained, lost, retired"`
 	StateAt  *time.Time         `json:"state_at,omitempty" doc:"start of the state; of drained: of the drain"`
 	Reason   string             `json:"reason,omitempty"`
 	Epoch    int64              `json:"epoch"`
@@ -60,6 +60,13 @@ type Machine struct {
 	// agent; nil: it answers. Meanwhile the machine gets no new work, and Reason contains
 	// this fact.
 	EngineSilentSince *time.Time `json:"engine_silent_since,omitempty"`
+
+	// Maintenance is the next or present maintenance window; nil: none.
+	Maintenance *MachineMaintenance `json:"maintenance,omitempty"`
+
+	// Approval describes the equipment of a machine that waits or waited for an approval; nil: the
+	// machine never needed one.
+	Approval *Approval `json:"approval,omitempty"`
 
 	// Images are container images in the machine's store, largest first, as far as recent jobs
 	// of the caller name them. Set only where one machine is shown.

@@ -10,7 +10,7 @@ import (
 )
 
 // The agent protocol: the calls of a machine's agent to the API over HTTPS. Each
-// call carries the machine's own token, which identifies the machine.
+// call but join and renew carries the machine's own token, which identifies the machine.
 
 // Headers of calls with the content of an object or a log as their body. They name the
 // session of the call; the server stores nothing for a session that has ended.
@@ -29,6 +29,10 @@ const (
 // refuses their claims of a job that needs it.
 const HeaderSources = "Berth-Sources"
 
+// HeaderSignatures is set, to 1, in a claim by an agent that verifies signatures of images. The server
+// withholds work that needs a signature from other agents.
+const HeaderSignatures = "Berth-Signatures"
+
 // JoinRequest exchanges a join token for a machine's own token. The join token is the
 // bearer token of the call, so that the server checks it before it reads the body.
 type JoinRequest struct {
@@ -38,10 +42,13 @@ type JoinRequest struct {
 	Machine berth.MachineID `json:"machine"`
 }
 
-// JoinResponse holds a machine's permanent credentials. The token is shown once.
+// JoinResponse holds a machine's first credential. The token is shown once.
 type JoinResponse struct {
 	Token   string `json:"token"`
 	Cluster string `json:"cluster"`
+	// TTLSeconds is the time until the end of the token. 0: the token has no end and is bound to no
+	// key, since the agent sent none or the server is older than keys.
+	TTLSeconds int `json:"ttl_seconds,omitempty"`
 }
 
 // RegisterRequest opens an agent's session.
@@ -100,6 +107,7 @@ type SyncRequest struct {
 
 	Watermark    StoredWatermark `json:"-"` // as in RegisterRequest
 	EngineSilent time.Duration   `json:"-"` // a header, see internal/lib/enginesilence; 0: the container engine answers
+	CloudNotice  *CloudNotice    `json:"-"` // sent as HeaderCloudNotice; nil: none, or a confirmed one
 }
 
 // CacheReport lists the job data on a machine: the largest entries of its cache and
@@ -131,6 +139,8 @@ type SyncResponse struct {
 	Stale     []berth.AllocationID `json:"stale,omitempty"`
 	Refused   []Refused            `json:"refused,omitempty"`
 	Watermark *Watermark           `json:"watermark,omitempty"` // as in RegisterResponse
+	// Noticed confirms that the CloudNotice of the call is stored, by its String.
+	Noticed string `json:"noticed,omitempty"`
 }
 
 // Refused is a part of a call that the database rejects, such as a report that breaks a
@@ -232,6 +242,7 @@ type Claim struct {
 	Inputs        []ClaimInput       `json:"inputs,omitempty"`         // content of inputs that are outputs of jobs
 	InputLogins   []spec.SecretValue `json:"input_logins,omitempty"`   // only to fetch inputs
 	Volumes       []spec.Volume      `json:"volumes,omitempty"`        // that the tenant may read, if the job reads any
+	Signatures    []SignatureDemand  `json:"signatures,omitempty"`     // of the image; all must be fulfilled
 	Withheld      *Withheld          `json:"withheld,omitempty"`       // reason why the work cannot start
 	Phase         berth.Phase        `json:"phase,omitempty"`          // the last recorded one, for a restarted agent
 	Peers         []Peer             `json:"peers,omitempty"`          // members of a gang by rank, this one included
@@ -247,6 +258,12 @@ type ClaimInput struct {
 type Login struct {
 	Username spec.Sensitive `json:"username"`
 	Password spec.Sensitive `json:"password"`
+}
+
+// SignatureDemand asks for a signature of a job's image. One signature by one of the keys fulfils it.
+type SignatureDemand struct {
+	Whose string   `json:"whose"` // author of the demand: the cluster, or a tenant
+	Keys  []string `json:"keys"`  // in PEM, see spec.ParseSignatureKey
 }
 
 // Withheld is the reason for a claim without the secrets that its job names. An agent starts no

@@ -14,6 +14,7 @@ type Waiting struct {
 	Reserved       bool       `json:"reserved,omitempty" doc:"its start is reserved: no later job delays it"`
 	EstimatedBy    EstimateBy `json:"estimated_by,omitempty" doc:"source of estimated_start: limits or run_times"`
 	AsOf           *time.Time `json:"as_of,omitempty" doc:"time of the reading of the queue; absent: no reading used"`
+	Cloud          *CloudNote `json:"cloud,omitempty" doc:"its machines of clouds; absent: none, nor a policy for them"`
 }
 
 // EstimateBy is the source of an estimated start.

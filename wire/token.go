@@ -37,14 +37,17 @@ type TokenEvent struct {
 // cluster, once. Secret is returned once, at the token's creation. UsedBy and UsedAt are
 // nil until then.
 type JoinToken struct {
-	ID        string            `json:"id"`
-	Pool      string            `json:"pool,omitempty"`
-	Labels    map[string]string `json:"labels,omitempty"`
-	Machines  string            `json:"machines,omitempty" doc:"pattern of the names that may join; unset: any name"`
-	CreatedBy string            `json:"created_by"`
-	CreatedAt time.Time         `json:"created_at"`
-	ExpiresAt time.Time         `json:"expires_at"`
-	UsedBy    *berth.MachineID  `json:"used_by,omitempty"`
-	UsedAt    *time.Time        `json:"used_at,omitempty"`
-	Secret    string            `json:"token,omitempty" doc:"shown once, when the token is made"`
+	ID       string            `json:"id"`
+	Pool     string            `json:"pool,omitempty"`
+	Labels   map[string]string `json:"labels,omitempty"`
+	Machines string            `json:"machines,omitempty" doc:"pattern of the names that may join; unset: any name"`
+	Approves bool              `json:"approves,omitempty" doc:"the machine needs no approval by an operator"`
+	// Most bounds the capacity of the machine; nil: nothing does.
+	Most      *spec.MachineBounds `json:"most,omitempty" doc:"greatest capacity of the machine; unset: no bound"`
+	CreatedBy string              `json:"created_by"`
+	CreatedAt time.Time           `json:"created_at"`
+	ExpiresAt time.Time           `json:"expires_at"`
+	UsedBy    *berth.MachineID    `json:"used_by,omitempty"`
+	UsedAt    *time.Time          `json:"used_at,omitempty"`
+	Secret    string              `json:"token,omitempty" doc:"shown once, when the token is made"`
 }

@@ -20,6 +20,9 @@ type Use struct {
 	CPUMilli  int64    `json:"cpu_milli" doc:"thousandths of a core that jobs use, over the last seconds"`
 	MemoryMiB int64    `json:"memory_mib" doc:"memory of jobs, without reclaimable cache"`
 	GPUs      []GPUNow `json:"gpus,omitempty" doc:"the devices that could be measured"`
+
+	// DiskFree is nil from agents of before this field, and where no file system could be measured.
+	DiskFree *float64 `json:"disk_free,omitempty" doc:"smallest free share of the disks of jobs and images, 0 to 1"`
 }
 
 // GPUNow is the measured use of one device.
@@ -45,6 +48,9 @@ func (u Use) Valid() error {
 	if u.CPUMilli < 0 || u.CPUMilli > most || u.MemoryMiB < 0 || u.MemoryMiB > most || len(u.GPUs) > 1024 {
 		return berth.Errorf(berth.CodeInvalid, "use: %d m of CPU, %d MiB and %d GPUs; allowed: 0 to %d, and 1024 GPUs",
 			u.CPUMilli, u.MemoryMiB, len(u.GPUs), int64(most))
+	}
+	if u.DiskFree != nil && !(*u.DiskFree >= 0 && *u.DiskFree <= 1) {
+		return berth.Errorf(berth.CodeInvalid, "use: disk_free %g is out of range; allowed: 0 to 1", *u.DiskFree)
 	}
 	for _, g := range u.GPUs {
 		if g.Busy != nil && !(*g.Busy >= 0 && *g.Busy <= 1) ||
