@@ -135,9 +135,10 @@ type presentMachine struct {
 	fences       bool // it can run at_most_one jobs
 	engineSilent bool // its container engine does not respond
 	free         berth.Capacity
-	healed       map[int]int64 // by index: free thousandths of each healthy device; nil: no GPU asked for
-	sharers      sharers       // of its devices; nil: no decision asks for a share that is one tenant's
-	kept         []Nomination  // nominations on this machine whose room is free already
+	healed       map[int]int64  // by index: free thousandths of each healthy device; nil: no GPU asked for
+	sharers      sharers        // of its devices; nil: no decision asks for a share that is one tenant's
+	window       *presentWindow // in which the machine gets no work; nil: none
+	kept         []Nomination   // nominations on this machine whose room is free already
 	ports        ports
 }
 
@@ -169,6 +170,7 @@ func lockForStarts(ctx context.Context, conn *pgx.Conn, term Term, starts []bert
 		p.queueSharers(&batch, ids.withShares)
 	}
 	p.queuePools(&batch, starts)
+	p.queueWindows(&batch, ids.machines)
 	// After the machines: a writer of a nomination holds the lock of its machine.
 	p.queueNominations(&batch, ids.machines)
 	p.queuePorts(&batch, starts)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"berth"
 )
@@ -51,6 +52,11 @@ func (p *present) take(s berth.Start) error {
 		if pool, closed := p.closed[poolSite{s.Job, r.Machine}]; closed {
 			p.give(s.Ranks[:i])
 			return fmt.Errorf("member %d on %s: pool %s does not take jobs of this tenant", i, r.Machine, pool)
+		}
+		if w := p.machines[r.Machine].window; w != nil {
+			p.give(s.Ranks[:i])
+			return fmt.Errorf("member %d on %s: the machine is in maintenance window %d until %s", i, r.Machine, w.id,
+				w.until.UTC().Format(time.RFC3339))
 		}
 		if err := p.machines[r.Machine].take(r, s.Job, j.atMostOne); err != nil {
 			p.give(s.Ranks[:i])

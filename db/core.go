@@ -27,10 +27,13 @@ type core struct {
 	halfLife   time.Duration // after which past usage counts half; 0: it does not count
 	entry      time.Duration // Options.EntryPenalty
 	leaderIdle time.Duration // Options.LeaderIdle
-	renewals   *renewals
-	sessions   *sessions
-	heard      *gather[heardFrom, struct{}] // machines to change from suspect back to ready
-	ends       ends
+
+	credentialTTL time.Duration // Options.CredentialTTL
+
+	renewals *renewals
+	sessions *sessions
+	heard    *gather[heardFrom, struct{}] // machines to change from suspect back to ready
+	ends     ends
 
 	incarnations incarnations
 }

@@ -2,6 +2,7 @@ package db
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -36,6 +37,10 @@ type Options struct {
 	// the server ends it. 0: one second. A leader that freezes inside a transaction keeps
 	// every other process from taking the lead until then. Only tests set a longer time.
 	LeaderIdle time.Duration
+
+	// CredentialTTL is the lifetime of a machine's credential. 0: CredentialTTL. Only tests set
+	// another one.
+	CredentialTTL time.Duration
 }
 
 // vitalConns is the size of the pool for liveness writes: renewals of machine leases, and the
@@ -74,6 +79,9 @@ func Open(ctx context.Context, url string, o Options) (*DB, error) {
 	}
 	if o.LeaderIdle == 0 {
 		o.LeaderIdle = leaderIdle
+	}
+	if o.CredentialTTL == 0 {
+		o.CredentialTTL = CredentialTTL
 	}
 	cfg, err := pgxpool.ParseConfig(url)
 	if err != nil {
@@ -124,6 +132,7 @@ func Open(ctx context.Context, url string, o Options) (*DB, error) {
 	c := &core{
 		pool: pool, vital: vital, turns: turns, log: o.Logger,
 		halfLife: max(0, o.HalfLife), entry: o.EntryPenalty, leaderIdle: o.LeaderIdle,
+		credentialTTL: o.CredentialTTL,
 	}
 	c.hub = newHub(pool, o.Logger)
 	c.renewals, c.sessions = newRenewals(c), newSessions(c)
@@ -252,4 +261,14 @@ func Unverified(database string) string {
 		}
 	}
 	return ""
+}
+
+// ClientCertificates returns the certificates that a connection string makes the client show, none for most of
+// them and for an invalid string.
+func ClientCertificates(database string) []tls.Certificate {
+	config, err := pgconn.ParseConfig(database)
+	if err != nil || config.TLSConfig == nil {
+		return nil
+	}
+	return config.TLSConfig.Certificates
 }

@@ -26,12 +26,18 @@
 //	Retries     array_runs retry
 //	Schedules   clocks fire schedules schedules_apply
 //	Queue       commit explain feed preempt repair
-//	Machines    blame egress engine machine_history machines_read machines_write prune reap
+//	Machines    approvals blame egress engine fleet_use machine_history machines_read machines_write prune reap
 //	Pools       pools
-//	Agents      claim fix_image machine_use register report report_refused stages stall_report sync
+//	Launches    launches launches_breakers launches_prune launches_read launches_sweep
+//	Scaling     scaling scaling_idle scaling_notes scaling_quote
+//	Burst       burst
+//	Offers      offers
+//	Spend       spend spend_usage
+//	Maintenance maintenance maintenance_pass maintenance_write
+//	Agents      claim cloud_notice fix_image machine_use register report report_refused stages stall_report sync
 //	Tenants     submit_leases tenants_read tenants_write usage
 //	Storage     storage
-//	Tokens      first_token reset_token token_events tokens tokens_own
+//	Tokens      credentials first_token reset_token returns token_events tokens tokens_own
 //	JoinTokens  join join_tokens
 //	Secrets     secrets
 //	Objects     checkpoints checkpoints_kept inputs objects outputs prune_outputs storage_refused
@@ -46,8 +52,15 @@
 // # Locks
 //
 // The one rule to know is the lock order, everywhere: leases, schedules, jobs, allocations by
-// id, machines by id, pools, gpu_devices by machine and index, machine_caches and machine_leases by
-// machine id, nominations, uploads by tenant and address, secrets, tenants by id, job_sessions.
+// id, maintenance by id, machines by id, pools, gpu_devices by machine and index, machine_caches
+// and machine_leases by machine id, maintenance_machines, nominations, uploads by tenant and
+// address, secrets, tenants by id, job_sessions. Burst_policies by tenant come before launches. Launches come
+// after allocations and before join_tokens, and both before machines. Spend by tenant and day comes after
+// everything but pool_spend by pool and day, which follows it, pruned_spend, and breakers, which come last. A
+// transaction settles one launch, since the next one's spend would come after this one's pool_spend. The advisory
+// lock of an offering comes after launches and before join_tokens.
+// After machines come tokens by id, and then machine_keys. A renewal locks its key alone, and touches no
+// token that another transaction has locked.
 //
 // Of jobs, first pipelines and arrays by id, and then the other ones by id: a parent comes
 // before its elements, also where its id is the higher one.

@@ -119,7 +119,7 @@ func (d *Attempts) AnnounceDrains(ctx context.Context, term Term, limit int) (in
 			if err != nil || job.Attempt != ref.Attempt || !job.State.HoldsCapacity() {
 				return err
 			}
-			hints, err = announceDrain(ctx, tx, job)
+			hints, err = announcement{job: job.ID, attempt: job.Attempt, actor: "leader", save: true}.write(ctx, tx)
 			return err
 		})
 		if err != nil {
@@ -156,18 +156,31 @@ func (m drained) text() string {
 	return text + "the job is moved to another machine at " + m.Deadline.UTC().Format(time.RFC3339)
 }
 
-// announceDrain notifies one locked job of the drains of its machines.
-func announceDrain(ctx context.Context, tx pgx.Tx, job lockedJob) (touched, error) {
+// announcement notifies one locked job of the drains of its machines.
+type announcement struct {
+	job     berth.JobID
+	attempt int
+	actor   string          // of the events
+	save    bool            // members of a job with checkpoint.interval are ordered to save
+	only    berth.MachineID // "": all its machines
+}
+
+// write stores the announcement.
+func (a announcement) write(ctx context.Context, tx pgx.Tx) (touched, error) {
 	rows, err := tx.Query(ctx, `
 		UPDATE allocations a
 		SET drain_notice = m.drain_notice,
-			orders = CASE WHEN s.saves THEN a.orders || jsonb_build_object('save', m.drain_notice) ELSE a.orders END
+			orders = CASE
+				WHEN s.saves AND @save THEN a.orders || jsonb_build_object('save', m.drain_notice)
+				ELSE a.orders
+			END
 		FROM machines m, (
 			SELECT coalesce(spec -> 'checkpoint' ? 'interval' AND spec -> 'checkpoint' ? 'signal', false) AS saves
 			FROM job_specs WHERE job = @job) s
-		WHERE a.job = @job AND a.attempt = @attempt AND m.id = a.machine_id AND `+unannounced+`
+		WHERE a.job = @job AND a.attempt = @attempt AND m.id = a.machine_id
+		  AND (@only = '' OR m.id = @only) AND `+unannounced+`
 		RETURNING a.rank, m.id, coalesce(m.drain_reason, ''), m.drain_deadline`,
-		pgx.NamedArgs{"job": job.ID, "attempt": job.Attempt})
+		pgx.NamedArgs{"job": a.job, "attempt": a.attempt, "save": a.save, "only": string(a.only)})
 	if err != nil {
 		return touched{}, err
 	}
@@ -176,21 +189,21 @@ func announceDrain(ctx context.Context, tx pgx.Tx, job lockedJob) (touched, erro
 		return touched{}, err
 	}
 	slices.SortFunc(list, func(a, b drained) int { return cmp.Compare(a.Rank, b.Rank) })
-	hints := touched{job: job.ID}
+	hints := touched{job: a.job}
 	for _, m := range list {
 		// Several members on one machine are one event.
 		if slices.Contains(hints.machines, m.Machine) {
 			continue
 		}
 		hints.machines = append(hints.machines, m.Machine)
-		err := addEvent(ctx, tx, job.ID, wire.Event{
-			Kind: wire.EventDraining, Attempt: job.Attempt, Actor: "leader", Detail: m.text(),
+		err := addEvent(ctx, tx, a.job, wire.Event{
+			Kind: wire.EventDraining, Attempt: a.attempt, Actor: a.actor, Detail: m.text(),
 			Facts: &wire.EventFacts{Machine: m.Machine, Deadline: m.Deadline},
 		})
 		if err != nil {
 			return hints, err
 		}
-		if err := callDraining(ctx, tx, job.ID, m); err != nil {
+		if err := callDraining(ctx, tx, a.job, m); err != nil {
 			return hints, err
 		}
 	}

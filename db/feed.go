@@ -87,6 +87,9 @@ type PoolMachine struct {
 	XID     uint64 // of the transaction that wrote it last
 
 	EngineSilentSince *time.Time // when its container engine stopped responding; nil: it responds
+
+	Market string  // of its launch: on_demand or spot; "": Berth did not launch it
+	Price  float64 // of its launch, US dollars an hour; 0: unknown
 }
 
 // PoolGPU is a device with its current use.
@@ -167,11 +170,16 @@ const asleep = `
 		WHERE v.job = e.victim AND v.attempt = e.victim_attempt AND v.machine_id = e.machine_id
 		  AND v.state IN ('reserved', 'active', 'orphaned')))`
 
-// poolMachineColumns are the columns of a machine m, in the order of collectMachines.
+// poolMachineColumns are the columns of a machine m, in the order of collectMachines. The launch of a machine exists
+// before the machine joins, and its market and price do not change afterwards, so changes of the machine's row suffice.
 const poolMachineColumns = `
 	m.id, m.epoch, m.state, m.pool, m.region, m.site, m.labels,
 	m.cpu_m, m.mem_mb, m.disk_mb, m.gpu_milli, m.cpu_m_used, m.mem_mb_used, m.disk_mb_used, m.gpu_milli_used,
-	m.fence_ms > 0, m.network, m.reason, m.engine_silent_since, m.xid`
+	m.fence_ms > 0, m.network, m.reason, m.engine_silent_since, m.xid,
+	coalesce((SELECT l.market FROM launches l WHERE l.machine = m.id AND l.state NOT IN ('gone', 'failed')
+		ORDER BY l.n DESC LIMIT 1), ''),
+	coalesce((SELECT l.price FROM launches l WHERE l.machine = m.id AND l.state NOT IN ('gone', 'failed')
+		ORDER BY l.n DESC LIMIT 1), 0)`
 
 // feedPosition selects Changes.Next, End and Now.
 const feedPosition = `
@@ -370,7 +378,7 @@ func collectMachines(rows pgx.Rows, into *[]PoolMachine) error {
 		if err := rows.Scan(&m.ID, &m.Epoch, &m.State, &m.Pool, &m.Region, &m.Site, &m.Labels,
 			&m.Total.CPUMilli, &m.Total.MemoryMiB, &m.Total.DiskMiB, &m.Total.GPUMilli,
 			&m.Used.CPUMilli, &m.Used.MemoryMiB, &m.Used.DiskMiB, &m.Used.GPUMilli, &m.Fences, &m.Network,
-			&m.Reason, &m.EngineSilentSince, &m.XID); err != nil {
+			&m.Reason, &m.EngineSilentSince, &m.XID, &m.Market, &m.Price); err != nil {
 			return fmt.Errorf("read machine: %w", err)
 		}
 		*into = append(*into, m)

@@ -121,15 +121,18 @@ func quarantine(ctx context.Context, tx pgx.Tx, machine berth.MachineID, gpus []
 }
 
 // closeMachine drains a machine for its agent, which knows the reason. Running work continues; an
-// operator undrains the machine. A machine that is already draining keeps the reason of that drain.
+// operator undrains the machine. A machine that is already draining keeps the reason of that drain,
+// except for the drain of a maintenance window: its end would return the machine. Its deadline stays.
 func closeMachine(ctx context.Context, tx pgx.Tx, machine berth.MachineID, reason string) error {
 	if err := actAs(ctx, tx, AgentActor(machine)); err != nil {
 		return fmt.Errorf("quarantine machine %s: %w", machine, err)
 	}
 	_, err := tx.Exec(ctx, `
 		UPDATE machines
-		SET state = 'draining', reason = @reason, drain_reason = @reason, drain_deadline = NULL
-		WHERE id = @machine AND state IN ('joining', 'ready', 'suspect')`,
+		SET state = 'draining', reason = @reason, drain_reason = @reason,
+			drain_deadline = CASE WHEN state = 'draining' THEN drain_deadline END
+		WHERE id = @machine AND (state IN ('joining', 'ready', 'suspect')
+			OR state = 'draining' AND drain_actor LIKE 'maintenance:%')`,
 		pgx.NamedArgs{"machine": machine, "reason": reason})
 	if err != nil {
 		return fmt.Errorf("quarantine machine %s: %w", machine, err)

@@ -25,6 +25,7 @@ const (
 	TopicClock     Topic = "clock"     // key: schedule id; Temporal's schedule must be updated, or a fire is due
 	TopicPoke      Topic = "poke"      // key: job id; its workflow must read the row; the writer's process signals it
 	TopicAdmission Topic = "admission" // key: none; new work was paused or resumed
+	TopicLaunch    Topic = "launch"    // key: machine id; the workflow of its launch must read the row
 	TopicEnd       Topic = "end"       // key: allocation id; its end is stored and sealed
 )
 

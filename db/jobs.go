@@ -94,6 +94,7 @@ var fullDocument = jobDocument + ` || jsonb_strip_nulls(jsonb_build_object(
 					'placed_at', t.placed_at, 'started_at', t.started_at, 'ended_at', t.ended_at,
 					'resume_from', t.resume_from, 'last_step', t.last_step, 'outcome', t.outcome,
 					'next', t.next_state, 'exit_code', t.exit_code,
+					'cost', attempt_cost(t.job, t.attempt),
 					'measured', (
 						SELECT jsonb_agg(a.exit -> 'measured' ORDER BY a.rank)
 						FROM allocations a WHERE a.job = t.job AND a.attempt = t.attempt AND a.exit ? 'measured'),
@@ -165,6 +166,7 @@ func getJob(ctx context.Context, d *core, tenant berth.TenantID, id berth.JobID)
 	}
 	job, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[wire.Job])
 	job.RankBest()
+	job.AddCost()
 	if err != nil || job.ArrayIndex == nil {
 		return job, mapError(err, "job "+string(id))
 	}

@@ -3,16 +3,18 @@ package db
 import (
 	"bytes"
 	"context"
+	"crypto/ed25519"
 	"crypto/subtle"
 	"errors"
 
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/wire"
 )
 
 // SlugMachineExists is the stable code for a join under a name in use.
-const SlugMachineExists = "machine_exists"
+const SlugMachineExists = wire.SlugMachineExists
 
 // Join exchanges a join token for a machine token, returned once, and marks the join token
 // used. Earlier tokens of the machine are revoked. A machine name is free if the name is new,
@@ -23,8 +25,27 @@ const SlugMachineExists = "machine_exists"
 // changed boot id as proof of a reboot, and declares every container of the machine gone. A
 // second host under the same name has another boot id as well: the first host would count as
 // rebooted while its containers still run.
+//
+// The machine token has no end, and is bound to no key; see JoinWithKey.
 func (d *JoinTokens) Join(
 	ctx context.Context, joinToken string, machine berth.MachineID,
+) (token, cluster string, err error) {
+	return d.join(ctx, joinToken, machine, nil)
+}
+
+// JoinWithKey is Join for an agent with a key, whose possession the caller has verified. The
+// machine token ends after the lifetime of credentials, and the key renews it.
+func (d *JoinTokens) JoinWithKey(
+	ctx context.Context, joinToken string, machine berth.MachineID, key ed25519.PublicKey,
+) (answer wire.JoinResponse, err error) {
+	answer.Token, answer.Cluster, err = d.join(ctx, joinToken, machine, key)
+	answer.TTLSeconds = seconds(d.credentialTTL)
+	return answer, err
+}
+
+// join implements Join and JoinWithKey.
+func (d *JoinTokens) join(
+	ctx context.Context, joinToken string, machine berth.MachineID, key ed25519.PublicKey,
 ) (token, cluster string, err error) {
 	joinID, sum, ok := tokenID(joinTokenPrefix, joinToken)
 	if !ok {
@@ -41,14 +62,13 @@ func (d *JoinTokens) Join(
 		if err := takeMachineName(ctx, tx, args); err != nil {
 			return err
 		}
-		_, err := tx.Exec(ctx, `
-			WITH old AS (
-				UPDATE tokens SET revoked_at = now()
-				WHERE machine_id = @machine AND revoked_at IS NULL
-			)
-			INSERT INTO tokens (id, tenant, name, role, machine_id, sha256)
-			VALUES (@id, '', @name, 'machine', @machine, @hash)`, args)
-		if err != nil {
+		if err := bindToToken(ctx, tx, args); err != nil {
+			return err
+		}
+		if err := revokeTokensOf(ctx, tx, machine); err != nil {
+			return err
+		}
+		if err := firstCredential(ctx, tx, key, d.credentialTTL, args); err != nil {
 			return err
 		}
 		return tx.QueryRow(ctx, `SELECT id FROM cluster`).Scan(&cluster)

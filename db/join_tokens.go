@@ -15,6 +15,7 @@ const JoinTokenTTL = 10 * time.Minute
 
 const joinTokenDocument = `jsonb_strip_nulls(jsonb_build_object(
 			'id', id, 'pool', pool, 'labels', labels, 'machines', nullif(machines, ''),
+			'approves', nullif(approves, false), 'most', most,
 			'created_by', created_by, 'created_at', created_at,
 			'expires_at', expires_at, 'used_by', used_by, 'used_at', used_at))`
 
@@ -24,13 +25,18 @@ func (d *JoinTokens) Create(ctx context.Context, n spec.NewJoinToken, actor stri
 	if n.TTL == 0 {
 		n.TTL = spec.Duration(JoinTokenTTL)
 	}
+	if n.Most != nil && *n.Most == (spec.MachineBounds{}) {
+		n.Most = nil
+	}
 	id, text, sum := mintToken(joinTokenPrefix)
 	rows, err := d.pool.Query(ctx, `
-		INSERT INTO join_tokens (id, sha256, pool, labels, machines, created_by, expires_at)
-		VALUES (@id, @sha256, @pool, @labels, @machines, @actor, now() + @ttl_ms::bigint * interval '1 millisecond')
+		INSERT INTO join_tokens (id, sha256, pool, labels, machines, approves, most, created_by, expires_at)
+		VALUES (@id, @sha256, @pool, @labels, @machines, @approves, @most, @actor,
+			now() + @ttl_ms::bigint * interval '1 millisecond')
 		RETURNING `+joinTokenDocument,
 		pgx.NamedArgs{"id": id, "sha256": sum, "pool": n.Pool, "labels": nonNil(n.Labels),
-			"machines": n.Machines, "actor": actor, "ttl_ms": n.TTL.Std().Milliseconds()})
+			"machines": n.Machines, "approves": n.Approves, "most": n.Most, "actor": actor,
+			"ttl_ms": n.TTL.Std().Milliseconds()})
 	if err != nil {
 		return wire.JoinToken{}, mapError(err, "join token")
 	}

@@ -196,3 +196,28 @@ func TestGraceFollowsAGapAndNothingElse(t *testing.T) {
 		t.Error("no grace after a gap")
 	}
 }
+
+// The metric of a present leader follows the lease by the database's clock.
+func TestPopulationKnowsWhetherAProcessLeads(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	led := func() bool {
+		t.Helper()
+		p, err := s.db.Cluster.Population(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p.Led
+	}
+	if led() {
+		t.Error("led before the first leader")
+	}
+	s.term()
+	if !led() {
+		t.Error("not led while a process has the lease")
+	}
+	mustExec(t, s.pool, `UPDATE leases SET expires_at = now() - interval '1 s'`)
+	if led() {
+		t.Error("led after the end of the lease")
+	}
+}

@@ -80,7 +80,9 @@ func (h *History) Cluster(ctx context.Context) (history.Cluster, error) {
 					SELECT tenant, kind, 0, amount FROM stored_rows
 				) x
 				GROUP BY tenant, kind
-			) s), '[]'), 'tenants', coalesce((SELECT jsonb_agg(to_jsonb(t) ORDER BY t.seq) FROM tenant_log t), '[]'))
+			) s), '[]'), 'tenants', coalesce((SELECT jsonb_agg(to_jsonb(t) ORDER BY t.seq) FROM tenant_log t), '[]'),
+			'incarnation', c.incarnation)
+			|| `+launchRecords+`
 		FROM cluster c`)
 	return c, mapError(err, "cluster")
 }
@@ -296,6 +298,11 @@ func (h *History) Holdings(ctx context.Context, since time.Time, each func(histo
 func (h *History) machine(ctx context.Context, id berth.MachineID) (history.Machine, error) {
 	return document1[history.Machine](ctx, h.tx, `
 		SELECT to_jsonb(m) || jsonb_build_object(
+			'windows', (SELECT jsonb_agg(jsonb_build_object('id', x.id, 'closes_at', w.closes_at, 'ends_at', w.ends_at,
+					'updated_at', x.updated_at) ORDER BY x.id)
+				FROM maintenance_machines w
+				JOIN maintenance x ON x.id = w.maintenance
+				WHERE w.machine_id = m.id AND w.state <> 'canceled'),
 			'gpus', coalesce((SELECT jsonb_agg(to_jsonb(g) ORDER BY g.idx) FROM gpu_devices g
 				WHERE g.machine_id = m.id), '[]'),
 			'events', coalesce((SELECT jsonb_agg(to_jsonb(e) ORDER BY e.seq) FROM machine_events e

@@ -3,7 +3,11 @@ package db_test
 import (
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
 	"berth"
+	"berth/db"
 	"berth/wire"
 )
 
@@ -57,11 +61,55 @@ func TestUseThatNoMachineHasIsRefused(t *testing.T) {
 	for _, bad := range []wire.Use{
 		{CPUMilli: -1}, {MemoryMiB: 1 << 50}, {GPUs: []wire.GPUNow{{UUID: "GPU-1", Busy: &much}}},
 		{GPUs: []wire.GPUNow{{UUID: "GPU-1", MemoryMiB: &negative}}}, {GPUs: []wire.GPUNow{{}}},
-		{GPUs: make([]wire.GPUNow, 2000)},
+		{GPUs: make([]wire.GPUNow, 2000)}, {DiskFree: &much},
 	} {
 		err := s.db.Agents.ReportUse(t.Context(), a.machine, wire.UseReport{AgentBoot: a.boot, Epoch: a.epoch, Use: bad})
 		if berth.CodeOf(err) != berth.CodeInvalid {
 			t.Errorf("%+v: %v", bad, err)
 		}
 	}
+}
+
+// The use of the fleet counts machines in contact, while their reports are recent.
+func TestUseOfTheFleet(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	a, _ := s.register("host1", "agent1")
+	mustExec(t, s.pool, `DELETE FROM gpu_devices`)
+	mustExec(t, s.pool, `INSERT INTO gpu_devices (machine_id, idx, uuid, model, mem_mb)
+		SELECT $1, i, 'GPU-' || i, CASE WHEN i < 2 THEN 'A100' ELSE 'L4' END, 1 FROM generate_series(0, 2) i`, a.machine)
+	shows := func(want db.FleetUse, when string) {
+		t.Helper()
+		got, err := s.db.Machines.FleetUse(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
+			t.Errorf("%s the use is (-want +got):\n%s", when, diff)
+		}
+	}
+	half, quarter, full := 0.5, 0.25, 0.0
+	for _, c := range []struct {
+		use  wire.Use
+		want db.FleetUse
+		when string
+	}{
+		{wire.Use{CPUMilli: 1500, MemoryMiB: 7}, db.FleetUse{CPUMilli: 1500, MemoryMiB: 7}, "without disk and GPUs"},
+		{wire.Use{DiskFree: &full, GPUs: []wire.GPUNow{{UUID: "GPU-0", Busy: &half}, {UUID: "GPU-1", Busy: &quarter},
+			{UUID: "GPU-2"}, {UUID: "GPU-9", Busy: &half}}},
+			db.FleetUse{BusyGPUs: map[string]float64{"A100": 0.75}, FreeDisk: map[berth.MachineID]float64{a.machine: 0}},
+			"with a full disk, a device that was not measured and one that is not known"},
+	} {
+		err := s.db.Agents.ReportUse(t.Context(), a.machine,
+			wire.UseReport{AgentBoot: a.boot, Epoch: a.epoch, Use: c.use})
+		if err != nil {
+			t.Fatal(err)
+		}
+		shows(c.want, c.when)
+	}
+	mustExec(t, s.pool, `UPDATE machines SET state = 'lost', epoch = epoch + 1`)
+	shows(db.FleetUse{}, "of a lost machine")
+	mustExec(t, s.pool, `UPDATE machines SET state = 'ready', epoch = epoch + 1`)
+	mustExec(t, s.pool, `UPDATE machine_use SET at = now() - make_interval(secs => $1)`, wire.UseAge.Seconds()+1)
+	shows(db.FleetUse{}, "after an old report")
 }

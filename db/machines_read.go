@@ -24,9 +24,10 @@ type MachineFilter struct {
 
 // shownState is the state of machine m for readers. A draining machine is drained once nothing
 // of it counts against its capacity, all results are stored, and no container is left to be
-// removed: it may be switched off.
+// removed: it may be switched off. A joining machine is pending while it waits for an approval only.
 const shownState = `
-	CASE WHEN m.state = 'draining' AND cardinality(m.pending_kills) = 0 AND NOT EXISTS (
+	CASE WHEN m.state = 'joining' AND m.held <> '' AND (m.returned OR cardinality(m.pending_kills) = 0) THEN 'pending'
+	WHEN m.state = 'draining' AND cardinality(m.pending_kills) = 0 AND NOT EXISTS (
 		SELECT 1 FROM allocations a WHERE a.machine_id = m.id AND ` + heldThere + `)
 	THEN 'drained' ELSE m.state END`
 
@@ -62,8 +63,13 @@ func (d *Machines) List(ctx context.Context, f MachineFilter) ([]wire.Machine, e
 			'pool', m.pool, 'region', m.region, 'site', m.site, 'labels', m.labels, 'declared', m.declared,
 			'engine', m.engine, 'version', m.agent_version, 'fence', nullif(m.fence_ms, 0) || 'ms', 'drain_deadline',
 				m.drain_deadline,
+			'approval', CASE WHEN m.equipment IS NOT NULL
+					AND (m.held <> '' OR m.approved IS NOT NULL AND machine_needs_approval(m.pool, m.joined_pool))
+				THEN jsonb_build_object('held', m.held, 'equipment', m.equipment, 'by', nullif(m.approved_by, ''),
+					'at', m.approved_at) END,
 			'drain_actor', CASE WHEN m.state = 'draining' THEN nullif(m.drain_actor, '') END,
 			'engine_silent_since', CASE WHEN m.state NOT IN ('lost', 'retired') THEN m.engine_silent_since END,
+			'maintenance', `+machineWindow+`,
 			'seen_at', (SELECT l.seen_at FROM machine_leases l WHERE l.machine_id = m.id),
 			'capacity', jsonb_build_object('cpu_milli', m.cpu_m, 'memory_mib', m.mem_mb, 'disk_mib', m.disk_mb,
 				'gpu_milli', m.gpu_milli),
@@ -112,6 +118,9 @@ func (d *Machines) List(ctx context.Context, f MachineFilter) ([]wire.Machine, e
 	}
 	machines, err := pgx.CollectRows(rows, pgx.RowTo[wire.Machine])
 	for i := range machines {
+		if a := machines[i].Approval; a != nil {
+			a.Fingerprint = a.Equipment.Fingerprint()
+		}
 		machines[i].Reason = machineReason(machines[i])
 	}
 	return machines, mapError(err, "machines")

@@ -35,13 +35,27 @@ func (d *Machines) Drain(ctx context.Context, id berth.MachineID, reason string,
 
 // Undrain opens a draining machine to new work; a machine in another state keeps it. Faults
 // counted against the machine are forgiven. A machine with containers still to be removed
-// becomes joining, a silent one suspect until it reports, any other one ready.
+// becomes joining, a silent one suspect until it reports, any other one ready. A machine inside a
+// maintenance window is a conflict.
 func (d *Machines) Undrain(ctx context.Context, id berth.MachineID, actor string) error {
-	return d.change(ctx, id, actor, "undrained", `
+	return d.change(ctx, id, actor, "undrained", forgiveFaults+openMachine+` AND NOT `+insideWindow,
+		pgx.NamedArgs{"id": id})
+}
+
+// insideWindow is true for a machine m inside a maintenance window that has begun.
+const insideWindow = `EXISTS (
+	SELECT 1 FROM maintenance_machines w
+	WHERE w.machine_id = m.id AND w.state = 'active' AND w.ends_at > clock_timestamp())`
+
+// forgiveFaults, before openMachine, forgives the faults counted against machine @id.
+const forgiveFaults = `
 		WITH forgiven AS (
 			UPDATE machine_faults SET forgiven = true
 			WHERE machine_id = @id AND NOT forgiven
-		)
+		)`
+
+// openMachine opens machine @id to new work, as Undrain describes.
+const openMachine = `
 		UPDATE machines m
 		SET state = CASE
 				WHEN m.state <> 'draining' THEN m.state
@@ -51,9 +65,7 @@ func (d *Machines) Undrain(ctx context.Context, id berth.MachineID, actor string
 			END,
 			reason = CASE WHEN m.state = 'draining' THEN '' ELSE m.reason END,
 			drain_reason = NULL, drain_deadline = NULL
-		WHERE m.id = @id AND m.state NOT IN ('lost', 'retired')`,
-		pgx.NamedArgs{"id": id})
-}
+		WHERE m.id = @id AND m.state NOT IN ('lost', 'retired')`
 
 // change runs an update of one machine on behalf of actor and publishes the hints. An update
 // without a matching row is an error that names the refused act, as refuse gives it.
@@ -81,9 +93,19 @@ func (d *Machines) change(ctx context.Context, id berth.MachineID, actor, act, s
 // refuse returns the error for an update that found no row: not_found or a conflict.
 func (d *Machines) refuse(ctx context.Context, id berth.MachineID, what string) error {
 	var state berth.MachineState
-	err := d.pool.QueryRow(ctx, `SELECT state FROM machines WHERE id = @id`, pgx.NamedArgs{"id": id}).Scan(&state)
+	var window *int64
+	err := d.pool.QueryRow(ctx, `
+		SELECT state, (
+			SELECT min(w.maintenance) FROM maintenance_machines w
+			WHERE w.machine_id = m.id AND w.state = 'active' AND w.ends_at > clock_timestamp())
+		FROM machines m
+		WHERE id = @id`, pgx.NamedArgs{"id": id}).Scan(&state, &window)
 	if err != nil {
 		return mapError(err, "machine "+string(id))
+	}
+	if window != nil && state == berth.MachineDraining {
+		return berth.Errorf(berth.CodeConflict, "machine %s is in %s and cannot be %s; end the window",
+			id, windowName(*window), what)
 	}
 	return berth.Errorf(berth.CodeConflict, "machine %s is %s and cannot be %s", id, state, what)
 }
@@ -281,11 +303,11 @@ func (d *Machines) Retire(ctx context.Context, id berth.MachineID, actor string)
 				"if the "+
 				"machine is off", id, state, plural(counting, "job"), advice)
 		}
+		if err := revokeTokensOf(ctx, tx, id); err != nil {
+			return err
+		}
 		_, err = tx.Exec(ctx, `
-			WITH revoked AS (
-				UPDATE tokens SET revoked_at = coalesce(revoked_at, now())
-				WHERE machine_id = @machine
-			), emptied AS (
+			WITH emptied AS (
 				DELETE FROM machine_caches
 				WHERE machine_id = @machine
 			)

@@ -56,11 +56,19 @@ func migrateWith(ctx context.Context, url string, files fs.FS, patience time.Dur
 	if err := m.LoadMigrations(files); err != nil {
 		return fmt.Errorf("load migrations: %w", err)
 	}
-	sums, err := checksums(files, m.Migrations)
+	names := make([]string, len(m.Migrations))
+	for i, x := range m.Migrations {
+		names[i] = x.Name
+	}
+	sums, err := checksums(files, names)
 	if err != nil {
 		return fmt.Errorf("load migrations: %w", err)
 	}
-	if err := checkApplied(ctx, conn, m, sums); err != nil {
+	version, err := m.GetCurrentVersion(ctx)
+	if err != nil {
+		return fmt.Errorf("read schema version: %w", err)
+	}
+	if err := compareApplied(ctx, conn, int(version), names, sums); err != nil {
 		return err
 	}
 	// The limit and the record become part of the migration's own transaction.
@@ -100,11 +108,11 @@ const recordMigration = `
 INSERT INTO public.applied_migrations (sequence, name, sha256) VALUES (%d, '%s', '%s');
 `
 
-// checksums returns the SHA-256 of each migration's file, in hex, in the order of list.
-func checksums(files fs.FS, list []*migrate.Migration) ([]string, error) {
-	sums := make([]string, len(list))
-	for i, m := range list {
-		b, err := fs.ReadFile(files, m.Name)
+// checksums returns the SHA-256 of each migration's file, in hex, in the order of names.
+func checksums(files fs.FS, names []string) ([]string, error) {
+	sums := make([]string, len(names))
+	for i, name := range names {
+		b, err := fs.ReadFile(files, name)
 		if err != nil {
 			return nil, err
 		}
@@ -114,23 +122,22 @@ func checksums(files fs.FS, list []*migrate.Migration) ([]string, error) {
 	return sums, nil
 }
 
-// checkApplied refuses a database whose recorded migrations differ from the files of this
-// program. An empty database passes.
-func checkApplied(ctx context.Context, conn *pgx.Conn, m *migrate.Migrator, sums []string) error {
-	version, err := m.GetCurrentVersion(ctx)
-	if err != nil {
-		return fmt.Errorf("read schema version: %w", err)
-	}
+// compareApplied refuses a database at this schema version whose recorded migrations differ from the
+// files of this program, with an error of code conflict. An empty database passes.
+func compareApplied(ctx context.Context, conn querier, version int, names, sums []string) error {
 	if version == 0 {
 		return nil
 	}
-	if int(version) > len(sums) {
+	if version > len(sums) {
 		return berth.Errorf(berth.CodeConflict,
 			"the database is at schema version %d and this program knows %d: run a newer one", version, len(sums))
 	}
-	var recorded bool
-	if err := conn.QueryRow(ctx,
-		`SELECT to_regclass('public.applied_migrations') IS NOT NULL`).Scan(&recorded); err != nil {
+	rows, err := conn.Query(ctx, `SELECT to_regclass('public.applied_migrations') IS NOT NULL`)
+	if err != nil {
+		return mapError(err, "applied migrations")
+	}
+	recorded, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[bool])
+	if err != nil {
 		return mapError(err, "applied migrations")
 	}
 	if !recorded {
@@ -138,7 +145,7 @@ func checkApplied(ctx context.Context, conn *pgx.Conn, m *migrate.Migrator, sums
 			"the database was set up by an unreleased program, which kept no checksums of its migrations: start "+
 				"with an empty database")
 	}
-	rows, err := conn.Query(ctx, `SELECT sequence, sha256 FROM public.applied_migrations`)
+	rows, err = conn.Query(ctx, `SELECT sequence, sha256 FROM public.applied_migrations`)
 	if err != nil {
 		return mapError(err, "applied migrations")
 	}
@@ -151,12 +158,12 @@ func checkApplied(ctx context.Context, conn *pgx.Conn, m *migrate.Migrator, sums
 	}); err != nil {
 		return mapError(err, "applied migrations")
 	}
-	for i := range int(version) {
+	for i := range version {
 		if applied[i+1] != sums[i] {
 			return berth.Errorf(berth.CodeConflict,
 				"migration %s was applied with another content (sha256 %.12s, ours is %.12s): the database belongs "+
 					"to another build; run that one, or start with an empty database",
-				m.Migrations[i].Name, applied[i+1], sums[i])
+				names[i], applied[i+1], sums[i])
 		}
 	}
 	return nil

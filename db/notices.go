@@ -85,6 +85,20 @@ func nonNilList[T any](list []T) []T {
 	return list
 }
 
+// NoticeBacklog counts the calls of webhooks that are still to be made.
+type NoticeBacklog struct {
+	Waiting int
+	Overdue time.Duration // since the longest overdue call was due; 0: none is
+}
+
+// Backlog counts the pending notices. A call in flight is not overdue before its lease ends.
+func (d *Outbox) Backlog(ctx context.Context) (b NoticeBacklog, err error) {
+	err = d.pool.QueryRow(ctx, `
+		SELECT count(*), greatest(coalesce(now() - min(due_at), '0'), '0')
+		FROM notices`).Scan(&b.Waiting, &b.Overdue)
+	return b, mapError(err, "notices")
+}
+
 // Delivered removes a notice after a successful call.
 func (d *Outbox) Delivered(ctx context.Context, n Notice) error {
 	_, err := d.pool.Exec(ctx, `DELETE FROM notices WHERE job = @job AND seq = @seq AND hook = @hook`,

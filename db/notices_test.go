@@ -156,3 +156,35 @@ func TestNoticesAreTakenFairlyAndByOneAtATime(t *testing.T) {
 		t.Error("the slow process has made it due")
 	}
 }
+
+// A call is overdue from the time at which it was due. A call in flight, and one that waits for its
+// next try, are not overdue.
+func TestBacklogOfWebhooks(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	backlog := func() db.NoticeBacklog {
+		t.Helper()
+		b, err := s.db.Outbox.Backlog(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	if b := backlog(); b != (db.NoticeBacklog{}) {
+		t.Errorf("without calls the backlog is %+v", b)
+	}
+	for i := range 2 {
+		mustExec(t, s.pool, `INSERT INTO notices (job, seq, hook, tenant, url, status, body, due_at)
+			VALUES (gen_random_uuid(), $1::int, 0, 'default', 'https://x', 'failed', '{}', now() + make_interval(hours => $1::int - 1))`, i)
+	}
+	if b := backlog(); b.Waiting != 2 || b.Overdue < time.Hour || b.Overdue > 2*time.Hour {
+		t.Errorf("with a call that is due for an hour and one that is due now, the backlog is %+v", b)
+	}
+	list, err := s.db.Outbox.Claim(t.Context(), db.NoticeClaim{Each: 4, Limit: 4, Lease: time.Hour})
+	if err != nil || len(list) != 2 {
+		t.Fatalf("claimed %v: %v", list, err)
+	}
+	if b := backlog(); b != (db.NoticeBacklog{Waiting: 2}) {
+		t.Errorf("with both calls in flight the backlog is %+v", b)
+	}
+}

@@ -38,8 +38,9 @@ func (d *Pools) Rules(ctx context.Context) ([]PoolRule, error) {
 // readPools selects the pools p that satisfy a condition, in the order of scanPool.
 func readPools(condition string) string {
 	return `
-		SELECT p.id, p.tenants, p.description, p.version, p.created_at, p.updated_at,
-			(SELECT count(*) FROM machines m WHERE m.pool = p.id AND m.state <> 'retired')
+		SELECT p.id, p.tenants, p.description, p.version, p.created_at, p.updated_at, p.approval,
+			(SELECT count(*) FROM machines m WHERE m.pool = p.id AND m.state <> 'retired'),
+			(SELECT count(*) FROM machines m WHERE m.pool = p.id AND m.state <> 'retired' AND m.held <> '')
 		FROM pools p
 		WHERE ` + condition + `
 		ORDER BY p.id
@@ -48,7 +49,8 @@ func readPools(condition string) string {
 
 // scanPool scans a row of readPools.
 func scanPool(row pgx.CollectableRow) (p wire.Pool, err error) {
-	err = row.Scan(&p.Name, &p.Tenants, &p.Description, &p.Version, &p.CreatedAt, &p.UpdatedAt, &p.Machines)
+	err = row.Scan(&p.Name, &p.Tenants, &p.Description, &p.Version, &p.CreatedAt, &p.UpdatedAt, &p.Approval,
+		&p.Machines, &p.Pending)
 	return p, err
 }
 
@@ -81,12 +83,16 @@ func (d *Pools) Get(ctx context.Context, name string) (wire.Pool, error) {
 }
 
 // Set replaces the rules of a pool, and creates the pool if it does not exist. Jobs that run in the
-// pool keep their machines. A version that is neither 0 nor the present version is a conflict, and an
-// unknown tenant is invalid.
-func (d *Pools) Set(ctx context.Context, name string, p spec.PoolRules) error {
-	args := pgx.NamedArgs{"name": name, "tenants": p.Tenants, "description": p.Description}
+// pool keep their machines. If the rule approval begins, the machines in service are approved as they
+// are; if it ends, machines that waited only for it get work. A version that is neither 0 nor the
+// present version is a conflict, and an unknown tenant is invalid.
+func (d *Pools) Set(ctx context.Context, name string, p spec.PoolRules, actor string) error {
+	args := pgx.NamedArgs{"name": name, "tenants": p.Tenants, "description": p.Description, "approval": p.Approval}
 	return d.changed(name, d.tx(ctx, func(tx pgx.Tx) error {
-		version, err := lockPool(ctx, tx, name)
+		if err := lockMachinesOf(ctx, tx, name); err != nil {
+			return err
+		}
+		version, was, err := lockPool(ctx, tx, name)
 		if err != nil && (p.Version != 0 || !errors.Is(err, pgx.ErrNoRows)) {
 			return err
 		}
@@ -95,23 +101,28 @@ func (d *Pools) Set(ctx context.Context, name string, p spec.PoolRules) error {
 				"read it again", name, version, p.Version)
 		}
 		_, err = tx.Exec(ctx, `
-			INSERT INTO pools (id, tenants, description)
-			VALUES (@name, @tenants, @description)
+			INSERT INTO pools (id, tenants, description, approval)
+			VALUES (@name, @tenants, @description, @approval)
 			ON CONFLICT (id) DO UPDATE
-			SET tenants = excluded.tenants, description = excluded.description, version = pools.version + 1,
+			SET tenants = excluded.tenants, description = excluded.description, approval = excluded.approval,
+				version = pools.version + 1,
 				updated_at = now()`, args)
 		if err != nil {
 			return err
 		}
-		return keepPoolTenants(ctx, tx, p.Tenants)
+		if err := keepPoolTenants(ctx, tx, p.Tenants); err != nil {
+			return err
+		}
+		return switchApproval(ctx, tx, name, p.Approval, was, actor)
 	}))
 }
 
-// lockPool locks a pool's row and returns its version. A missing row is pgx.ErrNoRows.
-func lockPool(ctx context.Context, tx pgx.Tx, name string) (version int64, err error) {
-	err = tx.QueryRow(ctx, `SELECT version FROM pools WHERE id = @name FOR UPDATE`,
-		pgx.NamedArgs{"name": name}).Scan(&version)
-	return version, err
+// lockPool locks a pool's row and returns its version and its rule approval. A missing row is
+// pgx.ErrNoRows.
+func lockPool(ctx context.Context, tx pgx.Tx, name string) (version int64, approval bool, err error) {
+	err = tx.QueryRow(ctx, `SELECT version, approval FROM pools WHERE id = @name FOR UPDATE`,
+		pgx.NamedArgs{"name": name}).Scan(&version, &approval)
+	return version, approval, err
 }
 
 // keepPoolTenants prevents the deletion of the tenants until the transaction ends. An unknown tenant
@@ -158,7 +169,7 @@ func (d *Pools) Delete(ctx context.Context, name string) error {
 		}
 		// The lock conflicts with the SQL function pools_keep: a machine or a token that names the
 		// pool is either committed by now and counted below, or finds no pool and creates it again.
-		if _, err := lockPool(ctx, tx, name); err != nil {
+		if _, _, err := lockPool(ctx, tx, name); err != nil {
 			return err
 		}
 		err = tx.QueryRow(ctx, `

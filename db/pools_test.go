@@ -15,7 +15,7 @@ import (
 // setPool sets the rules of a pool.
 func (s *stage) setPool(name string, p spec.PoolRules) {
 	s.t.Helper()
-	if err := s.db.Pools.Set(s.t.Context(), name, p); err != nil {
+	if err := s.db.Pools.Set(s.t.Context(), name, p, "operator:test"); err != nil {
 		s.t.Fatal(err)
 	}
 }
@@ -68,7 +68,7 @@ func TestRulesOfAPoolAreReplaced(t *testing.T) {
 		cmp.Diff([]berth.TenantID{"lab"}, rules[0].Tenants) != "" {
 		t.Errorf("rules %+v, %v", rules, err)
 	}
-	set := func(p spec.PoolRules) error { return s.db.Pools.Set(t.Context(), "gpu", p) }
+	set := func(p spec.PoolRules) error { return s.db.Pools.Set(t.Context(), "gpu", p, "operator:test") }
 	unknown := set(poolOf("lab", "nobody"))
 	if f := berth.CodeOf(unknown); f != berth.CodeInvalid || !strings.Contains(unknown.Error(), "nobody") {
 		t.Errorf("an unknown tenant: %v", unknown)
@@ -86,7 +86,7 @@ func TestRulesOfAPoolAreReplaced(t *testing.T) {
 	if err != nil || p.Tenants != nil || p.Description != "" || p.Version != 2 {
 		t.Errorf("after a change without rules: %+v, %v", p, err)
 	}
-	if err := s.db.Pools.Set(t.Context(), "none", spec.PoolRules{Version: 1}); berth.CodeOf(err) != berth.CodeNotFound {
+	if err := s.db.Pools.Set(t.Context(), "none", spec.PoolRules{Version: 1}, "operator:test"); berth.CodeOf(err) != berth.CodeNotFound {
 		t.Errorf("a version of a pool that does not exist: %v", err)
 	}
 }

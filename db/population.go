@@ -19,6 +19,12 @@ type Population struct {
 	Machines map[berth.MachineState]int          // by shown state; every state has a key
 	Tenants  map[berth.TenantID]TenantPopulation // every tenant has a key, up to maxTenantCounts
 
+	Led bool // a process has the lead by the database's clock
+
+	// Silent is the number of machines that are suspect or lost, without those that may be switched off: a
+	// drained machine that holds no work, and a machine in a maintenance window.
+	Silent int
+
 	SilentEngines int // machines, neither lost nor retired, whose container engine does not answer
 
 	// Total and Used sum the capacity of all machines that are not retired. Unreachable
@@ -42,8 +48,8 @@ type TenantPopulation struct {
 const maxTenantCounts = 500
 
 // machineStates are the states that machines are shown in.
-var machineStates = []berth.MachineState{berth.MachineJoining, berth.MachineReady, berth.MachineSuspect,
-	berth.MachineDraining, wire.MachineDrained, berth.MachineLost, berth.MachineRetired}
+var machineStates = []berth.MachineState{berth.MachineJoining, wire.MachinePending, berth.MachineReady,
+	berth.MachineSuspect, berth.MachineDraining, wire.MachineDrained, berth.MachineLost, berth.MachineRetired}
 
 // GPUPopulation counts the devices of one model.
 type GPUPopulation struct {
@@ -141,11 +147,15 @@ func (p *Population) readCapacity(ctx context.Context, pool *pgxpool.Pool) error
 			coalesce(sum(gpu_milli), 0)::bigint,
 			coalesce(sum(cpu_m_used), 0)::bigint, coalesce(sum(mem_mb_used), 0)::bigint,
 				coalesce(sum(disk_mb_used), 0)::bigint, coalesce(sum(gpu_milli_used), 0)::bigint,
-			count(*) FILTER (WHERE engine_silent_since IS NOT NULL AND state <> 'lost')
-		FROM machines
-		WHERE state <> 'retired'`).
+			count(*) FILTER (WHERE engine_silent_since IS NOT NULL AND state <> 'lost'),
+			count(*) FILTER (WHERE state IN ('suspect', 'lost') AND NOT (drain_reason IS NOT NULL AND NOT EXISTS (
+				SELECT 1 FROM allocations a WHERE a.machine_id = m.id AND `+heldThere+`)) AND NOT `+insideWindow+`),
+			EXISTS (SELECT 1 FROM leases WHERE name = $1 AND expires_at >= clock_timestamp())
+		FROM machines m
+		WHERE state <> 'retired'`, LeaseLeader).
 		Scan(&p.Total.CPUMilli, &p.Total.MemoryMiB, &p.Total.DiskMiB, &p.Total.GPUMilli,
-			&p.Used.CPUMilli, &p.Used.MemoryMiB, &p.Used.DiskMiB, &p.Used.GPUMilli, &p.SilentEngines)
+			&p.Used.CPUMilli, &p.Used.MemoryMiB, &p.Used.DiskMiB, &p.Used.GPUMilli, &p.SilentEngines, &p.Silent,
+			&p.Led)
 	if err != nil {
 		return err
 	}

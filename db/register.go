@@ -124,7 +124,7 @@ func (d *Agents) endedUntold(ctx context.Context, machine berth.MachineID) ([]be
 // run runs the steps of a registration in the lock order, within one transaction.
 func (r *registration) run(ctx context.Context) error {
 	for _, step := range []func(context.Context) error{
-		r.lock, r.reboot, r.judge, r.writeMachine, r.writeGPUs, r.writeLease,
+		r.lock, r.reboot, r.judge, r.writeMachine, r.writeGPUs, r.approve, r.writeLease,
 	} {
 		if err := step(ctx); err != nil {
 			return err

@@ -98,7 +98,17 @@ func TestAJoinSeesThePlacementItWaitedFor(t *testing.T) {
 			_, _, err := s.db.JoinTokens.Join(t.Context(), j.Secret, "m0")
 			joined <- err
 		}()
-		s.blocked(2)
+		s.until("the placement and the join wait for a lock", func() bool {
+			select {
+			case c := <-placed:
+				t.Fatalf("the placement ended before it had its device: %+v", c)
+			case err := <-joined:
+				t.Fatalf("the join ended before the placement: %v", err)
+			default:
+			}
+			return one[int](s, `SELECT count(*) FROM pg_stat_activity
+				WHERE datname = current_database() AND wait_event_type = 'Lock'`) >= 2
+		})
 	})
 	if c := <-placed; len(c.Started) != 1 {
 		t.Fatalf("the placement: %+v", c)

@@ -18,7 +18,7 @@ import (
 // RetryOptions say how an ended job is submitted again. The zero value repeats it as a whole,
 // from its newest checkpoint.
 type RetryOptions struct {
-	Failed bool // of an array or a pipeline: only what did not succeed
+	Failed bool // of an array or a pipeline: only the parts that did not succeed
 	Fresh  bool // start as the file says, and not from a checkpoint of the old job
 
 	// Spec is run in place of the old one. It is valid, has its defaults, and is the result of
@@ -166,7 +166,7 @@ func (r *retrying) successor(ctx context.Context, key string, hash []byte) (bert
 		return id, nil
 	}
 	if id, ok := links[keyResume]; ok && !r.o.Fresh {
-		return id, nil // it runs what was left to run
+		return id, nil // it runs the remaining steps
 	}
 	latest := r.old.RetriedBy
 	if latest == nil {

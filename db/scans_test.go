@@ -45,7 +45,12 @@ func TestPeriodicStatementsDoNotReadAllJobs(t *testing.T) {
 		"Tenants.Rows":              func(d *db.DB) error { _, err := d.Tenants.Rows(t.Context()); return err },
 		"Tenants.List":              func(d *db.DB) error { _, err := d.Tenants.List(t.Context(), ""); return err },
 		"Pools.Rules":               func(d *db.DB) error { _, err := d.Pools.Rules(t.Context()); return err },
-		"Cluster.Population":        func(d *db.DB) error { _, err := d.Cluster.Population(t.Context()); return err },
+		"Maintenance.Windows":       func(d *db.DB) error { _, err := d.Maintenance.Windows(t.Context()); return err },
+		"Maintenance.Pass": func(d *db.DB) error {
+			_, err := d.Maintenance.Pass(t.Context(), term, 100, &db.WaitingCursor{})
+			return err
+		},
+		"Cluster.Population": func(d *db.DB) error { _, err := d.Cluster.Population(t.Context()); return err },
 		"Attempts.RunTimes": func(d *db.DB) error {
 			_, err := d.Attempts.RunTimes(t.Context(), []db.Work{{Tenant: "default", Name: "ended"}})
 			return err
@@ -108,8 +113,10 @@ func TestPeriodicStatementsDoNotReadAllJobs(t *testing.T) {
 			_, err := d.Outbox.Claim(t.Context(), db.NoticeClaim{Each: 5, Limit: 50, Lease: time.Minute})
 			return err
 		},
-		"Schedules.List": func(d *db.DB) error { _, err := d.Schedules.List(t.Context(), "default"); return err },
-		"Jobs.List":      func(d *db.DB) error { _, _, err := d.Jobs.List(t.Context(), db.JobFilter{Limit: 50}); return err },
+		"Outbox.Backlog":    func(d *db.DB) error { _, err := d.Outbox.Backlog(t.Context()); return err },
+		"Machines.FleetUse": func(d *db.DB) error { _, err := d.Machines.FleetUse(t.Context()); return err },
+		"Schedules.List":    func(d *db.DB) error { _, err := d.Schedules.List(t.Context(), "default"); return err },
+		"Jobs.List":         func(d *db.DB) error { _, _, err := d.Jobs.List(t.Context(), db.JobFilter{Limit: 50}); return err },
 		"Jobs.List, live": func(d *db.DB) error {
 			_, _, err := d.Jobs.List(t.Context(), db.JobFilter{Limit: 50, Status: []berth.State{berth.Running}})
 			return err

@@ -115,7 +115,7 @@ func findSource(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, ref spec.
 		return source, noSource(berth.CodeInvalid, fmt.Sprintf("job %s is of kind %s and has no checkpoints of its own",
 			ref.Job, kind), "an element of the array, or a step of the pipeline")
 	}
-	// A statement after the lock: its snapshot shows what the holder before has pruned.
+	// A statement after the lock: its snapshot shows the rows that the previous holder has pruned.
 	err = tx.QueryRow(ctx, `
 		SELECT attempt, step, ranks
 		FROM checkpoints

@@ -7,26 +7,32 @@ package db
 type DB struct {
 	*core
 
-	Jobs       *Jobs
-	Attempts   *Attempts
-	Parents    *Parents
-	Retries    *Retries
-	Schedules  *Schedules
-	Queue      *Queue
-	Machines   *Machines
-	Pools      *Pools
-	Agents     *Agents
-	Tenants    *Tenants
-	Storage    *Storage
-	Tokens     *Tokens
-	JoinTokens *JoinTokens
-	Secrets    *Secrets
-	Objects    *Objects
-	Uploads    *Uploads
-	Logs       *Logs
-	Outbox     *Outbox
-	Leader     *Leader
-	Cluster    *Cluster
+	Jobs        *Jobs
+	Attempts    *Attempts
+	Parents     *Parents
+	Retries     *Retries
+	Schedules   *Schedules
+	Queue       *Queue
+	Machines    *Machines
+	Pools       *Pools
+	Launches    *Launches
+	Scaling     *Scaling
+	Burst       *Burst
+	Offers      *Offers
+	Spend       *Spend
+	Maintenance *Maintenance
+	Agents      *Agents
+	Tenants     *Tenants
+	Storage     *Storage
+	Tokens      *Tokens
+	JoinTokens  *JoinTokens
+	Secrets     *Secrets
+	Objects     *Objects
+	Uploads     *Uploads
+	Logs        *Logs
+	Outbox      *Outbox
+	Leader      *Leader
+	Cluster     *Cluster
 
 	JobSessions *JobSessions
 	WebSessions *WebSessions
@@ -36,7 +42,9 @@ func newDB(c *core) *DB {
 	return &DB{
 		core: c,
 		Jobs: &Jobs{c}, Attempts: &Attempts{c}, Parents: &Parents{c}, Retries: &Retries{c}, Schedules: &Schedules{c},
-		Queue: &Queue{c}, Machines: &Machines{c}, Pools: &Pools{c}, Agents: &Agents{c},
+		Queue: &Queue{c}, Machines: &Machines{c}, Pools: &Pools{c}, Launches: &Launches{c}, Scaling: &Scaling{c},
+		Burst: &Burst{c}, Offers: &Offers{c}, Spend: &Spend{c},
+		Maintenance: &Maintenance{c}, Agents: &Agents{c},
 		Tenants: &Tenants{c}, Storage: &Storage{c},
 		Tokens: &Tokens{c}, JoinTokens: &JoinTokens{c}, Secrets: &Secrets{c},
 		Objects: &Objects{c}, Uploads: &Uploads{c}, Logs: &Logs{c},
@@ -89,6 +97,10 @@ type Machines struct{ *core }
 // Pools stores the rules of pools of machines. It never writes rows of machines: a machine chooses
 // its pool at its registration, see the trigger machines_choose_pool.
 type Pools struct{ *core }
+
+// Maintenance stores maintenance windows, and begins and ends them: it drains their machines and
+// returns these to service. It never changes a drain that is not a window's own.
+type Maintenance struct{ *core }
 
 // Agents answers the agents of machines. It stores their sessions and leases,
 // devices and caches, takes up allocations for them, and records the reports of
@@ -155,6 +167,27 @@ type Cluster struct{ *core }
 // acts. A session is paired, renewed and ended here. JobSessions adds events to jobs and makes
 // the result of an entered step unusable for others; it writes nothing else of a job.
 type JobSessions struct{ *core }
+
+// Launches stores the requests for instances of clouds, from the request to the proof of the end.
+// Package cloud decides each change; Launches calls its functions under the lock of the row. It
+// creates and revokes the join tokens of launches, and writes no rows of machines.
+type Launches struct{ *core }
+
+// Scaling stores the decisions of the leader's scaler, each fenced by the term: launches for tenants, the probes
+// of breakers, drains of machines without use with their ends, and the notes in burst_notes. It changes no
+// launch and no machine of another author.
+type Scaling struct{ *core }
+
+// Burst stores the policies of tenants for machines of clouds. It never changes a launch: a launch that
+// exists is not touched by a later policy.
+type Burst struct{ *core }
+
+// Offers stores the machine types of clouds with their dated prices.
+type Offers struct{ *core }
+
+// Spend stores the settled costs of launches and reads the reservations of open ones. Launches reserves
+// money as it creates a launch; triggers of the schema settle it.
+type Spend struct{ *core }
 
 // WebSessions stores the sessions of browsers that are signed in to the dashboard. A session refers to a token
 // and has its rights at each look-up. WebSessions never changes a token.

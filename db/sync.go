@@ -132,12 +132,23 @@ func (d *Agents) Sync(ctx context.Context, machine berth.MachineID, req wire.Syn
 	c := syncCall{Agents: d, machine: machine, req: req,
 		wait: min(time.Duration(req.WaitMS)*time.Millisecond, berth.SyncWait)}
 	c.renewal = d.renewals.begin(leaseKey{machine, req.AgentBoot, req.Epoch})
+	noticed, err := c.takeNotice(ctx)
+	if err != nil {
+		return wire.SyncResponse{}, err
+	}
+	answer, err := c.run(ctx)
+	answer.Noticed = noticed
+	return answer, err
+}
+
+// run stores the reports of the call and returns its answer.
+func (c *syncCall) run(ctx context.Context) (wire.SyncResponse, error) {
 	if c.reports() {
 		if err := c.report(ctx); err != nil {
 			return wire.SyncResponse{}, err
 		}
-		if req.Brief && c.said.known {
-			return c.said.answer(wire.SyncResponse{TTLSeconds: ttlSeconds, Renewed: true, Digest: req.Digest}), nil
+		if c.req.Brief && c.said.known {
+			return c.said.answer(wire.SyncResponse{TTLSeconds: ttlSeconds, Renewed: true, Digest: c.req.Digest}), nil
 		}
 	}
 	return c.poll(ctx)

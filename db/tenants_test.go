@@ -464,7 +464,16 @@ func fill(t *testing.T, name string, v reflect.Value) {
 		v.SetInt(7)
 	case reflect.Float64:
 		v.SetFloat(2.5)
+	case reflect.String:
+		v.SetString("text of " + name)
 	case reflect.Slice:
+		if v.Type().Elem().Kind() == reflect.Struct {
+			v.Set(reflect.MakeSlice(v.Type(), 2, 2))
+			for i := range v.Len() {
+				fill(t, name, v.Index(i))
+			}
+			return
+		}
 		v.Set(reflect.ValueOf([]string{"ghcr.io", "docker.io/library"}))
 	default:
 		t.Fatalf("%s is a %s: say here which value it may have", name, v.Kind())

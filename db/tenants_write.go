@@ -107,8 +107,8 @@ func (d *Tenants) Update(ctx context.Context, id berth.TenantID, p spec.TenantPa
 	return d.changed(err, id)
 }
 
-// clearTenant deletes a tenant's uploads, secrets, results of cached steps, webhook notices
-// and submit leases. A later tenant with the same id must not find any of these rows, and
+// clearTenant deletes a tenant's uploads, secrets, results of cached steps, webhook notices,
+// submit leases and burst policy. A later tenant with the same id must not find any of these rows, and
 // without the secret no notice can be signed.
 func clearTenant(ctx context.Context, tx pgx.Tx, id berth.TenantID) error {
 	for _, sql := range []string{`
@@ -130,6 +130,7 @@ func clearTenant(ctx context.Context, tx pgx.Tx, id berth.TenantID) error {
 		`DELETE FROM step_results WHERE tenant = @id`,
 		`DELETE FROM notices WHERE tenant = @id`,
 		`DELETE FROM submit_leases WHERE tenant = @id`,
+		`DELETE FROM burst_policies WHERE tenant = @id`,
 	} {
 		if _, err := tx.Exec(ctx, sql, pgx.NamedArgs{"id": id}); err != nil {
 			return err
@@ -153,8 +154,9 @@ func keepTenant(ctx context.Context, tx pgx.Tx, id berth.TenantID) error {
 var errStoredMeanwhile = berth.Errorf(berth.CodeUnavailable, "data is being stored for the tenant; try again")
 
 // Delete removes a tenant that nothing belongs to: no job that is not archived, no valid
-// token, no tenant below, no schedule, no rule of a pool. Its secrets and uploads are deleted with it; its
-// archived jobs stay, and keep the id from being used again.
+// token, no tenant below, no schedule, no rule of a pool, no machine of a cloud. Its secrets
+// and uploads are deleted with it; its archived jobs stay, and keep the id from being used
+// again.
 //
 // Secrets, uploads, schedules and tokens that are stored concurrently either keep the
 // tenant or are not stored. Jobs are not excluded in this way, since each submit would have
@@ -195,7 +197,7 @@ func deleteTenant(ctx context.Context, tx pgx.Tx, id berth.TenantID) error {
 	if _, err := tx.Exec(ctx, `SELECT 1 FROM tenants WHERE id = @id FOR UPDATE`, args); err != nil {
 		return err
 	}
-	var jobs, tokens, below, schedules, pools int
+	var jobs, tokens, below, schedules, pools, launches int
 	var left bool
 	err = tx.QueryRow(ctx, `
 		SELECT (SELECT count(*) FROM jobs WHERE tenant = @id),
@@ -204,23 +206,43 @@ func deleteTenant(ctx context.Context, tx pgx.Tx, id berth.TenantID) error {
 			(SELECT count(*) FROM tenants WHERE parent = @id),
 			(SELECT count(*) FROM schedules WHERE tenant = @id AND deleted_at IS NULL),
 			(SELECT count(*) FROM pools WHERE @id = ANY(tenants)),
+			(SELECT count(*) FROM launches WHERE tenant = @id AND state NOT IN ('gone', 'failed')),
 			EXISTS (SELECT 1 FROM secrets WHERE tenant = @id) OR EXISTS (SELECT 1 FROM uploads WHERE tenant = @id)`,
-		args).Scan(&jobs, &tokens, &below, &schedules, &pools, &left)
+		args).Scan(&jobs, &tokens, &below, &schedules, &pools, &launches, &left)
 	if err != nil {
 		return err
 	}
-	if jobs+tokens+below+schedules+pools > 0 {
-		return errTenantInUse(id, jobs, tokens, below, schedules, pools)
+	if jobs+tokens+below+schedules+pools+launches > 0 {
+		return errTenantInUse(id, jobs, tokens, below, schedules, pools, launches)
 	}
 	if left {
 		return errStoredMeanwhile
+	}
+	// The costs stay part of the spend of the tenants above, whose limits they have used.
+	_, err = tx.Exec(ctx, `
+		INSERT INTO spend (tenant, day, settled)
+		SELECT t.parent, s.day, s.settled
+		FROM spend s
+		JOIN tenants t ON t.id = s.tenant AND t.parent IS NOT NULL
+		WHERE s.tenant = @id
+		ORDER BY s.day
+		ON CONFLICT (tenant, day) DO UPDATE SET settled = spend.settled + excluded.settled`, args)
+	if err != nil {
+		return err
+	}
+	_, err = tx.Exec(ctx, `
+		DELETE FROM spend
+		USING tenants t
+		WHERE spend.tenant = @id AND t.id = @id AND t.parent IS NOT NULL`, args)
+	if err != nil {
+		return err
 	}
 	_, err = tx.Exec(ctx, `DELETE FROM tenants WHERE id = @id`, args)
 	return err
 }
 
 // errTenantInUse names the reasons for which a tenant cannot be deleted.
-func errTenantInUse(id berth.TenantID, jobs, tokens, below, schedules, pools int) error {
+func errTenantInUse(id berth.TenantID, jobs, tokens, below, schedules, pools, launches int) error {
 	var parts []string
 	if jobs > 0 {
 		parts = append(parts, plural(jobs, "job")+" not yet archived")
@@ -230,7 +252,7 @@ func errTenantInUse(id berth.TenantID, jobs, tokens, below, schedules, pools int
 		noun string
 	}{
 		{tokens, "active token"}, {below, "tenant below it"}, {schedules, "schedule"},
-		{pools, "pool with a rule for it"},
+		{pools, "pool with a rule for it"}, {launches, "cloud machine"},
 	} {
 		switch {
 		case x.n > 1 && x.noun == "tenant below it":
@@ -265,6 +287,14 @@ var setLaterSettings = func() string {
 	return b.String()
 }()
 
+// ruleDocument returns the rules as the value of a column, null if there are none.
+func ruleDocument(rules []spec.SignatureRule) any {
+	if rules == nil {
+		return nil
+	}
+	return rules
+}
+
 // SetQuota replaces a tenant's quota. A version other than 0 and the present one is a
 // conflict. A budget continues its periods if the length of a period stays the same. keep
 // names settings of LaterQuotaSettings that are not changed.
@@ -278,7 +308,7 @@ func (d *Tenants) SetQuota(ctx context.Context, q spec.Quota, keep ...string) er
 		"hours":      nil, "period_ms": nil,
 	}
 	later := q.Later()
-	later["storage"] = storageDocument(q.Storage)
+	later["storage"], later["image_signatures"] = storageDocument(q.Storage), ruleDocument(q.ImageSignatures)
 	for name, value := range later {
 		args[name], args["keep_"+name] = value, slices.Contains(keep, name)
 	}

@@ -27,6 +27,9 @@ type Principal struct {
 	Role      spec.Role
 	Machine   berth.MachineID // "": not the token of a machine
 	ExpiresAt *time.Time      // nil: never
+
+	// Unused is set for a renewed credential of a machine before its first use; see FirstUse.
+	Unused bool
 }
 
 // Prefixes of the texts of tokens; the rest is <id>_<64 hex digits>.
@@ -121,8 +124,9 @@ func (d *Tokens) Live(ctx context.Context, ids []string) (map[string]bool, error
 		SELECT t.id
 		FROM tokens t
 		LEFT JOIN machines m ON m.id = t.machine_id
+		LEFT JOIN machine_keys k ON k.key = t.key
 		WHERE t.id = ANY(@ids) AND t.revoked_at IS NULL AND (t.expires_at IS NULL OR t.expires_at > now())
-		  AND m.state IS DISTINCT FROM 'retired'`, pgx.NamedArgs{"ids": ids})
+		  AND k.revoked_at IS NULL AND m.state IS DISTINCT FROM 'retired'`, pgx.NamedArgs{"ids": ids})
 	if err != nil {
 		return nil, mapError(err, "tokens")
 	}
@@ -143,23 +147,25 @@ func authenticate(ctx context.Context, pool *pgxpool.Pool, tokens []string) ([]T
 	}
 	rows, err := pool.Query(ctx, `
 		SELECT t.id, t.name, t.tenant, `+shownRole+`, coalesce(t.machine_id, ''), t.sha256, t.expires_at,
-		       t.revoked_at IS NOT NULL, t.expires_at <= now() IS TRUE, coalesce(m.state = 'retired', false)
+		       t.revoked_at IS NOT NULL OR k.revoked_at IS NOT NULL, t.expires_at <= now() IS TRUE,
+		       coalesce(m.state = 'retired', false), t.key IS NOT NULL, t.key IS NOT NULL AND t.used_at IS NULL
 		FROM tokens t
 		LEFT JOIN machines m ON m.id = t.machine_id
+		LEFT JOIN machine_keys k ON k.key = t.key
 		WHERE t.id = ANY(@ids)`,
 		pgx.NamedArgs{"ids": ids})
 	if err != nil {
 		return nil, mapError(err, "token")
 	}
 	type storedToken struct {
-		principal                 Principal
-		sum                       []byte
-		revoked, expired, retired bool
+		principal                        Principal
+		sum                              []byte
+		revoked, expired, retired, bound bool
 	}
 	stored, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (t storedToken, err error) {
 		p := &t.principal
 		err = row.Scan(&p.TokenID, &p.Name, &p.Tenant, &p.Role, &p.Machine, &t.sum, &p.ExpiresAt,
-			&t.revoked, &t.expired, &t.retired)
+			&t.revoked, &t.expired, &t.retired, &t.bound, &p.Unused)
 		return t, err
 	})
 	if err != nil {
@@ -181,6 +187,8 @@ func authenticate(ctx context.Context, pool *pgxpool.Pool, tokens []string) ([]T
 			answers[i].Err = errRetired(t.principal.Machine)
 		case t.revoked:
 			answers[i].Err = berth.Errorf(berth.CodeUnauthorized, "token %s is revoked", id)
+		case t.expired && t.bound:
+			answers[i].Err = errCredentialEnded(t.principal)
 		case t.expired:
 			answers[i].Err = berth.Errorf(berth.CodeUnauthorized, "token %s expired at %s", id,
 				t.principal.ExpiresAt.UTC().Format(time.RFC3339))
@@ -228,7 +236,8 @@ const shownRole = `CASE WHEN t.metrics_only THEN 'metrics' ELSE t.role END`
 
 const tokenDocument = `jsonb_strip_nulls(jsonb_build_object(
 			'id', id, 'name', name, 'tenant', tenant, 'role', ` + shownRole + `, 'machine', machine_id,
-			'created_at', created_at, 'expires_at', expires_at, 'revoked_at', revoked_at))`
+			'created_at', created_at, 'expires_at', expires_at,
+			'revoked_at', coalesce(revoked_at, (SELECT k.revoked_at FROM machine_keys k WHERE k.key = t.key))))`
 
 // List returns a page of the tokens of all tenants, oldest first.
 func (d *Tokens) List(ctx context.Context, p Paging) (tokens []wire.Token, next string, err error) {
@@ -277,8 +286,8 @@ func tokenPage[T any](
 // revocation, expiry or use, and the old events of deleted tokens, at most limit of each
 // kind. It returns the number of deleted rows. Tokens stored by Ensure stay.
 //
-// The latest token of a machine stays as well: it lets the agent of a removed machine learn
-// that it must stop. So does the last join token that a machine in service used, from which
+// The latest token of a machine stays as well, with its key: it lets the agent of a removed machine
+// learn that it must stop. So does the last join token that a machine in service used, from which
 // the previous version of berthd reads the machine's pool.
 func (d *Tokens) Prune(ctx context.Context, term Term, retention time.Duration, limit int) (int, error) {
 	args := pgx.NamedArgs{"retention": retention, "limit": limit}
@@ -305,6 +314,13 @@ func (d *Tokens) Prune(ctx context.Context, term Term, retention time.Duration, 
 				      AND NOT EXISTS (SELECT 1 FROM join_tokens n
 				        WHERE n.used_by = t.used_by AND n.used_at > t.used_at))
 				ORDER BY least(used_at, expires_at)
+				LIMIT @limit)`, `
+			DELETE FROM machine_keys
+			WHERE key IN (
+				SELECT key
+				FROM machine_keys k
+				WHERE bound_at < now() - @retention::interval
+				  AND NOT EXISTS (SELECT 1 FROM tokens t WHERE t.key = k.key)
 				LIMIT @limit)`, `
 			DELETE FROM token_events
 			WHERE id IN (

@@ -236,7 +236,7 @@ func leap(ctx context.Context, tx pgx.Tx, proof Outside) (l leaps, err error) {
 		return l, fmt.Errorf("leap ids: %w", err)
 	}
 	// All numbers below the leap count as granted, so the rows of the lower branches can be
-	// deleted.
+	// deleted. A trigger keeps in watermark_past how far the database knew them; see Tokens.Return.
 	err = tx.QueryRow(ctx, `
 		WITH next AS (
 			SELECT greatest(c.leapt_to, @number, (SELECT max(pending) FROM watermark_branches)) + @far AS number

@@ -22,6 +22,11 @@ type Cluster struct {
 	Stored  []Stored    `json:"stored"`
 
 	Tenants []TenantChange `json:"tenants"` // by number of the ledger
+
+	Incarnation int64        `json:"incarnation"` // of the database
+	Spent       []Spent      `json:"spent"`
+	Limits      []SpendLimit `json:"limits"`
+	Breakers    []Breaker    `json:"breakers"`
 }
 
 // TenantChange is a row of tenant_log: the parent and the limits of a tenant from that
@@ -275,6 +280,15 @@ type Machine struct {
 	Events      []MachineEvent `json:"events"`      // by number of the ledger
 	Allocations []Allocation   `json:"allocations"` // by number of the ledger
 	Nominations []Nomination   `json:"nominations"` // of its devices, by number of the ledger
+	Windows     []Window       `json:"windows"`     // by id, without canceled ones
+}
+
+// Window is a maintenance window of a machine.
+type Window struct {
+	ID        int64     `json:"id"`
+	ClosesAt  time.Time `json:"closes_at"` // nothing is placed on the machine from then on
+	EndsAt    time.Time `json:"ends_at"`
+	UpdatedAt time.Time `json:"updated_at"` // time of the latest change to these times
 }
 
 // Nomination is a row of nomination_log: between two ledger numbers, a part of a device was

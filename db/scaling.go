@@ -1,0 +1,210 @@
+package db
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+	"berth/internal/control/cloud"
+)
+
+// ScalerActor is the actor of the leader's scaler in launches and in drains of machines. Launches of
+// other actors are not changed by the scaler.
+const ScalerActor = cloud.ScalerActor
+
+// FleetMachine is a launch of the scaler that is not settled, with the facts about its machine.
+type FleetMachine struct {
+	cloud.Record
+	EmptySince time.Time `json:"empty_since,omitzero"` // zero: used, or not yet joined
+	// DrainActor is the author of the machine's drain, and DrainedAt its time; zero: it does not drain.
+	DrainActor string    `json:"drain_actor"`
+	DrainedAt  time.Time `json:"drained_at,omitzero"`
+}
+
+// unusedMachine is true for a machine m without use: no allocation counts against it, and none has
+// results to store there.
+const unusedMachine = `(m.cpu_m_used = 0 AND m.mem_mb_used = 0 AND m.disk_mb_used = 0 AND m.gpu_milli_used = 0
+	AND NOT EXISTS (SELECT 1 FROM allocations a WHERE a.machine_id = m.id AND ` + heldThere + `))`
+
+// emptyMachine is true for a machine m without use whose rows are the whole truth: its launch l is of the
+// present incarnation of the database, row c of cluster, its agent is not silent, and it has no container
+// that the database does not know. After a restore, jobs of the lost tail may run on a machine that has no
+// use in the rows; a machine whose launch is older than the restore is therefore left to an admin.
+const emptyMachine = `(` + unusedMachine + ` AND l.incarnation = c.incarnation AND m.pending_kills = '{}'
+	AND NOT EXISTS (SELECT 1 FROM machine_leases s WHERE s.machine_id = m.id AND s.until < clock_timestamp()))`
+
+// Fleet records since when machines of the scaler are empty, and requests the ends of the launches that
+// unfitLaunches selects. It returns the launches of the scaler that are not settled, by name, and the time of
+// the database.
+func (d *Scaling) Fleet(ctx context.Context, term Term) (list []FleetMachine, now time.Time, err error) {
+	args := pgx.NamedArgs{"actor": ScalerActor}
+	var ended []berth.MachineID
+	err = d.leaderTx(ctx, term, func(tx pgx.Tx) error {
+		if ended, err = endUnfit(ctx, tx); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, `
+			UPDATE launches l
+			SET empty_since = CASE WHEN `+emptyMachine+` THEN clock_timestamp() END
+			FROM machines m, cluster c
+			WHERE m.id = l.machine AND l.actor = @actor AND l.state = 'serving'
+			  AND (l.empty_since IS NULL) = `+emptyMachine, args)
+		if err != nil {
+			return err
+		}
+		if err := tx.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&now); err != nil {
+			return err
+		}
+		rows, err := tx.Query(ctx, `
+			SELECT `+launchDocument+` || coalesce((
+				SELECT jsonb_build_object('drain_actor', m.drain_actor, 'drained_at', m.state_at)
+				FROM machines m
+				WHERE m.id = l.machine AND m.state = 'draining'), '{}')
+			FROM launches l, cluster c
+			WHERE l.actor = @actor AND l.state NOT IN ('gone', 'failed')
+			ORDER BY l.machine`, args)
+		if err != nil {
+			return err
+		}
+		list, err = pgx.CollectRows(rows, pgx.RowTo[FleetMachine])
+		return err
+	})
+	if err == nil {
+		for _, id := range ended {
+			d.hub.Publish(TopicLaunch, string(id))
+		}
+	}
+	return list, now, mapError(err, "launches of the scaler")
+}
+
+// Grown is a launch of the scaler that counts as growth.
+type Grown struct {
+	Tenant berth.TenantID
+	At     time.Time
+}
+
+// Growth returns the launches of the scaler since a time, failed ones included.
+func (d *Scaling) Growth(ctx context.Context, since time.Time) ([]Grown, error) {
+	rows, err := d.pool.Query(ctx, `
+		SELECT tenant, created_at
+		FROM launches
+		WHERE actor = @actor AND created_at > @since
+		ORDER BY created_at`,
+		pgx.NamedArgs{"actor": ScalerActor, "since": since})
+	if err != nil {
+		return nil, mapError(err, "launches of the scaler")
+	}
+	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Grown])
+	return list, mapError(err, "launches of the scaler")
+}
+
+// Request creates launches for the scaler, all or none, in the term of the leader. It is Launches.Request
+// with three more refusals, each a conflict: admission is paused, a breaker of the request is open, or
+// another launch probes a half-open one. The first launch becomes the probe of a half-open breaker.
+func (d *Scaling) Request(ctx context.Context, term Term, r cloud.Request, machines []berth.MachineID,
+	requestID string) ([]cloud.Record, error) {
+	var list []cloud.Record
+	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
+		list = list[:0]
+		if err := lockBurst(ctx, tx, r.Tenant); err != nil {
+			return err
+		}
+		a, err := readAdmission(ctx, tx)
+		if err != nil {
+			return err
+		}
+		if a.Paused {
+			return berth.Errorf(berth.CodeConflict, "admission is paused: %s", a.Reason)
+		}
+		for _, m := range machines {
+			l, err := requestLaunch(ctx, tx, r, m, requestID, ScalerActor)
+			if err != nil {
+				return err
+			}
+			list = append(list, l)
+		}
+		if err := probe(ctx, tx, r, list); err != nil || r.Tenant == "" {
+			return err
+		}
+		return keepTenant(ctx, tx, r.Tenant)
+	})
+	if err != nil {
+		return nil, mapError(err, "launch")
+	}
+	for _, l := range list {
+		d.hub.Publish(TopicLaunch, string(l.Machine))
+	}
+	return list, nil
+}
+
+// probeRest is the least time between two probes of a breaker whose first one ended without an answer.
+const probeRest = 3 * time.Minute
+
+// probe takes the probes of all breakers that concern a request, or fails with a conflict. Breakers are
+// locked after launches.
+func probe(ctx context.Context, tx pgx.Tx, r cloud.Request, list []cloud.Record) error {
+	if len(list) == 0 {
+		return nil
+	}
+	args := breakerArgs(r.Breakers())
+	args["probe"], args["rest"] = fmt.Sprintf("%s/%d", list[0].Machine, list[0].N), probeRest
+	rows, err := tx.Query(ctx, `
+		SELECT b.key
+		FROM breakers b
+		WHERE (b.scope, b.key) IN (SELECT * FROM unnest(@scopes::text[], @keys::text[]))
+		  AND (b.until IS NULL OR b.until > '-infinity')
+		ORDER BY b.scope, b.key
+		FOR NO KEY UPDATE`, args)
+	if err != nil {
+		return err
+	}
+	keys, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil || len(keys) == 0 {
+		return err
+	}
+	tag, err := tx.Exec(ctx, `
+		UPDATE breakers b
+		SET probe = @probe, probe_at = clock_timestamp()
+		WHERE (b.scope, b.key) IN (SELECT * FROM unnest(@scopes::text[], @keys::text[]))
+		  AND b.until > '-infinity' AND b.until <= clock_timestamp()
+		  AND (b.probe IN ('', @probe) OR b.probe_at < clock_timestamp() - @rest::interval AND NOT EXISTS (
+			SELECT 1
+			FROM launches l
+			WHERE l.machine || '/' || l.n = b.probe AND l.state IN ('requested', 'sent')))`, args)
+	if err != nil {
+		return err
+	}
+	if tag.RowsAffected() < int64(len(keys)) || len(list) > 1 {
+		return &berth.Error{Code: berth.CodeConflict, Slug: SlugProbed, Message: "the cloud refused such a launch a " +
+			"short time ago, and is not tried again yet"}
+	}
+	return nil
+}
+
+// SlugProbed is the slug of a conflict with an open breaker, or with the probe of a half-open one.
+const SlugProbed = "breaker-closed"
+
+// Breakers returns all breakers that have refused, with the launch that probes each, as machine/n.
+func (d *Scaling) Breakers(ctx context.Context) ([]ProbedBreaker, error) {
+	rows, err := d.pool.Query(ctx, `
+		SELECT to_jsonb(b) || jsonb_build_object('probing', b.probe <> '' AND (
+			b.probe_at >= clock_timestamp() - @rest::interval OR EXISTS (
+				SELECT 1 FROM launches l WHERE l.machine || '/' || l.n = b.probe AND l.state IN ('requested', 'sent'))))
+		FROM breakers b
+		WHERE b.until IS NULL OR b.until > '-infinity'
+		ORDER BY b.scope, b.key`, pgx.NamedArgs{"rest": probeRest})
+	if err != nil {
+		return nil, mapError(err, "breakers")
+	}
+	list, err := pgx.CollectRows(rows, pgx.RowTo[ProbedBreaker])
+	return list, mapError(err, "breakers")
+}
+
+// ProbedBreaker is a breaker with the state of its probe.
+type ProbedBreaker struct {
+	cloud.Breaker
+	Probing bool `json:"probing"` // a launch tries the scope, or did so less than probeRest ago
+}

@@ -1,0 +1,66 @@
+package db_test
+
+import (
+	"fmt"
+	"testing"
+
+	"berth"
+)
+
+// Jobs of a lost tail may run on a machine that has no use in the rows.
+func TestNothingThatMayRunLostJobsIsDrainedOrEnded(t *testing.T) {
+	t.Parallel()
+	for what, doubt := range map[string]string{
+		"a restore since the launch": `UPDATE cluster SET incarnation = incarnation + 1`,
+		"an unknown container":       `UPDATE machines SET pending_kills = '{7}' WHERE id = 'm0'`,
+		"an agent that is silent so far": `INSERT INTO machine_leases (machine_id, epoch, agent_boot, until) VALUES ('m0', 1, 'a', now() - interval '1 s')
+			ON CONFLICT (machine_id) DO UPDATE SET until = excluded.until`,
+	} {
+		for _, drained := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, drained %v", what, drained), func(t *testing.T) {
+				t.Parallel()
+				s := newFleet(t)
+				term, ctx := s.term(), t.Context()
+				s.serves("m0")
+				list, _, err := s.db.Scaling.Fleet(ctx, term)
+				if err != nil || list[0].EmptySince.IsZero() {
+					t.Fatalf("fleet %+v, %v", list, err)
+				}
+				if drained {
+					if done, err := s.db.Scaling.Drain(ctx, term, "m0"); !done || err != nil {
+						t.Fatal(done, err)
+					}
+				}
+				mustExec(t, s.pool, doubt)
+				if list, _, err = s.db.Scaling.Fleet(ctx, term); err != nil || !list[0].EmptySince.IsZero() {
+					t.Errorf("the machine is empty since %s, %v", list[0].EmptySince, err)
+				}
+				if done, err := s.db.Scaling.Drain(ctx, term, "m0"); done || err != nil {
+					t.Errorf("drain: %v, %v", done, err)
+				}
+				if done, err := s.db.Scaling.Stop(ctx, term, "m0"); done || err != nil {
+					t.Errorf("end: %v, %v", done, err)
+				}
+				if done, err := s.db.Scaling.Undrain(ctx, term, "m0"); done != drained || err != nil {
+					t.Errorf("return: %v, %v", done, err)
+				}
+			})
+		}
+	}
+}
+
+// A provider that was configured in the lost tail has no row about its instances.
+func TestAProviderWithoutAListingLaunchesNothingAfterARestore(t *testing.T) {
+	t.Parallel()
+	s := newFleet(t)
+	mustExec(t, s.pool, `UPDATE cluster SET incarnation = incarnation + 1`)
+	if err := s.scaled(s.term(), "r1", "v1"); berth.CodeOf(err) != berth.CodeUnavailable {
+		t.Errorf("request: %v", err)
+	}
+	if err := s.db.Launches.Listed(t.Context(), "lab", s.incarnation()); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.scaled(s.term(), "r2", "v1"); err != nil {
+		t.Error(err)
+	}
+}
