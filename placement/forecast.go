@@ -88,7 +88,7 @@ func (o *Forecast) Why(id berth.JobID) (w explain.JobExplanation, ok bool) {
 	defer r.finish()
 	r.open()
 	x := r.shares.Contenders[s.queue.Account(e.Tenant).Index]
-	read := explain.NewReading(r.Moment, &r.policy, s.queue, r.shares, r.nominations)
+	read := explain.NewReading(r.Moment, &r.policy, s.cluster, s.queue, r.shares, r.nominations)
 	w = o.estimated(r, e)
 	w.Fit, w.Terms = o.fit(e.Class), read.Terms(x, e)
 	if len(e.Data) > 0 {
@@ -146,7 +146,7 @@ func (o *Forecast) Overview(classes int) []explain.Waiting {
 	r := o.planner.begin(s, o.now)
 	defer r.finish()
 	r.open()
-	read := explain.NewReading(r.Moment, &r.policy, s.queue, r.shares, r.nominations)
+	read := explain.NewReading(r.Moment, &r.policy, s.cluster, s.queue, r.shares, r.nominations)
 	entries := slices.Clone(s.queue.Waiting)
 	place := func(e *queue.Entry) int {
 		if p := o.expected[e.ID].Position; p > 0 {
@@ -189,7 +189,9 @@ func (r *run) later(x *queue.Contender, e *queue.Entry) time.Time {
 		return time.Time{}
 	}
 	r.snapshot.cluster.Settle(e.Class)
+	r.reservations.Limit = e.TimeLimit
 	places := r.reservations.Places(e.Class)
+	r.reservations.Limit = 0
 	switch {
 	case places == nil:
 		return time.Time{}

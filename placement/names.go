@@ -22,6 +22,8 @@ type (
 	Running = cluster.Running
 	// Pool is the rule of a pool that accepts the jobs of some tenants only.
 	Pool = cluster.Pool
+	// Window is the next maintenance window of a machine.
+	Window = cluster.Window
 )
 
 // CompileConstraint checks a placement constraint. The error names the column and

@@ -168,6 +168,9 @@ func (r *run) open() {
 	s.queue.Advance(r.Now)
 	s.cluster.Settle(nil)
 	r.nominations.Load(s.nominations, s.queue)
+	if len(s.cluster.Windows) > 0 {
+		r.placer.Far = r.reservations.HoldWindows()
+	}
 	r.turn.Open()
 }
 
@@ -254,10 +257,10 @@ func (r *run) start(x *queue.Contender, e *queue.Entry, start berth.Start) {
 // a reserved start for the job.
 func (r *run) refuse(x *queue.Contender, e *queue.Entry) {
 	c := e.Class
-	if r.planner.Explain && !r.placer.Closed(c) {
+	if r.planner.Explain && !r.placer.Closed(c) && !r.placer.Stuck(c, r.placer.Over) {
 		r.explain(c)
 	}
-	r.placer.Close(c, r.placer.End)
+	r.placer.Fail(c)
 	x.Tried = true
 	if r.nominations.Repairs && c.Members() > 1 && len(r.blocked) < preempt.MaxYields {
 		r.blocked = append(r.blocked, e)
@@ -306,6 +309,7 @@ func (r *run) holdsUp(x *queue.Contender, e *queue.Entry) bool {
 func (r *run) place(e *queue.Entry) (berth.Start, bool) {
 	c := e.Class
 	r.placer.End = r.over(e)
+	r.placer.Over = r.placer.End
 	marks := r.nominations.Marks[e.ID]
 	if len(marks) == 0 && r.placer.Hopeless(c) {
 		return berth.Start{}, false

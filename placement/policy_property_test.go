@@ -30,6 +30,7 @@ type arena struct {
 	requests    map[string]spec.Request
 	failing     map[berth.JobID]time.Time // gangs that lost a member, and the time when the other members have stopped
 	apart       bool                      // no device is shared by two tenants
+	windows     []placement.Window
 }
 
 func newArena(t interface{ Fatalf(string, ...any) }, p placement.Planner) *arena {
@@ -90,6 +91,7 @@ func (a *arena) fresh() *placement.Snapshot {
 		s.UpsertMachine(a.machines[id])
 	}
 	s.SetNominations(a.nominations)
+	placement.SetWindows(s, a.windows)
 	return s
 }
 

@@ -124,11 +124,12 @@ func (r *pruner) shut(c *cluster.Class) {
 // has no reserved starts and preemptions left, and the job has no nomination.
 func (r *pruner) Useless(e *queue.Entry) bool {
 	c := e.Class
-	if !r.placer.Closed(c) || r.reservations.Heads < r.policy.Backfill || r.preemption.Searches > 0 ||
+	stuck := e.Limit > 0 && r.placer.Stuck(c, r.Now.Add(e.Limit))
+	if !r.placer.Closed(c) && !stuck || r.reservations.Heads < r.policy.Backfill || r.preemption.Searches > 0 ||
 		r.nominations.Marks[e.ID] != nil {
 		return false
 	}
-	return e.Limit <= 0 || r.tooLong(c, e.Limit)
+	return stuck || e.Limit <= 0 || r.tooLong(c, e.Limit)
 }
 
 // Closed reports whether this plan can do nothing more for any job of the class. Once

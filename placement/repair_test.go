@@ -139,3 +139,23 @@ func TestARepairDisplacesOnlyWhatIsInTheHole(t *testing.T) {
 		t.Errorf("preempts %+v", plan.Preempt)
 	}
 }
+
+// A gang under repair yields to no job that could not use the room because of maintenance windows.
+func TestARepairYieldsToNoJobThatAWindowBars(t *testing.T) {
+	t.Parallel()
+	for _, x := range []struct {
+		limit time.Duration
+		yield []berth.JobID
+	}{{20 * time.Hour, nil}, {5 * time.Hour, []berth.JobID{"a"}}, {0, []berth.JobID{"a"}}} {
+		s := repair(t, "m1", "m3")
+		var windows []placement.Window
+		for i, m := range []berth.MachineID{"m0", "m2"} {
+			windows = append(windows, placement.Window{ID: int64(i), Machine: m, Closes: noon.Add(10 * time.Hour), Lead: noon.Add(9 * time.Hour)})
+		}
+		placement.SetWindows(s, windows)
+		s.UpsertJob(placement.Job{ID: "b", Tenant: "x", Class: "2", Version: 1, Priority: 500, SubmittedAt: noon.Add(time.Second), EligibleAt: noon, TimeLimit: x.limit})
+		if plan := (placement.Planner{}).Plan(s, noon); !slices.Equal(plan.Yield, x.yield) || len(plan.Start) != 0 {
+			t.Errorf("for a job with limit %s: yields %v, want %v; starts %v", x.limit, plan.Yield, x.yield, places(plan))
+		}
+	}
+}

@@ -233,6 +233,14 @@ func (s *Snapshot) Ahead(id berth.JobID, now time.Time) (n int, ok bool) {
 	return s.queue.Ahead(id, now)
 }
 
+// RequestOf returns the request of a class in a snapshot; ok is false for a class that is not defined.
+func RequestOf(s *Snapshot, class string) (r spec.Request, ok bool) {
+	if c := s.cluster.Classes[class]; c != nil {
+		return c.Request, true
+	}
+	return r, false
+}
+
 // SetPools replaces the rules of pools in a snapshot. The caller must not change the list afterwards.
 // Call SetPools after changes to tenants, too, since the rules also apply to tenants below.
 // If a pool has opened or closed for a tenant, the tenant's waiting jobs get other classes, in
@@ -247,6 +255,10 @@ func SetPools(s *Snapshot, rules []cluster.Pool) {
 		}
 	}
 }
+
+// SetWindows replaces the maintenance windows in a snapshot. The caller must not change the list
+// afterwards.
+func SetWindows(s *Snapshot, list []cluster.Window) { s.cluster.Schedule(list) }
 
 // Explain compares the request with all machines, clause by clause, with the code that
 // places jobs. It does not change the queue. Shares that other tenants have of devices do not

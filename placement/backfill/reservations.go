@@ -23,6 +23,7 @@ type Reservations struct {
 
 	lists   [][]Reservation // by Hold.Index, each by time
 	Longest time.Time       // the latest start of a reservation
+	Limit   time.Duration   // time limit of the present job of Reserve or Places; 0: none
 	Heads   int             // jobs with a reserved start
 	Starts  map[berth.JobID]time.Time
 	fresh   map[*cluster.Node][]*cluster.Holder // jobs that this plan has started
@@ -97,6 +98,9 @@ func (r *Reservations) needed(h *cluster.Hold) (out cluster.Amount) {
 	for i := range list {
 		if i+1 < len(list) && list[i+1].At.Equal(list[i].At) {
 			continue // the last reservation of a moment sums up all of them
+		}
+		if afterWindow(n, list[i].At) {
+			break // any job that starts now leaves before
 		}
 		var left cluster.Amount
 		for _, x := range list[:i+1] {

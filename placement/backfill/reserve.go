@@ -21,7 +21,9 @@ type Opening struct {
 // limits, and keeps the capacity for the job from then on. ok is false if no such time
 // is known.
 func (r *Reservations) Reserve(e *queue.Entry) (at time.Time, ok bool) {
+	r.Limit = e.TimeLimit
 	best := r.Places(e.Class)
+	r.Limit = 0
 	if best == nil {
 		return time.Time{}, false
 	}
@@ -262,8 +264,12 @@ func (r *Reservations) opens(
 			slices.SortStableFunc(agenda, func(a, b release) int { return a.at.Compare(b.at) })
 		}
 	}
+	if list, ok := r.withWindow(n, agenda[:len(agenda):len(agenda)]); ok {
+		agenda = list
+		slices.SortStableFunc(agenda, func(a, b release) int { return a.at.Compare(b.at) })
+	}
 	for i := 0; ; {
-		for want > 0 {
+		for want > 0 && !r.crosses(n, at) {
 			devices, ok := fit.Devices(c, x, allowed)
 			if !ok {
 				break

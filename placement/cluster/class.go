@@ -74,6 +74,7 @@ func NewClass(name string, r spec.Request) *Class {
 		}
 	}
 	c.Reads.network = c.Members() > 1
+	c.Reads.price = r.MaxPrice > 0
 	if r.SameLabel != "" {
 		c.Reads.addLabel(r.SameLabel)
 	}
@@ -99,8 +100,19 @@ var Selectors = []selector{
 	{"region", func(c *Class, m *Machine) bool {
 		return len(c.Request.Regions) == 0 || slices.Contains(c.Request.Regions, m.Region)
 	}},
-	{"site", func(c *Class, m *Machine) bool {
-		return c.Request.Site == "" || c.Request.Site == m.Site
+	{"residency", func(c *Class, m *Machine) bool { return spec.Resident(c.Request.Residency, m.Region) }},
+	{"site", func(c *Class, m *Machine) bool { return c.Request.Site == "" || c.Request.Site == m.PlacedAt() }},
+	{"spot", func(c *Class, m *Machine) bool {
+		switch c.Request.Spot {
+		case spec.SpotNever:
+			return m.Market != MarketSpot
+		case spec.SpotOnly:
+			return m.Market == "" || m.Market == MarketSpot
+		}
+		return true
+	}},
+	{"max_price", func(c *Class, m *Machine) bool {
+		return c.Request.MaxPrice == 0 || m.Market == "" || m.Price > 0 && m.Price <= c.Request.MaxPrice
 	}},
 	{"labels", func(c *Class, m *Machine) bool { return m.hasLabels(c.Labels) }},
 	{"file_inputs", func(c *Class, m *Machine) bool { return m.hasLabels(c.Volumes) }},

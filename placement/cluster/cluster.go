@@ -26,6 +26,9 @@ type Cluster struct {
 	tenancy *Tenancy   // nil: tenants share devices
 	pools   *poolRules // nil: all pools accept the jobs of all tenants
 
+	Windows []Window                    // the next window of each machine that has one, by machine
+	windows map[berth.MachineID]*Window // the same, by machine
+
 	profile  Profile
 	Kinds    []*Kind          // only grows, until the profile changes
 	byKey    map[string]*Kind // by Profile.key
@@ -73,6 +76,7 @@ func (s *Cluster) Upsert(m Machine) {
 	if n == nil {
 		n = &Node{On: s.occupantsOf(m.ID), Index: s.index(), tenancy: s.tenancy}
 		n.Leaf.Item, n.Leaf.Weight = n, WeightOf(string(m.ID))
+		n.Window = s.windows[m.ID]
 		s.Nodes[m.ID] = n
 	} else {
 		s.withdraw(n)

@@ -3,6 +3,7 @@ package cluster
 import (
 	"encoding/binary"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 
@@ -13,8 +14,8 @@ import (
 // equal values are of one kind. So a label that no request names, such as a host
 // name, does not make a kind of each machine.
 type Profile struct {
-	ID, cpus, memory, index, allLabels, network bool
-	labels                                      []string // sorted
+	ID, cpus, memory, index, allLabels, network, price bool
+	labels                                             []string // sorted
 }
 
 func (p *Profile) addLabel(key string) {
@@ -32,11 +33,12 @@ func (p *Profile) merge(o Profile) bool {
 	p.index = p.index || o.index
 	p.allLabels = p.allLabels || o.allLabels
 	p.network = p.network || o.network
+	p.price = p.price || o.price
 	for _, k := range o.labels {
 		p.addLabel(k)
 	}
 	return p.ID != was.ID || p.cpus != was.cpus || p.memory != was.memory || p.index != was.index ||
-		p.allLabels != was.allLabels || p.network != was.network || len(p.labels) != labels
+		p.allLabels != was.allLabels || p.network != was.network || p.price != was.price || len(p.labels) != labels
 }
 
 // key appends to b the attributes that define the machine's kind: machines with equal
@@ -51,6 +53,10 @@ func (p *Profile) key(b []byte, m *Machine, variants []Variant) []byte {
 	field(m.Pool)
 	field(m.Region)
 	field(m.Site)
+	field(m.Market)
+	if p.price {
+		number(int64(math.Float64bits(m.Price)))
+	}
 	if m.Fences {
 		number(1)
 	} else {

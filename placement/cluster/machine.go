@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"berth"
+	"berth/spec"
 )
 
 // Machine is the row of a machine.
@@ -26,7 +27,22 @@ type Machine struct {
 	Network string   // all members of a gang are on machines of one network
 	GPUs    []Device // by index
 
+	// Market and Price come from the launch of a machine of a cloud. An empty market: Berth did not launch it.
+	Market string
+	Price  float64 // US dollars an hour; 0: unknown
+
 	EngineSilentSince time.Time // since when its container engine is silent; zero: it answers
+}
+
+// MarketSpot is the market of machines that a cloud may take back at short notice.
+const MarketSpot = "spot"
+
+// PlacedAt returns the site of the machine. A machine that Berth launched is in a cloud, whatever its agent reports.
+func (m *Machine) PlacedAt() string {
+	if m.Market != "" {
+		return spec.SiteCloud
+	}
+	return m.Site
 }
 
 // Device is one GPU of a machine, or one MIG slice.
@@ -58,7 +74,7 @@ func (m *Machine) hasLabels(labels map[string]string) bool {
 // sameKind reports whether m and o agree in every attribute that may decide a kind.
 func (m *Machine) sameKind(o *Machine) bool {
 	return m.Pool == o.Pool && m.Region == o.Region && m.Site == o.Site && m.Fences == o.Fences &&
-		m.Network == o.Network &&
+		m.Network == o.Network && m.Market == o.Market && m.Price == o.Price &&
 		m.Total.CPUMilli == o.Total.CPUMilli && m.Total.MemoryMiB == o.Total.MemoryMiB &&
 		slices.EqualFunc(m.GPUs, o.GPUs, func(a, b Device) bool {
 			return a.Index == b.Index && a.Model == b.Model && a.MemoryMiB == b.MemoryMiB
@@ -73,7 +89,9 @@ const Unhealthy = math.MinInt64 / 2
 // yet committed, and its place in the tree of its kind.
 type Node struct {
 	Machine
-	Index    int // the machine's index in caches; reused after the machine is removed
+	Window   *Window // its next maintenance window; nil: none
+	Near     bool    // Window was near in the latest plan
+	Index    int     // the machine's index in caches; reused after the machine is removed
 	Kind     *Kind
 	Variants []int // of each device: its position in Kind.Variants
 

@@ -196,6 +196,8 @@ func noneText(c condition, r ruledOut) string {
 			list = append(list, fmt.Sprintf("and %d more", more))
 		}
 		return c.none + " (" + strings.Join(list, "; ") + ")"
+	case c.name == "maintenance":
+		return windowText(r)
 	case r.best != nil && c.most.of(r.best) > 0:
 		return fmt.Sprintf("%s (most: %s on %s)", c.none, c.most.text(c.most.of(r.best)), r.best.ID)
 	}
@@ -217,8 +219,8 @@ func stateText(m *cluster.Machine) string {
 type clauses struct{ *cluster.Class }
 
 // conditions lists every clause of the request in the order in which clauses rule out
-// machines: state, fixed properties, total capacity, free capacity. State and free
-// capacity do not last: they change without a change to the request or the machine.
+// machines: state, fixed properties, total capacity, maintenance, free capacity. State, maintenance and
+// free capacity do not last: they change without a change to the request or the machine.
 func (c clauses) conditions() []condition {
 	r := c.Request
 	list := []condition{
@@ -239,6 +241,7 @@ func (c clauses) conditions() []condition {
 			fails: func(n *cluster.Node) bool { return slices.Contains(r.Avoid, n.ID) },
 			one:   "is avoided by the job", many: "are avoided by the job", none: "the job avoids every machine"})
 	list = append(list, c.totalConditions()...)
+	list = append(list, windowCondition())
 	return append(list, c.freeConditions()...)
 }
 
@@ -257,8 +260,21 @@ func (c clauses) selectorText(name string) condition {
 		return c.poolCondition()
 	case "region":
 		return is("in region " + strings.Join(r.Regions, " or "))
+	case "residency":
+		return is("in a region that begins with " + strings.Join(r.Residency, " or ") + ", as an input demands")
 	case "site":
 		return is("at site " + r.Site)
+	case "spot":
+		if r.Spot == spec.SpotNever {
+			const text = "a machine of the spot market, which placement.spot forbids"
+			return condition{one: "is " + text, many: "are machines of the spot market, which placement.spot forbids",
+				none: "each machine is " + text}
+		}
+		return is("of the spot market, as placement.spot demands")
+	case "max_price":
+		text := fmt.Sprintf("more than the $%g an hour of placement.max_price_per_hour, or a price that is not known",
+			r.MaxPrice)
+		return condition{one: "costs " + text, many: "cost " + text, none: "each machine costs " + text}
 	case "labels":
 		return has("label " + labelText(c.Labels))
 	case "file_inputs":

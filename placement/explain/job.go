@@ -48,7 +48,8 @@ type JobExplanation struct {
 // Blocker is one reason why a job does not start.
 type Blocker struct {
 	// Code is stable: held, not_eligible, parallel, limit, max_running, borrowing, budget,
-	// unsatisfiable, no_machines, no_room, engine_silent, stopping, overdue, reserved or behind.
+	// unsatisfiable, no_machines, no_room, engine_silent, maintenance, stopping, overdue, reserved or
+	// behind.
 	Code   string `json:"code"`
 	Text   string `json:"text"`
 	Change string `json:"change"` // advice that would remove the blocker
@@ -57,7 +58,7 @@ type Blocker struct {
 	// Jobs lists the jobs that stop, with code stopping, or the older job, with code overdue.
 	Jobs []berth.JobID `json:"jobs,omitempty"`
 
-	Machines []berth.MachineID `json:"machines,omitempty"` // of engine_silent
+	Machines []berth.MachineID `json:"machines,omitempty"` // of engine_silent and maintenance
 }
 
 // Holder is a running job that holds capacity on machines of interest.
@@ -79,15 +80,16 @@ type Term struct {
 type Reading struct {
 	*cluster.Moment
 	policy      *queue.Policy
+	cluster     *cluster.Cluster
 	queue       *queue.Queue
 	shares      *queue.Shares
 	nominations *preempt.Nominations
 }
 
 // NewReading returns the reading of a plan.
-func NewReading(at *cluster.Moment, policy *queue.Policy, q *queue.Queue, s *queue.Shares,
+func NewReading(at *cluster.Moment, policy *queue.Policy, c *cluster.Cluster, q *queue.Queue, s *queue.Shares,
 	n *preempt.Nominations) *Reading {
-	return &Reading{Moment: at, policy: policy, queue: q, shares: s, nominations: n}
+	return &Reading{Moment: at, policy: policy, cluster: c, queue: q, shares: s, nominations: n}
 }
 
 // Blockers lists the reasons that lie in the job itself: its own state, its quota and the
@@ -128,6 +130,9 @@ func (r *Reading) Blockers(x *queue.Contender, e *queue.Entry, w JobExplanation)
 		if len(machines.SilentEngines) > 0 {
 			list = append(list, engineBlocker(machines.SilentEngines))
 		}
+	}
+	if b, ok := r.windowBlocker(e); ok && !w.StartsNow {
+		list = append(list, b)
 	}
 	// Nominated capacity with a holder is not free yet: a victim still occupies it.
 	var victims []berth.JobID

@@ -1,6 +1,7 @@
 package explain
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"strconv"
@@ -103,8 +104,16 @@ func missing(c *cluster.Class, clause string, nodes []*cluster.Node) *Shortfall 
 	case "region":
 		return &Shortfall{"region", strings.Join(r.Regions, " or "),
 			joined(nodes, func(n *cluster.Node) string { return n.Region })}
+	case "residency":
+		return &Shortfall{"residency", strings.Join(r.Residency, " or "),
+			joined(nodes, func(n *cluster.Node) string { return n.Region })}
 	case "site":
-		return &Shortfall{"site", r.Site, joined(nodes, func(n *cluster.Node) string { return n.Site })}
+		return &Shortfall{"site", r.Site, joined(nodes, func(n *cluster.Node) string { return n.PlacedAt() })}
+	case "spot":
+		return &Shortfall{"spot", string(r.Spot), joined(nodes, func(n *cluster.Node) string { return n.Market })}
+	case "max_price":
+		return &Shortfall{"max_price_per_hour", fmt.Sprintf("$%g", r.MaxPrice),
+			joined(nodes, func(n *cluster.Node) string { return fmt.Sprintf("$%g", n.Price) })}
 	case "labels":
 		return &Shortfall{"labels", labelText(c.Labels), "no machine has all these labels"}
 	case "file_inputs":

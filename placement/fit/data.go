@@ -149,7 +149,7 @@ func (r *Placer) nearer(c *cluster.Class, avoid []berth.MachineID, group string,
 	if r.stocks[0].mib <= have {
 		return found
 	}
-	look := Search{Class: c, avoid: avoid, Group: group}
+	look := r.search(c, avoid, group)
 	byUsable := r.ByUsable && !spreads(c) && r.packer.fleet.of(found.Node) != nil
 	least, taken, ok := r.costs(c, found.Node, found.Allowed, byUsable)
 	if !ok {

@@ -25,7 +25,7 @@ func (r *Placer) Gang(c *cluster.Class, avoid []berth.MachineID, group string) (
 			found = r.nearer(c, avoid, group, found)
 		}
 		r.ledger.Take(found)
-		if len(avoid) == 0 && group == "" && found.Node == best {
+		if len(avoid) == 0 && group == "" && found.Node == best && !r.crosses() {
 			r.last[c] = found // the best of all machines, not of a restricted set
 		}
 		ranks = append(ranks, found.Grant)
@@ -55,7 +55,7 @@ type Site struct {
 func (r *Placer) Stay(c *cluster.Class, avoid []berth.MachineID, group string, former []Site) ([]berth.Grant, bool) {
 	start := r.ledger.Mark()
 	ranks := make([]berth.Grant, 0, c.Members())
-	look := Search{Class: c, avoid: avoid, Group: group}
+	look := r.search(c, avoid, group)
 	for _, m := range former {
 		ranks = r.staySite(&look, m, ranks)
 	}

@@ -46,6 +46,9 @@ type Placer struct {
 	looks    int                                   // costs read so far; see maxLooks
 	scanned  int                                   // groups passed over so far; see looksPerScan
 	End      time.Time                             // end of the present job; zero: unknown
+	Over     time.Time                             // the same, also in trials without held capacity
+	Latest   time.Time                             // when the present job starts at the latest; zero: now
+	Far      time.Time                             // first close of a machine whose window is not near
 	Wants    []spec.DataKey                        // data of the present job
 	Moved    []Near                                // members that moved to their job's data
 	stocks   []stock                               // buffer
@@ -61,11 +64,13 @@ type Memory struct {
 
 // classMemory is the outcome of the searches for one class.
 type classMemory struct {
-	closed  int       // plan in which a job of the class had no room
-	shorter time.Time // in that plan, only jobs that end before this are searched; zero: none
-	barren  int       // epoch in which no machine has room for a member
-	never   int       // Cluster.Shape in which the class does not fit on empty machines
-	ever    int       // Cluster.Shape in which the class fits on empty machines
+	closed   int       // plan in which a job of the class had no room
+	shorter  time.Time // in that plan, only jobs that end before this are searched; zero: none
+	crossed  int       // plan in which a job that may run into a maintenance window had no room
+	crossing time.Time // in that plan, only such jobs that end before this are searched
+	barren   int       // epoch in which no machine has room for a member
+	never    int       // Cluster.Shape in which the class does not fit on empty machines
+	ever     int       // Cluster.Shape in which the class fits on empty machines
 }
 
 // of returns the memory of a class. Plans remember nothing about a class without a number.
@@ -116,7 +121,7 @@ func (r *Placer) Close(c *cluster.Class, end time.Time) { r.memory.of(c).close(r
 func (r *Placer) Hopeless(c *cluster.Class) bool {
 	m := r.memory.of(c)
 	if m.closed != r.Number {
-		return false
+		return !r.Over.IsZero() && r.Stuck(c, r.Over)
 	}
 	return r.End.IsZero() || len(r.ledger.Holds) == 0 || !m.shorter.IsZero() && !r.End.Before(m.shorter)
 }
@@ -165,7 +170,7 @@ func (r *Placer) Brief(s *Search) (cluster.Choice, bool) {
 // the machines. Held capacity comes first, which leaves the other free capacity to other
 // jobs.
 func (r *Placer) Find(c *cluster.Class, avoid []berth.MachineID, group string) (cluster.Choice, bool) {
-	s := Search{Class: c, avoid: avoid, Group: group}
+	s := r.search(c, avoid, group)
 	if found, ok := r.Brief(&s); ok {
 		return found, true
 	}
@@ -213,6 +218,9 @@ type Search struct {
 	avoid []berth.MachineID // machines to leave out
 	Group string            // group of the machines; "": any
 	plain bool              // only machines without devices
+	job   bool              // the search is for a job
+	over  time.Time         // end of that job; zero: it has no time limit
+	start time.Time         // latest start of that job; zero: now
 }
 
 // candidates is the number of machines per kind that best compares. The walk goes from
@@ -257,9 +265,10 @@ func (s *Search) best() (cluster.Choice, bool) {
 }
 
 // Allows reports whether the request allows a single machine: the machine must be in the
-// group, and not among the machines to avoid.
+// group, and not among the machines to avoid, and must not close before the end of the job.
 func (s *Search) Allows(n *cluster.Node) bool {
-	return !slices.Contains(s.Class.Request.Avoid, n.ID) && !slices.Contains(s.avoid, n.ID) &&
+	return (n.Window == nil || s.clears(n)) &&
+		!slices.Contains(s.Class.Request.Avoid, n.ID) && !slices.Contains(s.avoid, n.ID) &&
 		(s.Group == "" || GroupOf(s.Class, &n.Machine) == s.Group)
 }
 

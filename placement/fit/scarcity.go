@@ -144,7 +144,7 @@ func (s *shape) fitsAny(sizes []machineSize) bool {
 	})
 }
 
-// addOwned adds the devices of a machine to what the cluster has.
+// addOwned adds the devices of a machine to the cluster's.
 func (sc *scarcity) addOwned(n *cluster.Node) {
 	for _, v := range n.Variants {
 		if v < cluster.MaxVariants {

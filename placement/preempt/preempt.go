@@ -128,7 +128,12 @@ func (r *Search) Hope(x *queue.Contender, e *queue.Entry) {
 func (r *Search) choose(x *queue.Contender, e *queue.Entry) *displacement {
 	// The job starts only after its victims have stopped, so its end is unknown here: it
 	// must not count on held capacity.
-	r.placer.End = time.Time{}
+	r.placer.End, r.placer.Over = time.Time{}, time.Time{}
+	r.placer.Latest = r.Now.Add(r.policy.NominationFor)
+	defer func() { r.placer.Latest = time.Time{} }()
+	if e.TimeLimit > 0 {
+		r.placer.Over = r.placer.Latest.Add(e.TimeLimit)
+	}
 	r.grantRights(x, e)
 	var best *displacement
 	for _, group := range r.placer.Groups(e.Class) {

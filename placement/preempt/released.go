@@ -58,7 +58,7 @@ func (r *Search) releasedOn(n *cluster.Node) []berth.Grant {
 // jobs have released their capacity. Machines of reserved starts do not count: these starts
 // depend on that capacity.
 func (r *Search) fitsReleased(c *cluster.Class, group string) bool {
-	s := fit.Search{Class: c, Group: group}
+	s := r.placer.SearchFor(c, group)
 	for _, n := range r.releasedNodes() {
 		i := slices.IndexFunc(c.Matches, func(m cluster.Match) bool { return m.Kind == n.Kind })
 		if i < 0 || !n.Offered() || !s.Allows(n) || r.ledger.IsFirm(n) {

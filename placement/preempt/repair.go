@@ -97,7 +97,10 @@ func (r *Nominations) Yield(blocked []*queue.Entry) []berth.JobID {
 func (r *Nominations) fitsWith(e *queue.Entry, others []Mark) bool {
 	c, start := e.Class, r.ledger.Mark()
 	defer r.placer.Reopen(c)()
-	r.placer.End = time.Time{}
+	r.placer.End, r.placer.Over = time.Time{}, time.Time{}
+	if e.TimeLimit > 0 {
+		r.placer.Over = r.Now.Add(e.TimeLimit)
+	}
 	own := r.Marks[e.ID]
 	r.Lift(own)
 	r.Lift(others)

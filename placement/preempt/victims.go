@@ -60,7 +60,7 @@ type victimSearch struct {
 // them, so that a good solution prunes the others. Then it reads on in each ranking until
 // the bound alone rules out the rest.
 func (r *Search) cheapestVictims(c *cluster.Class, group string, s *displacement) ([]victim, bool) {
-	h := victimSearch{Search: fit.Search{Class: c, Group: group}, run: r, spare: s, want: cluster.GlanceOf(c.Capacity),
+	h := victimSearch{Search: r.placer.SearchFor(c, group), run: r, spare: s, want: cluster.GlanceOf(c.Capacity),
 		best: r.best[:0], found: worst}
 	h.band = min(cluster.Short(int64(r.rights.band)), noBand-1)
 	h.highest = h.band

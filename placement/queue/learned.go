@@ -88,7 +88,7 @@ var kinWeights = func() (w [kinSpan + 1]float64) {
 // slotOf returns the slot of a submission time.
 func slotOf(t time.Time) int64 { return cluster.SinceOrigin(t).Nanoseconds() / int64(kinSlot) }
 
-// history is what Learned knows of one tenant.
+// history is the knowledge of Learned about one tenant.
 type history struct {
 	order   []sibling // ended jobs by time of end, oldest first
 	lives   lives     // sums over order, without weights by submission
@@ -114,7 +114,7 @@ type slot struct {
 	endings int
 }
 
-// costKey is what the cost of a job in a slot depends on.
+// costKey holds the values that decide the cost of a job in a slot.
 type costKey struct {
 	ran   time.Duration // rounded
 	self  bool          // the job is one of the jobs in progress
