@@ -1,0 +1,117 @@
+package ec2
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/aws/smithy-go"
+	smithyhttp "github.com/aws/smithy-go/transport/http"
+
+	"berth/internal/control/cloud"
+)
+
+// kinds are the published error codes of EC2 whose kind does not follow from the HTTP status. Other
+// codes are Spec with a status of 4xx, and Unknown with 5xx.
+var kinds = map[string]cloud.Kind{
+	"InvalidInstanceID.NotFound": cloud.NotFound,
+
+	// These have status 500 or 503, but are certain: no instance was created.
+	"InsufficientCapacity":                 cloud.Capacity,
+	"InsufficientHostCapacity":             cloud.Capacity,
+	"InsufficientInstanceCapacity":         cloud.Capacity,
+	"InsufficientReservedInstanceCapacity": cloud.Capacity,
+	"InsufficientVolumeCapacity":           cloud.Capacity,
+	"ReservationCapacityExceeded":          cloud.Capacity,
+	"SpotMaxPriceTooLow":                   cloud.Capacity,
+
+	"InstanceLimitExceeded":         cloud.Quota,
+	"MaxIOPSLimitExceeded":          cloud.Quota,
+	"MaxSpotInstanceCountExceeded":  cloud.Quota,
+	"NetworkInterfaceLimitExceeded": cloud.Quota,
+	"ResourceCountExceeded":         cloud.Quota,
+	"VcpuLimitExceeded":             cloud.Quota,
+	"VolumeLimitExceeded":           cloud.Quota,
+
+	"AddressLimitExceeded":              cloud.Network,
+	"InsufficientAddressCapacity":       cloud.Network,
+	"InsufficientFreeAddressesInSubnet": cloud.Network,
+	"PrivateIpAddressLimitExceeded":     cloud.Network,
+
+	"EC2ThrottledException":     cloud.Throttle,
+	"RequestLimitExceeded":      cloud.Throttle,
+	"RequestThrottled":          cloud.Throttle,
+	"RequestThrottledException": cloud.Throttle,
+	"SlowDown":                  cloud.Throttle,
+	"Throttling":                cloud.Throttle,
+	"ThrottlingException":       cloud.Throttle,
+	"TooManyRequestsException":  cloud.Throttle,
+
+	"AccessDenied": cloud.Auth,
+	"AuthFailure":  cloud.Auth,
+	"AuthFailure.ServiceLinkedRoleCreationNotPermitted": cloud.Auth,
+	"Blocked":                     cloud.Auth,
+	"ExpiredToken":                cloud.Auth,
+	"IncompleteSignature":         cloud.Auth,
+	"InvalidClientTokenId":        cloud.Auth,
+	"MissingAuthenticationToken":  cloud.Auth,
+	"OptInRequired":               cloud.Auth,
+	"PendingVerification":         cloud.Auth,
+	"RequestExpired":              cloud.Auth,
+	"SignatureDoesNotMatch":       cloud.Auth,
+	"UnauthorizedOperation":       cloud.Auth,
+	"UnrecognizedClientException": cloud.Auth,
+
+	"IdempotentInstanceTerminated": cloud.Mismatch,
+	"IdempotentParameterMismatch":  cloud.Mismatch,
+}
+
+// failure turns an error of the SDK into an error of a provider. Only an error document of EC2 is
+// certain; a broken connection, a timeout and an answer that cannot be read prove nothing.
+func failure(doing string, o cloud.Offering, err error) *cloud.Error {
+	e := &cloud.Error{Kind: cloud.Unknown, Err: fmt.Errorf("%s: %w", doing, err)}
+	var api smithy.APIError
+	var response *smithyhttp.ResponseError
+	if !errors.As(err, &api) || !errors.As(err, &response) {
+		return e
+	}
+	kind, published := kinds[api.ErrorCode()]
+	switch {
+	case published:
+		e.Kind = kind
+	case response.HTTPStatusCode() >= 400 && response.HTTPStatusCode() < 500:
+		e.Kind = cloud.Spec
+	}
+	e.Err = fmt.Errorf("%s: %s: %s", doing, api.ErrorCode(), api.ErrorMessage())
+	e.RetryAfter = retryAfter(response.Response)
+	switch e.Kind {
+	case cloud.Capacity, cloud.Spec:
+		e.Scope = o.String()
+	case cloud.Quota: // a quota is of a region and of a code; spot instances have codes of their own
+		e.Scope = o.Region + "/" + api.ErrorCode()
+	case cloud.Network:
+		e.Scope = o.Region + "/" + o.Zone
+	case cloud.Throttle, cloud.Auth:
+		e.Scope = o.Region
+	}
+	return e
+}
+
+// retryAfter returns the wait of the header Retry-After in seconds, or 0.
+func retryAfter(r *smithyhttp.Response) time.Duration {
+	if r == nil || r.Response == nil {
+		return 0
+	}
+	seconds, err := strconv.Atoi(http.Header(r.Header).Get("Retry-After"))
+	if err != nil || seconds < 0 {
+		return 0
+	}
+	return min(time.Duration(seconds)*time.Second, time.Hour)
+}
+
+// spec returns an error for a request that was not sent.
+func spec(doing string, o cloud.Offering, err error) *cloud.Error {
+	return &cloud.Error{Kind: cloud.Spec, Scope: o.String(), Err: fmt.Errorf("%s: %w", doing, err)}
+}

@@ -1,0 +1,357 @@
+package cloud
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"berth"
+)
+
+// LaunchState is the state of a launch. docs/adr/0064-launches-are-rows.md has the table of states.
+type LaunchState string
+
+// The states of a launch.
+const (
+	LaunchRequested   LaunchState = "requested"   // committed, never sent
+	LaunchSent        LaunchState = "sent"        // a request was or will be sent
+	LaunchUnresolved  LaunchState = "unresolved"  // an instance may exist, and the cloud has not shown it
+	LaunchRunning     LaunchState = "running"     // the instance was seen; its agent has not joined
+	LaunchServing     LaunchState = "serving"     // the agent joined
+	LaunchDraining    LaunchState = "draining"    // the machine gets no new work, and will be terminated
+	LaunchTerminating LaunchState = "terminating" // the end of the instance is requested, and not proven
+	LaunchGone        LaunchState = "gone"        // the instance was seen to be gone
+	LaunchFailed      LaunchState = "failed"      // it is certain that no instance exists
+)
+
+// Settled reports whether no instance of the launch can exist, so that the machine may be launched again.
+func (s LaunchState) Settled() bool { return s == LaunchGone || s == LaunchFailed }
+
+// Record is a launch as its row holds it. The JSON names are the columns of the table launches; a
+// zero time is null.
+type Record struct {
+	Machine  berth.MachineID `json:"machine"`
+	N        int             `json:"n"`
+	State    LaunchState     `json:"state"`
+	Pool     string          `json:"pool"`
+	Provider string          `json:"provider"`
+	Offering                 // columns region, zone, type, market
+	Price    float64         `json:"price"`            // US dollars an hour; 0: unknown
+	Tenant   berth.TenantID  `json:"tenant,omitempty"` // that pays; empty: an admin requested the launch by hand
+
+	Incarnation int64  `json:"incarnation"` // of the database at the request
+	Token       string `json:"token"`
+	Hash        string `json:"request_hash"` // of the request; empty: never sent
+	KeyID       string `json:"request_key"`  // of the key that the stored request is sealed with
+	JoinToken   string `json:"join_token"`   // id of the token in the request
+
+	Sends      int       `json:"sends"`
+	Refusals   int       `json:"refusals"` // sends that were answered with a refusal
+	SentAt     time.Time `json:"sent_at,omitzero"`
+	LastSentAt time.Time `json:"last_sent_at,omitzero"`
+	DoubtAt    time.Time `json:"doubt_at,omitzero"` // earlier send of unknown outcome at the last send
+	AnsweredAt time.Time `json:"answered_at,omitzero"`
+
+	Instance      string    `json:"instance"` // the cloud's id
+	InstanceState State     `json:"instance_state"`
+	SeenAt        time.Time `json:"seen_at,omitzero"`
+	JoinedAt      time.Time `json:"joined_at,omitzero"`
+
+	StopAt       time.Time `json:"stop_at,omitzero"`       // when the end was requested
+	StopDeadline time.Time `json:"stop_deadline,omitzero"` // of the work on the machine; zero: none
+	StopReason   string    `json:"stop_reason"`
+	StopActor    string    `json:"stop_actor"`
+	// StopIncarnation is that of the database at the last request of the end; 0: not requested, or by a version that
+	// did not store it.
+	StopIncarnation int64 `json:"stop_incarnation"`
+
+	Terminates  int       `json:"terminates"` // calls that requested the end
+	TerminateAt time.Time `json:"terminate_at,omitzero"`
+	EndedFirst  time.Time `json:"ended_first_at,omitzero"` // first read of Terminated
+	EndedLast   time.Time `json:"ended_last_at,omitzero"`
+
+	ErrorKind Kind   `json:"error_kind"` // of the last failed call
+	Error     string `json:"error"`
+	Reason    string `json:"reason"` // for the state
+
+	Actor     string    `json:"actor"`
+	CreatedAt time.Time `json:"created_at"`
+	StateAt   time.Time `json:"state_at"`
+	DueAt     time.Time `json:"due_at,omitzero"` // of the next step
+
+	// Cluster and Current are the database's identity and its incarnation now. MachineState is the state of
+	// the launch's machine, and DrainDeadline the deadline of the work on it; empty and zero: it has not
+	// joined. None is a column; all are read under the row's lock.
+	Cluster       string             `json:"cluster"`
+	Current       int64              `json:"current"`
+	MachineState  berth.MachineState `json:"machine_state,omitempty"`
+	DrainDeadline time.Time          `json:"drain_deadline,omitzero"`
+
+	// Unlisted reports that a backup of the database was restored, and that the instances of the provider were not
+	// listed since. It is no column.
+	Unlisted bool `json:"unlisted,omitempty"`
+
+	// OtherHost reports that the launch's machine joined, and that its name has since joined with another
+	// token, perhaps on another host: the end of the instance then proves nothing about the machine.
+	OtherHost bool `json:"other_host,omitempty"`
+}
+
+// Request is a request for launches, by an admin or by the scaler: the offering, its price, and the pool of
+// the machines.
+type Request struct {
+	Pool     string
+	Provider string // the name of the provider in the configuration
+	Offering
+	Price float64 // US dollars an hour; 0: unknown
+	// Tenant is the tenant for whose jobs the scaler launches, and whose burst policy must permit the launch.
+	// Empty: an admin requests the launch, which no policy bounds.
+	Tenant berth.TenantID
+	// Estimate is the time for which the machine is expected to live. Money is reserved for an hour at least.
+	Estimate time.Duration
+}
+
+// LeastReserved is the least time for which a launch reserves money.
+const LeastReserved = time.Hour
+
+// Reserve returns the amount that each launch of the request reserves, in micro-dollars.
+func (r Request) Reserve() int64 {
+	return int64(math.Ceil(r.Price * 1e6 * max(r.Estimate, LeastReserved).Hours()))
+}
+
+// Ref names a launch.
+type Ref struct {
+	Machine berth.MachineID
+	N       int
+}
+
+// Ref returns the name of the launch.
+func (r Record) Ref() Ref { return Ref{r.Machine, r.N} }
+
+// InDoubt reports whether a send may have created an instance that was never seen.
+func (r Record) InDoubt() bool { return r.Sends > r.Refusals }
+
+// ScalerActor is the actor of the leader's scaler, in launches and in requests to end them.
+const ScalerActor = "scaler"
+
+// stops reports whether the machine is to end. A restored database may lack jobs that were placed after the
+// scaler has found the machine empty, so the scaler's own request to end it needs an admin's then.
+func (r Record) stops() bool {
+	return !r.StopAt.IsZero() && !(r.Restored() && r.StopActor == ScalerActor)
+}
+
+// Restored reports whether the launch is older than the database's present incarnation: calls
+// that a lost tail of the database recorded are unknown.
+func (r Record) Restored() bool { return r.Incarnation != r.Current }
+
+// KeepsRequest reports whether the stored request may still be sent.
+func (r Record) KeepsRequest() bool { return r.State == LaunchRequested || r.State == LaunchSent }
+
+// Admits reports whether the instance may still join with the launch's join token.
+func (r Record) Admits() bool {
+	return r.State != LaunchTerminating && !r.State.Settled()
+}
+
+// Errors of calls that contradict the row of the launch.
+var (
+	// ErrLate reports an instance of a settled launch. The row does not change; the instance must be
+	// terminated.
+	ErrLate = errors.New("the instance belongs to a settled launch")
+	// ErrSecond reports an instance of a launch whose row has another instance.
+	ErrSecond = errors.New("a second instance for one launch")
+	// ErrNotSent reports a send where Next decides otherwise, or that a breaker forbids.
+	ErrNotSent = errors.New("the launch is not to be sent now")
+	// ErrTried reports a first send that waits for the answer of another launch of the offering.
+	ErrTried = errors.New("another launch of the offering has no answer yet")
+)
+
+// move changes the state with its reason.
+func (r Record) move(to LaunchState, reason string) Record {
+	r.State, r.Reason = to, reason
+	return r
+}
+
+// Take records that a step was carried out: the record changes to the state of the step, if it names
+// one. ok is false, and nothing changes, if Next now decides otherwise.
+func (r Record) Take(s Step, l Limits, now time.Time) (Record, bool) {
+	if s.To == "" {
+		return r, false
+	}
+	if again := Next(r, l, now); again.Act != s.Act || again.To != s.To {
+		return r, false
+	}
+	return r.move(s.To, s.Reason), true
+}
+
+// Launch returns the launch for a call of Find: without the bootstrap and the settings, which only the
+// stored request has.
+func (r Record) Launch() Launch {
+	return Launch{Token: r.Token, Cluster: r.Cluster, Pool: r.Pool, Machine: r.Machine, N: r.N, Offering: r.Offering}
+}
+
+// At returns the instance of the launch for a call of Terminate.
+func (r Record) At() Instance {
+	return Instance{ID: r.Instance, Token: r.Token, Cluster: r.Cluster, Pool: r.Pool, Machine: r.Machine, N: r.N,
+		State: r.InstanceState, Offering: r.Offering}
+}
+
+// Send records that the request is about to be sent. The first send fixes hash, key and join token.
+// It fails with ErrNotSent unless Next asks for a send.
+func (r Record) Send(hash, keyID, joinToken string, l Limits, now time.Time) (Record, error) {
+	if s := Next(r, l, now); s.Act != ActSend {
+		return r, ErrNotSent
+	}
+	if r.Hash == "" {
+		r.Hash, r.KeyID, r.JoinToken, r.SentAt = hash, keyID, joinToken, now
+	}
+	if r.Hash != hash {
+		return r, fmt.Errorf("launch %d of machine %s: the request has hash %.12s and was sent with %.12s",
+			r.N, r.Machine, hash, r.Hash)
+	}
+	if r.State != LaunchSent {
+		r = r.move(LaunchSent, "")
+	}
+	if r.InDoubt() {
+		r.DoubtAt = r.LastSentAt
+	}
+	r.Sends++
+	r.LastSentAt = now
+	return r, nil
+}
+
+// Withheld records that the launch is not sent, since a breaker forbids it. A launch that was sent stays
+// as it is.
+func (r Record) Withheld(b Breaker) Record {
+	if r.State != LaunchRequested || r.Sends > 0 {
+		return r
+	}
+	return r.move(LaunchFailed, fmt.Sprintf("not sent, since the cloud refused such launches: %s", b.Reason))
+}
+
+// Refused records that the send of that time failed. An error of kind Unknown leaves the send in
+// doubt, as does Mismatch: another request with the token may have created an instance. Of the other
+// kinds only Capacity says something about earlier sends: the cloud answers a repeat of a request that
+// took effect with its instance, but checks credentials, quotas and the form of a request before that.
+func (r Record) Refused(e *Error, sentAt, now time.Time) Record {
+	if r.State != LaunchSent {
+		return r // another send has its answer
+	}
+	r.ErrorKind, r.Error = e.Kind, e.Error()
+	if e.Kind == Unknown || e.Kind == Mismatch {
+		return r
+	}
+	r.Refusals++
+	r.AnsweredAt = now
+	if e.Kind == Throttle {
+		return r // the call was not made: it is repeated
+	}
+	if r.Restored() {
+		return r // the lost tail may have sent it once more
+	}
+	earlier := r.DoubtAt.IsZero() || now.Sub(r.DoubtAt) >= SettleTime
+	if r.Sends == r.Refusals || e.Kind == Capacity && r.LastSentAt.Equal(sentAt) && earlier {
+		return r.move(LaunchFailed, r.Error)
+	}
+	return r
+}
+
+// See records an instance as the cloud showed it for the launch. With ErrLate or ErrSecond the
+// record is unchanged.
+func (r Record) See(i Instance, now time.Time) (Record, error) {
+	switch {
+	case r.Instance != "" && i.ID != r.Instance || i.Token != "" && i.Token != r.Token:
+		return r, fmt.Errorf("%w: machine %s, launch %d has instance %s with token %s, the cloud showed %s with %s",
+			ErrSecond, r.Machine, r.N, r.Instance, r.Token, i.ID, i.Token)
+	case r.State.Settled():
+		return r, fmt.Errorf("%w: machine %s, launch %d is %s, instance %s is %s", ErrLate, r.Machine, r.N, r.State,
+			i.ID, i.State)
+	}
+	r.Instance, r.InstanceState, r.SeenAt = i.ID, i.State, now
+	if r.AnsweredAt.IsZero() {
+		r.AnsweredAt = now
+	}
+	r.ErrorKind, r.Error = "", ""
+	if i.State == Terminated {
+		if r.EndedFirst.IsZero() {
+			r.EndedFirst = now
+		}
+		r.EndedLast = now
+	} else {
+		r.EndedFirst, r.EndedLast = time.Time{}, time.Time{}
+	}
+	ends := i.State == Ending || i.State == Terminated
+	switch {
+	case ends && r.State != LaunchTerminating:
+		reason := "the cloud ended the instance"
+		if i.Reason != "" {
+			reason += ": " + i.Reason
+		}
+		r = r.move(LaunchTerminating, reason)
+	case !ends && (r.State == LaunchRequested || r.State == LaunchSent || r.State == LaunchUnresolved):
+		r = r.move(LaunchRunning, "")
+	}
+	return r, nil
+}
+
+// Missed records that a search showed no instance of the launch. This moves a launch that is in doubt
+// for longer than the limit to unresolved, and proves nothing else.
+func (r Record) Missed(e *Error, l Limits, now time.Time) Record {
+	if e.Kind != NotFound {
+		r.ErrorKind, r.Error = e.Kind, e.Error()
+	}
+	if r.State == LaunchSent && r.InDoubt() && now.Sub(r.SentAt) >= l.Patience {
+		reason := fmt.Sprintf("no instance was seen in %s, and it may exist", l.Patience)
+		if r.Error != "" {
+			reason += "; last error: " + r.Error
+		}
+		return r.move(LaunchUnresolved, reason)
+	}
+	return r
+}
+
+// Asked records a call of Terminate, with its error or nil.
+func (r Record) Asked(e *Error, now time.Time) Record {
+	r.Terminates++
+	r.TerminateAt = now
+	r.ErrorKind, r.Error = "", ""
+	if e != nil {
+		r.ErrorKind, r.Error = e.Kind, e.Error()
+	}
+	return r
+}
+
+// Stop is a request to end a machine.
+type Stop struct {
+	Actor, Reason string
+	Deadline      time.Time // of the work on the machine; zero: the work runs to its end
+}
+
+// WithStop records a request to end the machine. A later request changes the deadline. A settled
+// launch is a conflict.
+func (r Record) WithStop(s Stop, now time.Time) (Record, error) {
+	if r.State.Settled() {
+		return r, berth.Errorf(berth.CodeConflict, "launch %d of machine %s is %s: nothing is left to terminate",
+			r.N, r.Machine, r.State)
+	}
+	if r.StopAt.IsZero() {
+		r.StopAt = now
+	}
+	r.StopActor, r.StopReason, r.StopDeadline, r.DueAt = s.Actor, s.Reason, s.Deadline, now
+	r.StopIncarnation = r.Current
+	return r, nil
+}
+
+// Absent records the confirmation of an admin that the cloud has no instance of the launch. Only a
+// launch that Berth cannot settle by itself may be confirmed: an unresolved one, or one whose
+// instance the cloud no longer shows while it is terminating.
+func (r Record) Absent(actor string) (Record, error) {
+	if r.State != LaunchUnresolved && r.State != LaunchTerminating {
+		return r, berth.Errorf(berth.CodeConflict, "launch %d of machine %s is %s; only an unresolved or a "+
+			"terminating launch can be confirmed absent", r.N, r.Machine, r.State)
+	}
+	if r.MachineState != "" && r.MachineState != berth.MachineRetired && !r.OtherHost {
+		return r, berth.Errorf(berth.CodeConflict, "machine %s is %s; retire it first, after confirm-dead if its "+
+			"agent is silent", r.Machine, r.MachineState)
+	}
+	return r.move(LaunchFailed, "confirmed absent by "+actor), nil
+}
