@@ -1,0 +1,178 @@
+package autoscale
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"time"
+
+	"berth"
+	"berth/db"
+	"berth/internal/control/cloud"
+	"berth/placement"
+	"berth/spec"
+)
+
+// MaxWaiting is the number of waiting jobs that a pass reads.
+const MaxWaiting = 2000
+
+// CopyMirror returns a copy of the leader's mirror, for a pass in which these tenants have a burst policy.
+type CopyMirror func(ctx context.Context, bursts map[berth.TenantID]bool) (Mirror, error)
+
+// Mirror is a copy of the leader's mirror of the rows. Its owner does not change it.
+type Mirror struct {
+	At       time.Time // of the database
+	Machines []placement.Machine
+	Running  []placement.Running // with the starts whose commit is under way
+	Waiting  []placement.Job     // that may start, at most MaxWaiting
+	Classes  map[string]spec.Request
+	Tenants  []placement.Tenant
+	Pools    []placement.Pool
+	Windows  []placement.Window
+}
+
+// Urgent returns at most MaxWaiting jobs by priority and submission, in this order. Half of the number is shared
+// equally by the tenants that have a burst policy, so that more urgent jobs of other tenants do not hide theirs.
+// It changes the list.
+func Urgent(list []placement.Job, bursts map[berth.TenantID]bool) []placement.Job {
+	slices.SortFunc(list, func(a, b placement.Job) int {
+		return cmp.Or(cmp.Compare(b.Priority, a.Priority), a.SubmittedAt.Compare(b.SubmittedAt),
+			cmp.Compare(a.ID, b.ID))
+	})
+	if len(list) <= MaxWaiting {
+		return list
+	}
+	of := map[berth.TenantID]int{} // jobs, then the jobs that are kept
+	for _, j := range list {
+		if bursts[j.Tenant] {
+			of[j.Tenant] = 0
+		}
+	}
+	share := MaxWaiting / 2 / max(1, len(of))
+	kept := make([]bool, len(list))
+	n := 0
+	for i, j := range list {
+		if bursts[j.Tenant] && of[j.Tenant] < share {
+			of[j.Tenant]++
+			n++
+			kept[i] = true
+		}
+	}
+	for i := range list {
+		if n < MaxWaiting && !kept[i] {
+			n++
+			kept[i] = true
+		}
+	}
+	first := list[:0]
+	for i, j := range list {
+		if kept[i] {
+			first = append(first, j)
+		}
+	}
+	return first
+}
+
+// Facts are all facts that a decision depends on.
+type Facts struct {
+	Mirror
+	Now      time.Time // of the database, when Fleet was read
+	Turn     int       // number of the pass; each pass weighs the jobs of another tenant first
+	Paused   bool      // admission is paused: nothing is launched
+	Policies map[berth.TenantID]spec.Burst
+	Spent    map[berth.TenantID]db.Spent
+	Offers   []db.OfferRow
+	Breakers []db.ProbedBreaker
+	Fleet    []db.FleetMachine
+	Growth   []db.Grown
+	Notes    map[berth.JobID]db.BurstNote // of the last pass
+	Saves    map[berth.JobID]bool         // jobs that write checkpoints
+	Joined   map[string]Joined            // the last machine of each type that has joined, see TypeOf
+	Accounts cloud.Accounts
+
+	Planner  placement.Planner
+	RunTimes *placement.RunTimes
+}
+
+// Joined is the row of a machine of a cloud after its join. Its capacity is smaller than the offer's.
+type Joined struct {
+	Row placement.Machine
+	At  time.Time // when the row was last seen
+}
+
+// joinedFor is the time for which the row of a machine that is gone stands for new machines of its type.
+const joinedFor = 24 * time.Hour
+
+// TypeOf returns the key of a provider's machine type in Facts.Joined.
+func TypeOf(provider string, o cloud.Offering) string {
+	return provider + "/" + o.Region + "/" + o.Type
+}
+
+// Learn returns the rows by which new machines are planned: the rows of the machines of the fleet that exist, and
+// earlier rows that were last seen within a day.
+func Learn(f Facts) map[string]Joined {
+	known := map[string]Joined{}
+	for key, j := range f.Joined {
+		if f.Now.Sub(j.At) < joinedFor {
+			known[key] = j
+		}
+	}
+	rows := make(map[berth.MachineID]placement.Machine, len(f.Machines))
+	for _, m := range f.Machines {
+		rows[m.ID] = m
+	}
+	for _, l := range f.Fleet {
+		if row, ok := rows[l.Machine]; ok && !l.JoinedAt.IsZero() && row.State != berth.MachineJoining {
+			known[TypeOf(l.Provider, l.Offering)] = Joined{row, f.Now}
+		}
+	}
+	return known
+}
+
+// Request is a number of equal launches that are requested together.
+type Request struct {
+	cloud.Request
+	Machines int
+	Jobs     []berth.JobID // for which the machines are launched
+}
+
+// Outcome is the decision of a pass.
+type Outcome struct {
+	Requests []Request
+	Drain    []berth.MachineID // empty machines
+	Undrain  []berth.MachineID // drained for idleness, and needed again
+	Stop     []berth.MachineID // drained for idleness long enough
+	Notes    []db.BurstNote    // of the jobs that were examined
+}
+
+// machines copies the machines of the mirror, since a plan may change a row's devices.
+func (m *Mirror) machines() []placement.Machine {
+	list := slices.Clone(m.Machines)
+	for i := range list {
+		list[i].GPUs = slices.Clone(list[i].GPUs)
+	}
+	return list
+}
+
+// snapshot returns the mirror as a snapshot for plans by a policy.
+func (m *Mirror) snapshot(p placement.Policy) *placement.Snapshot {
+	s := placement.SnapshotFor(p)
+	for name, r := range m.Classes {
+		s.DefineClass(name, r)
+	}
+	for _, t := range m.Tenants {
+		s.UpsertTenant(t)
+	}
+	for _, x := range m.machines() {
+		s.UpsertMachine(x)
+	}
+	for _, r := range m.Running {
+		s.UpsertRunning(r)
+	}
+	for _, j := range m.Waiting {
+		s.UpsertJob(j)
+	}
+	placement.SetPools(s, m.Pools)
+	placement.SetWindows(s, m.Windows)
+	return s
+}
