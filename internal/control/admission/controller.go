@@ -16,14 +16,18 @@ type Controller struct {
 	db      *db.DB
 	volumes Volumes
 	images  []string // registries and repositories that images may come from; nil: all
+	signed  []spec.SignatureRule
 	fleet   fleet
 	quotas  quotas
 }
 
 // New returns a Controller over the database, which lets jobs read these volumes and run images of
-// these registries and repositories (nil: all), see ParseImages.
-func New(d *db.DB, v Volumes, images []string) *Controller {
-	return &Controller{db: d, volumes: v, images: images, fleet: fleet{db: d}, quotas: quotas{list: d.Tenants.Rows}}
+// these registries and repositories (nil: all), see ParseImages, with signatures by these rules.
+func New(d *db.DB, v Volumes, images []string, signed []spec.SignatureRule) *Controller {
+	return &Controller{
+		db: d, volumes: v, images: images, signed: signed,
+		fleet: fleet{db: d}, quotas: quotas{list: d.Tenants.Rows},
+	}
 }
 
 // Forget makes the next check read the tenants and their quotas again. Callers use
@@ -52,7 +56,7 @@ func (c *Controller) admit(ctx context.Context, tenant berth.TenantID, prefix st
 // fits returns an error if no machine could ever hold the job, or if a quota of the tenant or of
 // one above can never allow its request.
 func (c *Controller) fits(ctx context.Context, tenant berth.TenantID, jobSpec spec.Job) error {
-	if err := c.fleet.satisfiable(ctx, jobSpec.Request()); err != nil {
+	if err := c.fleet.satisfiable(ctx, tenant, jobSpec.Request()); err != nil {
 		return err
 	}
 	return c.quotas.admit(ctx, tenant, jobSpec.Request())

@@ -2,13 +2,16 @@ package admission
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"sync"
 	"time"
 
 	"berth"
 	"berth/db"
+	"berth/internal/control/cloud"
 	"berth/internal/control/convert"
+	"berth/internal/control/scaler"
 	"berth/placement"
 	"berth/spec"
 	"berth/wire"
@@ -31,8 +34,9 @@ const (
 )
 
 // satisfiable returns an error of slug unsatisfiable if no machine could hold the request even
-// when empty. Before the first machine has joined every request is accepted.
-func (f *fleet) satisfiable(ctx context.Context, r spec.Request) error {
+// when empty, neither one that has joined nor one of a cloud that the tenant's policy permits. Before the
+// first machine has joined every request is accepted.
+func (f *fleet) satisfiable(ctx context.Context, tenant berth.TenantID, r spec.Request) error {
 	class, now := r.Class(), time.Now()
 	f.mu.Lock()
 	known := now.Before(f.fits[class])
@@ -48,7 +52,14 @@ func (f *fleet) satisfiable(ctx context.Context, r spec.Request) error {
 	for _, m := range changes.Machines {
 		s.UpsertMachine(convert.Machine(m, ""))
 	}
-	if err := unsatisfiable(placement.Explain(s, r)); err != nil || s.Machines() == 0 {
+	if s.Machines() == 0 {
+		return nil
+	}
+	if lacks := unsatisfiable(placement.Explain(s, r)); lacks != nil {
+		fits, err := f.fitsCloud(ctx, tenant, r)
+		if err == nil && !fits {
+			err = lacks
+		}
 		return err
 	}
 	f.mu.Lock()
@@ -58,6 +69,37 @@ func (f *fleet) satisfiable(ctx context.Context, r spec.Request) error {
 	}
 	f.fits[class] = now.Add(fleetMemory)
 	return nil
+}
+
+// maxCloudGang bounds the machines of each type on which a gang is tried.
+const maxCloudGang = 256
+
+// fitsCloud reports whether machines could hold the request that the tenant's burst policy permits to be
+// launched for waiting jobs. The answer is not remembered, since policies and offers change.
+func (f *fleet) fitsCloud(ctx context.Context, tenant berth.TenantID, r spec.Request) (bool, error) {
+	policies, err := f.db.Burst.Policies(ctx)
+	if err != nil {
+		return false, err
+	}
+	policy, ok := policies[tenant]
+	if !ok || policy.When == nil {
+		return false, nil
+	}
+	rows, err := f.db.Offers.All(ctx)
+	if err != nil {
+		return false, err
+	}
+	s := placement.NewSnapshot()
+	for i, o := range rows {
+		spot := o.Market == cloud.Spot
+		if policy.Refusal(o.Provider, o.Region, spot, o.Price) != "" || !r.MayUse(o.Region, spot, o.Price) {
+			continue
+		}
+		for n := range min(max(r.Members, 1), maxCloudGang) {
+			s.UpsertMachine(scaler.MachineOf(o.Offer, berth.MachineID(fmt.Sprintf("%d-%d", i, n))))
+		}
+	}
+	return s.Machines() > 0 && unsatisfiable(placement.Explain(s, r)) == nil, nil
 }
 
 // resourceFields are the resources that a job can request beyond every machine's

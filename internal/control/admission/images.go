@@ -1,13 +1,18 @@
 package admission
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
+
+	"github.com/goccy/go-yaml"
 
 	"berth"
 	"berth/spec"
+	"berth/wire"
 )
 
 // ParseImages reads a list of registries and repositories that images may come from, separated by
@@ -25,6 +30,55 @@ func ParseImages(text string) ([]string, error) {
 		faults = append(faults, fmt.Errorf("%s: %s: write %s", f.Field, f.Detail, f.Allowed))
 	}
 	return list, errors.Join(faults...)
+}
+
+// ReadSignatureRules reads a YAML file with a list of rules about signatures of images. The path ""
+// stands for no rules.
+func ReadSignatureRules(path string) ([]spec.SignatureRule, error) {
+	if path == "" {
+		return nil, nil
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var rules []spec.SignatureRule
+	if err := yaml.NewDecoder(bytes.NewReader(text), yaml.Strict()).Decode(&rules); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	if len(rules) == 0 {
+		return nil, fmt.Errorf("%s has no rules; write a list of rules, each with keys and repositories", path)
+	}
+	var faults []error
+	for _, f := range spec.CheckSignatureRules("rule", rules) {
+		faults = append(faults, fmt.Errorf("%s: %s: %s: allowed: %s", path, f.Field, f.Detail, f.Allowed))
+	}
+	return rules, errors.Join(faults...)
+}
+
+// Signatures returns the signatures that an image must have at present, to run for a tenant: those that
+// the cluster, the tenant and each tenant above demand for its repository.
+func (c *Controller) Signatures(
+	ctx context.Context, tenant berth.TenantID, image string,
+) ([]wire.SignatureDemand, error) {
+	rows, err := c.quotas.with(ctx, tenant)
+	if err != nil {
+		return nil, err
+	}
+	name, ok := spec.ImageName(image)
+	var demands []wire.SignatureDemand
+	add := func(whose string, rules []spec.SignatureRule) {
+		for _, r := range rules {
+			if !ok || r.Covers(name) {
+				demands = append(demands, wire.SignatureDemand{Whose: whose, Keys: r.Keys})
+			}
+		}
+	}
+	add("the cluster", c.signed)
+	for at, here := rows[tenant]; here; at, here = rows[at.Parent] {
+		add(fmt.Sprintf("tenant %s", at.ID), at.Quota.ImageSignatures)
+	}
+	return demands, nil
 }
 
 // AllowImage refuses, with slug invalid_spec, an image that the cluster, the tenant or a tenant above

@@ -26,6 +26,28 @@ func folder(t *testing.T) (*blob.Store, string) {
 
 const job = berth.JobID("018f0000-0000-7000-8000-000000000001")
 
+func TestOnlyAStoreInAFolderHasAFreeShare(t *testing.T) {
+	t.Parallel()
+	s, dir := folder(t)
+	if share, ok := s.FreeShare(); !ok || share <= 0 || share > 1 {
+		t.Errorf("a folder has the free share %g, %v", share, ok)
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	if share, ok := s.FreeShare(); ok {
+		t.Errorf("a folder that is gone has the free share %g", share)
+	}
+	memory, err := blob.Open(t.Context(), "mem://")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer memory.Close()
+	if share, ok := memory.FreeShare(); ok {
+		t.Errorf("a store in memory has the free share %g", share)
+	}
+}
+
 func TestObjectsAppearWholeOrNotAtAll(t *testing.T) {
 	t.Parallel()
 	s, dir := folder(t)

@@ -17,12 +17,16 @@ import (
 	_ "gocloud.dev/blob/memblob" // mem:// for tests
 	_ "gocloud.dev/blob/s3blob"  // s3://bucket?region=…
 	"gocloud.dev/gcerrors"
+	"golang.org/x/sys/unix"
 
 	"berth"
 )
 
 // Store is an object store. It may be used concurrently.
-type Store struct{ bucket *blob.Bucket }
+type Store struct {
+	bucket *blob.Bucket
+	folder string // of a store in a folder; else ""
+}
 
 // Open opens the store at a URL: file:///folder (made if absent), s3://bucket
 // with the options of gocloud.dev, or mem:// for tests.
@@ -31,16 +35,17 @@ func Open(ctx context.Context, address string) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("blob store %q: %w", address, err)
 	}
-	var bucket *blob.Bucket
+	var s Store
 	if u.Scheme == "file" {
-		bucket, err = openFolder(u)
+		s.folder = filepath.FromSlash(u.Path)
+		s.bucket, err = openFolder(u)
 	} else {
-		bucket, err = blob.OpenBucket(ctx, address)
+		s.bucket, err = blob.OpenBucket(ctx, address)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open blob store %s: %w", u.Redacted(), err)
 	}
-	return &Store{bucket}, nil
+	return &s, nil
 }
 
 // openFolder opens a folder as a bucket. Temporary files are in the folders of the
@@ -68,6 +73,21 @@ func (s *Store) Close() error { return s.bucket.Close() }
 func (s *Store) Check(ctx context.Context) error {
 	_, err := s.bucket.Exists(ctx, "health")
 	return mapError(err, "blob store")
+}
+
+// FreeShare returns the free share of the file system of a store in a folder, in bytes or inodes, the
+// smaller one, from 0 to 1. ok is false for other stores, and for a folder that cannot be measured.
+func (s *Store) FreeShare() (share float64, ok bool) {
+	var fs unix.Statfs_t
+	if s.folder == "" || unix.Statfs(s.folder, &fs) != nil || fs.Blocks == 0 {
+		return 0, false
+	}
+	share = float64(fs.Bavail) / float64(fs.Blocks)
+	// File systems that create inodes as needed report none, or more free ones than there are.
+	if fs.Files > 0 && fs.Ffree <= fs.Files {
+		share = min(share, float64(fs.Ffree)/float64(fs.Files))
+	}
+	return share, true
 }
 
 // Put stores the content of r under key and returns its length. The object appears

@@ -19,7 +19,10 @@ import (
 	"berth/api"
 	"berth/db"
 	"berth/internal/control/admission"
+	"berth/internal/control/autoscale"
 	"berth/internal/control/blob"
+	"berth/internal/control/cloud"
+	"berth/internal/control/cloud/agentbin"
 	"berth/internal/control/dispatch"
 	"berth/internal/control/scheduler"
 	"berth/internal/control/watermark"
@@ -28,6 +31,7 @@ import (
 	"berth/internal/lib/overload"
 	"berth/internal/lib/publicnet"
 	"berth/internal/lib/sealer"
+	"berth/spec"
 	"berth/web"
 	"berth/wire"
 	"berth/workers"
@@ -48,11 +52,15 @@ type assembly struct {
 	dispatcher *dispatch.Dispatcher
 	volumes    admission.Volumes
 	images     []string // see admission.ParseImages
+	signed     []spec.SignatureRule
 	admission  *admission.Controller
 	traced     *tracedStore
 	blobs      *blob.Store       // nil: none configured; a leader may do without
 	marks      *watermark.Keeper // nil without blobs
-	keys       *sealer.Keys      // nil: no secrets and no webhooks
+	keys       *sealer.Keys      // nil: no secrets, no webhooks and no launches
+	accounts   cloud.Accounts
+	agents     *agentbin.Binaries // nil: none are served
+	clouds     *autoscale.Metrics
 
 	front, middle, last []part
 }
@@ -63,12 +71,12 @@ func (a *assembly) close() {
 	if a.blobs != nil {
 		_ = a.blobs.Close()
 	}
+	_ = a.agents.Close()
 }
 
 // assemble creates the parts of each role. Nothing runs yet, but the API
 // listens.
 func (a *assembly) assemble(ctx context.Context) error {
-	a.newRegistry()
 	var err error
 	if a.volumes, err = admission.ParseVolumes(a.cfg.FileInputs); err != nil {
 		return err
@@ -76,15 +84,22 @@ func (a *assembly) assemble(ctx context.Context) error {
 	if a.images, err = admission.ParseImages(a.cfg.Images); err != nil {
 		return err
 	}
-	a.admission = admission.New(a.db, a.volumes, a.images)
+	if a.signed, err = admission.ReadSignatureRules(a.cfg.ImageSignatures); err != nil {
+		return err
+	}
+	a.admission = admission.New(a.db, a.volumes, a.images, a.signed)
 	a.traced = newTracedStore(a.db, a.opts.Traces, a.log)
 	if err := a.openBlobs(ctx); err != nil {
 		return err
 	}
+	a.newRegistry()
 	if a.cfg.SecretKeyFile != "" {
 		if a.keys, err = sealer.Load(a.cfg.SecretKeyFile); err != nil {
 			return err
 		}
+	}
+	if err := a.openClouds(); err != nil {
+		return err
 	}
 	if a.cfg.Plays(RoleAPI) {
 		if err := a.addAPI(); err != nil {
@@ -97,6 +112,8 @@ func (a *assembly) assemble(ctx context.Context) error {
 	// The scheduler renews the beacon itself, also as a standby.
 	if a.cfg.Plays(RoleLeader) {
 		a.middle = append(a.middle, a.newScheduler().Run)
+		a.addSweeper()
+		a.addMoney()
 	} else if a.cfg.Plays(RoleAPI) {
 		a.middle = append(a.middle, a.newBeacon(a.db).run)
 	}
@@ -104,6 +121,10 @@ func (a *assembly) assemble(ctx context.Context) error {
 		if err := a.addDispatch(); err != nil {
 			return err
 		}
+	}
+	// Each process starts the workflows of the launches that its own API has stored.
+	if a.cfg.Plays(RoleDispatch) || a.cfg.Plays(RoleAPI) {
+		a.addMachines()
 	}
 	if a.cfg.Pprof != "" {
 		a.middle = append(a.middle, a.profile)
@@ -130,7 +151,9 @@ func (a *assembly) newRegistry() {
 		limiters: append(a.db.Limiters(), a.dispatcher.Limiter()),
 		repeats:  map[string]*overload.Budget{"temporal": a.dispatcher.Repeats()},
 		gate:     a.dispatcher.Gate(),
-	})
+	}, a.certificate, &objectSpace{a.blobs})
+	a.clouds = autoscale.NewMetrics()
+	a.registry.MustRegister(a.clouds)
 }
 
 // openBlobs opens the object store, if one is configured, and compares its
@@ -184,7 +207,14 @@ func (a *assembly) addWorkers() {
 	}, wait.Options{Beat: a.opts.WaiterBeat, Peers: a.db.Attempts.NewWaiterSet(berth.NewSecret()), Logger: a.log})
 	a.registry.MustRegister(&waiting{waiters.Registry()})
 	activities := control.New(a.traced, a.dispatcher, a.admission)
-	a.middle = append(a.middle, workers.NewControl(a.temporal, activities, a.log).Run, waiters.Run)
+	deps := control.MachineDeps{Launches: a.db.Launches, Machines: a.db.Machines, Accounts: a.accounts,
+		Poke: a.dispatcher.Poke, Logger: a.log, Clock: a.opts.CloudClock,
+		Faster: a.opts.CloudFaster, Sent: a.clouds.Sent}
+	if a.keys != nil {
+		deps.Sealer = a.keys
+	}
+	worker := workers.NewControl(a.temporal, activities, control.NewMachines(deps), a.log)
+	a.middle = append(a.middle, worker.Run, waiters.Run)
 }
 
 // addDispatch adds the preparation of Temporal's namespace and the sender of
@@ -215,9 +245,14 @@ func (a *assembly) newScheduler() *scheduler.Scheduler {
 	}
 	metrics := scheduler.NewMetrics()
 	a.registry.MustRegister(metrics)
+	var scaler scheduler.Scaler
+	if len(a.accounts.Providers) > 0 && a.keys != nil {
+		scaler = autoscale.New(autoscale.Options{DB: a.db, Accounts: a.accounts, Policy: a.cfg.Policy.placement(),
+			Logger: a.log, Metrics: a.clouds, Every: a.opts.ScaleEvery})
+	}
 	return scheduler.New(scheduler.Options{
 		DB: a.db, Poker: a.dispatcher, Workflows: a.dispatcher, Gate: a.dispatcher.Gate(), Clocks: a.dispatcher,
-		Fires: a.admission, Objects: objects, Watermarks: a.marks, Logger: a.log, Metrics: metrics,
+		Fires: a.admission, Scaler: scaler, Objects: objects, Watermarks: a.marks, Logger: a.log, Metrics: metrics,
 		Policy:           a.cfg.Policy.placement(),
 		Beacon:           a.cfg.Plays(RoleAPI),
 		Silence:          a.cfg.silence(),
@@ -253,7 +288,7 @@ func (a *assembly) newAPI() (part, error) {
 		Metrics: a.registry,
 		Agent:   api.AgentDeps{Blobs: a.blobs},
 		Vault:   a.keys,
-		Volumes: a.volumes, Images: a.images,
+		Volumes: a.volumes, Images: a.images, Signed: a.signed, Accounts: a.accounts, Agents: a.agents,
 
 		Sessions: api.SessionDeps{Peer: sync.OnceValues(a.peer)},
 

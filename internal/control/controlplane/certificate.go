@@ -3,12 +3,15 @@ package controlplane
 import (
 	"crypto/sha256"
 	"crypto/tls"
+	"crypto/x509"
 	"encoding/hex"
 	"fmt"
 	"log/slog"
 	"os"
 	"sync"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
 )
 
 // certificate is the TLS certificate of the API. It is read again when its files change, so that a
@@ -66,6 +69,30 @@ func (c *certificate) current() (*tls.Certificate, error) {
 	c.served = &pair
 	c.log.Info("TLS certificate read", "cert", c.cert, "not_after", pair.Leaf.NotAfter)
 	return c.served, nil
+}
+
+var certificateEndDesc = prometheus.NewDesc("berth_tls_certificate_end_seconds",
+	"End of the validity of the API's certificate in use, in seconds since 1970; no series for plain HTTP.", nil, nil)
+
+// Describe implements prometheus.Collector.
+func (c *certificate) Describe(ch chan<- *prometheus.Desc) { ch <- certificateEndDesc }
+
+// Collect implements prometheus.Collector. The chain is as good as its first certificate to end.
+func (c *certificate) Collect(ch chan<- prometheus.Metric) {
+	if c == nil {
+		return
+	}
+	served, err := c.current()
+	if err != nil {
+		return
+	}
+	end := served.Leaf.NotAfter
+	for _, der := range served.Certificate[1:] {
+		if issuer, err := x509.ParseCertificate(der); err == nil && issuer.NotAfter.Before(end) {
+			end = issuer.NotAfter
+		}
+	}
+	ch <- prometheus.MustNewConstMetric(certificateEndDesc, prometheus.GaugeValue, float64(end.Unix()))
 }
 
 // sum returns the SHA-256 of the certificate in use, in hex, and "" for plain HTTP.

@@ -11,6 +11,7 @@ import (
 	"encoding/hex"
 	"encoding/pem"
 	"log/slog"
+	"math"
 	"math/big"
 	"net/http"
 	"net/http/httptest"
@@ -19,6 +20,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
 )
 
 // pair returns a certificate with a serial number, and its key.
@@ -108,4 +111,38 @@ func TestARenewedCertificateIsServedWithoutARestart(t *testing.T) {
 	put(keyFile, key3)
 	put(certFile, cert3)
 	expect("with both files renewed, the key first", 3)
+}
+
+// The metric is the first end in the chain, and has no series for plain HTTP.
+func TestTheEndOfTheCertificateIsAMetric(t *testing.T) {
+	t.Parallel()
+	values := func(c *certificate) []float64 {
+		t.Helper()
+		r := prometheus.NewRegistry()
+		r.MustRegister(c)
+		families, err := r.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var list []float64
+		for _, f := range families {
+			list = append(list, f.GetMetric()[0].GetGauge().GetValue())
+		}
+		return list
+	}
+	if list := values(newCertificate("", "", nil)); list != nil {
+		t.Errorf("plain HTTP has %v", list)
+	}
+	dir := t.TempDir()
+	certFile, keyFile := filepath.Join(dir, "crt"), filepath.Join(dir, "key")
+	cert, key := pair(t, 1)
+	for name, content := range map[string][]byte{certFile: cert, keyFile: key} {
+		if err := os.WriteFile(name, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	list := values(newCertificate(certFile, keyFile, slog.New(slog.DiscardHandler)))
+	if len(list) != 1 || math.Abs(list[0]-float64(time.Now().Add(time.Hour).Unix())) > 120 {
+		t.Errorf("a certificate that ends in an hour has %v, now is %d", list, time.Now().Unix())
+	}
 }

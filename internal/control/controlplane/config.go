@@ -68,9 +68,12 @@ type Config struct {
 	TrustedProxies    string   // networks of proxies whose X-Forwarded-For is believed
 	AdminTokenFile    string   // keeps the first admin token; empty: the token goes to Options.FirstToken
 	SecretKeyFile     string   // keys that secrets are sealed with; empty: none are kept
+	CloudFile         string   // providers of machines; empty: none
+	AgentBinaries     string   // folder of agents that the API serves to new machines; empty: none
 	WebhookAllow      string   // networks besides public addresses that webhooks may be called in
 	FileInputs        []string // folders of machines that jobs may read, see admission.ParseVolumes
 	Images            string   // registries and repositories of images, see admission.ParseImages
+	ImageSignatures   string   // file of rules about signatures of images, see admission.ReadSignatureRules
 	Pprof             string   // address for profiles; empty: none
 }
 
@@ -145,6 +148,12 @@ func (c Config) Validate() error {
 	require(err == nil, "file-inputs: %v", err)
 	_, err = admission.ParseImages(c.Images)
 	require(err == nil, "images: %v", err)
+	_, err = admission.ReadSignatureRules(c.ImageSignatures)
+	require(err == nil, "image-signatures: %v", err)
+	require(c.CloudFile == "" || c.SecretKeyFile != "",
+		"cloud %s: needs secret-key-file, since requests for machines hold join tokens", c.CloudFile)
+	require(c.AgentBinaries == "" || filepath.IsAbs(c.AgentBinaries), "agent-binaries %q: must be an absolute path",
+		c.AgentBinaries)
 	require(c.Pprof == "" || isLoopback(c.Pprof), "pprof address %q: allowed is HOST:PORT on loopback", c.Pprof)
 	for name, d := range map[string]time.Duration{
 		"retention": c.Retention, "suspect-after": c.SuspectAfter, "lost-after": c.LostAfter,
@@ -217,7 +226,8 @@ func (c Config) LogValue() slog.Value {
 		slog.Float64("submit_rate", c.SubmitRate), slog.Int("max_connections", c.MaxConnections),
 		slog.String("trusted_proxies", c.TrustedProxies),
 		slog.String("secret_key_file", c.SecretKeyFile), slog.String("webhook_allow", c.WebhookAllow),
-		slog.String("pprof", c.Pprof), slog.Any("policy", c.Policy),
+		slog.String("cloud", c.CloudFile),
+		slog.String("agent_binaries", c.AgentBinaries), slog.String("pprof", c.Pprof), slog.Any("policy", c.Policy),
 	)
 }
 

@@ -40,6 +40,18 @@ type Options struct {
 	// WatermarkEvery is watermark.Keeper's own; tests shorten it.
 	WatermarkEvery time.Duration
 
+	// Providers are the kinds of providers that the file of Config.CloudFile may name; nil: the kinds
+	// of this version. Tests add their own.
+	Providers map[string]NewProvider
+
+	// ScaleEvery is the pause between two passes of the scaler; 0: the default of package autoscale.
+	ScaleEvery time.Duration
+
+	// CloudClock and CloudFaster are control.MachineDeps' Clock and Faster, and hold for the sweep of clouds
+	// too; tests move them.
+	CloudClock  func(time.Time) time.Time
+	CloudFaster int
+
 	// LeaderIdle is db.Options' own; tests lengthen it.
 	LeaderIdle time.Duration
 

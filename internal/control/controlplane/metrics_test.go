@@ -91,6 +91,11 @@ var absentAtStart = map[string]string{
 	"berth_gpus":                 "gauge",     // by model
 	"berth_tenant_storage_bytes": "gauge",     // by tenant with stored data
 	"berth_http_request_seconds": "histogram", // by route
+
+	"berth_machine_disk_free_ratio":     "gauge", // by machine
+	"berth_object_store_free_ratio":     "gauge", // of a store in a folder
+	"berth_tls_certificate_end_seconds": "gauge", // of an API with TLS
+	"berth_cloud_spend_dollars":         "gauge", // by tenant with a burst policy
 }
 
 // TestReferenceOfMetrics writes and compares docs/reference/metrics.md. A metric with known
@@ -102,7 +107,9 @@ func TestReferenceOfMetrics(t *testing.T) {
 	b.WriteString("# Metrics\n\nGenerated from the code by `go test ./internal/control/controlplane -run Reference -update`.\n" +
 		"[../operate/metrics.md](../operate/metrics.md) explains access and alarms. The standard metrics `go_*` and `process_*` are served too.\n\n" +
 		"All series of a metric exist from the start of a process, as 0 before the first event. Exceptions, whose labels only rows or calls\n" +
-		"can name: `berth_gpus`, `berth_tenant_storage_bytes` and `berth_http_request_seconds`. Metrics by tenant name at most 500 tenants.\n\n" +
+		"can name: `berth_cloud_spend_dollars`, `berth_gpus`, `berth_tenant_storage_bytes`, `berth_machine_disk_free_ratio` and `berth_http_request_seconds`.\n" +
+		"`berth_object_store_free_ratio` and `berth_tls_certificate_end_seconds` exist where there is a folder or a certificate.\n" +
+		"Metrics by tenant name at most 500 tenants.\n\n" +
 		"| metric | type | labels | meaning |\n| --- | --- | --- | --- |\n")
 	for _, m := range newRegistered(t) {
 		kind, absent := absentAtStart[m.name]

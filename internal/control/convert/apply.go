@@ -93,12 +93,26 @@ func Tenants(s *placement.Snapshot, list []db.TenantRow,
 	return known
 }
 
-// Pools replaces the rules of pools in the snapshot. Call it after Tenants: the rules name subtrees of
-// tenants.
-func Pools(s *placement.Snapshot, rules []db.PoolRule) {
+// Windows replaces the maintenance windows in the snapshot, and returns them.
+func Windows(s *placement.Snapshot, windows []db.Window) []placement.Window {
+	list := make([]placement.Window, len(windows))
+	for i, w := range windows {
+		list[i] = placement.Window{ID: w.ID, Machine: w.Machine, Closes: w.ClosesAt, Lead: w.LeadAt}
+		if w.EndsAt != nil {
+			list[i].Ends = *w.EndsAt
+		}
+	}
+	placement.SetWindows(s, list)
+	return list
+}
+
+// Pools replaces the rules of pools in the snapshot, and returns them. Call it after Tenants: the rules name
+// subtrees of tenants.
+func Pools(s *placement.Snapshot, rules []db.PoolRule) []placement.Pool {
 	list := make([]placement.Pool, len(rules))
 	for i, r := range rules {
 		list[i] = placement.Pool{Name: r.Pool, Tenants: r.Tenants}
 	}
 	placement.SetPools(s, list)
+	return list
 }

@@ -20,7 +20,7 @@ func Machine(row db.PoolMachine, blocked string) placement.Machine {
 		ID: row.ID, Epoch: row.Epoch, State: row.State, Blocked: blocked,
 		Pool: row.Pool, Region: row.Region, Site: row.Site, Labels: row.Labels, Total: row.Total, Used: row.Used,
 		Fences:  row.Fences,
-		Network: row.Network, Reason: row.Reason,
+		Network: row.Network, Reason: row.Reason, Market: row.Market, Price: row.Price,
 	}
 	if row.EngineSilentSince != nil {
 		p.EngineSilentSince = *row.EngineSilentSince

@@ -35,8 +35,9 @@ type server struct {
 	signals []string
 	changed chan struct{}
 
-	pending  []*workflowpb.PendingActivityInfo // of every workflow
-	repeated []string                          // activities whose try was failed
+	pending  []*workflowpb.PendingActivityInfo   // of every workflow
+	task     *workflowpb.PendingWorkflowTaskInfo // of every workflow
+	repeated []string                            // activities whose try was failed
 }
 
 func newServer() *server {
@@ -125,6 +126,7 @@ func (s *server) DescribeWorkflowExecution(_ context.Context, id, _ string) (*wo
 	return &workflowservice.DescribeWorkflowExecutionResponse{
 		WorkflowExecutionInfo: &workflowpb.WorkflowExecutionInfo{Status: status},
 		PendingActivities:     s.pending,
+		PendingWorkflowTask:   s.task,
 	}, nil
 }
 

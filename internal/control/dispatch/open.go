@@ -53,24 +53,51 @@ func (d *Dispatcher) Open(ctx context.Context, each func(berth.JobID)) error {
 // own state and not from visibility: open, completed, or neither. Neither means that
 // there is none, or that it failed or was terminated.
 func (d *Dispatcher) Describe(ctx context.Context, id berth.JobID) (open, completed bool, err error) {
-	return d.describe(ctx, d.under(overload.Sweep), id)
+	return describe(ctx, d.temporal, d.under(overload.Sweep), id)
 }
 
-func (d *Dispatcher) describe(ctx context.Context, do caller, id berth.JobID) (open, completed bool, err error) {
-	var x *workflowservice.DescribeWorkflowExecutionResponse
-	err = do(ctx, func(ctx context.Context) (err error) {
-		x, err = d.temporal.DescribeWorkflowExecution(ctx, berth.JobWorkflowID(id), "")
-		return err
-	})
-	if _, gone := errors.AsType[*serviceerror.NotFound](err); gone {
-		return false, false, nil
-	}
-	if err != nil {
-		return false, false, fmt.Errorf("describe workflow of job %s: %w", id, err)
+func describe(ctx context.Context, temporal Temporal, do caller, id berth.JobID) (open, completed bool, err error) {
+	x, err := execution(ctx, temporal, do, id)
+	if x == nil || err != nil {
+		return false, false, err
 	}
 	status := x.GetWorkflowExecutionInfo().GetStatus()
 	return status == enumspb.WORKFLOW_EXECUTION_STATUS_RUNNING, status == enumspb.WORKFLOW_EXECUTION_STATUS_COMPLETED,
 		nil
+}
+
+// execution describes the latest run of a job's workflow; nil: there is none.
+func execution(ctx context.Context, temporal Temporal, do caller,
+	id berth.JobID) (x *workflowservice.DescribeWorkflowExecutionResponse, err error) {
+	err = do(ctx, func(ctx context.Context) (err error) {
+		x, err = temporal.DescribeWorkflowExecution(ctx, berth.JobWorkflowID(id), "")
+		return err
+	})
+	if _, gone := errors.AsType[*serviceerror.NotFound](err); gone {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("describe workflow of job %s: %w", id, err)
+	}
+	return x, nil
+}
+
+// Pending returns the time for which the present task of a job's workflow has waited for a worker,
+// all its tries included; 0 without such a task. Temporal's clock and this one may differ.
+func (d *Dispatcher) Pending(ctx context.Context, id berth.JobID) (time.Duration, error) {
+	x, err := execution(ctx, d.temporal, d.under(overload.Sweep), id)
+	if err != nil {
+		return 0, err
+	}
+	task := x.GetPendingWorkflowTask()
+	if task == nil || x.GetWorkflowExecutionInfo().GetStatus() != enumspb.WORKFLOW_EXECUTION_STATUS_RUNNING {
+		return 0, nil
+	}
+	since := task.GetScheduledTime()
+	if first := task.GetOriginalScheduledTime(); first != nil {
+		since = first
+	}
+	return max(0, time.Since(since.AsTime())), nil
 }
 
 // Start starts the workflow of a job that is not terminal, unless the workflow is open.
@@ -95,8 +122,8 @@ func (d *Dispatcher) Start(ctx context.Context, id berth.JobID, again bool) erro
 	return err
 }
 
-// Terminate ends the workflow of a job that has been terminal for long. Containers are not
-// affected.
+// Terminate ends the workflow of a job that has been terminal for long, or whose workflow does not
+// begin. Containers are not affected.
 func (d *Dispatcher) Terminate(ctx context.Context, id berth.JobID, reason string) error {
 	err := d.Call(ctx, overload.Sweep, func(ctx context.Context) error {
 		return d.temporal.TerminateWorkflow(ctx, berth.JobWorkflowID(id), "", reason)

@@ -7,7 +7,9 @@ import (
 	"time"
 
 	enumspb "go.temporal.io/api/enums/v1"
+	workflowpb "go.temporal.io/api/workflow/v1"
 	"go.temporal.io/sdk/temporal"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"berth"
 	"berth/db"
@@ -173,6 +175,41 @@ func TestOpenListsEveryPage(t *testing.T) {
 		if !want[id] {
 			t.Errorf("%s is not open", id)
 		}
+	}
+}
+
+func TestATaskHasWaitedSinceItsFirstTry(t *testing.T) {
+	t.Parallel()
+	d, s := open(t, dbtest.URL(t)), newServer()
+	x := dispatch.New(s, d, never)
+	id := submit(t, d, "deaf")
+	pending := func() time.Duration {
+		t.Helper()
+		waited, err := x.Pending(t.Context(), id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return waited
+	}
+	if waited := pending(); waited != 0 {
+		t.Errorf("without a workflow %s", waited)
+	}
+	s.status[berth.JobWorkflowID(id)] = enumspb.WORKFLOW_EXECUTION_STATUS_RUNNING
+	if waited := pending(); waited != 0 {
+		t.Errorf("without a task %s", waited)
+	}
+	now := time.Now()
+	s.task = &workflowpb.PendingWorkflowTaskInfo{ScheduledTime: timestamppb.New(now.Add(-time.Hour))}
+	if waited := pending(); waited < time.Hour || waited > 2*time.Hour {
+		t.Errorf("after an hour %s", waited)
+	}
+	s.task.OriginalScheduledTime = timestamppb.New(now.Add(-3 * time.Hour))
+	if waited := pending(); waited < 3*time.Hour {
+		t.Errorf("after a second try %s", waited)
+	}
+	s.status[berth.JobWorkflowID(id)] = enumspb.WORKFLOW_EXECUTION_STATUS_TERMINATED
+	if waited := pending(); waited != 0 {
+		t.Errorf("of a terminated workflow %s", waited)
 	}
 }
 

@@ -240,7 +240,7 @@ func (d *Dispatcher) startOrFind(ctx context.Context, p *overload.Permit, row db
 		}
 	}()
 	if repeat {
-		open, completed, err := d.describe(ctx, do, row.Job)
+		open, completed, err := describe(ctx, d.temporal, do, row.Job)
 		if err != nil || open || completed {
 			return err
 		}

@@ -26,6 +26,11 @@ const (
 	// they wait for the next one.
 	boardAge = 10 * time.Second
 
+	// scrapeAge, and twice the time that it took to make, is the greatest age of a board that Latest
+	// returns. It outlives the making of the next one with a scrape in each minute, and ends while the
+	// rows cannot be read.
+	scrapeAge = 5 * time.Minute
+
 	// boardWait bounds the wait for a board. Callers are answered without reasons after it.
 	// The first reading of a large queue on a busy host takes seconds.
 	boardWait = 5 * time.Second
@@ -133,6 +138,32 @@ func (x *Explainer) Board(ctx context.Context, missing func(*Board) bool) *Board
 	}
 	return b
 }
+
+// Latest returns the present board and starts the next one if it is due. It waits up to wait for a board
+// where there is none, or an old one that was made quicker than wait. A board that takes longer is ready
+// for a later call, so rare callers always get one. Nil: none could be made for minutes.
+func (x *Explainer) Latest(ctx context.Context, wait time.Duration) *Board {
+	return x.boards.latest(ctx, wait, x.changes.Load(), x.makeBoard(ctx))
+}
+
+// latest is Latest, with the arguments of get.
+func (x *boards) latest(ctx context.Context, wait time.Duration, changes int64,
+	start func(done func(*Board)) bool) *Board {
+	asked := time.Now()
+	b, made := x.get(asked, changes, start)
+	if made != nil && (b == nil || b.old(asked) && b.took < wait) {
+		await(ctx, made, wait)
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if b = x.present; b != nil && asked.Sub(b.beganAt) > scrapeAge+2*b.took {
+		return nil
+	}
+	return b
+}
+
+// Age returns the age of the reading, by our clock.
+func (b *Board) Age() time.Duration { return time.Since(b.beganAt) }
 
 // next waits for the board under way, up to boardWait, and returns it, or nil if none could be
 // made.

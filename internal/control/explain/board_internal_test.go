@@ -2,6 +2,7 @@ package explain
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -52,5 +53,55 @@ func TestCallersAwaitTheNextBoard(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// Whoever asks once in each scrape interval always gets a board after the first one, however long it
+// takes to make, and none once the rows have not been read for minutes.
+func TestRareCallersGetTheBoardThatWasMadeSince(t *testing.T) {
+	t.Parallel()
+	const wait = 3 * time.Second
+	for _, makes := range []time.Duration{100 * time.Millisecond, 4 * time.Second, 20 * time.Second, 90 * time.Second} {
+		for _, every := range []time.Duration{15 * time.Second, 30 * time.Second, time.Minute} {
+			t.Run(makes.String()+" every "+every.String(), func(t *testing.T) {
+				t.Parallel()
+				synctest.Test(t, func(t *testing.T) {
+					var x boards
+					var broken atomic.Bool
+					ask := func() (b *Board, waited time.Duration) {
+						asked := time.Now()
+						b = x.latest(t.Context(), wait, 0, func(done func(*Board)) bool {
+							go func() {
+								time.Sleep(makes)
+								if broken.Load() {
+									done(nil)
+									return
+								}
+								done(&Board{beganAt: asked, took: makes})
+							}()
+							return true
+						})
+						return b, time.Since(asked)
+					}
+					first := time.Now()
+					for n := range 20 {
+						b, waited := ask()
+						if ready := time.Since(first) >= makes; (b != nil) != ready || n > 0 && ready && waited > min(makes, wait) {
+							t.Errorf("scrape %d, %s after the first: board %v after %s", n, time.Since(first), b != nil, waited)
+						}
+						if b != nil && b.Age() > 2*(makes+every) {
+							t.Errorf("scrape %d: the board is %s old", n, b.Age())
+						}
+						time.Sleep(every)
+					}
+					broken.Store(true)
+					time.Sleep(scrapeAge + 3*makes)
+					if b, _ := ask(); b != nil {
+						t.Errorf("a board that is %s old", b.Age())
+					}
+					time.Sleep(makes) // the goroutine ends with the test
+				})
+			})
+		}
 	}
 }

@@ -106,6 +106,8 @@ type Prospect struct {
 	// or no machine has room.
 	CostPerHour float64
 
+	Best placement.Machine // the best machine with room now; without an id: none has
+
 	Admission wire.Admission // whether new work may start
 }
 
@@ -205,6 +207,7 @@ func (x *Explainer) WhyNew(
 		if list := p.Fit.Candidates; len(list) > 0 {
 			m, _ := x.snapshot.Machine(list[0])
 			p.CostPerHour = x.costs[m.Pool] * float64(request.Members)
+			p.Best = m
 		}
 	})
 	if err == nil && renew {

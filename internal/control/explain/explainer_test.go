@@ -480,7 +480,7 @@ func TestAnAnswerNamesThePoolOfOtherTenants(t *testing.T) {
 	if w := why(t, d, o, id); !w.StartsNow {
 		t.Fatalf("without rules: %+v", w)
 	}
-	if err := d.Pools.Set(t.Context(), "default", spec.PoolRules{Tenants: []berth.TenantID{"vision"}}); err != nil {
+	if err := d.Pools.Set(t.Context(), "default", spec.PoolRules{Tenants: []berth.TenantID{"vision"}}, "operator:test"); err != nil {
 		t.Fatal(err)
 	}
 	w := why(t, d, o, id)

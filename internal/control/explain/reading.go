@@ -81,6 +81,7 @@ type news struct {
 	past      *placement.RunTimes // nil: unchanged
 	tenants   []db.TenantRow
 	pools     []db.PoolRule
+	windows   []db.Window
 	costs     map[string]float64
 	admission wire.Admission
 }
@@ -95,6 +96,9 @@ func (x *Explainer) readAll(ctx context.Context, hinted db.Hinted) (err error) {
 		return err
 	}
 	if n.pools, err = x.db.Pools.Rules(ctx); err != nil {
+		return err
+	}
+	if n.windows, err = x.db.Maintenance.Windows(ctx); err != nil {
 		return err
 	}
 	if n.costs, err = x.db.Queue.PoolCosts(ctx); err != nil {
@@ -208,6 +212,7 @@ func (x *Explainer) apply(n news) {
 		now: n.rows.Now, asked: map[question]placement.JobExplanation{}, beganAt: n.began, changed: n.changed,
 	}
 	convert.Pools(s, n.pools)
+	convert.Windows(s, n.windows)
 }
 
 // showBlocked brings into the snapshot which machines get no work.

@@ -30,6 +30,9 @@ type Metrics struct {
 	drift     prometheus.Counter
 	repairs   *prometheus.CounterVec // by kind of repair
 	forgotten prometheus.Gauge
+	closed    prometheus.Counter // machines, as the two below
+	returned  prometheus.Counter
+	waiting   prometheus.Gauge
 }
 
 // NewMetrics returns the collectors, unregistered: tests run several schedulers in one
@@ -75,6 +78,10 @@ func NewMetrics() *Metrics {
 			Name: "repairs_total",
 			Help: "What the reconciler did, by kind."}, []string{"kind"}),
 		forgotten: gauge("workflows_without_row", "Open workflows of jobs that have no row."),
+		closed:    counter("maintenance_closed_total", "Machines drained for their maintenance window."),
+		returned:  counter("maintenance_returned_total", "Machines returned to service after maintenance."),
+		waiting: gauge("maintenance_waiting_machines",
+			"Machines whose maintenance window is over and that are silent or not healthy."),
 	}
 	m.showZeros()
 	return m
@@ -98,7 +105,16 @@ var repairKinds = []string{
 	"objects_removed", "objects_swept", "outputs_removed", "parent_poked", "parent_tended",
 	"queue_timeout", "session_expired", "unclaimed_poked", "unclaimed_settled", "unheard_poked", "unheard_settled",
 	"unheard_stopped", "unsettled_poked", "unsettled_settled", "uploads_removed", "waiter_repeated",
-	"workflow_poked", "workflow_restarted", "workflow_started", "workflow_terminated",
+	"workflow_poked", "workflow_replaced", "workflow_restarted", "workflow_started", "workflow_terminated",
+}
+
+// endLead sets all gauges to 0. The next leader exports them from then on: a value of this process
+// that stays would be an alert about the past.
+func (m *Metrics) endLead() {
+	for _, g := range []prometheus.Gauge{m.leader, m.queue, m.machines, m.lag, m.marked, m.silent, m.frozen,
+		m.forgotten, m.waiting} {
+		g.Set(0)
+	}
 }
 
 // waited records the wait of a job from since to its start, which was just committed.
@@ -119,7 +135,8 @@ func (m *Metrics) waited(since time.Time, s berth.Start, now time.Time) {
 func (m *Metrics) all() []prometheus.Collector {
 	return []prometheus.Collector{m.leader, m.queue, m.machines, m.lag, m.marked, m.silent, m.frozen, m.cycle,
 		m.commit, m.waits, m.placed, m.refused, m.preempted,
-		m.expired, m.orphaned, m.lost, m.drift, m.repairs, m.forgotten}
+		m.expired, m.orphaned, m.lost, m.drift, m.repairs, m.forgotten, m.closed, m.returned,
+		m.waiting}
 }
 
 // Describe implements prometheus.Collector.

@@ -31,6 +31,8 @@ type mirror struct {
 	starting map[berth.JobID]berth.Start // their commit is under way
 	tenants  map[berth.TenantID]db.TenantRow
 	tenantAt time.Time // our clock when tenants were read
+	pools    []placement.Pool
+	windows  []placement.Window
 	loaded   time.Time // when everything was last read
 
 	// The feed is complete up to cursor; ahead is the newest transaction there
@@ -100,7 +102,8 @@ func (m *mirror) apply(ctx context.Context, c db.Changes) error {
 // and a change of a quota comes with a hint.
 const tenantsEvery = 500 * time.Millisecond
 
-// readTenants replaces the tenants and the rules of pools in the snapshot by the present rows.
+// readTenants replaces the tenants, the rules of pools and the maintenance windows in the snapshot by
+// the present rows.
 func (m *mirror) readTenants(ctx context.Context) error {
 	list, err := m.db.Tenants.Rows(ctx)
 	if err != nil {
@@ -110,9 +113,14 @@ func (m *mirror) readTenants(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	windows, err := m.db.Maintenance.Windows(ctx)
+	if err != nil {
+		return err
+	}
 	m.tenantAt = time.Now()
 	m.tenants = convert.Tenants(m.snapshot, list, m.tenants)
-	convert.Pools(m.snapshot, rules)
+	m.pools = convert.Pools(m.snapshot, rules)
+	m.windows = convert.Windows(m.snapshot, windows)
 	return nil
 }
 

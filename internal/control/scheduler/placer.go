@@ -45,6 +45,7 @@ type placer struct {
 	landing chan landing
 	landed  [][]berth.Start // committed or not; assumed until they are read again
 	again   db.Hinted       // rows to read again
+	asks    chan ask
 
 	reloaded  time.Time
 	paused    bool
@@ -66,6 +67,7 @@ func newPlacer(s *Scheduler, term db.Term, marks *marks) *placer {
 		mirror:  s.takeWarm(marks),
 		engine:  placement.Planner{MaxStarts: batchSize, Pack: placement.LeastFragmentation, Policy: s.Policy},
 		landing: make(chan landing, 1),
+		asks:    make(chan ask),
 	}
 }
 
@@ -335,6 +337,9 @@ func (p *placer) wait(ctx context.Context, hints *db.Subscription, began time.Ti
 		return ctx.Err()
 	case l := <-p.landing:
 		return p.land(ctx, l)
+	case a := <-p.asks:
+		a.reply <- p.mirror.copy(a.bursts)
+		return nil
 	case <-timer.C:
 		return nil
 	case <-opened:

@@ -13,7 +13,7 @@ func TestTheLeaderFollowsTheRulesOfPools(t *testing.T) {
 	r := newRig(t)
 	r.machine("m0", 8, 0)
 	r.exec(`INSERT INTO tenants (id) VALUES ('vision')`)
-	if err := r.db.Pools.Set(t.Context(), spec.DefaultPool, spec.PoolRules{Tenants: []berth.TenantID{"vision"}}); err != nil {
+	if err := r.db.Pools.Set(t.Context(), spec.DefaultPool, spec.PoolRules{Tenants: []berth.TenantID{"vision"}}, "operator:test"); err != nil {
 		t.Fatal(err)
 	}
 	other := r.queued(nil)
@@ -22,7 +22,7 @@ func TestTheLeaderFollowsTheRulesOfPools(t *testing.T) {
 	if state := r.state(other); state != berth.Queued {
 		t.Errorf("the older job of another tenant is %s", state)
 	}
-	if err := r.db.Pools.Set(t.Context(), spec.DefaultPool, spec.PoolRules{}); err != nil {
+	if err := r.db.Pools.Set(t.Context(), spec.DefaultPool, spec.PoolRules{}, "operator:test"); err != nil {
 		t.Fatal(err)
 	}
 	r.awaitState(other, berth.Scheduled)

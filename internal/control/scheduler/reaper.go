@@ -7,6 +7,7 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/lifecycle"
 )
 
 // drainBatch bounds the jobs that one pass notifies of drains, orders to move, and judges to hang.
@@ -18,8 +19,9 @@ type reaper struct {
 	term db.Term
 	// Machines judged within the last minute. One with work of a longer lost_after
 	// is not yet lost, and the database counts lost machines only.
-	passed map[berth.MachineID]time.Time
-	frozen bool // as last logged
+	passed  map[berth.MachineID]time.Time
+	frozen  bool             // as last logged
+	waiting db.WaitingCursor // among machines that have not returned from maintenance
 }
 
 // run judges silent machines until the term ends. A failed pass does not end the term: the next
@@ -60,6 +62,7 @@ func (r *reaper) pass(ctx context.Context) error {
 	for _, l := range lemons {
 		r.Logger.Error("machine drained after repeated failures", "machine_id", l.Machine, "reason", l.Reason)
 	}
+	unmaintained := r.maintain(ctx)
 	notified, unannounced := r.DB.Attempts.AnnounceDrains(ctx, r.term, drainBatch)
 	if notified > 0 {
 		r.Logger.Info("notified jobs of drained machines", "jobs", notified)
@@ -73,7 +76,33 @@ func (r *reaper) pass(ctx context.Context) error {
 	if hung > 0 {
 		r.Logger.Info("ordered hung gangs to stop", "jobs", hung)
 	}
-	return errors.Join(unannounced, err, unjudged)
+	return errors.Join(unmaintained, unannounced, err, unjudged)
+}
+
+// maintain begins and ends maintenance windows.
+func (r *reaper) maintain(ctx context.Context) error {
+	steps, err := r.DB.Maintenance.Pass(ctx, r.term, drainBatch, &r.waiting)
+	for _, x := range steps {
+		attrs := []any{"machine_id", x.Machine, "window", x.Window, "note", x.Note}
+		switch x.Act {
+		case lifecycle.MaintenanceDrain:
+			r.Metrics.closed.Inc()
+			r.Logger.Info("machine closed for maintenance", attrs...)
+		case lifecycle.MaintenanceReturn:
+			r.Metrics.returned.Inc()
+			r.Logger.Info("machine returned from maintenance", attrs...)
+		case lifecycle.MaintenanceWait:
+			r.Logger.Warn("machine cannot return from maintenance", attrs...)
+		default:
+			r.Logger.Info("maintenance of machine changed", attrs...)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	waiting, err := r.DB.Maintenance.Waiting(ctx)
+	r.Metrics.waiting.Set(float64(waiting))
+	return err
 }
 
 // measure counts the silent machines, and logs an error when their number freezes all verdicts.

@@ -16,6 +16,7 @@ import (
 type Ages struct {
 	Submitted  time.Duration // no workflow yet: start it; 10 s
 	NoWorkflow time.Duration // a live row without one: start it; 30 s
+	Deaf       time.Duration // submitted, with a workflow whose task no worker carries out: replace it; 5 min
 	Closing    time.Duration // an ended row with an open one: poke it; 30 s
 	Terminate  time.Duration // and then end it; 10 min
 	Unclaimed  time.Duration // poke; 15 s
@@ -44,6 +45,7 @@ func (a Ages) withDefaults() Ages {
 		{&a.Submitted, 10 * time.Second},
 		{&a.Uploads, 30 * 24 * time.Hour},
 		{&a.NoWorkflow, 30 * time.Second},
+		{&a.Deaf, 5 * time.Minute},
 		{&a.Closing, 30 * time.Second},
 		{&a.Terminate, 10 * time.Minute},
 		{&a.Unclaimed, 15 * time.Second},
@@ -89,6 +91,7 @@ type reconciler struct {
 	strays int                        // open workflows without a row, at the last comparison
 	stops  int                        // most jobs below parents that a pass stops
 	parent berth.JobID                // the first that the next pass reconciles; "": the first of all
+	asked  berth.JobID                // whose workflow the next comparison asks about first; "": the first of all
 	list   berth.JobID                // the array whose list was read last; "": none
 	pace   pace
 }

@@ -218,11 +218,13 @@ type temporal struct {
 	terminated []berth.JobID
 	described  []berth.JobID
 	rewaited   []berth.JobID
-	silent     bool // Describe answers nothing
+	silent     bool                          // Describe answers nothing
+	deaf       map[berth.JobID]time.Duration // for how long the first task has waited
 }
 
 func newTemporal() *temporal {
-	return &temporal{open: map[berth.JobID]bool{}, unlisted: map[berth.JobID]bool{}, completed: map[berth.JobID]bool{}}
+	return &temporal{open: map[berth.JobID]bool{}, unlisted: map[berth.JobID]bool{}, completed: map[berth.JobID]bool{},
+		deaf: map[berth.JobID]time.Duration{}}
 }
 
 func (x *temporal) Open(_ context.Context, each func(berth.JobID)) error {
@@ -267,8 +269,15 @@ func (x *temporal) Terminate(_ context.Context, id berth.JobID, _ string) error 
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.terminated = append(x.terminated, id)
+	delete(x.deaf, id)
 	delete(x.open, id)
 	return nil
+}
+
+func (x *temporal) Pending(_ context.Context, id berth.JobID) (time.Duration, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.deaf[id], nil
 }
 
 func (x *temporal) Rewait(_ context.Context, id berth.JobID, _ time.Duration) (int, error) {

@@ -12,6 +12,7 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/internal/control/autoscale"
 	"berth/internal/control/runtimes"
 	"berth/internal/control/watermark"
 	"berth/internal/lib/overload"
@@ -40,6 +41,9 @@ type Workflows interface {
 	// though a run has completed. AlreadyStarted is no error.
 	Start(ctx context.Context, id berth.JobID, again bool) error
 	Terminate(ctx context.Context, id berth.JobID, reason string) error
+	// Pending returns the time for which the present task of the job's workflow has waited for a
+	// worker, all its tries included; 0 without such a task.
+	Pending(ctx context.Context, id berth.JobID) (time.Duration, error)
 	// Rewait has Temporal start the activities again that wait for members of the job,
 	// if they were started at least age ago. It returns their number.
 	Rewait(ctx context.Context, id berth.JobID, age time.Duration) (n int, err error)
@@ -53,6 +57,12 @@ type Settler interface {
 // Archiver moves jobs that ended longer ago than retention to the archive.
 type Archiver interface {
 	ArchiveTerminal(ctx context.Context, term db.Term, retention time.Duration, limit int) (int, error)
+}
+
+// Scaler launches and ends machines of clouds in a term, until ctx ends or the term is over. mirror returns
+// a copy of the leader's mirror. *autoscale.Loop implements it.
+type Scaler interface {
+	Run(ctx context.Context, term db.Term, mirror autoscale.CopyMirror) error
 }
 
 // Objects gives the leader access to the object store.
@@ -73,6 +83,7 @@ type Options struct {
 	Gate      *overload.Gate // nil: nothing holds back starts
 	Clocks    Clocks         // nil: schedules have no clocks
 	Fires     Fires          // required with Clocks
+	Scaler    Scaler         // nil: no machines of clouds are launched
 	Logger    *slog.Logger
 	Metrics   *Metrics // nil: none are kept
 
@@ -269,7 +280,7 @@ func (s *Scheduler) acquire(ctx context.Context) (db.Term, bool, error) {
 // cheap: the first process that bids takes the lead, and reads all rows again.
 func (s *Scheduler) lead(ctx context.Context, term db.Term, since time.Time) error {
 	s.Metrics.leader.Set(1)
-	defer s.Metrics.leader.Set(0)
+	defer s.Metrics.endLead()
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.keep(ctx, term, since) }) // while the object store is waited for
 	g.Go(func() error {
@@ -323,7 +334,11 @@ func (s *Scheduler) work(ctx context.Context, g *errgroup.Group, term db.Term, s
 	if err := r.mark(ctx); err != nil { // before anything is placed
 		return fmt.Errorf("check the counters: %w", err)
 	}
-	g.Go(func() error { return newPlacer(s, term, marks).run(ctx) })
+	p := newPlacer(s, term, marks)
+	g.Go(func() error { return p.run(ctx) })
+	if s.Scaler != nil {
+		g.Go(func() error { return s.Scaler.Run(overload.As(ctx, overload.Sweep), term, p.copy) })
+	}
 	g.Go(func() error { return (&reaper{Scheduler: s, term: term}).run(ctx) })
 	g.Go(func() error { return r.run(overload.As(ctx, overload.Sweep)) })
 	g.Go(func() error { return (&ends{Scheduler: s}).run(ctx) })
@@ -389,12 +404,7 @@ func (s *Scheduler) keepHouse(ctx context.Context, term db.Term) error {
 		}); err != nil && ctx.Err() == nil {
 			s.Logger.Error("cannot archive jobs", "err", err)
 		}
-		if err := inBatches(func(limit int) (int, error) {
-			return s.DB.Machines.PruneHistory(ctx, term,
-				s.MachineRetention, limit)
-		}); err != nil && ctx.Err() == nil {
-			s.Logger.Error("cannot prune machine history", "err", err)
-		}
+		s.pruneMachines(ctx, term)
 		if err := inBatches(func(limit int) (int, error) {
 			return s.DB.Tokens.Prune(ctx, term, s.Retention,
 				limit)
@@ -416,6 +426,25 @@ func (s *Scheduler) keepHouse(ctx context.Context, term db.Term) error {
 		if !sleep(ctx, time.Hour) {
 			return ctx.Err()
 		}
+	}
+}
+
+// pruneMachines deletes the history of machines, maintenance windows and launches beyond their retention.
+func (s *Scheduler) pruneMachines(ctx context.Context, term db.Term) {
+	if err := inBatches(func(limit int) (int, error) {
+		return s.DB.Machines.PruneHistory(ctx, term, s.MachineRetention, limit)
+	}); err != nil && ctx.Err() == nil {
+		s.Logger.Error("cannot prune machine history", "err", err)
+	}
+	if err := inBatches(func(limit int) (int, error) {
+		return s.DB.Maintenance.Prune(ctx, term, s.MachineRetention, limit)
+	}); err != nil && ctx.Err() == nil {
+		s.Logger.Error("cannot prune maintenance windows", "err", err)
+	}
+	if err := inBatches(func(limit int) (int, error) {
+		return s.DB.Launches.Prune(ctx, term, s.MachineRetention, limit)
+	}); err != nil && ctx.Err() == nil {
+		s.Logger.Error("cannot prune launches", "err", err)
 	}
 }
 

@@ -301,6 +301,27 @@ func TestSubmittedJobWhoseWorkflowHasCompletedIsStartedAgain(t *testing.T) {
 	r.await("the workflow is started again", func() bool { return slices.Contains(x.did(&x.again), id) })
 }
 
+// A submitted job whose workflow is open, but has lost its first task, gets another workflow, also behind
+// many others. One whose task waits for a moment, or that has begun, keeps its workflow.
+func TestSubmittedJobWhoseWorkflowDoesNotBeginIsStartedAgain(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	x := newTemporal()
+	for range 120 { // more than one comparison asks about
+		x.open[r.submitted(nil)] = true
+	}
+	waits, lost := r.submitted(nil), r.submitted(nil)
+	x.open[lost], x.open[waits] = true, true
+	x.deaf[lost], x.deaf[waits] = time.Hour, time.Millisecond
+	ages := scheduler.Ages{Submitted: time.Millisecond, NoWorkflow: time.Millisecond, Deaf: 100 * time.Millisecond}
+	r.exec(`UPDATE jobs SET state_at = now() - interval '1 hour'`)
+	r.lead(func(o *scheduler.Options) { o.Workflows, o.ReconcileEvery, o.Ages = x, 50*time.Millisecond, ages })
+	r.await("the workflow is started again", func() bool { return slices.Contains(x.did(&x.started), lost) })
+	if ended := x.did(&x.terminated); !slices.Equal(ended, []berth.JobID{lost}) {
+		t.Errorf("workflows of jobs %v ended, want that of %s alone", ended, lost)
+	}
+}
+
 func sorted(ids ...berth.JobID) []berth.JobID {
 	slices.Sort(ids)
 	return ids

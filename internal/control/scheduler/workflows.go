@@ -44,6 +44,9 @@ func (r *reconciler) compare(ctx context.Context) error {
 	if err := r.startMissing(ctx, live, open); err != nil {
 		return err
 	}
+	if err := r.replaceDeaf(ctx, live, open); err != nil {
+		return err
+	}
 	return r.closeEnded(ctx, live, open)
 }
 
@@ -116,6 +119,50 @@ func (r *reconciler) startMissing(ctx context.Context, live []db.Aged, open map[
 		started++
 	}
 	r.did("workflow_restarted", started)
+	return nil
+}
+
+// Bounds of one comparison: the workflows that it asks about, and those that it replaces, which lose
+// their place in Temporal's queue.
+const (
+	askLimit     = 50
+	replaceLimit = 10
+)
+
+// replaceDeaf ends the workflows of submitted jobs whose first task no worker carries out, though this
+// leader has led, and Temporal has had room, for that long. A later pass starts them again. Temporal's
+// matching service drops a task after an internal error, and a task without a place in its queue is never
+// tried again; its workflow hears no signal, and only the workflow queues a submitted job.
+func (r *reconciler) replaceDeaf(ctx context.Context, live []db.Aged, open map[berth.JobID]bool) error {
+	if time.Since(r.since) < r.Ages.Deaf || !r.mayStart() {
+		return nil
+	}
+	asked, ended := 0, 0
+	from := r.asked
+	r.asked = ""
+	for _, j := range startingAt(live, from) {
+		if j.State != berth.Submitted || !open[j.ID] || j.Age < r.Ages.Deaf {
+			continue
+		}
+		if asked >= askLimit || ended >= replaceLimit {
+			r.asked = j.ID
+			break
+		}
+		asked++
+		waited, err := r.Workflows.Pending(ctx, j.ID)
+		if err != nil {
+			return fmt.Errorf("read the task of the workflow of job %s: %w", j.ID, err)
+		}
+		if waited < r.Ages.Deaf {
+			continue
+		}
+		r.Logger.Warn("workflow does not begin, will be started again", "job_id", j.ID, "waited", waited)
+		if err := r.Workflows.Terminate(ctx, j.ID, "no worker carried out its first task"); err != nil {
+			return fmt.Errorf("end the workflow of job %s: %w", j.ID, err)
+		}
+		ended++
+	}
+	r.did("workflow_replaced", ended)
 	return nil
 }
 

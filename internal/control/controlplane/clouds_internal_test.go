@@ -1,0 +1,92 @@
+package controlplane
+
+import (
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"berth/internal/control/cloud"
+	"berth/internal/control/cloud/faultcloud"
+)
+
+func load(t *testing.T, text string) (cloud.Accounts, error) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "cloud.yaml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	kinds := map[string]NewProvider{"test": func(string, CloudProvider, *slog.Logger) (cloud.Provider, error) {
+		return &faultcloud.Cloud{}, nil
+	}}
+	return loadClouds(path, kinds, slog.New(slog.DiscardHandler))
+}
+
+func TestTheCloudFileNamesProvidersWithTheirSettings(t *testing.T) {
+	t.Parallel()
+	a, err := load(t, `
+url: https://berth.test:7070
+providers:
+  lab:
+    kind: test
+    regions: [eu-1]
+    settings: {image: base}
+    pools:
+      gpu: {image: cuda}
+`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for pool, want := range map[string]string{"burst": `{"image":"base"}`, "gpu": `{"image":"cuda"}`} {
+		l, err := a.Request(cloud.Record{Provider: "lab", Pool: pool, Token: "t"}, "secret")
+		if err != nil || string(l.Settings) != want || l.Bootstrap.URL != a.URL || l.Bootstrap.JoinToken != "secret" {
+			t.Errorf("pool %s: %+v, %v", pool, l, err)
+		}
+	}
+	if _, err := a.Account("none"); err == nil || !strings.Contains(err.Error(), "configured are lab") {
+		t.Errorf("unknown provider: %v", err)
+	}
+}
+
+func TestFaultsOfTheCloudFileAreNamed(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string][]string{
+		"url: https://b.test\nprovidres: {}\n":                                {"[2:1]", "providres"},
+		"url: https://b.test\nproviders:\n  lab:\n    kind: test\n    x: 1\n": {"[5:5]", "x"},
+		"url: b.test\n": {"url", "https://HOST", "name at least one"},
+		"url: https://b.test\nproviders: {lab: {kind: other, regions: [r]}}":              {"kind \"other\"", "allowed are test"},
+		"url: https://b.test\nproviders: {Lab: {kind: test}}":                             {"provider \"Lab\"", "regions"},
+		"url: https://b.test\nca_file: /none\nproviders: {l: {kind: test, regions: [r]}}": {"ca_file /none"},
+	} {
+		_, err := load(t, text)
+		for _, part := range want {
+			if err == nil || !strings.Contains(err.Error(), part) {
+				t.Errorf("%q: %v, want %q", text, err, part)
+			}
+		}
+	}
+}
+
+func TestAProviderMayBeAProgram(t *testing.T) {
+	t.Parallel()
+	open := func(command, timeout string) error {
+		_, err := newExecProvider("lab", CloudProvider{Command: []string{command}, Timeout: timeout}, slog.New(slog.DiscardHandler))
+		return err
+	}
+	for _, command := range []string{"/bin/true", "/none"} { // one that is not installed yet is a warning
+		if err := open(command, "30s"); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, c := range []struct{ command, timeout, want string }{
+		{"/bin/true", "soon", "timeout"}, {"true", "", "true"}, {"/bin/true", "2m", "1m30s"},
+	} {
+		if err := open(c.command, c.timeout); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+	if kinds := providerKinds(); kinds["exec"] == nil {
+		t.Errorf("kinds %v", kinds)
+	}
+}

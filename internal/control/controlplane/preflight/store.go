@@ -1,0 +1,82 @@
+package preflight
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"io/fs"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"berth/internal/control/blob"
+)
+
+// leastFree is the free share of an object store's file system below which it is reported.
+const leastFree = 0.1
+
+// store writes, reads and deletes an object. A folder that does not exist is left for berthd to create, since
+// a folder that root creates could not be written to by the service.
+func (r *report) store(ctx context.Context) {
+	if r.Config.BlobURL == "" { // a fault of the settings, if the API needs one
+		return
+	}
+	u, err := url.Parse(r.Config.BlobURL)
+	if err != nil {
+		r.add("store", Fault, "write file:///FOLDER or s3://BUCKET?region=…", "blob-url is not a URL")
+		return
+	}
+	name := u.Scheme + "://" + u.Host + u.Path // a query may hold keys
+	if u.Scheme == "file" && u.Host == "" && filepath.IsAbs(u.Path) {
+		if _, err := os.Stat(u.Path); errors.Is(err, fs.ErrNotExist) {
+			r.writable("store", "blob-url", parent(u.Path), "the first start creates the folder "+u.Path)
+			return
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*r.Limit)
+	defer cancel()
+	s, err := blob.Open(ctx, r.Config.BlobURL)
+	if err != nil {
+		r.add("store", Fault, "", "%v", err)
+		return
+	}
+	defer s.Close()
+	if step, err := probe(ctx, s); err != nil {
+		r.add("store", Fault, "berthd must be able to write, read and delete objects", "cannot %s in %s: %v", step,
+			name, err)
+		return
+	}
+	r.add("store", OK, "", "an object in %s was written, read and deleted", name)
+	if free, ok := s.FreeShare(); ok && free < leastFree {
+		r.add("store", Advice, "extend it, or shorten output-retention and log-retention",
+			"the file system of %s has %.1f %% free", name, 100*free)
+	}
+}
+
+// parent returns the nearest folder above path that exists.
+func parent(path string) string {
+	for dir := filepath.Dir(path); ; dir = filepath.Dir(dir) {
+		if _, err := os.Stat(dir); err == nil || dir == filepath.Dir(dir) {
+			return dir
+		}
+	}
+}
+
+// probe writes, reads and deletes an object of a new name. The error is of the named step.
+func probe(ctx context.Context, s *blob.Store) (step string, err error) {
+	key, content := "preflight/"+strings.ToLower(rand.Text()), []byte("berthd check-config\n")
+	if err := s.Create(ctx, key, content); err != nil {
+		return "write", err
+	}
+	got, err := s.ReadAll(ctx, key, 1024)
+	if err == nil && !bytes.Equal(got, content) {
+		err = errors.New("the object has another content")
+	}
+	if err != nil {
+		_ = s.Delete(ctx, key)
+		return "read", err
+	}
+	return "delete", s.Delete(ctx, key)
+}

@@ -1,0 +1,125 @@
+package controlplane
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"slices"
+	"time"
+
+	"berth"
+	"berth/db"
+	"berth/internal/control/cloud"
+)
+
+const (
+	sweepEvery = time.Minute
+	// sweepLease is the name of the lease under which one replica sweeps. Two sweeps at once would do no
+	// harm, but end twice as many instances.
+	sweepLease = "cloud-sweep"
+)
+
+// sweeper ends instances of the cluster that no launch needs, and gives rows to instances that a
+// restored database has lost. cloud.Judge decides.
+type sweeper struct {
+	launches *db.Launches
+	leased   leased
+	accounts cloud.Accounts
+	log      *slog.Logger
+	now      func() time.Time
+}
+
+// addSweeper adds the sweep of the configured providers.
+func (a *assembly) addSweeper() {
+	if len(a.accounts.Providers) == 0 {
+		return
+	}
+	every := sweepEvery / time.Duration(max(a.opts.CloudFaster, 1))
+	s := &sweeper{launches: a.db.Launches, leased: newLeased(a.db, sweepLease, every, "sweep of clouds", a.log),
+		accounts: a.accounts, log: a.log, now: time.Now}
+	if a.opts.CloudFaster > 1 {
+		s.now = func() time.Time { return a.opts.CloudClock(time.Now()) }
+	}
+	a.middle = append(a.middle, s.run)
+}
+
+// run sweeps at intervals until ctx ends. The first sweep is an interval after the start.
+func (s *sweeper) run(ctx context.Context) error {
+	return s.leased.run(ctx, func(ctx context.Context) {
+		for _, name := range slices.Sorted(maps.Keys(s.accounts.Providers)) {
+			if err := s.sweep(ctx, name); err != nil && ctx.Err() == nil {
+				s.log.Warn("cannot sweep a provider, will retry", "provider", name, "err", err)
+			}
+		}
+	})
+}
+
+// sweep lists the instances of one provider, reads the rows after that, and carries out the decision.
+func (s *sweeper) sweep(ctx context.Context, name string) error {
+	account := s.accounts.Providers[name]
+	_, cluster, incarnation, err := s.launches.ByToken(ctx, nil)
+	if err != nil {
+		return err
+	}
+	list, err := account.List(ctx, cluster, account.Regions)
+	if err != nil {
+		return err
+	}
+	tokens := make([]string, len(list))
+	for i := range list {
+		tokens[i] = list[i].Token
+	}
+	rows, cluster, _, err := s.launches.ByToken(ctx, tokens)
+	if err != nil {
+		return err
+	}
+	decision := cloud.Judge(list, rows, cluster, s.now())
+	adopted := true
+	for _, i := range decision.Adopt {
+		adopted = s.adopt(ctx, name, i) && adopted
+	}
+	// An instance that the rows refuse has the name of another launch, or none: no launch can repeat it.
+	if adopted {
+		if err := s.launches.Listed(ctx, name, incarnation); err != nil {
+			return err
+		}
+	}
+	for _, i := range decision.Odd {
+		s.log.Error("instance of a settled launch from before a restore", "provider", name, "machine", i.Machine,
+			"launch", i.N, "instance", i.ID)
+	}
+	for _, i := range decision.End {
+		s.log.Warn("terminating an instance that no launch needs", "provider", name, "machine", i.Machine,
+			"launch", i.N, "instance", i.ID, "created", i.Created)
+		if err := account.Terminate(ctx, i); err != nil {
+			s.log.Warn("cannot terminate an instance, will retry", "provider", name, "instance", i.ID, "err", err)
+		}
+	}
+	if decision.Left > 0 {
+		s.log.Error("more instances than one sweep may terminate", "provider", name, "left", decision.Left)
+	}
+	return nil
+}
+
+// adopt gives an instance a row, and records it there as seen. It reports false if the database did
+// not answer, so that the next sweep tries again.
+func (s *sweeper) adopt(ctx context.Context, provider string, i cloud.Instance) bool {
+	r, err := s.launches.Adopt(ctx, provider, i)
+	if err == nil {
+		_, err = s.launches.Change(ctx, r.Ref(), func(now cloud.Record, at time.Time) (cloud.Record, error) {
+			next, ok := now.Take(cloud.Next(now, cloud.DefaultLimits, at), cloud.DefaultLimits, at)
+			if !ok {
+				return now, nil // its workflow was first
+			}
+			return next, nil
+		})
+	}
+	if err != nil {
+		s.log.Error("cannot adopt an instance from before a restore", "provider", provider, "machine", i.Machine,
+			"launch", i.N, "instance", i.ID, "err", err)
+		return berth.CodeOf(err) != berth.CodeUnavailable
+	}
+	s.log.Warn("adopted an instance from before a restore", "provider", provider, "machine", i.Machine, "launch", i.N,
+		"instance", i.ID)
+	return true
+}

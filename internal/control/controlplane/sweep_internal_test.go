@@ -1,0 +1,141 @@
+package controlplane
+
+import (
+	"context"
+	"log/slog"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"berth"
+	"berth/db"
+	"berth/db/dbtest"
+	"berth/internal/control/cloud"
+	"berth/internal/control/cloud/faultcloud"
+)
+
+func TestASweepEndsALateInstanceAndAdoptsALostOne(t *testing.T) {
+	t.Parallel()
+	d := dbtest.Open(t, dbtest.URL(t), db.Options{})
+	lab := faultcloud.New(filepath.Join(t.TempDir(), "cloud"), time.Now)
+	s := &sweeper{launches: d.Launches, log: slog.New(slog.DiscardHandler),
+		now: func() time.Time { return time.Now().Add(cloud.SweepAge) }, accounts: cloud.Accounts{
+			Providers: map[string]cloud.Account{"lab": {Provider: lab, Regions: []string{"r"}}}}}
+	offering := cloud.Offering{Region: "r", Type: "x", Market: cloud.OnDemand}
+	list, err := d.Launches.Request(t.Context(), cloud.Request{Pool: "p", Provider: "lab", Offering: offering},
+		[]berth.MachineID{"late", "kept"}, "", "user:test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cluster, err := d.Cluster.ID(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	launches := []cloud.Launch{list[0].Launch(), list[1].Launch(), {Cluster: cluster, Pool: "p", Machine: "lost", N: 4,
+		Token: cloud.Token(cluster, "0", "lost", 4), Offering: offering}}
+	for _, l := range launches {
+		if _, err := lab.Create(t.Context(), l); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err = d.Launches.Change(t.Context(), list[0].Ref(), func(r cloud.Record, now time.Time) (cloud.Record, error) {
+		r, err := r.WithStop(cloud.Stop{Actor: "user:test"}, now)
+		if err != nil {
+			return r, err
+		}
+		r, _ = r.Take(cloud.Next(r, cloud.DefaultLimits, now), cloud.DefaultLimits, now)
+		return r, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if err := s.sweep(t.Context(), "lab"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	state, err := lab.Read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(state.Ends) != 1 || state.Instances[0].State != cloud.Terminated {
+		t.Errorf("terminated %v", state.Ends)
+	}
+	adopted, _, err := d.Launches.Current(t.Context(), "lost")
+	if err != nil || adopted.State != cloud.LaunchUnresolved || adopted.N != 4 || adopted.Token != launches[2].Token {
+		t.Errorf("adopted %+v, %v", adopted, err)
+	}
+}
+
+// After a restore, a launch waits for the listing that gives lost instances their rows again.
+func TestNothingIsLaunchedBeforeAListingAfterARestore(t *testing.T) {
+	t.Parallel()
+	url := dbtest.URL(t)
+	d := dbtest.Open(t, url, db.Options{})
+	pool, err := pgxpool.New(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	lab := faultcloud.New(filepath.Join(t.TempDir(), "cloud"), time.Now)
+	s := &sweeper{launches: d.Launches, log: slog.New(slog.DiscardHandler), now: time.Now, accounts: cloud.Accounts{
+		Providers: map[string]cloud.Account{"lab": {Provider: lab, Regions: []string{"r"}}}}}
+	offering := cloud.Offering{Region: "r", Type: "x", Market: cloud.OnDemand}
+	request := func(id berth.MachineID) (cloud.Launch, error) {
+		list, err := d.Launches.Request(t.Context(), cloud.Request{Pool: "p", Provider: "lab", Offering: offering},
+			[]berth.MachineID{id}, "key", "user:test")
+		if err != nil {
+			return cloud.Launch{}, err
+		}
+		return list[0].Launch(), nil
+	}
+	sweep := func() {
+		t.Helper()
+		if err := s.sweep(t.Context(), "lab"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := request("early"); err != nil {
+		t.Errorf("before the first listing of a new cluster: %v", err)
+	}
+	sweep()
+	l, err := request("lost")
+	if err == nil {
+		_, err = lab.Create(t.Context(), l)
+	}
+	if err == nil {
+		_, err = pool.Exec(t.Context(), `DELETE FROM launches WHERE machine = 'lost'`) // the backup is older
+	}
+	if err == nil {
+		_, err = pool.Exec(t.Context(), `UPDATE cluster SET incarnation = incarnation + 1`)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := request("lost"); berth.CodeOf(err) != berth.CodeUnavailable {
+		t.Errorf("the repeat of a lost launch: %v", err)
+	}
+	sweep()
+	if _, err := request("lost"); berth.CodeOf(err) != berth.CodeConflict {
+		t.Errorf("the repeat after the instance was adopted: %v", err)
+	}
+	if _, err := request("other"); err != nil {
+		t.Errorf("another launch after the listing: %v", err)
+	}
+}
+
+func TestASweeperEndsWithoutItsDatabase(t *testing.T) {
+	t.Parallel()
+	d := dbtest.Open(t, dbtest.URL(t), db.Options{})
+	log := slog.New(slog.DiscardHandler)
+	s := &sweeper{launches: d.Launches, leased: newLeased(d, sweepLease, sweepEvery, "sweep of clouds", log), log: log,
+		now: time.Now}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	d.Close()
+	if err := s.run(ctx); err != nil {
+		t.Error(err)
+	}
+}
