@@ -37,7 +37,7 @@ func AddSearchAttributes(ctx context.Context, c client.Client, namespace string)
 	if namespace == "" {
 		namespace = DefaultNamespace
 	}
-	if has, err := hasSearchAttributes(ctx, c, namespace); err == nil && has {
+	if missing, err := MissingSearchAttributes(ctx, c, namespace); err == nil && len(missing) == 0 {
 		return nil
 	}
 	_, err := c.OperatorService().AddSearchAttributes(ctx, &operatorservice.AddSearchAttributesRequest{
@@ -50,19 +50,14 @@ func AddSearchAttributes(ctx context.Context, c client.Client, namespace string)
 	return nil
 }
 
-// hasSearchAttributes reports whether the namespace has an alias for each of Berth's
-// attributes. Aliases exist where visibility is kept in SQL.
-func hasSearchAttributes(ctx context.Context, c client.Client, namespace string) (bool, error) {
+// MissingSearchAttributes returns Berth's search attributes for which the namespace has no alias, in
+// order. Aliases exist where visibility is kept in SQL.
+func MissingSearchAttributes(ctx context.Context, c client.Client, namespace string) ([]string, error) {
 	d, err := c.WorkflowService().DescribeNamespace(ctx,
 		&workflowservice.DescribeNamespaceRequest{Namespace: namespace})
 	if err != nil {
-		return false, err
+		return nil, err
 	}
 	known := slices.Collect(maps.Values(d.GetConfig().GetCustomSearchAttributeAliases()))
-	for name := range attributes {
-		if !slices.Contains(known, name) {
-			return false, nil
-		}
-	}
-	return true, nil
+	return slices.DeleteFunc(SearchAttributes(), func(name string) bool { return slices.Contains(known, name) }), nil
 }

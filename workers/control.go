@@ -3,6 +3,7 @@ package workers
 import (
 	"context"
 	"log/slog"
+	"sync"
 	"time"
 
 	"go.temporal.io/sdk/activity"
@@ -30,14 +31,15 @@ const stickyFor = 2 * time.Second
 // Control is the worker of the control queue: workflows, and their steps next to the
 // database.
 type Control struct {
-	client client.Client
-	steps  *control.Steps
-	log    *slog.Logger
+	client   client.Client
+	steps    *control.Steps
+	machines *control.MachineSteps
+	log      *slog.Logger
 }
 
 // NewControl returns a worker; Run starts to serve.
-func NewControl(c client.Client, steps *control.Steps, log *slog.Logger) *Control {
-	return &Control{c, steps, log}
+func NewControl(c client.Client, steps *control.Steps, machines *control.MachineSteps, log *slog.Logger) *Control {
+	return &Control{c, steps, machines, log}
 }
 
 // Run serves the queue until ctx ends and then finishes the tasks under way.
@@ -53,6 +55,8 @@ func ControlOptions(o worker.Options) worker.Options {
 	o.MaxConcurrentActivityExecutionSize = 200
 	o.MaxConcurrentActivityTaskPollers = 2 // steps come here only while the database is away
 	o.DisableEagerActivities = true        // Run is served on another queue
+	// The SDK would send each heartbeat of a step only when four fifths of its timeout have passed.
+	o.MaxHeartbeatThrottleInterval = wire.MachineStepBeat
 	o.StickyScheduleToStartTimeout = stickyFor
 	o.DeadlockDetectionTimeout = 5 * time.Second
 	return o
@@ -72,6 +76,7 @@ func registerWorkflows(r worker.WorkflowRegistry) {
 	r.RegisterWorkflowWithOptions(workflows.Array, workflow.RegisterOptions{Name: berth.WorkflowArray})
 	r.RegisterWorkflowWithOptions(workflows.Pipeline, workflow.RegisterOptions{Name: berth.WorkflowPipeline})
 	r.RegisterWorkflowWithOptions(workflows.Fire, workflow.RegisterOptions{Name: berth.WorkflowFire})
+	r.RegisterWorkflowWithOptions(workflows.Machine, workflow.RegisterOptions{Name: wire.WorkflowMachine})
 }
 
 // registerSteps registers all steps of workflows.
@@ -85,6 +90,30 @@ func (c *Control) registerSteps(r worker.ActivityRegistry) {
 	register(r, wire.ActivityReconcile, c.steps.Reconcile)
 	register(r, wire.ActivityCancelParent, c.steps.CancelParent)
 	register(r, wire.ActivityFire, c.steps.Fire)
+	register(r, wire.ActivityMachine, beating(wire.MachineStepBeat, c.machines.Step))
+}
+
+// beating returns a handler that sends heartbeats while serve runs.
+func beating[In, Out any](every time.Duration, serve wire.Handler[In, Out]) wire.Handler[In, Out] {
+	return func(ctx context.Context, in In) (Out, error) {
+		served := make(chan struct{})
+		var beats sync.WaitGroup
+		defer beats.Wait()
+		defer close(served)
+		beats.Go(func() {
+			tick := time.NewTicker(every)
+			defer tick.Stop()
+			for {
+				select {
+				case <-served:
+					return
+				case <-tick.C:
+					activity.RecordHeartbeat(ctx)
+				}
+			}
+		})
+		return serve(ctx, in)
+	}
 }
 
 // register registers the handler of an activity under the activity's name.

@@ -19,6 +19,7 @@ import (
 	"berth/activities/control"
 	"berth/activities/wait"
 	"berth/failure"
+	"berth/internal/control/cloud"
 	"berth/internal/lib/golden"
 	"berth/spec"
 	"berth/wire"
@@ -80,6 +81,7 @@ func samples() calls {
 		"workflow-" + berth.WorkflowArray:    {[]any{job}, nil},
 		"workflow-" + berth.WorkflowPipeline: {[]any{job}, nil},
 		"workflow-" + berth.WorkflowFire:     {[]any{schedule}, nil},
+		"workflow-" + wire.WorkflowMachine:   {[]any{wire.MachineInput{Machine: "gpu-1"}}, nil},
 	}
 	call(all, wire.ActivityReserve, step, recordedView(berth.AllocActive))
 	call(all, wire.ActivityLoad, step, recordedView(berth.AllocExited))
@@ -92,6 +94,8 @@ func samples() calls {
 	call(all, wire.ActivityCancelParent, step, wire.ReconcileResult{State: berth.Canceled, More: true})
 	call(all, wire.ActivityFire, wire.FireStep{Schedule: recordedSchedule, At: recordedAt},
 		wire.FireResult{Status: wire.FireSubmitted, Job: recordedJob})
+	call(all, wire.ActivityMachine, wire.MachineInput{Machine: "gpu-1"},
+		wire.MachineStepResult{State: "serving", Reason: "x", Wait: spec.Duration(time.Minute)})
 	call(all, wire.ActivityRun, wire.RunRequest{Job: recordedJob, Attempt: 2, Alloc: 201},
 		wire.RunResult{Phase: berth.PhaseSealed, Exit: &exit})
 	return all
@@ -203,9 +207,32 @@ func (r *rows) run(_ context.Context, in wire.RunRequest) (wire.RunResult, error
 	return r.result.(wire.RunResult), nil
 }
 
+// Current, Change, Due and Send are the launch of the recorded machine, whose next step is far away.
+func (r *rows) Current(_ context.Context, id berth.MachineID) (cloud.Record, time.Time, error) {
+	r.note("launch", id)
+	return cloud.Record{Machine: id, State: cloud.LaunchServing, SeenAt: recordedAt}, recordedAt, nil
+}
+
+func (r *rows) Change(context.Context, cloud.Ref,
+	func(cloud.Record, time.Time) (cloud.Record, error)) (cloud.Record, error) {
+	return cloud.Record{}, nil
+}
+
+func (r *rows) Send(context.Context, cloud.Ref, cloud.Limits, func(time.Time) time.Time,
+	func(cloud.Record, string) (cloud.Sealed, error)) (cloud.Record, cloud.Sealed, error) {
+	return cloud.Record{}, cloud.Sealed{}, nil
+}
+
+func (r *rows) Trip(context.Context, cloud.Breaker, func(cloud.Breaker, time.Time) cloud.Breaker) error {
+	return nil
+}
+
+func (r *rows) Due(context.Context, cloud.Record, time.Duration) error { return nil }
+
 // registerAll registers the activities of both queues over r.
 func (r *rows) registerAll(to worker.ActivityRegistry) {
-	NewControl(nil, control.New(r, r, r), slog.New(slog.DiscardHandler)).registerSteps(to)
+	machines := control.NewMachines(control.MachineDeps{Launches: r})
+	NewControl(nil, control.New(r, r, r), machines, slog.New(slog.DiscardHandler)).registerSteps(to)
 	around := func(RunFunc) RunFunc { return r.run }
 	deps := WaiterDeps{Client: &answers{}, Limit: newLimited1(), Hints: noHints{}, Around: around}
 	NewWaiters(deps, wait.Options{}).registerRun(to)
@@ -222,6 +249,7 @@ var acts = map[string][]string{
 	activityFile + wire.ActivityReconcile.Name():     {"tend " + string(recordedJob)},
 	activityFile + wire.ActivityCancelParent.Name():  {"cancel " + string(recordedJob), "tend " + string(recordedJob)},
 	activityFile + wire.ActivityFire.Name():          {"fire " + string(recordedSchedule) + " 2026-01-01T03:00:00Z"},
+	activityFile + wire.ActivityMachine.Name():       {"launch gpu-1"},
 	activityFile + wire.ActivityRun.Name():           {"run " + string(recordedJob) + " 2 201"},
 }
 

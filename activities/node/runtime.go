@@ -16,10 +16,15 @@ import (
 type Runtime interface {
 	// Info returns the engine's identity and the machine's capacity.
 	Info(ctx context.Context) (RuntimeInfo, error)
-	// EnsureImage makes the image usable, without a pull if the machine has it already. It
-	// returns the digest under which a registry serves the image, "" for an image loaded
-	// without one. Errors wrap ErrImageNotFound, ErrImageMismatch or ErrImageUnavailable.
-	EnsureImage(ctx context.Context, ref string, auth *RegistryAuth) (digest string, err error)
+	// EnsureImage makes the image usable, without a pull if the machine has it already: then
+	// nobody has checked the login. With fresh it pulls in any case, which takes the image that
+	// the name has at the registry now. Errors wrap ErrImageNotFound, ErrImageMismatch or
+	// ErrImageUnavailable.
+	EnsureImage(ctx context.Context, ref string, auth *RegistryAuth, fresh bool) (Image, error)
+	// CheckImage asks the registry of ref for the manifest with this digest, and returns nil if
+	// the registry serves the manifest to this login (nil: anonymous). It pulls nothing. Errors
+	// are as of a pull: a refusal wraps ErrImageNotFound, a silent registry ErrImageUnavailable.
+	CheckImage(ctx context.Context, ref, digest string, auth *RegistryAuth) error
 	// PullPercent returns the completed share of a pull under way, from 0 to 100. known is
 	// false if the image is not being pulled, or the engine has not reported its size yet.
 	PullPercent(ref string) (percent int, known bool)
@@ -191,8 +196,17 @@ type Mount struct {
 	ReadOnly bool
 }
 
-// RegistryAuth is a registry login, used only to pull.
+// RegistryAuth is a registry login, used only to pull an image and to check the right to pull it.
 type RegistryAuth struct{ Username, Password string }
+
+// Image is an image that a machine has.
+type Image struct {
+	// Digest is the digest under which the registry of the reference serves the image, "" for an
+	// image that came from no registry.
+	Digest string
+	// Pulled is true if the caller's login has just been used to pull the image.
+	Pulled bool
+}
 
 // ContainerState is the stage of a container's life.
 type ContainerState string

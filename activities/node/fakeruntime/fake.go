@@ -89,15 +89,34 @@ func (f *Fake) Info(ctx context.Context) (node.RuntimeInfo, error) {
 	}, nil
 }
 
-// EnsureImage succeeds for every image without a fault of FailImage.
-func (f *Fake) EnsureImage(ctx context.Context, ref string, _ *node.RegistryAuth) (string, error) {
+// EnsureImage succeeds for every image without a fault of FailImage. A fresh pull asks the guard of GuardImages.
+func (f *Fake) EnsureImage(ctx context.Context, ref string, auth *node.RegistryAuth, fresh bool) (node.Image, error) {
 	if err := f.allow(ctx, Call{Method: "EnsureImage", Subject: ref}); err != nil {
-		return "", err
+		return node.Image{}, err
 	}
 	if err := f.imageError(ref); err != nil {
-		return "", fmt.Errorf("ensure image %s: %w", ref, err)
+		return node.Image{}, fmt.Errorf("ensure image %s: %w", ref, err)
 	}
-	return imageDigest(ref), nil
+	if guard := f.imageGuard(); fresh && guard != nil {
+		if err := guard(ref, imageDigest(ref), auth); err != nil {
+			return node.Image{}, err
+		}
+	}
+	return node.Image{Digest: imageDigest(ref), Pulled: fresh}, nil
+}
+
+// CheckImage allows every login, unless GuardImages has set a guard, or FailImage a fault of the image.
+func (f *Fake) CheckImage(ctx context.Context, ref, digest string, auth *node.RegistryAuth) error {
+	if err := f.allow(ctx, Call{Method: "CheckImage", Subject: ref}); err != nil {
+		return err
+	}
+	if err := f.imageError(ref); err != nil {
+		return fmt.Errorf("check image %s: %w", ref, err)
+	}
+	if guard := f.imageGuard(); guard != nil {
+		return guard(ref, digest, auth)
+	}
+	return nil
 }
 
 // ImageBytes returns the size set by SizeImage, or ErrNoImage after FailImage.

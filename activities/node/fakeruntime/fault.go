@@ -13,7 +13,7 @@ import (
 // Call describes a call of a node.Runtime method to a hook.
 type Call struct {
 	Method  string              // Create, Start, Wait, …
-	Subject string              // the container's name, or the image's for EnsureImage and ImageBytes
+	Subject string              // the container's name, or the image's for EnsureImage, CheckImage and ImageBytes
 	Spec    *node.ContainerSpec // of Create
 }
 
@@ -26,6 +26,7 @@ type Faults struct {
 	intercept func(Call) error
 	lag       func(Call)
 	images    map[string]error // answers of EnsureImage, by reference
+	guard     func(ref, digest string, auth *node.RegistryAuth) error
 	sizes     map[string]int64 // bytes, by reference
 	starts    map[string]error // answers of Start, by container name
 	pulls     map[string]int   // percent of pulls under way, by reference
@@ -91,6 +92,19 @@ func (f *Faults) FailImage(ref string, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	set(f.images, ref, err)
+}
+
+// GuardImages makes CheckImage return the answers of guard; nil removes the guard.
+func (f *Faults) GuardImages(guard func(ref, digest string, auth *node.RegistryAuth) error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.guard = guard
+}
+
+func (f *Faults) imageGuard() func(ref, digest string, auth *node.RegistryAuth) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.guard
 }
 
 // SizeImage sets the size of an image; the default is 1 MiB.

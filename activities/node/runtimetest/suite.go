@@ -13,6 +13,7 @@ func Suite(t *testing.T, open func(t *testing.T) Harness) {
 		{"InfoDescribesTheMachine", infoDescribesTheMachine},
 		{"ImageThatIsHereNeedsNoRegistry", imageThatIsHereNeedsNoRegistry},
 		{"MissingImageIsNotFound", missingImageIsNotFound},
+		{"CheckedImageErrorsArePulls", checkedImageErrorsArePulls},
 		{"ImageThatIsHereHasASize", imageThatIsHereHasASize},
 		{"UnreachableRegistryIsUnavailable", unreachableRegistryIsUnavailable},
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -33,24 +34,33 @@ func infoDescribesTheMachine(b *bench) {
 // imageThatIsHereNeedsNoRegistry checks that a present image is used without a pull: the
 // second call's login would be refused by any registry.
 func imageThatIsHereNeedsNoRegistry(b *bench) {
-	first, err := b.Runtime.EnsureImage(b.ctx, b.Image, nil)
+	first, err := b.Runtime.EnsureImage(b.ctx, b.Image, nil, false)
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	second, err := b.Runtime.EnsureImage(b.ctx, b.Image, &node.RegistryAuth{Username: "any", Password: "one"})
+	second, err := b.Runtime.EnsureImage(b.ctx, b.Image, &node.RegistryAuth{Username: "any", Password: "one"}, false)
 	if err != nil || second != first {
-		b.t.Errorf("second time: digest %q, error %v; want %q", second, err, first)
+		b.t.Errorf("second time: got %+v, error %v; want %+v", second, err, first)
 	}
 }
 
 // missingImageIsNotFound checks that an image unknown to its registry is a permanent error
 // only.
 func missingImageIsNotFound(b *bench) {
-	_, err := b.Runtime.EnsureImage(b.ctx, b.Missing, nil)
+	_, err := b.Runtime.EnsureImage(b.ctx, b.Missing, nil, false)
 	wantError(b.t, err, node.ErrImageNotFound, "ensure missing image")
 	if errors.Is(err, node.ErrImageUnavailable) {
 		b.t.Errorf("error is both: %v", err)
 	}
+}
+
+// checkedImageErrorsArePulls checks that CheckImage and EnsureImage return the same kinds of error.
+func checkedImageErrorsArePulls(b *bench) {
+	digest := "sha256:" + strings.Repeat("0", 64)
+	err := b.Runtime.CheckImage(b.ctx, b.Missing, digest, nil)
+	wantError(b.t, err, node.ErrImageNotFound, "check a missing image")
+	err = b.Runtime.CheckImage(b.ctx, b.Unreachable, digest, nil)
+	wantError(b.t, err, node.ErrImageUnavailable, "check an image of a silent registry")
 }
 
 // imageThatIsHereHasASize checks ImageBytes with and without the image.
@@ -67,7 +77,7 @@ func imageThatIsHereHasASize(b *bench) {
 
 // unreachableRegistryIsUnavailable checks that a silent registry is a retryable error only.
 func unreachableRegistryIsUnavailable(b *bench) {
-	_, err := b.Runtime.EnsureImage(b.ctx, b.Unreachable, nil)
+	_, err := b.Runtime.EnsureImage(b.ctx, b.Unreachable, nil, false)
 	wantError(b.t, err, node.ErrImageUnavailable, "ensure unreachable image")
 	if errors.Is(err, node.ErrImageNotFound) {
 		b.t.Errorf("error is both: %v", err)
