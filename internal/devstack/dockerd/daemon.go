@@ -95,7 +95,10 @@ func (d *Daemon) takeOver(ctx context.Context, pid int) error {
 	return awaitAnswer(ctx, d.machine.socket(), func() bool { return alive(pid) })
 }
 
-// lockMachine takes the folder for this process until the file is closed.
+// errHeld is the error of a machine that another process holds.
+var errHeld = errors.New("another process runs this machine")
+
+// lockMachine takes the folder for this process until the file is closed. The error is errHeld if it may succeed later.
 func lockMachine(m machine) (*os.File, error) {
 	f, err := os.OpenFile(m.lock(), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -104,7 +107,7 @@ func lockMachine(m machine) (*os.File, error) {
 	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		_ = f.Close()
 		if errors.Is(err, syscall.EWOULDBLOCK) {
-			return nil, fmt.Errorf("another process runs this machine")
+			return nil, errHeld
 		}
 		return nil, err
 	}

@@ -21,36 +21,102 @@ type Agent struct {
 	cfg     Config
 	log     *slog.Logger
 	state   *state
+	creds   *credentials
 	control *control
 	fence   *fence
-	sup     *Supervisor
+	belt    *belt
+
+	mu     sync.Mutex
+	sup    *Supervisor // nil before the machine has joined
+	failed bool        // run has returned an error
 }
 
 // Run runs an agent until ctx ends, and returns nil then. Containers outlive it. It
 // returns an error only for faults that time does not cure: a wrong configuration, a
 // state folder in use, a rejected join token, a machine that was removed from the
-// cluster.
+// cluster. With Config.ShutdownAfter it returns ErrUnneeded once the machine is of no use;
+// see serveBelted.
 func Run(ctx context.Context, cfg Config) error {
 	cfg, err := cfg.complete()
 	if err != nil {
 		return err
 	}
+	a := &Agent{cfg: cfg, log: cfg.Logger.With("machine_id", cfg.Machine)}
+	a.belt = &belt{limit: cfg.ShutdownAfter, every: cfg.Timing.BeltEvery, look: a.look, log: a.log}
+	serving, end := context.WithCancelCause(ctx)
+	var watching sync.WaitGroup
+	defer func() {
+		end(nil)
+		watching.Wait()
+	}()
+	watching.Go(func() { a.belt.watch(serving, func() { end(ErrUnneeded) }) })
+	err = a.serveBelted(serving)
+	if errors.Is(err, errInUse) {
+		return err // the machine, and its end, are the other agent's
+	}
+	if errors.Is(context.Cause(serving), ErrUnneeded) && ctx.Err() == nil {
+		return a.unneeded(ctx)
+	}
+	return err
+}
+
+// serveBelted is run with the belt. A restart of the process would begin the belt's count again, so it stays in
+// the process after an error of run:
+//
+//	error                                            what follows
+//	-----------------------------------------------  ---------------------------------------------------
+//	the state folder is in use by another agent      return: the other agent has a belt of its own
+//	lasting: token rejected, machine removed         wait for the belt, for which only running containers
+//	                                                 count from now on
+//	any other, such as a disk that is full           run again after a pause; the belt counts meanwhile
+//
+// Without a belt it returns each error.
+func (a *Agent) serveBelted(ctx context.Context) error {
+	for wait := a.cfg.Timing.rerun(); ; {
+		err := a.run(ctx)
+		if err == nil || a.cfg.ShutdownAfter == 0 || errors.Is(err, errInUse) {
+			return err
+		}
+		if _, ok := errors.AsType[lasting](err); ok {
+			a.log.Error("agent failed, machine will be shut down once it runs no container", "err", err)
+			a.fail()
+			<-ctx.Done()
+			return err
+		}
+		a.log.Error("agent failed, will retry", "err", err)
+		if wait.wait(ctx) != nil {
+			return err
+		}
+	}
+}
+
+// lasting is an error of this machine's identity: neither time nor a new start of the agent cures it.
+type lasting struct{ err error }
+
+// Error returns the text of the error.
+func (e lasting) Error() string { return e.err.Error() }
+
+// Unwrap returns the error.
+func (e lasting) Unwrap() error { return e.err }
+
+// run joins, and serves until ctx ends.
+func (a *Agent) run(ctx context.Context) error {
+	cfg := a.cfg
 	st, err := openState(cfg.StateDir)
 	if err != nil {
 		return err
 	}
 	defer st.Close()
-	a := &Agent{cfg: cfg, log: cfg.Logger.With("machine_id", cfg.Machine), state: st}
-	cred, err := a.join(ctx)
-	if err != nil {
+	a.state = st
+	if a.creds, err = openCredentials(ctx, cfg, st, a.log); err != nil {
 		if ctx.Err() != nil {
 			return nil
 		}
 		return err
 	}
-	c := newClient(cfg.Server, cred.Token)
+	c := a.creds.client
 	defer c.close()
-	a.control = newControl(c, cred.Cluster, openWatermark(cfg.StateDir, a.log))
+	a.control = newControl(c, a.creds.now.Cluster, openWatermark(cfg.StateDir, a.log))
 	if a.fence, err = openFence(cfg.StateDir, cfg.Fence, a.log); err != nil {
 		return err
 	}
@@ -61,8 +127,8 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	has := openImages(cfg.StateDir, cfg.Runtime, holds, a.log)
-	a.sup = newSupervisor(cfg, a.control, a.fence, kept, has, a.log)
-	c.engineSilent = a.sup.health.silentFor
+	a.supervise(newSupervisor(cfg, a.control, a.fence, kept, has, a.log))
+	c.engineSilent, c.notice = a.sup.health.silentFor, a.sup.notices.header
 
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -76,8 +142,10 @@ func Run(ctx context.Context, cfg Config) error {
 	all.Go(func() { a.sup.stages.run(ctx, a.sup.beat, cfg.Timing, a.control) })
 	all.Go(func() { a.sup.use.run(ctx, a.sup.beat, cfg.Timing, a.control) })
 	all.Go(func() { a.sup.disk.run(ctx, a.sup.beat, cfg.Timing.DiskPoll) })
+	all.Go(func() { a.sup.notices.watch(ctx, cfg.Timing.NoticePoll) })
 	all.Go(func() { straySweeper{a.sup}.watch(ctx) })
 	all.Go(func() { has.watch(ctx, cfg.Timing.ImagePoll) })
+	all.Go(func() { a.creds.keep(ctx) })
 	all.Go(func() { a.fence.watch(ctx, a.sup.beat, a.control.endSession) })
 	// Before the first session: members are started in sessions, and containers of the process
 	// before are walled by the rules in the kernel.
@@ -89,39 +157,11 @@ func Run(ctx context.Context, cfg Config) error {
 	return err
 }
 
-// join returns the machine's credential. It asks for one if the machine has none.
-func (a *Agent) join(ctx context.Context) (*credential, error) {
-	cred, err := a.state.credential()
-	if err != nil {
-		return nil, err
-	}
-	if cred != nil {
-		if cred.Machine != a.cfg.Machine {
-			return nil, fmt.Errorf("state folder %s belongs to machine %s, not %s",
-				a.cfg.StateDir, cred.Machine, a.cfg.Machine)
-		}
-		return cred, nil
-	}
-	if a.cfg.JoinToken == "" {
-		return nil, fmt.Errorf("machine %s has not joined yet: a join token is needed once", a.cfg.Machine)
-	}
-	c := newClient(a.cfg.Server, a.cfg.JoinToken)
-	defer c.close()
-	for wait := a.cfg.Timing.backoff(); ; {
-		answer, err := c.join(ctx, wire.JoinRequest{Token: a.cfg.JoinToken, Machine: a.cfg.Machine})
-		if err == nil {
-			cred = &credential{Machine: a.cfg.Machine, Token: answer.Token, Cluster: answer.Cluster}
-			a.log.Info("joined", "server", a.cfg.Server)
-			return cred, a.state.storeCredential(*cred)
-		}
-		if refused(err) {
-			return nil, fmt.Errorf("join as machine %s: %w", a.cfg.Machine, err)
-		}
-		a.log.Warn("join failed, will retry", "err", err)
-		if err := wait.wait(ctx); err != nil {
-			return nil, err
-		}
-	}
+// supervise sets the supervisor, before any other goroutine uses it.
+func (a *Agent) supervise(s *Supervisor) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.sup = s
 }
 
 // keepSession registers and serves one session after the other, until ctx ends or the
@@ -133,8 +173,8 @@ func (a *Agent) keepSession(ctx context.Context) error {
 	for ctx.Err() == nil {
 		answer, err := a.register(ctx)
 		if berth.IsSlug(err, berth.SlugMachineRetired) {
-			return fmt.Errorf("%w: remove %s, or take an empty state folder, and give a new join token",
-				err, a.state.credentialPath())
+			return lasting{fmt.Errorf("%w: remove %s, or take an empty state folder, and give a new join token",
+				err, a.state.credentialPath())}
 		}
 		if err != nil {
 			return nil
@@ -144,9 +184,7 @@ func (a *Agent) keepSession(ctx context.Context) error {
 			a.log.Error("server belongs to another cluster, leaving containers alone",
 				"was", a.control.clusterID(), "is", answer.Cluster)
 			a.control.setCluster(answer.Cluster)
-			if err := a.state.storeCredential(credential{a.cfg.Machine, a.control.token, answer.Cluster}); err != nil {
-				a.log.Error("cannot store the machine credential", "err", err)
-			}
+			a.creds.setCluster(answer.Cluster)
 			continue // register again, with that cluster's containers
 		}
 		over := a.control.begin(answer.Epoch)
@@ -172,6 +210,15 @@ func (a *Agent) register(ctx context.Context) (wire.RegisterResponse, error) {
 		}
 		if berth.IsSlug(err, berth.SlugMachineRetired) {
 			return answer, err
+		}
+		if berth.CodeOf(err) == berth.CodeUnauthorized {
+			renewed, why := a.creds.recover(ctx)
+			if renewed {
+				continue
+			}
+			if berth.IsSlug(why, berth.SlugMachineRetired) {
+				return answer, why
+			}
 		}
 		if berth.CodeOf(err) == berth.CodeUnauthorized || berth.CodeOf(err) == berth.CodeForbidden {
 			a.log.Error("control plane refuses this machine, containers keep running", "err", err)
@@ -206,6 +253,7 @@ func (a *Agent) tryRegister(ctx context.Context) (wire.RegisterResponse, error) 
 		return answer, err
 	}
 	a.fence.renewed(sent)
+	a.belt.renewed()
 	a.sup.adopt(found, answer.Kill, answer.Quarantine)
 	return answer, nil
 }
@@ -267,6 +315,7 @@ func (a *Agent) serve(ctx context.Context, over <-chan struct{}, first wire.Sync
 	})
 	inbox := &inbox{sup: a.sup}
 	inbox.take(inbox.sent(), first)
+	a.sup.notices.reportAgain()
 	a.sup.outbox.reportAgain()
 	loops.Go(func() { a.poll(ctx, over, inbox) })
 	loops.Go(func() { a.report(ctx, over, inbox) })
@@ -303,7 +352,7 @@ func (a *Agent) poll(ctx context.Context, over <-chan struct{}, in *inbox) {
 			_ = sleep(ctx, pollPause(answer)-time.Since(asked)) // the loop sees ctx's end
 			continue
 		}
-		if a.failed(ctx, over, wait, err) {
+		if a.broken(ctx, over, wait, err) {
 			return
 		}
 	}
@@ -326,6 +375,7 @@ func (a *Agent) report(ctx context.Context, over <-chan struct{}, in *inbox) {
 		if err == nil {
 			wait.reset()
 			a.heard(at, answer)
+			a.sup.notices.pause(batch.notice)
 			a.sup.outbox.delivered(batch, answer.Refused)
 			in.take(sent, answer)
 			continue
@@ -336,7 +386,7 @@ func (a *Agent) report(ctx context.Context, over <-chan struct{}, in *inbox) {
 			a.sup.outbox.refusedHoldings()
 			continue
 		}
-		if a.failed(ctx, over, wait, err) {
+		if a.broken(ctx, over, wait, err) {
 			return
 		}
 	}
@@ -351,15 +401,18 @@ func (a *Agent) pollWait() time.Duration {
 	return a.cfg.Timing.PollWait
 }
 
-// heard takes the lease from an answer. It counts from the sending of the question.
+// heard takes the lease and the confirmation of a notice from an answer. The lease counts from the
+// sending of the question.
 func (a *Agent) heard(sent deadman.Instant, answer wire.SyncResponse) {
 	if answer.Renewed {
 		a.fence.renewed(sent)
+		a.belt.renewed()
 	}
+	a.sup.notices.confirm(answer.Noticed)
 }
 
-// failed handles a failed call and reports whether the session is over.
-func (a *Agent) failed(ctx context.Context, over <-chan struct{}, wait *backoff, err error) bool {
+// broken handles a failed call and reports whether the session is over.
+func (a *Agent) broken(ctx context.Context, over <-chan struct{}, wait *backoff, err error) bool {
 	if ctx.Err() != nil {
 		return true
 	}

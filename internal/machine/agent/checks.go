@@ -2,16 +2,13 @@ package agent
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"os/exec"
 	"strconv"
 	"strings"
-	"sync"
-	"syscall"
 	"time"
 
 	"berth/failure"
+	"berth/internal/lib/subprocess"
 )
 
 // Checks are the operator's own commands around each member, as Slurm's prolog and epilog. A command
@@ -84,29 +81,19 @@ func (c *checker) run(ctx context.Context, command string, env ...string) (check
 	}
 	limited, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	cmd := exec.CommandContext(limited, command)
-	cmd.Env = append([]string{
-		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/",
-		"BERTH_JOB_ID=" + string(c.job), "BERTH_TENANT=" + string(c.claim.Tenant),
-		"BERTH_ATTEMPT=" + strconv.Itoa(c.attempt), "BERTH_MEMBER=" + strconv.Itoa(c.number),
-		"BERTH_MACHINE=" + string(c.machine), "BERTH_GPUS=" + strings.Join(c.claim.GPUs, ","),
-	}, env...)
-	cmd.Dir = "/"
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	cmd.WaitDelay = time.Second // for a child that has left the group and keeps the output open
-	out := &tail{}
-	cmd.Stdout, cmd.Stderr = out, out
+	env = append(append(subprocess.BaseEnv(),
+		"BERTH_JOB_ID="+string(c.job), "BERTH_TENANT="+string(c.claim.Tenant),
+		"BERTH_ATTEMPT="+strconv.Itoa(c.attempt), "BERTH_MEMBER="+strconv.Itoa(c.number),
+		"BERTH_MACHINE="+string(c.machine), "BERTH_GPUS="+strings.Join(c.claim.GPUs, ","),
+	), env...)
+	out := &subprocess.Tail{Limit: checkOutput}
 	begun := time.Now()
-	err := cmd.Run()
-	if cmd.Process != nil { // children that the command has left behind
-		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
-	}
-	text := out.text()
+	err := subprocess.Run(limited, subprocess.Program{Path: command, Env: env, Stdout: out, Stderr: out})
+	text := out.Text()
 	switch {
 	case ctx.Err() != nil:
 		return checkFailure{}, context.Cause(ctx)
-	case err == nil || errors.Is(err, exec.ErrWaitDelay):
+	case err == nil:
 		c.log.Info("check passed", "command", command, "took", time.Since(begun), "output", text)
 		return checkFailure{}, nil
 	case limited.Err() != nil:
@@ -120,33 +107,4 @@ func (c *checker) run(ctx context.Context, command string, env ...string) (check
 	c.reports.warn(says)
 	line := text[strings.LastIndexByte(text, '\n')+1:]
 	return checkFailure{why, strings.ToValidUTF8(line[:min(len(line), checkLine)], "")}, nil
-}
-
-// tail is a writer that keeps the end of its input.
-type tail struct {
-	mu  sync.Mutex
-	buf []byte
-	cut bool
-}
-
-// Write keeps the last checkOutput bytes.
-func (t *tail) Write(b []byte) (int, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.buf = append(t.buf, b...)
-	if over := len(t.buf) - checkOutput; over > 0 {
-		t.buf, t.cut = append(t.buf[:0], t.buf[over:]...), true
-	}
-	return len(b), nil
-}
-
-// text returns the kept output as valid text.
-func (t *tail) text() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	s := strings.TrimSpace(strings.ToValidUTF8(strings.ReplaceAll(string(t.buf), "\x00", ""), "?"))
-	if t.cut {
-		s = "..." + s
-	}
-	return s
 }

@@ -3,6 +3,7 @@ package agent
 import (
 	"bytes"
 	"context"
+	"crypto/ed25519"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"mime"
 	"net/http"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"berth"
@@ -25,12 +27,14 @@ const callTimeout = 15 * time.Second
 // client speaks the agents' protocol. It keeps its connections: a member needs a few calls
 // from its claim to its start, and none of them should wait for a handshake.
 type client struct {
-	base  string
-	token string
-	http  *http.Client
-	mark  func() string // value of HeaderWatermark; nil or "": none is sent
+	base string
+	http *http.Client
+	mark func() string // value of HeaderWatermark; nil or "": none is sent
+
+	bearer atomic.Pointer[string] // the token of the next calls; "": none
 
 	engineSilent func() time.Duration // for enginesilence.Header; nil or 0: none is sent
+	notice       func() string        // for wire.HeaderCloudNotice; nil or "": none is sent
 }
 
 // newClient returns a client for the server at base. Every member may hold a connection of its
@@ -40,8 +44,16 @@ func newClient(base, token string) *client {
 	transport.MaxIdleConns = 128
 	transport.MaxIdleConnsPerHost = 128
 	transport.ResponseHeaderTimeout = time.Minute
-	return &client{base: base, token: token, http: &http.Client{Transport: transport}}
+	c := &client{base: base, http: &http.Client{Transport: transport}}
+	c.setToken(token)
+	return c
 }
+
+// token returns the token of the next call.
+func (c *client) token() string { return *c.bearer.Load() }
+
+// setToken replaces the token, for all calls that are sent from now on.
+func (c *client) setToken(token string) { c.bearer.Store(&token) }
 
 // close closes idle connections. Calls in progress go on.
 func (c *client) close() { c.http.CloseIdleConnections() }
@@ -115,8 +127,8 @@ func (c *client) send(
 		}
 	}
 	maps.Copy(req.Header, header)
-	if c.token != "" {
-		req.Header.Set("Authorization", "Bearer "+c.token)
+	if token := c.token(); token != "" {
+		req.Header.Set("Authorization", "Bearer "+token)
 	}
 	r, err := c.http.Do(req)
 	if err != nil {
@@ -169,7 +181,27 @@ func problem(r *http.Response, method, path string) error {
 	if p.Code != string(code) {
 		e.Slug = p.Code
 	}
+	if last, err := strconv.ParseInt(r.Header.Get(wire.HeaderLastRenewal), 10, 64); err == nil {
+		return &replayedError{e, last}
+	}
 	return e
+}
+
+// replayedError is the refusal of a renewal whose number is not above the last one of its key.
+type replayedError struct {
+	refusal *berth.Error
+	last    int64
+}
+
+func (e *replayedError) Error() string { return e.refusal.Error() }
+func (e *replayedError) Unwrap() error { return e.refusal }
+
+// lastRenewal returns the number of the last renewal that the server has reported with err; 0: none.
+func lastRenewal(err error) int64 {
+	if e, ok := errors.AsType[*replayedError](err); ok {
+		return e.last
+	}
+	return 0
 }
 
 // refused reports whether the server itself has refused the call for a lasting reason: the same
@@ -212,9 +244,31 @@ func (t sessionTerms) header() http.Header {
 	return h
 }
 
-// join exchanges a join token for the machine's credential.
-func (c *client) join(ctx context.Context, req wire.JoinRequest) (answer wire.JoinResponse, err error) {
-	err = c.call(ctx, callTimeout, "join", req, &answer)
+// join exchanges a join token for the machine's first credential, and binds the credential to the
+// machine's key.
+func (c *client) join(
+	ctx context.Context, key ed25519.PrivateKey, req wire.JoinRequest,
+) (answer wire.JoinResponse, err error) {
+	header := http.Header{}
+	header.Set(wire.HeaderMachineKey, wire.ProveKey(key, req.Machine, req.Token).String())
+	err = c.callWith(ctx, header, callTimeout, "join", req, &answer)
+	return answer, err
+}
+
+// bindKey binds the machine's token to its key.
+func (c *client) bindKey(ctx context.Context, key ed25519.PrivateKey, machine berth.MachineID) error {
+	header := http.Header{}
+	header.Set(wire.HeaderMachineKey, wire.ProveKey(key, machine, c.token()).String())
+	return c.callWith(ctx, header, callTimeout, "key", struct{}{}, nil)
+}
+
+// renew makes the token of a renewal the machine's credential. The call carries the present token only
+// for servers of the previous version, which answer not_found.
+func (c *client) renew(ctx context.Context, r wire.Renewal, hostBoot string) (answer wire.RenewResponse, err error) {
+	header := http.Header{}
+	header.Set(wire.HeaderRenewal, r.String())
+	header.Set(wire.HeaderHostBoot, hostBoot)
+	err = c.callWith(ctx, header, callTimeout, "renew", struct{}{}, &answer)
 	return answer, err
 }
 
@@ -234,6 +288,11 @@ func (c *client) sync(ctx context.Context, req wire.SyncRequest) (answer wire.Sy
 			header.Set(enginesilence.Header, enginesilence.Format(silent))
 		}
 	}
+	if c.notice != nil {
+		if notice := c.notice(); notice != "" {
+			header.Set(wire.HeaderCloudNotice, notice)
+		}
+	}
 	err = c.callWith(ctx, header, callTimeout+time.Duration(req.WaitMS)*time.Millisecond, "sync", req, &answer)
 	return answer, err
 }
@@ -242,6 +301,7 @@ func (c *client) sync(ctx context.Context, req wire.SyncRequest) (answer wire.Sy
 func (c *client) claim(ctx context.Context, req wire.ClaimRequest) (answer wire.Claim, err error) {
 	header := http.Header{}
 	header.Set(wire.HeaderSources, "1")
+	header.Set(wire.HeaderSignatures, "1")
 	err = c.callWith(ctx, header, callTimeout, "claim", req, &answer)
 	return answer, err
 }

@@ -20,6 +20,7 @@ import (
 	"berth/internal/lib/timeseries"
 	"berth/internal/lib/tracing"
 	"berth/internal/machine/fetch"
+	"berth/internal/machine/notice"
 	"berth/spec"
 	"berth/wire"
 )
@@ -52,6 +53,13 @@ type Config struct {
 	// InputResolver asks for the addresses of inputs' servers; nil: the system's resolver.
 	InputResolver *net.Resolver
 
+	// TrustedImages lists registries and repositories, as spec.CheckImageEntries takes them. Every
+	// tenant may run their images that are on this machine; no registry is asked.
+	TrustedImages []string
+
+	// RegistryCerts is the folder with the certificates of registries, see signature.Verifier.
+	RegistryCerts string
+
 	// Volumes are folders that jobs may read, and where they lie here.
 	Volumes fetch.Volumes
 
@@ -75,6 +83,12 @@ type Config struct {
 	// GPUAllow lists names of programs that may use any GPU from outside of Berth, such as a display
 	// server.
 	GPUAllow []string
+
+	Notices notice.Reader // of the cloud, about the end of this machine; nil: none
+
+	// ShutdownAfter ends Run with ErrUnneeded once the machine has had neither a lease nor work for this long; see
+	// belt. 0: never.
+	ShutdownAfter time.Duration
 
 	Runtime node.Runtime
 	GPUs    node.GPUs
@@ -115,6 +129,7 @@ type Timing struct {
 	CachePause      time.Duration // between two reports of the holdings
 	CacheRefused    time.Duration // after one that the server did not take: it may be upgraded meanwhile
 	ImagePoll       time.Duration // between two looks for images that have left the engine
+	AccessFresh     time.Duration // how long a registry's answer to a login counts
 	ClaimFresh      time.Duration // age of a claim that still starts a member: less than a machine's lease
 	DiskPoll        time.Duration // between two looks at the disk space
 	DiskRecheck     time.Duration // longest time between two measurements of a member with resources.disk
@@ -125,7 +140,13 @@ type Timing struct {
 	QuietRepeat     time.Duration // between reports that a member is quiet; the server forgets one after 30 s
 	ProofPatience   time.Duration // with a GPU that is not free, before a start fails or after an end
 	ProofEvery      time.Duration // between two proofs of a GPU that is not free
+	NoticePoll      time.Duration // between two looks for notices of the cloud
+	NoticeRepeat    time.Duration // between two reports of a notice that the server does not confirm
+	BeltEvery       time.Duration // between two looks whether the machine is of use, with ShutdownAfter
+	RerunMin        time.Duration // pause after an error of the agent, with ShutdownAfter: at first,
+	RerunMax        time.Duration // and at most
 	HangPause       time.Duration // between the evidence about a member of a hung gang and its end
+	RenewPause      time.Duration // after a renewal of the credential that failed, before the next one
 }
 
 // withDefaults returns the timing with the defaults in place of zero fields.
@@ -157,6 +178,7 @@ func (t Timing) withDefaults() Timing {
 	set(&t.CachePause, 10*time.Second)
 	set(&t.CacheRefused, time.Hour)
 	set(&t.ImagePoll, 5*time.Minute)
+	set(&t.AccessFresh, time.Hour)
 	set(&t.ClaimFresh, berth.MachineLeaseTTL/2)
 	set(&t.DiskPoll, time.Second)
 	set(&t.DiskRecheck, 30*time.Second)
@@ -166,8 +188,14 @@ func (t Timing) withDefaults() Timing {
 	set(&t.LatePatience, 10*time.Minute)
 	set(&t.ProofPatience, 3*time.Second)
 	set(&t.ProofEvery, 2*time.Second)
+	set(&t.NoticePoll, time.Second)
+	set(&t.NoticeRepeat, 5*time.Second)
+	set(&t.BeltEvery, 10*time.Second)
+	set(&t.RerunMin, 10*time.Second)
+	set(&t.RerunMax, time.Minute)
 	set(&t.HangPause, 3*time.Second)
 	set(&t.QuietRepeat, 5*time.Second)
+	set(&t.RenewPause, time.Minute)
 	return t
 }
 
@@ -202,6 +230,9 @@ func (c Config) complete() (Config, error) {
 		if check != "" && !filepath.IsAbs(check) {
 			return c, fmt.Errorf("check %q: allowed is the absolute path of a program, such as /etc/berth/check", check)
 		}
+	}
+	if err := checkTrustedImages(c.TrustedImages); err != nil {
+		return c, err
 	}
 	for key := range c.Labels {
 		if _, own := spec.VolumeOf(key); own {

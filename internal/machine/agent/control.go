@@ -254,6 +254,9 @@ type backoff struct {
 // backoff returns a new backoff between RetryMin and RetryMax.
 func (t Timing) backoff() *backoff { return &backoff{min: t.RetryMin, max: t.RetryMax} }
 
+// rerun returns a new backoff for tries to serve after an error.
+func (t Timing) rerun() *backoff { return &backoff{min: t.RerunMin, max: t.RerunMax} }
+
 // wait sleeps, or returns the cause of ctx's end.
 func (b *backoff) wait(ctx context.Context) error {
 	b.next = min(max(2*b.next, b.min), b.max)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -210,6 +211,18 @@ func (w *diskWatch) reservedMiB() int64 {
 		return 0
 	}
 	return spaces[inLayer].Share(w.reserve).Bytes >> 20
+}
+
+// freeShare returns the free share of the fuller one of the file systems, rounded to thousandths;
+// nil if the file systems cannot be measured.
+func (w *diskWatch) freeShare() *float64 {
+	spaces, err := w.spaces()
+	if err != nil {
+		w.log.Debug("cannot measure the file systems of jobs", "err", err)
+		return nil
+	}
+	free := math.Floor(1000*min(spaces[inState].FreeShare(), spaces[inLayer].FreeShare())) / 1000
+	return &free
 }
 
 // shortage returns how much of the reserve, or of a multiple of it, is used up.

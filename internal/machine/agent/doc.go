@@ -3,8 +3,8 @@
 // results: exits, logs, checkpoints and outputs.
 //
 // It decides nothing about placement, links no database driver, and holds no
-// credential but the machine's own token. It touches only containers that carry
-// its cluster's and its machine's labels, so several agents may share one engine.
+// credential but the machine's own token, and the key that renews it (credentials). It touches
+// only containers that carry its cluster's and its machine's labels, so several agents may share one engine.
 //
 // The one rule to know: only an order, a limit of the job itself or a verdict of
 // the control plane stops a container. An unreachable control plane and an agent
@@ -77,6 +77,9 @@
 // reports and evidence next to them. The member's pending report
 // is in reporter, its standing orders in orders. The outbox sends the reports of all
 // members, one call at a time.
+//
+// A notice of the cloud that it ends this machine reaches the members first and the server second; see
+// noticeBoard. Such a notice signals containers to save, and stops none: the drain that follows does.
 //
 // Failpoints around a call of the runtime lie in a decorator, in failpoints.go. Most lie in the
 // phases. Their moments are changes of the member's own state: before the lease is checked for a

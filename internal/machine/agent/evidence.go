@@ -49,9 +49,15 @@ func (v *evidence) exit(e ending) failure.Exit {
 	if plan.cause == "" && (c.ExitCode != 0 || counted && !x.Complete) {
 		engine = v.engineFault(e)
 	}
+	byNotice, says := failure.ExitCause(""), ""
+	if !c.OOMKilled && !x.Complete {
+		byNotice, says = plan.exitOnNotice(c.ExitCode, c.FinishedAt)
+	}
 	switch fault := v.gpus.fault(v.claim.GPUs); {
 	case plan.cause != "" && !c.FinishedAt.Before(plan.at):
 		x.Cause, x.Message = plan.cause, plan.says
+	case byNotice != "":
+		x.Cause, x.Message = byNotice, says
 	case engine != "":
 		x.Cause, x.Message = failure.CauseEngine, engine
 	case c.ExitCode != 0 && fault != "":

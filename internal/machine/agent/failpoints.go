@@ -14,13 +14,15 @@ func withFailpoints(r node.Runtime) node.Runtime { return failingRuntime{r} }
 
 type failingRuntime struct{ node.Runtime }
 
-func (f failingRuntime) EnsureImage(ctx context.Context, ref string, auth *node.RegistryAuth) (string, error) {
+func (f failingRuntime) EnsureImage(
+	ctx context.Context, ref string, auth *node.RegistryAuth, fresh bool,
+) (node.Image, error) {
 	_ = failpoint.Hit("agent.pull.before")
-	digest, err := f.Runtime.EnsureImage(ctx, ref, auth)
+	found, err := f.Runtime.EnsureImage(ctx, ref, auth, fresh)
 	if err == nil {
 		_ = failpoint.Hit("agent.pull.after")
 	}
-	return digest, err
+	return found, err
 }
 
 func (f failingRuntime) Signal(ctx context.Context, name, signal string) error {

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/db/dbtest"
 )
 
 // lockFor is long enough for several renewals; 70s is longer than any lock that an
@@ -25,7 +26,7 @@ func TestAgentKeepsItsLeaseWhileEveryOtherTableIsLocked(t *testing.T) {
 	id := s.submit(nil, "sleep", "1h")
 	m.place(id)
 	m.until("job runs", func() bool { return s.job(id).Status == berth.Running })
-	pool := s.db.Pool()
+	pool := dbtest.Beside(t, s.db)
 	rows, err := pool.Query(t.Context(), `SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename <> 'machine_leases'`)
 	if err != nil {
 		t.Fatal(err)

@@ -79,7 +79,7 @@ func newMember(s *Supervisor, alloc berth.AllocationID, job berth.JobID, number,
 	}
 	m.fencing = &fencing{core: c, fence: s.fence, orders: m.orders, scratch: m.scratch}
 	m.checker = &checker{core: c, checks: s.cfg.Checks}
-	m.plan = &stopPlan{core: c, orders: m.orders, scratch: m.scratch, gpus: s.gpus}
+	m.plan = &stopPlan{core: c, orders: m.orders, scratch: m.scratch, gpus: s.gpus, notices: s.notices}
 	return m
 }
 
@@ -243,7 +243,8 @@ func (m *member) preparer(p phase) worker {
 	switch p {
 	case phasePull:
 		return &pullPhase{
-			core: m.core, control: s.control, stage: m.stage, recipe: &m.recipe, spans: m.spans, result: &m.result,
+			core: m.core, control: s.control, access: s.access, signed: s.signed, stage: m.stage,
+			recipe: &m.recipe, spans: m.spans, result: &m.result,
 		}
 	case phaseWorkdir:
 		return &workdirPhase{placer: place, scratch: m.scratch, spans: m.spans}

@@ -25,12 +25,12 @@ type pulledAt struct {
 	digest string
 }
 
-func (e pulledAt) EnsureImage(ctx context.Context, ref string, auth *node.RegistryAuth) (string, error) {
-	digest, err := e.Fake.EnsureImage(ctx, ref, auth)
+func (e pulledAt) EnsureImage(ctx context.Context, ref string, auth *node.RegistryAuth, fresh bool) (node.Image, error) {
+	found, err := e.Fake.EnsureImage(ctx, ref, auth, fresh)
 	if err == nil && !strings.Contains(ref, "@") {
-		digest = e.digest
+		found.Digest = e.digest
 	}
-	return digest, err
+	return found, err
 }
 
 func digestOf(digit string) string { return "sha256:" + strings.Repeat(digit, 64) }
@@ -89,7 +89,7 @@ func TestMembersOfAGangRunOneImageAlthoughItsTagMoves(t *testing.T) {
 	if j.Status != berth.Succeeded || j.ImageDigest != digestOf("1") && j.ImageDigest != digestOf("2") {
 		t.Errorf("the job is %s with the digest %s", j.Status, j.ImageDigest)
 	}
-	if want := []string{s.image, s.image + "@" + j.ImageDigest}; !slices.Equal(ran.sorted(), want) {
+	if want := []string{s.image + "@" + j.ImageDigest, s.image + "@" + j.ImageDigest}; !slices.Equal(ran.sorted(), want) {
 		t.Errorf("members ran %q, want %q", ran.sorted(), want)
 	}
 	if away.Load() < 4 {
@@ -107,7 +107,7 @@ func TestAServerThatFixesNoImagesIsNotWaitedFor(t *testing.T) {
 	if j := s.settle(id); j.Status != berth.Succeeded {
 		t.Errorf("the job is %s: %+v", j.Status, j.Reason)
 	}
-	if want := []string{s.image, s.image}; !slices.Equal(ran.sorted(), want) {
+	if want := []string{s.image + "@" + digestOf("1"), s.image + "@" + digestOf("2")}; !slices.Equal(ran.sorted(), want) {
 		t.Errorf("members ran %q, want %q", ran.sorted(), want)
 	}
 }
@@ -182,10 +182,72 @@ func TestElementsOfAnArrayRunOneImageAlthoughItsTagMoves(t *testing.T) {
 		}
 	}
 	pinned := s.image + "@" + digestOf("1")
-	if want := []string{s.image, pinned, pinned}; !slices.Equal(ran.sorted(), want) {
+	if want := []string{pinned, pinned, pinned}; !slices.Equal(ran.sorted(), want) {
 		t.Errorf("elements ran %q, want %q", ran.sorted(), want)
 	}
 	if got := s.job(array).ImageDigest; got != digestOf("1") {
 		t.Errorf("the array shows the digest %s", got)
+	}
+}
+
+// The next attempt of a job runs the digest of its first one on a machine that finds another image under the
+// name. The job shows the name as it was submitted, and the digest that runs.
+func TestTheNextAttemptRunsTheFirstDigestAlthoughItsTagMoves(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	ran := &created{}
+	id := s.submit(func(j *spec.Job) { j.Retry.MaxAttempts = 2 }, "exit", "3")
+	for index, digit := range []string{"1", "2"} {
+		engine := fakeruntime.New(fakeruntime.Options{CPUMilli: 64000})
+		t.Cleanup(engine.Shutdown)
+		ran.of(engine)
+		m := s.machineOn(berth.MachineID("m"+digit), pulledAt{engine, digestOf(digit)})
+		_, w := m.run(id)
+		w.exit()
+		j := s.settle(id)
+		if index > 0 {
+			continue
+		}
+		if j.Status != berth.Retrying {
+			t.Fatalf("the job is %s, %+v", j.Status, j.Reason)
+		}
+		s.eligible(id)
+	}
+	pinned := s.image + "@" + digestOf("1")
+	if want := []string{pinned, pinned}; !slices.Equal(ran.sorted(), want) {
+		t.Errorf("attempts ran %q, want %q", ran.sorted(), want)
+	}
+	if j := s.job(id); j.Attempt != 2 || j.Spec.Image != s.image || j.ImageDigest != digestOf("1") {
+		t.Errorf("the job shows attempt %d, image %s, digest %s", j.Attempt, j.Spec.Image, j.ImageDigest)
+	}
+}
+
+// republished is an engine that has an image whose registry has deleted it, and serves another one under its name.
+type republished struct{ *fakeruntime.Fake }
+
+func (e republished) EnsureImage(ctx context.Context, ref string, auth *node.RegistryAuth, fresh bool) (node.Image, error) {
+	if strings.Contains(ref, "@") {
+		return e.Fake.EnsureImage(ctx, ref, auth, fresh)
+	}
+	if fresh {
+		return node.Image{Digest: digestOf("2"), Pulled: true}, nil
+	}
+	return node.Image{Digest: digestOf("1")}, nil
+}
+
+func TestAnImageThatItsRegistryDeletedIsPulledByName(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	engine := fakeruntime.New(fakeruntime.Options{CPUMilli: 64000})
+	t.Cleanup(engine.Shutdown)
+	engine.GuardImages(func(ref, digest string, _ *node.RegistryAuth) error {
+		return fmt.Errorf("%s has no manifest %s: %w", ref, digest, node.ErrImageNotFound)
+	})
+	ran := &created{}
+	ran.of(engine)
+	m := s.machineOn("m1", republished{engine})
+	m.ran(s.submit(nil, "exit", "0"))
+	if got, want := ran.sorted(), s.image+"@"+digestOf("2"); len(got) != 1 || got[0] != want {
+		t.Errorf("ran %q, want %q", got, want)
 	}
 }

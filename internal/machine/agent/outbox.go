@@ -15,11 +15,12 @@ import (
 // sends one call at a time, so changes during a call travel together in the next one. All methods
 // may be called concurrently.
 type outbox struct {
-	timing Timing
-	holds  *holdings
-	gpus   *gpuHealth
-	log    *slog.Logger
-	wake   chan struct{} // holds one token: something is, or will be, due
+	timing  Timing
+	holds   *holdings
+	gpus    *gpuHealth
+	log     *slog.Logger
+	notices *noticeBoard  // nil without a source
+	wake    chan struct{} // holds one token: something is, or will be, due
 
 	mu      sync.Mutex
 	members map[berth.AllocationID]*reporter
@@ -81,6 +82,7 @@ type batch struct {
 	notes    []int64 // of gone
 	gpus     []berth.GPU
 	cache    *holding // nil: as in the last report
+	notice   string   // the call is also for this notice of the cloud, in its header; "": it is not
 }
 
 // request returns the call that reports the batch.
@@ -99,7 +101,7 @@ const maxReports = 256
 func (o *outbox) next(ctx context.Context) (batch, error) {
 	for {
 		b, due := o.collect(time.Now())
-		if len(b.reports)+len(b.gone)+len(b.gpus) > 0 || b.cache != nil {
+		if len(b.reports)+len(b.gone)+len(b.gpus) > 0 || b.cache != nil || b.notice != "" {
 			return b, nil
 		}
 		wait := time.Minute
@@ -148,6 +150,10 @@ func (o *outbox) collect(now time.Time) (b batch, due time.Time) {
 		b.cache = &h
 	case due.IsZero() || o.sync.next.Before(due):
 		due = o.sync.next
+	}
+	noticeDue := time.Time{}
+	if b.notice, noticeDue = o.notices.due(now); !noticeDue.IsZero() && (due.IsZero() || noticeDue.Before(due)) {
+		due = noticeDue
 	}
 	return b, due
 }

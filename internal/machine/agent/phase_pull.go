@@ -4,17 +4,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"berth"
 	"berth/activities/node"
 	"berth/failure"
+	"berth/internal/machine/signature"
 	"berth/spec"
 	"berth/wire"
 )
 
 // recipe is the part of the container's specification that the preparation finds out.
 type recipe struct {
-	image    string      // reference of the image, pulled
+	image    string      // reference of the image; with its digest, if it has one
 	restored *int64      // step of the checkpoint in place; nil: none
 	source   berth.JobID // job that saved it, if it is another one
 }
@@ -24,6 +26,8 @@ type recipe struct {
 type pullPhase struct {
 	*core
 	control *control
+	access  *imageAccess
+	signed  *imageSignatures
 	stage   *stager
 	recipe  *recipe
 	spans   spans
@@ -51,16 +55,23 @@ func (p *pullPhase) Do(ctx context.Context) (phase, error) {
 func (p *pullPhase) pull(ctx context.Context) (phase, error) {
 	p.reports.enter(slow, berth.PhasePulling)
 	image, digest, err := p.resolve(ctx)
+	if err == nil {
+		err = p.insist(ctx, image, func() error {
+			return p.signed.demand(ctx, image, digest, p.login(), p.claim.Signatures)
+		})
+	}
 	cause := failure.CauseImageUnavailable
 	switch {
 	case err == nil:
-		p.recipe.image = image
+		p.recipe.image = pinImage(image, digest)
 		p.reports.edit(later, func(r *wire.RankReport) { r.ImageDigest = digest })
 		return phaseWorkdir, nil
 	case ctx.Err() != nil:
 		return "", err
 	case berth.CodeOf(err) == berth.CodeConflict: // the server has moved on, and stops this member
 		return p.result.notStarted(failure.CauseNotStarted, err.Error())
+	case errors.Is(err, signature.ErrUnsigned):
+		cause = failure.CauseImageUnsigned
 	case errors.Is(err, node.ErrImageNotFound):
 		cause = failure.CauseImageNotFound
 	case errors.Is(err, node.ErrImageMismatch):
@@ -126,21 +137,56 @@ func (p *pullPhase) fix(ctx context.Context, digest string) (string, error) {
 // another machine does.
 const pullTries = 5
 
-// ensure pulls an image if the engine does not have it, with pullTries tries for an unreachable
-// registry. Other errors are final.
+// pinImage adds the digest to a reference that has none. The container is created by the digest that
+// was checked, even if another pull has moved the name on this machine meanwhile.
+func pinImage(image, digest string) string {
+	if digest == "" || strings.Contains(image, "@") {
+		return image
+	}
+	return image + "@" + digest
+}
+
+// ensure pulls an image if the engine does not have it, and checks that the tenant may run it. A registry that
+// refuses the image of this machine may serve another one under the name by now, and may have deleted this one.
+// Then the registry's answer to a pull decides.
 func (p *pullPhase) ensure(ctx context.Context, image string) (digest string, err error) {
+	p.stage.measure(func() (int, bool) { return p.runtime.PullPercent(image) })
+	err = p.insist(ctx, image, func() error {
+		found, err := p.usable(ctx, image, false)
+		if found.Digest != "" && errors.Is(err, node.ErrImageNotFound) && !spec.PinnedImage(image) {
+			p.log.Info("registry refuses the image of this machine, pulling", "image", image, "found", found.Digest)
+			found, err = p.usable(ctx, image, true)
+		}
+		if err == nil {
+			digest = found.Digest
+		}
+		return err
+	})
+	return digest, err
+}
+
+// usable returns the image of this machine, or pulls it, and checks that the tenant may run it.
+func (p *pullPhase) usable(ctx context.Context, image string, fresh bool) (node.Image, error) {
+	found, err := p.runtime.EnsureImage(ctx, image, p.login(), fresh)
+	if err == nil {
+		err = p.access.demand(ctx, p.claim.Tenant, image, found, p.login())
+	}
+	return found, err
+}
+
+// insist asks with pullTries tries for an unreachable registry. Other errors are final.
+func (p *pullPhase) insist(ctx context.Context, image string, ask func() error) error {
 	wait := &backoff{min: p.timing.PullPause, max: 16 * p.timing.PullPause}
 	shown := tries{stage: p.stage}
-	p.stage.measure(func() (int, bool) { return p.runtime.PullPercent(image) })
 	for try := 1; ; try++ {
-		digest, err = p.runtime.EnsureImage(ctx, image, p.login())
+		err := ask()
 		shown.note(err)
 		if err == nil || try == pullTries || ctx.Err() != nil || !errors.Is(err, node.ErrImageUnavailable) {
-			return digest, err
+			return err
 		}
 		p.log.Warn("image pull failed, will retry", "image", image, "try", try, "err", err)
 		if err := wait.wait(ctx); err != nil {
-			return "", err
+			return err
 		}
 	}
 }

@@ -18,9 +18,9 @@ type imageless struct {
 	asked []string
 }
 
-func (e *imageless) EnsureImage(_ context.Context, ref string, _ *node.RegistryAuth) (string, error) {
+func (e *imageless) EnsureImage(_ context.Context, ref string, _ *node.RegistryAuth, _ bool) (node.Image, error) {
 	e.asked = append(e.asked, ref)
-	return "", fmt.Errorf("%s: %w", ref, node.ErrImageNotFound)
+	return node.Image{}, fmt.Errorf("%s: %w", ref, node.ErrImageNotFound)
 }
 
 // A name with two digests is no reference: its error would hide that the image is gone.

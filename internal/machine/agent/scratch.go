@@ -46,6 +46,8 @@ type memo struct {
 	IntentSays string            `json:"intent_says,omitempty"`
 	Saved      int64             `json:"saved,omitempty"`     // berth.Orders.Save that was carried out last
 	SavedFor   time.Duration     `json:"saved_for,omitempty"` // time limit before which the job was signaled to save
+	Heeds      heeded            `json:"heeds,omitzero"`      // notice of the machine's end that was carried out last
+	Advised    time.Time         `json:"advised,omitzero"`    // advice of the cloud that was carried out last
 }
 
 // scratchDir returns the folder of the container with this name.

@@ -164,13 +164,13 @@ type loginRuntime struct {
 	logins []node.RegistryAuth
 }
 
-func (l *loginRuntime) EnsureImage(ctx context.Context, ref string, auth *node.RegistryAuth) (string, error) {
+func (l *loginRuntime) EnsureImage(ctx context.Context, ref string, auth *node.RegistryAuth, fresh bool) (node.Image, error) {
 	if auth != nil {
 		l.mu.Lock()
 		l.logins = append(l.logins, *auth)
 		l.mu.Unlock()
 	}
-	return l.Runtime.EnsureImage(ctx, ref, auth)
+	return l.Runtime.EnsureImage(ctx, ref, auth, fresh)
 }
 
 func TestImageAuthIsUsedOnlyToPull(t *testing.T) {

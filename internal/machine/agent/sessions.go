@@ -123,7 +123,7 @@ func (s *sessions) dial(ctx context.Context, o wire.SessionOrder) (*websocket.Co
 	defer cancel()
 	c := s.sup.control.client
 	header := http.Header{}
-	header.Set("Authorization", "Bearer "+c.token)
+	header.Set("Authorization", "Bearer "+c.token())
 	header.Set(wire.HeaderSessionNonce, o.Nonce)
 	for wait := s.sup.cfg.Timing.backoff(); ; {
 		ws, res, err := websocket.Dial(ctx, c.base+"/agent/v1/sessions/"+o.ID, &websocket.DialOptions{

@@ -41,6 +41,7 @@ type site struct {
 	blobs   *blob.Store
 	blobDir string
 	url     string
+	api     atomic.Pointer[http.Handler] // behind the gate; see serves
 	gate    *gate
 	image   string // that jobs run
 	keys    *sealer.Keys
@@ -56,6 +57,8 @@ type gate struct {
 	// watch sees the body of each call before the API does. The function that it returns, if
 	// any, runs after the API has carried out the call and before the answer leaves.
 	watch atomic.Pointer[func(body []byte) (after func())]
+
+	around atomic.Pointer[func(next http.Handler, w http.ResponseWriter, r *http.Request)] // in place of the API
 }
 
 func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -79,7 +82,11 @@ func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			after = f
 		}
 	}
-	g.next.ServeHTTP(w, r)
+	if f := g.around.Load(); f != nil {
+		(*f)(g.next, w, r)
+	} else {
+		g.next.ServeHTTP(w, r)
+	}
 	after()
 }
 
@@ -91,23 +98,21 @@ func newSite(t *testing.T) *site {
 // newSiteOn is newSite on a database of the test's own.
 func newSiteOn(t *testing.T, url string) *site {
 	t.Helper()
+	return newSiteWith(t, url, db.Options{})
+}
+
+// newSiteWith is newSiteOn with options of the control plane's database.
+func newSiteWith(t *testing.T, url string, o db.Options) *site {
+	t.Helper()
 	s := &site{t: t, image: "testprog", blobDir: filepath.Join(t.TempDir(), "blobs"), keys: newKeys(t),
 		names: &dnstest.Server{}}
-	s.db = dbtest.Open(t, url, db.Options{})
+	s.db = dbtest.Open(t, url, o)
 	var err error
 	if s.blobs, err = blob.Open(t.Context(), "file://"+s.blobDir); err != nil {
 		t.Fatal(err)
 	}
-	server, err := api.New(api.Deps{
-		DB: s.db, Control: s.db.Jobs, Logger: slog.New(slog.DiscardHandler),
-		Agent: api.AgentDeps{Blobs: s.blobs, Resolver: s.names.Resolver()},
-		Logs:  &blob.LogReader{Store: s.blobs, DB: s.db}, Vault: s.keys,
-		Volumes: admission.Volumes{"datasets": {"default"}},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.gate = &gate{next: server.Handler()}
+	s.serves()
+	s.gate = &gate{next: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { (*s.api.Load()).ServeHTTP(w, r) })}
 	h := httptest.NewUnstartedServer(s.gate)
 	h.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
 	h.Start()
@@ -119,6 +124,22 @@ func newSiteOn(t *testing.T, url string) *site {
 	}
 	s.term = term
 	return s
+}
+
+// serves starts the API, so to speak. Another one that runs is replaced, with all that it remembers.
+func (s *site) serves() {
+	s.t.Helper()
+	server, err := api.New(api.Deps{
+		DB: s.db, Control: s.db.Jobs, Logger: slog.New(slog.DiscardHandler),
+		Agent: api.AgentDeps{Blobs: s.blobs, Resolver: s.names.Resolver()},
+		Logs:  &blob.LogReader{Store: s.blobs, DB: s.db}, Vault: s.keys,
+		Volumes: admission.Volumes{"datasets": {"default"}},
+	})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	handler := server.Handler()
+	s.api.Store(&handler)
 }
 
 // machine is one agent over a fake engine that outlives it.
@@ -164,7 +185,7 @@ var quick = agent.Timing{
 	PullPause: 5 * time.Millisecond, CachePause: 10 * time.Millisecond, DiskPoll: 20 * time.Millisecond, DiskRecheck: 100 * time.Millisecond,
 	// However busy this machine is, no claim is old, and no engine that is slow or
 	// starts again counts as silent or broken.
-	ClaimFresh: time.Hour, EngineProbe: time.Hour, EnginePatience: patience,
+	RenewPause: 20 * time.Millisecond, ClaimFresh: time.Hour, EngineProbe: time.Hour, EnginePatience: patience,
 }
 
 // impatient makes the agent, from its next process on, give up a store that
@@ -193,11 +214,7 @@ func (s *site) machineOn(id berth.MachineID, engine node.Runtime) *machine {
 		s.t.Fatal(err)
 	}
 	m := &machine{s: s, id: id, logs: &lockedBuffer{}}
-	m.cfg = agent.Config{
-		Server: s.url, JoinToken: j.Secret, StateDir: filepath.Join(s.t.TempDir(), "agent"), Machine: id, HostBoot: "boot-1",
-		Runtime: engine, Logger: slog.New(slog.NewTextHandler(m.logs, &slog.HandlerOptions{Level: slog.LevelDebug})), Timing: quick,
-		GPUs: declared{{Index: 0, UUID: string(id) + "-0", Model: "H100", MemoryMiB: 81920, Healthy: true}, {Index: 1, UUID: string(id) + "-1", Model: "H100", MemoryMiB: 81920, Healthy: true}},
-	}
+	m.cfg = s.config(m, engine, j.Secret)
 	s.t.Cleanup(func() {
 		if s.t.Failed() {
 			s.t.Logf("log of agent %s:\n%s", id, m.logs.text())
@@ -206,6 +223,16 @@ func (s *site) machineOn(id berth.MachineID, engine node.Runtime) *machine {
 	m.start()
 	m.until("machine is ready", func() bool { return s.machineState(id) == berth.MachineReady })
 	return m
+}
+
+// config is the configuration of a machine with two GPUs.
+func (s *site) config(m *machine, engine node.Runtime, joinToken string) agent.Config {
+	id := string(m.id)
+	return agent.Config{
+		Server: s.url, JoinToken: joinToken, StateDir: filepath.Join(s.t.TempDir(), "agent"), Machine: m.id, HostBoot: "boot-1",
+		Runtime: engine, Logger: slog.New(slog.NewTextHandler(m.logs, &slog.HandlerOptions{Level: slog.LevelDebug})), Timing: quick,
+		GPUs: declared{{Index: 0, UUID: id + "-0", Model: "H100", MemoryMiB: 81920, Healthy: true}, {Index: 1, UUID: id + "-1", Model: "H100", MemoryMiB: 81920, Healthy: true}},
+	}
 }
 
 // start runs the agent's process, so to speak.

@@ -19,6 +19,7 @@ type stopPlan struct {
 	orders   *orders
 	scratch  *scratch
 	gpus     *gpuHealth
+	notices  *noticeBoard
 	uploader *checkpointUploader // nil without checkpoints
 	disk     *diskUser           // nil before the container runs
 
@@ -38,6 +39,9 @@ type stopPlan struct {
 
 	savedFor   time.Duration // time limit before which the signal to save was sent
 	limitAgain time.Time     // when to repeat that signal, which may not have arrived
+	heeds      heeded        // notice of the machine's end that was carried out last
+	heedAgain  time.Time     // when to repeat its signal, which may not have arrived
+	advised    time.Time     // advice of the cloud that was carried out last
 	asked      time.Time     // when the running container was last signaled to save; zero: it has saved since
 	askedAfter int64         // newest complete checkpoint at that signal
 	saveTook   time.Duration // from the signal to the complete checkpoint, of the last one measured
@@ -60,7 +64,7 @@ const (
 // adopt takes over the plan of an earlier process.
 func (s *stopPlan) adopt(m memo, begun time.Time) {
 	s.cause, s.at, s.says, s.begun, s.saved = m.Intent, m.IntentAt, m.IntentSays, begun, m.Saved
-	s.savedFor = m.SavedFor
+	s.savedFor, s.heeds, s.advised = m.SavedFor, m.Heeds, m.Advised
 }
 
 // begin schedules the first checkpoint of a job with checkpoint.interval.
@@ -85,6 +89,10 @@ func (s *stopPlan) steer(signs *progressWatcher, hang *hangWatch) time.Duration 
 	if s.stage == runs {
 		s.save(now, o.Save)
 	}
+	var heedAgain time.Time
+	if s.stage == runs {
+		heedAgain = s.heed(now)
+	}
 	next := time.Minute
 	soon := func(at time.Time) {
 		if !at.IsZero() {
@@ -101,6 +109,7 @@ func (s *stopPlan) steer(signs *progressWatcher, hang *hangWatch) time.Duration 
 			s.scheduleSave(now)
 		}
 		soon(s.nextSave)
+		soon(heedAgain)
 		soon(s.saveBeforeLimit(now))
 		soon(hang.next())
 	case saves:
@@ -168,11 +177,13 @@ func (s *stopPlan) save(now time.Time, order int64) {
 		return
 	}
 	s.saved = order
-	m := s.scratch.memo()
-	m.Saved = order
-	if err := s.scratch.remember(m); err != nil {
-		s.log.Warn("cannot store the order to save", "err", err)
-	}
+	s.remember(func(m *memo) { m.Saved = order })
+	s.saveOnce(now)
+}
+
+// saveOnce sends the checkpoint signal now, or with an interval not before its first signal.
+func (s *stopPlan) saveOnce(now time.Time) {
+	k := s.claim.Spec.Checkpoint
 	if first := s.begun.Add(k.Interval.Std()); k.Interval > 0 && now.Before(first) {
 		s.nextSave = first // sooner than begin has set it, if this process has adopted the container
 		return
@@ -280,8 +291,18 @@ func (s *stopPlan) stop(now time.Time, cause failure.ExitCause, says string, gra
 		s.terminate(now)
 		return
 	}
-	s.stage, s.baseline, s.saveBy = saves, s.uploader.newest(), now.Add(grace*3/4)
-	s.signal(k.Signal)
+	s.baseline, s.saveBy = s.uploader.newest(), now.Add(grace*3/4)
+	if !s.heeds.holds(now) || !s.heedAgain.IsZero() {
+		s.stage = saves
+		s.signal(k.Signal)
+		return
+	}
+	// The signal for the notice is the one for this stop. A save that is in progress may complete.
+	if s.measureSave(); s.asked.IsZero() {
+		s.terminate(now)
+		return
+	}
+	s.stage, s.baseline = saves, s.askedAfter
 }
 
 // kill makes the next step send SIGKILL.

@@ -23,6 +23,8 @@ type Supervisor struct {
 	fence   *fence
 	cache   *cache
 	images  *images
+	access  *imageAccess
+	signed  *imageSignatures
 	sources *fetch.Sources
 	vault   vaultDir
 	health  *engineHealth
@@ -33,6 +35,7 @@ type Supervisor struct {
 	use     *useBoard
 	walls   *walls
 	disk    *diskWatch
+	notices *noticeBoard // nil without a source
 	turns   turns
 	beat    beat            // of all periodic work
 	ctx     context.Context // ends when the agent stops; containers stay
@@ -57,28 +60,34 @@ func newSupervisor(
 	gpus := newGPUHealth(cfg.GPUs, log)
 	s := &Supervisor{
 		cfg: cfg, log: log, control: c, fence: f, cache: kept, images: has,
+		access: openImageAccess(cfg, log), signed: newImageSignatures(cfg),
 		vault: openVaultDir(cfg.StateDir, inMemory),
 		sources: fetch.Open(fetch.Options{
 			Policy: cfg.InputNetworks, Roots: cfg.InputRoots, Resolver: cfg.InputResolver, Volumes: cfg.Volumes,
 			Own: []string{cfg.StateDir},
 		}),
-		health: &engineHealth{runtime: cfg.Runtime, patience: cfg.Timing.ProbePatience, log: log},
-		gpus:   gpus,
-		outbox: newOutbox(cfg.Timing, kept.holds, gpus, log),
-		stages: newStageBoard(log),
-		use:    newUseBoard(gpus, log),
-		walls:  newWalls(cfg, log),
-		turns:  make(turns, abreast),
-		beat:   newBeat(),
-		ctx:    ctx, stop: stop,
+		health:  &engineHealth{runtime: cfg.Runtime, patience: cfg.Timing.ProbePatience, log: log},
+		gpus:    gpus,
+		outbox:  newOutbox(cfg.Timing, kept.holds, gpus, log),
+		stages:  newStageBoard(log),
+		walls:   newWalls(cfg, log),
+		notices: openNotices(cfg, log),
+		turns:   make(turns, abreast),
+		beat:    newBeat(),
+		ctx:     ctx, stop: stop,
 		adoption: make(chan struct{}),
 		members:  map[berth.AllocationID]*member{},
 	}
 	s.proof = newDeviceProof(&s.cfg, gpus, log, s.outbox.poke)
 	s.disk = newDiskWatch(&s.cfg, s.health, log)
+	s.use = newUseBoard(gpus, s.disk, log)
 	s.quarantine = &quarantine{runtime: cfg.Runtime, outbox: s.outbox, log: log}
 	s.sessions = newSessions(s, log)
 	kept.holds.changed = s.outbox.poke
+	if s.notices != nil {
+		s.notices.signal, s.notices.deliver = s.nudgeAll, s.outbox.poke
+	}
+	s.outbox.notices = s.notices
 	return s
 }
 

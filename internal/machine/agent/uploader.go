@@ -41,12 +41,13 @@ type checkpointUploader struct {
 	spans   spans
 	helpers *sync.WaitGroup
 
-	begun bool
-	done  chan struct{} // closed after the last look
-	last  int64         // steps up to this one need no upload
-	seen  atomic.Int64  // newest complete step in the folder
-	found atomic.Int64  // when that step was found, in nanoseconds since 1970
-	bad   map[int64]bool
+	begun   bool
+	done    chan struct{} // closed after the last look
+	last    int64         // steps up to this one need no upload
+	seen    atomic.Int64  // newest complete step in the folder
+	found   atomic.Int64  // when that step was found, in nanoseconds since 1970
+	storing atomic.Int64  // how long the last stored step took to store, as a time.Duration
+	bad     map[int64]bool
 
 	metric *bestMetric        // nil without checkpoint.keep_best
 	values map[int64]*float64 // of the metric, for complete steps that are not stored yet; nil: none
@@ -92,6 +93,9 @@ func (u *checkpointUploader) skip(restored *int64, source berth.JobID) {
 
 // newest returns the newest complete step in the folder, stored or not.
 func (u *checkpointUploader) newest() int64 { return u.seen.Load() }
+
+// took returns the time from the discovery of the last stored step until its storage; 0: none was stored.
+func (u *checkpointUploader) took() time.Duration { return time.Duration(u.storing.Load()) }
 
 // foundAt returns the time at which the newest complete step was found.
 func (u *checkpointUploader) foundAt() time.Time { return time.Unix(0, u.found.Load()) }
@@ -152,6 +156,7 @@ func (u *checkpointUploader) store() error {
 	u.measure(steps)
 	steps = u.withinKeep(steps)
 	for _, step := range steps {
+		began := time.Now()
 		err := u.save(step)
 		switch {
 		case u.ctx.Err() != nil:
@@ -170,6 +175,7 @@ func (u *checkpointUploader) store() error {
 			u.bad[step] = true
 			continue
 		}
+		u.storing.Store(int64(time.Since(began)))
 		u.last = step
 		maps.DeleteFunc(u.values, func(s int64, _ *float64) bool { return s <= step })
 	}

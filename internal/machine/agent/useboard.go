@@ -25,6 +25,7 @@ import (
 type useBoard struct {
 	log  *slog.Logger
 	gpus *gpuHealth
+	disk *diskWatch
 
 	mu      sync.Mutex
 	members map[berth.AllocationID]memberUse
@@ -36,8 +37,8 @@ type memberUse struct {
 	memoryBytes int64
 }
 
-func newUseBoard(gpus *gpuHealth, log *slog.Logger) *useBoard {
-	return &useBoard{log: log, gpus: gpus, members: map[berth.AllocationID]memberUse{}}
+func newUseBoard(gpus *gpuHealth, disk *diskWatch, log *slog.Logger) *useBoard {
+	return &useBoard{log: log, gpus: gpus, disk: disk, members: map[berth.AllocationID]memberUse{}}
 }
 
 // set takes the last sample of a member.
@@ -65,6 +66,7 @@ func (b *useBoard) present(ctx context.Context) wire.Use {
 	}
 	b.mu.Unlock()
 	use.MemoryMiB = bytes >> 20
+	use.DiskFree = b.disk.freeShare()
 	meter, ok := b.gpus.inventory.(node.GPUMeter)
 	uuids := b.gpus.uuids()
 	if !ok || len(uuids) == 0 {
@@ -97,6 +99,7 @@ const (
 	leastCPUMilli  = 50
 	leastMemoryMiB = 64
 	leastBusy      = 0.05
+	leastDiskFree  = 0.01
 )
 
 // noticeable reports whether a reader of both would see a difference.
@@ -106,6 +109,10 @@ func noticeable(a, b wire.Use) bool {
 	}
 	if far(float64(a.CPUMilli), float64(b.CPUMilli), leastCPUMilli) ||
 		far(float64(a.MemoryMiB), float64(b.MemoryMiB), leastMemoryMiB) || len(a.GPUs) != len(b.GPUs) {
+		return true
+	}
+	if (a.DiskFree == nil) != (b.DiskFree == nil) ||
+		a.DiskFree != nil && math.Abs(*a.DiskFree-*b.DiskFree) >= leastDiskFree {
 		return true
 	}
 	for i, g := range a.GPUs {

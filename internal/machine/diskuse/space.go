@@ -43,6 +43,18 @@ func inodes(files, free uint64) (all, left int64) {
 	return int64(files), int64(free)
 }
 
+// FreeShare returns the free share of the bytes or of the inodes, the smaller one: 0 to 1.
+func (s Space) FreeShare() float64 {
+	free := 1.0
+	if s.Total > 0 {
+		free = float64(s.Free) / float64(s.Total)
+	}
+	if s.Inodes > 0 {
+		free = min(free, float64(s.FreeInodes)/float64(s.Inodes))
+	}
+	return min(1, max(0, free))
+}
+
 // Share returns percent hundredths of the file system, in bytes and in inodes.
 func (s Space) Share(percent int) Use {
 	return Use{Bytes: s.Total / 100 * int64(percent), Inodes: s.Inodes / 100 * int64(percent)}

@@ -19,3 +19,21 @@ func TestInodesThatAreCreatedAsNeededAreNone(t *testing.T) {
 		}
 	}
 }
+
+func TestFreeShareIsTheScarcerOfBytesAndInodes(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		space Space
+		want  float64
+	}{
+		"bytes":           {Space{Total: 1000, Free: 100, Inodes: 10, FreeInodes: 5}, 0.1},
+		"inodes":          {Space{Total: 1000, Free: 100, Inodes: 100, FreeInodes: 1}, 0.01},
+		"without inodes":  {Space{Total: 1000, Free: 250}, 0.25},
+		"full":            {Space{Total: 1000}, 0},
+		"nothing is said": {Space{}, 1},
+	} {
+		if got := c.space.FreeShare(); got != c.want {
+			t.Errorf("%s: %g; want %g", name, got, c.want)
+		}
+	}
+}

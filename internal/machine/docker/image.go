@@ -26,39 +26,74 @@ type images struct {
 	meter pullMeter
 }
 
-// EnsureImage pulls an image that the machine does not have. Callers for the same image with the
-// same login share one pull, which goes on until the last of them has given up.
-func (m *images) EnsureImage(ctx context.Context, ref string, auth *node.RegistryAuth) (string, error) {
+// EnsureImage pulls an image that the machine does not have, or with fresh any image. Callers for the
+// same image with the same login share one pull, which goes on until the last of them has given up.
+func (m *images) EnsureImage(ctx context.Context, ref string, auth *node.RegistryAuth, fresh bool) (node.Image, error) {
 	named, err := reference.ParseNormalizedNamed(ref)
 	if err != nil {
-		return "", fmt.Errorf("image reference %q: %w: %w", ref, node.ErrImageNotFound, err)
+		return node.Image{}, fmt.Errorf("image reference %q: %w: %w", ref, node.ErrImageNotFound, err)
 	}
-	digest, err := m.localDigest(ctx, ref, named)
-	if err == nil || !cerrdefs.IsNotFound(err) {
-		return digest, err
-	}
-	login := ""
-	if auth != nil {
-		login, err = registry.EncodeAuthConfig(registry.AuthConfig{
-			Username:      auth.Username,
-			Password:      auth.Password,
-			ServerAddress: reference.Domain(named),
-		})
-		if err != nil {
-			return "", fmt.Errorf("pull image %s: encode login: %w", ref, err)
+	if !fresh {
+		found, err := m.localDigest(ctx, ref, named)
+		if err == nil || !cerrdefs.IsNotFound(err) {
+			return node.Image{Digest: found}, err
 		}
+	}
+	login, err := encodeLogin(named, auth)
+	if err != nil {
+		return node.Image{}, fmt.Errorf("pull image %s: %w", ref, err)
 	}
 	err = m.pulls.do(ctx, canonical(ref)+" "+login, func(ctx context.Context) error {
 		return m.pull(ctx, ref, login)
 	})
 	if err != nil {
-		return "", classifyPull(ref, err)
+		return node.Image{}, classifyPull(ref, err)
 	}
-	digest, err = m.localDigest(ctx, ref, named)
+	found, err := m.localDigest(ctx, ref, named)
 	if cerrdefs.IsNotFound(err) { // pruned between the two calls
-		return "", fmt.Errorf("image %s is gone right after its pull: %w: %w", ref, node.ErrImageUnavailable, err)
+		return node.Image{}, fmt.Errorf("image %s is gone right after its pull: %w: %w", ref,
+			node.ErrImageUnavailable, err)
 	}
-	return digest, err
+	return node.Image{Digest: found, Pulled: true}, err
+}
+
+// CheckImage has the engine fetch the manifest, so that the request takes the same way as a pull:
+// the engine's proxies, certificates and list of registries without TLS.
+func (m *images) CheckImage(ctx context.Context, ref, digest string, auth *node.RegistryAuth) error {
+	named, err := reference.ParseNormalizedNamed(ref)
+	if err != nil {
+		return fmt.Errorf("image reference %q: %w: %w", ref, node.ErrImageNotFound, err)
+	}
+	pinned, err := reference.ParseNormalizedNamed(named.Name() + "@" + digest)
+	if err != nil {
+		return fmt.Errorf("image %s with digest %q: %w: %w", ref, digest, node.ErrImageNotFound, err)
+	}
+	login, err := encodeLogin(named, auth)
+	if err != nil {
+		return fmt.Errorf("check image %s: %w", ref, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	if _, err := m.api.DistributionInspect(ctx, pinned.String(), login); err != nil {
+		return classifyPull(ref, err)
+	}
+	return nil
+}
+
+// encodeLogin returns a login in the form of the engine's API, "" for no login.
+func encodeLogin(named reference.Named, auth *node.RegistryAuth) (string, error) {
+	if auth == nil {
+		return "", nil
+	}
+	login, err := registry.EncodeAuthConfig(registry.AuthConfig{
+		Username:      auth.Username,
+		Password:      auth.Password,
+		ServerAddress: reference.Domain(named),
+	})
+	if err != nil {
+		return "", fmt.Errorf("encode login: %w", err)
+	}
+	return login, nil
 }
 
 // ImageBytes asks for the size of an image that is here. Layers that several

@@ -67,14 +67,14 @@ func TestPullReturnsTheRegistrysDigest(t *testing.T) {
 	h := newHub(t)
 	ref, digest := h.push("team/tool:1", unique(t, h))
 	e := open(t, "", docker.Options{})
-	got, err := e.EnsureImage(t.Context(), ref, nil)
-	if err != nil || got != digest {
-		t.Fatalf("pull by tag: %q, %v; want %q", got, err, digest)
+	got, err := e.EnsureImage(t.Context(), ref, nil, false)
+	if err != nil || got.Digest != digest || !got.Pulled {
+		t.Fatalf("pull by tag: %+v, %v; want %q", got, err, digest)
 	}
 	pulled := h.blobs.Load()
 	for _, same := range []string{ref, h.address + "/team/tool@" + digest, ref + "@" + digest} {
-		if got, err := e.EnsureImage(t.Context(), same, nil); err != nil || got != digest {
-			t.Errorf("ensure %s: %q, %v; want %q", same, got, err, digest)
+		if got, err := e.EnsureImage(t.Context(), same, nil, false); err != nil || got.Digest != digest {
+			t.Errorf("ensure %s: %+v, %v; want %q", same, got, err, digest)
 		}
 	}
 	if again := h.blobs.Load(); again != pulled {
@@ -87,8 +87,9 @@ func TestPullReturnsTheRegistrysDigest(t *testing.T) {
 func TestImageFromNoRegistryHasNoDigest(t *testing.T) {
 	t.Parallel()
 	e := open(t, runtimetest.DefaultHost, docker.Options{})
-	if digest, err := e.EnsureImage(t.Context(), runtimetest.Image(t, runtimetest.DefaultHost), nil); err != nil || digest != "" {
-		t.Errorf("digest %q, %v; want none", digest, err)
+	got, err := e.EnsureImage(t.Context(), runtimetest.Image(t, runtimetest.DefaultHost), nil, false)
+	if err != nil || got != (node.Image{}) {
+		t.Errorf("image %+v, %v; want no digest and no pull", got, err)
 	}
 }
 
@@ -99,11 +100,11 @@ func TestPullByDigestTakesThatVeryImage(t *testing.T) {
 	h.push("team/tool:1", unique(t, h)) // the tag has moved
 	e := open(t, "", docker.Options{})
 	ref := h.address + "/team/tool:1@" + first
-	if got, err := e.EnsureImage(t.Context(), ref, nil); err != nil || got != first {
-		t.Fatalf("pull %s: %q, %v", ref, got, err)
+	if got, err := e.EnsureImage(t.Context(), ref, nil, false); err != nil || got.Digest != first {
+		t.Fatalf("pull %s: %+v, %v", ref, got, err)
 	}
-	if got, err := e.EnsureImage(t.Context(), ref, nil); err != nil || got != first {
-		t.Errorf("ensure %s: %q, %v", ref, got, err)
+	if got, err := e.EnsureImage(t.Context(), ref, nil, false); err != nil || got.Digest != first {
+		t.Errorf("ensure %s: %+v, %v", ref, got, err)
 	}
 	spec := node.ContainerSpec{Name: "berth-test-" + first[7:27], Image: ref, CPUMilli: 100, MemoryMiB: 16}
 	t.Cleanup(func() {
@@ -119,7 +120,7 @@ func TestPullByDigestTakesThatVeryImage(t *testing.T) {
 func TestF37PullErrorsSayWhetherToTryAgain(t *testing.T) {
 	t.Parallel()
 	h := newHub(t)
-	good, _ := h.push("team/tool:1", unique(t, h))
+	good, digest := h.push("team/tool:1", unique(t, h))
 	other := strings.Repeat("0", 64)
 	status := func(code int, body string) func(http.ResponseWriter, *http.Request) bool {
 		return func(w http.ResponseWriter, r *http.Request) bool {
@@ -168,7 +169,7 @@ func TestF37PullErrorsSayWhetherToTryAgain(t *testing.T) {
 	for _, c := range cases {
 		// One after the other: they share the registry.
 		h.answer(c.answer)
-		_, err := e.EnsureImage(t.Context(), c.ref, nil)
+		_, err := e.EnsureImage(t.Context(), c.ref, nil, false)
 		h.answer(nil)
 		t.Logf("%s: %v", c.name, err)
 		if !errors.Is(err, c.want) {
@@ -176,6 +177,19 @@ func TestF37PullErrorsSayWhetherToTryAgain(t *testing.T) {
 		}
 		if errors.Is(err, node.ErrImageNotFound) && errors.Is(err, node.ErrImageUnavailable) {
 			t.Errorf("%s: error is both: %v", c.name, err)
+		}
+		if c.ref == h.address+"/team/tool:2" {
+			continue // a check ignores the tag
+		}
+		h.answer(c.answer)
+		err = e.CheckImage(t.Context(), c.ref, digest, nil)
+		h.answer(nil)
+		t.Logf("%s, check: %v", c.name, err)
+		if strings.Contains(c.ref, other) { // the check is of another digest, which exists
+			c.want = nil
+		}
+		if !errors.Is(err, c.want) {
+			t.Errorf("%s: error of the check is %v, want %v", c.name, err, c.want)
 		}
 	}
 }
@@ -193,7 +207,7 @@ func TestF37PullRefusesForgedContent(t *testing.T) {
 		}
 		return false
 	})
-	_, err := e.EnsureImage(t.Context(), h.address+"/team/tool@"+digest, nil)
+	_, err := e.EnsureImage(t.Context(), h.address+"/team/tool@"+digest, nil, false)
 	t.Log(err)
 	if !errors.Is(err, node.ErrImageMismatch) {
 		t.Errorf("another manifest under this digest: error is %v, want %v", err, node.ErrImageMismatch)
@@ -206,7 +220,7 @@ func TestF37PullRefusesForgedContent(t *testing.T) {
 		_, _ = w.Write([]byte("something else"))
 		return true
 	})
-	_, err = e.EnsureImage(t.Context(), ref, nil)
+	_, err = e.EnsureImage(t.Context(), ref, nil, false)
 	t.Log(err)
 	if !errors.Is(err, node.ErrImageMismatch) {
 		t.Errorf("another layer under this digest: error is %v, want %v", err, node.ErrImageMismatch)
@@ -227,7 +241,7 @@ func TestPullUsesTheLogin(t *testing.T) {
 	})
 	e := open(t, "", docker.Options{})
 	for _, auth := range []*node.RegistryAuth{nil, {Username: "robot", Password: "wrong"}} {
-		_, err := e.EnsureImage(t.Context(), ref, auth)
+		_, err := e.EnsureImage(t.Context(), ref, auth, false)
 		t.Log(err)
 		if !errors.Is(err, node.ErrImageNotFound) {
 			t.Errorf("login %v: error is %v, want %v", auth, err, node.ErrImageNotFound)
@@ -236,9 +250,27 @@ func TestPullUsesTheLogin(t *testing.T) {
 			t.Errorf("the error shows the password: %v", err)
 		}
 	}
-	got, err := e.EnsureImage(t.Context(), ref, &node.RegistryAuth{Username: "robot", Password: "s3cret"})
-	if err != nil || got != digest {
-		t.Errorf("with the login: %q, %v; want %q", got, err, digest)
+	got, err := e.EnsureImage(t.Context(), ref, &node.RegistryAuth{Username: "robot", Password: "s3cret"}, false)
+	if err != nil || got != (node.Image{Digest: digest, Pulled: true}) {
+		t.Errorf("with the login: %+v, %v; want %q", got, err, digest)
+	}
+
+	// The image is here now. EnsureImage asks nobody, and CheckImage asks the registry.
+	if got, err := e.EnsureImage(t.Context(), ref, nil, false); err != nil || got != (node.Image{Digest: digest}) {
+		t.Errorf("without a login, from the machine: %+v, %v", got, err)
+	}
+	pulled := h.blobs.Load()
+	for _, auth := range []*node.RegistryAuth{nil, {Username: "robot", Password: "wrong"}} {
+		err := e.CheckImage(t.Context(), ref, digest, auth)
+		if !errors.Is(err, node.ErrImageNotFound) || strings.Contains(err.Error(), "wrong") {
+			t.Errorf("check with login %v: error is %v, want %v", auth, err, node.ErrImageNotFound)
+		}
+	}
+	if err := e.CheckImage(t.Context(), ref, digest, &node.RegistryAuth{Username: "robot", Password: "s3cret"}); err != nil {
+		t.Errorf("check with the login: %v", err)
+	}
+	if again := h.blobs.Load(); again > pulled+1 { // the engine may read the configuration
+		t.Errorf("the checks fetched %d blobs", again-pulled)
 	}
 }
 
@@ -267,13 +299,13 @@ func TestPullsOfOneImageAreOne(t *testing.T) {
 	// The first caller gives up; the pull goes on for the second.
 	first, leave := context.WithCancel(t.Context())
 	type result struct {
-		digest string
-		err    error
+		image node.Image
+		err   error
 	}
 	results := make(chan result, 2)
 	ensure := func(ctx context.Context) {
-		digest, err := e.EnsureImage(ctx, ref, nil)
-		results <- result{digest, err}
+		image, err := e.EnsureImage(ctx, ref, nil, false)
+		results <- result{image, err}
 	}
 	go ensure(first)
 	<-asked
@@ -291,7 +323,7 @@ func TestPullsOfOneImageAreOne(t *testing.T) {
 		t.Errorf("the caller who left got %+v", r)
 	}
 	close(release)
-	if r := <-results; r.err != nil || r.digest != digest {
+	if r := <-results; r.err != nil || r.image.Digest != digest {
 		t.Errorf("the caller who stayed got %+v, want %q", r, digest)
 	}
 	if manifests != 1 {
@@ -314,7 +346,7 @@ func TestCloseEndsAPull(t *testing.T) {
 	})
 	done := make(chan error, 1)
 	go func() {
-		_, err := e.EnsureImage(t.Context(), ref, nil)
+		_, err := e.EnsureImage(t.Context(), ref, nil, false)
 		done <- err
 	}()
 	<-asked
@@ -324,7 +356,7 @@ func TestCloseEndsAPull(t *testing.T) {
 	if err := <-done; !errors.Is(err, node.ErrImageUnavailable) {
 		t.Errorf("error is %v, want %v", err, node.ErrImageUnavailable)
 	}
-	if _, err := e.EnsureImage(t.Context(), ref, nil); err == nil {
+	if _, err := e.EnsureImage(t.Context(), ref, nil, false); err == nil {
 		t.Error("a closed engine pulls")
 	}
 }
