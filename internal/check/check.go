@@ -77,6 +77,7 @@ type Invariant struct {
 	cluster func(*clusterCase)
 	family  func(*familyCase)
 	holding func(*holdingCase)
+	launch  func(*launchCase)
 }
 
 // History is a whole history in memory.
@@ -86,7 +87,8 @@ type History struct {
 	Machines   []history.Machine
 	Families   []history.Family
 	Holdings   []history.Holding // by number of the ledger
-	Containers []ContainerEvent  // of every machine, in any order
+	Launched   []history.Launched
+	Containers []ContainerEvent // of every machine, in any order
 	Accepted   []Accepted
 	// Missing are jobs named by containers or accepted submits that have no row, not even
 	// in the archive.
@@ -116,6 +118,9 @@ func Verify(h History, o Options) []Breach {
 	for _, x := range h.Holdings {
 		v.holding(x)
 	}
+	for _, l := range h.Launched {
+		v.launched(l)
+	}
 	v.finish(h.Missing)
 	return v.breaches
 }
@@ -129,13 +134,15 @@ type verifier struct {
 	lives      map[berth.JobID][]life
 	accepted   []Accepted
 	accounts   *accounts
+	paid       []history.Launch              // launches for which a tenant pays
+	instances  map[[2]string]berth.MachineID // of launches that are not settled, by provider and id
 	breaches   []Breach
 }
 
 func newVerifier(c history.Cluster, events []ContainerEvent, accepted []Accepted, o Options) *verifier {
 	return &verifier{
 		o: o.withDefaults(), now: c.ReadAt, clusterRow: c, lives: livesOf(c.ID, events), accepted: accepted,
-		accounts: newAccounts(c.Tenants),
+		accounts: newAccounts(c.Tenants), instances: map[[2]string]berth.MachineID{},
 	}
 }
 
@@ -176,6 +183,20 @@ func (v *verifier) holding(x history.Holding) {
 	}
 }
 
+// launched judges the launches of one machine name.
+func (v *verifier) launched(l history.Launched) {
+	for _, x := range l.Launches {
+		if x.Tenant != "" {
+			v.paid = append(v.paid, x)
+		}
+	}
+	for _, i := range Invariants {
+		if i.launch != nil {
+			i.launch(&launchCase{caseOf: caseOf{v: v, invariant: i, machine: l.Machine}, l: l})
+		}
+	}
+}
+
 // finish judges the records that belong to no single job or machine.
 func (v *verifier) finish(missing []berth.JobID) {
 	for _, i := range Invariants {
@@ -210,6 +231,12 @@ type machineCase struct {
 type familyCase struct {
 	caseOf
 	f history.Family
+}
+
+// launchCase is a machine name with its launches.
+type launchCase struct {
+	caseOf
+	l history.Launched
 }
 
 // holdingCase is an allocation at its begin, with the holdings of all tenants from then

@@ -24,6 +24,13 @@ var shapes = map[string]func() check.History{
 		j.settle(berth.Succeeded, "", failure.BudgetNone)
 		return s.history()
 	},
+	"machines of a cloud with their money": launched,
+	"tenants with launches are deleted":    deletedTenants,
+	"costs are settled a second beyond the end": func() check.History {
+		h := launched()
+		settleBeyond(&h, time.Second, 417)
+		return h
+	},
 	"a machine is lost, the job resumes elsewhere, the machine comes back": lost,
 	"a machine is lost and an operator confirms it": func() check.History {
 		s := newStory()
@@ -425,6 +432,11 @@ func TestGoodHistoriesPass(t *testing.T) {
 	}
 	for _, b := range check.Verify(running(), check.Options{}) {
 		t.Errorf("a job at work: %s", b)
+	}
+	for name, h := range restoredNames() {
+		for _, b := range check.Verify(h, check.Options{}) {
+			t.Errorf("a name that was used again, and %s: %s", name, b)
+		}
 	}
 	for why, wait := range blockedWell {
 		h := blocked()

@@ -66,6 +66,12 @@ var Invariants = []Invariant{
 		holding: withinQuotas,
 	},
 	{
+		Number: 12, Sentence: "The money of launches adds up to the micro-dollar: each has cost its price for its " +
+			"time, the days of a tenant cost as much as its launches, and none was admitted beyond a limit.",
+		Reads:  "price, reserved, settled and times of launches; spend, pruned_spend, burst_policies, tenant_log",
+		launch: launchesArePaid, cluster: func(c *clusterCase) { spendsAddUp(c); admittedWithin(c) },
+	},
+	{
 		Number: 13, Sentence: "After a cancel nothing is started or placed; the job ends canceled, or succeeded by " +
 			"work that had ended by itself.",
 		Reads: "job_events, orders, exit and claimed_at of allocations, cancel_requested_at",
@@ -95,6 +101,13 @@ var Invariants = []Invariant{
 		Number: 17, Sentence: "Nothing is placed on a machine that is not ready, or on a device that is not healthy.",
 		Reads:   "taken_seq of allocations against machine_events",
 		machine: placedOnReady,
+	},
+	{
+		Number: 18, Sentence: "A launch has one instance, and an instance one launch: the last launch of a machine " +
+			"alone lacks its end, requests are recorded before they are sent, and an instance is gone by two reads " +
+			"a minute apart.",
+		Reads:  "launches, id and incarnation of cluster, state and joined_token of machines",
+		launch: func(c *launchCase) { launchesAreSingle(c); sendsComeFirst(c); endsAreProved(c) },
 	},
 	{
 		Number: 20, Sentence: "After faults have stopped, everything comes to its end: jobs terminal, reservations " +
@@ -156,5 +169,16 @@ var Invariants = []Invariant{
 			"this rule.",
 		Reads:   "device_allocations and their tenant, taken_seq and freed_seq of allocations, tenant of jobs",
 		machine: tenantsKeptApart,
+	},
+	{
+		Number: 32, Sentence: "Nothing is placed on a machine inside its maintenance window.",
+		Reads:   "maintenance_machines, updated_at of maintenance, reserved_at of allocations",
+		machine: windowsKeptFree,
+	},
+	{
+		Number: 33, Sentence: "A refusal of a cloud closes an offering for an hour at most and a quota for half an " +
+			"hour, and one launch at a time tries it again.",
+		Reads:   "breakers",
+		cluster: refusalsPass,
 	},
 }

@@ -324,6 +324,11 @@ var bads = []bad{
 		}
 	}},
 	{17, "placed on a draining machine", lost, func(h *check.History) { h.Machines[1].Events[0].State = "draining" }},
+	{32, "placed inside a maintenance window", lost, func(h *check.History) {
+		at := h.Machines[1].Allocations[0].ReservedAt
+		h.Machines[1].Windows = []history.Window{{ID: 1, ClosesAt: at.Add(-time.Minute), EndsAt: at.Add(time.Hour),
+			UpdatedAt: at.Add(-time.Hour)}}
+	}},
 	{17, "placed on a device that is not healthy", lost, func(h *check.History) { h.Machines[1].Events[1].State = "unhealthy" }},
 	{20, "a job that lives", queued, func(*check.History) {}},
 	{20, "a reservation that lives", lost, func(h *check.History) { h.Machines[0].Allocations[0].State = berth.AllocOrphaned }},
@@ -428,7 +433,7 @@ var bads = []bad{
 // broke it.
 func TestRejectsEachBadHistory(t *testing.T) {
 	t.Parallel()
-	for _, b := range bads {
+	for _, b := range slices.Concat(bads, badLaunches) {
 		h := b.of()
 		b.spoil(&h)
 		found := check.Verify(h, check.Options{Settled: b.number == 20})
@@ -436,7 +441,7 @@ func TestRejectsEachBadHistory(t *testing.T) {
 			t.Errorf("invariant %d: %s: not rejected; found %v", b.number, b.what, found)
 		}
 		for _, x := range found {
-			if x.Sentence == "" || x.Detail == "" || x.Job == "" && x.Machine == "" && x.Invariant != 7 && x.Invariant != 29 {
+			if x.Sentence == "" || x.Detail == "" || x.Job == "" && x.Machine == "" && !slices.Contains([]int{7, 12, 29, 33}, x.Invariant) {
 				t.Errorf("invariant %d: %s: says too little: %+v", b.number, b.what, x)
 			}
 		}
@@ -451,7 +456,7 @@ func TestEveryInvariantHasABadHistory(t *testing.T) {
 			t.Errorf("invariant %d is out of order, or says too little", i.Number)
 		}
 		last = i.Number
-		if !slices.ContainsFunc(bads, func(b bad) bool { return b.number == i.Number }) {
+		if !slices.ContainsFunc(slices.Concat(bads, badLaunches), func(b bad) bool { return b.number == i.Number }) {
 			t.Errorf("no bad history for invariant %d", i.Number)
 		}
 	}

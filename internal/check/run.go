@@ -19,6 +19,7 @@ type Source interface {
 	Machines(ctx context.Context, since time.Time, each func(history.Machine) error) error
 	Families(ctx context.Context, since time.Time, each func(history.Family) error) error
 	Holdings(ctx context.Context, since time.Time, each func(history.Holding) error) error
+	Launches(ctx context.Context, since time.Time, each func(history.Launched) error) error
 	Missing(ctx context.Context, ids []berth.JobID) ([]berth.JobID, error)
 }
 
@@ -31,7 +32,7 @@ type Result struct {
 
 // Run verifies a history while reading. Its memory holds one page of jobs, one machine's
 // allocations, every container event, the changes of tenants, the jobs that hold capacity
-// at one moment, and the breaches.
+// at one moment, the launches for which tenants pay, and the breaches.
 func Run(ctx context.Context, s Source, events []ContainerEvent, accepted []Accepted, o Options) (Result, error) {
 	c, err := s.Cluster(ctx)
 	if err != nil {
@@ -65,20 +66,32 @@ func Run(ctx context.Context, s Source, events []ContainerEvent, accepted []Acce
 	}); err != nil {
 		return r, err
 	}
-	named := map[berth.JobID]bool{}
-	for id := range v.lives {
-		named[id] = true
+	if err := s.Launches(ctx, o.Since, func(l history.Launched) error {
+		v.launched(l)
+		return ctx.Err()
+	}); err != nil {
+		return r, err
 	}
-	for _, a := range accepted {
-		named[a.Job] = true
-	}
-	var missing []berth.JobID
-	if len(named) > 0 {
-		if missing, err = s.Missing(ctx, slices.Sorted(maps.Keys(named))); err != nil {
-			return r, err
-		}
+	missing, err := v.missing(ctx, s)
+	if err != nil {
+		return r, err
 	}
 	v.finish(missing)
 	r.Breaches = append(r.Breaches, v.breaches...)
 	return r, nil
+}
+
+// missing returns the jobs that containers or accepted submits name and that have no row.
+func (v *verifier) missing(ctx context.Context, s Source) ([]berth.JobID, error) {
+	named := map[berth.JobID]bool{}
+	for id := range v.lives {
+		named[id] = true
+	}
+	for _, a := range v.accepted {
+		named[a.Job] = true
+	}
+	if len(named) == 0 {
+		return nil, nil
+	}
+	return s.Missing(ctx, slices.Sorted(maps.Keys(named)))
 }
