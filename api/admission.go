@@ -10,6 +10,7 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/internal/control/autoscale"
 	"berth/internal/control/explain"
 	"berth/internal/lib/overload"
 	"berth/spec"
@@ -20,6 +21,7 @@ import (
 type admissionHandlers struct {
 	cluster   *db.Cluster
 	explainer *explain.Explainer
+	quoter    *autoscale.Quoter
 	log       *slog.Logger
 }
 
@@ -58,6 +60,7 @@ func (h *admissionHandlers) setAdmission(ctx context.Context, in *Request) (*adm
 		return nil, err
 	}
 	h.explainer.Forget()
+	h.quoter.Forget()
 	h.log.Info("admission set", "paused", a.Paused, "reason", a.Reason, "by", operator(ctx))
 	return &admissionOutput{a}, nil
 }

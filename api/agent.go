@@ -35,8 +35,9 @@ const maxAgentBody = 16 << 20
 // agentHandlers serve the calls with which a machine's agent registers, reports and
 // claims work. The routes of all agents' calls are under /agent/v1, behind the check that
 // the caller holds a machine's token: caller(ctx).Machine is the machine. POST
-// /agent/v1/join alone is open, since its caller has only a join token. Handlers return
-// errors (*berth.Error and others); renderError answers them.
+// /agent/v1/join and POST /agent/v1/renew are open, since their callers have only a join token
+// or the key of their machine. Handlers return errors (*berth.Error and others); renderError
+// answers them.
 //
 // These routes are plain handlers without huma: they are the system's hot path, both ends
 // are Berth's own, and the public API description leaves them out.
@@ -147,6 +148,13 @@ func (h *agentHandlers) agentSync(c echo.Context) error {
 	if req.EngineSilent, err = enginesilence.Parse(c.Request().Header.Get(enginesilence.Header)); err != nil {
 		return err
 	}
+	if value := c.Request().Header.Get(wire.HeaderCloudNotice); value != "" {
+		n, err := wire.ParseCloudNotice(value)
+		if err != nil {
+			return err
+		}
+		req.CloudNotice = &n
+	}
 	ctx := c.Request().Context()
 	answer, err := h.agents.Sync(ctx, machineOf(c), req)
 	if err != nil && ctx.Err() != nil {
@@ -174,6 +182,9 @@ func (h *agentHandlers) agentClaim(c echo.Context) error {
 		return err
 	}
 	if err := h.secrets.handOut(c.Request().Context(), &claim); err != nil {
+		return err
+	}
+	if err := h.secrets.demandSignatures(c, &claim); err != nil {
 		return err
 	}
 	if len(claim.Spec.VolumesNamed()) > 0 { // the operator's present rules count, not those at the submit

@@ -14,6 +14,7 @@ import (
 	"berth/db"
 	"berth/internal/control/admission"
 	"berth/internal/lib/connlimit"
+	"berth/internal/lib/overload"
 	"berth/spec"
 )
 
@@ -45,8 +46,12 @@ func actor(ctx context.Context) string { return "user:" + caller(ctx).Name }
 // operator is the caller's name in events and logs about machines.
 func operator(ctx context.Context) string { return "operator:" + caller(ctx).Name }
 
-// joinPath is the one route of the agents' protocol without a machine's token.
-const joinPath = "/agent/v1/join"
+// joinPath and renewPath are the routes of the agents' protocol without a machine's token: one takes a
+// join token, the other one a signature by the machine's key.
+const (
+	joinPath  = "/agent/v1/join"
+	renewPath = "/agent/v1/renew"
+)
 
 // syncPath is the route that renews a machine's lease.
 const syncPath = "/agent/v1/sync"
@@ -71,7 +76,7 @@ func (g *gatekeeper) authenticate(next echo.HandlerFunc) echo.HandlerFunc {
 	return func(c echo.Context) error {
 		r := c.Request()
 		agent := strings.HasPrefix(r.URL.Path, "/agent/")
-		if !agent && !strings.HasPrefix(r.URL.Path, "/v1/") || r.URL.Path == joinPath {
+		if !agent && !strings.HasPrefix(r.URL.Path, "/v1/") || r.URL.Path == joinPath || r.URL.Path == renewPath {
 			return next(c)
 		}
 		p, err := g.identify(r)
@@ -168,10 +173,10 @@ func allowed(p db.Principal, method string, agent bool, route string) error {
 	return nil
 }
 
-// adminOnly reports whether a route concerns every tenant. Routes of tokens and pools are for
-// admins even to read; machines, tenants, quotas and admission only to change.
+// adminOnly reports whether a route concerns every tenant. Routes of tokens, pools and launches are
+// for admins even to read; machines, maintenance, tenants, quotas, admission and offers only to change.
 func adminOnly(method, route string) bool {
-	for _, prefix := range []string{"/v1/tokens", "/v1/join-tokens", "/v1/pools"} {
+	for _, prefix := range []string{"/v1/tokens", "/v1/join-tokens", "/v1/pools", "/v1/launches"} {
 		if route == prefix || strings.HasPrefix(route, prefix+"/") {
 			return true
 		}
@@ -179,7 +184,8 @@ func adminOnly(method, route string) bool {
 	if method == http.MethodGet || method == http.MethodHead {
 		return false
 	}
-	for _, prefix := range []string{"/v1/machines", "/v1/tenants", "/v1/quotas", "/v1/admission"} {
+	for _, prefix := range []string{"/v1/machines", "/v1/maintenance", "/v1/tenants", "/v1/quotas", "/v1/admission",
+		"/v1/offers"} {
 		if strings.HasPrefix(route, prefix) {
 			return true
 		}
@@ -242,9 +248,21 @@ func newAuthenticator(d *db.DB) *authenticator {
 		a.mu.Lock()
 		a.right.remove(tokenKey(sha256.Sum256([]byte(token)))) // machines have a memory of their own
 		a.mu.Unlock()
-		return a.principal(ctx, token, true)
+		p, err := a.principal(ctx, token, true)
+		if err == nil && p.Unused {
+			p.Unused = !recordFirstUse(ctx, d.Tokens, p.TokenID)
+		}
+		return p, err
 	})
 	return a
+}
+
+// recordFirstUse records the first use of a renewed credential, and reports whether it did. Until then
+// the credential is not cached, so the next call tries again; no call is refused for it.
+func recordFirstUse(ctx context.Context, tokens *db.Tokens, id string) bool {
+	ctx, cancel := context.WithTimeout(overload.As(context.WithoutCancel(ctx), overload.Vital), machineLimit)
+	defer cancel()
+	return tokens.FirstUse(ctx, id) == nil
 }
 
 // principal returns the principal of a token from the cache or from the database. The

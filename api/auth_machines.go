@@ -73,7 +73,7 @@ func (a *machineAuth) principal(ctx context.Context, token string, renewal bool)
 	}
 	begun := time.Now()
 	p, err := a.find(ctx, token)
-	if err == nil {
+	if err == nil && !p.Unused {
 		a.mu.Lock()
 		// A token that was revoked here after the look-up began is confirmed by the next call.
 		a.known.put(key, &knownMachine{principal: p, confirmed: begun, used: begun, doubted: a.doubted})

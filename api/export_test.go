@@ -73,3 +73,11 @@ type Unread struct{ u *unread }
 func NewUnread() Unread                                     { return Unread{newUnread()} }
 func (u Unread) Add(t berth.TenantID, n int) (taken func()) { return u.u.add(t, n) }
 func (u Unread) Refuses(t berth.TenantID) error             { return u.u.refuses(t) }
+
+// DownloadsOfAddress is the number of downloads of agents that one address may have under way.
+const DownloadsOfAddress = downloadsOfAddress
+
+// DownloadPace is the pace that a download of an agent must keep.
+type DownloadPace = downloadPace
+
+func (p *downloadPace) Deadline(now time.Time, n int) time.Time { return p.deadline(now, n) }

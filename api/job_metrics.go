@@ -242,7 +242,7 @@ func drawMetrics(job wire.Job, attempt int, members []wire.MemberMetrics) []byte
 	return c.SVG()
 }
 
-// lineLabel names a line by what distinguishes it: the member in a gang, and the device.
+// lineLabel names a line by its member in a gang, and by its device.
 func lineLabel(members []wire.MemberMetrics, member int, device string) string {
 	if len(members) == 1 {
 		return device

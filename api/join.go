@@ -29,11 +29,15 @@ const (
 	joinPause       = 10 * time.Millisecond
 )
 
-// joins bound the use of the one open route of the agents' protocol.
+// joins bound the use of the open routes of the agents' protocol.
 type joins struct {
 	checks   *lookups[bool] // of join tokens
 	judged   chan struct{}  // a place for each join whose token was found good
 	unjudged chan struct{}  // a place for each join whose token is in its body
+
+	keys    *lookups[bool] // of machines that renew their credentials
+	renewed chan struct{}  // a place for each renewal by a known key
+	unknown chan struct{}  // a place for each renewal by a key that a restored database may have lost
 }
 
 func newJoins(d *db.DB) *joins {
@@ -41,19 +45,27 @@ func newJoins(d *db.DB) *joins {
 		checks:   newLookups(d.JoinTokens.Check, joinPause),
 		judged:   make(chan struct{}, joinsAbreast),
 		unjudged: make(chan struct{}, joinsAbreast),
+		keys:     newLookups(d.Tokens.KnownKeys, joinPause),
+		renewed:  make(chan struct{}, joinsAbreast),
+		unknown:  make(chan struct{}, 1),
 	}
 }
 
-// joinHandlers serve the one open route of the agents' protocol.
+// joinHandlers serve the routes of agents' credentials. Two of them are open.
 type joinHandlers struct {
 	joins      *joins
 	joinTokens *db.JoinTokens
+	tokens     *db.Tokens
 	limits     *limits
 	addresses  addresses
 	log        *slog.Logger
 }
 
-func (h *joinHandlers) mount(r *router) { r.agents.POST("/join", h.agentJoin) }
+func (h *joinHandlers) mount(r *router) {
+	r.agents.POST("/join", h.agentJoin)
+	r.agents.POST("/renew", h.agentRenew)
+	r.agents.POST("/key", h.agentKey)
+}
 
 // agentJoin exchanges a join token for the machine's own token. The join token is in the
 // Authorization header and judged before the body is read; agents before this version
@@ -68,17 +80,10 @@ func (h *joinHandlers) agentJoin(c echo.Context) error {
 		}
 		places = h.joins.judged
 	}
-	full := time.NewTimer(joinWait)
-	defer full.Stop()
-	select {
-	case places <- struct{}{}:
-		defer func() { <-places }()
-	case <-full.C:
-		c.Response().Header().Set("Connection", "close")
-		return berth.Errorf(berth.CodeUnavailable, "%d machines are joining already; try again", joinsAbreast)
-	case <-ctx.Done():
-		return ctx.Err()
+	if err := takePlace(ctx, c, places); err != nil {
+		return err
 	}
+	defer func() { <-places }()
 	readDeadline(c, time.Now().Add(joinBodyTimeout))
 	req, err := decodeAgent[wire.JoinRequest](c, maxJoinBody)
 	if err != nil {
@@ -91,6 +96,22 @@ func (h *joinHandlers) agentJoin(c echo.Context) error {
 		req.Token = token
 	}
 	return h.join(ctx, c, req)
+}
+
+// takePlace waits for one of the places of a kind of call, which the caller gives back.
+func takePlace(ctx context.Context, c echo.Context, places chan struct{}) error {
+	full := time.NewTimer(joinWait)
+	defer full.Stop()
+	select {
+	case places <- struct{}{}:
+		return nil
+	case <-full.C:
+		c.Response().Header().Set("Connection", "close")
+		return berth.Errorf(berth.CodeUnavailable, "%d machines are joining or returning already; try again",
+			cap(places))
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // judgeJoin refuses a join token that is not valid, and charges the caller's address for
@@ -116,14 +137,23 @@ func errJoinToken() error {
 		"the join token is unknown, used or expired; create another with berth join-token create")
 }
 
-// join uses up the join token and answers with the machine's own token. Join decides
-// alone: judgeJoin's answer may be out of date by now.
+// join uses up the join token and answers with the machine's own token, bound to the agent's key
+// unless the agent sends none. Join decides alone: judgeJoin's answer may be out of date by now.
 func (h *joinHandlers) join(ctx context.Context, c echo.Context, req wire.JoinRequest) error {
 	machine, err := berth.ParseMachineID(string(req.Machine))
 	if err != nil {
 		return err
 	}
-	token, cluster, err := h.joinTokens.Join(ctx, req.Token, machine)
+	key, err := provenKey(c, machine, req.Token)
+	if err != nil {
+		return err
+	}
+	var answer wire.JoinResponse
+	if key != nil {
+		answer, err = h.joinTokens.JoinWithKey(ctx, req.Token, machine, key)
+	} else {
+		answer.Token, answer.Cluster, err = h.joinTokens.Join(ctx, req.Token, machine)
+	}
 	if berth.CodeOf(err) == berth.CodeUnauthorized {
 		return h.limits.guessed(guessJoin, h.addresses.client(c.Request()), errJoinToken())
 	}
@@ -132,6 +162,6 @@ func (h *joinHandlers) join(ctx context.Context, c echo.Context, req wire.JoinRe
 		return err
 	}
 	connlimit.Agent(ctx, machine)
-	h.log.Info("machine joined", "machine_id", machine)
-	return c.JSON(http.StatusCreated, wire.JoinResponse{Token: token, Cluster: cluster})
+	h.log.Info("machine joined", "machine_id", machine, "key", key != nil)
+	return c.JSON(http.StatusCreated, answer)
 }

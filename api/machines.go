@@ -28,6 +28,11 @@ func (h *machineHandlers) mount(r *router) {
 	register(r, r.operation("list-machine-events", http.MethodGet, "/v1/machines/{id}/events", tag,
 		"List a machine's events, oldest first, with actor and reason"), h.machineEvents)
 	register(r, r.operation("show-machine", http.MethodGet, "/v1/machines/{id}", tag, "Show a machine"), h.showMachine)
+	approve := r.operation("approve-machine", http.MethodPost, "/v1/machines/{id}/approve", tag,
+		"Approve the equipment that a machine reported last, so that it gets work")
+	approve.Description = "409 if `fingerprint` is not the present one, " +
+		"since the machine has reported other equipment."
+	registerWithBody[wire.ApproveRequest](r, approve, h.approveMachine)
 	registerWithBody[wire.DrainRequest](r, r.operation("drain-machine", http.MethodPost, "/v1/machines/{id}/drain", tag,
 		"Keep new work off a machine"), h.drainMachine)
 	register(r, r.operation("undrain-machine", http.MethodPost, "/v1/machines/{id}/undrain", tag,
@@ -166,14 +171,15 @@ func (h *machineHandlers) machineEvents(ctx context.Context, in *machineEventsIn
 	return &machineEventsOutput{page(list, next)}, nil
 }
 
-type drainInput struct {
+// machineChange is a call that changes one machine, with a body.
+type machineChange struct {
 	MachineInput
 	Request
 }
 
 // drainMachine keeps new work off a machine. Without a reason in the request, the reason
 // names the caller.
-func (h *machineHandlers) drainMachine(ctx context.Context, in *drainInput) (*machineOutput, error) {
+func (h *machineHandlers) drainMachine(ctx context.Context, in *machineChange) (*machineOutput, error) {
 	var request wire.DrainRequest
 	faults, err := decode(in.ContentType, in.RawBody, &request)
 	if err != nil {
@@ -210,6 +216,27 @@ func (h *machineHandlers) undrainMachine(ctx context.Context, in *MachineInput) 
 	}
 	h.log.Info("machine undrained", "machine_id", id, "by", operator(ctx))
 	return h.showMachine(ctx, in)
+}
+
+// approveMachine approves a pending machine, so that it gets work.
+func (h *machineHandlers) approveMachine(ctx context.Context, in *machineChange) (*machineOutput, error) {
+	var request wire.ApproveRequest
+	faults, err := decode(in.ContentType, in.RawBody, &request)
+	if err != nil {
+		return nil, err
+	}
+	if err := invalid(berth.SlugInvalidSpec, faults, nil); err != nil {
+		return nil, err
+	}
+	id, err := machineID(in.ID)
+	if err != nil {
+		return nil, err
+	}
+	if err := h.machines.Approve(ctx, id, request.Fingerprint, operator(ctx)); err != nil {
+		return nil, err
+	}
+	h.log.Info("machine approved", "machine_id", id, "by", operator(ctx))
+	return h.showMachine(ctx, &in.MachineInput)
 }
 
 type confirmDeadOutput struct{ Body wire.ConfirmedDead }

@@ -1,12 +1,14 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"html"
 	"maps"
 	"net"
 	"net/http"
 	"runtime"
+	"slices"
 	"strconv"
 	"time"
 
@@ -90,18 +92,42 @@ var (
 	silentEnginesDesc = prometheus.NewDesc("berth_machines_engine_silent",
 		"Machines that get no work because their container engine does not answer.", nil, nil)
 
+	credentialsDesc = prometheus.NewDesc("berth_machine_credentials",
+		"Machines in service by the condition of their credential: ended, late (its renewal is overdue), current, or "+
+			"keyless (of an agent without a key).", []string{"state"}, nil)
+
+	renewalsDesc = prometheus.NewDesc("berth_machine_renewals_overdue",
+		"Machines in contact whose credential is late: their agents do not renew it.", nil, nil)
+	silentDesc = prometheus.NewDesc("berth_machines_silent",
+		"Machines that are suspect or lost, without drained machines that hold no work and machines in maintenance.",
+		nil, nil)
+
 	cpusDesc = prometheus.NewDesc("berth_cpu_cores",
-		"CPU cores of the machines that are not retired; reserved ones among them.", []string{"kind"}, nil)
+		"CPU cores of the machines that are not retired: total, reserved, and used by jobs.", []string{"kind"}, nil)
 	memoryDesc = prometheus.NewDesc("berth_memory_bytes",
-		"Memory of the machines that are not retired; what is reserved of it.", []string{"kind"}, nil)
+		"Memory of the machines that are not retired: total, reserved, and used by jobs.", []string{"kind"}, nil)
 	diskDesc = prometheus.NewDesc("berth_disk_bytes",
 		"Disk of the machines that are not retired; what is reserved of it.", []string{"kind"}, nil)
 	gpusDesc = prometheus.NewDesc("berth_gpus",
-		"GPUs by model: all of them, those that are reserved (shares as parts of one), those out of use.",
+		"GPUs by model: total, reserved (shares as parts of one), unhealthy (out of use), and busy as measured.",
 		[]string{"model", "kind"}, nil)
 
 	storedDesc = prometheus.NewDesc("berth_tenant_storage_bytes",
 		"Stored data of tenants, without tenants below them, by kind.", []string{"tenant", "kind"}, nil)
+
+	ledDesc = prometheus.NewDesc("berth_leader_present",
+		"1 while any process has the lead, else 0.", nil, nil)
+	webhooksDesc = prometheus.NewDesc("berth_webhooks_waiting",
+		"Calls of webhooks that are still to be made, those after failed tries among them.", nil, nil)
+	overdueDesc = prometheus.NewDesc("berth_webhooks_overdue_seconds",
+		"How long the longest overdue call of a webhook has been due; 0 if none is.", nil, nil)
+	diskFreeDesc = prometheus.NewDesc("berth_machine_disk_free_ratio",
+		"Free share of a machine's disk, in bytes or inodes, the smaller one: of the file systems of jobs and images.",
+		[]string{"machine"}, nil)
+	spendDesc = prometheus.NewDesc("berth_cloud_spend_dollars",
+		"Spend of a tenant with a burst policy, and of all tenants below it, for machines of clouds in the present "+
+			"period, in US dollars: reserved, settled, and if there is a limit the limit, and its levels warn and "+
+			"stop_new.", []string{"tenant", "kind"}, nil)
 
 	endsDesc = prometheus.NewDesc("berth_attempts_ended_total",
 		"Attempts that this process has settled, by what became of the job and why.", []string{"next", "reason"}, nil)
@@ -117,10 +143,32 @@ const scrapeTimeout = 3 * time.Second
 func (p *population) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		jobsDesc, machinesDesc, tenantJobsDesc, oldestDesc, tenantOldestDesc, buildDesc, silentEnginesDesc,
-		cpusDesc, memoryDesc, diskDesc, gpusDesc, storedDesc,
+		silentDesc, credentialsDesc, renewalsDesc, cpusDesc, memoryDesc, diskDesc, gpusDesc, storedDesc, spendDesc,
+		ledDesc, webhooksDesc, overdueDesc, diskFreeDesc,
 		endsDesc, lostDesc,
 	} {
 		ch <- d
+	}
+}
+
+// maxSpenders bounds the tenants whose spend is exported. Beyond it, those with the smallest spend are left out.
+const maxSpenders = 500
+
+// collectSpend sends the spend of each tenant, also if it is 0.
+func collectSpend(ch chan<- prometheus.Metric, spent map[berth.TenantID]db.Spent) {
+	tenants := slices.SortedFunc(maps.Keys(spent), func(a, b berth.TenantID) int {
+		x, y := spent[a], spent[b]
+		return cmp.Or(cmp.Compare(y.Reserved+y.Settled, x.Reserved+x.Settled), cmp.Compare(a, b))
+	})
+	for _, tenant := range tenants[:min(len(tenants), maxSpenders)] {
+		s := spent[tenant]
+		kinds := map[string]float64{"reserved": s.Reserved, "settled": s.Settled}
+		if s.Limit > 0 {
+			kinds["limit"], kinds["warn"], kinds["stop_new"] = s.Limit, s.Warn, s.StopNew
+		}
+		for kind, dollars := range kinds {
+			ch <- prometheus.MustNewConstMetric(spendDesc, prometheus.GaugeValue, dollars, string(tenant), kind)
+		}
 	}
 }
 
@@ -139,12 +187,41 @@ func (p *population) Collect(ch chan<- prometheus.Metric) {
 	if err != nil {
 		return
 	}
+	backlog, err := p.db.Outbox.Backlog(ctx)
+	if err != nil {
+		return
+	}
+	use, err := p.db.Machines.FleetUse(ctx)
+	if err != nil {
+		return
+	}
+	ch <- prometheus.MustNewConstMetric(webhooksDesc, prometheus.GaugeValue, float64(backlog.Waiting))
+	ch <- prometheus.MustNewConstMetric(overdueDesc, prometheus.GaugeValue, backlog.Overdue.Seconds())
+	collectUse(ch, use)
+	credentials, err := p.db.Tokens.Credentials(ctx)
+	if err != nil {
+		return
+	}
+	for state, n := range credentials.States {
+		ch <- prometheus.MustNewConstMetric(credentialsDesc, prometheus.GaugeValue, float64(n), state)
+	}
+	ch <- prometheus.MustNewConstMetric(renewalsDesc, prometheus.GaugeValue, float64(credentials.Overdue))
 	for _, s := range stored {
 		if s.Kind != db.StoredSecrets {
 			ch <- prometheus.MustNewConstMetric(storedDesc, prometheus.GaugeValue,
 				float64(s.Amount), string(s.Tenant), s.Kind)
 		}
 	}
+	spent, err := p.db.Spend.Of(ctx, time.Now())
+	if err != nil {
+		return
+	}
+	collectSpend(ch, spent)
+	collectPopulation(ch, counts)
+}
+
+// collectPopulation exports the numbers of jobs and machines, and the capacity of the machines.
+func collectPopulation(ch chan<- prometheus.Metric, counts db.Population) {
 	for state, n := range counts.Jobs {
 		ch <- prometheus.MustNewConstMetric(jobsDesc, prometheus.GaugeValue, float64(n), string(state))
 	}
@@ -152,6 +229,12 @@ func (p *population) Collect(ch chan<- prometheus.Metric) {
 	for state, n := range counts.Machines {
 		ch <- prometheus.MustNewConstMetric(machinesDesc, prometheus.GaugeValue, float64(n), string(state))
 	}
+	led := 0.0
+	if counts.Led {
+		led = 1
+	}
+	ch <- prometheus.MustNewConstMetric(ledDesc, prometheus.GaugeValue, led)
+	ch <- prometheus.MustNewConstMetric(silentDesc, prometheus.GaugeValue, float64(counts.Silent))
 	ch <- prometheus.MustNewConstMetric(silentEnginesDesc, prometheus.GaugeValue, float64(counts.SilentEngines))
 	gauge := func(d *prometheus.Desc, total, used float64) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, total, "total")
@@ -166,6 +249,19 @@ func (p *population) Collect(ch chan<- prometheus.Metric) {
 			"unhealthy": float64(g.Unhealthy)} {
 			ch <- prometheus.MustNewConstMetric(gpusDesc, prometheus.GaugeValue, n, model, kind)
 		}
+	}
+}
+
+// collectUse exports the measured use of the machines.
+func collectUse(ch chan<- prometheus.Metric, use db.FleetUse) {
+	const mib = 1 << 20
+	ch <- prometheus.MustNewConstMetric(cpusDesc, prometheus.GaugeValue, float64(use.CPUMilli)/1000, "used")
+	ch <- prometheus.MustNewConstMetric(memoryDesc, prometheus.GaugeValue, float64(use.MemoryMiB)*mib, "used")
+	for model, busy := range use.BusyGPUs {
+		ch <- prometheus.MustNewConstMetric(gpusDesc, prometheus.GaugeValue, busy, model, "busy")
+	}
+	for machine, share := range use.FreeDisk {
+		ch <- prometheus.MustNewConstMetric(diskFreeDesc, prometheus.GaugeValue, share, string(machine))
 	}
 }
 

@@ -2,7 +2,9 @@ package api
 
 import (
 	"context"
+	"crypto/sha256"
 	_ "embed"
+	"errors"
 	"log/slog"
 	"net/http"
 	"strings"
@@ -29,6 +31,7 @@ type pageHandlers struct {
 	ping      func(context.Context) error // of the database
 	checks    []Check
 	readiness readiness
+	scrapers  scrapers
 	gate      *gatekeeper
 	log       *slog.Logger
 }
@@ -59,6 +62,9 @@ type Readiness struct {
 	Ready  bool              `json:"ready"`
 	Checks map[string]string `json:"checks"` // by dependency: ok, or the fault
 }
+
+// checkPassed is the text of a check whose dependency answers.
+const checkPassed = "ok"
 
 // readyTimeout bounds one check of all dependencies, and the wait of a probe for a check.
 const readyTimeout = 3 * time.Second
@@ -159,7 +165,7 @@ func (h *pageHandlers) checkAll(ctx context.Context) Readiness {
 	}
 	r := Readiness{Ready: true, Checks: map[string]string{}}
 	for i, check := range checks {
-		r.Checks[check.Name] = "ok"
+		r.Checks[check.Name] = checkPassed
 		if results[i] != nil {
 			r.Ready = r.Ready && check.Optional
 			r.Checks[check.Name] = "does not answer"
@@ -174,16 +180,69 @@ func (h *pageHandlers) checkAll(ctx context.Context) Readiness {
 func (h *pageHandlers) scrape(page http.Handler) echo.HandlerFunc {
 	return func(c echo.Context) error {
 		if !local(c.Request()) {
-			p, err := h.gate.identify(c.Request())
-			if err != nil {
+			if err := h.mayScrape(c.Request()); err != nil {
 				return err
-			}
-			if p.Role != spec.RoleAdmin && p.Role != spec.RoleMetrics {
-				return berth.Errorf(berth.CodeForbidden,
-					"metrics need a token of role metrics or admin; yours has the role %s", p.Role)
 			}
 		}
 		page.ServeHTTP(c.Response(), c.Request())
 		return nil
 	}
+}
+
+// scrapeMemory is how long a token opens the metrics after its last look-up while the database does
+// not answer. Without it, the metrics of a scraper on another host would end with the database, and
+// so would the alerts that report this outage.
+const scrapeMemory = time.Hour
+
+// scrapers remembers the tokens that have opened the metrics, at most scraperRoom of them.
+type scrapers struct {
+	mu    sync.Mutex
+	until map[tokenKey]time.Time
+}
+
+const scraperRoom = 100
+
+// mayScrape returns nil for a token that opens the metrics.
+func (h *pageHandlers) mayScrape(r *http.Request) error {
+	token, _ := bearer(r)
+	key := tokenKey(sha256.Sum256([]byte(token)))
+	if h.scrapers.knows(key, time.Now()) { // a scraper gives up before a database that hangs
+		ctx, cancel := context.WithTimeout(r.Context(), scrapeTimeout)
+		defer cancel()
+		r = r.WithContext(ctx)
+	}
+	p, err := h.gate.identify(r)
+	if err == nil && p.Role != spec.RoleAdmin && p.Role != spec.RoleMetrics {
+		err = berth.Errorf(berth.CodeForbidden,
+			"metrics need a token of role metrics or admin; yours has the role %s", p.Role)
+	}
+	return h.scrapers.judge(key, err, time.Now())
+}
+
+// knows reports whether a token has opened the metrics within scrapeMemory.
+func (s *scrapers) knows(key tokenKey, now time.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return now.Before(s.until[key])
+}
+
+// judge remembers a token that opens the metrics, forgets one that does not, and returns nil for a
+// remembered token that could not be looked up. err is the result of the look-up.
+func (s *scrapers) judge(key tokenKey, err error, now time.Time) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch code := berth.CodeOf(err); {
+	case err == nil:
+		if s.until == nil || len(s.until) >= scraperRoom {
+			s.until = map[tokenKey]time.Time{}
+		}
+		s.until[key] = now.Add(scrapeMemory)
+	case code == berth.CodeUnauthorized, code == berth.CodeForbidden:
+		delete(s.until, key)
+	case code == berth.CodeUnavailable || errors.Is(err, context.DeadlineExceeded):
+		if now.Before(s.until[key]) {
+			return nil
+		}
+	}
+	return err
 }

@@ -5,12 +5,15 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
 	"berth"
 	"berth/db"
 	"berth/internal/control/admission"
+	"berth/internal/control/autoscale"
+	"berth/internal/control/convert"
 	"berth/internal/control/explain"
 	"berth/internal/lib/enginesilence"
 	"berth/placement"
@@ -27,6 +30,8 @@ type planHandlers struct {
 	admission *admission.Controller
 	explainer *explain.Explainer
 	control   controlPlane
+	scaling   *db.Scaling
+	quoter    *autoscale.Quoter
 }
 
 func (h *planHandlers) mount(r *router) {
@@ -53,11 +58,13 @@ func (h *planHandlers) plan(ctx context.Context, in *Request) (*planOutput, erro
 		return nil, err
 	}
 	request := jobSpec.Request()
-	w, err := h.explainer.WhyNew(ctx, placement.Job{
+	asked := placement.Job{
 		ID: berth.NewJobID(time.Now()), Tenant: caller(ctx).Tenant, Class: request.Class(),
 		Priority: int(*jobSpec.Priority), Preemptible: *jobSpec.Preemptible, TimeLimit: longest(jobSpec),
 		Data: jobSpec.DataKeys(caller(ctx).Tenant),
-	}, jobSpec.Name, request)
+	}
+	convert.Likeness(&asked, jobSpec.Name, "")
+	w, err := h.explainer.WhyNew(ctx, asked, jobSpec.Name, request)
 	if err != nil {
 		return nil, err
 	}
@@ -73,7 +80,13 @@ func (h *planHandlers) plan(ctx context.Context, in *Request) (*planOutput, erro
 	if w.CostPerHour > 0 {
 		p.CostPerHour = &w.CostPerHour
 	}
-	return &planOutput{p}, nil
+	run := jobSpec.TimeLimit.Std()
+	if run == 0 && w.Run.Samples > 0 {
+		run = w.Run.Quantile(0.5)
+	}
+	p.Offers, p.OffersNote, err = h.offers(ctx, autoscale.Quoted{Job: asked, Request: request, Run: run,
+		Saves: jobSpec.Checkpoint != nil}, existing(w, p, run))
+	return &planOutput{p}, err
 }
 
 // longest is the longest time for which a started job may hold its capacity: its time
@@ -122,15 +135,8 @@ func (h *planHandlers) explain(ctx context.Context, in *JobInput) (*explainOutpu
 			return nil, err
 		}
 		if waits {
-			held, err := h.control.blockers(ctx, row.State)
-			if err != nil {
-				return nil, err
-			}
-			e := waiting(job.Body, row.State, w, held)
-			if err := h.nameHolders(ctx, &e, w.Holders); err != nil {
-				return nil, err
-			}
-			return &explainOutput{e}, nil
+			e, err := h.explainWaiting(ctx, job.Body, row, request, w)
+			return &explainOutput{e}, err
 		}
 		if job, err = h.jobNow(ctx, job.Body.ID); err != nil {
 			return nil, err
@@ -138,6 +144,36 @@ func (h *planHandlers) explain(ctx context.Context, in *JobInput) (*explainOutpu
 	}
 	e, err := h.explainPlaced(ctx, job.Body)
 	return &explainOutput{e}, err
+}
+
+// explainWaiting explains a waiting job, with the machines of clouds that boot for it.
+func (h *planHandlers) explainWaiting(ctx context.Context, job wire.Job, row db.QueueJob, request spec.Request,
+	w placement.JobExplanation) (e wire.Explanation, err error) {
+	held, err := h.control.blockers(ctx, row.State)
+	if err != nil {
+		return e, err
+	}
+	e = waiting(job, row.State, w, held)
+	if err := h.nameHolders(ctx, &e, w.Holders); err != nil {
+		return e, err
+	}
+	notes, err := h.scaling.ShowNotes(ctx, []berth.JobID{job.ID})
+	if n, ok := notes[job.ID]; ok {
+		explainCloud(&e, n)
+	}
+	if err != nil || job.Spec == nil || !slices.ContainsFunc(e.Blockers, func(b wire.Blocker) bool {
+		return lacksRoom(b.Code)
+	}) {
+		return e, err
+	}
+	run := job.Spec.TimeLimit.Std()
+	if run == 0 && w.Run.Samples > 0 {
+		run = w.Run.Quantile(0.5)
+	}
+	here := wire.PlanOffer{Provider: wire.OnPremises, Starts: e.EstimatedStart, Note: e.Blockers[0].Message}
+	e.Offers, e.OffersNote, err = h.offers(ctx, autoscale.Quoted{Job: convert.Job(row), Request: request, Run: run,
+		Saves: job.Spec.Checkpoint != nil}, here)
+	return e, err
 }
 
 // explainPlaced explains a job that is not waiting. On a machine with a silent container

@@ -79,11 +79,11 @@ func (h *poolHandlers) setPool(ctx context.Context, in *poolSetInput) (*poolOutp
 	if err := invalid(berth.SlugInvalidSpec, nil, spec.NewJoinToken{Pool: in.Pool}.Validate()); err != nil {
 		return nil, err
 	}
-	if err := h.pools.Set(ctx, in.Pool, p); err != nil {
+	if err := h.pools.Set(ctx, in.Pool, p, operator(ctx)); err != nil {
 		return nil, err
 	}
 	h.explainer.Forget()
-	h.log.Info("pool set", "pool", in.Pool, "tenants", p.Tenants, "by", operator(ctx))
+	h.log.Info("pool set", "pool", in.Pool, "tenants", p.Tenants, "approval", p.Approval, "by", operator(ctx))
 	return h.showPool(ctx, &in.PoolInput)
 }
 

@@ -110,7 +110,7 @@ func (h *queueHandlers) items(
 	for _, j := range each {
 		j.Waiting = h.reasons.reason(j, nil, board) // of the board that ordered the page
 	}
-	return items, nil
+	return items, h.reasons.addNotes(ctx, each)
 }
 
 // queuePage returns the jobs of a page with the cursor of the next page, "" after the last,

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/labstack/echo/v4"
+
 	"berth"
 	"berth/db"
 	"berth/internal/control/admission"
@@ -208,5 +210,26 @@ func (h *secretHandlers) handOut(ctx context.Context, c *wire.Claim) error {
 			c.ImageLogin = &wire.Login{Username: spec.Sensitive(user), Password: spec.Sensitive(password)}
 		}
 	}
+	return nil
+}
+
+// demandSignatures adds to a claim the signatures that the image must have. The rules at the time of
+// the claim count; they do not affect a container that has started. An agent that does not verify
+// signatures gets neither the work nor its secrets, and the job moves to another machine.
+func (h *secretHandlers) demandSignatures(call echo.Context, c *wire.Claim) error {
+	if begun(c) || c.Withheld != nil {
+		return nil
+	}
+	demands, err := h.admission.Signatures(call.Request().Context(), c.Tenant, c.Spec.Image)
+	if err != nil || len(demands) == 0 {
+		return err
+	}
+	if call.Request().Header.Get(wire.HeaderSignatures) == "" {
+		c.Secrets, c.InputLogins, c.ImageLogin = nil, nil, nil
+		c.Withheld = &wire.Withheld{Message: fmt.Sprintf("%s demands a signature of image %s, which the agent of this "+
+			"machine does not verify; upgrade the agent", demands[0].Whose, c.Spec.Image)}
+		return nil
+	}
+	c.Signatures = demands
 	return nil
 }

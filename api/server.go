@@ -17,6 +17,9 @@ import (
 	"berth"
 	"berth/db"
 	"berth/internal/control/admission"
+	"berth/internal/control/autoscale"
+	"berth/internal/control/cloud"
+	"berth/internal/control/cloud/agentbin"
 	"berth/internal/control/explain"
 	"berth/internal/lib/archive"
 	"berth/internal/lib/background"
@@ -24,6 +27,7 @@ import (
 	"berth/internal/lib/sealer"
 	"berth/internal/lib/tracing"
 	"berth/placement"
+	"berth/spec"
 )
 
 // JobControl cancels jobs. *db.Jobs implements it; another implementation may observe the
@@ -76,10 +80,13 @@ type Deps struct {
 	// PlainWebhooks: the operator allows networks into which webhooks may be called
 	// without TLS.
 	PlainWebhooks bool
-	Limits        archive.Limits    // of uploads; zero: archive.Default
-	Transfers     TransferLimits    // of followed logs, downloads and uploads
-	Images        []string          // registries and repositories that images may come from; nil: all
-	Volumes       admission.Volumes // folders of machines that jobs may read; nil: none
+	Limits        archive.Limits       // of uploads; zero: archive.Default
+	Transfers     TransferLimits       // of followed logs, downloads and uploads
+	Images        []string             // registries and repositories that images may come from; nil: all
+	Signed        []spec.SignatureRule // signatures that images must have; nil: none
+	Volumes       admission.Volumes    // folders of machines that jobs may read; nil: none
+	Accounts      cloud.Accounts       // providers of machines; zero: none
+	Agents        *agentbin.Binaries   // that new machines download; nil: none
 
 	Gate     *overload.Gate    // nil: explanations do not mention the gate
 	Temporal *overload.Limiter // nil: explanations do not mention the limit
@@ -135,8 +142,8 @@ func New(d Deps) (*Server, error) {
 	refusals := newRefusals()
 	gate := &gatekeeper{
 		auth: s.auth, limits: newLimits(d.Metrics, d.Rate, d.Burst), addresses: newAddresses(d.TrustedProxies),
-		admission: admission.New(d.DB, d.Volumes, d.Images), submits: newSubmits(d.DB), submitRate: d.SubmitRate,
-		refusals: refusals, closing: s.closing,
+		admission: admission.New(d.DB, d.Volumes, d.Images, d.Signed), submits: newSubmits(d.DB),
+		submitRate: d.SubmitRate, refusals: refusals, closing: s.closing,
 	}
 	s.calls = &openCalls{
 		slots: newCallSlots(d.DB.Shares(), runtime.GOMAXPROCS(0)), unread: newUnread(), refusals: refusals,
@@ -174,10 +181,15 @@ func New(d Deps) (*Server, error) {
 // and its look-ups of tokens, so that a change through one group applies to all.
 func resources(d Deps, gate *gatekeeper, streams *streams, explainer *explain.Explainer) []resource {
 	store, admission := blobStore{d.Agent.Blobs}, gate.admission
+	pages := &pageHandlers{
+		version: d.Version, metrics: d.Metrics, ping: d.DB.Ping, checks: d.Checks, gate: gate, log: d.Logger,
+	}
+	d.Metrics.MustRegister(&dependencies{pages}, &waitingReasons{explainer})
 	reader := jobReader{d.DB.Jobs}
+	quoter := &autoscale.Quoter{DB: d.DB, Accounts: d.Accounts}
 	rules := secretRules{vault: d.Vault, plainWebhooks: d.PlainWebhooks}
 	control := controlPlane{cluster: d.DB.Cluster, gate: d.Gate, temporal: d.Temporal}
-	reasons := &waitReasons{d.DB.Jobs, explainer, control}
+	reasons := &waitReasons{d.DB.Jobs, explainer, control, d.DB.Scaling}
 	followed := &followed{jobs: d.DB.Jobs, watches: newWatches(d.DB)}
 	w := withFailpoints(writes{
 		jobs: d.DB.Jobs, cancels: d.Control, fires: admission, sessions: d.DB.Agents, objects: d.DB.Objects,
@@ -194,26 +206,30 @@ func resources(d Deps, gate *gatekeeper, streams *streams, explainer *explain.Ex
 	return []resource{
 		jobs,
 		&queueHandlers{d.DB.Jobs, explainer, reasons},
-		&planHandlers{reader, d.DB.Queue, d.DB.Machines, admission, explainer, control},
+		&planHandlers{reader, d.DB.Queue, d.DB.Machines, admission, explainer, control, d.DB.Scaling, quoter},
 		&pipelineHandlers{reader, admission, rules, reasons, jobs},
 		&eventHandlers{reader, streams, followed},
 		&logHandlers{reader, d.DB.Logs, d.Logs, streams, followed},
 		&metricHandlers{reader, store, d.Logger},
 		&machineHandlers{d.DB.Machines, gate.auth, d.Poker, d.Logger},
 		&poolHandlers{d.DB.Pools, explainer, d.Logger},
+		&launchHandlers{d.DB.Launches, d.Accounts, d.Vault != nil, d.Logger},
+		&burstHandlers{d.DB.Burst, quoter, d.Logger},
+		&offerHandlers{d.DB.Offers, quoter, d.Logger},
+		&usageHandlers{d.DB.Spend, d.DB.Burst},
+		&maintenanceHandlers{d.DB.Maintenance, explainer, d.Logger},
 		&tokenHandlers{d.DB.Tokens, d.DB.JoinTokens, gate.auth, d.Logger},
 		&selfHandlers{d.DB.Tokens, gate.auth, d.Logger},
 		&tenantHandlers{d.DB.Tenants, admission, explainer, d.Logger},
-		&admissionHandlers{d.DB.Cluster, explainer, d.Logger},
+		&admissionHandlers{d.DB.Cluster, explainer, quoter, d.Logger},
 		&uploadHandlers{store, d.DB.Uploads, d.DB.Storage, admission, d.Limits, streams, d.Logger},
 		secrets,
 		&scheduleHandlers{d.DB.Schedules, admission, w.fires, rules, d.Logger},
 		&outputHandlers{reader, store, d.DB.Objects, streams},
 		&checkpointHandlers{reader, store, d.DB.Objects, streams},
-		&pageHandlers{
-			version: d.Version, metrics: d.Metrics, ping: d.DB.Ping, checks: d.Checks, gate: gate, log: d.Logger,
-		},
-		&joinHandlers{newJoins(d.DB), d.DB.JoinTokens, gate.limits, gate.addresses, d.Logger},
+		pages,
+		newAgentDownloads(d.Agents, gate.addresses),
+		&joinHandlers{newJoins(d.DB), d.DB.JoinTokens, d.DB.Tokens, gate.limits, gate.addresses, d.Logger},
 		&agentHandlers{w.sessions, admission, secrets, d.Poker, d.Logger},
 		newAgentHostHandlers(w.sessions, d.Agent.Resolver),
 		&agentLogHandlers{store, d.DB.Logs, d.DB.Storage, admission, newLogRoom()},

@@ -155,6 +155,7 @@ func TestMetricsTellOfCallsJobsAndMachines(t *testing.T) {
 	for _, want := range []string{
 		`berth_jobs{status="submitted"} 1`, `berth_jobs{status="running"} 0`, `berth_machines{state="ready"} 1`,
 		`berth_cpu_cores{kind="total"} 8`, `berth_cpu_cores{kind="reserved"} 0`, `berth_memory_bytes{kind="total"} 8.589934592e+09`,
+		`berth_cpu_cores{kind="used"} 0`, `berth_memory_bytes{kind="used"} 0`,
 		`berth_gpus{kind="total",model="A100"} 2`, `berth_gpus{kind="unhealthy",model="A100"} 0`,
 		`berth_http_request_seconds_count{method="GET",route="/v1/jobs",status="200"} 1`,
 		`berth_machines{state="drained"} 0`, `berth_build_info{go_version="go`, `version="test"`,
@@ -162,6 +163,10 @@ func TestMetricsTellOfCallsJobsAndMachines(t *testing.T) {
 		`berth_lost_gpu_seconds_total{reason="machine_lost"} 0`,
 		`berth_tenant_jobs{state="waiting",tenant="a"} 1`, `berth_tenant_jobs{state="running",tenant="a"} 0`,
 		`berth_tenant_oldest_waiting_job_seconds{tenant="a"} `, `berth_oldest_waiting_job_seconds `,
+		`berth_leader_present 0`, `berth_webhooks_waiting 0`, `berth_webhooks_overdue_seconds 0`,
+		`berth_dependency_up{dependency="postgres"} 1`,
+		`berth_machines_silent 0`, `berth_machine_renewals_overdue 0`, `berth_waiting_jobs_age_seconds `,
+		`berth_waiting_jobs{reason="ready"} 0`, `berth_waiting_jobs{reason="quota_budget"} 0`,
 	} {
 		if !strings.Contains(a.body, want) {
 			t.Errorf("no %s in the metrics", want)

@@ -6,6 +6,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"berth/spec"
 )
@@ -52,11 +53,13 @@ func kindOf(method, path string) string {
 		return ofTenant
 	case path == "/v1/jobs", path == "/v1/plans", path == "/v1/pipelines":
 		return ofSubmit
-	case strings.HasPrefix(path, "/v1/machines") && method == http.MethodGet, path == "/v1/admission" && method == http.MethodGet:
+	case strings.HasPrefix(path, "/v1/machines") && method == http.MethodGet, path == "/v1/maintenance" && method == http.MethodGet,
+		path == "/v1/maintenance/:window" && method == http.MethodGet, path == "/v1/admission" && method == http.MethodGet, path == "/v1/offers":
 		return ofMachine
-	case strings.HasPrefix(path, "/v1/machines"), path == "/v1/admission", strings.HasPrefix(path, "/v1/tokens"), strings.HasPrefix(path, "/v1/join-tokens"), strings.HasPrefix(path, "/v1/pools"):
+	case strings.HasPrefix(path, "/v1/machines"), strings.HasPrefix(path, "/v1/maintenance"), path == "/v1/admission", strings.HasPrefix(path, "/v1/tokens"), strings.HasPrefix(path, "/v1/join-tokens"), strings.HasPrefix(path, "/v1/pools"),
+		strings.HasPrefix(path, "/v1/launches"), path == "/v1/offers/price":
 		return ofAdmin
-	case path == "/v1/whoami", path == "/v1/whoami/tokens":
+	case path == "/v1/whoami", path == "/v1/whoami/tokens", path == "/v1/usage":
 		return ofOwn
 	case strings.HasPrefix(path, "/v1/whoami/tokens/:id"):
 		return ofToken
@@ -79,7 +82,7 @@ func kindOf(method, path string) string {
 		return ofSubmit
 	case strings.HasPrefix(path, "/agent/v1/"):
 		return ofAgent
-	case path == "/", path == "/docs", path == "/docs/*", path == "/healthz", path == "/readyz", path == "/metrics", strings.HasPrefix(path, "/openapi"):
+	case path == "/", path == "/docs", path == "/docs/*", path == "/healthz", path == "/readyz", path == "/metrics", strings.HasPrefix(path, "/openapi"), strings.HasPrefix(path, "/downloads/"):
 		return open
 	}
 	return ""
@@ -96,6 +99,11 @@ func TestAnotherTenantsJobIsLikeNone(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, nil)
 	s.machine("m1", 8, 8192, 0)
+	window := s.call("admin", "POST", "/v1/maintenance", `{"machines": ["m1"], "from": "`+time.Now().Add(24*time.Hour).Format(time.RFC3339)+
+		`", "for": "1h", "reason": "disks"}`)
+	if window.status != http.StatusCreated {
+		t.Fatal(window.body)
+	}
 	job := s.submit("alice", func(j *spec.Job) { j.Labels = map[string]string{"canary": "alices-secret"} })
 	before := s.call("alice", "GET", "/v1/jobs/"+string(job.ID), "").body
 	const none = "0199a000-0000-7000-8000-000000000001"
@@ -111,7 +119,7 @@ func TestAnotherTenantsJobIsLikeNone(t *testing.T) {
 		}
 		body := bodies[r.Method+" "+r.Path]
 		at := func(id string) string {
-			return strings.NewReplacer(":id", id, ":alloc", "1", ":step", "5", ":member", "0", ":file", "0", "*", "x").
+			return strings.NewReplacer(":id", id, ":alloc", "1", ":step", "5", ":window", "1", ":member", "0", ":file", "0", "*", "x").
 				Replace(r.Path)
 		}
 		name := r.Method + " " + r.Path
@@ -189,14 +197,14 @@ func TestAnotherTenantsJobIsLikeNone(t *testing.T) {
 				t.Errorf("%s: %d %s", name, a.status, clipped(a.body))
 			}
 		case ofAdmin, ofAgent:
-			if r.Path == "/agent/v1/join" {
-				continue // needs a join token
+			if openAgentPath(r.Path) {
+				continue // needs a join token, or the key of a machine
 			}
 			if a := s.call("bob", r.Method, at("m1"), `{}`); a.status != http.StatusForbidden || a.problem.Code != "forbidden" {
 				t.Errorf("%s: %d %s, want 403", name, a.status, clipped(a.body))
 			}
 		}
-		if kind == open || r.Path == "/agent/v1/join" {
+		if kind == open || openAgentPath(r.Path) {
 			continue
 		}
 		// By turns without a token and with a wrong one: an address that tries both
@@ -214,6 +222,9 @@ func TestAnotherTenantsJobIsLikeNone(t *testing.T) {
 		t.Errorf("others changed alice's job:\n%s\n%s", before, after)
 	}
 }
+
+// openAgentPath reports whether a route of agents needs no machine's token.
+func openAgentPath(path string) bool { return path == "/agent/v1/join" || path == "/agent/v1/renew" }
 
 var parameter = regexp.MustCompile(`:(\w+)`)
 

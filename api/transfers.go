@@ -16,6 +16,7 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/wire"
 )
 
 // TransferLimits bound the calls that last: followed logs and histories, downloads, and
@@ -292,7 +293,8 @@ func (x *transfers) remove(t *transfer) {
 }
 
 // watch looks a token up as long as transfers of the token are open, and cuts all these
-// transfers once the token is revoked or expired. While the database does not answer they
+// transfers once the token is revoked or expired. Transfers of a machine outlive the end of its
+// credential, but not its revocation. While the database does not answer they
 // go on.
 func (x *transfers) watch(ctx context.Context, of *tokenTransfers, holds func(ctx context.Context) error) {
 	defer close(of.done)
@@ -307,6 +309,9 @@ func (x *transfers) watch(ctx context.Context, of *tokenTransfers, holds func(ct
 		look, cancel := context.WithTimeout(ctx, x.limits.Recheck)
 		err := holds(look)
 		cancel()
+		if berth.IsSlug(err, wire.SlugCredentialEnded) {
+			continue // the machine has a later credential, and its key is not revoked
+		}
 		if code := berth.CodeOf(err); code == berth.CodeUnauthorized || code == berth.CodeForbidden {
 			x.mu.Lock()
 			for t := range of.open {

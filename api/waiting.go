@@ -21,6 +21,7 @@ type waitReasons struct {
 	jobs      *db.Jobs
 	explainer *explain.Explainer
 	control   controlPlane
+	scaling   *db.Scaling
 }
 
 // fill sets the reason of all jobs that wait, and leaves the others as they are. All jobs
@@ -47,6 +48,24 @@ func (w *waitReasons) fill(ctx context.Context, jobs ...*wire.Job) error {
 	})
 	for _, j := range waiting {
 		j.Waiting = w.reason(j, needs, board)
+	}
+	return w.addNotes(ctx, waiting)
+}
+
+// addNotes adds the notes of the scaler to the reasons of waiting jobs.
+func (w *waitReasons) addNotes(ctx context.Context, jobs []*wire.Job) error {
+	ids := waitingIDs(jobs)
+	if len(ids) == 0 {
+		return nil
+	}
+	notes, err := w.scaling.ShowNotes(ctx, ids)
+	if err != nil {
+		return err
+	}
+	for _, j := range jobs {
+		if n, ok := notes[j.ID]; ok {
+			withCloud(j.Waiting, n)
+		}
 	}
 	return nil
 }

@@ -189,7 +189,7 @@ func (c *Client) Release(ctx context.Context, id berth.JobID) (wire.Job, error) 
 // RetryOptions say how an ended job is submitted again. The zero value repeats it as a whole,
 // from its newest verified checkpoint.
 type RetryOptions struct {
-	Failed bool      // of an array or a pipeline: only what did not succeed
+	Failed bool      // of an array or a pipeline: only the parts that did not succeed
 	Fresh  bool      // start as the job's file says, not from a checkpoint of the old job
 	Spec   *spec.Job // run in place of the old spec; not with Failed
 }

@@ -38,6 +38,15 @@ func (c *Client) Undrain(ctx context.Context, id berth.MachineID) (wire.Machine,
 	return m, err
 }
 
+// Approve approves the equipment that a machine reported last. A fingerprint of other equipment than
+// the present one is refused.
+func (c *Client) Approve(ctx context.Context, id berth.MachineID, fingerprint string) (wire.Machine, error) {
+	var m wire.Machine
+	_, err := c.do(ctx, request{method: http.MethodPost, path: machinePath(id) + "/approve",
+		body: wire.ApproveRequest{Fingerprint: fingerprint}}, &m)
+	return m, err
+}
+
 // ConfirmDead records the operator's confirmation that a silent machine's containers have
 // stopped. The capacity is released, and the affected jobs are returned. A machine that
 // still answers is refused. With a wrong confirmation, at_most_one work may run twice.
