@@ -54,8 +54,8 @@ func command(lookup func(string) (string, bool)) *cobra.Command {
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			// After cobra has parsed the command line: only flags that it lacks are read
-			// from the environment.
-			if err := flags.FromEnvironment(cmd.Flags(), lookup); err != nil {
+			// from the environment and the file.
+			if err := flags.Load(cmd.Flags(), cmd.Flags(), lookup); err != nil {
 				return err
 			}
 			if err := s.parse(); err != nil {
@@ -111,16 +111,18 @@ func run(ctx context.Context, s settings) error {
 		return err
 	}
 	defer traces.Close()
-	return agent.Run(ctx, agent.Config{
+	err = agent.Run(ctx, agent.Config{
 		Server: s.server, JoinToken: s.joinToken, StateDir: s.stateDir, Machine: berth.MachineID(s.machine),
 		Region: s.region, Site: s.site, Pool: s.pool, Address: s.address, Labels: s.labels, Capacity: s.capacity,
 		CacheBytes: cacheBytes(s.cacheMiB), InputNetworks: s.networks, Volumes: s.volumes,
 		HostBoot: s.hostBoot, Version: buildinfo.Version(), Fence: s.fence(log),
 		Egress: walls, GangNetwork: s.gangNetwork, GangPorts: s.ports, GPUAllow: s.gpuAllow, DiskReserve: s.reserve,
-		Checks:  s.checks,
+		TrustedImages: s.trusted, RegistryCerts: s.certs,
+		Checks: s.checks, Notices: s.source, ShutdownAfter: s.shutdown,
 		Runtime: engine, GPUs: gpus, Logger: log, Traces: traces,
 		Timing: agent.Timing{PollWait: s.syncWait},
 	})
+	return s.ended(ctx, err, log)
 }
 
 // openRuntime opens the container engine: Docker, or for tests a fake that needs no engine

@@ -18,6 +18,7 @@ import (
 	"berth/internal/lib/tracing"
 	"berth/internal/machine/agent"
 	"berth/internal/machine/fetch"
+	"berth/internal/machine/notice"
 	"berth/spec"
 	"berth/wire"
 )
@@ -39,6 +40,8 @@ type settings struct {
 	memory    string // "": all
 	disk      string // "": the free space, less the reserve
 	reserve   int    // percent of the disk
+	trusted   []string
+	certs     string
 	cacheSize string
 	inputNets string
 	folders   []string // --file-inputs
@@ -65,6 +68,9 @@ type settings struct {
 	checks     agent.Checks
 
 	temporal [2]string     // address and namespace, ignored
+	notices  string        // source of the cloud's notices, as typed
+	shutdown time.Duration // without use of the machine; 0: never
+	poweroff string        // command that shuts the machine down, or none
 	otlp     string        // endpoint, as typed
 	syncWait time.Duration // longest wait of one sync call
 
@@ -75,6 +81,7 @@ type settings struct {
 	networks publicnet.Policy
 	volumes  fetch.Volumes
 	walls    egressSettings
+	source   notice.Reader // nil: none
 	traces   tracing.Options
 	level    slog.Level
 }
@@ -114,6 +121,7 @@ const (
 // flags registers all flags with their defaults. FromEnvironment reads the same names from
 // the environment.
 func (s *settings) flags(f *pflag.FlagSet) {
+	flags.File(f, "/etc/berth/agent.yaml")
 	f.StringVar(&s.server, "server", "http://127.0.0.1:7070", "URL of the control plane's API")
 	f.BoolVar(&s.plaintext, "allow-plaintext", false,
 		"start although --server is reached beyond this machine without TLS")
@@ -139,8 +147,7 @@ func (s *settings) flags(f *pflag.FlagSet) {
 		"name servers of containers, such as 10.0.0.2 (default: the name servers of the host)")
 	f.StringVar(&s.gangNetwork, "gang-network", "",
 		"network between gang members: host, or the name of a container network that spans machines, such as an "+
-			"overlay "+
-			"(default: one network per gang, which does not span machines)")
+			"overlay (default: one network per gang, which does not span machines)")
 	f.StringVar(&s.gangPorts, "gang-ports", wire.DefaultPorts.String(), "port range of gang members")
 	f.StringVar(&s.cpus, "cpus", "", "CPU cores to offer (default: all)")
 	f.StringVar(&s.memory, "memory", "", "memory to offer, such as 64GiB (default: all)")
@@ -161,6 +168,31 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.deadman, "deadman", deadmanStart,
 		"who runs berth-deadman: start (the agent), service (the service manager), off (no at_most_one "+
 			"work on this machine)")
+	s.engineFlags(f)
+	f.StringVar(&s.checks.Before, "check-before", "",
+		"program to run before each member of a job, as Slurm's prolog; a failure drains the machine, and the job "+
+			"moves")
+	f.StringVar(&s.checks.After, "check-after", "",
+		"program to run after each member of a job, as Slurm's epilog; a failure drains the machine")
+	f.DurationVar(&s.checks.Timeout, "check-timeout", agent.DefaultCheckTimeout,
+		"time limit of a check; a check that runs longer is stopped and has failed")
+	f.StringVar(&s.notices, "notices", notice.Off,
+		"source of the cloud's notices that it ends this machine: ec2 or gce (the metadata service of this cloud), "+
+			"file=PATH (a JSON file with action and time), or off")
+	s.shutdownFlags(f)
+	for i, name := range temporalFlags { // flags of the version before; the next version refuses them
+		f.StringVar(&s.temporal[i], name, "", "ignored: agents call the control plane alone")
+		_ = f.MarkHidden(name) // the error is for unknown flags
+	}
+	f.DurationVar(&s.syncWait, "sync-wait", berth.SyncWait,
+		"how long a sync call waits for orders, at most "+berth.SyncWait.String()+
+			"; each call renews the machine's lease, so a short lost_after requires a short wait")
+	flags.Collector(f, &s.otlp)
+	flags.LogLevel(f, &s.level)
+}
+
+// engineFlags registers the flags of the container engine, of images and of GPUs.
+func (s *settings) engineFlags(f *pflag.FlagSet) {
 	f.StringVar(&s.runtime, "runtime", runtimeDocker, "container runtime: docker, or fake (in memory, for tests)")
 	f.StringVar(&s.dockerHost, "docker-host", "",
 		"socket of the Docker Engine, such as unix:///path (default: the standard socket)")
@@ -172,22 +204,11 @@ func (s *settings) flags(f *pflag.FlagSet) {
 		[]string{"Xorg", "Xwayland", "gnome-shell", "nv-hostengine", "nvidia-cuda-mps-control",
 			"nvidia-cuda-mps-server", "nvidia-persistenced"},
 		"programs of this host that may use any GPU; a GPU gets no jobs while another program outside of jobs uses it")
-	f.StringVar(&s.checks.Before, "check-before", "",
-		"program to run before each member of a job, as Slurm's prolog; a failure drains the machine, and the job "+
-			"moves")
-	f.StringVar(&s.checks.After, "check-after", "",
-		"program to run after each member of a job, as Slurm's epilog; a failure drains the machine")
-	f.DurationVar(&s.checks.Timeout, "check-timeout", agent.DefaultCheckTimeout,
-		"time limit of a check; a check that runs longer is stopped and has failed")
-	for i, name := range temporalFlags { // flags of the version before; the next version refuses them
-		f.StringVar(&s.temporal[i], name, "", "ignored: agents call the control plane alone")
-		_ = f.MarkHidden(name) // the error is for unknown flags
-	}
-	f.DurationVar(&s.syncWait, "sync-wait", berth.SyncWait,
-		"how long a sync call waits for orders, at most "+berth.SyncWait.String()+
-			"; each call renews the machine's lease, so a short lost_after requires a short wait")
-	flags.Collector(f, &s.otlp)
-	flags.LogLevel(f, &s.level)
+	f.StringSliceVar(&s.trusted, "trusted-images", nil,
+		"registries and repositories whose images on this machine serve all tenants, such as docker.io/library; "+
+			"other images serve a tenant after a check at their registry")
+	f.StringVar(&s.certs, "registry-certs", "/etc/docker/certs.d",
+		"folder with certificates of registries, as the Docker Engine reads them, for signatures of images")
 }
 
 // parse validates the settings that flags cannot validate themselves and sets the fields
@@ -213,6 +234,33 @@ func (s *settings) parse() error {
 	if s.deadman != deadmanStart && s.deadman != deadmanService && s.deadman != deadmanOff {
 		fault("deadman", fmt.Errorf("%q: allowed are %s, %s, %s", s.deadman, deadmanStart, deadmanService, deadmanOff))
 	}
+	s.checkLimits(fault)
+	ports, err := wire.ParsePortRange(s.gangPorts)
+	fault("gang-ports", err)
+	s.ports = ports
+	// On the network none members reach no one, and on Docker's default bridge not by name.
+	if strings.ContainsAny(s.gangNetwork, " /:") || s.gangNetwork == "none" || s.gangNetwork == "bridge" {
+		fault("gang-network", fmt.Errorf("%q: allowed are host, and the name of a network on which containers "+
+			"reach each other by name", s.gangNetwork))
+	}
+	for _, f := range spec.CheckImageEntries("entry", s.trusted) {
+		fault("trusted-images", fmt.Errorf("%s %s; allowed: %s", f.Field, f.Detail, f.Allowed))
+	}
+	s.checkShutdown(fault)
+	s.source, err = notice.Open(s.notices)
+	fault("notices", err)
+	s.parseEgress(fault)
+	networks, err := publicnet.Parse(s.inputNets)
+	fault("input-networks", err)
+	s.networks = networks
+	s.volumes, err = fetch.ParseVolumes(s.folders)
+	fault("file-inputs", err)
+	s.parseCapacity(fault)
+	return errors.Join(faults...)
+}
+
+// checkLimits refuses programs, times and sizes that are outside of their limits.
+func (s *settings) checkLimits(fault func(flag string, err error)) {
 	for name, check := range map[string]string{"check-before": s.checks.Before, "check-after": s.checks.After} {
 		if check != "" && !filepath.IsAbs(check) {
 			fault(name, fmt.Errorf("%q: allowed is the absolute path of a program, such as /etc/berth/check", check))
@@ -233,20 +281,10 @@ func (s *settings) parse() error {
 	if s.site != "on_prem" && s.site != "cloud" {
 		fault("site", fmt.Errorf("%q: allowed are on_prem, cloud", s.site))
 	}
-	ports, err := wire.ParsePortRange(s.gangPorts)
-	fault("gang-ports", err)
-	s.ports = ports
-	// On the network none members reach no one, and on Docker's default bridge not by name.
-	if strings.ContainsAny(s.gangNetwork, " /:") || s.gangNetwork == "none" || s.gangNetwork == "bridge" {
-		fault("gang-network", fmt.Errorf("%q: allowed are host, and the name of a network on which containers "+
-			"reach each other by name", s.gangNetwork))
-	}
-	s.parseEgress(fault)
-	networks, err := publicnet.Parse(s.inputNets)
-	fault("input-networks", err)
-	s.networks = networks
-	s.volumes, err = fetch.ParseVolumes(s.folders)
-	fault("file-inputs", err)
+}
+
+// parseCapacity reads the flags that limit the capacity of the machine.
+func (s *settings) parseCapacity(fault func(flag string, err error)) {
 	if s.cpus != "" {
 		var cpus spec.MilliCPU
 		// A number of cores is a JSON number, which this parser reads as in a job file.
@@ -267,7 +305,6 @@ func (s *settings) parse() error {
 		// starting.
 		*m.to = int64(amount)
 	}
-	return errors.Join(faults...)
 }
 
 // checkServer returns an error if --server is not the URL of a control plane, or if the machine's
@@ -299,11 +336,13 @@ func (s *settings) attributes() []any {
 		"egress", s.egress, "job_networks", s.jobNetworks, "private_egress", s.privateEgress,
 		"egress_deny", s.egressDeny, "resolvers", s.walls.resolvers,
 		"gang_ports", s.ports, "cpus", s.cpus, "memory", s.memory, "disk", s.disk, "disk_reserve", s.reserve,
+		"trusted_images", s.trusted, "registry_certs", s.certs,
 		"cache_size", s.cacheSize,
 		"input_networks", s.inputNets, "file_inputs", s.folders, "host_boot", s.hostBoot,
 		"fence_after", s.fenceAfter, "deadman", s.deadman, "runtime", s.runtime, "docker_host", s.dockerHost,
 		"fake_gpus", s.fakeGPUs, "no_gpus", s.noGPUs, "gpu_allow", s.gpuAllow,
 		"check_before", s.checks.Before, "check_after", s.checks.After, "check_timeout", s.checks.Timeout,
+		"notices", s.notices, "shutdown_after", s.shutdown, "shutdown_command", s.poweroff,
 		"sync_wait", s.syncWait, "otlp", s.traces,
 	}
 }

@@ -1,8 +1,14 @@
 package main
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/spf13/pflag"
+
+	"berth/internal/lib/flags"
 )
 
 func TestAServerElsewhereNeedsTLS(t *testing.T) {
@@ -21,5 +27,37 @@ func TestAServerElsewhereNeedsTLS(t *testing.T) {
 	s := settings{server: "http://10.0.0.5:7070", plaintext: true}
 	if err := s.checkServer(); err != nil {
 		t.Errorf("allowed: %v", err)
+	}
+}
+
+// The settings that the package installs are valid, and so are its examples.
+func TestTheInstalledSettingsAreValid(t *testing.T) {
+	t.Parallel()
+	const path = "../../deploy/packages/etc/agent.yaml"
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	examples := filepath.Join(t.TempDir(), "agent.yaml")
+	uncommented := strings.NewReplacer("#server:", "server:", "#join-token:", "join-token:").Replace(string(b))
+	if err := os.WriteFile(examples, []byte(uncommented), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range []string{path, examples} {
+		var s settings
+		f := pflag.NewFlagSet("berth-agent", pflag.ContinueOnError)
+		s.flags(f)
+		if err := f.Parse([]string{"--settings-file", file}); err != nil {
+			t.Fatal(err)
+		}
+		if err := flags.Load(f, f, func(string) (string, bool) { return "", false }); err != nil {
+			t.Fatalf("%s: %v", file, err)
+		}
+		if err := s.parse(); err != nil || s.deadman != deadmanService {
+			t.Errorf("%s: deadman %s, %v", file, s.deadman, err)
+		}
+		if file == examples && (s.server != "https://berth.internal:7070" || s.joinToken == "") {
+			t.Errorf("the examples set server %s and join token %q", s.server, s.joinToken)
+		}
 	}
 }

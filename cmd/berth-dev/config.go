@@ -38,6 +38,7 @@ type config struct {
 	Memory       string   // of each machine; "": the host's
 	Region       string
 	FileInputs   []string // folders that jobs on every machine may read
+	Cloud        string   // file with providers of machines, as of berthd; "": none
 	Only         []string // parts to run; empty: all
 	LogLevel     slog.Level
 }
@@ -74,6 +75,7 @@ func (c *config) flags(f *pflag.FlagSet) {
 	f.StringArrayVar(&c.FileInputs, "file-inputs", nil,
 		"folder that jobs of all tenants may read as file:///NAME/…: /NAME, or /NAME=/FOLDER (repeatable)")
 	f.StringVar(&c.Region, "region", "local", "region of every machine")
+	f.StringVar(&c.Cloud, "cloud", "", "YAML file with the providers of cloud machines, as berthd takes it")
 	f.StringSliceVar(&c.Only, "only", nil, "run these parts only: "+strings.Join(parts, ", "))
 	c.LogLevel = slog.LevelWarn
 	flags.LogLevel(f, &c.LogLevel)

@@ -124,6 +124,7 @@ func (m *machine) runAgent(ctx context.Context, bootID string) error {
 	for _, folder := range m.cfg.FileInputs {
 		args = append(args, "--file-inputs", folder)
 	}
+	args = append(args, dockerd.TrustFlags(m.cfg.Images)...)
 	if m.cfg.FakeGPUs != "" {
 		args = append(args, "--fake-gpus", m.cfg.FakeGPUs)
 	}
@@ -134,7 +135,8 @@ func (m *machine) runAgent(ctx context.Context, bootID string) error {
 		args = append(args, "--memory", m.cfg.Memory)
 	}
 	cmd := exec.Command(program, args...)
-	cmd.Env = os.Environ()
+	// Without /etc/berth/agent.yaml, which is of an agent that is installed on this host.
+	cmd.Env = append(os.Environ(), "BERTH_SETTINGS_FILE=")
 	token, err := m.joinToken(ctx)
 	if err != nil {
 		return err

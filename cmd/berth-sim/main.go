@@ -69,6 +69,6 @@ func command() *cobra.Command {
 	}
 	// An unknown or malformed flag is a usage error too.
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
-	root.AddCommand(placeCommand(), queueCommand(), clusterCommand())
+	root.AddCommand(placeCommand(), queueCommand(), clusterCommand(), burstCommand())
 	return root
 }

@@ -179,7 +179,7 @@ func (p *checkpointPull) all(ctx context.Context,
 	return nil
 }
 
-// damaged returns the error for content that differs from what the job saved.
+// damaged returns the error for content that differs from the saved content.
 func (p *checkpointPull) damaged(why string) error {
 	return berth.Errorf(berth.CodeConflict, "step %d of %s is damaged: %s", p.step, named(p.job), why)
 }

@@ -80,7 +80,10 @@ func showPlan(a *app, p wire.Plan) error {
 		}
 		addTerms(&s, p.Priority)
 		addFit(&s, p.Fit)
-		return writeFit(a, &s, p.Fit, wide)
+		if err := writeFit(a, &s, p.Fit, wide); err != nil {
+			return err
+		}
+		return writeOffers(a, p.Offers, p.OffersNote)
 	}})
 }
 
@@ -262,7 +265,10 @@ func showExplanation(a *app, job wire.Job, e wire.Explanation) error {
 		}
 		if !wide {
 			addReasons(a, &s, e)
-			return s.write(a.out)
+			if err := s.write(a.out); err != nil {
+				return err
+			}
+			return writeOffers(a, e.Offers, "")
 		}
 		s.add("summary", oneLine(e.Summary))
 		addBlockers(a, &s, e.Blockers)
@@ -273,7 +279,10 @@ func showExplanation(a *app, job wire.Job, e wire.Explanation) error {
 			return s.write(a.out)
 		}
 		addFit(&s, *e.Fit)
-		return writeFit(a, &s, *e.Fit, wide)
+		if err := writeFit(a, &s, *e.Fit, wide); err != nil {
+			return err
+		}
+		return writeOffers(a, e.Offers, e.OffersNote)
 	}})
 }
 

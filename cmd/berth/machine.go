@@ -126,9 +126,10 @@ func modelsText(m wire.Machine) string {
 
 // newMachine builds "berth machine", the commands for operators about one machine.
 func newMachine(a *app) *cobra.Command {
-	cmd := &cobra.Command{Use: "machine", Short: "Show, drain and remove machines"}
+	cmd := &cobra.Command{Use: "machine", Short: "Show, approve, drain and remove machines"}
 	cmd.AddCommand(newMachineList(a, "list"), newMachineShow(a), newMachineEvents(a),
-		newMachineDrain(a), newMachineUndrain(a), newMachineConfirmDead(a), newMachineRemove(a))
+		newMachineDrain(a), newMachineUndrain(a), newMachineApprove(a), newMachineConfirmDead(a),
+		newMachineRemove(a), newMachineLaunch(a), newMachineLaunches(a), newMachineTerminate(a))
 	return cmd
 }
 
@@ -157,6 +158,9 @@ func newMachineShow(a *app) *cobra.Command {
 	cmd := &cobra.Command{Use: "show MACHINE", Short: "Show a machine, its GPUs and its jobs"}
 	return onMachine(a, cmd, func(ctx context.Context, c *client.Client, id berth.MachineID) error {
 		m, err := c.Machine(ctx, id)
+		if berth.CodeOf(err) == berth.CodeNotFound {
+			return showLaunchOf(ctx, a, c, id, err)
+		}
 		if err != nil {
 			return err
 		}
@@ -184,13 +188,14 @@ func describeMachine(a *app, m wire.Machine, wide bool) error {
 		s.add("waits for", workLeft(m))
 	}
 	s.add("deadline", stamp(m.Deadline, a.now()))
+	if w := m.Maintenance; w != nil {
+		s.add("maintenance", fmt.Sprintf("window %d, %s to %s (%s)", w.ID, instant(w.From), instant(w.Until),
+			oneLine(w.Reason)))
+	}
 	s.add("seen", stamp(m.SeenAt, a.now()))
-	s.add("cpus free", ofCPUs(m))
-	s.add("memory free", ofMemory(m.Free.MemoryMiB, m.Capacity.MemoryMiB))
-	s.add("disk free", ofMemory(m.Free.DiskMiB, m.Capacity.DiskMiB))
-	s.add("gpus free", ofGPUs(m))
-	if m.Declared {
-		s.add("inventory", "GPUs are declared by a file, not read from hardware")
+	addCapacity(&s, m)
+	if m.Approval != nil {
+		s.add("approval", approvalText(m, a.now()))
 	}
 	s.add("pool", m.Pool)
 	s.add("region", m.Region)
@@ -217,6 +222,17 @@ func describeMachine(a *app, m wire.Machine, wide bool) error {
 		}
 	}
 	return describeWork(a, m, wide)
+}
+
+// addCapacity adds the free capacity of a machine.
+func addCapacity(s *sheet, m wire.Machine) {
+	s.add("cpus free", ofCPUs(m))
+	s.add("memory free", ofMemory(m.Free.MemoryMiB, m.Capacity.MemoryMiB))
+	s.add("disk free", ofMemory(m.Free.DiskMiB, m.Capacity.DiskMiB))
+	s.add("gpus free", ofGPUs(m))
+	if m.Declared {
+		s.add("inventory", "GPUs are declared by a file, not read from hardware")
+	}
 }
 
 // describeWork prints the images and the jobs of a machine, each only if it has any.

@@ -39,9 +39,9 @@ func newPoolList(a *app) *cobra.Command {
 				names[i] = p.Name
 			}
 			return a.show(view{body: list, names: names, table: func(bool) error {
-				t := table{screen: a.outTerm, head: []string{"POOL", "MACHINES", "TENANTS", "DESCRIPTION"}}
+				t := table{screen: a.outTerm, head: []string{"POOL", "MACHINES", "APPROVAL", "TENANTS", "DESCRIPTION"}}
 				for _, p := range list.Items {
-					t.add(p.Name, fmt.Sprint(p.Machines), poolTenants(p), oneLine(p.Description))
+					t.add(p.Name, fmt.Sprint(p.Machines), poolApproval(p), poolTenants(p), oneLine(p.Description))
 				}
 				return t.write(a.out)
 			}})
@@ -59,6 +59,18 @@ func poolTenants(p wire.Pool) string {
 		names[i] = string(t)
 	}
 	return strings.Join(names, ", ")
+}
+
+// poolApproval formats the rule about approvals of a pool's machines.
+func poolApproval(p wire.Pool) string {
+	switch {
+	case !p.Approval:
+		return "-"
+	case p.Pending > 0:
+		return fmt.Sprintf("required, %d pending", p.Pending)
+	default:
+		return "required"
+	}
 }
 
 // newPoolShow builds "berth pool show" over GET /v1/pools/{pool}.
@@ -92,6 +104,7 @@ func showPool(a *app, p wire.Pool) error {
 		}
 		s.add("machines", fmt.Sprint(p.Machines))
 		s.add("tenants", poolTenants(p))
+		s.add("approval", poolApproval(p))
 		s.add("changed", stamp(&p.UpdatedAt, a.now()))
 		return s.write(a.out)
 	}})
@@ -103,6 +116,7 @@ func showPool(a *app, p wire.Pool) error {
 func newPoolSet(a *app) *cobra.Command {
 	var tenants []string
 	var description string
+	var approval bool
 	cmd := &cobra.Command{
 		Use:   "set POOL",
 		Short: "Change the rules of a pool, or create a pool",
@@ -110,7 +124,8 @@ func newPoolSet(a *app) *cobra.Command {
 			"Jobs that run in the pool keep their machines.\n" +
 			"If the pool was changed by another call meanwhile, nothing is changed and the exit code is 4.",
 		Example: "  berth pool set gpu-a --tenants vision,speech\n" +
-			"  berth pool set gpu-a --tenants all --description 'A100, room 3'",
+			"  berth pool set gpu-a --tenants all --description 'A100, room 3'\n" +
+			"  berth pool set gpu-a --approval",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: completePool(a),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -122,9 +137,13 @@ func newPoolSet(a *app) *cobra.Command {
 			if err != nil && berth.CodeOf(err) != berth.CodeNotFound {
 				return a.failed(cmd.Context(), err)
 			}
-			p := spec.PoolRules{Tenants: now.Tenants, Description: now.Description, Version: now.Version}
+			p := spec.PoolRules{Tenants: now.Tenants, Description: now.Description, Approval: now.Approval,
+				Version: now.Version}
 			if cmd.Flags().Changed("tenants") {
 				p.Tenants = tenantList(tenants)
+			}
+			if cmd.Flags().Changed("approval") {
+				p.Approval = approval
 			}
 			if cmd.Flags().Changed("description") {
 				p.Description = description
@@ -138,6 +157,8 @@ func newPoolSet(a *app) *cobra.Command {
 	}
 	cmd.Flags().StringSliceVar(&tenants, "tenants", nil,
 		"tenants whose jobs the pool accepts, with all tenants below them; all: every tenant")
+	cmd.Flags().BoolVar(&approval, "approval", false,
+		"require the approval of each machine that joins, or changes its equipment, before it gets work")
 	cmd.Flags().StringVar(&description, "description", "", "description for people")
 	_ = cmd.RegisterFlagCompletionFunc("tenants", a.completeTenants)
 	return cmd

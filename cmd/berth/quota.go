@@ -1,14 +1,18 @@
 package main
 
 import (
+	"bytes"
 	"fmt"
+	"os"
 	"strconv"
 	"strings"
 
+	"github.com/goccy/go-yaml"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"berth"
+	"berth/api/client"
 	"berth/spec"
 	"berth/wire"
 )
@@ -126,23 +130,8 @@ func amountsText(a *spec.Amounts) string {
 
 // newQuotaShow builds "berth quota show" over GET /v1/quotas/{tenant}.
 func newQuotaShow(a *app) *cobra.Command {
-	return &cobra.Command{
-		Use:               "show TENANT",
-		Short:             "Show a tenant's quota and usage",
-		Args:              cobra.ExactArgs(1),
-		ValidArgsFunction: a.completeTenant,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := a.client()
-			if err != nil {
-				return err
-			}
-			q, err := c.Quota(cmd.Context(), berth.TenantID(args[0]))
-			if err != nil {
-				return a.failed(cmd.Context(), err)
-			}
-			return showQuota(a, q)
-		},
-	}
+	return ofTenant(a, &cobra.Command{Use: "show TENANT", Short: "Show a tenant's quota and usage"},
+		(*client.Client).Quota, showQuota)
 }
 
 // showQuota prints one quota with the tenant's use. The rate of submits, the greatest
@@ -168,6 +157,9 @@ func showQuota(a *app, q spec.Quota) error {
 		}
 		if len(q.Images) > 0 {
 			s.add("images", strings.Join(q.Images, ", "))
+		}
+		for _, r := range q.ImageSignatures {
+			s.add("signatures", signatureText(r))
 		}
 		for _, l := range storageOf(q) {
 			s.add(l.name, l.text)
@@ -212,6 +204,7 @@ var quotaFlags = []struct {
 	{"storage-total", "maximum size of uploads, logs, outputs and checkpoints together", storageFlag(storedTotal)},
 	{"secrets", "maximum number of secrets", secretsFlag},
 	{"images", "registries and repositories that images may come from: ghcr.io/acme,docker.io/library", images},
+	{"image-signatures", "file with rules about the signatures that images must have, in YAML", imageSignatures},
 	{"budget", "GPU-hours in each period: 5000/720h", budget},
 }
 
@@ -364,6 +357,40 @@ func images(q *spec.Quota, text string) error {
 	return nil
 }
 
+// imageSignatures reads the rules in a file, in YAML or JSON, or "none". The server checks the rules.
+func imageSignatures(q *spec.Quota, path string) error {
+	q.ImageSignatures = nil
+	if path == lifted {
+		return nil
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	if err := yaml.NewDecoder(bytes.NewReader(text), yaml.Strict()).Decode(&q.ImageSignatures); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	if len(q.ImageSignatures) == 0 {
+		return fmt.Errorf("%s has no rules; allowed: a file with a list of rules, or none", path)
+	}
+	return nil
+}
+
+// signatureText describes a rule by its repositories and the ids of its keys.
+func signatureText(r spec.SignatureRule) string {
+	of := "all images"
+	if len(r.Repositories) > 0 {
+		of = strings.Join(r.Repositories, ", ")
+	}
+	var ids []string
+	for _, text := range r.Keys {
+		if key, err := spec.ParseSignatureKey(text); err == nil {
+			ids = append(ids, key.ID)
+		}
+	}
+	return of + ": by " + strings.Join(ids, " or ")
+}
+
 // budget parses GPU-HOURS/PERIOD, such as 5000/720h, or "none". Periods follow one another
 // from the time at which the budget is set.
 func budget(q *spec.Quota, text string) error {
@@ -449,21 +476,6 @@ func applyQuotaFlags(flags *pflag.FlagSet, q *spec.Quota) error {
 // newQuotaDelete builds "berth quota delete" over DELETE /v1/quotas/{tenant}. Without a
 // quota the tenant is bound only by the tenants above it.
 func newQuotaDelete(a *app) *cobra.Command {
-	return &cobra.Command{
-		Use:               "delete TENANT",
-		Short:             "Delete a tenant's quota",
-		Args:              cobra.ExactArgs(1),
-		ValidArgsFunction: a.completeTenant,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := a.client()
-			if err != nil {
-				return err
-			}
-			if err := c.DeleteQuota(cmd.Context(), berth.TenantID(args[0])); err != nil {
-				return a.failed(cmd.Context(), err)
-			}
-			_, err = fmt.Fprintf(a.out, "deleted the quota of tenant %s\n", args[0])
-			return err
-		},
-	}
+	return deleteOfTenant(a, &cobra.Command{Short: "Delete a tenant's quota"},
+		(*client.Client).DeleteQuota, "deleted the quota of tenant %s\n")
 }

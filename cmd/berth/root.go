@@ -68,8 +68,10 @@ func newRoot(a *app) *cobra.Command {
 		newCheckpoint(a), newRetry(a), newPriority(a),
 		newExec(a), newPortForward(a), newCp(a),
 		newMetrics(a), newCheckpoints(a), newOutputs(a), newPipeline(a), newSchedule(a))
-	add(groupMachines, newMachineList(a, "machines"), newTop(a), newMachine(a), newPool(a), newJoinToken(a))
-	add(groupAdmin, newAdmission(a), newTenant(a), newQuota(a), newToken(a), newSecret(a))
+	add(groupMachines, newMachineList(a, "machines"), newTop(a), newMachine(a), newMaintenance(a), newPool(a),
+		newJoinToken(a))
+	add(groupAdmin, newAdmission(a), newTenant(a), newQuota(a), newBurst(a), newOffers(a), newUsage(a),
+		newToken(a), newSecret(a))
 	add(groupSelf, newLogin(a), newWhoami(a), newContext(a), newVersion(a))
 	// After the whole tree exists: checkArgs wraps each command's own check.
 	eachCommand(root, checkArgs)

@@ -101,7 +101,7 @@ func toneOfMachine(m wire.Machine) tone {
 		return good
 	case berth.MachineLost:
 		return bad
-	case berth.MachineSuspect, berth.MachineDraining:
+	case berth.MachineSuspect, berth.MachineDraining, wire.MachinePending:
 		return warn
 	case berth.MachineJoining:
 		return live

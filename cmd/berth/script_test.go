@@ -20,6 +20,7 @@ import (
 	"berth/db"
 	"berth/db/dbtest"
 	"berth/internal/control/blob"
+	"berth/internal/control/cloud"
 	"berth/internal/lib/golden"
 	"berth/internal/lib/sealer"
 	"berth/spec"
@@ -86,7 +87,8 @@ func realServer(t testing.TB, cleanup func(func())) string {
 		t.Fatal(err)
 	}
 	server, err := api.New(api.Deps{DB: store, Vault: keys, Control: store.Jobs, Agent: api.AgentDeps{Blobs: blobs},
-		Logs: &blob.LogReader{Store: blobs, DB: store}, Logger: slog.New(slog.DiscardHandler), Version: "test"})
+		Accounts: cloud.Accounts{Providers: map[string]cloud.Account{"lab": {Regions: []string{"eu-1"}}}},
+		Logs:     &blob.LogReader{Store: blobs, DB: store}, Logger: slog.New(slog.DiscardHandler), Version: "test"})
 	if err != nil {
 		t.Fatal(err)
 	}

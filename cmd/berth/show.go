@@ -121,6 +121,7 @@ func describeJob(a *app, j wire.Job, wide bool) error {
 		s.add("ran", between(j.StartedAt, j.FinishedAt, now))
 	}
 	addSpent(&s, j)
+	s.add("cost", costText(j.Cost))
 	s.add("lost work", lostText(j.Attempts))
 	s.add("retry of", idText(j.RetryOf))
 	s.add("retried by", idText(j.RetriedBy))
@@ -238,10 +239,15 @@ func addResults(s *sheet, r *wire.ArrayRuns) {
 }
 
 // attemptTable returns the table of a job's attempts. FROM STEP is the checkpoint from
-// which the attempt resumed. Wide names the GPUs instead of counting them.
+// which the attempt resumed. COST appears if an attempt ran on a machine of a cloud. Wide names
+// the GPUs instead of counting them.
 func attemptTable(a *app, attempts []berth.Attempt, wide bool) *table {
-	t := &table{screen: a.outTerm, head: []string{"ATTEMPT", "MACHINES", "GPUS", "PLACED", "RAN", "FROM STEP",
-		"EXIT", "OUTCOME"}}
+	head := []string{"ATTEMPT", "MACHINES", "GPUS", "PLACED", "RAN", "FROM STEP", "EXIT", "OUTCOME"}
+	costs := slices.ContainsFunc(attempts, func(at berth.Attempt) bool { return at.Cost != nil })
+	if costs {
+		head = slices.Insert(head, len(head)-1, "COST")
+	}
+	t := &table{screen: a.outTerm, head: head}
 	for _, at := range attempts {
 		machines := make([]string, len(at.Machines))
 		for i, m := range at.Machines {
@@ -255,10 +261,22 @@ func attemptTable(a *app, attempts []berth.Attempt, wide bool) *table {
 		if wide && len(at.GPUs) > 0 {
 			gpus = strings.Join(at.GPUs, ",")
 		}
-		t.add(fmt.Sprint(at.Number), orDash(strings.Join(machines, ",")), gpus, since(&at.PlacedAt, a.now()),
-			between(at.StartedAt, at.EndedAt, a.now()), number(at.ResumeFrom), number(at.ExitCode), outcomeText(at))
+		row := []any{fmt.Sprint(at.Number), orDash(strings.Join(machines, ",")), gpus, since(&at.PlacedAt, a.now()),
+			between(at.StartedAt, at.EndedAt, a.now()), number(at.ResumeFrom), number(at.ExitCode), outcomeText(at)}
+		if costs {
+			row = slices.Insert(row, len(row)-1, any(orDash(costText(at.Cost))))
+		}
+		t.add(row...)
 	}
 	return t
+}
+
+// costText formats a cost in US dollars; nil gives "".
+func costText(cost *float64) string {
+	if cost == nil {
+		return ""
+	}
+	return fmt.Sprintf("$%.2f", *cost)
 }
 
 // outcomeText returns how an attempt ended, or without a reason the job's status after the

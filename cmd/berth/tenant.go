@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"berth"
+	"berth/api/client"
 	"berth/spec"
 	"berth/wire"
 )
@@ -100,23 +101,8 @@ func showTenants(a *app, list wire.Page[wire.Tenant]) error {
 
 // newTenantShow builds "berth tenant show" over GET /v1/tenants/{id}.
 func newTenantShow(a *app) *cobra.Command {
-	return &cobra.Command{
-		Use:               "show TENANT",
-		Short:             "Show a tenant with its usage",
-		Args:              cobra.ExactArgs(1),
-		ValidArgsFunction: a.completeTenant,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := a.client()
-			if err != nil {
-				return err
-			}
-			t, err := c.Tenant(cmd.Context(), berth.TenantID(args[0]))
-			if err != nil {
-				return a.failed(cmd.Context(), err)
-			}
-			return showTenant(a, t)
-		},
-	}
+	return ofTenant(a, &cobra.Command{Use: "show TENANT", Short: "Show a tenant with its usage"},
+		(*client.Client).Tenant, showTenant)
 }
 
 // showTenant prints one tenant with its use.
@@ -182,25 +168,11 @@ func newTenantSet(a *app) *cobra.Command {
 // newTenantDelete builds "berth tenant delete" over DELETE /v1/tenants/{id}. The server
 // refuses a tenant that is in use, and the default tenant, with a conflict (exit code 4).
 func newTenantDelete(a *app) *cobra.Command {
-	return &cobra.Command{
-		Use:   "delete TENANT",
+	return deleteOfTenant(a, &cobra.Command{
 		Short: "Remove an empty tenant",
 		Long: "Delete removes a tenant without unarchived jobs, active tokens, schedules and child tenants, " +
 			"together\n" +
 			"with its secrets and uploads. The name of a tenant with archived jobs cannot be used again: a new\n" +
 			"tenant would own them.",
-		Args:              cobra.ExactArgs(1),
-		ValidArgsFunction: a.completeTenant,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := a.client()
-			if err != nil {
-				return err
-			}
-			if err := c.DeleteTenant(cmd.Context(), berth.TenantID(args[0])); err != nil {
-				return a.failed(cmd.Context(), err)
-			}
-			_, err = fmt.Fprintf(a.out, "deleted tenant %s\n", args[0])
-			return err
-		},
-	}
+	}, (*client.Client).DeleteTenant, "deleted tenant %s\n")
 }

@@ -199,6 +199,8 @@ func newJoinToken(a *app) *cobra.Command {
 func newJoinTokenCreate(a *app) *cobra.Command {
 	var n spec.NewJoinToken
 	var ttl time.Duration
+	var cpus, memory string
+	var gpus int
 	cmd := &cobra.Command{
 		Use:     "create",
 		Short:   "Create a one-time token for joining a machine",
@@ -209,6 +211,10 @@ func newJoinTokenCreate(a *app) *cobra.Command {
 				return usagef("--ttl %s is negative", ttl)
 			}
 			n.TTL = spec.Duration(ttl)
+			var err error
+			if n.Most, err = machineBounds(cpus, memory, gpus); err != nil {
+				return err
+			}
 			c, err := a.client()
 			if err != nil {
 				return err
@@ -231,6 +237,32 @@ func newJoinTokenCreate(a *app) *cobra.Command {
 		"labels of the machine, which override its own: KEY=VALUE")
 	cmd.Flags().StringVar(&n.Machines, "machines", "",
 		"pattern of the names that may join, such as 'gpu-*' (default any name)")
+	cmd.Flags().BoolVar(&n.Approves, "approves", false,
+		"approve the machine at its join, in a pool that requires approvals")
+	cmd.Flags().StringVar(&cpus, "max-cpus", "", "most CPUs that the machine may report, such as 64 (default no limit)")
+	cmd.Flags().StringVar(&memory, "max-memory", "",
+		"most memory that the machine may report, such as 512GiB (default no limit)")
+	cmd.Flags().IntVar(&gpus, "max-gpus", 0, "most GPUs that the machine may report (default no limit)")
 	cmd.Flags().DurationVar(&ttl, "ttl", 0, "lifetime, at most 24h (default 10m)")
 	return cmd
+}
+
+// machineBounds parses the greatest capacity of a machine; nil means no bounds.
+func machineBounds(cpus, memory string, gpus int) (*spec.MachineBounds, error) {
+	if cpus == "" && memory == "" && gpus == 0 {
+		return nil, nil
+	}
+	b := spec.MachineBounds{GPUs: gpus}
+	var err error
+	if cpus != "" {
+		if err := b.CPUs.UnmarshalJSON([]byte(cpus)); err != nil {
+			return nil, usagef("--max-cpus: %v", err)
+		}
+	}
+	if memory != "" {
+		if b.Memory, err = spec.ParseMiB(memory); err != nil {
+			return nil, usagef("--max-memory: %v", err)
+		}
+	}
+	return &b, nil
 }

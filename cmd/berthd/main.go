@@ -12,7 +12,7 @@ import (
 
 	"berth/internal/control/controlplane"
 	"berth/internal/lib/buildinfo"
-	"berth/internal/lib/flags"
+	"berth/internal/lib/failpoint"
 	"berth/internal/lib/tracing"
 )
 
@@ -40,8 +40,8 @@ func command(lookup func(string) (string, bool)) *cobra.Command {
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			// After cobra has parsed the command line: only flags that it lacks are read
-			// from the environment.
-			if err := flags.FromEnvironment(cmd.Flags(), lookup); err != nil {
+			// from the environment and the file.
+			if err := load(cmd.Flags(), lookup); err != nil {
 				return err
 			}
 			var err error
@@ -55,7 +55,7 @@ func command(lookup func(string) (string, bool)) *cobra.Command {
 	s.flags(cmd.Flags())
 	// Without the command that cobra adds to subcommands: berthd is started by services.
 	cmd.CompletionOptions.DisableDefaultCmd = true
-	cmd.AddCommand(newCA(), newToken(lookup), newNamespace(lookup))
+	cmd.AddCommand(newCA(), newToken(lookup), newNamespace(lookup), newCheckConfig(lookup))
 	return cmd
 }
 
@@ -86,10 +86,12 @@ func run(ctx context.Context, s settings) error {
 	}
 	defer traces.Close()
 	log.Info("traces", "otlp", s.traces)
-	c, err := controlplane.New(s.Config, controlplane.Options{
+	o := controlplane.Options{
 		Logger: log, Version: buildinfo.Version(), Temporal: temporal, Traces: traces, AdminToken: s.adminToken,
 		FirstToken: printToken,
-	})
+	}
+	o.CloudClock, o.CloudFaster = failpoint.Clock()
+	c, err := controlplane.New(s.Config, o)
 	if err != nil {
 		return err
 	}

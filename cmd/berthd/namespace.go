@@ -38,7 +38,7 @@ func newNamespaceCreate(lookup func(string) (string, bool)) *cobra.Command {
 		Example: "  berthd namespace create --temporal-namespace berth --namespace-retention 72h",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := flags.FromEnvironment(cmd.Flags(), lookup); err != nil {
+			if err := load(cmd.Flags(), lookup); err != nil {
 				return err
 			}
 			if retention < minRetention {
@@ -58,6 +58,7 @@ func newNamespaceCreate(lookup func(string) (string, bool)) *cobra.Command {
 			return createNamespace(ctx, cmd, c, namespace, retention)
 		},
 	}
+	flags.File(cmd.Flags(), settingsPath)
 	flags.Temporal(cmd.Flags(), &address, &namespace)
 	cmd.Flags().DurationVar(&retention, "namespace-retention", retention,
 		"how long Temporal keeps the history of ended workflows; at least 24h. Berth's own history is in PostgreSQL")

@@ -17,6 +17,7 @@ func TestTheReferenceIsTheFlags(t *testing.T) {
 	s.flags(f)
 	flagsdoc.Hold(t, "../../docs/reference/berthd.md", "berthd",
 		"`berthd` is the control plane. [Configure](../operate/configure.md) explains the settings that most clusters change. "+
-			"`BERTH_ADMIN_TOKEN`, which has no flag, sets the first admin token. `berthd namespace create` prepares Temporal, `berthd ca` signs certificates, and "+
+			"`BERTH_ADMIN_TOKEN`, which has no flag, sets the first admin token. "+
+			"[`berthd check-config`](../operate/configure.md#check-an-installation) examines an installation. `berthd namespace create` prepares Temporal, `berthd ca` signs certificates, and "+
 			"`berthd token reset` replaces a lost admin token ([install](../operate/install.md)); their flags are in `--help`.", f)
 }

@@ -25,12 +25,24 @@ type settings struct {
 	traces     tracing.Options // from otlp and the standard variables
 }
 
+// settingsPath is the file of settings that berthd reads if it exists.
+const settingsPath = "/etc/berth/berthd.yaml"
+
+// load completes the flags of one of berthd's commands from the environment and the file of settings, whose
+// keys are the flags of berthd itself.
+func load(f *pflag.FlagSet, lookup func(string) (string, bool)) error {
+	known := pflag.NewFlagSet("berthd", pflag.ContinueOnError)
+	(&settings{Config: controlplane.Default()}).flags(known)
+	return flags.Load(f, known, lookup)
+}
+
 // flags registers all flags. s must hold the defaults, which the help text shows: they are
 // defined once, in controlplane.Default.
 func (s *settings) flags(f *pflag.FlagSet) {
 	for _, r := range s.Roles {
 		s.roles = append(s.roles, string(r))
 	}
+	flags.File(f, settingsPath)
 	f.StringVar(&s.Listen, "listen", s.Listen, "listen address of the API; port 0 selects a free port")
 	f.StringVar(&s.TLSCert, "tls-cert", s.TLSCert,
 		"TLS certificate file of the API (default: plain HTTP, on loopback only)")
@@ -56,13 +68,16 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	tokenFileFlag(f, &s.AdminTokenFile)
 	f.StringVar(&s.WebhookAllow, "webhook-allow", s.WebhookAllow,
 		"non-public networks that webhooks may call, such as 10.1.0.0/16,fd00::/8; plain http is allowed only there")
+	f.StringVar(&s.CloudFile, "cloud", s.CloudFile,
+		"YAML file with the providers of cloud machines; needs --secret-key-file (default: no machines are launched)")
+	f.StringVar(&s.AgentBinaries, "agent-binaries", s.AgentBinaries,
+		"folder of programs that new machines of clouds download, as linux-amd64/berth-agent (default: the settings "+
+			"of a pool name another source)")
 	f.StringArrayVar(&s.FileInputs, "file-inputs", s.FileInputs,
 		"machine folder that jobs may read as file:///NAME/…: /NAME for all tenants, or "+
 			"/NAME=TENANT,TENANT for these tenants and those below them (repeatable, or separated by ;); agents need "+
 			"the flag too")
-	f.StringVar(&s.Images, "images", s.Images,
-		"registries and repositories that images of jobs may come from, such as ghcr.io/acme,docker.io/library; "+
-			"quotas of tenants may allow less (default: all)")
+	s.imageFlags(f)
 	f.StringSliceVar(&s.roles, "role", s.roles, "components to run: api, worker, dispatch, leader")
 	f.DurationVar(&s.Retention, "retention", s.Retention, "archive ended jobs after this")
 	f.DurationVar(&s.LogRetention, "log-retention", s.LogRetention,
@@ -99,6 +114,16 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	flags.Collector(f, &s.otlp)
 	flags.LogLevel(f, &s.level)
 	f.StringVar(&s.logFormat, "log-format", "text", "log format: text or json")
+}
+
+// imageFlags registers the flags about images of jobs.
+func (s *settings) imageFlags(f *pflag.FlagSet) {
+	f.StringVar(&s.Images, "images", s.Images,
+		"registries and repositories that images of jobs may come from, such as ghcr.io/acme,docker.io/library; "+
+			"quotas of tenants may allow less (default: all)")
+	f.StringVar(&s.ImageSignatures, "image-signatures", s.ImageSignatures,
+		"YAML file with rules about the signatures that images of jobs must have; quotas of tenants may demand more "+
+			"(default: none)")
 }
 
 // policyFlags registers the flags of the queue policy: the order of waiting jobs, fair

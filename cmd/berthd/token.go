@@ -41,10 +41,10 @@ func newTokenReset(lookup func(string) (string, bool)) *cobra.Command {
 			"the database alone. Running replicas refuse the old tokens after a second, and end their open streams " +
 			"within 5 s. Tokens of other names stay valid. The new token goes to standard output, or to the file of " +
 			"--admin-token-file, whose owner it keeps.",
-		Example: "  set -a && . /etc/berth/berthd.env && berthd token reset",
+		Example: "  berthd token reset --admin-token-file ''",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := flags.FromEnvironment(cmd.Flags(), lookup); err != nil {
+			if err := load(cmd.Flags(), lookup); err != nil {
 				return err
 			}
 			if o.File != "" && !filepath.IsAbs(o.File) {
@@ -54,6 +54,7 @@ func newTokenReset(lookup func(string) (string, bool)) *cobra.Command {
 			return resetToken(cmd, o)
 		},
 	}
+	flags.File(cmd.Flags(), settingsPath)
 	cmd.Flags().StringVar(&o.DatabaseURL, "database-url", "",
 		"PostgreSQL connection string, such as postgres://user@host/berth")
 	cmd.Flags().StringVar(&o.Name, "token-name", "admin", "name of the tokens")

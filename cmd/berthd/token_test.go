@@ -11,10 +11,14 @@ import (
 	"berth/db/dbtest"
 )
 
-// berthd runs the command with that environment and returns its standard output and error.
+// berthd runs the command with that environment, without the settings of an installation on this host, and
+// returns its standard output and error.
 func berthd(t *testing.T, env map[string]string, args ...string) (out, says string, err error) {
 	t.Helper()
-	cmd := command(func(name string) (string, bool) { v, ok := env[name]; return v, ok })
+	cmd := command(func(name string) (string, bool) {
+		v, ok := env[name]
+		return v, ok || name == "BERTH_SETTINGS_FILE"
+	})
 	var o, e strings.Builder
 	cmd.SetOut(&o)
 	cmd.SetErr(&e)
