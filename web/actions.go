@@ -1,6 +1,7 @@
 package web
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -58,6 +59,8 @@ var verbs = map[string]verb{
 				Help: "such as 30m; if empty, running jobs finish"}}},
 	"undrain": {title: "Undrain", machine: true, command: "berth machine undrain", do: undrainOne,
 		effect: "will get work again"},
+	"approve": {title: "Approve", machine: true, command: "berth machine approve", do: approveOne,
+		effect: "will get work with the equipment that it reported last"},
 }
 
 // actView is the data of a confirmation, and of the result of an action.
@@ -252,6 +255,12 @@ func drainOne(ctx context.Context, v *visit, id string) (berth.JobID, error) {
 		order.Deadline = &at
 	}
 	_, err := v.api.Drain(ctx, berth.MachineID(id), order)
+	return "", err
+}
+
+// approveOne approves the equipment that the confirmation has shown.
+func approveOne(ctx context.Context, v *visit, id string) (berth.JobID, error) {
+	_, err := v.api.Approve(ctx, berth.MachineID(id), cmp.Or(v.r.PostFormValue("fingerprint"), wire.NoFingerprint))
 	return "", err
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"berth"
 	"berth/spec"
+	"berth/wire"
 )
 
 func TestActionsAskFirstAndCount(t *testing.T) {
@@ -126,6 +127,41 @@ func TestOperatorsDrainMachines(t *testing.T) {
 	}
 	admin.post("/act", url.Values{"do": {"undrain"}, "machine": {"m1"}})
 	if m, err := s.as("admin").Machine(t.Context(), "m1"); err != nil || m.State != berth.MachineReady {
+		t.Errorf("%s, %v", m.State, err)
+	}
+}
+
+func TestOperatorsApproveMachines(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	s.machine("m1", 2)
+	s.exec(`UPDATE machines SET equipment = '{"cpu_milli": 8000, "memory_mib": 2048, "region": "eu", "labels": {"rack": "r7"},
+		"gpus": [{"uuid": "a", "model": "A100", "memory_mib": 1}, {"uuid": "b", "model": "A100", "memory_mib": 1}]}', held = 'waits for approval', state = 'ready'`)
+	admin := s.signedIn("admin")
+	if a := admin.get("/machines/m1"); !strings.Contains(a.body, "pending") || !strings.Contains(a.body, `value="approve"`) {
+		t.Errorf("%d %s", a.status, a.body)
+	}
+	ask := admin.get("/act?do=approve&machine=m1")
+	shown := regexp.MustCompile(`name="fingerprint" value="([0-9a-f]{12})"`).FindStringSubmatch(ask.body)
+	for _, want := range []string{"It waits for approval.", "8 CPUs, 2 A100, 2.0 GiB of memory, region eu", "rack=r7"} {
+		if !strings.Contains(ask.body, want) {
+			t.Errorf("without %q:\n%s", want, ask.body)
+		}
+	}
+	if shown == nil {
+		t.Fatal("the confirmation has no fingerprint")
+	}
+	form := url.Values{"do": {"approve"}, "machine": {"m1"}, "fingerprint": {shown[1]}}
+	if a := s.signedIn("alice").post("/act", form); a.status != http.StatusForbidden {
+		t.Errorf("a user approves: %d", a.status)
+	}
+	s.exec(`UPDATE machines SET equipment = equipment || '{"cpu_milli": 9000}'`)
+	if a := admin.post("/act", form); !strings.Contains(a.body, "other equipment") {
+		t.Errorf("equipment that was not shown is approved: %d %s", a.status, a.body)
+	}
+	s.exec(`UPDATE machines SET equipment = equipment || '{"cpu_milli": 8000}'`)
+	admin.post("/act", form)
+	if m, err := s.as("admin").Machine(t.Context(), "m1"); err != nil || m.State == wire.MachinePending {
 		t.Errorf("%s, %v", m.State, err)
 	}
 }

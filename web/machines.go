@@ -187,6 +187,7 @@ type machineView struct {
 	Events  []wire.MachineEvent
 	Drain   bool // the reader may drain it
 	Undrain bool
+	Approve bool
 	Labels  []string
 }
 
@@ -221,6 +222,7 @@ func machinePage(ctx context.Context, v *visit) (result, error) {
 		Uses: usesOf(m)}
 	draining := m.State == berth.MachineDraining || m.State == wire.MachineDrained
 	view.Undrain = v.page.Reader.Operates() && draining
+	view.Approve = v.page.Reader.Operates() && m.State == wire.MachinePending
 	view.Drain = v.page.Reader.Operates() && !draining && m.State != berth.MachineRetired
 	for _, g := range m.GPUs {
 		row := gpuRow{MachineGPU: g, Busy: "–"}
@@ -233,6 +235,19 @@ func machinePage(ctx context.Context, v *visit) (result, error) {
 		view.Labels = append(view.Labels, clip(60, k+"="+m.Labels[k]))
 	}
 	return result{template: "machine", title: string(m.ID), data: view}, nil
+}
+
+// devices counts devices by model, for the middle of a list: "2 A100, 1 H100, ".
+func devices(list []wire.EquipmentGPU) string {
+	count := map[string]int{}
+	for _, g := range list {
+		count[g.Model]++
+	}
+	var text strings.Builder
+	for _, model := range slices.Sorted(maps.Keys(count)) {
+		fmt.Fprintf(&text, "%d %s, ", count[model], clip(30, model))
+	}
+	return text.String()
 }
 
 // usesOf are the resources of a machine: reserved of all, and measured where that is known.

@@ -17,7 +17,8 @@ import (
 var functions = template.FuncMap{
 	"instant": instant, "ago": ago, "span": span, "count": count, "bytes": berth.BytesText,
 	"state": stateMark, "machinestate": machineMark, "clip": clip, "owner": owner, "cores": cores, "gpus": gpus,
-	"mib": func(n int64) string { return berth.BytesText(n << 20) }, "percent": percent,
+	"devices": devices,
+	"mib":     func(n int64) string { return berth.BytesText(n << 20) }, "percent": percent,
 	"short": short, "add": func(a, b int) int { return a + b }, "plural": plural, "reason": reasonText,
 	"list": func(items ...any) []any { return items }, "join": strings.Join, "number": number,
 	"seconds": func(s float64) string { return spanText(time.Duration(s * float64(time.Second))) },
@@ -52,6 +53,7 @@ func stateMark(s any) mark {
 var machineMarks = map[berth.MachineState]mark{
 	berth.MachineReady: {Shape: "✓", Class: "good"}, berth.MachineJoining: {Shape: "◐", Class: "prep"},
 	berth.MachineSuspect: {Shape: "?", Class: "wait"}, berth.MachineDraining: {Shape: "◧", Class: "wait"},
+	wire.MachinePending: {Shape: "◔", Class: "wait"},
 	wire.MachineDrained: {Shape: "‖", Class: "off"}, berth.MachineLost: {Shape: "✕", Class: "bad"},
 	berth.MachineRetired: {Shape: "■", Class: "off"},
 }
