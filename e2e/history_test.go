@@ -2,12 +2,14 @@ package e2e_test
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
 
 	"go.temporal.io/api/enums/v1"
 	historypb "go.temporal.io/api/history/v1"
+	"go.temporal.io/api/serviceerror"
 	"go.temporal.io/api/temporalproto"
 
 	"berth"
@@ -20,17 +22,25 @@ func (s *stack) history(t *testing.T, id berth.JobID) *historypb.History {
 	return s.historyOf(t, berth.JobWorkflowID(id))
 }
 
+// historyOf reads a history as often as the server does not answer.
 func (s *stack) historyOf(t *testing.T, workflow string) *historypb.History {
 	t.Helper()
-	h := &historypb.History{}
-	events := s.temporal.GetWorkflowHistory(t.Context(), workflow, "", false, enums.HISTORY_EVENT_FILTER_TYPE_ALL_EVENT)
-	for events.HasNext() {
-		e, err := events.Next()
-		if err != nil {
-			t.Fatal(err)
+	var h *historypb.History
+	until(t, "the history of workflow "+workflow+" is read", func() bool {
+		h = &historypb.History{}
+		events := s.temporal.GetWorkflowHistory(t.Context(), workflow, "", false, enums.HISTORY_EVENT_FILTER_TYPE_ALL_EVENT)
+		for events.HasNext() {
+			e, err := events.Next()
+			if _, missing := errors.AsType[*serviceerror.NotFound](err); missing {
+				t.Fatal(err)
+			}
+			if err != nil {
+				return false
+			}
+			h.Events = append(h.Events, e)
 		}
-		h.Events = append(h.Events, e)
-	}
+		return true
+	})
 	return h
 }
 

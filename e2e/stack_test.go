@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -12,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -58,8 +60,9 @@ type stack struct {
 	dir      string           // of the blobs, the agents' state and the key file
 	traces   *tracing.Tracing // nil: none
 	spans    *tracetest.InMemoryExporter
-	lossy    atomic.Bool // every Run that is delivered is lost on its way
-	bouncy   atomic.Bool // the first try of every Run fails, as in a replica that stops
+	lossy    atomic.Bool  // every Run that is delivered is lost on its way
+	bouncy   atomic.Bool  // the first try of every Run fails, as in a replica that stops
+	ahead    atomic.Int64 // nanoseconds by which launches see a later time than the database's
 }
 
 // waiterBeat is the longest time between two heartbeats of a waiter: so short that
@@ -118,6 +121,8 @@ func startStack(t testing.TB, ages scheduler.Ages, edit func(*controlplane.Confi
 	plane, err := controlplane.New(cfg, controlplane.Options{
 		Logger: log, Version: "e2e", Ages: ages, LeaderIdle: dbtest.Patience, Traces: traces, FirstToken: func(secret string) { token = secret },
 		Waiter: s.delivers, WaiterBeat: waiterBeat,
+		ScaleEvery: 300 * time.Millisecond,
+		CloudClock: func(now time.Time) time.Time { return now.Add(time.Duration(s.ahead.Load())) },
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -307,11 +312,44 @@ func (s *stack) job(t testing.TB, id berth.JobID) wire.Job {
 func (s *stack) ends(t testing.TB, id berth.JobID, want berth.State) wire.Job {
 	t.Helper()
 	s.becomes(t, id, want)
+	completed := false
+	t.Cleanup(func() {
+		if !completed {
+			t.Logf("job %s is %s; its workflow: %s", id, want, s.workflowState(id))
+		}
+	})
 	until(t, "the workflow completes", func() bool {
 		x, err := s.temporal.DescribeWorkflowExecution(t.Context(), berth.JobWorkflowID(id), "")
-		return err == nil && x.GetWorkflowExecutionInfo().GetStatus() == enums.WORKFLOW_EXECUTION_STATUS_COMPLETED
+		completed = err == nil && x.GetWorkflowExecutionInfo().GetStatus() == enums.WORKFLOW_EXECUTION_STATUS_COMPLETED
+		return completed
 	})
 	return s.job(t, id)
+}
+
+// workflowState describes the workflow of a job, with its pending work and its history.
+func (s *stack) workflowState(id berth.JobID) string {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	x, err := s.temporal.DescribeWorkflowExecution(ctx, berth.JobWorkflowID(id), "")
+	if err != nil {
+		return err.Error()
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s, task %v, activities %v, events:", x.GetWorkflowExecutionInfo().GetStatus(),
+		x.GetPendingWorkflowTask(), x.GetPendingActivities())
+	events := s.temporal.GetWorkflowHistory(ctx, berth.JobWorkflowID(id), "", false, enums.HISTORY_EVENT_FILTER_TYPE_ALL_EVENT)
+	for events.HasNext() {
+		e, err := events.Next()
+		if err != nil {
+			fmt.Fprintf(&b, " %v", err)
+			break
+		}
+		fmt.Fprintf(&b, "\n%s %s", e.GetEventTime().AsTime().Format(time.TimeOnly), e.GetEventType())
+		if f := e.GetWorkflowTaskFailedEventAttributes(); f != nil {
+			fmt.Fprintf(&b, " %s: %s", f.GetCause(), f.GetFailure().GetMessage())
+		}
+	}
+	return b.String()
 }
 
 func (s *stack) becomes(t testing.TB, id berth.JobID, want berth.State) {

@@ -86,7 +86,7 @@ var freezes = map[string]cell{
 // kill, which is in further.
 func failpointCells() (fixed, further []cell) {
 	agents := 0
-	for i, p := range failpoint.Points {
+	for i, p := range slices.Concat(failpoint.Points, failpoint.CloudPoints) {
 		first, second := struck(string(p.Process), p.Name, "kill", 0), struck(string(p.Process), p.Name, "kill", short)
 		// Every other agent stays away for too long; so does a leader now and then.
 		switch p.Process {

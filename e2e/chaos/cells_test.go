@@ -31,7 +31,7 @@ func TestTheFixedCellsAreEnough(t *testing.T) {
 			t.Errorf("cell %s is among the fixed and the further ones", c)
 		}
 	}
-	for _, p := range failpoint.Points {
+	for _, p := range slices.Concat(failpoint.Points, failpoint.CloudPoints) {
 		if points[p.Name] < 2 {
 			t.Errorf("failpoint %s is in %d cells, want at least 2", p.Name, points[p.Name])
 		}

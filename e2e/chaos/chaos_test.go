@@ -199,6 +199,7 @@ func (s *stack) check(results []result) {
 		{"every job is terminal, and as it was meant to end", s.wantTerminal},
 		{"nothing is reserved", s.wantNothingReserved},
 		{"no session of a user is left", s.wantNoSession},
+		{"no machine of a cloud is left", s.wantNoMachine},
 		{"no container is left", func() error { return errors.Join(s.shared.wantEmpty(), s.engine.wantEmpty()) }},
 		{"a further pass of the reconciler writes nothing", s.wantStill},
 	} {

@@ -9,8 +9,11 @@
 // can hit gets a cell with such a job. Jobs that must not lose their machine have a lost_after
 // that no slow test run reaches; a job that ends without hitting the failpoint is followed by
 // another. At the end of all cells every job is terminal, nothing is reserved, no container is
-// left, no container was created or started twice, and a further pass of the reconciler writes
-// nothing.
+// left, no container was created or started twice, no machine of the cloud is left or was created
+// twice, and a further pass of the reconciler writes nothing.
+//
+// The cloud is a file (package internal/control/cloud/faultcloud). berthd runs the program e2e/faultcloud for each
+// call; a fifth of the creates take effect and then fail, and new instances are listed late.
 //
 // It has no code but tests. go test runs a fixed set of cells, and checks that the set is large
 // enough; make chaos has further ones, and adds a soak, an overload and random cells for as long

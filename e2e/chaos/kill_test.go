@@ -270,6 +270,8 @@ func (s *stack) workFor(c cell, lane string) *work {
 		return s.branching(c, lane)
 	case c.ofList():
 		return s.listed(lane)
+	case c.ofLaunch():
+		return s.launched(c)
 	case c.ofSession():
 		return s.entered(c, lane)
 	case strings.Contains(c.point, ".cancel.") || strings.HasPrefix(c.point, "agent.stop."):

@@ -53,6 +53,9 @@ func (c cell) ofList() bool { return c.under("leader.list.") }
 // ofSession reports whether only sessions of users come by.
 func (c cell) ofSession() bool { return c.under("api.join.", "agent.exec.") }
 
+// ofLaunch reports whether only machines of a cloud come by.
+func (c cell) ofLaunch() bool { return c.under("worker.launch.", "worker.terminate.") }
+
 // ofArray reports whether the cell is about arrays, which alone hit its failpoint.
 func (c cell) ofArray() bool { return c.under("worker.expand.", "worker.tell.") }
 

@@ -22,6 +22,7 @@ import (
 	"berth/api/client"
 	"berth/e2e/commands"
 	"berth/e2e/faultproxy"
+	"berth/internal/control/cloud/faultcloud"
 	"berth/internal/devstack/postgres"
 	"berth/internal/lib/failpoint"
 	"berth/spec"
@@ -63,6 +64,11 @@ type stack struct {
 	api    *client.Client
 	token  string
 
+	cloud     *faultcloud.Cloud // of the machines that berthd launches
+	cloudFile string            // format of the file of --cloud, with the program and the cloud's file
+	env       []string          // of the control plane, besides its secrets
+	silence   []string          // flags of the control plane: after which silence machines are given up
+
 	byHand chan string // free schedules without a clock
 
 	turns    sync.Map   // *sync.Mutex by process and failpoint
@@ -84,13 +90,15 @@ func (s *stack) fail(err error) {
 	s.faults = append(s.faults, err)
 }
 
-func startStack(t *testing.T) *stack {
+// newStack returns a stack of which nothing runs yet.
+func newStack(t *testing.T) *stack {
 	t.Helper()
 	dir, err := os.MkdirTemp(workshops, "berth-chaos-")
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &stack{t: t, dir: dir, bin: filepath.Join(dir, "bin"), plane: map[failpoint.Process][]*program{}, agents: map[string][]*program{}}
+	s := &stack{t: t, dir: dir, bin: filepath.Join(dir, "bin"), plane: map[failpoint.Process][]*program{}, agents: map[string][]*program{},
+		cloudFile: cloudFile, silence: []string{"--suspect-after", suspect.String(), "--lost-after", lost.String(), "--lost-share", "1"}}
 	t.Cleanup(s.remove)
 	if s.lock, err = lockWorkshop(dir); err != nil {
 		t.Fatal(err)
@@ -98,11 +106,17 @@ func startStack(t *testing.T) *stack {
 	if err := os.Chmod(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
+	return s
+}
+
+func startStack(t *testing.T) *stack {
+	t.Helper()
+	s := newStack(t)
 	began := time.Now()
 	var setUp errgroup.Group
 	setUp.Go(s.build)
 	setUp.Go(s.startServers)
-	s.shared, s.engine = startEngine(t, dir, "shared"), startEngine(t, dir, "own")
+	s.shared, s.engine = startEngine(t, s.dir, "shared"), startEngine(t, s.dir, "own")
 	t.Cleanup(s.end)
 	if err := setUp.Wait(); err != nil {
 		t.Fatal(err)
@@ -125,7 +139,7 @@ func since(t time.Time) time.Duration { return time.Since(t).Round(100 * time.Mi
 
 // build builds the programs with failpoints.
 func (s *stack) build() error {
-	return commands.Build(s.bin, commands.Failpoints, "berthd", "berth-agent", "berth-check")
+	return commands.Build(s.bin, commands.Failpoints, "berthd", "berth-agent", "berth-check", "e2e/faultcloud")
 }
 
 func (s *stack) startServers() error {
@@ -176,19 +190,22 @@ func (s *stack) startServers() error {
 func (s *stack) startPlane() error {
 	s.token = "berth_" + berth.NewSecret()[:12] + "_" + berth.NewSecret()
 	url := strings.Replace(s.postgres.URL(databaseURL), fmt.Sprintf("127.0.0.1:%d", s.postgres.Port()), s.databaseProxy.Address(), 1)
+	cloud, err := s.cloudArgs()
+	if err != nil {
+		return err
+	}
 	var apis []string
 	var up errgroup.Group
 	for i, role := range map[failpoint.Process]string{failpoint.API: "api,dispatch", failpoint.Worker: "worker", failpoint.Leader: "leader"} {
 		for _, n := range []string{"a", "b"} {
 			p := &program{
 				name: string(i) + "-" + n, dir: s.dir, path: filepath.Join(s.bin, "berthd"),
-				env: []string{"BERTH_ADMIN_TOKEN=" + s.token, "BERTH_DATABASE_URL=" + url},
-				args: []string{
+				env: append([]string{"BERTH_ADMIN_TOKEN=" + s.token, "BERTH_DATABASE_URL=" + url}, s.env...),
+				args: slices.Concat([]string{
 					"--role", role, "--temporal-address", s.temporalProxy.Address(),
 					"--blob-url", "file://" + filepath.Join(s.dir, "blobs"), "--database-conns", "12",
-					"--suspect-after", suspect.String(), "--lost-after", lost.String(), "--lost-share", "1",
 					"--grace", grace.String(), "--reconcile-every", reconcile.String(), "--rate", "100000", "--burst", "100000", "--submit-rate", "0",
-				},
+				}, s.silence, cloud),
 			}
 			switch i {
 			case failpoint.Leader:

@@ -35,8 +35,9 @@ func (k Kind) flags() []string {
 	panic("unknown kind of command " + string(k))
 }
 
-// Build builds commands of this repository and copies the results into dir, which it creates. It
-// must run in a folder of the repository.
+// Build builds commands of this repository and copies the results into dir, which it creates. A name
+// with a slash is a folder of the repository; others are in its folder cmd. It must run in a folder of
+// the repository.
 func Build(dir string, kind Kind, names ...string) error {
 	module, err := exec.Command("go", "env", "GOMOD").Output()
 	if err != nil {
@@ -46,7 +47,10 @@ func Build(dir string, kind Kind, names ...string) error {
 	// The table of symbols stays: govulncheck reads it.
 	args := append([]string{"build", "-ldflags=-w", "-o", kept + "/"}, kind.flags()...)
 	for _, c := range names {
-		args = append(args, "berth/cmd/"+c)
+		if !strings.Contains(c, "/") {
+			c = "cmd/" + c
+		}
+		args = append(args, "berth/"+c)
 	}
 	if out, err := exec.Command("go", args...).CombinedOutput(); err != nil {
 		return fmt.Errorf("build %s: %w: %s", names, err, out)
@@ -58,7 +62,7 @@ func Build(dir string, kind Kind, names ...string) error {
 	// copy open for writing, and a file that is written to cannot be run.
 	copies := []string{"-t", dir}
 	for _, c := range names {
-		copies = append(copies, filepath.Join(kept, c))
+		copies = append(copies, filepath.Join(kept, filepath.Base(c)))
 	}
 	if out, err := exec.Command("cp", copies...).CombinedOutput(); err != nil {
 		return fmt.Errorf("copy %s: %w: %s", names, err, out)

@@ -26,15 +26,23 @@ const (
 // hosts are the names that the page gives its blocks, each with its names in DNS.
 var hosts = map[string][]string{"control": {"berth.internal"}, "machine": nil}
 
+// Kinds of an installation: from packages, or from programs that are copied.
+const (
+	archives = "archives"
+	packages = "packages"
+)
+
 // block is a fenced block of the page.
 type block struct {
 	line int // of the page
 	host string
+	kind string // of the installations that need it; "": both
 	text string
 }
 
-// blocks reads the page. Every fence must name a host: a block that no test runs may be wrong.
-func blocks(t testing.TB) []block {
+// blocks reads the blocks of the page for one kind of installation. Every fence must name a host: a block that
+// no test runs may be wrong.
+func blocks(t testing.TB, kind string) []block {
 	t.Helper()
 	b, err := os.ReadFile(page)
 	if err != nil {
@@ -44,11 +52,15 @@ func blocks(t testing.TB) []block {
 	fence := regexp.MustCompile("(?ms)^```(.*?)\n(.*?)^```\n")
 	for _, at := range fence.FindAllSubmatchIndex(b, -1) {
 		line := 1 + strings.Count(string(b[:at[0]]), "\n")
-		host, ok := strings.CutPrefix(string(b[at[2]:at[3]]), "sh ")
-		if _, known := hosts[host]; !ok || !known {
-			t.Fatalf("%s:%d: a block of %q; want ```sh control or ```sh machine", page, line, b[at[2]:at[3]])
+		text, ok := strings.CutPrefix(string(b[at[2]:at[3]]), "sh ")
+		host, only, _ := strings.Cut(text, " ")
+		if _, known := hosts[host]; !ok || !known || only != "" && only != archives && only != packages {
+			t.Fatalf("%s:%d: a block of %q; want ```sh control or ```sh machine, for one kind with %s or %s", page, line,
+				b[at[2]:at[3]], archives, packages)
 		}
-		found = append(found, block{line: line, host: host, text: string(b[at[4]:at[5]])})
+		if only == "" || only == kind {
+			found = append(found, block{line: line, host: host, kind: only, text: string(b[at[4]:at[5]])})
+		}
 	}
 	if len(found) < 10 || !strings.Contains(found[len(found)-1].text, "berth-check") {
 		t.Fatalf("%s has %d blocks, or ends without the check of the history", page, len(found))
@@ -56,31 +68,43 @@ func blocks(t testing.TB) []block {
 	return found
 }
 
-// TestEachBlockOfTheInstallationPageNamesItsHost reads the page as the benchmark does.
+// TestEachBlockOfTheInstallationPageNamesItsHost reads the page as the benchmarks do. Each host has blocks of its
+// own for each kind of installation.
 func TestEachBlockOfTheInstallationPageNamesItsHost(t *testing.T) {
 	t.Parallel()
-	blocks(t)
+	for _, kind := range []string{archives, packages} {
+		own := map[string]int{}
+		for _, b := range blocks(t, kind) {
+			if b.kind == kind {
+				own[b.host]++
+			}
+		}
+		for host := range hosts {
+			if own[host] == 0 {
+				t.Errorf("%s has no block of %s for host %s", page, kind, host)
+			}
+		}
+	}
 }
 
 // BenchmarkTheInstallationPageLeadsFromEmptyHostsToAJob runs the commands of the page and nothing else.
 func BenchmarkTheInstallationPageLeadsFromEmptyHostsToAJob(t *testing.B) {
-	list := blocks(t)
-	s := newSite(t)
+	s := newSite(t, archivesHandover)
+	s.follow(blocks(t, archives))
+}
+
+// follow runs blocks of the page in their order. One of them must run a job.
+func (s *site) follow(list []block) {
+	t := s.t
+	t.Helper()
 	jobs := 0
 	for _, b := range list {
 		began := time.Now()
-		ctx, cancel := context.WithTimeout(t.Context(), blockLimit)
-		// As root's shell at a terminal would, but a block stops at its first failure.
-		out, err := exec.CommandContext(ctx, "docker", "exec", "-e", "HOME=/root", s.container(b.host),
-			"bash", "-euo", "pipefail", "-c", b.text).CombinedOutput()
-		cancel()
-		if err != nil {
-			t.Fatalf("%s:%d on host %s: %v\n%s\n%s\n%s", page, b.line, b.host, err, b.text, out, s.journals())
-		}
+		out := s.shell(b.host, b.text)
 		t.Logf("line %d, %s: %s", b.line, b.host, time.Since(began).Round(10*time.Millisecond))
 		if strings.Contains(b.text, "\nberth run ") || strings.HasPrefix(b.text, "berth run ") {
 			jobs++
-			if !strings.Contains(string(out), "succeeded") {
+			if !strings.Contains(out, "succeeded") {
 				t.Errorf("%s:%d: the job did not succeed:\n%s", page, b.line, out)
 			}
 		}
@@ -88,6 +112,20 @@ func BenchmarkTheInstallationPageLeadsFromEmptyHostsToAJob(t *testing.B) {
 	if jobs == 0 {
 		t.Error("no block of the page runs a job")
 	}
+}
+
+// shell runs commands on a host and returns their output, both streams. As root's shell at a terminal would, but
+// the commands stop at the first failure, which fails the test.
+func (s *site) shell(host, commands string) string {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.t.Context(), blockLimit)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, "docker", "exec", "-e", "HOME=/root", s.container(host),
+		"bash", "-euo", "pipefail", "-c", commands).CombinedOutput()
+	if err != nil {
+		s.t.Fatalf("on host %s: %v\n%s\n%s\n%s", host, err, commands, out, s.journals())
+	}
+	return string(out)
 }
 
 // site is the two hosts of one test.
@@ -128,7 +166,8 @@ func requireHierarchies(t testing.TB) {
 	}
 }
 
-func newSite(t testing.TB) *site {
+// newSite boots the hosts. handover fills the folder that both have at the beginning.
+func newSite(t testing.TB, handover func(s *site, dir string)) *site {
 	t.Helper()
 	requireHierarchies(t)
 	s := &site{t: t, name: "berth-install-" + strconv.Itoa(os.Getpid())}
@@ -138,7 +177,9 @@ func newSite(t testing.TB) *site {
 	if exec.Command("docker", "image", "inspect", image).Run() != nil {
 		s.run("docker", "import", root, image)
 	}
-	handover := s.handover()
+	folder := t.TempDir()
+	s.temporal(filepath.Join(folder, "temporal"))
+	handover(s, folder)
 	t.Cleanup(s.remove)
 	s.run("docker", "network", "create", "--label", label+"="+strconv.Itoa(os.Getpid()), s.name)
 	for host, names := range hosts {
@@ -149,7 +190,7 @@ func newSite(t testing.TB) *site {
 			"--cap-add", "SYS_ADMIN", "--cap-add", "NET_ADMIN", "--cap-add", "SYS_PTRACE", "--cap-add", "DAC_READ_SEARCH",
 			"--security-opt", "seccomp=unconfined", "--security-opt", "apparmor=unconfined", "--security-opt", "systempaths=unconfined",
 			"--tmpfs", "/run", "--tmpfs", "/run/lock", "--tmpfs", "/tmp", "--volume", "/var/lib/docker",
-			"--env", "container=docker", "--volume", handover + ":/srv/handover"}
+			"--env", "container=docker", "--volume", folder + ":/srv/handover"}
 		for _, n := range names {
 			args = append(args, "--network-alias", n)
 		}
@@ -165,23 +206,25 @@ func newSite(t testing.TB) *site {
 	return s
 }
 
-// handover makes the folder that both hosts have at the beginning, as the page describes it.
-func (s *site) handover() string {
-	dir := s.t.TempDir()
+// archivesHandover fills the folder that both hosts have at the beginning with programs and units, as the page
+// describes it.
+func archivesHandover(s *site, dir string) {
 	if err := commands.Build(filepath.Join(dir, "berth", "bin"), commands.Shipped,
 		"berthd", "berth", "berth-agent", "berth-deadman", "berth-check"); err != nil {
 		s.t.Fatal(err)
 	}
 	s.run("cp", "-r", units, filepath.Join(dir, "berth", "systemd"))
-	temporal := filepath.Join(dir, "temporal")
-	if err := os.Mkdir(temporal, 0o755); err != nil {
+}
+
+// temporal copies the programs of Temporal into a folder.
+func (s *site) temporal(dir string) {
+	if err := os.Mkdir(dir, 0o755); err != nil {
 		s.t.Fatal(err)
 	}
 	for _, name := range []string{"temporal-server", "temporal-sql-tool"} {
 		built := strings.TrimSpace(s.run("bash", "../../scripts/tool.sh", name))
-		s.run("cp", built, filepath.Join(temporal, name))
+		s.run("cp", built, filepath.Join(dir, name))
 	}
-	return dir
 }
 
 func (s *site) container(host string) string { return s.name + "-" + host }

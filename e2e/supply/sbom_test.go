@@ -86,7 +86,7 @@ type component struct {
 func TestTheListOfModulesIsWholeValidAndReproducible(t *testing.T) {
 	t.Parallel()
 	valid, dir := schema(t), t.TempDir()
-	names := []string{"berth", "berth-agent", "berth-check", "berth-deadman", "berthd"}
+	names := []string{"berth", "berth-agent", "berth-check", "berth-cloud", "berth-deadman", "berthd"}
 	if err := commands.Build(dir, commands.Shipped, names...); err != nil {
 		t.Fatal(err)
 	}

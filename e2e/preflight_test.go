@@ -1,0 +1,54 @@
+package e2e_test
+
+import (
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"berth/internal/control/controlplane"
+	"berth/internal/control/controlplane/preflight"
+	"berth/internal/control/scheduler"
+	"berth/workers"
+)
+
+// With a real Temporal: an installation that runs has no fault, and a namespace is missing until it is
+// created. The other faults have tests in package preflight.
+func TestTheCheckOfAnInstallationThatRuns(t *testing.T) {
+	t.Parallel()
+	s := start(t, scheduler.Ages{})
+	c := controlplane.Default()
+	c.DatabaseURL, c.TemporalAddress = s.database, s.address
+	c.BlobURL = "file://" + filepath.Join(s.dir, "blobs")
+	c.SecretKeyFile = filepath.Join(s.dir, "secret-key")
+	// until repeats the check, since berthd and Temporal's services act a moment later.
+	until := func(namespace string, state preflight.State, text string) []preflight.Finding {
+		t.Helper()
+		c.TemporalNamespace = namespace
+		for deadline := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
+			findings := preflight.Run(t.Context(), preflight.Input{Config: c, UID: 1000})
+			if slices.ContainsFunc(findings, func(f preflight.Finding) bool {
+				return f.Check == "temporal" && f.State == state && strings.Contains(f.Detail, text)
+			}) {
+				return findings
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("no %s of Temporal contains %q: %+v", state, text, findings)
+			}
+		}
+	}
+	findings := until("default", preflight.OK, "has the search attributes")
+	if n := preflight.Faults(findings); n > 0 {
+		t.Errorf("%d faults: %+v", n, findings)
+	}
+	until("another", preflight.Fault, "namespace another does not exist")
+	if _, err := workers.CreateNamespace(t.Context(), s.temporal, "another", 24*time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	until("another", preflight.Advice, "has no search attributes")
+	if err := workers.AddSearchAttributes(t.Context(), s.temporal, "another"); err != nil {
+		t.Fatal(err)
+	}
+	until("another", preflight.OK, "has the search attributes")
+}
