@@ -47,6 +47,11 @@ demo: ## all set-up, then train a real model through the loss of a machine
 	@scripts/setup.sh demo
 	@scripts/demo.sh
 
+.PHONY: demo-cloud
+demo-cloud: ## all set-up, then train on a machine that is launched for the job, through its loss to the cloud; the bill adds up
+	@scripts/setup.sh demo
+	@scripts/demo-cloud.sh
+
 .PHONY: proof-gang
 proof-gang: ## train with PyTorch over four containers, kill one in mid-epoch: the loss is the same (large image, once)
 	@scripts/setup.sh demo
@@ -60,7 +65,7 @@ proof-hang: ## the same, with a member that hangs in an all-reduce, in three way
 .PHONY: proof-install
 proof-install: ## run the commands of docs/operate/install.md on two empty hosts, from an empty database to a job
 	@scripts/setup.sh demo
-	$(GO) test ./e2e/install -run '^$$' -bench . -benchtime 1x -count=1 -timeout 30m -v
+	$(GO) test ./e2e/install -run '^$$' -bench BenchmarkTheInstallationPage -benchtime 1x -count=1 -timeout 30m -v
 
 .PHONY: proof-gpu
 proof-gpu: ## compare readings of a real GPU with programs that train, wait and spin on it, 4 minutes: make proof-gpu PYTHON=python3
@@ -163,6 +168,23 @@ vuln-calls: ## the same from source, with the calls that reach each one (minutes
 sbom: ## write the modules of each program, CycloneDX 1.6, into bin/sbom/ (a first build takes minutes)
 	@scripts/sbom.sh
 
+# Of make release: its version.
+VERSION ?=
+
+.PHONY: release
+release: ## build archives, packages, lists of modules and sums into dist/: make release VERSION=1.2.3 [MINISIGN_KEY=file]
+	@scripts/release.sh "$(VERSION)"
+
+.PHONY: release-check
+release-check: ## build a release twice, in two folders: the files are equal (RELEASE_CACHE=shared: minutes, not an hour)
+	@scripts/release-check.sh
+
+.PHONY: package-test
+package-test: ## install the packages on two empty hosts, upgrade them while a job runs, remove and purge them; read the RPMs
+	@scripts/setup.sh release
+	@command -v rpm >/dev/null || { echo "package-test: rpm is missing: scripts/setup.sh release" >&2; exit 1; }
+	$(GO) test ./e2e/install -run 'Package|RPM' -bench BenchmarkPackages -benchtime 1x -count=1 -timeout 40m -v
+
 .PHONY: measures
 measures: ## how hard the code is to read: sizes, widths, share of comments, words; each with its limit and goal
 	@$(GO) test . -run MeasuresOnlyImprove -count=1 -v | grep -E 'limit|goal|FAIL|ok'
@@ -173,4 +195,4 @@ fmt: ## gofmt everything
 
 .PHONY: generate
 generate: ## rewrite generated documents and golden files; read the diff
-	$(GO) test . ./failure ./internal/check ./placement ./internal/lib/glossary ./internal/lib/jobfile ./api ./internal/control/controlplane ./cmd/berth ./cmd/berthd ./cmd/berth-agent -run 'States|Golden|Document|Script|Reference' -update
+	$(GO) test . ./failure ./internal/check ./placement ./internal/lib/glossary ./internal/lib/jobfile ./api ./internal/control/controlplane ./cmd/berth ./cmd/berthd ./cmd/berth-agent ./e2e/watching -run 'States|Golden|Document|Script|Reference' -update

@@ -5,10 +5,12 @@
 #
 #     scripts/sbom.sh                     builds the programs into bin/sbom/ and writes their lists there
 #     scripts/sbom.sh FOLDER PROGRAM...   writes FOLDER/NAME.cdx.json for programs that exist
+#
+# BERTH_VERSION is the version of the programs; the default is the version of the source tree.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-version=$(sed -n 's/^const Number = "\(.*\)"$/\1/p' internal/lib/buildinfo/buildinfo.go)
+version=${BERTH_VERSION:-$(sed -n 's/^var Number = "\(.*\)"$/\1/p' internal/lib/buildinfo/buildinfo.go)}
 [[ $version ]] || { echo "sbom: internal/lib/buildinfo/buildinfo.go has no version" >&2 && exit 1; }
 folder=${1:-bin/sbom}
 shift || true

@@ -1,8 +1,11 @@
 #!/usr/bin/env bash
 # Prepares a Debian or Ubuntu machine for Berth's tests or its demonstration:
 #
-#     scripts/setup.sh test     PostgreSQL, Docker, nftables, and Chromium for the tests of the web pages
+#     scripts/setup.sh test     PostgreSQL, Docker, nftables, Chromium for the tests of the web pages, and
+#                               promtool for the tests of alerts
 #     scripts/setup.sh demo     PostgreSQL, Docker, nftables, and mmdebstrap to build the demo's image
+#     scripts/setup.sh release  the C compiler for arm64, an emulator that runs programs of arm64, and rpm; with all
+#                               of the demo's, for make package-test
 #
 # It says what it is about to install, installs only what is missing, starts
 # Docker if no engine answers, and does nothing on a second run. An existing
@@ -12,9 +15,9 @@ set -euo pipefail
 
 mode=${1:-test}
 case $mode in
-test | demo) ;;
+test | demo | release) ;;
 *)
-	echo "usage: $0 [test|demo]" >&2
+	echo "usage: $0 [test|demo|release]" >&2
 	exit 2
 	;;
 esac
@@ -49,10 +52,21 @@ missing() {
 	have ip || echo iproute2
 	have nft || echo nftables
 	if [[ $mode == test ]]; then
+		have jq || echo jq # examples/cloud
 		have chromium || have chromium-browser || have google-chrome || echo chromium
+		have promtool || echo prometheus
 	fi
-	if [[ $mode == demo ]]; then
+	if [[ $mode == demo || $mode == release ]]; then
 		have mmdebstrap || echo mmdebstrap
+	fi
+	if [[ $mode == release ]]; then
+		if [[ $(uname -m) != aarch64 ]]; then
+			have aarch64-linux-gnu-gcc || echo gcc-aarch64-linux-gnu
+			[[ -e /usr/aarch64-linux-gnu/include/stdlib.h ]] || echo libc6-dev-arm64-cross
+			have qemu-aarch64-static || echo qemu-user-static
+		fi
+		have rpm || echo rpm
+		have minisign || echo minisign # as those who check a release have it
 	fi
 }
 
@@ -102,12 +116,30 @@ install_packages() {
 		as_root mkdir -p "$(dirname $no_cluster)"
 		echo "create_main_cluster = false" | as_root tee $no_cluster >/dev/null
 	fi
+	if [[ " ${packages[*]} " == *" prometheus "* ]]; then
+		unpack_promtool
+		mapfile -t packages < <(printf '%s\n' "${packages[@]}" | grep -vx prometheus)
+		[[ ${#packages[@]} -gt 0 ]] || return 0
+	fi
 	local status=0
 	as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${packages[@]}" </dev/null || status=$?
 	if [[ -n $no_cluster ]]; then
 		as_root rm -f $no_cluster
 	fi
 	[[ $status -eq 0 ]] || fail "apt-get install ${packages[*]} failed with status $status"
+}
+
+# unpack_promtool takes promtool out of the package prometheus. An installed package would also run a
+# server on port 9090, which the tests do not need.
+unpack_promtool() {
+	local dir status=0
+	dir=$(mktemp -d)
+	(cd "$dir" && apt-get download -qq prometheus && dpkg-deb -x prometheus_*.deb root) || status=$?
+	if [[ $status -eq 0 ]]; then
+		as_root install -m 755 "$dir/root/usr/bin/promtool" /usr/local/bin/promtool || status=$?
+	fi
+	rm -rf "$dir"
+	[[ $status -eq 0 ]] || fail "cannot take promtool out of the package prometheus (status $status)"
 }
 
 engine_answers() { timeout 30 docker network ls >/dev/null 2>&1; }

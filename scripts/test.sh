@@ -8,11 +8,11 @@ cd "$(dirname "$0")/.."
 root=$(pwd -P)
 bins=$root/bin/tests # packages/ the tests, programs/ and failpoints/ the commands, logs/ what tests print
 
-# Packages that embed the Temporal server are tested without the race detector:
+# Packages that embed the Temporal server or the SDK of a cloud are tested without the race detector:
 # it would double a build of minutes and watch somebody else's code. So is the
 # simulator, which only computes, ten times as long: what it runs, placement and
 # scheduler, is watched in their own tests.
-plain='^berth/(internal/devstack/temporaldev|cmd/berth-dev|cmd/berth-sim|e2e)(/|$)'
+plain='^berth/(internal/devstack/temporaldev|internal/control/cloud/ec2|internal/control/cloud/gce|cmd/berth-cloud|cmd/berth-dev|cmd/berth-sim|e2e)(/|$)'
 # The chaos suite comes last and alone: it fills the machine by itself.
 chaos=e2e/chaos
 # Those that take longest begin first, so that no core is idle at the end.
@@ -27,16 +27,18 @@ compile() {
   go version >"$bins/building"
   scripts/build.sh "== programs" ./...
   # Every package with a file that only this tag compiles.
-  go vet -tags failpoints ./internal/lib/failpoint ./activities/control ./api ./internal/control/scheduler ./internal/machine/agent ./workers ./cmd/berthd ./cmd/berth-agent
+  go vet -tags failpoints ./internal/lib/failpoint ./activities/control ./api ./internal/control/autoscale ./internal/control/scheduler ./internal/machine/agent ./workers ./cmd/berthd ./cmd/berth-agent
   go vet ./...
   scripts/lint.sh
   scripts/tool.sh versitygw >/dev/null
   scripts/tool.sh fake-gcs-server >/dev/null
   scripts/tool.sh govulncheck >/dev/null
   scripts/tool.sh cyclonedx-gomod >/dev/null
+  scripts/tool.sh nfpm >/dev/null
+  scripts/tool.sh minisign >/dev/null
   # As e2e/commands does, which finds them here.
-  go build -ldflags=-w -o "$bins/programs/" ./cmd/berth-dev ./cmd/berthd ./cmd/berth-agent ./cmd/berth-deadman ./cmd/berth-check ./cmd/berth
-  go build -ldflags=-w -tags failpoints -o "$bins/failpoints/" ./cmd/berthd ./cmd/berth-agent ./cmd/berth-check
+  go build -ldflags=-w -o "$bins/programs/" ./cmd/berth-dev ./cmd/berthd ./cmd/berth-agent ./cmd/berth-deadman ./cmd/berth-check ./cmd/berth ./cmd/berth-cloud
+  go build -ldflags=-w -tags failpoints -o "$bins/failpoints/" ./cmd/berthd ./cmd/berth-agent ./cmd/berth-check ./e2e/faultcloud
   # What runs in containers, for the cache: it takes all of another build of the standard library.
   CGO_ENABLED=0 GOFLAGS='' go build -trimpath -buildvcs=false -ldflags='-s -w -buildid=' -o "$bins/testprog" ./activities/node/runtimetest/testprog
   CGO_ENABLED=0 go build -o "$bins/pause" ./internal/devstack/dockerd/testdata/pause
@@ -64,15 +66,17 @@ one() {
   cd "$root/$1"
   # The proofs wait for fences and silences most of the time, with little work between.
   if [[ $1 == e2e/proof ]]; then abreast=$((${abreast:-4} * 3 / 2)); fi
-  "$bins/packages/$1/test" -test.paniconexit0 -test.timeout=30m -test.parallel="${abreast:-4}" >"$log" 2>&1 || status=$?
+  local TIMEFORMAT='%U %S' used # of the CPU, in seconds, with the child processes that have ended
+  used=$({ time "$bins/packages/$1/test" -test.paniconexit0 -test.timeout=30m -test.parallel="${abreast:-4}" >"$log" 2>&1; } 2>&1) || status=$?
+  used=$(awk '{ printf "%.0f", $1 + $2 }' <<<"$used")
   exec 9>"$bins/turn" # one package at a time prints
   flock 9
   if ((status)); then
     cat "$log"
-    printf 'FAIL\t%s\t%ss\n' "${package%/.}" "$((SECONDS - begun))"
+    printf 'FAIL\t%s\t%ss\tcpu %ss\n' "${package%/.}" "$((SECONDS - begun))" "$used"
   else
     rm "$log"
-    printf 'ok  \t%s\t%ss\n' "${package%/.}" "$((SECONDS - begun))"
+    printf 'ok  \t%s\t%ss\tcpu %ss\n' "${package%/.}" "$((SECONDS - begun))" "$used"
   fi
   return "$status"
 }
@@ -82,7 +86,7 @@ summary() {
   local log
   for log in "$bins"/logs/*; do
     echo "-- ${log##*/}"
-    awk '/--- FAIL|^panic:|DATA RACE|BREACH:|never:|^vulnerabilities: (RED|[^ ]*:)/ { left = 6 } left-- > 0 { print substr($0, 1, 500) }' "$log" | head -n 40
+    awk '/its workflow:/ { left = 30 } /--- FAIL|^panic:|DATA RACE|BREACH:|never:|^vulnerabilities: (RED|[^ ]*:)/ { left = 6 } left-- > 0 { print substr($0, 1, 500) }' "$log" | head -n 40
   done
 }
 

@@ -10,6 +10,8 @@
 #     scripts/tool.sh revive              a linter: style, by scripts/revive.toml
 #     scripts/tool.sh govulncheck         finds known vulnerabilities that a program reaches
 #     scripts/tool.sh cyclonedx-gomod     lists the modules of a program in the format CycloneDX
+#     scripts/tool.sh nfpm                makes packages for Debian and for RPM systems
+#     scripts/tool.sh minisign            signs files
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -22,8 +24,10 @@ staticcheck) package=honnef.co/go/tools/cmd/staticcheck version=v0.8.2 ;;
 revive) package=github.com/mgechev/revive version=v1.15.0 ;;
 govulncheck) package=golang.org/x/vuln/cmd/govulncheck version=v1.8.0 ;;
 cyclonedx-gomod) package=github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod version=v1.10.0 ;;
+nfpm) package=github.com/goreleaser/nfpm/v2/cmd/nfpm version=v2.44.0 ;;
+minisign) package=aead.dev/minisign/cmd/minisign version=v0.3.0 ;;
 *)
-	echo "usage: $0 versitygw|fake-gcs-server|temporal-server|temporal-sql-tool|staticcheck|revive|govulncheck|cyclonedx-gomod" >&2
+	echo "usage: $0 versitygw|fake-gcs-server|temporal-server|temporal-sql-tool|staticcheck|revive|govulncheck|cyclonedx-gomod|nfpm|minisign" >&2
 	exit 2
 	;;
 esac
