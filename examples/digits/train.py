@@ -27,12 +27,19 @@ CHECKPOINTS = os.environ.get("BERTH_CHECKPOINT_DIR", "")
 PROGRESS = "/workspace/.berth/progress"
 
 stopping = False
+saving = False
 
 
 def on_stop(signum, frame):
     """Finish the epoch, save, and leave: Berth calls this a clean stop, not a success."""
     global stopping
     stopping = True
+
+
+def on_save(signum, frame):
+    """Save after this epoch and go on: the cloud ends this machine soon."""
+    global saving
+    saving = True
 
 
 def save(model, step):
@@ -66,7 +73,9 @@ def tell(step, message):
 
 
 def main():
+    global saving
     signal.signal(signal.SIGTERM, on_stop)
+    signal.signal(signal.SIGUSR1, on_save)
     x, y = load_digits(return_X_y=True)
     x_train, x_test, y_train, y_test = train_test_split(x / 16.0, y, test_size=0.25, random_state=7, stratify=y)
 
@@ -86,7 +95,8 @@ def main():
         accuracy = model.score(x_test, y_test)
         print(f"epoch {step}/{EPOCHS} loss={model.loss_:.4f} accuracy={accuracy:.4f}", flush=True)
         tell(step, f"accuracy {accuracy:.4f}")
-        if step % EVERY == 0 or step == EPOCHS or stopping:
+        if step % EVERY == 0 or step == EPOCHS or stopping or saving:
+            saving = False
             save(model, step)
         time.sleep(max(0.0, PACE - (time.monotonic() - begun)))
 

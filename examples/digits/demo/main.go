@@ -14,6 +14,7 @@ import (
 	"berth"
 	"berth/api/client"
 	"berth/internal/lib/jobfile"
+	"berth/spec"
 	"berth/wire"
 )
 
@@ -25,6 +26,11 @@ func main() {
 	url := flag.String("url", "http://127.0.0.1:7070", "address of the API")
 	tokenFile := flag.String("token-file", "", "file that holds a token")
 	limit := flag.Duration("limit", 8*time.Minute, "how long it may take")
+	cloud := flag.Bool("cloud", false, "demonstrate machines of a cloud")
+	var c cloudDemo
+	flag.StringVar(&c.program, "berth-cloud", "bin/berth-cloud", "the berth-cloud program, which takes a machine back")
+	flag.StringVar(&c.machines, "cloud-machines", "", "folder of the cloud's machines")
+	flag.DurationVar(&c.lead, "lead", 20*time.Second, "time from the cloud's notice to the end of the machine")
 	flag.Parse()
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
@@ -34,7 +40,11 @@ func main() {
 	token, err := os.ReadFile(*tokenFile)
 	if err == nil {
 		d.api = client.New(*url, strings.TrimSpace(string(token)))
-		err = d.run(ctx)
+		if c.demo = d; *cloud {
+			err = c.run(ctx)
+		} else {
+			err = d.run(ctx)
+		}
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "demo: FAILED:", err)
@@ -72,16 +82,25 @@ func (d *demo) run(ctx context.Context) error {
 	return d.resume(ctx, accuracy)
 }
 
-func (d *demo) submit(ctx context.Context) (wire.Job, error) {
+// load reads the job file.
+func (d *demo) load() (spec.Job, error) {
 	source, err := os.ReadFile(d.file)
 	if err != nil {
-		return wire.Job{}, err
+		return spec.Job{}, err
 	}
 	file, err := jobfile.Parse(d.file, source)
 	if err != nil {
+		return spec.Job{}, err
+	}
+	return file.Spec, nil
+}
+
+func (d *demo) submit(ctx context.Context) (wire.Job, error) {
+	s, err := d.load()
+	if err != nil {
 		return wire.Job{}, err
 	}
-	job, _, err := d.api.Submit(ctx, file.Spec, "")
+	job, _, err := d.api.Submit(ctx, s, "")
 	if err != nil {
 		return job, fmt.Errorf("submit: %w", err)
 	}
