@@ -8,6 +8,7 @@ import (
 
 	"berth"
 	"berth/api"
+	"berth/db/dbtest"
 	"berth/wire"
 )
 
@@ -20,7 +21,7 @@ func (a *agent) syncs() int {
 // locked runs f while a table is locked.
 func (s *site) locked(table string, f func()) {
 	s.t.Helper()
-	tx, err := s.db.Pool().Begin(s.t.Context())
+	tx, err := dbtest.Beside(s.t, s.db).Begin(s.t.Context())
 	if err != nil {
 		s.t.Fatal(err)
 	}

@@ -157,7 +157,8 @@ func TestGuessesOfTheRightFormTakeOneConnection(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, nil)
 	ctx := t.Context()
-	tx, err := s.db.Pool().Begin(ctx)
+	pool := dbtest.Beside(t, s.db)
+	tx, err := pool.Begin(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -179,7 +180,7 @@ func TestGuessesOfTheRightFormTakeOneConnection(t *testing.T) {
 		})
 	}
 	waiting := func() (n int) {
-		if err := s.db.Pool().QueryRow(ctx, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`).Scan(&n); err != nil {
+		if err := pool.QueryRow(ctx, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`).Scan(&n); err != nil {
 			t.Fatal(err)
 		}
 		return n

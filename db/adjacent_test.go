@@ -248,8 +248,7 @@ func share(t *testing.T) (*stage, oldProgram, berth.JobID) {
 	if err := db.Migrate(t.Context(), url); err != nil {
 		t.Fatal(err)
 	}
-	d := dbtest.Open(t, url, db.Options{})
-	return &stage{t, d, d.Pool()}, o, early
+	return stageOn(t, url, db.Options{}), o, early
 }
 
 func TestTwoVersionsAgreeOnExecution(t *testing.T) {

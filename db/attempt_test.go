@@ -25,12 +25,18 @@ type stage struct {
 
 func newStage(t *testing.T) *stage {
 	t.Helper()
-	d := dbtest.Open(t, dbtest.URL(t), db.Options{})
-	s := &stage{t, d, d.Pool()}
+	s := stageOn(t, dbtest.URL(t), db.Options{})
 	for _, m := range []string{"m0", "m1", "m2"} {
 		insertMachine(t, s.pool, m, 2)
 	}
 	return s
+}
+
+// stageOn returns a stage on the database at url.
+func stageOn(t *testing.T, url string, o db.Options) *stage {
+	t.Helper()
+	d := dbtest.Open(t, url, o)
+	return &stage{t, d, dbtest.Beside(t, d)}
 }
 
 // submit stores a job; edit may change its spec.

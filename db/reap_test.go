@@ -260,8 +260,7 @@ func TestDrainDeadlineSendsJobsBackToTheQueue(t *testing.T) {
 func TestCallsOfSuspectedMachinesShareAStatement(t *testing.T) {
 	t.Parallel()
 	warned := &syncBuffer{}
-	d := dbtest.Open(t, dbtest.URL(t), db.Options{Logger: slog.New(slog.NewTextHandler(warned, nil))})
-	s := &stage{t, d, d.Pool()}
+	s := stageOn(t, dbtest.URL(t), db.Options{Logger: slog.New(slog.NewTextHandler(warned, nil))})
 	var agents []*agent
 	for i := range 6 {
 		name := fmt.Sprintf("m%d", i)
@@ -296,4 +295,52 @@ func TestCallsOfSuspectedMachinesShareAStatement(t *testing.T) {
 		}
 		s.cleared(a, time.Since(began), "after a call of "+string(a.machine))
 	}
+}
+
+// Machines that may be switched off are silent by plan: drained ones without work, and machines in a
+// window, whether they were drained or silent before it.
+func TestSilenceByPlanIsNotCounted(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	term := s.term()
+	insertMachine(t, s.pool, "m3", 2)
+	silent := func(step string, want int) {
+		t.Helper()
+		if p, err := s.db.Cluster.Population(t.Context()); err != nil || p.Silent != want {
+			t.Errorf("%s: %d silent machines, %v; want %d", step, p.Silent, err, want)
+		}
+	}
+	lose := func(machine string) {
+		t.Helper()
+		s.quiet(machine, 3*time.Minute)
+		if v := s.judge(term, berth.MachineID(machine)); !v.Lost {
+			t.Fatalf("%s is not lost", machine)
+		}
+	}
+	drain := func(machine berth.MachineID) {
+		t.Helper()
+		if err := s.db.Machines.Drain(t.Context(), machine, "new disk", nil, "operator:ann"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	silent("all call", 0)
+	drain("m1")
+	lose("m1")
+	silent("a drained machine was switched off", 0)
+	s.started(nil) // on m0
+	drain("m0")
+	lose("m0")
+	silent("a drained machine with work", 1)
+	lose("m2")
+	silent("a machine in service", 2)
+	var at db.WaitingCursor
+	id := s.window(time.Hour, nil, "m2", "m3")
+	silent("before the window", 2)
+	s.shift(id, 56*time.Minute)
+	s.passes(term, &at, 10, 1)
+	lose("m3")
+	silent("a window of a lost machine and of another one", 1)
+	s.shift(id, 2*time.Hour)
+	s.passes(term, &at, 10, 1)
+	silent("after the window", 2)
 }

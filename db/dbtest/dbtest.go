@@ -82,6 +82,24 @@ func Open(t testing.TB, url string, o db.Options) *db.DB {
 func New(t testing.TB) *pgxpool.Pool {
 	t.Helper()
 	pool, err := pgxpool.New(context.Background(), URL(t))
+	return closing(t, pool, err)
+}
+
+// Beside returns another pool on the database of d, for statements of the test itself. A
+// test that holds a lock while others wait needs it: d's own pool admits fewer callers while
+// statements are slow, and the test would wait for a turn that only the end of its own
+// transaction frees.
+func Beside(t testing.TB, d *db.DB) *pgxpool.Pool {
+	t.Helper()
+	cfg := d.Pool().Config()
+	cfg.ConnConfig.Tracer = nil // it admits the callers
+	pool, err := pgxpool.NewWithConfig(context.Background(), cfg)
+	return closing(t, pool, err)
+}
+
+// closing closes pool when the test ends.
+func closing(t testing.TB, pool *pgxpool.Pool, err error) *pgxpool.Pool {
+	t.Helper()
 	if err != nil {
 		t.Fatalf("dbtest: %v", err)
 	}
