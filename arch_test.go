@@ -28,6 +28,7 @@ var layers = [][]string{
 	{"berth/failure"},
 	{"berth/wire"},
 	{"berth/internal/lib", "berth/lifecycle"},
+	{"berth/internal/control/cloud"},
 	{"berth/placement", "berth/db"},
 	{"berth/activities/control", "berth/activities/node", "berth/activities/wait"},
 	{"berth/workflows"},
@@ -35,11 +36,12 @@ var layers = [][]string{
 	{
 		"berth/internal/control/authority",
 		"berth/internal/control/blob", "berth/internal/control/calendar", "berth/internal/control/convert",
-		"berth/internal/control/runtimes", "berth/internal/control/watermark",
+		"berth/internal/control/runtimes", "berth/internal/control/scaler", "berth/internal/control/watermark",
 		"berth/internal/machine/cgroupstats", "berth/internal/machine/deadman", "berth/internal/machine/docker",
 		"berth/internal/machine/fetch", "berth/internal/machine/firewall", "berth/internal/machine/gpu",
+		"berth/internal/machine/notice", "berth/internal/machine/signature",
 	},
-	{"berth/internal/control/admission", "berth/internal/control/explain"},
+	{"berth/internal/control/admission", "berth/internal/control/autoscale", "berth/internal/control/explain"},
 	{
 		"berth/api", "berth/web", "berth/workers", "berth/internal/check",
 		"berth/internal/control/dispatch", "berth/internal/control/scheduler", "berth/internal/control/webhook",
@@ -244,6 +246,36 @@ func TestDeadmanLinksNothingThatMayFail(t *testing.T) {
 func TestControlPlaneLinksNoDockerAndNoNVML(t *testing.T) {
 	t.Parallel()
 	links(t, "./cmd/berthd", "github.com/docker/docker", "github.com/NVIDIA/go-nvml", "go.temporal.io/server")
+}
+
+// The SDK of a cloud takes minutes to compile and comes with credentials that create machines at the
+// owner's expense. It stays in one package, which one program links (adr/0065,
+// adr/0074).
+func TestSDKsOfCloudsStayInOneProgram(t *testing.T) {
+	t.Parallel()
+	const program = "berth/cmd/berth-cloud"
+	for sdk, wrapper := range map[string]string{
+		"github.com/aws/aws-sdk-go-v2/service/ec2": "berth/internal/control/cloud/ec2",
+		"cloud.google.com/go/compute/apiv1":        "berth/internal/control/cloud/gce",
+	} {
+		linked := false
+		for _, p := range listPackages(t, "./...") {
+			if slices.Contains(p.Imports, sdk) && p.ImportPath != wrapper {
+				t.Errorf("%s imports %s", p.ImportPath, sdk)
+			}
+			if !slices.Contains(p.Deps, wrapper) && !slices.Contains(p.Deps, sdk) {
+				continue
+			}
+			if p.ImportPath == program {
+				linked = true
+			} else if p.ImportPath != wrapper {
+				t.Errorf("%s links %s, which belongs to %s alone", p.ImportPath, wrapper, program)
+			}
+		}
+		if !linked {
+			t.Errorf("%s does not link %s: the search is broken", program, wrapper)
+		}
+	}
 }
 
 func TestCommandLineSpeaksOnlyHTTP(t *testing.T) {

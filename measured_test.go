@@ -5,7 +5,7 @@ package berth_test
 // share of words that has reached its goal has the goal as its limit.
 var measured = map[string]float64{
 	"methods on one type":                                                             30,
-	"exported names of the root package":                                              189,
+	"exported names of the root package":                                              190,
 	"lines of the longest function":                                                   80,
 	"lines of a function, 99th percentile":                                            50,
 	"lines of product code wider than 120 columns":                                    0,
