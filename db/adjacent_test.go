@@ -10,7 +10,6 @@ import (
 
 	"berth"
 	"berth/db"
-	"berth/db/dbtest"
 	"berth/failure"
 	"berth/spec"
 )

@@ -266,7 +266,7 @@ func TestCallsOfSuspectedMachinesShareAStatement(t *testing.T) {
 		name := fmt.Sprintf("m%d", i)
 		insertMachine(t, s.pool, name, 2)
 		a := &agent{stage: s, machine: berth.MachineID(name), host: "h", boot: "a"}
-		r, _, err := d.Agents.Register(t.Context(), a.machine, a.request())
+		r, _, err := s.db.Agents.Register(t.Context(), a.machine, a.request())
 		if err != nil {
 			t.Fatal(err)
 		}
