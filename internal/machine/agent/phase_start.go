@@ -27,14 +27,16 @@ func (p *startPhase) Do(ctx context.Context) (phase, error) {
 	return p.spans.step(ctx, "start", p.result, func(context.Context) (phase, error) { return p.start() })
 }
 
-// start repeats the start until it succeeds or fails for good. at_most_one work asks the fence
-// before each try, since the lease may expire between two tries.
+// start repeats the start until it succeeds or fails for good. From the first error on it retries until
+// EnginePatience is over: before that the member may have waited for its turn, or for a slow engine. at_most_one
+// work asks the fence before each try, since the lease may expire between two tries.
 func (p *startPhase) start() (phase, error) {
-	patience := time.Now().Add(p.timing.EnginePatience)
+	admission := time.Now().Add(p.timing.EnginePatience)
+	var patience time.Time
 	for wait := p.timing.backoff(); ; {
 		_ = failpoint.Hit("agent.start.before")
 		if p.claim.atMostOne() {
-			if exit, err := p.fencing.admit(patience); err != nil {
+			if exit, err := p.fencing.admit(admission); err != nil {
 				return "", err
 			} else if exit != nil {
 				return p.result.end(*exit)
@@ -47,6 +49,9 @@ func (p *startPhase) start() (phase, error) {
 		}
 		if p.ctx.Err() != nil {
 			return "", context.Cause(p.ctx)
+		}
+		if patience.IsZero() { // a slow engine is no faulty one
+			patience = time.Now().Add(p.timing.EnginePatience)
 		}
 		if cause := p.causeOf(err, patience); cause != "" && p.surelyNotRunning() {
 			return p.result.notStarted(cause, err.Error())
