@@ -18,7 +18,7 @@ import (
 )
 
 // powerOffLimit bounds the end of an engine after the end of its agent.
-const powerOffLimit = time.Minute
+const powerOffLimit = 5 * time.Minute
 
 // localMachine is the process of a local instance with a container engine of its own. All processes of the
 // instance end with it:

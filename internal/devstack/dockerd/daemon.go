@@ -12,8 +12,13 @@ import (
 	"time"
 )
 
-// killLimit bounds the end of processes that were sent SIGKILL.
-const killLimit = 30 * time.Second
+// Limits of the steps that end or take over an engine. A crowded machine needs a multiple of the usual time for
+// each, and a step that is cut short leaves its rest to the next call.
+const (
+	killLimit     = 2 * time.Minute // for the end of processes that were sent SIGKILL
+	removeLimit   = 5 * time.Minute // for the programs that remove bridge and rules, one after the other
+	takeOverLimit = 2 * time.Minute // for the answer of an engine that runs: without it the engine is killed
+)
 
 // Daemon is one private engine. Its methods may be called concurrently.
 type Daemon struct {
@@ -90,7 +95,7 @@ func (d *Daemon) start(ctx context.Context) error {
 
 // takeOver waits until the running engine answers.
 func (d *Daemon) takeOver(ctx context.Context, pid int) error {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, takeOverLimit)
 	defer cancel()
 	return awaitAnswer(ctx, d.machine.socket(), func() bool { return alive(pid) })
 }
@@ -290,15 +295,17 @@ func (d *Daemon) end(ctx context.Context, s syscall.Signal) error {
 // powerOff kills all processes of the machine and removes everything except its disk: the run
 // folder, mounts, network and cgroup.
 func (d *Daemon) powerOff(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, killLimit)
+	killing, cancel := context.WithTimeout(ctx, killLimit)
 	defer cancel()
-	if err := killAll(ctx, d.machine); err != nil {
+	if err := killAll(killing, d.machine); err != nil {
 		return err
 	}
 	d.reap()
+	removing, cancel := context.WithTimeout(ctx, removeLimit)
+	defer cancel()
 	return errors.Join(
 		unmountAll(d.machine),
-		removeNetwork(ctx, d.machine),
+		removeNetwork(removing, d.machine),
 		removeCgroups(d.machine),
 		os.RemoveAll(d.machine.run()),
 		removeIfEmpty(filepath.Dir(d.machine.run())),

@@ -158,7 +158,7 @@ func ip(ctx context.Context, args ...string) error {
 
 // iptables waits for the lock that all users of iptables share.
 func iptables(ctx context.Context, args ...string) (string, error) {
-	return output(ctx, "iptables", "iptables", append([]string{"-w", "30"}, args...)...)
+	return output(ctx, "iptables", "iptables", append([]string{"-w", "300"}, args...)...)
 }
 
 // output runs a program and returns its standard output. The error contains the program's

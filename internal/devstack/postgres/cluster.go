@@ -18,8 +18,8 @@ import (
 
 // takeOver is how long a start waits for the end of an earlier server on the same data: the
 // postmaster of a killed starter shuts down in the background, and backends outlive a killed
-// postmaster for a moment.
-const takeOver = time.Minute
+// postmaster for a moment. On a crowded machine each takes more than a minute.
+const takeOver = 5 * time.Minute
 
 // Cluster is a running server. Its methods may be called concurrently.
 type Cluster struct {

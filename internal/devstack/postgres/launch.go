@@ -135,11 +135,14 @@ func listen(port int) (net.Listener, error) {
 	return net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
 }
 
+// connectLimit bounds one attempt to connect to a server that starts.
+const connectLimit = 30 * time.Second
+
 // awaitReady returns when the server accepts the cluster's password, which only this cluster's
 // server does, or with an error when the process has ended.
 func (c *Cluster) awaitReady(ctx context.Context) error {
 	for {
-		attempt, cancel := context.WithTimeout(ctx, 5*time.Second)
+		attempt, cancel := context.WithTimeout(ctx, connectLimit)
 		conn, err := pgx.Connect(attempt, c.URL("postgres"))
 		cancel()
 		if err == nil {

@@ -98,12 +98,19 @@ func probe(ctx context.Context, c client.Client) error {
 	return err
 }
 
+// Limits of one attempt at a step, the first and the longest. An attempt of three calls takes many seconds on a crowded
+// machine, and would never succeed under a limit below that.
+const (
+	firstAttempt   = 5 * time.Second
+	longestAttempt = time.Minute
+)
+
 // until repeats do until do succeeds. It returns do's last error when ctx ends.
 func until(ctx context.Context, do func(context.Context) error) error {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
-	for {
-		attempt, cancel := context.WithTimeout(ctx, 5*time.Second)
+	for limit := firstAttempt; ; limit = min(2*limit, longestAttempt) {
+		attempt, cancel := context.WithTimeout(ctx, limit)
 		err := do(attempt)
 		cancel()
 		if err == nil {
