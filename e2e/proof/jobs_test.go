@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -16,12 +15,22 @@ import (
 	"berth/wire"
 )
 
-// job is a small job of the test program.
+// job is a small job of the test program. No silence of its machine loses it within a test: the agent of a crowded
+// machine may take minutes to come back.
 func (s *stack) job(name string, command ...string) spec.Job {
 	grace, cpus, memory := spec.Duration(5*time.Second), spec.MilliCPU(300), spec.MiB(32)
 	return spec.Job{
-		Name: name, Image: s.image, Command: command, StopGrace: &grace,
+		Name: name, Image: s.image, Command: command, StopGrace: &grace, LostAfter: spec.Duration(patience),
 		Resources: spec.Resources{CPUs: &cpus, Memory: &memory},
+	}
+}
+
+// loseAfter changes the silence after which a job is lost: short for as long as a loss is meant, and else longer than
+// any silence of a crowded machine.
+func (s *stack) loseAfter(silence time.Duration, jobs ...berth.JobID) {
+	s.t.Helper()
+	for _, id := range jobs {
+		s.query(`UPDATE jobs SET lost_after_ms = $2 WHERE id = $1`, id, silence.Milliseconds())
 	}
 }
 
@@ -34,6 +43,10 @@ func (s *stack) shift(name string) spec.Job {
 
 const shiftLines = 60
 
+// engineTries is how often a job is submitted that a slow container engine does not start: 30 s after the first call
+// that fails, the machine gives an attempt up.
+const engineTries = 5
+
 var errSilent = errors.New("its log is empty")
 
 func shiftLog() []string {
@@ -44,15 +57,26 @@ func shiftLog() []string {
 	return append(want, "ready", "term", "line 1", "line 2", "line 3")
 }
 
-// startShifts submits shifts and returns when all run and have printed.
+// startShifts submits shifts and returns when all run in their first attempt and have printed. A shift that an engine
+// did not start in time runs in a later attempt, and another one takes its place.
 func (s *stack) startShifts(n int) []berth.JobID {
 	s.t.Helper()
 	ids := make([]berth.JobID, n)
 	for i := range ids {
 		ids[i] = s.submit(s.shift(fmt.Sprintf("shift-%d", i)))
 	}
+	for i := range ids {
+		for again := range engineTries {
+			if job := s.becomes(ids[i], berth.Running); job.Attempt == 1 {
+				break
+			} else if again == engineTries-1 {
+				s.t.Fatalf("shift %d does not run in its first attempt, time and again: %+v", i, job.Attempts)
+			}
+			s.dismiss(ids[i])
+			ids[i] = s.submit(s.shift(fmt.Sprintf("shift-%d", i)))
+		}
+	}
 	for _, id := range ids {
-		s.becomes(id, berth.Running)
 		until(s.t, "job "+string(id)+" prints", func(ctx context.Context) error {
 			printed := errSilent
 			err := s.api.Logs(ctx, id, client.LogsQuery{Tail: 1}, func(wire.LogLine) error { printed = nil; return nil })
@@ -105,12 +129,12 @@ func (s *stack) submit(jobSpec spec.Job) berth.JobID {
 	return job.ID
 }
 
-// accepts repeats a call while the server answers that it is unavailable.
+// accepts repeats a call while the server answers that it is unavailable, or not at all.
 func (s *stack) accepts(what string, call func(context.Context) error) {
 	s.t.Helper()
 	until(s.t, what, func(ctx context.Context) error {
 		err := call(ctx)
-		if err != nil && berth.CodeOf(err) != berth.CodeUnavailable {
+		if err != nil && berth.CodeOf(err) != berth.CodeUnavailable && !client.Unreachable(err) {
 			s.t.Fatalf("%s: %v", what, err)
 		}
 		return err
@@ -139,13 +163,13 @@ func (s *stack) becomes(id berth.JobID, want berth.State) wire.Job {
 func (s *stack) log(id berth.JobID) []string {
 	s.t.Helper()
 	var got []string
-	err := s.api.Logs(s.t.Context(), id, client.LogsQuery{}, func(l wire.LogLine) error {
-		got = append(got, l.Text)
-		return nil
+	s.accepts("read the log of job "+string(id), func(ctx context.Context) error {
+		got = nil
+		return s.api.Logs(ctx, id, client.LogsQuery{}, func(l wire.LogLine) error {
+			got = append(got, l.Text)
+			return nil
+		})
 	})
-	if err != nil {
-		s.t.Fatalf("log of job %s: %v", id, err)
-	}
 	return got
 }
 
@@ -166,11 +190,13 @@ func (s *stack) wantNothingReserved() {
 }
 
 // history is a job's whole history.
-func (s *stack) history(t testing.TB, id berth.JobID) []wire.Event {
-	t.Helper()
-	page, err := s.api.Events(t.Context(), id, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return page.Items
+func (s *stack) history(id berth.JobID) []wire.Event {
+	s.t.Helper()
+	var all []wire.Event
+	s.accepts("read the history of job "+string(id), func(ctx context.Context) error {
+		page, err := s.api.Events(ctx, id, 0)
+		all = page.Items
+		return err
+	})
+	return all
 }

@@ -219,10 +219,11 @@ func (s *stack) link(target string) *faultproxy.Proxy {
 // agent starts a machine's agent, again after the first time.
 func (s *stack) agent(name, api string, flags ...string) *process {
 	s.t.Helper()
-	join, err := s.api.CreateJoinToken(s.t.Context(), spec.NewJoinToken{})
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	var join wire.JoinToken
+	s.accepts("create a join token", func(ctx context.Context) (err error) {
+		join, err = s.api.CreateJoinToken(ctx, spec.NewJoinToken{})
+		return err
+	})
 	p, err := startProcess(filepath.Join(s.dir, "agent-"+name+".log"), []string{"BERTH_JOIN_TOKEN=" + join.Secret}, program(s.t, "berth-agent"),
 		append([]string{"--server", "http://" + api, "--machine", name,
 			"--state-dir", s.agentDir(name), "--memory", "64GiB"}, flags...)...)
@@ -247,10 +248,11 @@ func (s *stack) ready(machines int) {
 
 func (s *stack) machine(id berth.MachineID) wire.Machine {
 	s.t.Helper()
-	m, err := s.api.Machine(s.t.Context(), id)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	var m wire.Machine
+	s.accepts("read machine "+string(id), func(ctx context.Context) (err error) {
+		m, err = s.api.Machine(ctx, id)
+		return err
+	})
 	return m
 }
 
@@ -299,9 +301,7 @@ func (s *stack) stopTime(machine berth.MachineID) time.Duration {
 // dismiss cancels a job and waits for its end.
 func (s *stack) dismiss(id berth.JobID) {
 	s.t.Helper()
-	if _, err := s.api.Cancel(s.t.Context(), id); err != nil {
-		s.t.Fatal(err)
-	}
+	s.cancel(id)
 	s.becomes(id, berth.Canceled)
 }
 

@@ -55,7 +55,7 @@ func TestAPipelineOutlivesItsControlPlane(t *testing.T) {
 		if j := s.becomes(step.Job, berth.Succeeded); j.Attempt != 1 {
 			t.Errorf("step %s ran %d times", step.Name, j.Attempt)
 		}
-		for _, e := range s.history(t, step.Job) {
+		for _, e := range s.history(step.Job) {
 			switch e.To {
 			case berth.Queued:
 				queued[step.Name] = e.At

@@ -31,8 +31,8 @@ func TestTerminatedWorkflowsStopNothingAndCanceledOnesCancelTheirJob(t *testing.
 		t.Fatal(err)
 	}
 	s.becomes(victim, berth.Canceled)
-	if !slices.ContainsFunc(s.history(t, victim), func(e wire.Event) bool { return e.To == berth.Canceling && e.Actor == "temporal" }) {
-		t.Errorf("nothing in the history says that Temporal asked: %+v", s.history(t, victim))
+	if !slices.ContainsFunc(s.history(victim), func(e wire.Event) bool { return e.To == berth.Canceling && e.Actor == "temporal" }) {
+		t.Errorf("nothing in the history says that Temporal asked: %+v", s.history(victim))
 	}
 	s.engine.wantAlive(lived, ids)
 
