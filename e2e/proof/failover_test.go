@@ -12,8 +12,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"berth"
-	"berth/spec"
 	"berth/wire"
 )
 
@@ -196,13 +197,11 @@ func (c *crowd) stop() []berth.JobID {
 // silent stops and restarts nothing, however short that is.
 func TestControlPlaneAwayForThriceLostAfterStopsNothing(t *testing.T) {
 	t.Parallel()
-	s, r := onReplicas(t, 2, "--suspect-after", "8s", "--lost-after", "12s", "--grace", "20s", "--reconcile-every", "500ms")
-	const lines, lost = 500, 12 * time.Second
+	s, r := onReplicas(t, 2, "--suspect-after", "8s", "--lost-after", "12s", "--grace", partPatient.String(), "--reconcile-every", "500ms")
+	const lines, lost = 1000, 12 * time.Second // they run for longer than the control plane is away
 	var ids []berth.JobID
 	for i := range 5 {
-		j := s.job(fmt.Sprintf("runs-on-%d", i), "lines", strconv.Itoa(lines), "100ms", "0")
-		j.LostAfter = spec.Duration(lost)
-		ids = append(ids, s.submit(j))
+		ids = append(ids, s.submit(s.job(fmt.Sprintf("runs-on-%d", i), "lines", strconv.Itoa(lines), "100ms", "0")))
 	}
 	started := map[berth.JobID]time.Time{}
 	for _, id := range ids {
@@ -212,6 +211,9 @@ func TestControlPlaneAwayForThriceLostAfterStopsNothing(t *testing.T) {
 		p.now.kill()
 	}
 	r.front.Reset()
+	// Until the machine is back, the grace that begins then alone protects the jobs: none of a stall before does.
+	s.loseAfter(lost, ids...)
+	s.query(`UPDATE leases SET expires_at = clock_timestamp() WHERE name = 'grace'`)
 	gap := time.Now()
 	until(t, "three times lost_after have passed", func(context.Context) error {
 		if time.Since(gap) < 3*lost {
@@ -219,9 +221,12 @@ func TestControlPlaneAwayForThriceLostAfterStopsNothing(t *testing.T) {
 		}
 		return nil
 	})
+	back := time.Now()
 	for _, p := range r.all {
 		p.start()
 	}
+	s.awaitHeard("m1", back)
+	s.loseAfter(patience, ids...)
 	s.awaitMachines()
 	for _, id := range ids {
 		job := s.becomes(id, berth.Succeeded)
@@ -233,6 +238,24 @@ func TestControlPlaneAwayForThriceLostAfterStopsNothing(t *testing.T) {
 		}
 	}
 	s.wantNothingReserved()
+}
+
+// awaitHeard waits until the control plane has heard a machine after that time.
+func (s *stack) awaitHeard(machine berth.MachineID, after time.Time) {
+	s.t.Helper()
+	conn, err := pgx.Connect(s.t.Context(), s.at.DatabaseURL)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer conn.Close(context.Background())
+	until(s.t, "machine "+string(machine)+" is heard", func(ctx context.Context) error {
+		var seen time.Time
+		err := conn.QueryRow(ctx, `SELECT seen_at FROM machine_leases WHERE machine_id = $1`, machine).Scan(&seen)
+		if err == nil && !seen.After(after) {
+			err = fmt.Errorf("it was last at %s", seen)
+		}
+		return err
+	})
 }
 
 // A leader that was frozen for long and wakes must find out that it leads no

@@ -27,8 +27,8 @@ import (
 
 // Times of the fence below; the job's grace is a second.
 const (
-	fenceAfter  = 16 * time.Second
-	fenceMargin = 8 * time.Second // a crowded machine may hold a deadman up for seconds
+	fenceAfter  = 45 * time.Second // a crowded machine may keep an agent from its lease for that long
+	fenceMargin = 30 * time.Second // and hold a deadman up
 	fenceTotal  = fenceAfter + time.Second + fenceMargin
 )
 
@@ -56,7 +56,7 @@ func TestF24AtMostOneWorkNeverHasTwoLiveContainers(t *testing.T) {
 	s.wantFenceDemanded()
 
 	alone := func(name string) spec.Job {
-		return s.endless(name, partLost, func(j *spec.Job) {
+		return s.endless(name, patience, func(j *spec.Job) {
 			j.Execution = spec.AtMostOne
 			j.Placement.Constraint = fmt.Sprintf("machine.id in [%q, %q]", name, "spare")
 		})
@@ -80,11 +80,14 @@ func TestF24AtMostOneWorkNeverHasTwoLiveContainers(t *testing.T) {
 	if err := own.KillDaemon(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+	s.loseAfter(partLost, jobs["killed"], jobs["frozen"])
 	gone := map[string]time.Time{}
 	for name, wait := range ends {
 		gone[name] = wait()
 	}
 	for name, id := range jobs {
+		s.placedAgain(id)
+		s.loseAfter(patience, id)
 		second := s.runsOn(id, 2, "spare").Attempts[1]
 		began := s.engine.when(events.ActionStart, s.engine.running()[id])
 		waited := s.replacedAfter(id)
@@ -128,7 +131,7 @@ func TestF24AtMostOneWorkNeverHasTwoLiveContainers(t *testing.T) {
 // work, and gets some once one runs.
 func (s *stack) wantFenceDemanded() {
 	s.t.Helper()
-	id := s.submit(s.endless("waits", partLost, func(j *spec.Job) {
+	id := s.submit(s.endless("waits", patience, func(j *spec.Job) {
 		j.Execution = spec.AtMostOne
 		j.Placement.Constraint = `machine.id == "unfenced"`
 	}))

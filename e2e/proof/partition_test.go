@@ -28,8 +28,8 @@ import (
 // machine.
 const (
 	partSuspect = 8 * time.Second  // more than the long poll of a sync
-	partLost    = 12 * time.Second // of the jobs that are to be lost
-	partPatient = time.Minute      // of the jobs that are not to be lost
+	partLost    = 12 * time.Second // of the jobs that are to be lost, from then on; see loseAfter
+	partPatient = 5 * time.Minute  // of the jobs that are not to be lost
 )
 
 // healLimit is how long a zombie's container may live after its machine is back,
@@ -52,11 +52,14 @@ func TestF24F25APartitionedMachineIsReplacedAndItsZombieWritesNothing(t *testing
 	s.agent("m2", c.listen, "--cpus", "8", "--fake-gpus", gpus)
 	s.ready(2)
 	one := spec.MilliGPU(1000)
-	id := s.submit(s.endless("fenced", partLost, func(j *spec.Job) { j.Resources.GPUs = one }))
+	id := s.submit(s.endless("fenced", patience, func(j *spec.Job) { j.Resources.GPUs = one }))
 	s.runsOn(id, 1, "m1")
 	zombie := s.engine.running()[id]
 
 	link.Cut()
+	s.loseAfter(partLost, id)
+	s.placedAgain(id)
+	s.loseAfter(patience, id)
 	s.runsOn(id, 2, "m2")
 	if !s.engine.alive(zombie) {
 		t.Error("the control plane's absence ended a container")
@@ -103,11 +106,7 @@ func TestF23F26F27F29BadLinksLoseNoWork(t *testing.T) {
 	s.agent("spare", c.listen, "--cpus", "8", "--no-gpus")
 	s.ready(len(names) + 1)
 	for _, name := range names {
-		patient := partPatient
-		if name == "flaps" {
-			patient = partLost
-		}
-		jobs[name] = s.submit(s.endless(name, patient, func(j *spec.Job) {
+		jobs[name] = s.submit(s.endless(name, partPatient, func(j *spec.Job) {
 			j.Placement.Constraint = fmt.Sprintf("machine.id in [%q, %q]", name, "spare")
 		}))
 	}
@@ -115,6 +114,7 @@ func TestF23F26F27F29BadLinksLoseNoWork(t *testing.T) {
 		s.runsOn(jobs[name], 1, berth.MachineID(name))
 	}
 	lived := s.engine.running()
+	s.loseAfter(partLost, jobs["flaps"])
 
 	links["brief"].Cut()                                          // F23: both ways, healed in time
 	links["oneway"].Cut(faultproxy.ToClient)                      // F26: its words arrive, the answers do not
@@ -143,6 +143,7 @@ func TestF23F26F27F29BadLinksLoseNoWork(t *testing.T) {
 	links["brief"].Heal()
 	links["oneway"].Heal()
 	weather.Wait()
+	s.loseAfter(patience, jobs["flaps"])
 	for _, l := range links {
 		l.Heal()
 	}
@@ -287,11 +288,23 @@ func (s *stack) runsOn(id berth.JobID, attempt int, machine berth.MachineID) wir
 	return job
 }
 
+// placedAgain waits until the second attempt of a job is placed.
+func (s *stack) placedAgain(id berth.JobID) {
+	s.t.Helper()
+	until(s.t, "job "+string(id)+" is placed again", func(ctx context.Context) error {
+		job, err := s.api.Job(ctx, id)
+		if err == nil && job.Attempt < 2 {
+			err = fmt.Errorf("it is %s in attempt %d: %+v", job.Status, job.Attempt, job.Reason)
+		}
+		return err
+	})
+}
+
 // stopTime measures the time from the cancel of a job on a machine to the end of its
 // container.
 func (s *stack) stopTime(machine berth.MachineID) time.Duration {
 	s.t.Helper()
-	id := s.submit(s.endless("usual", partLost, func(j *spec.Job) { j.Placement.Constraint = fmt.Sprintf("machine.id == %q", machine) }))
+	id := s.submit(s.endless("usual", patience, func(j *spec.Job) { j.Placement.Constraint = fmt.Sprintf("machine.id == %q", machine) }))
 	s.runsOn(id, 1, machine)
 	container, began := s.engine.running()[id], time.Now()
 	s.dismiss(id)

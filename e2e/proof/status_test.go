@@ -112,7 +112,8 @@ func (s *stack) jobLives() []jobLife {
 				s.engine.awaitLine(w.id, "ready")
 				s.cancel(w.id)
 			},
-			want: moves(running, move{berth.Canceling, user, berth.ReasonCanceledByUser}, move{berth.Canceled, workflow, berth.ReasonCanceledByUser}),
+			want: moves(running, move{berth.Canceling, user, berth.ReasonCanceledByUser},
+				move{berth.Canceled, workflow, berth.ReasonCanceledByUser}),
 		},
 		{
 			says: "a queued job is canceled at once",
@@ -180,7 +181,8 @@ func (s *stack) watch(id berth.JobID) *watch {
 	go func() {
 		defer close(w.over)
 		err := s.api.FollowEvents(ctx, id, 0, w.note)
-		for ctx.Err() == nil && client.Unreachable(err) && !w.begun() { // a stream that has begun is resumed by the client
+		// The client resumes a stream that has begun.
+		for ctx.Err() == nil && client.Unreachable(err) && !w.begun() {
 			err = s.api.FollowEvents(ctx, id, 0, w.note)
 		}
 		w.mu.Lock()
