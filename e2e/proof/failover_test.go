@@ -197,7 +197,8 @@ func (c *crowd) stop() []berth.JobID {
 // silent stops and restarts nothing, however short that is.
 func TestControlPlaneAwayForThriceLostAfterStopsNothing(t *testing.T) {
 	t.Parallel()
-	s, r := onReplicas(t, 2, "--suspect-after", "8s", "--lost-after", "12s", "--grace", partPatient.String(), "--reconcile-every", "500ms")
+	s, r := onReplicas(t, 2, "--suspect-after", "8s", "--lost-after", "12s", "--grace", partPatient.String(),
+		"--reconcile-every", "500ms")
 	const lines, lost = 1000, 12 * time.Second // they run for longer than the control plane is away
 	var ids []berth.JobID
 	for i := range 5 {

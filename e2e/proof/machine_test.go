@@ -52,11 +52,13 @@ func TestALostMachinesTrainingResumesElsewhereFromItsCheckpoint(t *testing.T) {
 	// The next attempt comes to an end, which this one will not reach.
 	trainSteps := int(slices.MaxFunc(job.Checkpoints, func(a, b berth.Checkpoint) int { return cmp.Compare(a.Step, b.Step) }).Step) + 400
 	s.query(`UPDATE job_specs SET spec = jsonb_set(jsonb_set(spec, '{command,2}', to_jsonb($2::text)), '{command,3}', '"5ms"') WHERE job = $1`, id, fmt.Sprint(trainSteps))
-	s.query(`UPDATE jobs SET lost_after_ms = 12000 WHERE id = $1`, id)
 	lost := job.Attempts[0].Machines[0]
 	if out, err := exec.CommandContext(t.Context(), program(t, "berth-dev"), "kill-machine", string(lost), "--dir", s.dir).CombinedOutput(); err != nil {
 		t.Fatalf("kill machine %s: %v: %s", lost, err, out)
 	}
+	s.loseAfter(partLost, id)
+	s.placedAgain(id)
+	s.loseAfter(patience, id)
 
 	job = s.becomes(id, berth.Succeeded)
 	if len(job.Attempts) != 2 || job.Failures != 0 {
