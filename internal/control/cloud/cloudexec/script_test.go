@@ -46,7 +46,7 @@ func newRack(t *testing.T, state string) cloudtest.Subject {
 			script(t, "testdata/faulty.sh"), state,
 			script(t, "../../../../examples/cloud/bare-metal.sh"), state, script(t, "testdata/power.sh"),
 		},
-		Env: []string{"POWER_LOG=" + filepath.Join(state, "power.log")},
+		Env: []string{"POWER_LOG=" + filepath.Join(state, "power.log")}, Timeout: cloudexec.MaxTimeout,
 	})
 	if err != nil {
 		t.Fatal(err)
