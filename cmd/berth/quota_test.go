@@ -3,6 +3,8 @@ package main
 import (
 	"encoding/json"
 	"maps"
+	"os"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -70,12 +72,16 @@ func TestEverySettingOfAQuotaIsSetAndShown(t *testing.T) {
 		}
 		return b.String()
 	}
+	rules := filepath.Join(t.TempDir(), "rules.yaml")
+	if err := os.WriteFile(rules, []byte("- repositories: [ghcr.io/acme]\n  keys: [a key]\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	set := map[string]bool{}
 	for _, f := range quotaFlags {
 		var q spec.Quota
-		taken := slices.ContainsFunc([]string{"7", "5/1h"}, func(text string) bool { return f.set(&q, text) == nil })
+		taken := slices.ContainsFunc([]string{"7", "5/1h", rules}, func(text string) bool { return f.set(&q, text) == nil })
 		if !taken || shown(q) == shown(spec.Quota{}) {
-			t.Errorf("--%s: takes neither a number nor a budget, or quota show does not print it", f.name)
+			t.Errorf("--%s: takes no number, budget or file of rules, or quota show does not print it", f.name)
 		}
 		for _, name := range given(t, q) {
 			set[name] = true
