@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"berth"
 	"berth/db"
 	"berth/db/dbtest"
@@ -384,7 +386,8 @@ func TestALeapThatTakesLongIsNotGivenUp(t *testing.T) {
 	r := newRig(t)
 	r.twice()
 	r.loses()
-	tx, err := r.db.Pool().Begin(t.Context())
+	pool := dbtest.Beside(t, r.db)
+	tx, err := pool.Begin(t.Context())
 	if err == nil {
 		_, err = tx.Exec(t.Context(), `SELECT 1 FROM cluster FOR UPDATE`)
 	}
@@ -394,7 +397,7 @@ func TestALeapThatTakesLongIsNotGivenUp(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- r.keeper(r.blobs).Check(ctx) }()
-	r.blocked()
+	r.blocked(pool)
 	cancel()
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
@@ -404,14 +407,14 @@ func TestALeapThatTakesLongIsNotGivenUp(t *testing.T) {
 	}
 }
 
-// blocked waits until a session waits for a lock.
-func (r *rig) blocked() {
+// blocked waits until a session waits for a lock. pool is not that of the waiting session.
+func (r *rig) blocked(pool *pgxpool.Pool) {
 	r.t.Helper()
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
 	for range tick.C {
 		var n int
-		err := r.db.Pool().QueryRow(r.t.Context(), `
+		err := pool.QueryRow(r.t.Context(), `
 			SELECT count(*)
 			FROM pg_stat_activity
 			WHERE datname = current_database() AND wait_event_type = 'Lock'`).Scan(&n)
