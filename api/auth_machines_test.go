@@ -8,7 +8,6 @@ import (
 
 	"berth"
 	"berth/api"
-	"berth/db/dbtest"
 	"berth/wire"
 )
 
@@ -21,7 +20,7 @@ func (a *agent) syncs() int {
 // locked runs f while a table is locked.
 func (s *site) locked(table string, f func()) {
 	s.t.Helper()
-	tx, err := dbtest.Beside(s.t, s.db).Begin(s.t.Context())
+	tx, err := s.beside().Begin(s.t.Context())
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -71,9 +70,9 @@ func TestRenewalNeedsNoTokenTable(t *testing.T) {
 // waiting waits until a query waits for a lock.
 func (s *site) waiting(query string) {
 	s.t.Helper()
-	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(2 * time.Millisecond) {
+	for deadline := time.Now().Add(waitLimit); ; time.Sleep(2 * time.Millisecond) {
 		var n int
-		err := s.db.Pool().QueryRow(s.t.Context(), `
+		err := s.beside().QueryRow(s.t.Context(), `
 			SELECT count(*) FROM pg_stat_activity
 			WHERE datname = current_database() AND wait_event_type = 'Lock' AND strpos(query, $1) > 0`, query).Scan(&n)
 		if err != nil {

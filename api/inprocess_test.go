@@ -70,7 +70,7 @@ func TestAStreamInsideTheProcessEndsWithItsToken(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, nil)
 	j := s.submit("bob", nil)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
 	defer cancel()
 	revoked := false
 	err := s.within("bob").FollowEvents(ctx, j.ID, 0, func(wire.Event) error {

@@ -20,6 +20,7 @@ import (
 type limits struct {
 	rate  rate.Limit
 	burst int
+	now   func() time.Time
 
 	refused *prometheus.CounterVec
 
@@ -49,7 +50,7 @@ const (
 
 func newLimits(registry *prometheus.Registry, r float64, burst int) *limits {
 	l := &limits{
-		rate: rate.Limit(r), burst: max(burst, 1),
+		rate: rate.Limit(r), burst: max(burst, 1), now: time.Now,
 		refused: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "berth_http_wrong_tokens_total",
 			Help: "Calls without a good token, by kind of caller (user, agent, join) and status: 401, or 429 once " +
@@ -73,11 +74,12 @@ func newLimits(registry *prometheus.Registry, r float64, burst int) *limits {
 func (l *limits) call(principal string) error {
 	l.mu.Lock()
 	b := bucket(l.calls, principal, l.rate, l.burst)
+	now := l.now()
 	l.mu.Unlock()
-	if b.Allow() {
+	if b.AllowN(now, 1) {
 		return nil
 	}
-	wait := time.Duration((1 - b.Tokens()) / float64(l.rate) * float64(time.Second))
+	wait := time.Duration((1 - b.TokensAt(now)) / float64(l.rate) * float64(time.Second))
 	return limited(wait, "the token makes more than %g calls a second, which is its limit", float64(l.rate))
 }
 
@@ -87,8 +89,9 @@ func (l *limits) call(principal string) error {
 func (l *limits) guessed(kind guesser, from netip.Prefix, refusal error) error {
 	l.mu.Lock()
 	b := bucket(l.guesses[kind], from, guessRate, guessBurst)
+	now := l.now()
 	l.mu.Unlock()
-	if b.Allow() {
+	if b.AllowN(now, 1) {
 		l.refused.WithLabelValues(string(kind), "401").Inc()
 		return refusal
 	}

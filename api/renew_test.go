@@ -104,6 +104,7 @@ func TestAgentsRenewTheirCredentialByTheirKey(t *testing.T) {
 func TestRenewalsByOthersAreRefused(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, nil)
+	s.server.StopRates()
 	k := s.joinWithKey("m1")
 	other := s.joinWithKey("m2")
 	for _, text := range []string{"", "m1", "m1 a 1 b c d", strings.Repeat("x", 2000)} {

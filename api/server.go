@@ -122,6 +122,7 @@ type resource interface {
 type Server struct {
 	router  *router
 	auth    *authenticator
+	limits  *limits
 	tokens  *db.Tokens
 	calls   *openCalls
 	explain *explain.Explainer
@@ -137,11 +138,12 @@ func New(d Deps) (*Server, error) {
 	d = d.orDefaults()
 	s := &Server{
 		router: newRouter(d.Version, d.Logger), auth: newAuthenticator(d.DB), closing: make(chan struct{}),
-		explain: explain.New(d.DB, d.Policy, d.Metrics), tokens: d.DB.Tokens,
+		limits: newLimits(d.Metrics, d.Rate, d.Burst), explain: explain.New(d.DB, d.Policy, d.Metrics),
+		tokens: d.DB.Tokens,
 	}
 	refusals := newRefusals()
 	gate := &gatekeeper{
-		auth: s.auth, limits: newLimits(d.Metrics, d.Rate, d.Burst), addresses: newAddresses(d.TrustedProxies),
+		auth: s.auth, limits: s.limits, addresses: newAddresses(d.TrustedProxies),
 		admission: admission.New(d.DB, d.Volumes, d.Images, d.Signed), submits: newSubmits(d.DB),
 		submitRate: d.SubmitRate, refusals: refusals, closing: s.closing,
 	}

@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"berth"
 	"berth/api"
 	"berth/api/client"
@@ -35,6 +37,8 @@ type site struct {
 	log    *syncBuffer
 
 	sessions map[string]db.Session // of machines, by name
+
+	beside func() *pgxpool.Pool // for looks at locks, while calls hold the turns of the database's own pool
 }
 
 func newSite(t *testing.T, edit func(*api.Deps)) *site {
@@ -51,6 +55,7 @@ func newSiteAt(t *testing.T, database string, edit func(*api.Deps)) *site {
 	}
 	t.Cleanup(func() { _ = store.Close() })
 	s := &site{t: t, db: d, blobs: store, tokens: map[string]string{}, sessions: map[string]db.Session{}, log: &syncBuffer{}}
+	s.beside = sync.OnceValue(func() *pgxpool.Pool { return dbtest.Beside(t, d) })
 	for name, n := range map[string]spec.NewToken{
 		"admin":  {Tenant: "default", Role: spec.RoleAdmin},
 		"alice":  {Tenant: "a", Role: spec.RoleUser},

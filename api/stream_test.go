@@ -59,7 +59,7 @@ func (s *site) stream(name, path string, header ...string) *sse {
 // ids reads ids until n have come, the event end, or the end of the stream.
 func (e *sse) ids(t *testing.T, n int) (ids []string, ended bool) {
 	t.Helper()
-	late := time.After(3 * time.Minute)
+	late := time.After(waitLimit)
 	for len(ids) < n {
 		select {
 		case line, ok := <-e.lines:
@@ -164,16 +164,13 @@ func TestARevokedTokenEndsItsStreams(t *testing.T) {
 	if err := s.db.Tokens.Revoke(t.Context(), made.ID, "operator:test"); err != nil {
 		t.Fatal(err)
 	}
-	began := time.Now()
+	late := time.After(waitLimit) // it takes three seconds on a machine that is not busy
 	for open := true; open; {
 		select {
 		case _, open = <-e.lines:
-		case <-time.After(3 * time.Minute):
+		case <-late:
 			t.Fatal("the stream stays open")
 		}
-	}
-	if took := time.Since(began); took > time.Minute { // three seconds, and a loaded machine
-		t.Errorf("the stream was closed after %s, want a minute at most", took)
 	}
 	if a := s.call("eve", "GET", "/v1/jobs", ""); a.status != http.StatusUnauthorized {
 		t.Errorf("the revoked token still opens: %d", a.status)
