@@ -32,7 +32,7 @@ var shared struct {
 
 // patience bounds every call. It is long because machines that run tests are busy, and
 // the first call creates the cluster.
-const patience = 4 * time.Minute
+const patience = 10 * time.Minute
 
 // Patience is the longest idle time of a transaction in a test, a leader's included. A
 // busy machine may suspend the test process for long; in production the server ends an

@@ -65,7 +65,7 @@ const (
 
 // Patience bounds a wait for a condition that a working stack reaches soon, even on a
 // crowded machine.
-const Patience = 4 * time.Minute
+const Patience = 10 * time.Minute
 
 // Start starts a stack without agents. The caller closes it, also after an
 // error that came with a stack.

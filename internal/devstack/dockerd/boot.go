@@ -146,6 +146,9 @@ func (c *child) running() bool {
 	}
 }
 
+// pingLimit bounds one ping of an engine. The connection to an engine that ends is closed at once.
+const pingLimit = time.Minute
+
 // awaitAnswer returns when the engine answers on its socket, or with an error when the engine has
 // ended.
 func awaitAnswer(ctx context.Context, socket string, running func() bool) error {
@@ -153,7 +156,7 @@ func awaitAnswer(ctx context.Context, socket string, running func() bool) error 
 		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
 	}}
 	defer transport.CloseIdleConnections()
-	client := http.Client{Transport: transport, Timeout: 5 * time.Second}
+	client := http.Client{Transport: transport, Timeout: pingLimit}
 	for {
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://docker/_ping", nil)
 		if err != nil {

@@ -64,7 +64,7 @@ func boot(t *testing.T, opts dockerd.Options) *machine {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 		defer cancel()
 		if err := d.Remove(ctx); err != nil {
 			t.Error(err)
@@ -165,7 +165,7 @@ func (m *machine) run(t *testing.T, args ...string) string {
 // awaitReady follows the container's log until it says that it is ready.
 func (m *machine) awaitReady(t *testing.T, id string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	logs, err := m.api.ContainerLogs(ctx, id, container.LogsOptions{ShowStdout: true, Follow: true})
 	if err != nil {
@@ -398,7 +398,7 @@ func TestTiedEngineEndsWithItsStarter(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	kill(startHelper(t, "tied", dir))
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()

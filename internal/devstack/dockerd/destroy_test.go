@@ -76,7 +76,7 @@ func TestDestroyReturnsAFaultOfTheLock(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(dir, "lock"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	if err := dockerd.Destroy(ctx, dir); !errors.Is(err, syscall.EISDIR) || ctx.Err() != nil {
 		t.Errorf("error %v, with the context %v", err, ctx.Err())

@@ -73,7 +73,7 @@ func start(t *testing.T, opts postgres.Options) *postgres.Cluster {
 
 func stop(t *testing.T, c *postgres.Cluster) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	if err := c.Stop(ctx); err != nil {
 		t.Error(err)

@@ -98,6 +98,9 @@ func serverConfig(s store, ports [len(services)]int) *config.Config {
 		PublicClient: config.PublicClient{HostPort: address(ports[0])},
 		Services:     map[string]config.Service{},
 	}
+	// The server allows its services twice this time to start, and at least 15 s, which a busy machine
+	// exceeds. Nothing else reads it: no service joins a ring.
+	cfg.Global.Membership.MaxJoinDuration = startLimit
 	for i, name := range services {
 		cfg.Services[string(name)] = config.Service{RPC: config.RPC{GRPCPort: ports[i], BindOnLocalHost: true}}
 	}
@@ -137,6 +140,10 @@ func dynamicConfig() dynamicconfig.StaticClient {
 		// A timer fires up to this much late. The default of 1 s makes every
 		// short timer, retry and test a second long.
 		dynamicconfig.TimerProcessorMaxTimeShift.Key(): time.Millisecond,
+
+		// A shard whose statement takes longer is given up and acquired again, with more statements. With
+		// the default of 5 s a busy machine never comes to own all shards.
+		dynamicconfig.ShardIOTimeout.Key(): 30 * time.Second,
 
 		// One host serves all partitions: more of them only cost polls.
 		dynamicconfig.MatchingNumTaskqueueReadPartitions.Key():  1,

@@ -117,7 +117,7 @@ func greet(t *testing.T, c client.Client, id string) string {
 
 func result(t *testing.T, run client.WorkflowRun) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	var got string
 	if err := run.Get(ctx, &got); err != nil {
@@ -293,7 +293,7 @@ func assertUI(t *testing.T, url string) {
 // get calls the UI, which begins to listen some time after the server has started.
 func get(t *testing.T, url string) *http.Response {
 	t.Helper()
-	for deadline := time.Now().Add(4 * time.Minute); ; time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(5 * time.Minute); ; time.Sleep(50 * time.Millisecond) {
 		resp, err := http.Get(url)
 		if err == nil {
 			return resp
