@@ -189,7 +189,7 @@ func TestExamplesWorkAndTouchTheFilesThatTheirPagePromises(t *testing.T) {
 			overlay := c.apply(t, name)
 			goCommand(t, name, append([]string{"build", "-p=1", "-overlay", overlay, "-o", os.DevNull}, c.packages()...)...)
 			for _, test := range c.tests {
-				goCommand(t, name, "test", "-p=1", "-vet=off", "-overlay", overlay, "-run", "^("+test[1]+")$", test[0])
+				goCommand(t, name, "test", "-p=1", "-vet=off", "-timeout=30m", "-overlay", overlay, "-run", "^("+test[1]+")$", test[0])
 			}
 		})
 	}
