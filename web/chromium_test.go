@@ -63,7 +63,7 @@ func startChromium(t *testing.T) *chromium {
 	if path == "" {
 		t.Skip("no chromium is installed: apt-get install chromium")
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	t.Cleanup(cancel)
 	dir, err := os.MkdirTemp("", "chromium")
 	if err != nil {
@@ -77,7 +77,7 @@ func startChromium(t *testing.T) *chromium {
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	t.Cleanup(func() {
 		var err error
-		for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		for end := time.Now().Add(5 * time.Minute); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 			if err = os.RemoveAll(dir); err == nil {
 				return
 			}

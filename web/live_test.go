@@ -20,7 +20,7 @@ type stream struct {
 // open opens a stream as a browser.
 func (b *browser) open(path string) *stream {
 	b.s.t.Helper()
-	ctx, cancel := context.WithTimeout(b.s.t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(b.s.t.Context(), 5*time.Minute)
 	b.s.t.Cleanup(cancel)
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, b.s.url+path, nil)
 	if err != nil {

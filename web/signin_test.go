@@ -84,7 +84,7 @@ func TestARevokedTokenEndsItsSession(t *testing.T) {
 	}
 	revoked := time.Now()
 	for b.get("/jobs").status == http.StatusOK {
-		if time.Since(revoked) > time.Minute {
+		if time.Since(revoked) > 5*time.Minute {
 			t.Fatal("the session outlives its token")
 		}
 	}

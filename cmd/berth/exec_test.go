@@ -290,7 +290,7 @@ func TestExecWithATerminal(t *testing.T) {
 			go func() { ended <- cmd.Wait() }()
 			select {
 			case <-ended:
-			case <-time.After(time.Minute):
+			case <-time.After(5 * time.Minute):
 				t.Fatal("never ends")
 			}
 			if code := cmd.ProcessState.ExitCode(); code != c.code {
