@@ -14,7 +14,7 @@ import (
 )
 
 // patience bounds every wait; machines that run tests are busy.
-const patience = 3 * time.Minute
+const patience = 10 * time.Minute
 
 // server answers each line with "ok " and the line, and records the lines.
 type server struct {
