@@ -220,7 +220,7 @@ func TestMetricsTellOfCallsJobsAndMachines(t *testing.T) {
 		`berth_machines_silent 0`, `berth_machine_renewals_overdue 0`, `berth_waiting_jobs_age_seconds `,
 		`berth_waiting_jobs{reason="ready"} 0`, `berth_waiting_jobs{reason="quota_budget"} 0`,
 	}
-	// A scrape leaves out what the database has not told within 3 seconds; the next one has it.
+	// A scrape leaves out values that the database does not answer within 3 seconds; the next one has them.
 	missing := wants
 	for began := time.Now(); len(missing) > 0 && time.Since(began) < waitLimit; {
 		a := s.call("", "GET", "/metrics", "")

@@ -22,7 +22,7 @@ type move struct {
 	Reason berth.ReasonCode
 }
 
-// jobLife is one life of a job: what happens to it, and what its watcher then has seen.
+// jobLife is one life of a job: the events and the statuses that its watcher sees.
 type jobLife struct {
 	says string
 	spec spec.Job
