@@ -148,7 +148,7 @@ func TestPruningLogsPassesOverLogsThatStay(t *testing.T) {
 	mustExec(t, s.pool, `ANALYZE`)
 	url, term := s.pool.Config().ConnString(), s.term()
 	read := func() int64 {
-		s.pool.Reset() // a session adds its reads to the statistics when it ends
+		s.reset() // a session adds its reads to the statistics when it ends
 		s.alone()
 		return one[int64](s, `
 			SELECT sum(heap_blks_read + heap_blks_hit + idx_blks_read + idx_blks_hit)::bigint

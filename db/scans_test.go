@@ -33,7 +33,7 @@ func TestPeriodicStatementsDoNotReadAllJobs(t *testing.T) {
 	s.claim(id, s.place(id, "m0"), 0)
 	mustExec(t, s.pool, `ANALYZE`)
 	url, term := s.pool.Config().ConnString(), s.term()
-	s.pool.Reset() // a session adds its reads to the statistics when it ends
+	s.reset() // a session adds its reads to the statistics when it ends
 	s.alone()
 	silence := db.Silence{Suspect: time.Minute, Lost: time.Hour, Margin: time.Minute}
 	patience := db.Patience{Prepare: time.Hour, Obey: time.Hour, Seal: time.Hour, Barrier: time.Hour}
@@ -161,7 +161,7 @@ func TestPagesOfShardsCostWhatTheyHold(t *testing.T) {
 		FROM checkpoint_shards h JOIN jobs j ON j.id = h.job WHERE j.state = 'queued'`)
 	mustExec(t, s.pool, `ANALYZE`)
 	url := s.pool.Config().ConnString()
-	s.pool.Reset()
+	s.reset()
 	s.alone()
 	before := s.scanned()
 	d := dbtest.Open(t, url, db.Options{})
@@ -246,15 +246,22 @@ func (s *stage) scanned() map[string]int64 {
 // statistics include the reads of all other sessions.
 func (s *stage) alone() {
 	s.t.Helper()
-	mine := s.pool.Stat().TotalConns()
+	pools := func() int32 { return s.pool.Stat().TotalConns() + s.db.Pool().Stat().TotalConns() }
+	mine := pools()
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
 	for deadline := time.Now().Add(waitLimit); ; <-tick.C {
-		if one[int32](s, `SELECT count(*)::int FROM pg_stat_activity WHERE datname = current_database()`) <= max(mine, s.pool.Stat().TotalConns()) {
+		if one[int32](s, `SELECT count(*)::int FROM pg_stat_activity WHERE datname = current_database()`) <= max(mine, pools()) {
 			return
 		}
 		if time.Now().After(deadline) {
 			s.t.Fatal("a session does not end")
 		}
 	}
+}
+
+// reset ends the sessions of both pools as soon as they are idle.
+func (s *stage) reset() {
+	s.pool.Reset()
+	s.db.Pool().Reset()
 }

@@ -10,7 +10,7 @@ func TestStatisticsFollowTablesThatDouble(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	refreshed := func() bool {
-		s.pool.Reset() // a session that has ended has counted the rows that it wrote
+		s.reset() // a session that has ended has counted the rows that it wrote
 		s.alone()
 		tables, err := s.db.Cluster.RefreshStatistics(t.Context())
 		if err != nil {
