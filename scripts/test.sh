@@ -104,7 +104,22 @@ case ${1:-} in
   ;;
 esac
 
+# sweep deletes the tables that killed agents have left in the host's nftables: with some dozens of them each run
+# of nft and iptables, of which Docker makes many, takes seconds on a busy machine. A table that still has a bridge
+# stays, and a live agent writes an empty table again at once.
+sweep() {
+  local table bridge
+  [[ $EUID -eq 0 ]] && command -v nft >/dev/null || return 0
+  for table in $(nft list tables inet | awk '$3 ~ /^berth_[0-9a-f]+$/ { print $3 }'); do
+    for bridge in $(nft list set inet "$table" bridges 2>/dev/null | grep -o '"[^"]*"' | tr -d '"'); do
+      [[ ! -e /sys/class/net/$bridge ]] || continue 2
+    done
+    nft delete table inet "$table" || true
+  done
+}
+
 built || compile
+sweep
 begun=$SECONDS failed=0
 rm -rf "$bins/logs"
 mkdir -p "$bins/logs"

@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"berth/internal/devstack/dockerd"
+	"berth/internal/machine/firewall"
 )
 
 // serveControl serves `berth-dev kill-machine` on a Unix socket in the folder, until ctx
@@ -102,7 +103,12 @@ func down(ctx context.Context, dir string) error {
 		if err := d.Stop(ctx); err != nil {
 			return err
 		}
-		fmt.Println("stopped the engine of", filepath.Base(filepath.Dir(path)))
+		// A killed agent has left its rules for these containers behind.
+		machine := filepath.Dir(path)
+		if err := firewall.Delete(ctx, filepath.Join(machine, "agent")+"/"+filepath.Base(machine), ""); err != nil {
+			return err
+		}
+		fmt.Println("stopped the engine of", filepath.Base(machine))
 	}
 	return nil
 }

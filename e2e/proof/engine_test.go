@@ -15,6 +15,7 @@ import (
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/events"
 	"github.com/docker/docker/api/types/filters"
+	"github.com/docker/docker/api/types/network"
 	"github.com/docker/docker/client"
 	"github.com/docker/docker/pkg/stdcopy"
 
@@ -187,7 +188,7 @@ func (e *engine) awaitLine(job berth.JobID, text string) {
 	})
 }
 
-// removeContainers removes a cluster's containers from the machine's engine.
+// removeContainers removes a cluster's containers and networks from the machine's engine.
 func removeContainers(ctx context.Context, cluster string) error {
 	api, err := openEngine()
 	if err != nil {
@@ -199,6 +200,13 @@ func removeContainers(ctx context.Context, cluster string) error {
 	})
 	for _, c := range left {
 		err = errors.Join(err, api.ContainerRemove(ctx, c.ID, container.RemoveOptions{Force: true, RemoveVolumes: true}))
+	}
+	networks, listErr := api.NetworkList(ctx, network.ListOptions{
+		Filters: filters.NewArgs(filters.Arg("label", berth.LabelCluster+"="+cluster)),
+	})
+	err = errors.Join(err, listErr)
+	for _, n := range networks {
+		err = errors.Join(err, api.NetworkRemove(ctx, n.ID))
 	}
 	return err
 }

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"berth/e2e/commands"
+	"berth/internal/machine/firewall"
 )
 
 // workshops is where runs keep everything; PostgreSQL's own user must be able
@@ -155,6 +156,11 @@ func removeStack(dir, berthDev string) error {
 		if out, err := exec.CommandContext(ctx, berthDev, "down", "--dir", dir).CombinedOutput(); err != nil {
 			errs = append(errs, fmt.Errorf("berth-dev down: %w: %s", err, out))
 		}
+	}
+	machines, err := filepath.Glob(filepath.Join(dir, "machines", "*"))
+	errs = append(errs, err)
+	for _, m := range machines { // the agents name their tables so
+		errs = append(errs, firewall.Delete(ctx, filepath.Join(m, "agent")+"/"+filepath.Base(m), ""))
 	}
 	return errors.Join(append(errs, os.RemoveAll(dir))...)
 }

@@ -82,9 +82,8 @@ func Open(ctx context.Context, o Options) (*Table, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	sum := sha256.Sum256([]byte(o.Owner))
 	t := &Table{
-		name: "berth_" + hex.EncodeToString(sum[:6]), opts: o, log: o.Logger,
+		name: nameOf(o.Owner), opts: o, log: o.Logger,
 		networks: map[string]entry{}, tokens: map[string]bool{},
 	}
 	// One network of each policy makes the check cover every kind of rule.
@@ -102,6 +101,24 @@ func Open(ctx context.Context, o Options) (*Table, error) {
 		return nil, fmt.Errorf("watch table %s: %w: %w", t.name, ErrUnsupported, err)
 	}
 	return t, nil
+}
+
+// nameOf returns the name of an owner's table.
+func nameOf(owner string) string {
+	sum := sha256.Sum256([]byte(owner))
+	return "berth_" + hex.EncodeToString(sum[:6])
+}
+
+// Delete deletes the table of an owner whose containers have ended and whose agent does not run, if there is one. A
+// table that a killed agent leaves behind costs every later run of nft and iptables on the host time. The table is in
+// the network namespace of a path; "": the process's own. Delete returns nil if nftables is not installed.
+func Delete(ctx context.Context, owner, space string) error {
+	if _, err := lookUp(); err != nil {
+		return nil
+	}
+	name := nameOf(owner)
+	// The first command makes the second one succeed if there is no such table.
+	return nft(ctx, space, "add table inet "+name+"\ndelete table inet "+name+"\n")
 }
 
 // Name returns the table's name, for operators: nft list table inet NAME.

@@ -493,3 +493,21 @@ func TestAnEmptyTableGoesWithItsOwner(t *testing.T) {
 		t.Errorf("tables are %s", list)
 	}
 }
+
+// The table of a killed agent is deleted by its owner's name, and a second call finds nothing to do.
+func TestATableIsDeletedByItsOwner(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, spec.Network{})
+	b.hold(t)
+	if list := b.host.Run("nft", "list", "tables"); !strings.Contains(list, b.table.Name()) {
+		t.Fatalf("tables are %s", list)
+	}
+	for range 2 {
+		if err := firewall.Delete(t.Context(), t.Name(), b.host.Path); err != nil {
+			t.Fatal(err)
+		}
+		if list := b.host.Run("nft", "list", "tables"); strings.Contains(list, b.table.Name()) {
+			t.Errorf("tables are %s", list)
+		}
+	}
+}
