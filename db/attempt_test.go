@@ -61,18 +61,18 @@ func (s *stage) spec(edit func(*spec.Job)) spec.Job {
 func (s *stage) place(id berth.JobID, machines ...string) (attempt int) {
 	s.t.Helper()
 	s.load(id)
-	err := s.pool.QueryRow(s.t.Context(), `UPDATE jobs SET state = 'scheduled', version = version + 1, attempt = attempt + 1, actor = 'leader', reason = NULL
+	err := s.db.Pool().QueryRow(s.t.Context(), `UPDATE jobs SET state = 'scheduled', version = version + 1, attempt = attempt + 1, actor = 'leader', reason = NULL
 		WHERE id = $1 RETURNING attempt`, id).Scan(&attempt)
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	mustExec(s.t, s.pool, `INSERT INTO attempts (job, attempt, leader_epoch) VALUES ($1, $2, 1)`, id, attempt)
+	mustExec(s.t, s.db.Pool(), `INSERT INTO attempts (job, attempt, leader_epoch) VALUES ($1, $2, 1)`, id, attempt)
 	for rank, m := range machines {
-		mustExec(s.t, s.pool, `WITH a AS (
+		mustExec(s.t, s.db.Pool(), `WITH a AS (
 			INSERT INTO allocations (job, attempt, rank, machine_id, machine_epoch, cpu_m, mem_mb, disk_mb, gpu_milli)
 			VALUES ($1, $2, $3, $4, 1, 1000, 1024, 0, 1000) RETURNING id)
 			SELECT id FROM a`, id, attempt, rank, m)
-		mustExec(s.t, s.pool, `INSERT INTO device_allocations (alloc_id, machine_id, idx, milli)
+		mustExec(s.t, s.db.Pool(), `INSERT INTO device_allocations (alloc_id, machine_id, idx, milli)
 			SELECT a.id, a.machine_id, (SELECT min(idx) FROM gpu_devices g WHERE g.machine_id = a.machine_id AND g.milli_used = 0), 1000
 			FROM allocations a WHERE job = $1 AND attempt = $2 AND rank = $3`, id, attempt, rank)
 	}
