@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -166,6 +167,23 @@ func (e *engine) signal(job berth.JobID, signal string) {
 	if err := e.api.ContainerKill(e.t.Context(), id, signal); err != nil {
 		e.t.Fatal(err)
 	}
+}
+
+// program returns the process of a job's program, which is the child of the container's init process.
+func (e *engine) program(job berth.JobID) (pid int) {
+	e.t.Helper()
+	c, err := e.api.ContainerInspect(e.t.Context(), e.running()[job])
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%[1]d/children", c.State.Pid))
+	if err == nil {
+		_, err = fmt.Sscan(string(children), &pid)
+	}
+	if err != nil {
+		e.t.Fatalf("find the program of job %s: %v", job, err)
+	}
+	return pid
 }
 
 // awaitLine waits until a job's running container has printed a line.

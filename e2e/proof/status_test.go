@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -81,19 +82,19 @@ func (s *stack) jobLives() []jobLife {
 		{
 			says: "a job that exits 0 succeeds",
 			spec: s.job("succeeds", "trap-term", "0"),
-			act:  func(w *watch) { s.send(w, 1, "SIGTERM") },
+			act:  func(w *watch) { s.exits(w, 1) },
 			want: moves(running, move{berth.Succeeded, workflow, ""}),
 		},
 		{
 			says: "a job that exits 3 fails",
 			spec: s.job("fails", "trap-term", "3"),
-			act:  func(w *watch) { s.send(w, 1, "SIGTERM") },
+			act:  func(w *watch) { s.exits(w, 1) },
 			want: moves(running, move{berth.Failed, workflow, berth.ReasonExitCode}),
 		},
 		{
 			says: "a job that fails again is retried once and then given up",
 			spec: twice(s.job("gives-up", "trap-term", "5")),
-			act:  func(w *watch) { s.send(w, 1, "SIGTERM"); s.send(w, 2, "SIGTERM") },
+			act:  func(w *watch) { s.exits(w, 1); s.exits(w, 2) },
 			want: moves(moves(moves(running, move{berth.Retrying, workflow, berth.ReasonExitCode}), again...),
 				move{berth.Failed, workflow, berth.ReasonExitCode}),
 		},
@@ -133,6 +134,17 @@ func (s *stack) send(w *watch, times int, signal string) {
 	w.reaches(s.t, berth.Running, times)
 	s.engine.awaitLine(w.id, "ready")
 	s.engine.signal(w.id, signal)
+}
+
+// exits lets the program of a job exit by itself, once the job has been seen to run so many times. The signal is not
+// sent through the engine, since the agent learns of such a signal and takes the exit for a stranger's doing.
+func (s *stack) exits(w *watch, times int) {
+	s.t.Helper()
+	w.reaches(s.t, berth.Running, times)
+	s.engine.awaitLine(w.id, "ready")
+	if err := syscall.Kill(s.engine.program(w.id), syscall.SIGTERM); err != nil {
+		s.t.Fatal(err)
+	}
 }
 
 // notStarted reports whether an attempt ended before its container was started, as on a machine whose container engine
