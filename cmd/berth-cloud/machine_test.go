@@ -97,7 +97,7 @@ func (h engineHost) launch(t *testing.T) (l cloud.Launch, i cloud.Instance, cont
 	await(t, "the agent to start on its engine, with its join token", func() bool {
 		text, _ := os.ReadFile(log)
 		_, after, found := strings.Cut(string(text), "--docker-host=")
-		engine, _, _ = strings.Cut(after, "\n")
+		engine, _, _ = strings.Cut(strings.SplitN(after, "\n", 2)[0], " ") // other flags follow
 		return found && strings.Contains(after, "BERTH_JOIN_TOKEN=berth_JOIN_SECRET\n")
 	})
 	docker := func(args ...string) string {

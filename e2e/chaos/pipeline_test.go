@@ -58,7 +58,11 @@ func (s *stack) handingOn(c cell, lane string, attempts tries) *work {
 
 // step is the job of a step.
 func (s *stack) step(pipeline berth.JobID, name string) (berth.JobID, error) {
-	job, err := s.api.Job(context.Background(), pipeline)
+	var job wire.Job
+	err := await("pipeline "+string(pipeline)+" is read", func() (err error) {
+		job, err = s.api.Job(context.Background(), pipeline)
+		return lasting(err)
+	})
 	if err != nil {
 		return "", err
 	}
