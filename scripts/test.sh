@@ -106,17 +106,18 @@ case ${1:-} in
   ;;
 esac
 
-# sweep deletes the tables that killed agents have left in the host's nftables: with some dozens of them each run
-# of nft and iptables, of which Docker makes many, takes seconds on a busy machine. A table that still has a bridge
-# stays, and a live agent writes an empty table again at once.
+# sweep removes what killed agents have left on the host: tables of nftables and networks. With some dozens of them
+# each run of nft and iptables, of which Docker makes many, takes seconds on a busy machine. It removes nothing while
+# an agent or an engine besides the machine's own runs, or while the machine's own engine has a container of Berth.
 sweep() {
-  local table bridge
+  local table
   [[ $EUID -eq 0 ]] && command -v nft >/dev/null || return 0
+  if pgrep -x berth-agent >/dev/null || (($(pgrep -cx dockerd || true) > 1)) || [[ $(docker ps -q -f label=berth.cluster) ]]; then
+    return 0
+  fi
+  docker network ls -q -f label=berth.cluster | xargs -r docker network rm >/dev/null || true
   for table in $(nft list tables inet | awk '$3 ~ /^berth_[0-9a-f]+$/ { print $3 }'); do
-    for bridge in $(nft list set inet "$table" bridges 2>/dev/null | grep -o '"[^"]*"' | tr -d '"'); do
-      [[ ! -e /sys/class/net/$bridge ]] || continue 2
-    done
-    nft delete table inet "$table" || true
+    nft delete table inet "$table"
   done
 }
 

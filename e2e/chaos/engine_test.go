@@ -60,6 +60,9 @@ func startEngine(t *testing.T, dir, name string) *engine {
 		if err := d.Remove(context.Background()); err != nil {
 			t.Errorf("remove engine %s: %v", name, err)
 		}
+		if err := deleteTables(dir); err != nil {
+			t.Errorf("delete tables: %v", err)
+		}
 	})
 	e := &engine{name: name, dir: filepath.Join(dir, "engine-"+name), daemon: d, seen: map[string]map[events.Action]int{}, told: map[told]bool{}, last: time.Now().Add(-time.Minute)}
 	if e.api, err = docker.NewClientWithOpts(docker.WithHost(d.Host()), docker.WithAPIVersionNegotiation()); err != nil {

@@ -2,6 +2,7 @@ package chaos_test
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"log/slog"
@@ -14,6 +15,7 @@ import (
 
 	"berth/internal/devstack/dockerd"
 	"berth/internal/devstack/temporaldev"
+	"berth/internal/machine/firewall"
 )
 
 // Flags of make chaos.
@@ -104,10 +106,19 @@ func sweep() error {
 				}
 			}
 		}
-		if err := os.RemoveAll(dir); err != nil {
+		if err := errors.Join(deleteTables(dir), os.RemoveAll(dir)); err != nil {
 			return err
 		}
 		_ = lock.Close()
 	}
 	return nil
+}
+
+// deleteTables deletes the tables of nftables that killed agents of a run have left on the host.
+func deleteTables(dir string) error {
+	states, err := filepath.Glob(filepath.Join(dir, "agents", "*"))
+	for _, state := range states { // the agents name their tables so
+		err = errors.Join(err, firewall.Delete(context.Background(), state+"/"+filepath.Base(state), ""))
+	}
+	return err
 }
