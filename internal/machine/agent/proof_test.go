@@ -178,18 +178,18 @@ func TestACheckAfterTheEndLeavesTheResult(t *testing.T) {
 	m.proving(func(m *machine) {
 		m.cfg.Checks.Before = check(t, "exit 0")
 		m.cfg.Checks.After = check(t, `echo "code $BERTH_EXIT_CODE"; sleep 100 & sleep 100`)
-		m.cfg.Checks.Timeout = 200 * time.Millisecond
+		m.cfg.Checks.Timeout = 15 * time.Second // also of the check before, which must end in time
 	})
 	id := s.submit(func(j *spec.Job) {}, "exit", "0")
 	_, w := m.run(id)
-	if x := w.exit(); x.Cause != failure.CauseExited || x.Code != 0 || !strings.Contains(x.CheckFailed, "stopped after 200ms") {
+	if x := w.exit(); x.Cause != failure.CauseExited || x.Code != 0 || !strings.Contains(x.CheckFailed, "stopped after 15s") {
 		t.Errorf("exit is %+v", x)
 	}
 	if j := s.settle(id); j.Status != berth.Succeeded {
 		t.Errorf("job is %s, %+v", j.Status, j.Reason)
 	}
 	mach, err := s.db.Machines.Get(t.Context(), "", "m1")
-	if err != nil || mach.State == berth.MachineReady || !strings.Contains(mach.Reason, "stopped after 200ms") {
+	if err != nil || mach.State == berth.MachineReady || !strings.Contains(mach.Reason, "stopped after 15s") {
 		t.Errorf("machine is %+v, %v", mach, err)
 	}
 	if e := s.eventsOf(id, wire.EventWarning); len(e) != 1 || !strings.Contains(e[0].Detail, "code 0") {
