@@ -348,6 +348,9 @@ func (s *stack) workflowState(id berth.JobID) string {
 		if f := e.GetWorkflowTaskFailedEventAttributes(); f != nil {
 			fmt.Fprintf(&b, " %s: %s", f.GetCause(), f.GetFailure().GetMessage())
 		}
+		if f := e.GetWorkflowExecutionFailedEventAttributes(); f != nil {
+			fmt.Fprintf(&b, " %v", f.GetFailure())
+		}
 	}
 	return b.String()
 }

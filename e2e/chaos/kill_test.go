@@ -90,7 +90,10 @@ func (s *stack) provoke(c cell, lane string, suspects []*program) (w *work, stru
 		w.begin()
 		err := awaitAtMost(hitLook, c.point+" is hit", func() error { return s.hitOrMissed(c, w, suspects) })
 		if _, missed := errors.AsType[missed](err); missed {
-			err = w.wait()
+			var hit bool
+			if hit, err = waitOrHit(c, w, suspects); hit {
+				return w, nil, nil
+			}
 		} else if err == nil {
 			return w, nil, nil
 		}
@@ -102,6 +105,25 @@ func (s *stack) provoke(c cell, lane string, suspects []*program) (w *work, stru
 		}
 		if err != nil {
 			return w, nil, err
+		}
+	}
+}
+
+// waitOrHit waits for the end of a job that has missed the failpoint, or until another job hits the failpoint: the
+// processes that died of it may be all that could answer the wait.
+func waitOrHit(c cell, w *work, suspects []*program) (hit bool, err error) {
+	ended := make(chan error, 1)
+	go func() { ended <- w.wait() }() // the caller waits for it too
+	look := time.NewTicker(hitLook)
+	defer look.Stop()
+	for {
+		select {
+		case err := <-ended:
+			return false, err
+		case <-look.C:
+			if slices.ContainsFunc(suspects, func(p *program) bool { return p.hit(c.point) }) {
+				return true, nil
+			}
 		}
 	}
 }
@@ -192,6 +214,9 @@ type work struct {
 	driven    chan struct{}
 	fault     error     // of submit or drive; read only after driven is closed
 	asked     time.Time // whether it is over
+
+	waiting sync.Once
+	result  error // of wait
 }
 
 func (w *work) prepare() error {
@@ -236,11 +261,16 @@ func (w *work) over() bool {
 	return w.job != "" && w.gone() == nil
 }
 
+// wait waits for the job's end, and checks it once for all callers.
 func (w *work) wait() error {
-	if w.rest(); w.fault != nil {
-		return w.fault
-	}
-	return w.ended()
+	w.waiting.Do(func() {
+		if w.rest(); w.fault != nil {
+			w.result = w.fault
+			return
+		}
+		w.result = w.ended()
+	})
+	return w.result
 }
 
 // workFor is the job that comes by the cell's failpoint.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 
@@ -20,6 +21,13 @@ import (
 // startLimit bounds a start under a context without a deadline. A first start takes a few
 // seconds, most of it the schema, and minutes on a crowded machine.
 const startLimit = 10 * time.Minute
+
+// mismatch is in the error of a start whose write of the cluster's metadata was applied, but answered too late: the
+// server writes again, with the version that it had read. A further start reads the version again.
+const (
+	mismatch   = "SaveClusterMetadata encountered version mismatch"
+	assemblies = 5 // starts in all
+)
 
 // Server is a running Temporal server, with its UI unless that was left out.
 type Server struct {
@@ -66,7 +74,12 @@ func start(ctx context.Context, opts Options) (*Server, error) {
 	if err := setUpSchemas(ctx, st, s.log); err != nil {
 		return nil, err
 	}
-	if err := s.startServer(st); err != nil {
+	err = s.startServer(st)
+	for n := 1; n < assemblies && err != nil && strings.Contains(err.Error(), mismatch); n++ {
+		opts.Logger.Warn("temporal is started again", "err", err)
+		err = s.startServer(st)
+	}
+	if err != nil {
 		return nil, err
 	}
 	if err := s.prepare(ctx, st, opts.Logger); err != nil {
