@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	enumspb "go.temporal.io/api/enums/v1"
@@ -25,18 +26,22 @@ const reattachFor = time.Minute
 // started at least age ago, and returns their number. The caller knows that no replica
 // holds these waiters. Rewait fails the present try of each activity, which its retry
 // policy answers with the next one: no event is added to the history, and no attempt is
-// spent. If a replica holds a waiter after all, that one is replaced.
-func (d *Dispatcher) Rewait(ctx context.Context, id berth.JobID, age time.Duration) (n int, err error) {
+// spent. If a replica holds a waiter after all, that one is replaced. idle reports that the
+// workflow is open and has no such activity at all, so it does not know the present attempt.
+func (d *Dispatcher) Rewait(ctx context.Context, id berth.JobID, age time.Duration) (n int, idle bool, err error) {
 	var x *workflowservice.DescribeWorkflowExecutionResponse
 	err = d.Call(ctx, overload.Sweep, func(ctx context.Context) (err error) {
 		x, err = d.temporal.DescribeWorkflowExecution(ctx, berth.JobWorkflowID(id), "")
 		return err
 	})
 	if isGone(err) {
-		return 0, nil
+		return 0, false, nil
 	}
 	if err != nil {
-		return 0, fmt.Errorf("describe workflow of job %s: %w", id, err)
+		return 0, false, fmt.Errorf("describe workflow of job %s: %w", id, err)
+	}
+	if !slices.ContainsFunc(x.GetPendingActivities(), isWaiter) {
+		return 0, x.GetWorkflowExecutionInfo().GetStatus() == enumspb.WORKFLOW_EXECUTION_STATUS_RUNNING, nil
 	}
 	execution := x.GetWorkflowExecutionInfo().GetExecution()
 	for _, a := range silentWaiters(x.GetPendingActivities(), age) {
@@ -48,11 +53,16 @@ func (d *Dispatcher) Rewait(ctx context.Context, id berth.JobID, age time.Durati
 			continue
 		}
 		if err != nil {
-			return n, fmt.Errorf("repeat activity %s of job %s: %w", a.GetActivityId(), id, err)
+			return n, false, fmt.Errorf("repeat activity %s of job %s: %w", a.GetActivityId(), id, err)
 		}
 		n++
 	}
-	return n, nil
+	return n, false, nil
+}
+
+// isWaiter reports whether an activity waits for a member.
+func isWaiter(a *workflowpb.PendingActivityInfo) bool {
+	return a.GetActivityType().GetName() == wire.ActivityRun.Name()
 }
 
 // errWaiterLost ends a try of an activity. The next one follows at once.
@@ -70,8 +80,7 @@ func silentWaiters(all []*workflowpb.PendingActivityInfo, age time.Duration) []*
 		if a.GetAttempt() > 1 {
 			patience += reattachFor
 		}
-		if a.GetActivityType().GetName() != wire.ActivityRun.Name() ||
-			a.GetState() != enumspb.PENDING_ACTIVITY_STATE_STARTED ||
+		if !isWaiter(a) || a.GetState() != enumspb.PENDING_ACTIVITY_STATE_STARTED ||
 			time.Since(a.GetLastStartedTime().AsTime()) < patience {
 			continue
 		}

@@ -37,6 +37,7 @@ func TestOnlyWaitersThatNoWorkerCanStillHoldAreRepeated(t *testing.T) {
 		"just started":              {[]*workflowpb.PendingActivityInfo{activity("1", wire.ActivityRun.Name(), started, 1, time.Second, false)}, nil},
 		"held back by a worker":     {[]*workflowpb.PendingActivityInfo{activity("1", wire.ActivityRun.Name(), started, 2, time.Minute, false)}, nil},
 		"a second try that is lost": {[]*workflowpb.PendingActivityInfo{activity("1", wire.ActivityRun.Name(), started, 2, 2*time.Minute, false)}, []string{"1"}},
+		"none":                      {nil, nil},
 		"another activity":          {[]*workflowpb.PendingActivityInfo{activity("1", wire.ActivitySettle.Name(), started, 1, time.Minute, false)}, nil},
 		"one of a gang": {[]*workflowpb.PendingActivityInfo{
 			activity("1", wire.ActivityRun.Name(), started, 1, time.Minute, true), activity("2", wire.ActivityRun.Name(), started, 1, time.Minute, false),
@@ -45,12 +46,16 @@ func TestOnlyWaitersThatNoWorkerCanStillHoldAreRepeated(t *testing.T) {
 		s := newServer()
 		id := berth.NewJobID(time.Now())
 		s.status[berth.JobWorkflowID(id)], s.pending = enumspb.WORKFLOW_EXECUTION_STATUS_RUNNING, row.pending
-		n, err := dispatch.NewOver(s, newMemory(), dispatch.Options{}).Rewait(t.Context(), id, 25*time.Second)
+		n, idle, err := dispatch.NewOver(s, newMemory(), dispatch.Options{}).Rewait(t.Context(), id, 25*time.Second)
 		if err != nil || n != len(row.want) || !slices.Equal(s.repeated, row.want) {
 			t.Errorf("%s: %d, %v were repeated (%v), want %v", name, n, s.repeated, err, row.want)
 		}
+		if unaware := len(row.pending) == 0 || name == "another activity"; idle != unaware {
+			t.Errorf("%s: the workflow waits for no member: %t, want %t", name, idle, unaware)
+		}
 	}
-	if n, err := dispatch.NewOver(newServer(), newMemory(), dispatch.Options{}).Rewait(t.Context(), berth.NewJobID(time.Now()), 0); n != 0 || err != nil {
-		t.Errorf("without a workflow: %d, %v", n, err)
+	n, idle, err := dispatch.NewOver(newServer(), newMemory(), dispatch.Options{}).Rewait(t.Context(), berth.NewJobID(time.Now()), 0)
+	if n != 0 || idle || err != nil {
+		t.Errorf("without a workflow: %d, %t, %v", n, idle, err)
 	}
 }

@@ -3,6 +3,8 @@ package scheduler
 import (
 	"context"
 	"time"
+
+	"berth"
 )
 
 // After the loss of a replica thousands of members have no waiter. Their ends reach
@@ -17,6 +19,10 @@ const (
 // call to do so has a deadline of one second, and a worker's poll may have ended
 // meanwhile. Without a repair the activity would be repeated when its heartbeat is
 // missed, after wire.WaiterTimeout.
+//
+// It also pokes workflows that have no waiter because the poke about their grant was lost: a
+// leader that dies after its commit sends none, and once the members are claimed, nothing else
+// repeats it. A gang that then loses a machine would wait for its barrier.
 type rewaiter struct {
 	*Scheduler
 	pace pace
@@ -46,7 +52,12 @@ func (w *rewaiter) pass(ctx context.Context) error {
 	}
 	w.pace.forget("unwaited", jobs)
 	asked, again := 0, 0
-	defer func() { w.did("waiter_repeated", again) }()
+	var idle []berth.JobID
+	defer func() {
+		w.did("waiter_repeated", again)
+		w.did("grant_poked", len(idle))
+		w.Poker.Poke(idle...)
+	}()
 	for _, j := range jobs {
 		if asked == rewaitLimit {
 			break
@@ -55,10 +66,13 @@ func (w *rewaiter) pass(ctx context.Context) error {
 			continue
 		}
 		asked++
-		n, err := w.Workflows.Rewait(ctx, j.ID, w.Ages.Unwaited)
+		n, unaware, err := w.Workflows.Rewait(ctx, j.ID, w.Ages.Unwaited)
 		again += n
 		if err != nil {
 			return err
+		}
+		if unaware {
+			idle = append(idle, j.ID)
 		}
 	}
 	return nil

@@ -218,6 +218,7 @@ type temporal struct {
 	terminated []berth.JobID
 	described  []berth.JobID
 	rewaited   []berth.JobID
+	unaware    map[berth.JobID]bool          // of their grant
 	silent     bool                          // Describe answers nothing
 	deaf       map[berth.JobID]time.Duration // for how long the first task has waited
 }
@@ -280,11 +281,14 @@ func (x *temporal) Pending(_ context.Context, id berth.JobID) (time.Duration, er
 	return x.deaf[id], nil
 }
 
-func (x *temporal) Rewait(_ context.Context, id berth.JobID, _ time.Duration) (int, error) {
+func (x *temporal) Rewait(_ context.Context, id berth.JobID, _ time.Duration) (int, bool, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.rewaited = append(x.rewaited, id)
-	return 1, nil
+	if x.unaware[id] {
+		return 0, true, nil
+	}
+	return 1, false, nil
 }
 
 func (x *temporal) did(list *[]berth.JobID) []berth.JobID {

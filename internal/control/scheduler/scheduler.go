@@ -45,8 +45,9 @@ type Workflows interface {
 	// worker, all its tries included; 0 without such a task.
 	Pending(ctx context.Context, id berth.JobID) (time.Duration, error)
 	// Rewait has Temporal start the activities again that wait for members of the job,
-	// if they were started at least age ago. It returns their number.
-	Rewait(ctx context.Context, id berth.JobID, age time.Duration) (n int, err error)
+	// if they were started at least age ago. It returns their number. idle reports an open
+	// workflow without any such activity: it does not know the job's present attempt.
+	Rewait(ctx context.Context, id berth.JobID, age time.Duration) (n int, idle bool, err error)
 }
 
 // Settler closes an attempt from the rows.
