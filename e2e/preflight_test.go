@@ -1,6 +1,7 @@
 package e2e_test
 
 import (
+	"context"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -47,8 +48,17 @@ func TestTheCheckOfAnInstallationThatRuns(t *testing.T) {
 		t.Fatal(err)
 	}
 	until("another", preflight.Advice, "has no search attributes")
-	if err := workers.AddSearchAttributes(t.Context(), s.temporal, "another"); err != nil {
-		t.Fatal(err)
+	// Temporal's services learn of a new namespace a moment later, as berthd create-namespace expects.
+	for deadline := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		err := workers.AddSearchAttributes(ctx, s.temporal, "another")
+		cancel()
+		if err == nil {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal(err)
+		}
 	}
 	until("another", preflight.OK, "has the search attributes")
 }
