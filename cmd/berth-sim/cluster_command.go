@@ -88,10 +88,11 @@ func (t ticking) next(now time.Time) time.Time {
 
 // tick returns the interval between plans without an event, 0 if the policy does not depend
 // on time. About 10,000 ticks at most cover the duration.
-func (s *scenario) tick() time.Duration {
-	p := s.Policy
+func (s *scenario) tick() time.Duration { return s.Policy.tick(s.Duration.Std()) }
+
+func (p policySpec) tick(whole time.Duration) time.Duration {
 	if p.Aging > 0 || p.HalfLife > 0 || p.PreemptAfter > 0 || p.MinRuntime > 0 || p.Overdue > 0 {
-		return max(10*time.Second, s.Duration.Std()/10_000).Truncate(time.Second)
+		return max(10*time.Second, whole/10_000).Truncate(time.Second)
 	}
 	return 0
 }

@@ -69,6 +69,7 @@ func command() *cobra.Command {
 	}
 	// An unknown or malformed flag is a usage error too.
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
-	root.AddCommand(placeCommand(), queueCommand(), clusterCommand(), burstCommand())
+	root.AddCommand(placeCommand(), queueCommand(), clusterCommand(), burstCommand(), snapshotCommand(),
+		replayCommand())
 	return root
 }

@@ -37,6 +37,8 @@ type replay struct {
 	marks     []placement.Nomination        // in force
 	tenants   map[berth.TenantID]*account   // by id; tenants without a row are absent
 	lost      map[berth.JobID]time.Duration // work lost by preemptions
+	changes   []change                      // of a recorded period, still to come, by time
+	expect    func(*task) time.Duration     // run time by similar jobs; nil: unknown
 }
 
 // task is a job in the replay. The job waits, or runs, or has ended.
@@ -199,12 +201,15 @@ func (r *replay) wait(t *task) {
 	submitted := origin.Add(t.submitted)
 	j := placement.Job{
 		ID: t.job, Tenant: t.tenant, Class: t.class, Version: 1, Attempt: t.attempt, Priority: t.priority,
-		Preemptible: !t.firm,
-		TimeLimit:   t.timeLimit, Stalled: t.stalled, SubmittedAt: submitted, EligibleAt: submitted, Done: t.done,
-		RestartCost: t.startCost, PreemptedFor: t.gaveWay,
+		Preemptible: !t.firm, Parent: t.parent, Parallel: t.parallel, Unaged: t.early, LikeName: t.like,
+		TimeLimit: t.timeLimit, Stalled: t.stalled, SubmittedAt: submitted.Add(-t.early), EligibleAt: submitted,
+		Done: t.done, RestartCost: t.startCost, PreemptedFor: t.gaveWay,
 	}
 	if t.declared {
 		j.Remaining = t.left
+	}
+	if r.expect != nil {
+		j.Expected = r.expect(t)
 	}
 	r.snapshot.UpsertJob(j)
 }
@@ -351,13 +356,16 @@ func (r *replay) start(t *task, s berth.Start) {
 	r.hold(s.Ranks, 1)
 	running := placement.Running{
 		Job: t.job, Tenant: t.tenant, Class: t.class, Version: 1, Attempt: t.attempt, Priority: t.priority,
-		Preemptible: !t.firm,
-		TimeLimit:   t.timeLimit, SubmittedAt: origin.Add(t.submitted), Ranks: s.Ranks,
+		Preemptible: !t.firm, Parent: t.parent, Unaged: t.early, LikeName: t.like,
+		TimeLimit: t.timeLimit, SubmittedAt: origin.Add(t.submitted - t.early), Ranks: s.Ranks,
 		StartedAt: t.started, Done: t.done,
 		RestartCost: t.startCost, PreemptedFor: t.gaveWay,
 	}
 	if t.declared {
 		running.Remaining = t.left
+	}
+	if r.expect != nil {
+		running.Expected = r.expect(t)
 	}
 	r.snapshot.UpsertRunning(running)
 	r.running = append(r.running, t)

@@ -247,20 +247,24 @@ func (s *scenario) order() (placement.Order, bool) {
 // planner returns the production planner with the policy of the scenario.
 func (s *scenario) planner() placement.Planner {
 	order, _ := s.order()
-	p := s.Policy
+	return placement.Planner{Pack: placement.LeastFragmentation, Policy: s.Policy.of(order)}
+}
+
+// of returns the policy with an order.
+func (p policySpec) of(order placement.Order) placement.Policy {
 	// Order srsf preempts by remaining service; factor 1 lets a job preempt jobs that have
 	// more.
 	outrank := 0.0
 	if order == placement.SRSF {
 		outrank = 1
 	}
-	return placement.Planner{Pack: placement.LeastFragmentation, Policy: placement.Policy{
+	return placement.Policy{
 		Order: order, BandWidth: p.BandWidth, Aging: p.Aging.Std(), HalfLife: p.HalfLife.Std(),
 		EntryPenalty: p.EntryPenalty.Std(),
 		Backfill:     p.Backfill, Preempt: p.Preempt, PreemptAfter: p.PreemptAfter.Std(),
 		MinRuntime: p.MinRuntime.Std(),
 		Overdue:    p.Overdue.Std(), AssumeRun: p.AssumeRun.Std(), Outrank: outrank, Exponent: placement.UsualExponent,
-	}}
+	}
 }
 
 // fleet returns the machines, numbered through all groups in the order of the file.

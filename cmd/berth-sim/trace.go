@@ -28,6 +28,11 @@ type work struct {
 	declared   bool          // the planner knows the run time
 	saves      bool          // a preempted run resumes where it stopped
 	checkpoint time.Duration // without saves: interval of checkpoints; 0: none
+
+	early    time.Duration // time from its submission to submitted, in which it could not start
+	like     string        // equal for jobs that tend to run equally long; "": unknown
+	parent   berth.JobID   // array or pipeline; "": none
+	parallel int           // jobs of the parent that may run at once; 0: no limit
 }
 
 // The required columns of the two known traces. Further columns are ignored.
