@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"berth"
+	"berth/wire"
 )
 
 // Account is a provider as an operator has configured it.
@@ -15,6 +16,8 @@ type Account struct {
 	Regions  []string        // in which instances of the cluster are listed
 	Settings json.RawMessage // of all pools, or nil
 	Pools    map[string]json.RawMessage
+	// Identities verifies the identities of instances that join; nil: none is demanded.
+	Identities Identities
 }
 
 // Accounts are the configured providers, with the data by which new machines reach the API. The
@@ -50,6 +53,12 @@ func (a Accounts) Request(r Record, joinSecret string) (Launch, error) {
 	}
 	l := r.Launch()
 	l.Bootstrap = Bootstrap{URL: a.URL, JoinToken: joinSecret, CA: a.CA, Agents: a.Agents}
+	if v := account.Identities; v != nil {
+		l.Bootstrap.Identity = &Identity{Source: v.Source()}
+		if v.Source() == wire.IdentityGCE {
+			l.Bootstrap.Identity.Audience = Audience(r.Cluster, r.Machine, r.N, joinSecret)
+		}
+	}
 	l.Settings = account.Settings
 	if own, ok := account.Pools[r.Pool]; ok {
 		l.Settings = own
@@ -58,8 +67,9 @@ func (a Accounts) Request(r Record, joinSecret string) (Launch, error) {
 }
 
 // Sealed is a request as its row stores it: sealed under the key with that id, with the hash of its
-// plain text.
+// plain text. Identity is the source of the identity that the request's join demands, or "".
 type Sealed struct {
 	Hash, KeyID string
 	Request     []byte
+	Identity    wire.IdentitySource
 }

@@ -101,6 +101,8 @@ type Bootstrap struct {
 	// Agents are the hashes (SHA-256, hex) of the agents that berthd serves, by platform, as linux-amd64. Absent:
 	// berthd serves none, or the launch is older than this field.
 	Agents map[string]string `json:"agents,omitempty"`
+	// Identity demands a proof of the machine when it joins. Absent: possession of the join token suffices.
+	Identity *Identity `json:"identity,omitempty"`
 }
 
 // AgentPath returns the path below Bootstrap.URL at which berthd serves an agent.
