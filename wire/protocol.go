@@ -40,6 +40,9 @@ type JoinRequest struct {
 	// that reads the header ignores Token.
 	Token   string          `json:"token"`
 	Machine berth.MachineID `json:"machine"`
+	// Identity proves that this machine is the instance of its launch, where the bootstrap of the launch demands
+	// it. A server of a previous version refuses a body with it.
+	Identity *Identity `json:"identity,omitempty"`
 }
 
 // JoinResponse holds a machine's first credential. The token is shown once.

@@ -18,6 +18,7 @@ import (
 	"berth/internal/lib/tracing"
 	"berth/internal/machine/agent"
 	"berth/internal/machine/fetch"
+	"berth/internal/machine/identity"
 	"berth/internal/machine/notice"
 	"berth/spec"
 	"berth/wire"
@@ -69,6 +70,8 @@ type settings struct {
 
 	temporal [2]string     // address and namespace, ignored
 	notices  string        // source of the cloud's notices, as typed
+	identity string        // source of the machine's identity, as typed
+	audience string        // of the identity token
 	shutdown time.Duration // without use of the machine; 0: never
 	poweroff string        // command that shuts the machine down, or none
 	otlp     string        // endpoint, as typed
@@ -82,6 +85,7 @@ type settings struct {
 	volumes  fetch.Volumes
 	walls    egressSettings
 	source   notice.Reader // nil: none
+	proof    *identity.Reader
 	traces   tracing.Options
 	level    slog.Level
 }
@@ -179,6 +183,9 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.notices, "notices", notice.Off,
 		"source of the cloud's notices that it ends this machine: ec2 or gce (the metadata service of this cloud), "+
 			"file=PATH (a JSON file with action and time), or off")
+	f.StringVar(&s.identity, "identity", identity.Off,
+		"prove the identity of this machine at the join with a document of the metadata service: ec2, gce or off")
+	f.StringVar(&s.audience, "identity-audience", "", "audience of the identity token of gce")
 	s.shutdownFlags(f)
 	for i, name := range temporalFlags { // flags of the version before; the next version refuses them
 		f.StringVar(&s.temporal[i], name, "", "ignored: agents call the control plane alone")
@@ -249,6 +256,8 @@ func (s *settings) parse() error {
 	s.checkShutdown(fault)
 	s.source, err = notice.Open(s.notices)
 	fault("notices", err)
+	s.proof, err = identity.Open(s.identity, s.audience)
+	fault("identity", err)
 	s.parseEgress(fault)
 	networks, err := publicnet.Parse(s.inputNets)
 	fault("input-networks", err)
@@ -342,7 +351,7 @@ func (s *settings) attributes() []any {
 		"fence_after", s.fenceAfter, "deadman", s.deadman, "runtime", s.runtime, "docker_host", s.dockerHost,
 		"fake_gpus", s.fakeGPUs, "no_gpus", s.noGPUs, "gpu_allow", s.gpuAllow,
 		"check_before", s.checks.Before, "check_after", s.checks.After, "check_timeout", s.checks.Timeout,
-		"notices", s.notices, "shutdown_after", s.shutdown, "shutdown_command", s.poweroff,
+		"notices", s.notices, "identity", s.identity, "shutdown_after", s.shutdown, "shutdown_command", s.poweroff,
 		"sync_wait", s.syncWait, "otlp", s.traces,
 	}
 }

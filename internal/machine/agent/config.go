@@ -20,6 +20,7 @@ import (
 	"berth/internal/lib/timeseries"
 	"berth/internal/lib/tracing"
 	"berth/internal/machine/fetch"
+	machineidentity "berth/internal/machine/identity"
 	"berth/internal/machine/notice"
 	"berth/spec"
 	"berth/wire"
@@ -85,6 +86,9 @@ type Config struct {
 	GPUAllow []string
 
 	Notices notice.Reader // of the cloud, about the end of this machine; nil: none
+
+	// Identity reads the identity that the join of a launched machine proves; nil: none.
+	Identity *machineidentity.Reader
 
 	// ShutdownAfter ends Run with ErrUnneeded once the machine has had neither a lease nor work for this long; see
 	// belt. 0: never.

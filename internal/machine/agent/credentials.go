@@ -151,7 +151,15 @@ func (j *joining) join(ctx context.Context) (*credential, error) {
 	}
 	c := newClient(j.cfg.Server, j.cfg.JoinToken)
 	defer c.close()
-	answer, err := c.join(ctx, j.key, wire.JoinRequest{Token: j.cfg.JoinToken, Machine: j.machine})
+	req := wire.JoinRequest{Token: j.cfg.JoinToken, Machine: j.machine}
+	if j.cfg.Identity != nil {
+		id, err := j.cfg.Identity.Read(ctx)
+		if err != nil {
+			return nil, err
+		}
+		req.Identity = &id
+	}
+	answer, err := c.join(ctx, j.key, req)
 	if err != nil {
 		j.doubt = !refused(err)
 		return nil, err

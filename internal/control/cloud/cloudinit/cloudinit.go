@@ -149,6 +149,12 @@ func (m Machine) settings() string {
 	if m.Notices != "" {
 		vars["BERTH_NOTICES"] = m.Notices
 	}
+	if id := m.Bootstrap.Identity; id != nil {
+		vars["BERTH_IDENTITY"] = string(id.Source)
+		if id.Audience != "" {
+			vars["BERTH_IDENTITY_AUDIENCE"] = id.Audience
+		}
+	}
 	return environment(vars)
 }
 
@@ -172,7 +178,7 @@ var (
 // ours are the variables that Berth sets.
 var ours = []string{
 	"BERTH_SERVER", "BERTH_JOIN_TOKEN", "BERTH_MACHINE", "BERTH_POOL", "BERTH_REGION", "BERTH_SITE", "BERTH_DEADMAN",
-	"BERTH_NOTICES", "BERTH_SHUTDOWN_AFTER",
+	"BERTH_NOTICES", "BERTH_SHUTDOWN_AFTER", "BERTH_IDENTITY", "BERTH_IDENTITY_AUDIENCE",
 }
 
 // validate reports every fault.
@@ -193,6 +199,11 @@ func (m Machine) validate() error {
 	}
 	if !plain.MatchString(m.Notices) {
 		faults = append(faults, fmt.Errorf("notices %q: allowed is printable ASCII without ' and \\", m.Notices))
+	}
+	if id := m.Bootstrap.Identity; id != nil && (!plain.MatchString(string(id.Source)) ||
+		!plain.MatchString(id.Audience)) {
+		faults = append(faults, fmt.Errorf("bootstrap.identity %q, %q: allowed is printable ASCII without ' and \\",
+			id.Source, id.Audience))
 	}
 	if m.Agent.URL == "" {
 		faults = append(faults, servedAgents(m.Bootstrap))

@@ -16,6 +16,7 @@ import (
 
 	"berth/internal/control/cloud"
 	"berth/internal/control/cloud/cloudinit"
+	"berth/wire"
 )
 
 // program is the file that machines of the tests download.
@@ -113,6 +114,32 @@ func TestSettingsAreReadAsTheyAre(t *testing.T) {
 		"https://berth.example:7070/agents/amd64?v=1&x=$(id)\n15m0s\n"
 	if err != nil || string(out) != want {
 		t.Errorf("the settings are\n%s\nwant\n%s%v", out, want, err)
+	}
+}
+
+// The agent reads an identity only if its launch demands one, and only the launch decides.
+func TestTheDemandOfAnIdentityReachesTheAgent(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		demand *cloud.Identity
+		want   string
+	}{
+		{nil, "/\n"}, {&cloud.Identity{Source: wire.IdentityEC2}, "ec2/\n"},
+		{&cloud.Identity{Source: wire.IdentityGCE, Audience: "berth/0a1b"}, "gce/berth/0a1b\n"},
+	} {
+		m := machine()
+		m.Bootstrap.Identity = c.demand
+		_, root := render(t, m)
+		out, err := exec.Command("/bin/sh", "-c", `. "$0/etc/berth/agent.env"; echo "$BERTH_IDENTITY/$BERTH_IDENTITY_AUDIENCE"`,
+			root).CombinedOutput()
+		if err != nil || string(out) != c.want {
+			t.Errorf("%+v: %q, want %q, %v", c.demand, out, c.want, err)
+		}
+	}
+	m := machine()
+	m.Agent.Env = map[string]string{"BERTH_IDENTITY": "off"}
+	if _, err := cloudinit.Render(m); err == nil || !strings.Contains(err.Error(), "agent.env.BERTH_IDENTITY: Berth sets this variable itself") {
+		t.Errorf("settings of the pool: %v", err)
 	}
 }
 

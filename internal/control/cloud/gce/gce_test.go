@@ -22,6 +22,7 @@ import (
 	"berth/internal/control/cloud/cloudtest"
 	"berth/internal/control/cloud/gce"
 	"berth/internal/control/cloud/gce/gcefake"
+	"berth/wire"
 )
 
 const uid = "0197c1a2-5f3b-7d1e-9a55-1b2c3d4e5f60"
@@ -433,6 +434,10 @@ func TestBadSettingsAreOfKindSpecAndNotSent(t *testing.T) {
 		"bootstrap.url: it is empty":   func(l *cloud.Launch) { l.Bootstrap.URL = "" },
 		"zone \"../x\" is no zone of":  func(l *cloud.Launch) { l.Offering.Zone = "../x" },
 		"zone \"eu-test1\" is no zone": func(l *cloud.Launch) { l.Offering.Zone = "eu-test1" },
+		"service_account is missing": func(l *cloud.Launch) {
+			l.Settings = json.RawMessage(`{"image": "projects/p/global/images/i", "agent": {"url": "https://x", "sha256": "` + hash + `"}}`)
+			l.Bootstrap.Identity = &cloud.Identity{Source: wire.IdentityGCE, Audience: "berth/0a1b"}
+		},
 	} {
 		l := launch("burst-1")
 		change(&l)

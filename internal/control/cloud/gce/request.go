@@ -193,6 +193,10 @@ func (p *Provider) request(l cloud.Launch) (*computepb.InsertInstanceRequest, er
 
 // userDataOf returns what cloud-init does on the new machine.
 func userDataOf(l cloud.Launch, s Settings) ([]byte, error) {
+	if l.Bootstrap.Identity != nil && s.ServiceAccount == "" {
+		return nil, errors.New("settings of the pool: service_account is missing; GCE signs identities for machines " +
+			"with a service account alone, and the provider demands an identity")
+	}
 	userData, err := cloudinit.Render(cloudinit.Machine{
 		Name: l.Machine, Pool: l.Pool, Region: l.Offering.Region, Bootstrap: l.Bootstrap, Agent: s.Agent,
 		Notices: "gce",
