@@ -284,7 +284,7 @@ func TestJoinsAreJudgedBeforeTheirBodyAndEndInTime(t *testing.T) {
 		}
 	}
 	s.tokens["join"] = s.joinToken()
-	if a := s.call("join", "POST", "/agent/v1/join", `{"machine":"long","token":"`+strings.Repeat("x", 5000)+`"}`); a.status != http.StatusRequestEntityTooLarge {
+	if a := s.call("join", "POST", "/agent/v1/join", `{"machine":"long","token":"`+strings.Repeat("x", 50_000)+`"}`); a.status != http.StatusRequestEntityTooLarge {
 		t.Errorf("a join of 5000 bytes: %d %s", a.status, a.body)
 	}
 	if a := s.call("join", "POST", "/agent/v1/join", `{"machine":"long","token":"x"}`); a.status != http.StatusCreated {

@@ -7,9 +7,11 @@ import (
 	"time"
 
 	"github.com/labstack/echo/v4"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"berth"
 	"berth/db"
+	"berth/internal/control/cloud"
 	"berth/internal/lib/connlimit"
 	"berth/wire"
 )
@@ -17,6 +19,10 @@ import (
 // maxJoinBody is the longest body of a join, in bytes: a join token and a machine's name
 // take some 200 bytes. The inventory follows when the machine registers.
 const maxJoinBody = 4 << 10
+
+// maxProvenBody is the longest body of a join whose token was found good, in bytes: it may carry an identity of
+// the machine, whose bytes JSON may double at most.
+const maxProvenBody = maxJoinBody + 2*wire.MaxIdentity
 
 // A body of a join must arrive within joinBodyTimeout. joinsAbreast joins are read and
 // answered at a time, and as many more whose token is in the body alone: nothing is known
@@ -56,6 +62,8 @@ type joinHandlers struct {
 	joins      *joins
 	joinTokens *db.JoinTokens
 	tokens     *db.Tokens
+	accounts   cloud.Accounts
+	identities *prometheus.CounterVec // refused, by fault
 	limits     *limits
 	addresses  addresses
 	log        *slog.Logger
@@ -73,19 +81,19 @@ func (h *joinHandlers) mount(r *router) {
 func (h *joinHandlers) agentJoin(c echo.Context) error {
 	ctx := c.Request().Context()
 	token, judged := bearer(c.Request())
-	places := h.joins.unjudged
+	places, limit := h.joins.unjudged, int64(maxJoinBody)
 	if judged {
 		if err := h.judgeJoin(ctx, c, token); err != nil {
 			return err
 		}
-		places = h.joins.judged
+		places, limit = h.joins.judged, maxProvenBody
 	}
 	if err := takePlace(ctx, c, places); err != nil {
 		return err
 	}
 	defer func() { <-places }()
 	readDeadline(c, time.Now().Add(joinBodyTimeout))
-	req, err := decodeAgent[wire.JoinRequest](c, maxJoinBody)
+	req, err := decodeAgent[wire.JoinRequest](c, limit)
 	if err != nil {
 		// Without this the server would wait for the rest of the body.
 		c.Response().Header().Set("Connection", "close")
@@ -148,11 +156,10 @@ func (h *joinHandlers) join(ctx context.Context, c echo.Context, req wire.JoinRe
 	if err != nil {
 		return err
 	}
+	proven, err := h.identify(ctx, machine, req)
 	var answer wire.JoinResponse
-	if key != nil {
-		answer, err = h.joinTokens.JoinWithKey(ctx, req.Token, machine, key)
-	} else {
-		answer.Token, answer.Cluster, err = h.joinTokens.Join(ctx, req.Token, machine)
+	if err == nil {
+		answer, err = h.joinTokens.JoinWithKey(ctx, req.Token, machine, key, proven)
 	}
 	if berth.CodeOf(err) == berth.CodeUnauthorized {
 		return h.limits.guessed(guessJoin, h.addresses.client(c.Request()), errJoinToken())

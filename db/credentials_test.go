@@ -41,7 +41,7 @@ func (s *stage) joinsWithKey(id berth.MachineID) *keyed {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	answer, err := s.db.JoinTokens.JoinWithKey(s.t.Context(), j.Secret, id, public(k.key))
+	answer, err := s.db.JoinTokens.JoinWithKey(s.t.Context(), j.Secret, id, public(k.key), "")
 	if err != nil || answer.TTLSeconds != 24*60*60 {
 		s.t.Fatalf("join: %+v, %v", answer, err)
 	}

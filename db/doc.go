@@ -38,7 +38,7 @@
 //	Tenants     submit_leases tenants_read tenants_write usage
 //	Storage     storage
 //	Tokens      credentials first_token reset_token returns token_events tokens tokens_own
-//	JoinTokens  join join_tokens
+//	JoinTokens  join join_identity join_tokens
 //	Secrets     secrets
 //	Objects     checkpoints checkpoints_kept inputs objects outputs prune_outputs storage_refused
 //	Uploads     uploads

@@ -30,31 +30,42 @@ const SlugMachineExists = wire.SlugMachineExists
 func (d *JoinTokens) Join(
 	ctx context.Context, joinToken string, machine berth.MachineID,
 ) (token, cluster string, err error) {
-	return d.join(ctx, joinToken, machine, nil)
+	return d.join(ctx, joining{token: joinToken, machine: machine})
 }
 
 // JoinWithKey is Join for an agent with a key, whose possession the caller has verified. The
-// machine token ends after the lifetime of credentials, and the key renews it.
+// machine token ends after the lifetime of credentials, and the key renews it. A nil key is as in Join. Proven is
+// the instance of the launch whose identity the caller has verified, or "": a join token that demands an identity is
+// refused without one.
 func (d *JoinTokens) JoinWithKey(
-	ctx context.Context, joinToken string, machine berth.MachineID, key ed25519.PublicKey,
+	ctx context.Context, joinToken string, machine berth.MachineID, key ed25519.PublicKey, proven string,
 ) (answer wire.JoinResponse, err error) {
-	answer.Token, answer.Cluster, err = d.join(ctx, joinToken, machine, key)
-	answer.TTLSeconds = seconds(d.credentialTTL)
+	answer.Token, answer.Cluster, err = d.join(ctx, joining{joinToken, machine, key, proven})
+	if key != nil {
+		answer.TTLSeconds = seconds(d.credentialTTL)
+	}
 	return answer, err
 }
 
+// joining is one call of Join or JoinWithKey.
+type joining struct {
+	token   string
+	machine berth.MachineID
+	key     ed25519.PublicKey // nil: none
+	proven  string
+}
+
 // join implements Join and JoinWithKey.
-func (d *JoinTokens) join(
-	ctx context.Context, joinToken string, machine berth.MachineID, key ed25519.PublicKey,
-) (token, cluster string, err error) {
-	joinID, sum, ok := tokenID(joinTokenPrefix, joinToken)
+func (d *JoinTokens) join(ctx context.Context, j joining) (token, cluster string, err error) {
+	machine := j.machine
+	joinID, sum, ok := tokenID(joinTokenPrefix, j.token)
 	if !ok {
 		return "", "", errUnknownToken()
 	}
 	id, token, hash := mintToken(tokenPrefix)
 	err = d.tx(ctx, func(tx pgx.Tx) error {
 		args := pgx.NamedArgs{"join": joinID, "machine": machine, "id": id,
-			"name": "agent:" + string(machine), "hash": hash}
+			"name": "agent:" + string(machine), "hash": hash, "proven": j.proven}
 		// A refused name rolls this back, so the token remains usable.
 		if err := spendJoinToken(ctx, tx, sum, args); err != nil {
 			return err
@@ -68,7 +79,7 @@ func (d *JoinTokens) join(
 		if err := revokeTokensOf(ctx, tx, machine); err != nil {
 			return err
 		}
-		if err := firstCredential(ctx, tx, key, d.credentialTTL, args); err != nil {
+		if err := firstCredential(ctx, tx, j.key, d.credentialTTL, args); err != nil {
 			return err
 		}
 		return tx.QueryRow(ctx, `SELECT id FROM cluster`).Scan(&cluster)
@@ -115,16 +126,18 @@ func (d *JoinTokens) Check(ctx context.Context, tokens []string) ([]bool, error)
 // spendJoinToken locks the join token and marks it used: of two concurrent calls, the second
 // waits and finds a used token. The hash is compared in constant time, as in Authenticate. An
 // unknown, used or expired token and a wrong secret give the same error. A machine whose name the token
-// does not admit gets CodeForbidden.
+// does not admit gets CodeForbidden. So does a join without the proven identity that the token demands; the
+// constraint join_tokens_proven refuses such a join of a server of the version before.
 func spendJoinToken(ctx context.Context, tx pgx.Tx, sum []byte, args pgx.NamedArgs) error {
 	var stored []byte
 	var machines string
-	var admitted bool
+	var admitted, proves bool
 	err := tx.QueryRow(ctx, `
-		SELECT sha256, machines, join_token_admits(machines, @machine)
-		FROM join_tokens
+		SELECT sha256, machines, join_token_admits(machines, @machine), identity = '' OR @proven <> '' AND EXISTS (
+			SELECT 1 FROM launches l WHERE l.machine = @machine AND l.join_token = j.id AND l.instance = @proven)
+		FROM join_tokens j
 		WHERE id = @join AND used_at IS NULL AND expires_at > now()
-		FOR UPDATE`, args).Scan(&stored, &machines, &admitted)
+		FOR UPDATE`, args).Scan(&stored, &machines, &admitted, &proves)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return errUnknownToken()
 	}
@@ -138,7 +151,14 @@ func spendJoinToken(ctx context.Context, tx pgx.Tx, sum []byte, args pgx.NamedAr
 		return berth.Errorf(berth.CodeForbidden, "the join token admits machines with names like %s only; "+
 			"choose such a name, or create another token", machines)
 	}
-	_, err = tx.Exec(ctx, `UPDATE join_tokens SET used_by = @machine, used_at = now() WHERE id = @join`, args)
+	if !proves {
+		return &berth.Error{Code: berth.CodeForbidden, Slug: wire.SlugIdentityRefused,
+			Message: "the join has not proven that the machine is the instance of its launch"}
+	}
+	_, err = tx.Exec(ctx, `
+		UPDATE join_tokens
+		SET used_by = @machine, used_at = now(), proven = @proven
+		WHERE id = @join`, args)
 	return err
 }
 

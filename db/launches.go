@@ -303,6 +303,9 @@ func (d *Launches) Send(ctx context.Context, ref cloud.Ref, l cloud.Limits, cloc
 		if err != nil {
 			return err
 		}
+		if err := demandIdentity(ctx, tx, id, s.Identity); err != nil {
+			return err
+		}
 		return storeLaunch(ctx, tx, r)
 	})
 	if err == nil && withheld {

@@ -30,7 +30,8 @@ const launchWaits = `CASE WHEN l.state IN ('sent', 'terminating') AND l.ended_fi
 // launchView is row l of launches as a wire.Launch.
 const launchView = `jsonb_strip_nulls(jsonb_build_object(
 	'machine', l.machine, 'n', l.n, 'state', l.state,
-	'reason', nullif(concat_ws('; ', nullif(l.reason, ''), ` + launchWaits + `), ''), 'pool', l.pool,
+	'reason', nullif(concat_ws('; ', nullif(l.reason, ''), ` + launchWaits + `,
+		CASE WHEN l.joined_at IS NULL THEN 'join refused at ' || nullif(l.join_refused, '') END), ''), 'pool', l.pool,
 	'provider', l.provider, 'region', l.region, 'zone', nullif(l.zone, ''), 'type', l.type, 'market', l.market,
 	'price_per_hour', nullif(l.price, 0), 'tenant', nullif(l.tenant, ''),
 	'reserved', nullif(l.reserved, 0) / 1000000.0, 'cost', nullif(` + launchCost + `, 0) / 1000000.0,

@@ -257,6 +257,9 @@ func (m *MachineSteps) seal(r cloud.Record, joinSecret string) (cloud.Sealed, er
 		return cloud.Sealed{}, err
 	}
 	s := cloud.Sealed{Hash: l.Hash()}
+	if l.Bootstrap.Identity != nil {
+		s.Identity = l.Bootstrap.Identity.Source
+	}
 	s.KeyID, s.Request = m.Sealer.Seal("", "launch/"+r.Token, body)
 	return s, nil
 }

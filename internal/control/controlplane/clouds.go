@@ -1,6 +1,7 @@
 package controlplane
 
 import (
+	"cmp"
 	"encoding/json"
 	"encoding/pem"
 	"errors"
@@ -16,9 +17,11 @@ import (
 	"berth/internal/control/cloud"
 	"berth/internal/control/cloud/agentbin"
 	"berth/internal/control/cloud/cloudexec"
+	"berth/internal/control/cloud/identity"
 	"berth/internal/control/cloud/offers"
 	"berth/internal/control/dispatch"
 	"berth/spec"
+	"berth/wire"
 )
 
 // cloudFile is the file of --cloud.
@@ -39,6 +42,39 @@ type CloudProvider struct {
 	Regions  []string                  `yaml:"regions"`
 	Settings map[string]any            `yaml:"settings"`
 	Pools    map[string]map[string]any `yaml:"pools"`
+	Identity *CloudIdentity            `yaml:"identity"` // nil: machines join by their join token alone
+}
+
+// CloudIdentity are the settings by which a provider's machines must prove their identity when they join.
+type CloudIdentity struct {
+	Kind         string `yaml:"kind"`         // ec2 or gce
+	Account      string `yaml:"account"`      // of kind ec2: 12 digits
+	Certificates string `yaml:"certificates"` // of kind ec2: PEM file, or folder with a file for each region
+	Project      string `yaml:"project"`      // of kind gce
+	Keys         string `yaml:"keys"`         // of kind gce: URL of a JWK set; "": Google's
+}
+
+// open returns the verifier of the settings; nil settings have none.
+func (i *CloudIdentity) open(log *slog.Logger) (cloud.Identities, error) {
+	switch {
+	case i == nil:
+		return nil, nil
+	case i.Kind == string(wire.IdentityEC2) && i.Project == "" && i.Keys == "":
+		return verifier(identity.NewEC2(i.Account, i.Certificates))
+	case i.Kind == string(wire.IdentityGCE) && i.Account == "" && i.Certificates == "":
+		keys := cmp.Or(i.Keys, identity.GoogleKeys)
+		return verifier(identity.NewGCE(i.Project, keys, identity.KeyOptions{Logger: log}))
+	}
+	return nil, fmt.Errorf("kind %q: allowed are ec2 with account and certificates, and gce with project and keys",
+		i.Kind)
+}
+
+// verifier returns a verifier, or no verifier with an error.
+func verifier[V cloud.Identities](v V, err error) (cloud.Identities, error) {
+	if err != nil {
+		return nil, err
+	}
+	return v, nil
 }
 
 // NewProvider creates a provider from its part of the file.
@@ -108,6 +144,8 @@ func loadClouds(path string, kinds map[string]NewProvider, log *slog.Logger) (cl
 			account.Pools[pool], err = settingsOf(settings)
 			require(err == nil, "provider %s: settings of pool %s: %v", name, pool, err)
 		}
+		account.Identities, err = p.Identity.open(log)
+		require(err == nil, "provider %s: identity: %v", name, err)
 		create, ok := kinds[p.Kind]
 		require(ok, "provider %s: kind %q is not known; allowed are %s", name, p.Kind, strings.Join(known, ", "))
 		if !ok {

@@ -9,6 +9,7 @@ import (
 
 	"berth/internal/control/cloud"
 	"berth/internal/control/cloud/faultcloud"
+	"berth/internal/control/cloud/identity/identitytest"
 )
 
 func load(t *testing.T, text string) (cloud.Accounts, error) {
@@ -64,6 +65,39 @@ func TestFaultsOfTheCloudFileAreNamed(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), part) {
 				t.Errorf("%q: %v, want %q", text, err, part)
 			}
+		}
+	}
+}
+
+// A launch of a provider with an identity demands it, and each fault of the settings is named.
+func TestAProviderMayDemandIdentities(t *testing.T) {
+	t.Parallel()
+	signer := identitytest.New(t, 1024)
+	const before = "url: https://b.test\nproviders: {l: {kind: test, regions: [r], identity: "
+	for _, c := range []struct{ text, source, audience string }{
+		{`{kind: ec2, account: "123456789012", certificates: ` + signer.Certificate("aws.pem") + `}`, "ec2", ""},
+		{`{kind: gce, project: burst}`, "gce", "berth/"},
+		{`{kind: gce, project: burst, keys: "https://keys.test/certs"}`, "gce", "berth/"},
+	} {
+		a, err := load(t, before+c.text+"}}")
+		if err != nil {
+			t.Fatal(err)
+		}
+		l, err := a.Request(cloud.Record{Provider: "l", Machine: "m", N: 1}, "secret")
+		id := l.Bootstrap.Identity
+		if err != nil || id == nil || string(id.Source) != c.source || !strings.HasPrefix(id.Audience, c.audience) || (id.Audience == "") != (c.audience == "") {
+			t.Errorf("%s: %+v, %v", c.text, id, err)
+		}
+	}
+	for text, want := range map[string]string{
+		`{kind: aws}`: "kind \"aws\"", `{kind: ec2, account: "1"}`: "12 digits", `{kind: gce}`: "project \"\"",
+		`{kind: ec2, account: "123456789012", certificates: /none}`:                 "/none",
+		`{kind: gce, project: p, keys: "http://keys.test"}`:                         "must be an https URL",
+		`{kind: ec2, account: "123456789012", certificates: /none, project: burst}`: "gce with project and keys",
+		`{kind: gce, project: p, audience: mine}`:                                   "audience",
+	} {
+		if _, err := load(t, before+text+"}}"); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", text, err, want)
 		}
 	}
 }

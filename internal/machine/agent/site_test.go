@@ -25,6 +25,7 @@ import (
 	"berth/failure"
 	"berth/internal/control/admission"
 	"berth/internal/control/blob"
+	"berth/internal/control/cloud"
 	"berth/internal/lib/publicnet/dnstest"
 	"berth/internal/lib/sealer"
 	"berth/internal/machine/agent"
@@ -46,6 +47,8 @@ type site struct {
 	image   string // that jobs run
 	keys    *sealer.Keys
 	names   *dnstest.Server // of the control plane
+
+	accounts cloud.Accounts // providers of machines, for the next start of the API
 }
 
 // gate stands before the API and can be closed, or made to refuse.
@@ -133,7 +136,7 @@ func (s *site) serves() {
 		DB: s.db, Control: s.db.Jobs, Logger: slog.New(slog.DiscardHandler),
 		Agent: api.AgentDeps{Blobs: s.blobs, Resolver: s.names.Resolver()},
 		Logs:  &blob.LogReader{Store: s.blobs, DB: s.db}, Vault: s.keys,
-		Volumes: admission.Volumes{"datasets": {"default"}},
+		Volumes: admission.Volumes{"datasets": {"default"}}, Accounts: s.accounts,
 	})
 	if err != nil {
 		s.t.Fatal(err)
