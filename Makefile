@@ -72,6 +72,10 @@ proof-gpu: ## compare readings of a real GPU with programs that train, wait and 
 	$(GO) test ./e2e/gpuproof -count=1 -v -timeout 10m -args -gpu -python $(PYTHON)
 	$(GO) test ./internal/machine/agent -run RealGPU -count=1 -v -args -gpu -python $(PYTHON)
 
+.PHONY: proof-notices
+proof-notices: ## read notices and identities from Amazon's mock of the metadata service of EC2 (built once, half a minute)
+	$(GO) test ./e2e/noticeproof -count=1 -v -timeout 10m -args -mock
+
 .PHONY: stop
 stop: ## stop the demo's stack; its data stays
 	@scripts/demo.sh stop

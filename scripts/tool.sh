@@ -4,6 +4,7 @@
 #
 #     scripts/tool.sh versitygw           a server that speaks S3, over a folder
 #     scripts/tool.sh fake-gcs-server     one that speaks the JSON API of Google Cloud Storage, over memory
+#     scripts/tool.sh ec2-metadata-mock   Amazon's mock of the metadata service of EC2
 #     scripts/tool.sh temporal-server     Temporal's server program, of the version in go.mod
 #     scripts/tool.sh temporal-sql-tool   its tool for the schema in SQL
 #     scripts/tool.sh staticcheck         a linter: bugs, and simpler forms of the same code
@@ -18,6 +19,7 @@ cd "$(dirname "$0")/.."
 case ${1:-} in
 versitygw) package=github.com/versity/versitygw/cmd/versitygw version=v1.8.0 ;;
 fake-gcs-server) package=github.com/fsouza/fake-gcs-server version=v1.56.1 ;;
+ec2-metadata-mock) package=github.com/aws/amazon-ec2-metadata-mock/cmd/ec2-metadata-mock version=v1.13.0 ;;
 temporal-server) package=go.temporal.io/server/cmd/server version=$(go list -m -f '{{.Version}}' go.temporal.io/server) ;;
 temporal-sql-tool) package=go.temporal.io/server/cmd/tools/sql version=$(go list -m -f '{{.Version}}' go.temporal.io/server) ;;
 staticcheck) package=honnef.co/go/tools/cmd/staticcheck version=v0.8.2 ;;
@@ -27,7 +29,7 @@ cyclonedx-gomod) package=github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomo
 nfpm) package=github.com/goreleaser/nfpm/v2/cmd/nfpm version=v2.44.0 ;;
 minisign) package=aead.dev/minisign/cmd/minisign version=v0.3.0 ;;
 *)
-	echo "usage: $0 versitygw|fake-gcs-server|temporal-server|temporal-sql-tool|staticcheck|revive|govulncheck|cyclonedx-gomod|nfpm|minisign" >&2
+	echo "usage: $0 versitygw|fake-gcs-server|ec2-metadata-mock|temporal-server|temporal-sql-tool|staticcheck|revive|govulncheck|cyclonedx-gomod|nfpm|minisign" >&2
 	exit 2
 	;;
 esac
