@@ -122,8 +122,9 @@ func (a *assembly) assemble(ctx context.Context) error {
 			return err
 		}
 	}
-	// Each process starts the workflows of the launches that its own API has stored.
-	if a.cfg.Plays(RoleDispatch) || a.cfg.Plays(RoleAPI) {
+	// Each process starts and pokes the workflows of the launches that its own API or scaler has changed: the
+	// hints of other processes are theirs.
+	if a.cfg.Plays(RoleDispatch) || a.cfg.Plays(RoleAPI) || a.cfg.Plays(RoleLeader) {
 		a.addMachines()
 	}
 	if a.cfg.Pprof != "" {
