@@ -134,6 +134,13 @@ MARGIN ?= 5s
 proof-fence: setup ## cut 50 machines off around the fence of their at_most_one work: never two alive: make proof-fence CUTS=1 FENCE=15m MARGIN=1m
 	$(GO) test ./e2e/proof -run CutsAroundTheFence -count=1 -v -timeout 60m -args -cuts $(CUTS) -cut-fence $(FENCE) -cut-margin $(MARGIN) -cut-seed $(SEED)
 
+# Of make proof-launches: how many machines.
+LAUNCHES ?= 1000
+
+.PHONY: proof-launches
+proof-launches: setup ## launch 1,000 machines of a cloud while workers and leaders are killed, about 15 minutes: make proof-launches LAUNCHES=200
+	@scripts/proof-launches.sh $(LAUNCHES)
+
 .PHONY: endurance
 endurance: setup ## submit jobs steadily for half an hour; what grows with the history fails: make endurance MINUTES=30 RATE=12
 	$(GO) test ./e2e/proof -run '^$$' -bench Endurance -benchtime 1x -count=1 -timeout 0 -args -endurance $(MINUTES)m -rate $(RATE) -load-seed $(SEED)
