@@ -112,7 +112,7 @@ func TestLaunchesUnderKills(t *testing.T) {
 	began := time.Now()
 	err := p.drive(ctx)
 	if err == nil {
-		err = p.finish(ctx)
+		err = p.finish(t.Context()) // with a limit of its own
 	}
 	took := time.Since(began)
 	rest()
