@@ -17,6 +17,7 @@ import (
 	"berth/internal/control/cloud"
 	"berth/internal/control/cloud/faultcloud"
 	"berth/internal/lib/failpoint"
+	"berth/wire"
 )
 
 // finish ends all work and waits until each launch is settled. Machines whose agent still works become idle, and the
@@ -47,10 +48,15 @@ func (p *proof) finish(ctx context.Context) error {
 			return errors.Join(err, ctx.Err())
 		}
 		for _, l := range live {
-			if l.State == "running" && p.guests[l.Machine] == nil {
-				if err := p.release(l.Machine); err != nil {
-					return err
-				}
+			var err error
+			switch {
+			case l.State == "running" && p.guests[l.Machine] == nil:
+				err = p.release(l.Machine)
+			case l.State == "unresolved":
+				err = p.confirm(l)
+			}
+			if err != nil {
+				return err
 			}
 		}
 		if err := p.farewell(); err != nil {
@@ -60,6 +66,21 @@ func (p *proof) finish(ctx context.Context) error {
 			err = fmt.Errorf("%d are not, such as %+v", len(live), live[0])
 		}
 		return err
+	})
+}
+
+// confirm acts for the admin who confirms that the cloud has no instance of an unresolved launch. Temporal repeats the
+// step of a dead worker after 15 s of real time, and a launch is sent for 30 s, so a kill between the commit of a
+// send and the call leaves some launches unresolved. An instance that exists must be found without an admin.
+func (p *proof) confirm(l launchRow) error {
+	state, err := p.cloud.Read()
+	if err != nil || slices.ContainsFunc(state.Instances, func(i faultcloud.Instance) bool { return i.Machine == l.Machine && i.N == l.N }) {
+		return err
+	}
+	p.confirmed[l.Machine] = true
+	return await("the absence of machine "+string(l.Machine)+" is confirmed", func() error {
+		_, err := p.api.Terminate(context.Background(), l.Machine, wire.TerminateRequest{Reason: "proof", ConfirmAbsent: true})
+		return lasting(err)
 	})
 }
 
@@ -348,6 +369,7 @@ func (p *proof) report(took time.Duration) {
 		kills += n
 	}
 	t.Add(rig.Figure{Name: "kill -9 of workers and leaders", Value: float64(kills), Note: fmt.Sprint(p.killed())})
+	t.Add(rig.Figure{Name: "launches confirmed absent", Value: float64(len(p.confirmed)), Note: "a kill between commit and call"})
 	t.Add(rig.Figure{Name: "broken promises", Value: float64(len(v.faults)), Must: rig.Limit(0), Note: string(out)})
 	t.Add(rig.Figure{Name: "readings of spends", Value: float64(p.samples), Note: "none above its limit"})
 	t.Add(rig.Figure{Name: "fullest limit", Value: p.fullest, Unit: "ratio", Must: rig.Limit(1)})

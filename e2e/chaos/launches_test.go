@@ -70,6 +70,8 @@ type proof struct {
 	seen     map[berth.MachineID]time.Time // when the machine's instance was first seen by the test
 	dwell    map[berth.MachineID]time.Duration
 
+	confirmed map[berth.MachineID]bool // that an admin had to confirm absent
+
 	clock    func(time.Time) time.Time // the faster one
 	patience time.Duration             // patient10, and more beside other tests
 	killing  time.Time                 // when the kills have begun
@@ -131,7 +133,7 @@ func startProof(t *testing.T, faster int) *proof {
 	p := &proof{
 		stack: newStack(t), want: *launchesWanted, guests: map[berth.MachineID]*guest{},
 		released: map[berth.MachineID]time.Time{}, seen: map[berth.MachineID]time.Time{},
-		dwell: map[berth.MachineID]time.Duration{}, kills: map[string]int{},
+		dwell: map[berth.MachineID]time.Duration{}, kills: map[string]int{}, confirmed: map[berth.MachineID]bool{},
 	}
 	if p.patience = patient10; !p.full() {
 		p.patience += time.Duration(faster) * busyMost
