@@ -3,7 +3,6 @@ package proof_test
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -13,11 +12,9 @@ import (
 	"testing"
 	"time"
 
-	cerrdefs "github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/events"
 	"github.com/docker/docker/api/types/filters"
-	"github.com/docker/docker/api/types/network"
 	"github.com/docker/docker/client"
 	"github.com/docker/docker/pkg/stdcopy"
 
@@ -205,40 +202,4 @@ func (e *engine) awaitLine(job berth.JobID, text string) {
 		}
 		return nil
 	})
-}
-
-// removeContainers removes a cluster's containers and networks. It tries again while the engine
-// refuses: calls of an agent that has died may still be at work on them.
-func removeContainers(ctx context.Context, cluster string) error {
-	api, err := openEngine()
-	if err != nil {
-		return err
-	}
-	defer api.Close()
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
-	defer cancel()
-	labels := filters.NewArgs(filters.Arg("label", berth.LabelCluster+"="+cluster))
-	return await(ctx, func(ctx context.Context) error { return removeOnce(ctx, api, labels) })
-}
-
-// removeOnce removes what has the labels and is still there.
-func removeOnce(ctx context.Context, api *client.Client, labels filters.Args) error {
-	left, err := api.ContainerList(ctx, container.ListOptions{All: true, Filters: labels})
-	for _, c := range left {
-		err = errors.Join(err, unlessGone(api.ContainerRemove(ctx, c.ID, container.RemoveOptions{Force: true, RemoveVolumes: true})))
-	}
-	networks, listErr := api.NetworkList(ctx, network.ListOptions{Filters: labels})
-	err = errors.Join(err, listErr)
-	for _, n := range networks {
-		err = errors.Join(err, unlessGone(api.NetworkRemove(ctx, n.ID)))
-	}
-	return err
-}
-
-// unlessGone drops the error of a removal that something else has already done.
-func unlessGone(err error) error {
-	if cerrdefs.IsNotFound(err) {
-		return nil
-	}
-	return err
 }

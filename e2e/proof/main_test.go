@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"berth/e2e/commands"
+	"berth/e2e/rig"
 	"berth/internal/machine/firewall"
 )
 
@@ -148,7 +149,7 @@ func removeStack(dir, berthDev string) error {
 	var errs []error
 	errs = append(errs, endDeadmen(dir))
 	for _, cluster := range clustersOf(dir) {
-		errs = append(errs, removeContainers(ctx, cluster))
+		errs = append(errs, rig.RemoveOfCluster(ctx, cluster))
 	}
 	engines, err := filepath.Glob(filepath.Join(dir, "machines", "*", "docker"))
 	errs = append(errs, err)

@@ -185,3 +185,15 @@ func (s *Stack) Front(to ...*Replica) {
 	s.front.SetTargets(targets...)
 	s.front.Reset()
 }
+
+// StartExtra starts one more berthd with flags of its own besides those about the stack's servers. It stands
+// behind no address of the stack. The caller ends the process by the returned function.
+func (s *Stack) StartExtra(name string, flags ...string) (stop func(), err error) {
+	args := append([]string{"--database-url", s.database, "--temporal-address", s.Temporal,
+		"--blob-url", "file://" + filepath.Join(s.Dir, "blobs")}, flags...)
+	p, err := run(filepath.Join(s.Dir, name+".log"), []string{"BERTH_ADMIN_TOKEN=" + s.Token}, s.Programs.Path("berthd"), args...)
+	if err != nil {
+		return nil, err
+	}
+	return p.Kill, nil
+}

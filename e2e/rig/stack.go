@@ -155,8 +155,14 @@ func (s *Stack) startBerthd(ctx context.Context) error {
 // agentsAtOnce is how many agents start at the same time.
 const agentsAtOnce = 8
 
-// Join starts n more agents and returns once their machines are ready.
+// Join starts n more agents with engines in memory and returns once their machines are ready.
 func (s *Stack) Join(ctx context.Context, n int) error {
+	return s.JoinWith(ctx, n, "--runtime", "fake", "--no-gpus")
+}
+
+// JoinWith is Join with other flags about the engine and the GPUs. Containers of a real engine
+// outlive the stack: RemoveContainers removes them.
+func (s *Stack) JoinWith(ctx context.Context, n int, flags ...string) error {
 	speaks, err := s.Programs.Takes("berth-agent", "temporal-address") // of an older version
 	if err != nil {
 		return err
@@ -172,12 +178,10 @@ func (s *Stack) Join(ctx context.Context, n int) error {
 			if err != nil {
 				return err
 			}
-			args := []string{
-				"--server", s.URL, "--machine", name, "--runtime", "fake", "--host-boot",
-				"boot-of-" + name, "--no-gpus",
-				"--state-dir", filepath.Join(s.Dir, "machines", name), "--cpus", machineCPUs, "--memory",
-				machineMemory, "--disk", machineMemory,
-			}
+			args := append([]string{
+				"--server", s.URL, "--machine", name, "--host-boot", "boot-of-" + name,
+				"--state-dir", s.StateDir(name), "--cpus", machineCPUs, "--memory", machineMemory, "--disk", machineMemory,
+			}, flags...)
 			if speaks {
 				args = append(args, "--temporal-address", s.Temporal)
 			}
@@ -190,6 +194,11 @@ func (s *Stack) Join(ctx context.Context, n int) error {
 		return err
 	}
 	err = Await(ctx, Patience, func(ctx context.Context) error {
+		for _, p := range s.agents[first:] {
+			if !p.Running() {
+				return fatal{fmt.Errorf("an agent ended: %w: %s", p.err, Tail(p.Log))}
+			}
+		}
 		var ready int
 		err := s.DB.QueryRow(ctx, `SELECT count(*) FROM machines WHERE state = 'ready'`).Scan(&ready)
 		if err == nil && ready < first+n {
@@ -202,6 +211,9 @@ func (s *Stack) Join(ctx context.Context, n int) error {
 	}
 	return err
 }
+
+// StateDir returns the folder of a machine's agent.
+func (s *Stack) StateDir(machine string) string { return filepath.Join(s.Dir, "machines", machine) }
 
 // Berthd returns the process of the first replica.
 func (s *Stack) Berthd() *Process { return s.replicas[0].process }
