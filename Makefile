@@ -121,6 +121,10 @@ upgrade-orders: setup ## upgrade from the programs in a folder, in each order: m
 siege: setup ## attack a control plane as hostile callers may; a good caller and two agents must not notice, at most 15 minutes
 	@scripts/siege.sh
 
+.PHONY: attacks
+attacks: setup ## try the list of attacks with two tenants, two machines and real containers; prints attack, expected, seen
+	$(GO) test ./e2e/attacks -run '^TestAttacks$$' -count=1 -timeout 30m -v -args -all
+
 .PHONY: failover
 failover: setup ## kill the leader nine times and freeze it nine times; prints the worst takeover, limit 5 s
 	$(GO) test ./e2e/proof -run TakenOver -failovers 9 -count=1 -v
