@@ -77,7 +77,7 @@ func (a *attempt) resident() int {
 	return n >> 10
 }
 
-// zeros is an endless body. It counts what was read.
+// zeros is a body of spaces. left is the number of bytes that were not read yet.
 type zeros struct{ left int64 }
 
 func (z *zeros) Read(b []byte) (int, error) {

@@ -176,7 +176,7 @@ func hostPaths(a *attempt) {
 			a.breach("target %s: %d %s", to, got.Status, got.clipped())
 		}
 	}
-	// An output that is a link must not give away what lies at its end on the host.
+	// An output that is a link must not give away a file of the host at its end.
 	marker := "canary-of-the-host-" + berth.NewSecret()[:16]
 	if err := os.WriteFile(a.Dir+"/host-file", []byte(marker), 0o644); err != nil {
 		a.t.Fatal(err)

@@ -21,7 +21,7 @@ import (
 	"berth/wire"
 )
 
-// The tenants of the attacks: victim has what attacker wants.
+// The tenants of the attacks: attacker tries to get at the jobs of victim.
 const (
 	victim   berth.TenantID = "victim"
 	attacker berth.TenantID = "attacker"
@@ -72,7 +72,7 @@ func newField(t *testing.T) *field {
 // declaredGPUs is the inventory of each machine. No program can use them.
 const declaredGPUs = "- {model: H100, memory: 80GiB, count: 2}\n"
 
-// close ends the stack and removes what its agents left on the host.
+// close ends the stack and removes the containers that its agents left on the host.
 func (f *field) close(s *rig.Stack) {
 	if f.t.Failed() {
 		logs, _ := filepath.Glob(filepath.Join(s.Dir, "*.log")) // the pattern is well-formed
@@ -256,7 +256,7 @@ func (f *field) jobs(tenant berth.TenantID) (n int) {
 }
 
 // scan returns the files below the stack's folder, of programs and stores, that have a text in them.
-// PostgreSQL's and Temporal's files hold what users gave them, encrypted or not: they are left out.
+// The files of PostgreSQL, which serves Temporal too, are left out.
 func (f *field) scan(text string) (found []string) {
 	f.t.Helper()
 	err := filepath.WalkDir(f.Dir, func(path string, d os.DirEntry, err error) error {

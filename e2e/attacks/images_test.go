@@ -45,7 +45,7 @@ func (a *attempt) hub(login string) (address string) {
 	return address
 }
 
-// removeImages removes what the engine has of a registry.
+// removeImages removes all images of a registry from the engine.
 func (a *attempt) removeImages(prefix string) {
 	api := a.engine()
 	defer api.Close()
@@ -158,7 +158,7 @@ func (a *attempt) evilImage() string {
 	return ref
 }
 
-// exec runs a program in a job's container beside its command, through the engine, and returns what it printed.
+// exec runs a program in a job's container beside its command, through the engine, and returns its output.
 func (a *attempt) exec(id berth.JobID, command ...string) string {
 	a.t.Helper()
 	api := a.engine()

@@ -52,7 +52,7 @@ func (s *Stack) RemoveContainers(ctx context.Context) error {
 	return err
 }
 
-// leftLimit bounds the removal of what agents left: an engine may be at work on it for minutes.
+// leftLimit bounds the removal of containers that agents have left: an engine may be at work on it for minutes.
 const leftLimit = 2 * time.Minute
 
 // RemoveOfCluster removes the containers and networks with a cluster's label from the host's own engine.
@@ -67,7 +67,8 @@ func RemoveOfCluster(ctx context.Context, cluster string) error {
 	return Await(ctx, leftLimit, func(ctx context.Context) error {
 		left, err := api.ContainerList(ctx, container.ListOptions{All: true, Filters: labels})
 		for _, c := range left {
-			err = errors.Join(err, unlessGone(api.ContainerRemove(ctx, c.ID, container.RemoveOptions{Force: true, RemoveVolumes: true})))
+			removed := api.ContainerRemove(ctx, c.ID, container.RemoveOptions{Force: true, RemoveVolumes: true})
+			err = errors.Join(err, unlessGone(removed))
 		}
 		networks, listErr := api.NetworkList(ctx, network.ListOptions{Filters: labels})
 		err = errors.Join(err, listErr)

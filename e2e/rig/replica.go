@@ -191,7 +191,8 @@ func (s *Stack) Front(to ...*Replica) {
 func (s *Stack) StartExtra(name string, flags ...string) (stop func(), err error) {
 	args := append([]string{"--database-url", s.database, "--temporal-address", s.Temporal,
 		"--blob-url", "file://" + filepath.Join(s.Dir, "blobs")}, flags...)
-	p, err := run(filepath.Join(s.Dir, name+".log"), []string{"BERTH_ADMIN_TOKEN=" + s.Token}, s.Programs.Path("berthd"), args...)
+	env := []string{"BERTH_ADMIN_TOKEN=" + s.Token}
+	p, err := run(filepath.Join(s.Dir, name+".log"), env, s.Programs.Path("berthd"), args...)
 	if err != nil {
 		return nil, err
 	}

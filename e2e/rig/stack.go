@@ -180,7 +180,8 @@ func (s *Stack) JoinWith(ctx context.Context, n int, flags ...string) error {
 			}
 			args := append([]string{
 				"--server", s.URL, "--machine", name, "--host-boot", "boot-of-" + name,
-				"--state-dir", s.StateDir(name), "--cpus", machineCPUs, "--memory", machineMemory, "--disk", machineMemory,
+				"--state-dir", s.StateDir(name), "--cpus", machineCPUs, "--memory",
+				machineMemory, "--disk", machineMemory,
 			}, flags...)
 			if speaks {
 				args = append(args, "--temporal-address", s.Temporal)
