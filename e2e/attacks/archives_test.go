@@ -29,7 +29,7 @@ func symlink(name, target string) entry {
 	return entry{tar.Header{Name: name, Typeflag: tar.TypeSymlink, Linkname: target, Mode: 0o777}, ""}
 }
 
-// tarOf returns a tar of these entries. It stays open-ended where an entry announces more than it has.
+// tarOf returns a tar of these entries. The tar is incomplete if a header announces more content than its entry has.
 func tarOf(entries ...entry) []byte {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
@@ -37,13 +37,13 @@ func tarOf(entries ...entry) []byte {
 		if err := w.WriteHeader(&e.Header); err != nil {
 			panic(fmt.Sprintf("a header of the test: %v", err))
 		}
-		_, _ = io.WriteString(w, e.content) // a header without content may be meant
+		_, _ = io.WriteString(w, e.content) // the content may differ from the header on purpose
 	}
 	_ = w.Close()
 	return b.Bytes()
 }
 
-// packed returns an upload of a tar: its address and its compressed form.
+// packed compresses a tar for an upload, and returns the address of the tar and the compressed body.
 func (f *field) packed(plain []byte) (address, body string) {
 	f.t.Helper()
 	var b bytes.Buffer
@@ -82,11 +82,12 @@ func hostileArchives(a *attempt) {
 		return entry{tar.Header{Name: "x", Typeflag: kind, Linkname: target}, ""}
 	}
 	for what, plain := range map[string][]byte{
-		"parent path":       tarOf(file("../../etc/cron.d/x", "x")),
-		"absolute path":     tarOf(file("/etc/cron.d/x", "x")),
-		"link out":          tarOf(symlink("out", "../../etc")),
-		"absolute link":     tarOf(symlink("out", "/etc"), file("out/x", "x")),
-		"two chained links": tarOf(entry{tar.Header{Name: "a", Typeflag: tar.TypeDir, Mode: 0o755}, ""}, symlink("a/b", ".."), symlink("c", "a/b/../.."), file("c/x", "x")),
+		"parent path":   tarOf(file("../../etc/cron.d/x", "x")),
+		"absolute path": tarOf(file("/etc/cron.d/x", "x")),
+		"link out":      tarOf(symlink("out", "../../etc")),
+		"absolute link": tarOf(symlink("out", "/etc"), file("out/x", "x")),
+		"two chained links": tarOf(entry{tar.Header{Name: "a", Typeflag: tar.TypeDir, Mode: 0o755}, ""},
+			symlink("a/b", ".."), symlink("c", "a/b/../.."), file("c/x", "x")),
 		"file below a link": tarOf(symlink("d", "."), file("d/x", "x")),
 		"hard link":         tarOf(link(tar.TypeLink, "/etc/shadow")),
 		"device":            tarOf(entry{tar.Header{Name: "x", Typeflag: tar.TypeBlock, Devmajor: 8}, ""}),
@@ -95,7 +96,7 @@ func hostileArchives(a *attempt) {
 		"twice":             tarOf(file("x", "a"), file("x", "b")),
 	} {
 		got := a.tryUpload(plain)
-		// A mode beyond 0777 may be dropped in place of a refusal: see below.
+		// Berth may drop the bits of a mode beyond 0777 instead of refusing the archive.
 		if what == "setuid" && got.Good() {
 			a.plainMode(plain)
 			continue
@@ -106,11 +107,12 @@ func hostileArchives(a *attempt) {
 	}
 	address, body := a.packed(tarOf(file("x", "x")))
 	other := strings.Replace(address, address[len(address)-4:], "0000", 1)
-	a.refused("another address", a.call(a.attacker, "POST", "/v1/uploads?address="+other, body, "Content-Type", "application/zstd"), 400, 422)
+	a.refused("another address", a.call(a.attacker, "POST", "/v1/uploads?address="+other, body,
+		"Content-Type", "application/zstd"), 400, 422)
 	a.saw("11 archives refused")
 }
 
-// plainMode checks that a program of an archive does not keep its setuid bit.
+// plainMode checks that a program from an archive does not keep its setuid bit.
 func (a *attempt) plainMode(plain []byte) {
 	_, log := a.output(a.attacker, map[string]any{"workdir": a.upload(a.attacker, plain)}, "mode", "/workspace/su")
 	if !strings.Contains(log, "/workspace/su 0") || strings.Contains(log, "setuid") {
@@ -124,8 +126,8 @@ func archiveBombs(a *attempt) {
 	huge.Size = 10 << 40
 	a.refused("10 TiB announced", a.tryUpload(tarOf(huge)), 400, 413, 422)
 
-	// 1 TiB of zeros in frames that name the same block again and again would take long to make; 9 GiB
-	// pass the limit of 8 GiB. The body has below 1 MiB.
+	// The header announces 9 GiB, which is over the limit of 8 GiB, and 1 GiB of content follows. The compressed body
+	// has less than 1 MiB. Compressing 1 TiB would take too long.
 	var b bytes.Buffer
 	z, err := zstd.NewWriter(&b, zstd.WithEncoderLevel(zstd.SpeedFastest))
 	if err != nil {
@@ -143,8 +145,9 @@ func archiveBombs(a *attempt) {
 		a.t.Fatal(err)
 	}
 	began := time.Now()
-	a.refused(fmt.Sprintf("%d KiB that announce 9 GiB", b.Len()>>10), a.call(a.attacker, "POST", "/v1/uploads?address=sha256:"+strings.Repeat("0", 64), b.String(),
-		"Content-Type", "application/zstd"), 400, 413, 422)
+	address := "sha256:" + strings.Repeat("0", 64)
+	a.refused(fmt.Sprintf("%d KiB that announce 9 GiB", b.Len()>>10), a.call(a.attacker, "POST",
+		"/v1/uploads?address="+address, b.String(), "Content-Type", "application/zstd"), 400, 413, 422)
 	if took := time.Since(began); took > time.Minute {
 		a.breach("the refusal took %s", took)
 	}
@@ -161,9 +164,11 @@ func archiveBombs(a *attempt) {
 	if err := z.Close(); err != nil {
 		a.t.Fatal(err)
 	}
-	a.refused("100,002 files", a.call(a.attacker, "POST", "/v1/uploads?address=sha256:"+strings.Repeat("0", 64), many.String(), "Content-Type", "application/zstd"), 400, 413, 422)
+	a.refused("100,002 files", a.call(a.attacker, "POST",
+		"/v1/uploads?address="+address, many.String(), "Content-Type", "application/zstd"), 400, 413, 422)
 	var stored int64
-	if err := a.DB.QueryRow(a.t.Context(), `SELECT count(*) FROM uploads WHERE address = $1`, "sha256:"+strings.Repeat("0", 64)).Scan(&stored); err == nil && stored > 0 {
+	err = a.DB.QueryRow(a.t.Context(), `SELECT count(*) FROM uploads WHERE address = $1`, address).Scan(&stored)
+	if err == nil && stored > 0 {
 		a.breach("an archive was stored")
 	}
 }
@@ -173,6 +178,6 @@ func jobID(body []byte) berth.JobID {
 	var j struct {
 		ID berth.JobID `json:"id"`
 	}
-	_ = json.Unmarshal(body, &j) // the empty id is not found later
+	_ = json.Unmarshal(body, &j) // after an error the id is empty, and no job has an empty id
 	return j.ID
 }

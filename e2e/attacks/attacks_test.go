@@ -10,19 +10,19 @@ import (
 	"text/tabwriter"
 )
 
-// attack is one line of the table.
+// attack is one line of the list of attacks.
 type attack struct {
 	number   int
 	name     string
 	expected string
 	try      func(a *attempt)
 	long     bool   // left out of make test
-	gpu      string // the GPUs it ran on, for attacks on GPUs
-	open     string // why Berth does not refuse it yet; empty: it must be refused
-	covered  string // the test that tries it where a stack cannot, instead of try
+	gpu      string // for attacks on GPUs, the GPUs that the attack runs on
+	open     string // why Berth does not refuse the attack yet; empty if Berth must refuse it
+	covered  string // in place of try, the tests of an attack that a stack cannot try
 }
 
-// attempt is one run of an attack. Its methods may be called at the same time.
+// attempt is one run of an attack. saw and breach may be called concurrently.
 type attempt struct {
 	*field
 	mu       sync.Mutex
@@ -30,7 +30,7 @@ type attempt struct {
 	breaches []string
 }
 
-// saw adds to the column "seen".
+// saw adds an entry to the column "seen".
 func (a *attempt) saw(format string, args ...any) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -44,7 +44,7 @@ func (a *attempt) breach(format string, args ...any) {
 	a.breaches = append(a.breaches, fmt.Sprintf(format, args...))
 }
 
-// refused expects one of these statuses and an answer that the secret words are not in.
+// refused records a breach unless the answer has one of these statuses.
 func (a *attempt) refused(what string, got answer, want ...int) {
 	for _, w := range want {
 		if got.Status == w {
@@ -87,7 +87,8 @@ func TestAttacks(t *testing.T) {
 			case at.open != "":
 				a.seen, results[i].verdict = append(a.breaches, at.open), "OPEN"
 			case len(a.breaches) > 0:
-				t.Errorf("attack %d, %s: want %s; not refused:\n%s", at.number, at.name, at.expected, strings.Join(a.breaches, "\n"))
+				t.Errorf("attack %d, %s: want %s; not refused:\n%s",
+					at.number, at.name, at.expected, strings.Join(a.breaches, "\n"))
 			default:
 				results[i].verdict = "refused"
 			}

@@ -23,8 +23,12 @@ import (
 
 func massAssignment(a *attempt) {
 	before := a.jobs(attacker)
-	for _, field := range []string{"tenant", "tenant_id", "status", "state", "price", "epoch", "attempt", "machine", "submitted_by", "id", "failures", "image_digest"} {
-		a.refused(field, a.call(a.attacker, "POST", "/v1/jobs", a.job(map[string]any{field: "victim"}, "exit", "0")), 400, 422)
+	for _, field := range []string{
+		"tenant", "tenant_id", "status", "state", "price", "epoch", "attempt", "machine", "submitted_by", "id",
+		"failures", "image_digest",
+	} {
+		body := a.job(map[string]any{field: "victim"}, "exit", "0")
+		a.refused(field, a.call(a.attacker, "POST", "/v1/jobs", body), 400, 422)
 	}
 	for _, call := range []struct{ path, body string }{
 		{"/v1/secrets", `{"name": "x", "value": "y", "tenant": "victim"}`},
@@ -39,12 +43,15 @@ func massAssignment(a *attempt) {
 }
 
 func leaks(a *attempt) {
-	id := a.submit(a.victim, map[string]any{"name": "canary-name", "env": map[string]string{"CANARY": "canary-value"}}, "sleep", "10m")
+	more := map[string]any{"name": "canary-name", "env": map[string]string{"CANARY": "canary-value"}}
+	id := a.submit(a.victim, more, "sleep", "10m")
 	defer a.call(a.victim, "POST", "/v1/jobs/"+string(id)+"/cancel", "")
 	a.running(id)
 	words := []string{"canary-name", "canary-value", string(id), a.Dir, "/var/tmp", "postgres://", a.secret}
-	for _, path := range []string{"/v1/machines", "/v1/machines/m001", "/v1/machines/m002", "/v1/machines/m001/events", "/v1/queue", "/v1/jobs", "/v1/usage",
-		"/v1/offers", "/v1/maintenance", "/openapi.json", "/readyz", "/healthz"} {
+	for _, path := range []string{
+		"/v1/machines", "/v1/machines/m001", "/v1/machines/m002", "/v1/machines/m001/events", "/v1/queue", "/v1/jobs",
+		"/v1/usage", "/v1/offers", "/v1/maintenance", "/openapi.json", "/readyz", "/healthz",
+	} {
 		got := a.call(a.attacker, "GET", path, "")
 		for _, w := range words {
 			if strings.Contains(string(got.Body), w) {
@@ -52,7 +59,9 @@ func leaks(a *attempt) {
 			}
 		}
 	}
-	for _, path := range []string{"/v1/jobs/" + string(id), "/v1/jobs/" + string(id) + "/events", "/v1/jobs/" + string(id) + "/explain"} {
+	for _, path := range []string{
+		"/v1/jobs/" + string(id), "/v1/jobs/" + string(id) + "/events", "/v1/jobs/" + string(id) + "/explain",
+	} {
 		own := string(a.must(a.victim, "GET", path, ""))
 		for _, w := range []string{a.Dir, "/var/tmp", "postgres://", a.secret} {
 			if strings.Contains(own, w) {
@@ -63,7 +72,7 @@ func leaks(a *attempt) {
 	a.saw("12 routes of others and 3 of the owner are clean")
 }
 
-// resident returns the memory of berthd in MiB.
+// resident returns the resident memory of berthd in MiB.
 func (a *attempt) resident() int {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", a.Berthd().PID))
 	if err != nil {
@@ -73,11 +82,11 @@ func (a *attempt) resident() int {
 	if m == nil {
 		a.t.Fatalf("no resident memory: %s", b)
 	}
-	n, _ := strconv.Atoi(string(m[1])) // the expression allows digits alone
+	n, _ := strconv.Atoi(string(m[1])) // the expression matches only digits
 	return n >> 10
 }
 
-// zeros is a body of spaces. left is the number of bytes that were not read yet.
+// zeros is a reader of spaces. left is the number of bytes that remain to be read.
 type zeros struct{ left int64 }
 
 func (z *zeros) Read(b []byte) (int, error) {
@@ -115,13 +124,16 @@ func hugeBodies(a *attempt) {
 		}
 	}
 	a.saw("1 GiB: refused")
-	a.refused("100,000 levels", a.call(a.attacker, "POST", "/v1/jobs", `{"labels": `+strings.Repeat(`{"a":`, 100_000)), 400, 422)
-	a.refused("as many lists", a.call(a.attacker, "POST", "/v1/jobs", `{"command": `+strings.Repeat(`[`, 100_000)), 400, 422)
+	levels := `{"labels": ` + strings.Repeat(`{"a":`, 100_000)
+	a.refused("100,000 levels", a.call(a.attacker, "POST", "/v1/jobs", levels), 400, 422)
+	lists := `{"command": ` + strings.Repeat(`[`, 100_000)
+	a.refused("as many lists", a.call(a.attacker, "POST", "/v1/jobs", lists), 400, 422)
 	var env strings.Builder
 	for i := range 1_000_000 {
 		fmt.Fprintf(&env, `"V%d":"",`, i)
 	}
-	a.refused("a million variables", a.call(a.attacker, "POST", "/v1/jobs", `{"image": "x", "env": {`+strings.TrimSuffix(env.String(), ",")+`}}`), 400, 413, 422)
+	variables := `{"image": "x", "env": {` + strings.TrimSuffix(env.String(), ",") + `}}`
+	a.refused("a million variables", a.call(a.attacker, "POST", "/v1/jobs", variables), 400, 413, 422)
 	var bomb bytes.Buffer
 	z := gzip.NewWriter(&bomb)
 	_, err := io.Copy(z, &zeros{left: 256 << 20})
@@ -131,7 +143,8 @@ func hugeBodies(a *attempt) {
 	if err != nil {
 		a.t.Fatal(err)
 	}
-	a.refused("gzip bomb", a.call(a.attacker, "POST", "/v1/jobs", bomb.String(), "Content-Encoding", "gzip"), 400, 413, 415, 422)
+	got := a.call(a.attacker, "POST", "/v1/jobs", bomb.String(), "Content-Encoding", "gzip")
+	a.refused("gzip bomb", got, 400, 413, 415, 422)
 	if grown := a.resident() - before; grown > 150 {
 		a.breach("berthd grew by %d MiB", grown)
 	} else {
@@ -189,10 +202,12 @@ func submitFlood(a *attempt) {
 	if count[429] == 0 || res == "" {
 		a.breach("answers %v, Retry-After %q", count, res)
 	}
-	a.saw("answers of the flood: %v, Retry-After %s; 20 submits of another tenant pass, %d over 1 s (ratios: make siege)", count, res, slow)
+	a.saw("answers of the flood: %v, Retry-After %s; "+
+		"20 submits of another tenant pass, %d over 1 s (ratios: make siege)", count, res, slow)
 }
 
-// headerOfRefusal calls until a call is refused for the rate, and returns its Retry-After.
+// headerOfRefusal submits jobs until the rate limit refuses one, and returns the Retry-After of that answer. It returns
+// "" if no submit is refused.
 func (a *attempt) headerOfRefusal(tokens []string, body string) string {
 	for i := range 200 {
 		req, err := http.NewRequestWithContext(a.t.Context(), "POST", a.URL+"/v1/jobs", strings.NewReader(body))
@@ -216,10 +231,12 @@ func (a *attempt) headerOfRefusal(tokens []string, body string) string {
 func badNumbers(a *attempt) {
 	job := func(part string) string { return `{"image": "busybox", ` + part + `}` }
 	for _, part := range []string{
-		`"resources": {"gpus": -1}`, `"resources": {"gpus": 9223372036854775808}`, `"resources": {"gpus": NaN}`, `"resources": {"gpus": 1e9}`,
-		`"resources": {"gpus": 0.3333333333333333333}`, `"resources": {"gpus": "Infinity"}`, `"resources": {"cpus": -1}`, `"resources": {"cpus": 1e300}`,
-		`"resources": {"memory": "-1GiB"}`, `"resources": {"memory": "99999999999999999999GiB"}`, `"members": -1`, `"members": 1000000`,
-		`"time_limit": "99999999999999999999h"`, `"time_limit": "-1s"`, `"stop_grace": "1e30s"`, `"retry": {"max_attempts": 2147483648}`,
+		`"resources": {"gpus": -1}`, `"resources": {"gpus": 9223372036854775808}`, `"resources": {"gpus": NaN}`,
+		`"resources": {"gpus": 1e9}`, `"resources": {"gpus": 0.3333333333333333333}`,
+		`"resources": {"gpus": "Infinity"}`, `"resources": {"cpus": -1}`, `"resources": {"cpus": 1e300}`,
+		`"resources": {"memory": "-1GiB"}`, `"resources": {"memory": "99999999999999999999GiB"}`,
+		`"members": -1`, `"members": 1000000`, `"time_limit": "99999999999999999999h"`, `"time_limit": "-1s"`,
+		`"stop_grace": "1e30s"`, `"retry": {"max_attempts": 2147483648}`,
 		`"priority": 99999999999999999999`, `"priority": -5`, `"array": {"count": 1000000000}`,
 	} {
 		got := a.call(a.attacker, "POST", "/v1/jobs", job(part))
@@ -232,12 +249,14 @@ func badNumbers(a *attempt) {
 
 func injections(a *attempt) {
 	evil := map[string]string{
-		"sql": "x'); DROP TABLE jobs; --", "html": "<script>alert(1)</script><img src=x onerror=alert(1)>", "csv": "=HYPERLINK(\"http://x\")",
-		"template": "{{.}}${7*7}%{x}", "null": "a\x00b", "newline": "a\r\nlevel=ERROR msg=forged", "escape": "\x1b[2J\x1b]0;owned\x07", "bidi": "a\u202eb",
+		"sql": "x'); DROP TABLE jobs; --", "html": "<script>alert(1)</script><img src=x onerror=alert(1)>",
+		"csv": "=HYPERLINK(\"http://x\")", "template": "{{.}}${7*7}%{x}", "null": "a\x00b",
+		"newline": "a\r\nlevel=ERROR msg=forged", "escape": "\x1b[2J\x1b]0;owned\x07", "bidi": "a\u202eb",
 	}
 	var kept []string
 	for what, text := range evil {
-		got := a.call(a.attacker, "POST", "/v1/jobs", a.job(map[string]any{"labels": map[string]string{"evil": text}, "env": map[string]string{"EVIL": text}}, "exit", "0"))
+		more := map[string]any{"labels": map[string]string{"evil": text}, "env": map[string]string{"EVIL": text}}
+		got := a.call(a.attacker, "POST", "/v1/jobs", a.job(more, "exit", "0"))
 		switch {
 		case got.Status == 422 || got.Status == 400:
 			a.saw("%s: refused", what)
@@ -252,14 +271,17 @@ func injections(a *attempt) {
 			var back struct {
 				Labels map[string]string `json:"labels"`
 			}
-			if err := json.Unmarshal(a.must(a.attacker, "GET", "/v1/jobs/"+j.ID, ""), &back); err != nil || back.Labels["evil"] != text {
+			err := json.Unmarshal(a.must(a.attacker, "GET", "/v1/jobs/"+j.ID, ""), &back)
+			if err != nil || back.Labels["evil"] != text {
 				a.breach("%s: stored as %q, %v", what, back.Labels["evil"], err)
 			}
 			a.saw("%s: kept as text", what)
 		default:
 			a.breach("%s: %d %s", what, got.Status, got.clipped())
 		}
-		for _, path := range []string{"/v1/jobs?name=", "/v1/jobs?label=", "/v1/jobs?submitted_by=", "/v1/jobs?since=", "/v1/machines/"} {
+		for _, path := range []string{
+			"/v1/jobs?name=", "/v1/jobs?label=", "/v1/jobs?submitted_by=", "/v1/jobs?since=", "/v1/machines/",
+		} {
 			if got := a.call(a.attacker, "GET", path+url.QueryEscape(text), ""); got.Status >= 500 || got.Status == 0 {
 				a.breach("%s%q: %d %s", path, text, got.Status, got.clipped())
 			}
@@ -283,7 +305,7 @@ func injections(a *attempt) {
 	}
 }
 
-// pages returns the pages of these jobs and of the list, as a signed-in browser gets them.
+// pages returns the web pages of all jobs, of the queue and of these jobs, as a signed-in browser gets them.
 func (a *attempt) pages(ids []string) string {
 	jar, err := cookiejar.New(nil)
 	if err != nil {
@@ -323,9 +345,13 @@ func (a *attempt) pages(ids []string) string {
 }
 
 func strangeSchemes(a *attempt) {
-	for _, address := range []string{"file:///etc/passwd", "gopher://127.0.0.1:70/1", "unix:/var/run/docker.sock", "ftp://example.org/x", "dict://127.0.0.1:11211/",
-		"ldap://127.0.0.1/", "http://example.org/x", "jar:http://x!/", "javascript:alert(1)", "//example.org/x"} {
-		a.refused("notify "+address, a.call(a.attacker, "POST", "/v1/jobs", a.job(map[string]any{"notify": []any{map[string]any{"url": address}}}, "exit", "0")), 422)
+	for _, address := range []string{
+		"file:///etc/passwd", "gopher://127.0.0.1:70/1", "unix:/var/run/docker.sock", "ftp://example.org/x",
+		"dict://127.0.0.1:11211/", "ldap://127.0.0.1/", "http://example.org/x", "jar:http://x!/", "javascript:alert(1)",
+		"//example.org/x",
+	} {
+		a.refused("notify "+address, a.call(a.attacker, "POST", "/v1/jobs",
+			a.job(map[string]any{"notify": []any{map[string]any{"url": address}}}, "exit", "0")), 422)
 		a.refused("input "+address, a.call(a.attacker, "POST", "/v1/jobs",
 			a.job(map[string]any{"inputs": []any{map[string]any{"from": address, "to": "/in"}}}, "exit", "0")), 422)
 	}
@@ -335,7 +361,10 @@ func strangeSchemes(a *attempt) {
 func hostileKeys(a *attempt) {
 	id := string(a.submit(a.victim, nil, "exit", "0"))
 	for _, key := range []string{"../victim/x", "%2e%2e/x", "%2e%2e%2fx", "a%00b", "..%5cx", "a/../../b"} {
-		for _, path := range []string{"/v1/jobs/" + id + "/outputs/" + key, "/v1/uploads/" + key, "/v1/jobs/" + id + "/checkpoints/" + key + "/members/0"} {
+		for _, path := range []string{
+			"/v1/jobs/" + id + "/outputs/" + key, "/v1/uploads/" + key,
+			"/v1/jobs/" + id + "/checkpoints/" + key + "/members/0",
+		} {
 			got := a.call(a.attacker, "GET", path, "")
 			if got.Status < 400 || got.Status >= 500 || strings.Contains(string(got.Body), "/var/") {
 				a.breach("GET %s: %d %s", path, got.Status, got.clipped())
@@ -346,7 +375,8 @@ func hostileKeys(a *attempt) {
 			"output path":     {"outputs": []any{map[string]any{"name": "x", "path": "/out/../" + key + "/../../etc"}}},
 			"checkpoint path": {"checkpoint": map[string]any{"path": "/c/../../" + key}},
 		} {
-			if got := a.call(a.attacker, "POST", "/v1/jobs", a.job(more, "exit", "0")); got.Status != 422 && got.Status != 400 {
+			got := a.call(a.attacker, "POST", "/v1/jobs", a.job(more, "exit", "0"))
+			if got.Status != 422 && got.Status != 400 {
 				a.breach("%s %q: %d %s", what, key, got.Status, got.clipped())
 			}
 		}
@@ -355,8 +385,11 @@ func hostileKeys(a *attempt) {
 }
 
 func privileges(a *attempt) {
-	for _, field := range []string{"privileged", "cap_add", "network_mode", "pid", "pid_mode", "ipc", "ipc_mode", "devices", "security_opt", "runtime", "cgroup_parent",
-		"volumes", "mounts", "binds", "host_network", "userns_mode", "sysctls", "extra_hosts", "dns", "ulimits", "entry_point"} {
+	for _, field := range []string{
+		"privileged", "cap_add", "network_mode", "pid", "pid_mode", "ipc", "ipc_mode", "devices", "security_opt",
+		"runtime", "cgroup_parent", "volumes", "mounts", "binds", "host_network", "userns_mode", "sysctls",
+		"extra_hosts", "dns", "ulimits", "entry_point",
+	} {
 		for _, value := range []any{true, "host", []string{"ALL"}} {
 			got := a.call(a.attacker, "POST", "/v1/jobs", a.job(map[string]any{field: value}, "exit", "0"))
 			if got.Status != 422 && got.Status != 400 || !strings.Contains(string(got.Body), field) {
@@ -368,7 +401,11 @@ func privileges(a *attempt) {
 }
 
 func hookVariables(a *attempt) {
-	for _, name := range []string{"LD_PRELOAD", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_IMEX_CHANNELS", "LD_LIBRARY_PATH_NVIDIA", "BERTH_MEMBER"} {
-		a.refused(name, a.call(a.attacker, "POST", "/v1/jobs", a.job(map[string]any{"env": map[string]string{name: "all"}}, "exit", "0")), 422)
+	for _, name := range []string{
+		"LD_PRELOAD", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_IMEX_CHANNELS",
+		"LD_LIBRARY_PATH_NVIDIA", "BERTH_MEMBER",
+	} {
+		body := a.job(map[string]any{"env": map[string]string{name: "all"}}, "exit", "0")
+		a.refused(name, a.call(a.attacker, "POST", "/v1/jobs", body), 422)
 	}
 }

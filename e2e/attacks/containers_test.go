@@ -18,12 +18,14 @@ import (
 	"berth"
 )
 
-// inspect returns the engine's whole description of a job's container, while it exists.
+// inspect returns the engine's full description of a job's container. The container must exist.
 func (a *attempt) inspect(id berth.JobID) container.InspectResponse {
 	a.t.Helper()
 	api := a.engine()
 	defer api.Close()
-	found, err := api.ContainerList(a.t.Context(), container.ListOptions{All: true, Filters: filters.NewArgs(filters.Arg("label", berth.LabelJob+"="+string(id)))})
+	found, err := api.ContainerList(a.t.Context(), container.ListOptions{
+		All: true, Filters: filters.NewArgs(filters.Arg("label", berth.LabelJob+"="+string(id))),
+	})
 	if err != nil || len(found) != 1 {
 		a.t.Fatalf("containers of job %s: %v, %v", id, found, err)
 	}
@@ -53,7 +55,7 @@ func (a *attempt) addressOf(id berth.JobID) (own, gateway string) {
 	return "", ""
 }
 
-// cancel ends a job of a tenant.
+// cancel cancels a job with a token of its tenant.
 func (a *attempt) cancel(token string, id berth.JobID) {
 	a.call(token, "POST", "/v1/jobs/"+string(id)+"/cancel", "")
 }
@@ -61,7 +63,8 @@ func (a *attempt) cancel(token string, id berth.JobID) {
 // neighborPort is the port of the victim's service in its container.
 const neighborPort = "29500"
 
-// reach runs dials in a container of the attacker with this egress policy, and returns the reached ones. The
+// reach dials the targets from a container of the attacker with this egress policy, and returns the targets that
+// accepted a connection. GATEWAY in a target stands for the address of the container's gateway. A dial to the
 // container's own service shows that dials work.
 func (a *attempt) reach(policy map[string]any, targets ...string) (reached []string) {
 	a.t.Helper()
@@ -100,8 +103,8 @@ func reachFromContainer(a *attempt) {
 		a.t.Fatal(err)
 	}
 	targets := []string{
-		"tcp!169.254.169.254:80", "tcp![fd00:ec2::254]:80", "tcp!" + service + ":" + neighborPort, "unix!/var/run/docker.sock", "unix!/run/docker.sock",
-		"unix!/run/containerd/containerd.sock",
+		"tcp!169.254.169.254:80", "tcp![fd00:ec2::254]:80", "tcp!" + service + ":" + neighborPort,
+		"unix!/var/run/docker.sock", "unix!/run/docker.sock", "unix!/run/containerd/containerd.sock",
 	}
 	hosts := []string{"GATEWAY", "172.17.0.1"}
 	if own := hostAddress(); own != "" {
@@ -114,13 +117,14 @@ func reachFromContainer(a *attempt) {
 		}
 	}
 	for _, policy := range []map[string]any{
-		{"egress": "public"}, {"egress": "none"}, {"egress": "list", "allow": []any{map[string]any{"to": "8.8.8.0/24"}}},
+		{"egress": "public"}, {"egress": "none"},
+		{"egress": "list", "allow": []any{map[string]any{"to": "8.8.8.0/24"}}},
 	} {
 		if reached := a.reach(policy, slices.Clone(targets)...); len(reached) > 0 {
 			a.breach("policy %v reaches %v", policy["egress"], reached)
 		}
 	}
-	// The host itself reaches both services, so they are there.
+	// Connections from the host show that both services run.
 	for _, address := range []string{service + ":" + neighborPort, "127.0.0.1:" + host.port} {
 		conn, err := net.DialTimeout("tcp", address, time.Minute)
 		if err != nil {
@@ -140,7 +144,8 @@ func temporalFromContainer(a *attempt) {
 	if err != nil {
 		a.t.Fatal(err)
 	}
-	if reached := a.reach(map[string]any{"egress": "public"}, "tcp!"+a.Temporal, "tcp!GATEWAY:"+port); len(reached) > 0 {
+	reached := a.reach(map[string]any{"egress": "public"}, "tcp!"+a.Temporal, "tcp!GATEWAY:"+port)
+	if len(reached) > 0 {
 		a.breach("a container reaches %v", reached)
 	}
 	for i, p := range a.Agents() {
@@ -164,25 +169,31 @@ func temporalFromContainer(a *attempt) {
 }
 
 func hostPaths(a *attempt) {
-	for _, from := range []string{"file:///", "file:///etc", "file:///proc", "file:///var/run/docker.sock", "file:///dev", "/etc", "../../etc"} {
-		got := a.call(a.attacker, "POST", "/v1/jobs", a.job(map[string]any{"inputs": []any{map[string]any{"from": from, "to": "/in"}}}, "exit", "0"))
+	for _, from := range []string{
+		"file:///", "file:///etc", "file:///proc", "file:///var/run/docker.sock", "file:///dev", "/etc", "../../etc",
+	} {
+		more := map[string]any{"inputs": []any{map[string]any{"from": from, "to": "/in"}}}
+		got := a.call(a.attacker, "POST", "/v1/jobs", a.job(more, "exit", "0"))
 		if got.Status != 422 && got.Status != 400 {
 			a.breach("input %s: %d %s", from, got.Status, got.clipped())
 		}
 	}
 	for _, to := range []string{"/", "/proc/x", "/sys", "/dev/shm", "/etc/passwd", "../x"} {
-		got := a.call(a.attacker, "POST", "/v1/jobs", a.job(map[string]any{"inputs": []any{map[string]any{"from": "https://example.org/x", "to": to}}}, "exit", "0"))
+		more := map[string]any{"inputs": []any{map[string]any{"from": "https://example.org/x", "to": to}}}
+		got := a.call(a.attacker, "POST", "/v1/jobs", a.job(more, "exit", "0"))
 		if got.Status != 422 && got.Status != 400 {
 			a.breach("target %s: %d %s", to, got.Status, got.clipped())
 		}
 	}
-	// An output that is a link must not give away a file of the host at its end.
+	// An output that is a link must not expose the host's file that the link points to.
 	marker := "canary-of-the-host-" + berth.NewSecret()[:16]
 	if err := os.WriteFile(a.Dir+"/host-file", []byte(marker), 0o644); err != nil {
 		a.t.Fatal(err)
 	}
-	j, _ := a.output(a.attacker, map[string]any{"outputs": []any{map[string]any{"name": "stolen", "path": "/workspace/out", "when": "always"}}},
-		"do", "link "+a.Dir+"/host-file /workspace/out")
+	more := map[string]any{
+		"outputs": []any{map[string]any{"name": "stolen", "path": "/workspace/out", "when": "always"}},
+	}
+	j, _ := a.output(a.attacker, more, "do", "link "+a.Dir+"/host-file /workspace/out")
 	if found := a.scan(marker); !slices.Equal(found, []string{"host-file"}) {
 		a.breach("the host's file is in %v", found)
 	}
@@ -199,10 +210,12 @@ func systemCalls(a *attempt) {
 	a.running(hers)
 	pid := a.inspect(hers).State.Pid
 	refused := map[string][]syscall.Errno{
-		"setuid": {syscall.EPERM}, "chroot": {syscall.EPERM}, "mknod": {syscall.EPERM}, "unshare": {syscall.EPERM}, "userns": {syscall.EPERM},
-		"mount": {syscall.EPERM}, "remount": {syscall.EPERM}, "pivot": {syscall.EPERM}, "keyctl": {syscall.EPERM, syscall.ENOSYS}, "bpf": {syscall.EPERM},
-		"perf": {syscall.EPERM, syscall.EACCES}, "module": {syscall.EPERM}, "sysctl": {syscall.EROFS, syscall.EACCES},
-		"sysrq": {syscall.EROFS, syscall.EACCES, syscall.ENOENT}, "ptrace": {syscall.ESRCH}, "kill": {syscall.ESRCH}, "memory": {syscall.ENOENT},
+		"setuid": {syscall.EPERM}, "chroot": {syscall.EPERM}, "mknod": {syscall.EPERM}, "unshare": {syscall.EPERM},
+		"userns": {syscall.EPERM}, "mount": {syscall.EPERM}, "remount": {syscall.EPERM}, "pivot": {syscall.EPERM},
+		"keyctl": {syscall.EPERM, syscall.ENOSYS}, "bpf": {syscall.EPERM}, "perf": {syscall.EPERM, syscall.EACCES},
+		"module": {syscall.EPERM}, "sysctl": {syscall.EROFS, syscall.EACCES},
+		"sysrq": {syscall.EROFS, syscall.EACCES, syscall.ENOENT}, "ptrace": {syscall.ESRCH}, "kill": {syscall.ESRCH},
+		"memory": {syscall.ENOENT},
 	}
 	var names []string
 	for name := range refused {
@@ -230,7 +243,8 @@ func systemCalls(a *attempt) {
 
 func leftovers(a *attempt) {
 	here := map[string]any{"placement": map[string]any{"avoid_machines": []string{"m002"}}}
-	hers, log := a.output(a.victim, here, "do", "write-file /dev/shm/hers canary", "write-file /workspace/hers canary", "echo written")
+	hers, log := a.output(a.victim, here, "do",
+		"write-file /dev/shm/hers canary", "write-file /workspace/hers canary", "echo written")
 	if hers.Status != berth.Succeeded {
 		a.t.Fatalf("the victim's job %s: %s", hers.Status, log)
 	}
@@ -238,7 +252,7 @@ func leftovers(a *attempt) {
 	if mine.Status != berth.Succeeded || strings.Contains(log, "hers") || !strings.Contains(log, "listed") {
 		a.breach("the folders of the job after: %s", log)
 	}
-	// Shares of GPUs of both tenants, more than two devices have room for without sharing.
+	// Each tenant asks for three half GPUs. The stack has four GPUs, so at least two of the GPUs hold two shares.
 	gpu := map[string]any{"resources": map[string]any{"cpus": 0.1, "memory": "64MiB", "gpus": 0.5}}
 	var jobs []berth.JobID
 	for range 3 {
@@ -255,7 +269,8 @@ func leftovers(a *attempt) {
 	})
 	var shared int
 	err := a.DB.QueryRow(a.t.Context(), `
-		SELECT count(*) FROM (SELECT c.machine_id, c.idx FROM gpu_claims c JOIN allocations a ON a.id = c.alloc_id JOIN jobs j ON j.id = a.job
+		SELECT count(*) FROM (SELECT c.machine_id, c.idx FROM gpu_claims c
+		JOIN allocations a ON a.id = c.alloc_id JOIN jobs j ON j.id = a.job
 		WHERE a.state <> 'released' GROUP BY 1, 2 HAVING count(DISTINCT j.tenant) > 1) shared`).Scan(&shared)
 	if err != nil || shared > 0 {
 		a.breach("%d devices have two tenants, %v", shared, err)
@@ -276,7 +291,8 @@ func secretTraces(a *attempt) {
 	more := map[string]any{"secrets": []string{"hers"}, "secrets_as": "file"}
 	id := a.submit(a.victim, more, "do", "digest hers /run/secrets/hers", "echo read", "sleep 10m")
 	a.awaitLog(a.victim, id, "read")
-	if sum := sha256.Sum256([]byte(a.secret)); !strings.Contains(a.log(a.victim, id), "file "+hex.EncodeToString(sum[:])) {
+	sum := sha256.Sum256([]byte(a.secret))
+	if !strings.Contains(a.log(a.victim, id), "file "+hex.EncodeToString(sum[:])) {
 		a.t.Fatalf("the job has not read the secret: %s", a.log(a.victim, id))
 	}
 	if strings.Contains(a.inspectRaw(id), a.secret) {
@@ -309,11 +325,20 @@ func exhaustion(a *attempt) {
 		command []string
 		reason  string // "" if the job may succeed
 	}{
-		"memory":   {map[string]any{"resources": map[string]any{"cpus": 0.1, "memory": "64MiB"}}, []string{"eat-memory", "1024"}, "oom"},
-		"/dev/shm": {map[string]any{"resources": map[string]any{"cpus": 0.1, "memory": "64MiB", "shm_size": "4MiB"}}, []string{"fill", "/dev/shm/x", "8"}, "exit"},
-		"disk":     {map[string]any{"resources": map[string]any{"cpus": 0.1, "memory": "64MiB", "disk": "32MiB"}}, []string{"do", "fill /workspace/x 256", "sleep 10m"}, "disk_limit"},
-		"fork":     {nil, []string{"fork", "300", "1s"}, ""},
-		"logs":     {nil, []string{"spam", "20000", "1024"}, ""},
+		"memory": {
+			map[string]any{"resources": map[string]any{"cpus": 0.1, "memory": "64MiB"}},
+			[]string{"eat-memory", "1024"}, "oom",
+		},
+		"/dev/shm": {
+			map[string]any{"resources": map[string]any{"cpus": 0.1, "memory": "64MiB", "shm_size": "4MiB"}},
+			[]string{"fill", "/dev/shm/x", "8"}, "exit",
+		},
+		"disk": {
+			map[string]any{"resources": map[string]any{"cpus": 0.1, "memory": "64MiB", "disk": "32MiB"}},
+			[]string{"do", "fill /workspace/x 256", "sleep 10m"}, "disk_limit",
+		},
+		"fork": {nil, []string{"fork", "300", "1s"}, ""},
+		"logs": {nil, []string{"spam", "20000", "1024"}, ""},
 	} {
 		j, _ := a.output(a.attacker, c.more, c.command...)
 		reason := ""

@@ -21,7 +21,7 @@ import (
 	"berth/wire"
 )
 
-// The tenants of the attacks: attacker tries to get at the jobs of victim.
+// The tenants of the attacks: attacker tries to read and change the jobs of victim.
 const (
 	victim   berth.TenantID = "victim"
 	attacker berth.TenantID = "attacker"
@@ -31,9 +31,9 @@ const (
 type field struct {
 	*rig.Stack
 	t     *testing.T
-	image string // of the test program, in the host's own engine
+	image string // reference of the test program's image in the host's own engine
 
-	victim, attacker, viewer string // tokens; the viewer's is of the attacker's tenant
+	victim, attacker, viewer string // tokens; viewer's tenant is attacker
 	secret                   string // value of the victim's secret "hers"
 }
 
@@ -69,10 +69,10 @@ func newField(t *testing.T) *field {
 	return f
 }
 
-// declaredGPUs is the inventory of each machine. No program can use them.
+// declaredGPUs is the inventory of GPUs of each machine. No program can use these GPUs.
 const declaredGPUs = "- {model: H100, memory: 80GiB, count: 2}\n"
 
-// close ends the stack and removes the containers that its agents left on the host.
+// close stops the stack and removes the containers that its agents left on the host.
 func (f *field) close(s *rig.Stack) {
 	if f.t.Failed() {
 		logs, _ := filepath.Glob(filepath.Join(s.Dir, "*.log")) // the pattern is well-formed
@@ -87,17 +87,19 @@ func (f *field) close(s *rig.Stack) {
 	}
 }
 
-// on returns the field for a part of the test.
+// on returns a copy of the field that reports failures to t, the test of one attack.
 func (f *field) on(t *testing.T) *field {
 	part := *f
 	part.t = t
 	return &part
 }
 
-// token makes a token.
+// token creates a token for a tenant and returns its secret.
 func (f *field) token(tenant berth.TenantID, role spec.Role) string {
 	f.t.Helper()
-	made, err := f.API.CreateToken(f.t.Context(), spec.NewToken{Name: "of-" + string(tenant), Tenant: tenant, Role: role})
+	made, err := f.API.CreateToken(f.t.Context(), spec.NewToken{
+		Name: "of-" + string(tenant), Tenant: tenant, Role: role,
+	})
 	if err != nil {
 		f.t.Fatal(err)
 	}
@@ -115,14 +117,14 @@ func (a answer) clipped() string {
 	return string(a.Body[:min(len(a.Body), 300)])
 }
 
-// call makes one call of the API. header has names and values by turns.
+// call calls the API once. header alternates names and values.
 func (f *field) call(token, method, path, body string, header ...string) answer {
 	f.t.Helper()
 	return f.callFrom("", token, method, path, body, header...)
 }
 
-// callFrom is call from a loopback address, so that one attack does not use up the patience that the
-// control plane has with the address of another one.
+// callFrom is call from a loopback address. The control plane limits each address that sends wrong tokens, so an
+// attack with wrong tokens calls from an address of its own.
 func (f *field) callFrom(from, token, method, path, body string, header ...string) answer {
 	f.t.Helper()
 	h := http.Header{}
@@ -134,8 +136,8 @@ func (f *field) callFrom(from, token, method, path, body string, header ...strin
 	return answer{c.Call(f.t.Context(), method, path, h, []byte(body))}
 }
 
-// must makes a call that has to succeed, and returns the body. It repeats the call while the control plane is too
-// busy to answer.
+// must makes a call that must succeed, and returns the body. It repeats the call while the control plane answers 429
+// or 503.
 func (f *field) must(token, method, path, body string, header ...string) []byte {
 	f.t.Helper()
 	var a answer
@@ -152,7 +154,7 @@ func (f *field) must(token, method, path, body string, header ...string) []byte 
 	return a.Body
 }
 
-// job returns a job file that runs commands of the test program. more is added to it.
+// job returns a job file that runs a command of the test program. The fields of more are added or replace others.
 func (f *field) job(more map[string]any, command ...string) string {
 	f.t.Helper()
 	j := map[string]any{"name": "attack", "image": f.image, "command": command,
@@ -187,13 +189,13 @@ func (f *field) show(id berth.JobID) wire.Job {
 	return j
 }
 
-// ended waits for the end of a job and returns it.
+// ended waits for the end of a job and returns the job.
 func (f *field) ended(id berth.JobID) wire.Job {
 	f.t.Helper()
 	return f.await(id, func(j wire.Job) bool { return j.Status.Terminal() })
 }
 
-// running waits until a job runs.
+// running waits until a job runs or has ended, and returns the job.
 func (f *field) running(id berth.JobID) wire.Job {
 	f.t.Helper()
 	return f.await(id, func(j wire.Job) bool { return j.Status == berth.Running || j.Status.Terminal() })
@@ -222,7 +224,7 @@ func (f *field) output(token string, more map[string]any, command ...string) (wi
 	return j, f.log(token, id)
 }
 
-// log returns the whole log of a job that has ended.
+// log returns the log that a job has so far.
 func (f *field) log(token string, id berth.JobID) string {
 	f.t.Helper()
 	return string(f.must(token, "GET", "/v1/jobs/"+string(id)+"/logs", ""))
@@ -237,7 +239,8 @@ func (f *field) awaitLog(token string, id berth.JobID, text string) {
 			return nil
 		}
 		if j := f.show(id); j.Status.Terminal() && !strings.Contains(f.log(token, id), text) {
-			f.t.Fatalf("job %s, which is to print %q, is %s (%+v) and has printed %q", id, text, j.Status, j.Reason, log)
+			f.t.Fatalf("job %s, which is to print %q, is %s (%+v) and has printed %q",
+				id, text, j.Status, j.Reason, log)
 		}
 		return fmt.Errorf("job %s has printed %q", id, log)
 	})
@@ -246,7 +249,7 @@ func (f *field) awaitLog(token string, id berth.JobID, text string) {
 	}
 }
 
-// jobs counts the jobs of a tenant, at any time.
+// jobs counts all jobs of a tenant, ended jobs included.
 func (f *field) jobs(tenant berth.TenantID) (n int) {
 	f.t.Helper()
 	if err := f.DB.QueryRow(f.t.Context(), `SELECT count(*) FROM jobs WHERE tenant = $1`, tenant).Scan(&n); err != nil {
@@ -255,8 +258,8 @@ func (f *field) jobs(tenant berth.TenantID) (n int) {
 	return n
 }
 
-// scan returns the files below the stack's folder, of programs and stores, that have a text in them.
-// The files of PostgreSQL, which serves Temporal too, are left out.
+// scan returns the files below the stack's folder that contain a text. It skips the files of PostgreSQL, which also
+// stores Temporal's data.
 func (f *field) scan(text string) (found []string) {
 	f.t.Helper()
 	err := filepath.WalkDir(f.Dir, func(path string, d os.DirEntry, err error) error {
@@ -264,7 +267,7 @@ func (f *field) scan(text string) (found []string) {
 			return filepath.SkipDir
 		}
 		if err != nil || !d.Type().IsRegular() {
-			return nil // a file of a machine that was removed meanwhile
+			return nil // a folder, or a file that a machine removed meanwhile
 		}
 		b, err := os.ReadFile(path)
 		if err == nil && bytes.Contains(b, []byte(text)) {
@@ -278,8 +281,8 @@ func (f *field) scan(text string) (found []string) {
 	return found
 }
 
-// soon is the time within which an effect of at most 5 seconds must be there. make test runs on machines that are
-// many times slower.
+// soon is the limit for an effect that is due within 5 seconds. The limit is longer in make test, which runs on
+// machines that are many times slower.
 func soon() time.Duration {
 	if *all {
 		return 5 * time.Second
@@ -287,7 +290,7 @@ func soon() time.Duration {
 	return time.Minute
 }
 
-// within fails the attack unless a condition is met in this time.
+// within records a breach unless a condition is met before the limit. It returns the time taken.
 func (a *attempt) within(limit time.Duration, what string, met func() bool) time.Duration {
 	a.t.Helper()
 	began := time.Now()

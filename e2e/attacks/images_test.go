@@ -26,13 +26,14 @@ import (
 	"berth/spec"
 )
 
-// hub starts a registry on loopback, which engines trust without TLS. A login, USER:PASSWORD, is asked
-// for unless it is empty.
+// hub starts a registry on loopback, which engines trust without TLS. The registry asks for the login, USER:PASSWORD,
+// unless login is empty.
 func (a *attempt) hub(login string) (address string) {
 	a.t.Helper()
 	store := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if want := "Basic " + base64.StdEncoding.EncodeToString([]byte(login)); login != "" && r.Header.Get("Authorization") != want {
+		want := "Basic " + base64.StdEncoding.EncodeToString([]byte(login))
+		if login != "" && r.Header.Get("Authorization") != want {
 			w.Header().Set("WWW-Authenticate", `Basic realm="hub"`)
 			w.WriteHeader(http.StatusUnauthorized)
 			return
@@ -56,16 +57,19 @@ func (a *attempt) removeImages(prefix string) {
 	for _, i := range all {
 		for _, tag := range append(i.RepoTags, i.RepoDigests...) {
 			if strings.HasPrefix(tag, prefix) {
-				_, _ = api.ImageRemove(a.t.Context(), tag, image.RemoveOptions{Force: true}) // another one may have removed it
+				// Another attack may have removed the image, so an error is no failure.
+				_, _ = api.ImageRemove(a.t.Context(), tag, image.RemoveOptions{Force: true})
 			}
 		}
 	}
 }
 
-// push stores the test image with a variable of its own, and returns the reference.
+// push pushes the test image with an environment variable added, and returns the reference.
 func (a *attempt) push(reference, login, variable string) string {
 	a.t.Helper()
-	img, err := mutate.Config(runtimetest.Build(a.t), v1.Config{Entrypoint: []string{"/testprog"}, Env: []string{variable}})
+	img, err := mutate.Config(runtimetest.Build(a.t), v1.Config{
+		Entrypoint: []string{"/testprog"}, Env: []string{variable},
+	})
 	if err != nil {
 		a.t.Fatal(err)
 	}
@@ -87,18 +91,23 @@ func (a *attempt) push(reference, login, variable string) string {
 func movedTag(a *attempt) {
 	hub := a.hub("")
 	ref := a.push(hub+"/team/app:1", "", "VERSION=first")
-	more := map[string]any{"image": ref, "retry": map[string]any{"max_attempts": 2, "backoff": map[string]any{"initial": "1s"}}}
+	more := map[string]any{
+		"image": ref, "retry": map[string]any{"max_attempts": 2, "backoff": map[string]any{"initial": "1s"}},
+	}
 	id := a.submit(a.victim, more, "do", "env VERSION", "at BERTH_ATTEMPT 1 await-file /workspace/moved", "exit 1")
 	a.awaitLog(a.victim, id, "VERSION=first")
 	a.push(ref, "", "VERSION=second")
 	a.exec(id, "/testprog", "write-file", "/workspace/moved", "yes")
 	a.ended(id)
 	out := a.log(a.victim, id)
-	if n := strings.Count(string(a.must(a.victim, "GET", "/v1/jobs/"+string(id)+"/logs?attempt=2", "")), "VERSION=first"); n == 0 || strings.Contains(out, "second") {
+	second := string(a.must(a.victim, "GET", "/v1/jobs/"+string(id)+"/logs?attempt=2", ""))
+	if n := strings.Count(second, "VERSION=first"); n == 0 || strings.Contains(out, "second") {
 		a.breach("the second attempt ran another image: %s", out)
 	}
 	a.saw("both attempts run the first digest")
-	if _, err := a.API.SetQuota(a.t.Context(), spec.Quota{Tenant: attacker, Images: []string{"docker.io/berth-testprog", "docker.io/library/berth-testprog"}}); err != nil {
+	if _, err := a.API.SetQuota(a.t.Context(), spec.Quota{
+		Tenant: attacker, Images: []string{"docker.io/berth-testprog", "docker.io/library/berth-testprog"},
+	}); err != nil {
 		a.t.Fatal(err)
 	}
 	defer func() {
@@ -106,7 +115,8 @@ func movedTag(a *attempt) {
 			a.t.Error(err)
 		}
 	}()
-	a.refused("image outside the list", a.call(a.attacker, "POST", "/v1/jobs", a.job(map[string]any{"image": ref}, "exit", "0")), 422)
+	outside := a.job(map[string]any{"image": ref}, "exit", "0")
+	a.refused("image outside the list", a.call(a.attacker, "POST", "/v1/jobs", outside), 422)
 	a.refused("image in the list", a.call(a.attacker, "POST", "/v1/jobs", a.job(nil, "exit", "0")), 201)
 }
 
@@ -122,7 +132,8 @@ func privateImage(a *attempt) {
 	a.must(a.attacker, "POST", "/v1/secrets", `{"name": "guess", "value": "me:guess"}`)
 	digest := hub + "/hers/private@" + hers.ImageDigest[strings.Index(hers.ImageDigest, "sha256:"):]
 	for what, more := range map[string]map[string]any{
-		"without a login": {"image": ref}, "with a wrong login": {"image": ref, "image_auth": "guess"}, "by its digest": {"image": digest},
+		"without a login": {"image": ref}, "with a wrong login": {"image": ref, "image_auth": "guess"},
+		"by its digest": {"image": digest},
 	} {
 		more["queue_timeout"] = "2m"
 		id := a.submit(a.attacker, more, "env", "PRIVATE")
@@ -141,8 +152,11 @@ func privateImage(a *attempt) {
 // evilImage loads an image whose configuration asks for all GPUs, and returns its reference.
 func (a *attempt) evilImage() string {
 	a.t.Helper()
-	img, err := mutate.Config(runtimetest.Build(a.t), v1.Config{Entrypoint: []string{"/testprog"},
-		Env: []string{"NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all"}, Labels: map[string]string{"berth.network": "host"}})
+	img, err := mutate.Config(runtimetest.Build(a.t), v1.Config{
+		Entrypoint: []string{"/testprog"},
+		Env:        []string{"NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all"},
+		Labels:     map[string]string{"berth.network": "host"},
+	})
 	if err != nil {
 		a.t.Fatal(err)
 	}
@@ -158,12 +172,15 @@ func (a *attempt) evilImage() string {
 	return ref
 }
 
-// exec runs a program in a job's container beside its command, through the engine, and returns its output.
+// exec runs a program through the engine in a job's container, while the job's command runs, and returns the program's
+// output.
 func (a *attempt) exec(id berth.JobID, command ...string) string {
 	a.t.Helper()
 	api := a.engine()
 	defer api.Close()
-	made, err := api.ContainerExecCreate(a.t.Context(), a.inspect(id).ID, container.ExecOptions{Cmd: command, AttachStdout: true, AttachStderr: true})
+	made, err := api.ContainerExecCreate(a.t.Context(), a.inspect(id).ID, container.ExecOptions{
+		Cmd: command, AttachStdout: true, AttachStderr: true,
+	})
 	if err != nil {
 		a.t.Fatal(err)
 	}

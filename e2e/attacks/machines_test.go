@@ -21,14 +21,14 @@ import (
 	"berth/wire"
 )
 
-// thief is a machine whose credential the attacker has. It has joined in order and offers nothing.
+// thief is a machine whose credential the attacker has. It has joined with a valid token and is too small for any job.
 type thief struct {
 	*attempt
 	name, token, boot string
 	epoch             int64
 }
 
-// newThief joins a machine with a good join token.
+// newThief joins a machine with a valid join token and registers it.
 func (a *attempt) newThief(name string) *thief {
 	a.t.Helper()
 	join, err := a.API.CreateJoinToken(a.t.Context(), spec.NewJoinToken{})
@@ -36,12 +36,14 @@ func (a *attempt) newThief(name string) *thief {
 		a.t.Fatal(err)
 	}
 	var joined wire.JoinResponse
-	if err := json.Unmarshal(a.must(join.Secret, "POST", "/agent/v1/join", fmt.Sprintf(`{"machine":%q,"token":""}`, name)), &joined); err != nil {
+	body := fmt.Sprintf(`{"machine":%q,"token":""}`, name)
+	if err := json.Unmarshal(a.must(join.Secret, "POST", "/agent/v1/join", body), &joined); err != nil {
 		a.t.Fatal(err)
 	}
 	th := &thief{attempt: a, name: name, token: joined.Token, boot: "boot-of-" + name}
 	var r wire.RegisterResponse
-	body := fmt.Sprintf(`{"host_boot":"h","agent_boot":%q,"inventory":{"capacity":{"cpu_milli":1,"memory_mib":1,"disk_mib":1}}}`, th.boot)
+	body = fmt.Sprintf(`{"host_boot":"h","agent_boot":%q,`+
+		`"inventory":{"capacity":{"cpu_milli":1,"memory_mib":1,"disk_mib":1}}}`, th.boot)
 	if err := json.Unmarshal(a.must(th.token, "POST", "/agent/v1/register", body), &r); err != nil {
 		a.t.Fatal(err)
 	}
@@ -49,13 +51,14 @@ func (a *attempt) newThief(name string) *thief {
 	return th
 }
 
-// terms are the fields that each call of the thief has.
+// terms returns the JSON fields that each call of the thief has.
 func (th *thief) terms() string { return fmt.Sprintf(`"agent_boot":%q,"epoch":%d`, th.boot, th.epoch) }
 
-// allocation returns the open allocation of a running job.
+// allocation returns the id of a running job's open allocation, and its row as text.
 func (a *attempt) allocation(id berth.JobID) (alloc int64, row string) {
 	a.t.Helper()
-	err := a.DB.QueryRow(a.t.Context(), `SELECT a.id, concat_ws(' ', machine_id, attempt, state, phase, exit) FROM allocations a WHERE job = $1 AND state <> 'released'`, id).Scan(&alloc, &row)
+	err := a.DB.QueryRow(a.t.Context(), `SELECT a.id, concat_ws(' ', machine_id, attempt, state, phase, exit)
+		FROM allocations a WHERE job = $1 AND state <> 'released'`, id).Scan(&alloc, &row)
 	if err != nil {
 		a.t.Fatal(err)
 	}
@@ -73,12 +76,15 @@ func foreignMachine(a *attempt) {
 	key := berth.CheckpointKey(victim, id, 1, 0, 5) + "/" + berth.ManifestName
 	for _, c := range []struct {
 		method, path, body string
-		answered           bool // 2xx without an effect: the call concerns the thief's own members
+		answered           bool // 2xx without an effect, since the call concerns the thief's own members
 	}{
 		{"POST", "claim", fmt.Sprintf(`{%s,%s}`, th.terms(), member), false},
-		{"POST", "sync", fmt.Sprintf(`{%s,"seq":1,"reports":[{%s,"rank":0,"phase":"sealed","exit":{"cause":"exited","code":0}}],"gone":[%d]}`, th.terms(), member, alloc), true},
-		{"POST", "checkpoints", fmt.Sprintf(`{%s,%s,"rank":0,"step":5,"of_attempt":1,"manifest":%q,"sha256":%q,"bytes":1}`, th.terms(), member, key, zero), false},
-		{"POST", "outputs", fmt.Sprintf(`{%s,%s,"rank":0,"output":{"name":"x","path":"x","size":1,"sha256":%q}}`, th.terms(), member, zero), false},
+		{"POST", "sync", fmt.Sprintf(`{%s,"seq":1,"reports":[{%s,"rank":0,"phase":"sealed",`+
+			`"exit":{"cause":"exited","code":0}}],"gone":[%d]}`, th.terms(), member, alloc), true},
+		{"POST", "checkpoints", fmt.Sprintf(`{%s,%s,"rank":0,"step":5,"of_attempt":1,`+
+			`"manifest":%q,"sha256":%q,"bytes":1}`, th.terms(), member, key, zero), false},
+		{"POST", "outputs", fmt.Sprintf(`{%s,%s,"rank":0,"output":{"name":"x","path":"x","size":1,"sha256":%q}}`,
+			th.terms(), member, zero), false},
 		{"POST", "image", fmt.Sprintf(`{%s,%s,"digest":"sha256:%s"}`, th.terms(), member, zero), false},
 		{"PUT", fmt.Sprintf("logs/%d?offset=0", alloc), "2026-01-02T03:04:06Z o forged\n", false},
 		{"PUT", "objects/" + key, "{}", false},
@@ -86,7 +92,8 @@ func foreignMachine(a *attempt) {
 		{"GET", fmt.Sprintf("uploads/%d/%s", alloc, zero), "", false},
 	} {
 		got := a.call(th.token, c.method, "/agent/v1/"+c.path, c.body)
-		if got.Good() != c.answered || strings.Contains(string(got.Body), a.secret) || strings.Contains(string(got.Body), string(id)) {
+		if got.Good() != c.answered || strings.Contains(string(got.Body), a.secret) ||
+			strings.Contains(string(got.Body), string(id)) {
 			a.breach("%s %s: %d %s", c.method, c.path, got.Status, got.clipped())
 		}
 	}
@@ -103,7 +110,8 @@ func foreignMachine(a *attempt) {
 func replays(a *attempt) {
 	th := a.newThief("thief-2")
 	sync := func(seq int64, gpus string) answer {
-		return a.call(th.token, "POST", "/agent/v1/sync", fmt.Sprintf(`{%s,"seq":%d,"brief":true%s}`, th.terms(), seq, gpus))
+		body := fmt.Sprintf(`{%s,"seq":%d,"brief":true%s}`, th.terms(), seq, gpus)
+		return a.call(th.token, "POST", "/agent/v1/sync", body)
 	}
 	a.refused("in order", sync(5, ""), 200)
 	ill := `,"gpus":[{"index":0,"uuid":"GPU-forged","model":"H100","memory_mib":81920,"state":"healthy"}]`
@@ -114,7 +122,8 @@ func replays(a *attempt) {
 		}
 	}
 	var forged int
-	if err := a.DB.QueryRow(a.t.Context(), `SELECT count(*) FROM gpu_devices WHERE uuid = 'GPU-forged'`).Scan(&forged); err != nil {
+	err := a.DB.QueryRow(a.t.Context(), `SELECT count(*) FROM gpu_devices WHERE uuid = 'GPU-forged'`).Scan(&forged)
+	if err != nil {
 		a.t.Fatal(err)
 	}
 	if forged > 0 {
@@ -123,7 +132,8 @@ func replays(a *attempt) {
 	old := *th
 	var r wire.RegisterResponse
 	th.boot = "a-later-boot"
-	if err := json.Unmarshal(a.must(th.token, "POST", "/agent/v1/register", fmt.Sprintf(`{"host_boot":"h","agent_boot":%q,"inventory":{}}`, th.boot)), &r); err != nil {
+	body := fmt.Sprintf(`{"host_boot":"h","agent_boot":%q,"inventory":{}}`, th.boot)
+	if err := json.Unmarshal(a.must(th.token, "POST", "/agent/v1/register", body), &r); err != nil {
 		a.t.Fatal(err)
 	}
 	got := a.call(old.token, "POST", "/agent/v1/sync", fmt.Sprintf(`{%s,"seq":99}`, old.terms()))
@@ -133,7 +143,8 @@ func replays(a *attempt) {
 
 func joinTokens(a *attempt) {
 	join := func(token, machine string) answer {
-		return a.callFrom("127.0.0.9", token, "POST", "/agent/v1/join", fmt.Sprintf(`{"machine":%q,"token":""}`, machine))
+		body := fmt.Sprintf(`{"machine":%q,"token":""}`, machine)
+		return a.callFrom("127.0.0.9", token, "POST", "/agent/v1/join", body)
 	}
 	make := func(n spec.NewJoinToken) wire.JoinToken {
 		made, err := a.API.CreateJoinToken(a.t.Context(), n)
@@ -154,7 +165,8 @@ func joinTokens(a *attempt) {
 	a.refused("forged", join(last, "thief-6"), 401)
 	a.refused("another name", join(make(spec.NewJoinToken{Machines: "gpu-*"}).Secret, "thief-7"), 401, 403, 422)
 	expired := make(spec.NewJoinToken{})
-	if _, err := a.DB.Exec(a.t.Context(), `UPDATE join_tokens SET expires_at = now() - interval '1 second' WHERE id = $1`, expired.ID); err != nil {
+	if _, err := a.DB.Exec(a.t.Context(),
+		`UPDATE join_tokens SET expires_at = now() - interval '1 second' WHERE id = $1`, expired.ID); err != nil {
 		a.t.Fatal(err)
 	}
 	a.refused("expired", join(expired.Secret, "thief-8"), 401)
@@ -162,34 +174,40 @@ func joinTokens(a *attempt) {
 	if _, err := a.API.Drain(a.t.Context(), "thief-9", wire.DrainRequest{}); err != nil {
 		a.t.Fatal(err)
 	}
-	err := rig.Await(a.t.Context(), rig.Patience, func(ctx context.Context) error { return a.API.RemoveMachine(ctx, "thief-9") })
+	err := rig.Await(a.t.Context(), rig.Patience, func(ctx context.Context) error {
+		return a.API.RemoveMachine(ctx, "thief-9")
+	})
 	if err != nil {
 		a.t.Fatal(err)
 	}
-	got := a.callFrom("127.0.0.9", th.token, "POST", "/agent/v1/sync", fmt.Sprintf(`{%s,"seq":1,"brief":true}`, th.terms()))
+	got := a.callFrom("127.0.0.9", th.token, "POST", "/agent/v1/sync",
+		fmt.Sprintf(`{%s,"seq":1,"brief":true}`, th.terms()))
 	a.refused("removed machine", got, 401, 403, 409)
 }
 
 func objectsOfOthers(a *attempt) {
 	th := a.newThief("thief-10")
-	id := a.submit(a.victim, map[string]any{"outputs": []any{map[string]any{"name": "model", "path": "/workspace/model"}}}, "write-file", "/workspace/model", "canary-of-the-output")
+	more := map[string]any{"outputs": []any{map[string]any{"name": "model", "path": "/workspace/model"}}}
+	id := a.submit(a.victim, more, "write-file", "/workspace/model", "canary-of-the-output")
 	if j := a.ended(id); j.Status != berth.Succeeded {
 		a.t.Fatalf("the victim's job is %s", j.Status)
 	}
 	sum := sha256.Sum256([]byte("x"))
 	for _, key := range []string{
-		berth.CheckpointKey(victim, id, 1, 0, 1) + "/" + berth.ManifestName, "outputs/victim/" + string(id) + "/1/model", "tenants/victim/secrets", "../../etc/passwd",
+		berth.CheckpointKey(victim, id, 1, 0, 1) + "/" + berth.ManifestName,
+		"outputs/victim/" + string(id) + "/1/model", "tenants/victim/secrets", "../../etc/passwd",
 		"%2e%2e/%2e%2e/etc/passwd",
 	} {
 		for _, method := range []string{"GET", "PUT"} {
-			got := a.call(th.token, method, "/agent/v1/objects/"+key, "x", "X-Content-Sha256", hex.EncodeToString(sum[:]))
+			got := a.call(th.token, method, "/agent/v1/objects/"+key, "x",
+				"X-Content-Sha256", hex.EncodeToString(sum[:]))
 			if got.Good() || got.Status >= 500 || got.Status == 0 || strings.Contains(string(got.Body), "canary") {
 				a.breach("%s %s: %d %s", method, key, got.Status, got.clipped())
 			}
 		}
 	}
-	// The credential of the machine that ran the job is in its agent's folder. Its session is the agent's, so a
-	// thief who has the file must open another one, and the agent takes it back.
+	// The agent's folder has the credential of the machine that ran the job. The open session belongs to the agent,
+	// so a thief with the file must open another session, which ends when the agent registers again.
 	b, err := os.ReadFile(filepath.Join(a.StateDir(string(a.show(id).Attempts[0].Machines[0])), "credential.json"))
 	if err != nil {
 		a.t.Fatal(err)
@@ -200,14 +218,15 @@ func objectsOfOthers(a *attempt) {
 	if err := json.Unmarshal(b, &c); err != nil || c.Token == "" {
 		a.t.Fatalf("credential of the agent: %v", err)
 	}
-	got := a.call(c.Token, "PUT", "/agent/v1/objects/"+berth.CheckpointKey(victim, id, 1, 0, 1)+"/"+berth.ManifestName, "{}")
+	key := berth.CheckpointKey(victim, id, 1, 0, 1) + "/" + berth.ManifestName
+	got := a.call(c.Token, "PUT", "/agent/v1/objects/"+key, "{}")
 	if got.Good() {
 		a.breach("an object of an attempt that has ended: %d %s", got.Status, got.clipped())
 	}
 	a.saw("5 keys by GET and PUT; after the end: %d (objects pass berthd, there are no signed addresses)", got.Status)
 }
 
-// secured starts a replica that speaks TLS, and returns its address and the roots that vouch for it.
+// secured starts a replica of berthd that serves TLS, and returns its address and the root certificates.
 func (a *attempt) secured() (address string, roots *x509.CertPool) {
 	a.t.Helper()
 	dir := a.t.TempDir()
@@ -230,7 +249,8 @@ func (a *attempt) secured() (address string, roots *x509.CertPool) {
 	if address, err = commands.Address(); err != nil {
 		a.t.Fatal(err)
 	}
-	stop, err := a.StartExtra("tls", "--listen", address, "--role", "api", "--tls-cert", filepath.Join(dir, "api.crt"), "--tls-key", filepath.Join(dir, "api.key"))
+	stop, err := a.StartExtra("tls", "--listen", address, "--role", "api",
+		"--tls-cert", filepath.Join(dir, "api.crt"), "--tls-key", filepath.Join(dir, "api.key"))
 	if err != nil {
 		a.t.Fatal(err)
 	}
@@ -248,7 +268,7 @@ func (a *attempt) secured() (address string, roots *x509.CertPool) {
 	return address, roots
 }
 
-// scanFolder returns the files of a folder that have a text in them.
+// scanFolder returns the files below a folder of the stack that contain a text.
 func (f *field) scanFolder(folder, text string) (found []string) {
 	f.t.Helper()
 	for _, name := range f.scan(text) {

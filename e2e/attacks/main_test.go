@@ -9,10 +9,10 @@ import (
 	"berth/e2e/rig"
 )
 
-// all runs the long attacks, too.
+// all adds the long attacks to the run.
 var all = flag.Bool("all", false, "run all attacks, also those that take long")
 
-// only names attacks by their numbers.
+// only limits the run to the attacks with these numbers.
 var only = flag.String("attacks", "", "run only the attacks with these numbers, between commas; empty: all")
 
 // workshop is the folder of this run.

@@ -13,7 +13,7 @@ import (
 	"berth/e2e/rig"
 )
 
-// canary is a server of the host that nobody may be led to. It counts the connections.
+// canary is a server on the host that neither a container nor Berth may connect to. It counts the connections.
 type canary struct {
 	port  string
 	calls atomic.Int64
@@ -30,35 +30,44 @@ func (a *attempt) newCanary() *canary {
 	if _, c.port, err = net.SplitHostPort(l.Addr().String()); err != nil {
 		a.t.Fatal(err)
 	}
-	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }),
+	server := &http.Server{
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }),
 		ConnState: func(_ net.Conn, s http.ConnState) {
 			if s == http.StateNew {
 				c.calls.Add(1)
 			}
-		}}
-	go func() { _ = server.Serve(l) }() // until the listener is closed
+		},
+	}
+	go func() { _ = server.Serve(l) }() // returns when the server is closed
 	a.t.Cleanup(func() { _ = server.Close() })
 	return c
 }
 
 func privateAddresses(a *attempt) {
 	c := a.newCanary()
-	hosts := []string{"127.0.0.1", "[::1]", "localhost", "2130706433", "0x7f000001", "0177.0.0.1", "127.1", "[::ffff:127.0.0.1]", "0.0.0.0", "[::]"}
+	hosts := []string{
+		"127.0.0.1", "[::1]", "localhost", "2130706433", "0x7f000001", "0177.0.0.1", "127.1", "[::ffff:127.0.0.1]",
+		"0.0.0.0", "[::]",
+	}
 	if own := hostAddress(); own != "" {
 		hosts = append(hosts, own)
 	}
-	for _, metadata := range []string{"https://169.254.169.254/latest/", "https://10.1.2.3/", "https://[fd00:ec2::254]/"} {
+	for _, metadata := range []string{
+		"https://169.254.169.254/latest/", "https://10.1.2.3/", "https://[fd00:ec2::254]/",
+	} {
 		a.submit(a.attacker, map[string]any{"notify": []any{map[string]any{"url": metadata}}}, "exit", "0")
 	}
-	// A name that is not found may be found later, so calls to it are repeated for a day. Calls to an address
-	// are given up at once.
+	// A name that does not resolve may resolve later, so Berth repeats calls to the name for a day. Berth gives up
+	// calls to a private address at once.
 	var webhooks, final, inputs []berth.JobID
 	for _, host := range hosts {
 		address := "https://" + host + ":" + c.port + "/x"
 		for what, more := range map[string]map[string]any{
 			"webhook": {"notify": []any{map[string]any{"url": address}}},
 			"input":   {"inputs": []any{map[string]any{"from": address, "to": "/in/x"}}},
-			"bucket":  {"inputs": []any{map[string]any{"from": "s3://bucket/x", "to": "/in", "endpoint": "https://" + host + ":" + c.port}}},
+			"bucket": {"inputs": []any{map[string]any{
+				"from": "s3://bucket/x", "to": "/in", "endpoint": "https://" + host + ":" + c.port,
+			}}},
 		} {
 			got := a.call(a.attacker, "POST", "/v1/jobs", a.job(more, "exit", "0"))
 			switch {
@@ -83,7 +92,7 @@ func privateAddresses(a *attempt) {
 	for _, id := range webhooks {
 		a.ended(id)
 	}
-	// A call that is not allowed is given up, and the job's history says so.
+	// Berth gives up a forbidden call and records an event of the job.
 	err := rig.Await(a.t.Context(), rig.Patience, a.givenUp(final))
 	if err != nil {
 		a.breach("webhooks: %v", err)
@@ -94,11 +103,12 @@ func privateAddresses(a *attempt) {
 	a.saw("%d webhooks and %d inputs accepted, none connected", len(webhooks), len(inputs))
 }
 
-// hostAddress returns an address of this host beyond loopback, "" if there is none.
+// hostAddress returns an IPv4 address of this host that is neither loopback nor link-local, or "" if the host has none.
 func hostAddress() string {
-	addresses, _ := net.InterfaceAddrs() // none is a valid answer
+	addresses, _ := net.InterfaceAddrs() // a host without addresses is valid
 	for _, a := range addresses {
-		if n, ok := a.(*net.IPNet); ok && n.IP.To4() != nil && !n.IP.IsLoopback() && !strings.HasPrefix(n.IP.String(), "169.254.") {
+		if n, ok := a.(*net.IPNet); ok && n.IP.To4() != nil && !n.IP.IsLoopback() &&
+			!strings.HasPrefix(n.IP.String(), "169.254.") {
 			return n.IP.String()
 		}
 	}

@@ -16,7 +16,7 @@ import (
 // noJob is a well-formed id that no job has.
 const noJob = "0199a000-0000-7000-8000-000000000001"
 
-// described returns the routes of the API's own description, as "METHOD /path".
+// described returns the routes of the API's OpenAPI description, as "METHOD /path".
 func (f *field) described() []string {
 	f.t.Helper()
 	var doc struct {
@@ -39,7 +39,9 @@ func jobOfAnother(a *attempt) {
 	id := string(a.submit(a.victim, nil, "exit", "0"))
 	a.ended(berth.JobID(id))
 	before := string(a.must(a.victim, "GET", "/v1/jobs/"+id, ""))
-	bodies := map[string]string{"PATCH /v1/jobs/{id}": `{"priority": "high"}`, "POST /v1/jobs/{id}/sessions": `{"command": ["sh"]}`}
+	bodies := map[string]string{
+		"PATCH /v1/jobs/{id}": `{"priority": "high"}`, "POST /v1/jobs/{id}/sessions": `{"command": ["sh"]}`,
+	}
 	tried := 0
 	for _, route := range a.described() {
 		method, path, _ := strings.Cut(route, " ")
@@ -48,9 +50,11 @@ func jobOfAnother(a *attempt) {
 		}
 		tried++
 		at := func(id string) string {
-			return strings.NewReplacer("{id}", id, "{step}", "1", "{member}", "0", "{file}", "0", "{name}", "x").Replace(path)
+			r := strings.NewReplacer("{id}", id, "{step}", "1", "{member}", "0", "{file}", "0", "{name}", "x")
+			return r.Replace(path)
 		}
-		theirs, none := a.call(a.attacker, method, at(id), bodies[route]), a.call(a.attacker, method, at(noJob), bodies[route])
+		theirs := a.call(a.attacker, method, at(id), bodies[route])
+		none := a.call(a.attacker, method, at(noJob), bodies[route])
 		same := strings.ReplaceAll(string(theirs.Body), id, noJob) == string(none.Body)
 		if theirs.Status != 404 || none.Status != 404 || !same {
 			a.breach("%s: %d %s, none: %d %s", route, theirs.Status, theirs.clipped(), none.Status, none.clipped())
@@ -105,14 +109,16 @@ func foreignCursors(a *attempt) {
 	edited[len(edited)/2] ^= 1
 	admin := base64.RawURLEncoding.EncodeToString([]byte(`{"tenant":"victim"}`))
 	for what, path := range map[string]string{
-		"cursor of another": "/v1/jobs?cursor=" + theirs, "edited cursor": "/v1/jobs?cursor=" + string(edited), "made up": "/v1/jobs?cursor=" + admin,
-		"filter by tenant": "/v1/jobs?tenant=victim", "filter by label": "/v1/jobs?label=canary%3Dof-victim",
-		"queue": "/v1/queue?tenant=victim", "usage": "/v1/usage?tenant=victim", "secrets": "/v1/secrets", "schedules": "/v1/schedules",
+		"cursor of another": "/v1/jobs?cursor=" + theirs, "edited cursor": "/v1/jobs?cursor=" + string(edited),
+		"made up": "/v1/jobs?cursor=" + admin, "filter by tenant": "/v1/jobs?tenant=victim",
+		"filter by label": "/v1/jobs?label=canary%3Dof-victim", "queue": "/v1/queue?tenant=victim",
+		"usage": "/v1/usage?tenant=victim", "secrets": "/v1/secrets", "schedules": "/v1/schedules",
 	} {
 		got := a.call(a.attacker, "GET", path, "")
 		leaked := strings.Contains(string(got.Body), "of-victim") || strings.Contains(string(got.Body), `"hers"`) ||
 			strings.Contains(string(got.Body), `"tenant":"victim"`)
-		if leaked || got.Status != 200 && got.Status != 400 && got.Status != 403 && got.Status != 404 && got.Status != 422 {
+		if leaked || got.Status != 200 && got.Status != 400 && got.Status != 403 && got.Status != 404 &&
+			got.Status != 422 {
 			a.breach("%s: %d %s", what, got.Status, got.clipped())
 		}
 		a.saw("%s: %d", what, got.Status)
@@ -122,7 +128,8 @@ func foreignCursors(a *attempt) {
 func idempotencyKeys(a *attempt) {
 	body := a.job(nil, "exit", "0")
 	first := a.must(a.victim, "POST", "/v1/jobs", body, "Idempotency-Key", "k1")
-	a.refused("another body", a.call(a.victim, "POST", "/v1/jobs", a.job(nil, "exit", "1"), "Idempotency-Key", "k1"), 422)
+	changed := a.job(nil, "exit", "1")
+	a.refused("another body", a.call(a.victim, "POST", "/v1/jobs", changed, "Idempotency-Key", "k1"), 422)
 	var mine, hers wire.Job
 	other := a.must(a.attacker, "POST", "/v1/jobs", body, "Idempotency-Key", "k1")
 	for b, j := range map[*wire.Job][]byte{&hers: first, &mine: other} {
@@ -141,10 +148,12 @@ func wrongRole(a *attempt) {
 	id := string(a.submit(a.attacker, nil, "exit", "0"))
 	a.refused("viewer cancels", a.call(a.viewer, "POST", "/v1/jobs/"+id+"/cancel", ""), 403)
 	for _, c := range []struct{ method, path, body string }{
-		{"POST", "/v1/tokens", `{"name": "x", "role": "admin"}`}, {"POST", "/v1/join-tokens", `{}`}, {"GET", "/v1/tokens", ""},
-		{"PUT", "/v1/quotas/attacker", `{"max_running": 1000}`}, {"POST", "/v1/machines/m001/drain", `{}`}, {"PUT", "/v1/admission", `{"paused": true}`},
-		{"PUT", "/v1/pools/default", `{}`}, {"DELETE", "/v1/tenants/victim", ""}, {"POST", "/v1/launches", `{}`}, {"PUT", "/v1/tenants/attacker/burst", `{}`},
-		{"POST", "/agent/v1/register", `{}`}, {"POST", "/agent/v1/sync", `{}`}, {"POST", "/agent/v1/claim", `{}`}, {"GET", "/agent/v1/objects/x", ""},
+		{"POST", "/v1/tokens", `{"name": "x", "role": "admin"}`}, {"POST", "/v1/join-tokens", `{}`},
+		{"GET", "/v1/tokens", ""}, {"PUT", "/v1/quotas/attacker", `{"max_running": 1000}`},
+		{"POST", "/v1/machines/m001/drain", `{}`}, {"PUT", "/v1/admission", `{"paused": true}`},
+		{"PUT", "/v1/pools/default", `{}`}, {"DELETE", "/v1/tenants/victim", ""}, {"POST", "/v1/launches", `{}`},
+		{"PUT", "/v1/tenants/attacker/burst", `{}`}, {"POST", "/agent/v1/register", `{}`},
+		{"POST", "/agent/v1/sync", `{}`}, {"POST", "/agent/v1/claim", `{}`}, {"GET", "/agent/v1/objects/x", ""},
 	} {
 		got := a.call(a.attacker, c.method, c.path, c.body)
 		if got.Status != 403 {
@@ -163,7 +172,7 @@ func quotaRace(a *attempt) {
 	if _, err := a.API.SetQuota(a.t.Context(), spec.Quota{Tenant: tenant, MaxQueued: &most}); err != nil {
 		a.t.Fatal(err)
 	}
-	// Jobs that no machine can take wait for as long as the test runs.
+	// No machine can run these jobs, so they wait as long as the test runs.
 	body := a.job(map[string]any{"placement": map[string]any{"regions": []string{"nowhere"}}}, "exit", "0")
 	tokens := make([]string, 10)
 	for i := range tokens {

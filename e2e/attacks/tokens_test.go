@@ -23,8 +23,10 @@ func streamOfRevoked(a *attempt) {
 	id := a.submit(a.victim, nil, "lines", "100000", "200ms")
 	defer a.call(a.victim, "POST", "/v1/jobs/"+string(id)+"/cancel", "")
 	a.running(id)
-	streams := map[string]chan struct{}{"log": a.stream(token.Secret, "/v1/jobs/"+string(id)+"/logs?follow=true"),
-		"events": a.stream(token.Secret, "/v1/jobs/"+string(id)+"/events")}
+	streams := map[string]chan struct{}{
+		"log":    a.stream(token.Secret, "/v1/jobs/"+string(id)+"/logs?follow=true"),
+		"events": a.stream(token.Secret, "/v1/jobs/"+string(id)+"/events"),
+	}
 	for what, closed := range streams {
 		select {
 		case <-closed:
@@ -48,7 +50,7 @@ func streamOfRevoked(a *attempt) {
 	}
 }
 
-// stream follows a stream of events, and closes the channel when the server has ended the stream.
+// stream follows a stream of events. It closes the returned channel when the server has ended the stream.
 func (a *attempt) stream(token, path string) chan struct{} {
 	a.t.Helper()
 	req, err := http.NewRequestWithContext(a.t.Context(), "GET", a.URL+path, nil)
@@ -62,7 +64,8 @@ func (a *attempt) stream(token, path string) chan struct{} {
 		a.t.Fatal(err)
 	}
 	a.t.Cleanup(func() { _ = res.Body.Close() })
-	if kind := res.Header.Get("Content-Type"); res.StatusCode != http.StatusOK || !strings.HasPrefix(kind, "text/event-stream") {
+	kind := res.Header.Get("Content-Type")
+	if res.StatusCode != http.StatusOK || !strings.HasPrefix(kind, "text/event-stream") {
 		a.t.Fatalf("follow %s: %d %s", path, res.StatusCode, kind)
 	}
 	closed := make(chan struct{})
@@ -74,11 +77,14 @@ func (a *attempt) stream(token, path string) chan struct{} {
 }
 
 func badTokens(a *attempt) {
-	expired, err := a.API.CreateToken(a.t.Context(), spec.NewToken{Name: "expired", Tenant: victim, TTL: spec.Duration(time.Minute)})
+	expired, err := a.API.CreateToken(a.t.Context(), spec.NewToken{
+		Name: "expired", Tenant: victim, TTL: spec.Duration(time.Minute),
+	})
 	if err != nil {
 		a.t.Fatal(err)
 	}
-	if _, err := a.DB.Exec(a.t.Context(), `UPDATE tokens SET expires_at = now() - interval '1 minute' WHERE id = $1`, expired.ID); err != nil {
+	if _, err := a.DB.Exec(a.t.Context(),
+		`UPDATE tokens SET expires_at = now() - interval '1 minute' WHERE id = $1`, expired.ID); err != nil {
 		a.t.Fatal(err)
 	}
 	revoked, err := a.API.CreateToken(a.t.Context(), spec.NewToken{Name: "revoked", Tenant: victim})
@@ -90,7 +96,8 @@ func badTokens(a *attempt) {
 	}
 	code := regexp.MustCompile(`"code":"(\w+)"`)
 	for what, token := range map[string]string{
-		"none": "", "malformed": "berth_x", "unknown": "berth_000000000000_" + strings.Repeat("0", 64), "expired": expired.Secret, "revoked": revoked.Secret,
+		"none": "", "malformed": "berth_x", "unknown": "berth_000000000000_" + strings.Repeat("0", 64),
+		"expired": expired.Secret, "revoked": revoked.Secret,
 		"changed": a.victim[:len(a.victim)-1] + string('0'+(a.victim[len(a.victim)-1]&1^1)),
 	} {
 		got := a.callFrom("127.0.0.5", token, "GET", "/v1/jobs", "")
@@ -102,7 +109,7 @@ func badTokens(a *attempt) {
 }
 
 func guesses(a *attempt) {
-	const from = "127.0.0.6" // a good caller calls from the same address
+	const from = "127.0.0.6" // the victim calls from the same address
 	const enough, most = 500, 20_000
 	var mu sync.Mutex
 	count, tried := map[int]int{}, 0
@@ -150,10 +157,11 @@ func tokenTable(a *attempt) {
 	if strings.Contains(text, secret) || strings.Contains(text, a.victim) {
 		a.breach("the table has the token: %s", text)
 	}
-	if full := sha256.Sum256([]byte(a.victim)); !strings.Contains(text, hex.EncodeToString(sum[:])) && !strings.Contains(text, hex.EncodeToString(full[:])) {
+	full := sha256.Sum256([]byte(a.victim))
+	if !strings.Contains(text, hex.EncodeToString(sum[:])) && !strings.Contains(text, hex.EncodeToString(full[:])) {
 		a.breach("the table has no SHA-256 of the token: %s", text)
 	}
-	if len(secret) < 43 { // characters for 256 bits in base64; 64 in hexadecimal
+	if len(secret) < 43 { // 256 bits have 43 characters in base64, 64 in hexadecimal
 		a.breach("a secret of %d characters", len(secret))
 	}
 	a.saw("SHA-256 alone, secrets of %d characters", len(secret))
@@ -162,7 +170,8 @@ func tokenTable(a *attempt) {
 func canaries(a *attempt) {
 	token := a.token(victim, spec.RoleUser)
 	_, secret, _ := strings.Cut(strings.TrimPrefix(token, "berth_"), "_")
-	a.refused("token in the address", a.call("", "GET", "/v1/jobs?token="+token+"&access_token="+token, ""), 400, 401, 422)
+	a.refused("token in the address",
+		a.call("", "GET", "/v1/jobs?token="+token+"&access_token="+token, ""), 400, 401, 422)
 	a.call(token, "POST", "/v1/jobs", `{"token": "`+token+`"}`)
 	a.call(token, "GET", "/v1/jobs/"+token, "")
 	a.must(token, "POST", "/v1/jobs", a.job(nil, "exit", "0"))
@@ -170,7 +179,8 @@ func canaries(a *attempt) {
 		a.breach("the token is in %v", found)
 	}
 	var events string
-	if err := a.DB.QueryRow(a.t.Context(), `SELECT coalesce(string_agg(e::text, ' '), '') FROM job_events e`).Scan(&events); err != nil {
+	err := a.DB.QueryRow(a.t.Context(), `SELECT coalesce(string_agg(e::text, ' '), '') FROM job_events e`).Scan(&events)
+	if err != nil {
 		a.t.Fatal(err)
 	}
 	if strings.Contains(events, secret) {
@@ -180,21 +190,29 @@ func canaries(a *attempt) {
 }
 
 func debugRoutes(a *attempt) {
-	for _, path := range []string{"/debug/pprof/", "/debug/vars", "/debug/pprof/profile", "/v0/jobs", "/v2/jobs", "/api/v1/jobs", "/.git/config", "/server-status"} {
+	for _, path := range []string{
+		"/debug/pprof/", "/debug/vars", "/debug/pprof/profile", "/v0/jobs", "/v2/jobs", "/api/v1/jobs", "/.git/config",
+		"/server-status",
+	} {
 		a.refused(path, a.callFrom("127.0.0.7", a.attacker, "GET", path, ""), 404)
 	}
 	a.refused("old protocol of agents", a.callFrom("127.0.0.7", a.attacker, "GET", "/agent/v0/sync", ""), 403, 404)
-	// A caller on the same host needs no token for metrics; a proxy's header shows that this one is elsewhere.
+	// A caller on the same host needs no token for metrics. The header of a proxy marks this caller as remote.
 	a.refused("metrics", a.callFrom("127.0.0.8", "", "GET", "/metrics", "", "X-Forwarded-For", "192.0.2.1"), 401, 404)
-	a.refused("metrics as a user", a.callFrom("127.0.0.8", a.attacker, "GET", "/metrics", "", "X-Forwarded-For", "192.0.2.1"), 403, 404)
+	a.refused("metrics as a user",
+		a.callFrom("127.0.0.8", a.attacker, "GET", "/metrics", "", "X-Forwarded-For", "192.0.2.1"), 403, 404)
 	a.oldTLS()
 }
 
-// oldTLS starts a replica that speaks TLS and calls it by old versions.
+// oldTLS starts a replica of berthd that serves TLS and calls it with old and current versions of TLS.
 func (a *attempt) oldTLS() {
 	address, pool := a.secured()
-	for version, want := range map[uint16]bool{tls.VersionTLS10: false, tls.VersionTLS11: false, tls.VersionTLS12: true, tls.VersionTLS13: true} {
-		conn, err := tls.Dial("tcp", address, &tls.Config{RootCAs: pool, MinVersion: version, MaxVersion: version, ServerName: "localhost"})
+	for version, want := range map[uint16]bool{
+		tls.VersionTLS10: false, tls.VersionTLS11: false, tls.VersionTLS12: true, tls.VersionTLS13: true,
+	} {
+		conn, err := tls.Dial("tcp", address, &tls.Config{
+			RootCAs: pool, MinVersion: version, MaxVersion: version, ServerName: "localhost",
+		})
 		if err == nil {
 			_ = conn.Close()
 		}
