@@ -3,7 +3,6 @@ package attacks_test
 import (
 	"encoding/base64"
 	"encoding/json"
-	"fmt"
 	"io"
 	"log"
 	"net/http"
@@ -207,7 +206,7 @@ func (a *attempt) inspectRaw(id berth.JobID) string {
 		a.t.Fatal(err)
 	}
 	if len(b) < 100 {
-		a.t.Fatal(fmt.Sprintf("no inspection: %s", b))
+		a.t.Fatalf("no inspection: %s", b)
 	}
 	return string(b)
 }
