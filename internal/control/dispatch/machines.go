@@ -3,6 +3,7 @@ package dispatch
 import (
 	"context"
 	"log/slog"
+	"sync"
 	"time"
 
 	enumspb "go.temporal.io/api/enums/v1"
@@ -33,6 +34,9 @@ const (
 	// repoke is the least time between two pokes of one overdue machine: each adds to a history.
 	repoke       = time.Minute
 	machineBatch = 500
+	// machinesAbreast bounds the calls for machines that a process makes at a time. A slow call then delays
+	// no other machine, unless as many are slow.
+	machinesAbreast = 8
 )
 
 // Machines starts the workflows of launches and pokes them. One call does both, so it needs to know
@@ -44,13 +48,17 @@ type Machines struct {
 	hub      *db.Hub
 	log      *slog.Logger
 	every    time.Duration
-	poked    map[berth.MachineID]time.Time // overdue machines
+	places   chan struct{} // one for each call
+	calling  sync.WaitGroup
+
+	mu    sync.Mutex
+	poked map[berth.MachineID]time.Time // overdue machines
 }
 
 // NewMachines returns Machines, which do nothing before Run.
 func NewMachines(calls *Calls, t MachineTemporal, rows LaunchRows, hub *db.Hub, log *slog.Logger) *Machines {
 	return &Machines{calls: calls, temporal: t, rows: rows, hub: hub, log: log, every: machineSweep,
-		poked: map[berth.MachineID]time.Time{}}
+		places: make(chan struct{}, machinesAbreast), poked: map[berth.MachineID]time.Time{}}
 }
 
 // Run starts and pokes workflows until ctx ends: at once after a hint, and otherwise for
@@ -58,6 +66,7 @@ func NewMachines(calls *Calls, t MachineTemporal, rows LaunchRows, hub *db.Hub, 
 func (m *Machines) Run(ctx context.Context) error {
 	sub := m.hub.SubscribeFrom(db.TopicLaunch, "*", db.Here)
 	defer sub.Close()
+	defer m.calling.Wait()
 	tick := time.NewTicker(m.every)
 	defer tick.Stop()
 	for {
@@ -67,7 +76,7 @@ func (m *Machines) Run(ctx context.Context) error {
 		case <-sub.C:
 			for _, key := range sub.Keys() {
 				if id, err := berth.ParseMachineID(key); err == nil {
-					m.poke(ctx, id)
+					m.start(ctx, id)
 				}
 			}
 		case <-tick.C:
@@ -85,17 +94,46 @@ func (m *Machines) sweep(ctx context.Context) {
 		}
 		return
 	}
-	now := time.Now()
+	for _, id := range m.due(overdue, time.Now()) {
+		m.start(ctx, id)
+	}
+}
+
+// due returns the overdue machines that were not poked for a while, and counts them as poked.
+func (m *Machines) due(overdue []berth.MachineID, now time.Time) (due []berth.MachineID) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	for id, at := range m.poked {
 		if now.Sub(at) >= repoke {
 			delete(m.poked, id)
 		}
 	}
 	for _, id := range overdue {
-		if _, done := m.poked[id]; !done && m.poke(ctx, id) {
+		if _, done := m.poked[id]; !done {
 			m.poked[id] = now
+			due = append(due, id)
 		}
 	}
+	return due
+}
+
+// start pokes the workflow of a machine beside the others, as soon as there is a place. After a failure
+// the next sweep may try again.
+func (m *Machines) start(ctx context.Context, id berth.MachineID) {
+	select {
+	case m.places <- struct{}{}:
+	case <-ctx.Done():
+		return
+	}
+	m.calling.Go(func() {
+		defer func() { <-m.places }()
+		if m.poke(ctx, id) {
+			return
+		}
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		delete(m.poked, id)
+	})
 }
 
 // poke signals the workflow of a machine, and starts it if it does not run.

@@ -93,3 +93,51 @@ func TestTheWorkflowOfALaunchIsStartedByAHintAndByTheSweep(t *testing.T) {
 	request(t, d, "new")
 	until("the hint", "machine/lost", "machine/new")
 }
+
+// slowMachine answers no call for one machine until it is released.
+type slowMachine struct {
+	signals
+	slow    string
+	once    sync.Once
+	waits   chan struct{} // closed once the first call for the slow machine has come
+	release chan struct{}
+}
+
+func (s *slowMachine) SignalWithStartWorkflow(ctx context.Context, id, signal string, arg any,
+	o client.StartWorkflowOptions, workflow any, args ...any) (client.WorkflowRun, error) {
+	if id == s.slow {
+		s.once.Do(func() { close(s.waits) })
+		<-s.release // a call that hangs ends at no deadline of the caller
+	}
+	return s.signals.SignalWithStartWorkflow(ctx, id, signal, arg, o, workflow, args...)
+}
+
+func TestASlowCallForOneMachineDelaysNoOther(t *testing.T) {
+	t.Parallel()
+	d := dbtest.Open(t, dbtest.URL(t), db.Options{})
+	s := &slowMachine{signals: signals{got: make(chan struct{}, 1)}, slow: "machine/slow",
+		waits: make(chan struct{}), release: make(chan struct{})}
+	x := dispatch.New(newServer(), d, never)
+	m := dispatch.NewMachines(x.Calls, s, d.Launches, d.Hub(), slog.New(slog.DiscardHandler))
+	ctx, cancel := context.WithCancel(t.Context())
+	var done sync.WaitGroup
+	done.Go(func() { _ = m.Run(ctx) })
+	defer done.Wait()
+	defer cancel()
+	release := sync.OnceFunc(func() { close(s.release) })
+	defer release()
+	request(t, d, "slow")
+	await := func(what string, c chan struct{}) {
+		t.Helper()
+		select {
+		case <-c:
+		case <-time.After(time.Minute):
+			t.Fatal(what)
+		}
+	}
+	await("the slow machine is not called", s.waits)
+	request(t, d, "quick")
+	await("a machine waits for the slow call of another one", s.got)
+	release()
+	await("the slow machine is not poked", s.got)
+}
