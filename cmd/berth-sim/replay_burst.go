@@ -316,16 +316,16 @@ func (b *burster) spent(t berth.TenantID, now time.Time) db.Spent {
 // costs returns the costs of a tenant and of all tenants below in the present period, and the reservations beyond: an
 // hour for each launch.
 func (b *burster) costs(t berth.TenantID, now time.Time, period spec.SpendPeriod) (settled, reserved float64) {
-	real := b.head.Since.Add(now.Sub(origin)).UTC()
-	start := time.Date(real.Year(), real.Month(), 1, 0, 0, 0, 0, time.UTC)
-	day := time.Date(real.Year(), real.Month(), real.Day(), 0, 0, 0, 0, time.UTC)
+	at := b.head.Since.Add(now.Sub(origin)).UTC()
+	start := time.Date(at.Year(), at.Month(), 1, 0, 0, 0, 0, time.UTC)
+	day := time.Date(at.Year(), at.Month(), at.Day(), 0, 0, 0, 0, time.UTC)
 	switch period {
 	case spec.SpendDay:
 		start = day
 	case spec.SpendWeek:
 		start = day.AddDate(0, 0, -(int(day.Weekday())+6)%7)
 	}
-	begin := now.Add(-real.Sub(start))
+	begin := now.Add(-at.Sub(start))
 	for _, m := range b.fleet {
 		of := m.Tenant
 		for of != "" && of != t {

@@ -94,11 +94,11 @@ func TestAttacks(t *testing.T) {
 			}
 		})
 	}
-	print(results)
+	printTable(results)
 }
 
-// print writes the table to the standard output.
-func print(results []result) {
+// printTable writes the table to the standard output.
+func printTable(results []result) {
 	count := map[string]int{}
 	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "\n#\tattack\texpected\tverdict\tGPU\tseen")

@@ -146,25 +146,25 @@ func joinTokens(a *attempt) {
 		body := fmt.Sprintf(`{"machine":%q,"token":""}`, machine)
 		return a.callFrom("127.0.0.9", token, "POST", "/agent/v1/join", body)
 	}
-	make := func(n spec.NewJoinToken) wire.JoinToken {
+	joinToken := func(n spec.NewJoinToken) wire.JoinToken {
 		made, err := a.API.CreateJoinToken(a.t.Context(), n)
 		if err != nil {
 			a.t.Fatal(err)
 		}
 		return made
 	}
-	used := make(spec.NewJoinToken{})
+	used := joinToken(spec.NewJoinToken{})
 	a.refused("the first join", join(used.Secret, "thief-3"), 201)
 	a.refused("used", join(used.Secret, "thief-4"), 401)
-	revoked := make(spec.NewJoinToken{})
+	revoked := joinToken(spec.NewJoinToken{})
 	if err := a.API.RevokeJoinToken(a.t.Context(), revoked.ID); err != nil {
 		a.t.Fatal(err)
 	}
 	a.refused("revoked", join(revoked.Secret, "thief-5"), 401)
 	last := used.Secret[:len(used.Secret)-8] + "00000000"
 	a.refused("forged", join(last, "thief-6"), 401)
-	a.refused("another name", join(make(spec.NewJoinToken{Machines: "gpu-*"}).Secret, "thief-7"), 401, 403, 422)
-	expired := make(spec.NewJoinToken{})
+	a.refused("another name", join(joinToken(spec.NewJoinToken{Machines: "gpu-*"}).Secret, "thief-7"), 401, 403, 422)
+	expired := joinToken(spec.NewJoinToken{})
 	if _, err := a.DB.Exec(a.t.Context(),
 		`UPDATE join_tokens SET expires_at = now() - interval '1 second' WHERE id = $1`, expired.ID); err != nil {
 		a.t.Fatal(err)
