@@ -73,8 +73,9 @@ proof-gpu: ## compare readings of a real GPU with programs that train, wait and 
 	$(GO) test ./internal/machine/agent -run RealGPU -count=1 -v -args -gpu -python $(PYTHON)
 
 .PHONY: proof-notices
-proof-notices: ## read notices and identities from Amazon's mock of the metadata service of EC2 (built once, half a minute)
+proof-notices: ## read notices and identities from Amazon's mock of the metadata service of EC2 (built once, half a minute), and measure the time to the signal
 	$(GO) test ./e2e/noticeproof -count=1 -v -timeout 10m -args -mock
+	$(GO) test ./internal/machine/agent -run '^TestTheTimeFromANoticeToTheSignal$$' -count=1 -v -timeout 20m -args -notice-times
 
 .PHONY: stop
 stop: ## stop the demo's stack; its data stays

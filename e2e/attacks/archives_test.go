@@ -148,7 +148,7 @@ func archiveBombs(a *attempt) {
 	address := "sha256:" + strings.Repeat("0", 64)
 	a.refused(fmt.Sprintf("%d KiB that announce 9 GiB", b.Len()>>10), a.call(a.attacker, "POST",
 		"/v1/uploads?address="+address, b.String(), "Content-Type", "application/zstd"), 400, 413, 422)
-	if took := time.Since(began); took > time.Minute {
+	if took := time.Since(began); *all && took > time.Minute {
 		a.breach("the refusal took %s", took)
 	}
 	var many bytes.Buffer

@@ -196,9 +196,9 @@ func submitFlood(a *attempt) {
 			slow++
 		}
 	}
+	res := a.headerOfRefusal(tokens, body) // during the flood, as the limit fills up again after it
 	close(stop)
 	callers.Wait()
-	res := a.headerOfRefusal(tokens, body)
 	if count[429] == 0 || res == "" {
 		a.breach("answers %v, Retry-After %q", count, res)
 	}

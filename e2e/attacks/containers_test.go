@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -107,7 +108,7 @@ func reachFromContainer(a *attempt) {
 		"unix!/var/run/docker.sock", "unix!/run/docker.sock", "unix!/run/containerd/containerd.sock",
 	}
 	hosts := []string{"GATEWAY", "172.17.0.1"}
-	if own := hostAddress(); own != "" {
+	if own := hostAddress(netip.Addr.IsValid); own != "" {
 		hosts = append(hosts, own)
 	}
 	database := a.DB.Config().ConnConfig.Port
@@ -307,7 +308,10 @@ func secretTraces(a *attempt) {
 	if found := a.scan(a.secret); len(found) > 0 {
 		a.breach("the secret is in %v", found)
 	}
-	a.saw("files: no trace in inspection, log or files")
+	a.saw("no trace in inspection, log or files")
+}
+
+func secretVariables(a *attempt) {
 	both := a.submit(a.victim, map[string]any{"secrets": []string{"hers"}}, "sleep", "10m")
 	a.running(both)
 	if strings.Contains(a.inspectRaw(both), a.secret) {

@@ -1,6 +1,7 @@
 package attacks_test
 
 import (
+	"context"
 	"encoding/base64"
 	"encoding/json"
 	"io"
@@ -22,6 +23,7 @@ import (
 
 	"berth"
 	"berth/activities/node/runtimetest"
+	"berth/e2e/rig"
 	"berth/spec"
 )
 
@@ -41,23 +43,27 @@ func (a *attempt) hub(login string) (address string) {
 	}))
 	address = strings.TrimPrefix(server.URL, "http://")
 	a.t.Cleanup(server.Close)
-	a.t.Cleanup(func() { a.removeImages(address) })
+	a.t.Cleanup(func() { a.removeImages(address + "/") })
 	return address
 }
 
-// removeImages removes all images of a registry from the engine.
+// removeImages removes all images whose names begin like this from the engine.
 func (a *attempt) removeImages(prefix string) {
 	api := a.engine()
 	defer api.Close()
-	all, err := api.ImageList(a.t.Context(), image.ListOptions{})
+	// The context of the test has ended.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(a.t.Context()), rig.Patience)
+	defer cancel()
+	all, err := api.ImageList(ctx, image.ListOptions{})
 	if err != nil {
-		return // the context of the test has ended
+		a.t.Errorf("list images: %v", err)
+		return
 	}
 	for _, i := range all {
 		for _, tag := range append(i.RepoTags, i.RepoDigests...) {
 			if strings.HasPrefix(tag, prefix) {
 				// Another attack may have removed the image, so an error is no failure.
-				_, _ = api.ImageRemove(a.t.Context(), tag, image.RemoveOptions{Force: true})
+				_, _ = api.ImageRemove(ctx, tag, image.RemoveOptions{Force: true})
 			}
 		}
 	}

@@ -49,7 +49,8 @@ func privateAddresses(a *attempt) {
 		"127.0.0.1", "[::1]", "localhost", "2130706433", "0x7f000001", "0177.0.0.1", "127.1", "[::ffff:127.0.0.1]",
 		"0.0.0.0", "[::]",
 	}
-	if own := hostAddress(); own != "" {
+	// A public address of this host would be allowed.
+	if own := hostAddress(netip.Addr.IsPrivate); own != "" {
 		hosts = append(hosts, own)
 	}
 	for _, metadata := range []string{
@@ -103,13 +104,17 @@ func privateAddresses(a *attempt) {
 	a.saw("%d webhooks and %d inputs accepted, none connected", len(webhooks), len(inputs))
 }
 
-// hostAddress returns an IPv4 address of this host that is neither loopback nor link-local, or "" if the host has none.
-func hostAddress() string {
+// hostAddress returns an IPv4 address of this host that is neither loopback nor link-local and that fits, or "" if the
+// host has none.
+func hostAddress(fits func(netip.Addr) bool) string {
 	addresses, _ := net.InterfaceAddrs() // a host without addresses is valid
 	for _, a := range addresses {
-		if n, ok := a.(*net.IPNet); ok && n.IP.To4() != nil && !n.IP.IsLoopback() &&
-			!strings.HasPrefix(n.IP.String(), "169.254.") {
-			return n.IP.String()
+		p, err := netip.ParsePrefix(a.String())
+		if err != nil || !p.Addr().Is4() || p.Addr().IsLoopback() || p.Addr().IsLinkLocalUnicast() {
+			continue
+		}
+		if fits(p.Addr()) {
+			return p.Addr().String()
 		}
 	}
 	return ""

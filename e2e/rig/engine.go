@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"time"
@@ -19,35 +18,28 @@ import (
 	"berth/internal/machine/firewall"
 )
 
-// Cluster returns the id of the stack's cluster, as the credential of its first machine has it.
-func (s *Stack) Cluster() (string, error) {
-	var c struct {
-		Cluster string `json:"cluster"`
-	}
-	b, err := os.ReadFile(filepath.Join(s.StateDir("m001"), "credential.json"))
-	if err == nil {
-		err = json.Unmarshal(b, &c)
-	}
-	if err == nil && c.Cluster == "" {
-		err = errors.New("the credential of m001 names no cluster")
-	}
-	return c.Cluster, err
-}
-
 // RemoveContainers removes the containers, the networks and the firewall tables that the agents of a
 // closed stack left on the host's own engine.
-func (s *Stack) RemoveContainers(ctx context.Context) error {
-	cluster, err := s.Cluster()
-	if errors.Is(err, os.ErrNotExist) {
-		return nil // no machine has joined
-	}
-	if err != nil {
-		return err
-	}
-	err = RemoveOfCluster(ctx, cluster)
-	for i := range s.agents {
-		name := fmt.Sprintf("m%03d", i+1)
-		err = errors.Join(err, firewall.Delete(ctx, s.StateDir(name)+"/"+name, ""))
+func (s *Stack) RemoveContainers(ctx context.Context) error { return removeLeft(ctx, s.Dir) }
+
+// removeLeft removes the containers, networks and firewall tables of all machines whose folders are below the
+// folder of a stack. A machine that has not joined has none.
+func removeLeft(ctx context.Context, stack string) error {
+	folders, err := filepath.Glob(filepath.Join(stack, "machines", "*"))
+	removed := map[string]bool{}
+	for _, folder := range folders {
+		var c struct {
+			Cluster string `json:"cluster"`
+		}
+		b, readErr := os.ReadFile(filepath.Join(folder, "credential.json"))
+		if readErr != nil || json.Unmarshal(b, &c) != nil || c.Cluster == "" {
+			continue
+		}
+		if !removed[c.Cluster] {
+			removed[c.Cluster] = true
+			err = errors.Join(err, RemoveOfCluster(ctx, c.Cluster))
+		}
+		err = errors.Join(err, firewall.Delete(ctx, folder+"/"+filepath.Base(folder), ""))
 	}
 	return err
 }

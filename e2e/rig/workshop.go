@@ -1,10 +1,13 @@
 package rig
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
 	"syscall"
+
+	"github.com/docker/docker/client"
 )
 
 // workshops is the folder for the files of stacks. PostgreSQL's own user must
@@ -29,7 +32,7 @@ func OpenWorkshop() (*Workshop, error) {
 		if err != nil {
 			continue // its owner lives
 		}
-		if err := errors.Join(os.RemoveAll(dir), lock.Close()); err != nil {
+		if err := errors.Join(removeStacks(dir), os.RemoveAll(dir), lock.Close()); err != nil {
 			return nil, err
 		}
 	}
@@ -45,6 +48,18 @@ func OpenWorkshop() (*Workshop, error) {
 		return nil, errors.Join(err, w.Close())
 	}
 	return w, nil
+}
+
+// removeStacks removes all that the stacks of a killed run left on the host's own engine. Machines with engines in
+// memory have joined, too, so a host without an engine is no error.
+func removeStacks(workshop string) error {
+	stacks, err := filepath.Glob(filepath.Join(workshop, "s-*"))
+	for _, s := range stacks {
+		if left := removeLeft(context.Background(), s); left != nil && !client.IsErrConnectionFailed(left) {
+			err = errors.Join(err, left)
+		}
+	}
+	return err
 }
 
 // Close removes the workshop.
