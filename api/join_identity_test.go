@@ -228,7 +228,7 @@ func TestAMachineOfGCEProvesItsIdentity(t *testing.T) {
 	l.refused(token(other.boot.Identity.Audience, number, now), http.StatusForbidden, cloud.IdentityAudience, "not that of this launch")
 	l.refused(token("https://vault.test", number, now), http.StatusForbidden, cloud.IdentityAudience, "not that of this launch")
 	l.refused(token(l.boot.Identity.Audience, "1", now), http.StatusForbidden, cloud.IdentityMismatch, "names instance")
-	l.refused(token(l.boot.Identity.Audience, number, now.Add(-2*time.Hour)), http.StatusForbidden, cloud.IdentityExpired, "it expired")
+	l.refused(token(l.boot.Identity.Audience, number, now.Add(-2*time.Hour)), http.StatusServiceUnavailable, cloud.IdentityExpired, "it expired")
 	none := s.google.Token(map[string]any{"alg": "none"}, identitytest.Claims("burst", "europe-west4-b", name, number, l.boot.Identity.Audience, now))
 	l.refused(&none, http.StatusForbidden, cloud.IdentityUnsigned, "algorithm is \"none\"")
 	if got := l.joins(token(l.boot.Identity.Audience, number, now)); got.status != http.StatusCreated {

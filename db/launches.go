@@ -263,6 +263,7 @@ func (d *Launches) Send(ctx context.Context, ref cloud.Ref, l cloud.Limits, cloc
 	build func(r cloud.Record, joinSecret string) (cloud.Sealed, error)) (r cloud.Record, s cloud.Sealed, err error) {
 	withheld := false
 	err = d.tx(ctx, func(tx pgx.Tx) error {
+		s = cloud.Sealed{} // of a try before, whose transaction did not commit
 		if r, err = lockLaunch(ctx, tx, ref); err != nil {
 			return err
 		}

@@ -56,12 +56,13 @@ type Identities interface {
 // IdentityFault is the kind of a refused identity, also the label of its metric.
 type IdentityFault string
 
-// The kinds. With the last two the machine may try again, and the others are final for the identity.
+// The kinds. Those of which Passing reports true depend on this server or on the moment; the others are final for the
+// machine.
 const (
 	IdentityMissing   IdentityFault = "missing"   // the join has no identity
 	IdentityMalformed IdentityFault = "malformed" // the identity has not the documented form
 	IdentityUnsigned  IdentityFault = "signature" // no key of the cloud has signed it
-	IdentityExpired   IdentityFault = "expired"   // it is too old, or from the future
+	IdentityExpired   IdentityFault = "expired"   // it is too old, or from the future, by this server's clock
 	IdentityAudience  IdentityFault = "audience"  // it was made for something else
 	IdentityMismatch  IdentityFault = "mismatch"  // it names another instance, place or account
 	IdentityPending   IdentityFault = "pending"   // the launch's instance is not known yet
@@ -72,8 +73,10 @@ const (
 var IdentityFaults = []IdentityFault{IdentityMissing, IdentityMalformed, IdentityUnsigned, IdentityExpired,
 	IdentityAudience, IdentityMismatch, IdentityPending, IdentityNoKeys}
 
-// Passing reports whether a later try may succeed.
-func (f IdentityFault) Passing() bool { return f == IdentityPending || f == IdentityNoKeys }
+// Passing reports whether a later try may succeed. A machine reads a new token for each try.
+func (f IdentityFault) Passing() bool {
+	return f == IdentityPending || f == IdentityNoKeys || f == IdentityExpired
+}
 
 // IdentityError is the refusal of an identity.
 type IdentityError struct {

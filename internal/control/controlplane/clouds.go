@@ -55,26 +55,30 @@ type CloudIdentity struct {
 }
 
 // open returns the verifier of the settings; nil settings have none.
-func (i *CloudIdentity) open(log *slog.Logger) (cloud.Identities, error) {
+func (i *CloudIdentity) open(regions []string, log *slog.Logger) (cloud.Identities, error) {
 	switch {
 	case i == nil:
 		return nil, nil
 	case i.Kind == string(wire.IdentityEC2) && i.Project == "" && i.Keys == "":
-		return verifier(identity.NewEC2(i.Account, i.Certificates))
+		v, err := identity.NewEC2(i.Account, i.Certificates)
+		if err != nil {
+			return nil, err
+		}
+		if lacking := v.Lacks(regions); len(lacking) > 0 {
+			return nil, fmt.Errorf("certificates: folder %s has no file for region %s of the provider", i.Certificates,
+				strings.Join(lacking, ", "))
+		}
+		return v, nil
 	case i.Kind == string(wire.IdentityGCE) && i.Account == "" && i.Certificates == "":
 		keys := cmp.Or(i.Keys, identity.GoogleKeys)
-		return verifier(identity.NewGCE(i.Project, keys, identity.KeyOptions{Logger: log}))
+		v, err := identity.NewGCE(i.Project, keys, identity.KeyOptions{Logger: log})
+		if err != nil {
+			return nil, err
+		}
+		return v, nil
 	}
 	return nil, fmt.Errorf("kind %q: allowed are ec2 with account and certificates, and gce with project and keys",
 		i.Kind)
-}
-
-// verifier returns a verifier, or no verifier with an error.
-func verifier[V cloud.Identities](v V, err error) (cloud.Identities, error) {
-	if err != nil {
-		return nil, err
-	}
-	return v, nil
 }
 
 // NewProvider creates a provider from its part of the file.
@@ -144,7 +148,7 @@ func loadClouds(path string, kinds map[string]NewProvider, log *slog.Logger) (cl
 			account.Pools[pool], err = settingsOf(settings)
 			require(err == nil, "provider %s: settings of pool %s: %v", name, pool, err)
 		}
-		account.Identities, err = p.Identity.open(log)
+		account.Identities, err = p.Identity.open(p.Regions, log)
 		require(err == nil, "provider %s: identity: %v", name, err)
 		create, ok := kinds[p.Kind]
 		require(ok, "provider %s: kind %q is not known; allowed are %s", name, p.Kind, strings.Join(known, ", "))

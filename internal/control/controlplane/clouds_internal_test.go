@@ -95,6 +95,8 @@ func TestAProviderMayDemandIdentities(t *testing.T) {
 		`{kind: gce, project: p, keys: "http://keys.test"}`:                         "must be an https URL",
 		`{kind: ec2, account: "123456789012", certificates: /none, project: burst}`: "gce with project and keys",
 		`{kind: gce, project: p, audience: mine}`:                                   "audience",
+		`{kind: ec2, account: "123456789012", certificates: ` +
+			filepath.Dir(signer.Certificate("eu-west-1.pem")) + `}`: "no file for region r of the provider",
 	} {
 		if _, err := load(t, before+text+"}}"); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", text, err, want)

@@ -96,6 +96,7 @@ func (s *Reader) Read(ctx context.Context) (wire.Identity, error) {
 	if s.kind == wire.IdentityGCE {
 		path := gceTokenPath + "?format=full&audience=" + url.QueryEscape(s.audience)
 		id.Token, err = s.get(ctx, path, gceFlavorHeader, gceFlavor)
+		id.Token = strings.TrimSpace(id.Token)
 	} else {
 		var token string
 		if token, err = s.call(ctx, http.MethodPut, ec2TokenPath, ec2TTLHeader, "60"); err == nil {

@@ -117,7 +117,11 @@ func (e *EC2) Verify(_ context.Context, id wire.Identity, d cloud.Demand, now ti
 	if !ok {
 		list = e.all
 	}
-	if err := signed(list, []byte(id.Document), signature, now); err != nil {
+	switch err := signed(list, []byte(id.Document), signature, now); {
+	case errors.Is(err, errNoCertificate):
+		return cloud.Claims{}, cloud.RefuseIdentity(cloud.IdentityNoKeys,
+			"identity document: %v in region %s; try again", err, d.Launch.Region)
+	case err != nil:
 		return cloud.Claims{}, cloud.RefuseIdentity(cloud.IdentityUnsigned, "identity document: %v in region %s", err,
 			d.Launch.Region)
 	}
@@ -130,6 +134,19 @@ func (e *EC2) Verify(_ context.Context, id wire.Identity, d cloud.Demand, now ti
 			"the identity names account %q, and the provider's is %s", doc.Account, e.account)
 	}
 	return cloud.Claims{Instance: doc.Instance, Region: doc.Region, Zone: doc.Zone}, nil
+}
+
+// errNoCertificate says that this server cannot verify, which proves nothing about the document.
+var errNoCertificate = errors.New("no configured certificate is valid now")
+
+// Lacks returns those of the regions for which no certificate is configured.
+func (e *EC2) Lacks(regions []string) (lacking []string) {
+	for _, r := range regions {
+		if len(e.regions[r])+len(e.all) == 0 {
+			lacking = append(lacking, r)
+		}
+	}
+	return lacking
 }
 
 // signed returns an error unless one of the certificates is valid now and its key has signed the document.
@@ -147,7 +164,7 @@ func signed(list []*x509.Certificate, document, signature []byte, now time.Time)
 		}
 	}
 	if !valid {
-		return errors.New("no configured certificate is valid now")
+		return errNoCertificate
 	}
 	return errors.New("no configured certificate has signed it")
 }

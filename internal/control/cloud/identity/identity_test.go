@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -99,7 +100,7 @@ func TestDocumentsOfEC2NeedASignature(t *testing.T) {
 		t.Log(name)
 		refuses(t, verified(t, v, id, ofEC2, now), cloud.IdentityUnsigned, "no configured certificate has signed it")
 	}
-	refuses(t, verified(t, v, good, ofEC2, now.Add(20*365*24*time.Hour)), cloud.IdentityUnsigned, "valid now")
+	refuses(t, verified(t, v, good, ofEC2, now.Add(20*365*24*time.Hour)), cloud.IdentityNoKeys, "valid now")
 	empty := good
 	empty.Signature = ""
 	refuses(t, verified(t, v, empty, ofEC2, now), cloud.IdentityMalformed, "no signature")
@@ -134,7 +135,10 @@ func TestACertificateOfARegionCountsThere(t *testing.T) {
 	refuses(t, verified(t, v, east.EC2(document), ofEC2, now), cloud.IdentityUnsigned, "in region eu-west-1")
 	elsewhere := ofEC2
 	elsewhere.Launch.Region = "ap-south-1"
-	refuses(t, verified(t, v, west.EC2(document), elsewhere, now), cloud.IdentityUnsigned, "no configured certificate is valid")
+	refuses(t, verified(t, v, west.EC2(document), elsewhere, now), cloud.IdentityNoKeys, "no configured certificate is valid")
+	if lacking := v.Lacks([]string{"eu-west-1", "ap-south-1", "us-east-1"}); !slices.Equal(lacking, []string{"ap-south-1"}) {
+		t.Errorf("regions without a certificate: %v", lacking)
+	}
 }
 
 func TestFaultsOfCertificatesAreNamed(t *testing.T) {
@@ -294,8 +298,8 @@ func TestAnOutageOfTheServerOfKeysKeepsKnownKeys(t *testing.T) {
 	if err := verified(t, g.v, next.GCE(claims(now)), ofGCE, now); err != nil {
 		t.Errorf("a new key: %v", err)
 	}
-	refuses(t, verified(t, g.v, g.GCE(claims(now)), ofGCE, now.Add(time.Second)), cloud.IdentityNoKeys, "a moment ago")
-	refuses(t, verified(t, g.v, g.GCE(claims(now)), ofGCE, now.Add(time.Minute)), cloud.IdentityUnsigned, "no published key")
+	refuses(t, verified(t, g.v, g.GCE(claims(now)), ofGCE, now.Add(time.Second)), cloud.IdentityNoKeys, "do not include")
+	refuses(t, verified(t, g.v, g.GCE(claims(now)), ofGCE, now.Add(time.Minute)), cloud.IdentityNoKeys, "do not include")
 }
 
 func TestBadSetsOfKeysAreRefused(t *testing.T) {
