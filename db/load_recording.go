@@ -112,8 +112,7 @@ func (h *History) RecordedJobs(ctx context.Context, since time.Time, each func(h
 			'attempts', (SELECT jsonb_agg(`+recordedAttempt(at)+` ORDER BY t.attempt)
 				FROM attempts t
 				LEFT JOIN LATERAL (
-					SELECT CASE WHEN count(*) > 0 AND NOT bool_or(counts(a.state))
-						THEN max(coalesce(a.exited_at, a.released_at)) END AS at, bool_or(counts(a.state)) AS holds
+					SELECT max(`+memberEnd+`) AS at, bool_or(a.state IN ('reserved', 'active')) AS holds
 					FROM allocations a WHERE a.job = t.job AND a.attempt = t.attempt
 				) f ON true
 				WHERE t.job = j.id))
@@ -145,15 +144,23 @@ const readyAt = `CASE
 				ELSE j.submitted_at
 			END`
 
-// recordedAttempt returns a history.RecordedAttempt of a row t and of its release f.
+// memberEnd is the time at which an allocation a ended for its job. An orphaned one still counts against its machine,
+// but its job has gone on elsewhere or has ended, and the machine is not in service.
+const memberEnd = `coalesce(least(a.exited_at, a.orphaned_at), a.released_at)`
+
+// attemptEnd is the end of an attempt t that holds nothing. Rows take now() as their time, which is the begin of a
+// transaction and may be before the placement.
+const attemptEnd = `greatest(t.placed_at, coalesce(f.at, t.ended_at))`
+
+// recordedAttempt returns a history.RecordedAttempt of a row t and of the end f of its members.
 func recordedAttempt(since string) string {
 	return `jsonb_build_object('attempt', t.attempt, 'placed_at', t.placed_at, 'started_at', t.started_at,
-				'freed_at', CASE WHEN NOT coalesce(f.holds, false) THEN coalesce(f.at, t.ended_at, t.placed_at) END,
+				'freed_at', CASE WHEN NOT coalesce(f.holds, false) THEN ` + attemptEnd + ` END,
 				'kept_to', (SELECT max(c.created_at) FROM checkpoints c
 					WHERE c.job = t.job AND c.attempt = t.attempt AND c.state IN ('verified', 'pruned')),
 				'outcome', coalesce(t.outcome ->> 'code', ''), 'budget', coalesce(t.budget, ''),
 				'members', CASE WHEN t.placed_at < ` + since + `
-						AND (f.holds OR coalesce(f.at, t.ended_at, t.placed_at) >= ` + since + `) THEN (
+						AND (f.holds OR ` + attemptEnd + ` >= ` + since + `) THEN (
 					SELECT jsonb_agg(jsonb_build_object('machine', a.machine_id, 'cpu_milli', a.cpu_m,
 						'memory_mib', a.mem_mb, 'disk_mib', a.disk_mb, 'gpu_milli', a.gpu_milli,
 						'gpus', (SELECT jsonb_agg(jsonb_build_object('index', d.idx, 'milli', d.milli) ORDER BY d.idx)

@@ -26,6 +26,7 @@ type recording struct {
 	machines []snapshotMachine
 	launches []history.RecordedLaunch
 	jobs     []history.RecordedJob
+	unplaced int // attempts without their members, see loader.members
 
 	names map[berth.TenantID]string // of tenants, as in the file
 }
@@ -40,6 +41,10 @@ func (r *recording) at(t time.Time) time.Time {
 	}
 	return origin.Add(t.Sub(r.head.Since))
 }
+
+// maxFileGPUs bounds the devices of a machine in a file: rows keep vanished devices, and have one for each slice of a
+// device.
+const maxFileGPUs = 1024
 
 // loader reads a recording, checks it, and numbers the names.
 type loader struct {
@@ -165,7 +170,7 @@ func (l *loader) burst(b history.RecordedBurst) error {
 
 func (l *loader) offer(o history.RecordedOffer) error {
 	if o.CPUs < 0 || o.CPUs > maxMilli || o.MemoryMiB < 0 || o.MemoryMiB > maxMilli || o.GPUs < 0 ||
-		o.GPUs > maxNodeGPUs || !(o.Price >= 0) {
+		o.GPUs > maxFileGPUs || !(o.Price >= 0) {
 		return fmt.Errorf("offer %s/%s/%s has an amount or a price that is negative or too large", o.Provider, o.Region,
 			o.Type)
 	}
@@ -180,9 +185,9 @@ func (l *loader) class(c snapshotClass) error {
 		return errors.New("class.class is empty")
 	case r.Members < 1 || r.Members > maxSimMachines:
 		return fmt.Errorf("class.request.members %d: allowed are 1 to %d", r.Members, maxSimMachines)
-	case r.GPUs < 0 || r.GPUs > maxNodeGPUs || r.GPUMilli < 0 || r.GPUMilli > 1000:
+	case r.GPUs < 0 || r.GPUs > maxFileGPUs || r.GPUMilli < 0 || r.GPUMilli > 1000:
 		return fmt.Errorf("class.request asks for %d GPUs of %d milli: allowed are 0 to %d of 0 to 1000", r.GPUs,
-			r.GPUMilli, maxNodeGPUs)
+			r.GPUMilli, maxFileGPUs)
 	}
 	for _, n := range []int64{r.CPUMilli, r.MemoryMiB, r.DiskMiB, r.GPUMemoryMiB} {
 		if n < 0 || n > maxMilli {
@@ -218,13 +223,12 @@ func (l *loader) machine(m snapshotMachine) error {
 	if _, ok := l.machineID[m.ID]; ok || m.ID == "" {
 		return fmt.Errorf("machine.id %q is empty or appears twice: allowed are names, each once", m.ID)
 	}
-	if len(m.GPUs) > maxNodeGPUs {
-		return fmt.Errorf("machine %q has %d GPUs: allowed are up to %d", m.ID, len(m.GPUs), maxNodeGPUs)
+	if len(m.GPUs) > maxFileGPUs {
+		return fmt.Errorf("machine %q has %d GPUs: allowed are up to %d", m.ID, len(m.GPUs), maxFileGPUs)
 	}
-	if !slices.IsSortedFunc(m.States, func(a, b history.RecordedState) int { return a.At.Compare(b.At) }) ||
-		!slices.IsSortedFunc(m.Health, func(a, b history.RecordedHealth) int { return a.At.Compare(b.At) }) {
-		return fmt.Errorf("machine %q: states and health must be in order of time", m.ID)
-	}
+	// The rows are by number. Two transactions may get their numbers and their times in different orders.
+	slices.SortStableFunc(m.States, func(a, b history.RecordedState) int { return a.At.Compare(b.At) })
+	slices.SortStableFunc(m.Health, func(a, b history.RecordedHealth) int { return a.At.Compare(b.At) })
 	for _, s := range m.States {
 		if !slices.Contains(knownStates, s.State) {
 			return fmt.Errorf("machine.states.state %q: allowed are %v", s.State, knownStates)
@@ -320,27 +324,42 @@ func (l *loader) attempts(j history.RecordedJob) error {
 		if a.FreedAt != nil {
 			last = a.PlacedAt
 		}
-		for k, m := range a.Members {
-			at, ok := l.machineID[m.Machine]
-			if !ok {
-				return fmt.Errorf("job.attempts[%d].members[%d].machine %q: the file has no such machine", i, k,
-					m.Machine)
-			}
-			if err := checkCapacity("job.attempts.members", m.Capacity); err != nil {
-				return err
-			}
-			for s, share := range m.GPUs {
-				place := deviceAt(l.machines[at].GPUs, share.Index)
-				if place < 0 || share.Milli < 1 || share.Milli > 1000 {
-					return fmt.Errorf("job.attempts[%d].members[%d].gpus[%d]: device %d with %d milli: "+
-						"allowed are devices of the machine with 1 to 1000", i, k, s, share.Index, share.Milli)
-				}
-				m.GPUs[s].Index = place
-			}
-			a.Members[k].Machine = l.machines[at].ID
+		known, err := l.members(i, a.Members)
+		if err != nil {
+			return err
+		}
+		if !known {
+			l.unplaced++
+			j.Attempts[i].Members = nil
 		}
 	}
 	return nil
+}
+
+// members checks the members of an attempt, and numbers their machines. known is false if a machine has lost one of
+// the devices since: a new machine took over the hardware, or it was taken out.
+func (l *loader) members(attempt int, list []history.RecordedMember) (known bool, err error) {
+	known = true
+	for k, m := range list {
+		at, ok := l.machineID[m.Machine]
+		if !ok {
+			return false, fmt.Errorf("job.attempts[%d].members[%d].machine %q: the file has no such machine", attempt,
+				k, m.Machine)
+		}
+		if err := checkCapacity("job.attempts.members", m.Capacity); err != nil {
+			return false, err
+		}
+		for s, share := range m.GPUs {
+			if share.Index < 0 || share.Milli < 1 || share.Milli > 1000 {
+				return false, fmt.Errorf("job.attempts[%d].members[%d].gpus[%d]: device %d with %d milli: "+
+					"allowed are devices from 0 on with 1 to 1000", attempt, k, s, share.Index, share.Milli)
+			}
+			m.GPUs[s].Index = deviceAt(l.machines[at].GPUs, share.Index)
+			known = known && m.GPUs[s].Index >= 0
+		}
+		list[k].Machine = l.machines[at].ID
+	}
+	return known, nil
 }
 
 // deviceAt returns the place of a device in a list by its index, or -1.

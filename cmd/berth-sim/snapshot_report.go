@@ -86,11 +86,9 @@ func (r *recording) recorded(fleet []fleetMachine) *tally {
 	for i := range r.jobs {
 		j := &r.jobs[i]
 		preempted := 0
-		for _, a := range j.Attempts {
-			freed := end
-			if a.FreedAt != nil {
-				freed = r.at(*a.FreedAt)
-			}
+		for k := range j.Attempts {
+			a := &j.Attempts[k]
+			freed, _ := r.freed(j, a)
 			o.held(r, whole(r.classes[j.Class]), r.at(a.PlacedAt), freed)
 			if a.Outcome == berth.ReasonPreempted && !freed.Before(origin) {
 				preempted++
@@ -310,6 +308,7 @@ func (r *recording) describeJobs(w io.Writer, lives []life) {
 		{open, "run at the end, for an unknown time: they run to their limits, or to the end"},
 		{guessed, "wait at the end, and their run times are unknown: those of similar jobs are used"},
 		{unplaced, "ended before they started: they leave the queue at the recorded time"},
+		{r.unplaced, "attempts held devices that their machines have no more: their jobs start again"},
 		{unready, "are held or wait for other jobs: they are left out"},
 		{r.head.Archived, "are archived and not in the file: the replay has too little load"},
 		{budgets, "tenants have budgets of GPU hours: the replay does not apply them"},

@@ -75,23 +75,21 @@ func (r *recording) life(j *history.RecordedJob) life {
 	before := true // the attempt ended before the period
 	for i := range j.Attempts {
 		a := &j.Attempts[i]
-		placed, freed := r.at(a.PlacedAt), origin.Add(r.period())
-		if a.FreedAt != nil {
-			freed = r.at(*a.FreedAt)
-		}
+		placed := r.at(a.PlacedAt)
+		freed, open := r.freed(j, a)
 		started := placed
 		if a.StartedAt != nil {
 			started = min2(max2(r.at(*a.StartedAt), placed), freed)
 			l.startCost = started.Sub(placed)
 		}
-		before = a.FreedAt != nil && freed.Before(origin)
+		before = !open && freed.Before(origin)
 		if before {
 			l.done += freed.Sub(placed)
 		} else if placed.Before(origin) {
 			l.holds = a
 		}
 		switch {
-		case a.FreedAt == nil:
+		case open:
 			l.open = true
 			l.length += freed.Sub(started)
 		case !interrupted(a) || i == len(j.Attempts)-1 && j.FinishedAt != nil:
@@ -114,6 +112,19 @@ func (r *recording) life(j *history.RecordedJob) life {
 	}
 	l.length = max(l.length, time.Millisecond)
 	return l
+}
+
+// freed returns the end of an attempt, or the end of the period for one that is open. The attempts of an ended job
+// are not open: nobody waits for a container on a lost machine.
+func (r *recording) freed(j *history.RecordedJob, a *history.RecordedAttempt) (at time.Time, open bool) {
+	switch {
+	case a.FreedAt != nil:
+		return r.at(*a.FreedAt), false
+	case j.FinishedAt != nil:
+		return max2(r.at(*j.FinishedAt), r.at(a.PlacedAt)), false
+	default:
+		return origin.Add(r.period()), true
+	}
 }
 
 // interrupted reports whether an attempt ended for a reason outside of its job, so that it would have run on.
