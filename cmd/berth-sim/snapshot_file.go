@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -92,15 +93,18 @@ type snapshotWriter struct {
 	gzip  *gzip.Writer // nil: not compressed
 	out   *bufio.Writer
 	lines int
+	most  int         // records of a kind
+	count map[int]int // records, by index of their kind
 }
 
 // createSnapshot creates the file, compressed if its name ends with .gz.
 func createSnapshot(path string) (*snapshotWriter, error) {
-	file, err := os.OpenFile(path+".partial", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	// The file is new and has the mode 0600: an existing one could have wider rights, or be a link.
+	file, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*.partial")
 	if err != nil {
 		return nil, err
 	}
-	w := &snapshotWriter{path: path, file: file}
+	w := &snapshotWriter{path: path, file: file, most: maxSnapshotJobs, count: map[int]int{}}
 	var to io.Writer = file
 	if strings.HasSuffix(path, ".gz") {
 		w.gzip = gzip.NewWriter(file)
@@ -110,11 +114,20 @@ func createSnapshot(path string) (*snapshotWriter, error) {
 	return w, nil
 }
 
-// write appends a line.
+// write appends a line. It refuses what a reader of the file would refuse.
 func (w *snapshotWriter) write(l snapshotLine) error {
 	b, err := json.Marshal(l)
 	if err != nil {
 		return err
+	}
+	kind, _ := kindOf(l)
+	if w.count[kind]++; w.count[kind] > w.most {
+		return fmt.Errorf("the period has more than %d records of kind %s, which a replay does not read: choose a "+
+			"shorter --since", w.most, lineKinds[kind])
+	}
+	if len(b) >= maxSnapshotLine {
+		return fmt.Errorf("a record of kind %s has %d bytes: a replay reads up to %d", lineKinds[kind], len(b),
+			maxSnapshotLine)
 	}
 	w.lines++
 	_, err = w.out.Write(append(b, '\n'))
@@ -132,7 +145,10 @@ func (w *snapshotWriter) finish() error {
 	if err = errors.Join(err, w.file.Sync(), w.file.Close()); err != nil {
 		return errors.Join(err, os.Remove(w.file.Name()))
 	}
-	return os.Rename(w.file.Name(), w.path)
+	if err := os.Rename(w.file.Name(), w.path); err != nil {
+		return errors.Join(err, os.Remove(w.file.Name()))
+	}
+	return nil
 }
 
 // abandon removes an incomplete file.
@@ -249,17 +265,22 @@ func decodeLine(b []byte) (l snapshotLine, kind int, err error) {
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
 		return l, 0, errors.New("text follows the object: allowed is one JSON object a line")
 	}
-	kind, set := 0, 0
+	kind, set := kindOf(l)
+	if set != 1 {
+		return l, 0, fmt.Errorf("the object has %d kinds: allowed is one of %s", set, strings.Join(lineKinds, ", "))
+	}
+	return l, kind, nil
+}
+
+// kindOf returns the index of the last kind that is set in a line, and the number of kinds that are set.
+func kindOf(l snapshotLine) (kind, set int) {
 	v := reflect.ValueOf(l)
 	for i := range v.NumField() {
 		if !v.Field(i).IsNil() {
 			kind, set = i, set+1
 		}
 	}
-	if set != 1 {
-		return l, 0, fmt.Errorf("the object has %d kinds: allowed is one of %s", set, strings.Join(lineKinds, ", "))
-	}
-	return l, kind, nil
+	return kind, set
 }
 
 // decodeError explains an error of encoding/json, and names the allowed keys or kinds.

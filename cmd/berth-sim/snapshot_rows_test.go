@@ -1,6 +1,7 @@
 package main
 
 import (
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -136,5 +137,62 @@ func TestStatesAreSortedByTime(t *testing.T) {
 	if !slices.IsSortedFunc(got.States, func(a, b history.RecordedState) int { return a.At.Compare(b.At) }) ||
 		got.Health[1].Healthy {
 		t.Errorf("states %+v, health %+v", got.States, got.Health)
+	}
+}
+
+// TestTooManyRecordsAreRefusedByTheWriter checks that no file is written that a replay refuses, and none is left.
+func TestTooManyRecordsAreRefusedByTheWriter(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	w, err := createSnapshot(filepath.Join(dir, "s.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.most = 2
+	for _, l := range handMade() {
+		if err = w.write(l); err != nil {
+			break
+		}
+	}
+	if err == nil || !strings.Contains(err.Error(), "more than 2 records of kind job") || !strings.Contains(err.Error(), "shorter --since") {
+		t.Errorf("%v", err)
+	}
+	w.abandon()
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("%v are left: %v", left, err)
+	}
+}
+
+// TestSnapshotsAreForTheirOwnerOnly checks that the names in a file go through no file that others have made.
+func TestSnapshotsAreForTheirOwnerOnly(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	path, trap, victim := filepath.Join(dir, "s.jsonl"), filepath.Join(dir, "s.jsonl.partial"), filepath.Join(dir, "victim")
+	if err := os.WriteFile(victim, []byte("kept"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(victim, trap); err != nil {
+		t.Fatal(err)
+	}
+	writeLines(t, path, handMade())
+	if b, err := os.ReadFile(victim); err != nil || string(b) != "kept" {
+		t.Errorf("the target of the link has %q: %v", b, err)
+	}
+	if s, err := os.Lstat(path); err != nil || s.Mode() != 0o600 {
+		t.Errorf("the file has the mode %v: %v", s.Mode(), err)
+	}
+	// A folder of the name takes no file: the incomplete file goes.
+	if err := os.MkdirAll(filepath.Join(dir, "folder", "full"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	w, err := createSnapshot(filepath.Join(dir, "folder"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.finish(); err == nil {
+		t.Error("a folder was replaced")
+	}
+	if _, err := os.Lstat(w.file.Name()); !os.IsNotExist(err) {
+		t.Errorf("the incomplete file is left: %v", err)
 	}
 }
