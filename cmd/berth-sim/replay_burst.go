@@ -52,6 +52,9 @@ func (r *recording) burstPolicies(changes []string) (map[berth.TenantID]spec.Bur
 		if err != nil {
 			return nil, err
 		}
+		if err := r.knowsPlaces(f.Burst.Allow); err != nil {
+			return nil, fmt.Errorf("--burst %s: %w", c, err)
+		}
 		own[r.tenants[at].ID] = f.Burst.WithDefaults()
 	}
 	for _, t := range r.tenants {
@@ -72,15 +75,34 @@ func (r *recording) burstPolicies(changes []string) (map[berth.TenantID]spec.Bur
 	return all, nil
 }
 
+// knowsPlaces refuses a provider/region without an offer in the snapshot: the scaler would launch nothing there. A
+// snapshot with pseudonyms has other names of providers than a policy.
+func (r *recording) knowsPlaces(allow []string) error {
+	var known []string
+	for _, o := range r.offers {
+		if place := o.Provider + "/" + o.Region; !slices.Contains(known, place) {
+			known = append(known, place)
+		}
+	}
+	for i, a := range allow {
+		if !slices.Contains(known, a) {
+			return fmt.Errorf("burst.allow[%d] %q: the snapshot has no offer there: allowed are %s", i, a,
+				strings.Join(known, ", "))
+		}
+	}
+	return nil
+}
+
 // scaled returns a setting in which the scaler launches machines, in place of its recorded ones.
 func (r *recording) scaled(s setting, changes []string) (setting, error) {
+	if len(r.offers) == 0 {
+		return s, errors.New("--burst: the snapshot has no offers of clouds, so the scaler would launch nothing")
+	}
 	policies, err := r.burstPolicies(changes)
 	if err != nil {
 		return s, err
 	}
-	if s.burst, err = r.newBurster(policies); err != nil {
-		return s, err
-	}
+	s.burst = r.newBurster(policies)
 	launched := map[berth.MachineID]bool{}
 	for _, l := range r.launches {
 		launched[l.Machine] = launched[l.Machine] || l.Tenant != ""
@@ -110,14 +132,11 @@ type burster struct {
 const usualBoot = 4 * time.Minute
 
 // newBurster returns a scaler for a replay. Its providers have the offers of the snapshot.
-func (r *recording) newBurster(policies map[berth.TenantID]spec.Burst) (*burster, error) {
+func (r *recording) newBurster(policies map[berth.TenantID]spec.Burst) *burster {
 	b := &burster{recording: r, policies: policies, parents: map[berth.TenantID]berth.TenantID{},
 		accounts: cloud.Accounts{Providers: map[string]cloud.Account{}}, boot: usualBoot,
 		every: max(5*time.Second, r.period()/20_000).Truncate(time.Second),
 		notes: map[berth.JobID]db.BurstNote{}, runs: placement.NewRunTimes()}
-	if len(r.offers) == 0 {
-		return nil, errors.New("--burst: the snapshot has no offers of clouds, so the scaler would launch nothing")
-	}
 	for _, t := range r.tenants {
 		b.parents[t.ID] = t.Parent
 	}
@@ -142,7 +161,7 @@ func (r *recording) newBurster(policies map[berth.TenantID]spec.Burst) (*burster
 		slices.Sort(boots)
 		b.boot = max(0, boots[len(boots)/2])
 	}
-	return b, nil
+	return b
 }
 
 // attach lets the scaler decide in a replay, from the begin of the period on.

@@ -99,7 +99,7 @@ func (f *snapshotFlags) run(ctx context.Context, w io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	h, err := db.OpenHistory(ctx, f.databaseURL)
+	h, err := db.OpenHistoryAs(ctx, f.databaseURL, "berth-sim")
 	if err != nil {
 		return err
 	}

@@ -81,7 +81,7 @@ func (r *recording) counts(j *history.RecordedJob) bool {
 
 // recorded returns the tally in the rows.
 func (r *recording) recorded(fleet []fleetMachine) *tally {
-	o := r.newTally("recorded", fleet)
+	o := r.newTally("recorded", fleet, false)
 	end := origin.Add(r.period())
 	for i := range r.jobs {
 		j := &r.jobs[i]
@@ -113,7 +113,7 @@ func (r *recording) recorded(fleet []fleetMachine) *tally {
 
 // replayed returns the tally of a replay that has reached the end of the period.
 func (r *recording) replayed(name string, x *replay, s setting) *tally {
-	o := r.newTally(name, s.machines)
+	o := r.newTally(name, s.machines, s.burst != nil)
 	o.policy = s.policy.Order.String()
 	end := origin.Add(r.period())
 	if s.burst != nil {
@@ -148,8 +148,9 @@ func (r *recording) replayed(name string, x *replay, s setting) *tally {
 	return o
 }
 
-// newTally returns a tally with the capacity and the cost of a fleet.
-func (r *recording) newTally(name string, fleet []fleetMachine) *tally {
+// newTally returns a tally with the capacity and the cost of a fleet. If a replay is scaled, its launches replace the
+// recorded ones of the scaler, which have a tenant.
+func (r *recording) newTally(name string, fleet []fleetMachine, scaled bool) *tally {
 	o := &tally{name: name, by: map[berth.TenantID]*waitTally{}, firsts: map[berth.JobID]time.Time{}}
 	present := map[berth.MachineID]bool{"": true} // launches without a machine cost, too
 	for i := range fleet {
@@ -164,7 +165,7 @@ func (r *recording) newTally(name string, fleet []fleetMachine) *tally {
 		}
 	}
 	for i := range r.launches {
-		if l := &r.launches[i]; present[l.Machine] {
+		if l := &r.launches[i]; present[l.Machine] && !(scaled && l.Tenant != "") {
 			o.cost += r.costOf(l)
 		}
 	}

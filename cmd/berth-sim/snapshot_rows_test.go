@@ -52,6 +52,7 @@ func TestRowsOfLostMachinesAreReplayed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer func() { _ = tx.Rollback(t.Context()) }()
 	for _, sql := range lossRows {
 		if _, err := tx.Exec(t.Context(), sql); err != nil {
 			t.Fatalf("%v\n%s", err, sql)

@@ -254,6 +254,13 @@ func TestTheScalerLaunchesInAReplay(t *testing.T) {
 	lines = append(lines[:4:4], lines[5:]...)
 	offer := snapshotLine{Offer: &history.RecordedOffer{Provider: "lab", Region: "here", Type: "small", Market: "on_demand", CPUs: 2, MemoryMiB: 8192, Price: 6, AsOf: "2026-11-01"}}
 	lines = slices.Insert(lines, 2, offer)
+	// The scaler replaces its own launch of the record, and not the one by hand, of $3.
+	ended := lines[0].Snapshot.TakenAt
+	for i, tenant := range []berth.TenantID{"vision", ""} {
+		lines = slices.Insert(lines, 5+i, snapshotLine{Launch: &history.RecordedLaunch{Machine: berth.MachineID(fmt.Sprint("gone-", i)), N: 1, Tenant: tenant,
+			Provider: "lab", Region: "here", Type: "small", Market: "on_demand", State: "gone", CreatedAt: lines[0].Snapshot.Since, EndedAt: &ended,
+			Settled: []int64{100e6, 3e6}[i], SettledTo: &ended}})
+	}
 	path := writeLines(t, filepath.Join(t.TempDir(), "b.jsonl"), lines)
 	policy := filepath.Join(t.TempDir(), "burst.yaml")
 	text := "burst:\n  allow: [lab/here]\n  when: {waiting: [{jobs: 1, for: 0s}]}\n  idle: 5m\n"
@@ -278,7 +285,7 @@ func TestTheScalerLaunchesInAReplay(t *testing.T) {
 		t.Errorf("waits %s with %d launches", got, len(s.burst.fleet))
 	}
 	// Each machine runs its job, is empty for 5 minutes, and ends 15 s later: 4 + 20 or 30 + 5 minutes and some passes.
-	if least, most := 6*(29.25+39.25)/60, 6*(30.0+40)/60; o.cost < least || o.cost > most {
+	if least, most := 3+6*(29.25+39.25)/60, 3+6*(30.0+40)/60; o.cost < least || o.cost > most {
 		t.Errorf("the cost is $%.2f: want $%.2f to $%.2f", o.cost, least, most)
 	}
 	for _, m := range s.burst.fleet {
@@ -289,6 +296,14 @@ func TestTheScalerLaunchesInAReplay(t *testing.T) {
 	out := mustSimulate(t, "replay", path, "--burst", "vision="+policy)
 	if !strings.Contains(out, fmt.Sprintf("$%.2f", o.cost)) {
 		t.Errorf("the cost $%.2f is not printed:\n%s", o.cost, out)
+	}
+	elsewhere := filepath.Join(t.TempDir(), "elsewhere.yaml")
+	if err := os.WriteFile(elsewhere, []byte("burst: {allow: [lab/here, lap/here]}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := simulate(t, "replay", path, "--burst", "vision="+elsewhere); err == nil ||
+		!strings.Contains(err.Error(), `burst.allow[1] "lap/here": the snapshot has no offer there: allowed are lab/here`) {
+		t.Errorf("a policy for a place without offers: %v", err)
 	}
 	for _, bad := range []string{"audio=" + policy, "vision"} {
 		if _, err := simulate(t, "replay", path, "--burst", bad); err == nil || !strings.Contains(err.Error(), "allowed is TENANT=FILE") {
