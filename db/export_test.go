@@ -66,3 +66,9 @@ func TailDigit(last string, incarnation int64) byte { return tailDigit([]byte(la
 func ResolveQuery(tenant berth.TenantID, arg string) (string, pgx.NamedArgs) {
 	return resolveQuery(tenant, arg)
 }
+
+// Setting returns the value of a setting in the session of a reader.
+func (h *History) Setting(ctx context.Context, name string) (value string, err error) {
+	err = h.tx.QueryRow(ctx, `SELECT current_setting($1)`, name).Scan(&value)
+	return value, err
+}

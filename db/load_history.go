@@ -26,15 +26,25 @@ type History struct {
 	tx   pgx.Tx
 }
 
-// OpenHistory connects to the database at url and takes the snapshot. The caller must Close
-// it.
+// historyIdle ends a reader that has stopped between two queries: its snapshot would hold back VACUUM for as long as
+// the process lives. A reader writes or judges a page in seconds.
+const historyIdle = 10 * time.Minute
+
+// OpenHistory is OpenHistoryAs for berth-check.
 func OpenHistory(ctx context.Context, url string) (*History, error) {
+	return OpenHistoryAs(ctx, url, "berth-check")
+}
+
+// OpenHistoryAs connects to the database at url and takes the snapshot. PostgreSQL shows the program's name among its
+// sessions. The caller must Close the result.
+func OpenHistoryAs(ctx context.Context, url, program string) (*History, error) {
 	cfg, err := pgx.ParseConfig(url)
 	if err != nil {
 		return nil, fmt.Errorf("parse database url: %w", err)
 	}
 	cfg.RuntimeParams["timezone"] = "UTC"
-	cfg.RuntimeParams["application_name"] = "berth-check"
+	cfg.RuntimeParams["application_name"] = program
+	cfg.RuntimeParams["idle_in_transaction_session_timeout"] = fmt.Sprint(historyIdle.Milliseconds())
 	cfg.RuntimeParams["default_transaction_read_only"] = "on"
 	conn, err := pgx.ConnectConfig(ctx, cfg)
 	if err != nil {

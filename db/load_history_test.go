@@ -115,3 +115,21 @@ func TestRowsSayWhoFreedCapacity(t *testing.T) {
 		t.Errorf("the ledger says\n%s, want\n%s", got, want)
 	}
 }
+
+// A reader shows the name of its program, and ends if it stops between two queries. It reads the clock of a primary.
+func TestHistoryReadersHaveNamesAndALimit(t *testing.T) {
+	t.Parallel()
+	h, err := db.OpenHistoryAs(t.Context(), dbtest.URL(t), "berth-sim")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = h.Close() })
+	for name, want := range map[string]string{"application_name": "berth-sim", "idle_in_transaction_session_timeout": "10min", "default_transaction_read_only": "on"} {
+		if got, err := h.Setting(t.Context(), name); err != nil || got != want {
+			t.Errorf("%s is %q, want %q: %v", name, got, want, err)
+		}
+	}
+	if now, err := h.Now(t.Context()); err != nil || time.Since(now).Abs() > time.Hour {
+		t.Errorf("now is %s: %v", now, err)
+	}
+}

@@ -23,12 +23,14 @@ const recordedTenant = `jsonb_build_object('id', t.id, 'parent', coalesce(t.pare
 const inPeriod = `j.kind = 'job' AND (j.finished_at IS NULL OR j.finished_at >= @since)`
 
 // Now returns the clock of the database just after the snapshot was taken: rows of the snapshot have no later times.
+// A standby may be behind: its rows end at the last transaction that it has replayed.
 func (h *History) Now(ctx context.Context) (now time.Time, err error) {
 	// The first statement takes the snapshot.
 	if _, err := h.tx.Exec(ctx, `SELECT 1`); err != nil {
 		return now, mapError(err, "snapshot")
 	}
-	err = h.tx.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&now)
+	err = h.tx.QueryRow(ctx, `
+		SELECT least(clock_timestamp(), CASE WHEN pg_is_in_recovery() THEN pg_last_xact_replay_timestamp() END)`).Scan(&now)
 	return now, mapError(err, "snapshot")
 }
 
