@@ -30,7 +30,8 @@ func (h *History) Now(ctx context.Context) (now time.Time, err error) {
 		return now, mapError(err, "snapshot")
 	}
 	err = h.tx.QueryRow(ctx, `
-		SELECT least(clock_timestamp(), CASE WHEN pg_is_in_recovery() THEN pg_last_xact_replay_timestamp() END)`).Scan(&now)
+		SELECT least(clock_timestamp(), CASE WHEN pg_is_in_recovery() THEN pg_last_xact_replay_timestamp() END)`).
+		Scan(&now)
 	return now, mapError(err, "snapshot")
 }
 
