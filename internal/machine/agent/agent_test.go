@@ -37,8 +37,10 @@ func TestShortJobLeavesItsLogAndNothingElse(t *testing.T) {
 	if j.Status != berth.Succeeded || j.ImageDigest == "" {
 		t.Errorf("job is %+v", j)
 	}
-	if n := len(s.events(id)); n != 5 {
-		t.Errorf("a short job has %d events: %+v", n, s.events(id))
+	// A machine that is slow shows the stages before the start, too.
+	events := slices.DeleteFunc(s.events(id), func(e wire.Event) bool { return e.Kind == wire.EventStage })
+	if len(events) != 5 {
+		t.Errorf("a short job has %d events: %+v", len(events), events)
 	}
 	m.cleared(req)
 }
