@@ -320,8 +320,14 @@ func (s *stack) ends(t testing.TB, id berth.JobID, want berth.State) wire.Job {
 	})
 	until(t, "the workflow completes", func() bool {
 		x, err := s.temporal.DescribeWorkflowExecution(t.Context(), berth.JobWorkflowID(id), "")
-		completed = err == nil && x.GetWorkflowExecutionInfo().GetStatus() == enums.WORKFLOW_EXECUTION_STATUS_COMPLETED
-		return completed
+		status := x.GetWorkflowExecutionInfo().GetStatus()
+		if completed = err == nil && status == enums.WORKFLOW_EXECUTION_STATUS_COMPLETED; completed {
+			return true
+		}
+		if err == nil && status == enums.WORKFLOW_EXECUTION_STATUS_FAILED {
+			t.Fatal("the workflow has failed")
+		}
+		return false
 	})
 	return s.job(t, id)
 }
