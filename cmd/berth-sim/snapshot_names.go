@@ -13,7 +13,7 @@ import (
 )
 
 // pseudonyms replaces names by keyed hashes: equal names get equal pseudonyms, so the structure stays. The key is
-// random and is not stored, so nobody can test guesses of names. The zero value keeps all names.
+// random and is not stored, so guesses of names cannot be tested. The zero value keeps all names.
 type pseudonyms struct{ key []byte }
 
 // newPseudonyms returns pseudonyms with a new key.

@@ -86,7 +86,7 @@ func writeLines(t *testing.T, path string, lines []snapshotLine) string {
 }
 
 // TestMachinesMoreAndLessChangeTheWait checks exact waits. On one machine the jobs wait 0, 10 and 30 minutes. On two
-// machines they wait 0, 0 and 10, and on three nobody waits.
+// machines they wait 0, 0 and 10, and on three none waits.
 func TestMachinesMoreAndLessChangeTheWait(t *testing.T) {
 	t.Parallel()
 	lines := handMade()

@@ -115,7 +115,7 @@ func (r *recording) life(j *history.RecordedJob) life {
 }
 
 // freed returns the end of an attempt, or the end of the period for one that is open. The attempts of an ended job
-// are not open: nobody waits for a container on a lost machine.
+// are not open: Berth waits for no container on a lost machine.
 func (r *recording) freed(j *history.RecordedJob, a *history.RecordedAttempt) (at time.Time, open bool) {
 	switch {
 	case a.FreedAt != nil:

@@ -97,7 +97,7 @@ func TestARebalanceRecommendationIsSeen(t *testing.T) {
 	}
 }
 
-// The mock serves the example documents of Amazon, whose signature nobody can verify.
+// The mock serves the example documents of Amazon, whose signature cannot be verified.
 func TestTheIdentityIsRead(t *testing.T) {
 	t.Parallel()
 	source, err := identity.Open("ec2="+mock(t), "")

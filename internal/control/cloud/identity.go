@@ -56,7 +56,7 @@ type Identities interface {
 // IdentityFault is the kind of a refused identity, also the label of its metric.
 type IdentityFault string
 
-// The kinds. Those of which Passing reports true depend on this server or on the moment; the others are final for the
+// The kinds. If Passing reports true, the fault depends on this server or on the moment. The others are final for the
 // machine.
 const (
 	IdentityMissing   IdentityFault = "missing"   // the join has no identity

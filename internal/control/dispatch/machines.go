@@ -117,7 +117,7 @@ func (m *Machines) due(overdue []berth.MachineID, now time.Time) (due []berth.Ma
 	return due
 }
 
-// start pokes the workflow of a machine beside the others, as soon as there is a place. After a failure
+// start pokes the workflow of a machine at the same time as others, as soon as there is a place. After a failure
 // the next sweep may try again.
 func (m *Machines) start(ctx context.Context, id berth.MachineID) {
 	select {

@@ -139,7 +139,7 @@ func (e *EC2) Verify(_ context.Context, id wire.Identity, d cloud.Demand, now ti
 // errNoCertificate says that this server cannot verify, which proves nothing about the document.
 var errNoCertificate = errors.New("no configured certificate is valid now")
 
-// Lacks returns those of the regions for which no certificate is configured.
+// Lacks returns the regions for which no certificate is configured.
 func (e *EC2) Lacks(regions []string) (lacking []string) {
 	for _, r := range regions {
 		if len(e.regions[r])+len(e.all) == 0 {

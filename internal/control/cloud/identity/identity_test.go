@@ -193,7 +193,7 @@ func newGoogle(t *testing.T) *google {
 	return g
 }
 
-// claims are those of the launch's instance.
+// claims are the claims of the launch's instance.
 func claims(now time.Time) map[string]any {
 	return identitytest.Claims("berth-burst", "europe-west4-b", "vm-1-1-0a1b", "152986662232938449", audience, now)
 }
