@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -73,16 +74,10 @@ func run(t testing.TB, program string, prepare func(cmd *exec.Cmd, address strin
 	cmd := exec.Command(program)
 	prepare(cmd, address)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := cmd.Start(); err != nil {
+	ended, err := startTied(cmd)
+	if err != nil {
 		t.Fatal(err)
 	}
-	// One goroutine waits for the process, so that run notices an early end and the cleanup does
-	// not return before the process has.
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		_ = cmd.Wait()
-	}()
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		<-ended
@@ -104,4 +99,24 @@ func run(t testing.TB, program string, prepare func(cmd *exec.Cmd, address strin
 		case <-tick.C:
 		}
 	}
+}
+
+// startTied starts cmd from a thread that lives as long as the child, and returns a channel that is
+// closed once the child is gone. The kernel sends Pdeathsig when the starting THREAD ends, as a thread
+// does that another test has moved into a network namespace (netns.Do).
+func startTied(cmd *exec.Cmd) (ended chan struct{}, err error) {
+	ended = make(chan struct{})
+	started := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		if err := cmd.Start(); err != nil {
+			started <- err
+			return
+		}
+		started <- nil
+		_ = cmd.Wait() // a server that ended early is started again by Start
+		close(ended)
+	}()
+	return ended, <-started
 }
