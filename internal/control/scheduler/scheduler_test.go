@@ -289,6 +289,33 @@ func TestReconcilerRepairsLostPokesAndDeadWorkflows(t *testing.T) {
 	r.sound()
 }
 
+// A call to Temporal that fails for one job keeps no ended job's workflow open. Nor do 500 ended jobs with
+// pokes to come keep a workflow from its termination.
+func TestWorkflowsOfEndedJobsEndBesideFaults(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	x := newTemporal()
+	r.queued(cpus(99)) // without a workflow: Temporal is asked about it, and does not answer
+	x.silent = true
+	late := r.queued(cpus(99))
+	x.open[late] = true
+	r.exec(`UPDATE jobs SET state = 'failed', version = version + 1 WHERE id = $1`, late)
+	r.exec(`ALTER TABLE jobs DISABLE TRIGGER USER`) // rows of ended jobs do not change
+	r.exec(`UPDATE jobs SET state_at = now() - interval '2 hours' WHERE id = $1`, late)
+	r.exec(`ALTER TABLE jobs ENABLE TRIGGER USER`)
+	for range 600 {
+		id := r.submitted(nil)
+		x.open[id] = true
+		r.exec(`UPDATE jobs SET state = 'canceled', version = version + 1 WHERE id = $1`, id)
+	}
+	ages := scheduler.Ages{
+		Submitted: time.Millisecond, NoWorkflow: time.Millisecond, Closing: time.Millisecond, Terminate: time.Hour,
+		Compare: 500 * time.Millisecond,
+	}
+	r.lead(func(o *scheduler.Options) { o.Workflows, o.ReconcileEvery, o.Ages = x, 50*time.Millisecond, ages })
+	r.await("the workflow that stayed open is ended", func() bool { return slices.Equal(x.did(&x.terminated), []berth.JobID{late}) })
+}
+
 // A restored backup has a job as submitted whose workflow has come to its end.
 func TestSubmittedJobWhoseWorkflowHasCompletedIsStartedAgain(t *testing.T) {
 	t.Parallel()

@@ -2,7 +2,9 @@ package scheduler
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"time"
 
 	"berth"
@@ -28,26 +30,24 @@ func (r *reconciler) workflows(ctx context.Context) error {
 
 // compare compares the live rows with Temporal's open workflows. Temporal's list
 // lags, so the comparison never acts on the list alone: it describes a workflow
-// that the list lacks before it starts one.
+// that the list lacks before it starts one. A step that fails, as for one job whose
+// workflow cannot be started, does not keep the others from theirs.
 func (r *reconciler) compare(ctx context.Context) error {
 	live, err := r.DB.Jobs.ListLive(ctx, r.Ages.Submitted)
 	if err != nil {
 		return err
 	}
-	if err := r.startSubmitted(ctx, live); err != nil || r.passes%compareEvery != 0 {
-		return err
+	started := r.startSubmitted(ctx, live)
+	if r.passes%compareEvery != 0 {
+		return started
 	}
 	open := map[berth.JobID]bool{}
 	if err := r.Workflows.Open(ctx, func(id berth.JobID) { open[id] = true }); err != nil {
-		return fmt.Errorf("list open workflows: %w", err)
+		return errors.Join(started, fmt.Errorf("list open workflows: %w", err))
 	}
-	if err := r.startMissing(ctx, live, open); err != nil {
-		return err
-	}
-	if err := r.replaceDeaf(ctx, live, open); err != nil {
-		return err
-	}
-	return r.closeEnded(ctx, live, open)
+	// Ended jobs come first: most of their workflows take a poke, which calls nothing here.
+	closed := r.closeEnded(ctx, live, maps.Clone(open))
+	return errors.Join(started, closed, r.startMissing(ctx, live, open), r.replaceDeaf(ctx, live, open))
 }
 
 // mayStart reports whether the gate has room for the start of a submitted job's
@@ -167,7 +167,7 @@ func (r *reconciler) replaceDeaf(ctx context.Context, live []db.Aged, open map[b
 }
 
 // closeEnded pokes the open workflows of ended jobs, and terminates the ones that stay
-// open. Workflows without a row are counted and left to an operator: they may belong to
+// open, at most passLimit of each. Workflows without a row are counted and left to an operator: they may belong to
 // rows that a restored backup lacks.
 func (r *reconciler) closeEnded(ctx context.Context, live []db.Aged, open map[berth.JobID]bool) error {
 	for _, j := range live {
@@ -186,10 +186,10 @@ func (r *reconciler) closeEnded(ctx context.Context, live []db.Aged, open map[be
 	for _, j := range rows {
 		delete(open, j.ID)
 		switch {
-		case !j.State.Terminal() || j.Age < r.Ages.Closing || len(pokes) >= passLimit:
-		case j.Age < r.Ages.Terminate:
+		case !j.State.Terminal() || j.Age < r.Ages.Closing:
+		case j.Age < r.Ages.Terminate && len(pokes) < passLimit:
 			pokes = append(pokes, j.ID)
-		default:
+		case j.Age >= r.Ages.Terminate && terminated < passLimit:
 			if err := r.Workflows.Terminate(ctx, j.ID, "its job has ended"); err != nil {
 				return fmt.Errorf("terminate the workflow of job %s: %w", j.ID, err)
 			}
