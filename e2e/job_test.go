@@ -15,7 +15,7 @@ import (
 	"berth/wire"
 )
 
-// The claims share one stack: a Temporal server has its databases to itself.
+// The claims share one stack, which takes long to start.
 func TestJobs(t *testing.T) {
 	t.Parallel()
 	s := startTraced(t, quick, "m0", "m1")

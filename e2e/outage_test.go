@@ -300,7 +300,7 @@ func (o *outage) temporalLost(t *testing.T) {
 	}
 	accepted := o.submit(t, jobSpec("accepted", "exit", "0"))
 	for _, name := range []string{"temporal", "temporal_visibility"} {
-		execute(t, o.database, "DROP DATABASE "+name+" WITH (FORCE)")
+		execute(t, o.database, "DROP DATABASE "+o.prefix(t)+name+" WITH (FORCE)")
 	}
 	o.restartTemporal(t)
 	o.ends(t, accepted, berth.Succeeded)

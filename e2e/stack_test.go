@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"go.temporal.io/api/enums/v1"
 	"go.temporal.io/sdk/activity"
@@ -91,7 +92,8 @@ func startStack(t testing.TB, ages scheduler.Ages, edit func(*controlplane.Confi
 	url := dbtest.URL(t)
 	log, logs := testLog(t)
 	s := &stack{t: t, database: url, logs: logs, traces: traces, dir: t.TempDir(), engines: map[berth.MachineID]*fakeruntime.Fake{}}
-	t.Cleanup(s.verify)             // the last of all: every writer has ended
+	t.Cleanup(s.verify) // the last of all: every writer has ended
+	t.Cleanup(s.dropTemporal)
 	s.startTemporal(t, freePort(t)) // it must be free when it is started again
 	t.Cleanup(func() { _ = s.server.Stop() })
 	s.address = s.server.Address()
@@ -174,11 +176,40 @@ func freePort(t testing.TB) int {
 // up where the last one stopped.
 func (s *stack) startTemporal(t testing.TB, port int) {
 	t.Helper()
-	server, err := temporaldev.Start(t.Context(), temporaldev.Options{DatabaseURL: s.database, FrontendPort: port, NoUI: true})
+	server, err := temporaldev.Start(t.Context(), temporaldev.Options{DatabaseURL: s.database, Prefix: s.prefix(t), FrontendPort: port, NoUI: true})
 	if err != nil {
 		t.Fatal(err)
 	}
 	s.server = server
+}
+
+// prefix returns the prefix of the names of Temporal's databases, which are the stack's own: servers of
+// stacks that run at the same time would carry out each other's workflows, against the wrong database.
+func (s *stack) prefix(t testing.TB) string {
+	t.Helper()
+	cfg, err := pgx.ParseConfig(s.database)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cfg.Database + "_"
+}
+
+// dropTemporal drops the databases of a stopped server, since the tests' PostgreSQL is in memory. It is
+// not the test's fault if one is still in use.
+func (s *stack) dropTemporal() {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	conn, err := pgx.Connect(ctx, s.database)
+	if err != nil {
+		s.t.Logf("drop Temporal's databases: %v", err)
+		return
+	}
+	defer conn.Close(ctx)
+	for _, name := range []string{"temporal", "temporal_visibility"} {
+		if _, err := conn.Exec(ctx, "DROP DATABASE IF EXISTS "+s.prefix(s.t)+name+" WITH (FORCE)"); err != nil {
+			s.t.Logf("drop Temporal's databases: %v", err)
+		}
+	}
 }
 
 // restartTemporal starts a stopped server again where it was.
@@ -324,8 +355,8 @@ func (s *stack) ends(t testing.TB, id berth.JobID, want berth.State) wire.Job {
 		if completed = err == nil && status == enums.WORKFLOW_EXECUTION_STATUS_COMPLETED; completed {
 			return true
 		}
-		if err == nil && status == enums.WORKFLOW_EXECUTION_STATUS_FAILED {
-			t.Fatal("the workflow has failed")
+		if err == nil && (status == enums.WORKFLOW_EXECUTION_STATUS_FAILED || status == enums.WORKFLOW_EXECUTION_STATUS_TERMINATED) {
+			t.Fatalf("the workflow is %s", status) // its row has ended, so it is not started again
 		}
 		return false
 	})

@@ -14,8 +14,9 @@ import (
 )
 
 const (
-	mainDatabase       = "temporal"
-	visibilityDatabase = "temporal_visibility"
+	// The names of the stores in the server's configuration, and of their databases without a prefix.
+	mainStore       = "temporal"
+	visibilityStore = "temporal_visibility"
 
 	// historyShards can never change once a database was used: the server stores the number on
 	// its first start and ignores the configuration from then on. 64 was the fastest of the
@@ -66,14 +67,15 @@ func (s store) sqlConfig(database string, conns int) *config.SQL {
 // serverConfig describes one server with all four services on loopback.
 // ports[i] belongs to services[i].
 func serverConfig(s store, ports [len(services)]int) *config.Config {
+	workflows, visibility := s.databases()
 	cfg := &config.Config{
 		Persistence: config.Persistence{
-			DefaultStore:     mainDatabase,
-			VisibilityStore:  visibilityDatabase,
+			DefaultStore:     mainStore,
+			VisibilityStore:  visibilityStore,
 			NumHistoryShards: historyShards,
 			DataStores: map[string]config.DataStore{
-				mainDatabase:       {SQL: s.sqlConfig(mainDatabase, mainConns())},
-				visibilityDatabase: {SQL: s.sqlConfig(visibilityDatabase, visibilityConns)},
+				mainStore:       {SQL: s.sqlConfig(workflows, mainConns())},
+				visibilityStore: {SQL: s.sqlConfig(visibility, visibilityConns)},
 			},
 		},
 		ClusterMetadata: &cluster.Config{

@@ -115,10 +115,10 @@ func restoreIndexes(ctx context.Context, st store) error {
 
 func connectVisibility(ctx context.Context, st store) (*pgx.Conn, error) {
 	cfg := st.admin.Copy()
-	cfg.Database = visibilityDatabase
+	_, cfg.Database = st.databases()
 	conn, err := pgx.ConnectConfig(ctx, cfg)
 	if err != nil {
-		return nil, fmt.Errorf("connect to database %s: %w", visibilityDatabase, err)
+		return nil, fmt.Errorf("connect to database %s: %w", cfg.Database, err)
 	}
 	return conn, nil
 }

@@ -24,6 +24,11 @@ type Options struct {
 	// databases. The server makes and uses "temporal" and "temporal_visibility".
 	DatabaseURL string
 
+	// Prefix of the names of both databases; "" adds none. No two servers that run at the same time may
+	// share databases: each would believe that it owns all workflows, and give their tasks to its own
+	// workers.
+	Prefix string
+
 	// FrontendPort on 127.0.0.1 for clients and workers; 0 takes a free one.
 	FrontendPort int
 
@@ -42,9 +47,15 @@ type store struct {
 	user     string
 	password string
 	admin    *pgx.ConnConfig
+	prefix   string // of the databases
 }
 
-func parseStore(url string) (store, error) {
+// databases returns the names of the two databases.
+func (s store) databases() (workflows, visibility string) {
+	return s.prefix + mainStore, s.prefix + visibilityStore
+}
+
+func parseStore(url, prefix string) (store, error) {
 	cfg, err := pgx.ParseConfig(url)
 	if err != nil {
 		return store{}, fmt.Errorf("temporal database URL: %w", err)
@@ -54,5 +65,6 @@ func parseStore(url string) (store, error) {
 		user:     cfg.User,
 		password: cfg.Password,
 		admin:    cfg,
+		prefix:   prefix,
 	}, nil
 }

@@ -30,9 +30,10 @@ func setUpSchemas(ctx context.Context, s store, log log.Logger) error {
 		return fmt.Errorf("connect for schema set-up: %w", err)
 	}
 	defer admin.Close(context.WithoutCancel(ctx))
+	workflows, visibility := s.databases()
 	for database, schemaName := range map[string]string{
-		mainDatabase:       "postgresql/v12/temporal",
-		visibilityDatabase: "postgresql/v12/visibility",
+		workflows:  "postgresql/v12/temporal",
+		visibility: "postgresql/v12/visibility",
 	} {
 		if err := setUpSchema(ctx, admin, s, database, schemaName, log); err != nil {
 			return fmt.Errorf("set up database %s: %w", database, err)
@@ -64,7 +65,7 @@ func setUpSchema(ctx context.Context, admin *pgx.Conn, s store, database, schema
 		}
 	}
 	// A newer schema may change indexes that fitIndexes has removed, and would fail without them.
-	if database == visibilityDatabase && has != "" && has != v12.VisibilityVersion {
+	if _, visibility := s.databases(); database == visibility && has != "" && has != v12.VisibilityVersion {
 		if err := restoreIndexes(ctx, s); err != nil {
 			return fmt.Errorf("restore the indexes of unused attributes: %w", err)
 		}

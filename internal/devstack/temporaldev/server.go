@@ -57,7 +57,7 @@ func Start(ctx context.Context, opts Options) (*Server, error) {
 }
 
 func start(ctx context.Context, opts Options) (*Server, error) {
-	st, err := parseStore(opts.DatabaseURL)
+	st, err := parseStore(opts.DatabaseURL, opts.Prefix)
 	if err != nil {
 		return nil, err
 	}
