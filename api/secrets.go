@@ -27,6 +27,7 @@ const slugNoKeys = "no_secret_keys"
 type secretHandlers struct {
 	secrets   *db.Secrets
 	vault     *sealer.Keys // nil: this server stores no secrets
+	as        string       // how containers receive secrets if their job does not say
 	admission *admission.Controller
 	rules     secretRules
 	log       *slog.Logger
@@ -152,7 +153,8 @@ func begun(c *wire.Claim) bool {
 // handOut adds to a claim the values of the secrets that its job names. The caller has
 // just verified that the machine holds this work, at the job's current attempt and in its
 // own current session; no other caller receives the values. After the start of the
-// container the claim contains none. If one value is missing, the claim gets none of them
+// container the claim contains none. The claim says how the container receives the values, also if
+// the job does not. If one value is missing, the claim gets none of them
 // and names the reason, and the agent starts no container. The same holds for an image that the
 // tenant may not run at present: the rules may have changed since the submit.
 func (h *secretHandlers) handOut(ctx context.Context, c *wire.Claim) error {
@@ -169,6 +171,9 @@ func (h *secretHandlers) handOut(ctx context.Context, c *wire.Claim) error {
 	names := c.Spec.AllSecrets()
 	if len(names) == 0 {
 		return nil
+	}
+	if c.Spec.SecretsAs == "" {
+		c.Spec.SecretsAs = h.as
 	}
 	if h.vault == nil {
 		c.Withheld = &wire.Withheld{Message: "this server has no key for secrets: berthd needs --secret-key-file"}

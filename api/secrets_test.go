@@ -44,6 +44,23 @@ func naming(secrets ...string) func(*spec.Job) {
 	return func(j *spec.Job) { j.Secrets = secrets }
 }
 
+// The job's own choice counts, and the server's default where the job has made none.
+func TestAClaimSaysHowTheContainerReceivesItsSecrets(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, func(d *api.Deps) { d.SecretsAs = spec.SecretsFile })
+	s.secret("TOKEN", "alice", canary)
+	for i, c := range []struct{ job, want string }{{"", spec.SecretsFile}, {spec.SecretsEnv, spec.SecretsEnv}} {
+		a := s.joinMachine(berth.MachineID(fmt.Sprintf("m%d", i)))
+		job := s.submit("alice", func(j *spec.Job) { j.Secrets, j.SecretsAs = []string{"TOKEN"}, c.job })
+		if got := a.take(job.ID); got.Spec.SecretsAs != c.want || len(got.Secrets) != 1 {
+			t.Errorf("secrets_as %q: the claim has %q, %d secrets", c.job, got.Spec.SecretsAs, len(got.Secrets))
+		}
+		if shown := s.call("alice", "GET", "/v1/jobs/"+string(job.ID), ""); strings.Contains(shown.body, `"secrets_as":"file"`) {
+			t.Errorf("the job file has changed: %s", shown.body)
+		}
+	}
+}
+
 func TestSecretsAreToldToTheMachineThatRunsTheJobAlone(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, nil)

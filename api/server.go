@@ -77,6 +77,9 @@ type Deps struct {
 	TrustedProxies []netip.Prefix
 
 	Vault *sealer.Keys // nil: this server stores no secrets
+	// SecretsAs is how containers receive secrets if their job does not say. The zero value leaves
+	// that to the agents, which give both files and variables.
+	SecretsAs string
 	// PlainWebhooks: the operator allows networks into which webhooks may be called
 	// without TLS.
 	PlainWebhooks bool
@@ -203,7 +206,8 @@ func resources(d Deps, gate *gatekeeper, streams *streams, explainer *explain.Ex
 		rules:     rules, control: control, reasons: reasons, poker: d.Poker, traces: d.Traces,
 	}
 	secrets := &secretHandlers{
-		secrets: d.DB.Secrets, vault: d.Vault, admission: admission, rules: rules, log: d.Logger,
+		secrets: d.DB.Secrets, vault: d.Vault, as: d.SecretsAs, admission: admission, rules: rules,
+		log: d.Logger,
 	}
 	return []resource{
 		jobs,

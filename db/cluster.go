@@ -20,6 +20,14 @@ func clusterID(ctx context.Context, d *core) (string, error) {
 	return id, mapError(err, "cluster")
 }
 
+// SecretsAs returns how containers receive secrets if their job file does not say (spec.SecretsFile
+// and others).
+func (d *Cluster) SecretsAs(ctx context.Context) (string, error) {
+	var as string
+	err := d.pool.QueryRow(ctx, `SELECT secrets_as FROM cluster`).Scan(&as)
+	return as, mapError(err, "cluster")
+}
+
 // Miscount is a machine whose counters differ from the sum of its allocations. No job
 // should be placed on the machine until an operator has found the cause.
 type Miscount struct {

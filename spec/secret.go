@@ -76,6 +76,9 @@ const (
 	SecretsFile = "file"
 )
 
+// SecretsForms are all values of Job.SecretsAs.
+var SecretsForms = []string{SecretsFile, SecretsEnv, SecretsBoth}
+
 // SecretsPath is the folder of secrets in a container.
 const SecretsPath = "/run/secrets"
 
@@ -119,7 +122,7 @@ func (s Job) validateSecrets(v *validation) {
 	}
 	v.require(len(s.Secrets) <= MaxSecrets, "secrets", "too many", fmt.Sprintf("at most %d", MaxSecrets))
 	if s.SecretsAs != "" {
-		v.oneOf("secrets_as", s.SecretsAs, SecretsBoth, SecretsEnv, SecretsFile)
+		v.oneOf("secrets_as", s.SecretsAs, SecretsForms...)
 	}
 	for i, name := range s.Secrets {
 		field := fmt.Sprintf("secrets[%d]", i)

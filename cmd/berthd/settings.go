@@ -66,6 +66,9 @@ func (s *settings) flags(f *pflag.FlagSet) {
 		"file with one key of 64 hexadecimal digits a line: the first seals secrets, every key opens them "+
 			"(default: secrets are refused)")
 	tokenFileFlag(f, &s.AdminTokenFile)
+	f.StringVar(&s.SecretsAs, "secrets-as", s.SecretsAs,
+		"how containers receive secrets if the job file has no secrets_as: file, env or both "+
+			"(default: file, or both if the database is from before migration 0066)")
 	f.StringVar(&s.WebhookAllow, "webhook-allow", s.WebhookAllow,
 		"non-public networks that webhooks may call, such as 10.1.0.0/16,fd00::/8; plain http is allowed only there")
 	f.StringVar(&s.CloudFile, "cloud", s.CloudFile,

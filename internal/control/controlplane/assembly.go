@@ -102,7 +102,7 @@ func (a *assembly) assemble(ctx context.Context) error {
 		return err
 	}
 	if a.cfg.Plays(RoleAPI) {
-		if err := a.addAPI(); err != nil {
+		if err := a.addAPI(ctx); err != nil {
 			return err
 		}
 	}
@@ -184,15 +184,34 @@ func (a *assembly) openBlobs(ctx context.Context) (err error) {
 
 // addAPI adds the API and, with keys, the part that seals stored secrets with
 // the newest key.
-func (a *assembly) addAPI() error {
+func (a *assembly) addAPI(ctx context.Context) error {
 	if a.keys != nil {
 		a.middle = append(a.middle, a.reseal(a.db, a.keys))
+		if err := a.readSecretsAs(ctx); err != nil {
+			return err
+		}
 	}
 	serve, err := a.newAPI()
 	if err != nil {
 		return err
 	}
 	a.front = append(a.front, serve)
+	return nil
+}
+
+// readSecretsAs completes the configuration with the database's default of secrets_as. It warns of
+// one that the operator has not chosen and that shows secrets to the users of container engines.
+func (a *assembly) readSecretsAs(ctx context.Context) (err error) {
+	if a.cfg.SecretsAs != "" {
+		return nil
+	}
+	if a.cfg.SecretsAs, err = a.db.Cluster.SecretsAs(ctx); err != nil {
+		return err
+	}
+	if a.cfg.SecretsAs != spec.SecretsFile {
+		a.log.Warn("jobs without secrets_as receive secrets as variables, which container engines show and store; "+
+			"set --secrets-as to file, or to this value", "secrets_as", a.cfg.SecretsAs)
+	}
 	return nil
 }
 
@@ -288,7 +307,7 @@ func (a *assembly) newAPI() (part, error) {
 		Gate:   a.dispatcher.Gate(), Temporal: a.dispatcher.Limiter(),
 		Metrics: a.registry,
 		Agent:   api.AgentDeps{Blobs: a.blobs},
-		Vault:   a.keys,
+		Vault:   a.keys, SecretsAs: a.cfg.SecretsAs,
 		Volumes: a.volumes, Images: a.images, Signed: a.signed, Accounts: a.accounts, Agents: a.agents,
 
 		Sessions: api.SessionDeps{Peer: sync.OnceValues(a.peer)},

@@ -68,6 +68,7 @@ type Config struct {
 	TrustedProxies    string   // networks of proxies whose X-Forwarded-For is believed
 	AdminTokenFile    string   // keeps the first admin token; empty: the token goes to Options.FirstToken
 	SecretKeyFile     string   // keys that secrets are sealed with; empty: none are kept
+	SecretsAs         string   // default of secrets_as in job files; empty: as the database has it
 	CloudFile         string   // providers of machines; empty: none
 	AgentBinaries     string   // folder of agents that the API serves to new machines; empty: none
 	WebhookAllow      string   // networks besides public addresses that webhooks may be called in
@@ -150,6 +151,8 @@ func (c Config) Validate() error {
 	require(err == nil, "images: %v", err)
 	_, err = admission.ReadSignatureRules(c.ImageSignatures)
 	require(err == nil, "image-signatures: %v", err)
+	require(c.SecretsAs == "" || slices.Contains(spec.SecretsForms, c.SecretsAs),
+		"secrets-as %q: allowed are file, env and both", c.SecretsAs)
 	require(c.CloudFile == "" || c.SecretKeyFile != "",
 		"cloud %s: needs secret-key-file, since requests for machines hold join tokens", c.CloudFile)
 	require(c.AgentBinaries == "" || filepath.IsAbs(c.AgentBinaries), "agent-binaries %q: must be an absolute path",
