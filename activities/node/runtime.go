@@ -31,6 +31,7 @@ type Runtime interface {
 	// ImageBytes returns the size, as the engine computes it, of an image that EnsureImage
 	// would not have to pull; ErrNoImage for any other image.
 	ImageBytes(ctx context.Context, ref string) (int64, error)
+	ImageRemover
 	// Create creates the container but does not start it. If one of this name exists,
 	// Create returns that one unchanged with ErrExists, for the caller to adopt after
 	// comparing labels. The engine may still create the container after ctx has ended: a
@@ -91,6 +92,14 @@ type Runtime interface {
 	io.Closer
 }
 
+// ImageRemover removes images.
+type ImageRemover interface {
+	// RemoveImage removes the name of an image from the machine, and its content unless another name
+	// needs it. It returns ErrImageInUse if a container in any state has been created from the name, and
+	// ErrNoImage if the machine does not have the image.
+	RemoveImage(ctx context.Context, ref string) error
+}
+
 // LayerMeter measures the space that containers use outside of mounts.
 type LayerMeter interface {
 	// LayerUse returns the disk space of the container's writable layer: allocated bytes, and
@@ -114,6 +123,8 @@ var (
 	ErrImageMismatch = errors.New("image does not match its digest")
 	// ErrNoImage: the image is not on this machine.
 	ErrNoImage = errors.New("no such image here")
+	// ErrImageInUse: a container has been created from the image.
+	ErrImageInUse = errors.New("image is in use")
 	// ErrNoContainer: no container of this name exists.
 	ErrNoContainer = errors.New("no such container")
 	// ErrNoPath: no file or folder exists at that path in the container.

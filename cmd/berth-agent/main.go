@@ -117,7 +117,7 @@ func run(ctx context.Context, s settings) error {
 		CacheBytes: cacheBytes(s.cacheMiB), InputNetworks: s.networks, Volumes: s.volumes,
 		HostBoot: s.hostBoot, Version: buildinfo.Version(), Fence: s.fence(log),
 		Egress: walls, GangNetwork: s.gangNetwork, GangPorts: s.ports, GPUAllow: s.gpuAllow, DiskReserve: s.reserve,
-		TrustedImages: s.trusted, RegistryCerts: s.certs,
+		ImageMark: s.imageMark, TrustedImages: s.trusted, RegistryCerts: s.certs,
 		Checks: s.checks, Notices: s.source, Identity: s.proof, ShutdownAfter: s.shutdown,
 		Runtime: engine, GPUs: gpus, Logger: log, Traces: traces,
 		Timing: agent.Timing{PollWait: s.syncWait},

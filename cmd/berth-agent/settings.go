@@ -41,6 +41,7 @@ type settings struct {
 	memory    string // "": all
 	disk      string // "": the free space, less the reserve
 	reserve   int    // percent of the disk
+	imageMark int    // percent of the disk
 	trusted   []string
 	certs     string
 	cacheSize string
@@ -96,6 +97,9 @@ const (
 	deadmanService = "service" // the service manager
 	deadmanOff     = "off"     // none runs: this machine takes no at_most_one work
 )
+
+// maxImageMark bounds --image-disk-mark: a mark that no sweep can reach would remove each image at once.
+const maxImageMark = 80
 
 // maxReserve bounds --disk-reserve: most of a disk is for jobs.
 const maxReserve = 50
@@ -159,6 +163,9 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	f.IntVar(&s.reserve, "disk-reserve", 5,
 		"percentage of the bytes and inodes of the disk to keep free, by ending the job with the most use beyond its "+
 			"resources.disk; 0: none")
+	f.IntVar(&s.imageMark, "image-disk-mark", 15,
+		"free percentage of the engine's disk below which the agent removes images that it has pulled, the least "+
+			"recently used first, until 5 more percent are free; at least 5 above --disk-reserve; 0: never")
 	f.StringVar(&s.cacheSize, "cache-size", "20GiB", "size limit of the cache of code and input data")
 	f.StringVar(&s.inputNets, "input-networks", "",
 		"non-public networks that inputs may come from, such as 10.0.0.0/8,fd00::/8")
@@ -281,6 +288,9 @@ func (s *settings) checkLimits(fault func(flag string, err error)) {
 	if s.reserve < 0 || s.reserve > maxReserve {
 		fault("disk-reserve", fmt.Errorf("%d: allowed are 0 to %d", s.reserve, maxReserve))
 	}
+	if s.imageMark < 0 || s.imageMark > maxImageMark {
+		fault("image-disk-mark", fmt.Errorf("%d: allowed are 0 to %d", s.imageMark, maxImageMark))
+	}
 	if s.fenceAfter < time.Second || s.fenceAfter > 24*time.Hour {
 		fault("fence-after", fmt.Errorf("%s: allowed are 1s to 24h", s.fenceAfter))
 	}
@@ -345,6 +355,7 @@ func (s *settings) attributes() []any {
 		"egress", s.egress, "job_networks", s.jobNetworks, "private_egress", s.privateEgress,
 		"egress_deny", s.egressDeny, "resolvers", s.walls.resolvers,
 		"gang_ports", s.ports, "cpus", s.cpus, "memory", s.memory, "disk", s.disk, "disk_reserve", s.reserve,
+		"image_disk_mark", s.imageMark,
 		"trusted_images", s.trusted, "registry_certs", s.certs,
 		"cache_size", s.cacheSize,
 		"input_networks", s.inputNets, "file_inputs", s.folders, "host_boot", s.hostBoot,

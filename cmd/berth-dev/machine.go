@@ -113,6 +113,9 @@ func (m *machine) runAgent(ctx context.Context, bootID string) error {
 	} else {
 		args = append(args, "--docker-host", m.host)
 	}
+	if m.cfg.Engines == enginesHost { // the developer's own, with the images of other work
+		args = append(args, "--image-disk-mark", "0")
+	}
 	if m.cfg.Engines != enginesHost {
 		// Private and fake engines have no network in common, but the host: each machine
 		// gets a part of its ports.

@@ -50,7 +50,7 @@ func (p *program) start() error {
 	}
 	defer out.Close() // the child has its own
 	cmd := exec.Command(p.path, p.args...)
-	cmd.Env = append(append(os.Environ(), "BERTH_SETTINGS_FILE=", "BERTH_FAILPOINT_DIR="+p.points()), p.env...)
+	cmd.Env = append(append(os.Environ(), "BERTH_SETTINGS_FILE=", "BERTH_IMAGE_DISK_MARK=0", "BERTH_FAILPOINT_DIR="+p.points()), p.env...)
 	cmd.Stdout, cmd.Stderr = out, out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	p.mu.Lock()

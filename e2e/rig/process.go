@@ -27,8 +27,8 @@ func run(log string, env []string, path string, args ...string) (*Process, error
 	}
 	defer out.Close() // the child has its own
 	cmd := exec.Command(path, args...)
-	// Without the settings of an installation on this host.
-	cmd.Env = append(append(os.Environ(), "BERTH_SETTINGS_FILE="), env...)
+	// Without the settings of an installation on this host, and whatever its disk has left.
+	cmd.Env = append(append(os.Environ(), "BERTH_SETTINGS_FILE=", "BERTH_IMAGE_DISK_MARK=0"), env...)
 	cmd.Stdout, cmd.Stderr = out, out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	p := &Process{Log: log, exited: make(chan struct{})}

@@ -44,8 +44,8 @@ type Fake struct {
 
 var _ node.Runtime = (*Fake)(nil)
 
-// New returns an engine without containers, on which every image exists and holds the test
-// program.
+// New returns an engine without containers, on which every image exists, except after Absent and
+// RemoveImage, and holds the test program.
 func New(o Options) *Fake {
 	if o.CPUMilli == 0 {
 		o.CPUMilli = 64_000
@@ -102,7 +102,7 @@ func (f *Fake) EnsureImage(ctx context.Context, ref string, auth *node.RegistryA
 			return node.Image{}, err
 		}
 	}
-	return node.Image{Digest: imageDigest(ref), Pulled: fresh}, nil
+	return node.Image{Digest: imageDigest(ref), Pulled: f.fetch(ref) || fresh}, nil
 }
 
 // CheckImage allows every login, unless GuardImages has set a guard, or FailImage a fault of the image.
@@ -119,18 +119,18 @@ func (f *Fake) CheckImage(ctx context.Context, ref, digest string, auth *node.Re
 	return nil
 }
 
-// ImageBytes returns the size set by SizeImage, or ErrNoImage after FailImage.
+// ImageBytes returns the size set by SizeImage, or ErrNoImage for an image that is not here.
 func (f *Fake) ImageBytes(ctx context.Context, ref string) (int64, error) {
 	if err := f.allow(ctx, Call{Method: "ImageBytes", Subject: ref}); err != nil {
 		return 0, err
 	}
-	if f.imageError(ref) != nil {
+	if !f.here(ref) {
 		return 0, fmt.Errorf("image %s: %w", ref, node.ErrNoImage)
 	}
 	return f.imageBytes(ref), nil
 }
 
-// Create creates a container of any image without a fault of FailImage.
+// Create creates a container of any image that is here.
 func (f *Fake) Create(ctx context.Context, spec node.ContainerSpec) (node.Container, error) {
 	if err := f.allow(ctx, Call{Method: "Create", Subject: spec.Name, Spec: &spec}); err != nil {
 		return node.Container{}, err
@@ -149,7 +149,7 @@ func (f *Fake) create(spec node.ContainerSpec) (node.Container, error) {
 	if c, ok := f.containers[spec.Name]; ok {
 		return c.snapshot(), fmt.Errorf("create container %s: %w", spec.Name, node.ErrExists)
 	}
-	if f.imageError(spec.Image) != nil {
+	if !f.here(spec.Image) {
 		return node.Container{}, fmt.Errorf("create container %s: no local image %s: %w", spec.Name, spec.Image,
 			node.ErrImageUnavailable)
 	}

@@ -13,7 +13,7 @@ import (
 // Call describes a call of a node.Runtime method to a hook.
 type Call struct {
 	Method  string              // Create, Start, Wait, …
-	Subject string              // the container's name, or the image's for EnsureImage, CheckImage and ImageBytes
+	Subject string              // the container's name, or the image's for calls about images
 	Spec    *node.ContainerSpec // of Create
 }
 
@@ -26,6 +26,7 @@ type Faults struct {
 	intercept func(Call) error
 	lag       func(Call)
 	images    map[string]error // answers of EnsureImage, by reference
+	absent    map[string]bool  // images that the engine must pull, by reference
 	guard     func(ref, digest string, auth *node.RegistryAuth) error
 	sizes     map[string]int64 // bytes, by reference
 	starts    map[string]error // answers of Start, by container name
@@ -34,8 +35,9 @@ type Faults struct {
 }
 
 func newFaults() *Faults {
-	return &Faults{images: map[string]error{}, sizes: map[string]int64{}, starts: map[string]error{},
-		pulls: map[string]int{}, layers: map[string]layer{}}
+	return &Faults{images: map[string]error{}, absent: map[string]bool{}, sizes: map[string]int64{},
+		starts: map[string]error{},
+		pulls:  map[string]int{}, layers: map[string]layer{}}
 }
 
 // Intercept makes every call run hook first, in the caller's goroutine. An error of hook is

@@ -15,6 +15,7 @@ func Suite(t *testing.T, open func(t *testing.T) Harness) {
 		{"MissingImageIsNotFound", missingImageIsNotFound},
 		{"CheckedImageErrorsArePulls", checkedImageErrorsArePulls},
 		{"ImageThatIsHereHasASize", imageThatIsHereHasASize},
+		{"MissingImageIsNotRemoved", missingImageIsNotRemoved},
 		{"UnreachableRegistryIsUnavailable", unreachableRegistryIsUnavailable},
 
 		// Create, find, remove.

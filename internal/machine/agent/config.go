@@ -79,6 +79,10 @@ type Config struct {
 	// agent ends the job with the most use beyond its request. 0: no reserve.
 	DiskReserve int
 
+	// ImageMark is the free percentage of the engine's disk below which the agent removes images that it
+	// has pulled. It counts as at least 5 above DiskReserve. 0: the agent removes no images.
+	ImageMark int
+
 	Checks Checks // the operator's own, before and after each member
 
 	// GPUAllow lists names of programs that may use any GPU from outside of Berth, such as a display
@@ -133,6 +137,7 @@ type Timing struct {
 	CachePause      time.Duration // between two reports of the holdings
 	CacheRefused    time.Duration // after one that the server did not take: it may be upgraded meanwhile
 	ImagePoll       time.Duration // between two looks for images that have left the engine
+	ImageSweep      time.Duration // between two looks whether images must be removed
 	AccessFresh     time.Duration // how long a registry's answer to a login counts
 	ClaimFresh      time.Duration // age of a claim that still starts a member: less than a machine's lease
 	DiskPoll        time.Duration // between two looks at the disk space
@@ -182,6 +187,7 @@ func (t Timing) withDefaults() Timing {
 	set(&t.CachePause, 10*time.Second)
 	set(&t.CacheRefused, time.Hour)
 	set(&t.ImagePoll, 5*time.Minute)
+	set(&t.ImageSweep, time.Minute)
 	set(&t.AccessFresh, time.Hour)
 	set(&t.ClaimFresh, berth.MachineLeaseTTL/2)
 	set(&t.DiskPoll, time.Second)

@@ -204,6 +204,12 @@ func (w *diskWatch) spaces() (s [2]diskuse.Space, err error) {
 	return s, nil
 }
 
+// engineSpace returns the file system of the engine's folder, where its images are.
+func (w *diskWatch) engineSpace() (diskuse.Space, error) {
+	spaces, err := w.spaces()
+	return spaces[inLayer], err
+}
+
 // reservedMiB returns the reserve of the engine's file system, of which the machine offers the rest.
 func (w *diskWatch) reservedMiB() int64 {
 	spaces, err := w.spaces()

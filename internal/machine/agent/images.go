@@ -212,6 +212,18 @@ func (i *images) heard(name string, bytes int64, here bool, before int64) {
 	}
 }
 
+// gone takes the news that the engine has removed an image. The next look asks whether another name keeps it.
+func (i *images) gone(name string) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	for of, one := range i.known {
+		if of.Name == name {
+			one.bytes, i.dirty = 0, true
+			i.nudge()
+		}
+	}
+}
+
 // reported returns the images for the server. i.mu is held, or i is not shared yet.
 func (i *images) reported() []spec.CachedData {
 	var list []spec.CachedData

@@ -171,6 +171,7 @@ func (m *member) release() {
 	m.helpers.Wait()
 	m.scratch.close()
 	m.sup.disk.leave(m.plan.disk)
+	m.sup.pulled.leave(m.alloc)
 	m.sup.proof.leave(m.claim.GPUs, m.alloc)
 }
 
@@ -243,8 +244,8 @@ func (m *member) preparer(p phase) worker {
 	switch p {
 	case phasePull:
 		return &pullPhase{
-			core: m.core, control: s.control, access: s.access, signed: s.signed, stage: m.stage,
-			recipe: &m.recipe, spans: m.spans, result: &m.result,
+			core: m.core, control: s.control, access: s.access, signed: s.signed, pulled: s.pulled,
+			stage: m.stage, recipe: &m.recipe, spans: m.spans, result: &m.result,
 		}
 	case phaseWorkdir:
 		return &workdirPhase{placer: place, scratch: m.scratch, spans: m.spans}

@@ -28,6 +28,7 @@ type pullPhase struct {
 	control *control
 	access  *imageAccess
 	signed  *imageSignatures
+	pulled  *pulledImages
 	stage   *stager
 	recipe  *recipe
 	spans   spans
@@ -167,7 +168,13 @@ func (p *pullPhase) ensure(ctx context.Context, image string) (digest string, er
 
 // usable returns the image of this machine, or pulls it, and checks that the tenant may run it.
 func (p *pullPhase) usable(ctx context.Context, image string, fresh bool) (node.Image, error) {
+	if err := p.pulled.want(ctx, p.alloc, image); err != nil {
+		return node.Image{}, err
+	}
 	found, err := p.runtime.EnsureImage(ctx, image, p.login(), fresh)
+	if found.Pulled {
+		p.pulled.pulled(image)
+	}
 	if err == nil {
 		err = p.access.demand(ctx, p.claim.Tenant, image, found, p.login())
 	}

@@ -24,6 +24,7 @@ import (
 //	cache/            code and inputs of jobs, by content; see cache
 //	watermark.json    the highest sign of the database's age; see watermark
 //	images.json       the images that containers here have used; see images
+//	pulled.json       the images that this agent has pulled; see pulledImages
 //	notice.json       the cloud's notices about this machine; see noticeBoard
 //	fence/            of the deadman; see deadman.Dir
 type state struct {

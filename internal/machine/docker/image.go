@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"time"
 
 	cerrdefs "github.com/containerd/errdefs"
 	"github.com/distribution/reference"
@@ -110,6 +111,28 @@ func (m *images) ImageBytes(ctx context.Context, ref string) (int64, error) {
 	}
 	return found.Size, nil
 }
+
+// RemoveImage removes one name of an image. The engine removes the content with the last name, and
+// refuses while a container was created from it.
+func (m *images) RemoveImage(ctx context.Context, ref string) error {
+	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
+	defer cancel()
+	_, err := m.api.ImageRemove(ctx, canonical(ref), image.RemoveOptions{PruneChildren: true})
+	switch {
+	case err == nil:
+		m.log.InfoContext(ctx, "image removed", "image", ref)
+		return nil
+	case cerrdefs.IsNotFound(err):
+		return fmt.Errorf("remove image %s: %w: %w", ref, node.ErrNoImage, err)
+	case cerrdefs.IsConflict(err):
+		return fmt.Errorf("remove image %s: %w: %w", ref, node.ErrImageInUse, err)
+	default:
+		return fmt.Errorf("remove image %s: %w", ref, err)
+	}
+}
+
+// removeTimeout bounds the removal of an image. Large images have hundreds of thousands of files.
+const removeTimeout = 10 * time.Minute
 
 // localDigest returns the digest under which the image's own repository serves the image, "" for
 // an image from no registry: the id of an image that was built or imported on this machine does

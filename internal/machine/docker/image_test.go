@@ -117,6 +117,47 @@ func TestPullByDigestTakesThatVeryImage(t *testing.T) {
 	}
 }
 
+// The engine refuses to remove the image of a container, also of one that was created by the digest, and
+// removes the content with the last name.
+func TestAnImageIsRemovedOnceNoContainerNeedsIt(t *testing.T) {
+	t.Parallel()
+	h := newHub(t)
+	ref, digest := h.push("team/tool:1", unique(t, h))
+	e := open(t, "", docker.Options{})
+	if _, err := e.EnsureImage(t.Context(), ref, nil, false); err != nil {
+		t.Fatal(err)
+	}
+	spec := node.ContainerSpec{Name: "berth-test-" + digest[7:27], Image: ref + "@" + digest, CPUMilli: 100, MemoryMiB: 16}
+	t.Cleanup(func() {
+		if err := e.Remove(context.Background(), spec.Name); err != nil {
+			t.Error(err)
+		}
+	})
+	if _, err := e.Create(t.Context(), spec); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.RemoveImage(t.Context(), ref); !errors.Is(err, node.ErrImageInUse) {
+		t.Errorf("the image of a container: %v", err)
+	}
+	if err := e.Remove(t.Context(), spec.Name); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.RemoveImage(t.Context(), ref); err != nil {
+		t.Error(err)
+	}
+	for _, name := range []string{ref, spec.Image} {
+		if _, err := e.ImageBytes(t.Context(), name); !errors.Is(err, node.ErrNoImage) {
+			t.Errorf("%s after the removal: %v", name, err)
+		}
+	}
+	if err := e.RemoveImage(t.Context(), ref); !errors.Is(err, node.ErrNoImage) {
+		t.Errorf("a second removal: %v", err)
+	}
+	if got, err := e.EnsureImage(t.Context(), ref, nil, false); err != nil || !got.Pulled || got.Digest != digest {
+		t.Errorf("after the removal the image is %+v, %v", got, err)
+	}
+}
+
 func TestF37PullErrorsSayWhetherToTryAgain(t *testing.T) {
 	t.Parallel()
 	h := newHub(t)
