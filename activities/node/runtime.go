@@ -94,10 +94,11 @@ type Runtime interface {
 
 // ImageRemover removes images.
 type ImageRemover interface {
-	// RemoveImage removes the name of an image from the machine, and its content unless another name
-	// needs it. It returns ErrImageInUse if a container in any state has been created from the name, and
-	// ErrNoImage if the machine does not have the image.
-	RemoveImage(ctx context.Context, ref string) error
+	// RemoveImage removes a name of an image from the machine, and the content unless another name
+	// needs it. id is the ID that EnsureImage returned. RemoveImage returns ErrImageInUse if a
+	// container in any state was created from the image, or if the name is a digest and a tag of the same
+	// repository needs it; and ErrNoImage if the name is not known here, or means another image by now.
+	RemoveImage(ctx context.Context, ref, id string) error
 }
 
 // LayerMeter measures the space that containers use outside of mounts.
@@ -123,7 +124,7 @@ var (
 	ErrImageMismatch = errors.New("image does not match its digest")
 	// ErrNoImage: the image is not on this machine.
 	ErrNoImage = errors.New("no such image here")
-	// ErrImageInUse: a container has been created from the image.
+	// ErrImageInUse: a container was created from the image, or another name of it needs this one.
 	ErrImageInUse = errors.New("image is in use")
 	// ErrNoContainer: no container of this name exists.
 	ErrNoContainer = errors.New("no such container")
@@ -217,6 +218,8 @@ type Image struct {
 	Digest string
 	// Pulled is true if the caller's login has just been used to pull the image.
 	Pulled bool
+	// ID is the engine's own id of a pulled image, "" for others.
+	ID string
 }
 
 // ContainerState is the stage of a container's life.

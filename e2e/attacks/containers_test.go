@@ -312,11 +312,16 @@ func secretTraces(a *attempt) {
 }
 
 func secretVariables(a *attempt) {
+	hash := sha256.Sum256([]byte(a.secret))
+	sum := hex.EncodeToString(hash[:])
 	seen := func(more map[string]any) bool {
 		more["secrets"] = []string{"hers"}
-		id := a.submit(a.victim, more, "sleep", "10m")
+		id := a.submit(a.victim, more, "do", "digest hers /run/secrets/hers", "echo read", "sleep 10m")
 		defer a.cancel(a.victim, id)
-		a.running(id)
+		a.awaitLog(a.victim, id, "read")
+		if given := strings.Count(a.log(a.victim, id), sum); given != 1 {
+			a.t.Fatalf("the secret was given in %d forms, want one: %s", given, a.log(a.victim, id))
+		}
 		return strings.Contains(a.inspectRaw(id), a.secret)
 	}
 	if !seen(map[string]any{"secrets_as": "env"}) {

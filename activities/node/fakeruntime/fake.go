@@ -86,6 +86,7 @@ func (f *Fake) Info(ctx context.Context) (node.RuntimeInfo, error) {
 		DiskMiB:     f.options.DiskMiB,
 		LiveRestore: true, // the engine lives as long as its containers
 		EngineID:    f.engineID,
+		DataRoot:    f.root(),
 	}, nil
 }
 
@@ -102,7 +103,11 @@ func (f *Fake) EnsureImage(ctx context.Context, ref string, auth *node.RegistryA
 			return node.Image{}, err
 		}
 	}
-	return node.Image{Digest: imageDigest(ref), Pulled: f.fetch(ref) || fresh}, nil
+	found := node.Image{Digest: imageDigest(ref), Pulled: f.fetch(ref) || fresh}
+	if found.Pulled {
+		found.ID = imageDigest(ref)
+	}
+	return found, nil
 }
 
 // CheckImage allows every login, unless GuardImages has set a guard, or FailImage a fault of the image.

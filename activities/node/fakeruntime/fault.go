@@ -32,6 +32,7 @@ type Faults struct {
 	starts    map[string]error // answers of Start, by container name
 	pulls     map[string]int   // percent of pulls under way, by reference
 	layers    map[string]layer // answers of LayerUse, by container name
+	data      string           // folder that Info names
 }
 
 func newFaults() *Faults {

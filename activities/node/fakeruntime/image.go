@@ -15,6 +15,20 @@ func (f *Faults) Absent(ref string) {
 	f.absent[ref] = true
 }
 
+// KeepsDataIn sets the folder of the engine's data, of which Info names none at first.
+func (f *Faults) KeepsDataIn(folder string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.data = folder
+}
+
+// root returns the folder of the engine's data.
+func (f *Faults) root() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.data
+}
+
 // fetch makes an image exist and reports whether it did not exist before.
 func (f *Faults) fetch(ref string) bool {
 	f.mu.Lock()
@@ -38,14 +52,14 @@ func unpinned(ref string) string {
 }
 
 // RemoveImage removes an image that no container was created from.
-func (e *execs) RemoveImage(ctx context.Context, ref string) error {
+func (e *execs) RemoveImage(ctx context.Context, ref, id string) error {
 	f := e.fake
 	if err := f.allow(ctx, Call{Method: "RemoveImage", Subject: ref}); err != nil {
 		return err
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if !f.here(ref) {
+	if !f.here(ref) || id != imageDigest(ref) {
 		return fmt.Errorf("remove image %s: %w", ref, node.ErrNoImage)
 	}
 	for _, c := range f.containers {

@@ -77,7 +77,7 @@ func imageThatIsHereHasASize(b *bench) {
 
 // missingImageIsNotRemoved checks that RemoveImage tells a missing image from a removed one.
 func missingImageIsNotRemoved(b *bench) {
-	wantError(b.t, b.Runtime.RemoveImage(b.ctx, b.Missing), node.ErrNoImage, "remove a missing image")
+	wantError(b.t, b.Runtime.RemoveImage(b.ctx, b.Missing, "sha256:0"), node.ErrNoImage, "remove a missing image")
 }
 
 // unreachableRegistryIsUnavailable checks that a silent registry is a retryable error only.

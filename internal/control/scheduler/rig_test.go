@@ -2,6 +2,7 @@ package scheduler_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -220,6 +221,7 @@ type temporal struct {
 	rewaited   []berth.JobID
 	unaware    map[berth.JobID]bool          // of their grant
 	silent     bool                          // Describe answers nothing
+	undying    map[berth.JobID]bool          // Terminate fails
 	deaf       map[berth.JobID]time.Duration // for how long the first task has waited
 }
 
@@ -269,6 +271,9 @@ func (x *temporal) Start(_ context.Context, id berth.JobID, again bool) error {
 func (x *temporal) Terminate(_ context.Context, id berth.JobID, _ string) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	if x.undying[id] {
+		return errors.New("no answer")
+	}
 	x.terminated = append(x.terminated, id)
 	delete(x.deaf, id)
 	delete(x.open, id)

@@ -297,23 +297,30 @@ func TestWorkflowsOfEndedJobsEndBesideFaults(t *testing.T) {
 	x := newTemporal()
 	r.queued(cpus(99)) // without a workflow: Temporal is asked about it, and does not answer
 	x.silent = true
-	late := r.queued(cpus(99))
-	x.open[late] = true
-	r.exec(`UPDATE jobs SET state = 'failed', version = version + 1 WHERE id = $1`, late)
-	r.exec(`ALTER TABLE jobs DISABLE TRIGGER USER`) // rows of ended jobs do not change
-	r.exec(`UPDATE jobs SET state_at = now() - interval '2 hours' WHERE id = $1`, late)
-	r.exec(`ALTER TABLE jobs ENABLE TRIGGER USER`)
-	for range 600 {
-		id := r.submitted(nil)
+	end := func(id berth.JobID) berth.JobID {
 		x.open[id] = true
 		r.exec(`UPDATE jobs SET state = 'canceled', version = version + 1 WHERE id = $1`, id)
+		return id
 	}
+	undying := end(r.submitted(nil))
+	x.undying = map[berth.JobID]bool{undying: true}
+	var ended []berth.JobID
+	for range 600 {
+		ended = append(ended, end(r.submitted(nil)))
+	}
+	late := end(r.submitted(nil))                   // the last one that the database returns
+	r.exec(`ALTER TABLE jobs DISABLE TRIGGER USER`) // rows of ended jobs do not change
+	r.exec(`UPDATE jobs SET state_at = now() - interval '2 hours' WHERE id IN ($1, $2)`, undying, late)
+	r.exec(`ALTER TABLE jobs ENABLE TRIGGER USER`)
 	ages := scheduler.Ages{
 		Submitted: time.Millisecond, NoWorkflow: time.Millisecond, Closing: time.Millisecond, Terminate: time.Hour,
 		Compare: 500 * time.Millisecond,
 	}
 	r.lead(func(o *scheduler.Options) { o.Workflows, o.ReconcileEvery, o.Ages = x, 50*time.Millisecond, ages })
 	r.await("the workflow that stayed open is ended", func() bool { return slices.Equal(x.did(&x.terminated), []berth.JobID{late}) })
+	if !slices.ContainsFunc(ended, func(id berth.JobID) bool { return r.poke.of(id) > 0 }) {
+		t.Error("no ended job is poked")
+	}
 }
 
 // A restored backup has a job as submitted whose workflow has come to its end.

@@ -31,7 +31,7 @@ func (r *reconciler) workflows(ctx context.Context) error {
 // compare compares the live rows with Temporal's open workflows. Temporal's list
 // lags, so the comparison never acts on the list alone: it describes a workflow
 // that the list lacks before it starts one. A step that fails, as for one job whose
-// workflow cannot be started, does not keep the others from theirs.
+// workflow cannot be started, does not keep the next steps from theirs.
 func (r *reconciler) compare(ctx context.Context) error {
 	live, err := r.DB.Jobs.ListLive(ctx, r.Ages.Submitted)
 	if err != nil {
@@ -181,24 +181,26 @@ func (r *reconciler) closeEnded(ctx context.Context, live []db.Aged, open map[be
 	if err != nil {
 		return err
 	}
-	var pokes []berth.JobID
-	terminated := 0
+	var pokes, late []berth.JobID
 	for _, j := range rows {
 		delete(open, j.ID)
 		switch {
 		case !j.State.Terminal() || j.Age < r.Ages.Closing:
 		case j.Age < r.Ages.Terminate && len(pokes) < passLimit:
 			pokes = append(pokes, j.ID)
-		case j.Age >= r.Ages.Terminate && terminated < passLimit:
-			if err := r.Workflows.Terminate(ctx, j.ID, "its job has ended"); err != nil {
-				return fmt.Errorf("terminate the workflow of job %s: %w", j.ID, err)
-			}
-			terminated++
+		case j.Age >= r.Ages.Terminate && len(late) < passLimit:
+			late = append(late, j.ID)
 		}
 	}
-	r.did("workflow_poked", len(pokes))
-	r.did("workflow_terminated", terminated)
 	r.Poker.Poke(pokes...)
+	r.did("workflow_poked", len(pokes))
+	var faults []error
+	for _, id := range late {
+		if err := r.Workflows.Terminate(ctx, id, "its job has ended"); err != nil {
+			faults = append(faults, fmt.Errorf("terminate the workflow of job %s: %w", id, err))
+		}
+	}
+	r.did("workflow_terminated", len(late)-len(faults))
 	r.Metrics.forgotten.Set(float64(len(open)))
 	if len(open) > 0 && len(open) != r.strays {
 		some := ""
@@ -209,5 +211,5 @@ func (r *reconciler) closeEnded(ctx context.Context, live []db.Aged, open map[be
 		r.Logger.Error("open workflows without a job row", "count", len(open), "example", some)
 	}
 	r.strays = len(open)
-	return nil
+	return errors.Join(faults...)
 }

@@ -145,7 +145,7 @@ func (a *Agent) run(ctx context.Context) error {
 	all.Go(func() { a.sup.notices.watch(ctx, cfg.Timing.NoticePoll) })
 	all.Go(func() { straySweeper{a.sup}.watch(ctx) })
 	all.Go(func() { has.watch(ctx, cfg.Timing.ImagePoll) })
-	all.Go(func() { a.sup.pulled.watch(ctx, a.sup.beat, cfg.Timing.ImageSweep) })
+	all.Go(func() { a.sup.pulled.watch(ctx, cfg.Timing.ImageSweep) })
 	all.Go(func() { a.creds.keep(ctx) })
 	all.Go(func() { a.fence.watch(ctx, a.sup.beat, a.control.endSession) })
 	// Before the first session: members are started in sessions, and containers of the process

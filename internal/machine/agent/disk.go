@@ -52,6 +52,7 @@ type diskWatch struct {
 	reserve int // percent of a file system; 0: none
 	recheck time.Duration
 	health  *engineHealth
+	pressed func() // called while less than twice the reserve is free; nil: none
 	log     *slog.Logger
 
 	mu    sync.Mutex
@@ -162,6 +163,9 @@ func (w *diskWatch) look(ctx context.Context) {
 	}
 	none := [2]diskuse.Use{}
 	short, near := w.shortage(spaces, 1), w.shortage(spaces, 2)
+	if near != none && w.pressed != nil {
+		w.pressed()
+	}
 	used := spaces[inState].Total - spaces[inState].Free
 	if spaces[inLayer].Device != spaces[inState].Device {
 		used += spaces[inLayer].Total - spaces[inLayer].Free
@@ -206,8 +210,11 @@ func (w *diskWatch) spaces() (s [2]diskuse.Space, err error) {
 
 // engineSpace returns the file system of the engine's folder, where its images are.
 func (w *diskWatch) engineSpace() (diskuse.Space, error) {
-	spaces, err := w.spaces()
-	return spaces[inLayer], err
+	root := w.health.dataRoot()
+	if root == "" {
+		return diskuse.Space{}, errors.New("the engine names no folder of its data")
+	}
+	return diskuse.SpaceOf(root)
 }
 
 // reservedMiB returns the reserve of the engine's file system, of which the machine offers the rest.

@@ -171,7 +171,7 @@ func (m *member) release() {
 	m.helpers.Wait()
 	m.scratch.close()
 	m.sup.disk.leave(m.plan.disk)
-	m.sup.pulled.leave(m.alloc)
+	m.sup.pulled.leave(m.identity)
 	m.sup.proof.leave(m.claim.GPUs, m.alloc)
 }
 
@@ -206,7 +206,7 @@ func (m *member) worker(p phase) worker {
 	case phaseLocate:
 		return &locatePhase{
 			core: m.core, scratch: m.scratch, equip: m.equip, fencing: m.fencing, plan: m.plan,
-			images: m.sup.images, proof: m.sup.proof, result: &m.result, adopts: m.adopts,
+			images: m.sup.images, pulled: m.sup.pulled, proof: m.sup.proof, result: &m.result, adopts: m.adopts,
 		}
 	case phasePull, phaseWorkdir, phaseInputs, phaseRestore, phaseCreate, phaseCheck:
 		return m.preparer(p)
@@ -261,8 +261,8 @@ func (m *member) preparer(p phase) worker {
 	default:
 		return &createPhase{
 			core: m.core, cfg: &s.cfg, agent: s.ctx, recipe: &m.recipe, scratch: m.scratch, vault: s.vault,
-			network: &m.network, walls: s.walls, turns: s.turns, images: s.images, fencing: m.fencing,
-			helpers: &m.helpers, spans: m.spans, result: &m.result,
+			network: &m.network, walls: s.walls, turns: s.turns, images: s.images, pulled: s.pulled,
+			fencing: m.fencing, helpers: &m.helpers, spans: m.spans, result: &m.result,
 		}
 	}
 }

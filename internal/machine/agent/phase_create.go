@@ -34,6 +34,7 @@ type createPhase struct {
 	walls   *walls
 	turns   turns
 	images  *images
+	pulled  *pulledImages
 	fencing *fencing
 	helpers *sync.WaitGroup
 	spans   spans
@@ -69,6 +70,7 @@ func (p *createPhase) create(ctx context.Context) (phase, error) {
 		case err == nil, errors.Is(err, node.ErrExists) && p.owns(c):
 			p.fencing.list(c)
 			p.images.note(p.claim.Tenant, p.claim.Spec.Image)
+			p.pulled.free(p.identity)
 			return phaseCheck, nil
 		case ctx.Err() != nil:
 			return "", err

@@ -18,6 +18,7 @@ type locatePhase struct {
 	equip   func() *checkpointUploader // makes the helpers that need the folder
 	fencing *fencing
 	plan    *stopPlan
+	pulled  *pulledImages
 	images  *images
 	proof   *deviceProof
 	result  *result
@@ -89,6 +90,7 @@ func (p *locatePhase) hadContainer() bool {
 func (p *locatePhase) adopt(c node.Container, uploader *checkpointUploader) phase {
 	p.fencing.list(c)
 	p.images.note(p.claim.Tenant, p.claim.Spec.Image)
+	p.pulled.adopt(p.identity, p.claim.Spec.Image)
 	m := p.scratch.memo()
 	p.plan.adopt(m, c.StartedAt)
 	if m.Restored != nil {

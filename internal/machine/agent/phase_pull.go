@@ -168,12 +168,12 @@ func (p *pullPhase) ensure(ctx context.Context, image string) (digest string, er
 
 // usable returns the image of this machine, or pulls it, and checks that the tenant may run it.
 func (p *pullPhase) usable(ctx context.Context, image string, fresh bool) (node.Image, error) {
-	if err := p.pulled.want(ctx, p.alloc, image); err != nil {
+	if err := p.pulled.hold(ctx, p.identity, image); err != nil {
 		return node.Image{}, err
 	}
 	found, err := p.runtime.EnsureImage(ctx, image, p.login(), fresh)
 	if found.Pulled {
-		p.pulled.pulled(image)
+		p.pulled.pulled(image, found)
 	}
 	if err == nil {
 		err = p.access.demand(ctx, p.claim.Tenant, image, found, p.login())

@@ -10,7 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"berth"
 	"berth/activities/node"
 	"berth/internal/machine/diskuse"
 	"berth/spec"
@@ -21,15 +20,16 @@ import (
 //
 //	free share of the disk    the image                               action
 //	at least the mark         any                                     none
-//	less than the mark        wanted: a member prepares, or runs      stays
-//	                          wanted by none                          removed, until the free share
+//	less than the mark        a member prepares to run it             stays
+//	                          a container was created from it         stays, since the engine refuses
+//	                          its name means another image by now     stays, and leaves the record
+//	                          none of these                           removed, until the free share
 //	                                                                  exceeds the mark by imageRelief
-//	                          a container of others was created from  stays, since the engine refuses
 //
-// A member wants the repository of its image before it asks the engine for the image, and until it ends.
-// want waits while an image of that repository is being removed, so that no member finds an image that is
-// gone before its container exists. A repository and not an image is wanted, because an engine removes
-// the digest of an image with the last tag.
+// A member holds the repository of its image from before its question to the engine until its container
+// exists. hold waits while an image of that repository is being removed, so that no member finds an image
+// that goes before its container exists. A repository and not an image is held, because an engine removes
+// the digests of an image with its last tag.
 //
 // The record is kept in pulled.json. Without it, no image is removed that an earlier process pulled.
 type pulledImages struct {
@@ -39,13 +39,27 @@ type pulledImages struct {
 	mark    int                           // percent; 0: no image is removed
 	removed func(ref string)              // called after a removal
 	log     *slog.Logger
+	kick    chan struct{} // the disk may have filled
 
-	mu     sync.Mutex
-	known  map[string]time.Time                   // last use, by reference
-	wanted map[berth.AllocationID]map[string]bool // repositories, by member
-	going  map[string]chan struct{}               // repositories of images being removed; closed at the end
-	dirty  bool                                   // pulled.json is out of date
-	told   bool                                   // that nothing is left to remove
+	mu    sync.Mutex
+	known map[string]pulledImage   // by reference
+	users map[*identity]*imageUser // members
+	going map[string]chan struct{} // repositories of images being removed; closed at the end
+	dirty bool                     // pulled.json is out of date
+	told  bool                     // that nothing is left to remove
+}
+
+// pulledImage is an image that this agent has pulled under a name.
+type pulledImage struct {
+	ID     string    `json:"id"` // the engine's
+	Digest string    `json:"digest,omitempty"`
+	Used   time.Time `json:"used"` // last
+}
+
+// imageUser is a member with the images that it uses.
+type imageUser struct {
+	refs  map[string]bool
+	holds bool // their repositories
 }
 
 const (
@@ -66,8 +80,8 @@ func openPulled(
 ) *pulledImages {
 	p := &pulledImages{
 		path: filepath.Join(cfg.StateDir, "pulled.json"), runtime: cfg.Runtime, space: space,
-		removed: removed, log: log, known: map[string]time.Time{},
-		wanted: map[berth.AllocationID]map[string]bool{}, going: map[string]chan struct{}{},
+		removed: removed, log: log, kick: make(chan struct{}, 1),
+		known: map[string]pulledImage{}, users: map[*identity]*imageUser{}, going: map[string]chan struct{}{},
 	}
 	if cfg.ImageMark > 0 {
 		p.mark = max(cfg.ImageMark, cfg.DiskReserve+leastAboveReserve)
@@ -80,24 +94,19 @@ func openPulled(
 		log.Warn("cannot read the record of pulled images, these images will stay", "err", err)
 	}
 	if err != nil || p.known == nil {
-		p.known = map[string]time.Time{}
+		p.known = map[string]pulledImage{}
 	}
 	return p
 }
 
-// want keeps the images of a repository until leave is called for the member. It returns the
+// hold keeps the images of a repository until free or leave is called for the member. It returns the
 // cause of ctx's end if that comes before the removal of such an image ends.
-func (p *pulledImages) want(ctx context.Context, member berth.AllocationID, ref string) error {
-	repository := repositoryOf(ref)
+func (p *pulledImages) hold(ctx context.Context, member *identity, ref string) error {
 	for {
 		p.mu.Lock()
-		going, busy := p.going[repository]
+		going, busy := p.going[repositoryOf(ref)]
 		if !busy {
-			if p.wanted[member] == nil {
-				p.wanted[member] = map[string]bool{}
-			}
-			p.wanted[member][repository] = true
-			p.use(ref)
+			p.user(member, ref).holds = true
 		}
 		p.mu.Unlock()
 		if !busy {
@@ -111,34 +120,77 @@ func (p *pulledImages) want(ctx context.Context, member berth.AllocationID, ref 
 	}
 }
 
-// leave ends the wants of a member.
-func (p *pulledImages) leave(member berth.AllocationID) {
+// adopt notes that a container of the member was created from an image.
+func (p *pulledImages) adopt(member *identity, ref string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for ref := range p.known {
-		if p.wanted[member][repositoryOf(ref)] {
+	p.user(member, ref)
+}
+
+// free ends the hold of a member whose container exists: from now on the engine keeps the image.
+func (p *pulledImages) free(member *identity) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if u := p.users[member]; u != nil {
+		u.holds = false
+	}
+}
+
+// leave ends the uses of a member.
+func (p *pulledImages) leave(member *identity) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if u := p.users[member]; u != nil {
+		for ref := range u.refs {
 			p.use(ref)
 		}
 	}
-	delete(p.wanted, member)
+	delete(p.users, member)
 }
 
-// use notes the use of an image, if this agent has pulled it. p.mu is held.
+// user notes the use of an image by a member. p.mu is held.
+func (p *pulledImages) user(member *identity, ref string) *imageUser {
+	u := p.users[member]
+	if u == nil {
+		u = &imageUser{refs: map[string]bool{}}
+		p.users[member] = u
+	}
+	u.refs[ref] = true
+	p.use(ref)
+	return u
+}
+
+// use sets the last use of an image, if this agent has pulled it. p.mu is held.
 func (p *pulledImages) use(ref string) {
-	if _, ours := p.known[ref]; ours {
-		p.known[ref], p.dirty = time.Now().UTC(), true
+	if one, ours := p.known[ref]; ours {
+		one.Used = time.Now().UTC()
+		p.known[ref], p.dirty = one, true
 	}
 }
 
-// pulled records an image that the engine has just pulled for this agent.
-func (p *pulledImages) pulled(ref string) {
+// pulled records an image that the engine has just pulled for this agent. If the name meant another image
+// before, that one has only its digest left as a name.
+func (p *pulledImages) pulled(ref string, found node.Image) {
 	p.mu.Lock()
-	p.known[ref], p.dirty = time.Now().UTC(), true
+	before, moved := p.known[ref]
+	if moved = moved && before.ID != found.ID && before.Digest != "" && !spec.PinnedImage(ref); moved {
+		p.known[repositoryOf(ref)+"@"+before.Digest] = before
+	}
+	p.known[ref], p.dirty = pulledImage{ID: found.ID, Digest: found.Digest, Used: time.Now().UTC()}, true
 	for len(p.known) > maxPulled {
 		delete(p.known, p.oldest(func(string) bool { return true }))
 	}
 	p.mu.Unlock()
 	p.store()
+	p.nudge()
+}
+
+// nudge has watch look at the disk at once. It never blocks.
+func (p *pulledImages) nudge() {
+	select {
+	case p.kick <- struct{}{}:
+	default:
+	}
 }
 
 // store writes the record if it has changed.
@@ -159,23 +211,32 @@ func (p *pulledImages) store() {
 // p.mu is held.
 func (p *pulledImages) oldest(may func(ref string) bool) string {
 	oldest := ""
-	for ref, used := range p.known {
-		if may(ref) && (oldest == "" || used.Before(p.known[oldest])) {
+	for ref, one := range p.known {
+		if may(ref) && (oldest == "" || one.Used.Before(p.known[oldest].Used)) {
 			oldest = ref
 		}
 	}
 	return oldest
 }
 
-// watch sweeps periodically until ctx ends.
-func (p *pulledImages) watch(ctx context.Context, b beat, every time.Duration) {
-	for b.sleep(ctx, every) == nil {
+// watch sweeps periodically, and after a nudge, until ctx ends.
+func (p *pulledImages) watch(ctx context.Context, every time.Duration) {
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for {
+		select {
+		case <-p.kick:
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
 		p.sweep(ctx)
 		p.store()
 	}
 }
 
-// sweep removes images if the free share of the disk is below the mark.
+// sweep removes images if the free share of the disk is below the mark. It ends at the first error of
+// the engine.
 func (p *pulledImages) sweep(ctx context.Context) {
 	if p.mark == 0 || !p.below(p.mark) {
 		p.told = false
@@ -183,7 +244,7 @@ func (p *pulledImages) sweep(ctx context.Context) {
 	}
 	kept := map[string]bool{} // images that the engine did not remove
 	for ctx.Err() == nil && p.below(p.mark+imageRelief) {
-		ref := p.take(kept)
+		ref, id := p.take(kept)
 		if ref == "" {
 			if !p.told {
 				p.log.Warn("disk is nearly full, and no image is left that may be removed", "mark_percent", p.mark)
@@ -191,19 +252,22 @@ func (p *pulledImages) sweep(ctx context.Context) {
 			p.told = true
 			return
 		}
-		err := p.runtime.RemoveImage(ctx, ref)
-		gone := err == nil || errors.Is(err, node.ErrNoImage)
-		p.put(ref, gone, errors.Is(err, node.ErrImageInUse))
+		err := p.runtime.RemoveImage(ctx, ref, id)
+		inUse, gone := errors.Is(err, node.ErrImageInUse), err == nil || errors.Is(err, node.ErrNoImage)
+		p.put(ref, gone, inUse)
+		kept[ref] = true
 		switch {
 		case err == nil:
 			p.log.Info("image removed, since the disk is nearly full", "image", ref)
 			p.removed(ref)
-		case errors.Is(err, node.ErrImageInUse):
-			p.log.Debug("image is in use and stays", "image", ref, "err", err)
-		case !gone && ctx.Err() == nil:
-			p.log.Warn("cannot remove an image", "image", ref, "err", err)
+		case inUse, gone:
+			p.log.Debug("image is not removed", "image", ref, "err", err)
+		default:
+			if ctx.Err() == nil {
+				p.log.Warn("cannot remove an image, will retry", "image", ref, "err", err)
+			}
+			return
 		}
-		kept[ref] = true
 	}
 }
 
@@ -212,28 +276,28 @@ func (p *pulledImages) sweep(ctx context.Context) {
 func (p *pulledImages) below(percent int) bool {
 	s, err := p.space()
 	if err != nil {
-		p.log.Warn("cannot measure the disk of images, will retry", "err", err)
+		p.log.Debug("cannot measure the disk of images, will retry", "err", err)
 		return false
 	}
 	return 100*s.FreeShare() < float64(percent)
 }
 
-// take returns the next image to remove, whose repository nobody wants and nobody can want before
+// take returns the next image to remove, whose repository no member holds and none can hold before
 // put; "" if there is none.
-func (p *pulledImages) take(kept map[string]bool) string {
+func (p *pulledImages) take(kept map[string]bool) (ref, id string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	wanted := map[string]bool{}
-	for _, repositories := range p.wanted {
-		for r := range repositories {
-			wanted[r] = true
+	held := map[string]bool{}
+	for _, u := range p.users {
+		for ref := range u.refs {
+			held[repositoryOf(ref)] = held[repositoryOf(ref)] || u.holds
 		}
 	}
-	ref := p.oldest(func(ref string) bool { return !kept[ref] && !wanted[repositoryOf(ref)] })
+	ref = p.oldest(func(ref string) bool { return !kept[ref] && !held[repositoryOf(ref)] })
 	if ref != "" {
 		p.going[repositoryOf(ref)] = make(chan struct{})
 	}
-	return ref
+	return ref, p.known[ref].ID
 }
 
 // put ends the removal of an image. An image that is gone leaves the record, and one that a container

@@ -19,6 +19,7 @@ func TestAFullDiskRemovesImagesBetweenJobsAndNeverUnderThem(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.cfg.ImageMark, m.cfg.Timing.ImageSweep = 100, time.Millisecond
+	m.runtime.KeepsDataIn(t.TempDir())
 	m.runtime.Absent(s.image)
 	m.start()
 	gone := func() bool {

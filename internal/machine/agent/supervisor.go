@@ -82,6 +82,7 @@ func newSupervisor(
 	s.proof = newDeviceProof(&s.cfg, gpus, log, s.outbox.poke)
 	s.disk = newDiskWatch(&s.cfg, s.health, log)
 	s.pulled = openPulled(&s.cfg, s.disk.engineSpace, has.gone, log)
+	s.disk.pressed = s.pulled.nudge
 	s.use = newUseBoard(gpus, s.disk, log)
 	s.quarantine = &quarantine{runtime: cfg.Runtime, outbox: s.outbox, log: log}
 	s.sessions = newSessions(s, log)

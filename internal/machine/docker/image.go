@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"time"
 
 	cerrdefs "github.com/containerd/errdefs"
@@ -35,7 +36,7 @@ func (m *images) EnsureImage(ctx context.Context, ref string, auth *node.Registr
 		return node.Image{}, fmt.Errorf("image reference %q: %w: %w", ref, node.ErrImageNotFound, err)
 	}
 	if !fresh {
-		found, err := m.localDigest(ctx, ref, named)
+		found, _, err := m.local(ctx, ref, named)
 		if err == nil || !cerrdefs.IsNotFound(err) {
 			return node.Image{Digest: found}, err
 		}
@@ -50,12 +51,12 @@ func (m *images) EnsureImage(ctx context.Context, ref string, auth *node.Registr
 	if err != nil {
 		return node.Image{}, classifyPull(ref, err)
 	}
-	found, err := m.localDigest(ctx, ref, named)
+	digest, id, err := m.local(ctx, ref, named)
 	if cerrdefs.IsNotFound(err) { // pruned between the two calls
 		return node.Image{}, fmt.Errorf("image %s is gone right after its pull: %w: %w", ref,
 			node.ErrImageUnavailable, err)
 	}
-	return node.Image{Digest: found, Pulled: true}, err
+	return node.Image{Digest: digest, Pulled: true, ID: id}, err
 }
 
 // CheckImage has the engine fetch the manifest, so that the request takes the same way as a pull:
@@ -113,11 +114,26 @@ func (m *images) ImageBytes(ctx context.Context, ref string) (int64, error) {
 }
 
 // RemoveImage removes one name of an image. The engine removes the content with the last name, and
-// refuses while a container was created from it.
-func (m *images) RemoveImage(ctx context.Context, ref string) error {
+// refuses while a container was created from it. A digest that a tag of the same repository needs stays:
+// without it the image would count as one of no registry, which every tenant may run. With its images in
+// containerd, the engine would remove all tags together with the digest.
+func (m *images) RemoveImage(ctx context.Context, ref, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
 	defer cancel()
-	_, err := m.api.ImageRemove(ctx, canonical(ref), image.RemoveOptions{PruneChildren: true})
+	named, err := reference.ParseNormalizedNamed(ref)
+	if err != nil {
+		return fmt.Errorf("image reference %q: %w: %w", ref, node.ErrNoImage, err)
+	}
+	found, err := m.api.ImageInspect(ctx, canonical(ref))
+	if err == nil && found.ID != id {
+		return fmt.Errorf("remove image %s: it is %s by now, not %s: %w", ref, found.ID, id, node.ErrNoImage)
+	}
+	if _, pinned := named.(reference.Digested); err == nil && pinned && hasTag(found.RepoTags, named.Name()) {
+		return fmt.Errorf("remove image %s: a tag needs it: %w", ref, node.ErrImageInUse)
+	}
+	if err == nil {
+		_, err = m.api.ImageRemove(ctx, canonical(ref), image.RemoveOptions{PruneChildren: true})
+	}
 	switch {
 	case err == nil:
 		m.log.InfoContext(ctx, "image removed", "image", ref)
@@ -131,24 +147,32 @@ func (m *images) RemoveImage(ctx context.Context, ref string) error {
 	}
 }
 
+// hasTag reports whether one of the tags belongs to a repository.
+func hasTag(tags []string, repository string) bool {
+	return slices.ContainsFunc(tags, func(tag string) bool {
+		named, err := reference.ParseNormalizedNamed(tag)
+		return err == nil && named.Name() == repository
+	})
+}
+
 // removeTimeout bounds the removal of an image. Large images have hundreds of thousands of files.
 const removeTimeout = 10 * time.Minute
 
-// localDigest returns the digest under which the image's own repository serves the image, "" for
-// an image from no registry: the id of an image that was built or imported on this machine does
-// not identify the image of that name on another machine.
-func (m *images) localDigest(ctx context.Context, ref string, named reference.Named) (string, error) {
+// local returns the engine's id of an image and the digest under which the image's own repository serves
+// it, "" for an image from no registry: the id of an image that was built or imported on this machine
+// does not identify the image of that name on another machine.
+func (m *images) local(ctx context.Context, ref string, named reference.Named) (digest, id string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	found, err := m.api.ImageInspect(ctx, canonical(ref))
 	if cerrdefs.IsNotFound(err) {
-		return "", err
+		return "", "", err
 	}
 	if err != nil {
-		return "", fmt.Errorf("inspect image %s: %w: %w", ref, node.ErrImageUnavailable, err)
+		return "", "", fmt.Errorf("inspect image %s: %w: %w", ref, node.ErrImageUnavailable, err)
 	}
 	if asked, ok := named.(reference.Digested); ok {
-		return asked.Digest().String(), nil
+		return asked.Digest().String(), found.ID, nil
 	}
 	for _, repo := range found.RepoDigests {
 		r, err := reference.ParseNormalizedNamed(repo)
@@ -156,10 +180,10 @@ func (m *images) localDigest(ctx context.Context, ref string, named reference.Na
 			continue
 		}
 		if d, ok := r.(reference.Digested); ok && r.Name() == named.Name() {
-			return d.Digest().String(), nil
+			return d.Digest().String(), found.ID, nil
 		}
 	}
-	return "", nil
+	return "", found.ID, nil
 }
 
 // pull asks the engine to pull and reads its progress to the end, where errors

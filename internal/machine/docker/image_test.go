@@ -124,8 +124,9 @@ func TestAnImageIsRemovedOnceNoContainerNeedsIt(t *testing.T) {
 	h := newHub(t)
 	ref, digest := h.push("team/tool:1", unique(t, h))
 	e := open(t, "", docker.Options{})
-	if _, err := e.EnsureImage(t.Context(), ref, nil, false); err != nil {
-		t.Fatal(err)
+	pulled, err := e.EnsureImage(t.Context(), ref, nil, false)
+	if err != nil || pulled.ID == "" {
+		t.Fatalf("pulled %+v, %v", pulled, err)
 	}
 	spec := node.ContainerSpec{Name: "berth-test-" + digest[7:27], Image: ref + "@" + digest, CPUMilli: 100, MemoryMiB: 16}
 	t.Cleanup(func() {
@@ -136,13 +137,16 @@ func TestAnImageIsRemovedOnceNoContainerNeedsIt(t *testing.T) {
 	if _, err := e.Create(t.Context(), spec); err != nil {
 		t.Fatal(err)
 	}
-	if err := e.RemoveImage(t.Context(), ref); !errors.Is(err, node.ErrImageInUse) {
+	if err := e.RemoveImage(t.Context(), ref, pulled.ID); !errors.Is(err, node.ErrImageInUse) {
 		t.Errorf("the image of a container: %v", err)
 	}
 	if err := e.Remove(t.Context(), spec.Name); err != nil {
 		t.Fatal(err)
 	}
-	if err := e.RemoveImage(t.Context(), ref); err != nil {
+	if err := e.RemoveImage(t.Context(), ref, "sha256:0"); !errors.Is(err, node.ErrNoImage) {
+		t.Errorf("a name that means another image: %v", err)
+	}
+	if err := e.RemoveImage(t.Context(), ref, pulled.ID); err != nil {
 		t.Error(err)
 	}
 	for _, name := range []string{ref, spec.Image} {
@@ -150,11 +154,42 @@ func TestAnImageIsRemovedOnceNoContainerNeedsIt(t *testing.T) {
 			t.Errorf("%s after the removal: %v", name, err)
 		}
 	}
-	if err := e.RemoveImage(t.Context(), ref); !errors.Is(err, node.ErrNoImage) {
+	if err := e.RemoveImage(t.Context(), ref, pulled.ID); !errors.Is(err, node.ErrNoImage) {
 		t.Errorf("a second removal: %v", err)
 	}
-	if got, err := e.EnsureImage(t.Context(), ref, nil, false); err != nil || !got.Pulled || got.Digest != digest {
-		t.Errorf("after the removal the image is %+v, %v", got, err)
+	if got, err := e.EnsureImage(t.Context(), ref, nil, false); err != nil || got != pulled {
+		t.Errorf("after the removal the image is %+v, %v, want %+v", got, err, pulled)
+	}
+}
+
+// Without its digest an image counts as one of no registry, which every tenant may run.
+func TestADigestThatATagNeedsIsNotRemoved(t *testing.T) {
+	t.Parallel()
+	h := newHub(t)
+	ref, digest := h.push("team/tool:1", unique(t, h))
+	byDigest := h.address + "/team/tool@" + digest
+	e := open(t, "", docker.Options{})
+	first, err := e.EnsureImage(t.Context(), byDigest, nil, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := e.EnsureImage(t.Context(), ref, nil, false); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.RemoveImage(t.Context(), byDigest, first.ID); !errors.Is(err, node.ErrImageInUse) {
+		t.Errorf("a digest with a tag: %v", err)
+	}
+	if got, err := e.EnsureImage(t.Context(), ref, nil, false); err != nil || got.Digest != digest {
+		t.Errorf("the tag has the digest %q, %v, want %q", got.Digest, err, digest)
+	}
+	if err := e.RemoveImage(t.Context(), ref, first.ID); err != nil {
+		t.Errorf("the tag: %v", err)
+	}
+	if err := e.RemoveImage(t.Context(), byDigest, first.ID); err != nil && !errors.Is(err, node.ErrNoImage) {
+		t.Errorf("the digest after its tag: %v", err)
+	}
+	if _, err := e.ImageBytes(t.Context(), byDigest); !errors.Is(err, node.ErrNoImage) {
+		t.Errorf("after both removals: %v", err)
 	}
 }
 
@@ -292,7 +327,7 @@ func TestPullUsesTheLogin(t *testing.T) {
 		}
 	}
 	got, err := e.EnsureImage(t.Context(), ref, &node.RegistryAuth{Username: "robot", Password: "s3cret"}, false)
-	if err != nil || got != (node.Image{Digest: digest, Pulled: true}) {
+	if err != nil || got.Digest != digest || !got.Pulled {
 		t.Errorf("with the login: %+v, %v; want %q", got, err, digest)
 	}
 
