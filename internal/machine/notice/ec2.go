@@ -54,16 +54,20 @@ type EC2 struct {
 
 // NewEC2 returns a source that calls the metadata service at base, without a proxy of the environment:
 // the answers concern this machine alone, and the token must not leave the host.
-func NewEC2(base string) *EC2 {
-	return &EC2{base: base, http: metadataClient(callLimit)}
+func NewEC2(base string) *EC2 { return newEC2(base, callLimit) }
+
+// newEC2 returns a source with another limit of one call. Tests need one that a busy machine keeps.
+func newEC2(base string, limit time.Duration) *EC2 {
+	return &EC2{base: base, http: metadataClient(limit, limit)}
 }
 
-// metadataClient returns a client of a metadata service, without a proxy, whose calls take a limited time.
-func metadataClient(limit time.Duration) *http.Client {
+// metadataClient returns a client of a metadata service, without a proxy. It limits the time of a call and, within
+// the call, the time to connect.
+func metadataClient(call, connect time.Duration) *http.Client {
 	return &http.Client{
-		Timeout: limit,
+		Timeout: call,
 		Transport: &http.Transport{
-			DialContext:         (&net.Dialer{Timeout: callLimit}).DialContext,
+			DialContext:         (&net.Dialer{Timeout: connect}).DialContext,
 			MaxIdleConnsPerHost: 1, IdleConnTimeout: time.Minute, DisableCompression: true,
 			MaxResponseHeaderBytes: 16 << 10,
 		},

@@ -35,7 +35,7 @@ func newIMDS(t *testing.T) (*imds, *notice.EC2) {
 	f := &imds{t: t, tokens: map[string]time.Time{}}
 	server := httptest.NewServer(f)
 	t.Cleanup(server.Close)
-	return f, notice.NewEC2(server.URL)
+	return f, notice.NewPatientEC2(server.URL)
 }
 
 func (f *imds) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -245,6 +245,9 @@ func TestABadServiceIsAnError(t *testing.T) {
 	} {
 		f, source := newIMDS(t)
 		f.override = answer
+		if name == "silence" || name == "slow body" {
+			source.UsualLimit()
+		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		s, err := source.Look(ctx)
 		if err == nil || s.End != nil || ctx.Err() != nil {

@@ -47,17 +47,25 @@ type GCE struct {
 	http *http.Client
 	etag string // of the last answer about preempted; "": none
 
+	limit time.Duration // of a call, without the time for which the server holds it
+	hold  time.Duration // for which the server holds a request until the value changes; whole seconds
+
 	// The machine's end by each notice, as first seen; zero: no notice in the last answer.
 	preempted, maintenance time.Time
 }
 
 // NewGCE returns a source that calls the metadata server at base, without a proxy of the environment.
-func NewGCE(base string) *GCE { return &GCE{base: base, http: metadataClient(holdFor + callLimit)} }
+func NewGCE(base string) *GCE { return newGCE(base, callLimit, holdFor) }
+
+// newGCE returns a source with other times of one call. Tests need times that a busy machine keeps.
+func newGCE(base string, limit, hold time.Duration) *GCE {
+	return &GCE{base: base, http: metadataClient(hold+limit, limit), limit: limit, hold: hold}
+}
 
 // Look implements Reader. A failed request leaves the last answer of its key as it is, and does not hide
 // a notice of the other key.
 func (g *GCE) Look(ctx context.Context) (State, error) {
-	quick, cancel := context.WithTimeout(ctx, callLimit)
+	quick, cancel := context.WithTimeout(ctx, g.limit)
 	maintenance := g.lookForMaintenance(quick)
 	cancel()
 	err := errors.Join(maintenance, g.lookForPreemption(ctx))
@@ -91,10 +99,10 @@ func (g *GCE) lookForMaintenance(ctx context.Context) error {
 
 // lookForPreemption reads preempted. All but the first request wait for a change.
 func (g *GCE) lookForPreemption(ctx context.Context) error {
-	path, limit := preemptedPath, callLimit
+	path, limit := preemptedPath, g.limit
 	if g.etag != "" {
-		limit += holdFor
-		path += "?wait_for_change=true&timeout_sec=" + strconv.Itoa(int(holdFor/time.Second)) +
+		limit += g.hold
+		path += "?wait_for_change=true&timeout_sec=" + strconv.Itoa(int(g.hold/time.Second)) +
 			"&last_etag=" + url.QueryEscape(g.etag)
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)

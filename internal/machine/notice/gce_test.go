@@ -35,7 +35,7 @@ func newMetadata(t *testing.T) (*metadata, *notice.GCE) {
 	}}
 	server := httptest.NewServer(f)
 	t.Cleanup(server.Close)
-	return f, notice.NewGCE(server.URL)
+	return f, notice.NewPatientGCE(server.URL)
 }
 
 // set changes a value.
@@ -241,7 +241,13 @@ func TestABadMetadataServerIsAnError(t *testing.T) {
 		},
 	} {
 		f, source := newMetadata(t)
+		impatient := func() {
+			if name == "silence" {
+				source.UsualLimit()
+			}
+		}
 		f.edit(func() { f.override = answer })
+		impatient()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		s, err := source.Look(ctx)
 		if err == nil || s.End != nil || ctx.Err() != nil {
@@ -249,8 +255,10 @@ func TestABadMetadataServerIsAnError(t *testing.T) {
 		}
 		f.edit(func() { f.override = nil })
 		f.set("preempted", "TRUE")
+		source.PatientLimit()
 		before := lookGCE(t, source, wire.NoticeSpot, notice.PreemptionLead)
 		f.edit(func() { f.override = answer })
+		impatient()
 		if s, err := source.Look(ctx); err == nil || s.End == nil || *s.End != before {
 			t.Errorf("%s after a notice: %+v, %v", name, s.End, err)
 		}
