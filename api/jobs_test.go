@@ -459,9 +459,7 @@ func TestExplainNamesMachinesWhoseEngineIsSilent(t *testing.T) {
 	if err != nil || m.EngineSilentSince == nil || !strings.Contains(m.Reason, "has not answered since 2026-01-31T10:02:00Z; restart it: systemctl restart docker") {
 		t.Errorf("the machine: %+v, %v", m, err)
 	}
-	if a := s.call("", "GET", "/metrics", ""); !strings.Contains(a.body, "berth_machines_engine_silent 1") {
-		t.Error("no silent engine in the metrics")
-	}
+	s.metricsWith("berth_machines_engine_silent 1")
 	s.exec(`UPDATE machines SET engine_silent_since = NULL`)
 	if e, err = s.as("alice").Explain(t.Context(), running.ID); err != nil || len(e.Blockers) != 0 {
 		t.Errorf("once the engine answers: %+v, %v", e, err)
