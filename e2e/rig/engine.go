@@ -6,7 +6,6 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"time"
 
 	cerrdefs "github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/container"
@@ -44,11 +43,9 @@ func removeLeft(ctx context.Context, stack string) error {
 	return err
 }
 
-// leftLimit bounds the removal of containers that agents have left: an engine may be at work on it for minutes.
-const leftLimit = 2 * time.Minute
-
 // RemoveOfCluster removes the containers and networks with a cluster's label from the host's own engine.
-// It tries again while the engine refuses: calls of an agent that has died may still be at work on them.
+// It tries again while the engine refuses: calls of an agent that has died may still be at work on them. A busy
+// engine takes many seconds for each container.
 func RemoveOfCluster(ctx context.Context, cluster string) error {
 	api, err := client.NewClientWithOpts(client.FromEnv, client.WithAPIVersionNegotiation())
 	if err != nil {
@@ -56,7 +53,7 @@ func RemoveOfCluster(ctx context.Context, cluster string) error {
 	}
 	defer api.Close()
 	labels := filters.NewArgs(filters.Arg("label", berth.LabelCluster+"="+cluster))
-	return Await(ctx, leftLimit, func(ctx context.Context) error {
+	return Await(ctx, Patience, func(ctx context.Context) error {
 		left, err := api.ContainerList(ctx, container.ListOptions{All: true, Filters: labels})
 		for _, c := range left {
 			removed := api.ContainerRemove(ctx, c.ID, container.RemoveOptions{Force: true, RemoveVolumes: true})
