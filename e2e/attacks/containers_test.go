@@ -264,7 +264,7 @@ func leftovers(a *attempt) {
 		}
 	}
 	held := 0
-	a.within(2*time.Minute, "shares of GPUs are given", func() bool {
+	a.within(atMost(2*time.Minute), "shares of GPUs are given", func() bool {
 		err := a.DB.QueryRow(a.t.Context(), `SELECT count(*) FROM gpu_claims`).Scan(&held)
 		return err == nil && held >= len(jobs)
 	})
@@ -304,7 +304,7 @@ func secretTraces(a *attempt) {
 	}
 	a.cancel(a.victim, id)
 	a.ended(id)
-	a.within(time.Minute, "no file of the secret on the machines", func() bool { return len(a.scan(a.secret)) == 0 })
+	a.within(atMost(time.Minute), "no file of the secret on the machines", func() bool { return len(a.scan(a.secret)) == 0 })
 	if found := a.scan(a.secret); len(found) > 0 {
 		a.breach("the secret is in %v", found)
 	}

@@ -290,6 +290,15 @@ func soon() time.Duration {
 	return time.Minute
 }
 
+// atMost is the limit for an effect that has no limit of its own. The limit is longer in make test, which runs on
+// machines that are many times slower.
+func atMost(limit time.Duration) time.Duration {
+	if *all {
+		return limit
+	}
+	return rig.Patience
+}
+
 // within records a breach unless a condition is met before the limit. It returns the time taken.
 func (a *attempt) within(limit time.Duration, what string, met func() bool) time.Duration {
 	a.t.Helper()

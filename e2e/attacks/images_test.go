@@ -195,7 +195,7 @@ func (a *attempt) exec(id berth.JobID, command ...string) string {
 	}
 	defer conn.Close()
 	var out strings.Builder
-	if err := conn.Conn.SetReadDeadline(time.Now().Add(2 * time.Minute)); err != nil {
+	if err := conn.Conn.SetReadDeadline(time.Now().Add(rig.Patience)); err != nil {
 		a.t.Fatal(err)
 	}
 	if _, err := stdcopy.StdCopy(&out, &out, conn.Reader); err != nil {
