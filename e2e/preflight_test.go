@@ -23,26 +23,26 @@ func TestTheCheckOfAnInstallationThatRuns(t *testing.T) {
 	c.DatabaseURL, c.TemporalAddress = s.database, s.address
 	c.BlobURL = "file://" + filepath.Join(s.dir, "blobs")
 	c.SecretKeyFile = filepath.Join(s.dir, "secret-key")
-	// until repeats the check, since berthd and Temporal's services act a moment later.
-	until := func(namespace string, state preflight.State, text string) []preflight.Finding {
+	// until repeats the check, since berthd and Temporal's services act a moment later. The check of the namespace of
+	// berthd also has no fault.
+	until := func(namespace string, state preflight.State, text string) {
 		t.Helper()
 		c.TemporalNamespace = namespace
 		for deadline := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
 			findings := preflight.Run(t.Context(), preflight.Input{Config: c, UID: 1000})
-			if slices.ContainsFunc(findings, func(f preflight.Finding) bool {
+			// A dependency that answers late is a fault, which the next check does not find.
+			faultless := namespace != "default" || preflight.Faults(findings) == 0
+			if faultless && slices.ContainsFunc(findings, func(f preflight.Finding) bool {
 				return f.Check == "temporal" && f.State == state && strings.Contains(f.Detail, text)
 			}) {
-				return findings
+				return
 			}
 			if time.Now().After(deadline) {
 				t.Fatalf("no %s of Temporal contains %q: %+v", state, text, findings)
 			}
 		}
 	}
-	findings := until("default", preflight.OK, "has the search attributes")
-	if n := preflight.Faults(findings); n > 0 {
-		t.Errorf("%d faults: %+v", n, findings)
-	}
+	until("default", preflight.OK, "has the search attributes")
 	until("another", preflight.Fault, "namespace another does not exist")
 	if _, err := workers.CreateNamespace(t.Context(), s.temporal, "another", 24*time.Hour); err != nil {
 		t.Fatal(err)

@@ -37,8 +37,9 @@ type Input struct {
 	Temporal client.Options // TLS and credentials of Temporal's client
 	Faults   []error        // of settings that could not be read
 
-	Limit time.Duration // of each call to a dependency; 0: 5 s
-	UID   int           // of the process
+	Limit         time.Duration // of each call to a dependency; 0: 5 s
+	TemporalLimit time.Duration // of each call to Temporal; 0: Limit
+	UID           int           // of the process
 }
 
 // Run examines an installation. It returns at least one finding for each check that applies, in a fixed
@@ -46,6 +47,9 @@ type Input struct {
 func Run(ctx context.Context, in Input) []Finding {
 	if in.Limit == 0 {
 		in.Limit = 5 * time.Second
+	}
+	if in.TemporalLimit == 0 {
+		in.TemporalLimit = in.Limit
 	}
 	r := &report{Input: in}
 	r.settings()

@@ -30,7 +30,8 @@ func installation(t *testing.T, database string) preflight.Input {
 	c.DatabaseURL = database
 	c.BlobURL = "file://" + t.TempDir()
 	c.TemporalAddress = "127.0.0.1:1"
-	return preflight.Input{Config: c, UID: 1000, Limit: 5 * time.Second}
+	// Each check waits for the whole limit of Temporal.
+	return preflight.Input{Config: c, UID: 1000, Limit: time.Minute, TemporalLimit: 5 * time.Second}
 }
 
 // want fails unless one of the findings of a check has the state and contains the text.

@@ -28,7 +28,7 @@ func (r *report) temporal(ctx context.Context) {
 		return
 	}
 	defer c.Close()
-	call, cancel := context.WithTimeout(ctx, r.Limit)
+	call, cancel := context.WithTimeout(ctx, r.TemporalLimit)
 	defer cancel()
 	info, err := c.WorkflowService().GetSystemInfo(call, &workflowservice.GetSystemInfoRequest{})
 	if err != nil {
