@@ -54,15 +54,18 @@ var audiences = regexp.MustCompile(`^[!-~]{1,200}$`)
 
 // Open returns the source of a setting: "off" (nil), "ec2", or "gce" with the audience of the token. Tests use
 // "ec2=URL" and "gce=URL" for another address of the metadata service.
-func Open(setting, audience string) (*Reader, error) {
+func Open(setting, audience string) (*Reader, error) { return open(setting, audience, callLimit) }
+
+// open is Open with another limit of one call. Tests need one that a busy machine keeps.
+func open(setting, audience string, limit time.Duration) (*Reader, error) {
 	kind, base, given := strings.Cut(setting, "=")
 	if !given {
 		base = Address
 	}
 	s := &Reader{kind: wire.IdentitySource(kind), base: base, audience: audience, http: &http.Client{
-		Timeout: callLimit,
+		Timeout: limit,
 		Transport: &http.Transport{ // without a proxy: the answers concern this machine alone
-			DialContext:       (&net.Dialer{Timeout: callLimit}).DialContext,
+			DialContext:       (&net.Dialer{Timeout: limit}).DialContext,
 			DisableKeepAlives: true, DisableCompression: true, MaxResponseHeaderBytes: 16 << 10,
 		},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },

@@ -45,7 +45,7 @@ func TestAnswersThatAreNoIdentityAreErrors(t *testing.T) {
 			t.Parallel()
 			server := httptest.NewServer(c.serve)
 			t.Cleanup(server.Close)
-			source, err := identity.Open(c.setting+"="+server.URL, "berth/1")
+			source, err := identity.OpenPatient(c.setting+"="+server.URL, "berth/1")
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -187,7 +187,7 @@ func newGoogle(t *testing.T) *google {
 	}))
 	t.Cleanup(server.Close)
 	var err error
-	if g.v, err = identity.NewGCE("berth-burst", server.URL, identity.KeyOptions{Client: server.Client()}); err != nil {
+	if g.v, err = identity.NewGCE("berth-burst", server.URL, identity.KeyOptions{Client: server.Client(), Limit: time.Minute}); err != nil {
 		t.Fatal(err)
 	}
 	return g
@@ -350,7 +350,7 @@ func FuzzIdentity(f *testing.F) {
 	set := identitytest.KeySet(signer)
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(set) }))
 	f.Cleanup(server.Close)
-	gce, err := identity.NewGCE("berth-burst", server.URL, identity.KeyOptions{Client: server.Client()})
+	gce, err := identity.NewGCE("berth-burst", server.URL, identity.KeyOptions{Client: server.Client(), Limit: time.Minute})
 	if err != nil {
 		f.Fatal(err)
 	}

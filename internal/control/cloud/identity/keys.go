@@ -1,6 +1,7 @@
 package identity
 
 import (
+	"cmp"
 	"context"
 	"crypto/rsa"
 	"encoding/base64"
@@ -35,6 +36,8 @@ const (
 type KeyOptions struct {
 	Client *http.Client // nil: a client with the proxy of the environment
 	Logger *slog.Logger // nil: discard
+
+	Limit time.Duration // of one fetch; 0: 5 s
 }
 
 // keys is a cached JWK set (RFC 7517). A set that cannot be fetched again keeps its known keys: an outage of the
@@ -43,6 +46,7 @@ type keys struct {
 	url    string
 	client *http.Client
 	log    *slog.Logger
+	limit  time.Duration // of one fetch
 
 	mu      sync.Mutex // also held during a fetch: the joins that follow need the same result
 	known   map[string]*rsa.PublicKey
@@ -55,7 +59,7 @@ func newKeys(at string, o KeyOptions) (*keys, error) {
 	if err != nil || u.Scheme != "https" || u.Host == "" {
 		return nil, fmt.Errorf("keys %q: must be an https URL, such as %s", at, GoogleKeys)
 	}
-	k := &keys{url: at, client: o.Client, log: o.Logger}
+	k := &keys{url: at, client: o.Client, log: o.Logger, limit: cmp.Or(o.Limit, fetchLimit)}
 	if k.client == nil {
 		k.client = &http.Client{}
 	}
@@ -105,7 +109,7 @@ type jwk struct {
 // fetch replaces the set by the published one.
 func (k *keys) fetch(ctx context.Context, now time.Time) error {
 	// The set is for all callers, so the end of this one does not end the fetch.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), fetchLimit)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), k.limit)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, k.url, nil)
 	if err != nil {
