@@ -205,10 +205,11 @@ func lastRenewal(err error) int64 {
 }
 
 // refused reports whether the server itself has refused the call for a lasting reason: the same
-// call would be refused again. Every other error may pass.
+// call would be refused again. Every other error may pass, such as the end of a credential, which the
+// key of the machine renews.
 func refused(err error) bool {
 	e, ok := errors.AsType[*berth.Error](err)
-	if !ok {
+	if !ok || e.Slug == wire.SlugCredentialEnded {
 		return false
 	}
 	switch e.Code {

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -134,6 +135,32 @@ func TestAnOutageLongerThanACredentialNeedsNoPerson(t *testing.T) {
 	if j := s.settle(job); j.Status != berth.Succeeded || j.Attempt != 1 {
 		t.Errorf("job is %s in attempt %d", j.Status, j.Attempt)
 	}
+}
+
+// The credential ends a moment before a claim. The claim waits for the renewal, and the member is not abandoned.
+func TestAClaimWaitsForTheRenewalOfAnEndedCredential(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m := s.machine("m1")
+	var ended sync.Once
+	around := func(next http.Handler, w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/agent/v1/claim" {
+			ended.Do(func() {
+				s.exec(`UPDATE tokens SET expires_at = now() - interval '1 hour' WHERE role = 'machine'`)
+				s.serves() // the API of before remembers tokens
+			})
+		}
+		next.ServeHTTP(w, r)
+	}
+	s.gate.around.Store(&around)
+	job, _, w, _ := m.begins()
+	if text := m.logs.text(); !strings.Contains(text, "claim failed, will retry") || !strings.Contains(text, "renews it") {
+		t.Error("the claim did not meet an ended credential")
+	}
+	if s.renewals("m1") == 0 {
+		t.Error("the credential was not renewed")
+	}
+	m.ends(job, w)
 }
 
 // credentialFile is the path of the agent's credential.

@@ -123,9 +123,9 @@ func (s *sessions) dial(ctx context.Context, o wire.SessionOrder) (*websocket.Co
 	defer cancel()
 	c := s.sup.control.client
 	header := http.Header{}
-	header.Set("Authorization", "Bearer "+c.token())
 	header.Set(wire.HeaderSessionNonce, o.Nonce)
 	for wait := s.sup.cfg.Timing.backoff(); ; {
+		header.Set("Authorization", "Bearer "+c.token()) // may have been renewed since the last try
 		ws, res, err := websocket.Dial(ctx, c.base+"/agent/v1/sessions/"+o.ID, &websocket.DialOptions{
 			HTTPClient: c.http, HTTPHeader: header, Subprotocols: []string{wire.SessionProtocol},
 		})
