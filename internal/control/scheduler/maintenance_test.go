@@ -27,7 +27,7 @@ func (r *rig) window(in time.Duration, edit func(*spec.NewMaintenance)) int64 {
 func TestTheLeaderKeepsWindows(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	r.machine("m0", 8, 0)
+	r.machine("m0", 64, 0)
 	id := r.window(5*time.Hour, nil)
 	long := r.queued(func(j *spec.Job) { j.TimeLimit = spec.Duration(10 * time.Hour) })
 	endless, short := r.queued(nil), r.queued(func(j *spec.Job) { j.TimeLimit = spec.Duration(time.Hour) })
@@ -42,11 +42,19 @@ func TestTheLeaderKeepsWindows(t *testing.T) {
 	if err := r.db.Maintenance.Change(t.Context(), id, spec.MaintenanceChange{Lead: &now}); err != nil {
 		t.Fatal(err)
 	}
+	// A cycle that is under way may still plan with the former window. The next one does not.
 	late := r.queued(nil)
-	brief := r.queued(func(j *spec.Job) { j.TimeLimit = spec.Duration(time.Hour) })
-	r.awaitState(brief, berth.Scheduled)
-	if state := r.state(late); state != berth.Queued {
-		t.Errorf("inside the lead a job without a limit is %s", state)
+	for tries := 0; ; tries++ {
+		brief := r.queued(func(j *spec.Job) { j.TimeLimit = spec.Duration(time.Hour) })
+		r.awaitState(brief, berth.Scheduled)
+		state := r.state(late)
+		if state == berth.Queued {
+			break
+		}
+		if tries == 20 {
+			t.Fatalf("inside the lead a job without a limit is %s", state)
+		}
+		late = r.queued(nil)
 	}
 	r.exec(`UPDATE maintenance_machines SET closes_at = now() - interval '1 s'`)
 	r.await("drain", func() bool {
