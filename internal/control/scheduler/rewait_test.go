@@ -48,6 +48,7 @@ func TestTheLeaderPokesAWorkflowThatDoesNotKnowItsGrant(t *testing.T) {
 	r.lead(func(o *scheduler.Options) {
 		o.Workflows, o.ReconcileEvery = x, 10*time.Millisecond
 		o.Ages.Unwaited = time.Second
+		o.Ages.Unclaimed = time.Hour // no poke of the reconciler is counted
 	})
 	r.awaitState(id, "scheduled")
 	r.awaitState(known, "scheduled")
