@@ -2,6 +2,7 @@ package dbtest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"sync"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"berth/db"
@@ -177,11 +179,13 @@ func migrateTemplate(c *postgres.Cluster) error {
 func create(t testing.TB, c *postgres.Cluster, source string) string {
 	t.Helper()
 	name := fmt.Sprintf("test_%d", shared.databases.Add(1))
-	if err := admin(c, "CREATE DATABASE "+name+" TEMPLATE "+source+shared.strategy); err != nil {
+	copies := func() error { return admin(c, "CREATE DATABASE "+name+" TEMPLATE "+source+shared.strategy) }
+	if err := onceUnused(copies); err != nil {
 		t.Fatalf("dbtest: create database: %v", err)
 	}
 	t.Cleanup(func() {
-		if err := admin(c, "DROP DATABASE IF EXISTS "+name+" WITH (FORCE)"); err != nil {
+		drops := func() error { return admin(c, "DROP DATABASE IF EXISTS "+name+" WITH (FORCE)") }
+		if err := onceUnused(drops); err != nil {
 			t.Errorf("dbtest: drop database: %v", err)
 		}
 	})
@@ -192,6 +196,18 @@ func create(t testing.TB, c *postgres.Cluster, source string) string {
 // suspends. Leaders set their own timeout and ignore the URL; see Open.
 var patient = fmt.Sprintf("&connect_timeout=%d&idle_in_transaction_session_timeout=%d", int(patience.Seconds()),
 	Patience.Milliseconds())
+
+// onceUnused calls f again while the server answers that other connections use the database. The server waits 5
+// seconds for the processes of closed connections, and a busy machine may end them later.
+func onceUnused(f func() error) error {
+	for late := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
+		err := f()
+		answer, ok := errors.AsType[*pgconn.PgError](err)
+		if !ok || answer.Code != "55006" || time.Now().After(late) { // object_in_use
+			return err
+		}
+	}
+}
 
 // admin runs one statement outside any test database. The test's own context
 // is over when its clean-up runs, so the statement has one of its own.

@@ -3,6 +3,7 @@ package dbtest_test
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -49,6 +50,26 @@ func TestEachTestHasItsOwnMigratedDatabase(t *testing.T) {
 				t.Errorf("%d jobs in a fresh database", n)
 			}
 		})
+	}
+}
+
+// A server that still ends the process of a closed connection refuses to drop the database.
+func TestAStatementIsRepeatedWhileADatabaseIsInUse(t *testing.T) {
+	t.Parallel()
+	admin, user := connect(t, dbtest.EmptyURL(t)), connect(t, dbtest.EmptyURL(t))
+	tries := 0
+	err := dbtest.OnceUnused(func() error {
+		if tries++; tries == 2 {
+			_ = user.Close(t.Context())
+		}
+		_, err := admin.Exec(t.Context(), "DROP DATABASE "+user.Config().Database)
+		return err
+	})
+	if err != nil || tries < 2 {
+		t.Errorf("%v after %d tries", err, tries)
+	}
+	if err := dbtest.OnceUnused(func() error { return context.Canceled }); !errors.Is(err, context.Canceled) {
+		t.Errorf("another error: %v", err)
 	}
 }
 

@@ -33,7 +33,7 @@ func Restore(t testing.TB, url, file string) {
 	admin, name := plain(t, url, "postgres"), pgx.Identifier{databaseOf(t, url)}.Sanitize()
 	for _, sql := range []string{"DROP DATABASE " + name + " WITH (FORCE)",
 		"CREATE DATABASE " + name + " TEMPLATE template0"} {
-		if err := run(admin, sql); err != nil {
+		if err := onceUnused(func() error { return run(admin, sql) }); err != nil {
 			t.Fatalf("dbtest: %s: %v", sql, err)
 		}
 	}

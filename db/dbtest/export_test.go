@@ -1,0 +1,4 @@
+package dbtest
+
+// OnceUnused is onceUnused.
+var OnceUnused = onceUnused
