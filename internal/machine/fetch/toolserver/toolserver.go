@@ -4,6 +4,8 @@ package toolserver
 
 import (
 	"bytes"
+	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -20,7 +22,7 @@ import (
 func Start(t testing.TB, name string, prepare func(cmd *exec.Cmd, address string)) string {
 	t.Helper()
 	program := tool(t, name)
-	// Another process may take the port between its choice and its use.
+	// A process that chooses its port itself may take it between the choice here and the use.
 	for range 5 {
 		if address, ok := run(t, program, prepare); ok {
 			return address
@@ -63,14 +65,7 @@ func tool(t testing.TB, name string) string {
 // test's process dies.
 func run(t testing.TB, program string, prepare func(cmd *exec.Cmd, address string)) (address string, ok bool) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	// The kernel chose the port. The program cannot inherit the listener, so the port is free for a
-	// moment, and Start tries again if another process takes it.
-	address = l.Addr().String()
-	_ = l.Close()
+	address = freeAddress(t)
 	cmd := exec.Command(program)
 	prepare(cmd, address)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -89,7 +84,12 @@ func run(t testing.TB, program string, prepare func(cmd *exec.Cmd, address strin
 	for {
 		if c, err := net.Dial("tcp", address); err == nil {
 			_ = c.Close()
-			return address, true
+			select {
+			case <-ended: // another process has answered
+				return "", false
+			default:
+				return address, true
+			}
 		}
 		select {
 		case <-ended:
@@ -99,6 +99,29 @@ func run(t testing.TB, program string, prepare func(cmd *exec.Cmd, address strin
 		case <-tick.C:
 		}
 	}
+}
+
+// freeAddress returns an address of this machine with a free port, which a server takes later. The kernel gives
+// ports from 32768 on to connections and to listeners on any port, so the port lies below. No other test process
+// gets the same port before the test ends: each holds a socket with the name that also e2e/commands.Port uses.
+func freeAddress(t testing.TB) string {
+	t.Helper()
+	for range 1000 {
+		port := 20_000 + rand.IntN(10_000)
+		claim, err := net.Listen("unix", fmt.Sprintf("@berth-test-port-%d", port)) // abstract: no file stays behind
+		if err != nil {
+			continue
+		}
+		address := fmt.Sprintf("127.0.0.1:%d", port)
+		if l, err := net.Listen("tcp", address); err == nil {
+			_ = l.Close()
+			t.Cleanup(func() { _ = claim.Close() })
+			return address
+		}
+		_ = claim.Close()
+	}
+	t.Fatal("toolserver: no port from 20000 to 29999 is free")
+	return ""
 }
 
 // startTied starts cmd from a thread that lives as long as the child, and returns a channel that is
