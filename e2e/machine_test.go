@@ -178,6 +178,9 @@ func (h *cloudHost) comesTo(t *testing.T, m berth.MachineID, what string, ok fun
 	}()
 	until(t, "the launch of machine "+string(m)+" "+what, func() bool {
 		list, err := h.api.Launches(t.Context(), m, true)
+		if berth.CodeOf(err) == berth.CodeUnavailable {
+			return false
+		}
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -302,7 +305,7 @@ func launches(t *testing.T, h *cloudHost) {
 	h.ends(t, lasting, berth.Canceled)
 	h.after(t, 0, m)
 	l = h.isProvedGone(t, m)
-	if n := len(h.instances(t)); n != 1 || l.Sends != 2 || l.N != 1 {
+	if n := len(h.instances(t)); n != 1 || l.Sends < 2 || l.N != 1 {
 		t.Errorf("%d instances were created, the launch is %+v", n, l)
 	}
 	record(t, "machine-launched", h.historyOf(t, wire.MachineWorkflowID(m)))
@@ -330,7 +333,7 @@ func outlivesItsWorkflow(t *testing.T, h *cloudHost) {
 		t.Fatal(err)
 	}
 	l := h.isProvedGone(t, held)
-	if n := len(h.instances(t)) - before; n != 1 || l.Sends != 1 || l.N != 1 {
+	if n := len(h.instances(t)) - before; n != 1 || l.Sends < 1 || l.N != 1 {
 		t.Errorf("%d instances were created, the launch is %+v", n, l)
 	}
 }
@@ -368,7 +371,8 @@ func bursts(t *testing.T, h *cloudHost) {
 		m = w.Cloud.Machines[0].Machine
 		return strings.Contains(w.Message, "small in here, $1.00/h")
 	})
-	if e, err := h.api.Explain(t.Context(), waits); err != nil || e.Blockers[0].Code != "provisioning" || !slices.Contains(e.Blockers[0].Machines, m) {
+	if e, err := h.api.Explain(t.Context(), waits); err != nil || len(e.Blockers) == 0 || e.Blockers[0].Code != "provisioning" ||
+		!slices.Contains(e.Blockers[0].Machines, m) {
 		t.Errorf("explanation %+v, %v", e, err)
 	}
 	if err := os.WriteFile(h.boot, nil, 0o600); err != nil {
