@@ -31,14 +31,15 @@ const (
 type agentDownloads struct {
 	programs  *agentbin.Binaries // nil: none
 	addresses addresses
+	stall     time.Duration // for each part of a program
 
 	mu  sync.Mutex
 	all int
 	of  map[netip.Prefix]int // downloads under way; no entry: none
 }
 
-func newAgentDownloads(programs *agentbin.Binaries, addresses addresses) *agentDownloads {
-	return &agentDownloads{programs: programs, addresses: addresses, of: map[netip.Prefix]int{}}
+func newAgentDownloads(programs *agentbin.Binaries, addresses addresses, stall time.Duration) *agentDownloads {
+	return &agentDownloads{programs: programs, addresses: addresses, stall: stall, of: map[netip.Prefix]int{}}
 }
 
 func (h *agentDownloads) mount(r *router) {
@@ -67,9 +68,10 @@ func (h *agentDownloads) download(c echo.Context) error {
 
 // downloadPace is the pace that a download must keep.
 type downloadPace struct {
-	end  time.Time // of the whole download
-	part time.Time // the end of the present part
-	sent int       // bytes of the present part
+	stall time.Duration // for each part
+	end   time.Time     // of the whole download
+	part  time.Time     // the end of the present part
+	sent  int           // bytes of the present part
 }
 
 // deadline returns the time until which the next n bytes must be sent. Only a whole part earns more time: single
@@ -79,7 +81,7 @@ func (p *downloadPace) deadline(now time.Time, n int) time.Time {
 		p.end = now.Add(downloadLimit)
 	}
 	if p.part.IsZero() || p.sent >= downloadPart {
-		p.part, p.sent = now.Add(downloadStall), 0
+		p.part, p.sent = now.Add(p.stall), 0
 	}
 	p.sent += n
 	if p.part.After(p.end) {
@@ -88,10 +90,10 @@ func (p *downloadPace) deadline(now time.Time, n int) time.Time {
 	return p.part
 }
 
-// send writes the program. Each part must be taken within downloadStall, and all of them within downloadLimit.
+// send writes the program. Each part must be taken within stall, and all of them within downloadLimit.
 func (h *agentDownloads) send(w *echo.Response, program io.Reader) error {
 	control := http.NewResponseController(w)
-	var pace downloadPace
+	pace := downloadPace{stall: h.stall}
 	block := blocks.Get().(*[transferBlock]byte)
 	defer blocks.Put(block)
 	for {

@@ -71,7 +71,7 @@ func TestNewMachinesDownloadTheAgent(t *testing.T) {
 func TestDownloadsOfOneAddressAreLimited(t *testing.T) {
 	t.Parallel()
 	programs, hash := agentFolder(t, strings.Repeat("x", 32<<20)) // more than all buffers of a connection
-	s := newSite(t, func(d *api.Deps) { d.Agents = programs })
+	s := newSite(t, func(d *api.Deps) { d.Agents, d.Transfers.AgentStall = programs, time.Hour })
 	for range api.DownloadsOfAddress {
 		conn, err := net.Dial("tcp", strings.TrimPrefix(s.url, "http://"))
 		if err != nil {
@@ -106,7 +106,7 @@ func TestDownloadsHaveALeastRate(t *testing.T) {
 		"270 KiB/s":            {270 << 10, 5 * time.Minute},
 		"10 MiB/s":             {10 << 20, 5 * time.Minute},
 	} {
-		var pace api.DownloadPace
+		pace := api.NewDownloadPace()
 		at := begun
 		for {
 			deadline := pace.Deadline(at, block)

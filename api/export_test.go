@@ -95,4 +95,7 @@ const DownloadsOfAddress = downloadsOfAddress
 // DownloadPace is the pace that a download of an agent must keep.
 type DownloadPace = downloadPace
 
+// NewDownloadPace returns the pace of the product.
+func NewDownloadPace() DownloadPace { return downloadPace{stall: downloadStall} }
+
 func (p *downloadPace) Deadline(now time.Time, n int) time.Time { return p.deadline(now, n) }

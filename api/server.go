@@ -234,7 +234,7 @@ func resources(d Deps, gate *gatekeeper, streams *streams, explainer *explain.Ex
 		&outputHandlers{reader, store, d.DB.Objects, streams},
 		&checkpointHandlers{reader, store, d.DB.Objects, streams},
 		pages,
-		newAgentDownloads(d.Agents, gate.addresses),
+		newAgentDownloads(d.Agents, gate.addresses, d.Transfers.orDefaults().AgentStall),
 		&joinHandlers{newJoins(d.DB), d.DB.JoinTokens, d.DB.Tokens, d.Accounts, newIdentities(d.Metrics), gate.limits,
 			gate.addresses, d.Logger},
 		&agentHandlers{w.sessions, admission, secrets, d.Poker, d.Logger},

@@ -35,8 +35,8 @@ type TransferLimits struct {
 	SessionsPerTenant  int // of this process: 200; db has a cap for all replicas
 	Sessions           int // of this process: 1000
 
-	// Stall is the time in which a reader must take 64 KiB: 10 s.
-	Stall time.Duration
+	// A reader must take 64 KiB in each Stall (10 s), and a new machine a part of its agent in each AgentStall (10 s).
+	Stall, AgentStall time.Duration
 
 	// An upload must send UploadRate bytes a second (4096) on average over each
 	// UploadWindow (15 s).
@@ -58,8 +58,8 @@ func (l TransferLimits) orDefaults() TransferLimits {
 		UploadsPerToken: cmp.Or(l.UploadsPerToken, 4), UploadsPerTenant: cmp.Or(l.UploadsPerTenant, 4),
 		Uploads:          cmp.Or(l.Uploads, 16),
 		SessionsPerToken: cmp.Or(l.SessionsPerToken, 100), SessionsPerTenant: cmp.Or(l.SessionsPerTenant, 200),
-		Sessions: cmp.Or(l.Sessions, 1000),
-		Stall:    cmp.Or(l.Stall, 10*time.Second), Recheck: cmp.Or(l.Recheck, 2*time.Second),
+		Sessions: cmp.Or(l.Sessions, 1000), Recheck: cmp.Or(l.Recheck, 2*time.Second),
+		Stall: cmp.Or(l.Stall, 10*time.Second), AgentStall: cmp.Or(l.AgentStall, downloadStall),
 		UploadRate: cmp.Or(l.UploadRate, 4096), UploadWindow: cmp.Or(l.UploadWindow, 15*time.Second),
 	}
 }
