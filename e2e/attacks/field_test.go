@@ -117,7 +117,8 @@ func (a answer) clipped() string {
 	return string(a.Body[:min(len(a.Body), 300)])
 }
 
-// call calls the API once. header alternates names and values.
+// call calls the API, again while the control plane answers 503: it is slow, and has not refused the call. header
+// alternates names and values.
 func (f *field) call(token, method, path, body string, header ...string) answer {
 	f.t.Helper()
 	return f.callFrom("", token, method, path, body, header...)
@@ -125,7 +126,19 @@ func (f *field) call(token, method, path, body string, header ...string) answer 
 
 // callFrom is call from a loopback address. The control plane limits each address that sends wrong tokens, so an
 // attack with wrong tokens calls from an address of its own.
-func (f *field) callFrom(from, token, method, path, body string, header ...string) answer {
+func (f *field) callFrom(from, token, method, path, body string, header ...string) (a answer) {
+	f.t.Helper()
+	_ = rig.Await(f.t.Context(), rig.Patience, func(context.Context) error { // after the limit, the last answer counts
+		if a = f.once(from, token, method, path, body, header...); a.Status == http.StatusServiceUnavailable {
+			return fmt.Errorf("%d %s", a.Status, a.clipped())
+		}
+		return nil
+	})
+	return a
+}
+
+// once is callFrom without a repetition.
+func (f *field) once(from, token, method, path, body string, header ...string) answer {
 	f.t.Helper()
 	h := http.Header{}
 	for i := 0; i+1 < len(header); i += 2 {
@@ -136,14 +149,13 @@ func (f *field) callFrom(from, token, method, path, body string, header ...strin
 	return answer{c.Call(f.t.Context(), method, path, h, []byte(body))}
 }
 
-// must makes a call that must succeed, and returns the body. It repeats the call while the control plane answers 429
-// or 503.
+// must makes a call that must succeed, and returns the body. It repeats the call while the control plane answers 429.
 func (f *field) must(token, method, path, body string, header ...string) []byte {
 	f.t.Helper()
 	var a answer
 	err := rig.Await(f.t.Context(), rig.Patience, func(context.Context) error {
 		a = f.call(token, method, path, body, header...)
-		if a.Status == http.StatusServiceUnavailable || a.Status == http.StatusTooManyRequests {
+		if a.Status == http.StatusTooManyRequests {
 			return fmt.Errorf("%d %s", a.Status, a.clipped())
 		}
 		return nil
