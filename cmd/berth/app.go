@@ -58,9 +58,13 @@ type app struct {
 	readSecret func() ([]byte, error) // reads a line without echo; nil if standard input is no terminal
 	console    console                // nil unless standard input and output are a terminal
 	termName   string                 // TERM
+	home       string                 // HOME
 	now        func() time.Time
 	version    string
 	warned     bool // the warning about a readable file of contexts was printed
+
+	// lookup returns a variable of the environment.
+	lookup func(name string) (value string, ok bool)
 }
 
 // run executes one command line, reports its error and returns its exit code.

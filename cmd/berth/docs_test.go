@@ -83,7 +83,7 @@ func describe(b *bytes.Buffer, c *cobra.Command) {
 	fmt.Fprintf(b, "%s\n\n```\n%s\n```\n", text, strings.TrimSuffix(c.UseLine(), " [flags]"))
 	var flags []string
 	c.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) {
-		if f.Name == "help" {
+		if f.Name == "help" || f.Hidden {
 			return
 		}
 		name := "--" + f.Name

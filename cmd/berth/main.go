@@ -46,6 +46,8 @@ func fromProcess() *app {
 
 		console:  openConsole(),
 		termName: os.Getenv("TERM"),
+		home:     os.Getenv("HOME"),
+		lookup:   os.LookupEnv,
 	}
 	// NO_COLOR (no-color.org) and TERM=dumb switch colours off. The line of progress stays,
 	// as it needs a terminal and no colours.

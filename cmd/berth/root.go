@@ -63,8 +63,8 @@ func newRoot(a *app) *cobra.Command {
 			root.AddCommand(c)
 		}
 	}
-	add(groupJobs, newSubmit(a), newRun(a), newPlan(a), newList(a), newQueue(a), newShow(a), newExplain(a),
-		newEvents(a), newLogs(a), newWait(a), newCancel(a), newHold(a), newRelease(a), newSuspend(a),
+	add(groupJobs, newSubmit(a), newRun(a), newSbatch(a), newPlan(a), newList(a), newQueue(a), newShow(a),
+		newExplain(a), newEvents(a), newLogs(a), newWait(a), newCancel(a), newHold(a), newRelease(a), newSuspend(a),
 		newCheckpoint(a), newRetry(a), newPriority(a),
 		newExec(a), newPortForward(a), newCp(a),
 		newMetrics(a), newCheckpoints(a), newOutputs(a), newPipeline(a), newSchedule(a))

@@ -37,6 +37,11 @@ type submitFlags struct {
 func (f *submitFlags) register(cmd *cobra.Command) {
 	cmd.Flags().BoolVarP(&f.wait, "wait", "w", false,
 		"print the job's log, wait for its end and exit with its exit code")
+	f.registerWaiting(cmd)
+}
+
+// registerWaiting adds the flags except --wait, which berth sbatch has from Slurm.
+func (f *submitFlags) registerWaiting(cmd *cobra.Command) {
 	cmd.Flags().BoolVar(&f.noLogs, "no-logs", false,
 		"with --wait: do not print the log, except its end after a failure")
 	cmd.Flags().DurationVar(&f.timeout, "timeout", 0, "stop waiting after this, such as 2h; the job continues")
