@@ -44,6 +44,7 @@ func TestJobs(t *testing.T) {
 		{"a webhook is told how a job ended", tellsWebhooks},
 		{"jobs are accepted and run on while Temporal is away", survivesTemporal},
 		{"a gang that loses a rank goes on from the last checkpoint of all", repairsGangs},
+		{"a batch script of Slurm runs as its translation says", runsBatchScripts},
 		{"a gang that hangs is found, and goes on from the last checkpoint of all", findsHungGangs},
 	}
 	for _, claim := range claims {
