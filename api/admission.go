@@ -65,8 +65,11 @@ func (h *admissionHandlers) setAdmission(ctx context.Context, in *Request) (*adm
 	return &admissionOutput{a}, nil
 }
 
-// pauseText describes a pause of admission: actor, time and reason.
+// pauseText describes a pause of admission: actor, time and reason; or the quarantine.
 func pauseText(a wire.Admission) string {
+	if a.Quarantined {
+		return a.Reason
+	}
 	text := "new starts are paused by " + a.Actor
 	if a.Since != nil {
 		text += " since " + a.Since.UTC().Format(time.RFC3339)
@@ -78,7 +81,12 @@ func pauseText(a wire.Admission) string {
 }
 
 // pauseHint is the hint of every answer that names a pause as the cause.
-const pauseHint = "an admin ends the pause with 'berth admission resume'"
+func pauseHint(a wire.Admission) string {
+	if a.Quarantined {
+		return "an operator examines the restored cluster and ends its quarantine with 'berthd backup adopt'"
+	}
+	return "an admin ends the pause with 'berth admission resume'"
+}
 
 // controlPlane describes the limits of the control plane that hold back the starts of
 // waiting jobs: a pause of admission, the gate, and the latency of Temporal.
@@ -102,7 +110,7 @@ func (p *controlPlane) blockers(ctx context.Context, state berth.State) ([]wire.
 // all other blockers: while it lasts, no limit of the control plane matters.
 func (p *controlPlane) heldBack(a wire.Admission, state berth.State) []wire.Blocker {
 	if a.Paused {
-		return []wire.Blocker{{Code: "paused", Message: pauseText(a), Hint: pauseHint}}
+		return []wire.Blocker{{Code: "paused", Message: pauseText(a), Hint: pauseHint(a)}}
 	}
 	if text := p.overloaded(state); text != "" {
 		return []wire.Blocker{{Code: "control_plane", Message: "waits for the control plane: " + text,
@@ -153,7 +161,7 @@ func (p *controlPlane) tellPause(ctx context.Context, jobs ...*wire.Job) error {
 	}
 	for _, j := range jobs {
 		if untold(j) {
-			j.Reason = &berth.Reason{Code: berth.ReasonAdmissionPaused, Message: pauseText(a), Hint: pauseHint}
+			j.Reason = &berth.Reason{Code: berth.ReasonAdmissionPaused, Message: pauseText(a), Hint: pauseHint(a)}
 		}
 	}
 	return nil

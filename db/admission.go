@@ -6,6 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"berth"
 	"berth/wire"
 )
 
@@ -23,6 +24,9 @@ func (d *Cluster) SetAdmission(ctx context.Context, paused bool, reason, actor s
 		var err error
 		if a, err = readAdmission(ctx, tx); err != nil || a.Paused == paused {
 			return err
+		}
+		if a.Quarantined {
+			return berth.Errorf(berth.CodeConflict, "%s: admission cannot be resumed before", a.Reason)
 		}
 		_, err = tx.Exec(ctx, `
 			INSERT INTO admission_changes (paused, reason, actor)
@@ -49,19 +53,28 @@ func (d *Cluster) Admission(ctx context.Context) (wire.Admission, error) {
 }
 
 // readAdmission returns the newest row of admission_changes, or the zero value if the
-// table is empty.
+// table is empty. A quarantined cluster is paused, whatever the rows say.
 func readAdmission(ctx context.Context, q querier) (wire.Admission, error) {
 	rows, err := q.Query(ctx, `
-		SELECT paused, reason, actor, at
-		FROM admission_changes
-		ORDER BY id DESC
+		SELECT paused, reason, actor, at, quarantined
+		FROM (
+			SELECT true AS paused, 'the cluster was restored from a backup and waits for berthd backup adopt' AS reason,
+				'restore' AS actor, quarantined_at AS at, true AS quarantined, NULL::bigint AS id
+			FROM cluster
+			WHERE quarantined_at IS NOT NULL
+			UNION ALL
+			SELECT * FROM (
+				SELECT paused, reason, actor, at, false, id FROM admission_changes ORDER BY id DESC LIMIT 1
+			) newest
+		) c
+		ORDER BY quarantined DESC
 		LIMIT 1`)
 	if err != nil {
 		return wire.Admission{}, err
 	}
 	var a wire.Admission
 	var at time.Time
-	_, err = pgx.ForEachRow(rows, []any{&a.Paused, &a.Reason, &a.Actor, &at}, func() error {
+	_, err = pgx.ForEachRow(rows, []any{&a.Paused, &a.Reason, &a.Actor, &at, &a.Quarantined}, func() error {
 		a.Since = &at
 		return nil
 	})

@@ -18,7 +18,7 @@ import (
 // archived after their parent, because the parent's document summarizes them.
 func (d *Jobs) ArchiveTerminal(ctx context.Context, term Term, retention time.Duration, limit int) (int, error) {
 	var n int
-	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
+	err := d.pruneTx(ctx, term, func(tx pgx.Tx) error {
 		rows, err := tx.Query(ctx, `
 			SELECT j.id::text
 			FROM jobs j

@@ -31,12 +31,36 @@ func (p PrunedShard) Key() string {
 	return berth.CheckpointKey(p.Tenant, p.Job, p.Attempt, p.Rank, p.Step)
 }
 
+// withoutHeld returns the shards whose objects may be deleted after the commit: all, or none while
+// deletions are held back. The folders of the others are marked for removal.
+func withoutHeld(ctx context.Context, tx pgx.Tx, shards []PrunedShard) ([]PrunedShard, error) {
+	if len(shards) == 0 {
+		return nil, nil
+	}
+	held, err := holdsDeletions(ctx, tx)
+	if err != nil || !held {
+		return shards, err
+	}
+	folders := make([]string, len(shards))
+	for i, s := range shards {
+		folders[i] = s.Key()
+	}
+	_, err = tx.Exec(ctx, `
+		INSERT INTO doomed_objects (prefix)
+		SELECT k
+		FROM unnest(@folders::text[]) k
+		ORDER BY k
+		ON CONFLICT DO NOTHING`, pgx.NamedArgs{"folders": folders})
+	return nil, err
+}
+
 // RegisterCheckpoint records one member's shard of a checkpoint step, for the current
 // attempt only. The step is verified once the shards of all members are recorded. A report
 // with Bad records instead that a restore found the shard damaged.
 //
 // RegisterCheckpoint returns the shards beyond the job's keep, which are pruned. The caller
-// deletes their objects after the commit, as best effort. A shard over a storage quota of
+// deletes their objects after the commit, as best effort. While a backup runs, it returns none and marks
+// their folders for removal after the backup; see Objects.Doomed. A shard over a storage quota of
 // the tenant is refused with slug storage_quota together with its whole step, and the
 // returned shards belong to the refused step.
 func (d *Objects) RegisterCheckpoint(ctx context.Context, machine berth.MachineID,
@@ -63,10 +87,16 @@ func (d *Objects) RegisterCheckpoint(ctx context.Context, machine berth.MachineI
 		case err != nil:
 			return err
 		case !c.added:
-			pruned, err = c.late(ctx)
+			if pruned, err = c.late(ctx); err != nil {
+				return err
+			}
+			pruned, err = withoutHeld(ctx, tx, pruned)
 			return err
 		case verified:
 			if pruned, err = c.prune(ctx); err != nil {
+				return err
+			}
+			if pruned, err = withoutHeld(ctx, tx, pruned); err != nil {
 				return err
 			}
 		}

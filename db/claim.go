@@ -78,7 +78,8 @@ func (d *Agents) Claim(ctx context.Context, machine berth.MachineID, req wire.Cl
 		    claimed_at = coalesce(a.claimed_at, now()),
 		    fence_ms = greatest(a.fence_ms, m.fence_ms)
 		FROM jobs j, job_specs s, machines m, cluster c
-		WHERE `+knowsGranted+` AND s.job = a.job AND m.epoch = @epoch AND m.agent_boot = @boot
+		WHERE `+knowsGranted+` AND c.quarantined_at IS NULL
+		  AND s.job = a.job AND m.epoch = @epoch AND m.agent_boot = @boot
 		  AND m.state NOT IN ('lost', 'retired') AND `+claimable+`
 		  AND `+understood+`
 		RETURNING a.id, a.job::text, j.tenant, a.attempt, a.rank, s.spec, `+claimedImage+`,
@@ -145,6 +146,9 @@ func (d *Agents) refuseClaim(ctx context.Context, machine berth.MachineID, req w
 	}
 	if err := s.current(ctx, d.core, machine, req.AgentBoot, req.Epoch, req.Watermark); err != nil {
 		return err
+	}
+	if s.mark.quarantined {
+		return errQuarantined()
 	}
 	var holder berth.MachineID
 	var now, able bool

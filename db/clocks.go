@@ -126,7 +126,7 @@ const firesKept = 20
 // then.
 func (d *Schedules) PruneFires(ctx context.Context, term Term, retention time.Duration, limit int) (int, error) {
 	var n int
-	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
+	err := d.pruneTx(ctx, term, func(tx pgx.Tx) error {
 		return tx.QueryRow(ctx, `
 			WITH old AS (
 				SELECT f.schedule, f.at
@@ -160,7 +160,7 @@ func (d *Schedules) PruneFires(ctx context.Context, term Term, retention time.Du
 // decided and its job has ended.
 func (d *Schedules) DeleteEnded(ctx context.Context, term Term, retention time.Duration, limit int) (int, error) {
 	var n int
-	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
+	err := d.pruneTx(ctx, term, func(tx pgx.Tx) error {
 		tag, err := tx.Exec(ctx, `
 			WITH ended AS (
 				SELECT s.id

@@ -2,6 +2,7 @@ package db
 
 import (
 	"context"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -26,6 +27,20 @@ func (d *Cluster) SecretsAs(ctx context.Context) (string, error) {
 	var as string
 	err := d.pool.QueryRow(ctx, `SELECT secrets_as FROM cluster`).Scan(&as)
 	return as, mapError(err, "cluster")
+}
+
+// Quarantine returns the quarantine of this cluster. ok is false for a cluster in service.
+func (d *Cluster) Quarantine(ctx context.Context) (q Quarantine, ok bool, err error) {
+	var since, taken *time.Time
+	err = d.pool.QueryRow(ctx, `SELECT quarantined_at, backup_taken_at FROM cluster`).Scan(&since, &taken)
+	if err != nil || since == nil {
+		return Quarantine{}, false, mapError(err, "cluster")
+	}
+	q.Since = *since
+	if taken != nil {
+		q.Taken = *taken
+	}
+	return q, true, nil
 }
 
 // Miscount is a machine whose counters differ from the sum of its allocations. No job

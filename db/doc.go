@@ -44,8 +44,9 @@
 //	Uploads     uploads
 //	Logs        log_start logs prune_logs
 //	Outbox      notices
-//	Leader      incarnation lease watermark
+//	Leader      incarnation lease quarantine watermark
 //	Cluster     admission cluster population statistics
+//	Backups     backups
 //	JobSessions job_sessions
 //	WebSessions web_sessions
 //

@@ -72,3 +72,8 @@ func (h *History) Setting(ctx context.Context, name string) (value string, err e
 	err = h.tx.QueryRow(ctx, `SELECT current_setting($1)`, name).Scan(&value)
 	return value, err
 }
+
+// PruneTx is how a leader deletes old rows.
+func (d *DB) PruneTx(ctx context.Context, term Term, f func(tx pgx.Tx) error) error {
+	return d.pruneTx(ctx, term, f)
+}

@@ -378,7 +378,7 @@ func recordAct(ctx context.Context, tx pgx.Tx, id, event string, end SessionEnd)
 // PruneActs deletes at most limit entries of the acts that are older than retention, the oldest first,
 // and returns their number. The database keeps acts of the last day in any case.
 func (d *JobSessions) PruneActs(ctx context.Context, term Term, retention time.Duration, limit int) (n int, err error) {
-	err = d.leaderTx(ctx, term, func(tx pgx.Tx) error {
+	err = d.pruneTx(ctx, term, func(tx pgx.Tx) error {
 		var before time.Time
 		if err := tx.QueryRow(ctx, `
 			SELECT set_config('berth.prune_acts_before', (now() - @retention::interval)::text, true)::timestamptz`,

@@ -13,7 +13,7 @@ import (
 // number. The last launch of a machine name that an admin chose stays, so that no number is given twice. The
 // scaler never gives a name twice, since its names contain the leader's term.
 func (d *Launches) Prune(ctx context.Context, term Term, retention time.Duration, limit int) (n int, err error) {
-	err = d.leaderTx(ctx, term, func(tx pgx.Tx) error {
+	err = d.pruneTx(ctx, term, func(tx pgx.Tx) error {
 		tag, err := tx.Exec(ctx, `
 			DELETE FROM launches
 			WHERE (machine, n) IN (

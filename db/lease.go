@@ -74,7 +74,8 @@ func (l *Lease) Acquire(ctx context.Context, ttl time.Duration) (term Term, ok b
 // renewLead changes no column of a unique index, so it does not wait for writes of its own
 // term (see fence): a leader whose write waits for a locked table keeps the lead. takeLead
 // changes the epoch and does wait for these writes, so no write of the old term commits after
-// the new term begins. It does not lock a row that it cannot take.
+// the new term begins. It does not lock a row that it cannot take. A quarantined cluster elects no holder: no
+// lease of the time before the restore lasts, so there is no leader and no sweep.
 const (
 	renewLead = `
 		UPDATE leases
@@ -85,6 +86,7 @@ const (
 		INSERT INTO leases AS l (name, holder, expires_at)
 		SELECT @name::text, @holder::text, clock_timestamp() + @ttl::interval
 		WHERE NOT EXISTS (SELECT 1 FROM leases WHERE name = @name AND expires_at >= clock_timestamp())
+		  AND NOT ` + quarantined + `
 		ON CONFLICT (name) DO UPDATE
 		SET holder = excluded.holder, epoch = l.epoch + 1, expires_at = excluded.expires_at
 		WHERE l.expires_at < clock_timestamp()

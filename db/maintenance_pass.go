@@ -232,7 +232,7 @@ func (d *Maintenance) Waiting(ctx context.Context) (n int, err error) {
 
 // Prune deletes windows that ended longer ago than keep, at most limit, and returns their number.
 func (d *Maintenance) Prune(ctx context.Context, term Term, keep time.Duration, limit int) (n int, err error) {
-	err = d.leaderTx(ctx, term, func(tx pgx.Tx) error {
+	err = d.pruneTx(ctx, term, func(tx pgx.Tx) error {
 		tag, err := tx.Exec(ctx, `
 			DELETE FROM maintenance
 			WHERE id IN (

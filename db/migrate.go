@@ -65,6 +65,11 @@ func migrateWith(ctx context.Context, url string, files fs.FS, patience time.Dur
 		return fmt.Errorf("load migrations: %w", err)
 	}
 	version, err := m.GetCurrentVersion(ctx)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return berth.Errorf(berth.CodeConflict, "the database has a schema without a version, as an interrupted "+
+			"restore "+
+			"leaves it: drop the database, create it again, and repeat berthd backup restore")
+	}
 	if err != nil {
 		return fmt.Errorf("read schema version: %w", err)
 	}

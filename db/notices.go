@@ -38,13 +38,13 @@ type NoticeClaim struct {
 // Claim takes notices that are due, the longest overdue first, at most c.Each of one tenant,
 // so that one tenant cannot crowd out the others. The caller has a notice to itself until the
 // lease ends. After that the caller counts as dead, before or after its call of the webhook:
-// delivery is at least once.
+// delivery is at least once. A quarantined cluster sends none: its calls may have been sent before the restore.
 func (d *Outbox) Claim(ctx context.Context, c NoticeClaim) ([]Notice, error) {
 	// The recursion steps from tenant to tenant along the index, instead of reading all
 	// notices. SKIP LOCKED keeps concurrent callers from waiting for each other.
 	rows, err := d.pool.Query(ctx, `
 		WITH RECURSIVE t (tenant) AS (
-			SELECT min(tenant) FROM notices
+			SELECT min(tenant) FROM notices WHERE NOT `+quarantined+`
 			UNION ALL
 			SELECT (SELECT min(n.tenant) FROM notices n WHERE n.tenant > t.tenant)
 			FROM t

@@ -38,9 +38,12 @@ func doom(ctx context.Context, tx pgx.Tx, ids []string) error {
 	return err
 }
 
-// Doomed returns folders of the object store without an owner, the oldest first.
+// Doomed returns folders of the object store without an owner, the oldest first. While deletions are
+// held back it returns none; see Backups.Begin. A folder in a list that was returned before a backup
+// began was marked before, and no row that the backup reads names it.
 func (d *Objects) Doomed(ctx context.Context, limit int) ([]string, error) {
-	rows, err := d.pool.Query(ctx, `SELECT prefix FROM doomed_objects WHERE since <= clock_timestamp()
+	rows, err := d.pool.Query(ctx, `SELECT prefix FROM doomed_objects
+		WHERE since <= clock_timestamp() AND NOT `+deletionsHeld+`
 		ORDER BY since, prefix LIMIT @limit`, pgx.NamedArgs{"limit": limit})
 	if err != nil {
 		return nil, mapError(err, "doomed objects")
@@ -205,7 +208,8 @@ type ClosedAttempt struct {
 }
 
 // ClosedAttempts returns attempts that ended longer than age ago and have not been swept. It
-// leaves out an attempt while one of its members could still register an object.
+// leaves out an attempt while one of its members could still register an object, and all attempts
+// while deletions are held back.
 func (d *Objects) ClosedAttempts(ctx context.Context, age time.Duration, limit int) ([]ClosedAttempt, error) {
 	rows, err := d.pool.Query(ctx, `
 		SELECT j.tenant, t.job, t.attempt,
@@ -216,7 +220,7 @@ func (d *Objects) ClosedAttempts(ctx context.Context, age time.Duration, limit i
 		FROM attempts t
 		JOIN jobs j ON j.id = t.job
 		JOIN job_specs s ON s.job = t.job
-		WHERE t.swept_at IS NULL AND t.ended_at < clock_timestamp() - @age::interval
+		WHERE t.swept_at IS NULL AND t.ended_at < clock_timestamp() - @age::interval AND NOT `+deletionsHeld+`
 		  AND (s.spec ? 'checkpoint' OR s.spec ? 'outputs')
 		  AND (t.attempt < j.attempt OR j.state IN ('succeeded', 'failed', 'canceled') OR NOT EXISTS (
 			SELECT 1

@@ -23,7 +23,7 @@ const pruneHorizon = `least(
 func (d *Machines) PruneHistory(ctx context.Context, term Term, retention time.Duration, limit int) (int, error) {
 	args := pgx.NamedArgs{"retention_ms": retention.Milliseconds(), "limit": limit}
 	pruned := 0
-	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
+	err := d.pruneTx(ctx, term, func(tx pgx.Tx) error {
 		pruned = 0
 		for _, sql := range []string{`
 			DELETE FROM machine_events

@@ -24,7 +24,7 @@ func (d *Logs) Prune(ctx context.Context, term Term, retention time.Duration, li
 	before := berth.NewJobID(time.Now().Add(idle - retention))
 	args := pgx.NamedArgs{"retention": retention, "limit": limit, "pieces": prunedPieces, "before": before}
 	var n int
-	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
+	err := d.pruneTx(ctx, term, func(tx pgx.Tx) error {
 		n = 0
 		rows, err := tx.Query(ctx, pruneLogs, args)
 		if err != nil {

@@ -35,7 +35,7 @@ func (d *Objects) PruneOutputs(ctx context.Context, term Term, retention time.Du
 	args := pgx.NamedArgs{"retention": retention, "limit": limit,
 		"before": berth.NewJobID(time.Now().Add(idle - retention))}
 	var n int
-	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
+	err := d.pruneTx(ctx, term, func(tx pgx.Tx) error {
 		n = 0
 		var alone bool // a wait for the lock would keep the leader from renewing its lease
 		if err := tx.QueryRow(ctx, `SELECT pg_try_advisory_xact_lock(`+outputsLock+`)`).Scan(&alone); err != nil ||

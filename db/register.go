@@ -89,6 +89,9 @@ func (d *Agents) Register(ctx context.Context, machine berth.MachineID,
 	jobs = append(jobs, ended...)
 	answer := wire.RegisterResponse{Epoch: r.epoch, TTLSeconds: int(berth.MachineLeaseTTL.Seconds()), Kill: r.kill,
 		Quarantine: r.unknown, Watermark: r.mark.now()}
+	if r.mark.quarantined { // the registration that follows the adoption orders removals
+		answer.Kill, answer.Quarantine = nil, slices.Concat(r.unknown, r.kill)
+	}
 	if answer.Cluster, err = clusterID(ctx, d.core); err != nil {
 		return answer, jobs, err
 	}
@@ -124,7 +127,7 @@ func (d *Agents) endedUntold(ctx context.Context, machine berth.MachineID) ([]be
 // run runs the steps of a registration in the lock order, within one transaction.
 func (r *registration) run(ctx context.Context) error {
 	for _, step := range []func(context.Context) error{
-		r.lock, r.reboot, r.judge, r.writeMachine, r.writeGPUs, r.approve, r.writeLease,
+		r.lock, r.reboot, r.judge, r.noteUnknown, r.writeMachine, r.writeGPUs, r.approve, r.writeLease,
 	} {
 		if err := step(ctx); err != nil {
 			return err

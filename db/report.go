@@ -57,13 +57,15 @@ type heard struct {
 	started []berth.AllocationID // ordered to start because of the reports, on the same machine
 	refused []wire.Refused       // reports that can never be stored
 	mark    *wire.Watermark      // the newest one when the reports were stored; nil: none were stored
-	known   bool                 // the answer is complete: machine not suspect, no later call was first
+	// quarantined: the cluster waits for its adoption, and the answer has no orders.
+	quarantined bool
+	known       bool // the answer is complete: machine not suspect, no later call was first
 }
 
 // add merges the result of one part of the call.
 func (h *heard) add(part heard) {
 	h.stale, h.started = append(h.stale, part.stale...), append(h.started, part.started...)
-	h.known = h.known && part.known
+	h.known, h.quarantined = h.known && part.known, h.quarantined || part.quarantined
 	if h.mark == nil {
 		h.mark = part.mark
 	}

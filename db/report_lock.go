@@ -54,7 +54,7 @@ func (r *reporting) lock(ctx context.Context) error {
 	if err := s.check(r.machine, r.req.AgentBoot, r.req.Epoch); err != nil {
 		return err
 	}
-	r.mark = s.mark.now()
+	r.mark, r.quarantined = s.mark.now(), s.mark.quarantined
 	if r.req.Seq < s.seq || r.req.Seq == s.seq && !r.part {
 		return errOvertaken
 	}

@@ -129,7 +129,8 @@ func (d *core) session(ctx context.Context, machine berth.MachineID) (*session, 
 }
 
 // readSessions reads the sessions and sets of machines in one statement, so each set
-// belongs to the same moment as its watermark. Machines that do not exist are left out.
+// belongs to the same moment as its watermark. Machines that do not exist are left out. In a quarantined
+// cluster a set has the work that the machine has taken up, and no orders.
 func (d *core) readSessions(ctx context.Context, machines []berth.MachineID) (map[berth.MachineID]*session, error) {
 	ids := make([]string, len(machines))
 	for i, m := range machines {
@@ -182,9 +183,12 @@ func (d *core) readSessions(ctx context.Context, machines []berth.MachineID) (ma
 				got[machine] = s
 			}
 			asked = nil
-			if id != nil {
+			if m.mark.quarantined {
+				s.asked = nil
+			}
+			if id != nil && (!m.mark.quarantined || a.State == berth.AllocActive || a.State == berth.AllocExited) {
 				a.Alloc, a.Orders = berth.AllocationID(*id), berth.Orders{}
-				if orders != nil {
+				if orders != nil && !m.mark.quarantined {
 					a.Orders = *orders
 				}
 				a.RunLimit = spec.Duration(time.Duration(limit) * time.Millisecond)

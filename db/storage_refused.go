@@ -17,7 +17,7 @@ import (
 
 // refuseStep gives up a checkpoint step that exceeds a storage quota and adds an event with
 // the reason, once per attempt. It returns the step's shards, including the reported one;
-// the caller deletes their objects.
+// the caller deletes their objects. See RegisterCheckpoint for backups.
 func (d *Objects) refuseStep(
 	ctx context.Context, machine berth.MachineID, p wire.CheckpointReport, why error,
 ) ([]PrunedShard, error) {
@@ -32,8 +32,12 @@ func (d *Objects) refuseStep(
 		if list, err = c.giveUp(ctx, why); err != nil || len(list) == 0 {
 			return err // a verified step stays: nothing was refused
 		}
-		return addEventOnce(ctx, tx, p.Job, wire.EventCheckpointRefused, p.Attempt, AgentActor(machine),
+		err = addEventOnce(ctx, tx, p.Job, wire.EventCheckpointRefused, p.Attempt, AgentActor(machine),
 			fmt.Sprintf("step %d was not stored, and the checkpoints before it stay: %v", p.Step, why))
+		if err == nil {
+			list, err = withoutHeld(ctx, tx, list)
+		}
+		return err
 	})
 	if err == nil {
 		d.hub.Publish(TopicJob, string(p.Job))

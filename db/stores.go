@@ -33,6 +33,7 @@ type DB struct {
 	Outbox      *Outbox
 	Leader      *Leader
 	Cluster     *Cluster
+	Backups     *Backups
 
 	JobSessions *JobSessions
 	WebSessions *WebSessions
@@ -48,7 +49,7 @@ func newDB(c *core) *DB {
 		Tenants: &Tenants{c}, Storage: &Storage{c},
 		Tokens: &Tokens{c}, JoinTokens: &JoinTokens{c}, Secrets: &Secrets{c},
 		Objects: &Objects{c}, Uploads: &Uploads{c}, Logs: &Logs{c},
-		Outbox: &Outbox{c}, Leader: &Leader{c}, Cluster: &Cluster{c},
+		Outbox: &Outbox{c}, Leader: &Leader{c}, Cluster: &Cluster{c}, Backups: &Backups{c},
 		JobSessions: &JobSessions{c}, WebSessions: &WebSessions{c},
 	}
 }
@@ -162,6 +163,10 @@ type Leader struct{ *core }
 // counts rows for metrics and self-checks. It maintains partitions and planner
 // statistics. It never writes rows of jobs and machines.
 type Cluster struct{ *core }
+
+// Backups stores the runs of backups. A running backup has a lease, by which it holds back the deletion of
+// objects and of old rows. Backups deletes nothing.
+type Backups struct{ *core }
 
 // JobSessions stores the sessions of users in running containers, and the record of them in
 // acts. A session is paired, renewed and ended here. JobSessions adds events to jobs and makes

@@ -76,6 +76,9 @@ const ttlSeconds = int(berth.MachineLeaseTTL / time.Second)
 // answer adds the results of the reports to a response.
 func (h heard) answer(r wire.SyncResponse) wire.SyncResponse {
 	r.Started, r.Stale, r.Refused = h.started, h.stale, h.refused
+	if h.quarantined { // the next registration judges each container
+		r.Started, r.Stale = nil, nil
+	}
 	if h.mark != nil && (r.Watermark == nil || h.mark.Number < r.Watermark.Number) {
 		r.Watermark = h.mark // the older of the two, since the answer is from both moments
 	}

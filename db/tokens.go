@@ -292,7 +292,7 @@ func tokenPage[T any](
 func (d *Tokens) Prune(ctx context.Context, term Term, retention time.Duration, limit int) (int, error) {
 	args := pgx.NamedArgs{"retention": retention, "limit": limit}
 	n := 0
-	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
+	err := d.pruneTx(ctx, term, func(tx pgx.Tx) error {
 		n = 0
 		for _, sql := range []string{`
 			DELETE FROM tokens

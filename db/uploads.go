@@ -158,7 +158,7 @@ func addressesOf(named []spec.NamedUpload) []string {
 // are marked for removal.
 func (d *Uploads) Doom(ctx context.Context, term Term, idle time.Duration, limit int) (int, error) {
 	var n int
-	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
+	err := d.pruneTx(ctx, term, func(tx pgx.Tx) error {
 		tag, err := tx.Exec(ctx, `
 			WITH needed AS MATERIALIZED ( -- from the jobs that live: OFFSET keeps the planner from turning it round
 				SELECT j.tenant, n.address

@@ -60,20 +60,24 @@ func (s signer) sign(branch string, number int64) wire.Watermark {
 	return wire.Watermark{Number: number, Branch: branch, Signature: signature(s.key, s.cluster, branch, number)}
 }
 
-// markRead is one reading of the database's watermarks.
+// markRead is one reading of the database's watermarks and of its quarantine.
 type markRead struct {
 	cluster string
 	branch  string // of the newest watermark
 	number  int64  // of the newest watermark; 0 before the first
 	leaptTo int64  // lower numbers count as granted
 	key     []byte // signs watermarks
+
+	quarantined bool // the cluster was restored, and no operator has adopted it yet
 }
 
 // markColumns are the columns for dest, from row c of cluster.
-const markColumns = `c.id, c.branch, ` + grantedNow + `, c.leapt_to, c.watermark_key`
+const markColumns = `c.id, c.branch, ` + grantedNow + `, c.leapt_to, c.watermark_key, c.quarantined_at IS NOT NULL`
 
 // dest returns the scan targets of markColumns.
-func (m *markRead) dest() []any { return []any{&m.cluster, &m.branch, &m.number, &m.leaptTo, &m.key} }
+func (m *markRead) dest() []any {
+	return []any{&m.cluster, &m.branch, &m.number, &m.leaptTo, &m.key, &m.quarantined}
+}
 
 // covers reports whether this reading already shows that a caller's watermark was granted.
 // Nearly all watermarks are covered; any other one needs a query.

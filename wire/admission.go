@@ -9,4 +9,6 @@ type Admission struct {
 	Reason string     `json:"reason,omitempty" doc:"of the last pause or resumption"`
 	Actor  string     `json:"actor,omitempty" doc:"who paused or resumed last"`
 	Since  *time.Time `json:"since,omitempty" doc:"time of the last pause or resumption; none if there was none"`
+
+	Quarantined bool `json:"quarantined,omitempty" doc:"the cluster was restored from a backup and waits for adoption"`
 }
