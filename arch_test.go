@@ -41,7 +41,10 @@ var layers = [][]string{
 		"berth/internal/machine/fetch", "berth/internal/machine/firewall", "berth/internal/machine/gpu",
 		"berth/internal/machine/identity", "berth/internal/machine/notice", "berth/internal/machine/signature",
 	},
-	{"berth/internal/control/admission", "berth/internal/control/autoscale", "berth/internal/control/explain"},
+	{
+		"berth/internal/control/admission", "berth/internal/control/autoscale", "berth/internal/control/backup",
+		"berth/internal/control/explain",
+	},
 	{
 		"berth/api", "berth/web", "berth/workers", "berth/internal/check",
 		"berth/internal/control/dispatch", "berth/internal/control/scheduler", "berth/internal/control/webhook",

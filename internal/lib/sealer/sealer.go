@@ -102,6 +102,16 @@ func (k *Keys) add(raw []byte) error {
 // Current names the key that seals.
 func (k *Keys) Current() string { return k.list[0].id }
 
+// IDs returns the ids of all keys, the one that seals first. An id is a fingerprint: it does not reveal
+// the key.
+func (k *Keys) IDs() []string {
+	ids := make([]string, len(k.list))
+	for i, one := range k.list {
+		ids[i] = one.id
+	}
+	return ids
+}
+
 // Has reports whether a key with this id, which sealed values carry, is among the keys.
 func (k *Keys) Has(id string) bool {
 	return slices.ContainsFunc(k.list, func(one key) bool { return one.id == id })

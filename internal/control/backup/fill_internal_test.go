@@ -1,0 +1,36 @@
+package backup
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"berth"
+	"berth/db"
+	"berth/db/dbtest"
+)
+
+// TestAFilledDatabaseCannotBeUsedBeforeItsQuarantine checks the state in which a killed restore leaves the database:
+// filled and not quarantined. No berthd starts on it, and it cannot be restored into.
+func TestAFilledDatabaseCannotBeUsedBeforeItsQuarantine(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "one")
+	m, err := Create(t.Context(), Options{Dir: dir, DatabaseURL: dbtest.URL(t), Actor: "test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := RestoreOptions{Dir: dir, DatabaseURL: dbtest.EmptyURL(t)}
+	tool, err := findProgram(t.Context(), "pg_restore", "", m.Database.Tool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := fillDatabase(t.Context(), tool, o); err != nil {
+		t.Fatal(err)
+	}
+	if err := db.Migrate(t.Context(), o.DatabaseURL); berth.CodeOf(err) != berth.CodeConflict || !strings.Contains(err.Error(), "interrupted restore") {
+		t.Errorf("a start of berthd: %v", err)
+	}
+	if _, err := Restore(t.Context(), o); berth.CodeOf(err) != berth.CodeConflict {
+		t.Errorf("a restore into it: %v", err)
+	}
+}

@@ -1,0 +1,130 @@
+package backup
+
+import (
+	"bufio"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"berth"
+	"berth/internal/control/blob"
+)
+
+// ownKeys begins the keys of objects that belong to a running cluster and not to its jobs: watermarks, which a
+// restored database gets new.
+const ownKeys = "clusters/"
+
+// saveObjects writes the listing of a store into the folder of a backup, and copies the objects of a store in
+// a folder.
+func saveObjects(ctx context.Context, store *blob.Store, dir string) (Objects, error) {
+	o := Objects{Kind: ObjectsListed}
+	if store.Folder() != "" {
+		o.Kind = ObjectsCopied
+	}
+	f, err := os.OpenFile(filepath.Join(dir, listingFile), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return o, err
+	}
+	defer f.Close()
+	sum := sha256.New()
+	out := bufio.NewWriter(io.MultiWriter(f, sum))
+	lines := json.NewEncoder(out)
+	err = store.Walk(ctx, func(x blob.Object) error {
+		if strings.HasPrefix(x.Key, ownKeys) {
+			return nil
+		}
+		e := entry{Key: x.Key, Size: x.Size, MD5: hex.EncodeToString(x.MD5)}
+		if o.Kind == ObjectsCopied {
+			var err error
+			e.Size, e.SHA256, err = copyObject(ctx, store, x.Key, filepath.Join(dir, objectsDir,
+				filepath.FromSlash(x.Key)))
+			if berth.CodeOf(err) == berth.CodeNotFound {
+				return nil // deleted meanwhile, so no row of the dump names it
+			}
+			if err != nil {
+				return err
+			}
+		}
+		o.Count++
+		o.Bytes += e.Size
+		return lines.Encode(e)
+	})
+	if err == nil {
+		err = out.Flush()
+	}
+	if closed := f.Close(); err == nil {
+		err = closed
+	}
+	o.SHA256 = hex.EncodeToString(sum.Sum(nil))
+	return o, err
+}
+
+// copyObject copies an object to a new file, and returns its length and its SHA-256.
+func copyObject(ctx context.Context, store *blob.Store, key, path string) (int64, string, error) {
+	from, size, err := store.Open(ctx, key)
+	if err != nil {
+		return 0, "", err
+	}
+	defer from.Close()
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return 0, "", err
+	}
+	to, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return 0, "", err
+	}
+	sum := sha256.New()
+	n, err := io.Copy(io.MultiWriter(to, sum), from)
+	if closed := to.Close(); err == nil {
+		err = closed
+	}
+	if err == nil && n != size {
+		err = fmt.Errorf("object %s: %d bytes of %d were read", key, n, size)
+	}
+	return n, hex.EncodeToString(sum.Sum(nil)), err
+}
+
+// readListing calls each for every line of a backup's listing. It first compares the listing with the
+// manifest.
+func readListing(dir string, m Manifest, each func(entry) error) error {
+	path := filepath.Join(dir, listingFile)
+	_, sum, err := sumFile(path)
+	if err != nil {
+		return err
+	}
+	if sum != m.Objects.SHA256 {
+		return fmt.Errorf("%s is not the listing of this backup: its SHA-256 is %.12s, and the manifest has "+
+			"%.12s", path, sum,
+			m.Objects.SHA256)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	count := 0
+	for d := json.NewDecoder(bufio.NewReader(f)); ; count++ {
+		var e entry
+		err := d.Decode(&e)
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return fmt.Errorf("%s, object %d: %w", path, count+1, err)
+		}
+		if err := each(e); err != nil {
+			return err
+		}
+	}
+	if count != m.Objects.Count {
+		return fmt.Errorf("%s has %d objects, and the manifest %d", path, count, m.Objects.Count)
+	}
+	return nil
+}

@@ -1,0 +1,221 @@
+package backup
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"berth"
+	"berth/db"
+	"berth/internal/control/blob"
+	"berth/internal/lib/sealer"
+)
+
+// RestoreOptions are the options of Restore.
+type RestoreOptions struct {
+	Dir         string // of the backup
+	DatabaseURL string // of an empty database
+	BlobURL     string // "": only for a backup without objects
+	Keys        *sealer.Keys
+	PgBin       string // folder of pg_restore; "": see findProgram
+}
+
+// Restored is the result of Restore.
+type Restored struct {
+	Manifest
+	Copied  int // objects that were copied into the store
+	Present int // objects that the store had already
+	Missing int // listed objects that the bucket lacks
+}
+
+// Restore verifies a backup, puts its objects into the store, and restores its database, which is then
+// quarantined. It refuses a damaged backup, keys that do not open the stored secrets, a schema of another
+// version, and a database that is not empty. The objects come first: a database that can be used
+// has them. A failed call can be repeated.
+func Restore(ctx context.Context, o RestoreOptions) (Restored, error) {
+	m, err := Verify(ctx, o.Dir)
+	if err != nil {
+		return Restored{}, err
+	}
+	r := Restored{Manifest: m}
+	if err := m.checkKeys(o.Keys); err != nil {
+		return r, err
+	}
+	found, err := db.Inspect(ctx, o.DatabaseURL)
+	if err != nil {
+		return r, err
+	}
+	if m.Schema != found.Wanted {
+		return r, fmt.Errorf("backup %s has schema version %d, and this program %d: restore it with Berth %s, which "+
+			"created it, and upgrade after that", o.Dir, m.Schema, found.Wanted, m.Berth)
+	}
+	tool, err := findProgram(ctx, "pg_restore", o.PgBin, max(m.Database.Tool, found.Server/10000))
+	if err != nil {
+		return r, err
+	}
+	if err := db.CheckVacant(ctx, o.DatabaseURL); err != nil {
+		return r, err
+	}
+	if err := r.objects(ctx, o); err != nil {
+		return r, fmt.Errorf("restore objects: %w", err)
+	}
+	err = db.Restore(ctx, o.DatabaseURL, db.Restoration{Schema: m.Schema, Taken: m.StartedAt},
+		func(ctx context.Context) error { return fillDatabase(ctx, tool, o) })
+	if err != nil {
+		return r, fmt.Errorf("restore database: %w", err)
+	}
+	return r, nil
+}
+
+// checkKeys refuses keys with which the restored cluster could not open its secrets, or would seal new ones
+// under another key than before.
+func (m Manifest) checkKeys(keys *sealer.Keys) error {
+	var missing []string
+	needed := m.SealedWith
+	if len(m.Keys) > 0 {
+		needed = append([]string{m.Keys[0]}, needed...)
+	}
+	for _, id := range needed {
+		if keys == nil || !keys.Has(id) {
+			missing = append(missing, id)
+		}
+	}
+	switch {
+	case len(missing) == 0:
+		return nil
+	case keys == nil:
+		return fmt.Errorf("the backup has secrets under the keys %s: name the file with these keys by "+
+			"--secret-key-file",
+			strings.Join(missing, ", "))
+	default:
+		return fmt.Errorf("the key file has the keys %s and lacks %s, which the backup needs: name the key file "+
+			"of the "+
+			"cluster that was backed up", strings.Join(keys.IDs(), ", "), strings.Join(missing, ", "))
+	}
+}
+
+// fillDatabase restores the dump in one transaction, without the rows of table schema_version; see
+// db.Restore.
+func fillDatabase(ctx context.Context, tool program, o RestoreOptions) error {
+	work, err := os.MkdirTemp("", "berth-restore-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(work)
+	dump, list := filepath.Join(o.Dir, databaseFile), filepath.Join(work, "list")
+	f, err := os.OpenFile(list, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	err = tool.run(ctx, o.DatabaseURL, f, "--list", dump)
+	if closed := f.Close(); err == nil {
+		err = closed
+	}
+	if err != nil {
+		return err
+	}
+	if err := withoutVersion(list); err != nil {
+		return err
+	}
+	// The database is named by the environment: PGDATABASE is not enough for pg_restore, which wants --dbname.
+	return tool.run(ctx, o.DatabaseURL, nil, "--dbname=", "--single-transaction", "--exit-on-error", "--no-owner",
+		"--no-privileges", "--use-list", list, dump)
+}
+
+// withoutVersion removes the rows of table schema_version from a list of the contents of a dump.
+func withoutVersion(list string) error {
+	text, err := os.ReadFile(list)
+	if err != nil {
+		return err
+	}
+	var kept [][]byte
+	removed := 0
+	for line := range bytes.Lines(text) {
+		if bytes.Contains(line, []byte(" TABLE DATA public schema_version ")) {
+			removed++
+			continue
+		}
+		kept = append(kept, line)
+	}
+	if removed != 1 {
+		return fmt.Errorf("the dump has %d tables of the schema's version: it is no backup by berthd", removed)
+	}
+	return os.WriteFile(list, bytes.Join(kept, nil), 0o600)
+}
+
+// objects puts the copied objects into the store, or compares the listing with the bucket.
+func (r *Restored) objects(ctx context.Context, o RestoreOptions) error {
+	if r.Objects.Kind == ObjectsNone {
+		return nil
+	}
+	if o.BlobURL == "" {
+		return fmt.Errorf("the backup has %d objects of %s: name the object store of the restored cluster by "+
+			"--blob-url",
+			r.Objects.Count, r.Objects.Store)
+	}
+	store, err := blob.Open(ctx, o.BlobURL)
+	if err != nil {
+		return err
+	}
+	defer store.Close()
+	sizes := map[string]int64{}
+	if err := store.Walk(ctx, func(x blob.Object) error { sizes[x.Key] = x.Size; return nil }); err != nil {
+		return err
+	}
+	return readListing(o.Dir, r.Manifest, func(e entry) error {
+		size, ok := sizes[e.Key]
+		switch {
+		case ok && size == e.Size: // an object is created once and never changed
+			r.Present++
+			return nil
+		case ok:
+			return fmt.Errorf("object %s has %d bytes in the store and %d in the backup: it is another store, "+
+				"use an empty one",
+				e.Key, size, e.Size)
+		case r.Objects.Kind == ObjectsListed:
+			r.Missing++
+			return nil
+		}
+		r.Copied++
+		return putObject(ctx, store, e.Key, filepath.Join(o.Dir, objectsDir, filepath.FromSlash(e.Key)))
+	})
+}
+
+// putObject stores a copied object.
+func putObject(ctx context.Context, store *blob.Store, key, path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	_, err = store.Put(ctx, key, f, info.Size())
+	return err
+}
+
+// Adopt ends the quarantine of the restored cluster at a database.
+func Adopt(ctx context.Context, database string) (db.Adoption, error) {
+	found, err := db.Inspect(ctx, database)
+	if err != nil {
+		return db.Adoption{}, err
+	}
+	// Before the first start of berthd, which migrates, no machine can have registered.
+	if found.Conflict != nil || found.Version != found.Wanted {
+		return db.Adoption{}, cmp.Or(found.Conflict, error(berth.Errorf(berth.CodeConflict, "the database is at "+
+			"schema "+
+			"version %d, and this program at %d: start berthd first", found.Version, found.Wanted)))
+	}
+	d, err := db.Open(ctx, database, db.Options{MaxConns: 4})
+	if err != nil {
+		return db.Adoption{}, err
+	}
+	defer d.Close()
+	return d.Leader.Adopt(ctx)
+}

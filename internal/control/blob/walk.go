@@ -1,0 +1,86 @@
+package blob
+
+import (
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+)
+
+// Object is one entry of a listing.
+type Object struct {
+	Key  string
+	Size int64
+	MD5  []byte // as far as the store lists it; nil: unknown
+}
+
+// Folder returns the folder of a store in a folder, else "".
+func (s *Store) Folder() string { return s.folder }
+
+// unfinished matches files that are still written, or whose writer was killed.
+var unfinished = regexp.MustCompile(`\.[0-9a-f]{12,}\.tmp$`)
+
+// Walk calls each for every object of the store whose key Berth could have created, in no particular
+// order. Objects that are created or deleted meanwhile may be missing.
+func (s *Store) Walk(ctx context.Context, each func(Object) error) error {
+	if s.folder != "" {
+		return s.walkFolder(ctx, each)
+	}
+	for all := s.bucket.List(nil); ; {
+		o, err := all.Next(ctx)
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return mapError(err, "objects")
+		}
+		if checkKey(o.Key) != nil {
+			continue
+		}
+		if err := each(Object{Key: o.Key, Size: o.Size, MD5: o.MD5}); err != nil {
+			return err
+		}
+	}
+}
+
+// walkFolder is Walk without the driver, which reads the whole folder again for each page of a
+// listing.
+func (s *Store) walkFolder(ctx context.Context, each func(Object) error) error {
+	return filepath.WalkDir(s.folder, func(path string, d fs.DirEntry, err error) error {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if path == s.folder {
+			return err
+		}
+		key, failed := filepath.Rel(s.folder, path)
+		if failed != nil {
+			return failed
+		}
+		key = filepath.ToSlash(key)
+		switch {
+		case checkKey(key) != nil:
+			if d.IsDir() { // such as lost+found
+				return fs.SkipDir
+			}
+			return nil
+		case errors.Is(err, os.ErrNotExist):
+			return nil // deleted meanwhile
+		case err != nil:
+			return err
+		case !d.Type().IsRegular() || unfinished.MatchString(key):
+			return nil
+		}
+		info, err := d.Info()
+		if errors.Is(err, os.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		return each(Object{Key: key, Size: info.Size()})
+	})
+}
