@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	_ "embed"
@@ -168,7 +169,7 @@ func (h *pageHandlers) checkAll(ctx context.Context) Readiness {
 		r.Checks[check.Name] = checkPassed
 		if results[i] != nil {
 			r.Ready = r.Ready && check.Optional
-			r.Checks[check.Name] = "does not answer"
+			r.Checks[check.Name] = cmp.Or(check.Fault, "does not answer")
 			h.log.Warn("not ready", "dependency", check.Name, "err", results[i])
 		}
 	}

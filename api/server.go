@@ -48,6 +48,8 @@ type Check struct {
 	// Optional marks a dependency that the API can miss for a while: readiness shows its
 	// failure, but stays positive.
 	Optional bool
+
+	Fault string // text of a failure in the answer; "": does not answer
 }
 
 // Deps are the dependencies of a Server. DB, Control and Logger are required.

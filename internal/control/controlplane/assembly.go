@@ -40,6 +40,8 @@ import (
 // assembly creates the parts of a control plane and holds the resources that
 // parts share.
 //
+// Parts that act start once the cluster is not quarantined; see adoption.
+//
 // The parts stop in three stages, one after the other: front, the API, which
 // takes calls; middle, the workers, the leader and the senders, which act on
 // calls; last, the parts that the others report to.
@@ -61,6 +63,7 @@ type assembly struct {
 	accounts   cloud.Accounts
 	agents     *agentbin.Binaries // nil: none are served
 	clouds     *autoscale.Metrics
+	adoption   *adoption
 
 	front, middle, last []part
 }
@@ -93,6 +96,7 @@ func (a *assembly) assemble(ctx context.Context) error {
 		return err
 	}
 	a.newRegistry()
+	a.adoption = newAdoption(a.db, a.log)
 	if a.cfg.SecretKeyFile != "" {
 		if a.keys, err = sealer.Load(a.cfg.SecretKeyFile); err != nil {
 			return err
@@ -130,8 +134,11 @@ func (a *assembly) assemble(ctx context.Context) error {
 	if a.cfg.Pprof != "" {
 		a.middle = append(a.middle, a.profile)
 	}
+	for i, p := range a.middle {
+		a.middle[i] = a.adoption.after(p)
+	}
 	// The dispatcher and the hub serve the other parts, and traces may come from all of them.
-	a.last = []part{a.dispatcher.Run, a.db.Hub().Run}
+	a.last = []part{a.adoption.after(a.dispatcher.Run), a.db.Hub().Run, a.adoption.watch}
 	if a.opts.Traces != nil {
 		a.last = append(a.last, a.traced.run)
 	}
@@ -301,6 +308,8 @@ func (a *assembly) newAPI() (part, error) {
 		Checks: []api.Check{
 			{Name: "blob store", Run: a.blobs.Check},
 			{Name: "temporal", Run: a.dispatcher.Check, Optional: true},
+			{Name: "quarantine", Run: a.adoption.check, Optional: true,
+				Fault: "restored from a backup: waits for berthd backup adopt"},
 		},
 		Rate: a.cfg.RatePerSecond, Burst: a.cfg.Burst, TrustedProxies: proxies, SubmitRate: a.cfg.SubmitRate,
 		Policy: a.cfg.Policy.placement(),

@@ -56,6 +56,7 @@ func TestALeaderWithoutOtherRolesStartsItsLaunches(t *testing.T) {
 	last := a.middle[len(a.middle)-1]
 	ctx, cancel := context.WithCancel(t.Context())
 	var done sync.WaitGroup
+	done.Go(func() { _ = a.adoption.watch(ctx) }) // the part waits for a cluster in service
 	done.Go(func() { _ = last(ctx) })
 	defer done.Wait()
 	defer cancel()

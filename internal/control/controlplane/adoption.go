@@ -1,0 +1,87 @@
+package controlplane
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+
+	"berth/db"
+)
+
+// Pauses between two looks at the quarantine: in service, and while it lasts.
+const (
+	lookEvery        = 5 * time.Second
+	quarantinedEvery = time.Second
+)
+
+// errRestoredBelow ends a process whose database was replaced by a restored one: its parts would act on it.
+var errRestoredBelow = errors.New("the database was replaced by a restored one, which waits for an operator: start " +
+	"again")
+
+// adoption keeps the parts of a control plane that act from starting while the cluster is quarantined. The
+// API is not among them: machines renew their leases and report, and users can ask.
+type adoption struct {
+	cluster *db.Cluster
+	log     *slog.Logger
+	every   time.Duration // lookEvery; tests shorten it
+	adopted chan struct{} // closed once the cluster is in service
+}
+
+func newAdoption(d *db.DB, log *slog.Logger) *adoption {
+	return &adoption{cluster: d.Cluster, log: log, every: lookEvery, adopted: make(chan struct{})}
+}
+
+// watch looks at the quarantine until ctx ends. A cluster in service that becomes quarantined is an error.
+func (a *adoption) watch(ctx context.Context) error {
+	every := min(quarantinedEvery, a.every)
+	for waited, served := false, false; ; {
+		q, quarantined, err := a.cluster.Quarantine(ctx)
+		switch {
+		case err != nil && ctx.Err() == nil:
+			a.log.Warn("cannot read whether the cluster is quarantined, will retry", "err", err)
+		case err != nil:
+		case quarantined && served:
+			return errRestoredBelow
+		case quarantined && !waited:
+			waited = true
+			a.log.Warn("cluster is quarantined after a restore, run berthd backup adopt to end the quarantine",
+				"since", q.Since, "backup_taken", q.Taken)
+		case !quarantined && !served:
+			if waited {
+				a.log.Info("cluster adopted")
+			}
+			served, every = true, a.every
+			close(a.adopted)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(every):
+		}
+	}
+}
+
+// after returns a part that runs p once the cluster is in service.
+func (a *adoption) after(p part) part {
+	return func(ctx context.Context) error {
+		select {
+		case <-a.adopted:
+			return p(ctx)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// errWaits is the answer of the readiness check of a quarantined cluster.
+var errWaits = errors.New("the cluster is quarantined")
+
+// check returns an error while the cluster is quarantined.
+func (a *adoption) check(ctx context.Context) error {
+	_, quarantined, err := a.cluster.Quarantine(ctx)
+	if quarantined {
+		return errWaits
+	}
+	return err
+}
