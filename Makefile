@@ -150,6 +150,10 @@ proof-launches: setup ## launch 1,000 machines of a cloud while workers and lead
 endurance: setup ## submit jobs steadily for half an hour; what grows with the history fails: make endurance MINUTES=30 RATE=12
 	$(GO) test ./e2e/proof -run '^$$' -bench Endurance -benchtime 1x -count=1 -timeout 0 -args -endurance $(MINUTES)m -rate $(RATE) -load-seed $(SEED)
 
+.PHONY: drill
+drill: setup ## lose database, objects and Temporal, restore a backup elsewhere and adopt it; prints RTO and RPO
+	$(GO) test ./e2e/proof -run '^TestDrill$$' -count=1 -v
+
 .PHONY: mutants
 mutants: setup ## break one fence at a time, and see that its test notices
 	@scripts/mutants.sh

@@ -50,7 +50,7 @@ func newTokenReset(lookup func(string) (string, bool)) *cobra.Command {
 			if o.File != "" && !filepath.IsAbs(o.File) {
 				return fmt.Errorf("--admin-token-file %q: must be an absolute path", o.File)
 			}
-			o.Actor = resetActor()
+			o.Actor = "reset:" + actorName()
 			return resetToken(cmd, o)
 		},
 	}
@@ -86,12 +86,12 @@ func resetToken(cmd *cobra.Command, o controlplane.TokenReset) error {
 	return err
 }
 
-// resetActor names the person who resets a token, as far as the system knows.
-func resetActor() string {
+// actorName names the person who runs this program, as far as the system knows: USER@HOST.
+func actorName() string {
 	name := fmt.Sprintf("uid %d", os.Getuid())
 	if u, err := user.Current(); err == nil {
 		name = u.Username
 	}
 	host, _ := os.Hostname()
-	return "reset:" + name + "@" + cmp.Or(host, "unknown")
+	return name + "@" + cmp.Or(host, "unknown")
 }
