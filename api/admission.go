@@ -148,6 +148,19 @@ func (p *controlPlane) overloaded(state berth.State) string {
 	return ""
 }
 
+// tellQuarantine is tellPause for one submitted job of a quarantined cluster: no part of the control plane
+// picks it up before the adoption.
+func (p *controlPlane) tellQuarantine(ctx context.Context, job *wire.Job) error {
+	if job.Status != berth.Submitted {
+		return nil
+	}
+	_, quarantined, err := p.cluster.Quarantine(ctx)
+	if err != nil || !quarantined {
+		return err
+	}
+	return p.tellPause(ctx, job)
+}
+
 // tellPause sets the pause of admission as the reason of waiting jobs that have no reason
 // yet. Without such jobs the database is not asked.
 func (p *controlPlane) tellPause(ctx context.Context, jobs ...*wire.Job) error {

@@ -79,6 +79,9 @@ func (w *waitReasons) fillAll(ctx context.Context, job *wire.Job) error {
 			ids = append(ids, s.Job)
 		}
 	}
+	if err := w.control.tellQuarantine(ctx, job); err != nil {
+		return err
+	}
 	if len(ids) == 0 {
 		return w.fill(ctx, job)
 	}
