@@ -53,7 +53,7 @@ func (d *Cluster) Admission(ctx context.Context) (wire.Admission, error) {
 }
 
 // readAdmission returns the newest row of admission_changes, or the zero value if the
-// table is empty. A quarantined cluster is paused, whatever the rows say.
+// table is empty. A quarantined cluster is always paused.
 func readAdmission(ctx context.Context, q querier) (wire.Admission, error) {
 	rows, err := q.Query(ctx, `
 		SELECT paused, reason, actor, at, quarantined

@@ -8,7 +8,7 @@ import (
 )
 
 // TestProgramsOfPostgreSQLGetTheConnection checks that both forms of a connection string become variables of
-// libpq, with what the driver alone knows left out.
+// libpq, without parameters of the driver.
 func TestProgramsOfPostgreSQLGetTheConnection(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

@@ -33,7 +33,7 @@ var versionLine = regexp.MustCompile(`\(PostgreSQL\) (\d+)`)
 
 // findProgram returns the oldest installed program of a name with at least the given major version, from
 // folder if it is not empty, else from the folders of distributions and the PATH. A program older than the
-// server, or older than the program that wrote a dump, may lose what it does not know.
+// server, or older than the program that wrote a dump, may lose objects that are unknown to it.
 func findProgram(ctx context.Context, name, folder string, least int) (program, error) {
 	var found []program
 	for _, path := range candidates(name, folder) {
