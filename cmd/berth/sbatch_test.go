@@ -114,6 +114,9 @@ func TestTheFolderToUploadIsChecked(t *testing.T) {
 	if _, messages, code := sbatchRun(t, "--print", script); code != int(exitWrong) || !strings.Contains(messages, "there is no folder /shared/project") {
 		t.Errorf("exit code %d, messages:\n%s", code, messages)
 	}
+	if _, messages, code := sbatchRun(t, "--print", "--no-workdir", script); code != int(exitWrong) || !strings.Contains(messages, "no folder is uploaded") {
+		t.Errorf("without the upload: exit code %d, messages:\n%s", code, messages)
+	}
 	here, err := filepath.Abs(".")
 	if err != nil {
 		t.Fatal(err)
@@ -132,12 +135,13 @@ func TestTheFolderToUploadIsChecked(t *testing.T) {
 func TestBrokenScriptsAreRefused(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{
-		"":                          "is empty",
-		"echo hello\n":              "names no interpreter",
-		"#! python\n":               "names no interpreter",
-		"#!/bin/sh\r\necho hello\n": "line ends of DOS",
-		"#!/bin/sh\n\x00\n":         "NUL byte",
-		"#!/bin/sh\ntrue\n":         "names no container image",
+		"":                                 "is empty",
+		"#!/bin/sh\ncp \xdcbung.csv out\n": "is not UTF-8",
+		"echo hello\n":                     "names no interpreter",
+		"#! python\n":                      "names no interpreter",
+		"#!/bin/sh\r\necho hello\n":        "line ends of DOS",
+		"#!/bin/sh\n\x00\n":                "NUL byte",
+		"#!/bin/sh\ntrue\n":                "names no container image",
 		"#!/bin/sh\n" + strings.Repeat("#\n", 70_000): "limit of an argument",
 	} {
 		_, messages, code := sbatchRun(t, "--print", "--no-workdir", write(t, "job.sh", text))

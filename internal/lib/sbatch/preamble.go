@@ -166,11 +166,13 @@ start() {
 }
 [ "$tasks" -gt 1 ] || start 0 "$@"
 pids=$(mktemp -d)
+input=/dev/null # a shell gives a command in the background no other input
+if [ ! -t 0 ]; then cat > "$pids.in"; input=$pids.in; fi
 stop() { : > "$pids.stop"; kill $(cat "$pids"/*) 2>/dev/null; }
 trap stop TERM INT
 watch() {
   id=$1
-  (start "$@") &
+  (start "$@") < "$input" &
   echo $! > "$pids/$id"
   [ ! -e "$pids.stop" ] || kill $!
   wait $! && exit 0

@@ -103,6 +103,15 @@ echo "$?"
 	}
 }
 
+// Each task reads the standard input of srun, as in Slurm.
+func TestTasksReadTheInputOfSrun(t *testing.T) {
+	t.Parallel()
+	out, messages, code := runs(t, "#!/bin/sh\n#SBATCH -n 3 --mem=1G\nsrun cat <<EOF\ntext\nEOF\nsrun -n1 cat <<EOF\none\nEOF\n", nil)
+	if out != "text\ntext\ntext\none\n" || code != 0 {
+		t.Errorf("exit code %d, output %q, %s", code, out, messages)
+	}
+}
+
 // Options that one container cannot honour end srun with an error, also where the submit could
 // not see the option.
 func TestSrunRefusesOtherOptions(t *testing.T) {

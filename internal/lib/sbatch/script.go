@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"path"
 	"strings"
+	"unicode/utf8"
 )
 
 // Option is an option of sbatch as a user wrote it.
@@ -75,6 +76,8 @@ func Parse(name, text string) (*Script, error) {
 		return nil, fmt.Errorf("%s is empty", name)
 	case strings.ContainsRune(text, 0):
 		return nil, fmt.Errorf("%s contains a NUL byte; a batch script is text", name)
+	case !utf8.ValidString(text):
+		return nil, fmt.Errorf("%s is not UTF-8, so a job file cannot hold it; convert it with iconv", name)
 	case strings.Contains(text, "\r\n"):
 		return nil, fmt.Errorf("%s has line ends of DOS, which Slurm refuses as well; convert it with dos2unix", name)
 	}

@@ -207,7 +207,8 @@ func (t *translation) times() {
 	default:
 		t.out.Job.TimeLimit, t.out.Job.StopGrace = limit-grace, &grace
 		t.noteOption(o, fmt.Sprintf("SIGTERM comes after time_limit %s, and SIGKILL %s later; a cancel and a "+
-			"preemption give this time as well", limit-grace, grace))
+			"preemption give this time as well. A job that ends after time_limit counts as failed, also with exit code 0",
+			limit-grace, grace))
 	}
 }
 
@@ -332,7 +333,11 @@ func (t *translation) options() {
 	}
 	t.out.Wait, t.out.TestOnly = t.has("wait"), t.has("test-only")
 	t.out.Job.Workdir = t.Folder
-	if o, ok := t.given["chdir"]; ok && t.Folder != "" {
+	switch o, ok := t.given["chdir"]; {
+	case !ok:
+	case t.Folder == "":
+		t.refuseOption(o, "no folder is uploaded, so the script would start in the folder of the image")
+	default:
 		t.noteOption(o, "the job has a copy of this folder in /workspace, and SLURM_SUBMIT_DIR names the copy")
 	}
 }

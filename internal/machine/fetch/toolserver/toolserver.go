@@ -127,9 +127,8 @@ func freeAddress(t testing.TB) string {
 // startTied starts cmd from a thread that lives as long as the child, and returns a channel that is
 // closed once the child is gone. The kernel sends Pdeathsig when the starting THREAD ends, as a thread
 // does that another test has moved into a network namespace (netns.Do).
-func startTied(cmd *exec.Cmd) (ended chan struct{}, err error) {
-	ended = make(chan struct{})
-	started := make(chan error)
+func startTied(cmd *exec.Cmd) (<-chan struct{}, error) {
+	ended, started := make(chan struct{}), make(chan error)
 	go func() {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
