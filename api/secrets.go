@@ -27,7 +27,7 @@ const slugNoKeys = "no_secret_keys"
 type secretHandlers struct {
 	secrets   *db.Secrets
 	vault     *sealer.Keys // nil: this server stores no secrets
-	as        string       // how containers receive secrets if their job does not say
+	as        string       // how containers receive secrets if the job file has no secrets_as
 	admission *admission.Controller
 	rules     secretRules
 	log       *slog.Logger

@@ -79,8 +79,8 @@ type Deps struct {
 	TrustedProxies []netip.Prefix
 
 	Vault *sealer.Keys // nil: this server stores no secrets
-	// SecretsAs is how containers receive secrets if their job does not say. The zero value leaves
-	// that to the agents, which give both files and variables.
+	// SecretsAs is how containers receive secrets if the job file has no secrets_as. The zero value
+	// leaves that to the agents, which give both files and variables.
 	SecretsAs string
 	// PlainWebhooks: the operator allows networks into which webhooks may be called
 	// without TLS.

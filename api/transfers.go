@@ -35,7 +35,8 @@ type TransferLimits struct {
 	SessionsPerTenant  int // of this process: 200; db has a cap for all replicas
 	Sessions           int // of this process: 1000
 
-	// A reader must take 64 KiB in each Stall (10 s), and a new machine a part of its agent in each AgentStall (10 s).
+	// Stall (10 s) is the time in which a reader must take 64 KiB. AgentStall (10 s) is the time in which a new
+	// machine must take one part of its agent.
 	Stall, AgentStall time.Duration
 
 	// An upload must send UploadRate bytes a second (4096) on average over each

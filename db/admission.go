@@ -26,7 +26,7 @@ func (d *Cluster) SetAdmission(ctx context.Context, paused bool, reason, actor s
 			return err
 		}
 		if a.Quarantined {
-			return berth.Errorf(berth.CodeConflict, "%s: admission cannot be resumed before", a.Reason)
+			return berth.Errorf(berth.CodeConflict, "admission cannot be resumed: %s", a.Reason)
 		}
 		_, err = tx.Exec(ctx, `
 			INSERT INTO admission_changes (paused, reason, actor)

@@ -14,8 +14,8 @@ import (
 const BackupLease = 2 * time.Minute
 
 // backupsLock is the advisory lock between the start of a backup and the deletion of rows. A
-// deletion holds it shared until its commit, and Begin holds it exclusively. A backup that has
-// begun therefore finds no deletion under way that has not seen the backup.
+// deletion holds it shared until its commit, and Begin holds it exclusively. So every deletion
+// either commits before the backup begins, or sees the backup and does nothing.
 const backupsLock = `hashtextextended('backups', 0)`
 
 // deletionsHeld is true while a backup runs or the cluster is quarantined: then no old row and no
@@ -75,9 +75,8 @@ func (d *Backups) Renew(ctx context.Context, id string) error {
 		WHERE id = @id AND ended_at IS NULL AND expires_at > clock_timestamp()`,
 		pgx.NamedArgs{"id": id, "lease": BackupLease})
 	if err == nil && tag.RowsAffected() == 0 {
-		return berth.Errorf(berth.CodeConflict, "backup %s was not renewed for %s and holds back no deletions "+
-			"any longer: "+
-			"objects may be missing from it, take a new backup", id, BackupLease)
+		return berth.Errorf(berth.CodeConflict, "backup %s was not renewed for %s, so deletions have resumed "+
+			"and objects may be missing from it: create a new backup", id, BackupLease)
 	}
 	return mapError(err, "backup "+id)
 }

@@ -38,9 +38,9 @@ func doom(ctx context.Context, tx pgx.Tx, ids []string) error {
 	return err
 }
 
-// Doomed returns folders of the object store without an owner, the oldest first. While deletions are
-// held back it returns none; see Backups.Begin. A folder in a list that was returned before a backup
-// began was marked before, and no row that the backup reads names it.
+// Doomed returns folders of the object store without an owner, the oldest first. It returns none while
+// deletions are held back; see Backups.Begin. A list read before a backup began is safe to delete: its
+// folders had lost their rows by then, so the dump does not name them.
 func (d *Objects) Doomed(ctx context.Context, limit int) ([]string, error) {
 	rows, err := d.pool.Query(ctx, `SELECT prefix FROM doomed_objects
 		WHERE since <= clock_timestamp() AND NOT `+deletionsHeld+`

@@ -40,7 +40,7 @@ type Restoration struct {
 // the transaction that quarantines the cluster. So there is no moment at which the restored database is
 // usable and not quarantined.
 //
-// A database with tables, and one with other sessions, is an error of code conflict, and unchanged.
+// Restore refuses a database that has tables or other sessions with code conflict, and leaves it unchanged.
 func Restore(ctx context.Context, url string, r Restoration, fill func(context.Context) error) error {
 	conn, err := pgx.Connect(ctx, url)
 	if err != nil {
@@ -63,7 +63,7 @@ func Restore(ctx context.Context, url string, r Restoration, fill func(context.C
 	if err := pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error { return quarantineCluster(ctx, tx, r) }); err != nil {
 		return mapError(err, "quarantine the restored cluster")
 	}
-	_, err = conn.Exec(ctx, `ANALYZE`) // else the first plans are those of empty tables
+	_, err = conn.Exec(ctx, `ANALYZE`) // without statistics, the first plans would assume empty tables
 	return mapError(err, "restore")
 }
 
@@ -109,9 +109,8 @@ func checkVacant(ctx context.Context, conn *pgx.Conn) error {
 	return nil
 }
 
-// quarantineCluster makes a filled database usable and quarantines it. Ids, terms and watermarks leap, as nothing
-// that was given after the backup may be given again; every machine's session ends; no election of the time
-// before lasts.
+// quarantineCluster makes a filled database usable and quarantines it. It advances ids, terms and watermarks
+// past every value granted after the backup, closes the sessions of all machines, and ends every leader's lease.
 func quarantineCluster(ctx context.Context, tx pgx.Tx, r Restoration) error {
 	if err := stopLeaders(ctx, tx); err != nil {
 		return err

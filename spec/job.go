@@ -37,7 +37,7 @@ type Job struct {
 	Inputs     []Input           `json:"inputs,omitempty" doc:"data that the container reads"`
 	Outputs    []Output          `json:"outputs,omitempty" doc:"results that are stored after success"`
 	Secrets    []string          `json:"secrets,omitempty" doc:"names of secrets that the container receives"`
-	SecretsAs  string            `json:"secrets_as,omitempty" doc:"file, env or both; default: file, or the operator's"`
+	SecretsAs  string            `json:"secrets_as,omitempty" doc:"file, env or both; default: set by the cluster"`
 	Array      *Array            `json:"array,omitempty" doc:"creates many jobs from this file"`
 	Needs      []string          `json:"needs,omitempty" doc:"jobs (job:ID) or steps that must end first"`
 	When       string            `json:"when,omitempty" doc:"condition on needs: success (default), failure or always"`

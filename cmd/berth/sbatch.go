@@ -33,11 +33,11 @@ func newSbatch(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "sbatch SCRIPT|- [ARG...]",
 		Short: "Submit a batch script of Slurm",
-		Long: "Sbatch translates the #SBATCH lines of a script into a job file, and submits the job. The current " +
-			"folder,\nor the one of --chdir, is uploaded, and the script runs in its copy. Options of sbatch on the " +
-			"command line\nwin over the script's; arguments after the script belong to the script. A line that Berth " +
-			"has no counterpart\nfor is reported. If its loss could change the results of the job, nothing is " +
-			"submitted.\n\nThe container image is named by --image, or in the script by a line that Slurm " +
+		Long: "Translate the #SBATCH lines of a script into a job file and submit the job. The current folder, or " +
+			"the folder\nof --chdir, is uploaded, and the script runs in a copy of it. Command-line options " +
+			"override the script's;\narguments after the script are passed to it. Options without a counterpart " +
+			"are reported. If ignoring one could\nchange the job's results, the job is not submitted.\n\n" +
+			"The container image is named by --image, or in the script by a line that Slurm " +
 			"ignores:\n\n    #BERTH --image=python:3.12-slim\n\n" +
 			"Such lines may also have --set and --secret. docs/guide/from-elsewhere.md lists the differences to " +
 			"Slurm.\n\n" +
@@ -140,7 +140,7 @@ func (f *sbatchFlags) run(cmd *cobra.Command, a *app, args []string) error {
 	switch {
 	case f.print:
 		if later.at != "" {
-			a.say("%s: note: a job file has no time to begin; submit it with --at %s", script.Name, later.at)
+			a.say("%s: note: a job file cannot hold a start time; submit it with --at %s", script.Name, later.at)
 		}
 		return printJobFile(a, script.Name, job, f.remarks(script.Name, r))
 	case r.TestOnly:
@@ -181,8 +181,8 @@ func (f *sbatchFlags) script(a *app, args []string) (*sbatch.Script, []string, e
 	return s, args[1:], nil
 }
 
-// folder returns the absolute path of the folder to upload, or "". The home folder is refused
-// where nobody asked for it: it holds keys and more data than a job needs.
+// folder returns the absolute path of the folder to upload, or "". It refuses the home folder
+// unless --chdir names it: the home folder holds keys and more data than a job needs.
 func (f *sbatchFlags) folder(a *app, script *sbatch.Script) (string, error) {
 	if f.noWorkdir {
 		return "", nil

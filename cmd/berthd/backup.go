@@ -36,7 +36,8 @@ func (s *installation) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.blobs, "blob-url", "", "object store URL: file:///FOLDER or s3://BUCKET?region=…")
 	f.StringVar(&s.keyFile, "secret-key-file", "",
 		"file with the keys of berthd; a backup records their fingerprints, never the keys")
-	f.StringVar(&s.bin, "pg-bin", "", "folder of pg_dump and pg_restore (default: found)")
+	f.StringVar(&s.bin, "pg-bin", "",
+		"folder of pg_dump and pg_restore (default: search PATH and the folders of the distribution)")
 }
 
 // check returns an error without a database, and reads the key file, if one is named.
@@ -58,8 +59,8 @@ func newBackupCreate(lookup func(string) (string, bool)) *cobra.Command {
 		Long: "Create a backup in a new folder: the database by pg_dump, then the objects of a store in a folder. " +
 			"Objects of a bucket are listed only: keep their bytes by versioning of the bucket. The key file is " +
 			"never part of a backup: keep it elsewhere. Control planes continue to work; only the deletion of " +
-			"objects and of old rows waits for the end of the backup. The folder has its name once the backup is " +
-			"whole, and until then a name with .partial- in it.",
+			"objects and of old rows waits for the end of the backup. Until the backup is complete, the " +
+			"folder's name contains .partial-.",
 		Example: "  berthd backup create /var/backups/berth/$(date +%F)",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -88,8 +89,8 @@ func newBackupVerify() *cobra.Command {
 		Use:   "verify FOLDER",
 		Short: "Compare every file of a backup with its manifest",
 		Long: "Verify reads the dump, the listing and every copied object of a backup, and compares their lengths " +
-			"and SHA-256 with the manifest. It needs no database. The exit status is 1 for a damaged backup, and for " +
-			"a folder without a whole one.",
+			"and SHA-256 with the manifest. It needs no database. The exit status is 1 for a damaged or " +
+			"incomplete backup.",
 		Example: "  berthd backup verify /var/backups/berth/2026-11-28",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -47,7 +47,7 @@ func TestABackupFromCreateToAdopt(t *testing.T) {
 	refuses("only a restored one can be adopted", "backup", "adopt")
 	env["BERTH_DATABASE_URL"], env["BERTH_BLOB_URL"] = dbtest.EmptyURL(t), "file://"+filepath.Join(dir, "elsewhere")
 	run("store     1 objects copied, 0 were there", "backup", "restore", to)
-	run("0 containers are of jobs that the backup does not know", "backup", "adopt")
+	run("0 containers were started after the backup", "backup", "adopt")
 	delete(env, "BERTH_DATABASE_URL")
 	refuses("no database", "backup", "create", filepath.Join(dir, "two"))
 }

@@ -105,7 +105,7 @@ func printAdoption(w io.Writer, a db.Adoption) error {
 	for _, m := range a.Silent {
 		fmt.Fprintf(w, "  machine %s has not registered\n", m)
 	}
-	fmt.Fprintf(w, "%d containers are of jobs that the backup does not know\n", len(a.Unknown))
+	fmt.Fprintf(w, "%d containers were started after the backup\n", len(a.Unknown))
 	for _, c := range a.Unknown {
 		state := "runs on, and its machine gets no work before it ends"
 		if !c.Running {
@@ -114,8 +114,7 @@ func printAdoption(w io.Writer, a db.Adoption) error {
 		fmt.Fprintf(w, "  job %s, attempt %d, member %d on machine %s: "+
 			"%s\n", c.Job, c.Attempt, c.Rank, c.Machine, state)
 	}
-	fmt.Fprintf(w, "%d at_most_one jobs are held: release each with berth release, once no other container of it "+
-		"runs\n",
+	fmt.Fprintf(w, "%d at_most_one jobs are held: run 'berth release JOB' once no container of that job runs\n",
 		len(a.Held))
 	for _, j := range a.Held {
 		fmt.Fprintf(w, "  job %s\n", j)

@@ -78,7 +78,7 @@ func TestDrill(t *testing.T) {
 	d.wantQuarantine(next)
 
 	out := d.berthd("backup", "adopt")
-	if !strings.Contains(out, "1 containers are of jobs that the backup does not know") || !strings.Contains(out, string(lost)) ||
+	if !strings.Contains(out, "1 containers were started after the backup") || !strings.Contains(out, string(lost)) ||
 		strings.Contains(out, string(kept)) || !strings.Contains(out, "1 at_most_one jobs are held") || !strings.Contains(out, string(held)) {
 		t.Errorf("the adoption says:\n%s", out)
 	}

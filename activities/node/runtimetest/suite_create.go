@@ -75,7 +75,7 @@ func imageThatIsHereHasASize(b *bench) {
 	}
 }
 
-// missingImageIsNotRemoved checks that RemoveImage tells a missing image from a removed one.
+// missingImageIsNotRemoved checks that RemoveImage returns ErrNoImage for a missing image.
 func missingImageIsNotRemoved(b *bench) {
 	wantError(b.t, b.Runtime.RemoveImage(b.ctx, b.Missing, "sha256:0"), node.ErrNoImage, "remove a missing image")
 }

@@ -42,9 +42,8 @@ type creation struct {
 	manifest Manifest
 }
 
-// Create takes a backup and returns its manifest. It may run beside running control planes and delays
-// nothing of them but deletions. A failed call leaves no folder; a killed one leaves a folder with
-// ".partial-" in its name.
+// Create takes a backup and returns its manifest. Control planes may run meanwhile; only their deletions
+// wait. A failed call leaves no folder; a killed one leaves a folder with ".partial-" in its name.
 func Create(ctx context.Context, o Options) (Manifest, error) {
 	c := &creation{Options: o}
 	if err := c.checkDir(); err != nil {
@@ -151,8 +150,8 @@ func (c *creation) leased(ctx context.Context, dump program) (err error) {
 	return nil
 }
 
-// renew renews the lease until ctx ends, and calls lost once the lease is gone. A database that does not
-// answer proves nothing: the last renewal decides.
+// renew renews the lease until ctx ends, and calls lost once the database reports that the lease has ended.
+// Other errors are ignored: the lease may still hold, and the last renewal decides.
 func (c *creation) renew(ctx context.Context, lost context.CancelCauseFunc) {
 	every := c.RenewEvery
 	if every == 0 {

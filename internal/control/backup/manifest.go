@@ -42,8 +42,8 @@ type Manifest struct {
 	Database  Database  `json:"database"`
 	Objects   Objects   `json:"objects"`
 
-	// Keys are the fingerprints of the keys in the key file, the one that seals first. SealedWith are those
-	// under which values in the database are sealed.
+	// Keys are the fingerprints of the keys in the key file, the sealing key first. SealedWith are the
+	// fingerprints of the keys that sealed values in the database.
 	Keys       []string `json:"key_fingerprints,omitempty"`
 	SealedWith []string `json:"sealed_with,omitempty"`
 }

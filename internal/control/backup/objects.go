@@ -17,8 +17,8 @@ import (
 	"berth/internal/control/blob"
 )
 
-// ownKeys begins the keys of objects that belong to a running cluster and not to its jobs: watermarks, which a
-// restored database gets new.
+// ownKeys is the key prefix of the cluster's own objects, its watermarks. Backups leave them out: a restored
+// database gets new ones.
 const ownKeys = "clusters/"
 
 // saveObjects writes the listing of a store into the folder of a backup, and copies the objects of a store in

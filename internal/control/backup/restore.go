@@ -34,8 +34,8 @@ type Restored struct {
 
 // Restore verifies a backup, puts its objects into the store, and restores its database, which is then
 // quarantined. It refuses a damaged backup, keys that do not open the stored secrets, a schema of another
-// version, and a database that is not empty. The objects come first: a database that can be used
-// has them. A failed call can be repeated.
+// version, and a database that is not empty. The objects come first, so a usable database has
+// them. A failed call can be repeated; if it left tables, create the database again first.
 func Restore(ctx context.Context, o RestoreOptions) (Restored, error) {
 	m, err := Verify(ctx, o.Dir)
 	if err != nil {
@@ -121,7 +121,7 @@ func fillDatabase(ctx context.Context, tool program, o RestoreOptions) error {
 	if err := withoutVersion(list); err != nil {
 		return err
 	}
-	// The database is named by the environment: PGDATABASE is not enough for pg_restore, which wants --dbname.
+	// pg_restore connects to a database only with --dbname. The empty value makes it use PGDATABASE.
 	return tool.run(ctx, o.DatabaseURL, nil, "--dbname=", "--single-transaction", "--exit-on-error", "--no-owner",
 		"--no-privileges", "--use-list", list, dump)
 }

@@ -9,18 +9,18 @@ import (
 	"berth/db"
 )
 
-// Pauses between two looks at the quarantine: in service, and while it lasts.
+// Intervals at which watch reads the quarantine: in service, and during a quarantine.
 const (
 	lookEvery        = 5 * time.Second
 	quarantinedEvery = time.Second
 )
 
 // errRestoredBelow ends a process whose database was replaced by a restored one: its parts would act on it.
-var errRestoredBelow = errors.New("the database was replaced by a restored one, which waits for an operator: start " +
-	"again")
+var errRestoredBelow = errors.New("the database was replaced by a restored one, which is quarantined: restart " +
+	"berthd")
 
-// adoption keeps the parts of a control plane that act from starting while the cluster is quarantined. The
-// API is not among them: machines renew their leases and report, and users can ask.
+// adoption delays every part of a control plane except the API until the cluster is not quarantined. The API
+// runs, so machines renew their leases and report, and users can read.
 type adoption struct {
 	cluster *db.Cluster
 	log     *slog.Logger

@@ -30,8 +30,8 @@ func (r *reconciler) workflows(ctx context.Context) error {
 
 // compare compares the live rows with Temporal's open workflows. Temporal's list
 // lags, so the comparison never acts on the list alone: it describes a workflow
-// that the list lacks before it starts one. A step that fails, as for one job whose
-// workflow cannot be started, does not keep the next steps from theirs.
+// that the list lacks before it starts one. A fault of one job, such as a workflow
+// that cannot be started, does not skip the later steps; a failed listing does.
 func (r *reconciler) compare(ctx context.Context) error {
 	live, err := r.DB.Jobs.ListLive(ctx, r.Ages.Submitted)
 	if err != nil {

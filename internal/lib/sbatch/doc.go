@@ -1,10 +1,10 @@
 // Package sbatch translates batch scripts of Slurm into job files: the lines that begin with
 // #SBATCH, and the options of sbatch on a command line.
 //
-// Every option that Slurm knows is an entry of one table, which names the option's effect in a
-// job file, or the reason for which it has none. Translate reports each option without a
-// counterpart as a finding with its line. A finding is a note where the loss leaves the results
-// of the job unchanged, and a refusal where the results could change.
+// Every known option of sbatch is an entry of Definitions, with its effect on the job file, or
+// the reason why it has none. Translate reports each option without a counterpart as a finding
+// with its line. A finding is a note where the loss leaves the results of the job unchanged, and
+// a refusal where the results could change.
 //
 // The script itself becomes an argument of the container's command. A preamble for /bin/sh sets
 // Slurm's variables from Berth's, and starts the script with its own interpreter. The preamble

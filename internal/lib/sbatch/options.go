@@ -71,7 +71,7 @@ func findShort(letter string) (Definition, bool) {
 // translatedOptions become a part of the job file.
 var translatedOptions = []Definition{
 	{"array", "a", Required, translated, "indexes of an array, such as 0-15%4"},
-	{"begin", "b", Required, translated, "time of the submit, such as 2026-01-31T12:00 or now+2hours"},
+	{"begin", "b", Required, translated, "time to submit the job, such as 2026-01-31T12:00 or now+2hours"},
 	{"chdir", "D", Required, translated, "folder to upload, in which the script runs; default: the current one"},
 	{"comment", "", Required, translated, "text for the label comment"},
 	{"container-image", "", Required, translated, "container image, as the plugin pyxis of Slurm takes it"},
@@ -93,7 +93,7 @@ var translatedOptions = []Definition{
 	{"ntasks-per-node", "", Required, translated, "number of tasks that srun starts in each member"},
 	{"parsable", "", NoArgument, translated, "no effect: the output is always the id alone"},
 	{"quiet", "Q", NoArgument, translated, "no effect"},
-	{"requeue", "", NoArgument, translated, "no effect: jobs of a lost machine always start again"},
+	{"requeue", "", NoArgument, translated, "no effect: restarting after the loss of a machine is the default"},
 	{"signal", "", Required, translated, "B:TERM@SECONDS: SIGTERM before the time limit"},
 	{"tasks-per-node", "", Required, translated, "the same as --ntasks-per-node"},
 	{"test-only", "", NoArgument, translated, "show the placement as berth plan does; submit nothing"},

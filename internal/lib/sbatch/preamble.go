@@ -140,12 +140,13 @@ while [ $# -gt 0 ]; do
   case $option in
   -n|--ntasks)
     if [ "$SLURM_NNODES" = 1 ]; then tasks=$value; export SLURM_NTASKS="$value"
-    else [ "$value" = "$SLURM_NTASKS" ] || refuse "$option $value, unlike the tasks of the job,"; fi ;;
-  -N|--nodes) [ "$value" = "$SLURM_NNODES" ] || refuse "$option $value, unlike the nodes of the job," ;;
+    else [ "$value" = "$SLURM_NTASKS" ] || fail "$option $value differs from the job's $SLURM_NTASKS tasks"; fi ;;
+  -N|--nodes) [ "$value" = "$SLURM_NNODES" ] || fail "$option $value differs from the job's $SLURM_NNODES nodes" ;;
   --ntasks-per-node) tasks=$value; export SLURM_NTASKS=$((value * SLURM_NNODES)) SLURM_NTASKS_PER_NODE="$value" ;;
   -c|--cpus-per-task) export SLURM_CPUS_PER_TASK="$value" ;;
   --gpus-per-task) export SLURM_GPUS_PER_TASK="${value##*:}" ;;
-  --gpus-per-node|--gres) [ "${value##*:}" = "$SLURM_GPUS_ON_NODE" ] || refuse "$option $value, unlike the member," ;;
+  --gpus-per-node|--gres) [ "${value##*:}" = "$SLURM_GPUS_ON_NODE" ] ||
+    fail "$option $value differs from the member's $SLURM_GPUS_ON_NODE GPUs" ;;
   --export) [ "$value" = ALL ] || refuse "$option $value" ;;
   --mpi) [ "$value" = none ] || refuse "$option $value" ;;
   IGNORED) ;;

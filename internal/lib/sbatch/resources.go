@@ -27,7 +27,7 @@ func (t *translation) resources() {
 		n := parse(t, "cpus-per-gpu", number)
 		switch {
 		case t.has("cpus-per-task"):
-			t.faultOption(o, "and --cpus-per-task exclude each other")
+			t.faultOption(o, "cannot be combined with --cpus-per-task")
 		case s.gpusPerNode == 0:
 			t.faultOption(o, "the job requests no GPUs")
 		default:
@@ -105,10 +105,10 @@ func (t *translation) gpus() {
 			n *= s.tasksPerNode
 		}
 		if from.Name != "" && n != s.gpusPerNode {
-			t.faultOption(o, fmt.Sprintf("these are %d GPUs a node, and %s are %d", n, from, s.gpusPerNode))
+			t.faultOption(o, fmt.Sprintf("requests %d GPUs per node, but %s requests %d", n, from, s.gpusPerNode))
 		}
 		if m != "" && model != "" && !strings.EqualFold(m, model) {
-			t.faultOption(o, fmt.Sprintf("is another type than %s", from))
+			t.faultOption(o, fmt.Sprintf("names another GPU type than %s", from))
 		}
 		s.gpusPerNode, from = n, o
 		if m != "" {
@@ -141,7 +141,7 @@ func (t *translation) memory(cpus int) {
 		case err != nil:
 			t.faultOption(o, err.Error())
 		case found != nil:
-			t.faultOption(o, fmt.Sprintf("and %s exclude each other", found))
+			t.faultOption(o, fmt.Sprintf("cannot be combined with %s", found))
 		case one.times == 0:
 			t.faultOption(o, "the job requests no GPUs")
 		case each == 0:

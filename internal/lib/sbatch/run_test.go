@@ -116,11 +116,20 @@ func TestTasksReadTheInputOfSrun(t *testing.T) {
 // not see the option.
 func TestSrunRefusesOtherOptions(t *testing.T) {
 	t.Parallel()
+	differs := map[string]string{
+		"-N1":          "srun: -N 1 differs from the job's 2 nodes\n",
+		"-n1":          "srun: -n 1 differs from the job's 2 tasks\n",
+		"--gres=gpu:1": "srun: --gres gpu:1 differs from the member's 2 GPUs\n",
+	}
 	for _, options := range []string{"-w node1", "--nodelist=node1", "--pty", "--exclusive", "--multi-prog", "--mpi=pmix", "-N1", "-n1",
 		"--export=NONE", "--gres=gpu:1"} {
 		out, messages, code := runs(t, "#!/bin/bash\n#SBATCH -N2 --gpus-per-node=2 --mem=1G\noptions='"+options+"'\nsrun $options echo started\n", nil, "BERTH_MEMBERS=2")
-		if code != 2 || out != "" || !strings.Contains(messages, "srun: option "+options[:2]) {
-			t.Errorf("srun %s: exit code %d, output %q, messages %q", options, code, out, messages)
+		want, ok := differs[options]
+		if !ok {
+			want = "srun: option " + options[:2]
+		}
+		if code != 2 || out != "" || !strings.Contains(messages, want) {
+			t.Errorf("srun %s: exit code %d, output %q, messages %q; want %q", options, code, out, messages, want)
 		}
 	}
 }
@@ -138,7 +147,7 @@ func TestNoRequeueRunsOnce(t *testing.T) {
 }
 
 // Variables lists exactly the variables that a preamble sets.
-func TestVariablesAreThoseOfThePreamble(t *testing.T) {
+func TestVariablesMatchThePreamble(t *testing.T) {
 	t.Parallel()
 	r := translateText(t, "#!/bin/sh\n#SBATCH -N2 --gpus-per-task=1 --mem=1G -a 0-3 -A a -p b -q c\nsrun true\n")
 	rest := translate(t, "--mem-per-cpu=1G").Job.Entrypoint[2] + translate(t, "--mem-per-gpu=1G --gpus=1").Job.Entrypoint[2]

@@ -144,7 +144,7 @@ func (t *translation) name() {
 	name = strings.TrimRight(name[:min(len(name), 63)], "-")
 	switch {
 	case name == "" && given:
-		t.faultOption(o, "has no letter from a to z and no digit, of which names of jobs consist")
+		t.faultOption(o, "has no letter or digit; a job name needs at least one of a-z or 0-9")
 	case name == "":
 		name = "sbatch"
 	case given && name != text:
@@ -203,7 +203,7 @@ func (t *translation) times() {
 	case limit == 0:
 		t.refuseOption(o, "the signal comes before a time limit, and the job has none; state --time")
 	case grace >= limit:
-		t.faultOption(o, "the time limit is not longer than this")
+		t.faultOption(o, "the signal would come before the start; allowed is a time shorter than --time")
 	default:
 		t.out.Job.TimeLimit, t.out.Job.StopGrace = limit-grace, &grace
 		t.noteOption(o, fmt.Sprintf("SIGTERM comes after time_limit %s, and SIGKILL %s later; a cancel and a "+

@@ -102,8 +102,8 @@ func (k *Keys) add(raw []byte) error {
 // Current names the key that seals.
 func (k *Keys) Current() string { return k.list[0].id }
 
-// IDs returns the ids of all keys, the one that seals first. An id is a fingerprint: it does not reveal
-// the key.
+// IDs returns the ids of all keys, the sealing key first. An id is a fingerprint: it does not reveal the
+// key.
 func (k *Keys) IDs() []string {
 	ids := make([]string, len(k.list))
 	for i, one := range k.list {

@@ -26,12 +26,12 @@ import (
 //	                          none of these                           removed, until the free share
 //	                                                                  exceeds the mark by imageRelief
 //
-// A member holds the repository of its image from before its question to the engine until its container
-// exists. hold waits while an image of that repository is being removed, so that no member finds an image
-// that goes before its container exists. A repository and not an image is held, because an engine removes
-// the digests of an image with its last tag.
+// A member holds the repository of its image from the moment it looks up the image until its container
+// exists. hold waits while an image of that repository is being removed, so a member never finds an image
+// that is about to be removed. The unit is the repository, because an engine removes the digests of an image
+// with its last tag.
 //
-// The record is kept in pulled.json. Without it, no image is removed that an earlier process pulled.
+// pulled.json stores the record. If it is lost, images pulled by earlier processes stay.
 type pulledImages struct {
 	path    string
 	runtime node.Runtime
@@ -247,7 +247,7 @@ func (p *pulledImages) sweep(ctx context.Context) {
 		ref, id := p.take(kept)
 		if ref == "" {
 			if !p.told {
-				p.log.Warn("disk is nearly full, and no image is left that may be removed", "mark_percent", p.mark)
+				p.log.Warn("disk is nearly full, no removable image is left", "mark_percent", p.mark)
 			}
 			p.told = true
 			return

@@ -56,7 +56,7 @@ var audiences = regexp.MustCompile(`^[!-~]{1,200}$`)
 // "ec2=URL" and "gce=URL" for another address of the metadata service.
 func Open(setting, audience string) (*Reader, error) { return open(setting, audience, callLimit) }
 
-// open is Open with another limit of one call. Tests need one that a busy machine keeps.
+// open is Open with a given limit for each call. Tests set a limit that a busy machine does not exceed.
 func open(setting, audience string, limit time.Duration) (*Reader, error) {
 	kind, base, given := strings.Cut(setting, "=")
 	if !given {

@@ -56,7 +56,7 @@ type EC2 struct {
 // the answers concern this machine alone, and the token must not leave the host.
 func NewEC2(base string) *EC2 { return newEC2(base, callLimit) }
 
-// newEC2 returns a source with another limit of one call. Tests need one that a busy machine keeps.
+// newEC2 is NewEC2 with a given limit for each call. Tests set a limit that a busy machine does not exceed.
 func newEC2(base string, limit time.Duration) *EC2 {
 	return &EC2{base: base, http: metadataClient(limit, limit)}
 }

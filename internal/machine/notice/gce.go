@@ -57,7 +57,7 @@ type GCE struct {
 // NewGCE returns a source that calls the metadata server at base, without a proxy of the environment.
 func NewGCE(base string) *GCE { return newGCE(base, callLimit, holdFor) }
 
-// newGCE returns a source with other times of one call. Tests need times that a busy machine keeps.
+// newGCE returns a source with given limits for each call. Tests set limits that a busy machine does not exceed.
 func newGCE(base string, limit, hold time.Duration) *GCE {
 	return &GCE{base: base, http: metadataClient(hold+limit, limit), limit: limit, hold: hold}
 }

@@ -101,9 +101,9 @@ func run(t testing.TB, program string, prepare func(cmd *exec.Cmd, address strin
 	}
 }
 
-// freeAddress returns an address of this machine with a free port, which a server takes later. The kernel gives
-// ports from 32768 on to connections and to listeners on any port, so the port lies below. No other test process
-// gets the same port before the test ends: each holds a socket with the name that also e2e/commands.Port uses.
+// freeAddress returns a loopback address with a free port, for a server that starts later. The port lies below
+// 32768, where the kernel's own choice of ports begins. A Unix socket named after the port reserves it among
+// test processes until the test ends; e2e/commands.Port uses the same names.
 func freeAddress(t testing.TB) string {
 	t.Helper()
 	for range 1000 {
@@ -125,8 +125,8 @@ func freeAddress(t testing.TB) string {
 }
 
 // startTied starts cmd from a thread that lives as long as the child, and returns a channel that is
-// closed once the child is gone. The kernel sends Pdeathsig when the starting THREAD ends, as a thread
-// does that another test has moved into a network namespace (netns.Do).
+// closed once the child is gone. The kernel sends Pdeathsig when the starting THREAD ends, not
+// the process. A thread that a test moved into a network namespace (netns.Do) ends early.
 func startTied(cmd *exec.Cmd) (<-chan struct{}, error) {
 	ended, started := make(chan struct{}), make(chan error)
 	go func() {
