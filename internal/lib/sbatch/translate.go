@@ -207,7 +207,8 @@ func (t *translation) times() {
 	default:
 		t.out.Job.TimeLimit, t.out.Job.StopGrace = limit-grace, &grace
 		t.noteOption(o, fmt.Sprintf("SIGTERM comes after time_limit %s, and SIGKILL %s later; a cancel and a "+
-			"preemption give this time as well. A job that ends after time_limit counts as failed, also with exit code 0",
+			"preemption give this time as well. A job that ends after time_limit counts as failed, also with "+
+			"exit code 0",
 			limit-grace, grace))
 	}
 }
