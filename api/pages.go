@@ -1,7 +1,6 @@
 package api
 
 import (
-	"cmp"
 	"context"
 	"crypto/sha256"
 	_ "embed"
@@ -169,7 +168,10 @@ func (h *pageHandlers) checkAll(ctx context.Context) Readiness {
 		r.Checks[check.Name] = checkPassed
 		if results[i] != nil {
 			r.Ready = r.Ready && check.Optional
-			r.Checks[check.Name] = cmp.Or(check.Fault, "does not answer")
+			r.Checks[check.Name] = "does not answer"
+			if check.Fault != nil && errors.Is(results[i], check.Fault) {
+				r.Checks[check.Name] = check.Fault.Error()
+			}
 			h.log.Warn("not ready", "dependency", check.Name, "err", results[i])
 		}
 	}

@@ -49,7 +49,8 @@ type Check struct {
 	// failure, but stays positive.
 	Optional bool
 
-	Fault string // text of a failure in the answer; "": does not answer
+	// Fault is the error whose text the answer shows. For other errors the answer is: does not answer.
+	Fault error
 }
 
 // Deps are the dependencies of a Server. DB, Control and Logger are required.

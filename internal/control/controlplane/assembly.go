@@ -308,8 +308,7 @@ func (a *assembly) newAPI() (part, error) {
 		Checks: []api.Check{
 			{Name: "blob store", Run: a.blobs.Check},
 			{Name: "temporal", Run: a.dispatcher.Check, Optional: true},
-			{Name: "quarantine", Run: a.adoption.check, Optional: true,
-				Fault: "restored from a backup: waits for berthd backup adopt"},
+			{Name: "quarantine", Run: a.adoption.check, Optional: true, Fault: errWaits},
 		},
 		Rate: a.cfg.RatePerSecond, Burst: a.cfg.Burst, TrustedProxies: proxies, SubmitRate: a.cfg.SubmitRate,
 		Policy: a.cfg.Policy.placement(),
