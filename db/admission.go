@@ -12,7 +12,8 @@ import (
 
 // SetAdmission pauses or resumes the start of new work in the whole cluster, and
 // records the actor and the reason. A call that asks for the state already in force
-// writes nothing and returns the change that set that state.
+// writes nothing and returns the change that set that state. A quarantined cluster cannot be resumed; a pause
+// outlasts the quarantine.
 func (d *Cluster) SetAdmission(ctx context.Context, paused bool, reason, actor string) (wire.Admission, error) {
 	var a wire.Admission
 	err := d.tx(ctx, func(tx pgx.Tx) error {
@@ -22,11 +23,17 @@ func (d *Cluster) SetAdmission(ctx context.Context, paused bool, reason, actor s
 			return err
 		}
 		var err error
-		if a, err = readAdmission(ctx, tx); err != nil || a.Paused == paused {
+		if a, err = readAdmission(ctx, tx); err != nil {
 			return err
 		}
-		if a.Quarantined {
+		if a.Quarantined && !paused {
 			return berth.Errorf(berth.CodeConflict, "admission cannot be resumed: %s", a.Reason)
+		}
+		var was bool // without the quarantine
+		err = tx.QueryRow(ctx,
+			`SELECT coalesce((SELECT paused FROM admission_changes ORDER BY id DESC LIMIT 1), false)`).Scan(&was)
+		if err != nil || was == paused {
+			return err
 		}
 		_, err = tx.Exec(ctx, `
 			INSERT INTO admission_changes (paused, reason, actor)

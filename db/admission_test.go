@@ -97,3 +97,23 @@ func TestAGangCountsOnceAllItsRanksHaveEnded(t *testing.T) {
 		}
 	}
 }
+
+// TestAPauseInQuarantineOutlastsIt checks that an operator can pause a quarantined cluster, which stays paused after
+// the adoption, and cannot resume it.
+func TestAPauseInQuarantineOutlastsIt(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	s.quarantined()
+	if _, err := s.db.Cluster.SetAdmission(t.Context(), true, "upgrade", "operator:a"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.db.Cluster.SetAdmission(t.Context(), false, "done", "operator:a"); berth.CodeOf(err) != berth.CodeConflict {
+		t.Errorf("resumed in quarantine: %v", err)
+	}
+	if _, err := s.db.Leader.Adopt(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if a, err := s.db.Cluster.Admission(t.Context()); err != nil || !a.Paused || a.Reason != "upgrade" {
+		t.Errorf("after the adoption admission is %+v, %v", a, err)
+	}
+}
