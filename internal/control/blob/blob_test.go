@@ -140,3 +140,33 @@ func TestDescribeLogWantsWholeLines(t *testing.T) {
 		}
 	}
 }
+
+// TestAWalkFollowsALinkedRoot checks that the objects of a store whose folder is a link are listed, and that an entry that
+// is neither a file nor a folder is an error.
+func TestAWalkFollowsALinkedRoot(t *testing.T) {
+	t.Parallel()
+	_, dir := folder(t)
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(dir, link); err != nil {
+		t.Fatal(err)
+	}
+	s, err := blob.Open(t.Context(), "file://"+link)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if err := s.Create(t.Context(), "a/b", []byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	var keys []string
+	note := func(o blob.Object) error { keys = append(keys, o.Key); return nil }
+	if err := s.Walk(t.Context(), note); err != nil || len(keys) != 1 || keys[0] != "a/b" {
+		t.Errorf("a linked store lists %q, %v", keys, err)
+	}
+	if err := os.Symlink(filepath.Join(dir, "a", "b"), filepath.Join(dir, "a", "c")); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Walk(t.Context(), note); err == nil || !strings.Contains(err.Error(), "neither a file nor a folder") {
+		t.Errorf("a link in the store: %v", err)
+	}
+}

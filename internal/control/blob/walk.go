@@ -3,6 +3,7 @@ package blob
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -49,14 +50,18 @@ func (s *Store) Walk(ctx context.Context, each func(Object) error) error {
 // walkFolder is Walk without the driver, which reads the whole folder again for each page of a
 // listing.
 func (s *Store) walkFolder(ctx context.Context, each func(Object) error) error {
-	return filepath.WalkDir(s.folder, func(path string, d fs.DirEntry, err error) error {
+	root, err := filepath.EvalSymlinks(s.folder) // WalkDir follows no link
+	if err != nil {
+		return err
+	}
+	return filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if path == s.folder {
+		if path == root {
 			return err
 		}
-		key, failed := filepath.Rel(s.folder, path)
+		key, failed := filepath.Rel(root, path)
 		if failed != nil {
 			return failed
 		}
@@ -71,8 +76,10 @@ func (s *Store) walkFolder(ctx context.Context, each func(Object) error) error {
 			return nil // deleted meanwhile
 		case err != nil:
 			return err
-		case !d.Type().IsRegular() || unfinished.MatchString(key):
+		case d.IsDir() || unfinished.MatchString(key):
 			return nil
+		case !d.Type().IsRegular():
+			return fmt.Errorf("%s is neither a file nor a folder: a store in a folder has these alone", path)
 		}
 		info, err := d.Info()
 		if errors.Is(err, os.ErrNotExist) {
