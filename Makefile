@@ -152,7 +152,7 @@ endurance: setup ## submit jobs steadily for half an hour; what grows with the h
 
 .PHONY: drill
 drill: setup ## lose database, objects and Temporal, restore a backup elsewhere and adopt it; prints RTO and RPO
-	$(GO) test ./e2e/proof -run '^TestDrill$$' -count=1 -v
+	$(GO) test ./e2e/proof -run '^TestDrill$$' -count=1 -timeout 30m -v
 
 .PHONY: mutants
 mutants: setup ## break one fence at a time, and see that its test notices
