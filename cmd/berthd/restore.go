@@ -53,6 +53,12 @@ func printRestored(w io.Writer, dir string, r backup.Restored) error {
 		if _, err := fmt.Fprintf(w, "store     %d objects copied, %d were there", r.Copied, r.Present); err != nil {
 			return err
 		}
+		if r.Replaced > 0 {
+			fmt.Fprintf(w, ", %d had another content and were replaced", r.Replaced)
+		}
+		if r.Changed > 0 {
+			fmt.Fprintf(w, ", %d have another size since later uploads and were kept", r.Changed)
+		}
 		if r.Missing > 0 {
 			fmt.Fprintf(w, ", %d are missing: restore their versions in the bucket", r.Missing)
 		}

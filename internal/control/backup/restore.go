@@ -4,7 +4,10 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -30,6 +33,10 @@ type Restored struct {
 	Copied  int // objects that were copied into the store
 	Present int // objects that the store had already
 	Missing int // listed objects that the bucket lacks
+
+	// Changed are objects that have another size in the store, by a later upload: the store's are kept.
+	// Replaced are objects of the same size and another content: they are copied from the backup.
+	Changed, Replaced int
 }
 
 // Restore verifies a backup, puts its objects into the store, and restores its database, which is then
@@ -169,20 +176,39 @@ func (r *Restored) objects(ctx context.Context, o RestoreOptions) error {
 	return readListing(o.Dir, r.Manifest, func(e entry) error {
 		size, ok := sizes[e.Key]
 		switch {
-		case ok && size == e.Size: // an object is created once and never changed
-			r.Present++
+		case ok && size != e.Size: // such as a piece of a log that has grown
+			r.Changed++
 			return nil
 		case ok:
-			return fmt.Errorf("object %s has %d bytes in the store and %d in the backup: it is another store, "+
-				"use an empty one",
-				e.Key, size, e.Size)
+			same, err := sameObject(ctx, store, e)
+			if same || err != nil {
+				r.Present++
+				return err
+			}
+			r.Replaced++
 		case r.Objects.Kind == ObjectsListed:
 			r.Missing++
 			return nil
+		default:
+			r.Copied++
 		}
-		r.Copied++
 		return putObject(ctx, store, e.Key, filepath.Join(o.Dir, objectsDir, filepath.FromSlash(e.Key)))
 	})
+}
+
+// sameObject compares an object of the store with the SHA-256 of a copied one. Without a SHA-256 it is the same.
+func sameObject(ctx context.Context, store *blob.Store, e entry) (bool, error) {
+	if e.SHA256 == "" {
+		return true, nil
+	}
+	f, _, err := store.Open(ctx, e.Key)
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	sum := sha256.New()
+	_, err = io.Copy(sum, f)
+	return hex.EncodeToString(sum.Sum(nil)) == e.SHA256, err
 }
 
 // putObject stores a copied object.

@@ -153,15 +153,6 @@ func TestARestoreIsRefused(t *testing.T) {
 				t.Fatal(err)
 			}
 		}, "has schema version 9", false},
-		"another store": {func(t *testing.T, o *backup.RestoreOptions) {
-			path := filepath.Join(strings.TrimPrefix(o.BlobURL, "file://"), "tenants/a/logs/one")
-			if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(path, []byte("something else"), 0o600); err != nil {
-				t.Fatal(err)
-			}
-		}, "it is another store", false},
 		"tables": {func(t *testing.T, o *backup.RestoreOptions) { o.DatabaseURL = dbtest.URL(t) }, "restore into an empty one", true},
 		"session": {func(t *testing.T, o *backup.RestoreOptions) {
 			pool, err := pgxpool.New(t.Context(), o.DatabaseURL)
@@ -185,5 +176,32 @@ func TestARestoreIsRefused(t *testing.T) {
 				t.Errorf("the database has %d tables", n)
 			}
 		})
+	}
+}
+
+// TestARestoreKeepsLaterUploads checks that a restore into a store that survived keeps an object that has grown since the
+// backup, and replaces one of the same size whose content is not that of the backup.
+func TestARestoreKeepsLaterUploads(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	s.put("tenants/a/logs/three", "third")
+	s.create()
+	o := s.elsewhere()
+	o.BlobURL = "file://" + s.blobs
+	write := func(key, content string) {
+		if err := os.WriteFile(filepath.Join(s.blobs, key), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("tenants/a/logs/one", "first and more")
+	write("tenants/a/logs/two", "broken")
+	r, err := backup.Restore(t.Context(), o)
+	if err != nil || r.Changed != 1 || r.Replaced != 1 || r.Present != 1 || r.Copied != 0 {
+		t.Errorf("restored %+v, %v", r, err)
+	}
+	for key, want := range map[string]string{"one": "first and more", "two": "second", "three": "third"} {
+		if text, err := os.ReadFile(filepath.Join(s.blobs, "tenants/a/logs", key)); err != nil || string(text) != want {
+			t.Errorf("object %s is %q, %v; want %q", key, text, err, want)
+		}
 	}
 }
