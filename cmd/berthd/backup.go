@@ -53,6 +53,7 @@ func (s *installation) check() (*sealer.Keys, error) {
 
 func newBackupCreate(lookup func(string) (string, bool)) *cobra.Command {
 	var s installation
+	var noObjects bool
 	cmd := &cobra.Command{
 		Use:   "create FOLDER",
 		Short: "Back up the database and the objects",
@@ -72,8 +73,8 @@ func newBackupCreate(lookup func(string) (string, bool)) *cobra.Command {
 				return err
 			}
 			m, err := backup.Create(cmd.Context(), backup.Options{Dir: args[0], DatabaseURL: s.database,
-				BlobURL: s.blobs,
-				Keys:    keys, PgBin: s.bin, Actor: actorName(), Version: buildinfo.Version()})
+				BlobURL: s.blobs, NoObjects: noObjects, Keys: keys, PgBin: s.bin,
+				Actor: actorName(), Version: buildinfo.Version()})
 			if err != nil {
 				return err
 			}
@@ -81,6 +82,8 @@ func newBackupCreate(lookup func(string) (string, bool)) *cobra.Command {
 		},
 	}
 	s.flags(cmd.Flags())
+	cmd.Flags().BoolVar(&noObjects, "no-objects", false,
+		"the installation has no object store; without it, --blob-url must be set")
 	return cmd
 }
 

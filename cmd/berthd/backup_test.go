@@ -48,6 +48,9 @@ func TestABackupFromCreateToAdopt(t *testing.T) {
 	env["BERTH_DATABASE_URL"], env["BERTH_BLOB_URL"] = dbtest.EmptyURL(t), "file://"+filepath.Join(dir, "elsewhere")
 	run("store     1 objects copied, 0 were there", "backup", "restore", to)
 	run("0 containers were started after the backup", "backup", "adopt")
+	delete(env, "BERTH_BLOB_URL")
+	refuses("--no-objects", "backup", "create", filepath.Join(dir, "two"))
+	run("objects   no object store", "backup", "create", "--no-objects", filepath.Join(dir, "two"))
 	delete(env, "BERTH_DATABASE_URL")
 	refuses("no database", "backup", "create", filepath.Join(dir, "two"))
 }

@@ -21,7 +21,8 @@ import (
 type Options struct {
 	Dir         string // of the backup; it must not exist
 	DatabaseURL string
-	BlobURL     string       // "": there are no objects
+	BlobURL     string       // "" only with NoObjects
+	NoObjects   bool         // the installation has no object store
 	Keys        *sealer.Keys // nil: there are none
 	PgBin       string       // folder of pg_dump; "": see findProgram
 	Actor       string       // user and host, for the row of the backup
@@ -47,6 +48,9 @@ type creation struct {
 func Create(ctx context.Context, o Options) (Manifest, error) {
 	c := &creation{Options: o}
 	if err := c.checkDir(); err != nil {
+		return Manifest{}, err
+	}
+	if err := c.checkStore(); err != nil {
 		return Manifest{}, err
 	}
 	found, err := db.Inspect(ctx, o.DatabaseURL)
@@ -82,14 +86,34 @@ func Create(ctx context.Context, o Options) (Manifest, error) {
 	return c.manifest, nil
 }
 
-// checkDir refuses a folder that exists, or that lies in the object store, which would be copied into
-// itself.
+// checkDir refuses a folder that exists.
 func (c *creation) checkDir() (err error) {
 	if c.Dir, err = filepath.Abs(c.Dir); err != nil {
 		return err
 	}
 	if _, err := os.Lstat(c.Dir); err == nil {
 		return fmt.Errorf("create backup: %s exists: name a new folder, such as one with the date", c.Dir)
+	}
+	return nil
+}
+
+// checkStore refuses a call that names no object store, and a store whose folder does not exist: an empty store
+// hides a wrong name.
+func (c *creation) checkStore() error {
+	switch {
+	case c.BlobURL == "" && !c.NoObjects:
+		return errors.New("create backup: no object store: name it by --blob-url or BERTH_BLOB_URL, or say by " +
+			"--no-objects that the installation has none")
+	case c.BlobURL != "" && c.NoObjects:
+		return fmt.Errorf("create backup: --no-objects is given, and the settings name the object store %s: keep one",
+			withoutQuery(c.BlobURL))
+	}
+	u, err := url.Parse(c.BlobURL)
+	if err != nil || u.Scheme != "file" {
+		return nil // blob.Open judges the URL
+	}
+	if _, err := os.Stat(filepath.FromSlash(u.Path)); err != nil {
+		return fmt.Errorf("create backup: the object store %s has no folder: %w", withoutQuery(c.BlobURL), err)
 	}
 	return nil
 }
@@ -175,6 +199,10 @@ func (c *creation) renew(ctx context.Context, lost context.CancelCauseFunc) {
 // fill writes the contents of the backup into the temporary folder: the database first, the objects after it.
 func (c *creation) fill(ctx context.Context, dump program) error {
 	file := filepath.Join(c.work, databaseFile)
+	// pg_dump would create the file with the rights of the umask.
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		return err
+	}
 	if err := dump.run(ctx, c.DatabaseURL, nil, "--format=custom", "--lock-wait-timeout=60s", "--file",
 		file); err != nil {
 		return err
@@ -195,7 +223,7 @@ func (c *creation) fill(ctx context.Context, dump program) error {
 
 // objects copies or lists the objects.
 func (c *creation) objects(ctx context.Context) error {
-	if c.BlobURL == "" {
+	if c.NoObjects {
 		c.manifest.Objects = Objects{Kind: ObjectsNone}
 		return nil
 	}
@@ -204,18 +232,32 @@ func (c *creation) objects(ctx context.Context) error {
 		return err
 	}
 	defer store.Close()
-	if folder := store.Folder(); folder != "" && inside(c.Dir, folder) {
-		return fmt.Errorf("the folder of the backup lies in the object store %s: name another folder", folder)
+	within, err := inside(c.work, store.Folder())
+	if err != nil {
+		return err
+	}
+	if within {
+		return fmt.Errorf("the folder of the backup lies in the object store %s: name another folder", store.Folder())
 	}
 	c.manifest.Objects, err = saveObjects(ctx, store, c.work)
 	c.manifest.Objects.Store = withoutQuery(c.BlobURL)
 	return err
 }
 
-// inside reports whether path lies in folder.
-func inside(path, folder string) bool {
+// inside reports whether path lies in folder, with all links resolved. Both exist; the folder "" has nothing in it.
+func inside(path, folder string) (bool, error) {
+	if folder == "" {
+		return false, nil
+	}
+	folder, err := filepath.EvalSymlinks(folder)
+	if err != nil {
+		return false, err
+	}
+	if path, err = filepath.EvalSymlinks(path); err != nil {
+		return false, err
+	}
 	rel, err := filepath.Rel(folder, path)
-	return err == nil && filepath.IsLocal(rel)
+	return err == nil && filepath.IsLocal(rel), nil
 }
 
 // withoutQuery returns the URL of a store without parameters and credentials.

@@ -51,8 +51,10 @@ func newSite(t *testing.T) *site {
 	if s.keys, err = sealer.Load(file); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Mkdir(filepath.Dir(s.dir), 0o700); err != nil {
-		t.Fatal(err)
+	for _, folder := range []string{filepath.Dir(s.dir), s.blobs} {
+		if err := os.Mkdir(folder, 0o700); err != nil {
+			t.Fatal(err)
+		}
 	}
 	return s
 }
@@ -124,6 +126,9 @@ func TestABackupIsWhole(t *testing.T) {
 		"one/objects.jsonl"}
 	if got := s.files(); !slices.Equal(got, want) {
 		t.Errorf("the backup has the files %q, want %q", got, want)
+	}
+	if info, err := os.Stat(filepath.Join(s.dir, "database.dump")); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("the dump has the mode %v, %v", info.Mode(), err)
 	}
 	for _, name := range s.files() {
 		text, err := os.ReadFile(filepath.Join(filepath.Dir(s.dir), name))
@@ -292,5 +297,58 @@ func TestPgDumpMustKnowTheServer(t *testing.T) {
 	}
 	if list, err := os.ReadDir(filepath.Dir(s.dir)); err != nil || len(list) != 0 {
 		t.Errorf("left %v, %v", list, err)
+	}
+}
+
+// TestABackupNamesItsObjectStore checks that a backup without objects needs a word of the operator, and that a store whose
+// folder is absent is refused and not created.
+func TestABackupNamesItsObjectStore(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	if err := os.Remove(s.blobs); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		edit func(o *backup.Options)
+		says string
+	}{
+		"no store":  {func(o *backup.Options) { o.BlobURL = "" }, "--no-objects"},
+		"both":      {func(o *backup.Options) { o.NoObjects = true }, "--no-objects is given"},
+		"no folder": {func(*backup.Options) {}, "has no folder"},
+	} {
+		o := s.options()
+		c.edit(&o)
+		if _, err := backup.Create(t.Context(), o); err == nil || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: got %v, want %q", name, err, c.says)
+		}
+	}
+	if _, err := os.Stat(s.blobs); err == nil {
+		t.Error("the folder of the store was created")
+	}
+	o := s.options()
+	o.BlobURL, o.NoObjects = "", true
+	if m, err := backup.Create(t.Context(), o); err != nil || m.Objects.Kind != backup.ObjectsNone {
+		t.Errorf("a backup without objects: %+v, %v", m, err)
+	}
+}
+
+// TestABackupFollowsALinkToTheStore checks that a store whose folder is a link is copied, and that a backup into the
+// folder that the link names is refused.
+func TestABackupFollowsALinkToTheStore(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	s.put("tenants/a/logs/one", "first")
+	o := s.options()
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(s.blobs, link); err != nil {
+		t.Fatal(err)
+	}
+	o.BlobURL = "file://" + link
+	if m, err := backup.Create(t.Context(), o); err != nil || m.Objects.Count != 1 {
+		t.Errorf("a backup of a linked store: %+v, %v", m, err)
+	}
+	o.Dir = filepath.Join(s.blobs, "two")
+	if _, err := backup.Create(t.Context(), o); err == nil || !strings.Contains(err.Error(), "lies in the object store") {
+		t.Errorf("a backup into the store: %v", err)
 	}
 }

@@ -15,7 +15,7 @@ import (
 func TestAFilledDatabaseCannotBeUsedBeforeItsQuarantine(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "one")
-	m, err := Create(t.Context(), Options{Dir: dir, DatabaseURL: dbtest.URL(t), Actor: "test"})
+	m, err := Create(t.Context(), Options{NoObjects: true, Dir: dir, DatabaseURL: dbtest.URL(t), Actor: "test"})
 	if err != nil {
 		t.Fatal(err)
 	}
