@@ -77,36 +77,46 @@ func CheckVacant(ctx context.Context, url string) error {
 	return mapError(checkVacant(ctx, conn), "restore")
 }
 
-// checkVacant refuses a database with tables or with other sessions.
+// vacantWithin bounds the wait for sessions that have been closed: PostgreSQL ends a session a moment after
+// its client.
+const vacantWithin = 15 * time.Second
+
+// checkVacant refuses a database with tables or with other sessions. conn must not be in a transaction,
+// which would see the sessions of its begin.
 func checkVacant(ctx context.Context, conn *pgx.Conn) error {
-	var tables, sessions int
-	err := conn.QueryRow(ctx, `
-		SELECT (
-			SELECT count(*)
-			FROM pg_class c
-			JOIN pg_namespace n ON n.oid = c.relnamespace
-			WHERE n.nspname NOT IN ('pg_catalog', 'information_schema') AND n.nspname NOT LIKE 'pg\_toast%'
-			  AND n.nspname NOT LIKE 'pg\_temp%'
-		), (
-			SELECT count(*)
-			FROM pg_stat_activity
-			WHERE datname = current_database() AND pid <> pg_backend_pid()
-			  AND coalesce(backend_type,
-				'client backend') = 'client backend'
-		)`).Scan(&tables, &sessions)
-	switch {
-	case err != nil:
-		return err
-	case tables > 0:
-		return berth.Errorf(berth.CodeConflict, "the database has %d tables and indexes: restore into an empty "+
-			"one, which "+
-			"createdb makes", tables)
-	case sessions > 0:
-		return berth.Errorf(berth.CodeConflict, "%d other sessions use the database: stop all of berthd, and "+
-			"close other "+
-			"sessions", sessions)
+	for begun := time.Now(); ; {
+		var tables, sessions int
+		err := conn.QueryRow(ctx, `
+			SELECT (
+				SELECT count(*)
+				FROM pg_class c
+				JOIN pg_namespace n ON n.oid = c.relnamespace
+				WHERE n.nspname NOT IN ('pg_catalog', 'information_schema') AND n.nspname NOT LIKE 'pg\_toast%'
+				  AND n.nspname NOT LIKE 'pg\_temp%'
+			), (
+				SELECT count(*)
+				FROM pg_stat_activity
+				WHERE datname = current_database() AND pid <> pg_backend_pid()
+				  AND coalesce(backend_type, 'client backend') = 'client backend'
+			)`).Scan(&tables, &sessions)
+		switch {
+		case err != nil:
+			return err
+		case tables > 0:
+			return berth.Errorf(berth.CodeConflict,
+				"the database has %d tables and indexes: restore into an empty one, which createdb makes", tables)
+		case sessions == 0:
+			return nil
+		case time.Since(begun) > vacantWithin:
+			return berth.Errorf(berth.CodeConflict,
+				"%d other sessions use the database: stop all of berthd, and close other sessions", sessions)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(50 * time.Millisecond):
+		}
 	}
-	return nil
 }
 
 // quarantineCluster makes a filled database usable and quarantines it. It advances ids, terms and watermarks

@@ -5,8 +5,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"berth"
 	"berth/db"
+	"berth/db/dbtest"
 	"berth/wire"
 )
 
@@ -101,4 +104,39 @@ func TestAQuarantinedClusterSendsNoWebhooks(t *testing.T) {
 		t.Fatal(err)
 	}
 	claim(1)
+}
+
+// TestSessionsThatEndKeepNoDatabaseFromARestore checks that a restore waits for a session whose client has closed
+// it: PostgreSQL ends the session a moment later.
+func TestSessionsThatEndKeepNoDatabaseFromARestore(t *testing.T) {
+	t.Parallel()
+	url := dbtest.EmptyURL(t)
+	other, err := pgx.Connect(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close(t.Context())
+	checked := make(chan error, 1)
+	go func() { checked <- db.CheckVacant(t.Context(), url) }()
+	for looked := false; !looked; time.Sleep(5 * time.Millisecond) { // until it has counted this session
+		if err := other.QueryRow(t.Context(), `
+			SELECT EXISTS (
+				SELECT FROM pg_stat_activity
+				WHERE datname = current_database() AND pid <> pg_backend_pid() AND state = 'idle'
+				  AND query LIKE '%backend_type%'
+			)`).Scan(&looked); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case err := <-checked:
+			t.Fatalf("it did not wait: %v", err)
+		default:
+		}
+	}
+	if err := other.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := <-checked; err != nil {
+		t.Errorf("after the session has ended: %v", err)
+	}
 }
