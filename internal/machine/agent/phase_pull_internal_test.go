@@ -32,7 +32,11 @@ func TestImageWithADigestGetsNoSecondOne(t *testing.T) {
 		"example.com/a@" + fixed: {"example.com/a@" + fixed},
 	} {
 		engine := &imageless{}
-		p := &pullPhase{core: &core{log: slog.New(slog.DiscardHandler), runtime: engine, claim: &claim{}}}
+		log := slog.New(slog.DiscardHandler)
+		p := &pullPhase{
+			core:   &core{identity: &identity{}, log: log, runtime: engine, claim: &claim{}},
+			pulled: openPulled(&Config{StateDir: t.TempDir(), Runtime: engine}, nil, nil, log),
+		}
 		p.claim.Spec.Image, p.claim.ImageDigest = image, fixed
 		if _, _, err := p.resolve(t.Context()); !errors.Is(err, node.ErrImageNotFound) || !slices.Equal(engine.asked, want) {
 			t.Errorf("%s: asked for %q, want %q; error is %v", image, engine.asked, want, err)
