@@ -39,8 +39,7 @@ type TransferLimits struct {
 	// machine must take one part of its agent.
 	Stall, AgentStall time.Duration
 
-	// An upload must send UploadRate bytes a second (4096) on average over each
-	// UploadWindow (15 s).
+	// An upload must send UploadRate bytes a second (4096) on average over each UploadWindow (15 s).
 	UploadRate   int64
 	UploadWindow time.Duration
 

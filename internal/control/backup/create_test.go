@@ -80,7 +80,7 @@ func (s *site) exec(sql string, args ...any) {
 	}
 }
 
-// options are those of a backup of the site.
+// options returns the options of a backup of the site.
 func (s *site) options() backup.Options {
 	return backup.Options{Dir: s.dir, DatabaseURL: s.url, BlobURL: "file://" + s.blobs, Keys: s.keys, Actor: "test", Version: "1.2.3"}
 }

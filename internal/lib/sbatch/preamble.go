@@ -99,7 +99,7 @@ var (
 	// srunKill ends all tasks of a member when one of them fails.
 	srunKill = []string{"-K", "-K1", "--kill-on-bad-exit", "--kill-on-bad-exit=1"}
 
-	// srunFlags have no value, and besides srunKill no effect in one container.
+	// srunFlags have no value. Except for srunKill, they have no effect in one container.
 	srunFlags = append([]string{"-l", "--label", "-u", "--unbuffered", "-v", "--verbose", "-Q", "--quiet", "--overlap",
 		"-s", "--oversubscribe"}, srunKill...)
 
