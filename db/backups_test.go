@@ -157,7 +157,7 @@ func TestABackupWaitsForDeletionsUnderWay(t *testing.T) {
 		s.blocked(1)
 		select {
 		case err := <-began:
-			t.Errorf("a backup began beside a deletion: %v", err)
+			t.Errorf("a backup began during a deletion: %v", err)
 		default:
 		}
 		// While the backup waits to begin, no other deletion starts.

@@ -69,6 +69,9 @@ const (
 	// imageRelief is the percentage of the disk by which a sweep exceeds the mark.
 	imageRelief = 5
 
+	// restShare divides the interval of sweeps: after a sweep, watch rests for that part, 10 s of a minute.
+	restShare = 6
+
 	// leastAboveReserve is the least distance of the mark from the reserve of the disk, below which
 	// members are ended.
 	leastAboveReserve = 5
@@ -219,7 +222,8 @@ func (p *pulledImages) oldest(may func(ref string) bool) string {
 	return oldest
 }
 
-// watch sweeps periodically, and after a nudge, until ctx ends.
+// watch sweeps periodically, and after a nudge, until ctx ends. It rests after each sweep: a sweep asks the
+// engine about each image in use, and a full disk nudges each second.
 func (p *pulledImages) watch(ctx context.Context, every time.Duration) {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
@@ -232,6 +236,9 @@ func (p *pulledImages) watch(ctx context.Context, every time.Duration) {
 		}
 		p.sweep(ctx)
 		p.store()
+		if sleep(ctx, every/restShare) != nil {
+			return
+		}
 	}
 }
 
