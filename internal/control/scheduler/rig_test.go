@@ -222,6 +222,7 @@ type temporal struct {
 	unaware    map[berth.JobID]bool          // of their grant
 	silent     bool                          // Describe answers nothing
 	undying    map[berth.JobID]bool          // Terminate fails
+	failing    map[berth.JobID]bool          // Start fails
 	deaf       map[berth.JobID]time.Duration // for how long the first task has waited
 }
 
@@ -255,6 +256,9 @@ func (x *temporal) Describe(ctx context.Context, id berth.JobID) (open, complete
 func (x *temporal) Start(_ context.Context, id berth.JobID, again bool) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	if x.failing[id] {
+		return errors.New("no start")
+	}
 	if x.completed[id] && !again {
 		return nil // started already, as far as the policy goes
 	}

@@ -323,6 +323,24 @@ func TestWorkflowsOfEndedJobsEndBesideFaults(t *testing.T) {
 	}
 }
 
+// Workflows that cannot be started hold up no others, however many they are.
+func TestWorkflowsAreStartedBesideFaults(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	x := newTemporal()
+	x.failing = map[berth.JobID]bool{}
+	for range 30 { // more than one pass tries
+		x.failing[r.submitted(nil)], x.failing[r.queued(cpus(99))] = true, true
+	}
+	submitted, missing := r.submitted(nil), r.queued(cpus(99))
+	ages := scheduler.Ages{Submitted: time.Millisecond, NoWorkflow: time.Millisecond}
+	r.lead(func(o *scheduler.Options) { o.Workflows, o.ReconcileEvery, o.Ages = x, 20*time.Millisecond, ages })
+	r.await("the other workflows are started", func() bool {
+		started := x.did(&x.started)
+		return slices.Contains(started, submitted) && slices.Contains(started, missing)
+	})
+}
+
 // A restored backup has a job as submitted whose workflow has come to its end.
 func TestSubmittedJobWhoseWorkflowHasCompletedIsStartedAgain(t *testing.T) {
 	t.Parallel()

@@ -61,13 +61,18 @@ func (r *reconciler) countStart() {
 	}
 }
 
+// faultLimit is the number of failed calls after which a step of the comparison leaves the rest to a
+// later pass: calls that fail for one job may succeed for the next, but each may take seconds.
+const faultLimit = 10
+
 // startSubmitted starts the workflows that the submit's own start has missed, as
-// far as the gate has room.
+// far as the gate has room. A start that fails does not hold up the other jobs, and is not due again at once.
 func (r *reconciler) startSubmitted(ctx context.Context, live []db.Aged) error {
 	if !r.mayStart() {
 		return nil
 	}
 	n := 0
+	var faults []error
 	var submitted []db.Aged
 	for _, j := range live {
 		if j.State != berth.Submitted {
@@ -75,51 +80,75 @@ func (r *reconciler) startSubmitted(ctx context.Context, live []db.Aged) error {
 		}
 		submitted = append(submitted, j)
 		// A first step that is late is not hastened by another start of its workflow.
-		if n >= passLimit || !r.mayStart() || !r.pace.due("submitted", j, time.Now()) {
+		if n >= passLimit || len(faults) >= faultLimit || ctx.Err() != nil {
+			continue
+		}
+		if !r.mayStart() || !r.pace.due("submitted", j, time.Now()) {
 			continue
 		}
 		if err := r.Workflows.Start(ctx, j.ID, false); err != nil {
-			return fmt.Errorf("start the workflow of job %s: %w", j.ID, err)
+			faults = append(faults, fmt.Errorf("start the workflow of job %s: %w", j.ID, err))
+			continue
 		}
 		r.countStart()
 		n++
 	}
 	r.pace.forget("submitted", submitted)
 	r.did("workflow_started", n)
-	return nil
+	return errors.Join(faults...)
 }
 
 // startMissing starts the workflows of live rows that have none. One that has
 // completed although its row lives on, as after the restore of a backup, is
 // started again: its first step reads the row. A submitted row is new work, which
-// needs room at the gate as every other start does.
+// needs room at the gate as every other start does. A pass that its limits end is
+// continued by the next one, so jobs whose calls fail do not hold up the others.
 func (r *reconciler) startMissing(ctx context.Context, live []db.Aged, open map[berth.JobID]bool) error {
 	checked, started := 0, 0
-	for _, j := range live {
-		if open[j.ID] || j.Age < r.Ages.NoWorkflow || checked >= passLimit {
+	var faults []error
+	from := r.missed
+	r.missed = ""
+	for _, j := range startingAt(live, from) {
+		if open[j.ID] || j.Age < r.Ages.NoWorkflow {
 			continue
 		}
 		if j.State == berth.Submitted && !r.mayStart() {
 			continue
 		}
+		if checked >= passLimit || len(faults) >= faultLimit || ctx.Err() != nil {
+			r.missed = j.ID
+			break
+		}
 		checked++
-		isOpen, completed, err := r.Workflows.Describe(ctx, j.ID)
+		again, err := r.startIfMissing(ctx, j)
 		if err != nil {
-			return fmt.Errorf("describe the workflow of job %s: %w", j.ID, err)
+			faults = append(faults, err)
 		}
-		if isOpen {
-			continue
+		if again {
+			started++
 		}
-		if err := r.Workflows.Start(ctx, j.ID, completed); err != nil {
-			return fmt.Errorf("start the workflow of job %s: %w", j.ID, err)
-		}
-		if j.State == berth.Submitted {
-			r.countStart()
-		}
-		started++
 	}
 	r.did("workflow_restarted", started)
-	return nil
+	return errors.Join(faults...)
+}
+
+// startIfMissing starts the workflow of a live row unless Temporal has an open one. It reports whether it
+// has started one.
+func (r *reconciler) startIfMissing(ctx context.Context, j db.Aged) (bool, error) {
+	isOpen, completed, err := r.Workflows.Describe(ctx, j.ID)
+	if err != nil {
+		return false, fmt.Errorf("describe the workflow of job %s: %w", j.ID, err)
+	}
+	if isOpen {
+		return false, nil
+	}
+	if err := r.Workflows.Start(ctx, j.ID, completed); err != nil {
+		return false, fmt.Errorf("start the workflow of job %s: %w", j.ID, err)
+	}
+	if j.State == berth.Submitted {
+		r.countStart()
+	}
+	return true, nil
 }
 
 // Bounds of one comparison: the workflows that it asks about, and those that it replaces, which lose
@@ -138,32 +167,45 @@ func (r *reconciler) replaceDeaf(ctx context.Context, live []db.Aged, open map[b
 		return nil
 	}
 	asked, ended := 0, 0
+	var faults []error
 	from := r.asked
 	r.asked = ""
 	for _, j := range startingAt(live, from) {
 		if j.State != berth.Submitted || !open[j.ID] || j.Age < r.Ages.Deaf {
 			continue
 		}
-		if asked >= askLimit || ended >= replaceLimit {
+		if asked >= askLimit || ended >= replaceLimit || len(faults) >= faultLimit || ctx.Err() != nil {
 			r.asked = j.ID
 			break
 		}
 		asked++
-		waited, err := r.Workflows.Pending(ctx, j.ID)
+		deaf, err := r.endIfDeaf(ctx, j.ID)
 		if err != nil {
-			return fmt.Errorf("read the task of the workflow of job %s: %w", j.ID, err)
+			faults = append(faults, err)
 		}
-		if waited < r.Ages.Deaf {
-			continue
+		if deaf {
+			ended++
 		}
-		r.Logger.Warn("workflow does not begin, will be started again", "job_id", j.ID, "waited", waited)
-		if err := r.Workflows.Terminate(ctx, j.ID, "no worker carried out its first task"); err != nil {
-			return fmt.Errorf("end the workflow of job %s: %w", j.ID, err)
-		}
-		ended++
 	}
 	r.did("workflow_replaced", ended)
-	return nil
+	return errors.Join(faults...)
+}
+
+// endIfDeaf ends the workflow of a submitted job if its first task has waited for Ages.Deaf. It reports
+// whether it has ended the workflow.
+func (r *reconciler) endIfDeaf(ctx context.Context, id berth.JobID) (bool, error) {
+	waited, err := r.Workflows.Pending(ctx, id)
+	if err != nil {
+		return false, fmt.Errorf("read the task of the workflow of job %s: %w", id, err)
+	}
+	if waited < r.Ages.Deaf {
+		return false, nil
+	}
+	r.Logger.Warn("workflow does not begin, will be started again", "job_id", id, "waited", waited)
+	if err := r.Workflows.Terminate(ctx, id, "no worker carried out its first task"); err != nil {
+		return false, fmt.Errorf("end the workflow of job %s: %w", id, err)
+	}
+	return true, nil
 }
 
 // closeEnded pokes the open workflows of ended jobs, and terminates the ones that stay
