@@ -64,6 +64,9 @@ func Create(ctx context.Context, o Options) (Manifest, error) {
 	if err != nil {
 		return Manifest{}, err
 	}
+	if err := dump.checkServer(found.Server / 10000); err != nil {
+		return Manifest{}, err
+	}
 	c.manifest = Manifest{Format: format, Berth: o.Version, Schema: found.Version, SealedWith: found.SealedKeys,
 		StartedAt: time.Now().UTC(), Database: Database{Server: found.Server, Tool: dump.major}}
 	if o.Keys != nil {

@@ -34,3 +34,18 @@ func TestAFilledDatabaseCannotBeUsedBeforeItsQuarantine(t *testing.T) {
 		t.Errorf("a restore into it: %v", err)
 	}
 }
+
+// TestAServerRestoresNoDumpsOfProgramsThatSetWhatItDoesNotKnow checks the versions around PostgreSQL 17, whose programs
+// set a parameter that older servers refuse.
+func TestAServerRestoresNoDumpsOfProgramsThatSetWhatItDoesNotKnow(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		program, server int
+		refused         bool
+	}{{15, 15, false}, {16, 15, false}, {17, 16, true}, {18, 14, true}, {17, 17, false}, {18, 17, false}} {
+		err := program{"/bin/pg_dump", c.program}.checkServer(c.server)
+		if (err != nil) != c.refused || (err != nil && !strings.Contains(err.Error(), "postgresql-client-")) {
+			t.Errorf("programs %d, server %d: %v", c.program, c.server, err)
+		}
+	}
+}

@@ -64,6 +64,21 @@ func findProgram(ctx context.Context, name, folder string, least int) (program, 
 		least, least, least)
 }
 
+// timeoutSince is the first major version of PostgreSQL with the parameter transaction_timeout, which its
+// pg_dump and pg_restore set in every restore.
+const timeoutSince = 17
+
+// checkServer refuses programs whose restore a server refuses, because it does not know a parameter that they
+// set. server is the major version of the server.
+func (p program) checkServer(server int) error {
+	if p.major < timeoutSince || server >= timeoutSince {
+		return nil
+	}
+	return fmt.Errorf("%s has version %d, and a server of version %d cannot restore its dumps: install the client "+
+		"programs of PostgreSQL %d (postgresql-client-%d), or name their folder with --pg-bin", p.path, p.major, server,
+		server, server)
+}
+
 // candidates lists the paths at which a program may be.
 func candidates(name, folder string) []string {
 	if folder != "" {

@@ -64,6 +64,9 @@ func Restore(ctx context.Context, o RestoreOptions) (Restored, error) {
 	if err != nil {
 		return r, err
 	}
+	if err := tool.checkServer(found.Server / 10000); err != nil {
+		return r, err
+	}
 	if err := db.CheckVacant(ctx, o.DatabaseURL); err != nil {
 		return r, err
 	}
