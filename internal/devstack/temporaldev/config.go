@@ -9,6 +9,7 @@ import (
 	"go.temporal.io/server/common/config"
 	"go.temporal.io/server/common/dynamicconfig"
 	"go.temporal.io/server/common/membership/static"
+	"go.temporal.io/server/common/metrics"
 	"go.temporal.io/server/common/persistence/sql/sqlplugin/postgresql"
 	"go.temporal.io/server/common/primitives"
 )
@@ -52,30 +53,31 @@ func address(port int) string { return fmt.Sprintf("127.0.0.1:%d", port) }
 // pool; the server opens a pool for each service.
 func (s store) sqlConfig(database string, conns int) *config.SQL {
 	return &config.SQL{
-		PluginName:      postgresql.PluginNamePGX,
-		DatabaseName:    database,
-		ConnectAddr:     s.address,
-		ConnectProtocol: "tcp",
-		User:            s.user,
-		Password:        s.password,
-		MaxConns:        conns,
-		MaxIdleConns:    min(conns, idleConns),
-		MaxConnLifetime: connLife,
+		PluginName:        postgresql.PluginNamePGX,
+		DatabaseName:      database,
+		ConnectAddr:       s.address,
+		ConnectProtocol:   "tcp",
+		ConnectAttributes: s.attributes,
+		User:              s.user,
+		Password:          s.password,
+		MaxConns:          conns,
+		MaxIdleConns:      min(conns, idleConns),
+		MaxConnLifetime:   connLife,
 	}
 }
 
-// serverConfig describes one server with all four services on loopback.
+// serverConfig describes one server. All four services are on loopback, but the frontend may listen elsewhere.
 // ports[i] belongs to services[i].
-func serverConfig(s store, ports [len(services)]int) *config.Config {
-	workflows, visibility := s.databases()
+func (s *Server) serverConfig(st store, ports [len(services)]int) *config.Config {
+	workflows, visibility := st.databases()
 	cfg := &config.Config{
 		Persistence: config.Persistence{
 			DefaultStore:     mainStore,
 			VisibilityStore:  visibilityStore,
 			NumHistoryShards: historyShards,
 			DataStores: map[string]config.DataStore{
-				mainStore:       {SQL: s.sqlConfig(workflows, mainConns())},
-				visibilityStore: {SQL: s.sqlConfig(visibility, visibilityConns)},
+				mainStore:       {SQL: st.sqlConfig(workflows, mainConns())},
+				visibilityStore: {SQL: st.sqlConfig(visibility, visibilityConns)},
 			},
 		},
 		ClusterMetadata: &cluster.Config{
@@ -83,7 +85,7 @@ func serverConfig(s store, ports [len(services)]int) *config.Config {
 			MasterClusterName:        "active",
 			CurrentClusterName:       "active",
 			ClusterInformation: map[string]cluster.ClusterInformation{
-				"active": {Enabled: true, InitialFailoverVersion: 1, RPCAddress: address(ports[0])},
+				"active": {Enabled: true, InitialFailoverVersion: 1, RPCAddress: s.Address()},
 			},
 		},
 		DCRedirectionPolicy: config.DCRedirectionPolicy{Policy: "noop"},
@@ -97,7 +99,7 @@ func serverConfig(s store, ports [len(services)]int) *config.Config {
 				Visibility: config.VisibilityArchivalNamespaceDefaults{State: "disabled"},
 			},
 		},
-		PublicClient: config.PublicClient{HostPort: address(ports[0])},
+		PublicClient: config.PublicClient{HostPort: s.Address()},
 		Services:     map[string]config.Service{},
 	}
 	// The server allows its services twice this time to start, and at least 15 s, which a busy machine
@@ -106,16 +108,29 @@ func serverConfig(s store, ports [len(services)]int) *config.Config {
 	for i, name := range services {
 		cfg.Services[string(name)] = config.Service{RPC: config.RPC{GRPCPort: ports[i], BindOnLocalHost: true}}
 	}
+	if s.bind != "" {
+		rpc := config.RPC{GRPCPort: ports[0], BindOnIP: s.bind}
+		cfg.Services[string(primitives.FrontendService)] = config.Service{RPC: rpc}
+	}
+	if s.tls != nil {
+		cfg.Global.TLS = s.tls.config()
+	}
+	if s.metrics != "" {
+		cfg.Global.Metrics = &metrics.Config{Prometheus: &metrics.PrometheusConfig{
+			Framework: metrics.FrameworkOpentelemetry, ListenAddress: s.metrics,
+		}}
+	}
 	return cfg
 }
 
 // staticHosts replaces the membership protocol of a real cluster: every service runs in this
 // process.
-func staticHosts(ports [len(services)]int) map[primitives.ServiceName]static.Hosts {
+func (s *Server) staticHosts(ports [len(services)]int) map[primitives.ServiceName]static.Hosts {
 	hosts := map[primitives.ServiceName]static.Hosts{}
 	for i, name := range services {
 		hosts[name] = static.SingleLocalHost(address(ports[i]))
 	}
+	hosts[primitives.FrontendService] = static.SingleLocalHost(s.Address())
 	return hosts
 }
 

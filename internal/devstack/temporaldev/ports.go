@@ -4,18 +4,22 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strconv"
 	"syscall"
 )
 
-// claim returns asked, or a free port for 0. The error for a taken port names the port: the
+// claim is claimOn for 127.0.0.1.
+func claim(what string, asked int) (int, error) { return claimOn("127.0.0.1", what, asked) }
+
+// claimOn returns asked, or a free port of a host for 0. The error for a taken port names the port: the
 // server itself would only exit.
-func claim(what string, asked int) (int, error) {
+func claimOn(host, what string, asked int) (int, error) {
 	if asked < 0 || asked > 65535 {
 		return 0, fmt.Errorf("%s port %d: allowed are 0 (a free one) to 65535", what, asked)
 	}
-	l, err := net.Listen("tcp", address(asked))
+	l, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(asked)))
 	if errors.Is(err, syscall.EADDRINUSE) {
-		return 0, fmt.Errorf("%s port %d on 127.0.0.1 is taken: name another, or 0 for a free one", what, asked)
+		return 0, fmt.Errorf("%s port %d on %s is taken: name another, or 0 for a free one", what, asked, host)
 	}
 	if err != nil {
 		return 0, fmt.Errorf("%s port: %w", what, err)

@@ -47,7 +47,7 @@ func setUpSchemas(ctx context.Context, s store, log log.Logger) error {
 // mark can always be updated.
 func setUpSchema(ctx context.Context, admin *pgx.Conn, s store, database, schemaName string, log log.Logger) error {
 	quoted := pgx.Identifier{database}.Sanitize()
-	if err := createDatabase(ctx, admin, database); err != nil {
+	if err := createDatabase(ctx, admin, s, database); err != nil {
 		return err
 	}
 	conn, err := sql.NewConnection(s.sqlConfig(database, 1), log)
@@ -78,9 +78,9 @@ func setUpSchema(ctx context.Context, admin *pgx.Conn, s store, database, schema
 	return err
 }
 
-// createDatabase creates the database unless a finished one exists.
-func createDatabase(ctx context.Context, admin *pgx.Conn, database string) error {
-	quoted := pgx.Identifier{database}.Sanitize()
+// createDatabase creates the database unless it exists, and empties a half-made one. The role needs no
+// right to create databases if the operator has created both.
+func createDatabase(ctx context.Context, admin *pgx.Conn, s store, database string) error {
 	var comment string
 	err := admin.QueryRow(ctx, `
 		SELECT coalesce(shobj_description(oid, 'pg_database'), '')
@@ -88,19 +88,24 @@ func createDatabase(ctx context.Context, admin *pgx.Conn, database string) error
 		WHERE datname = $1`, database).Scan(&comment)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-	case err != nil:
-		return err
-	case comment != unfinished:
-		return nil
-	default:
-		if _, err := admin.Exec(ctx, "DROP DATABASE "+quoted+" WITH (FORCE)"); err != nil {
-			return fmt.Errorf("drop the half-made database: %w", err)
+		// Another start may create the database at the same time: then both use it.
+		_, err = admin.Exec(ctx, "CREATE DATABASE "+pgx.Identifier{database}.Sanitize())
+		if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Code == duplicateDatabase {
+			return nil
 		}
+		return err
+	case err != nil || comment != unfinished:
+		return err
 	}
-	// Another start may create the database at the same time: then both use it.
-	_, err = admin.Exec(ctx, "CREATE DATABASE "+quoted)
-	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Code == duplicateDatabase {
-		return nil
+	cfg := s.admin.Copy()
+	cfg.Database = database
+	conn, err := pgx.ConnectConfig(ctx, cfg)
+	if err != nil {
+		return fmt.Errorf("empty the half-made database: %w", err)
 	}
-	return err
+	defer conn.Close(context.WithoutCancel(ctx))
+	if _, err := conn.Exec(ctx, `DROP SCHEMA public CASCADE; CREATE SCHEMA public`); err != nil {
+		return fmt.Errorf("empty the half-made database: %w", err)
+	}
+	return nil
 }

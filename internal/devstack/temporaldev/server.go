@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -31,8 +33,12 @@ const (
 
 // Server is a running Temporal server, with its UI unless that was left out.
 type Server struct {
+	bind         string // IP address of the frontend; "": 127.0.0.1
 	frontendPort int
-	uiPort       int // 0: no UI
+	tls          *identity // nil: plaintext
+	metrics      string    // address of the metrics; "": none
+	guard        *guard    // nil: the server is not exclusive
+	uiPort       int       // 0: no UI
 	log          logger
 	server       temporal.Server
 	ui           *uiserver.Server
@@ -61,38 +67,67 @@ func start(ctx context.Context, opts Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{log: newLogger(opts.Logger)}
-	if s.frontendPort, err = claim("temporal", opts.FrontendPort); err != nil {
+	s := &Server{log: newLogger(opts.Logger), metrics: opts.MetricsAddress}
+	if err := s.listenAt(opts); err != nil {
 		return nil, err
 	}
-	if !opts.NoUI {
-		if s.uiPort, err = claim("temporal UI", opts.UIPort); err != nil {
+	began := time.Now()
+	if opts.Exclusive {
+		if s.guard, err = newGuard(ctx, st, opts.Logger); err != nil {
 			return nil, err
 		}
 	}
-	began := time.Now()
-	if err := setUpSchemas(ctx, st, s.log); err != nil {
+	if err := s.run(ctx, st, opts); err != nil {
+		s.guard.release()
 		return nil, err
 	}
-	err = s.startServer(st)
+	opts.Logger.Info("temporal started", "address", s.Address(), "ui", s.UIURL(),
+		"took", time.Since(began).Round(time.Millisecond))
+	return s, nil
+}
+
+// listenAt determines the addresses and the identity of the server.
+func (s *Server) listenAt(opts Options) (err error) {
+	if opts.FrontendHost != "" && net.ParseIP(opts.FrontendHost) == nil {
+		return fmt.Errorf("host %q: write an IP address of this host, or 0.0.0.0 for all of them", opts.FrontendHost)
+	}
+	s.bind = opts.FrontendHost
+	if s.frontendPort, err = claimOn(s.host(), "temporal", opts.FrontendPort); err != nil {
+		return err
+	}
+	if !opts.NoUI {
+		if s.uiPort, err = claim("temporal UI", opts.UIPort); err != nil {
+			return err
+		}
+	}
+	if opts.TLS != nil {
+		s.tls, err = opts.TLS.read(time.Now())
+	}
+	return err
+}
+
+// run sets up the databases and starts the server and the UI.
+func (s *Server) run(ctx context.Context, st store, opts Options) error {
+	if err := setUpSchemas(ctx, st, s.log); err != nil {
+		return err
+	}
+	err := s.startServer(st)
 	for n := 1; n < assemblies && err != nil && strings.Contains(err.Error(), mismatch); n++ {
 		opts.Logger.Warn("temporal is started again", "err", err)
 		err = s.startServer(st)
 	}
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if err := s.prepare(ctx, st, opts.Logger); err != nil {
 		s.log.gate.stopping.Store(true)
 		_ = s.server.Stop() // the error that matters is the one returned
-		return nil, err
+		return err
 	}
 	if !opts.NoUI {
 		s.startUI()
 	}
-	opts.Logger.Info("temporal started", "address", s.Address(), "ui", s.UIURL(),
-		"took", time.Since(began).Round(time.Millisecond))
-	return s, nil
+	return nil
 }
 
 // startServer starts the four services on ports of their own.
@@ -105,7 +140,7 @@ func (s *Server) startServer(st store) error {
 		}
 		ports[i] = port
 	}
-	cfg := serverConfig(st, ports)
+	cfg := s.serverConfig(st, ports)
 	authorizer, err := authorization.GetAuthorizerFromConfig(&cfg.Global.Authorization)
 	if err != nil {
 		return fmt.Errorf("authorizer: %w", err)
@@ -117,7 +152,7 @@ func (s *Server) startServer(st store) error {
 	s.server, err = temporal.NewServer(
 		temporal.ForServices(temporal.DefaultServices),
 		temporal.WithConfig(cfg),
-		temporal.WithStaticHosts(staticHosts(ports)),
+		temporal.WithStaticHosts(s.staticHosts(ports)),
 		temporal.WithDynamicConfigClient(dynamicConfig()),
 		temporal.WithAuthorizer(authorizer),
 		temporal.WithClaimMapper(func(*config.Config) authorization.ClaimMapper { return claims }),
@@ -134,11 +169,11 @@ func (s *Server) startServer(st store) error {
 
 // prepare waits for the frontend and makes the namespace.
 func (s *Server) prepare(ctx context.Context, st store, log *slog.Logger) error {
-	c, err := client.NewLazyClient(client.Options{
-		HostPort:  s.Address(),
-		Namespace: Namespace,
-		Logger:    sdklog.NewStructuredLogger(log),
-	})
+	options := client.Options{HostPort: s.Address(), Namespace: Namespace, Logger: sdklog.NewStructuredLogger(log)}
+	if s.tls != nil {
+		options.ConnectionOptions.TLS = s.tls.client()
+	}
+	c, err := client.NewLazyClient(options)
 	if err != nil {
 		return err
 	}
@@ -153,10 +188,14 @@ func (s *Server) prepare(ctx context.Context, st store, log *slog.Logger) error 
 }
 
 // startUI starts the web UI, which Stop ends.
-
 func (s *Server) startUI() {
+	var files uiconfig.TLS
+	if s.tls != nil {
+		files = s.tls.ui()
+	}
 	s.ui = uiserver.NewServer(uioptions.WithConfigProvider(&uiconfig.Config{
 		TemporalGRPCAddress: s.Address(),
+		TLS:                 files,
 		Host:                "127.0.0.1",
 		Port:                s.uiPort,
 		EnableUI:            true,
@@ -174,8 +213,29 @@ func (s *Server) startUI() {
 	}()
 }
 
-// Address is where clients and workers connect.
-func (s *Server) Address() string { return address(s.frontendPort) }
+// Address is where clients and workers of this host connect.
+func (s *Server) Address() string { return net.JoinHostPort(s.host(), strconv.Itoa(s.frontendPort)) }
+
+// host returns an address of the frontend that this host can reach.
+func (s *Server) host() string {
+	switch ip := net.ParseIP(s.bind); {
+	case ip == nil || ip.Equal(net.IPv4zero):
+		return "127.0.0.1"
+	case ip.IsUnspecified():
+		return "::1"
+	default:
+		return s.bind
+	}
+}
+
+// Lost is closed when another exclusive server has taken the databases: then this one must stop. It is nil, and so
+// never closed, if the server is not exclusive.
+func (s *Server) Lost() <-chan struct{} {
+	if s.guard == nil {
+		return nil
+	}
+	return s.guard.lost
+}
 
 // UIURL returns the web UI's address, "" for a server without the UI.
 func (s *Server) UIURL() string {
@@ -198,6 +258,7 @@ func (s *Server) Stop() error {
 		if err := s.server.Stop(); err != nil {
 			s.stopErr = fmt.Errorf("stop temporal server: %w", err)
 		}
+		s.guard.release()
 	})
 	return s.stopErr
 }
