@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the packages berth, berthd and berth-agent for Debian (.deb) and RPM systems (.rpm) from built programs:
+# Makes the packages berth, berthd, berth-agent and berth-temporal for Debian (.deb) and RPM systems (.rpm) from built programs:
 #
 #     scripts/package.sh VERSION ARCH PROGRAMS NOTICE OUT
 #
@@ -21,7 +21,7 @@ trap 'rm -rf "$work"' EXIT
 umask 022
 
 mkdir "$work/bin" "$work/systemd" "$work/doc"
-cp "$programs"/{berthd,berth,berth-agent,berth-check,berth-cloud,berth-deadman} "$work/bin/"
+cp "$programs"/{berthd,berth,berth-agent,berth-check,berth-cloud,berth-deadman,berth-temporal} "$work/bin/"
 cp -r deploy/packages/. "$work/"
 cp README.md "$work/doc/"
 cp "$notice" "$work/doc/NOTICE"
@@ -31,7 +31,7 @@ for unit in deploy/systemd/*; do
 	sed 's|/usr/local/bin/|/usr/bin/|g' "$unit" >"$work/systemd/$(basename "$unit")"
 done
 find "$work" -exec touch --date="@$SOURCE_DATE_EPOCH" {} +
-for name in berth berthd berth-agent; do
+for name in berth berthd berth-agent berth-temporal; do
 	for format in deb rpm; do
 		(cd "$work" && "$nfpm" package --config "$name.yaml" --packager "$format" --target "$out/" >&2)
 	done

@@ -73,7 +73,7 @@ export LC_ALL=C TZ=UTC GOFLAGS=-mod=readonly GOTOOLCHAIN=local GOAMD64=v1 GOARM6
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
 export SOURCE_DATE_EPOCH
 
-shipped=(berthd berth berth-agent berth-check berth-cloud berth-deadman)
+shipped=(berthd berth berth-agent berth-check berth-cloud berth-deadman berth-temporal)
 
 # build OS ARCH FOLDER NAME... builds programs. Only the agent links C: the GPU library of NVIDIA
 # is loaded at run time by C code. All others are static.
@@ -117,7 +117,7 @@ starts() {
 		fi
 		run=("qemu-$cpu-static" -L "/usr/$cpu-linux-gnu")
 	fi
-	for name in berthd berth-agent berth-check berth-cloud; do
+	for name in berthd berth-agent berth-check berth-cloud berth-temporal; do
 		got=$("${run[@]}" "$2/$name" --version)
 		[[ $got == *" $version "* || $got == *" $version" ]] || fail "$name for $1 says: $got"
 	done

@@ -13,7 +13,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-programs=(berthd berth-agent berth-deadman berth-check berth berth-cloud) # as they run on clusters; berth-dev and berth-sim do not
+programs=(berthd berth-agent berth-deadman berth-check berth berth-cloud berth-temporal) # as they run on clusters; berth-dev and berth-sim do not
 flags=() source= folder=
 for arg in "$@"; do
 	case $arg in

@@ -178,7 +178,6 @@ func newSite(t testing.TB, handover func(s *site, dir string)) *site {
 		s.run("docker", "import", root, image)
 	}
 	folder := t.TempDir()
-	s.temporal(filepath.Join(folder, "temporal"))
 	handover(s, folder)
 	t.Cleanup(s.remove)
 	s.run("docker", "network", "create", "--label", label+"="+strconv.Itoa(os.Getpid()), s.name)
@@ -210,21 +209,10 @@ func newSite(t testing.TB, handover func(s *site, dir string)) *site {
 // describes it.
 func archivesHandover(s *site, dir string) {
 	if err := commands.Build(filepath.Join(dir, "berth", "bin"), commands.Shipped,
-		"berthd", "berth", "berth-agent", "berth-deadman", "berth-check"); err != nil {
+		"berthd", "berth", "berth-agent", "berth-deadman", "berth-check", "berth-temporal"); err != nil {
 		s.t.Fatal(err)
 	}
 	s.run("cp", "-r", units, filepath.Join(dir, "berth", "systemd"))
-}
-
-// temporal copies the programs of Temporal into a folder.
-func (s *site) temporal(dir string) {
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		s.t.Fatal(err)
-	}
-	for _, name := range []string{"temporal-server", "temporal-sql-tool"} {
-		built := strings.TrimSpace(s.run("bash", "../../scripts/tool.sh", name))
-		s.run("cp", built, filepath.Join(dir, name))
-	}
 }
 
 func (s *site) container(host string) string { return s.name + "-" + host }

@@ -12,7 +12,7 @@ import (
 )
 
 // programs are the programs in the packages.
-var programs = []string{"berthd", "berth", "berth-agent", "berth-check", "berth-cloud", "berth-deadman"}
+var programs = []string{"berthd", "berth", "berth-agent", "berth-check", "berth-cloud", "berth-deadman", "berth-temporal"}
 
 // pack makes the packages of a version for amd64 from the programs in a folder, and returns their folder.
 func pack(t testing.TB, version, folder string) string {
@@ -73,6 +73,11 @@ func TestPackagesHaveProgramsUnitsAndSettings(t *testing.T) {
 			"-rw-r--r-- ./usr/lib/systemd/system/berth-agent.service", "-rw------- ./etc/berth/agent.yaml",
 			"-rw-r--r-- ./usr/lib/systemd/system/berth-deadman.service", "-rw------- ./etc/berth/agent.env",
 		},
+		"berth-temporal": {
+			"-rwxr-xr-x ./usr/bin/berth-temporal", "-rw-r--r-- ./usr/lib/systemd/system/berth-temporal.service",
+			"-rw-r--r-- ./usr/lib/sysusers.d/berth-temporal.conf", "-rw-r----- ./etc/berth/temporal.yaml",
+			"-rw------- ./etc/berth/temporal.env",
+		},
 	} {
 		deb := filepath.Join(out, name+"_1.2.3_amd64.deb")
 		var list []string // mode and path
@@ -105,7 +110,7 @@ func TestPackagesHaveProgramsUnitsAndSettings(t *testing.T) {
 func TestUnitsOfPackagesRunTheirPrograms(t *testing.T) {
 	t.Parallel()
 	out := pack(t, "1.2.3", standIns(t))
-	for _, name := range []string{"berthd", "berth-agent"} {
+	for _, name := range []string{"berthd", "berth-agent", "berth-temporal"} {
 		root := t.TempDir()
 		output(t, "dpkg-deb", "--extract", filepath.Join(out, name+"_1.2.3_amd64.deb"), root)
 		found, err := filepath.Glob(filepath.Join(root, "usr/lib/systemd/system/*.service"))
@@ -130,8 +135,8 @@ func TestUnitsOfPackagesRunTheirPrograms(t *testing.T) {
 func TestScriptsOfPackagesStartNothingAndKeepState(t *testing.T) {
 	t.Parallel()
 	scripts, err := filepath.Glob("../../deploy/packages/scripts/*")
-	if err != nil || len(scripts) != 6 {
-		t.Fatalf("%d scripts, %v; want three for each of two packages", len(scripts), err)
+	if err != nil || len(scripts) != 9 {
+		t.Fatalf("%d scripts, %v; want three for each of three packages", len(scripts), err)
 	}
 	for _, path := range scripts {
 		output(t, "sh", "-n", path)
@@ -146,7 +151,9 @@ func TestScriptsOfPackagesStartNothingAndKeepState(t *testing.T) {
 			}
 		}
 		before, _, purges := strings.Cut(text, `= purge ]`)
-		if strings.Contains(before, "rm -") || purges != strings.HasSuffix(path, "-postrm") {
+		// The Temporal server has no state on its host.
+		keeps := strings.HasSuffix(path, "-postrm") && !strings.HasSuffix(path, "berth-temporal-postrm")
+		if strings.Contains(before, "rm -") || purges != keeps {
 			t.Errorf("%s deletes state outside of a purge, or does not delete it in one", path)
 		}
 	}
@@ -157,8 +164,8 @@ func TestEqualInputGivesEqualPackages(t *testing.T) {
 	dir := standIns(t)
 	first, second := pack(t, "1.2.3", dir), pack(t, "1.2.3", dir)
 	files, err := os.ReadDir(first)
-	if err != nil || len(files) != 6 {
-		t.Fatalf("%d packages, %v; want 6", len(files), err)
+	if err != nil || len(files) != 8 {
+		t.Fatalf("%d packages, %v; want 8", len(files), err)
 	}
 	for _, f := range files {
 		a, errA := os.ReadFile(filepath.Join(first, f.Name()))
@@ -180,6 +187,7 @@ func TestRPMsCanBeReadAndInstalled(t *testing.T) {
 	root := t.TempDir()
 	for name, file := range map[string]string{
 		"berth": "/usr/bin/berth", "berthd": "/usr/lib/sysusers.d/berthd.conf", "berth-agent": "/etc/berth/agent.yaml",
+		"berth-temporal": "/etc/berth/temporal.yaml",
 	} {
 		path := filepath.Join(out, name+"-1.2.3-1.x86_64.rpm")
 		output(t, "rpm", "--checksig", "--nosignature", path)
@@ -303,20 +311,17 @@ func BenchmarkPackagesAreInstalledUpgradedAndPurged(t *testing.B) {
 		s.run("cp", "-r", second, filepath.Join(dir, "upgrade"))
 	})
 	s.follow(blocks(t, packages))
-	for host, service := range map[string]string{"control": "berthd", "machine": "berth-agent"} {
-		s.holds(host, "0.1.0", service)
-	}
+	services := map[string][]string{"control": {"berthd", "berth-temporal"}, "machine": {"berth-agent"}}
+	s.hold("0.1.0", services)
 
 	// The job ends when a file appears in its container: it runs for as long as the upgrade takes.
 	id := strings.TrimSpace(s.shell("control",
 		`berth run --image debian:12 --cpus 1 --memory 256MiB -o name 2>/dev/null -- sh -c 'while [ ! -e /stop ]; do :; done'`))
 	s.await("start of the job", "docker", "exec", s.container("machine"), "sh", "-c", `test -n "$(docker ps --quiet)"`)
 	container := s.shell("machine", `docker ps --quiet --no-trunc`)
-	s.shell("control", `apt-get install --yes /srv/handover/upgrade/{berthd,berth}_*_amd64.deb`)
+	s.shell("control", `apt-get install --yes /srv/handover/upgrade/{berthd,berth,berth-temporal}_*_amd64.deb`)
 	s.shell("machine", `apt-get install --yes /srv/handover/upgrade/berth-agent_*_amd64.deb`)
-	for host, service := range map[string]string{"control": "berthd", "machine": "berth-agent"} {
-		s.holds(host, "0.1.1", service)
-	}
+	s.hold("0.1.1", services)
 	s.shell("control", `curl --fail --silent --show-error --retry 60 --retry-delay 1 --retry-all-errors \
 		https://berth.internal:7070/readyz`)
 	if now := s.shell("machine", `docker ps --quiet --no-trunc`); now != container {
@@ -327,6 +332,16 @@ func BenchmarkPackagesAreInstalledUpgradedAndPurged(t *testing.B) {
 		t.Errorf("the job that ran during the upgrade:\n%s", out)
 	}
 	s.removed()
+}
+
+// hold fails unless the services of each host run a version.
+func (s *site) hold(version string, services map[string][]string) {
+	s.t.Helper()
+	for host, list := range services {
+		for _, service := range list {
+			s.holds(host, version, service)
+		}
+	}
 }
 
 // holds fails unless a service of a host runs a version.
@@ -344,7 +359,7 @@ func (s *site) removed() {
 	began := time.Now()
 	s.shell("control", "systemctl disable --now berthd-2") // the page's own unit, not the package's
 	for host, c := range map[string]struct{ packages, state, setting, own string }{
-		"control": {"berthd berth", "/var/lib/berth/blobs", "/etc/berth/berthd.env", "/etc/berth/secret-keys"},
+		"control": {"berthd berth berth-temporal", "/var/lib/berth/blobs", "/etc/berth/berthd.env", "/etc/berth/secret-keys"},
 		"machine": {"berth-agent", "/var/lib/berth-agent/key.pem", "/etc/berth/agent.env",
 			"/usr/local/share/ca-certificates/berth.crt"},
 	} {

@@ -12,7 +12,7 @@ import (
 
 // exposures are the services with the highest exposure that systemd-analyze may compute for each,
 // from 0 to 10. The agent runs as root and gives the reason for each protection that it lacks.
-var exposures = map[string]float64{"berthd": 2.0, "berth-check": 2.0, "berth-deadman": 4.0, "berth-agent": 8.2}
+var exposures = map[string]float64{"berthd": 2.0, "berth-check": 2.0, "berth-deadman": 4.0, "berth-agent": 8.2, "berth-temporal": 2.0}
 
 // protections are the settings that each unit has, or names in a comment that gives the reason
 // against it.

@@ -16,7 +16,8 @@ var permissive = []string{"Apache-2.0", "MIT", "BSD-2-Clause", "BSD-3-Clause", "
 // exceptions are licences of single modules, by path.
 var exceptions = map[string][]string{
 	// Weak copyleft: changes of its files must be published. Berth links it unchanged.
-	"github.com/hashicorp/yamux": {"MPL-2.0"},
+	"github.com/hashicorp/yamux":     {"MPL-2.0"},
+	"github.com/go-sql-driver/mysql": {"MPL-2.0"}, // in the Temporal server alone, which never connects to MySQL here
 }
 
 // bare are modules without a licence of their own, by path and version, each with the reason to accept it. A new
@@ -24,17 +25,21 @@ var exceptions = map[string][]string{
 var bare = map[string]string{
 	"github.com/nexus-rpc/nexus-proto-annotations v0.1.0": "the module has no licence file. go.temporal.io/api, " +
 		"which has the licence MIT, needs it; it has generated options of protobuf alone",
+	"github.com/cactus/go-statsd-client/statsd v0.0.0-20200423205355-cb0885a1018c": "the module is a folder of a " +
+		"repository; the licence MIT is in the folder above, and in github.com/cactus/go-statsd-client/v5",
 }
 
 // elsewhere are files with licences of parts that no program contains, by path of the module and name.
 var elsewhere = map[[2]string]bool{
 	{"github.com/opencontainers/go-digest", "LICENSE.docs"}: true, // of its documents
+	{"modernc.org/memory", "LICENSE-LOGO"}:                  true, // of a picture
 }
 
 // known recognises licences by sentences that only their texts contain, in lower case with single spaces.
 // Marks of comments, and so each slash, count as spaces.
 var known = []struct{ id, sentence string }{
 	{"Apache-2.0", "apache license version 2.0, january 2004"},
+	{"Apache-2.0", "the asf licenses this file to you under the apache license, version 2.0"},
 	{"MIT", "permission is hereby granted, free of charge, to any person obtaining a copy of this software and " +
 		"associated documentation files"},
 	{"ISC", "permission to use, copy, modify, and distribute this software for any purpose with or without fee is " +
