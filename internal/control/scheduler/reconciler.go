@@ -92,7 +92,7 @@ type reconciler struct {
 	stops  int                        // most jobs below parents that a pass stops
 	parent berth.JobID                // the first that the next pass reconciles; "": the first of all
 	asked  berth.JobID                // whose workflow the next comparison asks about first; "": the first of all
-	missed berth.JobID                // without a workflow, the next comparison begins with it; "": with the first of all
+	missed berth.JobID                // whose missing workflow the next comparison starts first; "": the first of all
 	list   berth.JobID                // the array whose list was read last; "": none
 	pace   pace
 }
