@@ -39,7 +39,8 @@ var layers = [][]string{
 		"berth/internal/control/runtimes", "berth/internal/control/scaler", "berth/internal/control/watermark",
 		"berth/internal/machine/cgroupstats", "berth/internal/machine/deadman", "berth/internal/machine/docker",
 		"berth/internal/machine/fetch", "berth/internal/machine/firewall", "berth/internal/machine/gpu",
-		"berth/internal/machine/identity", "berth/internal/machine/notice", "berth/internal/machine/signature",
+		"berth/internal/machine/identity", "berth/internal/machine/mounts", "berth/internal/machine/notice",
+		"berth/internal/machine/signature",
 	},
 	{
 		"berth/internal/control/admission", "berth/internal/control/autoscale", "berth/internal/control/backup",
