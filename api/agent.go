@@ -148,6 +148,9 @@ func (h *agentHandlers) agentSync(c echo.Context) error {
 	if req.EngineSilent, err = enginesilence.Parse(c.Request().Header.Get(enginesilence.Header)); err != nil {
 		return err
 	}
+	if req.Stuck, err = wire.ParseStuck(c.Request().Header.Get(wire.HeaderStuck)); err != nil {
+		return err
+	}
 	if value := c.Request().Header.Get(wire.HeaderCloudNotice); value != "" {
 		n, err := wire.ParseCloudNotice(value)
 		if err != nil {

@@ -441,7 +441,7 @@ func TestExplainNamesMachinesWhoseEngineIsSilent(t *testing.T) {
 	s.exec(`UPDATE machines SET engine_silent_since = '2026-01-31 10:02:00Z', labels = '{"berth.egress": "held"}'`)
 	e, err := s.as("alice").Explain(t.Context(), running.ID)
 	want := wire.Blocker{
-		Code: "engine_silent", Hint: "restart it: systemctl restart docker", Machines: []berth.MachineID{"m1"},
+		Code: "engine_silent", Hint: "restart it: systemctl restart docker, or bring back the file server that a container waits for", Machines: []berth.MachineID{"m1"},
 		Message: "the container engine of machine m1 has not answered since 2026-01-31T10:02:00Z: starts and ends of containers are not seen there",
 	}
 	if err != nil || e.Status != berth.Running || e.Summary != "the job is running, attempt 1 on m1; the container engine of machine m1 has not answered since 2026-01-31T10:02:00Z" {
@@ -456,7 +456,7 @@ func TestExplainNamesMachinesWhoseEngineIsSilent(t *testing.T) {
 		t.Errorf("a job that waits: %+v, %v", e, err)
 	}
 	m, err := s.as("alice").Machine(t.Context(), "m1")
-	if err != nil || m.EngineSilentSince == nil || !strings.Contains(m.Reason, "has not answered since 2026-01-31T10:02:00Z; restart it: systemctl restart docker") {
+	if err != nil || m.EngineSilentSince == nil || !strings.Contains(m.Reason, "has not answered since 2026-01-31T10:02:00Z; restart it: systemctl restart docker, or bring back the file server that a container waits for") {
 		t.Errorf("the machine: %+v, %v", m, err)
 	}
 	s.metricsWith("berth_machines_engine_silent 1")

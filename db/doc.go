@@ -35,6 +35,7 @@
 //	Spend       spend spend_usage
 //	Maintenance maintenance maintenance_pass maintenance_write
 //	Agents      claim cloud_notice fix_image machine_use register report report_refused stages stall_report sync
+//	            unkillable
 //	Tenants     submit_leases tenants_read tenants_write usage
 //	Storage     storage
 //	Tokens      credentials first_token reset_token returns token_events tokens tokens_own

@@ -29,7 +29,7 @@ func TestF53ASilentEngineKeepsNewWorkOffItsMachine(t *testing.T) {
 		t.Errorf("silent since %.0f s ago, want 50 s and the time of this test", ago)
 	}
 	m := s.machine("", "m0")
-	want := "its container engine has not answered since " + since.UTC().Format(time.RFC3339) + "; restart it: systemctl restart docker"
+	want := "its container engine has not answered since " + since.UTC().Format(time.RFC3339) + "; restart it: systemctl restart docker, or bring back the file server that a container waits for"
 	if m.State != berth.MachineReady || m.Reason != want || m.EngineSilentSince == nil || !m.EngineSilentSince.Equal(since) {
 		t.Errorf("machine is %s, %q, silent since %v", m.State, m.Reason, m.EngineSilentSince)
 	}

@@ -139,6 +139,9 @@ func (d *Agents) Sync(ctx context.Context, machine berth.MachineID, req wire.Syn
 	if err != nil {
 		return wire.SyncResponse{}, err
 	}
+	if err := c.takeUnkillable(ctx); err != nil {
+		return wire.SyncResponse{}, err
+	}
 	answer, err := c.run(ctx)
 	answer.Noticed = noticed
 	return answer, err

@@ -110,7 +110,9 @@ type SyncRequest struct {
 
 	Watermark    StoredWatermark `json:"-"` // as in RegisterRequest
 	EngineSilent time.Duration   `json:"-"` // a header, see internal/lib/enginesilence; 0: the container engine answers
-	CloudNotice  *CloudNotice    `json:"-"` // sent as HeaderCloudNotice; nil: none, or a confirmed one
+	// Stuck lists members with containers that do not end on SIGKILL, sent as HeaderStuck.
+	Stuck       []berth.AllocationID `json:"-"`
+	CloudNotice *CloudNotice         `json:"-"` // sent as HeaderCloudNotice; nil: none, or a confirmed one
 }
 
 // CacheReport lists the job data on a machine: the largest entries of its cache and
@@ -195,8 +197,15 @@ type Fetched struct {
 	Cached  bool          `json:"cached,omitempty"` // the content was in the machine's cache
 }
 
+// Mounted is the address of a mounted folder. The folder has no version: its files may change at
+// any time, so attempts and members that read it are never compared.
+const Mounted berth.Address = "unversioned"
+
 // String describes the data for users.
 func (f Fetched) String() string {
+	if f.Address == Mounted {
+		return "mounted " + f.What + " read-only, unversioned"
+	}
 	how := "fetched"
 	if f.Cached {
 		how = "reused cached"

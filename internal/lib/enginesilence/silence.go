@@ -56,8 +56,9 @@ func IDs(list []Machine) []berth.MachineID {
 	return ids
 }
 
-// Hint is the command after which a silent container engine answers again.
-const Hint = "restart it: systemctl restart docker"
+// Hint is the remedy for a silent container engine. An agent also reports its engine
+// as silent while the engine cannot end a container that waits for a dead file server.
+const Hint = "restart it: systemctl restart docker, or bring back the file server that a container waits for"
 
 // Reason returns the text about a machine with a container engine that has not answered
 // since then.

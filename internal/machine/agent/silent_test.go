@@ -51,7 +51,7 @@ func TestF53AMachineWhoseEngineHangsGetsNoNewWork(t *testing.T) {
 	s.until("the control plane knows", func() bool { return s.engineSilent("m1") })
 	found, err := s.db.Machines.Get(t.Context(), "", "m1")
 	if err != nil || found.State != berth.MachineReady || !strings.HasPrefix(found.Reason, "its container engine has not answered since ") ||
-		!strings.HasSuffix(found.Reason, "; restart it: systemctl restart docker") {
+		!strings.HasSuffix(found.Reason, "; restart it: systemctl restart docker, or bring back the file server that a container waits for") {
 		t.Errorf("the machine is %s: %q, %v", found.State, found.Reason, err)
 	}
 	if !strings.Contains(m.logs.text(), `level=ERROR msg="container engine does not answer, machine gets no new work"`) {
