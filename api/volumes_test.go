@@ -132,3 +132,34 @@ func TestAJobWaitsForAMachineThatSharesItsFolder(t *testing.T) {
 		t.Errorf("it waits for %+v, %v", e.Blockers, err)
 	}
 }
+
+// A mount has the permissions of a copy, and a machine that only copies does not match.
+func TestAMountIsPermittedAndPlacedByItsFolder(t *testing.T) {
+	t.Parallel()
+	database := dbtest.URL(t)
+	s := newSiteAt(t, database, sharing)
+	mounting := func(from string) func(*spec.Job) {
+		return func(j *spec.Job) { reading(from)(j); j.Inputs[0].Mode = spec.InputMount }
+	}
+	jobSpec := spec.Job{Name: "n", Image: "i"}
+	mounting("file:///a/x/")(&jobSpec)
+	if _, _, err := s.as("bob").Submit(t.Context(), jobSpec, ""); err == nil || !strings.Contains(err.Error(), "tenant b may not read the folder /a") {
+		t.Errorf("another tenant mounts: %v", err)
+	}
+	s.machine("m1", 8, 8192, 0)
+	s.exec(`UPDATE machines SET labels = '{"berth.volume.a": "yes"}' WHERE id = 'm1'`)
+	plan, err := s.as("alice").Plan(t.Context(), jobSpec)
+	if want := "no machine shares the folder /a for mounts"; err != nil || plan.Fit.Summary != want {
+		t.Errorf("the plan says %q, %v", plan.Fit.Summary, err)
+	}
+	job := s.submit("alice", mounting("file:///a/x/"))
+	later := newSiteAt(t, database, func(d *api.Deps) { d.Volumes = admission.Volumes{"all": nil} })
+	if c := later.joinMachine("m2").take(job.ID); !slices.Equal(c.Volumes, []spec.Volume{"all"}) {
+		t.Errorf("the claim allows %v", c.Volumes)
+	}
+	s.end(job.ID, berth.Failed)
+	if _, err := later.as("alice").Retry(t.Context(), job.ID, client.RetryOptions{}); berth.CodeOf(err) != berth.CodeInvalid ||
+		!strings.Contains(err.Error(), "tenant a may not read the folder /a") {
+		t.Errorf("retried: %v", err)
+	}
+}

@@ -109,7 +109,7 @@ func differences(approved, seen wire.Equipment) (list []string) {
 	for _, k := range slices.Compact(keys) {
 		was, before := approved.Labels[k]
 		is, now := seen.Labels[k]
-		if before && !now && passing(k) {
+		if before && !now && passing(k) || !before && implied(approved, k) {
 			continue
 		}
 		if was != is || before != now {
@@ -122,8 +122,14 @@ func differences(approved, seen wire.Equipment) (list []string) {
 // passing reports whether an agent sets a label by the present condition of its host. Without the
 // label, the machine gets less work.
 func passing(key string) bool {
-	_, volume := spec.VolumeOf(key)
-	return volume || spec.IsEgressLabel(key)
+	return spec.IsVolumeLabel(key) || spec.IsEgressLabel(key)
+}
+
+// implied reports whether the approval of a shared folder covers a new label: an upgraded agent can
+// mount the folder too, which gives jobs no other data than a copy.
+func implied(approved wire.Equipment, key string) bool {
+	v, ok := spec.MountOf(key)
+	return ok && approved.Labels[v.Label()] == spec.HasVolume
 }
 
 // exceeds names each resource of the equipment that is over its limit. 0 means no limit.

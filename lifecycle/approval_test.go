@@ -38,6 +38,8 @@ func TestEquipmentThatDiffersFromItsApprovalIsHeld(t *testing.T) {
 		"label removed":   {func(e *wire.Equipment) { delete(e.Labels, "rack") }, `label rack="", was "r7"`},
 		"volume away":     {func(e *wire.Equipment) { delete(e.Labels, "berth.volume.data") }, ""},
 		"volume added":    {func(e *wire.Equipment) { e.Labels["berth.volume.x"] = "yes" }, `label berth.volume.x="yes"`},
+		"a folder mounts": {func(e *wire.Equipment) { e.Labels["berth.mount.data"] = "yes" }, ""},
+		"another mounts":  {func(e *wire.Equipment) { e.Labels["berth.mount.x"] = "yes" }, `label berth.mount.x="yes"`},
 		"much is another": {func(e *wire.Equipment) { *e = wire.Equipment{Labels: map[string]string{"a": "b"}} }, "and 2 more"},
 	} {
 		approved, seen := approvedMachine(), approvedMachine()

@@ -54,7 +54,8 @@ func dataKey(tenant berth.TenantID, parts ...string) DataKey {
 }
 
 // DataKeys returns the keys of the spec's code, inputs and image, each once. Outputs
-// of other jobs are not among them: only the database knows their content.
+// of other jobs are not among them: only the database knows their content. Neither are mounts, of
+// which no machine has a copy.
 func (s Job) DataKeys(tenant berth.TenantID) []DataKey {
 	var keys []DataKey
 	add := func(k DataKey) {
@@ -66,7 +67,7 @@ func (s Job) DataKeys(tenant berth.TenantID) []DataKey {
 		add(ArchiveKey(tenant, u.Address))
 	}
 	for _, in := range s.Inputs {
-		if kind := in.Kind(); kind.Listed() || kind == InputHTTPS {
+		if kind := in.Kind(); !in.Mounted() && (kind.Listed() || kind == InputHTTPS) {
 			add(in.SourceKey(tenant))
 		}
 	}

@@ -36,6 +36,15 @@ const (
 	InputUnknown                  // a scheme that this version does not support
 )
 
+// Modes of inputs. Only folders of volumes can be mounted.
+const (
+	InputCopy  = "copy"  // the default: the machine's cache has a version of the content
+	InputMount = "mount" // the container reads the shared folder itself, in its present state
+)
+
+// Mounted reports whether the container reads the shared folder itself instead of a copy.
+func (i Input) Mounted() bool { return i.Mode == InputMount }
+
 // outputPrefix starts the From of an input that is an output of another job.
 const (
 	outputPrefix = "job:"
@@ -172,6 +181,9 @@ func (s Job) validateInputs(v *validation) {
 	for i, in := range s.Inputs {
 		field := fmt.Sprintf("inputs[%d]", i)
 		in.validate(v, field)
+		// A container that waits for a dead file server cannot be killed, not even by the fence.
+		v.require(!in.Mounted() || s.Execution != AtMostOne, field+".mode",
+			"mount is not available for jobs with execution at_most_one", "copy, or execution at_least_once")
 		ok := path.IsAbs(in.To) && path.Clean(in.To) == in.To && in.To != "/" && len(in.To) <= 1024 &&
 			!strings.ContainsRune(in.To, 0)
 		for _, r := range reservedPaths[1:] {
@@ -254,6 +266,7 @@ func (i Input) validateOptions(v *validation, field string, kind InputKind) {
 		v.require(o.ok || o.value == "", field+"."+o.name, "is not available for this kind of input",
 			"inputs from "+o.of)
 	}
+	i.validateMode(v, field, kind)
 	if i.Secret != "" {
 		v.secretName(field+".secret", i.Secret)
 	}
@@ -273,6 +286,18 @@ func (i Input) validateOptions(v *validation, field string, kind InputKind) {
 		v.require(err == nil && len(i.SHA256) == 64 && strings.ToLower(i.SHA256) == i.SHA256, field+".sha256",
 			fmt.Sprintf("%.100q is not a SHA-256 checksum", i.SHA256), "64 hexadecimal digits")
 	}
+}
+
+// validateMode checks that only folders of volumes are mounted. A mounted file would not follow a
+// replacement of the file, so files are copied.
+func (i Input) validateMode(v *validation, field string, kind InputKind) {
+	if i.Mode == "" {
+		return
+	}
+	v.oneOf(field+".mode", i.Mode, InputCopy, InputMount)
+	v.require(kind == InputFile, field+".mode", "is not available for this kind of input", "inputs from file://")
+	v.require(!i.Mounted() || kind != InputFile || strings.HasSuffix(i.From, "/"), field+".mode",
+		"a single file cannot be mounted", "copy, or a folder: from with a / at the end")
 }
 
 // inside reports whether a clean path is the folder itself or a path below the folder.

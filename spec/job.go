@@ -111,6 +111,7 @@ type Input struct {
 	Endpoint string `json:"endpoint,omitempty" doc:"server of the bucket; default: Amazon's, Google's or Azure's"`
 	Region   string `json:"region,omitempty" doc:"region of the S3 bucket; default us-east-1"`
 	SHA256   string `json:"sha256,omitempty" doc:"expected SHA-256 of an https input"`
+	Mode     string `json:"mode,omitempty" doc:"shared folders: copy (default), or mount: read-only and in place"`
 
 	// Residency limits the machines of the job, see ResidencyOf.
 	Residency []string `json:"residency,omitempty" doc:"the machine's region begins with one of these, such as eu"`

@@ -186,6 +186,9 @@ func noticed(s Job) map[string]string {
 		content := in.fixedContent()
 		if content == "" { // a URL, or an output of a job
 			content = strings.Join([]string{in.From, in.Endpoint, in.Region, in.SHA256}, " ")
+			if in.Mounted() {
+				content += " mounted"
+			}
 		}
 		inputs[i] = cachedInput{in.To, content}
 	}

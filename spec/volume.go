@@ -87,7 +87,26 @@ func VolumeOf(key string) (Volume, bool) {
 	return Volume(name), ok
 }
 
-// HasVolume is the value of a volume's label on machines with the volume.
+// mountLabel is the prefix of labels for the volumes that a machine's agent can mount into
+// containers. Agents of earlier versions, which would copy the folder, do not set it.
+const mountLabel = "berth.mount."
+
+// MountLabel returns the key of the label that machines have whose agent can mount the volume.
+func (v Volume) MountLabel() string { return mountLabel + string(v) }
+
+// MountOf is the inverse of MountLabel. ok is false for any other label.
+func MountOf(key string) (Volume, bool) {
+	name, ok := strings.CutPrefix(key, mountLabel)
+	return Volume(name), ok
+}
+
+// IsVolumeLabel reports whether a label's key is one of Label or MountLabel. Only agents set
+// such labels.
+func IsVolumeLabel(key string) bool {
+	return strings.HasPrefix(key, volumeLabel) || strings.HasPrefix(key, mountLabel)
+}
+
+// HasVolume is the value of a volume's labels on machines with the volume.
 const HasVolume = "yes"
 
 // ParseFile parses file:///VOLUME/PATH for one file, or file:///VOLUME/PATH/ for a folder
@@ -171,7 +190,11 @@ func (s Job) machineLabels() map[string]string {
 		labels = map[string]string{}
 	}
 	for _, v := range named {
-		labels[v.Label()] = HasVolume
+		key := v.Label()
+		if s.Inputs[v.Input].Mounted() {
+			key = v.MountLabel()
+		}
+		labels[key] = HasVolume
 	}
 	switch {
 	case !s.Network.Strict():
@@ -188,7 +211,6 @@ func (s Job) machineLabels() map[string]string {
 func (v *validation) machineLabel(field, key string) {
 	v.require(!IsEgressLabel(key), field+"."+key, "is reserved for machines that enforce egress policies",
 		"other keys")
-	_, reserved := VolumeOf(key)
-	v.require(!reserved, field+"."+key, "is reserved for the shared folders of machines",
-		fmt.Sprintf("keys that do not start with %s", volumeLabel))
+	v.require(!IsVolumeLabel(key), field+"."+key, "is reserved for the shared folders of machines",
+		fmt.Sprintf("keys that do not start with %s or %s", volumeLabel, mountLabel))
 }

@@ -77,3 +77,42 @@ func TestACachedStepTakesNoFilesThatMayChange(t *testing.T) {
 		t.Errorf("%+v", faults)
 	}
 }
+
+// A container that waits for a dead file server cannot be fenced, and the content of a cached
+// step's inputs must be part of its key.
+func TestNeitherAtMostOneNorACachedStepMounts(t *testing.T) {
+	t.Parallel()
+	mount := []spec.Input{{From: "file:///datasets/a/", To: "/data", Mode: spec.InputMount}}
+	fenced := spec.Job{Name: "x", Image: "i", Execution: spec.AtMostOne, Inputs: mount}.WithDefaults()
+	if faults := fenced.Validate(); len(faults) != 1 || faults[0].Field != "inputs[0].mode" ||
+		faults[0].Detail != "mount is not available for jobs with execution at_most_one" {
+		t.Errorf("%+v", faults)
+	}
+	p := graph("a")
+	s := p.Jobs["a"]
+	s.Cache, s.Inputs = true, mount
+	p.Jobs["a"] = s
+	if faults := p.Validate(); len(faults) != 1 || faults[0].Field != "jobs.a.inputs[0].from" {
+		t.Errorf("%+v", faults)
+	}
+}
+
+// Agents of earlier versions would copy the folder, so their machines do not match; and no machine is
+// preferred for a copy that a mount does not use.
+func TestAMountNeedsAMachineThatMounts(t *testing.T) {
+	t.Parallel()
+	j := spec.Job{Name: "x", Image: "i", Inputs: []spec.Input{
+		{From: "file:///a/", To: "/a", Mode: spec.InputMount}, {From: "file:///b/", To: "/b"}, {From: "file:///c/x/", To: "/c", Mode: spec.InputCopy},
+	}}.WithDefaults()
+	want := map[string]string{"berth.mount.a": "yes", "berth.volume.b": "yes", "berth.volume.c": "yes"}
+	if got := j.Request().Labels; !maps.Equal(got, want) {
+		t.Errorf("it needs %v", got)
+	}
+	if n := len(j.DataKeys("t")); n != 3 { // two copies and the image
+		t.Errorf("%d keys", n)
+	}
+	j.Placement.Labels = map[string]string{"berth.mount.a": "no"}
+	if faults := j.Validate(); len(faults) != 1 || !strings.Contains(faults[0].Detail, "is reserved for the shared folders of machines") {
+		t.Errorf("%+v", faults)
+	}
+}

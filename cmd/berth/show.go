@@ -160,7 +160,7 @@ func describeJob(a *app, j wire.Job, wide bool) error {
 func addData(s *sheet, j spec.Job) {
 	label := "inputs"
 	for _, in := range j.Inputs {
-		s.rows = append(s.rows, [2]string{label, oneLine(in.From + " -> " + in.To)})
+		s.rows = append(s.rows, [2]string{label, oneLine(in.From + " -> " + in.To + inputMode(in))})
 		label = ""
 	}
 	label = "outputs"
@@ -168,6 +168,14 @@ func addData(s *sheet, j spec.Job) {
 		s.rows = append(s.rows, [2]string{label, oneLine(out.Name + ": " + out.Path)})
 		label = ""
 	}
+}
+
+// inputMode is the remark about a mounted folder, of which no version is recorded.
+func inputMode(in spec.Input) string {
+	if !in.Mounted() {
+		return ""
+	}
+	return " (mounted, unversioned)"
 }
 
 // addStepOutputs adds the outputs that the steps of a pipeline declare, at every level.

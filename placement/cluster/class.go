@@ -63,9 +63,8 @@ func NewClass(name string, r spec.Request) *Class {
 	c.Labels, c.Volumes, c.Egress = map[string]string{}, map[string]string{}, map[string]string{}
 	for k, v := range r.Labels {
 		c.Reads.addLabel(k)
-		_, volume := spec.VolumeOf(k)
 		switch {
-		case volume:
+		case spec.IsVolumeLabel(k):
 			c.Volumes[k] = v
 		case spec.IsEgressLabel(k):
 			c.Egress[k] = v

@@ -312,6 +312,10 @@ func labelText(labels map[string]string) string {
 func (c clauses) folders() string {
 	var names []string
 	for _, k := range sortedKeys(c.Volumes) {
+		if v, ok := spec.MountOf(k); ok {
+			names = append(names, v.String()+" for mounts")
+			continue
+		}
 		v, _ := spec.VolumeOf(k)
 		names = append(names, v.String())
 	}
