@@ -128,7 +128,8 @@ func (a *Agent) run(ctx context.Context) error {
 	}
 	has := openImages(cfg.StateDir, cfg.Runtime, holds, a.log)
 	a.supervise(newSupervisor(cfg, a.control, a.fence, kept, has, a.log))
-	c.engineSilent, c.notice = a.sup.health.silentFor, a.sup.notices.header
+	c.engineSilent, c.notice = a.sup.silentFor, a.sup.notices.header
+	c.stuck = a.sup.stuck.givenUp
 
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -284,6 +285,7 @@ func (a *Agent) inventory(ctx context.Context) (wire.Inventory, error) {
 		a.log.Warn("a folder that jobs may read cannot be opened: "+
 			"none that needs it is placed here until the agent registers anew", "folder", name, "err", err)
 	}
+	maps.Copy(labels, a.sup.mountLabels(labels))
 	maps.Copy(labels, a.cfg.Labels)
 	maps.Copy(labels, a.sup.walls.labels(a.cfg.GangNetwork))
 	return wire.Inventory{

@@ -33,8 +33,9 @@ type client struct {
 
 	bearer atomic.Pointer[string] // the token of the next calls; "": none
 
-	engineSilent func() time.Duration // for enginesilence.Header; nil or 0: none is sent
-	notice       func() string        // for wire.HeaderCloudNotice; nil or "": none is sent
+	engineSilent func() time.Duration        // for enginesilence.Header; nil or 0: none is sent
+	stuck        func() []berth.AllocationID // for wire.HeaderStuck; nil or none: none is sent
+	notice       func() string               // for wire.HeaderCloudNotice; nil or "": none is sent
 }
 
 // newClient returns a client for the server at base. Every member may hold a connection of its
@@ -287,6 +288,11 @@ func (c *client) sync(ctx context.Context, req wire.SyncRequest) (answer wire.Sy
 	if c.engineSilent != nil {
 		if silent := c.engineSilent(); silent > 0 {
 			header.Set(enginesilence.Header, enginesilence.Format(silent))
+		}
+	}
+	if c.stuck != nil {
+		if list := c.stuck(); len(list) > 0 {
+			header.Set(wire.HeaderStuck, wire.FormatStuck(list))
 		}
 	}
 	if c.notice != nil {

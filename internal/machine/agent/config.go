@@ -155,6 +155,7 @@ type Timing struct {
 	RerunMin        time.Duration // pause after an error of the agent, with ShutdownAfter: at first,
 	RerunMax        time.Duration // and at most
 	HangPause       time.Duration // between the evidence about a member of a hung gang and its end
+	DeafAfter       time.Duration // after SIGKILL, before a container counts as stuck
 	RenewPause      time.Duration // after a renewal of the credential that failed, before the next one
 }
 
@@ -179,6 +180,7 @@ func (t Timing) withDefaults() Timing {
 	set(&t.RestorePatience, 2*time.Minute)
 	set(&t.UploadPatience, 10*time.Minute)
 	set(&t.EnginePatience, 30*time.Second)
+	set(&t.DeafAfter, time.Minute)
 	set(&t.NamePatience, 10*time.Second)
 	set(&t.StageEvery, stageEvery)
 	set(&t.PullPause, time.Second)
@@ -245,7 +247,7 @@ func (c Config) complete() (Config, error) {
 		return c, err
 	}
 	for key := range c.Labels {
-		if _, own := spec.VolumeOf(key); own {
+		if spec.IsVolumeLabel(key) {
 			return c, fmt.Errorf("label %s: the agent sets it, by what folders jobs may read; other keys are allowed",
 				key)
 		}

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"time"
 
 	"berth/activities/node"
@@ -31,6 +32,9 @@ type claim struct {
 
 // atMostOne reports whether the member must never have a second live container.
 func (c *claim) atMostOne() bool { return c.Spec.Execution == spec.AtMostOne }
+
+// mounts reports whether the container reads shared folders themselves instead of copies.
+func (c *claim) mounts() bool { return slices.ContainsFunc(c.Spec.Inputs, spec.Input.Mounted) }
 
 // gang reports whether the member has peers.
 func (c *claim) gang() bool { return len(c.Peers) > 1 }

@@ -79,7 +79,9 @@ func newMember(s *Supervisor, alloc berth.AllocationID, job berth.JobID, number,
 	}
 	m.fencing = &fencing{core: c, fence: s.fence, orders: m.orders, scratch: m.scratch}
 	m.checker = &checker{core: c, checks: s.cfg.Checks}
-	m.plan = &stopPlan{core: c, orders: m.orders, scratch: m.scratch, gpus: s.gpus, notices: s.notices}
+	m.plan = &stopPlan{
+		core: c, orders: m.orders, scratch: m.scratch, gpus: s.gpus, notices: s.notices, stuck: s.stuck,
+	}
 	return m
 }
 
@@ -229,8 +231,8 @@ func (m *member) worker(p phase) worker {
 	case phaseRemove:
 		return &removePhase{
 			identity: m.identity, log: m.log, timing: m.timing, runtime: m.runtime,
-			state: m.sup.cfg.StateDir, vault: m.sup.vault, network: m.network, walls: m.sup.walls,
-			fencing: m.fencing, helpers: &m.helpers,
+			state: m.sup.cfg.StateDir, vault: m.sup.vault, mounts: m.sup.mounts, stuck: m.sup.stuck,
+			network: m.network, walls: m.sup.walls, fencing: m.fencing, helpers: &m.helpers,
 		}
 	default:
 		panic("no worker for phase " + string(p))
@@ -250,7 +252,9 @@ func (m *member) preparer(p phase) worker {
 	case phaseWorkdir:
 		return &workdirPhase{placer: place, scratch: m.scratch, spans: m.spans}
 	case phaseInputs:
-		return &inputsPhase{placer: place, stage: m.stage, sources: s.sources, scratch: m.scratch, spans: m.spans}
+		return &inputsPhase{
+			placer: place, stage: m.stage, sources: s.sources, mounts: s.mounts, scratch: m.scratch, spans: m.spans,
+		}
 	case phaseRestore:
 		return &restorePhase{
 			core: m.core, control: s.control, retry: m.retry, scratch: m.scratch,
@@ -261,7 +265,7 @@ func (m *member) preparer(p phase) worker {
 	default:
 		return &createPhase{
 			core: m.core, cfg: &s.cfg, agent: s.ctx, recipe: &m.recipe, scratch: m.scratch, vault: s.vault,
-			network: &m.network, walls: s.walls, turns: s.turns, images: s.images, pulled: s.pulled,
+			mounts: s.mounts, network: &m.network, walls: s.walls, turns: s.turns, images: s.images, pulled: s.pulled,
 			fencing: m.fencing, helpers: &m.helpers, spans: m.spans, result: &m.result,
 		}
 	}

@@ -18,6 +18,7 @@ import (
 	"berth/activities/node"
 	"berth/failure"
 	"berth/internal/lib/failpoint"
+	"berth/internal/machine/mounts"
 	"berth/spec"
 )
 
@@ -30,6 +31,7 @@ type createPhase struct {
 	recipe  *recipe
 	scratch *scratch
 	vault   vaultDir
+	mounts  *mounts.Table
 	network *string // receives the network made for the job on this engine
 	walls   *walls
 	turns   turns
@@ -145,11 +147,12 @@ func (p *createPhase) containerSpec() node.ContainerSpec {
 	c := p.claim
 	labels := p.labels()
 	labels[berth.LabelSpecHash] = c.SpecHash
-	mounts := []node.Mount{{Host: filepath.Join(p.scratch.dir, "workspace"), Target: "/workspace"}}
+	list := []node.Mount{{Host: filepath.Join(p.scratch.dir, "workspace"), Target: "/workspace"}}
 	if k := c.Spec.Checkpoint; k != nil {
-		mounts = append(mounts, node.Mount{Host: filepath.Join(p.scratch.dir, "checkpoint"), Target: k.Path})
+		list = append(list, node.Mount{Host: filepath.Join(p.scratch.dir, "checkpoint"), Target: k.Path})
 	}
-	mounts = append(mounts, inputMounts(c.Spec, p.scratch)...)
+	shared := func(i int) string { return p.mounts.Path(p.name(), i) }
+	list = append(list, inputMounts(c.Spec, p.scratch, shared)...)
 	folder := "" // the image's own
 	if c.Spec.Workdir != "" {
 		folder = "/workspace"
@@ -158,7 +161,7 @@ func (p *createPhase) containerSpec() node.ContainerSpec {
 		Name: p.name(), Labels: labels, Image: p.recipe.image, WorkingDir: folder,
 		Entrypoint: c.Spec.Entrypoint, Command: c.Spec.Command, Env: p.environment(),
 		CPUMilli: c.CPUMilli, MemoryMiB: c.MemoryMiB, ShmMiB: int64(c.Spec.Resources.ShmSize),
-		GPUs: p.engineGPUs(), Mounts: mounts,
+		GPUs: p.engineGPUs(), Mounts: list,
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 
 	"berth"
 	"berth/activities/node"
@@ -15,6 +16,7 @@ import (
 	"berth/internal/lib/archive"
 	"berth/internal/lib/failpoint"
 	"berth/internal/machine/fetch"
+	"berth/internal/machine/mounts"
 	"berth/spec"
 	"berth/wire"
 )
@@ -24,6 +26,7 @@ type inputsPhase struct {
 	placer
 	stage   *stager
 	sources *fetch.Sources
+	mounts  *mounts.Table
 	scratch *scratch
 	spans   spans
 }
@@ -38,22 +41,86 @@ func (p *inputsPhase) Do(ctx context.Context) (phase, error) {
 
 // all places the inputs one after the other, in the order of the job's specification.
 func (p *inputsPhase) all(ctx context.Context) (phase, error) {
+	if p.claim.mounts() { // an earlier process may have come half way
+		if err := p.mounts.Remove(ctx, p.name()); err != nil {
+			return p.failed(ctx, "inputs", p.unmountable(err))
+		}
+	}
 	for i, in := range p.claim.Spec.Inputs {
 		p.stage.input(i)
 		what := fmt.Sprintf("inputs[%d]", i)
-		folder, err := openShared(p.scratch.input(i))
-		if err != nil {
-			return p.result.notStarted(failure.CauseEngine, err.Error())
+		put := p.fill
+		if in.Mounted() {
+			put = p.mount
 		}
 		_ = failpoint.Hit("agent.input.before")
-		err = p.one(ctx, i, in, placing{what: what, folder: folder})
+		err := put(ctx, i, in, what)
 		_ = failpoint.Hit("agent.input.after")
-		_ = folder.Close()
+		if scratch, ok := errors.AsType[localError](err); ok {
+			return p.result.notStarted(failure.CauseEngine, scratch.Error())
+		}
 		if err != nil {
 			return p.failed(ctx, what, p.witnessed(ctx, err))
 		}
 	}
 	return phaseRestore, nil
+}
+
+// fill places the i-th input in a folder of the member.
+func (p *inputsPhase) fill(ctx context.Context, i int, in spec.Input, what string) error {
+	folder, err := openShared(p.scratch.input(i))
+	if err != nil {
+		return localError{err}
+	}
+	defer folder.Close()
+	return p.one(ctx, i, in, placing{what: what, folder: folder})
+}
+
+// mount mounts the shared folder of the i-th input where the container engine finds it. The mount has
+// no version: its files may change at any time.
+func (p *inputsPhase) mount(ctx context.Context, i int, in spec.Input, what string) error {
+	v, err := p.permitted(in)
+	if err != nil {
+		return err
+	}
+	p.reports.enter(slow, berth.PhaseRestoring)
+	var folder *os.File
+	err = p.retry.patiently(ctx, func() (err error) {
+		folder, err = p.sources.Folder(ctx, in)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	defer func() { go folder.Close() }() // for which a dead file server may never answer
+	if err := p.mounts.Add(p.name(), i, folder); err != nil {
+		return p.unmountable(err)
+	}
+	p.log.Info("folder mounted", "what", what, "folder", v)
+	f := wire.Fetched{What: what, Address: wire.Mounted}
+	p.reports.edit(later, func(r *wire.RankReport) { r.Fetched = append(slices.Clone(r.Fetched), f) })
+	return nil
+}
+
+// unmountable is the error of a mount for users. Its text has no path of this machine.
+func (p *inputsPhase) unmountable(err error) error {
+	p.log.Warn("cannot mount a shared folder", "err", err)
+	why := "see the log of its agent"
+	if errno, ok := errors.AsType[syscall.Errno](err); ok {
+		why = errno.Error()
+	}
+	return fetch.Local{Err: berth.Errorf(berth.CodeUnavailable, "this machine cannot mount the folder: %s", why)}
+}
+
+// permitted returns the volume of an input if this tenant's jobs may read the volume, as of the claim.
+func (p *inputsPhase) permitted(in spec.Input) (spec.Volume, error) {
+	v, _, err := spec.ParseFile(in.From)
+	if err != nil || !slices.Contains(p.claim.Volumes, v) {
+		return "", damage{fmt.Sprintf(
+			"the operator of this cluster does not let jobs of tenant %s read the folder %s any more",
+			p.claim.Tenant, v)}
+	}
+	return v, nil
 }
 
 // one places the i-th input.
@@ -73,11 +140,8 @@ func (p *inputsPhase) one(ctx context.Context, i int, in spec.Input, to placing)
 	case spec.InputS3, spec.InputGS, spec.InputAzure, spec.InputHTTPS:
 		return p.elsewhere(ctx, in, to)
 	case spec.InputFile:
-		v, _, err := spec.ParseFile(in.From)
-		if err != nil || !slices.Contains(p.claim.Volumes, v) {
-			return damage{fmt.Sprintf(
-				"the operator of this cluster does not let jobs of tenant %s read the folder %s any more",
-				p.claim.Tenant, v)}
+		if _, err := p.permitted(in); err != nil {
+			return err
 		}
 		return p.elsewhere(ctx, in, to)
 	case spec.InputUnknown: // a newer server let it through, and a newer agent may know it
@@ -143,15 +207,19 @@ func (p *inputsPhase) fetched(found *fetch.Found, address *berth.Address) conten
 }
 
 // inputMounts returns the inputs as mounts for the container. The container may change a folder
-// of its user. Content from elsewhere is read-only, since containers may share it.
-func inputMounts(jobSpec spec.Job, s *scratch) []node.Mount {
-	var mounts []node.Mount
+// of its user. Content from elsewhere is read-only, since containers may share it. shared returns the
+// place of a mounted folder.
+func inputMounts(jobSpec spec.Job, s *scratch, shared func(i int) string) []node.Mount {
+	var list []node.Mount
 	for i, in := range jobSpec.Inputs {
 		m := node.Mount{Host: s.input(i), Target: in.To, ReadOnly: in.Kind() != spec.InputFolder}
-		if in.OneFile() {
+		switch {
+		case in.Mounted():
+			m.Host = shared(i)
+		case in.OneFile():
 			m.Host = filepath.Join(m.Host, fetch.FileName)
 		}
-		mounts = append(mounts, m)
+		list = append(list, m)
 	}
-	return mounts
+	return list
 }

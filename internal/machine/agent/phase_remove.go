@@ -5,9 +5,11 @@ import (
 	"errors"
 	"log/slog"
 	"sync"
+	"time"
 
 	"berth/activities/node"
 	"berth/internal/lib/failpoint"
+	"berth/internal/machine/mounts"
 )
 
 // removePhase removes the container, its folder, its secrets and its network, without a
@@ -19,6 +21,8 @@ type removePhase struct {
 	runtime node.Runtime
 	state   string // the agent's folder
 	vault   vaultDir
+	mounts  *mounts.Table
+	stuck   *stuckBoard
 	network string // of its job, created on this engine; "": none
 	walls   *walls
 	fencing *fencing
@@ -42,13 +46,19 @@ func (p *removePhase) Do(ctx context.Context) (phase, error) {
 }
 
 // clear removes the container before the folder, since a container may still write into its
-// folder. It repeats a failed removal until the agent stops.
+// folder. It repeats a failed removal until the agent stops. A container that the engine does not
+// remove for long counts as stuck.
 func (p *removePhase) clear(ctx context.Context) error {
 	_ = failpoint.Hit("agent.remove.before")
+	begun := time.Now()
 	for wait := p.timing.backoff(); ; {
 		err := p.runtime.Remove(ctx, p.name())
 		if err == nil {
-			err = errors.Join(p.vault.remove(p.name()), removeScratch(p.state, p.name()))
+			p.stuck.drop(p.alloc)
+			err = errors.Join(p.mounts.Remove(ctx, p.name()), p.vault.remove(p.name()),
+				removeScratch(p.state, p.name()))
+		} else if time.Since(begun) > p.timing.DeafAfter {
+			p.stuck.add(p.alloc, false)
 		}
 		if err == nil {
 			_ = failpoint.Hit("agent.remove.after")

@@ -68,6 +68,7 @@ func (p *watchPhase) Do(ctx context.Context) (phase, error) {
 			if e.err != nil {
 				return "", e.err
 			}
+			p.plan.stuck.drop(p.alloc)
 			p.plan.disk.ended.Store(true)
 			p.hang.end()
 			p.progress.read()

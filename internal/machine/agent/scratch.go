@@ -148,7 +148,14 @@ func removeScratch(state, name string) error {
 func (s *Supervisor) sweep(ctx context.Context, set []wire.Assignment) {
 	// The folders first: a folder that is created after this has its member here.
 	folders, err := os.ReadDir(filepath.Join(s.cfg.StateDir, "ranks"))
-	if err != nil || len(folders) == 0 {
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return
+	}
+	mounted, err := s.mounts.Names()
+	if err != nil {
+		s.log.Warn("cannot list leftover mounts", "err", err)
+	}
+	if len(folders) == 0 && len(mounted) == 0 {
 		return
 	}
 	containers, err := s.cfg.Runtime.List(ctx, map[string]string{berth.LabelMachine: string(s.cfg.Machine)})
@@ -169,6 +176,15 @@ func (s *Supervisor) sweep(ctx context.Context, set []wire.Assignment) {
 		known[berth.ContainerName(m.job, p.Rank, m.attempt)] = true
 	}
 	s.mu.Unlock()
+	for _, name := range mounted {
+		if known[name] || ctx.Err() != nil {
+			continue
+		}
+		s.log.Warn("leftover mounts removed", "folder", name)
+		if err := s.mounts.Remove(ctx, name); err != nil {
+			s.log.Error("cannot remove leftover mounts", "err", err)
+		}
+	}
 	for _, f := range folders {
 		if known[f.Name()] || ctx.Err() != nil {
 			continue

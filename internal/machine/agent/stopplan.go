@@ -22,6 +22,7 @@ type stopPlan struct {
 	notices  *noticeBoard
 	uploader *checkpointUploader // nil without checkpoints
 	disk     *diskUser           // nil before the container runs
+	stuck    *stuckBoard
 
 	begun time.Time // when the container was started
 	cause failure.ExitCause
@@ -57,7 +58,6 @@ const (
 	dies              // SIGKILL was sent
 	saveLook    = 100 * time.Millisecond
 	killAgain   = 2 * time.Second
-	deafAfter   = time.Minute
 	signalLimit = 10 * time.Second
 )
 
@@ -271,8 +271,9 @@ func (s *stopPlan) finish(now time.Time) {
 	case !now.Before(s.killBy) && !now.Before(s.again):
 		s.stage, s.again = dies, now.Add(killAgain)
 		s.signal("SIGKILL")
-		if !s.deaf && now.Sub(s.killBy) > deafAfter {
+		if !s.deaf && now.Sub(s.killBy) > s.timing.DeafAfter {
 			s.deaf = true
+			s.stuck.add(s.alloc, s.claim.mounts() && !s.claim.atMostOne())
 			s.reports.warn("the container does not stop on SIGKILL and keeps its resources; " +
 				"an operator must check machine " + string(s.machine))
 		}

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"log/slog"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"sync"
@@ -10,6 +11,7 @@ import (
 	"berth"
 	"berth/activities/node"
 	"berth/internal/machine/fetch"
+	"berth/internal/machine/mounts"
 	"berth/wire"
 )
 
@@ -28,6 +30,12 @@ type Supervisor struct {
 	signed  *imageSignatures
 	sources *fetch.Sources
 	vault   vaultDir
+	mounts  *mounts.Table // of shared folders
+	stuck   *stuckBoard
+
+	mountable   sync.Once // the first registration with volumes
+	cannotMount error
+
 	health  *engineHealth
 	gpus    *gpuHealth
 	proof   *deviceProof
@@ -62,7 +70,8 @@ func newSupervisor(
 	s := &Supervisor{
 		cfg: cfg, log: log, control: c, fence: f, cache: kept, images: has,
 		access: openImageAccess(cfg, log), signed: newImageSignatures(cfg),
-		vault: openVaultDir(cfg.StateDir, inMemory),
+		vault:  openVaultDir(cfg.StateDir, inMemory),
+		mounts: mounts.New(filepath.Join(cfg.StateDir, "mounts")), stuck: newStuckBoard(),
 		sources: fetch.Open(fetch.Options{
 			Policy: cfg.InputNetworks, Roots: cfg.InputRoots, Resolver: cfg.InputResolver, Volumes: cfg.Volumes,
 			Own: []string{cfg.StateDir},
