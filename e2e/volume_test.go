@@ -44,6 +44,19 @@ func readsFolders(t *testing.T, s *stack) {
 		}
 	}
 
+	mounted := job
+	mounted.Name, mounted.Inputs = "mounts", []spec.Input{{From: "file:///datasets/", To: "/data", Mode: spec.InputMount}}
+	id := s.submit(t, mounted)
+	if on := s.ends(t, id, berth.Succeeded).Attempts[0].Machines; !slices.Equal(on, []berth.MachineID{"m1"}) {
+		t.Errorf("it ran on %v", on)
+	}
+	events, err := s.api.Events(t.Context(), id, 0)
+	if err != nil || !slices.ContainsFunc(events.Items, func(e wire.Event) bool {
+		return e.Kind == wire.EventFetched && strings.HasSuffix(e.Detail, "mounted inputs[0] read-only, unversioned")
+	}) {
+		t.Errorf("it does not say that it mounts: %+v, %v", events.Items, err)
+	}
+
 	away := job
 	away.Placement.AvoidMachines = []berth.MachineID{"m1"}
 	plan, err := s.api.Plan(t.Context(), away)

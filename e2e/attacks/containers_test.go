@@ -173,10 +173,12 @@ func hostPaths(a *attempt) {
 	for _, from := range []string{
 		"file:///", "file:///etc", "file:///proc", "file:///var/run/docker.sock", "file:///dev", "/etc", "../../etc",
 	} {
-		more := map[string]any{"inputs": []any{map[string]any{"from": from, "to": "/in"}}}
-		got := a.call(a.attacker, "POST", "/v1/jobs", a.job(more, "exit", "0"))
-		if got.Status != 422 && got.Status != 400 {
-			a.breach("input %s: %d %s", from, got.Status, got.clipped())
+		for _, mode := range []string{"copy", "mount"} {
+			more := map[string]any{"inputs": []any{map[string]any{"from": from, "to": "/in", "mode": mode}}}
+			got := a.call(a.attacker, "POST", "/v1/jobs", a.job(more, "exit", "0"))
+			if got.Status != 422 && got.Status != 400 {
+				a.breach("input %s, mode %s: %d %s", from, mode, got.Status, got.clipped())
+			}
 		}
 	}
 	for _, to := range []string{"/", "/proc/x", "/sys", "/dev/shm", "/etc/passwd", "../x"} {
@@ -202,7 +204,7 @@ func hostPaths(a *attempt) {
 	if strings.Contains(string(got.Body), marker) {
 		a.breach("the output has the host's file")
 	}
-	a.saw("13 paths: 422; output that is a link: %d, job %s", got.Status, j.Status)
+	a.saw("20 paths: 422; output that is a link: %d, job %s", got.Status, j.Status)
 }
 
 func systemCalls(a *attempt) {
