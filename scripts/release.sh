@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the files of a release into dist/VERSION: archives of the programs, packages for Debian and RPM
-# systems, the list of modules of each program, the licences of these modules, and SHA256SUMS.
+# systems, container images, the list of modules of each program, the licences of these modules, and SHA256SUMS.
 #
 #     scripts/release.sh 1.2.3                a release
 #     scripts/release.sh --rehearsal 1.2.3    the same files, for tests: any version, a changed checkout, no gates,
@@ -165,6 +165,7 @@ for arch in "${archs[@]}"; do
 	cp "${shipped[@]/#/$work/linux-$arch/}" "$folder/bin/"
 	cp deploy/systemd/* "$folder/systemd/"
 	cp deploy/packages/etc/* "$folder/etc/"
+	cp -r deploy/compose "$folder/compose"
 	cp "${text[@]}" "$folder/"
 	archive "berth-$version-linux-$arch" "$folder"
 done
@@ -175,6 +176,21 @@ for arch in "${archs[@]}"; do
 	cp "$work/darwin-$arch/berth" "${text[@]}" "$folder/"
 	archive "berth-cli-$version-darwin-$arch" "$folder"
 done
+
+# Images of the static programs: NAME, and the programs in it. The authorities are those of this system.
+certs=/etc/ssl/certs/ca-certificates.crt
+while read -r name names; do
+	for arch in "${archs[@]}"; do
+		read -r -a list <<<"$names"
+		go run ./e2e/supply/image -tag "berth/$name:$version" -arch "$arch" -version "$version" -time "$SOURCE_DATE_EPOCH" \
+			-revision "$(git rev-parse HEAD)" -certs "$certs" -out "$out/$name-$version-image-$arch.tar" \
+			"${list[@]/#/$work/linux-$arch/}"
+	done
+done <<-END
+	berthd berthd berth-check
+	berth berth
+	berth-temporal berth-temporal
+END
 
 for arch in "${archs[@]}"; do
 	scripts/package.sh "$version" "$arch" "$work/linux-$arch" "$work/NOTICE" "$out"
