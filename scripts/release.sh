@@ -182,8 +182,8 @@ certs=/etc/ssl/certs/ca-certificates.crt
 while read -r name names; do
 	for arch in "${archs[@]}"; do
 		read -r -a list <<<"$names"
-		go run ./e2e/supply/image -tag "berth/$name:$version" -arch "$arch" -version "$version" -time "$SOURCE_DATE_EPOCH" \
-			-revision "$(git rev-parse HEAD)" -certs "$certs" -out "$out/$name-$version-image-$arch.tar" \
+		go run ./e2e/supply/image -tag "localhost/berth/$name:$version" -arch "$arch" -version "$version" -time "$SOURCE_DATE_EPOCH" \
+			-revision "$(git rev-parse HEAD)" -certs "$certs" -text LICENSE -text "$work/NOTICE" -out "$out/$name-$version-image-$arch.tar" \
 			"${list[@]/#/$work/linux-$arch/}"
 	done
 done <<-END

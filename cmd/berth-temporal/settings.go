@@ -79,10 +79,15 @@ func (s *settings) validate() error {
 	if s.uiPort < 0 || s.uiPort > 65535 {
 		fault("UI port %d: allowed are 0 (no UI) to 65535", s.uiPort)
 	}
-	if _, _, err := net.SplitHostPort(s.metrics); s.metrics != "" && err != nil {
+	at, _, err := net.SplitHostPort(s.metrics)
+	if s.metrics != "" && err != nil {
 		fault("metrics address %q: write HOST:PORT, such as 127.0.0.1:9233", s.metrics)
 	}
 	if !s.allowPlaintext {
+		if s.metrics != "" && err == nil && !publicnet.Loopback(at) {
+			fault("metrics address %q: other machines can reach it, and metrics have no TLS: listen on 127.0.0.1, or "+
+				"accept the risk with --allow-plaintext", s.metrics)
+		}
 		if s.cert == "" && net.ParseIP(host) != nil && !publicnet.Loopback(host) {
 			fault("listen address %q: other machines can reach it, and it has no TLS: set --tls-cert, --tls-key and "+
 				"--tls-ca (berthd ca makes all three), listen on 127.0.0.1, or accept the risk with --allow-plaintext",

@@ -43,6 +43,8 @@ func TestFaultsOfSettingsAreNamed(t *testing.T) {
 		{"two of three files", map[string]string{"tls-cert": "c", "tls-key": "k"}, []string{"three files, and 2 are set"}},
 		{"a database elsewhere", map[string]string{"database-url": "postgres://t@db.internal/temporal?sslmode=require"},
 			[]string{"database on db.internal", "sslmode=verify-full"}},
+		{"metrics for all", map[string]string{"metrics-listen": "0.0.0.0:9233"}, []string{"metrics have no TLS"}},
+		{"metrics for this host", map[string]string{"metrics-listen": "127.0.0.1:9233"}, nil},
 		{"several faults", map[string]string{"listen": "x", "ui-port": "-1", "metrics-listen": "9233"},
 			[]string{"listen address", "UI port", "metrics address"}},
 	} {

@@ -52,6 +52,9 @@ func TestComposeServicesListenOnLoopback(t *testing.T) {
 			t.Errorf("%s listens at %q", name, at)
 		}
 	}
+	if a := f.Services["postgres"].Environment["POSTGRES_INITDB_ARGS"]; a != "--auth=scram-sha-256" {
+		t.Errorf("the image of PostgreSQL trusts all users of the host: initdb has the options %q", a)
+	}
 	if c := f.Services["postgres"].Command; !strings.Contains(strings.Join(c, " "), "listen_addresses=127.0.0.1") {
 		t.Errorf("postgres is started by %q", c)
 	}
@@ -72,7 +75,7 @@ func TestComposeSetsFlagsOfThePrograms(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !strings.HasPrefix(f.Services[service].Image, "berth/"+program+":") {
+		if !strings.HasPrefix(f.Services[service].Image, "localhost/berth/"+program+":") {
 			t.Errorf("%s runs the image %s", service, f.Services[service].Image)
 		}
 		for variable := range f.Services[service].Environment {
@@ -123,13 +126,24 @@ func TestComposeReadsTheFile(t *testing.T) {
 		t.Logf("the file was not given to Compose: %v", err)
 		return
 	}
-	cmd := exec.Command(program, "--file", compose, "config", "--quiet")
-	cmd.Env = append(os.Environ(), "BERTH_VERSION=1.2.3", "POSTGRES_PASSWORD=a", "BERTH_DATABASE_PASSWORD=b", "TEMPORAL_DATABASE_PASSWORD=c")
-	if out, err := cmd.CombinedOutput(); err != nil {
+	b, err := os.ReadFile(compose)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir() // no .env of somebody who has followed the page
+	if err := os.WriteFile(filepath.Join(dir, "compose.yaml"), b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	config := func(env ...string) (string, error) {
+		cmd := exec.Command(program, "--file", filepath.Join(dir, "compose.yaml"), "config", "--quiet")
+		cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "HOME=" + dir}, env...)
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	if out, err := config("BERTH_VERSION=1.2.3", "POSTGRES_PASSWORD=a", "BERTH_DATABASE_PASSWORD=b", "TEMPORAL_DATABASE_PASSWORD=c"); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
-	cmd = exec.Command(program, "--file", compose, "config", "--quiet")
-	if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "set it in .env") {
+	if out, err := config(); err == nil || !strings.Contains(out, "set it in .env") {
 		t.Errorf("without settings: %v\n%s", err, out)
 	}
 }

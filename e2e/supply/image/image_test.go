@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -24,9 +25,14 @@ func probe(t *testing.T) options {
 	if err := os.WriteFile(certs, []byte("authorities"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	text := filepath.Join(dir, "NOTICE")
+	if err := os.WriteFile(text, []byte("licences"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	return options{
-		tag: "berth-image-test/probe:1.2.3", arch: runtime.GOARCH, version: "1.2.3", revision: "abc", certs: certs,
+		tag: fmt.Sprintf("berth-image-test/probe:%d", os.Getpid()), arch: runtime.GOARCH, version: "1.2.3", revision: "abc", certs: certs,
 		out: filepath.Join(dir, "image.tar"), programs: []string{program},
+		texts: []string{text},
 	}
 }
 
@@ -74,7 +80,7 @@ func TestTheProgramOfAnImageRunsWithoutRights(t *testing.T) {
 	out := docker(append(strings.Fields("run --rm "+hardened), o.tag)...)
 	for _, want := range []string{
 		"user 65532 65532 home /var/lib/berth", "write /tmp/x true", "write /var/lib/berth/x true", "write /usr/bin/x false",
-		"certificates authorities <nil>",
+		"certificates authorities <nil>", "notice licences <nil>",
 	} {
 		if !strings.Contains(out, want) {
 			t.Errorf("the program prints\n%s\nwant %q", out, want)

@@ -28,10 +28,11 @@ import (
 // a file of users.
 const user = 65532
 
-// The places of certificates, which Go's crypto/x509 looks at on Linux, and of the state.
+// The places of certificates, which Go's crypto/x509 looks at on Linux, of the state and of the licences.
 const (
 	certificates = "etc/ssl/certs/ca-certificates.crt"
 	state        = "var/lib/berth"
+	documents    = "usr/share/doc/berth"
 )
 
 // options describe one image.
@@ -41,7 +42,8 @@ type options struct {
 	version  string
 	revision string // of the source
 	made     time.Time
-	certs    string // file of trusted authorities; "": none
+	certs    string   // file of trusted authorities; "": none
+	texts    []string // licences and notices
 	out      string
 	programs []string // the first one is the entry point
 }
@@ -54,6 +56,10 @@ func main() {
 	flag.StringVar(&o.revision, "revision", "", "commit of the source")
 	flag.StringVar(&o.certs, "certs", "", "file with the authorities that the programs trust (PEM)")
 	flag.StringVar(&o.out, "out", "", "file of the image")
+	flag.Func("text", "file with licences; may be repeated", func(name string) error {
+		o.texts = append(o.texts, name)
+		return nil
+	})
 	epoch := flag.String("time", "", "time of all files, seconds since 1970")
 	flag.Parse()
 	o.programs = flag.Args()
@@ -87,7 +93,7 @@ func run(o options, epoch string) error {
 	return nil
 }
 
-// image returns the image: a layer with certificates and folders, and one with the programs.
+// image returns the image: a layer with certificates and folders, and one with the programs and their licences.
 func (o options) image() (v1.Image, error) {
 	base, err := o.base()
 	if err != nil {
@@ -96,6 +102,11 @@ func (o options) image() (v1.Image, error) {
 	programs, err := o.layer(func(w *tar.Writer) error {
 		for _, p := range o.programs {
 			if err := o.copyFile(w, p, path.Join("usr/bin", filepath.Base(p)), 0o755); err != nil {
+				return err
+			}
+		}
+		for _, t := range o.texts {
+			if err := o.copyFile(w, t, path.Join(documents, filepath.Base(t)), 0o644); err != nil {
 				return err
 			}
 		}
@@ -147,7 +158,9 @@ func (o options) base() (v1.Layer, error) {
 			owner int
 		}{
 			{"etc/", 0o755, 0}, {"etc/berth/", 0o755, 0}, {"etc/ssl/", 0o755, 0}, {"etc/ssl/certs/", 0o755, 0},
-			{"tmp/", 0o1777, 0}, {"usr/", 0o755, 0}, {"usr/bin/", 0o755, 0}, {"var/", 0o755, 0}, {"var/lib/", 0o755, 0},
+			{"tmp/", 0o1777, 0}, {"usr/", 0o755, 0}, {"usr/bin/", 0o755, 0},
+			{"usr/share/", 0o755, 0}, {"usr/share/doc/", 0o755, 0}, {documents + "/", 0o755, 0},
+			{"var/", 0o755, 0}, {"var/lib/", 0o755, 0},
 			{state + "/", 0o700, user},
 		} {
 			err := w.WriteHeader(&tar.Header{

@@ -10,3 +10,9 @@ func RestoreIndexes(ctx context.Context, url string) error {
 	}
 	return restoreIndexes(ctx, st)
 }
+
+// FreeAddress returns an address of 127.0.0.1 whose port no program gets by chance for a minute.
+func FreeAddress() (string, error) {
+	port, err := claim("test", 0)
+	return address(port), err
+}

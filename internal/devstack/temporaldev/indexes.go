@@ -114,11 +114,6 @@ func restoreIndexes(ctx context.Context, st store) error {
 }
 
 func connectVisibility(ctx context.Context, st store) (*pgx.Conn, error) {
-	cfg := st.admin.Copy()
-	_, cfg.Database = st.databases()
-	conn, err := pgx.ConnectConfig(ctx, cfg)
-	if err != nil {
-		return nil, fmt.Errorf("connect to database %s: %w", cfg.Database, err)
-	}
-	return conn, nil
+	_, visibility := st.databases()
+	return st.connect(ctx, visibility)
 }

@@ -1,13 +1,15 @@
 package temporaldev
 
 import (
-	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/url"
 	"slices"
 	"strconv"
+	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -49,6 +51,9 @@ type Options struct {
 	// Exclusive makes Start wait until no other exclusive server uses the databases; see Lost.
 	Exclusive bool
 
+	// LockGrace is the time after which an exclusive server without its lock counts as replaced; 0: a minute.
+	LockGrace time.Duration
+
 	// UIPort on 127.0.0.1 for browsers; 0 takes a free one, NoUI leaves it out.
 	UIPort int
 	NoUI   bool
@@ -63,7 +68,7 @@ type store struct {
 	address    string
 	user       string
 	password   string
-	attributes map[string]string // of TLS, as in a connection string
+	attributes map[string]string // parameters of a connection string
 	admin      *pgx.ConnConfig
 	prefix     string // of the databases
 }
@@ -73,31 +78,52 @@ func (s store) databases() (workflows, visibility string) {
 	return s.prefix + mainStore, s.prefix + visibilityStore
 }
 
+// sessions names the sessions of the server in pg_stat_activity.
+const sessions = "berth-temporal"
+
+// liveness makes the database miss a lost host within half a minute. Otherwise open transactions of its sessions
+// keep rows locked for hours (PostgreSQL manual, "TCP Settings"; times in seconds, the last one in milliseconds).
+var liveness = map[string]string{
+	"tcp_keepalives_idle": "10", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3",
+	"tcp_user_timeout": "25000",
+}
+
+// parseStore reads a connection string. The server builds connection strings of its own from parts, so
+// each string is refused from which it would build another one.
 func parseStore(database, prefix string) (store, error) {
+	refuse := func(format string, args ...any) (store, error) {
+		return store{}, fmt.Errorf("temporal database URL: "+format, args...)
+	}
 	cfg, err := pgx.ParseConfig(database)
 	if err != nil {
-		return store{}, fmt.Errorf("temporal database URL: %w", err)
+		return refuse("%w", err)
+	}
+	u, err := url.Parse(database)
+	switch {
+	case err != nil || u.Host == "" || u.Scheme != "postgres" && u.Scheme != "postgresql":
+		return refuse("write postgres://USER:PASSWORD@HOST/DATABASE?sslmode=…, with a host and not a socket")
+	case strings.Contains(u.Host, ","):
+		return refuse("name one host: the server does not know several")
+	case cfg.User != url.QueryEscape(cfg.User) || strings.Contains(cfg.Password, " "):
+		return refuse("the user name must have no special characters, and the password no spaces")
 	}
 	s := store{
 		address:    net.JoinHostPort(cfg.Host, strconv.Itoa(int(cfg.Port))),
 		user:       cfg.User,
 		password:   cfg.Password,
-		attributes: map[string]string{},
+		attributes: maps.Clone(liveness),
 		admin:      cfg,
 		prefix:     prefix,
 	}
-	u, err := url.Parse(database)
-	if err != nil || u.Host == "" && needsTLS(cfg) {
-		// The server builds its own connection strings, and has no TLS where it finds no attributes.
-		return store{}, errors.New("temporal database URL: TLS needs the form postgres://USER@HOST/DATABASE?sslmode=…")
-	}
-	for _, name := range []string{"sslmode", "sslrootcert", "sslcert", "sslkey"} {
-		if v := u.Query().Get(name); v != "" {
-			s.attributes[name] = v
+	s.attributes["application_name"] = sessions
+	for name, values := range u.Query() {
+		if slices.Contains([]string{"host", "port", "user", "password", "dbname"}, name) {
+			return refuse("%s must not be a parameter", name)
 		}
+		s.attributes[name] = values[0]
 	}
 	if needsTLS(cfg) && s.attributes["sslmode"] == "" {
-		return store{}, errors.New("temporal database URL: name sslmode in the URL, not in the environment")
+		return refuse("name sslmode in the URL, not in the environment")
 	}
 	return s, nil
 }

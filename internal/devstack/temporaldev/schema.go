@@ -25,29 +25,32 @@ const duplicateDatabase = "42P04"
 // setUpSchemas makes both databases and brings their schemas up to the version
 // that this server wants. It is idempotent and upgrades older ones.
 func setUpSchemas(ctx context.Context, s store, log log.Logger) error {
-	admin, err := pgx.ConnectConfig(ctx, s.admin)
-	if err != nil {
-		return fmt.Errorf("connect for schema set-up: %w", err)
-	}
-	defer admin.Close(context.WithoutCancel(ctx))
 	workflows, visibility := s.databases()
 	for database, schemaName := range map[string]string{
 		workflows:  "postgresql/v12/temporal",
 		visibility: "postgresql/v12/visibility",
 	} {
-		if err := setUpSchema(ctx, admin, s, database, schemaName, log); err != nil {
+		if err := setUpSchema(ctx, s, database, schemaName, log); err != nil {
 			return fmt.Errorf("set up database %s: %w", database, err)
 		}
 	}
 	return nil
 }
 
-// setUpSchema creates one database if necessary and updates its schema. The mark unfinished is set
-// before the first table exists and removed after the last update, so that a database without the
-// mark can always be updated.
-func setUpSchema(ctx context.Context, admin *pgx.Conn, s store, database, schemaName string, log log.Logger) error {
-	quoted := pgx.Identifier{database}.Sanitize()
-	if err := createDatabase(ctx, admin, s, database); err != nil {
+// setUpSchema creates one database if necessary and updates its schema. The mark unfinished is set on
+// an empty database before the first table exists, and removed after the last update. So a marked database
+// holds nothing but an unfinished schema, and may be emptied; one without the mark is never emptied.
+func setUpSchema(ctx context.Context, s store, database, schemaName string, log log.Logger) error {
+	if err := createDatabase(ctx, s, database); err != nil {
+		return err
+	}
+	own, err := s.connect(ctx, database)
+	if err != nil {
+		return err
+	}
+	defer own.Close(context.WithoutCancel(ctx))
+	fresh, err := emptied(ctx, own)
+	if err != nil {
 		return err
 	}
 	conn, err := sql.NewConnection(s.sqlConfig(database, 1), log)
@@ -55,17 +58,21 @@ func setUpSchema(ctx context.Context, admin *pgx.Conn, s store, database, schema
 		return err
 	}
 	defer conn.Close()
-	has, err := conn.ReadSchemaVersion()
-	if err != nil {
-		if _, err := admin.Exec(ctx, "COMMENT ON DATABASE "+quoted+" IS '"+unfinished+"'"); err != nil {
+	quoted := pgx.Identifier{database}.Sanitize()
+	if fresh {
+		if _, err := own.Exec(ctx, "COMMENT ON DATABASE "+quoted+" IS '"+unfinished+"'"); err != nil {
 			return err
 		}
 		if err := schema.NewSetupSchemaTask(conn, &schema.SetupConfig{InitialVersion: "0.0"}, log).Run(); err != nil {
 			return fmt.Errorf("make version tables: %w", err)
 		}
 	}
+	has, err := conn.ReadSchemaVersion()
+	if err != nil {
+		return fmt.Errorf("read the version of the schema, which a database has under its own name alone: %w", err)
+	}
 	// A newer schema may change indexes that fitIndexes has removed, and would fail without them.
-	if _, visibility := s.databases(); database == visibility && has != "" && has != v12.VisibilityVersion {
+	if _, visibility := s.databases(); database == visibility && !fresh && has != v12.VisibilityVersion {
 		if err := restoreIndexes(ctx, s); err != nil {
 			return fmt.Errorf("restore the indexes of unused attributes: %w", err)
 		}
@@ -74,38 +81,73 @@ func setUpSchema(ctx context.Context, admin *pgx.Conn, s store, database, schema
 		log).Run(); err != nil {
 		return fmt.Errorf("update schema: %w", err)
 	}
-	_, err = admin.Exec(ctx, "COMMENT ON DATABASE "+quoted+" IS NULL")
+	_, err = own.Exec(ctx, "COMMENT ON DATABASE "+quoted+" IS NULL")
 	return err
 }
 
-// createDatabase creates the database unless it exists, and empties a half-made one. The role needs no
-// right to create databases if the operator has created both.
-func createDatabase(ctx context.Context, admin *pgx.Conn, s store, database string) error {
-	var comment string
-	err := admin.QueryRow(ctx, `
-		SELECT coalesce(shobj_description(oid, 'pg_database'), '')
-		FROM pg_database
-		WHERE datname = $1`, database).Scan(&comment)
-	switch {
-	case errors.Is(err, pgx.ErrNoRows):
-		// Another start may create the database at the same time: then both use it.
-		_, err = admin.Exec(ctx, "CREATE DATABASE "+pgx.Identifier{database}.Sanitize())
-		if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Code == duplicateDatabase {
-			return nil
-		}
-		return err
-	case err != nil || comment != unfinished:
-		return err
-	}
+// connect opens a session in one of the databases.
+func (s store) connect(ctx context.Context, database string) (*pgx.Conn, error) {
 	cfg := s.admin.Copy()
 	cfg.Database = database
+	cfg.RuntimeParams["application_name"] = sessions
+	for name, value := range liveness {
+		cfg.RuntimeParams[name] = value
+	}
 	conn, err := pgx.ConnectConfig(ctx, cfg)
 	if err != nil {
-		return fmt.Errorf("empty the half-made database: %w", err)
+		return nil, fmt.Errorf("connect to database %s: %w", database, err)
 	}
-	defer conn.Close(context.WithoutCancel(ctx))
-	if _, err := conn.Exec(ctx, `DROP SCHEMA public CASCADE; CREATE SCHEMA public`); err != nil {
-		return fmt.Errorf("empty the half-made database: %w", err)
+	return conn, nil
+}
+
+// createDatabase creates the database unless it exists. The role needs no right to create databases if the
+// operator has created both.
+func createDatabase(ctx context.Context, s store, database string) error {
+	admin, err := pgx.ConnectConfig(ctx, s.admin)
+	if err != nil {
+		return fmt.Errorf("connect for schema set-up: %w", err)
 	}
-	return nil
+	defer admin.Close(context.WithoutCancel(ctx))
+	exists := false
+	err = admin.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM pg_database WHERE datname = $1)`, database).Scan(&exists)
+	if err != nil || exists {
+		return err
+	}
+	// Another start may create the database at the same time: then both use it.
+	_, err = admin.Exec(ctx, "CREATE DATABASE "+pgx.Identifier{database}.Sanitize())
+	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Code == duplicateDatabase {
+		return nil
+	}
+	return err
+}
+
+// emptied reports whether the database of a session has no schema yet, after it has removed an unfinished one. A
+// database with tables of others is refused.
+func emptied(ctx context.Context, own *pgx.Conn) (bool, error) {
+	var comment string
+	var known, used bool
+	err := own.QueryRow(ctx, `
+		SELECT coalesce(shobj_description(oid, 'pg_database'), ''), to_regclass('public.schema_version') IS NOT NULL,
+		       EXISTS (SELECT 1
+		               FROM pg_class c
+		               WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'p', 'v', 'm', 'S', 'f')
+		                 AND NOT EXISTS (
+		                   SELECT 1
+		                   FROM pg_depend d
+		                   WHERE d.classid = 'pg_class'::regclass AND d.objid = c.oid AND d.deptype = 'e'))
+		FROM pg_database
+		WHERE datname = current_database()`).Scan(&comment, &known, &used)
+	switch {
+	case err != nil:
+		return false, err
+	case comment == unfinished && used:
+		if _, err := own.Exec(ctx, `DROP SCHEMA public CASCADE; CREATE SCHEMA public`); err != nil {
+			return false, fmt.Errorf("empty the half-made database: %w", err)
+		}
+		return true, nil
+	case used && !known:
+		return false, errors.New("it has tables, and none of Temporal: name a cluster in which the database is " +
+			"Temporal's or empty")
+	}
+	return !known, nil
 }

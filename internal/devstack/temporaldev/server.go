@@ -20,7 +20,7 @@ import (
 	"go.temporal.io/server/temporal"
 )
 
-// startLimit bounds a start under a context without a deadline. A first start takes a few
+// startLimit bounds a start, not counting the wait for another server's end. A first start takes a few
 // seconds, most of it the schema, and minutes on a crowded machine.
 const startLimit = 10 * time.Minute
 
@@ -50,8 +50,6 @@ type Server struct {
 // Start sets up the databases, starts the server and returns when a workflow
 // with Berth's search attributes can be started. The server runs until Stop.
 func Start(ctx context.Context, opts Options) (*Server, error) {
-	ctx, cancel := context.WithTimeout(ctx, startLimit)
-	defer cancel()
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -71,13 +69,19 @@ func start(ctx context.Context, opts Options) (*Server, error) {
 	if err := s.listenAt(opts); err != nil {
 		return nil, err
 	}
-	began := time.Now()
 	if opts.Exclusive {
-		if s.guard, err = newGuard(ctx, st, opts.Logger); err != nil {
+		workflows, _ := st.databases()
+		if err := createDatabase(ctx, st, workflows); err != nil {
+			return nil, err
+		}
+		if s.guard, err = newGuard(ctx, st, opts.LockGrace, opts.Logger); err != nil {
 			return nil, err
 		}
 	}
-	if err := s.run(ctx, st, opts); err != nil {
+	began := time.Now()
+	limited, cancel := context.WithTimeout(ctx, startLimit)
+	defer cancel()
+	if err := s.run(limited, st, opts); err != nil {
 		s.guard.release()
 		return nil, err
 	}
@@ -112,7 +116,9 @@ func (s *Server) run(ctx context.Context, st store, opts Options) error {
 		return err
 	}
 	err := s.startServer(st)
-	for n := 1; n < assemblies && err != nil && strings.Contains(err.Error(), mismatch); n++ {
+	// A server that is not stopped keeps the address of its metrics, on which the next one would end the process.
+	again := func(err error) bool { return err != nil && strings.Contains(err.Error(), mismatch) && s.metrics == "" }
+	for n := 1; n < assemblies && again(err); n++ {
 		opts.Logger.Warn("temporal is started again", "err", err)
 		err = s.startServer(st)
 	}
@@ -228,8 +234,9 @@ func (s *Server) host() string {
 	}
 }
 
-// Lost is closed when another exclusive server has taken the databases: then this one must stop. It is nil, and so
-// never closed, if the server is not exclusive.
+// Lost is closed when the server has been without its lock for Options.LockGrace, because another exclusive server has
+// it or the database does not answer: then this one must stop. It is nil, and so never closed, if the
+// server is not exclusive.
 func (s *Server) Lost() <-chan struct{} {
 	if s.guard == nil {
 		return nil

@@ -6,12 +6,11 @@ import (
 	"crypto/x509"
 	"io"
 	"log/slog"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -124,7 +123,10 @@ func TestAServerWithCertificatesAnswersTheirHoldersAlone(t *testing.T) {
 	dir, strangers := certificates(t, "temporal", "client", "postgres"), certificates(t, "client")
 	pg := database(t)
 	url := secure(t, pg, dir, "postgres")
-	metrics := "127.0.0.1:" + strconv.Itoa(freePort(t))
+	metrics, err := temporaldev.FreeAddress()
+	if err != nil {
+		t.Fatal(err)
+	}
 	s, err := temporaldev.Start(t.Context(), temporaldev.Options{
 		DatabaseURL: url, FrontendHost: "0.0.0.0", TLS: filesOf(dir, "temporal"), MetricsAddress: metrics, Exclusive: true,
 		Logger: slog.New(slog.NewTextHandler(t.Output(), nil)),
@@ -197,26 +199,69 @@ func TestAServerWithCertificatesAnswersTheirHoldersAlone(t *testing.T) {
 	})
 }
 
-func freePort(t *testing.T) int {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+// lines is a log that may be read while it is written.
+type lines struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(b)
+}
+
+func (l *lines) contain(text string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Contains(l.text.String(), text)
+}
+
+// A database with tables of another program is refused, and stays as it is, also after repeated starts.
+func TestDatabasesOfOthersAreLeftAlone(t *testing.T) {
+	pg := database(t)
+	conn, err := pgx.Connect(t.Context(), pg.URL("postgres"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
+	defer conn.Close(context.WithoutCancel(t.Context()))
+	if _, err := conn.Exec(t.Context(), `CREATE DATABASE temporal`); err != nil {
+		t.Fatal(err)
+	}
+	own, err := pgx.Connect(t.Context(), pg.URL("temporal"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer own.Close(context.WithoutCancel(t.Context()))
+	if _, err := own.Exec(t.Context(), `CREATE TABLE theirs AS SELECT 1 AS n`); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		s, err := temporaldev.Start(t.Context(), temporaldev.Options{DatabaseURL: pg.URL("postgres"), NoUI: true})
+		if err == nil {
+			_ = s.Stop()
+		}
+		if err == nil || !strings.Contains(err.Error(), "it has tables, and none of Temporal") {
+			t.Errorf("got %v", err)
+		}
+	}
+	var n int
+	if err := own.QueryRow(t.Context(), `SELECT n FROM theirs`).Scan(&n); err != nil {
+		t.Errorf("the table of another program: %v", err)
+	}
 }
 
 // The guard takes the lock again after its session has ended, and gives up once another server has taken it. A second server
 // waits until the first one stops.
 func TestExclusiveServersTakeTurns(t *testing.T) {
 	pg := database(t)
-	exclusive := func() (*temporaldev.Server, error) {
+	exclusive := func(log io.Writer, database string) (*temporaldev.Server, error) {
 		return temporaldev.Start(t.Context(), temporaldev.Options{
-			DatabaseURL: pg.URL("postgres"), NoUI: true, Exclusive: true, Logger: slog.New(slog.NewTextHandler(t.Output(), nil)),
+			DatabaseURL: pg.URL(database), NoUI: true, Exclusive: true, LockGrace: 5 * time.Second,
+			Logger: slog.New(slog.NewTextHandler(io.MultiWriter(log, t.Output()), nil)),
 		})
 	}
-	first, err := exclusive()
+	first, err := exclusive(io.Discard, "postgres")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -245,20 +290,15 @@ func TestExclusiveServersTakeTurns(t *testing.T) {
 	}
 
 	second := make(chan *temporaldev.Server, 1)
+	var says lines
 	go func() {
-		s, err := exclusive()
+		s, err := exclusive(&says, "temporal") // the lock does not depend on the database of the URL
 		if err != nil {
 			t.Error(err)
 		}
 		second <- s
 	}()
-	eventually(t, "the second server waits", func() bool {
-		var n int
-		if err := conn.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE application_name = 'berth-temporal lock'`).Scan(&n); err != nil {
-			t.Fatal(err)
-		}
-		return n > 1
-	})
+	eventually(t, "the second server waits", func() bool { return says.contain("another temporal server uses the databases") })
 	select {
 	case <-second:
 		t.Fatal("two exclusive servers run")
@@ -276,9 +316,9 @@ func TestExclusiveServersTakeTurns(t *testing.T) {
 	// Another session takes the lock in the moment in which the server's session ends.
 	waiting := make(chan error, 1)
 	go func() {
-		thief, err := pgx.Connect(context.WithoutCancel(t.Context()), pg.URL("postgres"))
+		thief, err := pgx.Connect(context.WithoutCancel(t.Context()), pg.URL("temporal"))
 		if err == nil {
-			_, err = thief.Exec(context.WithoutCancel(t.Context()), `SELECT pg_advisory_lock(hashtext('berth-temporal'), hashtext(''))`)
+			_, err = thief.Exec(context.WithoutCancel(t.Context()), `SELECT pg_advisory_lock(hashtext('berth-temporal'), 0)`)
 		}
 		waiting <- err
 	}()
@@ -324,13 +364,20 @@ func TestUnusableCertificatesAreNamed(t *testing.T) {
 	}
 }
 
-// A URL whose TLS the server would leave out in silence is refused.
-func TestDatabaseURLsThatWouldLoseTheirTLSAreRefused(t *testing.T) {
+// A URL from which the server would build another one is refused.
+func TestDatabaseURLsThatTheServerWouldChangeAreRefused(t *testing.T) {
 	t.Parallel()
-	_, err := temporaldev.Start(t.Context(), temporaldev.Options{
-		DatabaseURL: "host=db.internal user=temporal dbname=temporal sslmode=require", NoUI: true,
-	})
-	if err == nil || !strings.Contains(err.Error(), "TLS needs the form postgres://") {
-		t.Errorf("got %v", err)
+	for url, want := range map[string]string{
+		"host=db.internal user=temporal dbname=temporal sslmode=require": "write postgres://",
+		"postgres:///temporal?host=/run/postgresql":                      "with a host and not a socket",
+		"postgres://t@a:5432,b:5432/temporal":                            "name one host",
+		"postgres://t:a%20b@a/temporal":                                  "the password no spaces",
+		"postgres://t%40x@a/temporal":                                    "no special characters",
+		"postgres://t@a/temporal?port=5433":                              "port must not be a parameter",
+	} {
+		_, err := temporaldev.Start(t.Context(), temporaldev.Options{DatabaseURL: url, NoUI: true})
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v, want %q", url, err, want)
+		}
 	}
 }

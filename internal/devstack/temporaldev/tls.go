@@ -14,6 +14,9 @@ import (
 // refreshEvery is the pause between two looks at the certificate files: a renewal needs no restart.
 const refreshEvery = time.Minute
 
+// expiryWarning is the time before the end of a certificate from which on the server logs warnings.
+const expiryWarning = 14 * 24 * time.Hour
+
 // TLS names the PEM files with which the server proves its identity and verifies that of its clients.
 // Services of the server are clients of each other.
 type TLS struct {
@@ -92,7 +95,8 @@ func (i *identity) config() config.RootTLS {
 	}
 	return config.RootTLS{
 		Internode: both, Frontend: both, RefreshInterval: refreshEvery,
-		SystemWorker: config.WorkerTLS{CertFile: i.CertFile, KeyFile: i.KeyFile, Client: client},
+		ExpirationChecks: config.CertExpirationValidation{ErrorWindow: expiryWarning, CheckInterval: time.Hour},
+		SystemWorker:     config.WorkerTLS{CertFile: i.CertFile, KeyFile: i.KeyFile, Client: client},
 	}
 }
 

@@ -14,4 +14,6 @@ func main() {
 	}
 	b, err := os.ReadFile("/etc/ssl/certs/ca-certificates.crt")
 	fmt.Println("certificates", string(b), err)
+	b, err = os.ReadFile("/usr/share/doc/berth/NOTICE")
+	fmt.Println("notice", string(b), err)
 }
