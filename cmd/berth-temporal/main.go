@@ -71,8 +71,8 @@ func run(ctx context.Context, s settings) error {
 	select {
 	case <-ctx.Done():
 	case <-server.Lost():
-		fault = errors.New("the lock of the databases is lost: another berth-temporal has it, or the database does not " +
-			"answer")
+		fault = errors.New("the lock of the databases is lost: another berth-temporal has it, or the database does " +
+			"not answer")
 	}
 	log.Info("temporal stopping")
 	return errors.Join(fault, server.Stop())
