@@ -22,6 +22,7 @@ import (
 	"berth"
 	"berth/activities/node"
 	"berth/activities/node/fakeruntime"
+	"berth/internal/lib/archive"
 	"berth/internal/lib/buildinfo"
 	"berth/internal/lib/flags"
 	"berth/internal/lib/tracing"
@@ -115,7 +116,8 @@ func run(ctx context.Context, s settings) error {
 		Server: s.server, JoinToken: s.joinToken, StateDir: s.stateDir, Machine: berth.MachineID(s.machine),
 		Region: s.region, Site: s.site, Pool: s.pool, Address: s.address, Labels: s.labels, Capacity: s.capacity,
 		CacheBytes: cacheBytes(s.cacheMiB), InputNetworks: s.networks, Volumes: s.volumes,
-		HostBoot: s.hostBoot, Version: buildinfo.Version(), Fence: s.fence(log),
+		InputLimits: archive.Limits{Bytes: s.inputMiB << 20, Files: s.inputFiles},
+		HostBoot:    s.hostBoot, Version: buildinfo.Version(), Fence: s.fence(log),
 		Egress: walls, GangNetwork: s.gangNetwork, GangPorts: s.ports, GPUAllow: s.gpuAllow, DiskReserve: s.reserve,
 		ImageMark: s.imageMark, TrustedImages: s.trusted, RegistryCerts: s.certs,
 		Checks: s.checks, Notices: s.source, Identity: s.proof, ShutdownAfter: s.shutdown,

@@ -27,27 +27,29 @@ import (
 // settings is the agent's configuration: the flags as typed, and the values that parse
 // derives from the flags.
 type settings struct {
-	server    string // URL of the API
-	plaintext bool   // accept a server beyond this machine without TLS
-	joinToken string // a secret; needed only until the machine has joined
-	stateDir  string // credential, caches and files of members
-	machine   string // "": the first label of the host name
-	labels    map[string]string
-	region    string
-	site      string
-	pool      string
-	address   string
-	cpus      string // "": all
-	memory    string // "": all
-	disk      string // "": the free space, less the reserve
-	reserve   int    // percent of the disk
-	imageMark int    // percent of the disk
-	trusted   []string
-	certs     string
-	cacheSize string
-	inputNets string
-	folders   []string // --file-inputs
-	hostBoot  string   // boot id; "": the kernel's
+	server     string // URL of the API
+	plaintext  bool   // accept a server beyond this machine without TLS
+	joinToken  string // a secret; needed only until the machine has joined
+	stateDir   string // credential, caches and files of members
+	machine    string // "": the first label of the host name
+	labels     map[string]string
+	region     string
+	site       string
+	pool       string
+	address    string
+	cpus       string // "": all
+	memory     string // "": all
+	disk       string // "": the free space, less the reserve
+	inputFiles int
+	reserve    int // percent of the disk
+	imageMark  int // percent of the disk
+	trusted    []string
+	certs      string
+	cacheSize  string
+	inputSize  string
+	inputNets  string
+	folders    []string // --file-inputs
+	hostBoot   string   // boot id; "": the kernel's
 
 	egress        string // auto, held or off
 	jobNetworks   string
@@ -82,6 +84,7 @@ type settings struct {
 	capacity berth.Capacity // 0: as the engine reports
 	ports    wire.PortRange
 	cacheMiB int64 // 0: no cache
+	inputMiB int64
 	networks publicnet.Policy
 	volumes  fetch.Volumes
 	walls    egressSettings
@@ -167,6 +170,10 @@ func (s *settings) flags(f *pflag.FlagSet) {
 		"free percentage of the engine's disk below which the agent removes images that it has pulled, the least "+
 			"recently used first, until 5 more percent are free; at least 5 above --disk-reserve; 0: never")
 	f.StringVar(&s.cacheSize, "cache-size", "20GiB", "size limit of the cache of code and input data")
+	f.StringVar(&s.inputSize, "input-size", spec.MiB(spec.MaxInputBytes>>20).String(),
+		"largest size of one fetched input of a job; set it alike on all machines")
+	f.IntVar(&s.inputFiles, "input-files", spec.MaxInputFiles,
+		"largest number of files and folders of one fetched input of a job; set it alike on all machines")
 	f.StringVar(&s.inputNets, "input-networks", "",
 		"non-public networks that inputs may come from, such as 10.0.0.0/8,fd00::/8")
 	f.StringArrayVar(&s.folders, "file-inputs", nil,
@@ -302,6 +309,9 @@ func (s *settings) checkLimits(fault func(flag string, err error)) {
 	}
 }
 
+// maxInputFiles is the largest value of --input-files. A list takes about 700 bytes of memory for each file.
+const maxInputFiles = 10_000_000
+
 // parseCapacity reads the flags that limit the capacity of the machine.
 func (s *settings) parseCapacity(fault func(flag string, err error)) {
 	if s.cpus != "" {
@@ -314,7 +324,7 @@ func (s *settings) parseCapacity(fault func(flag string, err error)) {
 		flag, text string
 		to         *int64
 	}{{"memory", s.memory, &s.capacity.MemoryMiB}, {"disk", s.disk, &s.capacity.DiskMiB},
-		{"cache-size", s.cacheSize, &s.cacheMiB}} {
+		{"cache-size", s.cacheSize, &s.cacheMiB}, {"input-size", s.inputSize, &s.inputMiB}} {
 		if m.text == "" {
 			continue
 		}
@@ -323,6 +333,12 @@ func (s *settings) parseCapacity(fault func(flag string, err error)) {
 		// After a fault the amount is of no use, and the error keeps the agent from
 		// starting.
 		*m.to = int64(amount)
+	}
+	if s.inputMiB < 1 {
+		fault("input-size", fmt.Errorf("%q: allowed is at least 1MiB", s.inputSize))
+	}
+	if s.inputFiles < 1 || s.inputFiles > maxInputFiles {
+		fault("input-files", fmt.Errorf("%d: allowed are 1 to %d", s.inputFiles, maxInputFiles))
 	}
 }
 
@@ -357,7 +373,7 @@ func (s *settings) attributes() []any {
 		"gang_ports", s.ports, "cpus", s.cpus, "memory", s.memory, "disk", s.disk, "disk_reserve", s.reserve,
 		"image_disk_mark", s.imageMark,
 		"trusted_images", s.trusted, "registry_certs", s.certs,
-		"cache_size", s.cacheSize,
+		"cache_size", s.cacheSize, "input_size", s.inputSize, "input_files", s.inputFiles,
 		"input_networks", s.inputNets, "file_inputs", s.folders, "host_boot", s.hostBoot,
 		"fence_after", s.fenceAfter, "deadman", s.deadman, "runtime", s.runtime, "docker_host", s.dockerHost,
 		"fake_gpus", s.fakeGPUs, "no_gpus", s.noGPUs, "gpu_allow", s.gpuAllow,

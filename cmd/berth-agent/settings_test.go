@@ -61,3 +61,32 @@ func TestTheInstalledSettingsAreValid(t *testing.T) {
 		}
 	}
 }
+
+func TestLimitsOfInputsAreRead(t *testing.T) {
+	t.Parallel()
+	for args, says := range map[string]string{
+		"": "",
+		"--input-size=2TiB --input-files=1300000": "",
+		"--input-size=0":         "at least 1MiB",
+		"--input-size=many":      "input-size",
+		"--input-files=0":        "allowed are 1 to 10000000",
+		"--input-files=10000001": "allowed are 1 to 10000000",
+	} {
+		var s settings
+		f := pflag.NewFlagSet("berth-agent", pflag.ContinueOnError)
+		s.flags(f)
+		if err := f.Parse(append(strings.Fields(args), "--server=https://berth.internal")); err != nil {
+			t.Fatal(err)
+		}
+		err := s.parse()
+		if (err == nil) != (says == "") || err != nil && !strings.Contains(err.Error(), says) {
+			t.Errorf("%q: %v, want %q", args, err, says)
+		}
+		if args == "" && (s.inputMiB != 128<<10 || s.inputFiles != 200_000) {
+			t.Errorf("the defaults are %d MiB and %d files", s.inputMiB, s.inputFiles)
+		}
+		if says == "" && args != "" && s.inputMiB != 2<<20 {
+			t.Errorf("%q: %d MiB", args, s.inputMiB)
+		}
+	}
+}

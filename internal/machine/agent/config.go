@@ -15,6 +15,7 @@ import (
 
 	"berth"
 	"berth/activities/node"
+	"berth/internal/lib/archive"
 	"berth/internal/lib/framed"
 	"berth/internal/lib/publicnet"
 	"berth/internal/lib/timeseries"
@@ -45,6 +46,9 @@ type Config struct {
 	// CacheBytes limits the cache of code and inputs. 0: DefaultCache; negative: no
 	// cache.
 	CacheBytes int64
+
+	// InputLimits bound one fetched input; zero: spec.MaxInputBytes and spec.MaxInputFiles.
+	InputLimits archive.Limits
 
 	// InputNetworks are the networks that inputs may come from, in addition to public
 	// addresses. InputRoots verify the servers' certificates; nil: the system's.

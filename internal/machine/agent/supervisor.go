@@ -74,7 +74,7 @@ func newSupervisor(
 		mounts: mounts.New(filepath.Join(cfg.StateDir, "mounts")), stuck: newStuckBoard(),
 		sources: fetch.Open(fetch.Options{
 			Policy: cfg.InputNetworks, Roots: cfg.InputRoots, Resolver: cfg.InputResolver, Volumes: cfg.Volumes,
-			Own: []string{cfg.StateDir},
+			Own: []string{cfg.StateDir}, Limits: cfg.InputLimits,
 		}),
 		health:  &engineHealth{runtime: cfg.Runtime, patience: cfg.Timing.ProbePatience, log: log},
 		gpus:    gpus,

@@ -2,6 +2,7 @@ package fetch
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"hash/crc32"
@@ -218,22 +219,22 @@ func (b *bucket) list(ctx context.Context) (list []object, folders []string, err
 // tooMuch returns the refusal of a list beyond the limits. The numbers are lower bounds, since
 // listing stops at the limit.
 func (b *bucket) tooMuch(files int, bytes int64) error {
-	return refusedf("%s has at least %d objects of %s; the limits are %d objects and %s", b.store.url(b.prefix), files,
-		berth.BytesText(bytes), b.limits.Files, berth.BytesText(b.limits.Bytes))
+	return refusedf("%s has at least %d objects of %s; the limits of this machine are %d objects and %s",
+		b.store.url(b.prefix), files, berth.BytesText(bytes), b.limits.Files, berth.BytesText(b.limits.Bytes))
 }
 
 // address is the hash of the list: the store, the prefix, and each object's key, size and
 // version.
 func (b *bucket) address(list []object, folders []string) berth.Address {
-	var text strings.Builder
-	fmt.Fprintf(&text, "%s %q\n", b.origin, b.prefix)
+	sum := sha256.New() // at once: the text of a million files takes as much memory as their list
+	fmt.Fprintf(sum, "%s %q\n", b.origin, b.prefix)
 	for _, o := range list {
-		fmt.Fprintf(&text, "%q %d %q\n", o.key, o.size, o.version)
+		fmt.Fprintf(sum, "%q %d %q\n", o.key, o.size, o.version)
 	}
 	for _, f := range folders {
-		fmt.Fprintf(&text, "%q/\n", f)
+		fmt.Fprintf(sum, "%q/\n", f)
 	}
-	return hashOf(text.String())
+	return berth.AddressOf(sum.Sum(nil))
 }
 
 // fetch creates the folders one after the other and then downloads the objects, up to abreast at

@@ -112,8 +112,8 @@ func keepsLimits(t *testing.T, p place) {
 	refusals(t, p.s, map[string]refusal{
 		"no such object":   {p.Input("limits/none", "/d", "LOGIN"), p.login, "end the address with / to fetch all objects below a prefix"},
 		"nothing there":    {p.Input("limits/none/", "/d", "LOGIN"), p.login, "limits/none/: no objects found"},
-		"too much":         {p.Input("limits/", "/d", "LOGIN"), p.login, "has at least 1 objects of 1.0 MiB; the limits are 10 objects and 1.0 MiB"},
-		"a file too large": {p.Input("limits/big", "/d", "LOGIN"), p.login, "the limits are 10 objects and 1.0 MiB"},
+		"too much":         {p.Input("limits/", "/d", "LOGIN"), p.login, "has at least 1 objects of 1.0 MiB; the limits of this machine are 10 objects and 1.0 MiB"},
+		"a file too large": {p.Input("limits/big", "/d", "LOGIN"), p.login, "the limits of this machine are 10 objects and 1.0 MiB"},
 		"too many":         {p.Input("many/", "/d", "LOGIN"), p.login, "has at least 11 objects"},
 	})
 }

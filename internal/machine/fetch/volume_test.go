@@ -270,8 +270,8 @@ func TestLimitsOfFolders(t *testing.T) {
 	f.put("odd/"+strings.Repeat("x", 255), "x")
 	f.must(os.Mkdir(f.at("empty"), 0o755))
 	for path, says := range map[string]string{
-		"big/":      "has at least 1 objects of 1.0 MiB; the limits are 10 objects and 1.0 MiB",
-		"big/a":     "the limits are 10 objects and 1.0 MiB",
+		"big/":      "has at least 1 objects of 1.0 MiB; the limits of this machine are 10 objects and 1.0 MiB",
+		"big/a":     "the limits of this machine are 10 objects and 1.0 MiB",
 		"many/":     "has at least 11 objects",
 		"none":      "file:///datasets/none: no such file or folder; end the address with / to fetch all objects below a prefix",
 		"none/":     "file:///datasets/none: no such file or folder",
