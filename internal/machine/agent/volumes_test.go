@@ -11,6 +11,7 @@ import (
 	"berth/activities/node"
 	"berth/db"
 	"berth/failure"
+	"berth/internal/lib/archive"
 	"berth/internal/machine/agent"
 	"berth/internal/machine/fetch"
 	"berth/spec"
@@ -177,4 +178,27 @@ func (m movedEngine) Info(ctx context.Context) (node.RuntimeInfo, error) {
 	info, err := m.Runtime.Info(ctx)
 	info.DataRoot = m.root
 	return info, err
+}
+
+func TestAnAgentKeepsTheLimitsOfItsOperator(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m := s.machine("m1")
+	m.cfg.InputLimits = archive.Limits{Bytes: 3, Files: 10}
+	dir := m.shares()
+	for name, c := range map[string]struct {
+		content string
+		cause   failure.ExitCause
+	}{"within": {"abc", failure.CauseExited}, "beyond": {"abcd", failure.CauseInputInvalid}} {
+		if err := os.WriteFile(filepath.Join(dir, "a.txt"), []byte(c.content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		id := s.submit(from("file:///datasets/"), "read-file", "/data/a.txt")
+		req, w := m.run(id)
+		if x := w.exit(); x.Cause != c.cause || c.cause != failure.CauseExited && !strings.Contains(x.Message, "the limits of this machine are 10 objects and 3 bytes") {
+			t.Errorf("%s: exit is %+v", name, x)
+		}
+		s.settle(id)
+		m.cleared(req)
+	}
 }
