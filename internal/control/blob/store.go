@@ -15,7 +15,7 @@ import (
 	"gocloud.dev/blob"
 	"gocloud.dev/blob/fileblob"
 	_ "gocloud.dev/blob/memblob" // mem:// for tests
-	_ "gocloud.dev/blob/s3blob"  // s3://bucket?region=…
+	"gocloud.dev/blob/s3blob"
 	"gocloud.dev/gcerrors"
 	"golang.org/x/sys/unix"
 
@@ -25,7 +25,8 @@ import (
 // Store is an object store. It may be used concurrently.
 type Store struct {
 	bucket *blob.Bucket
-	folder string // of a store in a folder; else ""
+	folder string  // of a store in a folder; else ""
+	signer *signer // nil: the store has no signed addresses
 }
 
 // Open opens the store at a URL: file:///folder (made if absent), s3://bucket
@@ -35,17 +36,31 @@ func Open(ctx context.Context, address string) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("blob store %q: %w", address, err)
 	}
-	var s Store
-	if u.Scheme == "file" {
-		s.folder = filepath.FromSlash(u.Path)
+	var s *Store
+	switch u.Scheme {
+	case "file":
+		s = &Store{folder: filepath.FromSlash(u.Path)}
 		s.bucket, err = openFolder(u)
-	} else {
+	case s3blob.Scheme:
+		s, err = openS3(ctx, u)
+	default:
+		s = &Store{}
 		s.bucket, err = blob.OpenBucket(ctx, address)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open blob store %s: %w", u.Redacted(), err)
 	}
-	return &s, nil
+	return s, nil
+}
+
+// openS3 opens a bucket of S3. The opener leaves the encryption that the URL asks for in its options.
+func openS3(ctx context.Context, u *url.URL) (*Store, error) {
+	var opener s3blob.URLOpener
+	bucket, err := opener.OpenBucketURL(ctx, u)
+	if err != nil {
+		return nil, err
+	}
+	return newS3(bucket, u.Host, opener.Options), nil
 }
 
 // openFolder opens a folder as a bucket. Temporary files are in the folders of the

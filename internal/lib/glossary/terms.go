@@ -240,6 +240,11 @@ var Terms = []Section{
 			Meaning: "a number that grows with the database and is also kept outside of it; it reveals a " +
 				"restored backup",
 		},
+		{
+			Word: "signed address",
+			Meaning: "a request to the object store that berthd signs for one machine: one object, one method, " +
+				"five minutes",
+		},
 		{Word: "leap", Meaning: "the jump of ids, terms and watermarks after a restore of the database"},
 		{
 			Word:    "blocker",

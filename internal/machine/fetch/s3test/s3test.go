@@ -45,16 +45,25 @@ func Start(t testing.TB) *Server {
 			filepath.Join(dir, "data"))
 		cmd.Env = []string{"ROOT_ACCESS_KEY=" + keyID, "ROOT_SECRET_KEY=" + secretKey}
 	})
-	s.client = s3.New(s3.Options{
-		BaseEndpoint: &s.URL, UsePathStyle: true, Region: "us-east-1",
-		Credentials: aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) {
-			return aws.Credentials{AccessKeyID: keyID, SecretAccessKey: secretKey}, nil
-		}),
-	})
+	s.client = ClientAt(s.URL)
 	if _, err := s.client.CreateBucket(t.Context(), &s3.CreateBucketInput{Bucket: &s.Bucket}); err != nil {
 		t.Fatal(err)
 	}
 	return s
+}
+
+// Client returns a client with the server's root login.
+func (s *Server) Client() *s3.Client { return s.client }
+
+// ClientAt returns a client with the root login of every server of this package, at another address: of a proxy in
+// front of a server that keeps the Host of requests.
+func ClientAt(address string) *s3.Client {
+	return s3.New(s3.Options{
+		BaseEndpoint: &address, UsePathStyle: true, Region: "us-east-1",
+		Credentials: aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) {
+			return aws.Credentials{AccessKeyID: keyID, SecretAccessKey: secretKey}, nil
+		}),
+	})
 }
 
 // Put stores an object, and replaces one of the same key.
