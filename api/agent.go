@@ -24,6 +24,10 @@ import (
 type AgentDeps struct {
 	Blobs *blob.Store // nil: machines can store neither logs nor checkpoints
 
+	// Direct lets machines move large objects straight to and from Blobs, by addresses that this server signs, if
+	// the store has signed addresses.
+	Direct bool
+
 	// Resolver answers whether the host of an input exists; nil: the system's name servers.
 	Resolver *net.Resolver
 }
@@ -217,6 +221,9 @@ func (h *agentObjectHandlers) agentCheckpoint(c echo.Context) error {
 				text)
 		}
 		p.MetricValue = &v
+	}
+	if err := h.verifyShard(c, p); err != nil {
+		return err
 	}
 	ctx := c.Request().Context()
 	pruned, err := h.reported.RegisterCheckpoint(ctx, machineOf(c), p)

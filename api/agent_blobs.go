@@ -10,6 +10,7 @@ import (
 	"strconv"
 
 	"github.com/labstack/echo/v4"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"berth"
 	"berth/db"
@@ -207,6 +208,9 @@ type agentObjectHandlers struct {
 	admission *admission.Controller
 	streams   *streams
 	log       *slog.Logger
+
+	signing   *signing // nil: the operator wants all objects to pass this server
+	transfers *prometheus.CounterVec
 }
 
 func (h *agentObjectHandlers) mount(r *router) {
@@ -215,6 +219,8 @@ func (h *agentObjectHandlers) mount(r *router) {
 	r.agents.PUT("/objects/*", h.agentPutObject)
 	r.agents.GET("/objects/*", h.agentGetObject)
 	r.agents.GET("/uploads/:alloc/:address", h.agentUpload)
+	r.agents.GET("/object-access", h.objectAccess)
+	r.agents.POST("/object-access", h.agentAddress)
 }
 
 // object parses the key of a call and authorizes the calling machine to read or write the
@@ -230,15 +236,19 @@ func (h *agentObjectHandlers) object(
 	if place, err = blob.ParseKey(key); err != nil {
 		return nil, "", place, err
 	}
+	return store, key, place, h.authorize(c, place, write, session(c))
+}
+
+// authorize checks that the calling machine may read or write the objects at a place.
+func (h *agentObjectHandlers) authorize(c echo.Context, place blob.Place, write bool, at db.Session) error {
 	step, ok := stepOf(place)
 	if !ok {
 		step = -1
 	}
-	err = h.objects.Authorize(c.Request().Context(), machineOf(c), db.ObjectAccess{
+	return h.objects.Authorize(c.Request().Context(), machineOf(c), db.ObjectAccess{
 		Tenant: place.Tenant, Job: place.Job, Attempt: place.Attempt, Rank: place.Rank, Step: step, Write: write,
-		Session: session(c),
+		Session: at,
 	})
-	return store, key, place, err
 }
 
 // agentPutObject stores an object. Its length must be announced: quotas are checked
@@ -254,7 +264,11 @@ func (h *agentObjectHandlers) agentPutObject(c echo.Context) error {
 		return berth.Errorf(berth.CodeInvalid, "the length of an object must be announced, and be at most %d bytes",
 			int64(maxObject))
 	}
-	if err := h.storeWithin(c, key, place, r.ContentLength); err != nil {
+	bytes := r.ContentLength
+	if rest, err := strconv.ParseInt(r.Header.Get(wire.HeaderRest), 10, 64); err == nil {
+		bytes = max(bytes, rest)
+	}
+	if err := h.storeWithin(c, key, place, bytes, session(c)); err != nil {
 		_, _ = io.CopyN(io.Discard, r.Body, drainBody) // so that the agent reads the answer
 		return err
 	}
@@ -267,6 +281,7 @@ func (h *agentObjectHandlers) agentPutObject(c echo.Context) error {
 	if _, err := store.Put(t.ctx, key, body, r.ContentLength); err != nil {
 		return cmp.Or(t.broken(), body.slow(), err)
 	}
+	h.count(c, "put")
 	return c.NoContent(http.StatusNoContent)
 }
 
@@ -276,5 +291,6 @@ func (h *agentObjectHandlers) agentGetObject(c echo.Context) error {
 	if err != nil {
 		return err
 	}
+	h.count(c, "get")
 	return h.streams.sendObject(c, machineTransfer, store, key)
 }

@@ -112,6 +112,9 @@ func (h *agentObjectHandlers) agentOutput(c echo.Context) error {
 	if _, err := berth.ParseAddress(string(p.Output.Address)); err != nil {
 		return err
 	}
+	if err := h.verifyOutput(c, p); err != nil {
+		return err
+	}
 	if err := h.reported.RegisterOutput(c.Request().Context(), machineOf(c), p); err != nil {
 		return err
 	}

@@ -243,7 +243,8 @@ func resources(d Deps, gate *gatekeeper, streams *streams, explainer *explain.Ex
 		&agentHandlers{w.sessions, admission, secrets, d.Poker, d.Logger},
 		newAgentHostHandlers(w.sessions, d.Agent.Resolver),
 		&agentLogHandlers{store, d.DB.Logs, d.DB.Storage, admission, newLogRoom()},
-		&agentObjectHandlers{store, d.DB.Objects, w.objects, d.DB.Storage, admission, streams, d.Logger},
+		&agentObjectHandlers{store, d.DB.Objects, w.objects, d.DB.Storage, admission, streams, d.Logger,
+			newSigning(d), newObjectTransfers(d.Metrics)},
 	}
 }
 

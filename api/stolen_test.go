@@ -49,13 +49,15 @@ func TestAMachineActsForNoOther(t *testing.T) {
 		"PUT /agent/v1/objects/*":               {"/agent/v1/objects/" + key, "{}", false},
 		"GET /agent/v1/objects/*":               {"/agent/v1/objects/" + key, "", false},
 		"GET /agent/v1/uploads/:alloc/:address": {fmt.Sprintf("/agent/v1/uploads/%d/%s", a.run.Alloc, address), "", false},
+		"POST /agent/v1/object-access":          {"", fmt.Sprintf(`{%s,"key":%q,"method":"GET"}`, terms, key), false},
 		"GET /agent/v1/sessions/:id":            {"/agent/v1/sessions/" + s.session("alice", job.ID), "", false},
 		// These name no allocation: they concern the calling machine alone.
-		"POST /agent/v1/use":   {"", fmt.Sprintf(`{%s,"use":{"cpu_milli":1}}`, terms), true},
-		"POST /agent/v1/hosts": {"", fmt.Sprintf(`{%s,%s,"host":"example.invalid"}`, terms, member), false},
-		"POST /agent/v1/key":   {"", "{}", false},
-		"POST /agent/v1/join":  {"", "{}", false},
-		"POST /agent/v1/renew": {"", "{}", false},
+		"POST /agent/v1/use":          {"", fmt.Sprintf(`{%s,"use":{"cpu_milli":1}}`, terms), true},
+		"GET /agent/v1/object-access": {"", "", true},
+		"POST /agent/v1/hosts":        {"", fmt.Sprintf(`{%s,%s,"host":"example.invalid"}`, terms, member), false},
+		"POST /agent/v1/key":          {"", "{}", false},
+		"POST /agent/v1/join":         {"", "{}", false},
+		"POST /agent/v1/renew":        {"", "{}", false},
 	}
 	rows := func() (text string) {
 		err := s.db.Pool().QueryRow(t.Context(), `SELECT string_agg(a::text, ' ') FROM allocations a WHERE machine_id = 'm1'`).Scan(&text)

@@ -47,8 +47,11 @@ func (h *uploadHandlers) uploadRoom(
 // storeWithin refuses an object of a machine that exceeds a storage quota of its tenant,
 // before its body is read. A checkpoint is refused as a whole step, and the shards
 // already stored of the step are deleted. An object that counts already, because a
-// restarted agent repeats the transfer, is accepted.
-func (h *agentObjectHandlers) storeWithin(c echo.Context, key string, place blob.Place, bytes int64) error {
+// restarted agent repeats the transfer, is accepted. bytes is the size of the object, or of
+// all objects that are still to come of the same checkpoint.
+func (h *agentObjectHandlers) storeWithin(
+	c echo.Context, key string, place blob.Place, bytes int64, at db.Session,
+) error {
 	kind, _, _ := strings.Cut(place.Path, "/")
 	manifest := strings.HasSuffix(place.Path, "/"+berth.ManifestName)
 	if kind != db.StoredOutputs && kind != db.StoredCheckpoints || manifest {
@@ -58,9 +61,6 @@ func (h *agentObjectHandlers) storeWithin(c echo.Context, key string, place blob
 	limits, err := h.admission.StorageLimits(ctx, place.Tenant)
 	if err != nil || len(db.Binding(limits, kind)) == 0 {
 		return err
-	}
-	if rest, err := strconv.ParseInt(c.Request().Header.Get(wire.HeaderRest), 10, 64); err == nil {
-		bytes = max(bytes, rest)
 	}
 	_, err = h.storage.Room(ctx, limits, kind, bytes, bytes)
 	if !berth.IsSlug(err, berth.SlugStorageQuota) {
@@ -82,7 +82,6 @@ func (h *agentObjectHandlers) storeWithin(c echo.Context, key string, place blob
 	if step < 0 {
 		return err
 	}
-	at := session(c)
 	shards, failed := h.objects.RefuseCheckpoint(ctx, machineOf(c), wire.CheckpointReport{
 		AgentBoot: at.AgentBoot, Epoch: at.Epoch,
 		Job: place.Job, Attempt: place.Attempt, OfAttempt: place.Attempt, Rank: place.Rank, Step: step,

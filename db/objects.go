@@ -250,3 +250,35 @@ func (d *Objects) MarkSwept(ctx context.Context, term Term, job berth.JobID, att
 	})
 	return mapError(err, "attempt of job "+string(job))
 }
+
+// OutputBefore returns the tenant of a job, and whether this output of an attempt's member is registered.
+func (d *Objects) OutputBefore(
+	ctx context.Context, job berth.JobID, attempt, rank int, name string,
+) (tenant berth.TenantID, registered bool, err error) {
+	err = d.pool.QueryRow(ctx, `
+		SELECT tenant, EXISTS (
+			SELECT 1
+			FROM outputs
+			WHERE job = @job AND attempt = @attempt AND rank = @rank AND name = @name)
+		FROM jobs
+		WHERE id = @job`, pgx.NamedArgs{"job": job, "attempt": attempt, "rank": rank, "name": name}).
+		Scan(&tenant, &registered)
+	return tenant, registered, mapError(err, "job "+string(job))
+}
+
+// ShardBefore reports whether a shard of a checkpoint was registered before, or its step is pruned: the objects of
+// such a shard may be deleted already.
+func (d *Objects) ShardBefore(ctx context.Context, job berth.JobID, step int64, attempt, rank int) (bool, error) {
+	var before bool
+	err := d.pool.QueryRow(ctx, `
+		SELECT EXISTS (
+			SELECT 1
+			FROM checkpoint_shards
+			WHERE job = @job AND step = @step AND attempt = @attempt AND rank = @rank)
+		OR EXISTS (
+			SELECT 1
+			FROM checkpoints
+			WHERE job = @job AND step = @step AND attempt = @attempt AND state = 'pruned')`,
+		pgx.NamedArgs{"job": job, "step": step, "attempt": attempt, "rank": rank}).Scan(&before)
+	return before, mapError(err, "checkpoint of job "+string(job))
+}

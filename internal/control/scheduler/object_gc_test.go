@@ -2,14 +2,19 @@ package scheduler_test
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
 
+	"gocloud.dev/blob/s3blob"
+
 	"berth"
 	"berth/internal/control/blob"
 	"berth/internal/control/scheduler"
+	"berth/internal/machine/fetch/s3test"
 	"berth/spec"
 	"berth/wire"
 )
@@ -58,6 +63,48 @@ func exists(t *testing.T, b *blob.Store, key string) bool {
 		t.Fatal(err)
 	}
 	return ok
+}
+
+// TestAnObjectOfALateAddressIsSwept uses a signed address after its attempt has ended: the object that it creates has no
+// row, and goes with the attempt.
+func TestAnObjectOfALateAddressIsSwept(t *testing.T) {
+	t.Parallel()
+	server := s3test.Start(t)
+	b, err := blob.NewS3(t.Context(), server.Client(), server.Bucket, s3blob.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = b.Close() })
+	r := newRig(t)
+	r.machine("m0", 4, 0)
+	id, key := r.trained(b, 25*time.Hour, map[int64]string{10: "verified"})
+	output := berth.OutputKey("default", id, 1, 0, "model")
+	r.exec(`UPDATE job_specs SET spec = spec || '{"outputs": [{"name": "model", "path": "/out"}]}' WHERE job = $1`, id)
+	late := berth.CheckpointKey("default", id, 1, 0, 20) + "/file-000000"
+	for _, object := range []string{late, output} {
+		a, err := b.SignPut(t.Context(), object, 4, sha256.Sum256([]byte("late")), blob.AddressLife)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPut, string(a.URL), strings.NewReader("late"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header = a.Header
+		answer, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = answer.Body.Close()
+		if answer.StatusCode != http.StatusOK || !exists(t, b, object) {
+			t.Fatalf("put %s: %s", object, answer.Status)
+		}
+	}
+	r.lead(func(o *scheduler.Options) { o.Objects, o.TidyEvery = b, 20*time.Millisecond })
+	r.await("the objects are swept", func() bool { return !exists(t, b, late) && !exists(t, b, output) })
+	if !exists(t, b, key(10)) {
+		t.Error("the verified checkpoint is gone, too")
+	}
 }
 
 func TestObjectsWithoutARowAreRemoved(t *testing.T) {
