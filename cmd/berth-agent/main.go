@@ -113,8 +113,9 @@ func run(ctx context.Context, s settings) error {
 	}
 	defer traces.Close()
 	err = agent.Run(ctx, agent.Config{
-		Server: s.server, JoinToken: s.joinToken, StateDir: s.stateDir, Machine: berth.MachineID(s.machine),
-		Region: s.region, Site: s.site, Pool: s.pool, Address: s.address, Labels: s.labels, Capacity: s.capacity,
+		Server: s.server, AllowPlaintext: s.plaintext, JoinToken: s.joinToken, StateDir: s.stateDir,
+		Machine: berth.MachineID(s.machine),
+		Region:  s.region, Site: s.site, Pool: s.pool, Address: s.address, Labels: s.labels, Capacity: s.capacity,
 		CacheBytes: cacheBytes(s.cacheMiB), InputNetworks: s.networks, Volumes: s.volumes,
 		InputLimits: archive.Limits{Bytes: s.inputMiB << 20, Files: s.inputFiles},
 		HostBoot:    s.hostBoot, Version: buildinfo.Version(), Fence: s.fence(log),

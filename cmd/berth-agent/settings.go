@@ -135,7 +135,7 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	flags.File(f, "/etc/berth/agent.yaml")
 	f.StringVar(&s.server, "server", "http://127.0.0.1:7070", "URL of the control plane's API")
 	f.BoolVar(&s.plaintext, "allow-plaintext", false,
-		"start although --server is reached beyond this machine without TLS")
+		"start although --server is reached beyond this machine without TLS; the object store, too, may be reached so")
 	f.StringVar(&s.joinToken, "join-token", "",
 		"join token, needed once; prefer BERTH_JOIN_TOKEN, which other users of the machine cannot read")
 	f.StringVar(&s.stateDir, "state-dir", "/var/lib/berth-agent",

@@ -117,6 +117,8 @@ func (a *Agent) run(ctx context.Context) error {
 	c := a.creds.client
 	defer c.close()
 	a.control = newControl(c, a.creds.now.Cluster, openWatermark(cfg.StateDir, a.log))
+	a.control.direct = newDirectStore(cfg, a.control, a.log)
+	defer a.control.direct.close()
 	if a.fence, err = openFence(cfg.StateDir, cfg.Fence, a.log); err != nil {
 		return err
 	}

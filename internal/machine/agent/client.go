@@ -223,6 +223,10 @@ func refused(err error) bool {
 	}
 }
 
+// objectMissing reports whether the server refused to register a checkpoint or an output because the object store
+// does not have its objects as reported.
+func objectMissing(err error) bool { return berth.IsSlug(err, wire.SlugObjectMissing) }
+
 // overQuota reports whether the server refused an object because a storage quota is used up.
 func overQuota(err error) bool { return berth.IsSlug(err, berth.SlugStorageQuota) }
 
@@ -336,19 +340,30 @@ func (c *client) appendLog(
 
 // putObject uploads one object of the given size. rest is the size of this object and of the
 // objects that follow it: the server refuses the first one if the quota has no room for all.
+// fallback marks an object that should have gone straight to the store.
 func (c *client) putObject(
-	ctx context.Context, t sessionTerms, key string, body io.ReadSeeker, size, rest int64,
+	ctx context.Context, t sessionTerms, key string, body io.ReadSeeker, size, rest int64, fallback bool,
 ) error {
 	h := t.header()
+	markFallback(h, fallback)
 	if rest > size {
 		h.Set(wire.HeaderRest, strconv.FormatInt(rest, 10))
 	}
 	return c.do(ctx, http.MethodPut, "objects/"+key, h, body, size, nil)
 }
 
+// markFallback marks a call for an object that should have gone straight to or from the store.
+func markFallback(h http.Header, fallback bool) {
+	if fallback {
+		h.Set(wire.HeaderFallback, "1")
+	}
+}
+
 // getObject returns an object's content and length. The caller closes it.
-func (c *client) getObject(ctx context.Context, key string) (io.ReadCloser, int64, error) {
-	r, err := c.send(ctx, http.MethodGet, "objects/"+key, nil, nil, 0)
+func (c *client) getObject(ctx context.Context, key string, fallback bool) (io.ReadCloser, int64, error) {
+	h := http.Header{}
+	markFallback(h, fallback)
+	r, err := c.send(ctx, http.MethodGet, "objects/"+key, h, nil, 0)
 	if err != nil {
 		return nil, 0, err
 	}

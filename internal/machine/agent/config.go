@@ -29,10 +29,13 @@ import (
 
 // Config configures an agent. Server, StateDir, Machine, Runtime and GPUs are required.
 type Config struct {
-	Server    string          // the API's address, such as http://127.0.0.1:7070
-	JoinToken string          // needed once; later the machine's own token is in StateDir
-	StateDir  string          // absolute after Run has begun; belongs to this agent alone
-	Machine   berth.MachineID // the name it joins under
+	Server    string // the API's address, such as http://127.0.0.1:7070
+	JoinToken string // needed once; later the machine's own token is in StateDir
+	// AllowPlaintext lets signed addresses of the object store lead to other machines without TLS, as the operator
+	// has accepted it for Server.
+	AllowPlaintext bool
+	StateDir       string          // absolute after Run has begun; belongs to this agent alone
+	Machine        berth.MachineID // the name it joins under
 
 	Region, Site, Pool, Address string
 	Labels                      map[string]string

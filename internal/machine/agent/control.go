@@ -21,6 +21,8 @@ type control struct {
 	seq  atomic.Int64
 	seen *watermark
 
+	direct *directStore // nil: all objects go through the server
+
 	mu      sync.Mutex
 	cluster string // whose containers are ours
 	epoch   int64
@@ -238,11 +240,29 @@ func (c *control) putObject(ctx context.Context, key string, body io.ReadSeeker,
 }
 
 // putPart uploads one object of several. rest is the size of this object and of all objects that
-// follow.
+// follow. A file goes straight to the object store where that is possible.
 func (c *control) putPart(ctx context.Context, key string, body io.ReadSeeker, size, rest int64) error {
+	if file, ok := body.(*hashed); ok {
+		if done, err := c.direct.put(ctx, key, file, rest); done || err != nil {
+			return err
+		}
+	}
 	return c.withTerms(ctx, func(epoch int64) error {
-		return c.client.putObject(ctx, sessionTerms{c.boot, epoch}, key, body, size, rest)
+		return c.client.putObject(ctx, sessionTerms{c.boot, epoch}, key, body, size, rest, c.direct.avoided(size))
 	})
+}
+
+// openObject returns an object's content and length, straight from the object store where that is possible. bytes is
+// the recorded length. The caller closes the content.
+func (c *control) openObject(
+	ctx context.Context, key string, bytes int64,
+) (in io.ReadCloser, size int64, direct bool, err error) {
+	in, size, err = c.direct.get(ctx, key, bytes)
+	if in != nil || err != nil {
+		return in, size, true, err
+	}
+	in, size, err = c.client.getObject(ctx, key, c.direct.avoided(bytes))
+	return in, size, false, err
 }
 
 // backoff spaces tries: doubling from min to max, each with a jitter of a half.

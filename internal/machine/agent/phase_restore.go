@@ -168,7 +168,7 @@ func (p *restorePhase) restore(ctx context.Context, point wire.RestorePoint) err
 func (p *restorePhase) manifest(ctx context.Context, point wire.RestorePoint) (m wire.CheckpointManifest, err error) {
 	var body []byte
 	err = p.retry.patiently(ctx, func() error {
-		in, size, err := p.control.getObject(ctx, point.Manifest)
+		in, size, err := p.control.getObject(ctx, point.Manifest, false)
 		if err != nil {
 			return err
 		}
@@ -231,13 +231,19 @@ func (p *restorePhase) fetch(ctx context.Context, f wire.CheckpointFile) error {
 	}
 	var local error
 	err := p.retry.patiently(ctx, func() error {
-		in, size, err := p.control.getObject(ctx, f.Object)
+		in, size, direct, err := p.control.openObject(ctx, f.Object, f.Bytes)
 		if err != nil {
 			return err
 		}
 		defer in.Close()
+		damaged := func(says string) error {
+			if direct {
+				return p.control.direct.doubt(says)
+			}
+			return damage{says}
+		}
 		if size != f.Bytes {
-			return damage{fmt.Sprintf("%s has %d bytes instead of %d", f.Path, size, f.Bytes)}
+			return damaged(fmt.Sprintf("%s has %d bytes instead of %d", f.Path, size, f.Bytes))
 		}
 		out, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o666)
 		if err != nil {
@@ -258,7 +264,7 @@ func (p *restorePhase) fetch(ctx context.Context, f wire.CheckpointFile) error {
 			return err
 		}
 		if hex.EncodeToString(hash.Sum(nil)) != f.SHA256 {
-			return damage{f.Path + ": the sha256 is not the manifest's"}
+			return damaged(f.Path + ": the sha256 is not the manifest's")
 		}
 		// The container may run as any user, who must be able to use the files.
 		if err := out.Chmod(os.FileMode(f.Mode).Perm() | 0o666); err != nil {

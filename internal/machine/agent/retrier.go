@@ -42,7 +42,7 @@ func (r *retrier) insist(what string, f func(ctx context.Context) error) error {
 		if local, ok := errors.AsType[localError](err); ok {
 			return local.err
 		}
-		if overQuota(err) {
+		if overQuota(err) || objectMissing(err) {
 			return err
 		}
 		if refused(err) {

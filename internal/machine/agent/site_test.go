@@ -49,6 +49,7 @@ type site struct {
 	names   *dnstest.Server // of the control plane
 
 	accounts cloud.Accounts // providers of machines, for the next start of the API
+	direct   bool           // signed addresses of blobs, for the next start of the API
 }
 
 // gate stands before the API and can be closed, or made to refuse.
@@ -134,7 +135,7 @@ func (s *site) serves() {
 	s.t.Helper()
 	server, err := api.New(api.Deps{
 		DB: s.db, Control: s.db.Jobs, Logger: slog.New(slog.DiscardHandler),
-		Agent: api.AgentDeps{Blobs: s.blobs, Resolver: s.names.Resolver()},
+		Agent: api.AgentDeps{Blobs: s.blobs, Direct: s.direct, Resolver: s.names.Resolver()},
 		Logs:  &blob.LogReader{Store: s.blobs, DB: s.db}, Vault: s.keys,
 		Volumes: admission.Volumes{"datasets": {"default"}}, Accounts: s.accounts,
 	})

@@ -421,6 +421,19 @@ func (h *hashed) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// sum reads the whole file and returns its SHA-256 in hexadecimal digits, for a transfer that announces the hash.
+func (h *hashed) sum() (string, error) {
+	if _, err := h.Seek(0, io.SeekStart); err != nil {
+		h.err = err
+		return "", err
+	}
+	// Without the struct, io.Discard would read with a small buffer of its own.
+	if _, err := io.CopyBuffer(struct{ io.Writer }{io.Discard}, h, make([]byte, 256<<10)); err != nil {
+		return "", err
+	}
+	return hex.EncodeToString(h.hash.Sum(nil)), nil
+}
+
 // Seek restarts the hash, therefore offset must be the beginning of the file.
 func (h *hashed) Seek(offset int64, whence int) (int64, error) {
 	h.hash.Reset()
