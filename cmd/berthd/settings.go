@@ -61,7 +61,7 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	f.IntVar(&s.DatabaseConns, "database-conns", s.DatabaseConns,
 		"maximum number of database connections, not counting a few reserved for leases")
 	flags.Temporal(f, &s.TemporalAddress, &s.TemporalNamespace)
-	f.StringVar(&s.BlobURL, "blob-url", s.BlobURL, "object store URL: file:///FOLDER or s3://BUCKET?region=…")
+	s.storeFlags(f)
 	f.StringVar(&s.SecretKeyFile, "secret-key-file", s.SecretKeyFile,
 		"file with one key of 64 hexadecimal digits a line: the first seals secrets, every key opens them "+
 			"(default: secrets are refused)")
@@ -117,6 +117,14 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	flags.Collector(f, &s.otlp)
 	flags.LogLevel(f, &s.level)
 	f.StringVar(&s.logFormat, "log-format", "text", "log format: text or json")
+}
+
+// storeFlags registers the flags about the object store.
+func (s *settings) storeFlags(f *pflag.FlagSet) {
+	f.StringVar(&s.BlobURL, "blob-url", s.BlobURL, "object store URL: file:///FOLDER or s3://BUCKET?region=…")
+	f.StringVar(&s.ObjectAccess, "object-access", s.ObjectAccess,
+		"how machines move large objects to and from an s3:// store: direct (by addresses that berthd signs; through "+
+			"berthd where a machine cannot use them) or proxy (through berthd)")
 }
 
 // imageFlags registers the flags about images of jobs.

@@ -89,6 +89,7 @@ func foreignMachine(a *attempt) {
 		{"PUT", fmt.Sprintf("logs/%d?offset=0", alloc), "2026-01-02T03:04:06Z o forged\n", false},
 		{"PUT", "objects/" + key, "{}", false},
 		{"GET", "objects/" + key, "", false},
+		{"POST", "object-access", fmt.Sprintf(`{%s,"key":%q,"method":"GET"}`, th.terms(), key), false},
 		{"GET", fmt.Sprintf("uploads/%d/%s", alloc, zero), "", false},
 	} {
 		got := a.call(th.token, c.method, "/agent/v1/"+c.path, c.body)
@@ -104,7 +105,7 @@ func foreignMachine(a *attempt) {
 	if strings.Contains(a.log(a.victim, id), "forged") {
 		a.breach("the log has a forged line")
 	}
-	a.saw("9 calls without effect")
+	a.saw("10 calls without effect")
 }
 
 func replays(a *attempt) {
@@ -204,6 +205,11 @@ func objectsOfOthers(a *attempt) {
 			if got.Good() || got.Status >= 500 || got.Status == 0 || strings.Contains(string(got.Body), "canary") {
 				a.breach("%s %s: %d %s", method, key, got.Status, got.clipped())
 			}
+			got = a.call(th.token, "POST", "/agent/v1/object-access", fmt.Sprintf(
+				`{%s,"key":%q,"method":%q,"bytes":1,"sha256":%q}`, th.terms(), key, method, hex.EncodeToString(sum[:])))
+			if got.Good() || got.Status >= 500 || got.Status == 0 {
+				a.breach("an address to %s %s: %d %s", method, key, got.Status, got.clipped())
+			}
 		}
 	}
 	// The agent's folder has the credential of the machine that ran the job. The open session belongs to the agent,
@@ -223,7 +229,7 @@ func objectsOfOthers(a *attempt) {
 	if got.Good() {
 		a.breach("an object of an attempt that has ended: %d %s", got.Status, got.clipped())
 	}
-	a.saw("5 keys by GET and PUT; after the end: %d (objects pass berthd, there are no signed addresses)", got.Status)
+	a.saw("5 keys by GET and PUT, straight and by a signed address; after the end: %d", got.Status)
 }
 
 // secured starts a replica of berthd that serves TLS, and returns its address and the root certificates.

@@ -314,7 +314,7 @@ func (a *assembly) newAPI() (part, error) {
 		Policy: a.cfg.Policy.placement(),
 		Gate:   a.dispatcher.Gate(), Temporal: a.dispatcher.Limiter(),
 		Metrics: a.registry,
-		Agent:   api.AgentDeps{Blobs: a.blobs},
+		Agent:   api.AgentDeps{Blobs: a.blobs, Direct: a.cfg.ObjectAccess == DirectAccess},
 		Vault:   a.keys, SecretsAs: a.cfg.SecretsAs,
 		Volumes: a.volumes, Images: a.images, Signed: a.signed, Accounts: a.accounts, Agents: a.agents,
 

@@ -34,6 +34,12 @@ const (
 // Roles lists all roles.
 var Roles = []Role{RoleAPI, RoleWorker, RoleDispatch, RoleLeader}
 
+// The values of Config.ObjectAccess: how machines move large objects.
+const (
+	DirectAccess = "direct" // by signed addresses, if the store has any; through the API where that fails
+	ProxyAccess  = "proxy"  // through the API
+)
+
 // Config holds all settings of a control plane.
 type Config struct {
 	Listen            string // of the API
@@ -48,6 +54,7 @@ type Config struct {
 	TemporalAddress   string
 	TemporalNamespace string
 	BlobURL           string
+	ObjectAccess      string // of machines: DirectAccess or ProxyAccess
 	Roles             []Role
 	Retention         time.Duration // of terminal jobs before they are archived
 	MachineRetention  time.Duration // of the history of machines, and of failures counted against them
@@ -87,6 +94,7 @@ func Default() Config {
 		DatabaseConns:     16,
 		TemporalAddress:   "127.0.0.1:7233",
 		TemporalNamespace: "default",
+		ObjectAccess:      DirectAccess,
 		Roles:             Roles,
 		Retention:         30 * 24 * time.Hour,
 		MachineRetention:  90 * 24 * time.Hour,
@@ -129,6 +137,8 @@ func (c Config) Validate() error {
 		require(isHostPort(c.Listen), "listen address %q: write HOST:PORT", c.Listen)
 		require(c.BlobURL != "",
 			"no blob store: set --blob-url or BERTH_BLOB_URL to file:///absolute/folder or s3://bucket?region=…")
+		require(c.ObjectAccess == DirectAccess || c.ObjectAccess == ProxyAccess,
+			"object-access %q: allowed are direct, proxy", c.ObjectAccess)
 		require((c.TLSCert == "") == (c.TLSKey == ""), "TLS needs a certificate and its key")
 		require(c.MaxConnections >= 64 && c.MaxConnections <= 1_000_000,
 			"%d connections of the API: allowed are 64 to 1000000", c.MaxConnections)
@@ -218,7 +228,8 @@ func (c Config) LogValue() slog.Value {
 		slog.String("roles", strings.Join(roles, ",")),
 		slog.String("database_url", redact(c.DatabaseURL)), slog.Int("database_conns", c.DatabaseConns),
 		slog.String("temporal_address", c.TemporalAddress), slog.String("temporal_namespace", c.TemporalNamespace),
-		slog.String("blob_url", redact(c.BlobURL)), slog.Duration("retention", c.Retention),
+		slog.String("blob_url", redact(c.BlobURL)), slog.String("object_access", c.ObjectAccess),
+		slog.Duration("retention", c.Retention),
 		slog.Duration("machine_retention", c.MachineRetention), slog.Duration("output_retention", c.OutputRetention),
 		slog.Duration("log_retention", c.LogRetention), slog.Duration("act_retention", c.ActRetention),
 		slog.Duration("suspect_after", c.SuspectAfter), slog.Duration("lost_after", c.LostAfter),

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"berth/internal/control/blob"
+	"berth/internal/control/controlplane"
 )
 
 // leastFree is the free share of an object store's file system below which it is reported.
@@ -49,10 +50,24 @@ func (r *report) store(ctx context.Context) {
 		return
 	}
 	r.add("store", OK, "", "an object in %s was written, read and deleted", name)
+	r.signing(ctx, s, name)
 	if free, ok := s.FreeShare(); ok && free < leastFree {
 		r.add("store", Advice, "extend it, or shorten output-retention and log-retention",
 			"the file system of %s has %.1f %% free", name, 100*free)
 	}
+}
+
+// signing proves that machines may use the store by signed addresses, if they are to.
+func (r *report) signing(ctx context.Context, s *blob.Store, name string) {
+	if !s.Signs() || r.Config.ObjectAccess == controlplane.ProxyAccess {
+		return
+	}
+	if err := s.ProveSigning(ctx); err != nil {
+		r.add("store", Advice, "set object-access to proxy, unless machines shall use the store directly",
+			"machines cannot use %s by signed addresses: %v", name, err)
+		return
+	}
+	r.add("store", OK, "", "%s keeps the conditions of signed addresses", name)
 }
 
 // parent returns the nearest folder above path that exists.
