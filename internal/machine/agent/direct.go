@@ -52,6 +52,7 @@ func newDirectStore(cfg Config, c *control, log *slog.Logger) *directStore {
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.MaxIdleConnsPerHost = 16
 	transport.ResponseHeaderTimeout = directStall
+	transport.ExpectContinueTimeout = 5 * time.Second
 	transport.DisableCompression = true // the length of an object is compared with the recorded one
 	transport.DialContext = (&net.Dialer{Timeout: 10 * time.Second, KeepAlive: 15 * time.Second}).DialContext
 	d := &directStore{
@@ -150,16 +151,21 @@ func (d *directStore) put(ctx context.Context, key string, body *hashed, rest in
 	if err != nil && ctx.Err() != nil {
 		return false, context.Cause(ctx)
 	}
-	if errors.Is(err, errExists) {
-		// An earlier answer was lost, or an earlier process has stored the file. The server compares.
-		r.Exists = true
-		a, err = d.address(ctx, r)
-		if err == nil && !a.Stored {
-			d.log.Warn("object store has another object, will replace it", "key", key)
-		}
-		return err == nil && a.Stored, err
+	if _, unusable := errors.AsType[errUnusable](err); err == nil || unusable {
+		return err == nil, d.judge(err)
 	}
-	return err == nil, d.judge(err)
+	// The store may have the object: this answer or an earlier one was lost, or an earlier process has stored the
+	// file. The server compares.
+	r.Exists = true
+	a, failed := d.address(ctx, r)
+	switch {
+	case failed == nil && a.Stored:
+		return true, d.judge(nil)
+	case errors.Is(err, errExists):
+		d.log.Warn("object store has another object, will replace it", "key", key)
+		return false, failed
+	}
+	return false, d.judge(err)
 }
 
 // get opens an object. body is nil if the object must come through the server. The caller closes body.
