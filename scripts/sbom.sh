@@ -19,6 +19,7 @@ if (($# == 0)); then
 	go build -trimpath -o "$folder/" ./cmd/...
 	for main in cmd/*/; do set -- "$@" "$folder/$(basename "$main")"; done
 fi
+mkdir -p "$folder"
 tool=$(scripts/tool.sh cyclonedx-gomod)
 for program in "$@"; do
 	out=$folder/$(basename "$program").cdx.json
