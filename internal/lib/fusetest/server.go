@@ -76,8 +76,14 @@ func Mount(t testing.TB, dir string) *Server {
 	s := &Server{dev: dev}
 	var serving sync.WaitGroup
 	serving.Go(func() { s.serve(int32(end.Fd())) })
+	var mounted unix.Stat_t
+	if err := unix.Stat(dir, &mounted); err != nil {
+		t.Errorf("the server does not answer: %v", err)
+	}
 	t.Cleanup(func() {
 		_ = unix.Unmount(dir, unix.MNT_DETACH)
+		// It ends all waits for an answer. Where fusectl is not mounted, the close of dev does.
+		_ = os.WriteFile(fmt.Sprintf("/sys/fs/fuse/connections/%d/abort", unix.Minor(mounted.Dev)), []byte("1"), 0)
 		_ = ended.Close()
 		serving.Wait()
 		_ = unix.Close(dev) // ends all waits for an answer
@@ -104,11 +110,43 @@ func (s *Server) Revive() {
 	s.unread = nil
 }
 
-// Asked reports how many questions wait for an answer.
-func (s *Server) Asked() int {
+// Asked reports how many questions about the tree wait for an answer. The kernel announces the end of
+// earlier uses at any later time; these announcements do not count.
+func (s *Server) Asked() (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.unread)
+	for _, r := range s.unread {
+		switch r.op {
+		case opForget, opBatchForget, opInterrupt, opRelease, opReleasedir:
+		default:
+			n++
+		}
+	}
+	return n
+}
+
+// ReadFile reads a file below a mount of this process. A program of the same process must not open one
+// with package os: the runtime adds each opened file to its poller without giving up its processor,
+// the kernel then asks the server, and the server may wait for that processor for good.
+func ReadFile(path string) (string, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return "", fmt.Errorf("open %s: %w", path, err)
+	}
+	defer unix.Close(fd)
+	var text []byte
+	for buffer := make([]byte, 4096); ; {
+		n, err := unix.Read(fd, buffer)
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return "", fmt.Errorf("read %s: %w", path, err)
+		case n == 0:
+			return string(text), nil
+		default:
+			text = append(text, buffer[:n]...)
+		}
+	}
 }
 
 // serve reads the kernel's questions until the other end of a pipe is closed. Not with os.File, whose
@@ -177,12 +215,7 @@ func (s *Server) answer(r request) {
 	var head bytes.Buffer
 	put(&head, [2]uint32{uint32(16 + answer.Len()), uint32(fault)})
 	put(&head, r.unique)
-	// An error means that the question has been given up.
-	_, werr := unix.Write(s.dev, append(head.Bytes(), answer.Bytes()...))
-	println("op", r.op, werr != nil)
-	if werr != nil {
-		println(werr.Error())
-	}
+	_, _ = unix.Write(s.dev, append(head.Bytes(), answer.Bytes()...)) // an error: the question has been given up
 }
 
 // put writes values in the order and size of the kernel's structs.

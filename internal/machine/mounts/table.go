@@ -15,7 +15,8 @@ import (
 )
 
 // flags are the properties of each mount. Programs in it may be run, as environments of Python often
-// lie in shared folders; they gain no rights by their mode, and there are no devices.
+// lie in shared folders; they gain no rights by their mode, and there are no devices. None of the flags
+// limits connections to a unix socket, writes to a named pipe or locks of files.
 const flags = unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV
 
 // patience bounds the wait for one removal. Unmounting the last mount of a file system may wait for

@@ -218,7 +218,7 @@ func TestADeadFileServerIsMountedAndUnmounted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if text, err := os.ReadFile(filepath.Join(at, "set", "a.txt")); err != nil || string(text) != fusetest.Content {
+	if text, err := fusetest.ReadFile(filepath.Join(at, "set", "a.txt")); err != nil || text != fusetest.Content {
 		t.Fatalf("the server has %q, %v", text, err)
 	}
 	s.Die()
