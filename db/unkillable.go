@@ -70,6 +70,7 @@ func (d *Agents) giveUpUnkillable(ctx context.Context, machine berth.MachineID, 
 	}
 	for _, r := range ranks {
 		d.hub.Publish(TopicJob, string(r.Job))
+		d.hub.Publish(TopicPoke, string(r.Job)) // its workflow may wait for peers, which must be stopped
 	}
 	d.hub.Publish(TopicMachine, string(machine))
 	return nil

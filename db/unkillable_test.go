@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"berth"
+	"berth/db"
 	"berth/spec"
 	"berth/wire"
 )
@@ -81,5 +82,26 @@ func TestOnlyItsOwnLivingMembersOfAMachineAreGivenUp(t *testing.T) {
 	}
 	if r := s.ranks(once, onceAttempt); !strings.HasPrefix(r[0], "active") {
 		t.Errorf("a member of another machine is %s", r)
+	}
+}
+
+// The peers of a member that is given up live: the workflow must hear of it, so that it stops them.
+func TestTheWorkflowOfAGangHearsThatAMemberIsGivenUp(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	a, _ := s.register("host", "boot")
+	id := s.submit(func(j *spec.Job) { j.Members = 2 })
+	attempt := s.place(id, "m0", "m1")
+	s.claim(id, attempt, 0, 1)
+	s.run(id)
+	poke := s.db.Hub().Subscribe(db.TopicPoke, string(id))
+	if err := a.lists(one[int64](s, `SELECT id FROM allocations WHERE job = $1 AND rank = 0`, id)); err != nil {
+		t.Fatal(err)
+	}
+	if !hears(t, poke) {
+		t.Error("the workflow is not told")
+	}
+	if r := s.ranks(id, attempt); !slices.Equal(r, []string{`orphaned {"kill": true}`, "active {}"}) {
+		t.Errorf("members are %q", r)
 	}
 }
