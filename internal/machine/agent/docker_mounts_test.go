@@ -99,7 +99,7 @@ func TestDockerADeadFileServerHarmsNoOtherJob(t *testing.T) {
 	server := fusetest.Mount(t, probe)
 	_ = m.sharesMounts() // or skip
 	m.cfg.Volumes = fetch.Volumes{"datasets": probe}
-	m.cfg.Timing.DeafAfter = 100 * time.Millisecond
+	m.cfg.Timing.DeafAfter, m.cfg.Timing.EngineProbe = 100*time.Millisecond, 20*time.Millisecond
 	m.restart()
 	t.Cleanup(server.Revive) // before the agent stops
 	other := s.submit(nil, "do", "lines 3 1ms", "trap-term 5")

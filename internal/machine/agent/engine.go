@@ -26,6 +26,20 @@ type engineHealth struct {
 	missed int       // probes in a row
 	since  time.Time // when the first of them was sent
 	info   node.RuntimeInfo
+
+	// When the first and the last probe since the last missed one were sent; zero: none was answered.
+	steady, answered time.Time
+}
+
+// answersAfter returns for how long after a moment the engine is known to have answered without a
+// missed probe. A silence within that time, or none answered since, shortens it.
+func (h *engineHealth) answersAfter(moment time.Time) time.Duration {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if moment.Before(h.steady) {
+		moment = h.steady
+	}
+	return max(0, h.answered.Sub(moment))
 }
 
 // note takes the engine's latest description of itself.
@@ -74,7 +88,10 @@ func (h *engineHealth) probe(ctx context.Context, labels map[string]string) {
 		if h.missed >= missedProbes {
 			h.log.Info("container engine recovered", "silent_for", time.Since(h.since).Round(time.Second))
 		}
-		h.missed = 0
+		if h.missed > 0 || h.steady.IsZero() {
+			h.steady = sent
+		}
+		h.missed, h.answered = 0, sent
 		return
 	}
 	if h.missed++; h.missed == 1 {

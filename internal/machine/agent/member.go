@@ -81,6 +81,7 @@ func newMember(s *Supervisor, alloc berth.AllocationID, job berth.JobID, number,
 	m.checker = &checker{core: c, checks: s.cfg.Checks}
 	m.plan = &stopPlan{
 		core: c, orders: m.orders, scratch: m.scratch, gpus: s.gpus, notices: s.notices, stuck: s.stuck,
+		health: s.health,
 	}
 	return m
 }

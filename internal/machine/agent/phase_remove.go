@@ -46,8 +46,8 @@ func (p *removePhase) Do(ctx context.Context) (phase, error) {
 }
 
 // clear removes the container before the folder, since a container may still write into its
-// folder. It repeats a failed removal until the agent stops. A container that the engine does not
-// remove for long counts as stuck.
+// folder. It repeats a failed removal until the agent stops. A container that runs although the engine
+// was to remove it for long counts as stuck.
 func (p *removePhase) clear(ctx context.Context) error {
 	_ = failpoint.Hit("agent.remove.before")
 	begun := time.Now()
@@ -57,7 +57,7 @@ func (p *removePhase) clear(ctx context.Context) error {
 			p.stuck.drop(p.alloc)
 			err = errors.Join(p.mounts.Remove(ctx, p.name()), p.vault.remove(p.name()),
 				removeScratch(p.state, p.name()))
-		} else if time.Since(begun) > p.timing.DeafAfter {
+		} else if time.Since(begun) > p.timing.DeafAfter && p.runs(ctx) {
 			p.stuck.add(p.alloc, false)
 		}
 		if err == nil {
@@ -73,6 +73,12 @@ func (p *removePhase) clear(ctx context.Context) error {
 			return err
 		}
 	}
+}
+
+// runs reports whether the engine says that the container runs.
+func (p *removePhase) runs(ctx context.Context) bool {
+	c, err := p.runtime.Inspect(ctx, p.name())
+	return err == nil && c.State == node.ContainerRunning
 }
 
 // leaveNetwork removes the network of the member's job with its rules if this was the network's last member. If

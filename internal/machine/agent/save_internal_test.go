@@ -40,7 +40,7 @@ func saving(t *testing.T, engine *signaled, dir string, interval time.Duration) 
 	}}}
 	c := &core{identity: &identity{}, ctx: t.Context(), log: slog.New(slog.DiscardHandler), runtime: engine,
 		reports: testReporter(1), claim: claimed}
-	return &stopPlan{core: c, orders: newOrders(), scratch: &scratch{dir: dir}, gpus: &gpuHealth{}, begun: engine.from,
+	return &stopPlan{core: c, orders: newOrders(), scratch: &scratch{dir: dir}, gpus: &gpuHealth{}, health: &engineHealth{}, begun: engine.from,
 		uploader: &checkpointUploader{}}
 }
 

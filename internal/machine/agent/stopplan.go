@@ -23,6 +23,7 @@ type stopPlan struct {
 	uploader *checkpointUploader // nil without checkpoints
 	disk     *diskUser           // nil before the container runs
 	stuck    *stuckBoard
+	health   *engineHealth
 
 	begun time.Time // when the container was started
 	cause failure.ExitCause
@@ -265,13 +266,14 @@ func (s *stopPlan) saveBeforeLimit(now time.Time) time.Time {
 }
 
 // finish repeats SIGTERM if the first may not have arrived, and sends SIGKILL once the grace is
-// over, again and again until the container has ended.
+// over, again and again until the container has ended. Only time in which the engine answers shows
+// that the container is deaf: an engine that is away delivers no signal.
 func (s *stopPlan) finish(now time.Time) {
 	switch {
 	case !now.Before(s.killBy) && !now.Before(s.again):
 		s.stage, s.again = dies, now.Add(killAgain)
 		s.signal("SIGKILL")
-		if !s.deaf && now.Sub(s.killBy) > s.timing.DeafAfter {
+		if !s.deaf && s.health.answersAfter(s.killBy) > s.timing.DeafAfter {
 			s.deaf = true
 			s.stuck.add(s.alloc, s.claim.mounts() && !s.claim.atMostOne())
 			s.reports.warn("the container does not stop on SIGKILL and keeps its resources; " +

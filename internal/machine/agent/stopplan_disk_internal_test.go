@@ -31,7 +31,7 @@ func TestReserveAndLimitOfDiskAreCarriedOutByTheNextProcess(t *testing.T) {
 			core: &core{
 				identity: &identity{}, ctx: t.Context(), log: slog.New(slog.DiscardHandler), runtime: engine, claim: &claim{},
 			},
-			orders: newOrders(), gpus: &gpuHealth{}, disk: &diskUser{},
+			orders: newOrders(), gpus: &gpuHealth{}, disk: &diskUser{}, health: &engineHealth{},
 		}
 		began := time.Now().Add(-time.Hour)
 		plan.adopt(memo{Intent: cause, IntentAt: began.Add(time.Minute), IntentSays: "used too much"}, began)
