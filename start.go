@@ -8,6 +8,10 @@ type Start struct {
 	Version int64   // of the job's row
 	Attempt int     // number of the new attempt
 	Ranks   []Grant // one for each member, by rank
+
+	// Alternative is the number of the hardware that the job gets: 0 for its resources, and from 1 for its
+	// alternatives. It is 0 for a job without alternatives.
+	Alternative int `json:",omitempty"`
 }
 
 // Grant is the capacity of one member on one machine.

@@ -83,6 +83,7 @@ func (o *Forecast) Why(id berth.JobID) (w explain.JobExplanation, ok bool) {
 	if e == nil {
 		return w, false
 	}
+	o.know(e)
 	ahead, _ := s.Ahead(id, o.now)
 	r := o.planner.begin(s, o.now)
 	defer r.finish()
@@ -105,7 +106,69 @@ func (o *Forecast) Why(id berth.JobID) (w explain.JobExplanation, ok bool) {
 		w.Run = o.planner.RunTimes.Waiting(e)
 	}
 	w.Blockers = append(read.Blockers(x, e, w), read.Ahead(&o.deference, e, w, o.keeps)...)
-	return w, true
+	w.Alternatives = o.alternatives(read, x, e)
+	w.Blockers = soften(w, w.Blockers, w.Alternatives)
+	return sooner(w, o.now), true
+}
+
+// sooner brings the estimated start forward to the time at which an alternative opens that has room now.
+func sooner(w explain.JobExplanation, now time.Time) explain.JobExplanation {
+	if w.Position == 0 || w.StartsNow { // a job on hold, or in backoff
+		return w
+	}
+	for _, a := range w.Alternatives {
+		if len(a.Blockers) == 0 && a.Opens.After(now) && (w.Start.IsZero() || a.Opens.Before(w.Start)) {
+			w.Start, w.Reserved, w.Guess = a.Opens, false, false
+		}
+	}
+	return w
+}
+
+// know defines the classes of a job's alternatives. It precedes a plan, since a new class may regroup the
+// machines.
+func (o *Forecast) know(e *queue.Entry) {
+	for _, a := range e.Alternatives {
+		ownClass(o.snapshot, e.ID, a.Class, e.Tenant)
+	}
+}
+
+// alternatives explains each hardware that a job may take.
+func (o *Forecast) alternatives(read *explain.Reading, x *queue.Contender, e *queue.Entry) []explain.Alternative {
+	list := make([]explain.Alternative, 0, len(e.Alternatives))
+	for i, a := range e.Alternatives {
+		as := *e
+		as.Class, as.Job.Class = ownClass(o.snapshot, e.ID, a.Class, e.Tenant), a.Class
+		w := explain.JobExplanation{Fit: o.fit(as.Class)}
+		found := append(read.Blockers(x, &as, w), read.Ahead(&explain.Deference{}, &as, w, o.keeps)...)
+		list = append(list, explain.Alternative{
+			Number: i, InForce: i == e.InForce, Fit: w.Fit,
+			Blockers: slices.DeleteFunc(found, func(b explain.Blocker) bool {
+				return slices.Contains([]string{"held", "not_eligible", "parallel", "stopping"}, b.Code) // of the job
+			}),
+		})
+		if a.Opens.After(o.now) && i > e.InForce {
+			list[i].Opens = a.Opens
+		}
+	}
+	return list
+}
+
+// soften adapts the blockers of the request in force to a job with alternatives. They are void if the job
+// starts now on another alternative. The code unsatisfiable, which is the end of all hope, becomes
+// another one if some alternative fits on a machine.
+func soften(w explain.JobExplanation, list []explain.Blocker, alternatives []explain.Alternative) []explain.Blocker {
+	if w.StartsNow && len(alternatives) > 0 {
+		return nil
+	}
+	if !slices.ContainsFunc(alternatives, func(a explain.Alternative) bool { return !a.Fit.Unsatisfiable() }) {
+		return list
+	}
+	for i, b := range list {
+		if b.Code == "unsatisfiable" {
+			list[i].Code, list[i].Change = "no_room", "wait for an alternative that a machine has"
+		}
+	}
+	return list
 }
 
 // estimated returns the part of an explanation that the estimates contain.
@@ -143,6 +206,9 @@ func (o *Forecast) fit(c *cluster.Class) explain.Explanation {
 // kind of machine. Start is unknown for jobs outside of the queue.
 func (o *Forecast) Overview(classes int) []explain.Waiting {
 	s := o.snapshot
+	for _, e := range s.queue.Waiting {
+		o.know(e)
+	}
 	r := o.planner.begin(s, o.now)
 	defer r.finish()
 	r.open()
@@ -175,6 +241,9 @@ func (o *Forecast) Overview(classes int) []explain.Waiting {
 		}
 		note := read.Note(x, e, w)
 		blockers := append(read.Blockers(x, e, w), read.Ahead(&o.deference, e, w, o.keeps && compared)...)
+		if len(e.Alternatives) > 0 && (w.StartsNow || w.Fit.Unsatisfiable()) {
+			blockers = soften(w, blockers, o.alternatives(read, x, e))
+		}
 		note.Summarize(blockers, w.Fit.Shut)
 		list = append(list, note)
 	}
@@ -204,6 +273,7 @@ func (r *run) later(x *queue.Contender, e *queue.Entry) time.Time {
 // WhyNew explains a job that is not in the queue as if it were submitted now. It adds the
 // job, and its class if unknown, to the snapshot for the time of the call only.
 func (p Planner) WhyNew(s *Snapshot, j queue.Job, request spec.Request, now time.Time) explain.JobExplanation {
+	j.Alternatives, j.InForce = nil, 0 // each is a question of its own
 	c := s.cluster.Classes[j.Class]
 	unknown := c == nil
 	if unknown {

@@ -34,6 +34,8 @@ func CompileConstraint(expr string) error { return cluster.CompileConstraint(exp
 type (
 	// Job is a waiting job.
 	Job = queue.Job
+	// Alternative is hardware that a waiting job may take.
+	Alternative = queue.Alternative
 	// Tenant is an account that work is charged to.
 	Tenant = queue.Tenant
 	// Usage is the decayed past use of a tenant.

@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"slices"
 	"strings"
 	"time"
 
@@ -122,6 +123,7 @@ type run struct {
 // begin prepares the parts for one plan. The caller calls finish afterwards, since the
 // plan books its decisions on the machines of the snapshot.
 func (p Planner) begin(s *Snapshot, now time.Time) *run {
+	openAlternatives(s, now)
 	s.queue.Sort(p.Policy, s, now)
 	at := &cluster.Moment{Now: now, Clock: cluster.SinceOrigin(now), Number: s.cluster.NextPlan()}
 	r := &run{Moment: at, planner: p, policy: p.Policy, snapshot: s, soon: map[berth.JobID]bool{}}
@@ -201,7 +203,8 @@ func (r *run) emit() {
 // decide decides about the next job of the contender and advances the turn.
 func (r *run) decide(x *queue.Contender) {
 	e := x.First
-	if _, ok := r.shares.Barred(x, e); ok {
+	choices := r.choicesFor(x, e)
+	if len(choices) == 0 {
 		if !x.Tried { // no earlier job lacked room: the quota alone stops the tenant
 			x.Tried = true
 			r.plan.Stalled = append(r.plan.Stalled, x.Account.ID)
@@ -227,12 +230,16 @@ func (r *run) decide(x *queue.Contender) {
 		return
 	}
 	r.placer.Wants, r.placer.Moved = e.Data, r.placer.Moved[:0]
-	start, ok := r.place(e)
+	start, ok := r.placeFirst(e, choices)
 	r.placer.Wants = nil // later searches of the plan, such as for victims, ignore data
-	if ok {
+	switch {
+	case ok:
 		r.start(x, e, start)
-	} else {
+	case slices.Contains(choices, e.Class.InForce):
 		r.refuse(x, e)
+	default: // a quota bars the alternative in force, so no capacity is kept or released for the job
+		x.Tried = true
+		r.turn.Leave(x)
 	}
 }
 
@@ -245,11 +252,12 @@ func (r *run) start(x *queue.Contender, e *queue.Entry, start berth.Start) {
 		r.plan.Near = append(r.plan.Near, m)
 	}
 	marks := r.nominations.Started(e)
+	got := chosen(e, start.Alternative)
 	if r.policy.Backfill > 0 { // otherwise no part reads the end of the job
-		r.reservations.Started(e, start.Ranks)
+		r.reservations.Started(got, start.Ranks)
 		r.nominations.Rehold(marks)
 	}
-	r.shares.Charge(x, e)
+	r.shares.Charge(x, got)
 	r.turn.Step(x)
 }
 

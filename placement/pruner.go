@@ -93,21 +93,45 @@ func (r *pruner) narrow() {
 
 // dead reports whether no job of the class fits, now or later in the plan: starts only
 // reduce the room. A job with a short time limit may still fit into held capacity, so
-// dead tries the shortest one.
+// dead tries the shortest one. A job with alternatives fits if any open one does.
 func (r *pruner) dead(c *cluster.Class) bool {
-	if !r.placer.Closed(c) && !r.placer.Barren(c) {
-		return false
-	}
 	if r.nominations.Unmet > 0 && r.nominations.Classes[c] {
 		return false
 	}
+	for _, o := range searches(c) {
+		r.snapshot.cluster.Settle(o)
+		if !r.deadAs(o, c) {
+			return false
+		}
+	}
+	return true
+}
+
+// deadAs reports whether no job of the class fits with the request of o, see dead.
+func (r *pruner) deadAs(o, c *cluster.Class) bool {
+	if !r.placer.Closed(o) && !r.placer.Barren(o) {
+		return false
+	}
 	limit, ok := r.shortest(c)
-	if !ok || r.tooLong(c, limit) {
+	if !ok || r.tooLong(o, limit) {
 		return true
 	}
 	r.placer.End = r.Now.Add(limit)
-	_, ok = r.placer.Brief(&fit.Search{Class: c})
+	_, ok = r.placer.Brief(&fit.Search{Class: o})
 	return !ok
+}
+
+// searches lists the classes under which jobs of a class are placed: the class itself, which has the
+// request in force, and its other open alternatives.
+func searches(c *cluster.Class) []*cluster.Class {
+	list := make([]*cluster.Class, 1, 1+len(c.Choices))
+	list[0] = c
+	for i, o := range c.Choices {
+		if i != c.InForce {
+			list = append(list, o)
+		}
+	}
+	return list
 }
 
 // shut closes a class for the rest of the plan, since dead has found no room for its jobs.
@@ -158,8 +182,10 @@ func (r *pruner) fruitless(c *cluster.Class, limit time.Duration) bool {
 	}
 	r.probed.Put(c.Number)
 	r.placer.End = r.Now.Add(limit)
-	if _, ok := r.placer.Brief(&fit.Search{Class: c}); ok {
-		return false
+	for _, o := range searches(c) {
+		if _, ok := r.placer.Brief(&fit.Search{Class: o}); ok {
+			return false
+		}
 	}
 	r.placer.Close(c, r.placer.End)
 	return true

@@ -1,7 +1,6 @@
 package placement
 
 import (
-	"fmt"
 	"slices"
 	"time"
 
@@ -26,6 +25,8 @@ type Snapshot struct {
 	releases    *backfill.Index
 	bounds      *preempt.Index
 	nominations []preempt.Nomination
+	opened      time.Time // alternatives that open until then are open: the latest time of a plan
+	opening     time.Time // no further alternative of a waiting job opens before then; zero: none opens
 }
 
 // NewSnapshot returns an empty snapshot.
@@ -142,19 +143,14 @@ func (s *Snapshot) Tenant(id berth.TenantID) (queue.Tenant, bool) {
 	return t, ok
 }
 
-// UpsertJob adds a waiting job or replaces its row. Its class must be defined.
+// UpsertJob adds a waiting job or replaces its row. Its class, and the classes of its alternatives, must
+// be defined.
 func (s *Snapshot) UpsertJob(j queue.Job) {
-	c := s.cluster.Classes[j.Class]
-	if c == nil {
-		panic(fmt.Sprintf("placement: job %s is of class %q, which is not defined", j.ID, j.Class))
-	}
-	c, created := s.cluster.ClassFor(c, j.Tenant)
-	if created {
-		s.define(c)
-	}
+	c := classOf(s, j)
 	if s.queue.Upsert(j, c) {
 		s.state.Packer.Mix.Observe(c)
 	}
+	expectOpening(s, j)
 }
 
 // Expect sets the expected total run time of a waiting or running job, and the
@@ -250,7 +246,7 @@ func SetPools(s *Snapshot, rules []cluster.Pool) {
 		return
 	}
 	for _, e := range s.queue.Waiting {
-		if c, created := s.cluster.ClassFor(s.cluster.Classes[e.Job.Class], e.Tenant); created || c != e.Class {
+		if classOf(s, e.Job) != e.Class {
 			s.UpsertJob(e.Job)
 		}
 	}

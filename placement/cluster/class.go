@@ -27,9 +27,14 @@ type Class struct {
 	Sharer Sharer
 	// ClosedPools are the pools that do not accept the jobs of the class, by name.
 	ClosedPools []Pool
-	constraint  *constraint
-	Broken      error   // the constraint does not compile: nothing matches
-	Reads       Profile // the machine attributes that the request depends on
+	// Choices are the classes of the hardware that the jobs of the class may take now, in order; nil: only
+	// that of the class itself. InForce is the index of the choice with the request of the class.
+	Choices []*Class
+	InForce int
+
+	constraint *constraint
+	Broken     error   // the constraint does not compile: nothing matches
+	Reads      Profile // the machine attributes that the request depends on
 
 	Like Likeness
 	// Matches lists the kinds that this class may use, among the first seen kinds of

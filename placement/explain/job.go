@@ -41,8 +41,19 @@ type JobExplanation struct {
 	// Holders lists the running jobs on the machines that the job could use, the earliest end
 	// first; only of a job for which none of these has room. Callers may not see all of them.
 	Holders []Holder `json:"-"`
+	// Alternatives compares the machines with each hardware that the job may take; nil: only that of Fit.
+	Alternatives []Alternative `json:"-"`
 	// Data lists a few machines that hold some of the job's data, the most first.
 	Data []fit.MachineData `json:"data,omitempty"`
+}
+
+// Alternative explains one hardware that a job may take.
+type Alternative struct {
+	Number   int // 0: resources of the job file; from 1: its alternatives
+	InForce  bool
+	Opens    time.Time // the job may take it from then on; zero: at any time
+	Fit      Explanation
+	Blockers []Blocker // quotas and machines that keep the job from it now
 }
 
 // Blocker is one reason why a job does not start.

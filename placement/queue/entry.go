@@ -31,6 +31,11 @@ type Job struct {
 	LikeData      string            // content that the job reads, see Like
 	Data          []spec.DataKey    // content that the job reads, each once; see Snapshot.SetCache
 
+	// Alternatives lists the hardware that the job may take, in order; nil: only that of Class. InForce is
+	// the index of the one that the job had last, 0 before its first start; Class is its class.
+	Alternatives []Alternative
+	InForce      int
+
 	TimeLimit    time.Duration // longest run time of an attempt; 0: no limit
 	Remaining    time.Duration // remaining run time, known or declared; 0: unknown
 	Done         time.Duration // run time of earlier attempts
@@ -45,6 +50,12 @@ type Job struct {
 	// time ages the job.
 	Unaged  time.Duration
 	Stalled time.Duration
+}
+
+// Alternative is hardware that a job may take.
+type Alternative struct {
+	Class string    // of its request
+	Opens time.Time // the job may take it from then on; zero: at any time
 }
 
 // Entry is a job in the queue. An eligible job is in a line of its account, and a job that
