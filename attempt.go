@@ -4,15 +4,18 @@ import "time"
 
 // Attempt is one run of a job. Attempts count from 1.
 type Attempt struct {
-	Number     int         `json:"number"`
-	Machines   []MachineID `json:"machines"`
-	GPUs       []string    `json:"gpus,omitempty"` // UUIDs
-	PlacedAt   time.Time   `json:"placed_at"`
-	StartedAt  *time.Time  `json:"started_at,omitempty"`
-	EndedAt    *time.Time  `json:"ended_at,omitempty"`
-	ResumeFrom *int64      `json:"resume_from,omitempty"` // checkpoint step of its start; absent: a fresh start
-	LastStep   *int64      `json:"last_step,omitempty"`   // the last step that its progress reported
-	Outcome    *Reason     `json:"outcome,omitempty"`
+	Number   int         `json:"number"`
+	Machines []MachineID `json:"machines"`
+
+	Alternative *int `json:"alternative,omitempty"` // hardware that it got; 0: resources; nil: the job has one only
+
+	GPUs       []string   `json:"gpus,omitempty"` // UUIDs
+	PlacedAt   time.Time  `json:"placed_at"`
+	StartedAt  *time.Time `json:"started_at,omitempty"`
+	EndedAt    *time.Time `json:"ended_at,omitempty"`
+	ResumeFrom *int64     `json:"resume_from,omitempty"` // checkpoint step of its start; absent: a fresh start
+	LastStep   *int64     `json:"last_step,omitempty"`   // the last step that its progress reported
+	Outcome    *Reason    `json:"outcome,omitempty"`
 	// Lost work of an attempt with a successor: steps and GPU time since the checkpoint
 	// from which the next attempt starts. The next attempt must repeat them.
 	LostSteps      *int64     `json:"lost_steps,omitempty"`

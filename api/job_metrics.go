@@ -177,10 +177,16 @@ func setLimits(m *wire.MemberMetrics, job wire.Job) {
 		return
 	}
 	limits := map[wire.Metric]float64{}
-	if c := job.Spec.Resources.CPUs; c != nil {
+	for _, a := range job.Attempts {
+		if a.Number == m.Attempt && a.Alternative != nil { // not of the hardware of the newest attempt
+			job.Alternative = a.Alternative
+		}
+	}
+	resources := job.Resources()
+	if c := resources.CPUs; c != nil {
 		limits[wire.MetricCPU] = float64(*c) / 1000
 	}
-	if memory := job.Spec.Resources.Memory; memory != nil {
+	if memory := resources.Memory; memory != nil {
 		limits[wire.MetricMemory] = float64(*memory) * (1 << 20)
 		for _, a := range job.Attempts {
 			oom := a.Number < m.Attempt && a.Outcome != nil && a.Outcome.Code == berth.ReasonOOM

@@ -73,6 +73,9 @@ func (h *planHandlers) plan(ctx context.Context, in *Request) (*planOutput, erro
 		Reserved: w.Reserved, EstimatedBy: estimatedBy(w.Start, w.Guess), RunTime: runTime(w.Run),
 		Blockers: blockers(w.Blockers), Priority: terms(w.Terms), Fit: fitOf(w.JobExplanation),
 	}
+	if err := h.planAlternatives(ctx, &p, asked); err != nil {
+		return nil, err
+	}
 	// A pause or an overload concerns every start, so it comes before all other blockers.
 	if held := h.control.heldBack(w.Admission, berth.Queued); len(held) > 0 {
 		p.StartsNow, p.Blockers = false, append(held, p.Blockers...)
@@ -154,6 +157,7 @@ func (h *planHandlers) explainWaiting(ctx context.Context, job wire.Job, row db.
 		return e, err
 	}
 	e = waiting(job, row.State, w, held)
+	e.Alternatives = alternativesOf(job, w)
 	if err := h.nameHolders(ctx, &e, w.Holders); err != nil {
 		return e, err
 	}
@@ -449,7 +453,7 @@ func placed(j wire.Job) string {
 			names(j.Attempts[len(j.Attempts)-1].Machines), j.Reason.Message)
 	case len(j.Attempts) > 0:
 		return fmt.Sprintf("the job is %s, attempt %d on %s", j.Status, j.Attempt,
-			names(j.Attempts[len(j.Attempts)-1].Machines))
+			names(j.Attempts[len(j.Attempts)-1].Machines)) + alternativeText(j)
 	default:
 		return fmt.Sprintf("the job is %s", j.Status)
 	}

@@ -71,6 +71,7 @@ func (d *Agents) Claim(ctx context.Context, machine berth.MachineID, req wire.Cl
 	var rawSpec json.RawMessage
 	var limit int64
 	var element bool // of an array
+	var number int   // of the alternative
 	err := d.pool.QueryRow(ctx, `
 		UPDATE allocations a
 		SET state = CASE a.state WHEN 'reserved' THEN 'active' ELSE a.state END,
@@ -83,7 +84,7 @@ func (d *Agents) Claim(ctx context.Context, machine berth.MachineID, req wire.Cl
 		  AND m.state NOT IN ('lost', 'retired') AND `+claimable+`
 		  AND `+understood+`
 		RETURNING a.id, a.job::text, j.tenant, a.attempt, a.rank, s.spec, `+claimedImage+`,
-			j.array_index IS NOT NULL, a.cpu_m, a.mem_mb, a.log_bytes,
+			j.array_index IS NOT NULL, j.alternative, a.cpu_m, a.mem_mb, a.log_bytes,
 		          j.run_limit_ms, a.orders, j.has_checkpoint, a.phase,
 		          (
 		              SELECT coalesce(array_agg(g.uuid ORDER BY g.idx), '{}')
@@ -108,7 +109,7 @@ func (d *Agents) Claim(ctx context.Context, machine berth.MachineID, req wire.Cl
 		              WHERE i.job = a.job
 		          ) END`,
 		claimArgs(machine, req),
-	).Scan(&c.Alloc, &c.Job, &c.Tenant, &c.Attempt, &c.Rank, &rawSpec, &c.ImageDigest, &element, &c.CPUMilli,
+	).Scan(&c.Alloc, &c.Job, &c.Tenant, &c.Attempt, &c.Rank, &rawSpec, &c.ImageDigest, &element, &number, &c.CPUMilli,
 		&c.MemoryMiB, &c.LogOffset,
 		&limit, &c.Orders, &c.HadCheckpoint, &c.Phase, &c.GPUs, &c.Restore, &c.Peers, &c.Inputs)
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -120,7 +121,7 @@ func (d *Agents) Claim(ctx context.Context, machine berth.MachineID, req wire.Cl
 	if err := json.Unmarshal(rawSpec, &c.Spec); err != nil {
 		return wire.Claim{}, fmt.Errorf("read spec of job %s: %w", req.Job, err)
 	}
-	c.Spec = c.Spec.WithDefaults()
+	c.Spec = spec.Choose(c.Spec.WithDefaults(), number) // agents know one hardware
 	c.Members = c.Spec.Members
 	c.FixImage = c.ImageDigest == "" && (c.Members > 1 || element) && !spec.PinnedImage(c.Spec.Image)
 	c.RunLimit = spec.Duration(time.Duration(limit) * time.Millisecond)

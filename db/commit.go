@@ -115,6 +115,7 @@ type present struct {
 	ports    map[berth.JobID][]int             // assigned by takePorts, by rank
 	former   map[berth.JobID][]berth.MachineID // by rank: the gang's machines in the previous attempt
 	closed   map[poolSite]string               // pools that do not accept the job's tenant
+	hardware map[berth.JobID]presentHardware
 }
 
 // presentJob holds the columns of a job that decide whether it may start.
@@ -126,6 +127,12 @@ type presentJob struct {
 	eligible  bool
 	atMostOne bool        // needs machines that can fence
 	parent    berth.JobID // "": none
+}
+
+// presentHardware is the alternative of a job that is in force.
+type presentHardware struct {
+	number int
+	waited int64 // seconds since the present wait began; 0 without alternatives
 }
 
 // presentMachine is a machine with the capacity that is left for the rest of the batch.
@@ -207,6 +214,7 @@ func newPresent(starts []berth.Start) (*present, startRows) {
 		ports:    map[berth.JobID][]int{},
 		former:   map[berth.JobID][]berth.MachineID{},
 		closed:   map[poolSite]string{},
+		hardware: make(map[berth.JobID]presentHardware, len(starts)),
 	}
 	n := startRows{jobs: make([]berth.JobID, 0, len(starts))}
 	for _, s := range starts {
@@ -238,16 +246,18 @@ func newPresent(starts []berth.Start) (*present, startRows) {
 func (p *present) queueJobs(batch *pgx.Batch, jobs []berth.JobID) {
 	batch.Queue(`
 		SELECT id, version, state, attempt, held, eligible_at <= clock_timestamp(), execution = 'at_most_one',
-			coalesce(parent::text, '')
+			coalesce(parent::text, ''), alternative,
+			coalesce(extract(epoch FROM greatest(clock_timestamp() - alternatives_from, '0')), 0)::bigint
 		FROM jobs
 		WHERE id = ANY($1::uuid[])
 		ORDER BY id
 		FOR NO KEY UPDATE`, jobs).Query(func(rows pgx.Rows) error {
 		var id berth.JobID
 		var j presentJob
+		var h presentHardware
 		_, err := pgx.ForEachRow(rows, []any{&id, &j.version, &j.state, &j.attempt, &j.held, &j.eligible, &j.atMostOne,
-			&j.parent}, func() error {
-			p.jobs[id] = j
+			&j.parent, &h.number, &h.waited}, func() error {
+			p.jobs[id], p.hardware[id] = j, h
 			return nil
 		})
 		return err
@@ -381,14 +391,16 @@ func (d *Queue) writeStarts(ctx context.Context, conn *pgx.Conn, term Term, star
 	queueParentStarts(&batch, p.begun())
 	batch.Queue(`
 		UPDATE jobs j
-		SET state = 'scheduled', version = j.version + 1, attempt = s.attempt, actor = 'leader', reason = NULL
-		FROM unnest($1::uuid[], $2::int[]) AS s(job, attempt)
-		WHERE j.id = s.job`, a.job, a.attempt)
+		SET state = 'scheduled', version = j.version + 1, attempt = s.attempt, actor = 'leader', reason = NULL,
+			class = coalesce(j.alternatives[s.number + 1], j.class), alternative = s.number
+		FROM unnest($1::uuid[], $2::int[], $3::int[]) AS s(job, attempt, number)
+		WHERE j.id = s.job`, a.job, a.attempt, a.number)
+	queueAlternatives(&batch, starts, p)
 	batch.Queue(`
-		INSERT INTO attempts (job, attempt, leader_epoch, resume_from)
-		SELECT s.job, s.attempt, $3, s.resume
-		FROM unnest($1::uuid[], $2::int[], $4::bigint[]) AS s(job, attempt, resume)`, a.job, a.attempt,
-		term.Epoch, a.resume)
+		INSERT INTO attempts (job, attempt, leader_epoch, resume_from, alternative)
+		SELECT s.job, s.attempt, $3, s.resume, s.number
+		FROM unnest($1::uuid[], $2::int[], $4::bigint[], $5::int[]) AS s(job, attempt, resume, number)`, a.job,
+		a.attempt, term.Epoch, a.resume, a.number)
 	batch.Queue(`
 		INSERT INTO allocations (job, attempt, rank, machine_id, machine_epoch, cpu_m, mem_mb, disk_mb, gpu_milli, port)
 		SELECT *

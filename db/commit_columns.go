@@ -13,6 +13,7 @@ type (
 		job     []berth.JobID
 		attempt []int
 		resume  []*int64
+		number  []int // of the alternative
 	}
 	rankColumns struct {
 		job                        []berth.JobID
@@ -33,7 +34,7 @@ type (
 func columnsOf(starts []berth.Start, p *present) (a attemptColumns, r rankColumns, g claimColumns) {
 	starts = slices.SortedFunc(slices.Values(starts), func(x, y berth.Start) int { return cmp.Compare(x.Job, y.Job) })
 	for _, s := range starts {
-		a.job, a.attempt = append(a.job, s.Job), append(a.attempt, s.Attempt)
+		a.job, a.attempt, a.number = append(a.job, s.Job), append(a.attempt, s.Attempt), append(a.number, s.Alternative)
 		var from *int64
 		if step, ok := p.resume[s.Job]; ok {
 			from = &step

@@ -40,6 +40,12 @@ type QueueJob struct {
 	VerifiedAt    *time.Time     // time of its newest verified checkpoint, of any attempt
 	XID           uint64         // of the transaction that wrote it last
 
+	// Alternatives are the classes of the hardware that the job may take, in order, and Opens the times
+	// from which on it may; both are nil for a job without alternatives. InForce is the index of Class.
+	Alternatives []string
+	InForce      int
+	Opens        []time.Time
+
 	// Expected is the job's estimated total run time; 0: unknown. ExpectedBy names the jobs
 	// that the estimate is based on. Neither is a column: see internal/control/runtimes.
 	Expected   time.Duration
@@ -131,7 +137,7 @@ const queueJobColumns = `
 	j.held, j.eligible_at, j.queue_deadline, j.submitted_at, j.avoid,
 	j.run_limit_ms, j.grace_ms, j.ran_ms, j.unaged_ms, j.stalled_ms, j.gave_way_to::text[], j.verified_at, j.xid,
 	coalesce(j.parent::text, ''), coalesce((SELECT p.parallel FROM jobs p WHERE p.id = j.parent), 0), j.name,
-		coalesce(j.step, ''), ` + dataColumn
+		coalesce(j.step, ''), ` + dataColumn + `, ` + alternativesColumns
 
 // fedJobs selects the jobs for which Feed reads holders.
 const fedJobs = `
@@ -361,7 +367,7 @@ func collectJobs(rows pgx.Rows, into *[]QueueJob) error {
 		if err := rows.Scan(&j.ID, &j.Tenant, &j.Class, &j.Priority, &j.Preemptible, &j.State, &j.Version, &j.Attempt,
 			&j.Held, &j.EligibleAt, &j.QueueDeadline, &j.SubmittedAt, &j.Avoid,
 			&limitMS, &graceMS, &ranMS, &unagedMS, &stalledMS, &j.GaveWayTo, &j.VerifiedAt, &j.XID, &j.Parent,
-			&j.Parallel, &j.Name, &j.Step, &j.Data); err != nil {
+			&j.Parallel, &j.Name, &j.Step, &j.Data, &j.Alternatives, &j.InForce, &j.Opens); err != nil {
 			return fmt.Errorf("read job: %w", err)
 		}
 		j.RunLimit, j.Grace, j.Ran = milliseconds(limitMS), milliseconds(graceMS), milliseconds(ranMS)

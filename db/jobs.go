@@ -34,6 +34,7 @@ const jobDocument = `jsonb_strip_nulls(jsonb_build_object(
 			'step', j.step, 'cached_from', j.cached_from, 'submitted_by', j.submitted_by,
 			'indexes', CASE WHEN j.indexes IS NOT NULL THEN index_ranges(j.indexes) END,
 			'tally', CASE WHEN j.kind <> 'job' THEN coalesce(j.tally, ` + liveTally + `) END,
+			'alternative', CASE WHEN j.alternatives IS NOT NULL THEN j.alternative END,
 			'image_digest', j.image_digest, 'exit_code', j.exit_code,
 			'submitted_at', j.submitted_at, 'queued_at', j.queued_at, 'scheduled_at', j.scheduled_at,
 			'started_at', j.started_at, 'finished_at', j.finished_at,
@@ -82,6 +83,7 @@ var fullDocument = jobDocument + ` || jsonb_strip_nulls(jsonb_build_object(
 			'attempts', (
 				SELECT jsonb_agg(jsonb_build_object(
 					'number', t.attempt,
+					'alternative', CASE WHEN j.alternatives IS NOT NULL THEN t.alternative END,
 					'machines', coalesce((
 						SELECT jsonb_agg(a.machine_id ORDER BY a.rank)
 						FROM allocations a WHERE a.job = t.job AND a.attempt = t.attempt), '[]'),

@@ -145,9 +145,16 @@ func settle(ctx context.Context, tx pgx.Tx, job lockedJob, s lifecycle.Settlemen
 			return hints, err
 		}
 		args["class"], args["request"] = class, request
+		grown, choices, err := growAlternatives(ctx, tx, job.ID)
+		if err != nil {
+			return hints, err
+		}
+		args["alternatives"], args["choices"] = grown, choices
 		batch.Queue(`
 			INSERT INTO classes (class, request)
-			VALUES (@class, @request)
+			SELECT @class, @request::jsonb
+			UNION ALL
+			SELECT * FROM unnest(@alternatives::text[], @choices::jsonb[])
 			ON CONFLICT DO NOTHING`, args)
 	}
 	if s.StartUnseen {
@@ -168,7 +175,8 @@ func settle(ctx context.Context, tx pgx.Tx, job lockedJob, s lifecycle.Settlemen
 		SET state = @next, version = version + 1, actor = 'workflow', reason = @reason, exit_code = @exit_code,
 			dead_letter = @dead_letter, failures = failures + @failures, losses = losses + @losses,
 			preemptions = preemptions + @preemptions, eligible_at = now() + @delay::interval, avoid = @avoid,
-			class = @class, oom_grown = oom_grown OR @grown, preempted_for = NULL,
+			class = @class, alternatives = coalesce(@alternatives::text[], alternatives),
+			oom_grown = oom_grown OR @grown, preempted_for = NULL,
 			ran_ms = ran_ms + `+attemptRan+`,
 			unaged_ms = unaged_ms
 			    + (extract(epoch FROM greatest(now() + @delay::interval - scheduled_at, '0')) * 1000)::bigint
@@ -228,7 +236,8 @@ func settlementArgs(job lockedJob, s lifecycle.Settlement) pgx.NamedArgs {
 		"job": job.ID, "attempt": job.Attempt, "next": v.Next, "reason": s.Reason, "exit_code": v.ExitCode,
 		"blamed": v.Machine, "dead_letter": v.DeadLetter, "failures": s.Failures, "losses": s.Losses,
 		"preemptions": s.Preemptions, "delay": v.Delay, "avoid": s.Avoid, "class": job.Class, "grown": v.GrowMemory,
-		"last_step": s.LastStep, "budget": v.Budget, "orders": berth.Orders{Forget: true}, "hang": s.Hang,
+		"alternatives": []string(nil),
+		"last_step":    s.LastStep, "budget": v.Budget, "orders": berth.Orders{Forget: true}, "hang": s.Hang,
 	}
 }
 

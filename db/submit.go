@@ -133,7 +133,10 @@ func newSubmitRow(s Submission) (submitRow, error) {
 		"notify":       spec.NotifiedOf(s.Spec.Notify),
 		"data":         dataOf(s.Tenant, s.Spec),
 		"has_source":   false, // see submitRow.starts
+
+		"alternatives": nil, "alternatives_after": nil, "choice_classes": nil, "choices": nil,
 	}
+	addAlternatives(args, s.Spec)
 	if a := s.Spec.Array; a != nil {
 		args["kind"], args["total"], args["parallel"], args["max_failures"] = berth.KindArray, a.Count(),
 			a.Parallel, a.MaxFailures
@@ -199,7 +202,9 @@ func (r submitRow) queue(batch *pgx.Batch) {
 	batch.Queue(`
 		WITH class AS (
 			INSERT INTO classes (class, request)
-			VALUES (@class, @request)
+			SELECT @class, @request::jsonb
+			UNION ALL
+			SELECT * FROM unnest(@choice_classes::text[], @choices::jsonb[])
 			ON CONFLICT DO NOTHING
 		), t AS (
 			SELECT stalled_ms + coalesce(extract(epoch FROM now() - stalled_since) * 1000, 0)::bigint AS stalled_ms,
@@ -210,7 +215,8 @@ func (r submitRow) queue(batch *pgx.Batch) {
 			INSERT INTO jobs (id, tenant, kind, total, expanded, parallel, max_failures, indexes, parent, step,
 				blocked, notify, data, name, class, priority, preemptible, queue_deadline,
 				run_limit_ms, grace_ms, execution, lost_after_ms, labels, actor, submitted_by, retry_of, idem_key,
-				idem_hash, stalled_ms, has_checkpoint, run_when, final, branch, fail_fast, format)
+				idem_hash, stalled_ms, has_checkpoint, run_when, final, branch, fail_fast, format,
+				alternatives, alternatives_after)
 			SELECT @id, @tenant, @kind, @total::int, @expanded, @parallel, @max_failures::int, @indexes::int[],
 				@parent::uuid, @step, @blocked, @notify::text[], @data::bigint[], @name, @class,
 					@priority, @preemptible,
@@ -218,7 +224,8 @@ func (r submitRow) queue(batch *pgx.Batch) {
 				@run_limit_ms, @grace_ms, @execution, @lost_ms, @labels, @actor, @actor, @retry_of::uuid,
 					@idem_key, @idem_hash::bytea,
 				coalesce((SELECT stalled_ms FROM t), 0), @has_source,
-				@run_when, @final, @branch, @fail_fast, @format
+				@run_when, @final, @branch, @fail_fast, @format,
+				@alternatives::text[], @alternatives_after::bigint[]
 			WHERE @uncounted OR NOT EXISTS (SELECT 1 FROM t WHERE max_queued <= (
 				SELECT count(*)
 				FROM jobs w

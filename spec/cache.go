@@ -37,6 +37,10 @@ type cacheKey struct {
 	Secrets    []cachedSecret    `json:"secrets"` // by name
 	SecretsAs  string            `json:"secrets_as"`
 	Network    Network           `json:"network,omitzero"` // zero for the default policy, however written
+
+	// Alternatives lists the other hardware that the file allows. The key thus depends on the file alone, and
+	// not on the hardware that the step has got.
+	Alternatives []Resources `json:"alternatives,omitempty"`
 }
 
 // cachedInput is an input as the container notices it: its path and content.
@@ -84,6 +88,9 @@ func (s Job) CacheKey(at Standing) (key []byte, ok bool) {
 	}
 	if s.Network.Strict() {
 		k.Network = s.Network
+	}
+	for i := range s.Alternatives {
+		k.Alternatives = append(k.Alternatives, s.ResourcesOf(i+1))
 	}
 	slices.SortFunc(k.Inputs, func(a, b cachedInput) int { return strings.Compare(a.To, b.To) })
 	for i := range k.Outputs {

@@ -46,6 +46,10 @@ func TestWhatACachedStepIs(t *testing.T) {
 		"Command":    {func(s *spec.Job) { s.Command = []string{"a", ""} }},
 		"Env":        {func(s *spec.Job) { s.Env = map[string]string{"A": "2"} }, func(s *spec.Job) { s.Env = nil }},
 		"Workdir":    {func(s *spec.Job) { s.Workdir = string(otherAddress) }, func(s *spec.Job) { s.Workdir = "" }},
+		"Alternatives": {
+			func(s *spec.Job) { s.Alternatives = []spec.Alternative{{GPUs: new(spec.MilliGPU(1000))}} },
+			func(s *spec.Job) { s.Alternatives = []spec.Alternative{{GPUs: new(spec.MilliGPU(2000))}} },
+		},
 		"Resources": {
 			func(s *spec.Job) { s.Resources.GPUs = 1000 }, func(s *spec.Job) { s.Resources.CPUs = &cpus },
 			func(s *spec.Job) { s.Resources.Memory = &memory }, func(s *spec.Job) { s.Resources.GPUType = spec.StringList{"H100"} },

@@ -17,10 +17,13 @@ type Job struct {
 	Env        map[string]string `json:"env,omitempty" doc:"variables of the container"`
 	Workdir    string            `json:"workdir,omitempty" doc:"local folder, copied to /workspace"`
 	Resources  Resources         `json:"resources,omitzero" doc:"resources of each member"`
-	Members    int               `json:"members,omitempty" zero:"1 to 512; default 1" doc:"members of the gang"`
-	Placement  Placement         `json:"placement,omitzero" doc:"conditions on the machines"`
-	Network    Network           `json:"network,omitzero" doc:"egress policy of the containers"`
-	Priority   *Priority         `json:"priority,omitempty" doc:"low, normal, high, or 0 to 1000"`
+
+	Alternatives []Alternative `json:"alternatives,omitempty" doc:"other hardware, in order, if resources have no room"`
+
+	Members   int       `json:"members,omitempty" zero:"1 to 512; default 1" doc:"members of the gang"`
+	Placement Placement `json:"placement,omitzero" doc:"conditions on the machines"`
+	Network   Network   `json:"network,omitzero" doc:"egress policy of the containers"`
+	Priority  *Priority `json:"priority,omitempty" doc:"low, normal, high, or 0 to 1000"`
 
 	Preemptible  *bool     `json:"preemptible,omitempty" doc:"whether a job of higher priority may preempt this one"`
 	Execution    Execution `json:"execution,omitempty" doc:"at_least_once or at_most_one"`

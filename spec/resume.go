@@ -200,6 +200,10 @@ func noticed(s Job) map[string]string {
 	if len(secrets) > 0 {
 		secretsAs = s.SecretsAs
 	}
+	alternatives := make([]Resources, len(s.Alternatives))
+	for i := range alternatives {
+		alternatives[i] = s.ResourcesOf(i + 1)
+	}
 	var array any
 	if s.Array != nil {
 		array = Array{Size: s.Array.Count(), Each: s.Array.Each, From: s.Array.From}
@@ -207,7 +211,7 @@ func noticed(s Job) map[string]string {
 	parts := map[string]any{
 		"image": s.Image, "entrypoint": s.Entrypoint, "command": s.Command, "env": s.Env, "workdir": s.Workdir,
 		"resources": s.Resources, "members": s.Members, "checkpoint": s.Checkpoint, "inputs": inputs,
-		"outputs": outputs, "secrets": secrets, "secrets_as": secretsAs, "array": array,
+		"outputs": outputs, "secrets": secrets, "secrets_as": secretsAs, "array": array, "alternatives": alternatives,
 	}
 	texts := make(map[string]string, len(parts))
 	for field, part := range parts {

@@ -112,6 +112,10 @@ func (p *StallPolicy) validate(v *validation, s Job) {
 	}
 	v.require(s.Resources.GPUs > 0 || !p.Counts(SignGPU), "stall.signs",
 		"lists gpu, but resources.gpus is not set", "set resources.gpus, or leave gpu out")
+	for i := range s.Alternatives {
+		v.require(s.ResourcesOf(i+1).GPUs > 0 || s.Resources.GPUs == 0 || !p.Counts(SignGPU), "stall.signs",
+			fmt.Sprintf("lists gpu, but alternatives[%d] has no GPUs", i), "GPUs in each alternative, or leave gpu out")
+	}
 	v.require(s.Checkpoint != nil || !p.Counts(SignCheckpoint), "stall.signs",
 		"lists checkpoint, but checkpoint is not set", "set checkpoint, or leave it out")
 }

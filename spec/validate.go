@@ -44,7 +44,8 @@ func (s Job) Validate() []berth.FieldError {
 	v.require(len(s.Command)+len(s.Entrypoint) <= maxCommandArgs, "command", "too many arguments",
 		fmt.Sprintf("at most %d", maxCommandArgs))
 	s.validateEnv(v)
-	s.validateResources(v)
+	s.Resources.validate(v, "resources")
+	validateAlternatives(v, s)
 	s.validatePlacement(v)
 	s.Network.validate(v)
 	s.validateTimes(v)
@@ -103,29 +104,29 @@ func (s Job) validateEnv(v *validation) {
 	}
 }
 
-// validateResources checks the range of each resource and that GPU fields come with GPUs.
-func (s Job) validateResources(v *validation) {
-	r := s.Resources
-	v.require(*r.CPUs >= 10 && *r.CPUs <= 4096_000, "resources.cpus", fmt.Sprintf("%s is out of range", r.CPUs),
+// validate checks the range of each resource and that GPU fields come with GPUs. at is the path of the
+// resources in the file.
+func (r Resources) validate(v *validation, at string) {
+	v.require(*r.CPUs >= 10 && *r.CPUs <= 4096_000, at+".cpus", fmt.Sprintf("%s is out of range", r.CPUs),
 		"0.01 to 4096 cores")
-	v.require(*r.Memory >= 4 && *r.Memory <= 1<<26, "resources.memory", fmt.Sprintf("%s is out of range", r.Memory),
+	v.require(*r.Memory >= 4 && *r.Memory <= 1<<26, at+".memory", fmt.Sprintf("%s is out of range", r.Memory),
 		"4MiB to 64TiB")
-	v.require(r.Disk >= 0 && r.Disk <= 1<<30, "resources.disk", fmt.Sprintf("%s is out of range", r.Disk), "0 to 1PiB")
+	v.require(r.Disk >= 0 && r.Disk <= 1<<30, at+".disk", fmt.Sprintf("%s is out of range", r.Disk), "0 to 1PiB")
 	v.require(r.ShmSize >= 0 && r.ShmSize <= *r.Memory,
-		"resources.shm_size", fmt.Sprintf("%s is more than resources.memory", r.ShmSize), "at most resources.memory")
-	v.require(r.GPUs >= 0 && r.GPUs <= MaxGPUs*1000, "resources.gpus", fmt.Sprintf("%s is out of range", r.GPUs),
+		at+".shm_size", fmt.Sprintf("%s is more than %s.memory", r.ShmSize, at), "at most "+at+".memory")
+	v.require(r.GPUs >= 0 && r.GPUs <= MaxGPUs*1000, at+".gpus", fmt.Sprintf("%s is out of range", r.GPUs),
 		fmt.Sprintf("0 to %d", MaxGPUs))
 	v.require(r.GPUs < 1000 || r.GPUs%1000 == 0,
-		"resources.gpus", fmt.Sprintf("%s is neither a whole number nor a share of one GPU", r.GPUs),
+		at+".gpus", fmt.Sprintf("%s is neither a whole number nor a share of one GPU", r.GPUs),
 		"a whole number, or a share below 1")
-	v.require(r.GPUs > 0 || len(r.GPUType) == 0, "resources.gpu_type", "is set, but resources.gpus is not",
-		"set resources.gpus, or leave it out")
-	v.require(r.GPUs > 0 || r.GPUMemory == 0, "resources.gpu_memory", "is set, but resources.gpus is not",
-		"set resources.gpus, or leave it out")
+	v.require(r.GPUs > 0 || len(r.GPUType) == 0, at+".gpu_type", "is set, but "+at+".gpus is not",
+		"set "+at+".gpus, or leave it out")
+	v.require(r.GPUs > 0 || r.GPUMemory == 0, at+".gpu_memory", "is set, but "+at+".gpus is not",
+		"set "+at+".gpus, or leave it out")
 	v.require(r.GPUMemory >= 0 && r.GPUMemory <= 1<<22,
-		"resources.gpu_memory", fmt.Sprintf("%s is out of range", r.GPUMemory), "0 to 4TiB")
+		at+".gpu_memory", fmt.Sprintf("%s is out of range", r.GPUMemory), "0 to 4TiB")
 	for i, t := range r.GPUType {
-		v.require(t != "" && len(t) <= 63, fmt.Sprintf("resources.gpu_type[%d]", i),
+		v.require(t != "" && len(t) <= 63, fmt.Sprintf("%s.gpu_type[%d]", at, i),
 			fmt.Sprintf("%q is not a GPU model", t), "a model such as H100")
 	}
 }

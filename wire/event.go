@@ -1,10 +1,12 @@
 package wire
 
 import (
+	"fmt"
 	"time"
 
 	"berth"
 	"berth/failure"
+	"berth/spec"
 )
 
 // EventKind is the kind of an event.
@@ -36,6 +38,7 @@ const (
 	EventOddMember          EventKind = "odd_member"          // which member of a hung gang holds up the others
 	EventEntered            EventKind = "entered"             // a user opened a session in a member
 	EventLeft               EventKind = "left"                // that session ended
+	EventAlternative        EventKind = "alternative"         // the attempt got other hardware than the job had before
 	EventWarning            EventKind = "warning"
 )
 
@@ -67,6 +70,25 @@ type EventFacts struct {
 
 	Odd *failure.OddMember `json:"odd,omitempty"` // of a hung gang
 
+	Alternative *AlternativeChange `json:"alternative,omitempty"`
+
 	// Deadline is the time when the job is moved away from the draining machine; nil: never.
 	Deadline *time.Time `json:"deadline,omitempty"`
+}
+
+// AlternativeChange is the change of the hardware of a job with alternatives, at a start. The numbers are
+// 0 for resources and from 1 for the alternatives.
+type AlternativeChange struct {
+	From          int   `json:"from"`
+	To            int   `json:"to"`
+	WaitedSeconds int64 `json:"waited_seconds"` // length of the wait that ends
+}
+
+// String describes the change. A job takes an alternative only if none before it has room.
+func (c AlternativeChange) String() string {
+	waited := spec.Duration(time.Duration(c.WaitedSeconds) * time.Second)
+	if c.To == 0 {
+		return fmt.Sprintf("starts on resources, which have room again, after a wait of %s", waited)
+	}
+	return fmt.Sprintf("starts on alternative %d after a wait of %s: nothing before it has room", c.To, waited)
 }

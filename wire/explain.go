@@ -119,6 +119,17 @@ func article(model string) string {
 	return "a"
 }
 
+// HardwareFit is one hardware that a job may take, with the reasons that keep the job from it.
+type HardwareFit struct {
+	Number    int            `json:"number" doc:"0: resources of the job file; from 1: its alternatives"`
+	Resources spec.Resources `json:"resources" doc:"of each member"`
+	InForce   bool           `json:"in_force,omitempty" doc:"the hardware that the job had last, at first resources"`
+	After     spec.Duration  `json:"after,omitempty" doc:"wait before the job may take it"`
+	OpensAt   *time.Time     `json:"opens_at,omitempty" doc:"when the job may take it; absent: it may, or a plan"`
+	Blockers  []Blocker      `json:"blockers,omitempty" doc:"what keeps the job from it now, besides the wait"`
+	Room      string         `json:"room" doc:"how the machines stand to it, for people"`
+}
+
 // Plan predicts the placement of a job that would be submitted now.
 type Plan struct {
 	Spec           spec.Job   `json:"spec" doc:"with defaults filled in"`
@@ -133,6 +144,8 @@ type Plan struct {
 	Blockers       []Blocker  `json:"blockers,omitempty" doc:"all that would keep it from starting"`
 	Priority       []Term     `json:"priority,omitempty" doc:"terms of its order in the queue, the weightiest first"`
 	Fit            Fit        `json:"fit"`
+
+	Alternatives []HardwareFit `json:"alternatives,omitempty" doc:"each hardware of a job with alternatives, in order"`
 
 	Offers     []PlanOffer `json:"offers,omitempty" doc:"places for it: machines that exist, then offers of clouds"`
 	OffersNote string      `json:"offers_note,omitempty" doc:"why no offer of a cloud is listed, or how many are not"`
@@ -154,6 +167,8 @@ type Explanation struct {
 	EstimatedBy    EstimateBy  `json:"estimated_by,omitempty" doc:"source of estimated_start: limits or run_times"`
 	RunTime        *RunTime    `json:"run_time,omitempty" doc:"predicted, if without time_limit; absent: unknown"`
 	Fit            *Fit        `json:"fit,omitempty" doc:"how the machines stand to it, while it waits"`
+
+	Alternatives []HardwareFit `json:"alternatives,omitempty" doc:"each hardware of a job with alternatives, in order"`
 
 	Cloud *CloudNote `json:"cloud,omitempty" doc:"its machines of clouds; absent: none, nor a policy for them"`
 

@@ -40,6 +40,7 @@ type Job struct {
 	Step        string            `json:"step,omitempty"` // name of the step in its pipeline
 	CachedFrom  *berth.JobID      `json:"cached_from,omitempty" doc:"skipped step: the earlier job with its outputs"`
 	SubmittedBy string            `json:"submitted_by,omitempty" doc:"user:NAME or schedule:NAME, if known"`
+	Alternative *int              `json:"alternative,omitempty" doc:"hardware in force; 0: resources; absent: one only"`
 	ImageDigest string            `json:"image_digest,omitempty"`
 	ExitCode    *int              `json:"exit_code,omitempty"`
 
@@ -63,6 +64,19 @@ type Job struct {
 	Cost        *float64           `json:"cost,omitempty" doc:"US dollars, of all attempts; absent: no cloud machine"`
 	Hangs       []failure.Hang     `json:"hangs,omitempty" doc:"attempts that ended by a hang, with the evidence"`
 	Checkpoints []berth.Checkpoint `json:"checkpoints,omitempty"`
+}
+
+// Resources returns the resources of a member, with the defaults. They are the ones of the alternative in force,
+// if the job has alternatives. Without a spec it returns the zero value.
+func (j Job) Resources() spec.Resources {
+	if j.Spec == nil {
+		return spec.Resources{}
+	}
+	number := 0
+	if j.Alternative != nil {
+		number = *j.Alternative
+	}
+	return j.Spec.WithDefaults().ResourcesOf(number)
 }
 
 // ReasonSkipped is the code of the reason of a canceled step that did not run because its

@@ -72,6 +72,7 @@ func showPlan(a *app, p wire.Plan) error {
 		addBlockers(a, &s, p.Blockers)
 		s.add("runs", runTimeText(p.RunTime))
 		s.add("needs", resourcesText(p.Spec.WithDefaults().Resources))
+		addChoices(a, &s, p.Alternatives, true)
 		if p.CostPerHour != nil {
 			s.add("costs", fmt.Sprintf("%.2f USD per hour", *p.CostPerHour))
 		}
@@ -265,6 +266,7 @@ func showExplanation(a *app, job wire.Job, e wire.Explanation) error {
 		}
 		if !wide {
 			addReasons(a, &s, e)
+			addChoices(a, &s, e.Alternatives, false)
 			if err := s.write(a.out); err != nil {
 				return err
 			}
@@ -275,6 +277,7 @@ func showExplanation(a *app, job wire.Job, e wire.Explanation) error {
 		s.add("room", holdersText(a, e, wide))
 		addPlace(a, &s, e)
 		addTerms(&s, e.Priority)
+		addChoices(a, &s, e.Alternatives, false)
 		if e.Fit == nil {
 			return s.write(a.out)
 		}

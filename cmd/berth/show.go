@@ -105,7 +105,8 @@ func describeJob(a *app, j wire.Job, wide bool) error {
 		s.add("reaches", reachText(*j.Spec))
 		addData(&s, *j.Spec)
 		// With defaults, where the spec leaves a field out.
-		s.add("resources", resourcesText(j.Spec.WithDefaults().Resources))
+		s.add("resources", resourcesText(j.Resources()))
+		addAlternatives(&s, j)
 		if n := j.Spec.Members; n > 1 {
 			s.add("members", fmt.Sprintf("%d, each with these resources", n))
 		}

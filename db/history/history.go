@@ -11,6 +11,7 @@ import (
 
 	"berth"
 	"berth/failure"
+	"berth/spec"
 	"berth/wire"
 )
 
@@ -99,6 +100,11 @@ type Job struct {
 	UnagedMS          int64          `json:"unaged_ms"` // time that adds no age: held, blocked, or with capacity
 	FinishedAt        *time.Time     `json:"finished_at"`
 
+	Class        string        `json:"class"`
+	Alternatives []string      `json:"alternatives"`        // classes; null: the job has none
+	Alternative  int           `json:"alternative"`         // in force
+	Request      *spec.Request `json:"alternative_request"` // of the class, of a job with alternatives; null: unknown
+
 	HasSpec     bool         `json:"has_spec"`
 	Members     int          `json:"members"` // members of an attempt
 	Events      []Event      `json:"events"`
@@ -183,6 +189,7 @@ type Attempt struct {
 	NextState   berth.State    `json:"next_state"`
 	Budget      failure.Budget `json:"budget"` // "" while not settled, and before budgets were recorded
 	ResumeFrom  *int64         `json:"resume_from"`
+	Alternative *int           `json:"alternative"` // that it got; null: an older berthd started it
 }
 
 // Allocation is a row of allocations with its devices. The ledger numbers order the

@@ -181,4 +181,10 @@ var Invariants = []Invariant{
 		Reads:   "breakers",
 		cluster: refusalsPass,
 	},
+	{
+		Number: 34, Sentence: "The hardware of a job with alternatives is the one in force: the row has its class, " +
+			"and the members of an attempt that holds capacity have exactly its request.",
+		Reads: "class, alternatives and alternative of jobs, alternative of attempts, classes, allocations",
+		job:   hardwareInForce,
+	},
 }

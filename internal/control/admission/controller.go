@@ -2,8 +2,10 @@ package admission
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"berth"
 	"berth/db"
@@ -56,10 +58,43 @@ func (c *Controller) admit(ctx context.Context, tenant berth.TenantID, prefix st
 // fits returns an error if no machine could ever hold the job, or if a quota of the tenant or of
 // one above can never allow its request.
 func (c *Controller) fits(ctx context.Context, tenant berth.TenantID, jobSpec spec.Job) error {
-	if err := c.fleet.satisfiable(ctx, tenant, jobSpec.Request()); err != nil {
-		return err
+	// A job with alternatives is refused only if all of them are.
+	var refused []*berth.Error
+	for _, request := range spec.RequestsOf(jobSpec) {
+		err := c.fleet.satisfiable(ctx, tenant, request)
+		if err == nil {
+			err = c.quotas.admit(ctx, tenant, request)
+		}
+		e, ok := errors.AsType[*berth.Error](err)
+		if !ok || e.Slug != berth.SlugUnsatisfiable && e.Slug != berth.SlugQuota {
+			return err // it fits, or a read has failed
+		}
+		refused = append(refused, e)
 	}
-	return c.quotas.admit(ctx, tenant, jobSpec.Request())
+	return together(refused)
+}
+
+// together returns the refusal of a job whose resources and alternatives were all refused, in this order: the
+// first one, with the faults of the others in their fields.
+func together(refused []*berth.Error) error {
+	if len(refused) == 1 {
+		return refused[0]
+	}
+	all := *refused[0]
+	all.Message += "; nor does an alternative fit"
+	all.Fields = slices.Clone(all.Fields)
+	for i, e := range refused[1:] {
+		for _, f := range e.Fields {
+			at := fmt.Sprintf("alternatives[%d]", i)
+			if below, ok := strings.CutPrefix(f.Field, "resources"); ok {
+				f.Field = at + below
+			} else {
+				f.Field = at + ": " + f.Field
+			}
+			all.Fields = append(all.Fields, f)
+		}
+	}
+	return &all
 }
 
 // AdmitPipeline admits each job of a pipeline, at every level, and names the first refused one.

@@ -13,8 +13,13 @@ import (
 func Missing(s *placement.Snapshot, jobs []db.QueueJob) []string {
 	var missing []string
 	for _, row := range jobs {
-		if Waits(row) && !s.HasClass(row.Class) && !slices.Contains(missing, row.Class) {
-			missing = append(missing, row.Class)
+		if !Waits(row) {
+			continue
+		}
+		for _, class := range append([]string{row.Class}, row.Alternatives...) {
+			if !s.HasClass(class) && !slices.Contains(missing, class) {
+				missing = append(missing, class)
+			}
 		}
 	}
 	return missing
@@ -40,7 +45,11 @@ func Apply(s *placement.Snapshot, c db.Changes, blocked func(berth.MachineID) st
 	}
 	for _, row := range c.Jobs {
 		if Waits(row) && s.HasClass(row.Class) {
-			s.UpsertJob(Job(row))
+			j := Job(row)
+			if slices.ContainsFunc(row.Alternatives, func(class string) bool { return !s.HasClass(class) }) {
+				j.Alternatives = nil // the one in force remains
+			}
+			s.UpsertJob(j)
 		} else {
 			s.RemoveJob(row.ID)
 		}

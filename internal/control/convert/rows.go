@@ -55,6 +55,10 @@ func Job(row db.QueueJob) placement.Job {
 		PreemptedFor: row.GaveWayTo, Unaged: row.Unaged, Stalled: row.Stalled,
 		Parent: row.Parent, Parallel: row.Parallel, Data: row.Data, Expected: row.Expected, ExpectedBy: row.ExpectedBy,
 	}
+	for i, class := range row.Alternatives {
+		j.Alternatives = append(j.Alternatives, placement.Alternative{Class: class, Opens: row.Opens[i]})
+	}
+	j.InForce = row.InForce
 	Likeness(&j, row.Name, row.Step)
 	if row.QueueDeadline != nil {
 		j.QueueDeadline = *row.QueueDeadline
@@ -144,8 +148,12 @@ func Running(row db.QueueJob, held []db.Holder) placement.Running {
 // Starting converts a job at the decision of its start. The result equals that of Running
 // for the row after the commit.
 func Starting(j placement.Job, s berth.Start, now time.Time) placement.Running {
+	class := j.Class
+	if len(j.Alternatives) > 0 {
+		class = j.Alternatives[s.Alternative].Class
+	}
 	return placement.Running{
-		Job: j.ID, Parent: j.Parent, Tenant: j.Tenant, Class: j.Class, Version: s.Version + 1, Attempt: s.Attempt,
+		Job: j.ID, Parent: j.Parent, Tenant: j.Tenant, Class: class, Version: s.Version + 1, Attempt: s.Attempt,
 		Priority: j.Priority, SubmittedAt: j.SubmittedAt, Ranks: s.Ranks,
 		LikeName: j.LikeName, LikeData: j.LikeData,
 		StartedAt: now, TimeLimit: j.TimeLimit, Done: j.Done, Unaged: j.Unaged, Expected: j.Expected,

@@ -47,6 +47,7 @@ func (m *mirror) copy(bursts map[berth.TenantID]bool) autoscale.Mirror {
 	m.snapshot.EachRunning(func(r placement.Running) { c.Running = append(c.Running, r) })
 	m.snapshot.EachJob(func(j placement.Job) {
 		if !j.Held && !j.EligibleAt.After(c.At) {
+			j.Alternatives = nil // machines of clouds are launched for the hardware in force alone
 			c.Waiting = append(c.Waiting, j)
 		}
 	})

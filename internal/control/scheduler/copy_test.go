@@ -65,3 +65,28 @@ func TestTheScalerGetsACopyOfTheMirror(t *testing.T) {
 		}
 	}
 }
+
+// Machines are launched for the hardware in force alone, and the copy has no classes of other hardware.
+func TestTheScalerSeesTheHardwareInForce(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.modelled("h0", "H100", 1)
+	id := r.queued(picky(2, "H100", "A100"))
+	copies := make(asker)
+	r.lead(func(o *scheduler.Options) { o.Scaler = copies })
+	limit := time.After(waitLimit)
+	for {
+		select {
+		case m := <-copies:
+			if len(m.Waiting) != 1 {
+				continue
+			}
+			if j := m.Waiting[0]; j.ID != id || j.Alternatives != nil || m.Classes[j.Class].GPUTypes[0] != "H100" || len(m.Classes) != 1 {
+				t.Errorf("the copy has %+v and %+v", j, m.Classes)
+			}
+			return
+		case <-limit:
+			t.Fatalf("no copy of the mirror has the job\n%s", r.log)
+		}
+	}
+}

@@ -92,6 +92,11 @@ func (d *decoder) present(n *node, v reflect.Value, path string) {
 // structure decodes a mapping into a struct. A written zero is a fault for a field whose
 // zero stands for the default; see spec.ExplicitZero.
 func (d *decoder) structure(n *node, v reflect.Value, path string) {
+	if n.kind == list && v.Type() == reflect.TypeFor[spec.Resources]() { // as some other schedulers write it
+		d.fault(n.at, path, "expected a mapping, got a list",
+			"one mapping, and the other hardware in alternatives: [{after: 10m, gpu_type: A100}]")
+		return
+	}
 	if n.kind != mapping {
 		d.wrongKind(n, path, "a mapping with "+andList(fieldNames(v.Type())))
 		return

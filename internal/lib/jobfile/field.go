@@ -9,6 +9,7 @@ import (
 
 // elsewhere maps words of other schedulers to the field of a job file with that meaning.
 var elsewhere = map[string]string{
+	"any_of": "alternatives", "ordered": "alternatives", "fallback": "alternatives", "fallbacks": "alternatives",
 	"args": "command", "cmd": "command", "commands": "command", "run": "command", "script": "command",
 	"container": "image", "docker_image": "image",
 	"environment": "env", "envs": "env", "variables": "env",
