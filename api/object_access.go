@@ -194,8 +194,7 @@ func errMissing(format string, args ...any) error {
 }
 
 // verifyOutput compares a reported output with the object in the store: its bytes may have passed no server of
-// Berth. A repeated report of a registered output needs no object. Reports that the registration refuses anyway are
-// left to it.
+// Berth. A repeated report of a registered output needs no object.
 func (h *agentObjectHandlers) verifyOutput(c echo.Context, p wire.OutputReport) error {
 	if !h.signs() {
 		return nil
@@ -203,12 +202,15 @@ func (h *agentObjectHandlers) verifyOutput(c echo.Context, p wire.OutputReport) 
 	ctx := c.Request().Context()
 	tenant, known, err := h.objects.OutputBefore(ctx, p.Job, p.Attempt, p.Rank, p.Output.Name)
 	if err != nil || known {
-		return nil
+		return err
 	}
 	key := berth.OutputKey(tenant, p.Job, p.Attempt, p.Rank, p.Output.Name)
 	place, err := blob.ParseKey(key)
-	if err != nil || h.authorize(c, place, true, db.Session{AgentBoot: p.AgentBoot, Epoch: p.Epoch}) != nil {
-		return nil
+	if err != nil {
+		return err
+	}
+	if err := h.reporter(c, place, db.Session{AgentBoot: p.AgentBoot, Epoch: p.Epoch}); err != nil {
+		return err
 	}
 	sum, err := blob.ParseSHA256(p.Output.SHA256)
 	if err != nil {
@@ -229,31 +231,48 @@ func (h *agentObjectHandlers) verifyOutput(c echo.Context, p wire.OutputReport) 
 
 // verifyShard compares a reported checkpoint with the objects in the store: the manifest by its hash, the files that
 // it lists by their sizes, and their sum with the size that the tenant's quota counts. A repeated report of a
-// registered or pruned shard needs no objects. Reports that the registration refuses anyway are left to it.
+// registered or pruned shard needs no objects. The tenant is that of the job's row: the key in the report is checked
+// against it and is not trusted.
 func (h *agentObjectHandlers) verifyShard(c echo.Context, p wire.CheckpointReport) error {
 	if !h.signs() || p.Bad != "" || p.Manifest == "" || p.SHA256 == "" {
 		return nil
+	}
+	tenant, known, err := h.objects.ShardBefore(c.Request().Context(), p.Job, p.Step, p.Attempt, p.Rank)
+	if err != nil {
+		return err
+	}
+	if berth.CheckpointKey(tenant, p.Job, p.Attempt, p.Rank, p.Step)+"/"+berth.ManifestName != p.Manifest {
+		return berth.Errorf(berth.CodeInvalid, "manifest %.200q is not the key of this member's part of step %d",
+			p.Manifest, p.Step)
 	}
 	place, err := blob.ParseKey(p.Manifest)
 	if err != nil {
 		return err
 	}
-	if berth.CheckpointKey(place.Tenant, p.Job, p.Attempt, p.Rank, p.Step)+"/"+berth.ManifestName != p.Manifest {
-		return berth.Errorf(berth.CodeInvalid, "manifest %.200q is not the key of this member's part of step %d",
-			p.Manifest, p.Step)
-	}
-	if h.authorize(c, place, true, db.Session{AgentBoot: p.AgentBoot, Epoch: p.Epoch}) != nil {
-		return nil
+	if err := h.reporter(c, place, db.Session{AgentBoot: p.AgentBoot, Epoch: p.Epoch}); err != nil || known {
+		return err
 	}
 	fault := h.compareShard(c.Request().Context(), p)
 	if !berth.IsSlug(fault, wire.SlugObjectMissing) {
 		return fault
 	}
-	known, err := h.objects.ShardBefore(c.Request().Context(), p.Job, p.Step, p.Attempt, p.Rank)
+	// The step may have been pruned during the comparison.
+	_, known, err = h.objects.ShardBefore(c.Request().Context(), p.Job, p.Step, p.Attempt, p.Rank)
 	if err != nil || known {
 		return err
 	}
 	return fault
+}
+
+// reporter checks that a report comes from the machine that holds the member, with the answers of the registration.
+// Any error stops the report, so a report without a comparison is not registered.
+func (h *agentObjectHandlers) reporter(c echo.Context, place blob.Place, at db.Session) error {
+	err := h.authorize(c, place, true, at)
+	if berth.CodeOf(err) == berth.CodeNotFound {
+		return &berth.Error{Code: berth.CodeConflict, Slug: berth.SlugStaleAttempt,
+			Message: fmt.Sprintf("attempt %d of job %s is not this machine's current one", place.Attempt, place.Job)}
+	}
+	return err
 }
 
 // compareShard is verifyShard without the look for an earlier report.

@@ -241,6 +241,12 @@ func TestACheckpointIsRegisteredOnlyAsItLiesInTheStore(t *testing.T) {
 		"a manifest of another step": {"good", content, func(r *wire.CheckpointReport) {
 			r.Manifest = berth.CheckpointKey(job.Tenant, job.ID, 1, 0, 10_000) + "/" + berth.ManifestName
 		}, "invalid"},
+		"a manifest below another tenant": {"good", content, func(r *wire.CheckpointReport) {
+			r.Manifest = strings.Replace(r.Manifest, "tenants/"+string(job.Tenant)+"/", "tenants/other/", 1)
+		}, "invalid"},
+		"a manifest of another member": {"good", content, func(r *wire.CheckpointReport) {
+			r.Manifest = strings.Replace(r.Manifest, "rank-0", "rank-1", 1)
+		}, "invalid"},
 	} {
 		step++
 		report := a.part(job, step, content)

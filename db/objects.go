@@ -266,19 +266,22 @@ func (d *Objects) OutputBefore(
 	return tenant, registered, mapError(err, "job "+string(job))
 }
 
-// ShardBefore reports whether a shard of a checkpoint was registered before, or its step is pruned: the objects of
-// such a shard may be deleted already.
-func (d *Objects) ShardBefore(ctx context.Context, job berth.JobID, step int64, attempt, rank int) (bool, error) {
-	var before bool
-	err := d.pool.QueryRow(ctx, `
-		SELECT EXISTS (
+// ShardBefore returns the tenant of a job, and whether a shard of a checkpoint was registered before, or its step is
+// pruned: the objects of such a shard may be deleted already.
+func (d *Objects) ShardBefore(
+	ctx context.Context, job berth.JobID, step int64, attempt, rank int,
+) (tenant berth.TenantID, before bool, err error) {
+	err = d.pool.QueryRow(ctx, `
+		SELECT tenant, EXISTS (
 			SELECT 1
 			FROM checkpoint_shards
 			WHERE job = @job AND step = @step AND attempt = @attempt AND rank = @rank)
 		OR EXISTS (
 			SELECT 1
 			FROM checkpoints
-			WHERE job = @job AND step = @step AND attempt = @attempt AND state = 'pruned')`,
-		pgx.NamedArgs{"job": job, "step": step, "attempt": attempt, "rank": rank}).Scan(&before)
-	return before, mapError(err, "checkpoint of job "+string(job))
+			WHERE job = @job AND step = @step AND attempt = @attempt AND state = 'pruned')
+		FROM jobs
+		WHERE id = @job`,
+		pgx.NamedArgs{"job": job, "step": step, "attempt": attempt, "rank": rank}).Scan(&tenant, &before)
+	return tenant, before, mapError(err, "checkpoint of job "+string(job))
 }

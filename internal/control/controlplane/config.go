@@ -94,7 +94,7 @@ func Default() Config {
 		DatabaseConns:     16,
 		TemporalAddress:   "127.0.0.1:7233",
 		TemporalNamespace: "default",
-		ObjectAccess:      DirectAccess,
+		ObjectAccess:      ProxyAccess,
 		Roles:             Roles,
 		Retention:         30 * 24 * time.Hour,
 		MachineRetention:  90 * 24 * time.Hour,
