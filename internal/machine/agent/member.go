@@ -175,6 +175,7 @@ func (m *member) release() {
 	m.scratch.close()
 	m.sup.disk.leave(m.plan.disk)
 	m.sup.pulled.leave(m.identity)
+	m.sup.stuck.leave(m.identity)
 	m.sup.proof.leave(m.claim.GPUs, m.alloc)
 }
 

@@ -58,7 +58,7 @@ func (p *removePhase) clear(ctx context.Context) error {
 			err = errors.Join(p.mounts.Remove(ctx, p.name()), p.vault.remove(p.name()),
 				removeScratch(p.state, p.name()))
 		} else if time.Since(begun) > p.timing.DeafAfter && p.runs(ctx) {
-			p.stuck.add(p.alloc, false)
+			p.stuck.add(p.identity, false)
 		}
 		if err == nil {
 			_ = failpoint.Hit("agent.remove.after")

@@ -275,7 +275,7 @@ func (s *stopPlan) finish(now time.Time) {
 		s.signal("SIGKILL")
 		if !s.deaf && s.health.answersAfter(s.killBy) > s.timing.DeafAfter {
 			s.deaf = true
-			s.stuck.add(s.alloc, s.claim.mounts() && !s.claim.atMostOne())
+			s.stuck.add(s.identity, s.claim.mounts() && !s.claim.atMostOne())
 			s.reports.warn("the container does not stop on SIGKILL and keeps its resources; " +
 				"an operator must check machine " + string(s.machine))
 		}

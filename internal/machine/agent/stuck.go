@@ -20,6 +20,7 @@ type stuckBoard struct {
 
 // stuckMember is one entry.
 type stuckMember struct {
+	owner  *identity // of the member; a restored database may give its allocation to another one
 	since  time.Time
 	giveUp bool // the server is to give the member up as orphaned
 }
@@ -27,13 +28,23 @@ type stuckMember struct {
 // newStuckBoard returns an empty board.
 func newStuckBoard() *stuckBoard { return &stuckBoard{list: map[berth.AllocationID]stuckMember{}} }
 
-// add lists a member until drop. giveUp asks the server to give the member up, so that its job need
+// add lists a member until drop or leave. giveUp asks the server to give the member up, so that its job need
 // not wait for the container's end.
-func (b *stuckBoard) add(id berth.AllocationID, giveUp bool) {
+func (b *stuckBoard) add(owner *identity, giveUp bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if _, known := b.list[id]; !known {
-		b.list[id] = stuckMember{time.Now(), giveUp}
+	if old, known := b.list[owner.alloc]; !known || old.owner != owner {
+		b.list[owner.alloc] = stuckMember{owner, time.Now(), giveUp}
+	}
+}
+
+// leave removes a member that this agent no longer has, as after a restore of the database: its allocation may be
+// another job's then, which must not be given up.
+func (b *stuckBoard) leave(owner *identity) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.list[owner.alloc].owner == owner {
+		delete(b.list, owner.alloc)
 	}
 }
 

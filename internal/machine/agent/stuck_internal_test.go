@@ -110,3 +110,21 @@ func TestOnlyAContainerThatRunsIsStuckInItsRemoval(t *testing.T) {
 		})
 	}
 }
+
+// After a restore, the database may give the allocation of a member that the agent has lost to another job.
+func TestAMemberThatTheAgentHasLostIsNotGivenUp(t *testing.T) {
+	t.Parallel()
+	b := newStuckBoard()
+	lost, next := &identity{alloc: 1}, &identity{alloc: 1}
+	b.add(lost, true)
+	b.leave(lost)
+	if ids := b.givenUp(); len(ids) != 0 || b.longest() != 0 {
+		t.Errorf("allocations %v are given up for a member that is no longer here", ids)
+	}
+	b.add(lost, true)
+	b.add(next, false)
+	b.leave(lost)
+	if ids := b.givenUp(); len(ids) != 0 || b.longest() == 0 {
+		t.Errorf("allocations %v are given up, want the later member listed and none given up", ids)
+	}
+}
