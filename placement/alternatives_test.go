@@ -210,6 +210,60 @@ func TestAJobWithANominationWaitsForIt(t *testing.T) {
 	w.wants(t, time.Minute, "j 1 a1")
 }
 
+// The job of the nomination waits for its own capacity. Another job of its class has none, and takes what is free.
+func TestANominationKeepsNoOtherJobFromItsAlternatives(t *testing.T) {
+	t.Parallel()
+	w := newWards(t)
+	w.machine("h1", "H100", 8, 8)
+	w.machine("a1", "A100", 8, 0)
+	h100 := w.class("H100", 8, 1)
+	grant := berth.Grant{Machine: "h1", Epoch: 1, Capacity: berth.Capacity{CPUMilli: 8000, MemoryMiB: 8000, GPUMilli: 8000}}
+	for i := range 8 {
+		grant.GPUs = append(grant.GPUs, berth.DeviceShare{Index: i, Milli: 1000})
+	}
+	w.s.UpsertRunning(placement.Running{Job: "victim", Tenant: "default", Class: h100, StartedAt: epoch, Stopping: true,
+		StopBy: epoch.Add(time.Hour), Ranks: []berth.Grant{grant}})
+	a100 := w.class("A100", 8, 1)
+	w.job("j1", 0, choice(h100, 0), choice(a100, 0))
+	w.job("j2", 0, choice(h100, 0), choice(a100, 0))
+	w.s.SetNominations([]placement.Nomination{{For: "j1", Machine: "h1", Capacity: grant.Capacity, GPUs: grant.GPUs, Victim: "victim"}})
+	w.wants(t, time.Minute, "j2 1 a1")
+}
+
+// A tenant whose quota bars an alternative keeps no job of another tenant from it.
+func TestAQuotaKeepsNoOtherTenantFromAnAlternative(t *testing.T) {
+	t.Parallel()
+	w := newWards(t)
+	w.s.UpsertTenant(placement.Tenant{ID: "default", Limit: berth.Capacity{GPUMilli: 8000}})
+	w.s.UpsertTenant(placement.Tenant{ID: "other"})
+	w.machine("h1", "H100", 8, 8)
+	w.machine("a1", "A100", 16, 0)
+	h100, a100 := w.class("H100", 8, 1), w.class("A100", 16, 1)
+	j := w.job("ja", 0, choice(h100, 0), choice(a100, 0))
+	w.wants(t, 0)
+	j.ID, j.Tenant = "jb", "other"
+	w.s.UpsertJob(j)
+	w.wants(t, 0, "jb 1 a1")
+}
+
+// Explanations of jobs that are not in the queue leave a snapshot as it was, also if alternatives have opened since the
+// last plan, which defines classes.
+func TestExplainingAJobLeavesTheClassesOfOpenedAlternatives(t *testing.T) {
+	t.Parallel()
+	w := newWards(t)
+	w.machine("h1", "H100", 8, 8)
+	w.machine("a1", "A100", 8, 8)
+	w.job("j", 0, choice(w.class("H100", 8, 1), 0), choice(w.class("A100", 8, 1), time.Minute))
+	at := epoch.Add(time.Hour)
+	for gpus := 1; gpus <= 3; gpus++ {
+		r := spec.Request{CPUMilli: 1000, MemoryMiB: 1000, GPUs: gpus, GPUMilli: 1000, Members: 1, Execution: spec.AtLeastOnce}
+		w.planner.WhyNew(w.s, placement.Job{ID: "new", Tenant: "default", Class: r.Class(), Priority: 500, SubmittedAt: at, EligibleAt: at}, r, at)
+	}
+	w.job("k", 0, choice(w.class("A100", 2, 1), 0))
+	w.machine("a1", "A100", 16, 6)
+	w.wants(t, time.Hour, "j 1 a1", "k 0 a1")
+}
+
 func TestEachAlternativeIsExplained(t *testing.T) {
 	t.Parallel()
 	w := newWards(t)

@@ -274,6 +274,7 @@ func (r *run) later(x *queue.Contender, e *queue.Entry) time.Time {
 // job, and its class if unknown, to the snapshot for the time of the call only.
 func (p Planner) WhyNew(s *Snapshot, j queue.Job, request spec.Request, now time.Time) explain.JobExplanation {
 	j.Alternatives, j.InForce = nil, 0 // each is a question of its own
+	openAlternatives(s, now)           // which may define classes; Dismiss takes back the last one
 	c := s.cluster.Classes[j.Class]
 	unknown := c == nil
 	if unknown {

@@ -236,7 +236,7 @@ func (r *run) decide(x *queue.Contender) {
 	case ok:
 		r.start(x, e, start)
 	case slices.Contains(choices, e.Class.InForce):
-		r.refuse(x, e)
+		r.refuse(x, e, !nominated && len(choices) == max(1, len(e.Class.Choices)))
 	default: // a quota bars the alternative in force, so no capacity is kept or released for the job
 		x.Tried = true
 		r.turn.Leave(x)
@@ -262,13 +262,18 @@ func (r *run) start(x *queue.Contender, e *queue.Entry, start berth.Start) {
 }
 
 // refuse closes the class of a job without room for this plan, and tries preemption and
-// a reserved start for the job.
-func (r *run) refuse(x *queue.Contender, e *queue.Entry) {
+// a reserved start for the job. Of a class with alternatives it closes the request in force alone, unless all of
+// them were tried: other jobs of the class may have another quota, or no nomination.
+func (r *run) refuse(x *queue.Contender, e *queue.Entry, all bool) {
 	c := e.Class
 	if r.planner.Explain && !r.placer.Closed(c) && !r.placer.Stuck(c, r.placer.Over) {
 		r.explain(c)
 	}
-	r.placer.Fail(c)
+	closed := c
+	if c.Choices != nil && !all {
+		closed = c.Choices[c.InForce]
+	}
+	r.placer.Fail(closed)
 	x.Tried = true
 	if r.nominations.Repairs && c.Members() > 1 && len(r.blocked) < preempt.MaxYields {
 		r.blocked = append(r.blocked, e)

@@ -178,7 +178,9 @@ func asks(j wire.Job) string {
 	if j.Spec == nil {
 		return ""
 	}
-	r := j.Spec.WithDefaults().Request()
+	one := j.Spec.WithDefaults()
+	one.Resources = j.Resources() // of the alternative in force
+	r := one.Request()
 	parts := []string{plural(1, "CPU")}
 	if r.CPUMilli != 1000 {
 		parts[0] = cores(r.CPUMilli) + " CPUs"
