@@ -40,8 +40,8 @@ func TestTwoHundredJobsAtOnceEachGetOneContainerAndLeaveNothing(t *testing.T) {
 	s.engine.wantEmpty()
 	s.wantNothingReserved()
 	s.engine.wantOneEach(ids)
-	if made, started := s.engine.count(events.ActionCreate, ""), s.engine.count(events.ActionStart, ""); made != burst || started != burst {
-		t.Errorf("%d containers were created and %d started, want %d each", made, started, burst)
+	if had, started := s.engine.containers(""), s.engine.count(events.ActionStart, ""); had != burst || started > burst {
+		t.Errorf("%d containers, started %d times, want %d that started once", had, started, burst)
 	}
 }
 
