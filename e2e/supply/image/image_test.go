@@ -80,7 +80,7 @@ func TestTheProgramOfAnImageRunsWithoutRights(t *testing.T) {
 	out := docker(append(strings.Fields("run --rm "+hardened), o.tag)...)
 	for _, want := range []string{
 		"user 65532 65532 home /var/lib/berth", "write /tmp/x true", "write /var/lib/berth/x true", "write /usr/bin/x false",
-		"certificates authorities <nil>", "notice licences <nil>",
+		"certificates authorities <nil>", "notice licences <nil>", "known true <nil>",
 	} {
 		if !strings.Contains(out, want) {
 			t.Errorf("the program prints\n%s\nwant %q", out, want)

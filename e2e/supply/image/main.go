@@ -136,7 +136,7 @@ func (o options) config(img v1.Image) *v1.ConfigFile {
 	cfg.Config = v1.Config{
 		User:       fmt.Sprintf("%d:%d", user, user),
 		Entrypoint: []string{"/usr/bin/" + filepath.Base(o.programs[0])},
-		Env:        []string{"PATH=/usr/bin", "HOME=/" + state},
+		Env:        []string{"PATH=/usr/bin", "HOME=/" + state, "USER=berth"}, // static programs find no user elsewhere
 		WorkingDir: "/" + state,
 		Labels: map[string]string{
 			"org.opencontainers.image.title":    filepath.Base(o.programs[0]),
