@@ -127,7 +127,7 @@ func usageOf(t *testing.T, pid int) (u usage) {
 	return u
 }
 
-// costOf runs a server of its own while all machines store an object at once, and returns what it has used for them.
+// costOf runs a server of its own while all machines store an object at once, and returns its use of CPU and memory.
 func costOf(t *testing.T, o served, agents []costSender, step int64, store func(a costSender, key string, content []byte) error) usage {
 	t.Helper()
 	text, err := json.Marshal(o)

@@ -99,7 +99,7 @@ func TestTheWorkflowOfAGangHearsThatAMemberIsGivenUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !hears(t, poke) {
-		t.Error("the workflow is not told")
+		t.Error("the workflow is not poked")
 	}
 	if r := s.ranks(id, attempt); !slices.Equal(r, []string{`orphaned {"kill": true}`, "active {}"}) {
 		t.Errorf("members are %q", r)

@@ -130,7 +130,7 @@ func (d *directStore) address(ctx context.Context, r wire.AddressRequest) (a wir
 }
 
 // put stores an object. done is false if the object must go through the server, which also gives the verdict on an
-// object that may not be stored any more. Any error is worth another try, apart from an exceeded quota.
+// object that may no longer be stored. Any error is worth another try, apart from an exceeded quota.
 func (d *directStore) put(ctx context.Context, key string, body *hashed, rest int64) (done bool, err error) {
 	if !d.covers(ctx, body.size) {
 		return false, nil

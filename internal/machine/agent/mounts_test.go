@@ -120,7 +120,7 @@ func TestAMountedFolderIsReadInPlaceAndNeverWritten(t *testing.T) {
 	}
 }
 
-// Attempts that read other states of a mounted folder are not compared: nobody knows its state.
+// Attempts that read other states of a mounted folder are not compared: its state is unknown.
 func TestAMountHasNoVersionThatCouldChange(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -245,7 +245,7 @@ func TestNoMountOutlivesItsJobThroughTheLossOfAnAgent(t *testing.T) {
 	}
 }
 
-// Mounts of members that nobody knows any more go at the first registration of a process.
+// Mounts of unknown members go at the first registration of a process.
 func TestMountsOfUnknownMembersAreSwept(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
