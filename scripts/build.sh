@@ -6,6 +6,8 @@
 #
 #     scripts/build.sh demo -o bin/ ./cmd/berth ./cmd/berth-dev
 set -euo pipefail
+# shellcheck source=scripts/build-env.sh
+source "$(dirname "$0")/build-env.sh"
 label=$1
 shift
 flags=() race=()

@@ -12,7 +12,7 @@ bins=$root/bin/tests # packages/ the tests, programs/ and failpoints/ the comman
 # it would double a build of minutes and watch somebody else's code. So is the
 # simulator, which only computes, ten times as long: what it runs, placement and
 # scheduler, is watched in their own tests.
-plain='^berth/(internal/devstack/temporaldev|internal/control/cloud/ec2|internal/control/cloud/gce|cmd/berth-cloud|cmd/berth-dev|cmd/berth-sim|e2e)(/|$)'
+plain='^berth/(internal/devstack/temporaldev|internal/control/cloud/ec2|internal/control/cloud/gce|cmd/berth-cloud|cmd/berth-dev|cmd/berth-temporal|cmd/berth-sim|e2e)(/|$)'
 # The chaos suite comes last and alone: it fills the machine by itself.
 chaos=e2e/chaos
 # Those that take longest begin first, so that no core is idle at the end.
@@ -20,6 +20,9 @@ longest=(e2e/proof db internal/machine/agent e2e internal/machine/docker interna
 
 compile() {
   local all begun=$SECONDS
+  local -x GOGC=${GOGC:-} # the tests themselves run with the caller's
+  # shellcheck source=scripts/build-env.sh
+  source scripts/build-env.sh
   all=$(go list ./...)
   echo "== building the programs and test binaries"
   rm -rf "$bins/packages"
