@@ -75,35 +75,6 @@ export SOURCE_DATE_EPOCH
 
 shipped=(berthd berth berth-agent berth-check berth-cloud berth-deadman berth-temporal)
 
-# build OS ARCH FOLDER NAME... builds programs. Only the agent links C: the GPU library of NVIDIA
-# is loaded at run time by C code. All others are static.
-build() {
-	local os=$1 arch=$2 folder=$3 name cgo cc
-	shift 3
-	for name in "$@"; do
-		cgo=0 cc=
-		if [[ $name == berth-agent ]]; then
-			cgo=1 cc=$(c_compiler "$arch")
-		fi
-		echo "release: building $name for $os/$arch" >&2
-		GOOS=$os GOARCH=$arch CGO_ENABLED=$cgo CC=$cc CGO_CFLAGS='-O2' go build -trimpath -buildvcs=true \
-			-ldflags="-w -X berth/internal/lib/buildinfo.Number=$version" -o "$folder/$name" "./cmd/$name"
-	done
-}
-
-# c_compiler ARCH prints the C compiler for an architecture.
-c_compiler() {
-	local cpu=x86_64
-	[[ $1 == arm64 ]] && cpu=aarch64
-	if command -v "$cpu-linux-gnu-gcc" >/dev/null; then
-		echo "$cpu-linux-gnu-gcc"
-	elif [[ $(uname -m) == "$cpu" ]]; then
-		echo gcc
-	else
-		fail "$cpu-linux-gnu-gcc is missing, the C compiler for berth-agent on $1: scripts/setup.sh release"
-	fi
-}
-
 # starts ARCH FOLDER runs programs of an architecture as far as their version, under the emulator of qemu for
 # another one than this machine's.
 starts() {
@@ -136,7 +107,7 @@ for arch in "${archs[@]}"; do
 	if [[ $programs ]]; then
 		cp "${shipped[@]/#/$programs/$arch/}" "$work/linux-$arch/"
 	else
-		build linux "$arch" "$work/linux-$arch" "${shipped[@]}"
+		scripts/programs.sh "$version" linux "$arch" "$work/linux-$arch" "${shipped[@]}"
 		starts "$arch" "$work/linux-$arch"
 	fi
 	if [[ ! $rehearsal && $arch == "${archs[0]}" ]]; then # the others have the same modules
@@ -148,7 +119,7 @@ scan=("${shipped[@]/#/$work/linux-${archs[0]}/}")
 if [[ ! $programs ]]; then
 	for arch in "${archs[@]}"; do
 		mkdir -p "$work/darwin-$arch"
-		build darwin "$arch" "$work/darwin-$arch" berth
+		scripts/programs.sh "$version" darwin "$arch" "$work/darwin-$arch" berth
 		scan+=("$work/darwin-$arch/berth")
 	done
 	for arch in "${archs[@]:1}"; do scan+=("${shipped[@]/#/$work/linux-$arch/}"); done

@@ -12,7 +12,9 @@ import (
 )
 
 // programs are the programs in the packages.
-var programs = []string{"berthd", "berth", "berth-agent", "berth-check", "berth-cloud", "berth-deadman", "berth-temporal"}
+var programs = []string{
+	"berthd", "berth", "berth-agent", "berth-check", "berth-cloud", "berth-deadman", "berth-temporal",
+}
 
 // pack makes the packages of a version for amd64 from the programs in a folder, and returns their folder.
 func pack(t testing.TB, version, folder string) string {
@@ -287,16 +289,12 @@ func TestASignatureHoldsForItsFileAlone(t *testing.T) {
 	}
 }
 
-// build builds the programs of a version, as a release does, but without its flags for other machines.
+// build builds the programs of a version for amd64, as a release does.
 func build(t testing.TB, version string) string {
 	t.Helper()
 	dir := t.TempDir()
-	args := []string{"build", "-trimpath", "-o", dir + "/",
-		"-ldflags=-w -X berth/internal/lib/buildinfo.Number=" + version}
-	for _, p := range programs {
-		args = append(args, "berth/cmd/"+p)
-	}
-	if out, err := exec.Command("go", args...).CombinedOutput(); err != nil {
+	args := append([]string{version, "linux", "amd64", dir}, programs...)
+	if out, err := exec.Command("../../scripts/programs.sh", args...).CombinedOutput(); err != nil {
 		t.Fatalf("build %s: %v\n%s", version, err, out)
 	}
 	return dir
@@ -357,9 +355,10 @@ func (s *site) holds(host, version, service string) {
 // removed removes and purges the packages: state stays until the purge, and the operator's files longer.
 func (s *site) removed() {
 	began := time.Now()
-	s.shell("control", "systemctl disable --now berthd-2") // the page's own unit, not the package's
+	s.shell("control", "systemctl disable --now berthd-2")                 // the page's own unit, not the package's
+	s.shell("control", "apt-get remove --yes berth && ! command -v berth") // nothing of it stays to purge
 	for host, c := range map[string]struct{ packages, state, setting, own string }{
-		"control": {"berthd berth berth-temporal", "/var/lib/berth/blobs", "/etc/berth/berthd.env", "/etc/berth/secret-keys"},
+		"control": {"berthd berth-temporal", "/var/lib/berth/blobs", "/etc/berth/berthd.env", "/etc/berth/secret-keys"},
 		"machine": {"berth-agent", "/var/lib/berth-agent/key.pem", "/etc/berth/agent.env",
 			"/usr/local/share/ca-certificates/berth.crt"},
 	} {
