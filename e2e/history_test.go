@@ -1,6 +1,7 @@
 package e2e_test
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"os"
@@ -13,6 +14,7 @@ import (
 	"go.temporal.io/api/temporalproto"
 
 	"berth"
+	"berth/internal/lib/buildinfo"
 	"berth/internal/lib/golden"
 )
 
@@ -71,6 +73,26 @@ func steps(h *historypb.History) []string {
 		}
 	}
 	return list
+}
+
+// checkBuild fails the test unless the history names the version of the program that completed its tasks.
+func checkBuild(t *testing.T, h *historypb.History) {
+	t.Helper()
+	tasks := 0
+	for _, e := range h.GetEvents() {
+		a := e.GetWorkflowTaskCompletedEventAttributes()
+		if a == nil {
+			continue
+		}
+		tasks++
+		//lint:ignore SA1019 workers here have no versions in Temporal's sense, and only these fields name their builds
+		if build := cmp.Or(a.GetWorkerVersion().GetBuildId(), a.GetBinaryChecksum()); build != buildinfo.Version() {
+			t.Errorf("task %d was completed by build %q, not by %q", e.GetEventId(), build, buildinfo.Version())
+		}
+	}
+	if tasks == 0 {
+		t.Error("the history has no task that was completed")
+	}
 }
 
 // record keeps a history under a name, with -update.

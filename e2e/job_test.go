@@ -78,6 +78,7 @@ func (s *stack) undisturbed(t *testing.T, most int, run func() berth.JobID, want
 			wrong += cmp.Diff(want(job), steps(h))
 		}
 		if wrong == "" {
+			checkBuild(t, h)
 			return job, h
 		}
 		if try == tries {

@@ -8,6 +8,8 @@ import (
 	"go.temporal.io/sdk/client"
 	"go.temporal.io/sdk/interceptor"
 	"go.temporal.io/sdk/worker"
+
+	"berth/internal/lib/buildinfo"
 )
 
 const (
@@ -24,7 +26,11 @@ const (
 
 // serve runs a worker made by build until ctx ends. It starts a worker when Temporal
 // answers, and a new one after a fatal error, with growing pauses. It returns ctx's error.
+//
+// Each history names the build that completed its tasks. The SDK's default for that name is the MD5
+// hash of the program's file, which costs a start as much CPU as reading all of the file takes.
 func serve(ctx context.Context, c client.Client, log *slog.Logger, build func(worker.Options) worker.Worker) error {
+	worker.SetBinaryChecksum(buildinfo.Version())
 	pause := firstPause
 	for ctx.Err() == nil {
 		start := time.Now()

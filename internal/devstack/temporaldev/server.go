@@ -15,9 +15,12 @@ import (
 	uioptions "github.com/temporalio/ui-server/v2/server/server_options"
 	"go.temporal.io/sdk/client"
 	sdklog "go.temporal.io/sdk/log"
+	"go.temporal.io/sdk/worker"
 	"go.temporal.io/server/common/authorization"
 	"go.temporal.io/server/common/config"
 	"go.temporal.io/server/temporal"
+
+	"berth/internal/lib/buildinfo"
 )
 
 // startLimit bounds a start, not counting the wait for another server's end. A first start takes a few
@@ -155,6 +158,7 @@ func (s *Server) startServer(st store) error {
 	if err != nil {
 		return fmt.Errorf("claim mapper: %w", err)
 	}
+	worker.SetBinaryChecksum(buildinfo.Version()) // the server's own workers would hash this program's file
 	s.server, err = temporal.NewServer(
 		temporal.ForServices(temporal.DefaultServices),
 		temporal.WithConfig(cfg),
