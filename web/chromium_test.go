@@ -34,8 +34,8 @@ type chromium struct {
 	mu      sync.Mutex
 	last    int
 	answers map[int]chan cdpMessage
-	loads   chan struct{}
-	faults  []string // errors of the console, of policies and of scripts
+	loads   chan string // the loaders of the documents that are loaded
+	faults  []string    // errors of the console, of policies and of scripts
 	hosts   map[string]bool
 }
 
@@ -110,7 +110,7 @@ func startChromium(t *testing.T) *chromium {
 		t.Fatal(err)
 	}
 	ws.SetReadLimit(64 << 20)
-	c := &chromium{t: t, ctx: ctx, ws: ws, answers: map[int]chan cdpMessage{}, loads: make(chan struct{}, 100), hosts: map[string]bool{}}
+	c := &chromium{t: t, ctx: ctx, ws: ws, answers: map[int]chan cdpMessage{}, loads: make(chan string, 100), hosts: map[string]bool{}}
 	go c.read()
 	t.Cleanup(func() { _ = ws.CloseNow() })
 	var target struct {
@@ -125,6 +125,7 @@ func startChromium(t *testing.T) *chromium {
 	for _, domain := range []string{"Page", "Runtime", "Log", "Network", "Accessibility"} {
 		c.call(domain+".enable", nil, nil)
 	}
+	c.call("Page.setLifecycleEventsEnabled", map[string]any{"enabled": true}, nil)
 	return c
 }
 
@@ -155,8 +156,15 @@ func (c *chromium) read() {
 // note records an event. The caller holds c.mu.
 func (c *chromium) note(m cdpMessage) {
 	switch m.Method {
-	case "Page.loadEventFired":
-		c.loads <- struct{}{}
+	case "Page.lifecycleEvent":
+		var p struct {
+			Loader string `json:"loaderId"`
+			Name   string `json:"name"`
+		}
+		_ = json.Unmarshal(m.Params, &p)
+		if p.Name == "load" {
+			c.loads <- p.Loader
+		}
 	case "Runtime.exceptionThrown":
 		c.faults = append(c.faults, string(m.Params))
 	case "Log.entryAdded":
@@ -220,23 +228,30 @@ func (c *chromium) try(method string, params, out any) error {
 	}
 }
 
-// open goes to a page and waits until it is loaded.
+// open goes to a page and waits until it is loaded. The page before may load as late as this one begins, so
+// that a load counts only if it is of the document that this call asked for.
 func (c *chromium) open(address string) {
 	c.t.Helper()
 	for len(c.loads) > 0 {
 		<-c.loads
 	}
-	c.call("Page.navigate", map[string]any{"url": address}, nil)
-	c.loaded()
-}
-
-// loaded waits until a page is loaded.
-func (c *chromium) loaded() {
-	c.t.Helper()
-	select {
-	case <-c.loads:
-	case <-c.ctx.Done():
-		c.t.Fatal("the page is not loaded: ", c.ctx.Err())
+	var asked struct {
+		Loader string `json:"loaderId"`
+		Fault  string `json:"errorText"`
+	}
+	c.call("Page.navigate", map[string]any{"url": address}, &asked)
+	if asked.Loader == "" || asked.Fault != "" {
+		c.t.Fatalf("%s opens no document: %s", address, asked.Fault)
+	}
+	for {
+		select {
+		case loader := <-c.loads:
+			if loader == asked.Loader {
+				return
+			}
+		case <-c.ctx.Done():
+			c.t.Fatalf("%s is not loaded: %v", address, c.ctx.Err())
+		}
 	}
 }
 

@@ -265,7 +265,7 @@ func checkLaunches(t *rapid.T, in scaler.Input, d scaler.Decision) {
 		if j := in.Jobs[i]; of[n.Job] > 0 && !probes(d, n.Job) {
 			gpus := 0
 			for _, m := range in.Machines {
-				if m.State == scaler.Ready || m.State == scaler.Launching {
+				if m.State == scaler.Ready || m.State == scaler.Launching || slices.Contains(d.Undrain, m.Row.ID) {
 					gpus += len(m.Row.GPUs) / j.Request.GPUs
 				}
 			}
