@@ -150,7 +150,7 @@ func (c Rule) reason(e AttemptEvidence, r RankEvidence) berth.Reason {
 		hint = ""
 	case "":
 		if hint = exitHints[x.Code]; hint == "" {
-			hint = "see the last lines of the log: berth logs"
+			hint = "see the end of the log: berth logs JOB"
 		}
 	}
 	says := strings.NewReplacer(

@@ -55,8 +55,8 @@ var intentRules = []Rule{
 		},
 		Class: ClassAmbiguous, Reason: berth.ReasonOutputLost,
 		Says: "the command succeeded, but three machines failed to store these outputs: {outputs} (last: {machine})",
-		Hint: "see the warnings in berth events; most often the disks are too small for the output, or the object " +
-			"store refuses it",
+		Hint: "see the warnings in berth events JOB; most often the disks are too small for the output, or the " +
+			"object store refuses it",
 		Next: berth.Retrying, Blame: BlameUnknown, Budget: BudgetUser, Wait: WaitRetry, Elsewhere: true,
 	},
 	{
@@ -66,7 +66,7 @@ var intentRules = []Rule{
 		when:  AttemptEvidence.outputsUnstored,
 		Class: ClassInfra, Reason: berth.ReasonOutputLost,
 		Says: "the command succeeded, but machine {machine} failed to store these outputs: {outputs}",
-		Hint: "see the warnings in berth events; the next attempt does not count against max_attempts",
+		Hint: "see the warnings in berth events JOB; the next attempt does not count against max_attempts",
 		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitInfra, Elsewhere: true,
 	},
 	{
@@ -86,7 +86,7 @@ var intentRules = []Rule{
 		when:   func(e AttemptEvidence, _ RankEvidence) bool { return e.allDone() && len(e.OutputsLost) > 0 },
 		Class:  ClassUser, Reason: berth.ReasonOutputLost,
 		Says: "the command succeeded, but {lost}",
-		Hint: "check that the command writes the paths in outputs; see the warnings in berth events",
+		Hint: "check that the command writes the paths in outputs; see the warnings in berth events JOB",
 		Next: berth.Retrying, Blame: BlameUser, Budget: BudgetUser, Wait: WaitRetry,
 	},
 	{

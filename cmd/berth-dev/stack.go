@@ -192,7 +192,9 @@ func (s *stack) controlConfig() (controlplane.Config, error) {
 	// Agents of this stack start with it and register within seconds, so a silent machine
 	// need not get a minute after each start.
 	c.Grace = 10 * time.Second
-	c.PublicURL = "http://" + c.Listen
+	if portOf(c.Listen) != 0 { // else the kernel chooses the port, and links would be wrong
+		c.PublicURL = "http://" + c.Listen
+	}
 	return c, nil
 }
 
@@ -307,7 +309,11 @@ func (s *stack) serveMachines(ctx context.Context) error {
 		})
 	}
 	if len(s.machines) > 0 {
-		fmt.Printf("starting %d machines on %s engines\n", len(s.machines), s.cfg.Engines)
+		noun := "machines"
+		if len(s.machines) == 1 {
+			noun = "machine"
+		}
+		fmt.Printf("starting %d %s on %s engines\n", len(s.machines), noun, s.cfg.Engines)
 	}
 	if err := booting.Wait(); err != nil {
 		return err
