@@ -121,6 +121,9 @@ var (
 		"Calls of webhooks that are still to be made, those after failed tries among them.", nil, nil)
 	overdueDesc = prometheus.NewDesc("berth_webhooks_overdue_seconds",
 		"How long the longest overdue call of a webhook has been due; 0 if none is.", nil, nil)
+	backupDesc = prometheus.NewDesc("berth_backup_age_seconds",
+		"Time since the start of the newest complete backup by berthd backup create; without one, since the creation "+
+			"of the cluster.", nil, nil)
 	diskFreeDesc = prometheus.NewDesc("berth_machine_disk_free_ratio",
 		"Free share of a machine's disk, in bytes or inodes, the smaller one: of the file systems of jobs and images.",
 		[]string{"machine"}, nil)
@@ -144,7 +147,7 @@ func (p *population) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		jobsDesc, machinesDesc, tenantJobsDesc, oldestDesc, tenantOldestDesc, buildDesc, silentEnginesDesc,
 		silentDesc, credentialsDesc, renewalsDesc, cpusDesc, memoryDesc, diskDesc, gpusDesc, storedDesc, spendDesc,
-		ledDesc, webhooksDesc, overdueDesc, diskFreeDesc,
+		ledDesc, webhooksDesc, overdueDesc, backupDesc, diskFreeDesc,
 		endsDesc, lostDesc,
 	} {
 		ch <- d
@@ -195,6 +198,11 @@ func (p *population) Collect(ch chan<- prometheus.Metric) {
 	if err != nil {
 		return
 	}
+	backup, err := p.db.Backups.Age(ctx)
+	if err != nil {
+		return
+	}
+	ch <- prometheus.MustNewConstMetric(backupDesc, prometheus.GaugeValue, backup.Seconds())
 	ch <- prometheus.MustNewConstMetric(webhooksDesc, prometheus.GaugeValue, float64(backlog.Waiting))
 	ch <- prometheus.MustNewConstMetric(overdueDesc, prometheus.GaugeValue, backlog.Overdue.Seconds())
 	collectUse(ch, use)

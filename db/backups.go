@@ -89,3 +89,13 @@ func (d *Backups) End(ctx context.Context, id string, whole bool) error {
 		WHERE id = @id AND ended_at IS NULL`, pgx.NamedArgs{"id": id, "whole": whole})
 	return mapError(err, "backup "+id)
 }
+
+// Age returns the time since the start of the newest complete backup: work since then is lost if the database is.
+// Without one it is the time since the creation of the cluster.
+func (d *Backups) Age(ctx context.Context) (time.Duration, error) {
+	var started, now time.Time
+	err := d.pool.QueryRow(ctx, `
+		SELECT coalesce((SELECT max(started_at) FROM backups WHERE whole), created_at), clock_timestamp()
+		FROM cluster`).Scan(&started, &now)
+	return now.Sub(started), mapError(err, "age of the backup")
+}

@@ -25,6 +25,34 @@ func (s *stage) beginBackup() (id string) {
 	return id
 }
 
+// TestTheAgeOfTheBackupIsOfTheNewestCompleteOne ages the rows instead of waiting.
+func TestTheAgeOfTheBackupIsOfTheNewestCompleteOne(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	wantAge := func(want time.Duration) {
+		t.Helper()
+		age, err := s.db.Backups.Age(t.Context())
+		if err != nil || age < want || age > want+30*time.Minute {
+			t.Errorf("the age is %s, want %s: %v", age, want, err)
+		}
+	}
+	mustExec(t, s.pool, `UPDATE cluster SET created_at = clock_timestamp() - interval '9 hours'`)
+	wantAge(9 * time.Hour) // there is none
+	for _, b := range []struct {
+		started time.Duration // ago
+		whole   bool
+	}{{5 * time.Hour, true}, {7 * time.Hour, true}, {2 * time.Hour, false}} {
+		id := s.beginBackup()
+		if err := s.db.Backups.End(t.Context(), id, b.whole); err != nil {
+			t.Fatal(err)
+		}
+		mustExec(t, s.pool, `UPDATE backups SET started_at = clock_timestamp() - $2::interval WHERE id = $1`, id, b.started)
+	}
+	mustExec(t, s.pool, `UPDATE backups SET started_at = clock_timestamp() - interval '1 hour' WHERE id = $1`,
+		s.beginBackup())
+	wantAge(5 * time.Hour) // the later ones failed, or run
+}
+
 // pruners are all calls that delete old rows, each with a retention that everything exceeds.
 func (s *stage) pruners(term db.Term) map[string]func() (int, error) {
 	ctx := s.t.Context()

@@ -151,6 +151,12 @@ var cases = map[string]alertCase{
 		silent:  series{`berth_tls_certificate_end_seconds{instance="a"}`: "1296000"},
 		at:      61 * time.Minute,
 	},
+	"BerthBackupOld": {
+		fires:   series{`berth_backup_age_seconds{instance="a"}`: "180000+60x300"},
+		summary: "The newest complete backup began 2d 3h 1m 0s ago.",
+		silent:  series{`berth_backup_age_seconds{instance="a"}`: "180000+60x30 60+60x300"}, // the next backup is complete
+		at:      61 * time.Minute,
+	},
 	"BerthQueueStuck": {
 		fires: series{`berth_scheduler_placements_total{instance="a"}`: "100",
 			`berth_waiting_jobs{instance="a",reason="ready"}`: "7"},
