@@ -114,9 +114,15 @@ bench-scale: setup ## measure 300 machines, 5,000 running jobs, floods and overl
 bench-replicas: setup ## lose the replica with the waiters of 5,000 running jobs in every way, about half an hour
 	$(GO) test ./e2e/scale -run '^$$' -bench '^BenchmarkReplicas$$' -benchtime 1x -count=1 -timeout 90m -args -agents 100 -running 5000
 
-.PHONY: upgrade-orders
-upgrade-orders: setup ## upgrade from the programs in a folder, in each order: make upgrade-orders OLD=folder
-	$(GO) test ./e2e/proof -run '^$$' -bench '^BenchmarkUpgrade$$' -benchtime 1x -count=1 -timeout 60m -args -old $(abspath $(OLD))
+# Of make upgrade-test: a folder with the programs of the version before, or a commit to build them from (default: the
+# one of scripts/previous-version).
+OLD      ?=
+PREVIOUS ?=
+
+.PHONY: upgrade-test
+upgrade-test: setup ## upgrade a loaded cluster from the programs of an earlier commit, in each order, and kill all programs between any two steps (15 minutes): make upgrade-test [PREVIOUS=commit] [OLD=folder]
+	@old="$(abspath $(OLD))" && old=$${old:-$$(scripts/previous-programs.sh $(PREVIOUS))} && \
+	$(GO) test ./e2e/proof -run '^$$' -bench '^BenchmarkUpgrade$$' -benchtime 1x -count=1 -timeout 60m -args -old "$$old"
 
 .PHONY: siege
 siege: setup ## attack a control plane as hostile callers may; a good caller and two agents must not notice, at most 15 minutes

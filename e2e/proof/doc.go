@@ -7,7 +7,8 @@
 // one process can show are tested in package e2e.
 //
 // BenchmarkEndurance (make endurance) runs such a stack under a steady load for half an hour and
-// compares its last tenth with its first.
+// compares its last tenth with its first. BenchmarkUpgrade (make upgrade-test) upgrades one from
+// the programs of an earlier commit.
 //
 // The one rule to know: a test touches only containers of its own cluster, processes it started
 // and folders it created, so any other stack on the machine lives on, and the next run removes

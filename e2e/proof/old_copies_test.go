@@ -11,25 +11,23 @@ import (
 	"berth"
 	"berth/api/client"
 	"berth/spec"
-	"berth/wire"
 )
 
-// wantNoOldCopies retries and fires a pipeline with a final step while replicas of both versions
-// run. The old one, which does not know final steps, must answer the retry with an error that names
-// the remedy; each submitted copy must have its final step.
+// wantNoOldCopies retries and fires a job with alternatives while replicas of both versions run. The old one, which
+// does not know alternatives, must answer the retry with an error that names the remedy; each submitted copy must have
+// its alternatives.
 func (u *upgrade) wantNoOldCopies() {
 	u.t.Helper()
 	ctx, cancel := context.WithTimeout(u.t.Context(), patience)
 	defer cancel()
-	clean := u.job("clean", "exit", "0")
-	clean.Final = true
-	file := spec.Pipeline{Kind: string(berth.KindPipeline), Name: "final", Jobs: map[string]spec.Job{"work": u.job("work", "exit", "0"), "clean": clean}}
+	file := u.job("chooses", "exit", "0")
+	file.Alternatives = []spec.Alternative{{After: spec.Duration(time.Hour), Memory: new(spec.MiB(64))}}
 	newer := u.r.all[1].api
-	first, _, err := newer.SubmitPipeline(ctx, file, berth.NewSecret())
+	first, _, err := newer.Submit(ctx, file, berth.NewSecret())
 	if err != nil {
 		u.t.Fatal(err)
 	}
-	u.wantFinalLast(first.ID)
+	u.wantAlternatives(first.ID)
 	status, text := u.post(u.r.all[0], "/v1/jobs/"+string(first.ID)+"/retry")
 	fmt.Printf("a retry at the old replica: %d %s\n", status, text)
 	if status != http.StatusServiceUnavailable || !strings.Contains(text, "upgrade this berthd") {
@@ -39,21 +37,21 @@ func (u *upgrade) wantNoOldCopies() {
 	if err != nil {
 		u.t.Fatal(err)
 	}
-	u.wantFinalLast(again.ID)
+	u.wantAlternatives(again.ID)
 	soon := spec.Instant{Time: time.Now().UTC().Add(2 * time.Second).Truncate(time.Second)}
-	if _, _, err := newer.CreateSchedule(ctx, spec.Schedule{Name: "final", At: &soon, Pipeline: &file}); err != nil {
+	if _, _, err := newer.CreateSchedule(ctx, spec.Schedule{Name: "chooses", At: &soon, Job: &file}); err != nil {
 		u.t.Fatal(err)
 	}
 	var fired berth.JobID
 	until(u.t, "a new replica fires the schedule", func(ctx context.Context) error {
-		s, err := newer.Schedule(ctx, "final", 1)
+		s, err := newer.Schedule(ctx, "chooses", 1)
 		if err != nil || len(s.Fires) != 1 || s.Fires[0].Job == nil {
 			return fmt.Errorf("%+v, %w", s.Fires, err)
 		}
 		fired = *s.Fires[0].Job
 		return nil
 	})
-	u.wantFinalLast(fired)
+	u.wantAlternatives(fired)
 }
 
 // post calls a replica once, without the repeats of the client.
@@ -76,21 +74,16 @@ func (u *upgrade) post(p *replica, path string) (status int, text string) {
 	return res.StatusCode, string(raw)
 }
 
-// wantFinalLast waits for the success of a pipeline, and checks that its final step started last.
-func (u *upgrade) wantFinalLast(id berth.JobID) {
+// wantAlternatives waits for the success of a job, and checks that it has its alternatives.
+func (u *upgrade) wantAlternatives(id berth.JobID) {
 	u.t.Helper()
 	u.becomes(id, berth.Succeeded)
-	job, err := u.r.all[1].api.Job(u.t.Context(), id) // an old replica does not show conditions
+	u.done = append(u.done, id)
+	job, err := u.r.all[1].api.Job(u.t.Context(), id) // an old replica does not show them
 	if err != nil {
 		u.t.Fatal(err)
 	}
-	steps := map[string]wire.Step{}
-	for _, s := range job.Steps {
-		steps[s.Name] = s
-		u.done = append(u.done, s.Job)
-	}
-	work, clean := steps["work"], steps["clean"]
-	if !clean.Final || work.FinishedAt == nil || clean.StartedAt == nil || clean.StartedAt.Before(*work.FinishedAt) {
-		u.t.Errorf("pipeline %s has the steps %+v", id, job.Steps)
+	if job.Spec == nil || len(job.Spec.Alternatives) != 1 {
+		u.t.Errorf("job %s has the file %+v, want one alternative", id, job.Spec)
 	}
 }

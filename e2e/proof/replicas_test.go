@@ -86,13 +86,20 @@ func (s *stack) startReplicas(n int, flags ...string) *replicas {
 // start starts it, at the same address as before, and returns once it answers.
 func (p *replica) start() {
 	p.s.t.Helper()
+	p.launch()
+	was := p.s.api
+	p.s.api = p.api
+	p.s.awaitAPI(p.now)
+	p.s.api = was
+}
+
+// launch starts its process.
+func (p *replica) launch() {
+	p.s.t.Helper()
 	args := append([]string{
 		"--listen", p.listen, "--database-url", p.s.at.DatabaseURL, "--temporal-address", p.s.at.Temporal,
-		"--blob-url", "file://" + filepath.Join(p.s.dir, "blobs"), "--rate", "100000", "--burst", "100000",
+		"--blob-url", "file://" + filepath.Join(p.s.dir, "blobs"), "--rate", "100000", "--burst", "100000", "--submit-rate", "0",
 	}, p.flags...)
-	if p.folder == "" { // the version before has no such flag
-		args = append(args, "--submit-rate", "0")
-	}
 	var err error
 	if p.now, err = startProcess(p.log(), []string{"BERTH_ADMIN_TOKEN=" + p.token}, programOf(p.s.t, p.folder, "berthd"), args...); err != nil {
 		p.s.t.Fatal(err)
@@ -101,10 +108,6 @@ func (p *replica) start() {
 	if p.api == nil {
 		p.api = client.New("http://"+p.listen, p.token)
 	}
-	was := p.s.api
-	p.s.api = p.api
-	p.s.awaitAPI(p.now)
-	p.s.api = was
 }
 
 func (p *replica) log() string { return filepath.Join(p.s.dir, p.name+".log") }

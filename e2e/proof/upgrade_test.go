@@ -19,76 +19,86 @@ import (
 	"berth"
 	"berth/activities/node/runtimetest"
 	"berth/api/client"
-	"berth/e2e/commands"
 	"berth/e2e/faultproxy"
 	"berth/spec"
+	"berth/wire"
 )
 
 var (
-	oldPrograms = flag.String("old", "", "folder with berthd and berth-agent of the version before, which BenchmarkUpgrade upgrades")
-	bothFor     = flag.Duration("both-for", 2*time.Minute, "how long BenchmarkUpgrade runs replicas of both versions at once")
+	oldPrograms = flag.String("old", "", "folder with berthd, berth-agent and berth-deadman of an earlier version, "+
+		"which BenchmarkUpgrade upgrades")
+	bothFor = flag.Duration("both-for", 2*time.Minute, "how long BenchmarkUpgrade runs replicas of both versions "+
+		"at once")
 )
 
 const (
 	upgradeMachines = 2
 	lastingJobs     = 6
-	spareJobs       = 8 // two for each step
+	spareJobs       = 10 // two for each step
 
-	// reattachMust bounds the time in which members that were scheduled on an
-	// agent's queue get a waiter in the control plane.
+	// reattachMust bounds the time in which members that an old agent started get a waiter in the new control plane.
 	reattachMust = 5 * time.Minute
 	// settleMust bounds the time from the stored end of a member to its settled job,
 	// without the time in which no berthd ran.
-	settleMust = 10 * time.Second
+	settleMust = 30 * time.Second
 )
 
 // upgrade is a stack of two agents over the host's engine, with jobs that run all
 // the time, and programs that are replaced one after another.
 type upgrade struct {
 	*stack
-	r       *replicas
-	fronts  [upgradeMachines]*faultproxy.Proxy // the address of berthd for each agent
-	agents  [upgradeMachines]*process
-	lasting []berth.JobID
-	spare   []berth.JobID          // as old as the lasting ones; they end on a signal, a few in each step
-	within  map[berth.JobID]string // the containers of the lasting jobs
-	done    []berth.JobID          // jobs that ended on the way
+	*upgradeLoad
+	r        *replicas
+	old      string                             // folder of the programs of the version before
+	migrated bool                               // the schema is newer than the old berthd
+	fronts   [upgradeMachines]*faultproxy.Proxy // the address of berthd for each agent
+	agents   [upgradeMachines]*process
+	folders  [upgradeMachines]string // of the program of each agent
+	lasting  []berth.JobID           // the first one is at_most_one
+	spare    []berth.JobID           // as old as the lasting ones; they end on a signal, a few in each step
+	within   map[berth.JobID]string  // the containers of the lasting jobs
+	done     []berth.JobID           // jobs that ended on the way, of one container each
 }
 
-// BenchmarkUpgrade upgrades a running cluster in each order. No order may lose a
-// container, spend an attempt, or leave an ended job unsettled.
+// BenchmarkUpgrade upgrades a running cluster in each order, and kills all programs before the first step, between
+// any two steps, and after the last one. No order may lose a container, spend an attempt, or leave an ended job
+// unsettled.
 //
 //	go test ./e2e/proof -run '^$' -bench Upgrade -benchtime 1x -timeout 1h -args -old FOLDER
 func BenchmarkUpgrade(b *testing.B) {
 	if *oldPrograms == "" {
-		b.Fatal("-old must name the folder with the programs of the version before")
+		b.Fatal("-old must name the folder with the programs of the version before: make upgrade-test builds them")
 	}
 	for _, order := range []struct {
 		name string
 		run  func(*upgrade)
 	}{
 		{"berthd first", func(u *upgrade) {
-			u.step("berthd new, agents old", func() { u.replaceBerthd(u.r.all[0], "") })
-			u.step("agents new", func() { u.replaceAgents("") })
-			u.wantReattached()
+			u.step("berthd new, killed in its migrations", func() { u.replaceInterrupted(u.r.all[0]) })
+			u.wantOldRefused()
+			u.step("first agent new", func() { u.replaceAgent(0, "") })
+			u.step("second agent new", func() { u.replaceAgent(1, "") })
 		}},
 		{"agents first", func(u *upgrade) {
-			u.step("berthd old, agents new", func() { u.replaceAgents("") })
-			u.step("berthd new", func() { u.replaceBerthd(u.r.all[0], "") })
-			u.wantReattached()
+			u.step("first agent new, berthd old", func() { u.replaceAgent(0, "") })
+			u.step("second agent new, berthd old", func() { u.replaceAgent(1, "") })
+			u.step("berthd new", func() { u.replaceBerthd(u.r.all[0]) })
+			u.step("first agent old again", func() { u.replaceAgent(0, u.old) })
+			u.step("first agent new again", func() { u.replaceAgent(0, "") })
 		}},
 		{"both versions at once", func(u *upgrade) {
 			u.step("a new berthd next to the old one", func() { u.addReplica() })
-			u.step("users of both", func() { u.useBoth(*bothFor) })
+			u.useBoth(*bothFor)
 			u.wantNoOldCopies()
-			u.step("agents new, both berthd", func() { u.replaceAgents("") })
-			u.step("both berthd new", func() { u.replaceBerthd(u.r.all[0], "") })
-			u.wantReattached()
+			u.step("agents new, both berthd", func() { u.replaceAgent(0, ""); u.replaceAgent(1, "") })
+			u.step("both berthd new", func() { u.replaceBerthd(u.r.all[0]) })
 		}},
 	} {
 		b.Run(order.name, func(b *testing.B) {
 			u := startUpgrade(b, *oldPrograms)
+			u.killAll()
 			order.run(u)
+			u.wantReattached()
 			u.finish()
 		})
 	}
@@ -101,9 +111,9 @@ func startUpgrade(b *testing.B, folder string) *upgrade {
 	s.image, s.machines = runtimetest.Image(b, ""), upgradeMachines
 	s.flags = []string{"--only", "postgres,temporal"}
 	s.startDev()
-	u := &upgrade{stack: s, r: &replicas{s: s}}
+	u := &upgrade{stack: s, r: &replicas{s: s}, old: folder, folders: [upgradeMachines]string{folder, folder}}
 	token := "berth_" + berth.NewSecret()[:12] + "_" + berth.NewSecret()
-	u.r.all = []*replica{{s: s, name: "berthd-0", listen: u.address(), token: token, folder: folder}}
+	u.r.all = []*replica{{s: s, name: "berthd-0", listen: freeAddress(b), token: token, folder: folder}}
 	u.r.all[0].start()
 	b.Cleanup(u.r.all[0].api.Close)
 	var err error
@@ -114,16 +124,23 @@ func startUpgrade(b *testing.B, folder string) *upgrade {
 	s.connect("http://"+u.r.front.Address(), token)
 	for i := range u.fronts {
 		u.fronts[i] = s.link(u.r.all[0].listen)
+		u.startAgent(i)
 	}
-	u.startAgents(folder)
 	s.ready(upgradeMachines)
 	for i := range lastingJobs {
-		u.lasting = append(u.lasting, u.submit(s.job(fmt.Sprintf("lasts-%d", i), "sleep", "1h")))
+		j := s.job(fmt.Sprintf("lasts-%d", i), "sleep", "1h")
+		j.Placement.Strategy = "spread" // each machine has some
+		if i == 0 {
+			j.Execution = spec.AtMostOne
+		}
+		u.lasting = append(u.lasting, u.submit(j))
 	}
 	for i := range spareJobs {
-		u.spare = append(u.spare, u.submit(s.job(fmt.Sprintf("spare-%d", i), "trap-term", "0")))
+		j := s.job(fmt.Sprintf("spare-%d", i), "trap-term", "0")
+		j.Placement.Strategy = "spread"
+		u.spare = append(u.spare, u.submit(j))
 	}
-	u.awaitRunning(u.lasting)
+	u.awaitStarted(u.lasting)
 	for _, id := range u.spare {
 		s.engine.awaitLine(id, "ready")
 	}
@@ -134,64 +151,67 @@ func startUpgrade(b *testing.B, folder string) *upgrade {
 		}
 		return nil
 	})
+	u.upgradeLoad = startUpgradeLoad(s)
 	return u
 }
 
-func (u *upgrade) address() string {
+// awaitStarted waits until each job runs or has run.
+func (u *upgrade) awaitStarted(ids []berth.JobID) {
 	u.t.Helper()
-	a, err := commands.Address()
+	for _, id := range ids {
+		until(u.t, "job "+string(id)+" starts", func(ctx context.Context) error {
+			job, err := u.api.Job(ctx, id)
+			if err == nil && job.StartedAt == nil {
+				err = fmt.Errorf("it is %s: %+v", job.Status, job.Reason)
+			}
+			return err
+		})
+	}
+}
+
+// startAgent starts an agent from the folder that u has for it.
+func (u *upgrade) startAgent(i int) {
+	u.t.Helper()
+	name := fmt.Sprintf("m%d", i+1)
+	u.agents[i] = u.agentOf(name, u.folders[i], u.fronts[i].Address(), "32")
+}
+
+// agentOf starts an agent of a folder on the host's engine.
+func (u *upgrade) agentOf(name, folder, server, cpus string) *process {
+	u.t.Helper()
+	var join wire.JoinToken
+	u.accepts("create a join token", func(ctx context.Context) (err error) {
+		join, err = u.api.CreateJoinToken(ctx, spec.NewJoinToken{})
+		return err
+	})
+	p, err := startProcess(filepath.Join(u.dir, "agent-"+name+".log"), []string{"BERTH_JOIN_TOKEN=" + join.Secret},
+		programOf(u.t, folder, "berth-agent"), "--server", "http://"+server, "--machine", name,
+		"--state-dir", u.agentDir(name), "--cpus", cpus, "--memory", "64GiB", "--no-gpus")
 	if err != nil {
 		u.t.Fatal(err)
 	}
-	return a
+	u.others = append(u.others, p)
+	return p
 }
 
-func (u *upgrade) awaitRunning(ids []berth.JobID) {
+// replaceAgent stops an agent in order and starts the program of another folder.
+func (u *upgrade) replaceAgent(i int, folder string) {
 	u.t.Helper()
-	for _, id := range ids {
-		u.becomes(id, berth.Running)
+	if err := u.agents[i].end(syscall.SIGTERM); err != nil {
+		u.t.Errorf("an agent did not end in order: %v", err)
 	}
-}
-
-// startAgents starts both agents from a folder.
-func (u *upgrade) startAgents(folder string) {
-	u.t.Helper()
-	for i := range u.agents {
-		name := fmt.Sprintf("m%d", i+1)
-		join, err := u.api.CreateJoinToken(u.t.Context(), spec.NewJoinToken{})
-		if err != nil {
-			u.t.Fatal(err)
-		}
-		u.agents[i], err = startProcess(filepath.Join(u.dir, "agent-"+name+".log"), []string{"BERTH_JOIN_TOKEN=" + join.Secret},
-			programOf(u.t, folder, "berth-agent"), "--server", "http://"+u.fronts[i].Address(), "--temporal-address", u.at.Temporal,
-			"--machine", name, "--state-dir", u.agentDir(name), "--cpus", "32", "--memory", "64GiB", "--no-gpus")
-		if err != nil {
-			u.t.Fatal(err)
-		}
-		u.others = append(u.others, u.agents[i])
-	}
-}
-
-// replaceAgents stops both agents in order and starts the programs of another folder.
-func (u *upgrade) replaceAgents(folder string) {
-	u.t.Helper()
-	for _, a := range u.agents {
-		if err := a.end(syscall.SIGTERM); err != nil {
-			u.t.Errorf("an agent did not end in order: %v", err)
-		}
-	}
-	u.startAgents(folder)
+	u.folders[i] = folder
+	u.startAgent(i)
 	u.awaitMachines()
 }
 
-// replaceBerthd ends a replica in order and starts the program of another folder
-// in its place.
-func (u *upgrade) replaceBerthd(p *replica, folder string) {
+// replaceBerthd ends a replica in order and starts the program of this repository in its place.
+func (u *upgrade) replaceBerthd(p *replica) {
 	u.t.Helper()
 	if err := p.now.end(syscall.SIGTERM); err != nil {
 		u.t.Errorf("%s did not end in order: %v", p.name, err)
 	}
-	p.folder = folder
+	p.folder, u.migrated = "", true
 	p.start()
 	u.awaitMachines()
 }
@@ -201,8 +221,8 @@ func (u *upgrade) replaceBerthd(p *replica, folder string) {
 func (u *upgrade) addReplica() {
 	u.t.Helper()
 	first := u.r.all[0]
-	p := &replica{s: u.stack, name: "berthd-1", listen: u.address(), token: first.token}
-	u.r.all = append(u.r.all, p)
+	p := &replica{s: u.stack, name: "berthd-1", listen: freeAddress(u.t), token: first.token}
+	u.r.all, u.migrated = append(u.r.all, p), true
 	p.start()
 	u.t.Cleanup(p.api.Close)
 	last := u.fronts[len(u.fronts)-1]
@@ -210,8 +230,28 @@ func (u *upgrade) addReplica() {
 	last.Reset()
 }
 
+// killAll kills every program with SIGKILL, one after another, and starts the same version again. An old berthd whose
+// schema was upgraded lives on: it would not start again.
+func (u *upgrade) killAll() {
+	u.t.Helper()
+	began := time.Now()
+	for _, p := range u.r.all {
+		if p.folder == "" || !u.migrated {
+			p.now.kill()
+			p.start()
+		}
+	}
+	for i := range u.agents {
+		u.agents[i].kill()
+		u.startAgent(i)
+	}
+	u.awaitMachines()
+	u.wantUntouched()
+	fmt.Printf("all programs killed and started again: %s\n", time.Since(began).Round(time.Second))
+}
+
 // step does one step of an upgrade while jobs end: new ones before it, during it and
-// after it, and right after it two that were started by the old programs.
+// after it, and right after it two that were started by the old programs. Then it kills all programs.
 func (u *upgrade) step(name string, do func()) {
 	u.t.Helper()
 	began := time.Now()
@@ -219,7 +259,7 @@ func (u *upgrade) step(name string, do func()) {
 	for i := range ending {
 		ending[i] = u.submit(u.job("ending", "sleep", fmt.Sprintf("%ds", 2+2*i)))
 	}
-	u.awaitRunning(ending)
+	u.awaitStarted(ending)
 	do()
 	took := time.Since(began)
 	for _, id := range u.spare[:2] {
@@ -229,9 +269,13 @@ func (u *upgrade) step(name string, do func()) {
 	u.spare = u.spare[2:]
 	after := []berth.JobID{u.submit(u.job("after", "exit", "0")), u.submit(u.job("after", "exit", "0"))}
 	slowest := u.wantSettled(began.Add(took), append(ending, after...))
+	u.done = slices.Concat(u.done, ending, after)
+	u.wantSaved()
+	u.nextStep()
 	u.wantUntouched()
 	fmt.Printf("%s: took %s; of %d jobs that ended meanwhile the slowest was settled %s after its stored end\n",
 		name, took.Round(time.Second), len(ending)+len(after), slowest.Round(time.Millisecond))
+	u.killAll()
 }
 
 // wantSettled waits for the success of jobs, and checks that each was settled soon
@@ -259,7 +303,6 @@ func (u *upgrade) wantSettled(up time.Time, ids []berth.JobID) (slowest time.Dur
 		}
 		slowest = max(slowest, took)
 	}
-	u.done = append(u.done, ids...)
 	return slowest
 }
 
@@ -274,6 +317,7 @@ func (u *upgrade) wantUntouched() {
 			u.t.Errorf("job %s is %s with %d attempts and %d losses: %v", id, job.Status, len(job.Attempts), job.Losses, err)
 		}
 	}
+	u.wantLoadUntouched()
 }
 
 var waitersWaiting = regexp.MustCompile(`(?m)^berth_waiters\{state="waiting"\} (\d+)$`)
@@ -305,16 +349,17 @@ func (u *upgrade) waiters() (n int, err error) {
 	return n, nil
 }
 
-// wantReattached waits until every lasting job has a waiter in the control plane.
+// wantReattached waits until every member that runs all the time has a waiter in the control plane.
 func (u *upgrade) wantReattached() {
 	u.t.Helper()
 	began := time.Now()
+	members := len(u.lasting) + len(u.spare) + u.lastingMembers()
 	ctx, cancel := context.WithTimeout(u.t.Context(), reattachMust)
 	defer cancel()
 	err := await(ctx, func(context.Context) error {
 		n, err := u.waiters()
-		if err == nil && n < len(u.lasting)+len(u.spare) {
-			err = fmt.Errorf("%d of %d members have a waiter", n, len(u.lasting)+len(u.spare))
+		if err == nil && n < members {
+			err = fmt.Errorf("%d of %d members have a waiter", n, members)
 		}
 		return err
 	})
@@ -322,7 +367,7 @@ func (u *upgrade) wantReattached() {
 		u.t.Errorf("not within %s: %v", reattachMust, err)
 	}
 	u.wantUntouched()
-	fmt.Printf("all %d members have a waiter %s after the last step\n", len(u.lasting)+len(u.spare), time.Since(began).Round(time.Second))
+	fmt.Printf("all %d members have a waiter %s after the last step\n", members, time.Since(began).Round(time.Second))
 }
 
 // useBoth submits, runs and cancels jobs at both replicas for a while.
@@ -357,6 +402,7 @@ func (u *upgrade) useBoth(d time.Duration) {
 	}
 	users.Wait()
 	slowest := u.wantSettled(time.Time{}, done)
+	u.done = slices.Concat(u.done, done)
 	for _, id := range canceled {
 		if job := u.becomes(id, berth.Canceled); len(job.Attempts) > 1 {
 			u.t.Errorf("canceled job %s took %d attempts", id, len(job.Attempts))
@@ -397,14 +443,22 @@ func (u *upgrade) useOnce(one, other *client.Client, cancel bool, command []stri
 	return job.ID, err
 }
 
-// finish ends the lasting jobs and checks that everything ran once.
+// finish ends all that runs, and checks that everything ran once.
 func (u *upgrade) finish() {
 	u.t.Helper()
+	u.done = slices.Concat(u.done, u.finishLoad())
+	last := u.agentOf("m3", "", u.r.all[0].listen, "48")
+	u.machines++
+	u.awaitMachines()
+	u.done = append(u.done, u.queued...)
+	for _, id := range u.queued {
+		if job := u.becomes(id, berth.Succeeded); len(job.Attempts) != 1 {
+			u.t.Errorf("job %s, which waited during the upgrade, took %d attempts", id, len(job.Attempts))
+		}
+	}
 	u.lasting = append(u.lasting, u.spare...)
 	for _, id := range u.lasting {
-		if _, err := u.api.Cancel(u.t.Context(), id); err != nil {
-			u.t.Fatal(err)
-		}
+		u.cancel(id)
 	}
 	for _, id := range u.lasting {
 		u.becomes(id, berth.Canceled)
@@ -412,4 +466,8 @@ func (u *upgrade) finish() {
 	u.wantNothingReserved()
 	u.engine.wantOneEach(slices.Concat(u.lasting, u.done))
 	u.engine.wantEmpty()
+	u.wantReplayed()
+	if err := last.end(syscall.SIGTERM); err != nil {
+		u.t.Errorf("the agent of m3 did not end in order: %v", err)
+	}
 }
