@@ -211,6 +211,10 @@ package-test: ## install the packages on two empty hosts, upgrade them while a j
 	@command -v rpm >/dev/null || { echo "package-test: rpm is missing: scripts/setup.sh release" >&2; exit 1; }
 	$(GO) test ./e2e/install -run 'Package|RPM' -bench BenchmarkPackages -benchtime 1x -count=1 -timeout 40m -v
 
+.PHONY: chart-test
+chart-test: ## lint the Helm chart, and compare its objects with golden files and the types of Kubernetes (a first build takes minutes)
+	cd deploy/chart/test && $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) test -count=1 ./...
+
 .PHONY: measures
 measures: ## how hard the code is to read: sizes, widths, share of comments, words; each with its limit and goal
 	@$(GO) test . -run MeasuresOnlyImprove -count=1 -v | grep -E 'limit|goal|FAIL|ok'

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the files of a release into dist/VERSION: archives of the programs, packages for Debian and RPM
-# systems, container images, the list of modules of each program, the licences of these modules, and SHA256SUMS.
+# systems, container images, the Helm chart, the list of modules of each program, the licences of these modules, and SHA256SUMS.
 #
 #     scripts/release.sh 1.2.3                a release
 #     scripts/release.sh --rehearsal 1.2.3    the same files, for tests: any version, a changed checkout, no gates,
@@ -95,11 +95,11 @@ starts() {
 	echo "release: the programs for $1 start: $got" >&2
 }
 
-# archive NAME FOLDER packs a folder. Names, order, owners and times are fixed, and gzip stores no time.
+# archive FILE FOLDER packs a folder. Names, order, owners and times are fixed, and gzip stores no time.
 archive() {
 	find "$2" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
 	tar --create --directory "$(dirname "$2")" --sort=name --format=gnu --owner=0 --group=0 --numeric-owner \
-		--mode=u+rwX,go+rX,go-w --mtime="@$SOURCE_DATE_EPOCH" "$(basename "$2")" | gzip -9 --no-name >"$out/$1.tar.gz"
+		--mode=u+rwX,go+rX,go-w --mtime="@$SOURCE_DATE_EPOCH" "$(basename "$2")" | gzip -9 --no-name >"$out/$1"
 }
 
 for arch in "${archs[@]}"; do
@@ -138,15 +138,21 @@ for arch in "${archs[@]}"; do
 	cp deploy/packages/etc/* "$folder/etc/"
 	cp -r deploy/compose "$folder/compose"
 	cp "${text[@]}" "$folder/"
-	archive "berth-$version-linux-$arch" "$folder"
+	archive "berth-$version-linux-$arch.tar.gz" "$folder"
 done
 for arch in "${archs[@]}"; do
 	[[ -d $work/darwin-$arch ]] || continue
 	folder=$work/tree/berth-cli-$version-darwin-$arch
 	mkdir -p "$folder"
 	cp "$work/darwin-$arch/berth" "${text[@]}" "$folder/"
-	archive "berth-cli-$version-darwin-$arch" "$folder"
+	archive "berth-cli-$version-darwin-$arch.tar.gz" "$folder"
 done
+
+# The Helm chart of the control plane, whose image has the version of the release.
+cp -rL deploy/chart/berthd "$work/tree/berthd" # with the alerting rules, which are a link
+cp LICENSE "$work/tree/berthd/"
+sed -i "s/^version: .*/version: $version/; s/^appVersion: .*/appVersion: \"$version\"/" "$work/tree/berthd/Chart.yaml"
+archive "berthd-$version.tgz" "$work/tree/berthd"
 
 # Images of the static programs: NAME, and the programs in it. The authorities are those of this system.
 certs=/etc/ssl/certs/ca-certificates.crt
