@@ -137,7 +137,7 @@ func (s settings) openRuntime(log *slog.Logger) (node.Runtime, error) {
 			DiskMiB: s.capacity.DiskMiB}), nil
 	}
 	return docker.Open(s.dockerHost, docker.Options{
-		Logger: log, UnlimitedMemlock: s.memlock, Subnets: s.walls.jobs,
+		Logger: log, UnlimitedMemlock: s.memlock, Subnets: s.walls.jobs, Mirrors: s.mirrors,
 	})
 }
 

@@ -17,6 +17,7 @@ import (
 	"berth/internal/lib/publicnet"
 	"berth/internal/lib/tracing"
 	"berth/internal/machine/agent"
+	"berth/internal/machine/docker"
 	"berth/internal/machine/fetch"
 	"berth/internal/machine/identity"
 	"berth/internal/machine/notice"
@@ -44,6 +45,8 @@ type settings struct {
 	reserve    int // percent of the disk
 	imageMark  int // percent of the disk
 	trusted    []string
+	mirrorsOf  []string        // as typed
+	mirrors    []docker.Mirror // from mirrorsOf
 	certs      string
 	cacheSize  string
 	inputSize  string
@@ -228,6 +231,9 @@ func (s *settings) engineFlags(f *pflag.FlagSet) {
 	f.StringSliceVar(&s.trusted, "trusted-images", nil,
 		"registries and repositories whose images on this machine serve all tenants, such as docker.io/library; "+
 			"other images serve a tenant after a check at their registry")
+	f.StringArrayVar(&s.mirrorsOf, "registry-mirror", nil,
+		"mirror that gives the content of a registry's images, such as docker.io=https://mirror.example; may be "+
+			"repeated; the registry still decides about tags, digests and access")
 	f.StringVar(&s.certs, "registry-certs", "/etc/docker/certs.d",
 		"folder with certificates of registries, as the Docker Engine reads them, for signatures of images")
 }
@@ -266,6 +272,11 @@ func (s *settings) parse() error {
 	}
 	for _, f := range spec.CheckImageEntries("entry", s.trusted) {
 		fault("trusted-images", fmt.Errorf("%s %s; allowed: %s", f.Field, f.Detail, f.Allowed))
+	}
+	for _, text := range s.mirrorsOf {
+		mirror, err := docker.ParseMirror(text)
+		fault("registry-mirror", err)
+		s.mirrors = append(s.mirrors, mirror)
 	}
 	s.checkShutdown(fault)
 	s.source, err = notice.Open(s.notices)

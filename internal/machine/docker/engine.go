@@ -38,6 +38,8 @@ type Options struct {
 	LogFiles   int
 	// Subnets are the ranges from which walled networks take their subnets; see node.Network.
 	Subnets []netip.Prefix
+	// Mirrors are asked for content before its registry, in this order.
+	Mirrors []Mirror
 	// NetNS is the path of the network namespace of the engine; "": this process's own.
 	NetNS string
 }
@@ -86,7 +88,7 @@ func Open(host string, o Options) (*Engine, error) {
 		o.LogFiles = 4
 	}
 	e := &Engine{
-		images: &images{api: api, log: o.Logger},
+		images: &images{api: api, log: o.Logger, mirrors: o.Mirrors},
 		api:    api, socket: strings.TrimPrefix(host, "unix://"), log: o.Logger, options: o,
 	}
 	e.execs = &execs{e}

@@ -22,10 +22,11 @@ import (
 // images are the images of an engine. They implement the part of node.Runtime that is
 // about images.
 type images struct {
-	api   *client.Client
-	log   *slog.Logger
-	pulls pulls
-	meter pullMeter
+	api     *client.Client
+	log     *slog.Logger
+	mirrors []Mirror
+	pulls   pulls
+	meter   pullMeter
 }
 
 // EnsureImage pulls an image that the machine does not have, or with fresh any image. Callers for the
@@ -46,7 +47,7 @@ func (m *images) EnsureImage(ctx context.Context, ref string, auth *node.Registr
 		return node.Image{}, fmt.Errorf("pull image %s: %w", ref, err)
 	}
 	err = m.pulls.do(ctx, canonical(ref)+" "+login, func(ctx context.Context) error {
-		return m.pull(ctx, ref, login)
+		return m.pull(ctx, named, login)
 	})
 	if err != nil {
 		return node.Image{}, classifyPull(ref, err)
@@ -186,16 +187,29 @@ func (m *images) local(ctx context.Context, ref string, named reference.Named) (
 	return "", found.ID, nil
 }
 
-// pull asks the engine to pull and reads its progress to the end, where errors
-// may hide behind a status of 200.
-func (m *images) pull(ctx context.Context, ref, login string) error {
-	body, err := m.api.ImagePull(ctx, canonical(ref), image.PullOptions{RegistryAuth: login})
+// pull pulls an image from its registry, and before that its content from a mirror, if there is one.
+func (m *images) pull(ctx context.Context, named reference.Named, login string) error {
+	ref := canonical(named.String())
+	meter, end := m.meter.begin(ref)
+	defer end()
+	if mirrored := m.fromMirror(ctx, named, login, meter); mirrored != "" {
+		defer m.forgetMirrored(ctx, mirrored)
+	}
+	if err := m.fetch(ctx, ref, login, meter); err != nil {
+		return err
+	}
+	m.log.InfoContext(ctx, "image pulled", "image", ref)
+	return nil
+}
+
+// fetch asks the engine to pull from one source and reads its progress to the end, where errors may hide
+// behind a status of 200.
+func (m *images) fetch(ctx context.Context, ref, login string, meter *pullShare) error {
+	body, err := m.api.ImagePull(ctx, ref, image.PullOptions{RegistryAuth: login})
 	if err != nil {
 		return err
 	}
 	defer body.Close()
-	meter, end := m.meter.begin(canonical(ref))
-	defer end()
 	for progress := json.NewDecoder(body); ; {
 		var line struct {
 			layerStatus
@@ -204,7 +218,6 @@ func (m *images) pull(ctx context.Context, ref, login string) error {
 		}
 		switch err := progress.Decode(&line); {
 		case errors.Is(err, io.EOF):
-			m.log.InfoContext(ctx, "image pulled", "image", ref)
 			return nil
 		case err != nil:
 			return fmt.Errorf("read pull progress: %w", err)
