@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"berth"
-	"berth/db"
 	"berth/internal/lib/publicnet"
 	"berth/spec"
 )
@@ -39,27 +38,44 @@ func newClient(p publicnet.Policy, timeout time.Duration) *http.Client {
 	}
 }
 
-// send makes the call. Its errors are for users: they reveal nothing about the
-// network of this process.
-func (s *Sender) send(ctx context.Context, n db.Notice) error {
-	keys, err := s.keys(ctx, n.Tenant)
+// Call makes one call with the signatures of the tenant. id is the same at each repeat. Its errors are for
+// users: they reveal nothing about the network of this process.
+func (s *Sender) Call(ctx context.Context, tenant berth.TenantID, address, id, body string) error {
+	keys, err := s.keys(ctx, tenant)
 	if err != nil {
 		return err
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, n.URL, strings.NewReader(n.Body))
+	return s.post(ctx, address, body, func(h http.Header) {
+		sign(h, keys, id, strconv.FormatInt(time.Now().Unix(), 10), body)
+	})
+}
+
+// Post makes one call without a signature, to a receiver that recognizes its callers by the address. Its errors
+// are for users, and do not contain the address.
+func (s *Sender) Post(ctx context.Context, address, body string) error {
+	return s.post(ctx, address, body, func(http.Header) {})
+}
+
+// post makes one call. edit adds headers.
+func (s *Sender) post(ctx context.Context, address, body string, edit func(http.Header)) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, address, strings.NewReader(body))
 	if err != nil {
 		return fmt.Errorf("the URL cannot be called: %w", errFinal)
 	}
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("User-Agent", "Berth")
-	sign(req.Header, keys, n.ID(), strconv.FormatInt(time.Now().Unix(), 10), n.Body)
+	edit(req.Header)
 	client := s.allowed
 	if req.URL.Scheme == "https" {
 		client = s.public
 	}
 	r, err := client.Do(req)
 	if err != nil {
-		s.Logger.Debug("webhook unreachable", "job_id", n.Job, "tenant", n.Tenant, "err", err)
+		cause := err
+		if u, ok := errors.AsType[*url.Error](err); ok {
+			cause = u.Err // without the URL, which may be a secret
+		}
+		s.Logger.Debug("webhook unreachable", "host", req.URL.Host, "err", cause)
 		return s.reason(err)
 	}
 	defer r.Body.Close()
@@ -68,17 +84,26 @@ func (s *Sender) send(ctx context.Context, n db.Notice) error {
 	return judge(r)
 }
 
+// Final reports whether a repeat of a call would fail with the same error.
+func Final(err error) bool { return errors.Is(err, errFinal) }
+
+// errAnswered marks failures with an answer of the receiver.
+var errAnswered = errors.New("")
+
+// Answered reports whether the receiver of a call has answered, with a refusal.
+func Answered(err error) bool { return errors.Is(err, errAnswered) }
+
 // judge returns nil for an accepted call, and an error that describes any other answer.
 func judge(r *http.Response) error {
 	switch {
 	case r.StatusCode >= 200 && r.StatusCode < 300:
 		return nil
 	case r.StatusCode == http.StatusGone: // Standard Webhooks: the endpoint no longer exists
-		return fmt.Errorf("it answered %d: %w", r.StatusCode, errFinal)
+		return fmt.Errorf("it answered %d: %w%w", r.StatusCode, errFinal, errAnswered)
 	case r.StatusCode >= 300 && r.StatusCode < 400:
-		return fmt.Errorf("it answered %d, a redirect, and none is followed", r.StatusCode)
+		return fmt.Errorf("it answered %d, a redirect, and none is followed%w", r.StatusCode, errAnswered)
 	default:
-		return fmt.Errorf("it answered %d", r.StatusCode)
+		return fmt.Errorf("it answered %d%w", r.StatusCode, errAnswered)
 	}
 }
 

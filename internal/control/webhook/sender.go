@@ -3,18 +3,16 @@ package webhook
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"net/http"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"berth"
 	"berth/db"
+	"berth/internal/control/delivery"
 	"berth/internal/lib/publicnet"
 	"berth/internal/lib/sealer"
 )
@@ -52,11 +50,6 @@ type Sender struct {
 	Options
 	public, allowed *http.Client
 	results         *prometheus.CounterVec
-
-	mu       sync.Mutex
-	underWay map[berth.TenantID]int
-	free     int
-	done     chan struct{} // a call has ended
 }
 
 // New returns a sender that makes no calls before Run. Zero options get their defaults.
@@ -71,7 +64,6 @@ func New(o Options) *Sender {
 		Options: o, public: newClient(o.Network, o.Timeout), allowed: newClient(o.Network.Only(), o.Timeout),
 		results: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "berth_webhooks_total",
 			Help: "Calls of webhooks by what came of them."}, []string{"result"}),
-		underWay: map[berth.TenantID]int{}, free: abreast, done: make(chan struct{}, 1),
 	}
 	for _, result := range []string{"delivered", "failed", "given_up"} {
 		s.results.WithLabelValues(result) // shown as 0 from the start
@@ -85,78 +77,23 @@ func New(o Options) *Sender {
 // Run makes calls until ctx ends. A call that is cut off then is made again by
 // another process.
 func (s *Sender) Run(ctx context.Context) error {
-	var calls sync.WaitGroup
-	defer calls.Wait()
 	defer s.public.CloseIdleConnections()
 	defer s.allowed.CloseIdleConnections()
-	look := time.NewTicker(s.Look)
-	defer look.Stop()
-	for {
-		list, err := s.claim(ctx)
-		if err != nil && ctx.Err() == nil {
-			s.Logger.Warn("cannot read due webhooks", "err", err)
-		}
-		for _, n := range list {
-			calls.Go(func() {
-				defer s.ended(n.Tenant)
-				s.deliver(ctx, n)
-			})
-		}
-		if len(list) > 0 {
-			continue // there may be more
-		}
-		select {
-		case <-look.C:
-		case <-s.done:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
+	loop := delivery.Loop[db.Notice]{
+		What: "webhooks", Look: s.Look, Most: abreast, Share: share, Logger: s.Logger,
+		Tenant: func(n db.Notice) berth.TenantID { return n.Tenant }, Deliver: s.deliver,
+		Claim: func(ctx context.Context, b delivery.Bounds) ([]db.Notice, error) {
+			return s.DB.Outbox.Claim(ctx,
+				db.NoticeClaim{Crowded: b.Crowded, Each: b.Each, Limit: b.Limit, Lease: s.Lease})
+		},
 	}
-}
-
-// claim takes due calls, up to the free slots.
-func (s *Sender) claim(ctx context.Context) ([]db.Notice, error) {
-	s.mu.Lock()
-	// Tenants with a full share are left out, so that slow receivers of one tenant do not take all
-	// places.
-	c := db.NoticeClaim{Each: share, Limit: s.free, Lease: s.Lease}
-	for tenant, n := range s.underWay {
-		if n >= share {
-			c.Crowded = append(c.Crowded, tenant)
-		}
-	}
-	s.mu.Unlock()
-	if c.Limit == 0 {
-		return nil, nil
-	}
-	list, err := s.DB.Outbox.Claim(ctx, c)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, n := range list {
-		s.underWay[n.Tenant]++
-		s.free--
-	}
-	return list, err
-}
-
-// ended frees the place of a call and wakes the loop, which may have waited for a free place.
-func (s *Sender) ended(tenant berth.TenantID) {
-	s.mu.Lock()
-	if s.underWay[tenant]--; s.underWay[tenant] == 0 {
-		delete(s.underWay, tenant)
-	}
-	s.free++
-	s.mu.Unlock()
-	select {
-	case s.done <- struct{}{}:
-	default:
-	}
+	return loop.Run(ctx)
 }
 
 // deliver makes one call and records its result. If the record fails, the call is due
 // again when the lease ends.
 func (s *Sender) deliver(ctx context.Context, n db.Notice) {
-	err := s.send(ctx, n)
+	err := s.Call(ctx, n.Tenant, n.URL, n.ID(), n.Body)
 	if ctx.Err() != nil && err != nil {
 		return
 	}
@@ -167,12 +104,12 @@ func (s *Sender) deliver(ctx context.Context, n db.Notice) {
 	switch {
 	case err == nil:
 		result, err = "delivered", s.DB.Outbox.Delivered(record, n)
-	case errors.Is(err, errFinal) || n.Age >= s.For:
+	case Final(err) || n.Age >= s.For:
 		log.Info("webhook failed, no retries left", "err", err)
 		result, err = "given_up", s.DB.Outbox.GiveUp(record, n, s.epitaph(n, err))
 	default:
 		log.Debug("webhook failed, will retry", "err", err)
-		result, err = "failed", s.DB.Outbox.Failed(record, n, s.pause(n.Tries))
+		result, err = "failed", s.DB.Outbox.Failed(record, n, delivery.Pause(n.Tries, s.First, s.Longest))
 	}
 	s.results.WithLabelValues(result).Inc()
 	if err != nil {
@@ -189,14 +126,4 @@ func (s *Sender) epitaph(n db.Notice, err error) string {
 	}
 	return fmt.Sprintf("gave up calling notify[%d] (%s) of status %s after %s: %v", n.Hook, hostOf(n.URL),
 		n.Status, tries, err)
-}
-
-// pause is how long to wait after a try, with a jitter of a fifth: receivers that
-// were away are not called by everybody at once.
-func (s *Sender) pause(tries int) time.Duration {
-	wait := s.First
-	for range min(tries-1, 20) {
-		wait = min(4*wait, s.Longest)
-	}
-	return wait - wait/10 + rand.N(wait/5+1)
 }
