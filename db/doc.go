@@ -45,6 +45,7 @@
 //	Uploads     uploads
 //	Logs        log_start logs prune_logs
 //	Outbox      notices
+//	Channels    channel_messages channels
 //	Leader      incarnation lease quarantine watermark
 //	Cluster     admission cluster population statistics
 //	Backups     backups

@@ -210,25 +210,39 @@ func (a announcement) write(ctx context.Context, tx pgx.Tx) (touched, error) {
 	return hints, nil
 }
 
-// callDraining writes the calls of the job's webhooks for draining. It follows the event whose
-// number is part of the calls' ids. The payload is the one of a status, with the machine.
+// drainingNotice is the payload about a job j on a machine that is drained: the one of a status, with the machine.
+const drainingNotice = `
+	jsonb_build_object('type', 'job.' || @on::text, 'timestamp', clock_timestamp(), 'data',
+		jsonb_strip_nulls(jsonb_build_object(
+			'id', j.id, 'name', j.name, 'tenant', j.tenant, 'status', j.state,
+			'labels', nullif(j.labels, '{}'),
+			'attempt', j.attempt, 'submitted_at', j.submitted_at, 'started_at', j.started_at,
+			'machine', @machine::text, 'drain_reason', @reason::text,
+			'drain_deadline', @deadline::timestamptz)))`
+
+// callDraining writes the calls of the job's webhooks and the notifications of its channels for draining. It follows
+// the event whose number is part of the calls' ids.
 func callDraining(ctx context.Context, tx pgx.Tx, job berth.JobID, m drained) error {
+	args := pgx.NamedArgs{"job": job, "machine": m.Machine, "reason": m.Reason, "deadline": m.Deadline,
+		"on": spec.NotifyDraining}
 	_, err := tx.Exec(ctx, `
 		INSERT INTO notices (job, seq, hook, tenant, url, status, body)
-		SELECT j.id, j.event_seq, h.n - 1, j.tenant, h.hook ->> 'url', @on,
-			jsonb_build_object('type', 'job.' || @on, 'timestamp', clock_timestamp(), 'data',
-				jsonb_strip_nulls(jsonb_build_object(
-					'id', j.id, 'name', j.name, 'tenant', j.tenant, 'status', j.state,
-					'labels', nullif(j.labels, '{}'),
-					'attempt', j.attempt, 'submitted_at', j.submitted_at, 'started_at', j.started_at,
-					'machine', @machine::text, 'drain_reason', @reason::text,
-					'drain_deadline', @deadline::timestamptz)))
+		SELECT j.id, j.event_seq, h.n - 1, j.tenant, h.hook ->> 'url', @on, `+drainingNotice+`
 		FROM jobs j
 		JOIN job_specs s ON s.job = j.id
 		CROSS JOIN jsonb_array_elements(s.spec -> 'notify') WITH ORDINALITY AS h (hook, n)
-		WHERE j.id = @job AND @on = ANY (j.notify) AND h.hook -> 'on' ? @on`,
-		pgx.NamedArgs{"job": job, "machine": m.Machine, "reason": m.Reason, "deadline": m.Deadline,
-			"on": spec.NotifyDraining})
+		WHERE j.id = @job AND @on = ANY (j.notify) AND h.hook -> 'on' ? @on
+		  AND nullif(h.hook ->> 'url', '') IS NOT NULL`, args)
+	if err == nil {
+		_, err = tx.Exec(ctx, `
+			SELECT notify_channels(channels_for(j.tenant, '{}', ARRAY(
+				SELECT h.hook ->> 'channel'
+				FROM jsonb_array_elements(s.spec -> 'notify') AS h (hook)
+				WHERE h.hook -> 'on' ? @on AND h.hook ? 'channel')), `+drainingNotice+`)
+			FROM jobs j
+			JOIN job_specs s ON s.job = j.id
+			WHERE j.id = @job AND @on = ANY (j.notify)`, args)
+	}
 	if err != nil {
 		return fmt.Errorf("write calls of job %s: %w", job, err)
 	}

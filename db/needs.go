@@ -26,7 +26,7 @@ type needs struct {
 // needsOf returns the needs of a spec.
 func needsOf(s spec.Job) needs {
 	n := needs{uploads: s.Uploads(), secrets: s.Secrets, imageAuth: s.ImageAuth, inputs: s.OutputsNamed(),
-		webhooks: len(s.Notify) > 0, source: s.Checkpoint.StartsFrom(), members: max(s.Members, 1)}
+		webhooks: len(spec.WebhooksOf(s.Notify)) > 0, source: s.Checkpoint.StartsFrom(), members: max(s.Members, 1)}
 	for _, in := range s.Inputs {
 		n.logins = append(n.logins, in.Secret)
 	}

@@ -31,6 +31,7 @@ type DB struct {
 	Uploads     *Uploads
 	Logs        *Logs
 	Outbox      *Outbox
+	Channels    *Channels
 	Leader      *Leader
 	Cluster     *Cluster
 	Backups     *Backups
@@ -49,7 +50,7 @@ func newDB(c *core) *DB {
 		Tenants: &Tenants{c}, Storage: &Storage{c},
 		Tokens: &Tokens{c}, JoinTokens: &JoinTokens{c}, Secrets: &Secrets{c},
 		Objects: &Objects{c}, Uploads: &Uploads{c}, Logs: &Logs{c},
-		Outbox: &Outbox{c}, Leader: &Leader{c}, Cluster: &Cluster{c}, Backups: &Backups{c},
+		Outbox: &Outbox{c}, Channels: &Channels{c}, Leader: &Leader{c}, Cluster: &Cluster{c}, Backups: &Backups{c},
 		JobSessions: &JobSessions{c}, WebSessions: &WebSessions{c},
 	}
 }
@@ -152,6 +153,10 @@ type Logs struct{ *core }
 // Outbox stores notices to webhooks until they are delivered or given up. The
 // triggers of the schema create notices as jobs change; Outbox never does.
 type Outbox struct{ *core }
+
+// Channels stores the notification channels of tenants and the messages to them. The triggers of the schema create
+// notifications as jobs, machines and spend change; Channels adds the notifications of tests alone.
+type Channels struct{ *core }
 
 // Leader stores the rows that coordinate the control plane: named leases and their terms,
 // the beacon of the API replicas, the incarnation of the database, and the watermarks that

@@ -129,6 +129,7 @@ func clearTenant(ctx context.Context, tx pgx.Tx, id berth.TenantID) error {
 		`DELETE FROM secrets WHERE tenant = @id`,
 		`DELETE FROM step_results WHERE tenant = @id`,
 		`DELETE FROM notices WHERE tenant = @id`,
+		`DELETE FROM channels WHERE tenant = @id`,
 		`DELETE FROM submit_leases WHERE tenant = @id`,
 		`DELETE FROM burst_policies WHERE tenant = @id`,
 	} {
@@ -207,7 +208,8 @@ func deleteTenant(ctx context.Context, tx pgx.Tx, id berth.TenantID) error {
 			(SELECT count(*) FROM schedules WHERE tenant = @id AND deleted_at IS NULL),
 			(SELECT count(*) FROM pools WHERE @id = ANY(tenants)),
 			(SELECT count(*) FROM launches WHERE tenant = @id AND state NOT IN ('gone', 'failed')),
-			EXISTS (SELECT 1 FROM secrets WHERE tenant = @id) OR EXISTS (SELECT 1 FROM uploads WHERE tenant = @id)`,
+			EXISTS (SELECT 1 FROM secrets WHERE tenant = @id) OR EXISTS (SELECT 1 FROM uploads WHERE tenant = @id)
+				OR EXISTS (SELECT 1 FROM channels WHERE tenant = @id)`,
 		args).Scan(&jobs, &tokens, &below, &schedules, &pools, &launches, &left)
 	if err != nil {
 		return err

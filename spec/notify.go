@@ -10,11 +10,12 @@ import (
 	"berth"
 )
 
-// Notify is a webhook: Berth calls URL when the job as a whole enters one of the statuses
-// On, and for NotifyDraining when a machine of the running job is drained.
+// Notify is a webhook or a channel: Berth calls URL, or sends a message to the channel, when the job as a whole
+// enters one of the statuses On, and for NotifyDraining when a machine of the running job is drained.
 type Notify struct {
-	URL string   `json:"url" doc:"address of the receiver, https"`
-	On  []string `json:"on,omitempty" doc:"statuses of a call, or draining; default: succeeded, failed, canceled"`
+	URL     string   `json:"url,omitempty" doc:"address of the receiver, https; or channel"`
+	Channel string   `json:"channel,omitempty" doc:"notification channel of the tenant or of a tenant above; or url"`
+	On      []string `json:"on,omitempty" doc:"statuses of a call, or draining; default: succeeded, failed, canceled"`
 }
 
 // NotifyDraining in Notify.On asks for a call when a machine of the running job is drained.
@@ -60,15 +61,23 @@ func NotifiedOf(list []Notify) []string {
 	return all
 }
 
+// WebhooksOf returns the entries of the list that name a URL.
+func WebhooksOf(list []Notify) []Notify {
+	return slices.DeleteFunc(slices.Clone(list), func(n Notify) bool { return n.URL == "" })
+}
+
+// PlainAllowed describes the addresses of webhooks that may be called.
+const PlainAllowed = "https; http only to networks that an operator allows with berthd --webhook-allow"
+
 // PlainWebhooks returns a fault for each webhook without TLS. Only an operator can decide in
 // which networks plain http is safe.
 func PlainWebhooks(list []Notify) []berth.FieldError {
 	var faults []berth.FieldError
 	for i, n := range list {
-		if u, err := url.Parse(n.URL); err == nil && u.Scheme != "https" {
+		if u, err := url.Parse(n.URL); n.URL != "" && err == nil && u.Scheme != "https" {
 			faults = append(faults, berth.FieldError{Field: fmt.Sprintf("notify[%d].url", i),
 				Detail:  "is not an https URL",
-				Allowed: "https; http only to networks that an operator allows with berthd --webhook-allow"})
+				Allowed: PlainAllowed})
 		}
 	}
 	return faults
@@ -86,11 +95,14 @@ func (v *validation) notify(list []Notify) {
 	statuses = append(statuses, NotifyDraining)
 	for i, n := range list {
 		at := fmt.Sprintf("notify[%d]", i)
-		u, err := url.Parse(n.URL)
-		ok := err == nil && (u.Scheme == "https" || u.Scheme == "http") && u.Hostname() != "" && u.User == nil &&
-			u.Fragment == "" && len(n.URL) <= maxNotifyURL
-		v.require(ok, at+".url", "is not a valid URL",
-			fmt.Sprintf("an https URL of at most %d bytes, without user, password and fragment", maxNotifyURL))
+		switch {
+		case n.Channel == "":
+			v.require(isHookURL(n.URL), at+".url", "is not a valid URL", hookURLAllowed+"; or channel in place of it")
+		case n.URL != "":
+			v.require(false, at+".channel", "is set together with url", "one of url and channel")
+		default:
+			v.name(at+".channel", n.Channel)
+		}
 		v.require(len(n.On) <= len(statuses), at+".on", "too many statuses", "each once")
 		for j, on := range n.On {
 			v.oneOf(fmt.Sprintf("%s.on[%d]", at, j), on, statuses...)
