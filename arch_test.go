@@ -45,11 +45,12 @@ var layers = [][]string{
 	},
 	{
 		"berth/internal/control/admission", "berth/internal/control/autoscale", "berth/internal/control/backup",
-		"berth/internal/control/explain",
+		"berth/internal/control/explain", "berth/internal/control/webhook",
 	},
+	{"berth/internal/control/notify"},
 	{
 		"berth/api", "berth/web", "berth/workers", "berth/internal/check",
-		"berth/internal/control/dispatch", "berth/internal/control/scheduler", "berth/internal/control/webhook",
+		"berth/internal/control/dispatch", "berth/internal/control/scheduler",
 		"berth/internal/machine/agent",
 	},
 	{"berth/internal/control/controlplane"},

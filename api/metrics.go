@@ -121,6 +121,10 @@ var (
 		"Calls of webhooks that are still to be made, those after failed tries among them.", nil, nil)
 	overdueDesc = prometheus.NewDesc("berth_webhooks_overdue_seconds",
 		"How long the longest overdue call of a webhook has been due; 0 if none is.", nil, nil)
+	notificationsDesc = prometheus.NewDesc("berth_notifications_waiting",
+		"Notifications of channels that are not delivered yet, those after failed tries among them.", nil, nil)
+	lateDesc = prometheus.NewDesc("berth_notifications_overdue_seconds",
+		"How long the longest overdue message to a channel has been due; 0 if none is.", nil, nil)
 	backupDesc = prometheus.NewDesc("berth_backup_age_seconds",
 		"Time since the start of the newest complete backup by berthd backup create; without one, since the creation "+
 			"of the cluster.", nil, nil)
@@ -147,7 +151,7 @@ func (p *population) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		jobsDesc, machinesDesc, tenantJobsDesc, oldestDesc, tenantOldestDesc, buildDesc, silentEnginesDesc,
 		silentDesc, credentialsDesc, renewalsDesc, cpusDesc, memoryDesc, diskDesc, gpusDesc, storedDesc, spendDesc,
-		ledDesc, webhooksDesc, overdueDesc, backupDesc, diskFreeDesc,
+		ledDesc, webhooksDesc, overdueDesc, notificationsDesc, lateDesc, backupDesc, diskFreeDesc,
 		endsDesc, lostDesc,
 	} {
 		ch <- d
@@ -194,6 +198,10 @@ func (p *population) Collect(ch chan<- prometheus.Metric) {
 	if err != nil {
 		return
 	}
+	messages, err := p.db.Channels.Backlog(ctx)
+	if err != nil {
+		return
+	}
 	use, err := p.db.Machines.FleetUse(ctx)
 	if err != nil {
 		return
@@ -205,6 +213,8 @@ func (p *population) Collect(ch chan<- prometheus.Metric) {
 	ch <- prometheus.MustNewConstMetric(backupDesc, prometheus.GaugeValue, backup.Seconds())
 	ch <- prometheus.MustNewConstMetric(webhooksDesc, prometheus.GaugeValue, float64(backlog.Waiting))
 	ch <- prometheus.MustNewConstMetric(overdueDesc, prometheus.GaugeValue, backlog.Overdue.Seconds())
+	ch <- prometheus.MustNewConstMetric(notificationsDesc, prometheus.GaugeValue, float64(messages.Waiting))
+	ch <- prometheus.MustNewConstMetric(lateDesc, prometheus.GaugeValue, messages.Overdue.Seconds())
 	collectUse(ch, use)
 	credentials, err := p.db.Tokens.Credentials(ctx)
 	if err != nil {

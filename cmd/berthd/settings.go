@@ -69,8 +69,7 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.SecretsAs, "secrets-as", s.SecretsAs,
 		"how containers receive secrets if the job file has no secrets_as: file, env or both "+
 			"(default: file, or both if the database is from before migration 0066)")
-	f.StringVar(&s.WebhookAllow, "webhook-allow", s.WebhookAllow,
-		"non-public networks that webhooks may call, such as 10.1.0.0/16,fd00::/8; plain http is allowed only there")
+	s.notifyFlags(f)
 	f.StringVar(&s.CloudFile, "cloud", s.CloudFile,
 		"YAML file with the providers of cloud machines; needs --secret-key-file (default: no machines are launched)")
 	f.StringVar(&s.AgentBinaries, "agent-binaries", s.AgentBinaries,
@@ -125,6 +124,22 @@ func (s *settings) storeFlags(f *pflag.FlagSet) {
 	f.StringVar(&s.ObjectAccess, "object-access", s.ObjectAccess,
 		"how machines move large objects to and from an s3:// store: proxy (through berthd) or direct (by addresses "+
 			"that berthd signs; through berthd where a machine cannot use them)")
+}
+
+// notifyFlags registers the flags about webhooks and about the mail server for notifications.
+func (s *settings) notifyFlags(f *pflag.FlagSet) {
+	f.StringVar(&s.WebhookAllow, "webhook-allow", s.WebhookAllow,
+		"non-public networks that webhooks may call, such as 10.1.0.0/16,fd00::/8; plain http is allowed only there")
+	f.StringVar(&s.Mail.Server, "smtp", s.Mail.Server,
+		"mail server for notification channels: smtp://[USER@]HOST[:587] (STARTTLS) or smtps://[USER@]HOST[:465] "+
+			"(default: no mail is sent)")
+	f.StringVar(&s.Mail.From, "smtp-from", s.Mail.From,
+		"sender address of notification mail, such as berth@example.com")
+	f.StringVar(&s.Mail.PasswordFile, "smtp-password-file", s.Mail.PasswordFile,
+		"file with the password of the user in --smtp")
+	f.StringVar(&s.Mail.Recipients, "smtp-recipients", s.Mail.Recipients,
+		"domains to which notification mail is sent, such as example.com,example.org; *: all "+
+			"(default: the domain of --smtp-from)")
 }
 
 // imageFlags registers the flags about images of jobs.

@@ -24,6 +24,7 @@ import (
 	"berth/internal/control/cloud"
 	"berth/internal/control/cloud/agentbin"
 	"berth/internal/control/dispatch"
+	"berth/internal/control/notify"
 	"berth/internal/control/scheduler"
 	"berth/internal/control/watermark"
 	"berth/internal/control/webhook"
@@ -60,6 +61,7 @@ type assembly struct {
 	blobs      *blob.Store       // nil: none configured; a leader may do without
 	marks      *watermark.Keeper // nil without blobs
 	keys       *sealer.Keys      // nil: no secrets, no webhooks and no launches
+	mailer     *notify.Mailer    // nil: no mail
 	accounts   cloud.Accounts
 	agents     *agentbin.Binaries // nil: none are served
 	clouds     *autoscale.Metrics
@@ -101,6 +103,9 @@ func (a *assembly) assemble(ctx context.Context) error {
 		if a.keys, err = sealer.Load(a.cfg.SecretKeyFile); err != nil {
 			return err
 		}
+	}
+	if a.mailer, err = a.cfg.Mail.Open(a.cfg.AllowPlaintext); err != nil {
+		return err
 	}
 	if err := a.openClouds(); err != nil {
 		return err
@@ -259,7 +264,11 @@ func (a *assembly) addDispatch() error {
 	sender := webhook.New(webhook.Options{
 		DB: a.db, Keys: a.keys, Logger: a.log, Network: network, Metrics: a.registry,
 	})
-	a.middle = append(a.middle, sender.Run)
+	channels := notify.New(notify.Options{
+		DB: a.db, Keys: a.keys, Caller: sender, Mailer: a.mailer, API: a.cfg.PublicURL, Logger: a.log,
+		Metrics: a.registry,
+	})
+	a.middle = append(a.middle, sender.Run, channels.Run)
 	return nil
 }
 

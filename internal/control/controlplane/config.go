@@ -79,6 +79,7 @@ type Config struct {
 	CloudFile         string   // providers of machines; empty: none
 	AgentBinaries     string   // folder of agents that the API serves to new machines; empty: none
 	WebhookAllow      string   // networks besides public addresses that webhooks may be called in
+	Mail              Mail     // server for notifications by mail; zero: none
 	FileInputs        []string // folders of machines that jobs may read, see admission.ParseVolumes
 	Images            string   // registries and repositories of images, see admission.ParseImages
 	ImageSignatures   string   // file of rules about signatures of images, see admission.ReadSignatureRules
@@ -155,6 +156,8 @@ func (c Config) Validate() error {
 	require(err == nil, "trusted-proxies: %v", err)
 	_, err = publicnet.Parse(c.WebhookAllow)
 	require(err == nil, "webhook-allow: %v", err)
+	_, err = c.Mail.mailer(c.AllowPlaintext)
+	require(err == nil, "smtp: %v", err)
 	_, err = admission.ParseVolumes(c.FileInputs)
 	require(err == nil, "file-inputs: %v", err)
 	_, err = admission.ParseImages(c.Images)
@@ -240,6 +243,7 @@ func (c Config) LogValue() slog.Value {
 		slog.Float64("submit_rate", c.SubmitRate), slog.Int("max_connections", c.MaxConnections),
 		slog.String("trusted_proxies", c.TrustedProxies),
 		slog.String("secret_key_file", c.SecretKeyFile), slog.String("webhook_allow", c.WebhookAllow),
+		slog.String("smtp", c.Mail.Server),
 		slog.String("cloud", c.CloudFile),
 		slog.String("agent_binaries", c.AgentBinaries), slog.String("pprof", c.Pprof), slog.Any("policy", c.Policy),
 	)

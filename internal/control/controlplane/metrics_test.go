@@ -16,6 +16,7 @@ import (
 	"berth/api"
 	"berth/db"
 	"berth/db/dbtest"
+	"berth/internal/control/notify"
 	"berth/internal/control/scheduler"
 	"berth/internal/control/webhook"
 	"berth/internal/lib/golden"
@@ -44,6 +45,7 @@ func newRegistered(t *testing.T) []metric {
 	collectors := []prometheus.Collector{scheduler.NewMetrics(), &waiting{wait.New(nil, nil, wait.Options{})}}
 	a.registry.MustRegister(collectors...)
 	webhook.New(webhook.Options{DB: d, Logger: a.log, Metrics: a.registry})
+	notify.New(notify.Options{DB: d, Logger: a.log, Metrics: a.registry})
 	server, err := api.New(api.Deps{DB: d, Control: d.Jobs, Logger: a.log, Version: "1.2.3", Metrics: a.registry})
 	if err != nil {
 		t.Fatal(err)

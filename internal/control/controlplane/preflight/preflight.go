@@ -25,7 +25,7 @@ const (
 
 // Finding is one result. Its JSON is the output of "berthd check-config -o json".
 type Finding struct {
-	Check  string `json:"check"` // settings, user, files, tls, database, clock, keys, temporal or store
+	Check  string `json:"check"` // settings, user, files, tls, database, clock, keys, temporal, store or mail
 	State  State  `json:"state"`
 	Detail string `json:"detail"`           // what was found
 	Remedy string `json:"remedy,omitempty"` // what to do about it; "" if Detail says it
@@ -59,6 +59,7 @@ func Run(ctx context.Context, in Input) []Finding {
 	r.database(ctx)
 	r.temporal(ctx)
 	r.store(ctx)
+	r.mail(ctx)
 	return r.findings
 }
 
