@@ -19,6 +19,9 @@ func TestListsHaveNoMoreThanAPage(t *testing.T) {
 		if _, _, err := s.as("alice").SetSecret(t.Context(), spec.NewSecretValue{Name: name, Value: "x"}); err != nil {
 			t.Fatal(err)
 		}
+		if _, _, err := s.as("alice").SetChannel(t.Context(), name, spec.Channel{Kind: "slack", Secret: name}); err != nil {
+			t.Fatal(err)
+		}
 		if _, err := s.as("admin").CreateJoinToken(t.Context(), spec.NewJoinToken{}); err != nil {
 			t.Fatal(err)
 		}
@@ -28,7 +31,8 @@ func TestListsHaveNoMoreThanAPage(t *testing.T) {
 		who  string
 		want int
 	}{
-		"/v1/secrets": {"alice", 3},
+		"/v1/secrets":  {"alice", 3},
+		"/v1/channels": {"alice", 3},
 		"/v1/jobs/" + string(job.ID) + "/outputs": {"alice", 3},
 		"/v1/join-tokens":                         {"admin", 3},
 		"/v1/tokens":                              {"admin", 4},

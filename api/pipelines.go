@@ -62,7 +62,7 @@ func (h *pipelineHandlers) submitPipeline(ctx context.Context, in *submitPipelin
 	if err := invalid(berth.SlugInvalidSpec, faults, checked[:min(len(checked), maxFaults)]); err != nil {
 		return nil, err
 	}
-	if err := h.rules.mayNotify(pipeline.Notify); err != nil {
+	if err := h.rules.mayNotify(ctx, caller(ctx).Tenant, pipeline.Notify); err != nil {
 		return nil, err
 	}
 	if err := h.admission.AdmitPipeline(ctx, caller(ctx).Tenant, pipeline); err != nil {

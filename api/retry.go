@@ -63,7 +63,7 @@ func (h *jobHandlers) retrySpec(ctx context.Context, in Request, old wire.Job) (
 
 // mayRun returns an error if the caller may not submit the job for the tenant.
 func (h *jobHandlers) mayRun(ctx context.Context, tenant berth.TenantID, jobSpec spec.Job) error {
-	if err := h.rules.mayNotify(jobSpec.Notify); err != nil {
+	if err := h.rules.mayNotify(ctx, tenant, jobSpec.Notify); err != nil {
 		return err
 	}
 	if len(jobSpec.AllSecrets()) > 0 {

@@ -106,7 +106,7 @@ func (h *scheduleHandlers) admit(ctx context.Context, tenant berth.TenantID, sch
 			return err
 		}
 	}
-	if err := h.rules.mayNotify(schedule.Webhooks()); err != nil {
+	if err := h.rules.mayNotify(ctx, tenant, schedule.Webhooks()); err != nil {
 		return err
 	}
 	return h.admission.AdmitSchedule(ctx, tenant, schedule)

@@ -75,6 +75,9 @@ func (h *secretHandlers) setSecret(ctx context.Context, in *Request) (*secretOut
 	if err := invalid(berth.SlugInvalidSpec, faults, n.Validate()); err != nil {
 		return nil, err
 	}
+	if err := h.rules.mayChange(ctx, n.Name); err != nil {
+		return nil, err
+	}
 	tenant := caller(ctx).Tenant
 	key, sealed := h.vault.Seal(tenant, n.Name, []byte(n.Value))
 	limits, err := h.admission.StorageLimits(ctx, tenant)
@@ -94,11 +97,13 @@ func (h *secretHandlers) setSecret(ctx context.Context, in *Request) (*secretOut
 type secretRules struct {
 	vault         *sealer.Keys // nil: this server stores no secrets
 	plainWebhooks bool
+	channels      *db.Channels
 }
 
 // mayNotify refuses webhooks that could never be called: without TLS where the operator
-// has not allowed that, or without a key for the secret that signs the calls.
-func (r *secretRules) mayNotify(list []spec.Notify) error {
+// has not allowed that, or without a key for the secret that signs the calls. It also refuses
+// channels that the tenant does not have.
+func (r *secretRules) mayNotify(ctx context.Context, tenant berth.TenantID, list []spec.Notify) error {
 	if len(list) == 0 {
 		return nil
 	}
@@ -107,7 +112,24 @@ func (r *secretRules) mayNotify(list []spec.Notify) error {
 			return err
 		}
 	}
+	if err := r.channels.CheckNames(ctx, tenant, list); err != nil {
+		return err
+	}
 	return r.keepsSecrets()
+}
+
+// mayChange refuses the change of a secret that is the address of a channel with events of machines: only admins see
+// these events.
+func (r *secretRules) mayChange(ctx context.Context, name string) error {
+	if scope(ctx) == "" {
+		return nil
+	}
+	guarded, err := r.channels.GuardSecret(ctx, caller(ctx).Tenant, name)
+	if err == nil && guarded {
+		err = berth.Errorf(berth.CodeForbidden, "secret %s is the address of a channel with events of machines, so "+
+			"only an admin can change it", name)
+	}
+	return err
 }
 
 // keepsSecrets returns an error if this server has no key for secrets.
@@ -137,6 +159,9 @@ type secretInput struct {
 // deleteSecret deletes a secret. Jobs that name the secret and have not started will
 // fail.
 func (h *secretHandlers) deleteSecret(ctx context.Context, in *secretInput) (*struct{}, error) {
+	if err := h.rules.mayChange(ctx, in.Name); err != nil {
+		return nil, err
+	}
 	tenant := caller(ctx).Tenant
 	if err := h.secrets.Delete(ctx, tenant, in.Name); err != nil {
 		return nil, err

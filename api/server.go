@@ -21,6 +21,7 @@ import (
 	"berth/internal/control/cloud"
 	"berth/internal/control/cloud/agentbin"
 	"berth/internal/control/explain"
+	"berth/internal/control/notify"
 	"berth/internal/lib/archive"
 	"berth/internal/lib/background"
 	"berth/internal/lib/overload"
@@ -86,6 +87,7 @@ type Deps struct {
 	// PlainWebhooks: the operator allows networks into which webhooks may be called
 	// without TLS.
 	PlainWebhooks bool
+	Mail          *notify.Mailer       // nil: channels cannot send mail
 	Limits        archive.Limits       // of uploads; zero: archive.Default
 	Transfers     TransferLimits       // of followed logs, downloads and uploads
 	Images        []string             // registries and repositories that images may come from; nil: all
@@ -195,7 +197,7 @@ func resources(d Deps, gate *gatekeeper, streams *streams, explainer *explain.Ex
 	d.Metrics.MustRegister(&dependencies{pages}, &waitingReasons{explainer})
 	reader := jobReader{d.DB.Jobs}
 	quoter := &autoscale.Quoter{DB: d.DB, Accounts: d.Accounts}
-	rules := secretRules{vault: d.Vault, plainWebhooks: d.PlainWebhooks}
+	rules := secretRules{vault: d.Vault, plainWebhooks: d.PlainWebhooks, channels: d.DB.Channels}
 	control := controlPlane{cluster: d.DB.Cluster, gate: d.Gate, temporal: d.Temporal}
 	reasons := &waitReasons{d.DB.Jobs, explainer, control, d.DB.Scaling}
 	followed := &followed{jobs: d.DB.Jobs, watches: newWatches(d.DB)}
@@ -233,6 +235,7 @@ func resources(d Deps, gate *gatekeeper, streams *streams, explainer *explain.Ex
 		&admissionHandlers{d.DB.Cluster, explainer, quoter, d.Logger},
 		&uploadHandlers{store, d.DB.Uploads, d.DB.Storage, admission, d.Limits, streams, d.Logger},
 		secrets,
+		&channelHandlers{d.DB.Channels, rules, d.Mail, d.Logger},
 		&scheduleHandlers{d.DB.Schedules, admission, w.fires, rules, d.Logger},
 		&outputHandlers{reader, store, d.DB.Objects, streams},
 		&checkpointHandlers{reader, store, d.DB.Objects, streams},

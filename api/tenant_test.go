@@ -33,6 +33,7 @@ const (
 	ofOwn     = "tenants'"    // another tenant is answered like one that does not exist
 	ofUpload  = "an upload's" // another tenant's content is answered like none
 	ofSecret  = "secrets'"    // each tenant has names of its own
+	ofChannel = "channels'"   // another tenant's name is answered like none
 	ofName    = "schedules'"  // another tenant's name is answered like none
 	ofApply   = "applied"     // each tenant has names of its own; makes the caller's own
 	ofAgent   = "agents'"     // closed to users
@@ -72,6 +73,10 @@ func kindOf(method, path string) string {
 		return ofUpload
 	case strings.HasPrefix(path, "/v1/secrets"):
 		return ofSecret
+	case path == "/v1/channels":
+		return ofTenant
+	case strings.HasPrefix(path, "/v1/channels/:name"):
+		return ofChannel
 	case path == "/v1/schedules/:name" && method == http.MethodPut:
 		return ofApply
 	case strings.HasPrefix(path, "/v1/schedules/:name"):
@@ -91,7 +96,8 @@ func kindOf(method, path string) string {
 // bodies that reach the look at the id.
 var bodies = map[string]string{"PATCH /v1/jobs/:id": `{"priority": "high"}`, "POST /v1/jobs": small, "POST /v1/plans": small,
 	"POST /v1/pipelines": `{"kind": "pipeline", "name": "p", "jobs": {"a": {"image": "busybox"}}}`, "POST /v1/secrets": `{"name": "bobs", "value": "own"}`,
-	"POST /v1/schedules": hourly, "POST /v1/jobs/:id/sessions": `{"command": ["sh"]}`, "POST /v1/schedules/:name/backfill": `{"from": "2026-01-01T00:00:00Z", "to": "2026-01-01T00:00:00Z"}`}
+	"PUT /v1/channels/:name": `{"kind": "slack", "secret": "alices-secret"}`,
+	"POST /v1/schedules":     hourly, "POST /v1/jobs/:id/sessions": `{"command": ["sh"]}`, "POST /v1/schedules/:name/backfill": `{"from": "2026-01-01T00:00:00Z", "to": "2026-01-01T00:00:00Z"}`}
 
 const hourly = `{"name": "hourly", "cron": "@hourly", "job": {"image": "busybox"}}`
 
@@ -166,6 +172,18 @@ func TestAnotherTenantsJobIsLikeNone(t *testing.T) {
 			}
 			if list := s.call("alice", "GET", "/v1/secrets", "").body; !strings.Contains(list, "alices-secret") || strings.Contains(list, "hunter2") {
 				t.Errorf("%s: alice has %s", name, list)
+			}
+		case ofChannel:
+			s.call("alice", "POST", "/v1/secrets", `{"name": "alices-secret", "value": "https://chat.example/x"}`)
+			s.call("alice", "PUT", "/v1/channels/alices-secret", bodies["PUT /v1/channels/:name"])
+			theirs := s.call("bob", r.Method, strings.ReplaceAll(r.Path, ":name", "alices-secret"), body)
+			missing := s.call("bob", r.Method, strings.ReplaceAll(r.Path, ":name", "none"), body)
+			if theirs.status < 400 || theirs.status != missing.status ||
+				strings.ReplaceAll(theirs.body, "alices-secret", "none") != strings.ReplaceAll(missing.body, "alices-secret", "none") {
+				t.Errorf("%s: another tenant's %d %s, none %d %s", name, theirs.status, theirs.body, missing.status, missing.body)
+			}
+			if hers := s.call("alice", "GET", "/v1/channels/alices-secret", ""); hers.status != http.StatusOK {
+				t.Errorf("%s: alice has %d %s", name, hers.status, hers.body)
 			}
 		case ofName:
 			s.call("alice", "POST", "/v1/schedules", strings.Replace(hourly, "hourly", "alices-secret", 1))

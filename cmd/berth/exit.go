@@ -43,7 +43,8 @@ var exitCodes = []struct {
 	{exitConflict, "conflict: not possible in this state"},
 	{exitCanceled, "the job was canceled"},
 	{exitRefused, "refused: token, role, quota, rate, or no machine can run the job"},
-	{exitUnreachable, "the server cannot be reached, or failed; the connection of a session was cut"},
+	{exitUnreachable, "the server cannot be reached, or failed; the connection of a session was cut; " +
+		"a channel failed its test"},
 	{exitTimeout, "--timeout passed"},
 	{exitInterrupted, "interrupted by Ctrl-C; jobs continue"},
 }

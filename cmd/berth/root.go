@@ -71,7 +71,7 @@ func newRoot(a *app) *cobra.Command {
 	add(groupMachines, newMachineList(a, "machines"), newTop(a), newMachine(a), newMaintenance(a), newPool(a),
 		newJoinToken(a))
 	add(groupAdmin, newAdmission(a), newTenant(a), newQuota(a), newBurst(a), newOffers(a), newUsage(a),
-		newToken(a), newSecret(a))
+		newToken(a), newSecret(a), newChannel(a))
 	add(groupSelf, newLogin(a), newWhoami(a), newContext(a), newVersion(a))
 	// After the whole tree exists: checkArgs wraps each command's own check.
 	eachCommand(root, checkArgs)

@@ -63,6 +63,7 @@ var healthy = series{
 	`berth_gpus{instance="a",model="A100",kind="unhealthy"}`:                                     "0",
 	`berth_object_store_free_ratio{instance="a"}`:                                                "0.5",
 	`berth_tls_certificate_end_seconds{instance="a"}`:                                            "7776000", // 90 days after the first sample
+	`berth_notifications_overdue_seconds{instance="a"}`:                                          "2",
 	`berth_webhooks_overdue_seconds{instance="a"}`:                                               "2",
 	`berth_http_wrong_tokens_total{instance="a",caller="user",status="429"}`:                     "0",
 	`berth_http_request_seconds_count{instance="a",method="POST",route="/v1/jobs",status="201"}`: "0+600x300",
@@ -270,6 +271,19 @@ var cases = map[string]alertCase{
 		fires:   series{`berth_webhooks_overdue_seconds{instance="a"}`: "0x10 0+60x300"},
 		summary: "A call of a webhook is 19m 0s late.",
 		silent:  series{`berth_webhooks_overdue_seconds{instance="a"}`: "240"},
+	},
+	"BerthNotificationBacklog": {
+		fires:   series{`berth_notifications_overdue_seconds{instance="a"}`: "0x10 0+60x300"},
+		summary: "A message to a notification channel is 19m 0s late.",
+		silent:  series{`berth_notifications_overdue_seconds{instance="a"}`: "240"},
+	},
+	"BerthMailFails": {
+		fires: series{`berth_notifications_total{instance="a",kind="email",result="failed"}`: "0+1x300",
+			`berth_notifications_total{instance="a",kind="email",result="delivered"}`: "7"},
+		summary: "The mail server has accepted no notification for half an hour, and has failed 30 of them.",
+		// A wrong address of one channel is its tenant's matter: other mail arrives.
+		silent: series{`berth_notifications_total{instance="a",kind="email",result="failed"}`: "0+1x300",
+			`berth_notifications_total{instance="a",kind="email",result="delivered"}`: "0+1x300"},
 	},
 	"BerthWrongTokens": {
 		fires:   series{`berth_http_wrong_tokens_total{instance="a",caller="user",status="429"}`: "0+300x300"},

@@ -329,7 +329,7 @@ func (a *assembly) newAPI() (part, error) {
 
 		Sessions: api.SessionDeps{Peer: sync.OnceValues(a.peer)},
 
-		PlainWebhooks: a.cfg.WebhookAllow != "",
+		PlainWebhooks: a.cfg.WebhookAllow != "", Mail: a.mailer,
 	})
 	if err != nil {
 		return nil, err
