@@ -194,6 +194,9 @@ func (h *agentHandlers) agentClaim(c echo.Context) error {
 	if err := h.secrets.demandSignatures(c, &claim); err != nil {
 		return err
 	}
+	if err := h.secrets.chooseUser(c, &claim); err != nil {
+		return err
+	}
 	if len(claim.Spec.VolumesNamed()) > 0 { // the operator's present rules count, not those at the submit
 		if claim.Volumes, err = h.admission.Allowed(c.Request().Context(), claim.Tenant); err != nil {
 			return err

@@ -84,6 +84,9 @@ type Deps struct {
 	// SecretsAs is how containers receive secrets if the job file has no secrets_as. The zero value
 	// leaves that to the agents, which give both files and variables.
 	SecretsAs string
+	// Users is the user of containers if the job file has no user: spec.UserTenant, or spec.UserImage,
+	// which the zero value stands for.
+	Users string
 	// PlainWebhooks: the operator allows networks into which webhooks may be called
 	// without TLS.
 	PlainWebhooks bool
@@ -152,7 +155,7 @@ func New(d Deps) (*Server, error) {
 	refusals := newRefusals()
 	gate := &gatekeeper{
 		auth: s.auth, limits: s.limits, addresses: newAddresses(d.TrustedProxies),
-		admission: admission.New(d.DB, d.Volumes, d.Images, d.Signed), submits: newSubmits(d.DB),
+		admission: admission.New(d.DB, d.Volumes, d.Images, d.Signed, d.Users), submits: newSubmits(d.DB),
 		submitRate: d.SubmitRate, refusals: refusals, closing: s.closing,
 	}
 	s.calls = &openCalls{

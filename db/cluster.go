@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/spec"
 )
 
 // ID returns the random identity of this database.
@@ -27,6 +28,31 @@ func (d *Cluster) SecretsAs(ctx context.Context) (string, error) {
 	var as string
 	err := d.pool.QueryRow(ctx, `SELECT secrets_as FROM cluster`).Scan(&as)
 	return as, mapError(err, "cluster")
+}
+
+// ContainerUser returns the user of containers whose job file has no user (spec.UserTenant or
+// spec.UserImage).
+func (d *Cluster) ContainerUser(ctx context.Context) (string, error) {
+	var user string
+	err := d.pool.QueryRow(ctx, `SELECT container_user FROM cluster`).Scan(&user)
+	return user, mapError(err, "cluster")
+}
+
+// UserPool returns the range from which tenants get their users.
+func (d *Cluster) UserPool(ctx context.Context) (spec.UserPool, error) {
+	p, err := userPool(ctx, d.pool)
+	return p, mapError(err, "cluster")
+}
+
+// SetUserPool replaces the range from which tenants get their users. Ranges that tenants have stay as they are.
+// It reports whether the range was another one before.
+func (d *Cluster) SetUserPool(ctx context.Context, p spec.UserPool) (changed bool, err error) {
+	tag, err := d.pool.Exec(ctx, `
+		UPDATE cluster
+		SET container_uids = int8range(@first, @beyond), uids_per_tenant = @size
+		WHERE (container_uids, uids_per_tenant) <> (int8range(@first, @beyond), @size)`,
+		pgx.NamedArgs{"first": int64(p.First), "beyond": int64(p.Last) + 1, "size": p.PerTenant})
+	return tag.RowsAffected() > 0, mapError(err, "cluster")
 }
 
 // Quarantine returns the quarantine of this cluster. ok is false for a cluster in service.

@@ -36,7 +36,7 @@
 //	Maintenance maintenance maintenance_pass maintenance_write
 //	Agents      claim cloud_notice fix_image machine_use register report report_refused stages stall_report sync
 //	            unkillable
-//	Tenants     submit_leases tenants_read tenants_write usage
+//	Tenants     submit_leases tenant_users tenants_read tenants_write usage
 //	Storage     storage
 //	Tokens      credentials first_token reset_token returns token_events tokens tokens_own
 //	JoinTokens  join join_identity join_tokens
@@ -62,6 +62,7 @@
 // everything but pool_spend by pool and day, which follows it, pruned_spend, and breakers, which come last. A
 // transaction settles one launch, since the next one's spend would come after this one's pool_spend. The advisory
 // lock of an offering comes after launches and before join_tokens.
+// The row of cluster comes after leases, and tenant_uids come after it and before tenants.
 // After machines come tokens by id, and then machine_keys. A renewal locks its key alone, and touches no
 // token that another transaction has locked.
 //

@@ -63,6 +63,10 @@ func newerFiles() map[string]spec.Pipeline {
 	watched.Jobs["b"] = spec.Job{Image: "busybox", Stall: &spec.StallPolicy{After: spec.Duration(time.Hour)}}
 	walled := graph(spec.FailFast, "a")
 	walled.Jobs["b"] = spec.Job{Image: "busybox", Network: spec.Network{Egress: spec.EgressNone}}
+	user := graph(spec.FailFast, "a")
+	user.Jobs["b"] = spec.Job{Image: "busybox", User: spec.UserImage}
+	sealed := graph(spec.FailFast, "a")
+	sealed.Jobs["b"] = spec.Job{Image: "busybox", ReadOnlyRoot: true}
 	inner := graph(spec.FailFast, "a")
 	inner.Jobs["in"] = spec.Job{Jobs: conditions(spec.FailFast, "x", "y!").Jobs}
 	return map[string]spec.Pipeline{
@@ -71,6 +75,8 @@ func newerFiles() map[string]spec.Pipeline {
 		"array.from": listed.WithDefaults(),
 		"stall":      watched.WithDefaults(),
 		"network":    walled.WithDefaults(),
+		"user":       user.WithDefaults(),
+		"root":       sealed.WithDefaults(),
 		"nested":     inner.WithDefaults(),
 	}
 }

@@ -96,11 +96,13 @@ func readTenantsWhere(condition string) string {
 		` + usedNow("used_cpu_s") + ` + coalesce(u.cpu_s, 0),
 		` + usedNow("used_mem_mb_s") + ` + coalesce(u.mem_mb_s, 0),
 		` + usedNow("used_gpu_s") + ` + coalesce(u.gpu_s, 0),
-		CASE WHEN t.period_at = p.period THEN t.period_gpu_s ELSE 0 END + coalesce(u.spent_s, 0)
+		CASE WHEN t.period_at = p.period THEN t.period_gpu_s ELSE 0 END + coalesce(u.spent_s, 0),
+		coalesce(lower(x.uids), 0), coalesce(upper(x.uids) - 1, 0)
 	FROM tenants t
 	CROSS JOIN n
 	JOIN p ON p.id = t.id
 	LEFT JOIN u ON u.tenant = t.id
+	LEFT JOIN tenant_uids x ON x.tenant = t.id
 	WHERE ` + condition
 }
 
@@ -141,7 +143,8 @@ func scanTenant(row pgx.CollectableRow) (t TenantRow, err error) {
 		targets = append(targets, later[name])
 	}
 	err = row.Scan(append(targets,
-		&stalledMS, &t.StalledSince, &t.Usage.CPU, &t.Usage.MemoryMiB, &t.Usage.GPU, &t.Usage.Spent)...)
+		&stalledMS, &t.StalledSince, &t.Usage.CPU, &t.Usage.MemoryMiB, &t.Usage.GPU, &t.Usage.Spent, &t.Users.First,
+		&t.Users.Last)...)
 	q.Tenant, q.Storage = t.ID, storageLimits(storage)
 	if guarantee != (spec.Amounts{}) {
 		q.Guarantee = &guarantee

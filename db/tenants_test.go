@@ -464,6 +464,8 @@ func fill(t *testing.T, name string, v reflect.Value) {
 		v.SetInt(7)
 	case reflect.Float64:
 		v.SetFloat(2.5)
+	case reflect.Bool:
+		v.SetBool(true)
 	case reflect.String:
 		v.SetString("text of " + name)
 	case reflect.Slice:

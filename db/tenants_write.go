@@ -107,9 +107,10 @@ func (d *Tenants) Update(ctx context.Context, id berth.TenantID, p spec.TenantPa
 	return d.changed(err, id)
 }
 
-// clearTenant deletes a tenant's uploads, secrets, results of cached steps, webhook notices,
-// submit leases and burst policy. A later tenant with the same id must not find any of these rows, and
-// without the secret no notice can be signed.
+// clearTenant deletes a tenant's uploads, secrets, results of cached steps, webhook notices, notification
+// channels, submit leases and burst policy. A later tenant with the same id must not find any of these rows,
+// and without the secret no notice can be signed. The tenant's range of users is
+// given to no other tenant.
 func clearTenant(ctx context.Context, tx pgx.Tx, id berth.TenantID) error {
 	for _, sql := range []string{`
 		WITH theirs AS MATERIALIZED (
@@ -132,6 +133,7 @@ func clearTenant(ctx context.Context, tx pgx.Tx, id berth.TenantID) error {
 		`DELETE FROM channels WHERE tenant = @id`,
 		`DELETE FROM submit_leases WHERE tenant = @id`,
 		`DELETE FROM burst_policies WHERE tenant = @id`,
+		`UPDATE tenant_uids SET tenant = NULL WHERE tenant = @id`,
 	} {
 		if _, err := tx.Exec(ctx, sql, pgx.NamedArgs{"id": id}); err != nil {
 			return err
@@ -209,6 +211,7 @@ func deleteTenant(ctx context.Context, tx pgx.Tx, id berth.TenantID) error {
 			(SELECT count(*) FROM pools WHERE @id = ANY(tenants)),
 			(SELECT count(*) FROM launches WHERE tenant = @id AND state NOT IN ('gone', 'failed')),
 			EXISTS (SELECT 1 FROM secrets WHERE tenant = @id) OR EXISTS (SELECT 1 FROM uploads WHERE tenant = @id)
+				OR EXISTS (SELECT 1 FROM tenant_uids WHERE tenant = @id)
 				OR EXISTS (SELECT 1 FROM channels WHERE tenant = @id)`,
 		args).Scan(&jobs, &tokens, &below, &schedules, &pools, &launches, &left)
 	if err != nil {

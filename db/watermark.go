@@ -260,6 +260,9 @@ func leap(ctx context.Context, tx pgx.Tx, proof Outside) (l leaps, err error) {
 	if err != nil {
 		return l, fmt.Errorf("leap watermarks: %w", err)
 	}
+	if err := leapUsers(ctx, tx); err != nil {
+		return l, err
+	}
 	if err := holdAtMostOne(ctx, tx); err != nil {
 		return l, err
 	}

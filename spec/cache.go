@@ -38,6 +38,10 @@ type cacheKey struct {
 	SecretsAs  string            `json:"secrets_as"`
 	Network    Network           `json:"network,omitzero"` // zero for the default policy, however written
 
+	User         string `json:"user,omitempty"` // as written, also if it is the default
+	ReadOnlyRoot bool   `json:"read_only_root,omitempty"`
+	Tmp          MiB    `json:"tmp,omitempty"`
+
 	// Alternatives lists the other hardware that the file allows. The key thus depends on the file alone, and
 	// not on the hardware that the step has got.
 	Alternatives []Resources `json:"alternatives,omitempty"`
@@ -66,6 +70,7 @@ func (s Job) CacheKey(at Standing) (key []byte, ok bool) {
 	k := cacheKey{
 		Form: 1, Image: s.Image, Entrypoint: s.Entrypoint, Command: s.Command, Env: s.Env, Workdir: s.Workdir,
 		Resources: s.Resources, Members: s.Members, Checkpoint: s.Checkpoint, Outputs: slices.Clone(s.Outputs),
+		User: s.User, ReadOnlyRoot: s.ReadOnlyRoot, Tmp: TmpOf(s),
 	}
 	for i, in := range s.Inputs {
 		content := in.fixedContent()

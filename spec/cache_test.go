@@ -60,10 +60,13 @@ func TestWhatACachedStepIs(t *testing.T) {
 			func(s *spec.Job) { s.Inputs[0].To = "/elsewhere" }, func(s *spec.Job) { s.Inputs[1].From = string(otherAddress) },
 			func(s *spec.Job) { s.Inputs[2].SHA256 = strings.Repeat("2", 64) }, func(s *spec.Job) { s.Inputs = s.Inputs[:2] },
 		},
-		"Outputs":   {func(s *spec.Job) { s.Outputs[0].Path = "/b" }, func(s *spec.Job) { s.Outputs = s.Outputs[:1] }},
-		"Secrets":   {func(s *spec.Job) { s.Secrets = s.Secrets[:1] }},
-		"Network":   {func(s *spec.Job) { s.Network.Egress = spec.EgressNone }},
-		"SecretsAs": {func(s *spec.Job) { s.SecretsAs = "file" }},
+		"Outputs":      {func(s *spec.Job) { s.Outputs[0].Path = "/b" }, func(s *spec.Job) { s.Outputs = s.Outputs[:1] }},
+		"Secrets":      {func(s *spec.Job) { s.Secrets = s.Secrets[:1] }},
+		"Network":      {func(s *spec.Job) { s.Network.Egress = spec.EgressNone }},
+		"SecretsAs":    {func(s *spec.Job) { s.SecretsAs = "file" }},
+		"User":         {func(s *spec.Job) { s.User = spec.UserImage }, func(s *spec.Job) { s.User = spec.UserTenant }},
+		"ReadOnlyRoot": {func(s *spec.Job) { s.ReadOnlyRoot = true }},
+		"TmpSize":      {func(s *spec.Job) { s.ReadOnlyRoot, s.TmpSize = true, 128 }},
 	}
 	other := map[string]func(*spec.Job){
 		"Name": func(s *spec.Job) { s.Name = "y" }, "Labels": func(s *spec.Job) { s.Labels = map[string]string{"a": "b"} },

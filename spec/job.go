@@ -16,7 +16,11 @@ type Job struct {
 	Command    []string          `json:"command,omitempty" doc:"command, passed without a shell"`
 	Env        map[string]string `json:"env,omitempty" doc:"variables of the container"`
 	Workdir    string            `json:"workdir,omitempty" doc:"local folder, copied to /workspace"`
+	User       string            `json:"user,omitempty" doc:"tenant, image, or UID[:GID]; default: set by the cluster"`
 	Resources  Resources         `json:"resources,omitzero" doc:"resources of each member"`
+
+	ReadOnlyRoot bool `json:"read_only_root,omitempty" doc:"whether the container may write to mounts and /tmp alone"`
+	TmpSize      MiB  `json:"tmp_size,omitempty" zero:"default 64MiB" doc:"read_only_root: size of /tmp, in memory"`
 
 	Alternatives []Alternative `json:"alternatives,omitempty" doc:"other hardware, in order, if resources have no room"`
 

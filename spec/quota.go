@@ -32,6 +32,8 @@ type Quota struct {
 
 	ImageSignatures []SignatureRule `json:"image_signatures,omitempty" doc:"signatures that images must have"`
 
+	AnyUser *bool `json:"any_user,omitempty" doc:"jobs may run as the image's user or any other, root included"`
+
 	SubmitRPS   *float64  `json:"submit_rps,omitempty" doc:"jobs and pipelines submitted per second, over all replicas"`
 	MaxPriority *Priority `json:"max_priority,omitempty" doc:"greatest priority of new jobs; existing jobs keep theirs"`
 
@@ -50,7 +52,7 @@ type Quota struct {
 func (q *Quota) Later() map[string]any {
 	return map[string]any{
 		"submit_rps": &q.SubmitRPS, "max_priority": &q.MaxPriority, "storage": &q.Storage, "images": &q.Images,
-		"image_signatures": &q.ImageSignatures,
+		"image_signatures": &q.ImageSignatures, "any_user": &q.AnyUser,
 	}
 }
 

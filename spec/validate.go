@@ -44,6 +44,7 @@ func (s Job) Validate() []berth.FieldError {
 	v.require(len(s.Command)+len(s.Entrypoint) <= maxCommandArgs, "command", "too many arguments",
 		fmt.Sprintf("at most %d", maxCommandArgs))
 	s.validateEnv(v)
+	validateUser(v, s)
 	s.Resources.validate(v, "resources")
 	validateAlternatives(v, s)
 	s.validatePlacement(v)

@@ -33,6 +33,10 @@ const HeaderSources = "Berth-Sources"
 // withholds work that needs a signature from other agents.
 const HeaderSignatures = "Berth-Signatures"
 
+// HeaderUsers is set, to 1, in a claim by an agent that obeys Claim.User, and a read-only root. The
+// server withholds work that needs either from other agents.
+const HeaderUsers = "Berth-Users"
+
 // JoinRequest exchanges a join token for a machine's own token. The join token is the
 // bearer token of the call, so that the server checks it before it reads the body.
 type JoinRequest struct {
@@ -255,6 +259,7 @@ type Claim struct {
 	InputLogins   []spec.SecretValue `json:"input_logins,omitempty"`   // only to fetch inputs
 	Volumes       []spec.Volume      `json:"volumes,omitempty"`        // that the tenant may read, if the job reads any
 	Signatures    []SignatureDemand  `json:"signatures,omitempty"`     // of the image; all must be fulfilled
+	User          string             `json:"user,omitempty"`           // image or UID:GID; "" is image
 	Withheld      *Withheld          `json:"withheld,omitempty"`       // reason why the work cannot start
 	Phase         berth.Phase        `json:"phase,omitempty"`          // the last recorded one, for a restarted agent
 	Peers         []Peer             `json:"peers,omitempty"`          // members of a gang by rank, this one included
@@ -284,7 +289,10 @@ type Withheld struct {
 	Missing bool `json:"missing,omitempty"` // permanent: a repetition cannot succeed
 	// Image, with Missing, means that the tenant may not run the image at present. An agent of the
 	// previous version ignores Image and reports a missing secret, which ends the job as well.
-	Image   bool   `json:"image,omitempty"`
+	Image bool `json:"image,omitempty"`
+	// User, with Missing, means that the tenant may not have the user of the job at present. Agents of
+	// earlier versions ignore User, too.
+	User    bool   `json:"user,omitempty"`
 	Message string `json:"message"`
 }
 

@@ -15,4 +15,7 @@ type Tenant struct {
 	Weight    float64        `json:"weight" doc:"of its share among its siblings"`
 	CreatedAt time.Time      `json:"created_at"`
 	Use       spec.TenantUse `json:"use"`
+
+	// Users is zero until a container needs a user of the tenant.
+	Users spec.UserRange `json:"users,omitzero" doc:"users of its containers, from the first one on"`
 }

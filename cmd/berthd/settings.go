@@ -66,9 +66,7 @@ func (s *settings) flags(f *pflag.FlagSet) {
 		"file with one key of 64 hexadecimal digits a line: the first seals secrets, every key opens them "+
 			"(default: secrets are refused)")
 	tokenFileFlag(f, &s.AdminTokenFile)
-	f.StringVar(&s.SecretsAs, "secrets-as", s.SecretsAs,
-		"how containers receive secrets if the job file has no secrets_as: file, env or both "+
-			"(default: file, or both if the database is from before migration 0066)")
+	s.containerFlags(f)
 	s.notifyFlags(f)
 	f.StringVar(&s.CloudFile, "cloud", s.CloudFile,
 		"YAML file with the providers of cloud machines; needs --secret-key-file (default: no machines are launched)")
@@ -207,4 +205,17 @@ func (s *settings) logger() *slog.Logger {
 		return slog.New(slog.NewJSONHandler(os.Stderr, o))
 	}
 	return slog.New(slog.NewTextHandler(os.Stderr, o))
+}
+
+// containerFlags registers the flags about containers of job files that leave a choice to the cluster.
+func (s *settings) containerFlags(f *pflag.FlagSet) {
+	f.StringVar(&s.SecretsAs, "secrets-as", s.SecretsAs,
+		"how containers receive secrets if the job file has no secrets_as: file, env or both "+
+			"(default: file, or both if the database is from before migration 0066)")
+	f.StringVar(&s.ContainerUser, "container-user", s.ContainerUser,
+		"user of containers if the job file has no user: tenant (a number of the tenant's own) or image "+
+			"(default: image)")
+	f.StringVar(&s.ContainerUIDs, "container-uids", s.ContainerUIDs,
+		"numbers of users that tenants get, as FIRST-LAST/NUMBER-PER-TENANT; existing ranges of tenants stay "+
+			"(default: as set before, at first 2010000000-2109999999/1000)")
 }

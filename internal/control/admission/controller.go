@@ -1,6 +1,7 @@
 package admission
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,15 +20,17 @@ type Controller struct {
 	volumes Volumes
 	images  []string // registries and repositories that images may come from; nil: all
 	signed  []spec.SignatureRule
+	users   string // of containers whose job file has no user: spec.UserTenant or spec.UserImage
 	fleet   fleet
 	quotas  quotas
 }
 
 // New returns a Controller over the database, which lets jobs read these volumes and run images of
-// these registries and repositories (nil: all), see ParseImages, with signatures by these rules.
-func New(d *db.DB, v Volumes, images []string, signed []spec.SignatureRule) *Controller {
+// these registries and repositories (nil: all), see ParseImages, with signatures by these rules. Containers
+// whose job file has no user run as users: spec.UserTenant, or spec.UserImage, which "" stands for.
+func New(d *db.DB, v Volumes, images []string, signed []spec.SignatureRule, users string) *Controller {
 	return &Controller{
-		db: d, volumes: v, images: images, signed: signed,
+		db: d, volumes: v, images: images, signed: signed, users: cmp.Or(users, spec.UserImage),
 		fleet: fleet{db: d}, quotas: quotas{list: d.Tenants.Rows},
 	}
 }

@@ -19,7 +19,7 @@ func TestTheFormerTimesOfAChangedScheduleAreNotDecided(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(d.Close)
-	c := admission.New(d, admission.Volumes{}, nil, nil)
+	c := admission.New(d, admission.Volumes{}, nil, nil, "")
 	n := db.NewSchedule{Tenant: "default", Actor: "user:test",
 		Spec: spec.Schedule{Name: "nightly", Cron: "0 3 * * *", Job: &spec.Job{Image: "busybox"}}.WithDefaults()}
 	made, err := d.Schedules.Apply(t.Context(), n)

@@ -57,7 +57,7 @@ func (c *Controller) Allowed(ctx context.Context, tenant berth.TenantID) ([]spec
 }
 
 // Allow refuses, with slug invalid_spec, inputs from folders that the tenant's jobs
-// may not read, and an image and a priority that they may not have.
+// may not read, and an image, a user and a priority that they may not have.
 func (c *Controller) Allow(ctx context.Context, tenant berth.TenantID, s spec.Job) error {
 	faults, err := c.forbidden(ctx, tenant, "", s)
 	if err != nil {
@@ -66,7 +66,7 @@ func (c *Controller) Allow(ctx context.Context, tenant berth.TenantID, s spec.Jo
 	return forbids(faults)
 }
 
-// forbidden returns the faults of a spec that depend on the tenant: inputs, image and priority.
+// forbidden returns the faults of a spec that depend on the tenant: inputs, image, user and priority.
 func (c *Controller) forbidden(
 	ctx context.Context, tenant berth.TenantID, prefix string, s spec.Job,
 ) ([]berth.FieldError, error) {
@@ -80,6 +80,11 @@ func (c *Controller) forbidden(
 	if err == nil && s.Image != "" { // a step that is a pipeline has no image
 		var fault *berth.FieldError
 		fault, err = c.imageFault(ctx, tenant, s.Image)
+		add(fault)
+	}
+	if err == nil {
+		var fault *berth.FieldError
+		fault, err = c.userFault(ctx, tenant, s.User)
 		add(fault)
 	}
 	if err == nil && s.Priority != nil {

@@ -92,7 +92,10 @@ func (a *assembly) assemble(ctx context.Context) error {
 	if a.signed, err = admission.ReadSignatureRules(a.cfg.ImageSignatures); err != nil {
 		return err
 	}
-	a.admission = admission.New(a.db, a.volumes, a.images, a.signed)
+	if err := a.readUsers(ctx); err != nil {
+		return err
+	}
+	a.admission = admission.New(a.db, a.volumes, a.images, a.signed, a.cfg.ContainerUser)
 	a.traced = newTracedStore(a.db, a.opts.Traces, a.log)
 	if err := a.openBlobs(ctx); err != nil {
 		return err
@@ -325,6 +328,7 @@ func (a *assembly) newAPI() (part, error) {
 		Metrics: a.registry,
 		Agent:   api.AgentDeps{Blobs: a.blobs, Direct: a.cfg.ObjectAccess == DirectAccess},
 		Vault:   a.keys, SecretsAs: a.cfg.SecretsAs,
+		Users:   a.cfg.ContainerUser,
 		Volumes: a.volumes, Images: a.images, Signed: a.signed, Accounts: a.accounts, Agents: a.agents,
 
 		Sessions: api.SessionDeps{Peer: sync.OnceValues(a.peer)},

@@ -76,6 +76,8 @@ type Config struct {
 	AdminTokenFile    string   // keeps the first admin token; empty: the token goes to Options.FirstToken
 	SecretKeyFile     string   // keys that secrets are sealed with; empty: none are kept
 	SecretsAs         string   // default of secrets_as in job files; empty: as the database has it
+	ContainerUser     string   // default of user in job files; empty: as the database has it
+	ContainerUIDs     string   // numbers of users that tenants get; empty: as the database has it
 	CloudFile         string   // providers of machines; empty: none
 	AgentBinaries     string   // folder of agents that the API serves to new machines; empty: none
 	WebhookAllow      string   // networks besides public addresses that webhooks may be called in
@@ -166,6 +168,12 @@ func (c Config) Validate() error {
 	require(err == nil, "image-signatures: %v", err)
 	require(c.SecretsAs == "" || slices.Contains(spec.SecretsForms, c.SecretsAs),
 		"secrets-as %q: allowed are file, env and both", c.SecretsAs)
+	require(slices.Contains([]string{"", spec.UserTenant, spec.UserImage}, c.ContainerUser),
+		"container-user %q: allowed are tenant and image", c.ContainerUser)
+	if c.ContainerUIDs != "" {
+		_, err = spec.ParseUserPool(c.ContainerUIDs)
+		require(err == nil, "container-uids: %v", err)
+	}
 	require(c.CloudFile == "" || c.SecretKeyFile != "",
 		"cloud %s: needs secret-key-file, since requests for machines hold join tokens", c.CloudFile)
 	require(c.AgentBinaries == "" || filepath.IsAbs(c.AgentBinaries), "agent-binaries %q: must be an absolute path",
