@@ -131,6 +131,8 @@ func TestLogSigns(t *testing.T) {
 		{[]string{"torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/x.cpp:1, remote process exited", "terminate called"}, failure.SignCommunication},
 		{[]string{"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", "NCCL watchdog thread terminated"}, failure.SignCUDAOOM},
 		{[]string{"RuntimeError: CUDA error: an illegal memory access was encountered", "NCCL watchdog thread terminated"}, failure.SignIllegalAccess},
+		{[]string{"PermissionError: [Errno 13] Permission denied: '/opt/x'"}, failure.SignPermission},
+		{[]string{"mkdir: Permission denied", "NCCL watchdog thread terminated"}, failure.SignCommunication},
 		{append([]string{"CUDA out of memory"}, long...), ""},
 		{append(long, "CUDA out of memory"), failure.SignCUDAOOM},
 	} {

@@ -3,6 +3,7 @@ package failure_test
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -143,6 +144,8 @@ var classifyCases = []struct {
 		classified{Rule: "output_over_quota", Next: berth.Failed, Code: berth.ReasonStorageQuota, Budget: failure.BudgetUser}},
 	{"an output is missing, and it was the last run", evidence(func(e *failure.AttemptEvidence) { e.OutputsLost = outputs("model") }), exited(0), classified{Rule: "output_lost", Next: berth.Failed, Code: berth.ReasonOutputLost, Budget: failure.BudgetUser}},
 	{"its image is no longer allowed", evidence(attempts(3)), caused(failure.CauseImageNotAllowed), classified{Rule: "image_not_allowed", Next: berth.Failed, Code: berth.ReasonImageNotAllowed, Budget: failure.BudgetUser}},
+	{"its user is not allowed", evidence(attempts(3)), caused(failure.CauseUserNotAllowed), classified{Rule: "user_not_allowed", Next: berth.Failed, Code: berth.ReasonInputInvalid, Budget: failure.BudgetUser}},
+	{"an output that its user cannot get", evidence(attempts(3)), caused(failure.CauseOutputPath), classified{Rule: "output_path", Next: berth.Failed, Code: berth.ReasonOutputLost, Budget: failure.BudgetUser}},
 	{"its image is not signed as demanded", evidence(attempts(3)), caused(failure.CauseImageUnsigned), classified{Rule: "image_unsigned", Next: berth.Failed, Code: berth.ReasonImageUnsigned, Budget: failure.BudgetUser}},
 	{"its secret was deleted", evidence(attempts(3)), caused(failure.CauseSecretMissing), classified{Rule: "secret_missing", Next: berth.Failed, Code: berth.ReasonSecretMissing, Budget: failure.BudgetUser}},
 	{"the server lacks a key", evidence(), caused(failure.CauseSecretUnavailable), classified{Rule: "secret_unavailable", Next: berth.Retrying, Code: berth.ReasonSecretUnavailable, Budget: failure.BudgetInfra, Delay: true}},
@@ -392,6 +395,37 @@ func TestAnOrphanedRankIsToBlameFirst(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, v, cmpopts.IgnoreFields(berth.Reason{}, "Message", "Hint")); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// The hint names the user of a container where its lack of a right may explain the failure, and nowhere else.
+func TestTheHintNamesAUserThatLackedARight(t *testing.T) {
+	t.Parallel()
+	const user = "2010000000:2010000000"
+	for what, c := range map[string]struct {
+		exit *failure.Exit
+		user string
+		want bool
+	}{
+		"not executable":                      {exited(126), user, true},
+		"refused by the engine":               {caused(failure.CauseBadCommand), user, true},
+		"a missing right in the log":          {signed(1, failure.SignPermission), user, true},
+		"the same as the user of the image":   {signed(1, failure.SignPermission), "", false},
+		"no missing right in the log":         {exited(1), user, false},
+		"success in spite of the log":         {signed(0, failure.SignPermission), user, false},
+		"another cause with the same sign":    {with(signed(1, failure.SignPermission), func(x *failure.Exit) { x.Cause = failure.CauseTimeLimit }), user, false},
+		"a broken communication":              {signed(1, failure.SignCommunication), user, false},
+		"an executable that is no executable": {exited(126), "", false},
+	} {
+		e := evidence()
+		e.Ranks = []failure.RankEvidence{{Machine: "m1", Claimed: true, Exit: with(c.exit, func(x *failure.Exit) { x.User = c.user })}}
+		v := failure.Classify(e)
+		if got := strings.Contains(v.Reason.Hint, "ran as user "+user); got != c.want {
+			t.Errorf("%s: the hint is %q", what, v.Reason.Hint)
+		}
+		if c.exit.Sign == failure.SignPermission && c.exit.Cause == failure.CauseExited && c.exit.Code == 1 && v.Rule != "failed" {
+			t.Errorf("%s: rule %s, want the one without the sign", what, v.Rule)
+		}
 	}
 }
 

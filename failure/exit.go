@@ -22,6 +22,8 @@ const (
 	CauseImageUnavailable  ExitCause = "image_unavailable"  // never started
 	CauseImageMismatch     ExitCause = "image_mismatch"     // never started: the content does not match its digest
 	CauseImageNotAllowed   ExitCause = "image_not_allowed"  // never started: the tenant may not run the image
+	CauseOutputPath        ExitCause = "output_path"        // never started: no folder of an output can be its user's
+	CauseUserNotAllowed    ExitCause = "user_not_allowed"   // never started: the tenant may not have the user
 	CauseImageUnsigned     ExitCause = "image_unsigned"     // never started: a demanded signature is missing
 	CauseBadCommand        ExitCause = "bad_command"        // never started: the executable is not in the image
 	CauseDevice            ExitCause = "device"             // never started: the engine refused the GPUs
@@ -54,6 +56,7 @@ type Exit struct {
 	// run, if the error left the device usable.
 	Xid        uint64          `json:"xid,omitempty"`
 	Complete   bool            `json:"complete,omitempty"` // the job's progress reported step = total
+	User       string          `json:"user,omitempty"`     // UID:GID of the container; "": the user of its image
 	StartedAt  time.Time       `json:"started_at,omitzero"`
 	FinishedAt time.Time       `json:"finished_at,omitzero"`
 	Measured   *berth.Measured `json:"measured,omitempty"`

@@ -7,18 +7,19 @@ import "strings"
 type LogSign string
 
 // The signs, in the order of the search. A broken communication is often the effect of
-// another fault on the same member, so it comes last.
+// another fault on the same member. A missing right decides no rule and only adds a hint, so it comes last.
 const (
 	SignCUDAOOM       LogSign = "cuda_oom"
 	SignIllegalAccess LogSign = "illegal_access"
 	SignCommunication LogSign = "communication"
+	SignPermission    LogSign = "permission"
 )
 
 // SignLines is the number of last lines of a log that are searched.
 const SignLines = 200
 
 // LogRules lists the phrases of each sign; one phrase in a line is enough. They are
-// messages of PyTorch, JAX and NCCL, in lower case.
+// messages of PyTorch, JAX, NCCL and the C library, in lower case.
 var LogRules = []struct {
 	Sign    LogSign
 	Phrases []string
@@ -32,6 +33,7 @@ var LogRules = []struct {
 		"nccl error", "watchdog caught collective operation timeout", "connection closed by remote peer",
 		"nccl communicator was aborted", "socket timeout while waiting for", "gloo connectfullmesh failed",
 	}},
+	{SignPermission, []string{"permission denied", "operation not permitted", "are you root?", "must be run as root"}},
 }
 
 // SignOf returns the sign in the last lines of a log, or "" if they contain no phrase of

@@ -153,6 +153,9 @@ func (c Rule) reason(e AttemptEvidence, r RankEvidence) berth.Reason {
 			hint = "see the end of the log: berth logs JOB"
 		}
 	}
+	if user := x.userHint(); user != "" {
+		hint = strings.TrimPrefix(hint+"; ", "; ") + user
+	}
 	says := strings.NewReplacer(
 		"{machine}", string(r.Machine), "{code}", strconv.Itoa(x.Code), "{exit}", x.Message, "{drain}", e.DrainedBy,
 		"{xid}", strconv.FormatUint(x.Xid, 10), "{deaths}", e.deaths(r), "{outputs}", e.outputNames(),
@@ -161,4 +164,20 @@ func (c Rule) reason(e AttemptEvidence, r RankEvidence) berth.Reason {
 		"{odd}", e.oddText(), "{checks}", strings.Join(append(e.checkMachines(), string(r.Machine)), ", "),
 	).Replace(c.Says)
 	return berth.Reason{Code: c.Reason, Rule: c.Name, Message: says, Hint: hint}
+}
+
+// userHint returns the advice about the user of a container that did not run as the user of its image, "" if
+// nothing shows that the user lacked a right.
+func (x Exit) userHint() string {
+	ran := "the container ran as user " + x.User + " and not as the user of its image: "
+	switch {
+	case x.User == "":
+		return ""
+	case x.Cause == CauseBadCommand, x.Cause == CauseExited && x.Code == notExecutable:
+		return ran + "the image must let every user read and execute its programs, or the job must set user"
+	case x.Cause == CauseExited && x.Code != 0 && x.Sign == SignPermission:
+		return ran + "its log shows that it lacked a right; it may write to /workspace, HOME, /tmp and its outputs, " +
+			"or the job must set user"
+	}
+	return ""
 }

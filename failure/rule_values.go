@@ -40,9 +40,13 @@ const (
 // stalls lists the rules for jobs without progress.
 var stalls = []string{"stalled", "stalled_again", "stalled_same_step"}
 
+// notExecutable is the exit code of a program that exists and may not be executed by this user.
+const notExecutable = 126
+
 // exitHints explains exit codes to users. Codes above 128 are 128 plus a signal.
 var exitHints = map[int]string{
-	126: "the command is not executable",
+	notExecutable: "the command is not executable",
+
 	127: "the command was not found",
 	134: "aborted (SIGABRT)",
 	135: "bus error (SIGBUS): check shm_size",

@@ -32,6 +32,23 @@ var programRules = []Rule{
 		Next: berth.Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
 	},
 	{
+		Name: "user_not_allowed", Evidence: EvidencePreparation,
+		Signal: "user: not one that the tenant's containers may have at the start",
+		Causes: []ExitCause{CauseUserNotAllowed},
+		Class:  ClassPermanent, Reason: berth.ReasonInputInvalid, Says: "{exit}",
+		Hint: "leave user out of the job file, or ask an operator to allow it: berth quota set --any-user=true",
+		Next: berth.Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
+	},
+	{
+		Name: "output_path", Evidence: EvidencePreparation,
+		Signal: "the image leads an output into a read-only mount, a mount into another one, or the search through " +
+			"too many folders",
+		Causes: []ExitCause{CauseOutputPath},
+		Class:  ClassPermanent, Reason: berth.ReasonOutputLost, Says: "{exit}",
+		Hint: "choose another path for the output, such as one in /workspace, or remove the link from the image",
+		Next: berth.Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
+	},
+	{
 		Name: "image_unsigned", Evidence: EvidencePreparation,
 		Signal: "image: without a signature that the cluster or the tenant demands at the start",
 		Causes: []ExitCause{CauseImageUnsigned},

@@ -4,6 +4,7 @@ import (
 	"path/filepath"
 
 	"berth"
+	"berth/spec"
 )
 
 // Validate returns an error for a container that the security rules forbid or that no
@@ -22,6 +23,12 @@ func (s *ContainerSpec) Validate() error {
 	case s.MemoryMiB <= 0:
 		return berth.Errorf(berth.CodeInvalid,
 			"container %s has no memory limit: memory_mib is %d, allowed are 1 and more", s.Name, s.MemoryMiB)
+	case s.ReadOnlyRoot != (s.TmpMiB > 0):
+		return berth.Errorf(berth.CodeInvalid, "container %s has a /tmp of %d MiB and read-only root %v: a read-only "+
+			"root needs a /tmp of at least 1 MiB, and only a read-only root has one", s.Name, s.TmpMiB, s.ReadOnlyRoot)
+	case s.User != "" && !isUser(s.User):
+		return berth.Errorf(berth.CodeInvalid, "container %s has the user %q: allowed are UID:GID, and none for the "+
+			"user of the image", s.Name, s.User)
 	case s.ShmMiB < 0 || s.PidsLimit < 0:
 		return berth.Errorf(berth.CodeInvalid, "container %s has a negative limit: shm_mib %d, pids_limit %d", s.Name,
 			s.ShmMiB, s.PidsLimit)
@@ -33,4 +40,10 @@ func (s *ContainerSpec) Validate() error {
 		}
 	}
 	return nil
+}
+
+// isUser reports whether a text is UID:GID. A name, or a number without a group, would be looked up in the image.
+func isUser(text string) bool {
+	u, ok := spec.ParseUserID(text)
+	return ok && u.String() == text
 }

@@ -87,6 +87,8 @@ type Runtime interface {
 	// Networks returns the networks that carry every given label.
 	Networks(ctx context.Context, labels map[string]string) ([]Network, error)
 	LayerMeter
+	AccountReader
+	FolderGiver
 	Executor
 	// Close releases the client's connections. Containers are untouched.
 	io.Closer
@@ -130,6 +132,9 @@ var (
 	ErrNoContainer = errors.New("no such container")
 	// ErrNoPath: no file or folder exists at that path in the container.
 	ErrNoPath = errors.New("no such path")
+	// ErrBadPath: the image leads a path into a read-only mount, a mount into another one, or paths
+	// through too many folders. Every engine would refuse it.
+	ErrBadPath = errors.New("path cannot be given to a user")
 	// ErrExists: a container of this name exists already.
 	ErrExists = errors.New("container exists")
 	// ErrBadCommand: the container cannot start because of its own spec, such as
@@ -178,6 +183,11 @@ type ContainerSpec struct {
 	GPUs       []string // device UUIDs; only these are visible inside
 	Mounts     []Mount
 	Network    string // "": the engine's default; HostNetwork; else a name
+	User       string // UID:GID of all processes; "": the user that the image names
+	// ReadOnlyRoot leaves the container no writable file system but its mounts, /dev/shm and a /tmp of TmpMiB in
+	// memory, which counts against MemoryMiB.
+	ReadOnlyRoot bool
+	TmpMiB       int64 // above 0 with ReadOnlyRoot, else 0
 	// Resolvers are the name servers of the container; none: the engine chooses.
 	Resolvers []netip.Addr
 }

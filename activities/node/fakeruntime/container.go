@@ -1,6 +1,7 @@
 package fakeruntime
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -15,6 +16,7 @@ import (
 
 	"berth/activities/node"
 	"berth/activities/node/runtimetest/prog"
+	"berth/spec"
 )
 
 // firstPID lies above the largest pid that Linux can give (2^22), so that a caller which
@@ -37,6 +39,8 @@ type container struct {
 	code   int                    // of killed
 	catch  map[string]chan string // by signal; see prog.Process.Catch
 	execs  map[string]*execution  // by id
+	root   string                 // folder of files outside of mounts; "": none
+	owner  spec.UserID            // of the root folder and its content
 }
 
 // newContainer returns a created container. It clones the maps, since the caller may reuse
@@ -176,6 +180,7 @@ func (c *container) remove() {
 	defer c.mu.Unlock()
 	if !c.gone {
 		c.gone = true
+		c.dropRoot()
 		close(c.removed)
 	}
 }
@@ -247,6 +252,7 @@ func (c *container) process(args []string, out, errs *stream) *prog.Process {
 		Hog:   func(ctx context.Context, mib int64) { c.hog(ctx, mib, nil) },
 		Spin:  func(ctx context.Context) { <-ctx.Done() },
 		Halt:  func(ctx context.Context) { <-ctx.Done() },
+		User:  func() string { return cmp.Or(c.spec.User, "0:0") },
 	}
 	p.Spawn = func(ctx context.Context, args ...string) (int, error) { return c.spawn(ctx, p, args) }
 	return p

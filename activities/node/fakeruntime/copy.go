@@ -13,6 +13,7 @@ import (
 	"syscall"
 
 	"berth/activities/node"
+	"berth/spec"
 )
 
 // CopyOut returns a tar of a path in one of the container's mounts; elsewhere the fake has
@@ -41,7 +42,11 @@ func (f *Fake) CopyOut(ctx context.Context, name, at string) (io.ReadCloser, err
 	out, in := io.Pipe()
 	go func() { // ends with the pipe, which the caller closes
 		w := tar.NewWriter(in)
-		err := writeTree(w, host, path.Base(at))
+		var owner *spec.UserID
+		if m.Target == "/" {
+			owner = &c.owner
+		}
+		err := writeTree(w, host, path.Base(at), owner)
 		if err == nil {
 			err = w.Close()
 		}
@@ -51,8 +56,8 @@ func (f *Fake) CopyOut(ctx context.Context, name, at string) (io.ReadCloser, err
 }
 
 // writeTree writes a file, or a folder and then its contents, with names that begin with
-// base. Links stay links and are not followed.
-func writeTree(w *tar.Writer, host, base string) error {
+// base. Links stay links and are not followed. With an owner, all entries belong to it.
+func writeTree(w *tar.Writer, host, base string, owner *spec.UserID) error {
 	return filepath.WalkDir(host, func(file string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -78,6 +83,9 @@ func writeTree(w *tar.Writer, host, base string) error {
 		}
 		// The root's own path below itself is ".", which Join removes.
 		h.Name = path.Join(base, filepath.ToSlash(below))
+		if owner != nil {
+			h.Uid, h.Gid = owner.UID, owner.GID
+		}
 		if err := w.WriteHeader(h); err != nil || !info.Mode().IsRegular() {
 			return err
 		}

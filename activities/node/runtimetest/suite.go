@@ -41,6 +41,9 @@ func Suite(t *testing.T, open func(t *testing.T) Harness) {
 		{"EntrypointAndCommandReplaceTheImages", entrypointAndCommand},
 		{"EnvironmentAndFolderArrive", environmentAndFolder},
 		{"MountsAreSharedAsAsked", mountsAreShared},
+		{"UserOfTheSpecRuns", userOfTheSpecRuns},
+		{"AccountsOfAnImageAreRead", accountsOfAnImage},
+		{"FoldersAreGivenToTheUser", foldersAreGiven},
 		{"WhatAContainerLeftCanBeCopiedOut", copiedOut},
 		{"GPUVariableFollowsTheReservation", gpuVariableFollowsReservation},
 

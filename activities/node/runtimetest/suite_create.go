@@ -153,6 +153,10 @@ func containerWithoutLimitsIsRefused(b *bench) {
 		func(s *node.ContainerSpec) { s.MemoryMiB = 0 }, // would mean "unlimited" to an engine
 		func(s *node.ContainerSpec) { s.CPUMilli = 0 },
 		func(s *node.ContainerSpec) { s.PidsLimit = -1 },
+		func(s *node.ContainerSpec) { s.ReadOnlyRoot = true }, // without a size of /tmp
+		func(s *node.ContainerSpec) { s.TmpMiB = 8 },
+		func(s *node.ContainerSpec) { s.User = "1000" }, // whose group the image would choose
+		func(s *node.ContainerSpec) { s.User = "nobody:nobody" },
 		func(s *node.ContainerSpec) { s.Mounts = []node.Mount{{Host: "relative", Target: "/x"}} },
 	} {
 		spec := b.spec("a", "exit", "0")

@@ -121,7 +121,7 @@ func TestAFolderComesOutAsItWentIn(t *testing.T) {
 	}
 	copied, second := root(t)
 	sum.Address = "" // not compared here
-	if found, err := archive.Copy(copied, to); err != nil || found != sum {
+	if found, err := archive.Copy(copied, to, nil); err != nil || found != sum {
 		t.Fatalf("copied %+v, %v", found, err)
 	}
 	if diff := cmp.Diff(want, tree(t, second)); diff != "" {

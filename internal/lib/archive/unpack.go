@@ -68,9 +68,9 @@ func writeFile(dir *os.Root, e Entry, content io.Reader) error {
 }
 
 // Copy copies an unpacked folder into another one, which a container of any user may
-// change. It returns the summary of the folder, without an address.
-func Copy(to, from *os.Root) (Summary, error) {
-	return each(to, from, 0o777, func(name string, mode fs.FileMode) (int64, error) {
+// change. own, if not nil, is called with each new path. It returns the summary of the folder, without an address.
+func Copy(to, from *os.Root, own func(path string)) (Summary, error) {
+	return each(to, from, 0o777, own, func(name string, mode fs.FileMode) (int64, error) {
 		return copyFile(to, from, name, mode|0o666)
 	})
 }
@@ -79,7 +79,7 @@ func Copy(to, from *os.Root) (Summary, error) {
 // permits such links. A file exists as long as either folder does. No other process may write to
 // either folder during the call.
 func Share(to, from *os.Root) (Summary, error) {
-	return each(to, from, 0o755, func(name string, mode fs.FileMode) (int64, error) {
+	return each(to, from, 0o755, nil, func(name string, mode fs.FileMode) (int64, error) {
 		if os.Link(filepath.Join(from.Name(), name),
 			filepath.Join(to.Name(), name)) != nil { // other devices, too many links
 			return copyFile(to, from, name, mode|0o644)
@@ -94,14 +94,21 @@ func Share(to, from *os.Root) (Summary, error) {
 
 // each creates the folders and links of a folder in another one, and calls file for each file: with
 // mode 0o111 for a program, otherwise 0. A link is copied as a link, never followed: its target lies
-// in the folder, by the rules that the content has passed.
-func each(to, from *os.Root, folders fs.FileMode,
+// in the folder, by the rules that the content has passed. own, if not nil, is called with each new path.
+func each(to, from *os.Root, folders fs.FileMode, own func(path string),
 	file func(name string, mode fs.FileMode) (int64, error)) (sum Summary, err error) {
 	err = fs.WalkDir(from.FS(), ".", func(name string, d fs.DirEntry, err error) error {
 		if err != nil || name == "." {
 			return err
 		}
 		sum.Files++
+		if own != nil {
+			defer func() { // the path is the callback's own: nothing else runs before the next one
+				if err == nil {
+					own(name)
+				}
+			}()
+		}
 		switch {
 		case d.IsDir():
 			if err := to.Mkdir(name, folders); err != nil {

@@ -19,12 +19,13 @@
 //	phase       ends with   stage     does                                                   next
 //	----------- ----------- --------- ------------------------------------------------------ -------------------------
 //	claim       member                asks the server to confirm the allocation              locate, fence, forget
-//	locate      member                opens the folder; finds an earlier process's container pull, check, watch, fence
+//	locate      member                opens the folder; finds an earlier process's container pull, give, watch, fence
 //	pull        preparation pulling   makes the image usable                                 workdir, fence
 //	workdir     preparation fetching  copies the job's code into its folder                  inputs, fence
 //	inputs      preparation fetching  puts the job's inputs into their folders               restore, fence
 //	restore     preparation restoring puts the newest sound checkpoint in place              create, fence
-//	create      preparation creating  creates the network of the job and the container       check, fence
+//	create      preparation creating  creates the network of the job and the container       give, fence
+//	give        preparation creating  gives the folders of outputs to the container's user   check, fence
 //	check       preparation creating  runs the operator's check; proves that the GPUs are free ready, fence
 //	ready       member                waits for the order to start, if one is needed         start, fence
 //	start       member                starts the container                                   watch, fence
@@ -62,7 +63,7 @@
 //	an order to stop before the claim      claim goes to fence: there is no container
 //	an order to stop in ready or start     fence, once the container surely does not run
 //	an order to stop in watch              signals until the container ends; see stopPlan
-//	a container of an earlier process      claim, locate, then check or watch, with the
+//	a container of an earlier process      claim, locate, then give or watch, with the
 //	                                       stopping cause that the earlier process noted
 //	an end on record, container still here claim, forget, remove
 //	a container that has vanished          locate or watch determine the exit

@@ -212,7 +212,7 @@ func (m *member) worker(p phase) worker {
 			core: m.core, scratch: m.scratch, equip: m.equip, fencing: m.fencing, plan: m.plan,
 			images: m.sup.images, pulled: m.sup.pulled, proof: m.sup.proof, result: &m.result, adopts: m.adopts,
 		}
-	case phasePull, phaseWorkdir, phaseInputs, phaseRestore, phaseCreate, phaseCheck:
+	case phasePull, phaseWorkdir, phaseInputs, phaseRestore, phaseCreate, phaseGive, phaseCheck:
 		return m.preparer(p)
 	case phaseReady, phaseStart, phaseWatch, phaseAcknowledge:
 		return m.runner(p)
@@ -262,6 +262,8 @@ func (m *member) preparer(p phase) worker {
 			core: m.core, control: s.control, retry: m.retry, scratch: m.scratch,
 			uploader: m.uploader, recipe: &m.recipe, spans: m.spans, result: &m.result,
 		}
+	case phaseGive:
+		return &givePhase{core: m.core, turns: s.turns, spans: m.spans, result: &m.result}
 	case phaseCheck:
 		return &checkPhase{core: m.core, checker: m.checker, proof: s.proof, result: &m.result}
 	default:

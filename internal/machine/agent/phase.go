@@ -20,6 +20,7 @@ const (
 	phaseInputs      phase = "inputs"
 	phaseRestore     phase = "restore"
 	phaseCreate      phase = "create"
+	phaseGive        phase = "give"
 	phaseCheck       phase = "check"
 	phaseReady       phase = "ready"
 	phaseStart       phase = "start"
@@ -72,7 +73,7 @@ var phases = []phaseRow{
 	{phaseClaim, underMember, "", "asks the server to confirm the allocation",
 		[]phase{phaseLocate, phaseFence, phaseForget}},
 	{phaseLocate, underMember, "", "opens the folder; finds an earlier process's container",
-		[]phase{phasePull, phaseCheck, phaseWatch, phaseFence}},
+		[]phase{phasePull, phaseGive, phaseWatch, phaseFence}},
 	{phasePull, underPreparation, wire.StagePulling, "makes the image usable",
 		[]phase{phaseWorkdir, phaseFence}},
 	{phaseWorkdir, underPreparation, wire.StageFetching, "copies the job's code into its folder",
@@ -82,6 +83,8 @@ var phases = []phaseRow{
 	{phaseRestore, underPreparation, wire.StageRestoring, "puts the newest sound checkpoint in place",
 		[]phase{phaseCreate, phaseFence}},
 	{phaseCreate, underPreparation, wire.StageCreating, "creates the network of the job and the container",
+		[]phase{phaseGive, phaseFence}},
+	{phaseGive, underPreparation, wire.StageCreating, "gives the folders of outputs to the container's user",
 		[]phase{phaseCheck, phaseFence}},
 	{phaseCheck, underPreparation, wire.StageCreating, "runs the operator's check; proves that the GPUs are free",
 		[]phase{phaseReady, phaseFence}},

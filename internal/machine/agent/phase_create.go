@@ -52,6 +52,9 @@ func (p *createPhase) Do(ctx context.Context) (phase, error) {
 // error on it retries until EnginePatience is over, except for errors that the specification causes.
 func (p *createPhase) create(ctx context.Context) (phase, error) {
 	given := p.containerSpec()
+	if _, err := p.claim.owner(); err != nil {
+		return p.result.notStarted(failure.CauseEngine, err.Error())
+	}
 	if err := p.addSecrets(&given); err != nil {
 		return p.result.notStarted(failure.CauseEngine, "provide the secrets: "+err.Error())
 	}
@@ -73,7 +76,7 @@ func (p *createPhase) create(ctx context.Context) (phase, error) {
 			p.fencing.list(c)
 			p.images.note(p.claim.Tenant, p.claim.Spec.Image)
 			p.pulled.free(p.identity)
-			return phaseCheck, nil
+			return phaseGive, nil
 		case ctx.Err() != nil:
 			return "", err
 		case errors.Is(err, node.ErrExists):
@@ -124,6 +127,9 @@ func (p *createPhase) ask(ctx context.Context, given node.ContainerSpec) (node.C
 			given.Resolvers, a.err = p.ensureNetwork(patient)
 		}
 		if a.err == nil {
+			a.err = p.settleUser(patient, &given)
+		}
+		if a.err == nil {
 			a.c, a.err = p.runtime.Create(patient, given)
 		}
 		_ = failpoint.Hit("agent.create.after")
@@ -162,6 +168,7 @@ func (p *createPhase) containerSpec() node.ContainerSpec {
 		Entrypoint: c.Spec.Entrypoint, Command: c.Spec.Command, Env: p.environment(),
 		CPUMilli: c.CPUMilli, MemoryMiB: c.MemoryMiB, ShmMiB: int64(c.Spec.Resources.ShmSize),
 		GPUs: p.engineGPUs(), Mounts: list,
+		ReadOnlyRoot: c.Spec.ReadOnlyRoot, TmpMiB: int64(spec.TmpOf(c.Spec)),
 	}
 }
 

@@ -92,7 +92,7 @@ func TestEveryPhaseIsReachedAndEnds(t *testing.T) {
 }
 
 // The preparation opens and closes once, so its phases follow each other. It opens after locate
-// alone: at pull, or at check for a container that an earlier agent process has created.
+// alone: at pull, or at give for a container that an earlier agent process has created.
 func TestThePreparationIsEnteredAndLeftOnce(t *testing.T) {
 	t.Parallel()
 	var entered, left []phase
@@ -106,7 +106,7 @@ func TestThePreparationIsEnteredAndLeftOnce(t *testing.T) {
 			}
 		}
 	}
-	if diff := cmp.Diff([][]phase{{phasePull, phaseCheck}, {phaseCheck}}, [][]phase{entered, left}); diff != "" {
+	if diff := cmp.Diff([][]phase{{phasePull, phaseGive}, {phaseCheck}}, [][]phase{entered, left}); diff != "" {
 		t.Errorf("entered by and left from (-want +got):\n%s", diff)
 	}
 }

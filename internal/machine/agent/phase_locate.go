@@ -100,7 +100,7 @@ func (p *locatePhase) adopt(c node.Container, uploader *checkpointUploader) phas
 		uploader.skip(m.Restored, m.RestoredOf)
 	}
 	if c.State == node.ContainerCreated {
-		return phaseCheck
+		return phaseGive
 	}
 	p.proof.enter(p.claim.GPUs, p.alloc, p.name())
 	return phaseWatch

@@ -42,6 +42,8 @@ func (p *pullPhase) Do(ctx context.Context) (phase, error) {
 		switch {
 		case w.Image:
 			return p.result.notStarted(failure.CauseImageNotAllowed, w.Message)
+		case w.User:
+			return p.result.notStarted(failure.CauseUserNotAllowed, w.Message)
 		case w.Missing:
 			return p.result.notStarted(failure.CauseSecretMissing, w.Message)
 		default:

@@ -151,6 +151,7 @@ func (p *restorePhase) restore(ctx context.Context, point wire.RestorePoint) err
 		if err := root.WriteFile(path.Join(partial, doneFile), nil, 0o666); err != nil {
 			return err
 		}
+		p.claim.own(root, path.Join(partial, doneFile))
 	}
 	if err := p.openFolders(); err != nil {
 		return err
@@ -270,6 +271,7 @@ func (p *restorePhase) fetch(ctx context.Context, f wire.CheckpointFile) error {
 		if err := out.Chmod(os.FileMode(f.Mode).Perm() | 0o666); err != nil {
 			local = err
 		}
+		p.claim.own(root, name)
 		return nil
 	})
 	_, damaged := errors.AsType[damage](err)
@@ -311,6 +313,7 @@ func (p *restorePhase) openFolders() error {
 		if err := root.Chmod(dir, 0o777); err != nil {
 			return err
 		}
+		p.claim.own(root, dir)
 		f, err := root.Open(dir)
 		if err != nil {
 			return err

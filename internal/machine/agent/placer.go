@@ -40,11 +40,7 @@ func (l *placer) place(ctx context.Context, p placing) error {
 		if err := archive.Clear(p.folder, ".berth"); err != nil {
 			return cacheEntry{}, err
 		}
-		put := archive.Share
-		if p.own {
-			put = archive.Copy
-		}
-		sum, err := put(p.folder, tree)
+		sum, err := l.put(p, tree)
 		return cacheEntry{Bytes: sum.Bytes, Files: sum.Files}, err
 	})
 	if err != nil {
@@ -59,6 +55,15 @@ func (l *placer) place(ctx context.Context, p placing) error {
 		"what", f.What, "address", f.Address, "files", f.Files, "bytes", f.Bytes, "cached", cached)
 	l.reports.edit(later, func(r *wire.RankReport) { r.Fetched = append(slices.Clone(r.Fetched), f) })
 	return nil
+}
+
+// put fills the folder of a placing. Files that the container may change belong to its user.
+func (l *placer) put(p placing, tree *os.Root) (archive.Summary, error) {
+	if !p.own {
+		return archive.Share(p.folder, tree)
+	}
+	l.claim.own(p.folder, ".")
+	return archive.Copy(p.folder, tree, func(name string) { l.claim.own(p.folder, name) })
 }
 
 // failed turns a failed placement into the member's exit. It separates faults of the

@@ -36,6 +36,7 @@ import (
 // site is a control plane, as real as a test can have it: the database, the API
 // over HTTP, a store of blobs. The test plays the leader and the workflows.
 type site struct {
+	users   string // of containers without a choice of their own; see api.Deps
 	t       *testing.T
 	db      *db.DB
 	term    db.Term
@@ -137,7 +138,7 @@ func (s *site) serves() {
 		DB: s.db, Control: s.db.Jobs, Logger: slog.New(slog.DiscardHandler),
 		Agent: api.AgentDeps{Blobs: s.blobs, Direct: s.direct, Resolver: s.names.Resolver()},
 		Logs:  &blob.LogReader{Store: s.blobs, DB: s.db}, Vault: s.keys,
-		Volumes: admission.Volumes{"datasets": {"default"}}, Accounts: s.accounts,
+		Volumes: admission.Volumes{"datasets": {"default"}}, Accounts: s.accounts, Users: s.users,
 	})
 	if err != nil {
 		s.t.Fatal(err)

@@ -62,12 +62,16 @@ func classifyPull(ref string, err error) error {
 	return fmt.Errorf("pull image %s: %w: %w", ref, kind, err)
 }
 
-// badCommand matches runc's errors about an entry point that cannot be run. With an init process
-// the container usually starts all the same, and init exits 126 or 127.
+// badCommand matches errors of runc and of the engine about an entry point that cannot be run, about a
+// user that the image names and does not have, and about links of the image that lead in a circle at the place of
+// a mount.
+// With an init process the container usually starts all the same, and init exits 126 or 127.
 var badCommand = regexp.MustCompile(`(?i)` +
 	`executable file not found|exec format error|` +
 	`exec: .*(no such file or directory|permission denied|is a directory)|` +
 	`no command specified|` +
+	`unable to find (user|group) .*: (no matching entries in|.*is a directory(: unknown)?$)|` +
+	`too many links in |too many levels of symbolic links|` +
 	`chdir to cwd|cannot mkdir|not a directory`)
 
 // badDevice matches errors of the engine, the NVIDIA hook or CDI about GPUs.

@@ -42,12 +42,19 @@ func TestStartMessagesNameTheCulprit(t *testing.T) {
 		`could not select device driver "nvidia" with capabilities: [[gpu]]`: node.ErrDevice,
 		runc + `error during container init: error running hook #0: exit status 1, stderr: Auto-detected mode as 'legacy'
 nvidia-container-cli: device error: GPU-1: unknown device: unknown`: node.ErrDevice,
-		`CDI device injection failed: unresolvable CDI devices nvidia.com/gpu=GPU-1`: node.ErrDevice,
-		runc + `exec: "nope": executable file not found in $PATH: unknown`:           node.ErrBadCommand,
-		runc + `exec: "/bin": stat /bin: is a directory: unknown`:                    node.ErrBadCommand,
-		runc + `exec: "/x": permission denied: unknown`:                              node.ErrBadCommand,
-		runc + `exec /x: exec format error`:                                          node.ErrBadCommand,
-		runc + `error setting rlimit type 7: operation not permitted: unknown`:       nil,
+		`CDI device injection failed: unresolvable CDI devices nvidia.com/gpu=GPU-1`:        node.ErrDevice,
+		runc + `exec: "nope": executable file not found in $PATH: unknown`:                  node.ErrBadCommand,
+		runc + `exec: "/bin": stat /bin: is a directory: unknown`:                           node.ErrBadCommand,
+		runc + `exec: "/x": permission denied: unknown`:                                     node.ErrBadCommand,
+		runc + `exec /x: exec format error`:                                                 node.ErrBadCommand,
+		`unable to find user app: no matching entries in passwd file`:                       node.ErrBadCommand,
+		`unable to find group app: no matching entries in group file`:                       node.ErrBadCommand,
+		`unable to find user app: read /var/lib/docker/x/merged/etc/passwd: is a directory`: node.ErrBadCommand,
+		`unable to find user app: read /x/merged/etc/passwd: input/output error`:            nil,
+		`unable to find group app: open /x/merged/etc/group: too many open files`:           nil,
+		`evalSymlinksInScope: too many links in /var/lib/docker/x/merged/workspace`:         node.ErrBadCommand,
+		runc + `mount: openat workspace: too many levels of symbolic links: unknown`:        node.ErrBadCommand,
+		runc + `error setting rlimit type 7: operation not permitted: unknown`:              nil,
 	} {
 		err := classifyStart(errors.New(text))
 		for _, kind := range []error{node.ErrDevice, node.ErrBadCommand} {

@@ -27,6 +27,9 @@ func (e *Engine) Create(ctx context.Context, spec node.ContainerSpec) (node.Cont
 	if err != nil {
 		return node.Container{}, fmt.Errorf("create container %s: %w", spec.Name, err)
 	}
+	if _, err := e.Accounts(ctx, spec.Image); err != nil {
+		return e.createFailed(ctx, spec.Name, err) // the container may exist, and its image be gone
+	}
 	net := spec.Network
 	if net == "" {
 		net, err = e.defaultNetwork(ctx)

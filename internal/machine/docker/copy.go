@@ -29,10 +29,10 @@ func (e *Engine) CopyOut(ctx context.Context, name, path string) (io.ReadCloser,
 	}
 }
 
-// leadsNowhere knows paths that lead through a file, or in a circle. The engine
-// answers 500 to those, with the kernel's words or its own.
+// leadsNowhere reports whether an error of the engine means that a path leads through a file or in a
+// circle, or has a name that no file can have. The engine answers 500, with the kernel's words or its own.
 func leadsNowhere(err error) bool {
 	says := err.Error()
 	return strings.HasSuffix(says, syscall.ENOTDIR.Error()) || strings.HasSuffix(says, syscall.ELOOP.Error()) ||
-		strings.Contains(says, "too many links")
+		strings.HasSuffix(says, syscall.ENAMETOOLONG.Error()) || strings.Contains(says, "too many links")
 }

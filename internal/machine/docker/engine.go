@@ -57,8 +57,11 @@ type Engine struct {
 	log     *slog.Logger
 	options Options
 	starts  keyedMutex
-	warned  sync.Map     // warnings of the engine that were logged already
-	cores   atomic.Int64 // of the machine, as the engine said last; 0: not asked yet
+
+	accounts   *accounts
+	searchTime time.Duration // bounds the search for folders of outputs
+	warned     sync.Map      // warnings of the engine that were logged already
+	cores      atomic.Int64  // of the machine, as the engine said last; 0: not asked yet
 }
 
 var _ node.Runtime = (*Engine)(nil)
@@ -90,6 +93,7 @@ func Open(host string, o Options) (*Engine, error) {
 	e := &Engine{
 		images: &images{api: api, log: o.Logger, mirrors: o.Mirrors},
 		api:    api, socket: strings.TrimPrefix(host, "unix://"), log: o.Logger, options: o,
+		accounts: newAccounts(api, o.Logger), searchTime: searchTime,
 	}
 	e.execs = &execs{e}
 	return e, nil

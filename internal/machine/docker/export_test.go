@@ -1,6 +1,13 @@
 package docker
 
-import "berth/activities/node"
+import (
+	"time"
+
+	"berth/activities/node"
+)
+
+// SetSearchTime sets the bound of the search for folders of outputs.
+func (e *Engine) SetSearchTime(d time.Duration) { e.searchTime = d }
 
 // HookEnv are the entries that remove variables of an image from a container with a hook.
 func HookEnv() []string { return containerConfig(node.ContainerSpec{}, "GPU-1").Env }

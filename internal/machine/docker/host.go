@@ -47,6 +47,7 @@ func containerConfig(s node.ContainerSpec, gpus string) *container.Config {
 		Entrypoint: strslice.StrSlice(s.Entrypoint),
 		Cmd:        strslice.StrSlice(s.Command),
 		WorkingDir: s.WorkingDir,
+		User:       s.User,
 		Labels:     s.Labels,
 		StopSignal: "SIGTERM",
 		// An image's health check runs commands of its own inside the container
@@ -103,6 +104,11 @@ func (e *Engine) hostConfig(s node.ContainerSpec, info system.Info, net string,
 				{Name: "core", Soft: 0, Hard: 0}, // a core dump holds the job's secrets
 			},
 		},
+	}
+	if s.ReadOnlyRoot {
+		h.ReadonlyRootfs = true
+		// Programs compile and load libraries there, so files may be executed.
+		h.Tmpfs = map[string]string{"/tmp": fmt.Sprintf("rw,exec,nosuid,nodev,mode=1777,size=%dm", s.TmpMiB)}
 	}
 	for _, a := range s.Resolvers {
 		h.DNS = append(h.DNS, a.String())

@@ -6,6 +6,12 @@ import (
 	"syscall"
 )
 
+// id prints the effective user and group of the process.
+func id(_ context.Context, p *Process, _ []string) int {
+	p.say("%s", p.User())
+	return 0
+}
+
 // attack prints a line for each attack: the name of the attack and the errno that the kernel
 // returned, 0 if the attack succeeded.
 func attack(_ context.Context, p *Process, args []string) int {

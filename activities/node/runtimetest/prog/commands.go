@@ -40,6 +40,7 @@ func lookup(name string) (command, bool) {
 		"mode":         {1, "mode PATH... (1 for a setuid or setgid file, else 0)", mode},
 		"link":         {2, "link TARGET PATH (makes a symbolic link)", link},
 		"env":          {1, "env NAME...", env},
+		"id":           {0, "id (prints UID:GID, as they take effect)", id},
 		"cwd":          {0, "cwd", cwd},
 		"trap-term":    {1, "trap-term CODE [DELAY]", trapTerm},
 		"ignore-term":  {0, "ignore-term", ignoreTerm},
@@ -50,6 +51,7 @@ func lookup(name string) (command, bool) {
 		"halt":         {0, "halt (stops itself by SIGSTOP)", halt},
 		"fork":         {2, "fork COUNT DURATION", fork},
 		"write-file":   {2, "write-file PATH TEXT", writeFile},
+		"make-folder":  {1, "make-folder PATH", makeFolder},
 		"fill":         {2, "fill PATH MIB", fill},
 		"fill-unnamed": {2, "fill-unnamed PATH MIB (deletes the file, and holds it open until killed)", fillUnnamed},
 		"read-file":    {1, "read-file PATH", readFile},
@@ -321,6 +323,18 @@ func writeFile(_ context.Context, p *Process, args []string) int {
 		return p.fail(err)
 	}
 	if err := os.WriteFile(path, []byte(args[1]), 0o644); err != nil {
+		return p.fail(err)
+	}
+	return 0
+}
+
+// makeFolder creates a folder, which must not exist.
+func makeFolder(_ context.Context, p *Process, args []string) int {
+	path, err := p.WritePath(args[0])
+	if err == nil {
+		err = os.Mkdir(path, 0o755)
+	}
+	if err != nil {
 		return p.fail(err)
 	}
 	return 0

@@ -29,6 +29,8 @@ type Process struct {
 	// Spin uses the CPU, and Halt stops all threads of the process, until a signal ends it. The
 	// fake runtime only waits.
 	Spin, Halt func(ctx context.Context)
+	// User returns the effective user and group of the process as UID:GID.
+	User func() string
 	// Spawn runs the same program as a child and returns its exit code.
 	Spawn func(ctx context.Context, args ...string) (int, error)
 	// Attack makes one attempt to break out of the container, and returns the kernel's error.

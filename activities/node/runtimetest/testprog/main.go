@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -28,6 +29,7 @@ func main() {
 		Hog:       hog,
 		Spin:      spin,
 		Halt:      halt,
+		User:      func() string { return fmt.Sprintf("%d:%d", os.Geteuid(), os.Getegid()) },
 		Spawn:     spawn,
 		Attack:    attack,
 	}))
