@@ -263,6 +263,7 @@ func showExplanation(a *app, job wire.Job, e wire.Explanation) error {
 		s.add("status", a.outTerm.paint(toneOfState(e.Status), string(e.Status)))
 		if job.Spec != nil && job.Pipeline == nil {
 			s.add("reaches", reachText(*job.Spec))
+			addUser(&s, *job.Spec)
 		}
 		if !wide {
 			addReasons(a, &s, e)

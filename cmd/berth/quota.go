@@ -161,6 +161,9 @@ func showQuota(a *app, q spec.Quota) error {
 		for _, r := range q.ImageSignatures {
 			s.add("signatures", signatureText(r))
 		}
+		if q.AnyUser != nil {
+			s.add("any user", strconv.FormatBool(*q.AnyUser))
+		}
 		for _, l := range storageOf(q) {
 			s.add(l.name, l.text)
 		}
@@ -205,6 +208,7 @@ var quotaFlags = []struct {
 	{"secrets", "maximum number of secrets", secretsFlag},
 	{"images", "registries and repositories that images may come from: ghcr.io/acme,docker.io/library", images},
 	{"image-signatures", "file with rules about the signatures that images must have, in YAML", imageSignatures},
+	{"any-user", "whether jobs may run as the image's user or as any other, root included: true or false", anyUser},
 	{"budget", "GPU-hours in each period: 5000/720h", budget},
 }
 
@@ -221,6 +225,20 @@ func storedLogs(l *spec.StorageLimits) **spec.MiB        { return &l.Logs }
 func storedOutputs(l *spec.StorageLimits) **spec.MiB     { return &l.Outputs }
 func storedCheckpoints(l *spec.StorageLimits) **spec.MiB { return &l.Checkpoints }
 func storedTotal(l *spec.StorageLimits) **spec.MiB       { return &l.Total }
+
+// anyUser sets whether jobs may choose every user.
+func anyUser(q *spec.Quota, text string) error {
+	if text == lifted {
+		q.AnyUser = nil
+		return nil
+	}
+	allowed, err := strconv.ParseBool(text)
+	if err != nil {
+		return fmt.Errorf("%q is not a setting; allowed: true, false, or none", text)
+	}
+	q.AnyUser = &allowed
+	return nil
+}
 
 // secretsFlag sets the number of secrets, the only storage limit that is a count.
 func secretsFlag(q *spec.Quota, text string) error { return count(&storageIn(q).Secrets, text) }

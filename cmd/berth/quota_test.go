@@ -79,7 +79,7 @@ func TestEverySettingOfAQuotaIsSetAndShown(t *testing.T) {
 	set := map[string]bool{}
 	for _, f := range quotaFlags {
 		var q spec.Quota
-		taken := slices.ContainsFunc([]string{"7", "5/1h", rules}, func(text string) bool { return f.set(&q, text) == nil })
+		taken := slices.ContainsFunc([]string{"7", "5/1h", rules, "true"}, func(text string) bool { return f.set(&q, text) == nil })
 		if !taken || shown(q) == shown(spec.Quota{}) {
 			t.Errorf("--%s: takes no number, budget or file of rules, or quota show does not print it", f.name)
 		}

@@ -26,3 +26,11 @@ func reachText(j spec.Job) string {
 	}
 	return oneLine(text)
 }
+
+// addUser adds the user of a job's containers, and their root if it is read-only.
+func addUser(s *sheet, j spec.Job) {
+	s.add("user", j.User)
+	if tmp := spec.TmpOf(j); tmp > 0 {
+		s.add("root", "read-only, with a /tmp of "+tmp.String())
+	}
+}

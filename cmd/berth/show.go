@@ -103,6 +103,7 @@ func describeJob(a *app, j wire.Job, wide bool) error {
 		s.add("command", oneLine(shellLine(slices.Concat(j.Spec.Entrypoint, j.Spec.Command))))
 		s.add("code", j.Spec.Workdir)
 		s.add("reaches", reachText(*j.Spec))
+		addUser(&s, *j.Spec)
 		addData(&s, *j.Spec)
 		// With defaults, where the spec leaves a field out.
 		s.add("resources", resourcesText(j.Resources()))

@@ -112,6 +112,9 @@ func showTenant(a *app, t wire.Tenant) error {
 		s.add("tenant", string(t.ID))
 		s.add("parent", string(t.Parent))
 		s.add("weight", fmt.Sprintf("%g", t.Weight))
+		if !t.Users.IsZero() {
+			s.add("users", t.Users.String()+", of its containers")
+		}
 		addUse(&s, t.Use)
 		return s.write(a.out)
 	}})

@@ -213,7 +213,7 @@ func systemCalls(a *attempt) {
 	a.running(hers)
 	pid := a.inspect(hers).State.Pid
 	refused := map[string][]syscall.Errno{
-		"setuid": {syscall.EPERM}, "chroot": {syscall.EPERM}, "mknod": {syscall.EPERM}, "unshare": {syscall.EPERM},
+		"setuid": {syscall.EPERM}, "chroot": {syscall.EPERM}, "mknod": {syscall.EPERM, syscall.EACCES}, "unshare": {syscall.EPERM},
 		"userns": {syscall.EPERM}, "mount": {syscall.EPERM}, "remount": {syscall.EPERM}, "pivot": {syscall.EPERM},
 		"keyctl": {syscall.EPERM, syscall.ENOSYS}, "bpf": {syscall.EPERM}, "perf": {syscall.EPERM, syscall.EACCES},
 		"module": {syscall.EPERM}, "sysctl": {syscall.EROFS, syscall.EACCES},

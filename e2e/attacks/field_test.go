@@ -45,7 +45,9 @@ func newField(t *testing.T) *field {
 	if err := os.WriteFile(key, []byte(strings.Repeat("0badc0de", 8)+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	s, err := rig.Start(t.Context(), rig.Options{Workshop: workshop, Berthd: []string{"--secret-key-file=" + key}})
+	s, err := rig.Start(t.Context(), rig.Options{
+		Workshop: workshop, Berthd: []string{"--secret-key-file=" + key, "--container-user=tenant"},
+	})
 	if s != nil {
 		t.Cleanup(func() { f.close(s) })
 	}

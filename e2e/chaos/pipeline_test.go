@@ -12,7 +12,7 @@ import (
 )
 
 // handing are the failpoints on the way of an output from one step to the next.
-var handing = []string{"worker.tend.", "agent.output.", "api.output.", "agent.input."}
+var handing = []string{"worker.tend.", "agent.output.", "api.output.", "agent.input.", "agent.give."}
 
 // The steps of a cell's pipeline, and the file that the first step leaves to the second.
 const (
@@ -26,6 +26,9 @@ const (
 func (s *stack) handingOn(c cell, lane string, attempts tries) *work {
 	first, second := s.spec(lane, "write-file", "/workspace/model", weights), s.spec(lane, "read-file", "/data/model")
 	first.Outputs = []spec.Output{{Name: "model", Path: "/workspace/model"}}
+	if c.under("agent.give.") {
+		first.User, first.Command, first.Outputs[0].Path = spec.UserTenant, []string{"write-file", "/model", weights}, "/model"
+	}
 	second.Inputs, second.Needs = []spec.Input{{From: "job:" + makes + "/model", To: "/data"}}, []string{makes}
 	if c.loses() {
 		first.LostAfter, second.LostAfter = spec.Duration(lost), spec.Duration(lost)
