@@ -296,7 +296,7 @@ func (h *agentObjectHandlers) compareShard(ctx context.Context, p wire.Checkpoin
 		return berth.Errorf(berth.CodeInvalid, "step %d: the manifest is not as agents write it", p.Step)
 	}
 	folder := path.Dir(p.Manifest)
-	sizes, err := h.store.Sizes(ctx, folder)
+	sizes, err := h.store.Sizes(ctx, folder, blob.MaxManifestFiles)
 	if err != nil {
 		return err
 	}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
 	"time"
 
@@ -140,12 +141,18 @@ func signed(r *v4.PresignedHTTPRequest, until time.Time, err error, key string) 
 type ObjectInfo struct {
 	Bytes  int64
 	SHA256 *[32]byte // as the store has computed it when the object was created; nil: it has not
+	Parts  int       // 0: SHA256 is of the content; else it is of the concatenated SHA-256 of so many parts
 }
 
 // Is reports whether the object has this length and, by the store's own checksum, this content. Without a checksum
-// of the store the answer is false.
+// of the store, and for an object in parts, the answer is false.
 func (o ObjectInfo) Is(bytes int64, sum [32]byte) bool {
-	return o.Bytes == bytes && o.SHA256 != nil && *o.SHA256 == sum
+	return o.Bytes == bytes && o.Parts == 0 && o.SHA256 != nil && *o.SHA256 == sum
+}
+
+// Consists reports whether the object has these parts, by the store's own checksum.
+func (o ObjectInfo) Consists(of Parts) bool {
+	return o.Bytes == of.Bytes && o.Parts == of.Count() && o.SHA256 != nil && *o.SHA256 == of.Sum
 }
 
 // Info describes the object at key, of a store with signed addresses. A missing object is an error of code not_found.
@@ -163,15 +170,27 @@ func (s *Store) Info(ctx context.Context, key string) (info ObjectInfo, err erro
 		return info, fmt.Errorf("object %s: %w", key, err)
 	}
 	info.Bytes = aws.ToInt64(o.ContentLength)
-	// The checksum of an object in parts is no 32 bytes: it has a suffix with their number.
-	if sum, err := base64.StdEncoding.DecodeString(aws.ToString(o.ChecksumSHA256)); err == nil && len(sum) == 32 {
-		info.SHA256 = (*[32]byte)(sum)
+	// The checksum of an object in parts has a suffix with their number.
+	text, parts, composite := strings.Cut(aws.ToString(o.ChecksumSHA256), "-")
+	if sum, ok := decodeSum(text); ok {
+		info.SHA256 = &sum
+	}
+	if composite {
+		if info.Parts, err = strconv.Atoi(parts); err != nil || info.Parts < 1 {
+			return ObjectInfo{Bytes: info.Bytes}, nil // of a form that no store documents
+		}
 	}
 	return info, nil
 }
 
-// Sizes returns the lengths of the objects directly in the folder key, by name.
-func (s *Store) Sizes(ctx context.Context, key string) (map[string]int64, error) {
+// errTooMany refuses a folder with more objects than a comparison reads.
+func errTooMany(key string, most int) error {
+	return berth.Errorf(berth.CodeInvalid, "folder %s has more than the allowed %d objects", key, most)
+}
+
+// Sizes returns the lengths of the objects directly in the folder key, by name. A folder with more than most objects
+// is an error of code invalid.
+func (s *Store) Sizes(ctx context.Context, key string, most int) (map[string]int64, error) {
 	if err := checkKey(key); err != nil {
 		return nil, err
 	}
@@ -186,6 +205,9 @@ func (s *Store) Sizes(ctx context.Context, key string) (map[string]int64, error)
 			return nil, mapError(err, "objects in "+key)
 		}
 		if !o.IsDir {
+			if len(sizes) >= most {
+				return nil, errTooMany(key, most)
+			}
 			sizes[strings.TrimPrefix(o.Key, prefix)] = o.Size
 		}
 	}

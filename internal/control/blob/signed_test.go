@@ -206,9 +206,15 @@ func TestAStoreDescribesAnObjectByItsOwnChecksum(t *testing.T) {
 	if (blob.ObjectInfo{Bytes: int64(len(body))}).Is(int64(len(body)), sum) {
 		t.Error("an object without a checksum counts as the same object")
 	}
-	sizes, err := s.Sizes(t.Context(), "a")
+	sizes, err := s.Sizes(t.Context(), "a", 1)
 	if err != nil || len(sizes) != 1 || sizes["b"] != int64(len(body)) {
 		t.Errorf("the folder has %v, %v", sizes, err)
+	}
+	if _, err := s.Put(t.Context(), "a/c", strings.NewReader("x"), -1); err != nil {
+		t.Fatal(err)
+	}
+	if sizes, err := s.Sizes(t.Context(), "a", 1); berth.CodeOf(err) != berth.CodeInvalid {
+		t.Errorf("more objects than are read: %v, %v", sizes, err)
 	}
 }
 

@@ -128,7 +128,7 @@ func (s *Store) put(ctx context.Context, key string, r io.Reader, size int64, on
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	w, err := s.bucket.NewWriter(ctx, key, &blob.WriterOptions{ContentType: "application/octet-stream",
-		IfNotExist: once})
+		IfNotExist: once, BufferSize: bufferSize(size)})
 	if err != nil {
 		return 0, mapError(err, "object "+key)
 	}
@@ -142,6 +142,15 @@ func (s *Store) put(ctx context.Context, key string, r io.Reader, size int64, on
 		return n, mapError(err, "object "+key)
 	}
 	return n, mapError(w.Close(), "object "+key)
+}
+
+// bufferSize returns the length of the parts in which this process stores an object of a size itself; 0: the default of
+// 5 MiB, which is too short for the 10,000 parts that S3 allows of a larger object.
+func bufferSize(size int64) int {
+	if size <= LeastPart*maxParts {
+		return 0
+	}
+	return int(size/maxParts) + 1
 }
 
 // Open returns a reader of the object, which the caller closes, and its size. A

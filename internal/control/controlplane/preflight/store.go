@@ -68,6 +68,11 @@ func (r *report) signing(ctx context.Context, s *blob.Store, name string) {
 		return
 	}
 	r.add("store", OK, "", "%s keeps the conditions of signed addresses", name)
+	if err := s.InParts().Prove(ctx); err != nil {
+		r.add("store", Advice,
+			"let berthd list and abort uploads of parts, or accept that objects above 5 GiB pass berthd",
+			"machines cannot store large objects in %s by parts: %v", name, err)
+	}
 }
 
 // parent returns the nearest folder above path that exists.
