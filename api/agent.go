@@ -28,6 +28,12 @@ type AgentDeps struct {
 	// the store has signed addresses.
 	Direct bool
 
+	// ProofLimit bounds one proof that the store keeps the conditions of signed addresses; 0: 10 seconds.
+	ProofLimit time.Duration
+
+	// Parts says which objects machines store by parts; zero: the defaults.
+	Parts PartSizes
+
 	// Resolver answers whether the host of an input exists; nil: the system's name servers.
 	Resolver *net.Resolver
 }
@@ -225,7 +231,8 @@ func (h *agentObjectHandlers) agentCheckpoint(c echo.Context) error {
 		}
 		p.MetricValue = &v
 	}
-	if err := h.verifyShard(c, p); err != nil {
+	extra, err := h.verifyShard(c, p)
+	if err != nil {
 		return err
 	}
 	ctx := c.Request().Context()
@@ -235,6 +242,7 @@ func (h *agentObjectHandlers) agentCheckpoint(c echo.Context) error {
 		return err
 	}
 	h.deleteShards(ctx, pruned)
+	h.deleteExtra(ctx, p, extra)
 	return c.NoContent(http.StatusNoContent)
 }
 

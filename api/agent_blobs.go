@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"io"
 	"log/slog"
 	"net/http"
@@ -11,11 +12,13 @@ import (
 
 	"github.com/labstack/echo/v4"
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/semaphore"
 
 	"berth"
 	"berth/db"
 	"berth/internal/control/admission"
 	"berth/internal/control/blob"
+	"berth/internal/lib/background"
 	"berth/internal/lib/failpoint"
 	"berth/wire"
 )
@@ -210,7 +213,23 @@ type agentObjectHandlers struct {
 	log       *slog.Logger
 
 	signing   *signing // nil: the operator wants all objects to pass this server
+	parts     PartSizes
+	manifests *semaphore.Weighted // room for manifests that are compared
+	completes *completions
 	transfers *prometheus.CounterVec
+}
+
+// newAgentObjectHandlers returns the handlers. owner owns completions of objects, which outlive their calls.
+func newAgentObjectHandlers(
+	d Deps, admission *admission.Controller, streams *streams, owner *background.Group,
+) *agentObjectHandlers {
+	return &agentObjectHandlers{
+		blobStore: blobStore{d.Agent.Blobs}, objects: d.DB.Objects,
+		reported: withFailpoints(writes{objects: d.DB.Objects}).objects,
+		storage:  d.DB.Storage, admission: admission, streams: streams, log: d.Logger, signing: newSigning(d),
+		parts: d.Agent.Parts.orDefaults(), manifests: newManifests(), completes: newCompletions(owner),
+		transfers: newObjectTransfers(d.Metrics),
+	}
 }
 
 func (h *agentObjectHandlers) mount(r *router) {
@@ -251,9 +270,21 @@ func (h *agentObjectHandlers) authorize(c echo.Context, place blob.Place, write 
 	})
 }
 
+// registered reports whether a place belongs to a registered part of a checkpoint, whose objects never change. A
+// restarted agent stores the part again if the members of a gang have not completed the step yet.
+func (h *agentObjectHandlers) registered(ctx context.Context, place blob.Place) (bool, error) {
+	step, ok := stepOf(place)
+	if !ok {
+		return false, nil
+	}
+	before, err := h.objects.ShardBefore(ctx, place.Job, step, place.Attempt, place.Rank)
+	return before.SHA256 != "", err
+}
+
 // agentPutObject stores an object. Its length must be announced: quotas are checked
 // before the body is read, and a body that breaks off is never mistaken for a whole
-// object.
+// object. An object of a registered part of a checkpoint stays as it is: the body is read
+// and dropped. Since a body may take long, the registration is looked up once more at its end.
 func (h *agentObjectHandlers) agentPutObject(c echo.Context) error {
 	store, key, place, err := h.object(c, true)
 	if err != nil {
@@ -278,11 +309,57 @@ func (h *agentObjectHandlers) agentPutObject(c echo.Context) error {
 	}
 	defer t.end()
 	body := t.machineBody(r.Body)
-	if _, err := store.Put(t.ctx, key, body, r.ContentLength); err != nil {
+	if err := h.putUnregistered(t.ctx, store, key, place, body, r.ContentLength); err != nil {
 		return cmp.Or(t.broken(), body.slow(), err)
+	}
+	if h.signs() && r.ContentLength > h.parts.Above { // an earlier try may have begun an upload of parts
+		h.abortUploads(t.ctx, key)
 	}
 	h.count(c, "put")
 	return c.NoContent(http.StatusNoContent)
+}
+
+// putUnregistered stores an object, unless its part of a checkpoint is registered, now or at the end of the body: then
+// the body is read and dropped. A registration while the store creates the object, which follows, is not noticed.
+func (h *agentObjectHandlers) putUnregistered(
+	ctx context.Context, store *blob.Store, key string, place blob.Place, body io.Reader, size int64,
+) error {
+	kept, err := h.registered(ctx, place)
+	if err != nil {
+		return err
+	}
+	if kept {
+		_, err = io.Copy(io.Discard, body)
+		return err
+	}
+	last := lastLook{Reader: body, look: func() (err error) {
+		if kept, err = h.registered(ctx, place); kept {
+			err = errRegistered
+		}
+		return err
+	}}
+	if _, err = store.Put(ctx, key, last, size); kept {
+		return nil
+	}
+	return err
+}
+
+// errRegistered ends a PUT of an object whose part of a checkpoint was registered meanwhile.
+var errRegistered = errors.New("the part of the checkpoint is registered")
+
+// lastLook calls look at the end of a body, before the object is created. An error of look leaves no object.
+type lastLook struct {
+	io.Reader
+	look func() error
+}
+
+// Read returns the error of look in place of the end.
+func (l lastLook) Read(p []byte) (int, error) {
+	n, err := l.Reader.Read(p)
+	if errors.Is(err, io.EOF) {
+		err = cmp.Or(l.look(), err)
+	}
+	return n, err
 }
 
 // agentGetObject sends an object of the job that the machine works on.

@@ -14,6 +14,7 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/internal/control/blob"
 	"berth/wire"
 )
 
@@ -85,7 +86,7 @@ func (h *checkpointHandlers) listFiles(ctx context.Context, in *MemberInput) (*f
 	if err != nil {
 		return nil, err
 	}
-	body, err := store.ReadAll(ctx, saved.Manifest, maxManifest)
+	body, err := store.ReadAll(ctx, saved.Manifest, blob.MaxManifest)
 	if berth.CodeOf(err) == berth.CodeNotFound {
 		return nil, damaged(saved, "its manifest is missing")
 	}
@@ -109,9 +110,6 @@ func (h *checkpointHandlers) listFiles(ctx context.Context, in *MemberInput) (*f
 	}
 	return out, nil
 }
-
-// maxManifest is the greatest length of a manifest, in bytes, as agents write it.
-const maxManifest = 64 << 20
 
 // damaged is the error for a checkpoint that the store does not hold as it was registered.
 func damaged(s db.SavedShard, why string) error {

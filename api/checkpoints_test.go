@@ -82,9 +82,18 @@ func TestACheckpointIsDownloadedByItsOwner(t *testing.T) {
 			t.Errorf("%s gets %s: %d %s, want %d", r.who, r.at, got.status, got.body, r.status)
 		}
 	}
+	// Objects of a registered part never change: the machine's second manifest is dropped.
+	key := berth.CheckpointKey(job.Tenant, job.ID, 1, 0, 5) + "/" + berth.ManifestName
+	if got := a.call(string(a.machine), "PUT", "/agent/v1/objects/"+key, "{}"); got.status != http.StatusNoContent {
+		t.Errorf("a second manifest: %d %s", got.status, got.body)
+	}
+	if _, err := c.CheckpointFiles(t.Context(), job.ID, 5, 0); err != nil {
+		t.Errorf("after a second manifest: %v", err)
+	}
 	// A manifest that is not the registered one is not shown.
-	folder := berth.CheckpointKey(job.Tenant, job.ID, 1, 0, 5)
-	a.call(string(a.machine), "PUT", "/agent/v1/objects/"+folder+"/"+berth.ManifestName, "{}")
+	if _, err := s.blobs.Put(t.Context(), key, strings.NewReader("{}"), 2); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := c.CheckpointFiles(t.Context(), job.ID, 5, 0); berth.CodeOf(err) != berth.CodeConflict ||
 		!strings.Contains(err.Error(), "is damaged") {
 		t.Errorf("a replaced manifest: %v", err)

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"gocloud.dev/blob/s3blob"
 
@@ -20,6 +21,9 @@ import (
 	"berth/wire"
 )
 
+// smallParts are the least parts that S3 allows.
+var smallParts = api.PartSizes{Above: blob.LeastPart, Bytes: blob.LeastPart}
+
 // onBucket is a site whose store is a real server of S3.
 func onBucket(t *testing.T) (*site, *bucket) {
 	t.Helper()
@@ -29,7 +33,10 @@ func onBucket(t *testing.T) (*site, *bucket) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = store.Close() })
-	s := newSite(t, func(d *api.Deps) { d.Agent = api.AgentDeps{Blobs: store, Direct: true} })
+	s := newSite(t, func(d *api.Deps) {
+		d.Agent = api.AgentDeps{Blobs: store, Direct: true,
+			ProofLimit: 10 * time.Minute, Parts: smallParts}
+	})
 	return s, &bucket{Store: store, Server: server}
 }
 
@@ -385,7 +392,9 @@ func TestAServerMaySignNothing(t *testing.T) {
 	}
 	s, _ := onBucket(t)
 	s.joinMachine("m1")
-	if got := s.call("m1", "GET", "/agent/v1/object-access", ""); strings.TrimSpace(got.body) != fmt.Sprintf(`{"direct":true,"min_bytes":%d,"max_bytes":%d}`, 1<<20, int64(blob.MaxSigned)) {
+	if got := s.call("m1", "GET", "/agent/v1/object-access", ""); strings.TrimSpace(got.body) != fmt.Sprintf(
+		`{"direct":true,"min_bytes":%d,"max_bytes":%d,"parts_above":%d,"part_bytes":%d,"max_in_parts":%d}`, 1<<20,
+		int64(blob.MaxSigned), blob.LeastPart, blob.LeastPart, int64(1<<40)) {
 		t.Errorf("a bucket: %d %s", got.status, got.body)
 	}
 }

@@ -137,6 +137,7 @@ type Server struct {
 	tokens  *db.Tokens
 	calls   *openCalls
 	explain *explain.Explainer
+	objects *agentObjectHandlers
 	close   sync.Once
 	closing chan struct{}
 }
@@ -183,7 +184,9 @@ func New(d Deps) (*Server, error) {
 		tracer.traceMachines,
 	)
 	follows := &streams{router: s.router, transfers: s.calls.transfers, closing: s.closing}
+	s.objects = newAgentObjectHandlers(d, gate.admission, follows, s.calls.owner)
 	for _, r := range append(resources(d, gate, follows, s.explain),
+		s.objects,
 		newSessionHandlers(jobReader{d.DB.Jobs}, d.DB, follows, d.Sessions, s.calls.owner, d.Logger)) {
 		r.mount(s.router)
 	}
@@ -205,7 +208,7 @@ func resources(d Deps, gate *gatekeeper, streams *streams, explainer *explain.Ex
 	reasons := &waitReasons{d.DB.Jobs, explainer, control, d.DB.Scaling}
 	followed := &followed{jobs: d.DB.Jobs, watches: newWatches(d.DB)}
 	w := withFailpoints(writes{
-		jobs: d.DB.Jobs, cancels: d.Control, fires: admission, sessions: d.DB.Agents, objects: d.DB.Objects,
+		jobs: d.DB.Jobs, cancels: d.Control, fires: admission, sessions: d.DB.Agents,
 	})
 	jobs := &jobHandlers{
 		jobReader: reader, submitter: w.jobs, canceler: w.cancels, attempts: d.DB.Attempts,
@@ -249,9 +252,18 @@ func resources(d Deps, gate *gatekeeper, streams *streams, explainer *explain.Ex
 		&agentHandlers{w.sessions, admission, secrets, d.Poker, d.Logger},
 		newAgentHostHandlers(w.sessions, d.Agent.Resolver),
 		&agentLogHandlers{store, d.DB.Logs, d.DB.Storage, admission, newLogRoom()},
-		&agentObjectHandlers{store, d.DB.Objects, w.objects, d.DB.Storage, admission, streams, d.Logger,
-			newSigning(d), newObjectTransfers(d.Metrics)},
 	}
+}
+
+// ProveStore proves that the object store keeps the conditions of signed addresses, if machines are to use it directly.
+// A store that ignores conditions thus shows at the start. ProveStore does not wait for the proof; calls of machines
+// repeat a proof without a result.
+func (s *Server) ProveStore() {
+	s.calls.owner.Go(func(ctx context.Context) {
+		if h := s.objects; h.signs() && h.signing.holds(ctx, h.store) {
+			h.signing.inParts(ctx, h.store)
+		}
+	})
 }
 
 // Handler serves every route.

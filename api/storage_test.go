@@ -144,7 +144,7 @@ func TestWhatCountsAlreadyIsStoredAgain(t *testing.T) {
 		}
 		got := a.post("checkpoints", wire.CheckpointReport{
 			AgentBoot: a.boot, Epoch: a.epoch, Alloc: a.run.Alloc, Job: job.ID, Attempt: 1, OfAttempt: 1,
-			Step: 1, Manifest: "m", SHA256: "x", Bytes: int64(len(large)),
+			Step: 1, Manifest: berth.CheckpointKey(job.Tenant, job.ID, 1, 0, 1) + "/" + berth.ManifestName, SHA256: "x", Bytes: int64(len(large)),
 		}, nil)
 		if got.status != http.StatusNoContent {
 			t.Fatalf("register: %d %s", got.status, got.body)

@@ -221,7 +221,7 @@ func TestShardsPrunedDuringABackupGoAfterIt(t *testing.T) {
 		t.Helper()
 		pruned, err := s.db.Objects.RegisterCheckpoint(t.Context(), a.machine, wire.CheckpointReport{AgentBoot: a.boot,
 			Epoch: a.epoch, Alloc: s.alloc(id, attempt), Job: id, Attempt: attempt, OfAttempt: attempt, Step: step,
-			Manifest: fmt.Sprintf("m%d", step), SHA256: "x", Bytes: 10})
+			Manifest: manifestKey(id, attempt, 0, step), SHA256: "x", Bytes: 10})
 		if err != nil {
 			t.Fatal(err)
 		}

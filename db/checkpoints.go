@@ -79,6 +79,9 @@ func (d *Objects) RegisterCheckpoint(ctx context.Context, machine berth.MachineI
 		if p.Bad != "" {
 			return c.reject(ctx)
 		}
+		if err := c.owns(); err != nil {
+			return err
+		}
 		if err := lockStorage(ctx, tx, c.limits, StoredCheckpoints); err != nil {
 			return err
 		}
@@ -178,6 +181,18 @@ func (c *checkpointing) lock(ctx context.Context) error {
 		return berth.ErrStaleEpoch("machine %s: register again", c.machine)
 	case !ours || attempt != p.Attempt || state.Terminal():
 		return errStaleAttempt(p.Alloc)
+	}
+	return nil
+}
+
+// owns checks that the reported manifest is the reporter's: its key follows from the rows, and the key in the report
+// is never trusted. A restore and the deletion of a shard use the recorded key.
+func (c *checkpointing) owns() error {
+	p := c.report
+	key := berth.CheckpointKey(c.tenant, p.Job, p.Attempt, p.Rank, p.Step) + "/" + berth.ManifestName
+	if p.Manifest != key {
+		return berth.Errorf(berth.CodeInvalid,
+			"manifest %.200q of step %d: allowed is the key of this member's part, %s", p.Manifest, p.Step, key)
 	}
 	return nil
 }

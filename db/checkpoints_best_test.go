@@ -1,7 +1,6 @@
 package db_test
 
 import (
-	"fmt"
 	"testing"
 
 	"berth"
@@ -16,7 +15,7 @@ func (s *stage) measured(a *agent, id berth.JobID, step int64, member int, value
 	alloc := one[int64](s, `SELECT id FROM allocations WHERE job = $1 AND attempt = $2 AND rank = $3`, id, attempt, member)
 	_, err := s.db.Objects.RegisterCheckpoint(s.t.Context(), a.machine, wire.CheckpointReport{AgentBoot: a.boot,
 		Epoch: a.epoch, Alloc: berth.AllocationID(alloc), Job: id, Attempt: attempt, OfAttempt: attempt, Rank: member,
-		Step: step, Manifest: fmt.Sprint("m", step), SHA256: "x", Bytes: 1, MetricValue: value})
+		Step: step, Manifest: manifestKey(id, attempt, member, step), SHA256: "x", Bytes: 1, MetricValue: value})
 	if err != nil {
 		s.t.Fatal(err)
 	}

@@ -1,7 +1,7 @@
 package db_test
 
 import (
-	"fmt"
+	"strings"
 	"testing"
 
 	"berth"
@@ -9,6 +9,11 @@ import (
 	"berth/spec"
 	"berth/wire"
 )
+
+// manifestKey is the key of the manifest of a member's part of a step, of a job of the tenant default.
+func manifestKey(id berth.JobID, attempt, rank int, step int64) string {
+	return berth.CheckpointKey("default", id, attempt, rank, step) + "/" + berth.ManifestName
+}
 
 func TestCheckpointsVerifyPruneAndReject(t *testing.T) {
 	t.Parallel()
@@ -23,7 +28,7 @@ func TestCheckpointsVerifyPruneAndReject(t *testing.T) {
 	mustExec(t, s.pool, `UPDATE jobs SET losses = 7 WHERE id = $1`, id)
 	save := func(step int64, edit func(*wire.CheckpointReport)) ([]db.PrunedShard, error) {
 		p := wire.CheckpointReport{AgentBoot: a.boot, Epoch: a.epoch, Alloc: s.alloc(id, attempt), Job: id, Attempt: attempt, OfAttempt: attempt,
-			Step: step, Manifest: fmt.Sprintf("m%d", step), SHA256: "x", Bytes: 10}
+			Step: step, Manifest: manifestKey(id, attempt, 0, step), SHA256: "x", Bytes: 10}
 		if edit != nil {
 			edit(&p)
 		}
@@ -49,7 +54,7 @@ func TestCheckpointsVerifyPruneAndReject(t *testing.T) {
 		t.Errorf("last event is %+v", e)
 	}
 	c := a.mustClaim(id, attempt)
-	if len(c.Restore) != 2 || c.Restore[0].Step != 3 || c.Restore[0].Manifest != "m3" || !c.HadCheckpoint {
+	if len(c.Restore) != 2 || c.Restore[0].Step != 3 || c.Restore[0].Manifest != manifestKey(id, attempt, 0, 3) || !c.HadCheckpoint {
 		t.Errorf("restore points are %+v", c.Restore)
 	}
 	if _, err := save(3, func(p *wire.CheckpointReport) { p.Bad = "sha256 differs" }); err != nil {
@@ -79,6 +84,48 @@ func TestCheckpointsVerifyPruneAndReject(t *testing.T) {
 	}
 	if _, err := save(9, func(p *wire.CheckpointReport) { p.AgentBoot = "other" }); !berth.IsSlug(err, berth.SlugStaleEpoch) {
 		t.Errorf("another agent registers: %v", err)
+	}
+}
+
+// TestAManifestIsRegisteredOnlyUnderItsComputedKey reports keys that a lying machine may invent. The key is compared in
+// the transaction of the registration, also if no address is signed.
+func TestAManifestIsRegisteredOnlyUnderItsComputedKey(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	a, _ := s.register("host1", "agent1")
+	id := s.submit(func(j *spec.Job) {
+		j.Members = 2
+		j.Checkpoint = &spec.CheckpointPolicy{Path: "/checkpoint", Keep: 2}
+	})
+	attempt := s.place(id, "m0", "m0")
+	s.claim(id, attempt, 0, 1)
+	s.run(id)
+	good := manifestKey(id, attempt, 0, 5)
+	register := func(key string) error {
+		_, err := s.db.Objects.RegisterCheckpoint(t.Context(), a.machine, wire.CheckpointReport{
+			AgentBoot: a.boot, Epoch: a.epoch, Alloc: s.alloc(id, attempt), Job: id, Attempt: attempt,
+			OfAttempt: attempt, Step: 5, Manifest: key, SHA256: "x", Bytes: 1,
+		})
+		return err
+	}
+	for name, key := range map[string]string{
+		"another step":    manifestKey(id, attempt, 0, 6),
+		"another member":  manifestKey(id, attempt, 1, 5),
+		"another attempt": manifestKey(id, attempt+1, 0, 5),
+		"another job":     manifestKey(s.submit(nil), attempt, 0, 5),
+		"another tenant":  strings.Replace(good, "/default/", "/other/", 1),
+		"another file":    strings.Replace(good, berth.ManifestName, "file-000000", 1),
+		"another form":    "x",
+	} {
+		if err := register(key); berth.CodeOf(err) != berth.CodeInvalid || !strings.Contains(err.Error(), good) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if n := one[int](s, `SELECT count(*) FROM checkpoint_shards WHERE job = $1`, id); n != 0 {
+		t.Errorf("%d shards are recorded", n)
+	}
+	if err := register(good); err != nil {
+		t.Errorf("the computed key: %v", err)
 	}
 }
 
@@ -166,7 +213,7 @@ func TestF32StepWithoutEveryShardIsNeverRestored(t *testing.T) {
 		alloc := one[int64](s, `SELECT id FROM allocations WHERE job = $1 AND attempt = $2 AND rank = $3`, id, attempt, rank)
 		_, err := s.db.Objects.RegisterCheckpoint(t.Context(), "m0", wire.CheckpointReport{
 			AgentBoot: "agent1", Epoch: a.epoch, Alloc: berth.AllocationID(alloc), Job: id, Attempt: attempt, OfAttempt: attempt,
-			Rank: rank, Step: step, Manifest: "m", SHA256: "s", Bytes: 1,
+			Rank: rank, Step: step, Manifest: manifestKey(id, attempt, rank, step), SHA256: "s", Bytes: 1,
 		})
 		if err != nil {
 			t.Fatal(err)

@@ -266,22 +266,119 @@ func (d *Objects) OutputBefore(
 	return tenant, registered, mapError(err, "job "+string(job))
 }
 
-// ShardBefore returns the tenant of a job, and whether a shard of a checkpoint was registered before, or its step is
-// pruned: the objects of such a shard may be deleted already.
+// ShardBefore is the state of a shard of a checkpoint in the rows before its report.
+type ShardBefore struct {
+	Tenant berth.TenantID // of the job
+	SHA256 string         // of the registered manifest; "": the shard is not registered
+	Pruned bool           // the step; its objects may be deleted already
+}
+
+// Known reports whether the shard was registered before, or its step is pruned.
+func (b ShardBefore) Known() bool { return b.SHA256 != "" || b.Pruned }
+
+// ShardBefore reads the state of a shard of a checkpoint before its report.
 func (d *Objects) ShardBefore(
 	ctx context.Context, job berth.JobID, step int64, attempt, rank int,
-) (tenant berth.TenantID, before bool, err error) {
+) (b ShardBefore, err error) {
 	err = d.pool.QueryRow(ctx, `
-		SELECT tenant, EXISTS (
-			SELECT 1
+		SELECT tenant, coalesce((
+			SELECT sha256
 			FROM checkpoint_shards
-			WHERE job = @job AND step = @step AND attempt = @attempt AND rank = @rank)
-		OR EXISTS (
+			WHERE job = @job AND step = @step AND attempt = @attempt AND rank = @rank), ''), EXISTS (
 			SELECT 1
 			FROM checkpoints
 			WHERE job = @job AND step = @step AND attempt = @attempt AND state = 'pruned')
 		FROM jobs
 		WHERE id = @job`,
-		pgx.NamedArgs{"job": job, "step": step, "attempt": attempt, "rank": rank}).Scan(&tenant, &before)
-	return tenant, before, mapError(err, "checkpoint of job "+string(job))
+		pgx.NamedArgs{"job": job, "step": step, "attempt": attempt, "rank": rank}).
+		Scan(&b.Tenant, &b.SHA256, &b.Pruned)
+	return b, mapError(err, "checkpoint of job "+string(job))
+}
+
+// Declares reports whether a job's specification has checkpoints or, if output is not "", an output of this name:
+// machines get signed addresses to store such objects alone.
+func (d *Objects) Declares(ctx context.Context, job berth.JobID, output string) (declared bool, err error) {
+	err = d.pool.QueryRow(ctx, `
+		SELECT CASE WHEN @output = '' THEN s.spec ? 'checkpoint' ELSE EXISTS (
+			SELECT 1
+			FROM jsonb_array_elements(coalesce(s.spec -> 'outputs', '[]')) o
+			WHERE o ->> 'name' = @output) END
+		FROM job_specs s
+		WHERE s.job = @job`, pgx.NamedArgs{"job": job, "output": output}).Scan(&declared)
+	return declared, mapError(err, "job "+string(job))
+}
+
+// AttemptOf names an attempt of a job.
+type AttemptOf struct {
+	Job     berth.JobID
+	Attempt int
+}
+
+// EndedAttempts returns the attempts of a list that have a row here and whose members can no longer store objects, by
+// the rule of Authorize. All attempts of an archived job have ended. An attempt without a row may be one of another
+// cluster with the same bucket, or one from after the backup that this database was restored from.
+func (d *Objects) EndedAttempts(ctx context.Context, of []AttemptOf) (map[AttemptOf]bool, error) {
+	jobs, attempts := make([]string, len(of)), make([]int, len(of))
+	for i, a := range of {
+		jobs[i], attempts[i] = string(a.Job), a.Attempt
+	}
+	rows, err := d.pool.Query(ctx, `
+		SELECT DISTINCT u.job::text, u.attempt
+		FROM unnest(@jobs::uuid[], @attempts::int[]) AS u (job, attempt)
+		WHERE EXISTS (
+			SELECT 1
+			FROM archived_jobs d
+			WHERE d.id = u.job)
+		OR EXISTS (
+			SELECT 1
+			FROM attempts t
+			WHERE t.job = u.job AND t.attempt = u.attempt)
+		AND NOT EXISTS (
+			SELECT 1
+			FROM allocations a
+			JOIN jobs j ON j.id = a.job AND j.attempt = a.attempt
+			WHERE a.job = u.job AND a.attempt = u.attempt
+			AND (a.state = 'active' OR a.state = 'exited' AND a.sealed_at IS NULL))`,
+		pgx.NamedArgs{"jobs": jobs, "attempts": attempts})
+	if err != nil {
+		return nil, mapError(err, "ended attempts")
+	}
+	ended := map[AttemptOf]bool{}
+	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[AttemptOf])
+	for _, a := range list {
+		ended[a] = true
+	}
+	return ended, mapError(err, "ended attempts")
+}
+
+// VerifiedManifest is the manifest of one member's part of a verified step.
+type VerifiedManifest struct {
+	Rank   int
+	Step   int64
+	SHA256 string // in hexadecimal digits
+}
+
+// VerifiedManifests returns the manifests of the verified steps of an attempt, in order.
+func (d *Objects) VerifiedManifests(ctx context.Context, job berth.JobID, attempt int) ([]VerifiedManifest, error) {
+	rows, err := d.pool.Query(ctx, `
+		SELECT h.rank, h.step, h.sha256
+		FROM checkpoints c
+		JOIN checkpoint_shards h ON h.job = c.job AND h.step = c.step AND h.attempt = c.attempt
+		WHERE c.job = @job AND c.attempt = @attempt AND c.state = 'verified'
+		ORDER BY h.step, h.rank`, pgx.NamedArgs{"job": job, "attempt": attempt})
+	if err != nil {
+		return nil, mapError(err, "manifests of job "+string(job))
+	}
+	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[VerifiedManifest])
+	return list, mapError(err, "manifests of job "+string(job))
+}
+
+// DeletionsHeld reports whether deletions are held back at present. It is for objects that no row names, which a caller
+// deletes if the answer is false: a backup that begins meanwhile reads no row of them.
+func (d *Objects) DeletionsHeld(ctx context.Context) (held bool, err error) {
+	err = d.tx(ctx, func(tx pgx.Tx) (err error) {
+		held, err = holdsDeletions(ctx, tx)
+		return err
+	})
+	return held, mapError(err, "deletions")
 }

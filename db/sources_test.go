@@ -331,7 +331,8 @@ func (s *stage) registered(a *agent, id berth.JobID, step int64) {
 	s.t.Helper()
 	attempt := s.job(id).Attempt
 	if _, err := s.db.Objects.RegisterCheckpoint(s.t.Context(), a.machine, wire.CheckpointReport{AgentBoot: a.boot, Epoch: a.epoch,
-		Alloc: s.alloc(id, attempt), Job: id, Attempt: attempt, OfAttempt: attempt, Step: step, Manifest: fmt.Sprint("m", step), SHA256: "x", Bytes: 1}); err != nil {
+		Alloc: s.alloc(id, attempt), Job: id, Attempt: attempt, OfAttempt: attempt, Step: step,
+		Manifest: manifestKey(id, attempt, 0, step), SHA256: "x", Bytes: 1}); err != nil {
 		s.t.Fatal(err)
 	}
 }

@@ -159,7 +159,7 @@ func TestF25EveryWriteOfAStaleAgentChangesNothing(t *testing.T) {
 			},
 			name + ": checkpoint": func(ctx context.Context) error {
 				_, err := s.db.Objects.RegisterCheckpoint(ctx, "m0", wire.CheckpointReport{AgentBoot: at.AgentBoot, Epoch: at.Epoch, Alloc: alloc, Job: claimed, Attempt: 1, OfAttempt: 1,
-					Step: 5, Manifest: "m", SHA256: "x"})
+					Step: 5, Manifest: manifestKey(claimed, 1, 0, 5), SHA256: "x"})
 				return err
 			},
 			name + ": log": func(ctx context.Context) error { _, err := s.db.Logs.Place(ctx, "m0", at, alloc); return err },

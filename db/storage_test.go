@@ -126,7 +126,7 @@ func (s *stage) storer(a *agent) *storer {
 func (x *storer) checkpoint(step, bytes int64) ([]db.PrunedShard, error) {
 	return x.db.Objects.RegisterCheckpoint(x.t.Context(), x.a.machine, wire.CheckpointReport{
 		AgentBoot: x.a.boot, Epoch: x.a.epoch, Alloc: x.alloc(x.id, x.attempt), Job: x.id, Attempt: x.attempt, OfAttempt: x.attempt,
-		Step: step, Manifest: "m", SHA256: "x", Bytes: bytes,
+		Step: step, Manifest: manifestKey(x.id, x.attempt, 0, step), SHA256: "x", Bytes: bytes,
 	})
 }
 

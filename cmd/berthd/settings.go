@@ -120,8 +120,8 @@ func (s *settings) flags(f *pflag.FlagSet) {
 func (s *settings) storeFlags(f *pflag.FlagSet) {
 	f.StringVar(&s.BlobURL, "blob-url", s.BlobURL, "object store URL: file:///FOLDER or s3://BUCKET?region=…")
 	f.StringVar(&s.ObjectAccess, "object-access", s.ObjectAccess,
-		"how machines move large objects to and from an s3:// store: proxy (through berthd) or direct (by addresses "+
-			"that berthd signs; through berthd where a machine cannot use them)")
+		"how machines move large objects to and from an s3:// store: direct (by addresses that berthd signs; through "+
+			"berthd where the store or a machine cannot use them) or proxy (through berthd)")
 }
 
 // notifyFlags registers the flags about webhooks and about the mail server for notifications.

@@ -35,6 +35,7 @@ func (c *ControlPlane) serve(of *api.Server) part {
 			}
 			server.TLSConfig = tlsConfig(c.certificate)
 		}
+		of.ProveStore()
 		// Long polls end with the part, and machines ask again elsewhere.
 		server.BaseContext = func(net.Listener) context.Context { return ctx }
 		return serveHTTP(ctx, server, func() error {
