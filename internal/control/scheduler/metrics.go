@@ -104,7 +104,7 @@ var repairKinds = []string{
 	"give_up_stuck", "grant_poked", "judge_dependents", "kill_overdue", "kill_stray", "kill_unprepared", "logs_removed",
 	"objects_removed", "objects_swept", "outputs_removed", "parent_poked", "parent_tended",
 	"queue_timeout", "session_expired", "unclaimed_poked", "unclaimed_settled", "unheard_poked", "unheard_settled",
-	"unheard_stopped", "unsettled_poked", "unsettled_settled", "uploads_removed", "waiter_repeated",
+	"unheard_stopped", "unsettled_poked", "unsettled_settled", "uploads_aborted", "uploads_removed", "waiter_repeated",
 	"workflow_poked", "workflow_replaced", "workflow_restarted", "workflow_started", "workflow_terminated",
 }
 

@@ -36,6 +36,8 @@ func (t *objectGC) run(ctx context.Context) error {
 			{"acts past their retention", t.pruneActs},
 			{"objects of archived jobs", t.removeDoomed},
 			{"objects of closed attempts", t.sweepClosed},
+			{"uploads of parts of closed attempts", t.abortUploads},
+			{"objects of proofs", t.sweepProofs},
 			{"lost checkpoints", t.rejectLost},
 		} {
 			if err := step.do(ctx); err != nil && ctx.Err() == nil {
@@ -204,7 +206,8 @@ func (t *objectGC) sweep(ctx context.Context, a db.ClosedAttempt) (removed int, 
 			removed++
 		}
 	}
-	return removed, nil
+	extra, err := t.sweepSteps(ctx, a)
+	return removed + extra, err
 }
 
 // rejectLost marks checkpoints as bad if the store has lost their manifest, so that no

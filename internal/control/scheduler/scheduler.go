@@ -13,6 +13,7 @@ import (
 	"berth"
 	"berth/db"
 	"berth/internal/control/autoscale"
+	"berth/internal/control/blob"
 	"berth/internal/control/runtimes"
 	"berth/internal/control/watermark"
 	"berth/internal/lib/overload"
@@ -73,6 +74,11 @@ type Objects interface {
 	Delete(ctx context.Context, key string) error
 	DeleteFolder(ctx context.Context, key string) error
 	Open(ctx context.Context, key string) (io.ReadCloser, int64, error)
+	Names(ctx context.Context, folder string) ([]string, error)
+	ReadAll(ctx context.Context, key string, limit int64) ([]byte, error)
+	Uploads(ctx context.Context, folder string, each func(blob.Upload) error) error
+	AbortUpload(ctx context.Context, u blob.Upload) error
+	SweepProofs(ctx context.Context, age time.Duration) (int, error)
 }
 
 // Options are the dependencies and settings of a Scheduler. DB and Poker are required.
