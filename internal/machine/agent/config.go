@@ -163,6 +163,10 @@ type Timing struct {
 	RerunMax        time.Duration // and at most
 	HangPause       time.Duration // between the evidence about a member of a hung gang and its end
 	DeafAfter       time.Duration // after SIGKILL, before a container counts as stuck
+	DirectPolicy    time.Duration // how long the server's answer counts which objects go straight to the store
+	DirectPause     time.Duration // of transfers straight to the store after the path failed, at first; then doubled
+	DirectPauseMax  time.Duration // and at most
+	DirectStall     time.Duration // without a byte, after which a transfer to or from the store is given up
 	RenewPause      time.Duration // after a renewal of the credential that failed, before the next one
 }
 
@@ -214,6 +218,10 @@ func (t Timing) withDefaults() Timing {
 	set(&t.RerunMax, time.Minute)
 	set(&t.HangPause, 3*time.Second)
 	set(&t.QuietRepeat, 5*time.Second)
+	set(&t.DirectPolicy, time.Minute)
+	set(&t.DirectPause, time.Minute)
+	set(&t.DirectPauseMax, time.Hour)
+	set(&t.DirectStall, time.Minute)
 	set(&t.RenewPause, time.Minute)
 	return t
 }

@@ -247,9 +247,13 @@ func (c *control) putPart(ctx context.Context, key string, body io.ReadSeeker, s
 			return err
 		}
 	}
-	return c.withTerms(ctx, func(epoch int64) error {
-		return c.client.putObject(ctx, sessionTerms{c.boot, epoch}, key, body, size, rest, c.direct.avoided(size))
+	err := c.withTerms(ctx, func(epoch int64) error {
+		return c.client.putObject(ctx, sessionTerms{c.boot, epoch}, key, body, size, rest, c.direct.avoided(key, size))
 	})
+	if err == nil {
+		c.direct.settled(key)
+	}
+	return err
 }
 
 // openObject returns an object's content and length, straight from the object store where that is possible. bytes is
@@ -261,7 +265,7 @@ func (c *control) openObject(
 	if in != nil || err != nil {
 		return in, size, true, err
 	}
-	in, size, err = c.client.getObject(ctx, key, c.direct.avoided(bytes))
+	in, size, err = c.client.getObject(ctx, key, c.direct.avoided(key, bytes))
 	return in, size, false, err
 }
 

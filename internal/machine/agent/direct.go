@@ -22,41 +22,40 @@ import (
 	"berth/wire"
 )
 
-const (
-	policyAge   = time.Minute // of the server's answer which objects it signs addresses for
-	directPause = time.Minute // without signed addresses, after the store could not be used from this machine
-	directStall = time.Minute // without a byte, after which a transfer is given up
-	directTries = 3           // failures in a row after which the store counts as not usable
-)
+// directTries is the number of failures in a row after which transfers, or an object, go through the server.
+const directTries = 3
 
 // directStore moves objects straight between this machine and the object store, by addresses that the server signs
-// one by one. Objects that it cannot move go through the server: those of other stores and of older servers, small
-// ones, and all for a while after the store could not be used from here. Signed addresses are secrets: they appear in
-// no error and no log. All methods may be called concurrently.
+// one by one. Objects that it cannot move go through the server: objects of other stores and of older servers, small
+// ones, and others while the path to the store pauses. Signed addresses are secrets: they appear in no error and no
+// log. All methods may be called concurrently.
 type directStore struct {
 	control   *control
 	http      *http.Client
-	plaintext bool // the operator accepts connections without TLS
-	local     bool // the server is on this machine, so a store on this machine may be meant
+	path      *storePath
+	stall     time.Duration // without a byte, after which a transfer is given up
+	age       time.Duration // of policy, after which the server is asked again
+	plaintext bool          // the operator accepts connections without TLS
+	local     bool          // the server is on this machine, so a store on this machine may be meant
 	log       *slog.Logger
 
-	mu       sync.Mutex
-	policy   wire.ObjectAccess
-	expires  time.Time // of policy
-	paused   time.Time // until then nothing is tried
-	failures int       // of transfers, in a row
+	mu      sync.Mutex
+	policy  wire.ObjectAccess
+	expires time.Time // of policy
 }
 
 // newDirectStore returns a directStore that uses the server of a session.
 func newDirectStore(cfg Config, c *control, log *slog.Logger) *directStore {
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.MaxIdleConnsPerHost = 16
-	transport.ResponseHeaderTimeout = directStall
+	transport.ResponseHeaderTimeout = cfg.Timing.DirectStall
 	transport.ExpectContinueTimeout = 5 * time.Second
 	transport.DisableCompression = true // the length of an object is compared with the recorded one
 	transport.DialContext = (&net.Dialer{Timeout: 10 * time.Second, KeepAlive: 15 * time.Second}).DialContext
+	transport.OnProxyConnectResponse = tunneled
 	d := &directStore{
-		control: c, plaintext: cfg.AllowPlaintext, log: log,
+		control: c, plaintext: cfg.AllowPlaintext, log: log, stall: cfg.Timing.DirectStall,
+		age: cfg.Timing.DirectPolicy, path: newStorePath(cfg.Timing.DirectPause, cfg.Timing.DirectPauseMax, log),
 		http: &http.Client{
 			Transport: transport,
 			// An address is signed for one host: a redirect would show it to another one.
@@ -72,68 +71,87 @@ func newDirectStore(cfg Config, c *control, log *slog.Logger) *directStore {
 // close closes idle connections to the store.
 func (d *directStore) close() { d.http.CloseIdleConnections() }
 
-// errUnusable is a failure that the next try would meet again: the store cannot be reached from this machine, or
-// refuses the address.
-type errUnusable struct{ error }
-
-// Unwrap returns the failure.
-func (e errUnusable) Unwrap() error { return e.error }
+// tunneled returns an error for the refusal of a proxy to connect to the store.
+func tunneled(_ context.Context, proxy *url.URL, _ *http.Request, answer *http.Response) error {
+	if answer.StatusCode == http.StatusOK {
+		return nil
+	}
+	return errUnusable{fmt.Errorf("the proxy %s refuses the tunnel: %d", proxy.Host, answer.StatusCode)}
+}
 
 // errExists is the store's refusal of an object whose key exists.
 var errExists = errors.New("the object store has an object of this key")
 
-// covers reports whether an object of this length should be moved by a signed address now. It asks the server for its
-// policy once a minute; a server that does not know the question signs nothing.
-func (d *directStore) covers(ctx context.Context, bytes int64) bool {
+// covers reports whether an object of this length should be moved by signed addresses now, and the policy by which. It
+// asks the server for its policy once in a while; a server that does not know the question signs nothing.
+func (d *directStore) covers(ctx context.Context, bytes int64) (policy wire.ObjectAccess, ok bool) {
 	if d == nil {
-		return false
+		return policy, false
 	}
 	now := time.Now()
 	d.mu.Lock()
-	policy, fresh, paused := d.policy, now.Before(d.expires), now.Before(d.paused)
+	policy, fresh := d.policy, now.Before(d.expires)
 	d.mu.Unlock()
-	if paused {
-		return false
-	}
 	if !fresh {
 		policy = wire.ObjectAccess{}
 		ask, cancel := context.WithTimeout(ctx, callTimeout)
 		err := d.control.do(ask, http.MethodGet, "object-access", nil, nil, 0, &policy)
 		cancel()
 		if err != nil && !refused(err) {
-			return false // the call for the object will meet the same fault, and is repeated
+			return policy, false // the call for the object will meet the same fault, and is repeated
 		}
 		d.mu.Lock()
-		d.policy, d.expires = policy, now.Add(policyAge)
+		d.policy, d.expires = policy, now.Add(d.age)
 		d.mu.Unlock()
 	}
-	return policy.Covers(bytes)
+	return policy, policy.Covers(bytes) && !d.path.pauses(bytes)
 }
 
-// avoided reports whether an object of this length goes through the server only because the store could not be used.
-func (d *directStore) avoided(bytes int64) bool {
+// avoided reports whether an object goes through the server only because the store could not be used for it.
+func (d *directStore) avoided(key string, bytes int64) bool {
 	if d == nil {
 		return false
 	}
 	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.policy.Covers(bytes) && time.Now().Before(d.paused)
+	policy := d.policy
+	d.mu.Unlock()
+	return policy.Covers(bytes) && (d.path.pauses(bytes) || d.path.avoids(key))
+}
+
+// settled forgets the faults of an object that was moved through the server.
+func (d *directStore) settled(key string) {
+	if d != nil {
+		d.path.forget(key)
+	}
 }
 
 // address asks the server for an address under the terms of the present session.
-func (d *directStore) address(ctx context.Context, r wire.AddressRequest) (a wire.ObjectAddress, err error) {
+func (d *directStore) address(ctx context.Context, r wire.AddressRequest) (wire.ObjectAddress, error) {
+	return d.addressWithin(ctx, 2*callTimeout, r)
+}
+
+// addressWithin is address with another limit of time.
+func (d *directStore) addressWithin(
+	ctx context.Context, limit time.Duration, r wire.AddressRequest,
+) (a wire.ObjectAddress, err error) {
 	err = d.control.withTerms(ctx, func(epoch int64) error {
+		a = wire.ObjectAddress{}
 		r.AgentBoot, r.Epoch = d.control.boot, epoch
-		return d.control.call(ctx, 2*callTimeout, "object-access", r, &a)
+		return d.control.call(ctx, limit, "object-access", r, &a)
 	})
 	return a, err
 }
 
 // put stores an object. done is false if the object must go through the server, which also gives the verdict on an
-// object that may no longer be stored. Any error is worth another try, apart from an exceeded quota.
+// object that may no longer be stored. Any error is worth another try, apart from an exceeded quota and an error of the
+// file, which body has.
 func (d *directStore) put(ctx context.Context, key string, body *hashed, rest int64) (done bool, err error) {
-	if !d.covers(ctx, body.size) {
+	policy, ok := d.covers(ctx, body.size)
+	if !ok || d.path.avoids(key) {
 		return false, nil
+	}
+	if policy.InParts(body.size) {
+		return d.putParts(ctx, key, body, rest, policy.PartBytes)
 	}
 	sum, err := body.sum()
 	if err != nil {
@@ -147,30 +165,68 @@ func (d *directStore) put(ctx context.Context, key string, body *hashed, rest in
 	case err != nil, a.URL == "":
 		return false, nil
 	}
-	err = d.send(ctx, a, body)
-	if err != nil && ctx.Err() != nil {
-		return false, context.Cause(ctx)
-	}
-	if _, unusable := errors.AsType[errUnusable](err); err == nil || unusable {
-		return err == nil, d.judge(err)
-	}
-	// The store may have the object: this answer or an earlier one was lost, or an earlier process has stored the
-	// file. The server compares.
-	r.Exists = true
-	a, failed := d.address(ctx, r)
+	err = d.send(ctx, a, body, 0, body.size)
 	switch {
-	case failed == nil && a.Stored:
-		return true, d.judge(nil)
-	case errors.Is(err, errExists):
-		d.log.Warn("object store has another object, will replace it", "key", key)
-		return false, failed
+	case err == nil:
+		d.path.worked(body.size)
+		d.path.forget(key)
+		return true, nil
+	case ctx.Err() != nil:
+		return false, context.Cause(ctx)
+	case body.fault() != nil:
+		return false, body.fault()
 	}
-	return false, d.judge(err)
+	if _, unusable := errors.AsType[errUnusable](err); !unusable {
+		// The store may have the object: this answer or an earlier one was lost, or an earlier process has stored the
+		// file. The server compares.
+		r.Exists = true
+		a, failed := d.address(ctx, r)
+		switch {
+		case failed == nil && a.Stored:
+			d.path.worked(body.size)
+			d.path.forget(key)
+			return true, nil
+		case errors.Is(err, errExists):
+			d.replaces(key, a.Found)
+			return false, failed
+		}
+	}
+	return false, d.judge(key, body.size, err)
+}
+
+// replaces logs why an object goes through the server, although the store has one of its key.
+func (d *directStore) replaces(key string, found wire.Found) {
+	switch found {
+	case wire.FoundUnknown:
+		d.log.Warn("object store has an object of this length without its SHA-256, will replace it", "key", key)
+	case wire.FoundNone:
+		d.log.Warn("object store refused an object as existing and does not have it, will send it through the server",
+			"key", key)
+	default:
+		d.log.Warn("object store has another object, will replace it", "key", key)
+	}
+}
+
+// judge counts a failed transfer of some bytes of an object. It returns nil for a failure after which the object goes
+// through the server, and else the failure, which is worth another try.
+func (d *directStore) judge(key string, bytes int64, err error) error {
+	if _, content := errors.AsType[errContent](err); content {
+		if d.path.avoid(key, 1); d.path.avoids(key) {
+			d.log.Warn("object store refuses the content of an object, will send it through the server", "key", key,
+				"err", err)
+			return nil
+		}
+		return err
+	}
+	if d.path.failed(bytes, err) {
+		return nil
+	}
+	return err
 }
 
 // get opens an object. body is nil if the object must come through the server. The caller closes body.
 func (d *directStore) get(ctx context.Context, key string, bytes int64) (body io.ReadCloser, size int64, err error) {
-	if !d.covers(ctx, bytes) {
+	if _, ok := d.covers(ctx, bytes); !ok || d.path.avoids(key) {
 		return nil, 0, nil
 	}
 	a, err := d.address(ctx, wire.AddressRequest{Key: key, Method: http.MethodGet})
@@ -191,39 +247,27 @@ func (d *directStore) get(ctx context.Context, key string, bytes int64) (body io
 		if ctx.Err() != nil {
 			return nil, 0, context.Cause(ctx)
 		}
-		return nil, 0, d.judge(err)
+		// The server decides about this object at once: the patience of a restore must not be used up by a path that
+		// does not work.
+		d.path.avoid(key, directTries)
+		if _, content := errors.AsType[errContent](err); !content {
+			d.path.failed(bytes, err)
+		}
+		return nil, 0, nil
 	}
-	watch := time.AfterFunc(directStall, cancel)
-	return &directBody{ReadCloser: r.Body, ctx: ctx, of: d, watch: watch, cancel: cancel}, r.ContentLength, nil
+	watch := time.AfterFunc(d.stall, cancel)
+	return &directBody{ReadCloser: r.Body, ctx: ctx, of: d, key: key, size: bytes, watch: watch,
+		cancel: cancel}, r.ContentLength, nil
 }
 
-// doubt makes objects go through the server for a while after one that came straight from the store was not as
-// recorded: only the server's copy proves that the object is damaged, and not the way to it. It returns an error that
-// is worth another try.
-func (d *directStore) doubt(says string) error {
+// doubt makes an object come through the server after it came straight from the store and was not as recorded: only
+// the server's copy proves that the object is damaged, and not the way to it. It returns an error that is worth
+// another try.
+func (d *directStore) doubt(key, says string) error {
+	d.path.avoid(key, directTries)
 	fault := berth.Errorf(berth.CodeUnavailable, "%s, as read straight from the object store", says)
-	_ = d.judge(errUnusable{fault})
+	d.log.Warn("object not as recorded, will read it through the server", "key", key, "err", fault)
 	return fault
-}
-
-// judge counts a failed transfer, or forgets the failures after a success. It returns nil, too, for a failure after
-// which the object goes through the server, as all objects do for a while then.
-func (d *directStore) judge(err error) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if err == nil {
-		d.failures = 0
-		return nil
-	}
-	d.failures++
-	_, unusable := errors.AsType[errUnusable](err)
-	if !unusable && d.failures < directTries {
-		return err
-	}
-	d.failures, d.paused = 0, time.Now().Add(directPause)
-	d.log.Warn("object store not usable from this machine, objects go through the server", "err", err,
-		"pause", directPause)
-	return nil
 }
 
 // refuses returns why an address may not be used from this machine, or nil (adr/0058). A store on loopback is meant
@@ -242,16 +286,16 @@ func (d *directStore) refuses(u *url.URL) error {
 	return nil
 }
 
-// send creates an object.
-func (d *directStore) send(ctx context.Context, a wire.ObjectAddress, body *hashed) error {
+// send stores some bytes of a file. An error of the file is left in body.
+func (d *directStore) send(ctx context.Context, a wire.ObjectAddress, body *hashed, at, size int64) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	watch := time.AfterFunc(directStall, cancel)
+	watch := time.AfterFunc(d.stall, cancel)
 	defer watch.Stop()
 	content := func() io.Reader {
-		return &watched{io.NewSectionReader(body.f, 0, body.size), watch}
+		return &watched{Reader: body.section(at, size), watch: watch, stall: d.stall}
 	}
-	r, err := d.do(ctx, http.MethodPut, a, content, body.size)
+	r, err := d.do(ctx, http.MethodPut, a, content, size)
 	if err != nil {
 		return err
 	}
@@ -303,11 +347,13 @@ func transportFault(method, host string, err error) error {
 	}
 	fault := berth.Errorf(berth.CodeUnavailable, "%s at the object store %s: %v", method, host, err)
 	dial, dialed := errors.AsType[*net.OpError](err)
+	_, tunnel := errors.AsType[errUnusable](err)
 	_, unnamed := errors.AsType[*net.DNSError](err)
 	_, certificate := errors.AsType[*tls.CertificateVerificationError](err)
 	_, record := errors.AsType[tls.RecordHeaderError](err)
 	_, authority := errors.AsType[x509.UnknownAuthorityError](err)
-	if dialed && dial.Op == "dial" || unnamed || certificate || record || authority ||
+	if dialed && (dial.Op == "dial" || dial.Op == "proxyconnect") || tunnel || unnamed || certificate || record ||
+		authority ||
 		errors.Is(err, http.ErrSchemeMismatch) {
 		return errUnusable{fault}
 	}
@@ -331,10 +377,14 @@ func storeFault(method, host string, r *http.Response) error {
 	switch {
 	case r.StatusCode == http.StatusPreconditionFailed:
 		return errExists
+	case body.Code == "NoSuchUpload":
+		return errNoUpload{fault}
+	case body.Code == "NoSuchKey",
+		body.Code == "BadDigest", body.Code == "XAmzContentChecksumMismatch":
+		return errContent{fault} // missing, damaged on the way, or the file has changed: it is hashed again
 	case r.StatusCode >= 500, r.StatusCode == http.StatusTooManyRequests, r.StatusCode == http.StatusRequestTimeout,
-		r.StatusCode == http.StatusConflict, // another request for this key is under way
-		body.Code == "BadDigest", body.Code == "XAmzContentChecksumMismatch", body.Code == "IncompleteBody",
-		body.Code == "RequestTimeout": // damaged or cut off on the way, or the file has changed: it is hashed again
+		r.StatusCode == http.StatusConflict,                          // another request for this key is under way
+		body.Code == "IncompleteBody", body.Code == "RequestTimeout": // cut off on the way
 		return fault
 	}
 	return errUnusable{fault}
@@ -344,11 +394,12 @@ func storeFault(method, host string, r *http.Response) error {
 type watched struct {
 	io.Reader
 	watch *time.Timer
+	stall time.Duration
 }
 
 // Read reads and restarts the time after which the transfer is given up.
 func (w *watched) Read(p []byte) (int, error) {
-	w.watch.Reset(directStall)
+	w.watch.Reset(w.stall)
 	return w.Reader.Read(p)
 }
 
@@ -357,6 +408,8 @@ type directBody struct {
 	io.ReadCloser
 	ctx    context.Context // of the caller
 	of     *directStore
+	key    string
+	size   int64
 	watch  *time.Timer
 	cancel context.CancelFunc
 	over   bool
@@ -364,15 +417,16 @@ type directBody struct {
 
 // Read notes the end of the transfer, good or bad, once.
 func (b *directBody) Read(p []byte) (int, error) {
-	b.watch.Reset(directStall)
+	b.watch.Reset(b.of.stall)
 	n, err := b.ReadCloser.Read(p)
 	if err != nil && !b.over {
 		b.over = true
 		switch {
 		case errors.Is(err, io.EOF):
-			_ = b.of.judge(nil)
+			b.of.path.worked(b.size)
 		case b.ctx.Err() == nil:
-			_ = b.of.judge(err)
+			b.of.path.avoid(b.key, 1)
+			b.of.path.failed(b.size, err)
 		}
 	}
 	return n, err

@@ -51,6 +51,8 @@ func TestErrorsOfTransfersHideTheAddress(t *testing.T) {
 		unusable bool
 	}{
 		"refused connection": {&net.OpError{Op: "dial", Err: errors.New("connection refused")}, true},
+		"proxy away":         {&net.OpError{Op: "proxyconnect", Err: errors.New("connection refused")}, true},
+		"refused tunnel":     {errUnusable{errors.New("the proxy refuses the tunnel: 403")}, true},
 		"unknown name":       {&net.DNSError{Err: "no such host", Name: "store.example"}, true},
 		"certificate":        {&tls.CertificateVerificationError{Err: errors.New("unknown authority")}, true},
 		"plain answer":       {http.ErrSchemeMismatch, true},
@@ -69,6 +71,8 @@ func TestErrorsOfTransfersHideTheAddress(t *testing.T) {
 		body     string
 		unusable bool
 	}{
+		"a missing object":  {404, "<Error><Code>NoSuchKey</Code></Error>", false},
+		"a missing upload":  {404, "<Error><Code>NoSuchUpload</Code></Error>", false},
 		"a refusal":         {403, "<Error><Code>SignatureDoesNotMatch</Code><StringToSign>" + signedText + "</StringToSign></Error>", true},
 		"a forged code":     {403, "<Error><Code>" + strings.ReplaceAll(signedText, "&", "&amp;") + "</Code></Error>", true},
 		"no XML":            {404, signedText, true},

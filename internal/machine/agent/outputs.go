@@ -123,8 +123,8 @@ func (s *outputStore) storeOne(ctx context.Context, o spec.Output) error {
 			return localError{err}
 		}
 		if err := s.control.putObject(ctx, key, body, info.Size()); err != nil {
-			if body.err != nil {
-				return localError{body.err}
+			if fault := body.fault(); fault != nil {
+				return localError{fault}
 			}
 			return err
 		}

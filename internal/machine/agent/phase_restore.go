@@ -239,7 +239,7 @@ func (p *restorePhase) fetch(ctx context.Context, f wire.CheckpointFile) error {
 		defer in.Close()
 		damaged := func(says string) error {
 			if direct {
-				return p.control.direct.doubt(says)
+				return p.control.direct.doubt(f.Object, says)
 			}
 			return damage{says}
 		}

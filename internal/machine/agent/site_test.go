@@ -50,7 +50,8 @@ type site struct {
 	names   *dnstest.Server // of the control plane
 
 	accounts cloud.Accounts // providers of machines, for the next start of the API
-	direct   bool           // signed addresses of blobs, for the next start of the API
+	parts    api.PartSizes
+	direct   bool // signed addresses of blobs, for the next start of the API
 }
 
 // gate stands before the API and can be closed, or made to refuse.
@@ -136,8 +137,9 @@ func (s *site) serves() {
 	s.t.Helper()
 	server, err := api.New(api.Deps{
 		DB: s.db, Control: s.db.Jobs, Logger: slog.New(slog.DiscardHandler),
-		Agent: api.AgentDeps{Blobs: s.blobs, Direct: s.direct, Resolver: s.names.Resolver()},
-		Logs:  &blob.LogReader{Store: s.blobs, DB: s.db}, Vault: s.keys,
+		Agent: api.AgentDeps{Blobs: s.blobs, Direct: s.direct, Resolver: s.names.Resolver(), ProofLimit: patience,
+			Parts: s.parts},
+		Logs: &blob.LogReader{Store: s.blobs, DB: s.db}, Vault: s.keys,
 		Volumes: admission.Volumes{"datasets": {"default"}}, Accounts: s.accounts, Users: s.users,
 	})
 	if err != nil {
@@ -191,6 +193,8 @@ var quick = agent.Timing{
 	// However busy this machine is, no claim is old, and no engine that is slow or
 	// starts again counts as silent or broken.
 	RenewPause: 20 * time.Millisecond, ClaimFresh: time.Hour, EngineProbe: time.Hour, EnginePatience: patience,
+	// No pause of the path to the store ends within a test, and no transfer of a slow machine counts as stalled.
+	DirectPause: time.Hour, DirectStall: patience,
 }
 
 // impatient makes the agent, from its next process on, give up a store that

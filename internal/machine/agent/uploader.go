@@ -12,7 +12,6 @@ import (
 	"io"
 	"io/fs"
 	"maps"
-	"os"
 	"path"
 	"slices"
 	"strconv"
@@ -281,7 +280,11 @@ func (u *checkpointUploader) save(step int64) error {
 // saveTraced is save inside a span. Before each file it declares the bytes still to come, so that
 // the server can refuse a checkpoint that exceeds the quota at its first file.
 func (u *checkpointUploader) saveTraced(step int64, span *tracing.Span) error {
-	m := wire.CheckpointManifest{Job: u.job, Attempt: u.attempt, Rank: u.number, Step: step, At: time.Now().UTC()}
+	done, err := u.scratch.checkpoint.Lstat(path.Join(stepName(step), doneFile))
+	if err != nil {
+		return err
+	}
+	m := wire.CheckpointManifest{Job: u.job, Attempt: u.attempt, Rank: u.number, Step: step, At: savedAt(done)}
 	folder := berth.CheckpointKey(u.claim.Tenant, u.job, u.attempt, u.number, step)
 	names, rest, err := u.files(stepName(step))
 	if err != nil {
@@ -323,6 +326,16 @@ func (u *checkpointUploader) saveTraced(step int64, span *tracing.Span) error {
 		u.log.Info("checkpoint stored", "step", step, "files", len(names), "bytes", total)
 	}
 	return err
+}
+
+// savedAt returns the time at which a step was complete, by its last file. It is the same in each process of the
+// agent, so all of them write the same manifest. A time that JSON cannot hold is zero.
+func savedAt(done fs.FileInfo) time.Time {
+	at := done.ModTime().UTC()
+	if year := at.Year(); year < 1 || year > 9999 {
+		return time.Time{}
+	}
+	return at
 }
 
 // files lists a step's files in order, DONE last, since the job writes DONE last. A checkpoint
@@ -376,8 +389,8 @@ func (u *checkpointUploader) upload(name string, f *wire.CheckpointFile, rest in
 		}
 		body := &hashed{f: file, size: info.Size(), hash: sha256.New()}
 		if err := u.control.putPart(ctx, f.Object, body, info.Size(), rest); err != nil {
-			if body.err != nil {
-				return localError{body.err}
+			if fault := body.fault(); fault != nil {
+				return localError{fault}
 			}
 			return err
 		}
@@ -387,56 +400,4 @@ func (u *checkpointUploader) upload(name string, f *wire.CheckpointFile, rest in
 		f.SHA256, f.Bytes, f.Mode = hex.EncodeToString(body.hash.Sum(nil)), info.Size(), uint32(info.Mode().Perm())
 		return nil
 	})
-}
-
-// hashed reads a file from its beginning and hashes the bytes read so far. A redirect makes the
-// client seek back and read again.
-type hashed struct {
-	f    *os.File
-	size int64
-	read int64
-	hash interface {
-		io.Writer
-		Sum([]byte) []byte
-		Reset()
-	}
-	err error
-}
-
-// Read fails if the file is now shorter than at the start, and ignores bytes that were appended
-// since: the object's size is announced before its content.
-func (h *hashed) Read(p []byte) (int, error) {
-	if h.read >= h.size {
-		return 0, io.EOF
-	}
-	n, err := h.f.Read(p[:min(int64(len(p)), h.size-h.read)])
-	h.read += int64(n)
-	_, _ = h.hash.Write(p[:n])
-	if errors.Is(err, io.EOF) && h.read < h.size {
-		err = fmt.Errorf("%s became shorter while it was stored: %w", h.f.Name(), io.ErrUnexpectedEOF)
-	}
-	if err != nil && !errors.Is(err, io.EOF) {
-		h.err = err
-	}
-	return n, err
-}
-
-// sum reads the whole file and returns its SHA-256 in hexadecimal digits, for a transfer that announces the hash.
-func (h *hashed) sum() (string, error) {
-	if _, err := h.Seek(0, io.SeekStart); err != nil {
-		h.err = err
-		return "", err
-	}
-	// Without the struct, io.Discard would read with a small buffer of its own.
-	if _, err := io.CopyBuffer(struct{ io.Writer }{io.Discard}, h, make([]byte, 256<<10)); err != nil {
-		return "", err
-	}
-	return hex.EncodeToString(h.hash.Sum(nil)), nil
-}
-
-// Seek restarts the hash, therefore offset must be the beginning of the file.
-func (h *hashed) Seek(offset int64, whence int) (int64, error) {
-	h.hash.Reset()
-	h.read = 0
-	return h.f.Seek(offset, whence)
 }
