@@ -21,9 +21,11 @@ type Checkpoint struct {
 	SHA256    string          `json:"manifest_sha256,omitempty"`
 	Bytes     int64           `json:"bytes"`
 	CreatedAt time.Time       `json:"created_at"`
-	Detail    string          `json:"detail,omitempty"` // the damage of a bad checkpoint
+	Detail    string          `json:"detail,omitempty"` // the damage, or the last failed restore
 	Metric    *float64        `json:"metric_value,omitempty" doc:"value of keep_best.metric when it was saved"`
 	Best      int             `json:"best,omitempty" doc:"kept for its value, as keep_best ranks it; 1 is the best"`
 	Pinned    bool            `json:"pinned,omitempty"` // kept by a user, whatever checkpoint.keep says
 	Used      bool            `json:"used,omitempty"`   // kept for a live job that started from it
+	// PassedOver is for a verified checkpoint that restores take last.
+	PassedOver bool `json:"passed_over,omitempty" doc:"restores take it last: the store returned others and not it"`
 }

@@ -215,6 +215,27 @@ func (h *agentHandlers) agentClaim(c echo.Context) error {
 // that are left behind.
 const pruneTimeout = 20 * time.Second
 
+// readPassedOver reads the headers of a checkpoint that a restore passed over.
+func readPassedOver(c echo.Context, p *wire.CheckpointReport) error {
+	h := c.Request().Header
+	if text := h.Get(wire.HeaderPassedOverFor); text != "" {
+		step, err := strconv.ParseInt(text, 10, 64)
+		if err != nil {
+			return berth.Errorf(berth.CodeInvalid, "header %s: %.40q is not a step", wire.HeaderPassedOverFor, text)
+		}
+		p.PassedOverFor = &step
+	}
+	if text := h.Get(wire.HeaderPassedOverForAttempt); text != "" {
+		attempt, err := strconv.ParseInt(text, 10, 32)
+		if err != nil {
+			return berth.Errorf(berth.CodeInvalid, "header %s: %.40q is not an attempt",
+				wire.HeaderPassedOverForAttempt, text)
+		}
+		p.PassedOverForAttempt = int(attempt)
+	}
+	return nil
+}
+
 // agentCheckpoint records one member's shard of a checkpoint. Shards that the database
 // has pruned or refused are deleted only after the commit, so that no recorded shard
 // lacks its objects.
@@ -230,6 +251,9 @@ func (h *agentObjectHandlers) agentCheckpoint(c echo.Context) error {
 				text)
 		}
 		p.MetricValue = &v
+	}
+	if err := readPassedOver(c, &p); err != nil {
+		return err
 	}
 	extra, err := h.verifyShard(c, p)
 	if err != nil {

@@ -13,10 +13,6 @@ import (
 	"berth/wire"
 )
 
-// maxFailedRestores is the number of failed restores, without proof of damage, after which
-// a checkpoint counts as damaged.
-const maxFailedRestores = 2
-
 // PrunedShard is a folder of checkpoint objects that can be deleted.
 type PrunedShard struct {
 	Tenant  berth.TenantID
@@ -289,7 +285,9 @@ const bestSteps = `
 // prune marks all verified steps but the newest keep, and the partial steps of earlier
 // attempts, and returns their shards. Partial steps of the current attempt may still
 // become verified. Pinned steps, and those from which live jobs started, stay and do not
-// count; a trigger keeps them from every other statement as well. The steps with the best
+// count; a trigger keeps them from every other statement as well. Steps that a restore passed
+// over do not count either, and stay until keep higher steps are verified that no restore has
+// passed over. The steps with the best
 // values of keep_best.metric stay, too; of equal values, the newer step.
 func (c *checkpointing) prune(ctx context.Context) ([]PrunedShard, error) {
 	var best spec.KeepBest // no steps
@@ -303,9 +301,19 @@ func (c *checkpointing) prune(ctx context.Context) ([]PrunedShard, error) {
 			FROM (
 				SELECT step, attempt, row_number() OVER (ORDER BY step DESC, attempt DESC) AS n
 				FROM checkpoints
-				WHERE job = @job AND state = 'verified' AND NOT checkpoint_is_kept(job, step, attempt, pinned_at)
+				WHERE job = @job AND state = 'verified' AND NOT passed_over
+				  AND NOT checkpoint_is_kept(job, step, attempt, pinned_at)
 			) v
 			WHERE n > @keep AND (step, attempt) NOT IN (`+bestSteps+`)
+			UNION ALL
+			SELECT c.step, c.attempt
+			FROM checkpoints c
+			WHERE c.job = @job AND c.state = 'verified' AND c.passed_over
+			  AND NOT checkpoint_is_kept(c.job, c.step, c.attempt, c.pinned_at)
+			  AND (c.step, c.attempt) NOT IN (`+bestSteps+`)
+			  AND (
+				SELECT count(*) FROM checkpoints v
+				WHERE v.job = @job AND v.state = 'verified' AND NOT v.passed_over AND v.step > c.step) >= @keep
 			UNION ALL
 			SELECT step, attempt
 			FROM checkpoints
@@ -329,61 +337,6 @@ func (c *checkpointing) prune(ctx context.Context) ([]PrunedShard, error) {
 		s := PrunedShard{Tenant: c.tenant, Job: c.report.Job}
 		err := row.Scan(&s.Attempt, &s.Rank, &s.Step)
 		return s, err
-	})
-}
-
-// reject counts a failed restore of a step of the job, or of the step from which the job
-// started. The step is marked bad at once if the report proves damage, else after
-// maxFailedRestores.
-func (c *checkpointing) reject(ctx context.Context) error {
-	p := c.report
-	var bad bool
-	err := c.tx.QueryRow(ctx, `
-		UPDATE checkpoints
-		SET failed_restores = failed_restores + 1,
-		    state = CASE WHEN NOT @failed OR failed_restores + 1 >= @most THEN 'bad' ELSE state END,
-		    detail = @detail
-		WHERE job = @of_job AND step = @step AND attempt = @of AND state = 'verified'
-		  AND (job = @job OR EXISTS (
-			SELECT 1
-			FROM job_sources o
-			WHERE o.job = @job AND o.array_index = -1 AND o.source = @of_job AND o.step = @step AND o.attempt = @of))
-		RETURNING state = 'bad'`,
-		pgx.NamedArgs{"job": p.Job, "of_job": cmp.Or(p.OfJob, p.Job), "step": p.Step, "of": p.OfAttempt,
-			"failed": p.Failed, "most": maxFailedRestores, "detail": p.Bad}).Scan(&bad)
-	if errors.Is(err, pgx.ErrNoRows) || err == nil && !bad {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	if p.OfJob != "" && p.OfJob != p.Job {
-		return c.rejectSource(ctx)
-	}
-	return addEvent(ctx, c.tx, p.Job, wire.Event{
-		Kind: wire.EventCheckpointRejected, Attempt: p.Attempt, Actor: AgentActor(c.machine),
-		Detail: fmt.Sprintf("step %d of attempt %d: %s", p.Step, p.OfAttempt, p.Bad),
-		Facts:  &wire.EventFacts{Step: &p.Step},
-	})
-}
-
-// rejectSource adds the events of a damaged checkpoint from which the job started: to the job
-// that saved the step, and to the job that could not start from it.
-func (c *checkpointing) rejectSource(ctx context.Context) error {
-	p := c.report
-	found := wire.Event{
-		Kind: wire.EventCheckpointRejected, Attempt: p.OfAttempt, Actor: AgentActor(c.machine),
-		Detail: fmt.Sprintf("step %d of attempt %d: found by job %s, which started from it: %s", p.Step, p.OfAttempt,
-			p.Job, p.Bad),
-		Facts: &wire.EventFacts{Step: &p.Step, Job: p.Job},
-	}
-	if err := addEvent(ctx, c.tx, p.OfJob, found); err != nil {
-		return err
-	}
-	return addEvent(ctx, c.tx, p.Job, wire.Event{
-		Kind: wire.EventCheckpointRejected, Attempt: p.Attempt, Actor: AgentActor(c.machine),
-		Detail: fmt.Sprintf("step %d of attempt %d of job %s: %s", p.Step, p.OfAttempt, p.OfJob, p.Bad),
-		Facts:  &wire.EventFacts{Step: &p.Step, Job: p.OfJob},
 	})
 }
 

@@ -55,6 +55,23 @@ func TestTheBestStepsAreKeptNextToTheNewest(t *testing.T) {
 	}
 }
 
+// The store may only have been slow, so a step that a restore passed over is still the best one.
+func TestAPassedOverStepStaysStoredAsTheBest(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	a, _ := s.register("host1", "agent1")
+	best := spec.KeepBest{Metric: "a", Mode: spec.BestIsMax}
+	id := s.submit(func(j *spec.Job) { saves(1)(j); j.Checkpoint.Best = &best })
+	a.mustClaim(id, s.place(id, "m0"))
+	s.measured(a, id, 4, 0, new(0.9))
+	mustExec(t, s.pool, `UPDATE checkpoints SET passed_over = true WHERE job = $1`, id)
+	s.measured(a, id, 5, 0, new(0.1))
+	s.measured(a, id, 6, 0, new(0.2))
+	if got := s.verifiedSteps(id); got != "6 4" {
+		t.Errorf("verified are %s", got)
+	}
+}
+
 // The value of a gang's step is that of its lowest member with a value, whichever is first.
 func TestAGangsStepHasTheValueOfItsLowestMember(t *testing.T) {
 	t.Parallel()

@@ -27,7 +27,8 @@ func (s SavedShard) Folder() string {
 	return berth.CheckpointKey(s.Tenant, s.Job, s.Attempt, s.Member, s.Step)
 }
 
-// Saved returns one member's part of a verified checkpoint of a job. Tenant "" means any.
+// Saved returns one member's part of a verified checkpoint of a job. Of two attempts with the step, it takes the one
+// that restores take first. Tenant "" means any.
 func (d *Objects) Saved(ctx context.Context, tenant berth.TenantID, job berth.JobID, step int64,
 	member int) (SavedShard, error) {
 	s := SavedShard{Job: job, Step: step, Member: member}
@@ -38,7 +39,7 @@ func (d *Objects) Saved(ctx context.Context, tenant berth.TenantID, job berth.Jo
 		JOIN checkpoint_shards h ON h.job = c.job AND h.step = c.step AND h.attempt = c.attempt
 		WHERE j.id = @job AND (@tenant = '' OR j.tenant = @tenant)
 		  AND c.step = @step AND c.state = 'verified' AND h.rank = @rank
-		ORDER BY c.attempt DESC
+		ORDER BY c.passed_over, c.attempt DESC
 		LIMIT 1`, pgx.NamedArgs{"job": job, "tenant": string(tenant), "step": step, "rank": member}).
 		Scan(&s.Tenant, &s.Attempt, &s.Members, &s.Manifest, &s.SHA256)
 	if isNoRows(err) {
@@ -58,16 +59,19 @@ func noStep(job berth.JobID, step int64, member int) error {
 }
 
 // Pin keeps a verified checkpoint from being pruned, and its job from being archived, until
-// Unpin. Both may be repeated. Tenant "" means any.
+// Unpin. Of two attempts with the step, Pin keeps the one that restores take first. Both may be repeated. Tenant ""
+// means any.
 func (d *Objects) Pin(ctx context.Context, tenant berth.TenantID, job berth.JobID, step int64) error {
 	return d.onStep(ctx, tenant, job, step, func(tx pgx.Tx, _ stepUse) error {
 		tag, err := tx.Exec(ctx, `
 			UPDATE checkpoints
 			SET pinned_at = coalesce(pinned_at, now())
 			WHERE job = @job AND step = @step AND state = 'verified' AND attempt = (
-				SELECT max(v.attempt)
+				SELECT v.attempt
 				FROM checkpoints v
-				WHERE v.job = @job AND v.step = @step AND v.state = 'verified')`,
+				WHERE v.job = @job AND v.step = @step AND v.state = 'verified'
+				ORDER BY v.passed_over, v.attempt DESC
+				LIMIT 1)`,
 			pgx.NamedArgs{"job": job, "step": step})
 		if err == nil && tag.RowsAffected() == 0 {
 			return noStep(job, step, 0)

@@ -98,6 +98,26 @@ func TestOnlyAStepThatNothingNeedsIsRemoved(t *testing.T) {
 	s.wantSource("a retry", s.retry(ended, db.RetryOptions{}), at(ended, 5, 1))
 }
 
+// Two attempts have saved a step of the same number, and restores pass over the newer one: the number means the other
+// one.
+func TestOfTwoAttemptsTheStepThatRestoresTakeFirstIsMeant(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	id := s.submit(saves(9))
+	s.saved(id, 1, 5)
+	s.saved(id, 2, 5)
+	mustExec(t, s.pool, `UPDATE checkpoints SET passed_over = true WHERE job = $1 AND attempt = 2`, id)
+	if got, err := s.db.Objects.Saved(t.Context(), "default", id, 5, 0); err != nil || got.Attempt != 1 {
+		t.Errorf("step 5 is read of attempt %d: %v", got.Attempt, err)
+	}
+	if err := s.db.Objects.Pin(t.Context(), "default", id, 5); err != nil {
+		t.Fatal(err)
+	}
+	if got := one[int](s, `SELECT attempt FROM checkpoints WHERE job = $1 AND pinned_at IS NOT NULL`, id); got != 1 {
+		t.Errorf("the step of attempt %d is pinned", got)
+	}
+}
+
 func TestASavedStepIsReadByItsTenantAlone(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)

@@ -63,16 +63,24 @@ func TestCheckpointsVerifyPruneAndReject(t *testing.T) {
 	if e := lastEvent(s, id); e.Kind != wire.EventCheckpointRejected || e.Facts == nil || *e.Facts.Step != 3 {
 		t.Errorf("last event is %+v", e)
 	}
-	for range 2 {
-		if c := a.mustClaim(id, attempt); len(c.Restore) != 1 {
-			t.Fatalf("restore points are %+v", c.Restore)
-		}
-		if _, err := save(2, func(p *wire.CheckpointReport) { p.Bad, p.Failed = "does not arrive whole", true }); err != nil {
+	for range 5 { // a store that fails proves nothing about the content
+		if _, err := save(2, func(p *wire.CheckpointReport) {
+			p.Bad, p.Failed = "does not arrive whole", true
+		}); err != nil {
 			t.Fatal(err)
 		}
+		if c := a.mustClaim(id, attempt); len(c.Restore) != 1 || c.Restore[0].Step != 2 {
+			t.Fatalf("after failed restores: %+v", c.Restore)
+		}
+	}
+	if n := one[int](s, `SELECT failed_restores FROM checkpoints WHERE job = $1 AND step = 2`, id); n != 5 {
+		t.Errorf("%d failed restores are recorded, want 5", n)
+	}
+	if _, err := save(2, func(p *wire.CheckpointReport) { p.Bad = "sha256 differs" }); err != nil {
+		t.Fatal(err)
 	}
 	if c := a.mustClaim(id, attempt); len(c.Restore) != 0 || !c.HadCheckpoint {
-		t.Errorf("after two failed restores: %+v", c)
+		t.Errorf("after proven damage of all steps: %+v", c)
 	}
 	for name, edit := range map[string]func(*wire.CheckpointReport){
 		"an old attempt": func(p *wire.CheckpointReport) { p.Attempt = 0 },

@@ -37,17 +37,19 @@ const claimable = `
 	)`
 
 // restorePoints are the wire.RestorePoints of allocation a as JSON: the verified checkpoints of
-// its job, the newest first, and last the one from which the job started.
+// its job, the newest first, then the ones that a restore passed over, and last the one from which
+// the job started.
 const restorePoints = `(
 		              SELECT coalesce(jsonb_agg(jsonb_strip_nulls(jsonb_build_object('job', nullif(h.job, a.job),
-		                'step', h.step, 'attempt', h.attempt, 'manifest', h.manifest, 'sha256', h.sha256))
-		                ORDER BY h.job = a.job DESC, h.step DESC, h.attempt DESC), '[]')
+		                'step', h.step, 'attempt', h.attempt, 'manifest', h.manifest, 'sha256', h.sha256,
+		                'failed_restores', nullif(p.failed_restores, 0)))
+		                ORDER BY h.job = a.job DESC, p.passed_over, h.step DESC, h.attempt DESC), '[]')
 		              FROM (
-		                SELECT c.job, c.step, c.attempt
+		                SELECT c.job, c.step, c.attempt, c.failed_restores, c.passed_over
 		                FROM checkpoints c
 		                WHERE c.job = a.job AND c.state = 'verified'
 		                UNION ALL
-		                SELECT c.job, c.step, c.attempt
+		                SELECT c.job, c.step, c.attempt, c.failed_restores, c.passed_over
 		                FROM job_sources o
 		                JOIN checkpoints c ON c.job = o.source AND c.step = o.step AND c.attempt = o.attempt
 		                WHERE o.job = a.job AND o.array_index = -1 AND c.state = 'verified'

@@ -353,11 +353,11 @@ func (p *present) queueNominations(batch *pgx.Batch, machines []berth.MachineID)
 	})
 }
 
-// queueResume reads the step that each job resumes from: its highest verified checkpoint or,
-// without one, the checkpoint of another job from which it started.
+// queueResume reads the step that each job resumes from: its highest verified checkpoint, one
+// that no restore passed over if there is any, or, without one, the checkpoint of another job from which it started.
 func (p *present) queueResume(batch *pgx.Batch, ids startRows) {
 	batch.Queue(`
-		SELECT job, max(step)
+		SELECT job, coalesce(max(step) FILTER (WHERE NOT passed_over), max(step))
 		FROM checkpoints
 		WHERE job = ANY($1::uuid[]) AND state = 'verified'
 		GROUP BY job

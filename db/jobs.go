@@ -114,6 +114,7 @@ var fullDocument = jobDocument + ` || jsonb_strip_nulls(jsonb_build_object(
 					'step', c.step, 'attempt', c.attempt, 'state', c.state, 'bytes', c.bytes,
 					'created_at', c.created_at, 'detail', c.detail, 'metric_value', c.metric_value,
 					'pinned', CASE WHEN c.pinned_at IS NOT NULL THEN true END,
+					'passed_over', CASE WHEN c.state = 'verified' AND c.passed_over THEN true END,
 					'used', CASE WHEN c.state = 'verified' AND checkpoint_is_kept(c.job, c.step, c.attempt, NULL)
 						THEN true END,
 					'manifest_sha256', (
@@ -136,7 +137,7 @@ const lostWork = `
 			WHERE a.job = t.job AND a.attempt = t.attempt), 0))::numeric, 3) AS gpu_seconds
 	FROM (
 		SELECT CASE WHEN n.attempt IS NOT NULL THEN n.resume_from ELSE (
-			SELECT coalesce(max(v.step), (
+			SELECT coalesce(max(v.step) FILTER (WHERE NOT v.passed_over), max(v.step), (
 				SELECT o.step FROM job_sources o WHERE o.job = t.job AND o.array_index = -1))
 			FROM checkpoints v
 			WHERE v.job = t.job AND v.state = 'verified') END AS step

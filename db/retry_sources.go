@@ -70,7 +70,7 @@ func readSaved(ctx context.Context, tx pgx.Tx, ids []berth.JobID) (map[berth.Job
 	rows, err := tx.Query(ctx, chainOf+`
 		SELECT j.id::text, j.state = 'succeeded', j.has_checkpoint, `+sourceDocument+`, coalesce((
 			SELECT jsonb_agg(jsonb_build_object('Step', c.step, 'Attempt', c.attempt, 'Members', c.ranks)
-				ORDER BY c.step DESC, c.attempt DESC)
+				ORDER BY c.passed_over, c.step DESC, c.attempt DESC)
 			FROM checkpoints c
 			WHERE c.job = j.id AND c.state = 'verified'), '[]')
 		FROM jobs j

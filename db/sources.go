@@ -120,7 +120,7 @@ func findSource(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, ref spec.
 		SELECT attempt, step, ranks
 		FROM checkpoints
 		WHERE job = @id AND state = 'verified' AND (@step::bigint IS NULL OR step = @step)
-		ORDER BY step DESC, attempt DESC
+		ORDER BY passed_over, step DESC, attempt DESC
 		LIMIT 1`, args).Scan(&source.Attempt, &source.Step, &source.Members)
 	if !isNoRows(err) {
 		return source, err

@@ -86,6 +86,19 @@ func at(job berth.JobID, step int64, attempt int) string {
 	return fmt.Sprintf("%s@%d of attempt %d", job, step, attempt)
 }
 
+// Where the store did not return a step, another job starts from an older one.
+func TestOtherJobsStartFromAPassedOverStepLast(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	id := s.fails(s.submit(saves(2)), 3, 5)
+	mustExec(t, s.pool, `UPDATE checkpoints SET passed_over = step = 5 WHERE job = $1`, id)
+	s.wantSource("a retry", s.retry(id, db.RetryOptions{}), at(id, 3, 1))
+	started := s.submit(func(j *spec.Job) { saves(2)(j); j.Checkpoint.From = string(id) })
+	s.wantSource("a start from the job", s.job(started), at(id, 3, 1))
+	started = s.submit(from(id, 5))
+	s.wantSource("a start from the step", s.job(started), at(id, 5, 1))
+}
+
 func TestARetryResumesWhateverEndedTheJob(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)

@@ -42,6 +42,9 @@ const (
 	EventWarning            EventKind = "warning"
 )
 
+// EventCheckpointPassedOver is for a checkpoint that the store did not return while it returned another one.
+const EventCheckpointPassedOver EventKind = "checkpoint_passed_over"
+
 // Event is one entry of a job's history. Seq has no gaps within a job.
 type Event struct {
 	Seq     int64         `json:"seq"`

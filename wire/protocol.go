@@ -305,6 +305,9 @@ type RestorePoint struct {
 	Attempt  int         `json:"attempt"`
 	Manifest string      `json:"manifest"` // object key
 	SHA256   string      `json:"sha256"`   // of the manifest
+
+	// FailedRestores is the number of reports that the store did not return the checkpoint.
+	FailedRestores int `json:"failed_restores,omitempty"`
 }
 
 // CheckpointReport registers one member's shard of a checkpoint or, with Bad set, reports
@@ -323,13 +326,25 @@ type CheckpointReport struct {
 	SHA256    string             `json:"sha256,omitempty"`
 	Bytes     int64              `json:"bytes,omitempty"`
 	Bad       string             `json:"bad,omitempty"` // the damage that the restore found
-	// Failed, with Bad, reports a failed restore without proof of damage. The second such
-	// failure counts as damage.
+	// Failed, with Bad, reports a failed restore without proof of damage. It is recorded, and the
+	// checkpoint stays verified.
 	Failed bool `json:"failed,omitempty"`
 	// MetricValue is the value of checkpoint.keep_best.metric for the step; nil: none. It is sent as
 	// HeaderMetricValue, since servers of the version before reject fields that they do not know.
 	MetricValue *float64 `json:"-"`
+	// PassedOverFor and PassedOverForAttempt, with Failed, name another checkpoint of the job, which the store returned
+	// in the same restore; nil: none. The restores after this one prefer that checkpoint. They are sent as
+	// HeaderPassedOverFor and HeaderPassedOverForAttempt; a report with the first one alone passes over nothing.
+	PassedOverFor        *int64 `json:"-"`
+	PassedOverForAttempt int    `json:"-"`
+	// WriteTime and StoreTime are the times that the job took to write the step, and the agent to store it; nil: not
 }
+
+// HeaderPassedOverFor and HeaderPassedOverForAttempt carry CheckpointReport.PassedOverFor and PassedOverForAttempt.
+const (
+	HeaderPassedOverFor        = "Berth-Passed-Over-For"
+	HeaderPassedOverForAttempt = "Berth-Passed-Over-For-Attempt"
+)
 
 // HeaderMetricValue carries CheckpointReport.MetricValue, as strconv formats it.
 const HeaderMetricValue = "Berth-Metric-Value"

@@ -47,7 +47,7 @@ func attemptsIncrease(c *jobCase) {
 // attempt. An older attempt may still report that it exited, fell silent, or was
 // released.
 var writes = []wire.EventKind{wire.EventClaimed, wire.EventImagePulled, wire.EventRestored, wire.EventCheckpoint,
-	wire.EventCheckpointRejected}
+	wire.EventCheckpointRejected, wire.EventCheckpointPassedOver}
 
 // noStaleWrite proves the part of invariant 4 about jobs: in the order of seq, no change
 // of state and no write of an agent belongs to an attempt older than the latest one, and
