@@ -252,6 +252,17 @@ func TestTemplatesTakeZeroValues(t *testing.T) {
 	}
 }
 
+func TestACheckpointThatWasPassedOverIsMarked(t *testing.T) {
+	t.Parallel()
+	list := []berth.Checkpoint{{Step: 10, State: berth.CheckpointVerified, PassedOver: true, Detail: "no answer"},
+		{Step: 5, State: berth.CheckpointVerified}}
+	text, err := render(page{Reader: &reader{}}, result{template: "job", data: jobView{Tab: "checkpoints", Part: list}})
+	if err != nil || !strings.Contains(string(text), "<td>verified, passed over: no answer</td>") ||
+		!strings.Contains(string(text), "<td>verified</td>") {
+		t.Errorf("the page is %s, %v", text, err)
+	}
+}
+
 func TestLiveRowsAreWholeElements(t *testing.T) {
 	t.Parallel()
 	rows := liveRows(`<table><tr class="x" data-live="a&amp;b"><td><table><tr><td>1</td></tr></table></td></tr>` +

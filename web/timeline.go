@@ -207,6 +207,8 @@ func attemptBars(a berth.Attempt, events []wire.Event, end time.Time) (bars []ba
 // marksOf names the events that are ticks on the time line.
 var marksOf = map[wire.EventKind]string{
 	wire.EventCheckpoint: "checkpoint", wire.EventCheckpointRejected: "checkpoint rejected",
+	wire.EventCheckpointPassedOver: "checkpoint passed over",
+
 	wire.EventOrphaned: "machine fell silent", wire.EventHung: "hangs", wire.EventCancelRequested: "cancel requested",
 	wire.EventDraining: "machine is drained",
 }

@@ -69,7 +69,8 @@ func findCheckpoints(ctx context.Context, a *app, name string) (*client.Client, 
 }
 
 // findStep returns the step that the arguments JOB [STEP] name. Without STEP it is the newest
-// verified one, and "best" is the best by the metric of checkpoint.keep_best.
+// verified one that no restore passed over, if there is any, and "best" is the best by the metric of
+// checkpoint.keep_best.
 func findStep(ctx context.Context, a *app, args []string) (*client.Client, wire.Job, int64, error) {
 	c, job, list, err := findCheckpoints(ctx, a, args[0])
 	if err != nil {
@@ -91,12 +92,16 @@ func findStep(ctx context.Context, a *app, args []string) (*client.Client, wire.
 		}
 		return c, job, step, nil
 	}
-	for _, p := range list.Items {
-		if p.State == berth.CheckpointVerified {
-			return c, job, p.Step, nil
+	newest := -1
+	for i, p := range list.Items {
+		if p.State == berth.CheckpointVerified && (newest < 0 || list.Items[newest].PassedOver && !p.PassedOver) {
+			newest = i
 		}
 	}
-	return nil, job, 0, berth.Errorf(berth.CodeNotFound, "%s has no verified checkpoint", named(job))
+	if newest < 0 {
+		return nil, job, 0, berth.Errorf(berth.CodeNotFound, "%s has no verified checkpoint", named(job))
+	}
+	return c, job, list.Items[newest].Step, nil
 }
 
 // onStep builds a subcommand that changes one checkpoint. do returns the sentence that -o
@@ -202,9 +207,17 @@ func checkpointTable(a *app, checkpoints []berth.Checkpoint, wide bool) *table {
 		if wide {
 			cells = append(cells, orDash(c.SHA256))
 		}
-		t.add(append(cells, cmp.Or(c.Detail, keptText(c)))...)
+		t.add(append(cells, cmp.Or(detailText(c), keptText(c)))...)
 	}
 	return t
+}
+
+// detailText returns the damage of a checkpoint, or the reason why restores take it last.
+func detailText(c berth.Checkpoint) string {
+	if c.PassedOver {
+		return strings.TrimSuffix("passed over: "+c.Detail, ": ")
+	}
+	return c.Detail
 }
 
 // metricText returns the value of a checkpoint's metric with at most six digits, or a dash.

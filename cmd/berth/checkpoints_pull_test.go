@@ -41,6 +41,7 @@ func checkpointServer(t *testing.T, files []wire.SavedFile, contents []string, c
 	})
 	mux.HandleFunc("GET /v1/jobs/{id}/checkpoints", func(w http.ResponseWriter, _ *http.Request) {
 		answer(w, wire.Page[berth.Checkpoint]{Items: []berth.Checkpoint{{Step: 50, State: berth.CheckpointBad},
+			{Step: 45, State: berth.CheckpointVerified, PassedOver: true, Detail: "no answer"},
 			{Step: 40, State: berth.CheckpointVerified}}})
 	})
 	mux.HandleFunc("GET /v1/jobs/{id}/checkpoints/40/members/{member}", func(w http.ResponseWriter, r *http.Request) {
@@ -75,6 +76,15 @@ func checkpoints(t *testing.T, url string, term screen, args ...string) (code in
 		now: time.Now}
 	code = run(t.Context(), a, append([]string{"checkpoints"}, args...))
 	return code, stdout.String(), stderr.String()
+}
+
+func TestTheListShowsWhichStepWasPassedOver(t *testing.T) {
+	t.Parallel()
+	url := checkpointServer(t, nil, nil, 0)
+	code, out, errs := checkpoints(t, url, screen{}, "list", string(berth.NewJobID(time.Now())))
+	if code != 0 || strings.Count(out, "passed over") != 1 || !strings.Contains(out, "passed over: no answer") {
+		t.Errorf("exit %d: %s%s", code, out, errs)
+	}
 }
 
 func TestACheckpointIsPulledWholeOrNotAtAll(t *testing.T) {

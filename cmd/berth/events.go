@@ -181,7 +181,7 @@ func toneOfEvent(e wire.Event) tone {
 	switch e.Kind {
 	case wire.EventState:
 		return toneOfState(e.To)
-	case wire.EventWarning, wire.EventOrphaned, wire.EventCheckpointRejected,
+	case wire.EventWarning, wire.EventOrphaned, wire.EventCheckpointRejected, wire.EventCheckpointPassedOver,
 		wire.EventCheckpointRefused, wire.EventLogCut, wire.EventHung, wire.EventOddMember:
 		return warn
 	case wire.EventCheckpoint:

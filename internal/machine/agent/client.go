@@ -324,6 +324,10 @@ func (c *client) checkpoint(ctx context.Context, req wire.CheckpointReport) erro
 	if req.MetricValue != nil {
 		header.Set(wire.HeaderMetricValue, strconv.FormatFloat(*req.MetricValue, 'g', -1, 64))
 	}
+	if req.PassedOverFor != nil {
+		header.Set(wire.HeaderPassedOverFor, strconv.FormatInt(*req.PassedOverFor, 10))
+		header.Set(wire.HeaderPassedOverForAttempt, strconv.Itoa(req.PassedOverForAttempt))
+	}
 	return c.callWith(ctx, header, 3*callTimeout, "checkpoints", req, nil)
 }
 

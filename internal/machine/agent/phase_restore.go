@@ -13,6 +13,8 @@ import (
 	"path"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
+	"time"
 
 	"berth"
 	"berth/failure"
@@ -77,53 +79,61 @@ func (p *restorePhase) Do(ctx context.Context) (phase, error) {
 
 // newest restores the newest checkpoint that verifies. It reports damaged ones and
 // passes over them. If none verifies of a job that had one, the member ends: the job
-// must not silently start from its beginning.
+// must not silently start from its beginning. A step that the store does not return costs
+// the attempt, and is tried again by the next one, until it can be passed over; see passesOver.
 func (p *restorePhase) newest(ctx context.Context) (phase, error) {
 	p.reports.enter(slow, berth.PhaseRestoring)
 	says := "every checkpoint of this job was found damaged before"
-	for _, point := range p.claim.Restore {
+	absent := map[int]cannotFetch{} // steps that the store did not return, by index in the claim
+	var last error                  // the failed restore of one of them
+	for i, point := range p.claim.Restore {
+		// The checkpoint of another job is in the place of no step of this one, also behind a damaged step.
+		if last != nil && point.Job != "" {
+			break
+		}
 		err := p.restore(ctx, point)
 		if err == nil {
-			p.log.Info("checkpoint restored", "step", point.Step, "of_attempt", point.Attempt, "of_job", point.Job)
-			p.recipe.restored, p.recipe.source = &point.Step, point.Job
-			return phaseCreate, nil
+			return p.passesOver(ctx, absent, i)
 		}
 		if ctx.Err() != nil {
 			return "", context.Cause(ctx)
 		}
-		bad, damaged := errors.AsType[damage](err)
-		if !damaged {
-			if missing, ok := errors.AsType[cannotFetch](err); ok {
-				_ = p.reject(ctx, point, missing.Error(), true)
+		if bad, ok := errors.AsType[damage](err); ok {
+			if end := p.rejectDamaged(ctx, point, bad.says); end != "" {
+				return p.result.notStarted(failure.CauseRestoreFailed, end)
 			}
-			return p.result.notStarted(failure.CauseRestoreFailed, fmt.Sprintf("restore step %d: %v", point.Step, err))
+			says = fmt.Sprintf("no checkpoint passed verification; step %d: %s", point.Step, bad.says)
+			continue
 		}
-		p.log.Error("checkpoint damaged", "step", point.Step, "of_attempt", point.Attempt, "damage", bad.says)
-		if err := p.reject(ctx, point, bad.says, false); err != nil {
-			return p.result.notStarted(failure.CauseRestoreFailed,
-				fmt.Sprintf("report that step %d is damaged: %v", point.Step, err))
+		last = fmt.Errorf("restore step %d%s: %w", point.Step, ofJob(point), err)
+		missing, ok := errors.AsType[cannotFetch](err)
+		if ok {
+			_ = p.reject(ctx, point, missing.Error(), nil)
 		}
-		if p.claim.gang() {
-			// The other members may have this step in place already: all of them start
-			// again from an older one.
-			return p.result.notStarted(failure.CauseRestoreFailed, fmt.Sprintf(
-				"this member's part of step %d is damaged; the gang falls back to an older checkpoint: "+
-					"%s", point.Step, bad.says))
+		if !ok || !p.looksFurther(point, len(absent)) {
+			return p.result.notStarted(failure.CauseRestoreFailed, last.Error())
 		}
-		says = fmt.Sprintf("no checkpoint passed verification; step %d: %s", point.Step, bad.says)
+		absent[i] = missing
+	}
+	if last != nil {
+		return p.result.notStarted(failure.CauseRestoreFailed, last.Error())
 	}
 	return p.result.notStarted(failure.CauseCheckpointCorrupt, says)
 }
 
-// reject reports a checkpoint that this machine cannot restore. failed means that it
-// did not arrive; otherwise it is damaged.
-func (p *restorePhase) reject(ctx context.Context, point wire.RestorePoint, says string, failed bool) error {
-	return p.retry.patiently(ctx, func() error {
-		return p.control.reportCheckpoint(ctx, wire.CheckpointReport{
-			Alloc: p.alloc, Job: p.job, Attempt: p.attempt, Rank: p.number,
-			Step: point.Step, OfJob: point.Job, OfAttempt: point.Attempt, Bad: says, Failed: failed,
-		})
-	})
+// ofJob names the job that saved a checkpoint, if it is another one.
+func ofJob(point wire.RestorePoint) string {
+	if point.Job == "" {
+		return ""
+	}
+	return fmt.Sprintf(" of job %s", point.Job)
+}
+
+// restored notes the step that is in place.
+func (p *restorePhase) restored(point wire.RestorePoint) (phase, error) {
+	p.log.Info("checkpoint restored", "step", point.Step, "of_attempt", point.Attempt, "of_job", point.Job)
+	p.recipe.restored, p.recipe.source = &point.Step, point.Job
+	return phaseCreate, nil
 }
 
 // restore fetches and verifies one checkpoint into step-N/.
@@ -168,31 +178,48 @@ func (p *restorePhase) restore(ctx context.Context, point wire.RestorePoint) err
 // manifest fetches and checks the list of files.
 func (p *restorePhase) manifest(ctx context.Context, point wire.RestorePoint) (m wire.CheckpointManifest, err error) {
 	var body []byte
-	err = p.retry.patiently(ctx, func() error {
-		in, size, err := p.control.getObject(ctx, point.Manifest, false)
-		if err != nil {
-			return err
-		}
-		defer in.Close()
-		if size > maxManifest {
-			return damage{fmt.Sprintf("the manifest has %d bytes", size)}
-		}
-		body, err = io.ReadAll(io.LimitReader(in, maxManifest))
-		if err == nil && int64(len(body)) != size {
-			err = io.ErrUnexpectedEOF
-		}
+	err = p.retry.patiently(ctx, func() (err error) {
+		body, err = p.manifestOnce(ctx, point)
 		return err
 	})
 	if berth.CodeOf(err) == berth.CodeNotFound && answered(err) {
 		return m, damage{"the manifest is missing"}
 	}
+	if err != nil && !refused(err) && ctx.Err() == nil {
+		return m, cannotFetch{fmt.Errorf("fetch the manifest: %w", err)}
+	}
 	if err != nil {
 		return m, err
 	}
-	if sum := sha256.Sum256(body); hex.EncodeToString(sum[:]) != point.SHA256 {
-		return m, damage{"the manifest's sha256 is not the registered one"}
+	if err := registered(body, point); err != nil {
+		return m, err
 	}
 	return readManifest(body, point, cmp.Or(point.Job, p.job), p.number)
+}
+
+// manifestOnce fetches the list of files by one request, and does not check its content.
+func (p *restorePhase) manifestOnce(ctx context.Context, point wire.RestorePoint) ([]byte, error) {
+	in, size, err := p.control.getObject(ctx, point.Manifest, false)
+	if err != nil {
+		return nil, err
+	}
+	defer in.Close()
+	if size > maxManifest {
+		return nil, damage{fmt.Sprintf("the manifest has %d bytes", size)}
+	}
+	body, err := io.ReadAll(io.LimitReader(in, maxManifest))
+	if err == nil && int64(len(body)) != size {
+		err = io.ErrUnexpectedEOF
+	}
+	return body, err
+}
+
+// registered compares a manifest with the hash that the database has. The error is a damage.
+func registered(manifest []byte, point wire.RestorePoint) error {
+	if sum := sha256.Sum256(manifest); hex.EncodeToString(sum[:]) != point.SHA256 {
+		return damage{"the manifest's sha256 is not the registered one"}
+	}
+	return nil
 }
 
 // readManifest parses the manifest of one member's part of a checkpoint and checks that its files
@@ -231,7 +258,9 @@ func (p *restorePhase) fetch(ctx context.Context, f wire.CheckpointFile) error {
 		return err
 	}
 	var local error
-	err := p.retry.patiently(ctx, func() error {
+	var progress atomic.Int64
+	var furthest int64
+	err := p.retry.patientlySince(ctx, &progress, func() error {
 		in, size, direct, err := p.control.openObject(ctx, f.Object, f.Bytes)
 		if err != nil {
 			return err
@@ -253,7 +282,7 @@ func (p *restorePhase) fetch(ctx context.Context, f wire.CheckpointFile) error {
 		}
 		defer out.Close()
 		hash := sha256.New()
-		disk := &disk{Writer: out}
+		disk := &disk{Writer: out, progress: &progress, furthest: &furthest}
 		n, err := io.Copy(io.MultiWriter(disk, hash), in)
 		switch {
 		case disk.err != nil:
@@ -292,7 +321,10 @@ func (p *restorePhase) fetch(ctx context.Context, f wire.CheckpointFile) error {
 // or the store.
 type disk struct {
 	io.Writer
-	err error
+	progress *atomic.Int64 // time of the last write beyond furthest; nil: not kept
+	furthest *int64        // bytes that the best try has written; nil: not kept
+	written  int64
+	err      error
 }
 
 // Write writes to the file and keeps its error, which distinguishes a full disk from a broken stream.
@@ -300,6 +332,12 @@ func (d *disk) Write(p []byte) (int, error) {
 	n, err := d.Writer.Write(p)
 	if err != nil {
 		d.err = err
+	}
+	// A try begins at the first byte. Only bytes that no earlier try has reached are progress: a transfer that always
+	// breaks at the same place would otherwise hold its GPUs without end.
+	if d.written += int64(n); err == nil && d.progress != nil && d.written > *d.furthest {
+		*d.furthest = d.written
+		d.progress.Store(time.Now().UnixNano())
 	}
 	return n, err
 }

@@ -67,8 +67,13 @@ func (r *retrier) insist(what string, f func(ctx context.Context) error) error {
 // Damage and the server's refusals are final. The patience with a host that does not exist is
 // shorter: another machine may know better.
 func (r *retrier) patiently(ctx context.Context, f func() error) error {
+	return r.patientlySince(ctx, new(atomic.Int64), f)
+}
+
+// patientlySince is patiently for a transfer that may last longer than the patience: the patience counts from the last
+// progress, which f notes in nanoseconds since 1970.
+func (r *retrier) patientlySince(ctx context.Context, progress *atomic.Int64, f func() error) error {
 	began := time.Now()
-	until := began.Add(r.timing.RestorePatience)
 	shown := tries{stage: r.stage}
 	for wait := r.timing.backoff(); ; {
 		err := f()
@@ -77,6 +82,10 @@ func (r *retrier) patiently(ctx context.Context, f func() error) error {
 			return err
 		}
 		_, damaged := errors.AsType[damage](err)
+		until := began.Add(r.timing.RestorePatience)
+		if at := progress.Load(); at != 0 {
+			until = time.Unix(0, at).Add(r.timing.RestorePatience)
+		}
 		if err == nil || damaged || refused(err) || fetch.Final(err) || ctx.Err() != nil || time.Now().After(until) {
 			return err
 		}
