@@ -22,6 +22,8 @@ type Checkpoint struct {
 	Bytes     int64           `json:"bytes"`
 	CreatedAt time.Time       `json:"created_at"`
 	Detail    string          `json:"detail,omitempty"` // the damage, or the last failed restore
+	Write     *float64        `json:"write_seconds,omitempty" doc:"from the step's folder to DONE; slowest member"`
+	Store     *float64        `json:"store_seconds,omitempty" doc:"from the first hash to the record; slowest member"`
 	Metric    *float64        `json:"metric_value,omitempty" doc:"value of keep_best.metric when it was saved"`
 	Best      int             `json:"best,omitempty" doc:"kept for its value, as keep_best ranks it; 1 is the best"`
 	Pinned    bool            `json:"pinned,omitempty"` // kept by a user, whatever checkpoint.keep says

@@ -255,6 +255,12 @@ func (h *agentObjectHandlers) agentCheckpoint(c echo.Context) error {
 	if err := readPassedOver(c, &p); err != nil {
 		return err
 	}
+	if p.WriteTime, err = readMillis(c, wire.HeaderWriteTime); err != nil {
+		return err
+	}
+	if p.StoreTime, err = readMillis(c, wire.HeaderStoreTime); err != nil {
+		return err
+	}
 	extra, err := h.verifyShard(c, p)
 	if err != nil {
 		return err
@@ -268,6 +274,24 @@ func (h *agentObjectHandlers) agentCheckpoint(c echo.Context) error {
 	h.deleteShards(ctx, pruned)
 	h.deleteExtra(ctx, p, extra)
 	return c.NoContent(http.StatusNoContent)
+}
+
+// maxMillis is the longest time in a header of an agent: ten years.
+const maxMillis = 10 * 365 * 24 * 3600 * 1000
+
+// readMillis reads a header with a time in milliseconds; nil: the agent did not send it.
+func readMillis(c echo.Context, name string) (*time.Duration, error) {
+	text := c.Request().Header.Get(name)
+	if text == "" {
+		return nil, nil
+	}
+	ms, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || ms < 0 || ms > maxMillis {
+		return nil, berth.Errorf(berth.CodeInvalid, "header %s: %.40q is not a number of milliseconds from 0 to %d",
+			name, text, int64(maxMillis))
+	}
+	d := time.Duration(ms) * time.Millisecond
+	return &d, nil
 }
 
 // blobStore is this server's object store, or the error for a server without a store.

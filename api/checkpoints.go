@@ -15,6 +15,7 @@ import (
 	"berth"
 	"berth/db"
 	"berth/internal/control/blob"
+	"berth/internal/control/saveinterval"
 	"berth/wire"
 )
 
@@ -22,14 +23,20 @@ import (
 type checkpointHandlers struct {
 	jobReader
 	blobStore
-	objects *db.Objects
-	streams *streams
+	objects  *db.Objects
+	machines *db.Machines
+	streams  *streams
 }
 
 func (h *checkpointHandlers) mount(r *router) {
 	const tag, step = "data", "/v1/jobs/{id}/checkpoints/{step}"
 	register(r, r.operation("list-checkpoints", http.MethodGet, "/v1/jobs/{id}/checkpoints", "jobs",
 		"List a job's checkpoints, newest first"), h.listCheckpoints)
+	advise := r.operation("advise-checkpoint-interval", http.MethodGet, "/v1/jobs/{id}/checkpoint-interval", "jobs",
+		"Advise on the time between two checkpoints of a job")
+	advise.Description = "The interval that would lose least work, from the measured times to save checkpoints and " +
+		"from the losses of machines like the job's. `advised_seconds` is absent while too little is known."
+	register(r, advise, h.adviseInterval)
 	register(r, r.operation("show-checkpoint-files", http.MethodGet, step+"/members/{member}", tag,
 		"List the files of one member in a verified checkpoint, with their hashes"), h.listFiles)
 	get := r.operation("download-checkpoint-file", http.MethodGet, step+"/members/{member}/files/{file}", tag,
@@ -58,6 +65,21 @@ func (h *checkpointHandlers) listCheckpoints(ctx context.Context, in *JobInput) 
 		return nil, err
 	}
 	return &checkpointsOutput{page(out.Body.Checkpoints, "")}, nil
+}
+
+type intervalOutput struct{ Body wire.CheckpointInterval }
+
+// adviseInterval computes the best interval from the job's checkpoints and the history of machines.
+func (h *checkpointHandlers) adviseInterval(ctx context.Context, in *JobInput) (*intervalOutput, error) {
+	out, err := h.showJob(ctx, in)
+	if err != nil {
+		return nil, err
+	}
+	seen, err := h.machines.Losses(ctx, out.Body.ID, saveinterval.Window)
+	if err != nil {
+		return nil, err
+	}
+	return &intervalOutput{saveinterval.Advise(out.Body.Checkpoints, seen)}, nil
 }
 
 // StepInput names a checkpoint of a job; of several attempts with this step, the latest

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"strings"
 	"testing"
@@ -140,5 +141,38 @@ func TestACheckpointIsPinnedAndRemoved(t *testing.T) {
 	}
 	if _, err := c.CheckpointFiles(t.Context(), job.ID, 5, 0); berth.CodeOf(err) != berth.CodeNotFound {
 		t.Errorf("files of a removed checkpoint: %v", err)
+	}
+}
+
+// TestTheIntervalIsAdvisedFromSavesAndLosses stores three checkpoints with the times that an agent measured, and a
+// history of the machine, and asks for advice.
+func TestTheIntervalIsAdvisedFromSavesAndLosses(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil)
+	a := s.joinMachine("m1")
+	job := s.submit("alice", func(j *spec.Job) { j.Checkpoint = &spec.CheckpointPolicy{Path: "/checkpoint"} })
+	a.take(job.ID)
+	for step := range int64(3) {
+		a.save(job, step, "weights")
+	}
+	c := s.as("alice")
+	if got, err := c.CheckpointInterval(t.Context(), job.ID); err != nil || got.AdvisedSeconds != 0 || got.Machines != 1 {
+		t.Errorf("without measured times: %+v, %v", got, err)
+	}
+	s.exec(`UPDATE checkpoints SET write_ms = 40000, store_ms = 1500, created_at = now() + step * interval '2 minutes'`)
+	// With the time in service before any measurement, 300 days, this is a loss in 320 / 2 days.
+	s.exec(`INSERT INTO machine_events (machine_id, seq, state, at) VALUES
+		('m1', -3, 'ready', now() - interval '25 days'), ('m1', -2, 'lost', now() - interval '5 days')`)
+	got, err := c.CheckpointInterval(t.Context(), job.ID)
+	if err != nil || got.SaveSeconds != 40 || got.StoreSeconds != 1.5 || got.PresentSeconds != 120 || got.LostMachines != 1 ||
+		math.Abs(got.LossSeconds/(160*24*3600)-1) > 0.01 || math.Abs(got.AdvisedSeconds/math.Sqrt(2*40*160*24*3600)-1) > 0.01 {
+		t.Errorf("advice is %+v, %v", got, err)
+	}
+	list, err := c.Checkpoints(t.Context(), job.ID)
+	if err != nil || list.Items[0].Write == nil || *list.Items[0].Write != 40 || *list.Items[0].Store != 1.5 {
+		t.Errorf("checkpoints are %+v, %v", list, err)
+	}
+	if got := s.call("bob", "GET", "/v1/jobs/"+string(job.ID)+"/checkpoint-interval", ""); got.status != 404 {
+		t.Errorf("another tenant: %d %s", got.status, got.body)
 	}
 }

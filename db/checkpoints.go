@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -199,6 +200,7 @@ func (c *checkpointing) register(ctx context.Context) (bool, error) {
 	args := pgx.NamedArgs{
 		"job": p.Job, "step": p.Step, "attempt": p.Attempt, "rank": p.Rank, "ranks": c.ranks,
 		"manifest": p.Manifest, "sha256": p.SHA256, "bytes": p.Bytes, "metric": p.MetricValue,
+		"write": millis(p.WriteTime), "store": millis(p.StoreTime),
 	}
 	var verified bool
 	var bytes int64
@@ -209,8 +211,9 @@ func (c *checkpointing) register(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	tag, err := c.tx.Exec(ctx, `
-		INSERT INTO checkpoint_shards (job, step, attempt, rank, manifest, sha256, bytes, metric_value)
-		SELECT @job, @step, @attempt, @rank, @manifest, @sha256, @bytes, @metric
+		INSERT INTO checkpoint_shards (job, step, attempt, rank, manifest, sha256, bytes, metric_value, write_ms,
+			store_ms)
+		SELECT @job, @step, @attempt, @rank, @manifest, @sha256, @bytes, @metric, @write, @store
 		WHERE EXISTS (
 			SELECT 1 FROM checkpoints
 			WHERE job = @job AND step = @step AND attempt = @attempt AND state <> 'pruned')
@@ -222,9 +225,9 @@ func (c *checkpointing) register(ctx context.Context) (bool, error) {
 	err = c.tx.QueryRow(ctx, `
 		UPDATE checkpoints c
 		SET state = CASE WHEN s.n = c.ranks THEN 'verified' ELSE c.state END, bytes = s.bytes,
-		    metric_value = s.metric
+		    metric_value = s.metric, write_ms = s.write_ms, store_ms = s.store_ms
 		FROM (
-			SELECT count(*) AS n, sum(bytes) AS bytes,
+			SELECT count(*) AS n, sum(bytes) AS bytes, max(write_ms) AS write_ms, max(store_ms) AS store_ms,
 				(array_agg(metric_value ORDER BY rank) FILTER (WHERE metric_value IS NOT NULL))[1] AS metric
 			FROM checkpoint_shards
 			WHERE job = @job AND step = @step AND attempt = @attempt
@@ -238,6 +241,15 @@ func (c *checkpointing) register(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	return true, c.whole(ctx, bytes)
+}
+
+// millis returns a time in milliseconds; nil: not measured.
+func millis(d *time.Duration) *int64 {
+	if d == nil {
+		return nil
+	}
+	ms := d.Milliseconds()
+	return &ms
 }
 
 // whole records that all members' parts of the step are stored. Machines lost before

@@ -26,7 +26,8 @@
 //	Retries     array_runs retry
 //	Schedules   clocks fire schedules schedules_apply
 //	Queue       commit explain feed preempt repair
-//	Machines    approvals blame egress engine fleet_use machine_history machines_read machines_write prune reap
+//	Machines    approvals blame egress engine fleet_use machine_history machine_losses machines_read machines_write
+//	            prune reap
 //	Pools       pools
 //	Launches    launches launches_breakers launches_prune launches_read launches_sweep
 //	Scaling     scaling scaling_idle scaling_notes scaling_quote

@@ -113,6 +113,7 @@ var fullDocument = jobDocument + ` || jsonb_strip_nulls(jsonb_build_object(
 				SELECT jsonb_agg(jsonb_build_object(
 					'step', c.step, 'attempt', c.attempt, 'state', c.state, 'bytes', c.bytes,
 					'created_at', c.created_at, 'detail', c.detail, 'metric_value', c.metric_value,
+					'write_seconds', c.write_ms / 1000.0, 'store_seconds', c.store_ms / 1000.0,
 					'pinned', CASE WHEN c.pinned_at IS NOT NULL THEN true END,
 					'passed_over', CASE WHEN c.state = 'verified' AND c.passed_over THEN true END,
 					'used', CASE WHEN c.state = 'verified' AND checkpoint_is_kept(c.job, c.step, c.attempt, NULL)

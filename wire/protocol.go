@@ -338,6 +338,9 @@ type CheckpointReport struct {
 	PassedOverFor        *int64 `json:"-"`
 	PassedOverForAttempt int    `json:"-"`
 	// WriteTime and StoreTime are the times that the job took to write the step, and the agent to store it; nil: not
+	// measured. They are sent as HeaderWriteTime and HeaderStoreTime, in milliseconds.
+	WriteTime *time.Duration `json:"-"`
+	StoreTime *time.Duration `json:"-"`
 }
 
 // HeaderPassedOverFor and HeaderPassedOverForAttempt carry CheckpointReport.PassedOverFor and PassedOverForAttempt.
@@ -348,6 +351,12 @@ const (
 
 // HeaderMetricValue carries CheckpointReport.MetricValue, as strconv formats it.
 const HeaderMetricValue = "Berth-Metric-Value"
+
+// HeaderWriteTime and HeaderStoreTime carry CheckpointReport.WriteTime and StoreTime, in whole milliseconds.
+const (
+	HeaderWriteTime = "Berth-Write-Time"
+	HeaderStoreTime = "Berth-Store-Time"
+)
 
 // LogAck answers an append to a member's log with the end of the stored part. If this
 // is not the sender's own end, the sender continues from there.

@@ -19,6 +19,13 @@ func (c *Client) Checkpoints(ctx context.Context, id berth.JobID) (wire.Page[ber
 	return page, err
 }
 
+// CheckpointInterval returns the interval between checkpoints that would lose least work of a job.
+func (c *Client) CheckpointInterval(ctx context.Context, id berth.JobID) (wire.CheckpointInterval, error) {
+	var interval wire.CheckpointInterval
+	_, err := c.do(ctx, request{method: http.MethodGet, path: jobPath(id) + "/checkpoint-interval"}, &interval)
+	return interval, err
+}
+
 // CheckpointFiles lists the files of one member in a verified checkpoint.
 func (c *Client) CheckpointFiles(ctx context.Context, id berth.JobID, step int64,
 	member int) (wire.CheckpointFiles, error) {

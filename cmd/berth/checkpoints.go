@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -189,6 +190,10 @@ func showCheckpoints(a *app, list wire.Page[berth.Checkpoint]) error {
 func checkpointTable(a *app, checkpoints []berth.Checkpoint, wide bool) *table {
 	t := &table{screen: a.outTerm, head: []string{"STEP", "ATTEMPT", "STATE", "SIZE", "AGE"}}
 	measured := slices.ContainsFunc(checkpoints, func(c berth.Checkpoint) bool { return c.Metric != nil })
+	timed := slices.ContainsFunc(checkpoints, func(c berth.Checkpoint) bool { return c.Write != nil || c.Store != nil })
+	if timed {
+		t.head = append(t.head, "SAVED IN", "STORED IN")
+	}
 	if measured {
 		t.head = append(t.head, "METRIC")
 	}
@@ -201,6 +206,9 @@ func checkpointTable(a *app, checkpoints []berth.Checkpoint, wide bool) *table {
 			berth.CheckpointPruned: faint}
 		cells := []any{fmt.Sprint(c.Step), fmt.Sprint(c.Attempt), cell{string(c.State), tones[c.State]},
 			bytesOf(c.Bytes), since(&c.CreatedAt, a.now())}
+		if timed {
+			cells = append(cells, tookText(c.Write), tookText(c.Store))
+		}
 		if measured {
 			cells = append(cells, metricText(c.Metric))
 		}
@@ -218,6 +226,17 @@ func detailText(c berth.Checkpoint) string {
 		return strings.TrimSuffix("passed over: "+c.Detail, ": ")
 	}
 	return c.Detail
+}
+
+// tookText returns a measured time, with tenths of a second below 10 seconds, or a dash.
+func tookText(seconds *float64) string {
+	switch {
+	case seconds == nil:
+		return "-"
+	case *seconds < 10:
+		return strconv.FormatFloat(*seconds, 'f', 1, 64) + "s"
+	}
+	return span(time.Duration(*seconds * float64(time.Second)))
 }
 
 // metricText returns the value of a checkpoint's metric with at most six digits, or a dash.

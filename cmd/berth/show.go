@@ -39,7 +39,10 @@ func newShow(a *app) *cobra.Command {
 				return err
 			}
 			return a.show(view{body: job, names: []string{string(job.ID)}, table: func(wide bool) error {
-				return describeJob(a, job, wide)
+				if err := describeJob(a, job, wide); err != nil {
+					return err
+				}
+				return adviseInterval(cmd.Context(), a, c, job)
 			}})
 		},
 	}

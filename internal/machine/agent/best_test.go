@@ -47,6 +47,9 @@ func TestTheBestCheckpointIsKept(t *testing.T) {
 		if c.State == berth.CheckpointVerified && (c.Metric == nil || (c.Best == 1) != best || best && *c.Metric != 0.9) {
 			t.Errorf("checkpoint is %+v", c)
 		}
+		if c.State == berth.CheckpointVerified && (c.Store == nil || *c.Store <= 0 || c.Write == nil) {
+			t.Errorf("times of step %d: written in %v s, stored in %v s", c.Step, c.Write, c.Store)
+		}
 	}
 	s.cancel(id)
 	w.exit()

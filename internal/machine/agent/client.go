@@ -328,6 +328,12 @@ func (c *client) checkpoint(ctx context.Context, req wire.CheckpointReport) erro
 		header.Set(wire.HeaderPassedOverFor, strconv.FormatInt(*req.PassedOverFor, 10))
 		header.Set(wire.HeaderPassedOverForAttempt, strconv.Itoa(req.PassedOverForAttempt))
 	}
+	if req.WriteTime != nil {
+		header.Set(wire.HeaderWriteTime, strconv.FormatInt(req.WriteTime.Milliseconds(), 10))
+	}
+	if req.StoreTime != nil {
+		header.Set(wire.HeaderStoreTime, strconv.FormatInt(req.StoreTime.Milliseconds(), 10))
+	}
 	return c.callWith(ctx, header, 3*callTimeout, "checkpoints", req, nil)
 }
 

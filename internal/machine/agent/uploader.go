@@ -280,6 +280,8 @@ func (u *checkpointUploader) save(step int64) error {
 // saveTraced is save inside a span. Before each file it declares the bytes still to come, so that
 // the server can refuse a checkpoint that exceeds the quota at its first file.
 func (u *checkpointUploader) saveTraced(step int64, span *tracing.Span) error {
+	began := time.Now()
+	wrote := writeTime(u.scratch.checkpoint, step)
 	done, err := u.scratch.checkpoint.Lstat(path.Join(stepName(step), doneFile))
 	if err != nil {
 		return err
@@ -315,17 +317,23 @@ func (u *checkpointUploader) saveTraced(step int64, span *tracing.Span) error {
 		return err
 	}
 	_ = failpoint.Hit("agent.manifest.after")
-	err = u.retry.insist("register a checkpoint", func(ctx context.Context) error {
-		return u.control.reportCheckpoint(ctx, wire.CheckpointReport{
-			Alloc: u.alloc, Job: u.job, Attempt: u.attempt, Rank: u.number, Step: step, OfAttempt: u.attempt,
-			Manifest: key, SHA256: hex.EncodeToString(sum[:]), Bytes: total, MetricValue: u.values[step],
-		})
-	})
+	err = u.register(wire.CheckpointReport{Step: step, Manifest: key, SHA256: hex.EncodeToString(sum[:]), Bytes: total,
+		MetricValue: u.values[step], WriteTime: wrote}, began)
 	if err == nil {
 		span.Set(attribute.Int("berth.files", len(names)), attribute.Int64("berth.bytes", total))
 		u.log.Info("checkpoint stored", "step", step, "files", len(names), "bytes", total)
 	}
 	return err
+}
+
+// register reports a stored step. The time to store it counts from began until the report is sent.
+func (u *checkpointUploader) register(p wire.CheckpointReport, began time.Time) error {
+	p.Alloc, p.Job, p.Rank, p.Attempt, p.OfAttempt = u.alloc, u.job, u.number, u.attempt, u.attempt
+	return u.retry.insist("register a checkpoint", func(ctx context.Context) error {
+		stored := time.Since(began)
+		p.StoreTime = &stored
+		return u.control.reportCheckpoint(ctx, p)
+	})
 }
 
 // savedAt returns the time at which a step was complete, by its last file. It is the same in each process of the
