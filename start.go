@@ -12,6 +12,10 @@ type Start struct {
 	// Alternative is the number of the hardware that the job gets: 0 for its resources, and from 1 for its
 	// alternatives. It is 0 for a job without alternatives.
 	Alternative int `json:",omitempty"`
+
+	// Groups are the numbers of members of the groups of unlike members, by rank. It is nil if all members are
+	// alike, so that they may exchange their places.
+	Groups []int `json:",omitempty"`
 }
 
 // Grant is the capacity of one member on one machine.

@@ -100,13 +100,7 @@ func (r *run) sorts() []*sort {
 		if seen[key] != nil {
 			continue
 		}
-		x := &sort{Demand: Demand{Pool: n.Pool, Like: id}, kind: n.Kind,
-			empty: n.Blank()}
-		x.empty.Used, x.empty.GPUs = berth.Capacity{}, slices.Clone(n.GPUs)
-		for i := range x.empty.GPUs {
-			x.empty.GPUs[i].UsedMilli, x.empty.GPUs[i].Healthy = 0, true
-		}
-		x.empty.Recount()
+		x := &sort{Demand: Demand{Pool: n.Pool, Like: id}, kind: n.Kind, empty: *fit.Emptied(n)}
 		seen[key], list = x, append(list, x)
 	}
 	slices.SortStableFunc(list, func(a, b *sort) int {
@@ -132,41 +126,36 @@ func (d *demand) place(c *cluster.Class) bool {
 	return false
 }
 
-// gang places all members on machines of the group, or none. Members are equal, so a
+// taken is the place of a member on a simulated machine.
+type taken struct {
+	machine *added
+	grant   berth.Grant
+}
+
+// gang places all members on machines of the group, or none. The members of a part are equal, so a
 // machine without room for one member has no room for the next one either: the search
 // goes on from the machine that took the last member.
 func (d *demand) gang(c *cluster.Class, group string) bool {
-	at := placeFor{c, group}
-	from, before := d.from[at], len(d.added)
-	type taken struct {
-		machine *added
-		grant   berth.Grant
-	}
+	before := len(d.added)
+	from := make([]int, len(c.Parts)) // as in d.from, by part
 	var ranks []taken
-	for range c.Members() {
-		var m *added
-		var devices []int
-		for i := from; i < len(d.added) && m == nil; i++ {
-			if list, ok := d.added[i].fit(c, group); ok {
-				m, devices = d.added[i], list
-			} else {
-				from = i + 1
-			}
-		}
-		if m == nil {
-			if m, devices = d.add(c, group); m == nil {
+	for i, p := range c.Parts {
+		from[i] = d.from[placeFor{p.Class, group}]
+		for range p.Members {
+			t, ok := d.member(p.Class, group, &from[i])
+			if !ok {
 				for _, t := range ranks {
 					t.machine.Add(t.grant)
 				}
 				d.added = d.added[:before]
 				return false
 			}
+			ranks = append(ranks, t)
 		}
-		g := fit.Grant(c, &m.Node, devices)
-		m.Subtract(g)
-		ranks = append(ranks, taken{m, g})
 	}
-	d.from[at] = from
+	for i, p := range c.Parts {
+		d.from[placeFor{p.Class, group}] = from[i]
+	}
 	for _, m := range d.added[before:] {
 		m.sort.Machines++
 	}
@@ -175,6 +164,28 @@ func (d *demand) gang(c *cluster.Class, group string) bool {
 		t.machine.sort.Capacity = t.machine.sort.Capacity.Add(t.grant.Capacity)
 	}
 	return true
+}
+
+// member places one member on a simulated machine, the machines before from left out. It advances from to the first
+// machine that may have room for the next member.
+func (d *demand) member(c *cluster.Class, group string, from *int) (taken, bool) {
+	var m *added
+	var devices []int
+	for i := *from; i < len(d.added) && m == nil; i++ {
+		if list, ok := d.added[i].fit(c, group); ok {
+			m, devices = d.added[i], list
+		} else {
+			*from = i + 1
+		}
+	}
+	if m == nil {
+		if m, devices = d.add(c, group); m == nil {
+			return taken{}, false
+		}
+	}
+	g := fit.Grant(c, &m.Node, devices)
+	m.Subtract(g)
+	return taken{m, g}, true
 }
 
 // add simulates one more machine, of the smallest sort with room for a member. It

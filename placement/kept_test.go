@@ -16,7 +16,12 @@ import (
 )
 
 // drawCluster returns a small cluster with gangs, quotas, nested tenants and a random policy.
-func drawCluster(t *rapid.T) *cluster {
+func drawCluster(t *rapid.T) *cluster { return drawClusterOf(t, false) }
+
+// drawMixed is drawCluster with gangs of unlike members among the others.
+func drawMixed(t *rapid.T) *cluster { return drawClusterOf(t, true) }
+
+func drawClusterOf(t *rapid.T, mixed bool) *cluster {
 	x := size{
 		machines: rapid.IntRange(1, 12).Draw(t, "machines"), waiting: rapid.IntRange(0, 60).Draw(t, "waiting"),
 		classes: rapid.IntRange(1, 24).Draw(t, "classes"), tenants: rapid.IntRange(1, 6).Draw(t, "tenants"),
@@ -29,6 +34,9 @@ func drawCluster(t *rapid.T) *cluster {
 		}
 		if class%10 == 0 {
 			r.SameLabel = "tier"
+		}
+		if mixed && class%7 == 3 {
+			r = withHead(r)
 		}
 		return r
 	})
@@ -83,7 +91,7 @@ func drawCluster(t *rapid.T) *cluster {
 func TestKeptPlansAreFreshPlans(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
-		c := drawCluster(t)
+		c := drawMixed(t)
 		c.apart = rapid.Bool().Draw(t, "apart")
 		c.spreadOverPools()
 		c.load()
@@ -185,7 +193,7 @@ func TestLongKeptPlansAreFreshPlans(t *testing.T) {
 func TestTheRestOfTheQueueChangesNothing(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
-		c := drawCluster(t)
+		c := drawMixed(t)
 		c.planner.MaxStarts = rapid.IntRange(0, 9).Draw(t, "max starts")
 		c.load()
 		brief, whole := c.planner, c.planner
@@ -208,7 +216,7 @@ func TestTheRestOfTheQueueChangesNothing(t *testing.T) {
 func TestKeptPlansAreFreshPlansOfOtherTenants(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
-		c := drawCluster(t)
+		c := drawMixed(t)
 		all := slices.Clone(c.tenants)
 		c.load()
 		for range rapid.IntRange(1, 12).Draw(t, "plans") {
@@ -294,7 +302,7 @@ func TestHoldersAreKnownWhateverComesFirst(t *testing.T) {
 func TestAQuestionAboutOneJobIsAnsweredAsOneAboutAll(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
-		c := drawCluster(t)
+		c := drawMixed(t)
 		c.load()
 		all := c.planner.Forecast(c.s, c.now)
 		for _, j := range c.waiting.list {

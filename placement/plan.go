@@ -345,7 +345,8 @@ func (r *run) place(e *queue.Entry) (berth.Start, bool) {
 				}
 			}
 			if ranks, ok := look(c, avoid, group); ok {
-				return berth.Start{Job: e.ID, Version: e.Version, Attempt: e.Attempt + 1, Ranks: ranks}, true
+				return berth.Start{Job: e.ID, Version: e.Version, Attempt: e.Attempt + 1, Ranks: ranks,
+					Groups: c.Sizes}, true
 			}
 		}
 	}

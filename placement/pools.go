@@ -20,7 +20,7 @@ func newPoolIndex(c *cluster.Cluster) *poolIndex {
 	return &poolIndex{cluster: c, known: map[*cluster.Class][]string{}}
 }
 
-// of returns the pools of a class, sorted.
+// of returns the pools of a class, sorted: of unlike members, the pools for any of them.
 func (x *poolIndex) of(c *cluster.Class) []string {
 	if list, ok := x.known[c]; ok {
 		return list
@@ -30,17 +30,23 @@ func (x *poolIndex) of(c *cluster.Class) []string {
 		x.measure()
 	}
 	var list []string
-	for _, m := range c.Matches {
-		for pool, total := range x.totals[m.Kind] {
-			if c.Capacity.CPUMilli <= total.CPUMilli && c.Capacity.MemoryMiB <= total.MemoryMiB &&
-				c.Capacity.DiskMiB <= total.DiskMiB && !slices.Contains(list, pool) {
-				list = append(list, pool)
+	for _, p := range c.Parts {
+		for _, m := range p.Class.Matches {
+			for pool, total := range x.totals[m.Kind] {
+				if holds(total, p.Class.Capacity) && !slices.Contains(list, pool) {
+					list = append(list, pool)
+				}
 			}
 		}
 	}
 	slices.Sort(list)
 	x.known[c] = list
 	return list
+}
+
+// holds compares all amounts except devices.
+func holds(total, c berth.Capacity) bool {
+	return c.CPUMilli <= total.CPUMilli && c.MemoryMiB <= total.MemoryMiB && c.DiskMiB <= total.DiskMiB
 }
 
 // measure reads the pools and the capacity of all machines.

@@ -68,12 +68,13 @@ func (r *pruner) narrow() {
 			continue
 		}
 		r.snapshot.cluster.Settle(c) // updates c.Like, which depends on the existing kinds
-		if o := fitting[c.Like]; o != nil && !r.placer.Closed(c) && o.Members() >= c.Members() && fit.AsksForAll(o, c) {
+		if o := fitting[c.Like]; o != nil && !r.placer.Closed(c) && c.Unlike() == nil && o.Members() >= c.Members() &&
+			fit.AsksForAll(o, c) {
 			alive, left = append(alive, c), left+len(r.snapshot.queue.Of(c).Lines)
 			continue
 		}
 		if !r.Closed(c) && !r.dead(c) {
-			if !r.placer.Closed(c) {
+			if !r.placer.Closed(c) && c.Unlike() == nil {
 				fitting[c.Like] = c
 			}
 			alive, left = append(alive, c), left+len(r.snapshot.queue.Of(c).Lines)
@@ -117,8 +118,7 @@ func (r *pruner) deadAs(o, c *cluster.Class) bool {
 		return true
 	}
 	r.placer.End = r.Now.Add(limit)
-	_, ok = r.placer.Brief(&fit.Search{Class: o})
-	return !ok
+	return !r.placer.BriefAny(o)
 }
 
 // searches lists the classes under which jobs of a class are placed: the class itself, which has the
@@ -183,7 +183,7 @@ func (r *pruner) fruitless(c *cluster.Class, limit time.Duration) bool {
 	r.probed.Put(c.Number)
 	r.placer.End = r.Now.Add(limit)
 	for _, o := range searches(c) {
-		if _, ok := r.placer.Brief(&fit.Search{Class: o}); ok {
+		if r.placer.BriefAny(o) {
 			return false
 		}
 	}

@@ -107,8 +107,11 @@ func (s *Snapshot) DefineClass(name string, r spec.Request) {
 	s.define(cluster.NewClass(name, r))
 }
 
-// define adds a class to all parts of the snapshot.
+// define adds a class, and the classes of its unlike members, to all parts of the snapshot.
 func (s *Snapshot) define(c *cluster.Class) {
+	for _, p := range c.Unlike() {
+		s.define(p.Class)
+	}
 	s.cluster.Define(c)
 	s.queue.Enroll(c)
 	s.state.Memory.Reset(c)

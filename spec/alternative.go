@@ -33,7 +33,11 @@ func (s Job) ResourcesOf(number int) Resources {
 	if number < 1 || number > len(s.Alternatives) {
 		return r
 	}
-	a := s.Alternatives[number-1]
+	return s.Alternatives[number-1].resources(r)
+}
+
+// resources returns the resources with the fields that the alternative names.
+func (a Alternative) resources(r Resources) Resources {
 	if a.CPUs != nil {
 		r.CPUs = a.CPUs
 	}
@@ -49,7 +53,7 @@ func (s Job) ResourcesOf(number int) Resources {
 	if a.GPUs != nil {
 		r.GPUs = *a.GPUs
 	}
-	if r.GPUs == 0 { // an alternative without GPUs inherits no conditions on them
+	if r.GPUs == 0 { // hardware without GPUs inherits no conditions on them
 		r.GPUType, r.GPUMemory = nil, 0
 	}
 	if a.GPUType != nil {

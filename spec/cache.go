@@ -45,6 +45,8 @@ type cacheKey struct {
 	// Alternatives lists the other hardware that the file allows. The key thus depends on the file alone, and
 	// not on the hardware that the step has got.
 	Alternatives []Resources `json:"alternatives,omitempty"`
+
+	Groups []Group `json:"groups,omitempty"`
 }
 
 // cachedInput is an input as the container notices it: its path and content.
@@ -70,7 +72,7 @@ func (s Job) CacheKey(at Standing) (key []byte, ok bool) {
 	k := cacheKey{
 		Form: 1, Image: s.Image, Entrypoint: s.Entrypoint, Command: s.Command, Env: s.Env, Workdir: s.Workdir,
 		Resources: s.Resources, Members: s.Members, Checkpoint: s.Checkpoint, Outputs: slices.Clone(s.Outputs),
-		User: s.User, ReadOnlyRoot: s.ReadOnlyRoot, Tmp: TmpOf(s),
+		User: s.User, ReadOnlyRoot: s.ReadOnlyRoot, Tmp: TmpOf(s), Groups: s.Groups,
 	}
 	for i, in := range s.Inputs {
 		content := in.fixedContent()

@@ -54,7 +54,10 @@ func TestWhatACachedStepIs(t *testing.T) {
 			func(s *spec.Job) { s.Resources.GPUs = 1000 }, func(s *spec.Job) { s.Resources.CPUs = &cpus },
 			func(s *spec.Job) { s.Resources.Memory = &memory }, func(s *spec.Job) { s.Resources.GPUType = spec.StringList{"H100"} },
 		},
-		"Members":    {func(s *spec.Job) { s.Image, s.Members = pinned, 2 }},
+		"Members": {func(s *spec.Job) { s.Image, s.Members = pinned, 2 }},
+		"Groups": {func(s *spec.Job) {
+			s.Image, s.Groups = pinned, []spec.Group{{Name: "a"}, {Name: "b"}}
+		}},
 		"Checkpoint": {func(s *spec.Job) { s.Checkpoint = &spec.CheckpointPolicy{Path: "/c"} }},
 		"Inputs": {
 			func(s *spec.Job) { s.Inputs[0].To = "/elsewhere" }, func(s *spec.Job) { s.Inputs[1].From = string(otherAddress) },

@@ -24,6 +24,7 @@ func (s Job) WithDefaults() Job {
 	if s.Resources.Memory == nil {
 		s.Resources.Memory = ptr(DefaultMemory)
 	}
+	s = withGroupDefaults(s)
 	if s.Members == 0 {
 		s.Members = 1
 	}

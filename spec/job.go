@@ -25,6 +25,7 @@ type Job struct {
 	Alternatives []Alternative `json:"alternatives,omitempty" doc:"other hardware, in order, if resources have no room"`
 
 	Members   int       `json:"members,omitempty" zero:"1 to 512; default 1" doc:"members of the gang"`
+	Groups    []Group   `json:"groups,omitempty" doc:"groups of unlike members of a gang, instead of members"`
 	Placement Placement `json:"placement,omitzero" doc:"conditions on the machines"`
 	Network   Network   `json:"network,omitzero" doc:"egress policy of the containers"`
 	Priority  *Priority `json:"priority,omitempty" doc:"low, normal, high, or 0 to 1000"`

@@ -110,6 +110,7 @@ func Filled(s Job, each []map[string]string) (Job, error) {
 			v.variable(field, name, vars[k])
 		}
 		v.require(len(s.Env)+len(vars) <= maxEnv-arrayVariables, "it", "has too many variables", "")
+		v.requireGroups(s, vars)
 		if len(v.faults) > 0 {
 			return s, berth.Errorf(berth.CodeInvalid, "entry %d: %s %s", i, v.faults[0].Field, v.faults[0].Detail)
 		}

@@ -147,23 +147,22 @@ func (q Quota) Exceeds(r Request) []berth.FieldError {
 		return nil
 	}
 	v := &validation{}
-	n := int64(max(1, r.Members))
-	c := r.Capacity()
+	c := r.Total()
 	asks := "asks for"
-	if n > 1 {
-		asks = fmt.Sprintf("%d members ask for", n)
+	if r.Members > 1 {
+		asks = fmt.Sprintf("%d members ask for", r.Members)
 	}
 	over := func(field, asked, limit string, ok bool) {
 		v.require(ok, field, fmt.Sprintf("%s %s; the quota of tenant %s is %s", asks, asked, q.Tenant, limit), "")
 	}
 	if l := q.Limit.CPUs; l != nil {
-		over("resources.cpus", unit(MilliCPU(n*c.CPUMilli).String(), "CPU"), l.String(), n*c.CPUMilli <= int64(*l))
+		over("resources.cpus", unit(MilliCPU(c.CPUMilli).String(), "CPU"), l.String(), c.CPUMilli <= int64(*l))
 	}
 	if l := q.Limit.Memory; l != nil {
-		over("resources.memory", MiB(n*c.MemoryMiB).String(), l.String(), n*c.MemoryMiB <= int64(*l))
+		over("resources.memory", MiB(c.MemoryMiB).String(), l.String(), c.MemoryMiB <= int64(*l))
 	}
 	if l := q.Limit.GPUs; l != nil {
-		over("resources.gpus", unit(MilliGPU(n*c.GPUMilli).String(), "GPU"), l.String(), n*c.GPUMilli <= int64(*l))
+		over("resources.gpus", unit(MilliGPU(c.GPUMilli).String(), "GPU"), l.String(), c.GPUMilli <= int64(*l))
 	}
 	return v.faults
 }

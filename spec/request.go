@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"maps"
 
 	"berth"
 )
@@ -31,6 +32,24 @@ type Request struct {
 	SameLabel    string            `json:"same_label,omitempty"`
 	Avoid        []berth.MachineID `json:"avoid,omitempty"`
 	Execution    Execution         `json:"execution"`
+
+	// Groups are the requests of a gang with unlike members, by rank; empty: all members are alike. With
+	// groups, Members is the sum of their members, and the resources of the request itself are 0.
+	Groups []GroupRequest `json:"groups,omitempty"`
+}
+
+// GroupRequest is the request of one group of equal members in a gang of unlike members. Its fields
+// have the meaning that they have in Request.
+type GroupRequest struct {
+	Name         string   `json:"name"`
+	Members      int      `json:"members"`
+	CPUMilli     int64    `json:"cpu_milli"`
+	MemoryMiB    int64    `json:"memory_mib"`
+	DiskMiB      int64    `json:"disk_mib,omitempty"`
+	GPUs         int      `json:"gpus,omitempty"`
+	GPUMilli     int64    `json:"gpu_milli,omitempty"`
+	GPUTypes     []string `json:"gpu_types,omitempty"`
+	GPUMemoryMiB int64    `json:"gpu_memory_mib,omitempty"`
 }
 
 // Request derives the placement request of a spec. The spec must have its defaults filled
@@ -65,10 +84,56 @@ func (s Job) Request() Request {
 	if s.Placement.Strategy == "spread" {
 		r.Strategy = "spread"
 	}
+	if len(s.Groups) > 0 {
+		r.Groups = groupRequests(s)
+		r.CPUMilli, r.MemoryMiB, r.DiskMiB, r.GPUs, r.GPUMilli, r.GPUTypes, r.GPUMemoryMiB = 0, 0, 0, 0, 0, nil, 0
+		r.Labels = maps.Clone(r.Labels)
+		if r.Labels == nil {
+			r.Labels = map[string]string{}
+		}
+		r.Labels[GroupsLabel] = HasGroups
+	}
 	return r
 }
 
-// Capacity returns the resources that one member takes from its machine.
+// GroupsLabel is a label that the request of a gang with groups demands and that no machine has. Readers
+// of the version before do not know Request.Groups. For them the request fits on no machine, so they
+// never start such a gang with the resources of one group. Split leaves the label out.
+const GroupsLabel = "berth.groups"
+
+// HasGroups is the value that a request demands of GroupsLabel.
+const HasGroups = "known"
+
+// Split returns the request of each group of equal members, by rank, with the number of its members: the
+// request itself if all members are alike.
+func (r Request) Split() []Request {
+	if len(r.Groups) == 0 {
+		return []Request{r}
+	}
+	list := make([]Request, len(r.Groups))
+	for i, g := range r.Groups {
+		one := r
+		one.Groups, one.Labels = nil, maps.Clone(r.Labels)
+		delete(one.Labels, GroupsLabel)
+		one.Members, one.CPUMilli, one.MemoryMiB, one.DiskMiB = g.Members, g.CPUMilli, g.MemoryMiB, g.DiskMiB
+		one.GPUs, one.GPUMilli, one.GPUTypes, one.GPUMemoryMiB = g.GPUs, g.GPUMilli, g.GPUTypes, g.GPUMemoryMiB
+		list[i] = one
+	}
+	return list
+}
+
+// Total returns the resources of all members together.
+func (r Request) Total() (sum berth.Capacity) {
+	for _, one := range r.Split() {
+		c, n := one.Capacity(), int64(max(1, one.Members))
+		sum = sum.Add(berth.Capacity{CPUMilli: n * c.CPUMilli, MemoryMiB: n * c.MemoryMiB, DiskMiB: n * c.DiskMiB,
+			GPUMilli: n * c.GPUMilli})
+	}
+	return sum
+}
+
+// Capacity returns the resources that one member takes from its machine. A request with groups has no such
+// amount: see Split and Total.
 func (r Request) Capacity() berth.Capacity {
 	return berth.Capacity{CPUMilli: r.CPUMilli, MemoryMiB: r.MemoryMiB, DiskMiB: r.DiskMiB,
 		GPUMilli: int64(r.GPUs) * r.GPUMilli}

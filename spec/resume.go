@@ -212,7 +212,7 @@ func noticed(s Job) map[string]string {
 		"image": s.Image, "entrypoint": s.Entrypoint, "command": s.Command, "env": s.Env, "workdir": s.Workdir,
 		"resources": s.Resources, "members": s.Members, "checkpoint": s.Checkpoint, "inputs": inputs,
 		"outputs": outputs, "secrets": secrets, "secrets_as": secretsAs, "array": array, "alternatives": alternatives,
-		"user": s.User, "read_only_root": s.ReadOnlyRoot, "tmp_size": TmpOf(s),
+		"user": s.User, "read_only_root": s.ReadOnlyRoot, "tmp_size": TmpOf(s), "groups": s.Groups,
 	}
 	texts := make(map[string]string, len(parts))
 	for field, part := range parts {

@@ -110,7 +110,7 @@ func (p *StallPolicy) validate(v *validation, s Job) {
 		}
 		v.require(!slices.Contains(p.Signs[:i], sign), field, fmt.Sprintf("%s is listed twice", sign), "each sign once")
 	}
-	v.require(s.Resources.GPUs > 0 || !p.Counts(SignGPU), "stall.signs",
+	v.require(s.Resources.GPUs > 0 || len(s.Groups) > 0 || !p.Counts(SignGPU), "stall.signs",
 		"lists gpu, but resources.gpus is not set", "set resources.gpus, or leave gpu out")
 	for i := range s.Alternatives {
 		v.require(s.ResourcesOf(i+1).GPUs > 0 || s.Resources.GPUs == 0 || !p.Counts(SignGPU), "stall.signs",

@@ -47,6 +47,7 @@ func (s Job) Validate() []berth.FieldError {
 	validateUser(v, s)
 	s.Resources.validate(v, "resources")
 	validateAlternatives(v, s)
+	validateGroups(v, s)
 	s.validatePlacement(v)
 	s.Network.validate(v)
 	s.validateTimes(v)
@@ -93,16 +94,8 @@ func (s Job) validateEnv(v *validation) {
 	for _, k := range sortedKeys(s.Env) {
 		v.variable("env."+k, k, s.Env[k])
 	}
-	argument := func(field string, i int, a string) {
-		v.require(len(a) <= 128<<10 && !strings.Contains(a, "\x00"), fmt.Sprintf("%s[%d]", field, i),
-			"too long, or contains a NUL byte", "at most 128KiB each")
-	}
-	for i, a := range s.Entrypoint {
-		argument("entrypoint", i, a)
-	}
-	for i, a := range s.Command {
-		argument("command", i, a)
-	}
+	v.arguments("entrypoint", s.Entrypoint)
+	v.arguments("command", s.Command)
 }
 
 // validate checks the range of each resource and that GPU fields come with GPUs. at is the path of the
@@ -254,6 +247,14 @@ type validation struct{ faults []berth.FieldError }
 func (v *validation) require(ok bool, field, detail, allowed string) {
 	if !ok {
 		v.faults = append(v.faults, berth.FieldError{Field: field, Detail: detail, Allowed: allowed})
+	}
+}
+
+// arguments checks the arguments of a command.
+func (v *validation) arguments(field string, list []string) {
+	for i, a := range list {
+		v.require(len(a) <= 128<<10 && !strings.Contains(a, "\x00"), fmt.Sprintf("%s[%d]", field, i),
+			"too long, or contains a NUL byte", "at most 128KiB each")
 	}
 }
 

@@ -211,6 +211,7 @@ func (s Job) machineLabels() map[string]string {
 func (v *validation) machineLabel(field, key string) {
 	v.require(!IsEgressLabel(key), field+"."+key, "is reserved for machines that enforce egress policies",
 		"other keys")
+	v.require(key != GroupsLabel, field+"."+key, "is reserved for readers that do not know groups", "other keys")
 	v.require(!IsVolumeLabel(key), field+"."+key, "is reserved for the shared folders of machines",
 		fmt.Sprintf("keys that do not start with %s or %s", volumeLabel, mountLabel))
 }

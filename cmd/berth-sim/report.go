@@ -75,7 +75,7 @@ func (r *replay) standings(s *scenario) []*standing {
 		x.jobs++
 		x.waits = append(x.waits, t.first.Sub(origin.Add(t.submitted)).Seconds())
 		x.gave += t.starts - 1
-		x.lost += r.lost[t.job].Hours() * units(t.request.Capacity(), t.request.Members, r.owned)
+		x.lost += r.lost[t.job].Hours() * units(t.request.Total(), r.owned)
 	}
 	r.each(s.Duration.Std(), func(p sample, seconds float64) {
 		for id, c := range p.tenants {
@@ -88,13 +88,13 @@ func (r *replay) standings(s *scenario) []*standing {
 	return list
 }
 
-// units returns the number of GPUs of a job, or of cores on a cluster without GPUs.
-func units(c berth.Capacity, members int, owned berth.Capacity) float64 {
+// units returns the number of GPUs of a job, or of cores on a cluster without GPUs. c is the sum of its members.
+func units(c, owned berth.Capacity) float64 {
 	milli := c.CPUMilli
 	if owned.GPUMilli > 0 {
 		milli = c.GPUMilli
 	}
-	return float64(milli) / 1000 * float64(max(1, members))
+	return float64(milli) / 1000
 }
 
 // dominant returns the greatest of the shares in the cluster's resources, as in dominant

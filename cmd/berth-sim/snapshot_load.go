@@ -178,14 +178,9 @@ func (l *loader) offer(o history.RecordedOffer) error {
 	return nil
 }
 
-func (l *loader) class(c snapshotClass) error {
-	r := c.Request.Request
-	switch {
-	case c.Class == "":
-		return errors.New("class.class is empty")
-	case r.Members < 1 || r.Members > maxSimMachines:
-		return fmt.Errorf("class.request.members %d: allowed are 1 to %d", r.Members, maxSimMachines)
-	case r.GPUs < 0 || r.GPUs > maxFileGPUs || r.GPUMilli < 0 || r.GPUMilli > 1000:
+// checkAmounts returns an error for resources that no member could have.
+func checkAmounts(r spec.Request) error {
+	if r.Members < 1 || r.GPUs < 0 || r.GPUs > maxFileGPUs || r.GPUMilli < 0 || r.GPUMilli > 1000 {
 		return fmt.Errorf("class.request asks for %d GPUs of %d milli: allowed are 0 to %d of 0 to 1000", r.GPUs,
 			r.GPUMilli, maxFileGPUs)
 	}
@@ -193,6 +188,27 @@ func (l *loader) class(c snapshotClass) error {
 		if n < 0 || n > maxMilli {
 			return fmt.Errorf("class.request has an amount %d: allowed are 0 to %d", n, int64(maxMilli))
 		}
+	}
+	return nil
+}
+
+func (l *loader) class(c snapshotClass) error {
+	r := c.Request.Request
+	switch {
+	case c.Class == "":
+		return errors.New("class.class is empty")
+	case r.Members < 1 || r.Members > maxSimMachines:
+		return fmt.Errorf("class.request.members %d: allowed are 1 to %d", r.Members, maxSimMachines)
+	}
+	members := 0
+	for _, one := range r.Split() {
+		if err := checkAmounts(one); err != nil {
+			return err
+		}
+		members += one.Members
+	}
+	if members != r.Members {
+		return fmt.Errorf("class.request.members %d: its groups have %d", r.Members, members)
 	}
 	r.Constraint = "" // only its number counts
 	r.Labels = l.labels(c.Request.Labels)

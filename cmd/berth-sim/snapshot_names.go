@@ -10,6 +10,7 @@ import (
 
 	"berth"
 	"berth/db/history"
+	"berth/spec"
 )
 
 // pseudonyms replaces names by keyed hashes: equal names get equal pseudonyms, so the structure stays. The key is
@@ -81,6 +82,15 @@ func (p pseudonyms) burst(b *history.RecordedBurst) {
 func (p pseudonyms) class(c *snapshotClass) {
 	// The name is a hash of the request, by which guesses of labels could be tested.
 	c.Class = p.of("class", c.Class)
+	if len(c.Request.Groups) > 0 {
+		// The label is for other readers of the class than the engine, which does not know it by another name.
+		c.Request.Labels = slices.DeleteFunc(slices.Clone(c.Request.Labels),
+			func(l labelPair) bool { return l[0] == spec.GroupsLabel })
+		c.Request.Groups = slices.Clone(c.Request.Groups)
+		for i := range c.Request.Groups {
+			c.Request.Groups[i].Name = p.of("group", c.Request.Groups[i].Name)
+		}
+	}
 	c.Request.Labels = p.labels(c.Request.Labels)
 	c.Request.SameLabel = p.of("label", c.Request.SameLabel)
 	c.Request.Avoid = slices.Clone(c.Request.Avoid)

@@ -68,10 +68,11 @@ func (o *tally) held(r *recording, c berth.Capacity, from, to time.Time) {
 	}
 }
 
-// whole returns the capacity of all members of a request.
+// whole returns the capacity of all members of a request, without their disks.
 func whole(q spec.Request) berth.Capacity {
-	c, n := q.Capacity(), int64(max(1, q.Members))
-	return berth.Capacity{CPUMilli: c.CPUMilli * n, MemoryMiB: c.MemoryMiB * n, GPUMilli: c.GPUMilli * n}
+	c := q.Total()
+	c.DiskMiB = 0
+	return c
 }
 
 // counts reports whether a job's wait counts: it became ready in the period.

@@ -317,12 +317,20 @@ func (r *replay) interrupt(id berth.MachineID) {
 	}
 }
 
+// devicesOf returns the number of devices that all members of a request use.
+func devicesOf(r spec.Request) (n int) {
+	for _, one := range r.Split() {
+		n += one.GPUs * max(1, one.Members)
+	}
+	return n
+}
+
 // submit adds a job: running where it ran, if it held capacity at the begin of the period, and else arriving.
 func (r *recording) submit(x *replay, j *history.RecordedJob, l life) {
 	request := r.classes[j.Class]
 	ready := r.at(*j.ReadyAt)
 	t := &task{job: j.ID, class: request.Class(), left: l.length, done: l.done, work: work{
-		id: string(j.ID), tenant: j.Tenant, gpus: request.GPUs * max(1, request.Members),
+		id: string(j.ID), tenant: j.Tenant, gpus: devicesOf(request),
 		submitted: ready.Sub(origin), early: max(0, ready.Sub(r.at(j.SubmittedAt))),
 		length: l.length, startCost: l.startCost, request: request, priority: j.Priority, firm: !j.Preemptible,
 		like: j.Like, parent: j.Parent, parallel: j.Parallel,

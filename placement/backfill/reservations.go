@@ -29,6 +29,7 @@ type Reservations struct {
 	fresh   map[*cluster.Node][]*cluster.Holder // jobs that this plan has started
 	changed bool                                // agendas include changes of this plan, see Finish
 	events  []release                           // buffer
+	chosen  []Opening                           // of the parts that Places has placed, of the present job
 }
 
 // NewReservations returns the reservations of a plan, none so far.

@@ -43,7 +43,7 @@ func (r *Reservations) Reserve(e *queue.Entry) (at time.Time, ok bool) {
 func (r *Reservations) Places(c *cluster.Class) []Opening {
 	var best []Opening
 	for _, group := range r.placer.Groups(c) {
-		list := r.openings(c, group, best)
+		list := r.gang(c, group, best)
 		if list == nil {
 			continue
 		}
@@ -52,6 +52,26 @@ func (r *Reservations) Places(c *cluster.Class) []Opening {
 		}
 	}
 	return best
+}
+
+// gang returns openings of a group for the members of all parts, by time. It places the parts one after
+// the other, and each one sees the capacity of the earlier ones as taken. The result may be nil or not
+// improve on bound, as that of openings.
+func (r *Reservations) gang(c *cluster.Class, group string, bound []Opening) []Opening {
+	if c.Unlike() == nil {
+		return r.openings(c, group, bound)
+	}
+	r.chosen = r.chosen[:0]
+	defer func() { r.chosen = r.chosen[:0] }()
+	for _, p := range c.Parts {
+		list := r.openings(p.Class, group, bound)
+		if len(list) < p.Members {
+			return nil
+		}
+		r.chosen = append(r.chosen, list...)
+	}
+	list, _ := earliest(slices.Clone(r.chosen), c.Members(), time.Time{})
+	return list
 }
 
 // openings returns the earliest openings of a group for all members, by time. The result
@@ -215,6 +235,16 @@ func earliest(list []Opening, want int, limit time.Time) ([]Opening, time.Time) 
 	return list, limit
 }
 
+// oweChosen takes the chosen places of the present job on a machine out of a copy of the machine: from now
+// on, as the capacity of reserved starts.
+func (r *Reservations) oweChosen(x, n *cluster.Node) {
+	for i := range r.chosen {
+		if r.chosen[i].node == n {
+			x.Owe(r.chosen[i].grant)
+		}
+	}
+}
+
 // mayOpen is a cheap necessary condition for an opening before the limit. It compares
 // totals, the first release, and the release that frees the last missing device.
 func (r *Reservations) mayOpen(c *cluster.Class, n *cluster.Node, limit time.Time) bool {
@@ -247,6 +277,7 @@ func (r *Reservations) opens(
 	x := r.ledger.Sketch(n)
 	at := r.Now
 	agenda := r.agenda(n)
+	r.oweChosen(x, n)
 	if h := r.ledger.HoldOn(n); h != nil {
 		// Reserved capacity counts as taken from now on, since the new job may still run
 		// when the reservation starts. The hold is a part of it, so it is added back first.

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -16,11 +17,16 @@ type Class struct {
 	Name     string
 	Number   int // among the classes of the cluster; Unnumbered before Enroll
 	Request  spec.Request
-	Capacity berth.Capacity    // of a member
-	All      berth.Capacity    // of all members
-	Labels   map[string]string // the request's labels that operators set on machines
-	Volumes  map[string]string // the request's labels for shared folders, see spec.VolumeOf
-	Egress   map[string]string // the request's label for an egress policy, see spec.EgressLabel
+	Capacity berth.Capacity // of a member; of unlike members the largest amount of each resource
+	All      berth.Capacity // of all members
+	// Parts are the groups of equal members, the largest members first: in most classes one, with the class
+	// itself. Each part of a gang with unlike members has a class of its own, to which no job belongs.
+	Parts   []Part
+	Sizes   []int             // members of each group of unlike members, by rank; nil: all members are alike
+	isGang  bool              // it has several members, or is a part of such a class
+	Labels  map[string]string // the request's labels that operators set on machines
+	Volumes map[string]string // the request's labels for shared folders, see spec.VolumeOf
+	Egress  map[string]string // the request's label for an egress policy, see spec.EgressLabel
 	// Tenant and Sharer are set for shares of devices in a cluster that keeps tenants apart: all jobs
 	// of the class are of this tenant.
 	Tenant berth.TenantID
@@ -43,6 +49,14 @@ type Class struct {
 	seen    int
 }
 
+// Part is a group of equal members of a class.
+type Part struct {
+	Name    string // of the group in the job file; "" for a class of equal members
+	Class   *Class
+	Members int
+	First   int // rank of the first member; the others follow
+}
+
 // Unnumbered is the number of a class that the cluster has not enrolled. Plans cache
 // nothing about such a class.
 const Unnumbered = -1
@@ -61,14 +75,38 @@ const MaxVariants = 64
 // NewClass returns the class of a request. It has no number before the cluster defines
 // it. A constraint that does not compile makes the class match nothing.
 func NewClass(name string, r spec.Request) *Class {
-	c := &Class{Name: name, Number: Unnumbered, Request: r, Capacity: r.Capacity()}
-	n := int64(c.Members())
-	c.All = berth.Capacity{CPUMilli: n * c.Capacity.CPUMilli, MemoryMiB: n * c.Capacity.MemoryMiB,
-		DiskMiB: n * c.Capacity.DiskMiB, GPUMilli: n * c.Capacity.GPUMilli}
+	c := newClass(name, r, r.Members > 1)
+	if len(r.Groups) == 0 {
+		c.Parts = []Part{{Class: c, Members: c.Members()}}
+		return c
+	}
+	first := 0
+	for i, one := range r.Split() {
+		p := newClass(fmt.Sprintf("%s\x00part\x00%d", name, i), one, true)
+		p.Parts = []Part{{Class: p, Members: p.Members()}}
+		c.Sizes = append(c.Sizes, p.Members())
+		c.Parts = append(c.Parts, Part{r.Groups[i].Name, p, p.Members(), first})
+		c.Capacity = berth.Capacity{
+			CPUMilli:  max(c.Capacity.CPUMilli, p.Capacity.CPUMilli),
+			MemoryMiB: max(c.Capacity.MemoryMiB, p.Capacity.MemoryMiB),
+			DiskMiB:   max(c.Capacity.DiskMiB, p.Capacity.DiskMiB),
+			GPUMilli:  max(c.Capacity.GPUMilli, p.Capacity.GPUMilli),
+		}
+		first += p.Members()
+	}
+	// Small members fit into the room that large ones leave. Equal ones stay in order of rank.
+	slices.SortStableFunc(c.Parts, func(a, b Part) int { return compareSizes(b.Class, a.Class) })
+	return c
+}
+
+// newClass returns a class without parts.
+func newClass(name string, r spec.Request, isGang bool) *Class {
+	c := &Class{Name: name, Number: Unnumbered, Request: r, Capacity: r.Capacity(), All: r.Total(), isGang: isGang}
 	c.Labels, c.Volumes, c.Egress = map[string]string{}, map[string]string{}, map[string]string{}
 	for k, v := range r.Labels {
 		c.Reads.addLabel(k)
 		switch {
+		case k == spec.GroupsLabel && len(r.Groups) > 0: // for readers that do not know groups
 		case spec.IsVolumeLabel(k):
 			c.Volumes[k] = v
 		case spec.IsEgressLabel(k):
@@ -77,7 +115,7 @@ func NewClass(name string, r spec.Request) *Class {
 			c.Labels[k] = v
 		}
 	}
-	c.Reads.network = c.Members() > 1
+	c.Reads.network = isGang
 	c.Reads.price = r.MaxPrice > 0
 	if r.SameLabel != "" {
 		c.Reads.addLabel(r.SameLabel)
@@ -191,6 +229,9 @@ func (c *Class) Match(k *Kind) (Match, bool) {
 
 // catchUp matches the class with the kinds that were added since its last call.
 func (c *Class) catchUp(kinds []*Kind) {
+	for _, p := range c.Unlike() {
+		p.Class.catchUp(kinds)
+	}
 	if c.seen == len(kinds) && c.seen > 0 {
 		return
 	}
@@ -205,14 +246,31 @@ func (c *Class) catchUp(kinds []*Kind) {
 
 // compareClasses orders classes by the size of one member, smallest first.
 func compareClasses(a, b *Class) int {
+	return cmp.Or(compareSizes(a, b), strings.Compare(a.Name, b.Name))
+}
+
+// compareSizes compares the amounts of one member: GPUs, then cores, then memory.
+func compareSizes(a, b *Class) int {
 	return cmp.Or(
 		cmp.Compare(a.Capacity.GPUMilli, b.Capacity.GPUMilli), cmp.Compare(a.Capacity.CPUMilli, b.Capacity.CPUMilli),
-		cmp.Compare(a.Capacity.MemoryMiB, b.Capacity.MemoryMiB), strings.Compare(a.Name, b.Name),
+		cmp.Compare(a.Capacity.MemoryMiB, b.Capacity.MemoryMiB),
 	)
 }
 
 // Members returns the number of members of a job, which is 1 unless the job is a gang.
 func (c *Class) Members() int { return max(1, c.Request.Members) }
+
+// Gang reports whether the members of the class belong to a gang, so that they must reach each other. A
+// part of a gang may have a single member.
+func (c *Class) Gang() bool { return c.isGang }
+
+// Unlike returns the parts of a gang with unlike members, and nil for a class of equal members.
+func (c *Class) Unlike() []Part {
+	if len(c.Parts) < 2 {
+		return nil
+	}
+	return c.Parts
+}
 
 // Likeness is equal for classes that may use the same devices of the same
 // machines.

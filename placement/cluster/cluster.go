@@ -262,7 +262,7 @@ func (s *Cluster) Settle(c *Class) {
 func (s *Cluster) rebuild() {
 	s.stale = false
 	s.Kinds, s.byKey = nil, map[string]*Kind{}
-	for _, c := range s.Classes {
+	for _, c := range s.Classes { // the parts of a class are among them
 		c.Matches, c.seen = nil, 0
 	}
 	if s.Observer != nil {

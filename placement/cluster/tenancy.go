@@ -1,6 +1,8 @@
 package cluster
 
 import (
+	"slices"
+
 	"berth"
 )
 
@@ -76,7 +78,9 @@ func (s *Cluster) KeepsApart() bool { return s.tenancy != nil }
 // a pool is closed to the tenant, or the request is for a share of a device and the cluster keeps
 // tenants apart.
 func (s *Cluster) ClassFor(c *Class, t berth.TenantID) (own *Class, created bool) {
-	shares := s.tenancy != nil && c.Request.GPUs > 0 && c.Request.GPUMilli < Whole
+	shares := s.tenancy != nil && slices.ContainsFunc(c.Parts, func(p Part) bool {
+		return p.Class.Request.GPUs > 0 && p.Class.Request.GPUMilli < Whole
+	})
 	closed := s.pools.of(t)
 	if !shares && len(closed.pools) == 0 {
 		return c, false
@@ -90,9 +94,11 @@ func (s *Cluster) ClassFor(c *Class, t berth.TenantID) (own *Class, created bool
 		return own, false
 	}
 	own = NewClass(name, c.Request)
-	own.ClosedPools = closed.pools
-	if shares {
-		own.Tenant, own.Sharer = t, s.tenancy.of(t)
+	for _, o := range append([]Part{{Class: own}}, own.Unlike()...) {
+		o.Class.ClosedPools = closed.pools
+		if shares {
+			o.Class.Tenant, o.Class.Sharer = t, s.tenancy.of(t)
+		}
 	}
 	return own, true
 }

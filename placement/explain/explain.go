@@ -37,6 +37,8 @@ type Explanation struct {
 	// Lacking lists the resources that no machine could ever provide. It is empty if an
 	// empty machine, or enough empty machines for a gang, could run the request.
 	Draining bool `json:"-"`
+	// Group is the group of unlike members that the explanation is about; "": all members are alike.
+	Group string `json:"-"`
 	// Scarce lists GPUs with room that the request could use, but that new jobs with a choice
 	// are kept off; nil: none.
 	Scarce *fit.Scarce `json:"-"`
@@ -109,9 +111,17 @@ func (r *ruledOut) add(c condition, n *cluster.Node) {
 }
 
 // Class explains a class, clause by clause. It checks each clause on every machine, so it
-// costs O(clauses × machines).
+// costs O(clauses × machines). Of a gang with unlike members it explains the group that lacks room.
 func Class(s *fit.State, c *cluster.Class) Explanation {
 	s.Cluster.Settle(c)
+	if c.Unlike() != nil {
+		return unlike(s, c)
+	}
+	return alike(s, c)
+}
+
+// alike explains a class of equal members.
+func alike(s *fit.State, c *cluster.Class) Explanation {
 	conditions := clauses{c}.conditions()
 	e := Explanation{Machines: len(s.Cluster.Nodes)}
 	alone, after := make([]int, len(conditions)), make([]ruledOut, len(conditions))

@@ -33,12 +33,12 @@ func UsableDevices(c *cluster.Class, n *cluster.Node) int {
 func spreads(c *cluster.Class) bool { return c.Request.Strategy == "spread" }
 
 // gathers reports whether the class restricts its members to machines of one group.
-func gathers(c *cluster.Class) bool { return c.Members() > 1 || c.Request.SameLabel != "" }
+func gathers(c *cluster.Class) bool { return c.Gang() || c.Request.SameLabel != "" }
 
 // GroupOf returns the group of a machine: for gangs its network, and its value of
 // same_label. All members of a gang must be on machines of one group.
 func GroupOf(c *cluster.Class, m *cluster.Machine) string {
-	if c.Members() == 1 {
+	if !c.Gang() {
 		return m.Labels[c.Request.SameLabel]
 	}
 	return m.Network + "\x00" + m.Labels[c.Request.SameLabel]

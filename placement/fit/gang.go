@@ -12,25 +12,36 @@ import (
 // order of rank.
 func (r *Placer) Gang(c *cluster.Class, avoid []berth.MachineID, group string) ([]berth.Grant, bool) {
 	start := r.ledger.Mark()
-	ranks := make([]berth.Grant, 0, c.Members())
+	ranks := make([]berth.Grant, c.Members())
 	r.Moved = r.Moved[:0]
-	for range c.Members() {
-		found, ok := r.Find(c, avoid, group)
-		if !ok {
-			r.ledger.Undo(start)
-			return nil, false
+	for _, p := range c.Parts {
+		for i := range p.Members {
+			found, ok := r.member(p.Class, avoid, group)
+			if !ok {
+				r.ledger.Undo(start)
+				return nil, false
+			}
+			ranks[p.First+i] = found.Grant
 		}
-		best := found.Node
-		if len(r.Wants) > 0 {
-			found = r.nearer(c, avoid, group, found)
-		}
-		r.ledger.Take(found)
-		if len(avoid) == 0 && group == "" && found.Node == best && !r.crosses() {
-			r.last[c] = found // the best of all machines, not of a restricted set
-		}
-		ranks = append(ranks, found.Grant)
 	}
 	return ranks, true
+}
+
+// member places one member, near the data of its job, and takes its capacity from the ledger.
+func (r *Placer) member(c *cluster.Class, avoid []berth.MachineID, group string) (cluster.Choice, bool) {
+	found, ok := r.Find(c, avoid, group)
+	if !ok {
+		return found, false
+	}
+	best := found.Node
+	if len(r.Wants) > 0 {
+		found = r.nearer(c, avoid, group, found)
+	}
+	r.ledger.Take(found)
+	if len(avoid) == 0 && group == "" && found.Node == best && !r.crosses() {
+		r.last[c] = found // the best of all machines, not of a restricted set
+	}
+	return found, true
 }
 
 // FitsAnywhere reports whether all members of a job of the class have room. On success the
@@ -51,51 +62,58 @@ type Site struct {
 }
 
 // Stay places a gang at its former sites as far as the sites have room, and the other
-// members anywhere.
+// members anywhere. The result is in order of rank.
 func (r *Placer) Stay(c *cluster.Class, avoid []berth.MachineID, group string, former []Site) ([]berth.Grant, bool) {
 	start := r.ledger.Mark()
-	ranks := make([]berth.Grant, 0, c.Members())
-	look := r.search(c, avoid, group)
-	for _, m := range former {
-		ranks = r.staySite(&look, m, ranks)
+	left := make([]cluster.Amount, len(former)) // of the former grants, for members of all parts
+	for i, m := range former {
+		left[i] = left[i].Plus(m.Node, m.Grant, 1)
 	}
-	for len(ranks) < c.Members() {
-		found, ok := r.Find(c, avoid, group)
-		if !ok {
-			r.ledger.Undo(start)
-			return nil, false
+	ranks := make([]berth.Grant, c.Members())
+	for _, p := range c.Parts {
+		look := r.search(p.Class, avoid, group)
+		placed := ranks[p.First : p.First : p.First+p.Members]
+		for i, m := range former {
+			placed = r.staySite(&look, m.Node, &left[i], placed)
 		}
-		r.ledger.Take(found)
-		ranks = append(ranks, found.Grant)
+		for len(placed) < p.Members {
+			found, ok := r.Find(p.Class, avoid, group)
+			if !ok {
+				r.ledger.Undo(start)
+				return nil, false
+			}
+			r.ledger.Take(found)
+			placed = append(placed, found.Grant)
+		}
 	}
 	return ranks, true
 }
 
-// staySite places members at one former site, at most as many as its former grant holds,
-// and appends their grants to ranks.
-func (r *Placer) staySite(look *Search, m Site, ranks []berth.Grant) []berth.Grant {
-	c, n := look.Class, m.Node
+// staySite places members of one part on the machine of a former site, at most as many as left, the rest
+// of the former grant, holds. It appends their grants to placed, up to its capacity.
+func (r *Placer) staySite(look *Search, n *cluster.Node, left *cluster.Amount, placed []berth.Grant) []berth.Grant {
+	c := look.Class
 	i := slices.IndexFunc(c.Matches, func(x cluster.Match) bool { return x.Kind == n.Kind })
 	if i < 0 || !n.Offered() || !look.Allows(n) {
-		return ranks
+		return placed
 	}
 	allowed := c.Matches[i].Devices
-	left := (cluster.Amount{}).Plus(n, m.Grant, 1)
 	var nothing berth.Capacity
-	for len(ranks) < c.Members() {
+	for len(placed) < cap(placed) {
 		devices, ok := Devices(c, n, allowed)
 		if !ok {
 			break
 		}
 		g := Grant(c, n, devices)
-		left = left.Plus(n, g, -1)
-		if !nothing.Fits(left.Capacity) {
+		rest := left.Plus(n, g, -1)
+		if !nothing.Fits(rest.Capacity) {
 			break // the rest of the machine is as good as any other
 		}
+		*left = rest
 		r.ledger.Take(cluster.Choice{Node: n, Allowed: allowed, Grant: g})
-		ranks = append(ranks, g)
+		placed = append(placed, g)
 	}
-	return ranks
+	return placed
 }
 
 // MembersNow returns the number of members of a gang that have room at once, in the best
@@ -106,16 +124,18 @@ func MembersNow(s *State, c *cluster.Class) int {
 	r := NewPlacer(at, s, cluster.NewTrial(at, s.Cluster))
 	for _, group := range r.Groups(c) {
 		placed := 0
-		for placed < c.Members() {
-			found, ok := r.Find(c, nil, group)
-			if !ok {
-				break
+		for _, p := range c.Parts {
+			for range p.Members {
+				found, ok := r.Find(p.Class, nil, group)
+				if !ok {
+					break
+				}
+				r.ledger.Take(found)
+				// Find continues on this machine while it has room, which saves a search per
+				// member.
+				r.last[p.Class] = found
+				placed++
 			}
-			r.ledger.Take(found)
-			// Find continues on this machine while it has room, which saves a search per
-			// member.
-			r.last[c] = found
-			placed++
 		}
 		r.ledger.Undo(0)
 		clear(r.last)

@@ -81,8 +81,10 @@ func GivenMix(list []Asked) (*Mix, error) {
 		if !(a.Count > 0) || math.IsInf(a.Count, 0) {
 			return nil, fmt.Errorf("request %d of the mix: count %v: allowed are positive numbers", i, a.Count)
 		}
-		shape := shapeOf(a.Request)
-		m.add(shape.Class(), shape, a.Count)
+		for _, one := range a.Request.Split() {
+			shape := shapeOf(one)
+			m.add(shape.Class(), shape, a.Count)
+		}
 	}
 	m.given = true
 	m.refresh()
@@ -126,15 +128,17 @@ func (m *Mix) Observe(c *cluster.Class) {
 		return
 	}
 	m.unit *= 1 + 1.0/fading
-	shape, ok := m.names[c]
-	if !ok {
-		if len(m.names) >= maxKept {
-			clear(m.names)
+	for _, p := range c.Parts {
+		shape, ok := m.names[p.Class]
+		if !ok {
+			if len(m.names) >= maxKept {
+				clear(m.names)
+			}
+			shape = shapeOf(p.Class.Request).Class()
+			m.names[p.Class] = shape
 		}
-		shape = shapeOf(c.Request).Class()
-		m.names[c] = shape
+		m.add(shape, shapeOf(p.Class.Request), m.unit*float64(p.Members))
 	}
-	m.add(shape, shapeOf(c.Request), m.unit*float64(c.Members()))
 	// Scales all weights back, long before the unit overflows.
 	if m.unit > 1e100 {
 		for _, a := range m.shapes {

@@ -100,12 +100,17 @@ func (m *classMemory) close(plan int, end time.Time) {
 	}
 }
 
-// Reopen clears the record that a class has no room, until the caller calls again. Trials
+// Reopen clears the record that a class and its parts have no room, until the caller calls again. Trials
 // with more free capacity than the plan use it.
 func (r *Placer) Reopen(c *cluster.Class) (again func()) {
 	m := *r.memory.of(c)
 	r.memory.of(c).closed, r.memory.of(c).barren = 0, 0
-	return func() { r.memory.of(c).closed, r.memory.of(c).barren = m.closed, m.barren }
+	again = func() { r.memory.of(c).closed, r.memory.of(c).barren = m.closed, m.barren }
+	for _, p := range c.Unlike() {
+		whole, part := again, r.Reopen(p.Class)
+		again = func() { whole(); part() }
+	}
+	return again
 }
 
 // Closed reports whether a job of the class had no room in this plan.
@@ -166,6 +171,14 @@ func (r *Placer) Brief(s *Search) (cluster.Choice, bool) {
 	return cluster.Choice{}, false
 }
 
+// BriefAny reports whether some member of the class has a place in held capacity, see Brief.
+func (r *Placer) BriefAny(c *cluster.Class) bool {
+	return slices.ContainsFunc(c.Parts, func(p cluster.Part) bool {
+		_, ok := r.Brief(&Search{Class: p.Class})
+		return ok
+	})
+}
+
 // Find chooses the machine and the devices for one member. A group other than "" restricts
 // the machines. Held capacity comes first, which leaves the other free capacity to other
 // jobs.
@@ -200,9 +213,11 @@ func (r *Placer) Groups(c *cluster.Class) []string {
 		return []string{""}
 	}
 	var values []string
-	for _, m := range c.Matches {
-		if v := GroupOf(c, m.Kind.Sample); !slices.Contains(values, v) {
-			values = append(values, v)
+	for _, p := range c.Parts {
+		for _, m := range p.Class.Matches {
+			if v := GroupOf(c, m.Kind.Sample); !slices.Contains(values, v) {
+				values = append(values, v)
+			}
 		}
 	}
 	if len(values) == 1 && c.Request.SameLabel == "" {

@@ -1,6 +1,9 @@
 package fit
 
 import (
+	"slices"
+
+	"berth"
 	"berth/placement/cluster"
 )
 
@@ -16,6 +19,13 @@ func (r *Placer) Possible(c *cluster.Class) bool {
 		return true
 	}
 	r.cluster.Settle(c)
+	if c.Unlike() != nil {
+		possible := slices.ContainsFunc(r.Groups(c), func(group string) bool { return r.possibleIn(c, group) })
+		if m.never = r.cluster.Shape; possible {
+			m.never, m.ever = 0, r.cluster.Shape
+		}
+		return possible
+	}
 	members := map[string]int{} // by group
 	for _, x := range c.Matches {
 		for _, n := range x.Kind.All(r.Number) {
@@ -28,4 +38,47 @@ func (r *Placer) Possible(c *cluster.Class) bool {
 	}
 	m.never = r.cluster.Shape
 	return false
+}
+
+// possibleIn places the members of a gang of unlike members on empty machines of one group, the largest
+// first. As in a plan, no other order is tried.
+func (r *Placer) possibleIn(c *cluster.Class, group string) bool {
+	empty := map[*cluster.Node]*cluster.Node{}
+	for _, p := range c.Parts {
+		left := p.Members
+		for _, x := range p.Class.Matches {
+			for _, n := range x.Kind.All(r.Number) {
+				if group != "" && GroupOf(c, &n.Machine) != group {
+					continue
+				}
+				if empty[n] == nil {
+					empty[n] = Emptied(n)
+				}
+				for left > 0 {
+					devices, ok := Devices(p.Class, empty[n], x.Devices)
+					if !ok {
+						break
+					}
+					empty[n].Subtract(Grant(p.Class, empty[n], devices))
+					left--
+				}
+			}
+		}
+		if left > 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// Emptied returns a copy of a machine with all its capacity free and all its devices healthy.
+func Emptied(n *cluster.Node) *cluster.Node {
+	x := n.Blank()
+	x.Used, x.GPUs = berth.Capacity{}, slices.Clone(n.GPUs)
+	for i := range x.GPUs {
+		x.GPUs[i].UsedMilli, x.GPUs[i].Healthy = 0, true
+	}
+	x.Recount()
+	x.Unshare()
+	return &x
 }

@@ -193,29 +193,39 @@ func (r *Search) displace(e *queue.Entry, group string) *displacement {
 	case r.fitsReleased(c, group):
 		return s // released capacity is enough, so there are no victims
 	}
-	for range c.Members() {
-		found, ok := cluster.Choice{}, false
-		if !single {
-			found, ok = r.placer.Find(c, nil, group)
-		}
-		if !ok {
-			r.overlaid = single
-			victims, some := r.cheapestVictims(e.Class, group, s)
-			r.overlaid = false
-			if !some {
-				return nil
-			}
-			s.victims = append(s.victims, victims...)
-			r.clear(victims, single)
-			if found, ok = r.placer.Find(c, nil, group); !ok {
+	for _, p := range c.Parts {
+		for range p.Members {
+			if !r.displaceMember(p.Class, group, s, single) {
 				return nil
 			}
 		}
-		r.ledger.Take(found)
-		s.ranks = append(s.ranks, found)
 	}
 	r.reprieve(s)
 	return s
+}
+
+// displaceMember adds the place of one member to a displacement, with victims if no machine has room.
+func (r *Search) displaceMember(c *cluster.Class, group string, s *displacement, single bool) bool {
+	found, ok := cluster.Choice{}, false
+	if !single {
+		found, ok = r.placer.Find(c, nil, group)
+	}
+	if !ok {
+		r.overlaid = single
+		victims, some := r.cheapestVictims(c, group, s)
+		r.overlaid = false
+		if !some {
+			return false
+		}
+		s.victims = append(s.victims, victims...)
+		r.clear(victims, single)
+		if found, ok = r.placer.Find(c, nil, group); !ok {
+			return false
+		}
+	}
+	r.ledger.Take(found)
+	s.ranks = append(s.ranks, found)
+	return true
 }
 
 // reprieve spares the most expensive victims that turn out to be unnecessary. Victims of

@@ -117,7 +117,11 @@ func unsatisfiable(e placement.Explanation) error {
 	var faults []berth.FieldError
 	for _, l := range e.Lacking {
 		if field, ok := resourceFields[l.Resource]; ok {
-			faults = append(faults, berth.FieldError{Field: field, Detail: wire.Shortfall(l).Detail()})
+			detail := wire.Shortfall(l).Detail()
+			if e.Group != "" {
+				detail = "group " + e.Group + ": " + detail
+			}
+			faults = append(faults, berth.FieldError{Field: field, Detail: detail})
 		}
 	}
 	if faults == nil {

@@ -166,10 +166,8 @@ func capped(d, limit time.Duration) time.Duration {
 
 // like returns the properties by which a job is similar to others.
 func (p *pass) like(t berth.TenantID, name, data, class string, at time.Time) placement.Like {
-	r := p.Classes[class]
-	c, n := r.Capacity(), int64(max(1, r.Members))
-	c.CPUMilli, c.GPUMilli = n*c.CPUMilli, n*c.GPUMilli
-	return placement.Like{Tenant: t, Name: name, Data: data, Class: class, GPUs: placement.GPUsOf(c), SubmittedAt: at}
+	return placement.Like{Tenant: t, Name: name, Data: data, Class: class,
+		GPUs: placement.GPUsOf(p.Classes[class].Total()), SubmittedAt: at}
 }
 
 // verdicts decides which jobs with an option go to the cloud, by the whole queue without the jobs for which

@@ -93,11 +93,8 @@ func likeData(keys []spec.DataKey) string {
 func RunTimes(list []db.EndedJob) *placement.RunTimes {
 	h := placement.NewRunTimes()
 	for _, j := range list {
-		c := j.Request.Capacity()
-		n := int64(max(1, j.Request.Members))
-		c.CPUMilli, c.GPUMilli = n*c.CPUMilli, n*c.GPUMilli
 		h.Add(placement.Like{Tenant: j.Tenant, Name: likeName(j.Name, j.Step), Data: likeData(j.Data), Class: j.Class,
-			GPUs: placement.GPUsOf(c), SubmittedAt: j.SubmittedAt}, j.Ran)
+			GPUs: placement.GPUsOf(j.Request.Total()), SubmittedAt: j.SubmittedAt}, j.Ran)
 	}
 	return h
 }

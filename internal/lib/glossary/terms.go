@@ -69,6 +69,11 @@ var Terms = []Section{
 		},
 		// Member is the word of everything that users see; rank is only the index of a
 		// member.
+		{
+			Word:    "group",
+			Meaning: "the members of a gang with the same resources and command; a gang without `groups` has none",
+			Slurm:   "component of a heterogeneous job", Kubernetes: "replicated job (JobSet)",
+		},
 		{Word: "peer", Meaning: "another member of the same gang, known by host and port"},
 		{
 			Word:    "attempt",
