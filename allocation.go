@@ -58,6 +58,7 @@ type Slot struct {
 	GPUs    []int           `json:"gpus,omitempty"` // device indexes
 	State   AllocationState `json:"state"`
 	Sealed  bool            `json:"sealed,omitempty"`
+	Leads   bool            `json:"leads,omitempty"` // its group decides the success of the job
 }
 
 // Live reports whether the workflow must still wait for this member: its container may run,

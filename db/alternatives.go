@@ -52,7 +52,7 @@ func growAlternatives(ctx context.Context, tx pgx.Tx, job berth.JobID) (classes 
 	}
 	old, err := pgx.CollectRows(rows, pgx.RowTo[spec.Request])
 	for _, r := range old {
-		r = lifecycle.Grow(r)
+		r = lifecycle.Grow(r, nil)
 		classes, requests = append(classes, r.Class()), append(requests, r)
 	}
 	return classes, requests, err

@@ -124,6 +124,7 @@ func (d *Agents) Claim(ctx context.Context, machine berth.MachineID, req wire.Cl
 		return wire.Claim{}, fmt.Errorf("read spec of job %s: %w", req.Job, err)
 	}
 	c.Spec = spec.Choose(c.Spec.WithDefaults(), number) // agents know one hardware
+	c.Spec = spec.ChooseMember(c.Spec, c.Rank)          // and one command
 	c.Members = c.Spec.Members
 	c.FixImage = c.ImageDigest == "" && (c.Members > 1 || element) && !spec.PinnedImage(c.Spec.Image)
 	c.RunLimit = spec.Duration(time.Duration(limit) * time.Millisecond)

@@ -103,6 +103,7 @@ func Open(ctx context.Context, url string, o Options) (*DB, error) {
 	// arrays on each call cost as much as executing them.
 	cfg.ConnConfig.RuntimeParams["plan_cache_mode"] = "force_generic_plan"
 	cfg.ConnConfig.RuntimeParams["application_name"] = "berth"
+	cfg.ConnConfig.RuntimeParams["berth.format"] = strconv.Itoa(spec.Format) // see jobs_know_groups, migration 0073
 	if cfg.ConnConfig.ConnectTimeout == 0 {
 		cfg.ConnConfig.ConnectTimeout = 5 * time.Second
 	}

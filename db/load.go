@@ -35,7 +35,7 @@ const viewJob = `
 		SELECT min(a.stop_by) FILTER (WHERE a.state IN ('reserved', 'active') AND NOT a.orders ? 'kill') AS stop_by,
 			jsonb_agg(jsonb_build_object(
 				'alloc', a.id, 'rank', a.rank, 'machine', a.machine_id, 'state', a.state, 'sealed',
-					a.sealed_at IS NOT NULL,
+					a.sealed_at IS NOT NULL, 'leads', coalesce(a.rank BETWEEN j.lead_first AND j.lead_last, false),
 				'gpus', (SELECT jsonb_agg(c.idx ORDER BY c.idx) FROM device_allocations c WHERE c.alloc_id = a.id))
 				ORDER BY a.rank) AS slots
 		FROM allocations a

@@ -107,7 +107,7 @@ func (h *History) Jobs(ctx context.Context, since time.Time, each func(history.J
 			SELECT to_jsonb(j) || jsonb_build_object(
 				'has_spec', s.job IS NOT NULL,
 				'members', coalesce((s.spec ->> 'members')::int, 1),
-				'alternative_request', CASE WHEN j.alternatives IS NOT NULL THEN (
+				'alternative_request', CASE WHEN j.alternatives IS NOT NULL OR j.grouped THEN (
 					SELECT c.request FROM classes c WHERE c.class = j.class) END,
 				'events', coalesce((SELECT jsonb_agg(to_jsonb(e) ORDER BY e.seq) FROM job_events e
 					WHERE e.job = j.id), '[]'),

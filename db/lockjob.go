@@ -35,7 +35,7 @@ func lockJob(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, id berth.Job
 			coalesce((SELECT s.spec -> 'retry' FROM job_specs s WHERE s.job = j.id), '{}'),
 			j.cancel_requested_at, j.preempted_for IS NOT NULL, j.avoid, j.failures, j.losses, j.oom_grown,
 				j.has_checkpoint,
-			j.reason, j.parent IS NOT NULL, j.held_at, j.kind,
+			j.reason, j.parent IS NOT NULL, j.held_at, j.kind, j.lead_first, j.lead_last,
 			coalesce((SELECT ARRAY[s.spec ? 'outputs', s.spec ? 'cache'] FROM job_specs s WHERE s.job = j.id), '{f,f}')
 		FROM jobs j
 		WHERE j.id = @job AND (@tenant = '' OR j.tenant = @tenant)
@@ -65,9 +65,11 @@ func lockJob(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, id berth.Job
 func scanLockedJob(results pgx.BatchResults) (j lockedJob, err error) {
 	var graceMS int64
 	var says []bool
+	var first, last *int // of the leading members
 	err = results.QueryRow().Scan(&j.State, &j.Attempt, &j.Class, &graceMS, &j.Retry, &j.CancelAt,
 		&j.Preempted, &j.Avoid,
-		&j.Failures, &j.Losses, &j.OOMGrown, &j.Checkpoint, &j.Reason, &j.HasParent, &j.HeldAt, &j.Kind, &says)
+		&j.Failures, &j.Losses, &j.OOMGrown, &j.Checkpoint, &j.Reason, &j.HasParent, &j.HeldAt, &j.Kind,
+		&first, &last, &says)
 	if err != nil {
 		return j, err
 	}
@@ -85,6 +87,7 @@ func scanLockedJob(results pgx.BatchResults) (j lockedJob, err error) {
 		err = row.Scan(&m.ID, &m.Rank, &m.Machine, &m.State, &m.Exit, &m.Claimed, &m.Sealed, &m.Orphaned, &ageMS,
 			&m.LastStep, &m.Suspect, &m.CutOff, &m.Hang, &m.Drain)
 		m.Age = time.Duration(ageMS) * time.Millisecond
+		m.Leads = first != nil && last != nil && m.Rank >= *first && m.Rank <= *last
 		return m, err
 	})
 	return j, err

@@ -21,12 +21,14 @@ type needs struct {
 	webhooks  bool               // calls of webhooks are signed with the tenant's webhook secret
 	source    *spec.StepRef      // checkpoint of another job to start from; nil: none
 	members   int                // parts that the checkpoint must have
+	layout    string             // groups that the job of the checkpoint must have; see spec.Layout
 }
 
 // needsOf returns the needs of a spec.
 func needsOf(s spec.Job) needs {
 	n := needs{uploads: s.Uploads(), secrets: s.Secrets, imageAuth: s.ImageAuth, inputs: s.OutputsNamed(),
-		webhooks: len(spec.WebhooksOf(s.Notify)) > 0, source: s.Checkpoint.StartsFrom(), members: max(s.Members, 1)}
+		webhooks: len(spec.WebhooksOf(s.Notify)) > 0, source: s.Checkpoint.StartsFrom(), members: max(s.Members, 1),
+		layout: spec.Layout(s)}
 	for _, in := range s.Inputs {
 		n.logins = append(n.logins, in.Secret)
 	}

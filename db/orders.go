@@ -15,15 +15,20 @@ import (
 	"berth/wire"
 )
 
-// Stop stops the rest of a gang once one member has ended badly or its machine fell silent.
+// Stop stops the rest of a gang once one member has ended badly or its machine fell silent, or once all
+// members of its leading group have completed their work.
 // The running members save and stop; members that no machine has claimed are withdrawn.
-// stopped reports whether there is such a bad member. Stop is idempotent, and leaves an
+// stopped reports whether there is such a reason. Stop is idempotent, and leaves an
 // attempt that is no longer current alone.
 //
-// The capacity of the healthy members is kept for the gang's next attempt, for the grace and
+// After a failure the capacity of the healthy members is kept for the gang's next attempt, for the grace and
 // berth.RepairHold; see keepRoom.
 func (d *Attempts) Stop(ctx context.Context, id berth.JobID, attempt int) (stopped bool, err error) {
 	err = d.order(ctx, id, attempt, func(tx pgx.Tx, job lockedJob) (touched, error) {
+		if job.LeadDone() {
+			stopped = true
+			return stopFollowers(ctx, tx, job)
+		}
 		if stopped = slices.ContainsFunc(job.Members, lifecycle.Member.Bad); !stopped {
 			return touched{}, nil
 		}
@@ -44,6 +49,20 @@ func (d *Attempts) Stop(ctx context.Context, id berth.JobID, attempt int) (stopp
 		return touched{job.ID, machines(withdrawn, told), true}, nil
 	})
 	return stopped, err
+}
+
+// stopFollowers stops the members that still run after the leading group has completed its work. They have
+// the whole grace of the job and write no checkpoint, since the work is done. No capacity is kept.
+func stopFollowers(ctx context.Context, tx pgx.Tx, job lockedJob) (touched, error) {
+	withdrawn, err := withdraw(ctx, tx, job, "the leading group of the gang has ended")
+	if err != nil {
+		return touched{}, err
+	}
+	told, err := orderStop(ctx, tx, job.Job, berth.Orders{Stop: true})
+	if err != nil {
+		return touched{}, err
+	}
+	return touched{job.ID, machines(withdrawn, told), true}, addOrderEvent(ctx, tx, job, "stop", told)
 }
 
 // Escalate kills the members that have not ended by their stop_by.

@@ -196,25 +196,36 @@ func (d *Objects) Output(ctx context.Context, job berth.JobID, name string, memb
 // lostOutputs returns the declared outputs that the attempt has lost, in whole or in part. An
 // output is lost if no member has stored it. It is also lost if one member that was cut off,
 // failed to store it or was refused has no stored part: for a member that was cut off it is
-// unknown whether it had a part, the others had one.
+// unknown whether it had a part, the others had one. Once the leading members of a gang are done, their
+// outputs alone count, as failure.Classify gets the evidence of these members alone.
 func lostOutputs(ctx context.Context, tx pgx.Tx, job lockedJob) ([]spec.Output, error) {
 	if !job.HasOutputs {
 		return nil, nil
+	}
+	var counted []int // nil: all members
+	if job.LeadDone() {
+		for _, m := range job.Members {
+			if m.Leads {
+				counted = append(counted, m.Rank)
+			}
+		}
 	}
 	rows, err := tx.Query(ctx, `
 		SELECT o ->> 'name', o ->> 'path', coalesce(o ->> 'when', '')
 		FROM job_specs s, jsonb_array_elements(s.spec -> 'outputs') o
 		WHERE s.job = @job AND (
-			NOT EXISTS (SELECT 1 FROM outputs x WHERE x.job = @job AND x.attempt = @attempt AND x.name = o ->> 'name')
+			NOT EXISTS (SELECT 1 FROM outputs x WHERE x.job = @job AND x.attempt = @attempt AND x.name = o ->> 'name'
+				AND (@counted::int[] IS NULL OR x.rank = ANY(@counted::int[])))
 			OR EXISTS (
 				SELECT 1
 				FROM allocations a
 				WHERE a.job = @job AND a.attempt = @attempt
+					AND (@counted::int[] IS NULL OR a.rank = ANY(@counted::int[]))
 					AND (a.cut_off OR a.exit -> 'unstored' ? (o ->> 'name') OR a.exit -> 'refused' ? (o ->> 'name'))
 						AND NOT EXISTS (
 					SELECT 1 FROM outputs x WHERE x.job = a.job AND x.attempt = a.attempt AND x.rank = a.rank
 						AND x.name = o ->> 'name')))`,
-		pgx.NamedArgs{"job": job.ID, "attempt": job.Attempt})
+		pgx.NamedArgs{"job": job.ID, "attempt": job.Attempt, "counted": counted})
 	if err != nil {
 		return nil, err
 	}

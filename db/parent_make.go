@@ -64,12 +64,14 @@ func (p *lockedParent) make(ctx context.Context, tx pgx.Tx, indexes []int, actor
 			INSERT INTO jobs (id, tenant, parent, array_index, name, class, priority, preemptible, queue_deadline,
 				run_limit_ms, grace_ms, execution, lost_after_ms, labels, actor, submitted_by, submitted_at,
 				unaged_ms, stalled_ms,
-					held, held_at, data, alternatives, alternatives_after, format, has_checkpoint)
+					held, held_at, data, alternatives, alternatives_after, grouped, lead_first, lead_last, format,
+					has_checkpoint)
 			SELECT x.id, p.tenant, p.id, x.idx, p.name, p.class, p.priority, p.preemptible,
 				now() + nullif(@queue_ms::bigint, 0) * interval '1 millisecond',
 				p.run_limit_ms, p.grace_ms, p.execution, p.lost_after_ms, p.labels, @actor, p.submitted_by,
 				p.submitted_at, p.unaged_ms,
-					p.stalled_ms, p.held, p.held_at, p.data, p.alternatives, p.alternatives_after, @format::int,
+					p.stalled_ms, p.held, p.held_at, p.data, p.alternatives, p.alternatives_after,
+				p.grouped, p.lead_first, p.lead_last, @format::int,
 				EXISTS (SELECT 1 FROM job_sources o WHERE o.job = p.id AND o.array_index IN (x.idx, -1))
 			FROM p, unnest(@ids::uuid[], @indexes::int[]) AS x (id, idx)
 			ON CONFLICT ON CONSTRAINT jobs_array_element DO NOTHING

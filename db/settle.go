@@ -140,7 +140,7 @@ func settle(ctx context.Context, tx pgx.Tx, job lockedJob, s lifecycle.Settlemen
 	args := settlementArgs(job, s)
 	batch := &pgx.Batch{}
 	if s.Verdict.GrowMemory {
-		class, request, err := grownClass(ctx, tx, job.Class)
+		class, request, err := grownClass(ctx, tx, job)
 		if err != nil {
 			return hints, err
 		}
@@ -241,13 +241,13 @@ func settlementArgs(job lockedJob, s lifecycle.Settlement) pgx.NamedArgs {
 	}
 }
 
-// grownClass returns the class of the grown request of class. The spec keeps the user's
+// grownClass returns the class of the grown request of a job. The spec keeps the user's
 // request; the class holds the next attempt's request.
-func grownClass(ctx context.Context, tx pgx.Tx, class string) (string, spec.Request, error) {
+func grownClass(ctx context.Context, tx pgx.Tx, job lockedJob) (string, spec.Request, error) {
 	var r spec.Request
-	if err := tx.QueryRow(ctx, `SELECT request FROM classes WHERE class = $1`, class).Scan(&r); err != nil {
+	if err := tx.QueryRow(ctx, `SELECT request FROM classes WHERE class = $1`, job.Class).Scan(&r); err != nil {
 		return "", r, err
 	}
-	r = lifecycle.Grow(r)
+	r = lifecycle.Grow(r, job.OutOfMemory())
 	return r.Class(), r, nil
 }

@@ -1,6 +1,7 @@
 package db
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -65,27 +66,69 @@ func (r *submitRow) choose(ctx context.Context, tx pgx.Tx) error {
 		r.source = &source
 		r.args["has_source"] = true
 	}
+	var points []wire.StartPoint
 	if r.source != nil {
-		if err := r.fits(*r.source); err != nil {
-			return err
-		}
+		points = append(points, *r.source)
 	}
 	for _, index := range slices.Sorted(maps.Keys(r.elements)) {
-		if err := r.fits(r.elements[index]); err != nil {
+		points = append(points, r.elements[index])
+	}
+	layouts, err := savedLayouts(ctx, tx, points)
+	if err != nil {
+		return err
+	}
+	for _, p := range points {
+		if err := r.fits(p, layouts); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// fits returns an error unless the checkpoint has a part for each member of the job.
-func (r *submitRow) fits(s wire.StartPoint) error {
-	if s.Members == r.needs.members {
-		return nil
+// fits returns an error unless the checkpoint has a part for each member of the job, written by a member of
+// the same group. layouts has the groups of the gangs that saved checkpoints.
+func (r *submitRow) fits(s wire.StartPoint, layouts map[berth.JobID]string) error {
+	if s.Members != r.needs.members {
+		return noSource(berth.CodeInvalid, fmt.Sprintf("step %d of job %s was saved by %s, and this job has %d", s.Step,
+			s.Job, plural(s.Members, "member"), r.needs.members),
+			fmt.Sprintf("members: %d, or a start from the beginning", s.Members))
 	}
-	return noSource(berth.CodeInvalid, fmt.Sprintf("step %d of job %s was saved by %s, and this job has %d", s.Step,
-		s.Job, plural(s.Members, "member"), r.needs.members),
-		fmt.Sprintf("members: %d, or a start from the beginning", s.Members))
+	if layout := layouts[s.Job]; layout != r.needs.layout {
+		return noSource(berth.CodeInvalid, fmt.Sprintf("step %d of job %s was saved by a gang with the groups %s, and "+
+			"this job has %s", s.Step, s.Job, cmp.Or(layout, "(none)"), cmp.Or(r.needs.layout, "none")),
+			"the same groups, or a start from the beginning")
+	}
+	return nil
+}
+
+// savedLayouts returns the groups of the jobs that saved the checkpoints; see spec.Layout. One query reads them for
+// all elements of an array, and none if a checkpoint of a gang is not among them.
+func savedLayouts(ctx context.Context, tx pgx.Tx, points []wire.StartPoint) (map[berth.JobID]string, error) {
+	var gangs []berth.JobID
+	for _, p := range points {
+		if p.Members > 1 {
+			gangs = append(gangs, p.Job)
+		}
+	}
+	if len(gangs) == 0 {
+		return nil, nil
+	}
+	rows, err := tx.Query(ctx, `
+		SELECT job::text, jsonb_build_object('groups', spec -> 'groups')
+		FROM job_specs
+		WHERE job = ANY(@jobs::uuid[])`, pgx.NamedArgs{"jobs": gangs})
+	if err != nil {
+		return nil, err
+	}
+	layouts := make(map[berth.JobID]string, len(gangs))
+	var job berth.JobID
+	var saved spec.Job
+	_, err = pgx.ForEachRow(rows, []any{&job, &saved}, func() error {
+		layouts[job] = spec.Layout(saved.WithDefaults())
+		saved = spec.Job{}
+		return nil
+	})
+	return layouts, err
 }
 
 // noSource returns the error for a checkpoint that cannot be used, with its field.

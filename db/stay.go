@@ -37,8 +37,9 @@ func (p *present) queueFormer(batch *pgx.Batch, starts []berth.Start) {
 }
 
 // stay assigns the places of a gang to its members: each member gets a place on its
-// previous machine if the gang has one there, and the other members get the rest. All
-// places of a gang are alike, so the exchange changes no capacity.
+// previous machine if the gang has one there, and the other members get the rest. The
+// places of equal members are alike, so an exchange among them changes no capacity; members of different
+// groups exchange none.
 func (p *present) stay(s berth.Start) berth.Start {
 	former := p.former[s.Job]
 	// A gang with another number of members, or without a previous attempt, stays as
@@ -46,9 +47,25 @@ func (p *present) stay(s berth.Start) berth.Start {
 	if len(former) != len(s.Ranks) {
 		return s
 	}
-	left := slices.Clone(s.Ranks)
-	ranks := make([]berth.Grant, len(s.Ranks))
-	placed := make([]bool, len(s.Ranks))
+	groups := s.Groups
+	if groups == nil {
+		groups = []int{len(s.Ranks)}
+	}
+	ranks := make([]berth.Grant, 0, len(s.Ranks))
+	for _, n := range groups {
+		first := len(ranks)
+		ranks = append(ranks, exchanged(s.Ranks[first:first+n], former[first:first+n])...)
+	}
+	s.Ranks = ranks
+	return s
+}
+
+// exchanged returns the places of equal members in an order in which as many members as possible are on
+// their former machines.
+func exchanged(places []berth.Grant, former []berth.MachineID) []berth.Grant {
+	left := slices.Clone(places)
+	ranks := make([]berth.Grant, len(places))
+	placed := make([]bool, len(places))
 	// First pass: members whose previous machine is still among the places.
 	for i, m := range former {
 		k := slices.IndexFunc(left, func(g berth.Grant) bool { return g.Machine == m })
@@ -62,6 +79,5 @@ func (p *present) stay(s berth.Start) berth.Start {
 			ranks[i], left = left[0], left[1:]
 		}
 	}
-	s.Ranks = ranks
-	return s
+	return ranks
 }

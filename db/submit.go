@@ -135,6 +135,10 @@ func newSubmitRow(s Submission) (submitRow, error) {
 		"has_source":   false, // see submitRow.starts
 
 		"alternatives": nil, "alternatives_after": nil, "choice_classes": nil, "choices": nil,
+		"grouped": len(s.Spec.Groups) > 0, "lead_first": nil, "lead_last": nil,
+	}
+	if first, last, ok := spec.Leading(s.Spec); ok {
+		args["lead_first"], args["lead_last"] = first, last
 	}
 	addAlternatives(args, s.Spec)
 	if a := s.Spec.Array; a != nil {
@@ -216,7 +220,7 @@ func (r submitRow) queue(batch *pgx.Batch) {
 				blocked, notify, data, name, class, priority, preemptible, queue_deadline,
 				run_limit_ms, grace_ms, execution, lost_after_ms, labels, actor, submitted_by, retry_of, idem_key,
 				idem_hash, stalled_ms, has_checkpoint, run_when, final, branch, fail_fast, format,
-				alternatives, alternatives_after)
+				alternatives, alternatives_after, grouped, lead_first, lead_last)
 			SELECT @id, @tenant, @kind, @total::int, @expanded, @parallel, @max_failures::int, @indexes::int[],
 				@parent::uuid, @step, @blocked, @notify::text[], @data::bigint[], @name, @class,
 					@priority, @preemptible,
@@ -225,7 +229,8 @@ func (r submitRow) queue(batch *pgx.Batch) {
 					@idem_key, @idem_hash::bytea,
 				coalesce((SELECT stalled_ms FROM t), 0), @has_source,
 				@run_when, @final, @branch, @fail_fast, @format,
-				@alternatives::text[], @alternatives_after::bigint[]
+				@alternatives::text[], @alternatives_after::bigint[], @grouped, @lead_first::smallint,
+					@lead_last::smallint
 			WHERE @uncounted OR NOT EXISTS (SELECT 1 FROM t WHERE max_queued <= (
 				SELECT count(*)
 				FROM jobs w

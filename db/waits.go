@@ -74,9 +74,9 @@ func (d *Attempts) EndedMembers(ctx context.Context) ([]berth.AllocationID, erro
 }
 
 // wanting is true for an ended allocation a of job j on which the workflow must act: no
-// member of the attempt is live, so the attempt must be settled; or this member ended badly
-// and another one has no order to stop yet. A member that succeeded while others run needs
-// no action.
+// member of the attempt is live, so the attempt must be settled; or another one has no order to stop yet,
+// although this member ended badly, or it was the last of the leading group to complete its work. Another
+// member that succeeded while others run needs no action.
 const wanting = ended + ` AND j.id = a.job AND j.attempt = a.attempt
 	AND j.state IN ('scheduled', 'running', 'preempting', 'canceling')
 	AND NOT EXISTS (
@@ -84,7 +84,16 @@ const wanting = ended + ` AND j.id = a.job AND j.attempt = a.attempt
 		FROM allocations o
 		WHERE o.job = a.job AND o.attempt = a.attempt
 		  AND (o.state IN ('reserved', 'active') OR o.state = 'exited' AND o.sealed_at IS NULL)
-		  AND (o.orders ? 'stop' OR ` + endedWell + `))`
+		  AND (o.orders ? 'stop' OR ` + endedWell + ` AND NOT ` + leadEnded + `))`
+
+// leadEnded is true for an ended allocation a of the leading group of job j if no member of that group
+// is live.
+const leadEnded = `
+	coalesce(a.rank BETWEEN j.lead_first AND j.lead_last AND NOT EXISTS (
+		SELECT 1
+		FROM allocations l
+		WHERE l.job = a.job AND l.attempt = a.attempt AND l.rank BETWEEN j.lead_first AND j.lead_last
+		  AND (l.state IN ('reserved', 'active') OR l.state = 'exited' AND l.sealed_at IS NULL)), false)`
 
 // endedWell is failure.Exit.Done in SQL, for the exit of allocation a.
 const endedWell = `

@@ -91,9 +91,10 @@ var intentRules = []Rule{
 	},
 	{
 		Name: "succeeded", Evidence: EvidenceIntent,
-		Signal: "every member exited 0 by itself or, after an order, with progress step = total",
-		when:   func(e AttemptEvidence, _ RankEvidence) bool { return e.allDone() },
-		Class:  ClassDone, Next: berth.Succeeded, Blame: BlameNobody, Budget: BudgetNone, Wait: WaitNone,
+		Signal: "every member exited 0 by itself or, after an order, with progress step = total; of a gang with a " +
+			"group that leads, every member of that group",
+		when:  func(e AttemptEvidence, _ RankEvidence) bool { return e.allDone() },
+		Class: ClassDone, Next: berth.Succeeded, Blame: BlameNobody, Budget: BudgetNone, Wait: WaitNone,
 	},
 	// After "succeeded": a job that completes its work before it must stop has succeeded.
 	{

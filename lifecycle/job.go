@@ -36,6 +36,7 @@ type Job struct {
 type Member struct {
 	ID       berth.AllocationID
 	Rank     int
+	Leads    bool // a member of the group that decides the success of the job; false in jobs without one
 	Machine  berth.MachineID
 	State    berth.AllocationState
 	Exit     *failure.Exit // nil: no machine has reported an end
@@ -49,6 +50,20 @@ type Member struct {
 	Drain    string        // drain reason of the machine; "" if the machine is not drained
 
 	Hang *failure.HangEvidence // collected when the attempt was judged to hang; nil: none
+}
+
+// LeadDone reports whether a group leads the job and all its members have completed their work. Then the
+// other members stop, and only the leading ones count for the result: others often fail because the leading
+// ones have gone, and the clocks of two machines cannot order the two ends.
+func (j Job) LeadDone() bool {
+	leads := false
+	for _, m := range j.Members {
+		if m.Leads && (m.Orphaned || m.Exit == nil || !m.Exit.Done()) {
+			return false
+		}
+		leads = leads || m.Leads
+	}
+	return leads
 }
 
 // Gang reports whether the attempt has more than one member.

@@ -132,7 +132,11 @@ func (j Job) evidence(history History) failure.AttemptEvidence {
 	if j.CancelAt != nil {
 		e.CancelAt = *j.CancelAt
 	}
+	leadDone := j.LeadDone()
 	for _, m := range j.Members {
+		if leadDone && !m.Leads {
+			continue
+		}
 		if e.DrainedBy == "" {
 			e.DrainedBy = m.Drain
 		}
@@ -194,9 +198,28 @@ func faultsOf(v failure.Verdict) Faults {
 	}
 }
 
-// Grow returns the request with 1.5 times the memory, for a retry after a member ran out of
-// memory.
-func Grow(r spec.Request) spec.Request {
+// Grow returns the request with 1.5 times the memory, for a retry after these members ran out of
+// memory. Of a gang with groups only their groups get more.
+func Grow(r spec.Request, members []int) spec.Request {
 	r.MemoryMiB += (r.MemoryMiB + 1) / 2
+	r.Groups = slices.Clone(r.Groups)
+	first := 0
+	for i := range r.Groups {
+		g := &r.Groups[i]
+		if slices.ContainsFunc(members, func(m int) bool { return m >= first && m < first+g.Members }) {
+			g.MemoryMiB += (g.MemoryMiB + 1) / 2
+		}
+		first += g.Members
+	}
 	return r
+}
+
+// OutOfMemory returns the members that the kernel stopped for memory.
+func (j Job) OutOfMemory() (members []int) {
+	for _, m := range j.Members {
+		if m.Exit != nil && m.Exit.OOMKilled {
+			members = append(members, m.Rank)
+		}
+	}
+	return members
 }

@@ -301,7 +301,7 @@ func TestFaultsAreChargedToTheMachinesThatExplainThem(t *testing.T) {
 func TestGrownMemoryIsHalfAsMuchAgainRoundedUp(t *testing.T) {
 	t.Parallel()
 	for before, after := range map[int64]int64{0: 0, 1: 2, 3: 5, 1024: 1536} {
-		got := lifecycle.Grow(spec.Request{MemoryMiB: before, CPUMilli: 100})
+		got := lifecycle.Grow(spec.Request{MemoryMiB: before, CPUMilli: 100}, nil)
 		if got.MemoryMiB != after || got.CPUMilli != 100 {
 			t.Errorf("%d MiB became %+v, want %d MiB", before, got, after)
 		}

@@ -44,7 +44,7 @@ func Job(root workflow.Context, in wire.JobInput) error {
 }
 
 // job is the state of one run of the workflow apart from the row: its channels for news,
-// and the number of pauses in a row.
+// the number of pauses in a row, and the number of versioned decisions.
 type job struct {
 	id     berth.JobID
 	root   workflow.Context // canceled when Temporal is asked to cancel
@@ -53,6 +53,8 @@ type job struct {
 	asked  bool // a cancel has come
 	told   bool // the cancel is on the row
 	pauses int
+
+	leadEnds int // decisions after the end of leading members; see stopFollowers
 }
 
 func newJob(ctx, root workflow.Context, in wire.JobInput) *job {

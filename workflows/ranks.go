@@ -115,7 +115,21 @@ func (r *ranks) apply(view wire.JobView) {
 	if ended {
 		r.stopRest()
 	}
+	r.stopFollowers()
 	r.escalateAt(view.StopBy)
+}
+
+// leadEnded reports whether a group leads the gang and all its members have ended. A worker of the version
+// before may have seen their ends without stopping the others.
+func (r *ranks) leadEnded() bool {
+	leads := false
+	for _, w := range r.waiters {
+		if w.slot.Leads && !w.done {
+			return false
+		}
+		leads = leads || w.slot.Leads
+	}
+	return leads
 }
 
 // wait schedules the activity that waits for the member of rank i.
@@ -143,6 +157,7 @@ func (r *ranks) returned(i int, run future[wire.RunResult]) {
 		if result.Exit == nil || !result.Exit.Done() {
 			r.stopRest()
 		}
+		r.stopFollowers()
 	}
 }
 
@@ -170,12 +185,28 @@ func (r *ranks) lost(i int, why error) {
 }
 
 // stopRest stops the other members of a gang after one member ended. The step finds in the
-// rows whether that end was bad or a loss, and returns true only then.
+// rows whether that end was bad or a loss, or whether all leading members are done, and returns true only
+// then.
 func (r *ranks) stopRest() {
 	if r.stopped || r.err != nil || r.open() == 0 {
 		return
 	}
 	r.stopped, r.err = step(r.ctx, wire.ActivityStopAttempt, r.this())
+}
+
+// stopFollowers stops the other members once all leading ones have ended. Workers of the version before schedule no
+// step then, so a history may go on without it. Each decision has its own change id: a decision that such a worker
+// made stays without a stop in replays, and the next poke leads to a new one. The number is of the whole run, since
+// an attempt can be waited for twice in a run. Gangs without a leading group record nothing.
+func (r *ranks) stopFollowers() {
+	if r.stopped || r.err != nil || r.open() == 0 || !r.leadEnded() {
+		return
+	}
+	r.leadEnds++
+	change := fmt.Sprintf("lead-ended-%d", r.leadEnds)
+	if workflow.GetVersion(r.ctx, change, workflow.DefaultVersion, 1) == 1 {
+		r.stopRest()
+	}
 }
 
 // escalationSlack is the time, beyond the grace, in which a machine is expected to kill its

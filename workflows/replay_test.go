@@ -15,6 +15,8 @@ import (
 // Histories of real runs must replay under today's code: jobs outlive releases.
 // They are recorded by the end-to-end tests with -update; a change of the order
 // of commands needs workflow.GetVersion and another recording beside these.
+// lead-ended-unseen.json is built from gang-repaired.json: member 0 leads and ends, a
+// worker that does not know leading groups stops no member, and two pokes read the row.
 func TestRecordedHistoriesReplay(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob(filepath.Join("testdata", "histories", "*.json"))

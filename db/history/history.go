@@ -100,10 +100,15 @@ type Job struct {
 	UnagedMS          int64          `json:"unaged_ms"` // time that adds no age: held, blocked, or with capacity
 	FinishedAt        *time.Time     `json:"finished_at"`
 
-	Class        string        `json:"class"`
-	Alternatives []string      `json:"alternatives"`        // classes; null: the job has none
-	Alternative  int           `json:"alternative"`         // in force
-	Request      *spec.Request `json:"alternative_request"` // of the class, of a job with alternatives; null: unknown
+	Class        string   `json:"class"`
+	Alternatives []string `json:"alternatives"` // classes; null: the job has none
+	Alternative  int      `json:"alternative"`  // in force
+	// Request is the request of the class, of a job with alternatives or groups; null: unknown.
+	Request *spec.Request `json:"alternative_request"`
+
+	Grouped   bool `json:"grouped"`
+	LeadFirst *int `json:"lead_first"` // first member of the leading group; null: no group leads
+	LeadLast  *int `json:"lead_last"`
 
 	HasSpec     bool         `json:"has_spec"`
 	Members     int          `json:"members"` // members of an attempt

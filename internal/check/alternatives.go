@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"berth/db/history"
+	"berth/spec"
 )
 
 // hardwareInForce proves invariant 34. A start puts an alternative in force in the transaction that
@@ -34,13 +35,18 @@ func hardwareInForce(c *jobCase) {
 	if j.Request == nil {
 		return
 	}
-	want := j.Request.Capacity()
 	for _, a := range c.ranks(j.Attempt) {
-		ok := a.CPUMilli == want.CPUMilli && a.MemoryMiB == want.MemoryMiB && a.DiskMiB == want.DiskMiB &&
-			a.GPUMilli == want.GPUMilli && len(a.GPUs) == j.Request.GPUs &&
-			!slices.ContainsFunc(a.GPUs, func(g history.DeviceAllocation) bool { return g.Milli != j.Request.GPUMilli })
-		if !ok {
-			c.of(a, rows(a), "rank %d has other capacity than alternative %d: %+v", a.Rank, j.Alternative, want)
+		if !suits(a, *j.Request) {
+			c.of(a, rows(a), "rank %d has other capacity than alternative %d: %+v", a.Rank, j.Alternative,
+				j.Request.Capacity())
 		}
 	}
+}
+
+// suits reports whether a member has exactly the capacity of a request.
+func suits(a history.Allocation, r spec.Request) bool {
+	want := r.Capacity()
+	return a.CPUMilli == want.CPUMilli && a.MemoryMiB == want.MemoryMiB && a.DiskMiB == want.DiskMiB &&
+		a.GPUMilli == want.GPUMilli && len(a.GPUs) == r.GPUs &&
+		!slices.ContainsFunc(a.GPUs, func(g history.DeviceAllocation) bool { return g.Milli != r.GPUMilli })
 }

@@ -57,7 +57,7 @@ var Invariants = []Invariant{
 		Number: 10, Sentence: "The ranks of an attempt are reserved all at once or not at all, begin only when all " +
 			"are ready, and do not run on in part; room is kept for a gang's repair for a minute at most.",
 		Reads: "allocations of each attempt, members of the spec, nomination_log",
-		job:   func(c *jobCase) { gangsAreWhole(c); gangsStartTogether(c); repairsAreBrief(c) },
+		job:   func(c *jobCase) { gangsAreWhole(c); gangsStartTogether(c); repairsAreBrief(c); followersStop(c) },
 	},
 	{
 		Number: 11, Sentence: "No job is placed beyond the limits of its tenant and of the tenants above it, as " +
@@ -186,5 +186,11 @@ var Invariants = []Invariant{
 			"and the members of an attempt that holds capacity have exactly its request.",
 		Reads: "class, alternatives and alternative of jobs, alternative of attempts, classes, allocations",
 		job:   hardwareInForce,
+	},
+	{
+		Number: 35, Sentence: "The members of a gang with groups that holds capacity have exactly the resources of " +
+			"their groups, by rank.",
+		Reads: "class, grouped and lead_first of jobs, classes, allocations",
+		job:   membersSuitTheirGroups,
 	},
 }

@@ -248,7 +248,7 @@ func cancelsHold(c *jobCase) {
 		if a.ClaimedAt != nil && a.ClaimedAt.After(canceled.At.Add(c.v.o.Skew)) {
 			c.of(a, rows(canceled, a), "rank %d was claimed after the cancel", a.Rank)
 		}
-		if c.j.State == berth.Succeeded && (a.Exit == nil || !a.Exit.Done()) {
+		if c.j.State == berth.Succeeded && c.leads(a.Rank) && (a.Exit == nil || !a.Exit.Done()) {
 			c.of(a, rows(canceled, a), "it succeeded after its cancel, and rank %d had not done its work by itself",
 				a.Rank)
 		}

@@ -298,13 +298,13 @@ func causesComeFirst(c *jobCase) {
 }
 
 // hasCause searches the rows for the cause that a change of state requires: running needs
-// a claim of every member, and success needs exit code 0 of every member.
+// a claim of every member, and success needs exit code 0 of every member that decides about it.
 func (c *jobCase) hasCause(to berth.State, attempt int) {
 	for _, a := range c.ranks(attempt) {
 		switch {
 		case to == berth.Running && a.ClaimedAt == nil:
 			c.of(a, rows(a), "attempt %d ran although rank %d was never claimed", attempt, a.Rank)
-		case to == berth.Succeeded && (a.Exit == nil || a.Exit.Code != 0):
+		case to == berth.Succeeded && c.leads(a.Rank) && (a.Exit == nil || a.Exit.Code != 0):
 			c.of(a, rows(a), "it succeeded although rank %d did not exit 0", a.Rank)
 		}
 	}

@@ -433,7 +433,7 @@ var bads = []bad{
 // broke it.
 func TestRejectsEachBadHistory(t *testing.T) {
 	t.Parallel()
-	for _, b := range slices.Concat(bads, badLaunches, badAlternatives) {
+	for _, b := range slices.Concat(bads, badLaunches, badAlternatives, badGroups) {
 		h := b.of()
 		b.spoil(&h)
 		found := check.Verify(h, check.Options{Settled: b.number == 20})
@@ -456,7 +456,7 @@ func TestEveryInvariantHasABadHistory(t *testing.T) {
 			t.Errorf("invariant %d is out of order, or says too little", i.Number)
 		}
 		last = i.Number
-		if !slices.ContainsFunc(slices.Concat(bads, badLaunches, badAlternatives), func(b bad) bool { return b.number == i.Number }) {
+		if !slices.ContainsFunc(slices.Concat(bads, badLaunches, badAlternatives, badGroups), func(b bad) bool { return b.number == i.Number }) {
 			t.Errorf("no bad history for invariant %d", i.Number)
 		}
 	}
