@@ -19,6 +19,7 @@ import (
 
 	"berth"
 	"berth/internal/lib/svgplot"
+	"berth/spec"
 	"berth/wire"
 )
 
@@ -170,7 +171,7 @@ func (h *metricHandlers) memberMetrics(ctx context.Context, ref berth.LogRef) (*
 	return &m, nil
 }
 
-// setLimits adds the job's limits to the series of CPU and memory. An attempt after an out of
+// setLimits adds the limits of the member to the series of CPU and memory. An attempt after an out of
 // memory of a job with on_oom: grow has half as much memory again.
 func setLimits(m *wire.MemberMetrics, job wire.Job) {
 	if job.Spec == nil {
@@ -183,6 +184,9 @@ func setLimits(m *wire.MemberMetrics, job wire.Job) {
 		}
 	}
 	resources := job.Resources()
+	if len(job.Spec.Groups) > 0 {
+		resources = spec.ChooseMember(job.Spec.WithDefaults(), m.Member).Resources
+	}
 	if c := resources.CPUs; c != nil {
 		limits[wire.MetricCPU] = float64(*c) / 1000
 	}

@@ -562,6 +562,33 @@ func TestARetryIsHeldToTheQuota(t *testing.T) {
 	}
 }
 
+func TestARetryMayHaveGroupsOfOtherSizes(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil)
+	c := s.as("alice")
+	old := s.submit("alice", func(j *spec.Job) {
+		j.Groups = []spec.Group{{Name: "head", Leads: true}, {Name: "workers", Members: 2}}
+	})
+	if _, err := c.Cancel(t.Context(), old.ID); err != nil {
+		t.Fatal(err)
+	}
+	if old.Spec.Members != 3 {
+		t.Fatalf("the stored spec has %d members", old.Spec.Members)
+	}
+	changed := *old.Spec
+	changed.Groups = slices.Clone(changed.Groups)
+	changed.Groups[1].Members = 4
+	wrong := changed
+	wrong.Members = 7
+	if _, err := c.Retry(t.Context(), old.ID, client.RetryOptions{Spec: &wrong}); berth.CodeOf(err) != berth.CodeInvalid {
+		t.Errorf("a wrong number of members: %v", err)
+	}
+	next, err := c.Retry(t.Context(), old.ID, client.RetryOptions{Spec: &changed})
+	if err != nil || next.Spec.Members != 5 {
+		t.Errorf("with other groups: %+v, %v", next.Spec, err)
+	}
+}
+
 func TestListsPageOverHTTP(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, nil)

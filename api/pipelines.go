@@ -57,6 +57,18 @@ func (h *pipelineHandlers) submitPipeline(ctx context.Context, in *submitPipelin
 	if err != nil {
 		return nil, err
 	}
+	submission := db.PipelineSubmission{Tenant: caller(ctx).Tenant, IdemKey: in.Key, Actor: actor(ctx)}
+	if in.Resume != "" {
+		run, err := h.job(ctx, in.Resume)
+		if err != nil {
+			return nil, err
+		}
+		submission.Resume = &run
+		// The file may be the run's stored pipeline. The submit checks whether the caller may resume the run.
+		if old, err := h.jobs.Get(ctx, scope(ctx), run); err == nil && old.Pipeline != nil {
+			pipeline.Jobs = spec.ResizedSteps(pipeline.Jobs, old.Pipeline.Jobs)
+		}
+	}
 	pipeline = pipeline.WithDefaults()
 	checked := admission.CheckPipeline(pipeline)
 	if err := invalid(berth.SlugInvalidSpec, faults, checked[:min(len(checked), maxFaults)]); err != nil {
@@ -68,14 +80,7 @@ func (h *pipelineHandlers) submitPipeline(ctx context.Context, in *submitPipelin
 	if err := h.admission.AdmitPipeline(ctx, caller(ctx).Tenant, pipeline); err != nil {
 		return nil, err
 	}
-	submission := db.PipelineSubmission{Tenant: caller(ctx).Tenant, Spec: pipeline, IdemKey: in.Key, Actor: actor(ctx)}
-	if in.Resume != "" {
-		run, err := h.job(ctx, in.Resume)
-		if err != nil {
-			return nil, err
-		}
-		submission.Resume = &run
-	}
+	submission.Spec = pipeline
 	job, created, err := h.jobs.SubmitPipeline(ctx, submission)
 	if err != nil {
 		return nil, err

@@ -41,6 +41,37 @@ func TestARepeatedSubmitOfAPipelineIsOnePipeline(t *testing.T) {
 	}
 }
 
+func TestAResumedPipelineMayHaveGroupsOfOtherSizes(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil)
+	submit := func(path, body string) (job wire.Job) {
+		t.Helper()
+		got := s.call("alice", "POST", path, body)
+		if got.status != http.StatusCreated || json.Unmarshal([]byte(got.body), &job) != nil {
+			t.Fatalf("%s: %d %s", path, got.status, got.body)
+		}
+		return job
+	}
+	run := submit("/v1/pipelines", `{"kind": "pipeline", "name": "p", "jobs": {"n": {"jobs": {"x": {"image": "b",
+		"groups": [{"name": "head"}, {"name": "workers", "members": 2}]}}}}}`)
+	if got := s.call("alice", "POST", "/v1/pipelines/"+string(run.ID)+"/cancel", ""); got.status != http.StatusOK {
+		t.Fatal(got.status, got.body)
+	}
+	stored := *run.Pipeline
+	if n := stored.Jobs["n"].Jobs["x"].Members; n != 3 {
+		t.Fatalf("the stored step has %d members", n)
+	}
+	stored.Jobs["n"].Jobs["x"].Groups[1].Members = 4
+	body, err := json.Marshal(stored)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resumed := submit("/v1/pipelines?resume="+string(run.ID), string(body))
+	if n := resumed.Pipeline.Jobs["n"].Jobs["x"].Members; n != 5 {
+		t.Errorf("the step has %d members", n)
+	}
+}
+
 // TestACancelKeepsFinalStepsUnlessAsked checks that a repeated cancel leaves the final steps alone, and that
 // skip_final cancels them.
 func TestACancelKeepsFinalStepsUnlessAsked(t *testing.T) {

@@ -38,8 +38,8 @@ func (h *jobHandlers) retryAs(ctx context.Context, in *retryJobInput, old wire.J
 }
 
 // retrySpec reads the spec that a job is retried with. Its source is often the job's own
-// document: the variables that Berth had set for an element, and the fields of a step, are
-// no faults.
+// document: the variables that Berth had set for an element, the fields of a step, and the former
+// number of members in all groups are no faults.
 func (h *jobHandlers) retrySpec(ctx context.Context, in Request, old wire.Job) (spec.Job, error) {
 	var jobSpec spec.Job
 	faults, err := decode(in.ContentType, in.RawBody, &jobSpec)
@@ -50,6 +50,7 @@ func (h *jobHandlers) retrySpec(ctx context.Context, in Request, old wire.Job) (
 		maps.DeleteFunc(jobSpec.Env, func(name, value string) bool {
 			return (name == spec.EnvArrayIndex || name == spec.EnvArraySize) && old.Spec.Env[name] == value
 		})
+		jobSpec = spec.Resized(jobSpec, *old.Spec)
 	}
 	if old.Step != "" {
 		if jobSpec, err = h.retries.AsJob(ctx, old.ID, jobSpec); err != nil {

@@ -36,6 +36,7 @@ func TestJobs(t *testing.T) {
 		{"many jobs at once all end, each in one go", runsMany},
 		{"a job with GPUs has them to itself and leaves", takesGPUs},
 		{"two gangs that each need the whole cluster take turns", sharesGangs},
+		{"the end of a head ends its workers, which differ from it", runsGroups},
 		{"a secret that a job used lies nowhere", hidesSecrets},
 		{"a job that reads a folder goes where it is", readsFolders},
 		{"a schedule fires each time once, whatever becomes of its clock", firesOnce},

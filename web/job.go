@@ -13,6 +13,7 @@ import (
 
 	"berth"
 	"berth/api/client"
+	"berth/spec"
 	"berth/wire"
 )
 
@@ -181,6 +182,21 @@ func asks(j wire.Job) string {
 	one := j.Spec.WithDefaults()
 	one.Resources = j.Resources() // of the alternative in force
 	r := one.Request()
+	if len(r.Groups) > 0 {
+		list := make([]string, len(r.Groups))
+		for i, g := range r.Split() {
+			list[i] = fmt.Sprintf("%d %s of %s", g.Members, r.Groups[i].Name, requestText(g))
+		}
+		return strings.Join(list, "; ")
+	}
+	if r.Members > 1 {
+		return fmt.Sprintf("%d members of %s", r.Members, requestText(r))
+	}
+	return requestText(r)
+}
+
+// requestText renders the request of one member.
+func requestText(r spec.Request) string {
 	parts := []string{plural(1, "CPU")}
 	if r.CPUMilli != 1000 {
 		parts[0] = cores(r.CPUMilli) + " CPUs"
@@ -192,9 +208,6 @@ func asks(j wire.Job) string {
 			text += " (" + strings.Join(r.GPUTypes, ", ") + ")"
 		}
 		parts = append(parts, text)
-	}
-	if r.Members > 1 {
-		return fmt.Sprintf("%d members of %s", r.Members, strings.Join(parts, ", "))
 	}
 	return strings.Join(parts, ", ")
 }

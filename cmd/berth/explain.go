@@ -71,7 +71,7 @@ func showPlan(a *app, p wire.Plan) error {
 		}
 		addBlockers(a, &s, p.Blockers)
 		s.add("runs", runTimeText(p.RunTime))
-		s.add("needs", resourcesText(p.Spec.WithDefaults().Resources))
+		s.add("needs", requestText(p.Spec))
 		addChoices(a, &s, p.Alternatives, true)
 		if p.CostPerHour != nil {
 			s.add("costs", fmt.Sprintf("%.2f USD per hour", *p.CostPerHour))

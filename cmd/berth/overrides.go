@@ -76,10 +76,25 @@ func (o overrides) add(j *spec.Job) {
 		}
 		maps.Copy(env, o.env)
 		j.Env = env
+		o.addToGroups(j)
 	}
 	for _, s := range o.secrets {
 		if !slices.Contains(j.Secrets, s) {
 			j.Secrets = append(slices.Clone(j.Secrets), s)
+		}
+	}
+}
+
+// addToGroups sets the variables in the groups that have them, which else would replace the job's.
+func (o overrides) addToGroups(j *spec.Job) {
+	j.Groups = slices.Clone(j.Groups)
+	for i := range j.Groups {
+		g := &j.Groups[i]
+		g.Env = maps.Clone(g.Env)
+		for name, value := range o.env {
+			if _, own := g.Env[name]; own {
+				g.Env[name] = value
+			}
 		}
 	}
 }

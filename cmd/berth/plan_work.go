@@ -108,7 +108,7 @@ func showStepPlans(a *app, list []stepPlan) error {
 		if why == "" && len(s.Plan.Blockers) > 0 {
 			why = s.Plan.Blockers[0].Message
 		}
-		t.add(s.Step, starts, resourcesText(s.Plan.Spec.WithDefaults().Resources),
+		t.add(s.Step, starts, requestText(s.Plan.Spec),
 			fmt.Sprint(len(s.Plan.Fit.Candidates)), orDash(why))
 	}
 	return a.show(view{body: list, names: names, table: func(bool) error { return t.write(a.out) }})

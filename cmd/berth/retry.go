@@ -127,6 +127,7 @@ func changedSpec(job wire.Job, over overrides) (spec.Job, error) {
 	if err != nil {
 		return changed, err
 	}
+	changed = spec.Resized(changed, *job.Spec) // before the overrides, which may change groups or members
 	return changed, over.apply(&changed)
 }
 

@@ -108,12 +108,7 @@ func describeJob(a *app, j wire.Job, wide bool) error {
 		s.add("reaches", reachText(*j.Spec))
 		addUser(&s, *j.Spec)
 		addData(&s, *j.Spec)
-		// With defaults, where the spec leaves a field out.
-		s.add("resources", resourcesText(j.Resources()))
-		addAlternatives(&s, j)
-		if n := j.Spec.Members; n > 1 {
-			s.add("members", fmt.Sprintf("%d, each with these resources", n))
-		}
+		addMembers(&s, j)
 	}
 	if j.Pipeline != nil {
 		addStepOutputs(&s, *j.Pipeline)
