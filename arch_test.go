@@ -32,7 +32,10 @@ var layers = [][]string{
 	{"berth/placement", "berth/db"},
 	{"berth/activities/control", "berth/activities/node", "berth/activities/wait"},
 	{"berth/workflows"},
-	{"berth/api/client", "berth/internal/devstack", "berth/internal/machine/diskuse"},
+	{
+		"berth/api/client", "berth/internal/devstack", "berth/internal/machine/diskuse",
+		"berth/internal/machine/kernellog",
+	},
 	{
 		"berth/internal/control/authority",
 		"berth/internal/control/blob", "berth/internal/control/calendar", "berth/internal/control/convert",

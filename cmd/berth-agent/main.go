@@ -29,6 +29,7 @@ import (
 	"berth/internal/machine/agent"
 	"berth/internal/machine/docker"
 	"berth/internal/machine/gpu"
+	"berth/internal/machine/kernellog"
 )
 
 func main() {
@@ -210,7 +211,7 @@ func (s settings) watchGPUs(gpus node.GPUs, log *slog.Logger) (node.GPUs, error)
 		boot = strings.TrimSpace(string(b))
 	}
 	return gpu.OpenWatch(gpus, gpu.WatchOptions{
-		File: filepath.Join(s.stateDir, "gpu-faults.json"), Boot: boot, Kernel: gpu.Kmsg{}, Logger: log,
+		File: filepath.Join(s.stateDir, "gpu-faults.json"), Boot: boot, Kernel: kernellog.Kmsg{}, Logger: log,
 	})
 }
 

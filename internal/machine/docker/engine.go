@@ -17,6 +17,7 @@ import (
 	"github.com/docker/docker/client"
 
 	"berth/activities/node"
+	"berth/internal/machine/kernellog"
 )
 
 // Options tunes an Engine. The zero value is right for a machine that Berth
@@ -57,6 +58,7 @@ type Engine struct {
 	log     *slog.Logger
 	options Options
 	starts  keyedMutex
+	kernel  kernelLog
 
 	accounts   *accounts
 	searchTime time.Duration // bounds the search for folders of outputs
@@ -92,7 +94,7 @@ func Open(host string, o Options) (*Engine, error) {
 	}
 	e := &Engine{
 		images: &images{api: api, log: o.Logger, mirrors: o.Mirrors},
-		api:    api, socket: strings.TrimPrefix(host, "unix://"), log: o.Logger, options: o,
+		api:    api, socket: strings.TrimPrefix(host, "unix://"), log: o.Logger, options: o, kernel: kernellog.Kmsg{},
 		accounts: newAccounts(api, o.Logger), searchTime: searchTime,
 	}
 	e.execs = &execs{e}

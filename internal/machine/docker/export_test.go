@@ -9,6 +9,9 @@ import (
 // SetSearchTime sets the bound of the search for folders of outputs.
 func (e *Engine) SetSearchTime(d time.Duration) { e.searchTime = d }
 
+// SetKernelLog replaces the kernel's log.
+func (e *Engine) SetKernelLog(k kernelLog) { e.kernel = k }
+
 // HookEnv are the entries that remove variables of an image from a container with a hook.
 func HookEnv() []string { return containerConfig(node.ContainerSpec{}, "GPU-1").Env }
 

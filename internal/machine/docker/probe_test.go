@@ -3,10 +3,7 @@ package docker_test
 import (
 	"context"
 	"errors"
-	"net"
 	"net/http"
-	"net/http/httptest"
-	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -20,7 +17,7 @@ import (
 func stub(t *testing.T) (engine *docker.Engine, hangs *atomic.Pointer[string]) {
 	t.Helper()
 	hangs = &atomic.Pointer[string]{}
-	h := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	engine = answering(t, func(w http.ResponseWriter, r *http.Request) {
 		if part := hangs.Load(); part != nil && strings.HasSuffix(r.URL.Path, *part) {
 			<-r.Context().Done()
 			return
@@ -28,21 +25,7 @@ func stub(t *testing.T) (engine *docker.Engine, hangs *atomic.Pointer[string]) {
 		w.Header().Set("Api-Version", "1.41")
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = w.Write([]byte("[]"))
-	}))
-	socket := filepath.Join(t.TempDir(), "docker.sock")
-	listener, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	_ = h.Listener.Close()
-	h.Listener = listener
-	h.Start()
-	t.Cleanup(h.Close)
-	engine, err = docker.Open("unix://"+socket, docker.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = engine.Close() })
+	})
 	return engine, hangs
 }
 

@@ -1,6 +1,10 @@
 package docker_test
 
 import (
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
 	"testing"
 
 	"berth/activities/node"
@@ -20,6 +24,22 @@ func open(t *testing.T, host string, o docker.Options) *docker.Engine {
 		}
 	})
 	return e
+}
+
+// answering returns an engine whose API is the handler.
+func answering(t *testing.T, api http.HandlerFunc) *docker.Engine {
+	t.Helper()
+	h := httptest.NewUnstartedServer(api)
+	socket := filepath.Join(t.TempDir(), "docker.sock")
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = h.Listener.Close()
+	h.Listener = listener
+	h.Start()
+	t.Cleanup(h.Close)
+	return open(t, "unix://"+socket, docker.Options{})
 }
 
 func TestDockerKeepsTheRuntimesClaims(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/events"
 	"github.com/docker/docker/api/types/filters"
+	"github.com/docker/docker/client"
 
 	"berth/activities/node"
 )
@@ -33,24 +34,56 @@ func (e *Engine) Wait(ctx context.Context, name string) (node.Container, error) 
 // killed is the exit code of a process that was ended by SIGKILL.
 const killed = 128 + 9
 
-// lateOOM is how long after an exit the engine may still hear why.
-const lateOOM = 250 * time.Millisecond
+// lateOOM bounds the wait for the engine's word on a process that SIGKILL ended. A busy machine
+// took longer than 250 ms; nothing else waits for the end of a container that nobody explains.
+const lateOOM = 3 * time.Second
 
-// postMortem asks the engine for details of a bad end. The engine learns of a process
-// that was killed for memory on another way than of the exit. If the exit arrives
-// first, as on a busy machine, or if a child was killed, the flag on the container
-// stays false permanently. And only the engine knows which containers got a signal:
-// an engine that shuts down stops its containers first, and then their ends look like
-// any other. A missing answer is an error here, since the engine may be shutting down.
+// kernelLog tells of processes that the kernel killed for the memory limit of a control group.
+type kernelLog interface {
+	OutOfMemory(group string) (bool, error)
+}
+
+// postMortem asks for details of a bad end.
+//
+// The engine learns of a process that was killed for memory on another way than of the exit. If the
+// exit arrives first, as on a busy machine, or if a child was killed, the flag on the container
+// stays false permanently. The engine's event comes later, or never if the process ended while the
+// engine still began to watch it. The kernel's log is written before the process dies, but leaves
+// messages out when there are many, and takes root. So either is believed.
+//
+// Only the engine knows which containers got a signal: an engine that shuts down stops its
+// containers first, and then their ends look like any other. A missing answer is an error here,
+// since the engine may be shutting down.
 func (e *Engine) postMortem(ctx context.Context, c node.Container) (node.Container, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	until := time.Now()
-	if c.ExitCode == killed && !c.OOMKilled {
-		until = until.Add(lateOOM)
+	if !c.OOMKilled {
+		var err error
+		if c.OOMKilled, err = e.kernel.OutOfMemory(c.ID); err != nil {
+			e.log.Debug("kernel log not readable, only the engine tells of memory limits", "err", err)
+		}
 	}
-	found, failed := e.api.Events(ctx, events.ListOptions{
-		Since: unixTime(c.StartedAt.Add(-time.Second)),
+	now := time.Now()
+	signal, err := readEnd(ctx, e.api, &c, c.StartedAt.Add(-time.Second), now)
+	if err == nil && c.ExitCode == killed && !c.OOMKilled && !isKill(signal) {
+		_, err = readEnd(ctx, e.api, &c, now, now.Add(lateOOM))
+	}
+	if err != nil {
+		return node.Container{}, fmt.Errorf("ask how container %s ended: %w", c.Name, err)
+	}
+	return c, nil
+}
+
+// readEnd reads the engine's events of a span of time into c, and returns the last signal that
+// reached the container. If the span ends in the future, it returns after the first event that
+// says who killed the container.
+func readEnd(ctx context.Context, api *client.Client, c *node.Container, since, until time.Time) (signal string,
+	err error,
+) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	found, failed := api.Events(ctx, events.ListOptions{
+		Since: unixTime(since),
 		Until: unixTime(until),
 		Filters: filters.NewArgs(filters.Arg("container", c.ID), filters.Arg("event", "oom"),
 			filters.Arg("event", "kill")),
@@ -62,21 +95,28 @@ func (e *Engine) postMortem(ctx context.Context, c node.Container) (node.Contain
 			case events.ActionOOM:
 				c.OOMKilled = true
 			case events.ActionKill:
-				c.Signaled = c.Signaled || ends(m.Actor.Attributes["signal"])
+				signal = strings.TrimPrefix(m.Actor.Attributes["signal"], "SIG")
+				c.Signaled = c.Signaled || ends(signal)
+			}
+			if time.Now().Before(until) && (c.OOMKilled || isKill(signal)) {
+				return signal, nil
 			}
 		case err := <-failed:
 			if errors.Is(err, io.EOF) { // the end of the list
-				return c, nil
+				return signal, nil
 			}
-			return node.Container{}, fmt.Errorf("ask how container %s ended: %w", c.Name, err)
+			return signal, err
 		}
 	}
 }
 
-// ends reports whether a signal, by the engine's name for it, both asks a process to end and ends
-// a process without a handler.
+// isKill reports whether a signal, as the engine writes it, is SIGKILL.
+func isKill(signal string) bool { return signal == "9" || signal == "KILL" }
+
+// ends reports whether a signal, by its number or its name without SIG, both asks a process to end
+// and ends a process without a handler.
 func ends(signal string) bool {
-	switch strings.TrimPrefix(signal, "SIG") {
+	switch signal {
 	case "1", "2", "3", "9", "15", "HUP", "INT", "QUIT", "KILL", "TERM":
 		return true
 	}

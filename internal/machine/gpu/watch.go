@@ -1,7 +1,6 @@
 package gpu
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,7 +8,6 @@ import (
 	"io"
 	"log/slog"
 	"maps"
-	"math"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -20,8 +18,18 @@ import (
 	"berth"
 	"berth/activities/node"
 	"berth/failure"
+	"berth/internal/machine/kernellog"
 	"berth/wire"
 )
+
+// KernelLog is the log of the kernel.
+type KernelLog interface {
+	// Open returns the log from the oldest record that the kernel has; each read
+	// gives one record, and waits for one. Closing it ends a read that waits.
+	Open() (io.ReadCloser, error)
+	// Now is the log's clock: the time since the boot.
+	Now() time.Duration
+}
 
 // WatchOptions configure the sources and the file of GPU errors.
 type WatchOptions struct {
@@ -256,10 +264,10 @@ func (w *Watch) note(uuids []string, xid uint64, words string, at time.Time) {
 
 // follow reads the kernel's log until the log is closed.
 func (w *Watch) follow(kernel KernelLog, records io.Reader) {
-	buf := make([]byte, 16<<10)
+	buf := make([]byte, kernellog.RecordSize)
 	for {
 		n, err := records.Read(buf)
-		if err != nil && !overwritten(err) {
+		if err != nil && !kernellog.Overwritten(err) {
 			w.mu.Lock()
 			closed := w.closed
 			w.mu.Unlock()
@@ -300,15 +308,12 @@ type kernelXid struct {
 //
 //	4,1234,5678901,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, GPU has fallen off the bus.
 func parseXid(record []byte) (x kernelXid, ok bool) {
-	head, text, ok := bytes.Cut(record, []byte{';'})
-	fields := strings.Split(string(head), ",")
-	if !ok || len(fields) < 3 {
+	r, ok := kernellog.Parse(record)
+	if !ok {
 		return x, false
 	}
-	micros, err := strconv.ParseInt(fields[2], 10, 64)
-	line, _, _ := strings.Cut(string(text), "\n")
-	line, ok = strings.CutPrefix(line, "NVRM: Xid (PCI:")
-	if err != nil || micros < 0 || micros > math.MaxInt64/int64(time.Microsecond) || !ok {
+	line, ok := strings.CutPrefix(r.Text, "NVRM: Xid (PCI:")
+	if !ok {
 		return x, false
 	}
 	pci, rest, ok := strings.Cut(line, "): ")
@@ -320,7 +325,7 @@ func parseXid(record []byte) (x kernelXid, ok bool) {
 	if err != nil {
 		return x, false
 	}
-	return kernelXid{time.Duration(micros) * time.Microsecond, pciAddress(pci), xid, strings.TrimSpace(words)}, true
+	return kernelXid{r.Since, pciAddress(pci), xid, strings.TrimSpace(words)}, true
 }
 
 // pciAddress is the one spelling of an address: 0000:3b:00, without a function

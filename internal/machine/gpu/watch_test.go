@@ -13,6 +13,7 @@ import (
 
 	"berth"
 	"berth/internal/machine/gpu"
+	"berth/internal/machine/kernellog"
 )
 
 // feed is a kernel log that a test writes, as /dev/kmsg would show it: from the
@@ -212,10 +213,10 @@ func TestF38DriverEventsCondemnDevicesForGood(t *testing.T) {
 
 func TestTheHostsKernelLogCanBeFollowedAndClosed(t *testing.T) {
 	t.Parallel()
-	if (gpu.Kmsg{}).Now() <= 0 {
+	if (kernellog.Kmsg{}).Now() <= 0 {
 		t.Error("the host has no uptime")
 	}
-	w, err := gpu.OpenWatch(&rack{}, gpu.WatchOptions{File: filepath.Join(t.TempDir(), "f"), Boot: "b", Kernel: gpu.Kmsg{}})
+	w, err := gpu.OpenWatch(&rack{}, gpu.WatchOptions{File: filepath.Join(t.TempDir(), "f"), Boot: "b", Kernel: kernellog.Kmsg{}})
 	if err != nil {
 		t.Fatal(err)
 	}

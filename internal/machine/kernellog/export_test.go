@@ -1,0 +1,4 @@
+package kernellog
+
+// OutOfMemory looks through the records that read gives.
+var OutOfMemory = outOfMemory
