@@ -97,7 +97,7 @@ type crowdSite struct {
 // newCrowd queues 10,000 jobs of 20 requests, which no machine has room for now.
 func newCrowd(b *testing.B, tenants int) *crowdSite {
 	b.Helper()
-	d := dbtest.Open(b, dbtest.URL(b), db.Options{})
+	d := dbtest.DB(b, db.Options{})
 	exec := func(sql string, args ...any) {
 		if _, err := d.Pool().Exec(context.Background(), sql, args...); err != nil {
 			b.Fatalf("%v\n%s", err, sql)

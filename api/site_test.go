@@ -43,12 +43,16 @@ type site struct {
 
 func newSite(t *testing.T, edit func(*api.Deps)) *site {
 	t.Helper()
-	return newSiteAt(t, dbtest.URL(t), edit)
+	return newSiteOn(t, dbtest.DB(t, db.Options{}), edit)
 }
 
 func newSiteAt(t *testing.T, database string, edit func(*api.Deps)) *site {
 	t.Helper()
-	d := dbtest.Open(t, database, db.Options{})
+	return newSiteOn(t, dbtest.Open(t, database, db.Options{}), edit)
+}
+
+func newSiteOn(t *testing.T, d *db.DB, edit func(*api.Deps)) *site {
+	t.Helper()
 	store, err := blob.Open(t.Context(), "file://"+t.TempDir())
 	if err != nil {
 		t.Fatal(err)

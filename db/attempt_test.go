@@ -25,7 +25,7 @@ type stage struct {
 
 func newStage(t *testing.T) *stage {
 	t.Helper()
-	s := stageOn(t, dbtest.URL(t), db.Options{})
+	s := stageOf(t, dbtest.DB(t, db.Options{}))
 	for _, m := range []string{"m0", "m1", "m2"} {
 		insertMachine(t, s.pool, m, 2)
 	}
@@ -35,9 +35,15 @@ func newStage(t *testing.T) *stage {
 // stageOn returns a stage on the database at url.
 func stageOn(t *testing.T, url string, o db.Options) *stage {
 	t.Helper()
-	d := dbtest.Open(t, url, o)
-	return &stage{t, d, dbtest.Beside(t, d)}
+	return stageOf(t, dbtest.Open(t, url, o))
 }
+
+// stageOf returns a stage on an open database. Its pool is that of the database, since each connection plans all
+// statements anew.
+func stageOf(t *testing.T, d *db.DB) *stage { return &stage{t, d, d.Pool()} }
+
+// beside returns another pool, for a test that holds a lock while calls wait for it; see dbtest.Beside.
+func (s *stage) beside() *pgxpool.Pool { return dbtest.Beside(s.t, s.db) }
 
 // submit stores a job; edit may change its spec.
 func (s *stage) submit(edit func(*spec.Job)) berth.JobID {

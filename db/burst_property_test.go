@@ -63,7 +63,7 @@ func launchForTenants(t *testing.T, seed uint64) (all, refused, beyond int) {
 			t.Logf("seed %d", seed)
 		}
 	}()
-	d := dbtest.Open(t, dbtest.URL(t), db.Options{})
+	d := dbtest.DB(t, db.Options{})
 	f := bursttest.Create(t, d, rand.New(rand.NewPCG(seed, 0)), nil)
 	ctx, done := t.Context(), make(chan struct{})
 	var workers sync.WaitGroup

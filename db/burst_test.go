@@ -26,7 +26,7 @@ var cheap = cloud.Request{Pool: "p", Provider: "lab", Price: 2,
 // limit a month.
 func budgeted(t *testing.T, limit float64) *db.DB {
 	t.Helper()
-	d := dbtest.Open(t, dbtest.URL(t), db.Options{})
+	d := dbtest.DB(t, db.Options{})
 	for _, n := range []spec.NewTenant{{ID: "org"}, {ID: "vision", Parent: "org"}, {ID: "speech", Parent: "org"}, {ID: "lone"}} {
 		if err := d.Tenants.Create(t.Context(), n); err != nil {
 			t.Fatal(err)
@@ -316,7 +316,7 @@ func TestPoliciesGoDownTheTree(t *testing.T) {
 
 func TestOffersAreReplacedAsAWhole(t *testing.T) {
 	t.Parallel()
-	d, ctx := dbtest.Open(t, dbtest.URL(t), db.Options{}), t.Context()
+	d, ctx := dbtest.DB(t, db.Options{}), t.Context()
 	day := time.Date(2026, 11, 26, 0, 0, 0, 0, time.UTC)
 	small := cloud.Offer{Offering: cloud.Offering{Region: "r", Type: "small", Market: cloud.Spot}, CPUs: 4, MemoryMiB: 1024,
 		Price: 0.5, Source: "list", AsOf: day}

@@ -202,7 +202,7 @@ func TestANotificationOfASlowTransactionIsNotLost(t *testing.T) {
 	s := newStage(t)
 	s.channel("default", "team")
 	// The slow transaction has a lower number than the notification that is delivered before its commit.
-	tx, err := s.pool.Begin(t.Context())
+	tx, err := s.beside().Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -319,7 +319,7 @@ func TestARenewalAndARevocationExcludeEachOther(t *testing.T) {
 	s := newStage(t)
 	k := s.joinsWithKey("k1")
 	done := make(chan error, 1)
-	tx, err := s.pool.Begin(t.Context())
+	tx, err := s.beside().Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -341,7 +341,7 @@ func TestARenewalAndARevocationExcludeEachOther(t *testing.T) {
 	other := s.joinsWithKey("k2")
 	key := []byte(public(other.key))
 	token := wire.NewMachineToken()
-	if tx, err = s.pool.Begin(t.Context()); err != nil {
+	if tx, err = s.beside().Begin(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	// The statements of a renewal, before its commit.

@@ -145,7 +145,7 @@ func Open(ctx context.Context, url string, o Options) (*DB, error) {
 // effective value, since the server accepts many units and spellings.
 func checkIdle(ctx context.Context, pool *pgxpool.Pool) error {
 	var limit string
-	err := pool.QueryRow(ctx, `SELECT setting FROM pg_settings WHERE name = $1`, idleParam).Scan(&limit)
+	err := pool.QueryRow(ctx, `SELECT current_setting($1)`, idleParam).Scan(&limit)
 	if err != nil {
 		return mapError(err, idleParam)
 	}

@@ -94,7 +94,7 @@ func TestHintedRowsComeDespiteAnOpenTransaction(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	c := s.loadQueue()
-	tx, err := s.pool.Begin(t.Context())
+	tx, err := s.beside().Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

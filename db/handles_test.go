@@ -209,7 +209,7 @@ func TestHandlesReadFewRows(t *testing.T) {
 		INSERT INTO jobs (id, tenant, name, class, priority, preemptible, state, grace_ms, lost_after_ms, actor)
 		SELECT gen_random_uuid(), 'default', 'common', 'c', 500, true, 'succeeded', 0, 0, 'test' FROM generate_series(1, 5000)`)
 	mustExec(t, s.pool, `ANALYZE jobs`)
-	conn, err := s.pool.Acquire(t.Context())
+	conn, err := s.beside().Acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

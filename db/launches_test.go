@@ -53,7 +53,7 @@ func launchOf(d *db.DB, t *testing.T, id berth.MachineID, key string) ([]cloud.R
 
 func TestARepeatedRequestReturnsTheFirstLaunch(t *testing.T) {
 	t.Parallel()
-	d := dbtest.Open(t, dbtest.URL(t), db.Options{})
+	d := dbtest.DB(t, db.Options{})
 	first, err := launchOf(d, t, "m", "key")
 	if err != nil {
 		t.Fatal(err)
@@ -87,7 +87,7 @@ func TestALaunchOfAMachineInServiceIsRefused(t *testing.T) {
 
 func TestAStopMakesALaunchDueAndStaysDue(t *testing.T) {
 	t.Parallel()
-	d := dbtest.Open(t, dbtest.URL(t), db.Options{})
+	d := dbtest.DB(t, db.Options{})
 	list, err := launchOf(d, t, "m", "")
 	if err != nil {
 		t.Fatal(err)
@@ -125,7 +125,7 @@ func TestAStopMakesALaunchDueAndStaysDue(t *testing.T) {
 // While the listing after a restore fails, a launch says that it waits. An end that is requested since does not wait.
 func TestALaunchSaysThatItWaitsForAListing(t *testing.T) {
 	t.Parallel()
-	d, ctx := dbtest.Open(t, dbtest.URL(t), db.Options{}), t.Context()
+	d, ctx := dbtest.DB(t, db.Options{}), t.Context()
 	list, err := launchOf(d, t, "m", "")
 	if err != nil {
 		t.Fatal(err)

@@ -85,7 +85,7 @@ func TestTakeoverWaitsForACommitUnderWay(t *testing.T) {
 	s := newStage(t)
 	s.lead("a", time.Hour)
 	s.expire()
-	tx, err := s.pool.Begin(t.Context())
+	tx, err := s.beside().Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -38,7 +38,7 @@ func TestListsOfFewJobsDoNotReadThemAll(t *testing.T) {
 		SELECT l.key, l.value, a.submitted_at, a.id, a.tenant
 		FROM archived_jobs a, jsonb_each_text(a.labels) l`)
 	mustExec(t, s.pool, `ANALYZE jobs, archived_jobs, job_labels`)
-	conn, err := s.pool.Acquire(t.Context())
+	conn, err := s.beside().Acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

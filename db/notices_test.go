@@ -53,7 +53,7 @@ func TestEachChangeThatAWebhookAsksForIsToldOnce(t *testing.T) {
 	}
 	// A change and its notification are one transaction: a change that is rolled back sends none.
 	lost := s.submit(hooks([]string{"queued"}))
-	tx, err := s.pool.Begin(t.Context())
+	tx, err := s.beside().Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

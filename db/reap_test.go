@@ -260,7 +260,7 @@ func TestDrainDeadlineSendsJobsBackToTheQueue(t *testing.T) {
 func TestCallsOfSuspectedMachinesShareAStatement(t *testing.T) {
 	t.Parallel()
 	warned := &syncBuffer{}
-	s := stageOn(t, dbtest.URL(t), db.Options{Logger: slog.New(slog.NewTextHandler(warned, nil))})
+	s := stageOf(t, dbtest.DB(t, db.Options{Logger: slog.New(slog.NewTextHandler(warned, nil))}))
 	var agents []*agent
 	for i := range 6 {
 		name := fmt.Sprintf("m%d", i)

@@ -136,7 +136,7 @@ func TestRunTimesReadFewRows(t *testing.T) {
 		SELECT gen_random_uuid(), 'default', 'x', 'c', 500, true, 'succeeded', 0, 0, 'test', now(), now(), 1000, $1, i
 		FROM generate_series(1, 4000) AS i`, array)
 	mustExec(t, s.pool, `ANALYZE jobs`)
-	conn, err := s.pool.Acquire(t.Context())
+	conn, err := s.beside().Acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -85,7 +85,7 @@ func TestMachinesThatTakeNoWorkForLongAreEnded(t *testing.T) {
 // mustExecAll runs statements in one session.
 func mustExecAll(t *testing.T, s *stage, sql string) {
 	t.Helper()
-	tx, err := s.pool.Begin(t.Context())
+	tx, err := s.beside().Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -62,7 +62,7 @@ func TestALaunchOfTheScalerKeepsItsTenant(t *testing.T) {
 	t.Parallel()
 	s := newFleet(t)
 	mustExec(t, s.pool, `INSERT INTO tenants (id, parent) VALUES ('below', 'default')`)
-	tx, err := s.pool.Begin(t.Context())
+	tx, err := s.beside().Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -21,12 +21,7 @@ import (
 
 func open(t *testing.T) *pgxpool.Pool {
 	t.Helper()
-	pool, err := pgxpool.New(t.Context(), dbtest.URL(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(pool.Close)
-	return pool
+	return dbtest.New(t)
 }
 
 func mustExec(t *testing.T, pool *pgxpool.Pool, sql string, args ...any) {

@@ -136,7 +136,7 @@ func TestLevelsOfALimitAreReportedOnce(t *testing.T) {
 
 func TestOffersShowTheRefusalsOfTheirCloud(t *testing.T) {
 	t.Parallel()
-	d, ctx := dbtest.Open(t, dbtest.URL(t), db.Options{}), t.Context()
+	d, ctx := dbtest.DB(t, db.Options{}), t.Context()
 	offer := func(region, zone, gpus string) cloud.Offer {
 		o := cloud.Offer{Offering: cloud.Offering{Region: region, Zone: zone, Type: "x", Market: cloud.Spot}, CPUs: 4,
 			MemoryMiB: 1024, Price: 1, Source: "list", AsOf: time.Date(2026, 11, 26, 0, 0, 0, 0, time.UTC)}

@@ -441,7 +441,7 @@ func TestWithoutALimitNothingIsLookedUp(t *testing.T) {
 	s.newTenant("lab", "")
 	s.storageQuota("lab", spec.StorageLimits{Total: new(spec.MiB(1)), Secrets: new(9)})
 	x := s.storer(a)
-	tx, err := s.pool.Begin(t.Context())
+	tx, err := s.beside().Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

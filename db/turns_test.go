@@ -17,7 +17,7 @@ import (
 // crowded is a database of four connections: two for reads, one for changes, one for work.
 func crowded(t *testing.T) *db.DB {
 	t.Helper()
-	return dbtest.Open(t, dbtest.URL(t), db.Options{MaxConns: 4})
+	return dbtest.DB(t, db.Options{MaxConns: 4})
 }
 
 // take holds a connection. One that is held for longer than half a second counts as a
@@ -126,7 +126,7 @@ func TestSignsOfLifeDoNotWaitForTurns(t *testing.T) {
 // Sweeps may read for long. Ends must not wait until one of them is done.
 func TestSweepsLeaveConnectionsToEnds(t *testing.T) {
 	t.Parallel()
-	d := dbtest.Open(t, dbtest.URL(t), db.Options{MaxConns: 8}) // two for work
+	d := dbtest.DB(t, db.Options{MaxConns: 8}) // two for work
 	sweep := take(t, d, overload.Sweep)
 	ctx, cancel := context.WithCancel(overload.As(t.Context(), overload.Sweep))
 	gone := make(chan error)

@@ -25,7 +25,7 @@ func signedIn(t *testing.T, d *db.DB) (token, text string) {
 
 func TestAWebSessionHasTheRightsOfItsToken(t *testing.T) {
 	t.Parallel()
-	d := dbtest.Open(t, dbtest.URL(t), db.Options{})
+	d := dbtest.DB(t, db.Options{})
 	token, text := signedIn(t, d)
 	p, err := d.WebSessions.Find(t.Context(), text)
 	if err != nil || p.TokenID != token || p.Tenant != "a" || p.Role != spec.RoleViewer || p.Name != "alice" {
@@ -54,7 +54,7 @@ func TestAWebSessionEnds(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			d := dbtest.Open(t, dbtest.URL(t), db.Options{})
+			d := dbtest.DB(t, db.Options{})
 			token, text := signedIn(t, d)
 			if _, err := d.Pool().Exec(t.Context(), end); err != nil {
 				t.Fatal(err)
@@ -73,7 +73,7 @@ func TestAWebSessionEnds(t *testing.T) {
 
 func TestAWebSessionEndsAtTheSignOut(t *testing.T) {
 	t.Parallel()
-	d := dbtest.Open(t, dbtest.URL(t), db.Options{})
+	d := dbtest.DB(t, db.Options{})
 	token, text := signedIn(t, d)
 	other, err := d.WebSessions.Create(t.Context(), token)
 	if err != nil {
@@ -92,7 +92,7 @@ func TestAWebSessionEndsAtTheSignOut(t *testing.T) {
 
 func TestTheOldestWebSessionGivesWay(t *testing.T) {
 	t.Parallel()
-	d := dbtest.Open(t, dbtest.URL(t), db.Options{})
+	d := dbtest.DB(t, db.Options{})
 	token, first := signedIn(t, d)
 	last := ""
 	for range 50 {
@@ -111,7 +111,7 @@ func TestTheOldestWebSessionGivesWay(t *testing.T) {
 
 func TestUseKeepsAWebSessionOpen(t *testing.T) {
 	t.Parallel()
-	d := dbtest.Open(t, dbtest.URL(t), db.Options{})
+	d := dbtest.DB(t, db.Options{})
 	_, text := signedIn(t, d)
 	if _, err := d.Pool().Exec(t.Context(), `UPDATE web_sessions SET used_at = now() - interval '11 hours'`); err != nil {
 		t.Fatal(err)

@@ -33,7 +33,7 @@ type site struct {
 
 func newSite(t *testing.T) *site {
 	t.Helper()
-	d := dbtest.Open(t, dbtest.URL(t), db.Options{})
+	d := dbtest.DB(t, db.Options{})
 	store, err := blob.Open(t.Context(), "file://"+t.TempDir())
 	if err != nil {
 		t.Fatal(err)

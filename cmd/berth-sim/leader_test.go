@@ -154,7 +154,7 @@ func (o *onOff) Healthy() bool {
 // newWorld creates the machines and tenants of a scenario and starts a leader and an API.
 func newWorld(t *testing.T, s *scenario) *world {
 	t.Helper()
-	d := dbtest.Open(t, dbtest.URL(t), db.Options{HalfLife: s.Policy.HalfLife.Std(), EntryPenalty: s.Policy.EntryPenalty.Std()})
+	d := dbtest.DB(t, db.Options{HalfLife: s.Policy.HalfLife.Std(), EntryPenalty: s.Policy.EntryPenalty.Std()})
 	w := &world{
 		t: t, scenario: s, db: d, switches: &onOff{}, coming: s.arrivals(), waiting: map[berth.JobID]work{},
 		names: map[berth.JobID]string{}, ends: map[berth.JobID]time.Duration{}, seen: map[string]bool{},

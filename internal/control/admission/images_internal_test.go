@@ -12,7 +12,7 @@ import (
 
 func TestNoTenantAllowsAnImageThatOneAboveRefuses(t *testing.T) {
 	t.Parallel()
-	d := dbtest.Open(t, dbtest.URL(t), db.Options{})
+	d := dbtest.DB(t, db.Options{})
 	for _, n := range []spec.NewTenant{{ID: "lab"}, {ID: "team", Parent: "lab"}, {ID: "open"}} {
 		if err := d.Tenants.Create(t.Context(), n); err != nil {
 			t.Fatal(err)

@@ -15,7 +15,7 @@ import (
 // above it, even if this process does not know the tenant yet.
 func TestATenantThatIsNotRememberedIsLookedForAnew(t *testing.T) {
 	t.Parallel()
-	d := dbtest.Open(t, dbtest.URL(t), db.Options{})
+	d := dbtest.DB(t, db.Options{})
 	for _, n := range []spec.NewTenant{{ID: "vision"}, {ID: "team", Parent: "vision"}} {
 		if err := d.Tenants.Create(t.Context(), n); err != nil {
 			t.Fatal(err)

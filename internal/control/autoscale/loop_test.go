@@ -57,7 +57,7 @@ func (s *shop) Create(ctx context.Context, l cloud.Launch) (cloud.Instance, erro
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	w := &world{t: t, db: dbtest.Open(t, dbtest.URL(t), db.Options{}), facts: full(), shows: autoscale.NewMetrics()}
+	w := &world{t: t, db: dbtest.DB(t, db.Options{}), facts: full(), shows: autoscale.NewMetrics()}
 	w.cloud = &shop{Cloud: faultcloud.New(filepath.Join(t.TempDir(), "cloud"), time.Now), world: w, calls: map[string][]time.Time{}}
 	w.facts.Tenants = []placement.Tenant{{ID: "default", Weight: 1}}
 	accounts := cloud.Accounts{URL: "http://berth.test", Providers: map[string]cloud.Account{"lab": {Provider: w.cloud, Regions: []string{"here"}}}}

@@ -69,7 +69,7 @@ type market struct {
 
 func newMarket(t *testing.T, seed uint64) *market {
 	t.Helper()
-	m := &market{t: t, db: dbtest.Open(t, dbtest.URL(t), db.Options{}), r: rand.New(rand.NewPCG(seed, 0)), facts: full()}
+	m := &market{t: t, db: dbtest.DB(t, db.Options{}), r: rand.New(rand.NewPCG(seed, 0)), facts: full()}
 	m.tree = bursttest.Create(t, m.db, m.r, &spec.BurstWhen{PlannedWaitOver: spec.Duration(time.Second)})
 	m.facts.Tenants = []placement.Tenant{{ID: "root", Weight: 1}}
 	for _, id := range m.tree.Tenants {

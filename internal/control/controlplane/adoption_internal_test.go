@@ -46,7 +46,7 @@ func (r records) await(t *testing.T, text string) {
 // process ends if its database is replaced by a quarantined one.
 func TestPartsStartOnceTheClusterIsAdopted(t *testing.T) {
 	t.Parallel()
-	d := dbtest.Open(t, dbtest.URL(t), db.Options{})
+	d := dbtest.DB(t, db.Options{})
 	quarantine := func() {
 		if _, err := dbtest.Beside(t, d).Exec(t.Context(), `UPDATE cluster SET quarantined_at = now()`); err != nil {
 			t.Fatal(err)
@@ -95,7 +95,7 @@ func TestPartsStartOnceTheClusterIsAdopted(t *testing.T) {
 // part, and that the readiness check leaves the failure to the check of the database.
 func TestAFailedLookStartsNoPart(t *testing.T) {
 	t.Parallel()
-	d := dbtest.Open(t, dbtest.URL(t), db.Options{})
+	d := dbtest.DB(t, db.Options{})
 	tx, err := dbtest.Beside(t, d).Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)

@@ -44,7 +44,7 @@ func valid(t *testing.T, d *db.DB, token string) bool {
 
 func TestTheFirstStartWritesTheTokenFile(t *testing.T) {
 	t.Parallel()
-	d := dbtest.Open(t, dbtest.URL(t), db.Options{})
+	d := dbtest.DB(t, db.Options{})
 	file := filepath.Join(t.TempDir(), "admin-token")
 	for range 2 {
 		if err := firstToken(t, d, file); err != nil {
@@ -73,7 +73,7 @@ func TestTheFirstStartWritesTheTokenFile(t *testing.T) {
 
 func TestATokenFileSurvivesItsDatabase(t *testing.T) {
 	t.Parallel()
-	before, after := dbtest.Open(t, dbtest.URL(t), db.Options{}), dbtest.Open(t, dbtest.URL(t), db.Options{})
+	before, after := dbtest.DB(t, db.Options{}), dbtest.Open(t, dbtest.URL(t), db.Options{})
 	file := filepath.Join(t.TempDir(), "admin-token")
 	if err := firstToken(t, before, file); err != nil {
 		t.Fatal(err)

@@ -19,7 +19,7 @@ import (
 // A changed file of offers replaces the offers as a whole, and one with a bad line changes nothing.
 func TestOffersFollowTheirFile(t *testing.T) {
 	t.Parallel()
-	d := dbtest.Open(t, dbtest.URL(t), db.Options{})
+	d := dbtest.DB(t, db.Options{})
 	path := filepath.Join(t.TempDir(), "offers.csv")
 	l := &offerLoader{offers: d.Offers, log: slog.New(slog.DiscardHandler),
 		accounts: cloud.Accounts{Offers: path, Providers: map[string]cloud.Account{"lab": {}, "none": {}}}}
@@ -58,7 +58,7 @@ func TestOffersFollowTheirFile(t *testing.T) {
 
 func TestAReachedLimitIsLogged(t *testing.T) {
 	t.Parallel()
-	d := dbtest.Open(t, dbtest.URL(t), db.Options{})
+	d := dbtest.DB(t, db.Options{})
 	var out bytes.Buffer
 	b := &biller{spend: d.Spend, log: slog.New(slog.NewTextHandler(&out, nil))}
 	if err := d.Burst.Set(t.Context(), "default", spec.Burst{Allow: []string{"lab/r"},

@@ -34,7 +34,7 @@ func (s *startedWorkflows) SignalWithStartWorkflow(_ context.Context, id, _ stri
 // hints. The sweep of another process would start them 15 s later.
 func TestALeaderWithoutOtherRolesStartsItsLaunches(t *testing.T) {
 	t.Parallel()
-	d := dbtest.Open(t, dbtest.URL(t), db.Options{})
+	d := dbtest.DB(t, db.Options{})
 	cfg := Default()
 	cfg.DatabaseURL, cfg.Roles = "postgres://localhost/berth", []Role{RoleLeader}
 	cfg.BlobURL = "file://" + filepath.Join(t.TempDir(), "blobs")

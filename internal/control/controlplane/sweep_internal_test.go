@@ -18,7 +18,7 @@ import (
 
 func TestASweepEndsALateInstanceAndAdoptsALostOne(t *testing.T) {
 	t.Parallel()
-	d := dbtest.Open(t, dbtest.URL(t), db.Options{})
+	d := dbtest.DB(t, db.Options{})
 	lab := faultcloud.New(filepath.Join(t.TempDir(), "cloud"), time.Now)
 	s := &sweeper{launches: d.Launches, log: slog.New(slog.DiscardHandler),
 		now: func() time.Time { return time.Now().Add(cloud.SweepAge) }, accounts: cloud.Accounts{
@@ -128,7 +128,7 @@ func TestNothingIsLaunchedBeforeAListingAfterARestore(t *testing.T) {
 
 func TestASweeperEndsWithoutItsDatabase(t *testing.T) {
 	t.Parallel()
-	d := dbtest.Open(t, dbtest.URL(t), db.Options{})
+	d := dbtest.DB(t, db.Options{})
 	log := slog.New(slog.DiscardHandler)
 	s := &sweeper{launches: d.Launches, leased: newLeased(d, sweepLease, sweepEvery, "sweep of clouds", log), log: log,
 		now: time.Now}

@@ -233,7 +233,7 @@ var never = dispatch.Options{Starts: true, SweepEvery: time.Hour, Moment: time.H
 
 func TestASubmittedJobIsStartedAtOnce(t *testing.T) {
 	t.Parallel()
-	d, s := open(t, dbtest.URL(t)), newServer()
+	d, s := dbtest.DB(t, db.Options{}), newServer()
 	options := never
 	options.API = "https://berth.test/"
 	run(t, dispatch.New(s, d, options), d)
@@ -264,7 +264,7 @@ func TestASubmittedJobIsStartedAtOnce(t *testing.T) {
 // attributes and no start.
 func TestWorkflowsStartWithoutAttributesThatTheNamespaceLacks(t *testing.T) {
 	t.Parallel()
-	d, s := open(t, dbtest.URL(t)), newServer()
+	d, s := dbtest.DB(t, db.Options{}), newServer()
 	s.lacks = true
 	run(t, dispatch.New(s, d, never), d)
 	submit(t, d, "train")
@@ -305,7 +305,7 @@ func TestAnotherProcessStartsWhatIsLeftAfterAMoment(t *testing.T) {
 
 func TestTheSweepStartsWhatNobodyHeardOf(t *testing.T) {
 	t.Parallel()
-	d, s := open(t, dbtest.URL(t)), newServer()
+	d, s := dbtest.DB(t, db.Options{}), newServer()
 	for i := range 50 { // before anybody listens
 		submit(t, d, fmt.Sprintf("job-%d", i))
 	}
@@ -317,7 +317,7 @@ func TestTheSweepStartsWhatNobodyHeardOf(t *testing.T) {
 
 func TestStartsGoOnWhenTemporalIsBack(t *testing.T) {
 	t.Parallel()
-	d, s := open(t, dbtest.URL(t)), newServer()
+	d, s := dbtest.DB(t, db.Options{}), newServer()
 	x := dispatch.New(s, d, never)
 	run(t, x, d)
 	s.change(func() { s.away = true })
@@ -334,7 +334,7 @@ func TestStartsGoOnWhenTemporalIsBack(t *testing.T) {
 
 func TestUnhealthyUntilTemporalHasAnswered(t *testing.T) {
 	t.Parallel()
-	d, s := open(t, dbtest.URL(t)), newServer()
+	d, s := dbtest.DB(t, db.Options{}), newServer()
 	s.away = true
 	x := dispatch.New(s, d, never)
 	if x.Healthy() {

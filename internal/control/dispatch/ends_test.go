@@ -65,7 +65,7 @@ func TestAnEndThatNoWorkflowActsOnIsPoked(t *testing.T) {
 // patience.
 func onlyTheUnheardEndIsPoked(t *testing.T, patience time.Duration) (inTime bool) {
 	t.Helper()
-	d, s := open(t, dbtest.URL(t)), newServer()
+	d, s := dbtest.DB(t, db.Options{}), newServer()
 	o := never
 	o.EndLook, o.EndPatience = patience, patience
 	run(t, dispatch.New(s, d, o), d)

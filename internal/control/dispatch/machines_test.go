@@ -114,7 +114,7 @@ func (s *slowMachine) SignalWithStartWorkflow(ctx context.Context, id, signal st
 
 func TestASlowCallForOneMachineDelaysNoOther(t *testing.T) {
 	t.Parallel()
-	d := dbtest.Open(t, dbtest.URL(t), db.Options{})
+	d := dbtest.DB(t, db.Options{})
 	s := &slowMachine{signals: signals{got: make(chan struct{}, 1)}, slow: "machine/slow",
 		waits: make(chan struct{}), release: make(chan struct{})}
 	x := dispatch.New(newServer(), d, never)

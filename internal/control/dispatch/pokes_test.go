@@ -33,7 +33,7 @@ func jobID(t *testing.T) berth.JobID {
 
 func TestAPokeIsASignal(t *testing.T) {
 	t.Parallel()
-	d, s := open(t, dbtest.URL(t)), newServer()
+	d, s := dbtest.DB(t, db.Options{}), newServer()
 	x := dispatch.New(s, d, never)
 	run(t, x, d)
 	id := jobID(t)
@@ -49,7 +49,7 @@ func TestAPokeIsASignal(t *testing.T) {
 
 func TestAPokeIsHandedToTheStepThatWaits(t *testing.T) {
 	t.Parallel()
-	d, s := open(t, dbtest.URL(t)), newServer()
+	d, s := dbtest.DB(t, db.Options{}), newServer()
 	x := dispatch.New(s, d, never)
 	run(t, x, d)
 	id := jobID(t)
@@ -75,7 +75,7 @@ func TestAPokeIsHandedToTheStepThatWaits(t *testing.T) {
 // With any timing, a poke is either handed over or signalled.
 func TestNoPokeFallsInBetween(t *testing.T) {
 	t.Parallel()
-	d, s := open(t, dbtest.URL(t)), newServer()
+	d, s := dbtest.DB(t, db.Options{}), newServer()
 	x := dispatch.New(s, d, never)
 	run(t, x, d)
 	const n = 500
@@ -135,7 +135,7 @@ func TestHintsOfOtherProcessesEndAWait(t *testing.T) {
 
 func TestPokesWaitWhileTemporalIsAway(t *testing.T) {
 	t.Parallel()
-	d, s := open(t, dbtest.URL(t)), newServer()
+	d, s := dbtest.DB(t, db.Options{}), newServer()
 	x := dispatch.New(s, d, never)
 	run(t, x, d)
 	s.change(func() { s.away = true })
@@ -158,7 +158,7 @@ func TestPokesWaitWhileTemporalIsAway(t *testing.T) {
 
 func TestOpenListsEveryPage(t *testing.T) {
 	t.Parallel()
-	d, s := open(t, dbtest.URL(t)), newServer()
+	d, s := dbtest.DB(t, db.Options{}), newServer()
 	x := dispatch.New(s, d, never)
 	want := map[berth.JobID]bool{}
 	for range 5 {
@@ -180,7 +180,7 @@ func TestOpenListsEveryPage(t *testing.T) {
 
 func TestATaskHasWaitedSinceItsFirstTry(t *testing.T) {
 	t.Parallel()
-	d, s := open(t, dbtest.URL(t)), newServer()
+	d, s := dbtest.DB(t, db.Options{}), newServer()
 	x := dispatch.New(s, d, never)
 	id := submit(t, d, "deaf")
 	pending := func() time.Duration {
@@ -215,7 +215,7 @@ func TestATaskHasWaitedSinceItsFirstTry(t *testing.T) {
 
 func TestAWorkflowCanBeStartedAnewWhileItsJobLives(t *testing.T) {
 	t.Parallel()
-	d, s := open(t, dbtest.URL(t)), newServer()
+	d, s := dbtest.DB(t, db.Options{}), newServer()
 	x := dispatch.New(s, d, never)
 	start := func(id berth.JobID, again bool) (open, completed bool) {
 		t.Helper()

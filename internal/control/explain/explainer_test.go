@@ -22,7 +22,7 @@ import (
 
 func open(t testing.TB) *db.DB {
 	t.Helper()
-	d := dbtest.Open(t, dbtest.URL(t), db.Options{})
+	d := dbtest.DB(t, db.Options{})
 	exec(t, d, `INSERT INTO machines (id, state, cpu_m, mem_mb, disk_mb) VALUES ('m0', 'ready', 4000, 65536, 1000)`)
 	return d
 }

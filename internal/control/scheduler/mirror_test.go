@@ -19,7 +19,7 @@ import (
 
 func newMirror(t *testing.T) (*mirror, *bytes.Buffer) {
 	t.Helper()
-	d := dbtest.Open(t, dbtest.URL(t), db.Options{})
+	d := dbtest.DB(t, db.Options{})
 	var log bytes.Buffer
 	m := &mirror{db: d, log: slog.New(slog.NewTextHandler(&log, nil)), metrics: NewMetrics(), marks: &marks{}}
 	exec(t, m, `INSERT INTO machines (id, state, cpu_m, mem_mb, disk_mb) VALUES ('m0', 'ready', 64000, 65536, 1000)`)

@@ -29,13 +29,17 @@ type rig struct {
 
 func newRig(t testing.TB) *rig {
 	t.Helper()
-	return newRigAt(t, dbtest.URL(t))
+	return newRigOn(t, dbtest.DB(t, db.Options{}))
 }
 
+// newRigAt returns a rig on the database at url.
 func newRigAt(t testing.TB, url string) *rig {
 	t.Helper()
-	d := dbtest.Open(t, url, db.Options{})
-	return &rig{t, url, d, &pokes{count: map[berth.JobID]int{}}, &logs{}}
+	return newRigOn(t, dbtest.Open(t, url, db.Options{}))
+}
+
+func newRigOn(t testing.TB, d *db.DB) *rig {
+	return &rig{t, d.Pool().Config().ConnString(), d, &pokes{count: map[berth.JobID]int{}}, &logs{}}
 }
 
 // lead runs a scheduler until the returned function is called, or the test ends.

@@ -31,7 +31,7 @@ func newRig(t *testing.T) *rig {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = blobs.Close() })
-	return &rig{t, dbtest.Open(t, dbtest.URL(t), db.Options{}), blobs}
+	return &rig{t, dbtest.DB(t, db.Options{}), blobs}
 }
 
 func (r *rig) exec(sql string) {

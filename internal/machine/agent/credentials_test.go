@@ -92,7 +92,7 @@ func (m *machine) ends(job berth.JobID, w *waiter) {
 
 func TestAgentsRenewTheirCredentialInTime(t *testing.T) {
 	t.Parallel()
-	s := newSiteWith(t, dbtest.URL(t), db.Options{CredentialTTL: 2 * time.Second})
+	s := newSiteWith(t, dbtest.DB(t, db.Options{CredentialTTL: 2 * time.Second}))
 	m := s.machine("m1")
 	info, err := os.Stat(filepath.Join(m.cfg.StateDir, "key.pem"))
 	if err != nil || info.Mode().Perm() != 0o600 {

@@ -98,21 +98,21 @@ func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 func newSite(t *testing.T) *site {
 	t.Helper()
-	return newSiteOn(t, dbtest.URL(t))
+	return newSiteWith(t, dbtest.DB(t, db.Options{}))
 }
 
 // newSiteOn is newSite on a database of the test's own.
 func newSiteOn(t *testing.T, url string) *site {
 	t.Helper()
-	return newSiteWith(t, url, db.Options{})
+	return newSiteWith(t, dbtest.Open(t, url, db.Options{}))
 }
 
-// newSiteWith is newSiteOn with options of the control plane's database.
-func newSiteWith(t *testing.T, url string, o db.Options) *site {
+// newSiteWith is newSiteOn with the control plane's database open.
+func newSiteWith(t *testing.T, d *db.DB) *site {
 	t.Helper()
 	s := &site{t: t, image: "testprog", blobDir: filepath.Join(t.TempDir(), "blobs"), keys: newKeys(t),
 		names: &dnstest.Server{}}
-	s.db = dbtest.Open(t, url, o)
+	s.db = d
 	var err error
 	if s.blobs, err = blob.Open(t.Context(), "file://"+s.blobDir); err != nil {
 		t.Fatal(err)
