@@ -8,6 +8,7 @@ import (
 
 	"berth"
 	"berth/lifecycle"
+	"berth/spec"
 )
 
 // lockedJob is a job's row and the members of its current attempt. All rows are locked, in
@@ -36,6 +37,7 @@ func lockJob(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, id berth.Job
 			j.cancel_requested_at, j.preempted_for IS NOT NULL, j.avoid, j.failures, j.losses, j.oom_grown,
 				j.has_checkpoint,
 			j.reason, j.parent IS NOT NULL, j.held_at, j.kind, j.lead_first, j.lead_last,
+			coalesce((SELECT s.spec -> 'groups' FROM job_specs s WHERE s.job = j.id), '[]'),
 			coalesce((SELECT ARRAY[s.spec ? 'outputs', s.spec ? 'cache'] FROM job_specs s WHERE s.job = j.id), '{f,f}')
 		FROM jobs j
 		WHERE j.id = @job AND (@tenant = '' OR j.tenant = @tenant)
@@ -66,10 +68,11 @@ func scanLockedJob(results pgx.BatchResults) (j lockedJob, err error) {
 	var graceMS int64
 	var says []bool
 	var first, last *int // of the leading members
+	var groups []spec.Group
 	err = results.QueryRow().Scan(&j.State, &j.Attempt, &j.Class, &graceMS, &j.Retry, &j.CancelAt,
 		&j.Preempted, &j.Avoid,
 		&j.Failures, &j.Losses, &j.OOMGrown, &j.Checkpoint, &j.Reason, &j.HasParent, &j.HeldAt, &j.Kind,
-		&first, &last, &says)
+		&first, &last, &groups, &says)
 	if err != nil {
 		return j, err
 	}
@@ -87,6 +90,8 @@ func scanLockedJob(results pgx.BatchResults) (j lockedJob, err error) {
 		err = row.Scan(&m.ID, &m.Rank, &m.Machine, &m.State, &m.Exit, &m.Claimed, &m.Sealed, &m.Orphaned, &ageMS,
 			&m.LastStep, &m.Suspect, &m.CutOff, &m.Hang, &m.Drain)
 		m.Age = time.Duration(ageMS) * time.Millisecond
+		g, _, _ := spec.GroupOf(spec.Job{Groups: groups}, m.Rank)
+		m.Group = g.Name
 		m.Leads = first != nil && last != nil && m.Rank >= *first && m.Rank <= *last
 		return m, err
 	})

@@ -253,6 +253,33 @@ func TestTheEvidenceOfAHangIsKeptWithTheAttempt(t *testing.T) {
 	}
 }
 
+// A head sleeps while its workers spin: they are not alike.
+func TestTheOddMemberIsSearchedWithinItsGroup(t *testing.T) {
+	t.Parallel()
+	g := newHungGang(t)
+	mustExec(t, g.pool, `UPDATE job_specs SET spec = spec || '{"groups": [{"name": "head", "members": 1}, {"name": "workers", "members": 2}]}'`)
+	for rank := range 3 {
+		g.says(rank, 1, true)
+	}
+	g.settles()
+	if n := g.judged(); n != 1 {
+		t.Fatal("the gang does not hang")
+	}
+	for rank, cpu := range []float64{0, 1, 1} {
+		evidence := failure.HangEvidence{CPU: &cpu, Processes: []failure.HangProcess{{PID: 9, Name: "python", State: "S"}}}
+		if err := g.report(rank, func(r *wire.StallReport) { r.Evidence = &evidence }); err != nil {
+			t.Fatal(err)
+		}
+		g.mustTell(g.id, g.attempt, rank, berth.PhaseSealed, ended(failure.CauseStalled, 143))
+	}
+	if r := g.settle(g.id, g.attempt); r.Next != berth.Retrying {
+		t.Fatalf("settled as %+v", r)
+	}
+	if o := g.job(g.id).Hangs[0].Odd; o == nil || o.Rank != nil || !strings.Contains(o.Detail, "group head: member 0 is alone") {
+		t.Errorf("odd member is %+v", o)
+	}
+}
+
 func TestSignsOfAnotherSessionAreRefused(t *testing.T) {
 	t.Parallel()
 	g := newHungGang(t)

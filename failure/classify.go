@@ -28,6 +28,7 @@ const (
 // RankEvidence is the evidence about one member of an ended attempt.
 type RankEvidence struct {
 	Rank     int
+	Group    string // of a gang with unlike members; "": all members are alike
 	Machine  berth.MachineID
 	Orphaned bool  // its machine fell silent; its end is unknown
 	Claimed  bool  // the machine has claimed the allocation

@@ -119,14 +119,28 @@ func (e AttemptEvidence) Odd() *OddMember {
 	if len(e.Ranks) < 2 || len(list) == 0 {
 		return nil
 	}
-	members := 0
+	o := NameOddOf(e.hungGroups())
+	return &o
+}
+
+// hungGroups returns the evidence by group, in order of rank. A member that was done before is left out, as is
+// a group of such members.
+func (e AttemptEvidence) hungGroups() []HungGroup {
+	var groups []HungGroup
 	for _, r := range e.Ranks {
-		if r.Hang != nil || r.Exit == nil || !r.Exit.Done() {
-			members++
+		if r.Hang == nil && r.Exit != nil && r.Exit.Done() {
+			continue
+		}
+		i := slices.IndexFunc(groups, func(g HungGroup) bool { return g.Name == r.Group })
+		if i < 0 {
+			i = len(groups)
+			groups = append(groups, HungGroup{Name: r.Group})
+		}
+		if groups[i].Members++; r.Hang != nil {
+			groups[i].List = append(groups[i].List, *r.Hang)
 		}
 	}
-	o := NameOdd(list, members)
-	return &o
+	return groups
 }
 
 // oddMachine returns the machine of the odd member, or the given one if no member is named.

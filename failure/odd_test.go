@@ -197,6 +197,64 @@ func gangHung(members ...hung) failure.AttemptEvidence {
 	return e
 }
 
+// inGroups puts the members of an attempt into groups of these sizes.
+func inGroups(e failure.AttemptEvidence, sizes ...int) failure.AttemptEvidence {
+	rank := 0
+	for g, n := range sizes {
+		for range n {
+			e.Ranks[rank].Group = fmt.Sprintf("g%d", g)
+			rank++
+		}
+	}
+	return e
+}
+
+// A head that sleeps while its workers spin is no odd one, nor are learners ahead of actors.
+func TestUnlikeMembersAreComparedWithinTheirGroup(t *testing.T) {
+	t.Parallel()
+	spin, sleep, stopped, disk := hung{cpu: 1}, hung{cpu: 0}, hung{state: "T"}, hung{state: "D"}
+	at := func(step int64) hung { return hung{step: step, cpu: 1} }
+	for _, c := range []struct {
+		claim   string
+		members []hung
+		sizes   []int
+		want    string
+		says    string
+	}{
+		{"the head sleeps", []hung{sleep, spin, spin, spin}, []int{1, 3}, "unsure", "group g0: member 0 is alone and shows no sign of its own; group g1: the members look alike: all use the CPU"},
+		{"the head sleeps, and one worker", []hung{sleep, spin, spin, sleep, spin}, []int{1, 4}, "3 likely cpu", "the others use the CPU (group g1)"},
+		{"the head is stopped", []hung{stopped, spin, spin}, []int{1, 2}, "0 sure stopped", "(group g0)"},
+		{"the head waits for a disk", []hung{disk, spin, spin}, []int{1, 2}, "0 likely blocked", "cannot be interrupted"},
+		{"the groups are at other steps", []hung{at(100), at(100), at(7), at(7)}, []int{2, 2}, "unsure", "alike"},
+		{"one of a group is behind", []hung{at(100), at(100), at(7), at(6), at(7)}, []int{2, 3}, "3 sure step", "it is at step 6, the others at 7 (group g1)"},
+		{"a worker is behind, the head is stopped", []hung{stopped, at(7), at(6)}, []int{1, 2}, "unsure [0 2]", "it is at step 6"},
+		{"a worker sleeps, the head is stopped", []hung{stopped, spin, spin, sleep}, []int{1, 3}, "0 likely stopped", ""},
+		{"one of two groups each", []hung{spin, sleep, spin, sleep, spin, sleep, sleep}, []int{3, 4}, "unsure [1 4]", "group g0: it sleeps"},
+		{"pairs say nothing by CPU", []hung{spin, sleep, spin, sleep}, []int{2, 2}, "unsure", "differ too much"},
+		{"three alone", []hung{spin, sleep, spin}, []int{1, 1, 1}, "unsure", "member 2 is alone"},
+	} {
+		got := inGroups(gangHung(c.members...), c.sizes...).Odd()
+		name := string(got.Confidence)
+		if got.Rank != nil {
+			name = fmt.Sprintf("%d %s %s", *got.Rank, got.Confidence, got.By)
+		} else if len(got.Candidates) > 0 {
+			name += " " + fmt.Sprint(got.Candidates)
+		}
+		if name != c.want || !strings.Contains(got.Text(), c.says) {
+			t.Errorf("%s: got %q (%s), want %q with %q", c.claim, name, got.Text(), c.want, c.says)
+		}
+	}
+	missing := inGroups(gangHung(stopped, spin, spin, spin, spin), 1, 4)
+	missing.Ranks[2].Hang, missing.Ranks[3].Hang, missing.Ranks[4].Hang = nil, nil, nil
+	if o := missing.Odd(); o.Confidence != failure.Likely || *o.Rank != 0 || o.Missing != 3 {
+		t.Errorf("with evidence of one of four workers: %+v", o)
+	}
+	missing.Ranks[0].Hang = nil
+	if o := missing.Odd(); o.Rank != nil || o.Missing != 4 || !strings.Contains(o.Text(), "evidence of 1 of 4 members arrived") {
+		t.Errorf("without evidence of the head: %+v", o)
+	}
+}
+
 // The retry avoids the machine of the odd member, and the reason names the member.
 func TestTheMachineOfTheOddMemberIsBlamed(t *testing.T) {
 	t.Parallel()

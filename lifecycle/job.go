@@ -36,7 +36,8 @@ type Job struct {
 type Member struct {
 	ID       berth.AllocationID
 	Rank     int
-	Leads    bool // a member of the group that decides the success of the job; false in jobs without one
+	Group    string // of a gang with unlike members; "": all members are alike
+	Leads    bool   // a member of the group that decides the success of the job; false in jobs without one
 	Machine  berth.MachineID
 	State    berth.AllocationState
 	Exit     *failure.Exit // nil: no machine has reported an end

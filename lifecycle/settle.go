@@ -141,8 +141,8 @@ func (j Job) evidence(history History) failure.AttemptEvidence {
 			e.DrainedBy = m.Drain
 		}
 		e.Ranks = append(e.Ranks, failure.RankEvidence{
-			Rank: m.Rank, Machine: m.Machine, Orphaned: m.Orphaned, Claimed: m.Claimed, Suspect: m.Suspect,
-			CutOff: m.CutOff, Exit: m.Exit, Hang: m.Hang,
+			Rank: m.Rank, Group: m.Group, Machine: m.Machine, Orphaned: m.Orphaned, Claimed: m.Claimed,
+			Suspect: m.Suspect, CutOff: m.CutOff, Exit: m.Exit, Hang: m.Hang,
 		})
 	}
 	return e
