@@ -208,9 +208,9 @@ func (d *demand) add(c *cluster.Class, group string) (*added, []int) {
 // fit returns the devices for one member, as fit.Devices does; ok is false as well if
 // the class or the group rules the machine out.
 func (m *added) fit(c *cluster.Class, group string) ([]int, bool) {
-	i := slices.IndexFunc(c.Matches, func(x cluster.Match) bool { return x.Kind == m.sort.kind })
-	if i < 0 || group != "" && fit.GroupOf(c, &m.Machine) != group {
+	x, ok := c.MatchOf(m.sort.kind)
+	if !ok || group != "" && !c.InGroup(&m.Machine, group) {
 		return nil, false
 	}
-	return fit.Devices(c, &m.Node, c.Matches[i].Devices)
+	return fit.Devices(c, &m.Node, x.Devices)
 }

@@ -221,6 +221,37 @@ func TestVictimsMakeRoomForEachGroup(t *testing.T) {
 	}
 }
 
+// The places of a gang are counted before its members are placed: one place too few counted, and the gang waits
+// for ever.
+func TestGangsThatJustFitStart(t *testing.T) {
+	t.Parallel()
+	alike := spec.Request{CPUMilli: 4000, MemoryMiB: 1, Members: 3, Execution: spec.AtLeastOnce, SameLabel: "rack"}
+	for name, gang := range map[string]spec.Request{
+		"alike":  alike,
+		"groups": grouped(alike, cores("head", 1, 4), cores("workers", 2, 4)),
+	} {
+		cluster := func() *placement.Snapshot {
+			s := rack(gang, 8, 3, 8, 4)
+			for i, label := range []string{"a", "a", "b", "b"} {
+				m, _ := s.Machine(berth.MachineID(fmt.Sprintf("m%d", i)))
+				m.Labels = map[string]string{"rack": label}
+				s.UpsertMachine(m)
+			}
+			return s
+		}
+		if got := granted(t, placement.Planner{}.Plan(cluster(), epoch)); len(got) != 3 || strings.Contains(fmt.Sprint(got), "m0") {
+			t.Errorf("%s: starts %v", name, got)
+		}
+		s := cluster()
+		running(s, "first", "m2", 8, 0)
+		running(s, "second", "m3", 4, 0)
+		p := placement.Planner{Policy: placement.Policy{Preempt: true, Order: placement.Priority}}.Plan(s, epoch.Add(time.Hour))
+		if len(p.Preempt) != 2 {
+			t.Errorf("%s: stops %+v", name, p.Preempt)
+		}
+	}
+}
+
 func TestARepairPutsUnlikeMembersBackByTheirSize(t *testing.T) {
 	t.Parallel()
 	gang := grouped(spec.Request{Execution: spec.AtLeastOnce}, cores("head", 1, 2), cores("workers", 2, 8))

@@ -79,18 +79,23 @@ type Planner struct {
 func (p Planner) Plan(s *Snapshot, now time.Time) Plan {
 	r := p.begin(s, now)
 	defer r.finish()
+	r.decideAll()
+	return r.plan
+}
+
+// decideAll fills the plan.
+func (r *run) decideAll() {
 	r.expire()
 	r.open()
 	r.walk()
 	r.plan.Yield = r.nominations.Yield(r.blocked)
 	r.emit()
-	if p.Estimate {
+	if r.planner.Estimate {
 		r.estimate("")
 	}
-	if p.Demand {
+	if r.planner.Demand {
 		r.demand()
 	}
-	return r.plan
 }
 
 // run is the state of one plan in progress: the parts that decide, in their order, and
@@ -337,7 +342,7 @@ func (r *run) place(e *queue.Entry) (berth.Start, bool) {
 	}
 	repair, sites := preempt.Former(marks)
 	for _, avoid := range avoidances(e) {
-		for _, group := range r.placer.Groups(c) {
+		for _, group := range fit.Roomy(r.placer, c) {
 			look := r.placer.Gang
 			if repair {
 				look = func(c *cluster.Class, avoid []berth.MachineID, group string) ([]berth.Grant, bool) {

@@ -42,7 +42,7 @@ func (r *Reservations) Reserve(e *queue.Entry) (at time.Time, ok bool) {
 // members.
 func (r *Reservations) Places(c *cluster.Class) []Opening {
 	var best []Opening
-	for _, group := range r.placer.Groups(c) {
+	for _, group := range fit.Roomy(r.placer, c) {
 		list := r.gang(c, group, best)
 		if list == nil {
 			continue
@@ -89,9 +89,10 @@ func (r *Reservations) openings(c *cluster.Class, group string, bound []Opening)
 	}
 	var list []Opening
 	wish := wishOf(c)
-	for _, m := range c.Matches {
+	for _, m := range s.Matches() {
 		look, touched, last := r.views(m.Kind).views, m.Kind.TouchedBy(r.Number), cluster.Latest(limit)
 		for i := range look {
+			r.placer.Visits++
 			v := &look[i] // outdated for a machine that the plan has touched
 			if !touched.Has(i) && v.opens(wish) > last {
 				continue
@@ -138,7 +139,7 @@ type openingSearch struct {
 func (r *Reservations) soonest(s *fit.Search, limit time.Time) []Opening {
 	h := openingSearch{Search: s, run: r, limit: limit}
 	h.first()
-	for _, m := range s.Class.Matches {
+	for _, m := range s.Matches() {
 		if m.Kind.TouchedAt != r.Number {
 			continue
 		}
@@ -149,7 +150,7 @@ func (r *Reservations) soonest(s *fit.Search, limit time.Time) []Opening {
 		}
 	}
 	for _, need := range fit.Needs(s.Class) {
-		for _, m := range s.Class.Matches {
+		for _, m := range s.Matches() {
 			m.Kind.Walk(need, false, func(n *cluster.Node) bool {
 				if n.Touched != r.Number {
 					h.look(n, m.Devices)
@@ -160,7 +161,7 @@ func (r *Reservations) soonest(s *fit.Search, limit time.Time) []Opening {
 	}
 	wish := wishOf(s.Class)
 	last := cluster.Latest(h.limit)
-	for _, m := range s.Class.Matches {
+	for _, m := range s.Matches() {
 		views, rank := r.byTime(m.Kind, wish.devices)
 		touched := m.Kind.TouchedBy(r.Number)
 		for _, x := range rank {
@@ -182,7 +183,7 @@ func (h *openingSearch) first() {
 	now, least := cluster.TickOf(r.Now), cluster.NoTick
 	var where *cluster.Node
 	var at cluster.Match
-	for _, m := range h.Class.Matches {
+	for _, m := range h.Matches() {
 		views, rank := r.byTime(m.Kind, wish.devices)
 		touched := m.Kind.TouchedBy(r.Number)
 		for _, x := range rank {

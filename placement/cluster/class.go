@@ -45,8 +45,9 @@ type Class struct {
 	Like Likeness
 	// Matches lists the kinds that this class may use, among the first seen kinds of
 	// Cluster.Kinds. Settle brings both up to date.
-	Matches []Match
-	seen    int
+	Matches  []Match
+	seen     int
+	gathered *gathering // of Matches; nil: not built
 }
 
 // Part is a group of equal members of a class.
@@ -240,7 +241,7 @@ func (c *Class) catchUp(kinds []*Kind) {
 			c.Matches = append(c.Matches, m)
 		}
 	}
-	c.seen = len(kinds)
+	c.seen, c.gathered = len(kinds), nil
 	c.liken()
 }
 

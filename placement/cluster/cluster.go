@@ -263,7 +263,7 @@ func (s *Cluster) rebuild() {
 	s.stale = false
 	s.Kinds, s.byKey = nil, map[string]*Kind{}
 	for _, c := range s.Classes { // the parts of a class are among them
-		c.Matches, c.seen = nil, 0
+		c.Matches, c.seen, c.gathered = nil, 0, nil
 	}
 	if s.Observer != nil {
 		s.Observer.Reset()

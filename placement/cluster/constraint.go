@@ -8,13 +8,21 @@ import (
 	"sync"
 
 	"github.com/google/cel-go/cel"
+	"github.com/google/cel-go/checker"
 	"github.com/google/cel-go/common/ast"
 	"github.com/google/cel-go/ext"
 )
 
-// constraintCost bounds one evaluation, in CEL's units (about one a step).
-// Constraints come from users and run in the leader.
-const constraintCost = 10_000
+// Bounds of one evaluation, in CEL's units (about one a step, some 0.1 µs). Constraints come from users and
+// run in the leader, once for each kind of machine, in a cluster of many labels once for each machine.
+const (
+	constraintCost = 10_000 // of a constraint that was accepted before the limit below
+	// constraintLimit bounds what a new constraint may cost on any machine: two loops over 64 labels, but no
+	// loop within a loop.
+	constraintLimit = 2_000
+	manyLabels      = 64 // of a machine
+	longText        = 64 // bytes of a name, a label or its value
+)
 
 // CELMachine is the variable machine of a constraint.
 type CELMachine struct {
@@ -65,24 +73,46 @@ var typeNames = strings.NewReplacer(celMachineType, "machine", celGPUType, "gpu"
 // CompileConstraint checks a placement constraint. The error names the column and the
 // mistake, for the author of the constraint.
 func CompileConstraint(expr string) error {
-	_, err := compileConstraint(expr)
-	return err
+	if _, err := compileConstraint(expr); err != nil {
+		return err
+	}
+	env, checked, err := checkConstraint(expr)
+	if err != nil {
+		return err
+	}
+	cost, err := env.EstimateCost(checked, sizes{})
+	if err != nil {
+		return fmt.Errorf("the constraint's cost cannot be estimated: %w", err)
+	}
+	if cost.Max > constraintLimit {
+		return fmt.Errorf("the constraint takes up to %d steps on a machine with %d labels, at most %d are allowed: "+
+			"avoid a loop (all, exists) within a loop", cost.Max, manyLabels, constraintLimit)
+	}
+	return nil
+}
+
+// sizes estimates the sizes of a machine's attributes.
+type sizes struct{}
+
+// EstimateSize implements checker.CostEstimator.
+func (sizes) EstimateSize(n checker.AstNode) *checker.SizeEstimate {
+	if path := n.Path(); len(path) == 2 && path[1] == "labels" {
+		return &checker.SizeEstimate{Max: manyLabels}
+	}
+	return &checker.SizeEstimate{Max: longText}
+}
+
+// EstimateCallCost implements checker.CostEstimator: CEL's own estimates are good enough.
+func (sizes) EstimateCallCost(string, string, *checker.AstNode, []checker.AstNode) *checker.CallEstimate {
+	return nil
 }
 
 // compileConstraint compiles a constraint and records the attributes that it reads. Each
 // later evaluation is bounded by constraintCost.
 func compileConstraint(expr string) (*constraint, error) {
-	env, err := constraintEnv()
+	env, checked, err := checkConstraint(expr)
 	if err != nil {
-		return nil, fmt.Errorf("make the CEL environment: %w", err)
-	}
-	checked, issues := env.Compile(expr)
-	if issues.Err() != nil {
-		return nil, constraintError(issues)
-	}
-	if checked.OutputType() != cel.BoolType {
-		return nil, fmt.Errorf("the constraint is of type %s: write a condition, such as "+
-			"machine.labels.tier == \"prod\"", typeNames.Replace(checked.OutputType().String()))
+		return nil, err
 	}
 	program, err := env.Program(checked, cel.CostLimit(constraintCost), cel.EvalOptions(cel.OptOptimize))
 	if err != nil {
@@ -91,6 +121,23 @@ func compileConstraint(expr string) (*constraint, error) {
 	c := &constraint{program: program}
 	c.read(ast.NavigateAST(checked.NativeRep()))
 	return c, nil
+}
+
+// checkConstraint parses a constraint and checks its types.
+func checkConstraint(expr string) (*cel.Env, *cel.Ast, error) {
+	env, err := constraintEnv()
+	if err != nil {
+		return nil, nil, fmt.Errorf("make the CEL environment: %w", err)
+	}
+	checked, issues := env.Compile(expr)
+	if issues.Err() != nil {
+		return nil, nil, constraintError(issues)
+	}
+	if checked.OutputType() != cel.BoolType {
+		return nil, nil, fmt.Errorf("the constraint is of type %s: write a condition, such as "+
+			"machine.labels.tier == \"prod\"", typeNames.Replace(checked.OutputType().String()))
+	}
+	return env, checked, nil
 }
 
 // constraintError rewrites CEL's messages without CEL's types, which users do not know.

@@ -202,6 +202,17 @@ func walk(l *Leaf[*Node], n Need, spread bool, visit func(*Node) bool) bool {
 		walk(last, n, spread, visit)
 }
 
+// Each visits the placeable machines of a kind, from tight to roomy, until visit returns false.
+func (k *Kind) Each(visit func(*Node) bool) {
+	var c Cursor[*Node]
+	for c.Begin(&k.tree); ; c.Next() {
+		n, ok := c.At()
+		if !ok || !visit(n) {
+			return
+		}
+	}
+}
+
 // All lists the placeable machines of a kind, from tight to roomy at the time of the
 // plan's first call.
 func (k *Kind) All(plan int) []*Node {

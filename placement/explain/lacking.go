@@ -18,7 +18,7 @@ import (
 func membersEver(c *cluster.Class, machines []*cluster.Node) int {
 	groups := map[string]int{}
 	for _, n := range machines {
-		groups[fit.GroupOf(c, &n.Machine)] += fit.MembersOn(c, n)
+		groups[c.GroupOf(&n.Machine)] += fit.MembersOn(c, n)
 	}
 	most := 0
 	for _, n := range groups {

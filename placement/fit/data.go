@@ -166,13 +166,13 @@ func (r *Placer) nearer(c *cluster.Class, avoid []berth.MachineID, group string,
 		if n == nil || !n.Offered() || !look.Allows(n) || n.Kind.HasDevices() != found.Node.Kind.HasDevices() {
 			continue
 		}
-		i := slices.IndexFunc(c.Matches, func(m cluster.Match) bool { return m.Kind == n.Kind })
-		if i < 0 || !Fits(c, n, c.Matches[i].Devices) {
+		m, ok := c.MatchOf(n.Kind)
+		if !ok || !Fits(c, n, m.Devices) {
 			continue
 		}
 		priced++
 		slack := slack(c, byUsable, one.mib-have)
-		cost, devices, ok := r.costs(c, n, c.Matches[i].Devices, byUsable)
+		cost, devices, ok := r.costs(c, n, m.Devices, byUsable)
 		// Three losses are refused: a higher cost, an emptier machine, and the first share
 		// cut out of an unused device.
 		if !ok || cost-least > slack ||
@@ -181,7 +181,7 @@ func (r *Placer) nearer(c *cluster.Class, avoid []berth.MachineID, group string,
 			continue
 		}
 		if best.Node == found.Node || cost < at {
-			best = cluster.Choice{Node: n, Allowed: c.Matches[i].Devices, Grant: Grant(c, n, devices)}
+			best = cluster.Choice{Node: n, Allowed: m.Devices, Grant: Grant(c, n, devices)}
 			most, at = one.mib, cost
 		}
 	}

@@ -32,18 +32,6 @@ func UsableDevices(c *cluster.Class, n *cluster.Node) int {
 // capacity.
 func spreads(c *cluster.Class) bool { return c.Request.Strategy == "spread" }
 
-// gathers reports whether the class restricts its members to machines of one group.
-func gathers(c *cluster.Class) bool { return c.Gang() || c.Request.SameLabel != "" }
-
-// GroupOf returns the group of a machine: for gangs its network, and its value of
-// same_label. All members of a gang must be on machines of one group.
-func GroupOf(c *cluster.Class, m *cluster.Machine) string {
-	if !c.Gang() {
-		return m.Labels[c.Request.SameLabel]
-	}
-	return m.Network + "\x00" + m.Labels[c.Request.SameLabel]
-}
-
 // Needs returns the requests for which to search machines for one member, in order: a share
 // goes into a device in use before an unused one.
 func Needs(c *cluster.Class) []cluster.Need {
@@ -150,19 +138,26 @@ func Grant(c *cluster.Class, n *cluster.Node, devices []int) berth.Grant {
 // MembersOn returns the number of members that an empty machine holds, at most the members
 // of a job.
 func MembersOn(c *cluster.Class, n *cluster.Node) int {
-	r, count := c.Request, int64(c.Members())
-	for _, x := range [][2]int64{{n.Total.CPUMilli, r.CPUMilli}, {n.Total.MemoryMiB, r.MemoryMiB},
-		{n.Total.DiskMiB, r.DiskMiB}} {
+	count := c.Members()
+	switch r := &c.Request; {
+	case r.GPUs == 0:
+	case r.GPUMilli < 1000:
+		count = UsableDevices(c, n) * int(1000/r.GPUMilli)
+	default:
+		count = UsableDevices(c, n) / r.GPUs
+	}
+	return membersIn(c, n.Total, count)
+}
+
+// membersIn returns the number of members that an amount of CPU, memory and disk holds, with devices for
+// no more than a number of them, and at most the members of a job.
+func membersIn(c *cluster.Class, amount berth.Capacity, devices int) int {
+	r, count := &c.Request, int64(min(c.Members(), devices))
+	for _, x := range [...][2]int64{{amount.CPUMilli, r.CPUMilli}, {amount.MemoryMiB, r.MemoryMiB},
+		{amount.DiskMiB, r.DiskMiB}} {
 		if x[1] > 0 {
 			count = min(count, x[0]/x[1])
 		}
 	}
-	switch {
-	case r.GPUs == 0:
-	case r.GPUMilli < 1000:
-		count = min(count, int64(UsableDevices(c, n))*(1000/r.GPUMilli))
-	default:
-		count = min(count, int64(UsableDevices(c, n)/r.GPUs))
-	}
-	return int(count)
+	return int(max(0, count))
 }

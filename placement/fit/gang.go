@@ -1,8 +1,6 @@
 package fit
 
 import (
-	"slices"
-
 	"berth"
 	"berth/placement/cluster"
 )
@@ -11,9 +9,13 @@ import (
 // one member has no place, Gang reverts all entries and returns false. The result is in
 // order of rank.
 func (r *Placer) Gang(c *cluster.Class, avoid []berth.MachineID, group string) ([]berth.Grant, bool) {
+	r.Moved = r.Moved[:0]
+	// A search among all machines that fails has a trace, the machine from which later searches go on (last).
+	if restricted := group != "" || len(avoid) > 0 || spreads(c); restricted && short(r, c, avoid, group) {
+		return nil, false
+	}
 	start := r.ledger.Mark()
 	ranks := make([]berth.Grant, c.Members())
-	r.Moved = r.Moved[:0]
 	for _, p := range c.Parts {
 		for i := range p.Members {
 			found, ok := r.member(p.Class, avoid, group)
@@ -47,7 +49,7 @@ func (r *Placer) member(c *cluster.Class, avoid []berth.MachineID, group string)
 // FitsAnywhere reports whether all members of a job of the class have room. On success the
 // members stay in the ledger; the caller reverts these entries.
 func (r *Placer) FitsAnywhere(c *cluster.Class) bool {
-	for _, group := range r.Groups(c) {
+	for _, group := range Roomy(r, c) {
 		if _, ok := r.Gang(c, nil, group); ok {
 			return true
 		}
@@ -93,11 +95,11 @@ func (r *Placer) Stay(c *cluster.Class, avoid []berth.MachineID, group string, f
 // of the former grant, holds. It appends their grants to placed, up to its capacity.
 func (r *Placer) staySite(look *Search, n *cluster.Node, left *cluster.Amount, placed []berth.Grant) []berth.Grant {
 	c := look.Class
-	i := slices.IndexFunc(c.Matches, func(x cluster.Match) bool { return x.Kind == n.Kind })
-	if i < 0 || !n.Offered() || !look.Allows(n) {
+	m, ok := c.MatchOf(n.Kind)
+	if !ok || !n.Offered() || !look.Allows(n) {
 		return placed
 	}
-	allowed := c.Matches[i].Devices
+	allowed := m.Devices
 	var nothing berth.Capacity
 	for len(placed) < cap(placed) {
 		devices, ok := Devices(c, n, allowed)

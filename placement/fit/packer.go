@@ -179,8 +179,10 @@ func (r *Placer) near(s *Search) (list []nearby, all bool) {
 	list, all = r.nearby[:0], true
 	machines := 0
 	for _, need := range Needs(s.Class) {
-		for _, m := range s.Class.Matches {
+		for _, m := range s.Matches() {
+			s.visit()
 			m.Kind.Walk(need, false, func(n *cluster.Node) bool {
+				s.visit()
 				g := r.packer.fleet.of(n)
 				if g == nil || !s.Allows(n) || !Fits(s.Class, n, m.Devices) {
 					return true
@@ -228,6 +230,7 @@ func (r *Placer) chooseFromAll(b *cheapestPlace) {
 	row := f.row(b.Class)
 	look := func(m cluster.Match, list []listed) {
 		r.scanned += len(list)
+		r.Visits += 1 + len(list)
 		for i := range list {
 			x := &list[i]
 			k := &row[x.slot]
@@ -246,7 +249,7 @@ func (r *Placer) chooseFromAll(b *cheapestPlace) {
 			b.offer(f, x.group, m.Devices, k.loss, k.hole)
 		}
 	}
-	for _, m := range b.Class.Matches {
+	for _, m := range b.Matches() {
 		groups := f.groupsOf(m.Kind)
 		look(m, groups.free)
 		// Only jobs without GPUs fit on machines without a free device.
@@ -276,7 +279,7 @@ func (s *Search) first(g *group) *cluster.Node {
 // any reports whether any machine has room for a member.
 func (s *Search) any() bool {
 	for _, need := range Needs(s.Class) {
-		for _, m := range s.Class.Matches {
+		for _, m := range s.Matches() {
 			found := false
 			m.Kind.Walk(need, false, func(n *cluster.Node) bool {
 				if s.Allows(n) {

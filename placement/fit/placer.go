@@ -44,6 +44,7 @@ type Placer struct {
 	barrens  map[cluster.Likeness][]*cluster.Class // classes without room in this epoch
 	ByUsable bool                                  // LeastFragmentation, and the mix is known
 	looks    int                                   // costs read so far; see maxLooks
+	Visits   int                                   // machines and kinds that filters of gangs and searches have read
 	scanned  int                                   // groups passed over so far; see looksPerScan
 	End      time.Time                             // end of the present job; zero: unknown
 	Over     time.Time                             // the same, also in trials without held capacity
@@ -69,6 +70,8 @@ type classMemory struct {
 	crossed  int       // plan in which a job that may run into a maintenance window had no room
 	crossing time.Time // in that plan, only such jobs that end before this are searched
 	barren   int       // epoch in which no machine has room for a member
+	roomy    []string  // see Roomy
+	roomyAt  int       // Cluster.Shape of roomy
 	never    int       // Cluster.Shape in which the class does not fit on empty machines
 	ever     int       // Cluster.Shape in which the class fits on empty machines
 }
@@ -156,11 +159,11 @@ func (r *Placer) Brief(s *Search) (cluster.Choice, bool) {
 		if r.End.After(h.Until) || !n.Offered() || !s.Allows(n) {
 			continue
 		}
-		i := slices.IndexFunc(s.Class.Matches, func(m cluster.Match) bool { return m.Kind == n.Kind })
-		if i < 0 {
+		m, ok := s.Class.MatchOf(n.Kind)
+		if !ok {
 			continue
 		}
-		allowed := s.Class.Matches[i].Devices
+		allowed := m.Devices
 		// Tried on a copy of the machine with its held capacity added.
 		x := r.ledger.Sketch(n)
 		x.Add(h.Grant)
@@ -209,23 +212,18 @@ func (r *Placer) Find(c *cluster.Class, avoid []berth.MachineID, group string) (
 // reach each other and have one value of same_label. The result is one empty string if
 // members may be on any machines.
 func (r *Placer) Groups(c *cluster.Class) []string {
-	if !gathers(c) {
-		return []string{""}
+	if !c.Gathers() {
+		return anyGroup
 	}
-	var values []string
-	for _, p := range c.Parts {
-		for _, m := range p.Class.Matches {
-			if v := GroupOf(c, m.Kind.Sample); !slices.Contains(values, v) {
-				values = append(values, v)
-			}
-		}
+	names := c.GroupNames()
+	if len(names) == 1 && c.Request.SameLabel == "" {
+		return anyGroup
 	}
-	if len(values) == 1 && c.Request.SameLabel == "" {
-		return []string{""}
-	}
-	slices.Sort(values)
-	return values
+	return names
 }
+
+// anyGroup stands for all machines.
+var anyGroup = []string{""}
 
 // Search describes a search for one member: its class and the machines to leave out.
 type Search struct {
@@ -236,6 +234,8 @@ type Search struct {
 	job   bool              // the search is for a job
 	over  time.Time         // end of that job; zero: it has no time limit
 	start time.Time         // latest start of that job; zero: now
+
+	visits *int // Placer.Visits; nil: not counted
 }
 
 // candidates is the number of machines per kind that best compares. The walk goes from
@@ -250,12 +250,14 @@ func (s *Search) best() (cluster.Choice, bool) {
 		var best cluster.Choice
 		var devices []int
 		var least int64
-		for _, m := range s.Class.Matches {
+		for _, m := range s.Matches() {
 			if s.plain && m.Kind.HasDevices() {
 				continue
 			}
 			left := candidates
+			s.visit()
 			m.Kind.Walk(need, spreads(s.Class), func(n *cluster.Node) bool {
+				s.visit()
 				if !s.Allows(n) {
 					return true
 				}
@@ -284,8 +286,18 @@ func (s *Search) best() (cluster.Choice, bool) {
 func (s *Search) Allows(n *cluster.Node) bool {
 	return (n.Window == nil || s.clears(n)) &&
 		!slices.Contains(s.Class.Request.Avoid, n.ID) && !slices.Contains(s.avoid, n.ID) &&
-		(s.Group == "" || GroupOf(s.Class, &n.Machine) == s.Group)
+		(s.Group == "" || s.Class.InGroup(&n.Machine, s.Group))
 }
+
+// visit counts a kind or a machine that the search has read.
+func (s *Search) visit() {
+	if s.visits != nil {
+		*s.visits++
+	}
+}
+
+// Matches lists the kinds with machines of the search's group.
+func (s *Search) Matches() []cluster.Match { return s.Class.MatchesIn(s.Group) }
 
 // NewPlacer returns the placer of one plan.
 func NewPlacer(at *cluster.Moment, s *State, l *cluster.Ledger) *Placer {

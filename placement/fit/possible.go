@@ -20,7 +20,7 @@ func (r *Placer) Possible(c *cluster.Class) bool {
 	}
 	r.cluster.Settle(c)
 	if c.Unlike() != nil {
-		possible := slices.ContainsFunc(r.Groups(c), func(group string) bool { return r.possibleIn(c, group) })
+		possible := slices.ContainsFunc(Roomy(r, c), func(group string) bool { return r.possibleIn(c, group) })
 		if m.never = r.cluster.Shape; possible {
 			m.never, m.ever = 0, r.cluster.Shape
 		}
@@ -29,7 +29,7 @@ func (r *Placer) Possible(c *cluster.Class) bool {
 	members := map[string]int{} // by group
 	for _, x := range c.Matches {
 		for _, n := range x.Kind.All(r.Number) {
-			group := GroupOf(c, &n.Machine)
+			group := c.GroupOf(&n.Machine)
 			if members[group] += MembersOn(c, n); members[group] >= c.Members() {
 				m.ever = r.cluster.Shape
 				return true
@@ -46,11 +46,8 @@ func (r *Placer) possibleIn(c *cluster.Class, group string) bool {
 	empty := map[*cluster.Node]*cluster.Node{}
 	for _, p := range c.Parts {
 		left := p.Members
-		for _, x := range p.Class.Matches {
+		for _, x := range p.Class.MatchesIn(group) {
 			for _, n := range x.Kind.All(r.Number) {
-				if group != "" && GroupOf(c, &n.Machine) != group {
-					continue
-				}
 				if empty[n] == nil {
 					empty[n] = Emptied(n)
 				}

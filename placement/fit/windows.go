@@ -14,7 +14,7 @@ func (r *Placer) SearchFor(c *cluster.Class, group string) Search {
 
 // search returns the search for a member of the present job.
 func (r *Placer) search(c *cluster.Class, avoid []berth.MachineID, group string) Search {
-	return Search{Class: c, avoid: avoid, Group: group, job: true, over: r.Over, start: r.Latest}
+	return Search{Class: c, avoid: avoid, Group: group, job: true, over: r.Over, start: r.Latest, visits: &r.Visits}
 }
 
 // clears reports whether the job of a search keeps clear of the maintenance window of a machine. The

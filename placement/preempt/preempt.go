@@ -136,7 +136,7 @@ func (r *Search) choose(x *queue.Contender, e *queue.Entry) *displacement {
 	}
 	r.grantRights(x, e)
 	var best *displacement
-	for _, group := range r.placer.Groups(e.Class) {
+	for _, group := range fit.Roomy(r.placer, e.Class) {
 		mark := r.ledger.Mark()
 		s := r.displace(e, group)
 		r.ledger.Undo(mark)
@@ -189,6 +189,9 @@ func (r *Search) displace(e *queue.Entry, group string) *displacement {
 	case !single:
 		for _, n := range r.releasedNodes() {
 			r.giveReleased(n)
+		}
+		if short(r, c, group) {
+			return nil
 		}
 	case r.fitsReleased(c, group):
 		return s // released capacity is enough, so there are no victims

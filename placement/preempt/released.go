@@ -60,8 +60,8 @@ func (r *Search) releasedOn(n *cluster.Node) []berth.Grant {
 func (r *Search) fitsReleased(c *cluster.Class, group string) bool {
 	s := r.placer.SearchFor(c, group)
 	for _, n := range r.releasedNodes() {
-		i := slices.IndexFunc(c.Matches, func(m cluster.Match) bool { return m.Kind == n.Kind })
-		if i < 0 || !n.Offered() || !s.Allows(n) || r.ledger.IsFirm(n) {
+		m, ok := c.MatchOf(n.Kind)
+		if !ok || !n.Offered() || !s.Allows(n) || r.ledger.IsFirm(n) {
 			continue
 		}
 		draft := r.ledger.Sketch(n)
@@ -69,7 +69,7 @@ func (r *Search) fitsReleased(c *cluster.Class, group string) bool {
 		if h := r.ledger.HoldOn(n); h != nil && !r.placer.End.IsZero() && !r.placer.End.After(h.Until) {
 			draft.Add(h.Grant)
 		}
-		if fit.Fits(c, draft, c.Matches[i].Devices) {
+		if fit.Fits(c, draft, m.Devices) {
 			return true
 		}
 	}

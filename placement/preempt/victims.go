@@ -76,7 +76,7 @@ func (r *Search) cheapestVictims(c *cluster.Class, group string, s *displacement
 			h.try(&list[i])
 		}
 	}
-	for j, m := range c.Matches {
+	for j, m := range h.Matches() {
 		b := r.bounds(m.Kind)
 		touched := m.Kind.TouchedBy(r.Number)
 		for _, x := range b.byCost[r.passed[j]:] {
@@ -100,7 +100,7 @@ func (h *victimSearch) prospects() (list []prospect, first int) {
 	list, first = r.found[:0], -1
 	r.passed = r.passed[:0]
 	low := worst
-	for j, m := range h.Class.Matches {
+	for j, m := range h.Matches() {
 		b, i := r.bounds(m.Kind), 0
 		touched := m.Kind.TouchedBy(r.Number)
 		for ; i < len(b.byCost); i++ {
@@ -159,7 +159,7 @@ func (h *victimSearch) prospect(
 // keeps the best. Machines with equal victims are ordered by id, so that the result does
 // not depend on the order of the search.
 func (h *victimSearch) try(p *prospect) {
-	r, m := h.run, &h.Class.Matches[p.match]
+	r, m := h.run, &h.Matches()[p.match]
 	n := m.Kind.Members[p.place]
 	if h.found.less(p.bound()) || p.rough && (!r.lowerBound(n, h.want, p) || h.found.less(p.bound())) || !h.Allows(n) {
 		return
