@@ -146,6 +146,7 @@ var classifyCases = []struct {
 	{"its image is no longer allowed", evidence(attempts(3)), caused(failure.CauseImageNotAllowed), classified{Rule: "image_not_allowed", Next: berth.Failed, Code: berth.ReasonImageNotAllowed, Budget: failure.BudgetUser}},
 	{"its user is not allowed", evidence(attempts(3)), caused(failure.CauseUserNotAllowed), classified{Rule: "user_not_allowed", Next: berth.Failed, Code: berth.ReasonInputInvalid, Budget: failure.BudgetUser}},
 	{"an output that its user cannot get", evidence(attempts(3)), caused(failure.CauseOutputPath), classified{Rule: "output_path", Next: berth.Failed, Code: berth.ReasonOutputLost, Budget: failure.BudgetUser}},
+	{"its image cannot start on any machine", evidence(attempts(3)), caused(failure.CauseImageInvalid), classified{Rule: "image_invalid", Next: berth.Failed, Code: berth.ReasonInputInvalid, Budget: failure.BudgetUser}},
 	{"its image is not signed as demanded", evidence(attempts(3)), caused(failure.CauseImageUnsigned), classified{Rule: "image_unsigned", Next: berth.Failed, Code: berth.ReasonImageUnsigned, Budget: failure.BudgetUser}},
 	{"its secret was deleted", evidence(attempts(3)), caused(failure.CauseSecretMissing), classified{Rule: "secret_missing", Next: berth.Failed, Code: berth.ReasonSecretMissing, Budget: failure.BudgetUser}},
 	{"the server lacks a key", evidence(), caused(failure.CauseSecretUnavailable), classified{Rule: "secret_unavailable", Next: berth.Retrying, Code: berth.ReasonSecretUnavailable, Budget: failure.BudgetInfra, Delay: true}},

@@ -71,6 +71,16 @@ var programRules = []Rule{
 		Hint: "the command is not in the image, or cannot be executed",
 		Next: berth.Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
 	},
+	{
+		Name: "image_invalid", Evidence: EvidencePreparation,
+		Signal: "the image names a user that it does not have, or puts its working folder, a volume or a mount where " +
+			"no engine can create it, such as below /proc",
+		Causes: []ExitCause{CauseImageInvalid},
+		Class:  ClassPermanent, Reason: berth.ReasonInputInvalid, Says: "{exit}",
+		Hint: "USER of the image must be a name in its /etc/passwd or a number up to 2147483647; WORKDIR, VOLUME and " +
+			"links at mounts such as /workspace must stay out of /proc, /sys and /dev",
+		Next: berth.Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
+	},
 	// A fresh start would silently discard the work of all attempts. The user decides.
 	{
 		Name: "checkpoint_corrupt", Evidence: EvidencePreparation,

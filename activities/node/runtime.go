@@ -140,6 +140,9 @@ var (
 	// ErrBadCommand: the container cannot start because of its own spec, such as
 	// an executable that is not in the image (exit codes 126 and 127).
 	ErrBadCommand = errors.New("command cannot start")
+	// ErrBadImage: the configuration of the image, or a link in it, asks for a container that no engine can start,
+	// such as a user that the image does not have, or a folder that cannot be created in /proc.
+	ErrBadImage = errors.New("image cannot start on any machine")
 	// ErrNetworkInUse: a container is on the network.
 	ErrNetworkInUse = errors.New("network is in use")
 	// ErrNoNetwork: no network can be made for the job here. The machine is not at fault.

@@ -12,6 +12,9 @@ type AccountReader interface {
 	// regular file or larger than MaxAccounts is empty. A repetition for the same content is cheap. It returns
 	// ErrImageUnavailable if the image is not here, and ErrBadCommand if a file is a pipe or a device.
 	Accounts(ctx context.Context, image string) (Accounts, error)
+	// SweepAccounts removes what calls of Accounts and Create have left in the engine because they were cut off or
+	// not answered. It leaves whatever a call might still use.
+	SweepAccounts(ctx context.Context) error
 }
 
 // MaxAccounts is the size in bytes up to which Accounts reads a file.
@@ -29,7 +32,8 @@ type FolderGiver interface {
 	// of folders, folders that every user may write, and paths that lie in mounts of the container's
 	// spec or lead through a file. A repetition changes nothing.
 	//
-	// GiveFolders returns ErrBadPath, and changes nothing, if the image leads a path into a read-only
+	// GiveFolders returns ErrBadImage if a link leads a mount into /proc, where none can be. It
+	// returns ErrBadPath, and changes nothing, if the image leads a path into a read-only
 	// mount or a mount into another one, or if all mounts and paths together take more than
 	// MaxFolderSteps or more than a fixed time although the engine answers promptly. So an image
 	// cannot make the call last. A read-only root cannot be changed.

@@ -26,6 +26,11 @@ func (e *execs) Accounts(ctx context.Context, image string) (node.Accounts, erro
 	return node.Accounts{Passwd: []byte("root:x:0:0:root:/root:/bin/sh\n"), Group: []byte("root:x:0:\n")}, nil
 }
 
+// SweepAccounts does nothing: the fake reads accounts without a container.
+func (e *execs) SweepAccounts(ctx context.Context) error {
+	return e.fake.allow(ctx, Call{Method: "SweepAccounts"})
+}
+
 // GiveFolders adds a root folder to the container, which holds all files outside of mounts. Without it, the root is as
 // of an image in which only root may write.
 func (e *execs) GiveFolders(ctx context.Context, name string, paths []string, u spec.UserID) error {

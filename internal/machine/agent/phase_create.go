@@ -81,6 +81,8 @@ func (p *createPhase) create(ctx context.Context) (phase, error) {
 			return "", err
 		case errors.Is(err, node.ErrExists):
 			err = fmt.Errorf("the name %s is taken by a container that is not this machine's: %w", given.Name, err)
+		case errors.Is(err, node.ErrBadImage):
+			cause = failure.CauseImageInvalid
 		case errors.Is(err, node.ErrBadCommand):
 			cause = failure.CauseBadCommand
 		case errors.Is(err, node.ErrDevice):

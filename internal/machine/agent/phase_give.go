@@ -78,6 +78,8 @@ func (p *givePhase) give(ctx context.Context, paths []string, u spec.UserID) (ph
 // leads to a place where no machine could give a folder is the fault of the image or the job file, not of the engine.
 func giftCause(err error, patience time.Time) failure.ExitCause {
 	switch {
+	case errors.Is(err, node.ErrBadImage):
+		return failure.CauseImageInvalid
 	case errors.Is(err, node.ErrBadPath):
 		return failure.CauseOutputPath
 	case errors.Is(err, node.ErrNoContainer):

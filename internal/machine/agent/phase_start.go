@@ -97,6 +97,8 @@ func (p *startPhase) started() (phase, error) {
 // retried.
 func (p *startPhase) causeOf(err error, patience time.Time) failure.ExitCause {
 	switch {
+	case errors.Is(err, node.ErrBadImage):
+		return failure.CauseImageInvalid
 	case errors.Is(err, node.ErrBadCommand):
 		return failure.CauseBadCommand
 	case errors.Is(err, node.ErrDevice):

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 
 	"berth"
 	"berth/activities/node"
@@ -24,6 +25,7 @@ func (w straySweeper) watch(ctx context.Context) {
 	var seen map[string]bool
 	for s.beat.sleep(ctx, s.cfg.Timing.StraySweep) == nil {
 		found, err := w.sweep(ctx, seen)
+		err = errors.Join(err, s.cfg.Runtime.SweepAccounts(ctx))
 		if err != nil && ctx.Err() == nil {
 			s.log.Warn("cannot remove stray containers, will retry", "err", err)
 		}

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"log/slog"
 	"sync"
 	"time"
 
@@ -25,7 +24,6 @@ import (
 // created, read and removed, and never started.
 type accounts struct {
 	api  *client.Client
-	log  *slog.Logger
 	turn chan struct{} // holds one token; taken while an image is read
 
 	mu    sync.Mutex
@@ -37,12 +35,12 @@ const (
 	accountsLabel = "berth.accounts"
 	// mostAccounts bounds the cache; a full cache is emptied.
 	mostAccounts = 256
-	// accountsLeft is the age at which a container is a leftover of a process that was killed.
+	// accountsLeft is the age at which a container is a leftover: longer than a call of any agent of the machine takes.
 	accountsLeft = 10 * time.Minute
 )
 
-func newAccounts(api *client.Client, log *slog.Logger) *accounts {
-	return &accounts{api: api, log: log, turn: make(chan struct{}, 1), known: map[string]node.Accounts{}}
+func newAccounts(api *client.Client) *accounts {
+	return &accounts{api: api, turn: make(chan struct{}, 1), known: map[string]node.Accounts{}}
 }
 
 // get returns the cached accounts of an image.
@@ -66,56 +64,67 @@ func (a *accounts) put(id string, found node.Accounts) {
 // Accounts returns the accounts of an image; see node.AccountReader. It returns ErrBadCommand for an image with which
 // no container can start.
 func (r *execs) Accounts(ctx context.Context, image string) (node.Accounts, error) {
-	e := r.engine
-	info, err := e.api.ImageInspect(ctx, canonical(image))
+	_, found, err := r.engine.accounts.describe(ctx, image, r.engine.bounds)
+	return found, err
+}
+
+// describe returns the configuration and the accounts of an image.
+func (a *accounts) describe(ctx context.Context, image string, most bounds) (imageConfig, node.Accounts, error) {
+	asking, cancel := context.WithTimeout(ctx, most.call)
+	defer cancel()
+	info, err := a.api.ImageInspect(asking, canonical(image))
 	if err != nil {
 		if cerrdefs.IsNotFound(err) {
 			err = fmt.Errorf("%w: %w", node.ErrImageUnavailable, err)
 		}
-		return node.Accounts{}, fmt.Errorf("read the accounts of image %s: %w", image, err)
+		return imageConfig{}, node.Accounts{}, fmt.Errorf("read the accounts of image %s: %w", image, err)
 	}
-	if found, ok := e.accounts.get(info.ID); ok {
-		return found, nil
+	c := configOf(info)
+	if found, ok := a.get(info.ID); ok {
+		return c, found, nil
 	}
 	select {
-	case e.accounts.turn <- struct{}{}:
-		defer func() { <-e.accounts.turn }()
+	case a.turn <- struct{}{}:
+		defer func() { <-a.turn }()
 	case <-ctx.Done():
-		return node.Accounts{}, context.Cause(ctx)
+		return c, node.Accounts{}, context.Cause(ctx)
 	}
-	if found, ok := e.accounts.get(info.ID); ok { // another call was faster
-		return found, nil
+	if found, ok := a.get(info.ID); ok { // another call was faster
+		return c, found, nil
 	}
-	found, err := e.accounts.read(ctx, info.ID)
+	found, err := a.read(ctx, most, info.ID, c)
 	if err != nil {
-		return node.Accounts{}, fmt.Errorf("read the accounts of image %s: %w", image, err)
+		return c, node.Accounts{}, fmt.Errorf("read the accounts of image %s: %w", image, err)
 	}
-	e.accounts.put(info.ID, found)
-	return found, nil
+	a.put(info.ID, found)
+	return c, found, nil
 }
 
-// read reads the accounts of an image by a container of its own.
-func (a *accounts) read(ctx context.Context, id string) (found node.Accounts, err error) {
-	a.removeLeft(ctx)
-	made, err := a.api.ContainerCreate(ctx,
+// read reads the accounts of an image by a container of its own, within a bounded time. A container whose creation
+// the engine did not answer may come later: SweepAccounts removes it.
+func (a *accounts) read(ctx context.Context, most bounds, id string, c imageConfig) (found node.Accounts, err error) {
+	reading, cancel := context.WithTimeout(ctx, most.accounts)
+	defer cancel()
+	host := &container.HostConfig{NetworkMode: network.NetworkNone, Mounts: c.withoutCopies()}
+	made, err := a.api.ContainerCreate(reading,
 		&container.Config{Image: id, Entrypoint: []string{"-"}, Labels: map[string]string{accountsLabel: "1"}},
-		&container.HostConfig{NetworkMode: network.NetworkNone}, nil, nil, "berth-accounts-"+rand.Text())
+		host, nil, nil, "berth-accounts-"+rand.Text())
 	if err != nil {
-		return found, err
+		return found, classifyStart(err)
 	}
 	defer func() {
 		// Also after ctx: a leftover would keep the image from being removed.
-		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
+		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), most.call)
 		defer cancel()
 		err = errors.Join(err, a.remove(last, made.ID))
 	}()
 	for _, path := range []string{"/etc/passwd", "/etc/group"} {
-		if err := a.readable(ctx, made.ID, path); err != nil {
+		if err := a.readable(reading, made.ID, path); err != nil {
 			return found, err
 		}
 	}
-	if found.Passwd, err = a.file(ctx, made.ID, "/etc/passwd"); err == nil {
-		found.Group, err = a.file(ctx, made.ID, "/etc/group")
+	if found.Passwd, err = a.file(reading, made.ID, "/etc/passwd"); err == nil {
+		found.Group, err = a.file(reading, made.ID, "/etc/group")
 	}
 	return found, err
 }
@@ -147,20 +156,29 @@ func (a *accounts) remove(ctx context.Context, id string) error {
 	return nil
 }
 
-// removeLeft removes containers that killed processes have left. A failure delays the removal until the
-// next image.
-func (a *accounts) removeLeft(ctx context.Context) {
-	left, err := a.api.ContainerList(ctx, container.ListOptions{
-		All: true, Filters: filters.NewArgs(filters.Arg("label", accountsLabel)),
+// SweepAccounts removes the containers of calls that were cut off; see node.AccountReader.
+func (r *execs) SweepAccounts(ctx context.Context) error {
+	return r.engine.accounts.sweep(ctx, r.engine.bounds, accountsLeft)
+}
+
+// sweep removes containers of accounts that are older than an age, of those that further filters select.
+func (a *accounts) sweep(ctx context.Context, most bounds, age time.Duration, further ...filters.KeyValuePair) error {
+	listing, cancel := context.WithTimeout(ctx, most.call)
+	defer cancel()
+	left, err := a.api.ContainerList(listing, container.ListOptions{
+		All: true, Filters: filters.NewArgs(append(further, filters.Arg("label", accountsLabel))...),
 	})
+	if err != nil {
+		return fmt.Errorf("list containers of accounts: %w", err)
+	}
+	removing, cancel := context.WithTimeout(ctx, most.call)
+	defer cancel()
 	for _, c := range left {
-		if err == nil && time.Since(time.Unix(c.Created, 0)) > accountsLeft {
-			err = a.remove(ctx, c.ID)
+		if time.Since(time.Unix(c.Created, 0)) > age {
+			err = errors.Join(err, a.remove(removing, c.ID))
 		}
 	}
-	if err != nil {
-		a.log.WarnContext(ctx, "leftover containers not removed, will retry", "err", err)
-	}
+	return err
 }
 
 // file returns a file of a container, or nothing for a path that is absent, no regular file or larger than

@@ -62,15 +62,27 @@ func classifyPull(ref string, err error) error {
 	return fmt.Errorf("pull image %s: %w: %w", ref, kind, err)
 }
 
-// badCommand matches errors of runc and of the engine about an entry point that cannot be run, about a
-// user that the image names and does not have, and about links of the image that lead in a circle at the place of
-// a mount.
+// badImage matches errors of runc and of the engine about an image that no engine can start: about a user that the
+// image names and does not have, and about a working folder, a volume or a mount behind a link that would have to be
+// created in a file system of the kernel. The path of the container's root ends with "merged" or an id. So a file
+// system of the host that has become read-only is no fault of the image.
+var badImage = regexp.MustCompile(`(?i)` +
+	`uids and gids must be in range|` +
+	`unable to find (user|group) .*: (no matching entries in|.*is a directory(: unknown)?$)|` +
+	`unable to setup user: stat /dev/null: no such file|/dev/null inside container: .*is a directory|` +
+	`cannot be mounted because it is (inside /proc|not of type proc)|` +
+	`change mount propagation through procfd: open o_path procfd: .*: no such file or directory|` +
+	`(container init: mkdir |mkdir \S*/(merged|[0-9a-f]{64}))/(proc|sys|dev)/[^:]*: ` +
+	`(no such file or directory|not a directory|read-only file system|operation not permitted|permission denied)|` +
+	`cannot mount volume over existing file`)
+
+// badCommand matches errors of runc and of the engine about an entry point that cannot be run, and about links of the
+// image that lead in a circle at the place of a mount.
 // With an init process the container usually starts all the same, and init exits 126 or 127.
 var badCommand = regexp.MustCompile(`(?i)` +
 	`executable file not found|exec format error|` +
 	`exec: .*(no such file or directory|permission denied|is a directory)|` +
 	`no command specified|` +
-	`unable to find (user|group) .*: (no matching entries in|.*is a directory(: unknown)?$)|` +
 	`too many links in |too many levels of symbolic links|` +
 	`chdir to cwd|cannot mkdir|not a directory`)
 
@@ -85,6 +97,8 @@ func classifyStart(err error) error {
 	switch text := err.Error(); {
 	case badDevice.MatchString(text):
 		return fmt.Errorf("%w: %w", node.ErrDevice, err)
+	case badImage.MatchString(text):
+		return fmt.Errorf("%w: %w", node.ErrBadImage, err)
 	case badCommand.MatchString(text):
 		return fmt.Errorf("%w: %w", node.ErrBadCommand, err)
 	default:

@@ -42,22 +42,28 @@ func TestStartMessagesNameTheCulprit(t *testing.T) {
 		`could not select device driver "nvidia" with capabilities: [[gpu]]`: node.ErrDevice,
 		runc + `error during container init: error running hook #0: exit status 1, stderr: Auto-detected mode as 'legacy'
 nvidia-container-cli: device error: GPU-1: unknown device: unknown`: node.ErrDevice,
-		`CDI device injection failed: unresolvable CDI devices nvidia.com/gpu=GPU-1`:        node.ErrDevice,
-		runc + `exec: "nope": executable file not found in $PATH: unknown`:                  node.ErrBadCommand,
-		runc + `exec: "/bin": stat /bin: is a directory: unknown`:                           node.ErrBadCommand,
-		runc + `exec: "/x": permission denied: unknown`:                                     node.ErrBadCommand,
-		runc + `exec /x: exec format error`:                                                 node.ErrBadCommand,
-		`unable to find user app: no matching entries in passwd file`:                       node.ErrBadCommand,
-		`unable to find group app: no matching entries in group file`:                       node.ErrBadCommand,
-		`unable to find user app: read /var/lib/docker/x/merged/etc/passwd: is a directory`: node.ErrBadCommand,
-		`unable to find user app: read /x/merged/etc/passwd: input/output error`:            nil,
-		`unable to find group app: open /x/merged/etc/group: too many open files`:           nil,
-		`evalSymlinksInScope: too many links in /var/lib/docker/x/merged/workspace`:         node.ErrBadCommand,
-		runc + `mount: openat workspace: too many levels of symbolic links: unknown`:        node.ErrBadCommand,
-		runc + `error setting rlimit type 7: operation not permitted: unknown`:              nil,
+		`CDI device injection failed: unresolvable CDI devices nvidia.com/gpu=GPU-1`:                                                        node.ErrDevice,
+		runc + `exec: "nope": executable file not found in $PATH: unknown`:                                                                  node.ErrBadCommand,
+		runc + `exec: "/bin": stat /bin: is a directory: unknown`:                                                                           node.ErrBadCommand,
+		runc + `exec: "/x": permission denied: unknown`:                                                                                     node.ErrBadCommand,
+		runc + `exec /x: exec format error`:                                                                                                 node.ErrBadCommand,
+		`unable to find user app: no matching entries in passwd file`:                                                                       node.ErrBadImage,
+		`unable to find group app: no matching entries in group file`:                                                                       node.ErrBadImage,
+		`unable to find user app: read /var/lib/docker/x/merged/etc/passwd: is a directory`:                                                 node.ErrBadImage,
+		`uids and gids must be in range 0-2147483647`:                                                                                       node.ErrBadImage,
+		runc + `error during container init: mkdir /sys/x: read-only file system: unknown`:                                                  node.ErrBadImage,
+		runc + `error during container init: mkdir /dev/x: no space left on device: unknown`:                                                nil,
+		runc + `error mounting "/state/ws" to rootfs at "/workspace": mkdir /var/lib/docker/overlay2/x/merged/sys/x: read-only file system`: node.ErrBadImage,
+		runc + `error mounting "/state/ws" to rootfs at "/ws": mkdir /var/lib/docker/overlay2/x/merged/ws: read-only file system`:           nil,
+		runc + `error mounting "/state/ws" to rootfs at "/workspace": "/x/merged/proc" cannot be mounted because it is inside /proc`:        node.ErrBadImage,
+		`unable to find user app: read /x/merged/etc/passwd: input/output error`:                                                            nil,
+		`unable to find group app: open /x/merged/etc/group: too many open files`:                                                           nil,
+		`evalSymlinksInScope: too many links in /var/lib/docker/x/merged/workspace`:                                                         node.ErrBadCommand,
+		runc + `mount: openat workspace: too many levels of symbolic links: unknown`:                                                        node.ErrBadCommand,
+		runc + `error setting rlimit type 7: operation not permitted: unknown`:                                                              nil,
 	} {
 		err := classifyStart(errors.New(text))
-		for _, kind := range []error{node.ErrDevice, node.ErrBadCommand} {
+		for _, kind := range []error{node.ErrDevice, node.ErrBadCommand, node.ErrBadImage} {
 			if errors.Is(err, kind) != (kind == want) {
 				t.Errorf("%s\nis taken for: %v\nwant: %v", text, err, want)
 			}

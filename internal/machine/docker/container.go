@@ -13,6 +13,7 @@ import (
 	"github.com/docker/docker/api/types/filters"
 	"github.com/docker/docker/api/types/network"
 	"github.com/docker/docker/api/types/system"
+	"golang.org/x/sync/errgroup"
 
 	"berth/activities/node"
 )
@@ -23,16 +24,22 @@ func (e *Engine) Create(ctx context.Context, spec node.ContainerSpec) (node.Cont
 	if err := spec.Validate(); err != nil {
 		return node.Container{}, err
 	}
-	info, err := e.facts(ctx, spec)
+	bounded, cancel := context.WithTimeout(ctx, e.bounds.create)
+	defer cancel()
+	info, err := e.facts(bounded, spec)
 	if err != nil {
 		return node.Container{}, fmt.Errorf("create container %s: %w", spec.Name, err)
 	}
-	if _, err := e.Accounts(ctx, spec.Image); err != nil {
+	image, accounts, err := e.accounts.describe(bounded, spec.Image, e.bounds)
+	if err == nil {
+		err = checkImage(spec, image, accounts)
+	}
+	if err != nil {
 		return e.createFailed(ctx, spec.Name, err) // the container may exist, and its image be gone
 	}
 	net := spec.Network
 	if net == "" {
-		net, err = e.defaultNetwork(ctx)
+		net, err = e.defaultNetwork(bounded)
 	}
 	if err != nil {
 		return node.Container{}, fmt.Errorf("create container %s: %w", spec.Name, err)
@@ -40,7 +47,7 @@ func (e *Engine) Create(ctx context.Context, spec node.ContainerSpec) (node.Cont
 	requests, visible := deviceRequests(info, spec.GPUs)
 	config, host := containerConfig(spec, visible), e.hostConfig(spec, info, net, requests)
 	for wait := 10 * time.Millisecond; ; wait = min(2*wait, time.Second) {
-		made, err := e.api.ContainerCreate(ctx, config, host, nil, nil, spec.Name)
+		made, err := e.api.ContainerCreate(bounded, config, host, nil, nil, spec.Name)
 		if err == nil {
 			e.warn(ctx, spec.Name, made.Warnings)
 			return node.Container{ID: made.ID, Name: spec.Name, Labels: spec.Labels, State: node.ContainerCreated}, nil
@@ -49,7 +56,7 @@ func (e *Engine) Create(ctx context.Context, spec node.ContainerSpec) (node.Cont
 		if !errors.Is(err, errNameTaken) {
 			return c, err
 		}
-		if err := pause(ctx, wait); err != nil {
+		if err := pause(bounded, wait); err != nil {
 			return node.Container{}, fmt.Errorf("create container %s: %w", spec.Name, err)
 		}
 	}
@@ -62,6 +69,8 @@ func (e *Engine) facts(ctx context.Context, spec node.ContainerSpec) (system.Inf
 	if n := e.cores.Load(); n > 0 && len(spec.GPUs) == 0 {
 		return system.Info{NCPU: int(n)}, nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, e.bounds.call)
+	defer cancel()
 	info, err := e.api.Info(ctx)
 	if err == nil {
 		e.cores.Store(int64(info.NCPU))
@@ -110,7 +119,9 @@ func (e *Engine) Start(ctx context.Context, name string) error {
 	if c.State != node.ContainerCreated {
 		return nil
 	}
-	err = e.api.ContainerStart(ctx, c.ID, container.StartOptions{})
+	bounded, cancel := context.WithTimeout(ctx, e.bounds.start)
+	defer cancel()
+	err = e.api.ContainerStart(bounded, c.ID, container.StartOptions{})
 	if err == nil {
 		return nil
 	}
@@ -122,7 +133,7 @@ func (e *Engine) Start(ctx context.Context, name string) error {
 
 // Inspect returns the container's present state.
 func (e *Engine) Inspect(ctx context.Context, name string) (node.Container, error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	ctx, cancel := context.WithTimeout(ctx, e.bounds.call)
 	defer cancel()
 	return e.inspect(ctx, name, name)
 }
@@ -156,33 +167,43 @@ func (e *Engine) Unstarted(ctx context.Context, labels map[string]string) ([]nod
 	return slices.DeleteFunc(found, func(c node.Container) bool { return c.State != node.ContainerCreated }), err
 }
 
-// list inspects the containers that the engine's filters and the labels select.
+// listAbreast is the number of containers that list inspects at a time.
+const listAbreast = 8
+
+// list inspects the containers that the engine's filters and the labels select. One bound holds for all inspections:
+// containers that do not answer delay the error, each by nothing of its own.
 func (e *Engine) list(ctx context.Context, labels map[string]string, want filters.Args) ([]node.Container, error) {
 	for k, v := range labels {
 		want.Add("label", k+"="+v)
 	}
-	listing, cancel := context.WithTimeout(ctx, callTimeout)
+	listing, cancel := context.WithTimeout(ctx, e.bounds.call)
 	defer cancel()
 	found, err := e.api.ContainerList(listing, container.ListOptions{All: true, Filters: want})
 	if err != nil {
 		return nil, fmt.Errorf("list containers: %w", err)
 	}
-	all := make([]node.Container, 0, len(found))
-	for _, summary := range found {
-		if len(summary.Names) == 0 {
-			continue
-		}
-		// The list has neither exit codes nor OOM flags.
-		c, err := e.Inspect(ctx, summary.Names[0][1:])
-		if errors.Is(err, node.ErrNoContainer) {
-			continue
-		}
-		if err != nil {
-			return nil, fmt.Errorf("list containers: %w", err)
-		}
-		all = append(all, c)
+	found = slices.DeleteFunc(found, func(c container.Summary) bool { return len(c.Names) == 0 })
+	all := make([]node.Container, len(found))
+	looking, cancel := context.WithTimeout(ctx, e.bounds.call)
+	defer cancel()
+	looks, looking := errgroup.WithContext(looking)
+	looks.SetLimit(listAbreast)
+	for i, summary := range found {
+		looks.Go(func() error {
+			// The list has neither exit codes nor OOM flags.
+			c, err := e.Inspect(looking, summary.Names[0][1:])
+			if err == nil {
+				all[i] = c
+			} else if !errors.Is(err, node.ErrNoContainer) {
+				return fmt.Errorf("list containers: %w", err)
+			}
+			return nil
+		})
 	}
-	return all, nil
+	if err := looks.Wait(); err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(all, func(c node.Container) bool { return c.ID == "" }), nil
 }
 
 // probeContainers is how many containers a probe asks for at most.

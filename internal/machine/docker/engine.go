@@ -49,6 +49,25 @@ type Options struct {
 // so that a frozen engine is noticed as an error instead of a hang.
 const callTimeout = 30 * time.Second
 
+// bounds are the bounds of the calls for which a member holds one of the agent's turns, and of the list of containers.
+// An engine that answers none of them delays other members, and does not stop them.
+type bounds struct {
+	// search is for the folders of outputs. A usual job takes some milliseconds for each mount and output.
+	search time.Duration
+	// accounts is for the accounts of one image, with the creation of a container.
+	accounts time.Duration
+	// create is for a container. The engine copies the image's files into its volumes.
+	create time.Duration
+	// start is for a container, with its networks and devices.
+	start time.Duration
+	// call is for each other call.
+	call time.Duration
+}
+
+// usualBounds leave a busy machine the time that it needs.
+var usualBounds = bounds{search: 10 * time.Second, accounts: 2 * time.Minute, create: 10 * time.Minute,
+	start: 5 * time.Minute, call: callTimeout}
+
 // Engine is one Docker Engine. It may be used concurrently.
 type Engine struct {
 	*images
@@ -60,10 +79,10 @@ type Engine struct {
 	starts  keyedMutex
 	kernel  kernelLog
 
-	accounts   *accounts
-	searchTime time.Duration // bounds the search for folders of outputs
-	warned     sync.Map      // warnings of the engine that were logged already
-	cores      atomic.Int64  // of the machine, as the engine said last; 0: not asked yet
+	accounts *accounts
+	bounds   bounds
+	warned   sync.Map     // warnings of the engine that were logged already
+	cores    atomic.Int64 // of the machine, as the engine said last; 0: not asked yet
 }
 
 var _ node.Runtime = (*Engine)(nil)
@@ -95,7 +114,7 @@ func Open(host string, o Options) (*Engine, error) {
 	e := &Engine{
 		images: &images{api: api, log: o.Logger, mirrors: o.Mirrors},
 		api:    api, socket: strings.TrimPrefix(host, "unix://"), log: o.Logger, options: o, kernel: kernellog.Kmsg{},
-		accounts: newAccounts(api, o.Logger), searchTime: searchTime,
+		accounts: newAccounts(api), bounds: usualBounds,
 	}
 	e.execs = &execs{e}
 	return e, nil

@@ -1,13 +1,19 @@
 package docker
 
 import (
+	"context"
 	"time"
+
+	"github.com/docker/docker/api/types/filters"
 
 	"berth/activities/node"
 )
 
 // SetSearchTime sets the bound of the search for folders of outputs.
-func (e *Engine) SetSearchTime(d time.Duration) { e.searchTime = d }
+func (e *Engine) SetSearchTime(d time.Duration) { e.bounds.search = d }
+
+// SetBounds sets the bounds of all calls.
+func (e *Engine) SetBounds(d time.Duration) { e.bounds = bounds{d, d, d, d, d} }
 
 // SetKernelLog replaces the kernel's log.
 func (e *Engine) SetKernelLog(k kernelLog) { e.kernel = k }
@@ -27,4 +33,9 @@ func (e *Engine) PullWaiters() int {
 		n += p.waiters
 	}
 	return n
+}
+
+// SweepOlder sweeps one container of accounts if it is older than an age. Other tests create some at the same time.
+func (e *Engine) SweepOlder(ctx context.Context, id string, age time.Duration) error {
+	return e.accounts.sweep(ctx, e.bounds, age, filters.Arg("id", id))
 }

@@ -23,10 +23,6 @@ import (
 	"berth/spec"
 )
 
-// searchTime bounds the search for the folders of outputs, apart from the timeouts of the engine's calls. A usual
-// job takes some milliseconds for each of its mounts and outputs.
-const searchTime = 10 * time.Second
-
 // usualSteps is the number of questions that most jobs need. If these use up the time, the engine is slow, and
 // not the search long.
 const usualSteps = 32
@@ -35,7 +31,7 @@ const usualSteps = 32
 // extracts a tar of the folders, and thereby merges a folder with the existing one. An entry with the name "/" is
 // the root itself; the engine would skip the name ".".
 func (r *execs) GiveFolders(ctx context.Context, name string, paths []string, u spec.UserID) error {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	ctx, cancel := context.WithTimeout(ctx, r.engine.bounds.call)
 	defer cancel()
 	c, err := r.engine.Inspect(ctx, name)
 	if err != nil || c.State != node.ContainerCreated {
@@ -58,7 +54,7 @@ func (r *execs) giveFolders(ctx context.Context, id string, paths []string, u sp
 		return err
 	}
 	w := &walk{api: r.engine.api, id: id, known: map[string]container.PathStat{}}
-	folders, err := w.search(ctx, r.engine.searchTime, found.Mounts, paths)
+	folders, err := w.search(ctx, r.engine.bounds.search, found.Mounts, paths)
 	if err != nil || len(folders) == 0 {
 		return err
 	}
@@ -163,6 +159,10 @@ func (w *walk) placeMounts(ctx context.Context, mounts []container.MountPoint) e
 			return fmt.Errorf("find the place of the mount %s: %w", b.Destination, err)
 		}
 		b.place = path.Join(append([]string{at.Name}, rest...)...)
+		if inside(b.place, "/proc") {
+			return fmt.Errorf("a link leads the mount %s to %s, and no mount can be in /proc: %w", b.Destination,
+				b.place, node.ErrBadImage)
+		}
 	}
 	for _, a := range w.binds {
 		for j := range w.binds {

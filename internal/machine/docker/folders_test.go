@@ -130,7 +130,7 @@ func TestTheFolderOfAPathIsGiven(t *testing.T) {
 func TestAPathThatCannotBeGivenIsNoFaultOfTheEngine(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t, "", docker.Options{})
-	m.SetSearchTime(time.Hour) // a busy machine asks slowly; the bound has its own test
+	m.SetBounds(time.Hour) // a busy machine answers slowly; the bounds have their own tests
 	m.image = foldersImage(t)
 	s := m.spec()
 	s.Mounts = []node.Mount{{Host: t.TempDir(), Target: "/data", ReadOnly: true}}

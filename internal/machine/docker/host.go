@@ -143,6 +143,8 @@ func nanoCPUs(milli int64, cores int) int64 {
 // defaultNetwork returns the engine's bridge, or no network on an engine without a bridge
 // (dockerd --bridge=none), which fails every start on a named bridge.
 func (e *Engine) defaultNetwork(ctx context.Context) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, e.bounds.call)
+	defer cancel()
 	_, err := e.api.NetworkInspect(ctx, network.NetworkBridge, network.InspectOptions{})
 	switch {
 	case err == nil:
