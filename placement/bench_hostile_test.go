@@ -24,7 +24,7 @@ func wide(members int, label string, extra int64) spec.Request {
 	return spec.Request{CPUMilli: 1000 + extra, MemoryMiB: 1024, Members: members, Execution: spec.AtLeastOnce, SameLabel: label}
 }
 
-// hostiles are the queues. The machines are those of fleet, in racks of ten and with a label host of their own.
+// hostiles are the queues. The machines come from fleet, in racks of ten and with a label host of their own.
 var hostiles = []hostile{
 	{"host=own,empty", 1000, 0, 10, func(i int) spec.Request { return wide(512, "host", int64(i)) }},
 	{"host=own,used", 1000, 32, 10, func(i int) spec.Request { return wide(64, "host", int64(i)) }},

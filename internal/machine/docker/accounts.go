@@ -161,7 +161,7 @@ func (r *execs) SweepAccounts(ctx context.Context) error {
 	return r.engine.accounts.sweep(ctx, r.engine.bounds, accountsLeft)
 }
 
-// sweep removes containers of accounts that are older than an age, of those that further filters select.
+// sweep removes containers of accounts that are older than an age and that further filters select.
 func (a *accounts) sweep(ctx context.Context, most bounds, age time.Duration, further ...filters.KeyValuePair) error {
 	listing, cancel := context.WithTimeout(ctx, most.call)
 	defer cancel()

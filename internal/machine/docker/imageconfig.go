@@ -48,9 +48,9 @@ func (c imageConfig) withoutCopies() []mount.Mount {
 // greatestUser is the greatest number of a user or a group without a name: the engine's own bound.
 const greatestUser = 1<<31 - 1
 
-// checkImage returns ErrBadImage for a configuration with which no engine starts a container. Settings of the job
-// replace those of the image. It refuses nothing that might start: for other settings, such as a working
-// folder in /proc, the engine's answer decides.
+// checkImage returns ErrBadImage for a configuration with which no engine starts a container, as far as the job does
+// not replace it. It refuses nothing that might start: for other settings, such as a working folder in /proc, the
+// engine's answer decides.
 func checkImage(s node.ContainerSpec, c imageConfig, known node.Accounts) error {
 	if s.User == "" {
 		user, group, _ := strings.Cut(c.user, ":")
