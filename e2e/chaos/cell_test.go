@@ -81,11 +81,13 @@ var freezes = map[string]cell{
 	"agent.claim.after":    struck(string(failpoint.Agent), "agent.claim.after", "freeze", beyond),
 }
 
-// failpointCells are two of each failpoint: a kill and a start at once; and a
-// kill and a start later, or a freeze. Those with a freeze have a third, longer
-// kill, which is in further.
+// failpointCells are the cells of all failpoints. Each has a kill with a start at once, and a kill with a start
+// later, or a freeze. A freeze, and a downtime beyond lost_after, are faults of another kind than a kill, so every run
+// has both cells of such a failpoint. The two kills of another failpoint differ only in whether its process or the
+// second one of its role goes on: every run has one of them, in turn, and further has the other one. Those with a
+// freeze have a third, longer kill, which is in further as well.
 func failpointCells() (fixed, further []cell) {
-	agents := 0
+	agents, turns := 0, map[failpoint.Process]int{}
 	for i, p := range slices.Concat(failpoint.Points, failpoint.CloudPoints) {
 		first, second := struck(string(p.Process), p.Name, "kill", 0), struck(string(p.Process), p.Name, "kill", short)
 		// Every other agent stays away for too long; so does a leader now and then.
@@ -99,16 +101,23 @@ func failpointCells() (fixed, further []cell) {
 				second.down = beyond
 			}
 		}
-		if freeze, ok := freezes[p.Name]; ok {
-			further = append(further, second)
-			second = freeze
+		freeze, freezes := freezes[p.Name]
+		switch {
+		case freezes:
+			fixed, further = append(fixed, first, freeze), append(further, second)
+		case second.down == beyond:
+			fixed = append(fixed, first, second)
+		default:
+			if turns[p.Process]++; turns[p.Process]%2 == 0 {
+				first, second = second, first
+			}
+			fixed, further = append(fixed, first), append(further, second)
 		}
-		fixed = append(fixed, first, second)
 	}
 	return fixed, further
 }
 
-// fixedCells are the cells of every run: each failpoint twice, and each process.
+// fixedCells are the cells of every run: each failpoint, and each process.
 func fixedCells() []cell {
 	cells, _ := failpointCells()
 	cells = append(cells,

@@ -10,30 +10,35 @@ import (
 	"berth/internal/lib/failpoint"
 )
 
-// The minimum that every run must cover.
+// The minimum that every run must cover: each failpoint, and each process with every kind of fault that it can have.
+// make chaos strikes each failpoint at least twice.
 func TestTheFixedCellsAreEnough(t *testing.T) {
 	t.Parallel()
-	cells := fixedCells()
-	points, processes, away := map[string]int{}, map[string]int{}, 0
+	cells, further := fixedCells(), furtherCells()
+	points, every, processes, faults, away := map[string]int{}, map[string]int{}, map[string]int{}, map[string]int{}, 0
 	for _, c := range cells {
 		points[c.point]++
+		every[c.point]++
 		processes[c.process]++
+		faults[fmt.Sprintf("%s %s %s", c.process, c.action, c.downtime())]++
 		if c.down == beyond && c.loses() {
 			away++
 		}
 	}
-	t.Logf("%d cells, %d of them down beyond lost_after", len(cells), away)
+	t.Logf("%d cells, %d of them down beyond lost_after, and %d further ones", len(cells), away, len(further))
 	if len(cells) < 60 || away < 15 {
 		t.Errorf("%d cells, %d of them down beyond lost_after: want at least 60 and 15", len(cells), away)
 	}
-	for _, c := range furtherCells() {
+	for _, c := range further {
+		every[c.point]++
 		if slices.Contains(cells, c) {
 			t.Errorf("cell %s is among the fixed and the further ones", c)
 		}
 	}
 	for _, p := range slices.Concat(failpoint.Points, failpoint.CloudPoints) {
-		if points[p.Name] < 2 {
-			t.Errorf("failpoint %s is in %d cells, want at least 2", p.Name, points[p.Name])
+		if points[p.Name] < 1 || every[p.Name] < 2 {
+			t.Errorf("failpoint %s is in %d fixed cells and %d of all: want at least 1 and 2", p.Name, points[p.Name],
+				every[p.Name])
 		}
 	}
 	for _, p := range []string{
@@ -42,6 +47,13 @@ func TestTheFixedCellsAreEnough(t *testing.T) {
 	} {
 		if processes[p] < 5 {
 			t.Errorf("process %s dies in %d cells, want at least 5", p, processes[p])
+		}
+	}
+	for _, c := range further {
+		fault := fmt.Sprintf("%s %s %s", c.process, c.action, c.downtime())
+		if c.process != network && c.process != temporalProcess && faults[fault] < 3 {
+			t.Errorf("cell %s is left to longer runs, and only %d fixed cells have its fault, want at least 3",
+				c, faults[fault])
 		}
 	}
 }
