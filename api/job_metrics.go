@@ -75,6 +75,10 @@ func (h *metricHandlers) jobMetrics(ctx context.Context, in *jobMetricsInput) (*
 		last = first + in.Limit
 		list.NextCursor = strconv.Itoa(last)
 	}
+	grown, err := h.grownMemory(ctx, job.Body, in.Attempt)
+	if err != nil {
+		return nil, err
+	}
 	ref := berth.LogRef{Tenant: job.Body.Tenant, Job: job.Body.ID, Attempt: in.Attempt}
 	for ref.Rank = first; ref.Rank < last; ref.Rank++ {
 		m, err := h.memberMetrics(ctx, ref)
@@ -82,7 +86,7 @@ func (h *metricHandlers) jobMetrics(ctx context.Context, in *jobMetricsInput) (*
 			return nil, err
 		}
 		if m != nil {
-			setLimits(m, job.Body)
+			setLimits(m, job.Body, grown)
 			list.Items = append(list.Items, m.Since(since))
 		}
 	}
@@ -101,6 +105,22 @@ func (h *metricHandlers) jobMetrics(ctx context.Context, in *jobMetricsInput) (*
 			h.log.Debug("cannot send metrics", "err", err)
 		}
 	}}, nil
+}
+
+// grownMemory returns the memory of each member of an attempt of a gang with groups that an earlier out of memory
+// may have changed; nil for other attempts. Only the groups of the members that ran out of memory get more.
+func (h *metricHandlers) grownMemory(ctx context.Context, job wire.Job, attempt int) (map[int]spec.MiB, error) {
+	if job.Spec == nil || len(job.Spec.Groups) == 0 || !grewBefore(job, attempt) {
+		return nil, nil
+	}
+	return h.jobs.MemberMemory(ctx, job.ID, attempt)
+}
+
+// grewBefore reports whether an attempt follows an out of memory of a job with on_oom: grow.
+func grewBefore(job wire.Job, attempt int) bool {
+	return job.Spec.Retry.OnOOM == "grow" && slices.ContainsFunc(job.Attempts, func(a berth.Attempt) bool {
+		return a.Number < attempt && a.Outcome != nil && a.Outcome.Code == berth.ReasonOOM
+	})
 }
 
 func asJSON(v any) (kind string, body []byte, err error) {
@@ -172,8 +192,9 @@ func (h *metricHandlers) memberMetrics(ctx context.Context, ref berth.LogRef) (*
 }
 
 // setLimits adds the limits of the member to the series of CPU and memory. An attempt after an out of
-// memory of a job with on_oom: grow has half as much memory again.
-func setLimits(m *wire.MemberMetrics, job wire.Job) {
+// memory of a job with on_oom: grow has half as much memory again; of a gang with groups grown has the memory of
+// each member. An archived gang with groups has no known limit then.
+func setLimits(m *wire.MemberMetrics, job wire.Job, grown map[int]spec.MiB) {
 	if job.Spec == nil {
 		return
 	}
@@ -192,11 +213,11 @@ func setLimits(m *wire.MemberMetrics, job wire.Job) {
 	}
 	if memory := resources.Memory; memory != nil {
 		limits[wire.MetricMemory] = float64(*memory) * (1 << 20)
-		for _, a := range job.Attempts {
-			oom := a.Number < m.Attempt && a.Outcome != nil && a.Outcome.Code == berth.ReasonOOM
-			if oom && job.Spec.Retry.OnOOM == "grow" {
-				limits[wire.MetricMemory] = float64(*memory) * (1 << 20) * 1.5
-			}
+		switch grew := grewBefore(job, m.Attempt); {
+		case grew && len(job.Spec.Groups) > 0:
+			limits[wire.MetricMemory] = float64(grown[m.Member]) * (1 << 20)
+		case grew:
+			limits[wire.MetricMemory] *= 1.5
 		}
 	}
 	for i := range m.Series {

@@ -290,6 +290,10 @@ func TestOnlyTheGroupThatLackedMemoryGetsMore(t *testing.T) {
 	if r := s.settle(id, attempt); r.Next != berth.Retrying {
 		t.Fatalf("settled as %+v", r)
 	}
+	memory, err := s.db.Jobs.MemberMemory(t.Context(), id, attempt)
+	if err != nil || len(memory) != 3 || memory[2] == 0 {
+		t.Errorf("memory of the first attempt is %v, %v", memory, err)
+	}
 	row := s.row(id)
 	requests, err := s.db.Queue.Requests(t.Context(), []string{row.Class})
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/spec"
 	"berth/wire"
 )
 
@@ -177,6 +178,22 @@ func getJob(ctx context.Context, d *core, tenant berth.TenantID, id berth.JobID)
 	element := []wire.Job{job}
 	err = addVariables(ctx, d.pool, element)
 	return element[0], mapError(err, "job "+string(id))
+}
+
+// MemberMemory returns the memory of each member of an attempt, by rank. It is empty for an archived job.
+func (d *Jobs) MemberMemory(ctx context.Context, id berth.JobID, attempt int) (map[int]spec.MiB, error) {
+	rows, err := d.pool.Query(ctx, `SELECT rank, mem_mb FROM allocations WHERE job = $1 AND attempt = $2`, id, attempt)
+	if err != nil {
+		return nil, mapError(err, "job "+string(id))
+	}
+	memory := map[int]spec.MiB{}
+	var rank int
+	var mib spec.MiB
+	_, err = pgx.ForEachRow(rows, []any{&rank, &mib}, func() error {
+		memory[rank] = mib
+		return nil
+	})
+	return memory, mapError(err, "job "+string(id))
 }
 
 // State returns a job's state and current attempt, archived jobs included. It is cheap, for
