@@ -54,16 +54,26 @@ func (r *Reservations) Places(c *cluster.Class) []Opening {
 	return best
 }
 
-// gang returns openings of a group for the members of all parts, by time. It places the parts one after
-// the other, and each one sees the capacity of the earlier ones as taken. The result may be nil or not
-// improve on bound, as that of openings.
+// gang returns openings of a group for the members of all parts, by time. The result may be nil or not
+// improve on bound, as that of openings. It tries other orders of the parts only if there is no bound yet.
 func (r *Reservations) gang(c *cluster.Class, group string, bound []Opening) []Opening {
 	if c.Unlike() == nil {
 		return r.openings(c, group, bound)
 	}
+	for _, parts := range c.Orders {
+		if list := gangInOrder(r, c, parts, group, bound); list != nil || bound != nil {
+			return list
+		}
+	}
+	return nil
+}
+
+// gangInOrder places the parts one after the other, and each one sees the capacity of the earlier ones as
+// taken.
+func gangInOrder(r *Reservations, c *cluster.Class, parts []cluster.Part, group string, bound []Opening) []Opening {
 	r.chosen = r.chosen[:0]
 	defer func() { r.chosen = r.chosen[:0] }()
-	for _, p := range c.Parts {
+	for _, p := range parts {
 		list := r.openings(p.Class, group, bound)
 		if len(list) < p.Members {
 			return nil

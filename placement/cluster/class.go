@@ -21,7 +21,9 @@ type Class struct {
 	All      berth.Capacity // of all members
 	// Parts are the groups of equal members, the largest members first: in most classes one, with the class
 	// itself. Each part of a gang with unlike members has a class of its own, to which no job belongs.
-	Parts   []Part
+	Parts []Part
+	// Orders are the orders in which to place the parts: Parts, and for unlike members up to three others.
+	Orders  [][]Part
 	Sizes   []int             // members of each group of unlike members, by rank; nil: all members are alike
 	isGang  bool              // it has several members, or is a part of such a class
 	Labels  map[string]string // the request's labels that operators set on machines
@@ -79,12 +81,14 @@ func NewClass(name string, r spec.Request) *Class {
 	c := newClass(name, r, r.Members > 1)
 	if len(r.Groups) == 0 {
 		c.Parts = []Part{{Class: c, Members: c.Members()}}
+		c.Orders = [][]Part{c.Parts}
 		return c
 	}
 	first := 0
 	for i, one := range r.Split() {
 		p := newClass(fmt.Sprintf("%s\x00part\x00%d", name, i), one, true)
 		p.Parts = []Part{{Class: p, Members: p.Members()}}
+		p.Orders = [][]Part{p.Parts}
 		c.Sizes = append(c.Sizes, p.Members())
 		c.Parts = append(c.Parts, Part{r.Groups[i].Name, p, p.Members(), first})
 		c.Capacity = berth.Capacity{
@@ -97,7 +101,31 @@ func NewClass(name string, r spec.Request) *Class {
 	}
 	// Small members fit into the room that large ones leave. Equal ones stay in order of rank.
 	slices.SortStableFunc(c.Parts, func(a, b Part) int { return compareSizes(b.Class, a.Class) })
+	c.Orders = ordersOf(c.Parts)
 	return c
+}
+
+// ordersOf returns the orders in which to place the parts of a gang: as they are, by memory, by cores, and the
+// smallest first. A gang that just fits may fit in one of them alone. Orders that are equal are listed once.
+func ordersOf(parts []Part) [][]Part {
+	list := [][]Part{parts}
+	add := func(order []Part) {
+		if !slices.ContainsFunc(list, func(o []Part) bool { return slices.Equal(o, order) }) {
+			list = append(list, order)
+		}
+	}
+	for _, amount := range []func(Part) int64{
+		func(p Part) int64 { return p.Class.Capacity.MemoryMiB },
+		func(p Part) int64 { return p.Class.Capacity.CPUMilli },
+	} {
+		order := slices.Clone(parts)
+		slices.SortStableFunc(order, func(a, b Part) int { return cmp.Compare(amount(b), amount(a)) })
+		add(order)
+	}
+	order := slices.Clone(parts)
+	slices.Reverse(order)
+	add(order)
+	return list
 }
 
 // newClass returns a class without parts.

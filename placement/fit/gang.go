@@ -6,17 +6,38 @@ import (
 )
 
 // Gang places all members one after the other, and takes their capacity from the ledger. If
-// one member has no place, Gang reverts all entries and returns false. The result is in
-// order of rank.
+// one member has no place, Gang reverts all entries and tries the next order of the parts; without
+// one it returns false. The result is in order of rank.
 func (r *Placer) Gang(c *cluster.Class, avoid []berth.MachineID, group string) ([]berth.Grant, bool) {
 	r.Moved = r.Moved[:0]
 	// A search among all machines that fails has a trace, the machine from which later searches go on (last).
 	if restricted := group != "" || len(avoid) > 0 || spreads(c); restricted && short(r, c, avoid, group) {
 		return nil, false
 	}
+	for i, parts := range c.Orders {
+		if i == 1 && short(r, c, avoid, group) {
+			break // no order helps
+		}
+		if i > 0 { // nothing is left of the failed try
+			r.Moved = r.Moved[:0]
+			for _, p := range parts {
+				delete(r.last, p.Class)
+			}
+		}
+		if ranks, ok := inOrder(r, parts, c, avoid, group); ok {
+			return ranks, true
+		}
+	}
+	return nil, false
+}
+
+// inOrder places the parts of a gang one after the other, or none.
+func inOrder(
+	r *Placer, parts []cluster.Part, c *cluster.Class, avoid []berth.MachineID, group string,
+) ([]berth.Grant, bool) {
 	start := r.ledger.Mark()
 	ranks := make([]berth.Grant, c.Members())
-	for _, p := range c.Parts {
+	for _, p := range parts {
 		for i := range p.Members {
 			found, ok := r.member(p.Class, avoid, group)
 			if !ok {

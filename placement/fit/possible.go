@@ -40,11 +40,16 @@ func (r *Placer) Possible(c *cluster.Class) bool {
 	return false
 }
 
-// possibleIn places the members of a gang of unlike members on empty machines of one group, the largest
-// first. As in a plan, no other order is tried.
+// possibleIn places the members of a gang of unlike members on empty machines of one group, in the orders
+// that a plan tries.
 func (r *Placer) possibleIn(c *cluster.Class, group string) bool {
+	return slices.ContainsFunc(c.Orders, func(parts []cluster.Part) bool { return possibleInOrder(r, parts, group) })
+}
+
+// possibleInOrder places the parts of a gang on empty machines of one group, one after the other.
+func possibleInOrder(r *Placer, parts []cluster.Part, group string) bool {
 	empty := map[*cluster.Node]*cluster.Node{}
-	for _, p := range c.Parts {
+	for _, p := range parts {
 		left := p.Members
 		for _, x := range p.Class.MatchesIn(group) {
 			for _, n := range x.Kind.All(r.Number) {
