@@ -95,7 +95,7 @@ func TestAnotherOrderOfGroupsIsTried(t *testing.T) {
 	}
 	gang := grouped(spec.Request{Execution: spec.AtLeastOnce}, group("wide", 4, 1), group("deep", 3, 8))
 	cluster := func() *placement.Snapshot {
-		s := rack(gang, 4, 5)
+		s := rack(gang, 4, 16)
 		for id, mib := range map[berth.MachineID]int64{"m0": 8, "m1": 2} {
 			m, _ := s.Machine(id)
 			m.Total.MemoryMiB = mib
