@@ -421,6 +421,11 @@ func TestTheHintNamesAUserThatLackedARight(t *testing.T) {
 		e := evidence()
 		e.Ranks = []failure.RankEvidence{{Machine: "m1", Claimed: true, Exit: with(c.exit, func(x *failure.Exit) { x.User = c.user })}}
 		v := failure.Classify(e)
+		e.Ranks[0].Exit.ImageRoot = true
+		of := failure.Classify(e).Reason.Hint
+		if strings.Contains(of, "not as root, the user of its image: ") != c.want || strings.Contains(v.Reason.Hint, "root, the user") {
+			t.Errorf("%s: the hint is %q, for an image of root %q", what, v.Reason.Hint, of)
+		}
 		if got := strings.Contains(v.Reason.Hint, "ran as user "+user); got != c.want {
 			t.Errorf("%s: the hint is %q", what, v.Reason.Hint)
 		}

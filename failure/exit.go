@@ -56,8 +56,9 @@ type Exit struct {
 	// Xid is the last error that the NVIDIA driver logged for one of its GPUs during the
 	// run, if the error left the device usable.
 	Xid        uint64          `json:"xid,omitempty"`
-	Complete   bool            `json:"complete,omitempty"` // the job's progress reported step = total
-	User       string          `json:"user,omitempty"`     // UID:GID of the container; "": the user of its image
+	Complete   bool            `json:"complete,omitempty"`   // the job's progress reported step = total
+	User       string          `json:"user,omitempty"`       // UID:GID of the container; "": the user of its image
+	ImageRoot  bool            `json:"image_root,omitempty"` // the user of the image is root, and User is not
 	StartedAt  time.Time       `json:"started_at,omitzero"`
 	FinishedAt time.Time       `json:"finished_at,omitzero"`
 	Measured   *berth.Measured `json:"measured,omitempty"`

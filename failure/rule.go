@@ -169,7 +169,11 @@ func (c Rule) reason(e AttemptEvidence, r RankEvidence) berth.Reason {
 // userHint returns the advice about the user of a container that did not run as the user of its image, "" if
 // nothing shows that the user lacked a right.
 func (x Exit) userHint() string {
-	ran := "the container ran as user " + x.User + " and not as the user of its image: "
+	whose := "the user of its image"
+	if x.ImageRoot {
+		whose = "root, the user of its image"
+	}
+	ran := "the container ran as user " + x.User + " and not as " + whose + ": "
 	switch {
 	case x.User == "":
 		return ""

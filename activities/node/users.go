@@ -21,7 +21,10 @@ type AccountReader interface {
 const MaxAccounts = 1 << 20
 
 // Accounts are the users and groups that an image names.
-type Accounts struct{ Passwd, Group []byte }
+type Accounts struct {
+	Passwd, Group []byte
+	Root          bool // the image runs its programs as root: it names root, or no user
+}
 
 // FolderGiver changes owners of folders in containers.
 type FolderGiver interface {

@@ -23,7 +23,8 @@ func (e *execs) Accounts(ctx context.Context, image string) (node.Accounts, erro
 	if !f.here(image) {
 		return node.Accounts{}, fmt.Errorf("read the accounts of image %s: %w", image, node.ErrImageUnavailable)
 	}
-	return node.Accounts{Passwd: []byte("root:x:0:0:root:/root:/bin/sh\n"), Group: []byte("root:x:0:\n")}, nil
+	passwd, group := []byte("root:x:0:0:root:/root:/bin/sh\n"), []byte("root:x:0:\n")
+	return node.Accounts{Passwd: passwd, Group: group, Root: true}, nil
 }
 
 // SweepAccounts does nothing: the fake reads accounts without a container.

@@ -31,7 +31,10 @@ func accountsOfAnImage(b *bench) {
 	}
 	again, err := b.Runtime.Accounts(b.ctx, b.Image)
 	if err != nil || string(first.Passwd) != string(again.Passwd) || string(first.Group) != string(again.Group) {
-		b.t.Errorf("accounts are %q, then %q, %v", first, again, err)
+		b.t.Errorf("accounts are %+v, then %+v, %v", first, again, err)
+	}
+	if !first.Root || !again.Root { // the image names no user
+		b.t.Errorf("the user of the image is not root: %v, %v", first.Root, again.Root)
 	}
 	_, err = b.Runtime.Accounts(b.ctx, b.Missing)
 	wantError(b.t, err, node.ErrImageUnavailable, "accounts of an image that is not here")

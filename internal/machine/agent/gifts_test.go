@@ -228,7 +228,7 @@ func TestDockerOutputsInTheImageAreTheUsers(t *testing.T) {
 	if x := w.exit(); x.Code != 1 {
 		t.Errorf("elsewhere it exits %+v, log %q", x, s.log(id, 1))
 	}
-	if j := s.settle(id); !strings.Contains(j.Reason.Hint, "it lacked a right") {
+	if j := s.settle(id); !strings.Contains(j.Reason.Hint, "and not as root, the user of its image: its log shows that it lacked a right") {
 		t.Errorf("elsewhere the job is %s, %+v", j.Status, j.Reason)
 	}
 	m.cleared(req)

@@ -119,7 +119,10 @@ func (p phase) row() phaseRow {
 
 // result carries the member's exit from the phase that determines the exit to the phases that
 // report it.
-type result struct{ exit failure.Exit }
+type result struct {
+	exit      failure.Exit
+	imageRoot bool // see failure.Exit; unknown for a container that this process did not create
+}
 
 // end determines the exit, and returns the phase that follows any exit.
 func (r *result) end(x failure.Exit) (phase, error) {

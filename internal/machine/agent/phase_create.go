@@ -66,7 +66,9 @@ func (p *createPhase) create(ctx context.Context) (phase, error) {
 	}
 	var patience time.Time
 	for wait := p.timing.backoff(); ; {
-		c, err := p.ask(ctx, given)
+		answer := p.ask(ctx, given)
+		c, err := answer.c, answer.err
+		p.result.imageRoot = p.result.imageRoot || answer.imageRoot
 		cause := failure.CauseEngine
 		if err != nil && patience.IsZero() { // a slow engine is no faulty one
 			patience = time.Now().Add(p.timing.EnginePatience)
@@ -103,33 +105,36 @@ func (p *createPhase) create(ctx context.Context) (phase, error) {
 	}
 }
 
+// created is the engine's answer to a creation.
+type created struct {
+	c         node.Container
+	imageRoot bool // see failure.Exit
+	err       error
+}
+
 // ask has the engine create the network of the job, then has the kernel take the network's
 // rules, and then has the engine create the container. It
 // returns when ctx ends, but the engine's answer is still awaited: the engine creates
 // the container all the same, and a removal before that finds nothing. So the
 // member's leftovers are removed only after the answer.
-func (p *createPhase) ask(ctx context.Context, given node.ContainerSpec) (node.Container, error) {
+func (p *createPhase) ask(ctx context.Context, given node.ContainerSpec) created {
 	done, err := p.turns.take(ctx)
 	if err != nil {
-		return node.Container{}, err
+		return created{err: err}
 	}
 	_ = failpoint.Hit("agent.create.before")
-	type answer struct {
-		c   node.Container
-		err error
-	}
-	answered := make(chan answer, 1)
+	answered := make(chan created, 1)
 	p.helpers.Go(func() { // the phase remove waits for helpers before it removes anything
 		defer done()
 		patient, cancel := context.WithCancel(p.agent)
 		defer cancel()
 		defer context.AfterFunc(ctx, func() { _ = sleep(patient, p.timing.LatePatience); cancel() })()
-		var a answer
+		var a created
 		if *p.network != "" {
 			given.Resolvers, a.err = p.ensureNetwork(patient)
 		}
 		if a.err == nil {
-			a.err = p.settleUser(patient, &given)
+			a.imageRoot, a.err = p.settleUser(patient, &given)
 		}
 		if a.err == nil {
 			a.c, a.err = p.runtime.Create(patient, given)
@@ -139,9 +144,9 @@ func (p *createPhase) ask(ctx context.Context, given node.ContainerSpec) (node.C
 	})
 	select {
 	case a := <-answered:
-		return a.c, a.err
+		return a
 	case <-ctx.Done():
-		return node.Container{}, context.Cause(ctx)
+		return created{err: context.Cause(ctx)}
 	}
 }
 

@@ -36,7 +36,7 @@ type sealPhase struct {
 // SealTogether, Do reports the exit alone first.
 func (p *sealPhase) Do(member context.Context) (phase, error) {
 	exit := p.result.exit
-	exit.User = p.claim.userNumber()
+	exit.User, exit.ImageRoot = p.claim.userNumber(), p.result.imageRoot
 	_ = failpoint.Hit("agent.exit.before")
 	p.log.Info("member ended", "cause", exit.Cause, "code", exit.Code, "oom_killed", exit.OOMKilled)
 	p.retry.ended.Store(true)

@@ -55,11 +55,12 @@ func (c *claim) own(root *os.Root, name string) {
 }
 
 // settleUser gives the member's folders to the container's user, creates the home folder, and adds
-// the accounts of the image to the container's mounts. No folder is walked: files below were created for this user.
-func (p *createPhase) settleUser(ctx context.Context, given *node.ContainerSpec) error {
+// the accounts of the image to the container's mounts. It reports whether the user of the image is root, and this user
+// is not. No folder is walked: files below were created for this user.
+func (p *createPhase) settleUser(ctx context.Context, given *node.ContainerSpec) (imageRoot bool, err error) {
 	u, err := p.claim.owner()
 	if err != nil || u == nil {
-		return err
+		return false, err
 	}
 	given.User = u.String()
 	p.claim.own(p.scratch.workspace, ".")
@@ -68,11 +69,11 @@ func (p *createPhase) settleUser(ctx context.Context, given *node.ContainerSpec)
 		p.claim.own(p.scratch.checkpoint, ".")
 	}
 	if err := makeHome(p.scratch.workspace, *u); err != nil {
-		return fmt.Errorf("create the home folder: %w", err)
+		return false, fmt.Errorf("create the home folder: %w", err)
 	}
 	found, err := p.runtime.Accounts(ctx, given.Image)
 	if err != nil {
-		return err
+		return false, err
 	}
 	files := map[string][]byte{
 		"passwd": withAccount(found.Passwd, u.UID, func(name string) string {
@@ -89,11 +90,11 @@ func (p *createPhase) settleUser(ctx context.Context, given *node.ContainerSpec)
 	for name, content := range files {
 		at := filepath.Join(p.scratch.dir, name)
 		if err := writeAccounts(at, content); err != nil {
-			return err
+			return false, err
 		}
 		given.Mounts = append(given.Mounts, node.Mount{Host: at, Target: "/etc/" + name, ReadOnly: true})
 	}
-	return nil
+	return found.Root && u.UID != 0, nil
 }
 
 // makeHome creates the home folder of the container's user, for this user alone where the agent may give it away.

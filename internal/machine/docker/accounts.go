@@ -96,6 +96,7 @@ func (a *accounts) describe(ctx context.Context, image string, most bounds) (ima
 	if err != nil {
 		return c, node.Accounts{}, fmt.Errorf("read the accounts of image %s: %w", image, err)
 	}
+	found.Root = c.root()
 	a.put(info.ID, found)
 	return c, found, nil
 }

@@ -28,6 +28,12 @@ func configOf(i image.InspectResponse) imageConfig {
 	return imageConfig{user: i.Config.User, volumes: i.Config.Volumes}
 }
 
+// root reports whether the image's own user is root.
+func (c imageConfig) root() bool {
+	user, _, _ := strings.Cut(c.user, ":")
+	return user == "" || user == "0" || user == "root"
+}
+
 // withoutCopies returns mounts in place of the image's volumes, into which the engine would copy the image's files. The
 // container does not start, so the files are read as the image has them.
 func (c imageConfig) withoutCopies() []mount.Mount {
