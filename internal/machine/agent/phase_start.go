@@ -31,15 +31,16 @@ func (p *startPhase) Do(ctx context.Context) (phase, error) {
 // EnginePatience is over: before that the member may have waited for its turn, or for a slow engine. at_most_one
 // work asks the fence before each try, since the lease may expire between two tries.
 func (p *startPhase) start() (phase, error) {
-	admission := time.Now().Add(p.timing.EnginePatience)
 	var patience time.Time
 	for wait := p.timing.backoff(); ; {
 		_ = failpoint.Hit("agent.start.before")
 		if p.claim.atMostOne() {
-			if exit, err := p.fencing.admit(admission); err != nil {
+			exit, err := p.fencing.admit(time.Now().Add(p.timing.EnginePatience))
+			if err != nil {
 				return "", err
-			} else if exit != nil {
-				return p.result.end(*exit)
+			}
+			if exit != nil {
+				return p.refused(*exit)
 			}
 		}
 		err := p.startOnce()
@@ -57,6 +58,25 @@ func (p *startPhase) start() (phase, error) {
 			return p.result.notStarted(cause, err.Error())
 		}
 		p.log.Warn("container start failed, will retry", "err", err)
+		if err := wait.wait(p.ctx); err != nil {
+			return "", err
+		}
+	}
+}
+
+// refused ends a member that the fence does not admit, once the engine confirms that the container does not
+// run: an earlier try, of this process or of the one before, may start it after its caller has given up. A
+// container that runs is watched like any other, and the watch obeys the order or the fence.
+func (p *startPhase) refused(exit failure.Exit) (phase, error) {
+	for wait := p.timing.backoff(); ; {
+		c, err := p.runtime.Inspect(p.ctx, p.name())
+		switch {
+		case errors.Is(err, node.ErrNoContainer), err == nil && c.State == node.ContainerCreated:
+			return p.result.end(exit)
+		case err == nil:
+			return p.started()
+		}
+		p.log.Warn("engine does not tell whether the container was started, will retry", "err", err)
 		if err := wait.wait(p.ctx); err != nil {
 			return "", err
 		}

@@ -273,3 +273,19 @@ func TestTheSweepRemovesNothingWithoutASession(t *testing.T) {
 	s.gate.closed.Store(false)
 	m.until("the stray is removed", func() bool { return len(m.containers()) == 0 })
 }
+
+// What calls for the accounts of images leave behind is removed with other strays.
+func TestLeftoversOfAccountsAreSwept(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m := s.machine("m1")
+	var sweeps atomic.Int32
+	m.runtime.Intercept(func(c fakeruntime.Call) error {
+		if c.Method == "SweepAccounts" {
+			sweeps.Add(1)
+		}
+		return nil
+	})
+	m.sweeps(nil)
+	m.until("two sweeps", func() bool { return sweeps.Load() > 1 })
+}

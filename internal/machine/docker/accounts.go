@@ -36,7 +36,7 @@ const (
 	// mostAccounts bounds the cache; a full cache is emptied.
 	mostAccounts = 256
 	// accountsLeft is the age at which a container is a leftover: longer than a call of any agent of the machine takes.
-	accountsLeft = 10 * time.Minute
+	accountsLeft = 20 * time.Minute
 )
 
 func newAccounts(api *client.Client) *accounts {
@@ -104,10 +104,11 @@ func (a *accounts) describe(ctx context.Context, image string, most bounds) (ima
 // read reads the accounts of an image by a container of its own, within a bounded time. A container whose creation
 // the engine did not answer may come later: SweepAccounts removes it.
 func (a *accounts) read(ctx context.Context, most bounds, id string, c imageConfig) (found node.Accounts, err error) {
-	reading, cancel := context.WithTimeout(ctx, most.accounts)
+	// Some engines copy the whole image for a container.
+	creating, cancel := context.WithTimeout(ctx, most.create)
 	defer cancel()
 	host := &container.HostConfig{NetworkMode: network.NetworkNone, Mounts: c.withoutCopies()}
-	made, err := a.api.ContainerCreate(reading,
+	made, err := a.api.ContainerCreate(creating,
 		&container.Config{Image: id, Entrypoint: []string{"-"}, Labels: map[string]string{accountsLabel: "1"}},
 		host, nil, nil, "berth-accounts-"+rand.Text())
 	if err != nil {
@@ -119,6 +120,8 @@ func (a *accounts) read(ctx context.Context, most bounds, id string, c imageConf
 		defer cancel()
 		err = errors.Join(err, a.remove(last, made.ID))
 	}()
+	reading, cancel := context.WithTimeout(ctx, most.accounts)
+	defer cancel()
 	for _, path := range []string{"/etc/passwd", "/etc/group"} {
 		if err := a.readable(reading, made.ID, path); err != nil {
 			return found, err
@@ -126,6 +129,10 @@ func (a *accounts) read(ctx context.Context, most bounds, id string, c imageConf
 	}
 	if found.Passwd, err = a.file(reading, made.ID, "/etc/passwd"); err == nil {
 		found.Group, err = a.file(reading, made.ID, "/etc/group")
+	}
+	if err == nil { // the engine answers for a container that was removed as for an absent file
+		w := &walk{api: a.api, id: made.ID}
+		_, err = w.ask(reading, "/")
 	}
 	return found, err
 }
@@ -151,7 +158,7 @@ func (a *accounts) readable(ctx context.Context, id, path string) error {
 // remove removes a container from which accounts were read.
 func (a *accounts) remove(ctx context.Context, id string) error {
 	err := a.api.ContainerRemove(ctx, id, container.RemoveOptions{Force: true, RemoveVolumes: true})
-	if err != nil && !cerrdefs.IsNotFound(err) {
+	if err != nil && !cerrdefs.IsNotFound(err) && !cerrdefs.IsConflict(err) { // a removal is in progress
 		return fmt.Errorf("remove container %s: %w", id, err)
 	}
 	return nil

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"net/http"
 	"testing"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -89,5 +90,20 @@ func TestAnImageWhoseAccountsCannotBeReadIsRefused(t *testing.T) {
 				t.Errorf("%v, want %v", err, c.want)
 			}
 		})
+	}
+}
+
+// The engine answers for a container that was removed meanwhile as for an absent file. An image without accounts and an
+// unknown image are not the same.
+func TestAccountsOfARemovedContainerAreNotEmpty(t *testing.T) {
+	t.Parallel()
+	absent := says(http.StatusNotFound, "No such container: c1")
+	e, _ := archive{root: absent, below: absent}.open(t)
+	if got, err := e.Accounts(t.Context(), "img:1"); err == nil {
+		t.Errorf("the accounts are %+v, want an error", got)
+	}
+	e, _ = archive{below: says(http.StatusNotFound, "Could not find the file")}.open(t)
+	if got, err := e.Accounts(t.Context(), "img:1"); err != nil || len(got.Passwd)+len(got.Group) > 0 {
+		t.Errorf("an image without accounts: %+v, %v", got, err)
 	}
 }

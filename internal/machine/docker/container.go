@@ -24,13 +24,11 @@ func (e *Engine) Create(ctx context.Context, spec node.ContainerSpec) (node.Cont
 	if err := spec.Validate(); err != nil {
 		return node.Container{}, err
 	}
-	bounded, cancel := context.WithTimeout(ctx, e.bounds.create)
-	defer cancel()
-	info, err := e.facts(bounded, spec)
+	info, err := e.facts(ctx, spec)
 	if err != nil {
 		return node.Container{}, fmt.Errorf("create container %s: %w", spec.Name, err)
 	}
-	image, accounts, err := e.accounts.describe(bounded, spec.Image, e.bounds)
+	image, accounts, err := e.accounts.describe(ctx, spec.Image, e.bounds)
 	if err == nil {
 		err = checkImage(spec, image, accounts)
 	}
@@ -39,13 +37,15 @@ func (e *Engine) Create(ctx context.Context, spec node.ContainerSpec) (node.Cont
 	}
 	net := spec.Network
 	if net == "" {
-		net, err = e.defaultNetwork(bounded)
+		net, err = e.defaultNetwork(ctx)
 	}
 	if err != nil {
 		return node.Container{}, fmt.Errorf("create container %s: %w", spec.Name, err)
 	}
 	requests, visible := deviceRequests(info, spec.GPUs)
 	config, host := containerConfig(spec, visible), e.hostConfig(spec, info, net, requests)
+	bounded, cancel := context.WithTimeout(ctx, e.bounds.create) // without the time of waiting for another image
+	defer cancel()
 	for wait := 10 * time.Millisecond; ; wait = min(2*wait, time.Second) {
 		made, err := e.api.ContainerCreate(bounded, config, host, nil, nil, spec.Name)
 		if err == nil {
@@ -170,8 +170,8 @@ func (e *Engine) Unstarted(ctx context.Context, labels map[string]string) ([]nod
 // listAbreast is the number of containers that list inspects at a time.
 const listAbreast = 8
 
-// list inspects the containers that the engine's filters and the labels select. One bound holds for all inspections:
-// containers that do not answer delay the error, each by nothing of its own.
+// list inspects the containers that the engine's filters and the labels select. It fails when the first inspection
+// reaches its bound, and does not wait for others.
 func (e *Engine) list(ctx context.Context, labels map[string]string, want filters.Args) ([]node.Container, error) {
 	for k, v := range labels {
 		want.Add("label", k+"="+v)
@@ -184,9 +184,7 @@ func (e *Engine) list(ctx context.Context, labels map[string]string, want filter
 	}
 	found = slices.DeleteFunc(found, func(c container.Summary) bool { return len(c.Names) == 0 })
 	all := make([]node.Container, len(found))
-	looking, cancel := context.WithTimeout(ctx, e.bounds.call)
-	defer cancel()
-	looks, looking := errgroup.WithContext(looking)
+	looks, looking := errgroup.WithContext(ctx)
 	looks.SetLimit(listAbreast)
 	for i, summary := range found {
 		looks.Go(func() error {

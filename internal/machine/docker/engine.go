@@ -54,7 +54,7 @@ const callTimeout = 30 * time.Second
 type bounds struct {
 	// search is for the folders of outputs. A usual job takes some milliseconds for each mount and output.
 	search time.Duration
-	// accounts is for the accounts of one image, with the creation of a container.
+	// accounts is for reading the accounts of one image, once there is a container for it.
 	accounts time.Duration
 	// create is for a container. The engine copies the image's files into its volumes.
 	create time.Duration
