@@ -26,9 +26,12 @@ type (
 	Window = cluster.Window
 )
 
-// CompileConstraint checks a placement constraint. The error names the column and
-// the mistake, for the author of the constraint.
+// CompileConstraint checks the syntax and the types of a placement constraint. The error names
+// the column and the mistake, for the author of the constraint.
 func CompileConstraint(expr string) error { return cluster.CompileConstraint(expr) }
+
+// CheckConstraint is CompileConstraint for a new constraint, and refuses one that may take too long.
+func CheckConstraint(expr string) error { return cluster.CheckConstraint(expr) }
 
 // Rows of waiting jobs and of tenants.
 type (

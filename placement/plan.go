@@ -277,6 +277,7 @@ func (r *run) refuse(x *queue.Contender, e *queue.Entry, all bool) {
 	closed := c
 	if c.Choices != nil && !all {
 		closed = c.Choices[c.InForce]
+		r.snapshot.cluster.Settle(closed) // later jobs of this class see it closed, and read its machines
 	}
 	r.placer.Fail(closed)
 	x.Tried = true

@@ -16,10 +16,10 @@ import (
 // Bounds of one evaluation, in CEL's units (about one a step, some 0.1 µs). Constraints come from users and
 // run in the leader, once for each kind of machine, in a cluster of many labels once for each machine.
 const (
-	constraintCost = 10_000 // of a constraint that was accepted before the limit below
-	// constraintLimit bounds what a new constraint may cost on any machine: two loops over 64 labels, but no
-	// loop within a loop.
-	constraintLimit = 2_000
+	constraintCost = 10_000 // of any constraint: beyond it, an evaluation ends without a match
+	// constraintLimit bounds what a new constraint may cost by CEL's estimate. A loop over the labels within
+	// another one costs more.
+	constraintLimit = 5_000
 	manyLabels      = 64 // of a machine
 	longText        = 64 // bytes of a name, a label or its value
 )
@@ -70,10 +70,17 @@ var (
 // typeNames replaces type names in CEL's messages by variable names, which users know.
 var typeNames = strings.NewReplacer(celMachineType, "machine", celGPUType, "gpu")
 
-// CompileConstraint checks a placement constraint. The error names the column and the
-// mistake, for the author of the constraint.
+// CompileConstraint checks the syntax and the types of a placement constraint. The error names the column and
+// the mistake, for the author of the constraint.
 func CompileConstraint(expr string) error {
-	if _, err := compileConstraint(expr); err != nil {
+	_, err := compileConstraint(expr)
+	return err
+}
+
+// CheckConstraint is CompileConstraint for a new constraint, and refuses one that may take too long. The estimate
+// takes machines with 64 labels and texts of 64 bytes; longer literals in the constraint itself are not counted.
+func CheckConstraint(expr string) error {
+	if err := CompileConstraint(expr); err != nil {
 		return err
 	}
 	env, checked, err := checkConstraint(expr)
@@ -86,10 +93,14 @@ func CompileConstraint(expr string) error {
 	}
 	if cost.Max > constraintLimit {
 		return fmt.Errorf("the constraint takes up to %d steps on a machine with %d labels, at most %d are allowed: "+
-			"avoid a loop (all, exists) within a loop", cost.Max, manyLabels, constraintLimit)
+			"use fewer loops (all, exists, filter) and regular expressions (matches)", min(cost.Max, mostSteps), manyLabels,
+			constraintLimit)
 	}
 	return nil
 }
+
+// mostSteps is the greatest estimate that an error names: nested loops have absurd ones.
+const mostSteps = 1_000_000
 
 // sizes estimates the sizes of a machine's attributes.
 type sizes struct{}

@@ -14,9 +14,9 @@ func Roomy(r *Placer, c *cluster.Class) []string {
 	if !c.Gathers() || c.Members() == 1 {
 		return r.Groups(c)
 	}
+	r.cluster.Settle(c) // also of a cached answer: searches of the groups read the class's machines
 	m := r.memory.of(c)
 	if m.roomyAt != r.cluster.Shape {
-		r.cluster.Settle(c)
 		m.roomy = m.roomy[:0]
 		for _, group := range r.Groups(c) {
 			if roomy(r, c, group) {

@@ -135,18 +135,18 @@ func (c *Controller) admitPipeline(
 
 // Check returns every fault of a job that has its defaults.
 func Check(s spec.Job) []berth.FieldError {
-	return append(s.Validate(), checkOutside(s)...)
+	return append(s.Validate(), checkOutside(s, placement.CheckConstraint)...)
 }
 
 // CheckPipeline returns every fault of a pipeline that has its defaults.
 func CheckPipeline(p spec.Pipeline) []berth.FieldError {
-	return slices.Concat(p.Validate(), spec.UnknownNeeds(p.Needs), checkSteps(p))
+	return slices.Concat(p.Validate(), spec.UnknownNeeds(p.Needs), checkSteps(p, placement.CheckConstraint))
 }
 
 // checkSteps returns the faults of all steps, with the path of the step in each field.
-func checkSteps(p spec.Pipeline) (faults []berth.FieldError) {
+func checkSteps(p spec.Pipeline, constraint func(string) error) (faults []berth.FieldError) {
 	for path, step := range p.All() {
-		for _, f := range checkOutside(step) {
+		for _, f := range checkOutside(step, constraint) {
 			f.Field = spec.StepField(path) + "." + f.Field
 			faults = append(faults, f)
 		}
@@ -155,8 +155,8 @@ func checkSteps(p spec.Pipeline) (faults []berth.FieldError) {
 }
 
 // checkOutside finds the faults that a spec cannot know by itself: folders that
-// were not sent, jobs that were not looked up, constraints that do not compile.
-func checkOutside(s spec.Job) []berth.FieldError {
+// were not sent, jobs that were not looked up, constraints that the given check refuses.
+func checkOutside(s spec.Job, constraint func(string) error) []berth.FieldError {
 	faults := append(s.Unsent(), spec.UnknownNeeds(s.Needs)...)
 	if c := s.Checkpoint; c != nil && c.From != "" && s.Checkpoint.StartsFrom() == nil {
 		faults = append(faults, berth.FieldError{Field: "checkpoint.from",
@@ -164,7 +164,7 @@ func checkOutside(s spec.Job) []berth.FieldError {
 			Allowed: "a job's whole id, or the id and a step: JOB@STEP"})
 	}
 	if c := s.Placement.Constraint; c != "" {
-		if err := placement.CompileConstraint(c); err != nil {
+		if err := constraint(c); err != nil {
 			faults = append(faults, berth.FieldError{Field: "placement.constraint", Detail: err.Error(),
 				Allowed: `a CEL condition over machine and gpu, such as machine.labels.tier == "prod"`})
 		}

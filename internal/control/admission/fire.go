@@ -10,6 +10,7 @@ import (
 	"berth/db"
 	"berth/internal/control/calendar"
 	"berth/lifecycle"
+	"berth/placement"
 	"berth/spec"
 	"berth/wire"
 )
@@ -17,6 +18,10 @@ import (
 // CheckSchedule returns every fault of a schedule with its defaults, except faults
 // of its times.
 func CheckSchedule(s spec.Schedule) []berth.FieldError {
+	return checkSchedule(s, placement.CheckConstraint)
+}
+
+func checkSchedule(s spec.Schedule, constraint func(string) error) []berth.FieldError {
 	faults := s.Validate()
 	add := func(prefix string, more []berth.FieldError) {
 		for _, f := range more {
@@ -25,10 +30,10 @@ func CheckSchedule(s spec.Schedule) []berth.FieldError {
 		}
 	}
 	if s.Job != nil {
-		add("job.", checkOutside(*s.Job))
+		add("job.", checkOutside(*s.Job, constraint))
 	}
 	if s.Pipeline != nil {
-		add("pipeline.", checkSteps(*s.Pipeline))
+		add("pipeline.", checkSteps(*s.Pipeline, constraint))
 	}
 	return faults
 }
@@ -111,7 +116,8 @@ func unlessGone(err error) error {
 // refusal returns the reason for which a schedule's work would be refused, or nil. An error means
 // that neither is known.
 func (c *Controller) refusal(ctx context.Context, s wire.Schedule) (*berth.Reason, error) {
-	if faults := CheckSchedule(s.Schedule); len(faults) > 0 {
+	// The limit of a constraint's cost is for new ones: a schedule from before it goes on.
+	if faults := checkSchedule(s.Schedule, placement.CompileConstraint); len(faults) > 0 {
 		return lifecycle.WhyRefused(&berth.Error{Code: berth.CodeInvalid, Slug: berth.SlugInvalidSpec,
 			Message: "the job of the schedule is no longer valid", Fields: faults}), nil
 	}

@@ -47,3 +47,24 @@ func TestTheFormerTimesOfAChangedScheduleAreNotDecided(t *testing.T) {
 		t.Errorf("fires are %+v, %v", s.Fires, err)
 	}
 }
+
+// A limit for new constraints does not stop a schedule from before it.
+func TestAScheduleFiresWithAConstraintAboveTheLimit(t *testing.T) {
+	t.Parallel()
+	job := &spec.Job{Image: "busybox"}
+	job.Placement.Constraint = `machine.labels.all(a, machine.labels.exists(b, a + b != "x"))`
+	schedule := spec.Schedule{Name: "nightly", Cron: "0 3 * * *", Job: job}.WithDefaults()
+	if faults := admission.CheckSchedule(schedule); len(faults) != 1 || faults[0].Field != "job.placement.constraint" {
+		t.Errorf("a new schedule has the faults %+v, want the constraint", faults)
+	}
+	d := dbtest.DB(t, db.Options{})
+	c := admission.New(d, admission.Volumes{}, nil, nil, "")
+	made, err := d.Schedules.Apply(t.Context(), db.NewSchedule{Tenant: "default", Actor: "user:test", Spec: schedule})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := c.Fire(t.Context(), made.ID, time.Now().UTC().Truncate(24*time.Hour).Add(27*time.Hour))
+	if err != nil || r.Job == "" {
+		t.Errorf("the schedule made %+v, %v, want a job", r, err)
+	}
+}
