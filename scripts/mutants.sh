@@ -48,7 +48,7 @@ say() {
 
 fail() {
 	say "FAILED  $1: $2" "${3:-}"
-	: >"$work/failed/$1"
+	: >"$work/failed/${1//\//_}"
 }
 
 # mutate applies one patch to copies and writes the overlay.
@@ -79,7 +79,7 @@ one() {
 	name=$(basename "$patch" .patch)
 	dir=$work/$name log=$work/$name.log
 	read -r package tests < <(sed -n 's/^Test: //p' "$patch")
-	if [[ -e $work/failed/$package ]]; then
+	if [[ -e $work/failed/${package//\//_} ]]; then
 		return
 	fi
 	if ! mutate "$patch" "$dir" >"$log" 2>&1; then

@@ -15,7 +15,7 @@ import (
 	"berth/spec"
 )
 
-// fences gives the machine a deadman. The result ends it.
+// fences restarts the machine with a deadman. The result ends it.
 func (m *machine) fences() (end func()) {
 	m.s.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -31,7 +31,13 @@ func (m *machine) fences() (end func()) {
 		}
 	}
 	m.s.t.Cleanup(end)
+	m.until("the deadman answers", func() bool { _, err := deadman.Answer(deadman.Dir(m.cfg.StateDir)); return err == nil })
 	m.cfg.Fence = agent.Fence{After: time.Minute}
+	m.restart()
+	m.until("the server knows of the fence", func() bool {
+		got, err := m.s.db.Machines.Get(m.s.t.Context(), "", m.id)
+		return err == nil && got.Fence > 0
+	})
 	return end
 }
 
@@ -49,7 +55,6 @@ func TestAStartWithoutAnAnswerIsNoMemberThatNeverRan(t *testing.T) {
 			m := s.machine("m1")
 			m.cfg.Timing.EnginePatience = 10 * time.Millisecond
 			end := m.fences()
-			m.restart()
 			var silent atomic.Bool
 			var starts, asked atomic.Int32
 			silent.Store(true)
