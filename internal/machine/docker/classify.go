@@ -62,17 +62,30 @@ func classifyPull(ref string, err error) error {
 	return fmt.Errorf("pull image %s: %w: %w", ref, kind, err)
 }
 
-// badImage matches errors of runc and of the engine about an image that no engine can start: about a user that the
-// image names and does not have, and about a working folder, a volume or a mount behind a link that would have to be
-// created in a file system of the kernel. The path of the container's root ends with "merged" or an id. So a file
-// system of the host that has become read-only is no fault of the image.
+// brokenEngine matches errors of containerd and of the engine about a program of their own, such as runc, that is
+// missing or does not run. They read like errors about the job's command, and the machine is at fault.
+var brokenEngine = regexp.MustCompile(`(?i)` +
+	`unable to retrieve OCI runtime error|did not terminate succ?essfully|` +
+	`failed to start shim: |exec: "docker-init": `)
+
+// badImage matches errors of runc and of the engine about an image that no engine can start: about users that the image
+// names and does not have, about files of accounts that cannot be read, and about a working folder, a volume or a mount
+// behind a link that would have to be created in a file system of the kernel.
+//
+// A host with a read-only file system fails to create folders, too, and the image is not at fault. Most such errors
+// name other folders than /proc, /sys and /dev of the container. But for each container the engine creates /dev/shm,
+// /proc and the like in a layer of its own first. The path of this layer ends with "ID-init/merged" or "ID-init", and
+// the path of a container's root with "ID/merged" or with an ID of 64 digits. So a name with a hyphen does not match.
 var badImage = regexp.MustCompile(`(?i)` +
 	`uids and gids must be in range|` +
-	`unable to find (user|group) .*: (no matching entries in|.*is a directory(: unknown)?$)|` +
-	`unable to setup user: stat /dev/null: no such file|/dev/null inside container: .*is a directory|` +
+	`unable to find (user|group|groups for spec) .*: ` +
+	`(no matching entries in|.*is a directory(: unknown)?$|.*token too long(: unknown)?$)|` +
+	`setup user: (stat /dev/null: )?no such file|can't mask paths: open /dev/null: no such file|` +
+	`/dev/null inside container( caused)?: .*is a directory|` +
 	`cannot be mounted because it is (inside /proc|not of type proc)|` +
 	`change mount propagation through procfd: open o_path procfd: .*: no such file or directory|` +
-	`(container init: mkdir |mkdir \S*/(merged|[0-9a-f]{64}))/(proc|sys|dev)/[^:]*: ` +
+	`is on the top of rootfs|` +
+	`(container init( caused)?: mkdir(at)? |mkdir(at)? \S*/([^/\s-]+/merged|[0-9a-f]{64}))/(proc|sys|dev)/[^:]*: ` +
 	`(no such file or directory|not a directory|read-only file system|operation not permitted|permission denied)|` +
 	`cannot mount volume over existing file`)
 
@@ -97,6 +110,8 @@ func classifyStart(err error) error {
 	switch text := err.Error(); {
 	case badDevice.MatchString(text):
 		return fmt.Errorf("%w: %w", node.ErrDevice, err)
+	case brokenEngine.MatchString(text):
+		return err
 	case badImage.MatchString(text):
 		return fmt.Errorf("%w: %w", node.ErrBadImage, err)
 	case badCommand.MatchString(text):

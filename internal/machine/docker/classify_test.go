@@ -37,7 +37,17 @@ func TestF37PullMessagesOfOtherEngines(t *testing.T) {
 
 func TestStartMessagesNameTheCulprit(t *testing.T) {
 	t.Parallel()
-	const runc = `OCI runtime create failed: runc create failed: unable to start container process: `
+	const (
+		runc       = `OCI runtime create failed: runc create failed: unable to start container process: `
+		runc10     = `OCI runtime create failed: container_linux.go:380: starting container process caused: ` // up to 1.0
+		inInit     = runc + `error during container init: `
+		inInit10   = runc10 + `process_linux.go:545: container init caused: `
+		mountpoint = inInit + `error mounting "/state/ws" to rootfs at "/ws": create mountpoint for /ws mount: ` // since 1.1.14 and 1.2
+		id         = `33c8b42c9e0f4c5fa1d1d8f3f1b1f2a0c4d5e6f708192a3b4c5d6e7f8091a2b3`
+		layer      = `mkdir /var/lib/docker/overlay2/` + id + `-init/merged/` // created by the engine for each container
+		lost       = `OCI runtime create failed: unable to retrieve OCI runtime error (open /run/containerd/` + id +
+			`/log.json: no such file or directory): `
+	)
 	for text, want := range map[string]error{
 		`could not select device driver "nvidia" with capabilities: [[gpu]]`: node.ErrDevice,
 		runc + `error during container init: error running hook #0: exit status 1, stderr: Auto-detected mode as 'legacy'
@@ -61,6 +71,39 @@ nvidia-container-cli: device error: GPU-1: unknown device: unknown`: node.ErrDev
 		`evalSymlinksInScope: too many links in /var/lib/docker/x/merged/workspace`:                                                         node.ErrBadCommand,
 		runc + `mount: openat workspace: too many levels of symbolic links: unknown`:                                                        node.ErrBadCommand,
 		runc + `error setting rlimit type 7: operation not permitted: unknown`:                                                              nil,
+
+		`unable to find groups for spec app: read /x/merged/etc/group: is a directory`:     node.ErrBadImage,
+		`unable to find groups for spec app: read /x/merged/etc/group: input/output error`: nil,
+		`unable to find user app: bufio.Scanner: token too long`:                           node.ErrBadImage,
+
+		inInit10 + `mkdir /sys/x: read-only file system: unknown`:  node.ErrBadImage,
+		inInit10 + `mkdir /data/x: read-only file system: unknown`: nil,
+		inInit10 + `rootfs_linux.go:75: mounting "/state/ws" to rootfs at "/ws" caused: mkdir /x/` + id + `/merged/sys/x: read-only file system: unknown`: node.ErrBadImage,
+		inInit10 + `rootfs_linux.go:138: reopening /dev/null inside container caused: Failed to open /dev/null - open /dev/null: is a directory: unknown`: node.ErrBadImage,
+		runc10 + `setup user: no such file or directory: unknown`:                                                                            node.ErrBadImage,
+		runc + `unable to setup user: stat /dev/null: no such file or directory: unknown`:                                                    node.ErrBadImage,
+		inInit + `can't mask paths: open /dev/null: no such file or directory: unknown`:                                                      node.ErrBadImage,
+		mountpoint + `make mountpoint "/ws": mkdirat /var/lib/docker/rootfs/overlayfs/` + id + `/sys/x: read-only file system: unknown`:      node.ErrBadImage,
+		mountpoint + `make mountpoint "/ws": mkdirat /var/lib/docker/overlay2/` + id + `/merged/proc/x: no such file or directory: unknown`:  node.ErrBadImage,
+		mountpoint + `make mountpoint "/ws": mkdirat /var/lib/docker/overlay2/` + id + `/merged/dev/pts/x: operation not permitted: unknown`: node.ErrBadImage,
+		mountpoint + `make mountpoint "/ws": mkdirat /var/lib/docker/rootfs/overlayfs/` + id + `/ws: read-only file system: unknown`:         nil,
+		mountpoint + `make mountpoint "/ws": mkdirat /var/lib/docker/overlay2/` + id + `/merged/sys/x: no space left on device: unknown`:     nil,
+		mountpoint + `check proc-safety of /ws mount: "/x/merged/proc/1" cannot be mounted because it is inside /proc: unknown`:              node.ErrBadImage,
+		mountpoint + `mountpoint "/x/merged" is on the top of rootfs "/x/merged": unknown`:                                                   node.ErrBadImage,
+
+		layer + `dev/shm: permission denied`:                                            nil,
+		layer + `dev/pts: read-only file system`:                                        nil,
+		layer + `proc/x: operation not permitted`:                                       nil,
+		`mkdir /var/lib/docker/aufs/mnt/` + id + `-init/dev/shm: read-only file system`: nil,
+
+		lost + `exec: "runc": executable file not found in $PATH: unknown`:                                              nil,
+		lost + `fork/exec /usr/bin/runc: exec format error: unknown`:                                                    nil,
+		lost + `fork/exec /usr/bin/runc: permission denied: unknown`:                                                    nil,
+		lost + `runc did not terminate successfully: exit status 127: exec: "runc": no such file or directory: unknown`: nil,
+		`OCI runtime create failed: runc did not terminate sucessfully: exit status 1: chdir to cwd: unknown`:           nil,
+		`failed to start shim: exec: "containerd-shim": executable file not found in $PATH: unknown`:                    nil,
+		`exec: "docker-init": executable file not found in $PATH`:                                                       nil,
+		lost + `exec: "nvidia-container-runtime": executable file not found in $PATH: unknown`:                          node.ErrDevice,
 	} {
 		err := classifyStart(errors.New(text))
 		for _, kind := range []error{node.ErrDevice, node.ErrBadCommand, node.ErrBadImage} {
