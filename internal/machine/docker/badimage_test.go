@@ -66,12 +66,13 @@ func TestAnImageThatNoEngineCanStartIsAtFault(t *testing.T) {
 		early bool   // no container is created
 		says  string // "": the image starts
 	}{
-		"a name that it lacks":           {edit: user("ghost"), early: true, says: "USER ghost"},
+		"a name that it lacks":           {edit: user("ghost"), early: true, says: `USER "ghost"`},
 		"a number beyond 32 bits":        {edit: user("4294967296"), early: true, says: "from 0 to 2147483647"},
-		"a number that is negative":      {edit: user("-1"), early: true, says: "USER -1"},
-		"a number without end":           {edit: user(strings.Repeat("9", 30)), early: true, says: "USER 999"},
-		"a group that it lacks":          {edit: user("app:ghosts"), early: true, says: "group ghosts"},
-		"a group beyond 32 bits":         {edit: user("0:4294967296"), early: true, says: "group 4294967296"},
+		"a number that is negative":      {edit: user("-1"), early: true, says: `USER "-1"`},
+		"a number without end":           {edit: user(strings.Repeat("9", 30)), early: true, says: `USER "999`},
+		"a name after a space":           {edit: user(" root"), early: true, says: `user " root"`},
+		"a group that it lacks":          {edit: user("app:ghosts"), early: true, says: `group "ghosts"`},
+		"a group beyond 32 bits":         {edit: user("0:4294967296"), early: true, says: `group "4294967296"`},
 		"a number, and no accounts":      {edit: user("4294967296"), bare: true, says: "must be in range"},
 		"a name, and no accounts":        {edit: user("ghost"), bare: true, says: "unable to find user ghost"},
 		"a name that it has":             {edit: user("app:app")},
@@ -84,9 +85,12 @@ func TestAnImageThatNoEngineCanStartIsAtFault(t *testing.T) {
 		"a working folder in /dev/pts":   {edit: folder("/dev/pts/x"), says: "mkdir /dev/pts/x"},
 		"a working folder of the kernel": {edit: folder("/proc/sys")},
 		"a working folder in memory":     {edit: folder("/dev/shm/x")},
-		"a volume at /proc":              {edit: volume("/proc"), early: true, says: "VOLUME /proc"},
-		"a volume in /proc":              {edit: volume("/proc/./x"), early: true, says: "VOLUME /proc/x"},
-		"a volume at the root":           {edit: volume("/."), early: true, says: "VOLUME /"},
+		"a volume at /proc":              {edit: volume("/proc"), early: true, says: `VOLUME "/proc"`},
+		"a volume in /proc":              {edit: volume("/proc/./x"), early: true, says: `VOLUME "/proc/./x"`},
+		"a volume at the root":           {edit: volume("/."), early: true, says: `VOLUME "/."`},
+		"a relative volume at the root":  {edit: volume("."), early: true, says: `VOLUME "."`},
+		"a relative volume in /proc":     {edit: volume("proc/x"), early: true, says: `VOLUME "proc/x"`},
+		"a relative volume":              {edit: volume("data")},
 		"a volume in /sys":               {edit: volume("/sys/x"), says: "/sys/x"},
 		"a volume at /dev":               {edit: volume("/dev"), says: "/dev/null"},
 		"a volume at /dev/null":          {edit: volume("/dev/null"), says: "/dev/null"},
@@ -109,6 +113,32 @@ func TestAnImageThatNoEngineCanStartIsAtFault(t *testing.T) {
 			}
 			if _, err := m.Inspect(t.Context(), s.Name); c.early && !errors.Is(err, node.ErrNoContainer) {
 				t.Errorf("a container was created: %v", err)
+			}
+		})
+	}
+}
+
+// The engine itself reads the accounts of an image at the start. Those that it cannot read are the image's fault.
+func TestAnImageWhoseAccountsNoEngineReadsIsAtFault(t *testing.T) {
+	t.Parallel()
+	long := "long:x:5:5:" + strings.Repeat("a", 70_000) + ":/:/bin/sh\n"
+	for claim, c := range map[string]struct {
+		passwd, group string // paths of files
+		long          string // a further line of passwd
+		says          string
+	}{
+		"a folder of groups":   {passwd: "etc/passwd", group: "etc/group/x", says: "unable to find groups for spec app"},
+		"a folder of users":    {passwd: "etc/passwd/x", group: "etc/group", says: "unable to find user app"},
+		"a line beyond 64 KiB": {passwd: "etc/passwd", group: "etc/group", long: long, says: "token too long"},
+	} {
+		t.Run(claim, func(t *testing.T) {
+			t.Parallel()
+			files := map[string]string{c.passwd: c.long + accountsOf["etc/passwd"], c.group: accountsOf["etc/group"]}
+			m := newMachine(t, "", docker.Options{})
+			m.image = imageWith(t, files, nil, func(c *v1.Config) { c.User = "app" })
+			if err := m.start(m.spec("echo", "hello")); !errors.Is(err, node.ErrBadImage) ||
+				!strings.Contains(err.Error(), c.says) {
+				t.Errorf("%v, want %q", err, c.says)
 			}
 		})
 	}

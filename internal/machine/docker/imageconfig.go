@@ -14,7 +14,8 @@ import (
 	"berth/activities/node"
 )
 
-// imageConfig is the part of an image's configuration with which a container may be unable to start.
+// imageConfig holds the settings of an image that apply to a container unless the job replaces them, and that can keep
+// the container from starting.
 type imageConfig struct {
 	user    string
 	volumes map[string]struct{}
@@ -35,7 +36,8 @@ func (c imageConfig) root() bool {
 }
 
 // withoutCopies returns mounts in place of the image's volumes, into which the engine would copy the image's files. The
-// container does not start, so the files are read as the image has them.
+// container does not start, so the files are read as the image has them. For a relative volume the engine copies them
+// all the same: it compares the text of the paths, and a mount must have an absolute one.
 func (c imageConfig) withoutCopies() []mount.Mount {
 	targets := map[string]bool{}
 	for v := range c.volumes {
@@ -61,7 +63,7 @@ func checkImage(s node.ContainerSpec, c imageConfig, known node.Accounts) error 
 	if s.User == "" {
 		user, group, _ := strings.Cut(c.user, ":")
 		group, _, _ = strings.Cut(group, ":") // the engine ignores further fields
-		const neither = "USER %s of the image: %s %s is neither a name in its %s nor a number from 0 to %d: %w"
+		const neither = "USER %q of the image: %s %q is neither a name in its %s nor a number from 0 to %d: %w"
 		if !names(known.Passwd, user) {
 			return fmt.Errorf(neither, c.user, "user", user, "/etc/passwd", greatestUser, node.ErrBadImage)
 		}
@@ -70,13 +72,13 @@ func checkImage(s node.ContainerSpec, c imageConfig, known node.Accounts) error 
 		}
 	}
 	for v := range c.volumes {
-		at := path.Clean(v)
+		at := path.Join("/", v) // the engine accepts a relative volume, and runc takes it from the root
 		if slices.ContainsFunc(s.Mounts, func(m node.Mount) bool { return path.Clean(m.Target) == at }) {
 			continue
 		}
 		if at == "/" || inside(at, "/proc") {
-			return fmt.Errorf("VOLUME %s of the image: allowed are folders other than / and those in /proc: %w", at,
-				node.ErrBadImage)
+			return fmt.Errorf("VOLUME %q of the image: %s cannot be a volume, allowed are folders other than / that "+
+				"are not in /proc: %w", v, at, node.ErrBadImage)
 		}
 	}
 	return nil
