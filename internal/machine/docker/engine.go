@@ -49,8 +49,9 @@ type Options struct {
 // so that a frozen engine is noticed as an error instead of a hang.
 const callTimeout = 30 * time.Second
 
-// bounds are the bounds of the calls for which a member holds one of the agent's turns, and of the list of containers.
-// An engine that answers none of them delays other members, and does not stop them.
+// bounds limits how long the engine may take to answer: for the list of containers, and for the calls during which a
+// member occupies one of the few turns that the agent grants at a time. Without limits, an engine that never answers
+// these calls would keep all other members from starting. With them, the other members only wait longer.
 type bounds struct {
 	// search is for the folders of outputs. A usual job takes some milliseconds for each mount and output.
 	search time.Duration

@@ -34,22 +34,23 @@ func (e *Engine) Wait(ctx context.Context, name string) (node.Container, error) 
 // killed is the exit code of a process that was ended by SIGKILL.
 const killed = 128 + 9
 
-// lateOOM bounds the wait for the engine's word on a process that SIGKILL ended. A busy machine
-// took longer than 250 ms; nothing else waits for the end of a container that nobody explains.
+// lateOOM is the longest wait for the engine's report that a process ended by SIGKILL had exceeded its
+// memory limit. A busy machine took longer than 250 ms. Only a container whose end has no known cause
+// waits, and it delays nothing else.
 const lateOOM = 3 * time.Second
 
-// kernelLog tells of processes that the kernel killed for the memory limit of a control group.
+// kernelLog reports whether the kernel has killed a process because its control group reached the memory limit.
 type kernelLog interface {
 	OutOfMemory(group string) (bool, error)
 }
 
 // postMortem asks for details of a bad end.
 //
-// The engine learns of a process that was killed for memory on another way than of the exit. If the
-// exit arrives first, as on a busy machine, or if a child was killed, the flag on the container
-// stays false permanently. The engine's event comes later, or never if the process ended while the
-// engine still began to watch it. The kernel's log is written before the process dies, but leaves
-// messages out when there are many, and takes root. So either is believed.
+// The engine receives the exit and the end for lack of memory separately. If the exit arrives first,
+// as on a busy machine, or if a child was killed, the flag on the container stays false permanently.
+// The engine's event comes later, or never if the process ended before the engine watched it. The
+// kernel's log is written before the process dies, but omits messages when there are many, and only
+// root can read it. So one of the two is enough.
 //
 // Only the engine knows which containers got a signal: an engine that shuts down stops its
 // containers first, and then their ends look like any other. A missing answer is an error here,
