@@ -76,18 +76,27 @@ const busyKernel = 0.9
 //
 // The first kind with a name decides. Further kinds with the same name turn likely into sure. One
 // with another name turns sure into likely, and likely into unsure; so do step and stopped if they
-// differ. Wait is too weak to lower sure. Missing evidence lowers sure to likely; with the evidence
-// of one member, or of less than half the gang, no member is named. Of two members that differ by cpu
-// or wait alone, each is as odd as the other.
+// differ. Wait is too weak to lower sure. Of two members that differ by cpu or wait alone, each is as
+// odd as the other.
+//
+// Missing evidence lowers sure to likely; with the evidence of less than half the gang, no member is
+// named. With the evidence of one member there is no other to compare it with: only stopped and blocked
+// name it, in a gang of one and in a pair.
 //
 // NameOdd is pure. The order of the list is of no consequence.
-func NameOdd(list []HangEvidence, members int) OddMember {
+func NameOdd(list []HangEvidence, members int) OddMember { return withMissing(nameOdd(list, members)) }
+
+// nameOdd is NameOdd before missing evidence lowers the confidence. The answer counts the members without
+// evidence, and its text does not mention them.
+func nameOdd(list []HangEvidence, members int) OddMember {
 	list = slices.Clone(list)
 	slices.SortFunc(list, func(a, b HangEvidence) int { return a.Rank - b.Rank })
 	missing := max(members-len(list), 0)
-	if len(list) < 2 || 2*len(list) < members {
-		return OddMember{Confidence: Unsure, Missing: missing,
-			Detail: fmt.Sprintf("evidence of %d of %d members arrived", len(list), members)}
+	switch {
+	case len(list) == 0 || 2*len(list) < members:
+		return tooLittle(list, members)
+	case len(list) == 1:
+		return oddAlone(list, members)
 	}
 	var found []OddMember
 	for _, by := range []func([]HangEvidence) *OddMember{
@@ -116,21 +125,54 @@ func NameOdd(list []HangEvidence, members int) OddMember {
 				Detail: fmt.Sprintf("member %d: %s; member %d: %s", *first.Rank, first.Detail, *o.Rank, o.Detail)}
 		}
 		first.Confidence = Likely
-		return withMissing(first)
+		return first
 	}
 	if agrees {
 		first.Confidence = Sure
 	}
-	return withMissing(first)
+	return first
 }
 
-// withMissing lowers the confidence of an answer without the evidence of some members.
-func withMissing(o OddMember) OddMember {
-	if o.Missing > 0 {
-		o.Confidence = Likely
-		o.Detail += fmt.Sprintf("; no evidence of %d members", o.Missing)
+// oddAlone judges the only member with evidence by its own signs, a stopped or a blocked process.
+func oddAlone(list []HangEvidence, members int) OddMember {
+	for _, by := range []func([]HangEvidence) *OddMember{oddStopped, oddBlocked} {
+		if o := by(list); o != nil {
+			o.Missing = max(members-1, 0)
+			return *o
+		}
 	}
+	if members > 1 {
+		return tooLittle(list, members)
+	}
+	return OddMember{Confidence: Unsure, Detail: fmt.Sprintf("member %d is alone and shows no sign of its own",
+		list[0].Rank)}
+}
+
+// tooLittle is the answer if the evidence of too few members arrived.
+func tooLittle(list []HangEvidence, members int) OddMember {
+	return OddMember{Confidence: Unsure, Missing: max(members-len(list), 0),
+		Detail: fmt.Sprintf("evidence of %d of %s arrived", len(list), countMembers(members))}
+}
+
+// withMissing lowers the confidence of an answer without the evidence of some members, and counts these in the
+// text. An answer that names no member and has no candidates stays as it is.
+func withMissing(o OddMember) OddMember {
+	if o.Missing == 0 || o.Rank == nil && len(o.Candidates) == 0 {
+		return o
+	}
+	if o.Confidence == Sure {
+		o.Confidence = Likely
+	}
+	o.Detail += "; no evidence of " + countMembers(o.Missing)
 	return o
+}
+
+// countMembers returns a number of members for a text: "1 member", "2 members".
+func countMembers(n int) string {
+	if n == 1 {
+		return "1 member"
+	}
+	return fmt.Sprintf("%d members", n)
 }
 
 // named returns the answer that names the i-th member of a list.

@@ -1,7 +1,6 @@
 package failure
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 )
@@ -14,7 +13,8 @@ type HungGroup struct {
 }
 
 // NameOddOf returns the member of a gang that differs from the others of its group: members of unlike groups
-// differ in any case. A group of one is judged by its own signs alone, a stopped or a blocked process.
+// differ in any case. The answer of each group is that of NameOdd, so a group of one is judged by its own signs
+// alone, a stopped or a blocked process.
 //
 //	names of the groups                          the answer
 //	one                                          this name
@@ -22,17 +22,24 @@ type HungGroup struct {
 //	several otherwise                            unsure, with all of them as candidates
 //	none                                         unsure
 //
-// NameOddOf is pure. Evidence that is missing in any group lowers sure to likely.
+// NameOddOf is pure. Evidence that is missing in any group lowers sure to likely, only after the names of the
+// groups were compared.
 func NameOddOf(groups []HungGroup) OddMember {
-	if len(groups) == 1 {
+	if len(groups) == 1 && groups[0].Name == "" {
 		return NameOdd(groups[0].List, groups[0].Members)
 	}
+	return withMissing(nameOddOf(groups))
+}
+
+// nameOddOf is NameOddOf before missing evidence lowers the confidence.
+func nameOddOf(groups []HungGroup) OddMember {
 	var names []OddMember
 	var details []string
 	missing := 0
 	for _, g := range groups {
-		o := g.odd()
+		o := nameOdd(g.List, g.Members)
 		missing += o.Missing
+		details = append(details, "group "+g.Name+": "+o.Detail)
 		switch {
 		case o.Rank != nil:
 			o.Detail += " (group " + g.Name + ")"
@@ -43,7 +50,6 @@ func NameOddOf(groups []HungGroup) OddMember {
 			first.Confidence, second.Confidence = Likely, Likely
 			names = append(names, first, second)
 		}
-		details = append(details, "group "+g.Name+": "+o.Detail)
 	}
 	if len(names) == 0 {
 		return OddMember{Confidence: Unsure, Missing: missing, Detail: strings.Join(details, "; ")}
@@ -52,11 +58,11 @@ func NameOddOf(groups []HungGroup) OddMember {
 	first := names[0]
 	first.Missing = missing
 	if len(names) == 1 {
-		return withMissing(first)
+		return first
 	}
 	if first.Confidence == Sure && names[1].Confidence != Sure {
 		first.Confidence = Likely
-		return withMissing(first)
+		return first
 	}
 	o := OddMember{Confidence: Unsure, Missing: missing, Detail: strings.Join(details, "; ")}
 	for _, n := range names {
@@ -67,21 +73,3 @@ func NameOddOf(groups []HungGroup) OddMember {
 
 // rankOf orders degrees of confidence, the highest first.
 func rankOf(c Confidence) int { return slices.Index([]Confidence{Sure, Likely, Unsure}, c) }
-
-// odd returns the odd member of one group. The missing evidence is counted in the answer, and lowers its
-// confidence in NameOddOf.
-func (g HungGroup) odd() OddMember {
-	if g.Members > 1 {
-		return NameOdd(g.List, g.Members)
-	}
-	if len(g.List) == 0 {
-		return OddMember{Confidence: Unsure, Missing: g.Members, Detail: "no evidence arrived"}
-	}
-	for _, by := range []func([]HangEvidence) *OddMember{oddStopped, oddBlocked} {
-		if o := by(g.List); o != nil {
-			return *o
-		}
-	}
-	return OddMember{Confidence: Unsure, Detail: fmt.Sprintf("member %d is alone and shows no sign of its own",
-		g.List[0].Rank)}
-}

@@ -50,6 +50,18 @@ func (h hung) evidence(rank int) failure.HangEvidence {
 	return e
 }
 
+// answer is the short form of an answer in the cases below: "2 sure step", "unsure [2 1]" or "unsure".
+func answer(o failure.OddMember) string {
+	switch {
+	case o.Rank != nil:
+		return fmt.Sprintf("%d %s %s", *o.Rank, o.Confidence, o.By)
+	case len(o.Candidates) > 0:
+		return fmt.Sprintf("%s %v", o.Confidence, o.Candidates)
+	default:
+		return string(o.Confidence)
+	}
+}
+
 func TestTheOddMemberIsNamedOrNobody(t *testing.T) {
 	t.Parallel()
 	spin, sleep := hung{cpu: 1}, hung{cpu: 0}
@@ -112,10 +124,16 @@ func TestTheOddMemberIsNamedOrNobody(t *testing.T) {
 		{"one is behind, another one sleeps in a timer", []hung{{step: 17, wait: "futex_wait"}, {step: 17, wait: "hrtimer_nanosleep"}, {step: 16, wait: "futex_wait"}}, 0, "2 sure step", ""},
 		{"the function of one is hidden", []hung{{wait: "a"}, {wait: "a"}, {}}, 0, "unsure", ""},
 		// With evidence missing.
-		{"one of four is missing", []hung{spin, {state: "T"}, spin}, 4, "1 likely stopped", "no evidence of 1 members"},
-		{"half is missing", []hung{spin, {state: "T"}}, 4, "1 likely stopped", ""},
+		{"one of four is missing", []hung{spin, {state: "T"}, spin}, 4, "1 likely stopped", "(python) is stopped; no evidence of 1 member"},
+		{"one of five is missing, and two names", []hung{{step: 17, cpu: 1}, {step: 17, state: "T"}, {step: 16, cpu: 1}, {step: 17, cpu: 1}}, 5, "unsure [2 1]", "is stopped; no evidence of 1 member"},
+		{"half is missing", []hung{spin, {state: "T"}}, 4, "1 likely stopped", "; no evidence of 2 members"},
 		{"more than half is missing", []hung{spin, {state: "T"}}, 5, "unsure", "evidence of 2 of 5 members arrived"},
-		{"all but one are missing", []hung{{state: "T"}}, 2, "unsure", "evidence of 1 of 2"},
+		{"the peer of a stopped one is missing", []hung{{state: "T"}}, 2, "0 likely stopped", "is stopped; no evidence of 1 member"},
+		{"the peer of a blocked one is missing", []hung{{state: "D"}}, 2, "0 likely blocked", "no evidence of 1 member"},
+		{"the peer of a sleeper is missing", []hung{sleep}, 2, "unsure", "evidence of 1 of 2 members arrived"},
+		{"all but one of three are missing", []hung{{state: "T"}}, 3, "unsure", "evidence of 1 of 3 members arrived"},
+		{"the last one is stopped", []hung{{state: "T"}}, 1, "0 sure stopped", ""},
+		{"the last one sleeps", []hung{sleep}, 1, "unsure", "member 0 is alone and shows no sign of its own"},
 		{"none has arrived", nil, 3, "unsure", "evidence of 0 of 3"},
 	} {
 		var list []failure.HangEvidence
@@ -125,12 +143,7 @@ func TestTheOddMemberIsNamedOrNobody(t *testing.T) {
 		members := max(c.of, len(list))
 		for range 3 { // in any order
 			got := failure.NameOdd(list, members)
-			name := string(got.Confidence)
-			if got.Rank != nil {
-				name = fmt.Sprintf("%d %s %s", *got.Rank, got.Confidence, got.By)
-			} else if len(got.Candidates) > 0 {
-				name += " " + fmt.Sprint(got.Candidates)
-			}
+			name := answer(got)
 			if name != c.want || !strings.Contains(got.Text(), c.says) || got.Missing != members-len(list) {
 				t.Errorf("%s: got %q (%s), want %q with %q", c.claim, name, got.Text(), c.want, c.says)
 			}
@@ -234,24 +247,82 @@ func TestUnlikeMembersAreComparedWithinTheirGroup(t *testing.T) {
 		{"three alone", []hung{spin, sleep, spin}, []int{1, 1, 1}, "unsure", "member 2 is alone"},
 	} {
 		got := inGroups(gangHung(c.members...), c.sizes...).Odd()
-		name := string(got.Confidence)
-		if got.Rank != nil {
-			name = fmt.Sprintf("%d %s %s", *got.Rank, got.Confidence, got.By)
-		} else if len(got.Candidates) > 0 {
-			name += " " + fmt.Sprint(got.Candidates)
-		}
+		name := answer(*got)
 		if name != c.want || !strings.Contains(got.Text(), c.says) {
 			t.Errorf("%s: got %q (%s), want %q with %q", c.claim, name, got.Text(), c.want, c.says)
 		}
 	}
-	missing := inGroups(gangHung(stopped, spin, spin, spin, spin), 1, 4)
-	missing.Ranks[2].Hang, missing.Ranks[3].Hang, missing.Ranks[4].Hang = nil, nil, nil
-	if o := missing.Odd(); o.Confidence != failure.Likely || *o.Rank != 0 || o.Missing != 3 {
-		t.Errorf("with evidence of one of four workers: %+v", o)
+}
+
+// Missing evidence lowers the confidence only after the names of the groups were compared, and the text counts the
+// members without evidence once.
+func TestMissingEvidenceOfAGroupIsCountedOnce(t *testing.T) {
+	t.Parallel()
+	spin, sleep, stopped := hung{cpu: 1}, hung{cpu: 0}, hung{state: "T"}
+	for _, c := range []struct {
+		claim   string
+		members []hung
+		sizes   []int
+		without []int // members that sent no evidence
+		want    string
+		text    string // "": not compared
+	}{
+		{"one of one group", []hung{sleep, spin, spin, sleep, spin}, []int{1, 4}, []int{1}, "3 likely cpu",
+			"member 3 likely holds up the others: it sleeps, the others use the CPU (group g1); no evidence of 1 member"},
+		{"one of each group", []hung{spin, spin, spin, spin, spin, sleep, spin}, []int{3, 4}, []int{0, 3}, "5 likely cpu",
+			"member 5 likely holds up the others: it sleeps, the others use the CPU (group g1); no evidence of 2 members"},
+		{"nothing is missing", []hung{stopped, spin, spin, spin, spin, spin, sleep}, []int{4, 3}, nil, "0 likely stopped",
+			"member 0 likely holds up the others: its process 100 (python) is stopped (group g0)"},
+		{"one of the group of the sure one", []hung{stopped, spin, spin, spin, spin, spin, sleep}, []int{4, 3}, []int{1}, "0 likely stopped",
+			"member 0 likely holds up the others: its process 100 (python) is stopped (group g0); no evidence of 1 member"},
+		{"one of the group of the other one", []hung{stopped, spin, spin, spin, spin, spin, spin, sleep}, []int{4, 4}, []int{4}, "0 likely stopped", ""},
+		{"several names", []hung{spin, sleep, spin, spin, sleep, spin, spin}, []int{3, 4}, []int{6}, "unsure [1 4]",
+			"no member can be named: group g0: it sleeps, the others use the CPU; group g1: it sleeps, the others use the CPU; no evidence of 1 member"},
+		{"no name", []hung{spin, spin, spin, spin, spin}, []int{1, 4}, []int{1}, "unsure",
+			"no member can be named: group g0: member 0 is alone and shows no sign of its own; group g1: the members look alike: all use the CPU"},
+		{"three of four workers", []hung{stopped, spin, spin, spin, spin}, []int{1, 4}, []int{2, 3, 4}, "0 likely stopped", ""},
+		{"three of four workers and the head", []hung{stopped, spin, spin, spin, spin}, []int{1, 4}, []int{0, 2, 3, 4}, "unsure",
+			"no member can be named: group g0: evidence of 0 of 1 member arrived; group g1: evidence of 1 of 4 members arrived"},
+		{"one of a pair, the other one is stopped", []hung{spin, stopped, spin}, []int{1, 2}, []int{2}, "1 likely stopped", ""},
+	} {
+		e := inGroups(gangHung(c.members...), c.sizes...)
+		for _, rank := range c.without {
+			e.Ranks[rank].Hang = nil
+		}
+		got := e.Odd()
+		if answer(*got) != c.want || c.text != "" && got.Text() != c.text || got.Missing != len(c.without) {
+			t.Errorf("%s: got %q (%s), %d missing, want %q (%s)", c.claim, answer(*got), got.Text(), got.Missing, c.want, c.text)
+		}
 	}
-	missing.Ranks[0].Hang = nil
-	if o := missing.Odd(); o.Rank != nil || o.Missing != 4 || !strings.Contains(o.Text(), "evidence of 1 of 4 members arrived") {
-		t.Errorf("without evidence of the head: %+v", o)
+}
+
+// A group whose peers are done is judged as before: its only member by its own signs.
+func TestTheLastGroupOfAGangIsStillAGroup(t *testing.T) {
+	t.Parallel()
+	spin, sleep, stopped, disk := hung{cpu: 1}, hung{cpu: 0}, hung{state: "T"}, hung{state: "D"}
+	for _, c := range []struct {
+		claim   string
+		members []hung
+		sizes   []int
+		done    []int
+		want    string
+		says    string
+	}{
+		{"the head is stopped", []hung{stopped, spin, spin}, []int{1, 2}, []int{1, 2}, "0 sure stopped", "is stopped (group g0)"},
+		{"the head waits for a disk", []hung{disk, spin, spin}, []int{1, 2}, []int{1, 2}, "0 likely blocked", "(group g0)"},
+		{"the head sleeps", []hung{sleep, spin, spin}, []int{1, 2}, []int{1, 2}, "unsure", "group g0: member 0 is alone"},
+		{"a worker sleeps", []hung{spin, spin, sleep, spin}, []int{1, 3}, []int{0}, "2 likely cpu", "(group g1)"},
+		{"two workers are odd", []hung{spin, {step: 17, state: "T"}, {step: 16, cpu: 1}, {step: 17, cpu: 1}}, []int{1, 3}, []int{0}, "unsure [2 1]", "group g1: member 2: it is at step 16"},
+		{"the last one of a gang without groups is stopped", []hung{spin, stopped}, []int{}, []int{0}, "1 sure stopped", ""},
+	} {
+		e := inGroups(gangHung(c.members...), c.sizes...)
+		for _, rank := range c.done {
+			e.Ranks[rank].Exit, e.Ranks[rank].Hang = exited(0), nil
+		}
+		got := e.Odd()
+		if answer(*got) != c.want || !strings.Contains(got.Text(), c.says) || got.Missing != 0 {
+			t.Errorf("%s: got %q (%s), want %q with %q", c.claim, answer(*got), got.Text(), c.want, c.says)
+		}
 	}
 }
 
