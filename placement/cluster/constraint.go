@@ -93,8 +93,8 @@ func CheckConstraint(expr string) error {
 	}
 	if cost.Max > constraintLimit {
 		return fmt.Errorf("the constraint takes up to %d steps on a machine with %d labels, at most %d are allowed: "+
-			"use fewer loops (all, exists, filter) and regular expressions (matches)", min(cost.Max, mostSteps), manyLabels,
-			constraintLimit)
+			"use fewer loops (all, exists, filter) and regular expressions (matches)", min(cost.Max, mostSteps),
+			manyLabels, constraintLimit)
 	}
 	return nil
 }
