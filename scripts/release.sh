@@ -149,7 +149,7 @@ for arch in "${archs[@]}"; do
 done
 
 # The Helm chart of the control plane, whose image has the version of the release.
-cp -rL deploy/chart/berthd "$work/tree/berthd" # with the alerting rules, which are a link
+cp -r deploy/chart/berthd "$work/tree/berthd"
 cp LICENSE "$work/tree/berthd/"
 sed -i "s/^version: .*/version: $version/; s/^appVersion: .*/appVersion: \"$version\"/" "$work/tree/berthd/Chart.yaml"
 archive "berthd-$version.tgz" "$work/tree/berthd"

@@ -54,3 +54,15 @@ func TestTheSettingsOfTheChartAreValid(t *testing.T) {
 		}
 	}
 }
+
+// TestTheChartHasTheAlertingRules compares the chart's copy of the rules, which Helm reads from the folder of the chart.
+func TestTheChartHasTheAlertingRules(t *testing.T) {
+	t.Parallel()
+	rules, err := os.ReadFile("../../deploy/prometheus/berth.rules.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if chart, err := os.ReadFile("../../deploy/chart/berthd/files/berth.rules.yaml"); err != nil || !bytes.Equal(chart, rules) {
+		t.Errorf("the alerting rules of the chart differ from deploy/prometheus/berth.rules.yaml, copy them again: %v", err)
+	}
+}
