@@ -99,7 +99,7 @@ func devicesOf(c *cluster.Class, n *cluster.Node, allowed uint64) int {
 }
 
 // PlacesOn returns the number of members for which a machine has free capacity, at most the members of a
-// job. Shares of different tenants are not told apart, so it may be too many.
+// job. It does not distinguish shares of different tenants, so it may be too many.
 func PlacesOn(c *cluster.Class, n *cluster.Node, allowed uint64) int {
 	return membersIn(c, n.Free, freeDevicesOf(c, n, allowed))
 }

@@ -56,7 +56,7 @@ func (d *dead) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// The engine may tell of a process that was killed for memory after its exit, or never.
+// The engine may report a kill for memory after the exit, or never.
 func TestMemoryKillsAreKnownWhoeverTellsOfThem(t *testing.T) {
 	t.Parallel()
 	const oom, kill = `{"Type":"container","Action":"oom"}`, `{"Type":"container","Action":"kill","Actor":{"Attributes":{"signal":"9"}}}`

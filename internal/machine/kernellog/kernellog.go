@@ -108,7 +108,7 @@ func outOfMemory(group string, read func([]byte) (int, error)) (bool, error) {
 	}
 }
 
-// names reports whether a message of the kernel tells of a process that was killed for the limit of
+// names reports whether a message of the kernel is about a process that was killed for the limit of
 // a control group, such as
 //
 //	oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=…,mems_allowed=0,
