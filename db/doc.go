@@ -55,21 +55,21 @@
 //
 // # Locks
 //
-// The one rule to know is the lock order, everywhere: leases, schedules, jobs, allocations by
-// id, maintenance by id, machines by id, pools, gpu_devices by machine and index, machine_caches
-// and machine_leases by machine id, maintenance_machines, nominations, uploads by tenant and
-// address, secrets, tenants by id, job_sessions. Burst_policies by tenant come before launches. Launches come
-// after allocations and before join_tokens, and both before machines. Spend by tenant and day comes after
-// everything but pool_spend by pool and day, which follows it, pruned_spend, and breakers, which come last. A
-// transaction settles one launch, since the next one's spend would come after this one's pool_spend. The advisory
-// lock of an offering comes after launches and before join_tokens.
-// The row of cluster comes after leases, and tenant_uids come after it and before tenants.
-// After machines come tokens by id, and then machine_keys. A renewal locks its key alone, and touches no
-// token that another transaction has locked.
+// The one rule to know is the lock order, everywhere: leases, schedules, jobs, allocations by id, maintenance by
+// id, machines by id, pools, gpu_devices by machine and index, machine_caches and machine_leases by machine id,
+// maintenance_machines, nominations, uploads by tenant and address, secrets, tenants by id, job_sessions.
+// Burst_policies by tenant come before launches. Launches come after allocations and before join_tokens, and both
+// before machines. Last of all come spend by tenant and day, pool_spend by pool and day, pruned_spend, and
+// breakers, in this order. A transaction settles only one launch, since it would lock the spend of a second
+// launch after the pool_spend of the first. The advisory lock of an offering comes after launches and before
+// join_tokens. The row of cluster comes after leases, and tenant_uids come after it and before tenants. After
+// machines come tokens by id, and then machine_keys. A renewal locks its key alone, and touches no token that
+// another transaction has locked.
 //
 // Of jobs, first pipelines and arrays by id, and then the other ones by id: a parent comes
 // before its elements, also where its id is the higher one.
 //
-// Rows are locked with SELECT ... ORDER BY ... FOR NO KEY UPDATE before they are written. One
-// query out of order is no error, only a hundredfold slowdown and deadlocks.
+// Rows are locked with SELECT ... ORDER BY ... FOR NO KEY UPDATE before they are written. A
+// query that locks in another order raises no error by itself. It causes deadlocks, and makes
+// transactions about a hundred times slower.
 package db

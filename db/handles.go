@@ -13,9 +13,9 @@ import (
 	"berth"
 )
 
-// A handle is the end of a job's id, the short form that people read and type: at least
-// minHandle characters, and as many more as no other job of the database, live or archived,
-// has in common. Handles are computed when a job is read and are not stored.
+// A handle is the end of a job's id, the short form that people read and type. It has at least
+// minHandle characters, and as many more as are needed to differ from all other jobs of the
+// database, live or archived. Handles are computed when a job is read and are not stored.
 //
 //	id       019ab3c4-0f2e-7c11-9b1d-5e02c7d3f9a2
 //	handle                                  d3f9a2, or 7d3f9a2 once another id ends in d3f9a2

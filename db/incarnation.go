@@ -15,13 +15,13 @@ import (
 // tail could have used.
 const idLeap = 10_000_000
 
-// Incarnate detects that the database now runs on another server: a backup was restored into
-// a new one, or a standby was promoted, which may have lost the newest rows. Ids of
-// allocations and the leader's terms then leap, so that no number of the lost tail is ever
-// given again: a container, a report or a leader of that time matches no new row. Live
-// at_most_one jobs are held, since a forgotten attempt may still run somewhere and only an
-// operator can find out, and every agent has to register again. leapt reports that this has
-// just happened. Every leader calls Incarnate when it takes the lead.
+// Incarnate detects that the database now runs on another server: a backup was restored into a
+// new one, or a standby was promoted, which may have lost the newest rows. Ids of allocations
+// and the leader's terms then skip ahead (leap), so that no number from the lost rows is used
+// again: a container, a report or a leader of that time matches no new row. Live at_most_one
+// jobs are held, since a forgotten attempt may still run somewhere and only an operator can
+// find out, and every agent has to register again. leapt reports that this has just happened.
+// Every leader calls Incarnate when it takes the lead.
 //
 // A backup that was restored into the same server, or a copy of its files, keeps the server's
 // identity. Watermarks detect these cases; see Leap.

@@ -17,13 +17,14 @@ const PoisonMinutes = 10
 // settlement of later attempts counts the attempts with this rule.
 const RuleRequeue = "time_limit_requeue"
 
-// CheckMachines is the number of machines that one job may close by failing the operator's check
-// before its start, in attempts that follow one another. From then on the job is the better
-// explanation: it is charged, and closes no further machine.
+// CheckMachines is the number of machines that one job may take out of service by failing the
+// operator's check before its start, in consecutive attempts. After that, the job is the more
+// likely cause: further failures are charged to the job, and take no machine out of service.
 const CheckMachines = 2
 
 // RuleCheckFailed and RuleCheckFailedAgain are the names of the rules for a failed check before
-// the start. Attempts that end by another rule end the row that CheckMachines bounds.
+// the start. An attempt that ends by another rule ends the series of attempts that
+// CheckMachines bounds.
 const (
 	RuleCheckFailed      = "check_failed"
 	RuleCheckFailedAgain = "check_failed_again"

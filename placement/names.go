@@ -130,7 +130,8 @@ type (
 	Mix = fit.Mix
 	// Asked is the frequency of one request in a Mix.
 	Asked = fit.Asked
-	// Near is a member that starts on another machine for its job's data.
+	// Near is a member that a plan moves to another machine, because that machine holds data of
+	// the job.
 	Near = fit.Near
 	// MachineData is the amount of a job's data on one machine.
 	MachineData = fit.MachineData

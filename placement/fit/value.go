@@ -51,8 +51,8 @@ func (s *remnant) left() int64 {
 // capacity that no packing can use.
 const scarce = 0.95
 
-// The best offer is found among buckets of takes, bucketWidth thousandths of a GPU wide, so
-// that one pass over the shapes is enough and no sort is needed.
+// Offers are counted in buckets by the GPU share that they use, each bucketWidth thousandths of
+// a GPU wide. So the best offer is found in one pass over the shapes, without a sort.
 const (
 	bucketWidth = 8
 	buckets     = cluster.Whole/bucketWidth + 1

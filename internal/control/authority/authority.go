@@ -1,8 +1,9 @@
 // Package authority is a private certificate authority in a folder, for clusters without one. It
 // signs certificates for the API, for PostgreSQL and for Temporal.
 //
-// The one rule to know: the key of the authority opens everything that trusts its certificate, so
-// only its owner may read it, and it is needed for signing alone.
+// The one rule to know: a holder of the authority's key can impersonate every server and client
+// of the cluster. So only its owner may read the key, and no program needs it except to sign
+// certificates.
 package authority
 
 import (
@@ -68,7 +69,7 @@ func Init(folder, name string, now time.Time) error {
 	return sign(template, template, key, key, now, certFile, keyFile, Access{})
 }
 
-// Access is who may read the key of a certificate, apart from its owner.
+// Access names the group that may read the key of a certificate, in addition to the owner.
 type Access struct {
 	Group int // id of a group; 0: the owner alone
 }

@@ -236,8 +236,9 @@ func notAllowed(err error) bool {
 	return ok && slices.Contains([]string{"AccessDenied", "NotImplemented", "MethodNotAllowed"}, fault.ErrorCode())
 }
 
-// AbortUpload removes an upload with its parts. One that the store does not know is no error. A part that is still on
-// its way may arrive afterwards; S3 asks for a repeated call then, which the list of uploads leads to.
+// AbortUpload removes an upload with its parts. An upload that the store does not know is no error. A part that is
+// still on its way may arrive afterwards. S3 then lists the upload again, and the next pass over the list aborts it
+// again.
 func (s *Store) AbortUpload(ctx context.Context, u Upload) error {
 	if err := s.signable(u.Key); err != nil {
 		return err

@@ -12,7 +12,7 @@ import (
 	"berth/spec"
 )
 
-// Calendar is when a schedule fires. Its zero value never does.
+// Calendar computes the times at which a schedule fires. The zero value has no times.
 type Calendar struct {
 	cron  *cron.SpecSchedule // nil: by every, or at
 	every time.Duration

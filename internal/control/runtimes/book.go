@@ -35,8 +35,8 @@ type work struct {
 // perRead bounds the works that one statement looks for.
 const perRead = 1000
 
-// New returns an empty Book, or nil if the policy does not go by how long jobs
-// like a job ran. Works that are known are read again at most once in every.
+// New returns an empty Book, or nil if the policy does not order jobs by predicted run times.
+// The Book reads the run times of a known group of jobs again at most once per interval every.
 func New(d *db.DB, p placement.Policy, every time.Duration) *Book {
 	if p.Order != placement.SRSF || p.Ranker != nil || p.Durations != placement.Estimated {
 		return nil

@@ -16,7 +16,7 @@ import (
 	"berth/wire"
 )
 
-// Host is where the kernel's files are. The zero value is the usual places.
+// Host names the folders with the kernel's files. The zero value stands for the usual ones.
 type Host struct {
 	Proc   string // "": /proc
 	Cgroup string // "": /sys/fs/cgroup

@@ -19,8 +19,10 @@ const (
 	stampSuffix  = ".fenced-at"
 )
 
-// CloseGate closes a gate. One that is closed, or is not there, is left as it
-// is. The stamp comes first: a gate is never closed at an unknown time.
+// CloseGate closes a gate. A closed or missing gate stays as it is. The stamp is created before
+// the folder is renamed, so that a process that dies in between leaves no closed gate without a
+// time. If the stamp cannot be created, CloseGate closes the gate all the same and returns an
+// error.
 func CloseGate(gate string) error {
 	if _, err := os.Stat(gate); errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -41,8 +43,8 @@ func CloseGate(gate string) error {
 	return err
 }
 
-// GateClosed reports whether a gate was closed, and when; the zero time if that
-// could not be noted.
+// GateClosed reports whether a gate was closed, and at what time. The time is zero if the stamp
+// could not be created.
 func GateClosed(gate string) (at time.Time, closed bool) {
 	if _, err := os.Stat(gate + closedSuffix); err != nil {
 		return time.Time{}, false
@@ -53,7 +55,7 @@ func GateClosed(gate string) (at time.Time, closed bool) {
 	return at, true
 }
 
-// GateFolder is where the folder of a gate is now.
+// GateFolder returns the present path of a gate's folder.
 func GateFolder(gate string) string {
 	if _, closed := GateClosed(gate); closed {
 		return gate + closedSuffix

@@ -17,8 +17,8 @@ type Options struct {
 	Beat   time.Duration // zero: 1 s
 	Logger *slog.Logger  // nil: discard
 
-	// EndIdle ends the process once nothing is listed and no agent is there, as
-	// suits one that an agent started. One of the service manager's stays.
+	// EndIdle ends the process once the lease lists no member and no agent runs. It is for a
+	// deadman that an agent has started; a deadman of the service manager runs on.
 	EndIdle bool
 }
 

@@ -10,12 +10,12 @@ import (
 	"berth/internal/lib/publicnet"
 )
 
-// Unresolved is the error of a server whose name leads to no address. It may pass: trying again
-// is of use, here and on another machine.
+// Unresolved reports that the name of a server resolves to no address. The error may be
+// temporary, so a retry is useful, here and on another machine.
 type Unresolved struct {
 	Host string
-	// NotFound reports that the name servers answered, and know no address of the host.
-	// Otherwise they did not answer, or failed.
+	// NotFound reports that the name servers answered that the host has no address. If it is
+	// false, they did not answer, or their answer was a failure.
 	NotFound bool
 
 	what string

@@ -29,7 +29,7 @@ const (
 // FileName is the name of an input's single file in its folder.
 const FileName = "content"
 
-// Options are how sources are reached. The zero value allows public addresses.
+// Options configure the connections to sources. The zero value allows public addresses.
 type Options struct {
 	Policy publicnet.Policy
 	Roots  *x509.CertPool // that servers' certificates are judged by; nil: the system's
@@ -90,8 +90,8 @@ type Found struct {
 	fetch   func(ctx context.Context, to *os.Root, again Again) (archive.Summary, error)
 }
 
-// Again tries something again for as long as a server is waited for. It gives up
-// at once where Final says so.
+// Again repeats try until it succeeds or the patience with the server has ended, and returns
+// the last error. It does not repeat an error that Final reports as final.
 type Again func(ctx context.Context, try func() error) error
 
 // Fetch reads the input into an empty folder that no other process uses. The summary

@@ -44,8 +44,8 @@ func (s state) version() string {
 	return fmt.Sprintf("%d %d %d", s.ino, s.mtime.UnixNano(), s.ctime.UnixNano())
 }
 
-// A clock by which a file system stamps changes goes by ticks: within one, a
-// file may change twice and have one version.
+// File systems take the time of a change from a clock with coarse ticks. Two changes of a file
+// within one tick may leave it with the same version.
 const (
 	tick       = 20 * time.Millisecond // twice the longest of Linux
 	coarseTick = time.Second           // where only seconds are kept

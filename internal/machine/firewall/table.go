@@ -110,7 +110,7 @@ func nameOf(owner string) string {
 }
 
 // Delete deletes the table of an owner whose containers have ended and whose agent does not run, if there is one. A
-// table that a killed agent leaves behind costs every later run of nft and iptables on the host time. The table is in
+// table that a killed agent leaves behind slows down every later run of nft and iptables on the host. The table is in
 // the network namespace of a path; "": the process's own. Delete returns nil if nftables is not installed.
 func Delete(ctx context.Context, owner, space string) error {
 	if _, err := lookUp(); err != nil {

@@ -14,9 +14,9 @@ import (
 
 var _ node.GPUMeter = (*NVML)(nil)
 
-// Use asks the driver how busy these devices are. Of a slice it knows the memory
-// alone. One question is under way at a time: a driver that hangs holds up one
-// goroutine, however many ask.
+// Use asks the driver how busy these devices are. For a MIG slice, the driver reports the use
+// of memory only. Only one call of the driver runs at a time: a driver that hangs blocks one
+// goroutine, however many callers ask.
 func (n *NVML) Use(ctx context.Context, uuids []string) ([]wire.GPUUse, error) {
 	var use []wire.GPUUse
 	if err := n.ask(ctx, "measure gpus", func() { use = n.measure(uuids) }); err != nil {

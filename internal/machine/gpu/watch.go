@@ -90,8 +90,9 @@ type driver interface {
 	Located(pci string) []string
 }
 
-// OpenWatch begins to watch. It owns the inventory: closing the Watch closes it.
-// A kernel log that cannot be read is logged, and done without.
+// OpenWatch starts to watch. It owns the inventory: closing the Watch closes it. If the kernel
+// log cannot be read, OpenWatch logs the error, and the Watch goes on with the events of the
+// driver.
 func OpenWatch(gpus node.GPUs, o WatchOptions) (*Watch, error) {
 	if o.File == "" || o.Boot == "" {
 		return nil, errors.New("watch GPUs: a file and the host's boot id are required")

@@ -1,7 +1,6 @@
-// Package azuretest plays Azure Blob Storage for tests, as far as reading blobs
-// goes, and as its REST reference describes it: logins, versions, ranges and
-// pages. It is no real server: none runs apart from Azure that could be built
-// here.
+// Package azuretest imitates the part of Azure Blob Storage that reads blobs, for tests, as its
+// REST reference describes it: logins, versions, ranges and pages. The tests do not use a real
+// server, since none can be built outside of Azure.
 package azuretest
 
 import (

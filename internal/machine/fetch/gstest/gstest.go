@@ -1,6 +1,6 @@
-// Package gstest runs a server that speaks the JSON API of Google Cloud Storage
-// for tests: fake-gcs-server, over memory. It requires no login; a front that does
-// stands before it.
+// Package gstest runs a server that speaks the JSON API of Google Cloud Storage for tests:
+// fake-gcs-server, over memory. That server requires no login, so Start puts a proxy in front
+// of it that requires one.
 package gstest
 
 import (

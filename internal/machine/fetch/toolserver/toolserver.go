@@ -1,5 +1,5 @@
-// Package toolserver runs servers for tests that are programs of others, as
-// scripts/tool.sh builds them where they are not there yet.
+// Package toolserver runs third-party servers for tests. scripts/tool.sh builds a server that
+// is not installed yet.
 package toolserver
 
 import (
