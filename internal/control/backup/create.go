@@ -47,6 +47,8 @@ type creation struct {
 // wait. A failed call leaves no folder; a killed one leaves a folder with ".partial-" in its name.
 func Create(ctx context.Context, o Options) (Manifest, error) {
 	c := &creation{Options: o}
+	// Every check comes before the first write, so that a refused call leaves neither a folder nor
+	// a lease.
 	if err := c.checkDir(); err != nil {
 		return Manifest{}, err
 	}
@@ -60,6 +62,8 @@ func Create(ctx context.Context, o Options) (Manifest, error) {
 	if err := checkSource(found); err != nil {
 		return Manifest{}, err
 	}
+	// Server is the version as PostgreSQL reports it: 150004 is 15.4. An older pg_dump refuses a
+	// newer server.
 	dump, err := findProgram(ctx, "pg_dump", o.PgBin, found.Server/10000)
 	if err != nil {
 		return Manifest{}, err
@@ -79,6 +83,8 @@ func Create(ctx context.Context, o Options) (Manifest, error) {
 	if c.manifest.Cluster, err = c.db.Cluster.ID(ctx); err != nil {
 		return Manifest{}, err
 	}
+	// The temporary folder is next to the final one, and so on the same file system: publish
+	// renames it.
 	if c.work, err = os.MkdirTemp(filepath.Dir(c.Dir), filepath.Base(c.Dir)+".partial-"); err != nil {
 		return Manifest{}, fmt.Errorf("create backup: %w", err)
 	}
@@ -141,6 +147,8 @@ func (c *creation) leased(ctx context.Context, dump program) (err error) {
 	if c.id, err = c.db.Backups.Begin(ctx, c.Actor); err != nil {
 		return err
 	}
+	// The lease ends on every path, so that deletions wait no longer than needed. The context of
+	// the call may have ended by then, so the end has a context of its own.
 	whole := false
 	defer func() {
 		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
@@ -157,6 +165,7 @@ func (c *creation) leased(ctx context.Context, dump program) (err error) {
 		c.renew(held, lost)
 	}()
 	err = c.fill(held, dump)
+	// lost(nil) sets a cause as well, so a lost lease must be read from the context before.
 	cause := context.Cause(held)
 	lost(nil)
 	<-renewed
@@ -206,6 +215,8 @@ func (c *creation) fill(ctx context.Context, dump program) error {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		return err
 	}
+	// Only the custom format lets a restore leave out single tables. With the time limit, pg_dump
+	// fails instead of waiting for a long transaction that has locked a table.
 	if err := dump.run(ctx, c.DatabaseURL, nil, "--format=custom", "--lock-wait-timeout=60s", "--file",
 		file); err != nil {
 		return err
@@ -283,6 +294,8 @@ func (c *creation) publish() error {
 	if err := unix.Syncfs(int(parent.Fd())); err != nil {
 		return fmt.Errorf("write the files to disk: %w", err)
 	}
+	// The rename is atomic, so a folder with the final name is a whole backup. The sync of the
+	// parent folder keeps the new name after a loss of power.
 	if err := os.Rename(c.work, c.Dir); err != nil {
 		return err
 	}

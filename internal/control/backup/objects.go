@@ -21,8 +21,10 @@ import (
 // database gets new ones.
 const ownKeys = "clusters/"
 
-// saveObjects writes the listing of a store into the folder of a backup, and copies the objects of a store in
-// a folder.
+// saveObjects writes the listing of a store into the folder of a backup, and copies the objects of a
+// store in a folder. A folder keeps no earlier versions, so its objects must be copied; a bucket keeps
+// the bytes by its versioning. The manifest has the SHA-256 of the listing, and the listing that of
+// each copy, so both cover every copied byte.
 func saveObjects(ctx context.Context, store *blob.Store, dir string) (Objects, error) {
 	o := Objects{Kind: ObjectsListed}
 	if store.Folder() != "" {
@@ -66,7 +68,8 @@ func saveObjects(ctx context.Context, store *blob.Store, dir string) (Objects, e
 	return o, err
 }
 
-// copyObject copies an object to a new file, and returns its length and its SHA-256.
+// copyObject copies an object to a new file, and returns its length and its SHA-256. Only the owner may
+// read the file, since logs and outputs of jobs may contain secrets.
 func copyObject(ctx context.Context, store *blob.Store, key, path string) (int64, string, error) {
 	from, size, err := store.Open(ctx, key)
 	if err != nil {
@@ -76,6 +79,7 @@ func copyObject(ctx context.Context, store *blob.Store, key, path string) (int64
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return 0, "", err
 	}
+	// O_EXCL: a file that exists would mean that two keys share a path.
 	to, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return 0, "", err
@@ -85,6 +89,7 @@ func copyObject(ctx context.Context, store *blob.Store, key, path string) (int64
 	if closed := to.Close(); err == nil {
 		err = closed
 	}
+	// A read that ends early must not pass as a whole copy.
 	if err == nil && n != size {
 		err = fmt.Errorf("object %s: %d bytes of %d were read", key, n, size)
 	}
@@ -92,7 +97,7 @@ func copyObject(ctx context.Context, store *blob.Store, key, path string) (int64
 }
 
 // readListing calls each for every line of a backup's listing. It first compares the listing with the
-// manifest.
+// manifest. An error of each ends the call, and is returned.
 func readListing(dir string, m Manifest, each func(entry) error) error {
 	path := filepath.Join(dir, listingFile)
 	_, sum, err := sumFile(path)
@@ -123,6 +128,7 @@ func readListing(dir string, m Manifest, each func(entry) error) error {
 			return err
 		}
 	}
+	// The listing has the right SHA-256 here, so a wrong count is a fault of the manifest.
 	if count != m.Objects.Count {
 		return fmt.Errorf("%s has %d objects, and the manifest %d", path, count, m.Objects.Count)
 	}

@@ -49,6 +49,7 @@ func Restore(ctx context.Context, o RestoreOptions) (Restored, error) {
 		return Restored{}, err
 	}
 	r := Restored{Manifest: m}
+	// Everything that can refuse the restore comes before the first write.
 	if err := m.checkKeys(o.Keys); err != nil {
 		return r, err
 	}
@@ -60,6 +61,7 @@ func Restore(ctx context.Context, o RestoreOptions) (Restored, error) {
 		return r, fmt.Errorf("backup %s has schema version %d, and this program %d: restore it with Berth %s, which "+
 			"created it, and upgrade after that", o.Dir, m.Schema, found.Wanted, m.Berth)
 	}
+	// pg_restore must be as new as the pg_dump that wrote the file, and as the server.
 	tool, err := findProgram(ctx, "pg_restore", o.PgBin, max(m.Database.Tool, found.Server/10000))
 	if err != nil {
 		return r, err
@@ -172,6 +174,8 @@ func (r *Restored) objects(ctx context.Context, o RestoreOptions) error {
 		return err
 	}
 	defer store.Close()
+	// One walk reads the sizes of all objects. A look-up for each line of the listing would be a
+	// call to the store for each.
 	sizes := map[string]int64{}
 	if err := store.Walk(ctx, func(x blob.Object) error { sizes[x.Key] = x.Size; return nil }); err != nil {
 		return err
@@ -183,6 +187,7 @@ func (r *Restored) objects(ctx context.Context, o RestoreOptions) error {
 			r.Changed++
 			return nil
 		case ok:
+			// Equal sizes do not prove equal content: the SHA-256 of the copy decides.
 			same, err := sameObject(ctx, store, e)
 			if same || err != nil {
 				r.Present++
@@ -229,7 +234,8 @@ func putObject(ctx context.Context, store *blob.Store, key, path string) error {
 	return err
 }
 
-// Adopt ends the quarantine of the restored cluster at a database.
+// Adopt ends the quarantine of the restored cluster at a database. A database that berthd has not
+// migrated to the schema of this program is an error of code conflict.
 func Adopt(ctx context.Context, database string) (db.Adoption, error) {
 	found, err := db.Inspect(ctx, database)
 	if err != nil {

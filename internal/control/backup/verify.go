@@ -11,13 +11,17 @@ import (
 // maxFaults bounds the faults that Verify lists.
 const maxFaults = 20
 
-// Verify reads every file of a backup and compares it with the manifest. The error lists the first faults.
+// Verify reads every file of a backup and compares it with the manifest. The error lists the first
+// faults. It returns the manifest even if the backup is damaged, and reads every byte, so a call may
+// take as long as the backup.
 func Verify(ctx context.Context, dir string) (Manifest, error) {
 	m, err := ReadManifest(dir)
 	if err != nil {
 		return m, err
 	}
 	var faults []error
+	// n counts all faults, also the ones beyond maxFaults, of which the error gives only the
+	// number.
 	n := 0
 	fault := func(format string, args ...any) {
 		if n++; n <= maxFaults {
@@ -38,6 +42,8 @@ func Verify(ctx context.Context, dir string) (Manifest, error) {
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
+			// The bytes of listed objects are in the bucket alone: only the listing can be compared
+			// here.
 			if m.Objects.Kind == ObjectsCopied {
 				if err := verifyObject(dir, e); err != nil {
 					fault("%v", err)
@@ -63,6 +69,7 @@ func Verify(ctx context.Context, dir string) (Manifest, error) {
 
 // verifyObject compares a copied object with its line in the listing.
 func verifyObject(dir string, e entry) error {
+	// A damaged or forged listing must not lead to files outside of the backup.
 	if !filepath.IsLocal(filepath.FromSlash(e.Key)) {
 		return fmt.Errorf("object %q: the key leads out of the backup", e.Key)
 	}
