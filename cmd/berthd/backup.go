@@ -24,7 +24,8 @@ func newBackup(lookup func(string) (string, bool)) *cobra.Command {
 	return cmd
 }
 
-// installation holds the flags that name the parts of an installation.
+// installation holds the flags that name the parts of an installation. They have the names, the
+// variables and the settings file of berthd, so that a backup needs no settings of its own.
 type installation struct {
 	database, blobs, keyFile, bin string
 }
@@ -40,7 +41,8 @@ func (s *installation) flags(f *pflag.FlagSet) {
 		"folder of pg_dump and pg_restore (default: search PATH and the folders of the distribution)")
 }
 
-// check returns an error without a database, and reads the key file, if one is named.
+// check returns an error without a database, and reads the key file, if one is named. The keys are nil
+// without a key file: the manifest then names only the keys under which the database has values.
 func (s *installation) check() (*sealer.Keys, error) {
 	if s.database == "" {
 		return nil, errors.New("no database: set --database-url or BERTH_DATABASE_URL to postgres://user@host/berth")
@@ -51,6 +53,8 @@ func (s *installation) check() (*sealer.Keys, error) {
 	return sealer.Load(s.keyFile)
 }
 
+// newBackupCreate builds "berthd backup create". The row of the backup records the caller, and the
+// manifest the version of this program, which a restore needs.
 func newBackupCreate(lookup func(string) (string, bool)) *cobra.Command {
 	var s installation
 	var noObjects bool
@@ -87,6 +91,8 @@ func newBackupCreate(lookup func(string) (string, bool)) *cobra.Command {
 	return cmd
 }
 
+// newBackupVerify builds "berthd backup verify". It reads no settings: a backup can be verified on
+// a host that has only the backup.
 func newBackupVerify() *cobra.Command {
 	return &cobra.Command{
 		Use:   "verify FOLDER",
@@ -106,7 +112,8 @@ func newBackupVerify() *cobra.Command {
 	}
 }
 
-// printBackup describes a backup.
+// printBackup describes a backup. did is the act in the past tense. Sizes are in bytes, times in RFC
+// 3339.
 func printBackup(w io.Writer, did, dir string, m backup.Manifest) error {
 	objects := "no object store"
 	switch m.Objects.Kind {

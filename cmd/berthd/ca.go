@@ -12,7 +12,9 @@ import (
 	"berth/internal/control/authority"
 )
 
-// newCA builds "berthd ca", a certificate authority for clusters without one.
+// newCA builds "berthd ca", a certificate authority for clusters without one. Its commands work on
+// files alone. They need neither the database nor a running berthd, so the key can be kept on a host
+// outside of the cluster.
 func newCA() *cobra.Command {
 	cmd := &cobra.Command{Use: "ca", Short: "Create a certificate authority and sign certificates"}
 	cmd.AddCommand(newCAInit(), newCAIssue())
@@ -22,6 +24,8 @@ func newCA() *cobra.Command {
 // authorityFolder is the default folder of an authority.
 const authorityFolder = "/etc/berth"
 
+// newCAInit builds "berthd ca init". It refuses a folder that has an authority: a new key would end
+// the trust in every certificate that the old key has signed.
 func newCAInit() *cobra.Command {
 	var folder, name string
 	cmd := &cobra.Command{
@@ -44,6 +48,7 @@ func newCAInit() *cobra.Command {
 	return cmd
 }
 
+// newCAIssue builds "berthd ca issue". A repeated call with the same NAME renews the certificate.
 func newCAIssue() *cobra.Command {
 	var folder, group string
 	var days int
@@ -74,7 +79,8 @@ func newCAIssue() *cobra.Command {
 	return cmd
 }
 
-// groupAccess returns access for a group of this host, by its name; "" is the owner alone.
+// groupAccess returns access for a group of this host, by its name; "" is the owner alone. A group that
+// does not exist is an error, before any file is written.
 func groupAccess(name string) (a authority.Access, err error) {
 	if name == "" {
 		return a, nil

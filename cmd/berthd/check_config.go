@@ -33,7 +33,11 @@ func newCheckConfig(lookup func(string) (string, bool)) *cobra.Command {
 			if output != "text" && output != "json" {
 				return fmt.Errorf("--output %q: allowed are text, json", output)
 			}
+			// The rights of this user decide which files berthd could read, so run the check as the
+			// service's user.
 			in := preflight.Input{UID: os.Geteuid()}
+			// An invalid setting is one finding among others: the check goes on, so that one run
+			// shows all faults.
 			keep := func(err error) {
 				if err != nil {
 					in.Faults = append(in.Faults, err)
@@ -41,6 +45,7 @@ func newCheckConfig(lookup func(string) (string, bool)) *cobra.Command {
 			}
 			keep(load(cmd.Flags(), lookup))
 			keep(s.parse())
+			// Only the fault matters: the check exports no traces.
 			_, err := tracing.FromEnvironment(lookup, s.otlp)
 			keep(err)
 			in.Temporal, err = envconfig.LoadDefaultClientOptions()
@@ -56,11 +61,13 @@ func newCheckConfig(lookup func(string) (string, bool)) *cobra.Command {
 	return cmd
 }
 
-// printFindings prints the findings; faults are an error, after all findings.
+// printFindings prints the findings; faults are an error, after all findings. Scripts rely on the exit
+// status 1 of a fault. Advice alone exits with 0.
 func printFindings(cmd *cobra.Command, output string, findings []preflight.Finding) error {
 	if output == "json" {
 		e := json.NewEncoder(cmd.OutOrStdout())
 		e.SetIndent("", "  ")
+		// Findings contain URLs, whose & must stay readable.
 		e.SetEscapeHTML(false)
 		if err := e.Encode(findings); err != nil {
 			return err

@@ -16,7 +16,8 @@ import (
 // minRetention is the shortest retention that Temporal accepts.
 const minRetention = 24 * time.Hour
 
-// newNamespace builds "berthd namespace", which prepares Temporal for berthd.
+// newNamespace builds "berthd namespace", which prepares Temporal for berthd. Temporal refuses
+// workflows in a namespace, or with a search attribute, that does not exist.
 func newNamespace(lookup func(string) (string, bool)) *cobra.Command {
 	cmd := &cobra.Command{Use: "namespace", Short: "Prepare the Temporal namespace of the workflows"}
 	cmd.AddCommand(newNamespaceCreate(lookup))
@@ -65,8 +66,9 @@ func newNamespaceCreate(lookup func(string) (string, bool)) *cobra.Command {
 	return cmd
 }
 
-// createNamespace creates the namespace, and repeats each step until Temporal's services know
-// the result of the one before, or ctx ends.
+// createNamespace creates the namespace, and repeats each step until Temporal's services know the
+// result of the one before, or ctx ends. Temporal's services cache namespaces, so for some seconds they
+// do not know a new one.
 func createNamespace(ctx context.Context, cmd *cobra.Command, c client.Client, namespace string,
 	retention time.Duration) error {
 	var created bool
@@ -80,6 +82,8 @@ func createNamespace(ctx context.Context, cmd *cobra.Command, c client.Client, n
 	if err := repeat(ctx, func() error { return workers.AddSearchAttributes(ctx, c, namespace) }); err != nil {
 		return err
 	}
+	// An existing namespace keeps its retention, so the output shows the one in force, not the
+	// flag's.
 	keeps, err := workers.NamespaceRetention(ctx, c, namespace)
 	if err != nil {
 		return err
@@ -93,7 +97,8 @@ func createNamespace(ctx context.Context, cmd *cobra.Command, c client.Client, n
 	return err
 }
 
-// repeat calls f until it succeeds, twice a second, and returns f's last error when ctx ends.
+// repeat calls f until it succeeds, twice a second, and returns f's last error when ctx ends. The first
+// call comes at once. An error that no wait can repair is returned only when ctx ends.
 func repeat(ctx context.Context, f func() error) error {
 	tick := time.NewTicker(500 * time.Millisecond)
 	defer tick.Stop()

@@ -12,6 +12,10 @@ import (
 	"berth/internal/lib/flags"
 )
 
+// newBackupRestore builds "berthd backup restore". Its settings are those of berthd, so it fills
+// the database and the object store that the next start of berthd uses. A refused restore has
+// changed nothing. A call that was interrupted before the database was filled can be repeated: it
+// finds the objects that it has copied.
 func newBackupRestore(lookup func(string) (string, bool)) *cobra.Command {
 	var s installation
 	cmd := &cobra.Command{
@@ -28,6 +32,8 @@ func newBackupRestore(lookup func(string) (string, bool)) *cobra.Command {
 			if err := load(cmd.Flags(), lookup); err != nil {
 				return err
 			}
+			// Without its keys the restored cluster could not open its secrets, so backup.Restore
+			// compares them with the manifest before it writes.
 			keys, err := s.check()
 			if err != nil {
 				return err
@@ -49,6 +55,8 @@ func printRestored(w io.Writer, dir string, r backup.Restored) error {
 	if err := printBackup(w, "restored", dir, r.Manifest); err != nil {
 		return err
 	}
+	// A store that has survived holds most of the objects already: this is no fault, so it is only
+	// counted.
 	if r.Objects.Kind != backup.ObjectsNone {
 		if _, err := fmt.Fprintf(w, "store     %d objects copied, %d were there", r.Copied, r.Present); err != nil {
 			return err
@@ -70,6 +78,9 @@ func printRestored(w io.Writer, dir string, r backup.Restored) error {
 	return err
 }
 
+// newBackupAdopt builds "berthd backup adopt". It needs the database alone. No process can find out
+// whether another control plane gives orders to the same machines, so only an operator ends a
+// quarantine.
 func newBackupAdopt(lookup func(string) (string, bool)) *cobra.Command {
 	var database string
 	cmd := &cobra.Command{
@@ -85,6 +96,7 @@ func newBackupAdopt(lookup func(string) (string, bool)) *cobra.Command {
 			if err := load(cmd.Flags(), lookup); err != nil {
 				return err
 			}
+			// Without a key file, check only demands a database.
 			if _, err := (&installation{database: database}).check(); err != nil {
 				return err
 			}
@@ -101,7 +113,8 @@ func newBackupAdopt(lookup func(string) (string, bool)) *cobra.Command {
 	return cmd
 }
 
-// printAdoption lists the findings of a quarantine.
+// printAdoption lists the findings of a quarantine. None of them is an error: the quarantine has ended
+// before the first line is printed, and the lines are work for the operator.
 func printAdoption(w io.Writer, a db.Adoption) error {
 	_, err := fmt.Fprintf(w, "adopted: quarantined since %s, backup of %s\n%d machines have registered, %d have not\n",
 		a.Since.UTC().Format(time.RFC3339), a.Taken.UTC().Format(time.RFC3339), a.Machines, len(a.Silent))
@@ -113,6 +126,8 @@ func printAdoption(w io.Writer, a db.Adoption) error {
 	}
 	fmt.Fprintf(w, "%d containers were started after the backup\n", len(a.Unknown))
 	for _, c := range a.Unknown {
+		// The rows do not count the devices of such a container, so its machine gets no work while
+		// it runs.
 		state := "runs on, and its machine gets no work before it ends"
 		if !c.Running {
 			state = "has ended"

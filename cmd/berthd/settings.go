@@ -28,8 +28,10 @@ type settings struct {
 // settingsPath is the file of settings that berthd reads if it exists.
 const settingsPath = "/etc/berth/berthd.yaml"
 
-// load completes the flags of one of berthd's commands from the environment and the file of settings, whose
-// keys are the flags of berthd itself.
+// load completes the flags of one of berthd's commands from the environment and the file of settings,
+// whose keys are the flags of berthd itself. A flag takes precedence over a variable, and a variable
+// over the file. An unknown key of the file is an error for every command: a misspelt setting would
+// otherwise be ignored.
 func load(f *pflag.FlagSet, lookup func(string) (string, bool)) error {
 	known := pflag.NewFlagSet("berthd", pflag.ContinueOnError)
 	(&settings{Config: controlplane.Default()}).flags(known)
@@ -140,7 +142,8 @@ func (s *settings) notifyFlags(f *pflag.FlagSet) {
 			"(default: the domain of --smtp-from)")
 }
 
-// imageFlags registers the flags about images of jobs.
+// imageFlags registers the flags about images of jobs. An image must be allowed by the list of the
+// cluster and by the lists of its tenant and of all tenants above.
 func (s *settings) imageFlags(f *pflag.FlagSet) {
 	f.StringVar(&s.Images, "images", s.Images,
 		"registries and repositories that images of jobs may come from, such as ghcr.io/acme,docker.io/library; "+
@@ -150,8 +153,9 @@ func (s *settings) imageFlags(f *pflag.FlagSet) {
 			"(default: none)")
 }
 
-// policyFlags registers the flags of the queue policy: the order of waiting jobs, fair
-// shares, reserved starts and preemption. docs/operate/tenants.md describes their effect.
+// policyFlags registers the flags of the queue policy: the order of waiting jobs, fair shares, reserved
+// starts and preemption. docs/operate/tenants.md describes their effect. All replicas need the same
+// values: any replica may lead, and every replica explains.
 func policyFlags(f *pflag.FlagSet, p *controlplane.Policy) {
 	f.StringVar(&p.Order, "order", p.Order, "order of waiting jobs: fair, priority, fifo or srsf")
 	f.IntVar(&p.BandWidth, "band-width", p.BandWidth,
@@ -208,6 +212,7 @@ func (s *settings) logger() *slog.Logger {
 }
 
 // containerFlags registers the flags about containers of job files that leave a choice to the cluster.
+// Without a flag, the column of the table cluster decides, which an upgrade does not change.
 func (s *settings) containerFlags(f *pflag.FlagSet) {
 	f.StringVar(&s.SecretsAs, "secrets-as", s.SecretsAs,
 		"how containers receive secrets if the job file has no secrets_as: file, env or both "+

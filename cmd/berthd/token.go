@@ -47,9 +47,12 @@ func newTokenReset(lookup func(string) (string, bool)) *cobra.Command {
 			if err := load(cmd.Flags(), lookup); err != nil {
 				return err
 			}
+			// berthd runs in another folder, where a relative path would name another file.
 			if o.File != "" && !filepath.IsAbs(o.File) {
 				return fmt.Errorf("--admin-token-file %q: must be an absolute path", o.File)
 			}
+			// No token authenticates the caller, so the events of the tokens name the person and
+			// the host.
 			o.Actor = "reset:" + actorName()
 			return resetToken(cmd, o)
 		},
@@ -63,7 +66,8 @@ func newTokenReset(lookup func(string) (string, bool)) *cobra.Command {
 	return cmd
 }
 
-// resetToken resets the tokens and prints the new one alone on standard output, for pipes.
+// resetToken resets the tokens and prints the new one alone on standard output, for pipes. All other
+// lines go to standard error.
 func resetToken(cmd *cobra.Command, o controlplane.TokenReset) error {
 	r, err := controlplane.ResetToken(cmd.Context(), o)
 	if err != nil {
