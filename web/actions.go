@@ -17,7 +17,8 @@ import (
 	"berth/wire"
 )
 
-// verb is one action on jobs or on a machine.
+// verb is one action on jobs or on a machine. do acts on one object. The id that it returns is that of
+// a new job, which only a retry has.
 type verb struct {
 	title   string
 	effect  string // completes "3 jobs" in the question
@@ -84,7 +85,8 @@ type failure struct{ ID, Message string }
 // chosenMost is the number of jobs that one action may have.
 const chosenMost = 200
 
-// chosen returns the verb and the objects of a form.
+// chosen returns the verb and the objects of a form. An object that is named twice counts once. Each
+// object costs a call, so their number is bounded by chosenMost. All errors have the code invalid.
 func chosen(v *visit) (name string, of verb, ids []string, err error) {
 	if err := v.r.ParseForm(); err != nil {
 		return "", verb{}, nil, berth.Errorf(berth.CodeInvalid, "the form cannot be read: %v", err)
@@ -114,7 +116,9 @@ func chosen(v *visit) (name string, of verb, ids []string, err error) {
 	return name, of, ids, err
 }
 
-// confirmPage asks before an action, with the number of jobs and their names. It changes nothing.
+// confirmPage asks before an action, with the number of jobs and their names. It changes nothing. Links
+// of other sites may lead to it, so an action needs the POST of its form. Jobs that the reader does not
+// see are counted and not named.
 func confirmPage(ctx context.Context, v *visit) (result, error) {
 	name, of, ids, err := chosen(v)
 	if err != nil {
@@ -165,7 +169,8 @@ func errReadsOnly(v *visit) error {
 		v.page.Reader.Role)
 }
 
-// act carries an action out, job by job: each has its own result.
+// act carries an action out, job by job: each has its own result. A failure does not stop the others,
+// except for one about the reader's rights.
 func act(ctx context.Context, v *visit) (result, error) {
 	name, of, ids, err := chosen(v)
 	if err != nil {
@@ -188,6 +193,7 @@ func act(ctx context.Context, v *visit) (result, error) {
 		}
 	}
 	switch {
+	// The retry of a single job leads to the new job, all other actions lead back.
 	case len(view.Failures) == 0 && len(ids) == 1 && name == "retry":
 		return result{redirect: "/jobs/" + string(made)}, nil
 	case len(view.Failures) == 0:
@@ -198,26 +204,32 @@ func act(ctx context.Context, v *visit) (result, error) {
 	return result{template: "acted", title: of.title, data: view, status: http.StatusConflict}, nil
 }
 
+// cancelOne cancels a job. A job that is canceling already, or has ended, stays as it is.
 func cancelOne(ctx context.Context, v *visit, id string) (berth.JobID, error) {
 	j, err := v.api.Cancel(ctx, berth.JobID(id))
 	return j.ID, err
 }
 
+// holdOne keeps a waiting job from starting, until a release.
 func holdOne(ctx context.Context, v *visit, id string) (berth.JobID, error) {
 	j, err := v.api.Hold(ctx, berth.JobID(id))
 	return j.ID, err
 }
 
+// releaseOne ends the hold of a job.
 func releaseOne(ctx context.Context, v *visit, id string) (berth.JobID, error) {
 	j, err := v.api.Release(ctx, berth.JobID(id))
 	return j.ID, err
 }
 
+// suspendOne stops a running job after a checkpoint, and holds it. The API refuses a job that would
+// lose its work, unless lose_work is set.
 func suspendOne(ctx context.Context, v *visit, id string) (berth.JobID, error) {
 	j, err := v.api.Suspend(ctx, berth.JobID(id), v.r.PostFormValue("lose_work") != "")
 	return j.ID, err
 }
 
+// retryOne submits an ended job again and returns the id of the new job.
 func retryOne(ctx context.Context, v *visit, id string) (berth.JobID, error) {
 	j, err := v.api.Retry(ctx, berth.JobID(id), client.RetryOptions{
 		Failed: v.r.PostFormValue("failed") != "", Fresh: v.r.PostFormValue("fresh") != ""})
@@ -258,12 +270,14 @@ func drainOne(ctx context.Context, v *visit, id string) (berth.JobID, error) {
 	return "", err
 }
 
-// approveOne approves the equipment that the confirmation has shown.
+// approveOne approves the equipment that the confirmation has shown. Without a fingerprint it sends
+// NoFingerprint, which never matches: an empty one would approve any equipment.
 func approveOne(ctx context.Context, v *visit, id string) (berth.JobID, error) {
 	_, err := v.api.Approve(ctx, berth.MachineID(id), cmp.Or(v.r.PostFormValue("fingerprint"), wire.NoFingerprint))
 	return "", err
 }
 
+// undrainOne opens a machine to new work. The API refuses this inside a maintenance window.
 func undrainOne(ctx context.Context, v *visit, id string) (berth.JobID, error) {
 	_, err := v.api.Undrain(ctx, berth.MachineID(id))
 	return "", err

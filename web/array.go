@@ -32,7 +32,8 @@ type tallyPart struct {
 	Address string
 }
 
-// failedGroup are failed elements with one reason.
+// failedGroup are failed elements with one reason. The message is that of the first element, since
+// messages may differ within a group.
 type failedGroup struct {
 	Code, Message string
 	Elements      []wire.Job
@@ -41,7 +42,8 @@ type failedGroup struct {
 // mapElements is the number of elements of one heat map: it is a picture of less than 60 KB.
 const mapElements = 2000
 
-// elementsPart reads a range of the elements of an array, and the failed ones of all.
+// elementsPart reads a range of the elements of an array, and the failed ones of all. The map costs at
+// most three calls, whatever the size of the array, since a page of the API has up to 1,000 elements.
 func elementsPart(ctx context.Context, v *visit, j wire.Job) (any, error) {
 	view := elementsView{ID: j.ID, List: searchAddress("parent:" + string(j.ID))}
 	if j.Tally != nil {
@@ -57,6 +59,8 @@ func elementsPart(ctx context.Context, v *visit, j wire.Job) (any, error) {
 	if err != nil || from < 0 || from >= max(1, view.Size) {
 		from = 0
 	}
+	// Ranges begin at multiples of mapElements, so that every address within a range shows the same
+	// map.
 	from -= from % mapElements
 	view.From, view.To = from, min(max(0, view.Size-1), from+mapElements-1)
 	for at := 0; at < view.Size && view.Size > mapElements && len(view.Ranges) < 60; at += mapElements {
@@ -80,6 +84,7 @@ func elementsPart(ctx context.Context, v *visit, j wire.Job) (any, error) {
 		}
 	}
 	view.Map = heatMap(cells, view.From)
+	// The first 200 failures show the groups. The list of all elements has the others.
 	failed, err := v.api.Jobs(ctx, client.JobsQuery{Parent: j.ID, Status: []berth.State{berth.Failed}, Limit: 200})
 	if err != nil {
 		return nil, err
@@ -112,8 +117,9 @@ const (
 	heatSide = 14
 )
 
-// heatMap draws a cell for each element, with one path for each color. A class of "" is an element
-// that does not exist yet.
+// heatMap draws a cell for each element, with one path for each color. A class of "" is an element that
+// does not exist yet. from is the index of the first cell: the script finds the element of a click from
+// data-heat.
 func heatMap(cells []string, from int) template.HTML {
 	rows := (len(cells) + heatRow - 1) / heatRow
 	var b strings.Builder
@@ -145,7 +151,8 @@ func heatMap(cells []string, from int) template.HTML {
 	return template.HTML(b.String())
 }
 
-// elementPage leads to the job of an element.
+// elementPage leads to the job of an element. An element that does not exist yet has no job, so it is
+// not found.
 func elementPage(ctx context.Context, v *visit) (result, error) {
 	index := v.r.PathValue("index")
 	if index == "-" { // of the form

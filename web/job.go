@@ -80,13 +80,15 @@ var jobTabs = []tab{
 	{"spec", "Spec", nil, specPart, "berth show %s -o json", false},
 }
 
+// isPlain reports whether a job has containers of its own. Older documents have no kind.
 func isPlain(j wire.Job) bool { return j.Kind == berth.KindJob || j.Kind == "" }
 
 func isArray(j wire.Job) bool { return j.Kind == berth.KindArray }
 
 func isPipeline(j wire.Job) bool { return j.Kind == berth.KindPipeline }
 
-// jobPage shows one job, with one of its tabs.
+// jobPage shows one job, with one of its tabs. It reads the job, the data of the open tab and, for the
+// chart of a plain job, the history.
 func jobPage(ctx context.Context, v *visit) (result, error) {
 	j, err := v.api.Job(ctx, v.job())
 	if err != nil {
@@ -130,7 +132,8 @@ func jobPage(ctx context.Context, v *visit) (result, error) {
 	return result{template: "job", title: j.Name, data: view}, nil
 }
 
-// openTab returns the tab that the address names, or the first one of the job.
+// openTab returns the tab that the address names, or the first one of the job. An unknown name opens
+// the first one, so that an address that a reader has kept does not fail.
 func openTab(key string, j wire.Job) tab {
 	var first *tab
 	for i, t := range jobTabs {
@@ -147,7 +150,8 @@ func openTab(key string, j wire.Job) tab {
 	return *first
 }
 
-// factsOf are the lines about a job next to its status.
+// factsOf are the lines about a job next to its status. A fact without a text and without a time is
+// left out.
 func factsOf(j wire.Job) []fact {
 	facts := []fact{
 		{Name: "Owner", Text: owner(j.SubmittedBy)}, {Name: "Tenant", Text: string(j.Tenant)},
@@ -157,6 +161,7 @@ func factsOf(j wire.Job) []fact {
 	if n := len(j.Attempts); n > 0 {
 		for _, m := range slices.Compact(slices.Clone(j.Attempts[n-1].Machines)) {
 			facts = append(facts, fact{Name: "Machine", Text: string(m), Address: "/machines/" + string(m)})
+			// A gang of hundreds of members must not fill the page.
 			if len(facts) > 12 {
 				break
 			}
@@ -174,7 +179,8 @@ func factsOf(j wire.Job) []fact {
 	return slices.DeleteFunc(facts, func(f fact) bool { return f.Text == "" && f.At == nil })
 }
 
-// asks renders the request of one member of a job, and the number of members.
+// asks renders the request of one member of a job, and the number of members. The hardware is that of
+// the alternative in force.
 func asks(j wire.Job) string {
 	if j.Spec == nil {
 		return ""
@@ -229,7 +235,8 @@ func relatedOf(j wire.Job) (list []related) {
 	return list
 }
 
-// adviceFor is the next useful step for a job, by its status.
+// adviceFor is the next useful step for a job, by its status. The first case that applies decides; nil:
+// there is no advice.
 func adviceFor(j wire.Job, handle string) *advice {
 	here := "/jobs/" + string(j.ID) + "?tab="
 	switch {
@@ -255,7 +262,8 @@ func adviceFor(j wire.Job, handle string) *advice {
 	return nil
 }
 
-// actionsOn are the actions that a job's status allows.
+// actionsOn are the actions that a job's status allows. The API decides in the end, since the job may
+// have changed after it was read.
 func actionsOn(j wire.Job) []action {
 	cancel := action{"cancel", "Cancel", true}
 	switch {
@@ -276,11 +284,14 @@ func actionsOn(j wire.Job) []action {
 // eventsView is the history of a job, oldest first.
 type eventsView struct{ Events []wire.Event }
 
+// eventsPart reads the history of the job from its first event.
 func eventsPart(ctx context.Context, v *visit, j wire.Job) (any, error) {
 	events, err := v.api.Events(ctx, j.ID, 0)
 	return eventsView{events.Items}, err
 }
 
+// explainPart asks for all reasons of the job's state. The answer costs a plan of the queue, so
+// only the open tab asks for it.
 func explainPart(ctx context.Context, v *visit, j wire.Job) (any, error) {
 	e, err := v.api.Explain(ctx, j.ID)
 	return e, err
@@ -289,6 +300,8 @@ func explainPart(ctx context.Context, v *visit, j wire.Job) (any, error) {
 // checkpointsPart shows the checkpoints that came with the job.
 func checkpointsPart(_ context.Context, _ *visit, j wire.Job) (any, error) { return j.Checkpoints, nil }
 
+// outputsPart lists the stored outputs; for an array or a pipeline, those of all elements and
+// steps.
 func outputsPart(ctx context.Context, v *visit, j wire.Job) (any, error) {
 	outputs, err := v.api.Outputs(ctx, j.ID)
 	return outputs.Items, err

@@ -15,7 +15,8 @@ import (
 // jobsShown is the number of jobs on a page of the list.
 const jobsShown = 50
 
-// column is one column of the list of jobs.
+// column is one column of the list of jobs. Key is part of addresses that readers keep, so it must not
+// change.
 type column struct {
 	Key, Title string
 	Shown      bool
@@ -65,7 +66,8 @@ type cell struct {
 	Labels    map[string]string
 }
 
-// jobsPage lists jobs, newest first.
+// jobsPage lists jobs, newest first. A fault of the search line is shown above the list, with its
+// status, since the reader corrects it there.
 func jobsPage(ctx context.Context, v *visit) (result, error) {
 	if chosen := v.r.URL.Query()["col"]; len(chosen) > 0 { // of the form of columns
 		return result{redirect: v.link("col", "", "cols", strings.Join(chosen, ","))}, nil
@@ -80,6 +82,7 @@ func jobsPage(ctx context.Context, v *visit) (result, error) {
 		res.data, res.status = view, statusOf[berth.CodeInvalid]
 		return res, nil
 	}
+	// The API bounds the count, see totalText, so it costs little more than the page.
 	q.Limit, q.Cursor, q.Count = jobsShown, v.query("cursor"), true
 	jobs, err := v.api.Jobs(ctx, q)
 	switch code := berth.CodeOf(err); {
@@ -137,7 +140,8 @@ func searchFilters(v *visit, search string) []filter {
 	return filters
 }
 
-// rowOf renders a job's values for the columns that are shown.
+// rowOf renders a job's values for the columns that are shown. Texts of users are clipped, so that one
+// value cannot fill the page.
 func rowOf(j wire.Job, columns []column, now time.Time) jobRow {
 	row := jobRow{Job: j}
 	for _, c := range columns {
@@ -174,7 +178,8 @@ func rowOf(j wire.Job, columns []column, now time.Time) jobRow {
 	return row
 }
 
-// totalText is the number of jobs on all pages. The API counts up to 1001.
+// totalText is the number of jobs on all pages. The API counts up to 1001. nil means that the API did
+// not count.
 func totalText(total *int) string {
 	switch {
 	case total == nil:
@@ -202,7 +207,8 @@ func whyNoJobs(view jobsView, r *reader) string {
 	return "Tenant " + string(r.Tenant) + " has no jobs yet."
 }
 
-// listCommand is the command that prints the same list.
+// listCommand is the command that prints the same list. Values are quoted for a shell: a name that
+// another user chose must not run a command where the reader pastes the line.
 func listCommand(q client.JobsQuery) string {
 	words := []string{"berth list"}
 	for _, s := range q.Status {

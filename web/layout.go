@@ -75,7 +75,8 @@ func layOut(needs [][]int) layered {
 	return g
 }
 
-// connect adds an edge, with a point in each layer between its ends.
+// connect adds an edge, with a point in each layer between its ends. The points give the edge a place
+// in each layer, which the sweeps can move.
 func (g *layered) connect(from, to int) {
 	e := layoutEdge{from: from, to: to, points: []*layoutNode{g.nodes[from]}}
 	at := g.nodes[from]
@@ -92,7 +93,8 @@ func (g *layered) connect(from, to int) {
 	g.edges = append(g.edges, e)
 }
 
-// ranksOf returns the length of the longest way to each node.
+// ranksOf returns the length of the longest way to each node. A need that closes a cycle does not
+// count.
 func ranksOf(needs [][]int) []int {
 	ranks := make([]int, len(needs))
 	state := make([]int8, len(needs)) // 1: being visited, 2: done
@@ -139,7 +141,7 @@ func numberLayer(layer []*layoutNode, neighbors func(*layoutNode) []*layoutNode)
 	}
 }
 
-// crossings counts the pairs of edges that cross, layer by layer.
+// crossings counts the pairs of edges that cross, layer by layer. Tests judge layouts by it.
 func (g layered) crossings() (n int) {
 	type segment struct{ from, to int }
 	between := make([][]segment, len(g.layers))

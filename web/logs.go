@@ -44,7 +44,8 @@ type logLine struct {
 	HTML   template.HTML
 }
 
-// logPart reads the end of a log, or its lines that match an expression.
+// logPart reads the end of a log, or its lines that match an expression. A fault of the expression is
+// shown next to its field, since the reader corrects it there.
 func logPart(ctx context.Context, v *visit, j wire.Job) (any, error) {
 	tail, err := strconv.Atoi(v.query("tail"))
 	if err != nil || tail < 1 || tail > logMost {
@@ -89,7 +90,8 @@ func logPart(ctx context.Context, v *visit, j wire.Job) (any, error) {
 	return view, nil
 }
 
-// tailAddress is the address of the lines after those of a page.
+// tailAddress is the address of the lines after those of a page. It names the last line by its time,
+// since the numbers of lines are those of one page.
 func tailAddress(j wire.Job, view logView) string {
 	q := url.Values{"attempt": {strconv.Itoa(view.Attempt)}, "member": {strconv.Itoa(view.Member)},
 		"after": {strconv.Itoa(len(view.Lines))}}
@@ -99,7 +101,8 @@ func tailAddress(j wire.Job, view logView) string {
 	return "/jobs/" + string(j.ID) + "/tail?" + q.Encode()
 }
 
-// memberLinks are the links of the choice between the members of a gang; none for a single one.
+// memberLinks are the links of the choice between the members of a gang; none for a single one. At most
+// 64 members have a link; the address can name any other one.
 func memberLinks(v *visit, j wire.Job, chosen int) (links []filter) {
 	if j.Spec == nil || j.Spec.Members < 2 {
 		return nil
@@ -110,7 +113,9 @@ func memberLinks(v *visit, j wire.Job, chosen int) (links []filter) {
 	return links
 }
 
-// wholeLog sends the whole log of a member as text, line by line.
+// wholeLog sends the whole log of a member as text, line by line. It sends lines as they arrive, so
+// memory does not grow with the log. ErrAbortHandler breaks the connection, so that the browser does
+// not take a part for the whole log.
 func wholeLog(ctx context.Context, v *visit) (result, error) {
 	attempt, _ := strconv.Atoi(v.query("attempt"))
 	member, _ := strconv.Atoi(v.query("member"))
@@ -137,7 +142,8 @@ func wholeLog(ctx context.Context, v *visit) (result, error) {
 func sgrClass(n int) bool { return n >= 1 && n <= 4 || n >= 30 && n <= 37 || n >= 90 && n <= 97 }
 
 // ansi renders a line of a log: colors and weights of terminals become classes, a carriage return
-// starts the line again, as a progress bar does, and other control characters are dropped.
+// starts the line again, as a progress bar does, and other control characters are dropped. The result
+// is safe as HTML: text is escaped, and the names of classes contain numbers only.
 func ansi(line string) template.HTML {
 	line = strings.TrimRight(line, "\r")
 	if i := strings.LastIndexByte(line, '\r'); i >= 0 {

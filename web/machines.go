@@ -50,7 +50,8 @@ var groupings = []struct {
 	{"rack", func(m wire.Machine) string { return m.Labels["rack"] }},
 }
 
-// machinesPage shows the map of GPUs and the list of machines.
+// machinesPage shows the map of GPUs and the list of machines. It reads all machines of the pool, which
+// the map and the sums need. Only the table is cut.
 func machinesPage(ctx context.Context, v *visit) (result, error) {
 	view := machinesView{Now: v.page.Now, Pool: v.query("pool"), By: "pool"}
 	machines, err := v.api.FindMachines(ctx, client.MachineQuery{Pool: view.Pool})
@@ -96,7 +97,8 @@ const (
 )
 
 // machineMap draws machines as rows of GPU cells, in columns. The color is the reservation, a cross an
-// ill device, hatches a reserved device that is idle.
+// ill device, hatches a reserved device that is idle. A machine has at most 16 cells, so that one large
+// machine does not widen all columns.
 func machineMap(machines []wire.Machine) template.HTML {
 	most := 1
 	for _, m := range machines {
@@ -104,6 +106,7 @@ func machineMap(machines []wire.Machine) template.HTML {
 	}
 	width := max(mapWidth, mapLabel+most*(mapCell+mapGap)+20)
 	columns := max(1, mapTotal/width)
+	// Rounded up: the machines fill one column after the other.
 	rows := (len(machines) + columns - 1) / columns
 	var b strings.Builder
 	fmt.Fprintf(&b, `<svg viewBox="0 0 %d %d" width="%d" height="%d" role="img" aria-label="%s by their GPUs">`,
@@ -143,6 +146,7 @@ func drawMachine(b *strings.Builder, m wire.Machine, x, y int) {
 		case !g.Healthy:
 			const side = mapCell - 4
 			add("tick", "M%d %dl%d %dm0 -%dl-%d %d", cx+2, y+4, side, side, side, side, side)
+		// Below 5 % a reserved device counts as idle. A device without a measurement gets no mark.
 		case g.UsedMilli > 0 && busy != nil && *busy < 0.05:
 			add("hatch", "M%d %dl%d -%dm0 5l-5 5", cx+1, y+1+mapCell, mapCell-1, mapCell-1)
 		}
@@ -163,7 +167,7 @@ func drawCell(b *strings.Builder, class string, x, y, width, height int) {
 	fmt.Fprintf(b, `<rect class="f-%s" x="%d" y="%d" width="%d" height="%d" rx="2"/>`, class, x, y, width, height)
 }
 
-// gpuClass is the color of a GPU's cell.
+// gpuClass is the color of a GPU's cell. An unhealthy device stays visible while a job holds it.
 func gpuClass(m wire.Machine, g wire.MachineGPU) string {
 	switch {
 	case !g.Healthy:
@@ -191,7 +195,8 @@ type machineView struct {
 	Labels  []string
 }
 
-// useBar is one resource of a machine.
+// useBar is one resource of a machine. Used is the reserved part; Measured is "" for a resource that
+// the agent has not measured.
 type useBar struct {
 	Name, Used, Total, Measured string
 	Share                       int
@@ -220,6 +225,7 @@ func machinePage(ctx context.Context, v *visit) (result, error) {
 	slices.Reverse(events.Items)
 	view := machineView{Machine: m, Now: v.page.Now, Events: events.Items[:min(len(events.Items), eventsOfMachine)],
 		Uses: usesOf(m)}
+	// The API decides about rights. The page only leaves out buttons that the API would refuse.
 	draining := m.State == berth.MachineDraining || m.State == wire.MachineDrained
 	view.Undrain = v.page.Reader.Operates() && draining
 	view.Approve = v.page.Reader.Operates() && m.State == wire.MachinePending
@@ -250,7 +256,8 @@ func devices(list []wire.EquipmentGPU) string {
 	return text.String()
 }
 
-// usesOf are the resources of a machine: reserved of all, and measured where that is known.
+// usesOf are the resources of a machine: reserved of all, and measured where that is known. Capacities
+// are in MiB and thousandths of a core or a device, shares in percent.
 func usesOf(m wire.Machine) []useBar {
 	list := []useBar{
 		{Name: "CPUs", Used: cores(m.Used.CPUMilli), Total: cores(m.Capacity.CPUMilli),

@@ -26,12 +26,13 @@ type overviewView struct {
 	Problems []string // parts that could not be read
 }
 
-// tile is one figure, with a link to the list that it counts.
+// tile is one figure, with a link to the list that it counts. Class is its color; a figure of 0 has the
+// class off.
 type tile struct {
 	Title, Text, Address, Class string
 }
 
-// reasonCount is the number of waiting jobs with one reason.
+// reasonCount is the number of waiting jobs with one reason. Only the jobs that were read are counted.
 type reasonCount struct {
 	Code    string
 	Jobs    int
@@ -39,14 +40,16 @@ type reasonCount struct {
 	Share   int // percent of the counted jobs
 }
 
-// gpuTotals sums the GPUs of all machines, in devices.
+// gpuTotals sums the GPUs of all machines, in devices. Reserved devices belong to jobs; Busy is the sum
+// of the measured use, "" without a measurement.
 type gpuTotals struct {
 	Total, Reserved, Free, Ill, Busy string
 	Machines                         int
 	Parts                            []part
 }
 
-// part is a stretch of a bar, in percent from its left end.
+// part is a stretch of a bar, in percent from its left end. Widths are whole percents, rounded down, so
+// their sum may be below 100.
 type part struct {
 	Class, Title string
 	At, Width    int
@@ -55,7 +58,8 @@ type part struct {
 // queueRead is the number of waiting jobs from which the reasons are counted.
 const queueRead = 1000
 
-// overviewPage shows the reader's own jobs first, then the cluster.
+// overviewPage shows the reader's own jobs first, then the cluster. It makes eleven calls of the API,
+// each with the rights of the reader.
 func (s *Site) overviewPage(ctx context.Context, v *visit) (result, error) {
 	view := overviewView{Now: v.page.Now, AllTitle: "Tenant " + string(v.page.Reader.Tenant)}
 	if v.page.Reader.Operates() {
@@ -100,7 +104,8 @@ func (s *Site) overviewPage(ctx context.Context, v *visit) (result, error) {
 	return result{template: "overview", title: "Overview", data: view}, nil
 }
 
-// jobTiles counts jobs by status. of narrows the search, such as to the reader's own.
+// jobTiles counts jobs by status. of narrows the search, such as to the reader's own. The API counts at
+// most 1,001 jobs, so a larger number is shown as more than 1,000.
 func jobTiles(ctx context.Context, v *visit, of string) ([]tile, error) {
 	tiles := []tile{
 		{Title: "Running", Address: "status:active", Class: "run"},
@@ -132,7 +137,8 @@ func jobTiles(ctx context.Context, v *visit, of string) ([]tile, error) {
 	return tiles, nil
 }
 
-// countReasons groups waiting jobs by the code of their reason, the most frequent first.
+// countReasons groups waiting jobs by the code of their reason, the most frequent first. The example is
+// the text of the first such job.
 func countReasons(jobs []wire.QueuedJob) (counts []reasonCount) {
 	for _, j := range jobs {
 		code, text := "unknown", ""
@@ -158,8 +164,9 @@ func countReasons(jobs []wire.QueuedJob) (counts []reasonCount) {
 	return counts
 }
 
-// sumGPUs adds up the GPUs of machines. A GPU of a machine that takes no work is ill here, unless
-// a job still holds it.
+// sumGPUs adds up the GPUs of machines. A GPU of a machine that takes no work is ill here, unless a job
+// still holds it. Sums are in thousandths of a device, since jobs may share a device. Reserved, ill and
+// free devices add up to the total.
 func sumGPUs(machines []wire.Machine) gpuTotals {
 	var total, reserved, ill int64
 	var busy float64
@@ -195,7 +202,8 @@ func sumGPUs(machines []wire.Machine) gpuTotals {
 	return sum
 }
 
-// busyOf is the measured share of time in which a GPU was busy; nil: not known.
+// busyOf is the measured share of time in which a GPU was busy; nil: not known. The share is from 0 to
+// 1.
 func busyOf(m wire.Machine, uuid string) *float64 {
 	if m.Measured == nil {
 		return nil

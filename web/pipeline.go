@@ -29,7 +29,8 @@ type stepRow struct {
 	Critical bool
 }
 
-// graphPart draws the steps of a pipeline, also the ones that have not begun.
+// graphPart draws the steps of a pipeline, also the ones that have not begun. The document of the job
+// contains the steps, so the graph needs no further call.
 func graphPart(_ context.Context, v *visit, j wire.Job) (any, error) {
 	view := graphView{Now: v.page.Now, Only: v.query("only") != "", All: v.link("only", ""),
 		Some: v.link("only", "unsuccessful")}
@@ -44,12 +45,14 @@ func graphPart(_ context.Context, v *visit, j wire.Job) (any, error) {
 	return view, nil
 }
 
-// pipelinePage leads to the graph of a pipeline, which is a job's page as any other.
+// pipelinePage leads to the graph of a pipeline, which is a job's page as any other. A link to a
+// pipeline thus does not depend on the names of tabs.
 func pipelinePage(_ context.Context, v *visit) (result, error) {
 	return result{redirect: linkOf(v.r.URL.JoinPath("../../jobs", v.r.PathValue("id")), "tab", "graph")}, nil
 }
 
-// stepText is the tally of a step's children, or the reason of its wait.
+// stepText is the tally of a step's children, or the reason of its wait. The first fact that applies
+// decides: a cached step has neither children nor a wait.
 func stepText(s wire.Step) string {
 	switch {
 	case s.CachedFrom != nil:
@@ -64,7 +67,8 @@ func stepText(s wire.Step) string {
 	return ""
 }
 
-// tallyText counts children in a few words, such as "×128: 120 succeeded, 3 failed".
+// tallyText counts children in a few words, such as "×128: 120 succeeded, 3 failed". Statuses come in
+// the order of berth.States, so that the texts of two steps can be compared.
 func tallyText(t wire.Tally) string {
 	var parts []string
 	for _, s := range berth.States {
@@ -80,10 +84,13 @@ func tallyText(t wire.Tally) string {
 }
 
 // criticalPath returns the steps that decide when the pipeline ends: from the last step to end, back
-// through the need that ended last. Steps that have not ended count until now.
+// through the need that ended last. Steps that have not ended count until now. A step that has not
+// started has no end and is never on the path. The walk stops at a step that it has visited, so it
+// also ends for a faulty document whose needs form a circle.
 func criticalPath(steps []wire.Step, now time.Time) map[string]bool {
 	byName := map[string]wire.Step{}
 	var last *wire.Step
+	// end returns the zero time for a step that has not started.
 	end := func(s wire.Step) time.Time {
 		switch {
 		case s.FinishedAt != nil:
@@ -121,7 +128,7 @@ const (
 	nodeGapY   = 14
 )
 
-// drawGraph draws steps from left to right. Each is a link to its job.
+// drawGraph draws steps from left to right. Each is a link to its job. The result is "" without steps.
 func drawGraph(steps []wire.Step, critical map[string]bool) template.HTML {
 	if len(steps) == 0 {
 		return ""
@@ -151,6 +158,7 @@ func drawGraph(steps []wire.Step, critical map[string]bool) template.HTML {
 		fmt.Fprintf(&b, "M%d %d", x, y)
 		for i, p := range e.points[1:] {
 			px, py := at(p)
+			// A Bézier curve with horizontal ends: its control points lie in the middle of the gap.
 			fmt.Fprintf(&b, "C%d %d %d %d %d %d", x+nodeGapX/2, y, px-nodeGapX/2, py, px, py)
 			if x, y = px, py; i < len(e.points)-2 { // through a layer that it crosses
 				x += nodeWidth
@@ -164,11 +172,13 @@ func drawGraph(steps []wire.Step, critical map[string]bool) template.HTML {
 		drawStep(&b, s, x, y-nodeHeight/2, critical[s.Name])
 	}
 	b.WriteString("</svg>")
+	// The text is safe as HTML: it contains numbers, own words, and texts that drawStep has
+	// escaped.
 	return template.HTML(b.String())
 }
 
 // needsOf returns the indexes of the steps before each step. A final step without needs of its own
-// comes after all steps that no other one needs.
+// comes after all steps that no other one needs. A need that names no step is left out.
 func needsOf(steps []wire.Step) [][]int {
 	index, needed := map[string]int{}, map[string]bool{}
 	for i, s := range steps {
@@ -193,7 +203,7 @@ func needsOf(steps []wire.Step) [][]int {
 	return needs
 }
 
-// drawStep draws the box of a step.
+// drawStep draws the box of a step. x and y are its upper left corner.
 func drawStep(b *strings.Builder, s wire.Step, x, y int, critical bool) {
 	m := stateMark(s.Status)
 	class := "node"
@@ -214,13 +224,16 @@ func drawStep(b *strings.Builder, s wire.Step, x, y int, critical bool) {
 		template.HTMLEscapeString(clip(22, text)))
 }
 
-// gantt draws when each step waited and ran.
+// gantt draws when each step waited and ran. The time line begins with the submission and ends with the
+// pipeline, or now. It has at most lineRows steps, and none that has neither waited nor run. The result
+// is "" without such a step.
 func gantt(j wire.Job, now time.Time) template.HTML {
 	to := now
 	if j.FinishedAt != nil {
 		to = *j.FinishedAt
 	}
 	from := j.SubmittedAt
+	// At least a second, so that x never divides by 0.
 	total := max(to.Sub(from), time.Second)
 	x := func(at time.Time) float64 {
 		return lineLeft + (lineWidth-lineLeft-10)*max(0, min(1, float64(at.Sub(from))/float64(total)))

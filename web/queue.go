@@ -27,10 +27,12 @@ type queueView struct {
 	Read    int // jobs from which the reasons are counted
 }
 
-// queueShown is the number of waiting jobs on a page.
+// queueShown is the number of waiting jobs on a page. The counts read more jobs than a page shows; see
+// queueRead.
 const queueShown = 50
 
-// queuePage shows the waiting jobs in the order in which they would start.
+// queuePage shows the waiting jobs in the order in which they would start. The counts by reason are
+// those of the first queueRead jobs, whichever page is shown.
 func queuePage(ctx context.Context, v *visit) (result, error) {
 	view := queueView{Now: v.page.Now, Reason: v.query("reason"), Tenant: v.query("tenant"), Pool: v.query("pool"),
 		All: v.link("reason", "", "cursor", "")}
@@ -61,6 +63,7 @@ func queuePage(ctx context.Context, v *visit) (result, error) {
 		}
 		view.Rows, view.Next = page.Items, page.NextCursor
 	}
+	// The jobs with one reason come from the head of the queue and have no further pages.
 	view.Rows = view.Rows[:min(len(view.Rows), 200)]
 	if view.Next != "" {
 		view.Next = v.link("cursor", view.Next)
@@ -77,7 +80,8 @@ func queuePage(ctx context.Context, v *visit) (result, error) {
 	return result{template: "queue", title: "Queue", data: view}, nil
 }
 
-// codeOf is the code of the reason why a job waits.
+// codeOf is the code of the reason why a job waits. A job that changed after the reading has no reason
+// yet.
 func codeOf(j wire.QueuedJob) string {
 	if j.Waiting == nil {
 		return "unknown"

@@ -53,6 +53,9 @@ func (s *Site) pageOf(r *http.Request, section string) page {
 // templates holds one set a page: the layout, the shared parts and the page itself.
 var templates = parseTemplates()
 
+// parseTemplates parses all templates when the process starts: a template with a fault ends the
+// process before it serves a page. With missingkey=error, a misspelt key is an error of the page
+// and not an empty text.
 func parseTemplates() map[string]*template.Template {
 	shared := template.Must(template.New("").Funcs(functions).Option("missingkey=error").
 		ParseFS(templateFiles, "templates/layout.html", "templates/parts.html"))
@@ -171,6 +174,8 @@ func sentence(text string) string {
 // which browsers may keep them without end.
 var assetSums = hashAssets()
 
+// hashAssets hashes the assets when the process starts. It panics for a file that cannot be
+// read, since all files are part of the program.
 func hashAssets() map[string]string {
 	sums := map[string]string{}
 	files, err := fs.Glob(assetFiles, "assets/*")

@@ -15,7 +15,8 @@ type route struct {
 	serve   func(ctx context.Context, v *visit) (result, error)
 }
 
-// result is the outcome of a page: a template with its data, or an address to go to.
+// result is the outcome of a page: a template with its data, or an address to go to. A page that has
+// written its answer itself returns errWritten instead.
 type result struct {
 	template string
 	title    string
@@ -24,8 +25,9 @@ type result struct {
 	redirect string
 }
 
-// routes is the table of all pages and actions. Tests visit each of them as nobody, as a viewer
-// and as a caller of another tenant.
+// routes is the table of all pages and actions. Tests visit each of them as nobody, as a viewer and as
+// a caller of another tenant. The row of a page decides about its time limit and about the need for a
+// session, so a new page only needs a row here. Rights are the API's.
 func (s *Site) routes() []route {
 	return []route{
 		{pattern: "GET /assets/{name}", open: true, serve: serveAsset},

@@ -21,7 +21,8 @@ type scheduleRow struct {
 	Rule string
 }
 
-// ruleText is the times of a schedule in one line.
+// ruleText is the times of a schedule in one line. Exactly one of the three kinds is set; otherwise the
+// text is empty.
 func ruleText(s spec.Schedule) string {
 	switch {
 	case s.Cron != "":
@@ -109,7 +110,8 @@ type tenantRow struct {
 	GPUHour string
 }
 
-// tenantsPage shows the tenants that the reader sees as a tree, with their holdings and limits.
+// tenantsPage shows the tenants that the reader sees as a tree, with their holdings and limits. A
+// tenant whose parent the reader does not see is at the top of the tree.
 func tenantsPage(ctx context.Context, v *visit) (result, error) {
 	tenants, err := v.api.Tenants(ctx)
 	if err != nil {
@@ -137,6 +139,7 @@ func tenantsPage(ctx context.Context, v *visit) (result, error) {
 	view := tenantsView{}
 	var add func(above berth.TenantID, indent string)
 	add = func(above berth.TenantID, indent string) {
+		// A bound for faulty documents. Each level adds a space of three bytes to the indent.
 		if len(indent) > 8*spec.MaxTenantDepth {
 			return
 		}
@@ -153,7 +156,8 @@ func tenantsPage(ctx context.Context, v *visit) (result, error) {
 	return result{template: "tenants", title: "Tenants", data: view}, nil
 }
 
-// rowOfTenant renders the holdings and limits of a tenant.
+// rowOfTenant renders the holdings and limits of a tenant. Shares are in percent, at most 100. ok is
+// false for a tenant without a quota of its own.
 func rowOfTenant(t wire.Tenant, q spec.Quota, ok bool, indent string) tenantRow {
 	row := tenantRow{Tenant: t, Indent: indent, Holds: amountsText(&t.Use.Holding), Share: -1,
 		GPUHour: number(t.Use.GPUHours)}
@@ -166,12 +170,13 @@ func rowOfTenant(t wire.Tenant, q spec.Quota, ok bool, indent string) tenantRow 
 	}
 	if b := q.Budget; b != nil {
 		row.Budget = fmt.Sprintf("%s of %s GPU hours in %s", number(t.Use.SpentGPUs), number(b.GPUHours), b.Period)
+		// A budget of 0 hours must not divide by 0.
 		row.Spent = int(min(100, 100*t.Use.SpentGPUs/max(b.GPUHours, 1e-9)))
 	}
 	return row
 }
 
-// amountsText writes amounts in a few words; "" for none.
+// amountsText writes amounts in a few words; "" for none. A resource without an amount does not appear.
 func amountsText(a *spec.Amounts) string {
 	if a == nil {
 		return ""

@@ -71,7 +71,8 @@ func parseSearch(line, me string, now time.Time) (q client.JobsQuery, err error)
 	return q, nil
 }
 
-// badSearch is the refusal of a word of a search line.
+// badSearch is the refusal of a word of a search line. The word is clipped, since it may be as long as
+// an address.
 func badSearch(word, fault string) error {
 	return berth.Errorf(berth.CodeInvalid, "search: %q %s; allowed are a name, or %s", clip(80, word), fault,
 		searchHelp)
@@ -93,6 +94,7 @@ func searchStates(q *client.JobsQuery, value string) error {
 	return nil
 }
 
+// joinStates lists all states of jobs, for errors.
 func joinStates() string {
 	words := make([]string, len(berth.States))
 	for i, s := range berth.States {
@@ -101,7 +103,8 @@ func joinStates() string {
 	return strings.Join(words, ", ")
 }
 
-// searchOwner completes the name of an owner to an actor.
+// searchOwner completes the name of an owner to an actor. An actor has the form KIND:NAME; a name alone
+// is that of a user.
 func searchOwner(value, me string) string {
 	switch {
 	case value == "me":
@@ -116,6 +119,7 @@ func searchOwner(value, me string) string {
 func searchSince(value string, now time.Time) (time.Time, error) {
 	if days, ok := strings.CutSuffix(value, "d"); ok {
 		var n int
+		// Sscanf ignores text after the number. The bar makes it refuse such text.
 		if _, err := fmt.Sscanf(days+"|", "%d|", &n); err == nil && n >= 0 && n <= 36500 {
 			return now.AddDate(0, 0, -n), nil
 		}

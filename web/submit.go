@@ -51,12 +51,13 @@ func submitPage(ctx context.Context, v *visit) (result, error) {
 }
 
 // submit plans or submits the file of a form. Faults are shown by line and field, as the command line
-// shows them.
+// shows them. A plan stores nothing, so a reader may plan a file any number of times before the submit.
 func submit(ctx context.Context, v *visit) (result, error) {
 	if !v.page.Reader.Acts() {
 		return result{}, errReadsOnly(v)
 	}
 	view := submitView{File: v.r.PostFormValue("file"), Key: v.r.PostFormValue("key")}
+	// A key of another length is not from submitPage. With a new key the form can be sent.
 	if len(view.Key) != 64 {
 		view.Key = berth.NewSecret()
 	}
@@ -76,6 +77,8 @@ func submit(ctx context.Context, v *visit) (result, error) {
 		view.Problem, res.status = e.Error(), http.StatusUnprocessableEntity
 	} else if err != nil {
 		code := berth.CodeOf(err)
+		// Errors of these codes are about the file, or about a quota. The form stays, so that the
+		// reader can correct the file. All others get the page for errors.
 		if code != berth.CodeInvalid && code != berth.CodeCapacity && code != berth.CodeConflict {
 			return result{}, err
 		}
@@ -85,7 +88,8 @@ func submit(ctx context.Context, v *visit) (result, error) {
 	return res, nil
 }
 
-// pastedJob plans a job, or submits it if the form says so.
+// pastedJob plans a job, or submits it if the form says so. With the key of the form, a repeated submit
+// returns the job of the first one.
 func pastedJob(ctx context.Context, v *visit, view *submitView) (*wire.Job, error) {
 	file, err := jobfile.Parse("pasted", []byte(view.File))
 	if err != nil {
@@ -118,7 +122,8 @@ func pastedPipeline(ctx context.Context, v *visit, view *submitView) (*wire.Job,
 	return nil, nil
 }
 
-// problemText is an error of the API with the faults of its fields.
+// problemText is an error of the API with the faults of its fields. Each fault has a line, as on the
+// command line.
 func problemText(err error) string {
 	lines := []string{sentence(messageOf(err))}
 	if e, ok := errors.AsType[*berth.Error](err); ok {

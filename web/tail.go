@@ -20,7 +20,9 @@ const tailEvery = 200 * time.Millisecond
 // tailMost is the number of lines of one event. The browser keeps logMost of them anyway.
 const tailMost = 1000
 
-// tailPage streams the lines of a log after those of the page, as rows of the same HTML.
+// tailPage streams the lines of a log after those of the page, as rows of the same HTML. The stream
+// ends with the event end after the last line of the log, or with bye after a sign-out. Without either
+// it was cut: the browser connects again, with the id of its last event.
 func (s *Site) tailPage(ctx context.Context, v *visit) (result, error) {
 	if err := s.boards.enter(v.page.Reader.TokenID, noBoard); err != nil {
 		return result{}, err
@@ -34,6 +36,8 @@ func (s *Site) tailPage(ctx context.Context, v *visit) (result, error) {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	// lines has no buffer: a browser that reads slowly slows down the call, instead of filling the
+	// memory here.
 	lines, ended := make(chan wire.LogLine), make(chan error, 1)
 	go func() { // ends with ctx; awaited below
 		defer close(ended)
@@ -67,7 +71,8 @@ var (
 	errTailCut   = errors.New("the server stops")
 )
 
-// tailed is the last line that the reader has.
+// tailed is the last line that the reader has. Several lines may have the same time, so a time alone is
+// no position.
 type tailed struct {
 	number int
 	at     time.Time
@@ -79,7 +84,8 @@ func (l tailed) String() string {
 	return fmt.Sprintf("%d/%d/%s", l.number, l.same, l.at.UTC().Format(time.RFC3339Nano))
 }
 
-// lastLine is the position of a reader: of the last event that it got, or of its page.
+// lastLine is the position of a reader: of the last event that it got, or of its page. After a cut, the
+// id of the last event takes precedence over the address, which is that of the page.
 func lastLine(v *visit) (l tailed) {
 	part := strings.Split(v.r.Header.Get("Last-Event-ID"), "/")
 	if len(part) == 3 {
@@ -136,6 +142,7 @@ func (s *Site) passLines(ctx context.Context, out *events, lines <-chan wire.Log
 	}
 	for {
 		take := lines
+		// A nil channel blocks, so no line is taken before the held ones are sent.
 		if len(held) >= tailMost {
 			take = nil
 		}

@@ -48,12 +48,14 @@ var stagesOf = map[wire.EventKind]string{
 }
 
 // timeline draws the attempts of a job: waiting, preparing, running and saving as bars, checkpoints as
-// ticks. Members of a gang have a row each.
+// ticks. Members of a gang have a row each. The line ends with the job, or now. The result is "" before
+// the first attempt.
 func timeline(j wire.Job, events []wire.Event, now time.Time) template.HTML {
 	tracks := tracksOf(j, events, now)
 	if len(tracks) == 0 {
 		return ""
 	}
+	// The newest attempts are kept, since they explain the present state.
 	hidden := max(0, len(tracks)-lineRows)
 	tracks = tracks[hidden:]
 	from, to := tracks[0].bars[0].from, now
@@ -70,6 +72,7 @@ func timeline(j wire.Job, events []wire.Event, now time.Time) template.HTML {
 			}
 		}
 	}
+	// At least a second, so that x never divides by 0.
 	total := max(to.Sub(from), time.Second)
 	x := func(at time.Time) float64 {
 		return lineLeft + (lineWidth-lineLeft-10)*float64(at.Sub(from))/float64(total)
@@ -94,6 +97,7 @@ func timeline(j wire.Job, events []wire.Event, now time.Time) template.HTML {
 		}
 	}
 	b.WriteString("</svg>")
+	// The text is safe as HTML: labels and names were escaped.
 	return template.HTML(b.String())
 }
 
@@ -113,7 +117,8 @@ func drawAxis(b *strings.Builder, total time.Duration, height int) {
 	}
 }
 
-// tracksOf derives the rows of the time line from the attempts and the history of a job.
+// tracksOf derives the rows of the time line from the attempts and the history of a job. A gang has at
+// most 16 rows for each attempt. An event without a rank belongs to all members.
 func tracksOf(j wire.Job, events []wire.Event, now time.Time) (tracks []track) {
 	waits := j.SubmittedAt
 	for i, a := range j.Attempts {
@@ -150,6 +155,7 @@ func tracksOf(j wire.Job, events []wire.Event, now time.Time) (tracks []track) {
 				tracks = append(tracks, t)
 			}
 		}
+		// The wait for the next attempt begins with the end of this one.
 		waits = end
 		if i == len(j.Attempts)-1 && j.Status.Waiting() {
 			tracks = append(tracks, track{label: "Waiting", bars: []bar{{end, now, "waiting", "off"}}})
@@ -158,8 +164,9 @@ func tracksOf(j wire.Job, events []wire.Event, now time.Time) (tracks []track) {
 	return tracks
 }
 
-// attemptBars are the stretches of one attempt, in order and without gaps. Events mark the ends of
-// the parts of the preparation, and the end of the container.
+// attemptBars are the stretches of one attempt, in order and without gaps. Events mark the ends of the
+// parts of the preparation, and the end of the container. An event that is earlier than the one before
+// adds no bar, so bars never overlap.
 func attemptBars(a berth.Attempt, events []wire.Event, end time.Time) (bars []bar) {
 	at := a.PlacedAt
 	add := func(to time.Time, name, class string) {
@@ -181,6 +188,7 @@ func attemptBars(a berth.Attempt, events []wire.Event, end time.Time) (bars []ba
 		return bars
 	}
 	add(*a.StartedAt, "starting", "prep")
+	// The color of the run is that of its outcome, once the attempt has ended.
 	class := "run"
 	if a.EndedAt != nil {
 		switch {
@@ -213,7 +221,8 @@ var marksOf = map[wire.EventKind]string{
 	wire.EventDraining: "machine is drained",
 }
 
-// ticksOf are the moments of an attempt: checkpoints, preemptions, losses of machines.
+// ticksOf are the moments of an attempt: checkpoints, preemptions, losses of machines. It keeps the
+// last 200, since a job that saves often has more than the picture can show.
 func ticksOf(events []wire.Event) (ticks []tick) {
 	for _, e := range events {
 		name, ok := marksOf[e.Kind]
