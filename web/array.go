@@ -43,7 +43,8 @@ type failedGroup struct {
 const mapElements = 2000
 
 // elementsPart reads a range of the elements of an array, and the failed ones of all. The map costs at
-// most three calls, whatever the size of the array, since a page of the API has up to 1,000 elements.
+// most three calls, regardless of the size of the array, since a page of the API has up to 1,000
+// elements.
 func elementsPart(ctx context.Context, v *visit, j wire.Job) (any, error) {
 	view := elementsView{ID: j.ID, List: searchAddress("parent:" + string(j.ID))}
 	if j.Tally != nil {

@@ -4,8 +4,8 @@
 // The pages show documents of the public API and nothing else. Each request becomes calls of
 // api/client over a transport inside the process. The calls have the rights of the browser's session,
 // so permissions, limits and the 404 of another tenant's job are the API's own
-// (docs/adr/0059-pages-are-calls-of-the-api.md). The only rows that this package reads and writes
-// itself are those of web_sessions.
+// (docs/adr/0059-pages-are-calls-of-the-api.md). This package itself reads and writes rows of
+// web_sessions only.
 //
 // The one rule to know: a page works without JavaScript. Every filter, tab and page is part of the
 // address, every action is a form, and a state changes by POST only. The script adds patches of

@@ -300,8 +300,8 @@ func explainPart(ctx context.Context, v *visit, j wire.Job) (any, error) {
 // checkpointsPart shows the checkpoints that came with the job.
 func checkpointsPart(_ context.Context, _ *visit, j wire.Job) (any, error) { return j.Checkpoints, nil }
 
-// outputsPart lists the stored outputs; for an array or a pipeline, those of all elements and
-// steps.
+// outputsPart lists the stored outputs; for an array or a pipeline, the outputs of all elements
+// and steps.
 func outputsPart(ctx context.Context, v *visit, j wire.Job) (any, error) {
 	outputs, err := v.api.Outputs(ctx, j.ID)
 	return outputs.Items, err

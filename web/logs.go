@@ -90,8 +90,8 @@ func logPart(ctx context.Context, v *visit, j wire.Job) (any, error) {
 	return view, nil
 }
 
-// tailAddress is the address of the lines after those of a page. It names the last line by its time,
-// since the numbers of lines are those of one page.
+// tailAddress is the address of the lines that follow a page. It names the last line by its time,
+// since a number of a line holds for one page only.
 func tailAddress(j wire.Job, view logView) string {
 	q := url.Values{"attempt": {strconv.Itoa(view.Attempt)}, "member": {strconv.Itoa(view.Member)},
 		"after": {strconv.Itoa(len(view.Lines))}}

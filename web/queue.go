@@ -31,8 +31,8 @@ type queueView struct {
 // queueRead.
 const queueShown = 50
 
-// queuePage shows the waiting jobs in the order in which they would start. The counts by reason are
-// those of the first queueRead jobs, whichever page is shown.
+// queuePage shows the waiting jobs in the order in which they would start. The counts by reason
+// cover the first queueRead jobs, whichever page is shown.
 func queuePage(ctx context.Context, v *visit) (result, error) {
 	view := queueView{Now: v.page.Now, Reason: v.query("reason"), Tenant: v.query("tenant"), Pool: v.query("pool"),
 		All: v.link("reason", "", "cursor", "")}

@@ -148,7 +148,7 @@ func (s *Site) encrypted(r *http.Request) bool {
 
 // onLoopback reports whether the browser runs on this machine and addresses it by a loopback
 // name. The address alone would admit requests that a proxy on this machine passes on in plain
-// text, and the name alone those of other machines.
+// text, and the name alone would admit requests from other machines.
 func onLoopback(r *http.Request) bool {
 	from, err := netip.ParseAddrPort(r.RemoteAddr)
 	if err != nil || !from.Addr().Unmap().IsLoopback() || r.Header.Get("X-Forwarded-For") != "" {

@@ -20,9 +20,9 @@ const tailEvery = 200 * time.Millisecond
 // tailMost is the number of lines of one event. The browser keeps logMost of them anyway.
 const tailMost = 1000
 
-// tailPage streams the lines of a log after those of the page, as rows of the same HTML. The stream
-// ends with the event end after the last line of the log, or with bye after a sign-out. Without either
-// it was cut: the browser connects again, with the id of its last event.
+// tailPage streams the lines of a log that follow the page, as rows of the same HTML. The stream ends
+// with the event end after the last line of the log, or with bye after a sign-out. Without either it
+// was cut: the browser connects again, with the id of its last event.
 func (s *Site) tailPage(ctx context.Context, v *visit) (result, error) {
 	if err := s.boards.enter(v.page.Reader.TokenID, noBoard); err != nil {
 		return result{}, err

@@ -31,7 +31,7 @@ type readingKey struct{}
 // well; a reader rather sees an error than a page that never comes.
 const pageLimit = 12 * time.Second
 
-// admit makes the calls of a visit those of a principal.
+// admit gives the calls of a visit the rights of a principal.
 func (v *visit) admit(p db.Principal) {
 	v.page.Reader = &reader{Name: p.Name, Tenant: p.Tenant, Role: p.Role, TokenID: p.TokenID}
 	v.api = client.Over(v.site.API.RoundTripper(v.r, &p), "")

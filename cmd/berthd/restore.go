@@ -12,10 +12,10 @@ import (
 	"berth/internal/lib/flags"
 )
 
-// newBackupRestore builds "berthd backup restore". Its settings are those of berthd, so it fills
+// newBackupRestore builds "berthd backup restore". It takes the settings of berthd, so it fills
 // the database and the object store that the next start of berthd uses. A refused restore has
-// changed nothing. A call that was interrupted before the database was filled can be repeated: it
-// finds the objects that it has copied.
+// changed nothing. A failed one can be repeated, and finds the objects that it has copied; if it
+// left tables, create the database again first.
 func newBackupRestore(lookup func(string) (string, bool)) *cobra.Command {
 	var s installation
 	cmd := &cobra.Command{
