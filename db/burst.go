@@ -12,7 +12,8 @@ import (
 	"berth/spec"
 )
 
-// BurstRow is the burst policy of a tenant, with the policies above it.
+// BurstRow is the burst policy of a tenant, with the policies above it. Each policy narrows the ones
+// above, so Effective never permits more than Above.
 type BurstRow struct {
 	Tenant    berth.TenantID
 	Own       *spec.Burst // nil: the tenant has no policy of its own
@@ -22,7 +23,9 @@ type BurstRow struct {
 	UpdatedBy string
 }
 
-// Policies returns the effective policy of each tenant that has a policy of its own or above it.
+// Policies returns the effective policy of each tenant that has a policy of its own or above it. It
+// reads all tenants in one statement and folds the policies of each path, the topmost first. A tenant
+// without a policy on its path is missing from the result.
 func (d *Burst) Policies(ctx context.Context) (map[berth.TenantID]spec.Burst, error) {
 	rows, err := d.pool.Query(ctx, `
 		SELECT t.id, coalesce(t.parent, ''), p.policy
@@ -58,7 +61,8 @@ func (d *Burst) Policies(ctx context.Context) (map[berth.TenantID]spec.Burst, er
 	return all, nil
 }
 
-// Get returns the policy of a tenant. An unknown tenant is not_found.
+// Get returns the policy of a tenant. An unknown tenant is not_found. The policies of its path are read
+// in one transaction.
 func (d *Burst) Get(ctx context.Context, tenant berth.TenantID) (row BurstRow, err error) {
 	err = d.readTx(ctx, func(tx pgx.Tx) error {
 		row, err = readBurst(ctx, tx, tenant)
@@ -67,7 +71,8 @@ func (d *Burst) Get(ctx context.Context, tenant berth.TenantID) (row BurstRow, e
 	return row, mapError(err, "tenant "+string(tenant))
 }
 
-// readBurst reads the policies on the path of a tenant. A missing tenant is pgx.ErrNoRows.
+// readBurst reads the policies on the path of a tenant. A missing tenant is pgx.ErrNoRows. All rows are
+// of one statement, so the policies of the path agree with each other.
 func readBurst(ctx context.Context, tx pgx.Tx, tenant berth.TenantID) (BurstRow, error) {
 	row := BurstRow{Tenant: tenant}
 	rows, err := tx.Query(ctx, `
@@ -116,9 +121,11 @@ func readBurst(ctx context.Context, tx pgx.Tx, tenant berth.TenantID) (BurstRow,
 	return row, nil
 }
 
-// Set replaces the policy of a tenant. A policy that permits more than the policies above it is invalid, with
-// a fault for each such field. A version that is neither 0 nor the present one is a conflict. Launches that
-// exist are not changed.
+// Set replaces the policy of a tenant. A policy that permits more than the policies above it is
+// invalid, with a fault for each such field. A version that is neither 0 nor the present one is a
+// conflict. Launches that exist are not changed. The policies on the path are locked like at a launch,
+// so no launch is admitted by a policy that changes meanwhile. A policy is stored as it was set: moves
+// of tenants, and changes above, need no change of its row.
 func (d *Burst) Set(ctx context.Context, tenant berth.TenantID, b spec.Burst, actor string) error {
 	version := b.Version
 	b.Version = 0
@@ -153,6 +160,7 @@ func (d *Burst) Set(ctx context.Context, tenant berth.TenantID, b spec.Burst, ac
 }
 
 // checkBurstVersion refuses a change of another version than the present one; 0 fits each version.
+// Version 0 also stands for a tenant without a policy.
 func checkBurstVersion(row BurstRow, version int64) error {
 	var present int64
 	if row.Own != nil {

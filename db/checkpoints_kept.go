@@ -157,9 +157,9 @@ func (u stepUse) mayRemove(job berth.JobID, step int64) error {
 	return nil
 }
 
-// onStep locks a job, reads what keeps one of its steps, and runs f in the same transaction. A
-// job of the tenant without any checkpoint of the step is not_found, and so is an archived
-// one.
+// onStep locks a job, reads the reasons for which one of its steps is kept, and runs f in the
+// same transaction. A job of the tenant without any checkpoint of the step is not_found, and so
+// is an archived one.
 func (d *Objects) onStep(ctx context.Context, tenant berth.TenantID, job berth.JobID, step int64,
 	f func(pgx.Tx, stepUse) error) error {
 	err := d.tx(ctx, func(tx pgx.Tx) error {

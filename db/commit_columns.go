@@ -15,6 +15,7 @@ type (
 		resume  []*int64
 		number  []int // of the alternative
 	}
+	// Amounts are in thousandths of a core or a device, and in MiB.
 	rankColumns struct {
 		job                        []berth.JobID
 		attempt, rank              []int
@@ -30,11 +31,14 @@ type (
 	}
 )
 
-// columnsOf orders the rows by job, so that index pages are touched once.
+// columnsOf orders the rows by job, so that index pages are touched once. The slices of one table have
+// the same length: row i is the i-th value of each. Few statements with many rows keep the commit at
+// two round trips, however large the batch is.
 func columnsOf(starts []berth.Start, p *present) (a attemptColumns, r rankColumns, g claimColumns) {
 	starts = slices.SortedFunc(slices.Values(starts), func(x, y berth.Start) int { return cmp.Compare(x.Job, y.Job) })
 	for _, s := range starts {
 		a.job, a.attempt, a.number = append(a.job, s.Job), append(a.attempt, s.Attempt), append(a.number, s.Alternative)
+		// nil: the attempt starts without a checkpoint.
 		var from *int64
 		if step, ok := p.resume[s.Job]; ok {
 			from = &step

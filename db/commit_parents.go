@@ -54,7 +54,7 @@ func (p *present) begun() []berth.JobID {
 	return list
 }
 
-// begunSteps are those of them that are steps, whose pipelines are to be told.
+// begunSteps lists the steps among them, whose pipelines need a hint.
 func (p *present) begunSteps() []berth.JobID {
 	return slices.DeleteFunc(p.begun(), func(id berth.JobID) bool { return !p.parents[id].Step })
 }

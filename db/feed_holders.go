@@ -9,8 +9,9 @@ import (
 	"berth"
 )
 
-// collectHolders appends the rows of readHolders to into. The rows must be sorted so that
-// the rows of a member, and the members of an attempt, are consecutive.
+// collectHolders appends the rows of readHolders to into. The rows must be sorted so that the rows of a
+// member, and the members of an attempt, are consecutive. A member with several devices has a row for
+// each. StopBy of a holder is known only if all its members have an order to stop.
 func collectHolders(rows pgx.Rows, into *[]Holder) error {
 	defer rows.Close()
 	var alloc berth.AllocationID
@@ -31,6 +32,7 @@ func collectHolders(rows pgx.Rows, into *[]Holder) error {
 			list = append(list, h)
 		}
 		last := &list[len(list)-1]
+		// The first row of a member: further rows have only further devices.
 		if id != alloc {
 			alloc = id
 			last.Ranks = append(last.Ranks, g)
@@ -45,7 +47,8 @@ func collectHolders(rows pgx.Rows, into *[]Holder) error {
 	return rows.Err()
 }
 
-// latest returns the later of two stop deadlines; nil if a member has no order to stop.
+// latest returns the later of two stop deadlines; nil if a member has no order to stop. Without such an
+// order, the end of the whole attempt is not known.
 func latest(a, b *time.Time) *time.Time {
 	switch {
 	case a == nil || b == nil:
@@ -56,7 +59,9 @@ func latest(a, b *time.Time) *time.Time {
 	return b
 }
 
-// collectNominations puts together the rows of one beneficiary, machine and victim.
+// collectNominations puts together the rows of one beneficiary, machine and victim. A nomination of
+// several devices has a row for each, and its GPU capacity is the sum of them. A device of index -1
+// stands for a nomination without devices.
 func collectNominations(rows pgx.Rows, into *[]Nomination) error {
 	defer rows.Close()
 	for rows.Next() {

@@ -9,16 +9,20 @@ import (
 	"berth/wire"
 )
 
-// FleetUse is the measured use of all machines with a recent report.
+// FleetUse is the measured use of all machines with a recent report. Reservations are not part of it.
 type FleetUse struct {
 	CPUMilli, MemoryMiB int64                       // of jobs
 	BusyGPUs            map[string]float64          // devices, by model; models without a measurement are left out
 	FreeDisk            map[berth.MachineID]float64 // free share, from 0 to 1, of each machine that reports one
 }
 
-// FleetUse adds up the last reports of the machines that are neither lost nor retired.
+// FleetUse adds up the last reports of the machines that are neither lost nor retired. Reports older
+// than wire.UseAge do not count: an agent that is away must not show old use. One statement returns two
+// kinds of rows, one for each machine and one for each GPU model. An agent of an earlier version
+// reports no share of its disk.
 func (d *Machines) FleetUse(ctx context.Context) (FleetUse, error) {
 	f := FleetUse{BusyGPUs: map[string]float64{}, FreeDisk: map[berth.MachineID]float64{}}
+	// MATERIALIZED: the reports are read once for both parts of the answer.
 	rows, err := d.pool.Query(ctx, `
 		WITH recent AS MATERIALIZED (
 			SELECT u.machine_id, u.use

@@ -61,7 +61,8 @@ func Inspect(ctx context.Context, url string) (Inspection, error) {
 	return i, mapError(err, "inspect")
 }
 
-// server reads the server's version and limits, and the rights of the role.
+// server reads the server's version and limits, and the rights of the role. The lower one of the
+// server's limit of connections and the role's own applies.
 func (i *Inspection) server(ctx context.Context, tx pgx.Tx) error {
 	return tx.QueryRow(ctx, `
 		SELECT current_setting('server_version_num')::int,
@@ -82,7 +83,9 @@ func (i *Inspection) server(ctx context.Context, tx pgx.Tx) error {
 		Scan(&i.Server, &i.Standby, &i.Role, &i.MayCreate, &i.Conns, &i.Foreign)
 }
 
-// schema compares the schema with the migrations of this program.
+// schema compares the schema with the migrations of this program. A schema that is newer, or that was
+// migrated with other content, is a conflict and no error of the call. A database without the table of
+// versions has version 0.
 func (i *Inspection) schema(ctx context.Context, tx pgx.Tx) error {
 	below, err := fs.Sub(migrations, "migrations")
 	if err != nil {
@@ -119,7 +122,8 @@ func (i *Inspection) schema(ctx context.Context, tx pgx.Tx) error {
 	return err
 }
 
-// sealedKeys reads the keys under which values are sealed. Older schemas may lack the columns.
+// sealedKeys reads the keys under which values are sealed. Older schemas may lack the columns. These
+// are ids of keys, never keys or values.
 func (i *Inspection) sealedKeys(ctx context.Context, tx pgx.Tx) error {
 	if i.Version != i.Wanted || i.Conflict != nil {
 		return nil

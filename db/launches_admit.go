@@ -51,7 +51,8 @@ type burstLevel struct {
 	Machines          int
 }
 
-// burstPath returns the levels on the path of a tenant, the topmost first.
+// burstPath returns the levels on the path of a tenant, the topmost first. Spend and machines are
+// counted over each tenant and all tenants below it, in one statement.
 func burstPath(ctx context.Context, tx pgx.Tx, tenant berth.TenantID) ([]burstLevel, error) {
 	rows, err := tx.Query(ctx, `
 		WITH RECURSIVE `+tenantPath+`
@@ -66,8 +67,10 @@ func burstPath(ctx context.Context, tx pgx.Tx, tenant berth.TenantID) ([]burstLe
 	return pgx.CollectRows(rows, pgx.RowToStructByPos[burstLevel])
 }
 
-// admitLaunch refuses a launch for a tenant that the tenant's policies do not permit, or whose money is used
-// up. The caller holds the locks of lockBurst. An admin's own launch is always admitted.
+// admitLaunch refuses a launch for a tenant that the tenant's policies do not permit, or whose money is
+// used up. The caller holds the locks of lockBurst. An admin's own launch is always admitted. A refusal
+// for want of money, machines or growth is passing and has the code capacity; a forbidden launch is a
+// conflict.
 func admitLaunch(ctx context.Context, tx pgx.Tx, r cloud.Request) error {
 	if r.Tenant == "" {
 		return nil
@@ -104,7 +107,8 @@ func admitLaunch(ctx context.Context, tx pgx.Tx, r cloud.Request) error {
 	return nil
 }
 
-// full returns the limit of the level that one more launch would exceed, or "".
+// full returns the limit of the level that one more launch would exceed, or "". The trigger
+// launches_reserve enforces the money as well. Machines and growth are checked here alone.
 func (l burstLevel) full(ctx context.Context, tx pgx.Tx, reserve int64) (string, error) {
 	p := l.Policy.WithDefaults()
 	if s := p.Spend; s != nil {

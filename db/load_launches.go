@@ -9,7 +9,9 @@ import (
 	"berth/db/history"
 )
 
-// launchRecords are the records of history.Cluster about launches of all machines.
+// launchRecords are the records of history.Cluster about launches of all machines. Amounts are in
+// micro-dollars. Deleted launches count through pruned_spend, so the settled days of a tenant must
+// equal the costs of its launches.
 const launchRecords = `jsonb_build_object('spent', coalesce((
 		SELECT jsonb_agg(to_jsonb(s) ORDER BY s.tenant)
 		FROM (
@@ -32,8 +34,9 @@ const launchRecords = `jsonb_build_object('spent', coalesce((
 			'until', nullif(b.until, '-infinity')) ORDER BY b.scope, b.key)
 		FROM breakers b), '[]'))`
 
-// Launches calls each for every machine name with launches, by name, except where all of them were settled before
-// since. It reads one name at a time.
+// Launches calls each for every machine name with launches, by name, except where all of them were
+// settled before since. It reads pages of names, each with all its launches, so memory holds one page.
+// The stored request of a launch is left out, since it contains a sealed secret.
 func (h *History) Launches(ctx context.Context, since time.Time, each func(history.Launched) error) error {
 	after := ""
 	for {
@@ -61,6 +64,7 @@ func (h *History) Launches(ctx context.Context, since time.Time, each func(histo
 			}
 			after = string(l.Machine)
 		}
+		// A page that is not full is the last one.
 		if len(list) < historyJobs {
 			return nil
 		}

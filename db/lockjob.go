@@ -64,6 +64,8 @@ func lockJob(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, id berth.Job
 	return job, err
 }
 
+// scanLockedJob reads the results of the statements of lockJob, in their order. A job that does not
+// exist, or is another tenant's, is pgx.ErrNoRows.
 func scanLockedJob(results pgx.BatchResults) (j lockedJob, err error) {
 	var graceMS int64
 	var says []bool
@@ -98,14 +100,16 @@ func scanLockedJob(results pgx.BatchResults) (j lockedJob, err error) {
 	return j, err
 }
 
-// touched collects the hints of a transaction, to be published after the commit.
+// touched collects the hints of a transaction, to be published after the commit. A hint before the
+// commit would let a reader miss the change.
 type touched struct {
 	job      berth.JobID
 	machines []berth.MachineID
 	queue    bool // input of the leader's plan: the job or the machines' capacity
 }
 
-// publish sends the hints. It must follow the commit.
+// publish sends the hints. It must follow the commit. Without a job the transaction has changed
+// nothing, and no hint is sent.
 func (t touched) publish(h *Hub) {
 	if t.job == "" {
 		return

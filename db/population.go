@@ -21,8 +21,8 @@ type Population struct {
 
 	Led bool // a process has the lead by the database's clock
 
-	// Silent is the number of machines that are suspect or lost, without those that may be switched off: a
-	// drained machine that holds no work, and a machine in a maintenance window.
+	// Silent is the number of machines that are suspect or lost, without the machines that may be switched
+	// off: drained machines that hold no work, and machines in a maintenance window.
 	Silent int
 
 	SilentEngines int // machines, neither lost nor retired, whose container engine does not answer
@@ -58,7 +58,8 @@ type GPUPopulation struct {
 	UsedMilli int64 // thousandths of a device
 }
 
-// Population counts live jobs, machines and their devices.
+// Population counts live jobs, machines and their devices. Statuses without a job count as 0, so that a
+// metric does not vanish. Its statements have a snapshot each.
 func (d *Cluster) Population(ctx context.Context) (Population, error) {
 	p := Population{Jobs: map[berth.State]int{}, Machines: map[berth.MachineState]int{},
 		Tenants: map[berth.TenantID]TenantPopulation{}}
@@ -141,6 +142,7 @@ func (p *Population) readTenants(ctx context.Context, pool *pgxpool.Pool) error 
 	return nil
 }
 
+// readCapacity sums capacities in thousandths and MiB, and counts GPUs by model.
 func (p *Population) readCapacity(ctx context.Context, pool *pgxpool.Pool) error {
 	err := pool.QueryRow(ctx, `
 		SELECT coalesce(sum(cpu_m), 0)::bigint, coalesce(sum(mem_mb), 0)::bigint, coalesce(sum(disk_mb), 0)::bigint,

@@ -11,8 +11,8 @@ import (
 	"berth/wire"
 )
 
-// BurstNote is the decision of the scaler on one waiting job. Codes are those of package scaler, and
-// "waits".
+// BurstNote is the decision of the scaler on one waiting job. The codes are "waits" and the codes of
+// package scaler.
 type BurstNote struct {
 	Job      berth.JobID       `json:"job"`
 	Code     string            `json:"code"`
@@ -22,7 +22,7 @@ type BurstNote struct {
 	Cost     float64           `json:"cost"`           // of the run in the cloud, US dollars; 0: not known
 }
 
-// Notes returns all notes, by job.
+// Notes returns all notes, by job. There is at most one for each job that the scaler examines.
 func (d *Scaling) Notes(ctx context.Context) (map[berth.JobID]BurstNote, error) {
 	rows, err := d.pool.Query(ctx, `
 		SELECT to_jsonb(n)
@@ -38,7 +38,8 @@ func (d *Scaling) Notes(ctx context.Context) (map[berth.JobID]BurstNote, error) 
 	return notes, mapError(err, "notes of the scaler")
 }
 
-// WriteNotes stores notes and deletes the notes of other jobs, in the term of the leader.
+// WriteNotes stores notes and deletes the notes of other jobs, in the term of the leader. A leader
+// whose term is over changes nothing, so notes of two leaders never mix.
 func (d *Scaling) WriteNotes(ctx context.Context, term Term, changed []BurstNote, gone []berth.JobID) error {
 	for i := range changed {
 		if changed[i].Machines == nil {
@@ -67,7 +68,8 @@ func (d *Scaling) WriteNotes(ctx context.Context, term Term, changed []BurstNote
 	return mapError(err, "notes of the scaler")
 }
 
-// ShownNote is a note with the launches of its machines, for users.
+// ShownNote is a note with the launches of its machines, for users. Launches that have ended are left
+// out.
 type ShownNote struct {
 	BurstNote
 	Launches []wire.Launch `json:"launches"`
@@ -94,7 +96,8 @@ func (d *Scaling) ShowNotes(ctx context.Context, jobs []berth.JobID) (map[berth.
 	return notes, mapError(err, "notes of the scaler")
 }
 
-// Saves returns the jobs of the list that write checkpoints. Such jobs may run on machines of the spot market.
+// Saves returns the jobs of the list that write checkpoints. Such jobs may run on machines of the spot
+// market. An interruption loses little of their work.
 func (d *Scaling) Saves(ctx context.Context, jobs []berth.JobID) (map[berth.JobID]bool, error) {
 	rows, err := d.pool.Query(ctx, `
 		SELECT job

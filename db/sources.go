@@ -17,8 +17,8 @@ import (
 
 // The source of a job is the checkpoint of another job from which it starts
 // (docs/adr/0050-a-retry-resumes.md). It is chosen under the lock of the row of the job that
-// saved it, in the transaction that stores the new job: whoever prunes, removes or archives
-// checkpoints locks the same row first.
+// saved it, in the transaction that stores the new job. A transaction that prunes, removes or
+// archives checkpoints locks the same row first.
 
 // SlugNoCheckpoint is the stable code for a checkpoint that cannot be used as a source.
 const SlugNoCheckpoint = "no_checkpoint"

@@ -24,7 +24,8 @@ type Spent struct {
 	Room float64
 }
 
-// Of returns the spend, as of now, of each tenant that has a policy of its own or above it.
+// Of returns the spend, as of now, of each tenant that has a policy of its own or above it. Amounts in
+// the database are whole micro-dollars, so sums are exact before they are converted.
 func (d *Spend) Of(ctx context.Context, now time.Time) (map[berth.TenantID]Spent, error) {
 	rows, err := d.pool.Query(ctx, `
 		WITH RECURSIVE up (id, at) AS (
@@ -52,6 +53,7 @@ func (d *Spend) Of(ctx context.Context, now time.Time) (map[berth.TenantID]Spent
 	if err != nil {
 		return nil, mapError(err, "spend")
 	}
+	// A tenant without a policy on its path is not in the list, and the walk up a path ends there.
 	parents := make(map[berth.TenantID]berth.TenantID, len(list))
 	own := make(map[berth.TenantID]float64, len(list)) // room by the tenant's own limit
 	all := make(map[berth.TenantID]Spent, len(list))
@@ -69,8 +71,8 @@ func (d *Spend) Of(ctx context.Context, now time.Time) (map[berth.TenantID]Spent
 	return all, nil
 }
 
-// limitRooms sets the room of each tenant to the smallest one on its path; own is the room by the tenant's
-// own limit.
+// limitRooms sets the room of each tenant to the smallest one on its path; own is the room by the
+// tenant's own limit. A tenant without a limit of its own has infinite room of its own.
 func limitRooms(all map[berth.TenantID]Spent, own map[berth.TenantID]float64,
 	parents map[berth.TenantID]berth.TenantID) {
 	for id, s := range all {
@@ -84,9 +86,9 @@ func limitRooms(all map[berth.TenantID]Spent, own map[berth.TenantID]float64,
 	}
 }
 
-// Settle settles the costs of the instances that exist, up to the present time. Each launch is settled in a
-// separate transaction. It returns the number of launches. Repeated and concurrent calls settle each second
-// once.
+// Settle settles the costs of the instances that exist, up to the present time. Each launch is settled
+// in a separate transaction. It returns the number of launches. Repeated and concurrent calls settle
+// each second once. An error ends the call; the rest is settled by the next one.
 func (d *Spend) Settle(ctx context.Context) (int, error) {
 	rows, err := d.pool.Query(ctx, `
 		SELECT machine, n

@@ -14,7 +14,8 @@ const (
 	tokenRevoked = "revoked"
 )
 
-// recordTokens records an event of tokens in the transaction that changes them.
+// recordTokens records an event of tokens in the transaction that changes them. A change of tokens
+// without its event cannot be committed.
 func recordTokens(ctx context.Context, tx pgx.Tx, ids []string, event, actor string) error {
 	_, err := tx.Exec(ctx, `
 		INSERT INTO token_events (token, name, tenant, role, event, actor)
@@ -26,7 +27,8 @@ func recordTokens(ctx context.Context, tx pgx.Tx, ids []string, event, actor str
 	return err
 }
 
-// Events returns a page of the creations and revocations of tokens, oldest first.
+// Events returns a page of the creations and revocations of tokens, oldest first. An event repeats the
+// name, tenant and role of its token, so it can be read without the token.
 func (d *Tokens) Events(ctx context.Context, p Paging) (events []wire.TokenEvent, next string, err error) {
 	var after int64 // ids are positive
 	if _, err := p.after(&after); err != nil {

@@ -10,8 +10,9 @@ import (
 	"berth/wire"
 )
 
-// takeUnkillable gives up the members that the call lists as stuck. A failure to store this does not fail
-// the call, whose renewal of the lease matters more: the agent lists the members again.
+// takeUnkillable gives up the members that the call lists as stuck. A failure to store this does not
+// fail the call, whose renewal of the lease matters more: the agent lists the members again. Only the
+// end of the session, or of the machine itself, is an error of the call.
 func (c *syncCall) takeUnkillable(ctx context.Context) error {
 	if len(c.req.Stuck) == 0 {
 		return nil
@@ -45,9 +46,11 @@ func (d *Agents) giveUpUnkillable(ctx context.Context, machine berth.MachineID, 
 	var ranks []overdueRank
 	err := d.tx(ctx, func(tx pgx.Tx) error {
 		t := noticeTx{tx: tx, machine: machine}
+		// A former session of the machine must not give up members of the present one.
 		if err := t.checkSession(ctx, req); err != nil {
 			return err
 		}
+		// Jobs are locked before their members, by the lock order.
 		jobs, err := lockJobsOn(ctx, tx, machine)
 		if err != nil {
 			return err

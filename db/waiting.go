@@ -9,8 +9,9 @@ import (
 	"berth/wire"
 )
 
-// Among returns the jobs of the list that are not archived, without the fields of the full
-// view, by id. Tenant "" means any; another tenant's job is left out.
+// Among returns the jobs of the list that are not archived, without the fields of the full view, by id.
+// Tenant "" means any; another tenant's job is left out. A page of a list or of the queue thus costs
+// one statement.
 func (d *Jobs) Among(
 	ctx context.Context, tenant berth.TenantID, ids []berth.JobID,
 ) (map[berth.JobID]wire.Job, error) {
@@ -33,7 +34,8 @@ func (d *Jobs) Among(
 	return byID, nil
 }
 
-// Need is the first unmet need of a blocked step or job. Without Step and Job the needs are met.
+// Need is the first unmet need of a blocked step or job. Without Step and Job the needs are met. A
+// blocked job whose needs are met is unblocked by the next pass.
 type Need struct {
 	Step   string      // the needed step of the same pipeline
 	Job    string      // or the handle of the needed job
@@ -44,8 +46,9 @@ type Need struct {
 	Final  bool        // the step waits for all other steps
 }
 
-// Needs returns the first unmet need of each blocked job in the list, by id. Other jobs are
-// left out.
+// Needs returns the first unmet need of each blocked job in the list, by id. Other jobs are left out. A
+// need is unmet while it has not succeeded; for a condition other than success, an end of any kind
+// meets it. A final step needs all other steps of its pipeline.
 func (d *Jobs) Needs(ctx context.Context, ids []berth.JobID) (map[berth.JobID]Need, error) {
 	rows, err := d.pool.Query(ctx, `
 		SELECT j.id::text, CASE WHEN j.parent IS NULL THEN '' ELSE coalesce(n.step, '') END,
@@ -74,6 +77,7 @@ func (d *Jobs) Needs(ctx context.Context, ids []berth.JobID) (map[berth.JobID]Ne
 	if err != nil {
 		return nil, mapError(err, "needs of steps")
 	}
+	// The statement orders unmet needs by id, so repeated calls name the same one.
 	needs := map[berth.JobID]Need{}
 	var id berth.JobID
 	var n Need
