@@ -12,7 +12,8 @@ import (
 	"berth/wire"
 )
 
-// burstHandlers serve the calls about the policies of tenants for machines of clouds.
+// burstHandlers serve the calls about the policies of tenants for machines of clouds. Each change drops
+// the cached facts of quotes in this process; other replicas see it within seconds.
 type burstHandlers struct {
 	burst  *db.Burst
 	quoter *autoscale.Quoter
@@ -44,8 +45,10 @@ type (
 	}
 )
 
-// show returns a tenant's policy. Another tenant is answered like one that does not exist.
+// show returns a tenant's policy. Another tenant is answered like one that does not exist. Admins see
+// each tenant's, all others only their own.
 func (h *burstHandlers) show(ctx context.Context, in *TenantInput) (*burstOutput, error) {
+	// scope is empty for admins, who may see all tenants.
 	if own := scope(ctx); own != "" && in.Tenant != string(own) {
 		return nil, berth.Errorf(berth.CodeNotFound, "no such tenant %s", in.Tenant)
 	}
@@ -61,7 +64,8 @@ func (h *burstHandlers) show(ctx context.Context, in *TenantInput) (*burstOutput
 	return &burstOutput{p}, nil
 }
 
-// set replaces a tenant's own policy.
+// set replaces a tenant's own policy. The database compares it with the policies above, under their
+// locks.
 func (h *burstHandlers) set(ctx context.Context, in *burstSetInput) (*burstOutput, error) {
 	b, err := readValid[spec.Burst](in.Request, nil)
 	if err != nil {
@@ -70,12 +74,13 @@ func (h *burstHandlers) set(ctx context.Context, in *burstSetInput) (*burstOutpu
 	if err := h.burst.Set(ctx, berth.TenantID(in.Tenant), b, operator(ctx)); err != nil {
 		return nil, err
 	}
+	// The next quote must apply the new policy.
 	h.quoter.Forget()
 	h.log.Info("burst policy set", "tenant", in.Tenant, "allow", b.Allow, "by", operator(ctx))
 	return h.show(ctx, &in.TenantInput)
 }
 
-// delete removes a tenant's own policy.
+// delete removes a tenant's own policy. Without a policy on its path the tenant launches no machine.
 func (h *burstHandlers) delete(ctx context.Context, in *TenantInput) (*struct{}, error) {
 	if err := h.burst.Delete(ctx, berth.TenantID(in.Tenant)); err != nil {
 		return nil, err

@@ -13,7 +13,8 @@ import (
 	"berth/wire"
 )
 
-// channelHandlers serve the calls about notification channels.
+// channelHandlers serve the calls about notification channels. A caller reaches the channels of its own
+// tenant; the list also shows the ones above, which jobs can name.
 type channelHandlers struct {
 	channels *db.Channels
 	rules    secretRules
@@ -61,6 +62,7 @@ type (
 	channelListOutput struct{ Body wire.Page[wire.ChannelStatus] }
 )
 
+// list returns a page of the channels that jobs of the caller's tenant can name.
 func (h *channelHandlers) list(ctx context.Context, in *Paging) (*channelListOutput, error) {
 	list, next, err := h.channels.List(ctx, caller(ctx).Tenant, in.long())
 	if err != nil {
@@ -69,6 +71,7 @@ func (h *channelHandlers) list(ctx context.Context, in *Paging) (*channelListOut
 	return &channelListOutput{page(list, next)}, nil
 }
 
+// show returns a channel of the caller's own tenant. Any other one is not found.
 func (h *channelHandlers) show(ctx context.Context, in *ChannelInput) (*channelOutput, error) {
 	c, err := h.channels.Get(ctx, caller(ctx).Tenant, in.Name)
 	if err != nil {
@@ -77,7 +80,8 @@ func (h *channelHandlers) show(ctx context.Context, in *ChannelInput) (*channelO
 	return &channelOutput{http.StatusOK, c}, nil
 }
 
-// set creates or replaces a channel of the caller's tenant.
+// set creates or replaces a channel of the caller's tenant. The answer is read again after the change,
+// since it contains the state of the delivery.
 func (h *channelHandlers) set(ctx context.Context, in *channelSetInput) (*channelOutput, error) {
 	c, err := readValid[spec.Channel](in.Request, nil)
 	if err != nil {
@@ -99,7 +103,9 @@ func (h *channelHandlers) set(ctx context.Context, in *channelSetInput) (*channe
 	return &channelOutput{createdStatus(created), after}, nil
 }
 
-// mayKeep refuses a channel that could never be used, and events of machines for callers that are not admins.
+// mayKeep refuses a channel that could never be used, and events of machines for callers that are not
+// admins. All faults are returned at once. A channel needs secret keys, since its address or its
+// signing key is a secret.
 func (h *channelHandlers) mayKeep(ctx context.Context, name string, c spec.Channel) error {
 	faults := spec.ChannelNameFaults(name)
 	if c.Kind == spec.ChannelEmail {
@@ -119,8 +125,10 @@ func (h *channelHandlers) mayKeep(ctx context.Context, name string, c spec.Chann
 	return h.rules.keepsSecrets()
 }
 
-// mailFaults returns the faults of recipients that this cluster sends no mail to.
+// mailFaults returns the faults of recipients that this cluster sends no mail to. It names the allowed
+// kinds or domains.
 func (h *channelHandlers) mailFaults(c spec.Channel) []berth.FieldError {
+	// Refused now, since all messages to such a channel would fail.
 	if h.mail == nil {
 		return []berth.FieldError{{Field: "kind", Detail: "this cluster sends no mail",
 			Allowed: "slack, webhook; an operator can set berthd --smtp"}}
@@ -132,6 +140,7 @@ func (h *channelHandlers) mailFaults(c spec.Channel) []berth.FieldError {
 	return nil
 }
 
+// delete removes a channel of the caller's tenant, with its notifications that are not delivered.
 func (h *channelHandlers) delete(ctx context.Context, in *ChannelInput) (*struct{}, error) {
 	if err := h.channels.Delete(ctx, caller(ctx).Tenant, in.Name); err != nil {
 		return nil, err
@@ -140,7 +149,8 @@ func (h *channelHandlers) delete(ctx context.Context, in *ChannelInput) (*struct
 	return nil, nil
 }
 
-// test adds a notification that says who sent it.
+// test adds a notification that says who sent it. It returns before the delivery: the status 202
+// promises an attempt and no result.
 func (h *channelHandlers) test(ctx context.Context, in *ChannelInput) (*channelOutput, error) {
 	tenant := caller(ctx).Tenant
 	if err := h.channels.Test(ctx, tenant, in.Name, actor(ctx)); err != nil {

@@ -15,7 +15,8 @@ import (
 // codeProvisioning is the code of a job for which machines boot.
 const codeProvisioning = "provisioning"
 
-// cloudTexts are the texts of notes without machines, with what an owner or an operator can change.
+// cloudTexts are the texts of notes without machines, each with a hint for the owner of the job or
+// an operator.
 var cloudTexts = map[string]struct{ text, hint string }{
 	"waits": {"the wait costs less than a machine of a cloud",
 		"wait; the policy of the tenant sets the price of a wait"},
@@ -54,10 +55,12 @@ var stateTexts = map[cloud.LaunchState]string{
 	cloud.LaunchUnresolved: "was not seen in the cloud yet", cloud.LaunchRunning: "boots",
 }
 
-// cloudNote renders a note of the scaler; nil if it says nothing to users.
+// cloudNote renders a note of the scaler; nil if it says nothing to users. A code that this version
+// does not know is left out, since the note may be from a newer leader.
 func cloudNote(n db.ShownNote) *wire.CloudNote {
 	out := &wire.CloudNote{Code: n.Code, Until: n.Until, Start: n.Start, Cost: n.Cost}
 	if n.Code == "launched" || n.Code == "covered" {
+		// A state without a text is one in which the machine has joined or will not join.
 		for _, l := range n.Launches {
 			if stateTexts[cloud.LaunchState(l.State)] == "" {
 				continue
@@ -89,6 +92,7 @@ func cloudNote(n db.ShownNote) *wire.CloudNote {
 }
 
 // provisioning describes machines that boot. The machine that is farthest from its join has the word.
+// Launches whose outcome is unknown come first.
 func provisioning(list []wire.CloudMachine, now time.Time) string {
 	order := []cloud.LaunchState{cloud.LaunchUnresolved, cloud.LaunchRequested, cloud.LaunchSent, cloud.LaunchRunning}
 	at := func(m wire.CloudMachine) int { return slices.Index(order, cloud.LaunchState(m.State)) }
@@ -118,13 +122,15 @@ func ageText(d time.Duration) string {
 	return fmt.Sprintf("%d h", int(d.Hours()))
 }
 
-// lacksRoom reports whether the reason of a waiting job is one that a machine of a cloud removes.
+// lacksRoom reports whether the reason of a waiting job is one that a machine of a cloud removes. A job
+// that waits for a quota or a release would wait with a machine, too.
 func lacksRoom(code string) bool {
 	return slices.Contains([]string{"no_room", "unsatisfiable", "no_machines", "reserved", "behind", "overdue",
 		"engine_silent", "maintenance"}, code)
 }
 
-// withCloud adds a note to the reason of a waiting job.
+// withCloud adds a note to the reason of a waiting job. Machines that boot replace the reason; all
+// other notes are added to it, since the job may start on premises meanwhile.
 func withCloud(w *wire.Waiting, n db.ShownNote) {
 	note := cloudNote(n)
 	if w == nil || note == nil || !lacksRoom(w.Code) {

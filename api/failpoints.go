@@ -12,7 +12,8 @@ import (
 	"berth/wire"
 )
 
-// withFailpoints returns stores that may die before and after each call.
+// withFailpoints returns stores that may die before and after each call. Programs without the build tag
+// have none of this.
 func withFailpoints(w writes) writes {
 	return writes{
 		jobs: failingSubmits{w.jobs}, cancels: failingCancels{w.cancels}, fires: failingFires{w.fires},
@@ -21,6 +22,8 @@ func withFailpoints(w writes) writes {
 	}
 }
 
+// failingSubmits has the failpoints around the commit of a submit. A kill after the commit loses
+// the answer: the client repeats the call with the same key.
 type failingSubmits struct{ submitter }
 
 func (f failingSubmits) Submit(ctx context.Context, s db.Submission) (wire.Job, bool, error) {
@@ -34,6 +37,7 @@ func (f failingSubmits) Submit(ctx context.Context, s db.Submission) (wire.Job, 
 	return job, created, failpoint.Hit("api.submit.after")
 }
 
+// failingCancels has the failpoints around the commit of a cancel request.
 type failingCancels struct{ JobControl }
 
 func (f failingCancels) RequestCancel(ctx context.Context, tenant berth.TenantID, id berth.JobID, actor string,
@@ -58,6 +62,8 @@ func (f failingFires) Fire(ctx context.Context, id berth.ScheduleID, at time.Tim
 	return f.fires.Fire(ctx, id, at)
 }
 
+// failingSessions has the failpoints around the commits of an agent's registration, reports and
+// claims.
 type failingSessions struct{ sessions }
 
 func (f failingSessions) Register(ctx context.Context, machine berth.MachineID,
@@ -100,6 +106,7 @@ func (f failingSessions) Claim(ctx context.Context, machine berth.MachineID,
 	return claim, failpoint.Hit("api.claim.after")
 }
 
+// failingObjects has the failpoints around the registration of checkpoints and outputs.
 type failingObjects struct{ objects }
 
 // RegisterCheckpoint returns no shards after an injected error: the caller deletes the returned ones.
@@ -128,6 +135,7 @@ func (f failingObjects) RegisterOutput(ctx context.Context, machine berth.Machin
 	return failpoint.Hit("api.output.after")
 }
 
+// failingJoins has the failpoints around the record that an agent has joined a user's session.
 type failingJoins struct{ sessionJoins }
 
 func (f failingJoins) Join(ctx context.Context, id string, machine berth.MachineID, nonce, replica string) error {

@@ -11,8 +11,9 @@ import (
 // namedHolders is the greatest number of holders that an explanation names.
 const namedHolders = 5
 
-// nameHolders adds the jobs that hold the room of a waiting job: the first to end by name,
-// if the caller may see them, and the number of all others.
+// nameHolders adds the jobs that hold the room of a waiting job: the first to end by name, if the
+// caller may see them, and the number of all others. A job of another tenant only counts, so no caller
+// learns its name. A job that has ended since the reading counts among the others.
 func (h *planHandlers) nameHolders(ctx context.Context, e *wire.Explanation, list []placement.Holder) error {
 	var seen []placement.Holder
 	var ids []berth.JobID

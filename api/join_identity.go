@@ -26,8 +26,9 @@ func newIdentities(registry *prometheus.Registry) *prometheus.CounterVec {
 	return refused
 }
 
-// identify returns the instance whose identity a join proves, or "" if its join token demands no identity. A refusal
-// is counted and recorded on the launch; it uses up no join token and changes no other row.
+// identify returns the instance whose identity a join proves, or "" if its join token demands no
+// identity. A refusal is counted and recorded on the launch; it uses up no join token and changes no
+// other row. A passing fault lets the agent try again; every other one makes it stop.
 func (h *joinHandlers) identify(ctx context.Context, machine berth.MachineID, req wire.JoinRequest) (string, error) {
 	d, err := h.joinTokens.Demand(ctx, req.Token, machine)
 	if err != nil || d.Source == "" {
@@ -48,7 +49,9 @@ func (h *joinHandlers) identify(ctx context.Context, machine berth.MachineID, re
 	return "", &berth.Error{Code: berth.CodeForbidden, Slug: wire.SlugIdentityRefused, Message: refusal.Text}
 }
 
-// prove verifies an identity and compares it with the row of the launch.
+// prove verifies an identity and compares it with the row of the launch. Nothing is written here, so a
+// refused host cannot use up anything of the launch. Settings of this replica that do not match the
+// demand are a passing fault: another replica may have the right ones.
 func (h *joinHandlers) prove(ctx context.Context, d cloud.Demand, id *wire.Identity, now time.Time) (string, error) {
 	v := h.accounts.Providers[d.Launch.Provider].Identities
 	switch {

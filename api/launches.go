@@ -57,7 +57,8 @@ type (
 	}
 )
 
-// list returns a page of launches.
+// list returns a page of launches. Without all it leaves out launches that are settled, which have no
+// instance.
 func (h *launchHandlers) list(ctx context.Context, in *launchListInput) (*launchListOutput, error) {
 	f := db.LaunchFilter{Settled: in.All}
 	if in.Machine != "" {
@@ -74,7 +75,9 @@ func (h *launchHandlers) list(ctx context.Context, in *launchListInput) (*launch
 	return &launchListOutput{page(list, next)}, nil
 }
 
-// launch requests machines. Their names derive from pool and key, so a repeat names the same ones.
+// launch requests machines. Their names derive from pool and key, so a repeat names the same ones. A
+// launch needs secret keys: its stored request contains a join token, which the database must not be
+// able to use.
 func (h *launchHandlers) launch(ctx context.Context, in *launchInput) (*launchListOutput, error) {
 	r, err := readValid[wire.LaunchRequest](in.Request, nil)
 	if err != nil {
@@ -85,6 +88,8 @@ func (h *launchHandlers) launch(ctx context.Context, in *launchInput) (*launchLi
 	if err != nil {
 		return nil, err
 	}
+	// Berth lists the instances of an account in its regions only, so a stray one elsewhere would
+	// not be found.
 	if !slices.Contains(account.Regions, r.Region) {
 		allowed := "configured for provider " + r.Provider + " are " + strings.Join(account.Regions, ", ")
 		return nil, &berth.Error{Code: berth.CodeInvalid, Message: "region " + r.Region + ": " + allowed,
@@ -103,6 +108,8 @@ func (h *launchHandlers) launch(ctx context.Context, in *launchInput) (*launchLi
 	}
 	request := cloud.Request{Pool: r.Pool, Provider: r.Provider, Price: r.Price, Offering: cloud.Offering{
 		Region: r.Region, Zone: r.Zone, Type: r.Type, Market: cloud.Market(r.Market)}}
+	// A repeated call must succeed with the launches of the first one, also if the cloud has
+	// refused others since. So it comes before the check of breakers.
 	made, err := h.launches.Made(ctx, machines, r.Key)
 	if err != nil {
 		return nil, err
@@ -119,7 +126,8 @@ func (h *launchHandlers) launch(ctx context.Context, in *launchInput) (*launchLi
 	return &launchListOutput{page(list, "")}, nil
 }
 
-// request creates the launches, or returns the launches of the first call with the key.
+// request creates the launches, or returns the launches of the first call with the key. The rows are
+// committed before any call to the cloud, which the workflow of each machine makes (docs/adr/0064).
 func (h *launchHandlers) request(ctx context.Context, request cloud.Request, machines []berth.MachineID,
 	key string) ([]wire.Launch, error) {
 	made, err := h.launches.Request(ctx, request, machines, key, operator(ctx))
@@ -137,7 +145,8 @@ func (h *launchHandlers) request(ctx context.Context, request cloud.Request, mac
 	return list, nil
 }
 
-// open fails with a conflict if the cloud refused such a request a short time ago.
+// open fails with a conflict if the cloud refused such a request a short time ago. An admin may force a
+// launch, to try a cloud again before the breaker ends.
 func (h *launchHandlers) open(ctx context.Context, r cloud.Request, force bool) error {
 	if force {
 		return nil
@@ -160,7 +169,9 @@ func (h *launchHandlers) open(ctx context.Context, r cloud.Request, force bool) 
 	return nil
 }
 
-// terminate requests the end of a machine, or records that its instance is absent.
+// terminate requests the end of a machine, or records that its instance is absent. An absence is
+// confirmed by an admin alone: Berth cannot prove it, and a machine that exists all the same would cost
+// money unseen.
 func (h *launchHandlers) terminate(ctx context.Context, in *terminateInput) (*launchOutput, error) {
 	id, err := machineID(in.Machine)
 	if err != nil {
@@ -175,11 +186,14 @@ func (h *launchHandlers) terminate(ctx context.Context, in *terminateInput) (*la
 		if err != nil {
 			return nil, err
 		}
+		// This check protects against mistakes only: work may come after it, and then the drain
+		// waits for the work.
 		if busy > 0 {
 			return nil, berth.Errorf(berth.CodeConflict, "machine %s has %d jobs, and if_idle (--now) allows none; "+
 				"without it the machine is drained before it is terminated", id, busy)
 		}
 	}
+	// A pure function of the row: Change may call it more than once.
 	end := func(l cloud.Record, now time.Time) (cloud.Record, error) {
 		if r.ConfirmAbsent {
 			return l.Absent(operator(ctx))

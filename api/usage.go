@@ -13,7 +13,8 @@ import (
 	"berth/wire"
 )
 
-// usageHandlers serve the calls about the costs of machines of clouds.
+// usageHandlers serve the calls about the costs of machines of clouds. Users read the spend of their
+// own tenant, admins of all.
 type usageHandlers struct {
 	spend    *db.Spend
 	policies *db.Burst
@@ -27,7 +28,7 @@ func (h *usageHandlers) mount(r *router) {
 	register(r, o, h.list)
 }
 
-// usageInput selects the spend of tenants.
+// usageInput selects the spend of tenants. A period is the one that contains the date.
 type usageInput struct {
 	Tenant string `query:"tenant" maxLength:"64" doc:"this tenant and all tenants below it; unset: all"`
 	Period string `query:"period" maxLength:"16" doc:"day, week or month; unset: that of all limits, else month"`
@@ -39,6 +40,7 @@ type usageInput struct {
 type usageOutput struct{ Body wire.Page[wire.CloudUsage] }
 
 // list returns a page of the spend of tenants. Another tenant is answered like one that does not exist.
+// Dates are in UTC, as the periods of the limits are.
 func (h *usageHandlers) list(ctx context.Context, in *usageInput) (*usageOutput, error) {
 	f := db.UsageFilter{Tenant: berth.TenantID(in.Tenant), Period: spec.SpendPeriod(in.Period), At: time.Now()}
 	if in.Period == "" {
@@ -57,6 +59,7 @@ func (h *usageHandlers) list(ctx context.Context, in *usageInput) (*usageOutput,
 		}
 		f.At = at
 	}
+	// Costs by pool contain all tenants, so only admins may see them.
 	switch in.By {
 	case "", "tenant":
 	case "pool":
@@ -87,8 +90,8 @@ func (h *usageHandlers) list(ctx context.Context, in *usageInput) (*usageOutput,
 	return &usageOutput{page(list, next)}, nil
 }
 
-// usualPeriod returns the period of all limits of spend if they have the same, so that the usage shows its
-// limits, and else a month.
+// usualPeriod returns the period of all limits of spend if they have the same, so that the usage shows
+// its limits, and else a month. Limits of different periods cannot be shown in one table.
 func (h *usageHandlers) usualPeriod(ctx context.Context) (spec.SpendPeriod, error) {
 	policies, err := h.policies.Policies(ctx)
 	if err != nil {
@@ -107,7 +110,8 @@ func (h *usageHandlers) usualPeriod(ctx context.Context) (spec.SpendPeriod, erro
 	return cmp.Or(usual, spec.SpendMonth), nil
 }
 
-// badQuery returns the error for a value of a query parameter that is not allowed.
+// badQuery returns the error for a value of a query parameter that is not allowed. The value is
+// clipped, since it comes from the address.
 func badQuery(field, value, allowed string) error {
 	detail := fmt.Sprintf("%.40q is not known", value)
 	return &berth.Error{Code: berth.CodeInvalid, Message: field + " " + detail + ": allowed are " + allowed,
