@@ -10,14 +10,16 @@ import (
 	"berth/placement/explain"
 )
 
-// Holders lists the running jobs that hold capacity on the machines whose fixed properties
-// match a class, the earliest end first and jobs without a known end last.
+// Holders lists the running jobs that hold capacity on the machines whose fixed properties match a
+// class, the earliest end first and jobs without a known end last. An unknown class has none. It reads
+// all running jobs, so it serves single explanations and no plan.
 func (s *Snapshot) Holders(class string) []explain.Holder {
 	c := s.cluster.Classes[class]
 	if c == nil {
 		return nil
 	}
 	s.cluster.Settle(c)
+	// Settle has compared the class with all kinds, so no usable kind is missing from Matches.
 	usable := map[*cluster.Kind]bool{}
 	for _, m := range c.Matches {
 		usable[m.Kind] = true
@@ -50,8 +52,9 @@ func (s *Snapshot) Holders(class string) []explain.Holder {
 	return list
 }
 
-// endOf returns the latest end of a running job by its order to stop or by its time limit,
-// or zero.
+// endOf returns the latest end of a running job by its order to stop or by its time limit, or zero. An
+// order to stop comes first, since it may end the job long before its limit. Zero is shown as an
+// unknown end.
 func endOf(r cluster.Running) time.Time {
 	switch {
 	case !r.StopBy.IsZero():

@@ -38,7 +38,7 @@ func validateWaiting(v *validation, rules []BurstWaiting) {
 }
 
 // narrowWaiting returns rules that send jobs only if a rule of each list does. Without rules on one side it returns
-// none. The rules of the child are counted over the child's own jobs, which are among those of the parent.
+// none. The rules of the child are counted over the child's own jobs, which are a part of the parent's jobs.
 func narrowWaiting(parent, child []BurstWaiting) []BurstWaiting {
 	var both []BurstWaiting
 	for _, p := range parent {

@@ -24,7 +24,7 @@ type SignatureRule struct {
 }
 
 // Covers reports whether the rule applies to images of the repository with this full name, see
-// ImageName.
+// ImageName. A rule without repositories applies to all images.
 func (r SignatureRule) Covers(name string) bool {
 	return len(r.Repositories) == 0 || ImageAllowed(r.Repositories, name)
 }
@@ -36,7 +36,8 @@ const (
 	minRSABits        = 2048
 )
 
-// CheckSignatureRules returns the faults of a list of rules, under the name of the field.
+// CheckSignatureRules returns the faults of a list of rules, under the name of the field. The faults of
+// the rules beyond the limit are not listed, so a file cannot cause an answer of any size.
 func CheckSignatureRules(field string, rules []SignatureRule) []berth.FieldError {
 	v := &validation{}
 	v.require(len(rules) <= maxSignatureRules, field, fmt.Sprintf("has %d rules", len(rules)),
@@ -62,7 +63,9 @@ type SignatureKey struct {
 	ID     string // "sha256:" and the first 16 hex digits of the SHA-256 of the key's DER form
 }
 
-// ParseSignatureKey reads a public key in PEM, as `cosign generate-key-pair` writes it.
+// ParseSignatureKey reads a public key in PEM, as `cosign generate-key-pair` writes it. The error
+// completes the name of a field: it has no subject. Keys of other kinds are refused at once, since no
+// signature by them could ever be verified.
 func ParseSignatureKey(text string) (SignatureKey, error) {
 	if len(text) > maxSignatureKey {
 		return SignatureKey{}, fmt.Errorf("has %d bytes, more than %d", len(text), maxSignatureKey)

@@ -17,7 +17,7 @@ import (
 // run in the leader, once for each kind of machine, in a cluster of many labels once for each machine.
 const (
 	constraintCost = 10_000 // of any constraint: beyond it, an evaluation ends without a match
-	// constraintLimit bounds what a new constraint may cost by CEL's estimate. A loop over the labels within
+	// constraintLimit bounds the cost of a new constraint by CEL's estimate. A loop over the labels within
 	// another one costs more.
 	constraintLimit = 5_000
 	manyLabels      = 64 // of a machine

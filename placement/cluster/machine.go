@@ -37,7 +37,8 @@ type Machine struct {
 // MarketSpot is the market of machines that a cloud may take back at short notice.
 const MarketSpot = "spot"
 
-// PlacedAt returns the site of the machine. A machine that Berth launched is in a cloud, whatever its agent reports.
+// PlacedAt returns the site of the machine. A machine that Berth launched is in a cloud, even if its agent reports
+// another site.
 func (m *Machine) PlacedAt() string {
 	if m.Market != "" {
 		return spec.SiteCloud

@@ -475,7 +475,8 @@ func hasDevices(c *cluster.Class, n *cluster.Node) bool {
 	return freeDevices(c, n) >= c.Request.GPUs && c.Capacity.GPUMilli <= n.Free.GPUMilli
 }
 
-// freeDevices returns the number of free devices that the request may use, whoever shares them.
+// freeDevices returns the number of free devices that the request may use, regardless of the
+// tenants that share them.
 func freeDevices(c *cluster.Class, n *cluster.Node) int { return len(usable(c, n)) }
 
 // usable lists these devices, as positions in n.GPUs.

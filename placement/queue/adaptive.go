@@ -8,9 +8,9 @@ import (
 )
 
 // Adaptive ranks jobs of known run time by remaining time x GPUs^a, as the order srsf does,
-// with an exponent a that follows the length of the queue. Behind a long queue the GPU time
-// that a job holds is what all others wait for, so a is near DeepExponent. In a short queue
-// other machines are about to be free, and the run time counts more.
+// with an exponent a that follows the length of the queue. Behind a long queue all others wait
+// for the GPU time that a job holds, so a is near DeepExponent. In a short queue other machines
+// are about to be free, and the run time counts more.
 //
 // An Adaptive serves one snapshot at a time. Its ranks follow from the snapshot alone.
 type Adaptive struct {

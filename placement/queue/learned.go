@@ -18,8 +18,8 @@ import (
 // is the least expected run time, in seconds, per job that ends, over all stages until
 // which jobs could continue; see lives.cost.
 //
-// A Learned keeps what it computed for a slot of submission times until a job close to the
-// slot ends or gets further, so that a plan does not read all jobs for each waiting one.
+// A Learned keeps the results for a slot of submission times until a job close to the slot ends
+// or gets further, so that a plan does not read all jobs for each waiting one.
 //
 // A Learned belongs to one snapshot. The caller reports each end with Ended. It is not safe
 // for concurrent use.
