@@ -12,8 +12,8 @@ type AccountReader interface {
 	// regular file or larger than MaxAccounts is empty. A repetition for the same content is cheap. It returns
 	// ErrImageUnavailable if the image is not here, and ErrBadCommand if a file is a pipe or a device.
 	Accounts(ctx context.Context, image string) (Accounts, error)
-	// SweepAccounts removes what calls of Accounts and Create have left in the engine because they were cut off or
-	// not answered. It leaves whatever a call might still use.
+	// SweepAccounts removes the leftovers of calls of Accounts and Create that were cut off or not answered. It
+	// leaves everything that a call might still use.
 	SweepAccounts(ctx context.Context) error
 }
 

@@ -16,7 +16,8 @@ import (
 )
 
 // ParseImages reads a list of registries and repositories that images may come from, separated by
-// commas. The empty text stands for no list, which allows all images.
+// commas. The empty text stands for no list, which allows all images. An empty entry is a fault, so
+// that a comma too many does not allow more.
 func ParseImages(text string) ([]string, error) {
 	if strings.TrimSpace(text) == "" {
 		return nil, nil
@@ -33,7 +34,8 @@ func ParseImages(text string) ([]string, error) {
 }
 
 // ReadSignatureRules reads a YAML file with a list of rules about signatures of images. The path ""
-// stands for no rules.
+// stands for no rules. An unknown key and a file without rules are errors, since both would leave
+// images unchecked.
 func ReadSignatureRules(path string) ([]spec.SignatureRule, error) {
 	if path == "" {
 		return nil, nil
@@ -56,8 +58,8 @@ func ReadSignatureRules(path string) ([]spec.SignatureRule, error) {
 	return rules, errors.Join(faults...)
 }
 
-// Signatures returns the signatures that an image must have at present, to run for a tenant: those that
-// the cluster, the tenant and each tenant above demand for its repository.
+// Signatures returns the signatures that an image must have at present, to run for a tenant: the ones
+// that the cluster, the tenant and each tenant above demand for its repository.
 func (c *Controller) Signatures(
 	ctx context.Context, tenant berth.TenantID, image string,
 ) ([]wire.SignatureDemand, error) {
@@ -65,6 +67,7 @@ func (c *Controller) Signatures(
 	if err != nil {
 		return nil, err
 	}
+	// A text that names no image matches all rules: it cannot pass without a signature.
 	name, ok := spec.ImageName(image)
 	var demands []wire.SignatureDemand
 	add := func(whose string, rules []spec.SignatureRule) {

@@ -50,7 +50,9 @@ type Loop struct {
 	refused   map[string]string
 }
 
-// writes are the decisions that a Loop carries out. *db.Scaling implements it.
+// writes are the decisions that a Loop carries out. *db.Scaling implements it. Each method is one
+// transaction under the leader's term. Drain, Undrain and Stop return false if the conditions of
+// the decision no longer hold.
 type writes interface {
 	Request(ctx context.Context, term db.Term, r cloud.Request, machines []berth.MachineID,
 		requestID string) ([]cloud.Record, error)
@@ -99,18 +101,21 @@ func (l *Loop) Run(ctx context.Context, term db.Term, mirror CopyMirror) error {
 	}
 }
 
-// begin prepares the passes of a term.
+// begin prepares the passes of a term. The counter of requests starts at 0 in each term: ids contain
+// the term, so they differ all the same.
 func (l *Loop) begin(term db.Term, mirror CopyMirror) {
 	l.term, l.mirror, l.requests, l.refused = term, mirror, 0, map[string]string{}
 }
 
-// deposed reports whether a write was refused because the term is over.
+// deposed reports whether a write was refused because the term is over. Then another process leads, so
+// the loop must end at once.
 func deposed(err error) bool {
 	e, ok := errors.AsType[*berth.Error](err)
 	return ok && e.Slug == berth.SlugStaleEpoch
 }
 
-// Pass reads the facts, decides and carries out the decisions.
+// Pass reads the facts, decides and carries out the decisions. Without policies, launches and notes, it
+// ends after a few small reads.
 func (l *Loop) Pass(ctx context.Context) error {
 	l.turn++
 	f := Facts{Turn: l.turn, Accounts: l.Accounts,
@@ -138,7 +143,8 @@ func (l *Loop) Pass(ctx context.Context) error {
 	return l.carryOut(ctx, f, out)
 }
 
-// read reads the other facts.
+// read reads the other facts. They are read one after the other and may differ by moments. The writes
+// check their conditions again under locks.
 func (l *Loop) read(ctx context.Context, f *Facts) (err error) {
 	bursts := make(map[berth.TenantID]bool, len(f.Policies))
 	for t, policy := range f.Policies {
@@ -187,7 +193,8 @@ func (l *Loop) read(ctx context.Context, f *Facts) (err error) {
 	return nil
 }
 
-// carryOut commits each decision separately: a refusal of one does not stop the others.
+// carryOut commits each decision separately: a refusal of one does not stop the others. Returns to
+// service come first, launches last.
 func (l *Loop) carryOut(ctx context.Context, f Facts, out Outcome) error {
 	for _, act := range []struct {
 		kind string
@@ -255,7 +262,8 @@ func (l *Loop) request(ctx context.Context, r Request, notes []db.BurstNote) err
 	return nil
 }
 
-// refuse logs a refusal, once for each kind of launch and text.
+// refuse logs a refusal, once for each kind of launch and text. A refusal usually repeats in each pass,
+// and its text would fill the log.
 func (l *Loop) refuse(r Request, err error) {
 	key := r.Provider + "/" + r.Offering.String() + "/" + string(r.Tenant)
 	if l.refused[key] == err.Error() {
@@ -266,7 +274,8 @@ func (l *Loop) refuse(r Request, err error) {
 		"offering", r.Offering.String(), "err", err)
 }
 
-// refusal returns the code of the note for a refused request.
+// refusal returns the code of the note for a refused request. All other refusals are shown as offers
+// that are closed for a while.
 func refusal(err error) scaler.NoteCode {
 	e, ok := errors.AsType[*berth.Error](err)
 	switch {
@@ -286,6 +295,7 @@ func MachineName(pool, requestID string, i int) berth.MachineID {
 }
 
 // writeNotes stores the notes that have changed, and deletes the notes of jobs that were not examined.
+// Most notes stay the same from pass to pass, so few rows are written.
 func (l *Loop) writeNotes(ctx context.Context, old map[berth.JobID]db.BurstNote, notes []db.BurstNote) error {
 	var changed []db.BurstNote
 	present := make(map[berth.JobID]bool, len(notes))

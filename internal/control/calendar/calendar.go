@@ -108,8 +108,8 @@ func (c Calendar) Next(t time.Time) time.Time {
 	}
 }
 
-// floor returns the last time of an interval at or before t. Intervals are counted from the
-// epoch, as Temporal counts them.
+// floor returns the last time of an interval at or before t. Intervals are counted from the epoch, as
+// Temporal counts them. Times before the epoch are rounded down as well.
 func (c Calendar) floor(t time.Time) time.Time {
 	every := int64(c.every / time.Second)
 	at := t.Unix()

@@ -17,8 +17,9 @@ type Mail struct {
 	Recipients   string // domains to which mail is sent, separated by commas; empty: that of From; *: all
 }
 
-// mailer returns a mailer, or nil without a server. The password file is not read yet. plain permits servers
-// without TLS beyond this machine.
+// mailer returns a mailer, or nil without a server. The password file is not read yet. plain permits
+// servers without TLS beyond this machine. Settings of mail without a server are an error: the operator
+// expects mail, and none would be sent.
 func (m Mail) mailer(plain bool) (*notify.Mailer, error) {
 	if m.Server == "" {
 		if m.From != "" || m.PasswordFile != "" || m.Recipients != "" {
@@ -40,7 +41,8 @@ func (m Mail) mailer(plain bool) (*notify.Mailer, error) {
 	return mailer, mailer.Check()
 }
 
-// Open returns a mailer with its password, or nil without a server.
+// Open returns a mailer with its password, or nil without a server. Line breaks at the end of the file
+// are not part of the password.
 func (m Mail) Open(plain bool) (*notify.Mailer, error) {
 	mailer, err := m.mailer(plain)
 	if err != nil || mailer == nil || m.PasswordFile == "" {

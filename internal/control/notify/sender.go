@@ -92,7 +92,7 @@ func New(o Options) *Sender {
 	return s
 }
 
-// Run delivers until ctx ends.
+// Run delivers until ctx ends. It returns after the deliveries under way and the sweep have ended.
 func (s *Sender) Run(ctx context.Context) error {
 	sweeps := make(chan struct{})
 	go func() {
@@ -111,7 +111,8 @@ func (s *Sender) Run(ctx context.Context) error {
 	return loop.Run(ctx)
 }
 
-// sweep deletes notifications that are too old or have no channel, until ctx ends.
+// sweep deletes notifications that are too old or have no channel, until ctx ends. The result is a
+// number for the log and a metric; the notifications themselves are lost.
 func (s *Sender) sweep(ctx context.Context) {
 	tick := time.NewTicker(s.SweepEvery)
 	defer tick.Stop()
@@ -133,7 +134,8 @@ func (s *Sender) sweep(ctx context.Context) {
 	}
 }
 
-// deliver sends one message and records the result. If the record fails, the message is sent again when the lease ends.
+// deliver sends one message and records the result. If the record fails, the message is sent again when
+// the lease ends. A delivery that the end of the process cut off is not recorded as failed.
 func (s *Sender) deliver(ctx context.Context, m db.ChannelMessage) {
 	o := outcome{sent: m.Total}
 	if m.Kind == spec.ChannelWebhook {
@@ -147,6 +149,8 @@ func (s *Sender) deliver(ctx context.Context, m db.ChannelMessage) {
 	log := s.Logger.With("tenant", m.Tenant, "channel", m.Name, "kind", m.Kind, "message", m.Batch, "try", m.Tries)
 	s.results.WithLabelValues(m.Kind, "delivered").Add(float64(o.sent))
 	s.results.WithLabelValues(m.Kind, "refused").Add(float64(o.refused))
+	// The result is recorded also while the process stops: otherwise the receiver would get the
+	// message again.
 	record, cancel := context.WithTimeout(context.WithoutCancel(ctx), recordTime)
 	defer cancel()
 	err := s.DB.Channels.Remove(record, o.done)
@@ -168,15 +172,16 @@ func (s *Sender) deliver(ctx context.Context, m db.ChannelMessage) {
 	}
 }
 
-// outcome is the result of one try.
+// outcome is the result of one try. A message to a webhook may be delivered in part.
 type outcome struct {
 	sent, refused int     // notifications; refused: they can never be delivered
 	done          []int64 // notifications of a webhook that need no further call
 	err           error   // why the others are left; for users
 }
 
-// call makes the calls of a message to a webhook, one for each notification. A call that fails with an answer does not
-// keep the others from being made.
+// call makes the calls of a message to a webhook, one for each notification. A call that fails with an
+// answer does not keep the others from being made. Without an answer the receiver is away, so the rest
+// of the calls would only wait for it.
 func (s *Sender) call(ctx context.Context, m db.ChannelMessage) (o outcome) {
 	for _, n := range m.First {
 		err := s.Caller.Call(ctx, m.Tenant, m.URL, "msg_"+n.UID, n.Body)
@@ -198,12 +203,14 @@ func (s *Sender) call(ctx context.Context, m db.ChannelMessage) (o outcome) {
 	return o
 }
 
-// rest returns how long a channel gets no further message after a delivery.
+// rest returns how long a channel gets no further message after a delivery. A webhook has no rest,
+// since each of its notifications is a call.
 func (s *Sender) rest(kind string) time.Duration {
 	return map[string]time.Duration{spec.ChannelSlack: s.ChatRest, spec.ChannelEmail: s.MailRest}[kind]
 }
 
-// send delivers one message to a chat or by mail. Its errors are for users.
+// send delivers one message to a chat or by mail. Its errors are for users. They never contain the
+// address of a chat, which is a secret.
 func (s *Sender) send(ctx context.Context, m db.ChannelMessage) error {
 	if len(m.First) == 0 {
 		return nil // dropped as too old, or deleted with the channel
@@ -238,7 +245,8 @@ func (s *Sender) send(ctx context.Context, m db.ChannelMessage) error {
 	return nil
 }
 
-// chatAddress returns the address of a chat, which is a secret of the channel's tenant.
+// chatAddress returns the address of a chat, which is a secret of the channel's tenant. It is read at
+// each delivery, so a changed secret applies to the next one.
 func (s *Sender) chatAddress(ctx context.Context, m db.ChannelMessage) (string, error) {
 	list, err := s.DB.Secrets.Sealed(ctx, m.Tenant, []string{m.Secret})
 	if err != nil {

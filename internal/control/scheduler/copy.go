@@ -18,6 +18,7 @@ type ask struct {
 }
 
 // copy returns a copy of the mirror, for another goroutine. It waits for the end of the present cycle.
+// The reply has room for one value, so the placement loop never waits for a caller that has given up.
 func (p *placer) copy(ctx context.Context, bursts map[berth.TenantID]bool) (autoscale.Mirror, error) {
 	reply := make(chan autoscale.Mirror, 1)
 	select {
@@ -29,6 +30,8 @@ func (p *placer) copy(ctx context.Context, bursts map[berth.TenantID]bool) (auto
 }
 
 // copy returns the rows of the mirror. The capacity of starts whose commit is under way counts as used.
+// Held jobs, and jobs in backoff, are left out: they wait for something else than a machine. Lists of
+// devices are cloned, since the loop changes its own later.
 func (m *mirror) copy(bursts map[berth.TenantID]bool) autoscale.Mirror {
 	c := autoscale.Mirror{At: m.clock(), Classes: map[string]spec.Request{}, Pools: m.pools, Windows: m.windows}
 	at := map[berth.MachineID]int{}
@@ -52,6 +55,7 @@ func (m *mirror) copy(bursts map[berth.TenantID]bool) autoscale.Mirror {
 		}
 	})
 	c.Waiting = slices.Clip(autoscale.Urgent(c.Waiting, bursts))
+	// Only the classes of the copied jobs: a cluster may have thousands of others.
 	define := func(class string) {
 		if r, ok := placement.RequestOf(m.snapshot, class); ok {
 			c.Classes[class] = r
@@ -73,7 +77,8 @@ func (m *mirror) copy(bursts map[berth.TenantID]bool) autoscale.Mirror {
 	return c
 }
 
-// use counts a grant as used in the row of its machine.
+// use counts a grant as used in the row of its machine. A device that the row no longer lists is
+// ignored.
 func use(m *placement.Machine, g berth.Grant) {
 	m.Used = m.Used.Add(g.Capacity)
 	for _, d := range g.GPUs {

@@ -12,7 +12,8 @@ import (
 	"berth/wire"
 )
 
-// withFailpoints returns stores that may die before and after each call.
+// withFailpoints returns stores that may die before and after each call. Programs without the build tag
+// have none of this.
 func withFailpoints(w writes) writes {
 	w.starts, w.verdicts, w.fires = failingStarts{w.starts}, failingVerdicts{w.verdicts}, failingFires{w.fires}
 	w.hangs, w.lists = failingHangs{w.hangs}, failingLists{w.lists}
@@ -22,6 +23,8 @@ func withFailpoints(w writes) writes {
 	return w
 }
 
+// failingStarts has the failpoints around the commit of placements. The one after GiveUpRepairs is
+// hit only if nominations were deleted, so that a kill there always meets a change.
 type failingStarts struct{ starts }
 
 func (f failingStarts) CommitStarts(ctx context.Context, term db.Term, batch []berth.Start) (db.Committed, error) {
@@ -43,6 +46,7 @@ func (f failingStarts) GiveUpRepairs(ctx context.Context, term db.Term, gangs []
 	return n, failpoint.Hit("leader.yield.after")
 }
 
+// failingVerdicts has the failpoints around the verdict on a silent machine.
 type failingVerdicts struct{ verdicts }
 
 func (f failingVerdicts) PassVerdict(ctx context.Context, term db.Term, id berth.MachineID,
@@ -82,6 +86,7 @@ func (failingClocks) change(call func() error) error {
 	return failpoint.Hit("leader.clock.after")
 }
 
+// failingFires has the failpoint between the decision of a fire and the leader's next act.
 type failingFires struct{ Fires }
 
 func (f failingFires) Fire(ctx context.Context, id berth.ScheduleID, at time.Time) (wire.FireResult, error) {
@@ -92,6 +97,7 @@ func (f failingFires) Fire(ctx context.Context, id berth.ScheduleID, at time.Tim
 	return result, failpoint.Hit("leader.fire.after")
 }
 
+// failingHangs has the failpoint after the order to stop a gang that hangs.
 type failingHangs struct{ hangs }
 
 func (f failingHangs) JudgeHangs(ctx context.Context, term db.Term, limit int) (int, error) {
@@ -102,6 +108,7 @@ func (f failingHangs) JudgeHangs(ctx context.Context, term db.Term, limit int) (
 	return n, failpoint.Hit("leader.hang.after")
 }
 
+// failingLists has the failpoints around the commit of an array's elements from a list.
 type failingLists struct{ lists }
 
 func (f failingLists) FillArray(ctx context.Context, id berth.JobID, each []map[string]string, fault string) error {

@@ -54,6 +54,8 @@ type keys struct {
 	tried   time.Time
 }
 
+// newKeys returns an empty set. The address must be https: a forged key would let any host join as
+// a launched machine.
 func newKeys(at string, o KeyOptions) (*keys, error) {
 	u, err := url.Parse(at)
 	if err != nil || u.Scheme != "https" || u.Host == "" {
@@ -69,11 +71,14 @@ func newKeys(at string, o KeyOptions) (*keys, error) {
 	return k, nil
 }
 
-// find returns a key. It fetches the set if the set is old, or if the key is unknown and the last try is old.
+// find returns a key. It fetches the set if the set is old, or if the key is unknown and the last try
+// is old. A caller with an unknown key cannot cause more than one fetch in fetchPause. All errors are
+// passing ones: the machine tries again.
 func (k *keys) find(ctx context.Context, id string, now time.Time) (*rsa.PublicKey, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	key := k.known[id]
+	// Tokens of attackers name any key, so an unknown one must not cause a fetch each time.
 	rested := k.tried.IsZero() || now.Sub(k.tried) >= fetchPause
 	var failed error
 	if rested && (key == nil || now.Sub(k.fetched) >= freshFor) {
@@ -106,7 +111,7 @@ type jwk struct {
 	Exponent  string `json:"e"`
 }
 
-// fetch replaces the set by the published one.
+// fetch replaces the set by the published one. The old set stays after an error. The caller holds mu.
 func (k *keys) fetch(ctx context.Context, now time.Time) error {
 	// The set is for all callers, so the end of this one does not end the fetch.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), k.limit)
@@ -123,6 +128,7 @@ func (k *keys) fetch(ctx context.Context, now time.Time) error {
 	if r.StatusCode != http.StatusOK {
 		return fmt.Errorf("answer %s", r.Status)
 	}
+	// One byte more than allowed, by which parseKeys recognizes a longer answer.
 	body, err := io.ReadAll(io.LimitReader(r.Body, maxKeySet+1))
 	if err != nil {
 		return err
@@ -135,7 +141,8 @@ func (k *keys) fetch(ctx context.Context, now time.Time) error {
 	return nil
 }
 
-// parseKeys returns the RSA keys of a set for RS256.
+// parseKeys returns the RSA keys of a set for RS256. Keys for other purposes are skipped. A weak or
+// malformed RSA key is an error of the whole set, since the published set has none.
 func parseKeys(body []byte) (map[string]*rsa.PublicKey, error) {
 	if len(body) > maxKeySet {
 		return nil, fmt.Errorf("the set has more than %d bytes", maxKeySet)
@@ -160,6 +167,7 @@ func parseKeys(body []byte) (map[string]*rsa.PublicKey, error) {
 		if err := errors.Join(err1, err2); err != nil {
 			return nil, fmt.Errorf("key %.40q: %w", j.ID, err)
 		}
+		// An exponent that does not fit stays 0 and is refused below.
 		key := &rsa.PublicKey{N: new(big.Int).SetBytes(n)}
 		if exponent := new(big.Int).SetBytes(e); exponent.IsInt64() && exponent.Int64() < 1<<31 {
 			key.E = int(exponent.Int64())

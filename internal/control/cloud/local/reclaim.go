@@ -30,6 +30,8 @@ func (p Provider) Reclaim(ctx context.Context, name berth.MachineID, lead time.D
 		case <-time.After(time.Until(deadline)):
 		}
 	}
+	// The lock is not held during the wait, so that other calls go on. The instance may have ended
+	// by then.
 	doing := "reclaim machine " + string(name)
 	unlock, err := p.lock(ctx, doing)
 	if err != nil {
@@ -56,7 +58,8 @@ func (p Provider) Reclaim(ctx context.Context, name berth.MachineID, lead time.D
 	return true, nil
 }
 
-// Machines returns the names of the machines that exist.
+// Machines returns the names of the machines that exist. Machines that are ending are included, since
+// their engine may still exist.
 func (p Provider) Machines(ctx context.Context) ([]berth.MachineID, error) {
 	unlock, err := p.lock(ctx, "list machines")
 	if err != nil {
@@ -76,7 +79,8 @@ func (p Provider) Machines(ctx context.Context) ([]berth.MachineID, error) {
 	return names, nil
 }
 
-// living returns the instance of a machine that exists.
+// living returns the instance of a machine that exists. A machine has at most one, since a launch needs
+// the end of the one before.
 func (p Provider) living(ctx context.Context, name berth.MachineID) (machine, error) {
 	doing := "find machine " + string(name)
 	unlock, err := p.lock(ctx, doing)
@@ -96,7 +100,8 @@ func (p Provider) living(ctx context.Context, name berth.MachineID) (machine, er
 	return machine{}, refuse(cloud.NotFound, doing, fmt.Errorf("no instance of this machine exists in %s", p.o.Dir))
 }
 
-// writeNotice writes the notice, whole or not at all.
+// writeNotice writes the notice, whole or not at all. The agent reads the file at any time, so it must
+// never see a part. The form is that of EC2's metadata service.
 func (m machine) writeNotice(at time.Time) error {
 	text, err := json.Marshal(map[string]string{"action": "terminate", "time": at.UTC().Format(time.RFC3339)})
 	if err != nil {

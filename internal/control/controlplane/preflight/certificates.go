@@ -12,8 +12,8 @@ import (
 // soon is how long before its end a certificate is reported; the alert about certificates fires then, too.
 const soon = 14 * 24 * time.Hour
 
-// certificates examines the certificates that berthd shows: to users and machines, to the database, and to
-// Temporal.
+// certificates examines the certificates that berthd shows: to users and machines, to the database, and
+// to Temporal. A certificate that cannot be read or has ended is a fault, one that ends soon is advice.
 func (r *report) certificates() {
 	if cert, key := r.Config.TLSCert, r.Config.TLSKey; cert != "" && key != "" {
 		certReadable := r.readable("tls", "tls-cert", cert)
@@ -37,7 +37,9 @@ func (r *report) certificates() {
 	}
 }
 
-// chain reports when the first certificate of a chain ends, and returns the leaf, or nil if it cannot be parsed.
+// chain reports when the first certificate of a chain ends, and returns the leaf, or nil if it cannot
+// be parsed. A chain is valid while all its certificates are: from the latest beginning to the earliest
+// end.
 func (r *report) chain(name string, pair tls.Certificate) *x509.Certificate {
 	var leaf *x509.Certificate
 	var begin, end time.Time
@@ -73,7 +75,9 @@ func (r *report) chain(name string, pair tls.Certificate) *x509.Certificate {
 	return leaf
 }
 
-// names reports a certificate that is not for the host of the address that users have.
+// names reports a certificate that is not for the host of the address that users have. It is advice,
+// since a proxy in front of berthd may show another certificate. Without a public-url there is no name
+// to compare.
 func (r *report) names(leaf *x509.Certificate) {
 	u, err := url.Parse(r.Config.PublicURL)
 	if err != nil || u.Scheme != "https" {

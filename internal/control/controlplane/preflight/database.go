@@ -20,7 +20,8 @@ const (
 // leastServer is the oldest version of PostgreSQL that Berth supports, as PostgreSQL writes it.
 const leastServer = 150000
 
-// database examines the database, its clock, and the keys that open what it stores.
+// database examines the database, its clock, and the keys that open what it stores. Without an answer
+// of the database, the checks that depend on it are advice and not faults: their result is not known.
 func (r *report) database(ctx context.Context) {
 	keys := r.loadKeys()
 	if r.Config.DatabaseURL == "" { // a fault of the settings
@@ -48,7 +49,8 @@ func (r *report) database(ctx context.Context) {
 	r.keys(ctx, found, keys)
 }
 
-// withTimeout adds a limit for the connection to a connection string that has none.
+// withTimeout adds a limit for the connection to a connection string that has none. A connection string
+// is either a URL or a list of settings separated by blanks.
 func withTimeout(url string, limit time.Duration) string {
 	if strings.Contains(url, "connect_timeout") {
 		return url
@@ -63,7 +65,8 @@ func withTimeout(url string, limit time.Duration) string {
 	return url + "?" + setting
 }
 
-// server reports the server itself: its version, whether it can be written to, and its connections.
+// server reports the server itself: its version, whether it can be written to, and its connections. A
+// pool larger than the limit of the role would fail only under load, so the check compares both now.
 func (r *report) server(host string, found db.Inspection) {
 	version := fmt.Sprintf("%d.%d", found.Server/10000, found.Server%10000)
 	switch {
@@ -82,7 +85,8 @@ func (r *report) server(host string, found db.Inspection) {
 	}
 }
 
-// schema reports whether this program can use or migrate the schema.
+// schema reports whether this program can use or migrate the schema. An older schema is no fault, since
+// a start of berthd migrates it. A newer one is found as a conflict.
 func (r *report) schema(found db.Inspection) {
 	switch {
 	case found.Conflict != nil:
@@ -97,7 +101,8 @@ func (r *report) schema(found db.Inspection) {
 	}
 }
 
-// rights reports rights that the role lacks for migrations and statements.
+// rights reports rights that the role lacks for migrations and statements. It names at most five
+// tables.
 func (r *report) rights(found db.Inspection) {
 	if !found.MayCreate {
 		r.add("database", Fault, fmt.Sprintf("ALTER DATABASE ... OWNER TO %s", found.Role),
@@ -114,7 +119,9 @@ func (r *report) rights(found db.Inspection) {
 	}
 }
 
-// clock compares the time of the database, read between before and after, with this host's.
+// clock compares the time of the database, read between before and after, with this host's. The
+// database answered at some moment between the two, so only the time beyond them is a certain
+// difference.
 func (r *report) clock(database, before, after time.Time) {
 	var apart time.Duration
 	switch {
@@ -147,7 +154,8 @@ func (r *report) loadKeys() *sealer.Keys {
 	return keys
 }
 
-// keys reports stored values that the keys do not open.
+// keys reports stored values that the keys do not open. In an older schema the stored secrets cannot be
+// read, so they are not compared.
 func (r *report) keys(ctx context.Context, found db.Inspection, keys *sealer.Keys) {
 	switch {
 	case found.Version != found.Wanted || found.Conflict != nil:
@@ -172,7 +180,9 @@ func (r *report) keys(ctx context.Context, found db.Inspection, keys *sealer.Key
 	}
 }
 
-// openAll opens each stored secret, and compares the keys of other sealed values by their ids.
+// openAll opens each stored secret, and compares the keys of other sealed values by their ids. A key
+// with the right id may still not open a damaged value, so each secret is opened, a page at a time.
+// Faults name tenant and secret, never a value.
 func (r *report) openAll(ctx context.Context, ids []string, keys *sealer.Keys) {
 	missing := 0
 	for _, id := range ids {

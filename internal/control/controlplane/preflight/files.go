@@ -11,8 +11,9 @@ import (
 	"berth/internal/control/controlplane"
 )
 
-// files examines the files of the settings that no other check reads: the providers of cloud machines and the
-// file of the first admin token.
+// files examines the files of the settings that no other check reads: the providers of cloud machines
+// and the file of the first admin token. The file of the token need not exist: the first start creates
+// it, so its folder must be writable then.
 func (r *report) files() {
 	if path := r.Config.CloudFile; path != "" {
 		if errs := split(controlplane.CheckClouds(path)); len(errs) > 0 {
@@ -40,7 +41,8 @@ func (r *report) files() {
 	}
 }
 
-// writable adds a finding about a folder in which berthd creates files.
+// writable adds a finding about a folder in which berthd creates files. It asks the kernel for the
+// rights of this process and creates nothing.
 func (r *report) writable(check, setting, dir, purpose string) {
 	if err := unix.Access(dir, unix.W_OK|unix.X_OK); err != nil {
 		r.add(check, Fault, "create the folder and give it to the user of berthd", "%s: cannot write in %s: %v",

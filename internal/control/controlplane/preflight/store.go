@@ -36,6 +36,7 @@ func (r *report) store(ctx context.Context) {
 			return
 		}
 	}
+	// Each step may take the limit of a dependency; a store that hangs must not keep the report.
 	ctx, cancel := context.WithTimeout(ctx, 2*r.Limit)
 	defer cancel()
 	s, err := blob.Open(ctx, r.Config.BlobURL)
@@ -57,7 +58,8 @@ func (r *report) store(ctx context.Context) {
 	}
 }
 
-// signing proves that machines may use the store by signed addresses, if they are to.
+// signing proves that machines may use the store by signed addresses, if they are to. A store that
+// fails is advice: berthd moves the objects itself then.
 func (r *report) signing(ctx context.Context, s *blob.Store, name string) {
 	if !s.Signs() || r.Config.ObjectAccess == controlplane.ProxyAccess {
 		return
@@ -75,7 +77,8 @@ func (r *report) signing(ctx context.Context, s *blob.Store, name string) {
 	}
 }
 
-// parent returns the nearest folder above path that exists.
+// parent returns the nearest folder above path that exists. It ends at the root, also if that cannot be
+// examined.
 func parent(path string) string {
 	for dir := filepath.Dir(path); ; dir = filepath.Dir(dir) {
 		if _, err := os.Stat(dir); err == nil || dir == filepath.Dir(dir) {
@@ -84,7 +87,8 @@ func parent(path string) string {
 	}
 }
 
-// probe writes, reads and deletes an object of a new name. The error is of the named step.
+// probe writes, reads and deletes an object of a new name. The error is of the named step. The name is
+// random, so two runs at once, or a leftover of a killed one, do no harm.
 func probe(ctx context.Context, s *blob.Store) (step string, err error) {
 	key, content := "preflight/"+strings.ToLower(rand.Text()), []byte("berthd check-config\n")
 	if err := s.Create(ctx, key, content); err != nil {

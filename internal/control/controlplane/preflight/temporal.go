@@ -15,10 +15,12 @@ import (
 	"berth/workers"
 )
 
-// leastTemporal is the oldest version of Temporal's server that Berth supports.
+// leastTemporal is the oldest version of Temporal's server that Berth supports. Major and minor number.
 var leastTemporal = [2]int{1, 29}
 
 // temporal examines Temporal: whether it answers, its version, the namespace and its search attributes.
+// berthd starts without Temporal, and jobs wait then, so a wrong address shows here and not as a failed
+// start.
 func (r *report) temporal(ctx context.Context) {
 	address := r.Config.TemporalAddress
 	namespace := cmp.Or(r.Config.TemporalNamespace, workers.DefaultNamespace)
@@ -30,6 +32,7 @@ func (r *report) temporal(ctx context.Context) {
 	defer c.Close()
 	call, cancel := context.WithTimeout(ctx, r.TemporalLimit)
 	defer cancel()
+	// The cheapest call that returns the version; it needs no namespace.
 	info, err := c.WorkflowService().GetSystemInfo(call, &workflowservice.GetSystemInfoRequest{})
 	if err != nil {
 		r.add("temporal", Fault, "compare temporal-address and the variables TEMPORAL_TLS_...; jobs wait until it "+
@@ -45,8 +48,8 @@ func (r *report) temporal(ctx context.Context) {
 	r.namespace(call, c, namespace)
 }
 
-// older reports whether a version of the server is too old. A version that has another form is a build of
-// one's own, and passes.
+// older reports whether a version of the server is too old. A version that has another form is a build
+// of one's own, and passes. Only major and minor count.
 func older(version string) bool {
 	var major, minor int
 	if _, err := fmt.Sscanf(version, "%d.%d.", &major, &minor); err != nil {
@@ -55,7 +58,8 @@ func older(version string) bool {
 	return major < leastTemporal[0] || major == leastTemporal[0] && minor < leastTemporal[1]
 }
 
-// namespace examines the namespace of the workflows.
+// namespace examines the namespace of the workflows. Missing search attributes are advice, since berthd
+// adds them at its start if it may.
 func (r *report) namespace(ctx context.Context, c client.Client, name string) {
 	const create = "berthd namespace create"
 	d, err := c.WorkflowService().DescribeNamespace(ctx, &workflowservice.DescribeNamespaceRequest{Namespace: name})
