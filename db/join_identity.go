@@ -22,9 +22,10 @@ func demandIdentity(ctx context.Context, tx pgx.Tx, id string, source wire.Ident
 	return err
 }
 
-// Demand returns the identity that a join with the token must prove, with the launch that it belongs to. Its source is
-// empty if the token demands none. The instance of a launch never changes once it is known, so the join may
-// compare with this row. An unknown, used or expired token is CodeUnauthorized.
+// Demand returns the identity that a join with the token must prove, with the launch that it belongs
+// to. Its source is empty if the token demands none. The instance of a launch never changes once it is
+// known, so the join may compare with this row. An unknown, used or expired token is CodeUnauthorized.
+// It uses up nothing. The comparison of the secret takes the same time for every wrong one.
 func (d *JoinTokens) Demand(ctx context.Context, joinToken string, machine berth.MachineID) (cloud.Demand, error) {
 	var demand cloud.Demand
 	id, sum, ok := tokenID(joinTokenPrefix, joinToken)
@@ -58,7 +59,9 @@ func (d *JoinTokens) Demand(ctx context.Context, joinToken string, machine berth
 	return demand, nil
 }
 
-// RefuseJoin records the refusal of a join on its launch, for the reason that lists show. It changes nothing else.
+// RefuseJoin records the refusal of a join on its launch, for the reason that lists show. It changes
+// nothing else. The latest refusal replaces an earlier one. A launch that has joined or ended stays as
+// it is.
 func (d *JoinTokens) RefuseJoin(ctx context.Context, r cloud.Record, reason string) error {
 	_, err := d.pool.Exec(ctx, `
 		UPDATE launches

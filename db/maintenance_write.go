@@ -12,6 +12,7 @@ import (
 	"berth/spec"
 )
 
+// windowName names a window in errors.
 func windowName(id int64) string { return fmt.Sprintf("maintenance window %d", id) }
 
 // or returns the value of p, or the default for nil.
@@ -28,15 +29,20 @@ type windowTimes struct {
 	grace, lead time.Duration
 }
 
+// closes returns the time at which the machines stop to take work: the grace before the start, so
+// that jobs which stop within it have stopped at the start.
 func (w windowTimes) closes() time.Time { return w.from.Add(-w.grace) }
 
+// args returns the arguments of the statements. Grace and lead are whole seconds.
 func (w windowTimes) args(id int64) pgx.NamedArgs {
 	return pgx.NamedArgs{"id": id, "from": w.from, "until": w.until, "closes": w.closes(),
 		"grace": int(w.grace / time.Second), "lead": int(w.lead / time.Second)}
 }
 
-// Create stores a maintenance window and returns its id. A start in the past, an unknown machine, and
-// a selection without machines are invalid. A machine with another window at the time is a conflict.
+// Create stores a maintenance window and returns its id. A start in the past, an unknown machine, and a
+// selection without machines are invalid. A machine with another window at the time is a conflict. The
+// selection is resolved now: machines that join later, or get a label later, are not part of the
+// window.
 func (d *Maintenance) Create(ctx context.Context, m spec.NewMaintenance, actor string) (id int64, err error) {
 	err = d.tx(ctx, func(tx pgx.Tx) error {
 		machines, err := windowMachines(ctx, tx, m)
@@ -72,7 +78,7 @@ func (d *Maintenance) Create(ctx context.Context, m spec.NewMaintenance, actor s
 }
 
 // windowMachines locks the machines of a new window and returns them in order. Placements lock the
-// machines too, so a later one sees the window.
+// machines too, so a later one sees the window. All unknown names are reported at once.
 func windowMachines(ctx context.Context, tx pgx.Tx, m spec.NewMaintenance) ([]berth.MachineID, error) {
 	named := m.Machines
 	if named == nil {
@@ -120,7 +126,8 @@ func windowMachines(ctx context.Context, tx pgx.Tx, m spec.NewMaintenance) ([]be
 // startTolerance is the age of a start that still counts as the present.
 const startTolerance = time.Minute
 
-// checkStart refuses a start in the past or too far ahead, by the database's clock.
+// checkStart refuses a start in the past or too far ahead, by the database's clock. The tolerance
+// covers the time of a call that starts a window now.
 func checkStart(ctx context.Context, tx pgx.Tx, w windowTimes) error {
 	var now time.Time
 	if err := tx.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&now); err != nil {
@@ -141,7 +148,8 @@ func checkStart(ctx context.Context, tx pgx.Tx, w windowTimes) error {
 }
 
 // checkOverlap refuses a window if one of its machines has another one at the time. The caller has
-// locked the machines.
+// locked the machines. The grace is part of a window: a machine is closed from then on. id is the
+// window itself, 0 for a new one.
 func checkOverlap(ctx context.Context, tx pgx.Tx, id int64, machines []berth.MachineID, w windowTimes) error {
 	args := w.args(id)
 	args["machines"] = machines
@@ -180,7 +188,8 @@ type lockedWindow struct {
 	machines []berth.MachineID
 }
 
-// lockWindow locks a window, then its open machines.
+// lockWindow locks a window, then its open machines. A placement that commits first is a running job,
+// which the drain of the window moves.
 func lockWindow(ctx context.Context, tx pgx.Tx, id int64) (x lockedWindow, err error) {
 	args := pgx.NamedArgs{"id": id}
 	var grace, lead int
@@ -212,8 +221,9 @@ func lockWindow(ctx context.Context, tx pgx.Tx, id int64) (x lockedWindow, err e
 	return x, err
 }
 
-// Change changes a window that has not ended. After its machines have closed, the start, the grace
-// and the lead stay. A version that is neither 0 nor the present one is a conflict.
+// Change changes a window that has not ended. After its machines have closed, the start, the grace and
+// the lead stay. A version that is neither 0 nor the present one is a conflict. Machines of the window
+// that are done keep their times.
 func (d *Maintenance) Change(ctx context.Context, id int64, m spec.MaintenanceChange) error {
 	return d.changed(d.tx(ctx, func(tx pgx.Tx) error {
 		x, err := lockWindow(ctx, tx, id)
@@ -309,7 +319,8 @@ func (d *Maintenance) End(ctx context.Context, id int64) error {
 const openNow = `EXISTS (
 	SELECT 1 FROM maintenance_machines WHERE maintenance = @id AND state IN ('planned', 'active'))`
 
-// changed notifies the leader of a committed change, or maps the error of a failed one.
+// changed notifies the leader of a committed change, or maps the error of a failed one. The leader and
+// all explainers read the windows together with the tenants.
 func (d *Maintenance) changed(err error, what string) error {
 	if err != nil {
 		return mapError(err, what)

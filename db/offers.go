@@ -10,13 +10,15 @@ import (
 	"berth/wire"
 )
 
-// OfferRow is an offer of a provider, with the operator's own price if there is one.
+// OfferRow is an offer of a provider, with the operator's own price if there is one. Prices are in US
+// dollars an hour.
 type OfferRow struct {
 	cloud.Offer
 	Provider string
 }
 
-// All returns the offers of all providers, by provider and offering.
+// All returns the offers of all providers, by provider and offering. The price of the operator's own
+// contract takes precedence.
 func (d *Offers) All(ctx context.Context) ([]OfferRow, error) {
 	rows, err := d.pool.Query(ctx, `
 		SELECT provider, region, zone, type, market, cpus, memory_mib, gpus, gpu_type,
@@ -34,8 +36,9 @@ func (d *Offers) All(ctx context.Context) ([]OfferRow, error) {
 	return list, mapError(err, "offers")
 }
 
-// Replace replaces the offers of a provider in one transaction, so that a reader sees the old ones or the
-// new ones. Prices of the operator's own contract stay with their offers. Two calls at once take turns.
+// Replace replaces the offers of a provider in one transaction, so that a reader sees the old ones or
+// the new ones. Prices of the operator's own contract stay with their offers. Two calls at once take
+// turns. An offer that the new list lacks is deleted, together with its own price.
 func (d *Offers) Replace(ctx context.Context, provider string, all []cloud.Offer, actor string) error {
 	type document struct {
 		cloud.Offer
@@ -75,8 +78,9 @@ func (d *Offers) Replace(ctx context.Context, provider string, all []cloud.Offer
 	return mapError(err, "offers of provider "+provider)
 }
 
-// SetPrice sets the price of the operator's own contract for an offer, which outlives the loads of new prices.
-// 0 removes it. An offer that is not loaded is not_found.
+// SetPrice sets the price of the operator's own contract for an offer, which outlives the loads of new
+// prices. 0 removes it. An offer that is not loaded is not_found. It applies to launches that are
+// requested from now on: a launch keeps the price of its request.
 func (d *Offers) SetPrice(ctx context.Context, p wire.OfferPrice) error {
 	tag, err := d.pool.Exec(ctx, `
 		UPDATE offers
@@ -93,8 +97,9 @@ func (d *Offers) SetPrice(ctx context.Context, p wire.OfferPrice) error {
 // OfferFilter selects offers. An empty field selects all.
 type OfferFilter struct{ Provider, GPUType string }
 
-// List returns a page of offers with the refusals of their clouds, by provider and offering, and the cursor of
-// the next page.
+// List returns a page of offers with the refusals of their clouds, by provider and offering, and the
+// cursor of the next page. Of several open breakers of an offer, it shows the one that is open the
+// longest, and before all others one without an end.
 func (d *Offers) List(ctx context.Context, f OfferFilter, p Paging) (list []wire.Offer, next string, err error) {
 	var after [5]string
 	if _, err := p.after(&after[0], &after[1], &after[2], &after[3], &after[4]); err != nil {

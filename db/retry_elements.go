@@ -9,9 +9,9 @@ import (
 	"berth/wire"
 )
 
-// unsuccessful returns the indexes of the elements to run again, in ascending order. An
-// element without a live or archived row was never created, because the array was stopped
-// first; it counts as given up if the array failed.
+// unsuccessful returns the indexes of the elements to run again, in ascending order. An element without
+// a live or archived row was never created, because the array was stopped first; it counts as given up
+// if the array failed. An element that a user canceled is not run again.
 func unsuccessful(ctx context.Context, tx pgx.Tx, old wire.Job) ([]int, error) {
 	var list []int
 	err := tx.QueryRow(ctx, `
@@ -46,8 +46,9 @@ func unsuccessful(ctx context.Context, tx pgx.Tx, old wire.Job) ([]int, error) {
 	return list, err
 }
 
-// pipeline submits a new pipeline with the steps of the old one, at every depth. With Failed
-// it leaves out the steps that succeeded, which are no longer needed.
+// pipeline submits a new pipeline with the steps of the old one, at every depth. With Failed it leaves
+// out the steps that succeeded, which are no longer needed. Steps that run again start from their
+// newest checkpoints, unless the retry is fresh.
 func (r *retrying) pipeline(ctx context.Context) (wire.Job, error) {
 	var succeeded map[string]berth.JobID
 	if r.o.Failed {
@@ -76,8 +77,8 @@ func (r *retrying) pipeline(ctx context.Context) (wire.Job, error) {
 	return row.insertPipeline(ctx, r.tx, s)
 }
 
-// succeededSteps returns the jobs of a pipeline's succeeded steps, live and archived, at
-// every depth, by path.
+// succeededSteps returns the jobs of a pipeline's succeeded steps, live and archived, at every depth,
+// by path. A path has the names of the steps from the outermost pipeline on, separated by dots.
 func succeededSteps(ctx context.Context, tx pgx.Tx, id berth.JobID) (map[string]berth.JobID, error) {
 	rows, err := tx.Query(ctx, `
 		WITH RECURSIVE inside (id, path, state) AS (

@@ -19,7 +19,7 @@ type BurstState struct {
 	Boots map[string]time.Duration
 }
 
-// State returns the facts for quotes of offers.
+// State returns the facts for quotes of offers. All of it is of one snapshot.
 func (d *Scaling) State(ctx context.Context) (s BurstState, err error) {
 	s.Parents, s.Machines = map[berth.TenantID]berth.TenantID{}, map[berth.TenantID]int{}
 	s.Boots = map[string]time.Duration{}
@@ -37,6 +37,7 @@ func (d *Scaling) State(ctx context.Context) (s BurstState, err error) {
 			return err
 		}
 		var id, parent berth.TenantID
+		// Of the tenant alone: the caller adds up subtrees.
 		var machines int
 		if _, err := pgx.ForEachRow(rows, []any{&id, &parent, &machines}, func() error {
 			s.Parents[id], s.Machines[id] = parent, machines
@@ -44,6 +45,7 @@ func (d *Scaling) State(ctx context.Context) (s BurstState, err error) {
 		}); err != nil {
 			return err
 		}
+		// A median: a few machines that boot slowly must not move the estimate.
 		rows, err = tx.Query(ctx, `
 			SELECT provider || '/' || region || '/' || type,
 				percentile_cont(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM joined_at - created_at)::float8)
