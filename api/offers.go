@@ -10,7 +10,8 @@ import (
 	"berth/wire"
 )
 
-// offerHandlers serve the calls about machine types of clouds.
+// offerHandlers serve the calls about machine types of clouds. Offers and prices are loaded from the
+// operator's file; only an own price is set by a call.
 type offerHandlers struct {
 	offers *db.Offers
 	quoter *autoscale.Quoter
@@ -46,7 +47,8 @@ func (h *offerHandlers) list(ctx context.Context, in *offerListInput) (*offerLis
 
 type offerPriceInput struct{ Request }
 
-// setPrice sets or removes the price of an own contract.
+// setPrice sets or removes the price of an own contract. Quotes of this process use the new price at
+// once, others within seconds.
 func (h *offerHandlers) setPrice(ctx context.Context, in *offerPriceInput) (*struct{}, error) {
 	p, err := readValid[wire.OfferPrice](in.Request, nil)
 	if err != nil {

@@ -11,8 +11,9 @@ import (
 	"berth/wire"
 )
 
-// offers returns the places for a job: here, the machines that exist, and then the offers of clouds that the policy of
-// the job's tenant allows and on which the job fits. note is the reason why there is no offer.
+// offers returns the places for a job: here, the machines that exist, and then the offers of clouds
+// that the policy of the job's tenant allows and on which the job fits. note is the reason why there is
+// no offer. A quote is no reservation: prices and capacity are of this moment.
 func (h *planHandlers) offers(ctx context.Context, j autoscale.Quoted, here wire.PlanOffer) (
 	list []wire.PlanOffer, note string, err error) {
 	quotes, err := h.quoter.Of(ctx, j)
@@ -33,7 +34,8 @@ func (h *planHandlers) offers(ctx context.Context, j autoscale.Quoted, here wire
 	return list, note, nil
 }
 
-// planOffer returns a quote as users see it.
+// planOffer returns a quote as users see it. An offer that is refused now has a reason and no start.
+// Prices are in US dollars an hour, costs in US dollars for the whole run.
 func planOffer(q autoscale.Quote, now time.Time) wire.PlanOffer {
 	o := q.Offer
 	out := wire.PlanOffer{Provider: o.Provider, Region: o.Region, Zone: o.Zone, Machine: o.Type, Machines: q.Machines,
@@ -57,11 +59,13 @@ func planOffer(q autoscale.Quote, now time.Time) wire.PlanOffer {
 	} else {
 		out.Note = "another launch tries it"
 	}
+	// The time at which the breaker lets one launch try again.
 	out.Until = known(q.Until)
 	return out
 }
 
 // existing returns the place of a new job on the machines that exist, with the price of their pool.
+// The price is of one member, the cost of all members together; a pool without a price has neither.
 func existing(w explain.Prospect, p wire.Plan, run time.Duration) wire.PlanOffer {
 	out := wire.PlanOffer{Provider: wire.OnPremises, Starts: p.EstimatedStart}
 	if p.StartsNow {

@@ -70,7 +70,8 @@ type poolSetInput struct {
 	Request
 }
 
-// setPool replaces the rules of a pool. Pool names have the form of tenant names.
+// setPool replaces the rules of a pool. Pool names have the form of tenant names. Waiting jobs of
+// tenants for which the pool closes are placed elsewhere from the next plan on.
 func (h *poolHandlers) setPool(ctx context.Context, in *poolSetInput) (*poolOutput, error) {
 	p, err := readValid[spec.PoolRules](in.Request, nil)
 	if err != nil {
@@ -87,7 +88,8 @@ func (h *poolHandlers) setPool(ctx context.Context, in *poolSetInput) (*poolOutp
 	return h.showPool(ctx, &in.PoolInput)
 }
 
-// deletePool removes a pool that nothing refers to.
+// deletePool removes a pool that nothing refers to. The database refuses a pool that is in use, with a
+// conflict.
 func (h *poolHandlers) deletePool(ctx context.Context, in *PoolInput) (*struct{}, error) {
 	if err := h.pools.Delete(ctx, in.Pool); err != nil {
 		return nil, err

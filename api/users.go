@@ -16,6 +16,7 @@ func (h *secretHandlers) chooseUser(call echo.Context, c *wire.Claim) error {
 		return nil
 	}
 	user, err := h.admission.User(call.Request().Context(), c.Tenant, c.Spec.User)
+	// Everything that the claim hands out is removed with the work.
 	withhold := func(w wire.Withheld) {
 		c.Secrets, c.InputLogins, c.ImageLogin, c.Signatures = nil, nil, nil, nil
 		c.Withheld = &w
