@@ -24,7 +24,7 @@ import (
 	"berth/wire"
 )
 
-// cloudFile is the file of --cloud.
+// cloudFile is the file of --cloud. Unknown keys are errors.
 type cloudFile struct {
 	URL       string                   `yaml:"url"`     // of the API, as agents reach it
 	CAFile    string                   `yaml:"ca_file"` // of the API's certificate authority
@@ -32,7 +32,8 @@ type cloudFile struct {
 	Providers map[string]CloudProvider `yaml:"providers"`
 }
 
-// CloudProvider is one provider in the file of --cloud.
+// CloudProvider is one provider in the file of --cloud. The settings, also the ones by pool, are
+// passed to the provider unread.
 type CloudProvider struct {
 	Kind     string                    `yaml:"kind"`
 	Command  []string                  `yaml:"command"`   // of kind exec
@@ -54,7 +55,8 @@ type CloudIdentity struct {
 	Keys         string `yaml:"keys"`         // of kind gce: URL of a JWK set; "": Google's
 }
 
-// open returns the verifier of the settings; nil settings have none.
+// open returns the verifier of the settings; nil settings have none. A region without a certificate
+// could not prove any join, so it is a fault now and not at the first launch.
 func (i *CloudIdentity) open(regions []string, log *slog.Logger) (cloud.Identities, error) {
 	switch {
 	case i == nil:
@@ -87,7 +89,8 @@ type NewProvider func(name string, p CloudProvider, log *slog.Logger) (cloud.Pro
 // providerKinds returns the kinds of providers that this version has.
 func providerKinds() map[string]NewProvider { return map[string]NewProvider{"exec": newExecProvider} }
 
-// newExecProvider creates a provider that runs a program of the operator for each call.
+// newExecProvider creates a provider that runs a program of the operator for each call. A program that
+// is missing is no fault: it may be installed later.
 func newExecProvider(name string, p CloudProvider, log *slog.Logger) (cloud.Provider, error) {
 	o := cloudexec.Options{Name: name, Command: p.Command, Env: p.Env, Processes: p.Parallel, Logger: log}
 	if p.Timeout != "" {
@@ -105,7 +108,7 @@ func newExecProvider(name string, p CloudProvider, log *slog.Logger) (cloud.Prov
 }
 
 // loadClouds reads the file of --cloud with providers of the kinds. It returns all faults at once;
-// faults of the form name the line.
+// faults of the form name the line. It does not call a cloud.
 func loadClouds(path string, kinds map[string]NewProvider, log *slog.Logger) (cloud.Accounts, error) {
 	accounts := cloud.Accounts{Providers: map[string]cloud.Account{}}
 	text, err := os.ReadFile(path)
@@ -169,7 +172,8 @@ func CheckClouds(path string) error {
 	return err
 }
 
-// settingsOf returns settings in JSON, or nil for none.
+// settingsOf returns settings in JSON, or nil for none. Keys are sorted, so equal settings always
+// have equal bytes.
 func settingsOf(settings map[string]any) (json.RawMessage, error) {
 	if settings == nil {
 		return nil, nil
@@ -177,7 +181,8 @@ func settingsOf(settings map[string]any) (json.RawMessage, error) {
 	return json.Marshal(settings)
 }
 
-// openClouds reads the agents for new machines and the providers, if any are configured.
+// openClouds reads the agents for new machines and the providers, if any are configured. The programs
+// stay open, so an upgrade of their files does not change their hashes here.
 func (a *assembly) openClouds() (err error) {
 	if a.cfg.AgentBinaries != "" {
 		if a.agents, err = agentbin.Open(a.cfg.AgentBinaries); err != nil {

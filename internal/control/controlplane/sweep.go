@@ -55,6 +55,8 @@ func (s *sweeper) run(ctx context.Context) error {
 }
 
 // sweep lists the instances of one provider, reads the rows after that, and carries out the decision.
+// The order matters: the row of a launch is committed before its instance exists, so an instance
+// without a row in the later reading has none.
 func (s *sweeper) sweep(ctx context.Context, name string) error {
 	account := s.accounts.Providers[name]
 	_, cluster, incarnation, err := s.launches.ByToken(ctx, nil)
@@ -101,8 +103,9 @@ func (s *sweeper) sweep(ctx context.Context, name string) error {
 	return nil
 }
 
-// adopt gives an instance a row, and records it there as seen. It reports false if the database did
-// not answer, so that the next sweep tries again.
+// adopt gives an instance a row, and records it there as seen. It reports false if the database did not
+// answer, so that the next sweep tries again. Any other error is final for this instance, and must not
+// keep launches waiting for a complete listing.
 func (s *sweeper) adopt(ctx context.Context, provider string, i cloud.Instance) bool {
 	r, err := s.launches.Adopt(ctx, provider, i)
 	if err == nil {

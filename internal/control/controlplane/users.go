@@ -23,6 +23,7 @@ func (a *assembly) readUsers(ctx context.Context) (err error) {
 			a.log.Info("pool of container users changed, existing ranges of tenants stay", "pool", pool)
 		}
 	}
+	// Without the flag, the column decides, which an upgrade does not change.
 	if a.cfg.ContainerUser == "" {
 		a.cfg.ContainerUser, err = a.db.Cluster.ContainerUser(ctx)
 	}

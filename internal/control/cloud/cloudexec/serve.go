@@ -18,6 +18,7 @@ const maxRequest = 4 << 20
 // that is not valid is answered with kind Spec. An error means that no answer was written; the
 // program must then exit with a status other than 0.
 func Serve(ctx context.Context, p cloud.Provider, in io.Reader, out io.Writer) error {
+	// One byte more than allowed shows that the request is longer.
 	data, err := io.ReadAll(io.LimitReader(in, maxRequest+1))
 	if err != nil {
 		return fmt.Errorf("read the request: %w", err)
@@ -47,7 +48,8 @@ func Serve(ctx context.Context, p cloud.Provider, in io.Reader, out io.Writer) e
 	return nil
 }
 
-// dispatch carries out a valid request.
+// dispatch carries out a valid request. An empty list must be sent as [], since an answer without a
+// list is not valid.
 func dispatch(ctx context.Context, p cloud.Provider, r Request) (a Answer, err error) {
 	switch r.Call {
 	case CallCreate, CallFind:
@@ -74,7 +76,8 @@ func dispatch(ctx context.Context, p cloud.Provider, r Request) (a Answer, err e
 	}
 }
 
-// fault returns an error for an answer. An error without a kind proves nothing.
+// fault returns an error for an answer. An error without a kind proves nothing. Texts are cut, since an
+// answer has a limit.
 func fault(err error) *Fault {
 	var e *cloud.Error
 	if !errors.As(err, &e) {

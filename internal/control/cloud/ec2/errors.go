@@ -69,7 +69,8 @@ var kinds = map[string]cloud.Kind{
 }
 
 // failure turns an error of the SDK into an error of a provider. Only an error document of EC2 is
-// certain; a broken connection, a timeout and an answer that cannot be read prove nothing.
+// certain; a broken connection, a timeout and an answer that cannot be read prove nothing. The scope
+// names the offerings that the failure concerns, so that a breaker closes no others.
 func failure(doing string, o cloud.Offering, err error) *cloud.Error {
 	e := &cloud.Error{Kind: cloud.Unknown, Err: fmt.Errorf("%s: %w", doing, err)}
 	var api smithy.APIError
@@ -77,6 +78,7 @@ func failure(doing string, o cloud.Offering, err error) *cloud.Error {
 	if !errors.As(err, &api) || !errors.As(err, &response) {
 		return e
 	}
+	// The code decides before the status: some certain refusals have a status of 5xx.
 	kind, published := kinds[api.ErrorCode()]
 	switch {
 	case published:
@@ -99,7 +101,8 @@ func failure(doing string, o cloud.Offering, err error) *cloud.Error {
 	return e
 }
 
-// retryAfter returns the wait of the header Retry-After in seconds, or 0.
+// retryAfter returns the wait of the header Retry-After in seconds, or 0. It is bounded by an hour,
+// since a wrong header must not stop launches for longer. A date in place of seconds counts as 0.
 func retryAfter(r *smithyhttp.Response) time.Duration {
 	if r == nil || r.Response == nil {
 		return 0
@@ -111,7 +114,7 @@ func retryAfter(r *smithyhttp.Response) time.Duration {
 	return min(time.Duration(seconds)*time.Second, time.Hour)
 }
 
-// spec returns an error for a request that was not sent.
+// spec returns an error for a request that was not sent. It is certain that the call had no effect.
 func spec(doing string, o cloud.Offering, err error) *cloud.Error {
 	return &cloud.Error{Kind: cloud.Spec, Scope: o.String(), Err: fmt.Errorf("%s: %w", doing, err)}
 }

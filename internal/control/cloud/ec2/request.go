@@ -33,7 +33,8 @@ const (
 // maxUserData is the limit of EC2 for user data, in bytes before the encoding.
 const maxUserData = 16 << 10
 
-// request builds the request of a launch. The result depends only on the launch.
+// request builds the request of a launch. The result depends only on the launch. Two builds of one
+// launch must give equal bytes: EC2 refuses the token with other parameters.
 func request(l cloud.Launch) (*ec2.RunInstancesInput, error) {
 	s, err := ParseSettings(l.Settings)
 	if err != nil {
@@ -76,7 +77,8 @@ func request(l cloud.Launch) (*ec2.RunInstancesInput, error) {
 	return r, nil
 }
 
-// options adds the parts of a request that not every pool has.
+// options adds the parts of a request that not every pool has. The subnet of the zone takes precedence
+// over the one of the region.
 func (s Settings) options(r *ec2.RunInstancesInput, o cloud.Offering) {
 	if o.Zone != "" {
 		r.Placement = &types.Placement{AvailabilityZone: aws.String(o.Zone)}
@@ -94,6 +96,7 @@ func (s Settings) options(r *ec2.RunInstancesInput, o cloud.Offering) {
 	if s.InstanceProfile != "" {
 		r.IamInstanceProfile = &types.IamInstanceProfileSpecification{Name: aws.String(s.InstanceProfile)}
 	}
+	// The disk ends with the instance, since nothing on it outlives a machine.
 	if s.RootDisk != nil {
 		r.BlockDeviceMappings = []types.BlockDeviceMapping{{
 			DeviceName: aws.String(s.RootDisk.Device),
@@ -114,7 +117,8 @@ func (s Settings) options(r *ec2.RunInstancesInput, o cloud.Offering) {
 	}
 }
 
-// tagsOf returns the tags of a launch, in a fixed order.
+// tagsOf returns the tags of a launch, in a fixed order. Berth's own tags replace tags of the settings
+// with the same key.
 func tagsOf(l cloud.Launch, more map[string]string) []types.Tag {
 	all := maps.Clone(more)
 	if all == nil {
