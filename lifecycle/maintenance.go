@@ -39,8 +39,9 @@ const (
 	MaintenanceCancel                // the window does not take place on the machine
 )
 
-// Maintain decides about one machine of a maintenance window. note describes the act for operators;
-// for MaintenanceWait it is the reason why the machine stays drained.
+// Maintain decides about one machine of a maintenance window. note describes the act for operators; for
+// MaintenanceWait it is the reason why the machine stays drained. The same facts give the same act, so
+// a pass that is repeated after a crash changes nothing twice.
 func Maintain(m Maintenance) (act MaintenanceAct, note string) {
 	switch {
 	case m.State == berth.MachineRetired:
@@ -62,7 +63,8 @@ func Maintain(m Maintenance) (act MaintenanceAct, note string) {
 	return MaintenanceNone, ""
 }
 
-// end decides about a machine after the end of a window that had begun.
+// end decides about a machine after the end of a window that had begun. A later window of the machine
+// ends first. A drain that is not the window's own stays.
 func (m Maintenance) end() (act MaintenanceAct, note string) {
 	switch {
 	case m.Other:
@@ -83,7 +85,8 @@ func (m Maintenance) end() (act MaintenanceAct, note string) {
 	return MaintenanceReturn, ""
 }
 
-// missing lists the reasons for which the machine cannot return yet; "" for a healthy machine.
+// missing lists the reasons for which the machine cannot return yet; "" for a healthy machine. A reboot
+// is not required: an operator may have worked on the machine without one.
 func (m Maintenance) missing() string {
 	if !m.Alive || m.State != berth.MachineDraining {
 		return "the machine has no contact"

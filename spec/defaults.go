@@ -13,10 +13,11 @@ const (
 	DefaultMaxRequeues          = 10 // with retry.on_time_limit: requeue
 )
 
-// WithDefaults returns the spec with a value in every unset field that has a default, and
-// with a valid array.grid written out as array.each. It does not change s, is idempotent,
-// and reports no faults; see Validate. Afterwards the pointer fields CPUs, Memory,
-// Priority, Preemptible and StopGrace are not nil.
+// WithDefaults returns the spec with a value in every unset field that has a default, and with a valid
+// array.grid written out as array.each. It does not change s, is idempotent, and reports no faults; see
+// Validate. Afterwards the pointer fields CPUs, Memory, Priority, Preemptible and StopGrace are not
+// nil. A default must not depend on the cluster: the stored spec has to mean the same everywhere.
+// Settings of the cluster, such as secrets_as, are resolved at the claim.
 func (s Job) WithDefaults() Job {
 	if s.Resources.CPUs == nil {
 		s.Resources.CPUs = ptr(DefaultCPUs)
@@ -55,6 +56,7 @@ func (s Job) WithDefaults() Job {
 	if s.Retry.OnOOM == "" {
 		s.Retry.OnOOM = "fail"
 	}
+	// These return copies, as everything below: specs may share pointers.
 	s.Retry.Backoff = s.Retry.Backoff.withDefaults()
 	s.Stall = s.Stall.withDefaults(s.Checkpoint != nil)
 	if s.Checkpoint != nil {

@@ -48,7 +48,8 @@ type NewSession struct {
 	Reason  string      `json:"reason,omitempty" doc:"reason for the session, recorded with it"`
 }
 
-// Validate returns all faults of the request at once, or nil.
+// Validate returns all faults of the request at once, or nil. It reads the request alone: whether the
+// member exists and runs is checked when the session is stored.
 func (n NewSession) Validate() []berth.FieldError {
 	v := &validation{}
 	v.oneOf("kind", string(n.Kind), string(SessionExec), string(SessionForward), string(SessionFiles))
@@ -84,7 +85,8 @@ func (n NewSession) Validate() []berth.FieldError {
 	return v.faults
 }
 
-// isTerm reports whether s may be the value of TERM; "" may.
+// isTerm reports whether s may be the value of TERM; "" may. The agent passes it to the container's
+// environment.
 func isTerm(s string) bool {
 	return len(s) <= 64 && strings.IndexFunc(s, func(r rune) bool {
 		return r > 'z' || !strings.ContainsRune("-_.+", r) &&

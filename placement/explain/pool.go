@@ -23,7 +23,8 @@ func (c clauses) poolCondition() condition {
 // maxNamed bounds the pools and the tenants that a text names.
 const maxNamed = 3
 
-// poolText names the tenants of pools: "pool gpu-a takes tenants vision only".
+// poolText names the tenants of pools: "pool gpu-a takes tenants vision only". It names at most
+// maxNamed pools, so that the text stays short in a cluster of many.
 func poolText(pools []cluster.Pool) string {
 	var parts []string
 	for _, p := range pools[:min(len(pools), maxNamed)] {
@@ -35,7 +36,7 @@ func poolText(pools []cluster.Pool) string {
 	return strings.Join(parts, "; ")
 }
 
-// tenantText renders a list of tenants.
+// tenantText renders a list of tenants. A pool that lists no tenant accepts none.
 func tenantText(list []berth.TenantID) string {
 	var names []string
 	for _, t := range list[:min(len(list), maxNamed)] {

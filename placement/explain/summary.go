@@ -26,6 +26,7 @@ func summaryText(e Explanation, conditions []condition, after []ruledOut) string
 	case e.FitNow > 0:
 		text = fmt.Sprintf("%d of %d machines have room now", e.FitNow, e.Machines)
 	case len(parts) == 1:
+		// A single clause rules out all machines, so its own sentence says more than a count.
 		i := slices.IndexFunc(after, func(r ruledOut) bool { return r.count > 0 })
 		text, parts = noneText(conditions[i], after[i]), nil
 	default:
@@ -57,6 +58,7 @@ func shortText(e Explanation, conditions []condition, after []ruledOut) (text st
 	if e.FitNow > 0 {
 		return "", false
 	}
+	// The index of the condition with the greatest weight; -1: none rules out a machine.
 	most := -1
 	weight := func(i int) int { // free amounts outweigh any number of machines
 		if conditions[i].needs != "" {
@@ -85,7 +87,8 @@ func shortText(e Explanation, conditions []condition, after []ruledOut) (text st
 	return "no room: needs " + c.needs + ", none free", false
 }
 
-// shutText names the first machines that accept no jobs, such as "m1 draining (new disk)".
+// shutText names the first machines that accept no jobs, such as "m1 draining (new disk)". Machines
+// that are ready, but blocked, show the reason of the block.
 func shutText(r ruledOut) string {
 	m := &r.some[0].Machine
 	text := fmt.Sprintf("%s %s", m.ID, m.State)

@@ -46,7 +46,8 @@ func (r *Placer) possibleIn(c *cluster.Class, group string) bool {
 	return slices.ContainsFunc(c.Orders, func(parts []cluster.Part) bool { return possibleInOrder(r, parts, group) })
 }
 
-// possibleInOrder places the parts of a gang on empty machines of one group, one after the other.
+// possibleInOrder places the parts of a gang on empty machines of one group, one after the other. It
+// takes as many members as fit from one machine after the other, on copies that only this search sees.
 func possibleInOrder(r *Placer, parts []cluster.Part, group string) bool {
 	empty := map[*cluster.Node]*cluster.Node{}
 	for _, p := range parts {
@@ -73,7 +74,8 @@ func possibleInOrder(r *Placer, parts []cluster.Part, group string) bool {
 	return true
 }
 
-// Emptied returns a copy of a machine with all its capacity free and all its devices healthy.
+// Emptied returns a copy of a machine with all its capacity free and all its devices healthy. Trials
+// may change it freely.
 func Emptied(n *cluster.Node) *cluster.Node {
 	x := n.Blank()
 	x.Used, x.GPUs = berth.Capacity{}, slices.Clone(n.GPUs)
