@@ -26,9 +26,9 @@ var (
 // mostArrayEvents bounds the history of an array's coordinator, for any number of elements.
 const mostArrayEvents = 300
 
-// The claims share one stack, as those about jobs do, and a Temporal server has
-// its databases to itself: not in parallel with theirs.
+// The claims share one stack, as those about jobs do.
 func TestArrays(t *testing.T) {
+	t.Parallel()
 	s := start(t, quick, "m0", "m1")
 	for _, claim := range []struct {
 		says string

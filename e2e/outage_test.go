@@ -23,6 +23,7 @@ import (
 // The database and Temporal are taken away in every possible way; containers run on, and
 // acknowledged changes stay. The claims share a stack: they are about the same containers.
 func TestF13F14F16F17F18OutagesStopNothing(t *testing.T) {
+	t.Parallel()
 	var link *faultproxy.Proxy
 	s := startWith(t, quick, func(c *controlplane.Config) {
 		link = linkTo(t, c.DatabaseURL)

@@ -21,9 +21,9 @@ import (
 	"berth/wire"
 )
 
-// The claims share one stack, as those about jobs do, and a Temporal server has
-// its databases to itself: not in parallel with theirs.
+// The claims share one stack, as those about jobs do.
 func TestPipelines(t *testing.T) {
+	t.Parallel()
 	s := start(t, quick, "m0", "m1")
 	for _, claim := range []struct {
 		says string

@@ -59,6 +59,7 @@ func (s *stack) metric(t *testing.T, name string) float64 {
 // neither heartbeats nor the loss of the replica that waits write an event. Its
 // waiter comes again under the limit of calls to Temporal.
 func TestTheHistoryOfARunningJobDoesNotGrow(t *testing.T) {
+	t.Parallel()
 	s := start(t, quick, "m1")
 	const reattached = `berth_dependency_calls_total{class="reattach",dependency="temporal"}`
 	if n := s.metric(t, reattached); n != 0 {
@@ -103,6 +104,7 @@ func TestTheHistoryOfARunningJobDoesNotGrow(t *testing.T) {
 // two. The leader finds the member for which no replica waits, long before Temporal
 // misses the first heartbeat.
 func TestALostWaiterComesAgainWithoutAnEvent(t *testing.T) {
+	t.Parallel()
 	ages := quick
 	ages.Unwaited = time.Second
 	s := start(t, ages, "m1")

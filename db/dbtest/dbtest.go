@@ -153,11 +153,13 @@ func start() (*postgres.Cluster, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	c, err := postgres.Start(ctx, postgres.Options{
-		Dir:            dir,
-		BinDir:         os.Getenv("PG_BINDIR"),
-		Volatile:       true,
-		SharedBuffers:  "64MB",
-		MaxConnections: 300,
+		Dir:           dir,
+		BinDir:        os.Getenv("PG_BINDIR"),
+		Volatile:      true,
+		SharedBuffers: "64MB",
+		// A stack of package e2e has up to 130: Temporal's services 100, the control plane 16, the test the rest.
+		// Up to eight run at a time.
+		MaxConnections: 1100,
 	})
 	if err != nil {
 		return nil, err
