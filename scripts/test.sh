@@ -31,7 +31,10 @@ compile() {
   rm -rf "$bins/packages"
   mkdir -p "$bins/packages"
   go version >"$bins/building"
-  scripts/build.sh "== programs" ./...
+  # Commands are linked below, where their files are kept, or tested: `go build ./...` would link each and discard it.
+  # No test builds the examples.
+  # shellcheck disable=SC2046
+  scripts/build.sh "== programs" $(go list -f '{{if ne .Name "main"}}{{.ImportPath}}{{end}}' ./...) ./examples/...
   # Every package with a file that only this tag compiles.
   go vet -tags failpoints ./internal/lib/failpoint ./activities/control ./api ./internal/control/autoscale ./internal/control/scheduler ./internal/machine/agent ./workers ./cmd/berthd ./cmd/berth-agent
   go vet ./...
