@@ -4,7 +4,7 @@ package berth
 // over Seconds, the sampled part of the run.
 type Measured struct {
 	Member        int      `json:"member"`
-	Seconds       float64  `json:"seconds" doc:"of its run that the figures tell of"`
+	Seconds       float64  `json:"seconds" doc:"sampled part of the run"`
 	CPUMean       float64  `json:"cpu_mean" doc:"cores"`
 	MemoryPeak    int64    `json:"memory_peak,omitempty" doc:"bytes"`
 	DiskRead      int64    `json:"disk_read,omitempty" doc:"bytes"`

@@ -19,7 +19,7 @@ type Problem struct {
 	Type   string             `json:"type" example:"about:blank"`
 	Title  string             `json:"title" example:"Unprocessable Entity"`
 	Status int                `json:"status" example:"422"`
-	Code   string             `json:"code" doc:"stable; what clients branch on" example:"invalid_spec"`
+	Code   string             `json:"code" doc:"stable code, for programs" example:"invalid_spec"`
 	Detail string             `json:"detail" doc:"for people"`
 	Errors []berth.FieldError `json:"errors,omitempty"`
 

@@ -25,7 +25,7 @@ type eventHandlers struct {
 func (h *eventHandlers) mount(r *router) {
 	schema := r.huma.OpenAPI().Components.Schemas.Schema
 	events := r.operation("list-events", http.MethodGet, "/v1/jobs/{id}/events", "jobs",
-		"A job's history, with who did what and why")
+		"List a job's events, with actor and reason")
 	events.Description = "With `Accept: text/event-stream` it follows: each event has the id of its seq, " +
 		"`Last-Event-ID` resumes without gap or repeat, and the event `end` says that the job's history is complete."
 	document(&events, "The history, oldest first", map[string]*huma.MediaType{

@@ -35,7 +35,7 @@ type metricHandlers struct {
 
 func (h *metricHandlers) mount(r *router) {
 	op := r.operation("read-metrics", http.MethodGet, "/v1/jobs/{id}/metrics", "jobs",
-		"What a job used while it ran: processor, memory, disks, network, GPUs, and its own progress values")
+		"Show a job's use of CPU, memory, disks, network and GPUs over time, and its own progress values")
 	op.Description = "One document a member, of one attempt. A series has at most " + strconv.Itoa(wire.MaxPoints) +
 		" values; their step grows with the time that the member runs. " +
 		"Members that ran for less than 10 seconds have no series; what they used in all is in the job's attempts."
@@ -55,7 +55,7 @@ type jobMetricsInput struct {
 	Member  int    `query:"member" minimum:"-1" default:"-1" doc:"default: all"`
 	Since   string `query:"since" doc:"a time (RFC 3339), or how long ago (10m)"`
 	Format  string `query:"format" enum:"json,svg" default:"json"`
-	Limit   int    `query:"limit" minimum:"1" maximum:"64" default:"16" doc:"how many members at once"`
+	Limit   int    `query:"limit" minimum:"1" maximum:"64" default:"16" doc:"largest number of members in the answer"`
 	Cursor  string `query:"cursor" maxLength:"10"`
 }
 

@@ -418,7 +418,7 @@ func (h *jobHandlers) releaseJob(ctx context.Context, in *JobInput) (*jobOutput,
 // array.
 type retryInput struct {
 	JobInput
-	Failed bool `query:"failed" doc:"of an array: only what failed"`
+	Failed bool `query:"failed" doc:"of an array or a pipeline: only the failed part"`
 	Fresh  bool `query:"fresh" doc:"steps start from the beginning, not from their newest checkpoints"`
 }
 
@@ -426,7 +426,7 @@ type retryInput struct {
 // retryInput: huma reads the parameters of exported structs only.
 type retryJobInput struct {
 	JobInput
-	Failed   bool `query:"failed" doc:"of an array: only what failed"`
+	Failed   bool `query:"failed" doc:"of an array or a pipeline: only the failed part"`
 	Fresh    bool `query:"fresh" doc:"start as the job's file says, not from the newest checkpoint of the old job"`
 	WithSpec bool `query:"with_spec" doc:"run the spec of the body in place of the job's own; not with failed"`
 	Request

@@ -56,7 +56,7 @@ type logHandlers struct {
 
 func (h *logHandlers) mount(r *router) {
 	schema := r.huma.OpenAPI().Components.Schemas.Schema
-	logs := r.operation("read-logs", http.MethodGet, "/v1/jobs/{id}/logs", "jobs", "What a job has written")
+	logs := r.operation("read-logs", http.MethodGet, "/v1/jobs/{id}/logs", "jobs", "Read the log of a job")
 	logs.Description = "Plain text, or with `Accept: application/x-ndjson` one document a line; with `follow=true` " +
 		"server-sent events, one `log` a line, that go on into later attempts unless one was named, until `end`. " +
 		"With `grep`, `tail` counts matching lines; a line of more than 64 KiB is matched in pieces."

@@ -34,12 +34,13 @@ func (h *machineHandlers) mount(r *router) {
 		"since the machine has reported other equipment."
 	registerWithBody[wire.ApproveRequest](r, approve, h.approveMachine)
 	registerWithBody[wire.DrainRequest](r, r.operation("drain-machine", http.MethodPost, "/v1/machines/{id}/drain", tag,
-		"Keep new work off a machine"), h.drainMachine)
+		"Drain a machine: give it no new work"), h.drainMachine)
 	register(r, r.operation("undrain-machine", http.MethodPost, "/v1/machines/{id}/undrain", tag,
-		"Open a draining machine again"), h.undrainMachine)
+		"End the drain of a machine"), h.undrainMachine)
 	register(r, r.operation("confirm-dead-machine", http.MethodPost, "/v1/machines/{id}/confirm-dead", tag,
 		"Confirm that an unreachable machine's containers have stopped: their capacity is released"), h.confirmDead)
-	retire := r.operation("retire-machine", http.MethodDelete, "/v1/machines/{id}", tag, "Take a machine out for good")
+	retire := r.operation("retire-machine", http.MethodDelete, "/v1/machines/{id}", tag,
+		"Retire a machine: remove it permanently")
 	retire.DefaultStatus = http.StatusNoContent
 	register(r, retire, h.retireMachine)
 }

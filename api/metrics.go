@@ -29,7 +29,7 @@ func newMetrics(r *prometheus.Registry, d *db.DB, version string) *metrics {
 	m := &metrics{
 		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "berth_http_request_seconds",
-			Help:    "How long calls took, by method, route and status.",
+			Help:    "Duration of calls, by method, route and status.",
 			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
 		}, []string{"method", "route", "status"}),
 	}
@@ -107,7 +107,7 @@ var (
 	memoryDesc = prometheus.NewDesc("berth_memory_bytes",
 		"Memory of the machines that are not retired: total, reserved, and used by jobs.", []string{"kind"}, nil)
 	diskDesc = prometheus.NewDesc("berth_disk_bytes",
-		"Disk of the machines that are not retired; what is reserved of it.", []string{"kind"}, nil)
+		"Disk of the machines that are not retired: total, and reserved.", []string{"kind"}, nil)
 	gpusDesc = prometheus.NewDesc("berth_gpus",
 		"GPUs by model: total, reserved (shares as parts of one), unhealthy (out of use), and busy as measured.",
 		[]string{"model", "kind"}, nil)
@@ -120,11 +120,11 @@ var (
 	webhooksDesc = prometheus.NewDesc("berth_webhooks_waiting",
 		"Calls of webhooks that are still to be made, those after failed tries among them.", nil, nil)
 	overdueDesc = prometheus.NewDesc("berth_webhooks_overdue_seconds",
-		"How long the longest overdue call of a webhook has been due; 0 if none is.", nil, nil)
+		"Delay of the webhook call that is overdue the longest; 0 if none is overdue.", nil, nil)
 	notificationsDesc = prometheus.NewDesc("berth_notifications_waiting",
 		"Notifications of channels that are not delivered yet, those after failed tries among them.", nil, nil)
 	lateDesc = prometheus.NewDesc("berth_notifications_overdue_seconds",
-		"How long the longest overdue message to a channel has been due; 0 if none is.", nil, nil)
+		"Delay of the message to a channel that is overdue the longest; 0 if none is overdue.", nil, nil)
 	backupDesc = prometheus.NewDesc("berth_backup_age_seconds",
 		"Time since the start of the newest complete backup by berthd backup create; without one, since the creation "+
 			"of the cluster.", nil, nil)
@@ -137,9 +137,10 @@ var (
 			"stop_new.", []string{"tenant", "kind"}, nil)
 
 	endsDesc = prometheus.NewDesc("berth_attempts_ended_total",
-		"Attempts that this process has settled, by what became of the job and why.", []string{"next", "reason"}, nil)
+		"Attempts that this process has settled, by the job's next status and the reason's code.",
+		[]string{"next", "reason"}, nil)
 	lostDesc = prometheus.NewDesc("berth_lost_gpu_seconds_total",
-		"GPU time of attempts that this process has settled which has to be spent again, by why they ended.",
+		"Lost GPU time of repeated attempts that this process has settled, by the reason's code.",
 		[]string{"reason"}, nil)
 )
 

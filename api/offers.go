@@ -22,7 +22,7 @@ func (h *offerHandlers) mount(r *router) {
 	register(r, r.operation("list-offers", http.MethodGet, "/v1/offers", "machines",
 		"List machine types of clouds with dated prices, by provider and region"), h.list)
 	set := r.operation("set-offer-price", http.MethodPut, "/v1/offers/price", "machines",
-		"Set the price of an own contract for an offer, in place of the price of the file")
+		"Set your contract's price for an offer, in place of the price of the file")
 	set.DefaultStatus = http.StatusNoContent
 	registerWithBody[wire.OfferPrice](r, set, h.setPrice)
 }

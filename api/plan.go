@@ -36,13 +36,13 @@ type planHandlers struct {
 
 func (h *planHandlers) mount(r *router) {
 	plan := r.operation("plan-job", http.MethodPost, "/v1/plans", "jobs",
-		"Say what would become of a job; nothing is stored")
+		"Predict the placement and the start of a job; nothing is stored")
 	plan.Description = "The answer rests on the queue and the machines as they were at most two seconds before the " +
 		"call, " +
 		"and after the latest change of a tenant, a quota or the admission that was made through this server."
 	registerWithBody[spec.Job](r, plan, h.plan)
 	register(r, r.operation("explain-job", http.MethodGet, "/v1/jobs/{id}/explain", "jobs",
-		"Say why a job is where it is, and everything that is in its way"), h.explain)
+		"Explain why a job waits, with every reason"), h.explain)
 }
 
 type planOutput struct{ Body wire.Plan }

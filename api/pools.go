@@ -32,7 +32,7 @@ func (h *poolHandlers) mount(r *router) {
 		"With a `version` that is not the present one: 409, so that no change is lost."
 	registerWithBody[spec.PoolRules](r, set, h.setPool)
 	remove := r.operation("delete-pool", http.MethodDelete, "/v1/pools/{pool}", tag,
-		"Delete a pool without machines that no unused join token and no constraint of a live job names")
+		"Delete a pool that has no machines and is not named by an unused join token or a live job")
 	remove.DefaultStatus = http.StatusNoContent
 	register(r, remove, h.deletePool)
 }

@@ -27,7 +27,7 @@ type scheduleHandlers struct {
 func (h *scheduleHandlers) mount(r *router) {
 	const tag = "schedules"
 	create := r.operation("create-schedule", http.MethodPost, "/v1/schedules", tag,
-		"Submit a job or a pipeline at times to come")
+		"Create a schedule: submit a job or a pipeline at future times")
 	create.Description = "201 with the new schedule; 200 if there is the same one already; 409 if there is another " +
 		"one of that name. What it submits is judged as if it were submitted now, and again at each time: a " +
 		"refusal then is recorded with that fire."
@@ -48,13 +48,13 @@ func (h *scheduleHandlers) mount(r *router) {
 	register(r, remove, h.deleteSchedule)
 	registerWithOptionalBody[spec.ScheduleNote](r,
 		r.operation("pause-schedule", http.MethodPost, "/v1/schedules/{name}/pause", tag,
-			"Let a schedule not fire until it is resumed; idempotent"), h.pauseSchedule)
+			"Pause a schedule until it is resumed; idempotent"), h.pauseSchedule)
 	registerWithOptionalBody[spec.ScheduleNote](r,
 		r.operation("resume-schedule", http.MethodPost, "/v1/schedules/{name}/resume", tag,
-			"Let a paused schedule fire again, from now on; idempotent"), h.resumeSchedule)
+			"Resume a paused schedule, from now on; idempotent"), h.resumeSchedule)
 	registerWithOptionalBody[spec.ScheduleRun](r,
 		r.operation("run-schedule", http.MethodPost, "/v1/schedules/{name}/run", tag,
-			"Fire a schedule now, paused or not, beside its times"), h.runSchedule)
+			"Fire a schedule now, in addition to its times, even if it is paused"), h.runSchedule)
 	backfill := r.operation("backfill-schedule", http.MethodPost, "/v1/schedules/{name}/backfill", tag,
 		"Fire a schedule for times that have passed, each once")
 	backfill.Description = "Times that have made a job are left out, so it may be called again. The fires are " +
@@ -207,7 +207,7 @@ type ScheduleInput struct {
 
 type showScheduleInput struct {
 	ScheduleInput
-	Fires int `query:"fires" minimum:"0" maximum:"1000" default:"20" doc:"how many of the last fires"`
+	Fires int `query:"fires" minimum:"0" maximum:"1000" default:"20" doc:"number of last fires"`
 }
 
 // showSchedule returns a schedule with its coming times and its last fires.

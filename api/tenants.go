@@ -29,31 +29,32 @@ type tenantHandlers struct {
 
 func (h *tenantHandlers) mount(r *router) {
 	const tag = "administration"
-	create := r.operation("create-tenant", http.MethodPost, "/v1/tenants", tag, "Make a tenant")
+	create := r.operation("create-tenant", http.MethodPost, "/v1/tenants", tag, "Create a tenant")
 	create.DefaultStatus = http.StatusCreated
 	registerWithBody[spec.NewTenant](r, create, h.createTenant)
 	register(r, r.operation("list-tenants", http.MethodGet, "/v1/tenants", tag,
-		"List tenants with what they use; users see their own"), h.listTenants)
+		"List tenants with their use; users see their own"), h.listTenants)
 	register(r, r.operation("show-tenant", http.MethodGet, "/v1/tenants/{tenant}", tag,
 		"Show a tenant with its usage"), h.showTenant)
 	registerWithBody[spec.TenantPatch](r, r.operation("update-tenant", http.MethodPatch, "/v1/tenants/{tenant}", tag,
 		"Change a tenant's weight or parent"), h.updateTenant)
 	remove := r.operation("delete-tenant", http.MethodDelete, "/v1/tenants/{tenant}", tag,
-		"Remove a tenant to which nothing belongs")
+		"Delete a tenant without live jobs, tokens, schedules and tenants below it")
 	remove.DefaultStatus = http.StatusNoContent
 	register(r, remove, h.deleteTenant)
 
 	register(r, r.operation("list-quotas", http.MethodGet, "/v1/quotas", tag,
-		"List what tenants may have; users see their own"), h.listQuotas)
+		"List the quotas of tenants; users see their own"), h.listQuotas)
 	register(r, r.operation("show-quota", http.MethodGet, "/v1/quotas/{tenant}", tag,
-		"Show what a tenant may have, and has"), h.showQuota)
-	set := r.operation("set-quota", http.MethodPut, "/v1/quotas/{tenant}", tag, "Replace what a tenant may have")
+		"Show a tenant's quota and its use"), h.showQuota)
+	set := r.operation("set-quota", http.MethodPut, "/v1/quotas/{tenant}", tag, "Replace a tenant's quota")
 	set.Description = "What the body leaves out binds no more, except for `" + strings.Join(db.LaterQuotaSettings,
 		"`, `") + "`: " +
 		"older clients do not know these; left out they stay, and null lifts them. " +
 		"With a `version` that is not the present one: 409, so that nobody undoes another's change unseen."
 	registerWithBody[spec.Quota](r, set, h.setQuota)
-	unset := r.operation("delete-quota", http.MethodDelete, "/v1/quotas/{tenant}", tag, "Lift all limits of a tenant")
+	unset := r.operation("delete-quota", http.MethodDelete, "/v1/quotas/{tenant}", tag,
+		"Delete a tenant's quota, and so all its limits")
 	unset.DefaultStatus = http.StatusNoContent
 	register(r, unset, h.deleteQuota)
 }

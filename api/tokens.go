@@ -23,7 +23,7 @@ type tokenHandlers struct {
 func (h *tokenHandlers) mount(r *router) {
 	const tag = "administration"
 	newToken := r.operation("create-token", http.MethodPost, "/v1/tokens", tag,
-		"Make a token; its secret is shown once")
+		"Create a token; its secret is shown once")
 	newToken.DefaultStatus = http.StatusCreated
 	registerWithBody[spec.NewToken](r, newToken, h.createToken)
 	register(r, r.operation("list-tokens", http.MethodGet, "/v1/tokens", tag, "List tokens"), h.listTokens)
@@ -34,7 +34,7 @@ func (h *tokenHandlers) mount(r *router) {
 	register(r, revoke, h.revokeToken)
 
 	newJoin := r.operation("create-join-token", http.MethodPost, "/v1/join-tokens", tag,
-		"Make a token with which one machine joins, once")
+		"Create a join token, with which one machine joins once")
 	newJoin.DefaultStatus = http.StatusCreated
 	registerWithBody[spec.NewJoinToken](r, newJoin, h.createJoinToken)
 	register(r, r.operation("list-join-tokens", http.MethodGet, "/v1/join-tokens", tag,

@@ -45,7 +45,7 @@ type uploadHandlers struct {
 func (h *uploadHandlers) mount(r *router) {
 	const tag = "data"
 	register(r, r.operation("show-upload", http.MethodGet, "/v1/uploads/{address}", tag,
-		"Say whether an archive is stored already"), h.showUpload)
+		"Report whether an archive is stored already"), h.showUpload)
 	// A plain handler: the framework would read the body into memory.
 	post := r.operation("create-upload", http.MethodPost, uploadsPath, tag, "Store an archive that jobs can name")
 	post.Description = "The body is a tar of folders, regular files and relative symbolic links that stay inside, " +

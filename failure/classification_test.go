@@ -19,13 +19,13 @@ func classificationDocument() string {
 
 Generated from ` + "`failure.Rules`, `failure.LogRules` and `failure.Xids` by `go test ./failure -run Classification -update`" + `.
 
-The rules are asked in this order; the first that matches decides, and the outcome of the attempt carries its
-name (` + "`reason.rule`" + `). A gang is judged by its first rank to fail or fall silent. *Retry* is the budget that the next
-attempt is charged to: ` + "`user` is `retry.max_attempts`" + fmt.Sprintf(` (a number beside it: as many runs at least), `+"`infra`"+` has %d
+The rules are checked in this order. The first that matches decides, and the outcome of the attempt has its
+name (` + "`reason.rule`" + `). A gang is judged by the first of its members that fails or becomes silent. *Retry* is the budget that the next
+attempt is charged to: ` + "`user` is `retry.max_attempts`" + fmt.Sprintf(` (a number after it: at least this many runs), `+"`infra`"+` has %d
 attempts since the last new verified checkpoint, `, failure.MaxInfraLosses) + "`none`" + ` is free. A spent budget makes the job failed and a dead letter.
-*Wait* is the pause before it: ` + "`retry.backoff`" + ` is the job's own (10 s, doubled, at most 10 min, each give or take a
-half, unless it says otherwise); the others follow the same figures. *Elsewhere*: not on the machine to blame, while another fits. *Fault*:
-it counts against that machine; ` + fmt.Sprintf("%d faults of jobs of %d tenants within %d hours drain it.\n", failure.LemonFaults, failure.LemonTenants, failure.LemonHours))
+*Wait* is the pause before the next attempt: ` + "`retry.backoff`" + ` is the one of the job file (by default 10 s,
+doubled each time, at most 10 min, ±50 %); other pauses follow the same rule. *Elsewhere*: the next attempt avoids the blamed machine, if another
+one fits. *Fault*: the failure counts against that machine; ` + fmt.Sprintf("%d faults of jobs of %d tenants within %d hours drain it.\n", failure.LemonFaults, failure.LemonTenants, failure.LemonHours))
 	group := failure.Evidence(-1)
 	for _, r := range failure.Rules {
 		if r.Evidence != group {

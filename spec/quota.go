@@ -22,8 +22,8 @@ const (
 // sets no bound.
 type Quota struct {
 	Tenant     berth.TenantID `json:"tenant"`
-	Guarantee  *Amounts       `json:"guarantee,omitempty" doc:"what it can always have back from those who borrow it"`
-	Limit      *Amounts       `json:"limit,omitempty" doc:"what it never holds more of"`
+	Guarantee  *Amounts       `json:"guarantee,omitempty" doc:"capacity that the tenant can take back from borrowers"`
+	Limit      *Amounts       `json:"limit,omitempty" doc:"most that the tenant may hold"`
 	Borrow     Borrow         `json:"borrow,omitempty" doc:"beyond the guarantee: any (default), preemptible, none"`
 	MaxRunning *int           `json:"max_running,omitempty" doc:"jobs that hold capacity at once"`
 	MaxQueued  *int           `json:"max_queued,omitempty" doc:"jobs that wait at once; submitting more is refused"`
@@ -40,7 +40,7 @@ type Quota struct {
 	Storage *StorageLimits `json:"storage,omitempty"`
 
 	Version int64      `json:"version,omitempty" doc:"grows with each change; if given in a change, it must be current"`
-	Use     *TenantUse `json:"use,omitempty" doc:"told, never taken"`
+	Use     *TenantUse `json:"use,omitempty" doc:"read-only"`
 	Stored  *Stored    `json:"stored,omitempty" doc:"reported, never set: with all tenants below it"`
 }
 
@@ -82,7 +82,7 @@ type Stored struct {
 type GPUBudget struct {
 	GPUHours float64    `json:"gpu_hours"`
 	Period   Duration   `json:"period"`
-	Since    *time.Time `json:"since,omitempty" doc:"told, never taken: when the present period began"`
+	Since    *time.Time `json:"since,omitempty" doc:"read-only: start of the present period"`
 }
 
 // Validate returns all faults of the request at once, or nil.

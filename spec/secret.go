@@ -13,7 +13,7 @@ import (
 // NewSecretValue creates a secret or replaces its value.
 type NewSecretValue struct {
 	Name  string    `json:"name" doc:"letters, digits, _, . and -; as an environment variable without . and -"`
-	Value Sensitive `json:"value" doc:"text of at most 64 KiB; never told again"`
+	Value Sensitive `json:"value" doc:"text of at most 64 KiB; no call returns it"`
 }
 
 // Bounds of secrets.

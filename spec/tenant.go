@@ -17,7 +17,7 @@ type TenantUse struct {
 	Waiting   int     `json:"waiting" doc:"jobs submitted, queued or retrying"`
 	Running   int     `json:"running" doc:"jobs that hold capacity"`
 	Holding   Amounts `json:"holding"`
-	GPUHours  float64 `json:"gpu_hours" doc:"of late: older use counts less, half of it after each half-life"`
+	GPUHours  float64 `json:"gpu_hours" doc:"recent use; older use counts less, half after each half-life"`
 	CPUHours  float64 `json:"cpu_hours" doc:"as gpu_hours, of cores"`
 	SpentGPUs float64 `json:"spent_gpu_hours" doc:"GPU hours in the present period of its budget; 0 without one"`
 }

@@ -15,10 +15,10 @@ type Fit struct {
 	FitNow     int         `json:"fit_now" doc:"have room for one member now"`
 	FitEver    int         `json:"fit_ever" doc:"would have room if nothing ran on them"`
 	MembersNow *int        `json:"members_now,omitempty" doc:"of a gang: how many of its members have room at once"`
-	Clauses    []FitClause `json:"clauses,omitempty" doc:"those that rule out any machine, in order"`
+	Clauses    []FitClause `json:"clauses,omitempty" doc:"clauses that exclude at least one machine, in order"`
 
 	Candidates []berth.MachineID `json:"candidates,omitempty" doc:"machines that fit now, the best first"`
-	Lacking    []Shortfall       `json:"lacking,omitempty" doc:"what no machine could ever give"`
+	Lacking    []Shortfall       `json:"lacking,omitempty" doc:"resources that no machine has"`
 	Data       []DataAt          `json:"data,omitempty" doc:"machines with its code, inputs or image, most first"`
 	Scarce     *ScarceGPUs       `json:"scarce,omitempty" doc:"GPUs kept for other jobs; absent: none"`
 	Blocks     *ScarceBlocks     `json:"scarce_blocks,omitempty" doc:"machines kept for larger jobs; absent: none"`
@@ -62,7 +62,7 @@ func (d DataAt) String() string {
 type FitClause struct {
 	Name  string `json:"name"`
 	Alone int    `json:"alone" doc:"machines that fail it"`
-	After int    `json:"after" doc:"of those that passed every clause before it"`
+	After int    `json:"after" doc:"machines that fail it and passed every clause before it"`
 	Text  string `json:"text"`
 }
 
@@ -126,7 +126,7 @@ type HardwareFit struct {
 	InForce   bool           `json:"in_force,omitempty" doc:"the hardware that the job had last, at first resources"`
 	After     spec.Duration  `json:"after,omitempty" doc:"wait before the job may take it"`
 	OpensAt   *time.Time     `json:"opens_at,omitempty" doc:"when the job may take it; absent: it may, or a plan"`
-	Blockers  []Blocker      `json:"blockers,omitempty" doc:"what keeps the job from it now, besides the wait"`
+	Blockers  []Blocker      `json:"blockers,omitempty" doc:"reasons besides the wait why the job does not take it now"`
 	Room      string         `json:"room" doc:"how the machines stand to it, for people"`
 }
 
@@ -148,7 +148,7 @@ type Plan struct {
 	Alternatives []HardwareFit `json:"alternatives,omitempty" doc:"each hardware of a job with alternatives, in order"`
 
 	Offers     []PlanOffer `json:"offers,omitempty" doc:"places for it: machines that exist, then offers of clouds"`
-	OffersNote string      `json:"offers_note,omitempty" doc:"why no offer of a cloud is listed, or how many are not"`
+	OffersNote string      `json:"offers_note,omitempty" doc:"reason why no offers are listed, or the number left out"`
 }
 
 // Explanation is the status of a job with the reasons for it, and with all blockers of its
@@ -176,7 +176,7 @@ type Explanation struct {
 	OtherHolders int      `json:"other_holders,omitempty" doc:"no_room: number of other jobs that hold the room"`
 
 	Offers     []PlanOffer `json:"offers,omitempty" doc:"places for it: machines that exist, then offers of clouds"`
-	OffersNote string      `json:"offers_note,omitempty" doc:"why no offer of a cloud is listed, or how many are not"`
+	OffersNote string      `json:"offers_note,omitempty" doc:"reason why no offers are listed, or the number left out"`
 }
 
 // Holder is a running job that holds capacity which a waiting job could use.
@@ -195,7 +195,7 @@ type Blocker struct {
 	Code    string        `json:"code" doc:"stable code; docs/design/policy.md lists them"`
 	Quota   string        `json:"quota,omitempty" doc:"of quota: which setting, limit, max_running, borrow or budget"`
 	Message string        `json:"message"`
-	Hint    string        `json:"hint,omitempty" doc:"what would have to change"`
+	Hint    string        `json:"hint,omitempty" doc:"a change that would help"`
 	Jobs    []berth.JobID `json:"jobs,omitempty" doc:"stopping: the jobs that make room; overdue: the job it waits for"`
 
 	Machines []berth.MachineID `json:"machines,omitempty" doc:"machines of engine_silent, egress_open or maintenance"`

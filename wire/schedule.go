@@ -90,5 +90,5 @@ func (s FireStatus) Decided() bool {
 // BackfillResult is the answer to a backfill.
 type BackfillResult struct {
 	Times int `json:"times" doc:"of the schedule in the range"`
-	Fires int `json:"fires" doc:"of them, those that had made no job yet and are fired now"`
+	Fires int `json:"fires" doc:"number of these times that had created no job yet and are fired now"`
 }

@@ -197,7 +197,7 @@ func newOffers(a *app) *cobra.Command {
 func newOffersPrice(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "price OFFER DOLLARS|none",
-		Short: "Set the price of an own contract for an offer, in place of the price of the file",
+		Short: "Set your contract's price for an offer, in place of the price of the file",
 		Long: "Price sets the price of an offer in US dollars an hour. It outlives new loads of the offers file;\n" +
 			"none returns to the price of the file. OFFER is provider/region/type/market, or\n" +
 			"provider/region/zone/type/market, as \"berth offers -o name\" prints it.",

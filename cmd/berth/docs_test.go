@@ -41,20 +41,20 @@ func document() string {
 	root := newRoot(&app{})
 	b.WriteString("# The command line\n")
 	b.WriteString("Made from the program by `go test ./cmd/berth -run Document -update`. Job files are described in [job-file.md](../guide/job-file.md).\n\n")
-	b.WriteString("## Whom it speaks to\n")
-	b.WriteString("`--url` or `BERTH_URL`, else the context of `--context` or `BERTH_CONTEXT`, else the current context of\n" +
-		"`~/.config/berth/config.yaml` (`BERTH_CONFIG`), else `" + defaultURL + "`. The token is `BERTH_TOKEN`, else the one\n" +
-		"stored by `berth login` for that very server; it is never sent to another one.\n\n")
+	b.WriteString("## Server and token\n")
+	b.WriteString("The server is the first of these that is set: `--url` or `BERTH_URL`; the context of `--context` or `BERTH_CONTEXT`; the\n" +
+		"current context of `~/.config/berth/config.yaml` (`BERTH_CONFIG`); `" + defaultURL + "`. The token is `BERTH_TOKEN`, or\n" +
+		"else the one that `berth login` has stored for this server; it is never sent to another server.\n\n")
 	b.WriteString("## Naming a job\n")
 	b.WriteString("`JOB` is a handle (the end of an id as `berth list` shows it, six characters or more), an id, the beginning of\n" +
-		"an id (four characters or more) or a name. A handle or beginning of several jobs is refused with the candidates. A name means the\n" +
-		"latest job of that name; if there are several, that is said on standard error. Behind each, `[3]` is an element of an array and `.fit` a step of\n" +
-		"a pipeline: `sweep[3]`, `nightly.train.fit`, `nightly.tune[7]`.\n\n")
+		"an id (four characters or more) or a name. If several jobs have this handle or beginning, the command lists them\n" +
+		"and fails. A name means the latest job of that name; if several jobs have it, standard error reports this. After any of these, `[3]` names an\n" +
+		"element of an array, and `.fit` a step of a pipeline: `sweep[3]`, `nightly.train.fit`, `nightly.tune[7]`.\n\n")
 	b.WriteString("## Output\n")
 	b.WriteString("`-o table` (for people), `wide` (the same with more columns and whole ids), `json` and `yaml` (the API's own\n" +
-		"documents, times in UTC), `name` (ids alone, for scripts). Results go to standard output, everything said about them to\n" +
-		"standard error, so `id=$(berth submit job.yaml)` works. Colour is used on a terminal only, and never with `NO_COLOR`.\n" +
-		"With `-o json`, `logs` and `events -f` print a document a line.\n\n")
+		"documents, times in UTC), `name` (ids alone, for scripts). Results go to standard output, and messages to standard\n" +
+		"error, so `id=$(berth submit job.yaml)` works. Colour is used on a terminal only, and never with `NO_COLOR`.\n" +
+		"With `-o json`, `logs` and `events -f` print one document per line.\n\n")
 	b.WriteString("## Exit codes\n| code | means |\n| --- | --- |\n")
 	for _, e := range exitCodes {
 		fmt.Fprintf(&b, "| %d | %s |\n", e.code, e.meaning)

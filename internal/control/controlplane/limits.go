@@ -42,7 +42,7 @@ var (
 	unsettledDesc = prometheus.NewDesc("berth_admission_unsettled",
 		"Jobs whose processes ended over a second ago and that are not settled.", nil, nil)
 	rateDesc = prometheus.NewDesc("berth_admission_rate",
-		"Starts a second that ended processes leave room for; +Inf: no bound.", []string{"at"}, nil)
+		"Starts per second that are allowed while ended jobs wait to be settled; +Inf: no limit.", []string{"at"}, nil)
 )
 
 // Describe implements prometheus.Collector.

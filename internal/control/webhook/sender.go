@@ -63,7 +63,7 @@ func New(o Options) *Sender {
 	s := &Sender{
 		Options: o, public: newClient(o.Network, o.Timeout), allowed: newClient(o.Network.Only(), o.Timeout),
 		results: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "berth_webhooks_total",
-			Help: "Calls of webhooks by what came of them."}, []string{"result"}),
+			Help: "Calls of webhooks, by result."}, []string{"result"}),
 	}
 	for _, result := range []string{"delivered", "failed", "given_up"} {
 		s.results.WithLabelValues(result) // shown as 0 from the start
