@@ -45,10 +45,12 @@ type Runtime interface {
 	Wait(ctx context.Context, name string) (Container, error)
 	// Inspect returns the container's present state, ErrNoContainer if absent.
 	Inspect(ctx context.Context, name string) (Container, error)
-	// List returns all containers, running or not, that carry every given label.
+	// List returns all containers, running or not, that carry every given label. A container whose state the
+	// engine does not give in time is listed as ContainerUnknown, so that it holds up no other one.
 	List(ctx context.Context, labels map[string]string) ([]Container, error)
 	// Unstarted returns the containers with every given label that were created and never
-	// started. It is cheap, however many other containers exist.
+	// started. It is cheap, however many other containers exist. A container whose state the engine does not
+	// give is left out.
 	Unstarted(ctx context.Context, labels map[string]string) ([]Container, error)
 	// Probe asks the engine for its networks and for a few of the containers that carry
 	// every given label. It is cheap, and takes locks that the start and the end of every
@@ -243,6 +245,9 @@ const (
 	ContainerCreated ContainerState = "created"
 	ContainerRunning ContainerState = "running"
 	ContainerExited  ContainerState = "exited"
+	// ContainerUnknown is the state of a container for which the engine does not answer. The container exists, and
+	// may run. Only List returns it, with the container's id, name and labels alone.
+	ContainerUnknown ContainerState = "unknown"
 )
 
 // Container is the engine's record of one container.

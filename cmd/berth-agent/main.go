@@ -139,6 +139,7 @@ func (s settings) openRuntime(log *slog.Logger) (node.Runtime, error) {
 	}
 	return docker.Open(s.dockerHost, docker.Options{
 		Logger: log, UnlimitedMemlock: s.memlock, Subnets: s.walls.jobs, Mirrors: s.mirrors,
+		Owner: s.machine + " " + s.stateDir,
 	})
 }
 

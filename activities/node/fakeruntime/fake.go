@@ -215,7 +215,7 @@ func (f *Fake) Inspect(ctx context.Context, name string) (node.Container, error)
 	return c.snapshot(), nil
 }
 
-// List returns the containers with every given label, by name.
+// List returns the containers with every given label, by name. The state of a silent one is unknown.
 func (f *Fake) List(ctx context.Context, labels map[string]string) ([]node.Container, error) {
 	if err := f.allow(ctx, Call{Method: "List"}); err != nil {
 		return nil, err
@@ -225,7 +225,7 @@ func (f *Fake) List(ctx context.Context, labels map[string]string) ([]node.Conta
 	var found []node.Container
 	for _, c := range f.containers {
 		if c.hasLabels(labels) {
-			found = append(found, c.snapshot())
+			found = append(found, f.seen(c.snapshot()))
 		}
 	}
 	slices.SortFunc(found, func(a, b node.Container) int { return strings.Compare(a.Name, b.Name) })

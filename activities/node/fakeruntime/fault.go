@@ -25,6 +25,7 @@ type Faults struct {
 	mu        sync.Mutex
 	intercept func(Call) error
 	lag       func(Call)
+	silent    map[string]bool  // containers without an answer, by name
 	images    map[string]error // answers of EnsureImage, by reference
 	absent    map[string]bool  // images that the engine must pull, by reference
 	guard     func(ref, digest string, auth *node.RegistryAuth) error
@@ -37,8 +38,8 @@ type Faults struct {
 
 func newFaults() *Faults {
 	return &Faults{images: map[string]error{}, absent: map[string]bool{}, sizes: map[string]int64{},
-		starts: map[string]error{},
-		pulls:  map[string]int{}, layers: map[string]layer{}}
+		silent: map[string]bool{}, starts: map[string]error{},
+		pulls: map[string]int{}, layers: map[string]layer{}}
 }
 
 // Intercept makes every call run hook first, in the caller's goroutine. An error of hook is
@@ -95,6 +96,29 @@ func (f *Faults) FailImage(ref string, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	set(f.images, ref, err)
+}
+
+// Silence makes the engine give no answer about one container: calls for it end as after their bound, and List gives
+// its state as unknown. The container itself goes on. on = false ends this.
+func (f *Faults) Silence(name string, on bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.silent[name] = on
+}
+
+// isSilent reports whether the engine gives no answer about a container.
+func (f *Faults) isSilent(name string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.silent[name]
+}
+
+// seen returns the entry of a container in a list.
+func (f *Faults) seen(c node.Container) node.Container {
+	if f.isSilent(c.Name) {
+		return node.Container{ID: c.ID, Name: c.Name, Labels: c.Labels, State: node.ContainerUnknown}
+	}
+	return c
 }
 
 // GuardImages makes CheckImage return the answers of guard; nil removes the guard.
@@ -198,7 +222,7 @@ func (f *Fake) Reboot(code int) {
 	}
 }
 
-// allow returns the error of an ended context, or of the hook.
+// allow returns the error of an ended context, of the hook, or of a silent container.
 func (f *Faults) allow(ctx context.Context, call Call) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("%s %s: %w", call.Method, call.Subject, err)
@@ -206,10 +230,15 @@ func (f *Faults) allow(ctx context.Context, call Call) error {
 	f.mu.Lock()
 	hook := f.intercept
 	f.mu.Unlock()
-	if hook == nil {
-		return nil
+	if hook != nil {
+		if err := hook(call); err != nil {
+			return err
+		}
 	}
-	return hook(call)
+	if f.isSilent(call.Subject) {
+		return fmt.Errorf("%s %s: %w", call.Method, call.Subject, context.DeadlineExceeded)
+	}
+	return nil
 }
 
 // imageError returns the injected fault of an image, or nil.

@@ -26,7 +26,7 @@ var ErrUnneeded = errors.New("the machine has no control plane and no work, and 
 //	invalid  running           0: a container runs on through an outage
 //	invalid  waiting           0 for reportPatience, in which results may still be reported; then grows
 //	invalid  none              grows
-//	invalid  unknown           stays: the engine does not answer
+//	invalid  unknown           stays: the engine does not answer, or not for a container that may run
 //
 // A lease is invalid if there was none yet, or if it has expired. Waiting are containers that do not run, and
 // members. Only time with waiting work uses up reportPatience; a lease or a running container renews it. Without
@@ -151,10 +151,14 @@ func (a *Agent) look(ctx context.Context) (work, error) {
 	if err != nil {
 		return workNone, fmt.Errorf("look for containers: %w", err)
 	}
-	running := func(c node.Container) bool { return c.State == node.ContainerRunning }
+	in := func(s node.ContainerState) bool {
+		return slices.ContainsFunc(found, func(c node.Container) bool { return c.State == s })
+	}
 	switch {
-	case slices.ContainsFunc(found, running):
+	case in(node.ContainerRunning):
 		return workRunning, nil
+	case in(node.ContainerUnknown):
+		return workNone, errors.New("look for containers: the engine does not give the state of one of them")
 	case !failed && (len(found) > 0 || sup != nil && sup.size() > 0):
 		return workWaiting, nil
 	}

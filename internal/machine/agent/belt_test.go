@@ -173,6 +173,9 @@ func TestContainerKeepsAMachineInAnOutage(t *testing.T) {
 	if err != nil || len(all) != 1 {
 		t.Fatalf("containers %+v, %v", all, err)
 	}
+	m.runtime.Silence(all[0].Name, true)
+	lives("a container may run")
+	m.runtime.Silence(all[0].Name, false)
 	m.runtime.Exit(all[0].Name, 0)
 	lives("a container has results to report")
 	m.runtime.Vanish(all[0].Name)

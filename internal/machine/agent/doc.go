@@ -69,6 +69,8 @@
 //	a container that has vanished          locate or watch determine the exit
 //	an engine that does not answer         each phase repeats its call; pull, create and
 //	                                       start give up after a patience, watch never
+//	an engine without an answer for one    the others go on; its member stays in locate with
+//	  container, at the agent's start      a warning, and reports no end
 //	the fence of at_most_one work          start waits for a fresh lease; fence kills the
 //	                                       processes left, and notes an end by the deadman
 //	a server that does not answer          claim, seal and record wait; watch goes on

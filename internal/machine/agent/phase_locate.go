@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"sync"
 
 	"berth"
 	"berth/activities/node"
@@ -55,10 +56,14 @@ func (p *locatePhase) Do(context.Context) (phase, error) {
 // otherwise the engine's check of names finds it at its creation. A member that has
 // begun by the record is looked for even if this process has not adopted it: its end
 // must not be reported while its container lives.
+//
+// The engine may give no answer for this container alone. Then nothing is known about the member: find asks until the
+// engine answers, and until then the member reports no end and holds its capacity.
 func (p *locatePhase) find() (*node.Container, error) {
 	if !p.adopts && p.claim.Phase == berth.PhaseClaimed && !p.claim.Orders.Start {
 		return nil, nil
 	}
+	unknown := sync.OnceFunc(func() { p.reports.warn(unknownState) })
 	for wait := p.timing.backoff(); ; {
 		c, err := p.runtime.Inspect(p.ctx, p.name())
 		switch {
@@ -73,11 +78,18 @@ func (p *locatePhase) find() (*node.Container, error) {
 			return nil, context.Cause(p.ctx)
 		}
 		p.log.Warn("container engine does not answer, will retry", "err", err)
+		if errors.Is(err, context.DeadlineExceeded) {
+			unknown()
+		}
 		if err := wait.wait(p.ctx); err != nil {
 			return nil, err
 		}
 	}
 }
+
+// unknownState is the warning of a member for whose container the engine does not answer.
+const unknownState = "the container engine does not give the state of this member's container since the agent " +
+	"restarted: the member may run, and keeps its capacity until the engine answers"
 
 // hadContainer reports whether a container of the member must have existed.
 func (p *locatePhase) hadContainer() bool {

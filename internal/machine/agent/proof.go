@@ -12,6 +12,7 @@ import (
 
 	"berth"
 	"berth/activities/node"
+	"berth/internal/machine/deadman"
 )
 
 // deviceProof proves that GPUs are free: before a member starts, and after it has ended. A device is
@@ -238,10 +239,16 @@ func (p *deviceProof) groups(
 		}
 	}
 	for _, c := range also {
-		if c.PID == 0 {
+		pid := c.PID
+		if c.State == node.ContainerUnknown { // the engine does not give a process of it
+			if pids, err := deadman.Processes(c.ID); err == nil && len(pids) > 0 {
+				pid = pids[0]
+			}
+		}
+		if pid == 0 {
 			continue
 		}
-		if g := p.procs.group(c.PID); len(g) > 0 {
+		if g := p.procs.group(pid); len(g) > 0 {
 			list = append(list, g)
 		}
 	}

@@ -216,7 +216,8 @@ func readLabels(c node.Container) (wire.ContainerSeen, bool) {
 	ok := err1 == nil && err2 == nil && err3 == nil && err4 == nil
 	return wire.ContainerSeen{
 		Alloc: berth.AllocationID(alloc), Job: job, Rank: number, Attempt: attempt,
-		Running: c.State == node.ContainerRunning,
+		// What may run counts as running: the server then has no unknown container of this kind removed.
+		Running: c.State == node.ContainerRunning || c.State == node.ContainerUnknown,
 	}, ok
 }
 

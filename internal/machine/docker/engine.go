@@ -2,6 +2,7 @@ package docker
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -41,6 +42,10 @@ type Options struct {
 	Subnets []netip.Prefix
 	// Mirrors are asked for content before its registry, in this order.
 	Mirrors []Mirror
+	// Owner distinguishes the containers that this process creates for its own questions from containers of other
+	// agents on the same engine. It is the same after a restart, and no two running processes have the same.
+	// "": a random one.
+	Owner string
 	// NetNS is the path of the network namespace of the engine; "": this process's own.
 	NetNS string
 }
@@ -61,13 +66,16 @@ type bounds struct {
 	create time.Duration
 	// start is for a container, with its networks and devices.
 	start time.Duration
+	// look is for the state of one container of a list. A restarted agent lists before it registers, so that all
+	// looks together have to end well before its lease does.
+	look time.Duration
 	// call is for each other call.
 	call time.Duration
 }
 
 // usualBounds leave a busy machine the time that it needs.
 var usualBounds = bounds{search: 10 * time.Second, accounts: 2 * time.Minute, create: 10 * time.Minute,
-	start: 5 * time.Minute, call: callTimeout}
+	start: 5 * time.Minute, look: 5 * time.Second, call: callTimeout}
 
 // Engine is one Docker Engine. It may be used concurrently.
 type Engine struct {
@@ -112,10 +120,13 @@ func Open(host string, o Options) (*Engine, error) {
 	if o.LogFiles == 0 {
 		o.LogFiles = 4
 	}
+	if o.Owner == "" {
+		o.Owner = rand.Text()
+	}
 	e := &Engine{
 		images: &images{api: api, log: o.Logger, mirrors: o.Mirrors},
 		api:    api, socket: strings.TrimPrefix(host, "unix://"), log: o.Logger, options: o, kernel: kernellog.Kmsg{},
-		accounts: newAccounts(api), bounds: usualBounds,
+		accounts: newAccounts(api, o.Owner), bounds: usualBounds,
 	}
 	e.execs = &execs{e}
 	return e, nil

@@ -13,7 +13,7 @@ import (
 func (e *Engine) SetSearchTime(d time.Duration) { e.bounds.search = d }
 
 // SetBounds sets the bounds of all calls.
-func (e *Engine) SetBounds(d time.Duration) { e.bounds = bounds{d, d, d, d, d} }
+func (e *Engine) SetBounds(d time.Duration) { e.bounds = bounds{d, d, d, d, d, d} }
 
 // SetKernelLog replaces the kernel's log.
 func (e *Engine) SetKernelLog(k kernelLog) { e.kernel = k }
@@ -39,3 +39,15 @@ func (e *Engine) PullWaiters() int {
 func (e *Engine) SweepOlder(ctx context.Context, id string, age time.Duration) error {
 	return e.accounts.sweep(ctx, e.bounds, age, filters.Arg("id", id))
 }
+
+// AccountsOwner is the label value of this engine's containers of accounts.
+func (e *Engine) AccountsOwner() string { return e.accounts.owner }
+
+// AccountsName is the name of the container from which the accounts of an image are read.
+func (e *Engine) AccountsName(image string) string { return e.accounts.name(image) }
+
+// UseAccounts marks a container of accounts as in use, as a read does.
+func (e *Engine) UseAccounts(name string) { e.accounts.use(name) }
+
+// SetLookTime sets the bound for the state of one container of a list.
+func (e *Engine) SetLookTime(d time.Duration) { e.bounds.look = d }

@@ -2,6 +2,7 @@ package docker_test
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -121,6 +122,8 @@ func TestAStartEndsThoughTheEngineDoesNotAnswer(t *testing.T) {
 		_, err := e.List(t.Context(), nil)
 		return err
 	}
+	// The containers belong to no owner, and are old.
+	sweep := func(e *docker.Engine) error { return e.SweepAccounts(t.Context()) }
 	for claim, c := range map[string]struct {
 		call string
 		do   func(*docker.Engine) error
@@ -138,10 +141,9 @@ func TestAStartEndsThoughTheEngineDoesNotAnswer(t *testing.T) {
 		"gift: the container":              {"GET /c/json", give},
 		"gift: the search":                 {"HEAD /archive", give},
 		"gift: the change":                 {"PUT /archive", give},
-		"list: one of the containers":      {"GET /d/json", list},
 		"list: all":                        {"GET /containers/json", list},
-		"the sweep of accounts":            {"GET /containers/json", func(e *docker.Engine) error { return e.SweepAccounts(t.Context()) }},
-		"the sweep of accounts: a removal": {"DELETE /c2", func(e *docker.Engine) error { return e.SweepAccounts(t.Context()) }},
+		"the sweep of accounts":            {"GET /containers/json", sweep},
+		"the sweep of accounts: a removal": {"DELETE /c2", sweep},
 	} {
 		s := &silence{}
 		e := s.open(t)
@@ -190,27 +192,78 @@ func TestAnImageThatHangsReleasesItsTurn(t *testing.T) {
 	}
 }
 
-// A container whose creation the engine did not answer appears later, and is swept.
+// A container of a killed process, or one whose creation the engine did not answer, is found and swept: that of this
+// owner at once, unless it is in use, and that of another owner once no call can use it.
 func TestContainersOfAccountsAreSwept(t *testing.T) {
 	t.Parallel()
-	m := newMachine(t, "", docker.Options{})
-	made, err := m.api.ContainerCreate(t.Context(), &container.Config{Image: m.image,
-		Labels: map[string]string{"berth.accounts": "1"}}, nil, nil, nil, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	there := func() bool {
+	m := newMachine(t, "", docker.Options{Owner: t.Name()})
+	there := func(id string) bool {
 		t.Helper()
-		all, err := m.api.ContainerList(t.Context(), container.ListOptions{All: true, Filters: filters.NewArgs(filters.Arg("id", made.ID))})
+		all, err := m.api.ContainerList(t.Context(), container.ListOptions{All: true, Filters: filters.NewArgs(filters.Arg("id", id))})
 		if err != nil {
 			t.Fatal(err)
 		}
 		return len(all) == 1
 	}
-	if err := m.SweepAccounts(t.Context()); err != nil || !there() {
-		t.Fatalf("a container that a call may use is swept: %v", err)
+	made := func(owner, name string) string {
+		t.Helper()
+		c, err := m.api.ContainerCreate(t.Context(), &container.Config{Image: m.image,
+			Labels: map[string]string{"berth.accounts": owner}}, nil, nil, nil, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			_ = m.api.ContainerRemove(context.Background(), c.ID, container.RemoveOptions{Force: true}) // swept already
+		})
+		return c.ID
 	}
-	if err := m.SweepOlder(t.Context(), made.ID, 0); err != nil || there() {
-		t.Errorf("a leftover stays: %v", err)
+	strange, own := made("1", ""), made(m.AccountsOwner(), "")
+	if err := m.SweepAccounts(t.Context()); err != nil || !there(strange) {
+		t.Fatalf("a container that another agent may use is swept: %v", err)
+	}
+	if there(own) {
+		t.Error("a leftover of this owner stays")
+	}
+	if err := m.SweepOlder(t.Context(), strange, 0); err != nil || there(strange) {
+		t.Errorf("a leftover of another owner stays: %v", err)
+	}
+	name := "berth-accounts-test-" + strings.ToLower(rand.Text())
+	used := made(m.AccountsOwner(), name)
+	m.UseAccounts(name)
+	if err := m.SweepAccounts(t.Context()); err != nil || !there(used) {
+		t.Errorf("a container in use is swept: %v", err)
+	}
+	m.UseAccounts("")
+	if err := m.SweepAccounts(t.Context()); err != nil || there(used) {
+		t.Errorf("it stays after its use: %v", err)
+	}
+}
+
+// The next process of an owner reads an image although an earlier process has left its container, and leaves none.
+func TestALeftoverOfAccountsDoesNotHoldUpItsImage(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t, "", docker.Options{Owner: t.Name()})
+	info, err := m.api.ImageInspect(t.Context(), m.image)
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := m.AccountsName(info.ID)
+	if name != open(t, "", docker.Options{Owner: t.Name()}).AccountsName(info.ID) {
+		t.Error("another process of this owner uses another name")
+	}
+	if name == open(t, "", docker.Options{Owner: "other"}).AccountsName(info.ID) {
+		t.Error("another owner uses the same name")
+	}
+	if _, err := m.api.ContainerCreate(t.Context(), &container.Config{Image: m.image,
+		Labels: map[string]string{"berth.accounts": m.AccountsOwner()}}, nil, nil, nil, name); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.Accounts(t.Context(), m.image); err != nil {
+		t.Error(err)
+	}
+	left, err := m.api.ContainerList(t.Context(), container.ListOptions{All: true,
+		Filters: filters.NewArgs(filters.Arg("label", "berth.accounts="+m.AccountsOwner()))})
+	if err != nil || len(left) > 0 {
+		t.Errorf("containers are left: %+v, %v", left, err)
 	}
 }
