@@ -356,6 +356,11 @@ func (h *jobHandlers) showWaiting(ctx context.Context, in *JobInput) (*jobOutput
 			return nil, err
 		}
 	}
+	if j := &out.Body; j.Spec != nil && !j.Status.Terminal() {
+		if j.RunsAs, err = h.admission.RunsAs(ctx, j.Tenant, j.Spec.User); err != nil {
+			return nil, err
+		}
+	}
 	return out, h.reasons.fillAll(ctx, &out.Body)
 }
 

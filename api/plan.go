@@ -73,6 +73,9 @@ func (h *planHandlers) plan(ctx context.Context, in *Request) (*planOutput, erro
 		Reserved: w.Reserved, EstimatedBy: estimatedBy(w.Start, w.Guess), RunTime: runTime(w.Run),
 		Blockers: blockers(w.Blockers), Priority: terms(w.Terms), Fit: fitOf(w.JobExplanation),
 	}
+	if p.RunsAs, err = h.admission.RunsAs(ctx, asked.Tenant, jobSpec.User); err != nil {
+		return nil, err
+	}
 	if err := h.planAlternatives(ctx, &p, asked); err != nil {
 		return nil, err
 	}

@@ -4,11 +4,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 
 	"berth"
 	"berth/api"
+	"berth/db"
 	"berth/spec"
 	"berth/wire"
 )
@@ -34,6 +36,19 @@ func TestClaimsNameTheUser(t *testing.T) {
 	s.secret("TOKEN", "alice", canary)
 	job := s.submit("alice", func(j *spec.Job) { j.Secrets = []string{"TOKEN"} })
 	m := s.joinMachine("m1")
+	shows := func(want string) {
+		t.Helper()
+		if a := s.call("alice", "GET", "/v1/jobs/"+string(job.ID), ""); !strings.Contains(a.body, `"runs_as":"`+want+`"`) {
+			t.Errorf("the job does not show that it runs as %s: %s", want, a.body)
+		}
+		if a := s.call("alice", "POST", "/v1/plans", `{"name": "x", "image": "busybox"}`); !strings.Contains(a.body, `"runs_as":"`+want+`"`) {
+			t.Errorf("the plan does not show that the job runs as %s: %s", want, a.body)
+		}
+	}
+	shows(spec.UserTenant) // a look takes no range of users
+	if rows, err := s.db.Tenants.Rows(t.Context()); err != nil || slices.ContainsFunc(rows, func(r db.TenantRow) bool { return !r.Users.IsZero() }) {
+		t.Errorf("a tenant has got users without a container: %+v, %v", rows, err)
+	}
 
 	// An agent that would run the container as root gets neither the work nor the secrets.
 	c := m.take(job.ID)
@@ -46,6 +61,7 @@ func TestClaimsNameTheUser(t *testing.T) {
 	if err != nil || c.Withheld != nil || c.User != own.User().String() || len(c.Secrets) != 1 {
 		t.Errorf("an agent that obeys users gets %+v; the tenant has %v, %v", c, own, err)
 	}
+	shows(own.User().String())
 	if a := s.call("admin", "GET", "/v1/tenants/a", ""); !strings.Contains(a.body,
 		fmt.Sprintf(`"users":{"first":%d,"last":%d}`, own.First, own.Last)) {
 		t.Errorf("the tenant is shown as %s", a.body)
@@ -66,6 +82,9 @@ func TestUpgradedClustersRunTheImagesUser(t *testing.T) {
 	m := s.joinMachine("m1")
 	if c := m.take(job.ID); c.Withheld != nil || c.User != spec.UserImage {
 		t.Errorf("the claim is %+v", c)
+	}
+	if a := s.call("alice", "GET", "/v1/jobs/"+string(job.ID), ""); !strings.Contains(a.body, `"runs_as":"image"`) {
+		t.Errorf("the job is shown as %s", a.body)
 	}
 	s.exec(`UPDATE job_specs SET spec = spec || '{"read_only_root": true}' WHERE job = $1`, job.ID)
 	if c := s.claimOf(m, job.ID); c.Withheld == nil || !strings.Contains(c.Withheld.Message, "writable root") {

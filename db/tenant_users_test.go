@@ -169,11 +169,11 @@ func TestThePoolOfUsersIsTheOperators(t *testing.T) {
 	}
 }
 
-// Neither an upgrade nor a new database changes the user of containers: the operator opts in.
-func TestDatabasesRunContainersAsUsersOfImages(t *testing.T) {
+// An upgrade changes the user of no container; a new database has the safer default.
+func TestOnlyNewDatabasesRunContainersAsTenants(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ before, want string }{
-		"new":     {"", spec.UserImage},
+		"new":     {"", spec.UserTenant},
 		"used":    {`INSERT INTO tokens (id, tenant, name, role, sha256) VALUES ('t', 'default', 'admin', 'admin', 'x')`, spec.UserImage},
 		"machine": {`INSERT INTO machines (id, pool, state, cpu_m, mem_mb) VALUES ('m1', 'default', 'ready', 4000, 8192)`, spec.UserImage},
 	} {
@@ -181,7 +181,7 @@ func TestDatabasesRunContainersAsUsersOfImages(t *testing.T) {
 			t.Parallel()
 			url := dbtest.EmptyURL(t)
 			files := migrationFiles(t)
-			maps.DeleteFunc(files, func(name string, _ *fstest.MapFile) bool { return name >= "0070" })
+			maps.DeleteFunc(files, func(name string, _ *fstest.MapFile) bool { return name >= "0074" })
 			if err := db.MigrateWith(t.Context(), url, files, time.Minute); err != nil {
 				t.Fatal(err)
 			}

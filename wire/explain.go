@@ -141,6 +141,7 @@ type Plan struct {
 	EstimatedBy    EstimateBy `json:"estimated_by,omitempty" doc:"source of estimated_start: limits or run_times"`
 	RunTime        *RunTime   `json:"run_time,omitempty" doc:"predicted, if without time_limit; absent: unknown"`
 	CostPerHour    *float64   `json:"cost_per_hour,omitempty" doc:"USD, on the best candidate; absent: unknown"`
+	RunsAs         string     `json:"runs_as,omitempty" doc:"user of its containers: image, tenant or UID:GID"`
 	Blockers       []Blocker  `json:"blockers,omitempty" doc:"all that would keep it from starting"`
 	Priority       []Term     `json:"priority,omitempty" doc:"terms of its order in the queue, the weightiest first"`
 	Fit            Fit        `json:"fit"`

@@ -27,9 +27,25 @@ func reachText(j spec.Job) string {
 	return oneLine(text)
 }
 
+// userText describes the user of a job's containers: runsAs is the server's answer, "" for an ended job and from an
+// older server, which leave the job's own choice.
+func userText(chosen, runsAs string) string {
+	switch {
+	case runsAs == "":
+		return oneLine(chosen)
+	case runsAs == spec.UserImage:
+		return "the one that the image names, often root"
+	case runsAs == spec.UserTenant:
+		return "one of the tenant, not root; its number comes with the first container"
+	case chosen == "" || chosen == spec.UserTenant:
+		return oneLine(runsAs) + ", of the tenant, not root"
+	}
+	return oneLine(runsAs)
+}
+
 // addUser adds the user of a job's containers, and their root if it is read-only.
-func addUser(s *sheet, j spec.Job) {
-	s.add("user", j.User)
+func addUser(s *sheet, j spec.Job, runsAs string) {
+	s.add("user", userText(j.User, runsAs))
 	if tmp := spec.TmpOf(j); tmp > 0 {
 		s.add("root", "read-only, with a /tmp of "+tmp.String())
 	}

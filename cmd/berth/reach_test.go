@@ -26,3 +26,20 @@ func TestShowNamesTheUserAndTheRoot(t *testing.T) {
 		t.Errorf("with both:\n%s", text)
 	}
 }
+
+func TestUsersAreDescribed(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ chosen, runsAs, want string }{
+		{"", "", ""}, // an ended job
+		{"tenant", "", "tenant"},
+		{"", "image", "the one that the image names, often root"},
+		{"", "tenant", "one of the tenant, not root; its number comes with the first container"},
+		{"", "2010000000:2010000000", "2010000000:2010000000, of the tenant, not root"},
+		{"tenant", "2010000000:2010000000", "2010000000:2010000000, of the tenant, not root"},
+		{"0", "0:0", "0:0"},
+	} {
+		if got := userText(c.chosen, c.runsAs); got != c.want {
+			t.Errorf("user %q that runs as %q is shown as %q, want %q", c.chosen, c.runsAs, got, c.want)
+		}
+	}
+}

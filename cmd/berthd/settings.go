@@ -219,7 +219,7 @@ func (s *settings) containerFlags(f *pflag.FlagSet) {
 			"(default: file, or both if the database is from before migration 0066)")
 	f.StringVar(&s.ContainerUser, "container-user", s.ContainerUser,
 		"user of containers if the job file has no user: tenant (a number of the tenant's own) or image "+
-			"(default: image)")
+			"(default: tenant, or image if the database is from before migration 0074)")
 	f.StringVar(&s.ContainerUIDs, "container-uids", s.ContainerUIDs,
 		"numbers of users that tenants get, as FIRST-LAST/NUMBER-PER-TENANT; existing ranges of tenants stay "+
 			"(default: as set before, at first 2010000000-2109999999/1000)")

@@ -46,7 +46,7 @@ func newField(t *testing.T) *field {
 		t.Fatal(err)
 	}
 	s, err := rig.Start(t.Context(), rig.Options{
-		Workshop: workshop, Berthd: []string{"--secret-key-file=" + key, "--container-user=tenant"},
+		Workshop: workshop, Berthd: []string{"--secret-key-file=" + key},
 	})
 	if s != nil {
 		t.Cleanup(func() { f.close(s) })

@@ -13,10 +13,10 @@ import (
 // for none. A choice that the tenant does not have at present is an error of slug invalid_spec. A refusal
 // fails a job for good, so User reads the rows again before it refuses, as AllowImage does.
 func (c *Controller) User(ctx context.Context, tenant berth.TenantID, user string) (string, error) {
-	chosen, fault, err := c.chooseUser(ctx, tenant, user)
+	chosen, fault, err := c.chooseUser(ctx, tenant, user, true)
 	if err == nil && fault != nil {
 		c.quotas.forget()
-		chosen, fault, err = c.chooseUser(ctx, tenant, user)
+		chosen, fault, err = c.chooseUser(ctx, tenant, user, true)
 	}
 	if err != nil || fault == nil {
 		return chosen, err
@@ -24,9 +24,21 @@ func (c *Controller) User(ctx context.Context, tenant berth.TenantID, user strin
 	return "", forbids([]berth.FieldError{*fault})
 }
 
-// chooseUser returns the user of a job's containers, or the fault of the job's choice.
+// RunsAs describes the user of a job's containers as of now, for people: as User does, but it takes no range of users.
+// It returns spec.UserTenant for a tenant that gets its range with its first container, and "" for a choice that the
+// tenant does not have at present.
+func (c *Controller) RunsAs(ctx context.Context, tenant berth.TenantID, user string) (string, error) {
+	chosen, fault, err := c.chooseUser(ctx, tenant, user, false)
+	if err != nil || fault != nil {
+		return "", err
+	}
+	return chosen, nil
+}
+
+// chooseUser returns the user of a job's containers, or the fault of the job's choice. With take, a tenant without a
+// range of users gets one.
 func (c *Controller) chooseUser(
-	ctx context.Context, tenant berth.TenantID, user string,
+	ctx context.Context, tenant berth.TenantID, user string, take bool,
 ) (chosen string, fault *berth.FieldError, err error) {
 	rows, err := c.quotas.with(ctx, tenant)
 	if err != nil {
@@ -42,7 +54,10 @@ func (c *Controller) chooseUser(
 			Allowed: "tenant; an operator can allow every user with berth quota set --any-user=true"}, nil
 	}
 	own := rows[tenant].Users
-	if own.IsZero() {
+	if own.IsZero() && !take && (user == "" || user == spec.UserTenant) {
+		return spec.UserTenant, nil, nil
+	}
+	if own.IsZero() && take {
 		if own, err = c.db.Tenants.Users(ctx, tenant); err != nil {
 			return "", nil, err
 		}
@@ -78,6 +93,6 @@ func (c *Controller) userFault(ctx context.Context, tenant berth.TenantID, user 
 	if user == "" {
 		return nil, nil
 	}
-	_, fault, err := c.chooseUser(ctx, tenant, user)
+	_, fault, err := c.chooseUser(ctx, tenant, user, true)
 	return fault, err
 }

@@ -8,7 +8,8 @@ import (
 )
 
 // readUsers completes the configuration with the database's default of the user of containers, and stores a pool
-// of users that the operator has set.
+// of users that the operator has set. It warns of a default that the operator has not chosen and that runs most
+// containers as root.
 func (a *assembly) readUsers(ctx context.Context) (err error) {
 	if a.cfg.ContainerUIDs != "" {
 		pool, err := spec.ParseUserPool(a.cfg.ContainerUIDs)
@@ -23,9 +24,15 @@ func (a *assembly) readUsers(ctx context.Context) (err error) {
 			a.log.Info("pool of container users changed, existing ranges of tenants stay", "pool", pool)
 		}
 	}
-	// Without the flag, the column decides, which an upgrade does not change.
-	if a.cfg.ContainerUser == "" {
-		a.cfg.ContainerUser, err = a.db.Cluster.ContainerUser(ctx)
+	if a.cfg.ContainerUser != "" {
+		return nil
 	}
-	return err
+	if a.cfg.ContainerUser, err = a.db.Cluster.ContainerUser(ctx); err != nil {
+		return err
+	}
+	if a.cfg.ContainerUser == spec.UserImage {
+		a.log.Warn("jobs without user run as the user that their image names, often root; "+
+			"set --container-user to tenant, or to this value", "container_user", a.cfg.ContainerUser)
+	}
+	return nil
 }
