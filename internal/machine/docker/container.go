@@ -192,7 +192,7 @@ func (e *Engine) list(ctx context.Context, labels map[string]string, want filter
 	looks.SetLimit(listAbreast)
 	for i, summary := range found {
 		looks.Go(func() (err error) {
-			all[i], err = e.look(looking, summary)
+			all[i], err = look(looking, e, summary)
 			return err
 		})
 	}
@@ -208,7 +208,7 @@ func (e *Engine) list(ctx context.Context, labels map[string]string, want filter
 // look returns the state of a listed container, and the zero Container if the container is gone. The list has neither
 // exit codes nor OOM flags, and its state may be an old one. A container whose state the engine does not give in time,
 // or answers with a fault of its own, is unknown. An engine that cannot be reached is an error.
-func (e *Engine) look(ctx context.Context, listed container.Summary) (node.Container, error) {
+func look(ctx context.Context, e *Engine, listed container.Summary) (node.Container, error) {
 	name := listed.Names[0][1:]
 	ctx, cancel := context.WithTimeout(ctx, e.bounds.look)
 	defer cancel()
