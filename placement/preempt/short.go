@@ -36,13 +36,10 @@ func short(r *Search, c *cluster.Class, group string) bool {
 	}) || fit.SumLacks(r.placer, c, group, func(n *cluster.Node) berth.Capacity { return cleared(r, n).Free })
 }
 
-// cleared returns a machine without the jobs on it that the present job may preempt, and without its held
-// capacity. The result is valid until the next call.
+// cleared returns a machine without the jobs on it that the present job may preempt. Held capacity stays held: the
+// job's end is unknown, so no member may use it. The result is valid until the next call.
 func cleared(r *Search, n *cluster.Node) *cluster.Node {
 	x := r.ledger.Sketch(n)
-	if h := r.ledger.HoldOn(n); h != nil {
-		x.Add(h.Grant)
-	}
 	for _, v := range r.candidates(n) {
 		if _, ok := r.may(v); !ok {
 			continue

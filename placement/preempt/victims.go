@@ -199,10 +199,7 @@ func (r *Search) victimsOn(n *cluster.Node, allowed uint64, c *cluster.Class, s 
 	if r.ledger.IsFirm(n) {
 		return nil
 	}
-	draft := r.ledger.Sketch(n)
-	if h := r.ledger.HoldOn(n); h != nil {
-		draft.Add(h.Grant)
-	}
+	draft := r.ledger.Sketch(n) // without held capacity, which the job may not use: see choose
 	if r.overlaid {
 		draft.AddAll(r.releasedOn(n))
 	}
