@@ -66,6 +66,9 @@ func (d *Queue) CommitPreemption(ctx context.Context, term Term, p Preemption) (
 			}
 			hints = append(hints, h)
 		}
+		if err := dropRepairs(ctx, tx, p.For); err != nil {
+			return err
+		}
 		return insertNominations(ctx, tx, p)
 	})
 	if err != nil {
@@ -188,9 +191,21 @@ func preempt(ctx context.Context, tx pgx.Tx, job lockedJob, beneficiary berth.Jo
 	return touched{job.ID, machines(withdrawn, told), true}, addOrderEvent(ctx, tx, job, "stop", told)
 }
 
+// dropRepairs deletes the nominations for the repair of a gang whose capacity is free. The preemption nominates as much
+// of that capacity as the gang needs; with both, the same capacity would be kept twice.
+func dropRepairs(ctx context.Context, tx pgx.Tx, job berth.JobID) error {
+	_, err := tx.Exec(ctx, `
+		DELETE FROM nominations d
+		WHERE d.id IN (
+			SELECT e.id FROM nominations e
+			WHERE e.beneficiary = $1 AND e.victim = e.beneficiary AND NOT `+asleep+` ORDER BY e.id FOR UPDATE)`, job)
+	return err
+}
+
 // insertNominations inserts the nominations of a preemption. A nomination that exists already
 // for the same beneficiary, device and victim grows to the larger of both amounts and the
-// later expiry; the amounts are not added up.
+// later expiry; the amounts are not added up. A nomination may also name a job that an earlier order stops: its
+// attempt is the one that holds capacity of the machine now. If that attempt has ended since, the capacity is free.
 func insertNominations(ctx context.Context, tx pgx.Tx, p Preemption) error {
 	attempts := map[berth.JobID]int{}
 	for _, v := range p.Victims {
@@ -203,7 +218,9 @@ func insertNominations(ctx context.Context, tx pgx.Tx, p Preemption) error {
 	_, err := tx.Exec(ctx, `
 		INSERT INTO nominations AS e (beneficiary, machine_id, gpu_idx, milli, cpu_m, memory_mib, disk_mib, victim,
 			victim_attempt, expires_at)
-		SELECT @for, s.machine, s.idx, s.milli, s.cpu, s.mem, s.disk, s.victim, nullif(s.attempt, 0),
+		SELECT @for, s.machine, s.idx, s.milli, s.cpu, s.mem, s.disk, s.victim,
+			coalesce(nullif(s.attempt, 0), (SELECT max(v.attempt) FROM allocations v WHERE v.job = s.victim
+				AND v.machine_id = s.machine AND v.state IN ('reserved', 'active', 'orphaned'))),
 			coalesce(s.until, 'infinity')
 		FROM unnest(@machine::text[], @idx::int[], @milli::bigint[], @cpu::bigint[], @mem::bigint[], @disk::bigint[],
 			@victim::uuid[], @attempt::int[], @until::timestamptz[])

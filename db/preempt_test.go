@@ -106,6 +106,68 @@ func TestAVictimIsToldForWhomAndItsRoomIsKept(t *testing.T) {
 	}
 }
 
+// TestANominationNamesAJobThatAnEarlierOrderStops checks that capacity of a job that stops for another job stays with
+// that job until it has stopped, although no order of this preemption concerns it.
+func TestANominationNamesAJobThatAnEarlierOrderStops(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	one := func(j *spec.Job) { j.Resources.GPUs = 1000 }
+	first, second := s.queued(one), s.queued(one)
+	term := s.term()
+	s.commit(term, s.start(first, grantOf("m0", 0)))
+	s.commit(term, s.start(second, grantOf("m0", 1)))
+	for _, id := range []berth.JobID{first, second} {
+		s.claim(id, 1, 0)
+		s.run(id)
+	}
+	earlier, waiting := s.queued(one), s.queued(func(j *spec.Job) { j.Resources.GPUs = 2000 })
+	p := s.preemption(earlier, first)
+	p.Nominations = nil
+	if why := s.giveWay(term, p); why != "" {
+		t.Fatal(why)
+	}
+	p = s.preemption(waiting, second)
+	p.Nominations = nil
+	for gpu, holder := range []berth.JobID{first, second} {
+		p.Nominations = append(p.Nominations, db.Nomination{Beneficiary: waiting, Machine: "m0", Victim: holder,
+			Capacity: berth.Capacity{GPUMilli: 1000}, GPUs: []berth.DeviceShare{{Index: gpu, Milli: 1000}}})
+	}
+	if why := s.giveWay(term, p); why != "" {
+		t.Fatal(why)
+	}
+	asleep := func() (n int) {
+		for _, m := range s.loadQueue().Nominations {
+			if m.Asleep {
+				n++
+			}
+		}
+		return n
+	}
+	if n := asleep(); n != 2 {
+		t.Errorf("%d nominations wait for their holders to stop, want 2: %+v", n, s.loadQueue().Nominations)
+	}
+	s.exit(first, 1, 0, failure.Exit{Cause: failure.CauseOrdered, Code: 143})
+	if n := asleep(); n != 1 {
+		t.Errorf("%d nominations wait once one holder has stopped, want 1: %+v", n, s.loadQueue().Nominations)
+	}
+}
+
+// TestAPreemptionReplacesTheNominationsOfARepair checks that the capacity kept for the repair of a gang is kept only
+// once after the gang has preempted others.
+func TestAPreemptionReplacesTheNominationsOfARepair(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	victim, waiting := s.standing()
+	mustExec(t, s.pool, `INSERT INTO nominations (beneficiary, machine_id, gpu_idx, milli, victim, victim_attempt, expires_at)
+		VALUES ($1, 'm0', 0, 1000, $1, 1, now() + interval '1 hour')`, waiting)
+	if why := s.giveWay(s.term(), s.preemption(waiting, victim)); why != "" {
+		t.Fatal(why)
+	}
+	if n := one[int](s, `SELECT count(*) FROM nominations WHERE victim = beneficiary`); n != 0 {
+		t.Errorf("%d nominations of the repair outlive the preemption", n)
+	}
+}
+
 func TestAPreemptionHoldsAsAWholeOrNotAtAll(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
