@@ -88,7 +88,7 @@ func (f *Flow) poolOf(k *cluster.Kind) *pool {
 		p.free = p.free.Plus(queue.AmountsOf(n.Free), 1)
 		if h := f.ledger.HoldOn(n); h != nil {
 			p.free = p.free.Plus(queue.AmountsOf(h.Grant.Capacity), 1)
-			for _, o := range f.reservations.on(n) {
+			for _, o := range f.reservations.On(n) {
 				room := queue.AmountsOf(o.Grant.Capacity)
 				p.free = p.free.Plus(room, -1)
 				if !o.Until.IsZero() {

@@ -46,7 +46,7 @@ type Reservation struct {
 	At    time.Time
 	Grant berth.Grant
 	Until time.Time // when the job releases the capacity; zero: unknown
-	firm  bool      // a start that no other job may delay; a nomination is not firm
+	Firm  bool      // a start that no other job may delay; a nomination is not firm
 }
 
 // Keep reserves capacity of a machine from x.At on. It holds free capacity only as far as
@@ -65,15 +65,15 @@ func (r *Reservations) Keep(n *cluster.Node, x Reservation) {
 	})
 	list = slices.Insert(list, i, x)
 	r.lists[h.Index] = list
-	h.Until, h.Firm = list[0].At, h.Firm || x.firm
+	h.Until, h.Firm = list[0].At, h.Firm || x.Firm
 	if x.At.After(r.Longest) {
 		r.Longest = x.At
 	}
 	r.Rehold(h)
 }
 
-// on lists the reservations of a machine by time.
-func (r *Reservations) on(n *cluster.Node) []Reservation {
+// On lists the reservations of a machine by time.
+func (r *Reservations) On(n *cluster.Node) []Reservation {
 	if h := r.ledger.HoldOn(n); h != nil {
 		return r.lists[h.Index]
 	}
@@ -148,6 +148,17 @@ func (r *Reservations) Occupy(n *cluster.Node, h *cluster.Holder) {
 // Forget removes a job from the occupants that this plan has added to a machine.
 func (r *Reservations) Forget(n *cluster.Node, job berth.JobID) {
 	r.fresh[n] = slices.DeleteFunc(r.fresh[n], func(h *cluster.Holder) bool { return h.Job == job })
+	r.index.drop(n)
+}
+
+// Vacate removes one grant of a job from the occupants that this plan has added to a machine.
+func (r *Reservations) Vacate(n *cluster.Node, job berth.JobID, g berth.Grant) {
+	i := slices.IndexFunc(r.fresh[n], func(h *cluster.Holder) bool {
+		return h.Job == job && h.Ranks[0].Capacity == g.Capacity && slices.Equal(h.Ranks[0].GPUs, g.GPUs)
+	})
+	if i >= 0 {
+		r.fresh[n] = slices.Delete(r.fresh[n], i, i+1)
+	}
 	r.index.drop(n)
 }
 

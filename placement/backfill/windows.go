@@ -21,7 +21,7 @@ func (r *Reservations) HoldWindows() (far time.Time) {
 		switch {
 		case !n.Placeable():
 		case n.Near:
-			x := Reservation{At: r.From(w.Closes), Grant: wholeMachine(n), Until: w.Ends, firm: true}
+			x := Reservation{At: r.From(w.Closes), Grant: wholeMachine(n), Until: w.Ends, Firm: true}
 			if !w.Ends.After(r.Now) {
 				x.Until = time.Time{} // a window that is over stays in force until its removal
 			}

@@ -3,6 +3,7 @@ package preempt
 import (
 	"slices"
 	"strings"
+	"time"
 
 	"berth"
 	"berth/placement/backfill"
@@ -55,6 +56,7 @@ func (r *Nominations) Load(list []Nomination, q *queue.Queue) {
 		return
 	}
 	r.Marks, r.Classes = map[berth.JobID][]Mark{}, map[*cluster.Class]bool{}
+	starts := r.startsOf(list)
 	for _, m := range list {
 		e, n := q.Jobs[m.For], r.cluster.Nodes[m.Machine]
 		switch {
@@ -67,35 +69,87 @@ func (r *Nominations) Load(list []Nomination, q *queue.Queue) {
 		case e.Assumed:
 			continue // the pending commit gives the job its capacity
 		}
-		r.add(e, n, m)
+		r.add(e, n, m, starts[m.For])
 	}
 	r.Unmet = len(r.Marks)
 }
 
-// add keeps one nomination for a waiting job. While the victim runs on the machine, the
-// capacity is reserved from the victim's end on. Otherwise the free part is subtracted from
-// the machine, and the job counts as its occupant, so that reserved starts expect the job's
-// end there.
-func (r *Nominations) add(e *queue.Entry, n *cluster.Node, m Nomination) {
+// startsOf returns when the victims of each job with nominations have stopped: the job starts then, and holds all
+// of its nominated capacity until its end, also the capacity that is free before. The time is zero if a
+// victim has no known end.
+func (r *Nominations) startsOf(list []Nomination) map[berth.JobID]time.Time {
+	starts := make(map[berth.JobID]time.Time, len(list))
+	for _, m := range list {
+		at := r.Now
+		if h := r.holderOf(m); h != nil {
+			if end, ok := r.reservations.Ends(h); ok {
+				at = r.From(end)
+			} else {
+				at = time.Time{}
+			}
+		}
+		was, known := starts[m.For]
+		switch {
+		case !known:
+			starts[m.For] = at
+		case was.IsZero(), at.IsZero():
+			starts[m.For] = time.Time{}
+		case at.After(was):
+			starts[m.For] = at
+		}
+	}
+	return starts
+}
+
+// holderOf returns the victim of a nomination while the victim holds the capacity; nil if it has stopped.
+func (r *Nominations) holderOf(m Nomination) *cluster.Holder {
+	if h := r.cluster.Running[m.Victim]; h != nil && slices.Contains(h.Machines, m.Machine) {
+		return h
+	}
+	return nil
+}
+
+// add keeps one nomination for a waiting job, which starts at the given time; zero: unknown. While the victim
+// runs on the machine, the capacity is reserved from the victim's end on. Otherwise the free part is subtracted
+// from the machine, and the job counts as its occupant, so that reserved starts expect the job's end there.
+func (r *Nominations) add(e *queue.Entry, n *cluster.Node, m Nomination, start time.Time) {
 	x := Mark{Nomination: m, node: n, grant: cluster.Owned(
 		berth.Grant{Machine: n.ID, Epoch: n.Epoch, Capacity: m.Capacity, GPUs: m.GPUs}, e.Class.Tenant)}
-	if h := r.cluster.Running[m.Victim]; h != nil && slices.Contains(h.Machines, m.Machine) {
+	var until time.Time
+	if !start.IsZero() {
+		until = r.reservations.Leaves(start, e)
+	}
+	if h := r.holderOf(m); h != nil {
 		x.Holder = h
 		if at, ok := r.reservations.Ends(h); ok && n.Placeable() {
-			at = r.From(at)
-			r.reservations.Keep(n, backfill.Reservation{At: at, Grant: x.grant, Until: r.reservations.Leaves(at, e)})
+			r.reservations.Keep(n, backfill.Reservation{At: r.From(at), Grant: x.grant, Until: until})
 		}
 	} else {
 		x.grant = cluster.Clamp(n, x.grant)
 		r.ledger.Move(n, func() { n.Subtract(x.grant) })
-		r.reservations.Occupy(n, &cluster.Holder{Running: cluster.Running{
-			Job: e.ID, Ranks: []berth.Grant{x.grant}, StartedAt: r.Now, TimeLimit: e.TimeLimit, Remaining: e.Remaining,
-		}})
+		if h := r.occupant(e, x, start); h != nil {
+			r.reservations.Occupy(n, h)
+		}
 	}
 	r.Classes[e.Class] = true
 	r.Repairs = r.Repairs || m.Repair
 	r.Marks[m.For] = append(r.Marks[m.For], x)
 	r.promises[m.Victim] = append(r.promises[m.Victim], m)
+}
+
+// occupant returns the job as an occupant of the free capacity nominated for it; nil if nothing is known about the
+// end. A gang under repair may lack a place for one member until its nominations expire, so that other jobs
+// must not expect the capacity before.
+func (r *Nominations) occupant(e *queue.Entry, x Mark, start time.Time) *cluster.Holder {
+	if start.IsZero() {
+		return nil
+	}
+	h := &cluster.Holder{Running: cluster.Running{Job: e.ID, Ranks: []berth.Grant{x.grant}, StartedAt: start,
+		TimeLimit: e.TimeLimit, Remaining: e.Remaining}}
+	if at, ok := r.reservations.Ends(h); ok && x.Repair && at.Before(x.ExpiresAt) {
+		h.TimeLimit = x.ExpiresAt.Sub(start)
+	}
+	return h
 }
 
 // Lift returns the kept capacity of nominations to the ledger, to search a place for their
@@ -167,24 +221,50 @@ func (r *Nominations) Rehold(marks []Mark) {
 	}
 }
 
-// nominate keeps a place for a job: the free part at once, the rest from the time at which
-// the victims have stopped. The nominations expire after Policy.NominationFor.
-func (r *Nominations) nominate(e *queue.Entry, c cluster.Choice, victims []*cluster.Holder) {
-	for _, m := range splitGrant(e, c.Grant, c.Node, victims) {
+// nominate keeps places for a job: the free part at once, the rest from the time at which its holders have
+// stopped. The job starts when the last of them has. The nominations expire after Policy.NominationFor.
+func (r *Nominations) nominate(e *queue.Entry, places []cluster.Choice, victims []*cluster.Holder) {
+	var list []Nomination
+	for _, c := range places {
+		split := r.splitGrant(e, c.Grant, c.Node, victims)
+		for _, m := range split { // before the next place: a holder gives each part once
+			r.promises[m.Victim] = append(r.promises[m.Victim], m)
+		}
+		list = append(list, split...)
+	}
+	start := r.startsOf(list)[e.ID]
+	for _, m := range list {
 		if r.policy.NominationFor > 0 {
 			m.ExpiresAt = r.Now.Add(r.policy.NominationFor)
 		}
 		r.Written = append(r.Written, m)
-		r.promises[m.Victim] = append(r.promises[m.Victim], m)
-		g := cluster.Owned(berth.Grant{Machine: m.Machine, Epoch: c.Node.Epoch, Capacity: m.Capacity, GPUs: m.GPUs},
-			e.Class.Tenant)
-		if m.Victim == "" {
-			r.ledger.Take(cluster.Choice{Node: c.Node, Grant: cluster.Clamp(c.Node, g)})
-		} else {
-			r.reservations.Keep(c.Node,
-				backfill.Reservation{At: r.Now, Grant: g, Until: r.reservations.Leaves(r.Now, e)})
-		}
+		r.keep(e, m, start)
 	}
+}
+
+// keep keeps the capacity of a nomination of this plan.
+func (r *Nominations) keep(e *queue.Entry, m Nomination, start time.Time) {
+	n := r.cluster.Nodes[m.Machine]
+	g := cluster.Owned(berth.Grant{Machine: m.Machine, Epoch: n.Epoch, Capacity: m.Capacity, GPUs: m.GPUs},
+		e.Class.Tenant)
+	h := r.holderOf(m)
+	if h == nil {
+		g = cluster.Clamp(n, g)
+		r.ledger.Take(cluster.Choice{Node: n, Grant: g})
+		if h := r.occupant(e, Mark{Nomination: m, grant: g}, start); h != nil {
+			r.reservations.Occupy(n, h)
+		}
+		return
+	}
+	at, ok := r.reservations.Ends(h)
+	if !ok {
+		return // the capacity of the holder counts as taken for all time
+	}
+	x := backfill.Reservation{At: r.From(at), Grant: g}
+	if !start.IsZero() {
+		x.Until = r.reservations.Leaves(start, e)
+	}
+	r.reservations.Keep(n, x)
 }
 
 // unpromised returns the capacity that a stopping holder releases on a machine, less the
@@ -204,18 +284,27 @@ func (r *Nominations) unpromised(n *cluster.Node, h *cluster.Holder) berth.Grant
 	return a.Grant(n)
 }
 
-// splitGrant splits a grant by origin. Each victim in turn gives as much as it holds on the
-// machine, device by device, and free capacity gives the rest. The result is ordered by the
-// victims' ids; the free part, with victim "", comes first.
-func splitGrant(e *queue.Entry, g berth.Grant, n *cluster.Node, victims []*cluster.Holder) []Nomination {
+// splitGrant splits a grant by origin. Each victim in turn gives as much as it holds on the machine, device by
+// device. Free capacity gives the rest, except for the part that other stopping jobs release: it is not
+// free yet, and not nominated for any other job. The result is ordered by the ids of the holders; the free
+// part, with victim "", comes first.
+func (r *Nominations) splitGrant(e *queue.Entry, g berth.Grant, n *cluster.Node,
+	victims []*cluster.Holder) []Nomination {
 	var list []Nomination
 	left := cluster.Amount{}.Plus(n, g, 1)
 	part := func(from berth.Grant, victim berth.JobID) {
 		x := draw(n, &left, from)
-		if x.Capacity != (berth.Capacity{}) || len(x.GPUs) > 0 {
+		if x.Capacity == (berth.Capacity{}) && len(x.GPUs) == 0 {
+			return
+		}
+		i := slices.IndexFunc(list, func(m Nomination) bool { return m.Victim == victim })
+		if i < 0 || victim != "" {
 			list = append(list, Nomination{For: e.ID, Machine: n.ID, Capacity: x.Capacity, GPUs: x.GPUs,
 				Victim: victim})
+			return
 		}
+		sum := cluster.Amount{}.Plus(n, berth.Grant{Capacity: list[i].Capacity, GPUs: list[i].GPUs}, 1).Plus(n, x, 1)
+		list[i].Capacity, list[i].GPUs = sum.Capacity, sum.Grant(n).GPUs
 	}
 	for _, h := range victims {
 		for _, v := range h.Ranks {
@@ -224,11 +313,28 @@ func splitGrant(e *queue.Entry, g berth.Grant, n *cluster.Node, victims []*clust
 			}
 		}
 	}
+	part(cluster.Clamp(n, left.Grant(n)), "")
+	for _, h := range r.stopping(n, victims) {
+		part(r.unpromised(n, h), h.Job)
+	}
 	part(left.Grant(n), "")
 	slices.SortStableFunc(list, func(a, b Nomination) int {
 		return strings.Compare(string(a.Victim),
 			string(b.Victim))
 	})
+	return list
+}
+
+// stopping returns the jobs on a machine that stop, without the given victims.
+func (r *Nominations) stopping(n *cluster.Node, victims []*cluster.Holder) []*cluster.Holder {
+	var list []*cluster.Holder
+	for i := range n.On.List {
+		h := n.On.List[i].Holder
+		if (h.Stopping || h.Stopped == r.Number) && !slices.Contains(victims, h) {
+			list = append(list, h)
+		}
+	}
+	slices.SortFunc(list, func(a, b *cluster.Holder) int { return cluster.CompareIDs(a.Job, b.Job) })
 	return list
 }
 

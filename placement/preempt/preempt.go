@@ -306,14 +306,8 @@ func (r *Search) enact(e *queue.Entry, s *displacement) {
 			}
 		}
 	}
-	for _, c := range together(s.ranks) {
-		r.nominations.nominate(e, c, holders)
-	}
-	if r.releasedKnown {
-		for _, h := range holders {
-			r.release(h)
-		}
-	}
+	r.nominations.nominate(e, together(s.ranks), holders)
+	forgetReleased(r)
 }
 
 // together returns one choice per machine, with the sum of the machine's grants.

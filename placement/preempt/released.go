@@ -9,7 +9,7 @@ import (
 )
 
 // releasedNodes returns the machines on which stopping jobs release more than is nominated.
-// The list is computed at the first call of a plan.
+// The list is computed at the first call of a plan, and at the first one after a preemption.
 func (r *Search) releasedNodes() []*cluster.Node {
 	if !r.releasedKnown {
 		r.releasedKnown = true
@@ -44,6 +44,15 @@ func (r *Search) release(h *cluster.Holder) {
 		}
 		r.released[n.Index] = append(r.released[n.Index], g)
 	}
+}
+
+// forgetReleased drops the list of released capacity: a preemption adds stopping jobs, and its nominations may take
+// a part of what others release.
+func forgetReleased(r *Search) {
+	for _, n := range r.releasing {
+		r.released[n.Index] = nil
+	}
+	r.releasing, r.releasedKnown = r.releasing[:0], false
 }
 
 // releasedOn returns the capacity that stopping jobs release on a machine.

@@ -45,9 +45,17 @@ func (r *Nominations) ownRoom(e *queue.Entry) []Mark {
 	return own
 }
 
-// dropRepairs drops the nominations that ownRoom returns.
+// dropRepairs drops the nominations that ownRoom returns. Their capacity is free again, so the job occupies it no
+// longer, and the rows go: the nominations of the displacement count the capacity that it takes.
 func (r *Nominations) dropRepairs(e *queue.Entry) {
-	r.Marks[e.ID] = slices.DeleteFunc(r.Marks[e.ID], func(m Mark) bool { return m.Repair && m.Holder == nil })
+	r.Marks[e.ID] = slices.DeleteFunc(r.Marks[e.ID], func(m Mark) bool {
+		if !m.Repair || m.Holder != nil {
+			return false
+		}
+		r.reservations.Vacate(m.node, e.ID, m.grant)
+		r.Released = append(r.Released, m.Nomination)
+		return true
+	})
 }
 
 // Former returns the sites of a gang before its repair that are still kept. repair reports

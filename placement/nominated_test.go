@@ -1,0 +1,142 @@
+package placement_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"berth"
+	"berth/placement"
+	"berth/spec"
+)
+
+// nominated is a cluster of machines of one GPU. Each running job holds one of them. Job "w" waits for a GPU with
+// the lowest priority and has no part in any nomination.
+type nominated struct {
+	*placement.Snapshot
+	kept []placement.Nomination
+}
+
+func newNominated(running ...placement.Running) *nominated {
+	s := &nominated{Snapshot: placement.NewSnapshot()}
+	for i, r := range running {
+		m := placement.Machine{ID: gpuOf(i).Machine, Epoch: 1, State: berth.MachineReady, Total: berth.Capacity{GPUMilli: 1000},
+			GPUs: []placement.Device{{Model: "A", Healthy: true}}}
+		if r.Job != "" {
+			m.Used, m.GPUs[0].UsedMilli = m.Total, 1000
+			r.Tenant, r.Version, r.Attempt, r.Ranks, r.StartedAt = "x", 1, 1, []berth.Grant{gpuOf(i)}, noon.Add(-time.Hour)
+			s.UpsertRunning(r)
+		}
+		s.UpsertMachine(m)
+	}
+	for _, members := range []int{1, 2} {
+		s.DefineClass(fmt.Sprint(members), spec.Request{GPUs: 1, GPUMilli: 1000, Members: members, Execution: spec.AtLeastOnce})
+	}
+	s.waits("w", 1, 100)
+	return s
+}
+
+// gpuOf is the only GPU of a machine.
+func gpuOf(machine int) berth.Grant {
+	return berth.Grant{Machine: berth.MachineID(fmt.Sprintf("m%d", machine)), Epoch: 1, Capacity: berth.Capacity{GPUMilli: 1000},
+		GPUs: []berth.DeviceShare{{Milli: 1000}}}
+}
+
+// waits adds a waiting job with a time limit of ten minutes.
+func (s *nominated) waits(id berth.JobID, members, priority int) {
+	s.UpsertJob(placement.Job{ID: id, Tenant: "x", Class: fmt.Sprint(members), Version: 1, Priority: priority,
+		SubmittedAt: noon, EligibleAt: noon, TimeLimit: 10 * time.Minute})
+}
+
+// nominate keeps the GPU of a machine for a job.
+func (s *nominated) nominate(id berth.JobID, machine int, victim berth.JobID, change func(*placement.Nomination)) {
+	g := gpuOf(machine)
+	m := placement.Nomination{For: id, Machine: g.Machine, Capacity: g.Capacity, GPUs: g.GPUs, Victim: victim}
+	if change != nil {
+		change(&m)
+	}
+	s.kept = append(s.kept, m)
+	s.SetNominations(s.kept)
+}
+
+func stopping(id berth.JobID, after time.Duration) placement.Running {
+	return placement.Running{Job: id, Priority: 100, Stopping: true, StopBy: noon.Add(after)}
+}
+
+// plan returns the plan and the reserved start of job w, from now on; -1 without one.
+func (s *nominated) plan() (placement.Plan, time.Duration) {
+	plan, starts, _ := placement.Planner{Policy: placement.Policy{Order: placement.Priority, BandWidth: 100, Backfill: 4, Preempt: true}}.
+		Reserve(s.Snapshot, noon)
+	if at, ok := starts["w"]; ok {
+		return plan, at.Sub(noon)
+	}
+	return plan, -1
+}
+
+// TestANominatedJobHoldsAllItsCapacityFromTheLastStop checks that no start is reserved in capacity of a nominated
+// job before the job has ended, although a part of that capacity is free earlier.
+func TestANominatedJobHoldsAllItsCapacityFromTheLastStop(t *testing.T) {
+	t.Parallel()
+	for name, first := range map[string]placement.Running{"free": {}, "released earlier": stopping("s0", time.Minute)} {
+		s := newNominated(first, stopping("s1", 5*time.Minute))
+		s.waits("g", 2, 500)
+		s.nominate("g", 0, first.Job, nil)
+		s.nominate("g", 1, "s1", nil)
+		if _, at := s.plan(); at != 15*time.Minute {
+			t.Errorf("%s: the start behind the nominated job is reserved after %v, want 15m", name, at)
+		}
+	}
+}
+
+// TestANominationNamesTheJobThatHoldsItsCapacity checks that capacity which a job still holds after an earlier order
+// to stop is nominated as that job's, and that no start is reserved in it.
+func TestANominationNamesTheJobThatHoldsItsCapacity(t *testing.T) {
+	t.Parallel()
+	s := newNominated(stopping("s", 5*time.Minute), placement.Running{Job: "p", Priority: 100, Preemptible: true})
+	s.waits("g", 2, 500)
+	plan, at := s.plan()
+	var holders []berth.JobID
+	for _, m := range plan.Nominate {
+		holders = append(holders, m.Victim)
+	}
+	if !slices.Equal(holders, []berth.JobID{"s", "p"}) || at != 15*time.Minute {
+		t.Errorf("the holders are %q and the start behind the gang is reserved after %v, want s, p and 15m", holders, at)
+	}
+}
+
+// TestAPreemptionForARepairKeepsItsCapacityOnce checks that a gang which preempts others for its repair gives up
+// the nominations of the repair: those of the preemption include the capacity that the gang needs.
+func TestAPreemptionForARepairKeepsItsCapacityOnce(t *testing.T) {
+	t.Parallel()
+	s := newNominated(placement.Running{}, placement.Running{Job: "p", Priority: 100, Preemptible: true})
+	s.waits("g", 2, 500)
+	s.nominate("g", 0, "", func(m *placement.Nomination) { m.Repair, m.ExpiresAt = true, noon.Add(time.Minute) })
+	s.waits("w2", 1, 100)
+	plan, starts, list := placement.Planner{Policy: placement.Policy{Order: placement.Priority, BandWidth: 100, Backfill: 4, Preempt: true}}.
+		Reserve(s.Snapshot, noon)
+	if len(plan.Preempt) != 1 || len(plan.Nominate) != 2 || len(plan.Release) != 1 {
+		t.Errorf("the plan has %d preemptions, %d nominations and releases %d of the repair, want 1, 2 and 1",
+			len(plan.Preempt), len(plan.Nominate), len(plan.Release))
+	}
+	for id, at := range starts {
+		if at.Sub(noon) != 10*time.Minute {
+			t.Errorf("%s has a start reserved after %v, want 10m: %+v", id, at.Sub(noon), list)
+		}
+	}
+	if len(starts) != 2 || len(list) != 2 || list[0].Grant.Machine == list[1].Grant.Machine {
+		t.Errorf("the starts of w and w2 are reserved at %v: %+v", starts, list)
+	}
+}
+
+// TestAGangUnderRepairHoldsItsCapacityUntilItsNominationsExpire checks that no start is reserved earlier in that
+// capacity: the gang still lacks a place for one member, and its start is unknown.
+func TestAGangUnderRepairHoldsItsCapacityUntilItsNominationsExpire(t *testing.T) {
+	t.Parallel()
+	s := newNominated(placement.Running{}, placement.Running{Job: "p", Priority: 900})
+	s.waits("g", 2, 500)
+	s.nominate("g", 0, "", func(m *placement.Nomination) { m.Repair, m.ExpiresAt = true, noon.Add(30*time.Minute) })
+	if _, at := s.plan(); at != 30*time.Minute {
+		t.Errorf("the start in the capacity of the repair is reserved after %v, want 30m", at)
+	}
+}
