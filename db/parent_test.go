@@ -149,8 +149,8 @@ func TestAnArrayEndsOnceAsItsElementsDid(t *testing.T) {
 		says  string
 	}{
 		"all well": {[]int{0, 0, 0}, berth.Succeeded, ""},
-		"one bad":  {[]int{0, 3, 0}, berth.Failed, "1 of 3 elements failed: 1"},
-		"all bad":  {[]int{1, 1, 1}, berth.Failed, "3 of 3 elements failed: 0-2"},
+		"one bad":  {[]int{0, 3, 0}, berth.Failed, "1 of 3 elements failed: index 1"},
+		"all bad":  {[]int{1, 1, 1}, berth.Failed, "3 of 3 elements failed: indexes 0-2"},
 	} {
 		s := newStage(t)
 		id := s.array(3, nil)

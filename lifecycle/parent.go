@@ -221,11 +221,13 @@ func (p Parent) Failure(indexes []int, steps string) berth.Reason {
 	default:
 		r.Message = fmt.Sprintf("%d of %d elements failed", failed, t.Total)
 	}
-	if len(indexes) > 0 {
-		r.Message += ": " + spec.FormatIndexes(indexes)
-		if failed > len(indexes) {
-			r.Message += ", …"
-		}
+	switch {
+	case failed > len(indexes) && len(indexes) > 0:
+		r.Message += ": indexes " + spec.FormatIndexes(indexes) + ", …"
+	case len(indexes) == 1:
+		r.Message += ": index " + spec.FormatIndexes(indexes)
+	case len(indexes) > 1:
+		r.Message += ": indexes " + spec.FormatIndexes(indexes)
 	}
 	if steps != "" {
 		r.Message += ": " + steps

@@ -313,9 +313,9 @@ func TestAFailureNamesItsChildren(t *testing.T) {
 		retry   string // the job that the hint names; "": no hint
 	}{
 		{p: array(berth.Running, counts{berth.Failed: 3, berth.Succeeded: 7}), indexes: []int{1, 4, 5},
-			want: "3 of 10 elements failed: 1,4-5", code: berth.ReasonElementsFailed, retry: "p1"},
+			want: "3 of 10 elements failed: indexes 1,4-5", code: berth.ReasonElementsFailed, retry: "p1"},
 		{p: array(berth.Running, counts{berth.Failed: 3, berth.Succeeded: 7}), indexes: []int{1, 4},
-			want: "3 of 10 elements failed: 1,4, …", code: berth.ReasonElementsFailed, retry: "p1"},
+			want: "3 of 10 elements failed: indexes 1,4, …", code: berth.ReasonElementsFailed, retry: "p1"},
 		{p: array(berth.Running, counts{berth.Failed: 3}, unmade(7), overdraw),
 			want: "3 of 10 elements failed, more than max_failures (0) allows", code: berth.ReasonElementsFailed,
 			retry: "p1"},
