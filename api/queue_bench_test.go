@@ -20,10 +20,14 @@ import (
 	"berth/spec"
 )
 
+// readerLimit is the longest time of a call at the 99th percentile (docs/adr/0042-one-board-a-replica-for-reasons.md).
+const readerLimit = 200 * time.Millisecond
+
 // BenchmarkReadersOfAQueue measures list, queue and show with the reasons of 10,000 waiting
 // jobs on 1,000 machines. Of 50 readers, 5 of each of 10 tenants, each makes its next call
 // half a second after the last. It reports the 50th and the 99th percentile of each call, and
-// the number of answers without a reason.
+// the number of answers without a reason. A 99th percentile above readerLimit, or an answer without a
+// reason, is an error.
 func BenchmarkReadersOfAQueue(b *testing.B) {
 	const tenants, readers, pause, lasts = 10, 50, 500 * time.Millisecond, 20 * time.Second
 	s := newCrowd(b, tenants)
@@ -62,9 +66,15 @@ func BenchmarkReadersOfAQueue(b *testing.B) {
 			for _, p := range []int{50, 99} {
 				at := took[i][len(took[i])*p/100]
 				b.ReportMetric(float64(at.Microseconds())/1000, fmt.Sprintf("%s-p%d-ms", kind, p))
+				if p == 99 && at > readerLimit {
+					b.Errorf("%s takes %s at the 99th percentile; the limit is %s", kind, at, readerLimit)
+				}
 			}
 		}
 		b.ReportMetric(float64(without), "without-reason")
+		if without > 0 {
+			b.Errorf("%d answers have no reason", without)
+		}
 	}
 }
 
