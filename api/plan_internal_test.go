@@ -4,8 +4,10 @@ import (
 	"strings"
 	"testing"
 
+	"berth"
 	"berth/placement"
 	"berth/placement/fit"
+	"berth/wire"
 )
 
 // TestFitNamesTheGPUsThatAJobIsKeptOff: the machine fields carry what the summary says.
@@ -28,5 +30,21 @@ func TestFitNamesTheGPUsThatAJobIsKeptOff(t *testing.T) {
 	}
 	if text := w.Fit.Scarce.String(); !strings.HasPrefix(text, "kept off T4: 25 %") {
 		t.Errorf("the summary says %q", text)
+	}
+}
+
+// TestTheSummaryOfAnEndedJobIsItsEnd: the summary does not begin with the fact that the job has ended.
+func TestTheSummaryOfAnEndedJobIsItsEnd(t *testing.T) {
+	t.Parallel()
+	for want, j := range map[string]wire.Job{
+		"it succeeded":               {Status: berth.Succeeded},
+		"it failed with exit code 3": {Status: berth.Failed, Reason: &berth.Reason{Code: berth.ReasonExitCode, Message: "exit code 3"}},
+		"it failed: reached its time_limit": {Status: berth.Failed,
+			Reason: &berth.Reason{Code: berth.ReasonTimeLimit, Message: "reached its time_limit"}},
+		"it was canceled by ann": {Status: berth.Canceled, Reason: &berth.Reason{Message: "canceled by ann"}},
+	} {
+		if text := placed(j); text != want {
+			t.Errorf("the summary is %q, want %q", text, want)
+		}
 	}
 }

@@ -435,6 +435,18 @@ func TestTheHintNamesAUserThatLackedARight(t *testing.T) {
 	}
 }
 
+// A job that reached its limit may continue: the hint names the command for both cases.
+func TestTheHintOfATimeLimitNamesTheNextCommand(t *testing.T) {
+	t.Parallel()
+	e := evidence()
+	e.Ranks = []failure.RankEvidence{{Machine: "m1", Claimed: true, Exit: caused(failure.CauseTimeLimit)}}
+	r := failure.Classify(e).Reason
+	const hint = "berth retry resumes from its newest checkpoint, if it saved one; --set time_limit=8h raises the limit"
+	if r.Code != berth.ReasonTimeLimit || r.Message != "reached its time_limit" || r.Hint != hint {
+		t.Errorf("the reason is %+v", r)
+	}
+}
+
 func TestTheFirstRankToFailIsToBlame(t *testing.T) {
 	t.Parallel()
 	later := with(exited(9), func(x *failure.Exit) { x.FinishedAt = x.FinishedAt.Add(time.Second) })

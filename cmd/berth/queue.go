@@ -21,7 +21,8 @@ func newQueue(a *app) *cobra.Command {
 		Use:   "queue",
 		Short: "List waiting jobs in the order in which they would start, with the reason of each",
 		Long: "Queue lists the waiting jobs by their place in the queue, then the jobs outside of it: held jobs,\n" +
-			"and jobs in backoff before a retry. START is an estimate by the time limits of the jobs before.\n" +
+			"and jobs in backoff before a retry. START is an estimate by the run times\n" +
+			"of earlier jobs and by time limits.\n" +
 			"Wide adds tenant, priority band, the share of the cluster that the tenant uses, and pools.",
 		Example: "  berth queue\n  berth queue --tenant vision --pool gpu -o wide",
 		Args:    cobra.NoArgs,

@@ -308,7 +308,7 @@ func TestExplainSaysItAllOnce(t *testing.T) {
 		Status: berth.Queued, Summary: "3 machines: 3 have no free GPU", Ahead: &ahead, Position: &position, Queue: &queue, EstimatedStart: &at, Reserved: true,
 		Blockers: []wire.Blocker{
 			{Code: "quota", Quota: "limit", Message: "tenant vision holds 4 of 4 GPUs of its limit; the job asks for 1", Hint: "it starts when jobs of the tenant end, or when the limit is raised"},
-			{Code: "no_room", Message: "3 machines: 3 have no free GPU", Hint: "wait, ask for less, or add machines"},
+			{Code: "no_room", Message: "3 machines: 3 have no free GPU", Hint: "wait until jobs end, request less, or add machines"},
 		},
 		Priority: []wire.Term{{Name: "priority", Value: "500", Text: "priority 500"}, {Name: "share", Value: "0.3", Text: "tenant vision holds 30.0 % of the cluster"}, {Name: "id", Value: "x"}},
 		Fit:      &wire.Fit{Machines: 3, FitEver: 3, Summary: "3 machines: 3 have no free GPU", Clauses: []wire.FitClause{{Name: "free_gpus", Alone: 3, After: 3, Text: "3 have no free GPU"}}},
@@ -322,7 +322,7 @@ summary     3 machines: 3 have no free GPU
 blocked by  quota: tenant vision holds 4 of 4 GPUs of its limit; the job asks for 1
               hint: it starts when jobs of the tenant end, or when the limit is raised
 blocked by  no_room: 3 machines: 3 have no free GPU
-              hint: wait, ask for less, or add machines
+              hint: wait until jobs end, request less, or add machines
 starts      2026-01-31 13:20:00Z (in 80m), reserved
 place       2 of 9 in the queue
 place by    priority 500

@@ -81,6 +81,24 @@ func TestAnAnswerKnowsWhatWasWrittenBeforeTheQuestion(t *testing.T) {
 	}
 }
 
+// Where no machine accepts jobs, waiting, asking for less or adding machines is not the advice.
+func TestTheHintNamesAnUndrainOrACheckOfClosedMachines(t *testing.T) {
+	t.Parallel()
+	d := open(t)
+	o := explain.New(d, placement.Policy{}, nil)
+	id := queued(t, d, "default", 3)
+	for state, hint := range map[string]string{
+		"draining": "no machine accepts jobs now; ask an operator to undrain one",
+		"suspect":  "no machine accepts jobs now; ask an operator to check them",
+	} {
+		exec(t, d, `UPDATE machines SET state = $1`, state)
+		w := why(t, d, o, id)
+		if len(w.Blockers) != 1 || w.Blockers[0].Code != "no_room" || w.Blockers[0].Change != hint {
+			t.Errorf("%s: the blockers are %+v, want the hint %q", state, w.Blockers, hint)
+		}
+	}
+}
+
 func TestAPlanLeavesNoTrace(t *testing.T) {
 	t.Parallel()
 	d := open(t)

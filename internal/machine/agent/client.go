@@ -153,7 +153,7 @@ func drain(r *http.Response) {
 // call may succeed in a moment.
 func problem(r *http.Response, method, path string) error {
 	if kind, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type")); kind != "application/problem+json" {
-		return berth.Errorf(berth.CodeUnavailable, "%s %s: %s, and not by Berth", method, path, r.Status)
+		return berth.Errorf(berth.CodeUnavailable, "%s %s: %s from a gateway, not from Berth", method, path, r.Status)
 	}
 	var p struct{ Code, Detail string }
 	_ = json.NewDecoder(io.LimitReader(r.Body, 64<<10)).Decode(&p)

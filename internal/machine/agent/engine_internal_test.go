@@ -4,13 +4,36 @@ import (
 	"bytes"
 	"errors"
 	"log/slog"
+	"net/http"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"berth"
+	"berth/activities/node"
 	"berth/activities/node/fakeruntime"
 )
+
+// A signal from outside is named without a question to the engine, which may be away.
+func TestAKillFromOutsideIsNamed(t *testing.T) {
+	t.Parallel()
+	v := &evidence{}
+	if text := v.engineFault(ending{container: node.Container{ExitCode: 137, Signaled: true}}); text !=
+		"killed from outside Berth (docker kill or stop)" {
+		t.Errorf("the fault is %q", text)
+	}
+}
+
+// An answer that is no problem of Berth comes from a gateway, and may be another one in a moment.
+func TestAnAnswerOfAGatewayIsNamed(t *testing.T) {
+	t.Parallel()
+	err := problem(&http.Response{Status: "502 Bad Gateway", Header: http.Header{"Content-Type": {"text/html"}}}, "GET", "/v1/x")
+	if berth.CodeOf(err) != berth.CodeUnavailable || !strings.Contains(err.Error(),
+		"GET /v1/x: 502 Bad Gateway from a gateway, not from Berth") {
+		t.Errorf("got %v", err)
+	}
+}
 
 // probed runs the probes of an agent on an engine for as long as f takes, on the
 // clock of a bubble.
