@@ -17,6 +17,7 @@ import (
 // bulkFlags select the jobs of a command by filter instead of by argument. All given filters
 // must match.
 type bulkFlags struct {
+	usual  string // the status without --status
 	status []string
 	name   string // pattern of path.Match
 	labels map[string]string
@@ -30,7 +31,7 @@ type bulkFlags struct {
 func (f *bulkFlags) register(a *app, cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.StringSliceVarP(&f.status, "status", "s", nil,
-		"instead of a JOB: jobs with these statuses, such as queued; or live")
+		"instead of a JOB: jobs with these statuses, such as queued; or live (default "+f.usual+")")
 	flags.StringVar(&f.name, "name", "", "instead of a JOB: jobs with this name, or names like 'x*'")
 	flags.StringToStringVarP(&f.labels, "label", "l", nil, "instead of a JOB: jobs with these labels: KEY=VALUE")
 	flags.StringVar(&f.tenant, "tenant", "", "with a filter: jobs of this tenant, for admins")
@@ -65,13 +66,13 @@ func (f *bulkFlags) check(cmd *cobra.Command, args []string) error {
 }
 
 // jobs returns the jobs that match the filters and accept. Elements and steps are left out:
-// their parents stand for them. The default status is live.
+// their parents stand for them.
 func (f *bulkFlags) jobs(
 	ctx context.Context, a *app, c *client.Client, accept func(wire.Job) bool,
 ) ([]wire.Job, error) {
 	status := f.status
 	if len(status) == 0 {
-		status = []string{liveStatus}
+		status = []string{f.usual}
 	}
 	states, err := parseStatuses(status)
 	if err != nil {

@@ -74,7 +74,12 @@ func (a *app) actOnJob(ctx context.Context, c *client.Client, job wire.Job,
 // the jobs of the filters that the act can change.
 func filtered(a *app, cmd *cobra.Command, accept func(wire.Job) bool,
 	do func(context.Context, *client.Client, wire.Job) (wire.Job, string, error)) *cobra.Command {
-	var f bulkFlags
+	return filteredBy(a, cmd, &bulkFlags{usual: liveStatus}, accept, do)
+}
+
+// filteredBy is filtered with flags that have another status by default.
+func filteredBy(a *app, cmd *cobra.Command, f *bulkFlags, accept func(wire.Job) bool,
+	do func(context.Context, *client.Client, wire.Job) (wire.Job, string, error)) *cobra.Command {
 	f.register(a, cmd)
 	named := cmd.RunE
 	cmd.Args = f.check

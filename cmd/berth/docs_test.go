@@ -67,7 +67,7 @@ func document() string {
 			}
 		}
 	}
-	fmt.Fprintf(&b, "\n### berth completion\nWrite the completion of a shell: `source <(berth completion bash)`; also `zsh`, `fish` and `powershell`.\nJob ids, job names, machines, contexts and statuses are completed.\n")
+	fmt.Fprintf(&b, "\n### berth completion\nWrite the completion of a shell: `source <(berth completion bash)`; also `zsh`, `fish` and `powershell`.\nNames are completed from the server: jobs by handle, id or name, and channels, machines, pools, schedules, secrets, tenants and tokens;\nstatuses, output formats and stored contexts are completed without a server.\n")
 	return b.String()
 }
 

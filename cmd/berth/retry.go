@@ -21,7 +21,7 @@ func newRetry(a *app) *cobra.Command {
 	var file string
 	var over overrides
 	cmd := &cobra.Command{
-		Use:   "retry JOB...",
+		Use:   "retry [JOB...]",
 		Short: "Run ended jobs again as new jobs, linked to the originals",
 		Long: "Retry submits the spec of an ended job as a new job, with the same code and inputs. The old job does\n" +
 			"not change; each names the other. The new job resumes from the newest verified checkpoint of the old\n" +
@@ -29,10 +29,13 @@ func newRetry(a *app) *cobra.Command {
 			"--fresh.\n" +
 			"With --failed only the failed part runs again: the failed elements of an array, with their indexes, or\n" +
 			"the steps of a pipeline that did not succeed. With --file a changed job file runs in place of the old\n" +
-			"spec. --env, --set and --secret change the file, or without one the old spec.",
+			"spec. --env, --set and --secret change the file, or without one the old spec.\n" +
+			"Filters select jobs instead: ended jobs without a retry, and only failed ones unless --status names\n" +
+			"others. The command names the number of jobs and asks for a confirmation, or requires --yes without\n" +
+			"a terminal.",
 		Example: "  berth retry digits\n  berth retry --fresh digits\n  berth retry --failed sweep\n" +
 			"  berth retry digits --file train.yaml\n" +
-			"  berth retry digits --set env.LR=0.01",
+			"  berth retry digits --set env.LR=0.01\n  berth retry --name 'tune-*' --since 24h",
 	}
 	over.register(cmd)
 	cmd.Flags().BoolVar(&failed, "failed", false, "retry only the failed elements of an array or steps of a pipeline")
@@ -40,7 +43,7 @@ func newRetry(a *app) *cobra.Command {
 	cmd.Flags().StringVarP(&file, "file", "f", "", "job file to run in place of the old spec, or - for standard input")
 	cmd.MarkFlagsMutuallyExclusive("failed", "file")
 	ended := func(j wire.Job) bool { return j.Status.Terminal() }
-	act(a, cmd, ended, func(ctx context.Context, c *client.Client, job wire.Job) (wire.Job, string, error) {
+	do := func(ctx context.Context, c *client.Client, job wire.Job) (wire.Job, string, error) {
 		after, err := c.Retry(ctx, job.ID, client.RetryOptions{Failed: failed, Fresh: fresh})
 		if err == nil {
 			sayRetried(a, job, after)
@@ -48,7 +51,10 @@ func newRetry(a *app) *cobra.Command {
 		// Only the new id goes to standard output, as with submit, for id=$(berth retry
 		// JOB).
 		return after, string(after.ID), err
-	})
+	}
+	// The retry of a job that has one would print that one as new.
+	unretried := func(j wire.Job) bool { return ended(j) && j.RetriedBy == nil }
+	filteredBy(a, act(a, cmd, ended, do), &bulkFlags{usual: string(berth.Failed)}, unretried, do)
 	plain := cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		changes := file != "" || !over.none()
@@ -57,7 +63,7 @@ func newRetry(a *app) *cobra.Command {
 			return plain(cmd, args)
 		case failed:
 			return usagef("--failed runs the old spec; leave it out, or leave out --env, --set and --secret")
-		case len(args) > 1:
+		case len(args) != 1:
 			return usagef("a changed spec is the retry of one job, but %d are given", len(args))
 		}
 		return retryChanged(cmd.Context(), a, args[0], changedJob{file, over, fresh})
