@@ -82,6 +82,9 @@ func printLogs(ctx context.Context, t *logTree, p *logPrinter, job wire.Job, q c
 	err := followLogs(ctx, t, p, job, q)
 	if ctx.Err() != nil && !job.Status.Terminal() {
 		id := handle(job)
+		if t.app.errTerm.terminal {
+			fmt.Fprint(t.app.err, eraseLine) // the terminal has printed ^C
+		}
 		t.app.say("%s continues; follow it again: berth logs -f %s; stop it: berth cancel %s", job.Name, id, id)
 	}
 	return err

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -47,8 +48,13 @@ func showMachines(a *app, list wire.Page[wire.Machine]) error {
 			a.say("no machines; create a join token for one: berth join-token create")
 			return nil
 		}
+		// Without GPUs their columns would push the reasons over the edge of a terminal.
+		gpus := wide || slices.ContainsFunc(list.Items, hasGPUs)
 		t := table{screen: a.outTerm, head: []string{"MACHINE", "STATE", "CPUS FREE", "MEMORY FREE", "GPUS FREE",
 			"MODEL", "SEEN", "REASON"}}
+		if !gpus {
+			t.head = slices.Delete(t.head, 4, 6)
+		}
 		if wide {
 			t.head = []string{"MACHINE", "STATE", "CPUS FREE", "MEMORY FREE", "DISK FREE", "GPUS FREE", "MODEL",
 				"SEEN", "POOL", "REGION", "SITE", "LABELS", "ENGINE", "VERSION", "REASON"}
@@ -59,7 +65,10 @@ func showMachines(a *app, list wire.Page[wire.Machine]) error {
 			if wide {
 				cells = append(cells, ofMemory(m.Free.DiskMiB, m.Capacity.DiskMiB))
 			}
-			cells = append(cells, ofGPUs(m), modelsText(m), since(m.SeenAt, a.now()))
+			if gpus {
+				cells = append(cells, ofGPUs(m), modelsText(m))
+			}
+			cells = append(cells, since(m.SeenAt, a.now()))
 			if wide {
 				cells = append(cells, orDash(m.Pool), orDash(m.Region), orDash(m.Site), orDash(pairs(m.Labels)),
 					orDash(m.Engine), orDash(m.Version))
@@ -97,6 +106,8 @@ func ofMemory(free, all int64) string {
 
 // ofGPUs formats free and total GPUs, which the API counts in thousandths, since jobs may
 // share a GPU; "-" for a machine without GPUs.
+func hasGPUs(m wire.Machine) bool { return m.Capacity.GPUMilli > 0 || len(m.GPUs) > 0 }
+
 func ofGPUs(m wire.Machine) string {
 	if m.Capacity.GPUMilli == 0 {
 		return "-"

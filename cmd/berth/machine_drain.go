@@ -80,10 +80,10 @@ func (d draining) run(ctx context.Context, a *app, args []string) error {
 		if drained[i], err = c.Drain(ctx, id, order); err != nil {
 			return a.failed(ctx, err)
 		}
-		if !d.wait {
-			continue
+		// The end of the wait shows the machines that are drained already.
+		if d.wait && drained[i].State == berth.MachineDraining {
+			a.say("%s", drainText(drained[i], a.now()))
 		}
-		a.say("%s", drainText(drained[i], a.now()))
 	}
 	if d.wait {
 		if err := d.await(ctx, a, c, drained); err != nil {

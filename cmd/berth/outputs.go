@@ -235,12 +235,12 @@ func (m *meter) draw() {
 	}
 	line := fmt.Sprintf("%s  %s%s  %s of %s", m.name, strings.Repeat("█", full), strings.Repeat("░", width-full),
 		berth.BytesText(m.read), berth.BytesText(m.total))
-	fmt.Fprint(m.app.err, "\r\x1b[2K"+cut(line, m.app.errTerm.width-1))
+	fmt.Fprint(m.app.err, eraseLine+cut(line, m.app.errTerm.width-1))
 }
 
 // done removes the line, so that the result begins in the first column.
 func (m *meter) done() {
 	if !m.drawn.IsZero() {
-		fmt.Fprint(m.app.err, "\r\x1b[2K")
+		fmt.Fprint(m.app.err, eraseLine)
 	}
 }

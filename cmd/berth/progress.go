@@ -11,6 +11,9 @@ import (
 	"berth/wire"
 )
 
+// eraseLine removes the text of the terminal's line and moves to its beginning.
+const eraseLine = "\r\x1b[2K"
+
 // steady is the least time between two plain lines that only report progress. Changes of
 // status are printed at once. A log of a CI run stays readable this way.
 const steady = 10 * time.Second
@@ -157,7 +160,7 @@ func (p *progress) draw() {
 			line = head + s.paint(toneOfState(j.Status), parts[1]) + rest
 		}
 	}
-	fmt.Fprint(p.app.err, "\r\x1b[2K"+line)
+	fmt.Fprint(p.app.err, eraseLine+line)
 	p.drawn, p.last = true, p.app.now()
 }
 
@@ -210,7 +213,7 @@ func (p *progress) done() {
 // erase removes the line from the terminal. The caller holds p.mu.
 func (p *progress) erase() {
 	if p.drawn {
-		fmt.Fprint(p.app.err, "\r\x1b[2K")
+		fmt.Fprint(p.app.err, eraseLine)
 		p.drawn = false
 	}
 }

@@ -29,9 +29,11 @@ type table struct {
 	shrinks, drops string
 }
 
-// lastColumn is the room in columns that a terminal keeps for the last column of a table with
-// a column that shrinks; leastShrunk is the width that this column keeps.
+// Widths in columns of a terminal. The column drops is left out if the last column would have less than
+// wholeReason, in which most reasons stand whole, such as "no room: needs 2 CPUs, most free 0.5 (m1)". The column
+// shrinks is cut, but not below leastShrunk, if the last column would have less than lastColumn.
 const (
+	wholeReason = 42
 	lastColumn  = 30
 	leastShrunk = 12
 )
@@ -87,14 +89,14 @@ func (t *table) widths() []int {
 
 // fit makes room for the last column on a terminal and returns the new widths.
 func (t *table) fit(widths []int) []int {
-	missing := func() int {
+	missing := func(room int) int {
 		used, last := 0, len(widths)-1
 		for _, w := range widths[:last] {
 			used += w + 2
 		}
-		return min(widths[last], lastColumn) - (t.screen.width - used)
+		return min(widths[last], room) - (t.screen.width - used)
 	}
-	if !t.screen.terminal || missing() <= 0 {
+	if !t.screen.terminal || missing(wholeReason) <= 0 {
 		return widths
 	}
 	if i := slices.Index(t.head, t.drops); i >= 0 {
@@ -109,10 +111,10 @@ func (t *table) fit(widths []int) []int {
 		t.rows, widths = rows, slices.Delete(widths, i, i+1)
 	}
 	i := slices.Index(t.head, t.shrinks)
-	if i < 0 || missing() <= 0 {
+	if i < 0 || missing(lastColumn) <= 0 {
 		return widths
 	}
-	widths[i] = max(min(widths[i], leastShrunk), widths[i]-missing())
+	widths[i] = max(min(widths[i], leastShrunk), widths[i]-missing(lastColumn))
 	for r, row := range t.rows {
 		if len(row) > i && lipgloss.Width(row[i].text) > widths[i] {
 			t.rows[r] = slices.Clone(row)

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -198,6 +200,15 @@ func passing(err error) bool {
 	return false
 }
 
+// jobWord is the place of a job in the hints of rules, which hold for every job.
+var jobWord = regexp.MustCompile(`\bJOB\b`)
+
+// jobHint returns a hint of the server as a line that can be copied: with the handle of the job in place of the word
+// JOB, and of the job's id.
+func jobHint(j wire.Job, hint string) string {
+	return jobWord.ReplaceAllString(oneLine(strings.ReplaceAll(hint, string(j.ID), handle(j))), handle(j))
+}
+
 // sayEnd prints a job's end and, for a job without success, a hint: the server's own, or
 // for a failure the commands that show its cause. For a failure, tail prints the end of the
 // log before the hint. It returns nil for success and an endedError otherwise.
@@ -220,7 +231,7 @@ func sayEnd(a *app, j wire.Job, tail func()) error {
 	}
 	switch {
 	case j.Reason != nil && j.Reason.Hint != "":
-		a.say("%s", a.errTerm.paint(faint, "hint: "+oneLine(j.Reason.Hint)))
+		a.say("%s", a.errTerm.paint(faint, "hint: "+jobHint(j, j.Reason.Hint)))
 	case j.Status == berth.Failed:
 		a.say("%s", a.errTerm.paint(faint, "hint: see its output with berth logs "+handle(j)+
 			", its history with berth events "+handle(j)))
