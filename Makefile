@@ -52,6 +52,20 @@ demo-cloud: ## all set-up, then train on a machine that is launched for the job,
 	@scripts/setup.sh demo
 	@scripts/demo-cloud.sh
 
+# Of make day: a folder for the screens. RECORD=1 also records the answers from which the screens of the guide are
+# rendered. OLD and PREVIOUS are as of make upgrade-test, but by default the day is played with this tree.
+SCREENS ?=
+RECORD  ?=
+
+.PHONY: day
+day: ## play a new user's day on a terminal and count the commands to each answer: make day [PREVIOUS=commit] [OLD=folder] [SCREENS=folder] [RECORD=1]
+	@scripts/setup.sh day
+	@programs="$(if $(OLD),$(abspath $(OLD)))"; \
+	[[ -z "$(PREVIOUS)" || -n "$(OLD)" ]] || programs=$$(scripts/previous-programs.sh "$(PREVIOUS)" berth berth-dev berth-agent berth-deadman) || exit 1; \
+	$(GO) test ./e2e/day -run '^$$' -bench '^BenchmarkANewUsersDay$$' -benchtime 1x -count=1 -timeout 60m -v -args \
+		-programs "$$programs" -screens "$(if $(SCREENS),$(abspath $(SCREENS)))" \
+		-record "$(if $(RECORD),$(abspath cmd/berth/testdata/screens))"
+
 .PHONY: proof-gang
 proof-gang: ## train with PyTorch over four containers, kill one in mid-epoch: the loss is the same (large image, once)
 	@scripts/setup.sh demo
@@ -105,6 +119,10 @@ bench-order: ## completion times of the queue's orders beside SRSF, SJF, EASY, T
 .PHONY: bench-predict
 bench-predict: ## how well starts are estimated, without and with time limits: make bench-predict TRACES=folder (-half judge: the other half)
 	$(GO) test ./cmd/berth-sim -run '^$$' -bench '^BenchmarkPredict$$' -benchtime 1x -timeout 60m -v -args -traces $(abspath $(TRACES))
+
+.PHONY: bench-queue
+bench-queue: setup ## list, queue and show with the reasons of 10,000 waiting jobs for 50 readers: limit 200 ms at the 99th percentile
+	$(GO) test ./api -run '^$$' -bench '^BenchmarkReadersOfAQueue$$' -benchtime 1x -count=1 -timeout 20m -v
 
 .PHONY: bench-scale
 bench-scale: setup ## measure 300 machines, 5,000 running jobs, floods and overload against bare workflows, at most 15 minutes

@@ -3,13 +3,15 @@
 #
 #     scripts/previous-programs.sh             of the commit that scripts/previous-version names
 #     scripts/previous-programs.sh COMMIT      of another one
+#     scripts/previous-programs.sh COMMIT PROGRAM...   other programs, into a folder of their own
 #
 # The source comes from the history of this repository. Where its modules equal the modules of this commit, only Berth's own
 # packages are compiled, about two minutes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-(($# <= 1)) || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" >&2 && exit 2; }
 
+names=(berthd berth-agent berth-deadman)
+(($# <= 1)) || names=("${@:2}")
 wanted=${1:-$(grep -v '^#' scripts/previous-version)}
 if ! commit=$(git rev-parse --quiet --verify "$wanted^{commit}"); then
 	echo "previous-programs: this clone has no commit $wanted; a shallow one needs git fetch --unshallow" >&2
@@ -17,6 +19,7 @@ if ! commit=$(git rev-parse --quiet --verify "$wanted^{commit}"); then
 fi
 folder=${BERTH_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/berth}/programs
 out=$folder/${commit:0:12}
+(($# <= 1)) || out+=.$(IFS=. && echo "${names[*]}")
 mkdir -p "$folder"
 exec 9>"$folder/.lock"
 flock 9 # of two that want them, one builds them
@@ -26,7 +29,7 @@ if [[ ! -d $out ]]; then
 	trap 'rm -rf "$work"' EXIT
 	mkdir "$work/source"
 	git archive "$commit" | tar --extract --directory "$work/source"
-	(cd "$work/source" && go build -ldflags=-w -o "$work/programs/" ./cmd/berthd ./cmd/berth-agent ./cmd/berth-deadman)
+	(cd "$work/source" && go build -ldflags=-w -o "$work/programs/" "${names[@]/#/./cmd/}")
 	mv "$work/programs" "$out"
 fi
 echo "$out"

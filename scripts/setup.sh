@@ -4,6 +4,7 @@
 #     scripts/setup.sh test     PostgreSQL, Docker, nftables, Chromium for the tests of the web pages, and
 #                               promtool for the tests of alerts
 #     scripts/setup.sh demo     PostgreSQL, Docker, nftables, and mmdebstrap to build the demo's image
+#     scripts/setup.sh day      all of the demo's, and tmux for make day
 #     scripts/setup.sh release  the C compiler for arm64, an emulator that runs programs of arm64, and rpm; with all
 #                               of the demo's, for make package-test
 #
@@ -15,9 +16,9 @@ set -euo pipefail
 
 mode=${1:-test}
 case $mode in
-test | demo | release) ;;
+test | demo | day | release) ;;
 *)
-	echo "usage: $0 [test|demo|release]" >&2
+	echo "usage: $0 [test|demo|day|release]" >&2
 	exit 2
 	;;
 esac
@@ -56,8 +57,11 @@ missing() {
 		have chromium || have chromium-browser || have google-chrome || echo chromium
 		have promtool || echo prometheus
 	fi
-	if [[ $mode == demo || $mode == release ]]; then
+	if [[ $mode != test ]]; then
 		have mmdebstrap || echo mmdebstrap
+	fi
+	if [[ $mode == day ]]; then
+		have tmux || echo tmux
 	fi
 	if [[ $mode == release ]]; then
 		if [[ $(uname -m) != aarch64 ]]; then
