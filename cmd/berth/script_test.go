@@ -27,7 +27,10 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){"berth": func() { os.Exit(Main()) }})
+	testscript.Main(m, map[string]func(){
+		"berth":        func() { os.Exit(Main()) },
+		"berth-screen": func() { os.Exit(screenMain()) },
+	})
 }
 
 // Each script of testdata drives the program as a user does, against a server
@@ -161,6 +164,8 @@ type answer struct {
 
 // scripted is a server that follows a script.
 type scripted struct {
+	holds bool // event streams without an end stay open, as those of a running job
+
 	mu      sync.Mutex
 	answers map[string][]answer
 }
@@ -184,6 +189,10 @@ func (s *scripted) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", a.kind)
 	w.WriteHeader(a.status)
 	_, _ = w.Write([]byte(a.body))
+	if s.holds && a.kind == "text/event-stream" && !strings.Contains(a.body, "event: end\n") {
+		_ = http.NewResponseController(w).Flush()
+		<-r.Context().Done()
+	}
 }
 
 // exits runs a command and compares its exit code: exits 3 berth show nothing.
