@@ -38,7 +38,7 @@ func screenMain() int {
 	return run(ctx, a, os.Args[1:])
 }
 
-// Pages for users show screens. Each is what this program prints today for the answers of a server that were
+// Pages for users show screens. Each is the output of this program today for the answers of a server that were
 // recorded on a real cluster; no page shows another one.
 func TestScreensOfTheGuideAreDocumented(t *testing.T) {
 	t.Parallel()
@@ -241,7 +241,7 @@ func (w *interrupting) String() string {
 	return w.text.String()
 }
 
-// onScreen returns what a terminal shows at the end of a text: lines that were drawn and erased are gone.
+// onScreen returns the screen of a terminal at the end of a text: lines that were drawn and erased are gone.
 func onScreen(text string) string {
 	var b strings.Builder
 	for line := range strings.Lines(text) {

@@ -164,7 +164,7 @@ type answer struct {
 
 // scripted is a server that follows a script.
 type scripted struct {
-	holds bool // event streams without an end stay open, as those of a running job
+	holds bool // event streams without an end stay open, as for a running job
 
 	mu      sync.Mutex
 	answers map[string][]answer

@@ -27,7 +27,7 @@ type played struct {
 	commands []string
 	seen     map[string]string // the line of each answer that was seen
 	screens  []string          // after each command
-	forbid   string            // what never must be seen, and was
+	forbid   string            // a text that never must be seen, and was
 }
 
 // BenchmarkANewUsersDay plays all scenes and prints, for each, the number of commands until its answer was on

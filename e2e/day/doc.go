@@ -2,8 +2,8 @@
 //
 // A berth-dev with two machines, each with a container engine of its own, runs the jobs. The commands are
 // typed into a shell in tmux, 80 columns wide, and the answers are read from its screen. Run it with
-// make day; -programs names a folder with the programs of an earlier commit, so that the same day shows what
-// has changed (scripts/previous-programs.sh builds such a folder).
+// make day; -programs names a folder with the programs of an earlier commit, so that the same day compares
+// two versions (scripts/previous-programs.sh builds such a folder).
 //
 // A scene is a list of steps in the order in which a person would type them. A step names the answers that
 // it is typed for and is left out once they have been seen, so the number of commands follows from the

@@ -69,7 +69,7 @@ func startRecorder(b *testing.B, target string) *recorder {
 	return r
 }
 
-// recordedBody copies what is read of an answer into its call.
+// recordedBody copies an answer into its call, as it is read.
 type recordedBody struct {
 	io.ReadCloser
 	recorder *recorder

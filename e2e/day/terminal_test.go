@@ -14,8 +14,8 @@ import (
 	"berth/e2e/rig"
 )
 
-// The size of the terminal. Pages of the guide show 80 columns; 45 lines are those of a window on a
-// laptop.
+// The size of the terminal. Pages of the guide show 80 columns; a window on a laptop has 45
+// lines.
 const (
 	columns = 80
 	lines   = 45
