@@ -43,15 +43,7 @@ func newRetry(a *app) *cobra.Command {
 	cmd.Flags().StringVarP(&file, "file", "f", "", "job file to run in place of the old spec, or - for standard input")
 	cmd.MarkFlagsMutuallyExclusive("failed", "file")
 	ended := func(j wire.Job) bool { return j.Status.Terminal() }
-	do := func(ctx context.Context, c *client.Client, job wire.Job) (wire.Job, string, error) {
-		after, err := c.Retry(ctx, job.ID, client.RetryOptions{Failed: failed, Fresh: fresh})
-		if err == nil {
-			sayRetried(a, job, after)
-		}
-		// Only the new id goes to standard output, as with submit, for id=$(berth retry
-		// JOB).
-		return after, string(after.ID), err
-	}
+	do := retryWhole(a, &failed, &fresh)
 	// The retry of a job that has one would print that one as new.
 	unretried := func(j wire.Job) bool { return ended(j) && j.RetriedBy == nil }
 	filteredBy(a, act(a, cmd, ended, do), &bulkFlags{usual: string(berth.Failed)}, unretried, do)
@@ -69,6 +61,18 @@ func newRetry(a *app) *cobra.Command {
 		return retryChanged(cmd.Context(), a, args[0], changedJob{file, over, fresh})
 	}
 	return cmd
+}
+
+// retryWhole returns the act of a retry with the old spec, by the flags --failed and --fresh. Only the new id goes
+// to standard output, as with submit, for id=$(berth retry JOB).
+func retryWhole(a *app, failed, fresh *bool) func(context.Context, *client.Client, wire.Job) (wire.Job, string, error) {
+	return func(ctx context.Context, c *client.Client, job wire.Job) (wire.Job, string, error) {
+		after, err := c.Retry(ctx, job.ID, client.RetryOptions{Failed: *failed, Fresh: *fresh})
+		if err == nil {
+			sayRetried(a, job, after)
+		}
+		return after, string(after.ID), err
+	}
 }
 
 // changedJob is the spec that a job is retried with: a job file, or without one the job's own
