@@ -131,9 +131,10 @@ func (t *terminal) interrupt(ctx context.Context) error {
 func (t *terminal) end(ctx context.Context) (string, error) {
 	output := ""
 	err := t.await(ctx, "the end of "+t.typed, func(s string) bool {
-		text, ended := strings.CutSuffix(s, "\n"+prompt)
-		output = text
-		return ended
+		text, ended := strings.CutSuffix(s, prompt)
+		output = strings.TrimSuffix(text, "\n")
+		// A command that an interrupt ends may leave the echo of Ctrl-C before the prompt.
+		return ended && (output != text || strings.HasSuffix(text, "^C"))
 	})
 	rest, whole := strings.CutPrefix(output, prompt+" "+t.typed)
 	if whole {
