@@ -11,6 +11,7 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/failure"
 	"berth/wire"
 )
 
@@ -173,6 +174,25 @@ func TestPhasesOnlyMoveOn(t *testing.T) {
 	a.report(id, attempt, berth.PhaseSealed, nil) // without the exit it says nothing
 	if !s.settle(id, attempt).NotReady {
 		t.Error("sealed without an exit counted")
+	}
+}
+
+// The event of an end on request states the request first, then the exit code.
+func TestAnEndOnRequestIsNamed(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	a, _ := s.register("host1", "agent1")
+	id := s.submit(nil)
+	attempt := s.place(id, "m0")
+	a.mustClaim(id, attempt)
+	a.report(id, attempt, berth.PhaseRunning, nil)
+	a.report(id, attempt, berth.PhaseExited, func(p *wire.RankReport) {
+		x := exited(143)
+		x.Cause = failure.CauseOrdered
+		p.Exit = &x
+	})
+	if e := lastEvent(s, id); e.Kind != wire.EventExited || e.Detail != "member 0 on m0: stopped on request (exit code 143)" {
+		t.Errorf("last event is %+v", e)
 	}
 }
 

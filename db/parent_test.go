@@ -360,7 +360,7 @@ func TestTooManyFailuresCancelTheRest(t *testing.T) {
 	if got := s.tend(id); got != berth.Failed || s.tally(id) != "6, 1 succeeded, 2 failed, 3 canceled" {
 		t.Errorf("it is %s: %s", got, s.tally(id))
 	}
-	if r := s.job(id).Reason; r.Code != berth.ReasonElementsFailed || !strings.HasPrefix(r.Message, "2 of 6 elements failed, more than max_failures (1) allows: 1-2") {
+	if r := s.job(id).Reason; r.Code != berth.ReasonElementsFailed || !strings.HasPrefix(r.Message, "2 of 6 elements failed, more than max_failures (1) allows: indexes 1-2") {
 		t.Errorf("reason is %+v", r)
 	} else if want := "run only what failed again: berth retry --failed " + string(id); r.Hint != want {
 		t.Errorf("hint is %q, want %q: a newer array may have the same name", r.Hint, want)
