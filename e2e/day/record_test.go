@@ -46,13 +46,13 @@ func startRecorder(b *testing.B, target string) *recorder {
 		b.Fatal(err)
 	}
 	r := &recorder{}
-	proxy := httputil.NewSingleHostReverseProxy(to)
-	proxy.Transport = &http.Transport{}
-	proxy.FlushInterval = -1 // logs are followed
-	direct := proxy.Director
-	proxy.Director = func(req *http.Request) {
-		direct(req)
-		req.Header.Del("Accept-Encoding") // the transport unpacks, and the recording is plain text
+	proxy := &httputil.ReverseProxy{
+		Transport:     &http.Transport{},
+		FlushInterval: -1, // logs are followed
+		Rewrite: func(req *httputil.ProxyRequest) {
+			req.SetURL(to)
+			req.Out.Header.Del("Accept-Encoding") // the transport unpacks, and the recording is plain text
+		},
 	}
 	proxy.ModifyResponse = func(res *http.Response) error {
 		c := &call{method: res.Request.Method, uri: res.Request.URL.RequestURI(), status: res.StatusCode,
