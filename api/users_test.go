@@ -120,6 +120,12 @@ func TestUsersAreRefusedAtTheSubmit(t *testing.T) {
 			t.Errorf("user %q is refused: %v", user, got)
 		}
 	}
+	for _, user := range []string{"image", "0"} {
+		a := s.call("alice", "POST", "/v1/jobs", fmt.Sprintf(`{"name": "x", "image": "busybox", "user": %q}`, user))
+		if !strings.Contains(a.body, "berth quota set a --any-user=true") {
+			t.Errorf("user %s: no command that works for the tenant: %s", user, a.body)
+		}
+	}
 	// The nearest setting decides, also for the tenants below.
 	if a := s.call("admin", "PUT", "/v1/quotas/a", `{"any_user": true}`); a.status != http.StatusOK {
 		t.Fatalf("%d %s", a.status, a.body)

@@ -429,6 +429,12 @@ func TestTheHintNamesAUserThatLackedARight(t *testing.T) {
 		if got := strings.Contains(v.Reason.Hint, "ran as user "+user); got != c.want {
 			t.Errorf("%s: the hint is %q", what, v.Reason.Hint)
 		}
+		// The advice is a setting of the job file that exists, with the command that permits it.
+		for _, advice := range []string{"set user: image in", "berth quota set TENANT --any-user=true"} {
+			if strings.Contains(v.Reason.Hint, advice) != c.want {
+				t.Errorf("%s: the hint is %q, with %q: want %v", what, v.Reason.Hint, advice, c.want)
+			}
+		}
 		if c.exit.Sign == failure.SignPermission && c.exit.Cause == failure.CauseExited && c.exit.Code == 1 && v.Rule != "failed" {
 			t.Errorf("%s: rule %s, want the one without the sign", what, v.Rule)
 		}

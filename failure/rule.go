@@ -166,6 +166,10 @@ func (c Rule) reason(e AttemptEvidence, r RankEvidence) berth.Reason {
 	return berth.Reason{Code: c.Reason, Rule: c.Name, Message: says, Hint: hint}
 }
 
+// imageUser is the advice about an image that works only with its own user, such as root.
+const imageUser = "or set user: image in the job file, if the tenant may (to allow it: " +
+	"berth quota set TENANT --any-user=true)"
+
 // userHint returns the advice about the user of a container that did not run as the user of its image, "" if
 // nothing shows that the user lacked a right.
 func (x Exit) userHint() string {
@@ -178,10 +182,10 @@ func (x Exit) userHint() string {
 	case x.User == "":
 		return ""
 	case x.Cause == CauseBadCommand, x.Cause == CauseExited && x.Code == notExecutable:
-		return ran + "the image must let every user read and execute its programs, or the job must set user"
+		return ran + "the image must let every user read and execute its programs, " + imageUser
 	case x.Cause == CauseExited && x.Code != 0 && x.Sign == SignPermission:
 		return ran + "its log shows that it lacked a right; it may write to /workspace, HOME, /tmp and its outputs, " +
-			"or the job must set user"
+			imageUser
 	}
 	return ""
 }

@@ -28,7 +28,8 @@ var programRules = []Rule{
 		Signal: "image: not in a registry or repository that the cluster and the tenant allow at the start",
 		Causes: []ExitCause{CauseImageNotAllowed},
 		Class:  ClassPermanent, Reason: berth.ReasonImageNotAllowed, Says: "{exit}",
-		Hint: "use an image that is allowed, or ask an operator to allow this one: berth quota set --images",
+		Hint: "use an image that is allowed, or ask an operator to allow this one: " +
+			"berth quota set TENANT --images",
 		Next: berth.Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
 	},
 	{
@@ -36,7 +37,8 @@ var programRules = []Rule{
 		Signal: "user: not one that the tenant's containers may have at the start",
 		Causes: []ExitCause{CauseUserNotAllowed},
 		Class:  ClassPermanent, Reason: berth.ReasonInputInvalid, Says: "{exit}",
-		Hint: "leave user out of the job file, or ask an operator to allow it: berth quota set --any-user=true",
+		Hint: "leave user out of the job file, or ask an operator to allow it: " +
+			"berth quota set TENANT --any-user=true",
 		Next: berth.Failed, Blame: BlameUser, Budget: BudgetUser, Wait: WaitNone,
 	},
 	{

@@ -51,7 +51,7 @@ func (c *Controller) chooseUser(
 	case user == spec.UserImage:
 		return "", &berth.FieldError{Field: "user",
 			Detail:  fmt.Sprintf("jobs of tenant %s may not run as the user of their image", tenant),
-			Allowed: "tenant; an operator can allow every user with berth quota set --any-user=true"}, nil
+			Allowed: "tenant; " + anyUserText(tenant)}, nil
 	}
 	own := rows[tenant].Users
 	if own.IsZero() && !take && (user == "" || user == spec.UserTenant) {
@@ -69,11 +69,15 @@ func (c *Controller) chooseUser(
 	id, ok := spec.ParseUserID(user)
 	if !ok || !free && !own.Holds(id) {
 		return "", &berth.FieldError{Field: "user",
-			Detail: fmt.Sprintf("%.100s is not among the users of tenant %s", user, tenant),
-			Allowed: fmt.Sprintf("tenant, or numbers from %d to %d; an operator can allow every user with "+
-				"berth quota set --any-user=true", own.First, own.Last)}, nil
+			Detail:  fmt.Sprintf("%.100s is not among the users of tenant %s", user, tenant),
+			Allowed: fmt.Sprintf("tenant, or numbers from %d to %d; %s", own.First, own.Last, anyUserText(tenant))}, nil
 	}
 	return id.String(), nil, nil
+}
+
+// anyUserText names the command that permits every user to a tenant.
+func anyUserText(tenant berth.TenantID) string {
+	return fmt.Sprintf("an operator can allow every user with berth quota set %s --any-user=true", tenant)
 }
 
 // anyUser reports whether jobs of the tenant may run as every user. The nearest setting on the way to the top

@@ -32,7 +32,7 @@ func (a *assembly) readUsers(ctx context.Context) (err error) {
 	}
 	if a.cfg.ContainerUser == spec.UserImage {
 		a.log.Warn("jobs without user run as the user that their image names, often root; "+
-			"set --container-user to tenant, or to this value", "container_user", a.cfg.ContainerUser)
+			"set --container-user to tenant or image", "container_user", a.cfg.ContainerUser)
 	}
 	return nil
 }
