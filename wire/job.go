@@ -42,8 +42,9 @@ type Job struct {
 	SubmittedBy string            `json:"submitted_by,omitempty" doc:"user:NAME or schedule:NAME, if known"`
 	Alternative *int              `json:"alternative,omitempty" doc:"hardware in force; 0: resources; absent: one only"`
 	ImageDigest string            `json:"image_digest,omitempty"`
-	RunsAs      string            `json:"runs_as,omitempty" doc:"user now: image, tenant or UID:GID; absent: ended"`
 	ExitCode    *int              `json:"exit_code,omitempty"`
+
+	RunsAs string `json:"runs_as,omitempty" doc:"user at next start: image, tenant or UID:GID; absent: ended, refused"`
 
 	SubmittedAt time.Time  `json:"submitted_at"`
 	QueuedAt    *time.Time `json:"queued_at,omitempty"`
