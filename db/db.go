@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -228,6 +229,17 @@ func lost(err error) bool {
 	_, network := errors.AsType[*net.OpError](err)
 	return connect || network || pgconn.Timeout(err) || pgconn.SafeToRetry(err) ||
 		errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed)
+}
+
+// IsDataError reports whether the database has rejected the data of a statement, so that the same call fails again: a
+// cardinality violation, a data exception, a violated constraint, or an exception of a function or trigger. It
+// reports false for a term that is over, for a lost connection, and for a database that is short of resources.
+func IsDataError(err error) bool {
+	if e, ok := errors.AsType[*berth.Error](err); ok {
+		return e.Slug != berth.SlugStaleEpoch && e.Code != berth.CodeUnavailable && e.Code != berth.CodeInternal
+	}
+	pg, ok := errors.AsType[*pgconn.PgError](err)
+	return ok && slices.Contains([]string{"21", "22", "23", "BT", "P0"}, pg.Code[:2])
 }
 
 // IsConstraint reports whether err is a violation of the named constraint.

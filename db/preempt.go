@@ -222,9 +222,14 @@ func insertNominations(ctx context.Context, tx pgx.Tx, p Preemption) error {
 			coalesce(nullif(s.attempt, 0), (SELECT max(v.attempt) FROM allocations v WHERE v.job = s.victim
 				AND v.machine_id = s.machine AND v.state IN ('reserved', 'active', 'orphaned'))),
 			coalesce(s.until, 'infinity')
-		FROM unnest(@machine::text[], @idx::int[], @milli::bigint[], @cpu::bigint[], @mem::bigint[], @disk::bigint[],
-			@victim::uuid[], @attempt::int[], @until::timestamptz[])
-			AS s(machine, idx, milli, cpu, mem, disk, victim, attempt, until)
+		FROM (
+			-- One row per key: a statement must not update a row twice.
+			SELECT machine, idx, sum(milli)::bigint AS milli, sum(cpu)::bigint AS cpu, sum(mem)::bigint AS mem,
+				sum(disk)::bigint AS disk, victim, attempt, max(coalesce(until, 'infinity')) AS until
+			FROM unnest(@machine::text[], @idx::int[], @milli::bigint[], @cpu::bigint[], @mem::bigint[],
+				@disk::bigint[], @victim::uuid[], @attempt::int[], @until::timestamptz[])
+				AS u(machine, idx, milli, cpu, mem, disk, victim, attempt, until)
+			GROUP BY machine, idx, victim, attempt) s
 		ON CONFLICT (beneficiary, machine_id, gpu_idx, victim) DO UPDATE
 		SET milli = greatest(e.milli, excluded.milli), cpu_m = greatest(e.cpu_m, excluded.cpu_m),
 			memory_mib = greatest(e.memory_mib, excluded.memory_mib),

@@ -168,6 +168,63 @@ func TestAPreemptionReplacesTheNominationsOfARepair(t *testing.T) {
 	}
 }
 
+// TestNominationsOfOneVictimAreAddedUp checks that a preemption may list several nominations of one victim on one
+// machine, as one for each member of a gang: they are kept as their sum, also on a device that they share.
+func TestNominationsOfOneVictimAreAddedUp(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	victim, waiting := s.standing()
+	p := s.preemption(waiting, victim)
+	m := p.Nominations[0]
+	m.Capacity = berth.Capacity{CPUMilli: 50, MemoryMiB: 40, GPUMilli: 500}
+	p.Nominations = nil
+	for _, gpu := range []int{0, 1, 1} {
+		m.GPUs = []berth.DeviceShare{{Index: gpu, Milli: 500}}
+		p.Nominations = append(p.Nominations, m)
+	}
+	if why := s.giveWay(s.term(), p); why != "" {
+		t.Fatal(why)
+	}
+	list := s.loadQueue().Nominations
+	want := berth.Capacity{CPUMilli: 150, MemoryMiB: 120, GPUMilli: 1500}
+	if len(list) != 1 || !list[0].Asleep || list[0].Capacity != want {
+		t.Errorf("nominations %+v, want one of %+v", list, want)
+	}
+	if n := one[int](s, `SELECT milli FROM nominations WHERE gpu_idx = 1`); n != 1000 {
+		t.Errorf("%d thousandths of GPU 1 are kept, want 1000", n)
+	}
+}
+
+// TestDataErrors checks which errors concern the data of a call alone, so that the leader goes on.
+func TestDataErrors(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	for sql, want := range map[string]bool{
+		`SELECT 1 / 0`: true,
+		`DO $$ BEGIN RAISE EXCEPTION 'no'; END $$`:                               true,
+		`DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '21000'; END $$`:       true,
+		`INSERT INTO tenants (id) VALUES ('default')`:                            true,
+		`DO $$ BEGIN RAISE EXCEPTION 'too many' USING ERRCODE = '53300'; END $$`: false,
+		`DO $$ BEGIN RAISE EXCEPTION 'stop' USING ERRCODE = '57P01'; END $$`:     false,
+	} {
+		_, err := s.pool.Exec(t.Context(), sql)
+		if err == nil || db.IsDataError(err) != want {
+			t.Errorf("%s: %v is a data error: %t, want %t", sql, err, !want, want)
+		}
+	}
+	for err, want := range map[error]bool{
+		berth.ErrStaleEpoch("term 1 is over"):                     false,
+		berth.Errorf(berth.CodeUnavailable, "no answer"):          false,
+		berth.Errorf(berth.CodeNotFound, "no such job"):           true,
+		berth.Errorf(berth.CodeCapacity, "violates a constraint"): true,
+		context.DeadlineExceeded:                                  false,
+	} {
+		if db.IsDataError(err) != want {
+			t.Errorf("%v is a data error: %t, want %t", err, !want, want)
+		}
+	}
+}
+
 func TestAPreemptionHoldsAsAWholeOrNotAtAll(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

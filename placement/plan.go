@@ -70,6 +70,8 @@ type Planner struct {
 	Estimate  bool     // fill Plan.Estimates; this reads every waiting job
 	Demand    bool     // fill Plan.Demand; this reads every waiting job, too
 	Policy    queue.Policy
+	// Barred jobs preempt no others in this plan: the database has rejected their last preemption.
+	Barred map[berth.JobID]bool
 	// RunTimes predicts the ends of jobs without a limit, for Estimates alone: no decision
 	// depends on it. nil: nothing is known about them.
 	RunTimes *queue.RunTimes
@@ -140,6 +142,7 @@ func (p Planner) begin(s *Snapshot, now time.Time) *run {
 	r.reservations = backfill.NewReservations(at, policy, r.ledger, r.placer, s.releases)
 	r.nominations = preempt.NewNominations(at, policy, r.ledger, r.placer, r.reservations)
 	r.preemption = preempt.NewSearch(r.nominations, s.queue, r.shares, s.bounds, p.Estimate)
+	r.preemption.Barred = p.Barred
 	r.turn = queue.NewTurn(r.shares)
 	r.pruner = &pruner{
 		Moment: at, policy: policy, snapshot: s, shares: r.shares, turn: r.turn, placer: r.placer,

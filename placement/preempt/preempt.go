@@ -53,7 +53,8 @@ type Search struct {
 	nominations  *Nominations
 	index        *Index
 
-	Searches int // searches left in this plan
+	Searches int                  // searches left in this plan
+	Barred   map[berth.JobID]bool // jobs that must not preempt; nil: none
 	Orders   []Order
 	stops    []*cluster.Holder         // jobs that this plan orders to stop
 	estimate bool                      // Hope records times
@@ -88,9 +89,9 @@ func NewSearch(n *Nominations, q *queue.Queue, s *queue.Shares, x *Index, estima
 
 // Preempt orders other jobs to stop for a blocked job, and nominates their capacity. It
 // returns false if no allowed victims release enough, if the job has not waited for
-// PreemptAfter, or if the plan has no searches left.
+// PreemptAfter, if it is barred, or if the plan has no searches left.
 func (r *Search) Preempt(x *queue.Contender, e *queue.Entry) bool {
-	if !r.policy.Preempt || r.Searches == 0 || r.waited(e) < r.policy.PreemptAfter {
+	if !r.policy.Preempt || r.Searches == 0 || r.waited(e) < r.policy.PreemptAfter || r.Barred[e.ID] {
 		return false
 	}
 	r.Searches--

@@ -13,21 +13,27 @@ import (
 
 // displace commits the preemptions of a plan, each as a whole, and marks their jobs to be
 // read again before the next plan. A preemption that is no longer valid is skipped: the
-// next plan decides again.
+// next plan decides again. If the database rejects the data of a preemption, its
+// beneficiary preempts no job for a while, and the other preemptions go on.
 func (p *placer) displace(ctx context.Context, plan placement.Plan) error {
 	for _, d := range preemptions(plan) {
 		why, err := p.DB.Queue.CommitPreemption(ctx, p.term, d)
+		if db.IsDataError(err) && ctx.Err() == nil {
+			// An error of this preemption must not end the term: the next leader would make the same plan.
+			pause := p.barred.fail(d.For, time.Now())
+			p.Logger.Error("preemption failed, will retry", "job_id", d.For, "victims", len(d.Victims),
+				"retry_in", pause, "err", err)
+			p.again.Jobs = append(p.again.Jobs, jobsOf(d)...)
+			continue
+		}
 		if err != nil {
 			return err
 		}
+		p.barred.forget(d.For)
 		// Also after a refusal: the rows have changed since the plan, and the snapshot must
 		// catch up.
-		p.again.Jobs = append(p.again.Jobs, d.For)
-		victims := make([]berth.JobID, 0, len(d.Victims))
-		for _, v := range d.Victims {
-			victims = append(victims, v.Job)
-		}
-		p.again.Jobs = append(p.again.Jobs, victims...)
+		p.again.Jobs = append(p.again.Jobs, jobsOf(d)...)
+		victims := jobsOf(d)[1:]
 		if why != "" {
 			p.Logger.Info("preemption refused", "job_id", d.For, "victims", len(victims), "why", why)
 			continue
@@ -54,6 +60,15 @@ func (p *placer) displace(ctx context.Context, plan placement.Plan) error {
 	n, err := p.DB.Queue.ClearNominations(ctx, p.term)
 	p.did("earmark", n)
 	return err
+}
+
+// jobsOf returns the beneficiary of a preemption, followed by the victims.
+func jobsOf(d db.Preemption) []berth.JobID {
+	jobs := []berth.JobID{d.For}
+	for _, v := range d.Victims {
+		jobs = append(jobs, v.Job)
+	}
+	return jobs
 }
 
 // preemptions groups a plan's preemptions by their beneficiary, in the plan's order. One

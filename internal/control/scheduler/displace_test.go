@@ -79,6 +79,59 @@ func TestAJobOfAHigherPriorityDisplacesALowerOne(t *testing.T) {
 	r.sound()
 }
 
+// TestAGangWithTwoMembersOnAMachineIsPreempted checks that a gang gives way although several of its members hold
+// capacity of one machine.
+func TestAGangWithTwoMembersOnAMachineIsPreempted(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.machine("m0", 8, 2)
+	r.lead(displacing)
+	low := r.queued(func(j *spec.Job) { gang(2)(j); wants(200, 1)(j) })
+	r.awaitState(low, berth.Scheduled)
+	r.run(low)
+	high := r.queued(wants(800, 2))
+	r.awaitState(low, berth.Preempting)
+	r.stops(low)
+	r.awaitState(high, berth.Scheduled)
+	r.run(high)
+	r.sound()
+}
+
+// TestAFailedPreemptionDoesNotEndTheTerm checks that the leader goes on with all other jobs while the database rejects
+// the preemption for one job, and that it preempts for that job once the database accepts it.
+func TestAFailedPreemptionDoesNotEndTheTerm(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.machine("m0", 8, 2)
+	r.machine("m1", 8, 1)
+	r.exec(`CREATE FUNCTION reject_large() RETURNS trigger LANGUAGE plpgsql AS $$
+		BEGIN
+			IF NEW.gpu_idx = 1 THEN RAISE EXCEPTION 'a nomination of GPU 1 is rejected' USING ERRCODE = '21000'; END IF;
+			RETURN NEW;
+		END $$`)
+	r.exec(`CREATE TRIGGER reject_large BEFORE INSERT ON earmarks FOR EACH ROW EXECUTE FUNCTION reject_large()`)
+	r.lead(displacing)
+	low, small := r.queued(wants(200, 2)), r.queued(wants(200, 1))
+	for _, id := range []berth.JobID{low, small} {
+		r.awaitState(id, berth.Scheduled)
+		r.run(id)
+	}
+	large := r.queued(wants(900, 2))
+	r.await("the preemption fails", func() bool { return strings.Contains(r.log.String(), "preemption failed, will retry") })
+	next := r.queued(func(j *spec.Job) { wants(500, 0)(j) })
+	r.awaitState(next, berth.Scheduled)
+	r.queued(wants(800, 1))
+	r.awaitState(small, berth.Preempting)
+	if n := strings.Count(r.log.String(), "lost leadership"); n != 0 {
+		t.Errorf("the leader lost its term %d times:\n%s", n, r.log)
+	}
+	r.exec(`DROP TRIGGER reject_large ON earmarks`)
+	r.awaitState(low, berth.Preempting)
+	r.stops(low)
+	r.awaitState(large, berth.Scheduled)
+	r.sound()
+}
+
 // Every leader keeps the capacity that a victim released.
 func TestANewLeaderKeepsWhatWasFreedForAJob(t *testing.T) {
 	t.Parallel()

@@ -47,6 +47,8 @@ type placer struct {
 	again   db.Hinted       // rows to read again
 	asks    chan ask
 
+	barred barred // jobs whose last preemption the database has rejected
+
 	reloaded  time.Time
 	paused    bool
 	fruitless int       // commits in a row that were refused as a whole
@@ -139,7 +141,7 @@ func (p *placer) cycle(ctx context.Context, keys []string) (behind bool, err err
 	}
 	if room := p.room(); p.next == nil && room > 0 && p.placing() {
 		engine := p.engine
-		engine.MaxStarts = room
+		engine.MaxStarts, engine.Barred = room, p.barred.present(p.mirror.snapshot, time.Now())
 		plan := engine.Plan(p.mirror.snapshot, p.mirror.clock())
 		p.pass(plan.Start)
 		if err := p.fail(ctx, plan.Fail); err != nil {
