@@ -163,8 +163,11 @@ func TestTheQueueIsPagedAndFilteredByTenantAndPool(t *testing.T) {
 		return list
 	}
 	for n, j := range walk("admin", client.QueueQuery{Limit: 3}) {
-		if j.Waiting == nil || j.Waiting.Position != n+1 || j.Band != 500 ||
-			j.Waiting.Message != "m1 draining and 1 more not ready" {
+		want := "m1 drained and 1 more not ready"
+		if n%3 > 0 { // m1 is too small for more than one core
+			want = "m2 drained"
+		}
+		if j.Waiting == nil || j.Waiting.Position != n+1 || j.Band != 500 || j.Waiting.Message != want {
 			t.Errorf("job %d of the queue: %+v %+v", n, j, j.Waiting)
 		}
 	}

@@ -43,6 +43,9 @@ func TestAMachineIsDrainedOnceItHoldsNothing(t *testing.T) {
 	if got := s.shown(); got != berth.MachineDraining {
 		t.Errorf("with results to store it is %s", got)
 	}
+	if set, err := s.db.Machines.Drained(t.Context()); err != nil || len(set) != 0 {
+		t.Errorf("drained machines while results are stored: %v, %v", set, err)
+	}
 	mustExec(t, s.pool, `UPDATE allocations SET sealed_at = now() WHERE job = $1`, id)
 	if got := s.shown(); got != wire.MachineDrained {
 		t.Errorf("empty it is %s", got)
@@ -59,6 +62,9 @@ func TestAMachineIsDrainedOnceItHoldsNothing(t *testing.T) {
 	}
 	if diff := cmp.Diff([]berth.MachineID{"m0"}, list(wire.MachineDrained)); diff != "" {
 		t.Errorf("drained machines (-want +got):\n%s", diff)
+	}
+	if set, err := s.db.Machines.Drained(t.Context()); err != nil || len(set) != 1 || !set["m0"] {
+		t.Errorf("the set of drained machines: %v, %v", set, err)
 	}
 	if got := list(berth.MachineDraining); len(got) != 0 {
 		t.Errorf("still draining are %v", got)

@@ -126,6 +126,21 @@ func (d *Machines) List(ctx context.Context, f MachineFilter) ([]wire.Machine, e
 	return machines, mapError(err, "machines")
 }
 
+// Drained returns the set of the drained machines.
+func (d *Machines) Drained(ctx context.Context) (map[berth.MachineID]bool, error) {
+	rows, err := d.pool.Query(ctx, `
+		SELECT m.id FROM machines m WHERE m.state = 'draining' AND `+shownState+` = 'drained'`)
+	if err != nil {
+		return nil, mapError(err, "drained machines")
+	}
+	list, err := pgx.CollectRows(rows, pgx.RowTo[berth.MachineID])
+	set := make(map[berth.MachineID]bool, len(list))
+	for _, id := range list {
+		set[id] = true
+	}
+	return set, mapError(err, "drained machines")
+}
+
 // nonNilMap replaces nil, which would become JSON's null.
 func nonNilMap(m map[string]string) map[string]string {
 	if m == nil {

@@ -9,6 +9,7 @@ import (
 	"berth"
 	"berth/placement"
 	"berth/spec"
+	"berth/wire"
 )
 
 // overviewOf returns the short reasons of all waiting jobs, by job.
@@ -99,6 +100,85 @@ func TestAnOverviewNamesDrainingMachines(t *testing.T) {
 		Total: berth.Capacity{CPUMilli: 4000, MemoryMiB: 4096}, Used: berth.Capacity{CPUMilli: 4000}})
 	if w := overviewOf(s, placement.Planner{}, epoch, 100)["j"]; w.Text != "no room: needs 2 CPUs, none free" {
 		t.Errorf("%+v", w)
+	}
+}
+
+// No start is known for a job whose only possible machine accepts no jobs, whatever is free elsewhere. The
+// reasons name this machine, and not the conditions that the other machines fail.
+func TestNoStartIsKnownWhileTheOnlyPossibleMachineIsDrained(t *testing.T) {
+	t.Parallel()
+	for name, request := range map[string]spec.Request{
+		"avoids the other": {CPUMilli: 500, MemoryMiB: 100, Members: 1, Avoid: []berth.MachineID{"m1"}},
+		"a gang":           {CPUMilli: 500, MemoryMiB: 100, Members: 2, Avoid: []berth.MachineID{"m1"}},
+		"label":            {CPUMilli: 500, MemoryMiB: 100, Members: 1, Labels: map[string]string{"disk": "ssd"}},
+		"size":             {CPUMilli: 8000, MemoryMiB: 100, Members: 1},
+	} {
+		s := placement.NewSnapshot()
+		s.UpsertMachine(placement.Machine{ID: "m1", Epoch: 1, State: berth.MachineReady,
+			Total: berth.Capacity{CPUMilli: 4000, MemoryMiB: 4096}})
+		s.UpsertMachine(placement.Machine{ID: "m2", Epoch: 1, State: wire.MachineDrained, Reason: "new disk",
+			Labels: map[string]string{"disk": "ssd"}, Total: berth.Capacity{CPUMilli: 16000, MemoryMiB: 4096}})
+		s.DefineClass("half", spec.Request{CPUMilli: 500, Members: 1})
+		s.UpsertRunning(placement.Running{Job: "on-m1", Class: "half", StartedAt: epoch, TimeLimit: time.Hour,
+			Ranks: []berth.Grant{{Machine: "m1", Epoch: 1, Capacity: berth.Capacity{CPUMilli: 500}}}})
+		s.DefineClass("c", request)
+		s.UpsertJob(placement.Job{ID: "j", Class: "c", SubmittedAt: epoch, EligibleAt: epoch})
+		for _, p := range []placement.Planner{{}, {Policy: placement.Policy{Backfill: 4}}} {
+			if w := overviewOf(s, p, epoch, 100)["j"]; !w.Start.IsZero() || w.Text != "m2 drained (new disk)" {
+				t.Errorf("%s: start %s, %s", name, w.Start, w.Text)
+			}
+			w, _ := p.Why(s, "j", epoch)
+			const text = "no machine that could run the job is ready (m2 is drained: new disk)"
+			const hint = "no machine that could run it accepts jobs now; ask an operator to undrain one"
+			if b := w.Blockers; !w.Start.IsZero() || len(b) != 1 || b[0].Code != "no_room" || b[0].Text != text ||
+				b[0].Change != hint || !slices.Equal(b[0].Machines, []berth.MachineID{"m2"}) {
+				t.Errorf("%s: start %s, %+v", name, w.Start, b)
+			}
+		}
+	}
+}
+
+// A summary names the machines that accept no jobs, up to three, next to the other conditions.
+func TestASummaryNamesMachinesThatAreNotReady(t *testing.T) {
+	t.Parallel()
+	s := overviewCluster()
+	s.UpsertJob(placement.Job{ID: "j", Class: "two", SubmittedAt: epoch, EligibleAt: epoch})
+	for i, want := range []string{
+		"1 is not ready (m2 is draining: new disk)",
+		"2 are not ready (m2 is draining: new disk; m3 is lost)",
+		"3 are not ready (m2 is draining: new disk; m3 is lost; m4 is lost)",
+		"4 are not ready (m2 is draining: new disk; m3 is lost; m4 is lost; and 1 more)",
+	} {
+		m := placement.Machine{ID: berth.MachineID(fmt.Sprint("m", i+2)), Epoch: 1, State: berth.MachineLost,
+			Total: berth.Capacity{CPUMilli: 4000, MemoryMiB: 4096}}
+		if i == 0 {
+			m.State, m.Reason = berth.MachineDraining, "new disk"
+		}
+		s.UpsertMachine(m)
+		want = fmt.Sprintf("none of %d machines has room now: %s, 1 has fewer than 2 CPUs free", i+2, want)
+		if w, _ := (placement.Planner{}).Why(s, "j", epoch); w.Fit.Summary != want || w.Fit.Closed != nil {
+			t.Errorf("%q %v, want %q", w.Fit.Summary, w.Fit.Closed, want)
+		}
+	}
+}
+
+// Free capacity in parts that are too small is no start: neither behind jobs without a known end, nor before
+// the next known end.
+func TestScatteredCapacityIsNoStart(t *testing.T) {
+	t.Parallel()
+	for limit, want := range map[time.Duration]time.Time{0: {}, time.Hour: epoch.Add(time.Hour)} {
+		s := overviewCluster() // m1 has half a CPU free
+		s.UpsertMachine(placement.Machine{ID: "m2", Epoch: 1, State: berth.MachineReady, Pool: "a",
+			Total: berth.Capacity{CPUMilli: 4000, MemoryMiB: 4096}, Used: berth.Capacity{CPUMilli: 2500}})
+		for m, milli := range map[berth.MachineID]int64{"m1": 3500, "m2": 2500} {
+			s.DefineClass(string(m), spec.Request{CPUMilli: milli, Members: 1})
+			s.UpsertRunning(placement.Running{Job: berth.JobID("on-" + m), Class: string(m), StartedAt: epoch,
+				TimeLimit: limit, Ranks: []berth.Grant{{Machine: m, Epoch: 1, Capacity: berth.Capacity{CPUMilli: milli}}}})
+		}
+		s.UpsertJob(placement.Job{ID: "j", Class: "two", SubmittedAt: epoch, EligibleAt: epoch})
+		if w := overviewOf(s, placement.Planner{}, epoch, 100)["j"]; !w.Start.Equal(want) {
+			t.Errorf("limit %s: start %s, want %s", limit, w.Start, want)
+		}
 	}
 }
 

@@ -199,7 +199,9 @@ type Blocker struct {
 	Hint    string        `json:"hint,omitempty" doc:"a change that would help"`
 	Jobs    []berth.JobID `json:"jobs,omitempty" doc:"stopping: the jobs that make room; overdue: the job it waits for"`
 
-	Machines []berth.MachineID `json:"machines,omitempty" doc:"machines of engine_silent, egress_open or maintenance"`
+	// Machines are those of engine_silent, egress_open and maintenance. Of no_room they are up to three
+	// machines that could run the job when idle, if no such machine accepts jobs.
+	Machines []berth.MachineID `json:"machines,omitempty" doc:"machines that the blocker is about"`
 }
 
 // Term is one value that the position of a job in the queue depends on.

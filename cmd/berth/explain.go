@@ -147,21 +147,6 @@ func runTimeText(r *wire.RunTime) string {
 		seconds(r.P90Seconds), oneLine(r.Confidence))
 }
 
-// unknownStart is the text for a job without an estimated start. Jobs without a time_limit, of a
-// kind that has not run before, are the cause if nothing but the room of other jobs keeps it waiting.
-func unknownStart(list []wire.Blocker, f wire.Fit) string {
-	other := slices.ContainsFunc(list, func(b wire.Blocker) bool {
-		return !slices.Contains([]string{"no_room", "behind", "reserved"}, b.Code)
-	})
-	shut := slices.ContainsFunc(f.Clauses, func(c wire.FitClause) bool {
-		return c.After > 0 && (c.Name == "state" || c.Name == "engine")
-	})
-	if len(list) == 0 || other || shut {
-		return "unknown"
-	}
-	return "unknown (no time_limit, and no similar job has ended yet)"
-}
-
 // addFit adds how many machines fit a request, now and if they were empty, and names the
 // best ones.
 func addFit(s *sheet, f wire.Fit) {

@@ -52,11 +52,45 @@ func addWaiting(a *app, s *sheet, j wire.Job) {
 	}
 }
 
-// startCell formats an estimated start for a table: the time until then, "-" if unknown.
+// noStart are the reasons for which no start is known, by the code of the blocker that decides. A job
+// without an entry waits for the ends of other jobs.
+var noStart = map[string]string{
+	"held": "on hold", "paused": "starts are paused", "control_plane": "the control plane does not keep up",
+	"not_accepted": "the control plane has not picked it up", "needs": "it needs other jobs",
+	"quota": "the quota does not allow it now", "parallel": "its array runs as many as it may",
+	"unsatisfiable": "no machine can run it", "no_machines": "no machine has joined",
+	"engine_silent": "container engines do not answer", "maintenance": "machines are reserved for maintenance",
+}
+
+// unknownStart is the text for a job without an estimated start, with the reason. Jobs without a
+// time_limit, of a kind that has not run before, are the cause if nothing but the room of other jobs
+// keeps it waiting.
+func unknownStart(list []wire.Blocker, f wire.Fit) string {
+	// A server of an earlier version names no machines in the blocker no_room.
+	shut := slices.ContainsFunc(f.Clauses, func(c wire.FitClause) bool {
+		return c.After == f.Machines && c.Name == "state"
+	})
+	others := false
+	for _, b := range list {
+		if text := noStart[b.Code]; text != "" {
+			return "unknown (" + text + ")"
+		}
+		if b.Code == "no_room" && (shut || len(b.Machines) > 0) {
+			return "unknown (no machine that could run it accepts jobs)"
+		}
+		others = others || b.Code == "no_room" || b.Code == "behind" || b.Code == "reserved"
+	}
+	if others {
+		return "unknown (no time_limit, and no similar job has ended yet)"
+	}
+	return "unknown"
+}
+
+// startCell formats an estimated start for a table: the time until then.
 func startCell(at *time.Time, now time.Time) string {
 	switch {
 	case at == nil:
-		return "-"
+		return "unknown"
 	case !at.After(now):
 		return "now"
 	}

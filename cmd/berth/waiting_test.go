@@ -114,3 +114,33 @@ func TestRunTimesAreExplained(t *testing.T) {
 		}
 	}
 }
+
+// Where no start is known, an explanation has the reason, by the first blocker that decides.
+func TestAnUnknownStartHasAReason(t *testing.T) {
+	t.Parallel()
+	const endless = "unknown (no time_limit, and no similar job has ended yet)"
+	const shut = "unknown (no machine that could run it accepts jobs)"
+	room := wire.Blocker{Code: "no_room"}
+	closed := wire.Blocker{Code: "no_room", Machines: []berth.MachineID{"m2"}}
+	state := func(after int) wire.Fit {
+		return wire.Fit{Machines: 2, Clauses: []wire.FitClause{{Name: "state", Alone: after, After: after}}}
+	}
+	for _, c := range []struct {
+		list []wire.Blocker
+		fit  wire.Fit
+		want string
+	}{
+		{nil, wire.Fit{}, "unknown"},
+		{[]wire.Blocker{room, {Code: "behind"}}, state(1), endless},
+		{[]wire.Blocker{closed, {Code: "behind"}}, state(1), shut},
+		{[]wire.Blocker{room}, state(2), shut}, // from a server that names no machines
+		{[]wire.Blocker{{Code: "held"}, closed}, state(1), "unknown (on hold)"},
+		{[]wire.Blocker{{Code: "quota", Quota: "limit"}, room}, state(0), "unknown (the quota does not allow it now)"},
+		{[]wire.Blocker{room, {Code: "engine_silent"}}, state(0), "unknown (container engines do not answer)"},
+		{[]wire.Blocker{{Code: "a code of a later server"}}, state(0), "unknown"},
+	} {
+		if got := unknownStart(c.list, c.fit); got != c.want {
+			t.Errorf("%+v: %q, want %q", c.list, got, c.want)
+		}
+	}
+}

@@ -38,8 +38,9 @@ type Flow struct {
 // floor is a lower bound on the starts of a class: the first time at which machines have
 // room for all members of a job. It corrects the pools, which ignore fragmentation.
 type floor struct {
-	at    time.Time // zero: not searched
+	at    time.Time // zero: not searched, or no known end of a job makes room
 	never bool      // the machines have no room even if empty
+	full  bool      // searched: the machines have no room now, and no known end of a job makes room
 }
 
 // maxFloors bounds the number of classes whose floor a plan searches.
@@ -231,6 +232,12 @@ func (f *Flow) Start(e *queue.Entry) time.Time {
 	if low.never {
 		return time.Time{}
 	}
+	if low.full && !at.After(f.Now) {
+		// The pool has enough only as the sum of parts that are too small. The next release may make room.
+		if at, ok = best.enoughAfter(need, f.Now); !ok {
+			return time.Time{}
+		}
+	}
 	if from.After(f.Now) || backfills || f.unordered && at.After(best.at) {
 		// The job waits for its quota, or nothing keeps capacity for it, or later jobs may use
 		// it until then. The pool stays at its time.
@@ -258,7 +265,7 @@ func (f *Flow) floor(c *cluster.Class) floor {
 		if best := f.reservations.Places(c); best != nil {
 			low.at = best[len(best)-1].At
 		} else {
-			low.never = !f.placer.Possible(c)
+			low.never, low.full = !f.placer.Possible(c), true
 		}
 		f.floors[c] = low
 	}
@@ -281,6 +288,16 @@ func (p *pool) enough(need queue.Amounts, from time.Time) (time.Time, bool) {
 		}
 		free, at = free.Plus(p.next[i].room, 1), p.next[i].at
 	}
+}
+
+// enoughAfter is enough from the first refund after a time on; ok is false without such a refund.
+func (p *pool) enoughAfter(need queue.Amounts, now time.Time) (at time.Time, ok bool) {
+	for i := range p.next {
+		if p.next[i].at.After(now) {
+			return p.enough(need, p.next[i].at)
+		}
+	}
+	return time.Time{}, false
 }
 
 // gap is enough for a job of known run time: the pool must cover the need until the job ends,

@@ -23,9 +23,11 @@ type Explanation struct {
 	Clauses  []Clause `json:"clauses,omitempty"` // the clauses that rule out any machine, in order
 	Summary  string   `json:"summary"`
 	// Short is the reason for which no machine has room, in a few words; "" if one has. Shut
-	// reports that the reason is the state of the machines, and no other job.
-	Short string `json:"-"`
-	Shut  bool   `json:"-"`
+	// reports that the reason is the state of the machines, and no other job. Closed lists the
+	// first of these machines, if the request would fit on each when idle.
+	Short  string            `json:"-"`
+	Shut   bool              `json:"-"`
+	Closed []berth.MachineID `json:"-"`
 	// Pools lists the pools with a machine that would have room for a member if nothing
 	// ran on it, sorted.
 	Pools []string `json:"-"`
@@ -126,9 +128,9 @@ func alike(s *fit.State, c *cluster.Class) Explanation {
 	e := Explanation{Machines: len(s.Cluster.Nodes)}
 	alone, after := make([]int, len(conditions)), make([]ruledOut, len(conditions))
 	var ever []*cluster.Node
+	var closed ruledOut // of the machines in ever, those that accept no jobs
 	for _, id := range s.Cluster.MachineIDs() {
 		n := s.Cluster.Nodes[id]
-		e.Draining = e.Draining || n.State == berth.MachineDraining
 		now, always := true, true
 		for i, cond := range conditions {
 			if !cond.fails(n) {
@@ -147,6 +149,9 @@ func alike(s *fit.State, c *cluster.Class) Explanation {
 		if always {
 			e.FitEver++
 			ever = append(ever, n)
+			if !n.Open() {
+				closed.add(condition{}, n)
+			}
 			if n.Open() && !n.EngineSilentSince.IsZero() {
 				e.SilentEngines = append(e.SilentEngines, enginesilence.Machine{ID: n.ID, Since: n.EngineSilentSince})
 			}
@@ -154,7 +159,7 @@ func alike(s *fit.State, c *cluster.Class) Explanation {
 	}
 	for i, cond := range conditions {
 		if alone[i] > 0 {
-			e.Clauses = append(e.Clauses, Clause{cond.name, alone[i], after[i].count, countText(after[i].count, cond)})
+			e.Clauses = append(e.Clauses, Clause{cond.name, alone[i], after[i].count, countText(after[i], cond)})
 		}
 	}
 	e.Candidates = fit.BestMachines(c, maxCandidates)
@@ -162,19 +167,11 @@ func alike(s *fit.State, c *cluster.Class) Explanation {
 		e.Members = &Members{Asked: c.Members(), Now: fit.MembersNow(s, c), Ever: membersEver(c, ever),
 			apart: membersApart(c, ever) >= c.Members()}
 	}
-	e.Lacking = lacking(s.Cluster, c, e)
+	e.Lacking, e.Pools = lacking(s.Cluster, c, e), poolsOf(ever)
 	if e.FitNow > 0 {
 		e.Scarce, e.ScarceBlocks = s.Packer.Scarce(c), s.Packer.ScarceBlocks(c)
 	}
-	e.Pools = poolsOf(ever)
-	return described(e, conditions, after)
-}
-
-// described fills in the texts of an explanation.
-func described(e Explanation, conditions []condition, after []ruledOut) Explanation {
-	e.Summary = summaryText(e, conditions, after)
-	e.Short, e.Shut = shortText(e, conditions, after)
-	return e
+	return described(e, conditions, after, closed)
 }
 
 // poolsOf lists the pools of the machines, each once, sorted.
@@ -184,45 +181,6 @@ func poolsOf(machines []*cluster.Node) []string {
 		set[n.Pool] = true
 	}
 	return slices.Sorted(maps.Keys(set))
-}
-
-// countText renders a number of machines that fail a condition.
-func countText(n int, cond condition) string {
-	if n == 1 {
-		return "1 " + cond.one
-	}
-	return strconv.Itoa(n) + " " + cond.many
-}
-
-// noneText describes a condition that no machine meets.
-func noneText(c condition, r ruledOut) string {
-	switch {
-	case c.name == "state":
-		var list []string
-		for _, n := range r.some {
-			list = append(list, stateText(&n.Machine))
-		}
-		if more := r.count - len(r.some); more > 0 {
-			list = append(list, fmt.Sprintf("and %d more", more))
-		}
-		return c.none + " (" + strings.Join(list, "; ") + ")"
-	case c.name == "maintenance":
-		return windowText(r)
-	case r.best != nil && c.most.of(r.best) > 0:
-		return fmt.Sprintf("%s (most: %s on %s)", c.none, c.most.text(c.most.of(r.best)), r.best.ID)
-	}
-	return c.none
-}
-
-// stateText says why a machine gets no jobs.
-func stateText(m *cluster.Machine) string {
-	switch {
-	case m.State == berth.MachineReady:
-		return fmt.Sprintf("%s %s", m.ID, m.Blocked)
-	case m.State == berth.MachineDraining && m.Reason != "":
-		return fmt.Sprintf("%s is draining: %s", m.ID, m.Reason)
-	}
-	return fmt.Sprintf("%s is %s", m.ID, m.State)
 }
 
 // clauses adds the conditions and texts of explanations to a class.

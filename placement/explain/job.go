@@ -69,7 +69,9 @@ type Blocker struct {
 	// Jobs lists the jobs that stop, with code stopping, or the older job, with code overdue.
 	Jobs []berth.JobID `json:"jobs,omitempty"`
 
-	Machines []berth.MachineID `json:"machines,omitempty"` // of engine_silent and maintenance
+	// Machines are those of engine_silent and maintenance; of no_room up to three that could run the job, if
+	// none of these accepts jobs.
+	Machines []berth.MachineID `json:"machines,omitempty"`
 }
 
 // Holder is a running job that holds capacity on machines of interest.
@@ -137,7 +139,8 @@ func (r *Reading) Blockers(x *queue.Contender, e *queue.Entry, w JobExplanation)
 	case len(machines.Lacking) > 0, w.StartsNow: // in room that is kept for it
 	case machines.Members == nil && machines.FitNow == 0,
 		machines.Members != nil && machines.Members.Now < machines.Members.Asked:
-		add("no_room", machines.Summary, machines.Short, noRoomHint(machines))
+		list = append(list, Blocker{Code: "no_room", Text: machines.Summary, Short: machines.Short,
+			Change: noRoomHint(machines), Machines: machines.Closed})
 		if len(machines.SilentEngines) > 0 {
 			list = append(list, engineBlocker(machines.SilentEngines))
 		}
@@ -331,12 +334,16 @@ func clockText(at, now time.Time) string {
 	return at.UTC().Format(time.RFC3339)
 }
 func noRoomHint(e Explanation) string {
-	shut := slices.ContainsFunc(e.Clauses, func(c Clause) bool { return c.Name == "state" && c.After == e.Machines })
+	all := slices.ContainsFunc(e.Clauses, func(c Clause) bool { return c.Name == "state" && c.After == e.Machines })
+	which := "no machine"
+	if !all {
+		which = "no machine that could run it"
+	}
 	switch {
-	case shut && e.Draining:
-		return "no machine accepts jobs now; ask an operator to undrain one"
-	case shut:
-		return "no machine accepts jobs now; ask an operator to check them"
+	case (all || len(e.Closed) > 0) && e.Draining:
+		return which + " accepts jobs now; ask an operator to undrain one"
+	case all || len(e.Closed) > 0:
+		return which + " accepts jobs now; ask an operator to check them"
 	}
 	return "wait until jobs end, request less, or add machines"
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"berth"
+	"berth/wire"
 )
 
 // summaryText renders the explanation as one line: the machines that each clause rules
@@ -95,7 +96,7 @@ func shutText(r ruledOut) string {
 	switch {
 	case m.State == berth.MachineReady:
 		text = fmt.Sprintf("%s %s", m.ID, m.Blocked)
-	case m.State == berth.MachineDraining && m.Reason != "":
+	case (m.State == berth.MachineDraining || m.State == wire.MachineDrained) && m.Reason != "":
 		text += " (" + m.Reason + ")"
 	}
 	if more := r.count - 1; more > 0 {

@@ -29,6 +29,9 @@ func (r *Placer) Possible(c *cluster.Class) bool {
 	members := map[string]int{} // by group
 	for _, x := range c.Matches {
 		for _, n := range x.Kind.All(r.Number) {
+			if slices.Contains(c.Request.Avoid, n.ID) {
+				continue
+			}
 			group := c.GroupOf(&n.Machine)
 			if members[group] += MembersOn(c, n); members[group] >= c.Members() {
 				m.ever = r.cluster.Shape
@@ -54,6 +57,9 @@ func possibleInOrder(r *Placer, parts []cluster.Part, group string) bool {
 		left := p.Members
 		for _, x := range p.Class.MatchesIn(group) {
 			for _, n := range x.Kind.All(r.Number) {
+				if slices.Contains(p.Class.Request.Avoid, n.ID) {
+					continue
+				}
 				if empty[n] == nil {
 					empty[n] = Emptied(n)
 				}

@@ -42,7 +42,7 @@ func TestABoardAgreesWithExplanations(t *testing.T) {
 			t.Errorf("job %d: board %+v, explanation %+v", n, got, want)
 		}
 	}
-	if w, _ := b.Of(ids[0]); w.Text != "m0 draining (new disk)" {
+	if w, _ := b.Of(ids[0]); w.Text != "m0 drained (new disk)" {
 		t.Errorf("%+v", w)
 	}
 	if _, ok := b.Of("nothing"); ok {
@@ -172,4 +172,43 @@ func BenchmarkBoard(b *testing.B) {
 		}
 	})
 	b.ReportMetric(float64(o.Board(b.Context(), nil).Took().Milliseconds()), "ms/board")
+}
+
+// Reasons call a draining machine drained from the same moment as lists of machines do: once the results of
+// its last job are stored, which changes no row of the machine.
+func TestReasonsNameDrainedMachines(t *testing.T) {
+	t.Parallel()
+	d := open(t)
+	exec(t, d, `INSERT INTO machine_leases (machine_id, epoch, until) VALUES ('m0', 1, now() + interval '1 hour')`)
+	term, ok, err := d.Leader.OpenLease(db.LeaseLeader, "test").Acquire(t.Context(), time.Hour)
+	if err != nil || !ok {
+		t.Fatal(ok, err)
+	}
+	running := queued(t, d, "default", 4)
+	start := berth.Start{Job: running, Version: 2, Attempt: 1, Ranks: []berth.Grant{{Machine: "m0", Epoch: 1,
+		Capacity: berth.Capacity{CPUMilli: 4000, MemoryMiB: 2048}}}}
+	if c, err := d.Queue.CommitStarts(t.Context(), term, []berth.Start{start}); err != nil || len(c.Started) != 1 {
+		t.Fatalf("%+v, %v", c, err)
+	}
+	exec(t, d, `UPDATE machines SET state = 'draining', reason = 'new disk', drain_reason = 'new disk'`)
+	waiting := queued(t, d, "default", 1)
+	o := explain.New(d, placement.Policy{}, nil)
+	for _, step := range []struct{ change, want string }{
+		{`SELECT 1`, "draining"},
+		{`UPDATE allocations SET state = 'exited', exited_at = now()`, "draining"},
+		{`UPDATE allocations SET sealed_at = now()`, "drained"},
+		{`UPDATE machines SET pending_kills = '{7}'`, "draining"},
+		{`UPDATE machines SET pending_kills = '{}'`, "drained"},
+	} {
+		exec(t, d, step.change)
+		o.Forget()
+		if w := why(t, d, o, waiting); w.Fit.Short != "m0 "+step.want+" (new disk)" {
+			t.Errorf("after %s: %s, want %s", step.change, w.Fit.Short, step.want)
+		}
+	}
+	exec(t, d, `UPDATE machines SET state = 'ready', reason = '', drain_reason = NULL`)
+	o.Forget()
+	if w := why(t, d, o, waiting); w.Fit.FitNow != 1 {
+		t.Errorf("undrained: %+v", w.Fit)
+	}
 }

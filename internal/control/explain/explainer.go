@@ -87,6 +87,7 @@ type reading struct {
 	snapshot *placement.Snapshot // nil: nothing was read
 	tenants  map[berth.TenantID]db.TenantRow
 	shown    map[berth.MachineID]string            // source.blocked then
+	drained  map[berth.MachineID]bool              // machines whose state is drained
 	now      time.Time                             // the database's clock then
 	plan     *placement.Forecast                   // nil: no question has needed it
 	asked    map[question]placement.JobExplanation // of new jobs

@@ -82,6 +82,7 @@ type news struct {
 	tenants   []db.TenantRow
 	pools     []db.PoolRule
 	windows   []db.Window
+	drained   map[berth.MachineID]bool
 	costs     map[string]float64
 	admission wire.Admission
 }
@@ -105,6 +106,10 @@ func (x *Explainer) readAll(ctx context.Context, hinted db.Hinted) (err error) {
 		return err
 	}
 	if n.admission, err = x.db.Cluster.Admission(ctx); err != nil {
+		return err
+	}
+	// Before the rows: a machine that is undrained meanwhile has its new state from its row.
+	if n.drained, err = x.db.Machines.Drained(ctx); err != nil {
 		return err
 	}
 	if err := x.readQueue(ctx, hinted, &n); err != nil {
@@ -204,11 +209,13 @@ func (x *Explainer) apply(n news) {
 		x.planner.RunTimes = n.past
 	}
 	x.showBlocked(s)
+	x.showDrained(s, n.drained)
 	x.keep(s, n.rows.Now)
 	x.runs, x.cursor = n.book, n.rows.Next
 	x.reading = reading{
 		snapshot: s, tenants: convert.Tenants(s, n.tenants, before), shown: x.blocked,
-		costs: n.costs, admission: n.admission,
+		drained: n.drained,
+		costs:   n.costs, admission: n.admission,
 		now: n.rows.Now, asked: map[question]placement.JobExplanation{}, beganAt: n.began, changed: n.changed,
 	}
 	convert.Pools(s, n.pools)
@@ -223,6 +230,27 @@ func (x *Explainer) showBlocked(s *placement.Snapshot) {
 				m.Blocked = x.blocked[id]
 				s.UpsertMachine(m)
 			}
+		}
+	}
+}
+
+// showDrained brings into the snapshot which of the draining machines are drained, so that reasons name the
+// state that lists of machines show. Rows have only the state draining.
+func (x *Explainer) showDrained(s *placement.Snapshot, drained map[berth.MachineID]bool) {
+	for _, list := range []map[berth.MachineID]bool{x.drained, drained} {
+		for id := range list {
+			m, ok := s.Machine(id)
+			switch {
+			case !ok:
+				continue
+			case m.State == berth.MachineDraining && drained[id]:
+				m.State = wire.MachineDrained
+			case m.State == wire.MachineDrained && !drained[id]:
+				m.State = berth.MachineDraining
+			default:
+				continue
+			}
+			s.UpsertMachine(m)
 		}
 	}
 }
