@@ -210,7 +210,8 @@ func (m *member) worker(p phase) worker {
 	case phaseLocate:
 		return &locatePhase{
 			core: m.core, scratch: m.scratch, equip: m.equip, fencing: m.fencing, plan: m.plan,
-			images: m.sup.images, pulled: m.sup.pulled, proof: m.sup.proof, result: &m.result, adopts: m.adopts,
+			images: m.sup.images, pulled: m.sup.pulled, proof: m.sup.proof, health: m.sup.health, result: &m.result,
+			adopts: m.adopts,
 		}
 	case phasePull, phaseWorkdir, phaseInputs, phaseRestore, phaseCreate, phaseGive, phaseCheck:
 		return m.preparer(p)

@@ -3,7 +3,8 @@ package agent
 import (
 	"context"
 	"errors"
-	"sync"
+	"fmt"
+	"time"
 
 	"berth"
 	"berth/activities/node"
@@ -22,6 +23,7 @@ type locatePhase struct {
 	pulled  *pulledImages
 	images  *images
 	proof   *deviceProof
+	health  *engineHealth
 	result  *result
 	adopts  bool
 }
@@ -57,13 +59,15 @@ func (p *locatePhase) Do(context.Context) (phase, error) {
 // begun by the record is looked for even if this process has not adopted it: its end
 // must not be reported while its container lives.
 //
-// The engine may give no answer for this container alone. Then nothing is known about the member: find asks until the
-// engine answers, and until then the member reports no end and holds its capacity.
+// The engine may give no state of this container alone: it does not answer, or answers an error. Then nothing is
+// known about the member: find asks until the engine gives the state, and until then the member reports no end and
+// holds its capacity. The member warns of this once the engine has answered probes for EnginePatience since: an engine
+// that is silent as a whole is reported for the machine, and a busy one gives the state later.
 func (p *locatePhase) find() (*node.Container, error) {
 	if !p.adopts && p.claim.Phase == berth.PhaseClaimed && !p.claim.Orders.Start {
 		return nil, nil
 	}
-	unknown := sync.OnceFunc(func() { p.reports.warn(unknownState) })
+	begun, warned := time.Now(), false
 	for wait := p.timing.backoff(); ; {
 		c, err := p.runtime.Inspect(p.ctx, p.name())
 		switch {
@@ -77,9 +81,10 @@ func (p *locatePhase) find() (*node.Container, error) {
 		case p.ctx.Err() != nil:
 			return nil, context.Cause(p.ctx)
 		}
-		p.log.Warn("container engine does not answer, will retry", "err", err)
-		if errors.Is(err, context.DeadlineExceeded) {
-			unknown()
+		p.log.Warn("container engine does not give the state of the container, will retry", "err", err)
+		if !warned && p.health.answersAfter(begun) > p.timing.EnginePatience {
+			warned = true
+			p.reports.warn(fmt.Sprintf(unknownState, err))
 		}
 		if err := wait.wait(p.ctx); err != nil {
 			return nil, err
@@ -87,9 +92,9 @@ func (p *locatePhase) find() (*node.Container, error) {
 	}
 }
 
-// unknownState is the warning of a member for whose container the engine does not answer.
-const unknownState = "the container engine does not give the state of this member's container since the agent " +
-	"restarted: the member may run, and keeps its capacity until the engine answers"
+// unknownState is the warning of a member whose container's state the engine does not give, with the engine's error.
+const unknownState = "the container engine answers, but does not give the state of this member's container (%v): " +
+	"the member may run, and keeps its capacity until the engine gives the state"
 
 // hadContainer reports whether a container of the member must have existed.
 func (p *locatePhase) hadContainer() bool {

@@ -249,7 +249,7 @@ func (s *Supervisor) adopt(found []node.Container, kill, quarantine []berth.Allo
 		}
 		if slices.Contains(quarantine, seen.Alloc) {
 			s.log.Error("server does not know a container, leaving it running", "container", c.Name)
-			s.quarantine.add(seen.Alloc, c.Name)
+			s.quarantine.add(seen.Alloc, c)
 			if m := s.members[seen.Alloc]; m != nil {
 				delete(s.members, seen.Alloc) // at once: the id may be another job's by now
 				s.outbox.drop(seen.Alloc, m.reports)

@@ -1,12 +1,17 @@
 package agent_test
 
 import (
+	"context"
+	"errors"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"berth"
 	"berth/activities/node"
+	"berth/activities/node/fakeruntime"
 	"berth/internal/machine/deadman"
 	"berth/spec"
 	"berth/wire"
@@ -22,6 +27,11 @@ func (m *machine) serves(id berth.JobID) {
 	if j := m.s.settle(id); j.Status != berth.Succeeded {
 		m.s.t.Errorf("job is %s", j.Status)
 	}
+}
+
+// asksSoon makes the agent, from its next process on, warn soon of a container whose state its engine does not give.
+func (m *machine) asksSoon() {
+	m.cfg.Timing.EngineProbe, m.cfg.Timing.EnginePatience = 20*time.Millisecond, 50*time.Millisecond
 }
 
 // An engine that gives the state of one container no more keeps the agent neither from registering nor from serving
@@ -46,6 +56,7 @@ func TestAContainerWithoutAnAnswerHoldsUpNoOtherOne(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.runtime.Silence(name, true)
+	m.asksSoon()
 	m.start()
 	m.endsWhenReady(reqOther)
 	if x := wOther.exit(); x.Code != 0 {
@@ -148,6 +159,94 @@ func TestAForgottenContainerWithoutAnAnswerIsLeftAlone(t *testing.T) {
 	}
 }
 
+// A start that hangs makes the state of its container unknown, and may then fail. The container has never run, so it
+// does not keep its machine out of work, and is removed. One that is known to run stays.
+func TestAForgottenContainerThatNeverStartedIsRemoved(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m := s.machine("m1")
+	m.cfg.Timing.StraySweep = 10 * time.Millisecond
+	cluster, err := s.db.Cluster.ID(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.stop(); err != nil {
+		t.Fatal(err)
+	}
+	created, createdLabels := strayIn(cluster)
+	runs, runsLabels := strayIn(cluster)
+	for name, labels := range map[string]map[string]string{created: createdLabels, runs: runsLabels} {
+		m.make(name, labels)
+		m.runtime.Silence(name, true)
+	}
+	m.start()
+	m.until("both are in quarantine", func() bool {
+		return strings.Count(m.logs.text(), "does not know a container") == 2
+	})
+	m.runtime.Silence(runs, false)
+	if err := m.runtime.Start(t.Context(), runs); err != nil {
+		t.Fatal(err)
+	}
+	m.runtime.Silence(created, false)
+	m.until("the one that never started is removed", func() bool { return !slices.Contains(m.containers(), created) })
+	if state := s.machineState("m1"); state != berth.MachineJoining {
+		t.Errorf("the machine with the other one is %s", state)
+	}
+	m.runtime.Exit(runs, 0)
+	m.until("the machine takes work", func() bool { return s.machineState("m1") == berth.MachineReady })
+}
+
+// A member warns of its container once the engine answers probes and does not give the container's state, whichever
+// error it answers instead. An engine that is silent as a whole is a fact about the machine, not about its jobs.
+func TestAMemberWarnsOfAContainerWithoutAState(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m := s.machine("m1")
+	id := s.submit(nil, "sleep", "1h")
+	req, w := m.run(id)
+	m.running(req)
+	s.until("the start is reported", func() bool { return s.job(id).Status == berth.Running })
+	if err := m.stop(); err != nil {
+		t.Fatal(err)
+	}
+	name := berth.ContainerName(id, 0, 1)
+	var answers atomic.Bool // all but this container's state
+	m.runtime.Silence(name, true)
+	m.runtime.Intercept(func(c fakeruntime.Call) error {
+		switch {
+		case !answers.Load() && c.Method == "Probe":
+			return context.DeadlineExceeded
+		case answers.Load() && c.Method == "Inspect" && c.Subject == name:
+			return errors.New("RWLayer of the container is missing")
+		}
+		return nil
+	})
+	m.asksSoon()
+	m.start()
+	m.until("the engine counts as silent", func() bool {
+		return strings.Contains(m.logs.text(), "container engine does not answer, machine gets no new work")
+	})
+	tries := func() int { return strings.Count(m.logs.text(), "does not give the state of the container, will retry") }
+	before := tries()
+	m.until("the member has asked again", func() bool { return tries() > before+20 })
+	if s.hasEvent(id, wire.EventWarning, "container engine") {
+		t.Errorf("the job shows the silence of the whole engine: %+v", s.events(id))
+	}
+	answers.Store(true)
+	s.until("the job shows the engine's answer", func() bool {
+		return s.hasEvent(id, wire.EventWarning, "the state of this member's container (RWLayer of the container is missing)")
+	})
+	m.runtime.Intercept(nil)
+	m.runtime.Silence(name, false)
+	m.runtime.Exit(name, 0)
+	if x := w.exit(); x.Code != 0 {
+		t.Errorf("exit is %+v", x)
+	}
+	if j := s.settle(id); j.Status != berth.Succeeded || j.Attempt != 1 {
+		t.Errorf("the job is %s, attempt %d", j.Status, j.Attempt)
+	}
+}
+
 // The deadman goes on to watch the container of at_most_one work, which may run.
 func TestAFencedContainerWithoutAnAnswerStaysUnderItsFence(t *testing.T) {
 	t.Parallel()
@@ -165,6 +264,7 @@ func TestAFencedContainerWithoutAnAnswerStaysUnderItsFence(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.runtime.Silence(c.Name, true)
+	m.asksSoon()
 	m.start()
 	s.until("its state is known to be unknown", func() bool { return s.hasEvent(id, wire.EventWarning, "does not give the state") })
 	lease, err := deadman.ReadLease(deadman.Dir(m.cfg.StateDir))

@@ -173,7 +173,7 @@ const listAbreast = 8
 // list inspects the containers that the engine's filters and the labels select. The engine takes the lock of a
 // container to inspect it, and a start that hangs holds this lock without end; the list itself takes no such lock. So
 // the state of each container is asked for within bounds.look, and all states within twice that time. A
-// container without an answer is unknown. An engine that gives no list, or ends meanwhile, is an error.
+// container without an answer is unknown, and logged. An engine that gives no list, or ends meanwhile, is an error.
 func (e *Engine) list(ctx context.Context, labels map[string]string, want filters.Args) ([]node.Container, error) {
 	for k, v := range labels {
 		want.Add("label", k+"="+v)
@@ -185,14 +185,14 @@ func (e *Engine) list(ctx context.Context, labels map[string]string, want filter
 		return nil, fmt.Errorf("list containers: %w", err)
 	}
 	found = slices.DeleteFunc(found, func(c container.Summary) bool { return len(c.Names) == 0 })
-	all := make([]node.Container, len(found))
+	all, why := make([]node.Container, len(found)), make([]error, len(found))
 	bounded, end := context.WithTimeout(ctx, 2*e.bounds.look)
 	defer end()
 	looks, looking := errgroup.WithContext(bounded)
 	looks.SetLimit(listAbreast)
 	for i, summary := range found {
 		looks.Go(func() (err error) {
-			all[i], err = look(looking, e, summary)
+			all[i], why[i], err = look(looking, e, summary)
 			return err
 		})
 	}
@@ -202,29 +202,11 @@ func (e *Engine) list(ctx context.Context, labels map[string]string, want filter
 	if err := ctx.Err(); err != nil { // the caller's time is over, which says nothing about the containers
 		return nil, fmt.Errorf("list containers: %w", err)
 	}
+	if names, first := e.unanswered.note(found, all, why); len(names) > 0 {
+		e.log.WarnContext(ctx, "container engine does not give the state of containers", "count", len(names),
+			"containers", names[:min(len(names), shownNames)], "err", first)
+	}
 	return slices.DeleteFunc(all, func(c node.Container) bool { return c.ID == "" }), nil
-}
-
-// look returns the state of a listed container, and the zero Container if the container is gone. The list has neither
-// exit codes nor OOM flags, and its state may be an old one. A container whose state the engine does not give in time,
-// or answers with a fault of its own, is unknown. An engine that cannot be reached is an error.
-func look(ctx context.Context, e *Engine, listed container.Summary) (node.Container, error) {
-	name := listed.Names[0][1:]
-	ctx, cancel := context.WithTimeout(ctx, e.bounds.look)
-	defer cancel()
-	c, err := e.inspect(ctx, name, name)
-	switch {
-	case err == nil:
-		return c, nil
-	case errors.Is(err, node.ErrNoContainer):
-		return node.Container{}, nil
-	case !errors.Is(err, context.DeadlineExceeded) && !cerrdefs.IsInternal(err) && !cerrdefs.IsUnavailable(err):
-		return node.Container{}, err
-	}
-	if _, again := e.warned.LoadOrStore(listed.ID, true); !again {
-		e.log.WarnContext(ctx, "container engine does not give the state of a container", "container", name, "err", err)
-	}
-	return node.Container{ID: listed.ID, Name: name, Labels: listed.Labels, State: node.ContainerUnknown}, nil
 }
 
 // probeContainers is how many containers a probe asks for at most.

@@ -66,8 +66,9 @@ type bounds struct {
 	create time.Duration
 	// start is for a container, with its networks and devices.
 	start time.Duration
-	// look is for the state of one container of a list. A restarted agent lists before it registers, so that all
-	// looks together have to end well before its lease does.
+	// look is for the state of one container of a list; all looks of a list end within twice that time. A restarted
+	// agent lists before it registers. This bounds the looks alone: an engine that is slow to describe itself or to
+	// give the list, before the looks, may still delay a registration beyond the end of the lease.
 	look time.Duration
 	// call is for each other call.
 	call time.Duration
@@ -92,6 +93,8 @@ type Engine struct {
 	bounds   bounds
 	warned   sync.Map     // warnings of the engine that were logged already
 	cores    atomic.Int64 // of the machine, as the engine said last; 0: not asked yet
+
+	unanswered unanswered
 }
 
 var _ node.Runtime = (*Engine)(nil)

@@ -29,6 +29,12 @@ func open(t *testing.T, host string, o docker.Options) *docker.Engine {
 // answering returns an engine whose API is the handler.
 func answering(t *testing.T, api http.HandlerFunc) *docker.Engine {
 	t.Helper()
+	return answeringWith(t, api, docker.Options{})
+}
+
+// answeringWith is answering with options.
+func answeringWith(t *testing.T, api http.HandlerFunc, o docker.Options) *docker.Engine {
+	t.Helper()
 	h := httptest.NewUnstartedServer(api)
 	socket := filepath.Join(t.TempDir(), "docker.sock")
 	listener, err := net.Listen("unix", socket)
@@ -39,7 +45,7 @@ func answering(t *testing.T, api http.HandlerFunc) *docker.Engine {
 	h.Listener = listener
 	h.Start()
 	t.Cleanup(h.Close)
-	return open(t, "unix://"+socket, docker.Options{})
+	return open(t, "unix://"+socket, o)
 }
 
 func TestDockerKeepsTheRuntimesClaims(t *testing.T) {

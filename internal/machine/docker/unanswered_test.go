@@ -1,16 +1,19 @@
 package docker_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -68,7 +71,7 @@ func states(t *testing.T, list []node.Container) map[string]node.ContainerState 
 }
 
 // A list has every container that exists: a caller takes one that is missing for one that is gone. It gives the state
-// of all that the engine answers for, and ends in time however many others there are.
+// of all that the engine answers for.
 func TestAListHasContainersWithoutAnAnswer(t *testing.T) {
 	t.Parallel()
 	const look = 2 * time.Second
@@ -88,14 +91,42 @@ func TestAListHasContainersWithoutAnAnswer(t *testing.T) {
 		t.Errorf("never started are %+v, %v", unstarted, err)
 	}
 
+	// The caller's own time says nothing about a container.
+	ended, cancel := context.WithTimeout(t.Context(), look/4)
+	defer cancel()
+	if list, err := e.List(ended, nil); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a list without time is %+v, %v", list, err)
+	}
+}
+
+// logLines decodes the lines of a JSON log.
+func logLines(t *testing.T, log *bytes.Buffer) (lines []map[string]any) {
+	t.Helper()
+	for line := range bytes.Lines(log.Bytes()) {
+		var fields map[string]any
+		if err := json.Unmarshal(line, &fields); err != nil {
+			t.Fatal(err)
+		}
+		lines = append(lines, fields)
+	}
+	return lines
+}
+
+// All looks of a list end within twice the bound of one, however many containers there are. One look after the other,
+// eight at a time, would take 25 times the bound here. The log names the containers that were asked for, and not the
+// ones for which no time was left.
+func TestAListEndsInTimeHoweverManyContainersHang(t *testing.T) {
+	t.Parallel()
+	const look = 500 * time.Millisecond
 	all := partly{}
-	for i := range 60 {
+	for i := range 200 {
 		all[fmt.Sprintf("c%d", i)] = noAnswer
 	}
-	e = answering(t, all.ServeHTTP)
+	var log bytes.Buffer
+	e := answeringWith(t, all.ServeHTTP, docker.Options{Logger: slog.New(slog.NewJSONHandler(&log, nil))})
 	e.SetLookTime(look)
 	begun := time.Now()
-	list, err = e.List(t.Context(), nil)
+	list, err := e.List(t.Context(), nil)
 	if took := time.Since(begun); err != nil || len(list) != len(all) || took > 10*look {
 		t.Errorf("%d containers are listed after %s, %v; want %d after %s", len(list), took, err, len(all), 2*look)
 	}
@@ -104,12 +135,43 @@ func TestAListHasContainersWithoutAnAnswer(t *testing.T) {
 			t.Errorf("container %s is %s", name, state)
 		}
 	}
+	lines := logLines(t, &log)
+	if len(lines) != 1 {
+		t.Fatalf("%d lines are logged: %s", len(lines), log.Bytes())
+	}
+	named, _ := lines[0]["containers"].([]any)
+	if count, _ := lines[0]["count"].(float64); count < 8 || count > 24 || len(named) != 5 {
+		t.Errorf("the log names %d of %g containers: %s", len(named), count, log.Bytes())
+	}
+}
 
-	// The caller's own time says nothing about a container.
-	ended, cancel := context.WithTimeout(t.Context(), look/4)
-	defer cancel()
-	if list, err := e.List(ended, nil); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("a list without time is %+v, %v", list, err)
+// A container without a state is logged once, and again after it has answered meanwhile.
+func TestAContainerWithoutAnAnswerIsLoggedOnce(t *testing.T) {
+	t.Parallel()
+	var status atomic.Int32
+	var log bytes.Buffer
+	e := answeringWith(t, func(w http.ResponseWriter, r *http.Request) {
+		partly{"a": http.StatusOK, "b": int(status.Load())}.ServeHTTP(w, r)
+	}, docker.Options{Logger: slog.New(slog.NewJSONHandler(&log, nil))})
+	lists := func(answer int, want node.ContainerState, lines int) {
+		t.Helper()
+		status.Store(int32(answer))
+		list, err := e.List(t.Context(), nil)
+		if found := states(t, list); err != nil || found["b"] != want {
+			t.Errorf("the states are %v, %v; want %s", found, err, want)
+		}
+		if got := logLines(t, &log); len(got) != lines {
+			t.Errorf("%d lines are logged, want %d: %s", len(got), lines, log.Bytes())
+		}
+	}
+	lists(http.StatusInternalServerError, node.ContainerUnknown, 1)
+	lists(http.StatusInternalServerError, node.ContainerUnknown, 1)
+	lists(http.StatusOK, node.ContainerRunning, 1)
+	lists(http.StatusInternalServerError, node.ContainerUnknown, 2)
+	lists(http.StatusNotFound, "", 2) // it is gone
+	lists(http.StatusServiceUnavailable, node.ContainerUnknown, 3)
+	if last := logLines(t, &log)[2]; fmt.Sprint(last["containers"], last["count"]) != "[b] 1" {
+		t.Errorf("the last line is %v", last)
 	}
 }
 
