@@ -271,7 +271,7 @@ func (m *member) preparer(p phase) worker {
 		return &createPhase{
 			core: m.core, cfg: &s.cfg, agent: s.ctx, recipe: &m.recipe, scratch: m.scratch, vault: s.vault,
 			mounts: s.mounts, network: &m.network, walls: s.walls, turns: s.turns, images: s.images, pulled: s.pulled,
-			fencing: m.fencing, helpers: &m.helpers, spans: m.spans, result: &m.result,
+			fencing: m.fencing, proof: s.proof, helpers: &m.helpers, spans: m.spans, result: &m.result,
 		}
 	}
 }

@@ -38,6 +38,7 @@ type createPhase struct {
 	images  *images
 	pulled  *pulledImages
 	fencing *fencing
+	proof   *deviceProof
 	helpers *sync.WaitGroup
 	spans   spans
 	result  *result
@@ -76,6 +77,7 @@ func (p *createPhase) create(ctx context.Context) (phase, error) {
 		switch {
 		case err == nil, errors.Is(err, node.ErrExists) && p.owns(c):
 			p.fencing.list(c)
+			p.proof.contains(p.alloc, c.ID)
 			p.images.note(p.claim.Tenant, p.claim.Spec.Image)
 			p.pulled.free(p.identity)
 			return phaseGive, nil

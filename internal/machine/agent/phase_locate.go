@@ -36,9 +36,15 @@ func (p *locatePhase) Do(context.Context) (phase, error) {
 		return p.result.notStarted(failure.CauseEngine, err.Error())
 	}
 	uploader := p.equip()
+	if p.adopts { // its processes are no foreign ones, also while the engine gives no answer
+		p.proof.enter(p.claim.GPUs, p.alloc, p.name())
+	}
 	found, err := p.find()
 	if err != nil {
 		return "", err
+	}
+	if p.adopts && (found == nil || found.State == node.ContainerCreated) {
+		p.proof.leave(p.claim.GPUs, p.alloc) // the check proves the devices before it runs
 	}
 	if found != nil {
 		return p.adopt(*found, uploader), nil
@@ -106,6 +112,7 @@ func (p *locatePhase) hadContainer() bool {
 // process noted in the memo.
 func (p *locatePhase) adopt(c node.Container, uploader *checkpointUploader) phase {
 	p.fencing.list(c)
+	p.proof.contains(p.alloc, c.ID)
 	p.images.note(p.claim.Tenant, p.claim.Spec.Image)
 	p.pulled.adopt(p.identity, p.claim.Spec.Image)
 	m := p.scratch.memo()

@@ -54,6 +54,20 @@ func (p procs) inGroup(pid int, groups []cgroup) bool {
 	return false
 }
 
+// inContainer reports whether a process is in a control group that is named after one of these containers, as most
+// engines name the groups: "ID" or "docker-ID.scope". Ids that are empty are ignored.
+func (p procs) inContainer(pid int, ids []string) bool {
+	own := p.group(pid)
+	return slices.ContainsFunc(ids, func(id string) bool {
+		for _, path := range own {
+			if id != "" && strings.Contains(path, id) {
+				return true
+			}
+		}
+		return false
+	})
+}
+
 // allowed reports whether a process runs one of these programs on the host. The name of a process in
 // a container does not count, since a container can give itself any name.
 func (p procs) allowed(pid int, names []string) bool {

@@ -12,7 +12,6 @@ import (
 
 	"berth"
 	"berth/activities/node"
-	"berth/internal/machine/deadman"
 )
 
 // deviceProof proves that GPUs are free: before a member starts, and after it has ended. A device is
@@ -34,7 +33,8 @@ type deviceProof struct {
 	changed func() // reports the health
 
 	mu       sync.Mutex
-	users    map[string]map[berth.AllocationID]string // containers by device; they may run there
+	users    map[string]map[berth.AllocationID]string // names of containers by device; they may run there
+	ids      map[berth.AllocationID]string            // of containers; a member without a container has none
 	unproven map[string]bool
 	wake     chan struct{} // holds a token after a device has become unproven
 }
@@ -44,7 +44,7 @@ func newDeviceProof(cfg *Config, health *gpuHealth, log *slog.Logger, changed fu
 	p := &deviceProof{
 		runtime: cfg.Runtime, health: health, allow: cfg.GPUAllow, procs: procs{"/proc"}, timing: cfg.Timing, log: log,
 		changed: changed, users: map[string]map[berth.AllocationID]string{}, unproven: map[string]bool{},
-		wake: make(chan struct{}, 1),
+		ids: map[berth.AllocationID]string{}, wake: make(chan struct{}, 1),
 	}
 	p.holders, _ = cfg.GPUs.(node.GPUHolders)
 	return p
@@ -68,10 +68,19 @@ func (p *deviceProof) enter(uuids []string, id berth.AllocationID, container str
 	}
 }
 
-// leave reverts enter. The devices need a proof from then on.
+// contains records the id of a member's container. The processes in a control group of this id are the container's,
+// without a question to the engine, which may give no answer for one container.
+func (p *deviceProof) contains(id berth.AllocationID, container string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ids[id] = container
+}
+
+// leave reverts enter and contains. The devices need a proof from then on.
 func (p *deviceProof) leave(uuids []string, id berth.AllocationID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	delete(p.ids, id)
 	for _, uuid := range uuids {
 		if _, ok := p.users[uuid][id]; !ok {
 			continue
@@ -201,14 +210,25 @@ func (p *deviceProof) fault(ctx context.Context, h node.GPUHolding, also []node.
 	}
 	p.mu.Lock()
 	users := slices.Collect(maps.Values(p.users[h.UUID]))
+	var ids []string
+	for id := range p.users[h.UUID] {
+		ids = append(ids, p.ids[id])
+	}
 	p.mu.Unlock()
-	groups := p.groups(ctx, users, also, len(h.Processes) > 0)
+	for _, c := range also {
+		ids = append(ids, c.ID)
+	}
+	own := func(x node.GPUProcess) bool { return p.procs.inContainer(x.PID, ids) }
+	asks := slices.ContainsFunc(h.Processes, func(x node.GPUProcess) bool {
+		return !own(x) && !p.procs.allowed(x.PID, p.allow)
+	})
+	groups := p.groups(ctx, users, also, asks)
 	known := int64(0) // memory of the programs that may use the device
 	shared := len(users) > 0
 	var foreign []string
 	for _, x := range h.Processes {
 		switch {
-		case p.procs.inGroup(x.PID, groups):
+		case own(x), p.procs.inGroup(x.PID, groups):
 			shared = true
 		case p.procs.allowed(x.PID, p.allow):
 			known += max(0, x.Bytes)
@@ -225,8 +245,8 @@ func (p *deviceProof) fault(ctx context.Context, h node.GPUHolding, also []node.
 	return ""
 }
 
-// groups returns the control groups of running containers. It asks the engine only if a process needs
-// to be compared.
+// groups returns the control groups of running containers. It asks the engine only if a process is in no control group
+// that is named after a container: an engine can name its groups in another way.
 func (p *deviceProof) groups(
 	ctx context.Context, names []string, also []node.Container, needed bool,
 ) (list []cgroup) {
@@ -239,16 +259,10 @@ func (p *deviceProof) groups(
 		}
 	}
 	for _, c := range also {
-		pid := c.PID
-		if c.State == node.ContainerUnknown { // the engine does not give a process of it
-			if pids, err := deadman.Processes(c.ID); err == nil && len(pids) > 0 {
-				pid = pids[0]
-			}
-		}
-		if pid == 0 {
+		if c.PID == 0 {
 			continue
 		}
-		if g := p.procs.group(pid); len(g) > 0 {
+		if g := p.procs.group(c.PID); len(g) > 0 {
 			list = append(list, g)
 		}
 	}

@@ -44,6 +44,13 @@ func (g *usedGPUs) Holders(_ context.Context, uuids []string) (list []node.GPUHo
 	return list, nil
 }
 
+// proofs returns how often the devices' holders were asked for.
+func (g *usedGPUs) proofs() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.asked
+}
+
 // intruder is a process outside of Berth with 4 GiB of a device: this one.
 func intruder() node.GPUHolding {
 	return node.GPUHolding{MemoryBytes: 4 << 30, Processes: []node.GPUProcess{{PID: os.Getpid(), Bytes: 4 << 30}}}
@@ -63,11 +70,7 @@ func (m *machine) proving(edit func(*machine)) *usedGPUs {
 	}
 	m.start()
 	// The first look, at the agent's start, finds the devices free; the test changes them later.
-	m.s.until("the devices are proven", func() bool {
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		return g.asked > 0
-	})
+	m.s.until("the devices are proven", func() bool { return g.proofs() > 0 })
 	return g
 }
 

@@ -266,6 +266,7 @@ func (s *Supervisor) adopt(found []node.Container, kill, quarantine []berth.Allo
 			m.abandon()
 		} else {
 			s.log.Info("container adopted", "container", c.Name, "state", c.State)
+			s.proof.contains(seen.Alloc, c.ID)
 		}
 		s.start(m)
 	}
