@@ -10,8 +10,8 @@ var Invariants = []Invariant{
 		machine: gpusGivenOnce,
 	},
 	{
-		Number: 2, Sentence: "Per job and rank at most one container of the current attempt runs; an older one may " +
-			"overlap it only on a machine that was given up as silent, and never for at_most_one work.",
+		Number: 2, Sentence: "At most one container of the current attempt runs per job and rank. A container of an " +
+			"older attempt may overlap it only on a machine that was declared lost, and never for at_most_one jobs.",
 		Reads: "allocations of consecutive attempts; start and die of container events",
 		job:   oneLiveRank,
 	},
@@ -26,12 +26,14 @@ var Invariants = []Invariant{
 		job:   noStaleWrite, machine: noStaleMachine,
 	},
 	{
-		Number: 5, Sentence: "Only listed changes of state; terminal is final; exactly one terminal event.",
+		Number: 5, Sentence: "A job changes its state only as the list of transitions allows, and has one terminal " +
+			"event, after which its state is final.",
 		Reads: "job_events, berth.Transitions and berth.ParentTransitions",
 		job:   listedTransitions,
 	},
 	{
-		Number: 6, Sentence: "Every job is terminal, waits in the queue, or makes progress within its state's budget.",
+		Number: 6, Sentence: "Every job is terminal, waits in the queue, or makes progress within its state's " +
+			"budget.",
 		Reads: "jobs, allocations of the current attempt, deps and holds of blocked steps, the database's clock",
 		job:   makesProgress, family: stepsAreLetGo,
 	},
@@ -41,77 +43,79 @@ var Invariants = []Invariant{
 		job:   submittedOnce, cluster: acceptedOnce,
 	},
 	{
-		Number: 8, Sentence: "Every container an engine ever saw has an allocation that was committed and claimed " +
-			"before.",
+		Number: 8, Sentence: "Every container that an engine reported has an allocation that was committed and " +
+			"claimed before the container was created.",
 		Reads: "container events against allocations",
 		job:   containersHaveRows, cluster: containersHaveJobs,
 	},
 	{
-		Number: 9, Sentence: "What is reserved on a machine never exceeds it, and its counters are the sum of its " +
-			"live allocations.",
+		Number: 9, Sentence: "The reserved capacity of a machine never exceeds its total, and its counters are the " +
+			"sum of its live allocations.",
 		Reads: "allocations in the order of the ledger, capacity in machine_events, counters of machines and " +
 			"gpu_devices",
 		machine: withinCapacity,
 	},
 	{
-		Number: 10, Sentence: "The ranks of an attempt are reserved all at once or not at all, begin only when all " +
-			"are ready, and do not run on in part; room is kept for a gang's repair for a minute at most.",
+		Number: 10, Sentence: "The ranks of an attempt are reserved all at once or not at all, start only when all " +
+			"are ready, and never continue with only a part of them. Capacity is kept for a gang's repair for a " +
+			"minute at most.",
 		Reads: "allocations of each attempt, members of the spec, nomination_log",
 		job:   func(c *jobCase) { gangsAreWhole(c); gangsStartTogether(c); repairsAreBrief(c); followersStop(c) },
 	},
 	{
-		Number: 11, Sentence: "No job is placed beyond the limits of its tenant and of the tenants above it, as " +
-			"they stood at most 30 s before.",
+		Number: 11, Sentence: "No job is placed beyond the limits that its tenant and the tenants above it had at " +
+			"some time in the 30 s before.",
 		Reads:   "tenant_log, taken_seq, freed_seq and orphaned_seq of allocations",
 		holding: withinQuotas,
 	},
 	{
-		Number: 12, Sentence: "The money of launches adds up to the micro-dollar: each has cost its price for its " +
-			"time, the days of a tenant cost as much as its launches, and none was admitted beyond a limit.",
+		Number: 12, Sentence: "The cost of launches adds up to the micro-dollar: each launch has cost its price for " +
+			"its time, the daily costs of a tenant are the sum of its launches, and no launch was admitted beyond a " +
+			"limit.",
 		Reads:  "price, reserved, settled and times of launches; spend, pruned_spend, burst_policies, tenant_log",
 		launch: launchesArePaid, cluster: func(c *clusterCase) { spendsAddUp(c); admittedWithin(c) },
 	},
 	{
-		Number: 13, Sentence: "After a cancel nothing is started or placed; the job ends canceled, or succeeded by " +
-			"work that had ended by itself.",
+		Number: 13, Sentence: "After a cancel no part of the job is placed or started. The job ends as canceled, or " +
+			"as succeeded if its work had ended before.",
 		Reads: "job_events, orders, exit and claimed_at of allocations, cancel_requested_at",
 		job:   cancelsHold,
 	},
 	{
-		Number: 14, Sentence: "A preempted job gives way and is requeued: its attempt never runs again, its " +
-			"devices are free before another takes them, no retry budget pays, and what it freed is kept for the " +
-			"job it gave way to.",
+		Number: 14, Sentence: "A preempted job stops and is queued again: its attempt never runs again, its devices " +
+			"are free before another job gets them, no retry is spent, and the capacity that it released is kept for " +
+			"the job for which it was preempted.",
 		Reads: "job_events, attempts, allocations, gave_way_to of jobs, nomination_log in the order of the ledger",
 		job:   victimsGiveWay, machine: nominationsHold,
 	},
 	{
-		Number: 15, Sentence: "A job resumes from the newest whole checkpoint of an earlier attempt that was not " +
-			"rejected, or else from the one that it started from, never from nothing while there is one; each " +
-			"rejection has an event.",
+		Number: 15, Sentence: "A job resumes from the newest complete checkpoint of an earlier attempt that was not " +
+			"rejected, or else from the checkpoint with which the job was submitted, and never from the beginning " +
+			"while one of these exists. Each rejection has an event.",
 		Reads: "resume_from of attempts, checkpoints, checkpoint_shards, job_sources, job_events",
 		job:   resumesFromVerified,
 	},
 	{
-		Number: 16, Sentence: "Attempts are charged by their class: infrastructure and policy never spend the " +
-			"user's retries, and the counts of the job are the sum of its attempts.",
+		Number: 16, Sentence: "Attempts that end for infrastructure or policy never spend the user's retries, and " +
+			"the counts of a job are the sum of its attempts.",
 		Reads: "budget and outcome of attempts, failures and losses of jobs",
 		job:   budgetsAddUp,
 	},
 	{
-		Number: 17, Sentence: "Nothing is placed on a machine that is not ready, or on a device that is not healthy.",
+		Number: 17, Sentence: "No job is placed on a machine that is not ready, or on a device that is not healthy.",
 		Reads:   "taken_seq of allocations against machine_events",
 		machine: placedOnReady,
 	},
 	{
-		Number: 18, Sentence: "A launch has one instance, and an instance one launch: the last launch of a machine " +
-			"alone lacks its end, requests are recorded before they are sent, and an instance is gone by two reads " +
-			"a minute apart.",
+		Number: 18, Sentence: "A launch has one instance, and an instance one launch: only the last launch of a " +
+			"machine may be open, requests are recorded before they are sent, and an instance counts as gone only " +
+			"after two reads a minute apart that do not show it.",
 		Reads:  "launches, id and incarnation of cluster, state and joined_token of machines",
 		launch: func(c *launchCase) { launchesAreSingle(c); sendsComeFirst(c); endsAreProved(c) },
 	},
 	{
-		Number: 20, Sentence: "After faults have stopped, everything comes to its end: jobs terminal, reservations " +
-			"zero, no container left running, or left over from a create.",
+		Number: 20, Sentence: "After faults have stopped, all jobs become terminal, all reservations are released, " +
+			"and no container is left running or created.",
 		Reads: "jobs, allocations, counters of machines, container events; only with --settled",
 		job:   jobSettled, machine: machineSettled,
 	},
@@ -126,30 +130,31 @@ var Invariants = []Invariant{
 		job:   causesComeFirst,
 	},
 	{
-		Number: 24, Sentence: "Time alone frees nothing: capacity that a machine may use is freed on the word of " +
-			"its agent, a new boot, its provider or an operator.",
+		Number: 24, Sentence: "Capacity that a machine may still use is never released by time alone, but by a " +
+			"report of its agent or its provider, by a new boot, or by an operator.",
 		Reads: "freed_from and freed_by of allocations, exit, job_events, host_boot in machine_events",
 		job:   freedOnConfirmation, machine: freedByBoot,
 	},
 	{
-		Number: 25, Sentence: "No two members of gangs have one port of a machine at the same time.",
+		Number: 25, Sentence: "No two members of gangs have the same port of a machine at the same time.",
 		Reads:   "port, reserved_at and released_at of allocations",
 		machine: portsGivenOnce,
 	},
 	{
-		Number: 26, Sentence: "Of an array no more elements hold capacity at once than its parallel allows.",
+		Number: 26, Sentence: "The elements of an array that hold capacity at the same time are at most as many as " +
+			"its setting parallel.",
 		Reads:  "taken_seq, freed_seq and orphaned_seq of the allocations of its elements, parallel of its row",
 		family: parallelHolds,
 	},
 	{
-		Number: 27, Sentence: "A parent ends when its elements have, and as they did; each of its indexes is one " +
-			"element.",
+		Number: 27, Sentence: "A parent ends when all of its elements have ended, its final state follows from " +
+			"theirs, and each of its indexes is exactly one element.",
 		Reads:  "jobs of one parent, total, indexes and state of its row",
 		family: parentsFollow,
 	},
 	{
-		Number: 28, Sentence: "No step of a pipeline is placed before all that it needs have ended as its condition " +
-			"demands.",
+		Number: 28, Sentence: "No step of a pipeline is placed before all steps that it needs have ended as its " +
+			"condition demands.",
 		Reads:  "deps, job_needs, state of the steps, taken_seq and freed_seq of their allocations",
 		family: needsComeFirst,
 	},
@@ -171,19 +176,19 @@ var Invariants = []Invariant{
 		machine: tenantsKeptApart,
 	},
 	{
-		Number: 32, Sentence: "Nothing is placed on a machine inside its maintenance window.",
+		Number: 32, Sentence: "No job is placed on a machine inside its maintenance window.",
 		Reads:   "maintenance_machines, updated_at of maintenance, reserved_at of allocations",
 		machine: windowsKeptFree,
 	},
 	{
-		Number: 33, Sentence: "A refusal of a cloud closes an offering for an hour at most and a quota for half an " +
-			"hour, and one launch at a time tries it again.",
+		Number: 33, Sentence: "After a refusal by a cloud, Berth launches no more of an offering for at most an " +
+			"hour, or of a quota for at most half an hour, and tries again with one launch at a time.",
 		Reads:   "breakers",
 		cluster: refusalsPass,
 	},
 	{
-		Number: 34, Sentence: "The hardware of a job with alternatives is the one in force: the row has its class, " +
-			"and the members of an attempt that holds capacity have exactly its request.",
+		Number: 34, Sentence: "A job with alternatives uses one of them: its row has the class of the alternative in " +
+			"force, and the members of an attempt that holds capacity have exactly the request of that alternative.",
 		Reads: "class, alternatives and alternative of jobs, alternative of attempts, classes, allocations",
 		job:   hardwareInForce,
 	},
