@@ -45,7 +45,19 @@ func TestClaimsNameTheUser(t *testing.T) {
 			t.Errorf("the plan does not show that the job runs as %s: %s", want, a.body)
 		}
 	}
-	shows(spec.UserTenant) // a look takes no range of users
+	shows(spec.UserTenant)
+	// Neither a look nor a plan takes a range of users, and a refused call does not, either.
+	for path, calls := range map[string]map[string]int{
+		"/v1/plans": {"tenant": http.StatusOK, "0": http.StatusUnprocessableEntity},
+		"/v1/jobs":  {"0": http.StatusUnprocessableEntity, "1000:1000": http.StatusUnprocessableEntity},
+	} {
+		for user, want := range calls {
+			a := s.call("alice", "POST", path, fmt.Sprintf(`{"name": "x", "image": "busybox", "user": %q}`, user))
+			if a.status != want {
+				t.Errorf("user %s at %s: %d %s", user, path, a.status, a.body)
+			}
+		}
+	}
 	if rows, err := s.db.Tenants.Rows(t.Context()); err != nil || slices.ContainsFunc(rows, func(r db.TenantRow) bool { return !r.Users.IsZero() }) {
 		t.Errorf("a tenant has got users without a container: %+v, %v", rows, err)
 	}

@@ -54,9 +54,6 @@ func (c *Controller) chooseUser(
 			Allowed: "tenant; " + anyUserText(tenant)}, nil
 	}
 	own := rows[tenant].Users
-	if own.IsZero() && !take && (user == "" || user == spec.UserTenant) {
-		return spec.UserTenant, nil, nil
-	}
 	if own.IsZero() && take {
 		if own, err = c.db.Tenants.Users(ctx, tenant); err != nil {
 			return "", nil, err
@@ -64,13 +61,20 @@ func (c *Controller) chooseUser(
 		c.quotas.forget()
 	}
 	if user == "" || user == spec.UserTenant {
+		if own.IsZero() {
+			return spec.UserTenant, nil, nil
+		}
 		return own.User().String(), nil, nil
 	}
 	id, ok := spec.ParseUserID(user)
 	if !ok || !free && !own.Holds(id) {
+		numbers := "the tenant gets numbers of its own with its first container"
+		if !own.IsZero() {
+			numbers = fmt.Sprintf("numbers from %d to %d", own.First, own.Last)
+		}
 		return "", &berth.FieldError{Field: "user",
 			Detail:  fmt.Sprintf("%.100s is not among the users of tenant %s", user, tenant),
-			Allowed: fmt.Sprintf("tenant, or numbers from %d to %d; %s", own.First, own.Last, anyUserText(tenant))}, nil
+			Allowed: "tenant; " + numbers + "; " + anyUserText(tenant)}, nil
 	}
 	return id.String(), nil, nil
 }
@@ -91,12 +95,12 @@ func (c *Controller) anyUser(rows map[berth.TenantID]db.TenantRow, tenant berth.
 	return c.users == spec.UserImage
 }
 
-// userFault returns the fault of a job's choice of a user, or nil. A job without a choice has none, and needs no
-// range of users before its first container.
+// userFault returns the fault of a job's choice of a user, or nil. It takes no range of users: plans and refused
+// submits write nothing, and a tenant needs no range before its first container.
 func (c *Controller) userFault(ctx context.Context, tenant berth.TenantID, user string) (*berth.FieldError, error) {
 	if user == "" {
 		return nil, nil
 	}
-	_, fault, err := c.chooseUser(ctx, tenant, user, true)
+	_, fault, err := c.chooseUser(ctx, tenant, user, false)
 	return fault, err
 }
