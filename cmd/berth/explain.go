@@ -72,7 +72,7 @@ func showPlan(a *app, p wire.Plan) error {
 		addBlockers(a, &s, p.Blockers)
 		s.add("runs", runTimeText(p.RunTime))
 		s.add("needs", requestText(p.Spec))
-		addUser(&s, p.Spec, p.RunsAs)
+		addUser(&s, p.Spec, p.RunsAs, "")
 		addChoices(a, &s, p.Alternatives, true)
 		if p.CostPerHour != nil {
 			s.add("costs", fmt.Sprintf("%.2f USD per hour", *p.CostPerHour))
@@ -249,7 +249,7 @@ func showExplanation(a *app, job wire.Job, e wire.Explanation) error {
 		s.add("status", a.outTerm.paint(toneOfState(e.Status), string(e.Status)))
 		if job.Spec != nil && job.Pipeline == nil {
 			s.add("reaches", reachText(*job.Spec))
-			addUser(&s, *job.Spec, job.RunsAs)
+			addUser(&s, *job.Spec, job.RunsAs, job.Status)
 		}
 		if !wide {
 			addReasons(a, &s, e)

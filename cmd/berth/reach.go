@@ -3,6 +3,7 @@ package main
 import (
 	"strings"
 
+	"berth"
 	"berth/spec"
 )
 
@@ -43,9 +44,17 @@ func userText(chosen, runsAs string) string {
 	return oneLine(runsAs)
 }
 
-// addUser adds the user of a job's containers, and their root if it is read-only.
-func addUser(s *sheet, j spec.Job, runsAs string) {
-	s.add("user", userText(j.User, runsAs))
+// addUser adds the user of a job's containers, and their root if it is read-only. The server's answer follows the
+// rules of now: a container that has started may run as another user.
+func addUser(s *sheet, j spec.Job, runsAs string, status berth.State) {
+	text := userText(j.User, runsAs)
+	switch status {
+	case berth.Scheduled, berth.Running, berth.Preempting, berth.Canceling:
+		if runsAs != "" {
+			text += " (for containers that start now)"
+		}
+	}
+	s.add("user", text)
 	if tmp := spec.TmpOf(j); tmp > 0 {
 		s.add("root", "read-only, with a /tmp of "+tmp.String())
 	}

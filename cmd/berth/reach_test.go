@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"berth"
 	"berth/spec"
 	"berth/wire"
 )
@@ -24,6 +25,19 @@ func TestShowNamesTheUserAndTheRoot(t *testing.T) {
 	s.User, s.ReadOnlyRoot = "image", true
 	if text := shown(s); !strings.Contains(text, "image") || !strings.Contains(text, "read-only, with a /tmp of 64MiB") {
 		t.Errorf("with both:\n%s", text)
+	}
+}
+
+// The server computes the user by the rules of now, and a container that has started keeps its own.
+func TestTheUserOfAStartedJobIsThatOfANewContainer(t *testing.T) {
+	t.Parallel()
+	for status, want := range map[berth.State]bool{berth.Queued: false, berth.Retrying: false, berth.Running: true,
+		berth.Scheduled: true, "": false} {
+		s := sheet{}
+		addUser(&s, spec.Job{}.WithDefaults(), "tenant", status)
+		if got := strings.Contains(s.rows[0][1], "for containers that start now"); got != want {
+			t.Errorf("%q: %q", status, s.rows)
+		}
 	}
 }
 

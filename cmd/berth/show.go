@@ -106,7 +106,7 @@ func describeJob(a *app, j wire.Job, wide bool) error {
 		s.add("command", oneLine(shellLine(slices.Concat(j.Spec.Entrypoint, j.Spec.Command))))
 		s.add("code", j.Spec.Workdir)
 		s.add("reaches", reachText(*j.Spec))
-		addUser(&s, *j.Spec, j.RunsAs)
+		addUser(&s, *j.Spec, j.RunsAs, j.Status)
 		addData(&s, *j.Spec)
 		addMembers(&s, j)
 	}
