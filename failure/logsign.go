@@ -33,8 +33,15 @@ var LogRules = []struct {
 		"nccl error", "watchdog caught collective operation timeout", "connection closed by remote peer",
 		"nccl communicator was aborted", "socket timeout while waiting for", "gloo connectfullmesh failed",
 	}},
-	{SignPermission, []string{"permission denied", "operation not permitted", "are you root?", "must be run as root"}},
+	{SignPermission, []string{"permission denied", "operation not permitted", "are you root?", "must be run as root",
+		"superuser privileges", "unless you are root", "environmentnotwritableerror", "script as root",
+		"root privileges"}},
 }
+
+// refusals are phrases of servers that refuse a login or a table. They contain a phrase of SignPermission, and other
+// rights of the container would not help.
+var refusals = strings.NewReplacer("permission denied (publickey", "", "permission denied for table", "",
+	"permission denied for schema", "", "permission denied for relation", "", "permission denied for database", "")
 
 // SignOf returns the sign in the last lines of a log, or "" if they contain no phrase of
 // LogRules.
@@ -42,7 +49,7 @@ func SignOf(lines []string) LogSign {
 	if len(lines) > SignLines {
 		lines = lines[len(lines)-SignLines:]
 	}
-	text := strings.ToLower(strings.Join(lines, "\n"))
+	text := refusals.Replace(strings.ToLower(strings.Join(lines, "\n")))
 	for _, rule := range LogRules {
 		for _, phrase := range rule.Phrases {
 			if strings.Contains(text, phrase) {
