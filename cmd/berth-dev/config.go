@@ -13,6 +13,7 @@ import (
 
 	"berth/internal/lib/flags"
 	"berth/internal/machine/fetch"
+	"berth/spec"
 )
 
 // The engines on which an agent can run containers.
@@ -40,6 +41,7 @@ type config struct {
 	FileInputs   []string // folders that jobs on every machine may read
 	Cloud        string   // file with providers of machines, as of berthd; "": none
 	Only         []string // parts to run; empty: all
+	User         string   // default of user in job files; "": as the database has it
 	LogLevel     slog.Level
 }
 
@@ -76,6 +78,8 @@ func (c *config) flags(f *pflag.FlagSet) {
 		"folder that jobs of all tenants may read as file:///NAME/…: /NAME, or /NAME=/FOLDER (repeatable)")
 	f.StringVar(&c.Region, "region", "local", "region of every machine")
 	f.StringVar(&c.Cloud, "cloud", "", "YAML file with the providers of cloud machines, as berthd takes it")
+	f.StringVar(&c.User, "container-user", "",
+		"user of containers if the job file has no user: tenant or image (default: as the database has it)")
 	f.StringSliceVar(&c.Only, "only", nil, "run these parts only: "+strings.Join(parts, ", "))
 	c.LogLevel = slog.LevelWarn
 	flags.LogLevel(f, &c.LogLevel)
@@ -101,6 +105,10 @@ func (c *config) validate() error {
 	case enginesHost, enginesPrivate, enginesFake:
 	default:
 		errs = append(errs, fmt.Errorf("--engines %q: allowed are host, private, fake", c.Engines))
+	}
+	if !contains([]string{"", spec.UserTenant, spec.UserImage}, c.User) {
+		errs = append(errs, fmt.Errorf("--container-user %q: allowed are %s, %s", c.User, spec.UserTenant,
+			spec.UserImage))
 	}
 	for _, p := range c.Only {
 		if !contains(parts, p) {

@@ -181,6 +181,7 @@ func (s *stack) controlConfig() (controlplane.Config, error) {
 	c.Listen = net.JoinHostPort(host, strconv.Itoa(s.ports.choose("the API", portOf(s.cfg.Listen), s.ports.API)))
 	c.DatabaseURL, c.BlobURL, c.TemporalAddress = s.known.DatabaseURL, s.known.BlobURL, s.known.Temporal
 	c.SecretKeyFile, c.CloudFile = s.layout.secretKey(), s.cfg.Cloud
+	c.ContainerUser = s.cfg.User
 	volumes, err := fetch.ParseVolumes(s.cfg.FileInputs)
 	if err != nil {
 		return c, err
