@@ -58,6 +58,9 @@ func (d *Queue) CommitPreemption(ctx context.Context, term Term, p Preemption) (
 				return err
 			}
 		}
+		if why, err = unstopped(ctx, tx, p); err != nil || why != "" {
+			return err
+		}
 		for i, v := range p.Victims {
 			h, err := preempt(ctx, tx, jobs[i], p.For,
 				fmt.Sprintf("preempted by job %s of tenant %s: %s", p.For, tenant, v.Why))
@@ -164,6 +167,35 @@ func lockVictim(ctx context.Context, tx pgx.Tx, v Victim,
 		why = fmt.Sprintf("a member of job %s has ended", v.Job)
 	}
 	return job, why, nil
+}
+
+// unstopped returns the reason for which the nominations of a preemption must not stand, "" if there is none: they name
+// a job that holds capacity of the machine, is no victim, and is not ordered to stop. The order of an earlier
+// preemption of the same plan may have been refused.
+func unstopped(ctx context.Context, tx pgx.Tx, p Preemption) (why string, err error) {
+	var holders []berth.JobID
+	var on []berth.MachineID
+	for _, m := range p.Nominations {
+		if m.Victim != "" && !slices.ContainsFunc(p.Victims, func(v Victim) bool { return v.Job == m.Victim }) {
+			holders, on = append(holders, m.Victim), append(on, m.Machine)
+		}
+	}
+	if len(holders) == 0 {
+		return "", nil
+	}
+	var job berth.JobID
+	err = tx.QueryRow(ctx, `
+		SELECT coalesce((
+			SELECT v.job::text
+			FROM unnest($1::uuid[], $2::text[]) AS s(job, machine)
+			JOIN allocations v ON v.job = s.job AND v.machine_id = s.machine
+			WHERE v.state IN ('reserved', 'active', 'orphaned') AND NOT coalesce(v.orders ? 'stop', false)
+			ORDER BY v.job
+			LIMIT 1), '')`, holders, on).Scan(&job)
+	if job != "" {
+		why = fmt.Sprintf("job %s holds nominated capacity and is not ordered to stop", job)
+	}
+	return why, err
 }
 
 // preempt moves a job to preempting and orders its members to save and stop. Members that

@@ -168,6 +168,46 @@ func TestAPreemptionReplacesTheNominationsOfARepair(t *testing.T) {
 	}
 }
 
+// twoRun starts two jobs on a GPU of m0 each.
+func (s *stage) twoRun(term db.Term) (first, second berth.JobID) {
+	s.t.Helper()
+	one := func(j *spec.Job) { j.Resources.GPUs = 1000 }
+	first, second = s.queued(one), s.queued(one)
+	for gpu, id := range []berth.JobID{first, second} {
+		s.commit(term, s.start(id, grantOf("m0", gpu)))
+		s.claim(id, 1, 0)
+		s.run(id)
+	}
+	return first, second
+}
+
+// oneGPU is a nomination of one GPU of m0 that the holder still has.
+func oneGPU(waiting, holder berth.JobID, gpu int) db.Nomination {
+	return db.Nomination{Beneficiary: waiting, Machine: "m0", Victim: holder, Capacity: berth.Capacity{GPUMilli: 1000},
+		GPUs: []berth.DeviceShare{{Index: gpu, Milli: 1000}}}
+}
+
+// TestANominationNamesNoJobThatRunsOn checks that a preemption is refused as a whole if it counts on a job that is not
+// ordered to stop, as after the refusal of an earlier preemption of the same plan.
+func TestANominationNamesNoJobThatRunsOn(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	term := s.term()
+	first, second := s.twoRun(term)
+	waiting := s.queued(func(j *spec.Job) { j.Resources.GPUs = 2000 })
+	p := s.preemption(waiting, second)
+	p.Nominations = []db.Nomination{oneGPU(waiting, first, 0), oneGPU(waiting, second, 1)}
+	if why := s.giveWay(term, p); !strings.Contains(why, "is not ordered to stop") {
+		t.Errorf("refused with %q", why)
+	}
+	if state := s.job(second).Status; state != berth.Running {
+		t.Errorf("the victim of a refused preemption is %s", state)
+	}
+	if list := s.loadQueue().Nominations; len(list) != 0 {
+		t.Errorf("nominations %+v", list)
+	}
+}
+
 // TestNominationsOfOneVictimAreAddedUp checks that a preemption may list several nominations of one victim on one
 // machine, as one for each member of a gang: they are kept as their sum, also on a device that they share.
 func TestNominationsOfOneVictimAreAddedUp(t *testing.T) {

@@ -140,3 +140,31 @@ func TestAGangUnderRepairHoldsItsCapacityUntilItsNominationsExpire(t *testing.T)
 		t.Errorf("the start in the capacity of the repair is reserved after %v, want 30m", at)
 	}
 }
+
+// TestCapacityOfARepairIsNominatedOnce checks that the capacity which a stopping gang keeps for its repair is not
+// nominated for a job that preempts others.
+func TestCapacityOfARepairIsNominatedOnce(t *testing.T) {
+	t.Parallel()
+	s := newNominated(stopping("k", 5*time.Minute), placement.Running{Job: "p", Priority: 100, Preemptible: true})
+	s.nominate("k", 0, "k", func(m *placement.Nomination) { m.Repair, m.ExpiresAt = true, noon.Add(6*time.Minute) })
+	s.waits("g", 2, 500)
+	plan, _ := s.plan()
+	for _, m := range plan.Nominate {
+		if m.Victim == "k" {
+			t.Errorf("the GPU that k keeps for its repair is nominated for %s", m.For)
+		}
+	}
+}
+
+// TestAJobAwaitsNoVictimThatRunsOn checks that a job preempts the holder of capacity nominated for it if nobody has
+// ordered that holder to stop.
+func TestAJobAwaitsNoVictimThatRunsOn(t *testing.T) {
+	t.Parallel()
+	s := newNominated(placement.Running{Job: "v", Priority: 100, Preemptible: true})
+	s.waits("g", 1, 500)
+	s.nominate("g", 0, "v", nil)
+	plan, _ := s.plan()
+	if len(plan.Preempt) != 1 || plan.Preempt[0].Job != "v" {
+		t.Errorf("preempts %+v, want v", plan.Preempt)
+	}
+}

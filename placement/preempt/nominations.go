@@ -22,13 +22,39 @@ type Nominations struct {
 	placer       *fit.Placer
 	reservations *backfill.Reservations
 
-	Marks    map[berth.JobID][]Mark       // nominations of earlier plans, by their job
-	Classes  map[*cluster.Class]bool      // classes of the jobs with nominations
-	Unmet    int                          // jobs with nominations that the plan has not decided yet
-	Repairs  bool                         // some nomination keeps a gang's own capacity
-	promises map[berth.JobID][]Nomination // by victim, of this plan too
-	Released []Nomination                 // to delete: no job needs these nominations
-	Written  []Nomination                 // to insert: nominations of this plan
+	Marks    map[berth.JobID][]Mark  // nominations of earlier plans, by their job
+	Classes  map[*cluster.Class]bool // classes of the jobs with nominations
+	Unmet    int                     // jobs with nominations that the plan has not decided yet
+	Repairs  bool                    // some nomination keeps a gang's own capacity
+	promises map[share][]Nomination  // of this plan too
+	held     map[*cluster.Holder]map[berth.MachineID][]berth.Grant
+	Released []Nomination // to delete: no job needs these nominations
+	Written  []Nomination // to insert: nominations of this plan
+}
+
+// share identifies the part of a job on one machine.
+type share struct {
+	job     berth.JobID
+	machine berth.MachineID
+}
+
+// promise records that a nomination takes a part of what its victim releases.
+func (r *Nominations) promise(m Nomination) {
+	k := share{m.Victim, m.Machine}
+	r.promises[k] = append(r.promises[k], m)
+}
+
+// heldOn returns the grants of a holder's members on a machine. It groups the members of a wide gang once per plan.
+func (r *Nominations) heldOn(n *cluster.Node, h *cluster.Holder) []berth.Grant {
+	by, ok := r.held[h]
+	if !ok {
+		by = make(map[berth.MachineID][]berth.Grant, len(h.Machines))
+		for _, g := range h.Ranks {
+			by[g.Machine] = append(by[g.Machine], g)
+		}
+		r.held[h] = by
+	}
+	return by[n.ID]
 }
 
 // NewNominations returns empty nominations for a plan; see Load.
@@ -36,7 +62,7 @@ func NewNominations(at *cluster.Moment, policy *queue.Policy, l *cluster.Ledger,
 	r *backfill.Reservations) *Nominations {
 	return &Nominations{
 		Moment: at, policy: policy, cluster: l.Cluster, ledger: l, placer: p, reservations: r,
-		promises: map[berth.JobID][]Nomination{},
+		promises: map[share][]Nomination{}, held: map[*cluster.Holder]map[berth.MachineID][]berth.Grant{},
 	}
 }
 
@@ -62,6 +88,7 @@ func (r *Nominations) Load(list []Nomination, q *queue.Queue) {
 		switch {
 		case e == nil && n != nil && m.Repair && r.cluster.Running[m.For] != nil:
 			r.withhold(n, m) // the other members of the gang still stop
+			r.promise(m)     // their capacity is kept for the gang, and not for others
 			continue
 		case e == nil, n == nil, !m.ExpiresAt.IsZero() && !m.ExpiresAt.After(r.Now):
 			r.Released = append(r.Released, m)
@@ -134,7 +161,7 @@ func (r *Nominations) add(e *queue.Entry, n *cluster.Node, m Nomination, start t
 	r.Classes[e.Class] = true
 	r.Repairs = r.Repairs || m.Repair
 	r.Marks[m.For] = append(r.Marks[m.For], x)
-	r.promises[m.Victim] = append(r.promises[m.Victim], m)
+	r.promise(m)
 }
 
 // occupant returns the job as an occupant of the free capacity nominated for it; nil if nothing is known about the
@@ -172,7 +199,8 @@ func (r *Nominations) Restore(marks []Mark) {
 }
 
 // Awaits reports whether the job has room as soon as its victims have stopped; then the job
-// needs no further victims. It tries with the nominated capacity, and reverts all changes.
+// needs no further victims. A victim that is not ordered to stop counts for nothing. It tries
+// with the nominated capacity, and reverts all changes.
 func (r *Nominations) Awaits(e *queue.Entry) bool {
 	marks := r.Marks[e.ID]
 	if len(marks) == 0 {
@@ -182,7 +210,7 @@ func (r *Nominations) Awaits(e *queue.Entry) bool {
 	defer r.placer.Reopen(c)()
 	r.Lift(marks)
 	for _, m := range marks {
-		if m.Holder != nil {
+		if m.Holder != nil && r.stops(m.Holder) {
 			g := m.grant
 			if r.cluster.KeepsApart() {
 				g = cluster.Owned(g, m.Holder.Tenant)
@@ -228,7 +256,7 @@ func (r *Nominations) nominate(e *queue.Entry, places []cluster.Choice, victims 
 	for _, c := range places {
 		split := r.splitGrant(e, c.Grant, c.Node, victims)
 		for _, m := range split { // before the next place: a holder gives each part once
-			r.promises[m.Victim] = append(r.promises[m.Victim], m)
+			r.promise(m)
 		}
 		list = append(list, split...)
 	}
@@ -271,15 +299,11 @@ func (r *Nominations) keep(e *queue.Entry, m Nomination, start time.Time) {
 // part that is nominated already.
 func (r *Nominations) unpromised(n *cluster.Node, h *cluster.Holder) berth.Grant {
 	var a cluster.Amount
-	for _, g := range h.Ranks {
-		if g.Machine == n.ID {
-			a = a.Plus(n, g, 1)
-		}
+	for _, g := range r.heldOn(n, h) {
+		a = a.Plus(n, g, 1)
 	}
-	for _, m := range r.promises[h.Job] {
-		if m.Machine == n.ID {
-			a = a.Plus(n, berth.Grant{Capacity: m.Capacity, GPUs: m.GPUs}, -1)
-		}
+	for _, m := range r.promises[share{h.Job, n.ID}] {
+		a = a.Plus(n, berth.Grant{Capacity: m.Capacity, GPUs: m.GPUs}, -1)
 	}
 	return a.Grant(n)
 }
@@ -307,10 +331,8 @@ func (r *Nominations) splitGrant(e *queue.Entry, g berth.Grant, n *cluster.Node,
 		list[i].Capacity, list[i].GPUs = sum.Capacity, sum.Grant(n).GPUs
 	}
 	for _, h := range victims {
-		for _, v := range h.Ranks {
-			if v.Machine == n.ID {
-				part(v, h.Job)
-			}
+		for _, v := range r.heldOn(n, h) {
+			part(v, h.Job)
 		}
 	}
 	part(cluster.Clamp(n, left.Grant(n)), "")
@@ -325,12 +347,15 @@ func (r *Nominations) splitGrant(e *queue.Entry, g berth.Grant, n *cluster.Node,
 	return list
 }
 
+// stops reports whether a holder is ordered to stop, by this plan or an earlier order.
+func (r *Nominations) stops(h *cluster.Holder) bool { return h.Stopping || h.Stopped == r.Number }
+
 // stopping returns the jobs on a machine that stop, without the given victims.
 func (r *Nominations) stopping(n *cluster.Node, victims []*cluster.Holder) []*cluster.Holder {
 	var list []*cluster.Holder
 	for i := range n.On.List {
 		h := n.On.List[i].Holder
-		if (h.Stopping || h.Stopped == r.Number) && !slices.Contains(victims, h) {
+		if r.stops(h) && !slices.Contains(victims, h) {
 			list = append(list, h)
 		}
 	}

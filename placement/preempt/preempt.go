@@ -307,8 +307,9 @@ func (r *Search) enact(e *queue.Entry, s *displacement) {
 			}
 		}
 	}
+	before := len(r.nominations.Written)
 	r.nominations.nominate(e, together(s.ranks), holders)
-	forgetReleased(r)
+	renewReleased(r, holders, r.nominations.Written[before:])
 }
 
 // together returns one choice per machine, with the sum of the machine's grants.

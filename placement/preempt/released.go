@@ -9,7 +9,7 @@ import (
 )
 
 // releasedNodes returns the machines on which stopping jobs release more than is nominated.
-// The list is computed at the first call of a plan, and at the first one after a preemption.
+// The list is computed at the first call of a plan; preemptions renew it.
 func (r *Search) releasedNodes() []*cluster.Node {
 	if !r.releasedKnown {
 		r.releasedKnown = true
@@ -27,32 +27,64 @@ func (r *Search) releasedNodes() []*cluster.Node {
 // nominations of that capacity must exist already.
 func (r *Search) release(h *cluster.Holder) {
 	for _, id := range h.Machines {
-		n := r.cluster.Nodes[id]
-		if n == nil {
-			continue
+		if n := r.cluster.Nodes[id]; n != nil {
+			addReleased(r, n, h, false)
 		}
-		g := r.nominations.unpromised(n, h)
-		if g.Capacity == (berth.Capacity{}) && len(g.GPUs) == 0 {
-			continue
-		}
-		if len(r.released) == 0 {
-			r.released = make([][]berth.Grant, r.cluster.Extent)
-		}
-		if len(r.released[n.Index]) == 0 {
-			r.ledger.Touch(n) // the indexed bound counts free capacity alone: see available
-			r.releasing = append(r.releasing, n)
-		}
-		r.released[n.Index] = append(r.released[n.Index], g)
 	}
 }
 
-// forgetReleased drops the list of released capacity: a preemption adds stopping jobs, and its nominations may take
-// a part of what others release.
-func forgetReleased(r *Search) {
-	for _, n := range r.releasing {
+// addReleased records the capacity that a stopping holder releases on one machine. listed reports that
+// the machine is among the releasing ones already.
+func addReleased(r *Search, n *cluster.Node, h *cluster.Holder, listed bool) {
+	g := r.nominations.unpromised(n, h)
+	if g.Capacity == (berth.Capacity{}) && len(g.GPUs) == 0 {
+		return
+	}
+	if len(r.released) == 0 {
+		r.released = make([][]berth.Grant, r.cluster.Extent)
+	}
+	if len(r.released[n.Index]) == 0 && !listed {
+		r.ledger.Touch(n) // the indexed bound counts free capacity alone: see available
+		r.releasing = append(r.releasing, n)
+	}
+	r.released[n.Index] = append(r.released[n.Index], g)
+}
+
+// renewReleased recomputes the released capacity where a preemption has changed it: on the machines of its victims, and
+// on those of its nominations, which may take a part of what other jobs release.
+func renewReleased(r *Search, victims []*cluster.Holder, nominations []Nomination) {
+	if !r.releasedKnown {
+		return
+	}
+	done := map[berth.MachineID]bool{}
+	renew := func(id berth.MachineID) {
+		if n := r.cluster.Nodes[id]; n != nil && !done[id] {
+			done[id] = true
+			renewReleasedOn(r, n)
+		}
+	}
+	for _, h := range victims {
+		for _, id := range h.Machines {
+			renew(id)
+		}
+	}
+	for _, m := range nominations {
+		renew(m.Machine)
+	}
+}
+
+// renewReleasedOn recomputes the released capacity of one machine.
+func renewReleasedOn(r *Search, n *cluster.Node) {
+	had := len(r.releasedOn(n)) > 0
+	if had {
 		r.released[n.Index] = nil
 	}
-	r.releasing, r.releasedKnown = r.releasing[:0], false
+	for _, h := range r.nominations.stopping(n, nil) {
+		addReleased(r, n, h, had)
+	}
+	if had && len(r.released[n.Index]) == 0 {
+		r.releasing = slices.DeleteFunc(r.releasing, func(o *cluster.Node) bool { return o == n })
+	}
 }
 
 // releasedOn returns the capacity that stopping jobs release on a machine.
