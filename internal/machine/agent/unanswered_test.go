@@ -20,6 +20,7 @@ import (
 // serves checks that a job runs on the machine's second device, and ends well.
 func (m *machine) serves(id berth.JobID) {
 	m.s.t.Helper()
+	m.until("machine is ready", func() bool { return m.s.machineState(m.id) == berth.MachineReady })
 	_, w := m.runOn(1, id)
 	if x := w.exit(); x.Code != 0 {
 		m.s.t.Errorf("exit is %+v", x)
