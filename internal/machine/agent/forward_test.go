@@ -56,7 +56,8 @@ func carries(t *testing.T, f *client.Forward, port int, text string) {
 	}()
 	answer, err := io.ReadAll(conn)
 	if err != nil || string(answer) != strings.ToUpper(text) {
-		t.Errorf("%d bytes were answered by %d, %v", len(text), len(answer), err)
+		t.Errorf("%d bytes were answered by %d, which begin with %q, and the error %v",
+			len(text), len(answer), answer[:min(len(answer), 200)], err)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -104,7 +105,33 @@ func (v *visit) connect(ctx context.Context, port int, id string) (net.Conn, err
 		_ = conn.Close()
 		return nil, errors.New("the container has ended")
 	}
+	own, err := net.InterfaceAddrs()
+	if err != nil || !onOwnNetwork(conn.LocalAddr(), address, own) {
+		_ = conn.Close()
+		return nil, errors.Join(errors.New("the machine is not connected to the container's network"), err)
+	}
 	return conn, nil
+}
+
+// onOwnNetwork reports whether a connection from local to the address remote used an interface of this
+// machine in the network of remote. Other connections have passed a gateway: the machine has lost its
+// interface in the container's network, and something else has the same address behind that gateway.
+func onOwnNetwork(local net.Addr, remote string, own []net.Addr) bool {
+	from, err := netip.ParseAddrPort(local.String())
+	if err != nil {
+		return false
+	}
+	to, err := netip.ParseAddr(remote)
+	if err != nil {
+		return false
+	}
+	for _, a := range own {
+		network, err := netip.ParsePrefix(a.String())
+		if err == nil && network.Addr() == from.Addr().Unmap() && network.Contains(to.Unmap()) {
+			return true
+		}
+	}
+	return false
 }
 
 // address returns the address of the container with this id, on its own network.
