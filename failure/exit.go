@@ -27,6 +27,7 @@ const (
 	CauseImageUnsigned     ExitCause = "image_unsigned"     // never started: a demanded signature is missing
 	CauseBadCommand        ExitCause = "bad_command"        // never started: the executable is not in the image
 	CauseImageInvalid      ExitCause = "image_invalid"      // never started: no engine can start the image
+	CauseUnmappedUser      ExitCause = "unmapped_user"      // never started: the engine's mapping has no such user
 	CauseDevice            ExitCause = "device"             // never started: the engine refused the GPUs
 	CauseNetwork           ExitCause = "network"            // never started: the machine had no fit network for it
 	CauseEngine            ExitCause = "engine"             // the engine failed, or ended the container by a restart

@@ -66,6 +66,15 @@ var machineRules = []Rule{
 		Class: ClassInfra, Reason: berth.ReasonMachineError, Says: "{exit}", Hint: none,
 		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true, Fault: true,
 	},
+	// A machine with such an engine runs the jobs of other users, and all its jobs of tenants would count.
+	{
+		Name: "unmapped_user", Evidence: EvidenceMachine,
+		Signal: "the container engine maps users, and its mapping does not have the container's user or group",
+		Causes: []ExitCause{CauseUnmappedUser},
+		Class:  ClassInfra, Reason: berth.ReasonMachineError, Says: "{exit}",
+		Hint: "an operator can give tenants numbers inside the mapping (berthd --container-uids) or enlarge it",
+		Next: berth.Retrying, Blame: BlameInfra, Budget: BudgetInfra, Wait: WaitLoss, Elsewhere: true,
+	},
 	// A full range or machines that do not fit together are no sign of a defective machine.
 	{
 		Name: "network_unavailable", Evidence: EvidenceMachine,

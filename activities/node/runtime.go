@@ -145,6 +145,9 @@ var (
 	// ErrBadImage: the configuration of the image, or a link in it, asks for a container that no engine can start,
 	// such as a user that the image does not have, or a folder that cannot be created in /proc.
 	ErrBadImage = errors.New("image cannot start on any machine")
+	// ErrUnmappedUser: the engine runs containers in a user namespace, whose mapping does not have the container's user
+	// or group. The machine works, and its operator has to give tenants other numbers or enlarge the mapping.
+	ErrUnmappedUser = errors.New("user is outside of the engine's mapping of users")
 	// ErrNetworkInUse: a container is on the network.
 	ErrNetworkInUse = errors.New("network is in use")
 	// ErrNoNetwork: no network can be made for the job here. The machine is not at fault.

@@ -68,3 +68,30 @@ func TestAccountsThatDoNotComeAreTheMachinesFault(t *testing.T) {
 		m.cleared(req)
 	}
 }
+
+// An engine whose mapping of users lacks the container's user works for other users. Its machine must not be drained
+// for it, and the job needs another machine.
+func TestAnUnmappedUserIsNoFaultOfItsMachine(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m := s.machine("m1")
+	for _, call := range []string{"Create", "Start"} {
+		m.runtime.Intercept(func(c fakeruntime.Call) error {
+			if c.Method == call {
+				return fmt.Errorf("%w: cannot set uid to unmapped user in user namespace", node.ErrUnmappedUser)
+			}
+			return nil
+		})
+		id := s.submit(nil, "exit", "0")
+		req, w := m.run(id)
+		if x := w.exit(); x.Cause != failure.CauseUnmappedUser || x.Started() {
+			t.Errorf("%s: exit is %+v", call, x)
+		}
+		j := s.settle(id)
+		if a := j.Attempts[0]; a.Next != berth.Retrying || a.Outcome == nil || a.Outcome.Rule != "unmapped_user" ||
+			!strings.Contains(a.Outcome.Message, "unmapped") {
+			t.Errorf("%s: job is %s after %+v", call, j.Status, a)
+		}
+		m.cleared(req)
+	}
+}

@@ -89,6 +89,8 @@ func (p *createPhase) create(ctx context.Context) (phase, error) {
 			cause = failure.CauseImageInvalid
 		case errors.Is(err, node.ErrBadCommand):
 			cause = failure.CauseBadCommand
+		case errors.Is(err, node.ErrUnmappedUser):
+			cause = failure.CauseUnmappedUser
 		case errors.Is(err, node.ErrDevice):
 			cause = failure.CauseDevice
 		case errors.Is(err, node.ErrImageUnavailable):

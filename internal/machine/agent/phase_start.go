@@ -121,6 +121,8 @@ func (p *startPhase) causeOf(err error, patience time.Time) failure.ExitCause {
 		return failure.CauseImageInvalid
 	case errors.Is(err, node.ErrBadCommand):
 		return failure.CauseBadCommand
+	case errors.Is(err, node.ErrUnmappedUser):
+		return failure.CauseUnmappedUser
 	case errors.Is(err, node.ErrDevice):
 		return failure.CauseDevice
 	case errors.Is(err, node.ErrNoContainer):

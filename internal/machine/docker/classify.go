@@ -105,9 +105,14 @@ var badDevice = regexp.MustCompile(`(?i)` +
 	`nvidia-container-cli|nvidia-container-runtime|libnvidia|` +
 	`cdi device injection failed|unresolvable cdi devices|cdi .*(not enabled|not registered|unknown)`)
 
+// unmappedUser matches errors of runc about a user or a group that the user namespace of the engine does not have.
+var unmappedUser = regexp.MustCompile(`(?i)cannot set [ug]id to unmapped (user|group) in user namespace`)
+
 // classifyStart names the culprit of a failed create or start.
 func classifyStart(err error) error {
 	switch text := err.Error(); {
+	case unmappedUser.MatchString(text):
+		return fmt.Errorf("%w: %w", node.ErrUnmappedUser, err)
 	case badDevice.MatchString(text):
 		return fmt.Errorf("%w: %w", node.ErrDevice, err)
 	case brokenEngine.MatchString(text):

@@ -52,6 +52,8 @@ func TestStartMessagesNameTheCulprit(t *testing.T) {
 		`could not select device driver "nvidia" with capabilities: [[gpu]]`: node.ErrDevice,
 		runc + `error during container init: error running hook #0: exit status 1, stderr: Auto-detected mode as 'legacy'
 nvidia-container-cli: device error: GPU-1: unknown device: unknown`: node.ErrDevice,
+		inInit10 + `setup user: cannot set uid to unmapped user in user namespace: unknown`:                                                 node.ErrUnmappedUser,
+		inInit + `setup user: cannot set gid to unmapped user in user namespace: unknown`:                                                   node.ErrUnmappedUser,
 		`CDI device injection failed: unresolvable CDI devices nvidia.com/gpu=GPU-1`:                                                        node.ErrDevice,
 		runc + `exec: "nope": executable file not found in $PATH: unknown`:                                                                  node.ErrBadCommand,
 		runc + `exec: "/bin": stat /bin: is a directory: unknown`:                                                                           node.ErrBadCommand,
@@ -106,7 +108,7 @@ nvidia-container-cli: device error: GPU-1: unknown device: unknown`: node.ErrDev
 		lost + `exec: "nvidia-container-runtime": executable file not found in $PATH: unknown`:                          node.ErrDevice,
 	} {
 		err := classifyStart(errors.New(text))
-		for _, kind := range []error{node.ErrDevice, node.ErrBadCommand, node.ErrBadImage} {
+		for _, kind := range []error{node.ErrDevice, node.ErrBadCommand, node.ErrBadImage, node.ErrUnmappedUser} {
 			if errors.Is(err, kind) != (kind == want) {
 				t.Errorf("%s\nis taken for: %v\nwant: %v", text, err, want)
 			}
