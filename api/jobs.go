@@ -381,8 +381,8 @@ func (h *jobHandlers) act(
 // cancelInput names the job to cancel, or some elements of an array.
 type cancelInput struct {
 	JobInput
-	Index     string `query:"index" doc:"of an array: only these elements, such as 3-7,9"`
-	SkipFinal bool   `query:"skip_final" doc:"of a pipeline: cancel its final steps, too"`
+	Index     string `query:"index" doc:"only these elements of an array, such as 3-7,9"`
+	SkipFinal bool   `query:"skip_final" doc:"cancel the final steps of a pipeline, too"`
 }
 
 // cancelJob cancels a job, or some elements of an array. The job's workflow is poked in
@@ -423,7 +423,7 @@ func (h *jobHandlers) releaseJob(ctx context.Context, in *JobInput) (*jobOutput,
 // array.
 type retryInput struct {
 	JobInput
-	Failed bool `query:"failed" doc:"of an array or a pipeline: only the failed part"`
+	Failed bool `query:"failed" doc:"only the failed part of an array or a pipeline"`
 	Fresh  bool `query:"fresh" doc:"steps start from the beginning, not from their newest checkpoints"`
 }
 
@@ -431,7 +431,7 @@ type retryInput struct {
 // retryInput: huma reads the parameters of exported structs only.
 type retryJobInput struct {
 	JobInput
-	Failed   bool `query:"failed" doc:"of an array or a pipeline: only the failed part"`
+	Failed   bool `query:"failed" doc:"only the failed part of an array or a pipeline"`
 	Fresh    bool `query:"fresh" doc:"start as the job's file says, not from the newest checkpoint of the old job"`
 	WithSpec bool `query:"with_spec" doc:"run the spec of the body in place of the job's own; not with failed"`
 	Request

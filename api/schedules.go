@@ -29,8 +29,8 @@ func (h *scheduleHandlers) mount(r *router) {
 	create := r.operation("create-schedule", http.MethodPost, "/v1/schedules", tag,
 		"Create a schedule: submit a job or a pipeline at future times")
 	create.Description = "201 with the new schedule; 200 if there is the same one already; 409 if there is another " +
-		"one of that name. What it submits is judged as if it were submitted now, and again at each time: a " +
-		"refusal then is recorded with that fire."
+		"one of that name. The job or pipeline is checked as if it were submitted now, and again at each " +
+		"scheduled time. A refusal at such a time is recorded with that fire."
 	create.DefaultStatus = http.StatusCreated
 	registerWithBody[spec.Schedule](r, create, h.createSchedule)
 	apply := r.operation("apply-schedule", http.MethodPut, "/v1/schedules/{name}", tag,

@@ -48,10 +48,10 @@ func (h *tenantHandlers) mount(r *router) {
 	register(r, r.operation("show-quota", http.MethodGet, "/v1/quotas/{tenant}", tag,
 		"Show a tenant's quota and its use"), h.showQuota)
 	set := r.operation("set-quota", http.MethodPut, "/v1/quotas/{tenant}", tag, "Replace a tenant's quota")
-	set.Description = "What the body leaves out binds no more, except for `" + strings.Join(db.LaterQuotaSettings,
+	set.Description = "A setting that the body leaves out is removed, except `" + strings.Join(db.LaterQuotaSettings,
 		"`, `") + "`: " +
-		"older clients do not know these; left out they stay, and null lifts them. " +
-		"With a `version` that is not the present one: 409, so that nobody undoes another's change unseen."
+		"older clients do not know these, so they stay unless the body sets them to null. " +
+		"With a `version` that is not the present one: 409, so that no change overwrites another one unseen."
 	registerWithBody[spec.Quota](r, set, h.setQuota)
 	unset := r.operation("delete-quota", http.MethodDelete, "/v1/quotas/{tenant}", tag,
 		"Delete a tenant's quota, and so all its limits")

@@ -32,7 +32,7 @@ type HangEvidence struct {
 	CPUSeconds   float64         `json:"cpu_seconds,omitempty" doc:"time that cpu is the mean of"`
 	CPULimit     float64         `json:"cpu_limit,omitempty" doc:"cores that the member may use"`
 	GPUs         []HangGPU       `json:"gpus,omitempty"`
-	Processes    []HangProcess   `json:"processes,omitempty" doc:"of the container, the most CPU time first"`
+	Processes    []HangProcess   `json:"processes,omitempty" doc:"processes of the container, most CPU time first"`
 	More         int             `json:"more_processes,omitempty" doc:"further processes, which are not listed"`
 	Lines        []string        `json:"lines,omitempty" doc:"last lines of the log"`
 }
@@ -62,7 +62,7 @@ type HangProcess struct {
 // Hang is the verdict that an attempt hangs, with the evidence of its members.
 type Hang struct {
 	Attempt int            `json:"attempt"`
-	Odd     *OddMember     `json:"odd,omitempty" doc:"of a gang: the member that differs from the others"`
+	Odd     *OddMember     `json:"odd,omitempty" doc:"the member of a gang that differs from the others"`
 	Members []HangEvidence `json:"members"`
 	More    int            `json:"more_members,omitempty" doc:"further members, which are not listed"`
 }

@@ -60,7 +60,7 @@ type Burst struct {
 	When *BurstWhen `json:"when,omitempty" doc:"waits that are worth a machine; no policy has it: no job bursts"`
 	Spot SpotRule   `json:"spot,omitempty" doc:"never, prefer or only; default at the top: never"`
 
-	MaxPricePerHour float64 `json:"max_price_per_hour,omitempty" doc:"of one machine, in US dollars; unset: any"`
+	MaxPricePerHour float64 `json:"max_price_per_hour,omitempty" doc:"highest price of one machine, in US dollars"`
 
 	Spend       *BurstSpend `json:"spend,omitempty" doc:"bounds the costs, tenants below included"`
 	Grow        *BurstGrow  `json:"grow,omitempty" doc:"bounds the launches in a time, tenants below included"`

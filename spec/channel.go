@@ -14,9 +14,9 @@ import (
 // below can name it in notify.
 type Channel struct {
 	Kind   string   `json:"kind" enum:"slack,email,webhook" doc:"slack: webhook of a chat; webhook: signed calls"`
-	Secret string   `json:"secret,omitempty" doc:"of slack: name of the tenant's secret with the address of the chat"`
-	To     []string `json:"to,omitempty" doc:"of email: addresses of the recipients"`
-	URL    string   `json:"url,omitempty" doc:"of webhook: address of the receiver, https"`
+	Secret string   `json:"secret,omitempty" doc:"for slack: name of the tenant's secret with the chat's address"`
+	To     []string `json:"to,omitempty" doc:"addresses of the recipients, for email"`
+	URL    string   `json:"url,omitempty" doc:"address of the receiver, for webhook; https"`
 	Events []string `json:"events,omitempty" doc:"notified of all jobs of the tenant and tenants below; unset: none"`
 }
 

@@ -18,7 +18,7 @@ type TenantUse struct {
 	Running   int     `json:"running" doc:"jobs that hold capacity"`
 	Holding   Amounts `json:"holding"`
 	GPUHours  float64 `json:"gpu_hours" doc:"recent use; older use counts less, half after each half-life"`
-	CPUHours  float64 `json:"cpu_hours" doc:"as gpu_hours, of cores"`
+	CPUHours  float64 `json:"cpu_hours" doc:"hours of CPU cores, counted as gpu_hours"`
 	SpentGPUs float64 `json:"spent_gpu_hours" doc:"GPU hours in the present period of its budget; 0 without one"`
 }
 

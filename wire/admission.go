@@ -6,7 +6,7 @@ import "time"
 // and wait; running jobs, ends and cancels continue.
 type Admission struct {
 	Paused bool       `json:"paused" doc:"no new work starts in the whole cluster"`
-	Reason string     `json:"reason,omitempty" doc:"of the last pause or resumption"`
+	Reason string     `json:"reason,omitempty" doc:"reason of the last pause or resumption"`
 	Actor  string     `json:"actor,omitempty" doc:"who paused or resumed last"`
 	Since  *time.Time `json:"since,omitempty" doc:"time of the last pause or resumption; none if there was none"`
 

@@ -80,14 +80,14 @@ func (p OfferPrice) Validate() (faults []berth.FieldError) {
 type CloudUsage struct {
 	Tenant   berth.TenantID `json:"tenant" doc:"empty: machines that admins requested by hand"`
 	Parent   berth.TenantID `json:"parent,omitempty"`
-	Pool     string         `json:"pool,omitempty" doc:"of a list by pool, which has no tenants and no limits"`
+	Pool     string         `json:"pool,omitempty" doc:"the pool, in a list by pool; it has no tenants and limits"`
 	From     time.Time      `json:"from" doc:"start of the period, in UTC"`
 	To       time.Time      `json:"to" doc:"end of the period"`
 	Reserved float64        `json:"reserved" doc:"by launches that exist now, and not spent yet; 0 for a past period"`
 	Settled  float64        `json:"settled" doc:"costs in the period"`
 	Own      float64        `json:"own" doc:"part of settled without the tenants below"`
 	Machines int            `json:"machines" doc:"launches that are neither gone nor failed"`
-	Limit    float64        `json:"limit,omitempty" doc:"of the tenant's own policy, if that has the same period"`
+	Limit    float64        `json:"limit,omitempty" doc:"limit of the tenant's own policy, if of the same period"`
 	Share    *float64       `json:"share,omitempty" doc:"reserved and settled as a share of the limit"`
 	Alerts   []SpendAlert   `json:"alerts,omitempty" doc:"levels of the limit that were reached in the period"`
 }

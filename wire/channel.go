@@ -11,7 +11,7 @@ import (
 type ChannelStatus struct {
 	Name      string         `json:"name"`
 	Tenant    berth.TenantID `json:"tenant"`
-	Inherited bool           `json:"inherited,omitempty" doc:"of a tenant above; its destination is not shown"`
+	Inherited bool           `json:"inherited,omitempty" doc:"belongs to a tenant above; no destination shown"`
 	spec.Channel
 	UpdatedAt    time.Time  `json:"updated_at"`
 	UpdatedBy    string     `json:"updated_by,omitempty"`

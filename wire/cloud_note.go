@@ -10,16 +10,16 @@ import (
 type CloudNote struct {
 	Code     string         `json:"code" doc:"provisioning, or why no machine is launched; see docs/operate/cloud.md"`
 	Message  string         `json:"message"`
-	Machines []CloudMachine `json:"machines,omitempty" doc:"of provisioning: machines that boot for it"`
-	Until    *time.Time     `json:"until,omitempty" doc:"of closed: when a refused offer may be tried again"`
+	Machines []CloudMachine `json:"machines,omitempty" doc:"machines that boot for the job"`
+	Until    *time.Time     `json:"until,omitempty" doc:"time of the next try of a closed offer"`
 	Start    *time.Time     `json:"start,omitempty" doc:"planned start on machines that exist; absent: none planned"`
-	Cost     float64        `json:"cost,omitempty" doc:"of the run in a cloud, in US dollars; absent: unknown"`
+	Cost     float64        `json:"cost,omitempty" doc:"cost of the run in a cloud, in US dollars; absent: unknown"`
 }
 
 // CloudMachine is a machine that was launched, and that has not joined.
 type CloudMachine struct {
 	Machine    berth.MachineID `json:"machine"`
-	State      string          `json:"state" doc:"of the launch: requested, sent, unresolved or running"`
+	State      string          `json:"state" doc:"state of the launch: requested, sent, unresolved, running"`
 	Type       string          `json:"type"`
 	Region     string          `json:"region"`
 	Market     string          `json:"market"`

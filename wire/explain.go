@@ -14,7 +14,7 @@ type Fit struct {
 	Machines   int         `json:"machines"`
 	FitNow     int         `json:"fit_now" doc:"have room for one member now"`
 	FitEver    int         `json:"fit_ever" doc:"would have room if nothing ran on them"`
-	MembersNow *int        `json:"members_now,omitempty" doc:"of a gang: how many of its members have room at once"`
+	MembersNow *int        `json:"members_now,omitempty" doc:"number of members of a gang that have room at once"`
 	Clauses    []FitClause `json:"clauses,omitempty" doc:"clauses that exclude at least one machine, in order"`
 
 	Candidates []berth.MachineID `json:"candidates,omitempty" doc:"machines that fit now, the best first"`
@@ -122,7 +122,7 @@ func article(model string) string {
 // HardwareFit is one hardware that a job may take, with the reasons that keep the job from it.
 type HardwareFit struct {
 	Number    int            `json:"number" doc:"0: resources of the job file; from 1: its alternatives"`
-	Resources spec.Resources `json:"resources" doc:"of each member"`
+	Resources spec.Resources `json:"resources" doc:"resources of each member"`
 	InForce   bool           `json:"in_force,omitempty" doc:"the hardware that the job had last, at first resources"`
 	After     spec.Duration  `json:"after,omitempty" doc:"wait before the job may take it"`
 	OpensAt   *time.Time     `json:"opens_at,omitempty" doc:"when the job may take it; absent: it may, or a plan"`
@@ -183,18 +183,18 @@ type Explanation struct {
 // Holder is a running job that holds capacity which a waiting job could use.
 type Holder struct {
 	Job        berth.JobID       `json:"job"`
-	Handle     string            `json:"handle,omitempty" doc:"of job"`
+	Handle     string            `json:"handle,omitempty" doc:"short form of the job id"`
 	Name       string            `json:"name"`
 	ArrayIndex *int              `json:"array_index,omitempty"`
 	Tenant     berth.TenantID    `json:"tenant"`
-	Machines   []berth.MachineID `json:"machines" doc:"of the machines that the waiting job could use"`
+	Machines   []berth.MachineID `json:"machines" doc:"machines that it occupies and the waiting job could use"`
 	EndsBy     *time.Time        `json:"ends_by,omitempty" doc:"latest end by its time_limit; absent: no time_limit"`
 }
 
 // Blocker is one reason why a job does not start.
 type Blocker struct {
 	Code    string        `json:"code" doc:"stable code; docs/design/policy.md lists them"`
-	Quota   string        `json:"quota,omitempty" doc:"of quota: which setting, limit, max_running, borrow or budget"`
+	Quota   string        `json:"quota,omitempty" doc:"with code quota: limit, max_running, borrow or budget"`
 	Message string        `json:"message"`
 	Hint    string        `json:"hint,omitempty" doc:"a change that would help"`
 	Jobs    []berth.JobID `json:"jobs,omitempty" doc:"stopping: the jobs that make room; overdue: the job it waits for"`

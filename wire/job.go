@@ -33,7 +33,7 @@ type Job struct {
 	StartedFrom *StartPoint       `json:"started_from,omitempty" doc:"checkpoint of another job that it started from"`
 	Parent      *berth.JobID      `json:"parent,omitempty"`      // the array or pipeline of this element or step
 	ArrayIndex  *int              `json:"array_index,omitempty"` // index of the element in its array
-	Variables   map[string]string `json:"variables,omitempty" doc:"of an element: its variables of array.each"`
+	Variables   map[string]string `json:"variables,omitempty" doc:"an element's variables of array.each"`
 	Tally       *Tally            `json:"tally,omitempty"` // children of a parent, by status
 	Indexes     string            `json:"indexes,omitempty" doc:"array that repeats elements of another: their indexes"`
 	Run         int               `json:"run,omitempty" doc:"in a merged list: the run of the array it is from, from 1"`
@@ -55,11 +55,11 @@ type Job struct {
 
 	Waiting *Waiting `json:"waiting,omitempty" doc:"while it waits: the reason in a few words"`
 
-	Results *ArrayRuns `json:"results,omitempty" doc:"of a retried array, or a retry: the latest result of each index"`
+	Results *ArrayRuns `json:"results,omitempty" doc:"the latest result of each index, if it was retried"`
 
 	Spec        *spec.Job          `json:"spec,omitempty"`
 	Pipeline    *spec.Pipeline     `json:"pipeline,omitempty"` // in place of spec
-	Steps       []Step             `json:"steps,omitempty" doc:"of a pipeline, each after those it needs"`
+	Steps       []Step             `json:"steps,omitempty" doc:"steps of a pipeline, each after the steps it needs"`
 	Progress    *berth.Progress    `json:"progress,omitempty"`
 	Stage       *JobStage          `json:"stage,omitempty" doc:"while scheduled: present step on the job's machines"`
 	Attempts    []berth.Attempt    `json:"attempts,omitempty"`
@@ -177,10 +177,10 @@ func (t Tally) Holding() int {
 type Step struct {
 	Name    string        `json:"name"`
 	Job     berth.JobID   `json:"job"`
-	Handle  string        `json:"handle,omitempty" doc:"of job"`
+	Handle  string        `json:"handle,omitempty" doc:"short form of the job id"`
 	Kind    berth.Kind    `json:"kind,omitempty" doc:"array or pipeline; absent for a job"`
 	Status  berth.State   `json:"status"`
-	Tally   *Tally        `json:"tally,omitempty" doc:"of an array: its elements by status; of a pipeline: its steps"`
+	Tally   *Tally        `json:"tally,omitempty" doc:"elements of an array, or steps of a pipeline, by status"`
 	Needs   []string      `json:"needs,omitempty"`
 	When    string        `json:"when,omitempty" doc:"failure or always; absent: success, and for a final step always"`
 	Final   bool          `json:"final,omitempty" doc:"starts after all other steps"`

@@ -53,7 +53,7 @@ type Launch struct {
 	Cost     float64        `json:"cost,omitempty" doc:"US dollars so far, by the price; absent: none, or unknown"`
 
 	Instance      string     `json:"instance,omitempty" doc:"the cloud's id"`
-	InstanceState string     `json:"instance_state,omitempty" doc:"as last read: pending, running, ending, terminated"`
+	InstanceState string     `json:"instance_state,omitempty" doc:"last read: pending, running, ending or terminated"`
 	SeenAt        *time.Time `json:"seen_at,omitempty" doc:"last read of the instance"`
 	JoinedAt      *time.Time `json:"joined_at,omitempty"`
 	Sends         int        `json:"sends,omitempty" doc:"number of times that the request was sent"`
@@ -62,7 +62,7 @@ type Launch struct {
 	StopDeadline  *time.Time `json:"stop_deadline,omitempty"`
 	EndedAt       *time.Time `json:"ended_at,omitempty" doc:"first report of the end by the cloud; costs end here"`
 	Terminates    int        `json:"terminates,omitempty" doc:"number of calls that requested the termination"`
-	ErrorKind     string     `json:"error_kind,omitempty" doc:"of the last failed call to the cloud"`
+	ErrorKind     string     `json:"error_kind,omitempty" doc:"kind of the error of the last failed call to the cloud"`
 	Error         string     `json:"error,omitempty"`
 	CreatedBy     string     `json:"created_by"`
 	CreatedAt     time.Time  `json:"created_at"`

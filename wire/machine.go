@@ -102,7 +102,7 @@ type MachineGPU struct {
 // MachineJob is one member on a machine.
 type MachineJob struct {
 	Job     berth.JobID           `json:"job"`
-	Handle  string                `json:"handle,omitempty" doc:"of job; only where one machine is shown"`
+	Handle  string                `json:"handle,omitempty" doc:"short form of the job id; only for a single machine"`
 	Name    string                `json:"name"`
 	Tenant  berth.TenantID        `json:"tenant"`
 	Attempt int                   `json:"attempt"`

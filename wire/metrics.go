@@ -64,7 +64,7 @@ const (
 // MetricSeries is one metric of one member in one attempt.
 type MetricSeries struct {
 	Metric Metric `json:"metric" doc:"cpu, memory, disk_read, network_sent, gpu, gpu_memory, ..."`
-	GPU    string `json:"gpu,omitempty" doc:"of the metrics of GPUs: the device's UUID"`
+	GPU    string `json:"gpu,omitempty" doc:"the device's UUID, for metrics of GPUs"`
 	Unit   string `json:"unit" doc:"cores, bytes, bytes_per_second or ratio"`
 	Values Values `json:"values" doc:"one a step, from started_at on; null: not measured"`
 
@@ -74,8 +74,8 @@ type MetricSeries struct {
 
 // ProgressSeries is one value that the job reports in its progress file, over time.
 type ProgressSeries struct {
-	Name   string `json:"name" doc:"as the job calls it, such as loss"`
-	Values Values `json:"values" doc:"as the values of series"`
+	Name   string `json:"name" doc:"name that the job gave it, such as loss"`
+	Values Values `json:"values" doc:"one value per time, in the format of the values of series"`
 }
 
 // MemberMetrics holds the measurements of one member of a job in one attempt. All

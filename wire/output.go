@@ -12,14 +12,14 @@ type StoredOutput struct {
 	Name      string        `json:"name"`
 	Attempt   int           `json:"attempt"`
 	Member    int           `json:"member"`
-	Address   berth.Address `json:"address" doc:"of its content: the same content has the same address"`
+	Address   berth.Address `json:"address" doc:"address of the content; equal content has one address"`
 	Files     int           `json:"files" doc:"entries, folders and links included"`
-	Bytes     int64         `json:"bytes" doc:"of all files together"`
-	Stored    int64         `json:"stored_bytes" doc:"of the archive, compressed"`
-	SHA256    string        `json:"sha256" doc:"of the archive as it is downloaded"`
+	Bytes     int64         `json:"bytes" doc:"total size of all files"`
+	Stored    int64         `json:"stored_bytes" doc:"size of the compressed archive"`
+	SHA256    string        `json:"sha256" doc:"checksum of the archive as downloaded"`
 	CreatedAt time.Time     `json:"created_at"`
 
 	// Job and Step are set in the list of an array or a pipeline.
-	Job  berth.JobID `json:"job,omitempty" doc:"of an array or a pipeline: the element or step that has the output"`
+	Job  berth.JobID `json:"job,omitempty" doc:"element or step that has the output"`
 	Step string      `json:"step,omitempty" doc:"path of that job, such as train.fit or train.sweep[3]"`
 }

@@ -13,18 +13,18 @@ type PlanOffer struct {
 	Zone      string  `json:"zone,omitempty" doc:"unset: the cloud chooses"`
 	Machine   string  `json:"machine,omitempty" doc:"the best machine that exists, or the cloud's machine type"`
 	Machines  int     `json:"machines,omitempty" doc:"number of machines that the job needs"`
-	CPUs      float64 `json:"cpus,omitempty" doc:"of one machine"`
-	MemoryMiB int64   `json:"memory_mib,omitempty" doc:"of one machine"`
-	GPUs      int     `json:"gpus,omitempty" doc:"of one machine"`
+	CPUs      float64 `json:"cpus,omitempty" doc:"CPUs of one machine"`
+	MemoryMiB int64   `json:"memory_mib,omitempty" doc:"memory of one machine"`
+	GPUs      int     `json:"gpus,omitempty" doc:"GPUs of one machine"`
 	GPUType   string  `json:"gpu_type,omitempty"`
-	Market    string  `json:"market,omitempty" doc:"of clouds: on_demand or spot"`
+	Market    string  `json:"market,omitempty" doc:"on_demand or spot, for clouds"`
 	// Price is for one machine. JobCost is for all machines and the run time of the job.
-	Price   float64    `json:"price_per_hour,omitempty" doc:"of one machine, in US dollars; absent: unknown"`
-	JobCost float64    `json:"job_cost,omitempty" doc:"of the job, in US dollars; absent: its run time is unknown"`
+	Price   float64    `json:"price_per_hour,omitempty" doc:"price of one machine, in US dollars; absent: unknown"`
+	JobCost float64    `json:"job_cost,omitempty" doc:"cost of the job, in US dollars; absent: unknown run time"`
 	Starts  *time.Time `json:"starts,omitempty" doc:"planned; of a cloud, if launched now; absent: unknown"`
 	Code    string     `json:"code,omitempty" doc:"why it is not used now, as in waiting.cloud; absent: it may be"`
 	Note    string     `json:"note,omitempty"`
-	Until   *time.Time `json:"until,omitempty" doc:"of closed: when Berth tries the offer again; absent: not known"`
+	Until   *time.Time `json:"until,omitempty" doc:"time of the next try of a closed offer; absent: unknown"`
 	Source  string     `json:"source,omitempty" doc:"source of the price"`
 	AsOf    *time.Time `json:"as_of,omitempty" doc:"date of the price"`
 }

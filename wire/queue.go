@@ -6,8 +6,8 @@ import "time"
 // from the server's latest reading of the queue, so that the job may have changed since;
 // Explanation is more exact and has every reason.
 type Waiting struct {
-	Code           string     `json:"code" doc:"as the code of a blocker in explain, and: needs, ready, unknown"`
-	Quota          string     `json:"quota,omitempty" doc:"of quota: limit, max_running, borrow or budget"`
+	Code           string     `json:"code" doc:"code of a blocker in explain, or needs, ready, unknown"`
+	Quota          string     `json:"quota,omitempty" doc:"with code quota: limit, max_running, borrow or budget"`
 	Message        string     `json:"message" doc:"the reason in a few words"`
 	Position       int        `json:"position,omitempty" doc:"place in the queue, from 1; absent: not queued"`
 	EstimatedStart *time.Time `json:"estimated_start,omitempty" doc:"expected start; absent: unknown"`

@@ -27,7 +27,7 @@ type Schedule struct {
 type AppliedSchedule struct {
 	Schedule
 	Result  ApplyResult   `json:"result" doc:"created, updated or unchanged"`
-	Changes []spec.Change `json:"changes,omitempty" doc:"of an update, ordered by field"`
+	Changes []spec.Change `json:"changes,omitempty" doc:"changes of an update, ordered by field"`
 }
 
 // ApplyResult is the effect of an apply.
@@ -89,6 +89,6 @@ func (s FireStatus) Decided() bool {
 
 // BackfillResult is the answer to a backfill.
 type BackfillResult struct {
-	Times int `json:"times" doc:"of the schedule in the range"`
+	Times int `json:"times" doc:"number of its times in the range"`
 	Fires int `json:"fires" doc:"number of these times that had created no job yet and are fired now"`
 }

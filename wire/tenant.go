@@ -12,7 +12,7 @@ import (
 type Tenant struct {
 	ID        berth.TenantID `json:"id"`
 	Parent    berth.TenantID `json:"parent,omitempty" doc:"the tenant above it, whose limits bind it too"`
-	Weight    float64        `json:"weight" doc:"of its share among its siblings"`
+	Weight    float64        `json:"weight" doc:"weight of its share among its siblings"`
 	CreatedAt time.Time      `json:"created_at"`
 	Use       spec.TenantUse `json:"use"`
 
