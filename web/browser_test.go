@@ -35,6 +35,7 @@ func (s *site) full() (running, failed, array, pipeline berth.JobID) {
 			s.end(j.ID, berth.Succeeded)
 		}
 	}
+	s.exec(`INSERT INTO spend (tenant, day, settled) SELECT t, current_date, c FROM (VALUES ('a', 412500000), ('b', 96250000), ('', 3000000)) AS x (t, c)`)
 	array = s.submit("alice", func(j *spec.Job) { j.Name, j.Array = "sweep", &spec.Array{Size: 300, Parallel: 4} }).ID
 	p, _, err := s.as("alice").SubmitPipeline(s.t.Context(), spec.Pipeline{Kind: string(berth.KindPipeline), Name: "nightly", Jobs: map[string]spec.Job{
 		"prepare": {Image: "busybox"}, "train-a": {Image: "busybox", Needs: []string{"prepare"}},
@@ -72,7 +73,7 @@ func TestPagesInABrowser(t *testing.T) {
 		"overview": "/", "queue": "/queue", "jobs": "/jobs", "running": "/jobs/" + string(running), "failed": "/jobs/" + string(failed),
 		"events": "/jobs/" + string(failed) + "?tab=events", "explain": "/jobs/" + string(failed) + "?tab=explain",
 		"spec": "/jobs/" + string(failed) + "?tab=spec", "array": "/jobs/" + string(array), "pipeline": "/jobs/" + string(pipeline),
-		"machines": "/machines", "machine": "/machines/gpu-1", "schedules": "/schedules", "tenants": "/tenants", "submit": "/submit",
+		"machines": "/machines", "machine": "/machines/gpu-1", "schedules": "/schedules", "tenants": "/tenants", "usage": "/usage", "submit": "/submit",
 		"act": "/act?do=cancel&id=" + string(running), "missing": "/jobs/00000000-0000-7000-8000-000000000000",
 	}
 	for name, path := range pages {

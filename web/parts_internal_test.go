@@ -219,6 +219,7 @@ func TestTemplatesTakeZeroValues(t *testing.T) {
 	zero := map[string]any{
 		"overview": overviewView{}, "jobs": jobsView{}, "queue": queueView{}, "machines": machinesView{},
 		"machine": machineView{}, "schedules": schedulesView{}, "schedule": scheduleView{}, "tenants": tenantsView{},
+		"usage":  usageView{},
 		"submit": submitView{}, "login": signInView{}, "error": problemView{}, "act": actView{}, "acted": actView{},
 		"job": jobView{},
 	}

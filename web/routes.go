@@ -44,6 +44,8 @@ func (s *Site) routes() []route {
 		{pattern: "GET /schedules/{name}", section: "schedules", serve: schedulePage},
 		{pattern: "POST /schedules/{name}", section: "schedules", serve: actOnSchedule},
 		{pattern: "GET /tenants", section: "tenants", live: true, serve: tenantsPage},
+		{pattern: "GET /usage", section: "usage", live: true, serve: usagePage},
+		{pattern: "GET /usage.csv", section: "usage", serve: usageFile},
 		{pattern: "GET /submit", section: "submit", serve: submitPage},
 		{pattern: "POST /submit", section: "submit", serve: submit},
 		{pattern: "GET /act", serve: confirmPage},

@@ -20,7 +20,7 @@ var functions = template.FuncMap{
 	"devices": devices,
 	"mib":     func(n int64) string { return berth.BytesText(n << 20) }, "percent": percent,
 	"short": short, "add": func(a, b int) int { return a + b }, "plural": plural, "reason": reasonText,
-	"list": func(items ...any) []any { return items }, "join": strings.Join, "number": number,
+	"list": func(items ...any) []any { return items }, "join": strings.Join, "number": number, "dollars": dollars,
 	"seconds": func(s float64) string { return spanText(time.Duration(s * float64(time.Second))) },
 }
 

@@ -157,7 +157,7 @@
     y: ['copy the link', () => copy(location.href)],
     Y: ['copy the command', () => { const c = $('.cli code'); if (c) copy(c.textContent); }],
   };
-  const places = { o: '/', q: '/queue', j: '/jobs', m: '/machines', s: '/schedules', t: '/tenants', u: '/submit' };
+  const places = { o: '/', q: '/queue', j: '/jobs', m: '/machines', s: '/schedules', t: '/tenants', c: '/usage', u: '/submit' };
   const rows = () => $$('table.rows tbody tr');
   const move = (by) => {
     const all = rows(), at = all.findIndex((r) => r.classList.contains('here'));
