@@ -130,3 +130,51 @@ func TestUseKeepsAWebSessionOpen(t *testing.T) {
 		t.Errorf("the use was not recorded: %v, %v", fresh, err)
 	}
 }
+
+// The sessions of a caller are those of all valid tokens with its name and tenant, and of no other token.
+func TestOwnWebSessions(t *testing.T) {
+	t.Parallel()
+	d := dbtest.DB(t, db.Options{})
+	first, text := signedIn(t, d)
+	second, _ := signedIn(t, d)
+	idle, idleText := signedIn(t, d)
+	revoked, _ := signedIn(t, d)
+	other, err := d.Tokens.Create(t.Context(), spec.NewToken{Name: "alice", Tenant: "b", Role: spec.RoleUser}, "operator:test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	otherText, err := d.WebSessions.Create(t.Context(), other.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Pool().Exec(t.Context(), `UPDATE web_sessions SET used_at = now() - interval '13 hours' WHERE token = $1`, idle); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Tokens.Revoke(t.Context(), revoked, "operator:test"); err != nil {
+		t.Fatal(err)
+	}
+	p, err := d.WebSessions.Find(t.Context(), text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, err := d.WebSessions.Own(t.Context(), p, text)
+	if err != nil || len(list) != 2 {
+		t.Fatalf("%+v, %v", list, err)
+	}
+	for _, s := range list {
+		if s.Current != (s.Token == first) || s.Token != first && s.Token != second || !s.ExpiresAt.Equal(s.UsedAt.Add(db.WebSessionIdle)) {
+			t.Errorf("%+v", s)
+		}
+	}
+	if n, err := d.WebSessions.DeleteOwn(t.Context(), p); err != nil || n < 3 {
+		t.Errorf("%d, %v", n, err)
+	}
+	for name, text := range map[string]string{"own": text, "idle": idleText} {
+		if _, err := d.WebSessions.Find(t.Context(), text); berth.CodeOf(err) != berth.CodeUnauthorized {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := d.WebSessions.Find(t.Context(), otherText); err != nil {
+		t.Errorf("of another tenant: %v", err)
+	}
+}
