@@ -73,7 +73,7 @@ func TestPagesInABrowser(t *testing.T) {
 		"overview": "/", "queue": "/queue", "jobs": "/jobs", "running": "/jobs/" + string(running), "failed": "/jobs/" + string(failed),
 		"events": "/jobs/" + string(failed) + "?tab=events", "explain": "/jobs/" + string(failed) + "?tab=explain",
 		"spec": "/jobs/" + string(failed) + "?tab=spec", "array": "/jobs/" + string(array), "pipeline": "/jobs/" + string(pipeline),
-		"machines": "/machines", "machine": "/machines/gpu-1", "schedules": "/schedules", "tenants": "/tenants", "usage": "/usage", "submit": "/submit",
+		"machines": "/machines", "machine": "/machines/gpu-1", "schedules": "/schedules", "tenants": "/tenants", "usage": "/usage", "me": "/me", "submit": "/submit",
 		"act": "/act?do=cancel&id=" + string(running), "missing": "/jobs/00000000-0000-7000-8000-000000000000",
 	}
 	for name, path := range pages {

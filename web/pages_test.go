@@ -34,6 +34,9 @@ func TestEveryPageIsRefusedToNobodyAndToAnotherTenant(t *testing.T) {
 		if strings.HasPrefix(path, "/schedules") {
 			form.Set("do", "pause")
 		}
+		if path == "/me" { // viewers may sign out everywhere, see TestSigningOutEverywhere
+			form.Set("do", "revoke")
+		}
 		visit := func(b *browser) answer {
 			if method == http.MethodGet {
 				return b.get(path + "?" + url.Values{"do": {"cancel"}, "id": {string(job.ID)}, "of": {"/jobs"}}.Encode())
@@ -99,7 +102,7 @@ func TestHostileTextsStayText(t *testing.T) {
 	}
 	alice := s.signedIn("alice")
 	paths := []string{"/", "/jobs", "/jobs?cols=owner,tenant,labels,reason", "/queue", "/machines", "/machines/m1",
-		"/tenants", "/schedules", "/usage", "/usage?by=pool", "/submit"}
+		"/tenants", "/schedules", "/usage", "/usage?by=pool", "/submit", "/me"}
 	for _, id := range jobs {
 		for _, tab := range []string{"log", "events", "explain", "metrics", "checkpoints", "outputs", "spec"} {
 			paths = append(paths, "/jobs/"+string(id)+"?tab="+tab)
@@ -109,7 +112,7 @@ func TestHostileTextsStayText(t *testing.T) {
 		paths = append(paths, "/jobs?q="+url.QueryEscape(text), "/jobs?cursor="+url.QueryEscape(text), "/jobs?cols="+url.QueryEscape(text),
 			"/login?next="+url.QueryEscape(text), "/jobs/"+url.PathEscape(text), "/machines/"+url.PathEscape(text),
 			"/queue?tenant="+url.QueryEscape(text), "/machines?pool="+url.QueryEscape(text),
-			"/usage?period="+url.QueryEscape(text), "/usage?date="+url.QueryEscape(text), "/usage?by="+url.QueryEscape(text), "/schedules/"+url.PathEscape(text),
+			"/me?revoke="+url.QueryEscape(text), "/usage?period="+url.QueryEscape(text), "/usage?date="+url.QueryEscape(text), "/usage?by="+url.QueryEscape(text), "/schedules/"+url.PathEscape(text),
 			"/act?do="+url.QueryEscape(text)+"&id="+url.QueryEscape(text),
 			"/act?do=cancel&id="+string(jobs[0])+"&back="+url.QueryEscape(text),
 			"/jobs/"+string(jobs[0])+"?grep="+url.QueryEscape(text)+"&attempt="+url.QueryEscape(text))
@@ -149,7 +152,7 @@ func TestAnEmptyListSaysWhy(t *testing.T) {
 	if a := s.signedIn("bob").get("/jobs?q=status:failed"); !strings.Contains(a.body, "No job of tenant b matches") {
 		t.Errorf("a search without a match:\n%s", a.body)
 	}
-	for _, path := range []string{"/", "/queue", "/machines", "/schedules", "/tenants", "/usage", "/jobs", "/submit"} {
+	for _, path := range []string{"/", "/queue", "/machines", "/schedules", "/tenants", "/usage", "/jobs", "/submit", "/me"} {
 		if a := s.signedIn("bob").get(path); a.status != http.StatusOK {
 			t.Errorf("%s of an empty cluster: %d %s", path, a.status, a.body)
 		}

@@ -219,7 +219,7 @@ func TestTemplatesTakeZeroValues(t *testing.T) {
 	zero := map[string]any{
 		"overview": overviewView{}, "jobs": jobsView{}, "queue": queueView{}, "machines": machinesView{},
 		"machine": machineView{}, "schedules": schedulesView{}, "schedule": scheduleView{}, "tenants": tenantsView{},
-		"usage":  usageView{},
+		"usage": usageView{}, "me": meView{},
 		"submit": submitView{}, "login": signInView{}, "error": problemView{}, "act": actView{}, "acted": actView{},
 		"job": jobView{},
 	}

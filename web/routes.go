@@ -46,6 +46,8 @@ func (s *Site) routes() []route {
 		{pattern: "GET /tenants", section: "tenants", live: true, serve: tenantsPage},
 		{pattern: "GET /usage", section: "usage", live: true, serve: usagePage},
 		{pattern: "GET /usage.csv", section: "usage", serve: usageFile},
+		{pattern: "GET /me", serve: s.mePage},
+		{pattern: "POST /me", serve: s.actOnMe},
 		{pattern: "GET /submit", section: "submit", serve: submitPage},
 		{pattern: "POST /submit", section: "submit", serve: submit},
 		{pattern: "GET /act", serve: confirmPage},

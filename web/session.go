@@ -88,6 +88,16 @@ func (s *sessions) end(ctx context.Context, text string) error {
 	return s.store.Delete(ctx, text)
 }
 
+// endOwn ends all sessions of the caller's tokens, and returns their number. This process forgets what it remembers of
+// any session, since it does not know whose they are; other replicas forget within sessionMemory.
+func (s *sessions) endOwn(ctx context.Context, of db.Principal) (int64, error) {
+	ended, err := s.store.DeleteOwn(ctx, of)
+	s.mu.Lock()
+	clear(s.seen)
+	s.mu.Unlock()
+	return ended, err
+}
+
 // reader returns the principal of the request's session. use: the reader has asked for a page.
 func (s *Site) reader(r *http.Request, use bool) (db.Principal, error) {
 	text := s.sessionText(r)

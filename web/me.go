@@ -1,0 +1,82 @@
+package web
+
+import (
+	"context"
+	"net/http"
+
+	"berth"
+	"berth/db"
+	"berth/wire"
+)
+
+// meView is the data of the page about the reader.
+type meView struct {
+	wire.Caller
+	Tokens   []ownToken
+	Browsers []db.WebSession
+	Revoke   *ownToken // the token that the reader is asked about; nil: none
+	Acts     bool      // the reader may revoke tokens
+}
+
+// ownToken is a token with the reader's name and tenant.
+type ownToken struct {
+	wire.Token
+	Current bool // the reader signed in with it
+	Ended   bool // it is revoked or has expired
+}
+
+// mePage shows the tokens with the name of the reader and the browsers that these have signed in. With revoke in the
+// address, it asks about the revocation of that token.
+func (s *Site) mePage(ctx context.Context, v *visit) (result, error) {
+	who, err := v.api.Whoami(ctx)
+	if err != nil {
+		return result{}, err
+	}
+	list, err := v.api.OwnTokens(ctx)
+	if err != nil {
+		return result{}, err
+	}
+	view := meView{Caller: who, Acts: v.page.Reader.Acts()}
+	for _, t := range list.Items {
+		own := ownToken{t, t.ID == who.TokenID,
+			t.RevokedAt != nil || t.ExpiresAt != nil && !t.ExpiresAt.After(v.page.Now)}
+		view.Tokens = append(view.Tokens, own)
+		if t.ID == v.query("revoke") && !own.Ended {
+			view.Revoke = &own
+		}
+	}
+	if v.query("revoke") != "" && view.Revoke == nil {
+		return result{}, berth.Errorf(berth.CodeNotFound, "you have no valid token %q", clip(80, v.query("revoke")))
+	}
+	if view.Browsers, err = s.Sessions.Own(ctx, v.page.Reader.principal(), s.sessionText(v.r)); err != nil {
+		return result{}, err
+	}
+	return result{template: "me", title: who.Name, data: view}, nil
+}
+
+// actOnMe revokes one of the reader's tokens, or ends the sessions of all browsers that these have signed in.
+func (s *Site) actOnMe(ctx context.Context, v *visit) (result, error) {
+	switch do := v.r.PostFormValue("do"); do {
+	case "revoke":
+		return result{redirect: "/me"}, v.api.RevokeOwnToken(ctx, v.r.PostFormValue("id"))
+	case "signout":
+		ended, err := s.sessions.endOwn(ctx, v.page.Reader.principal())
+		if err != nil {
+			return result{}, err
+		}
+		s.Logger.Info("signed out of the dashboard everywhere", "name", v.page.Reader.Name,
+			"tenant", v.page.Reader.Tenant, "sessions", ended)
+		if name, ok := s.cookieName(v.r); ok {
+			http.SetCookie(v.w, s.cookie(v.r, name, "", -1))
+		}
+		return result{redirect: "/login"}, nil
+	default:
+		return result{}, berth.Errorf(berth.CodeInvalid, "action %q is not known; allowed are revoke, signout",
+			clip(40, do))
+	}
+}
+
+// principal returns the reader as the owner of tokens and sessions.
+func (r *reader) principal() db.Principal {
+	return db.Principal{Name: r.Name, Tenant: r.Tenant, Role: r.Role, TokenID: r.TokenID}
+}
