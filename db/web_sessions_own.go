@@ -17,12 +17,13 @@ type WebSession struct {
 	Current   bool      // it is the session of the given text
 }
 
-// Own lists the sessions of the tokens that have the name and the tenant of the caller, the last used one first.
+// Own lists the sessions of the tokens with the name and the tenant of the caller, the last used one first.
 // text is that of the caller's own session, "" for none. Sessions that have ended are not listed.
 func (d *WebSessions) Own(ctx context.Context, of Principal, text string) ([]WebSession, error) {
 	args := pgx.NamedArgs{"tenant": of.Tenant, "name": of.Name, "idle": WebSessionIdle}
 	rows, err := d.pool.Query(ctx, `
-		SELECT s.token, s.created_at, s.used_at, least(s.expires_at, s.used_at + @idle::interval, t.expires_at), s.sha256
+		SELECT s.token, s.created_at, s.used_at,
+			least(s.expires_at, s.used_at + @idle::interval, t.expires_at), s.sha256
 		FROM web_sessions s
 		JOIN tokens t ON t.id = s.token
 		WHERE t.tenant = @tenant AND t.name = @name AND t.machine_id IS NULL AND t.revoked_at IS NULL
@@ -41,7 +42,7 @@ func (d *WebSessions) Own(ctx context.Context, of Principal, text string) ([]Web
 	return list, mapError(err, "session")
 }
 
-// DeleteOwn ends all sessions of the tokens that have the name and the tenant of the caller, and returns their number.
+// DeleteOwn ends all sessions of the tokens with the name and the tenant of the caller, and returns their number.
 // The tokens stay valid.
 func (d *WebSessions) DeleteOwn(ctx context.Context, of Principal) (int64, error) {
 	tag, err := d.pool.Exec(ctx, `

@@ -25,7 +25,7 @@ type ownToken struct {
 	Ended   bool // it is revoked or has expired
 }
 
-// mePage shows the tokens with the name of the reader and the browsers that these have signed in. With revoke in the
+// mePage shows the tokens with the name of the reader, and the browsers that they signed in. With revoke in the
 // address, it asks about the revocation of that token.
 func (s *Site) mePage(ctx context.Context, v *visit) (result, error) {
 	who, err := v.api.Whoami(ctx)
@@ -54,7 +54,7 @@ func (s *Site) mePage(ctx context.Context, v *visit) (result, error) {
 	return result{template: "me", title: who.Name, data: view}, nil
 }
 
-// actOnMe revokes one of the reader's tokens, or ends the sessions of all browsers that these have signed in.
+// actOnMe revokes one of the reader's tokens, or ends the sessions of all browsers that they have signed in.
 func (s *Site) actOnMe(ctx context.Context, v *visit) (result, error) {
 	switch do := v.r.PostFormValue("do"); do {
 	case "revoke":

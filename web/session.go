@@ -88,8 +88,8 @@ func (s *sessions) end(ctx context.Context, text string) error {
 	return s.store.Delete(ctx, text)
 }
 
-// endOwn ends all sessions of the caller's tokens, and returns their number. This process forgets what it remembers of
-// any session, since it does not know whose they are; other replicas forget within sessionMemory.
+// endOwn ends all sessions of the caller's tokens, and returns their number. This process forgets the look-ups of
+// all sessions, since it does not know whose they are. Other replicas forget within sessionMemory.
 func (s *sessions) endOwn(ctx context.Context, of db.Principal) (int64, error) {
 	ended, err := s.store.DeleteOwn(ctx, of)
 	s.mu.Lock()
