@@ -166,7 +166,7 @@ const readNominations = `
 	SELECT e.beneficiary::text, e.machine_id, e.gpu_idx, e.milli, e.cpu_m, e.memory_mib, e.disk_mib,
 		coalesce(e.victim::text, ''), coalesce(e.victim_attempt, 0), ` + asleep + `, nullif(e.expires_at, 'infinity')
 	FROM nominations e
-	ORDER BY e.beneficiary, e.machine_id, e.victim, e.gpu_idx`
+	ORDER BY e.beneficiary, e.machine_id, e.victim, e.victim_attempt, e.gpu_idx`
 
 // asleep is true for a nomination e while the victim still holds the capacity: nothing is
 // kept yet.

@@ -59,9 +59,9 @@ func latest(a, b *time.Time) *time.Time {
 	return b
 }
 
-// collectNominations puts together the rows of one beneficiary, machine and victim. A nomination of
-// several devices has a row for each, and its GPU capacity is the sum of them. A device of index -1
-// stands for a nomination without devices.
+// collectNominations puts together consecutive rows of one beneficiary, machine, victim and attempt of the
+// victim. The attempt decides whether the capacity is free. A nomination of several devices has a row for each, and its
+// GPU capacity is the sum of them. A device of index -1 stands for a nomination without devices.
 func collectNominations(rows pgx.Rows, into *[]Nomination) error {
 	defer rows.Close()
 	for rows.Next() {
@@ -78,7 +78,7 @@ func collectNominations(rows pgx.Rows, into *[]Nomination) error {
 		}
 		list := *into
 		if n := len(list); n == 0 || list[n-1].Beneficiary != e.Beneficiary || list[n-1].Machine != e.Machine ||
-			list[n-1].Victim != e.Victim {
+			list[n-1].Victim != e.Victim || list[n-1].Attempt != e.Attempt {
 			list = append(list, e)
 		}
 		last := &list[len(list)-1]

@@ -171,7 +171,9 @@ func lockVictim(ctx context.Context, tx pgx.Tx, v Victim,
 
 // unstopped returns the reason for which the nominations of a preemption must not stand, "" if there is none: they name
 // a job that holds capacity of the machine, is no victim, and is not ordered to stop. The order of an earlier
-// preemption of the same plan may have been refused.
+// preemption of the same plan may have been refused. A kill counts as such an order, since a plan counts on a killed
+// member as well; without it, the plan would be made and refused again until the member has ended. The rows need no
+// locks: no order is ever taken back, and only the leader starts a further attempt.
 func unstopped(ctx context.Context, tx pgx.Tx, p Preemption) (why string, err error) {
 	var holders []berth.JobID
 	var on []berth.MachineID
@@ -189,7 +191,7 @@ func unstopped(ctx context.Context, tx pgx.Tx, p Preemption) (why string, err er
 			SELECT v.job::text
 			FROM unnest($1::uuid[], $2::text[]) AS s(job, machine)
 			JOIN allocations v ON v.job = s.job AND v.machine_id = s.machine
-			WHERE v.state IN ('reserved', 'active', 'orphaned') AND NOT coalesce(v.orders ? 'stop', false)
+			WHERE v.state IN ('reserved', 'active', 'orphaned') AND NOT coalesce(v.orders ?| '{stop,kill}', false)
 			ORDER BY v.job
 			LIMIT 1), '')`, holders, on).Scan(&job)
 	if job != "" {
