@@ -99,9 +99,21 @@ func TestKeptPlansAreFreshPlans(t *testing.T) {
 			if rapid.IntRange(0, 2).Draw(t, "close pools") == 0 {
 				c.closePools(t)
 			}
+			c.stopSome(t)
 			c.planAsFresh(t)
 		}
 	})
+}
+
+// stopSome orders some running jobs to stop, as users do. The leader may not know by when a job stops.
+func (c *cluster) stopSome(t *rapid.T) {
+	for range rapid.IntRange(0, min(2, len(c.running.list))).Draw(t, "stops") {
+		r, _ := c.running.take(c.running.list[rapid.IntRange(0, len(c.running.list)-1).Draw(t, "stopped")].Job)
+		r.Stopping = true
+		r.StopBy = rapid.SampledFrom([]time.Time{{}, c.now.Add(-time.Second), c.now.Add(benchGrace)}).Draw(t, "stops by")
+		c.stopping = append(c.stopping, r)
+		c.s.UpsertRunning(r)
+	}
 }
 
 // spreadOverPools puts the machines into three pools.

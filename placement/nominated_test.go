@@ -168,3 +168,37 @@ func TestAJobAwaitsNoVictimThatRunsOn(t *testing.T) {
 		t.Errorf("preempts %+v, want v", plan.Preempt)
 	}
 }
+
+// TestADroppedNominationDelaysNoStart checks that a job is expected to start when its victims have stopped,
+// whatever an expired nomination names.
+func TestADroppedNominationDelaysNoStart(t *testing.T) {
+	t.Parallel()
+	s := newNominated(stopping("s0", time.Minute), stopping("s1", 30*time.Minute))
+	s.waits("g", 1, 500)
+	s.nominate("g", 0, "s0", nil)
+	s.nominate("g", 1, "s1", func(m *placement.Nomination) { m.ExpiresAt = noon })
+	if _, at := s.plan(); at != 11*time.Minute {
+		t.Errorf("the start behind the job is reserved after %v, want 11m", at)
+	}
+}
+
+// TestAStoppingGangKeepsItsCapacityForItsRepair checks that no start is reserved in the capacity of a stopping gang
+// before the nominations of its repair expire.
+func TestAStoppingGangKeepsItsCapacityForItsRepair(t *testing.T) {
+	t.Parallel()
+	s := newNominated(stopping("k", 5*time.Minute), placement.Running{Job: "p", Priority: 900})
+	s.nominate("k", 0, "k", func(m *placement.Nomination) { m.Repair, m.ExpiresAt = true, noon.Add(6*time.Minute) })
+	if _, at := s.plan(); at != 6*time.Minute {
+		t.Errorf("the start in the capacity of the gang is reserved after %v, want 6m", at)
+	}
+}
+
+// TestAStopWithoutATimeEndsByTheLimit checks that the capacity of a job that stops at an unknown time is not expected
+// before the limit of the job.
+func TestAStopWithoutATimeEndsByTheLimit(t *testing.T) {
+	t.Parallel()
+	s := newNominated(placement.Running{Job: "s", Priority: 100, Stopping: true, TimeLimit: 90 * time.Minute})
+	if _, at := s.plan(); at != 30*time.Minute {
+		t.Errorf("the start behind the stop is reserved after %v, want 30m", at)
+	}
+}

@@ -29,6 +29,8 @@ type arena struct {
 	nominations []placement.Nomination
 	requests    map[string]spec.Request
 	failing     map[berth.JobID]time.Time // gangs that lost a member, and the time when the other members have stopped
+	stops       map[berth.JobID]stop      // jobs that users have ordered to stop
+	refuses     func(berth.JobID) bool    // the database refuses the preemption of a job; nil: none
 	apart       bool                      // no device is shared by two tenants
 	windows     []placement.Window
 }
@@ -39,6 +41,7 @@ func newArena(t interface{ Fatalf(string, ...any) }, p placement.Planner) *arena
 		jobs: map[berth.JobID]placement.Job{}, lasts: map[berth.JobID]time.Duration{}, machines: map[berth.MachineID]placement.Machine{},
 		running: map[berth.JobID]placement.Running{}, tenants: map[berth.TenantID]placement.Tenant{},
 		requests: map[string]spec.Request{}, failing: map[berth.JobID]time.Time{},
+		stops: map[berth.JobID]stop{},
 	}
 }
 
@@ -116,6 +119,7 @@ func (a *arena) decide() placement.Plan {
 
 // enact checks a plan and applies it.
 func (a *arena) enact(p placement.Plan) {
+	p = a.accepted(p)
 	for _, x := range p.Preempt {
 		r, ok := a.running[x.Job]
 		switch {
@@ -142,6 +146,7 @@ func (a *arena) enact(p placement.Plan) {
 	}
 	a.nominations = append(a.nominations, p.Nominate...)
 	a.s.SetNominations(a.nominations)
+	a.checkNominations()
 }
 
 // fail ends the first member of a gang. The other members are ordered to stop, and their capacity is
@@ -150,8 +155,8 @@ func (a *arena) fail(r placement.Running) {
 	gone := r.Ranks[0]
 	a.machines[gone.Machine] = vacate(a.machines[gone.Machine], gone)
 	a.s.UpsertMachine(a.machines[gone.Machine])
-	r.Ranks = slices.Clone(r.Ranks[1:])
-	a.running[r.Job], a.failing[r.Job] = r, a.now.Add(20*time.Second)
+	r.Ranks, r.Stopping, r.StopBy = slices.Clone(r.Ranks[1:]), true, a.now.Add(20*time.Second)
+	a.running[r.Job], a.failing[r.Job] = r, r.StopBy
 	a.s.UpsertRunning(r)
 	for _, g := range r.Ranks {
 		a.nominations = append(a.nominations, placement.Nomination{
@@ -197,18 +202,17 @@ func (a *arena) end(r placement.Running) {
 		a.machines[g.Machine] = vacate(a.machines[g.Machine], g)
 		a.s.UpsertMachine(a.machines[g.Machine])
 	}
-	_, failed := a.failing[r.Job]
+	_, ordered := a.stops[r.Job]
+	again := r.Stopping && (!ordered || a.stops[r.Job].again)
 	delete(a.failing, r.Job)
-	if r.Stopping && failed { // a preempted gang loses its nominations
-		a.nominations = slices.DeleteFunc(a.nominations, func(m placement.Nomination) bool { return m.Repair && m.For == r.Job })
-	}
+	delete(a.stops, r.Job)
 	for i := range a.nominations { // the ended job no longer holds the nominated capacity
-		if a.nominations[i].Victim == r.Job && a.nominations[i].Repair {
+		if a.nominations[i].Victim == r.Job {
 			a.nominations[i].Victim = ""
 		}
 	}
 	a.s.SetNominations(a.nominations)
-	if !r.Stopping && !failed {
+	if !again {
 		return
 	}
 	j := placement.Job{
@@ -223,6 +227,9 @@ func (a *arena) end(r placement.Running) {
 func (a *arena) ends(r placement.Running) time.Time {
 	if at, ok := a.failing[r.Job]; ok {
 		return at
+	}
+	if s, ok := a.stops[r.Job]; ok {
+		return s.at
 	}
 	if r.Stopping {
 		return r.StopBy
@@ -303,9 +310,18 @@ func TestPoliciesKeepTheirPromises(t *testing.T) {
 			}
 			a.job(gpuRequest(rapid.IntRange(1, 2).Draw(t, "size"), rapid.SampledFrom([]int{1, 1, 1, 2}).Draw(t, "members")), j, lasts)
 		}
-		fails := rapid.IntRange(0, 6).Draw(t, "fails")
+		fails, stops := rapid.IntRange(0, 6).Draw(t, "fails"), rapid.IntRange(0, 4).Draw(t, "all stops")
+		refusals := rapid.IntRange(0, 4).Draw(t, "refusals")
+		a.refuses = func(berth.JobID) bool {
+			if refusals == 0 || !rapid.Bool().Draw(t, "refused") {
+				return false
+			}
+			refusals--
+			return true
+		}
 		for range 40 * n {
 			a.plan()
+			stops -= a.drawStops(t, stops)
 			for _, id := range sorted(a.running) {
 				if r := a.running[id]; fails > 0 && len(r.Ranks) > 1 && !r.Stopping && rapid.Bool().Draw(t, "fail") {
 					fails--

@@ -35,7 +35,7 @@ func (f *future) end(r placement.Running) time.Time {
 	switch assume := f.planner.Policy.AssumeRun; {
 	case slices.ContainsFunc(f.plan.Preempt, func(o placement.Preempt) bool { return o.Job == r.Job }):
 		return f.now
-	case r.Stopping:
+	case r.Stopping && !r.StopBy.IsZero():
 		at = r.StopBy
 	case r.TimeLimit > 0:
 		at = r.StartedAt.Add(r.TimeLimit)
@@ -81,8 +81,9 @@ func (f *future) occupy(promised map[berth.JobID]time.Time) {
 		}
 	}
 	kept := map[berth.JobID][]placement.Nomination{}
-	for _, m := range append(slices.Clone(f.nominations), f.plan.Nominate...) {
-		released := slices.ContainsFunc(f.plan.Release, func(o placement.Nomination) bool { return sameNomination(o, m) })
+	for i, m := range append(slices.Clone(f.nominations), f.plan.Nominate...) {
+		released := i < len(f.nominations) &&
+			slices.ContainsFunc(f.plan.Release, func(o placement.Nomination) bool { return sameNomination(o, m) })
 		if !started[m.For] && !released {
 			kept[m.For] = append(kept[m.For], m)
 		}
@@ -122,8 +123,8 @@ func (f *future) nominated(id berth.JobID, list []placement.Nomination, promised
 	for _, m := range list {
 		from := f.now
 		if at, runs := f.released(m); runs {
-			if from = at; at.IsZero() || m.Victim == id {
-				continue // the victim is counted, for all time or as a running job
+			if from = at; at.IsZero() {
+				continue // the victim is counted for all time
 			}
 		}
 		g := berth.Grant{Machine: m.Machine, Capacity: m.Capacity, GPUs: m.GPUs}
@@ -193,8 +194,8 @@ func (f *future) checkAt(m placement.Machine, at time.Time) {
 	}
 	over := slices.ContainsFunc(gpus, func(milli int64) bool { return milli > 1000 })
 	if (over || !all.Fits(m.Total)) && promised {
-		f.t.Fatalf("%v after the plan, machine %s has not the capacity of %s\nnominations before: %+v\nnew: %+v\nreleased: %+v\npreempts: %+v\nstarts: %+v",
-			at.Sub(f.now), m.ID, strings.Join(who, ", "), f.nominations, f.plan.Nominate, f.plan.Release, f.plan.Preempt, f.plan.Start)
+		f.t.Fatalf("%v after the plan, machine %s has not the capacity of %s\nnominations before: %+v\nnew: %+v\nreleased: %+v\npreempts: %+v\nstarts: %+v\nnow %v running %+v\njobs: %+v",
+			at.Sub(f.now), m.ID, strings.Join(who, ", "), f.nominations, f.plan.Nominate, f.plan.Release, f.plan.Preempt, f.plan.Start, f.now, f.running, f.jobs)
 	}
 }
 
@@ -224,12 +225,15 @@ func TestReservedStartsAreFeasible(t *testing.T) {
 		for range rapid.IntRange(1, 4).Draw(t, "machines") {
 			a.machine(rapid.SampledFrom([]int{1, 2, 4}).Draw(t, "gpus"))
 		}
+		a.refuses = func(berth.JobID) bool { return rapid.IntRange(0, 5).Draw(t, "refused") == 0 }
 		for range rapid.IntRange(2, 12).Draw(t, "rounds") {
 			for range rapid.IntRange(0, 4).Draw(t, "arrivals") {
 				a.drawPromised(t)
 			}
 			a.checkPromises()
 			a.plan()
+			a.drawStops(t, 3)
+			a.checkPromises()
 			for _, id := range sorted(a.running) {
 				if r := a.running[id]; len(r.Ranks) > 1 && !r.Stopping && rapid.IntRange(0, 3).Draw(t, "fails") == 0 {
 					a.fail(r)

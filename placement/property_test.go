@@ -275,6 +275,14 @@ func planAgainstOracle(t *testing.T, planner placement.Planner) {
 				w.pools = drawPools(t)
 				placement.SetPools(s, w.pools)
 			},
+			"stop": func(t *rapid.T) {
+				if id := berth.JobID(fmt.Sprintf("j%d", rapid.IntRange(0, 9).Draw(t, "job"))); w.running[id].Job == id {
+					r := w.running[id]
+					r.Stopping, r.StopBy = true, rapid.SampledFrom([]time.Time{{}, now, now.Add(time.Minute)}).Draw(t, "stops by")
+					w.running[id] = r
+					s.UpsertRunning(r)
+				}
+			},
 			"time": func(t *rapid.T) { now = now.Add(time.Second) },
 			"assume": func(t *rapid.T) {
 				if len(assumed) == 0 {

@@ -208,11 +208,12 @@ func (x *Occupant) Leaves(assume time.Duration) time.Duration {
 func (x *Occupant) Lost(now time.Duration) time.Duration { return lost(now-x.since, x.restart, x.gpus) }
 
 // Ends returns the time at which the holder's capacity should be free; a past
-// time means any moment. A job without limits runs for assume; ok is false if
-// assume is zero.
+// time means any moment. A job that stops at an unknown time ends by its limits: one of
+// its members may be on a silent machine. A job without limits runs for assume; ok is
+// false if assume is zero.
 func (h *Holder) Ends(assume time.Duration) (at time.Time, ok bool) {
 	switch {
-	case h.Stopping:
+	case h.Stopping && !h.StopBy.IsZero():
 		return h.StopBy, true
 	case h.TimeLimit > 0:
 		return h.StartedAt.Add(h.TimeLimit), true

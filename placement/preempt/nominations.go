@@ -82,7 +82,10 @@ func (r *Nominations) Load(list []Nomination, q *queue.Queue) {
 		return
 	}
 	r.Marks, r.Classes = map[berth.JobID][]Mark{}, map[*cluster.Class]bool{}
-	starts := r.startsOf(list)
+	starts := r.startsOf(slices.DeleteFunc(slices.Clone(list), func(m Nomination) bool {
+		e := q.Jobs[m.For]
+		return e == nil || e.Assumed || r.cluster.Nodes[m.Machine] == nil || r.expired(m)
+	}))
 	for _, m := range list {
 		e, n := q.Jobs[m.For], r.cluster.Nodes[m.Machine]
 		switch {
@@ -90,7 +93,7 @@ func (r *Nominations) Load(list []Nomination, q *queue.Queue) {
 			r.withhold(n, m) // the other members of the gang still stop
 			r.promise(m)     // their capacity is kept for the gang, and not for others
 			continue
-		case e == nil, n == nil, !m.ExpiresAt.IsZero() && !m.ExpiresAt.After(r.Now):
+		case e == nil, n == nil, r.expired(m):
 			r.Released = append(r.Released, m)
 			continue
 		case e.Assumed:
@@ -101,9 +104,15 @@ func (r *Nominations) Load(list []Nomination, q *queue.Queue) {
 	r.Unmet = len(r.Marks)
 }
 
+// expired reports whether the time of a nomination is over.
+func (r *Nominations) expired(m Nomination) bool {
+	return !m.ExpiresAt.IsZero() && !m.ExpiresAt.After(r.Now)
+}
+
 // startsOf returns when the victims of each job with nominations have stopped: the job starts then, and holds all
 // of its nominated capacity until its end, also the capacity that is free before. The time is zero if a
-// victim has no known end.
+// victim has no known end. The list must not contain nominations that Load drops: the job does not wait for their
+// victims.
 func (r *Nominations) startsOf(list []Nomination) map[berth.JobID]time.Time {
 	starts := make(map[berth.JobID]time.Time, len(list))
 	for _, m := range list {

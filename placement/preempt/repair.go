@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"berth"
+	"berth/placement/backfill"
 	"berth/placement/cluster"
 	"berth/placement/fit"
 	"berth/placement/queue"
@@ -20,18 +21,23 @@ import (
 // yield.
 const MaxYields = 8
 
-// withhold keeps the free capacity of a gang under repair while other members still stop.
-// Their capacity is not free yet, and needs no keeping.
+// withhold keeps the capacity of a gang under repair while some of its members still stop: the
+// free part from now on, and the part of these members from their end until the nomination
+// expires.
 func (r *Nominations) withhold(n *cluster.Node, m Nomination) {
-	if m.Victim != "" {
-		return
-	}
 	g := berth.Grant{Machine: n.ID, Epoch: n.Epoch, Capacity: m.Capacity, GPUs: m.GPUs}
 	if r.cluster.KeepsApart() {
 		g = cluster.Owned(g, r.cluster.Running[m.For].Tenant)
 	}
-	g = cluster.Clamp(n, g)
-	r.ledger.Move(n, func() { n.Subtract(g) })
+	if m.Victim == "" {
+		g = cluster.Clamp(n, g)
+		r.ledger.Move(n, func() { n.Subtract(g) })
+		return
+	}
+	end, ok := r.reservations.Ends(r.cluster.Running[m.For])
+	if from := r.From(end); ok && n.Placeable() && (m.ExpiresAt.IsZero() || m.ExpiresAt.After(from)) {
+		r.reservations.Keep(n, backfill.Reservation{At: from, Grant: g, Until: m.ExpiresAt})
+	}
 }
 
 // ownRoom returns the repair nominations of a job with capacity that is free now.
