@@ -315,7 +315,7 @@ func TestTwoVersionsAgreeOnDevicesAndNominations(t *testing.T) {
 	grant.Epoch = epoch
 	s.mustRefuse(term, s.start(waiting, grant), "GPU")
 
-	// Nominations of the version before, which one of this version extends, and back.
+	// Nominations of the version before, which those of this version replace, and back.
 	o.nominate(waiting, victim, 100)
 	o.nominate(waiting, victim, 200)
 	marks := s.loadQueue().Nominations
@@ -341,8 +341,8 @@ func TestTwoVersionsAgreeOnDevicesAndNominations(t *testing.T) {
 	if n := len(s.loadQueue().Nominations); n != 0 {
 		t.Errorf("%d nominations outlive a placement by the version before", n)
 	}
-	if n := one[int](s, `SELECT count(*) FROM nomination_log WHERE until_seq > from_seq`); n != 3 {
-		t.Errorf("%d of 3 nominations are on record", n)
+	if n := one[int](s, `SELECT count(*) FROM nomination_log WHERE until_seq > from_seq`); n != 5 {
+		t.Errorf("%d nominations are on record, want 2 of the version before and 3 of this one", n)
 	}
 	if list, err := s.db.Cluster.Miscounts(t.Context()); err != nil || len(list) != 0 {
 		t.Errorf("counters: %+v, %v", list, err)

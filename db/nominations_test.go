@@ -54,6 +54,30 @@ func (s *stage) nominatedGPUs() (awake, asleep []int) {
 	return awake, asleep
 }
 
+// TestASecondStopLeavesFreeCapacityNominated checks that the capacity which a job has released for another job stays
+// kept when the other job preempts again and counts on a second stop of the same job.
+func TestASecondStopLeavesFreeCapacityNominated(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	term := s.term()
+	victim, waiting := s.stoppedTwice(term)
+	free := oneGPU(waiting, "", 0)
+	free.Capacity.MemoryMiB = 10
+	later := oneGPU(waiting, victim, 1)
+	later.Capacity.MemoryMiB = 20
+	if why := s.giveWay(term, db.Preemption{For: waiting, Nominations: []db.Nomination{free, later}}); why != "" {
+		t.Fatal(why)
+	}
+	if awake, asleep := s.nominatedGPUs(); !slices.Equal(awake, []int{0}) || !slices.Equal(asleep, []int{1}) {
+		t.Errorf("GPUs %v are kept and GPUs %v wait for a victim, want 0 and 1", awake, asleep)
+	}
+	if kept := one[int](s, `SELECT sum(memory_mib) FROM nominations WHERE victim IS NULL`); kept != 10 {
+		t.Errorf("%d MiB of free memory are kept, want 10", kept)
+	}
+	s.mustRefuse(term, s.start(s.queued(func(j *spec.Job) { j.Resources.GPUs = 1000 }), grantOf("m0", 0)),
+		"kept for a job that others gave way to")
+}
+
 // TestNominationsOfTwoAttemptsAreReadApart checks that rows of one victim whose first attempt has released its part
 // and whose second attempt holds another part are two nominations.
 func TestNominationsOfTwoAttemptsAreReadApart(t *testing.T) {

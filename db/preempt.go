@@ -69,7 +69,7 @@ func (d *Queue) CommitPreemption(ctx context.Context, term Term, p Preemption) (
 			}
 			hints = append(hints, h)
 		}
-		if err := dropRepairs(ctx, tx, p.For); err != nil {
+		if err := dropNominations(ctx, tx, p.For); err != nil {
 			return err
 		}
 		return insertNominations(ctx, tx, p)
@@ -225,21 +225,20 @@ func preempt(ctx context.Context, tx pgx.Tx, job lockedJob, beneficiary berth.Jo
 	return touched{job.ID, machines(withdrawn, told), true}, addOrderEvent(ctx, tx, job, "stop", told)
 }
 
-// dropRepairs deletes the nominations for the repair of a gang whose capacity is free. The preemption nominates as much
-// of that capacity as the gang needs; with both, the same capacity would be kept twice.
-func dropRepairs(ctx context.Context, tx pgx.Tx, job berth.JobID) error {
+// dropNominations deletes the earlier nominations of a job that preempts others. The new ones contain the capacity that
+// the job needs. If earlier ones stayed, the same capacity would be kept twice. And a new one that names a victim which
+// has stopped for the job before would change the attempt of a row that keeps free capacity: other jobs could take that
+// capacity until the later attempt stops.
+func dropNominations(ctx context.Context, tx pgx.Tx, job berth.JobID) error {
 	_, err := tx.Exec(ctx, `
 		DELETE FROM nominations d
-		WHERE d.id IN (
-			SELECT e.id FROM nominations e
-			WHERE e.beneficiary = $1 AND e.victim = e.beneficiary AND NOT `+asleep+` ORDER BY e.id FOR UPDATE)`, job)
+		WHERE d.id IN (SELECT e.id FROM nominations e WHERE e.beneficiary = $1 ORDER BY e.id FOR UPDATE)`, job)
 	return err
 }
 
-// insertNominations inserts the nominations of a preemption. A nomination that exists already
-// for the same beneficiary, device and victim grows to the larger of both amounts and the
-// later expiry; the amounts are not added up. A nomination may also name a job that an earlier order stops: its
-// attempt is the one that holds capacity of the machine now. If that attempt has ended since, the capacity is free.
+// insertNominations inserts the nominations of a preemption; the job has no others. A nomination may also name a job
+// that an earlier order stops: its attempt is the one that holds capacity of the machine now. If that attempt has ended
+// since, the capacity is free.
 func insertNominations(ctx context.Context, tx pgx.Tx, p Preemption) error {
 	attempts := map[berth.JobID]int{}
 	for _, v := range p.Victims {
@@ -250,25 +249,20 @@ func insertNominations(ctx context.Context, tx pgx.Tx, p Preemption) error {
 		c.add(e, attempts[e.Victim])
 	}
 	_, err := tx.Exec(ctx, `
-		INSERT INTO nominations AS e (beneficiary, machine_id, gpu_idx, milli, cpu_m, memory_mib, disk_mib, victim,
+		INSERT INTO nominations (beneficiary, machine_id, gpu_idx, milli, cpu_m, memory_mib, disk_mib, victim,
 			victim_attempt, expires_at)
 		SELECT @for, s.machine, s.idx, s.milli, s.cpu, s.mem, s.disk, s.victim,
 			coalesce(nullif(s.attempt, 0), (SELECT max(v.attempt) FROM allocations v WHERE v.job = s.victim
 				AND v.machine_id = s.machine AND v.state IN ('reserved', 'active', 'orphaned'))),
 			coalesce(s.until, 'infinity')
 		FROM (
-			-- One row per key: a statement must not update a row twice.
+			-- One row per key, which is unique: a gang may give several parts of one machine.
 			SELECT machine, idx, sum(milli)::bigint AS milli, sum(cpu)::bigint AS cpu, sum(mem)::bigint AS mem,
 				sum(disk)::bigint AS disk, victim, attempt, max(coalesce(until, 'infinity')) AS until
 			FROM unnest(@machine::text[], @idx::int[], @milli::bigint[], @cpu::bigint[], @mem::bigint[],
 				@disk::bigint[], @victim::uuid[], @attempt::int[], @until::timestamptz[])
 				AS u(machine, idx, milli, cpu, mem, disk, victim, attempt, until)
-			GROUP BY machine, idx, victim, attempt) s
-		ON CONFLICT (beneficiary, machine_id, gpu_idx, victim) DO UPDATE
-		SET milli = greatest(e.milli, excluded.milli), cpu_m = greatest(e.cpu_m, excluded.cpu_m),
-			memory_mib = greatest(e.memory_mib, excluded.memory_mib),
-			disk_mib = greatest(e.disk_mib, excluded.disk_mib), victim_attempt = excluded.victim_attempt,
-				expires_at = greatest(e.expires_at, excluded.expires_at)`,
+			GROUP BY machine, idx, victim, attempt) s`,
 		pgx.NamedArgs{
 			"for": p.For, "machine": c.machine, "idx": c.idx, "milli": c.milli, "cpu": c.cpu, "mem": c.mem,
 			"disk":   c.disk,

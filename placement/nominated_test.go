@@ -169,6 +169,101 @@ func TestAJobAwaitsNoVictimThatRunsOn(t *testing.T) {
 	}
 }
 
+// TestAJobThatPreemptsAgainStopsOnlyWhatItLacks checks that a job with nominations that give it a part of its room
+// preempts as few others as it lacks, and that the new nominations replace the earlier ones.
+func TestAJobThatPreemptsAgainStopsOnlyWhatItLacks(t *testing.T) {
+	t.Parallel()
+	for name, first := range map[string]placement.Running{"free": {}, "not yet released": stopping("s", 5*time.Minute)} {
+		running := []placement.Running{first}
+		for _, id := range []berth.JobID{"p1", "p2"} {
+			running = append(running, placement.Running{Job: id, Priority: 100, Preemptible: true})
+		}
+		s := newNominated(running...)
+		s.waits("g", 2, 500)
+		s.nominate("g", 0, first.Job, nil)
+		plan, at := s.plan()
+		if len(plan.Preempt) != 1 || len(plan.Nominate) != 2 || len(plan.Release) != 1 {
+			t.Errorf("%s: the plan has %d preemptions, %d nominations and releases %d, want 1, 2 and 1",
+				name, len(plan.Preempt), len(plan.Nominate), len(plan.Release))
+		}
+		want := 10 * time.Minute
+		if first.Job != "" {
+			want = 15 * time.Minute
+		}
+		if at != want {
+			t.Errorf("%s: the start behind the job is reserved after %v, want %v", name, at, want)
+		}
+	}
+}
+
+// TestAReplacedNominationReservesNothing checks that capacity is not reserved for the nominations that a job has had
+// before it preempted again. A victim of these without a known end ran on, so that they had no end.
+func TestAReplacedNominationReservesNothing(t *testing.T) {
+	t.Parallel()
+	s := newNominated(stopping("s", 5*time.Minute), placement.Running{Job: "v", Priority: 100, Preemptible: true})
+	s.waits("g", 2, 500)
+	s.nominate("g", 0, "s", nil)
+	s.nominate("g", 1, "v", nil)
+	s.waits("w2", 1, 100)
+	plan, starts, _ := placement.Planner{Policy: placement.Policy{Order: placement.Priority, BandWidth: 100, Backfill: 4, Preempt: true}}.
+		Reserve(s.Snapshot, noon)
+	for _, id := range []berth.JobID{"w", "w2"} {
+		if at := starts[id].Sub(noon); at != 15*time.Minute {
+			t.Errorf("%s has a start reserved after %v, want 15m; the plan stops %v", id, at, victimsOf(plan))
+		}
+	}
+}
+
+// TestAJobThatPreemptsAgainDelaysNoReservedStart checks that a job does not preempt again if it would then start later, and
+// a reserved start depends on the time at which the job leaves the capacity nominated for it.
+func TestAJobThatPreemptsAgainDelaysNoReservedStart(t *testing.T) {
+	t.Parallel()
+	s := newNominated(placement.Running{}, stopping("s", 5*time.Minute),
+		placement.Running{Job: "p", Priority: 100, Preemptible: true, PreemptedFor: []berth.JobID{"head"}})
+	request := spec.Request{GPUs: 1, GPUMilli: 1000, Members: 1, Avoid: []berth.MachineID{"m1"}, Execution: spec.AtLeastOnce}
+	s.DefineClass("head", request)
+	s.UpsertJob(placement.Job{ID: "head", Tenant: "x", Class: "head", Version: 1, Priority: 900, SubmittedAt: noon, EligibleAt: noon})
+	request.Members, request.Avoid = 3, nil
+	s.DefineClass("3", request)
+	s.waits("g", 3, 500)
+	s.nominate("g", 0, "", nil)
+	plan, starts, _ := placement.Planner{Policy: placement.Policy{Order: placement.Priority, BandWidth: 100, Backfill: 1, Preempt: true}}.
+		Reserve(s.Snapshot, noon)
+	if at := starts["head"].Sub(noon); at != 10*time.Minute || len(plan.Preempt) != 0 {
+		t.Errorf("the start of the head is reserved after %v, want 10m; the plan stops %v", at, victimsOf(plan))
+	}
+}
+
+// TestWhatAPreemptionLeavesOfANominationStaysKept checks that capacity which a job no longer needs after it has preempted
+// again is nominated for no other job in the same plan: the database may refuse the preemption.
+func TestWhatAPreemptionLeavesOfANominationStaysKept(t *testing.T) {
+	t.Parallel()
+	for name, first := range map[string]placement.Running{"free": {}, "not yet released": stopping("s", 5*time.Minute)} {
+		victim := func(id berth.JobID) placement.Running {
+			return placement.Running{Job: id, Priority: 100, Preemptible: true}
+		}
+		s := newNominated(first, placement.Running{Job: "firm", Priority: 900}, victim("p1"), victim("p2"), victim("p3"))
+		for i, rack := range []string{"a", "a", "b", "b", "c"} {
+			m, _ := s.Machine(gpuOf(i).Machine)
+			m.Labels = map[string]string{"rack": rack}
+			s.UpsertMachine(m)
+		}
+		s.DefineClass("rack", spec.Request{GPUs: 1, GPUMilli: 1000, Members: 2, SameLabel: "rack", Execution: spec.AtLeastOnce})
+		s.UpsertJob(placement.Job{ID: "g", Tenant: "x", Class: "rack", Version: 1, Priority: 800, SubmittedAt: noon, EligibleAt: noon})
+		s.nominate("g", 0, first.Job, nil)
+		s.waits("f", 2, 500)
+		plan, _ := s.plan()
+		if len(plan.Release) != 1 || len(plan.Preempt) != 2 || plan.Preempt[0].For != "g" || plan.Preempt[1].For != "g" {
+			t.Errorf("%s: releases %+v and preempts %+v, want one and two for g", name, plan.Release, plan.Preempt)
+		}
+		for _, m := range plan.Nominate {
+			if m.For != "g" {
+				t.Errorf("%s: %s is nominated for %s", name, m.Machine, m.For)
+			}
+		}
+	}
+}
+
 // TestADroppedNominationDelaysNoStart checks that a job is expected to start when its victims have stopped,
 // whatever an expired nomination names.
 func TestADroppedNominationDelaysNoStart(t *testing.T) {

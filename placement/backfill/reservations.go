@@ -72,6 +72,28 @@ func (r *Reservations) Keep(n *cluster.Node, x Reservation) {
 	r.Rehold(h)
 }
 
+// Revoke removes a reservation that Keep has added. The reservation must not be firm.
+func (r *Reservations) Revoke(n *cluster.Node, x Reservation) {
+	h := r.ledger.HoldOn(n)
+	if h == nil {
+		return
+	}
+	list := r.lists[h.Index]
+	i := slices.IndexFunc(list, func(y Reservation) bool {
+		return !y.Firm && y.At.Equal(x.At) && y.Until.Equal(x.Until) && y.Grant.Capacity == x.Grant.Capacity &&
+			slices.Equal(y.Grant.GPUs, x.Grant.GPUs)
+	})
+	if i < 0 {
+		return
+	}
+	list = slices.Delete(list, i, i+1)
+	r.lists[h.Index], h.Until = list, time.Time{}
+	if len(list) > 0 {
+		h.Until = list[0].At
+	}
+	r.Rehold(h)
+}
+
 // On lists the reservations of a machine by time.
 func (r *Reservations) On(n *cluster.Node) []Reservation {
 	if h := r.ledger.HoldOn(n); h != nil {

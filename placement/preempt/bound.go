@@ -242,9 +242,11 @@ func (r *Search) refreshBound(b *kindBounds, n *cluster.Node) {
 	b.expire[n.Place] = l.until
 }
 
-// bounds returns the current bounds of a kind. It recomputes all entries if the roster or
-// the policy has changed, or if the clock went back. Otherwise, once per plan, it
-// recomputes the entries of changed machines and the expired ones.
+// bounds returns the bounds of a kind. It recomputes all entries if the roster or the
+// policy has changed, or if the clock went back. Otherwise, once per plan, it recomputes
+// the entries of the machines that have changed before this plan's first call, and the
+// expired ones. The searches of a plan do not read the entries of machines that the plan
+// has changed since; see prospect.
 func (r *Search) bounds(k *cluster.Kind) *kindBounds {
 	k.Refresh(r.Number)
 	b, rule := r.index.ofKind(k), r.rule()
@@ -325,9 +327,10 @@ type prospect struct {
 func (p *prospect) bound() bound { return bound{int(p.band), float64(p.cost)} }
 
 // available returns the capacity of a machine that a victim search may count on: free
-// capacity, held capacity, and, while overlaid is set, capacity that stopping jobs release.
+// capacity and, while overlaid is set, capacity that stopping jobs release. Held capacity
+// is not part of it: see choose.
 func (r *Search) available(n *cluster.Node) berth.Capacity {
-	room := r.ledger.WithHeld(n)
+	room := n.Free
 	if r.overlaid {
 		for _, g := range r.releasedOn(n) {
 			room = room.Add(g.Capacity)
@@ -360,7 +363,7 @@ func costs(least float32, unit *[3]float32, want, room cluster.Glance) float32 {
 // candidates together do not.
 func (r *Search) lowerBound(n *cluster.Node, want cluster.Glance, p *prospect) bool {
 	free := n.Free
-	if n.Touched == r.Number { // otherwise nothing is held or released there
+	if n.Touched == r.Number { // otherwise nothing is released there
 		free = r.available(n)
 	}
 	room := cluster.GlanceOf(free)

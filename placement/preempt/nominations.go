@@ -70,8 +70,10 @@ func NewNominations(at *cluster.Moment, policy *queue.Policy, l *cluster.Ledger,
 type Mark struct {
 	Nomination
 	node   *cluster.Node
-	grant  berth.Grant     // nominated capacity; without a Holder, the free part of it
-	Holder *cluster.Holder // the victim, while it still holds the capacity; nil: it has stopped
+	grant  berth.Grant           // nominated capacity; without a Holder, the free part of it
+	Holder *cluster.Holder       // the victim, while it still holds the capacity; nil: it has stopped
+	start  time.Time             // expected start of the job; zero: unknown
+	later  *backfill.Reservation // of the capacity from the victim's end on; nil: none
 }
 
 // Load keeps the nominated capacity from all other jobs. It lists the nominations to
@@ -149,7 +151,7 @@ func (r *Nominations) holderOf(m Nomination) *cluster.Holder {
 // runs on the machine, the capacity is reserved from the victim's end on. Otherwise the free part is subtracted
 // from the machine, and the job counts as its occupant, so that reserved starts expect the job's end there.
 func (r *Nominations) add(e *queue.Entry, n *cluster.Node, m Nomination, start time.Time) {
-	x := Mark{Nomination: m, node: n, grant: cluster.Owned(
+	x := Mark{Nomination: m, node: n, start: start, grant: cluster.Owned(
 		berth.Grant{Machine: n.ID, Epoch: n.Epoch, Capacity: m.Capacity, GPUs: m.GPUs}, e.Class.Tenant)}
 	var until time.Time
 	if !start.IsZero() {
@@ -158,7 +160,8 @@ func (r *Nominations) add(e *queue.Entry, n *cluster.Node, m Nomination, start t
 	if h := r.holderOf(m); h != nil {
 		x.Holder = h
 		if at, ok := r.reservations.Ends(h); ok && n.Placeable() {
-			r.reservations.Keep(n, backfill.Reservation{At: r.From(at), Grant: x.grant, Until: until})
+			x.later = &backfill.Reservation{At: r.From(at), Grant: x.grant, Until: until}
+			r.reservations.Keep(n, *x.later)
 		}
 	} else {
 		x.grant = cluster.Clamp(n, x.grant)

@@ -87,26 +87,25 @@ func NewSearch(n *Nominations, q *queue.Queue, s *queue.Shares, x *Index, estima
 	return r
 }
 
-// Preempt orders other jobs to stop for a blocked job, and nominates their capacity. It
-// returns false if no allowed victims release enough, if the job has not waited for
-// PreemptAfter, if it is barred, or if the plan has no searches left.
+// Preempt orders other jobs to stop for a blocked job, and nominates their capacity, in
+// place of all earlier nominations for the job. It returns false if no allowed victims
+// release enough, if the job has not waited for PreemptAfter, if it is barred, if it would
+// delay a reserved start, or if the plan has no searches left.
 func (r *Search) Preempt(x *queue.Contender, e *queue.Entry) bool {
 	if !r.policy.Preempt || r.Searches == 0 || r.waited(e) < r.policy.PreemptAfter || r.Barred[e.ID] {
 		return false
 	}
 	r.Searches--
-	own := r.nominations.ownRoom(e)
-	r.nominations.Lift(own) // the job needs no victims for the room kept for its repair
+	own := r.nominations.withdraw(e) // the job needs no victims for capacity that is nominated for it
+	renewReleased(r, machinesOf(own))
 	best := r.choose(x, e)
-	if best == nil {
-		r.nominations.Restore(own)
+	if best == nil || delays(r, own, best) {
+		r.nominations.reinstate(own)
+		renewReleased(r, machinesOf(own))
 		return false
 	}
-	if len(own) > 0 {
-		r.nominations.dropRepairs(e) // the displacement includes the room
-		r.placer.Widen()             // any job may have the rest of it
-	}
-	r.enact(e, best)
+	r.nominations.retire(e, own)
+	r.enact(e, best, own)
 	return true
 }
 
@@ -289,13 +288,14 @@ func (r *Search) cost(h *cluster.Holder) float64 {
 	return h.Lost(r.Now).Seconds()
 }
 
-// enact orders the victims to stop and nominates their capacity for the job. The victims
-// leave the shares of their accounts at once. Capacity that they release beyond the
-// nominations is available to later searches of the plan.
-func (r *Search) enact(e *queue.Entry, s *displacement) {
-	holders := make([]*cluster.Holder, 0, len(s.victims))
+// enact orders the victims to stop and nominates their capacity for the job, in place of
+// its earlier nominations, own. The victims leave the shares of their accounts at once.
+// Capacity that they release beyond the nominations is available to later searches of the
+// plan.
+func (r *Search) enact(e *queue.Entry, s *displacement, own []Mark) {
+	holders, changed := make([]*cluster.Holder, 0, len(s.victims)), machinesOf(own)
 	for _, v := range s.victims {
-		holders = append(holders, v.Holder)
+		holders, changed = append(holders, v.Holder), append(changed, v.Machines...)
 		v.Stopped = r.Number
 		r.stops = append(r.stops, v.Holder)
 		r.Orders = append(r.Orders, Order{v.Job, v.Version, v.Attempt, e.ID, v.why, v.Lost(r.Now)})
@@ -309,7 +309,12 @@ func (r *Search) enact(e *queue.Entry, s *displacement) {
 	}
 	before := len(r.nominations.Written)
 	r.nominations.nominate(e, together(s.ranks), holders)
-	renewReleased(r, holders, r.nominations.Written[before:])
+	written := r.nominations.Written[before:]
+	r.nominations.keepRest(own, written)
+	for _, m := range written {
+		changed = append(changed, m.Machine)
+	}
+	renewReleased(r, changed)
 }
 
 // together returns one choice per machine, with the sum of the machine's grants.

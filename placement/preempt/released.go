@@ -50,26 +50,18 @@ func addReleased(r *Search, n *cluster.Node, h *cluster.Holder, listed bool) {
 	r.released[n.Index] = append(r.released[n.Index], g)
 }
 
-// renewReleased recomputes the released capacity where a preemption has changed it: on the machines of its victims, and
-// on those of its nominations, which may take a part of what other jobs release.
-func renewReleased(r *Search, victims []*cluster.Holder, nominations []Nomination) {
+// renewReleased recomputes the released capacity of machines on which further jobs stop, or other parts of the capacity
+// are nominated. A machine may be listed twice.
+func renewReleased(r *Search, machines []berth.MachineID) {
 	if !r.releasedKnown {
 		return
 	}
 	done := map[berth.MachineID]bool{}
-	renew := func(id berth.MachineID) {
+	for _, id := range machines {
 		if n := r.cluster.Nodes[id]; n != nil && !done[id] {
 			done[id] = true
 			renewReleasedOn(r, n)
 		}
-	}
-	for _, h := range victims {
-		for _, id := range h.Machines {
-			renew(id)
-		}
-	}
-	for _, m := range nominations {
-		renew(m.Machine)
 	}
 }
 

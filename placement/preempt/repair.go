@@ -40,30 +40,6 @@ func (r *Nominations) withhold(n *cluster.Node, m Nomination) {
 	}
 }
 
-// ownRoom returns the repair nominations of a job with capacity that is free now.
-func (r *Nominations) ownRoom(e *queue.Entry) []Mark {
-	var own []Mark
-	for _, m := range r.Marks[e.ID] {
-		if m.Repair && m.Holder == nil {
-			own = append(own, m)
-		}
-	}
-	return own
-}
-
-// dropRepairs drops the nominations that ownRoom returns. Their capacity is free again, so the job occupies it no
-// longer, and the rows go: the nominations of the displacement count the capacity that it takes.
-func (r *Nominations) dropRepairs(e *queue.Entry) {
-	r.Marks[e.ID] = slices.DeleteFunc(r.Marks[e.ID], func(m Mark) bool {
-		if !m.Repair || m.Holder != nil {
-			return false
-		}
-		r.reservations.Vacate(m.node, e.ID, m.grant)
-		r.Released = append(r.Released, m.Nomination)
-		return true
-	})
-}
-
 // Former returns the sites of a gang before its repair that are still kept. repair reports
 // whether the job is a gang under repair.
 func Former(marks []Mark) (repair bool, list []fit.Site) {
