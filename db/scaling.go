@@ -203,6 +203,30 @@ func (d *Scaling) Breakers(ctx context.Context) ([]ProbedBreaker, error) {
 	return list, mapError(err, "breakers")
 }
 
+// wonFor is the time for which a success of an offering counts.
+const wonFor = 24 * time.Hour
+
+// Won returns when each offering last gave an instance, within wonFor, by provider and offering. A cloud may be named
+// here that is no longer configured.
+func (d *Scaling) Won(ctx context.Context) (map[string]time.Time, error) {
+	rows, err := d.pool.Query(ctx, `
+		SELECT concat_ws('/', provider, region, zone, type, market), max(answered_at)
+		FROM launches
+		WHERE instance <> '' AND answered_at > clock_timestamp() - @for::interval
+		GROUP BY provider, region, zone, type, market`, pgx.NamedArgs{"for": wonFor})
+	if err != nil {
+		return nil, mapError(err, "launches")
+	}
+	won := map[string]time.Time{}
+	var key string
+	var at time.Time
+	_, err = pgx.ForEachRow(rows, []any{&key, &at}, func() error {
+		won[key] = at
+		return nil
+	})
+	return won, mapError(err, "launches")
+}
+
 // ProbedBreaker is a breaker with the state of its probe.
 type ProbedBreaker struct {
 	cloud.Breaker

@@ -232,18 +232,26 @@ func (m *MachineSteps) send(ctx context.Context, r cloud.Record) (cloud.Record, 
 		return m.see(ctx, account, r, i)
 	}
 	fault := asError(err)
-	if b, ok := r.Request().Trips(fault.Kind); ok {
-		err := m.Launches.Trip(context.WithoutCancel(ctx), b, func(b cloud.Breaker, at time.Time) cloud.Breaker {
-			return b.Trip(fault.Kind, fault.Error(), m.Clock(at))
-		})
-		if err != nil {
-			m.Logger.Warn("cannot record the refusal of a cloud", "scope", b.Scope, "key", b.Key, "err", err)
-		}
-	}
+	m.trip(ctx, r, fault.Kind, fault.Error())
 	m.Logger.Warn("cannot create an instance", "machine", r.Machine, "launch", r.N, "kind", fault.Kind, "err", err)
 	return m.note(ctx, r, func(now cloud.Record, at time.Time) cloud.Record {
 		return now.Refused(fault, sent.LastSentAt, at)
 	})
+}
+
+// trip closes the part of the cloud that a failure of a launch concerns. The failure of the write is only logged: it
+// costs another try of the cloud.
+func (m *MachineSteps) trip(ctx context.Context, r cloud.Record, k cloud.Kind, reason string) {
+	b, ok := r.Request().Trips(k)
+	if !ok {
+		return
+	}
+	err := m.Launches.Trip(context.WithoutCancel(ctx), b, func(b cloud.Breaker, at time.Time) cloud.Breaker {
+		return b.Trip(k, reason, m.Clock(at))
+	})
+	if err != nil {
+		m.Logger.Warn("cannot record the refusal of a cloud", "scope", b.Scope, "key", b.Key, "err", err)
+	}
 }
 
 // seal builds the request of a launch and seals it.
@@ -324,15 +332,20 @@ func (m *MachineSteps) terminate(ctx context.Context, r cloud.Record) (cloud.Rec
 	return m.note(ctx, r, func(now cloud.Record, at time.Time) cloud.Record { return now.Asked(fault, at) })
 }
 
-// see records an instance that the cloud showed. An instance of a settled launch is terminated.
+// see records an instance that the cloud showed. An instance of a settled launch is terminated. A spot instance that
+// the cloud has taken back without a notice closes its offering for a while, as a notice does.
 func (m *MachineSteps) see(ctx context.Context, account cloud.Account, r cloud.Record,
 	i cloud.Instance) (cloud.Record, error) {
 	var refused error
+	preempted := false
 	after, err := m.note(ctx, r, func(now cloud.Record, at time.Time) cloud.Record {
 		next, err := now.See(i, at)
-		refused = err
+		refused, preempted = err, now.Preempted(next)
 		return next
 	})
+	if err == nil && preempted {
+		m.trip(ctx, r, cloud.Capacity, fmt.Sprintf("machine %s: %s, without a notice", r.Machine, after.Reason))
+	}
 	if err != nil || refused == nil {
 		return after, err
 	}

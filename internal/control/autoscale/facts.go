@@ -83,6 +83,7 @@ type Facts struct {
 	Spent    map[berth.TenantID]db.Spent
 	Offers   []db.OfferRow
 	Breakers []db.ProbedBreaker
+	Won      map[string]time.Time // when each offering last gave an instance, by provider and offering
 	Fleet    []db.FleetMachine
 	Growth   []db.Grown
 	Notes    map[berth.JobID]db.BurstNote // of the last pass

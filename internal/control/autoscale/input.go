@@ -48,7 +48,7 @@ func (p *pass) input(t berth.TenantID, policy spec.Burst, pool string) scaler.In
 		}
 		r := cloud.Request{Pool: pool, Provider: o.Provider, Offering: o.Offering}
 		in.Offers = append(in.Offers, scaler.Offer{Offer: o.Offer, Provider: o.Provider, Breaker: p.breaker(r),
-			Known: p.known(o.Provider, o.Offering)})
+			Won: p.Won[o.Provider+"/"+o.String()], Known: p.known(o.Provider, o.Offering)})
 	}
 	return in
 }

@@ -167,6 +167,9 @@ func (l *Loop) read(ctx context.Context, f *Facts) (err error) {
 	if f.Breakers, err = l.DB.Scaling.Breakers(ctx); err != nil {
 		return err
 	}
+	if f.Won, err = l.DB.Scaling.Won(ctx); err != nil {
+		return err
+	}
 	if f.Spent, err = l.DB.Spend.Of(ctx, f.Now); err != nil {
 		return err
 	}

@@ -293,6 +293,13 @@ func (r Record) See(i Instance, now time.Time) (Record, error) {
 	return r, nil
 }
 
+// Preempted reports whether the change of the record to after shows that the cloud has taken a spot instance back, and
+// that Berth had no notice of this end.
+func (r Record) Preempted(after Record) bool {
+	ends := after.InstanceState == Ending || after.InstanceState == Terminated
+	return r.Market == Spot && r.StopAt.IsZero() && r.State != after.State && after.State == LaunchTerminating && ends
+}
+
 // Missed records that a search showed no instance of the launch. This moves a launch that is in doubt
 // for longer than the limit to unresolved, and proves nothing else.
 func (r Record) Missed(e *Error, l Limits, now time.Time) Record {

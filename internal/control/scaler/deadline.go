@@ -9,8 +9,8 @@ import (
 // Deadline is the state of a job that must end in time and may run on spot machines. Its checkpoints
 // limit the cost of a lost machine to a restart.
 //
-// Only the simulator uses it (berth-sim burst): job files have no deadline. The leader's scaler chooses the market
-// of a launch by price, by the burst policy and by placement.spot, see decider.choices.
+// Only the simulator uses it (berth-sim burst): job files have no deadline, see docs/adr/0101. The leader's scaler
+// chooses the market of a launch by price, by the burst policy and by placement.spot, see decider.choices.
 type Deadline struct {
 	Work, Left       time.Duration // work still to be done, and time until the deadline
 	AllWork, AllTime time.Duration // both at the job's submission

@@ -80,3 +80,33 @@ func TestOrderOfZones(t *testing.T) {
 		t.Errorf("the order is %s: wanted is abcde", got)
 	}
 }
+
+// Of equal offers, the leader's scaler tries the one that has failed least, and then the one that gave a machine last.
+func TestLaunchesFollowTheOrderOfZones(t *testing.T) {
+	t.Parallel()
+	won := func(zone string, ago time.Duration) scaler.Offer {
+		o := offer(1, 2, cloud.OnDemand, zone)
+		if ago > 0 {
+			o.Won = now.Add(-ago)
+		}
+		return o
+	}
+	failed := won("d", time.Second)
+	failed.Breaker = scaler.Breaker{}.Failed(now.Add(-time.Hour))
+	dear := won("e", time.Second)
+	dear.Price = 3
+	in := scaler.Input{Now: now, Policy: policy(), Planner: planner(), Jobs: []scaler.Job{job("j", 1, 1)}}
+	for _, c := range []struct {
+		offers []scaler.Offer
+		want   string
+	}{
+		{[]scaler.Offer{won("a", 0), won("b", time.Hour), won("c", time.Minute), failed, dear}, "c"},
+		{[]scaler.Offer{won("a", 0), won("b", 0), failed, dear}, "a"},
+		{[]scaler.Offer{failed, dear}, "d"},
+	} {
+		in.Offers = c.offers
+		if d := scaler.Decide(in); len(d.Launches) != 1 || d.Launches[0].Offer.Zone != c.want {
+			t.Errorf("launches %+v: want zone %s", d.Launches, c.want)
+		}
+	}
+}

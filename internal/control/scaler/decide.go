@@ -44,6 +44,7 @@ type Offer struct {
 	cloud.Offer
 	Provider string
 	Breaker  Breaker
+	Won      time.Time // when the last machine of it was had; zero: not lately
 	// Known is the row of a machine of this type that has joined. Its capacity is planned with, rather than the
 	// nominal one. nil: none is known.
 	Known *placement.Machine
@@ -343,12 +344,23 @@ func (d *decider) choices(j Job) (list []choice, why NoteCode) {
 		}
 		list = append(list, choice{i, n, o.Price * float64(n)})
 	}
-	slices.SortStableFunc(list, func(a, b choice) int {
-		x, y := d.Offers[a.at], d.Offers[b.at]
-		return cmp.Or(cmp.Compare(a.cost, b.cost), cmp.Compare(a.machines, b.machines),
-			cmp.Compare(x.Breaker.Step, y.Breaker.Step), cmp.Compare(x.String(), y.String()))
-	})
-	return list, why
+	return d.sorted(list), why
+}
+
+// sorted returns choices in the order in which they are tried, see Order.
+func (d *decider) sorted(list []choice) []choice {
+	of, zones := make(map[string]choice, len(list)), make([]Zone, len(list))
+	for i, c := range list {
+		o := d.Offers[c.at]
+		name := o.String() + " of " + o.Provider
+		of[name] = c
+		zones[i] = Zone{Name: name, Price: c.cost, Machines: c.machines, Breaker: o.Breaker, Won: o.Won}
+	}
+	list = list[:0]
+	for _, z := range Order(zones, d.Now) {
+		list = append(list, of[z.Name])
+	}
+	return list
 }
 
 // judge returns the number of machines of an offer that a job needs, and the reason why the offer may not run the job

@@ -41,19 +41,20 @@ func (b Breaker) Tried() Breaker {
 
 // Zone is a place to try.
 type Zone struct {
-	Name    string
-	Price   float64 // US dollars an hour
-	Breaker Breaker
-	Won     time.Time // when the last machine was had there
+	Name     string
+	Price    float64 // of all machines, US dollars an hour
+	Machines int     // that are needed there; 0 where all zones need as many
+	Breaker  Breaker
+	Won      time.Time // when the last machine was had there; zero: not lately
 }
 
 // Order returns the zones that may be tried now, in the order to try them: cheapest first; of equal prices
-// the zones with the fewest failures in a row, then the latest success, then by name.
+// the zones with the fewest machines, then the fewest failures in a row, then the latest success, then by name.
 func Order(zones []Zone, now time.Time) []Zone {
 	list := slices.DeleteFunc(slices.Clone(zones), func(z Zone) bool { return !z.Breaker.Allows(now) })
 	slices.SortStableFunc(list, func(a, b Zone) int {
-		return cmp.Or(cmp.Compare(a.Price, b.Price), cmp.Compare(a.Breaker.Step, b.Breaker.Step), b.Won.Compare(a.Won),
-			cmp.Compare(a.Name, b.Name))
+		return cmp.Or(cmp.Compare(a.Price, b.Price), cmp.Compare(a.Machines, b.Machines),
+			cmp.Compare(a.Breaker.Step, b.Breaker.Step), b.Won.Compare(a.Won), cmp.Compare(a.Name, b.Name))
 	})
 	return list
 }
