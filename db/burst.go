@@ -55,6 +55,9 @@ func (d *Burst) Policies(ctx context.Context) (map[berth.TenantID]spec.Burst, er
 			}
 		}
 		if b, ok := spec.EffectiveBurst(path...); ok {
+			if n.Policy == nil {
+				b = b.Inherited()
+			}
 			all[n.ID] = b
 		}
 	}
@@ -103,6 +106,7 @@ func readBurst(ctx context.Context, tx pgx.Tx, tenant berth.TenantID) (BurstRow,
 	for _, l := range list {
 		if l.Depth == 0 {
 			if above, ok := spec.EffectiveBurst(path...); ok {
+				above = above.Inherited()
 				row.Above = &above
 			}
 		}
@@ -115,7 +119,8 @@ func readBurst(ctx context.Context, tx pgx.Tx, tenant berth.TenantID) (BurstRow,
 			row.Own.Version = l.Version
 		}
 	}
-	if effective, ok := spec.EffectiveBurst(path...); ok {
+	if row.Effective = row.Above; row.Own != nil {
+		effective, _ := spec.EffectiveBurst(path...)
 		row.Effective = &effective
 	}
 	return row, nil

@@ -66,6 +66,8 @@ type Burst struct {
 	Grow        *BurstGrow  `json:"grow,omitempty" doc:"bounds the launches in a time, tenants below included"`
 	MaxMachines int         `json:"max_machines,omitempty" doc:"machines at once, tenants below included; unset: any"`
 
+	MinMachines []BurstMin `json:"min_machines,omitempty" doc:"machines to keep without jobs; not inherited"`
+
 	Idle     Duration `json:"idle,omitempty" doc:"time for which an empty machine is kept"`
 	IdleCost float64  `json:"idle_cost,omitempty" doc:"or until it has cost so much while empty, in US dollars"`
 
@@ -138,6 +140,7 @@ func (b Burst) Validate() []berth.FieldError {
 	}
 	v.require(b.MaxMachines >= 0 && b.MaxMachines <= maxBurstCount, "max_machines",
 		fmt.Sprintf("%d is out of range", b.MaxMachines), fmt.Sprintf("1 to %d; or leave it out", maxBurstCount))
+	validateMin(v, b.MinMachines, b.MaxMachines)
 	v.require(b.Idle >= 0 && b.Idle.Std() <= 24*time.Hour, "idle", fmt.Sprintf("%s is out of range", b.Idle),
 		"0s to 24h")
 	v.require(b.Version >= 0, "version", "is negative", "0 or more")
@@ -242,6 +245,7 @@ func Narrow(parent, child Burst) Burst {
 		MaxMachines:     lesser(parent.MaxMachines, child.MaxMachines),
 		Idle:            lesser(parent.Idle, child.Idle),
 		IdleCost:        lesser(parent.IdleCost, child.IdleCost),
+		MinMachines:     child.MinMachines, // no bound: the tenant's own wish
 	}
 	e.Allow = slices.Clone(parent.Allow)
 	if child.Allow != nil {
@@ -403,6 +407,7 @@ func (b Burst) Widens(parent Burst) []berth.FieldError {
 	v.require(parent.MaxMachines == 0 || b.MaxMachines <= parent.MaxMachines, "max_machines",
 		fmt.Sprintf("%d is more than the policy above allows", b.MaxMachines),
 		fmt.Sprintf("at most %d", parent.MaxMachines))
+	widensMin(v, b.MinMachines, parent.MaxMachines)
 	v.require(parent.Idle == 0 || b.Idle <= parent.Idle, "idle",
 		fmt.Sprintf("%s is longer than the policy above allows", b.Idle), "at most "+parent.Idle.String())
 	if w, p := b.When, parent.When; w != nil && p != nil {

@@ -21,28 +21,33 @@ func TestFaultsOfBurstPoliciesAreNamed(t *testing.T) {
 			When:  &spec.BurstWhen{PlannedWaitOver: spec.Duration(20 * time.Minute)},
 			Spend: &spec.BurstSpend{Limit: 5000}, Grow: &spec.BurstGrow{Machines: 10, Per: spec.Duration(10 * time.Minute)},
 			MaxMachines: 40, Idle: spec.Duration(5 * time.Minute), IdleCost: 1},
-		"allow[0]":               {Allow: []string{"aws"}},
-		"allow[1]":               {Allow: []string{"aws/a", "aws/eu/west"}},
-		"residency":              {Residency: []string{}},
-		"residency[0]":           {Residency: []string{"e u"}},
-		"when":                   {When: &spec.BurstWhen{}},
-		"when.hour_of_wait":      {When: &spec.BurstWhen{HourOfWait: -1}},
-		"when.planned_wait_over": {When: &spec.BurstWhen{PlannedWaitOver: -1}},
-		"spot":                   {Spot: "maybe"},
-		"max_price_per_hour":     {MaxPricePerHour: -1},
-		"spend.period":           {Spend: &spec.BurstSpend{Period: "year", Limit: 1}},
-		"spend.limit":            {Spend: &spec.BurstSpend{}},
-		"spend.warn":             {Spend: &spec.BurstSpend{Limit: 1, Warn: 2}},
-		"spend.stop_new":         {Spend: &spec.BurstSpend{Limit: 1, StopNew: 0.9, Drain: 0.8}},
-		"spend.drain":            {Spend: &spec.BurstSpend{Limit: 1, Drain: 1.5}},
-		"grow.machines":          {Grow: &spec.BurstGrow{Per: spec.Duration(time.Hour)}},
-		"grow.per":               {Grow: &spec.BurstGrow{Machines: 1}},
-		"max_machines":           {MaxMachines: -1},
-		"idle":                   {Idle: spec.Duration(25 * time.Hour)},
-		"idle_cost":              {IdleCost: 1e10},
-		"version":                {Version: -1},
-		"when.waiting[0].jobs":   {When: &spec.BurstWhen{Waiting: []spec.BurstWaiting{{Jobs: 0}}}},
-		"when.waiting[1].for":    {When: &spec.BurstWhen{Waiting: []spec.BurstWaiting{{Jobs: 1}, {Jobs: 2, For: -1}}}},
+		"allow[0]":                 {Allow: []string{"aws"}},
+		"allow[1]":                 {Allow: []string{"aws/a", "aws/eu/west"}},
+		"residency":                {Residency: []string{}},
+		"residency[0]":             {Residency: []string{"e u"}},
+		"when":                     {When: &spec.BurstWhen{}},
+		"when.hour_of_wait":        {When: &spec.BurstWhen{HourOfWait: -1}},
+		"when.planned_wait_over":   {When: &spec.BurstWhen{PlannedWaitOver: -1}},
+		"spot":                     {Spot: "maybe"},
+		"max_price_per_hour":       {MaxPricePerHour: -1},
+		"spend.period":             {Spend: &spec.BurstSpend{Period: "year", Limit: 1}},
+		"spend.limit":              {Spend: &spec.BurstSpend{}},
+		"spend.warn":               {Spend: &spec.BurstSpend{Limit: 1, Warn: 2}},
+		"spend.stop_new":           {Spend: &spec.BurstSpend{Limit: 1, StopNew: 0.9, Drain: 0.8}},
+		"spend.drain":              {Spend: &spec.BurstSpend{Limit: 1, Drain: 1.5}},
+		"grow.machines":            {Grow: &spec.BurstGrow{Per: spec.Duration(time.Hour)}},
+		"grow.per":                 {Grow: &spec.BurstGrow{Machines: 1}},
+		"max_machines":             {MaxMachines: -1},
+		"min_machines":             {MaxMachines: 2, MinMachines: []spec.BurstMin{{Machines: 2}, {Pool: "x", Machines: 1}}},
+		"min_machines[0].machines": {MinMachines: []spec.BurstMin{{}}},
+		"min_machines[0].pool":     {MinMachines: []spec.BurstMin{{Pool: "A b", Machines: 1}}},
+		"min_machines[1].pool":     {MinMachines: []spec.BurstMin{{Pool: "default", Machines: 1}, {Machines: 1}}},
+		"min_machines[0].types[1]": {MinMachines: []spec.BurstMin{{Machines: 1, Types: []string{"p5", "p 5"}}}},
+		"idle":                     {Idle: spec.Duration(25 * time.Hour)},
+		"idle_cost":                {IdleCost: 1e10},
+		"version":                  {Version: -1},
+		"when.waiting[0].jobs":     {When: &spec.BurstWhen{Waiting: []spec.BurstWaiting{{Jobs: 0}}}},
+		"when.waiting[1].for":      {When: &spec.BurstWhen{Waiting: []spec.BurstWaiting{{Jobs: 1}, {Jobs: 2, For: -1}}}},
 	} {
 		faults := b.Validate()
 		if field == "" {
@@ -240,6 +245,7 @@ func TestWideningIsNamed(t *testing.T) {
 		"spot":                   {Spot: spec.SpotPrefer},
 		"max_price_per_hour":     {MaxPricePerHour: 5},
 		"max_machines":           {MaxMachines: 5},
+		"min_machines":           {MinMachines: []spec.BurstMin{{Machines: 5}}},
 		"idle":                   {Idle: spec.Duration(time.Hour)},
 		"idle_cost":              {IdleCost: 2},
 		"when.planned_wait_over": {When: &spec.BurstWhen{PlannedWaitOver: spec.Duration(time.Minute)}},
@@ -255,5 +261,26 @@ func TestWideningIsNamed(t *testing.T) {
 		if field == "" && faults != nil || field != "" && (len(faults) != 1 || faults[0].Field != field || faults[0].Allowed == "") {
 			t.Errorf("%s: %+v", field, faults)
 		}
+	}
+}
+
+// A tenant keeps its own machines alone: otherwise each tenant below would keep as many.
+func TestALeastNumberOfMachinesIsNotInherited(t *testing.T) {
+	t.Parallel()
+	above := spec.Burst{Allow: []string{"aws/a"}, MaxMachines: 3, MinMachines: []spec.BurstMin{{Machines: 2, Types: []string{"p5"}}}}
+	if b, _ := spec.EffectiveBurst(above); len(b.MinMachines) != 1 {
+		t.Errorf("the policy of the tenant itself keeps %+v", b.MinMachines)
+	}
+	below, _ := spec.EffectiveBurst(above, spec.Burst{MaxMachines: 1})
+	if n, _ := below.MinMachinesIn("default"); n != 0 {
+		t.Errorf("a tenant below keeps %d machines", n)
+	}
+	own := spec.Burst{MinMachines: []spec.BurstMin{{Pool: "x", Machines: 4}}}
+	below, _ = spec.EffectiveBurst(above, own)
+	if n, _ := below.MinMachinesIn("x"); n != 4 || !slices.Equal(below.MinPools(), []string{"x"}) {
+		t.Errorf("a tenant with a number of its own keeps %+v", below.MinMachines)
+	}
+	if faults := own.Widens(above); len(faults) != 1 || faults[0].Field != "min_machines" {
+		t.Errorf("4 machines are kept below a tenant that may have 3: %+v", faults)
 	}
 }

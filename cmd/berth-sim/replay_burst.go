@@ -62,17 +62,27 @@ func (r *recording) burstPolicies(changes []string) (map[berth.TenantID]spec.Bur
 	}
 	all := map[berth.TenantID]spec.Burst{}
 	for _, t := range r.tenants {
-		var path []spec.Burst
-		for at := t.ID; at != ""; at = parents[at] {
-			if b, ok := own[at]; ok {
-				path = append([]spec.Burst{b}, path...)
-			}
-		}
-		if b, ok := spec.EffectiveBurst(path...); ok {
+		if b, ok := effectiveBurst(t.ID, own, parents); ok {
 			all[t.ID] = b
 		}
 	}
 	return all, nil
+}
+
+// effectiveBurst returns the policy that holds for a tenant, from the policies of single tenants.
+func effectiveBurst(t berth.TenantID, own map[berth.TenantID]spec.Burst,
+	parents map[berth.TenantID]berth.TenantID) (spec.Burst, bool) {
+	var path []spec.Burst
+	for at := t; at != ""; at = parents[at] {
+		if b, ok := own[at]; ok {
+			path = append([]spec.Burst{b}, path...)
+		}
+	}
+	b, ok := spec.EffectiveBurst(path...)
+	if _, has := own[t]; !has {
+		b = b.Inherited()
+	}
+	return b, ok
 }
 
 // knowsPlaces refuses a provider/region without an offer in the snapshot: the scaler would launch nothing there. A

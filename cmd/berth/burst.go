@@ -92,9 +92,20 @@ func burstLines(b spec.Burst) [][2]string {
 		add("grow", true, "at most %d machines in %s", g.Machines, g.Per)
 	}
 	add("machines", b.MaxMachines > 0, "at most %d", b.MaxMachines)
+	for _, m := range b.MinMachines {
+		add("kept", true, "at least %d in pool %s%s", m.Machines, cmp.Or(m.Pool, spec.DefaultPool), ofTypes(m.Types))
+	}
 	add("idle", b.Idle > 0, "empty machines are kept for %s", b.Idle)
 	add("idle cost", b.IdleCost > 0, "or until they have cost $%.2f while empty", b.IdleCost)
 	return lines
+}
+
+// ofTypes renders the machine types that count for a least number of machines.
+func ofTypes(types []string) string {
+	if len(types) == 0 {
+		return ""
+	}
+	return ", of " + strings.Join(types, " or ")
 }
 
 // burstFile is the file of "berth burst set".

@@ -86,6 +86,7 @@ func randomBurst(r *rand.Rand, when *spec.BurstWhen) spec.Burst {
 	maybe(3, func() { b.Spot = []spec.SpotRule{spec.SpotNever, spec.SpotPrefer, spec.SpotOnly}[r.IntN(3)] })
 	maybe(4, func() { b.MaxPricePerHour = float64(2 + r.IntN(6)) })
 	maybe(3, func() { b.MaxMachines = 3 + r.IntN(8) })
+	maybe(4, func() { b.MinMachines = []spec.BurstMin{{Machines: 1 + r.IntN(2)}} })
 	maybe(2, func() {
 		b.Spend = &spec.BurstSpend{Limit: float64(5 + r.IntN(60)), StopNew: []float64{0, 0.5, 1}[r.IntN(3)],
 			Period: []spec.SpendPeriod{spec.SpendDay, spec.SpendWeek, spec.SpendMonth}[r.IntN(3)]}

@@ -45,6 +45,11 @@ func Decide(f Facts) Outcome {
 			tenants = append(tenants, t)
 		}
 	}
+	for _, t := range slices.Sorted(maps.Keys(p.Policies)) {
+		if p.Policies[t].MinMachines != nil && !slices.Contains(tenants, t) {
+			tenants = append(tenants, t)
+		}
+	}
 	options := map[berth.JobID]scaler.Option{}
 	for _, t := range p.order {
 		p.weigh(t, options)
@@ -151,7 +156,8 @@ func (p *pass) path(t berth.TenantID) []berth.TenantID {
 
 // machine returns a launch, with the row of its machine if the machine has joined.
 func (p *pass) machine(l db.FleetMachine, row placement.Machine, joined bool) machine {
-	m := machine{pool: l.Pool, Machine: scaler.Machine{Price: l.Price, Launched: l.CreatedAt, EmptySince: l.EmptySince}}
+	m := machine{pool: l.Pool, Machine: scaler.Machine{Type: l.Type, Price: l.Price, Launched: l.CreatedAt,
+		EmptySince: l.EmptySince}}
 	if !l.JoinedAt.IsZero() {
 		m.boot = l.JoinedAt.Sub(l.CreatedAt)
 	}
@@ -175,6 +181,8 @@ func (p *pass) machine(l db.FleetMachine, row placement.Machine, joined bool) ma
 		m.State = scaler.Launching
 	case joined && row.State == berth.MachineReady && row.Blocked == "":
 		m.Row, m.State = row, scaler.Ready
+	case joined && (row.State == berth.MachineSuspect || row.State == berth.MachineReady):
+		m.State = scaler.Silent
 	case joined && row.State == berth.MachineDraining && l.DrainActor == db.ScalerActor:
 		m.Row, m.State = row, scaler.Idling
 	}
@@ -235,15 +243,18 @@ func (p *pass) tenant(t berth.TenantID) {
 		in := p.input(t, policy, pool)
 		if i < own {
 			in.Jobs = going
+		} else {
+			in.Policy.Min = 0
 		}
 		if !has {
 			in.Policy = scaler.Policy{Idle: p.idle(policy, t)}
 		}
 		if over { // empty machines are drained at once, and do not return
-			in.Policy.Idle, in.Policy.IdleCost = 0, 0
+			in.Policy.Idle, in.Policy.IdleCost, in.Policy.Min = 0, 0, 0
 		}
 		going = p.carry(t, pool, in, i+1 < own)
 	}
+	noteUnserved(p, t, policy, pools[:own])
 }
 
 // weigh adds the jobs of a tenant that an offer may run to the options, and notes why the others may not burst.
@@ -356,12 +367,16 @@ func (p *pass) note(n db.BurstNote) {
 // next pool is to take, if there is one.
 func (p *pass) carry(t berth.TenantID, pool string, in scaler.Input, more bool) (left []scaler.Job) {
 	d := scaler.Decide(in)
+	if d.Missing > 0 {
+		noteMissing(p, t, pool, d)
+	}
 	p.out.Drain = append(p.out.Drain, d.Drain...)
 	p.out.Undrain = append(p.out.Undrain, d.Undrain...)
 	for i := 0; i < len(d.Launches); {
 		l := d.Launches[i]
 		n := 1
-		for i+n < len(d.Launches) && slices.Equal(d.Launches[i+n].Jobs, l.Jobs) {
+		// Machines without a job are requested one by one, since some are better than none.
+		for len(l.Jobs) > 0 && i+n < len(d.Launches) && slices.Equal(d.Launches[i+n].Jobs, l.Jobs) {
 			n++
 		}
 		i += n

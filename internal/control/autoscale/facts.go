@@ -144,6 +144,7 @@ type Outcome struct {
 	Undrain  []berth.MachineID // drained for idleness, and needed again
 	Stop     []berth.MachineID // drained for idleness long enough
 	Notes    []db.BurstNote    // of the jobs that were examined
+	Missing  []Missing         // machines below the least numbers of policies
 }
 
 // machines copies the machines of the mirror, since a plan may change a row's devices.

@@ -48,6 +48,7 @@ type Loop struct {
 	turn      int // number of the pass
 	joined    map[string]Joined
 	refused   map[string]string
+	below     map[string]string // see lack
 }
 
 // writes are the decisions that a Loop carries out. *db.Scaling implements it. Each method is one
@@ -105,6 +106,7 @@ func (l *Loop) Run(ctx context.Context, term db.Term, mirror CopyMirror) error {
 // the term, so they differ all the same.
 func (l *Loop) begin(term db.Term, mirror CopyMirror) {
 	l.term, l.mirror, l.requests, l.refused = term, mirror, 0, map[string]string{}
+	l.below = map[string]string{}
 }
 
 // deposed reports whether a write was refused because the term is over. Then another process leads, so
@@ -134,12 +136,14 @@ func (l *Loop) Pass(ctx context.Context) error {
 		return err
 	}
 	if len(f.Policies) == 0 && len(f.Fleet) == 0 && len(f.Notes) == 0 {
+		l.lack(nil)
 		return nil
 	}
 	if err := l.read(ctx, &f); err != nil {
 		return err
 	}
 	out := Decide(f)
+	l.lack(out.Missing)
 	return l.carryOut(ctx, f, out)
 }
 
@@ -275,6 +279,21 @@ func (l *Loop) refuse(r Request, err error) {
 	l.refused[key] = err.Error()
 	l.Logger.Warn("launch of the scaler refused", "tenant", r.Tenant, "provider", r.Provider,
 		"offering", r.Offering.String(), "err", err)
+}
+
+// lack shows the machines that are missing, and logs each change of a pool once.
+func (l *Loop) lack(missing []Missing) {
+	total, below := 0, make(map[string]string, len(missing))
+	for _, m := range missing {
+		total += m.Machines
+		key, text := string(m.Tenant)+"/"+m.Pool, fmt.Sprint(m.Machines, m.Why)
+		if below[key] = text; l.below[key] != text {
+			l.Logger.Warn("fewer machines than min_machines", "tenant", m.Tenant, "pool", m.Pool, "missing", m.Machines,
+				"reason", m.Why)
+		}
+	}
+	l.below = below
+	l.Metrics.missing.Set(float64(total))
 }
 
 // refusal returns the code of the note for a refused request. All other refusals are shown as offers

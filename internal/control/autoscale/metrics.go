@@ -19,6 +19,7 @@ type Metrics struct {
 	lasting   *prometheus.GaugeVec   // by scope
 	decisions *prometheus.CounterVec // by kind
 	sent      prometheus.Histogram   // seconds
+	missing   prometheus.Gauge       // machines below min_machines
 }
 
 // NewMetrics returns the collectors, unregistered. All series exist from the start.
@@ -42,6 +43,9 @@ func NewMetrics() *Metrics {
 			Name: "launch_delay_seconds", Help: "Time from the request of a launch to its first call of the cloud.",
 			Buckets: prometheus.ExponentialBuckets(0.05, 2, 12)}),
 	}
+	m.missing = prometheus.NewGauge(prometheus.GaugeOpts{Namespace: "berth", Subsystem: "cloud",
+		Name: "machines_missing",
+		Help: "Machines that min_machines of burst policies keeps, and that the scaler cannot launch now."})
 	for _, s := range states {
 		m.launches.WithLabelValues(string(s))
 		m.ages.WithLabelValues(string(s))
@@ -86,11 +90,15 @@ func (m *Metrics) show(counts map[cloud.LaunchState]db.LaunchCount, breakers []d
 }
 
 // reset ends the gauges of a process that no longer leads.
-func (m *Metrics) reset() { m.show(nil, nil, time.Time{}) }
+func (m *Metrics) reset() {
+	m.show(nil, nil, time.Time{})
+	m.missing.Set(0)
+}
 
 // all lists the metrics, for Describe and Collect.
 func (m *Metrics) all() []prometheus.Collector {
-	return []prometheus.Collector{m.launches, m.ages, m.breakers, m.lasting, m.decisions, m.sent}
+	return []prometheus.Collector{m.launches, m.ages, m.breakers, m.lasting, m.decisions, m.sent,
+		m.missing}
 }
 
 // Describe implements prometheus.Collector.

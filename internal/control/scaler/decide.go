@@ -27,7 +27,11 @@ type Policy struct {
 	Allow    []string // "provider/region", such as "aws/eu-west-1"; empty: no cloud
 	Spot     SpotRule // "": never
 	MaxPrice float64  // of one machine an hour, in US dollars; 0: no bound
-	Min, Max int      // machines
+	Max      int      // machines
+	// Min is the least number of machines, which are launched without a job. Only machines of MinTypes count;
+	// nil: machines of any type.
+	Min      int
+	MinTypes []string
 	// Growth is the number of machines that may be launched within GrowthPer; 0: no bound.
 	Growth    int
 	GrowthPer time.Duration
@@ -65,14 +69,18 @@ type MachineState string
 const (
 	Launching MachineState = "launching" // requested, of unknown outcome, or booting
 	Ready     MachineState = "ready"
-	Idling    MachineState = "idling" // it drains because it was empty
-	Leaving   MachineState = "leaving"
+	// Silent is a machine whose agent or container engine does not answer at the moment. It has no room for jobs,
+	// and it is not replaced yet.
+	Silent  MachineState = "silent"
+	Idling  MachineState = "idling" // it drains because it was empty
+	Leaving MachineState = "leaving"
 )
 
 // Machine is a machine of the pool that exists or may exist.
 type Machine struct {
 	Row        placement.Machine // with the capacity that it has or will have
 	State      MachineState
+	Type       string    // of the offer
 	Price      float64   // US dollars an hour
 	Launched   time.Time // when it was requested
 	EmptySince time.Time // zero: jobs run on it
@@ -104,6 +112,9 @@ type Decision struct {
 	Drain    []berth.MachineID // empty machines to drain
 	Undrain  []berth.MachineID // idling machines that return to ready
 	Notes    []Note            // a note for each job, in their order
+	// Missing is the number of machines below Policy.Min that are not launched now, and MissingWhy the reason.
+	Missing    int
+	MissingWhy NoteCode
 }
 
 // leastReserved is the least time for which money is reserved for a launch.
@@ -115,7 +126,8 @@ const leastReserved = time.Hour
 // place there, idling machines return, and otherwise the machines of the offer are launched that run the job
 // for the least money. A gang gets all machines that it lacks or none. After a failure of the offer a gang gets
 // one machine, which tries the offer; the others follow after its success. The free capacity of a launched
-// machine serves the next jobs. Machines that no job needs are drained once they have been empty for long
+// machine serves the next jobs. If there are still fewer machines than Policy.Min, idling machines return and
+// others are launched without a job. Machines that no job needs are drained once they have been empty for long
 // enough; a machine with a job is never drained.
 func Decide(in Input) Decision {
 	in.Offers = slices.Clone(in.Offers) // their breakers change as launches are decided
@@ -127,6 +139,7 @@ func Decide(in Input) Decision {
 			d.Notes = append(d.Notes, Note{j.ID, code, machinesOf(ranks)})
 		}
 	}
+	d.least()
 	d.drain()
 	return d.Decision
 }
@@ -373,7 +386,7 @@ func (d *decider) judge(o Offer, j Job) (machines int, refused NoteCode) {
 	switch {
 	case machines == 0:
 		return 0, NoteFits
-	case o.Price <= 0 || d.Policy.MaxPrice > 0 && o.Price > d.Policy.MaxPrice:
+	case !d.affords(o):
 		return machines, NotePrice
 	case j.Request.MaxPrice > 0 && o.Price > j.Request.MaxPrice:
 		return machines, NoteJobPrice
@@ -388,8 +401,7 @@ func (d *decider) judge(o Offer, j Job) (machines int, refused NoteCode) {
 func (d *decider) allowed(o Offer, j Job) NoteCode {
 	spot := o.Market == cloud.Spot
 	switch {
-	case !slices.Contains(d.Policy.Allow, o.Provider+"/"+o.Region),
-		spot && d.Policy.Spot != SpotPrefer && d.Policy.Spot != SpotOnly, !spot && d.Policy.Spot == SpotOnly:
+	case !d.permits(o):
 		return NoteForbid
 	case j.Request.Site == spec.SiteOnPrem:
 		return NoteSite
@@ -399,6 +411,18 @@ func (d *decider) allowed(o Offer, j Job) NoteCode {
 		return NoteSpot
 	}
 	return ""
+}
+
+// permits reports whether the policy permits the region and the market of an offer.
+func (d *decider) permits(o Offer) bool {
+	spot := o.Market == cloud.Spot
+	return slices.Contains(d.Policy.Allow, o.Provider+"/"+o.Region) &&
+		(!spot || d.Policy.Spot == SpotPrefer || d.Policy.Spot == SpotOnly) && (spot || d.Policy.Spot != SpotOnly)
+}
+
+// affords reports whether the price of an offer is known and within the policy.
+func (d *decider) affords(o Offer) bool {
+	return o.Price > 0 && (d.Policy.MaxPrice <= 0 || o.Price <= d.Policy.MaxPrice)
 }
 
 // machinesFor returns the number of empty machines of an offer that a job needs by the engine; 0: it fits on
@@ -467,37 +491,4 @@ func MachineOf(o cloud.Offer, id berth.MachineID) placement.Machine {
 		m.GPUs = append(m.GPUs, placement.Device{Index: i, Model: o.GPUType, Healthy: true})
 	}
 	return m
-}
-
-// drain chooses the empty machines to drain, the most expensive and then the newest first.
-func (d *decider) drain() {
-	live := len(d.Launches) + len(d.Undrain)
-	var list []Machine
-	for _, m := range d.Machines {
-		if m.State == Launching || m.State == Ready {
-			live++
-		}
-		if m.State == Ready && !d.used[m.Row.ID] && d.Policy.Expired(m, d.Now) {
-			list = append(list, m)
-		}
-	}
-	slices.SortStableFunc(list, func(a, b Machine) int {
-		return cmp.Or(cmp.Compare(b.Price, a.Price), b.Launched.Compare(a.Launched), cmp.Compare(a.Row.ID, b.Row.ID))
-	})
-	for _, m := range list[:max(0, min(len(list), live-d.Policy.Min))] {
-		d.Drain = append(d.Drain, m.Row.ID)
-	}
-}
-
-// Expired reports whether a machine is empty, and has been for as long as the policy keeps it.
-func (p Policy) Expired(m Machine, now time.Time) bool {
-	return !m.EmptySince.IsZero() && m.Row.Used == (berth.Capacity{}) && !now.Before(m.EmptySince.Add(p.Keep(m.Price)))
-}
-
-// Keep returns the time for which an empty machine of a price is kept.
-func (p Policy) Keep(price float64) time.Duration {
-	if p.IdleCost <= 0 || price <= 0 {
-		return p.Idle
-	}
-	return max(p.Idle, time.Duration(p.IdleCost/price*float64(time.Hour)))
 }

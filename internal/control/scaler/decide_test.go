@@ -38,7 +38,7 @@ func job(id string, members, gpus int) scaler.Job {
 
 // machine returns an empty machine of the pool.
 func machine(id string, o scaler.Offer, state scaler.MachineState, empty time.Duration) scaler.Machine {
-	return scaler.Machine{Row: scaler.MachineOf(o.Offer, berth.MachineID(id)), State: state, Price: o.Price, Launched: now.Add(-24 * time.Hour),
+	return scaler.Machine{Row: scaler.MachineOf(o.Offer, berth.MachineID(id)), State: state, Type: o.Type, Price: o.Price, Launched: now.Add(-24 * time.Hour),
 		EmptySince: now.Add(-empty)}
 }
 
@@ -174,7 +174,7 @@ func drawInput(t *rapid.T) scaler.Input {
 	}
 	for i := range rapid.IntRange(0, 6).Draw(t, "machines") {
 		m := machine(fmt.Sprint("m", i), offer(sizes.Draw(t, "size"), rapid.Float64Range(1, 30).Draw(t, "price"), cloud.OnDemand, "a"),
-			rapid.SampledFrom([]scaler.MachineState{scaler.Launching, scaler.Ready, scaler.Idling, scaler.Leaving}).Draw(t, "state"),
+			rapid.SampledFrom([]scaler.MachineState{scaler.Launching, scaler.Ready, scaler.Silent, scaler.Idling, scaler.Leaving}).Draw(t, "state"),
 			time.Duration(rapid.IntRange(0, 30).Draw(t, "empty"))*time.Minute)
 		if m.State == scaler.Ready && rapid.Bool().Draw(t, "busy") {
 			m.Row.Used, m.EmptySince = m.Row.Total, time.Time{}
@@ -239,7 +239,9 @@ func checkLaunches(t *rapid.T, in scaler.Input, d scaler.Decision) {
 	of, tries := map[berth.JobID]int{}, map[string]int{}
 	for _, l := range d.Launches {
 		spent += l.Cost
-		of[l.Jobs[0]]++
+		for _, id := range l.Jobs { // none: for the least number of machines
+			of[id]++
+		}
 		tries[l.Offer.Zone]++
 		switch o := l.Offer; {
 		case !slices.Contains(p.Allow, "aws/"+o.Region):
@@ -281,7 +283,7 @@ func checkLaunches(t *rapid.T, in scaler.Input, d scaler.Decision) {
 
 // probes reports whether a machine for a job tries an offer that has failed.
 func probes(d scaler.Decision, id berth.JobID) bool {
-	return slices.ContainsFunc(d.Launches, func(l scaler.Launch) bool { return l.Jobs[0] == id && l.Offer.Breaker.Step > 0 })
+	return slices.ContainsFunc(d.Launches, func(l scaler.Launch) bool { return slices.Contains(l.Jobs, id) && l.Offer.Breaker.Step > 0 })
 }
 
 func checkDrains(t *rapid.T, in scaler.Input, d scaler.Decision) {
@@ -300,6 +302,7 @@ func checkDrains(t *rapid.T, in scaler.Input, d scaler.Decision) {
 	if len(d.Drain) > 0 && live-len(d.Drain) < in.Policy.Min {
 		t.Fatalf("%d machines are left: the least number is %d", live-len(d.Drain), in.Policy.Min)
 	}
+	checkLeast(t, in, d)
 	if len(in.Jobs) == 0 && in.Policy.Min == 0 { // scale to zero
 		for _, m := range in.Machines {
 			if m.State == scaler.Ready && in.Policy.Expired(m, now) && !slices.Contains(d.Drain, m.Row.ID) {
