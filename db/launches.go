@@ -103,17 +103,8 @@ func requestLaunch(ctx context.Context, tx pgx.Tx, r cloud.Request, m berth.Mach
 	if err := tx.QueryRow(ctx, `SELECT id, incarnation FROM cluster`).Scan(&cluster, &incarnation); err != nil {
 		return last, err
 	}
-	var restored bool
-	err = tx.QueryRow(ctx, `
-		SELECT @incarnation > 1 AND NOT EXISTS (
-			SELECT 1 FROM cloud_listings WHERE provider = @provider AND incarnation = @incarnation)`,
-		pgx.NamedArgs{"provider": r.Provider, "incarnation": incarnation}).Scan(&restored)
-	if err != nil {
+	if err := awaitListing(ctx, tx, r.Provider, incarnation); err != nil {
 		return last, err
-	}
-	if restored {
-		return last, berth.Errorf(berth.CodeUnavailable, "a backup of the database was restored, and the instances of "+
-			"provider %s were not listed since; try again in a minute", r.Provider)
 	}
 	if err := admitLaunch(ctx, tx, r); err != nil {
 		return last, err
@@ -121,9 +112,14 @@ func requestLaunch(ctx context.Context, tx pgx.Tx, r cloud.Request, m berth.Mach
 	n := last.N + 1
 	_, err = tx.Exec(ctx, `
 		INSERT INTO launches (machine, n, pool, provider, region, zone, type, market, price, tenant, reserved,
-			incarnation, token, request_id, actor)
-		VALUES (@machine, @n, @pool, @provider, @region, @zone, @type, @market, @price, @tenant, @reserved,
-			@incarnation, @token, @request, @actor)`,
+			incarnation, token, request_id, actor, shape)
+		SELECT @machine, @n, @pool, @provider, @region, @zone, @type, @market, @price, @tenant, @reserved,
+			@incarnation, @token, @request, @actor, coalesce((
+				SELECT jsonb_build_object('cpus', o.cpus, 'memory_mib', o.memory_mib, 'gpus', o.gpus,
+					'gpu_type', o.gpu_type)
+				FROM offers o
+				WHERE (o.provider, o.region, o.zone, o.type, o.market) = (@provider, @region, @zone, @type, @market)
+			), '{}')`,
 		pgx.NamedArgs{"machine": m, "n": n, "pool": r.Pool, "provider": r.Provider, "region": r.Region, "zone": r.Zone,
 			"type": r.Type, "market": r.Market, "price": r.Price, "tenant": string(r.Tenant), "reserved": r.Reserve(),
 			"incarnation": incarnation, "request": requestID,
@@ -132,6 +128,20 @@ func requestLaunch(ctx context.Context, tx pgx.Tx, r cloud.Request, m berth.Mach
 		return last, err
 	}
 	return lockLaunch(ctx, tx, cloud.Ref{Machine: m, N: n})
+}
+
+// awaitListing fails while the instances of a provider were not listed since a restore of the database.
+func awaitListing(ctx context.Context, tx pgx.Tx, provider string, incarnation int64) error {
+	var restored bool
+	err := tx.QueryRow(ctx, `
+		SELECT @incarnation > 1 AND NOT EXISTS (
+			SELECT 1 FROM cloud_listings WHERE provider = @provider AND incarnation = @incarnation)`,
+		pgx.NamedArgs{"provider": provider, "incarnation": incarnation}).Scan(&restored)
+	if err == nil && restored {
+		return berth.Errorf(berth.CodeUnavailable, "a backup of the database was restored, and the instances of "+
+			"provider %s were not listed since; try again in a minute", provider)
+	}
+	return err
 }
 
 // lockLaunch locks a launch and then its join token, and returns the row with the join of the token.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -90,9 +91,16 @@ func trip(ctx context.Context, tx pgx.Tx, named cloud.Breaker,
 }
 
 // closeBreakers deletes the breakers of a launch whose instance was seen, unless they were tripped after its
-// last send: the cloud may have lost its room since.
+// last send: the cloud may have lost its room since. The breaker of joins stays, since the machine may have less than
+// its offer.
 func closeBreakers(ctx context.Context, tx pgx.Tx, r cloud.Record) error {
-	args := breakerArgs(r.Request().Breakers())
+	list := slices.DeleteFunc(r.Request().Breakers(), func(b cloud.Breaker) bool { return b.Scope == cloud.ScopeJoin })
+	return closeOlder(ctx, tx, r, list)
+}
+
+// closeOlder deletes the breakers of a list that were tripped before the last send of a launch.
+func closeOlder(ctx context.Context, tx pgx.Tx, r cloud.Record, list []cloud.Breaker) error {
+	args := breakerArgs(list)
 	args["machine"], args["n"] = r.Machine, r.N
 	_, err := tx.Exec(ctx, `
 		DELETE FROM breakers b

@@ -118,6 +118,7 @@ func (d *Offers) List(ctx context.Context, f OfferFilter, p Paging) (list []wire
 			FROM breakers b
 			WHERE (b.scope, b.key) IN (
 				('offering', concat_ws('/', o.provider, o.region, o.zone, o.type, o.market)),
+				('join', concat_ws('/', o.provider, o.region, o.zone, o.type, o.market)),
 				('provider', o.provider || '/' || o.region), ('provider', o.provider))
 			  AND (b.until IS NULL OR b.until > clock_timestamp())
 			ORDER BY b.until DESC NULLS FIRST

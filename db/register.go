@@ -127,7 +127,7 @@ func (d *Agents) endedUntold(ctx context.Context, machine berth.MachineID) ([]be
 // run runs the steps of a registration in the lock order, within one transaction.
 func (r *registration) run(ctx context.Context) error {
 	for _, step := range []func(context.Context) error{
-		r.lock, r.reboot, r.judge, r.noteUnknown, r.writeMachine, r.writeGPUs, r.approve, r.writeLease,
+		r.lock, r.reboot, r.judge, r.noteUnknown, r.writeMachine, r.writeGPUs, r.approve, r.compare, r.writeLease,
 	} {
 		if err := step(ctx); err != nil {
 			return err

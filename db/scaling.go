@@ -143,6 +143,9 @@ func (d *Scaling) Request(ctx context.Context, term Term, r cloud.Request, machi
 // probeRest is the least time between two probes of a breaker whose first one ended without an answer.
 const probeRest = 3 * time.Minute
 
+// probes is true for a launch l that still probes breaker b. The breaker of joins is probed until the machine joins.
+const probes = `l.state IN ('requested', 'sent') OR b.scope = 'join' AND l.state = 'running'`
+
 // probe takes the probes of all breakers that concern a request, or fails with a conflict. Breakers are
 // locked after launches.
 func probe(ctx context.Context, tx pgx.Tx, r cloud.Request, list []cloud.Record) error {
@@ -173,7 +176,7 @@ func probe(ctx context.Context, tx pgx.Tx, r cloud.Request, list []cloud.Record)
 		  AND (b.probe IN ('', @probe) OR b.probe_at < clock_timestamp() - @rest::interval AND NOT EXISTS (
 			SELECT 1
 			FROM launches l
-			WHERE l.machine || '/' || l.n = b.probe AND l.state IN ('requested', 'sent')))`, args)
+			WHERE l.machine || '/' || l.n = b.probe AND (`+probes+`)))`, args)
 	if err != nil {
 		return err
 	}
@@ -192,7 +195,7 @@ func (d *Scaling) Breakers(ctx context.Context) ([]ProbedBreaker, error) {
 	rows, err := d.pool.Query(ctx, `
 		SELECT to_jsonb(b) || jsonb_build_object('probing', b.probe <> '' AND (
 			b.probe_at >= clock_timestamp() - @rest::interval OR EXISTS (
-				SELECT 1 FROM launches l WHERE l.machine || '/' || l.n = b.probe AND l.state IN ('requested', 'sent'))))
+				SELECT 1 FROM launches l WHERE l.machine || '/' || l.n = b.probe AND (`+probes+`))))
 		FROM breakers b
 		WHERE b.until IS NULL OR b.until > '-infinity'
 		ORDER BY b.scope, b.key`, pgx.NamedArgs{"rest": probeRest})

@@ -19,8 +19,9 @@ const (
 )
 
 // unfitLaunches selects the launches of the scaler that are to end although they are not idle, with the
-// reason. Either the machine has been lost, or empty and closed to work, for @for; or the spend of the tenant
-// that pays, or of a tenant above, has reached drain × limit. As in emptyMachine, launches from before a restore
+// reason. Either the machine has been lost, or empty and closed to work, for @for; or it joined with less than its
+// offer, see registration.compare; or the spend of the tenant that pays, or of a tenant above, has reached
+// drain × limit. As in emptyMachine, launches from before a restore
 // are left out, and so are machines with containers that the database does not know, or whose name another host
 // has taken.
 const unfitLaunches = `
@@ -41,6 +42,7 @@ const unfitLaunches = `
 	SELECT l.machine, CASE
 			WHEN x.id IS NOT NULL THEN 'the spend of tenant ' || x.above || ' has reached the level drain'
 			WHEN m.state = 'lost' THEN 'the machine is lost'
+			WHEN m.drain_actor = @short THEN m.reason
 			ELSE 'the machine is empty and takes no work: ' || coalesce(nullif(m.reason, ''), 'its engine is silent')
 		END AS reason
 	FROM launches l
@@ -54,6 +56,7 @@ const unfitLaunches = `
 		m.state = 'lost' AND m.state_at < clock_timestamp() - @for::interval
 		OR ` + emptyMachine + ` AND (
 			m.engine_silent_since < clock_timestamp() - @for::interval
+			OR m.state = 'draining' AND m.drain_actor = @short
 			OR m.state = 'draining' AND m.drain_actor = 'leader' AND m.state_at < clock_timestamp() - @for::interval)))
 	ORDER BY l.machine
 	LIMIT @limit`
@@ -62,7 +65,8 @@ const unfitLaunches = `
 // checked again under the locks of the launch and its machine.
 func endUnfit(ctx context.Context, tx pgx.Tx) (ended []berth.MachineID, err error) {
 	args := func(id berth.MachineID) pgx.NamedArgs {
-		return pgx.NamedArgs{"actor": ScalerActor, "machine": id, "for": UnfitFor, "limit": mostEnds}
+		return pgx.NamedArgs{"actor": ScalerActor, "machine": id, "for": UnfitFor, "limit": mostEnds,
+			"short": shortActor}
 	}
 	type unfit struct {
 		Machine berth.MachineID

@@ -140,7 +140,7 @@ const (
 func refusalsPass(c *clusterCase) {
 	for _, b := range c.c.Breakers {
 		most := quotaClosed
-		if b.Scope == "offering" {
+		if b.Scope == "offering" || b.Scope == "join" {
 			most = offeringClosed
 		}
 		switch {
@@ -152,7 +152,7 @@ func refusalsPass(c *clusterCase) {
 			c.breach(rows(b), "breaker %s has refused nothing, and launch %s tries it", b.Key, b.Probe)
 		case b.Until != nil && b.Until.Sub(b.At) > most+c.v.o.Skew:
 			c.breach(rows(b), "breaker %s is closed for %s after a refusal", b.Key, b.Until.Sub(b.At))
-		case b.Until == nil && !b.Unset && b.Scope == "offering":
+		case b.Until == nil && !b.Unset && (b.Scope == "offering" || b.Scope == "join"):
 			c.breach(rows(b), "offering %s is closed for good", b.Key)
 		case (b.Probe == "") != (b.ProbeAt == nil):
 			c.breach(rows(b), "breaker %s is tried by launch %q, and the time is %v", b.Key, b.Probe, b.ProbeAt)

@@ -296,6 +296,18 @@ func TestDecide(t *testing.T) {
 			wait(f, "j1", "a", 1)
 			needs(f, 120_000)
 		}, requests: "[]", codes: "[j1:no_fit]"},
+		{name: "a machine with less than its offer says nothing about the next one", change: func(f *autoscale.Facts) {
+			l := launched(f, "m1", "a", cloud.LaunchServing, berth.MachineReady)
+			l.Shape = cloud.Shape{GPUs: gpus, GPUType: "H100"}
+			f.Machines[1].Used = f.Machines[1].Total // by another job
+			f.Machines[1].GPUs[0].Healthy = false
+			wait(f, "j1", "a", 1)
+		}, requests: "[1 big in default for a [j1]]", codes: "[j1:launched]"},
+		{name: "a machine that joined with less than its offer is replaced", change: func(f *autoscale.Facts) {
+			l := launched(f, "m1", "a", cloud.LaunchServing, berth.MachineDraining)
+			l.DrainActor = "cloud"
+			wait(f, "j1", "a", 1)
+		}, requests: "[1 big in default for a [j1]]", codes: "[j1:launched]"},
 		{name: "nor once that machine is gone", change: func(f *autoscale.Facts) {
 			row := scaler.MachineOf(f.Offers[0].Offer, "m1")
 			row.Total.MemoryMiB = 100_000

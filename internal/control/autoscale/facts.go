@@ -110,7 +110,8 @@ func TypeOf(provider string, o cloud.Offering) string {
 }
 
 // Learn returns the rows by which new machines are planned: the rows of the machines of the fleet that exist, and
-// earlier rows that were last seen within a day.
+// earlier rows that were last seen within a day. A machine with less than its offer, also by a device that has failed,
+// says nothing about the next one of its type.
 func Learn(f Facts) map[string]Joined {
 	known := map[string]Joined{}
 	for key, j := range f.Joined {
@@ -123,11 +124,23 @@ func Learn(f Facts) map[string]Joined {
 		rows[m.ID] = m
 	}
 	for _, l := range f.Fleet {
-		if row, ok := rows[l.Machine]; ok && !l.JoinedAt.IsZero() && row.State != berth.MachineJoining {
+		row, ok := rows[l.Machine]
+		if ok && !l.JoinedAt.IsZero() && row.State != berth.MachineJoining && !short(l.Shape, row) {
 			known[TypeOf(l.Provider, l.Offering)] = Joined{row, f.Now}
 		}
 	}
 	return known
+}
+
+// short reports whether a machine has less than its offer.
+func short(s cloud.Shape, row placement.Machine) bool {
+	var models []string
+	for _, d := range row.GPUs {
+		if d.Healthy {
+			models = append(models, d.Model)
+		}
+	}
+	return s.Lacks(row.Total.MemoryMiB, models) != ""
 }
 
 // Request is a number of equal launches that are requested together.

@@ -1,7 +1,6 @@
 package autoscale
 
 import (
-	"maps"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -50,7 +49,7 @@ func NewMetrics() *Metrics {
 		m.launches.WithLabelValues(string(s))
 		m.ages.WithLabelValues(string(s))
 	}
-	for _, s := range []cloud.Scope{cloud.ScopeOffering, cloud.ScopeProvider, cloud.ScopePool} {
+	for _, s := range scopes {
 		m.breakers.WithLabelValues(string(s))
 		m.lasting.WithLabelValues(string(s))
 	}
@@ -64,6 +63,9 @@ func NewMetrics() *Metrics {
 var states = []cloud.LaunchState{cloud.LaunchRequested, cloud.LaunchSent, cloud.LaunchUnresolved, cloud.LaunchRunning,
 	cloud.LaunchServing, cloud.LaunchDraining, cloud.LaunchTerminating}
 
+// scopes are the scopes of breakers.
+var scopes = []cloud.Scope{cloud.ScopeOffering, cloud.ScopeProvider, cloud.ScopePool, cloud.ScopeJoin}
+
 // Sent observes the time from the request of a launch to its first call of the cloud.
 func (m *Metrics) Sent(d time.Duration) { m.sent.Observe(max(0, d.Seconds())) }
 
@@ -73,8 +75,10 @@ func (m *Metrics) show(counts map[cloud.LaunchState]db.LaunchCount, breakers []d
 		m.launches.WithLabelValues(string(s)).Set(float64(counts[s].N))
 		m.ages.WithLabelValues(string(s)).Set(counts[s].Oldest.Seconds())
 	}
-	open := map[cloud.Scope]int{cloud.ScopeOffering: 0, cloud.ScopeProvider: 0, cloud.ScopePool: 0}
-	lasting := maps.Clone(open)
+	open, lasting := map[cloud.Scope]int{}, map[cloud.Scope]int{}
+	for _, s := range scopes {
+		open[s], lasting[s] = 0, 0
+	}
 	for _, b := range breakers {
 		if b.Open(now) {
 			open[b.Scope]++

@@ -13,6 +13,9 @@ const (
 	ScopeOffering Scope = "offering" // key: provider and offering
 	ScopeProvider Scope = "provider" // key: provider, and region for a quota
 	ScopePool     Scope = "pool"     // key: provider and pool, whose settings the cloud refuses
+	// ScopeJoin has the key of ScopeOffering: machines of the offering have joined with less than its offer. Only a
+	// machine that joins with all of it closes the breaker.
+	ScopeJoin Scope = "join"
 )
 
 // Breaker records that a cloud refuses launches, so that no replica asks again before a time.
@@ -69,7 +72,13 @@ func (r Request) Breakers() []Breaker {
 		{Scope: ScopeProvider, Key: r.Provider + "/" + r.Region},
 		{Scope: ScopeProvider, Key: r.Provider},
 		{Scope: ScopePool, Key: fmt.Sprintf("%s/%s", r.Provider, r.Pool)},
+		r.JoinBreaker(),
 	}
+}
+
+// JoinBreaker returns the breaker that a machine with less than its offer trips, by scope and key alone.
+func (r Request) JoinBreaker() Breaker {
+	return Breaker{Scope: ScopeJoin, Key: r.Provider + "/" + r.Offering.String()}
 }
 
 // Trips returns the scope and key that a refusal of the request closes. ok is false for a kind of

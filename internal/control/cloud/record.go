@@ -38,6 +38,7 @@ type Record struct {
 	Provider string          `json:"provider"`
 	Offering                 // columns region, zone, type, market
 	Price    float64         `json:"price"`            // US dollars an hour; 0: unknown
+	Shape    Shape           `json:"shape"`            // of the offer at the request
 	Tenant   berth.TenantID  `json:"tenant,omitempty"` // that pays; empty: an admin requested the launch by hand
 
 	Incarnation int64  `json:"incarnation"` // of the database at the request
