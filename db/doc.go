@@ -30,7 +30,7 @@
 //	            prune reap
 //	Pools       pools
 //	Launches    launches launches_breakers launches_prune launches_read launches_sweep
-//	Scaling     scaling scaling_idle scaling_notes scaling_quote
+//	Scaling     scaling scaling_ends scaling_idle scaling_notes scaling_quote
 //	Burst       burst
 //	Offers      offers
 //	Spend       spend spend_usage

@@ -109,3 +109,24 @@ func endUnfit(ctx context.Context, tx pgx.Tx) (ended []berth.MachineID, err erro
 	}
 	return ended, nil
 }
+
+// Leaving returns the machines that drain until a deadline within the time, by machine: the jobs that run there move
+// at the deadline. A cloud's notice sets the deadline, and so do admins and maintenance windows.
+func (d *Scaling) Leaving(ctx context.Context, within time.Duration) (map[berth.MachineID]time.Time, error) {
+	rows, err := d.pool.Query(ctx, `
+		SELECT id, drain_deadline
+		FROM machines
+		WHERE state = 'draining' AND drain_deadline < clock_timestamp() + @within::interval`,
+		pgx.NamedArgs{"within": within})
+	if err != nil {
+		return nil, mapError(err, "machines")
+	}
+	leaving := map[berth.MachineID]time.Time{}
+	var id berth.MachineID
+	var deadline time.Time
+	_, err = pgx.ForEachRow(rows, []any{&id, &deadline}, func() error {
+		leaving[id] = deadline
+		return nil
+	})
+	return leaving, mapError(err, "machines")
+}

@@ -37,7 +37,9 @@ const codeWaits = "waits"
 
 // Decide returns the decisions of a pass. It is a pure function.
 func Decide(f Facts) Outcome {
-	p := newPass(f)
+	p := newPass(move(f))
+	p.running = f.Running
+	kept := promised(p)
 	p.examine()
 	tenants := slices.Clone(p.order)
 	for _, t := range slices.Sorted(maps.Keys(p.fleet)) {
@@ -56,7 +58,11 @@ func Decide(f Facts) Outcome {
 	}
 	p.verdicts(options)
 	for _, t := range tenants {
+		hold(p, t, kept)
 		p.tenant(t)
+	}
+	for _, n := range p.kept {
+		p.note(n)
 	}
 	p.stop()
 	return p.out
@@ -83,6 +89,8 @@ type pass struct {
 	lengths scaler.Lengths                          // for jobs about which nothing is known
 	left    map[berth.JobID]func(int) time.Duration // see runTime
 	waits   map[berth.TenantID][]time.Duration      // of the jobs of its subtree that lack room, the longest first
+	running []placement.Running                     // with the jobs that move
+	kept    []db.BurstNote                          // see promised
 }
 
 // machine is a machine of the fleet as package scaler sees it.

@@ -86,9 +86,10 @@ type Facts struct {
 	Won      map[string]time.Time // when each offering last gave an instance, by provider and offering
 	Fleet    []db.FleetMachine
 	Growth   []db.Grown
-	Notes    map[berth.JobID]db.BurstNote // of the last pass
-	Saves    map[berth.JobID]bool         // jobs that write checkpoints
-	Joined   map[string]Joined            // the last machine of each type that has joined, see TypeOf
+	Notes    map[berth.JobID]db.BurstNote  // of the last pass
+	Saves    map[berth.JobID]bool          // jobs that write checkpoints
+	Leaving  map[berth.MachineID]time.Time // deadlines of machines that drain until one within MoveAhead
+	Joined   map[string]Joined             // the last machine of each type that has joined, see TypeOf
 	Accounts cloud.Accounts
 
 	Planner  placement.Planner

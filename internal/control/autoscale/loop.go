@@ -180,10 +180,23 @@ func (l *Loop) read(ctx context.Context, f *Facts) (err error) {
 	if f.Growth, err = l.DB.Scaling.Growth(ctx, f.Now.Add(-mostGrowth)); err != nil {
 		return err
 	}
+	return l.readJobs(ctx, f)
+}
+
+// readJobs reads the facts about jobs that wait, or that will move.
+func (l *Loop) readJobs(ctx context.Context, f *Facts) (err error) {
+	if f.Leaving, err = l.DB.Scaling.Leaving(ctx, MoveAhead); err != nil {
+		return err
+	}
 	var jobs []berth.JobID
 	for _, j := range f.Waiting {
 		if _, ok := f.Policies[j.Tenant]; ok {
 			jobs = append(jobs, j.ID)
+		}
+	}
+	for _, r := range Moving(*f) {
+		if _, ok := f.Policies[r.Tenant]; ok {
+			jobs = append(jobs, r.Job)
 		}
 	}
 	if f.Saves, err = l.DB.Scaling.Saves(ctx, jobs); err != nil {
