@@ -88,7 +88,7 @@ var freezes = map[string]cell{
 // freeze have a third, longer kill, which is in further as well.
 func failpointCells() (fixed, further []cell) {
 	agents, turns := 0, map[failpoint.Process]int{}
-	for i, p := range slices.Concat(failpoint.Points, failpoint.CloudPoints) {
+	for i, p := range slices.Concat(failpoint.Points, failpoint.CloudPoints, failpoint.ScalerPoints) {
 		first, second := struck(string(p.Process), p.Name, "kill", 0), struck(string(p.Process), p.Name, "kill", short)
 		// Every other agent stays away for too long; so does a leader now and then.
 		switch p.Process {

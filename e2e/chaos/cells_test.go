@@ -35,7 +35,7 @@ func TestTheFixedCellsAreEnough(t *testing.T) {
 			t.Errorf("cell %s is among the fixed and the further ones", c)
 		}
 	}
-	for _, p := range slices.Concat(failpoint.Points, failpoint.CloudPoints) {
+	for _, p := range slices.Concat(failpoint.Points, failpoint.CloudPoints, failpoint.ScalerPoints) {
 		if points[p.Name] < 1 || every[p.Name] < 2 {
 			t.Errorf("failpoint %s is in %d fixed cells and %d of all: want at least 1 and 2", p.Name, points[p.Name],
 				every[p.Name])

@@ -302,6 +302,8 @@ func (s *stack) workFor(c cell, lane string) *work {
 		return s.listed(lane)
 	case c.ofLaunch():
 		return s.launched(c)
+	case c.ofScaler():
+		return s.scaled()
 	case c.ofSession():
 		return s.entered(c, lane)
 	case strings.Contains(c.point, ".cancel.") || strings.HasPrefix(c.point, "agent.stop."):

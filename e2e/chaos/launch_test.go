@@ -19,11 +19,12 @@ import (
 // cloudFile is the file of --cloud. A create takes effect and then fails in a fifth of all calls, and a new
 // instance is in no list for three seconds.
 const cloudFile = `url: http://127.0.0.1:1
+offers: %s
 providers:
   chaos:
     kind: exec
     regions: [here]
-    command: [%s, --file=%s, --lost=0.2, --lag-least=3s, --lag-most=3s]
+    command: [%%s, --file=%%s, --lost=0.2, --lag-least=3s, --lag-most=3s]
 `
 
 // cloudArgs prepares the cloud, and returns the flags with which berthd uses it.

@@ -98,12 +98,12 @@ func newStack(t *testing.T) *stack {
 		t.Fatal(err)
 	}
 	s := &stack{t: t, dir: dir, bin: filepath.Join(dir, "bin"), plane: map[failpoint.Process][]*program{}, agents: map[string][]*program{},
-		cloudFile: cloudFile, silence: []string{"--suspect-after", suspect.String(), "--lost-after", lost.String(), "--lost-share", "1"}}
+		cloudFile: fmt.Sprintf(cloudFile, filepath.Join(dir, "offers.csv")), silence: []string{"--suspect-after", suspect.String(), "--lost-after", lost.String(), "--lost-share", "1"}}
 	t.Cleanup(s.remove)
 	if s.lock, err = lockWorkshop(dir); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Chmod(dir, 0o755); err != nil {
+	if err := errors.Join(os.Chmod(dir, 0o755), s.sells()); err != nil {
 		t.Fatal(err)
 	}
 	return s

@@ -151,8 +151,7 @@ var CloudPoints = []Point{
 	{"worker.terminate.after", Worker, "L9", "after the cloud answered a terminate, before that is committed"},
 }
 
-// ScalerPoints lists the failpoints of the leader's scaler. They are hit by jobs that wait for machines of clouds,
-// which only the proof of launches in package e2e/chaos has.
+// ScalerPoints lists the failpoints of the leader's scaler. They are hit by jobs that wait for machines of clouds.
 var ScalerPoints = []Point{
 	{"leader.launch.before", Leader, "L3", "before the launches of a request of the scaler are committed"},
 	{"leader.launch.after", Leader, "L3", "after the launches of a request are committed, before the scaler knows"},
