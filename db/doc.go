@@ -51,7 +51,7 @@
 //	Cluster     admission cluster population statistics
 //	Backups     backups
 //	JobSessions job_sessions
-//	WebSessions web_sessions
+//	WebSessions web_sessions web_sessions_own
 //
 // # Locks
 //
