@@ -12,20 +12,20 @@ import (
 )
 
 // estimate fills Plan.Estimates with the expected start of each waiting job, in queue
-// order. A reserved start is used as it is. For the other jobs, backfill.Flow treats the
-// capacity of the machines that a job may use as one divisible pool: occupants return
-// their capacity when they end, and each job in turn takes its capacity at the first
-// time at which the pool has enough, but no earlier than some machine has room for it.
+// order: the start in a simulation of the queue, see backfill.Flow.Simulate. Without one for
+// all jobs, backfill.Flow estimates the missing starts. A start that the plan reserves counts
+// as reserved if the simulation agrees with it.
 //
-// With only set, the list ends with that job, since later jobs do not change its
-// estimate; the list is empty if that job does not wait. estimate returns the number of
-// all waiting jobs.
+// With only set, the list ends with that job, and the estimates of the jobs before it may be
+// missing; the list is empty if that job does not wait. estimate returns the number of all
+// waiting jobs.
 func (r *run) estimate(only berth.JobID) (waiting int) {
 	started := make(map[berth.JobID]bool, len(r.plan.Start))
 	for _, s := range r.plan.Start {
 		started[s.Job] = true
 	}
 	list := r.waiting(started)
+	all := list
 	waiting = len(list)
 	if only != "" {
 		list = list[:1+slices.IndexFunc(list, func(e *queue.Entry) bool { return e.ID == only })]
@@ -33,16 +33,7 @@ func (r *run) estimate(only berth.JobID) (waiting int) {
 	if len(list) == 0 {
 		return waiting
 	}
-	starts := make(map[berth.JobID]time.Time, len(r.soon)+len(r.plan.Start))
-	for id := range r.soon {
-		starts[id] = r.Now
-	}
-	for _, s := range r.plan.Start {
-		starts[s.Job] = r.Now
-	}
-	f := backfill.NewFlow(r.reservations, r.snapshot.queue, r.shares, starts, r.planner.RunTimes, waiting)
-	g := backfill.NewFlow(r.reservations, r.snapshot.queue, r.shares, starts, r.planner.RunTimes, waiting)
-	g.FillGaps()
+	x := r.newEstimates(all, list, only)
 	for i, e := range list {
 		est := Estimate{Job: e.ID, Position: i + 1}
 		// The pruner may have passed over this job, so block has not asked Hope about it.
@@ -55,11 +46,13 @@ func (r *run) estimate(only berth.JobID) (waiting int) {
 		switch at, ok := r.reservations.Starts[e.ID]; {
 		case ok:
 			est.Start, est.Reserved = at, true
+			if other, ok := x.simulated[e.ID]; ok && !other.Equal(at) {
+				est.Start, est.Reserved = other, false
+			}
 		case r.soon[e.ID]:
 			est.Start = r.Now // its victims have been ordered to stop
 		default:
-			est.Guess = f.Guesses()
-			est.Start = between(r.Now, f.Start(e), g.Start(e))
+			est.Start, est.Guess = x.of(e)
 		}
 		if at, ok := r.preemption.Hopes[e.ID]; ok && (est.Start.IsZero() || at.Before(est.Start)) {
 			est.Start, est.Guess = at, false
@@ -67,6 +60,55 @@ func (r *run) estimate(only berth.JobID) (waiting int) {
 		r.plan.Estimates = append(r.plan.Estimates, est)
 	}
 	return waiting
+}
+
+// estimates holds the simulated starts of waiting jobs and, if some are missing, the flows for these jobs.
+type estimates struct {
+	now           time.Time
+	simulated     map[berth.JobID]time.Time
+	until         time.Time      // before which no missing job starts; zero: unknown
+	ordered, gaps *backfill.Flow // in strict order, and with all gaps filled; nil: nothing is missing
+}
+
+// newEstimates simulates the queue of all waiting jobs. list and only are as in estimate.
+func (r *run) newEstimates(all, list []*queue.Entry, only berth.JobID) *estimates {
+	starts := make(map[berth.JobID]time.Time, len(r.soon)+len(r.plan.Start))
+	for id := range r.soon {
+		starts[id] = r.Now
+	}
+	for _, s := range r.plan.Start {
+		starts[s.Job] = r.Now
+	}
+	flow := func() *backfill.Flow {
+		return backfill.NewFlow(r.reservations, r.snapshot.queue, r.shares, starts, r.planner.RunTimes, len(all))
+	}
+	x := &estimates{now: r.Now}
+	others := slices.DeleteFunc(slices.Clone(all), func(e *queue.Entry) bool { return r.soon[e.ID] })
+	x.simulated, x.until = flow().Simulate(others, only)
+	if slices.ContainsFunc(list, func(e *queue.Entry) bool {
+		return x.simulated[e.ID].IsZero() && !r.soon[e.ID] && (only == "" || e.ID == only)
+	}) {
+		x.ordered, x.gaps = flow(), flow()
+		x.gaps.FillGaps()
+	}
+	return x
+}
+
+// of returns the estimated start of a job without a reserved start, zero if it is unknown. guess is Estimate.Guess.
+// The caller passes the jobs in queue order.
+func (x *estimates) of(e *queue.Entry) (start time.Time, guess bool) {
+	if x.ordered == nil {
+		return x.simulated[e.ID], false
+	}
+	guess = x.ordered.Guesses()
+	start = between(x.now, x.ordered.Start(e), x.gaps.Start(e))
+	if at, ok := x.simulated[e.ID]; ok {
+		return at, guess
+	}
+	if !start.IsZero() && start.Before(x.until) {
+		start = x.until
+	}
+	return start, guess
 }
 
 // between estimates a start between two bounds: strict order, which lets no job overtake, and all

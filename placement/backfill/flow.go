@@ -11,9 +11,9 @@ import (
 	"berth/placement/queue"
 )
 
-// Flow estimates the starts of jobs without a reservation. It treats the free capacity of
-// each kind as one divisible pool, as if no job could fail to fit for fragmentation. The
-// caller passes the jobs to Start in queue order.
+// Flow estimates the starts of jobs without a reservation where a simulation cannot, see
+// Simulate. It treats the free capacity of each kind as one divisible pool, as if no job could
+// fail to fit for fragmentation. The caller passes the jobs to Start in queue order.
 type Flow struct {
 	*cluster.Moment
 	policy       *queue.Policy
@@ -58,6 +58,7 @@ type pool struct {
 type refund struct {
 	at   time.Time
 	room queue.Amounts
+	head int32 // of a start that a simulation has reserved, its number; 0: of none
 }
 
 // NewFlow reads the free capacity and the releases after the plan's reservations.
@@ -93,7 +94,7 @@ func (f *Flow) poolOf(k *cluster.Kind) *pool {
 				room := queue.AmountsOf(o.Grant.Capacity)
 				p.free = p.free.Plus(room, -1)
 				if !o.Until.IsZero() {
-					p.next = append(p.next, refund{o.Until, room})
+					p.next = append(p.next, refund{at: o.Until, room: room})
 				}
 			}
 		}
@@ -101,7 +102,7 @@ func (f *Flow) poolOf(k *cluster.Kind) *pool {
 			if x.by != nil && f.endless(x.by) && f.history.Running(x.by, f.Now).Known() {
 				continue // its assumed end gives way to the prediction
 			}
-			p.next = append(p.next, refund{f.From(x.at), queue.AmountsOf(x.grant.Capacity)})
+			p.next = append(p.next, refund{at: f.From(x.at), room: queue.AmountsOf(x.grant.Capacity)})
 		}
 		f.eachEndless(n, func(h *cluster.Holder) { f.release(p, n, h) })
 	}
@@ -146,7 +147,7 @@ func (f *Flow) release(p *pool, n *cluster.Node, h *cluster.Holder) {
 	ends := f.ends(h)
 	f.unordered = f.unordered || len(ends) > 0
 	for _, at := range ends {
-		p.next = append(p.next, refund{at, queue.Amounts{}.Plus(room, 1/float64(len(ends)))})
+		p.next = append(p.next, refund{at: at, room: queue.Amounts{}.Plus(room, 1/float64(len(ends)))})
 	}
 }
 
@@ -337,14 +338,14 @@ func (p *pool) forward(to time.Time) {
 
 // lend takes capacity at a future time and returns equal parts of it after runs; none: never.
 func (p *pool) lend(at time.Time, room queue.Amounts, runs []time.Duration) {
-	p.give(refund{at, queue.Amounts{}.Plus(room, -1)})
+	p.give(refund{at: at, room: queue.Amounts{}.Plus(room, -1)})
 	p.restore(at, room, runs)
 }
 
 // restore returns equal parts of capacity that was taken at a time.
 func (p *pool) restore(at time.Time, room queue.Amounts, runs []time.Duration) {
 	for _, run := range runs {
-		p.give(refund{at.Add(run), queue.Amounts{}.Plus(room, 1/float64(len(runs)))})
+		p.give(refund{at: at.Add(run), room: queue.Amounts{}.Plus(room, 1/float64(len(runs)))})
 	}
 }
 

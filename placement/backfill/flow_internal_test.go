@@ -15,7 +15,7 @@ func TestAGapLastsAsLongAsTheJob(t *testing.T) {
 	cores := func(n int64) queue.Amounts { return queue.AmountsOf(berth.Capacity{CPUMilli: 1000 * n}) }
 	at := func(hours float64) time.Time { return now.Add(time.Duration(hours * float64(time.Hour))) }
 	// One core is free. In 4 h three more return, and a job takes all four for 5 h.
-	p := &pool{at: now, free: cores(1), next: []refund{{at(4), cores(3)}}}
+	p := &pool{at: now, free: cores(1), next: []refund{{at: at(4), room: cores(3)}}}
 	p.lend(at(4), cores(4), []time.Duration{5 * time.Hour})
 	for _, c := range []struct {
 		cores     int64

@@ -38,8 +38,8 @@ func (f *Flow) headroomOf(x *queue.Contender) *headroom {
 	// Jobs without a known or assumed end never return their part. Jobs that this plan
 	// orders to stop are left out, since Held does not include them.
 	back := func(at time.Time, room queue.Amounts, part float64) {
-		p.room.next = append(p.room.next, refund{at, queue.Amounts{}.Plus(room, part)})
-		p.jobs.next = append(p.jobs.next, refund{at, queue.Amounts{}.Plus(oneJob, part)})
+		p.room.next = append(p.room.next, refund{at: at, room: queue.Amounts{}.Plus(room, part)})
+		p.jobs.next = append(p.jobs.next, refund{at: at, room: queue.Amounts{}.Plus(oneJob, part)})
 	}
 	for _, h := range f.cluster.Running {
 		if h.Stopped == f.Number || !f.queue.Account(h.Tenant).Below(a) {

@@ -47,6 +47,7 @@ type Reservation struct {
 	Grant berth.Grant
 	Until time.Time // when the job releases the capacity; zero: unknown
 	Firm  bool      // a start that no other job may delay; a nomination is not firm
+	Start bool      // of a job in Reservations.Starts
 }
 
 // Keep reserves capacity of a machine from x.At on. It holds free capacity only as far as

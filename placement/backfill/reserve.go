@@ -30,7 +30,7 @@ func (r *Reservations) Reserve(e *queue.Entry) (at time.Time, ok bool) {
 	at = best[len(best)-1].At
 	until := r.Leaves(at, e)
 	for _, o := range best {
-		r.Keep(o.node, Reservation{at, o.grant, until, true})
+		r.Keep(o.node, Reservation{at, o.grant, until, true, true})
 	}
 	r.Heads++
 	r.Starts[e.ID] = at

@@ -1,0 +1,365 @@
+package backfill
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"time"
+
+	"berth/placement/cluster"
+	"berth/placement/fit"
+	"berth/placement/queue"
+)
+
+// forever is the run time of a job that never ends.
+const forever = time.Duration(math.MaxInt64 / 2)
+
+// site is a machine in a simulation: its free capacity and the changes that are to come. Amounts of GPUs are
+// sums over the devices of a machine, so a site ignores how shares lie on devices.
+type site struct {
+	pool
+	owed   queue.Amounts   // sum of the capacity that is to leave the pool
+	stale  bool            // owed is to be computed
+	window *cluster.Window // a maintenance window that is not near; nil: none
+}
+
+// search is what a search looks for: room for a job that starts now, or for a reserved start.
+type search struct {
+	run time.Duration
+	now bool
+}
+
+// grounds is the machines of a simulation at its present moment.
+type grounds struct {
+	*Flow
+	now         time.Time
+	sites       []site
+	byNode      map[*cluster.Node]int32
+	reaches     map[*cluster.Class]*reach
+	territories map[territory][]int32
+	openings    []opening // buffer
+	places      []spot    // buffer
+	visits      int       // sites, entrants and jobs that the simulation has read
+}
+
+// spot is the place of one member of a job.
+type spot struct {
+	site int32
+	need queue.Amounts
+}
+
+// reach is the sites that the members of a class may use, by group: all members are in one group.
+type reach struct {
+	groups [][]area
+	shut   time.Duration // jobs of this run time and longer ones find no room at the present moment
+	closed bool          // no site has free capacity for a member
+}
+
+// area is the sites of one part of a class.
+type area struct {
+	need    queue.Amounts // of a member
+	members int
+	sites   []int32
+}
+
+// siteOf returns a machine with its free and held capacity, less the capacity that the plan keeps for nominations and
+// maintenance windows, and with the releases of occupants. Jobs with a reserved start compete again in the
+// simulation.
+func (f *Flow) siteOf(n *cluster.Node) site {
+	x := site{stale: true, pool: pool{at: f.Now, free: queue.AmountsOf(f.ledger.WithHeld(n))}}
+	for _, o := range f.reservations.On(n) {
+		if o.Start {
+			continue
+		}
+		room := queue.AmountsOf(o.Grant.Capacity)
+		x.next = append(x.next, refund{at: f.From(o.At), room: queue.Amounts{}.Plus(room, -1)})
+		if !o.Until.IsZero() {
+			x.next = append(x.next, refund{at: f.From(o.Until), room: room})
+		}
+	}
+	for _, l := range f.reservations.agenda(n) {
+		x.next = append(x.next, refund{at: f.From(l.at), room: queue.AmountsOf(l.grant.Capacity)})
+	}
+	slices.SortStableFunc(x.next, func(a, b refund) int { return a.at.Compare(b.at) })
+	if n.Window != nil && !n.Near { // a near one is a reservation
+		x.window = n.Window
+	}
+	return x
+}
+
+// reachOf returns the reach of a class, computed once.
+func (s *grounds) reachOf(c *cluster.Class) *reach {
+	if r := s.reaches[c]; r != nil {
+		return r
+	}
+	s.cluster.Settle(c) // the plan may have skipped the class
+	r := &reach{shut: forever + 1}
+	for _, group := range fit.Roomy(s.placer, c) {
+		var list []area
+		for _, p := range c.Parts {
+			list = append(list, area{queue.AmountsOf(p.Class.Capacity), p.Members, s.sitesOf(p.Class, group)})
+		}
+		r.groups = append(r.groups, list)
+	}
+	s.reaches[c] = r
+	return r
+}
+
+// sitesOf lists the sites of a group that the members of a class may use. Classes with the same machines share one
+// list.
+func (s *grounds) sitesOf(c *cluster.Class, group string) []int32 {
+	key := territory{c.Like, group, c.Gang(), c.Request.SameLabel}
+	if list, ok := s.territories[key]; ok {
+		return list
+	}
+	look, list := fit.Search{Class: c, Group: group}, []int32{}
+	for _, m := range look.Matches() {
+		for _, n := range m.Kind.All(s.Number) {
+			if i, ok := s.byNode[n]; ok && look.Allows(n) {
+				list = append(list, i)
+			}
+		}
+	}
+	s.territories[key] = list
+	return list
+}
+
+// territory identifies the sites of a class in a group.
+type territory struct {
+	like  cluster.Likeness
+	group string
+	gang  bool
+	label string
+}
+
+// opening is a spot with the time from which it has room.
+type opening struct {
+	at time.Time
+	spot
+	rank int32 // the least comes first among openings of one time
+}
+
+// free is the rank of capacity that no reserved start holds.
+const free = math.MaxInt32
+
+// place returns the first time at which some group has room for all members of a job, and their places; ok is false if
+// none ever has. A job that starts now may use the capacity of reserved starts until they are due. For a reserved
+// start, as in plans, the capacity of the reserved starts before it counts as taken from now on.
+func (s *grounds) place(r *reach, w search) (at time.Time, places []spot, ok bool) {
+	for _, areas := range r.groups {
+		list := s.gather(areas, w)
+		if list == nil {
+			continue
+		}
+		last := s.now
+		for _, o := range list {
+			if o.at.After(last) {
+				last = o.at
+			}
+		}
+		if ok && !last.Before(at) {
+			continue
+		}
+		at, places, ok = last, s.places[:0], true
+		for _, o := range list {
+			places = append(places, o.spot)
+		}
+		s.places = places
+	}
+	return at, places, ok
+}
+
+// tentative is the number of reservations that hold the members of an area while the next area is searched.
+const tentative = -1
+
+// gather returns the openings for all members in one group, or nil.
+func (s *grounds) gather(areas []area, w search) []opening {
+	list, ok := s.openings[:0], true
+	for i := range areas {
+		before := len(list)
+		if list = s.spread(&areas[i], w, list); len(list) < before+areas[i].members {
+			ok = false
+			break
+		}
+		for _, o := range list[before:] {
+			if len(areas) > 1 {
+				s.reserve(tentative, o.spot, s.now, forever)
+			}
+		}
+	}
+	s.openings = list
+	for _, o := range list {
+		if len(areas) > 1 {
+			s.withdraw(tentative, o.site)
+		}
+	}
+	if !ok {
+		return nil
+	}
+	return list
+}
+
+// spread appends the first openings for the members of an area to a list, as many as there are. As in plans, held
+// capacity comes first, in the order in which starts were reserved, and then the machines with the least free capacity.
+func (s *grounds) spread(a *area, w search, list []opening) []opening {
+	before := len(list)
+	for _, i := range a.sites {
+		x := s.site(i)
+		need := a.need
+		for range a.members {
+			var limit time.Time // later openings are useless; zero: none is
+			if a.members == 1 && len(list) > before {
+				limit = list[before].at
+			}
+			o, ok := x.open(need, s.now, w, limit)
+			if !ok {
+				break
+			}
+			o.spot = spot{i, a.need}
+			list = append(list, o)
+			need = need.Plus(a.need, 1)
+		}
+		if a.members == 1 && len(list) == before+2 { // no sort for the usual case
+			if s.compareOpenings(list[before+1], list[before]) < 0 {
+				list[before] = list[before+1]
+			}
+			list = list[:before+1]
+		}
+	}
+	if found := list[before:]; len(found) > a.members {
+		slices.SortStableFunc(found, s.compareOpenings)
+		list = list[:before+a.members]
+	}
+	return list
+}
+
+// open returns the opening of a site. For a reserved start it searches up to a limit; zero: without one.
+func (x *site) open(need queue.Amounts, now time.Time, w search, limit time.Time) (o opening, ok bool) {
+	o = opening{at: now, rank: free}
+	if !w.now {
+		o.at, ok = x.opening(need, now, limit)
+		if ok && x.crosses(o.at, w.run) {
+			o.at, ok = x.window.Ends, !x.window.Ends.IsZero()
+		}
+		return o, ok
+	}
+	ok, brief := x.admits(need, now, now.Add(w.run))
+	if brief {
+		for i := range x.next {
+			if y := &x.next[i]; y.takes() {
+				o.rank = min(o.rank, y.head)
+			}
+		}
+	}
+	return o, ok && !x.crosses(now, w.run)
+}
+
+// crosses reports whether a job that starts at a time would run into the maintenance window of the site.
+func (x *site) crosses(at time.Time, run time.Duration) bool {
+	if run >= forever {
+		run = 0
+	}
+	return x.window != nil && x.window.Crosses(at, run)
+}
+
+// compareOpenings orders openings by time, rank and free capacity.
+func (s *grounds) compareOpenings(a, b opening) int {
+	if c := cmp.Or(a.at.Compare(b.at), cmp.Compare(a.rank, b.rank)); c != 0 {
+		return c
+	}
+	x, y := &s.sites[a.site].free, &s.sites[b.site].free
+	return cmp.Or(cmp.Compare(x[2], y[2]), cmp.Compare(x[1], y[1]), cmp.Compare(x[0], y[0]))
+}
+
+// site returns a site at the present moment.
+func (s *grounds) site(i int32) *site {
+	s.visits++
+	x := &s.sites[i]
+	if x.at.Before(s.now) {
+		s.pass(i)
+	}
+	return x
+}
+
+// pass brings a site to the present moment.
+func (s *grounds) pass(i int32) {
+	x := &s.sites[i]
+	left := len(x.next)
+	x.forward(s.now)
+	x.stale = x.stale || len(x.next) < left
+}
+
+// reserve takes a spot from a time on, for the run of a job, under the number of its reservation.
+func (s *grounds) reserve(number int32, o spot, at time.Time, run time.Duration) {
+	p := &s.sites[o.site]
+	p.stale = true
+	p.give(refund{at, queue.Amounts{}.Plus(o.need, -1), number})
+	if run < forever {
+		p.give(refund{at.Add(run), o.need, number})
+	}
+}
+
+// withdraw removes the reservations of a number from a site.
+func (s *grounds) withdraw(number, site int32) {
+	p := &s.sites[site]
+	p.next, p.stale = slices.DeleteFunc(p.next, func(x refund) bool { return x.head == number }), true
+}
+
+// takes reports whether the refund is capacity that leaves the pool.
+func (x *refund) takes() bool { return x.room[0] < 0 || x.room[1] < 0 || x.room[2] < 0 }
+
+// admits reports whether the pool has room now for a job that ends at a time: before the first reserved start, which
+// is brief, or beside all of them.
+func (p *pool) admits(need queue.Amounts, now, end time.Time) (ok, brief bool) {
+	free, first := p.free, true
+	for i := 0; ; {
+		for ; i < len(p.next) && !p.next[i].at.After(now); i++ { // all of one moment
+			free = free.Plus(p.next[i].room, 1)
+		}
+		if !free.Covers(need) {
+			return false, false
+		}
+		if i == len(p.next) {
+			return true, false
+		}
+		now = p.next[i].at
+		for j := i; first && j < len(p.next) && p.next[j].at.Equal(now); j++ {
+			if p.next[j].takes() {
+				if !now.Before(end) {
+					return true, true
+				}
+				first = false
+			}
+		}
+	}
+}
+
+// opening returns the first time up to a limit from which the site covers the need for good, if all capacity that is
+// to leave it left it now; ok is false if there is no such time. A limit of zero is none.
+func (x *site) opening(need queue.Amounts, now, limit time.Time) (at time.Time, ok bool) {
+	if x.stale {
+		x.owed, x.stale = queue.Amounts{}, false
+		for i := range x.next {
+			if y := &x.next[i]; y.takes() {
+				x.owed = x.owed.Plus(y.room, 1)
+			}
+		}
+	}
+	room := x.free.Plus(x.owed, 1)
+	if room.Covers(need) {
+		return now, true
+	}
+	for i := range x.next {
+		y := &x.next[i]
+		if !limit.IsZero() && y.at.After(limit) {
+			break
+		}
+		if y.takes() {
+			continue
+		}
+		if room = room.Plus(y.room, 1); room.Covers(need) {
+			return y.at, true
+		}
+	}
+	return now, false
+}
