@@ -184,17 +184,35 @@ func (p *pass) machine(l db.FleetMachine, row placement.Machine, joined bool) ma
 	if !l.StopAt.IsZero() {
 		return m
 	}
-	switch {
-	case !joined && l.State != cloud.LaunchServing, joined && row.State == berth.MachineJoining:
+	// The fleet was read now, and the mirror may be of the cycle before. So the state is that of the fleet, and a
+	// machine that the mirror does not have yet has just joined.
+	row.State = cmp.Or(l.MachineState, row.State)
+	if !joined && row.State != berth.MachineDraining && row.State != berth.MachineLost &&
+		row.State != berth.MachineRetired {
 		m.State = scaler.Launching
-	case joined && row.State == berth.MachineReady && row.Blocked == "":
-		m.Row, m.State = row, scaler.Ready
-	case joined && (row.State == berth.MachineSuspect || row.State == berth.MachineReady):
-		m.State = scaler.Silent
-	case joined && row.State == berth.MachineDraining && l.DrainActor == db.ScalerActor:
-		m.Row, m.State = row, scaler.Idling
+	}
+	if joined {
+		m.Row, m.State = stateOf(m.Row, row, l.DrainActor)
 	}
 	return m
+}
+
+// stateOf returns the state of a machine that has joined, and the row to plan with: its own, or that of its launch
+// while it takes no work. drainer is the author of its drain.
+func stateOf(launched, row placement.Machine, drainer string) (placement.Machine, scaler.MachineState) {
+	switch {
+	case row.State == berth.MachineJoining:
+		return launched, scaler.Launching
+	case row.State == berth.MachineSuspect, row.State == berth.MachineReady && !row.EngineSilentSince.IsZero():
+		return launched, scaler.Silent
+	// A machine that disobeys, or whose counters are wrong, is blocked until an admin acts. It leaves, so that it is
+	// replaced.
+	case row.State == berth.MachineReady && row.Blocked == "":
+		return row, scaler.Ready
+	case row.State == berth.MachineDraining && drainer == db.ScalerActor:
+		return row, scaler.Idling
+	}
+	return launched, scaler.Leaving
 }
 
 // examine finds the waiting jobs of tenants with a policy that lack room, in queue order. The overview of

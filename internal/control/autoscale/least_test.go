@@ -44,7 +44,31 @@ func TestDecideKeepsALeastNumberOfMachines(t *testing.T) {
 		{name: "a machine with a silent engine counts", change: func(f *autoscale.Facts) {
 			kept(f, "a", "", 1)
 			launched(f, "m1", "a", cloud.LaunchServing, berth.MachineReady)
-			f.Machines[1].Blocked = "its engine is silent"
+			f.Machines[1].EngineSilentSince = now.Add(-10 * time.Minute)
+		}, requests: "[]"},
+		{name: "a blocked machine is replaced, since it may stay blocked", change: func(f *autoscale.Facts) {
+			kept(f, "a", "", 1)
+			launched(f, "m1", "a", cloud.LaunchServing, berth.MachineReady)
+			f.Machines[1].Blocked = "did not stop jobs despite kill orders"
+		}, requests: "[1 big in default for a []]"},
+		{name: "a machine that joined after the mirror was read counts", change: func(f *autoscale.Facts) {
+			kept(f, "a", "", 1)
+			launched(f, "m1", "a", cloud.LaunchServing, "").MachineState = berth.MachineJoining
+		}, requests: "[]"},
+		{name: "a machine whose drain has ended since the mirror was read counts", change: func(f *autoscale.Facts) {
+			kept(f, "a", "", 1)
+			l := launched(f, "m1", "a", cloud.LaunchServing, berth.MachineDraining)
+			l.MachineState, l.DrainActor, l.DrainedAt = berth.MachineReady, "", time.Time{}
+		}, requests: "[]"},
+		{name: "a machine that was retired after the mirror was read is replaced", change: func(f *autoscale.Facts) {
+			kept(f, "a", "", 1)
+			launched(f, "m1", "a", cloud.LaunchServing, berth.MachineReady).MachineState = berth.MachineRetired
+		}, requests: "[1 big in default for a []]"},
+		{name: "an empty machine stays while another has a silent engine", change: func(f *autoscale.Facts) {
+			kept(f, "a", "", 1)
+			launched(f, "m1", "a", cloud.LaunchServing, berth.MachineReady)
+			f.Machines[1].EngineSilentSince = now.Add(-10 * time.Minute)
+			empty(launched(f, "m2", "a", cloud.LaunchServing, berth.MachineReady))
 		}, requests: "[]"},
 		{name: "a lost machine is replaced", change: func(f *autoscale.Facts) {
 			kept(f, "a", "", 1)

@@ -70,7 +70,7 @@ const (
 	Launching MachineState = "launching" // requested, of unknown outcome, or booting
 	Ready     MachineState = "ready"
 	// Silent is a machine whose agent or container engine does not answer at the moment. It has no room for jobs,
-	// and it is not replaced yet.
+	// and it is not replaced before it is lost or its end is requested.
 	Silent  MachineState = "silent"
 	Idling  MachineState = "idling" // it drains because it was empty
 	Leaving MachineState = "leaving"
