@@ -16,7 +16,8 @@ const shortActor = "cloud"
 
 // compare compares the first registration of a machine with the offer of its launch. A machine with less than the
 // offer is drained before any work comes, and the offering is closed for a while. The scaler ends its own launches, see
-// unfitLaunches; for other launches an admin decides. A machine with all of the offer closes the breaker again.
+// unfitLaunches; for other launches an admin decides. A machine with all of the offer closes the breaker again, and so
+// does one whose offer is unknown: it has joined.
 //
 // Later registrations are not compared: work may run, and a device that fails later is shown as unhealthy.
 func (r *registration) compare(ctx context.Context) error {
@@ -31,7 +32,7 @@ func (r *registration) compare(ctx context.Context) error {
 		CROSS JOIN cluster c
 		JOIN machines m ON m.id = l.machine AND m.joined_token = l.join_token
 		WHERE l.machine = @machine AND l.join_token <> ''`, pgx.NamedArgs{"machine": r.machine}).Scan(&l)
-	if errors.Is(err, pgx.ErrNoRows) || err == nil && l.Shape == (cloud.Shape{}) {
+	if errors.Is(err, pgx.ErrNoRows) {
 		return nil
 	}
 	if err != nil {

@@ -199,3 +199,116 @@ func TestALaterLossOfAGPUDrainsNoMachine(t *testing.T) {
 		t.Errorf("the machine is %s", got)
 	}
 }
+
+// stepsLaunch takes the next step of a launch after a time, without a call of the cloud. It returns the state.
+func (s *stage) stepsLaunch(m berth.MachineID, in time.Duration) cloud.LaunchState {
+	s.t.Helper()
+	r, err := s.db.Launches.Change(s.t.Context(), cloud.Ref{Machine: m, N: 1}, func(r cloud.Record, now time.Time) (cloud.Record, error) {
+		now = now.Add(in)
+		next, _ := r.Take(cloud.Next(r, cloud.DefaultLimits, now), cloud.DefaultLimits, now)
+		return next, nil
+	})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return r.State
+}
+
+// An offering whose machines never join, for example by a wrong image, is tried ever more seldom.
+func TestMachinesThatNeverJoinCloseTheirOffering(t *testing.T) {
+	t.Parallel()
+	s := newFleet(t)
+	s.offersTwo()
+	for i, ended := range []bool{false, true, false} {
+		m := berth.MachineID(fmt.Sprint("v", i))
+		s.launches(m)
+		if i > 0 {
+			mustExec(t, s.pool, `UPDATE breakers SET probe_at = now() - interval '14 minutes'`)
+			if err := s.scaled(s.term(), "again", "again"); berth.CodeOf(err) != berth.CodeConflict {
+				t.Errorf("a second probe while the first one boots: %v", err)
+			}
+		}
+		if ended { // by BERTH_SHUTDOWN_AFTER, before our limit
+			if _, err := s.db.Launches.Change(t.Context(), cloud.Ref{Machine: m, N: 1}, func(r cloud.Record, now time.Time) (cloud.Record, error) {
+				return r.See(cloud.Instance{ID: r.Instance, State: cloud.Ending}, now)
+			}); err != nil {
+				t.Fatal(err)
+			}
+		} else if state := s.stepsLaunch(m, cloud.DefaultLimits.JoinLimit+time.Second); state != cloud.LaunchTerminating {
+			t.Fatalf("the launch is %s", state)
+		}
+		step, reason := s.shortOf()
+		if step != i+1 || !strings.Contains(reason, "machine "+string(m)+" has not joined: the ") {
+			t.Fatalf("after %d machines: step %d, %s", i+1, step, reason)
+		}
+		s.later(time.Hour)
+	}
+	s.joinsLaunch("v4", s.launches("v4"), "H100", "H100")
+	if step, _ := s.shortOf(); step != 0 {
+		t.Errorf("step %d after a whole machine", step)
+	}
+}
+
+// The end of a machine by request, or after a restore that may have lost the join, says nothing about the offering.
+func TestOtherEndsBeforeTheJoinCloseNoOffering(t *testing.T) {
+	t.Parallel()
+	s := newFleet(t)
+	s.offersTwo()
+	s.launches("v1")
+	s.launches("v2")
+	if _, err := s.db.Launches.Change(t.Context(), cloud.Ref{Machine: "v1", N: 1}, func(r cloud.Record, now time.Time) (cloud.Record, error) {
+		return r.WithStop(cloud.Stop{Actor: "user:test", Reason: "enough"}, now)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if state := s.stepsLaunch("v1", 0); state != cloud.LaunchTerminating {
+		t.Fatalf("the launch is %s", state)
+	}
+	mustExec(t, s.pool, `UPDATE cluster SET incarnation = incarnation + 1`)
+	if r, err := s.db.Launches.Change(t.Context(), cloud.Ref{Machine: "v2", N: 1}, func(r cloud.Record, now time.Time) (cloud.Record, error) {
+		return r.See(cloud.Instance{ID: r.Instance, State: cloud.Ending}, now)
+	}); err != nil || r.State != cloud.LaunchTerminating {
+		t.Fatal(r.State, err)
+	}
+	if step, reason := s.shortOf(); step != 0 {
+		t.Errorf("step %d: %s", step, reason)
+	}
+}
+
+// A launch serves from the join on, and the registration, with which it is compared, comes later.
+func TestAProbeOfJoinsLastsUntilTheRegistration(t *testing.T) {
+	t.Parallel()
+	for _, state := range []cloud.LaunchState{cloud.LaunchServing, cloud.LaunchUnresolved} {
+		s := newFleet(t)
+		s.offersTwo()
+		s.joinsLaunch("v1", s.launches("v1"), "H100")
+		s.later(4 * time.Minute)
+		if state == cloud.LaunchServing {
+			if _, _, err := s.db.JoinTokens.Join(t.Context(), s.launches("v2"), "v2"); err != nil {
+				t.Fatal(err)
+			}
+			if got := s.stepsLaunch("v2", 0); got != state {
+				t.Fatalf("the launch is %s", got)
+			}
+		} else {
+			if err := s.scaled(s.term(), "r-v2", "v2"); err != nil {
+				t.Fatal(err)
+			}
+			mustExec(t, s.pool, `UPDATE launches SET state = 'sent', sends = 1, request_hash = 'h', sent_at = now(), last_sent_at = now()
+				WHERE machine = 'v2'`)
+			mustExec(t, s.pool, `UPDATE launches SET state = 'unresolved' WHERE machine = 'v2'`)
+		}
+		mustExec(t, s.pool, `UPDATE breakers SET probe_at = now() - interval '4 minutes'`)
+		if err := s.scaled(s.term(), "r3", "v3"); berth.CodeOf(err) != berth.CodeConflict {
+			t.Errorf("%s: a second probe: %v", state, err)
+		}
+		if b, err := s.db.Scaling.Breakers(t.Context()); err != nil || len(b) != 1 || !b[0].Probing {
+			t.Errorf("%s: breakers %+v, %v", state, b, err)
+		}
+		mustExec(t, s.pool, `ALTER TABLE launches DISABLE TRIGGER USER`)
+		mustExec(t, s.pool, `UPDATE launches SET created_at = now() - interval '1 hour', joined_at = joined_at - interval '1 hour' WHERE machine = 'v2'`)
+		if err := s.scaled(s.term(), "r4", "v4"); err != nil {
+			t.Errorf("%s for an hour: another probe: %v", state, err)
+		}
+	}
+}

@@ -143,8 +143,13 @@ func (d *Scaling) Request(ctx context.Context, term Term, r cloud.Request, machi
 // probeRest is the least time between two probes of a breaker whose first one ended without an answer.
 const probeRest = 3 * time.Minute
 
-// probes is true for a launch l that still probes breaker b. The breaker of joins is probed until the machine joins.
-const probes = `l.state IN ('requested', 'sent') OR b.scope = 'join' AND l.state = 'running'`
+// probes is true for a launch l that still probes breaker b. The breaker of joins is probed until the registration of
+// the machine was compared with the offer. This takes no longer than the join token is valid, and the machine no longer
+// than that to register, unless the launch is in doubt or its agent is broken; then another launch may probe.
+const probes = `l.state IN ('requested', 'sent') OR b.scope = 'join' AND (l.state = 'running'
+	OR l.state = 'unresolved' AND l.created_at > clock_timestamp() - interval '30 minutes'
+	OR l.state = 'serving' AND l.joined_at > clock_timestamp() - interval '30 minutes' AND EXISTS (
+		SELECT 1 FROM machines m WHERE m.id = l.machine AND m.host_boot = ''))`
 
 // probe takes the probes of all breakers that concern a request, or fails with a conflict. Breakers are
 // locked after launches.

@@ -13,8 +13,8 @@ const (
 	ScopeOffering Scope = "offering" // key: provider and offering
 	ScopeProvider Scope = "provider" // key: provider, and region for a quota
 	ScopePool     Scope = "pool"     // key: provider and pool, whose settings the cloud refuses
-	// ScopeJoin has the key of ScopeOffering: machines of the offering have joined with less than its offer. Only a
-	// machine that joins with all of it closes the breaker.
+	// ScopeJoin has the key of ScopeOffering: machines of the offering have not joined in time, or with less than its
+	// offer. Only a machine that joins with all of it closes the breaker.
 	ScopeJoin Scope = "join"
 )
 
@@ -76,7 +76,8 @@ func (r Request) Breakers() []Breaker {
 	}
 }
 
-// JoinBreaker returns the breaker that a machine with less than its offer trips, by scope and key alone.
+// JoinBreaker returns the breaker that a machine trips that has less than its offer or does not join, by scope and key
+// alone.
 func (r Request) JoinBreaker() Breaker {
 	return Breaker{Scope: ScopeJoin, Key: r.Provider + "/" + r.Offering.String()}
 }

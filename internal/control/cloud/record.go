@@ -301,6 +301,15 @@ func (r Record) Preempted(after Record) bool {
 	return r.Market == Spot && r.StopAt.IsZero() && r.State != after.State && after.State == LaunchTerminating && ends
 }
 
+// NeverJoined reports whether the change of the record to after ends an instance whose agent has not joined, although
+// nobody requested its end: it did not join in time, or ended by itself before. The end of a preempted instance says
+// nothing about its join, and a restored database may have lost the join.
+func (r Record) NeverJoined(after Record) bool {
+	return r.State != LaunchServing && r.State != LaunchDraining && r.State != after.State &&
+		after.State == LaunchTerminating && r.JoinedAt.IsZero() && r.MachineState == "" && r.StopAt.IsZero() &&
+		!r.Restored() && !r.Preempted(after)
+}
+
 // Missed records that a search showed no instance of the launch. This moves a launch that is in doubt
 // for longer than the limit to unresolved, and proves nothing else.
 func (r Record) Missed(e *Error, l Limits, now time.Time) Record {
