@@ -55,7 +55,8 @@ func (r *registration) compare(ctx context.Context) error {
 		UPDATE machines
 		SET state = 'draining', reason = @reason, drain_reason = @reason, drain_deadline = NULL
 		WHERE id = @machine AND (state IN ('joining', 'ready', 'suspect')
-			OR state = 'draining' AND drain_actor = @agent)`, // for a device with a fault, by this registration
+			-- a window would return the machine; the agent drains for a device with a fault, by this registration
+			OR state = 'draining' AND (drain_actor = @agent OR drain_actor LIKE 'maintenance:%'))`,
 		pgx.NamedArgs{"machine": r.machine, "reason": "the machine " + lacks, "agent": AgentActor(r.machine)})
 	if err != nil {
 		return fmt.Errorf("drain a machine with less than its offer: %w", err)

@@ -42,7 +42,7 @@ const unfitLaunches = `
 	SELECT l.machine, CASE
 			WHEN x.id IS NOT NULL THEN 'the spend of tenant ' || x.above || ' has reached the level drain'
 			WHEN m.state = 'lost' THEN 'the machine is lost'
-			WHEN m.drain_actor = @short THEN m.reason
+			WHEN m.state = 'draining' AND m.drain_actor = @short THEN m.reason
 			ELSE 'the machine is empty and takes no work: ' || coalesce(nullif(m.reason, ''), 'its engine is silent')
 		END AS reason
 	FROM launches l
