@@ -43,6 +43,9 @@ func (d *Launches) Listed(ctx context.Context, provider string, incarnation int6
 	return mapError(err, "provider "+provider)
 }
 
+// adopter is the actor of adopted launches.
+const adopter = "leader"
+
 // Adopt creates the row of an instance that a restored database has lost, from the tags of the
 // instance. A launch of the machine that is not settled, or that has the number, is a conflict. The price is
 // that of the offers, 0 if they lack it; no tenant pays, since the tags name none.
@@ -50,14 +53,15 @@ func (d *Launches) Adopt(ctx context.Context, provider string, i cloud.Instance)
 	_, err := d.pool.Exec(ctx, `
 		INSERT INTO launches (machine, n, pool, provider, region, zone, type, market, incarnation, token, actor,
 			price)
-		VALUES (@machine, @n, @pool, @provider, @region, @zone, @type, @market, 0, @token, 'leader',
+		VALUES (@machine, @n, @pool, @provider, @region, @zone, @type, @market, 0, @token, @actor,
 			coalesce((
 				SELECT coalesce(o.price_override, o.price)
 				FROM offers o
 				WHERE (o.provider, o.region, o.zone, o.type, o.market)
 					= (@provider, @region, @zone, @type, @market)), 0))`,
 		pgx.NamedArgs{"machine": i.Machine, "n": i.N, "pool": i.Pool, "provider": provider, "region": i.Offering.Region,
-			"zone": i.Offering.Zone, "type": i.Offering.Type, "market": i.Offering.Market, "token": i.Token})
+			"zone": i.Offering.Zone, "type": i.Offering.Type, "market": i.Offering.Market, "token": i.Token,
+			"actor": adopter})
 	if err != nil {
 		return cloud.Record{}, mapError(err, "launch of machine "+string(i.Machine))
 	}

@@ -80,6 +80,29 @@ func (d *Scaling) Fleet(ctx context.Context, term Term) (list []FleetMachine, no
 	return list, now, mapError(err, "launches of the scaler")
 }
 
+// Adopted is a machine that a restored database had lost, see Launches.Adopt.
+type Adopted struct {
+	Pool, Type string // the type of the offering
+}
+
+// Adopted returns the adopted machines that take work, or may take it, by name. No tenant pays for them, since the tags
+// of an instance name none.
+func (d *Scaling) Adopted(ctx context.Context) ([]Adopted, error) {
+	rows, err := d.pool.Query(ctx, `
+		SELECT l.pool, l.type
+		FROM launches l
+		WHERE l.actor = @actor AND l.tenant = '' AND l.stop_at IS NULL
+		  AND l.state IN ('requested', 'sent', 'unresolved', 'running', 'serving')
+		  AND NOT EXISTS (
+			SELECT 1 FROM machines m WHERE m.id = l.machine AND m.state IN ('draining', 'lost', 'retired'))
+		ORDER BY l.machine`, pgx.NamedArgs{"actor": adopter})
+	if err != nil {
+		return nil, mapError(err, "adopted machines")
+	}
+	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Adopted])
+	return list, mapError(err, "adopted machines")
+}
+
 // Grown is a launch of the scaler that counts as growth.
 type Grown struct {
 	Tenant berth.TenantID

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"berth"
+	"berth/db"
+	"berth/internal/control/cloud"
 )
 
 // Jobs of a lost tail may run on a machine that has no use in the rows.
@@ -63,4 +65,29 @@ func TestAProviderWithoutAListingLaunchesNothingAfterARestore(t *testing.T) {
 	if err := s.scaled(s.term(), "r2", "v1"); err != nil {
 		t.Error(err)
 	}
+}
+
+// Machines that a restored database has lost count for the least numbers of their pools, until an admin or the cloud
+// ends them.
+func TestAdoptedMachinesAreListedWhileTheyMayTakeWork(t *testing.T) {
+	t.Parallel()
+	s := newFleet(t)
+	for _, m := range []berth.MachineID{"m0", "v1", "v2"} { // m0 is in service
+		if _, err := s.db.Launches.Adopt(t.Context(), "lab", cloud.Instance{Machine: m, N: 1, Pool: "p", Token: string(m), Offering: cheap.Offering}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.launches("own")
+	wants := func(n int) {
+		t.Helper()
+		list, err := s.db.Scaling.Adopted(t.Context())
+		if err != nil || len(list) != n || list[0] != (db.Adopted{Pool: "p", Type: cheap.Type}) {
+			t.Errorf("adopted %+v, %v: want %d", list, err, n)
+		}
+	}
+	wants(3)
+	mustExec(t, s.pool, `UPDATE machines SET state = 'lost' WHERE id = 'm0'`)
+	wants(2)
+	mustExec(t, s.pool, `UPDATE launches SET stop_at = now(), stop_actor = 'user:test', stop_reason = 'enough' WHERE machine = 'v1'`)
+	wants(1)
 }

@@ -40,6 +40,7 @@ func Decide(f Facts) Outcome {
 	p := newPass(move(f))
 	p.running = f.Running
 	kept := promised(p)
+	shareAdopted(p)
 	p.examine()
 	tenants := slices.Clone(p.order)
 	for _, t := range slices.Sorted(maps.Keys(p.fleet)) {
@@ -91,6 +92,7 @@ type pass struct {
 	waits   map[berth.TenantID][]time.Duration      // of the jobs of its subtree that lack room, the longest first
 	running []placement.Running                     // with the jobs that move
 	kept    []db.BurstNote                          // see promised
+	adopted map[share]int                           // see shareAdopted
 }
 
 // machine is a machine of the fleet as package scaler sees it.
@@ -119,7 +121,7 @@ func newPass(f Facts) *pass {
 		count:  map[berth.TenantID]int{}, growth: map[berth.TenantID][]time.Time{},
 		granted: map[berth.TenantID]float64{}, rules: map[string][]berth.TenantID{}, shapes: map[string]cloud.Offer{},
 		lengths: scaler.Lengths{Prior: time.Hour}, left: map[berth.JobID]func(int) time.Duration{},
-		waits: map[berth.TenantID][]time.Duration{},
+		waits: map[berth.TenantID][]time.Duration{}, adopted: map[share]int{},
 	}
 	p.Joined = Learn(f)
 	for _, t := range f.Tenants {

@@ -85,6 +85,7 @@ type Facts struct {
 	Breakers []db.ProbedBreaker
 	Won      map[string]time.Time // when each offering last gave an instance, by provider and offering
 	Fleet    []db.FleetMachine
+	Adopted  []db.Adopted
 	Growth   []db.Grown
 	Notes    map[berth.JobID]db.BurstNote  // of the last pass
 	Saves    map[berth.JobID]bool          // jobs that write checkpoints

@@ -40,7 +40,7 @@ func (p *pass) input(t berth.TenantID, policy spec.Burst, pool string) scaler.In
 			in.Machines = append(in.Machines, m.Machine)
 		}
 	}
-	least(&in, policy)
+	least(p, t, &in, policy)
 	p.limit(t, &in)
 	for _, o := range p.Offers {
 		account, ok := p.Accounts.Providers[o.Provider]

@@ -1,9 +1,11 @@
 package autoscale
 
 import (
+	"maps"
 	"slices"
 
 	"berth"
+	"berth/db"
 	"berth/internal/control/scaler"
 	"berth/spec"
 )
@@ -16,9 +18,52 @@ type Missing struct {
 	Why      scaler.NoteCode
 }
 
-// least sets the least number of machines of a pool.
-func least(in *scaler.Input, policy spec.Burst) {
+// share names a pool of a tenant's policy.
+type share struct {
+	tenant berth.TenantID
+	pool   string
+}
+
+// least sets the least number of machines of a pool, less the adopted machines that count for it.
+func least(p *pass, t berth.TenantID, in *scaler.Input, policy spec.Burst) {
 	in.Policy.Min, in.Policy.MinTypes = policy.MinMachinesIn(in.Pool)
+	in.Policy.Min -= p.adopted[share{t, in.Pool}]
+}
+
+// shareAdopted lets the machines that a restored database had lost count for the least numbers of their pools: most of
+// them are kept machines that were launched after the backup, and would be launched a second time. Their rows name no
+// tenant, so each counts for the first tenant, by name, that lacks a machine of its type in its pool.
+func shareAdopted(p *pass) {
+	if len(p.Adopted) == 0 {
+		return
+	}
+	free := slices.Clone(p.Adopted)
+	for _, t := range slices.Sorted(maps.Keys(p.Policies)) {
+		policy := p.Policies[t]
+		for _, pool := range policy.MinPools() {
+			n, types := policy.MinMachinesIn(pool)
+			lacks := n - alive(p, t, pool, types, scaler.Launching, scaler.Ready, scaler.Silent)
+			free = slices.DeleteFunc(free, func(a db.Adopted) bool {
+				takes := lacks > 0 && a.Pool == pool && (types == nil || slices.Contains(types, a.Type))
+				if takes {
+					lacks--
+					p.adopted[share{t, pool}]++
+				}
+				return takes
+			})
+		}
+	}
+}
+
+// alive returns the number of machines of a tenant in a pool that are of the types and in one of the states. Types nil
+// are all types.
+func alive(p *pass, t berth.TenantID, pool string, types []string, states ...scaler.MachineState) (n int) {
+	for _, m := range p.fleet[t] {
+		if m.pool == pool && slices.Contains(states, m.State) && (types == nil || slices.Contains(types, m.Type)) {
+			n++
+		}
+	}
+	return n
 }
 
 // noteMissing records the machines that a decision leaves missing.

@@ -82,6 +82,16 @@ func TestDecideKeepsALeastNumberOfMachines(t *testing.T) {
 			kept(f, "a", "", 1)
 			empty(launched(f, "m1", "a", cloud.LaunchServing, berth.MachineReady))
 		}, requests: "[]"},
+		{name: "a machine that a restored database had lost counts", change: func(f *autoscale.Facts) {
+			kept(f, "a", "", 2)
+			kept(f, "b", "", 1)
+			launched(f, "m1", "b", cloud.LaunchServing, berth.MachineReady)
+			f.Adopted = []db.Adopted{{Pool: spec.DefaultPool, Type: "big"}, {Pool: "other", Type: "big"}}
+		}, requests: "[1 big in default for a []]"},
+		{name: "a lost machine of another type does not count", change: func(f *autoscale.Facts) {
+			f.Policies["a"] = spec.Burst{Allow: []string{"lab/here"}, MinMachines: []spec.BurstMin{{Machines: 1, Types: []string{"big"}}}}
+			f.Adopted = []db.Adopted{{Pool: spec.DefaultPool, Type: "other"}}
+		}, requests: "[1 big in default for a []]"},
 		{name: "nothing is launched while admission is paused", change: func(f *autoscale.Facts) {
 			f.Paused = true
 			kept(f, "a", "", 1)

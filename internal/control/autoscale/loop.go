@@ -177,6 +177,9 @@ func (l *Loop) read(ctx context.Context, f *Facts) (err error) {
 	if f.Spent, err = l.DB.Spend.Of(ctx, f.Now); err != nil {
 		return err
 	}
+	if f.Adopted, err = l.DB.Scaling.Adopted(ctx); err != nil {
+		return err
+	}
 	if f.Growth, err = l.DB.Scaling.Growth(ctx, f.Now.Add(-mostGrowth)); err != nil {
 		return err
 	}
