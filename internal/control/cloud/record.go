@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
+	"strings"
 	"time"
 
 	"berth"
@@ -283,7 +285,7 @@ func (r Record) See(i Instance, now time.Time) (Record, error) {
 	ends := i.State == Ending || i.State == Terminated
 	switch {
 	case ends && r.State != LaunchTerminating:
-		reason := "the cloud ended the instance"
+		reason := cloudEnded
 		if i.Reason != "" {
 			reason += ": " + i.Reason
 		}
@@ -294,11 +296,22 @@ func (r Record) See(i Instance, now time.Time) (Record, error) {
 	return r, nil
 }
 
+// cloudEnded is the reason of a launch whose instance the cloud has shown as ending; the cloud's own reason follows.
+const cloudEnded = "the cloud ended the instance"
+
+// ownEnds are the beginnings of reasons of clouds for an end by the owner of the instance, or by the instance itself:
+// EC2's for a stop in its console, its API or the guest, GCE's for a delete, and that of the provider local.
+var ownEnds = []string{"Client.", "delete", "ended by itself", "terminated"}
+
 // Preempted reports whether the change of the record to after shows that the cloud has taken a spot instance back, and
-// that Berth had no notice of this end.
+// that Berth had no notice of this end. A cloud that gives no reason counts as one that has.
 func (r Record) Preempted(after Record) bool {
 	ends := after.InstanceState == Ending || after.InstanceState == Terminated
-	return r.Market == Spot && r.StopAt.IsZero() && r.State != after.State && after.State == LaunchTerminating && ends
+	if r.Market != Spot || !r.StopAt.IsZero() || r.State == after.State || after.State != LaunchTerminating || !ends {
+		return false
+	}
+	why := strings.TrimPrefix(after.Reason, cloudEnded+": ")
+	return !slices.ContainsFunc(ownEnds, func(own string) bool { return strings.HasPrefix(why, own) })
 }
 
 // NeverJoined reports whether the change of the record to after ends an instance whose agent has not joined, although
