@@ -16,13 +16,13 @@ const MoveAhead = 5 * time.Minute
 
 // Moving returns the running jobs that will have to move soon: one of their machines drains until a deadline that is
 // near. A job that was ordered to stop already is left out, since it may be canceled; if it moves, it waits in a
-// moment. So is a job whose declared run time ends before the deadline.
+// moment. So is a job whose time limit ends before the deadline.
 func Moving(f Facts) (list []placement.Running) {
 	if len(f.Leaving) == 0 {
 		return nil
 	}
 	for _, r := range f.Running {
-		if at, ok := f.movesAt(r); ok && !r.Stopping && !endsBy(r, at, f.Now) {
+		if at, ok := f.movesAt(r); ok && !r.Stopping && !endsBy(r, at) {
 			list = append(list, r)
 		}
 	}
@@ -39,10 +39,9 @@ func (f *Facts) movesAt(r placement.Running) (at time.Time, ok bool) {
 	return at, ok
 }
 
-// endsBy reports whether the declared run time of a job ends before a time.
-func endsBy(r placement.Running, at, now time.Time) bool {
-	end := r.StartedAt.Add(r.Remaining)
-	return r.Remaining > 0 && end.After(now) && end.Before(at)
+// endsBy reports whether the time limit of a job ends before a time.
+func endsBy(r placement.Running, at time.Time) bool {
+	return r.TimeLimit > 0 && r.StartedAt.Add(r.TimeLimit).Before(at)
 }
 
 // move turns the jobs of Moving into waiting jobs, as they will be after the deadline: they hold no capacity. So the
@@ -72,20 +71,16 @@ func move(f Facts) Facts {
 	return f
 }
 
-// waiting returns a running job as it waits after the loss of its machine. Work since the last checkpoint is lost.
+// waiting returns a running job as it waits after the loss of its machine.
 func waiting(r placement.Running, now time.Time) placement.Job {
 	ran := max(0, now.Sub(r.StartedAt))
-	j := placement.Job{
+	return placement.Job{
 		ID: r.Job, Parent: r.Parent, Tenant: r.Tenant, Class: r.Class, Version: r.Version, Attempt: r.Attempt,
 		Priority: r.Priority, Preemptible: r.Preemptible, SubmittedAt: r.SubmittedAt, EligibleAt: now,
-		LikeName: r.LikeName, LikeData: r.LikeData, TimeLimit: r.TimeLimit, Remaining: r.Remaining,
+		LikeName: r.LikeName, LikeData: r.LikeData, TimeLimit: r.TimeLimit,
 		Done: r.Done + ran, Expected: r.Expected, RestartCost: r.RestartCost, PreemptedFor: r.PreemptedFor,
 		Unaged: r.Unaged + ran,
 	}
-	if r.Remaining > 0 && r.Checkpoint.After(r.StartedAt) {
-		j.Remaining = max(r.Remaining-r.Checkpoint.Sub(r.StartedAt), time.Second)
-	}
-	return j
 }
 
 // release subtracts a grant from the use of its machine.
@@ -100,12 +95,13 @@ func release(m *placement.Machine, g berth.Grant) {
 
 // promised returns the machines that were launched for jobs that still run on a machine that leaves, with the notes of
 // these jobs. Such a machine may be ready before the deadline. It is not drained, and the note lasts, until the job
-// waits.
+// waits: also while its containers have exited and their results are uploaded.
 func promised(p *pass) map[berth.MachineID]bool {
 	machines := map[berth.MachineID]bool{}
 	for _, r := range p.running {
 		n, noted := p.Notes[r.Job]
-		if _, moves := p.movesAt(r); !noted || !moves && !r.Stopping {
+		exited := len(r.Ranks) < p.Classes[r.Class].Members // its containers, which hold no capacity any more
+		if _, moves := p.movesAt(r); !noted || !moves && !r.Stopping && !exited {
 			continue
 		}
 		held := false

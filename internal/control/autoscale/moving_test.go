@@ -19,7 +19,7 @@ func runs(f *autoscale.Facts, id berth.JobID, t berth.TenantID, machines ...bert
 	r := spec.Request{Members: len(machines), GPUs: gpus, GPUMilli: 1000, Execution: spec.AtLeastOnce}
 	f.Classes[r.Class()] = r
 	x := placement.Running{Job: id, Tenant: t, Class: r.Class(), Version: 1, Attempt: 1, SubmittedAt: now.Add(-3 * time.Hour),
-		StartedAt: now.Add(-2 * time.Hour), Remaining: 5 * time.Hour}
+		StartedAt: now.Add(-2 * time.Hour), TimeLimit: 5 * time.Hour}
 	for i := range f.Machines {
 		m := &f.Machines[i]
 		if !slices.Contains(machines, m.ID) {
@@ -78,6 +78,20 @@ func TestAMachineIsReplacedWithTheNotice(t *testing.T) {
 			noticed(f).Stopping = true
 			empty(replaced(f, cloud.LaunchServing, berth.MachineReady))
 		}, requests: "[]", codes: "[r1:launched]"},
+		{name: "also while the job uploads, and holds no capacity", change: func(f *autoscale.Facts) {
+			r := noticed(f)
+			replaced(f, cloud.LaunchServing, berth.MachineReady).EmptySince = now.Add(-time.Hour)
+			r.Ranks = nil
+		}, requests: "[]", codes: "[r1:launched]"},
+		{name: "not once the job runs elsewhere", change: func(f *autoscale.Facts) {
+			noticed(f)
+			empty(replaced(f, cloud.LaunchServing, berth.MachineReady))
+			f.Running = f.Running[:1]
+			m := scaler.MachineOf(f.Offers[0].Offer, "free")
+			m.Pool = spec.DefaultPool
+			f.Machines = append(f.Machines, m)
+			runs(f, "r1", "a", "free")
+		}, requests: "[]", codes: "[]", drain: []berth.MachineID{"m2"}},
 		{name: "a replacement without such a job is idle", change: func(f *autoscale.Facts) {
 			noticed(f)
 			empty(replaced(f, cloud.LaunchServing, berth.MachineReady))
@@ -90,7 +104,7 @@ func TestAMachineIsReplacedWithTheNotice(t *testing.T) {
 		}, requests: "[1 big in default for a [r1]]", codes: "[r1:launched]"},
 		{name: "not for a job that was ordered to stop, perhaps for good", change: func(f *autoscale.Facts) { noticed(f).Stopping = true },
 			requests: "[]", codes: "[]"},
-		{name: "not for a job that ends before", change: func(f *autoscale.Facts) { noticed(f).Remaining = 2*time.Hour + time.Minute },
+		{name: "not for a job that ends before", change: func(f *autoscale.Facts) { noticed(f).TimeLimit = 2*time.Hour + time.Minute },
 			requests: "[]", codes: "[]"},
 		{name: "not if the job has room elsewhere", change: func(f *autoscale.Facts) {
 			noticed(f)
