@@ -66,6 +66,7 @@ func Decide(f Facts) Outcome {
 		p.note(n)
 	}
 	p.stop()
+	p.out.OutOfService = outOfService(p)
 	return p.out
 }
 
@@ -278,6 +279,7 @@ func (p *pass) tenant(t berth.TenantID) {
 			in.Policy = scaler.Policy{Idle: p.idle(policy, t)}
 		}
 		if over { // empty machines are drained at once, and do not return
+			noteSpent(p, t, in)
 			in.Policy.Idle, in.Policy.IdleCost, in.Policy.Min = 0, 0, 0
 		}
 		going = p.carry(t, pool, in, i+1 < own)

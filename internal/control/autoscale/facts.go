@@ -159,7 +159,10 @@ type Outcome struct {
 	Undrain  []berth.MachineID // drained for idleness, and needed again
 	Stop     []berth.MachineID // drained for idleness long enough
 	Notes    []db.BurstNote    // of the jobs that were examined
-	Missing  []Missing         // machines below the least numbers of policies
+	Missing  []Missing         // machines below the least numbers of policies that are not launched now
+	// OutOfService is the number of machines that the policies keep and that are not in service. It includes Missing,
+	// machines that boot, and machines that the pass launches.
+	OutOfService int
 }
 
 // machines copies the machines of the mirror, since a plan may change a row's devices.

@@ -10,7 +10,7 @@ import (
 	"berth/spec"
 )
 
-// Missing is a pool with fewer machines than the policy of a tenant keeps, although the pass launches nothing more.
+// Missing is a pool with fewer machines than the policy of a tenant keeps, of which the pass launches no more.
 type Missing struct {
 	Tenant   berth.TenantID
 	Pool     string
@@ -64,6 +64,39 @@ func alive(p *pass, t berth.TenantID, pool string, types []string, states ...sca
 		}
 	}
 	return n
+}
+
+// outOfService returns the number of machines that the policies keep and that are not in service, for whatever reason.
+func outOfService(p *pass) (n int) {
+	for t, policy := range p.Policies {
+		for _, pool := range policy.MinPools() {
+			least, types := policy.MinMachinesIn(pool)
+			least -= p.adopted[share{t, pool}]
+			n += max(0, least-alive(p, t, pool, types, scaler.Ready, scaler.Silent))
+		}
+	}
+	return n
+}
+
+// noteSpent records the machines that the spend of the tenant forbids.
+func noteSpent(p *pass, t berth.TenantID, in scaler.Input) {
+	n := in.Policy.Min - alive(p, t, in.Pool, in.Policy.MinTypes, scaler.Launching, scaler.Ready, scaler.Silent)
+	if n > 0 {
+		p.out.Missing = append(p.out.Missing, Missing{t, in.Pool, n, scaler.NoteBudget})
+	}
+}
+
+// refuse adds the machines without a job of a request that the database has refused.
+func (o *Outcome) refuse(r Request, why scaler.NoteCode) {
+	if len(r.Jobs) > 0 {
+		return
+	}
+	same := func(m Missing) bool { return m.Tenant == r.Tenant && m.Pool == r.Pool }
+	if i := slices.IndexFunc(o.Missing, same); i >= 0 {
+		o.Missing[i].Machines += r.Machines
+		return
+	}
+	o.Missing = append(o.Missing, Missing{r.Tenant, r.Pool, r.Machines, why})
 }
 
 // noteMissing records the machines that a decision leaves missing.

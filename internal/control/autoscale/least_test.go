@@ -1,8 +1,11 @@
 package autoscale_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
+	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
@@ -99,7 +102,7 @@ func TestDecideKeepsALeastNumberOfMachines(t *testing.T) {
 		{name: "nothing is launched beyond the spend", change: func(f *autoscale.Facts) {
 			spent(f, 60, 40)
 			kept(f, "a", "", 1)
-		}, requests: "[]"},
+		}, requests: "[]", missing: "[a/default 1 budget]"},
 		{name: "a pool of another tenant has none", change: func(f *autoscale.Facts) {
 			f.Accounts.Providers["lab"] = cloud.Account{Regions: []string{"here"}, Pools: map[string]json.RawMessage{"theirs": nil}}
 			f.Pools = []placement.Pool{{Name: "theirs", Tenants: []berth.TenantID{"b"}}}
@@ -157,6 +160,50 @@ func TestALoopKeepsALeastNumberOfMachines(t *testing.T) {
 	}
 	if n, err := w.db.Scaling.Notes(t.Context()); err != nil || len(n) != 0 {
 		t.Errorf("notes %v, %v", n, err)
+	}
+}
+
+// The metric counts each machine that is not in service, for whatever reason.
+func TestMachinesOutOfServiceAreCounted(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		change func(*autoscale.Facts)
+		want   int
+	}{
+		"in service": {func(f *autoscale.Facts) {
+			launched(f, "m1", "a", cloud.LaunchServing, berth.MachineReady)
+			launched(f, "m2", "a", cloud.LaunchServing, berth.MachineSuspect)
+		}, 0},
+		"one is launched, one boots": {func(f *autoscale.Facts) { launched(f, "m1", "a", cloud.LaunchSent, "") }, 2},
+		"beyond the spend":           {func(f *autoscale.Facts) { spent(f, 60, 40) }, 2},
+		"paused":                     {func(f *autoscale.Facts) { f.Paused = true }, 2},
+		"adopted":                    {func(f *autoscale.Facts) { f.Adopted = []db.Adopted{{Pool: spec.DefaultPool, Type: "big"}} }, 1},
+	} {
+		f := full()
+		kept(f, "a", "", 2)
+		c.change(f)
+		if o := autoscale.Decide(*f); o.OutOfService != c.want {
+			t.Errorf("%s: %d out of service, want %d", name, o.OutOfService, c.want)
+		}
+	}
+}
+
+// A launch that the database refuses is missing, as one that the pass does not decide.
+func TestALoopLogsKeptMachinesThatTheDatabaseRefuses(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.sells(offered("big", 8))
+	if err := w.db.Burst.Set(t.Context(), "default", spec.Burst{Allow: []string{"lab/here"}, MinMachines: []spec.BurstMin{{Machines: 2}}},
+		"user:test"); err != nil {
+		t.Fatal(err)
+	}
+	w.exec(`UPDATE cluster SET incarnation = incarnation + 1`) // nothing is launched before the first list of the cloud
+	var log bytes.Buffer
+	w.loop.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	w.pass()
+	const want = `msg="fewer machines than min_machines" tenant=default pool=default missing=2 reason=closed`
+	if !strings.Contains(log.String(), want) {
+		t.Errorf("log: %s", log.String())
 	}
 }
 

@@ -136,15 +136,16 @@ func (l *Loop) Pass(ctx context.Context) error {
 		return err
 	}
 	if len(f.Policies) == 0 && len(f.Fleet) == 0 && len(f.Notes) == 0 {
-		l.lack(nil)
+		l.lack(Outcome{})
 		return nil
 	}
 	if err := l.read(ctx, &f); err != nil {
 		return err
 	}
 	out := Decide(f)
-	l.lack(out.Missing)
-	return l.carryOut(ctx, f, out)
+	err = l.carryOut(ctx, f, &out)
+	l.lack(out)
+	return err
 }
 
 // read reads the other facts. They are read one after the other and may differ by moments. The writes
@@ -217,8 +218,8 @@ func (l *Loop) readJobs(ctx context.Context, f *Facts) (err error) {
 }
 
 // carryOut commits each decision separately: a refusal of one does not stop the others. Returns to
-// service come first, launches last.
-func (l *Loop) carryOut(ctx context.Context, f Facts, out Outcome) error {
+// service come first, launches last. Kept machines whose request is refused are added to out.Missing.
+func (l *Loop) carryOut(ctx context.Context, f Facts, out *Outcome) error {
 	for _, act := range []struct {
 		kind string
 		list []berth.MachineID
@@ -240,7 +241,7 @@ func (l *Loop) carryOut(ctx context.Context, f Facts, out Outcome) error {
 		}
 	}
 	for _, r := range out.Requests {
-		if err := l.request(ctx, r, out.Notes); err != nil {
+		if err := l.request(ctx, r, out); err != nil {
 			return err
 		}
 	}
@@ -252,7 +253,7 @@ var refusals = []berth.Code{berth.CodeConflict, berth.CodeCapacity, berth.CodeUn
 
 // request commits the launches of a request, and records their machines or the refusal in the notes of its
 // jobs. A refusal is no error.
-func (l *Loop) request(ctx context.Context, r Request, notes []db.BurstNote) error {
+func (l *Loop) request(ctx context.Context, r Request, out *Outcome) error {
 	l.requests++
 	id := fmt.Sprintf("scaler/%d/%d", l.term.Epoch, l.requests)
 	machines := make([]berth.MachineID, r.Machines)
@@ -271,9 +272,11 @@ func (l *Loop) request(ctx context.Context, r Request, notes []db.BurstNote) err
 	case slices.Contains(refusals, code):
 		l.Metrics.decisions.WithLabelValues("refused").Inc()
 		l.refuse(r, err)
+		out.refuse(r, refusal(err))
 	default:
 		return err
 	}
+	notes := out.Notes
 	for i := range notes {
 		if !slices.Contains(r.Jobs, notes[i].Job) || notes[i].Code != string(scaler.NoteLaunched) {
 			continue
@@ -297,11 +300,10 @@ func (l *Loop) refuse(r Request, err error) {
 		"offering", r.Offering.String(), "err", err)
 }
 
-// lack shows the machines that are missing, and logs each change of a pool once.
-func (l *Loop) lack(missing []Missing) {
-	total, below := 0, make(map[string]string, len(missing))
-	for _, m := range missing {
-		total += m.Machines
+// lack shows the machines that are not in service, and logs each change of the machines that a pool misses once.
+func (l *Loop) lack(out Outcome) {
+	below := make(map[string]string, len(out.Missing))
+	for _, m := range out.Missing {
 		key, text := string(m.Tenant)+"/"+m.Pool, fmt.Sprint(m.Machines, m.Why)
 		if below[key] = text; l.below[key] != text {
 			l.Logger.Warn("fewer machines than min_machines", "tenant", m.Tenant, "pool", m.Pool, "missing", m.Machines,
@@ -309,7 +311,7 @@ func (l *Loop) lack(missing []Missing) {
 		}
 	}
 	l.below = below
-	l.Metrics.missing.Set(float64(total))
+	l.Metrics.missing.Set(float64(out.OutOfService))
 }
 
 // refusal returns the code of the note for a refused request. All other refusals are shown as offers

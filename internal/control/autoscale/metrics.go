@@ -18,7 +18,7 @@ type Metrics struct {
 	lasting   *prometheus.GaugeVec   // by scope
 	decisions *prometheus.CounterVec // by kind
 	sent      prometheus.Histogram   // seconds
-	missing   prometheus.Gauge       // machines below min_machines
+	missing   prometheus.Gauge       // machines of min_machines that are not in service
 }
 
 // NewMetrics returns the collectors, unregistered. All series exist from the start.
@@ -44,7 +44,7 @@ func NewMetrics() *Metrics {
 	}
 	m.missing = prometheus.NewGauge(prometheus.GaugeOpts{Namespace: "berth", Subsystem: "cloud",
 		Name: "machines_missing",
-		Help: "Machines that min_machines of burst policies keeps, and that the scaler cannot launch now."})
+		Help: "Machines that min_machines of burst policies keeps and that are not in service, also while they boot."})
 	for _, s := range states {
 		m.launches.WithLabelValues(string(s))
 		m.ages.WithLabelValues(string(s))
