@@ -48,6 +48,49 @@ func TestOnlyAStoreInAFolderHasAFreeShare(t *testing.T) {
 	}
 }
 
+// A folder whose file system is unmounted is gone or empty, and its objects are not deleted.
+func TestAFolderThatIsGoneIsNoEmptyStore(t *testing.T) {
+	t.Parallel()
+	s, dir := folder(t)
+	if _, err := s.Put(t.Context(), "a/b", strings.NewReader("hello"), 5); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(dir, dir+".away"); err != nil {
+		t.Fatal(err)
+	}
+	unusable := func(when string) {
+		t.Helper()
+		_, put := s.Put(t.Context(), "a/c", strings.NewReader("hello"), 5)
+		_, _, open := s.Open(t.Context(), "a/b")
+		_, exists := s.Exists(t.Context(), "a/b")
+		_, names := s.Names(t.Context(), "a")
+		_, folders := s.Folders(t.Context(), "a")
+		for call, err := range map[string]error{
+			"Check": s.Check(t.Context()), "Put": put, "Open": open, "Exists": exists,
+			"Names": names, "Folders": folders, "Delete": s.Delete(t.Context(), "a/b"), "DeleteFolder": s.DeleteFolder(t.Context(), "a"),
+			"Walk": s.Walk(t.Context(), func(blob.Object) error { return nil }),
+		} {
+			if berth.CodeOf(err) != berth.CodeUnavailable {
+				t.Errorf("%s while the folder is %s: %v", call, when, err)
+			}
+		}
+	}
+	unusable("gone")
+	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the folder was created: %v", err)
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	unusable("another one")
+	if err := errors.Join(os.Remove(dir), os.Rename(dir+".away", dir)); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := s.ReadAll(t.Context(), "a/b", 10); err != nil || string(b) != "hello" || s.Check(t.Context()) != nil {
+		t.Errorf("once the folder is back, read %q, %v", b, err)
+	}
+}
+
 func TestObjectsAppearWholeOrNotAtAll(t *testing.T) {
 	t.Parallel()
 	s, dir := folder(t)

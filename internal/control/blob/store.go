@@ -26,6 +26,7 @@ import (
 type Store struct {
 	bucket *blob.Bucket
 	folder string  // of a store in a folder; else ""
+	inode  uint64  // of the folder when it was opened
 	signer *signer // nil: the store has no signed addresses
 }
 
@@ -40,7 +41,9 @@ func Open(ctx context.Context, address string) (*Store, error) {
 	switch u.Scheme {
 	case "file":
 		s = &Store{folder: filepath.FromSlash(u.Path)}
-		s.bucket, err = openFolder(u)
+		if s.bucket, err = openFolder(u); err == nil {
+			s.inode, err = inodeOf(s.folder)
+		}
 	case s3blob.Scheme:
 		s, err = openS3(ctx, u)
 	default:
@@ -84,10 +87,47 @@ func openFolder(u *url.URL) (*blob.Bucket, error) {
 // Close releases the store's connections.
 func (s *Store) Close() error { return s.bucket.Close() }
 
-// Check reports whether the store answers.
+// Check reports whether the store answers. The folder of a store must be the one that was opened.
 func (s *Store) Check(ctx context.Context) error {
-	_, err := s.bucket.Exists(ctx, "health")
-	return mapError(err, "blob store")
+	_, err := s.Exists(ctx, "health")
+	return err
+}
+
+// usable refuses keys as checkKey does, and every key while present fails.
+func (s *Store) usable(key string) error {
+	if err := checkKey(key); err != nil {
+		return err
+	}
+	return s.present()
+}
+
+// present fails with code unavailable while the folder of the store is gone or is another one than at the start. An
+// unmounted file system leaves an empty folder behind, and the driver creates missing folders: without this check,
+// stored objects would seem to be deleted, and new ones would go to the wrong disk.
+//
+// The inode alone identifies the folder: the device of a network file system changes when it is mounted again.
+func (s *Store) present() error {
+	if s.folder == "" {
+		return nil
+	}
+	inode, err := inodeOf(s.folder)
+	if err == nil && inode != s.inode {
+		err = errors.New("it is another folder than at the start of this process")
+	}
+	if err != nil {
+		return berth.Errorf(berth.CodeUnavailable,
+			"the folder %s of the blob store is not usable; mount or restore it: %v", s.folder, err)
+	}
+	return nil
+}
+
+// inodeOf returns the inode number of a folder.
+func inodeOf(folder string) (uint64, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(folder, &st); err != nil {
+		return 0, err
+	}
+	return st.Ino, nil
 }
 
 // FreeShare returns the free share of the file system of a store in a folder, in bytes or inodes, the
@@ -122,7 +162,7 @@ func (s *Store) Create(ctx context.Context, key string, data []byte) error {
 // put writes an object of the given size, or of any size if size is negative. A reader that ends
 // early or late leaves no object. With once an existing object is an error.
 func (s *Store) put(ctx context.Context, key string, r io.Reader, size int64, once bool) (int64, error) {
-	if err := checkKey(key); err != nil {
+	if err := s.usable(key); err != nil {
 		return 0, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
@@ -156,7 +196,7 @@ func bufferSize(size int64) int {
 // Open returns a reader of the object, which the caller closes, and its size. A
 // missing object is an error of code not_found.
 func (s *Store) Open(ctx context.Context, key string) (io.ReadCloser, int64, error) {
-	if err := checkKey(key); err != nil {
+	if err := s.usable(key); err != nil {
 		return nil, 0, err
 	}
 	r, err := s.bucket.NewReader(ctx, key, nil)
@@ -182,7 +222,7 @@ func (s *Store) ReadAll(ctx context.Context, key string, limit int64) ([]byte, e
 
 // Exists reports whether key names an object.
 func (s *Store) Exists(ctx context.Context, key string) (bool, error) {
-	if err := checkKey(key); err != nil {
+	if err := s.usable(key); err != nil {
 		return false, err
 	}
 	ok, err := s.bucket.Exists(ctx, key)
@@ -191,7 +231,7 @@ func (s *Store) Exists(ctx context.Context, key string) (bool, error) {
 
 // Folders lists the names of the folders in the folder key, none for an absent folder.
 func (s *Store) Folders(ctx context.Context, key string) ([]string, error) {
-	if err := checkKey(key); err != nil {
+	if err := s.usable(key); err != nil {
 		return nil, err
 	}
 	var names []string
@@ -212,7 +252,7 @@ func (s *Store) Folders(ctx context.Context, key string) ([]string, error) {
 
 // Names lists the names of the objects directly in the folder key, none for an absent folder.
 func (s *Store) Names(ctx context.Context, key string) ([]string, error) {
-	if err := checkKey(key); err != nil {
+	if err := s.usable(key); err != nil {
 		return nil, err
 	}
 	var names []string
@@ -233,7 +273,7 @@ func (s *Store) Names(ctx context.Context, key string) ([]string, error) {
 
 // Delete deletes an object. A missing object is no error.
 func (s *Store) Delete(ctx context.Context, key string) error {
-	if err := checkKey(key); err != nil {
+	if err := s.usable(key); err != nil {
 		return err
 	}
 	if err := s.bucket.Delete(ctx, key); err != nil && gcerrors.Code(err) != gcerrors.NotFound {
@@ -245,7 +285,7 @@ func (s *Store) Delete(ctx context.Context, key string) error {
 // DeleteFolder deletes every object below key, which is a folder. A missing object
 // is no error.
 func (s *Store) DeleteFolder(ctx context.Context, key string) error {
-	if err := checkKey(key); err != nil {
+	if err := s.usable(key); err != nil {
 		return err
 	}
 	all := s.bucket.List(&blob.ListOptions{Prefix: strings.TrimSuffix(key, "/") + "/"})

@@ -27,6 +27,9 @@ var unfinished = regexp.MustCompile(`\.[0-9a-f]{12,}\.tmp$`)
 // Walk calls each for every object of the store whose key Berth could have created, in no particular
 // order. Objects that are created or deleted meanwhile may be missing.
 func (s *Store) Walk(ctx context.Context, each func(Object) error) error {
+	if err := s.present(); err != nil {
+		return err
+	}
 	if s.folder != "" {
 		return s.walkFolder(ctx, each)
 	}
