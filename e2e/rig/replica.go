@@ -6,6 +6,7 @@ import (
 	"net/url"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"syscall"
 
@@ -27,9 +28,9 @@ type Replica struct {
 	caller  *Caller
 }
 
-// AddReplica starts one more berthd with the flags of the first one. The caller
+// AddReplica starts one more berthd with the flags of the stack, and with the given flags, which go last. The caller
 // puts it behind the stack's address by Front.
-func (s *Stack) AddReplica(ctx context.Context) (*Replica, error) {
+func (s *Stack) AddReplica(ctx context.Context, flags ...string) (*Replica, error) {
 	r := &Replica{Name: fmt.Sprintf("berthd-%d", len(s.replicas)+1), stack: s}
 	if len(s.replicas) == 0 {
 		r.Name = "berthd"
@@ -47,7 +48,7 @@ func (s *Stack) AddReplica(ctx context.Context) (*Replica, error) {
 	r.args = append([]string{
 		"--listen", r.listen, "--database-url", database, "--temporal-address", temporal,
 		"--blob-url", "file://" + filepath.Join(s.Dir, "blobs"),
-	}, s.flags...)
+	}, slices.Concat(s.flags, flags)...)
 	r.API = client.New("http://"+r.listen, s.Token)
 	r.caller = NewCaller("http://"+r.listen, s.Token, "")
 	s.replicas = append(s.replicas, r)
@@ -93,6 +94,12 @@ func (r *Replica) Start(ctx context.Context) (err error) {
 	}
 	return nil
 }
+
+// Address returns the address of the API, as host:port.
+func (r *Replica) Address() string { return r.listen }
+
+// Links returns the proxies between the replica and its servers. It needs Options.Linked.
+func (r *Replica) Links() (database, temporal *faultproxy.Proxy) { return r.links[0], r.links[1] }
 
 // Process returns the present process.
 func (r *Replica) Process() *Process { return r.process }

@@ -26,6 +26,7 @@ type Options struct {
 	Workshop *Workshop // required
 	Programs string    // folder of the programs; empty: built from this repository
 	Berthd   []string  // further flags of berthd, each as --name=value
+	First    []string  // further flags of the first berthd alone
 
 	// Newer are flags of berthd, each as --name=value, that are left out where its
 	// help does not list them.
@@ -95,7 +96,7 @@ func Start(ctx context.Context, o Options) (*Stack, error) {
 			s.flags = append(s.flags, f)
 		}
 	}
-	return s, s.startBerthd(ctx)
+	return s, s.startBerthd(ctx, o.First)
 }
 
 // startServers starts PostgreSQL and Temporal in one berth-dev, and opens the database.
@@ -135,8 +136,8 @@ func (s *Stack) startServers(ctx context.Context) (err error) {
 
 // startBerthd starts the first replica. A linked stack reaches it through a proxy, whose address
 // stays the same when tests cut the link or change the target.
-func (s *Stack) startBerthd(ctx context.Context) error {
-	first, err := s.AddReplica(ctx)
+func (s *Stack) startBerthd(ctx context.Context, flags []string) error {
+	first, err := s.AddReplica(ctx, flags...)
 	if err != nil {
 		return err
 	}
@@ -212,6 +213,9 @@ func (s *Stack) JoinWith(ctx context.Context, n int, flags ...string) error {
 	}
 	return err
 }
+
+// DatabaseURL returns the address of Berth's database, which no proxy guards.
+func (s *Stack) DatabaseURL() string { return s.database }
 
 // StateDir returns the folder of a machine's agent.
 func (s *Stack) StateDir(machine string) string { return filepath.Join(s.Dir, "machines", machine) }
