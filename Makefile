@@ -146,6 +146,14 @@ upgrade-test: setup ## upgrade a loaded cluster from the programs of an earlier 
 siege: setup ## attack a control plane as hostile callers may; a good caller and two agents must not notice, at most 15 minutes
 	@scripts/siege.sh
 
+# Of make alarms: words in the names of the alerts to try, between commas (default: all).
+ALERTS ?=
+
+.PHONY: alarms
+alarms: ## let a real Prometheus watch a real stack while the fault of each alert is injected: it fires, and is silent again (root, 15 minutes): make alarms [ALERTS=NoLeader,DiskFull]
+	@scripts/setup.sh alarms
+	@scripts/alarms.sh -alerts "$(ALERTS)"
+
 .PHONY: attacks
 attacks: setup ## try the list of attacks with two tenants, two machines and real containers; prints attack, expected, seen
 	$(GO) test ./e2e/attacks -run '^TestAttacks$$' -count=1 -timeout 30m -v -args -all

@@ -5,6 +5,7 @@
 #                               promtool for the tests of alerts
 #     scripts/setup.sh demo     PostgreSQL, Docker, nftables, and mmdebstrap to build the demo's image
 #     scripts/setup.sh day      all of the demo's, and tmux for make day
+#     scripts/setup.sh alarms   PostgreSQL, promtool and the Prometheus server for make alarms
 #     scripts/setup.sh release  the C compiler for arm64, an emulator that runs programs of arm64, and rpm; with all
 #                               of the demo's, for make package-test
 #
@@ -16,9 +17,9 @@ set -euo pipefail
 
 mode=${1:-test}
 case $mode in
-test | demo | day | release) ;;
+test | demo | day | release | alarms) ;;
 *)
-	echo "usage: $0 [test|demo|day|release]" >&2
+	echo "usage: $0 [test|demo|day|release|alarms]" >&2
 	exit 2
 	;;
 esac
@@ -46,6 +47,10 @@ have_postgres() {
 # missing prints the Debian packages whose programs are not there.
 missing() {
 	have_postgres || echo postgresql
+	if [[ $mode == alarms ]]; then # its machines have engines in memory
+		{ have promtool && have prometheus; } || echo prometheus
+		return
+	fi
 	have dockerd || echo docker.io
 	have docker || echo docker-cli
 	have containerd || echo containerd
@@ -121,7 +126,7 @@ install_packages() {
 		echo "create_main_cluster = false" | as_root tee $no_cluster >/dev/null
 	fi
 	if [[ " ${packages[*]} " == *" prometheus "* ]]; then
-		unpack_promtool
+		unpack_prometheus
 		mapfile -t packages < <(printf '%s\n' "${packages[@]}" | grep -vx prometheus)
 		[[ ${#packages[@]} -gt 0 ]] || return 0
 	fi
@@ -133,17 +138,18 @@ install_packages() {
 	[[ $status -eq 0 ]] || fail "apt-get install ${packages[*]} failed with status $status"
 }
 
-# unpack_promtool takes promtool out of the package prometheus. An installed package would also run a
-# server on port 9090, which the tests do not need.
-unpack_promtool() {
-	local dir status=0
+# unpack_prometheus takes promtool, and for make alarms the server, out of the package prometheus. An installed package
+# would also run a server on port 9090, which the tests do not need.
+unpack_prometheus() {
+	local dir status=0 program programs=(promtool)
+	[[ $mode == alarms ]] && programs+=(prometheus)
 	dir=$(mktemp -d)
 	(cd "$dir" && apt-get download -qq prometheus && dpkg-deb -x prometheus_*.deb root) || status=$?
-	if [[ $status -eq 0 ]]; then
-		as_root install -m 755 "$dir/root/usr/bin/promtool" /usr/local/bin/promtool || status=$?
-	fi
+	for program in "${programs[@]}"; do
+		[[ $status -ne 0 ]] || as_root install -m 755 "$dir/root/usr/bin/$program" "/usr/local/bin/$program" || status=$?
+	done
 	rm -rf "$dir"
-	[[ $status -eq 0 ]] || fail "cannot take promtool out of the package prometheus (status $status)"
+	[[ $status -eq 0 ]] || fail "cannot take ${programs[*]} out of the package prometheus (status $status)"
 }
 
 engine_answers() { timeout 30 docker network ls >/dev/null 2>&1; }
@@ -194,5 +200,5 @@ if [[ ${#packages[@]} -gt 0 ]]; then
 	mapfile -t packages < <(missing)
 	[[ ${#packages[@]} -eq 0 ]] || fail "still missing after the installation: ${packages[*]}"
 fi
-start_engine
+[[ $mode == alarms ]] || start_engine
 say "ready for: $mode"

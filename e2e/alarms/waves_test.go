@@ -1,0 +1,219 @@
+package alarms_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"sync"
+	"syscall"
+
+	"berth"
+	"berth/e2e/faultproxy"
+	"berth/e2e/rig"
+	"berth/spec"
+)
+
+// waves lists all faults. The first wave has faults of details, which leave the rest of the stack at work; its longest
+// lane lasts seven minutes. The later waves stop parts of the control plane.
+func (p *plant) waves() []wave {
+	return []wave{
+		{p.backup(), p.certificates(), p.disks(), p.budget(), p.wrongTokens(), p.spend(), p.unresolved(),
+			p.refusals()},
+		{p.messages()},
+		{p.queue(), p.machines()},
+		{p.submits()},
+		{p.others()},
+		{p.processes()},
+		{p.links()},
+	}
+}
+
+// messages stops the only process that calls webhooks and delivers notifications while a job runs, so that nobody is
+// notified of its end.
+func (p *plant) messages() lane {
+	try := func(alert, fault, verify string, notify spec.Notify) alarm {
+		return alarm{
+			alert: alert, verify: verify,
+			fault: "the process with the role dispatch is stopped, and a job ends that " + fault,
+			begin: func(ctx context.Context) error {
+				secret := spec.NewSecretValue{Name: spec.WebhookSecret, Value: "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"}
+				_, _, err := p.API.SetSecret(ctx, secret)
+				if err != nil {
+					return err
+				}
+				if notify.Channel != "" {
+					if err := p.setChannel(ctx, notify.Channel); err != nil {
+						return err
+					}
+				}
+				j := job("notifies", "sleep", "5s")
+				j.Notify = []spec.Notify{notify}
+				made, _, err := p.API.Submit(ctx, j, "")
+				if err == nil {
+					err = reaches(ctx, p.API, made.ID, berth.Running)
+				}
+				return errors.Join(err, p.dispatch.Stop())
+			},
+			end: p.dispatch.Start,
+		}
+	}
+	return lane{
+		try("BerthWebhookBacklog", "has a webhook", "max(berth_webhooks_overdue_seconds) < 10",
+			spec.Notify{URL: p.receiver.URL}),
+		try("BerthNotificationBacklog", "names a channel", "max(berth_notifications_overdue_seconds) < 10",
+			spec.Notify{Channel: "receiver"}),
+	}
+}
+
+// setChannel creates a channel to the receiver.
+func (p *plant) setChannel(ctx context.Context, name string) error {
+	_, _, err := p.API.SetChannel(ctx, name, spec.Channel{Kind: spec.ChannelWebhook, URL: p.receiver.URL})
+	return err
+}
+
+// machines stops an agent.
+func (p *plant) machines() lane {
+	return lane{{
+		alert: "BerthMachinesSilent", fault: "one agent of five is stopped",
+		begin: p.signal(1, syscall.SIGSTOP), end: p.signal(1, syscall.SIGCONT),
+		verify: "max(berth_machines_silent) == 0",
+	}}
+}
+
+// queue holds a lock that keeps the leader from placing a job.
+func (p *plant) queue() lane {
+	var end func(context.Context) error
+	return lane{{
+		alert: "BerthQueueStuck", fault: "a session locks the table of reservations; a job waits, and machines are free",
+		begin: func(ctx context.Context) (err error) {
+			if end, err = p.session(ctx, "LOCK TABLE allocations IN SHARE MODE"); err == nil {
+				_, _, err = p.API.Submit(ctx, job("stuck", "exit", "0"), "")
+			}
+			return err
+		},
+		end:    func(ctx context.Context) error { return end(ctx) },
+		verify: `max(berth_waiting_jobs{reason="ready"}) == 0 and sum(rate(berth_scheduler_placements_total[25s])) > 0`,
+	}}
+}
+
+// submits locks the table of jobs against writes: submits wait, and then fail.
+func (p *plant) submits() lane {
+	var end, stop func(context.Context) error
+	return lane{{
+		alert: "BerthSubmitsFail", fault: "a session locks the table of jobs while sixteen users submit",
+		begin: func(ctx context.Context) (err error) {
+			if end, err = p.session(ctx, "LOCK TABLE jobs IN SHARE MODE"); err != nil {
+				return err
+			}
+			stop, err = p.submitAlways(ctx, 16)
+			return err
+		},
+		end:    func(ctx context.Context) error { return errors.Join(end(ctx), stop(ctx)) },
+		verify: `sum(rate(berth_http_request_seconds_count{method="POST",route="/v1/jobs",status=~"5.."}[25s])) == 0`,
+	}}
+}
+
+// submitAlways submits jobs by so many callers at once, each of them without a pause and without a retry, until stop is
+// called.
+func (p *plant) submitAlways(ctx context.Context, callers int) (stop func(context.Context) error, err error) {
+	body, err := json.Marshal(job("submitted", "exit", "0"))
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	c := rig.NewCaller("http://"+p.workers.Address(), p.Token, "")
+	var all sync.WaitGroup
+	for range callers {
+		all.Go(func() {
+			for ctx.Err() == nil {
+				c.Call(ctx, "POST", "/v1/jobs", nil, body)
+			}
+		})
+	}
+	return func(context.Context) error {
+		cancel()
+		all.Wait()
+		c.Close()
+		return nil
+	}, nil
+}
+
+// others leaves a transaction open, takes the folder of the object store away, and stops more than a third of the
+// agents.
+func (p *plant) others() lane {
+	var end func(context.Context) error
+	return lane{{
+		alert: "BerthFeedLags", fault: "a transaction with a transaction id stays open",
+		begin: func(ctx context.Context) (err error) {
+			end, err = p.session(ctx, "SELECT pg_current_xact_id()")
+			return err
+		},
+		end:    func(ctx context.Context) error { return end(ctx) },
+		verify: "max(berth_scheduler_feed_lag_seconds) < 1",
+	}, {
+		alert: "BerthObjectStoreDown", fault: "the folder of the object store is gone",
+		begin:  func(context.Context) error { return os.Rename(p.objects, p.objects+".away") },
+		end:    func(context.Context) error { return os.Rename(p.objects+".away", p.objects) },
+		verify: `min(berth_dependency_up{dependency="object_store"}) == 1`,
+	}, {
+		alert: "BerthVerdictsFrozen", fault: "three agents of five are stopped",
+		begin: p.signal(3, syscall.SIGSTOP), end: p.signal(3, syscall.SIGCONT),
+		verify: "max(berth_scheduler_verdicts_frozen) == 0",
+	}}
+}
+
+// processes stops the leader, and then all replicas.
+func (p *plant) processes() lane {
+	return lane{{
+		alert: "BerthNoLeader", fault: "the process with the role leader is stopped",
+		begin: func(context.Context) error { return p.leader.Stop() }, end: p.leader.Start,
+		verify: "max(berth_leader_present) == 1",
+	}, {
+		alert: "BerthDown", fault: "all replicas are stopped",
+		begin: func(context.Context) error { return p.each((*rig.Replica).Stop) },
+		end: func(ctx context.Context) error {
+			return p.each(func(r *rig.Replica) error { return r.Start(ctx) })
+		},
+		verify: "count(berth_build_info) == 3",
+	}}
+}
+
+// each calls f for each replica with links, and ends the one without.
+func (p *plant) each(f func(*rig.Replica) error) (err error) {
+	p.stopTLS()
+	for _, r := range p.Replicas() {
+		err = errors.Join(err, f(r))
+	}
+	return err
+}
+
+// links cuts the connections of replicas to their servers.
+func (p *plant) links() lane {
+	all := func(f func(database, temporal *faultproxy.Proxy)) func(context.Context) error {
+		return func(context.Context) error {
+			return p.each(func(r *rig.Replica) error {
+				f(r.Links())
+				return nil
+			})
+		}
+	}
+	_, one := p.dispatch.Links()
+	return lane{{
+		alert: "BerthDependencyUnreachable", fault: "the network between one replica and Temporal drops everything",
+		labels: map[string]string{"instance": p.dispatch.Address(), "dependency": "temporal"},
+		begin:  func(context.Context) error { one.Cut(); return nil },
+		end:    func(context.Context) error { one.Heal(); return nil },
+		verify: "min(berth_dependency_up) == 1",
+	}, {
+		alert: "BerthTemporalDown", fault: "Temporal refuses all connections",
+		begin:  all(func(_, temporal *faultproxy.Proxy) { temporal.Drop() }),
+		end:    all(func(_, temporal *faultproxy.Proxy) { temporal.Heal() }),
+		verify: `min(berth_dependency_up{dependency="temporal"}) == 1`,
+	}, {
+		alert: "BerthDatabaseDown", fault: "PostgreSQL refuses all connections",
+		begin:  all(func(database, _ *faultproxy.Proxy) { database.Drop() }),
+		end:    all(func(database, _ *faultproxy.Proxy) { database.Heal() }),
+		verify: `min(berth_dependency_up{dependency="postgres"}) == 1`,
+	}}
+}
