@@ -20,7 +20,9 @@ type Process struct {
 
 // StartProcess starts a program that is no part of Berth. It dies with this one, however this one ends. Its output goes
 // to the file log.
-func StartProcess(log, path string, args ...string) (*Process, error) { return run(log, nil, path, args...) }
+func StartProcess(log, path string, args ...string) (*Process, error) {
+	return run(log, nil, path, args...)
+}
 
 // run starts a program that dies with this one, however this one ends. The
 // kernel ties the child to the thread that started it, so the thread stays.

@@ -74,7 +74,7 @@ func NewMetrics() *Metrics {
 		expired:   counter("queue_timeouts_total", "Jobs failed because their queue deadline passed."),
 		orphaned:  counter("orphaned_jobs_total", "Jobs with members on machines that were declared lost."),
 		lost:      counter("lost_machines_total", "Machines declared lost."),
-		drift: counter("drift_rows_total", "Rows in which the leader's copy was wrong at a full reload."),
+		drift:     counter("drift_rows_total", "Rows in which the leader's copy was wrong at a full reload."),
 		repairs: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "berth", Subsystem: "scheduler",
 			Name: "repairs_total",
 			Help: "Repairs by the reconciler, by kind."}, []string{"kind"}),
