@@ -2,6 +2,7 @@ package db_test
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	"berth"
@@ -104,5 +105,68 @@ func TestANominationMayNameAKilledJob(t *testing.T) {
 	p.Nominations = []db.Nomination{oneGPU(waiting, first, 0), oneGPU(waiting, second, 1)}
 	if why := s.giveWay(term, p); why != "" {
 		t.Errorf("refused: %s", why)
+	}
+}
+
+// killed returns a gang of two whose members on m0 and m1 were killed since they were not prepared in time, a running job on
+// m2, and the preemption of that job for a waiting gang. The preemption counts on m1 as well.
+func (s *gangStage) killed() (gang, waiting berth.JobID, attempt int, p db.Preemption) {
+	s.t.Helper()
+	gang = s.gang(2, nil)
+	attempt = s.begin(gang, grantOf("m0", 0), grantOf("m1", 0))
+	s.claim(gang, attempt, 0)
+	s.claim(gang, attempt, 1)
+	victim := s.gang(1, nil)
+	s.runs(victim, s.begin(victim, grantOf("m2", 0)), 1)
+	s.ago(`UPDATE allocations SET claimed_at = now() - interval '61 min' WHERE phase <> 'running'`)
+	if n, err := s.db.Attempts.KillUnprepared(s.t.Context(), s.term, patience, 10); n != 1 || err != nil {
+		s.t.Fatal(n, err)
+	}
+	waiting = s.gang(2, nil)
+	p = s.preemption(waiting, victim)
+	one, two := oneGPU(waiting, gang, 0), oneGPU(waiting, victim, 0)
+	one.Machine, two.Machine = "m1", "m2"
+	p.Nominations = []db.Nomination{one, two}
+	return gang, waiting, attempt, p
+}
+
+// stop reports the end of the member on m0 and has the gang stop.
+func (s *gangStage) stop(gang berth.JobID, attempt int) {
+	s.t.Helper()
+	s.mustTell(gang, attempt, 0, berth.PhaseSealed, ended(failure.CauseNotStarted, 137))
+	if stopped, err := s.db.Attempts.Stop(s.t.Context(), gang, attempt); err != nil || !stopped {
+		s.t.Fatal(stopped, err)
+	}
+}
+
+// TestARepairKeepsNoPartThatIsNominatedForOthers checks that a gang which stops after others have counted on its killed
+// members does not keep their capacity: with a part that is kept for two jobs, neither starts.
+func TestARepairKeepsNoPartThatIsNominatedForOthers(t *testing.T) {
+	t.Parallel()
+	s := newGangStage(t)
+	gang, waiting, attempt, p := s.killed()
+	if why := s.giveWay(s.term, p); why != "" {
+		t.Fatal(why)
+	}
+	s.stop(gang, attempt)
+	s.mustTell(gang, attempt, 1, berth.PhaseSealed, ended(failure.CauseNotStarted, 137))
+	s.settle(gang, attempt)
+	if n := one[int](s.stage, `SELECT count(*) FROM nominations WHERE beneficiary = $1 AND gpu_idx >= 0`, gang); n != 0 {
+		t.Errorf("the repair keeps %d GPUs, want none", n)
+	}
+	if c := s.commit(s.term, s.start(waiting, grantOf("m1", 0), grantOf("m0", 0))); len(c.Started) != 1 {
+		t.Errorf("the waiting gang does not start: %+v", c.Refused)
+	}
+}
+
+// TestNoPreemptionCountsOnCapacityOfARepair checks that a preemption is refused if it counts on a gang that has kept the
+// capacity for its repair since the plan.
+func TestNoPreemptionCountsOnCapacityOfARepair(t *testing.T) {
+	t.Parallel()
+	s := newGangStage(t)
+	gang, waiting, attempt, p := s.killed()
+	s.stop(gang, attempt)
+	if why := s.giveWay(s.term, p); !strings.Contains(why, "for its repair") || s.nominated(waiting) != "" {
+		t.Errorf("refused for %q; %q is nominated, want none", why, s.nominated(waiting))
 	}
 }

@@ -32,8 +32,9 @@ type Preemption struct {
 // victims are ordered to save a checkpoint and stop within their grace period, and their
 // capacity is nominated for the waiting job, together with the free capacity that the job
 // needs as well. CommitPreemption refuses the decision, with the reason in why, if the job
-// no longer waits, or if a victim differs from the decision: it has changed, or one of its
-// members has ended by itself. A term that is over is an error.
+// no longer waits, if a victim differs from the decision (it has changed, or one of its
+// members has ended by itself), or if a nomination counts on capacity that its holder does not
+// release for others: see unstopped. A term that is over is an error.
 //
 // A job never stops twice for the same beneficiary, because its row keeps all of its
 // beneficiaries (gave_way_to).
@@ -169,23 +170,41 @@ func lockVictim(ctx context.Context, tx pgx.Tx, v Victim,
 	return job, why, nil
 }
 
-// unstopped returns the reason for which the nominations of a preemption must not stand, "" if there is none: they name
-// a job that holds capacity of the machine, is no victim, and is not ordered to stop. The order of an earlier
-// preemption of the same plan may have been refused. A kill counts as such an order, since a plan counts on a killed
-// member as well; without it, the plan would be made and refused again until the member has ended. The rows need no
-// locks: no order is ever taken back, and only the leader starts a further attempt.
+// promised holds parts of nominations as columns for unnest: one element for each device, or one with device -1 for a
+// nomination without devices.
+type promised struct {
+	job    []berth.JobID // holders of the capacity
+	on     []berth.MachineID
+	device []int
+}
+
+// unstopped returns the reason for which the nominations of a preemption must not stand, "" if there is none. Either
+// they name a job that holds capacity of the machine, is no victim, and is not ordered to stop. The order of an
+// earlier preemption of the same plan may have been refused. A kill counts as such an order, since a plan counts on a
+// killed member as well; without it, the plan would be made and refused again until the member has ended. Or they name
+// a gang that keeps the capacity for its repair: a member may have ended since the plan. The rows need no locks of
+// their own: no order is ever taken back, and only the leader starts a further attempt.
 func unstopped(ctx context.Context, tx pgx.Tx, p Preemption) (why string, err error) {
-	var holders []berth.JobID
-	var on []berth.MachineID
+	var s promised
 	for _, m := range p.Nominations {
-		if m.Victim != "" && !slices.ContainsFunc(p.Victims, func(v Victim) bool { return v.Job == m.Victim }) {
-			holders, on = append(holders, m.Victim), append(on, m.Machine)
+		if m.Victim == "" || slices.ContainsFunc(p.Victims, func(v Victim) bool { return v.Job == m.Victim }) {
+			continue
+		}
+		devices := []int{-1}
+		if len(m.GPUs) > 0 {
+			devices = devices[:0]
+		}
+		for _, g := range m.GPUs {
+			devices = append(devices, g.Index)
+		}
+		for _, d := range devices {
+			s.job, s.on, s.device = append(s.job, m.Victim), append(s.on, m.Machine), append(s.device, d)
 		}
 	}
-	if len(holders) == 0 {
+	if len(s.job) == 0 {
 		return "", nil
 	}
-	var job berth.JobID
+	var runs, kept berth.JobID
 	err = tx.QueryRow(ctx, `
 		SELECT coalesce((
 			SELECT v.job::text
@@ -193,9 +212,23 @@ func unstopped(ctx context.Context, tx pgx.Tx, p Preemption) (why string, err er
 			JOIN allocations v ON v.job = s.job AND v.machine_id = s.machine
 			WHERE v.state IN ('reserved', 'active', 'orphaned') AND NOT coalesce(v.orders ?| '{stop,kill}', false)
 			ORDER BY v.job
-			LIMIT 1), '')`, holders, on).Scan(&job)
-	if job != "" {
-		why = fmt.Sprintf("job %s holds nominated capacity and is not ordered to stop", job)
+			LIMIT 1), ''), coalesce((
+			SELECT e.victim::text
+			FROM unnest($1::uuid[], $2::text[], $3::int[]) AS s(job, machine, idx)
+			JOIN nominations e ON e.victim = s.job AND e.beneficiary = s.job AND e.machine_id = s.machine
+				AND e.gpu_idx = s.idx AND e.expires_at > clock_timestamp()
+			WHERE NOT EXISTS (
+				SELECT 1 -- the gang keeps only the rest of a part nominated for the job before
+				FROM nominations o
+				WHERE o.beneficiary = $4 AND o.victim = e.victim AND o.machine_id = e.machine_id
+					AND o.gpu_idx = e.gpu_idx)
+			ORDER BY e.victim
+			LIMIT 1), '')`, s.job, s.on, s.device, p.For).Scan(&runs, &kept)
+	switch {
+	case runs != "":
+		why = fmt.Sprintf("job %s holds nominated capacity and is not ordered to stop", runs)
+	case kept != "":
+		why = fmt.Sprintf("job %s keeps nominated capacity for its repair", kept)
 	}
 	return why, err
 }

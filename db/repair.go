@@ -19,8 +19,9 @@ import (
 // another gang waits for the capacity. See docs/adr/0012-repairs-by-nominations.md.
 
 // keepRoom nominates the capacity of a gang's surviving members for the gang itself, for
-// duration d. It does nothing for a job that is not Repairable. The caller holds the locks of
-// lockJob.
+// duration d, except for the parts that are nominated for other jobs already: a preemption may count
+// on a gang that is killed or leaves a draining machine before any of its members has ended. It does
+// nothing for a job that is not Repairable. The caller holds the locks of lockJob.
 func keepRoom(ctx context.Context, tx pgx.Tx, job lockedJob, d time.Duration) error {
 	if !job.Repairable() {
 		return nil
@@ -44,8 +45,8 @@ func keepRoom(ctx context.Context, tx pgx.Tx, job lockedJob, d time.Duration) er
 	_, err = tx.Exec(ctx, `
 		INSERT INTO nominations AS e (beneficiary, machine_id, gpu_idx, milli, cpu_m, memory_mib, disk_mib, victim,
 			victim_attempt, expires_at)
-		SELECT @job, k.machine_id, k.idx, sum(k.milli), sum(k.cpu_m), sum(k.mem_mb), sum(k.disk_mb), @job, @attempt,
-			now() + @hold::interval
+		SELECT @job, k.machine_id, k.idx, greatest(sum(k.milli), 0), greatest(sum(k.cpu_m), 0),
+			greatest(sum(k.mem_mb), 0), greatest(sum(k.disk_mb), 0), @job, @attempt, now() + @hold::interval
 		FROM (
 			SELECT a.machine_id, -1 AS idx, 0 AS milli, a.cpu_m, a.mem_mb, a.disk_mb
 			FROM allocations a
@@ -54,9 +55,14 @@ func keepRoom(ctx context.Context, tx pgx.Tx, job lockedJob, d time.Duration) er
 			SELECT c.machine_id, c.idx, c.milli, 0, 0, 0
 			FROM device_allocations c
 			WHERE c.alloc_id = ANY(@survivors)
+			UNION ALL
+			SELECT o.machine_id, o.gpu_idx, -o.milli, -o.cpu_m, -o.memory_mib, -o.disk_mib
+			FROM nominations o
+			WHERE o.victim = @job AND o.victim_attempt = @attempt AND o.beneficiary <> @job
 		) k
 		JOIN machines m ON m.id = k.machine_id AND m.state = 'ready'
 		GROUP BY k.machine_id, k.idx
+		HAVING greatest(sum(k.milli), sum(k.cpu_m), sum(k.mem_mb), sum(k.disk_mb)) > 0
 		ORDER BY k.machine_id, k.idx
 		ON CONFLICT (beneficiary, machine_id, gpu_idx, victim) DO UPDATE
 		SET milli = excluded.milli, cpu_m = excluded.cpu_m, memory_mib = excluded.memory_mib,
