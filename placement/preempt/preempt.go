@@ -88,7 +88,8 @@ func NewSearch(n *Nominations, q *queue.Queue, s *queue.Shares, x *Index, estima
 }
 
 // Preempt orders other jobs to stop for a blocked job, and nominates their capacity, in
-// place of all earlier nominations for the job. It returns false if no allowed victims
+// place of all earlier nominations for the job. If a job with nominations needs no victims, its
+// places are nominated alone. It returns false if no allowed victims
 // release enough, if the job has not waited for PreemptAfter, if it is barred, if it would
 // delay a reserved start, or if the plan has no searches left.
 func (r *Search) Preempt(x *queue.Contender, e *queue.Entry) bool {
@@ -98,7 +99,7 @@ func (r *Search) Preempt(x *queue.Contender, e *queue.Entry) bool {
 	r.Searches--
 	own := r.nominations.withdraw(e) // the job needs no victims for capacity that is nominated for it
 	renewReleased(r, machinesOf(own))
-	best := r.choose(x, e)
+	best := r.choose(x, e, len(own) > 0)
 	if best == nil || delays(r, own, best) {
 		r.nominations.reinstate(own)
 		renewReleased(r, machinesOf(own))
@@ -117,15 +118,16 @@ func (r *Search) Hope(x *queue.Contender, e *queue.Entry) {
 		return
 	}
 	r.hoped++
-	if r.choose(x, e) != nil {
+	if r.choose(x, e, false) != nil {
 		r.Hopes[e.ID] = r.Now.Add(left)
 	}
 }
 
 // choose returns the cheapest displacement for a job, over all groups of machines. It
-// returns nil if no displacement gives enough capacity, or if stopping jobs already release
-// enough.
-func (r *Search) choose(x *queue.Contender, e *queue.Entry) *displacement {
+// returns nil if no displacement gives enough capacity. If stopping jobs already release
+// enough, it returns nil as well, unless the job is nominated and its places are known: these
+// must become its nominations, or a lower job may preempt others and take them.
+func (r *Search) choose(x *queue.Contender, e *queue.Entry, nominated bool) *displacement {
 	// The job starts only after its victims have stopped, so its end is unknown here: it
 	// must not count on held capacity.
 	r.placer.End, r.placer.Over = time.Time{}, time.Time{}
@@ -141,6 +143,9 @@ func (r *Search) choose(x *queue.Contender, e *queue.Entry) *displacement {
 		s := r.displace(e, group)
 		r.ledger.Undo(mark)
 		if s != nil && len(s.victims) == 0 {
+			if nominated && len(s.ranks) > 0 {
+				return s
+			}
 			return nil
 		}
 		if s != nil && (best == nil || s.cost() < best.cost()) {

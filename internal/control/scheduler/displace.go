@@ -38,6 +38,9 @@ func (p *placer) displace(ctx context.Context, plan placement.Plan) error {
 			p.Logger.Info("preemption refused", "job_id", d.For, "victims", len(victims), "why", why)
 			continue
 		}
+		if len(victims) == 0 {
+			continue // the job's nominations are replaced
+		}
 		p.Metrics.preempted.Add(float64(len(victims)))
 		p.Logger.Info("jobs preempted", "job_id", d.For, "victims", victims)
 		// The row orders the victims to stop; the poke only saves their workflows a wait.
