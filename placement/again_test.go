@@ -1,11 +1,21 @@
 package placement_test
 
 import (
+	"slices"
 	"testing"
 	"time"
 
+	"berth"
 	"berth/placement"
+	"berth/spec"
 )
+
+// head adds the first job in the queue, which may use no machine of avoid.
+func head(s *nominated, avoid ...berth.MachineID) {
+	s.DefineClass("head", spec.Request{GPUs: 1, GPUMilli: 1000, Members: 1, Avoid: avoid, Execution: spec.AtLeastOnce})
+	s.UpsertJob(placement.Job{ID: "head", Tenant: "x", Class: "head", Version: 1, Priority: 900, SubmittedAt: noon,
+		EligibleAt: noon})
+}
 
 // planWith returns the plan with that many reserved starts.
 func planWith(s *nominated, backfill int) placement.Plan {
@@ -25,5 +35,28 @@ func TestAJobThatNeedsNoVictimsAnyLongerKeepsItsPlaces(t *testing.T) {
 		if m.For == "j2" {
 			t.Errorf("%s of %q is nominated for j2", m.Machine, m.Victim)
 		}
+	}
+}
+
+// TestAnUnrelatedStopDelaysNothing checks that a job preempts again if only a job whose capacity it does not count on
+// stops at an unknown time on its machine.
+func TestAnUnrelatedStopDelaysNothing(t *testing.T) {
+	t.Parallel()
+	s := newNominated(placement.Running{}, placement.Running{Job: "p", Priority: 100, Preemptible: true, PreemptedFor: []berth.JobID{"head"}})
+	m, _ := s.Machine("m1")
+	m.Total.GPUMilli, m.Used.GPUMilli = 2000, 2000
+	m.GPUs = append(m.GPUs, placement.Device{Index: 1, Model: "A", Healthy: true, UsedMilli: 1000})
+	s.UpsertMachine(m)
+	z := berth.Grant{Machine: "m1", Epoch: 1, Capacity: berth.Capacity{GPUMilli: 1000}, GPUs: []berth.DeviceShare{{Index: 1, Milli: 1000}}}
+	s.UpsertRunning(placement.Running{Job: "z", Tenant: "x", Version: 1, Attempt: 1, Priority: 100, Stopping: true,
+		StartedAt: noon.Add(-time.Hour), Ranks: []berth.Grant{z}})
+	s.waits("g", 2, 500)
+	s.waits("o", 1, 950)
+	s.nominate("g", 0, "", nil)
+	s.kept = append(s.kept, placement.Nomination{For: "o", Machine: "m1", Victim: "z", Capacity: z.Capacity, GPUs: z.GPUs})
+	s.SetNominations(s.kept)
+	head(s, "m1")
+	if got := victimsOf(planWith(s, 1)); !slices.Equal(got, []berth.JobID{"p"}) {
+		t.Errorf("stops %v, want p", got)
 	}
 }

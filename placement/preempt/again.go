@@ -33,20 +33,37 @@ func (r *Nominations) reinstate(own []Mark) {
 }
 
 // delays reports whether a job that preempts again would delay a reserved start. Such a start may depend on the time at
-// which the job leaves the capacity that is nominated for it, and a displacement may have the job start later, since it
-// counts on further jobs that stop.
-func delays(r *Search, own []Mark, s *displacement) bool {
-	return slices.ContainsFunc(own, func(m Mark) bool {
-		if m.start.IsZero() || !r.ledger.IsFirm(m.node) {
-			return false
-		}
-		return slices.ContainsFunc(s.ranks, func(c cluster.Choice) bool {
-			return slices.ContainsFunc(r.nominations.stopping(c.Node, nil), func(h *cluster.Holder) bool {
-				end, ok := r.reservations.Ends(h)
-				return !ok || r.From(end).After(m.start)
-			})
-		})
+// which the job leaves the capacity that is nominated for it, and a displacement may have the job start later, if it
+// counts on capacity of further jobs that stop.
+func delays(r *Search, e *queue.Entry, own []Mark, s *displacement) bool {
+	i := slices.IndexFunc(own, func(m Mark) bool { return !m.start.IsZero() && r.ledger.IsFirm(m.node) })
+	if i < 0 {
+		return false
+	}
+	list := r.nominations.split(e, together(s.ranks), holdersOf(s))
+	r.nominations.forget(e, list)
+	list = slices.DeleteFunc(list, func(m Nomination) bool { // this plan stops them, so they end now
+		return slices.ContainsFunc(s.victims, func(v victim) bool { return v.Job == m.Victim })
 	})
+	at, some := r.nominations.startsOf(list)[e.ID]
+	return some && (at.IsZero() || at.After(own[i].start))
+}
+
+// forget removes the promises of a job's nominations.
+func (r *Nominations) forget(e *queue.Entry, list []Nomination) {
+	for _, m := range list {
+		k := share{m.Victim, m.Machine}
+		r.promises[k] = slices.DeleteFunc(r.promises[k], func(o Nomination) bool { return o.For == e.ID })
+	}
+}
+
+// holdersOf returns the victims of a displacement.
+func holdersOf(s *displacement) []*cluster.Holder {
+	list := make([]*cluster.Holder, len(s.victims))
+	for i, v := range s.victims {
+		list[i] = v.Holder
+	}
+	return list
 }
 
 // retire drops the withdrawn nominations of a job that preempts again. The job occupies their capacity no longer.

@@ -264,14 +264,7 @@ func (r *Nominations) Rehold(marks []Mark) {
 // nominate keeps places for a job: the free part at once, the rest from the time at which its holders have
 // stopped. The job starts when the last of them has. The nominations expire after Policy.NominationFor.
 func (r *Nominations) nominate(e *queue.Entry, places []cluster.Choice, victims []*cluster.Holder) {
-	var list []Nomination
-	for _, c := range places {
-		split := r.splitGrant(e, c.Grant, c.Node, victims)
-		for _, m := range split { // before the next place: a holder gives each part once
-			r.promise(m)
-		}
-		list = append(list, split...)
-	}
+	list := r.split(e, places, victims)
 	start := r.startsOf(list)[e.ID]
 	for _, m := range list {
 		if r.policy.NominationFor > 0 {
@@ -280,6 +273,19 @@ func (r *Nominations) nominate(e *queue.Entry, places []cluster.Choice, victims 
 		r.Written = append(r.Written, m)
 		r.keep(e, m, start)
 	}
+}
+
+// split splits the places of a job by origin, and promises them; see splitGrant.
+func (r *Nominations) split(e *queue.Entry, places []cluster.Choice, victims []*cluster.Holder) []Nomination {
+	var list []Nomination
+	for _, c := range places {
+		split := r.splitGrant(e, c.Grant, c.Node, victims)
+		for _, m := range split { // before the next place: a holder gives each part once
+			r.promise(m)
+		}
+		list = append(list, split...)
+	}
+	return list
 }
 
 // keep keeps the capacity of a nomination of this plan.

@@ -100,7 +100,7 @@ func (r *Search) Preempt(x *queue.Contender, e *queue.Entry) bool {
 	own := r.nominations.withdraw(e) // the job needs no victims for capacity that is nominated for it
 	renewReleased(r, machinesOf(own))
 	best := r.choose(x, e, len(own) > 0)
-	if best == nil || delays(r, own, best) {
+	if best == nil || delays(r, e, own, best) {
 		r.nominations.reinstate(own)
 		renewReleased(r, machinesOf(own))
 		return false
