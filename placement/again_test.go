@@ -60,3 +60,19 @@ func TestAnUnrelatedStopDelaysNothing(t *testing.T) {
 		t.Errorf("stops %v, want p", got)
 	}
 }
+
+// TestAFailedSearchKeepsItsPromises checks that capacity nominated for a job is not promised to another after the job
+// has found no victims.
+func TestAFailedSearchKeepsItsPromises(t *testing.T) {
+	t.Parallel()
+	s := newNominated(stopping("s", 5*time.Minute), placement.Running{Job: "p", Priority: 450, Preemptible: true, PreemptedFor: []berth.JobID{"g"}})
+	s.DefineClass("3", spec.Request{GPUs: 1, GPUMilli: 1000, Members: 3, Execution: spec.AtLeastOnce})
+	s.waits("g", 3, 900)
+	s.nominate("g", 0, "s", nil)
+	s.waits("j2", 2, 800)
+	for _, m := range planWith(s, 0).Nominate {
+		if m.Victim == "s" {
+			t.Errorf("%s of s is nominated for g and for %s", m.Machine, m.For)
+		}
+	}
+}

@@ -9,8 +9,9 @@ import (
 )
 
 // A job preempts again if a part of its nominations has failed: a machine is lost, a device is unhealthy, or a victim
-// runs on. The rest of the nominations still counts for the job, so that no more work stops than it lacks. The new
-// nominations replace all earlier ones, in one transaction.
+// runs on. The rest of the nominations still counts for the job, so that no more work stops than it lacks, except for
+// capacity not yet released on a machine of a reserved start. The new nominations replace all earlier ones, in one
+// transaction.
 
 // withdraw takes back the nominations of a job, for the search of its victims: their capacity counts as free, or as
 // released by the victims that still stop and promised to no job. reinstate or replace must follow.
