@@ -306,7 +306,7 @@ func TestNoEstimatePrecedesItsRoom(t *testing.T) {
 	}
 }
 
-// room returns the first time at which a job has room beside the jobs that run now.
+// room returns the first time at which a job has room in addition to the running jobs.
 func (h *hall) room(id berth.JobID, machines, gpus int) time.Time {
 	times := []time.Time{h.now}
 	for _, r := range h.running {

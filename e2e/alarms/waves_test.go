@@ -29,8 +29,8 @@ func (p *plant) waves() []wave {
 	}
 }
 
-// messages stops the only process that calls webhooks and delivers notifications while a job runs, so that nobody is
-// notified of its end.
+// messages stops the only process that calls webhooks and delivers notifications while a job runs, so its end
+// causes no notification.
 func (p *plant) messages() lane {
 	try := func(alert, fault, verify string, notify spec.Notify) alarm {
 		return alarm{

@@ -16,7 +16,7 @@ import (
 //
 // A moment is a time at which capacity returns or a reserved start is due. At each moment
 //
-//   - the reserved starts are taken back and decided anew, as in plans, since the order of the accounts changes;
+//   - the reserved starts are taken back and decided again, as in plans, since the order of the accounts changes;
 //   - the walk visits the jobs in queue order, starts the ones with room, and reserves starts for the first jobs
 //     without, as many as in plans, which later jobs may not delay.
 //
@@ -32,9 +32,9 @@ type simulation struct {
 	endings  endings   // to come
 	heads    []*head   // reserved starts, in order of decision
 	reserved int32     // number of the latest reservation
-	renewed  time.Time // when the reserved starts were decided anew last
+	renewed  time.Time // when the reserved starts were last decided again
 	decided  time.Time // the latest moment that was decided
-	anew     bool      // the reserved starts are decided anew at the present moment
+	anew     bool      // the reserved starts are decided again at the present moment
 	total    int       // number of jobs
 	touched  []int32   // sites that have gained capacity at the present moment
 	found    map[berth.JobID]time.Time

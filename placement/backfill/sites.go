@@ -309,7 +309,7 @@ func (s *grounds) withdraw(number, site int32) {
 func (x *refund) takes() bool { return x.room[0] < 0 || x.room[1] < 0 || x.room[2] < 0 }
 
 // admits reports whether the pool has room now for a job that ends at a time: before the first reserved start, which
-// is brief, or beside all of them.
+// is brief, or in addition to all of them.
 func (p *pool) admits(need queue.Amounts, now, end time.Time) (ok, brief bool) {
 	free, first := p.free, true
 	for i := 0; ; {

@@ -1,0 +1,57 @@
+package autoscale
+
+import (
+	"slices"
+	"strings"
+
+	"berth"
+	"berth/internal/control/cloud"
+	"berth/spec"
+)
+
+// pools returns the pools in which machines for a tenant are launched, in order: pools with a rule that
+// names the tenant or one above it, then other pools with settings of their own, then the default pool.
+func (p *pass) pools(t berth.TenantID) []string {
+	path := p.path(t)
+	var named, open []string
+	for _, a := range p.Accounts.Providers {
+		for pool := range a.Pools {
+			tenants, ruled := p.rules[pool]
+			switch {
+			case slices.Contains(named, pool) || slices.Contains(open, pool):
+			case !ruled:
+				open = append(open, pool)
+			case slices.ContainsFunc(path, func(t berth.TenantID) bool { return slices.Contains(tenants, t) }):
+				named = append(named, pool)
+			}
+		}
+	}
+	slices.Sort(named)
+	slices.Sort(open)
+	list := slices.Concat(named, open)
+	tenants, ruled := p.rules[spec.DefaultPool]
+	may := !ruled || slices.ContainsFunc(path, func(t berth.TenantID) bool { return slices.Contains(tenants, t) })
+	if may && !slices.Contains(list, spec.DefaultPool) {
+		list = append(list, spec.DefaultPool)
+	}
+	return list
+}
+
+// serves reports whether a provider launches machines of a pool: it has settings for the pool, settings for
+// all pools, or needs none at all.
+func serves(a cloud.Account, pool string) bool {
+	_, own := a.Pools[pool]
+	return own || a.Settings != nil || len(a.Pools) == 0
+}
+
+// places returns the regions that a policy allows, as provider/region.
+func places(b spec.Burst) (list []string) {
+	for _, a := range b.Allow {
+		_, region, _ := strings.Cut(a, "/")
+		begins := func(r string) bool { return strings.HasPrefix(region, r) }
+		if b.Residency == nil || slices.ContainsFunc(b.Residency, begins) {
+			list = append(list, a)
+		}
+	}
+	return list
+}
