@@ -99,6 +99,14 @@ stop: ## stop the demo's stack; its data stays
 bench: setup ## measure Berth against its floor: bare workflows, bare Docker, bare PostgreSQL
 	@scripts/bench.sh
 
+# Of make bench-paired: the commit to compare with, and how many pairs of runs.
+BASE  ?=
+PAIRS ?= 9
+
+.PHONY: bench-paired
+bench-paired: setup ## compare the rate of jobs and their CPU with an earlier commit, with an interval of 95 % (15 minutes): make bench-paired BASE=commit PAIRS=9
+	@scripts/bench-paired.sh "$(BASE)" -pairs $(PAIRS)
+
 .PHONY: bench-placement
 bench-placement: ## measure plans: cold, after a change, one job at a time, and as cluster and queue grow
 	$(GO) test ./placement -run '^$$' -bench 'Plan($$|Decide)' -timeout 30m
