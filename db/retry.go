@@ -26,7 +26,7 @@ type RetryOptions struct {
 	Spec *spec.Job
 }
 
-// key identifies a retry among those of one job: equal options give one successor. hash is
+// key identifies a retry among the retries of one job: equal options give one successor. hash is
 // of Spec.
 func (o RetryOptions) key(hash []byte) string {
 	var parts []string

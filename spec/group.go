@@ -231,7 +231,7 @@ func takenVariables(s Job) (taken map[string]string, most int) {
 	return taken, most
 }
 
-// validateGroupEnv checks the variables of a group together with those of the job and of an array's elements.
+// validateGroupEnv checks the variables of a group together with the variables of the job and of an array's elements.
 func validateGroupEnv(v *validation, s Job, g Group, at string, taken map[string]string, most int) {
 	v.require(len(s.Env)+len(g.Env)+most <= maxEnv, at+".env", "too many variables",
 		fmt.Sprintf("at most %d, with those of the job and of an element", maxEnv))

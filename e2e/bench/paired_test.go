@@ -221,7 +221,7 @@ history events of a job placed at once       13       <= 22       <= 14       ai
 	}
 }
 
-// The ranks are those of tables of the binomial distribution.
+// Tables of the binomial distribution give the same ranks.
 func TestIntervalsOfMedians(t *testing.T) {
 	for n, want := range map[int]struct{ low, high, level float64 }{
 		5:  {1, 5, 0.9375},

@@ -216,7 +216,7 @@ func randomModels(t *testing.T, r *rand.Rand) bench {
 	return s
 }
 
-// TestKeptPricesAreFreshPrices: after any changes, prices equal those of a state that was built
+// TestKeptPricesAreFreshPrices: after any changes, prices equal the prices of a state that was built
 // from the same machines.
 func TestKeptPricesAreFreshPrices(t *testing.T) {
 	t.Parallel()

@@ -33,7 +33,7 @@ func signatureKey(t *testing.T) string {
 	return string(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}))
 }
 
-// A tenant adds demands to those of the cluster and of the tenants above, and lifts none of them.
+// A tenant adds demands to the cluster's and to its ancestors' demands, and lifts none of them.
 func TestATenantOnlyAddsDemandsForSignatures(t *testing.T) {
 	t.Parallel()
 	d, err := db.Open(t.Context(), dbtest.URL(t), db.Options{})

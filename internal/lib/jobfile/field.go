@@ -43,7 +43,7 @@ func (d *decoder) unknown(e entry, t reflect.Type, path string) {
 	}
 }
 
-// kubernetes reports whether a kind is written like those of Kubernetes, such as Job.
+// kubernetes reports whether a kind is written like a kind of Kubernetes, such as Job.
 func kubernetes(kind string) bool { return kind != "" && kind[0] >= 'A' && kind[0] <= 'Z' }
 
 // nearest lists the fields that a misspelt key may have meant, the best first: names

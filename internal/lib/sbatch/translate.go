@@ -43,7 +43,7 @@ type translation struct {
 	given map[string]Option // the option that counts, by name
 	out   Result
 	shape shape
-	lines []string // of the preamble, after those of all jobs
+	lines []string // of the preamble, after the lines of all jobs
 }
 
 // Translate turns a script into a job file. It reads no file and no environment. Findings of

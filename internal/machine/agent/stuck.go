@@ -79,7 +79,7 @@ func (s *Supervisor) silentFor() time.Duration {
 	return max(s.health.silentFor(), s.stuck.longest())
 }
 
-// mountLabels returns the labels of the volumes that this agent can mount, given those of all volumes.
+// mountLabels returns the labels of the volumes that this agent can mount, given the labels of all volumes.
 // An agent that may not mount shares copies alone.
 func (s *Supervisor) mountLabels(volumes map[string]string) map[string]string {
 	labels := map[string]string{}

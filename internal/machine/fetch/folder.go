@@ -11,7 +11,7 @@ import (
 
 // Folder opens the folder of a volume that an input names, for a mount. Its path is followed beneath
 // the volume, so no link leads out of it; the opened folder stays the same if the path changes. An
-// empty volume is refused, as it looks like one that is not mounted. The errors are those of
+// empty volume is refused, as it looks like one that is not mounted. The errors are the errors of
 // Find. The caller closes the folder in the background: a dead file server may block the close.
 func (s *Sources) Folder(ctx context.Context, in spec.Input) (*os.File, error) {
 	name, key, err := spec.ParseFile(in.From)

@@ -184,7 +184,7 @@ func (t *Table) put(n Network, added Mark) uint64 {
 	return e.version
 }
 
-// Add returns once the kernel holds the rules of a network, in place of those of an earlier
+// Add returns once the kernel holds the rules of a network, in place of the rules of an earlier
 // network with this bridge. It is idempotent and cheap for a network that the table has.
 func (t *Table) Add(ctx context.Context, n Network) error {
 	t.mu.Lock()
