@@ -151,7 +151,7 @@ func (h *launchHandlers) open(ctx context.Context, r cloud.Request, force bool) 
 	if force {
 		return nil
 	}
-	list, now, err := h.launches.Breakers(ctx, r.Breakers())
+	list, now, err := h.launches.Breakers(ctx, r)
 	if err != nil {
 		return err
 	}
@@ -159,12 +159,8 @@ func (h *launchHandlers) open(ctx context.Context, r cloud.Request, force bool) 
 		if !b.Open(now) {
 			continue
 		}
-		until := "until a forced launch succeeds"
-		if !b.Until.IsZero() {
-			until = "until " + b.Until.UTC().Format(time.RFC3339)
-		}
-		return berth.Errorf(berth.CodeConflict, "launches of %s %s are refused %s, since the cloud refused one: %s; "+
-			"wait, choose another offering, or launch with force", b.Scope, b.Key, until, b.Reason)
+		return berth.Errorf(berth.CodeConflict, "the cloud refused such a launch, so more are refused %s "+
+			"(closed: %s): %s; wait, choose another offering, or launch with force", b.Ends(), b.What(), b.Reason)
 	}
 	return nil
 }

@@ -54,10 +54,16 @@ func planOffer(q autoscale.Quote, now time.Time) wire.PlanOffer {
 	if q.Refused != scaler.NoteClosed {
 		return out
 	}
-	if q.Closed != "" {
-		out.Note = "the cloud refused it: " + q.Closed
-	} else {
+	switch {
+	case q.Closed == "":
 		out.Note = "another launch tries it"
+	case q.Part != "":
+		out.Note = fmt.Sprintf("the cloud refused such machines (closed: %s): %s", q.Part, q.Closed)
+	default:
+		out.Note = "the cloud refused it: " + q.Closed
+	}
+	if q.Closed != "" && q.Until.IsZero() {
+		out.Note += "; closed until its settings change or a forced launch succeeds"
 	}
 	// The time at which the breaker lets one launch try again.
 	out.Until = known(q.Until)

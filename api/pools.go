@@ -3,10 +3,13 @@ package api
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"net/http"
+	"slices"
 
 	"berth"
 	"berth/db"
+	"berth/internal/control/cloud"
 	"berth/internal/control/explain"
 	"berth/spec"
 	"berth/wire"
@@ -16,6 +19,8 @@ import (
 // explainer of this process reads the rules again; other replicas notice the change with a delay.
 type poolHandlers struct {
 	pools     *db.Pools
+	launches  *db.Launches
+	accounts  cloud.Accounts
 	explainer *explain.Explainer
 	log       *slog.Logger
 }
@@ -56,11 +61,25 @@ func (h *poolHandlers) listPools(ctx context.Context, in *Paging) (*poolListOutp
 	return &poolListOutput{page(pools, next)}, nil
 }
 
-// showPool returns one pool.
+// showPool returns one pool, with the parts of the clouds that serve it and take no new machines now.
 func (h *poolHandlers) showPool(ctx context.Context, in *PoolInput) (*poolOutput, error) {
 	p, err := h.pools.Get(ctx, in.Pool)
 	if err != nil {
 		return nil, err
+	}
+	var providers []string
+	for _, name := range slices.Sorted(maps.Keys(h.accounts.Providers)) {
+		if h.accounts.Providers[name].Serves(in.Pool) {
+			providers = append(providers, name)
+		}
+	}
+	closed, err := h.launches.Closed(ctx, in.Pool, providers)
+	if err != nil {
+		return nil, err
+	}
+	for _, b := range closed {
+		p.Closed = append(p.Closed, wire.ClosedPart{Scope: string(b.Scope), Part: b.What(), Reason: b.Reason,
+			Until: known(b.Until)})
 	}
 	return &poolOutput{p}, nil
 }

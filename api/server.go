@@ -229,7 +229,7 @@ func resources(d Deps, gate *gatekeeper, streams *streams, explainer *explain.Ex
 		&logHandlers{reader, d.DB.Logs, d.Logs, streams, followed},
 		&metricHandlers{reader, store, d.Logger},
 		&machineHandlers{d.DB.Machines, gate.auth, d.Poker, d.Logger},
-		&poolHandlers{d.DB.Pools, explainer, d.Logger},
+		&poolHandlers{d.DB.Pools, d.DB.Launches, d.Accounts, explainer, d.Logger},
 		&launchHandlers{d.DB.Launches, d.Accounts, d.Vault != nil, d.Logger},
 		&burstHandlers{d.DB.Burst, quoter, d.Logger},
 		&offerHandlers{d.DB.Offers, quoter, d.Logger},

@@ -203,7 +203,7 @@ func (t *noticeTx) stopLaunch(ctx context.Context) error {
 			return err
 		}
 	}
-	b, ok := r.Request().Trips(cloud.Capacity)
+	b, ok := r.Request().Trips(&cloud.Error{Kind: cloud.Capacity})
 	if !ok {
 		return nil
 	}

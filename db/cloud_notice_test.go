@@ -174,9 +174,9 @@ func TestANoticeEndsTheLaunchAndClosesItsOffering(t *testing.T) {
 	if again := one[int64](s, `SELECT drain_notice FROM machines WHERE id = 'm0'`); again != number {
 		t.Error("the workflow of the launch drains the machine for another reason")
 	}
-	b, ok := r.Request().Trips(cloud.Capacity)
-	list, now, err := s.db.Launches.Breakers(t.Context(), []cloud.Breaker{b})
-	if err != nil || !ok || len(list) != 1 || !list[0].Open(now) || list[0].Step != 1 {
+	b, ok := r.Request().Trips(&cloud.Error{Kind: cloud.Capacity})
+	list, now, err := s.db.Launches.Breakers(t.Context(), r.Request())
+	if err != nil || !ok || len(list) != 1 || !list[0].Open(now) || list[0].Step != 1 || list[0].Key != b.Key || list[0].Scope != b.Scope {
 		t.Errorf("breakers %+v, %v", list, err)
 	}
 }

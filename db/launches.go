@@ -197,7 +197,7 @@ func (d *Launches) Current(ctx context.Context, machine berth.MachineID) (r clou
 // Change locks a launch, calls f with the row and the time of the database, and stores its result.
 // f may run more than once; if it fails, nothing is stored. Change returns the stored row. The first
 // sight of an instance closes the breakers of its launch, apart from the breaker of joins, which the end of an
-// instance without a join trips.
+// instance without a join trips. Each answer to a send but throttling closes the breaker of throttling.
 func (d *Launches) Change(ctx context.Context, ref cloud.Ref,
 	f func(r cloud.Record, now time.Time) (cloud.Record, error)) (cloud.Record, error) {
 	var after cloud.Record
@@ -229,7 +229,14 @@ func (d *Launches) Change(ctx context.Context, ref cloud.Ref,
 			}
 		}
 		poke = !after.StopAt.Equal(before.StopAt) || !after.StopDeadline.Equal(before.StopDeadline)
-		return storeLaunch(ctx, tx, after)
+		if err := storeLaunch(ctx, tx, after); err != nil {
+			return err
+		}
+		if after.Refusals == before.Refusals || after.ErrorKind == cloud.Throttle {
+			return nil
+		}
+		// The cloud has treated the call.
+		return closeOlder(ctx, tx, before, breakerArgs([]cloud.Breaker{before.Request().ThrottleBreaker()}, ""))
 	})
 	if err != nil {
 		return after, mapError(err, "launch of machine "+string(ref.Machine))
@@ -277,8 +284,8 @@ func storeLaunch(ctx context.Context, tx pgx.Tx, r cloud.Record) error {
 // Send commits that the request of a launch is about to be sent, and returns the request. The first
 // send creates the join token, and build makes the request from its secret; every further send
 // returns the stored request. It fails with cloud.ErrNotSent if the launch is not to be sent now, which has
-// failed if a breaker forbids it, and with cloud.ErrTried if another launch of the offering has to be
-// answered first; see admitSend.
+// failed if a breaker forbids it, with cloud.ErrTried if other launches of the offering have to be
+// answered first, and with a *cloud.PauseError while the cloud throttles; see admitSend.
 func (d *Launches) Send(ctx context.Context, ref cloud.Ref, l cloud.Limits, clock func(time.Time) time.Time,
 	build func(r cloud.Record, joinSecret string) (cloud.Sealed, error)) (r cloud.Record, s cloud.Sealed, err error) {
 	withheld := false
@@ -300,7 +307,10 @@ func (d *Launches) Send(ctx context.Context, ref cloud.Ref, l cloud.Limits, cloc
 			return err
 		}
 		if withheld = r.State == cloud.LaunchFailed; withheld {
-			return storeLaunch(ctx, tx, r)
+			if err := storeLaunch(ctx, tx, r); err != nil {
+				return err
+			}
+			return closeForOlder(ctx, tx, r)
 		}
 		s.Hash, s.KeyID = r.Hash, r.KeyID
 		id := r.JoinToken
@@ -332,7 +342,8 @@ func (d *Launches) Send(ctx context.Context, ref cloud.Ref, l cloud.Limits, cloc
 	if err == nil && withheld {
 		err = cloud.ErrNotSent
 	}
-	if errors.Is(err, cloud.ErrNotSent) || errors.Is(err, cloud.ErrTried) {
+	if _, waits := errors.AsType[*cloud.PauseError](err); waits ||
+		errors.Is(err, cloud.ErrNotSent) || errors.Is(err, cloud.ErrTried) {
 		return r, s, err
 	}
 	return r, s, mapError(err, "launch of machine "+string(ref.Machine))

@@ -12,17 +12,25 @@ import (
 	"berth/internal/control/cloud"
 )
 
-// breakerArgs returns the scopes and keys of breakers.
-func breakerArgs(list []cloud.Breaker) pgx.NamedArgs {
+// breakerArgs returns the scopes and keys of breakers, and the offer whose quotas are meant; "": none.
+func breakerArgs(list []cloud.Breaker, covered string) pgx.NamedArgs {
 	scopes, keys := make([]string, len(list)), make([]string, len(list))
 	for i, b := range list {
 		scopes[i], keys[i] = string(b.Scope), b.Key
 	}
-	return pgx.NamedArgs{"scopes": scopes, "keys": keys}
+	return pgx.NamedArgs{"scopes": scopes, "keys": keys, "covered": covered}
 }
 
-// Breakers returns the named breakers that have a row, open or not, and the time of the database.
-func (d *Launches) Breakers(ctx context.Context, named []cloud.Breaker) ([]cloud.Breaker, time.Time, error) {
+// concernArgs returns the arguments of closes for a request.
+func concernArgs(r cloud.Request) pgx.NamedArgs { return breakerArgs(r.Breakers(), r.Covered()) }
+
+// closes is true for a breaker b with one of the scopes and keys, or of a quota that covers the offer, as
+// cloud.Request.Concerned is.
+const closes = `((b.scope, b.key) IN (SELECT * FROM unnest(@scopes::text[], @keys::text[]))
+	OR b.scope = 'quota' AND @covered = ANY (b.covers))`
+
+// Breakers returns the breakers that concern a request and have a row, open or not, and the time of the database.
+func (d *Launches) Breakers(ctx context.Context, r cloud.Request) ([]cloud.Breaker, time.Time, error) {
 	var now time.Time
 	var list []cloud.Breaker
 	err := d.readTx(ctx, func(tx pgx.Tx) error {
@@ -32,8 +40,8 @@ func (d *Launches) Breakers(ctx context.Context, named []cloud.Breaker) ([]cloud
 		rows, err := tx.Query(ctx, `
 			SELECT to_jsonb(b)
 			FROM breakers b
-			WHERE (b.scope, b.key) IN (SELECT * FROM unnest(@scopes::text[], @keys::text[]))
-			ORDER BY b.scope, b.key`, breakerArgs(named))
+			WHERE `+closes+` AND (b.until IS NULL OR b.until > '-infinity')
+			ORDER BY b.scope, b.key`, concernArgs(r))
 		if err != nil {
 			return err
 		}
@@ -43,8 +51,33 @@ func (d *Launches) Breakers(ctx context.Context, named []cloud.Breaker) ([]cloud
 	return list, now, mapError(err, "breakers")
 }
 
+// mostClosed is the greatest number of breakers that Closed returns.
+const mostClosed = 50
+
+// Closed returns the open breakers that close more than one offer of a pool, of the providers that serve the pool. The
+// ones without an end come first.
+func (d *Launches) Closed(ctx context.Context, pool string, providers []string) ([]cloud.Breaker, error) {
+	if len(providers) == 0 {
+		return nil, nil
+	}
+	rows, err := d.pool.Query(ctx, `
+		SELECT to_jsonb(b)
+		FROM breakers b
+		WHERE split_part(b.key, '/', 1) = ANY (@providers)
+		  AND (b.scope IN ('provider', 'quota', 'throttle') OR b.scope = 'pool' AND split_part(b.key, '/', 2) = @pool)
+		  AND (b.until IS NULL OR b.until > clock_timestamp())
+		ORDER BY b.until DESC NULLS FIRST, b.scope, b.key
+		LIMIT @limit`, pgx.NamedArgs{"providers": providers, "pool": pool, "limit": mostClosed})
+	if err != nil {
+		return nil, mapError(err, "breakers")
+	}
+	list, err := pgx.CollectRows(rows, pgx.RowTo[cloud.Breaker])
+	return list, mapError(err, "breakers")
+}
+
 // Trip stores the result of f for the named breaker, whose row is locked, and ends its probe. A breaker
-// without a row has step 0.
+// without a row has step 0. The offers that the named breaker covers are added to the row, and settings of the named
+// breaker replace the settings of the row.
 func (d *Launches) Trip(ctx context.Context, named cloud.Breaker,
 	f func(b cloud.Breaker, now time.Time) cloud.Breaker) error {
 	err := d.tx(ctx, func(tx pgx.Tx) error { return trip(ctx, tx, named, f) })
@@ -55,6 +88,7 @@ func (d *Launches) Trip(ctx context.Context, named cloud.Breaker,
 func trip(ctx context.Context, tx pgx.Tx, named cloud.Breaker,
 	f func(b cloud.Breaker, now time.Time) cloud.Breaker) error {
 	args := pgx.NamedArgs{"scope": named.Scope, "key": named.Key}
+	covers := append([]string{}, named.Covers...) // an empty array is no null
 	_, err := tx.Exec(ctx, `
 		INSERT INTO breakers (scope, key, until, reason)
 		VALUES (@scope, @key, '-infinity', 'none yet')
@@ -83,10 +117,12 @@ func trip(ctx context.Context, tx pgx.Tx, named cloud.Breaker,
 	}
 	_, err = tx.Exec(ctx, `
 		UPDATE breakers
-		SET until = @until, step = @step, reason = @reason, at = @at, probe = '', probe_at = NULL
+		SET until = @until, step = @step, reason = @reason, at = @at, probe = '', probe_at = NULL,
+			settings = coalesce(nullif(@settings, ''), settings),
+			covers = covers || ARRAY(SELECT c FROM unnest(@covers::text[]) c WHERE c <> ALL (covers))
 		WHERE scope = @scope AND key = @key`,
 		pgx.NamedArgs{"scope": b.Scope, "key": b.Key, "until": until, "step": b.Step, "reason": b.Reason,
-			"at": b.At})
+			"at": b.At, "settings": named.Settings, "covers": covers})
 	return err
 }
 
@@ -95,30 +131,32 @@ func trip(ctx context.Context, tx pgx.Tx, named cloud.Breaker,
 // its offer.
 func closeBreakers(ctx context.Context, tx pgx.Tx, r cloud.Record) error {
 	list := slices.DeleteFunc(r.Request().Breakers(), func(b cloud.Breaker) bool { return b.Scope == cloud.ScopeJoin })
-	return closeOlder(ctx, tx, r, list)
+	return closeOlder(ctx, tx, r, breakerArgs(list, r.Request().Covered()))
 }
 
-// closeOlder deletes the breakers of a list that were tripped before the last send of a launch.
-func closeOlder(ctx context.Context, tx pgx.Tx, r cloud.Record, list []cloud.Breaker) error {
-	args := breakerArgs(list)
+// closeOlder deletes the breakers that the arguments of closes name and that were tripped before the last send of a
+// launch.
+func closeOlder(ctx context.Context, tx pgx.Tx, r cloud.Record, args pgx.NamedArgs) error {
 	args["machine"], args["n"] = r.Machine, r.N
 	_, err := tx.Exec(ctx, `
 		DELETE FROM breakers b
 		USING launches l
-		WHERE l.machine = @machine AND l.n = @n AND b.at <= l.last_sent_at
-		  AND (b.scope, b.key) IN (SELECT * FROM unnest(@scopes::text[], @keys::text[]))`, args)
+		WHERE l.machine = @machine AND l.n = @n AND b.at <= l.last_sent_at AND `+closes, args)
 	return err
 }
 
+// probeOf returns the name of a launch as the column probe has it.
+func probeOf(r cloud.Record) string { return fmt.Sprintf("%s/%d", r.Machine, r.N) }
+
 // refuses returns the open breaker that forbids the first send of a launch of the scaler, or whose probe
-// is another launch; ok is false if the launch may be sent.
+// is another launch; ok is false if the launch may be sent. Launches wait for the breaker of throttling, see throttled.
 func refuses(ctx context.Context, tx pgx.Tx, r cloud.Record) (b cloud.Breaker, ok bool, err error) {
-	args := breakerArgs(r.Request().Breakers())
-	args["probe"] = fmt.Sprintf("%s/%d", r.Machine, r.N)
+	args := concernArgs(r.Request())
+	args["probe"] = probeOf(r)
 	err = tx.QueryRow(ctx, `
 		SELECT to_jsonb(b)
 		FROM breakers b
-		WHERE (b.scope, b.key) IN (SELECT * FROM unnest(@scopes::text[], @keys::text[]))
+		WHERE `+closes+` AND b.scope <> 'throttle'
 		  AND (b.until IS NULL OR b.until > '-infinity' AND b.probe <> @probe)
 		ORDER BY b.scope, b.key
 		LIMIT 1`, args).Scan(&b)
@@ -126,50 +164,4 @@ func refuses(ctx context.Context, tx pgx.Tx, r cloud.Record) (b cloud.Breaker, o
 		return b, false, nil
 	}
 	return b, err == nil, err
-}
-
-// admitSend decides on the first send of a launch of the scaler, at a time of the caller's clock. It returns
-// the launch as failed if a breaker forbids the send, and ErrTried if another launch of the offering is to
-// be answered first. Launches of other actors are always sent.
-//
-// The lock of the offering lasts until the send is committed, so two launches never both find that none is
-// under way. The sends are read before the breakers: a refusal is in its breaker before its launch has the
-// answer.
-func admitSend(ctx context.Context, tx pgx.Tx, r cloud.Record, now time.Time) (cloud.Record, error) {
-	if r.Actor != ScalerActor || r.State != cloud.LaunchRequested {
-		return r, nil
-	}
-	args := pgx.NamedArgs{"key": r.Request().Breakers()[0].Key, "machine": r.Machine, "n": r.N, "now": now,
-		"provider": r.Provider, "region": r.Region, "zone": r.Zone, "type": r.Type, "market": r.Market,
-		"free": cloud.FreeFor, "tried": cloud.TriedFor}
-	_, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended('offering ' || @key, 0))`, args)
-	if err != nil {
-		return r, err
-	}
-	var tried bool
-	err = tx.QueryRow(ctx, `
-		SELECT EXISTS (
-			SELECT 1
-			FROM launches l
-			WHERE (l.provider, l.region, l.zone, l.type, l.market) = (@provider, @region, @zone, @type, @market)
-			  AND l.state = 'sent' AND l.sends > l.refusals AND l.last_sent_at > @now::timestamptz - @tried::interval
-			  AND (l.machine, l.n) <> (@machine, @n)
-		) AND NOT EXISTS (
-			SELECT 1
-			FROM launches l
-			WHERE (l.provider, l.region, l.zone, l.type, l.market) = (@provider, @region, @zone, @type, @market)
-			  AND l.instance <> '' AND l.answered_at > @now::timestamptz - @free::interval)`, args).Scan(&tried)
-	if err != nil {
-		return r, err
-	}
-	b, refused, err := refuses(ctx, tx, r)
-	switch {
-	case err != nil:
-		return r, err
-	case refused:
-		return r.Withheld(b), nil
-	case tried:
-		return r, cloud.ErrTried
-	}
-	return r, nil
 }

@@ -11,7 +11,8 @@ import (
 
 // Prune deletes at most limit launches that were settled longer ago than retention, and returns their
 // number. The last launch of a machine name that an admin chose stays, so that no number is given twice. The
-// scaler never gives a name twice, since its names contain the leader's term.
+// scaler never gives a name twice, since its names contain the leader's term. Prune also deletes breakers of quotas, a
+// day after their end.
 func (d *Launches) Prune(ctx context.Context, term Term, retention time.Duration, limit int) (n int, err error) {
 	err = d.pruneTx(ctx, term, func(tx pgx.Tx) error {
 		tag, err := tx.Exec(ctx, `
@@ -24,7 +25,12 @@ func (d *Launches) Prune(ctx context.Context, term Term, retention time.Duration
 				ORDER BY l.state_at
 				LIMIT @limit)`, pgx.NamedArgs{"retention": retention, "limit": limit,
 			"scaler": ScalerActor})
-		n = int(tag.RowsAffected())
+		if n = int(tag.RowsAffected()); err != nil {
+			return err
+		}
+		// A cloud names any number of quotas; without a launch under them nothing else deletes their breakers.
+		_, err = tx.Exec(ctx, `
+			DELETE FROM breakers WHERE scope = 'quota' AND until < clock_timestamp() - interval '1 day'`)
 		return err
 	})
 	return n, mapError(err, "launches")

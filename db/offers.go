@@ -97,6 +97,13 @@ func (d *Offers) SetPrice(ctx context.Context, p wire.OfferPrice) error {
 // OfferFilter selects offers. An empty field selects all.
 type OfferFilter struct{ Provider, GPUType string }
 
+// closedOffer is an offer with the breaker that closes it.
+type closedOffer struct {
+	wire.Offer
+	Scope cloud.Scope `json:"closed_scope"`
+	Key   string      `json:"closed_key"`
+}
+
 // List returns a page of offers with the refusals of their clouds, by provider and offering, and the
 // cursor of the next page. Of several open breakers of an offer, it shows the one that is open the
 // longest, and before all others one without an end.
@@ -111,15 +118,18 @@ func (d *Offers) List(ctx context.Context, f OfferFilter, p Paging) (list []wire
 			'cpus', o.cpus, 'memory_mib', o.memory_mib, 'gpus', nullif(o.gpus, 0), 'gpu_type', nullif(o.gpu_type, ''),
 			'price_per_hour', nullif(coalesce(o.price_override, o.price), 0),
 			'source', CASE WHEN o.price_override > 0 THEN 'operator' ELSE nullif(o.source, '') END,
-			'as_of', o.as_of::timestamp AT TIME ZONE 'UTC', 'closed', b.reason, 'closed_until', b.until))
+			'as_of', o.as_of::timestamp AT TIME ZONE 'UTC', 'closed', b.reason, 'closed_until', b.until,
+			'closed_scope', b.scope, 'closed_key', b.key))
 		FROM offers o
 		LEFT JOIN LATERAL (
-			SELECT b.reason, b.until
+			SELECT b.reason, b.until, b.scope, b.key
 			FROM breakers b
-			WHERE (b.scope, b.key) IN (
+			WHERE ((b.scope, b.key) IN (
 				('offering', concat_ws('/', o.provider, o.region, o.zone, o.type, o.market)),
 				('join', concat_ws('/', o.provider, o.region, o.zone, o.type, o.market)),
-				('provider', o.provider || '/' || o.region), ('provider', o.provider))
+				('provider', o.provider || '/' || o.region), ('provider', o.provider),
+				('throttle', o.provider || '/' || o.region))
+			    OR b.scope = 'quota' AND concat_ws('/', o.provider, o.region, o.type, o.market) = ANY (b.covers))
 			  AND (b.until IS NULL OR b.until > clock_timestamp())
 			ORDER BY b.until DESC NULLS FIRST
 			LIMIT 1
@@ -133,8 +143,13 @@ func (d *Offers) List(ctx context.Context, f OfferFilter, p Paging) (list []wire
 	if err != nil {
 		return nil, "", mapError(err, "offers")
 	}
-	if list, err = pgx.CollectRows(rows, pgx.RowTo[wire.Offer]); err != nil {
+	read, err := pgx.CollectRows(rows, pgx.RowTo[closedOffer])
+	if err != nil {
 		return nil, "", mapError(err, "offers")
+	}
+	for _, o := range read {
+		o.ClosedPart = cloud.Breaker{Scope: o.Scope, Key: o.Key}.Wider()
+		list = append(list, o.Offer)
 	}
 	list, next = cut(p, list, func(o wire.Offer) []any {
 		return []any{o.Provider, o.Region, o.Zone, o.Type, o.Market}

@@ -84,7 +84,8 @@ func (d *Pools) Get(ctx context.Context, name string) (wire.Pool, error) {
 
 // Set replaces the rules of a pool, and creates the pool if it does not exist. Jobs that run in the
 // pool keep their machines. If the rule approval begins, the machines in service are approved as they
-// are; if it ends, machines that waited only for it get work. A version that is neither 0 nor the
+// are; if it ends, machines that waited only for it get work. A cloud that refused the settings of the pool is tried
+// again by one launch. A version that is neither 0 nor the
 // present version is a conflict, and an unknown tenant is invalid.
 func (d *Pools) Set(ctx context.Context, name string, p spec.PoolRules, actor string) error {
 	args := pgx.NamedArgs{"name": name, "tenants": p.Tenants, "description": p.Description, "approval": p.Approval}
@@ -113,7 +114,10 @@ func (d *Pools) Set(ctx context.Context, name string, p spec.PoolRules, actor st
 		if err := keepPoolTenants(ctx, tx, p.Tenants); err != nil {
 			return err
 		}
-		return switchApproval(ctx, tx, name, p.Approval, was, actor)
+		if err := switchApproval(ctx, tx, name, p.Approval, was, actor); err != nil {
+			return err
+		}
+		return reopenPool(ctx, tx, name)
 	}))
 }
 

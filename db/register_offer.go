@@ -46,7 +46,7 @@ func (r *registration) compare(ctx context.Context) error {
 	}
 	lacks := l.Shape.Lacks(r.req.Inventory.Capacity.MemoryMiB, models)
 	if lacks == "" {
-		return closeOlder(ctx, r.tx, l, []cloud.Breaker{l.Request().JoinBreaker()})
+		return closeOlder(ctx, r.tx, l, breakerArgs([]cloud.Breaker{l.Request().JoinBreaker()}, ""))
 	}
 	if err := actAs(ctx, r.tx, shortActor); err != nil {
 		return err

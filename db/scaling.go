@@ -2,7 +2,6 @@ package db
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -180,12 +179,12 @@ func probe(ctx context.Context, tx pgx.Tx, r cloud.Request, list []cloud.Record)
 	if len(list) == 0 {
 		return nil
 	}
-	args := breakerArgs(r.Breakers())
-	args["probe"], args["rest"] = fmt.Sprintf("%s/%d", list[0].Machine, list[0].N), probeRest
+	args := concernArgs(r)
+	args["probe"], args["rest"] = probeOf(list[0]), probeRest
 	rows, err := tx.Query(ctx, `
 		SELECT b.key
 		FROM breakers b
-		WHERE (b.scope, b.key) IN (SELECT * FROM unnest(@scopes::text[], @keys::text[]))
+		WHERE `+closes+`
 		  AND (b.until IS NULL OR b.until > '-infinity')
 		ORDER BY b.scope, b.key
 		FOR NO KEY UPDATE`, args)
@@ -199,7 +198,7 @@ func probe(ctx context.Context, tx pgx.Tx, r cloud.Request, list []cloud.Record)
 	tag, err := tx.Exec(ctx, `
 		UPDATE breakers b
 		SET probe = @probe, probe_at = clock_timestamp()
-		WHERE (b.scope, b.key) IN (SELECT * FROM unnest(@scopes::text[], @keys::text[]))
+		WHERE `+closes+`
 		  AND b.until > '-infinity' AND b.until <= clock_timestamp()
 		  AND (b.probe IN ('', @probe) OR b.probe_at < clock_timestamp() - @rest::interval AND NOT EXISTS (
 			SELECT 1
@@ -232,6 +231,54 @@ func (d *Scaling) Breakers(ctx context.Context) ([]ProbedBreaker, error) {
 	}
 	list, err := pgx.CollectRows(rows, pgx.RowTo[ProbedBreaker])
 	return list, mapError(err, "breakers")
+}
+
+// Reopen makes the breakers without an end half open whose settings are other ones now, and returns them. Each named
+// breaker has the hash of its present settings. One without a hash gets it, and stays open: which settings the cloud
+// refused is not known. A reopening has a least distance from the refusal, which doubles with each step, so that
+// replicas with different files do not reopen each other's breakers in each pass.
+func (d *Scaling) Reopen(ctx context.Context, term Term, named []cloud.Breaker) (list []cloud.Breaker, err error) {
+	args := breakerArgs(named, "")
+	marks := make([]string, len(named))
+	for i, b := range named {
+		marks[i] = b.Settings
+	}
+	args["marks"], args["least"], args["most"] = marks, cloud.ReopenLeast, cloud.ReopenMost
+	err = d.leaderTx(ctx, term, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `
+			UPDATE breakers b
+			SET settings = m.mark
+			FROM unnest(@scopes::text[], @keys::text[], @marks::text[]) m (scope, key, mark)
+			WHERE (b.scope, b.key) = (m.scope, m.key) AND b.until IS NULL AND b.settings = ''`, args)
+		if err != nil {
+			return err
+		}
+		rows, err := tx.Query(ctx, `
+			UPDATE breakers b
+			SET `+halfOpen+`, settings = m.mark
+			FROM unnest(@scopes::text[], @keys::text[], @marks::text[]) m (scope, key, mark)
+			WHERE (b.scope, b.key) = (m.scope, m.key) AND b.until IS NULL AND b.settings <> m.mark
+			  AND b.at <= clock_timestamp() - least(@least::interval * 2 ^ least(b.step - 1, 10), @most::interval)
+			RETURNING to_jsonb(b)`, args)
+		if err != nil {
+			return err
+		}
+		list, err = pgx.CollectRows(rows, pgx.RowTo[cloud.Breaker])
+		return err
+	})
+	return list, mapError(err, "breakers")
+}
+
+// halfOpen makes a breaker half open from now on. The refusals in a row stay.
+const halfOpen = `until = clock_timestamp(), at = clock_timestamp(), probe = '', probe_at = NULL`
+
+// reopenPool makes the breakers of a pool half open, whose settings an operator has changed.
+func reopenPool(ctx context.Context, tx pgx.Tx, pool string) error {
+	_, err := tx.Exec(ctx, `
+		UPDATE breakers
+		SET `+halfOpen+`
+		WHERE scope = 'pool' AND split_part(key, '/', 2) = @pool AND until IS NULL`, pgx.NamedArgs{"pool": pool})
+	return err
 }
 
 // wonFor is the time for which a success of an offering counts.

@@ -116,7 +116,7 @@ func TestNothingIsLaunchedWhileAdmissionIsPaused(t *testing.T) {
 // trips records a refusal of the offering, and moves its breaker into the past by that time.
 func (s *stage) trips(ago time.Duration) {
 	s.t.Helper()
-	named, _ := cheap.Trips(cloud.Capacity)
+	named, _ := cheap.Trips(&cloud.Error{Kind: cloud.Capacity})
 	err := s.db.Launches.Trip(s.t.Context(), named, func(b cloud.Breaker, now time.Time) cloud.Breaker {
 		return b.Trip(cloud.Capacity, "no room", now)
 	})
@@ -194,7 +194,7 @@ func TestOneLaunchProbesAHalfOpenBreaker(t *testing.T) {
 func TestABreakerWithoutATimeIsNotProbed(t *testing.T) {
 	t.Parallel()
 	s := newFleet(t)
-	named, _ := cheap.Trips(cloud.Auth)
+	named, _ := cheap.Trips(&cloud.Error{Kind: cloud.Auth})
 	err := s.db.Launches.Trip(t.Context(), named, func(b cloud.Breaker, now time.Time) cloud.Breaker {
 		return b.Trip(cloud.Auth, "no rights", now)
 	})

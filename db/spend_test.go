@@ -150,7 +150,7 @@ func TestOffersShowTheRefusalsOfTheirCloud(t *testing.T) {
 		t.Fatal(err)
 	}
 	for k, o := range map[cloud.Kind]cloud.Offer{cloud.Capacity: all[0], cloud.Quota: all[2]} {
-		named, _ := cloud.Request{Provider: "lab", Offering: o.Offering}.Trips(k)
+		named, _ := cloud.Request{Provider: "lab", Offering: o.Offering}.Trips(&cloud.Error{Kind: k})
 		if err := d.Launches.Trip(ctx, named, func(b cloud.Breaker, now time.Time) cloud.Breaker {
 			return b.Trip(k, "no "+string(k), now)
 		}); err != nil {

@@ -18,4 +18,14 @@ type Pool struct {
 	Version     int64            `json:"version" doc:"increases with each change"`
 	CreatedAt   time.Time        `json:"created_at"`
 	UpdatedAt   time.Time        `json:"updated_at"`
+	// Closed is only in the answer to a call about one pool. The refusals of single offers are shown with the offers.
+	Closed []ClosedPart `json:"closed,omitempty" doc:"parts of clouds that take no new machines of the pool now"`
+}
+
+// ClosedPart is a part of a cloud that takes no new machines now, since the cloud refused some.
+type ClosedPart struct {
+	Scope  string     `json:"scope" doc:"offering, join, provider, pool, quota or throttle"`
+	Part   string     `json:"part" doc:"the closed part of the cloud, in words"`
+	Reason string     `json:"reason"`
+	Until  *time.Time `json:"until,omitempty" doc:"unset: until the settings change or a forced launch succeeds"`
 }

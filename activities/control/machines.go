@@ -22,7 +22,8 @@ type Launches interface {
 	Change(ctx context.Context, ref cloud.Ref,
 		f func(r cloud.Record, now time.Time) (cloud.Record, error)) (cloud.Record, error)
 	// Send commits that the request is about to be sent. build makes the request of the first send. Send
-	// fails with cloud.ErrNotSent, or with cloud.ErrTried while another launch tries the offering.
+	// fails with cloud.ErrNotSent, with cloud.ErrTried while other launches try the offering, or with a
+	// *cloud.PauseError while the cloud throttles.
 	Send(ctx context.Context, ref cloud.Ref, l cloud.Limits, clock func(time.Time) time.Time,
 		build func(r cloud.Record, joinSecret string) (cloud.Sealed, error)) (cloud.Record, cloud.Sealed, error)
 	// Trip stores a refusal in a breaker. Change closes the breakers of a launch whose instance is seen.
@@ -71,7 +72,8 @@ const (
 	callTimeout = 100 * time.Second // of one call to a cloud; a provider has a shorter limit of its own
 	noteTimeout = 10 * time.Second  // of recording its outcome; both fit into machineStep of the workflow
 	maxActs     = 10                // in one step, against a loop by a fault in Next
-	triedPause  = 5 * time.Second   // before the next try of a first send that waits for another one
+	triedPause  = 5 * time.Second   // before the next try of a first send that waits for other ones
+	mostPause   = 5 * time.Minute   // of a wait that a cloud demands after a search or a termination
 )
 
 // NewMachines returns the steps. Their failpoints lie around the calls of the cloud.
@@ -104,6 +106,9 @@ func (m *MachineSteps) Step(ctx context.Context, in wire.MachineInput) (wire.Mac
 		after, err := m.act(ctx, r, s)
 		if errors.Is(err, cloud.ErrTried) {
 			return m.rest(ctx, r, triedPause)
+		}
+		if pause, ok := errors.AsType[*cloud.PauseError](err); ok {
+			return m.rest(ctx, after, pause.Wait)
 		}
 		if err != nil {
 			return wire.MachineStepResult{}, err
@@ -232,22 +237,28 @@ func (m *MachineSteps) send(ctx context.Context, r cloud.Record) (cloud.Record, 
 		return m.see(ctx, account, r, i)
 	}
 	fault := asError(err)
-	m.trip(ctx, r, fault.Kind, fault.Error())
+	m.refused(ctx, r, fault, l.Settings)
 	m.Logger.Warn("cannot create an instance", "machine", r.Machine, "launch", r.N, "kind", fault.Kind, "err", err)
 	return m.note(ctx, r, func(now cloud.Record, at time.Time) cloud.Record {
 		return now.Refused(fault, sent.LastSentAt, at)
 	})
 }
 
-// trip closes the part of the cloud that a failure of a launch concerns. The failure of the write is only logged: it
-// costs another try of the cloud.
-func (m *MachineSteps) trip(ctx context.Context, r cloud.Record, k cloud.Kind, reason string) {
-	b, ok := r.Request().Trips(k)
+// refused closes the part of the cloud that the failure of a call of Create concerns, which had these settings.
+func (m *MachineSteps) refused(ctx context.Context, r cloud.Record, fault *cloud.Error, settings json.RawMessage) {
+	b, ok := r.Request().Trips(fault)
 	if !ok {
 		return
 	}
+	b.Settings = m.Accounts.Mark(b, settings)
+	m.trip(ctx, b, func(b cloud.Breaker, now time.Time) cloud.Breaker { return b.Refused(fault, now) })
+}
+
+// trip changes a breaker. The failure of the write is only logged: it costs another try of the cloud.
+func (m *MachineSteps) trip(ctx context.Context, b cloud.Breaker,
+	f func(b cloud.Breaker, now time.Time) cloud.Breaker) {
 	err := m.Launches.Trip(context.WithoutCancel(ctx), b, func(b cloud.Breaker, at time.Time) cloud.Breaker {
-		return b.Trip(k, reason, m.Clock(at))
+		return f(b, m.Clock(at))
 	})
 	if err != nil {
 		m.Logger.Warn("cannot record the refusal of a cloud", "scope", b.Scope, "key", b.Key, "err", err)
@@ -312,7 +323,22 @@ func (m *MachineSteps) find(ctx context.Context, r cloud.Record) (cloud.Record, 
 		return m.see(ctx, account, r, i)
 	}
 	fault := asError(err)
-	return m.note(ctx, r, func(now cloud.Record, at time.Time) cloud.Record { return now.Missed(fault, m.Limits, at) })
+	after, err := m.note(ctx, r, func(now cloud.Record, at time.Time) cloud.Record {
+		return now.Missed(fault, m.Limits, at)
+	})
+	if err != nil {
+		return after, err
+	}
+	return after, pause(fault)
+}
+
+// pause returns the error for a call that the cloud has throttled, if it demanded a wait. Only the launch of the call
+// waits: clouds limit searches and terminations apart from creations.
+func pause(e *cloud.Error) error {
+	if e == nil || e.Kind != cloud.Throttle || e.RetryAfter <= 0 {
+		return nil
+	}
+	return &cloud.PauseError{Wait: min(e.RetryAfter, mostPause)}
 }
 
 // terminate requests the end of an instance.
@@ -329,7 +355,11 @@ func (m *MachineSteps) terminate(ctx context.Context, r cloud.Record) (cloud.Rec
 		m.Logger.Warn("cannot terminate an instance", "machine", r.Machine, "launch", r.N, "instance", r.Instance,
 			"calls", r.Terminates+1, "err", err)
 	}
-	return m.note(ctx, r, func(now cloud.Record, at time.Time) cloud.Record { return now.Asked(fault, at) })
+	after, err := m.note(ctx, r, func(now cloud.Record, at time.Time) cloud.Record { return now.Asked(fault, at) })
+	if err != nil {
+		return after, err
+	}
+	return after, pause(fault)
 }
 
 // see records an instance that the cloud showed. An instance of a settled launch is terminated. A spot instance that
@@ -344,7 +374,11 @@ func (m *MachineSteps) see(ctx context.Context, account cloud.Account, r cloud.R
 		return next
 	})
 	if err == nil && preempted {
-		m.trip(ctx, r, cloud.Capacity, fmt.Sprintf("machine %s: %s, without a notice", r.Machine, after.Reason))
+		why := fmt.Sprintf("machine %s: %s, without a notice", r.Machine, after.Reason)
+		offering, _ := r.Request().Trips(&cloud.Error{Kind: cloud.Capacity})
+		m.trip(ctx, offering, func(b cloud.Breaker, now time.Time) cloud.Breaker {
+			return b.Trip(cloud.Capacity, why, now)
+		})
 	}
 	if err != nil || refused == nil {
 		return after, err

@@ -42,7 +42,7 @@ func TestAPreemptionWithoutANoticeClosesTheOffering(t *testing.T) {
 			for range 3 {
 				s.step()
 			}
-			list, _, err := s.db.Launches.Breakers(t.Context(), r.Breakers())
+			list, _, err := s.db.Launches.Breakers(t.Context(), r)
 			if err != nil || len(list) != c.want {
 				t.Fatalf("breakers %+v, %v: want %d", list, err, c.want)
 			}

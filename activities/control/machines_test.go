@@ -267,7 +267,7 @@ func TestFaultsOfACloudNeverMakeASecondInstance(t *testing.T) {
 			if c.made == 1 {
 				s.one()
 			}
-			closed, now, err := s.db.Launches.Breakers(t.Context(), s.row().Request().Breakers())
+			closed, now, err := s.db.Launches.Breakers(t.Context(), s.row().Request())
 			if open := len(closed) == 1 && closed[0].Open(now); err != nil || open != (c.want == cloud.LaunchFailed) {
 				t.Errorf("breakers %+v, %v", closed, err)
 			}

@@ -282,13 +282,23 @@ func showOffers(a *app, list wire.Page[wire.Offer]) error {
 
 // offerNote returns the reason why an offer is closed, with the time of the next try.
 func offerNote(o wire.Offer) string {
-	switch {
-	case o.Closed == "":
+	if o.Closed == "" {
 		return "-"
-	case o.ClosedUntil == nil:
-		return oneLine("closed until a launch succeeds: " + o.Closed)
 	}
-	return oneLine(fmt.Sprintf("closed until %s: %s", o.ClosedUntil.UTC().Format("15:04:05Z"), o.Closed))
+	return oneLine(closedText(o.ClosedPart, o.ClosedUntil, o.Closed))
+}
+
+// closedText says which part of a cloud is closed, until when and why. An empty part is the offer of the same row, and
+// no time is one that only an operator can end.
+func closedText(part string, until *time.Time, reason string) string {
+	text := "closed until its settings change or a forced launch succeeds"
+	if until != nil {
+		text = "closed until " + until.UTC().Format("15:04:05Z")
+	}
+	if part != "" {
+		text = part + ": " + text
+	}
+	return text + ": " + reason
 }
 
 // newUsage builds "berth usage" over GET /v1/usage.

@@ -106,6 +106,9 @@ func showPool(a *app, p wire.Pool) error {
 		s.add("tenants", poolTenants(p))
 		s.add("approval", poolApproval(p))
 		s.add("changed", stamp(&p.UpdatedAt, a.now()))
+		for _, c := range p.Closed {
+			s.add("closed", oneLine(closedText(c.Part, c.Until, c.Reason)))
+		}
 		return s.write(a.out)
 	}})
 }

@@ -73,9 +73,10 @@ type Breaker struct {
 	Scope   string     `json:"scope"`
 	Key     string     `json:"key"`
 	Step    int        `json:"step"`
-	Until   *time.Time `json:"until"` // nil: until a launch succeeds
+	Until   *time.Time `json:"until"` // nil: until the settings change or a forced launch succeeds
 	Unset   bool       `json:"unset"` // the scope has refused nothing yet, and Until means nothing
 	At      time.Time  `json:"at"`
 	Probe   string     `json:"probe"` // launch that tries the scope, as machine/n
 	ProbeAt *time.Time `json:"probe_at"`
+	Covers  []string   `json:"covers"` // offers that a quota has refused
 }

@@ -182,7 +182,8 @@ var Invariants = []Invariant{
 	},
 	{
 		Number: 33, Sentence: "After a refusal by a cloud, Berth launches no more of an offering for at most an " +
-			"hour, or of a quota for at most half an hour, and tries again with one launch at a time.",
+			"hour, or of a quota for at most half an hour, and tries again with one launch at a time. Only refused " +
+			"credentials and settings close a part of a cloud without an end.",
 		Reads:   "breakers",
 		cluster: refusalsPass,
 	},

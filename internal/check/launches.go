@@ -136,11 +136,11 @@ const (
 )
 
 // refusalsPass proves invariant 33. A refusal for capacity lasts an hour at most, and the scope is tried by one
-// launch; a scope that is closed for good is opened by a success or a person.
+// launch; a scope that is closed for good is opened by other settings, a success or a person.
 func refusalsPass(c *clusterCase) {
 	for _, b := range c.c.Breakers {
 		most := quotaClosed
-		if b.Scope == "offering" || b.Scope == "join" {
+		if b.Scope == "offering" || b.Scope == "join" || b.Scope == "throttle" {
 			most = offeringClosed
 		}
 		switch {
@@ -152,8 +152,10 @@ func refusalsPass(c *clusterCase) {
 			c.breach(rows(b), "breaker %s has refused nothing, and launch %s tries it", b.Key, b.Probe)
 		case b.Until != nil && b.Until.Sub(b.At) > most+c.v.o.Skew:
 			c.breach(rows(b), "breaker %s is closed for %s after a refusal", b.Key, b.Until.Sub(b.At))
-		case b.Until == nil && !b.Unset && (b.Scope == "offering" || b.Scope == "join"):
-			c.breach(rows(b), "offering %s is closed for good", b.Key)
+		case b.Until == nil && !b.Unset && b.Scope != "provider" && b.Scope != "pool":
+			c.breach(rows(b), "scope %s of %s is closed for good", b.Scope, b.Key)
+		case b.Scope == "quota" && !b.Unset && len(b.Covers) == 0:
+			c.breach(rows(b), "quota %s has refused no offer", b.Key)
 		case (b.Probe == "") != (b.ProbeAt == nil):
 			c.breach(rows(b), "breaker %s is tried by launch %q, and the time is %v", b.Key, b.Probe, b.ProbeAt)
 		}

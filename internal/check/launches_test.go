@@ -43,6 +43,8 @@ func launched() check.History {
 		{Scope: "offering", Key: "lab/eu//x/spot", Step: 2, Until: at(6 * time.Minute), At: start},
 		{Scope: "provider", Key: "lab/eu", Step: 1, Until: at(30 * time.Minute), At: start, Probe: "burst-1/2", ProbeAt: at(31 * time.Minute)},
 		{Scope: "pool", Key: "lab/burst", Step: 1, At: start},
+		{Scope: "quota", Key: "lab/eu/GPUs", Step: 1, Until: at(30 * time.Minute), At: start, Covers: []string{"lab/eu/x/spot"}},
+		{Scope: "throttle", Key: "lab/eu", Step: 1, Until: at(time.Hour), At: start},
 	}
 	return h
 }
@@ -157,6 +159,9 @@ var badLaunches = []bad{
 		at := h.Cluster.Breakers[1].At.Add(time.Hour)
 		h.Cluster.Breakers[1].Until = &at
 	}},
+	{33, "a quota with a name that is closed for good", launched, func(h *check.History) { h.Cluster.Breakers[3].Until = nil }},
+	{33, "a quota that has refused no offer", launched, func(h *check.History) { h.Cluster.Breakers[3].Covers = nil }},
+	{33, "a cloud that throttles for good", launched, func(h *check.History) { h.Cluster.Breakers[4].Until = nil }},
 	{33, "a probe without its time", launched, func(h *check.History) { h.Cluster.Breakers[1].ProbeAt = nil }},
 	{33, "a refusal without a step", launched, func(h *check.History) { h.Cluster.Breakers[2].Step = 0 }},
 	{33, "a pool without a name", launched, func(h *check.History) { h.Cluster.Breakers[2].Key = "lab" }},

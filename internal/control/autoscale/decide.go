@@ -412,8 +412,11 @@ func (p *pass) carry(t berth.TenantID, pool string, in scaler.Input, more bool) 
 		r := cloud.Request{Pool: pool, Provider: l.Offer.Provider, Offering: l.Offer.Offering, Price: l.Offer.Price,
 			Tenant: t, Estimate: time.Duration(l.Cost / l.Offer.Price * float64(time.Hour))}
 		p.out.Requests = append(p.out.Requests, Request{r, n, l.Jobs})
-		for _, b := range r.Breakers() {
-			p.tried[string(b.Scope)+" "+b.Key] = true
+		concerns := r.Concerned()
+		for _, b := range p.Breakers {
+			if concerns(b.Breaker) {
+				p.tried[string(b.Scope)+" "+b.Key] = true
+			}
 		}
 		for _, above := range p.path(t) {
 			p.count[above] += n

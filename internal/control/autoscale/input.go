@@ -44,7 +44,7 @@ func (p *pass) input(t berth.TenantID, policy spec.Burst, pool string) scaler.In
 	p.limit(t, &in)
 	for _, o := range p.Offers {
 		account, ok := p.Accounts.Providers[o.Provider]
-		if !ok || !serves(account, pool) || !slices.Contains(account.Regions, o.Region) {
+		if !ok || !account.Serves(pool) || !slices.Contains(account.Regions, o.Region) {
 			continue
 		}
 		r := cloud.Request{Pool: pool, Provider: o.Provider, Offering: o.Offering}
@@ -110,21 +110,20 @@ func (p *pass) limit(t berth.TenantID, in *scaler.Input) {
 
 // breaker returns the strictest of the breakers that concern a request.
 func (p *pass) breaker(r cloud.Request) (b scaler.Breaker) {
-	for _, named := range r.Breakers() {
-		for _, x := range p.Breakers {
-			if x.Scope != named.Scope || x.Key != named.Key || x.Step == 0 {
-				continue
-			}
-			until := x.Until
-			if until.IsZero() {
-				until = never
-			}
-			if until.After(b.Until) {
-				b.Until = until
-			}
-			b.Step = max(b.Step, time.Duration(x.Step)*time.Minute) // only its order counts
-			b.Probe = b.Probe || x.Probing || p.tried[string(x.Scope)+" "+x.Key]
+	concerns := r.Concerned()
+	for _, x := range p.Breakers {
+		if x.Step == 0 || !concerns(x.Breaker) {
+			continue
 		}
+		until := x.Until
+		if until.IsZero() {
+			until = never
+		}
+		if until.After(b.Until) {
+			b.Until = until
+		}
+		b.Step = max(b.Step, time.Duration(x.Step)*time.Minute) // only its order counts
+		b.Probe = b.Probe || x.Probing || p.tried[string(x.Scope)+" "+x.Key]
 	}
 	return b
 }

@@ -60,6 +60,7 @@ type writes interface {
 	Drain(ctx context.Context, term db.Term, id berth.MachineID) (bool, error)
 	Undrain(ctx context.Context, term db.Term, id berth.MachineID) (bool, error)
 	Stop(ctx context.Context, term db.Term, id berth.MachineID) (bool, error)
+	Reopen(ctx context.Context, term db.Term, named []cloud.Breaker) ([]cloud.Breaker, error)
 	WriteNotes(ctx context.Context, term db.Term, changed []db.BurstNote, gone []berth.JobID) error
 }
 
@@ -364,7 +365,7 @@ func same(a, b db.BurstNote) bool {
 		a.Cost == b.Cost
 }
 
-// show sets the metrics of the present state.
+// show sets the metrics of the present state, and reopens breakers.
 func (l *Loop) show(ctx context.Context, f Facts) error {
 	counts, err := l.DB.Launches.Counts(ctx)
 	if err != nil {
@@ -375,5 +376,27 @@ func (l *Loop) show(ctx context.Context, f Facts) error {
 		return err
 	}
 	l.Metrics.show(counts, breakers, f.Now)
-	return nil
+	return l.reopen(ctx, breakers)
+}
+
+// reopen lets one launch try each cloud again whose refused settings were changed since. The next pass finds the
+// breakers half open.
+func (l *Loop) reopen(ctx context.Context, breakers []db.ProbedBreaker) error {
+	var changed []cloud.Breaker
+	for _, b := range breakers {
+		if !b.Until.IsZero() {
+			continue // its files need not be read
+		}
+		if mark := l.Accounts.Marked(b.Breaker); mark != "" && mark != b.Settings {
+			changed = append(changed, cloud.Breaker{Scope: b.Scope, Key: b.Key, Settings: mark})
+		}
+	}
+	if len(changed) == 0 {
+		return nil
+	}
+	reopened, err := l.writes.Reopen(ctx, l.term, changed)
+	for _, b := range reopened {
+		l.Logger.Info("a cloud is tried again, since its settings have changed", "closed", b.What(), "reason", b.Reason)
+	}
+	return err
 }

@@ -1,6 +1,7 @@
 package autoscale_test
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -44,13 +45,14 @@ type shop struct {
 	*faultcloud.Cloud
 	world *world
 	out   bool
+	kind  cloud.Kind             // of the refusals; "": Capacity
 	calls map[string][]time.Time // of Create, by offering
 }
 
 func (s *shop) Create(ctx context.Context, l cloud.Launch) (cloud.Instance, error) {
 	s.calls[l.Offering.String()] = append(s.calls[l.Offering.String()], time.Now().Add(s.world.ahead))
 	if s.out {
-		return cloud.Instance{}, &cloud.Error{Kind: cloud.Capacity, Err: fmt.Errorf("sold out")}
+		return cloud.Instance{}, &cloud.Error{Kind: cmp.Or(s.kind, cloud.Capacity), Err: fmt.Errorf("sold out")}
 	}
 	return s.Cloud.Create(ctx, l)
 }

@@ -49,7 +49,7 @@ func NewMetrics() *Metrics {
 		m.launches.WithLabelValues(string(s))
 		m.ages.WithLabelValues(string(s))
 	}
-	for _, s := range scopes {
+	for _, s := range cloud.Scopes {
 		m.breakers.WithLabelValues(string(s))
 		m.lasting.WithLabelValues(string(s))
 	}
@@ -63,9 +63,6 @@ func NewMetrics() *Metrics {
 var states = []cloud.LaunchState{cloud.LaunchRequested, cloud.LaunchSent, cloud.LaunchUnresolved, cloud.LaunchRunning,
 	cloud.LaunchServing, cloud.LaunchDraining, cloud.LaunchTerminating}
 
-// scopes are the scopes of breakers.
-var scopes = []cloud.Scope{cloud.ScopeOffering, cloud.ScopeProvider, cloud.ScopePool, cloud.ScopeJoin}
-
 // Sent observes the time from the request of a launch to its first call of the cloud.
 func (m *Metrics) Sent(d time.Duration) { m.sent.Observe(max(0, d.Seconds())) }
 
@@ -76,9 +73,6 @@ func (m *Metrics) show(counts map[cloud.LaunchState]db.LaunchCount, breakers []d
 		m.ages.WithLabelValues(string(s)).Set(counts[s].Oldest.Seconds())
 	}
 	open, lasting := map[cloud.Scope]int{}, map[cloud.Scope]int{}
-	for _, s := range scopes {
-		open[s], lasting[s] = 0, 0
-	}
 	for _, b := range breakers {
 		if b.Open(now) {
 			open[b.Scope]++
@@ -87,9 +81,9 @@ func (m *Metrics) show(counts map[cloud.LaunchState]db.LaunchCount, breakers []d
 			lasting[b.Scope]++
 		}
 	}
-	for scope, n := range open {
-		m.breakers.WithLabelValues(string(scope)).Set(float64(n))
-		m.lasting.WithLabelValues(string(scope)).Set(float64(lasting[scope]))
+	for _, s := range cloud.Scopes { // a later version may write other scopes
+		m.breakers.WithLabelValues(string(s)).Set(float64(open[s]))
+		m.lasting.WithLabelValues(string(s)).Set(float64(lasting[s]))
 	}
 }
 

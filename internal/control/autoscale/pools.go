@@ -5,7 +5,6 @@ import (
 	"strings"
 
 	"berth"
-	"berth/internal/control/cloud"
 	"berth/spec"
 )
 
@@ -35,13 +34,6 @@ func (p *pass) pools(t berth.TenantID) []string {
 		list = append(list, spec.DefaultPool)
 	}
 	return list
-}
-
-// serves reports whether a provider launches machines of a pool: it has settings for the pool, settings for
-// all pools, or needs none at all.
-func serves(a cloud.Account, pool string) bool {
-	_, own := a.Pools[pool]
-	return own || a.Settings != nil || len(a.Pools) == 0
 }
 
 // places returns the regions that a policy allows, as provider/region.

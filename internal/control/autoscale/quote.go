@@ -27,6 +27,7 @@ type Quote struct {
 	Cost   float64       // of the run on all machines, in US dollars; 0: not known
 	Boot   time.Duration // from a launch to the join of such a machine; 0: none has joined lately
 	Closed string        // with NoteClosed: why; "": another launch tries the offer
+	Part   string        // with Closed: the part of the cloud that is closed, in words; "": this offer
 	Until  time.Time     // with NoteClosed: when the offer may be tried again; zero: not known
 }
 
@@ -136,15 +137,13 @@ func (p *pass) quote(pool string, s scaler.Quote, state db.BurstState, run time.
 		return q
 	}
 	r := cloud.Request{Pool: pool, Provider: s.Offer.Provider, Offering: s.Offer.Offering}
-	for _, named := range r.Breakers() {
-		for _, b := range p.Breakers {
-			over := b.Step == 0 || !b.Until.IsZero() && !b.Until.After(p.Now)
-			if b.Scope != named.Scope || b.Key != named.Key || over {
-				continue
-			}
-			if q.Closed == "" || b.Until.IsZero() || !q.Until.IsZero() && b.Until.After(q.Until) {
-				q.Closed, q.Until = b.Reason, b.Until
-			}
+	concerns := r.Concerned()
+	for _, b := range p.Breakers {
+		if !b.Open(p.Now) || !concerns(b.Breaker) {
+			continue
+		}
+		if q.Closed == "" || b.Until.IsZero() || !q.Until.IsZero() && b.Until.After(q.Until) {
+			q.Closed, q.Until, q.Part = b.Reason, b.Until, b.Wider()
 		}
 	}
 	return q

@@ -1,8 +1,14 @@
 package cloud
 
 import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
+	"fmt"
+	"io"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 
@@ -16,6 +22,10 @@ type Account struct {
 	Regions  []string        // in which instances of the cluster are listed
 	Settings json.RawMessage // of all pools, or nil
 	Pools    map[string]json.RawMessage
+	// Program names the program of the provider with its arguments and environment, and Files are the files that it
+	// reads, as far as they are known: its configuration and credentials. Both are only for Accounts.Mark.
+	Program string
+	Files   []string
 	// Identities verifies the identities of instances that join; nil: none is demanded.
 	Identities Identities
 }
@@ -59,11 +69,88 @@ func (a Accounts) Request(r Record, joinSecret string) (Launch, error) {
 			l.Bootstrap.Identity.Audience = Audience(r.Cluster, r.Machine, r.N, joinSecret)
 		}
 	}
-	l.Settings = account.Settings
-	if own, ok := account.Pools[r.Pool]; ok {
-		l.Settings = own
-	}
+	l.Settings = account.settings(r.Pool)
 	return l, nil
+}
+
+// settings returns the settings for machines of a pool.
+func (a Account) settings(pool string) json.RawMessage {
+	if own, ok := a.Pools[pool]; ok {
+		return own
+	}
+	return a.Settings
+}
+
+// Serves reports whether a provider launches machines of a pool: it has settings for the pool, settings for
+// all pools, or needs none at all.
+func (a Account) Serves(pool string) bool {
+	_, own := a.Pools[pool]
+	return own || a.Settings != nil || len(a.Pools) == 0
+}
+
+// Mark returns a hash of the settings by which the cloud has refused a launch, for a breaker without an end: of its
+// program and its files, and for ScopePool of the settings that were sent, otherwise of all settings of the provider.
+// Equal configurations have equal hashes on all replicas. It is "" for another breaker, and for a provider that is not
+// configured here.
+func (a Accounts) Mark(b Breaker, sent json.RawMessage) string {
+	provider, _, found := strings.Cut(b.Key, "/")
+	account, ok := a.Providers[provider]
+	if !ok || b.Scope != ScopePool && (b.Scope != ScopeProvider || found) {
+		return ""
+	}
+	h := sha256.New()
+	part := func(name string, value []byte) {
+		fmt.Fprintf(h, "%q %d ", name, len(value))
+		_, _ = h.Write(value)
+	}
+	part("program", []byte(account.Program))
+	for _, path := range account.Files {
+		part(path, content(path))
+	}
+	if b.Scope == ScopePool {
+		part("settings", compact(sent))
+	} else {
+		part("settings", compact(account.Settings))
+		for _, pool := range slices.Sorted(maps.Keys(account.Pools)) {
+			part("pool "+pool, compact(account.Pools[pool]))
+		}
+	}
+	return hex.EncodeToString(h.Sum(nil)[:8])
+}
+
+// Marked returns Mark for the present settings of a breaker's pool or provider.
+func (a Accounts) Marked(b Breaker) string {
+	provider, pool, _ := strings.Cut(b.Key, "/")
+	return a.Mark(b, a.Providers[provider].settings(pool))
+}
+
+// mostContent is the number of bytes of a file that count for Accounts.Mark.
+const mostContent = 1 << 20
+
+// content returns the begin of a regular file, or nil if it cannot be read.
+func content(path string) []byte {
+	if info, err := os.Stat(path); err != nil || !info.Mode().IsRegular() {
+		return nil
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil
+	}
+	defer func() { _ = f.Close() }()
+	body, err := io.ReadAll(io.LimitReader(f, mostContent))
+	if err != nil {
+		return nil
+	}
+	return body
+}
+
+// compact returns JSON without spaces, or as it is if it is none.
+func compact(raw json.RawMessage) []byte {
+	var b bytes.Buffer
+	if err := json.Compact(&b, raw); err != nil {
+		return raw
+	}
+	return b.Bytes()
 }
 
 // Sealed is a request as its row stores it: sealed under the key with that id, with the hash of its

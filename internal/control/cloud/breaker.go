@@ -2,6 +2,8 @@ package cloud
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 )
 
@@ -11,21 +13,34 @@ type Scope string
 // The scopes.
 const (
 	ScopeOffering Scope = "offering" // key: provider and offering
-	ScopeProvider Scope = "provider" // key: provider, and region for a quota
+	ScopeProvider Scope = "provider" // key: provider, and region for a quota without a name
 	ScopePool     Scope = "pool"     // key: provider and pool, whose settings the cloud refuses
 	// ScopeJoin has the key of ScopeOffering: machines of the offering have not joined in time, or with less than its
 	// offer. Only a machine that joins with all of it closes the breaker.
 	ScopeJoin Scope = "join"
+	// ScopeQuota has the provider and the name of the quota as its key. Breaker.Covers lists the offers that the quota
+	// has refused.
+	ScopeQuota Scope = "quota"
+	// ScopeThrottle has the provider and the region as its key: calls that create machines there wait.
+	ScopeThrottle Scope = "throttle"
 )
 
+// Scopes are all scopes.
+var Scopes = []Scope{ScopeOffering, ScopeProvider, ScopePool, ScopeJoin, ScopeQuota, ScopeThrottle}
+
 // Breaker records that a cloud refuses launches, so that no replica asks again before a time.
+// docs/adr/0103-breakers-close-what-the-cloud-names.md has the table of states.
 type Breaker struct {
 	Scope  Scope     `json:"scope"`
 	Key    string    `json:"key"`
-	Until  time.Time `json:"until,omitzero"` // zero: until a launch succeeds there
+	Until  time.Time `json:"until,omitzero"` // zero: until the settings change, or a forced launch succeeds
 	Step   int       `json:"step"`           // refusals in a row, each after the window of the last one; 0: none
 	Reason string    `json:"reason"`
 	At     time.Time `json:"at,omitzero"`
+	// Covers are the offers of ScopeQuota, as Request.Covered returns them.
+	Covers []string `json:"covers,omitempty"`
+	// Settings is the hash of the settings that the cloud refused, see Accounts.Mark; "": not known.
+	Settings string `json:"settings,omitempty"`
 }
 
 // Windows of breakers.
@@ -33,14 +48,25 @@ const (
 	capacityWindow = 3 * time.Minute // doubles with each step
 	capacityMost   = time.Hour
 	quotaWindow    = 30 * time.Minute
+	throttleWindow = 5 * time.Second // doubles with each step
+	throttleMost   = 5 * time.Minute
+	demandedMost   = time.Hour // of waits that a cloud demands
 )
 
 // Bounds on the first sends of the scaler. An offering that has launched nothing for FreeFor is tried by one
 // launch at a time, so that a cloud without room refuses one call instead of one for each waiting job. A
-// send without an answer holds the others back for TriedFor at most.
+// send without an answer holds the others back for TriedFor at most. For RampFor after a refusal for want of
+// capacity, at most one more send may be without an answer than launches have succeeded since.
 const (
 	FreeFor  = 10 * time.Minute
 	TriedFor = 2 * time.Minute // longer than the limit of a call
+	RampFor  = capacityMost + FreeFor
+)
+
+// Least and greatest distance of a breaker's reopening from its refusal. The distance doubles with each step.
+const (
+	ReopenLeast = time.Minute
+	ReopenMost  = time.Hour
 )
 
 // Open reports whether the breaker refuses launches at a time.
@@ -58,14 +84,65 @@ func (b Breaker) Trip(k Kind, reason string, now time.Time) Breaker {
 	b.Reason, b.At, b.Until = reason, now, time.Time{}
 	switch k {
 	case Capacity:
-		b.Until = now.Add(min(capacityWindow<<min(b.Step-1, 10), capacityMost))
+		b.Until = now.Add(doubled(capacityWindow, b.Step, capacityMost))
 	case Quota:
 		b.Until = now.Add(quotaWindow)
+	case Throttle:
+		b.Until = now.Add(doubled(throttleWindow, b.Step, throttleMost))
 	}
 	return b
 }
 
-// Breakers returns the breakers that can refuse a request, by scope and key alone.
+// doubled returns a window that doubles with each step after the first.
+func doubled(window time.Duration, step int, most time.Duration) time.Duration {
+	return min(window<<min(step-1, 10), most)
+}
+
+// Refused returns the breaker after a call that failed with an error. A throttled call keeps the breaker open for as
+// long as the cloud demanded, at most an hour, also if the breaker was open before.
+func (b Breaker) Refused(e *Error, now time.Time) Breaker {
+	b = b.Trip(e.Kind, e.Error(), now)
+	if demanded := now.Add(min(e.RetryAfter, demandedMost)); e.Kind == Throttle && demanded.After(b.Until) {
+		b.Reason, b.At, b.Until = e.Error(), now, demanded
+	}
+	return b
+}
+
+// What returns the name of the closed part, for people: "all offers of aws in eu-west-1".
+func (b Breaker) What() string {
+	provider, rest, found := strings.Cut(b.Key, "/")
+	switch {
+	case b.Scope == ScopeOffering, b.Scope == ScopeJoin:
+		return "the offer " + b.Key
+	case b.Scope == ScopePool:
+		return fmt.Sprintf("all offers of %s in pool %s", provider, rest)
+	case b.Scope == ScopeQuota:
+		return fmt.Sprintf("offers of %s under the quota %s", provider, rest)
+	case b.Scope == ScopeThrottle:
+		return fmt.Sprintf("new machines of %s in %s", provider, rest)
+	case found:
+		return fmt.Sprintf("all offers of %s in %s", provider, rest)
+	}
+	return "all offers of " + provider
+}
+
+// Wider returns What for a breaker that closes more than one offer, and "" for any other breaker.
+func (b Breaker) Wider() string {
+	if b.Scope == "" || b.Scope == ScopeOffering || b.Scope == ScopeJoin {
+		return ""
+	}
+	return b.What()
+}
+
+// Ends returns the end of the refusals, for people: "until 2026-11-30T12:00:00Z".
+func (b Breaker) Ends() string {
+	if b.Until.IsZero() {
+		return "until its settings change or a forced launch succeeds"
+	}
+	return "until " + b.Until.UTC().Format(time.RFC3339)
+}
+
+// Breakers returns the breakers that can refuse a request, by scope and key alone, without the quotas: see Concerned.
 func (r Request) Breakers() []Breaker {
 	return []Breaker{
 		{Scope: ScopeOffering, Key: r.Provider + "/" + r.Offering.String()},
@@ -73,6 +150,24 @@ func (r Request) Breakers() []Breaker {
 		{Scope: ScopeProvider, Key: r.Provider},
 		{Scope: ScopePool, Key: fmt.Sprintf("%s/%s", r.Provider, r.Pool)},
 		r.JoinBreaker(),
+		r.ThrottleBreaker(),
+	}
+}
+
+// Covered returns the offer of the request in the form of Breaker.Covers: without the zone, since quotas hold for
+// regions.
+func (r Request) Covered() string {
+	return fmt.Sprintf("%s/%s/%s/%s", r.Provider, r.Region, r.Type, r.Market)
+}
+
+// Concerned returns a function that reports whether a breaker can refuse the request.
+func (r Request) Concerned() func(Breaker) bool {
+	named, covered := r.Breakers(), r.Covered()
+	return func(b Breaker) bool {
+		if b.Scope == ScopeQuota {
+			return slices.Contains(b.Covers, covered)
+		}
+		return slices.ContainsFunc(named, func(n Breaker) bool { return n.Scope == b.Scope && n.Key == b.Key })
 	}
 }
 
@@ -82,18 +177,41 @@ func (r Request) JoinBreaker() Breaker {
 	return Breaker{Scope: ScopeJoin, Key: r.Provider + "/" + r.Offering.String()}
 }
 
-// Trips returns the scope and key that a refusal of the request closes. ok is false for a kind of
+// ThrottleBreaker returns the breaker that a throttled call of Create trips, by scope and key alone.
+func (r Request) ThrottleBreaker() Breaker {
+	return Breaker{Scope: ScopeThrottle, Key: r.Provider + "/" + r.Region}
+}
+
+// quotaBreaker returns the breaker of a quota with a name, or of the region.
+func (r Request) quotaBreaker(name string) Breaker {
+	if name = strings.TrimSpace(name); name == "" || name == r.Region {
+		return Breaker{Scope: ScopeProvider, Key: r.Provider + "/" + r.Region}
+	}
+	if len(name) > mostQuotaName {
+		name = strings.ToValidUTF8(name[:mostQuotaName], "")
+	}
+	return Breaker{Scope: ScopeQuota, Key: r.Provider + "/" + name, Covers: []string{r.Covered()}}
+}
+
+// mostQuotaName is the greatest length of the name of a quota in a key, in bytes.
+const mostQuotaName = 200
+
+// Trips returns the scope and key that a refusal of the request closes, and the offer under a quota. ok is false for an
 // error that says nothing about other launches.
-func (r Request) Trips(k Kind) (b Breaker, ok bool) {
+func (r Request) Trips(e *Error) (b Breaker, ok bool) {
 	list := r.Breakers()
-	switch k {
-	case Capacity:
+	switch {
+	case e.Unsent:
+		return b, false
+	case e.Kind == Capacity:
 		return list[0], true
-	case Quota:
-		return list[1], true
-	case Auth:
+	case e.Kind == Quota:
+		return r.quotaBreaker(e.Scope), true
+	case e.Kind == Throttle:
+		return r.ThrottleBreaker(), true
+	case e.Kind == Auth:
 		return list[2], true
-	case Spec, Network:
+	case e.Kind == Spec, e.Kind == Network:
 		return list[3], true
 	}
 	return b, false

@@ -177,11 +177,13 @@ const (
 type Error struct {
 	Kind Kind
 	// Scope names the zone, the type or the quota to which the failure applies, in the cloud's words;
-	// empty: the cloud names none.
+	// empty: the cloud names none. A quota closes the offers that it has refused under this name.
 	Scope string
 	// RetryAfter is the least wait that the cloud asked for, or 0.
 	RetryAfter time.Duration
-	Err        error
+	// Unsent states that the cloud was not called, so that the failure says nothing about other calls.
+	Unsent bool
+	Err    error
 }
 
 // Error returns the kind and the cause.

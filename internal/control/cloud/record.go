@@ -164,9 +164,17 @@ var (
 	ErrSecond = errors.New("a second instance for one launch")
 	// ErrNotSent reports a send where Next decides otherwise, or that a breaker forbids.
 	ErrNotSent = errors.New("the launch is not to be sent now")
-	// ErrTried reports a first send that waits for the answer of another launch of the offering.
-	ErrTried = errors.New("another launch of the offering has no answer yet")
+	// ErrTried reports a first send that waits for the answers of other launches of the offering.
+	ErrTried = errors.New("other launches of the offering have no answer yet")
 )
+
+// PauseError reports a call that waits, since the cloud throttles such calls.
+type PauseError struct{ Wait time.Duration }
+
+// Error returns the wait.
+func (e *PauseError) Error() string {
+	return fmt.Sprintf("the cloud throttles such calls: wait %s", e.Wait)
+}
 
 // move changes the state with its reason.
 func (r Record) move(to LaunchState, reason string) Record {
@@ -228,7 +236,8 @@ func (r Record) Withheld(b Breaker) Record {
 	if r.State != LaunchRequested || r.Sends > 0 {
 		return r
 	}
-	return r.move(LaunchFailed, fmt.Sprintf("not sent, since the cloud refused such launches: %s", b.Reason))
+	return r.move(LaunchFailed, fmt.Sprintf("not sent, since the cloud refused such launches (closed: %s, %s): %s",
+		b.What(), b.Ends(), b.Reason))
 }
 
 // Refused records that the send of that time failed. An error of kind Unknown leaves the send in

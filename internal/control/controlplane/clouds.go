@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -41,6 +42,7 @@ type CloudProvider struct {
 	Timeout  string                    `yaml:"timeout"`   // of one call, of kind exec
 	Parallel int                       `yaml:"processes"` // at once, of kind exec
 	Regions  []string                  `yaml:"regions"`
+	Files    []string                  `yaml:"files"` // whose change corrects refused settings
 	Settings map[string]any            `yaml:"settings"`
 	Pools    map[string]map[string]any `yaml:"pools"`
 	Identity *CloudIdentity            `yaml:"identity"` // nil: machines join by their join token alone
@@ -144,7 +146,11 @@ func loadClouds(path string, kinds map[string]NewProvider, log *slog.Logger) (cl
 		require(len(spec.NewJoinToken{Pool: name}.Validate()) == 0,
 			"provider %q: allowed names are 1 to 63 of a-z, 0-9 and '-', not at either end", name)
 		require(len(p.Regions) > 0, "provider %s: regions: name at least one, in which instances are listed", name)
+		for _, f := range p.Files {
+			require(filepath.IsAbs(f), "provider %s: files: %q is not an absolute path", name, f)
+		}
 		account := cloud.Account{Regions: p.Regions, Pools: map[string]json.RawMessage{}}
+		account.Program, account.Files = p.origin()
 		account.Settings, err = settingsOf(p.Settings)
 		require(err == nil, "provider %s: settings: %v", name, err)
 		for pool, settings := range p.Pools {
@@ -163,6 +169,22 @@ func loadClouds(path string, kinds map[string]NewProvider, log *slog.Logger) (cl
 		accounts.Providers[name] = account
 	}
 	return accounts, errors.Join(faults...)
+}
+
+// origin returns the program of the provider as a text, and the files that it reads: the list of the key files, and
+// the absolute paths among the arguments and the values of the environment.
+func (p CloudProvider) origin() (program string, files []string) {
+	files = slices.Clone(p.Files)
+	for i, word := range slices.Concat(p.Command, p.Env) {
+		if _, value, ok := strings.Cut(word, "="); ok {
+			word = value
+		}
+		if i > 0 && filepath.IsAbs(word) { // the first one is the program itself
+			files = append(files, word)
+		}
+	}
+	slices.Sort(files)
+	return fmt.Sprintf("%q %q %q", p.Kind, p.Command, p.Env), slices.Compact(files)
 }
 
 // CheckClouds returns the faults of the file with the providers of cloud machines, as a start would. It

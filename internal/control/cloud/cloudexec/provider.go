@@ -201,8 +201,8 @@ func (p *Provider) call(ctx context.Context, r Request) (Answer, error) {
 // notRun returns the error for a call for which no process was started. It is certain that the call had
 // no effect, and it may be repeated.
 func (p *Provider) notRun(r Request, cause error) error {
-	return &cloud.Error{Kind: cloud.Throttle, Err: fmt.Errorf("provider %q: no process was started for %s: %w",
-		p.o.Name, r.Call, cause)}
+	err := fmt.Errorf("provider %q: no process was started for %s: %w", p.o.Name, r.Call, cause)
+	return &cloud.Error{Kind: cloud.Throttle, Unsent: true, Err: err}
 }
 
 // run runs the program once. An error means that its output is not an answer.

@@ -27,6 +27,14 @@ type Fault struct {
 	Kind cloud.Kind `json:"kind"`
 	// After makes the call fail after it took effect; otherwise the call has no effect.
 	After bool `json:"after"`
+	// Scope and RetryAfter are fields of the error.
+	Scope      string        `json:"scope,omitempty"`
+	RetryAfter time.Duration `json:"retry_after,omitempty"`
+}
+
+// err returns the failure as a provider does.
+func (f Fault) err(text string) error {
+	return &cloud.Error{Kind: f.Kind, Scope: f.Scope, RetryAfter: f.RetryAfter, Err: errors.New(text)}
 }
 
 // State is the content of the file.
@@ -212,7 +220,7 @@ func (s *State) create(l cloud.Launch, now time.Time) (cloud.Instance, error) {
 		next, s.Creates = s.Creates[0], s.Creates[1:]
 	}
 	if next.Kind != "" && !next.After {
-		return cloud.Instance{}, fault(next.Kind, "scripted")
+		return cloud.Instance{}, next.err("scripted")
 	}
 	for _, i := range s.Instances {
 		if i.Token != l.Token {
@@ -224,7 +232,7 @@ func (s *State) create(l cloud.Launch, now time.Time) (cloud.Instance, error) {
 		case i.State == cloud.Terminated:
 			return cloud.Instance{}, fault(cloud.Mismatch, "token %s belongs to an ended instance", l.Token)
 		case next.Kind != "":
-			return cloud.Instance{}, fault(next.Kind, "scripted")
+			return cloud.Instance{}, next.err("scripted")
 		}
 		return i.Instance, nil
 	}
@@ -234,7 +242,7 @@ func (s *State) create(l cloud.Launch, now time.Time) (cloud.Instance, error) {
 	}}
 	s.Instances = append(s.Instances, made)
 	if next.Kind != "" {
-		return cloud.Instance{}, fault(next.Kind, "scripted, after it took effect")
+		return cloud.Instance{}, next.err("scripted, after it took effect")
 	}
 	return made.Instance, nil
 }

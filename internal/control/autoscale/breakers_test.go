@@ -1,0 +1,111 @@
+package autoscale_test
+
+import (
+	"encoding/json"
+	"testing"
+	"time"
+
+	"berth"
+	"berth/db"
+	"berth/internal/control/autoscale"
+	"berth/internal/control/cloud"
+)
+
+// A quota of spot machines leaves the offers on demand, and a throttled region none.
+func TestTheScalerHeedsThePartThatTheCloudNames(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name string
+		b    cloud.Breaker
+		want cloud.Market
+	}{
+		{"nothing is closed", cloud.Breaker{Scope: cloud.ScopeQuota, Key: "lab/here/spot", Covers: []string{"lab/here/other/spot"}}, cloud.Spot},
+		{"a quota of spot machines", cloud.Breaker{Scope: cloud.ScopeQuota, Key: "lab/here/spot", Covers: []string{"lab/here/big/spot"}}, cloud.OnDemand},
+		{"a quota of the region", cloud.Breaker{Scope: cloud.ScopeProvider, Key: "lab/here"}, ""},
+		{"a throttled region", cloud.Breaker{Scope: cloud.ScopeThrottle, Key: "lab/here"}, ""},
+		{"another throttled region", cloud.Breaker{Scope: cloud.ScopeThrottle, Key: "lab/there"}, cloud.Spot},
+	} {
+		f := full()
+		f.Offers = append(f.Offers, f.Offers[0])
+		spotOf(f)
+		f.Offers[0].Price = 1
+		c.b.Step, c.b.Until, c.b.Reason = 1, now.Add(time.Minute), "refused"
+		f.Breakers = []db.ProbedBreaker{{Breaker: c.b}}
+		wait(f, "j1", "a", 1)
+		f.Saves = map[berth.JobID]bool{"j1": true}
+		out := autoscale.Decide(*f)
+		var got cloud.Market
+		if len(out.Requests) > 0 {
+			got = out.Requests[0].Market
+		}
+		if got != c.want {
+			t.Errorf("%s: launches %q, want %q (%+v)", c.name, got, c.want, out.Notes)
+		}
+	}
+}
+
+// The launch for one tenant probes the quota, so the other tenant gets no launch under the quota, also of another type.
+func TestAPassProbesAQuotaOnce(t *testing.T) {
+	t.Parallel()
+	f := full()
+	f.Offers = append(f.Offers, offered("bigger", 8))
+	f.Breakers = []db.ProbedBreaker{{Breaker: cloud.Breaker{Scope: cloud.ScopeQuota, Key: "lab/here/GPUs", Step: 1, Until: now.Add(-time.Minute),
+		Covers: []string{"lab/here/big/on_demand", "lab/here/bigger/on_demand"}}}}
+	wait(f, "j1", "a", 1)
+	wait(f, "j2", "b", 1)
+	machines := 0
+	for _, r := range autoscale.Decide(*f).Requests {
+		machines += r.Machines
+	}
+	if machines != 1 {
+		t.Errorf("%d machines try the quota", machines)
+	}
+}
+
+// Refused settings stop all launches until an operator changes them; then one launch tries.
+func TestTheLeaderTriesChangedSettings(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.sells(offered("big", 8))
+	wait(w.facts, string(berth.NewJobID(time.Now())), "default", 1)
+	restart := func(settings string) {
+		t.Helper()
+		accounts := cloud.Accounts{URL: "http://berth.test", Providers: map[string]cloud.Account{"lab": {Provider: w.cloud, Regions: []string{"here"},
+			Settings: json.RawMessage(settings)}}}
+		w.steps.Accounts, w.loop.Accounts = accounts, accounts
+	}
+	calls := func() (n int) {
+		for _, list := range w.cloud.calls {
+			n += len(list)
+		}
+		return n
+	}
+	w.cloud.kind = cloud.Spec
+	w.cloud.out = true
+	restart(`{"image": "gone"}`)
+	passes := func(step string, want int) {
+		t.Helper()
+		for range 4 {
+			w.pass()
+		}
+		w.exec(`UPDATE breakers SET at = at - interval '2 hours'`)
+		if n := calls(); n != want {
+			t.Errorf("%s: %d calls, want %d", step, n, want)
+		}
+	}
+	passes("refused settings", 1)
+	passes("two hours later", 1)
+	restart(`{"image": "gone, too"}`)
+	passes("other bad settings", 2)
+	passes("the same", 2)
+	w.cloud.out = false
+	passes("the same, which the cloud would take", 2)
+	restart(`{"image": "there"}`)
+	passes("good settings", 3)
+	if list := w.launches(); len(list) != 1 || list[0].State != string(cloud.LaunchRunning) {
+		t.Errorf("launches %+v", list)
+	}
+	if b, err := w.db.Scaling.Breakers(t.Context()); err != nil || len(b) != 0 {
+		t.Errorf("breakers %+v, %v", b, err)
+	}
+}
