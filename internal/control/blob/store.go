@@ -25,9 +25,9 @@ import (
 // Store is an object store. It may be used concurrently.
 type Store struct {
 	bucket *blob.Bucket
-	folder string  // of a store in a folder; else ""
-	inode  uint64  // of the folder when it was opened
-	signer *signer // nil: the store has no signed addresses
+	folder string   // of a store in a folder; else ""
+	is     identity // of the folder when it was opened
+	signer *signer  // nil: the store has no signed addresses
 }
 
 // Open opens the store at a URL: file:///folder (made if absent), s3://bucket
@@ -42,7 +42,7 @@ func Open(ctx context.Context, address string) (*Store, error) {
 	case "file":
 		s = &Store{folder: filepath.FromSlash(u.Path)}
 		if s.bucket, err = openFolder(u); err == nil {
-			s.inode, err = inodeOf(s.folder)
+			s.is, err = identify(s.folder)
 		}
 	case s3blob.Scheme:
 		s, err = openS3(ctx, u)
@@ -99,35 +99,6 @@ func (s *Store) usable(key string) error {
 		return err
 	}
 	return s.present()
-}
-
-// present fails with code unavailable while the folder of the store is gone or is another one than at the start. An
-// unmounted file system leaves an empty folder behind, and the driver creates missing folders: without this check,
-// stored objects would seem to be deleted, and new ones would go to the wrong disk.
-//
-// The inode alone identifies the folder: the device of a network file system changes when it is mounted again.
-func (s *Store) present() error {
-	if s.folder == "" {
-		return nil
-	}
-	inode, err := inodeOf(s.folder)
-	if err == nil && inode != s.inode {
-		err = errors.New("it is another folder than at the start of this process")
-	}
-	if err != nil {
-		return berth.Errorf(berth.CodeUnavailable,
-			"the folder %s of the blob store is not usable; mount or restore it: %v", s.folder, err)
-	}
-	return nil
-}
-
-// inodeOf returns the inode number of a folder.
-func inodeOf(folder string) (uint64, error) {
-	var st unix.Stat_t
-	if err := unix.Stat(folder, &st); err != nil {
-		return 0, err
-	}
-	return st.Ino, nil
 }
 
 // FreeShare returns the free share of the file system of a store in a folder, in bytes or inodes, the

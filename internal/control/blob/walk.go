@@ -25,13 +25,18 @@ func (s *Store) Folder() string { return s.folder }
 var unfinished = regexp.MustCompile(`\.[0-9a-f]{12,}\.tmp$`)
 
 // Walk calls each for every object of the store whose key Berth could have created, in no particular
-// order. Objects that are created or deleted meanwhile may be missing.
+// order. Objects that are created or deleted meanwhile may be missing. If the folder of the store is gone or replaced
+// meanwhile, the error has the code unavailable, and other objects may be missing too.
 func (s *Store) Walk(ctx context.Context, each func(Object) error) error {
 	if err := s.present(); err != nil {
 		return err
 	}
 	if s.folder != "" {
-		return s.walkFolder(ctx, each)
+		if err := s.walkFolder(ctx, each); err != nil {
+			return err
+		}
+		// A file system that is unmounted during the walk looks like objects that are deleted meanwhile.
+		return s.present()
 	}
 	for all := s.bucket.List(nil); ; {
 		o, err := all.Next(ctx)
@@ -76,7 +81,7 @@ func (s *Store) walkFolder(ctx context.Context, each func(Object) error) error {
 			}
 			return nil
 		case errors.Is(err, os.ErrNotExist):
-			return nil // deleted meanwhile
+			return s.present() // deleted meanwhile, or the whole store is gone
 		case err != nil:
 			return err
 		case d.IsDir() || unfinished.MatchString(key):
@@ -86,7 +91,7 @@ func (s *Store) walkFolder(ctx context.Context, each func(Object) error) error {
 		}
 		info, err := d.Info()
 		if errors.Is(err, os.ErrNotExist) {
-			return nil
+			return s.present()
 		}
 		if err != nil {
 			return err

@@ -181,6 +181,9 @@ func (a *assembly) openBlobs(ctx context.Context) (err error) {
 	if a.blobs, err = blob.Open(ctx, a.cfg.BlobURL); err != nil {
 		return err
 	}
+	if err := blob.Mark(a.blobs); err != nil {
+		a.log.Warn("cannot write the id of the object store, will recognize the folder by its inode number", "err", err)
+	}
 	a.marks = &watermark.Keeper{DB: a.db, Store: a.blobs, Logger: a.log, Every: a.opts.WatermarkEvery}
 	if !a.cfg.Plays(RoleAPI) {
 		return nil

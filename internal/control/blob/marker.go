@@ -1,0 +1,124 @@
+package blob
+
+import (
+	"bytes"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+
+	"golang.org/x/sys/unix"
+
+	"berth"
+)
+
+// This file identifies the folder of a store. An unmounted file system leaves an empty folder behind, and another file
+// system may be mounted there. Inode numbers do not identify a folder: the root of a file system has the same number
+// everywhere, a new folder may get the number of a deleted one, and some network file systems change their numbers.
+// So berthd writes a random id into the folder when it first starts. A copy of the folder has the id too, and counts
+// as the same store.
+
+// markerName is the name of the file with the id. No key contains @, so no object has this name, and Walk leaves the
+// file out.
+const markerName = "@berth-store"
+
+// goodMarker matches an id, as rand.Text creates it.
+var goodMarker = regexp.MustCompile(`^[A-Z2-7]{26}$`)
+
+// identity identifies the folder of a store. The inode counts for a folder without an id only.
+type identity struct {
+	id    string // "": the folder had no id
+	inode uint64
+}
+
+// identify returns the identity of a folder. The id is "" for a folder without one.
+func identify(folder string) (i identity, err error) {
+	var st unix.Stat_t
+	if err := unix.Stat(folder, &st); err != nil {
+		return i, fmt.Errorf("stat %s: %w", folder, err)
+	}
+	i.inode = st.Ino
+	file := filepath.Join(folder, markerName)
+	text, err := os.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return i, nil
+	}
+	if err != nil {
+		return i, err
+	}
+	if i.id = string(bytes.TrimSpace(text)); !goodMarker.MatchString(i.id) {
+		return i, fmt.Errorf("%s contains %.40q: allowed is the store's id of 26 capital letters and digits; if the "+
+			"id is lost, remove the file and restart every berthd, which creates an id", file, text)
+	}
+	return i, nil
+}
+
+// Mark gives the folder of a store an id, unless the folder has one. Only a process that owns the store calls Mark,
+// once and before any other call: tools that open a store leave the folder as it is. Processes that call Mark at the
+// same time agree on one id. After an error, the store can be used, and its inode number alone identifies the folder.
+func Mark(s *Store) error {
+	if s.folder == "" || s.is.id != "" {
+		return nil
+	}
+	if err := createMarker(s.folder); err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("create an id in the folder of the blob store: %w", err)
+	}
+	is, err := identify(s.folder)
+	if err == nil {
+		s.is = is
+	}
+	return err
+}
+
+// createMarker writes a new id into a folder. If the folder has one, the error is fs.ErrExist. The file appears with
+// its content, by a link, and survives a crash: other processes may read it at any time.
+func createMarker(folder string) error {
+	f, err := os.CreateTemp(folder, markerName+".*.tmp")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(f.Name())
+	_, err = f.WriteString(rand.Text() + "\n")
+	// The id is no secret, and a backup may run as another user.
+	err = errors.Join(err, f.Chmod(0o644), f.Sync(), f.Close())
+	if err == nil {
+		err = os.Link(f.Name(), filepath.Join(folder, markerName))
+	}
+	if err != nil {
+		return err
+	}
+	dir, err := os.Open(folder)
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
+}
+
+// present fails with code unavailable while the folder of the store is gone or is another one than at the start. The
+// driver creates missing folders: without this check, stored objects would seem to be deleted, and new ones would go
+// to the wrong disk. It keeps no file open, which would keep the file system from being unmounted.
+func (s *Store) present() error {
+	if s.folder == "" {
+		return nil
+	}
+	now, err := identify(s.folder)
+	switch {
+	case err != nil:
+	case s.is.id == "" && now.inode != s.is.inode:
+		err = errors.New("it is another folder than at the start of this process")
+	case s.is.id != "" && now.id == "":
+		err = fmt.Errorf("it has no file %s; if it is the right folder, write the id %s to that file", markerName,
+			s.is.id)
+	case s.is.id != "" && now.id != s.is.id:
+		err = fmt.Errorf("it is another store: the file %s contains %s, and %s at the start of this process",
+			markerName, now.id, s.is.id)
+	}
+	if err != nil {
+		return berth.Errorf(berth.CodeUnavailable,
+			"the folder %s of the blob store is not usable; mount or restore it: %v", s.folder, err)
+	}
+	return nil
+}
