@@ -17,16 +17,17 @@ type WebSession struct {
 	Current   bool      // it is the session of the given text
 }
 
-// Own lists the sessions of the tokens with the name and the tenant of the caller, the last used one first.
-// text is that of the caller's own session, "" for none. Sessions that have ended are not listed.
+// Own lists the sessions that DeleteOwn would end, the last used one first. text is that of the caller's own session,
+// "" for none. Sessions that have ended are not listed.
 func (d *WebSessions) Own(ctx context.Context, of Principal, text string) ([]WebSession, error) {
-	args := pgx.NamedArgs{"tenant": of.Tenant, "name": of.Name, "idle": WebSessionIdle}
+	args := ownArgs(of)
+	args["idle"] = WebSessionIdle
 	rows, err := d.pool.Query(ctx, `
 		SELECT s.token, s.created_at, s.used_at,
 			least(s.expires_at, s.used_at + @idle::interval, t.expires_at), s.sha256
 		FROM web_sessions s
 		JOIN tokens t ON t.id = s.token
-		WHERE t.tenant = @tenant AND t.name = @name AND t.machine_id IS NULL AND t.revoked_at IS NULL
+		WHERE t.id IN (SELECT id FROM tokens WHERE `+ownToEnd+`) AND t.revoked_at IS NULL
 		  AND (t.expires_at IS NULL OR t.expires_at > now())
 		  AND s.expires_at > now() AND s.used_at > now() - @idle::interval
 		ORDER BY s.used_at DESC, s.created_at DESC, s.sha256`, args)
@@ -43,11 +44,11 @@ func (d *WebSessions) Own(ctx context.Context, of Principal, text string) ([]Web
 }
 
 // DeleteOwn ends all sessions of the tokens with the name and the tenant of the caller, and returns their number.
-// The tokens stay valid.
+// The tokens stay valid. Only an admin ends sessions of tokens of role admin, as in Tokens.RevokeOwn.
 func (d *WebSessions) DeleteOwn(ctx context.Context, of Principal) (int64, error) {
 	tag, err := d.pool.Exec(ctx, `
 		DELETE FROM web_sessions
-		WHERE token IN (SELECT id FROM tokens WHERE `+own+`)`,
-		pgx.NamedArgs{"tenant": of.Tenant, "name": of.Name})
+		WHERE token IN (SELECT id FROM tokens WHERE `+ownToEnd+`)`,
+		ownArgs(of))
 	return tag.RowsAffected(), mapError(err, "session")
 }

@@ -131,7 +131,7 @@ func TestUseKeepsAWebSessionOpen(t *testing.T) {
 	}
 }
 
-// The sessions of a caller are those of all valid tokens with its name and tenant, and of no other token.
+// A caller sees and ends the sessions of all valid tokens with its name and tenant, and no other session.
 func TestOwnWebSessions(t *testing.T) {
 	t.Parallel()
 	d := dbtest.DB(t, db.Options{})
@@ -176,5 +176,38 @@ func TestOwnWebSessions(t *testing.T) {
 	}
 	if _, err := d.WebSessions.Find(t.Context(), otherText); err != nil {
 		t.Errorf("of another tenant: %v", err)
+	}
+}
+
+// A token of a lesser role with the name of an admin's neither sees nor ends the admin's sessions.
+func TestOnlyAdminsEndWebSessionsOfAdmins(t *testing.T) {
+	t.Parallel()
+	d := dbtest.DB(t, db.Options{})
+	texts := map[spec.Role]string{}
+	for _, role := range []spec.Role{spec.RoleAdmin, spec.RoleUser, spec.RoleViewer} {
+		made, err := d.Tokens.Create(t.Context(), spec.NewToken{Name: "ops", Tenant: "a", Role: role}, "operator:test")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if texts[role], err = d.WebSessions.Create(t.Context(), made.ID); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range []struct {
+		role spec.Role
+		ends int64
+	}{{spec.RoleViewer, 2}, {spec.RoleUser, 0}, {spec.RoleAdmin, 1}} {
+		p := db.Principal{Name: "ops", Tenant: "a", Role: c.role}
+		list, err := d.WebSessions.Own(t.Context(), p, "")
+		if err != nil || int64(len(list)) != c.ends {
+			t.Errorf("a token of role %s sees %+v, %v", c.role, list, err)
+		}
+		if n, err := d.WebSessions.DeleteOwn(t.Context(), p); err != nil || n != c.ends {
+			t.Errorf("a token of role %s ended %d sessions, %v", c.role, n, err)
+		}
+		_, err = d.WebSessions.Find(t.Context(), texts[spec.RoleAdmin])
+		if (err == nil) != (c.role != spec.RoleAdmin) {
+			t.Errorf("after a token of role %s, the session of the admin: %v", c.role, err)
+		}
 	}
 }

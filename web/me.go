@@ -6,6 +6,7 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/spec"
 	"berth/wire"
 )
 
@@ -15,14 +16,13 @@ type meView struct {
 	Tokens   []ownToken
 	Browsers []db.WebSession
 	Revoke   *ownToken // the token that the reader is asked about; nil: none
-	Acts     bool      // the reader may revoke tokens
 }
 
 // ownToken is a token with the reader's name and tenant.
 type ownToken struct {
 	wire.Token
-	Current bool // the reader signed in with it
-	Ended   bool // it is revoked or has expired
+	Current   bool // the reader signed in with it
+	Revocable bool // the reader may revoke it, and it is neither revoked nor expired
 }
 
 // mePage shows the tokens with the name of the reader, and the browsers that they signed in. With revoke in the
@@ -36,17 +36,21 @@ func (s *Site) mePage(ctx context.Context, v *visit) (result, error) {
 	if err != nil {
 		return result{}, err
 	}
-	view := meView{Caller: who, Acts: v.page.Reader.Acts()}
+	view := meView{Caller: who}
+	reader := v.page.Reader
 	for _, t := range list.Items {
+		// db.RevokeOwn has the same condition.
+		may := reader.Acts() && (t.Role != spec.RoleAdmin || reader.Operates())
 		own := ownToken{t, t.ID == who.TokenID,
-			t.RevokedAt != nil || t.ExpiresAt != nil && !t.ExpiresAt.After(v.page.Now)}
+			may && t.RevokedAt == nil && (t.ExpiresAt == nil || t.ExpiresAt.After(v.page.Now))}
 		view.Tokens = append(view.Tokens, own)
-		if t.ID == v.query("revoke") && !own.Ended {
+		if t.ID == v.query("revoke") && own.Revocable {
 			view.Revoke = &own
 		}
 	}
 	if v.query("revoke") != "" && view.Revoke == nil {
-		return result{}, berth.Errorf(berth.CodeNotFound, "you have no valid token %q", clip(80, v.query("revoke")))
+		return result{}, berth.Errorf(berth.CodeNotFound, "you have no valid token %q that you may revoke",
+			clip(80, v.query("revoke")))
 	}
 	if view.Browsers, err = s.Sessions.Own(ctx, v.page.Reader.principal(), s.sessionText(v.r)); err != nil {
 		return result{}, err

@@ -3,6 +3,7 @@ package web_test
 import (
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -108,5 +109,47 @@ func TestATokenIsRevokedAfterAQuestion(t *testing.T) {
 	}
 	if a := s.signedIn("viewer").post("/me", url.Values{"do": {"revoke"}, "id": {s.tokens["viewer"].ID}}); a.status != http.StatusForbidden {
 		t.Errorf("a viewer revokes: %d", a.status)
+	}
+}
+
+// A reader is not asked about the token of an admin with the same name, which only an admin can revoke. A viewer can
+// revoke no token.
+func TestThePageOffersOnlyRevocationsThatAreAllowed(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	roles := []spec.Role{spec.RoleAdmin, spec.RoleUser, spec.RoleViewer}
+	for _, role := range roles {
+		made, err := s.db.Tokens.Create(t.Context(), spec.NewToken{Name: "ops", Tenant: "a", Role: role}, "operator:test")
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.tokens["ops-"+string(role)] = made
+	}
+	may := map[spec.Role][]spec.Role{spec.RoleAdmin: roles, spec.RoleUser: roles[1:]}
+	for _, reader := range roles {
+		b := s.signedIn("ops-" + string(reader))
+		page := b.get("/me")
+		for _, of := range roles {
+			id, allowed := s.tokens["ops-"+string(of)].ID, slices.Contains(may[reader], of)
+			if strings.Contains(page.body, "/me?revoke="+id) != allowed {
+				t.Errorf("the page of role %s about the token of role %s:\n%s", reader, of, page.body)
+			}
+			if a := b.get("/me?revoke=" + id); (a.status == http.StatusOK) != allowed || !allowed && a.status != http.StatusNotFound {
+				t.Errorf("role %s is asked about the token of role %s: %d", reader, of, a.status)
+			}
+			if allowed {
+				continue
+			}
+			if a := b.post("/me", url.Values{"do": {"revoke"}, "id": {id}}); a.status == http.StatusSeeOther {
+				t.Errorf("role %s revokes the token of role %s", reader, of)
+			}
+		}
+	}
+	admin := s.signedIn("ops-admin")
+	if a := s.signedIn("ops-viewer").post("/me", url.Values{"do": {"signout"}}); a.status != http.StatusSeeOther {
+		t.Errorf("a viewer signs out: %d", a.status)
+	}
+	if a := admin.get("/me"); a.status != http.StatusOK {
+		t.Errorf("a viewer has signed an admin out: %d", a.status)
 	}
 }
