@@ -53,9 +53,12 @@ func (h *usageHandlers) list(ctx context.Context, in *usageInput) (*usageOutput,
 		return nil, badQuery("period", in.Period, "day, week, month")
 	}
 	if in.Date != "" {
+		// The period of a date in another year may begin or end in a year that JSON cannot hold.
 		at, err := time.Parse(time.DateOnly, in.Date)
-		if err != nil {
-			return nil, badQuery("date", in.Date, "a date such as 2026-11-26")
+		if err != nil || at.Year() < wire.FirstUsageYear || at.Year() > wire.LastUsageYear {
+			return nil, badQuery("date", in.Date,
+				fmt.Sprintf("a date such as 2026-11-26, from the years %d to %d", wire.FirstUsageYear,
+					wire.LastUsageYear))
 		}
 		f.At = at
 	}

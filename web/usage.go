@@ -23,7 +23,7 @@ type usageView struct {
 	Choices  []usageChoice
 	ByTenant string // addresses of the two lists; "": the reader may not see pools
 	ByPool   string
-	Earlier  string
+	Earlier  string // "": no usage is listed of an earlier period
 	Later    string // "": the period is not over
 	CSV      string
 	Total    float64 // costs of all rows, each once, in US dollars
@@ -84,7 +84,7 @@ func (v *visit) usage(ctx context.Context) ([]wire.CloudUsage, error) {
 	return list.Items, err
 }
 
-// add sums the rows. The figures of a tenant contain those of the tenants below it, so reserved and machines
+// add sums the rows. The figures of a tenant contain the ones of the tenants below it, so reserved and machines
 // are summed over the rows whose parent is not in the list.
 func (u *usageView) add(list []wire.CloudUsage) {
 	known := map[berth.TenantID]bool{}
@@ -110,7 +110,9 @@ func (u *usageView) navigate(v *visit) {
 		at = v.page.Now
 	}
 	from, to := period.Start(at), period.End(at)
-	u.Earlier = v.link("period", string(period), "date", from.AddDate(0, 0, -1).Format(time.DateOnly))
+	if before := from.AddDate(0, 0, -1); before.Year() >= wire.FirstUsageYear {
+		u.Earlier = v.link("period", string(period), "date", before.Format(time.DateOnly))
+	}
 	if to.Before(v.page.Now) {
 		u.Later = v.link("period", string(period), "date", to.Format(time.DateOnly))
 	}

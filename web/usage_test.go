@@ -109,3 +109,26 @@ func TestTheFileOfCostsHasTheNumbersOfTheAPI(t *testing.T) {
 		t.Errorf("a faulty date: %d", a.status)
 	}
 }
+
+// The period of a date in the first or the last year of a calendar may end in a year that JSON cannot have.
+func TestUsageRefusesDatesOfOtherEras(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	b := s.signedIn("alice")
+	for _, path := range []string{"/usage?", "/usage.csv?"} {
+		for _, q := range []string{"date=9999-12-31", "period=week&date=0000-01-01", "date=1999-12-31", "date=3000-01-01"} {
+			if a := b.get(path + q); a.status != http.StatusUnprocessableEntity || !strings.Contains(a.body, "years 2000 to 2999") {
+				t.Errorf("%s%s: %d %.600q", path, q, a.status, a.body)
+			}
+		}
+		for _, q := range []string{"period=week&date=2000-01-01", "date=2999-12-31"} {
+			if a := b.get(path + q); a.status != http.StatusOK {
+				t.Errorf("%s%s: %d %.600q", path, q, a.status, a.body)
+			}
+		}
+	}
+	page := b.get("/usage?period=month&date=2000-01-01").body
+	if strings.Contains(page, "1999-12-31") {
+		t.Error("the page of the first month links to the month before")
+	}
+}

@@ -76,6 +76,13 @@ func (p OfferPrice) Validate() (faults []berth.FieldError) {
 	return faults
 }
 
+// FirstUsageYear and LastUsageYear bound the dates for which the usage of clouds is listed. Every period of such a date
+// lies within the years 0 to 9999, which are the limits of JSON.
+const (
+	FirstUsageYear = 2000
+	LastUsageYear  = 2999
+)
+
 // CloudUsage is the spend of a tenant and all tenants below it for machines of clouds in one period, in US
 // dollars.
 type CloudUsage struct {
