@@ -269,7 +269,9 @@ type Container struct {
 	PID      int // of its first process on the host; 0 unless running
 	// Address is the address of the container on its own network; "" unless running, and for
 	// a container on the host's network.
-	Address    string
+	Address string
+	// Subnet is the range of addresses of that network; not valid without an address.
+	Subnet     netip.Prefix
 	StartedAt  time.Time
 	FinishedAt time.Time
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"path"
 	"path/filepath"
 	"strings"
@@ -73,7 +74,7 @@ func (c *container) snapshot() node.Container {
 	s := c.state
 	s.Labels = maps.Clone(s.Labels)
 	if s.State != node.ContainerRunning {
-		s.PID, s.Address = 0, ""
+		s.PID, s.Address, s.Subnet = 0, "", netip.Prefix{}
 	}
 	return s
 }
@@ -107,6 +108,7 @@ func (c *container) start(all *sync.WaitGroup, program func(context.Context, *pr
 	c.state.StartedAt = time.Now()
 	if c.spec.Network != node.HostNetwork {
 		c.state.Address = "127.0.0.1" // programs listen in this process
+		c.state.Subnet = netip.MustParsePrefix("127.0.0.0/8")
 	}
 	all.Go(func() {
 		defer cancel()

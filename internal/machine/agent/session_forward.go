@@ -89,62 +89,69 @@ func (v *visit) carry(ctx context.Context, stream net.Conn, id string) {
 // connect dials a port of the container. It asks the engine for the address before and after the
 // dial, by the container's id, so the connection cannot belong to another container.
 func (v *visit) connect(ctx context.Context, port int, id string) (net.Conn, error) {
-	address, err := v.address(ctx, id)
+	c, err := v.reachable(ctx, id)
 	if err != nil {
 		return nil, err
 	}
 	dialer := net.Dialer{Timeout: forwardDial}
-	conn, err := dialer.DialContext(ctx, "tcp", net.JoinHostPort(address, strconv.Itoa(port)))
+	conn, err := dialer.DialContext(ctx, "tcp", net.JoinHostPort(c.Address, strconv.Itoa(port)))
 	if err != nil {
 		if op, ok := errors.AsType[*net.OpError](err); ok {
 			err = op.Err
 		}
 		return nil, fmt.Errorf("port %d of the container: %w", port, err)
 	}
-	if again, err := v.address(ctx, id); err != nil || again != address {
+	if again, err := v.reachable(ctx, id); err != nil || again.Address != c.Address || again.Subnet != c.Subnet {
 		_ = conn.Close()
 		return nil, errors.New("the container has ended")
 	}
 	own, err := net.InterfaceAddrs()
-	if err != nil || !onOwnNetwork(conn.LocalAddr(), address, own) {
+	if err != nil || !onContainerNetwork(conn.LocalAddr(), c.Address, c.Subnet, own) {
 		_ = conn.Close()
 		return nil, errors.Join(errors.New("the machine is not connected to the container's network"), err)
 	}
 	return conn, nil
 }
 
-// onOwnNetwork reports whether a connection from local to the address remote used an interface of this
-// machine in the network of remote. Other connections have passed a gateway: the machine has lost its
-// interface in the container's network, and something else has the same address behind that gateway.
-func onOwnNetwork(local net.Addr, remote string, own []net.Addr) bool {
+// onContainerNetwork reports whether a connection from local to the address remote stayed in subnet, the network of the
+// container: it used an interface of this machine in exactly that network, and remote is no address of this machine.
+// Other connections have passed another interface: the machine has lost its interface in the container's network, and
+// something else has the same address. The interface of a wider network, as of a LAN, is another one too. The loopback
+// network has no other machine, and no container of an engine: programs of tests listen there.
+func onContainerNetwork(local net.Addr, remote string, subnet netip.Prefix, own []net.Addr) bool {
 	from, err := netip.ParseAddrPort(local.String())
 	if err != nil {
 		return false
 	}
 	to, err := netip.ParseAddr(remote)
-	if err != nil {
+	if err != nil || !subnet.Contains(to.Unmap()) {
 		return false
 	}
+	inside := false
 	for _, a := range own {
 		network, err := netip.ParsePrefix(a.String())
-		if err == nil && network.Addr() == from.Addr().Unmap() && network.Contains(to.Unmap()) {
-			return true
+		switch {
+		case err != nil:
+		case network.Addr() == to.Unmap() && !to.IsLoopback():
+			return false
+		case network.Addr() == from.Addr().Unmap() && network.Masked() == subnet.Masked():
+			inside = true
 		}
 	}
-	return false
+	return inside
 }
 
-// address returns the address of the container with this id, on its own network.
-func (v *visit) address(ctx context.Context, id string) (string, error) {
+// reachable returns the container with this id, which has an address on its own network.
+func (v *visit) reachable(ctx context.Context, id string) (node.Container, error) {
 	c, err := v.runtime.Inspect(ctx, v.name())
 	switch {
 	case err != nil:
-		return "", fmt.Errorf("find the container: %w", err)
+		return c, fmt.Errorf("find the container: %w", err)
 	case c.ID != id || c.State != node.ContainerRunning:
-		return "", errors.New("the container has ended")
+		return c, errors.New("the container has ended")
 	case c.Address == "":
-		return "", errors.New("the container has no address of its own: it uses the network of its machine, " +
+		return c, errors.New("the container has no address of its own: it uses the network of its machine, " +
 			"whose ports are not forwarded")
 	}
-	return c.Address, nil
+	return c, nil
 }

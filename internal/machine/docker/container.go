@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -329,7 +330,7 @@ func describe(c container.InspectResponse) node.Container {
 	case container.StateRunning, container.StatePaused, container.StateRestarting:
 		d.State = node.ContainerRunning
 		d.PID = s.Pid
-		d.Address = addressOf(c)
+		d.Address, d.Subnet = addressOf(c)
 		d.FinishedAt = time.Time{}
 	default: // exited, removing, dead
 		d.State = node.ContainerExited
@@ -347,17 +348,22 @@ func describe(c container.InspectResponse) node.Container {
 	return d
 }
 
-// addressOf returns the address of a container on the first of its networks.
-func addressOf(c container.InspectResponse) string {
+// addressOf returns the address of a container on the first of its networks, and the range of that network. A length of
+// the range that the engine does not report, or that no network has, leaves the range invalid.
+func addressOf(c container.InspectResponse) (address string, subnet netip.Prefix) {
 	if c.NetworkSettings == nil {
-		return ""
+		return "", subnet
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.NetworkSettings.Networks)) {
 		if n := c.NetworkSettings.Networks[name]; n != nil && n.IPAddress != "" {
-			return n.IPAddress
+			at, err := netip.ParseAddr(n.IPAddress)
+			if err == nil && n.IPPrefixLen > 0 {
+				subnet, _ = at.Prefix(n.IPPrefixLen)
+			}
+			return n.IPAddress, subnet
 		}
 	}
-	return ""
+	return "", subnet
 }
 
 // stamp parses the engine's time. The engine writes year 1 for "never", which stamp returns as
