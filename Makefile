@@ -158,7 +158,7 @@ siege: setup ## attack a control plane as hostile callers may; a good caller and
 ALERTS ?=
 
 .PHONY: alarms
-alarms: ## let a real Prometheus watch a real stack while the fault of each alert is injected: it fires, and is silent again (root, 15 minutes): make alarms [ALERTS=NoLeader,DiskFull]
+alarms: ## let a real Prometheus watch a real stack while the real faults of most alerts are injected: each alert fires, and is silent again (root, 15 minutes): make alarms [ALERTS=NoLeader,DiskFull]
 	@scripts/setup.sh alarms
 	@scripts/alarms.sh -alerts "$(ALERTS)"
 

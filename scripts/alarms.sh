@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs a real stack under a real Prometheus server with the rules of deploy/prometheus, injects the real fault of each
-# alert, and prints one table: alert, fault, seconds to firing, seconds to silence. It needs root, for small file
-# systems that it fills. Arguments go to the benchmark:
+# Runs a real stack under a real Prometheus server with the rules of deploy/prometheus, injects the real faults of most
+# alerts, and prints one table: alert, fault, seconds to firing, seconds to silence. absences_test.go of e2e/alarms lists
+# the alerts without a real fault. It needs root, for small file systems that it fills. Arguments go to the benchmark:
 #
 #     scripts/alarms.sh -alerts NoLeader,DatabaseDown
 set -euo pipefail

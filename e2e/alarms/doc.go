@@ -1,10 +1,11 @@
-// Package alarms shows that alerts fire by their real faults: a stack of real processes is scraped by a real
+// Package alarms shows that alerts fire by their real faults. A stack of real processes is scraped by a real
 // Prometheus server with the rules of deploy/prometheus, and the faults are injected one by one.
 //
 // For each alert the benchmark verifies four things: it is silent before the fault, it fires during the fault with
 // labels that name the right thing, it is silent after the repair, and the condition that its runbook promises under
 // Verification holds then. No other alert may fire. BenchmarkAlarms (make alarms) prints one table and needs root, for
-// small file systems that it fills. go test only checks the transformation of the rules.
+// small file systems that it fills. go test only checks the transformation of the rules,
+// and that each alert without a real fault has a reason (see absences).
 //
 // The one rule to know: each duration of the rules from a minute to a day is a twelfth in the run (see faster), and so
 // is the interval of scrapes. Nothing else of the rules changes.

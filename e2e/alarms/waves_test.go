@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"os"
 	"sync"
 	"syscall"
 
@@ -14,7 +13,7 @@ import (
 	"berth/spec"
 )
 
-// waves lists all faults. The first wave has faults of details, which leave the rest of the stack at work; its longest
+// waves lists all faults; absences lists the alerts without one. The first wave has faults of details, which leave the rest of the stack at work; its longest
 // lane lasts seven minutes. The later waves stop parts of the control plane.
 func (p *plant) waves() []wave {
 	return []wave{
@@ -139,7 +138,7 @@ func (p *plant) submitAlways(ctx context.Context, callers int) (stop func(contex
 	}, nil
 }
 
-// others leaves a transaction open, takes the folder of the object store away, and stops more than a third of the
+// others leaves a transaction open, mounts another file system over the object store, and stops more than a third of the
 // agents.
 func (p *plant) others() lane {
 	var end func(context.Context) error
@@ -152,9 +151,9 @@ func (p *plant) others() lane {
 		end:    func(ctx context.Context) error { return end(ctx) },
 		verify: "max(berth_scheduler_feed_lag_seconds) < 1",
 	}, {
-		alert: "BerthObjectStoreDown", fault: "the folder of the object store is gone",
-		begin:  func(context.Context) error { return os.Rename(p.objects, p.objects+".away") },
-		end:    func(context.Context) error { return os.Rename(p.objects+".away", p.objects) },
+		alert: "BerthObjectStoreDown", fault: "another file system is mounted in place of the object store",
+		begin:  func(context.Context) error { return syscall.Mount("tmpfs", p.objects, "tmpfs", 0, "size=1m") },
+		end:    func(context.Context) error { return syscall.Unmount(p.objects, syscall.MNT_DETACH) },
 		verify: `min(berth_dependency_up{dependency="object_store"}) == 1`,
 	}, {
 		alert: "BerthVerdictsFrozen", fault: "three agents of five are stopped",
@@ -198,12 +197,15 @@ func (p *plant) links() lane {
 			})
 		}
 	}
-	_, one := p.dispatch.Links()
+	one := func() *faultproxy.Proxy {
+		_, temporal := p.dispatch.Links()
+		return temporal
+	}
 	return lane{{
 		alert: "BerthDependencyUnreachable", fault: "the network between one replica and Temporal drops everything",
 		labels: map[string]string{"instance": p.dispatch.Address(), "dependency": "temporal"},
-		begin:  func(context.Context) error { one.Cut(); return nil },
-		end:    func(context.Context) error { one.Heal(); return nil },
+		begin:  func(context.Context) error { one().Cut(); return nil },
+		end:    func(context.Context) error { one().Heal(); return nil },
 		verify: "min(berth_dependency_up) == 1",
 	}, {
 		alert: "BerthTemporalDown", fault: "Temporal refuses all connections",
