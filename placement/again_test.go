@@ -76,3 +76,45 @@ func TestAFailedSearchKeepsItsPromises(t *testing.T) {
 		}
 	}
 }
+
+// repairs adds gang g, which is under repair: it keeps m0 for a minute and may not use m2, where its member has failed.
+func (s *nominated) repairs() {
+	s.DefineClass("repaired", spec.Request{GPUs: 1, GPUMilli: 1000, Members: 2, Avoid: []berth.MachineID{"m2"}, Execution: spec.AtLeastOnce})
+	s.UpsertJob(placement.Job{ID: "g", Tenant: "x", Class: "repaired", Version: 1, Priority: 500, SubmittedAt: noon, EligibleAt: noon,
+		TimeLimit: 10 * time.Minute})
+	s.nominate("g", 0, "", func(m *placement.Nomination) { m.Repair, m.ExpiresAt = true, noon.Add(time.Minute) })
+}
+
+// TestARepairYieldsAlsoWhileOtherJobsStop checks that a gang under repair which gets the rest of its room from a job that
+// stops keeps the nominations of the repair as they are: they expire after a minute, and end for another gang that could
+// start with their capacity.
+func TestARepairYieldsAlsoWhileOtherJobsStop(t *testing.T) {
+	t.Parallel()
+	for _, priority := range []int{400, 900} {
+		s := newNominated(placement.Running{}, stopping("u", 5*time.Minute), placement.Running{})
+		s.RemoveJob("w") // it would take m2
+		s.repairs()
+		s.waits("big", 2, priority)
+		plan := planWith(s, 0)
+		if !slices.Equal(plan.Yield, []berth.JobID{"g"}) || len(plan.Nominate) != 0 {
+			t.Errorf("other gang with priority %d: yields %v and nominates %+v, want g and nothing", priority, plan.Yield, plan.Nominate)
+		}
+	}
+}
+
+// TestAJobOfOneMemberThatNeedsNoVictimsKeepsItsPlace checks that a job whose nominated machine is lost, while another job
+// releases enough, has that place nominated: otherwise a lower job preempts others and takes it.
+func TestAJobOfOneMemberThatNeedsNoVictimsKeepsItsPlace(t *testing.T) {
+	t.Parallel()
+	s := newNominated(placement.Running{}, stopping("u", 5*time.Minute), placement.Running{Job: "p", Priority: 100, Preemptible: true})
+	s.waits("g", 1, 500)
+	m, _ := s.Machine("m0")
+	m.State = berth.MachineDraining
+	s.UpsertMachine(m)
+	s.nominate("g", 0, "", nil)
+	s.waits("j2", 2, 400)
+	plan := planWith(s, 0)
+	if n := plan.Nominate; len(n) != 1 || n[0].For != "g" || n[0].Machine != "m1" || n[0].Victim != "u" || len(plan.Preempt) != 0 {
+		t.Errorf("nominates %+v and stops %v, want m1 of u for g and nothing", n, victimsOf(plan))
+	}
+}

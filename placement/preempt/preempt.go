@@ -57,6 +57,7 @@ type Search struct {
 	Barred   map[berth.JobID]bool // jobs that must not preempt; nil: none
 	Orders   []Order
 	stops    []*cluster.Holder         // jobs that this plan orders to stop
+	searched berth.JobID               // the last job for which Preempt has searched victims
 	estimate bool                      // Hope records times
 	hoped    int                       // searches made for Hope
 	Hopes    map[berth.JobID]time.Time // by blocked job; see Hope
@@ -89,17 +90,19 @@ func NewSearch(n *Nominations, q *queue.Queue, s *queue.Shares, x *Index, estima
 
 // Preempt orders other jobs to stop for a blocked job, and nominates their capacity, in
 // place of all earlier nominations for the job. If a job with nominations needs no victims, its
-// places are nominated alone. It returns false if no allowed victims
-// release enough, if the job has not waited for PreemptAfter, if it is barred, if it would
-// delay a reserved start, or if the plan has no searches left.
+// places are nominated alone, except for a gang that has only the nominations of its repair: these
+// last for a short time and yield to other gangs, and the new ones would do neither. Preempt
+// returns false if no allowed victims release enough, if the job has not waited for PreemptAfter,
+// if it is barred, if it would delay a reserved start, or if the plan has no searches left.
 func (r *Search) Preempt(x *queue.Contender, e *queue.Entry) bool {
 	if !r.policy.Preempt || r.Searches == 0 || r.waited(e) < r.policy.PreemptAfter || r.Barred[e.ID] {
 		return false
 	}
 	r.Searches--
+	r.searched = e.ID
 	own := r.nominations.withdraw(e) // the job needs no victims for capacity that is nominated for it
 	renewReleased(r, machinesOf(own))
-	best := r.choose(x, e, len(own) > 0)
+	best := r.choose(x, e, slices.ContainsFunc(own, func(m Mark) bool { return !m.Repair }))
 	if best == nil || delays(r, e, own, best) {
 		r.nominations.reinstate(own)
 		renewReleased(r, machinesOf(own))
@@ -125,8 +128,8 @@ func (r *Search) Hope(x *queue.Contender, e *queue.Entry) {
 
 // choose returns the cheapest displacement for a job, over all groups of machines. It
 // returns nil if no displacement gives enough capacity. If stopping jobs already release
-// enough, it returns nil as well, unless the job is nominated and its places are known: these
-// must become its nominations, or a lower job may preempt others and take them.
+// enough, it returns nil as well, unless the job is nominated: its places must become its
+// nominations, or a lower job may preempt others and take them.
 func (r *Search) choose(x *queue.Contender, e *queue.Entry, nominated bool) *displacement {
 	// The job starts only after its victims have stopped, so its end is unknown here: it
 	// must not count on held capacity.
@@ -140,10 +143,10 @@ func (r *Search) choose(x *queue.Contender, e *queue.Entry, nominated bool) *dis
 	var best *displacement
 	for _, group := range fit.Roomy(r.placer, e.Class) {
 		mark := r.ledger.Mark()
-		s := r.displace(e, group)
+		s := r.displace(e, group, nominated)
 		r.ledger.Undo(mark)
 		if s != nil && len(s.victims) == 0 {
-			if nominated && len(s.ranks) > 0 {
+			if nominated {
 				return s
 			}
 			return nil
@@ -180,12 +183,13 @@ func (s *displacement) cost() float64 {
 }
 
 // displace places all members of a job in one group, with victims on machines without room;
-// nil if that is impossible. The caller reverts the entries in the ledger.
+// nil if that is impossible. The caller reverts the entries in the ledger. Without victims, the
+// place of a single job is known only if the job is nominated.
 //
 // Gangs see released capacity in the ledger from the start. A single job does not: its
 // search for free capacity has just failed, so either released capacity is enough, or one
 // machine needs victims, where overlaid adds the released capacity.
-func (r *Search) displace(e *queue.Entry, group string) *displacement {
+func (r *Search) displace(e *queue.Entry, group string, nominated bool) *displacement {
 	s := &displacement{}
 	c := e.Class
 	defer r.placer.Reopen(c)()
@@ -198,8 +202,11 @@ func (r *Search) displace(e *queue.Entry, group string) *displacement {
 		if short(r, c, group) {
 			return nil
 		}
-	case r.fitsReleased(c, group):
-		return s // released capacity is enough, so there are no victims
+	default:
+		if found, ok := r.findReleased(c, group, nominated); ok {
+			s.ranks = append(s.ranks, found)
+			return s // released capacity is enough, so there are no victims
+		}
 	}
 	for _, p := range c.Parts {
 		for range p.Members {

@@ -87,14 +87,15 @@ func (r *Search) releasedOn(n *cluster.Node) []berth.Grant {
 	return r.released[n.Index]
 }
 
-// fitsReleased reports whether one member of a class without a place fits once stopping
+// findReleased returns a place for one member of a class without a place, once stopping
 // jobs have released their capacity. Machines of reserved starts do not count: these starts
-// depend on that capacity.
-func (r *Search) fitsReleased(c *cluster.Class, group string) bool {
+// depend on that capacity. ok is false if no machine has room. With first set, the place is
+// on the first machine by id; otherwise on any, as the machines have no fixed order.
+func (r *Search) findReleased(c *cluster.Class, group string, first bool) (found cluster.Choice, ok bool) {
 	s := r.placer.SearchFor(c, group)
 	for _, n := range r.releasedNodes() {
-		m, ok := c.MatchOf(n.Kind)
-		if !ok || !n.Offered() || !s.Allows(n) || r.ledger.IsFirm(n) {
+		m, may := c.MatchOf(n.Kind)
+		if !may || !n.Offered() || !s.Allows(n) || r.ledger.IsFirm(n) || ok && n.ID > found.Node.ID {
 			continue
 		}
 		draft := r.ledger.Sketch(n)
@@ -102,11 +103,16 @@ func (r *Search) fitsReleased(c *cluster.Class, group string) bool {
 		if h := r.ledger.HoldOn(n); h != nil && !r.placer.End.IsZero() && !r.placer.End.After(h.Until) {
 			draft.Add(h.Grant)
 		}
-		if fit.Fits(c, draft, m.Devices) {
-			return true
+		devices, fits := fit.Devices(c, draft, m.Devices)
+		if !fits {
+			continue
+		}
+		found, ok = cluster.Choice{Node: n, Allowed: m.Devices, Grant: fit.Grant(c, n, devices)}, true
+		if !first {
+			break
 		}
 	}
-	return false
+	return found, ok
 }
 
 // clear adds the victims' capacity to the ledger, machine by machine. If released is set,
