@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"berth"
 	"berth/db"
@@ -168,5 +169,64 @@ func TestNoPreemptionCountsOnCapacityOfARepair(t *testing.T) {
 	s.stop(gang, attempt)
 	if why := s.giveWay(s.term, p); !strings.Contains(why, "for its repair") || s.nominated(waiting) != "" {
 		t.Errorf("refused for %q; %q is nominated, want none", why, s.nominated(waiting))
+	}
+}
+
+// sharing returns a gang whose two members on m0 were killed since they were not prepared in time, and the first of which
+// has failed. The capacity of the member with the given GPU is nominated for another gang until the given time.
+func (s *gangStage) sharing(gpu int, until time.Time) (gang berth.JobID) {
+	s.t.Helper()
+	gang = s.gang(2, nil)
+	attempt := s.begin(gang, grantOf("m0", 0), grantOf("m0", 1))
+	s.claim(gang, attempt, 0)
+	s.claim(gang, attempt, 1)
+	victim := s.gang(1, nil)
+	s.runs(victim, s.begin(victim, grantOf("m2", 0)), 1)
+	s.ago(`UPDATE allocations SET claimed_at = now() - interval '61 min' WHERE phase <> 'running'`)
+	if n, err := s.db.Attempts.KillUnprepared(s.t.Context(), s.term, patience, 10); n != 1 || err != nil {
+		s.t.Fatal(n, err)
+	}
+	waiting := s.gang(2, nil)
+	p := s.preemption(waiting, victim)
+	one, two := oneGPU(waiting, gang, gpu), oneGPU(waiting, victim, 0)
+	one.Capacity, one.ExpiresAt, two.Machine = s.member(gang), until, "m2"
+	p.Nominations = []db.Nomination{one, two}
+	if why := s.giveWay(s.term, p); why != "" {
+		s.t.Fatal(why)
+	}
+	s.mustTell(gang, attempt, 0, berth.PhaseSealed, ended(failure.CauseExited, 1)) // the other member survives
+	if stopped, err := s.db.Attempts.Stop(s.t.Context(), gang, attempt); err != nil || !stopped {
+		s.t.Fatal(stopped, err)
+	}
+	return gang
+}
+
+// member returns the capacity of one member of a gang.
+func (s *gangStage) member(gang berth.JobID) (c berth.Capacity) {
+	s.t.Helper()
+	err := s.pool.QueryRow(s.t.Context(), `SELECT cpu_m, mem_mb, disk_mb, gpu_milli FROM allocations WHERE job = $1 AND rank = 0`,
+		gang).Scan(&c.CPUMilli, &c.MemoryMiB, &c.DiskMiB, &c.GPUMilli)
+	if err != nil || c.CPUMilli == 0 || c.MemoryMiB == 0 {
+		s.t.Fatal(c, err)
+	}
+	return c
+}
+
+// TestARepairKeepsTheRestOfASharedMachine checks that a gang with two members on one machine keeps all capacity of the
+// member that still stops, if only the other member's part is nominated for another job or the nomination has expired.
+func TestARepairKeepsTheRestOfASharedMachine(t *testing.T) {
+	t.Parallel()
+	for name, x := range map[string]struct {
+		gpu   int
+		until time.Time
+	}{"part of the ended member": {0, time.Time{}}, "expired": {1, time.Now().Add(-time.Minute)}} {
+		s := newGangStage(t)
+		gang := s.sharing(x.gpu, x.until)
+		want := s.member(gang)
+		got := one[[]int64](s.stage, `SELECT array_agg(v ORDER BY e.gpu_idx, n) FROM nominations e,
+			unnest(ARRAY[gpu_idx, milli, cpu_m, memory_mib, disk_mib]) WITH ORDINALITY AS u(v, n) WHERE beneficiary = $1`, gang)
+		if !slices.Equal(got, []int64{-1, 0, want.CPUMilli, want.MemoryMiB, want.DiskMiB, 1, 1000, 0, 0, 0}) {
+			t.Errorf("%s: the repair keeps %v, want %+v with GPU 1", name, got, want)
+		}
 	}
 }

@@ -20,8 +20,10 @@ import (
 
 // keepRoom nominates the capacity of a gang's surviving members for the gang itself, for
 // duration d, except for the parts that are nominated for other jobs already: a preemption may count
-// on a gang that is killed or leaves a draining machine before any of its members has ended. It does
-// nothing for a job that is not Repairable. The caller holds the locks of lockJob.
+// on a gang that is killed or leaves a draining machine before any of its members has ended. Several
+// members may share a machine or a GPU, and a nomination does not record whose part it takes. So the gang
+// keeps the capacity of the survivors, and at most the part of all members that is nominated for no
+// other job. keepRoom does nothing for a job that is not Repairable. The caller holds the locks of lockJob.
 func keepRoom(ctx context.Context, tx pgx.Tx, job lockedJob, d time.Duration) error {
 	if !job.Repairable() {
 		return nil
@@ -45,30 +47,49 @@ func keepRoom(ctx context.Context, tx pgx.Tx, job lockedJob, d time.Duration) er
 	_, err = tx.Exec(ctx, `
 		INSERT INTO nominations AS e (beneficiary, machine_id, gpu_idx, milli, cpu_m, memory_mib, disk_mib, victim,
 			victim_attempt, expires_at)
-		SELECT @job, k.machine_id, k.idx, greatest(sum(k.milli), 0), greatest(sum(k.cpu_m), 0),
-			greatest(sum(k.mem_mb), 0), greatest(sum(k.disk_mb), 0), @job, @attempt, now() + @hold::interval
+		SELECT @job, k.machine_id, k.idx, k.milli, k.cpu_m, k.mem_mb, k.disk_mb, @job, @attempt, now() + @hold::interval
 		FROM (
-			SELECT a.machine_id, -1 AS idx, 0 AS milli, a.cpu_m, a.mem_mb, a.disk_mb
-			FROM allocations a
-			WHERE a.id = ANY(@survivors)
-			UNION ALL
-			SELECT c.machine_id, c.idx, c.milli, 0, 0, 0
-			FROM device_allocations c
-			WHERE c.alloc_id = ANY(@survivors)
-			UNION ALL
-			SELECT o.machine_id, o.gpu_idx, -o.milli, -o.cpu_m, -o.memory_mib, -o.disk_mib
-			FROM nominations o
-			WHERE o.victim = @job AND o.victim_attempt = @attempt AND o.beneficiary <> @job
+			SELECT p.machine_id, p.idx,
+				greatest(least(sum(p.milli) FILTER (WHERE p.survives), sum(p.milli)), 0) AS milli,
+				greatest(least(sum(p.cpu_m) FILTER (WHERE p.survives), sum(p.cpu_m)), 0) AS cpu_m,
+				greatest(least(sum(p.mem_mb) FILTER (WHERE p.survives), sum(p.mem_mb)), 0) AS mem_mb,
+				greatest(least(sum(p.disk_mb) FILTER (WHERE p.survives), sum(p.disk_mb)), 0) AS disk_mb
+			FROM (
+				SELECT a.machine_id, -1 AS idx, 0 AS milli, a.cpu_m, a.mem_mb, a.disk_mb,
+					a.id = ANY(@survivors) AS survives
+				FROM allocations a
+				WHERE a.id = ANY(@members)
+				UNION ALL
+				SELECT c.machine_id, c.idx, c.milli, 0, 0, 0, c.alloc_id = ANY(@survivors)
+				FROM device_allocations c
+				WHERE c.alloc_id = ANY(@members)
+				UNION ALL
+				SELECT o.machine_id, o.gpu_idx, -o.milli, -o.cpu_m, -o.memory_mib, -o.disk_mib, false
+				FROM nominations o
+				WHERE o.victim = @job AND o.victim_attempt = @attempt AND o.beneficiary <> @job
+					AND o.expires_at > clock_timestamp()
+			) p
+			GROUP BY p.machine_id, p.idx
+			HAVING bool_or(p.survives)
 		) k
 		JOIN machines m ON m.id = k.machine_id AND m.state = 'ready'
-		GROUP BY k.machine_id, k.idx
-		HAVING greatest(sum(k.milli), sum(k.cpu_m), sum(k.mem_mb), sum(k.disk_mb)) > 0
+		WHERE greatest(k.milli, k.cpu_m, k.mem_mb, k.disk_mb) > 0
 		ORDER BY k.machine_id, k.idx
 		ON CONFLICT (beneficiary, machine_id, gpu_idx, victim) DO UPDATE
 		SET milli = excluded.milli, cpu_m = excluded.cpu_m, memory_mib = excluded.memory_mib,
 		    disk_mib = excluded.disk_mib, victim_attempt = excluded.victim_attempt, expires_at = excluded.expires_at`,
-		pgx.NamedArgs{"job": job.ID, "attempt": job.Attempt, "survivors": ids(survivors), "hold": d})
+		pgx.NamedArgs{"job": job.ID, "attempt": job.Attempt, "survivors": ids(survivors),
+			"members": ids(membersOf(job)), "hold": d})
 	return err
+}
+
+// membersOf lists the allocations of all members of a job's attempt.
+func membersOf(job lockedJob) []berth.AllocationID {
+	list := make([]berth.AllocationID, len(job.Members))
+	for i, m := range job.Members {
+		list[i] = m.ID
+	}
+	return list
 }
 
 // settleRoom adjusts the nominations of a gang to the settlement of its attempt. Kept ones
