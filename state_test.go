@@ -43,6 +43,7 @@ func statesDocument() string {
 		}
 		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", from, t.To, t.By, t.When)
 	}
+	b.WriteString(nominationStates)
 	return b.String()
 }
 

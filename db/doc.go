@@ -25,7 +25,7 @@
 //	Parents     dependents lists parent parent_control parent_tell
 //	Retries     array_runs retry
 //	Schedules   clocks fire schedules schedules_apply
-//	Queue       commit explain feed preempt repair
+//	Queue       commit explain feed preempt repair withdraw
 //	Machines    approvals blame egress engine fleet_use machine_history machine_losses machines_read machines_write
 //	            prune reap
 //	Pools       pools

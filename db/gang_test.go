@@ -116,9 +116,9 @@ func ended(cause failure.ExitCause, code int) *failure.Exit {
 }
 
 // nominated lists the machines on which room is kept for a job.
-func (s *gangStage) nominated(id berth.JobID) string {
+func (s *stage) nominated(id berth.JobID) string {
 	s.t.Helper()
-	return one[string](s.stage, `SELECT coalesce(string_agg(machine_id, ' ' ORDER BY machine_id), '') FROM nominations WHERE beneficiary = $1 AND gpu_idx < 0`, id)
+	return one[string](s, `SELECT coalesce(string_agg(machine_id, ' ' ORDER BY machine_id), '') FROM nominations WHERE beneficiary = $1 AND gpu_idx < 0`, id)
 }
 
 func TestMembersOfAGangMeetOnPortsOfTheirMachines(t *testing.T) {

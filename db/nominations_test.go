@@ -230,3 +230,93 @@ func TestARepairKeepsTheRestOfASharedMachine(t *testing.T) {
 		}
 	}
 }
+
+// withdrawals returns the withdrawals of all nominations as a plan sees them now.
+func (s *stage) withdrawals() (list []db.Withdrawal) {
+	s.t.Helper()
+	for _, m := range s.loadQueue().Nominations {
+		list = append(list, db.Withdrawal{Job: m.Beneficiary, Machine: m.Machine, ExpiresAt: m.ExpiresAt})
+	}
+	return list
+}
+
+// withdraws deletes nominations, and returns the number of deleted rows.
+func (s *stage) withdraws(term db.Term, list []db.Withdrawal) int {
+	s.t.Helper()
+	n, err := s.db.Queue.WithdrawNominations(s.t.Context(), term, list)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return n
+}
+
+// TestAWithdrawalDeletesTheNominationsOfItsPlan checks that a withdrawal by a plan older than the latest preemption of the
+// job deletes nothing, that one by a former leader is an error, and that the capacity is open to all jobs afterwards.
+func TestAWithdrawalDeletesTheNominationsOfItsPlan(t *testing.T) {
+	t.Parallel()
+	for name, until := range map[string]time.Time{"never": {}, "in an hour": time.Now().Add(time.Hour)} {
+		s := newStage(t)
+		victim, waiting := s.standing()
+		former := s.term()
+		p := s.preemption(waiting, victim)
+		p.Nominations[0].ExpiresAt = time.Now().Add(time.Minute)
+		if why := s.giveWay(former, p); why != "" {
+			t.Fatal(why)
+		}
+		stale := s.withdrawals()
+		p.Nominations[0].ExpiresAt = until
+		if why := s.giveWay(former, db.Preemption{For: waiting, Nominations: p.Nominations}); why != "" {
+			t.Fatal(why)
+		}
+		mustExec(t, s.pool, `UPDATE leases SET expires_at = now() - interval '1 s'`)
+		term, ok := s.lead("next", time.Hour)
+		if !ok {
+			t.Fatal("no lead")
+		}
+		if n := s.withdraws(term, stale); n != 0 || s.nominated(waiting) != "m0" {
+			t.Errorf("%s: a stale plan deletes %d nominations, so that %q is left", name, n, s.nominated(waiting))
+		}
+		now := s.withdrawals()
+		if _, err := s.db.Queue.WithdrawNominations(t.Context(), former, now); err == nil || s.nominated(waiting) != "m0" {
+			t.Errorf("%s: a former leader withdraws nominations: %v", name, err)
+		}
+		s.exit(victim, 1, 0, failure.Exit{Cause: failure.CauseOrdered, Code: 143})
+		s.settle(victim, 1)
+		other := s.start(s.queued(func(j *spec.Job) { j.Resources.GPUs = 2000 }), grantOf("m0", 0, 1))
+		s.mustRefuse(term, other, "kept for a job that others gave way to")
+		if n := s.withdraws(term, now); n != 3 || s.nominated(waiting) != "" {
+			t.Errorf("%s: deletes %d nominations and leaves %q, want 3 and none", name, n, s.nominated(waiting))
+		}
+		if n := s.withdraws(term, now); n != 0 {
+			t.Errorf("%s: a second withdrawal deletes %d nominations", name, n)
+		}
+		if c := s.commit(term, other); len(c.Started) != 1 {
+			t.Errorf("%s: the capacity is not free: %+v", name, c.Refused)
+		}
+	}
+}
+
+// TestAWithdrawalLeavesRepairsAlone checks that a plan made before a gang failed does not withdraw the nominations of the
+// gang's repair, and that nominations of other jobs and machines stay.
+func TestAWithdrawalLeavesRepairsAlone(t *testing.T) {
+	t.Parallel()
+	s := newGangStage(t)
+	id, _ := s.failed()
+	before := s.nominated(id)
+	list := s.withdrawals()
+	if n := s.withdraws(s.term, list); n != 0 || len(list) == 0 || before == "" || s.nominated(id) != before {
+		t.Errorf("%d of the nominations %v of a repair are withdrawn", n, list)
+	}
+	victim := s.gang(1, nil)
+	s.runs(victim, s.begin(victim, grantOf("m2", 1)), 1)
+	waiting := s.gang(1, nil)
+	p := s.preemption(waiting, victim)
+	p.Nominations[0].Machine = "m2"
+	p.Nominations[0].GPUs, p.Nominations[0].Capacity.GPUMilli = p.Nominations[0].GPUs[1:], 1000
+	if why := s.giveWay(s.term, p); why != "" {
+		t.Fatal(why)
+	}
+	if n := s.withdraws(s.term, []db.Withdrawal{{Job: waiting, Machine: "m0"}, {Job: victim, Machine: "m2"}}); n != 0 {
+		t.Errorf("%d nominations of another machine or job are withdrawn", n)
+	}
+}

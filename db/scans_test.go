@@ -81,12 +81,16 @@ func TestPeriodicStatementsDoNotReadAllJobs(t *testing.T) {
 		"Jobs.FailExpired":       func(d *db.DB) error { _, err := d.Jobs.FailExpired(t.Context(), term, nil, 500); return err },
 		"Queue.ClearNominations": func(d *db.DB) error { _, err := d.Queue.ClearNominations(t.Context(), term); return err },
 		"Queue.GiveUpRepairs":    func(d *db.DB) error { _, err := d.Queue.GiveUpRepairs(t.Context(), term, nil); return err },
-		"Machines.MarkSuspect":   func(d *db.DB) error { _, err := d.Machines.MarkSuspect(t.Context(), term, silence); return err },
-		"Machines.Overdue":       func(d *db.DB) error { _, _, err := d.Machines.Overdue(t.Context(), silence); return err },
-		"Machines.Fleet":         func(d *db.DB) error { _, err := d.Machines.Fleet(t.Context(), silence); return err },
-		"Attempts.DrainOverdue":  func(d *db.DB) error { _, err := d.Attempts.DrainOverdue(t.Context(), term, 500); return err },
-		"Attempts.JudgeHangs":    func(d *db.DB) error { _, err := d.Attempts.JudgeHangs(t.Context(), term, 500); return err },
-		"Machines.DrainLemons":   func(d *db.DB) error { _, err := d.Machines.DrainLemons(t.Context(), term); return err },
+		"Queue.WithdrawNominations": func(d *db.DB) error {
+			_, err := d.Queue.WithdrawNominations(t.Context(), term, []db.Withdrawal{{Job: id, Machine: "m0"}})
+			return err
+		},
+		"Machines.MarkSuspect":  func(d *db.DB) error { _, err := d.Machines.MarkSuspect(t.Context(), term, silence); return err },
+		"Machines.Overdue":      func(d *db.DB) error { _, _, err := d.Machines.Overdue(t.Context(), silence); return err },
+		"Machines.Fleet":        func(d *db.DB) error { _, err := d.Machines.Fleet(t.Context(), silence); return err },
+		"Attempts.DrainOverdue": func(d *db.DB) error { _, err := d.Attempts.DrainOverdue(t.Context(), term, 500); return err },
+		"Attempts.JudgeHangs":   func(d *db.DB) error { _, err := d.Attempts.JudgeHangs(t.Context(), term, 500); return err },
+		"Machines.DrainLemons":  func(d *db.DB) error { _, err := d.Machines.DrainLemons(t.Context(), term); return err },
 		"Jobs.ArchiveTerminal": func(d *db.DB) error {
 			_, err := d.Jobs.ArchiveTerminal(t.Context(), term, 24*time.Hour, 500)
 			return err

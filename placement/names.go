@@ -158,6 +158,8 @@ type (
 	PreemptReason = preempt.Reason
 	// Nomination keeps capacity of one machine for one waiting job.
 	Nomination = preempt.Nomination
+	// Withdrawal is a decision to delete nominations that a reserved start replaces.
+	Withdrawal = preempt.Withdrawal
 )
 
 // The reasons for a preemption.

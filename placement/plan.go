@@ -26,11 +26,14 @@ type Plan struct {
 	Preempt  []preempt.Order      // each with its nominations in Nominate
 	Nominate []preempt.Nomination // to write, in one transaction with the preemptions
 	Near     []fit.Near           // started members that moved to a machine with their job's data
-	Release  []preempt.Nomination // to delete: placed, expired, or without a waiting job
+	Release  []preempt.Nomination // to delete: placed, expired, withdrawn, or without a waiting job
 	Fail     []Fail               // jobs past their queue deadline
 	// Yield lists the gangs that should give up the capacity nominated for their repair,
 	// since another gang could start with this capacity.
 	Yield []berth.JobID
+	// Withdraw lists the nominations of waiting jobs that reserved starts replace. The leader deletes
+	// them, and their capacity is free in the next plan. They are in Release, too.
+	Withdraw []preempt.Withdrawal `json:",omitempty"`
 	// Stalled lists the tenants, by id, with a next job that only their quota or budget
 	// keeps from starting.
 	Stalled []berth.TenantID
@@ -206,6 +209,7 @@ func (r *run) emit() {
 	r.plan.Preempt = r.preemption.Orders
 	r.plan.Nominate = r.nominations.Written
 	r.plan.Release = r.nominations.Released
+	r.plan.Withdraw = r.nominations.Withdrawn
 }
 
 // decide decides about the next job of the contender and advances the turn.
@@ -309,7 +313,7 @@ func (r *run) block(x *queue.Contender, e *queue.Entry) (kept bool) {
 	if r.reservations.Heads >= r.policy.Backfill {
 		return false
 	}
-	if _, ok := r.reservations.Reserve(e); !ok {
+	if _, ok := r.preemption.Reserve(e); !ok {
 		return false
 	}
 	r.shares.Charge(x, e)

@@ -302,7 +302,7 @@ func (r *replay) settle() error {
 		for _, s := range plan.Start {
 			r.start(r.tasks[s.Job], s)
 		}
-		if len(plan.Start) == 0 && len(plan.Preempt) == 0 {
+		if len(plan.Start) == 0 && len(plan.Preempt) == 0 && len(plan.Withdraw) == 0 {
 			r.stall(plan.Stalled)
 			return nil
 		}

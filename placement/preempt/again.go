@@ -71,12 +71,8 @@ func holdersOf(s *displacement) []*cluster.Holder {
 func (r *Nominations) retire(e *queue.Entry, own []Mark) {
 	for _, m := range own {
 		r.Released = append(r.Released, m.Nomination)
-		if m.Holder == nil {
-			r.reservations.Vacate(m.node, e.ID, m.grant)
-		} else if m.later != nil {
-			r.reservations.Revoke(m.node, *m.later)
-		}
 	}
+	r.vacate(e, own)
 	delete(r.Marks, e.ID)
 }
 

@@ -30,6 +30,8 @@ type Nominations struct {
 	held     map[*cluster.Holder]map[berth.MachineID][]berth.Grant
 	Released []Nomination // to delete: no job needs these nominations
 	Written  []Nomination // to insert: nominations of this plan
+
+	Withdrawn []Withdrawal // the part of Released that reserved starts replace
 }
 
 // share identifies the part of a job on one machine.
@@ -73,6 +75,7 @@ type Mark struct {
 	grant  berth.Grant           // nominated capacity; without a Holder, the free part of it
 	Holder *cluster.Holder       // the victim, while it still holds the capacity; nil: it has stopped
 	start  time.Time             // expected start of the job; zero: unknown
+	until  time.Time             // expected end of the job; zero: unknown
 	later  *backfill.Reservation // of the capacity from the victim's end on; nil: none
 }
 
@@ -153,14 +156,13 @@ func (r *Nominations) holderOf(m Nomination) *cluster.Holder {
 func (r *Nominations) add(e *queue.Entry, n *cluster.Node, m Nomination, start time.Time) {
 	x := Mark{Nomination: m, node: n, start: start, grant: cluster.Owned(
 		berth.Grant{Machine: n.ID, Epoch: n.Epoch, Capacity: m.Capacity, GPUs: m.GPUs}, e.Class.Tenant)}
-	var until time.Time
 	if !start.IsZero() {
-		until = r.reservations.Leaves(start, e)
+		x.until = r.reservations.Leaves(start, e)
 	}
 	if h := r.holderOf(m); h != nil {
 		x.Holder = h
 		if at, ok := r.reservations.Ends(h); ok && n.Placeable() {
-			x.later = &backfill.Reservation{At: r.From(at), Grant: x.grant, Until: until}
+			x.later = &backfill.Reservation{At: r.From(at), Grant: x.grant, Until: x.until}
 			r.reservations.Keep(n, *x.later)
 		}
 	} else {

@@ -57,12 +57,35 @@ func (p *placer) displace(ctx context.Context, plan placement.Plan) error {
 		p.again.Jobs = append(p.again.Jobs, plan.Yield...)
 		p.more = p.more || n > 0 && len(plan.Start) == 0 // plan with the released capacity at once
 	}
-	if len(plan.Release) == 0 {
-		return nil
+	if err := p.withdraw(ctx, plan); err != nil || len(plan.Release) == 0 {
+		return err
 	}
 	n, err := p.DB.Queue.ClearNominations(ctx, p.term)
 	p.did("earmark", n)
 	return err
+}
+
+// withdraw deletes the nominations that reserved starts replace. A leader that dies before has changed nothing, and
+// its successor makes the same decision. Afterwards the next plan of any leader finds the capacity free, and reserves
+// the start again.
+func (p *placer) withdraw(ctx context.Context, plan placement.Plan) error {
+	if len(plan.Withdraw) == 0 {
+		return nil
+	}
+	list := make([]db.Withdrawal, len(plan.Withdraw))
+	jobs := make([]berth.JobID, 0, len(list))
+	for i, w := range plan.Withdraw {
+		list[i] = db.Withdrawal{Job: w.For, Machine: w.Machine, ExpiresAt: w.ExpiresAt}
+		jobs = append(jobs, w.For)
+	}
+	n, err := p.DB.Queue.WithdrawNominations(ctx, p.term, list)
+	if err != nil {
+		return err
+	}
+	p.Logger.Info("nominations withdrawn, reserved starts replace them", "jobs", slices.Compact(jobs), "withdrawn", n)
+	p.again.Jobs = append(p.again.Jobs, jobs...)
+	p.more = p.more || n > 0 && len(plan.Start) == 0 // plan with the free capacity at once
+	return nil
 }
 
 // jobsOf returns the beneficiary of a preemption, followed by the victims.

@@ -212,3 +212,54 @@ func TestATenantHoldsNoMoreThanItsLimit(t *testing.T) {
 	})
 	r.sound()
 }
+
+// limited edits the time limit of a job.
+func limited(limit time.Duration, edit func(*spec.Job)) func(*spec.Job) {
+	return func(j *spec.Job) {
+		edit(j)
+		j.TimeLimit = spec.Duration(limit)
+	}
+}
+
+// TestNominationsEndWithAReservedStart checks that the leader withdraws the nominations of a job that gets its start only
+// after they expire, so that shorter jobs use the capacity until then. A leader may die right after the withdrawal: the next
+// one goes on, and the job starts when it has room.
+func TestNominationsEndWithAReservedStart(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.machine("m0", 8, 1)
+	r.machine("m1", 8, 1)
+	planning := func(o *scheduler.Options) {
+		displacing(o)
+		o.Policy.Backfill, o.Policy.NominationFor = 4, 10*time.Minute
+	}
+	r.exec(`UPDATE machines SET state = 'draining' WHERE id = 'm0'`)
+	stop := r.lead(planning)
+	firm := r.queued(limited(time.Hour, wants(900, 1)))
+	r.awaitState(firm, berth.Scheduled)
+	r.run(firm)
+	stop()
+	waiting := r.queued(limited(time.Hour, func(j *spec.Job) { gang(2)(j); wants(800, 1)(j) }))
+	r.exec(`INSERT INTO nominations (beneficiary, machine_id, gpu_idx, milli, expires_at)
+		VALUES ($1, 'm0', 0, 1000, now() + interval '10 min'), ($1, 'm0', -1, 0, now() + interval '10 min')`, waiting)
+	r.exec(`UPDATE machines SET state = 'ready' WHERE id = 'm0'`)
+	stop = r.lead(planning)
+	r.await("the nominations are withdrawn", func() bool { return value[int](r, `SELECT count(*) FROM nominations`) == 0 })
+	stop()
+	long, short := r.queued(limited(10*time.Hour, wants(500, 1))), r.queued(limited(10*time.Minute, wants(200, 1)))
+	r.lead(planning)
+	r.awaitState(short, berth.Scheduled)
+	r.run(short)
+	if r.state(waiting) != berth.Queued || r.state(long) != berth.Queued {
+		t.Errorf("the job with the reserved start is %s, and one that would delay it %s", r.state(waiting), r.state(long))
+	}
+	for _, id := range []berth.JobID{firm, short} {
+		r.exec(`UPDATE allocations SET state = 'exited', phase = 'sealed', exit = $2, exited_at = now(), sealed_at = now() WHERE job = $1`,
+			id, failure.Exit{Cause: failure.CauseExited, StartedAt: time.Now(), FinishedAt: time.Now()})
+		if _, err := r.db.Attempts.Settle(t.Context(), id, 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.awaitState(waiting, berth.Scheduled)
+	r.sound()
+}
