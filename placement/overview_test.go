@@ -155,7 +155,7 @@ func TestASummaryNamesMachinesThatAreNotReady(t *testing.T) {
 			m.State, m.Reason = berth.MachineDraining, "new disk"
 		}
 		s.UpsertMachine(m)
-		want = fmt.Sprintf("none of %d machines has room now: %s, 1 has fewer than 2 CPUs free", i+2, want)
+		want = fmt.Sprintf("no ready machine has 2 CPUs free (most: 0.5 on m1); of %d machines, %s", i+2, want)
 		if w, _ := (placement.Planner{}).Why(s, "j", epoch); w.Fit.Summary != want || w.Fit.Closed != nil {
 			t.Errorf("%q %v, want %q", w.Fit.Summary, w.Fit.Closed, want)
 		}

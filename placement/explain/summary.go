@@ -31,7 +31,7 @@ func summaryText(e Explanation, conditions []condition, after []ruledOut) string
 		i := slices.IndexFunc(after, func(r ruledOut) bool { return r.count > 0 })
 		text, parts = noneText(conditions[i], after[i]), nil
 	default:
-		text = fmt.Sprintf("none of %d machines has room now", e.Machines)
+		text, parts = noRoomText(e, conditions, after), nil
 	}
 	if len(parts) > 0 {
 		text += ": " + strings.Join(parts, ", ")
@@ -46,6 +46,36 @@ func summaryText(e Explanation, conditions []condition, after []ruledOut) string
 		text += "; " + e.ScarceBlocks.String()
 	}
 	return text
+}
+
+// noRoomText describes machines of which none has room, for several reasons. If all machines that meet the other
+// conditions lack the same free amount, the text begins with the amount: only there an end of jobs helps.
+// Otherwise the text counts the machines of each reason.
+func noRoomText(e Explanation, conditions []condition, after []ruledOut) string {
+	var parts, others []string
+	var short []int // the conditions on free amounts that rule out a machine
+	kind := "no ready machine"
+	for i, r := range after {
+		if r.count == 0 {
+			continue
+		}
+		text := countText(r, conditions[i])
+		if conditions[i].needs != "" {
+			short = append(short, i)
+			text += mostText(conditions[i], r)
+		} else {
+			others = append(others, text)
+			if conditions[i].name != "state" {
+				kind = "no suitable machine"
+			}
+		}
+		parts = append(parts, text)
+	}
+	if len(short) != 1 {
+		return fmt.Sprintf("none of %d machines has room now: %s", e.Machines, strings.Join(parts, ", "))
+	}
+	text := strings.Replace(noneText(conditions[short[0]], after[short[0]]), "no machine", kind, 1)
+	return fmt.Sprintf("%s; of %d machines, %s", text, e.Machines, strings.Join(others, ", "))
 }
 
 // shortText is summaryText in a few words: the one condition that explains the most. These

@@ -62,10 +62,17 @@ func noneText(c condition, r ruledOut) string {
 		return c.none + " " + machinesText(r)
 	case c.name == "maintenance":
 		return windowText(r)
-	case r.best != nil && c.most.of(r.best) > 0:
-		return fmt.Sprintf("%s (most: %s on %s)", c.none, c.most.text(c.most.of(r.best)), r.best.ID)
 	}
-	return c.none
+	return c.none + mostText(c, r)
+}
+
+// mostText names the machine with the largest amount of those that fail a condition, such as
+// " (most: 0.5 on m1)"; "" if no machine has any.
+func mostText(c condition, r ruledOut) string {
+	if r.best == nil || c.most.of(r.best) <= 0 {
+		return ""
+	}
+	return fmt.Sprintf(" (most: %s on %s)", c.most.text(c.most.of(r.best)), r.best.ID)
 }
 
 // stateText says why a machine gets no jobs.
