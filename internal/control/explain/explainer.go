@@ -42,7 +42,14 @@ const (
 	readLimit   = time.Minute      // on one reading
 	blockEvery  = 10 * time.Second // which machines get no work for reasons in no row of theirs
 	reloadEvery = 5 * time.Minute  // reread everything, to drop entries without questions
-	learnEvery  = time.Minute      // read the run times of ended jobs
+
+	// The run times of ended jobs are used again for learnEach for each of them, and for learnTimes the time of
+	// the read, but not shorter than learnLeast and not longer than learnMost. So the first jobs of a new
+	// cluster count as soon as they have ended.
+	learnEach  = 15 * time.Millisecond
+	learnTimes = 20
+	learnLeast = time.Second
+	learnMost  = time.Minute
 )
 
 // Explainer answers questions about the queue. It reads nothing before the first.
@@ -78,8 +85,9 @@ type source struct {
 	runs                *runtimes.Book
 	cursor              db.Cursor
 	blocked             map[berth.MachineID]string
-	loadedAt, blockedAt time.Time // our clock; zero: never
-	learnedAt           time.Time // our clock when ended jobs were read; zero: never
+	loadedAt, blockedAt time.Time     // our clock; zero: never
+	learnedAt           time.Time     // our clock when ended jobs were read; zero: never
+	learnRest           time.Duration // for which these jobs are used again
 }
 
 // reading is the contents of the rows and the plan derived from the rows.

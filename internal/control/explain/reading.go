@@ -142,9 +142,11 @@ func (x *Explainer) readBlocked(ctx context.Context) error {
 }
 
 // readPast reads the run times of the jobs that ended last, by which the ends of jobs without
-// a time limit are predicted. The read is bounded, and serves all questions of a minute.
+// a time limit are predicted. The read is bounded, and serves all questions of a time that grows with the number
+// of jobs: a minute-old history without jobs would hide all that have ended since.
 func (x *Explainer) readPast(ctx context.Context, n *news) error {
-	if time.Since(x.learnedAt) < learnEvery {
+	began := time.Now()
+	if began.Sub(x.learnedAt) < x.learnRest {
 		return nil
 	}
 	list, err := x.db.Attempts.Latest(ctx)
@@ -152,6 +154,7 @@ func (x *Explainer) readPast(ctx context.Context, n *news) error {
 		return err
 	}
 	n.past, x.learnedAt = convert.RunTimes(list), time.Now()
+	x.learnRest = min(learnMost, max(learnLeast, time.Duration(len(list))*learnEach, x.learnedAt.Sub(began)*learnTimes))
 	return nil
 }
 
