@@ -243,6 +243,27 @@ func TestAJobThatFailsChecksNamesTheMachines(t *testing.T) {
 	}
 }
 
+// A missing output is named with its path, and a second stall at the same step with the attempt of the first.
+func TestReasonsNameWhatWasMissedAndWhere(t *testing.T) {
+	t.Parallel()
+	stall := with(stopped(failure.CauseStalled), func(x *failure.Exit) {
+		x.Message = "no log, progress, checkpoint, CPU or GPU activity for 10s (stall_timeout)"
+	})
+	for want, c := range map[string]struct {
+		e    failure.AttemptEvidence
+		exit *failure.Exit
+	}{
+		"the command succeeded, but output m was not found at /out/m": {evidence(func(e *failure.AttemptEvidence) { e.OutputsLost = outputs("m") }), exited(0)},
+		"no log, progress, checkpoint, CPU or GPU activity for 10s (stall_timeout), as in attempt 1": {evidence(
+			had(failure.EarlierAttempt{Attempt: 1, Rule: "stalled"})), stall},
+	} {
+		c.e.Ranks = []failure.RankEvidence{{Machine: "m1", Claimed: true, Exit: c.exit}}
+		if v := failure.Classify(c.e); v.Reason.Message != want {
+			t.Errorf("message is %q, want %q", v.Reason.Message, want)
+		}
+	}
+}
+
 // evidence returns the evidence of a running job without retries, with edits.
 func evidence(edits ...func(*failure.AttemptEvidence)) failure.AttemptEvidence {
 	e := failure.AttemptEvidence{Job: "0190a0a0-0000-7000-8000-000000000001", State: berth.Running, Attempt: 2}

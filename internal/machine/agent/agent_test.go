@@ -240,7 +240,8 @@ func TestStalledJobIsStopped(t *testing.T) {
 	quiet := s.submit(func(j *spec.Job) { j.StallTimeout = spec.Duration(200 * time.Millisecond) }, "trap-term", "0")
 	busy := s.submit(func(j *spec.Job) { j.StallTimeout = spec.Duration(2 * time.Second) }, "lines", "100", "25ms")
 	_, w := m.run(quiet)
-	if x := w.exit(); x.Cause != failure.CauseStalled {
+	if x := w.exit(); x.Cause != failure.CauseStalled ||
+		x.Message != "no log, progress, checkpoint, CPU or GPU activity for 200ms (stall_timeout)" {
 		t.Errorf("the quiet one: %+v", x)
 	}
 	s.settle(quiet)
