@@ -2,7 +2,9 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"regexp"
+	"strconv"
 	"strings"
 	"time"
 
@@ -101,10 +103,23 @@ func (a *app) jobNamed(ctx context.Context, c *client.Client, name string) (bert
 		return "", berth.Errorf(berth.CodeNotFound, "no job has the id or name %q", name)
 	case 1:
 	default:
-		a.say("using the latest of several jobs named %s: %s (list them: berth list --name %s)", name,
-			handle(list.Items[0]), name)
+		a.say("using the latest of %s jobs named %s: %s (list them: berth list --name %s)",
+			numberNamed(ctx, c, name), name, handle(list.Items[0]), name)
 	}
 	return list.Items[0].ID, nil
+}
+
+// numberNamed returns the number of jobs with a name, of which there are at least two. It is "several" where
+// the server does not count, which is no reason to fail.
+func numberNamed(ctx context.Context, c *client.Client, name string) string {
+	counted, err := c.Jobs(ctx, client.JobsQuery{Name: name, Limit: 1, Count: true})
+	switch {
+	case err != nil || counted.Total == nil || *counted.Total < 2:
+		return "several"
+	case *counted.Total > mostCounted:
+		return fmt.Sprintf("more than %d", mostCounted)
+	}
+	return strconv.Itoa(*counted.Total)
 }
 
 // jobOfSchedule returns the id of the last job that a schedule has submitted, for a name that no
