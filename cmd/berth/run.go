@@ -26,14 +26,18 @@ type runFlags struct {
 // newRun builds "berth run". The command builds a spec from flags and submits the spec as
 // berth submit does: there is one path to the server.
 func newRun(a *app) *cobra.Command {
-	var flags submitFlags
+	flags := submitFlags{wait: true}
+	var detach bool
 	var r runFlags
 	var over overrides
 	cmd := &cobra.Command{
-		Use:     "run --image IMAGE [flags] [-- COMMAND [ARG...]]",
-		Short:   "Submit a job without a file",
-		Long:    "Run submits a job described by flags instead of a job file, and prints the job's id.\n\n" + waitHelp,
-		Example: "  berth run --image python:3.12-slim --cpus 2 --wait -- python -c 'print(1)'",
+		Use:   "run --image IMAGE [flags] [-- COMMAND [ARG...]]",
+		Short: "Submit a job without a file and follow it to its end",
+		Long: "Run submits a job described by flags instead of a job file, waits for its end, as with --wait of the\n" +
+			"other commands, and exits with its exit code. Ctrl-C ends the command and not the job. --detach prints\n" +
+			"the job's id and returns at once.\n\n" + waitHelp,
+		Example: "  berth run --image python:3.12-slim --cpus 2 -- python -c 'print(1)'\n" +
+			"  id=$(berth run --detach --image python:3.12-slim -- python train.py)",
 		Args: func(cmd *cobra.Command, args []string) error {
 			// The container's command may contain flags of its own, so it must follow --.
 			// ArgsLenAtDash is the number of arguments before --, or -1 without one.
@@ -43,6 +47,7 @@ func newRun(a *app) *cobra.Command {
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
+			flags.wait = flags.wait && !detach
 			if err := flags.check(); err != nil {
 				return err
 			}
@@ -90,6 +95,8 @@ func newRun(a *app) *cobra.Command {
 	f.IntVar(&r.maxAttempts, "max-attempts", 0, "attempts that may fail by the job's own fault (default 1)")
 	_ = cmd.MarkFlagRequired("image")
 	flags.register(cmd)
+	f.BoolVarP(&detach, "detach", "d", false, "print the job's id and return at once, as --wait=false")
+	cmd.MarkFlagsMutuallyExclusive("detach", "wait")
 	return cmd
 }
 

@@ -26,7 +26,7 @@ const waitHelp = "With --wait, standard output is the job's log, of all its memb
 // submitFlags are the common flags of the commands that submit: submit, run and pipeline
 // submit.
 type submitFlags struct {
-	wait    bool
+	wait    bool          // its value at register is the default
 	noLogs  bool          // do not print the log while waiting
 	note    string        // a second message about the created job; "": none
 	timeout time.Duration // of the wait, not of the job; 0: none
@@ -35,7 +35,7 @@ type submitFlags struct {
 
 // register adds the flags to a command.
 func (f *submitFlags) register(cmd *cobra.Command) {
-	cmd.Flags().BoolVarP(&f.wait, "wait", "w", false,
+	cmd.Flags().BoolVarP(&f.wait, "wait", "w", f.wait,
 		"print the job's log, wait for its end and exit with its exit code")
 	f.registerWaiting(cmd)
 }
