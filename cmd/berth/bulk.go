@@ -39,7 +39,7 @@ func (f *bulkFlags) register(a *app, cmd *cobra.Command) {
 	flags.BoolVar(&f.mine, "mine", false, "instead of a JOB: jobs that you submitted, in your tenant or --tenant")
 	flags.BoolVar(&f.yes, "yes", false, "with a filter: do not ask for a confirmation")
 	_ = cmd.RegisterFlagCompletionFunc("status", completeStatus())
-	_ = cmd.RegisterFlagCompletionFunc("tenant", a.completeTenants)
+	_ = cmd.RegisterFlagCompletionFunc("name", completeJobNames(a))
 }
 
 // filters reports whether a filter is given.

@@ -212,8 +212,9 @@ func newOffersPrice(a *app) *cobra.Command {
 		Long: "Price sets the price of an offer in US dollars an hour. It outlives new loads of the offers file;\n" +
 			"none returns to the price of the file. OFFER is provider/region/type/market, or\n" +
 			"provider/region/zone/type/market, as \"berth offers -o name\" prints it.",
-		Example: "  berth offers price aws/eu-west-1/eu-west-1a/p5.48xlarge/spot 31.50",
-		Args:    cobra.ExactArgs(2),
+		Example:           "  berth offers price aws/eu-west-1/eu-west-1a/p5.48xlarge/spot 31.50",
+		Args:              cobra.ExactArgs(2),
+		ValidArgsFunction: inTurn(completeOffers(a, wire.Offer.Name), cobra.NoFileCompletions),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			p, err := parseOfferPrice(args[0], args[1])
 			if err != nil {
@@ -333,7 +334,6 @@ func newUsage(a *app) *cobra.Command {
 	cmd.Flags().StringVar(&period, "period", "",
 		"day, week or month, in UTC (default: that of all limits of spend if they have one, else month)")
 	cmd.Flags().StringVar(&date, "date", "", "a day of the period, such as 2026-11-26 (default: today)")
-	_ = cmd.RegisterFlagCompletionFunc("tenant", a.completeTenants)
 	_ = cmd.RegisterFlagCompletionFunc("period",
 		cobra.FixedCompletions([]string{"day", "week", "month"}, cobra.ShellCompDirectiveNoFileComp))
 	return cmd

@@ -61,7 +61,6 @@ func newChannelSet(a *app) *cobra.Command {
 		"events of all jobs of the tenant, of spend or of machines (default: only jobs that name the channel)")
 	cmd.MarkFlagsMutuallyExclusive("slack-secret", "email", "webhook")
 	cmd.MarkFlagsOneRequired("slack-secret", "email", "webhook")
-	_ = cmd.RegisterFlagCompletionFunc("slack-secret", a.completeSecrets)
 	_ = cmd.RegisterFlagCompletionFunc("on",
 		cobra.FixedCompletions(spec.ChannelEvents, cobra.ShellCompDirectiveNoFileComp))
 	return cmd

@@ -109,7 +109,7 @@ func findStep(ctx context.Context, a *app, args []string) (*client.Client, wire.
 // table prints.
 func onStep(a *app, cmd *cobra.Command,
 	do func(context.Context, *client.Client, wire.Job, int64) (any, string, error)) *cobra.Command {
-	cmd.ValidArgsFunction = a.completeJobs(anyJob)
+	cmd.ValidArgsFunction = inTurn(a.completeJobs(anyJob), completeSteps(a))
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		ctx := cmd.Context()
 		c, job, step, err := findStep(ctx, a, args)
@@ -126,6 +126,20 @@ func onStep(a *app, cmd *cobra.Command,
 		}})
 	}
 	return cmd
+}
+
+// completeSteps offers the steps of the verified checkpoints of the job that the first argument names.
+func completeSteps(a *app) completer {
+	return a.completePart(func(ctx context.Context, c *client.Client, job wire.Job) ([]candidateName, error) {
+		page, err := c.Checkpoints(ctx, job.ID)
+		var list []candidateName
+		for _, k := range page.Items {
+			if k.State == berth.CheckpointVerified {
+				list = append(list, candidateName{strconv.FormatInt(k.Step, 10), ago(k.CreatedAt, a.now())})
+			}
+		}
+		return list, err
+	})
 }
 
 // newCheckpointsPin builds "berth checkpoints pin" over POST …/checkpoints/{step}/pin.

@@ -33,7 +33,7 @@ func newCheckpointsPull(a *app) *cobra.Command {
 		Example: "  berth checkpoints pull digits\n  berth checkpoints pull digits 40 --dir runs\n" +
 			"  berth checkpoints pull digits best",
 		Args:              cobra.RangeArgs(1, 2),
-		ValidArgsFunction: a.completeJobs(anyJob),
+		ValidArgsFunction: inTurn(a.completeJobs(anyJob), completeSteps(a)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			p, err := newPull(cmd.Context(), a, args)
 			if err != nil {
@@ -54,7 +54,7 @@ func newCheckpointsVerify(a *app) *cobra.Command {
 		Long: "Read every file of a verified checkpoint, by default the newest, and compare its hash. The command\n" +
 			"does not change the checkpoint: a restore that finds damage marks it as bad and uses an older one.",
 		Args:              cobra.RangeArgs(1, 2),
-		ValidArgsFunction: a.completeJobs(anyJob),
+		ValidArgsFunction: inTurn(a.completeJobs(anyJob), completeSteps(a)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			p, err := newPull(cmd.Context(), a, args)
 			if err != nil {

@@ -28,8 +28,9 @@ func newCp(a *app) *cobra.Command {
 			"into it.\n\n" +
 			"In /workspace and in the folder of checkpoints it needs nothing of the image; for other paths the\n" +
 			"image must have tar, and the target must be a folder.",
-		Example: "  berth cp notebook:/workspace/results .\n  berth cp fix.py notebook:/workspace/",
-		Args:    cobra.ExactArgs(2),
+		Example:           "  berth cp notebook:/workspace/results .\n  berth cp fix.py notebook:/workspace/",
+		Args:              cobra.ExactArgs(2),
+		ValidArgsFunction: a.completeCopy,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if req.Member < 0 {
 				return usagef("--member %d is out of range; allowed: 0 or more", req.Member)

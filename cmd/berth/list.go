@@ -88,7 +88,7 @@ func newList(a *app) *cobra.Command {
 	f.IntVar(&q.Limit, "limit", 50, "maximum number of jobs (page size with --all)")
 	f.BoolVar(&all, "all", false, "list all pages")
 	_ = cmd.RegisterFlagCompletionFunc("status", completeStatus())
-	_ = cmd.RegisterFlagCompletionFunc("tenant", a.completeTenants)
+	_ = cmd.RegisterFlagCompletionFunc("name", completeJobNames(a))
 	_ = cmd.RegisterFlagCompletionFunc("parent", a.completeJobs(anyJob))
 	return cmd
 }

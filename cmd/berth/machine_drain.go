@@ -50,7 +50,6 @@ func newMachineDrain(a *app) *cobra.Command {
 	f.StringToStringVarP(&d.labels, "label", "l", nil, "drain the machines with these labels: KEY=VALUE")
 	f.BoolVar(&d.wait, "wait", false, "wait until the machines are drained")
 	f.DurationVar(&d.timeout, "timeout", 0, "with --wait: stop waiting after this, such as 2h; the drain continues")
-	_ = cmd.RegisterFlagCompletionFunc("pool", completePools(a))
 	return cmd
 }
 

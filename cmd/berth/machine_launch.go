@@ -55,7 +55,6 @@ func newMachineLaunch(a *app) *cobra.Command {
 	for _, required := range []string{"pool", "provider", "type", "region"} {
 		_ = cmd.MarkFlagRequired(required)
 	}
-	_ = cmd.RegisterFlagCompletionFunc("pool", completePools(a))
 	return cmd
 }
 

@@ -81,9 +81,10 @@ func windowMachines(x wire.Maintenance) string {
 func newMaintenanceVerb(a *app, verb, short string,
 	call func(*client.Client, context.Context, int64) (wire.Maintenance, error)) *cobra.Command {
 	return &cobra.Command{
-		Use:   verb + " WINDOW",
-		Short: short,
-		Args:  cobra.ExactArgs(1),
+		Use:               verb + " WINDOW",
+		Short:             short,
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: completeWindows(a),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			id, err := windowID(args[0])
 			if err != nil {
@@ -100,6 +101,18 @@ func newMaintenanceVerb(a *app, verb, short string,
 			return showMaintenance(a, x)
 		},
 	}
+}
+
+// completeWindows offers the numbers of the windows that have not ended, each with its reason.
+func completeWindows(a *app) completer {
+	return a.completeNames(false, func(ctx context.Context, c *client.Client) ([]candidateName, error) {
+		page, err := c.MaintenanceWindows(ctx, false)
+		var list []candidateName
+		for _, w := range page.Items {
+			list = append(list, candidateName{strconv.FormatInt(w.ID, 10), w.State + ": " + w.Reason})
+		}
+		return list, err
+	})
 }
 
 // windowID parses the number of a window.
@@ -216,8 +229,7 @@ func newMaintenanceCreate(a *app) *cobra.Command {
 	for _, name := range []string{"from", "for", "reason"} {
 		_ = cmd.MarkFlagRequired(name)
 	}
-	_ = cmd.RegisterFlagCompletionFunc("machine", a.completeMachines)
-	_ = cmd.RegisterFlagCompletionFunc("pool", completePools(a))
+	_ = cmd.RegisterFlagCompletionFunc("machine", ofFlag(a.completeMachines))
 	return cmd
 }
 
@@ -231,7 +243,8 @@ func newMaintenanceChange(a *app) *cobra.Command {
 			"only --for, --reason and --undrain can change; --for counts from the start of the window.",
 		Example: "  berth maintenance change 3 --from 2026-12-02T06:00:00Z\n" +
 			"  berth maintenance change 3 --for 6h",
-		Args: cobra.ExactArgs(1),
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: completeWindows(a),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			id, err := windowID(args[0])
 			if err != nil {

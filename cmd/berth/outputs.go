@@ -106,7 +106,7 @@ func newOutputsPull(a *app) *cobra.Command {
 			"(NAME-1 for an output of member 1 of a gang). The outputs of a pipeline or an array are in one folder\n" +
 			"for each step or element, such as train.fit or sweep[3]. An existing folder is never overwritten.",
 		Args:              cobra.RangeArgs(1, 2),
-		ValidArgsFunction: a.completeJobs(anyJob),
+		ValidArgsFunction: inTurn(a.completeJobs(anyJob), completeOutputs(a)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx := cmd.Context()
 			c, job, list, err := findOutputs(ctx, a, args[0])

@@ -65,6 +65,9 @@ func newPipelineSubmit(a *app) *cobra.Command {
 	cmd.Flags().BoolVar(&noCache, "no-cache", false, "run cached steps again; later runs use the new results")
 	cmd.Flags().StringVar(&resume, "resume", "",
 		"ended pipeline whose succeeded steps are taken over where they are unchanged")
+	_ = cmd.RegisterFlagCompletionFunc("resume", ofFlag(a.completeJobs(func(j wire.Job) bool {
+		return isPipeline(j) && j.Status.Terminal()
+	})))
 	return cmd
 }
 

@@ -163,7 +163,6 @@ func newPoolSet(a *app) *cobra.Command {
 	cmd.Flags().BoolVar(&approval, "approval", false,
 		"require the approval of each machine that joins, or changes its equipment, before it gets work")
 	cmd.Flags().StringVar(&description, "description", "", "description for people")
-	_ = cmd.RegisterFlagCompletionFunc("tenants", a.completeTenants)
 	return cmd
 }
 

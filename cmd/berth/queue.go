@@ -54,8 +54,6 @@ func newQueue(a *app) *cobra.Command {
 	f.StringVar(&q.Pool, "pool", "", "filter by pool: jobs that a machine of this pool could run")
 	f.IntVar(&q.Limit, "limit", 50, "maximum number of jobs (page size with --all)")
 	f.BoolVar(&all, "all", false, "list all pages")
-	_ = cmd.RegisterFlagCompletionFunc("tenant", a.completeTenants)
-	_ = cmd.RegisterFlagCompletionFunc("pool", completePools(a))
 	return cmd
 }
 

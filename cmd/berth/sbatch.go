@@ -98,7 +98,10 @@ var _ pflag.Value = (*slurmFlag)(nil)
 func (f *slurmFlag) String() string { return f.value }
 
 // Type returns the noun for the value in the help text.
-func (f *slurmFlag) Type() string { return "VALUE" }
+func (f *slurmFlag) Type() string { return slurmType }
+
+// slurmType is the type of the flags that berth sbatch has from Slurm.
+const slurmType = "VALUE"
 
 // Set adds the option to the list.
 func (f *slurmFlag) Set(value string) error {

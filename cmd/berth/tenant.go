@@ -44,6 +44,7 @@ func newTenantCreate(a *app) *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&parent, "parent", "", "parent tenant, whose limits apply too")
+	_ = cmd.RegisterFlagCompletionFunc("parent", a.completeTenants)
 	cmd.Flags().Float64Var(&n.Weight, "weight", 1, "weight of the tenant's fair share among its siblings")
 	return cmd
 }
@@ -164,6 +165,7 @@ func newTenantSet(a *app) *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&parent, "parent", "", `parent tenant; "" for none`)
+	_ = cmd.RegisterFlagCompletionFunc("parent", a.completeTenants)
 	cmd.Flags().Float64Var(&weight, "weight", 1, "weight of the tenant's fair share among its siblings")
 	return cmd
 }

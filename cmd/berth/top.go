@@ -69,7 +69,6 @@ func newTop(a *app) *cobra.Command {
 	f.StringArrayVarP(&flags.query.Labels, "label", "l", nil, "filter by label: KEY=VALUE; all must match")
 	f.BoolVar(&flags.watch, "watch", false, "show the screen again every 2 seconds until Ctrl-C; only on a terminal")
 	_ = cmd.RegisterFlagCompletionFunc("sort", cobra.FixedCompletions(topOrders, cobra.ShellCompDirectiveNoFileComp))
-	_ = cmd.RegisterFlagCompletionFunc("pool", completePools(a))
 	return cmd
 }
 
