@@ -35,21 +35,37 @@ func addAlternatives(s *sheet, j wire.Job) {
 func addChoices(a *app, s *sheet, list []wire.HardwareFit, plan bool) {
 	label := "hardware"
 	for _, x := range list {
-		text := fmt.Sprintf("%d: %s", x.Number, resourcesText(x.Resources))
-		switch {
-		case x.OpensAt != nil:
-			text += ", from " + clock(*x.OpensAt, a.now())
-		case plan && x.After > 0:
-			text += ", after " + x.After.String()
-		case x.After > 0:
-			text += ", open"
-		}
-		if len(x.Blockers) > 0 {
-			text += ": " + a.outTerm.paint(warn, oneLine(x.Blockers[0].Message))
-		} else {
-			text += ": " + oneLine(x.Room)
-		}
-		s.add(label, text)
+		s.add(label, choiceText(a, x, plan))
 		label = " "
 	}
+}
+
+// nextChoice describes the first hardware after the preferred one, with the number of further ones; "" without
+// another.
+func nextChoice(a *app, list []wire.HardwareFit) string {
+	if len(list) < 2 {
+		return ""
+	}
+	text := choiceText(a, list[1], false)
+	if more := len(list) - 2; more > 0 {
+		text += fmt.Sprintf("; %d more (-o wide)", more)
+	}
+	return text
+}
+
+// choiceText describes one hardware for addChoices.
+func choiceText(a *app, x wire.HardwareFit, plan bool) string {
+	text := fmt.Sprintf("%d: %s", x.Number, resourcesText(x.Resources))
+	switch {
+	case x.OpensAt != nil:
+		text += ", from " + clock(*x.OpensAt, a.now())
+	case plan && x.After > 0:
+		text += ", after " + x.After.String()
+	case x.After > 0:
+		text += ", open"
+	}
+	if len(x.Blockers) > 0 {
+		return text + ": " + a.outTerm.paint(warn, oneLine(x.Blockers[0].Message))
+	}
+	return text + ": " + oneLine(x.Room)
 }

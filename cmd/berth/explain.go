@@ -67,7 +67,7 @@ func showPlan(a *app, p wire.Plan) error {
 		case len(p.Fit.Lacking) > 0:
 			s.add("starts", a.outTerm.paint(bad, "never"))
 		default:
-			s.add("starts", a.outTerm.paint(warn, "not now")+"; "+unknownStart(p.Blockers, p.Fit))
+			s.add("starts", a.outTerm.paint(warn, "not now")+"; "+unknownStart(p.Blockers, p.Fit, p.RunTime))
 		}
 		addBlockers(a, &s, p.Blockers)
 		s.add("runs", runTimeText(p.RunTime))
@@ -141,11 +141,13 @@ func runTimeText(r *wire.RunTime) string {
 	if r == nil {
 		return ""
 	}
-	seconds := func(s float64) string { return span(time.Duration(s * float64(time.Second))) }
 	return fmt.Sprintf("half of %s %s ended within %s, 9 of 10 within %s (%s confidence)",
 		plural(r.Jobs, "job", "jobs"), cmp.Or(likeTexts[r.Like], "like it"), seconds(r.MedianSeconds),
 		seconds(r.P90Seconds), oneLine(r.Confidence))
 }
+
+// seconds formats a duration in seconds.
+func seconds(s float64) string { return span(time.Duration(s * float64(time.Second))) }
 
 // addFit adds how many machines fit a request, now and if they were empty, and names the
 // best ones.
@@ -212,9 +214,9 @@ func newExplain(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "explain JOB",
 		Short: "Explain a job's state and list everything that keeps it from starting",
-		Long: "Explain lists the reasons for which a job waits, the jobs that hold the room as far as you may see\n" +
-			"them, and the estimated start. Wide adds codes, the values that decide the order, and all conditions\n" +
-			"on machines.",
+		Long: "Explain shows in at most five lines why a job waits: its place, the reasons, the jobs that hold the\n" +
+			"room as far as you may see them, the estimated start and the next step. -o wide adds all reasons with\n" +
+			"codes, the values that decide the order, all conditions on machines, and offers of clouds.",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeJobs(liveJob),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -244,6 +246,10 @@ func showExplanation(a *app, job wire.Job, e wire.Explanation) error {
 	}
 	return a.show(view{body: e, names: names, table: func(wide bool) error {
 		s := sheet{screen: a.outTerm}
+		if !wide {
+			addReasons(a, &s, job, e)
+			return s.write(a.out)
+		}
 		s.add("job", named(job))
 		s.add("vars", oneLine(pairs(job.Variables)))
 		s.add("status", a.outTerm.paint(toneOfState(e.Status), string(e.Status)))
@@ -251,18 +257,12 @@ func showExplanation(a *app, job wire.Job, e wire.Explanation) error {
 			s.add("reaches", reachText(*job.Spec))
 			addUser(&s, *job.Spec, job.RunsAs, job.Status)
 		}
-		if !wide {
-			addReasons(a, &s, e)
-			addChoices(a, &s, e.Alternatives, false)
-			if err := s.write(a.out); err != nil {
-				return err
-			}
-			return writeOffers(a, e.Offers, "")
-		}
 		s.add("summary", oneLine(e.Summary))
 		addBlockers(a, &s, e.Blockers)
 		s.add("room", holdersText(a, e, wide))
-		addPlace(a, &s, e)
+		s.add("starts", startsText(a, e))
+		s.add("runs", runTimeText(e.RunTime))
+		s.add("place", placeText(e))
 		addTerms(&s, e.Priority)
 		addChoices(a, &s, e.Alternatives, false)
 		if e.Fit == nil {
@@ -276,47 +276,88 @@ func showExplanation(a *app, job wire.Job, e wire.Explanation) error {
 	}})
 }
 
-// addReasons adds the reasons for a wait without codes, the holders of the room, the place
-// and the hint of the first reason that has one.
-func addReasons(a *app, s *sheet, e wire.Explanation) {
-	label, hint := "waiting", ""
-	if !e.Status.Waiting() {
+// addReasons adds an explanation in at most five lines: the job with its place, the reasons without codes, the
+// holders of the room, the start, and the next step. Wide has the rest.
+func addReasons(a *app, s *sheet, job wire.Job, e wire.Explanation) {
+	s.add("job", jobLine(a, job, e))
+	label, waits := "waiting", e.Status.Waiting()
+	if !waits {
 		label = "note" // of a job that does not wait, the blockers are only remarks
 	}
-	if len(e.Blockers) == 0 || !e.Status.Waiting() {
+	if len(e.Blockers) == 0 || !waits {
 		s.add("summary", oneLine(e.Summary))
 	}
-	for _, b := range e.Blockers {
-		s.add(label, a.outTerm.paint(warn, oneLine(b.Message)))
-		if label = " "; hint == "" {
-			hint = oneLine(b.Hint)
+	const shown = 2
+	var reasons []string
+	hint := ""
+	for i, b := range e.Blockers {
+		if i < shown {
+			reasons = append(reasons, oneLine(b.Message))
 		}
-		for _, id := range b.Jobs {
-			s.add(label, "  "+string(id))
-		}
+		hint = cmp.Or(hint, b.Hint)
+	}
+	if more := len(e.Blockers) - shown; more > 0 {
+		reasons = append(reasons, plural(more, "more reason", "more reasons")+" (-o wide)")
+	}
+	if len(reasons) > 0 {
+		s.add(label, a.outTerm.paint(warn, strings.Join(reasons, "; ")))
 	}
 	s.add("room", holdersText(a, e, false))
-	addPlace(a, s, e)
-	s.add("hint", hint)
+	s.add("starts", startAndRun(a, e))
+	if choice := nextChoice(a, e.Alternatives); choice != "" {
+		s.add("or", choice) // in place of the hint, which is about the preferred hardware alone
+		return
+	}
+	if others := len(e.Offers) - 1; others > 0 { // the first offer is the present machines
+		hint = strings.TrimPrefix(hint+"; "+plural(others, "offer", "offers")+" of clouds: -o wide", "; ")
+	}
+	s.add("hint", oneLine(hint))
 }
 
-// addPlace adds the estimated start of a waiting job and its place in the queue.
-func addPlace(a *app, s *sheet, e wire.Explanation) {
+// jobLine names a job with its status, its place in the queue and its variables.
+func jobLine(a *app, job wire.Job, e wire.Explanation) string {
+	text := named(job) + ": " + a.outTerm.paint(toneOfState(e.Status), string(e.Status))
+	if place := placeText(e); place != "" {
+		text += ", " + place
+	}
+	if vars := oneLine(pairs(job.Variables)); vars != "" {
+		text += "; " + vars
+	}
+	return text
+}
+
+// startAndRun is startsText with the expected run time of a job without a time limit.
+func startAndRun(a *app, e wire.Explanation) string {
+	text := startsText(a, e)
+	if e.RunTime == nil || text == "" {
+		return text
+	}
+	return fmt.Sprintf("%s; runs %s at the median, %s at the 90th percentile (%s confidence)", text,
+		seconds(e.RunTime.MedianSeconds), seconds(e.RunTime.P90Seconds), oneLine(e.RunTime.Confidence))
+}
+
+// startsText describes the start of a waiting job; "" for other jobs.
+func startsText(a *app, e wire.Explanation) string {
 	switch {
 	// Fit is set only while the job waits; a job that runs has no start to estimate.
 	case e.EstimatedStart != nil:
-		s.add("starts", startText(a, e.EstimatedStart, e.Reserved, e.EstimatedBy))
+		return startText(a, e.EstimatedStart, e.Reserved, e.EstimatedBy)
 	case e.Fit != nil:
-		s.add("starts", unknownStart(e.Blockers, *e.Fit))
+		return unknownStart(e.Blockers, *e.Fit, e.RunTime)
 	}
-	s.add("runs", runTimeText(e.RunTime))
+	return ""
+}
+
+// placeText describes the place of a waiting job in the queue; "" for other jobs.
+func placeText(e wire.Explanation) string {
 	switch {
 	// Position is absent for a job that is not in the queue, or that starts now.
 	case e.Position != nil && e.Queue != nil:
-		s.add("place", fmt.Sprintf("%d of %d in the queue", *e.Position, *e.Queue))
-	case e.Ahead != nil:
-		s.add("place", "behind "+plural(*e.Ahead, "waiting job", "waiting jobs"))
+		return fmt.Sprintf("%d of %d in the queue", *e.Position, *e.Queue)
+	case e.Ahead != nil && *e.Ahead > 0:
+		return "behind " + plural(*e.Ahead, "waiting job", "waiting jobs")
 	}
+	return ""
 }
 
 // holdersText names the jobs that hold the room of a waiting job, as far as the caller may

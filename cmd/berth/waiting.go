@@ -62,15 +62,15 @@ var noStart = map[string]string{
 	"engine_silent": "container engines do not answer", "maintenance": "machines are reserved for maintenance",
 }
 
-// unknownStart is the text for a job without an estimated start, with the reason. Jobs without a
-// time_limit, of a kind that has not run before, are the cause if nothing but the room of other jobs
-// keeps it waiting.
-func unknownStart(list []wire.Blocker, f wire.Fit) string {
+// unknownStart is the text for a job without an estimated start, with the reason. If only other jobs keep the
+// job waiting, the reason is that the ends of those jobs are unknown. run is the job's own expected run time; nil
+// if too few jobs have ended to predict any.
+func unknownStart(list []wire.Blocker, f wire.Fit, run *wire.RunTime) string {
 	// A server of an earlier version names no machines in the blocker no_room.
 	shut := slices.ContainsFunc(f.Clauses, func(c wire.FitClause) bool {
 		return c.After == f.Machines && c.Name == "state"
 	})
-	others := false
+	running, ahead := false, false
 	for _, b := range list {
 		if text := noStart[b.Code]; text != "" {
 			return "unknown (" + text + ")"
@@ -78,12 +78,22 @@ func unknownStart(list []wire.Blocker, f wire.Fit) string {
 		if b.Code == "no_room" && (shut || len(b.Machines) > 0) {
 			return "unknown (no machine that could run it accepts jobs)"
 		}
-		others = others || b.Code == "no_room" || b.Code == "behind" || b.Code == "reserved"
+		running = running || b.Code == "no_room"
+		ahead = ahead || b.Code == "behind" || b.Code == "reserved"
 	}
-	if others {
-		return "unknown (no time_limit, and no similar job has ended yet)"
+	who := "running jobs"
+	switch {
+	case !running && !ahead:
+		return "unknown"
+	case !running:
+		who = "jobs ahead"
+	case ahead:
+		who = "running jobs or jobs ahead"
 	}
-	return "unknown"
+	if run != nil {
+		return "unknown (" + who + " have no time_limit)"
+	}
+	return "unknown (" + who + " have no time_limit, and too few jobs have ended to predict)"
 }
 
 // startCell formats an estimated start for a table: the time until then.

@@ -8,6 +8,7 @@ import (
 	"charm.land/lipgloss/v2"
 
 	"berth"
+	"berth/spec"
 	"berth/wire"
 )
 
@@ -55,20 +56,25 @@ func TestPlainProgressShowsAReasonOnce(t *testing.T) {
 	}
 }
 
-// By default an explanation is a few lines without codes and arithmetic.
+// By default an explanation is five lines without codes and arithmetic, whatever there is to show.
 func TestExplainIsShort(t *testing.T) {
 	t.Parallel()
 	a, b := onTerminal(120, false)
 	ahead, position, queue, index, end := 199, 200, 328, 3, noon.Add(2*time.Hour)
-	err := showExplanation(a, wire.Job{ID: "0193a1b2-c3d4-7000-8000-000000000001", Name: "big"}, wire.Explanation{
+	job := wire.Job{ID: "0193a1b2-c3d4-7000-8000-000000000001", Name: "big", RunsAs: "1000",
+		Variables: map[string]string{"LR": "0.1"}, Spec: &spec.Job{Name: "big", Image: "busybox"}}
+	err := showExplanation(a, job, wire.Explanation{
 		Status: berth.Queued, Summary: "no machine has 2 CPUs free (most: 0.5 on m1)", Ahead: &ahead,
 		Position: &position, Queue: &queue,
 		Blockers: []wire.Blocker{
 			{Code: "no_room", Message: "no machine has 2 CPUs free (most: 0.5 on m1)",
 				Hint: "wait until jobs end, request less, or add machines"},
 			{Code: "behind", Message: "waiting behind 199 jobs of the same priority",
-				Hint: "wait, or raise its priority (berth priority)"},
+				Hint: "wait, or raise its priority (berth priority)", Jobs: []berth.JobID{"x", "y"}},
+			{Code: "reserved", Message: "a start is reserved"}, {Code: "overdue", Message: "an older job is overdue"},
 		},
+		RunTime:  &wire.RunTime{MedianSeconds: 2400, P90Seconds: 7200, Jobs: 23, Like: "name", Confidence: "medium"},
+		Offers:   []wire.PlanOffer{{Provider: "on_premises"}, {Provider: "a"}, {Provider: "b"}},
 		Priority: []wire.Term{{Name: "priority", Value: "500", Text: "priority 500"}},
 		Fit: &wire.Fit{Machines: 1, FitEver: 1,
 			Clauses: []wire.FitClause{{Name: "free_cpus", Alone: 1, After: 1, Text: "x"}}},
@@ -82,14 +88,11 @@ func TestExplainIsShort(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := `job      big (0193a1b2-c3d4-7000)
-status   queued
-waiting  no machine has 2 CPUs free (most: 0.5 on m1)
-         waiting behind 199 jobs of the same priority
+	want := `job      big (0193a1b2-c3d4-7000): queued, 200 of 328 in the queue; LR=0.1
+waiting  no machine has 2 CPUs free (most: 0.5 on m1); waiting behind 199 jobs of the same priority; 2 more reasons (-o wide)
 room     held by sweep[3] (0193a1b2-c3d4-7000) on m1 until 14:00:00Z, train (0193a1b2-c3d4-7001) on m1, 5 other jobs
-starts   unknown (no time_limit, and no similar job has ended yet)
-place    200 of 328 in the queue
-hint     wait until jobs end, request less, or add machines
+starts   unknown (running jobs or jobs ahead have no time_limit); runs 40m at the median, 2h0m at the 90th percentile (medium confidence)
+hint     wait until jobs end, request less, or add machines; 2 offers of clouds: -o wide
 `
 	if got := b.String(); got != want {
 		t.Errorf("got:\n%swant:\n%s", got, want)
@@ -118,7 +121,7 @@ func TestRunTimesAreExplained(t *testing.T) {
 // Where no start is known, an explanation has the reason, by the first blocker that decides.
 func TestAnUnknownStartHasAReason(t *testing.T) {
 	t.Parallel()
-	const endless = "unknown (no time_limit, and no similar job has ended yet)"
+	const endless = "unknown (running jobs or jobs ahead have no time_limit, and too few jobs have ended to predict)"
 	const shut = "unknown (no machine that could run it accepts jobs)"
 	room := wire.Blocker{Code: "no_room"}
 	closed := wire.Blocker{Code: "no_room", Machines: []berth.MachineID{"m2"}}
@@ -131,6 +134,10 @@ func TestAnUnknownStartHasAReason(t *testing.T) {
 		want string
 	}{
 		{nil, wire.Fit{}, "unknown"},
+		{[]wire.Blocker{room}, state(0),
+			"unknown (running jobs have no time_limit, and too few jobs have ended to predict)"},
+		{[]wire.Blocker{{Code: "reserved"}}, state(0),
+			"unknown (jobs ahead have no time_limit, and too few jobs have ended to predict)"},
 		{[]wire.Blocker{room, {Code: "behind"}}, state(1), endless},
 		{[]wire.Blocker{closed, {Code: "behind"}}, state(1), shut},
 		{[]wire.Blocker{room}, state(2), shut}, // from a server that names no machines
@@ -139,8 +146,13 @@ func TestAnUnknownStartHasAReason(t *testing.T) {
 		{[]wire.Blocker{room, {Code: "engine_silent"}}, state(0), "unknown (container engines do not answer)"},
 		{[]wire.Blocker{{Code: "a code of a later server"}}, state(0), "unknown"},
 	} {
-		if got := unknownStart(c.list, c.fit); got != c.want {
+		if got := unknownStart(c.list, c.fit, nil); got != c.want {
 			t.Errorf("%+v: %q, want %q", c.list, got, c.want)
 		}
+	}
+	// With a prediction for the job itself, jobs have ended.
+	if got := unknownStart([]wire.Blocker{room}, state(0), &wire.RunTime{Jobs: 3}); got !=
+		"unknown (running jobs have no time_limit)" {
+		t.Errorf("with a run time: %q", got)
 	}
 }

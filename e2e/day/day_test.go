@@ -80,6 +80,38 @@ func BenchmarkANewUsersDay(b *testing.B) {
 		}
 	}
 	b.Log("\n" + table(all))
+	if *screensFolder != "" {
+		if err := os.WriteFile(filepath.Join(*screensFolder, "commands.md"), []byte(counts(all)), 0o600); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// counts formats the numbers of commands as rows of the table in docs/guide/README.md.
+func counts(all []played) string {
+	var b strings.Builder
+	for _, p := range all {
+		text := fmt.Sprint(len(p.commands))
+		if len(p.seen) < len(p.answers) {
+			text += ", without the answer"
+		}
+		fmt.Fprintf(&b, "| %s | %s |\n", p.name, text)
+	}
+	return b.String()
+}
+
+// The guide shows the numbers of commands that this test holds.
+func TestTheGuideHasTheCommandsOfEachScene(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../../docs/guide/README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range scenes(&cluster{}) {
+		if row := fmt.Sprintf("\n| %s | %d |", s.name, s.most); !strings.Contains(string(page), row) {
+			t.Errorf("the guide lacks the row %s", strings.TrimSpace(row))
+		}
+	}
 }
 
 // play plays one scene. An error ends the day; a missing answer does not.

@@ -141,7 +141,7 @@ func drained(c *cluster) scene {
 // failure.
 func pending(c *cluster) scene {
 	const (
-		room   = `big.*no room: needs 2 CPUs|fewer than 2 CPUs free|no machine has 2 CPUs`
+		room   = `big.*no room: needs 2 CPUs|fewer than 2 CPUs free|no (ready )?machine has 2 CPUs`
 		behind = `next.*behind 1 job|waiting jobs? comes? before`
 		disk   = `pinned.*new disk`
 		failed = `flaky.*backoff|not start before`
