@@ -130,7 +130,7 @@ func onStep(a *app, cmd *cobra.Command,
 
 // completeSteps offers the steps of the verified checkpoints of the job that the first argument names.
 func completeSteps(a *app) completer {
-	return a.completePart(func(ctx context.Context, c *client.Client, job wire.Job) ([]candidateName, error) {
+	return completePart(a, func(ctx context.Context, c *client.Client, job wire.Job) ([]candidateName, error) {
 		page, err := c.Checkpoints(ctx, job.ID)
 		var list []candidateName
 		for _, k := range page.Items {

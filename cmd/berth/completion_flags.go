@@ -14,7 +14,7 @@ import (
 
 // completeFlags registers the completion of the flags that have one meaning in all commands, unless the command
 // has its own. TestEveryNameIsCompleted fails for a flag or an argument that is left out.
-func (a *app) completeFlags(cmd *cobra.Command) {
+func completeFlags(a *app, cmd *cobra.Command) {
 	fixed := func(values ...string) completer {
 		return cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)
 	}
@@ -87,7 +87,7 @@ func completeJobNames(a *app) completer {
 }
 
 // completeWorks offers jobs as completeJobs does, and the schedules without a job of their name.
-func (a *app) completeWorks() completer {
+func completeWorks(a *app) completer {
 	jobs, schedules := a.completeJobs(anyJob), ofFlag(a.completeSchedules)
 	return func(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
 		if len(args) > 0 {
@@ -111,29 +111,29 @@ func (a *app) completeWorks() completer {
 
 // completeCopy offers running jobs as JOB: for one of the two arguments of cp; the shell completes the path of the
 // other one.
-func (a *app) completeCopy(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
+func completeCopy(a *app) completer {
 	const files = cobra.ShellCompDirectiveDefault
-	if len(args) > 1 {
-		return nil, cobra.ShellCompDirectiveNoFileComp
+	jobs := a.completeJobs(liveJob)
+	return func(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
+		switch {
+		case len(args) > 1, strings.Contains(word, ":"): // a path in a container
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		case len(args) == 1 && strings.Contains(args[0], ":"), strings.ContainsAny(word, "./"):
+			return nil, files
+		}
+		list, directive := jobs(cmd, nil, word)
+		if directive&cobra.ShellCompDirectiveError != 0 {
+			return nil, files
+		}
+		for i, j := range list {
+			name, about, _ := strings.Cut(j, "\t")
+			list[i] = name + ":\t" + about
+		}
+		if len(args) == 1 {
+			return list, cobra.ShellCompDirectiveNoSpace | cobra.ShellCompDirectiveNoFileComp
+		}
+		return list, cobra.ShellCompDirectiveNoSpace
 	}
-	if strings.Contains(word, ":") { // a path in a container
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	if len(args) == 1 && strings.Contains(args[0], ":") || strings.ContainsAny(word, "./") {
-		return nil, files
-	}
-	list, directive := a.completeJobs(liveJob)(cmd, nil, word)
-	if directive&cobra.ShellCompDirectiveError != 0 {
-		return nil, files
-	}
-	for i, j := range list {
-		name, about, _ := strings.Cut(j, "\t")
-		list[i] = name + ":\t" + about
-	}
-	if len(args) == 1 {
-		return list, cobra.ShellCompDirectiveNoSpace | cobra.ShellCompDirectiveNoFileComp
-	}
-	return list, cobra.ShellCompDirectiveNoSpace
 }
 
 // completeOffers offers a property of the offers of clouds.
@@ -164,7 +164,7 @@ func completeGPUTypes(a *app) completer {
 
 // completeOutputs offers the outputs of the job that the first argument names.
 func completeOutputs(a *app) completer {
-	return a.completePart(func(ctx context.Context, c *client.Client, job wire.Job) ([]candidateName, error) {
+	return completePart(a, func(ctx context.Context, c *client.Client, job wire.Job) ([]candidateName, error) {
 		page, err := c.Outputs(ctx, job.ID)
 		var list []candidateName
 		for _, o := range page.Items {
@@ -176,7 +176,7 @@ func completeOutputs(a *app) completer {
 
 // completePart offers parts of the job that the first argument names. Messages about the job are left out: the
 // shell would print them within the command line.
-func (a *app) completePart(list func(context.Context, *client.Client, wire.Job) ([]candidateName, error)) completer {
+func completePart(a *app, list func(context.Context, *client.Client, wire.Job) ([]candidateName, error)) completer {
 	return func(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
 		quiet := *a
 		quiet.err = io.Discard

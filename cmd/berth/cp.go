@@ -30,7 +30,7 @@ func newCp(a *app) *cobra.Command {
 			"image must have tar, and the target must be a folder.",
 		Example:           "  berth cp notebook:/workspace/results .\n  berth cp fix.py notebook:/workspace/",
 		Args:              cobra.ExactArgs(2),
-		ValidArgsFunction: a.completeCopy,
+		ValidArgsFunction: completeCopy(a),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if req.Member < 0 {
 				return usagef("--member %d is out of range; allowed: 0 or more", req.Member)

@@ -33,7 +33,7 @@ func newLogs(a *app) *cobra.Command {
 			"stream.",
 		Example:           "  berth logs -f digits\n  berth logs digits --attempt 1 --tail 20\n  berth logs 'sweep[3]'",
 		Args:              cobra.ExactArgs(1),
-		ValidArgsFunction: a.completeWorks(),
+		ValidArgsFunction: completeWorks(a),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch {
 			case q.Attempt < 0:

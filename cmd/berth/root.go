@@ -75,7 +75,7 @@ func newRoot(a *app) *cobra.Command {
 	add(groupSelf, newLogin(a), newWhoami(a), newContext(a), newVersion(a))
 	// After the whole tree exists: checkArgs wraps each command's own check.
 	eachCommand(root, checkArgs)
-	eachCommand(root, a.completeFlags)
+	eachCommand(root, func(c *cobra.Command) { completeFlags(a, c) })
 	return root
 }
 

@@ -22,7 +22,7 @@ func newShow(a *app) *cobra.Command {
 		Long: "Show prints a job with its attempts and checkpoints, a pipeline with its steps, and a schedule, if no " +
 			"job\nhas its name, with its last fires.",
 		Args:              cobra.ExactArgs(1),
-		ValidArgsFunction: a.completeWorks(),
+		ValidArgsFunction: completeWorks(a),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.client()
 			if err != nil {
