@@ -79,6 +79,39 @@ func TestEveryNameIsCompleted(t *testing.T) {
 	})
 }
 
+// Schedules are offered with jobs, copies name a job with the colon before its path, and a list goes on after a comma.
+func TestCompletionsOfSeveralKinds(t *testing.T) {
+	t.Parallel()
+	a, _ := onTerminal(80, false)
+	a.URL, a.Token = thingsServer(t), adminToken
+	for _, c := range []struct {
+		complete completer
+		args     []string
+		word     string
+		want     []string
+	}{
+		{completeWorks(a), nil, "", []string{"000001", "000002", "000003", "000004", "000005", "tick"}},
+		{completeWorks(a), []string{"tick"}, "", nil},
+		{completeCopy(a), nil, "fi", []string{"first:"}},
+		{completeCopy(a), []string{"./x"}, "bi", []string{"big:"}},
+		{completeCopy(a), []string{"first:/x"}, "bi", nil},
+		{completeCopy(a), nil, "./fi", nil},
+		{completeCopy(a), nil, "first:/wor", nil},
+		{ofList(ofFlag(a.completeSecrets)), []string{"job.yaml"}, "TOKEN,H", []string{"TOKEN,HF"}},
+		{inTurn(a.completeJobs(anyJob), completeOutputs(a)), []string{"first"}, "mo", []string{"model"}},
+	} {
+		list, _ := c.complete(nil, c.args, c.word)
+		var got []string
+		for _, line := range list {
+			name, _, _ := strings.Cut(line, "\t")
+			got = append(got, name)
+		}
+		if !slices.Equal(got, c.want) {
+			t.Errorf("after %q, %q offers %q; want %q", c.args, c.word, got, c.want)
+		}
+	}
+}
+
 // argumentsOf returns the words of a usage line that stand for arguments.
 func argumentsOf(use string) (words []string) {
 	for _, word := range strings.Fields(use)[1:] {
