@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"berth"
@@ -319,6 +320,9 @@ func (m *MachineSteps) find(ctx context.Context, r cloud.Record) (cloud.Record, 
 	call, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	i, err := account.Find(call, r.Launch())
+	if err == nil && r.Instance != "" && i.ID != r.Instance {
+		i = ownInstance(call, account, r, i)
+	}
 	if err == nil {
 		return m.see(ctx, account, r, i)
 	}
@@ -339,6 +343,18 @@ func pause(e *cloud.Error) error {
 		return nil
 	}
 	return &cloud.PauseError{Wait: min(e.RetryAfter, mostPause)}
+}
+
+// ownInstance returns the instance that the row of a launch names, after Find has shown another one: a cloud may have
+// booted two for one token. If the cloud does not list the named instance, the result is the other one. The sweep ends
+// the other one.
+func ownInstance(ctx context.Context, account cloud.Account, r cloud.Record, other cloud.Instance) cloud.Instance {
+	list, err := account.List(ctx, r.Cluster, []string{r.Region})
+	n := slices.IndexFunc(list, func(i cloud.Instance) bool { return i.ID == r.Instance && i.Token == r.Token })
+	if err != nil || n < 0 {
+		return other
+	}
+	return list[n]
 }
 
 // terminate requests the end of an instance.

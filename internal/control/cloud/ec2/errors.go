@@ -95,10 +95,37 @@ func failure(doing string, o cloud.Offering, err error) *cloud.Error {
 		e.Scope = o.Region + "/" + api.ErrorCode()
 	case cloud.Network:
 		e.Scope = o.Region + "/" + o.Zone
-	case cloud.Throttle, cloud.Auth:
+	case cloud.Throttle:
 		e.Scope = o.Region
+	case cloud.Auth:
+		e.Scope = o.Region
+		e.Err = fmt.Errorf("%w%s", e.Err, clocks(response.Response, time.Now()))
 	}
 	return e
+}
+
+// mostSkew is the difference of clocks from which a refusal names it. EC2 refuses a signature from 15 minutes on, and
+// Amazon's other services from 5 minutes on.
+const mostSkew = 4 * time.Minute
+
+// clocks returns the difference between the clock of this host and EC2's as the end of an error text, or "" if it is
+// small. EC2 refuses the signatures of a host whose clock is wrong. The SDK corrects its own clock after a refusal, but
+// each call of berthd is a new process of berth-cloud.
+func clocks(r *smithyhttp.Response, now time.Time) string {
+	if r == nil || r.Response == nil {
+		return ""
+	}
+	date, err := http.ParseTime(r.Header.Get("Date"))
+	if err != nil {
+		return ""
+	}
+	switch ahead := now.Sub(date).Round(time.Minute); {
+	case ahead > mostSkew:
+		return fmt.Sprintf(" (the clock of this host is %s ahead of EC2's: synchronize it)", ahead)
+	case ahead < -mostSkew:
+		return fmt.Sprintf(" (the clock of this host is %s behind EC2's: synchronize it)", -ahead)
+	}
+	return ""
 }
 
 // retryAfter returns the wait of the header Retry-After in seconds, or 0. It is bounded by an hour,

@@ -7,6 +7,8 @@
 //     its instance has ended;
 //   - a new instance, and a new state, show in DescribeInstances after Lag;
 //   - a terminated instance is shown for an hour;
+//   - a pending or running instance has a private address;
+//   - a request whose time is more than 15 minutes from the clock of the cloud is refused;
 //   - capacity is limited by zone, type and market, and quotas by region.
 //
 // Time passes only by Advance. The one rule to know: it is a model of the documents, not of the cloud.
@@ -36,6 +38,8 @@ type Options struct {
 	Quota map[string]int
 	// AccessKey is the only access key with permission; "": all have it.
 	AccessKey string
+	// Skew is the time by which the clock of the cloud is ahead of this host's. Launch times are by the cloud's clock.
+	Skew time.Duration
 }
 
 // Key returns the key of Options.Stock.
@@ -57,6 +61,10 @@ const (
 	ErrorAfter FaultKind = "errorafter"
 	// Ignore answers as if the call had its effect. A terminated instance runs on.
 	Ignore FaultKind = "ignore"
+	// Twice lets RunInstances boot two instances with one token and the same tags. The answer names the second one.
+	Twice FaultKind = "twice"
+	// NoAddress lets RunInstances create an instance that never gets an address, and so never reaches the network.
+	NoAddress FaultKind = "noaddress"
 )
 
 // Fault is a failure of the next call of Action.
@@ -73,8 +81,9 @@ type Instance struct {
 	Token                          string
 	Params                         map[string]string // of the request, without the signature
 	Tags                           map[string]string
-	Created                        time.Time
-	Reason                         string // code of the state
+	Created                        time.Time // by the clock of the cloud
+	Reason                         string    // code of the state
+	Address                        string    // in the subnet; "": none, see NoAddress
 
 	changes []change
 }
@@ -195,8 +204,8 @@ type refusal struct {
 	message string
 }
 
-// run carries RunInstances out.
-func (c *Cloud) run(region string, params map[string]string) (*Instance, *refusal) {
+// run carries RunInstances out, with the fault Twice or NoAddress or with none.
+func (c *Cloud) run(region string, params map[string]string, fault FaultKind) (*Instance, *refusal) {
 	zone, market := params["Placement.AvailabilityZone"], params["InstanceMarketOptions.MarketType"]
 	if market == "" {
 		market = "on-demand"
@@ -221,14 +230,28 @@ func (c *Cloud) run(region string, params map[string]string) (*Instance, *refusa
 	if why := c.room(region, placed, params["InstanceType"], market); why != nil {
 		return nil, why
 	}
-	i := &Instance{
-		ID: fmt.Sprintf("i-%017x", len(c.instances)+1), Region: region, Zone: placed, Type: params["InstanceType"],
-		Market: market, Token: token, Params: maps.Clone(params), Tags: tagsOf(params, "instance"), Created: c.now,
-		changes: []change{{c.now, "pending"}, {c.now.Add(c.o.Boot), "running"}},
+	made := Instance{
+		Region: region, Zone: placed, Type: params["InstanceType"], Market: market, Token: token,
+		Params: maps.Clone(params), Tags: tagsOf(params, "instance"), Created: c.now.Add(c.o.Skew),
 	}
-	c.instances = append(c.instances, i)
+	if fault == Twice {
+		c.boot(made, fault)
+	}
+	i := c.boot(made, fault)
 	c.tokens[key] = i
 	return i, nil
+}
+
+// boot adds an instance with an id of its own, which begins to boot.
+func (c *Cloud) boot(i Instance, fault FaultKind) *Instance {
+	n := len(c.instances) + 1
+	i.ID = fmt.Sprintf("i-%017x", n)
+	if fault != NoAddress {
+		i.Address = fmt.Sprintf("10.0.%d.%d", n/250, n%250+4)
+	}
+	i.changes = []change{{c.now, "pending"}, {c.now.Add(c.o.Boot), "running"}}
+	c.instances = append(c.instances, &i)
+	return &i
 }
 
 // repeat answers a token that is in use.

@@ -14,6 +14,9 @@ import (
 // credential finds access key and region in the signature of a request.
 var credential = regexp.MustCompile(`Credential=([^/]+)/[0-9]{8}/([^/]+)/ec2/aws4_request`)
 
+// signatureLife is the greatest difference between the time of a request and the clock of the cloud.
+const signatureLife = 15 * time.Minute
+
 // ServeHTTP answers one call.
 func (c *Cloud) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, 1<<20))
@@ -29,9 +32,16 @@ func (c *Cloud) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	action := params["Action"]
 	delete(params, "Action")
 	delete(params, "Version")
+	clock := time.Now().Add(c.o.Skew)
+	w.Header().Set("Date", clock.UTC().Format(http.TimeFormat))
 	signature := credential.FindStringSubmatch(r.Header.Get("Authorization"))
 	if signature == nil {
 		respond(w, refusal{403, "MissingAuthenticationToken", "the request is not signed"})
+		return
+	}
+	signed, err := time.Parse("20060102T150405Z", r.Header.Get("X-Amz-Date"))
+	if err != nil || clock.Sub(signed).Abs() > signatureLife {
+		respond(w, refusal{400, "RequestExpired", "Request has expired."})
 		return
 	}
 	if c.o.AccessKey != "" && c.o.AccessKey != signature[1] {
@@ -54,7 +64,7 @@ func (c *Cloud) answer(w http.ResponseWriter, r *http.Request, action, region st
 	case Cut:
 		panic(http.ErrAbortHandler) // the server closes the connection
 	}
-	document, why := c.carryOut(action, region, params, f.Kind == Ignore)
+	document, why := c.carryOut(action, region, params, f.Kind)
 	switch {
 	case f.Kind == ExecuteAndTimeout:
 		<-r.Context().Done()
@@ -88,12 +98,12 @@ func (c *Cloud) fault(action string) Fault {
 }
 
 // carryOut changes and reads the state of the cloud under its lock.
-func (c *Cloud) carryOut(action, region string, params map[string]string, ignore bool) (any, *refusal) {
+func (c *Cloud) carryOut(action, region string, params map[string]string, fault FaultKind) (any, *refusal) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch action {
 	case "RunInstances":
-		i, why := c.run(region, params)
+		i, why := c.run(region, params, fault)
 		if why != nil {
 			return nil, why
 		}
@@ -114,12 +124,12 @@ func (c *Cloud) carryOut(action, region string, params map[string]string, ignore
 		if i := c.instance(params["InstanceId.1"]); i != nil {
 			before = i.at(c.now)
 		}
-		i, why := c.terminate(region, params["InstanceId.1"], ignore)
+		i, why := c.terminate(region, params["InstanceId.1"], fault == Ignore)
 		if why != nil {
 			return nil, why
 		}
 		now := i.at(c.now)
-		if ignore {
+		if fault == Ignore {
 			now = "shutting-down" // the fault: the instance runs on
 		}
 		return terminateAnswer{Instances: []ending{{ID: i.ID, Now: stateOf(now), Before: stateOf(before)}}}, nil
@@ -173,6 +183,7 @@ type (
 		Type      string `xml:"instanceType"`
 		Launched  string `xml:"launchTime"`
 		Zone      string `xml:"placement>availabilityZone"`
+		Address   string `xml:"privateIpAddress,omitempty"`
 		Lifecycle string `xml:"instanceLifecycle,omitempty"`
 		Reason    string `xml:"stateReason>code,omitempty"`
 		Tags      []tag  `xml:"tagSet>item"`
@@ -205,6 +216,8 @@ func (c *Cloud) item(i *Instance, name string) item {
 	}
 	if name == "shutting-down" || name == "terminated" {
 		d.Reason = strings.TrimSpace(i.Reason)
+	} else {
+		d.Address = i.Address
 	}
 	for key, value := range i.Tags {
 		d.Tags = append(d.Tags, tag{key, value})
