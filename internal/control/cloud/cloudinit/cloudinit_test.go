@@ -273,30 +273,6 @@ func TestAgentOfTheClusterIsInstalledByItsHash(t *testing.T) {
 	}
 }
 
-// The schema is that of the distribution's own cloud-init, for both sources of the agent.
-func TestUserDataFollowsTheSchemaOfCloudInit(t *testing.T) {
-	t.Parallel()
-	program, err := exec.LookPath("cloud-init")
-	if err != nil {
-		t.Skip("cloud-init is not installed, and has services that change the host: run this test on a cloud image")
-	}
-	for name, m := range map[string]cloudinit.Machine{
-		"agent of the pool": machine(), "agent of the cluster": served(map[string]string{"linux-amd64": strings.Repeat("a", 64)}),
-	} {
-		text, err := cloudinit.Render(m)
-		if err != nil {
-			t.Fatal(err)
-		}
-		path := filepath.Join(t.TempDir(), "user-data")
-		if err := os.WriteFile(path, text, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if out, err := exec.Command(program, "schema", "--config-file", path).CombinedOutput(); err != nil {
-			t.Errorf("%s: %v\n%s", name, err, out)
-		}
-	}
-}
-
 func TestLaunchWithoutAnAgentIsRefused(t *testing.T) {
 	t.Parallel()
 	for want, edit := range map[string]func(*cloudinit.Machine){
