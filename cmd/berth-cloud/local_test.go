@@ -2,11 +2,8 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,12 +11,10 @@ import (
 	"testing"
 	"time"
 
-	"berth/e2e/commands"
 	"berth/internal/control/cloud"
 	"berth/internal/control/cloud/cloudexec"
 	"berth/internal/control/cloud/cloudtest"
 	"berth/internal/control/cloud/offers"
-	"berth/wire"
 )
 
 // host is a folder of local instances.
@@ -198,41 +193,6 @@ func TestInstanceThatEndsByItselfIsTerminated(t *testing.T) {
 	var e *cloud.Error
 	if _, err := h.Create(t.Context(), l); !errors.As(err, &e) || e.Kind != cloud.Mismatch {
 		t.Errorf("the token starts it again: %v", err)
-	}
-}
-
-// The real agent takes the settings and uses its join token.
-func TestRealAgentJoins(t *testing.T) {
-	t.Parallel()
-	bin := t.TempDir()
-	if err := commands.Build(bin, commands.Shipped, "berth-agent"); err != nil {
-		t.Fatal(err)
-	}
-	joins := make(chan wire.JoinRequest, 1)
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		var join wire.JoinRequest
-		if err := json.NewDecoder(r.Body).Decode(&join); err == nil && join.Token != "" {
-			select {
-			case joins <- join:
-			default:
-			}
-		}
-		w.WriteHeader(http.StatusServiceUnavailable)
-	}))
-	t.Cleanup(server.Close)
-	h := openHost(t, filepath.Join(bin, "berth-agent"), "--runtime=fake", "--no-gpus", "--egress=off")
-	l := localLaunch(server.URL)
-	if _, err := h.Create(t.Context(), l); err != nil {
-		t.Fatal(err)
-	}
-	select {
-	case join := <-joins:
-		if join.Machine != "burst-1" || join.Token != "berth_JOIN_SECRET" {
-			t.Errorf("the agent joins with %+v", join)
-		}
-	case <-time.After(patience):
-		log, _ := os.ReadFile(filepath.Join(h.dir, l.Token, "log"))
-		t.Fatalf("the agent does not join:\n%s", log)
 	}
 }
 
