@@ -91,6 +91,10 @@ proof-notices: ## read notices and identities from Amazon's mock of the metadata
 	$(GO) test ./e2e/noticeproof -count=1 -v -timeout 10m -args -mock
 	$(GO) test ./internal/machine/agent -run '^TestTheTimeFromANoticeToTheSignal$$' -count=1 -v -timeout 20m -args -notice-times
 
+.PHONY: proof-gce-mock
+proof-gce-mock: ## compare the model of GCE in our tests with the in-memory GCE of Kubernetes, by the calls of our provider (a first build takes minutes)
+	cd e2e/gceproof && $(GO) mod tidy -diff && $(GO) test -count=1 ./...
+
 .PHONY: stop
 stop: ## stop the demo's stack; its data stays
 	@scripts/demo.sh stop
