@@ -132,6 +132,10 @@ bench-order: ## completion times of the queue's orders beside SRSF, SJF, EASY, T
 bench-predict: ## how well starts are estimated, without and with time limits: make bench-predict TRACES=folder (-half judge: the other half)
 	$(GO) test ./cmd/berth-sim -run '^$$' -bench '^BenchmarkPredict$$' -benchtime 1x -timeout 60m -v -args -traces $(abspath $(TRACES))
 
+.PHONY: bench-burst
+bench-burst: ## burst or wait on the seeds 21 to 60: fails unless the scaler costs less than Starburst at no longer wait
+	$(GO) test ./cmd/berth-sim -run '^$$' -bench '^BenchmarkBurst$$' -benchtime 1x -timeout 60m -v
+
 .PHONY: bench-queue
 bench-queue: setup ## list, queue and show with the reasons of 10,000 waiting jobs for 50 readers: limit 200 ms at the 99th percentile
 	$(GO) test ./api -run '^$$' -bench '^BenchmarkReadersOfAQueue$$' -benchtime 1x -count=1 -timeout 20m -v

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -37,11 +38,20 @@ func burstCommand() *cobra.Command {
 (internal/control/scaler) with published policies. docs/design/simulation.md has the results.
 
 a   Burst or wait (Starburst, USENIX ATC '24): 500 jobs on 4 machines of 8 GPUs; a GPU of the cloud costs $2.50 an hour.
-    The jobs are drawn by --seeds; 13 is the published seed. With several seeds, the table shows means, and the cost
-    over that of Starburst with its 95 % interval.
+    The jobs are drawn by --seeds, not read from a trace; 13 is the published seed. With several seeds, the table shows
+    means, and the cost over that of Starburst with its 95 % interval.
 b   Spot machines under a deadline (Can't Be Late, USENIX NSDI '24): 48 hours of work. --trace is the observed
-    availability: zone,instance,gap_seconds,available.
+    availability: zone,instance,gap_seconds,available. The rule of the rows named berth runs in this simulator only:
+    job files have no deadline.
 c   Sizes of machines and idle time: all jobs of --trace run on the cloud: timestamp,duration,num_gpus,cluster.
+
+COST is in US dollars: of a trace of jobs in a and c, of one job in b. WAIT is the mean time before a job starts in a and
+c, and without a machine in b. LAUNCHES are jobs sent to the cloud in a, and starts of machines in b and c. IDLE is the
+share of GPU hours on premises without a job in a, of paid time that goes into restarts in b, and of paid GPU time
+without a job in c.
+
+To try the scaler on the jobs of a cluster of your own, run "berth-sim snapshot", and then
+"berth-sim replay FILE --burst TENANT=POLICY".
 
 --policy selects rows of the table by name, separated by commas; without it the table has all rows.`,
 		Args: func(_ *cobra.Command, args []string) error {
@@ -161,7 +171,7 @@ func (f *burstFlags) waits(ctx context.Context, out io.Writer) error {
 			return err
 		}
 	}
-	fmt.Fprintln(out, "POLICY\tCOST\tWAIT H\tLAUNCHES\tIDLE\tOVER STARBURST") //nolint:errcheck // Flush reports it
+	fmt.Fprintln(out, "POLICY\tCOST\tWAIT\tLAUNCHES\tIDLE\tOVER STARBURST") //nolint:errcheck // Flush reports it
 	for _, name := range names {
 		list, err := playSeeds(ctx, name, seeds)
 		if err != nil {
@@ -175,7 +185,7 @@ func (f *burstFlags) waits(ctx context.Context, out io.Writer) error {
 		n := float64(len(list))
 		ratio, margin := ratioOf(list, base[!strings.HasSuffix(name, "-unknown")])
 		//nolint:errcheck // Flush reports it
-		fmt.Fprintf(out, "%s\t$%.2f\t%.4f\t%.1f\t%.1f %%\t%.3f ± %.3f\n", name, sum.cost/n, sum.wait/n,
+		fmt.Fprintf(out, "%s\t$%.2f\t%.4f h\t%.1f\t%.1f %%\t%.3f ± %.3f\n", name, sum.cost/n, sum.wait/n,
 			float64(sum.launches)/n, 100*sum.idle/n, ratio, margin)
 	}
 	return nil
@@ -226,7 +236,8 @@ func (f *burstFlags) deadlines(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintln(out, "CELL\tPOLICY\tZONES\tCOST\tLATE\tTRIES") //nolint:errcheck // Flush reports it
+	//nolint:errcheck // Flush reports it
+	fmt.Fprintln(out, "CELL\tPOLICY\tZONES\tCOST\tWAIT\tLAUNCHES\tIDLE\tLATE\tTRIES")
 	for _, c := range spotCells {
 		for zones, groups := range [][][]spotRow{eachZone(rows), byInstance(rows)} {
 			windows, err := spotWindows(groups, c.deadline, spotSeed)
@@ -237,19 +248,21 @@ func (f *burstFlags) deadlines(ctx context.Context, out io.Writer) error {
 				if err := ctx.Err(); err != nil {
 					return err
 				}
-				m := spotMean{}
-				if policy, ok := spotPolicies[name]; ok {
-					m = meanSpot(windows, c.deadline, c.restart, policy)
-				} else {
-					for _, w := range windows {
-						m.cost += spotBound(w, c.deadline) / float64(len(windows))
-					}
-				}
 				//nolint:errcheck // Flush reports it
-				fmt.Fprintf(out, "%s\t%s\t%s\t$%.2f\t%d\t%.1f\n", cellName(c.deadline, c.restart), name,
-					[]string{"one", "all"}[zones], m.cost, m.late, m.tries)
+				fmt.Fprintf(out, "%s\t%s\t%s\t%s\n", cellName(c.deadline, c.restart), name, []string{"one", "all"}[zones],
+					spotColumnsOf(windows, c.deadline, c.restart, name))
 			}
 		}
 	}
 	return nil
+}
+
+// spotColumnsOf returns the figures of a policy in a cell of experiment b. The bound is a cost alone.
+func spotColumnsOf(windows []spotWindow, deadline, restart time.Duration, name string) string {
+	policy, ok := spotPolicies[name]
+	if !ok {
+		return fmt.Sprintf("$%.2f\t-\t-\t-\t-\t-", meanSpotBound(windows, deadline))
+	}
+	m := meanSpot(windows, deadline, restart, policy)
+	return fmt.Sprintf("$%.2f\t%.2f h\t%.1f\t%.1f %%\t%d\t%.1f", m.cost, m.wait, m.launches, 100*m.idle, m.late, m.tries)
 }

@@ -68,6 +68,12 @@ type shapeResult struct {
 // paidOverUsed returns the GPU time that was paid over the GPU time of jobs.
 func (r shapeResult) paidOverUsed() float64 { return float64(r.paid) / float64(r.used) }
 
+// cost returns the price of the paid GPU time, in US dollars.
+func (r shapeResult) cost() float64 { return r.paid.Hours() * gpuHourCost }
+
+// idle returns the share of the paid GPU time without a job.
+func (r shapeResult) idle() float64 { return 1 - float64(r.used)/float64(r.paid) }
+
 // wait returns the mean wait.
 func (r shapeResult) wait() time.Duration { return r.waited / time.Duration(max(1, r.jobs)) }
 
@@ -238,7 +244,7 @@ func (f *burstFlags) shapes(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintln(out, "POLICY\tPAID / USED\tWAIT\tLAUNCHES\tIDLE") //nolint:errcheck // Flush reports it
+	fmt.Fprintln(out, "POLICY\tCOST\tWAIT\tLAUNCHES\tIDLE\tPAID / USED") //nolint:errcheck // Flush reports it
 	for _, p := range shapePolicies {
 		if !slices.Contains(names, p.name) {
 			continue
@@ -248,8 +254,8 @@ func (f *burstFlags) shapes(ctx context.Context, out io.Writer) error {
 			return err
 		}
 		//nolint:errcheck // Flush reports it
-		fmt.Fprintf(out, "%s\t%.3f\t%.1f s\t%d\t%.1f %%\n", p.name, r.paidOverUsed(), r.wait().Seconds(), r.launches,
-			100*(1-float64(r.used)/float64(r.paid)))
+		fmt.Fprintf(out, "%s\t$%.2f\t%.1f s\t%d\t%.1f %%\t%.3f\n", p.name, r.cost(), r.wait().Seconds(), r.launches,
+			100*r.idle(), r.paidOverUsed())
 	}
 	return nil
 }

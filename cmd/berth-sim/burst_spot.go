@@ -11,6 +11,11 @@ import (
 )
 
 // The setting of experiment B: Can't Be Late (Wu et al., USENIX NSDI '24). Prices are US dollars an hour.
+//
+// The rows named berth follow a rule that no berthd applies. scaler.Deadline needs a deadline of the job, and job files
+// have none (docs/adr/0101). The failures of zones are counted by scaler.Breaker.Failed and Succeeded, which only this
+// experiment calls: berthd stores a cloud.Breaker for each refusal of a cloud. scaler.Order, which sorts the zones,
+// serves both.
 const (
 	spotWork   = 48 * time.Hour
 	spotPrice  = 0.9731
@@ -124,7 +129,8 @@ type spotState struct {
 type spotPolicy func(s *spotState) cloud.Market
 
 // spotPolicies are the policies by name: the published ones, which know in each step where machines can be had, and
-// production. "tried" finds machines in several zones by trying, with a breaker per zone.
+// the rule of scaler.Deadline, which only this simulator uses. "berth-trying" applies that rule to several zones, and
+// finds machines by trying, with a breaker per zone.
 var spotPolicies = map[string]spotPolicy{
 	"greedy":       informed(greedy),
 	"uniform":      informed(func(d scaler.Deadline) cloud.Market { return uniform(d, false) }),
@@ -170,7 +176,7 @@ func (s *spotState) move(zone int) {
 	s.zone = zone
 }
 
-// tried finds a machine by trying the zones in production's order.
+// tried applies the rule of scaler.Deadline, and finds a machine by trying the zones in the order of scaler.Order.
 func tried(s *spotState) cloud.Market {
 	now := origin.Add(time.Duration(s.tick) * spotStep)
 	if s.zones == nil {
@@ -262,9 +268,12 @@ func inTime(d scaler.Deadline, choice cloud.Market) cloud.Market {
 
 // spotResult is the outcome of one job.
 type spotResult struct {
-	cost  float64
-	ended time.Duration
-	tries int
+	cost         float64
+	ended        time.Duration
+	waited       time.Duration // without a machine
+	paid, worked time.Duration // of machines; starts are paid and do no work
+	launches     int
+	tries        int
 }
 
 // playSpot runs one job. A job that does not end with its window counts as late.
@@ -281,6 +290,9 @@ func playSpot(w spotWindow, deadline, restart time.Duration, policy spotPolicy) 
 		}
 		if m := policy(s); m != s.Running {
 			s.Running, s.Pending = m, restart
+			if m != "" {
+				r.launches++
+			}
 		}
 		used := spotStep
 		if s.Running != "" {
@@ -288,6 +300,9 @@ func playSpot(w spotWindow, deadline, restart time.Duration, policy spotPolicy) 
 			start := min(used, s.Pending)
 			s.Pending -= start
 			s.Work -= used - start
+			r.paid, r.worked = r.paid+used, r.worked+used-start
+		} else {
+			r.waited += used
 		}
 		switch s.Running {
 		case cloud.Spot:
@@ -320,23 +335,40 @@ func spotBound(w spotWindow, deadline time.Duration) float64 {
 	return open.Hours()*spotPrice + (spotWork-open).Hours()*fullPrice
 }
 
-// spotMean is a cell of the table: the mean cost, and the number of jobs that were late.
+// spotMean is a cell of the table: means of all jobs, and the number of jobs that were late.
 type spotMean struct {
-	cost, tries float64
-	late        int
+	cost            float64 // US dollars
+	wait            float64 // hours without a machine
+	launches, tries float64
+	idle            float64 // share of the paid time of all jobs that went into starts
+	late            int
 }
 
 // meanSpot plays a policy on all windows.
 func meanSpot(windows []spotWindow, deadline, restart time.Duration, policy spotPolicy) (m spotMean) {
+	var paid, worked time.Duration
+	n := float64(len(windows))
 	for _, w := range windows {
 		r := playSpot(w, deadline, restart, policy)
-		m.cost += r.cost / float64(len(windows))
-		m.tries += float64(r.tries) / float64(len(windows))
+		m.cost += r.cost / n
+		m.wait += r.waited.Hours() / n
+		m.launches += float64(r.launches) / n
+		m.tries += float64(r.tries) / n
+		paid, worked = paid+r.paid, worked+r.worked
 		if r.ended > deadline {
 			m.late++
 		}
 	}
+	m.idle = 1 - worked.Hours()/paid.Hours()
 	return m
+}
+
+// meanSpotBound returns the mean of spotBound over all windows.
+func meanSpotBound(windows []spotWindow, deadline time.Duration) (cost float64) {
+	for _, w := range windows {
+		cost += spotBound(w, deadline) / float64(len(windows))
+	}
+	return cost
 }
 
 // cellName returns the deadline and the restart cost, such as "52 h, 3 min".

@@ -43,9 +43,7 @@ func TestBurstRepeatsThePublishedDeadlines(t *testing.T) {
 		for name, want := range published {
 			got := spotMean{}
 			if name == "bound" {
-				for _, w := range windows {
-					got.cost += spotBound(w, c.deadline) / float64(len(windows))
-				}
+				got.cost = meanSpotBound(windows, c.deadline)
 			} else {
 				got = meanSpot(windows, c.deadline, c.restart, spotPolicies[name])
 			}
@@ -56,8 +54,8 @@ func TestBurstRepeatsThePublishedDeadlines(t *testing.T) {
 	}
 }
 
-// Production costs less than the best published policy in every cell, and no job is late, with one
-// zone and with zones that are found by trying.
+// The rule of scaler.Deadline costs less than the best published policy in every cell, and no job is late, with one
+// zone and with zones that are found by trying. No berthd applies this rule, see docs/adr/0101.
 func TestBurstMeetsDeadlinesForLess(t *testing.T) {
 	t.Parallel()
 	rows := readSpotTrace(t)

@@ -5,7 +5,7 @@
 // in production.
 //
 //	Burst    which waiting jobs run on machines of the cloud, by replays of the queue
-//	Deadline spot or on demand, for a job that must end in time
+//	Deadline spot or on demand, for a job that must end in time; used by the simulator alone (docs/adr/0101)
 //	Zones    in which order zones are tried, and when a failed zone is tried again
 //	Decide   launches, drains and returns from drains, within the limits of a policy
 //
@@ -13,5 +13,6 @@
 // by event, and a machine that does not exist yet is part of a plan as any other machine.
 //
 // The package never calls a cloud. A caller commits each launch before the call, counts launches
-// of unknown outcome as machines, and reports failures to the breaker of their zone.
+// of unknown outcome as machines, and passes with each offer the breaker that a failure has left. In berthd, package
+// cloud opens and closes the breakers.
 package scaler

@@ -14,6 +14,9 @@ const (
 
 // Breaker closes an offering after a failure. The zero value is open. Callers keep breakers by the scope
 // of the failure, usually zone, type and market.
+//
+// In berthd a Breaker is a view of the strictest cloud.Breaker of an offer, which package cloud opens and closes. Failed
+// and Succeeded are the simulator's own rules for opening and closing (berth-sim burst b); berthd does not call them.
 type Breaker struct {
 	Until time.Time     // closed until then
 	Step  time.Duration // how long the last failure closed it; 0 after a success
@@ -21,13 +24,13 @@ type Breaker struct {
 }
 
 // Failed returns the breaker after a failure: closed for 3 minutes at first, then for twice as long
-// after each further failure, up to an hour.
+// after each further failure, up to an hour. cloud.Breaker.Trip is the rule of berthd.
 func (b Breaker) Failed(now time.Time) Breaker {
 	step := min(max(firstClosed, 2*b.Step), mostClosed)
 	return Breaker{Until: now.Add(step), Step: step}
 }
 
-// Succeeded returns the breaker after a success.
+// Succeeded returns the breaker after a success. berthd deletes the rows of its breakers instead.
 func (b Breaker) Succeeded() Breaker { return Breaker{} }
 
 // Allows reports whether a try is allowed now. A breaker that was closed allows one try at a time.
