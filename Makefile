@@ -89,7 +89,9 @@ proof-gpu: ## compare readings of a real GPU with programs that train, wait and 
 .PHONY: proof-notices
 proof-notices: ## read notices and identities from Amazon's mock of the metadata service of EC2 (built once, half a minute), and measure the time to the signal
 	$(GO) test ./e2e/noticeproof -count=1 -v -timeout 10m -args -mock
-	$(GO) test ./internal/machine/agent -run '^TestTheTimeFromANoticeToTheSignal$$' -count=1 -v -timeout 20m -args -notice-times
+	for test in TestTheTimeFromANoticeToTheSignal TestDockerTheTimeFromANoticeToTheSignal; do \
+		$(GO) test ./internal/machine/agent -run "^$$test\$$" -count=1 -v -timeout 20m -args -notice-times || exit 1; \
+	done
 
 .PHONY: proof-gce-mock
 proof-gce-mock: ## compare the model of GCE in our tests with the in-memory GCE of Kubernetes, by the calls of our provider (a first build takes minutes)

@@ -20,9 +20,16 @@ import (
 	"berth/wire"
 )
 
-// dockerMachine is a machine over the host's own Docker Engine. A cleanup removes the containers
-// that a failed test leaves in the engine.
+// dockerMachine is a machine over the host's own Docker Engine.
 func dockerMachine(t *testing.T) (*site, *machine) {
+	t.Helper()
+	s, engine := dockerSite(t)
+	return s, s.machineOn("m1", engine)
+}
+
+// dockerSite is a control plane, and the host's own Docker Engine for machines. A cleanup removes the containers
+// that a failed test leaves in the engine.
+func dockerSite(t *testing.T) (*site, *docker.Engine) {
 	t.Helper()
 	s := newSite(t)
 	s.image = runtimetest.Image(t, "")
@@ -56,7 +63,7 @@ func dockerMachine(t *testing.T) (*site, *machine) {
 			}
 		}
 	})
-	return s, s.machineOn("m1", engine)
+	return s, engine
 }
 
 func TestDockerRunsAShortJob(t *testing.T) {

@@ -45,6 +45,7 @@ func lookup(name string) (command, bool) {
 		"trap-term":    {1, "trap-term CODE [DELAY]", trapTerm},
 		"ignore-term":  {0, "ignore-term", ignoreTerm},
 		"trap":         {1, "trap SIGNAL...", trap},
+		"stamp":        {2, "stamp PATH SIGNAL... (appends the time of each to the file)", stamp},
 		"eat-memory":   {1, "eat-memory MIB [SLEEP]", eatMemory},
 		"child-oom":    {1, "child-oom MIB [CODE]", childOOM},
 		"spin":         {0, "spin (uses a core until a signal ends it)", spin},
@@ -239,6 +240,34 @@ func trap(ctx context.Context, p *Process, args []string) int {
 		select {
 		case s := <-signals:
 			p.say("got %s", s)
+			if s == "SIGTERM" {
+				return 0
+			}
+		case <-ctx.Done():
+			return 1
+		}
+	}
+}
+
+// stamp appends a line with the name and the time of each caught signal to a file. The file exists once the command
+// listens. SIGTERM makes the command exit 0.
+func stamp(ctx context.Context, p *Process, args []string) int {
+	signals := p.Catch(append([]string{"SIGTERM"}, args[1:]...)...)
+	path, err := p.WritePath(args[0])
+	if err != nil {
+		return p.fail(err)
+	}
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
+	if err != nil {
+		return p.fail(err)
+	}
+	defer func() { _ = file.Close() }() // each line was written by a call of its own
+	for {
+		select {
+		case s := <-signals:
+			if _, err := file.WriteString(s + " " + time.Now().UTC().Format(time.RFC3339Nano) + "\n"); err != nil {
+				return p.fail(err)
+			}
 			if s == "SIGTERM" {
 				return 0
 			}
