@@ -45,13 +45,13 @@ b   Spot machines under a deadline (Can't Be Late, USENIX NSDI '24): 48 hours of
     job files have no deadline.
 c   Sizes of machines and idle time: all jobs of --trace run on the cloud: timestamp,duration,num_gpus,cluster.
 
-COST is in US dollars: of a trace of jobs in a and c, of one job in b. WAIT is the mean time before a job starts in a and
-c, and without a machine in b. LAUNCHES are jobs sent to the cloud in a, and starts of machines in b and c. IDLE is the
-share of GPU hours on premises without a job in a, of paid time that goes into restarts in b, and of paid GPU time
+COST is in US dollars: of a trace of jobs in a and c, of one job in b. WAIT is the mean time before a job starts in a
+and c, and without a machine in b. LAUNCHES are jobs sent to the cloud in a, and starts of machines in b and c. IDLE is
+the share of GPU hours on premises without a job in a, of paid time that goes into restarts in b, and of paid GPU time
 without a job in c.
 
-To try the scaler on the jobs of a cluster of your own, run "berth-sim snapshot", and then
-"berth-sim replay FILE --burst TENANT=POLICY".
+To try the scaler on the jobs of a cluster of your own, run "berth-sim snapshot", and then "berth-sim replay" with
+--burst TENANT=FILE.
 
 --policy selects rows of the table by name, separated by commas; without it the table has all rows.`,
 		Args: func(_ *cobra.Command, args []string) error {
@@ -249,8 +249,8 @@ func (f *burstFlags) deadlines(ctx context.Context, out io.Writer) error {
 					return err
 				}
 				//nolint:errcheck // Flush reports it
-				fmt.Fprintf(out, "%s\t%s\t%s\t%s\n", cellName(c.deadline, c.restart), name, []string{"one", "all"}[zones],
-					spotColumnsOf(windows, c.deadline, c.restart, name))
+				fmt.Fprintf(out, "%s\t%s\t%s\t%s\n", cellName(c.deadline, c.restart), name,
+					[]string{"one", "all"}[zones], spotColumnsOf(windows, c.deadline, c.restart, name))
 			}
 		}
 	}
@@ -264,5 +264,6 @@ func spotColumnsOf(windows []spotWindow, deadline, restart time.Duration, name s
 		return fmt.Sprintf("$%.2f\t-\t-\t-\t-\t-", meanSpotBound(windows, deadline))
 	}
 	m := meanSpot(windows, deadline, restart, policy)
-	return fmt.Sprintf("$%.2f\t%.2f h\t%.1f\t%.1f %%\t%d\t%.1f", m.cost, m.wait, m.launches, 100*m.idle, m.late, m.tries)
+	return fmt.Sprintf("$%.2f\t%.2f h\t%.1f\t%.1f %%\t%d\t%.1f", m.cost, m.wait, m.launches, 100*m.idle, m.late,
+		m.tries)
 }

@@ -15,8 +15,9 @@ const (
 // Breaker closes an offering after a failure. The zero value is open. Callers keep breakers by the scope
 // of the failure, usually zone, type and market.
 //
-// In berthd a Breaker is a view of the strictest cloud.Breaker of an offer, which package cloud opens and closes. Failed
-// and Succeeded are the simulator's own rules for opening and closing (berth-sim burst b); berthd does not call them.
+// In berthd a Breaker is a view of the strictest cloud.Breaker of an offer, which package cloud opens and closes.
+// Failed and Succeeded are the simulator's own rules for opening and closing (berth-sim burst b); berthd does not call
+// them.
 type Breaker struct {
 	Until time.Time     // closed until then
 	Step  time.Duration // how long the last failure closed it; 0 after a success
