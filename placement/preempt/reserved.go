@@ -51,7 +51,7 @@ func (r *Search) Reserve(e *queue.Entry) (at time.Time, ok bool) {
 	for i := range own {
 		m := &own[i]
 		if !ok {
-			n.occupy(e, m)
+			occupy(n, e, m)
 			continue
 		}
 		until, late := at, !m.ExpiresAt.IsZero() && m.ExpiresAt.Before(at)
@@ -63,16 +63,16 @@ func (r *Search) Reserve(e *queue.Entry) (at time.Time, ok bool) {
 		}
 		uses := len(r.reservations.On(m.node)) > before[i].reservations
 		if final && !m.Repair && (late || !uses) {
-			n.withdrawn(m.Nomination)
+			listWithdrawn(n, m.Nomination)
 			until = r.Now
 		}
-		n.occupyUntil(e, m, until)
+		occupyUntil(n, e, m, until)
 	}
 	return at, ok
 }
 
-// withdrawn lists a nomination to delete. The nominations of a job on one machine are one withdrawal.
-func (r *Nominations) withdrawn(m Nomination) {
+// listWithdrawn lists a nomination to delete. The nominations of a job on one machine are one withdrawal.
+func listWithdrawn(r *Nominations, m Nomination) {
 	r.Released = append(r.Released, m)
 	if w := (Withdrawal{m.For, m.Machine, m.ExpiresAt}); !slices.Contains(r.Withdrawn, w) {
 		r.Withdrawn = append(r.Withdrawn, w)
@@ -92,21 +92,21 @@ func (r *Nominations) vacate(e *queue.Entry, own []Mark) {
 }
 
 // occupy reverts Lift and vacate for one nomination.
-func (r *Nominations) occupy(e *queue.Entry, m *Mark) {
+func occupy(r *Nominations, e *queue.Entry, m *Mark) {
 	if m.Holder != nil {
 		if m.later != nil {
 			r.reservations.Keep(m.node, *m.later)
 		}
 		return
 	}
-	r.subtract(m, r.occupant(e, *m, m.start))
+	subtract(r, m, r.occupant(e, *m, m.start))
 }
 
 // occupyUntil is occupy, except that the job leaves the capacity at the given time.
-func (r *Nominations) occupyUntil(e *queue.Entry, m *Mark, until time.Time) {
+func occupyUntil(r *Nominations, e *queue.Entry, m *Mark, until time.Time) {
 	switch {
 	case m.Holder == nil:
-		r.subtract(m, &cluster.Holder{Running: cluster.Running{Job: e.ID, Ranks: []berth.Grant{m.grant}, Stopping: true,
+		subtract(r, m, &cluster.Holder{Running: cluster.Running{Job: e.ID, Ranks: []berth.Grant{m.grant}, Stopping: true,
 			StopBy: until}})
 	case m.later != nil && m.later.At.Before(until):
 		m.later = &backfill.Reservation{At: m.later.At, Grant: m.later.Grant, Until: until}
@@ -118,7 +118,7 @@ func (r *Nominations) occupyUntil(e *queue.Entry, m *Mark, until time.Time) {
 
 // subtract keeps free nominated capacity from all other jobs, with the given occupant; nil: its end is unknown. A hold
 // on the machine may have taken that capacity meanwhile, so it is computed again.
-func (r *Nominations) subtract(m *Mark, occupant *cluster.Holder) {
+func subtract(r *Nominations, m *Mark, occupant *cluster.Holder) {
 	n, h := m.node, r.ledger.HoldOn(m.node)
 	var was berth.Grant
 	if h != nil {
