@@ -95,7 +95,7 @@ func NewSearch(n *Nominations, q *queue.Queue, s *queue.Shares, x *Index, estima
 // returns false if no allowed victims release enough, if the job has not waited for PreemptAfter,
 // if it is barred, if it would delay a reserved start, or if the plan has no searches left.
 func (r *Search) Preempt(x *queue.Contender, e *queue.Entry) bool {
-	if !r.policy.Preempt || r.Searches == 0 || r.waited(e) < r.policy.PreemptAfter || r.Barred[e.ID] {
+	if !r.policy.Preempt || r.Searches == 0 || waited(e, r.Now) < r.policy.PreemptAfter || r.Barred[e.ID] {
 		return false
 	}
 	r.Searches--
@@ -116,7 +116,7 @@ func (r *Search) Preempt(x *queue.Contender, e *queue.Entry) bool {
 // Hope records the time at which a blocked job will have waited for PreemptAfter, if
 // preemption would succeed now. Only estimates use it.
 func (r *Search) Hope(x *queue.Contender, e *queue.Entry) {
-	left := r.policy.PreemptAfter - r.waited(e)
+	left := r.policy.PreemptAfter - waited(e, r.Now)
 	if !r.estimate || !r.policy.Preempt || left <= 0 || r.hoped >= maxHopes {
 		return
 	}
@@ -158,13 +158,13 @@ func (r *Search) choose(x *queue.Contender, e *queue.Entry, nominated bool) *dis
 	return best
 }
 
-// waited returns the time for which the job has been eligible.
-func (r *Search) waited(e *queue.Entry) time.Duration {
+// waited returns the time for which the job has been eligible at a time.
+func waited(e *queue.Entry, now time.Time) time.Duration {
 	since := e.SubmittedAt
 	if e.EligibleAt.After(since) {
 		since = e.EligibleAt
 	}
-	return max(0, r.Now.Sub(since))
+	return max(0, now.Sub(since))
 }
 
 // displacement is a set of places for all members of a job, together with the victims.

@@ -106,8 +106,8 @@ func occupy(r *Nominations, e *queue.Entry, m *Mark) {
 func occupyUntil(r *Nominations, e *queue.Entry, m *Mark, until time.Time) {
 	switch {
 	case m.Holder == nil:
-		subtract(r, m, &cluster.Holder{Running: cluster.Running{Job: e.ID, Ranks: []berth.Grant{m.grant}, Stopping: true,
-			StopBy: until}})
+		running := cluster.Running{Job: e.ID, Ranks: []berth.Grant{m.grant}, Stopping: true, StopBy: until}
+		subtract(r, m, &cluster.Holder{Running: running})
 	case m.later != nil && m.later.At.Before(until):
 		m.later = &backfill.Reservation{At: m.later.At, Grant: m.later.Grant, Until: until}
 		r.reservations.Keep(m.node, *m.later)
