@@ -34,7 +34,7 @@ var layers = [][]string{
 	{"berth/workflows"},
 	{
 		"berth/api/client", "berth/internal/devstack", "berth/internal/machine/diskuse",
-		"berth/internal/machine/kernellog",
+		"berth/internal/machine/kernellog", "berth/internal/machine/unfinished",
 	},
 	{
 		"berth/internal/control/authority",

@@ -82,6 +82,7 @@ var usualBounds = bounds{search: 10 * time.Second, accounts: 2 * time.Minute, cr
 type Engine struct {
 	*images
 	*execs
+	*lineReaders
 	api     *client.Client
 	socket  string // path of the engine's socket
 	log     *slog.Logger
@@ -131,7 +132,7 @@ func Open(host string, o Options) (*Engine, error) {
 		api:    api, socket: strings.TrimPrefix(host, "unix://"), log: o.Logger, options: o, kernel: kernellog.Kmsg{},
 		accounts: newAccounts(api, o.Owner), bounds: usualBounds,
 	}
-	e.execs = &execs{e}
+	e.execs, e.lineReaders = &execs{e}, &lineReaders{e}
 	return e, nil
 }
 

@@ -33,6 +33,7 @@ func lookup(name string) (command, bool) {
 		"sleep":        {1, "sleep DURATION [CODE]", sleep},
 		"lines":        {2, "lines COUNT INTERVAL [CODE]", lines},
 		"spam":         {2, "spam COUNT BYTES", spam},
+		"redraw":       {2, "redraw COUNT INTERVAL (a progress bar on stderr)", redraw},
 		"cat":          {0, "cat (its input)", cat},
 		"serve":        {1, "serve PORT (sends each connection's bytes back, in upper case, until killed)", serve},
 		"dial":         {1, "dial NETWORK!ADDRESS... (prints what can be reached)", dial},
@@ -152,6 +153,30 @@ func lines(ctx context.Context, p *Process, args []string) int {
 	}
 	if len(args) > 2 {
 		return exit(ctx, p, args[2:])
+	}
+	return 0
+}
+
+// redraw draws a progress bar on stderr: one line, written over at an interval and ended after it.
+func redraw(ctx context.Context, p *Process, args []string) int {
+	count, err := strconv.Atoi(args[0])
+	if err != nil {
+		return p.usage("redraw: %v", err)
+	}
+	interval, err := time.ParseDuration(args[1])
+	if err != nil {
+		return p.usage("redraw: %v", err)
+	}
+	for i := range count {
+		if _, err := p.Stderr.Write([]byte("\r" + strconv.Itoa(i+1) + "/" + strconv.Itoa(count))); err != nil {
+			return 1
+		}
+		if !pause(ctx, interval) {
+			return 1
+		}
+	}
+	if _, err := p.Stderr.Write([]byte("\n")); err != nil {
+		return 1
 	}
 	return 0
 }
