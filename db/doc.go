@@ -36,7 +36,7 @@
 //	Spend       spend spend_usage
 //	Maintenance maintenance maintenance_pass maintenance_write
 //	Agents      claim cloud_notice fix_image machine_use register report report_refused stages stall_report sync
-//	            unkillable
+//	            unfinished_report unkillable
 //	Tenants     submit_leases tenant_users tenants_read tenants_write usage
 //	Storage     storage
 //	Tokens      credentials first_token reset_token returns token_events tokens tokens_own
@@ -44,7 +44,7 @@
 //	Secrets     secrets
 //	Objects     checkpoints checkpoints_kept inputs objects outputs prune_outputs storage_refused
 //	Uploads     uploads
-//	Logs        log_start logs prune_logs
+//	Logs        log_start logs prune_logs unfinished
 //	Outbox      notices
 //	Channels    channel_messages channels
 //	Leader      incarnation lease quarantine watermark
@@ -58,6 +58,7 @@
 // The one rule to know is the lock order, everywhere: leases, schedules, jobs, allocations by id, maintenance by
 // id, machines by id, pools, gpu_devices by machine and index, machine_caches and machine_leases by machine id,
 // maintenance_machines, nominations, uploads by tenant and address, secrets, tenants by id, job_sessions.
+// Rows of followed_members are locked by alloc, by statements that lock nothing else.
 // Burst_policies by tenant come before launches. Launches come after allocations and before join_tokens, and both
 // before machines. Last of all come spend by tenant and day, pool_spend by pool and day, pruned_spend, and
 // breakers, in this order. A transaction settles only one launch, since it would lock the spend of a second

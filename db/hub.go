@@ -27,6 +27,8 @@ const (
 	TopicAdmission Topic = "admission" // key: none; new work was paused or resumed
 	TopicLaunch    Topic = "launch"    // key: machine id; the workflow of its launch must read the row
 	TopicEnd       Topic = "end"       // key: allocation id; its end is stored and sealed
+
+	TopicUnfinished Topic = "unfinished" // key: job id; the unfinished line of a member has changed
 )
 
 // Hub carries hints: "read this again". A hint may be lost, doubled or late and carries no

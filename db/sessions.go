@@ -142,7 +142,7 @@ func (d *core) readSessions(ctx context.Context, machines []berth.MachineID) (ma
 		SELECT m.id, m.state, m.epoch, m.agent_boot, m.engine_silent_since IS NOT NULL, `+markColumns+`,
 		       s.id, coalesce(s.job::text, ''), coalesce(s.attempt, 0), coalesce(s.rank, 0),
 		         coalesce(s.state, ''), s.orders,
-		       coalesce(s.run_limit_ms, 0), w.asked
+		       coalesce(s.run_limit_ms, 0), w.asked, u.followed
 		FROM unnest(@machines::text[]) AS x (id)
 		JOIN machines m ON m.id = x.id
 		CROSS JOIN cluster c
@@ -161,7 +161,17 @@ func (d *core) readSessions(ctx context.Context, machines []berth.MachineID) (ma
 			WHERE x.machine_id = m.id AND x.state = 'waiting' AND x.expires_at > now()
 			OFFSET 0
 		) w ON true
-		ORDER BY m.id, s.id`, pgx.NamedArgs{"machines": ids})
+		LEFT JOIN LATERAL (
+			SELECT array_agg(x.alloc ORDER BY x.alloc) AS followed
+			FROM (
+				SELECT f.alloc
+				FROM followed_members f
+				WHERE f.machine_id = m.id AND f.until > now()
+				ORDER BY f.alloc
+				LIMIT @followed) x
+			OFFSET 0
+		) u ON true
+		ORDER BY m.id, s.id`, pgx.NamedArgs{"machines": ids, "followed": wire.MaxFollowedMembers})
 	if err != nil {
 		return nil, err
 	}
@@ -173,18 +183,20 @@ func (d *core) readSessions(ctx context.Context, machines []berth.MachineID) (ma
 	var orders *berth.Orders
 	var limit int64
 	var asked []wire.SessionOrder
+	var followed []berth.AllocationID
 	dest := append([]any{&machine, &m.state, &m.epoch, &m.agentBoot, &m.engineSilent}, m.mark.dest()...)
-	_, err = pgx.ForEachRow(rows, append(dest, &id, &a.Job, &a.Attempt, &a.Rank, &a.State, &orders, &limit, &asked),
+	dest = append(dest, &id, &a.Job, &a.Attempt, &a.Rank, &a.State, &orders, &limit, &asked, &followed)
+	_, err = pgx.ForEachRow(rows, dest,
 		func() error {
 			s := got[machine]
 			if s == nil {
 				s = &session{state: m.state, epoch: m.epoch, agentBoot: m.agentBoot,
-					engineSilent: m.engineSilent, mark: m.mark, asked: asked}
+					engineSilent: m.engineSilent, mark: m.mark, asked: asked, followed: followed}
 				got[machine] = s
 			}
-			asked = nil
+			asked, followed = nil, nil
 			if m.mark.quarantined {
-				s.asked = nil
+				s.asked, s.followed = nil, nil
 			}
 			if id != nil && (!m.mark.quarantined || a.State == berth.AllocActive || a.State == berth.AllocExited) {
 				a.Alloc, a.Orders = berth.AllocationID(*id), berth.Orders{}

@@ -26,9 +26,10 @@ type session struct {
 	mark         markRead // from the same moment as the assignments
 	engineSilent bool     // the row says that the container engine does not answer
 	assignments  []wire.Assignment
-	asked        []wire.SessionOrder // sessions of users that wait for the machine
-	generation   int64               // of the hints that this reading includes; see Hub.Generation
-	sum          string              // digest of the set; "" before the first call of digest
+	asked        []wire.SessionOrder  // sessions of users that wait for the machine
+	followed     []berth.AllocationID // members whose unfinished line is to be read
+	generation   int64                // of the hints that this reading includes; see Hub.Generation
+	sum          string               // digest of the set; "" before the first call of digest
 }
 
 // current is check, and additionally refuses a machine that is ahead of the database.
@@ -90,7 +91,7 @@ func (h heard) answer(r wire.SyncResponse) wire.SyncResponse {
 func (s *session) response(digest string) wire.SyncResponse {
 	r := wire.SyncResponse{TTLSeconds: ttlSeconds, Digest: s.digest(), Watermark: s.mark.now()}
 	if r.Digest != digest {
-		r.Changed, r.Assignments, r.Sessions = true, s.assignments, s.asked
+		r.Changed, r.Assignments, r.Sessions, r.Followed = true, s.assignments, s.asked, s.followed
 	}
 	return r
 }
@@ -112,6 +113,10 @@ func (s *session) digest() string {
 		if err := e.Encode(o); err != nil {
 			panic("session order does not marshal: " + err.Error())
 		}
+	}
+	// No followed member adds nothing, so that the digest stays the one of the version before.
+	for _, id := range s.followed {
+		fmt.Fprintf(h, "followed %d\n", id)
 	}
 	s.sum = hex.EncodeToString(h.Sum(nil))
 	return s.sum

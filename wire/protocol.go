@@ -140,6 +140,9 @@ type SyncResponse struct {
 	Assignments []Assignment `json:"assignments,omitempty"`
 	// Sessions, with Changed, are the sessions of users that wait for this machine.
 	Sessions []SessionOrder `json:"sessions,omitempty"`
+	// Followed, with Changed, are the members whose unfinished lines the agent reads and sends in an UnfinishedReport,
+	// until an answer leaves them out. An older agent ignores it.
+	Followed []berth.AllocationID `json:"followed,omitempty"`
 	// Started lists members on this machine that start by this call's reports: the last
 	// member to be prepared starts all members.
 	Started []berth.AllocationID `json:"started,omitempty"`

@@ -1,0 +1,165 @@
+package db_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"berth"
+	"berth/db"
+	"berth/wire"
+)
+
+// followedSet returns the followed members in the set of a machine.
+func (a *agent) followedSet() []berth.AllocationID {
+	a.t.Helper()
+	a.digest = ""
+	r, err := a.sync(func(*wire.SyncRequest) {})
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	return r.Followed
+}
+
+// unfinished stores an unfinished line as the agent process boot.
+func (a *agent) unfinished(boot string, alloc berth.AllocationID, text string) error {
+	return a.db.Agents.StoreUnfinished(a.t.Context(), a.machine, wire.UnfinishedReport{AgentBoot: boot, Epoch: a.epoch,
+		Lines: []wire.UnfinishedLine{{Alloc: alloc, At: time.Now(), Stderr: true, Text: text}}})
+}
+
+func TestFollowedMemberShowsItsUnfinishedLine(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	a, _ := s.register("host1", "agent1")
+	id, attempt := s.started(nil)
+	alloc := s.alloc(id, attempt)
+	follow := func() wire.LogLine {
+		t.Helper()
+		l, ok, err := s.db.Logs.FollowUnfinished(t.Context(), id, 0)
+		if err != nil || !ok {
+			t.Fatal(ok, err)
+		}
+		return l
+	}
+	if got := a.followedSet(); len(got) > 0 {
+		t.Errorf("members %d are followed without a follower", got)
+	}
+	if err := a.unfinished(a.boot, alloc, "early"); err != nil {
+		t.Errorf("a line without a follower: %v", err)
+	}
+	orders := s.db.Hub().Subscribe(db.TopicMachine, "m0")
+	if l := follow(); l.Text != "" || l.Attempt != attempt {
+		t.Errorf("the first line is %+v", l)
+	}
+	if !hears(t, orders) {
+		t.Error("the agent does not learn of the follower")
+	}
+	if got := a.followedSet(); !slices.Equal(got, []berth.AllocationID{alloc}) {
+		t.Errorf("followed %d, want %d", got, alloc)
+	}
+	lines := s.db.Hub().Subscribe(db.TopicUnfinished, string(id))
+	if err := a.unfinished(a.boot, alloc, "\r50%"); err != nil {
+		t.Fatal(err)
+	}
+	if !hears(t, lines) {
+		t.Error("the follower does not learn of the line")
+	}
+	l, ok, err := s.db.Logs.Unfinished(t.Context(), id, 0)
+	if err != nil || !ok || l.Text != "\r50%" || l.Stream != "stderr" || l.Attempt != attempt || l.Member != 0 {
+		t.Errorf("the line is %+v, %v, %v", l, ok, err)
+	}
+	if l := follow(); l.Text != "\r50%" {
+		t.Errorf("a further follower gets %+v", l)
+	}
+	if err := a.unfinished("agent0", alloc, "forged"); !berth.IsSlug(err, berth.SlugStaleEpoch) {
+		t.Errorf("a session that is over got %v", err)
+	}
+
+	mustExec(t, s.pool, `UPDATE followed_members SET until = now()`)
+	if got := a.followedSet(); len(got) > 0 {
+		t.Errorf("members %d are followed after their lease", got)
+	}
+	if _, ok, err := s.db.Logs.Unfinished(t.Context(), id, 0); ok || err != nil {
+		t.Errorf("a line is shown after the lease: %v", err)
+	}
+	if l := follow(); l.Text != "" {
+		t.Errorf("a new lease shows the old line %q", l.Text)
+	}
+}
+
+func TestOnlyTheLatestRunningAttemptIsFollowed(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	s.register("host1", "agent1")
+	id, attempt := s.started(nil)
+	for rank, want := range []bool{true, false} {
+		if _, ok, err := s.db.Logs.FollowUnfinished(t.Context(), id, rank); ok != want || err != nil {
+			t.Errorf("member %d: %v, %v", rank, ok, err)
+		}
+	}
+	mustExec(t, s.pool, `UPDATE jobs SET attempt = attempt + 1 WHERE id = $1`, id)
+	if _, ok, err := s.db.Logs.FollowUnfinished(t.Context(), id, 0); ok || err != nil {
+		t.Errorf("attempt %d is followed after it was replaced: %v", attempt, err)
+	}
+	if _, ok, err := s.db.Logs.Unfinished(t.Context(), id, 0); ok || err != nil {
+		t.Errorf("the line of attempt %d is shown after it was replaced: %v", attempt, err)
+	}
+}
+
+func TestExpiredLeasesAreRemoved(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	s.register("host1", "agent1")
+	id, _ := s.started(nil)
+	mustExec(t, s.pool, `INSERT INTO followed_members (alloc, job, attempt, rank, machine_id, until)
+		SELECT -n, $1, 1, 0, 'm0', now() - make_interval(mins => n) FROM generate_series(0, 5) n`, id)
+	if _, ok, err := s.db.Logs.FollowUnfinished(t.Context(), id, 0); !ok || err != nil {
+		t.Fatal(ok, err)
+	}
+	if n := one[int](s, `SELECT count(*)::integer FROM followed_members`); n != 2 {
+		t.Errorf("%d leases are left, want 2: the new one, and the one that has just ended", n)
+	}
+}
+
+func TestMachineHasAtMostSoManyFollowedMembers(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	a, _ := s.register("host1", "agent1")
+	mustExec(t, s.pool, `INSERT INTO followed_members (alloc, job, attempt, rank, machine_id, until)
+		SELECT n, gen_random_uuid(), 1, 0, 'm0', now() + interval '1 hour' FROM generate_series(1, 100) n`)
+	if got := a.followedSet(); len(got) != wire.MaxFollowedMembers {
+		t.Errorf("%d members are followed, want %d", len(got), wire.MaxFollowedMembers)
+	}
+	mustExec(t, s.pool, `UPDATE cluster SET quarantined_at = now()`)
+	if got := a.followedSet(); len(got) > 0 {
+		t.Errorf("a quarantined cluster orders %d readers", len(got))
+	}
+}
+
+func TestUnfinishedLinesThatNoAgentSendsAreRefused(t *testing.T) {
+	t.Parallel()
+	line := wire.UnfinishedLine{Alloc: 1, Text: "x"}
+	for name, lines := range map[string][]wire.UnfinishedLine{
+		"no lines":       nil,
+		"too many lines": make([]wire.UnfinishedLine, wire.MaxFollowedMembers+1),
+		"a member twice": {line, line},
+		"a long line":    {{Alloc: 1, Text: strings.Repeat("x", wire.MaxUnfinishedText+1)}},
+		"invalid UTF-8":  {{Alloc: 1, Text: "\xff"}},
+		"a zero byte":    {{Alloc: 1, Text: "\x00"}},
+	} {
+		for i := range lines {
+			if name == "too many lines" {
+				lines[i].Alloc = berth.AllocationID(i)
+			}
+		}
+		if err := (wire.UnfinishedReport{Lines: lines}).Valid(); berth.CodeOf(err) != berth.CodeInvalid {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	longest := wire.UnfinishedLine{Alloc: 2, Text: strings.Repeat("x", wire.MaxUnfinishedText)}
+	if err := (wire.UnfinishedReport{Lines: []wire.UnfinishedLine{line, longest}}).Valid(); err != nil {
+		t.Error(fmt.Errorf("a report of two lines: %w", err))
+	}
+}
