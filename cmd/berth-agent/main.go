@@ -30,9 +30,11 @@ import (
 	"berth/internal/machine/docker"
 	"berth/internal/machine/gpu"
 	"berth/internal/machine/kernellog"
+	"berth/internal/machine/unfinished"
 )
 
 func main() {
+	unfinished.Main() // this process may be the reader of a container's unfinished line
 	// The first signal stops the agent in order; a second one ends the process at once,
 	// since stop restores the default handling of signals.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

@@ -145,6 +145,7 @@ func (a *Agent) run(ctx context.Context) error {
 	all.Go(func() { a.sup.stages.run(ctx, a.sup.beat, cfg.Timing, a.control) })
 	all.Go(func() { a.sup.use.run(ctx, a.sup.beat, cfg.Timing, a.control) })
 	all.Go(func() { a.sup.disk.run(ctx, a.sup.beat, cfg.Timing.DiskPoll) })
+	all.Go(func() { a.sup.lines.run(ctx, a.sup.beat, a.control) })
 	all.Go(func() { a.sup.notices.watch(ctx, cfg.Timing.NoticePoll) })
 	all.Go(func() { straySweeper{a.sup}.watch(ctx) })
 	all.Go(func() { has.watch(ctx, cfg.Timing.ImagePoll) })
@@ -472,6 +473,7 @@ func (i *inbox) take(asked int64, r wire.SyncResponse) {
 	defer i.mu.Unlock()
 	i.sup.refuse(r.Stale)
 	i.sup.ordered(r.Started)
+	i.sup.lines.answered()
 	switch {
 	case !r.Changed:
 		return
@@ -482,4 +484,5 @@ func (i *inbox) take(asked int64, r wire.SyncResponse) {
 	defer i.sup.sessions.take(r.Sessions) // after the set: a member must be known
 	i.applied, i.has = asked, r.Digest
 	i.sup.assign(r.Assignments)
+	i.sup.lines.follow(r.Followed)
 }

@@ -168,6 +168,8 @@ type Timing struct {
 	DirectPauseMax  time.Duration // and at most
 	DirectStall     time.Duration // without a byte, after which a transfer to or from the store is given up
 	RenewPause      time.Duration // after a renewal of the credential that failed, before the next one
+	LineEvery       time.Duration // between two reports of unfinished lines that somebody follows
+	LinePause       time.Duration // after the reader of an unfinished line has ended, before the next one
 }
 
 // withDefaults returns the timing with the defaults in place of zero fields.
@@ -223,6 +225,8 @@ func (t Timing) withDefaults() Timing {
 	set(&t.DirectPauseMax, time.Hour)
 	set(&t.DirectStall, time.Minute)
 	set(&t.RenewPause, time.Minute)
+	set(&t.LineEvery, time.Second)
+	set(&t.LinePause, 30*time.Second)
 	return t
 }
 

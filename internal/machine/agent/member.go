@@ -305,7 +305,7 @@ func (m *member) runner(p phase) worker {
 		return &watchPhase{
 			core: m.core, orders: m.orders, plan: m.plan, door: m.door, scratch: m.scratch, helpers: &m.helpers,
 			disk: s.disk, shipper: m.shipper, sampler: m.sampler, uploader: m.uploader, progress: progress,
-			hang: m.hang,
+			hang: m.hang, lines: s.lines,
 			evidence: &evidence{
 				core: m.core, plan: m.plan, gpus: s.gpus, xids: s.cfg.GPUs, health: s.health, shipper: m.shipper,
 			},

@@ -25,6 +25,7 @@ type watchPhase struct {
 	uploader *checkpointUploader // nil without checkpoints
 	progress *progressWatcher
 	hang     *hangWatch
+	lines    *lineBoard
 	evidence *evidence
 	spans    spans
 	result   *result
@@ -56,6 +57,7 @@ func (p *watchPhase) Do(ctx context.Context) (phase, error) {
 		p.helpers.Go(func() { endLeftExecs(ctx, p.core, p.scratch, left) })
 	}
 	p.door.open(p.ctx)
+	p.lines.nudge()
 	defer p.door.close(errContainerOver)
 	ended := make(chan ending, 1)
 	go func() { ended <- p.awaitEnd() }()

@@ -56,6 +56,7 @@ type Supervisor struct {
 
 	quarantine *quarantine
 	sessions   *sessions // of users
+	lines      *lineBoard
 
 	mu      sync.Mutex // held while the set of members is read and changed
 	members map[berth.AllocationID]*member
@@ -95,6 +96,7 @@ func newSupervisor(
 	s.use = newUseBoard(gpus, s.disk, log)
 	s.quarantine = &quarantine{runtime: cfg.Runtime, outbox: s.outbox, log: log}
 	s.sessions = newSessions(s, log)
+	s.lines = newLineBoard(s, log)
 	kept.holds.changed = s.outbox.poke
 	if s.notices != nil {
 		s.notices.signal, s.notices.deliver = s.nudgeAll, s.outbox.poke

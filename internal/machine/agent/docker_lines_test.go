@@ -1,0 +1,25 @@
+package agent_test
+
+import "testing"
+
+func TestDockerFollowersSeeABarMove(t *testing.T) {
+	t.Parallel()
+	s, m := dockerMachine(t)
+	id := s.submit(nil, "redraw", "100000", "100ms")
+	m.place(id)
+	f := s.followBar(s.user(), id)
+	m.until("the bar moves", func() bool {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return len(f.bars) >= 3
+	})
+	s.cancel(id)
+	m.until("the bar ends with its container", func() bool { return f.last() == "stdout 1.0 " })
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for i, bar := range f.bars[:3] {
+		if i > 0 && bar == f.bars[i-1] {
+			t.Errorf("the bar stands: %q", f.bars[:3])
+		}
+	}
+}
