@@ -100,7 +100,7 @@ func (h *eventHandlers) followEvents(c echo.Context, id berth.JobID, after int64
 	f := h.followed.watches.follow(t.ctx, id)
 	defer f.leave()
 	x := h.streams.startStream(c, t)
-	err = x.follow(f.C, func(ctx context.Context) (bool, error) {
+	err = x.follow(f.C, aside{}, func(ctx context.Context) (bool, error) {
 		for {
 			// Read the state first: if it is terminal now, the events read afterwards
 			// include the last change of state.

@@ -41,8 +41,11 @@ type logsInput struct {
 	Since   string `query:"since" doc:"a time (RFC 3339), or how long ago (10m)"`
 	Grep    string `query:"grep" maxLength:"1000" doc:"only lines that match this regular expression (RE2)"`
 	Follow  bool   `query:"follow"`
-	Accept  string `header:"Accept" hidden:"true"`
-	Last    string `header:"Last-Event-ID" maxLength:"40"`
+
+	Unfinished bool `query:"unfinished" doc:"with follow, send the unfinished line too, such as a progress bar"`
+
+	Accept string `header:"Accept" hidden:"true"`
+	Last   string `header:"Last-Event-ID" maxLength:"40"`
 }
 
 // logHandlers serve the logs of jobs.
@@ -52,6 +55,8 @@ type logHandlers struct {
 	reader   LogReader // nil: no logs are stored here
 	streams  *streams
 	followed *followed
+
+	unfinished *unfinishedLines
 }
 
 func (h *logHandlers) mount(r *router) {
@@ -59,6 +64,10 @@ func (h *logHandlers) mount(r *router) {
 	logs := r.operation("read-logs", http.MethodGet, "/v1/jobs/{id}/logs", "jobs", "Read the log of a job")
 	logs.Description = "Plain text, or with `Accept: application/x-ndjson` one document a line; with `follow=true` " +
 		"server-sent events, one `log` a line, that go on into later attempts unless one was named, until `end`. " +
+		"With `unfinished=true` events `unfinished` show the line that the member has not ended yet, such as a " +
+		"progress bar: about once a second, each in place of the one before, an empty text when there is none. " +
+		"They are no part of the stored log and do not change the position of the stream; a member whose output " +
+		"is too fast, or one of too many on a machine, sends none. " +
 		"With `grep`, `tail` counts matching lines; a line of more than 64 KiB is matched in pieces."
 	document(&logs, "The log", map[string]*huma.MediaType{
 		"text/plain":        {Schema: &huma.Schema{Type: huma.TypeString}},
@@ -83,7 +92,8 @@ func (h *logHandlers) readLogs(ctx context.Context, in *logsInput) (*huma.Stream
 		return nil, err
 	}
 	// Clients that follow a log from its beginning are at the same position as others.
-	r := &logRead{of: h, job: id, named: in.Attempt > 0, tail: in.Tail, shares: in.Tail == 0 && in.Since == ""}
+	r := &logRead{of: h, job: id, named: in.Attempt > 0, tail: in.Tail, shares: in.Tail == 0 && in.Since == "",
+		unfinished: in.Unfinished}
 	r.ref = berth.LogRef{Tenant: job.Tenant, Job: id, Attempt: in.Attempt, Rank: in.Member}
 	if !r.named {
 		r.ref.Attempt = job.Attempt
@@ -95,6 +105,10 @@ func (h *logHandlers) readLogs(ctx context.Context, in *logsInput) (*huma.Stream
 	if job.Members > 0 && in.Member >= job.Members {
 		return nil, berth.Errorf(berth.CodeNotFound, "job %s has no member %d; it has %d, counted from 0", id,
 			in.Member, job.Members)
+	}
+	if in.Unfinished && !in.Follow && !wantsStream(in.Accept) {
+		return nil, invalid("", []berth.FieldError{{Field: "unfinished",
+			Detail: "is for followed logs: a stored log has finished lines only", Allowed: "with follow=true"}}, nil)
 	}
 	if in.Since != "" {
 		if r.since, err = parseSince(in.Since); err != nil {
@@ -191,7 +205,9 @@ func (h *logHandlers) followLogs(out huma.Context, r *logRead) {
 	f := h.followed.watches.follow(t.ctx, r.job)
 	defer f.leave()
 	x := h.streams.startStream(c, t)
-	err = x.follow(f.C, func(ctx context.Context) (bool, error) {
+	also, leave := h.unfinished.stream(t.ctx, r, x)
+	defer leave()
+	err = x.follow(f.C, also, func(ctx context.Context) (bool, error) {
 		for {
 			// Read the state first: lines written before an end are then in the store.
 			at, err := h.followed.at(ctx, r.job)
@@ -216,19 +232,20 @@ func (h *logHandlers) followLogs(out huma.Context, r *logRead) {
 
 // logRead is a position in the logs of one member of a job.
 type logRead struct {
-	of      *logHandlers
-	job     berth.JobID
-	ref     berth.LogRef
-	named   bool // the caller named the attempt; later ones are left out
-	tail    int
-	since   time.Time
-	offset  int64          // of the next byte to read
-	skip    int            // lines from offset on that come before the tail
-	begun   bool           // tail and since are applied to offset and skip
-	grep    *regexp.Regexp // nil: all lines
-	counted bool           // beyond is known
-	beyond  int            // matching lines from offset on that come before the tail
-	shares  bool           // other followers are likely at this position: see sendNew
+	of         *logHandlers
+	job        berth.JobID
+	ref        berth.LogRef
+	named      bool // the caller named the attempt; later ones are left out
+	tail       int
+	since      time.Time
+	offset     int64          // of the next byte to read
+	skip       int            // lines from offset on that come before the tail
+	begun      bool           // tail and since are applied to offset and skip
+	grep       *regexp.Regexp // nil: all lines
+	counted    bool           // beyond is known
+	beyond     int            // matching lines from offset on that come before the tail
+	unfinished bool           // the caller asked for the unfinished line
+	shares     bool           // other followers are likely at this position: see sendNew
 }
 
 // resume sets the position from Last-Event-ID: <attempt>-<offset>. The position of

@@ -226,7 +226,7 @@ func resources(d Deps, gate *gatekeeper, streams *streams, explainer *explain.Ex
 		&planHandlers{reader, d.DB.Queue, d.DB.Machines, admission, explainer, control, d.DB.Scaling, quoter},
 		&pipelineHandlers{reader, admission, rules, reasons, jobs},
 		&eventHandlers{reader, streams, followed},
-		&logHandlers{reader, d.DB.Logs, d.Logs, streams, followed},
+		&logHandlers{reader, d.DB.Logs, d.Logs, streams, followed, newUnfinishedLines(d.DB)},
 		&metricHandlers{reader, store, d.Logger},
 		&machineHandlers{d.DB.Machines, gate.auth, d.Poker, d.Logger},
 		&poolHandlers{d.DB.Pools, d.DB.Launches, d.Accounts, explainer, d.Logger},

@@ -24,6 +24,8 @@ const (
 	streamEvent = "event" // an entry of a job's history
 	streamLog   = "log"   // a line of a log
 	streamEnd   = "end"   // the stream is complete; the data has the job's status
+
+	streamUnfinished = "unfinished" // the unfinished line of a log, in place of the one before
 )
 
 // stream is a response of server-sent events.
@@ -131,10 +133,19 @@ func (x *stream) end(status berth.State) error {
 	return x.t.Flush()
 }
 
+// aside is a source of events of a stream that are no part of its position. The zero aside sends none.
+type aside struct {
+	C    <-chan struct{} // receives when send may have an event
+	send func() error
+}
+
 // follow calls step now and whenever hint fires, until step reports done, the client
 // hangs up, the token is revoked, or the server closes. A database that does not answer
-// is tried again after streamPoll; every other error of step ends the stream.
-func (x *stream) follow(hint <-chan struct{}, step func(ctx context.Context) (done bool, err error)) error {
+// is tried again after streamPoll; every other error of step ends the stream. Meanwhile follow sends
+// the events of also.
+func (x *stream) follow(
+	hint <-chan struct{}, also aside, step func(ctx context.Context) (done bool, err error),
+) error {
 	ctx := x.t.ctx
 	beat := time.NewTicker(streamHeartbeat)
 	defer beat.Stop()
@@ -163,6 +174,13 @@ func (x *stream) follow(hint <-chan struct{}, step func(ctx context.Context) (do
 				waiting = false
 			case <-again:
 				waiting = false
+			case <-also.C:
+				if err := also.send(); err != nil {
+					return err
+				}
+				if err := x.t.Flush(); err != nil {
+					return err
+				}
 			case <-beat.C:
 				if err := x.comment("still here"); err != nil {
 					return err

@@ -51,6 +51,7 @@ func TestAMachineActsForNoOther(t *testing.T) {
 		"GET /agent/v1/uploads/:alloc/:address": {fmt.Sprintf("/agent/v1/uploads/%d/%s", a.run.Alloc, address), "", false},
 		"POST /agent/v1/object-access":          {"", fmt.Sprintf(`{%s,"key":%q,"method":"GET"}`, terms, key), false},
 		"GET /agent/v1/sessions/:id":            {"/agent/v1/sessions/" + s.session("alice", job.ID), "", false},
+		"POST /agent/v1/unfinished":             {"", fmt.Sprintf(`{%s,"lines":[{"alloc":%d,"at":"2026-01-02T03:04:06Z","text":"forged"}]}`, terms, a.run.Alloc), true},
 		// These name no allocation: they concern the calling machine alone.
 		"POST /agent/v1/use":          {"", fmt.Sprintf(`{%s,"use":{"cpu_milli":1}}`, terms), true},
 		"GET /agent/v1/object-access": {"", "", true},

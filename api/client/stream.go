@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -37,13 +38,15 @@ func (c *Client) FollowEvents(ctx context.Context, id berth.JobID, after int64, 
 	if after > 0 {
 		last = strconv.FormatInt(after, 10)
 	}
-	return c.follow(ctx, request{method: http.MethodGet, path: jobPath(id) + "/events"}, last, func(data []byte) error {
+	event := func(data []byte) error {
 		var e wire.Event
 		if err := json.Unmarshal(data, &e); err != nil {
 			return fmt.Errorf("read event: %w", err)
 		}
 		return f(e)
-	})
+	}
+	r := request{method: http.MethodGet, path: jobPath(id) + "/events"}
+	return c.follow(ctx, r, last, map[string]func([]byte) error{"": event})
 }
 
 // LogsQuery selects lines of a job's log. The zero value selects the whole stored log of
@@ -55,6 +58,11 @@ type LogsQuery struct {
 	Since   time.Time
 	Grep    string // regular expression (RE2) that lines must match; "": all lines
 	Follow  bool   // continue until the job has ended
+
+	// Unfinished, with Follow, is called with the line that the member has not ended yet, such as a progress bar: about
+	// once a second, each in place of the one before. An empty text means that there is none. nil: not wanted. A
+	// server of a previous version sends none.
+	Unfinished func(wire.LogLine) error
 }
 
 // Logs calls f with each selected line, in order. With q.Follow it returns nil after the
@@ -81,11 +89,29 @@ func (c *Client) Logs(ctx context.Context, id berth.JobID, q LogsQuery, f func(w
 		}
 		return f(l)
 	}
-	if q.Follow {
-		v.Set("follow", "true")
-		return c.follow(ctx, r, "", line)
+	if !q.Follow {
+		return c.lines(ctx, r, line)
 	}
-	return c.lines(ctx, r, line)
+	v.Set("follow", "true")
+	if q.Unfinished == nil {
+		return c.follow(ctx, r, "", map[string]func([]byte) error{"": line})
+	}
+	v.Set("unfinished", "true")
+	err := c.follow(ctx, r, "", map[string]func([]byte) error{"": line, "unfinished": func(data []byte) error {
+		var l wire.LogLine
+		if err := json.Unmarshal(data, &l); err != nil {
+			return fmt.Errorf("read unfinished line: %w", err)
+		}
+		return q.Unfinished(l)
+	}})
+	// A server of a previous version refuses the parameter, before the first event.
+	if e, ok := errors.AsType[*berth.Error](err); ok && slices.ContainsFunc(e.Fields, func(f berth.FieldError) bool {
+		return f.Field == "unfinished"
+	}) {
+		v.Del("unfinished")
+		return c.follow(ctx, r, "", map[string]func([]byte) error{"": line})
+	}
+	return err
 }
 
 // lines reads an answer with one JSON document per line. An answer that breaks off is an
@@ -119,9 +145,12 @@ type callerError struct{ err error }
 func (e *callerError) Error() string { return e.err.Error() }
 
 // follow reads a stream to its end. A broken stream is resumed after the last event seen.
-// Before the first connection succeeds, an error is returned at once.
-func (c *Client) follow(ctx context.Context, r request, last string, f func(data []byte) error) error {
-	s := &follower{last: last, call: f}
+// Before the first connection succeeds, an error is returned at once. calls are the functions for events by their name;
+// "" stands for all others.
+func (c *Client) follow(
+	ctx context.Context, r request, last string, calls map[string]func(data []byte) error,
+) error {
+	s := &follower{last: last, calls: calls}
 	broken := time.Time{}
 	wait := reconnectFirst
 	for {
@@ -162,7 +191,7 @@ func passing(err error) bool {
 
 // follower is the state of a stream over all its connections.
 type follower struct {
-	call  func(data []byte) error
+	calls map[string]func(data []byte) error
 	last  string // Last-Event-ID
 	seen  int    // connections that the server answered
 	ended bool
@@ -211,7 +240,11 @@ func (s *follower) take(e sse) error {
 	case e.name == "end":
 		s.ended = true
 	case e.data != "":
-		if err := s.call([]byte(e.data)); err != nil {
+		call, ok := s.calls[e.name]
+		if !ok {
+			call = s.calls[""]
+		}
+		if err := call([]byte(e.data)); err != nil {
 			return &callerError{err}
 		}
 	}
