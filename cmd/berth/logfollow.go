@@ -162,7 +162,11 @@ func (f *logFollower) start(ctx context.Context, streams *sync.WaitGroup) {
 		f.open++
 		q := f.query
 		q.Member = s.member
+		if f.printer.shows() {
+			q.Unfinished = func(l wire.LogLine) error { return f.printer.unfinished(s, l) }
+		}
 		streams.Go(func() {
+			defer f.printer.ended(s)
 			err := f.tree.client.Logs(ctx, s.job, q, func(l wire.LogLine) error { return f.printer.print(s, l) })
 			f.ended <- logEnd{s, err}
 		})

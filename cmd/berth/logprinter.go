@@ -32,6 +32,8 @@ type logPrinter struct {
 	// one.
 	around func(write func() error) error
 
+	unended liveLines
+
 	mu     sync.Mutex
 	tones  map[string]tone // of the labels so far
 	widest int             // width of the widest label so far, in columns
@@ -61,6 +63,7 @@ func (p *logPrinter) print(s logSource, l wire.LogLine) error {
 	if err != nil {
 		return err
 	}
+	p.finishes(s, l)
 	write := func() error {
 		_, err := fmt.Fprintln(p.app.out, text)
 		return err

@@ -28,9 +28,10 @@ func newLogs(a *app) *cobra.Command {
 			"first. With --follow it prints new lines of all logs, of at most " + fmt.Sprint(maxFollowed) +
 			" at a time; the others\nfollow in full, once logs have ended. --tail applies to each log; with --grep\n" +
 			"it counts matching lines.\n\n" +
-			"A progress bar is reduced to its last state. On a terminal all control characters except colours\n" +
-			"are removed. --raw prints the text as stored. With -o json each line is a document with time and\n" +
-			"stream.",
+			"A progress bar is reduced to its last state. With --follow on a terminal it moves about once a\n" +
+			"second, below the finished lines; of several logs, the bar that moved last is shown. On a terminal\n" +
+			"all control characters except colours are removed. --raw prints the text as stored. With -o json\n" +
+			"each line is a document with time and stream.",
 		Example:           "  berth logs -f digits\n  berth logs digits --attempt 1 --tail 20\n  berth logs 'sweep[3]'",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: completeWorks(a),
@@ -79,7 +80,19 @@ func printLogs(ctx context.Context, t *logTree, p *logPrinter, job wire.Job, q c
 	if !q.Follow {
 		return printStored(ctx, t, p, job, q)
 	}
+	below := newProgress(t.app)
+	p.around = below.around
+	p.live(below)
+	say := t.say
+	t.say = func(format string, args ...any) {
+		_ = below.around(func() error {
+			say(format, args...)
+			return nil
+		})
+	}
 	err := followLogs(ctx, t, p, job, q)
+	below.done()
+	t.say = say
 	if ctx.Err() != nil && !job.Status.Terminal() {
 		id := handle(job)
 		if t.app.errTerm.terminal {

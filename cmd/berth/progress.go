@@ -35,6 +35,9 @@ type progress struct {
 	reason string      // code of the reason for waiting, in the last plain line
 	at     time.Time   // of the last plain line
 	job    wire.Job    // as last seen
+	below  string      // unfinished line of the log, drawn in place of the job's state; "": none
+	due    bool        // a drawing of the unfinished line will come by itself
+	over   bool        // nothing is drawn any longer
 }
 
 // newProgress returns a progress that has shown nothing. No job reports step -1, so the
@@ -137,6 +140,11 @@ func stepText(p *berth.Progress) string {
 
 // draw replaces the line on the terminal with the present state. The caller holds p.mu.
 func (p *progress) draw() {
+	if p.below != "" {
+		fmt.Fprint(p.app.err, eraseLine+p.below)
+		p.drawn, p.last = true, p.app.now()
+		return
+	}
 	j, s := p.job, p.app.errTerm
 	parts := p.parts()
 	if j.Progress != nil && j.Progress.Total > 0 && j.Status == berth.Running {
@@ -179,7 +187,11 @@ func (p *progress) around(write func() error) error {
 		return err
 	}
 	both := p.app.errTerm.terminal && p.app.outTerm.terminal
-	if both && p.seen && p.app.now().Sub(p.last) >= redrawEvery {
+	switch {
+	case !both || p.over:
+	case p.app.now().Sub(p.last) < redrawEvery:
+		p.redrawSoon()
+	case p.seen || p.below != "":
 		p.draw()
 	}
 	return nil
@@ -208,6 +220,7 @@ func (p *progress) done() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.erase()
+	p.over = true
 }
 
 // erase removes the line from the terminal. The caller holds p.mu.

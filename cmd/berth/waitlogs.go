@@ -37,6 +37,7 @@ func startLogs(ctx context.Context, a *app, c *client.Client, job wire.Job, p *p
 		}
 		return p.around(write)
 	}
+	printer.live(p)
 	tree := newLogTree(a, c)
 	tree.say = func(format string, args ...any) {
 		_ = p.around(func() error {

@@ -1,0 +1,156 @@
+package main
+
+import (
+	"strings"
+	"time"
+
+	"charm.land/lipgloss/v2"
+
+	"berth/wire"
+)
+
+// liveLines are the unfinished lines of followed logs, such as progress bars. One of them at a time is drawn below the
+// finished lines, in place: the one that changed last. logPrinter.mu guards the fields.
+type liveLines struct {
+	below *progress // draws the line; nil: unfinished lines are not shown
+	lines map[logSource]wire.LogLine
+	order map[logSource]int // number of the last change of each line
+	count int
+}
+
+// live makes a printer show unfinished lines, for people at a terminal. A pipe, and a reader of raw text, get
+// finished lines only.
+func (p *logPrinter) live(below *progress) {
+	if p.raw || p.app.Output == "json" || p.app.Output == "yaml" || !p.app.outTerm.terminal || !p.app.errTerm.terminal {
+		return
+	}
+	p.unended = liveLines{below: below, lines: map[logSource]wire.LogLine{}, order: map[logSource]int{}}
+}
+
+// shows reports whether the printer shows unfinished lines.
+func (p *logPrinter) shows() bool { return p.unended.below != nil }
+
+// unfinished shows the unfinished line of a log in place of the one before. An empty text removes it.
+func (p *logPrinter) unfinished(s logSource, l wire.LogLine) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	u := &p.unended
+	if u.lines[s] == l {
+		return nil
+	}
+	u.count++
+	u.lines[s], u.order[s] = l, u.count
+	if strings.Trim(l.Text, " \r") == "" {
+		p.drop(s)
+	}
+	u.below.unfinished(p.lastUnfinished())
+	return nil
+}
+
+// ended forgets the unfinished line of a log that is no longer followed.
+func (p *logPrinter) ended(s logSource) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.shows() {
+		p.drop(s)
+		p.unended.below.unfinished(p.lastUnfinished())
+	}
+}
+
+// finishes removes the unfinished line that a finished line of the log is, or follows. The caller holds p.mu.
+func (p *logPrinter) finishes(s logSource, l wire.LogLine) {
+	before, ok := p.unended.lines[s]
+	if !ok || before.Stream != l.Stream || before.At.After(l.At) {
+		return
+	}
+	p.drop(s)
+	p.unended.below.replace(p.lastUnfinished())
+}
+
+// drop removes the unfinished line of a log. The caller holds p.mu.
+func (p *logPrinter) drop(s logSource) {
+	delete(p.unended.lines, s)
+	delete(p.unended.order, s)
+}
+
+// lastUnfinished formats the unfinished line that changed last; "": there is none. It fits on one line of the terminal.
+// The caller holds p.mu.
+func (p *logPrinter) lastUnfinished() string {
+	var from logSource
+	last := 0
+	for s, n := range p.unended.order {
+		if n > last {
+			from, last = s, n
+		}
+	}
+	if last == 0 {
+		return ""
+	}
+	l := p.unended.lines[from]
+	text := strings.ReplaceAll(p.text(l.Text), "\t", " ")
+	if p.stamps {
+		text = p.app.outTerm.paint(faint, l.At.UTC().Format(time.RFC3339)) + " " + text
+	}
+	return p.app.errTerm.fit(p.labelled(from, text))
+}
+
+// usualWidth is the width of a terminal that does not report one.
+const usualWidth = 80
+
+// fit cuts a text with colours to the terminal's width, without the last column: some terminals begin a new line after
+// it.
+func (s screen) fit(text string) string {
+	width := s.width
+	if width <= 0 {
+		width = usualWidth
+	}
+	width = max(width-1, 1)
+	if lipgloss.Width(text) <= width {
+		return text
+	}
+	return lipgloss.NewStyle().MaxWidth(width-1).Render(text) + "…"
+}
+
+// unfinished replaces the unfinished line and draws it in place of the line of progress.
+func (p *progress) unfinished(text string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.over || text == p.below {
+		return
+	}
+	p.below = text
+	p.redraw()
+}
+
+// replace is unfinished without the drawing, which a print is about to do.
+func (p *progress) replace(text string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.below = text
+}
+
+// redraw draws the present line. The caller holds p.mu.
+func (p *progress) redraw() {
+	if p.below != "" || p.seen {
+		p.draw()
+	} else {
+		p.erase()
+	}
+}
+
+// redrawSoon draws the line again once redrawEvery has passed since the last drawing. A log that is followed without a
+// wait has nothing else that would draw the unfinished line after many finished ones. The caller holds p.mu.
+func (p *progress) redrawSoon() {
+	if p.due || p.below == "" {
+		return
+	}
+	p.due = true
+	time.AfterFunc(redrawEvery, func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.due = false
+		if !p.over && !p.drawn {
+			p.redraw()
+		}
+	})
+}
