@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// faults is how many faults the design counts with: F1 to F55.
-const faults = 55
+// faults is how many faults the design counts with: F1 to F56.
+const faults = 56
 
 // told are faults that need hardware or a provider that tests do not have: a
 // sentence describes the substitute.

@@ -186,6 +186,15 @@ func (t *terminal) run(ctx context.Context, s step, before func()) (string, erro
 		if err := t.begin(ctx, s.typed); err != nil {
 			return err
 		}
+		for _, text := range s.shown {
+			if *programsFolder != "" {
+				break // programs of another commit may not show it
+			}
+			seen := regexp.MustCompile(text)
+			if err := t.await(ctx, text, seen.MatchString); err != nil {
+				return err
+			}
+		}
 		if s.stop != "" {
 			stop := regexp.MustCompile(s.stop)
 			if err := t.await(ctx, s.stop, stop.MatchString); err != nil {

@@ -6,6 +6,7 @@ type step struct {
 	shows []string // regular expressions of answers; typed only while one of them has not been seen. None: always typed
 	until string   // the command is repeated, and counted once, until this is on the screen
 	stop  string   // Ctrl-C is pressed once this is on the screen
+	shown []string // regular expressions, each on the screen at some time while the command runs, in this order
 	keep  string   // name of the recording; empty: none
 	extra bool     // not asked for by the scene: typed for its recording alone, and not counted
 }
@@ -183,13 +184,16 @@ func flood(c *cluster) scene {
 	}
 }
 
-// bar asks for the end of a progress bar, which must not fill the screen.
+// bar asks for a progress bar: how far it is while the program runs, and its end. It must not fill the screen.
 func bar() scene {
 	const done = `100%\|#{25}\| 100/100`
 	return scene{
 		name: "progress bar", answers: []string{done}, never: `(?s)50/100.*52/100`, most: 1,
 		steps: []step{
-			{typed: "berth submit bar.yaml --wait", keep: "bar"},
+			{
+				typed: "berth submit bar.yaml --wait", keep: "bar",
+				shown: []string{`\| [1-4]\d/100`, `\| [5-9]\d/100`},
+			},
 			{typed: "berth logs bar", shows: []string{done}},
 		},
 	}
