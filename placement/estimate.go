@@ -46,7 +46,7 @@ func (r *run) estimate(only berth.JobID) (waiting int) {
 		switch at, ok := r.reservations.Starts[e.ID]; {
 		case ok:
 			est.Start, est.Reserved = at, true
-			if other, ok := x.simulated[e.ID]; ok && !other.Equal(at) {
+			if other, ok := x.simulated.Starts[e.ID]; ok && !other.Equal(at) {
 				est.Start, est.Reserved = other, false
 			}
 		case r.soon[e.ID]:
@@ -65,28 +65,32 @@ func (r *run) estimate(only berth.JobID) (waiting int) {
 // estimates holds the simulated starts of waiting jobs and, if some are missing, the flows for these jobs.
 type estimates struct {
 	now           time.Time
-	simulated     map[berth.JobID]time.Time
-	until         time.Time      // before which no missing job starts; zero: unknown
+	simulated     backfill.Simulated
 	ordered, gaps *backfill.Flow // in strict order, and with all gaps filled; nil: nothing is missing
 }
 
 // newEstimates simulates the queue of all waiting jobs. list and only are as in estimate.
 func (r *run) newEstimates(all, list []*queue.Entry, only berth.JobID) *estimates {
-	starts := make(map[berth.JobID]time.Time, len(r.soon)+len(r.plan.Start))
+	starts := make(map[berth.JobID]backfill.Start, len(r.soon)+len(r.plan.Start))
 	for id := range r.soon {
-		starts[id] = r.Now
+		starts[id] = backfill.Start{At: r.Now, Entry: r.snapshot.queue.Jobs[id]}
 	}
 	for _, s := range r.plan.Start {
-		starts[s.Job] = r.Now
+		got := chosen(r.snapshot.queue.Jobs[s.Job], s.Alternative)
+		starts[s.Job] = backfill.Start{At: r.Now, Entry: got}
+		if r.policy.Backfill <= 0 { // the plan has not read the end of the job
+			r.reservations.Started(got, s.Ranks)
+		}
 	}
 	flow := func() *backfill.Flow {
 		return backfill.NewFlow(r.reservations, r.snapshot.queue, r.shares, starts, r.planner.RunTimes, len(all))
 	}
 	x := &estimates{now: r.Now}
 	others := slices.DeleteFunc(slices.Clone(all), func(e *queue.Entry) bool { return r.soon[e.ID] })
-	x.simulated, x.until = flow().Simulate(others, only)
+	x.simulated = flow().Simulate(others, only)
 	if slices.ContainsFunc(list, func(e *queue.Entry) bool {
-		return x.simulated[e.ID].IsZero() && !r.soon[e.ID] && (only == "" || e.ID == only)
+		return x.simulated.Starts[e.ID].IsZero() && !x.simulated.Barred[e.ID] && !r.soon[e.ID] &&
+			(only == "" || e.ID == only)
 	}) {
 		x.ordered, x.gaps = flow(), flow()
 		x.gaps.FillGaps()
@@ -98,15 +102,18 @@ func (r *run) newEstimates(all, list []*queue.Entry, only berth.JobID) *estimate
 // The caller passes the jobs in queue order.
 func (x *estimates) of(e *queue.Entry) (start time.Time, guess bool) {
 	if x.ordered == nil {
-		return x.simulated[e.ID], false
+		return x.simulated.Starts[e.ID], false
 	}
 	guess = x.ordered.Guesses()
 	start = between(x.now, x.ordered.Start(e), x.gaps.Start(e))
-	if at, ok := x.simulated[e.ID]; ok {
+	if at, ok := x.simulated.Starts[e.ID]; ok {
 		return at, guess
 	}
-	if !start.IsZero() && start.Before(x.until) {
-		start = x.until
+	if x.simulated.Barred[e.ID] {
+		return time.Time{}, false
+	}
+	if !start.IsZero() && start.Before(x.simulated.Until) {
+		start = x.simulated.Until
 	}
 	return start, guess
 }

@@ -376,12 +376,13 @@ func longQueue(jobs, tenants int) *placement.Snapshot {
 	return h.Snapshot
 }
 
-// BenchmarkForecast estimates the starts of 10,000 waiting jobs with time limits, of 4 classes.
+// BenchmarkForecast estimates the starts of waiting jobs with time limits, of 4 classes, under the default half-life.
 func BenchmarkForecast(b *testing.B) {
-	for _, tenants := range []int{10, 100, 10_000} {
-		b.Run(fmt.Sprint(tenants), func(b *testing.B) {
-			s := longQueue(10_000, tenants)
-			p := placement.Planner{Policy: placement.Policy{Order: placement.Fair, BandWidth: 100, Backfill: 32}}
+	for _, x := range [][2]int{{10_000, 10}, {10_000, 100}, {10_000, 10_000}, {100_000, 1}} {
+		b.Run(fmt.Sprintf("%d jobs of %d tenants", x[0], x[1]), func(b *testing.B) {
+			s := longQueue(x[0], x[1])
+			p := placement.Planner{Policy: placement.Policy{Order: placement.Fair, BandWidth: 100, Backfill: 32,
+				HalfLife: 7 * 24 * time.Hour, Overdue: 24 * time.Hour}}
 			for b.Loop() {
 				p.Forecast(s, epoch)
 			}

@@ -26,13 +26,13 @@ type Flow struct {
 	pools        map[*cluster.Kind]*pool
 	floors       map[*cluster.Class]floor
 	headrooms    map[*queue.Account]*headroom
-	starts       map[berth.JobID]time.Time // jobs that this plan starts now or with a reserved start
-	history      *queue.RunTimes           // nil: jobs without known ends never end
-	unordered    bool                      // a job without a limit runs: no start is reserved behind it
-	guessed      bool                      // the run time of a passed job is predicted
-	gaps         bool                      // later jobs of known run time fill gaps, see FillGaps
-	passed       int                       // jobs passed to Start
-	single       bool                      // the run time of a waiting job is one number, see runs
+	starts       map[berth.JobID]Start // jobs that this plan starts now or with a reserved start
+	history      *queue.RunTimes       // nil: jobs without known ends never end
+	unordered    bool                  // a job without a limit runs: no start is reserved behind it
+	guessed      bool                  // the run time of a passed job is predicted
+	gaps         bool                  // later jobs of known run time fill gaps, see FillGaps
+	passed       int                   // jobs passed to Start
+	single       bool                  // the run time of a waiting job is one number, see runs
 }
 
 // floor is a lower bound on the starts of a class: the first time at which machines have
@@ -58,24 +58,31 @@ type pool struct {
 type refund struct {
 	at   time.Time
 	room queue.Amounts
-	head int32 // of a start that a simulation has reserved, its number; 0: of none
+}
+
+// Start is a job that a plan starts, or for which it keeps capacity.
+type Start struct {
+	At    time.Time    // from which the job holds room
+	Entry *queue.Entry // with the class of the chosen alternative
 }
 
 // NewFlow reads the free capacity and the releases after the plan's reservations.
-// starts are further jobs of the plan, with the time from which each holds room.
+// starts are further jobs of the plan.
 //
 // A history adds the ends of jobs that have no limit: it returns their capacity in parts, as
 // the run times of similar jobs are distributed. waiting is the number of jobs that will be
 // passed to Start.
-func NewFlow(r *Reservations, q *queue.Queue, s *queue.Shares, starts map[berth.JobID]time.Time,
+func NewFlow(r *Reservations, q *queue.Queue, s *queue.Shares, starts map[berth.JobID]Start,
 	history *queue.RunTimes, waiting int) *Flow {
 	f := &Flow{
 		Moment: r.Moment, policy: r.policy, cluster: r.cluster, queue: q, ledger: r.ledger, placer: r.placer,
 		reservations: r, shares: s,
 		pools: map[*cluster.Kind]*pool{}, floors: map[*cluster.Class]floor{}, headrooms: map[*queue.Account]*headroom{},
-		starts: maps.Clone(r.Starts), history: history, single: waiting > maxParted,
+		starts: maps.Clone(starts), history: history, single: waiting > maxParted,
 	}
-	maps.Copy(f.starts, starts)
+	for id, at := range r.Starts {
+		f.starts[id] = Start{at, q.Jobs[id]}
+	}
 	for _, k := range f.cluster.Kinds {
 		f.pools[k] = f.poolOf(k)
 	}
@@ -253,6 +260,19 @@ func (f *Flow) Start(e *queue.Entry) time.Time {
 	}
 	f.pay(x, e, at, runs)
 	return at
+}
+
+// earliest returns the first time at which the machines have room for all members of a job of a class once the
+// present occupants end, device by device: no job of the class starts before. Reserved starts and maintenance windows
+// do not count. never: no known end of an occupant makes room.
+func (f *Flow) earliest(c *cluster.Class) (at time.Time, never bool) {
+	f.reservations.bare = true
+	best := f.reservations.Places(c)
+	f.reservations.bare = false
+	if best == nil {
+		return time.Time{}, true
+	}
+	return best[len(best)-1].At, false
 }
 
 // floor returns the floor of a class. It is the zero floor for a class that has not failed

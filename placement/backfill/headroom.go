@@ -56,14 +56,14 @@ func (f *Flow) headroomOf(x *queue.Contender) *headroom {
 			back(f.From(at), queue.AmountsOf(h.Capacity), 1)
 		}
 	}
-	for id, at := range f.starts {
-		e := f.queue.Jobs[id]
+	for _, s := range f.starts {
+		e := s.Entry
 		if !f.queue.Account(e.Tenant).Below(a) {
 			continue
 		}
 		runs := f.runs(e)
 		for _, run := range runs {
-			back(at.Add(run), queue.AmountsOf(e.Class.All), 1/float64(len(runs)))
+			back(s.At.Add(run), queue.AmountsOf(e.Class.All), 1/float64(len(runs)))
 		}
 	}
 	for _, q := range []*pool{&p.room, &p.jobs} {

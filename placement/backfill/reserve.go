@@ -297,6 +297,9 @@ func (r *Reservations) opens(
 		list := r.lists[h.Index]
 		for i := range list {
 			o := &list[i]
+			if r.bare && o.Firm {
+				continue
+			}
 			if x.Owe(o.Grant); !o.Until.IsZero() {
 				r.events = append(r.events, release{at: o.Until, grant: &o.Grant})
 			}

@@ -1,6 +1,7 @@
 package backfill
 
 import (
+	"cmp"
 	"container/heap"
 	"slices"
 	"time"
@@ -32,12 +33,20 @@ type simulation struct {
 	endings  endings   // to come
 	heads    []*head   // reserved starts, in order of decision
 	reserved int32     // number of the latest reservation
+	second   time.Time // the moment after the first one
 	renewed  time.Time // when the reserved starts were last decided again
 	decided  time.Time // the latest moment that was decided
 	anew     bool      // the reserved starts are decided again at the present moment
 	total    int       // number of jobs
 	touched  []int32   // sites that have gained capacity at the present moment
 	found    map[berth.JobID]time.Time
+}
+
+// Simulated is the result of a simulation.
+type Simulated struct {
+	Starts map[berth.JobID]time.Time
+	Until  time.Time            // jobs that the bound on the work leaves out start no earlier; zero: there are none
+	Barred map[berth.JobID]bool // jobs that quotas still bar after the last end of a job
 }
 
 // Bounds of a simulation.
@@ -49,6 +58,8 @@ const (
 	maxVisits = 8_000_000
 	// growth is the part of the distance from now by which the time grows between two decisions beyond the paced work.
 	growth = 1.0 / 32
+	// maxExact bounds the classes, the first of the queue, whose earliest start is searched device by device.
+	maxExact = 512
 	// maxPassed bounds the jobs of one account and class that the walk passes over in search for a shorter one.
 	maxPassed = 64
 )
@@ -72,10 +83,11 @@ type waiter struct {
 // course is the waiting jobs of one class of one account, in their order, without those with a reserved start.
 type course struct {
 	*reach
-	jobs   []waiter
-	next   int // index of the candidate
-	moment int // at which next is valid
-	barred int // the latest moment at which a quota barred the jobs
+	jobs   []waiter // the end of all
+	all    []waiter // buffer for the jobs, with room in front for jobs that return
+	next   int      // index of the candidate
+	moment int      // at which next is valid
+	barred int      // the latest moment at which a quota barred the jobs
 }
 
 // entrant is an account with waiting jobs.
@@ -101,6 +113,7 @@ type ending struct {
 	at          time.Time
 	site        int32
 	runner      *queue.Runner // nil: a site gains capacity
+	job         berth.JobID   // of the runner
 	capacity    berth.Capacity
 	preemptible bool
 }
@@ -145,17 +158,17 @@ func (x *entrant) job() waiter { return x.best.jobs[x.best.next] }
 
 // Simulate returns the starts of the jobs of a list: all waiting jobs in queue order, without the ones that the plan
 // starts. With only set, it stops after the start of that job. Jobs that never find room, and jobs that the bound on
-// the work leaves out, are missing; the latter start no earlier than until, which is zero if there are none.
+// the work leaves out, have no start.
 //
-// If the history predicts the run time of a job without a limit, Simulate returns nil: one number for each job would
-// be too exact.
-func (f *Flow) Simulate(list []*queue.Entry, only berth.JobID) (starts map[berth.JobID]time.Time, until time.Time) {
+// If the history predicts the run time of a job without a limit, Simulate returns nothing: one number for each job
+// would be too exact.
+func (f *Flow) Simulate(list []*queue.Entry, only berth.JobID) Simulated {
 	if f.Guesses() {
-		return nil, time.Time{}
+		return Simulated{}
 	}
 	s := &simulation{
 		grounds: grounds{Flow: f, now: f.Now, byNode: map[*cluster.Node]int32{},
-			reaches: map[*cluster.Class]*reach{}, territories: map[territory][]int32{}},
+			reaches: map[*cluster.Class]*reach{}, territories: map[territory][]ground{}},
 		race:  f.shares.Race(),
 		found: make(map[berth.JobID]time.Time, len(list)), total: len(list),
 	}
@@ -164,7 +177,12 @@ func (f *Flow) Simulate(list []*queue.Entry, only berth.JobID) (starts map[berth
 	s.collectEndings()
 	s.lineUp(list)
 	if f.Guesses() {
-		return nil, time.Time{}
+		return Simulated{}
+	}
+	s.race.Divide()
+	s.second = s.now.Add(forever) // nothing is to come
+	if i := slices.IndexFunc(s.endings, func(e ending) bool { return e.at.After(s.now) }); i >= 0 {
+		s.second = s.endings[i].at
 	}
 	s.moment, s.anew = 1, true
 	s.renew()
@@ -173,28 +191,40 @@ func (f *Flow) Simulate(list []*queue.Entry, only berth.JobID) (starts map[berth
 			s.decide()
 		}
 		if !s.found[only].IsZero() {
-			return s.found, time.Time{}
+			return Simulated{Starts: s.found}
 		}
 	}
 	for _, h := range s.heads {
 		s.note(h.Entry, h.at)
 	}
+	out := Simulated{Starts: s.found, Barred: map[berth.JobID]bool{}}
 	if len(s.found) < len(list) && s.visits >= maxVisits {
-		until = s.now
+		out.Until = s.now
+		return out
 	}
-	return s.found, until
+	for _, e := range list {
+		if s.found[e.ID].IsZero() && !s.race.Allows(s.race.Of(e.Tenant), e) {
+			out.Barred[e.ID] = true
+		}
+	}
+	return out
 }
 
-// openSites creates the sites of all machines, with the moments at which they gain capacity.
+// openSites creates the sites of all machines, by id, with the moments at which they gain capacity.
 func (s *simulation) openSites() {
+	var list []*cluster.Node
 	for _, k := range s.cluster.Kinds {
-		for _, n := range k.All(s.Number) {
-			i := int32(len(s.sites))
-			s.byNode[n] = i
-			s.sites = append(s.sites, s.siteOf(n))
-			for _, x := range s.sites[i].next {
-				s.endings = append(s.endings, ending{at: x.at, site: i})
-			}
+		list = append(list, k.All(s.Number)...)
+	}
+	slices.SortFunc(list, func(a, b *cluster.Node) int { return cmp.Compare(a.ID, b.ID) })
+	for i, n := range list {
+		x := s.siteOf(n)
+		s.byNode[n], s.sites = int32(i), append(s.sites, x)
+		for _, c := range x.next {
+			s.endings = append(s.endings, ending{at: c.at, site: int32(i)})
+		}
+		if x.window != nil && x.window.Ends.After(s.now) {
+			s.endings = append(s.endings, ending{at: x.window.Ends, site: int32(i)})
 		}
 	}
 }
@@ -207,20 +237,32 @@ func (s *simulation) collectEndings() {
 			continue // the plan has discharged it already
 		}
 		if at, ok := h.Ends(s.policy.AssumeRun); ok {
-			s.endings = append(s.endings, ending{s.From(at), none, s.race.Of(h.Tenant), h.Capacity, h.Preemptible})
+			s.endings = append(s.endings,
+				ending{s.From(at), none, s.race.Of(h.Tenant), h.Job, h.Capacity, h.Preemptible})
 		}
 	}
-	for id, at := range s.starts {
-		e := s.queue.Jobs[id]
+	for id, x := range s.starts {
+		e, runner := x.Entry, s.race.Of(x.Entry.Tenant)
 		if _, reserved := s.reservations.Starts[id]; reserved {
-			s.race.Charge(s.race.Of(e.Tenant), e.Class.All, e.Preemptible, -1)
+			s.race.Charge(runner, e.Class.All, e.Preemptible, -1)
+			s.race.Penalize(runner, e.Class.All, -1)
 			continue // it competes again
 		}
 		if run := s.runOf(e); run < forever {
-			s.endings = append(s.endings, ending{at.Add(run), none, s.race.Of(e.Tenant), e.Class.All, e.Preemptible})
+			s.endings = append(s.endings, ending{x.At.Add(run), none, runner, id, e.Class.All, e.Preemptible})
 		}
 	}
-	heap.Init(&s.endings)
+	// Both maps have no order, and the order of equal times decides in which order sites are read. A sorted list is a
+	// heap.
+	slices.SortFunc(s.endings, compareEndings)
+}
+
+// compareEndings orders endings by time, site, account and job.
+func compareEndings(a, b ending) int {
+	if c := cmp.Or(a.at.Compare(b.at), cmp.Compare(a.site, b.site)); c != 0 || a.runner == nil {
+		return c
+	}
+	return cmp.Or(cmp.Compare(a.runner.Number, b.runner.Number), cmp.Compare(a.job, b.job))
 }
 
 // none is the site of the ending of an account.
@@ -245,9 +287,11 @@ func (s *simulation) lineUp(list []*queue.Entry) {
 			lines[e.Line], x.courses = c, append(x.courses, c)
 		}
 		c.jobs = append(c.jobs, waiter{e, s.runOf(e)})
+		s.race.Enter(s.race.Of(e.Tenant))
 	}
 	for _, c := range lines { // of one class and account: the order of the line
 		slices.SortStableFunc(c.jobs, func(a, b waiter) int { return queue.CompareEntries(a.Entry, b.Entry) })
+		c.all = c.jobs
 	}
 }
 
@@ -299,7 +343,7 @@ func (s *simulation) advance() (ok bool) {
 // arrive starts a job at its reserved start.
 func (s *simulation) arrive(h *head) {
 	for _, o := range h.places {
-		p := &s.sites[o.site].pool
+		p := &s.sites[o.site]
 		for i := range p.next {
 			if p.next[i].head == h.number {
 				p.next[i].head = 0
@@ -312,8 +356,7 @@ func (s *simulation) arrive(h *head) {
 
 // begin records a start at the present moment.
 func (s *simulation) begin(x *entrant, w waiter, places []spot) {
-	s.race.Charge(x.runner, w.Class.All, w.Preemptible, 1)
-	s.race.Penalize(x.runner, w.Class.All)
+	s.race.Start(x.runner, w.Entry)
 	s.note(w.Entry, s.now)
 	if w.run >= forever {
 		return
@@ -324,7 +367,7 @@ func (s *simulation) begin(x *entrant, w waiter, places []spot) {
 			heap.Push(&s.endings, ending{at: end, site: o.site})
 		}
 	}
-	heap.Push(&s.endings, ending{end, none, x.runner, w.Class.All, w.Preemptible})
+	heap.Push(&s.endings, ending{end, none, x.runner, w.ID, w.Class.All, w.Preemptible})
 }
 
 // note records the start of a job, unless no machine has room for it even if empty.

@@ -8,25 +8,27 @@ import (
 
 	"berth/placement/cluster"
 	"berth/placement/fit"
-	"berth/placement/queue"
 )
 
 // forever is the run time of a job that never ends.
 const forever = time.Duration(math.MaxInt64 / 2)
 
-// site is a machine in a simulation: its free capacity and the changes that are to come. Amounts of GPUs are
-// sums over the devices of a machine, so a site ignores how shares lie on devices.
+// site is a machine in a simulation: its free capacity and the changes that are to come. Shares of devices are sums,
+// so a site ignores which device a share lies on, and whose it is.
 type site struct {
-	pool
-	owed   queue.Amounts   // sum of the capacity that is to leave the pool
+	at     time.Time // only advances
+	free   amounts
+	next   []change        // by time
+	owed   amounts         // sum of the capacity that is to leave the site
 	stale  bool            // owed is to be computed
 	window *cluster.Window // a maintenance window that is not near; nil: none
 }
 
 // search is what a search looks for: room for a job that starts now, or for a reserved start.
 type search struct {
-	run time.Duration
-	now bool
+	run  time.Duration
+	now  bool
+	from time.Time // of a reserved start: the earliest one
 }
 
 // grounds is the machines of a simulation at its present moment.
@@ -36,7 +38,7 @@ type grounds struct {
 	sites       []site
 	byNode      map[*cluster.Node]int32
 	reaches     map[*cluster.Class]*reach
-	territories map[territory][]int32
+	territories map[territory][]ground
 	openings    []opening // buffer
 	places      []spot    // buffer
 	visits      int       // sites, entrants and jobs that the simulation has read
@@ -45,7 +47,7 @@ type grounds struct {
 // spot is the place of one member of a job.
 type spot struct {
 	site int32
-	need queue.Amounts
+	need amounts
 }
 
 // reach is the sites that the members of a class may use, by group: all members are in one group.
@@ -53,38 +55,35 @@ type reach struct {
 	groups [][]area
 	shut   time.Duration // jobs of this run time and longer ones find no room at the present moment
 	closed bool          // no site has free capacity for a member
+
+	refused bool      // the plan has found no room for a job of the class
+	from    time.Time // no job starts before; zero: unknown, beyond maxExact classes
+	never   bool      // no job starts
 }
+
+// opens reports whether jobs of the class may start at a time.
+func (r *reach) opens(now time.Time) bool { return !r.never && !now.Before(r.from) }
 
 // area is the sites of one part of a class.
 type area struct {
-	need    queue.Amounts // of a member
+	need    amounts // of a member
 	members int
-	sites   []int32
+	sites   []ground
 }
 
-// siteOf returns a machine with its free and held capacity, less the capacity that the plan keeps for nominations and
-// maintenance windows, and with the releases of occupants. Jobs with a reserved start compete again in the
-// simulation.
-func (f *Flow) siteOf(n *cluster.Node) site {
-	x := site{stale: true, pool: pool{at: f.Now, free: queue.AmountsOf(f.ledger.WithHeld(n))}}
-	for _, o := range f.reservations.On(n) {
-		if o.Start {
-			continue
-		}
-		room := queue.AmountsOf(o.Grant.Capacity)
-		x.next = append(x.next, refund{at: f.From(o.At), room: queue.Amounts{}.Plus(room, -1)})
-		if !o.Until.IsZero() {
-			x.next = append(x.next, refund{at: f.From(o.Until), room: room})
-		}
+// ground is a site that a class may use, with the devices of the site that the class may use.
+type ground struct {
+	number  int32
+	devices int // index of their amount: gpus, firstGPUs or otherGPUs
+}
+
+// needs returns the need of one more member on a site after other members have taken their part.
+func (a *area) needs(g ground) amounts {
+	need := a.need
+	if g.devices != gpus {
+		need[g.devices] = need[gpus]
 	}
-	for _, l := range f.reservations.agenda(n) {
-		x.next = append(x.next, refund{at: f.From(l.at), room: queue.AmountsOf(l.grant.Capacity)})
-	}
-	slices.SortStableFunc(x.next, func(a, b refund) int { return a.at.Compare(b.at) })
-	if n.Window != nil && !n.Near { // a near one is a reservation
-		x.window = n.Window
-	}
-	return x
+	return need
 }
 
 // reachOf returns the reach of a class, computed once.
@@ -93,11 +92,14 @@ func (s *grounds) reachOf(c *cluster.Class) *reach {
 		return r
 	}
 	s.cluster.Settle(c) // the plan may have skipped the class
-	r := &reach{shut: forever + 1}
+	r := &reach{shut: forever + 1, refused: s.placer.Closed(c)}
+	if len(s.reaches) < maxExact {
+		r.from, r.never = s.earliest(c)
+	}
 	for _, group := range fit.Roomy(s.placer, c) {
 		var list []area
 		for _, p := range c.Parts {
-			list = append(list, area{queue.AmountsOf(p.Class.Capacity), p.Members, s.sitesOf(p.Class, group)})
+			list = append(list, area{needOf(p.Class), p.Members, s.sitesOf(p.Class, group)})
 		}
 		r.groups = append(r.groups, list)
 	}
@@ -107,16 +109,17 @@ func (s *grounds) reachOf(c *cluster.Class) *reach {
 
 // sitesOf lists the sites of a group that the members of a class may use. Classes with the same machines share one
 // list.
-func (s *grounds) sitesOf(c *cluster.Class, group string) []int32 {
+func (s *grounds) sitesOf(c *cluster.Class, group string) []ground {
 	key := territory{c.Like, group, c.Gang(), c.Request.SameLabel}
 	if list, ok := s.territories[key]; ok {
 		return list
 	}
-	look, list := fit.Search{Class: c, Group: group}, []int32{}
+	look, list := fit.Search{Class: c, Group: group}, []ground{}
 	for _, m := range look.Matches() {
+		devices := devicesOf(m)
 		for _, n := range m.Kind.All(s.Number) {
 			if i, ok := s.byNode[n]; ok && look.Allows(n) {
-				list = append(list, i)
+				list = append(list, ground{i, devices})
 			}
 		}
 	}
@@ -146,6 +149,12 @@ const free = math.MaxInt32
 // none ever has. A job that starts now may use the capacity of reserved starts until they are due. For a reserved
 // start, as in plans, the capacity of the reserved starts before it counts as taken from now on.
 func (s *grounds) place(r *reach, w search) (at time.Time, places []spot, ok bool) {
+	if r.never || w.now && !r.opens(s.now) {
+		return s.now, nil, false
+	}
+	if w.from.Before(r.from) {
+		w.from = r.from
+	}
 	for _, areas := range r.groups {
 		list := s.gather(areas, w)
 		if list == nil {
@@ -203,21 +212,21 @@ func (s *grounds) gather(areas []area, w search) []opening {
 // capacity comes first, in the order in which starts were reserved, and then the machines with the least free capacity.
 func (s *grounds) spread(a *area, w search, list []opening) []opening {
 	before := len(list)
-	for _, i := range a.sites {
-		x := s.site(i)
-		need := a.need
+	for _, g := range a.sites {
+		x, each := s.site(g.number), a.needs(g)
+		need := each
 		for range a.members {
 			var limit time.Time // later openings are useless; zero: none is
 			if a.members == 1 && len(list) > before {
 				limit = list[before].at
 			}
-			o, ok := x.open(need, s.now, w, limit)
+			o, ok := x.open(&need, s.now, w, limit)
 			if !ok {
 				break
 			}
-			o.spot = spot{i, a.need}
+			o.spot = spot{g.number, x.taken(each)}
 			list = append(list, o)
-			need = need.Plus(a.need, 1)
+			need.add(&each, 1)
 		}
 		if a.members == 1 && len(list) == before+2 { // no sort for the usual case
 			if s.compareOpenings(list[before+1], list[before]) < 0 {
@@ -234,10 +243,13 @@ func (s *grounds) spread(a *area, w search, list []opening) []opening {
 }
 
 // open returns the opening of a site. For a reserved start it searches up to a limit; zero: without one.
-func (x *site) open(need queue.Amounts, now time.Time, w search, limit time.Time) (o opening, ok bool) {
+func (x *site) open(need *amounts, now time.Time, w search, limit time.Time) (o opening, ok bool) {
 	o = opening{at: now, rank: free}
 	if !w.now {
 		o.at, ok = x.opening(need, now, limit)
+		if o.at.Before(w.from) {
+			o.at = w.from
+		}
 		if ok && x.crosses(o.at, w.run) {
 			o.at, ok = x.window.Ends, !x.window.Ends.IsZero()
 		}
@@ -268,7 +280,7 @@ func (s *grounds) compareOpenings(a, b opening) int {
 		return c
 	}
 	x, y := &s.sites[a.site].free, &s.sites[b.site].free
-	return cmp.Or(cmp.Compare(x[2], y[2]), cmp.Compare(x[1], y[1]), cmp.Compare(x[0], y[0]))
+	return cmp.Or(cmp.Compare(x[gpus], y[gpus]), cmp.Compare(x[memory], y[memory]), cmp.Compare(x[cores], y[cores]))
 }
 
 // site returns a site at the present moment.
@@ -293,30 +305,27 @@ func (s *grounds) pass(i int32) {
 func (s *grounds) reserve(number int32, o spot, at time.Time, run time.Duration) {
 	p := &s.sites[o.site]
 	p.stale = true
-	p.give(refund{at, queue.Amounts{}.Plus(o.need, -1), number})
+	p.give(change{at, o.need.negative(), number})
 	if run < forever {
-		p.give(refund{at.Add(run), o.need, number})
+		p.give(change{at.Add(run), o.need, number})
 	}
 }
 
 // withdraw removes the reservations of a number from a site.
 func (s *grounds) withdraw(number, site int32) {
 	p := &s.sites[site]
-	p.next, p.stale = slices.DeleteFunc(p.next, func(x refund) bool { return x.head == number }), true
+	p.next, p.stale = slices.DeleteFunc(p.next, func(x change) bool { return x.head == number }), true
 }
 
-// takes reports whether the refund is capacity that leaves the pool.
-func (x *refund) takes() bool { return x.room[0] < 0 || x.room[1] < 0 || x.room[2] < 0 }
-
-// admits reports whether the pool has room now for a job that ends at a time: before the first reserved start, which
+// admits reports whether the site has room now for a job that ends at a time: before the first reserved start, which
 // is brief, or in addition to all of them.
-func (p *pool) admits(need queue.Amounts, now, end time.Time) (ok, brief bool) {
+func (p *site) admits(need *amounts, now, end time.Time) (ok, brief bool) {
 	free, first := p.free, true
 	for i := 0; ; {
 		for ; i < len(p.next) && !p.next[i].at.After(now); i++ { // all of one moment
-			free = free.Plus(p.next[i].room, 1)
+			free.add(&p.next[i].room, 1)
 		}
-		if !free.Covers(need) {
+		if !free.covers(need) {
 			return false, false
 		}
 		if i == len(p.next) {
@@ -336,17 +345,18 @@ func (p *pool) admits(need queue.Amounts, now, end time.Time) (ok, brief bool) {
 
 // opening returns the first time up to a limit from which the site covers the need for good, if all capacity that is
 // to leave it left it now; ok is false if there is no such time. A limit of zero is none.
-func (x *site) opening(need queue.Amounts, now, limit time.Time) (at time.Time, ok bool) {
+func (x *site) opening(need *amounts, now, limit time.Time) (at time.Time, ok bool) {
 	if x.stale {
-		x.owed, x.stale = queue.Amounts{}, false
+		x.owed, x.stale = amounts{}, false
 		for i := range x.next {
 			if y := &x.next[i]; y.takes() {
-				x.owed = x.owed.Plus(y.room, 1)
+				x.owed.add(&y.room, 1)
 			}
 		}
 	}
-	room := x.free.Plus(x.owed, 1)
-	if room.Covers(need) {
+	room := x.free
+	room.add(&x.owed, 1)
+	if room.covers(need) {
 		return now, true
 	}
 	for i := range x.next {
@@ -357,7 +367,7 @@ func (x *site) opening(need queue.Amounts, now, limit time.Time) (at time.Time, 
 		if y.takes() {
 			continue
 		}
-		if room = room.Plus(y.room, 1); room.Covers(need) {
+		if room.add(&y.room, 1); room.covers(need) {
 			return y.at, true
 		}
 	}

@@ -51,7 +51,7 @@ func (s *simulation) hasten() {
 		for _, o := range h.places {
 			s.withdraw(h.number, o.site)
 		}
-		_, places, ok := s.place(h.reach, search{h.run, true})
+		_, places, ok := s.place(h.reach, search{run: h.run, now: true})
 		if ok {
 			s.start(h.entrant, h.waiter, places)
 			return true
@@ -71,20 +71,12 @@ func (s *simulation) renew() {
 		for _, o := range h.places {
 			s.withdraw(h.number, o.site)
 		}
-		i, _ := slices.BinarySearchFunc(h.course.jobs, h.waiter, func(a, b waiter) int {
-			return queue.CompareEntries(a.Entry, b.Entry)
-		})
-		h.course.jobs = slices.Insert(h.course.jobs, i, h.waiter)
+		h.course.insert(h.waiter)
 	}
 	s.heads = s.heads[:0]
 	for _, r := range s.active {
 		r.shut, r.closed = forever+1, false
-	}
-	if s.moment > 1 {
-		return
-	}
-	for c, r := range s.reaches {
-		if s.placer.Closed(c) { // the plan has found no room now, though the sums of a machine may suffice
+		if s.moment == 1 && r.refused {
 			r.shut = 0
 		}
 	}
@@ -93,13 +85,13 @@ func (s *simulation) renew() {
 // reopen opens the classes for whose members a site has gained room.
 func (s *simulation) reopen() {
 	for _, r := range s.active {
-		if !r.closed && r.shut > forever {
+		if !r.closed && r.shut > forever || !r.opens(s.now) {
 			continue
 		}
 		for _, i := range s.touched {
 			s.visits++
 			if slices.ContainsFunc(r.groups, func(list []area) bool {
-				return slices.ContainsFunc(list, func(a area) bool { return s.sites[i].free.Covers(a.need) })
+				return slices.ContainsFunc(list, func(a area) bool { return s.sites[i].free.covers(&a.need) })
 			}) {
 				r.shut, r.closed = forever+1, false
 				break
@@ -190,20 +182,25 @@ func (s *simulation) try(x *entrant, slots int) (reserved bool) {
 	var places []spot
 	at, ok := s.now, false
 	if w.run < c.shut {
-		if at, places, ok = s.place(c.reach, search{w.run, true}); !ok {
+		if at, places, ok = s.place(c.reach, search{run: w.run, now: true}); !ok {
 			c.shut = w.run
 			c.closed = !s.covers(c.reach)
 		}
 	}
 	if !ok && slots > 0 {
-		at, places, ok = s.place(c.reach, search{w.run, false})
+		// The plan has refused the class, so the job starts now only if the plan has reserved this very moment.
+		look := search{run: w.run}
+		if s.moment == 1 && c.refused && !s.reservations.Starts[w.ID].Equal(s.now) {
+			look.from = s.second
+		}
+		at, places, ok = s.place(c.reach, look)
 	}
 	switch {
 	case !ok && slots > 0: // never
 		c.next++
 		return false
 	case !ok:
-		if s.race.HoldsUp(x.runner, w.Entry) {
+		if s.race.HoldsUp(x.runner, w.Entry) && s.placer.Possible(w.Class) {
 			x.quit = s.moment
 		}
 		return false // otherwise pick passes over it
@@ -211,7 +208,7 @@ func (s *simulation) try(x *entrant, slots int) (reserved bool) {
 		s.keep(x, w, at, places)
 		return true
 	}
-	s.remove(c)
+	c.remove()
 	s.start(x, w, places)
 	return false
 }
@@ -219,17 +216,28 @@ func (s *simulation) try(x *entrant, slots int) (reserved bool) {
 // start starts a job at the present moment.
 func (s *simulation) start(x *entrant, w waiter, places []spot) {
 	for _, o := range places {
-		p := &s.sites[o.site].pool
-		p.free = p.free.Plus(o.need, -1)
+		p := &s.sites[o.site]
+		p.free.add(&o.need, -1)
 		if w.run < forever {
-			p.give(refund{at: s.now.Add(w.run), room: o.need})
+			p.give(change{at: s.now.Add(w.run), room: o.need})
 		}
 	}
 	s.begin(x, w, places)
 }
 
-// remove removes the candidate from its course.
-func (s *simulation) remove(c *course) { c.jobs = slices.Delete(c.jobs, c.next, c.next+1) }
+// remove removes the candidate from its course. It moves the few jobs in front, since a line may be long.
+func (c *course) remove() {
+	copy(c.jobs[1:c.next+1], c.jobs[:c.next])
+	c.jobs = c.jobs[1:]
+}
+
+// insert returns a removed job to its place.
+func (c *course) insert(w waiter) {
+	i, _ := slices.BinarySearchFunc(c.jobs, w, func(a, b waiter) int { return queue.CompareEntries(a.Entry, b.Entry) })
+	c.jobs = c.all[len(c.all)-len(c.jobs)-1:]
+	copy(c.jobs[:i], c.jobs[1:i+1])
+	c.jobs[i] = w
+}
 
 // keep reserves a start for the entrant's next job.
 func (s *simulation) keep(x *entrant, w waiter, at time.Time, places []spot) {
@@ -240,15 +248,18 @@ func (s *simulation) keep(x *entrant, w waiter, at time.Time, places []spot) {
 	}
 	s.heads = append(s.heads, h)
 	s.race.Reserve(x.runner, w.Entry, 1)
-	s.remove(x.best)
+	x.best.remove()
 }
 
 // covers reports whether some site has free capacity for a member, reserved starts aside.
 func (s *grounds) covers(r *reach) bool {
+	if !r.opens(s.now) {
+		return false
+	}
 	for _, areas := range r.groups {
 		for i := range areas {
 			for _, n := range areas[i].sites {
-				if s.site(n).free.Covers(areas[i].need) {
+				if s.site(n.number).free.covers(&areas[i].need) {
 					return true
 				}
 			}

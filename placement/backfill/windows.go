@@ -45,7 +45,7 @@ func wholeMachine(n *cluster.Node) berth.Grant {
 // crosses reports whether the present job would run into the maintenance window of a machine if it
 // started at a time. Near windows are reservations of the machine instead.
 func (r *Reservations) crosses(n *cluster.Node, at time.Time) bool {
-	return n.Window != nil && !n.Near && n.Window.Crosses(at, r.Limit)
+	return !r.bare && n.Window != nil && !n.Near && n.Window.Crosses(at, r.Limit)
 }
 
 // afterWindow reports whether a time is after the maintenance window of a machine that still gets

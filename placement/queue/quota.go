@@ -86,17 +86,18 @@ func (r *Shares) Bars(x *Contender, e *Entry, yield func(Bar) bool) {
 	for ; x != &r.Root; x = x.Parent {
 		// A contender for an account's own jobs has no quota itself: its parent is the
 		// contender of the whole account.
-		if x.Account.Known && !x.own &&
-			!x.Account.bars(x.Held.plus(x.going), e.Class.All, e.Preemptible, r.Now, yield) {
+		held := x.Held.plus(x.going)
+		if x.Account.Known && !x.own && !x.Account.bars(held, e.Class.All, e.Preemptible,
+			x.Account.Budget.SpentAt(r.Now, held.GPUMilli), yield) {
 			return
 		}
 	}
 }
 
 // bars calls yield with each of the account's own quotas that a job with capacity c would
-// exceed, and returns false as soon as yield does.
-func (a *Account) bars(held Holding, c berth.Capacity, preemptible bool, now time.Time, yield func(Bar) bool) bool {
-	b := Bar{account: a, held: held, request: c}
+// exceed, and returns false as soon as yield does. spent is the GPU hours of the budget that are spent.
+func (a *Account) bars(held Holding, c berth.Capacity, preemptible bool, spent float64, yield func(Bar) bool) bool {
+	b := Bar{account: a, held: held, request: c, spent: spent}
 	// A resource that the job does not request never bars it. A negative limit (None)
 	// counts as 0.
 	for i, x := range resources {
@@ -119,7 +120,7 @@ func (a *Account) bars(held Holding, c berth.Capacity, preemptible bool, now tim
 	if a.Budget.GPUHours > 0 && c.GPUMilli > 0 {
 		// The start is barred only once the budget is spent: a job that overspends it may
 		// start.
-		if b.spent = a.Budget.SpentAt(now, held.GPUMilli); b.spent >= a.Budget.GPUHours {
+		if spent >= a.Budget.GPUHours {
 			b.Code = "budget"
 			return yield(b)
 		}

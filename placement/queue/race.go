@@ -15,17 +15,32 @@ type Race struct {
 	at      time.Time
 	runners []*Runner // of the own jobs of each account, by Account.Index
 	all     []*Runner
+	top     branches // of the accounts at the top
+	divided bool     // Divide was called
 }
 
 // Runner is an account in a Race, or the account's own jobs next to the accounts below.
 type Runner struct {
+	Number int     // among all runners
 	parent *Runner // nil: at the top
 	depth  int     // 0: at the top
 	of     *Contender
 	held   Holding
-	past   Amounts
+	past   Amounts   // at since
+	hours  float64   // GPU hours from the begin of the race to since
+	since  time.Time // the latest change of held, or later
 
 	reserved Amounts // part of held that overdue jobs have reserved
+	waiting  int     // own jobs
+	busy     int     // runners of own jobs that hold capacity or wait: of this runner and those below
+	below    branches
+}
+
+// branches are the runners below another one that hold capacity or wait, among which its part of the cluster is
+// divided.
+type branches struct {
+	number int
+	weight float64 // sum
 }
 
 // Race starts a race with the capacity that the accounts hold at the end of the plan: jobs that the plan
@@ -40,10 +55,11 @@ func (r *Shares) Race() *Race {
 		}
 		y := made[x]
 		if y == nil {
-			y = &Runner{parent: runner(x.Parent), of: x, held: x.Held, past: x.Past}
+			y = &Runner{parent: runner(x.Parent), of: x, held: x.Held, past: x.Past, since: r.Now}
 			if y.parent != nil {
 				y.depth = y.parent.depth + 1
 			}
+			y.Number = len(a.all)
 			made[x], a.all = y, append(a.all, y)
 		}
 		return y
@@ -68,9 +84,72 @@ func (a *Race) Charge(x *Runner, c berth.Capacity, preemptible bool, times int) 
 	if times < 0 {
 		c = berth.Capacity{}.Sub(c)
 	}
-	for ; x != nil; x = x.parent {
-		x.held.add(c, preemptible, times)
+	for y := x; y != nil; y = y.parent {
+		a.settle(y)
+		y.held.add(c, preemptible, times)
 	}
+	if a.divided && times < 0 && !x.counts() {
+		a.drop(x)
+	}
+}
+
+// Enter adds a waiting job to its runner, before Divide.
+func (a *Race) Enter(x *Runner) { x.waiting++ }
+
+// Start starts a waiting job.
+func (a *Race) Start(x *Runner, e *Entry) {
+	a.Charge(x, e.Class.All, e.Preemptible, 1)
+	a.Penalize(x, e.Class.All, 1)
+	x.waiting--
+}
+
+// counts reports whether a runner of own jobs takes part in the division of the cluster.
+func (x *Runner) counts() bool { return x.waiting > 0 || x.held.Jobs > 0 }
+
+// Divide divides the cluster among the runners that hold capacity or wait, as Shares.divide does. A runner drops out
+// when the last of its jobs has ended.
+func (a *Race) Divide() {
+	a.divided = true
+	for _, x := range a.runners {
+		if !x.counts() {
+			continue
+		}
+		for ; x != nil; x = x.parent {
+			if x.busy++; x.busy == 1 {
+				b := a.above(x)
+				b.number, b.weight = b.number+1, b.weight+x.of.weight()
+			}
+		}
+	}
+}
+
+// drop takes a runner out of the division, and the runners above that have no other one left.
+func (a *Race) drop(x *Runner) {
+	for ; x != nil; x = x.parent {
+		if x.busy--; x.busy == 0 {
+			b := a.above(x)
+			b.number, b.weight = b.number-1, b.weight-x.of.weight()
+		}
+	}
+}
+
+// above returns the branches that a runner is one of.
+func (a *Race) above(x *Runner) *branches {
+	if x.parent == nil {
+		return &a.top
+	}
+	return &x.parent.below
+}
+
+// part returns the runner's part of the cluster at the time of the race, see Contender.Part.
+func (a *Race) part(x *Runner) float64 {
+	part := 1.0
+	for ; x != nil; x = x.parent {
+		if b := a.above(x); x.busy > 0 && b.number > 1 { // a single one has all of it, whatever the rounding
+			part *= x.of.weight() / b.weight
+		}
+	}
+	return part
 }
 
 // Reserve adds the capacity of a job with a reserved start to its runner and all runners above, or removes it with
@@ -88,8 +167,11 @@ func (a *Race) Reserve(x *Runner, e *Entry, times int) {
 // Shares.MustYieldTo.
 func (a *Race) MustYield(x *Runner, e *Entry) bool {
 	for ; x != nil; x = x.parent {
-		if x.reserved != (Amounts{}) && x.of.Part < 1 && AmountsOf(x.held.Capacity).Plus(x.reserved, -1).
-			Plus(AmountsOf(e.Class.All), 1).Dominant(a.shares.Owned) >= x.of.Part {
+		if x.reserved == (Amounts{}) {
+			continue
+		}
+		if part := a.part(x); part < 1 && AmountsOf(x.held.Capacity).Plus(x.reserved, -1).
+			Plus(AmountsOf(e.Class.All), 1).Dominant(a.shares.Owned) >= part {
 			return true
 		}
 	}
@@ -102,23 +184,29 @@ func (a *Race) HoldsUp(x *Runner, e *Entry) bool {
 	return a.shares.policy.Order == Fair && a.shares.policy.Backfill > 0 && a.overdue(e) && !a.presses(x, e)
 }
 
-// Advance moves the race to a time. Past use approaches the capacity that each account holds meanwhile.
-func (a *Race) Advance(to time.Time) {
-	half := a.shares.policy.HalfLife
-	if half > 0 && to.After(a.at) {
-		left := math.Exp2(-to.Sub(a.at).Seconds() / half.Seconds())
-		for _, x := range a.all {
-			x.past = Amounts{}.Plus(x.past, left).Plus(AmountsOf(x.held.Capacity), 1-left)
-		}
+// Advance moves the race to a time.
+func (a *Race) Advance(to time.Time) { a.at = to }
+
+// settle brings a runner to the time of the race: past use approaches the capacity that it holds, and GPU hours add up.
+// Runners that no job reads or changes stay behind, since there may be thousands.
+func (a *Race) settle(x *Runner) {
+	if !a.at.After(x.since) {
+		return
 	}
-	a.at = to
+	if half := a.shares.policy.HalfLife; half > 0 {
+		left := math.Exp2(-a.at.Sub(x.since).Seconds() / half.Seconds())
+		x.past = Amounts{}.Plus(x.past, left).Plus(AmountsOf(x.held.Capacity), 1-left)
+	}
+	x.hours += float64(x.held.GPUMilli) / 1000 * a.at.Sub(x.since).Hours()
+	x.since = a.at
 }
 
-// Penalize charges the entry penalty of a start.
-func (a *Race) Penalize(x *Runner, c berth.Capacity) {
+// Penalize charges the entry penalty of a start, or takes it back with times -1.
+func (a *Race) Penalize(x *Runner, c berth.Capacity, times float64) {
 	penalty := a.shares.policy.entry(c)
 	for ; x != nil; x = x.parent {
-		x.past = x.past.Plus(penalty, 1)
+		a.settle(x)
+		x.past = x.past.Plus(penalty, times)
 	}
 }
 
@@ -128,8 +216,13 @@ func (a *Race) Allows(x *Runner, e *Entry) bool {
 		return true
 	}
 	for ; x != nil; x = x.parent {
-		if c := x.of; c.Account.Known && !c.own &&
-			!c.Account.bars(x.held, e.Class.All, e.Preemptible, a.at, func(Bar) bool { return false }) {
+		c := x.of
+		if !c.Account.Known || c.own {
+			continue
+		}
+		a.settle(x)
+		spent := c.Account.Budget.SpentAt(a.shares.Now, c.Account.held.GPUMilli) + x.hours
+		if !c.Account.bars(x.held, e.Class.All, e.Preemptible, spent, func(Bar) bool { return false }) {
 			return false
 		}
 	}
@@ -140,6 +233,9 @@ func (a *Race) Allows(x *Runner, e *Entry) bool {
 // Shares.compareContenders.
 func (a *Race) Before(x *Runner, e *Entry, y *Runner, f *Entry) bool {
 	if x == y || a.shares.policy.Order != Fair {
+		if c := a.shares.compareAged(e, f); c != 0 {
+			return c < 0
+		}
 		return CompareEntries(e, f) < 0
 	}
 	if e.Band != f.Band {
@@ -175,6 +271,7 @@ func (a *Race) Before(x *Runner, e *Entry, y *Runner, f *Entry) bool {
 
 // share returns the dominant share over weight, with half of the next job.
 func (a *Race) share(x *Runner, e *Entry) float64 {
+	a.settle(x)
 	return AmountsOf(x.held.Capacity).Plus(x.past, 1).Plus(AmountsOf(e.Class.All), 0.5).Dominant(a.shares.Owned) /
 		x.of.weight()
 }
@@ -186,7 +283,7 @@ func (a *Race) within(x *Runner, e *Entry) bool {
 
 // presses reports whether the job is overdue by then, and its account holds less than its part.
 func (a *Race) presses(x *Runner, e *Entry) bool {
-	return a.overdue(e) && AmountsOf(x.held.Capacity).Dominant(a.shares.Owned) < x.of.Part
+	return a.overdue(e) && AmountsOf(x.held.Capacity).Dominant(a.shares.Owned) < a.part(x)
 }
 
 // overdue reports whether a job that still waits is overdue at the time of the race.

@@ -139,16 +139,18 @@ func (r *Shares) compareContenders(a, b *Contender) int {
 		}
 		return cmp.Or(cmp.Compare(a.share, b.share), CompareEntries(x, y))
 	}
-	if r.policy.Aging > 0 && x.Band == y.Band && !x.Overdue && !y.Overdue && r.policy.Order == Priority {
-		// A job ages by its account's clock, so the time that an account spent at its
-		// limits counts against its job's age. It cancels out within an account, and
-		// therefore is not in Rank.
-		s, t := x.Rank+r.stalled(x).Seconds(), y.Rank+r.stalled(y).Seconds()
-		if s != t {
-			return cmp.Compare(s, t)
-		}
+	return cmp.Or(r.compareAged(x, y), CompareEntries(x, y))
+}
+
+// compareAged orders jobs of one band by their age in order Priority; 0 leaves the order to CompareEntries.
+//
+// A job ages by its account's clock, so the time that an account spent at its limits counts against its job's age. It
+// cancels out within an account, and therefore is not in Rank.
+func (r *Shares) compareAged(x, y *Entry) int {
+	if r.policy.Aging <= 0 || x.Band != y.Band || x.Overdue || y.Overdue || r.policy.Order != Priority {
+		return 0
 	}
-	return CompareEntries(x, y)
+	return cmp.Compare(x.Rank+r.stalled(x).Seconds(), y.Rank+r.stalled(y).Seconds())
 }
 
 // stalled returns the time that the account of a job has spent at its limits.
