@@ -2,14 +2,20 @@ package main
 
 import (
 	"context"
+	"flag"
 	"fmt"
+	"regexp"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"berth"
 	"berth/placement"
 )
+
+// lists names the lists of BenchmarkPredict.
+var lists = flag.String("lists", "", "lists of BenchmarkPredict, as a regular expression of their names; all if empty")
 
 // BenchmarkPredict prints how well starts are predicted when jobs are submitted: the table of
 // docs/design/simulation.md. Numbers of the predictor are chosen on the half tune; the half judge
@@ -19,23 +25,34 @@ func BenchmarkPredict(b *testing.B) {
 	if *half != "tune" && *half != "judge" && *half != "all" {
 		b.Fatalf("-half %q: allowed are tune, judge and all", *half)
 	}
+	wanted, err := regexp.Compile(*lists)
+	if err != nil {
+		b.Fatalf("-lists: %v", err)
+	}
 	for b.Loop() {
 		fmt.Println("\n" + predictHeader)
-		var sum [2]predictions
+		var sums [3][2]predictions // of Muri's trace 3, of Philly, and of all
 		for i := range orderTraces {
 			o := &orderTraces[i]
-			if *half == "tune" && o.judged() || *half == "judge" && !o.judged() {
+			if *half == "tune" && o.judged() || *half == "judge" && !o.judged() || !wanted.MatchString(o.name) {
 				continue
+			}
+			of := 0
+			if strings.HasPrefix(o.name, "Philly") {
+				of = 1
 			}
 			row := fmt.Sprintf("| %s |", o.name)
 			for k, limits := range []bool{false, true} {
 				got := o.predicted(b, p, limits)
-				sum[k].list = append(sum[k].list, got.list...)
+				sums[of][k].list = append(sums[of][k].list, got.list...)
+				sums[2][k].list = append(sums[2][k].list, got.list...)
 				row += got.cells()
 			}
 			fmt.Println(row)
 		}
-		fmt.Println("| all |" + sum[0].cells() + sum[1].cells())
+		for i, name := range []string{"trace 3", "Philly", "all"} {
+			fmt.Println("| " + name + " |" + sums[i][0].cells() + sums[i][1].cells())
+		}
 	}
 }
 
