@@ -68,6 +68,24 @@ func TestAnEstimateCountsDisk(t *testing.T) {
 	h.expectReserved(t, "waits", 10)
 }
 
+// TestAnEstimateFillsTheDisk: two jobs that need 600 and 500 of 1,000 MiB run one after the other.
+func TestAnEstimateFillsTheDisk(t *testing.T) {
+	t.Parallel()
+	h := newHall(1, 8)
+	m, _ := h.Machine("m0")
+	m.Total.DiskMiB = 1000
+	h.UpsertMachine(m)
+	disk := func(gpus int, mib int64) spec.Request {
+		r := gpuRequest(gpus, 1)
+		r.DiskMiB = mib
+		return r
+	}
+	h.occupy(t, "all", "x", disk(8, 0), time.Hour)
+	h.ask("first", "x", disk(1, 600), 2*time.Hour)
+	h.ask("second", "x", disk(1, 500), time.Hour)
+	h.expect(t, fair, map[berth.JobID]float64{"first": 1, "second": 3})
+}
+
 // TestAnEstimateKeepsTenantsApart: half of a GPU is free, but a job of another tenant uses the other half.
 func TestAnEstimateKeepsTenantsApart(t *testing.T) {
 	t.Parallel()

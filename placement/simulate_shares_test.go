@@ -77,7 +77,7 @@ func TestAnEstimateSpendsABudget(t *testing.T) {
 // TestAnEstimateStartsOnAnAlternative: a job that the plan starts on other hardware holds the request of that hardware.
 func TestAnEstimateStartsOnAnAlternative(t *testing.T) {
 	t.Parallel()
-	h := newHall(1, 8)
+	h := newHall(2, 8)
 	h.UpsertTenant(placement.Tenant{ID: "x", Weight: 1, Limit: berth.Capacity{GPUMilli: 8000}})
 	few, many := gpuRequest(2, 1), gpuRequest(4, 1)
 	h.DefineClass(few.Class(), few)
