@@ -52,15 +52,8 @@ func (h *usageHandlers) list(ctx context.Context, in *usageInput) (*usageOutput,
 	if f.Period != spec.SpendDay && f.Period != spec.SpendWeek && f.Period != spec.SpendMonth {
 		return nil, badQuery("period", in.Period, "day, week, month")
 	}
-	if in.Date != "" {
-		// The period of a date in another year may begin or end in a year that JSON cannot hold.
-		at, err := time.Parse(time.DateOnly, in.Date)
-		if err != nil || at.Year() < wire.FirstUsageYear || at.Year() > wire.LastUsageYear {
-			return nil, badQuery("date", in.Date,
-				fmt.Sprintf("a date such as 2026-11-26, from the years %d to %d", wire.FirstUsageYear,
-					wire.LastUsageYear))
-		}
-		f.At = at
+	if err := in.setDate(&f); err != nil {
+		return nil, err
 	}
 	// Costs by pool contain all tenants, so only admins may see them.
 	switch in.By {
@@ -91,6 +84,21 @@ func (h *usageHandlers) list(ctx context.Context, in *usageInput) (*usageOutput,
 		return nil, err
 	}
 	return &usageOutput{page(list, next)}, nil
+}
+
+// setDate sets the time of the filter to the date of the input, if it has one. The period of a date in
+// another year may begin or end in a year that JSON cannot hold.
+func (in *usageInput) setDate(f *db.UsageFilter) error {
+	if in.Date == "" {
+		return nil
+	}
+	at, err := time.Parse(time.DateOnly, in.Date)
+	if err != nil || at.Year() < wire.FirstUsageYear || at.Year() > wire.LastUsageYear {
+		return badQuery("date", in.Date, fmt.Sprintf("a date such as 2026-11-26, from the years %d to %d",
+			wire.FirstUsageYear, wire.LastUsageYear))
+	}
+	f.At = at
+	return nil
 }
 
 // usualPeriod returns the period of all limits of spend if they have the same, so that the usage shows

@@ -17,45 +17,49 @@ const (
 	FollowRenew = 5 * time.Second
 )
 
+// followUnfinished renews the lease of a followed member and reads its line.
+//
+// A lease that is not old yet is left alone, so that many replicas write no more than one. An expired row
+// belongs to earlier followers, and its line may be of long ago. The rows of other members that expired are
+// removed here, since they are few and nothing else visits them.
+const followUnfinished = `
+	WITH target AS (
+		SELECT a.id, a.job, a.attempt, a.rank, a.machine_id,
+			EXISTS (SELECT 1 FROM followed_members f WHERE f.alloc = a.id AND f.until > now()) AS known
+		FROM jobs j
+		JOIN allocations a ON a.job = j.id AND a.attempt = j.attempt AND a.rank = @rank
+		WHERE j.id = @job AND a.state = 'active'
+	), renewed AS (
+		INSERT INTO followed_members AS f (alloc, job, attempt, rank, machine_id, until)
+		SELECT id, job, attempt, rank, machine_id, now() + @lease::interval
+		FROM target
+		ON CONFLICT (alloc) DO UPDATE
+		SET until = excluded.until, job = excluded.job, attempt = excluded.attempt, rank = excluded.rank,
+			machine_id = excluded.machine_id,
+			at = CASE WHEN f.until > now() THEN f.at END,
+			stderr = f.until > now() AND f.stderr,
+			line = CASE WHEN f.until > now() THEN f.line ELSE '' END
+		WHERE f.until < now() + @fresh::interval
+	), pruned AS (
+		DELETE FROM followed_members
+		WHERE alloc IN (
+			SELECT f.alloc
+			FROM followed_members f
+			WHERE f.until < now() - interval '1 minute' AND f.alloc NOT IN (SELECT id FROM target)
+			LIMIT 100
+			FOR UPDATE SKIP LOCKED)
+	)
+	SELECT t.machine_id, t.known, t.attempt, coalesce(f.at, now()), coalesce(f.stderr, false), coalesce(f.line, '')
+	FROM target t
+	LEFT JOIN followed_members f ON t.known AND f.alloc = t.id`
+
 // FollowUnfinished orders the agent of a member to read the member's unfinished line for followLease from now on, and
 // returns the line that the agent has sent last. ok is false while the member holds no machine. The member is the one
 // of the latest attempt of the job.
 func (d *Logs) FollowUnfinished(
 	ctx context.Context, job berth.JobID, rank int,
 ) (l wire.LogLine, ok bool, err error) {
-	// A lease that is not old yet is left alone, so that many replicas write no more than one. An expired row
-	// belongs to earlier followers, and its line may be of long ago. The rows of other members that expired are
-	// removed here, since they are few and nothing else visits them.
-	rows, err := d.pool.Query(ctx, `
-		WITH target AS (
-			SELECT a.id, a.job, a.attempt, a.rank, a.machine_id,
-				EXISTS (SELECT 1 FROM followed_members f WHERE f.alloc = a.id AND f.until > now()) AS known
-			FROM jobs j
-			JOIN allocations a ON a.job = j.id AND a.attempt = j.attempt AND a.rank = @rank
-			WHERE j.id = @job AND a.state = 'active'
-		), renewed AS (
-			INSERT INTO followed_members AS f (alloc, job, attempt, rank, machine_id, until)
-			SELECT id, job, attempt, rank, machine_id, now() + @lease::interval
-			FROM target
-			ON CONFLICT (alloc) DO UPDATE
-			SET until = excluded.until, job = excluded.job, attempt = excluded.attempt, rank = excluded.rank,
-				machine_id = excluded.machine_id,
-				at = CASE WHEN f.until > now() THEN f.at END,
-				stderr = f.until > now() AND f.stderr,
-				line = CASE WHEN f.until > now() THEN f.line ELSE '' END
-			WHERE f.until < now() + @fresh::interval
-		), pruned AS (
-			DELETE FROM followed_members
-			WHERE alloc IN (
-				SELECT f.alloc
-				FROM followed_members f
-				WHERE f.until < now() - interval '1 minute' AND f.alloc NOT IN (SELECT id FROM target)
-				LIMIT 100
-				FOR UPDATE SKIP LOCKED)
-		)
-		SELECT t.machine_id, t.known, t.attempt, coalesce(f.at, now()), coalesce(f.stderr, false), coalesce(f.line, '')
-		FROM target t
-		LEFT JOIN followed_members f ON t.known AND f.alloc = t.id`,
+	rows, err := d.pool.Query(ctx, followUnfinished,
 		pgx.NamedArgs{"job": job, "rank": rank, "lease": followLease, "fresh": followLease - FollowRenew + time.Second})
 	if err != nil {
 		return l, false, mapError(err, "followed member of job "+string(job))
