@@ -319,21 +319,21 @@ func (s *grounds) withdraw(number, site int32) {
 
 // admits reports whether the site has room now for a job that ends at a time: before the first reserved start, which
 // is brief, or in addition to all of them.
-func (p *site) admits(need *amounts, now, end time.Time) (ok, brief bool) {
-	free, first := p.free, true
+func (x *site) admits(need *amounts, now, end time.Time) (ok, brief bool) {
+	free, first := x.free, true
 	for i := 0; ; {
-		for ; i < len(p.next) && !p.next[i].at.After(now); i++ { // all of one moment
-			free.add(&p.next[i].room, 1)
+		for ; i < len(x.next) && !x.next[i].at.After(now); i++ { // all of one moment
+			free.add(&x.next[i].room, 1)
 		}
 		if !free.covers(need) {
 			return false, false
 		}
-		if i == len(p.next) {
+		if i == len(x.next) {
 			return true, false
 		}
-		now = p.next[i].at
-		for j := i; first && j < len(p.next) && p.next[j].at.Equal(now); j++ {
-			if p.next[j].takes() {
+		now = x.next[i].at
+		for j := i; first && j < len(x.next) && x.next[j].at.Equal(now); j++ {
+			if x.next[j].takes() {
 				if !now.Before(end) {
 					return true, true
 				}
