@@ -201,8 +201,8 @@ endurance: setup ## submit jobs steadily for half an hour; what grows with the h
 	$(GO) test ./e2e/proof -run '^$$' -bench Endurance -benchtime 1x -count=1 -timeout 0 -args -endurance $(MINUTES)m -rate $(RATE) -load-seed $(SEED)
 
 .PHONY: drill
-drill: setup ## lose database, objects and Temporal, restore a backup elsewhere and adopt it; prints RTO and RPO
-	$(GO) test ./e2e/proof -run '^TestDrill$$' -count=1 -timeout 30m -v
+drill: setup ## lose database, objects and Temporal, restore a backup elsewhere and adopt it, also with machines of a cloud; prints RTO and RPO
+	$(GO) test ./e2e/proof -run '^TestDrill(WithMachinesOfACloud)?$$' -count=1 -timeout 30m -v
 
 .PHONY: mutants
 mutants: setup ## break one fence at a time, and see that its test notices

@@ -46,7 +46,7 @@ compile() {
   scripts/tool.sh nfpm >/dev/null
   scripts/tool.sh minisign >/dev/null
   # As e2e/commands does, which finds them here.
-  go build -ldflags=-w -o "$bins/programs/" ./cmd/berth-dev ./cmd/berthd ./cmd/berth-agent ./cmd/berth-deadman ./cmd/berth-check ./cmd/berth ./cmd/berth-cloud ./cmd/berth-temporal
+  go build -ldflags=-w -o "$bins/programs/" ./cmd/berth-dev ./cmd/berthd ./cmd/berth-agent ./cmd/berth-deadman ./cmd/berth-check ./cmd/berth ./cmd/berth-cloud ./cmd/berth-temporal ./e2e/faultcloud
   go build -ldflags=-w -tags failpoints -o "$bins/failpoints/" ./cmd/berthd ./cmd/berth-agent ./cmd/berth-check ./e2e/faultcloud
   # What runs in containers, for the cache: it takes all of another build of the standard library.
   CGO_ENABLED=0 GOFLAGS='' go build -trimpath -buildvcs=false -ldflags='-s -w -buildid=' -o "$bins/testprog" ./activities/node/runtimetest/testprog

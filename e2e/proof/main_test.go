@@ -61,7 +61,7 @@ func run(m *testing.M) int {
 // programs are the folder of the built programs; the first caller builds them.
 var programs = sync.OnceValues(func() (string, error) {
 	bin := filepath.Join(shop, "bin")
-	return bin, commands.Build(bin, commands.Shipped, "berth-dev", "berthd", "berth-agent", "berth-deadman", "berth")
+	return bin, commands.Build(bin, commands.Shipped, "berth-dev", "berthd", "berth-agent", "berth-deadman", "berth", "e2e/faultcloud")
 })
 
 func program(t testing.TB, name string) string {
