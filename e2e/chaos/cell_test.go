@@ -143,6 +143,7 @@ const (
 	aDelete = "a deletion"
 	aCancel = "a cancel"
 	aBranch = "a pipeline with conditions"
+	aNotice = "a notice of a cloud"
 )
 
 // workCells are about work that many of the same failpoint are not about.
@@ -165,6 +166,8 @@ func workCells() []cell {
 		{api, "api.cancel.after", "kill", 0, aBranch},
 		{agent, "agent.start.after", "kill", beyond, aBranch},
 		{agent, "agent.exit.before", "kill", 0, aBranch},
+		{agent, "agent.stop.before", "kill", short, aNotice},
+		{agent, "agent.stop.after", "kill", 0, aNotice},
 	}
 }
 

@@ -296,6 +296,8 @@ func (s *stack) workFor(c cell, lane string) *work {
 		return s.fireByHand(c)
 	case c.ofNeed():
 		return s.waiting(c, lane)
+	case c.of == aNotice:
+		return s.noticed(c, lane)
 	case c.of == aBranch:
 		return s.branching(c, lane)
 	case c.ofList():

@@ -308,11 +308,11 @@ func (s *stack) addAgent(place string, e *engine, more ...string) {
 			"--server", "http://" + s.front.Address(),
 			"--machine", name, "--labels", "lane=" + place, "--docker-host", e.daemon.Host(),
 			"--state-dir", filepath.Join(s.dir, "agents", name), "--cpus", "64", "--memory", "64GiB", "--disk", "64GiB", "--no-gpus",
-			"--sync-wait", syncWait.String(), "--deadman", "off",
+			"--sync-wait", syncWait.String(), "--deadman", "off", "--notices", "file=" + s.noticePath(name),
 		}, more...),
 		answers: func() error {
 			m, err := s.api.Machine(context.Background(), berth.MachineID(name))
-			if err == nil && m.State != berth.MachineReady {
+			if err == nil && m.State != berth.MachineReady && !s.drainedFor(m) {
 				err = fmt.Errorf("machine %s is %s", name, m.State)
 			}
 			return err
