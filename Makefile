@@ -196,6 +196,10 @@ LAUNCHES ?= 1000
 proof-launches: setup ## launch 1,000 machines of a cloud while workers and leaders are killed, about 15 minutes: make proof-launches LAUNCHES=200
 	@scripts/proof-launches.sh $(LAUNCHES)
 
+.PHONY: proof-idle
+proof-idle: setup ## end five idle machines of a cloud, with all pauses of production, about 10 minutes: the terminate call comes within idle_after + 60 s
+	$(GO) test ./e2e/chaos -run '^TestIdleMachinesEndInTime$$' -count=1 -v -timeout 60m -args -idle-machines 5
+
 .PHONY: endurance
 endurance: setup ## submit jobs steadily for half an hour; what grows with the history fails: make endurance MINUTES=30 RATE=12
 	$(GO) test ./e2e/proof -run '^$$' -bench Endurance -benchtime 1x -count=1 -timeout 0 -args -endurance $(MINUTES)m -rate $(RATE) -load-seed $(SEED)

@@ -63,6 +63,7 @@ const proofOffers = "provider,region,zone,type,market,cpus,memory_mib,gpus,gpu_t
 type proof struct {
 	*stack
 	want    int
+	idle    time.Duration // of the tenants' policies
 	tenants []*proofTenant
 
 	guests   map[berth.MachineID]*guest
@@ -105,7 +106,7 @@ func TestLaunchesUnderKills(t *testing.T) {
 		return
 	}
 	t.Parallel()
-	p := startProof(t, tenfold)
+	p := startProof(t, tenfold, idleAfter)
 	ctx, stop := context.WithTimeout(t.Context(), proofLimit)
 	defer stop()
 	var beside sync.WaitGroup
@@ -127,11 +128,11 @@ func TestLaunchesUnderKills(t *testing.T) {
 }
 
 // startProof starts the control plane with a clock of launches that is so many times faster, and creates the tenants
-// with their policies.
-func startProof(t *testing.T, faster int) *proof {
+// with their policies, which keep an empty machine for the time idle.
+func startProof(t *testing.T, faster int, idle time.Duration) *proof {
 	t.Helper()
 	p := &proof{
-		stack: newStack(t), want: *launchesWanted, guests: map[berth.MachineID]*guest{},
+		stack: newStack(t), want: *launchesWanted, idle: idle, guests: map[berth.MachineID]*guest{},
 		released: map[berth.MachineID]time.Time{}, seen: map[berth.MachineID]time.Time{},
 		dwell: map[berth.MachineID]time.Duration{}, kills: map[string]int{}, confirmed: map[berth.MachineID]bool{},
 	}
@@ -176,7 +177,7 @@ func (p *proof) makeTenants() error {
 	limits := map[berth.TenantID]float64{"org": 60 + float64(p.want)*0.06, "a": 0, "b": 0, "c": 30 + float64(p.want)*0.03, "d": 3.5}
 	for _, id := range []berth.TenantID{"org", "a", "b", "c", "d"} {
 		n := spec.NewTenant{ID: id}
-		b := spec.Burst{Idle: spec.Duration(idleAfter)}
+		b := spec.Burst{Idle: spec.Duration(p.idle)}
 		if id == "org" {
 			b.Allow, b.When = []string{"chaos/here"}, &spec.BurstWhen{PlannedWaitOver: spec.Duration(time.Second)}
 		} else {

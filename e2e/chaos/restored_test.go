@@ -28,7 +28,7 @@ func TestARestoredDatabaseKillsNoMachineOfACloud(t *testing.T) {
 		return
 	}
 	t.Parallel()
-	p := startProof(t, tenfold)
+	p := startProof(t, tenfold, idleAfter)
 	// Machines that the backup knows: one with a job, one that joins after the backup, one that never joins.
 	p.must(p.order("old"))
 	p.must(p.joins("old"))
