@@ -58,7 +58,8 @@
 // The one rule to know is the lock order, everywhere: leases, schedules, jobs, allocations by id, maintenance by
 // id, machines by id, pools, gpu_devices by machine and index, machine_caches and machine_leases by machine id,
 // maintenance_machines, nominations, uploads by tenant and address, secrets, tenants by id, job_sessions.
-// Rows of followed_members are locked by alloc, by statements that lock nothing else.
+// Rows of followed_members are locked by alloc, by statements that lock nothing else; the leader, which deletes expired
+// rows after it has locked its lease, skips locked ones.
 // Burst_policies by tenant come before launches. Launches come after allocations and before join_tokens, and both
 // before machines. Last of all come spend by tenant and day, pool_spend by pool and day, pruned_spend, and
 // breakers, in this order. A transaction settles only one launch, since it would lock the spend of a second

@@ -28,7 +28,7 @@ const (
 	TopicLaunch    Topic = "launch"    // key: machine id; the workflow of its launch must read the row
 	TopicEnd       Topic = "end"       // key: allocation id; its end is stored and sealed
 
-	TopicUnfinished Topic = "unfinished" // key: job id; the unfinished line of a member has changed
+	TopicUnfinished Topic = "unfinished" // key: see unfinishedKey; the unfinished line of a member has changed
 )
 
 // Hub carries hints: "read this again". A hint may be lost, doubled or late and carries no

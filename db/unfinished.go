@@ -2,6 +2,7 @@ package db
 
 import (
 	"context"
+	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -20,8 +21,8 @@ const (
 // followUnfinished renews the lease of a followed member and reads its line.
 //
 // A lease that is not old yet is left alone, so that many replicas write no more than one. An expired row
-// belongs to earlier followers, and its line may be of long ago. The rows of other members that expired are
-// removed here, since they are few and nothing else visits them.
+// belongs to earlier followers, and its line may be of long ago. The statement locks the row of the member alone, so
+// that followers never wait for each other in a circle; PruneFollowed removes expired rows.
 const followUnfinished = `
 	WITH target AS (
 		SELECT a.id, a.job, a.attempt, a.rank, a.machine_id,
@@ -40,14 +41,6 @@ const followUnfinished = `
 			stderr = f.until > now() AND f.stderr,
 			line = CASE WHEN f.until > now() THEN f.line ELSE '' END
 		WHERE f.until < now() + @fresh::interval
-	), pruned AS (
-		DELETE FROM followed_members
-		WHERE alloc IN (
-			SELECT f.alloc
-			FROM followed_members f
-			WHERE f.until < now() - interval '1 minute' AND f.alloc NOT IN (SELECT id FROM target)
-			LIMIT 100
-			FOR UPDATE SKIP LOCKED)
 	)
 	SELECT t.machine_id, t.known, t.attempt, coalesce(f.at, now()), coalesce(f.stderr, false), coalesce(f.line, '')
 	FROM target t
@@ -94,6 +87,39 @@ func (d *Logs) Unfinished(ctx context.Context, job berth.JobID, rank int) (l wir
 		return l, false, nil
 	}
 	return l, err == nil, mapError(err, "unfinished line of job "+string(job))
+}
+
+// UnfinishedHints subscribes to hints that the unfinished line of a member has changed. The caller must close the
+// subscription.
+func (d *Logs) UnfinishedHints(job berth.JobID, rank int) *Subscription {
+	return d.hub.Subscribe(TopicUnfinished, unfinishedKey(string(job), rank))
+}
+
+// unfinishedKey is the key of a member in TopicUnfinished.
+func unfinishedKey(job string, rank int) string { return job + "/" + strconv.Itoa(rank) }
+
+// PruneFollowed deletes at most limit leases of followers, with their lines, that expired longer than age ago, and
+// returns the number of deleted rows. Rows that a follower has locked are left to the next call.
+func (d *Logs) PruneFollowed(ctx context.Context, term Term, age time.Duration, limit int) (int, error) {
+	var n int
+	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
+		tag, err := tx.Exec(ctx, `
+			WITH expired AS (
+				SELECT alloc
+				FROM followed_members
+				WHERE until < now() - @age::interval
+				ORDER BY alloc
+				LIMIT @limit
+				FOR UPDATE SKIP LOCKED
+			)
+			DELETE FROM followed_members f
+			USING expired e
+			WHERE f.alloc = e.alloc`,
+			pgx.NamedArgs{"age": age, "limit": limit})
+		n = int(tag.RowsAffected())
+		return err
+	})
+	return n, mapError(err, "followed members")
 }
 
 // streamName names a stream of a container as wire.LogLine does.

@@ -43,19 +43,24 @@ func (d *Agents) StoreUnfinished(ctx context.Context, machine berth.MachineID, r
 		SET at = c.at, stderr = c.stderr, line = c.line
 		FROM chosen c
 		WHERE f.alloc = c.alloc
-		RETURNING f.job::text`,
+		RETURNING f.job::text, f.rank`,
 		pgx.NamedArgs{"machine": machine, "epoch": req.Epoch, "boot": req.AgentBoot, "allocs": allocs, "at": at,
 			"stderr": stderr, "lines": lines})
 	if err != nil {
 		return mapError(err, "unfinished lines of machine "+string(machine))
 	}
-	jobs, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
+	var keys []string
+	var job string
+	var rank int
+	if _, err := pgx.ForEachRow(rows, []any{&job, &rank}, func() error {
+		keys = append(keys, unfinishedKey(job, rank))
+		return nil
+	}); err != nil {
 		return mapError(err, "unfinished lines of machine "+string(machine))
 	}
-	if len(jobs) == 0 {
+	if len(keys) == 0 {
 		return d.checkSession(ctx, machine, Session{AgentBoot: req.AgentBoot, Epoch: req.Epoch})
 	}
-	d.hub.Publish(TopicUnfinished, jobs...)
+	d.hub.Publish(TopicUnfinished, keys...)
 	return nil
 }

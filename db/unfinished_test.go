@@ -59,12 +59,15 @@ func TestFollowedMemberShowsItsUnfinishedLine(t *testing.T) {
 	if got := a.followedSet(); !slices.Equal(got, []berth.AllocationID{alloc}) {
 		t.Errorf("followed %d, want %d", got, alloc)
 	}
-	lines := s.db.Hub().Subscribe(db.TopicUnfinished, string(id))
+	lines, others := s.db.Logs.UnfinishedHints(id, 0), s.db.Logs.UnfinishedHints(id, 1)
 	if err := a.unfinished(a.boot, alloc, "\r50%"); err != nil {
 		t.Fatal(err)
 	}
 	if !hears(t, lines) {
 		t.Error("the follower does not learn of the line")
+	}
+	if len(others.C) > 0 {
+		t.Error("the follower of another member reads the line of this one")
 	}
 	l, ok, err := s.db.Logs.Unfinished(t.Context(), id, 0)
 	if err != nil || !ok || l.Text != "\r50%" || l.Stream != "stderr" || l.Attempt != attempt || l.Member != 0 {
@@ -118,8 +121,37 @@ func TestExpiredLeasesAreRemoved(t *testing.T) {
 	if _, ok, err := s.db.Logs.FollowUnfinished(t.Context(), id, 0); !ok || err != nil {
 		t.Fatal(ok, err)
 	}
-	if n := one[int](s, `SELECT count(*)::integer FROM followed_members`); n != 2 {
-		t.Errorf("%d leases are left, want 2: the new one, and the one that has just ended", n)
+	term := s.term()
+	for _, want := range []int{3, 1, 0} { // those of -2 to -5 are older than the age
+		if n, err := s.db.Logs.PruneFollowed(t.Context(), term, 90*time.Second, 3); n != want || err != nil {
+			t.Errorf("%d leases are removed, want %d: %v", n, want, err)
+		}
+	}
+	if n := one[int](s, `SELECT count(*)::integer FROM followed_members`); n != 3 {
+		t.Errorf("%d leases are left, want 3: the new one, and the two that have just ended", n)
+	}
+}
+
+// A follower that waits for the row of its member holds no other row, so followers cannot wait for each other.
+func TestFollowerLocksTheRowOfItsMemberAlone(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	s.register("host1", "agent1")
+	id, attempt := s.started(nil)
+	mustExec(t, s.pool, `INSERT INTO followed_members (alloc, job, attempt, rank, machine_id, until)
+		SELECT n, $1, 1, 0, 'm0', now() - interval '1 hour' FROM unnest($2::bigint[]) n`,
+		id, []int64{int64(s.alloc(id, attempt)), -1, -2})
+	done := make(chan error, 1)
+	s.holding(fmt.Sprintf(`SELECT FROM followed_members WHERE alloc = %d FOR UPDATE`, s.alloc(id, attempt)), func() {
+		go func() {
+			_, _, err := s.db.Logs.FollowUnfinished(t.Context(), id, 0)
+			done <- err
+		}()
+		s.blocked(1)
+		mustExec(t, s.pool, `SELECT FROM followed_members WHERE alloc < 0 FOR UPDATE NOWAIT`)
+	})
+	if err := <-done; err != nil {
+		t.Error(err)
 	}
 }
 

@@ -34,6 +34,7 @@ func (t *objectGC) run(ctx context.Context) error {
 			{"outputs past their retention", t.pruneOutputs},
 			{"logs past their retention", t.pruneLogs},
 			{"acts past their retention", t.pruneActs},
+			{"expired leases of followed members", t.pruneFollowed},
 			{"objects of archived jobs", t.removeDoomed},
 			{"objects of closed attempts", t.sweepClosed},
 			{"uploads of parts of closed attempts", t.abortUploads},
@@ -86,6 +87,14 @@ func (t *objectGC) pruneLogs(ctx context.Context) error {
 		t.did("logs_removed", n)
 	}
 	return nil
+}
+
+// pruneFollowed deletes the leases of followers that have left, with the unfinished lines, which must not outlive the
+// logs of their jobs.
+func (t *objectGC) pruneFollowed(ctx context.Context) error {
+	return inBatches(func(limit int) (int, error) {
+		return t.DB.Logs.PruneFollowed(ctx, t.term, time.Minute, limit)
+	})
 }
 
 // pruneActs gives up records of sessions that are old, if an operator has set a retention.

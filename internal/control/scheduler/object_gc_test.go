@@ -125,6 +125,16 @@ func TestObjectsWithoutARowAreRemoved(t *testing.T) {
 	}
 }
 
+// An unfinished line is output of a job, and must not stay in the database after its followers have left.
+func TestLeasesOfFormerFollowersAreRemoved(t *testing.T) {
+	t.Parallel()
+	r, b := newRig(t), store(t)
+	r.exec(`INSERT INTO followed_members (alloc, job, attempt, rank, machine_id, until, line)
+		SELECT n, gen_random_uuid(), 1, 0, 'm0', now() - make_interval(mins => n), '50%' FROM generate_series(-5, 5, 2) n`)
+	r.lead(func(o *scheduler.Options) { o.Objects, o.TidyEvery = b, 20*time.Millisecond })
+	r.await("the expired leases are removed", func() bool { return value[int](r, `SELECT count(*) FROM followed_members`) == 3 })
+}
+
 // built creates a job with the outputs model and extra, an attempt that has ended, and objects of
 // both outputs. Only model was registered before the attempt ended.
 func (r *rig) built(b *blob.Store, ended time.Duration) (id berth.JobID, model, extra string) {
