@@ -46,7 +46,8 @@ func (c *Client) FollowEvents(ctx context.Context, id berth.JobID, after int64, 
 		return f(e)
 	}
 	r := request{method: http.MethodGet, path: jobPath(id) + "/events"}
-	return c.follow(ctx, r, last, map[string]func([]byte) error{"": event})
+	s := &follower{last: last, calls: map[string]func([]byte) error{"": event}}
+	return s.follow(ctx, c, r)
 }
 
 // LogsQuery selects lines of a job's log. The zero value selects the whole stored log of
@@ -94,24 +95,35 @@ func (c *Client) Logs(ctx context.Context, id berth.JobID, q LogsQuery, f func(w
 	}
 	v.Set("follow", "true")
 	if q.Unfinished == nil {
-		return c.follow(ctx, r, "", map[string]func([]byte) error{"": line})
+		s := &follower{calls: map[string]func([]byte) error{"": line}}
+		return s.follow(ctx, c, r)
 	}
-	v.Set("unfinished", "true")
-	err := c.follow(ctx, r, "", map[string]func([]byte) error{"": line, "unfinished": func(data []byte) error {
+	return c.followUnfinished(ctx, r, q, line)
+}
+
+// followUnfinished follows a log with its unfinished lines. A server of a previous version refuses them: at once, or
+// after the connection to another server broke. The stream then continues after its last line, without them.
+func (c *Client) followUnfinished(ctx context.Context, r request, q LogsQuery, line func([]byte) error) error {
+	s := &follower{calls: map[string]func([]byte) error{"": line, "unfinished": func(data []byte) error {
 		var l wire.LogLine
 		if err := json.Unmarshal(data, &l); err != nil {
 			return fmt.Errorf("read unfinished line: %w", err)
 		}
 		return q.Unfinished(l)
-	}})
-	// A server of a previous version refuses the parameter, before the first event.
-	if e, ok := errors.AsType[*berth.Error](err); ok && slices.ContainsFunc(e.Fields, func(f berth.FieldError) bool {
-		return f.Field == "unfinished"
-	}) {
-		v.Del("unfinished")
-		return c.follow(ctx, r, "", map[string]func([]byte) error{"": line})
+	}}}
+	r.query.Set("unfinished", "true")
+	err := s.follow(ctx, c, r)
+	e, ok := errors.AsType[*berth.Error](err)
+	if !ok || !slices.ContainsFunc(e.Fields, func(f berth.FieldError) bool { return f.Field == "unfinished" }) {
+		return err
 	}
-	return err
+	if s.seen > 0 { // no event will replace the last unfinished line
+		if err := q.Unfinished(wire.LogLine{Attempt: q.Attempt, Member: q.Member}); err != nil {
+			return err
+		}
+	}
+	r.query.Del("unfinished")
+	return s.follow(ctx, c, r)
 }
 
 // lines reads an answer with one JSON document per line. An answer that breaks off is an
@@ -144,13 +156,9 @@ type callerError struct{ err error }
 
 func (e *callerError) Error() string { return e.err.Error() }
 
-// follow reads a stream to its end. A broken stream is resumed after the last event seen.
-// Before the first connection succeeds, an error is returned at once. calls are the functions for events by their name;
-// "" stands for all others.
-func (c *Client) follow(
-	ctx context.Context, r request, last string, calls map[string]func(data []byte) error,
-) error {
-	s := &follower{last: last, calls: calls}
+// follow reads a stream to its end. A broken stream is resumed after the last event seen. Before the first connection
+// succeeds, an error is returned at once.
+func (s *follower) follow(ctx context.Context, c *Client, r request) error {
 	broken := time.Time{}
 	wait := reconnectFirst
 	for {
@@ -191,9 +199,9 @@ func passing(err error) bool {
 
 // follower is the state of a stream over all its connections.
 type follower struct {
-	calls map[string]func(data []byte) error
-	last  string // Last-Event-ID
-	seen  int    // connections that the server answered
+	calls map[string]func(data []byte) error // for events by their name; "" stands for all others
+	last  string                             // Last-Event-ID
+	seen  int                                // connections that the server answered
 	ended bool
 }
 
