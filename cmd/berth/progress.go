@@ -35,7 +35,7 @@ type progress struct {
 	reason string      // code of the reason for waiting, in the last plain line
 	at     time.Time   // of the last plain line
 	job    wire.Job    // as last seen
-	below  string      // unfinished line of the log, drawn in place of the job's state; "": none
+	below  string      // unfinished line of the log, drawn while live; "": none
 	due    bool        // a drawing of the unfinished line will come by itself
 	over   bool        // nothing is drawn any longer
 }
@@ -138,9 +138,15 @@ func stepText(p *berth.Progress) string {
 	return text
 }
 
+// live reports whether the unfinished line of the log is drawn in place of the job's state. The line of a job that does
+// not run, or of a server that does not answer, may be an old one. The caller holds p.mu.
+func (p *progress) live() bool {
+	return p.below != "" && !p.quiet && (!p.seen || p.job.Status == berth.Running)
+}
+
 // draw replaces the line on the terminal with the present state. The caller holds p.mu.
 func (p *progress) draw() {
-	if p.below != "" {
+	if p.live() {
 		fmt.Fprint(p.app.err, eraseLine+p.below)
 		p.drawn, p.last = true, p.app.now()
 		return

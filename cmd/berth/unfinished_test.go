@@ -9,6 +9,7 @@ import (
 	"charm.land/lipgloss/v2"
 	"github.com/google/go-cmp/cmp"
 
+	"berth"
 	"berth/wire"
 )
 
@@ -168,4 +169,31 @@ func TestUnfinishedLineComesBackAfterManyFinishedOnes(t *testing.T) {
 			t.Fatalf("the unfinished line is not drawn again: %q", text)
 		}
 	}
+}
+
+// A job that runs no longer, or a server that does not answer, says nothing by an old bar.
+func TestStaleUnfinishedLineGivesWayToTheState(t *testing.T) {
+	t.Parallel()
+	p, below, b := liveTerminal(120, false)
+	below.update(running())
+	if err := p.unfinished(logSource{}, barAt(1, "\r50%")); err != nil {
+		t.Fatal(err)
+	}
+	last := func(want string) {
+		t.Helper()
+		if text := b.String(); !strings.Contains(text[strings.LastIndex(text, erase):], want) {
+			t.Errorf("the line is %q, want one with %q", text[strings.LastIndex(text, erase):], want)
+		}
+	}
+	last("50%")
+	below.silent(&unreachableError{})
+	last("(server not responding)")
+	below.silent(nil)
+	last("50%")
+	retrying := running()
+	retrying.Status = berth.Retrying
+	below.update(retrying)
+	last("digits  retrying")
+	below.update(running())
+	last("50%")
 }
