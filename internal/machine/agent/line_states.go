@@ -80,8 +80,8 @@ func (s lineState) after(e lineEvent) lineState {
 // runs reports whether a reader's process runs in the state.
 func (s lineState) runs() bool { return s == lineStarted || s == lineReading }
 
-// lineEnd returns the event that a reader's end is. kills counts the readers of the member that died so far, this one
-// included.
+// lineEnd returns the event that a reader's end is. kills counts the deaths of the member's readers that may have held
+// up the container, this one included.
 func lineEnd(err error, kills int) lineEvent {
 	switch {
 	case err == nil:

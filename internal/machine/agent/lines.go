@@ -39,7 +39,7 @@ type lineReader struct {
 	state   lineState
 	cancel  context.CancelFunc // of the process that runs
 	run     int                // number of the process, from 1
-	kills   int                // processes that were killed, or failed
+	kills   int                // processes that were killed, or failed while they were attached
 	until   time.Time          // end of the pause
 	line    node.UnfinishedLine
 	changed bool // the server does not have line
@@ -189,20 +189,26 @@ func (b *lineBoard) start(ctx context.Context, id berth.AllocationID, m *member,
 	})
 }
 
-// take records a picture.
+// take records a picture. The first one of a process is sent even if it is empty: the server may still have the line
+// of an agent process before this one.
 func (b *lineBoard) take(id berth.AllocationID, r *lineReader, run int, l node.UnfinishedLine) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if r.run != run || !r.state.runs() {
 		return
 	}
+	first := r.state == lineStarted
 	b.move(id, r, lineAttached)
-	if l.Text != r.line.Text || l.Stderr != r.line.Stderr {
+	if first || l.Text != r.line.Text || l.Stderr != r.line.Stderr {
+		if l.At.IsZero() {
+			l.At = time.Now()
+		}
 		r.line, r.changed = l, true
 	}
 }
 
-// ended records the end of a reader's process, and its reason.
+// ended records the end of a reader's process, and its reason. A failure counts if the reader may have held up the
+// container: it was attached, or its timer ran out. An engine that is away for long costs no member its readers.
 func (b *lineBoard) ended(id berth.AllocationID, r *lineReader, run int, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -210,7 +216,9 @@ func (b *lineBoard) ended(id berth.AllocationID, r *lineReader, run int, err err
 		return
 	}
 	if err != nil && !errors.Is(err, node.ErrOutputTooFast) {
-		r.kills++
+		if r.state == lineReading || errors.Is(err, node.ErrReaderKilled) {
+			r.kills++
+		}
 		b.log.Warn("reader of an unfinished line failed", "alloc", id, "failures", r.kills, "allowed", maxLineKills,
 			"err", err)
 	}

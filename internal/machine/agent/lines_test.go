@@ -2,6 +2,7 @@ package agent_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -205,4 +206,26 @@ func TestNewAgentReadsWhatIsFollowed(t *testing.T) {
 	second := e.next(t)
 	second.emit(node.UnfinishedLine{At: time.Now(), Text: "bar"})
 	m.until("the bar is shown", func() bool { return f.last() == "stdout 1.0 bar" })
+	m.restart()
+	e.next(t).emit(node.UnfinishedLine{}) // the bar has ended meanwhile
+	m.until("the bar of the former process goes", func() bool { return f.last() == "stdout 1.0 " })
+}
+
+// An engine that does not answer holds up no container, so the reader is tried until the engine is back.
+func TestReaderThatCannotAttachIsNotGivenUp(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m, e, id := s.barMachine()
+	f := s.followBar(s.user(), id)
+	for range 5 {
+		e.next(t).end <- errors.New("cannot connect to the engine")
+	}
+	r := e.next(t)
+	r.emit(node.UnfinishedLine{At: time.Now(), Text: "bar"})
+	m.until("the bar is shown", func() bool { return f.last() == "stdout 1.0 bar" })
+	r.end <- errors.New("connection reset") // counts, since the reader was attached
+	for range 2 {
+		e.next(t).end <- node.ErrReaderKilled
+	}
+	m.until("the reader is given up", func() bool { return strings.Contains(m.logs.text(), `now="given up"`) })
 }
