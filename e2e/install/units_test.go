@@ -58,6 +58,19 @@ func TestUnitsHaveEachProtectionOrAReason(t *testing.T) {
 	}
 }
 
+// The reader of an unfinished line is a process of the agent's unit that the kernel kills first when memory is short.
+// By systemd's default the unit would stop with it.
+func TestKilledReaderLeavesTheAgentRunning(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile(filepath.Join(units, "berth-agent.service"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !regexp.MustCompile(`(?m)^OOMPolicy=continue$`).Match(text) {
+		t.Error("berth-agent.service does not set OOMPolicy=continue")
+	}
+}
+
 // A host without systemd-analyze checks the settings alone.
 func TestUnitsStayBelowTheirExposure(t *testing.T) {
 	t.Parallel()
