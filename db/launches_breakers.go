@@ -76,8 +76,9 @@ func (d *Launches) Closed(ctx context.Context, pool string, providers []string) 
 }
 
 // Trip stores the result of f for the named breaker, whose row is locked, and ends its probe. A breaker
-// without a row has step 0. The offers that the named breaker covers are added to the row, and settings of the named
-// breaker replace the settings of the row.
+// without a row has step 0. The offers that the named breaker covers are added to the row. The settings of the named
+// breaker replace the settings of the row if f trips the breaker, or if the row has none: while the breaker is open, a
+// later refusal may be of other settings, which the leader would then not try.
 func (d *Launches) Trip(ctx context.Context, named cloud.Breaker,
 	f func(b cloud.Breaker, now time.Time) cloud.Breaker) error {
 	err := d.tx(ctx, func(tx pgx.Tx) error { return trip(ctx, tx, named, f) })
@@ -110,7 +111,9 @@ func trip(ctx context.Context, tx pgx.Tx, named cloud.Breaker,
 	if until != nil {
 		b.Until = *until
 	}
+	before := b
 	b = f(b, *now)
+	tripped := b.Step != before.Step || !b.At.Equal(before.At)
 	until = &b.Until
 	if b.Until.IsZero() {
 		until = nil
@@ -118,11 +121,11 @@ func trip(ctx context.Context, tx pgx.Tx, named cloud.Breaker,
 	_, err = tx.Exec(ctx, `
 		UPDATE breakers
 		SET until = @until, step = @step, reason = @reason, at = @at, probe = '', probe_at = NULL,
-			settings = coalesce(nullif(@settings, ''), settings),
+			settings = CASE WHEN @settings <> '' AND (@tripped OR settings = '') THEN @settings ELSE settings END,
 			covers = covers || ARRAY(SELECT c FROM unnest(@covers::text[]) c WHERE c <> ALL (covers))
 		WHERE scope = @scope AND key = @key`,
 		pgx.NamedArgs{"scope": b.Scope, "key": b.Key, "until": until, "step": b.Step, "reason": b.Reason,
-			"at": b.At, "settings": named.Settings, "covers": covers})
+			"at": b.At, "settings": named.Settings, "tripped": tripped, "covers": covers})
 	return err
 }
 

@@ -230,6 +230,7 @@ func (m *MachineSteps) send(ctx context.Context, r cloud.Record) (cloud.Record, 
 	if err != nil {
 		return r, err
 	}
+	marked := m.Accounts.Marks(r.Request(), l.Settings) // before the call: an operator may correct the files meanwhile
 	call, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	i, err := account.Create(call, l)
@@ -238,20 +239,21 @@ func (m *MachineSteps) send(ctx context.Context, r cloud.Record) (cloud.Record, 
 		return m.see(ctx, account, r, i)
 	}
 	fault := asError(err)
-	m.refused(ctx, r, fault, l.Settings)
+	m.refused(ctx, r, fault, marked)
 	m.Logger.Warn("cannot create an instance", "machine", r.Machine, "launch", r.N, "kind", fault.Kind, "err", err)
 	return m.note(ctx, r, func(now cloud.Record, at time.Time) cloud.Record {
 		return now.Refused(fault, sent.LastSentAt, at)
 	})
 }
 
-// refused closes the part of the cloud that the failure of a call of Create concerns, which had these settings.
-func (m *MachineSteps) refused(ctx context.Context, r cloud.Record, fault *cloud.Error, settings json.RawMessage) {
+// refused closes the part of the cloud that the failure of a call of Create concerns. marked has the hashes of the
+// settings of the call.
+func (m *MachineSteps) refused(ctx context.Context, r cloud.Record, fault *cloud.Error, marked cloud.Marks) {
 	b, ok := r.Request().Trips(fault)
 	if !ok {
 		return
 	}
-	b.Settings = m.Accounts.Mark(b, settings)
+	b.Settings = marked.Of(b)
 	m.trip(ctx, b, func(b cloud.Breaker, now time.Time) cloud.Breaker { return b.Refused(fault, now) })
 }
 

@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -205,6 +207,115 @@ func TestRefusedSettingsAreKnownByTheirHash(t *testing.T) {
 	}
 	if b := list[0]; b.Settings != bad.Marked(b) || b.Settings == good.Marked(b) {
 		t.Errorf("the breaker has the hash %s, bad settings have %s", b.Settings, bad.Marked(b))
+	}
+}
+
+// rotating is a provider that refuses all calls, and whose credentials are replaced during each call.
+type rotating struct {
+	*faultcloud.Cloud
+	replace func()
+}
+
+func (r rotating) Create(context.Context, cloud.Launch) (cloud.Instance, error) {
+	r.replace()
+	return cloud.Instance{}, &cloud.Error{Kind: cloud.Auth, Err: errors.New("expired")}
+}
+
+// rotation is a site whose provider has a file of credentials.
+type rotation struct {
+	*site
+	file string
+	keys *sealer.Keys
+}
+
+// newRotation returns a rotation with a number of requested launches, which are v-0, v-1 and so on.
+func newRotation(t *testing.T, launches int) *rotation {
+	t.Helper()
+	s := &rotation{site: newSite(t), file: filepath.Join(t.TempDir(), "credentials")}
+	keys, err := sealer.Load(s.site.keys)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.keys = keys
+	for i := range launches {
+		s.requests(berth.MachineID(fmt.Sprintf("v-%d", i)), cloud.Offering{Region: "r", Type: "big", Market: cloud.OnDemand})
+	}
+	s.write("old")
+	return s
+}
+
+// write replaces the file of credentials.
+func (s *rotation) write(text string) {
+	s.t.Helper()
+	if err := os.WriteFile(s.file, []byte(text), 0o600); err != nil {
+		s.t.Error(err)
+	}
+}
+
+// accounts returns the accounts of a provider with the file.
+func (s *rotation) accounts(p cloud.Provider) cloud.Accounts {
+	return cloud.Accounts{URL: "https://berth.test", Providers: map[string]cloud.Account{"test": {Provider: p, Files: []string{s.file}}}}
+}
+
+// stepWith steps a machine with a provider.
+func (s *rotation) stepWith(p cloud.Provider, m berth.MachineID) {
+	s.t.Helper()
+	steps := control.NewMachines(control.MachineDeps{Launches: s.db.Launches, Machines: s.db.Machines, Sealer: s.keys, Clock: s.clock,
+		Accounts: s.accounts(p)})
+	if _, err := steps.Step(s.t.Context(), wire.MachineInput{Machine: m}); err != nil {
+		s.t.Error(err)
+	}
+}
+
+// mark returns the hash of the settings with a text in the file.
+func (s *rotation) mark(text string) string {
+	s.t.Helper()
+	s.write(text)
+	return s.accounts(nil).Marked(cloud.Breaker{Scope: cloud.ScopeProvider, Key: "test"})
+}
+
+// refused returns the hash of the settings in the breaker of the provider.
+func (s *rotation) refused() string {
+	s.t.Helper()
+	list := s.breakers(cloud.Request{Pool: "burst", Provider: "test"})
+	if len(list) != 1 || list[0].Scope != cloud.ScopeProvider || !list[0].Open(s.clock(time.Now())) {
+		s.t.Fatalf("breakers %+v", list)
+	}
+	return list[0].Settings
+}
+
+// The breaker has the hash of the credentials of the refused call, although the file is replaced during the call and
+// before the refusals of later calls: the new credentials differ from the refused ones and are tried.
+func TestRefusedCredentialsAreTheOnesOfTheCall(t *testing.T) {
+	t.Parallel()
+	s := newRotation(t, 3)
+	s.stepWith(rotating{s.cloud, func() { s.write("new") }}, "v-0")
+	old := s.mark("old")
+	if got := s.refused(); got != old {
+		t.Fatalf("the breaker has the hash %s, the refused credentials have %s", got, old)
+	}
+	s.mark("new") // the file is replaced, and the other launches are refused with the new credentials
+	s.stepWith(rotating{s.cloud, func() {}}, "v-1")
+	s.stepWith(rotating{s.cloud, func() { s.write("newest") }}, "v-2")
+	if got := s.refused(); got != old {
+		t.Errorf("after refusals while the breaker was open its hash is %s, that of the refused credentials is %s", got, old)
+	}
+}
+
+// A call with old credentials is refused after the leader has reopened the breaker for the new ones: the breaker has
+// the hash of the old ones, so that the leader reopens the breaker once more.
+func TestAnOldCallRefusedAfterAReopeningLeavesTheNewCredentialsToBeTried(t *testing.T) {
+	t.Parallel()
+	s := newRotation(t, 2)
+	fresh := s.mark("new")
+	old := s.mark("old")
+	s.stepWith(rotating{s.cloud, func() {
+		s.stepWith(rotating{s.cloud, func() {}}, "v-1") // the first refusal
+		s.write("new")
+		s.exec(`UPDATE breakers SET until = clock_timestamp(), probe = '', probe_at = NULL, settings = $1`, fresh)
+	}}, "v-0")
+	if got := s.refused(); got != old {
+		t.Errorf("the breaker has the hash %s; old credentials %s, new ones %s", got, old, fresh)
 	}
 }
 

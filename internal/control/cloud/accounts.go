@@ -118,6 +118,29 @@ func (a Accounts) Mark(b Breaker, sent json.RawMessage) string {
 	return hex.EncodeToString(h.Sum(nil)[:8])
 }
 
+// Marks are the hashes of the settings with which a request is sent, see Accounts.Mark, by the breakers without an end
+// that a refusal of these settings trips.
+type Marks []Breaker
+
+// Marks returns the hashes for a request with these settings, with the content that the files have now.
+func (a Accounts) Marks(r Request, sent json.RawMessage) Marks {
+	marked := Marks{r.ProviderBreaker(), r.PoolBreaker()}
+	for i, b := range marked {
+		marked[i].Settings = a.Mark(b, sent)
+	}
+	return marked
+}
+
+// Of returns the hash for a breaker, or "" for a breaker with an end.
+func (m Marks) Of(b Breaker) string {
+	for _, marked := range m {
+		if marked.Scope == b.Scope && marked.Key == b.Key {
+			return marked.Settings
+		}
+	}
+	return ""
+}
+
 // Marked returns Mark for the present settings of a breaker's pool or provider.
 func (a Accounts) Marked(b Breaker) string {
 	provider, pool, _ := strings.Cut(b.Key, "/")

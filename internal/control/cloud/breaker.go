@@ -63,7 +63,8 @@ const (
 	RampFor  = capacityMost + FreeFor
 )
 
-// Least and greatest distance of a breaker's reopening from its refusal. The distance doubles with each step.
+// Least and greatest distance of a breaker's reopening from its refusal. The distance doubles with each step. The
+// greatest one is also the distance of launches that try refused credentials again.
 const (
 	ReopenLeast = time.Minute
 	ReopenMost  = time.Hour
@@ -108,6 +109,12 @@ func (b Breaker) Refused(e *Error, now time.Time) Breaker {
 	return b
 }
 
+// Retried reports whether a launch may try refused credentials again, although they are the same: the cause may be a
+// clock, or a right that is given in the cloud. Settings of a pool do not get right by waiting.
+func (b Breaker) Retried(now time.Time) bool {
+	return b.Scope == ScopeProvider && b.Until.IsZero() && now.Sub(b.At) >= ReopenMost
+}
+
 // What returns the name of the closed part, for people: "all offers of aws in eu-west-1".
 func (b Breaker) What() string {
 	provider, rest, found := strings.Cut(b.Key, "/")
@@ -147,8 +154,8 @@ func (r Request) Breakers() []Breaker {
 	return []Breaker{
 		{Scope: ScopeOffering, Key: r.Provider + "/" + r.Offering.String()},
 		{Scope: ScopeProvider, Key: r.Provider + "/" + r.Region},
-		{Scope: ScopeProvider, Key: r.Provider},
-		{Scope: ScopePool, Key: fmt.Sprintf("%s/%s", r.Provider, r.Pool)},
+		r.ProviderBreaker(),
+		r.PoolBreaker(),
 		r.JoinBreaker(),
 		r.ThrottleBreaker(),
 	}
@@ -175,6 +182,14 @@ func (r Request) Concerned() func(Breaker) bool {
 // alone.
 func (r Request) JoinBreaker() Breaker {
 	return Breaker{Scope: ScopeJoin, Key: r.Provider + "/" + r.Offering.String()}
+}
+
+// ProviderBreaker returns the breaker that refused credentials trip, by scope and key alone.
+func (r Request) ProviderBreaker() Breaker { return Breaker{Scope: ScopeProvider, Key: r.Provider} }
+
+// PoolBreaker returns the breaker that refused settings of the pool trip, by scope and key alone.
+func (r Request) PoolBreaker() Breaker {
+	return Breaker{Scope: ScopePool, Key: r.Provider + "/" + r.Pool}
 }
 
 // ThrottleBreaker returns the breaker that a throttled call of Create trips, by scope and key alone.
@@ -210,9 +225,9 @@ func (r Request) Trips(e *Error) (b Breaker, ok bool) {
 	case e.Kind == Throttle:
 		return r.ThrottleBreaker(), true
 	case e.Kind == Auth:
-		return list[2], true
+		return r.ProviderBreaker(), true
 	case e.Kind == Spec, e.Kind == Network:
-		return list[3], true
+		return r.PoolBreaker(), true
 	}
 	return b, false
 }
