@@ -2,6 +2,7 @@ package db_test
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -152,7 +153,7 @@ func TestOtherSettingsReopenABreakerForOneLaunch(t *testing.T) {
 	}
 	age := func(d time.Duration) { mustExec(t, s.pool, `UPDATE breakers SET at = at - $1::interval`, d) }
 	refused("old")
-	age(time.Hour)
+	age(30 * time.Minute)
 	if n := s.reopens("old"); n != 0 || !s.closed(cheap) {
 		t.Errorf("the refused settings reopen %d breakers", n)
 	}
@@ -182,13 +183,62 @@ func TestOtherSettingsReopenABreakerForOneLaunch(t *testing.T) {
 	}
 }
 
+// Rights that are given in the cloud change no settings here, so one launch an hour tries refused credentials. Refused
+// settings of a pool are not tried without a change.
+func TestRefusedCredentialsAreTriedOnceAnHour(t *testing.T) {
+	t.Parallel()
+	s := newFleet(t)
+	age := func(d time.Duration) { mustExec(t, s.pool, `UPDATE breakers SET at = at - $1::interval`, d) }
+	for n := range 3 {
+		s.refuses(cheap, &cloud.Error{Kind: cloud.Auth}, "same")
+		age(30 * time.Minute)
+		if n := s.reopens("same"); n != 0 || !s.closed(cheap) {
+			t.Errorf("before the hour has passed, %d breakers are half open", n)
+		}
+		age(30 * time.Minute)
+		if n := s.reopens("same"); n != 1 || s.closed(cheap) {
+			t.Fatalf("after an hour, %d breakers are half open", n)
+		}
+		if err := s.asks(cheap, berth.MachineID(fmt.Sprintf("first-%d", n))); err != nil {
+			t.Errorf("the first launch after an hour: %v", err)
+		}
+		if err := s.asks(cheap, berth.MachineID(fmt.Sprintf("second-%d", n))); berth.CodeOf(err) != berth.CodeConflict {
+			t.Errorf("a second launch after an hour: %v", err)
+		}
+	}
+	mustExec(t, s.pool, `DELETE FROM breakers`)
+	s.refuses(cheap, &cloud.Error{Kind: cloud.Spec}, "same")
+	age(24 * time.Hour)
+	list, err := s.db.Scaling.Reopen(t.Context(), s.term(), []cloud.Breaker{{Scope: cloud.ScopePool, Key: "lab/" + cheap.Pool, Settings: "same"}})
+	if err != nil || len(list) != 0 {
+		t.Errorf("refused settings of a pool are tried without a change: %+v, %v", list, err)
+	}
+}
+
+// Refusals while a breaker is open leave the hash that tripped it. A row without a hash gets one.
+func TestALaterRefusalLeavesTheRefusedSettings(t *testing.T) {
+	t.Parallel()
+	s := newFleet(t)
+	settings := func() string { return one[string](s, `SELECT settings FROM breakers`) }
+	for _, c := range []struct{ sent, want string }{{"", ""}, {"old", "old"}, {"new", "old"}, {"", "old"}} {
+		s.refuses(cheap, &cloud.Error{Kind: cloud.Auth}, c.sent)
+		if got := settings(); got != c.want {
+			t.Errorf("after the refusal of %q the breaker has the hash %q", c.sent, got)
+		}
+	}
+	mustExec(t, s.pool, `UPDATE breakers SET until = clock_timestamp()`)
+	if s.refuses(cheap, &cloud.Error{Kind: cloud.Auth}, "new"); settings() != "new" {
+		t.Errorf("after the refusal of the probe the breaker has the hash %q", settings())
+	}
+}
+
 // A version before stores no settings: the breaker keeps the ones of the leader, which are not tried twice.
 func TestABreakerOfTheVersionBeforeGetsSettings(t *testing.T) {
 	t.Parallel()
 	s := newFleet(t)
 	trip := func() { // as migration 0060's version does, after it has locked the row
 		mustExec(t, s.pool, `INSERT INTO breakers (scope, key, until, reason) VALUES ('provider', 'lab', '-infinity', 'none yet') ON CONFLICT DO NOTHING`)
-		mustExec(t, s.pool, `UPDATE breakers SET until = NULL, step = step + 1, reason = 'no rights', at = clock_timestamp() - interval '1 day',
+		mustExec(t, s.pool, `UPDATE breakers SET until = NULL, step = step + 1, reason = 'no rights', at = clock_timestamp() - interval '30 minutes',
 			probe = '', probe_at = NULL WHERE scope = 'provider' AND key = 'lab'`)
 	}
 	trip()

@@ -233,10 +233,11 @@ func (d *Scaling) Breakers(ctx context.Context) ([]ProbedBreaker, error) {
 	return list, mapError(err, "breakers")
 }
 
-// Reopen makes the breakers without an end half open whose settings are other ones now, and returns them. Each named
-// breaker has the hash of its present settings. One without a hash gets it, and stays open: which settings the cloud
-// refused is not known. A reopening has a least distance from the refusal, which doubles with each step, so that
-// replicas with different files do not reopen each other's breakers in each pass.
+// Reopen makes the breakers without an end half open whose settings are other ones now, or that may be tried with the
+// refused ones, see cloud.Breaker.Retried, and returns them. Each named breaker has the hash of its present settings. A
+// breaker without a hash gets it, and stays open: which settings the cloud refused is not known. A reopening has a least
+// distance from the refusal, which doubles with each step, so that replicas with different files do not reopen each
+// other's breakers in each pass.
 func (d *Scaling) Reopen(ctx context.Context, term Term, named []cloud.Breaker) (list []cloud.Breaker, err error) {
 	args := breakerArgs(named, "")
 	marks := make([]string, len(named))
@@ -257,8 +258,12 @@ func (d *Scaling) Reopen(ctx context.Context, term Term, named []cloud.Breaker) 
 			UPDATE breakers b
 			SET `+halfOpen+`, settings = m.mark
 			FROM unnest(@scopes::text[], @keys::text[], @marks::text[]) m (scope, key, mark)
-			WHERE (b.scope, b.key) = (m.scope, m.key) AND b.until IS NULL AND b.settings <> m.mark
-			  AND b.at <= clock_timestamp() - least(@least::interval * 2 ^ least(b.step - 1, 10), @most::interval)
+			WHERE (b.scope, b.key) = (m.scope, m.key) AND b.until IS NULL
+			  AND CASE
+				WHEN b.settings <> m.mark
+				THEN b.at <= clock_timestamp() - least(@least::interval * 2 ^ least(b.step - 1, 10), @most::interval)
+				ELSE b.scope = 'provider' AND b.at <= clock_timestamp() - @most::interval
+			  END
 			RETURNING to_jsonb(b)`, args)
 		if err != nil {
 			return err

@@ -62,6 +62,31 @@ func TestAPassProbesAQuotaOnce(t *testing.T) {
 	}
 }
 
+// A wrong clock of one replica or a missing right leaves no other mark here, so one launch an hour tries the cloud.
+func TestTheLeaderTriesRefusedCredentialsOnceAnHour(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.sells(offered("big", 8))
+	wait(w.facts, string(berth.NewJobID(time.Now())), "default", 1)
+	w.cloud.kind, w.cloud.out = cloud.Auth, true
+	for _, c := range []struct {
+		age  time.Duration // of the last refusal, in addition
+		want int           // calls so far
+	}{{0, 1}, {30 * time.Minute, 1}, {30 * time.Minute, 2}, {30 * time.Minute, 2}, {30 * time.Minute, 3}} {
+		w.exec(`UPDATE breakers SET at = at - make_interval(secs => $1)`, c.age.Seconds())
+		for range 4 {
+			w.pass()
+		}
+		n := 0
+		for _, list := range w.cloud.calls {
+			n += len(list)
+		}
+		if n != c.want {
+			t.Errorf("%d calls, want %d", n, c.want)
+		}
+	}
+}
+
 // Refused settings stop all launches until an operator changes them; then one launch tries.
 func TestTheLeaderTriesChangedSettings(t *testing.T) {
 	t.Parallel()

@@ -376,18 +376,18 @@ func (l *Loop) show(ctx context.Context, f Facts) error {
 		return err
 	}
 	l.Metrics.show(counts, breakers, f.Now)
-	return l.reopen(ctx, breakers)
+	return l.reopen(ctx, breakers, f.Now)
 }
 
-// reopen lets one launch try each cloud again whose refused settings were changed since. The next pass finds the
-// breakers half open.
-func (l *Loop) reopen(ctx context.Context, breakers []db.ProbedBreaker) error {
+// reopen lets one launch try each cloud again whose refused settings were changed since, or whose credentials were
+// refused an hour ago. The next pass finds the breakers half open.
+func (l *Loop) reopen(ctx context.Context, breakers []db.ProbedBreaker, now time.Time) error {
 	var changed []cloud.Breaker
 	for _, b := range breakers {
 		if !b.Until.IsZero() {
 			continue // its files need not be read
 		}
-		if mark := l.Accounts.Marked(b.Breaker); mark != "" && mark != b.Settings {
+		if mark := l.Accounts.Marked(b.Breaker); mark != "" && (mark != b.Settings || b.Retried(now)) {
 			changed = append(changed, cloud.Breaker{Scope: b.Scope, Key: b.Key, Settings: mark})
 		}
 	}
@@ -396,7 +396,8 @@ func (l *Loop) reopen(ctx context.Context, breakers []db.ProbedBreaker) error {
 	}
 	reopened, err := l.writes.Reopen(ctx, l.term, changed)
 	for _, b := range reopened {
-		l.Logger.Info("a cloud is tried again, since its settings have changed", "closed", b.What(), "reason", b.Reason)
+		l.Logger.Info("a cloud that has refused settings or credentials is tried again", "closed", b.What(),
+			"reason", b.Reason)
 	}
 	return err
 }

@@ -13,10 +13,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/aws/retry"
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 	smithyhttp "github.com/aws/smithy-go/transport/http"
@@ -68,8 +71,10 @@ func (p *Provider) client(region string) *ec2.Client {
 	return c
 }
 
-// authenticate returns an error of kind Auth if there are no credentials. Without this check the SDK
-// reports a failed call, whose outcome would be unknown.
+// authenticate returns an error of kind Auth if there are no credentials, or if their source refuses them: Auth stops
+// all launches of the provider. After any other failure, such as a broken connection or throttling, the next call may
+// have credentials. EC2 has received nothing then, so the kind is Throttle with Unsent: the caller repeats the call.
+// Without this check the SDK reports a failed call, whose outcome would be unknown.
 func (p *Provider) authenticate(ctx context.Context, doing string) error {
 	if p.o.Config.Credentials == nil {
 		return &cloud.Error{Kind: cloud.Auth, Err: fmt.Errorf("%s: there are no credentials", doing)}
@@ -78,12 +83,23 @@ func (p *Provider) authenticate(ctx context.Context, doing string) error {
 	if err == nil {
 		return nil
 	}
-	e := &cloud.Error{Kind: cloud.Auth, Err: fmt.Errorf("%s: get credentials: %w", doing, err)}
+	e := &cloud.Error{Kind: cloud.Throttle, Unsent: true, Err: fmt.Errorf("%s: get credentials: %w", doing, err)}
 	var response *smithyhttp.ResponseError
-	if ctx.Err() != nil || errors.As(err, &response) && response.HTTPStatusCode() >= 500 {
-		e.Kind = cloud.Unknown // the next call may have them
+	if errors.As(err, &response) && slices.Contains(refusals, response.HTTPStatusCode()) && !throttles(err) {
+		e.Kind, e.Unsent = cloud.Auth, false
+		e.Err = fmt.Errorf("%w%s", e.Err, clocks(response.Response, time.Now()))
 	}
 	return e
+}
+
+// refusals are the statuses by which a source of credentials refuses them, and by which the metadata service reports
+// that the host has no role.
+var refusals = []int{http.StatusBadRequest, http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound}
+
+// throttles reports whether a source of credentials refused a call because there were too many. Amazon's services do so
+// with a status of 400, too.
+func throttles(err error) bool {
+	return retry.ThrottleErrorCode{Codes: retry.DefaultThrottleErrorCodes}.IsErrorThrottle(err) == aws.TrueTernary
 }
 
 // Create implements cloud.Provider.

@@ -6,12 +6,17 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
+	"net/http"
 	"net/http/httptest"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/smithy-go"
+	smithyhttp "github.com/aws/smithy-go/transport/http"
 
 	"berth"
 	"berth/internal/control/cloud"
@@ -173,8 +178,8 @@ func TestErrorCodesHaveKinds(t *testing.T) {
 	}{
 		{500, "InsufficientInstanceCapacity", cloud.Capacity, "eu-test-1/eu-test-1a/g6.xlarge/spot"},
 		{400, "SpotMaxPriceTooLow", cloud.Capacity, "eu-test-1/eu-test-1a/g6.xlarge/spot"},
-		{400, "VcpuLimitExceeded", cloud.Quota, "eu-test-1/VcpuLimitExceeded"},
-		{400, "MaxSpotInstanceCountExceeded", cloud.Quota, "eu-test-1/MaxSpotInstanceCountExceeded"},
+		{400, "VcpuLimitExceeded", cloud.Quota, "eu-test-1/VcpuLimitExceeded/g"},
+		{400, "MaxSpotInstanceCountExceeded", cloud.Quota, "eu-test-1/MaxSpotInstanceCountExceeded/g"},
 		{400, "InsufficientFreeAddressesInSubnet", cloud.Network, "eu-test-1/eu-test-1a"},
 		{503, "RequestLimitExceeded", cloud.Throttle, "eu-test-1"},
 		{400, "Throttling", cloud.Throttle, "eu-test-1"},
@@ -199,6 +204,22 @@ func TestErrorCodesHaveKinds(t *testing.T) {
 		}
 		if n := fake.Calls("RunInstances"); n != 1 {
 			t.Errorf("after %s the SDK sent the request %d times: a repeat is the caller's to order", c.code, n)
+		}
+	}
+}
+
+// A family of types without quota keeps no other family from being tried: each has a quota of its own.
+func TestAQuotaIsOfAFamilyOfTypes(t *testing.T) {
+	t.Parallel()
+	for kind, family := range map[string]string{"p5.48xlarge": "p", "p4d.24xlarge": "p", "g6.xlarge": "g", "m7i.large": "m", "vt1.3xlarge": "vt",
+		"u-6tb1.metal": "u", "trn1.2xlarge": "trn", "odd": "odd"} {
+		p, fake := open(t, ec2fake.Options{})
+		fake.Inject(ec2fake.Fault{Kind: ec2fake.Refuse, Status: 400, Code: "VcpuLimitExceeded"})
+		l := launch("burst-1")
+		l.Offering.Type = kind
+		_, err := p.Create(t.Context(), l)
+		if e := want(t, err, cloud.Quota, "VcpuLimitExceeded"); e.Scope != "eu-test-1/VcpuLimitExceeded/"+family {
+			t.Errorf("%s is refused by the quota %s", kind, e.Scope)
 		}
 	}
 }
@@ -357,17 +378,57 @@ func TestMissingCredentialsAreOfKindAuth(t *testing.T) {
 	fake := ec2fake.New(ec2fake.Options{})
 	server := httptest.NewServer(fake)
 	t.Cleanup(server.Close)
-	none := aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) {
-		return aws.Credentials{}, errors.New("the file is missing")
-	})
-	for _, config := range []aws.Config{{}, {Credentials: none}} {
-		p := ec2.New(ec2.Options{Config: config, Endpoint: server.URL})
-		_, err := p.Create(t.Context(), launch("burst-1"))
-		want(t, err, cloud.Auth, "credentials")
-		want(t, p.Terminate(t.Context(), cloud.Instance{ID: "i-1", Offering: offering()}), cloud.Auth, "credentials")
-	}
+	p := ec2.New(ec2.Options{Endpoint: server.URL})
+	_, err := p.Create(t.Context(), launch("burst-1"))
+	want(t, err, cloud.Auth, "credentials")
+	want(t, p.Terminate(t.Context(), cloud.Instance{ID: "i-1", Offering: offering()}), cloud.Auth, "credentials")
 	if n := fake.Calls("RunInstances") + fake.Calls("TerminateInstances"); n != 0 {
 		t.Errorf("%d calls were sent", n)
+	}
+}
+
+// Only a refusal of the credentials, or a host without any, is of kind Auth, which stops all launches of the provider.
+// After another failure the caller repeats the call, of which EC2 has received nothing.
+func TestFailedFetchesOfCredentialsAreRepeated(t *testing.T) {
+	t.Parallel()
+	answer := func(status int, code string) error {
+		return fmt.Errorf("get identity: %w", &smithyhttp.ResponseError{Response: &smithyhttp.Response{Response: &http.Response{StatusCode: status}},
+			Err: &smithy.GenericAPIError{Code: code}})
+	}
+	for _, c := range []struct {
+		err  error
+		kind cloud.Kind
+	}{
+		{answer(400, "InvalidIdentityToken"), cloud.Auth},
+		{answer(401, "Unauthorized"), cloud.Auth},
+		{answer(403, "AccessDenied"), cloud.Auth},
+		{answer(404, ""), cloud.Auth}, // the metadata service: the host has no role
+		{answer(400, "Throttling"), cloud.Throttle},
+		{answer(400, "RequestLimitExceeded"), cloud.Throttle},
+		{answer(403, "ThrottlingException"), cloud.Throttle},
+		{answer(429, "TooManyRequests"), cloud.Throttle},
+		{answer(408, "RequestTimeout"), cloud.Throttle},
+		{answer(500, "InternalFailure"), cloud.Throttle},
+		{answer(503, "ServiceUnavailable"), cloud.Throttle},
+		{&net.DNSError{Err: "no such host", Name: "sts.example", IsNotFound: true}, cloud.Throttle},
+		{fmt.Errorf("imds: %w", &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}), cloud.Throttle},
+		{context.DeadlineExceeded, cloud.Throttle},
+		{errors.New("the file of the token is missing"), cloud.Throttle},
+	} {
+		fake := ec2fake.New(ec2fake.Options{})
+		server := httptest.NewServer(fake)
+		t.Cleanup(server.Close)
+		failing := aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) { return aws.Credentials{}, c.err })
+		p := ec2.New(ec2.Options{Config: aws.Config{Credentials: failing}, Endpoint: server.URL})
+		_, err := p.Create(t.Context(), launch("burst-1"))
+		if e := want(t, err, c.kind, "get credentials"); e.Unsent != (c.kind == cloud.Throttle) {
+			t.Errorf("%v: unsent is %v", err, e.Unsent)
+		}
+		_, err = p.Find(t.Context(), launch("burst-1"))
+		want(t, err, c.kind, "get credentials")
+		if n := fake.Calls("RunInstances") + fake.Calls("DescribeInstances"); n != 0 {
+			t.Errorf("%d calls were sent", n)
+		}
 	}
 }
 

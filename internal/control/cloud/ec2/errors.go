@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
+	"unicode"
 
 	"github.com/aws/smithy-go"
 	smithyhttp "github.com/aws/smithy-go/transport/http"
@@ -91,8 +93,8 @@ func failure(doing string, o cloud.Offering, err error) *cloud.Error {
 	switch e.Kind {
 	case cloud.Capacity, cloud.Spec:
 		e.Scope = o.String()
-	case cloud.Quota: // a quota is of a region and of a code; spot instances have codes of their own
-		e.Scope = o.Region + "/" + api.ErrorCode()
+	case cloud.Quota: // spot instances have codes of their own
+		e.Scope = o.Region + "/" + api.ErrorCode() + "/" + family(o.Type)
 	case cloud.Network:
 		e.Scope = o.Region + "/" + o.Zone
 	case cloud.Throttle:
@@ -102,6 +104,17 @@ func failure(doing string, o cloud.Offering, err error) *cloud.Error {
 		e.Err = fmt.Errorf("%w%s", e.Err, clocks(response.Response, time.Now()))
 	}
 	return e
+}
+
+// family returns the letters with which the name of an instance type starts: p for p5.48xlarge. EC2 names no family in
+// an error, and has quotas of vCPUs for families. So a family whose quota has no room keeps no other one from being
+// tried. Families that share a quota, such as m and c, are refused once each.
+func family(kind string) string {
+	end := strings.IndexFunc(kind, func(r rune) bool { return !unicode.IsLetter(r) })
+	if end < 0 {
+		return kind
+	}
+	return kind[:end]
 }
 
 // mostSkew is the difference of clocks from which a refusal names it. EC2 refuses a signature from 15 minutes on, and
