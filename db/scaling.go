@@ -234,10 +234,10 @@ func (d *Scaling) Breakers(ctx context.Context) ([]ProbedBreaker, error) {
 }
 
 // Reopen makes the breakers without an end half open whose settings are other ones now, or that may be tried with the
-// refused ones, see cloud.Breaker.Retried, and returns them. Each named breaker has the hash of its present settings. A
-// breaker without a hash gets it, and stays open: which settings the cloud refused is not known. A reopening has a least
-// distance from the refusal, which doubles with each step, so that replicas with different files do not reopen each
-// other's breakers in each pass.
+// refused ones, see cloud.Breaker.Retried, and returns them. Each named breaker has the hash of its present settings.
+// A breaker without a hash gets it, and stays open: which settings the cloud refused is not known. A reopening has a
+// least distance from the refusal, which doubles with each step, so that replicas with different files do not reopen
+// each other's breakers in each pass.
 func (d *Scaling) Reopen(ctx context.Context, term Term, named []cloud.Breaker) (list []cloud.Breaker, err error) {
 	args := breakerArgs(named, "")
 	marks := make([]string, len(named))

@@ -8,8 +8,10 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -28,7 +30,14 @@ func TestGCEConformsAsAProgram(t *testing.T) {
 	t.Parallel()
 	cloudtest.Run(t, func(t *testing.T) cloudtest.Subject {
 		fake := gcefake.New(gcefake.Options{Boot: time.Minute, End: time.Minute, Token: "ya29.example"})
-		server := httptest.NewServer(fake)
+		var unsent atomic.Bool
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/token" && unsent.Swap(false) {
+				http.NotFound(w, r) // no refusal of the credentials
+				return
+			}
+			fake.ServeHTTP(w, r)
+		}))
 		t.Cleanup(server.Close)
 		s := cloudtest.Subject{
 			Offering: cloud.Offering{Region: "eu-test1", Zone: "eu-test1-a", Type: "g2-standard-8", Market: cloud.Spot},
@@ -36,7 +45,13 @@ func TestGCEConformsAsAProgram(t *testing.T) {
 			Regions:  []string{"eu-test1"}, Settings: json.RawMessage(gceSettings), Forgets: true,
 			Created: func() int { return len(fake.Instances()) },
 			Finish:  func() { fake.Advance(time.Minute) },
-			Inject:  func(f cloudtest.Fault) { fake.Inject(gceFaults[f]) },
+		}
+		s.Inject = func(f cloudtest.Fault) {
+			if f == cloudtest.Unsent {
+				unsent.Store(true)
+				return
+			}
+			fake.Inject(gceFaults[f])
 		}
 		s.Unknown = cloud.Instance{ID: "eu-test1-a/burst-9-1-0123456789ab/7", Offering: s.Offering}
 		s.Provider = program(t, nil, "gce", "--config", gceConfigFile(t, server.URL))

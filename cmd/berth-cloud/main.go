@@ -41,5 +41,6 @@ func command() *cobra.Command {
 
 // serve answers one request with a provider.
 func serve(cmd *cobra.Command, p cloud.Provider) error {
-	return cloudexec.Serve(cmd.Context(), p, cmd.InOrStdin(), cmd.OutOrStdout())
+	return cloudexec.Serve(cmd.Context(), p, cmd.InOrStdin(), cmd.OutOrStdout(),
+		os.Getenv(cloudexec.AnswersEnv))
 }

@@ -71,10 +71,21 @@ func TestEC2ConformsAsAProgram(t *testing.T) {
 			Regions:  []string{"eu-test-1"}, Settings: json.RawMessage(settings),
 			Created: func() int { return len(fake.Instances()) },
 			Finish:  func() { fake.Advance(time.Minute) },
-			Inject:  func(f cloudtest.Fault) { fake.Inject(faults[f]) },
 		}
+		lost := filepath.Join(t.TempDir(), "lost") // while it exists, one call gets no credentials
+		s.Inject = func(f cloudtest.Fault) {
+			if f == cloudtest.Unsent {
+				if err := os.WriteFile(lost, nil, 0o600); err != nil {
+					t.Error(err)
+				}
+				return
+			}
+			fake.Inject(faults[f])
+		}
+		keys := file(t, "keys.sh", `if mv "$1" "$1.taken" 2>/dev/null; then exit 1; fi
+			echo '{"Version": 1, "AccessKeyId": "AKIDEXAMPLE", "SecretAccessKey": "example"}'`)
 		s.Unknown = cloud.Instance{ID: "i-0123456789abcdef0", Offering: s.Offering}
-		s.Provider = program(t, nil, "ec2", "--config", configFile(t, server.URL))
+		s.Provider = program(t, nil, "ec2", "--config", configWith(t, server.URL, "credential_process = /bin/sh "+keys+" "+lost))
 		return s
 	})
 }
@@ -82,11 +93,17 @@ func TestEC2ConformsAsAProgram(t *testing.T) {
 // configFile writes the files of a configuration.
 func configFile(t *testing.T, endpoint string) string {
 	t.Helper()
+	return configWith(t, endpoint, "aws_access_key_id = AKIDEXAMPLE\naws_secret_access_key = example")
+}
+
+// configWith writes the files of a configuration with these credentials.
+func configWith(t *testing.T, endpoint, credentials string) string {
+	t.Helper()
 	prices := file(t, "offers.csv", offers.Header+"\n"+
 		"# example values, no prices of a cloud\n"+
 		"ec2,eu-test-1,eu-test-1a,gpu.8x,spot,192,2097152,8,H100,12.5,example value,2026-11-26\n"+
 		"ec2,eu-test-1,eu-test-1a,plain,on_demand,64,512000,0,,1.25,example value,2026-11-26\n")
-	keys := file(t, "credentials", "[burst]\naws_access_key_id = AKIDEXAMPLE\naws_secret_access_key = example\n")
+	keys := file(t, "credentials", "[burst]\n"+credentials+"\n")
 	return file(t, "ec2.yaml", fmt.Sprintf("offers: %s\ncredentials_file: %s\nprofile: burst\nendpoint: %s\n", prices, keys, endpoint))
 }
 

@@ -37,7 +37,8 @@ func main() {
 			s.Creates = append(s.Creates, faultcloud.Fault{Kind: cloud.Unknown, After: true})
 		}
 	}
-	if err := cloudexec.Serve(context.Background(), c, os.Stdin, os.Stdout); err != nil {
+	err := cloudexec.Serve(context.Background(), c, os.Stdin, os.Stdout, os.Getenv(cloudexec.AnswersEnv))
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "faultcloud:", err)
 		os.Exit(1)
 	}

@@ -89,7 +89,18 @@ type Fault struct {
 	Message    string        `json:"message"`
 	Scope      string        `json:"scope,omitempty"`
 	RetryAfter spec.Duration `json:"retry_after,omitempty"`
+	// Unsent states that the cloud was not called. It belongs to the kind throttle, and to answers for a berthd that
+	// names the field in AnswersEnv.
+	Unsent bool `json:"unsent,omitempty"`
 }
+
+// AnswersEnv is the environment variable in which berthd names the fields of answers that it reads in addition to the
+// first ones of the protocol, separated by commas. A berthd refuses answers with fields that it does not know, and is
+// older than the program for a while during an upgrade.
+const AnswersEnv = "BERTH_CLOUD_ANSWERS"
+
+// answers are the fields that this version names in AnswersEnv.
+const answers = "unsent"
 
 // kinds and states are the values that an answer may have.
 var (
@@ -108,7 +119,7 @@ const (
 // err returns the fault as an error of a provider, without the secret.
 func (f Fault) err(secret string) *cloud.Error {
 	return &cloud.Error{
-		Kind: f.Kind, Scope: clean(f.Scope, secret), RetryAfter: f.RetryAfter.Std(),
+		Kind: f.Kind, Scope: clean(f.Scope, secret), RetryAfter: f.RetryAfter.Std(), Unsent: f.Unsent,
 		Err: errors.New(clean(f.Message, secret)),
 	}
 }
@@ -204,13 +215,16 @@ func (a Answer) validate(r Request) error {
 	return nil
 }
 
-// validate checks the kind and the wait of a fault.
+// validate checks the kind and the wait of a fault. A refusal closes a part of the cloud, so it is never Unsent.
 func (f Fault) validate() error {
 	if !slices.Contains(kinds, f.Kind) {
 		return fmt.Errorf("error.kind %q: allowed are %s", f.Kind, list(kinds))
 	}
 	if f.RetryAfter < 0 {
 		return fmt.Errorf("error.retry_after %s: it may not be negative", f.RetryAfter.Std())
+	}
+	if f.Unsent && f.Kind != cloud.Throttle {
+		return fmt.Errorf("error.unsent with the kind %q: allowed is only the kind %q", f.Kind, cloud.Throttle)
 	}
 	return nil
 }

@@ -38,7 +38,7 @@ type Options struct {
 	Name string
 	// Command is the absolute path of the program, followed by its arguments.
 	Command []string
-	// Env is the environment of the program in addition to subprocess.BaseEnv, as NAME=value.
+	// Env is the environment of the program in addition to subprocess.BaseEnv and AnswersEnv, as NAME=value.
 	Env []string
 	// Timeout limits one call; 0 is DefaultTimeout.
 	Timeout time.Duration
@@ -216,7 +216,8 @@ func (p *Provider) run(ctx context.Context, input []byte) ([]byte, *subprocess.T
 	}}
 	stderr := &subprocess.Tail{Limit: maxStderr}
 	err := subprocess.Run(limited, subprocess.Program{
-		Path: p.o.Command[0], Args: p.o.Command[1:], Env: slices.Concat(subprocess.BaseEnv(), p.o.Env),
+		Path: p.o.Command[0], Args: p.o.Command[1:],
+		Env:   slices.Concat(subprocess.BaseEnv(), p.o.Env, []string{AnswersEnv + "=" + answers}),
 		Stdin: bytes.NewReader(input), Stdout: stdout, Stderr: stderr,
 	})
 	if limited.Err() != nil {

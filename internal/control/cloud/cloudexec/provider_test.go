@@ -226,7 +226,7 @@ func TestProgramsGetOnlyNamedVariables(t *testing.T) {
 	env := read(t, filepath.Join(dir, "env"))
 	for _, line := range strings.Split(strings.TrimSpace(env), "\n") {
 		name, _, _ := strings.Cut(line, "=")
-		if !slices.Contains([]string{"PATH", "HOME", "OUT", "PWD", "SHLVL", "_", "OLDPWD"}, name) {
+		if !slices.Contains([]string{"PATH", "HOME", "OUT", "BERTH_CLOUD_ANSWERS", "PWD", "SHLVL", "_", "OLDPWD"}, name) {
 			t.Errorf("the program has the variable %s", line)
 		}
 	}
@@ -329,13 +329,40 @@ func TestServeAnswersEachRequest(t *testing.T) {
 		{``, nil, `{"error":{"kind":"spec","message":"the request is not valid: it is empty"}}`},
 	} {
 		var out bytes.Buffer
-		if err := cloudexec.Serve(t.Context(), recorder{err: c.err}, strings.NewReader(c.request), &out); err != nil {
+		if err := cloudexec.Serve(t.Context(), recorder{err: c.err}, strings.NewReader(c.request), &out, ""); err != nil {
 			t.Fatal(err)
 		}
 		if got := strings.TrimSuffix(out.String(), "\n"); got != c.answer {
 			t.Errorf("%s\nis answered with %s\nwant             %s", c.request, got, c.answer)
 		}
 	}
+}
+
+// A berthd that does not read the field unsent, since it is older than the field, gets an answer without the field.
+func TestAnOlderBerthdGetsNoFieldsThatItRefuses(t *testing.T) {
+	t.Parallel()
+	for answers, want := range map[string]string{
+		"":              `{"error":{"kind":"throttle","message":"no credentials"}}`,
+		"later":         `{"error":{"kind":"throttle","message":"no credentials"}}`,
+		"later, unsent": `{"error":{"kind":"throttle","message":"no credentials","unsent":true}}`,
+		"unsent":        `{"error":{"kind":"throttle","message":"no credentials","unsent":true}}`,
+	} {
+		var out bytes.Buffer
+		p := recorder{err: &cloud.Error{Kind: cloud.Throttle, Unsent: true, Err: errors.New("no credentials")}}
+		if err := cloudexec.Serve(t.Context(), p, strings.NewReader(`{"protocol": 1, "call": "list", "cluster": "c"}`), &out, answers); err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.TrimSuffix(out.String(), "\n"); got != want {
+			t.Errorf("with the fields %q the answer is %s, want %s", answers, got, want)
+		}
+	}
+	_, err := provide(t, answered(`{"error": {"kind": "throttle", "unsent": true, "message": "x"}}`)).List(t.Context(), uid, nil)
+	if !want(t, err, cloud.Throttle, "x").Unsent {
+		t.Errorf("%v: the call counts as one that was made", err)
+	}
+	// Refused credentials must trip a breaker, although the cloud itself was not called.
+	_, err = provide(t, answered(`{"error": {"kind": "auth", "unsent": true, "message": "x"}}`)).List(t.Context(), uid, nil)
+	want(t, err, cloud.Unknown, `"throttle"`)
 }
 
 func FuzzAnswer(f *testing.F) {

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
+	"strings"
 
 	"berth/internal/control/cloud"
 	"berth/spec"
@@ -14,10 +16,11 @@ import (
 // maxRequest is the longest request in bytes. The largest part is the settings of a pool.
 const maxRequest = 4 << 20
 
-// Serve reads one request from in, carries it out with p, and writes the answer to out. A request
-// that is not valid is answered with kind Spec. An error means that no answer was written; the
+// Serve reads one request from in, carries it out with p, and writes the answer to out. fields is the value of
+// AnswersEnv: the answer has none of the later fields that are not named there. A request that is not valid is answered
+// with kind Spec. An error means that no answer was written; the
 // program must then exit with a status other than 0.
-func Serve(ctx context.Context, p cloud.Provider, in io.Reader, out io.Writer) error {
+func Serve(ctx context.Context, p cloud.Provider, in io.Reader, out io.Writer, fields string) error {
 	// One byte more than allowed shows that the request is longer.
 	data, err := io.ReadAll(io.LimitReader(in, maxRequest+1))
 	if err != nil {
@@ -37,6 +40,8 @@ func Serve(ctx context.Context, p cloud.Provider, in io.Reader, out io.Writer) e
 	}
 	if err != nil {
 		a = Answer{Error: fault(err)}
+		known := strings.Fields(strings.ReplaceAll(fields, ",", " "))
+		a.Error.Unsent = a.Error.Unsent && slices.Contains(known, "unsent")
 	}
 	text, err := json.Marshal(a)
 	if err != nil {
@@ -85,5 +90,6 @@ func fault(err error) *Fault {
 	}
 	return &Fault{
 		Kind: e.Kind, Scope: cut(e.Scope), RetryAfter: spec.Duration(max(e.RetryAfter, 0)), Message: cut(e.Err.Error()),
+		Unsent: e.Unsent && e.Kind == cloud.Throttle,
 	}
 }

@@ -30,6 +30,7 @@ const (
 	Quota    Fault = "quota"    // refused: a limit of the account
 	Auth     Fault = "auth"     // refused: no permission
 	Hang     Fault = "hang"     // no answer until the caller gives up; no effect
+	Unsent   Fault = "unsent"   // the cloud cannot be called, as without an answer of the server of credentials
 )
 
 // Kind returns the kind of error that a provider returns for the fault.
@@ -37,6 +38,8 @@ func (f Fault) Kind() cloud.Kind {
 	switch f {
 	case Throttle, Capacity, Quota, Auth:
 		return cloud.Kind(f)
+	case Unsent:
+		return cloud.Throttle
 	}
 	return cloud.Unknown
 }
@@ -89,6 +92,7 @@ func Run(t *testing.T, open func(t *testing.T) Subject) {
 		{"TokenOfATerminatedInstanceIsRefused", ended},
 		{"UnknownInstancesAreNotFound", unknownInstance},
 		{"RefusalsHaveAKindAndNoEffect", refusals},
+		{"CallsThatAreNotMadeSaySo", unsent},
 		{"UnknownOutcomesOfCreateEndInOneInstance", unknownCreate},
 		{"UnknownOutcomesOfTerminateEnd", unknownTerminate},
 		{"CallsEndWithTheirContext", hang},
@@ -347,6 +351,25 @@ func refusals(t *testing.T, s Subject) {
 	if i = found(t, s, l); i.State != cloud.Pending && i.State != cloud.Running {
 		t.Errorf("after refusals the state is %q", i.State)
 	}
+}
+
+// unsent tests that only a call that was not made says so: it trips no breaker.
+func unsent(t *testing.T, s Subject) {
+	l := s.launch("burst-1")
+	for _, f := range []Fault{Unsent, Throttle} {
+		s.Inject(f)
+		_, err := s.Provider.Create(t.Context(), l)
+		wantKind(t, err, f.Kind(), "create with the fault "+string(f))
+		if e, _ := errors.AsType[*cloud.Error](err); e.Unsent != (f == Unsent) {
+			t.Errorf("create with the fault %s: unsent is %v (%v)", f, e.Unsent, err)
+		}
+	}
+	wantCreated(t, s, 0)
+	create(t, s, l)
+	s.Inject(Unsent)
+	_, err := s.Provider.Find(t.Context(), l)
+	wantKind(t, err, cloud.Throttle, "find")
+	found(t, s, l)
 }
 
 func unknownCreate(t *testing.T, s Subject) {

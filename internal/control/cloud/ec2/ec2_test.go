@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -95,10 +96,23 @@ func TestProviderConforms(t *testing.T) {
 			Created: func() int { return len(fake.Instances()) },
 			Finish:  func() { fake.Advance(time.Minute) },
 			Unknown: cloud.Instance{ID: "i-0123456789abcdef0", Offering: offering()},
-			Inject:  func(f cloudtest.Fault) { fake.Inject(faults[f]) },
 		}
+		var unsent atomic.Bool
+		s.Inject = func(f cloudtest.Fault) {
+			if f == cloudtest.Unsent {
+				unsent.Store(true)
+				return
+			}
+			fake.Inject(faults[f])
+		}
+		failing := aws.CredentialsProviderFunc(func(ctx context.Context) (aws.Credentials, error) {
+			if unsent.Swap(false) {
+				return aws.Credentials{}, errors.New("no answer")
+			}
+			return keys(ctx)
+		})
 		s.Provider = ec2.New(ec2.Options{
-			Config: aws.Config{Credentials: keys}, Endpoint: server.URL,
+			Config: aws.Config{Credentials: failing}, Endpoint: server.URL,
 			Offers: func() ([]cloud.Offer, error) {
 				return []cloud.Offer{
 					{Offering: s.Offering, CPUs: 4, MemoryMiB: 1 << 14}, {Offering: s.Other, CPUs: 192, MemoryMiB: 1 << 21},

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -26,6 +27,16 @@ import (
 )
 
 const uid = "0197c1a2-5f3b-7d1e-9a55-1b2c3d4e5f60"
+
+// losing are credentials of which one fetch fails after next was set.
+type losing struct{ next atomic.Bool }
+
+func (l *losing) Token(ctx context.Context) (*auth.Token, error) {
+	if l.next.Swap(false) {
+		return nil, errors.New("no answer")
+	}
+	return tokens{}.Token(ctx)
+}
 
 // tokens are credentials of the tests.
 type tokens struct{ err error }
@@ -122,7 +133,9 @@ func TestProviderConforms(t *testing.T) {
 				Market: cloud.OnDemand},
 			Unknown: cloud.Instance{ID: "eu-test1-a/burst-9-1-0123456789ab/7", Offering: offering()},
 		}
+		lost := &losing{}
 		p, fake := openWith(t, gcefake.Options{Boot: time.Minute, End: time.Minute}, gce.Options{
+			Credentials: lost,
 			Offers: func() ([]cloud.Offer, error) {
 				return []cloud.Offer{
 					{Offering: s.Offering, CPUs: 8, MemoryMiB: 1 << 15}, {Offering: s.Other, CPUs: 8, MemoryMiB: 30 << 10},
@@ -131,7 +144,13 @@ func TestProviderConforms(t *testing.T) {
 		})
 		s.Provider, s.Created = p, func() int { return len(fake.Instances()) }
 		s.Finish = func() { fake.Advance(time.Minute) }
-		s.Inject = func(f cloudtest.Fault) { fake.Inject(faults[f]) }
+		s.Inject = func(f cloudtest.Fault) {
+			if f == cloudtest.Unsent {
+				lost.next.Store(true)
+				return
+			}
+			fake.Inject(faults[f])
+		}
 		return s
 	})
 }
@@ -383,8 +402,8 @@ func TestFailedFetchesOfTokensAreRepeated(t *testing.T) {
 	} {
 		p, fake := openWith(t, gcefake.Options{}, gce.Options{Credentials: tokens{c.err}})
 		_, err := p.Create(t.Context(), launch("burst-1"))
-		if e := want(t, err, c.kind, "get credentials"); e.Scope != gcefake.Project {
-			t.Errorf("%v has the scope %q", err, e.Scope)
+		if e := want(t, err, c.kind, "get credentials"); e.Scope != gcefake.Project || e.Unsent != (c.kind == cloud.Throttle) {
+			t.Errorf("%v has the scope %q, unsent is %v", err, e.Scope, e.Unsent)
 		}
 		_, err = p.Find(t.Context(), launch("burst-1"))
 		want(t, err, c.kind, "get credentials")

@@ -65,7 +65,7 @@ func (p *Provider) open(ctx context.Context, doing string, o cloud.Offering) (*s
 // token returns an access token. The error has the kind Auth if there are no credentials, or if the
 // server of access tokens refuses them: Auth stops all launches of the provider until one succeeds. After
 // any other failure, such as a broken connection, the next call may get a token. GCE has received nothing
-// then, so the kind is Throttle and not Unknown: the caller repeats the call.
+// then, so the kind is Throttle with Unsent and not Unknown: the caller repeats the call.
 func (p *Provider) token(ctx context.Context, doing string) (string, error) {
 	if p.o.Credentials == nil {
 		err := p.o.NoCredentials
@@ -89,7 +89,8 @@ func (p *Provider) token(ctx context.Context, doing string) (string, error) {
 
 // noToken returns the error of a call that was not sent, since there is no access token.
 func (p *Provider) noToken(kind cloud.Kind, doing string, err error) *cloud.Error {
-	return &cloud.Error{Kind: kind, Scope: p.o.Project, Err: fmt.Errorf("%s: get credentials: %w", doing, err)}
+	return &cloud.Error{Kind: kind, Scope: p.o.Project, Unsent: kind == cloud.Throttle,
+		Err: fmt.Errorf("%s: get credentials: %w", doing, err)}
 }
 
 // refusals are the statuses by which a server of access tokens refuses credentials.

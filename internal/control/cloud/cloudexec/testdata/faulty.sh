@@ -18,5 +18,6 @@ after)
 	exit 1
 	;;
 hang) sleep 1000 ;;
+unsent) echo '{"error": {"kind": "throttle", "unsent": true, "message": "as the test asked"}}' ;;
 *) echo "{\"error\": {\"kind\": \"$fault\", \"message\": \"as the test asked\"}}" ;;
 esac
