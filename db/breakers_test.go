@@ -286,6 +286,46 @@ func TestAChangeOfAPoolReopensItsBreakers(t *testing.T) {
 	}
 }
 
+// Addresses return when machines end, so a full subnet closes its zone for the pool alone, and for a time.
+func TestAFullSubnetClosesItsZoneForAWhile(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	setBurst(t, s.db, "default", spec.Burst{Allow: []string{"lab/eu-1"}, Spot: "prefer"})
+	here, there := like("big", "a", cloud.Spot), like("big", "b", cloud.Spot)
+	s.refuses(here, &cloud.Error{Kind: cloud.Network}, "bad")
+	other := here
+	other.Pool = "q"
+	for _, c := range []struct {
+		name string
+		r    cloud.Request
+		want bool
+	}{
+		{"the offer", here, true}, {"another type", like("small", "a", cloud.OnDemand), true}, {"another zone", there, false},
+		{"another pool", other, false},
+	} {
+		if got := s.closed(c.r); got != c.want {
+			t.Errorf("%s: closed is %v", c.name, got)
+		}
+	}
+	if list, err := s.db.Launches.Closed(t.Context(), here.Pool, []string{"lab"}); err != nil || len(list) != 1 || list[0].Until.IsZero() {
+		t.Errorf("closed for the pool: %+v, %v", list, err)
+	}
+	s.later(30 * time.Minute)
+	if err := s.asks(here, "big-1"); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.asks(like("small", "a", cloud.Spot), "small-1"); berth.CodeOf(err) != berth.CodeConflict {
+		t.Errorf("a second launch tries the zone: %v", err)
+	}
+	if _, _, err := s.sends("big-1"); err != nil {
+		t.Fatal(err)
+	}
+	s.sees("big-1")
+	if n := one[int](s, `SELECT count(*) FROM breakers`); n != 0 {
+		t.Errorf("%d breakers after a success in the zone", n)
+	}
+}
+
 // All sends of a region wait while its cloud throttles, also repeats and launches of admins; then one tries.
 func TestSendsWaitWhileTheCloudThrottles(t *testing.T) {
 	t.Parallel()

@@ -14,7 +14,9 @@ type Scope string
 const (
 	ScopeOffering Scope = "offering" // key: provider and offering
 	ScopeProvider Scope = "provider" // key: provider, and region for a quota without a name
-	ScopePool     Scope = "pool"     // key: provider and pool, whose settings the cloud refuses
+	// ScopePool has the provider and the pool as its key, whose settings the cloud refuses; or these with region and
+	// zone, where the network has no address left.
+	ScopePool Scope = "pool"
 	// ScopeJoin has the key of ScopeOffering: machines of the offering have not joined in time, or with less than its
 	// offer. Only a machine that joins with all of it closes the breaker.
 	ScopeJoin Scope = "join"
@@ -47,8 +49,8 @@ type Breaker struct {
 const (
 	capacityWindow = 3 * time.Minute // doubles with each step
 	capacityMost   = time.Hour
-	quotaWindow    = 30 * time.Minute
-	throttleWindow = 5 * time.Second // doubles with each step
+	quotaWindow    = 30 * time.Minute // also of missing addresses
+	throttleWindow = 5 * time.Second  // doubles with each step
 	throttleMost   = 5 * time.Minute
 	demandedMost   = time.Hour // of waits that a cloud demands
 )
@@ -86,7 +88,7 @@ func (b Breaker) Trip(k Kind, reason string, now time.Time) Breaker {
 	switch k {
 	case Capacity:
 		b.Until = now.Add(doubled(capacityWindow, b.Step, capacityMost))
-	case Quota:
+	case Quota, Network:
 		b.Until = now.Add(quotaWindow)
 	case Throttle:
 		b.Until = now.Add(doubled(throttleWindow, b.Step, throttleMost))
@@ -122,7 +124,11 @@ func (b Breaker) What() string {
 	case b.Scope == ScopeOffering, b.Scope == ScopeJoin:
 		return "the offer " + b.Key
 	case b.Scope == ScopePool:
-		return fmt.Sprintf("all offers of %s in pool %s", provider, rest)
+		pool, place, zoned := strings.Cut(rest, "/")
+		if zoned {
+			return fmt.Sprintf("offers of %s in %s for pool %s", provider, strings.TrimSuffix(place, "/"), pool)
+		}
+		return fmt.Sprintf("all offers of %s in pool %s", provider, pool)
 	case b.Scope == ScopeQuota:
 		return fmt.Sprintf("offers of %s under the quota %s", provider, rest)
 	case b.Scope == ScopeThrottle:
@@ -158,6 +164,7 @@ func (r Request) Breakers() []Breaker {
 		r.PoolBreaker(),
 		r.JoinBreaker(),
 		r.ThrottleBreaker(),
+		r.NetworkBreaker(),
 	}
 }
 
@@ -190,6 +197,12 @@ func (r Request) ProviderBreaker() Breaker { return Breaker{Scope: ScopeProvider
 // PoolBreaker returns the breaker that refused settings of the pool trip, by scope and key alone.
 func (r Request) PoolBreaker() Breaker {
 	return Breaker{Scope: ScopePool, Key: r.Provider + "/" + r.Pool}
+}
+
+// NetworkBreaker returns the breaker that a network without a free address trips, by scope and key alone. The subnet
+// is a setting of the pool for the zone or the region.
+func (r Request) NetworkBreaker() Breaker {
+	return Breaker{Scope: ScopePool, Key: fmt.Sprintf("%s/%s/%s/%s", r.Provider, r.Pool, r.Region, r.Zone)}
 }
 
 // ThrottleBreaker returns the breaker that a throttled call of Create trips, by scope and key alone.
@@ -226,7 +239,9 @@ func (r Request) Trips(e *Error) (b Breaker, ok bool) {
 		return r.ThrottleBreaker(), true
 	case e.Kind == Auth:
 		return r.ProviderBreaker(), true
-	case e.Kind == Spec, e.Kind == Network:
+	case e.Kind == Network:
+		return r.NetworkBreaker(), true
+	case e.Kind == Spec:
 		return r.PoolBreaker(), true
 	}
 	return b, false

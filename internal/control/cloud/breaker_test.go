@@ -33,6 +33,9 @@ func TestABreakerStaysOpenLongerWithEachRefusal(t *testing.T) {
 	if q := (cloud.Breaker{}).Trip(cloud.Quota, "limit", start); q.Until.Sub(start) != 30*time.Minute {
 		t.Errorf("quota: %+v", q)
 	}
+	if n := (cloud.Breaker{}).Trip(cloud.Network, "no address", start); n.Until.Sub(start) != 30*time.Minute {
+		t.Errorf("network: %+v", n)
+	}
 	if a := (cloud.Breaker{}).Trip(cloud.Auth, "no rights", start); !a.Open(start.AddDate(1, 0, 0)) {
 		t.Errorf("auth: %+v", a)
 	}
@@ -43,7 +46,7 @@ func TestARefusalClosesNoMoreThanItIsAbout(t *testing.T) {
 	r := cloud.Request{Pool: "p", Provider: "lab", Offering: cloud.Offering{Region: "r", Zone: "z", Type: "x", Market: cloud.Spot}}
 	for kind, want := range map[cloud.Kind]string{
 		cloud.Capacity: "offering lab/r/z/x/spot", cloud.Quota: "provider lab/r", cloud.Auth: "provider lab",
-		cloud.Spec: "pool lab/p", cloud.Network: "pool lab/p", cloud.Throttle: "throttle lab/r", cloud.Unknown: " ", cloud.Mismatch: " ",
+		cloud.Spec: "pool lab/p", cloud.Network: "pool lab/p/r/z", cloud.Throttle: "throttle lab/r", cloud.Unknown: " ", cloud.Mismatch: " ",
 	} {
 		e := &cloud.Error{Kind: kind}
 		if b, ok := r.Trips(e); string(b.Scope)+" "+b.Key != want || ok != (want != " ") {
@@ -132,6 +135,8 @@ func TestPeopleReadWhichPartIsClosed(t *testing.T) {
 		"all offers of lab in r":                {Scope: cloud.ScopeProvider, Key: "lab/r"},
 		"all offers of lab":                     {Scope: cloud.ScopeProvider, Key: "lab"},
 		"all offers of lab in pool burst":       {Scope: cloud.ScopePool, Key: "lab/burst"},
+		"offers of lab in r/z for pool burst":   {Scope: cloud.ScopePool, Key: "lab/burst/r/z"},
+		"offers of lab in r for pool burst":     {Scope: cloud.ScopePool, Key: "lab/burst/r/"},
 		"offers of lab under the quota r/VCPUs": {Scope: cloud.ScopeQuota, Key: "lab/r/VCPUs"},
 		"new machines of lab in r":              {Scope: cloud.ScopeThrottle, Key: "lab/r"},
 	} {

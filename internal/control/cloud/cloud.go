@@ -165,7 +165,7 @@ const (
 	NotFound Kind = "not_found" // the cloud shows no such instance now
 	Capacity Kind = "capacity"  // the cloud has no room for the offering now
 	Quota    Kind = "quota"     // a limit of the account is reached
-	Network  Kind = "network"   // a subnet has no address left, or another setting of the network refuses
+	Network  Kind = "network"   // the network has no address left for the machine now
 	Throttle Kind = "throttle"  // too many calls
 	Auth     Kind = "auth"      // credentials are missing, wrong, or without permission
 	Spec     Kind = "spec"      // the request can never succeed as it is
