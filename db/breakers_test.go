@@ -396,6 +396,27 @@ func (s *stage) answers(m berth.MachineID, e *cloud.Error) {
 	}
 }
 
+// Only a send takes the probe of throttling: a launch that is requested and not sent would hold the others back.
+func TestARequestTakesNoProbeOfThrottling(t *testing.T) {
+	t.Parallel()
+	s := newFleet(t)
+	if _, err := s.db.Launches.Request(t.Context(), cheap, []berth.MachineID{"by-hand"}, "", "user:test"); err != nil {
+		t.Fatal(err)
+	}
+	s.refuses(cheap, &cloud.Error{Kind: cloud.Throttle}, "")
+	s.refuses(cheap, &cloud.Error{Kind: cloud.Capacity}, "")
+	s.later(5 * time.Minute)
+	if err := s.asks(cheap, "scaled"); err != nil {
+		t.Fatal(err)
+	}
+	if got := one[string](s, `SELECT string_agg(scope || ' ' || probe, ', ' ORDER BY scope) FROM breakers`); got != "offering scaled/1, throttle " {
+		t.Errorf("after the request the probes are %q", got)
+	}
+	if _, _, err := s.sends("by-hand"); err != nil {
+		t.Errorf("a launch by hand before the requested one is sent: %v", err)
+	}
+}
+
 // A probe of unknown outcome does not stop all launches until it is resolved.
 func TestAnotherLaunchTriesAfterAProbeWithoutAnAnswer(t *testing.T) {
 	t.Parallel()

@@ -173,8 +173,9 @@ const probes = `l.state IN ('requested', 'sent') OR b.scope = 'join' AND (l.stat
 	OR l.state = 'serving' AND l.joined_at > clock_timestamp() - interval '30 minutes' AND EXISTS (
 		SELECT 1 FROM machines m WHERE m.id = l.machine AND m.host_boot = ''))`
 
-// probe takes the probes of all breakers that concern a request, or fails with a conflict. Breakers are
-// locked after launches.
+// probe takes the probes of all breakers that concern a request, or fails with a conflict. The probe of throttling is
+// left to the first send, see throttled: a launch that is not sent would hold all others back. Breakers are locked
+// after launches.
 func probe(ctx context.Context, tx pgx.Tx, r cloud.Request, list []cloud.Record) error {
 	if len(list) == 0 {
 		return nil
@@ -186,6 +187,7 @@ func probe(ctx context.Context, tx pgx.Tx, r cloud.Request, list []cloud.Record)
 		FROM breakers b
 		WHERE `+closes+`
 		  AND (b.until IS NULL OR b.until > '-infinity')
+		  AND (b.scope <> 'throttle' OR b.until > clock_timestamp())
 		ORDER BY b.scope, b.key
 		FOR NO KEY UPDATE`, args)
 	if err != nil {
@@ -198,7 +200,7 @@ func probe(ctx context.Context, tx pgx.Tx, r cloud.Request, list []cloud.Record)
 	tag, err := tx.Exec(ctx, `
 		UPDATE breakers b
 		SET probe = @probe, probe_at = clock_timestamp()
-		WHERE `+closes+`
+		WHERE `+closes+` AND b.scope <> 'throttle'
 		  AND b.until > '-infinity' AND b.until <= clock_timestamp()
 		  AND (b.probe IN ('', @probe) OR b.probe_at < clock_timestamp() - @rest::interval AND NOT EXISTS (
 			SELECT 1

@@ -58,24 +58,33 @@ func identify(folder string) (i identity, err error) {
 
 // Mark gives the folder of a store an id, unless the folder has one. Only a process that owns the store calls Mark,
 // once and before any other call: tools that open a store leave the folder as it is. Processes that call Mark at the
-// same time agree on one id. After an error, the store can be used, and its inode number alone identifies the folder.
-func Mark(s *Store) error {
+// same time agree on one id. After an error, the store can be used. The folder is then identified by its id, if it has
+// one, and otherwise by its inode number alone.
+func Mark(s *Store) error { return mark(s, syncFolder) }
+
+// mark is Mark with the function that makes a new file in a folder durable.
+func mark(s *Store, durable func(folder string) error) error {
 	if s.folder == "" || s.is.id != "" {
 		return nil
 	}
-	if err := createMarker(s.folder); err != nil && !errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("create an id in the folder of the blob store: %w", err)
+	failed := createMarker(s.folder, durable)
+	if errors.Is(failed, fs.ErrExist) {
+		failed = nil
+	} else if failed != nil {
+		failed = fmt.Errorf("create an id in the folder of the blob store: %w", failed)
 	}
-	is, err := identify(s.folder)
+	is, err := identify(s.folder) // the id may be there, also after a failure
 	if err == nil {
 		s.is = is
+	} else {
+		failed = errors.Join(failed, err)
 	}
-	return err
+	return failed
 }
 
 // createMarker writes a new id into a folder. If the folder has one, the error is fs.ErrExist. The file appears with
 // its content, by a link, and survives a crash: other processes may read it at any time.
-func createMarker(folder string) error {
+func createMarker(folder string, durable func(folder string) error) error {
 	f, err := os.CreateTemp(folder, markerName+".*.tmp")
 	if err != nil {
 		return err
@@ -90,6 +99,11 @@ func createMarker(folder string) error {
 	if err != nil {
 		return err
 	}
+	return durable(folder)
+}
+
+// syncFolder makes the entries of a folder survive a crash.
+func syncFolder(folder string) error {
 	dir, err := os.Open(folder)
 	if err != nil {
 		return err

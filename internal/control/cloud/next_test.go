@@ -52,6 +52,20 @@ func see(t *testing.T, r cloud.Record, state cloud.State, at time.Time) cloud.Re
 	return r
 }
 
+// A launch counts as answered since the answer with its instance, and not since it was throttled before.
+func TestAThrottledLaunchIsAnsweredByItsInstance(t *testing.T) {
+	t.Parallel()
+	r := sent(t).Refused(fault(cloud.Throttle), start, start.Add(time.Second))
+	r = again(t, r, start.Add(time.Minute))
+	seen := start.Add(61 * time.Second)
+	if r = see(t, r, cloud.Pending, seen); !r.AnsweredAt.Equal(seen) {
+		t.Errorf("answered at %s, want %s", r.AnsweredAt, seen)
+	}
+	if r = see(t, r, cloud.Running, seen.Add(time.Minute)); !r.AnsweredAt.Equal(seen) {
+		t.Errorf("a later look changes the time of the answer to %s", r.AnsweredAt)
+	}
+}
+
 func wants(t *testing.T, r cloud.Record, at time.Time, act cloud.Act, to cloud.LaunchState) {
 	t.Helper()
 	if s := cloud.Next(r, limits, at); s.Act != act || s.To != to {

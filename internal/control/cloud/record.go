@@ -53,8 +53,8 @@ type Record struct {
 	Refusals   int       `json:"refusals"` // sends that were answered with a refusal
 	SentAt     time.Time `json:"sent_at,omitzero"`
 	LastSentAt time.Time `json:"last_sent_at,omitzero"`
-	DoubtAt    time.Time `json:"doubt_at,omitzero"` // earlier send of unknown outcome at the last send
-	AnsweredAt time.Time `json:"answered_at,omitzero"`
+	DoubtAt    time.Time `json:"doubt_at,omitzero"`    // earlier send of unknown outcome at the last send
+	AnsweredAt time.Time `json:"answered_at,omitzero"` // of the instance, or of the last refusal before
 
 	Instance      string    `json:"instance"` // the cloud's id
 	InstanceState State     `json:"instance_state"`
@@ -278,10 +278,10 @@ func (r Record) See(i Instance, now time.Time) (Record, error) {
 		return r, fmt.Errorf("%w: machine %s, launch %d is %s, instance %s is %s", ErrLate, r.Machine, r.N, r.State,
 			i.ID, i.State)
 	}
-	r.Instance, r.InstanceState, r.SeenAt = i.ID, i.State, now
-	if r.AnsweredAt.IsZero() {
+	if r.AnsweredAt.IsZero() || r.Instance == "" { // a call may have been throttled before
 		r.AnsweredAt = now
 	}
+	r.Instance, r.InstanceState, r.SeenAt = i.ID, i.State, now
 	r.ErrorKind, r.Error = "", ""
 	if i.State == Terminated {
 		if r.EndedFirst.IsZero() {
