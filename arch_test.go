@@ -445,7 +445,7 @@ func TestNoSQLOutsideDB(t *testing.T) {
 // printed in one place.
 func TestNoEnvironmentOutsideCommands(t *testing.T) {
 	t.Parallel()
-	mayRead := []string{"berth/cmd", "berth/db/dbtest", "berth/activities/node/runtimetest"}
+	mayRead := []string{"berth/cmd", "berth/db/dbtest", "berth/activities/node/runtimetest", "berth/e2e/faultcloud"} // a command, too
 	for _, p := range listPackages(t, "./...") {
 		if slices.ContainsFunc(mayRead, func(m string) bool { return p.ImportPath == m || strings.HasPrefix(p.ImportPath, m+"/") }) {
 			continue
