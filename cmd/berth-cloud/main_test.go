@@ -90,12 +90,6 @@ func TestEC2ConformsAsAProgram(t *testing.T) {
 	})
 }
 
-// configFile writes the files of a configuration.
-func configFile(t *testing.T, endpoint string) string {
-	t.Helper()
-	return configWith(t, endpoint, "aws_access_key_id = AKIDEXAMPLE\naws_secret_access_key = example")
-}
-
 // configWith writes the files of a configuration with these credentials.
 func configWith(t *testing.T, endpoint, credentials string) string {
 	t.Helper()
