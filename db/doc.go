@@ -29,7 +29,7 @@
 //	Machines    approvals blame egress engine fleet_use machine_history machine_losses machines_read machines_write
 //	            prune reap
 //	Pools       pools
-//	Launches    launches launches_breakers launches_prune launches_read launches_send launches_sweep
+//	Launches    launches launches_breakers launches_prune launches_read launches_sweep
 //	Scaling     scaling scaling_ends scaling_idle scaling_notes scaling_quote
 //	Burst       burst
 //	Offers      offers
