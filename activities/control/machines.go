@@ -230,7 +230,8 @@ func (m *MachineSteps) send(ctx context.Context, r cloud.Record) (cloud.Record, 
 	if err != nil {
 		return r, err
 	}
-	marked := m.Accounts.Marks(r.Request(), l.Settings) // before the call: an operator may correct the files meanwhile
+	// Hash before the call: an operator may correct the files meanwhile.
+	marked := m.Accounts.SettingsHashes(r.Request(), l.Settings)
 	call, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	i, err := account.Create(call, l)
@@ -248,7 +249,7 @@ func (m *MachineSteps) send(ctx context.Context, r cloud.Record) (cloud.Record, 
 
 // refused closes the part of the cloud that the failure of a call of Create concerns. marked has the hashes of the
 // settings of the call.
-func (m *MachineSteps) refused(ctx context.Context, r cloud.Record, fault *cloud.Error, marked cloud.Marks) {
+func (m *MachineSteps) refused(ctx context.Context, r cloud.Record, fault *cloud.Error, marked cloud.SettingsHashes) {
 	b, ok := r.Request().Trips(fault)
 	if !ok {
 		return

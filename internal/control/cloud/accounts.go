@@ -118,13 +118,13 @@ func (a Accounts) Mark(b Breaker, sent json.RawMessage) string {
 	return hex.EncodeToString(h.Sum(nil)[:8])
 }
 
-// Marks are the hashes of the settings with which a request is sent, see Accounts.Mark, by the breakers without an end
-// that a refusal of these settings trips.
-type Marks []Breaker
+// SettingsHashes are the hashes of the settings with which a request is sent, see Accounts.Mark, by the breakers
+// without an end that a refusal of these settings trips.
+type SettingsHashes []Breaker
 
-// Marks returns the hashes for a request with these settings, with the content that the files have now.
-func (a Accounts) Marks(r Request, sent json.RawMessage) Marks {
-	marked := Marks{r.ProviderBreaker(), r.PoolBreaker()}
+// SettingsHashes returns the hashes for a request with these settings, with the content that the files have now.
+func (a Accounts) SettingsHashes(r Request, sent json.RawMessage) SettingsHashes {
+	marked := SettingsHashes{r.ProviderBreaker(), r.PoolBreaker()}
 	for i, b := range marked {
 		marked[i].Settings = a.Mark(b, sent)
 	}
@@ -132,7 +132,7 @@ func (a Accounts) Marks(r Request, sent json.RawMessage) Marks {
 }
 
 // Of returns the hash for a breaker, or "" for a breaker with an end.
-func (m Marks) Of(b Breaker) string {
+func (m SettingsHashes) Of(b Breaker) string {
 	for _, marked := range m {
 		if marked.Scope == b.Scope && marked.Key == b.Key {
 			return marked.Settings

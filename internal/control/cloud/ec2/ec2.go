@@ -87,7 +87,7 @@ func (p *Provider) authenticate(ctx context.Context, doing string) error {
 	var response *smithyhttp.ResponseError
 	if errors.As(err, &response) && slices.Contains(refusals, response.HTTPStatusCode()) && !throttles(err) {
 		e.Kind, e.Unsent = cloud.Auth, false
-		e.Err = fmt.Errorf("%w%s", e.Err, clocks(response.Response, time.Now()))
+		e.Err = fmt.Errorf("%w%s", e.Err, clockDifference(response.Response, time.Now()))
 	}
 	return e
 }

@@ -101,7 +101,7 @@ func failure(doing string, o cloud.Offering, err error) *cloud.Error {
 		e.Scope = o.Region
 	case cloud.Auth:
 		e.Scope = o.Region
-		e.Err = fmt.Errorf("%w%s", e.Err, clocks(response.Response, time.Now()))
+		e.Err = fmt.Errorf("%w%s", e.Err, clockDifference(response.Response, time.Now()))
 	}
 	return e
 }
@@ -121,10 +121,10 @@ func family(kind string) string {
 // Amazon's other services from 5 minutes on.
 const mostSkew = 4 * time.Minute
 
-// clocks returns the difference between the clock of this host and EC2's as the end of an error text, or "" if it is
-// small. EC2 refuses the signatures of a host whose clock is wrong. The SDK corrects its own clock after a refusal, but
-// each call of berthd is a new process of berth-cloud.
-func clocks(r *smithyhttp.Response, now time.Time) string {
+// clockDifference returns the difference between the clock of this host and EC2's as the end of an error text, or "" if
+// it is small. EC2 refuses the signatures of a host whose clock is wrong. The SDK corrects its own clock after a
+// refusal, but each call of berthd is a new process of berth-cloud.
+func clockDifference(r *smithyhttp.Response, now time.Time) string {
 	if r == nil || r.Response == nil {
 		return ""
 	}
