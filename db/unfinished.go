@@ -71,7 +71,7 @@ func (d *Logs) FollowUnfinished(
 	return l, ok, mapError(err, "followed member of job "+string(job))
 }
 
-// Unfinished returns the unfinished line that the agent of a member has sent last. ok is false while nobody follows the
+// Unfinished returns the unfinished line that the agent of a member has sent last. ok is false without followers of the
 // member.
 func (d *Logs) Unfinished(ctx context.Context, job berth.JobID, rank int) (l wire.LogLine, ok bool, err error) {
 	var stderr bool

@@ -122,7 +122,7 @@ func TestExpiredLeasesAreRemoved(t *testing.T) {
 		t.Fatal(ok, err)
 	}
 	term := s.term()
-	for _, want := range []int{3, 1, 0} { // those of -2 to -5 are older than the age
+	for _, want := range []int{3, 1, 0} { // the leases of -2 to -5 are older than the age
 		if n, err := s.db.Logs.PruneFollowed(t.Context(), term, 90*time.Second, 3); n != want || err != nil {
 			t.Errorf("%d leases are removed, want %d: %v", n, want, err)
 		}

@@ -70,7 +70,7 @@ func amountsOf(c berth.Capacity) amounts {
 }
 
 // devicesOf returns the amount that counts the devices of a kind that a class may use. Of a kind with three variants
-// it may count more of them: those of the others than the first.
+// it may count more of them: the devices of other models than the first.
 func devicesOf(m cluster.Match) int {
 	all := uint64(1)<<min(len(m.Kind.Variants), cluster.MaxVariants-1) - 1
 	switch {

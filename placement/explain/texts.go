@@ -66,7 +66,7 @@ func noneText(c condition, r ruledOut) string {
 	return c.none + mostText(c, r)
 }
 
-// mostText names the machine with the largest amount of those that fail a condition, such as
+// mostText names the machine with the largest amount among the machines that fail a condition, such as
 // " (most: 0.5 on m1)"; "" if no machine has any.
 func mostText(c condition, r ruledOut) string {
 	if r.best == nil || c.most.of(r.best) <= 0 {

@@ -11,7 +11,7 @@ type lineState string
 
 // The states.
 const (
-	lineIdle    lineState = ""         // no reader: nobody follows the member, or the container does not run
+	lineIdle    lineState = ""         // no reader: no follower, or the container does not run
 	lineStarted lineState = "started"  // the reader's process runs and attaches itself to the container
 	lineReading lineState = "reading"  // the reader is attached and sends pictures
 	lineEnded   lineState = "ended"    // the stream ended: the container has, or its engine was restarted

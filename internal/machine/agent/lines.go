@@ -18,8 +18,8 @@ import (
 // Timing.LineEvery. The stored log does not depend on it.
 //
 // The server names the followed members in the answers of sync calls. Without an answer for lineTrust the board stops
-// all readers: nobody may be following. After a call that fails, the next one sends the present lines. All methods may
-// be called concurrently.
+// all readers: the followers may be gone. After a call that fails, the next one sends the present lines. All
+// methods may be called concurrently.
 type lineBoard struct {
 	sup    *Supervisor
 	reader node.LineReader // nil: the engine has none, and the board does nothing
@@ -48,8 +48,8 @@ type lineReader struct {
 // lineTrust is how long an answer of the server counts: well above the time between two answers.
 const lineTrust = 30 * time.Second
 
-// errUnfollowed ends the reader of a member that nobody follows.
-var errUnfollowed = errors.New("nobody follows the member")
+// errUnfollowed ends the reader of a member without followers.
+var errUnfollowed = errors.New("the member has no followers")
 
 func newLineBoard(sup *Supervisor, log *slog.Logger) *lineBoard {
 	reader, _ := sup.cfg.Runtime.(node.LineReader)
@@ -80,7 +80,7 @@ func (b *lineBoard) answered() {
 	b.heard = time.Now()
 }
 
-// run starts and stops readers and sends lines until ctx ends. While nobody follows a member it sleeps.
+// run starts and stops readers and sends lines until ctx ends. While no member has followers, run sleeps.
 func (b *lineBoard) run(ctx context.Context, beat beat, c *control) {
 	defer b.all.Wait()
 	defer b.stop()

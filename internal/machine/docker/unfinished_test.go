@@ -145,7 +145,7 @@ func TestProgressBarIsReadBeforeItsLineEnds(t *testing.T) {
 	want := []string{"1/3", "2/3", "3/3"}
 	for _, text := range got {
 		if !slices.Contains(want, text) {
-			t.Errorf("pictures %q, want those of %q", got, want)
+			t.Errorf("pictures %q, want the pictures of %q", got, want)
 		}
 	}
 	if len(got) < 2 {
@@ -175,7 +175,7 @@ func TestFrozenReaderIsKilledAndTheContainerGoesOn(t *testing.T) {
 		t.Fatalf("%d readers, want 1", len(readers))
 	}
 	freeze(t, readers[0])
-	t.Logf("the container took %s to write 3 MB beside a frozen reader", m.flood(f.spec, 1))
+	t.Logf("the container took %s to write 3 MB next to a frozen reader", m.flood(f.spec, 1))
 	if err := f.end(); !errors.Is(err, node.ErrReaderKilled) {
 		t.Errorf("a frozen reader ended by %v, want %v", err, node.ErrReaderKilled)
 	}
@@ -208,11 +208,11 @@ func TestFrozenAgentHoldsUpNoContainer(t *testing.T) {
 	}
 	m.await(s.Name, "ready")
 	freeze(t, agent.Process.Pid)
-	t.Logf("the container took %s to write 3 MB beside a frozen agent", m.flood(s, 1))
+	t.Logf("the container took %s to write 3 MB next to a frozen agent", m.flood(s, 1))
 	for _, pid := range readersOf(t, id) {
 		freeze(t, pid)
 	}
-	t.Logf("the container took %s to write 3 MB beside a frozen agent and reader", m.flood(s, 2))
+	t.Logf("the container took %s to write 3 MB next to a frozen agent and reader", m.flood(s, 2))
 	if left := readersOf(t, id); len(left) > 0 {
 		t.Errorf("readers %d are left", left)
 	}
