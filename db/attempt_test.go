@@ -2,6 +2,7 @@ package db_test
 
 import (
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 
@@ -21,6 +22,7 @@ type stage struct {
 	t    *testing.T
 	db   *db.DB
 	pool *pgxpool.Pool
+	side func() *pgxpool.Pool // see beside
 }
 
 func newStage(t *testing.T) *stage {
@@ -40,10 +42,13 @@ func stageOn(t *testing.T, url string, o db.Options) *stage {
 
 // stageOf returns a stage on an open database. Its pool is that of the database, since each connection plans all
 // statements anew.
-func stageOf(t *testing.T, d *db.DB) *stage { return &stage{t, d, d.Pool()} }
+func stageOf(t *testing.T, d *db.DB) *stage {
+	side := sync.OnceValue(func() *pgxpool.Pool { return dbtest.Beside(t, d) })
+	return &stage{t: t, db: d, pool: d.Pool(), side: side}
+}
 
 // beside returns another pool, for a test that holds a lock while calls wait for it; see dbtest.Beside.
-func (s *stage) beside() *pgxpool.Pool { return dbtest.Beside(s.t, s.db) }
+func (s *stage) beside() *pgxpool.Pool { return s.side() }
 
 // submit stores a job; edit may change its spec.
 func (s *stage) submit(edit func(*spec.Job)) berth.JobID {

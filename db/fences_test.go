@@ -25,7 +25,7 @@ var errRolledBack = errors.New("rolled back")
 // holding runs f while the rows of a query are locked, and lets them go after.
 func (s *stage) holding(lock string, f func()) {
 	s.t.Helper()
-	err := pgx.BeginFunc(s.t.Context(), s.pool, func(tx pgx.Tx) error {
+	err := pgx.BeginFunc(s.t.Context(), s.beside(), func(tx pgx.Tx) error {
 		if _, err := tx.Exec(s.t.Context(), lock); err != nil {
 			return err
 		}
@@ -40,17 +40,27 @@ func (s *stage) holding(lock string, f func()) {
 // blocked waits until that many sessions wait for a lock.
 func (s *stage) blocked(n int) {
 	s.t.Helper()
-	s.until(fmt.Sprintf("%d sessions wait for a lock", n), func() bool {
-		return one[int](s, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`) >= n
-	})
+	s.until(fmt.Sprintf("%d sessions wait for a lock", n), func() bool { return s.waiting() >= n })
 }
 
 // unblocked waits until no session waits for a lock.
 func (s *stage) unblocked() {
 	s.t.Helper()
-	s.until("no session waits for a lock", func() bool {
-		return one[int](s, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`) == 0
-	})
+	s.until("no session waits for a lock", func() bool { return s.waiting() == 0 })
+}
+
+// waiting counts the sessions that wait for a lock. Its connection is not one of the database's own: while
+// statements are slow, the calls that wait have all of those.
+func (s *stage) waiting() (n int) {
+	s.t.Helper()
+	err := s.beside().QueryRow(s.t.Context(), `
+		SELECT count(*)
+		FROM pg_stat_activity
+		WHERE datname = current_database() AND wait_event_type = 'Lock'`).Scan(&n)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return n
 }
 
 // until waits until is holds.

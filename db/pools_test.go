@@ -133,7 +133,7 @@ func TestAPoolInUseIsNotDeleted(t *testing.T) {
 // committing runs f while the transaction of a statement is open, and commits it after.
 func (s *stage) committing(sql string, f func()) {
 	s.t.Helper()
-	err := pgx.BeginFunc(s.t.Context(), s.pool, func(tx pgx.Tx) error {
+	err := pgx.BeginFunc(s.t.Context(), s.beside(), func(tx pgx.Tx) error {
 		_, err := tx.Exec(s.t.Context(), sql)
 		f()
 		return err

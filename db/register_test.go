@@ -106,8 +106,7 @@ func TestAJoinSeesThePlacementItWaitedFor(t *testing.T) {
 				t.Fatalf("the join ended before the placement: %v", err)
 			default:
 			}
-			return one[int](s, `SELECT count(*) FROM pg_stat_activity
-				WHERE datname = current_database() AND wait_event_type = 'Lock'`) >= 2
+			return s.waiting() >= 2
 		})
 	})
 	if c := <-placed; len(c.Started) != 1 {

@@ -78,7 +78,7 @@ func TestALaunchOfTheScalerKeepsItsTenant(t *testing.T) {
 		_, err := s.db.Scaling.Request(context.WithoutCancel(t.Context()), term, r, []berth.MachineID{"v1"}, "r")
 		done <- err
 	}()
-	for len(done) == 0 && one[int](s, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`) == 0 {
+	for len(done) == 0 && s.waiting() == 0 {
 		time.Sleep(time.Millisecond)
 	}
 	if err := tx.Commit(t.Context()); err != nil {
