@@ -63,7 +63,7 @@ func planOffer(q autoscale.Quote, now time.Time) wire.PlanOffer {
 		out.Note = "the cloud refused it: " + q.Closed
 	}
 	if q.Closed != "" && q.Until.IsZero() {
-		out.Note += "; closed until its settings change or a forced launch succeeds"
+		out.Note += "; closed until its settings change or a launch succeeds"
 	}
 	// The time at which the breaker lets one launch try again.
 	out.Until = known(q.Until)

@@ -27,5 +27,5 @@ type ClosedPart struct {
 	Scope  string     `json:"scope" doc:"offering, join, provider, pool, quota or throttle"`
 	Part   string     `json:"part" doc:"the closed part of the cloud, in words"`
 	Reason string     `json:"reason"`
-	Until  *time.Time `json:"until,omitempty" doc:"unset: until the settings change or a forced launch succeeds"`
+	Until  *time.Time `json:"until,omitempty" doc:"unset: until the settings change or a launch succeeds"`
 }

@@ -292,7 +292,7 @@ func offerNote(o wire.Offer) string {
 // closedText says which part of a cloud is closed, until when and why. An empty part is the offer of the same row, and
 // no time is one that only an operator can end.
 func closedText(part string, until *time.Time, reason string) string {
-	text := "closed until its settings change or a forced launch succeeds"
+	text := "closed until its settings change or a launch succeeds"
 	if until != nil {
 		text = "closed until " + until.UTC().Format("15:04:05Z")
 	}

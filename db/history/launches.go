@@ -73,7 +73,7 @@ type Breaker struct {
 	Scope   string     `json:"scope"`
 	Key     string     `json:"key"`
 	Step    int        `json:"step"`
-	Until   *time.Time `json:"until"` // nil: until the settings change or a forced launch succeeds
+	Until   *time.Time `json:"until"` // nil: until the settings change or a launch succeeds
 	Unset   bool       `json:"unset"` // the scope has refused nothing yet, and Until means nothing
 	At      time.Time  `json:"at"`
 	Probe   string     `json:"probe"` // launch that tries the scope, as machine/n

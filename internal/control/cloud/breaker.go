@@ -35,7 +35,7 @@ var Scopes = []Scope{ScopeOffering, ScopeProvider, ScopePool, ScopeJoin, ScopeQu
 type Breaker struct {
 	Scope  Scope     `json:"scope"`
 	Key    string    `json:"key"`
-	Until  time.Time `json:"until,omitzero"` // zero: until the settings change, or a forced launch succeeds
+	Until  time.Time `json:"until,omitzero"` // zero: until the settings change, or a launch succeeds
 	Step   int       `json:"step"`           // refusals in a row, each after the window of the last one; 0: none
 	Reason string    `json:"reason"`
 	At     time.Time `json:"at,omitzero"`
@@ -150,7 +150,7 @@ func (b Breaker) Wider() string {
 // Ends returns the end of the refusals, for people: "until 2026-11-30T12:00:00Z".
 func (b Breaker) Ends() string {
 	if b.Until.IsZero() {
-		return "until its settings change or a forced launch succeeds"
+		return "until its settings change or a launch succeeds"
 	}
 	return "until " + b.Until.UTC().Format(time.RFC3339)
 }
