@@ -63,6 +63,7 @@ func (d *JoinTokens) join(ctx context.Context, j joining) (token, cluster string
 		return "", "", errUnknownToken()
 	}
 	id, token, hash := mintToken(tokenPrefix)
+	var launched bool
 	err = d.tx(ctx, func(tx pgx.Tx) error {
 		args := pgx.NamedArgs{"join": joinID, "machine": machine, "id": id,
 			"name": "agent:" + string(machine), "hash": hash, "proven": j.proven}
@@ -82,12 +83,17 @@ func (d *JoinTokens) join(ctx context.Context, j joining) (token, cluster string
 		if err := firstCredential(ctx, tx, j.key, d.credentialTTL, args); err != nil {
 			return err
 		}
-		return tx.QueryRow(ctx, `SELECT id FROM cluster`).Scan(&cluster)
+		return tx.QueryRow(ctx, `
+			SELECT id, EXISTS (SELECT 1 FROM launches WHERE machine = @machine AND join_token = @join)
+			FROM cluster`, args).Scan(&cluster, &launched)
 	})
 	if err != nil {
 		return "", "", mapError(err, "machine "+string(machine))
 	}
 	d.hub.Publish(TopicQueue, "")
+	if launched { // the workflow need not wait for its next look at the instance
+		d.hub.Publish(TopicLaunch, string(machine))
+	}
 	return token, cluster, nil
 }
 

@@ -2,6 +2,7 @@ package db_test
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -310,5 +311,24 @@ func TestAProbeOfJoinsLastsUntilTheRegistration(t *testing.T) {
 		if err := s.scaled(s.term(), "r4", "v4"); err != nil {
 			t.Errorf("%s for an hour: another probe: %v", state, err)
 		}
+	}
+}
+
+// The workflow of a launch waits for its next look at the instance, unless it is poked.
+func TestAJoinPokesTheWorkflowOfItsLaunch(t *testing.T) {
+	t.Parallel()
+	s := newFleet(t)
+	secret := s.launches("v1")
+	hints := s.db.Hub().Subscribe(db.TopicLaunch, "*")
+	defer hints.Close()
+	s.joinsWith(spec.NewJoinToken{})
+	if hears(t, hints) {
+		t.Errorf("a machine without a launch pokes the workflows of %v", hints.Keys())
+	}
+	if _, _, err := s.db.JoinTokens.Join(t.Context(), secret, "v1"); err != nil {
+		t.Fatal(err)
+	}
+	if !hears(t, hints) || !slices.Equal(hints.Keys(), []string{"v1"}) {
+		t.Error("the join of a launched machine pokes no workflow")
 	}
 }

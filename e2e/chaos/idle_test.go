@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"berth"
 	"berth/e2e/rig"
 	"berth/spec"
@@ -104,6 +106,7 @@ func (p *proof) reportIdle() {
 	if len(machines) != *idleMachines || len(v.idle) != *idleMachines {
 		p.fail(fmt.Errorf("the scaler ended %d machines after their work, with %d calls: want %d", len(machines), len(v.idle), *idleMachines))
 	}
+	p.reportIdlePhases(found)
 	seconds := func(d time.Duration) float64 { return d.Seconds() }
 	var t rig.Table
 	t.Add(rig.Figure{Name: "idle machine to terminate, least", Value: seconds(rig.Quantile(v.idle, 0)), Unit: "s"})
@@ -117,4 +120,35 @@ func (p *proof) reportIdle() {
 	if n := t.Missed(); n > 0 {
 		p.fail(fmt.Errorf("%d figures miss their limit", n))
 	}
+}
+
+// reportIdlePhases prints how long each machine spent on the way from the end of its work to the call.
+func (p *proof) reportIdlePhases(found evidence) {
+	p.t.Helper()
+	called := map[string]time.Time{}
+	for _, c := range found.calls {
+		if id := string(c.Machine); c.Call == "terminate" && called[id].IsZero() {
+			called[id] = c.At
+		}
+	}
+	rows, err := p.database.Query(p.t.Context(), `
+		SELECT l.machine, l.empty_since - idle.at, drained.at - l.empty_since, l.stop_at - drained.at, l.stop_at
+		FROM launches l
+		CROSS JOIN LATERAL (SELECT max(a.released_at) AS at FROM allocations a WHERE a.machine_id = l.machine) idle
+		CROSS JOIN LATERAL (
+			SELECT max(e.at) AS at
+			FROM machine_events e
+			WHERE e.machine_id = l.machine AND e.state = 'draining' AND e.actor = 'scaler') drained
+		WHERE l.stop_actor = 'scaler'
+		ORDER BY l.machine`)
+	p.must(err)
+	var machine string
+	var seen, kept, idled time.Duration
+	var stop time.Time
+	_, err = pgx.ForEachRow(rows, []any{&machine, &seen, &kept, &idled, &stop}, func() error {
+		p.t.Logf("%s: seen empty after %.1f s, kept for %.1f s, drained for %.1f s, terminated after %.1f s", machine, seen.Seconds(),
+			kept.Seconds(), idled.Seconds(), called[machine].Sub(stop).Seconds())
+		return nil
+	})
+	p.must(err)
 }

@@ -396,6 +396,7 @@ func (p *pass) note(n db.BurstNote) {
 // next pool is to take, if there is one.
 func (p *pass) carry(t berth.TenantID, pool string, in scaler.Input, more bool) (left []scaler.Job) {
 	d := scaler.Decide(in)
+	p.expectDrains(in)
 	if d.Missing > 0 {
 		noteMissing(p, t, pool, d)
 	}
@@ -462,14 +463,4 @@ func (p *pass) shown(t berth.TenantID, n scaler.Note, offers []scaler.Offer) db.
 		}
 	}
 	return out
-}
-
-// stop chooses machines that have been drained for idleness for long enough.
-func (p *pass) stop() {
-	for _, l := range p.Fleet {
-		if l.State == cloud.LaunchServing && l.StopAt.IsZero() && l.DrainActor == db.ScalerActor &&
-			!l.DrainedAt.IsZero() && p.Now.Sub(l.DrainedAt) >= IdlingFor && !slices.Contains(p.out.Undrain, l.Machine) {
-			p.out.Stop = append(p.out.Stop, l.Machine)
-		}
-	}
 }

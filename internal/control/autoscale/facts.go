@@ -163,6 +163,8 @@ type Outcome struct {
 	// OutOfService is the number of machines that the policies keep and that are not in service. It includes Missing,
 	// machines that boot, and machines that the pass launches.
 	OutOfService int
+	// Due is the earliest time after Facts.Now at which an empty machine is due for a drain or for its end. Zero: none is.
+	Due time.Time
 }
 
 // machines copies the machines of the mirror, since a plan may change a row's devices.

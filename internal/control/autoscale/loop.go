@@ -21,6 +21,7 @@ import (
 // Timing of a loop.
 const (
 	passEvery  = 5 * time.Second
+	leastPause = time.Second // between the starts of two passes, however soon a machine is due
 	learnEvery = time.Minute // read the run times of ended jobs
 	mostGrowth = 24 * time.Hour
 )
@@ -32,7 +33,7 @@ type Options struct {
 	Policy   placement.Policy // of production
 	Logger   *slog.Logger     // nil: nothing is logged
 	Metrics  *Metrics         // nil: none are kept
-	Every    time.Duration    // pause between two passes; zero: 5 s
+	Every    time.Duration    // most between the starts of two passes; zero: 5 s
 }
 
 // Loop launches and ends machines while its process leads.
@@ -49,6 +50,7 @@ type Loop struct {
 	joined    map[string]Joined
 	refused   map[string]string
 	below     map[string]string // see lack
+	due       time.Time         // see Outcome.Due, by our clock
 }
 
 // writes are the decisions that a Loop carries out. *db.Scaling implements it. Each method is one
@@ -82,10 +84,11 @@ func New(o Options) *Loop {
 // A pass that fails is repeated; one whose term is over ends Run with the error.
 func (l *Loop) Run(ctx context.Context, term db.Term, mirror CopyMirror) error {
 	l.begin(term, mirror)
-	tick := time.NewTicker(l.Every)
-	defer tick.Stop()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
 	defer l.Metrics.reset()
 	for {
+		began := time.Now()
 		err := l.Pass(ctx)
 		switch {
 		case ctx.Err() != nil:
@@ -95,19 +98,30 @@ func (l *Loop) Run(ctx context.Context, term db.Term, mirror CopyMirror) error {
 		case err != nil:
 			l.Logger.Warn("scaler pass failed, will retry", "err", err)
 		}
+		timer.Reset(l.pause(began))
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-tick.C:
+		case <-timer.C:
 		}
 	}
+}
+
+// pause returns the time until the next pass after one that began at a time. An empty machine ends when it is due, and
+// not up to a pass later.
+func (l *Loop) pause(began time.Time) time.Duration {
+	next := l.Every
+	if due := l.due.Sub(began); !l.due.IsZero() {
+		next = min(next, max(due, leastPause))
+	}
+	return time.Until(began.Add(next))
 }
 
 // begin prepares the passes of a term. The counter of requests starts at 0 in each term: ids contain
 // the term, so they differ all the same.
 func (l *Loop) begin(term db.Term, mirror CopyMirror) {
 	l.term, l.mirror, l.requests, l.refused = term, mirror, 0, map[string]string{}
-	l.below = map[string]string{}
+	l.below, l.due = map[string]string{}, time.Time{}
 }
 
 // deposed reports whether a write was refused because the term is over. Then another process leads, so
@@ -127,9 +141,11 @@ func (l *Loop) Pass(ctx context.Context) error {
 	if f.Policies, err = l.DB.Burst.Policies(ctx); err != nil {
 		return err
 	}
+	l.due = time.Time{}
 	if f.Fleet, f.Now, err = l.DB.Scaling.Fleet(ctx, l.term); err != nil {
 		return err
 	}
+	read := time.Now()
 	if f.Notes, err = l.DB.Scaling.Notes(ctx); err != nil {
 		return err
 	}
@@ -144,6 +160,9 @@ func (l *Loop) Pass(ctx context.Context) error {
 		return err
 	}
 	out := Decide(f)
+	if !out.Due.IsZero() {
+		l.due = read.Add(out.Due.Sub(f.Now))
+	}
 	err = l.carryOut(ctx, f, &out)
 	l.lack(out)
 	return err
