@@ -82,7 +82,8 @@ func (p *placer) withdraw(ctx context.Context, plan placement.Plan) error {
 	if err != nil {
 		return err
 	}
-	p.Logger.Info("nominations withdrawn, reserved starts replace them", "jobs", slices.Compact(jobs), "withdrawn", n)
+	jobs = slices.Compact(jobs) // a job has an entry for each machine; Compact clears the rest of the old list
+	p.Logger.Info("nominations withdrawn, reserved starts replace them", "jobs", jobs, "withdrawn", n)
 	p.again.Jobs = append(p.again.Jobs, jobs...)
 	p.more = p.more || n > 0 && len(plan.Start) == 0 // plan with the free capacity at once
 	return nil

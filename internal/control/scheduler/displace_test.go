@@ -263,3 +263,40 @@ func TestNominationsEndWithAReservedStart(t *testing.T) {
 	r.awaitState(waiting, berth.Scheduled)
 	r.sound()
 }
+
+// TestAWithdrawalOnTwoMachinesKeepsTheTerm checks that the leader goes on planning after it has withdrawn the nominations
+// of a job on more than one machine.
+func TestAWithdrawalOnTwoMachinesKeepsTheTerm(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	for _, m := range []string{"m0", "m1", "m2"} {
+		r.machine(m, 8, 1)
+	}
+	planning := func(o *scheduler.Options) {
+		displacing(o)
+		o.Policy.Backfill, o.Policy.NominationFor = 4, 10*time.Minute
+	}
+	r.exec(`UPDATE machines SET state = 'draining' WHERE id <> 'm1'`)
+	stop := r.lead(planning)
+	firm := r.queued(limited(time.Hour, wants(900, 1)))
+	r.awaitState(firm, berth.Scheduled)
+	r.run(firm)
+	stop()
+	waiting := r.queued(limited(time.Hour, func(j *spec.Job) { gang(3)(j); wants(800, 1)(j) }))
+	for _, m := range []string{"m0", "m2"} {
+		r.exec(`INSERT INTO nominations (beneficiary, machine_id, gpu_idx, milli, expires_at)
+			VALUES ($1, $2, 0, 1000, now() + interval '10 min'), ($1, $2, -1, 0, now() + interval '10 min')`, waiting, m)
+	}
+	r.exec(`UPDATE machines SET state = 'ready' WHERE id <> 'm1'`)
+	r.lead(planning)
+	r.await("the nominations are withdrawn", func() bool { return value[int](r, `SELECT count(*) FROM nominations`) == 0 })
+	short := r.queued(limited(10*time.Minute, wants(200, 1)))
+	r.awaitState(short, berth.Scheduled)
+	if n := strings.Count(r.log.String(), "lost leadership"); n != 0 {
+		t.Errorf("the leader lost its term %d times:\n%s", n, r.log)
+	}
+	if n := strings.Count(r.log.String(), "nominations withdrawn"); n != 1 {
+		t.Errorf("nominations were withdrawn %d times, want both in one plan:\n%s", n, r.log)
+	}
+	r.sound()
+}
