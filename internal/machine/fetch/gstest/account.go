@@ -27,16 +27,22 @@ import (
 type Account struct {
 	Login spec.Sensitive // its JSON key, as the secret of an input is written
 	Given atomic.Int64   // how many tokens
+	// Signed is the number of signatures that the account's server has made.
+	Signed atomic.Int64
 
-	key    *rsa.PrivateKey
-	at     string
-	mu     sync.Mutex
-	tokens map[string]bool
-	spoils func(w http.ResponseWriter) bool
+	key      *rsa.PrivateKey
+	at       string
+	scope    string // the only one that tokens are issued for
+	mu       sync.Mutex
+	tokens   map[string]bool
+	unsigned bool // signatures are refused
+	spoils   func(w http.ResponseWriter) bool
 }
 
-// The account's names. The token server checks both in each assertion.
-const email, keyID = "reader@project.iam.gserviceaccount.com", "key-1"
+// Email is the name of every account. The token server checks it in each assertion, and the id of the key.
+const Email = "reader@project.iam.gserviceaccount.com"
+
+const keyID = "key-1"
 
 // NewAccount creates an account with a new key and runs its server until the test ends.
 func NewAccount(t testing.TB) *Account {
@@ -45,8 +51,15 @@ func NewAccount(t testing.TB) *Account {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := &Account{key: key, tokens: map[string]bool{}}
-	server := httptest.NewServer(http.HandlerFunc(a.give))
+	a := &Account{key: key, tokens: map[string]bool{},
+		scope: "https://www.googleapis.com/auth/devstorage.read_only"}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasSuffix(r.URL.Path, ":signBlob") {
+			a.sign(w, r)
+		} else {
+			a.give(w, r)
+		}
+	}))
 	t.Cleanup(server.Close)
 	a.at = server.URL + "/token" // before Written, whose key names the address
 	a.Login = a.Written(t, key)
@@ -62,7 +75,7 @@ func (a *Account) Written(t testing.TB, key *rsa.PrivateKey) spec.Sensitive {
 		t.Fatal(err)
 	}
 	text, err := json.Marshal(map[string]string{
-		"type": "service_account", "client_email": email, "private_key_id": keyID, "token_uri": a.at,
+		"type": "service_account", "client_email": Email, "private_key_id": keyID, "token_uri": a.at,
 		"private_key": string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})),
 	})
 	if err != nil {
@@ -116,7 +129,7 @@ func (a *Account) give(w http.ResponseWriter, r *http.Request) {
 }
 
 // signed reports whether an assertion is valid: signed by this account's key, addressed to this
-// server, limited to the read-only scope, and made for at most the next hour. A client that asked
+// server, limited to the account's scope, and made for at most the next hour. A client that asked
 // for more rights than reading takes would therefore fail every test.
 func (a *Account) signed(assertion string) bool {
 	parts := strings.Split(assertion, ".")
@@ -138,8 +151,8 @@ func (a *Account) signed(assertion string) bool {
 	now := time.Now().Unix()
 	if json.Unmarshal(raw[0], &header) != nil || header.Alg != "RS256" || header.Kid != keyID ||
 		json.Unmarshal(raw[1], &claims) != nil ||
-		claims.Iss != email || claims.Aud != a.at ||
-		claims.Scope != "https://www.googleapis.com/auth/devstorage.read_only" ||
+		claims.Iss != Email || claims.Aud != a.at ||
+		claims.Scope != a.scope ||
 		// The client's clock may be a minute fast.
 		claims.Iat > now+60 || claims.Exp < now || claims.Exp > claims.Iat+3600 {
 		return false

@@ -26,13 +26,24 @@ type Server struct {
 	Account *Account // whose tokens it takes
 	t       testing.TB
 	behind  string // the address without logins
+	front   *frontend
 }
 
 // Start runs a server until the test ends. A proxy before it demands a token of s.Account, as
 // Google's server would.
-func Start(t testing.TB) *Server {
+func Start(t testing.TB) *Server { return start(t, NewAccount(t)) }
+
+// StartStore runs a server whose account may also write and sign, as the login of a store does.
+func StartStore(t testing.TB) *Server {
+	a := NewAccount(t)
+	a.scope = "https://www.googleapis.com/auth/cloud-platform"
+	return start(t, a)
+}
+
+// start runs a server with an account.
+func start(t testing.TB, account *Account) *Server {
 	t.Helper()
-	s := &Server{t: t, Bucket: "bucket", Account: NewAccount(t)}
+	s := &Server{t: t, Bucket: "bucket", Account: account}
 	s.behind = "http://" + toolserver.Start(t, "fake-gcs-server", func(cmd *exec.Cmd, address string) {
 		host, port, err := net.SplitHostPort(address)
 		if err != nil {
@@ -48,16 +59,8 @@ func Start(t testing.TB) *Server {
 	}
 	// Rewrite alone sets the target: paths, queries and ranges pass unchanged.
 	next := &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(to) }}
-	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if s.Account.Admits(r) {
-			next.ServeHTTP(w, r)
-			return
-		}
-		w.Header().Set("Content-Type", "application/json")
-		w.WriteHeader(http.StatusUnauthorized)
-		_, _ = io.WriteString(w,
-			`{"error": {"code": 401, "message": "canary", "errors": [{"reason": "required", "message": "canary"}]}}`)
-	}))
+	s.front = &frontend{account: s.Account, behind: s.behind, next: next}
+	front := httptest.NewServer(s.front)
 	t.Cleanup(front.Close)
 	s.URL = front.URL
 	return s
