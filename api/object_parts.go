@@ -110,6 +110,9 @@ func (w *objectWrite) signPart(ctx context.Context, object blob.Parts) error {
 		return err
 	}
 	a, err := w.store.InParts().Sign(ctx, w.req.Key, w.req.Upload, w.req.Part, size, sum, blob.AddressLife)
+	if berth.CodeOf(err) == berth.CodeNotFound {
+		return errUploadGone(w.req.Key)
+	}
 	return w.answerSigned(w.c, "put", a, err)
 }
 

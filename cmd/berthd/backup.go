@@ -34,7 +34,8 @@ type installation struct {
 func (s *installation) flags(f *pflag.FlagSet) {
 	flags.File(f, settingsPath)
 	f.StringVar(&s.database, "database-url", "", "PostgreSQL connection string, such as postgres://user@host/berth")
-	f.StringVar(&s.blobs, "blob-url", "", "object store URL: file:///FOLDER or s3://BUCKET?region=…")
+	f.StringVar(&s.blobs, "blob-url", "",
+		"object store URL: file:///FOLDER, s3://BUCKET?region=… or gs://BUCKET/PREFIX")
 	f.StringVar(&s.keyFile, "secret-key-file", "",
 		"file with the keys of berthd; a backup records their fingerprints, never the keys")
 	f.StringVar(&s.bin, "pg-bin", "",

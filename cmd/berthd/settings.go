@@ -120,10 +120,11 @@ func (s *settings) flags(f *pflag.FlagSet) {
 
 // storeFlags registers the flags about the object store.
 func (s *settings) storeFlags(f *pflag.FlagSet) {
-	f.StringVar(&s.BlobURL, "blob-url", s.BlobURL, "object store URL: file:///FOLDER or s3://BUCKET?region=…")
+	f.StringVar(&s.BlobURL, "blob-url", s.BlobURL,
+		"object store URL: file:///FOLDER, s3://BUCKET?region=… or gs://BUCKET/PREFIX")
 	f.StringVar(&s.ObjectAccess, "object-access", s.ObjectAccess,
-		"how machines move large objects to and from an s3:// store: direct (by addresses that berthd signs; through "+
-			"berthd where the store or a machine cannot use them) or proxy (through berthd)")
+		"how machines move large objects to and from an s3:// or gs:// store: direct (by addresses that berthd signs; "+
+			"through berthd where the store or a machine cannot use them) or proxy (through berthd)")
 }
 
 // notifyFlags registers the flags about webhooks and about the mail server for notifications.

@@ -4,19 +4,12 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"fmt"
-	"io"
 	"net/http"
-	"net/http/httptest"
-	"net/http/httputil"
-	"net/url"
 	"strings"
 	"testing"
 
-	"gocloud.dev/blob/s3blob"
-
 	"berth"
 	"berth/internal/control/blob"
-	"berth/internal/machine/fetch/s3test"
 )
 
 // inParts is an object of two parts: a full one, and a short last one.
@@ -34,10 +27,13 @@ func inParts() (content []byte, p blob.Parts, sums [][32]byte) {
 	return content, p, sums
 }
 
-// storesPart stores a part by a signed address and returns the status.
+// storesPart stores a part by a signed address and returns the status: 404 also if the store has no such upload.
 func storesPart(t *testing.T, s *blob.Store, key, id string, n int, content []byte) int {
 	t.Helper()
 	a, err := s.InParts().Sign(t.Context(), key, id, n, int64(len(content)), sha256.Sum256(content), blob.AddressLife)
+	if berth.CodeOf(err) == berth.CodeNotFound {
+		return http.StatusNotFound
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,211 +63,171 @@ func unfinished(t *testing.T, s *blob.Store, folder string) (list []blob.Upload)
 }
 
 func TestAnObjectInPartsIsCompletedFromItsPartsAlone(t *testing.T) {
-	t.Parallel()
-	s := signing(t)
-	content, p, sums := inParts()
-	first, last := content[:p.PartBytes], content[p.PartBytes:]
-	id := opens(t, s, "a/b", false)
-	refused := func(name string, code berth.Code) {
-		t.Helper()
-		if err := s.InParts().Complete(t.Context(), "a/b", id, p); berth.CodeOf(err) != code {
-			t.Errorf("%s: %v", name, err)
+	buckets(t, func(t *testing.T, _ protocol, s *blob.Store) {
+		content, p, sums := inParts()
+		first, last := content[:p.PartBytes], content[p.PartBytes:]
+		id := opens(t, s, "a/b", false)
+		refused := func(name string, code berth.Code) {
+			t.Helper()
+			if err := s.InParts().Complete(t.Context(), "a/b", id, p); berth.CodeOf(err) != code {
+				t.Errorf("%s: %v", name, err)
+			}
+			if ok, err := s.Exists(t.Context(), "a/b"); ok || err != nil {
+				t.Fatalf("%s: the object exists: %v, %v", name, ok, err)
+			}
 		}
-		if ok, err := s.Exists(t.Context(), "a/b"); ok || err != nil {
-			t.Fatalf("%s: the object exists: %v, %v", name, ok, err)
+		refused("no part", berth.CodeInvalid)
+		if status := storesPart(t, s, "a/b", id, 1, first); status != http.StatusOK {
+			t.Fatalf("part 1: %d", status)
 		}
-	}
-	refused("no part", berth.CodeInvalid)
-	if status := storesPart(t, s, "a/b", id, 1, first); status != http.StatusOK {
-		t.Fatalf("part 1: %d", status)
-	}
-	refused("one part of two", berth.CodeInvalid)
-	if status := storesPart(t, s, "a/b", id, 2, last[1:]); status != http.StatusOK {
-		t.Fatalf("a shorter part 2: %d", status)
-	}
-	refused("a shorter part", berth.CodeInvalid)
-	if status := storesPart(t, s, "a/b", id, 2, bytes.ToUpper(last)); status != http.StatusOK {
-		t.Fatalf("another part 2: %d", status)
-	}
-	refused("another content", berth.CodeInvalid)
-	for range 2 { // a lost answer: the same part again
-		if status := storesPart(t, s, "a/b", id, 2, last); status != http.StatusOK {
-			t.Fatalf("part 2: %d", status)
+		refused("one part of two", berth.CodeInvalid)
+		if status := storesPart(t, s, "a/b", id, 2, last[1:]); status != http.StatusOK {
+			t.Fatalf("a shorter part 2: %d", status)
 		}
-	}
-	if opens(t, s, "a/b", true) != id {
-		t.Error("a second opening is another upload")
-	}
-	for n, want := range map[int]bool{1: true, 2: true, 3: false} {
-		sum := sums[min(n, 2)-1]
-		if has, err := s.InParts().Has(t.Context(), "a/b", id, n, p.Length(n), sum); err != nil || has != want {
-			t.Errorf("part %d: stored %t, %v", n, has, err)
+		refused("a shorter part", berth.CodeInvalid)
+		if status := storesPart(t, s, "a/b", id, 2, bytes.ToUpper(last)); status != http.StatusOK {
+			t.Fatalf("another part 2: %d", status)
 		}
-		if has, err := s.InParts().Has(t.Context(), "a/b", id, n, p.Length(n), [32]byte{1}); err != nil || has {
-			t.Errorf("another content of part %d: stored %t, %v", n, has, err)
+		refused("another content", berth.CodeInvalid)
+		for range 2 { // a lost answer: the same part again
+			if status := storesPart(t, s, "a/b", id, 2, last); status != http.StatusOK {
+				t.Fatalf("part 2: %d", status)
+			}
 		}
-	}
-	if err := s.InParts().Complete(t.Context(), "a/b", id, p); err != nil {
-		t.Fatal(err)
-	}
-	if got, err := s.ReadAll(t.Context(), "a/b", 1<<30); err != nil || !bytes.Equal(got, content) {
-		t.Errorf("another object of %d bytes is stored: %v", len(got), err)
-	}
-	o, err := s.Info(t.Context(), "a/b")
-	other := p
-	other.Sum[0] ^= 1
-	if err != nil || !o.Consists(p) || o.Consists(other) || o.Is(p.Bytes, p.Sum) {
-		t.Errorf("the object is described as %+v, %v", o, err)
-	}
-	if status := storesPart(t, s, "a/b", id, 2, last); status != http.StatusNotFound {
-		t.Errorf("a part after the completion: %d", status)
-	}
+		if opens(t, s, "a/b", true) != id {
+			t.Error("a second opening is another upload")
+		}
+		for n, want := range map[int]bool{1: true, 2: true, 3: false} {
+			sum := sums[min(n, 2)-1]
+			if has, err := s.InParts().Has(t.Context(), "a/b", id, n, p.Length(n), sum); err != nil || has != want {
+				t.Errorf("part %d: stored %t, %v", n, has, err)
+			}
+			if has, err := s.InParts().Has(t.Context(), "a/b", id, n, p.Length(n), [32]byte{1}); err != nil || has {
+				t.Errorf("another content of part %d: stored %t, %v", n, has, err)
+			}
+		}
+		if err := s.InParts().Complete(t.Context(), "a/b", id, p); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := s.ReadAll(t.Context(), "a/b", 1<<30); err != nil || !bytes.Equal(got, content) {
+			t.Errorf("another object of %d bytes is stored: %v", len(got), err)
+		}
+		o, err := s.Info(t.Context(), "a/b")
+		other := p
+		other.Sum[0] ^= 1
+		if err != nil || !o.Consists(p) || o.Consists(other) || o.Is(p.Bytes, p.Sum) {
+			t.Errorf("the object is described as %+v, %v", o, err)
+		}
+		if status := storesPart(t, s, "a/b", id, 2, last); status != http.StatusNotFound {
+			t.Errorf("a part after the completion: %d", status)
+		}
+	})
 }
 
 // TestAnUploadNeverReplacesAnObject completes two uploads of one key, and one over an object without parts.
 func TestAnUploadNeverReplacesAnObject(t *testing.T) {
-	t.Parallel()
-	s := signing(t)
-	content := []byte("the only part")
-	sum := sha256.Sum256(content)
-	p := blob.Parts{Bytes: int64(len(content)), PartBytes: blob.LeastPart, Sum: sha256.Sum256(sum[:])}
-	if _, err := s.Put(t.Context(), "a/b", strings.NewReader("older"), -1); err != nil {
-		t.Fatal(err)
-	}
-	id := opens(t, s, "a/b", false)
-	if status := storesPart(t, s, "a/b", id, 1, content); status != http.StatusOK {
-		t.Fatalf("the part: %d", status)
-	}
-	if err := s.InParts().Complete(t.Context(), "a/b", id, p); berth.CodeOf(err) != berth.CodeConflict {
-		t.Errorf("completed over another object: %v", err)
-	}
-	if got, err := s.ReadAll(t.Context(), "a/b", 100); err != nil || string(got) != "older" {
-		t.Errorf("the object is %q, %v", got, err)
-	}
+	buckets(t, func(t *testing.T, _ protocol, s *blob.Store) {
+		content := []byte("the only part")
+		sum := sha256.Sum256(content)
+		p := blob.Parts{Bytes: int64(len(content)), PartBytes: blob.LeastPart, Sum: sha256.Sum256(sum[:])}
+		if _, err := s.Put(t.Context(), "a/b", strings.NewReader("older"), -1); err != nil {
+			t.Fatal(err)
+		}
+		id := opens(t, s, "a/b", false)
+		if status := storesPart(t, s, "a/b", id, 1, content); status != http.StatusOK {
+			t.Fatalf("the part: %d", status)
+		}
+		if err := s.InParts().Complete(t.Context(), "a/b", id, p); berth.CodeOf(err) != berth.CodeConflict {
+			t.Errorf("completed over another object: %v", err)
+		}
+		if got, err := s.ReadAll(t.Context(), "a/b", 100); err != nil || string(got) != "older" {
+			t.Errorf("the object is %q, %v", got, err)
+		}
+	})
 }
 
 func TestTheAddressOfAPartIsBound(t *testing.T) {
-	t.Parallel()
-	s := signing(t)
-	const body = "the content of a part"
-	id, other := opens(t, s, "a/b", false), opens(t, s, "a/c", false)
-	sum := sha256.Sum256([]byte(body))
-	a, err := s.InParts().Sign(t.Context(), "a/b", id, 1, int64(len(body)), sum, blob.AddressLife)
-	if err != nil {
-		t.Fatal(err)
-	}
-	query := func(name, value string) func(*http.Request) {
-		return func(r *http.Request) {
-			q := r.URL.Query()
-			q.Set(name, value)
-			r.URL.RawQuery = q.Encode()
+	buckets(t, func(t *testing.T, p protocol, s *blob.Store) {
+		const body = "the content of a part"
+		id, other := opens(t, s, "a/b", false), opens(t, s, "a/c", false)
+		sum := sha256.Sum256([]byte(body))
+		a, err := s.InParts().Sign(t.Context(), "a/b", id, 1, int64(len(body)), sum, blob.AddressLife)
+		if err != nil {
+			t.Fatal(err)
 		}
-	}
-	for name, c := range map[string]struct {
-		method, body string
-		edit         func(*http.Request)
-	}{
-		"another key": {"PUT", body, func(r *http.Request) {
-			r.URL.Path = strings.Replace(r.URL.Path, "a/b", "a/c", 1)
-		}},
-		"another part":   {"PUT", body, query("partNumber", "2")},
-		"another upload": {"PUT", body, query("uploadId", other)},
-		"a whole object": {"PUT", body, func(r *http.Request) {
-			q := r.URL.Query()
-			q.Del("partNumber")
-			q.Del("uploadId")
-			r.URL.RawQuery = q.Encode()
-		}},
-		"to complete":    {"POST", body, nil},
-		"to abort":       {"DELETE", "", nil},
-		"a shorter body": {"PUT", body[1:], nil},
-		"a longer body":  {"PUT", body + "x", nil},
-		"another body":   {"PUT", strings.Repeat("x", len(body)), nil},
-		"no checksum":    {"PUT", body, func(r *http.Request) { r.Header.Del("X-Amz-Checksum-Sha256") }},
-	} {
-		if status, text := sends(t, c.method, a, c.body, c.edit); status < 400 || status >= 500 {
-			t.Errorf("%s: %d %s", name, status, text)
+		to := func(key, id string, number int) func(*http.Request) {
+			return func(r *http.Request) { p.part(r, key, id, number) }
 		}
-	}
-	for n := 1; n <= 2; n++ {
-		has, err := s.InParts().Has(t.Context(), "a/b", id, n, int64(len(body)), sha256.Sum256([]byte(body)))
-		if err != nil || has {
-			t.Errorf("part %d is stored: %t, %v", n, has, err)
+		for name, c := range map[string]struct {
+			method, body string
+			edit         func(*http.Request)
+		}{
+			"another key":    {"PUT", body, to("a/c", id, 1)},
+			"another part":   {"PUT", body, to("a/b", id, 2)},
+			"another upload": {"PUT", body, to("a/b", other, 1)},
+			"a whole object": {"PUT", body, to("a/b", id, 0)},
+			"to complete":    {"POST", body, nil},
+			"to abort":       {"DELETE", "", nil},
+			"a shorter body": {"PUT", body[1:], nil},
+			"a longer body":  {"PUT", body + "x", nil},
+			"another body":   {"PUT", strings.Repeat("x", len(body)), nil},
+			"no checksum":    {"PUT", body, func(r *http.Request) { r.Header.Del(p.sum) }},
+		} {
+			if status, text := sends(t, c.method, a, c.body, c.edit); status < 400 || status >= 500 {
+				t.Errorf("%s: %d %s", name, status, text)
+			}
 		}
-	}
-	if status, text := sends(t, "PUT", a, body, nil); status != http.StatusOK {
-		t.Errorf("the signed request: %d %s", status, text)
-	}
+		for n := 1; n <= 2; n++ {
+			has, err := s.InParts().Has(t.Context(), "a/b", id, n, int64(len(body)), sha256.Sum256([]byte(body)))
+			if err != nil || has {
+				t.Errorf("part %d is stored: %t, %v", n, has, err)
+			}
+		}
+		if status, text := sends(t, "PUT", a, body, nil); status != http.StatusOK {
+			t.Errorf("the signed request: %d %s", status, text)
+		}
+	})
 }
 
 func TestUploadsAreListedAndAborted(t *testing.T) {
-	t.Parallel()
-	s := signing(t)
-	id := opens(t, s, "a/b", false)
-	opens(t, s, "b/c", false)
-	list := unfinished(t, s, "a")
-	if len(list) != 1 || list[0] != (blob.Upload{Key: "a/b", ID: id}) {
-		t.Fatalf("uploads below a: %+v", list)
-	}
-	for range 2 {
-		if err := s.AbortUpload(t.Context(), list[0]); err != nil {
-			t.Fatal(err)
+	buckets(t, func(t *testing.T, _ protocol, s *blob.Store) {
+		id := opens(t, s, "a/b", false)
+		opens(t, s, "b/c", false)
+		list := unfinished(t, s, "a")
+		if len(list) != 1 || list[0] != (blob.Upload{Key: "a/b", ID: id}) {
+			t.Fatalf("uploads below a: %+v", list)
 		}
-	}
-	if status := storesPart(t, s, "a/b", id, 1, []byte("x")); status != http.StatusNotFound {
-		t.Errorf("a part of an aborted upload: %d", status)
-	}
-	err := s.InParts().Complete(t.Context(), "a/b", id, blob.Parts{Bytes: 1, PartBytes: blob.LeastPart})
-	if berth.CodeOf(err) != berth.CodeNotFound {
-		t.Errorf("completed after the abort: %v", err)
-	}
-	if list := unfinished(t, s, "b"); len(list) != 1 {
-		t.Errorf("uploads below b: %+v", list)
-	}
+		for range 2 {
+			if err := s.AbortUpload(t.Context(), list[0]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if status := storesPart(t, s, "a/b", id, 1, []byte("x")); status != http.StatusNotFound {
+			t.Errorf("a part of an aborted upload: %d", status)
+		}
+		err := s.InParts().Complete(t.Context(), "a/b", id, blob.Parts{Bytes: 1, PartBytes: blob.LeastPart})
+		if berth.CodeOf(err) != berth.CodeNotFound {
+			t.Errorf("completed after the abort: %v", err)
+		}
+		if list := unfinished(t, s, "b"); len(list) != 1 {
+			t.Errorf("uploads below b: %+v", list)
+		}
+	})
 }
 
 func TestAStoreThatKeepsTheConditionsOfPartsIsProven(t *testing.T) {
-	t.Parallel()
-	s := signing(t)
-	for range 2 {
-		if err := s.InParts().Prove(t.Context()); err != nil {
-			t.Fatal(err)
+	buckets(t, func(t *testing.T, _ protocol, s *blob.Store) {
+		for range 2 {
+			if err := s.InParts().Prove(t.Context()); err != nil {
+				t.Fatal(err)
+			}
 		}
-	}
-	names, err := s.Names(t.Context(), "signing")
-	list := unfinished(t, s, "signing")
-	if err != nil || len(names) != 0 || len(list) != 0 {
-		t.Errorf("the proof has left objects %v and uploads %v: %v", names, list, err)
-	}
-}
-
-// refusing is a store that refuses the requests of one kind, as for the login.
-func refusing(t *testing.T, refuse func(*http.Request) bool) *blob.Store {
-	t.Helper()
-	server := s3test.Start(t)
-	target, err := url.Parse(server.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	next := &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) {
-		r.SetURL(target)
-		r.Out.Host = r.In.Host
-	}}
-	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if refuse(r) {
-			w.WriteHeader(http.StatusForbidden)
-			_, _ = io.WriteString(w, "<Error><Code>AccessDenied</Code></Error>")
-			return
+		names, err := s.Names(t.Context(), "signing")
+		list := unfinished(t, s, "signing")
+		if err != nil || len(names) != 0 || len(list) != 0 {
+			t.Errorf("the proof has left objects %v and uploads %v: %v", names, list, err)
 		}
-		next.ServeHTTP(w, r)
-	}))
-	t.Cleanup(front.Close)
-	s, err := blob.NewS3(t.Context(), s3test.ClientAt(front.URL), server.Bucket, s3blob.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = s.Close() })
-	return s
+	})
 }
 
 // TestALoginMayLackTheRightToListUploads plays a login of before: sweeps pass, and the proof of parts fails.
@@ -329,34 +285,34 @@ func TestALoginThatMayNotAbortUploadsIsNotProven(t *testing.T) {
 
 // TestLeftoversOfAKilledProofAreSwept cuts a proof off as kill -9 does: its object and its upload stay.
 func TestLeftoversOfAKilledProofAreSwept(t *testing.T) {
-	t.Parallel()
-	s := signing(t)
-	own := "signing/" + strings.Repeat("a2", 13)
-	foreign := []string{"signing/file", "signing/x/" + strings.Repeat("a", 26), own + "xx", own + "/x", "signing/" +
-		strings.Repeat("A", 26)}
-	for _, key := range append(foreign, own+"x") {
-		if _, err := s.Put(t.Context(), key, strings.NewReader("x"), -1); err != nil {
-			t.Fatal(err)
+	buckets(t, func(t *testing.T, _ protocol, s *blob.Store) {
+		own := "signing/" + strings.Repeat("a2", 13)
+		foreign := []string{"signing/file", "signing/x/" + strings.Repeat("a", 26), own + "xx", own + "/x", "signing/" +
+			strings.Repeat("A", 26)}
+		for _, key := range append(foreign, own+"x") {
+			if _, err := s.Put(t.Context(), key, strings.NewReader("x"), -1); err != nil {
+				t.Fatal(err)
+			}
 		}
-	}
-	opens(t, s, own, false)
-	opens(t, s, "signing/file", false)
-	if n, err := s.SweepProofs(t.Context(), blob.ProofAge); err != nil || n != 0 {
-		t.Errorf("%d leftovers of a proof that may still run were removed: %v", n, err)
-	}
-	if n, err := s.SweepProofs(t.Context(), -1); err != nil || n != 2 {
-		t.Errorf("%d leftovers were removed, want 2: %v", n, err)
-	}
-	names, err := s.Names(t.Context(), "signing")
-	list := unfinished(t, s, "signing")
-	if err != nil || len(names) != 3 || len(list) != 1 || list[0].Key != "signing/file" {
-		t.Errorf("left are objects %v and uploads %v: %v", names, list, err)
-	}
-	for _, key := range foreign {
-		if ok, err := s.Exists(t.Context(), key); err != nil || !ok {
-			t.Errorf("%s of another program exists %t, %v", key, ok, err)
+		opens(t, s, own, false)
+		opens(t, s, "signing/file", false)
+		if n, err := s.SweepProofs(t.Context(), blob.ProofAge); err != nil || n != 0 {
+			t.Errorf("%d leftovers of a proof that may still run were removed: %v", n, err)
 		}
-	}
+		if n, err := s.SweepProofs(t.Context(), -1); err != nil || n != 2 {
+			t.Errorf("%d leftovers were removed, want 2: %v", n, err)
+		}
+		names, err := s.Names(t.Context(), "signing")
+		list := unfinished(t, s, "signing")
+		if err != nil || len(names) != 3 || len(list) != 1 || list[0].Key != "signing/file" {
+			t.Errorf("left are objects %v and uploads %v: %v", names, list, err)
+		}
+		for _, key := range foreign {
+			if ok, err := s.Exists(t.Context(), key); err != nil || !ok {
+				t.Errorf("%s of another program exists %t, %v", key, ok, err)
+			}
+		}
+	})
 }
 
 func TestAManifestIsReadWithinBounds(t *testing.T) {

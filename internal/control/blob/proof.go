@@ -13,8 +13,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/aws/aws-sdk-go-v2/aws"
-	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 	"gocloud.dev/blob"
 
 	"berth"
@@ -74,9 +72,9 @@ func (s *Store) SweepProofs(ctx context.Context, age time.Duration) (removed int
 			count(s.Delete(ctx, o.Key))
 		}
 	}
-	err = s.uploads(ctx, proofFolder, func(u types.MultipartUpload) error {
-		if proofName.MatchString(aws.ToString(u.Key)) && !aws.ToTime(u.Initiated).After(before) {
-			count(s.AbortUpload(ctx, Upload{Key: aws.ToString(u.Key), ID: aws.ToString(u.UploadId)}))
+	err = s.openUploads(ctx, proofFolder, func(u openUpload) error {
+		if proofName.MatchString(u.Key) && !u.begun.After(before) {
+			count(s.AbortUpload(ctx, u.Upload))
 		}
 		return ctx.Err()
 	})
@@ -105,14 +103,19 @@ func (s *Store) ProveSigning(ctx context.Context) error {
 	for _, try := range []struct {
 		content string
 		key     string
-		wanted  int // status; 0: any refusal
+		sum     [32]byte // that the store shall keep
+		wanted  int      // status; 0: any refusal
 		says    string
 	}{
-		{bad, key, 0, "another content than the announced one was stored"},
-		{good, key, http.StatusOK, ""},
-		{good, key, http.StatusPreconditionFailed, "an address was used twice"},
-		{good, key + "x", 0, "an object of another key was stored"},
+		{bad, key, sum, 0, "another content than the announced one was stored"},
+		{good, key, sha256.Sum256([]byte(bad)), 0, "another recorded SHA-256 than the announced one was stored"},
+		{good, key, sum, http.StatusOK, ""},
+		{good, key, sum, http.StatusPreconditionFailed, "an address was used twice"},
+		{good, key + "x", sum, 0, "an object of another key was stored"},
 	} {
+		a := a
+		a.Header = a.Header.Clone()
+		s.signer.record(a.Header, try.sum)
 		status, err := a.try(ctx, try.content, func(u *url.URL) { u.Path = strings.TrimSuffix(u.Path, key) + try.key })
 		switch {
 		case err != nil:
@@ -205,8 +208,8 @@ func (s PartStore) proveAbort(ctx context.Context, key string) error {
 	}
 	u := Upload{Key: key, ID: id}
 	listed := false
-	err = s.each(ctx, proofFolder+"/", func(l types.MultipartUpload) error {
-		listed = listed || u == Upload{Key: aws.ToString(l.Key), ID: aws.ToString(l.UploadId)}
+	err = s.each(ctx, proofFolder+"/", func(l openUpload) error {
+		listed = listed || u == l.Upload
 		return nil
 	})
 	if err != nil {
@@ -218,7 +221,7 @@ func (s PartStore) proveAbort(ctx context.Context, key string) error {
 	if err := s.AbortUpload(ctx, u); err != nil {
 		return fmt.Errorf("abort an upload: %w", err)
 	}
-	switch err := s.parts(ctx, key, id, 0, 1, func(types.Part) error { return nil }); {
+	switch err := s.parts(ctx, key, id, 0, 1, func(storedPart) error { return nil }); {
 	case err == nil:
 		return UnboundError{"an upload exists after its abort"}
 	case berth.CodeOf(err) != berth.CodeNotFound:
@@ -237,17 +240,15 @@ func (s PartStore) provePart(ctx context.Context, key, good string, sum [32]byte
 		return "", err
 	}
 	for _, try := range []struct {
-		content, number, says string
+		content string
+		number  int
+		says    string
 	}{
-		{"a forged part", "1", "a part of another content than the announced one was stored"},
-		{good, "2", "a part of another number was stored"},
-		{good, "1", ""},
+		{"a forged part", 1, "a part of another content than the announced one was stored"},
+		{good, 2, "a part of another number was stored"},
+		{good, 1, ""},
 	} {
-		status, err := a.try(ctx, try.content, func(u *url.URL) {
-			q := u.Query()
-			q.Set("partNumber", try.number)
-			u.RawQuery = q.Encode()
-		})
+		status, err := a.try(ctx, try.content, func(u *url.URL) { s.signer.renumber(u, try.number) })
 		switch {
 		case err != nil:
 			return "", err

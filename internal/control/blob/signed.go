@@ -2,22 +2,14 @@ package blob
 
 import (
 	"context"
-	"encoding/base64"
 	"encoding/hex"
 	"errors"
-	"fmt"
 	"io"
 	"net/http"
-	"strconv"
 	"strings"
 	"time"
 
-	"github.com/aws/aws-sdk-go-v2/aws"
-	v4 "github.com/aws/aws-sdk-go-v2/aws/signer/v4"
-	"github.com/aws/aws-sdk-go-v2/service/s3"
-	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 	"gocloud.dev/blob"
-	"gocloud.dev/blob/s3blob"
 
 	"berth"
 	"berth/spec"
@@ -39,40 +31,14 @@ type SignedAddress struct {
 	Until  time.Time // the request must begin before
 }
 
-// signer signs requests to a bucket of S3 for processes that have no login there.
-type signer struct {
-	client *s3.Client
-	bucket string
-	sse    s3blob.Options // encryption that each write must ask for
-}
-
-// presign returns a client whose addresses are valid for life. Headers stay headers: stores differ in which of them
-// they accept as parameters of the address, and a condition that a store ignores protects nothing.
-func (s *signer) presign(life time.Duration) *s3.PresignClient {
-	return s3.NewPresignClient(s.client, s3.WithPresignExpires(life), func(o *s3.PresignOptions) {
-		o.Presigner = v4.NewSigner(func(o *v4.SignerOptions) {
-			o.DisableHeaderHoisting, o.DisableURIPathEscaping = true, true
-		})
-	})
-}
-
-// NewS3 returns the store in a bucket of S3, as the client reaches it. Writes ask for the encryption of the options.
-func NewS3(ctx context.Context, client *s3.Client, bucket string, o s3blob.Options) (*Store, error) {
-	opened, err := s3blob.OpenBucket(ctx, client, bucket, &o)
-	if err != nil {
-		return nil, err
-	}
-	return newS3(opened, bucket, o), nil
-}
-
-// newS3 adds a signer to an open bucket of S3. A client without a login signs nothing.
-func newS3(opened *blob.Bucket, bucket string, o s3blob.Options) *Store {
-	s := &Store{bucket: opened}
-	var client *s3.Client
-	if opened.As(&client) && client.Options().Credentials != nil { // nil: anonymous=true
-		s.signer = &signer{client: client, bucket: bucket, sse: o}
-	}
-	return s
+// signer is the protocol of a bucket that machines reach themselves: signed addresses, and uploads of parts. Keys and
+// lengths are checked by the callers.
+type signer interface {
+	signPut(ctx context.Context, key string, size int64, sum [32]byte, life time.Duration) (SignedAddress, error)
+	signGet(ctx context.Context, key string, life time.Duration) (SignedAddress, error)
+	info(ctx context.Context, key string) (ObjectInfo, error)
+	record(signed http.Header, sum [32]byte) // changes the sum that info shall return, for proofs
+	uploader
 }
 
 // Signs reports whether the store can be used by signed addresses.
@@ -93,19 +59,7 @@ func (s *Store) SignPut(
 		return SignedAddress{}, berth.Errorf(berth.CodeInvalid, "object %s of %d bytes: allowed are 1 to %d", key, size,
 			int64(MaxSigned))
 	}
-	in := &s3.PutObjectInput{
-		Bucket: &s.signer.bucket, Key: &key, ContentLength: &size, IfNoneMatch: aws.String("*"),
-		ChecksumSHA256: aws.String(base64.StdEncoding.EncodeToString(sum[:])),
-	}
-	if kind := s.signer.sse.EncryptionType; kind != "" {
-		in.ServerSideEncryption = kind
-	}
-	if id := s.signer.sse.KMSEncryptionID; id != "" {
-		in.SSEKMSKeyId = &id
-	}
-	until := time.Now().Add(life)
-	r, err := s.signer.presign(life).PresignPutObject(ctx, in)
-	return signed(r, until, err, key)
+	return s.signer.signPut(ctx, key, size, sum, life)
 }
 
 // SignGet returns an address that reads one object, for life.
@@ -113,9 +67,7 @@ func (s *Store) SignGet(ctx context.Context, key string, life time.Duration) (Si
 	if err := s.signable(key); err != nil {
 		return SignedAddress{}, err
 	}
-	until := time.Now().Add(life)
-	r, err := s.signer.presign(life).PresignGetObject(ctx, &s3.GetObjectInput{Bucket: &s.signer.bucket, Key: &key})
-	return signed(r, until, err, key)
+	return s.signer.signGet(ctx, key, life)
 }
 
 // signable returns an error for a store that cannot sign, and for a key that is not allowed.
@@ -124,17 +76,6 @@ func (s *Store) signable(key string) error {
 		return errNoSigner
 	}
 	return checkKey(key)
-}
-
-// signed returns the result of a presigner without the headers that every client sets by itself.
-func signed(r *v4.PresignedHTTPRequest, until time.Time, err error, key string) (SignedAddress, error) {
-	if err != nil {
-		return SignedAddress{}, fmt.Errorf("sign an address of object %s: %w", key, err)
-	}
-	h := r.SignedHeader.Clone()
-	h.Del("Host")
-	h.Del("Content-Length")
-	return SignedAddress{URL: spec.Sensitive(r.URL), Header: h, Until: until}, nil
 }
 
 // ObjectInfo is the store's description of an object.
@@ -160,27 +101,7 @@ func (s *Store) Info(ctx context.Context, key string) (info ObjectInfo, err erro
 	if err := s.signable(key); err != nil {
 		return info, err
 	}
-	o, err := s.signer.client.HeadObject(ctx, &s3.HeadObjectInput{
-		Bucket: &s.signer.bucket, Key: &key, ChecksumMode: types.ChecksumModeEnabled,
-	})
-	if err != nil {
-		if _, missing := errors.AsType[*types.NotFound](err); missing {
-			return info, berth.Errorf(berth.CodeNotFound, "no such object %s", key)
-		}
-		return info, fmt.Errorf("object %s: %w", key, err)
-	}
-	info.Bytes = aws.ToInt64(o.ContentLength)
-	// The checksum of an object in parts has a suffix with their number.
-	text, parts, composite := strings.Cut(aws.ToString(o.ChecksumSHA256), "-")
-	if sum, ok := decodeSum(text); ok {
-		info.SHA256 = &sum
-	}
-	if composite {
-		if info.Parts, err = strconv.Atoi(parts); err != nil || info.Parts < 1 {
-			return ObjectInfo{Bytes: info.Bytes}, nil // of a form that no store documents
-		}
-	}
-	return info, nil
+	return s.signer.info(ctx, key)
 }
 
 // errTooMany refuses a folder with more objects than a comparison reads.

@@ -6,18 +6,22 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"net/url"
 	"os"
 	"path"
 	"path/filepath"
 	"strings"
 
+	"cloud.google.com/go/storage"
 	"gocloud.dev/blob"
 	"gocloud.dev/blob/fileblob"
+	"gocloud.dev/blob/gcsblob"
 	_ "gocloud.dev/blob/memblob" // mem:// for tests
 	"gocloud.dev/blob/s3blob"
 	"gocloud.dev/gcerrors"
 	"golang.org/x/sys/unix"
+	"google.golang.org/api/googleapi"
 
 	"berth"
 )
@@ -27,11 +31,12 @@ type Store struct {
 	bucket *blob.Bucket
 	folder string   // of a store in a folder; else ""
 	is     identity // of the folder when it was opened
-	signer *signer  // nil: the store has no signed addresses
+	signer signer   // nil: the store has no signed addresses
+	google *storage.Client
 }
 
 // Open opens the store at a URL: file:///folder (made if absent), s3://bucket
-// with the options of gocloud.dev, or mem:// for tests.
+// with the options of gocloud.dev, gs://bucket/prefix, or mem:// for tests.
 func Open(ctx context.Context, address string) (*Store, error) {
 	u, err := url.Parse(address)
 	if err != nil {
@@ -46,6 +51,8 @@ func Open(ctx context.Context, address string) (*Store, error) {
 		}
 	case s3blob.Scheme:
 		s, err = openS3(ctx, u)
+	case gcsblob.Scheme:
+		s, err = openGCS(ctx, u)
 	default:
 		s = &Store{}
 		s.bucket, err = blob.OpenBucket(ctx, address)
@@ -54,16 +61,6 @@ func Open(ctx context.Context, address string) (*Store, error) {
 		return nil, fmt.Errorf("open blob store %s: %w", u.Redacted(), err)
 	}
 	return s, nil
-}
-
-// openS3 opens a bucket of S3. The opener leaves the encryption that the URL asks for in its options.
-func openS3(ctx context.Context, u *url.URL) (*Store, error) {
-	var opener s3blob.URLOpener
-	bucket, err := opener.OpenBucketURL(ctx, u)
-	if err != nil {
-		return nil, err
-	}
-	return newS3(bucket, u.Host, opener.Options), nil
 }
 
 // openFolder opens a folder as a bucket. Temporary files are in the folders of the
@@ -85,7 +82,13 @@ func openFolder(u *url.URL) (*blob.Bucket, error) {
 }
 
 // Close releases the store's connections.
-func (s *Store) Close() error { return s.bucket.Close() }
+func (s *Store) Close() error {
+	err := s.bucket.Close()
+	if s.google != nil {
+		err = errors.Join(err, s.google.Close())
+	}
+	return err
+}
 
 // Check reports whether the store answers. The folder of a store must be the one that was opened.
 func (s *Store) Check(ctx context.Context) error {
@@ -139,7 +142,7 @@ func (s *Store) put(ctx context.Context, key string, r io.Reader, size int64, on
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	w, err := s.bucket.NewWriter(ctx, key, &blob.WriterOptions{ContentType: "application/octet-stream",
-		IfNotExist: once, BufferSize: bufferSize(size)})
+		IfNotExist: once, BufferSize: bufferSize(s, size)})
 	if err != nil {
 		return 0, mapError(err, "object "+key)
 	}
@@ -155,10 +158,13 @@ func (s *Store) put(ctx context.Context, key string, r io.Reader, size int64, on
 	return n, mapError(w.Close(), "object "+key)
 }
 
-// bufferSize returns the length of the parts in which this process stores an object of a size itself; 0: the default of
-// 5 MiB, which is too short for the 10,000 parts that S3 allows of a larger object.
-func bufferSize(size int64) int {
-	if size <= LeastPart*maxParts {
+// bufferSize returns the length of the parts in which this process stores an object of a size itself; 0: the library's
+// default. That of S3, 5 MiB, is too short for the 10,000 parts that S3 allows of a larger object.
+func bufferSize(s *Store, size int64) int {
+	switch {
+	case s.google != nil:
+		return gcsBuffer(size)
+	case size <= LeastPart*maxParts:
 		return 0
 	}
 	return int(size/maxParts) + 1
@@ -196,8 +202,12 @@ func (s *Store) Exists(ctx context.Context, key string) (bool, error) {
 	if err := s.usable(key); err != nil {
 		return false, err
 	}
-	ok, err := s.bucket.Exists(ctx, key)
-	return ok, mapError(err, "object "+key)
+	// The driver's own method also reports that an object is missing which the login may not read.
+	_, err := s.bucket.Attributes(ctx, key)
+	if missing(err) {
+		return false, nil
+	}
+	return err == nil, mapError(err, "object "+key)
 }
 
 // Folders lists the names of the folders in the folder key, none for an absent folder.
@@ -247,7 +257,7 @@ func (s *Store) Delete(ctx context.Context, key string) error {
 	if err := s.usable(key); err != nil {
 		return err
 	}
-	if err := s.bucket.Delete(ctx, key); err != nil && gcerrors.Code(err) != gcerrors.NotFound {
+	if err := s.bucket.Delete(ctx, key); err != nil && !missing(err) {
 		return mapError(err, "object "+key)
 	}
 	return nil
@@ -268,10 +278,19 @@ func (s *Store) DeleteFolder(ctx context.Context, key string) error {
 		if err != nil {
 			return mapError(err, "objects below "+key)
 		}
-		if err := s.bucket.Delete(ctx, o.Key); err != nil && gcerrors.Code(err) != gcerrors.NotFound {
+		if err := s.bucket.Delete(ctx, o.Key); err != nil && !missing(err) {
 			return mapError(err, "object "+o.Key)
 		}
 	}
+}
+
+// missing reports whether an error says that an object does not exist. The driver of Google Cloud Storage says so of
+// objects that the login may not read: there, the status decides.
+func missing(err error) bool {
+	if fault, ok := errors.AsType[*googleapi.Error](err); ok {
+		return fault.Code == http.StatusNotFound
+	}
+	return gcerrors.Code(err) == gcerrors.NotFound
 }
 
 // mapError turns the store's errors into berth errors.
@@ -282,9 +301,13 @@ func mapError(err error, what string) error {
 	if _, ok := errors.AsType[*berth.Error](err); ok {
 		return err
 	}
-	switch gcerrors.Code(err) {
-	case gcerrors.NotFound:
+	if missing(err) {
 		return berth.Errorf(berth.CodeNotFound, "no such %s", what)
+	}
+	if fault, ok := errors.AsType[*googleapi.Error](err); ok && fault.Code == http.StatusPreconditionFailed {
+		return berth.Errorf(berth.CodeConflict, "%s exists", what)
+	}
+	switch gcerrors.Code(err) {
 	case gcerrors.FailedPrecondition, gcerrors.AlreadyExists:
 		return berth.Errorf(berth.CodeConflict, "%s exists", what)
 	case gcerrors.ResourceExhausted, gcerrors.DeadlineExceeded:

@@ -139,7 +139,7 @@ func (c Config) Validate() error {
 	if c.Plays(RoleAPI) {
 		require(isHostPort(c.Listen), "listen address %q: write HOST:PORT", c.Listen)
 		require(c.BlobURL != "",
-			"no blob store: set --blob-url or BERTH_BLOB_URL to file:///absolute/folder or s3://bucket?region=…")
+			"no blob store: set --blob-url or BERTH_BLOB_URL to file:///FOLDER, s3://BUCKET?region=… or gs://BUCKET")
 		require(c.ObjectAccess == DirectAccess || c.ObjectAccess == ProxyAccess,
 			"object-access %q: allowed are direct, proxy", c.ObjectAccess)
 		require((c.TLSCert == "") == (c.TLSKey == ""), "TLS needs a certificate and its key")

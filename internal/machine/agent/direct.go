@@ -14,6 +14,7 @@ import (
 	"net/url"
 	"regexp"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -379,8 +380,8 @@ func storeFault(method, host string, r *http.Response) error {
 		return errExists
 	case body.Code == "NoSuchUpload":
 		return errNoUpload{fault}
-	case body.Code == "NoSuchKey",
-		body.Code == "BadDigest", body.Code == "XAmzContentChecksumMismatch":
+	case body.Code == "NoSuchKey", body.Code == "BadDigest", body.Code == "XAmzContentChecksumMismatch",
+		strings.HasSuffix(body.Code, "ContentSHA256Mismatch"):
 		return errContent{fault} // missing, damaged on the way, or the file has changed: it is hashed again
 	case r.StatusCode >= 500, r.StatusCode == http.StatusTooManyRequests, r.StatusCode == http.StatusRequestTimeout,
 		r.StatusCode == http.StatusConflict,                          // another request for this key is under way

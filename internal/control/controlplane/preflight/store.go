@@ -26,7 +26,8 @@ func (r *report) store(ctx context.Context) {
 	}
 	u, err := url.Parse(r.Config.BlobURL)
 	if err != nil {
-		r.add("store", Fault, "write file:///FOLDER or s3://BUCKET?region=…", "blob-url is not a URL")
+		r.add("store", Fault, "write file:///FOLDER, s3://BUCKET?region=… or gs://BUCKET/PREFIX",
+			"blob-url is not a URL")
 		return
 	}
 	name := u.Scheme + "://" + u.Host + u.Path // a query may hold keys
