@@ -189,6 +189,10 @@ MARGIN ?= 5s
 proof-fence: setup ## cut 50 machines off around the fence of their at_most_one work: never two alive: make proof-fence CUTS=1 FENCE=15m MARGIN=1m
 	$(GO) test ./e2e/proof -run CutsAroundTheFence -count=1 -v -timeout 60m -args -cuts $(CUTS) -cut-fence $(FENCE) -cut-margin $(MARGIN) -cut-seed $(SEED)
 
+.PHONY: proof-silence
+proof-silence: setup ## cut off three of eight machines for longer than Temporal waits for a heartbeat, half an hour: no activity is repeated
+	$(GO) test ./e2e -run '^TestF28NoActivityIsRepeatedWhileVerdictsAreFrozen$$' -count=1 -v -timeout 60m -args -silent-for 28m
+
 # Of make proof-launches: how many machines.
 LAUNCHES ?= 1000
 

@@ -241,3 +241,29 @@ func TestF28VerdictsFreezeWhenMoreThanAThirdIsSilent(t *testing.T) {
 		t.Error("frozen at the wrong numbers")
 	}
 }
+
+// TestF28AVerdictWaitsForMachinesThatFellSilentTogether checks that no machine is due before the others that fell
+// silent at the same moment count as silent: the last calls of machines before a fault of the network are up to a poll
+// apart.
+func TestF28AVerdictWaitsForMachinesThatFellSilentTogether(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	s.started(func(j *spec.Job) { j.LostAfter = spec.Duration(2 * time.Second) }) // on m0
+	together := func(longest time.Duration) int {
+		t.Helper()
+		s.quiet("m0", longest)
+		s.quiet("m1", longest-berth.SyncWait)
+		s.quiet("m2", longest-berth.SyncWait)
+		due, _ := s.overdue()
+		return len(due)
+	}
+	for past := time.Second; past < 3*berth.SyncWait; past += time.Second {
+		if n := together(silence.Suspect + past); n != 0 {
+			t.Errorf("%d due when the longest silence exceeds the limit by %s", n, past)
+		}
+	}
+	s.quiet("m1", 0)
+	if due, _ := s.overdue(); len(due) != 1 {
+		t.Errorf("due with two silent machines: %v", due)
+	}
+}

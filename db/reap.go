@@ -14,7 +14,7 @@ import (
 
 // Silence configures the time that a machine may be silent, without a renewed lease.
 type Silence struct {
-	Suspect time.Duration // a longer silence stops new work; no verdict comes sooner
+	Suspect time.Duration // a longer silence stops new work; no verdict comes sooner, see least
 	Lost    time.Duration // a longer silence makes an idle machine lost; lost_after of a job overrides it
 	Margin  time.Duration // for at_most_one jobs, in addition to fence and grace; see berth.FenceMargin
 
@@ -29,10 +29,18 @@ type Silence struct {
 // make any machine overdue.
 func (s Silence) Beacon() time.Duration { return min(BeaconTTL, s.Suspect) }
 
+// callsApart is the longest time between two calls of a machine that is well.
+const callsApart = berth.SyncWait + time.Second
+
+// least returns the silence before which no verdict comes. Machines that fall silent at the
+// same moment made their last calls up to callsApart before. Before a verdict on the first of
+// them, the others must count as silent too, since their number may freeze verdicts.
+func (s Silence) least() time.Duration { return s.Suspect + callsApart }
+
 func (s Silence) args() pgx.NamedArgs {
 	return pgx.NamedArgs{
-		"suspect": s.Suspect, "lost": s.Lost, "margin_ms": s.Margin.Milliseconds(),
-		"grace": leaseGrace, "api": leaseAPI,
+		"suspect": s.Suspect, "least": s.least(), "lost": max(s.Lost, s.least()),
+		"margin_ms": s.Margin.Milliseconds(), "grace": leaseGrace, "api": leaseAPI,
 	}
 }
 
@@ -46,14 +54,15 @@ const silentFor = `clock_timestamp() - l.seen_at`
 // next boot or an operator does. A member without a claim has no container yet, and an
 // ended member has none left, so both wait only as long as lost_after.
 const patience = `
-	greatest(@suspect::interval, interval '1 millisecond' * CASE
+	greatest(@least::interval, interval '1 millisecond' * CASE
 		WHEN j.execution <> 'at_most_one' OR a.state <> 'active' THEN j.lost_after_ms
 		WHEN m.fence_ms = 0 THEN 1e15
 		ELSE greatest(j.lost_after_ms, greatest(a.fence_ms, m.fence_ms) + j.grace_ms + @margin_ms::bigint)
 	END)`
 
 // unproven is true while silence proves nothing: API replicas cannot renew leases, or could
-// not until a short while ago; see RenewBeacon.
+// not until a short while ago, or verdicts were frozen until then; see RenewBeacon and
+// HoldVerdicts.
 const unproven = `
 	EXISTS (SELECT 1 FROM leases WHERE name = @grace AND expires_at > clock_timestamp())
 	OR EXISTS (SELECT 1 FROM leases WHERE name = @api AND expires_at < clock_timestamp())`
@@ -99,7 +108,8 @@ func (d *Machines) MarkSuspect(ctx context.Context, term Term, s Silence) ([]ber
 }
 
 // SilenceProves reports whether silence is evidence against a machine at present: API
-// replicas can renew leases, and could for a while.
+// replicas can renew leases, and could for a while, and verdicts have not been frozen for a
+// while.
 func (d *Machines) SilenceProves(ctx context.Context) (bool, error) {
 	var proves bool
 	err := d.pool.QueryRow(ctx, `SELECT NOT (`+unproven+`)`, Silence{}.args()).Scan(&proves)
@@ -124,8 +134,25 @@ const frozenAt = 3
 // Frozen reports whether so many machines are silent at once that the control plane or the
 // network is the likelier cause: more than a third, and at least frozenAt. No verdict is
 // then passed on any machine until more machines are heard, or an operator has confirmed
-// that some are dead.
+// that some are dead, nor in the grace after that; see HoldVerdicts.
 func (f Fleet) Frozen() bool { return f.Silent >= frozenAt && 3*f.Silent > f.Machines }
+
+// HoldVerdicts keeps every machine from being declared lost for the time grace. The leader
+// calls it as long as verdicts are frozen. When the network is back, the machines call one
+// after the other, within the agents' longest pause: soon fewer than a third are silent,
+// although the others are about to call.
+func (d *Machines) HoldVerdicts(ctx context.Context, term Term, grace time.Duration) error {
+	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `
+			INSERT INTO leases AS l (name, holder, expires_at)
+			VALUES (@grace, @holder, clock_timestamp() + @length::interval)
+			ON CONFLICT (name) DO UPDATE
+			SET holder = excluded.holder, expires_at = greatest(l.expires_at, excluded.expires_at)`,
+			pgx.NamedArgs{"grace": leaseGrace, "holder": term.Holder, "length": grace})
+		return err
+	})
+	return mapError(err, "grace")
+}
 
 // countFleet implements Machines.Fleet for other stores, which share functions over core.
 func countFleet(ctx context.Context, d *core, s Silence) (Fleet, error) {
@@ -226,7 +253,7 @@ func (d *Machines) PassVerdict(ctx context.Context, term Term, machine berth.Mac
 				JOIN machine_leases l ON l.machine_id = a.machine_id
 				WHERE a.machine_id = m.id AND a.orphaned_at > l.seen_at))`,
 			pgx.NamedArgs{
-				"machine": machine, "silence": silence, "lost": s.Lost,
+				"machine": machine, "silence": silence, "lost": s.args()["lost"],
 				"reason": fmt.Sprintf("silent for %s", silence.Round(time.Second)),
 			})
 		v.Lost = err == nil && tag.RowsAffected() > 0

@@ -2,6 +2,7 @@ package e2e_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -64,6 +65,8 @@ type stack struct {
 	lossy    atomic.Bool  // every Run that is delivered is lost on its way
 	bouncy   atomic.Bool  // the first try of every Run fails, as in a replica that stops
 	ahead    atomic.Int64 // nanoseconds by which launches see a later time than the database's
+	timing   agent.Timing // of agents that join from now on
+	gateway  string       // address by which they reach the API; empty: url
 }
 
 // waiterBeat is the longest time between two heartbeats of a waiter: so short that
@@ -278,8 +281,8 @@ func (s *stack) joinOver(m berth.MachineID, engine node.Runtime, log *slog.Logge
 		s.t.Fatal(err)
 	}
 	cfg := agent.Config{
-		Server: s.url, JoinToken: token.Secret, StateDir: filepath.Join(s.dir, string(m)), Machine: m, HostBoot: "boot-1",
-		Runtime: engine, Logger: log, Traces: s.traces, Labels: labels, GangNetwork: gangNetwork,
+		Server: cmp.Or(s.gateway, s.url), JoinToken: token.Secret, StateDir: filepath.Join(s.dir, string(m)), Machine: m, HostBoot: "boot-1",
+		Runtime: engine, Logger: log, Traces: s.traces, Labels: labels, GangNetwork: gangNetwork, Timing: s.timing,
 		InputNetworks: publicnet.Policy{}.Allow(netip.MustParsePrefix("127.0.0.0/8")), // where tests have their servers
 		GPUs: gpus{
 			{Index: 0, UUID: string(m) + "-0", Model: "H100", MemoryMiB: 81920, Healthy: true},

@@ -105,7 +105,8 @@ func (r *reaper) maintain(ctx context.Context) error {
 	return err
 }
 
-// measure counts the silent machines, and logs an error when their number freezes all verdicts.
+// measure counts the silent machines. If their number freezes all verdicts, it logs an error and holds the verdicts
+// for a grace: the machines do not return at one moment.
 func (r *reaper) measure(ctx context.Context) error {
 	fleet, err := r.DB.Machines.Fleet(ctx, r.Silence)
 	if err != nil {
@@ -125,6 +126,9 @@ func (r *reaper) measure(ctx context.Context) error {
 		} else {
 			r.Logger.Warn("verdicts resumed", "silent", fleet.Silent, "machines", fleet.Machines)
 		}
+	}
+	if frozen {
+		return r.DB.Machines.HoldVerdicts(ctx, r.term, r.Grace)
 	}
 	return nil
 }

@@ -1,10 +1,13 @@
 package scheduler_test
 
 import (
+	"strings"
 	"testing"
 	"time"
 
 	"berth"
+	"berth/db"
+	"berth/internal/control/scheduler"
 )
 
 // A job whose notice of a drain cannot be stored keeps no job on a machine beyond the deadline.
@@ -32,4 +35,31 @@ func TestOverdueJobsAreMovedAlsoWhereANoticeFails(t *testing.T) {
 	r.await("the order to stop", func() bool {
 		return value[bool](r, `SELECT orders ? 'stop' FROM allocations WHERE job = $1`, id)
 	})
+}
+
+// When the network of many silent machines is back, the machines call one after the other. Once fewer than a third are
+// silent, the others are not declared lost at once, although their silence is long enough.
+func TestF28NoMachineIsLostInTheGraceAfterAFreeze(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	for _, m := range []string{"m0", "m1", "m2", "m3"} {
+		r.machine(m, 8, 0)
+	}
+	r.exec(`UPDATE machine_leases SET seen_at = now() + interval '1 hour'`) // heard as long as the test runs
+	r.exec(`UPDATE machine_leases SET seen_at = now() - interval '1 hour' WHERE machine_id <> 'm0'`)
+	r.lead(func(o *scheduler.Options) {
+		o.Silence, o.Grace = db.Silence{Suspect: time.Minute, Lost: 2 * time.Minute, Share: 1}, time.Hour
+	})
+	logged := func(line string) func() bool { return func() bool { return strings.Contains(r.log.String(), line) } }
+	r.await("verdicts are frozen", logged("verdicts frozen"))
+	r.exec(`UPDATE machine_leases SET seen_at = now() + interval '1 hour' WHERE machine_id IN ('m1', 'm2')`)
+	r.await("verdicts are no longer frozen", logged("verdicts resumed"))
+	r.exec(`UPDATE machine_leases SET seen_at = now() - interval '70 s' WHERE machine_id = 'm0'`)
+	r.await("another pass begins", logged(`"machine is silent" machine_id=m0`))
+	state := func() string { return value[string](r, `SELECT state FROM machines WHERE id = 'm3'`) }
+	if got := state(); got != "suspect" {
+		t.Errorf("in the grace the silent machine is %s", got)
+	}
+	r.exec(`UPDATE leases SET expires_at = now() WHERE name = 'grace'`)
+	r.await("the machine is lost after the grace", func() bool { return state() == "lost" })
 }
