@@ -40,7 +40,7 @@ var cloudTexts = map[string]struct{ text, hint string }{
 		"raise placement.max_price_per_hour, or leave it out"},
 	"no_fit": {"no allowed offer of a cloud has machines on which it fits",
 		"request less, or ask an operator for larger offers"},
-	"closed": {"the clouds refused such machines a short time ago",
+	"closed": {"the clouds refused such machines a short time ago, or could not be called",
 		"wait; the list of offers says which part of a cloud is closed, and until when"},
 	"max": {"the tenant has as many machines of clouds as max_machines allows",
 		"wait until one of them is free"},
@@ -56,15 +56,23 @@ var stateTexts = map[cloud.LaunchState]string{
 	cloud.LaunchUnresolved: "was not seen in the cloud yet", cloud.LaunchRunning: "boots",
 }
 
+// unsentText describes a launch for which no replica could call the cloud yet.
+const unsentText = "is not requested yet: no berthd could call the cloud"
+
 // cloudNote renders a note of the scaler; nil if it says nothing to users. A code that this version
 // does not know is left out, since the note may be from a newer leader.
 func cloudNote(n db.ShownNote) *wire.CloudNote {
 	out := &wire.CloudNote{Code: n.Code, Until: n.Until, Start: n.Start, Cost: n.Cost}
 	if n.Code == "launched" || n.Code == "covered" {
+		texts := map[berth.MachineID]string{}
 		// A state without a text is one in which the machine has joined or will not join.
 		for _, l := range n.Launches {
-			if stateTexts[cloud.LaunchState(l.State)] == "" {
+			texts[l.Machine] = stateTexts[cloud.LaunchState(l.State)]
+			if texts[l.Machine] == "" {
 				continue
+			}
+			if l.State == string(cloud.LaunchSent) && l.ErrorKind == string(cloud.Unsent) {
+				texts[l.Machine] = unsentText
 			}
 			out.Machines = append(out.Machines, wire.CloudMachine{Machine: l.Machine, State: l.State, Type: l.Type,
 				Region: l.Region, Market: l.Market, Price: l.Price, LaunchedAt: l.CreatedAt.UTC()})
@@ -72,7 +80,7 @@ func cloudNote(n db.ShownNote) *wire.CloudNote {
 		if len(out.Machines) == 0 {
 			return nil // they have joined, and the job starts, or they have failed
 		}
-		out.Code, out.Message = codeProvisioning, "provisioning: "+provisioning(out.Machines, n.Now)
+		out.Code, out.Message = codeProvisioning, "provisioning: "+provisioning(out.Machines, texts, n.Now)
 		return out
 	}
 	texts, ok := cloudTexts[n.Code]
@@ -92,9 +100,9 @@ func cloudNote(n db.ShownNote) *wire.CloudNote {
 	return out
 }
 
-// provisioning describes machines that boot. The machine that is farthest from its join has the word.
-// Launches whose outcome is unknown come first.
-func provisioning(list []wire.CloudMachine, now time.Time) string {
+// provisioning describes machines that boot, with the text of the machine that is farthest from its join. Launches
+// whose outcome is unknown come first.
+func provisioning(list []wire.CloudMachine, texts map[berth.MachineID]string, now time.Time) string {
 	order := []cloud.LaunchState{cloud.LaunchUnresolved, cloud.LaunchRequested, cloud.LaunchSent, cloud.LaunchRunning}
 	at := func(m wire.CloudMachine) int { return slices.Index(order, cloud.LaunchState(m.State)) }
 	last := slices.MinFunc(list, func(a, b wire.CloudMachine) int {
@@ -105,7 +113,7 @@ func provisioning(list []wire.CloudMachine, now time.Time) string {
 		price = fmt.Sprintf(", $%.2f/h", last.Price)
 	}
 	text := fmt.Sprintf("machine %s (%s in %s%s) launched %s ago, %s", last.Machine, last.Type, last.Region, price,
-		ageText(now.Sub(last.LaunchedAt)), stateTexts[cloud.LaunchState(last.State)])
+		ageText(now.Sub(last.LaunchedAt)), texts[last.Machine])
 	if len(list) > 1 {
 		text += fmt.Sprintf("; %d more", len(list)-1)
 	}

@@ -17,6 +17,8 @@ func TestCloudNotes(t *testing.T) {
 	launch := func(m berth.MachineID, state string) wire.Launch {
 		return wire.Launch{Machine: m, State: state, Type: "big", Region: "eu-1", Price: 2.5, CreatedAt: now.Add(-40 * time.Second)}
 	}
+	unsent := launch("v2", "sent")
+	unsent.ErrorKind = "unsent"
 	note := func(n db.BurstNote, list ...wire.Launch) db.ShownNote {
 		return db.ShownNote{BurstNote: n, Launches: list, Now: now}
 	}
@@ -29,6 +31,8 @@ func TestCloudNotes(t *testing.T) {
 			"provisioning: machine v1 (big in eu-1, $2.50/h) launched 40 s ago, boots"},
 		{note(db.BurstNote{Code: "covered"}, launch("v1", "running"), launch("v2", "sent")), "provisioning",
 			"provisioning: machine v2 (big in eu-1, $2.50/h) launched 40 s ago, waits for the answer of the cloud; 1 more"},
+		{note(db.BurstNote{Code: "launched"}, unsent), "provisioning",
+			"provisioning: machine v2 (big in eu-1, $2.50/h) launched 40 s ago, is not requested yet: no berthd could call the cloud"},
 		{note(db.BurstNote{Code: "launched"}, launch("v1", "serving")), "", ""},
 		{note(db.BurstNote{Code: "covered"}), "", ""},
 		{note(db.BurstNote{Code: "waits", Start: &soon, Cost: 8}), "waits",

@@ -196,8 +196,8 @@ func (d *Launches) Current(ctx context.Context, machine berth.MachineID) (r clou
 
 // Change locks a launch, calls f with the row and the time of the database, and stores its result.
 // f may run more than once; if it fails, nothing is stored. Change returns the stored row. The first
-// sight of an instance closes the breakers of its launch, apart from the breaker of joins, which the end of an
-// instance without a join trips. Each answer to a send but throttling closes the breaker of throttling.
+// sight of an instance closes the breakers of its launch, apart from the breaker of joins, see tripEnds. Each answer
+// to a send but throttling closes the breaker of throttling.
 func (d *Launches) Change(ctx context.Context, ref cloud.Ref,
 	f func(r cloud.Record, now time.Time) (cloud.Record, error)) (cloud.Record, error) {
 	var after cloud.Record
@@ -219,20 +219,15 @@ func (d *Launches) Change(ctx context.Context, ref cloud.Ref,
 				return err
 			}
 		}
-		if before.NeverJoined(after) {
-			why := fmt.Sprintf("machine %s has not joined: %s", ref.Machine, after.Reason)
-			err := trip(ctx, tx, before.Request().JoinBreaker(), func(b cloud.Breaker, now time.Time) cloud.Breaker {
-				return b.Trip(cloud.Capacity, why, now)
-			})
-			if err != nil {
-				return err
-			}
+		if err := tripEnds(ctx, tx, before, after); err != nil {
+			return err
 		}
 		poke = !after.StopAt.Equal(before.StopAt) || !after.StopDeadline.Equal(before.StopDeadline)
 		if err := storeLaunch(ctx, tx, after); err != nil {
 			return err
 		}
-		if after.Refusals == before.Refusals || after.ErrorKind == cloud.Throttle {
+		if after.Refusals == before.Refusals || after.ErrorKind == cloud.Throttle ||
+			after.ErrorKind == cloud.Unsent {
 			return nil
 		}
 		// The cloud has treated the call.

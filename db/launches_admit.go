@@ -107,6 +107,10 @@ func admitLaunch(ctx context.Context, tx pgx.Tx, r cloud.Request) error {
 	return nil
 }
 
+// grows is true for a launch l that counts as growth: also one that the cloud refused, but none that failed without a
+// call of the cloud, since these must not keep other clouds from being tried.
+const grows = `NOT (l.state = 'failed' AND (l.sends = 0 OR l.error_kind = 'unsent'))`
+
 // full returns the limit of the level that one more launch would exceed, or "". The trigger
 // launches_reserve enforces the money as well. Machines and growth are checked here alone.
 func (l burstLevel) full(ctx context.Context, tx pgx.Tx, reserve int64) (string, error) {
@@ -134,7 +138,7 @@ func (l burstLevel) full(ctx context.Context, tx pgx.Tx, reserve int64) (string,
 		)
 		SELECT count(*)
 		FROM launches l
-		WHERE l.tenant IN (SELECT id FROM down) AND l.created_at > clock_timestamp() - @per::interval`,
+		WHERE l.tenant IN (SELECT id FROM down) AND l.created_at > clock_timestamp() - @per::interval AND `+grows,
 		pgx.NamedArgs{"tenant": l.Tenant, "per": p.Grow.Per.Std()}).Scan(&recent)
 	if err != nil || recent < p.Grow.Machines {
 		return "", err

@@ -129,6 +129,43 @@ func trip(ctx context.Context, tx pgx.Tx, named cloud.Breaker,
 	return err
 }
 
+// tripEnds trips the breaker of joins if the change of a launch ends an instance that has not joined, and the breaker
+// of the provider if it gives up a launch for which no replica could call the cloud.
+func tripEnds(ctx context.Context, tx pgx.Tx, before, after cloud.Record) error {
+	var b cloud.Breaker
+	var kind cloud.Kind
+	var why string
+	switch {
+	case before.NeverJoined(after):
+		b, kind = before.Request().JoinBreaker(), cloud.Capacity
+		why = fmt.Sprintf("machine %s has not joined: %s", after.Machine, after.Reason)
+	case before.NeverCalled(after):
+		answered, err := answeredSince(ctx, tx, before)
+		if err != nil || answered {
+			return err
+		}
+		b, kind = before.Request().ProviderBreaker(), cloud.Unsent
+		why = fmt.Sprintf("no berthd could call the cloud for machine %s: %s", after.Machine, after.Reason)
+	default:
+		return nil
+	}
+	return trip(ctx, tx, b, func(b cloud.Breaker, now time.Time) cloud.Breaker { return b.Trip(kind, why, now) })
+}
+
+// answeredSince reports whether the cloud has answered another launch of the provider since the first send of a launch,
+// so that some replica can call the cloud. A call that was not made has the kind unsent, in a row of the version before
+// the kind throttle.
+func answeredSince(ctx context.Context, tx pgx.Tx, r cloud.Record) (answered bool, err error) {
+	err = tx.QueryRow(ctx, `
+		SELECT EXISTS (
+			SELECT 1
+			FROM launches l
+			WHERE l.provider = @provider AND l.answered_at > @since
+			  AND (l.instance <> '' OR l.error_kind NOT IN ('unsent', 'throttle')) AND (l.machine, l.n) <> (@machine, @n))`,
+		pgx.NamedArgs{"provider": r.Provider, "since": r.SentAt, "machine": r.Machine, "n": r.N}).Scan(&answered)
+	return answered, err
+}
+
 // closeBreakers deletes the breakers of a launch whose instance was seen, unless they were tripped after its
 // last send: the cloud may have lost its room since. The breaker of joins stays, since the machine may have less than
 // its offer.

@@ -108,12 +108,12 @@ type Grown struct {
 	At     time.Time
 }
 
-// Growth returns the launches of the scaler since a time, failed ones included.
+// Growth returns the launches of the scaler since a time that count as growth.
 func (d *Scaling) Growth(ctx context.Context, since time.Time) ([]Grown, error) {
 	rows, err := d.pool.Query(ctx, `
 		SELECT tenant, created_at
-		FROM launches
-		WHERE actor = @actor AND created_at > @since
+		FROM launches l
+		WHERE actor = @actor AND created_at > @since AND `+grows+`
 		ORDER BY created_at`,
 		pgx.NamedArgs{"actor": ScalerActor, "since": since})
 	if err != nil {

@@ -1,7 +1,9 @@
 package autoscale_test
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"testing"
 	"time"
 
@@ -9,6 +11,8 @@ import (
 	"berth/db"
 	"berth/internal/control/autoscale"
 	"berth/internal/control/cloud"
+	"berth/internal/control/cloud/faultcloud"
+	"berth/spec"
 )
 
 // A quota of spot machines leaves the offers on demand, and a throttled region none.
@@ -132,5 +136,52 @@ func TestTheLeaderTriesChangedSettings(t *testing.T) {
 	}
 	if b, err := w.db.Scaling.Breakers(t.Context()); err != nil || len(b) != 0 {
 		t.Errorf("breakers %+v, %v", b, err)
+	}
+}
+
+// deaf is a provider whose program is missing on all replicas.
+type deaf struct {
+	*faultcloud.Cloud
+	calls int
+}
+
+func (d *deaf) Create(context.Context, cloud.Launch) (cloud.Instance, error) {
+	d.calls++
+	return cloud.Instance{}, &cloud.Error{Kind: cloud.Throttle, Unsent: true, Err: errors.New("no program")}
+}
+
+// Jobs whose cheapest cloud cannot be called get machines of another one, although the launches that were never sent are
+// as many as the policy lets grow.
+func TestJobsLeaveACloudThatNobodyCanCall(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.sells(offered("big", 8))
+	dear := offered("big", 9)
+	if err := w.db.Offers.Replace(t.Context(), "dear", []cloud.Offer{dear.Offer}, "user:test"); err != nil {
+		t.Fatal(err)
+	}
+	err := w.db.Burst.Set(t.Context(), "default", spec.Burst{Allow: []string{"lab/here", "dear/here"},
+		Grow: &spec.BurstGrow{Machines: 2, Per: spec.Duration(time.Hour)},
+		When: &spec.BurstWhen{PlannedWaitOver: spec.Duration(time.Hour)}}, "user:test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	none := &deaf{Cloud: w.cloud.Cloud}
+	accounts := cloud.Accounts{URL: "http://berth.test", Providers: map[string]cloud.Account{
+		"lab": {Provider: none, Regions: []string{"here"}}, "dear": {Provider: w.cloud, Regions: []string{"here"}}}}
+	w.steps.Accounts, w.loop.Accounts = accounts, accounts
+	w.steps.Limits.Patience = time.Nanosecond // each launch is given up after its first call
+	for range 2 {
+		wait(w.facts, string(berth.NewJobID(time.Now())), "default", 1)
+	}
+	for range 6 {
+		w.pass()
+	}
+	if none.calls != 1 {
+		t.Errorf("%d calls of the cloud that cannot be called", none.calls)
+	}
+	list := w.launches()
+	if len(list) != 2 || list[0].Provider != "dear" || list[1].Provider != "dear" {
+		t.Errorf("launches %+v", list)
 	}
 }

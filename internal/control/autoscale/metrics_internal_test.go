@@ -11,18 +11,20 @@ import (
 	"berth/internal/control/cloud"
 )
 
-// A breaker with an end is open, and one without an end waits for a person too.
+// A breaker that time ends is open. One of a whole provider or pool waits for a person, also while one launch tries it.
 func TestMetricsTellBreakersWithoutAnEndApart(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 11, 26, 12, 0, 0, 0, time.UTC)
-	breaker := func(scope cloud.Scope, step int, until time.Time) db.ProbedBreaker {
-		return db.ProbedBreaker{Breaker: cloud.Breaker{Scope: scope, Step: step, Until: until}}
+	breaker := func(scope cloud.Scope, key string, step int, until time.Time) db.ProbedBreaker {
+		return db.ProbedBreaker{Breaker: cloud.Breaker{Scope: scope, Key: key, Step: step, Until: until}}
 	}
 	m := NewMetrics()
 	m.show(map[cloud.LaunchState]db.LaunchCount{cloud.LaunchTerminating: {N: 2, Oldest: time.Hour}}, []db.ProbedBreaker{
-		breaker(cloud.ScopeProvider, 1, now.Add(time.Minute)), breaker(cloud.ScopeProvider, 2, time.Time{}),
-		breaker(cloud.ScopePool, 1, time.Time{}), breaker(cloud.ScopePool, 0, time.Time{}),
-		breaker(cloud.ScopeOffering, 3, now.Add(-time.Minute)),
+		breaker(cloud.ScopeProvider, "quota/eu-1", 1, now.Add(time.Minute)), breaker(cloud.ScopeProvider, "rights", 2, time.Time{}),
+		breaker(cloud.ScopeProvider, "uncallable", 1, now.Add(time.Minute)), breaker(cloud.ScopeProvider, "tried", 3, now.Add(-time.Minute)),
+		breaker(cloud.ScopePool, "lab/p", 1, time.Time{}), breaker(cloud.ScopePool, "lab/q", 0, time.Time{}),
+		breaker(cloud.ScopePool, "lab/p/eu-1/a", 1, now.Add(time.Minute)),
+		breaker(cloud.ScopeOffering, "lab/eu-1/a/big/spot", 3, now.Add(-time.Minute)),
 	}, now)
 	r := prometheus.NewRegistry()
 	r.MustRegister(m)
@@ -45,8 +47,8 @@ func TestMetricsTellBreakersWithoutAnEndApart(t *testing.T) {
 		}
 	}
 	check("a leader", map[string]float64{"berth_cloud_launches terminating": 2, "berth_cloud_launch_state_seconds terminating": 3600,
-		"berth_cloud_breakers_open provider": 2, "berth_cloud_breakers_open pool": 1,
-		"berth_cloud_breakers_lasting provider": 1, "berth_cloud_breakers_lasting pool": 1})
+		"berth_cloud_breakers_open provider": 3, "berth_cloud_breakers_open pool": 2,
+		"berth_cloud_breakers_lasting provider": 3, "berth_cloud_breakers_lasting pool": 1})
 	m.reset()
 	check("no longer the leader", map[string]float64{})
 }

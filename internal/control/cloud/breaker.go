@@ -50,7 +50,9 @@ const (
 	capacityWindow = 3 * time.Minute // doubles with each step
 	capacityMost   = time.Hour
 	quotaWindow    = 30 * time.Minute // also of missing addresses
-	throttleWindow = 5 * time.Second  // doubles with each step
+	unsentWindow   = 5 * time.Minute  // doubles with each step
+	unsentMost     = 30 * time.Minute
+	throttleWindow = 5 * time.Second // doubles with each step
 	throttleMost   = 5 * time.Minute
 	demandedMost   = time.Hour // of waits that a cloud demands
 )
@@ -92,6 +94,8 @@ func (b Breaker) Trip(k Kind, reason string, now time.Time) Breaker {
 		b.Until = now.Add(quotaWindow)
 	case Throttle:
 		b.Until = now.Add(doubled(throttleWindow, b.Step, throttleMost))
+	case Unsent:
+		b.Until = now.Add(doubled(unsentWindow, b.Step, unsentMost))
 	}
 	return b
 }
@@ -115,6 +119,15 @@ func (b Breaker) Refused(e *Error, now time.Time) Breaker {
 // clock, or a right that is given in the cloud. Settings of a pool do not get right by waiting.
 func (b Breaker) Retried(now time.Time) bool {
 	return b.Scope == ScopeProvider && b.Until.IsZero() && now.Sub(b.At) >= ReopenMost
+}
+
+// Lasting reports whether the breaker closes all offers of a provider, or of a provider in a pool, for a reason that an
+// admin has to correct: credentials, rights or settings that the cloud refuses, or a cloud that no replica can call. A
+// half-open breaker is included, since nothing shows yet that the reason is gone.
+func (b Breaker) Lasting() bool {
+	parts := strings.Count(b.Key, "/")
+	whole := b.Scope == ScopeProvider && parts == 0 || b.Scope == ScopePool && parts == 1
+	return b.Step > 0 && (whole || b.Until.IsZero())
 }
 
 // What returns the name of the closed part, for people: "all offers of aws in eu-west-1".
@@ -191,7 +204,8 @@ func (r Request) JoinBreaker() Breaker {
 	return Breaker{Scope: ScopeJoin, Key: r.Provider + "/" + r.Offering.String()}
 }
 
-// ProviderBreaker returns the breaker that refused credentials trip, by scope and key alone.
+// ProviderBreaker returns the breaker that refused credentials trip, and launches for which no replica could call the
+// cloud, by scope and key alone.
 func (r Request) ProviderBreaker() Breaker { return Breaker{Scope: ScopeProvider, Key: r.Provider} }
 
 // PoolBreaker returns the breaker that refused settings of the pool trip, by scope and key alone.

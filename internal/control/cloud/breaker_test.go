@@ -36,6 +36,14 @@ func TestABreakerStaysOpenLongerWithEachRefusal(t *testing.T) {
 	if n := (cloud.Breaker{}).Trip(cloud.Network, "no address", start); n.Until.Sub(start) != 30*time.Minute {
 		t.Errorf("network: %+v", n)
 	}
+	now, b = start, cloud.Breaker{}
+	for _, want := range []time.Duration{5, 10, 20, 30, 30} {
+		b = b.Trip(cloud.Unsent, "no program", now)
+		if d := b.Until.Sub(now); d != want*time.Minute {
+			t.Errorf("step %d: a cloud that cannot be called is closed for %s, want %d min", b.Step, d, want)
+		}
+		now = b.Until
+	}
 	if a := (cloud.Breaker{}).Trip(cloud.Auth, "no rights", start); !a.Open(start.AddDate(1, 0, 0)) {
 		t.Errorf("auth: %+v", a)
 	}

@@ -173,6 +173,10 @@ const (
 	Unknown  Kind = "unknown"   // the outcome is unknown: a timeout, a broken connection, a server error
 )
 
+// Unsent is the kind of a launch of which no send has reached the cloud, see Record.ErrorKind. Providers report such a
+// failure as Throttle with Error.Unsent.
+const Unsent Kind = "unsent"
+
 // Error is a failure of a provider.
 type Error struct {
 	Kind Kind
@@ -188,10 +192,14 @@ type Error struct {
 
 // Error returns the kind and the cause.
 func (e *Error) Error() string {
-	if e.Scope == "" {
-		return fmt.Sprintf("%s: %v", e.Kind, e.Err)
+	kind := e.Kind
+	if e.Unsent {
+		kind = Unsent
 	}
-	return fmt.Sprintf("%s (%s): %v", e.Kind, e.Scope, e.Err)
+	if e.Scope == "" {
+		return fmt.Sprintf("%s: %v", kind, e.Err)
+	}
+	return fmt.Sprintf("%s (%s): %v", kind, e.Scope, e.Err)
 }
 
 // Unwrap returns the cause.

@@ -171,6 +171,38 @@ func TestAThrottledLaunchIsRepeatedAndFailsForSure(t *testing.T) {
 	wants(t, r, start.Add(limits.Patience), cloud.ActMove, cloud.LaunchFailed)
 }
 
+// The kind of a launch is unsent while the cloud has answered none of its sends.
+func TestALaunchKnowsThatNoSendHasReachedTheCloud(t *testing.T) {
+	t.Parallel()
+	unsent := &cloud.Error{Kind: cloud.Throttle, Unsent: true, Err: errors.New("no program")}
+	for _, c := range []struct {
+		name  string
+		sends []*cloud.Error
+		want  cloud.Kind
+	}{
+		{"no call was made", []*cloud.Error{unsent, unsent, unsent}, cloud.Unsent},
+		{"the cloud throttles", []*cloud.Error{unsent, fault(cloud.Throttle), unsent}, cloud.Throttle},
+		{"the outcome of a send is unknown", []*cloud.Error{fault(cloud.Unknown), unsent}, cloud.Throttle},
+	} {
+		r, at := sent(t), start
+		for i, e := range c.sends {
+			if i > 0 {
+				at = at.Add(40 * time.Second)
+				r = again(t, r, at)
+			}
+			r = r.Refused(e, at, at)
+		}
+		if r.ErrorKind != c.want || r.State != cloud.LaunchSent {
+			t.Errorf("%s: the launch is %s with the kind %s, want %s", c.name, r.State, r.ErrorKind, c.want)
+		}
+		end := start.Add(limits.Patience)
+		after, moved := r.Take(cloud.Next(r, limits, end), limits, end)
+		if r.NeverCalled(after) != (c.want == cloud.Unsent) {
+			t.Errorf("%s: given up %v as %+v", c.name, moved, after)
+		}
+	}
+}
+
 func TestGoneIsTerminatedOnTwoReadsAMinuteApart(t *testing.T) {
 	t.Parallel()
 	r := see(t, sent(t), cloud.Running, start)

@@ -74,7 +74,7 @@ type Record struct {
 	EndedFirst  time.Time `json:"ended_first_at,omitzero"` // first read of Terminated
 	EndedLast   time.Time `json:"ended_last_at,omitzero"`
 
-	ErrorKind Kind   `json:"error_kind"` // of the last failed call
+	ErrorKind Kind   `json:"error_kind"` // of the last failed call; Unsent: no send has reached the cloud
 	Error     string `json:"error"`
 	Reason    string `json:"reason"` // for the state
 
@@ -248,6 +248,7 @@ func (r Record) Refused(e *Error, sentAt, now time.Time) Record {
 	if r.State != LaunchSent {
 		return r // another send has its answer
 	}
+	called := r.ErrorKind != "" && r.ErrorKind != Unsent
 	r.ErrorKind, r.Error = e.Kind, e.Error()
 	if e.Kind == Unknown || e.Kind == Mismatch {
 		return r
@@ -255,7 +256,10 @@ func (r Record) Refused(e *Error, sentAt, now time.Time) Record {
 	r.Refusals++
 	r.AnsweredAt = now
 	if e.Kind == Throttle {
-		return r // the call was not made: it is repeated
+		if e.Unsent && !called && !r.InDoubt() {
+			r.ErrorKind = Unsent
+		}
+		return r // the call had no effect: it is repeated
 	}
 	if r.Restored() {
 		return r // the lost tail may have sent it once more
@@ -330,6 +334,12 @@ func (r Record) NeverJoined(after Record) bool {
 	return r.State != LaunchServing && r.State != LaunchDraining && r.State != after.State &&
 		after.State == LaunchTerminating && r.JoinedAt.IsZero() && r.MachineState == "" && r.StopAt.IsZero() &&
 		!r.Restored() && !r.Preempted(after)
+}
+
+// NeverCalled reports whether the change of the record to after gives the launch up because none of its sends has
+// reached the cloud: during Limits.Patience no replica could make the call.
+func (r Record) NeverCalled(after Record) bool {
+	return r.State == LaunchSent && after.State == LaunchFailed && after.ErrorKind == Unsent
 }
 
 // Missed records that a search showed no instance of the launch. This moves a launch that is in doubt

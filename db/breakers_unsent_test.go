@@ -1,0 +1,154 @@
+package db_test
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"berth"
+	"berth/internal/control/cloud"
+	"berth/spec"
+)
+
+// unsent is the failure of a call that was not made.
+func unsent() *cloud.Error {
+	return &cloud.Error{Kind: cloud.Throttle, Unsent: true, Err: errors.New("no program")}
+}
+
+// givesUp sends the first launch of a machine, fails its calls by an error, and gives the launch up after the time for
+// which a launch is repeated.
+func (s *stage) givesUp(m berth.MachineID, e *cloud.Error) cloud.Record {
+	s.t.Helper()
+	if _, _, err := s.sends(m); err != nil {
+		s.t.Fatal(err)
+	}
+	s.answers(m, e)
+	return s.abandons(m)
+}
+
+// abandons gives up the first launch of a machine, whose first send is moved into the past.
+func (s *stage) abandons(m berth.MachineID) cloud.Record {
+	s.t.Helper()
+	mustExec(s.t, s.pool, `UPDATE launches SET sent_at = sent_at - interval '5 min' WHERE machine = $1`, m)
+	r, err := s.db.Launches.Change(s.t.Context(), cloud.Ref{Machine: m, N: 1}, func(r cloud.Record, now time.Time) (cloud.Record, error) {
+		after, ok := r.Take(cloud.Next(r, cloud.DefaultLimits, now), cloud.DefaultLimits, now)
+		if !ok {
+			s.t.Errorf("the launch of %s is not given up: %+v", m, r)
+		}
+		return after, nil
+	})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return r
+}
+
+// growth returns the number of launches that count as growth.
+func (s *stage) growth() int {
+	s.t.Helper()
+	list, err := s.db.Scaling.Growth(s.t.Context(), time.Now().Add(-time.Hour))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return len(list)
+}
+
+// A cloud that no replica can call is closed for a while, so that jobs get offers of others, and then tried by one
+// launch at a time. The launches that it never got are no growth.
+func TestACloudThatNobodyCanCallIsClosed(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	setBurst(t, s.db, "default", spec.Burst{Allow: []string{"lab/eu-1", "lab/eu-2", "dear/eu-1"}})
+	for _, m := range []berth.MachineID{"a", "b", "late"} {
+		if err := s.asks(cheap, m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	far, dear := cheap, cheap
+	far.Region, dear.Provider = "eu-2", "dear"
+	if r := s.givesUp("a", unsent()); r.State != cloud.LaunchFailed || s.growth() != 2 {
+		t.Errorf("the launch is %s, and %d launches are growth", r.State, s.growth())
+	}
+	for name, c := range map[string]struct {
+		r    cloud.Request
+		want bool
+	}{"the offer": {cheap, true}, "another region": {far, true}, "another provider": {dear, false}} {
+		if got := s.closed(c.r); got != c.want {
+			t.Errorf("%s: closed is %v", name, got)
+		}
+	}
+	if list, err := s.db.Launches.Closed(t.Context(), cheap.Pool, []string{"lab"}); err != nil || len(list) != 1 || !list[0].Lasting() ||
+		list[0].Reason != "no berthd could call the cloud for machine a: unsent: no program" {
+		t.Errorf("closed for the pool: %+v, %v", list, err)
+	}
+	// A launch from before is withheld, and one that was sent changes nothing.
+	if r, _, err := s.sends("late"); !errors.Is(err, cloud.ErrNotSent) || r.State != cloud.LaunchFailed {
+		t.Errorf("a launch from before: %s, %v", r.State, err)
+	}
+	if n := one[int](s, `SELECT step FROM breakers`); n != 1 {
+		t.Errorf("step %d", n)
+	}
+	for step, probe := range []berth.MachineID{"p1", "p2"} {
+		s.later(time.Duration(5<<step)*time.Minute + time.Second)
+		if err := s.asks(cheap, probe); err != nil {
+			t.Fatalf("the probe after step %d: %v", step+1, err)
+		}
+		if err := s.asks(far, "second"); berth.CodeOf(err) != berth.CodeConflict {
+			t.Errorf("a second launch while one tries: %v", err)
+		}
+		s.givesUp(probe, unsent())
+		if n := one[int](s, `SELECT step FROM breakers WHERE until > now()`); n != step+2 || s.growth() != 1 {
+			t.Errorf("step %d after probe %s, growth %d", n, probe, s.growth())
+		}
+	}
+	s.later(30 * time.Minute)
+	if err := s.asks(cheap, "p3"); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := s.sends("p3"); err != nil {
+		t.Fatal(err)
+	}
+	s.sees("p3")
+	if n := one[int](s, `SELECT count(*) FROM breakers`); n != 0 {
+		t.Errorf("%d breakers after a success", n)
+	}
+}
+
+// Another replica can call a cloud that has answered a launch meanwhile.
+func TestACloudThatAnswersAnotherLaunchStaysOpen(t *testing.T) {
+	t.Parallel()
+	for name, answer := range map[string]func(s *stage){
+		"an instance": func(s *stage) { s.sees("b") },
+		"a refusal":   func(s *stage) { s.answers("b", &cloud.Error{Kind: cloud.Capacity, Err: errors.New("no room")}) },
+		"none":        func(s *stage) { s.answers("b", unsent()) },
+	} {
+		s := newFleet(t)
+		for _, m := range []berth.MachineID{"a", "b"} {
+			if _, err := s.db.Launches.Request(t.Context(), cheap, []berth.MachineID{m}, "", "user:test"); err != nil {
+				t.Fatal(err)
+			}
+			if _, _, err := s.sends(m); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s.answers("a", unsent())
+		answer(s)
+		s.abandons("a")
+		if got := s.closed(cheap); got != (name == "none") {
+			t.Errorf("after %s of another launch: closed is %v", name, got)
+		}
+	}
+}
+
+// The repeats of a throttled launch end, too. Its region has a breaker of its own.
+func TestALaunchThatIsThrottledToItsEndClosesNoProvider(t *testing.T) {
+	t.Parallel()
+	s := newFleet(t)
+	if err := s.asks(cheap, "a"); err != nil {
+		t.Fatal(err)
+	}
+	s.givesUp("a", &cloud.Error{Kind: cloud.Throttle, Err: errors.New("too many")})
+	if s.closed(cheap) || s.growth() != 1 {
+		t.Errorf("closed is %v, growth %d", s.closed(cheap), s.growth())
+	}
+}
