@@ -2,7 +2,6 @@ package db
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -188,20 +187,47 @@ func closeOlder(ctx context.Context, tx pgx.Tx, r cloud.Record, args pgx.NamedAr
 // probeOf returns the name of a launch as the column probe has it.
 func probeOf(r cloud.Record) string { return fmt.Sprintf("%s/%d", r.Machine, r.N) }
 
-// refuses returns the open breaker that forbids the first send of a launch of the scaler, or whose probe
-// is another launch; ok is false if the launch may be sent. Launches wait for the breaker of throttling, see throttled.
+// unknownBefore is true for a breaker b of a quota or of a zone, which a leader of the version before does not know.
+// Such a leader takes no probe of them when it requests a launch.
+const unknownBefore = `(b.scope = 'quota' OR b.scope = 'pool' AND split_part(b.key, '/', 3) <> '')`
+
+// refuses returns the breaker that forbids the first send of a launch of the scaler, since it is open or its probe is
+// another launch; ok is false without one. Launches wait for the breaker of throttling, see throttled.
+//
+// A half-open breaker of unknownBefore forbids no send: the launch takes its probe if the probe is free, and fails with
+// cloud.ErrTried otherwise.
 func refuses(ctx context.Context, tx pgx.Tx, r cloud.Record) (b cloud.Breaker, ok bool, err error) {
 	args := concernArgs(r.Request())
-	args["probe"] = probeOf(r)
-	err = tx.QueryRow(ctx, `
-		SELECT to_jsonb(b)
+	args["probe"], args["rest"] = probeOf(r), probeRest
+	rows, err := tx.Query(ctx, `
+		SELECT to_jsonb(b) || jsonb_build_object('half_open', `+unknownBefore+` AND b.until <= clock_timestamp())
 		FROM breakers b
 		WHERE `+closes+` AND b.scope <> 'throttle'
 		  AND (b.until IS NULL OR b.until > '-infinity' AND b.probe <> @probe)
-		ORDER BY b.scope, b.key
-		LIMIT 1`, args).Scan(&b)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return b, false, nil
+		ORDER BY b.scope, b.key`, args)
+	if err != nil {
+		return b, false, err
 	}
-	return b, err == nil, err
+	type row struct {
+		cloud.Breaker
+		HalfOpen bool `json:"half_open"` // and of unknownBefore
+	}
+	list, err := pgx.CollectRows(rows, pgx.RowTo[row])
+	if err != nil || len(list) == 0 {
+		return b, false, err
+	}
+	for _, x := range list {
+		if !x.HalfOpen {
+			return x.Breaker, true, nil
+		}
+	}
+	tag, err := tx.Exec(ctx, `
+		UPDATE breakers b
+		SET probe = @probe, probe_at = clock_timestamp()
+		WHERE `+closes+` AND `+unknownBefore+`
+		  AND b.until > '-infinity' AND b.until <= clock_timestamp() AND b.probe <> @probe AND `+freeProbe, args)
+	if err == nil && tag.RowsAffected() < int64(len(list)) {
+		err = cloud.ErrTried // a probe was taken; the end of the transaction gives back the others
+	}
+	return b, false, err
 }

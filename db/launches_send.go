@@ -58,15 +58,16 @@ func admitFirst(ctx context.Context, tx pgx.Tx, r cloud.Record, now time.Time) (
 	return r, nil
 }
 
-// closeForOlder closes the offer of a launch that was withheld for a quota or a throttled region, for as long as these
-// are closed. A leader of the version before knows neither, and would request such a launch in each pass.
+// closeForOlder closes the offer of a launch that was withheld for a quota, a throttled region or a zone of its pool,
+// for as long as these are closed. A leader of the version before knows none of them, and would request such a launch
+// in each pass. Of scope pool, only zones have an end.
 func closeForOlder(ctx context.Context, tx pgx.Tx, r cloud.Record) error {
 	args := concernArgs(r.Request())
 	var why cloud.Breaker
 	err := tx.QueryRow(ctx, `
 		SELECT to_jsonb(b)
 		FROM breakers b
-		WHERE b.scope IN ('quota', 'throttle') AND b.until > clock_timestamp() AND `+closes+`
+		WHERE b.scope IN ('quota', 'throttle', 'pool') AND b.until > clock_timestamp() AND `+closes+`
 		ORDER BY b.until DESC
 		LIMIT 1`, args).Scan(&why)
 	if errors.Is(err, pgx.ErrNoRows) {

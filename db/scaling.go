@@ -173,6 +173,13 @@ const probes = `l.state IN ('requested', 'sent') OR b.scope = 'join' AND (l.stat
 	OR l.state = 'serving' AND l.joined_at > clock_timestamp() - interval '30 minutes' AND EXISTS (
 		SELECT 1 FROM machines m WHERE m.id = l.machine AND m.host_boot = ''))`
 
+// freeProbe is true for a breaker b whose probe a launch may take: it has none, or the launch that took it no longer
+// tries and has had its time.
+const freeProbe = `(b.probe IN ('', @probe) OR b.probe_at < clock_timestamp() - @rest::interval AND NOT EXISTS (
+	SELECT 1
+	FROM launches l
+	WHERE l.machine || '/' || l.n = b.probe AND (` + probes + `)))`
+
 // probe takes the probes of all breakers that concern a request, or fails with a conflict. The probe of throttling is
 // left to the first send, see throttled: a launch that is not sent would hold all others back. Breakers are locked
 // after launches.
@@ -201,11 +208,7 @@ func probe(ctx context.Context, tx pgx.Tx, r cloud.Request, list []cloud.Record)
 		UPDATE breakers b
 		SET probe = @probe, probe_at = clock_timestamp()
 		WHERE `+closes+` AND b.scope <> 'throttle'
-		  AND b.until > '-infinity' AND b.until <= clock_timestamp()
-		  AND (b.probe IN ('', @probe) OR b.probe_at < clock_timestamp() - @rest::interval AND NOT EXISTS (
-			SELECT 1
-			FROM launches l
-			WHERE l.machine || '/' || l.n = b.probe AND (`+probes+`)))`, args)
+		  AND b.until > '-infinity' AND b.until <= clock_timestamp() AND `+freeProbe, args)
 	if err != nil {
 		return err
 	}
