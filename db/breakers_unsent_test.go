@@ -152,3 +152,57 @@ func TestALaunchThatIsThrottledToItsEndClosesNoProvider(t *testing.T) {
 		t.Errorf("closed is %v, growth %d", s.closed(cheap), s.growth())
 	}
 }
+
+// A launch whose calls are not made keeps no other launch of a throttled region waiting, whatever its row has recorded.
+func TestALaunchWhoseCallsAreNotMadeHoldsNoProbe(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		before *cloud.Error // answer to a send before the throttling; nil: none
+		answer *cloud.Error // to the sends of the probe; nil: none
+		waits  bool         // for the time in which a probe may lack its answer
+	}{
+		"no call was ever made":  {answer: unsent()},
+		"calls were made before": {before: &cloud.Error{Kind: cloud.Throttle, Err: errors.New("too many")}, answer: unsent(), waits: true},
+		"no call is answered":    {waits: true},
+	} {
+		s := newFleet(t)
+		for _, m := range []berth.MachineID{"a", "b"} {
+			if _, err := s.db.Launches.Request(t.Context(), cheap, []berth.MachineID{m}, "", "user:test"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		later := func(d time.Duration) {
+			s.later(d)
+			mustExec(t, s.pool, `UPDATE launches SET last_sent_at = last_sent_at - $1::interval, doubt_at = doubt_at - $1::interval`, d)
+		}
+		send := func() {
+			t.Helper()
+			if _, _, err := s.sends("a"); err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+		}
+		if c.before != nil {
+			send()
+			s.answers("a", c.before)
+		}
+		s.refuses(cheap, &cloud.Error{Kind: cloud.Throttle}, "")
+		later(10 * time.Second)
+		for range 3 {
+			send()
+			if c.answer != nil {
+				s.answers("a", c.answer)
+			}
+			_, _, err := s.sends("b")
+			if _, waits := errors.AsType[*cloud.PauseError](err); waits != c.waits {
+				t.Fatalf("%s: another launch: %v", name, err)
+			}
+			if !c.waits {
+				break // it has the probe
+			}
+			later(41 * time.Second)
+		}
+		if _, _, err := s.sends("b"); c.waits && err != nil {
+			t.Errorf("%s: another launch after %s: %v", name, cloud.TriedFor, err)
+		}
+	}
+}

@@ -226,9 +226,11 @@ func (d *Launches) Change(ctx context.Context, ref cloud.Ref,
 		if err := storeLaunch(ctx, tx, after); err != nil {
 			return err
 		}
-		if after.Refusals == before.Refusals || after.ErrorKind == cloud.Throttle ||
-			after.ErrorKind == cloud.Unsent {
+		switch {
+		case after.Refusals == before.Refusals, after.ErrorKind == cloud.Throttle:
 			return nil
+		case after.ErrorKind == cloud.Unsent:
+			return leaveThrottle(ctx, tx, before)
 		}
 		// The cloud has treated the call.
 		return closeOlder(ctx, tx, before, breakerArgs([]cloud.Breaker{before.Request().ThrottleBreaker()}, ""))

@@ -115,8 +115,20 @@ func windowFull(ctx context.Context, tx pgx.Tx, r cloud.Record, now time.Time) (
 	return full, err
 }
 
+// leaveThrottle ends the probe of throttling of a launch whose call was not made, so that other launches do not wait
+// for an answer of the cloud.
+func leaveThrottle(ctx context.Context, tx pgx.Tx, r cloud.Record) error {
+	_, err := tx.Exec(ctx, `
+		UPDATE breakers
+		SET probe = '', probe_at = NULL
+		WHERE scope = 'throttle' AND key = @key AND probe = @probe`,
+		pgx.NamedArgs{"key": r.Request().ThrottleBreaker().Key, "probe": probeOf(r)})
+	return err
+}
+
 // throttled lets a send pass unless the cloud throttles calls of its region. The first send after the time of the
-// breaker takes its probe, and the others wait for the answer.
+// breaker takes its probe, and the others wait for the answer. A launch that repeats its send keeps the probe no longer
+// than one that does not: its calls may never be made, or never be answered.
 func throttled(ctx context.Context, tx pgx.Tx, r cloud.Record, now time.Time) (cloud.Record, error) {
 	args := pgx.NamedArgs{"key": r.Request().ThrottleBreaker().Key, "probe": probeOf(r), "now": now,
 		"tried": cloud.TriedFor}
@@ -134,7 +146,7 @@ func throttled(ctx context.Context, tx pgx.Tx, r cloud.Record, now time.Time) (c
 	if !b.Open(now) {
 		tag, err := tx.Exec(ctx, `
 			UPDATE breakers b
-			SET probe = @probe, probe_at = @now
+			SET probe = @probe, probe_at = CASE WHEN b.probe = @probe THEN b.probe_at ELSE @now END
 			WHERE b.scope = 'throttle' AND b.key = @key AND b.until <= @now::timestamptz
 			  AND (b.probe IN ('', @probe) OR b.probe_at < @now::timestamptz - @tried::interval)`, args)
 		if err == nil && tag.RowsAffected() == 0 {
