@@ -15,7 +15,7 @@ const (
 	ScopeOffering Scope = "offering" // key: provider and offering
 	ScopeProvider Scope = "provider" // key: provider, and region for a quota without a name
 	// ScopePool has the provider and the pool as its key, whose settings the cloud refuses; or these with region and
-	// zone, where the network has no address left.
+	// zone, where the network has no address left, or for whose region the settings have no entry.
 	ScopePool Scope = "pool"
 	// ScopeJoin has the key of ScopeOffering: machines of the offering have not joined in time, or with less than its
 	// offer. Only a machine that joins with all of it closes the breaker.
@@ -49,7 +49,7 @@ type Breaker struct {
 const (
 	capacityWindow = 3 * time.Minute // doubles with each step
 	capacityMost   = time.Hour
-	quotaWindow    = 30 * time.Minute // also of missing addresses
+	quotaWindow    = 30 * time.Minute // also of zones of a pool
 	unsentWindow   = 5 * time.Minute  // doubles with each step
 	unsentMost     = 30 * time.Minute
 	throttleWindow = 5 * time.Second // doubles with each step
@@ -92,6 +92,10 @@ func (b Breaker) Trip(k Kind, reason string, now time.Time) Breaker {
 		b.Until = now.Add(doubled(capacityWindow, b.Step, capacityMost))
 	case Quota, Network:
 		b.Until = now.Add(quotaWindow)
+	case Spec:
+		if b.Scope == ScopePool && strings.Count(b.Key, "/") > 1 { // of a zone; see NetworkBreaker
+			b.Until = now.Add(quotaWindow)
+		}
 	case Throttle:
 		b.Until = now.Add(doubled(throttleWindow, b.Step, throttleMost))
 	case Unsent:
@@ -213,8 +217,8 @@ func (r Request) PoolBreaker() Breaker {
 	return Breaker{Scope: ScopePool, Key: r.Provider + "/" + r.Pool}
 }
 
-// NetworkBreaker returns the breaker that a network without a free address trips, by scope and key alone. The subnet
-// is a setting of the pool for the zone or the region.
+// NetworkBreaker returns the breaker that a network without a free address trips, and settings without an entry for the
+// region, by scope and key alone. The subnet is a setting of the pool for the zone or the region.
 func (r Request) NetworkBreaker() Breaker {
 	return Breaker{Scope: ScopePool, Key: fmt.Sprintf("%s/%s/%s/%s", r.Provider, r.Pool, r.Region, r.Zone)}
 }
@@ -253,7 +257,7 @@ func (r Request) Trips(e *Error) (b Breaker, ok bool) {
 		return r.ThrottleBreaker(), true
 	case e.Kind == Auth:
 		return r.ProviderBreaker(), true
-	case e.Kind == Network:
+	case e.Kind == Network, e.Kind == Spec && e.Scope == r.Region:
 		return r.NetworkBreaker(), true
 	case e.Kind == Spec:
 		return r.PoolBreaker(), true

@@ -67,6 +67,25 @@ func TestARefusalClosesNoMoreThanItIsAbout(t *testing.T) {
 	}
 }
 
+// Settings without an entry for a region leave the other regions open, and are tried again, since other regions may have
+// machines meanwhile. A refusal that names an offering may be about any setting of the pool.
+func TestSettingsWithoutARegionCloseItAlone(t *testing.T) {
+	t.Parallel()
+	r := cloud.Request{Pool: "p", Provider: "lab", Offering: cloud.Offering{Region: "r", Zone: "z", Type: "x", Market: cloud.Spot}}
+	for scope, want := range map[string]cloud.Breaker{
+		"r":          {Scope: cloud.ScopePool, Key: "lab/p/r/z", Until: start.Add(30 * time.Minute)},
+		"r/z/x/spot": {Scope: cloud.ScopePool, Key: "lab/p"},
+		"":           {Scope: cloud.ScopePool, Key: "lab/p"},
+	} {
+		e := &cloud.Error{Kind: cloud.Spec, Scope: scope, Err: errors.New("no image")}
+		b, ok := r.Trips(e)
+		b = b.Refused(e, start)
+		if !ok || b.Scope != want.Scope || b.Key != want.Key || !b.Until.Equal(want.Until) || !b.Open(start) {
+			t.Errorf("the scope %q closes %+v", scope, b)
+		}
+	}
+}
+
 // A quota closes the offers that it has refused, in all zones, under the name that the cloud gives it.
 func TestAQuotaClosesTheOffersThatItHasRefused(t *testing.T) {
 	t.Parallel()

@@ -204,7 +204,7 @@ func TestErrorCodesHaveKinds(t *testing.T) {
 		{400, "IdempotentParameterMismatch", cloud.Mismatch, ""},
 		{400, "IdempotentInstanceTerminated", cloud.Mismatch, ""},
 		{400, "InvalidAMIID.NotFound", cloud.Spec, "eu-test-1/eu-test-1a/g6.xlarge/spot"},
-		{400, "Unsupported", cloud.Spec, "eu-test-1/eu-test-1a/g6.xlarge/spot"},
+		{400, "Unsupported", cloud.Capacity, "eu-test-1/eu-test-1a/g6.xlarge/spot"},
 		{400, "CodeOfNextYear", cloud.Spec, "eu-test-1/eu-test-1a/g6.xlarge/spot"},
 		{500, "InternalError", cloud.Unknown, ""},
 		{503, "Unavailable", cloud.Unknown, ""},
@@ -469,7 +469,10 @@ func TestBadSettingsAreOfKindSpecAndNotSent(t *testing.T) {
 		l.Settings = json.RawMessage(c.settings)
 		_, err := p.Create(t.Context(), l)
 		for _, text := range c.want {
-			want(t, err, cloud.Spec, text)
+			e := want(t, err, cloud.Spec, text)
+			if region := e.Scope == l.Offering.Region; region != strings.HasPrefix(text, "images has no entry") {
+				t.Errorf("%v has the scope %q", err, e.Scope)
+			}
 		}
 	}
 	l := launch("burst-1")

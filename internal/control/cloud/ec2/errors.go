@@ -28,6 +28,7 @@ var kinds = map[string]cloud.Kind{
 	"InsufficientVolumeCapacity":           cloud.Capacity,
 	"ReservationCapacityExceeded":          cloud.Capacity,
 	"SpotMaxPriceTooLow":                   cloud.Capacity,
+	"Unsupported":                          cloud.Capacity, // the zone does not offer the type
 
 	"InstanceLimitExceeded":         cloud.Quota,
 	"MaxIOPSLimitExceeded":          cloud.Quota,
@@ -72,7 +73,8 @@ var kinds = map[string]cloud.Kind{
 
 // failure turns an error of the SDK into an error of a provider. Only an error document of EC2 is
 // certain; a broken connection, a timeout and an answer that cannot be read prove nothing. The scope
-// names the offerings that the failure concerns, so that a breaker closes no others.
+// names the offerings that the failure concerns; of kind Spec it is for people, since the cause may be any setting of
+// the pool.
 func failure(doing string, o cloud.Offering, err error) *cloud.Error {
 	e := &cloud.Error{Kind: cloud.Unknown, Err: fmt.Errorf("%s: %w", doing, err)}
 	var api smithy.APIError
@@ -154,7 +156,12 @@ func retryAfter(r *smithyhttp.Response) time.Duration {
 	return min(time.Duration(seconds)*time.Second, time.Hour)
 }
 
-// spec returns an error for a request that was not sent. It is certain that the call had no effect.
+// spec returns an error for a request that was not sent. It is certain that the call had no effect. Settings without an
+// image for the region concern the region alone.
 func spec(doing string, o cloud.Offering, err error) *cloud.Error {
-	return &cloud.Error{Kind: cloud.Spec, Scope: o.String(), Err: fmt.Errorf("%s: %w", doing, err)}
+	e := &cloud.Error{Kind: cloud.Spec, Scope: o.String(), Err: fmt.Errorf("%s: %w", doing, err)}
+	if errors.Is(err, errNoImage) {
+		e.Scope = o.Region
+	}
+	return e
 }

@@ -2,6 +2,7 @@ package ec2
 
 import (
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -33,6 +34,9 @@ const (
 // maxUserData is the limit of EC2 for user data, in bytes before the encoding.
 const maxUserData = 16 << 10
 
+// errNoImage reports settings that have no image for the region of a launch.
+var errNoImage = errors.New("images has no entry for region")
+
 // request builds the request of a launch. The result depends only on the launch. Two builds of one
 // launch must give equal bytes: EC2 refuses the token with other parameters.
 func request(l cloud.Launch) (*ec2.RunInstancesInput, error) {
@@ -43,7 +47,7 @@ func request(l cloud.Launch) (*ec2.RunInstancesInput, error) {
 	o := l.Offering
 	image := s.Images[o.Region]
 	if image == "" {
-		return nil, fmt.Errorf("settings of the pool: images has no entry for region %s", o.Region)
+		return nil, fmt.Errorf("settings of the pool: %w %s", errNoImage, o.Region)
 	}
 	userData, err := cloudinit.Render(cloudinit.Machine{
 		Name: l.Machine, Pool: l.Pool, Region: o.Region, Bootstrap: l.Bootstrap, Agent: s.Agent,
