@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"cloud.google.com/go/auth"
+	"cloud.google.com/go/compute/metadata"
 
 	"berth"
 	"berth/internal/control/cloud"
@@ -388,6 +389,10 @@ func TestFailedFetchesOfTokensAreRepeated(t *testing.T) {
 		{answer(400), cloud.Auth},
 		{answer(401), cloud.Auth},
 		{answer(403), cloud.Auth},
+		{answer(404), cloud.Auth},
+		{fmt.Errorf("credentials: cannot fetch token: %w", metadata.NotDefinedError("instance/service-accounts/default/token")), cloud.Auth},
+		{fmt.Errorf("credentials: cannot fetch token: %w", &metadata.Error{Code: 403}), cloud.Auth},
+		{fmt.Errorf("credentials: cannot fetch token: %w", &metadata.Error{Code: 503}), cloud.Throttle},
 		{answer(429), cloud.Throttle},
 		{answer(500), cloud.Throttle},
 		{answer(502), cloud.Throttle},

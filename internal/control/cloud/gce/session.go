@@ -12,6 +12,7 @@ import (
 	"cloud.google.com/go/auth"
 	compute "cloud.google.com/go/compute/apiv1"
 	"cloud.google.com/go/compute/apiv1/computepb"
+	"cloud.google.com/go/compute/metadata"
 	"google.golang.org/api/option"
 
 	"berth/internal/control/cloud"
@@ -63,7 +64,7 @@ func (p *Provider) open(ctx context.Context, doing string, o cloud.Offering) (*s
 }
 
 // token returns an access token. The error has the kind Auth if there are no credentials, or if the
-// server of access tokens refuses them: Auth stops all launches of the provider until one succeeds. After
+// server of access tokens or the metadata service refuses them: Auth stops all launches of the provider. After
 // any other failure, such as a broken connection, the next call may get a token. GCE has received nothing
 // then, so the kind is Throttle with Unsent and not Unknown: the caller repeats the call.
 func (p *Provider) token(ctx context.Context, doing string) (string, error) {
@@ -79,12 +80,25 @@ func (p *Provider) token(ctx context.Context, doing string) (string, error) {
 		return token.Value, nil
 	}
 	kind := cloud.Throttle
-	var refused *auth.Error
-	if errors.As(err, &refused) && refused.Response != nil &&
-		slices.Contains(refusals, refused.Response.StatusCode) {
+	if slices.Contains(refusals, status(err)) {
 		kind = cloud.Auth
 	}
 	return "", p.noToken(kind, doing, err)
+}
+
+// status returns the HTTP status with which a source of access tokens answered, or 0 without an answer. The metadata
+// service has no token for a host without a service account.
+func status(err error) int {
+	if e, ok := errors.AsType[*auth.Error](err); ok && e.Response != nil {
+		return e.Response.StatusCode
+	}
+	if e, ok := errors.AsType[*metadata.Error](err); ok {
+		return e.Code
+	}
+	if _, ok := errors.AsType[metadata.NotDefinedError](err); ok {
+		return http.StatusNotFound
+	}
+	return 0
 }
 
 // noToken returns the error of a call that was not sent, since there is no access token.
@@ -93,8 +107,8 @@ func (p *Provider) noToken(kind cloud.Kind, doing string, err error) *cloud.Erro
 		Err: fmt.Errorf("%s: get credentials: %w", doing, err)}
 }
 
-// refusals are the statuses by which a server of access tokens refuses credentials.
-var refusals = []int{http.StatusBadRequest, http.StatusUnauthorized, http.StatusForbidden}
+// refusals are the statuses by which a source of access tokens refuses credentials, or reports that the host has none.
+var refusals = []int{http.StatusBadRequest, http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound}
 
 // transport adds the access token to requests, and bounds their answers.
 type transport struct {
