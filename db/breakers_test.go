@@ -357,6 +357,9 @@ func TestSendsWaitWhileTheCloudThrottles(t *testing.T) {
 		s.refuses(cheap, &cloud.Error{Kind: cloud.Throttle, RetryAfter: after}, "")
 	}
 	throttle(20 * time.Second)
+	if err := s.asks(like("third", cheap.Zone, cheap.Market), "asked"); err != nil {
+		t.Errorf("a request that would wait for 20 seconds: %v", err)
+	}
 	for _, m := range []berth.MachineID{"scaled", "by-hand"} {
 		if d := waits(m); d <= 10*time.Second || d > 20*time.Second {
 			t.Errorf("%s waits for %s", m, d)

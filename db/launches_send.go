@@ -12,9 +12,8 @@ import (
 
 // Pauses of sends while a cloud throttles.
 const (
-	throttledRest  = 5 * time.Second  // while another launch tries
-	throttledMost  = 30 * time.Second // of one pause: the limits of the launch are looked at meanwhile
-	throttledFails = time.Minute      // a first send of the scaler fails if it has to wait for longer
+	throttledRest = 5 * time.Second  // while another launch tries
+	throttledMost = 30 * time.Second // of one pause: the limits of the launch are looked at meanwhile
 )
 
 // admitSend decides on a send of a launch, at a time of the caller's clock. All sends wait while the cloud throttles,
@@ -155,7 +154,7 @@ func throttled(ctx context.Context, tx pgx.Tx, r cloud.Record, now time.Time) (c
 		return r, err
 	}
 	wait := b.Until.Sub(now)
-	if wait > throttledFails && r.Actor == ScalerActor && r.State == cloud.LaunchRequested {
+	if wait > cloud.ThrottleWait && r.Actor == ScalerActor && r.State == cloud.LaunchRequested {
 		return r.Withheld(b), nil
 	}
 	return r, &cloud.PauseError{Wait: min(wait, throttledMost)}

@@ -125,7 +125,8 @@ func (d *Scaling) Growth(ctx context.Context, since time.Time) ([]Grown, error) 
 
 // Request creates launches for the scaler, all or none, in the term of the leader. It is Launches.Request
 // with three more refusals, each a conflict: admission is paused, a breaker of the request is open, or
-// another launch probes a half-open one. The first launch becomes the probe of a half-open breaker.
+// another launch probes a half-open one. The first launch becomes the probe of a half-open breaker. Launches wait for
+// the end of short throttling, see cloud.Breaker.Waits.
 func (d *Scaling) Request(ctx context.Context, term Term, r cloud.Request, machines []berth.MachineID,
 	requestID string) ([]cloud.Record, error) {
 	var list []cloud.Record
@@ -188,13 +189,13 @@ func probe(ctx context.Context, tx pgx.Tx, r cloud.Request, list []cloud.Record)
 		return nil
 	}
 	args := concernArgs(r)
-	args["probe"], args["rest"] = probeOf(list[0]), probeRest
+	args["probe"], args["rest"], args["waits"] = probeOf(list[0]), probeRest, cloud.ThrottleWait
 	rows, err := tx.Query(ctx, `
 		SELECT b.key
 		FROM breakers b
 		WHERE `+closes+`
 		  AND (b.until IS NULL OR b.until > '-infinity')
-		  AND (b.scope <> 'throttle' OR b.until > clock_timestamp())
+		  AND (b.scope <> 'throttle' OR b.until >= clock_timestamp() + @waits::interval)
 		ORDER BY b.scope, b.key
 		FOR NO KEY UPDATE`, args)
 	if err != nil {

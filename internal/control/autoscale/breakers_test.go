@@ -27,13 +27,18 @@ func TestTheScalerHeedsThePartThatTheCloudNames(t *testing.T) {
 		{"a quota of spot machines", cloud.Breaker{Scope: cloud.ScopeQuota, Key: "lab/here/spot", Covers: []string{"lab/here/big/spot"}}, cloud.OnDemand},
 		{"a quota of the region", cloud.Breaker{Scope: cloud.ScopeProvider, Key: "lab/here"}, ""},
 		{"a throttled region", cloud.Breaker{Scope: cloud.ScopeThrottle, Key: "lab/here"}, ""},
+		{"a region that throttles for some seconds", cloud.Breaker{Scope: cloud.ScopeThrottle, Key: "lab/here", Until: now.Add(20 * time.Second)}, cloud.Spot},
+		{"a region that has throttled", cloud.Breaker{Scope: cloud.ScopeThrottle, Key: "lab/here", Until: now.Add(-time.Hour)}, cloud.Spot},
 		{"another throttled region", cloud.Breaker{Scope: cloud.ScopeThrottle, Key: "lab/there"}, cloud.Spot},
 	} {
 		f := full()
 		f.Offers = append(f.Offers, f.Offers[0])
 		spotOf(f)
 		f.Offers[0].Price = 1
-		c.b.Step, c.b.Until, c.b.Reason = 1, now.Add(time.Minute), "refused"
+		c.b.Step, c.b.Reason = 1, "refused"
+		if c.b.Until.IsZero() {
+			c.b.Until = now.Add(time.Minute)
+		}
 		f.Breakers = []db.ProbedBreaker{{Breaker: c.b}}
 		wait(f, "j1", "a", 1)
 		f.Saves = map[berth.JobID]bool{"j1": true}

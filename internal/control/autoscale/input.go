@@ -112,7 +112,7 @@ func (p *pass) limit(t berth.TenantID, in *scaler.Input) {
 func (p *pass) breaker(r cloud.Request) (b scaler.Breaker) {
 	concerns := r.Concerned()
 	for _, x := range p.Breakers {
-		if x.Step == 0 || !concerns(x.Breaker) {
+		if x.Step == 0 || x.Waits(p.Now) || !concerns(x.Breaker) {
 			continue
 		}
 		until := x.Until

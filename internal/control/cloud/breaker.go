@@ -57,6 +57,10 @@ const (
 	demandedMost   = time.Hour // of waits that a cloud demands
 )
 
+// ThrottleWait is the longest wait for a throttled cloud for which a launch of the scaler is requested and kept. Its
+// job gets another offer if the wait is longer.
+const ThrottleWait = time.Minute
+
 // Bounds on the first sends of the scaler. An offering that has launched nothing for FreeFor is tried by one
 // launch at a time, so that a cloud without room refuses one call instead of one for each waiting job. A
 // send without an answer holds the others back for TriedFor at most. For RampFor after a refusal for want of
@@ -77,6 +81,12 @@ const (
 // Open reports whether the breaker refuses launches at a time.
 func (b Breaker) Open(now time.Time) bool {
 	return b.Step > 0 && (b.Until.IsZero() || now.Before(b.Until))
+}
+
+// Waits reports whether launches that the breaker concerns are requested all the same, and wait for its end: a cloud
+// that throttles for a short time is no reason for a dearer offer. See ThrottleWait.
+func (b Breaker) Waits(now time.Time) bool {
+	return b.Scope == ScopeThrottle && b.Until.Sub(now) < ThrottleWait
 }
 
 // Trip returns the breaker after one more refusal. A refusal while it is open, of a launch that was
