@@ -41,7 +41,7 @@ var cloudTexts = map[string]struct{ text, hint string }{
 	"no_fit": {"no allowed offer of a cloud has machines on which it fits",
 		"request less, or ask an operator for larger offers"},
 	"closed": {"the clouds refused such machines a short time ago, or could not be called",
-		"wait; the list of offers says which part of a cloud is closed, and until when"},
+		"wait; berth offers and berth pool show name the closed part of a cloud, and the end of the refusals"},
 	"max": {"the tenant has as many machines of clouds as max_machines allows",
 		"wait until one of them is free"},
 	"growth": {"as many machines were launched lately as the burst policy allows",

@@ -115,15 +115,23 @@ func TestAQuotaStopsTheOffersThatItHasRefusedAlone(t *testing.T) {
 	}
 }
 
-func TestAQuotaIsForgottenADayAfterItsEnd(t *testing.T) {
+// Refused credentials are not forgotten, nor are machines with less than their offer.
+func TestARefusalIsForgottenADayAfterItsEnd(t *testing.T) {
 	t.Parallel()
 	s := newFleet(t)
-	s.refuses(cheap, &cloud.Error{Kind: cloud.Quota, Scope: "request 4711"}, "")
-	s.refuses(cheap, &cloud.Error{Kind: cloud.Capacity}, "")
+	for _, e := range []*cloud.Error{{Kind: cloud.Quota, Scope: "request 4711"}, {Kind: cloud.Capacity}, {Kind: cloud.Throttle}, {Kind: cloud.Auth}} {
+		s.refuses(cheap, e, "")
+	}
+	err := s.db.Launches.Trip(t.Context(), cheap.JoinBreaker(), func(b cloud.Breaker, now time.Time) cloud.Breaker {
+		return b.Trip(cloud.Capacity, "less", now)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct {
 		later time.Duration
 		want  int
-	}{{24 * time.Hour, 2}, {time.Hour, 1}} {
+	}{{23 * time.Hour, 5}, {2 * time.Hour, 2}} {
 		s.later(c.later)
 		if _, err := s.db.Launches.Prune(t.Context(), s.term(), time.Hour, 10); err != nil {
 			t.Fatal(err)

@@ -11,8 +11,8 @@ import (
 
 // Prune deletes at most limit launches that were settled longer ago than retention, and returns their
 // number. The last launch of a machine name that an admin chose stays, so that no number is given twice. The
-// scaler never gives a name twice, since its names contain the leader's term. Prune also deletes breakers of quotas, a
-// day after their end.
+// scaler never gives a name twice, since its names contain the leader's term. Prune also deletes breakers a day after
+// their end, apart from those of joins, which only a whole machine closes.
 func (d *Launches) Prune(ctx context.Context, term Term, retention time.Duration, limit int) (n int, err error) {
 	err = d.pruneTx(ctx, term, func(tx pgx.Tx) error {
 		tag, err := tx.Exec(ctx, `
@@ -28,9 +28,11 @@ func (d *Launches) Prune(ctx context.Context, term Term, retention time.Duration
 		if n = int(tag.RowsAffected()); err != nil {
 			return err
 		}
-		// A cloud names any number of quotas; without a launch under them nothing else deletes their breakers.
+		// Without another launch nothing else deletes them. A refusal of long ago is no reason to try with one launch,
+		// or to wait longer after the next one; and a cloud names any number of quotas.
 		_, err = tx.Exec(ctx, `
-			DELETE FROM breakers WHERE scope = 'quota' AND until < clock_timestamp() - interval '1 day'`)
+			DELETE FROM breakers
+			WHERE scope <> 'join' AND until > '-infinity' AND until < clock_timestamp() - interval '1 day'`)
 		return err
 	})
 	return n, mapError(err, "launches")
