@@ -79,15 +79,22 @@ func contextsPath(explicit, xdg, home string) string {
 
 // terminal describes the terminal behind a stream; the zero screen if the stream is none. A
 // width that is unknown or below 40 columns counts as 80: tables cut to less would be
-// useless.
+// useless. Lines that are drawn again are cut to the present width, however small.
 func terminal(f *os.File, plain bool) screen {
 	fd := int(f.Fd())
 	if !term.IsTerminal(fd) {
 		return screen{}
 	}
-	width, _, err := term.GetSize(fd)
-	if err != nil || width < 40 {
-		width = 80
+	measure := func() int {
+		width, _, err := term.GetSize(fd)
+		if err != nil {
+			return 0
+		}
+		return width
 	}
-	return screen{terminal: true, colour: !plain, width: width}
+	width := measure()
+	if width < 40 {
+		width = usualWidth
+	}
+	return screen{terminal: true, colour: !plain, width: width, measure: measure}
 }

@@ -235,7 +235,7 @@ func (m *meter) draw() {
 	}
 	line := fmt.Sprintf("%s  %s%s  %s of %s", m.name, strings.Repeat("█", full), strings.Repeat("░", width-full),
 		berth.BytesText(m.read), berth.BytesText(m.total))
-	fmt.Fprint(m.app.err, eraseLine+cut(line, m.app.errTerm.width-1))
+	fmt.Fprint(m.app.err, eraseLine+m.app.errTerm.fit(line))
 }
 
 // done removes the line, so that the result begins in the first column.

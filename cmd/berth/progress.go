@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"charm.land/lipgloss/v2"
+
 	"berth"
 	"berth/wire"
 )
@@ -35,7 +37,7 @@ type progress struct {
 	reason string      // code of the reason for waiting, in the last plain line
 	at     time.Time   // of the last plain line
 	job    wire.Job    // as last seen
-	below  string      // unfinished line of the log, drawn while live; "": none
+	below  string      // unfinished line of the log, of any width, drawn while live; "": none
 	due    bool        // a drawing of the unfinished line will come by itself
 	over   bool        // nothing is drawn any longer
 }
@@ -138,45 +140,85 @@ func stepText(p *berth.Progress) string {
 	return text
 }
 
-// live reports whether the unfinished line of the log is drawn in place of the job's state. The line of a job that does
-// not run, or of a server that does not answer, may be an old one. The caller holds p.mu.
+// live reports whether the unfinished line of the log is drawn. The line of a job that does not run, or of a server
+// that does not answer, may be an old one. The caller holds p.mu.
 func (p *progress) live() bool {
 	return p.below != "" && !p.quiet && (!p.seen || p.job.Status == berth.Running)
 }
 
-// draw replaces the line on the terminal with the present state. The caller holds p.mu.
+// draw replaces the line on the terminal with the present one, cut to the terminal's present width. The caller holds
+// p.mu.
 func (p *progress) draw() {
-	if p.live() {
-		fmt.Fprint(p.app.err, eraseLine+p.below)
-		p.drawn, p.last = true, p.app.now()
-		return
+	var line string
+	switch {
+	case p.live() && p.seen:
+		line = p.head(lipgloss.Width(p.below)) + p.below
+	case p.live():
+		line = p.below
+	default:
+		line = p.state()
 	}
-	j, s := p.job, p.app.errTerm
-	parts := p.parts()
+	fmt.Fprint(p.app.err, eraseLine+p.app.errTerm.fit(line))
+	p.drawn, p.last = true, p.app.now()
+}
+
+// state returns the line with the state of the job. The caller holds p.mu.
+func (p *progress) state() string {
+	j, parts := p.job, p.parts()
 	if j.Progress != nil && j.Progress.Total > 0 && j.Status == berth.Running {
 		// The bar stands after name and status.
 		parts = append(parts[:2], append([]string{bar(j.Progress, 24)}, parts[2:]...)...)
 	}
-	from := j.SubmittedAt
-	if j.StartedAt != nil {
-		from = *j.StartedAt
-	}
-	parts = append(parts, span(p.app.now().Sub(from)))
+	parts = append(parts, p.elapsed())
 	if p.quiet {
 		parts = append(parts, "(server not responding)")
 	}
-	// Cut first and paint then: escape sequences have no width and must not be cut.
-	line := cut(strings.Join(parts, "  "), s.width-1)
-	// The status stands after the name, which may contain the same text.
-	head := parts[0] + "  "
-	if rest, ok := strings.CutPrefix(line, head); ok {
-		if rest, ok = strings.CutPrefix(rest, parts[1]); ok {
-			line = head + s.paint(toneOfState(j.Status), parts[1]) + rest
+	parts[1] = p.app.errTerm.paint(toneOfState(j.Status), parts[1])
+	return strings.Join(parts, "  ")
+}
+
+// elapsed formats the time since the start of the job, or since its submission before the start.
+func (p *progress) elapsed() string {
+	from := p.job.SubmittedAt
+	if p.job.StartedAt != nil {
+		from = *p.job.StartedAt
+	}
+	return span(p.app.now().Sub(from))
+}
+
+// head returns the state of a running job that stands before an unfinished line of room columns: as much as fits, and
+// at least counts and elapsed time. A line that does not change looks like a hang without a time that moves, and the
+// line of one element says nothing about the other elements. The caller holds p.mu.
+func (p *progress) head(room int) string {
+	j, parts, elapsed := p.job, p.parts(), p.elapsed()
+	status, counts := parts[1], ""
+	shortest := status
+	switch {
+	case j.Tally != nil: // status has the counts
+		shortest = fmt.Sprintf("%d of %d done", j.Tally.Ended(), j.Tally.Total)
+	case j.Progress != nil:
+		counts = stepText(&berth.Progress{Step: j.Progress.Step, Total: j.Progress.Total})
+		shortest = counts
+	}
+	const separator = " | "
+	room = (room + headStep - 1) / headStep * headStep
+	var text string
+	for _, fields := range [][]string{
+		append(slices.Clone(parts), elapsed), {parts[0], status, counts, elapsed}, {status, counts, elapsed},
+		{shortest, elapsed},
+	} {
+		fields = slices.DeleteFunc(fields, func(f string) bool { return f == "" })
+		text = strings.Join(fields, "  ") + separator
+		if lipgloss.Width(text)+room < p.app.errTerm.columns() {
+			break
 		}
 	}
-	fmt.Fprint(p.app.err, eraseLine+line)
-	p.drawn, p.last = true, p.app.now()
+	return p.app.errTerm.paint(faint, text)
 }
+
+// headStep rounds the width of an unfinished line up for head, so that a bar whose width changes by a digit does not
+// change the state before it at each drawing.
+const headStep = 8
 
 // redrawEvery is the least time between two drawings for lines of the log: a job that
 // writes thousands of lines a second would otherwise spend the time of its command on them.

@@ -14,7 +14,25 @@ import (
 type screen struct {
 	terminal bool
 	colour   bool // false with NO_COLOR, even on a terminal
-	width    int  // in columns
+	width    int  // in columns, for what is printed once
+
+	// measure returns the present width in columns, for lines that are drawn again; nil: the width does not change.
+	measure func() int
+}
+
+// usualWidth is the width of a terminal that does not report one.
+const usualWidth = 80
+
+// columns returns the present width in columns. The user may resize the window of a command that runs for hours.
+func (s screen) columns() int {
+	width := s.width
+	if s.measure != nil {
+		width = s.measure()
+	}
+	if width <= 0 {
+		return usualWidth
+	}
+	return width
 }
 
 // tone is the meaning of a text, shown as a colour where the terminal has colours. Colour

@@ -73,8 +73,7 @@ func (p *logPrinter) drop(s logSource) {
 	delete(p.unended.order, s)
 }
 
-// lastUnfinished formats the unfinished line that changed last; "": there is none. It fits on one line of the terminal.
-// The caller holds p.mu.
+// lastUnfinished formats the unfinished line that changed last; "": there is none. The caller holds p.mu.
 func (p *logPrinter) lastUnfinished() string {
 	var from logSource
 	last := 0
@@ -91,27 +90,20 @@ func (p *logPrinter) lastUnfinished() string {
 	if p.stamps {
 		text = p.app.outTerm.paint(faint, l.At.UTC().Format(time.RFC3339)) + " " + text
 	}
-	return p.app.errTerm.fit(p.labelled(from, text))
+	return p.labelled(from, text)
 }
 
-// usualWidth is the width of a terminal that does not report one.
-const usualWidth = 80
-
-// fit cuts a text with colours to the terminal's width, without the last column: some terminals begin a new line after
-// it.
+// fit cuts a text with colours to the terminal's present width, without the last column: some terminals begin a new
+// line after it.
 func (s screen) fit(text string) string {
-	width := s.width
-	if width <= 0 {
-		width = usualWidth
-	}
-	width = max(width-1, 1)
+	width := max(s.columns()-1, 1)
 	if lipgloss.Width(text) <= width {
 		return text
 	}
 	return lipgloss.NewStyle().MaxWidth(width-1).Render(text) + "…"
 }
 
-// unfinished replaces the unfinished line and draws it in place of the line of progress.
+// unfinished replaces the unfinished line and draws it.
 func (p *progress) unfinished(text string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

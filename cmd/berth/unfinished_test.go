@@ -107,24 +107,91 @@ func TestOfSeveralLogsTheLineThatMovedLastIsDrawn(t *testing.T) {
 	last("")
 }
 
-func TestUnfinishedLineStandsInPlaceOfTheProgress(t *testing.T) {
+// The state of the job stands before the unfinished line: as much as there is room for beside the line, and at least the
+// counts and the elapsed time.
+func TestStateStandsBeforeTheUnfinishedLine(t *testing.T) {
 	t.Parallel()
-	p, below, b := liveTerminal(120, false)
+	sweep := running()
+	sweep.Name, sweep.Attempt, sweep.Attempts, sweep.Progress = "sweep", 0, nil, nil
+	sweep.Tally = &wire.Tally{Total: 12, ByStatus: map[berth.State]int{berth.Succeeded: 3, berth.Running: 4}}
+	slow := running()
+	slow.Progress = nil
+	tqdm := func(n int) string { return strings.Repeat("#", n) }
+	for _, c := range []struct {
+		width int
+		job   wire.Job
+		line  string
+		want  string
+	}{
+		{120, running(), tqdm(30), "digits  running  attempt 2  on m-1  5/10 50% half[2J way  1m30s | " + tqdm(30)},
+		{70, running(), tqdm(20), "digits  running  5/10 50%  1m30s | " + tqdm(20)},
+		{80, running(), tqdm(45), "running  5/10 50%  1m30s | " + tqdm(45)},
+		{80, running(), tqdm(55), "5/10 50%  1m30s | " + tqdm(55)},
+		{100, sweep, "2 | 40%|####|", "sweep  running: 3 of 12 done, 4 running  1m30s | 2 | 40%|####|"},
+		{40, sweep, "2 | 40%|####|", "3 of 12 done  1m30s | 2 | 40%|####|"},
+		{31, slow, "Loading the model ...", "running  1m30s | Loading the …"},
+	} {
+		_, below, b := liveTerminal(c.width, false)
+		below.update(c.job)
+		b.Reset()
+		below.unfinished(c.line)
+		if diff := cmp.Diff(erase+c.want, b.String()); diff != "" {
+			t.Errorf("%d columns (-want +got):\n%s", c.width, diff)
+		}
+		b.Reset()
+		below.app.now = func() time.Time { return noon.Add(5 * time.Minute) }
+		below.update(c.job)
+		if got, want := b.String(), strings.Replace(erase+c.want, "1m30s", "6m30s", 1); got != want {
+			t.Errorf("%d columns: after five minutes %q, want %q", c.width, got, want)
+		}
+		below.unfinished("")
+		if got := b.String(); !strings.Contains(got, erase+c.job.Name+"  running") {
+			t.Errorf("%d columns: without the line %q, want the state", c.width, got)
+		}
+	}
+}
+
+// A bar that grows by a digit does not change the fields before it.
+func TestStateBeforeTheUnfinishedLineIsSteady(t *testing.T) {
+	t.Parallel()
+	_, below, b := liveTerminal(70, false)
 	below.update(running())
-	if err := p.unfinished(logSource{}, barAt(1, "\r10%")); err != nil {
+	for _, line := range []string{"   1%|####|  9/100", "  10%|####| 10/1000", " 100%|####|100/10000"} {
+		b.Reset()
+		below.unfinished(line + ", 10.00 it/s | ")
+		before := strings.TrimSuffix(b.String(), line+", 10.00 it/s | ")
+		if want := erase + "running  5/10 50%  1m30s | "; before != want {
+			t.Errorf("%q stands before %q, want %q", before, line, want)
+		}
+	}
+}
+
+// The window of a command that runs for hours may be made smaller, also than a table may be.
+func TestLinesAreCutToThePresentWidth(t *testing.T) {
+	t.Parallel()
+	p, below, b := liveTerminal(80, false)
+	width := 80
+	p.app.errTerm.measure = func() int { return width }
+	last := func() string { return b.String()[strings.LastIndex(b.String(), erase)+len(erase):] }
+	if err := p.unfinished(logSource{}, barAt(1, "\r"+strings.Repeat("#", 200))); err != nil {
 		t.Fatal(err)
 	}
-	b.Reset()
-	below.update(running())
-	if got := b.String(); got != erase+"10%" {
-		t.Errorf("the line is %q, want the bar", got)
+	for _, c := range []struct{ width, want int }{{80, 79}, {100, 99}, {23, 22}, {5, 4}, {0, 79}} {
+		width = c.width
+		below.mu.Lock()
+		below.draw()
+		below.mu.Unlock()
+		if got := lipgloss.Width(last()); got != c.want {
+			t.Errorf("the bar takes %d columns of %d, want %d", got, c.width, c.want)
+		}
 	}
-	b.Reset()
+	width = 30
+	below.update(running())
 	if err := p.unfinished(logSource{}, barAt(2, "")); err != nil {
 		t.Fatal(err)
 	}
-	if got := b.String(); !strings.Contains(got, "digits  running") {
-		t.Errorf("after the bar the line is %q, want the progress", got)
+	if got := last(); lipgloss.Width(got) > 29 || !strings.HasPrefix(got, "digits  running") {
+		t.Errorf("the state takes %d columns of 30: %q", lipgloss.Width(got), got)
 	}
 }
 
@@ -176,7 +243,7 @@ func TestStaleUnfinishedLineGivesWayToTheState(t *testing.T) {
 	t.Parallel()
 	p, below, b := liveTerminal(120, false)
 	below.update(running())
-	if err := p.unfinished(logSource{}, barAt(1, "\r50%")); err != nil {
+	if err := p.unfinished(logSource{}, barAt(1, "\r70%")); err != nil {
 		t.Fatal(err)
 	}
 	last := func(want string) {
@@ -185,15 +252,15 @@ func TestStaleUnfinishedLineGivesWayToTheState(t *testing.T) {
 			t.Errorf("the line is %q, want one with %q", text[strings.LastIndex(text, erase):], want)
 		}
 	}
-	last("50%")
+	last("  1m30s | 70%")
 	below.silent(&unreachableError{})
 	last("(server not responding)")
 	below.silent(nil)
-	last("50%")
+	last("  1m30s | 70%")
 	retrying := running()
 	retrying.Status = berth.Retrying
 	below.update(retrying)
 	last("digits  retrying")
 	below.update(running())
-	last("50%")
+	last("  1m30s | 70%")
 }
