@@ -64,6 +64,11 @@ type LogsQuery struct {
 	// once a second, each in place of the one before. An empty text means that there is none. nil: not wanted. A
 	// server of a previous version sends none.
 	Unfinished func(wire.LogLine) error
+
+	// Silence, with Follow, is called with true when nothing has come from the server for 20 s, or no connection for
+	// 2 s, and with false at the next sign of life. The last unfinished line may be an old one meanwhile. Another
+	// goroutine may call it. nil: not wanted.
+	Silence func(silent bool)
 }
 
 // Logs calls f with each selected line, in order. With q.Follow it returns nil after the
@@ -95,7 +100,8 @@ func (c *Client) Logs(ctx context.Context, id berth.JobID, q LogsQuery, f func(w
 	}
 	v.Set("follow", "true")
 	if q.Unfinished == nil {
-		s := &follower{calls: map[string]func([]byte) error{"": line}}
+		s := &follower{calls: map[string]func([]byte) error{"": line}, watch: streamWatch{report: q.Silence}}
+		defer s.watch.stop()
 		return s.follow(ctx, c, r)
 	}
 	return c.followUnfinished(ctx, r, q, line)
@@ -110,7 +116,8 @@ func (c *Client) followUnfinished(ctx context.Context, r request, q LogsQuery, l
 			return fmt.Errorf("read unfinished line: %w", err)
 		}
 		return q.Unfinished(l)
-	}}}
+	}}, watch: streamWatch{report: q.Silence}}
+	defer s.watch.stop()
 	r.query.Set("unfinished", "true")
 	err := s.follow(ctx, c, r)
 	e, ok := errors.AsType[*berth.Error](err)
@@ -203,6 +210,7 @@ type follower struct {
 	last  string                             // Last-Event-ID
 	seen  int                                // connections that the server answered
 	ended bool
+	watch streamWatch
 }
 
 // read reads one connection to its end. connected reports that the server answered with a
@@ -219,7 +227,9 @@ func (s *follower) read(ctx context.Context, c *Client, r request) (connected bo
 		return false, err
 	}
 	defer res.Body.Close()
+	defer s.watch.broke()
 	s.seen++
+	s.watch.heard()
 	// A connection that died without a close is ended by its silence.
 	silence := time.AfterFunc(streamSilence, cancel)
 	defer silence.Stop()
@@ -231,6 +241,7 @@ func (s *follower) read(ctx context.Context, c *Client, r request) (connected bo
 			return true, err
 		}
 		silence.Reset(streamSilence)
+		s.watch.heard()
 		if !e.add(text) {
 			continue
 		}

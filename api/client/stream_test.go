@@ -1,10 +1,14 @@
 package client_test
 
 import (
+	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"slices"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"berth/api/client"
 	"berth/wire"
@@ -54,4 +58,58 @@ func TestLogGoesOnAtAServerWithoutUnfinishedLines(t *testing.T) {
 	if !slices.Equal(bars, []string{"50%", ""}) {
 		t.Errorf("unfinished lines %q, want the last one removed: no further one comes", bars)
 	}
+}
+
+// roundTrip is a transport.
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// A follower learns that a stream says nothing, whether its connection is dead or no server accepts one, and when the
+// server is back. A connection that is replaced at once is no news.
+func TestFollowerLearnsOfASilentServer(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		begun := time.Now()
+		var got []string
+		note := func(silent bool) { got = append(got, fmt.Sprint(time.Since(begun), " ", silent)) }
+		connections := 0
+		transport := roundTrip(func(*http.Request) (*http.Response, error) {
+			at := time.Since(begun)
+			if at > 40500*time.Millisecond && at < time.Minute {
+				return nil, errors.New("connection refused")
+			}
+			connections++
+			in, out := io.Pipe()
+			go func(first bool) {
+				defer out.Close()
+				_, _ = io.WriteString(out, "event: unfinished\ndata: {\"text\":\"50%\"}\n\n")
+				switch {
+				case first:
+					time.Sleep(10 * time.Second)
+					_, _ = io.WriteString(out, ": heartbeat\n\n")
+					time.Sleep(25 * time.Second) // silent after 20 s of these
+					_, _ = io.WriteString(out, ": heartbeat\n\n")
+				case at > time.Minute:
+					_, _ = io.WriteString(out, "event: end\ndata: {}\n\n")
+				}
+				time.Sleep(time.Second)
+			}(connections == 1)
+			return &http.Response{StatusCode: http.StatusOK, Body: in, Header: http.Header{}}, nil
+		})
+		bars := 0
+		q := client.LogsQuery{Follow: true, Silence: note, Unfinished: func(wire.LogLine) error { bars++; return nil }}
+		err := client.Over(transport, "").Logs(t.Context(), "j", q, func(wire.LogLine) error { return nil })
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Hour) // nothing is reported after the end
+		// The last connection before the refusals breaks at 40.8 s, and 62 s is the first try after them.
+		if want := []string{"30s true", "35s false", "42.8s true", "1m2s false"}; !slices.Equal(got, want) {
+			t.Errorf("reports %q, want %q", got, want)
+		}
+		if bars != connections || connections != 6 {
+			t.Errorf("%d unfinished lines of %d connections", bars, connections)
+		}
+	})
 }

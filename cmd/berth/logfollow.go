@@ -164,6 +164,7 @@ func (f *logFollower) start(ctx context.Context, streams *sync.WaitGroup) {
 		q.Member = s.member
 		if f.printer.shows() {
 			q.Unfinished = func(l wire.LogLine) error { return f.printer.unfinished(s, l) }
+			q.Silence = func(silent bool) { f.printer.silence(s, silent) }
 		}
 		streams.Go(func() {
 			defer f.printer.ended(s)

@@ -38,9 +38,13 @@ type progress struct {
 	at     time.Time   // of the last plain line
 	job    wire.Job    // as last seen
 	below  string      // unfinished line of the log, of any width, drawn while live; "": none
+	away   bool        // the server sends nothing of a followed log
 	due    bool        // a drawing of the unfinished line will come by itself
 	over   bool        // nothing is drawn any longer
 }
+
+// notResponding stands for the state of a job that the server does not send.
+const notResponding = "(server not responding)"
 
 // newProgress returns a progress that has shown nothing. No job reports step -1, so the
 // first report of a job counts as a change.
@@ -155,6 +159,8 @@ func (p *progress) draw() {
 		line = p.head(lipgloss.Width(p.below)) + p.below
 	case p.live():
 		line = p.below
+	case !p.seen: // a followed log without a wait
+		line = notResponding
 	default:
 		line = p.state()
 	}
@@ -171,7 +177,7 @@ func (p *progress) state() string {
 	}
 	parts = append(parts, p.elapsed())
 	if p.quiet {
-		parts = append(parts, "(server not responding)")
+		parts = append(parts, notResponding)
 	}
 	parts[1] = p.app.errTerm.paint(toneOfState(j.Status), parts[1])
 	return strings.Join(parts, "  ")
@@ -239,7 +245,7 @@ func (p *progress) around(write func() error) error {
 	case !both || p.over:
 	case p.app.now().Sub(p.last) < redrawEvery:
 		p.redrawSoon()
-	case p.seen || p.below != "":
+	case p.shown():
 		p.draw()
 	}
 	return nil

@@ -14,7 +14,8 @@ import (
 type liveLines struct {
 	below *progress // draws the line; nil: unfinished lines are not shown
 	lines map[logSource]wire.LogLine
-	order map[logSource]int // number of the last change of each line
+	order map[logSource]int  // number of the last change of each line
+	away  map[logSource]bool // logs of which the server sends nothing: their lines may be old ones
 	count int
 }
 
@@ -24,7 +25,8 @@ func (p *logPrinter) live(below *progress) {
 	if p.raw || p.app.Output == "json" || p.app.Output == "yaml" || !p.app.outTerm.terminal || !p.app.errTerm.terminal {
 		return
 	}
-	p.unended = liveLines{below: below, lines: map[logSource]wire.LogLine{}, order: map[logSource]int{}}
+	p.unended = liveLines{below: below, lines: map[logSource]wire.LogLine{}, order: map[logSource]int{},
+		away: map[logSource]bool{}}
 }
 
 // shows reports whether the printer shows unfinished lines.
@@ -43,7 +45,7 @@ func (p *logPrinter) unfinished(s logSource, l wire.LogLine) error {
 	if strings.Trim(l.Text, " \r") == "" {
 		p.drop(s)
 	}
-	u.below.unfinished(p.lastUnfinished())
+	u.below.follow(p.lastUnfinished(), len(u.away) > 0)
 	return nil
 }
 
@@ -53,8 +55,26 @@ func (p *logPrinter) ended(s logSource) {
 	defer p.mu.Unlock()
 	if p.shows() {
 		p.drop(s)
-		p.unended.below.unfinished(p.lastUnfinished())
+		p.setAway(s, false)
 	}
+}
+
+// silence hides the unfinished line of a log while the server sends nothing.
+func (p *logPrinter) silence(s logSource, silent bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.setAway(s, silent)
+}
+
+// setAway records whether the server sends nothing of a log, and draws the line. The caller holds p.mu.
+func (p *logPrinter) setAway(s logSource, away bool) {
+	u := &p.unended
+	if away {
+		u.away[s] = true
+	} else {
+		delete(u.away, s)
+	}
+	u.below.follow(p.lastUnfinished(), len(u.away) > 0)
 }
 
 // finishes removes the unfinished line that a finished line of the log is, or follows. The caller holds p.mu.
@@ -78,7 +98,7 @@ func (p *logPrinter) lastUnfinished() string {
 	var from logSource
 	last := 0
 	for s, n := range p.unended.order {
-		if n > last {
+		if n > last && !p.unended.away[s] {
 			from, last = s, n
 		}
 	}
@@ -103,27 +123,30 @@ func (s screen) fit(text string) string {
 	return lipgloss.NewStyle().MaxWidth(width-1).Render(text) + "…"
 }
 
-// unfinished replaces the unfinished line and draws it.
-func (p *progress) unfinished(text string) {
+// follow replaces the unfinished line and draws it. away reports that the server sends nothing of a followed log.
+func (p *progress) follow(text string, away bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.over || text == p.below {
+	if p.over || text == p.below && away == p.away {
 		return
 	}
-	p.below = text
+	p.below, p.away = text, away
 	p.redraw()
 }
 
-// replace is unfinished without the drawing, which a print is about to do.
+// replace is follow without the drawing, which a print is about to do.
 func (p *progress) replace(text string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.below = text
 }
 
+// shown reports whether there is a line to draw. The caller holds p.mu.
+func (p *progress) shown() bool { return p.seen || p.below != "" || p.away }
+
 // redraw draws the present line. The caller holds p.mu.
 func (p *progress) redraw() {
-	if p.below != "" || p.seen {
+	if p.shown() {
 		p.draw()
 	} else {
 		p.erase()
@@ -133,7 +156,7 @@ func (p *progress) redraw() {
 // redrawSoon draws the line again once redrawEvery has passed since the last drawing. A log that is followed without a
 // wait has nothing else that would draw the unfinished line after many finished ones. The caller holds p.mu.
 func (p *progress) redrawSoon() {
-	if p.due || p.below == "" {
+	if p.due || p.below == "" && (p.seen || !p.away) {
 		return
 	}
 	p.due = true

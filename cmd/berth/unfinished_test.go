@@ -2,7 +2,11 @@ package main
 
 import (
 	"bytes"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -10,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"berth"
+	"berth/api/client"
 	"berth/wire"
 )
 
@@ -134,7 +139,7 @@ func TestStateStandsBeforeTheUnfinishedLine(t *testing.T) {
 		_, below, b := liveTerminal(c.width, false)
 		below.update(c.job)
 		b.Reset()
-		below.unfinished(c.line)
+		below.follow(c.line, false)
 		if diff := cmp.Diff(erase+c.want, b.String()); diff != "" {
 			t.Errorf("%d columns (-want +got):\n%s", c.width, diff)
 		}
@@ -144,7 +149,7 @@ func TestStateStandsBeforeTheUnfinishedLine(t *testing.T) {
 		if got, want := b.String(), strings.Replace(erase+c.want, "1m30s", "6m30s", 1); got != want {
 			t.Errorf("%d columns: after five minutes %q, want %q", c.width, got, want)
 		}
-		below.unfinished("")
+		below.follow("", false)
 		if got := b.String(); !strings.Contains(got, erase+c.job.Name+"  running") {
 			t.Errorf("%d columns: without the line %q, want the state", c.width, got)
 		}
@@ -158,7 +163,7 @@ func TestStateBeforeTheUnfinishedLineIsSteady(t *testing.T) {
 	below.update(running())
 	for _, line := range []string{"   1%|####|  9/100", "  10%|####| 10/1000", " 100%|####|100/10000"} {
 		b.Reset()
-		below.unfinished(line + ", 10.00 it/s | ")
+		below.follow(line+", 10.00 it/s | ", false)
 		before := strings.TrimSuffix(b.String(), line+", 10.00 it/s | ")
 		if want := erase + "running  5/10 50%  1m30s | "; before != want {
 			t.Errorf("%q stands before %q, want %q", before, line, want)
@@ -263,4 +268,94 @@ func TestStaleUnfinishedLineGivesWayToTheState(t *testing.T) {
 	last("digits  retrying")
 	below.update(running())
 	last("  1m30s | 70%")
+}
+
+// An unfinished line is hidden while the server sends nothing of its log, and without another one a message stands there.
+func TestLineOfASilentLogIsHidden(t *testing.T) {
+	t.Parallel()
+	p, below, b := liveTerminal(60, false)
+	first, second := logSource{job: "a", member: 0, label: "0"}, logSource{job: "a", member: 1, label: "1"}
+	for i, s := range []logSource{first, second} {
+		if err := p.unfinished(s, barAt(i, "50%")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, step := range []struct {
+		act  func()
+		want string
+	}{
+		{func() { p.silence(second, true) }, "0 | 50%"},
+		{func() { p.silence(first, true) }, notResponding},
+		{func() { p.silence(second, false) }, "1 | 50%"}, // the server sends only lines that have changed
+		{func() { p.ended(second) }, notResponding},
+		{func() { p.ended(first) }, ""},
+	} {
+		step.act()
+		if got := lastDrawn(below, b); got != step.want {
+			t.Errorf("the line is %q, want %q", got, step.want)
+		}
+	}
+}
+
+// lastDrawn returns the line that stands on the terminal.
+func lastDrawn(below *progress, b *bytes.Buffer) string {
+	below.mu.Lock()
+	defer below.mu.Unlock()
+	text := b.String()
+	if at := strings.LastIndex(text, erase); at >= 0 {
+		text = text[at+len(erase):]
+	}
+	return text
+}
+
+// A followed log has no bar while its server is away, and a message in its place.
+func TestFollowedLogHasNoBarWithoutItsServer(t *testing.T) {
+	t.Parallel()
+	p, below, b := liveTerminal(60, false)
+	var away atomic.Bool
+	leave, end := make(chan struct{}), make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case <-leave:
+			if away.Load() {
+				w.WriteHeader(http.StatusBadGateway)
+				return
+			}
+		default:
+		}
+		w.Header().Set("Content-Type", "text/event-stream")
+		fmt.Fprint(w, "event: unfinished\ndata: {\"text\":\"50%\"}\n\n")
+		w.(http.Flusher).Flush()
+		if away.Load() {
+			<-leave
+			return
+		}
+		<-end
+		fmt.Fprint(w, "event: end\ndata: {}\n\n")
+	}))
+	defer server.Close()
+	shows := func(want string) {
+		t.Helper()
+		for limit := time.Now().Add(time.Minute); lastDrawn(below, b) != want; time.Sleep(time.Millisecond) {
+			if time.Now().After(limit) {
+				t.Fatalf("the line is %q, want %q", lastDrawn(below, b), want)
+			}
+		}
+	}
+	away.Store(true) // from the end of the first connection on
+	done := make(chan error, 1)
+	go func() {
+		tree := newLogTree(p.app, client.New(server.URL, "token"))
+		done <- followLogs(t.Context(), tree, p, running(), client.LogsQuery{Follow: true})
+	}()
+	shows("50%")
+	close(leave)
+	shows(notResponding)
+	away.Store(false)
+	shows("50%")
+	close(end)
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	shows("")
 }
