@@ -276,6 +276,10 @@ func showExplanation(a *app, job wire.Job, e wire.Explanation) error {
 	}})
 }
 
+// hardwareReasons are the codes of reasons that concern one hardware of a job. Another reason, such as a hold, keeps
+// the job from every hardware.
+var hardwareReasons = []string{"no_room", "behind", "reserved", "unsatisfiable"}
+
 // addReasons adds an explanation in at most five lines: the job with its place, the reasons without codes, the
 // holders of the room, the start, and the next step. Wide has the rest.
 func addReasons(a *app, s *sheet, job wire.Job, e wire.Explanation) {
@@ -304,7 +308,8 @@ func addReasons(a *app, s *sheet, job wire.Job, e wire.Explanation) {
 	}
 	s.add("room", holdersText(a, e, false))
 	s.add("starts", startAndRun(a, e))
-	if choice := nextChoice(a, e.Alternatives); choice != "" {
+	choice := nextChoice(a, e.Alternatives)
+	if choice != "" && (hint == "" || slices.Contains(hardwareReasons, e.Blockers[0].Code)) {
 		s.add("or", choice) // in place of the hint, which is about the preferred hardware alone
 		return
 	}

@@ -99,6 +99,43 @@ hint     wait until jobs end, request less, or add machines; 2 offers of clouds:
 	}
 }
 
+// A job with other hardware shows that hardware if it may help, and otherwise the step that does.
+func TestExplainShowsTheStepThatHelps(t *testing.T) {
+	t.Parallel()
+	const release, wait = "release it (berth release)", "wait until jobs end, request less, or add machines"
+	held := wire.Blocker{Code: "held", Message: "the job is on hold", Hint: release}
+	room := wire.Blocker{Code: "no_room", Message: "no machine has 8 GPUs free", Hint: wait}
+	for _, c := range []struct {
+		list    []wire.Blocker
+		choices int
+		want    string
+	}{
+		{[]wire.Blocker{held, room}, 2, "hint     " + release},
+		{[]wire.Blocker{held}, 2, "hint     " + release},
+		{[]wire.Blocker{{Code: "a code of a later server", Message: "x", Hint: "do y"}}, 2, "hint     do y"},
+		{[]wire.Blocker{{Code: "quota", Message: "x"}, room}, 2, "hint     " + wait},
+		{[]wire.Blocker{room}, 2, "or       1: 4 cpus, 2GiB memory: 2 machines have room"},
+		{[]wire.Blocker{{Code: "unsatisfiable", Message: "x", Hint: wait}, held}, 2, "or       1: 4 cpus"},
+		{[]wire.Blocker{{Code: "parallel", Message: "x"}}, 2, "or       1: 4 cpus"},
+		{[]wire.Blocker{room}, 1, "hint     " + wait},
+		{nil, 2, "or       1: 4 cpus"},
+	} {
+		a, b := onTerminal(120, false)
+		cpus, memory := spec.MilliCPU(4000), spec.MiB(2048)
+		list := []wire.HardwareFit{{InForce: true},
+			{Number: 1, Resources: spec.Resources{CPUs: &cpus, Memory: &memory}, Room: "2 machines have room"}}
+		err := showExplanation(a, wire.Job{Name: "big"}, wire.Explanation{Status: berth.Queued, Summary: "s",
+			Blockers: c.list, Alternatives: list[:c.choices]})
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines := strings.Split(strings.TrimSpace(b.String()), "\n")
+		if last := lines[len(lines)-1]; !strings.HasPrefix(last, c.want) {
+			t.Errorf("with %+v and %d choices the last line is %q, want %q", c.list, c.choices, last, c.want)
+		}
+	}
+}
+
 // The text names the jobs that an expectation rests on.
 func TestRunTimesAreExplained(t *testing.T) {
 	t.Parallel()
