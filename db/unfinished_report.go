@@ -11,7 +11,8 @@ import (
 )
 
 // StoreUnfinished stores the unfinished lines of members of a machine in place of the former ones. Lines of members
-// without a follower are dropped. A caller whose session is not current gets ErrStaleEpoch and has changed nothing.
+// without a follower are dropped, and the ones that the rows already have change nothing. A caller whose session is not
+// current gets ErrStaleEpoch and has changed nothing.
 func (d *Agents) StoreUnfinished(ctx context.Context, machine berth.MachineID, req wire.UnfinishedReport) error {
 	if err := req.Valid(); err != nil {
 		return err
@@ -31,7 +32,8 @@ func (d *Agents) StoreUnfinished(ctx context.Context, machine berth.MachineID, r
 			FROM unnest(@allocs::bigint[], @at::timestamptz[], @stderr::boolean[], @lines::text[])
 				AS x (alloc, at, stderr, line)
 			JOIN followed_members f ON f.alloc = x.alloc
-			WHERE f.machine_id = @machine AND f.until > now() AND EXISTS (
+			WHERE f.machine_id = @machine AND f.until > now()
+			  AND (f.at, f.stderr, f.line) IS DISTINCT FROM (x.at, x.stderr, x.line) AND EXISTS (
 				SELECT 1
 				FROM machines m
 				WHERE m.id = @machine AND m.epoch = @epoch AND m.agent_boot = @boot

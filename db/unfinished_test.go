@@ -111,6 +111,51 @@ func TestOnlyTheLatestRunningAttemptIsFollowed(t *testing.T) {
 	}
 }
 
+// Agents repeat lines that do not change; a repetition writes nothing and wakes no follower.
+func TestRepeatedLineChangesNothing(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	a, _ := s.register("host1", "agent1")
+	id, attempt := s.started(nil)
+	alloc := s.alloc(id, attempt)
+	if _, _, err := s.db.Logs.FollowUnfinished(t.Context(), id, 0); err != nil {
+		t.Fatal(err)
+	}
+	report := func(boot string, at time.Time) error {
+		return s.db.Agents.StoreUnfinished(t.Context(), "m0", wire.UnfinishedReport{AgentBoot: boot, Epoch: a.epoch,
+			Lines: []wire.UnfinishedLine{{Alloc: alloc, At: at, Text: "Password: "}}})
+	}
+	row := func() string { return one[string](s, `SELECT xmin::text || ' ' || at::text FROM followed_members`) }
+	at := time.Now()
+	if err := report(a.boot, at); err != nil {
+		t.Fatal(err)
+	}
+	before := row()
+	hints := s.db.Logs.UnfinishedHints(id, 0)
+	if err := report(a.boot, at); err != nil {
+		t.Fatal(err)
+	}
+	if now := row(); now != before || len(hints.C) > 0 {
+		t.Errorf("a repeated line is written, %s after %s, and causes %d hints", now, before, len(hints.C))
+	}
+	if err := report("agent0", at); !berth.IsSlug(err, berth.SlugStaleEpoch) {
+		t.Errorf("a session that is over got %v", err)
+	}
+	if err := report(a.boot, at.Add(time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if now := row(); now == before || !hears(t, hints) {
+		t.Error("a line of a later time is not stored")
+	}
+	mustExec(t, s.pool, `UPDATE followed_members SET line = ''`)
+	if err := report(a.boot, at.Add(time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if line := one[string](s, `SELECT line FROM followed_members`); line != "Password: " {
+		t.Errorf("after the server has forgotten a line, the repetition leaves %q", line)
+	}
+}
+
 func TestExpiredLeasesAreRemoved(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)

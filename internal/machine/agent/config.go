@@ -170,6 +170,7 @@ type Timing struct {
 	RenewPause      time.Duration // after a renewal of the credential that failed, before the next one
 	LineEvery       time.Duration // between two reports of unfinished lines that somebody follows
 	LinePause       time.Duration // after the reader of an unfinished line has ended, before the next one
+	LineRepeat      time.Duration // between two reports of an unfinished line that does not change
 }
 
 // withDefaults returns the timing with the defaults in place of zero fields.
@@ -227,6 +228,7 @@ func (t Timing) withDefaults() Timing {
 	set(&t.RenewPause, time.Minute)
 	set(&t.LineEvery, time.Second)
 	set(&t.LinePause, 30*time.Second)
+	set(&t.LineRepeat, 5*time.Second)
 	return t
 }
 

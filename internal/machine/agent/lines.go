@@ -18,8 +18,9 @@ import (
 // Timing.LineEvery. The stored log does not depend on it.
 //
 // The server names the followed members in the answers of sync calls. Without an answer for lineTrust the board stops
-// all readers: the followers may be gone. After a call that fails, the next one sends the present lines. All
-// methods may be called concurrently.
+// all readers: the followers may be gone. After a call that fails, the next one sends the present lines. A line that
+// does not change is sent again every Timing.LineRepeat, since the server forgets lines. All methods may be called
+// concurrently.
 type lineBoard struct {
 	sup    *Supervisor
 	reader node.LineReader // nil: the engine has none, and the board does nothing
@@ -36,13 +37,21 @@ type lineBoard struct {
 
 // lineReader is the reader of one member, over all its processes. lineBoard.mu guards it.
 type lineReader struct {
-	state   lineState
-	cancel  context.CancelFunc // of the process that runs
-	run     int                // number of the process, from 1
-	kills   int                // processes that were killed, or failed while they were attached
-	until   time.Time          // end of the pause
-	line    node.UnfinishedLine
-	changed bool // the server does not have line
+	state    lineState
+	cancel   context.CancelFunc // of the process that runs
+	run      int                // number of the process, from 1
+	kills    int                // processes that were killed, or failed while they were attached
+	until    time.Time          // end of the pause
+	line     node.UnfinishedLine
+	changed  bool      // the server does not have line
+	reported time.Time // when line was last sent
+}
+
+// due reports whether the line must be sent. The server may have forgotten a line that has not changed: with the lease
+// of followers that left and came back before this agent noticed, or in a crash of its database. An empty line needs no
+// repetition.
+func (r *lineReader) due(repeat time.Duration) bool {
+	return r.changed || r.state == lineReading && r.line.Text != "" && time.Since(r.reported) >= repeat
 }
 
 // lineTrust is how long an answer of the server counts: well above the time between two answers.
@@ -246,14 +255,14 @@ func (b *lineBoard) move(id berth.AllocationID, r *lineReader, e lineEvent) {
 	}
 }
 
-// changes returns the lines that have changed since the last call.
+// changes returns the lines that have changed since the last call, and those that are repeated.
 func (b *lineBoard) changes() []wire.UnfinishedLine {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	var list []wire.UnfinishedLine
 	for id, r := range b.readers {
-		if r.changed && len(list) < wire.MaxFollowedMembers {
-			r.changed = false
+		if r.due(b.timing.LineRepeat) && len(list) < wire.MaxFollowedMembers {
+			r.changed, r.reported = false, time.Now()
 			list = append(list, wire.UnfinishedLine{Alloc: id, At: r.line.At, Stderr: r.line.Stderr, Text: r.line.Text})
 		}
 	}

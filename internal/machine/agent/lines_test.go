@@ -221,6 +221,31 @@ func (s *site) storedLine(id berth.JobID) (line string) {
 	return line
 }
 
+// The server forgets a line with the lease of its followers. Followers who come back before the agent learns of the end
+// find the reader running, and its line as before.
+func TestLineIsThereForFollowersWhoReturn(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m, e, id := s.barMachine()
+	c := s.user()
+	f := s.followBar(c, id)
+	r := e.next(t)
+	r.emit(node.UnfinishedLine{At: time.Now(), Text: "Password: "})
+	m.until("the prompt is shown", func() bool { return f.last() == "stdout 1.0 Password: " })
+	f.cancel()
+	<-f.ended
+	if _, err := s.db.Pool().Exec(t.Context(), `UPDATE followed_members SET line = '', at = NULL`); err != nil {
+		t.Fatal(err)
+	}
+	back := s.followBar(c, id)
+	m.until("the prompt is shown again", func() bool {
+		return back.last() == "stdout 1.0 Password: " && s.storedLine(id) == "Password: "
+	})
+	if r.ctx.Err() != nil || len(e.begun) > 0 {
+		t.Error("the reader was replaced")
+	}
+}
+
 func TestNewAgentReadsWhatIsFollowed(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
