@@ -154,6 +154,24 @@ func TestUnfinishedLineEndsWithItsAllocation(t *testing.T) {
 	}
 }
 
+// The line of a machine that no longer calls is cleared long before the machine is lost, and comes back with the machine.
+func TestUnfinishedLineIsClearedWhileItsMachineIsSilent(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, nil)
+	a := s.joinMachine("m1")
+	job := s.submit("alice", nil)
+	a.take(job.ID)
+	s.exec(`UPDATE jobs SET state = 'running', version = version + 1, actor = 'agent:m' WHERE id = $1`, job.ID)
+	follower := s.stream("alice", "/v1/jobs/"+string(job.ID)+"/logs?follow=true&unfinished=true")
+	a.leased()
+	a.shows("50%")
+	follower.next(t, "unfinished", "50%")
+	s.exec(`UPDATE machine_leases SET seen_at = now() - interval '1 minute' WHERE machine_id = 'm1'`)
+	follower.next(t, "unfinished", `"text":""`)
+	s.exec(`UPDATE machine_leases SET seen_at = now() WHERE machine_id = 'm1'`)
+	follower.next(t, "unfinished", "50%")
+}
+
 // The line of one attempt is not shown in the log of another one.
 func TestUnfinishedLineBelongsToItsAttempt(t *testing.T) {
 	t.Parallel()

@@ -18,6 +18,13 @@ const (
 	FollowRenew = 5 * time.Second
 )
 
+// lineSilence is the age of a machine's last sign of life from which the lines of its members are not shown: they may
+// be old ones. An agent calls at least every berth.SyncWait.
+const lineSilence = 5 * berth.SyncWait
+
+// heardLine is the unfinished line of the row f of a machine with the lease l.
+const heardLine = `CASE WHEN ` + silentFor + ` < @silence::interval THEN coalesce(f.line, '') ELSE '' END`
+
 // followUnfinished renews the lease of a followed member and reads its line.
 //
 // A lease that is not old yet is left alone, so that many replicas write no more than one. An expired row
@@ -42,18 +49,20 @@ const followUnfinished = `
 			line = CASE WHEN f.until > now() THEN f.line ELSE '' END
 		WHERE f.until < now() + @fresh::interval
 	)
-	SELECT t.machine_id, t.known, t.attempt, coalesce(f.at, now()), coalesce(f.stderr, false), coalesce(f.line, '')
+	SELECT t.machine_id, t.known, t.attempt, coalesce(f.at, now()), coalesce(f.stderr, false), ` + heardLine + `
 	FROM target t
+	LEFT JOIN machine_leases l USING (machine_id)
 	LEFT JOIN followed_members f ON t.known AND f.alloc = t.id`
 
 // FollowUnfinished orders the agent of a member to read the member's unfinished line for followLease from now on, and
-// returns the line that the agent has sent last. ok is false while the member holds no machine. The member is the one
-// of the latest attempt of the job.
+// returns the line that the agent has sent last: an empty one while the machine is silent. ok is false while the member
+// holds no machine. The member is the one of the latest attempt of the job.
 func (d *Logs) FollowUnfinished(
 	ctx context.Context, job berth.JobID, rank int,
 ) (l wire.LogLine, ok bool, err error) {
 	rows, err := d.pool.Query(ctx, followUnfinished,
-		pgx.NamedArgs{"job": job, "rank": rank, "lease": followLease, "fresh": followLease - FollowRenew + time.Second})
+		pgx.NamedArgs{"job": job, "rank": rank, "lease": followLease, "fresh": followLease - FollowRenew + time.Second,
+			"silence": lineSilence})
 	if err != nil {
 		return l, false, mapError(err, "followed member of job "+string(job))
 	}
@@ -71,17 +80,19 @@ func (d *Logs) FollowUnfinished(
 	return l, ok, mapError(err, "followed member of job "+string(job))
 }
 
-// Unfinished returns the unfinished line that the agent of a member has sent last. ok is false without followers of the
-// member.
+// Unfinished returns the unfinished line that the agent of a member has sent last: an empty one while the machine is
+// silent. ok is false without followers of the member, and while the member holds no machine.
 func (d *Logs) Unfinished(ctx context.Context, job berth.JobID, rank int) (l wire.LogLine, ok bool, err error) {
 	var stderr bool
 	l = wire.LogLine{Member: rank}
 	err = d.pool.QueryRow(ctx, `
-		SELECT f.attempt, coalesce(f.at, now()), f.stderr, f.line
+		SELECT f.attempt, coalesce(f.at, now()), f.stderr, `+heardLine+`
 		FROM jobs j
-		JOIN allocations a ON a.job = j.id AND a.attempt = j.attempt AND a.rank = @rank
+		JOIN allocations a ON a.job = j.id AND a.attempt = j.attempt AND a.rank = @rank AND a.state = 'active'
 		JOIN followed_members f ON f.alloc = a.id AND f.job = a.job AND f.until > now()
-		WHERE j.id = @job`, pgx.NamedArgs{"job": job, "rank": rank}).Scan(&l.Attempt, &l.At, &stderr, &l.Text)
+		LEFT JOIN machine_leases l ON l.machine_id = a.machine_id
+		WHERE j.id = @job`,
+		pgx.NamedArgs{"job": job, "rank": rank, "silence": lineSilence}).Scan(&l.Attempt, &l.At, &stderr, &l.Text)
 	l.Stream = streamName(stderr)
 	if isNoRows(err) {
 		return l, false, nil

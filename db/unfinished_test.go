@@ -111,6 +111,54 @@ func TestOnlyTheLatestRunningAttemptIsFollowed(t *testing.T) {
 	}
 }
 
+// A machine that does not call is not lost for minutes, and its members' lines may be old ones all this time.
+func TestLineOfASilentMachineIsNotShown(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	a, _ := s.register("host1", "agent1")
+	id, attempt := s.started(nil)
+	if _, _, err := s.db.Logs.FollowUnfinished(t.Context(), id, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.unfinished(a.boot, s.alloc(id, attempt), "50%"); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		silence time.Duration
+		want    string
+	}{{0, "50%"}, {5*berth.SyncWait - 10*time.Second, "50%"}, {5*berth.SyncWait + time.Second, ""}, {time.Second, "50%"}} {
+		s.quiet("m0", c.silence)
+		followed, ok, err := s.db.Logs.FollowUnfinished(t.Context(), id, 0)
+		read, known, readErr := s.db.Logs.Unfinished(t.Context(), id, 0)
+		if err != nil || readErr != nil || !ok || !known {
+			t.Fatal(ok, err, known, readErr)
+		}
+		if followed.Text != c.want || read.Text != c.want {
+			t.Errorf("after %s of silence the line is %q and %q, want %q", c.silence, followed.Text, read.Text, c.want)
+		}
+	}
+}
+
+// A report of a member that has just ended comes before the agent clears the line.
+func TestLineOfAMemberThatHasEndedIsNotShown(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	a, _ := s.register("host1", "agent1")
+	id, attempt := s.started(nil)
+	if _, _, err := s.db.Logs.FollowUnfinished(t.Context(), id, 0); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []bool{true, false} {
+		if err := a.unfinished(a.boot, s.alloc(id, attempt), "50%"); err != nil {
+			t.Fatal(err)
+		}
+		if l, ok, err := s.db.Logs.Unfinished(t.Context(), id, 0); ok != want || err != nil {
+			t.Errorf("the line is %q, %v, %v; want %v", l.Text, ok, err, want)
+		}
+		mustExec(t, s.pool, `UPDATE allocations SET state = 'exited' WHERE job = $1`, id)
+	}
+}
+
 // Agents repeat lines that do not change; a repetition writes nothing and wakes no follower.
 func TestRepeatedLineChangesNothing(t *testing.T) {
 	t.Parallel()
