@@ -214,8 +214,8 @@ func newExplain(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "explain JOB",
 		Short: "Explain a job's state and list everything that keeps it from starting",
-		Long: "Explain shows in at most five lines why a job waits: its place, the reasons, the jobs that hold the\n" +
-			"room as far as you may see them, the estimated start and the next step. -o wide adds all reasons with\n" +
+		Long: "Explain shows in at most five entries why a job waits: its place, the reasons, the jobs that hold\n" +
+			"the room as far as you may see them, the estimated start and the next step. -o wide adds all reasons with\n" +
 			"codes, the values that decide the order, all conditions on machines, and offers of clouds.",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeJobs(liveJob),
@@ -245,7 +245,7 @@ func showExplanation(a *app, job wire.Job, e wire.Explanation) error {
 		names[i] = b.Code
 	}
 	return a.show(view{body: e, names: names, table: func(wide bool) error {
-		s := sheet{screen: a.outTerm}
+		s := sheet{screen: a.outTerm, wraps: true}
 		if !wide {
 			addReasons(a, &s, job, e)
 			return s.write(a.out)
@@ -280,7 +280,7 @@ func showExplanation(a *app, job wire.Job, e wire.Explanation) error {
 // the job from every hardware.
 var hardwareReasons = []string{"no_room", "behind", "reserved", "unsatisfiable"}
 
-// addReasons adds an explanation in at most five lines: the job with its place, the reasons without codes, the
+// addReasons adds an explanation in at most five entries: the job with its place, the reasons without codes, the
 // holders of the room, the start, and the next step. Wide has the rest.
 func addReasons(a *app, s *sheet, job wire.Job, e wire.Explanation) {
 	s.add("job", jobLine(a, job, e))

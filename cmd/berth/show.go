@@ -53,6 +53,7 @@ func newShow(a *app) *cobra.Command {
 type sheet struct {
 	screen screen
 	rows   [][2]string
+	wraps  bool // on a terminal, long values continue below their beginning; a value that users copy must not
 }
 
 // add appends a pair. A pair with an empty value is left out, so that callers can add every
@@ -71,7 +72,11 @@ func (s *sheet) write(w io.Writer) error {
 	}
 	var b strings.Builder
 	for _, r := range s.rows {
-		fmt.Fprintf(&b, "%s  %s\n", s.screen.paint(faint, fmt.Sprintf("%-*s", width, r[0])), r[1])
+		value := r[1]
+		if room := s.screen.width - width - 2; s.wraps && s.screen.terminal && room > 0 {
+			value = wrap(value, room, width+2)
+		}
+		fmt.Fprintf(&b, "%s  %s\n", s.screen.paint(faint, fmt.Sprintf("%-*s", width, r[0])), value)
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

@@ -157,6 +157,29 @@ func cut(text string, width int) string {
 	return string(out) + "…"
 }
 
+// wrap breaks a text with colours at blanks, so that no line has more than width columns unless a word has. Lines after
+// the first one are indented, which does not count.
+func wrap(text string, width, indent int) string {
+	var b strings.Builder
+	out := lipgloss.NewWrapWriter(&b) // ends colours before a line break, and continues them after it
+	defer out.Close()
+	used := 0
+	for i, word := range strings.Split(text, " ") {
+		before, n := " ", lipgloss.Width(word)
+		switch {
+		case i == 0:
+			before = ""
+		case used+1+n > width:
+			before, used = "\n"+strings.Repeat(" ", indent), 0
+		default:
+			used++
+		}
+		_, _ = io.WriteString(out, before+word)
+		used += n
+	}
+	return b.String()
+}
+
 // oneLine makes text of jobs and machines safe for one line of a terminal. Line breaks and
 // tabs become blanks; control characters are removed, and so are characters that reverse
 // the direction of text, which could disguise a name.

@@ -1,11 +1,13 @@
 package main
 
 import (
+	"regexp"
 	"strings"
 	"testing"
 	"time"
 
 	"charm.land/lipgloss/v2"
+	"github.com/google/go-cmp/cmp"
 
 	"berth"
 	"berth/spec"
@@ -56,10 +58,80 @@ func TestPlainProgressShowsAReasonOnce(t *testing.T) {
 	}
 }
 
-// By default an explanation is five lines without codes and arithmetic, whatever there is to show.
+// By default an explanation has five entries without codes and arithmetic, whatever there is to show. On a terminal they
+// are wrapped at words.
 func TestExplainIsShort(t *testing.T) {
 	t.Parallel()
-	a, b := onTerminal(120, false)
+	for name, c := range map[string]struct {
+		out  screen
+		want string
+	}{
+		"a pipe": {screen{}, shortExplanation},
+		"a terminal of 80 columns": {screen{terminal: true, width: 80}, `job      big (0193a1b2-c3d4-7000): queued, 200 of 328 in the queue; LR=0.1
+waiting  no machine has 2 CPUs free (most: 0.5 on m1); waiting behind 199 jobs
+         of the same priority; 2 more reasons (-o wide)
+room     held by sweep[3] (0193a1b2-c3d4-7000) on m1 until 14:00:00Z, train
+         (0193a1b2-c3d4-7001) on m1, 5 other jobs
+starts   unknown (running jobs or jobs ahead have no time_limit); runs 40m at
+         the median, 2h0m at the 90th percentile (medium confidence)
+hint     wait until jobs end, request less, or add machines; 2 offers of clouds:
+         -o wide
+`},
+	} {
+		a, b := onTerminal(80, false)
+		a.outTerm = c.out
+		explainBig(t, a)
+		if diff := cmp.Diff(c.want, b.String()); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+// Colours end with their line, and take no room.
+func TestWrappedExplanationHasColours(t *testing.T) {
+	t.Parallel()
+	plain, text := onTerminal(60, false)
+	explainBig(t, plain)
+	coloured, b := onTerminal(60, true)
+	explainBig(t, coloured)
+	if got := regexp.MustCompile("\x1b\\[[0-9;]*m").ReplaceAllString(b.String(), ""); got != text.String() {
+		t.Errorf("without its colours the text is\n%swant\n%s", got, text)
+	}
+	for line := range strings.Lines(b.String()) {
+		styled := strings.Contains(line, "\x1b[")
+		if ends := regexp.MustCompile("\x1b\\[0?m[^\x1b]*\n$").MatchString(line); styled && !ends {
+			t.Errorf("a colour of %q does not end with the line", line)
+		}
+		if width := lipgloss.Width(strings.TrimSuffix(line, "\n")); width > 60 {
+			t.Errorf("%d columns: %q", width, line)
+		}
+	}
+	if n := strings.Count(b.String(), "\x1b[33m"); n < 2 {
+		t.Errorf("the reasons begin a colour %d times, want once in each line:\n%q", n, b)
+	}
+}
+
+func TestWrapKeepsWordsWhole(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ text, want string }{
+		{"", ""},
+		{"one two", "one two"},
+		{"12345 78901", "12345\n  78901"},
+		{"12345 7890 2", "12345 7890\n  2"},
+		{"a-very-long-word b", "a-very-long-word\n  b"}, // the terminal breaks it
+		{"x a-very-long-word", "x\n  a-very-long-word"},
+		{"  hint: do this", "  hint: do\n  this"},
+		{"界界界 界界 x", "界界界\n  界界 x"},
+	} {
+		if got := wrap(c.text, 10, 2); got != c.want {
+			t.Errorf("%q: got %q, want %q", c.text, got, c.want)
+		}
+	}
+}
+
+// explainBig explains a job with everything that an explanation may have.
+func explainBig(t *testing.T, a *app) {
+	t.Helper()
 	ahead, position, queue, index, end := 199, 200, 328, 3, noon.Add(2*time.Hour)
 	job := wire.Job{ID: "0193a1b2-c3d4-7000-8000-000000000001", Name: "big", RunsAs: "1000",
 		Variables: map[string]string{"LR": "0.1"}, Spec: &spec.Job{Name: "big", Image: "busybox"}}
@@ -88,16 +160,15 @@ func TestExplainIsShort(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := `job      big (0193a1b2-c3d4-7000): queued, 200 of 328 in the queue; LR=0.1
+}
+
+// shortExplanation is the explanation of explainBig without a width.
+const shortExplanation = `job      big (0193a1b2-c3d4-7000): queued, 200 of 328 in the queue; LR=0.1
 waiting  no machine has 2 CPUs free (most: 0.5 on m1); waiting behind 199 jobs of the same priority; 2 more reasons (-o wide)
 room     held by sweep[3] (0193a1b2-c3d4-7000) on m1 until 14:00:00Z, train (0193a1b2-c3d4-7001) on m1, 5 other jobs
 starts   unknown (running jobs or jobs ahead have no time_limit); runs 40m at the median, 2h0m at the 90th percentile (medium confidence)
 hint     wait until jobs end, request less, or add machines; 2 offers of clouds: -o wide
 `
-	if got := b.String(); got != want {
-		t.Errorf("got:\n%swant:\n%s", got, want)
-	}
-}
 
 // A job with other hardware shows that hardware if it may help, and otherwise the step that does.
 func TestExplainShowsTheStepThatHelps(t *testing.T) {
