@@ -8,8 +8,8 @@
 //   - The reader creates a timer of the kernel (timer_create) that sends SIGKILL, and sets the timer again before each
 //     read. A reader that is stopped (SIGSTOP), debugged or starved is killed at most Patience after its last read, and
 //     the engine drops its stream. SIGKILL ends stopped processes; neither the reader nor the agent takes part.
-//   - The reader leaves a container that writes more than MaxRate: no person reads such output, and the reader must not
-//     be the slowest part.
+//   - The reader leaves a container that writes more than MaxRate, or that takes more than MaxReads: no person reads
+//     such output, and the reader must not be the slowest part, nor cost other containers their CPU time.
 //   - The reader never waits for the agent: it hands over the last picture, or drops it.
 //   - The reader ends with the agent, whose end closes its standard input.
 //
@@ -28,6 +28,10 @@ const (
 
 	// MaxRate is the output of a container in bytes within one second above which a reader leaves.
 	MaxRate = 8 << 20
+
+	// MaxReads is the number of reads within one second above which a reader leaves. A container that writes a few
+	// bytes at a time costs the reader a read for each of them.
+	MaxReads = 20_000
 
 	// Every is the least time between two pictures.
 	Every = time.Second

@@ -4,8 +4,11 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"net"
+	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -108,10 +111,8 @@ func TestReaderLeavesAContainerThatWritesTooFast(t *testing.T) {
 	} {
 		near, far := net.Pipe()
 		now := start
-		r := &reader{
-			arm: func() error { return nil }, put: func(node.UnfinishedLine) {},
-			now: func() time.Time { now = now.Add(c.step); return now },
-		}
+		r := newReader(func() error { return nil }, func(node.UnfinishedLine) {},
+			func() time.Time { now = now.Add(c.step); return now })
 		go func() {
 			defer far.Close()
 			output := frame(1, strings.Repeat("x", 64<<10))
@@ -128,6 +129,74 @@ func TestReaderLeavesAContainerThatWritesTooFast(t *testing.T) {
 	}
 }
 
+// Output in small pieces, far below MaxRate, costs few pictures, and no more than MaxReads reads in a second.
+func TestSmallPiecesCostLittle(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		reads int // within a second
+		want  error
+	}{
+		"many":     {MaxReads - 2, io.ErrClosedPipe},
+		"too many": {MaxReads + 1, node.ErrOutputTooFast},
+	} {
+		now, begun := start, start.Add(time.Second)
+		r := newReader(func() error { return nil }, func(node.UnfinishedLine) {}, func() time.Time { return now })
+		pictures, reads := 0, 0
+		r.look = func(at time.Time) node.UnfinishedLine {
+			if at.After(begun) {
+				pictures++
+			}
+			return r.lines.picture(at)
+		}
+		err := r.run(patient{}, readerFunc(func(p []byte) (int, error) {
+			switch reads++; {
+			case reads == 1: // a picture is sent
+				return copy(p, frame(2, "\r"+strings.Repeat("x", node.MaxUnfinishedLine))), nil
+			case reads == 2:
+				now = begun
+			case reads > c.reads+2:
+				return 0, io.ErrClosedPipe
+			default:
+				now = now.Add(time.Second / (MaxReads + 10))
+			}
+			return copy(p, frame(1, "\n")), nil
+		}))
+		if !errors.Is(err, c.want) {
+			t.Errorf("%s: %v after %d reads, want %v", name, err, reads, c.want)
+		}
+		if most := int(time.Second/tick) + 1; pictures > most || pictures < most-2 {
+			t.Errorf("%s: %d pictures within a second of %d reads, want at most %d", name, pictures, c.reads, most)
+		}
+	}
+}
+
+// A picture that has not changed does not delay the next one.
+func TestChangeIsSeenSoonAfterAPause(t *testing.T) {
+	t.Parallel()
+	now := start
+	var sent []string
+	r := newReader(func() error { return nil }, func(p node.UnfinishedLine) {
+		sent = append(sent, fmt.Sprint(now.Sub(start), " ", p.Text))
+	}, func() time.Time { return now })
+	err := r.run(patient{}, readerFunc(func(p []byte) (int, error) {
+		now = now.Add(tick)
+		switch now.Sub(start) {
+		case time.Second:
+			return copy(p, frame(1, "\r10%")), nil
+		case 5 * time.Second:
+			return copy(p, frame(1, "\r20%")), nil
+		case 5*time.Second + tick:
+			return copy(p, frame(1, "\r30%")), nil
+		case 8 * time.Second:
+			return 0, io.EOF
+		}
+		return 0, os.ErrDeadlineExceeded
+	}))
+	if want := []string{"1s 10%", "5s 20%", "6s 30%"}; err != nil || !slices.Equal(sent, want) {
+		t.Errorf("pictures %q, %v, want %q", sent, err, want)
+	}
+}
+
 func TestReaderSetsTheTimerBeforeEachRead(t *testing.T) {
 	t.Parallel()
 	var acts []string
@@ -136,9 +205,7 @@ func TestReaderSetsTheTimerBeforeEachRead(t *testing.T) {
 		_, _ = far.Write(frame(1, "a\r"))
 		_ = far.Close()
 	}()
-	r := &reader{
-		arm: func() error { acts = append(acts, "arm"); return nil }, put: func(node.UnfinishedLine) {}, now: time.Now,
-	}
+	r := newReader(func() error { acts = append(acts, "arm"); return nil }, func(node.UnfinishedLine) {}, time.Now)
 	err := r.run(patient{near}, readerFunc(func(p []byte) (int, error) {
 		acts = append(acts, "read")
 		return near.Read(p)

@@ -74,7 +74,7 @@ func read(socket, id string, in io.Reader, out io.Writer) error {
 	w := &writer{out: out, next: make(chan node.UnfinishedLine, 1)}
 	go w.run()
 	w.put(node.UnfinishedLine{}) // the reader is attached
-	r := &reader{arm: func() error { return timer.set(Patience) }, put: w.put, now: time.Now}
+	r := newReader(func() error { return timer.set(Patience) }, w.put, time.Now)
 	return r.run(stream.Conn, stream.Reader)
 }
 
@@ -120,17 +120,27 @@ type reader struct {
 	arm   func() error              // sets the kernel's timer
 	put   func(node.UnfinishedLine) // takes a picture and never waits
 	now   func() time.Time
-	lines lines
+	lines *lines
+	look  func(now time.Time) node.UnfinishedLine // takes a picture of lines
+
+	looked time.Time           // when the last picture was taken
+	sent   node.UnfinishedLine // the last one that was handed over
+	at     time.Time           // when
+}
+
+func newReader(arm func() error, put func(node.UnfinishedLine), now func() time.Time) *reader {
+	r := &reader{arm: arm, put: put, now: now, lines: &lines{}}
+	r.look = r.lines.picture
+	return r
 }
 
 // run reads the stream to its end. It returns node.ErrOutputTooFast as soon as more than MaxRate has come within a
-// second.
+// second, or in more than MaxReads reads.
 func (r *reader) run(conn net.Conn, stream io.Reader) error {
-	split := demux{to: &r.lines}
+	split := demux{to: r.lines}
 	buf := make([]byte, 64<<10)
-	var sent node.UnfinishedLine
-	var second, looked time.Time // begin of the present second of output; time of the last picture
-	var bytes int                // of that second
+	var second time.Time // begin of the present second of output
+	var bytes, reads int // of that second
 	for {
 		if err := r.arm(); err != nil {
 			return err
@@ -141,27 +151,36 @@ func (r *reader) run(conn net.Conn, stream io.Reader) error {
 		n, err := stream.Read(buf)
 		now := r.now()
 		if now.Sub(second) >= time.Second {
-			second, bytes = now, 0
+			second, bytes, reads = now, 0, 0
 		}
-		if bytes += n; bytes > MaxRate {
+		bytes, reads = bytes+n, reads+1
+		if bytes > MaxRate || reads > MaxReads {
 			return node.ErrOutputTooFast
 		}
 		if err := split.write(buf[:n], now); err != nil {
 			return err
 		}
-		ended := err != nil && !errors.Is(err, os.ErrDeadlineExceeded)
-		if now.Sub(looked) >= Every && !ended {
-			if p := r.lines.picture(now); p.Text != sent.Text || p.Stderr != sent.Stderr {
-				r.put(p)
-				sent, looked = p, now
-			}
-		}
 		switch {
+		case err == nil, errors.Is(err, os.ErrDeadlineExceeded):
+			r.show(now)
 		case errors.Is(err, io.EOF):
 			return nil
-		case ended:
+		default:
 			return fmt.Errorf("read output: %w", err)
 		}
+	}
+}
+
+// show hands over a picture that has changed, Every after the one before. It takes a picture once in each tick: output
+// in small pieces must not cost a picture for each piece, also while the picture is the same.
+func (r *reader) show(now time.Time) {
+	if now.Sub(r.looked) < tick || now.Sub(r.at) < Every {
+		return
+	}
+	r.looked = now
+	if p := r.look(now); p.Text != r.sent.Text || p.Stderr != r.sent.Stderr {
+		r.put(p)
+		r.sent, r.at = p, now
 	}
 }
 
