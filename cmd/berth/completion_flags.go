@@ -88,24 +88,25 @@ func completeJobNames(a *app) completer {
 
 // completeWorks offers jobs as completeJobs does, and the schedules without a job of their name.
 func completeWorks(a *app) completer {
-	jobs, schedules := a.completeJobs(anyJob), ofFlag(a.completeSchedules)
-	return func(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
+	return func(_ *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
 		if len(args) > 0 {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
-		list, directive := jobs(cmd, args, word)
-		if directive&cobra.ShellCompDirectiveError != 0 {
-			return list, directive
-		}
-		// Without schedules, as for a token that may not list them, jobs are still offered.
-		more, _ := schedules(cmd, args, word)
-		for _, s := range more {
-			name, _, _ := strings.Cut(s, "\t")
-			if !slices.ContainsFunc(list, func(j string) bool { return strings.HasPrefix(j, name+"\t") }) {
-				list = append(list, s)
+		return completing(a, func(ctx context.Context, c *client.Client) ([]string, cobra.ShellCompDirective) {
+			list, directive := jobCandidates(ctx, c, anyJob, args, word)
+			if directive&cobra.ShellCompDirectiveError != 0 {
+				return list, directive
 			}
-		}
-		return list, directive
+			// Without schedules, as for a token that may not list them, jobs are still offered.
+			more, _ := nameCandidates(ctx, c, scheduleNames, word)
+			for _, s := range more {
+				name, _, _ := strings.Cut(s, "\t")
+				if !slices.ContainsFunc(list, func(j string) bool { return strings.HasPrefix(j, name+"\t") }) {
+					list = append(list, s)
+				}
+			}
+			return list, directive
+		})
 	}
 }
 

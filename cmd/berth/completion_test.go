@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -109,6 +110,36 @@ func TestCompletionsOfSeveralKinds(t *testing.T) {
 		if !slices.Equal(got, c.want) {
 			t.Errorf("after %q, %q offers %q; want %q", c.args, c.word, got, c.want)
 		}
+	}
+}
+
+// All calls of one completion share its time: after a slow list of jobs, a list of schedules that does not come costs
+// only the rest, and the jobs are offered.
+func TestCompletionWaitsOnce(t *testing.T) {
+	t.Parallel()
+	const slow = completionTime * 3 / 4
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		answered := time.After(slow)
+		if r.URL.Path == "/v1/schedules" {
+			answered = nil
+		}
+		select {
+		case <-answered:
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = io.WriteString(w, `{"items": [{"id": "0193a1b2-c3d4-7000-8000-000000000001", "handle": "000001", "name": "a"}]}`)
+		case <-r.Context().Done():
+		}
+	}))
+	defer server.Close()
+	a, _ := onTerminal(80, false)
+	a.URL, a.Token = server.URL, adminToken
+	begun := time.Now()
+	list, _ := completeWorks(a)(nil, nil, "")
+	if took := time.Since(begun); took >= slow+completionTime {
+		t.Errorf("the completion took %s, want at most %s", took, completionTime)
+	}
+	if len(list) != 1 || !strings.HasPrefix(list[0], "000001\t") {
+		t.Errorf("it offers %q, want the job", list)
 	}
 }
 

@@ -23,24 +23,27 @@ func (a *app) completeNames(many bool,
 		if len(args) > 0 && !many {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), completionTime)
-		defer cancel()
-		c, err := a.client()
-		if err != nil {
-			return nil, cobra.ShellCompDirectiveError
-		}
-		found, err := list(ctx, c)
-		if err != nil {
-			return nil, cobra.ShellCompDirectiveError
-		}
-		var out []string
-		for _, n := range found {
-			if strings.HasPrefix(n.name, word) {
-				out = append(out, n.name+"\t"+oneLine(n.about))
-			}
-		}
-		return out, cobra.ShellCompDirectiveNoFileComp
+		return completing(a, func(ctx context.Context, c *client.Client) ([]string, cobra.ShellCompDirective) {
+			return nameCandidates(ctx, c, list, word)
+		})
 	}
+}
+
+// nameCandidates lists the candidates of completeNames that begin with a word.
+func nameCandidates(ctx context.Context, c *client.Client,
+	list func(context.Context, *client.Client) ([]candidateName, error), word string) (
+	[]string, cobra.ShellCompDirective) {
+	found, err := list(ctx, c)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	var out []string
+	for _, n := range found {
+		if strings.HasPrefix(n.name, word) {
+			out = append(out, n.name+"\t"+oneLine(n.about))
+		}
+	}
+	return out, cobra.ShellCompDirectiveNoFileComp
 }
 
 // completeTenants offers the tenants that the caller sees, for flags and for arguments.
@@ -100,14 +103,17 @@ func completePool(a *app) completer {
 
 // completeSchedules offers the schedules of the caller's tenant.
 func (a *app) completeSchedules(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
-	return a.completeNames(false, func(ctx context.Context, c *client.Client) ([]candidateName, error) {
-		page, err := c.Schedules(ctx)
-		var list []candidateName
-		for _, s := range page.Items {
-			list = append(list, candidateName{s.Name, whenText(s.Schedule)})
-		}
-		return list, err
-	})(cmd, args, word)
+	return a.completeNames(false, scheduleNames)(cmd, args, word)
+}
+
+// scheduleNames lists the schedules of the caller's tenant.
+func scheduleNames(ctx context.Context, c *client.Client) ([]candidateName, error) {
+	page, err := c.Schedules(ctx)
+	var list []candidateName
+	for _, s := range page.Items {
+		list = append(list, candidateName{s.Name, whenText(s.Schedule)})
+	}
+	return list, err
 }
 
 // completeSecrets offers the names of the secrets of the caller's tenant.
