@@ -27,7 +27,6 @@ type runFlags struct {
 // berth submit does: there is one path to the server.
 func newRun(a *app) *cobra.Command {
 	flags := submitFlags{wait: true}
-	var detach bool
 	var r runFlags
 	var over overrides
 	cmd := &cobra.Command{
@@ -47,7 +46,7 @@ func newRun(a *app) *cobra.Command {
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			flags.wait = flags.wait && !detach
+			flags.wait = flags.wait && !flags.detach
 			if err := flags.check(); err != nil {
 				return err
 			}
@@ -95,7 +94,7 @@ func newRun(a *app) *cobra.Command {
 	f.IntVar(&r.maxAttempts, "max-attempts", 0, "attempts that may fail by the job's own fault (default 1)")
 	_ = cmd.MarkFlagRequired("image")
 	flags.register(cmd)
-	f.BoolVarP(&detach, "detach", "d", false, "print the job's id and return at once, as --wait=false")
+	f.BoolVarP(&flags.detach, "detach", "d", false, "print the job's id and return at once, as --wait=false")
 	cmd.MarkFlagsMutuallyExclusive("detach", "wait")
 	return cmd
 }

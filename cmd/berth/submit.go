@@ -30,6 +30,7 @@ type submitFlags struct {
 	noLogs  bool          // do not print the log while waiting
 	note    string        // a second message about the created job; "": none
 	timeout time.Duration // of the wait, not of the job; 0: none
+	detach  bool          // berth run was told not to wait
 	key     string        // idempotency key; "": a new one for each run
 }
 
@@ -51,6 +52,13 @@ func (f *submitFlags) registerWaiting(cmd *cobra.Command) {
 
 // check refuses flags that contradict each other, before anything is read or sent.
 func (f *submitFlags) check() error {
+	if f.timeout != 0 && f.detach {
+		return &usageError{message: "--timeout has no effect with --detach",
+			hint: "to limit the job itself, use --time-limit"}
+	}
+	if f.noLogs && f.detach {
+		return usagef("--no-logs has no effect with --detach")
+	}
 	if f.timeout != 0 && !f.wait {
 		return &usageError{message: "--timeout has no effect without --wait",
 			hint: "add --wait; to limit the job itself, set time_limit in the job file"}
