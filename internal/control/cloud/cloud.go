@@ -1,8 +1,8 @@
 // Package cloud defines how Berth creates and terminates machines of a cloud.
 //
-// A Provider is one account of one cloud. It holds no state of Berth: the rows of the table
-// launches are the truth about each machine, and a Provider only carries out one call at a time.
-// Its contract limits the conclusions that a caller may draw from an answer:
+// A Provider is one account of one cloud. It stores no state: the rows of the table launches hold
+// the authoritative state of each machine, and a method of a Provider is a single call to the cloud.
+// The contract limits the conclusions that a caller may draw from an answer:
 //
 //   - Create may be repeated with the same Launch, byte for byte, and never creates a second
 //     instance for it. Another offering needs another Launch with the next number, as clouds bind

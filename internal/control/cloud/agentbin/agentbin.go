@@ -8,8 +8,8 @@
 //	linux-amd64/berth-agent-1.4    served, for launches that name its hash
 //	linux-arm64/berth-agent
 //
-// The files are hashed once and stay open: a file that is replaced by another one (rename) is served as it
-// was. A file that is changed in place no longer has its hash, and machines refuse it.
+// The files are hashed once and stay open. If a rename replaces a file, the old content is still served. If a
+// file is changed in place, it no longer has its hash, and machines refuse it.
 package agentbin
 
 import (

@@ -15,5 +15,5 @@
 //	no process: all are busy, or the program   kind Throttle: the call was not made
 //	is missing
 //
-// The one rule to know: a process that failed proves nothing, not even that nothing happened.
+// The one rule to know: a failed process proves nothing, not even that its call had no effect.
 package cloudexec

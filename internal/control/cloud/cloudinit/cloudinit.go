@@ -1,8 +1,8 @@
 // Package cloudinit renders the user data with which a new machine of a cloud installs the agent and
 // joins the cluster.
 //
-// The document is JSON, which is also valid YAML, so no value in it can change its structure. It
-// depends only on the Machine, since clouds refuse a repeated request with other user data.
+// The document is JSON, which is also valid YAML, so no value can change the structure of the
+// document. It depends only on the Machine, since clouds refuse a repeated request with other user data.
 //
 // The one rule to know: user data is a secret until the join token has been used. Only root of the machine
 // may read it, and the metadata service must be out of reach of containers.

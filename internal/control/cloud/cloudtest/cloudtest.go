@@ -1,8 +1,8 @@
 // Package cloudtest holds the conformance suite of providers of machines.
 //
 // Every implementation of cloud.Provider passes it, against a cloud whose faults the test controls.
-// Callers rely on each promise that the suite tests: they decide by these answers whether a machine
-// exists, may be requested again, or is gone.
+// Callers rely on each promise that the suite tests: the answers decide whether a machine exists,
+// may be requested again, or is gone.
 package cloudtest
 
 import (

@@ -1,6 +1,6 @@
 // Package faultcloud is a cloud in a file, with faults, for tests. Several processes may share the
 // file, so a test can kill a process inside a call and go on with another one: a call takes effect as a
-// whole or not at all. Each effect is also a line of a ledger beside the file.
+// whole or not at all. Each effect is also a line of a ledger next to the file.
 //
 // It keeps the rules of Amazon EC2 for tokens: a token with the same request returns its first
 // instance, another request with the token is a mismatch.

@@ -3,8 +3,8 @@
 //   - Create sends instances.insert with a request id derived from the launch's token, and with a name
 //     derived from machine, number and token. Both make a repetition harmless.
 //   - GCE answers an insert with an operation. Refusals arrive inside of it, so Create waits for its end.
-//     An operation that has not ended in time is an unknown outcome; the repetition waits on.
-//   - GCE does not show deleted instances. Their end is proved by operations, see history.go.
+//     If the operation does not end in time, the outcome is unknown, and the repetition waits for the same operation.
+//   - GCE does not show deleted instances. Operations prove their end, see history.go.
 //   - The SDK never repeats a call: the caller repeats, with the same token, after its answer is stored.
 //
 // The one rule to know: this package is linked by berth-cloud alone, see adr/0065 and adr/0074.

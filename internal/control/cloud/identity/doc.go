@@ -9,8 +9,8 @@
 //	                                          Google of 2048 bits or more     hour
 //
 // Everything that a machine sends is hostile until its signature is verified: texts are bounded, the algorithm is
-// never taken from the document, and claims are read after the signature was verified. The caller compares the
+// never taken from the document, and claims are read only after the signature was verified. The caller compares the
 // claims with the row of the launch (cloud.Record.Identify).
 //
-// The one rule to know: an error to fetch keys is no statement about an identity, so the machine may try again.
+// The one rule to know: a failure to fetch keys proves nothing about an identity, so the machine may try again.
 package identity

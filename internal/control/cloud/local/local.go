@@ -1,7 +1,7 @@
 // Package local creates machines on this host: each instance is one process of berth-agent with a state
 // folder of its own. It serves demonstrations and tests, in which real agents join and are lost.
 //
-// The state of an instance is in files, and derived from four facts:
+// Files hold the state of an instance, which follows from four facts:
 //
 //	record   started   lock of the process   engine   state
 //	------   -------   -------------------   ------   ------------------------------------------
@@ -9,20 +9,21 @@
 //	yes      no        free                  -        pending: a crash came before the start
 //	yes      no        held                  -        pending
 //	yes      yes       held                  -        running, or ending after Terminate
-//	yes      yes       free                  left     destroyed now, by the call that finds it; then terminated
+//	yes      yes       free                  left     the call that finds it destroys the engine; then terminated
 //	yes      yes       free                  none     terminated: killed, or ended by itself
 //	ending   -         free                  as above terminated, after the end of the engine
 //
-// The record is written before the process starts, so a token starts one process at most. The process
-// inherits the lock and holds it until it and all its children have ended. A process id would prove
-// nothing, since another process may have it by now.
+// A call writes the record before it starts the process, so a token starts one process at most. The process
+// inherits the lock, which stays held until the process and all its children have ended. A process id
+// would prove nothing, since another process may have the id by now.
 //
 // With Options.Engines each instance has a container engine of its own. Containers do not hold the lock, so
-// the end of the engine is a step of its own: the call that first finds the lock free destroys the engine with
-// all containers, and only then is the instance terminated. Races: two calls never do so at once, since both
-// hold the lock of the folder. A call that dies in the middle leaves the instance without EndedAt, and the next
-// call repeats the step. A call for an instance whose engine cannot be destroyed fails with an unknown outcome. Calls
-// for other instances do not: a list has the instance as ending, with the error as its reason.
+// the end of the engine is a separate step: the call that first finds the lock free destroys the engine with
+// all containers, and only then reports the instance as terminated. Races: two calls never destroy an engine at once,
+// since both hold the lock of the folder. A call that dies in the middle leaves the instance without EndedAt, and the
+// next call repeats the step. If the engine of an instance cannot be destroyed, calls for this instance fail with an
+// unknown outcome. Calls for other instances succeed: a list shows the instance as ending, with the error as its
+// reason.
 //
 // The one rule to know: all calls hold the lock of the folder, whichever process makes them.
 package local

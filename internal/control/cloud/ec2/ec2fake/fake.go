@@ -5,7 +5,7 @@
 //
 //   - a client token is bound to all parameters of RunInstances but region and zone, and refused once
 //     its instance has ended;
-//   - a new instance, and a new state, show in DescribeInstances after Lag;
+//   - DescribeInstances shows a new instance, and a new state, only after Lag;
 //   - a terminated instance is shown for an hour;
 //   - a pending or running instance has a private address;
 //   - a request whose time is more than 15 minutes from the clock of the cloud is refused;

@@ -4,9 +4,9 @@
 // It follows the documents on request ids, operations, errors and states:
 //
 //   - insert and delete answer with an operation; missing capacity and quotas are errors inside of it;
-//   - a repeated request id returns the first operation, also for another request, and also a failed one;
-//   - a name is used once in a zone, and is free again when its instance is deleted;
-//   - a new instance shows after Lag; a deleted one is not shown at all, and its operations remain;
+//   - a repeated request id returns the first operation, even for another request, and even if the operation failed;
+//   - a name is unique in a zone, and is free again when its instance is deleted;
+//   - a new instance is listed only after Lag; a deleted instance is not listed, and its operations remain;
 //   - capacity is limited by zone, type and market, and quotas by region.
 //
 // Time passes only by Advance. The one rule to know: it is a model of the documents, not of the cloud.

@@ -1,5 +1,5 @@
-// Package identitytest signs identities of instances as clouds do, for tests: documents of EC2, tokens of GCE with
-// their published keys, and the metadata services from which an agent reads both.
+// Package identitytest signs identities of instances for tests, in the way of the clouds: documents of EC2, tokens of
+// GCE with their published keys, and the metadata services from which an agent reads both.
 package identitytest
 
 import (
