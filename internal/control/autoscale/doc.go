@@ -1,9 +1,9 @@
-// Package autoscale launches and ends machines of clouds for waiting jobs, as a part of the leader.
+// Package autoscale launches and terminates cloud machines for waiting jobs. It runs in the leader.
 //
 // A Loop makes a pass every few seconds: it reads the facts, calls Decide, and carries out the decisions.
-// Decide is a pure function. It applies package scaler to each tenant that has a policy and to each pool.
+// Decide is a pure function. It applies package scaler to each tenant that has a burst policy, pool by pool.
 //
-// The rules to know: every write is fenced by the leader's term. A machine is only ended after a drain
-// that found it without use. A launch is a row before it is a call to a cloud; the workflow of its
-// machine makes the call.
+// The rules to know: the leader's term fences every write. The loop terminates a machine only after a drain,
+// and only if the machine is then empty. It commits the row of a launch before the workflow of the machine
+// calls the cloud.
 package autoscale

@@ -1,18 +1,17 @@
-// Package scaler decides when machines of a cloud are launched, drained and kept.
+// Package scaler decides when to launch, drain and keep cloud machines.
 //
-// All decisions are pure functions of values: no input or output, no clock, no randomness. The same
-// input gives the same decision, so the simulator (berth-sim burst) plays the functions that run
-// in production.
+// All decisions are pure functions of values, without I/O, clock or randomness. The same input gives
+// the same decision, so the simulator (berth-sim burst) runs the same functions as production.
 //
-//	Burst    which waiting jobs run on machines of the cloud, by replays of the queue
-//	Deadline spot or on demand, for a job that must end in time; used by the simulator alone (docs/adr/0101)
-//	Zones    in which order zones are tried, and when a failed zone is tried again
-//	Decide   launches, drains and returns from drains, within the limits of a policy
+//	Burst    selects the waiting jobs for cloud machines, by replays of the queue
+//	Deadline chooses spot or on demand for a job with a deadline; only the simulator uses it (docs/adr/0101)
+//	Zones    orders the zones, and decides when to try a failed zone again
+//	Decide   launches, drains and undrains machines, within the limits of a policy
 //
-// Questions about capacity go to the engine of package placement: a replay plans the queue event
-// by event, and a machine that does not exist yet is part of a plan as any other machine.
+// The engine of package placement answers questions about capacity: a replay plans the queue event
+// by event, and a plan treats a machine that does not exist yet like any other machine.
 //
-// The package never calls a cloud. A caller commits each launch before the call, counts launches
-// of unknown outcome as machines, and passes with each offer the breaker that a failure has left. In berthd, package
-// cloud opens and closes the breakers.
+// The package never calls a cloud. The caller commits each launch before it calls the cloud, counts
+// launches of unknown outcome as machines, and passes each offer with its breaker, which records the
+// failures of the offer. In berthd, package cloud opens and closes the breakers.
 package scaler
