@@ -1,9 +1,9 @@
-// Package unfinished reads the unfinished last line of a container's output, such as a progress bar, which no log of
-// the container engine contains.
+// Package unfinished reads the unfinished last line of a container's output, such as a progress bar. The logs of the
+// container engine contain only finished lines.
 //
-// The engine copies output to each attached client in turn and waits for the slowest one, so a client that stops to
-// read holds up the container once about a megabyte is buffered. Therefore the client is a process of its own, the
-// reader, and the kernel guards it:
+// The engine copies output to each attached client in turn and waits for the slowest client. A client that stops
+// reading therefore blocks the container once about a megabyte is buffered. So the client is a separate process, the
+// reader, and the kernel kills a reader that does not read:
 //
 //   - The reader creates a timer of the kernel (timer_create) that sends SIGKILL, and sets the timer again before each
 //     read. A reader that is stopped (SIGSTOP), debugged or starved is killed at most Patience after its last read, and
@@ -13,8 +13,8 @@
 //   - The reader never waits for the agent: it hands over the last picture, or drops it.
 //   - The reader ends with the agent, whose end closes its standard input.
 //
-// The reader is the agent's own program, started again with Argument. Read starts one and returns its end; Main is the
-// reader itself.
+// The reader is the agent's own program, started with Argument. Read starts a reader and returns its result; Main is
+// the reader itself.
 package unfinished
 
 import "time"
