@@ -1,18 +1,18 @@
 // Package cluster holds the machines, the jobs that occupy them and the free
 // capacity of a plan.
 //
-// A Cluster groups machines into kinds: the machines of one kind differ in free
-// capacity alone, as far as any defined class of requests can see. Each kind keeps
-// its machines in a Tree from tight to roomy, with the largest free capacity of
-// every subtree as a bound, so that a search skips subtrees without room. A Class
-// is the set of jobs with one request; it caches the kinds that it may use.
+// A Cluster groups machines into kinds: no class of requests distinguishes two machines
+// of one kind, except by their free capacity. Each kind keeps its machines in a Tree,
+// ordered from the least to the most free capacity. Every subtree has its largest free
+// capacity as a bound, so that a search skips subtrees without room. A Class is the set
+// of jobs with equal requests; it caches the kinds that its jobs may use.
 //
-// A Ledger is the capacity of the cluster while one plan proceeds. It changes the
-// machines in place, reverts any suffix of its entries, and restores the machines
-// at the end of the plan.
+// A Ledger tracks the free capacity of the cluster during one plan. It changes the
+// machines in place, can revert its latest entries back to any earlier one, and restores
+// the machines at the end of the plan.
 //
-// Caches per machine are slices by Node.Index in the package that reads them. A
-// kind reports its changed machines to each such cache through a feed.
+// A cache per machine is a slice indexed by Node.Index, in the package that reads it.
+// A kind reports its changed machines to each such cache through a feed.
 //
 // Nothing in this package is safe for concurrent use.
 package cluster

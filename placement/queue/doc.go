@@ -1,15 +1,15 @@
 // Package queue orders the waiting jobs and decides which job a plan considers next.
 //
 // A Queue holds every waiting job by account and class. An account is a tenant with its
-// quota; the jobs of one class of one account form a Line, sorted by the Policy. Shares is
+// quota; the jobs of one class and one account form a Line, sorted by the Policy. Shares is
 // the tree of accounts during one plan: the Contender with the least dominant share comes
-// first (dominant resource fairness), and quotas bar a contender from further starts. A
-// Turn walks the lines of each contender in queue order.
+// first (dominant resource fairness), and a quota that is used up excludes a contender from
+// further starts. A Turn visits the lines of each contender in queue order.
 //
 // The order of one account's jobs does not depend on the clock: with aging, the distance
-// between the ranks of two jobs stays constant. Only the step at which jobs become overdue,
-// and the ranks of a Ranker, move jobs.
+// between the ranks of two jobs stays constant. Only two events change the order: a job
+// becomes overdue, or a Ranker returns new ranks.
 //
-// The package knows two things about machines: their total capacity, and the accounts of
-// the jobs that run.
+// The package needs only two facts about machines: their total capacity, and the accounts
+// of the running jobs.
 package queue
