@@ -215,8 +215,8 @@ func newExplain(a *app) *cobra.Command {
 		Use:   "explain JOB",
 		Short: "Explain a job's state and list everything that keeps it from starting",
 		Long: "Explain shows in at most five entries why a job waits: its place, the reasons, the jobs that hold\n" +
-			"the room as far as you may see them, the estimated start and the next step. -o wide adds all reasons with\n" +
-			"codes, the values that decide the order, all conditions on machines, and offers of clouds.",
+			"the room as far as you may see them, the estimated start and the next step. -o wide adds all reasons\n" +
+			"with codes, the values that decide the order, all conditions on machines, and offers of clouds.",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeJobs(liveJob),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -14,7 +14,7 @@ import (
 type screen struct {
 	terminal bool
 	colour   bool // false with NO_COLOR, even on a terminal
-	width    int  // in columns, for what is printed once
+	width    int  // in columns, for text that is printed once
 
 	// measure returns the present width in columns, for lines that are drawn again; nil: the width does not change.
 	measure func() int

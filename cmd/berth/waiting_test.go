@@ -58,7 +58,7 @@ func TestPlainProgressShowsAReasonOnce(t *testing.T) {
 	}
 }
 
-// By default an explanation has five entries without codes and arithmetic, whatever there is to show. On a terminal they
+// By default an explanation has five entries without codes and arithmetic, even if there is more to show. On a terminal they
 // are wrapped at words.
 func TestExplainIsShort(t *testing.T) {
 	t.Parallel()

@@ -23,7 +23,7 @@ import (
 	"berth/internal/machine/fetch/s3test"
 )
 
-// protocol is what the tests of signed addresses know of a bucket.
+// protocol describes a bucket to the tests of signed addresses.
 type protocol struct {
 	name           string
 	sum, recorded  string // headers of the SHA-256 that the store checks, and of the one that it keeps

@@ -20,8 +20,8 @@ var ErrExpired = errors.New("the signature has expired")
 
 // Verify checks a request by a signed address as Google documents the V4 signing process
 // (https://cloud.google.com/storage/docs/authentication/canonical-requests). It shares no code with the library that
-// signs. The error says which rule the request breaks. The content of a request is not read here: its SHA-256 is what
-// the header says.
+// signs. The error says which rule the request breaks. Verify does not read the content of the request: its SHA-256
+// comes from the header.
 func Verify(key *rsa.PublicKey, account string, r *http.Request, now time.Time) error {
 	q := r.URL.Query()
 	at, err := time.Parse("20060102T150405Z", q.Get("X-Goog-Date"))

@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-// frontend does what Google's server does and fake-gcs-server does not: it checks signed addresses with their
+// frontend adds the checks of Google's server that fake-gcs-server lacks: it checks signed addresses with their
 // conditions, and the generations of compositions.
 type frontend struct {
 	account *Account
