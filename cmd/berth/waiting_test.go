@@ -58,8 +58,8 @@ func TestPlainProgressShowsAReasonOnce(t *testing.T) {
 	}
 }
 
-// By default an explanation has five entries without codes and arithmetic, even if there is more to show. On a terminal they
-// are wrapped at words.
+// By default an explanation has five entries without codes and arithmetic, even if there is more to show. On a terminal
+// they are wrapped at words.
 func TestExplainIsShort(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
