@@ -153,7 +153,7 @@ func TestALaunchThatIsThrottledToItsEndClosesNoProvider(t *testing.T) {
 	}
 }
 
-// A launch whose calls are not made keeps no other launch of a throttled region waiting, for any recorded time.
+// A launch whose calls are not made keeps no other launch of a throttled region waiting.
 func TestALaunchWhoseCallsAreNotMadeHoldsNoProbe(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

@@ -160,7 +160,8 @@ func answeredSince(ctx context.Context, tx pgx.Tx, r cloud.Record) (answered boo
 			SELECT 1
 			FROM launches l
 			WHERE l.provider = @provider AND l.answered_at > @since
-			  AND (l.instance <> '' OR l.error_kind NOT IN ('unsent', 'throttle')) AND (l.machine, l.n) <> (@machine, @n))`,
+			  AND (l.instance <> '' OR l.error_kind NOT IN ('unsent', 'throttle'))
+			  AND (l.machine, l.n) <> (@machine, @n))`,
 		pgx.NamedArgs{"provider": r.Provider, "since": r.SentAt, "machine": r.Machine, "n": r.N}).Scan(&answered)
 	return answered, err
 }

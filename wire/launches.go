@@ -62,7 +62,7 @@ type Launch struct {
 	StopDeadline  *time.Time `json:"stop_deadline,omitempty"`
 	EndedAt       *time.Time `json:"ended_at,omitempty" doc:"first report of the end by the cloud; costs end here"`
 	Terminates    int        `json:"terminates,omitempty" doc:"number of calls that requested the termination"`
-	ErrorKind     string     `json:"error_kind,omitempty" doc:"kind of the last failed call; unsent: no call was possible yet"`
+	ErrorKind     string     `json:"error_kind,omitempty" doc:"kind of the last failed call; unsent: none was made"`
 	Error         string     `json:"error,omitempty"`
 	CreatedBy     string     `json:"created_by"`
 	CreatedAt     time.Time  `json:"created_at"`

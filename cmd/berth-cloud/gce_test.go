@@ -33,7 +33,7 @@ func TestGCEConformsAsAProgram(t *testing.T) {
 		var unsent atomic.Bool
 		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if r.URL.Path == "/token" && unsent.Swap(false) {
-				http.NotFound(w, r) // no refusal of the credentials
+				http.Error(w, "unavailable", http.StatusServiceUnavailable) // no refusal of the credentials
 				return
 			}
 			fake.ServeHTTP(w, r)

@@ -396,7 +396,7 @@ func (p *pass) note(n db.BurstNote) {
 // next pool is to take, if there is one.
 func (p *pass) carry(t berth.TenantID, pool string, in scaler.Input, more bool) (left []scaler.Job) {
 	d := scaler.Decide(in)
-	p.expectDrains(in)
+	expectDrains(p, in)
 	if d.Missing > 0 {
 		noteMissing(p, t, pool, d)
 	}

@@ -17,7 +17,7 @@ func (p *pass) stop() {
 			continue
 		}
 		if due := l.DrainedAt.Add(IdlingFor); p.Now.Before(due) {
-			p.expect(due)
+			expect(p, due)
 		} else {
 			p.out.Stop = append(p.out.Stop, l.Machine)
 		}
@@ -25,17 +25,17 @@ func (p *pass) stop() {
 }
 
 // expectDrains records when the policy ends the time of each empty machine of a pool.
-func (p *pass) expectDrains(in scaler.Input) {
+func expectDrains(p *pass, in scaler.Input) {
 	for _, m := range in.Machines {
 		if m.State == scaler.Ready && !m.EmptySince.IsZero() {
-			p.expect(m.EmptySince.Add(in.Policy.Keep(m.Price)))
+			expect(p, m.EmptySince.Add(in.Policy.Keep(m.Price)))
 		}
 	}
 }
 
 // expect records a time at which an act will be due. A time that has passed is left out: the act was refused or is not
 // allowed, so an early pass would not help.
-func (p *pass) expect(due time.Time) {
+func expect(p *pass, due time.Time) {
 	if due.After(p.Now) && (p.out.Due.IsZero() || due.Before(p.out.Due)) {
 		p.out.Due = due
 	}

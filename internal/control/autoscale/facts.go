@@ -163,7 +163,7 @@ type Outcome struct {
 	// OutOfService is the number of machines that the policies keep and that are not in service. It includes Missing,
 	// machines that boot, and machines that the pass launches.
 	OutOfService int
-	// Due is the earliest time after Facts.Now at which an empty machine is due for a drain or for its end. Zero: none is.
+	// Due is the earliest time after Facts.Now at which an empty machine is due for a drain or its end; zero: none is.
 	Due time.Time
 }
 
