@@ -154,7 +154,8 @@ func TestUnfinishedLineEndsWithItsAllocation(t *testing.T) {
 	}
 }
 
-// The line of a machine that no longer calls is cleared long before the machine is lost, and comes back with the machine.
+// The line of a machine that no longer calls is cleared long before the machine is lost. The next call of the machine
+// brings the line back.
 func TestUnfinishedLineIsClearedWhileItsMachineIsSilent(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, nil)

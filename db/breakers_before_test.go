@@ -31,7 +31,11 @@ func TestALaunchThatIsWithheldForItsZoneClosesItsOffer(t *testing.T) {
 	if r, _, err := s.sends("big-1"); !errors.Is(err, cloud.ErrNotSent) || r.State != cloud.LaunchFailed {
 		t.Fatalf("a launch in a zone without addresses: %s, %v", r.State, err)
 	}
-	if n := one[int](s, `SELECT count(*) FROM breakers WHERE scope = 'offering' AND key = 'lab/eu-1/a/big/spot' AND until > now()`); n != 1 {
+	n := one[int](s, `
+		SELECT count(*)
+		FROM breakers
+		WHERE scope = 'offering' AND key = 'lab/eu-1/a/big/spot' AND until > now()`)
+	if n != 1 {
 		t.Error("the offer is open for a leader of the version before")
 	}
 }
@@ -62,7 +66,8 @@ func TestALaunchOfTheVersionBeforeTriesAQuotaOrAZone(t *testing.T) {
 				t.Errorf("%s: a second launch while one tries: %s, %v", c.name, r.State, err)
 			}
 		}
-		if err := s.asks(like("big", "b", cloud.Spot), "other"); c.name == "a quota" && berth.CodeOf(err) != berth.CodeConflict {
+		err := s.asks(like("big", "b", cloud.Spot), "other")
+		if c.name == "a quota" && berth.CodeOf(err) != berth.CodeConflict {
 			t.Errorf("%s: a request of this version while one tries: %v", c.name, err)
 		}
 		s.sees("big-1")

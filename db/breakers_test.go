@@ -119,7 +119,9 @@ func TestAQuotaStopsTheOffersThatItHasRefusedAlone(t *testing.T) {
 func TestARefusalIsForgottenADayAfterItsEnd(t *testing.T) {
 	t.Parallel()
 	s := newFleet(t)
-	for _, e := range []*cloud.Error{{Kind: cloud.Quota, Scope: "request 4711"}, {Kind: cloud.Capacity}, {Kind: cloud.Throttle}, {Kind: cloud.Auth}} {
+	for _, e := range []*cloud.Error{
+		{Kind: cloud.Quota, Scope: "request 4711"}, {Kind: cloud.Capacity}, {Kind: cloud.Throttle}, {Kind: cloud.Auth},
+	} {
 		s.refuses(cheap, e, "")
 	}
 	err := s.db.Launches.Trip(t.Context(), cheap.JoinBreaker(), func(b cloud.Breaker, now time.Time) cloud.Breaker {

@@ -30,7 +30,8 @@ func (s *stage) givesUp(m berth.MachineID, e *cloud.Error) cloud.Record {
 func (s *stage) abandons(m berth.MachineID) cloud.Record {
 	s.t.Helper()
 	mustExec(s.t, s.pool, `UPDATE launches SET sent_at = sent_at - interval '5 min' WHERE machine = $1`, m)
-	r, err := s.db.Launches.Change(s.t.Context(), cloud.Ref{Machine: m, N: 1}, func(r cloud.Record, now time.Time) (cloud.Record, error) {
+	ref := cloud.Ref{Machine: m, N: 1}
+	r, err := s.db.Launches.Change(s.t.Context(), ref, func(r cloud.Record, now time.Time) (cloud.Record, error) {
 		after, ok := r.Take(cloud.Next(r, cloud.DefaultLimits, now), cloud.DefaultLimits, now)
 		if !ok {
 			s.t.Errorf("the launch of %s is not given up: %+v", m, r)
@@ -119,8 +120,10 @@ func TestACloudThatAnswersAnotherLaunchStaysOpen(t *testing.T) {
 	t.Parallel()
 	for name, answer := range map[string]func(s *stage){
 		"an instance": func(s *stage) { s.sees("b") },
-		"a refusal":   func(s *stage) { s.answers("b", &cloud.Error{Kind: cloud.Capacity, Err: errors.New("no room")}) },
-		"none":        func(s *stage) { s.answers("b", unsent()) },
+		"a refusal": func(s *stage) {
+			s.answers("b", &cloud.Error{Kind: cloud.Capacity, Err: errors.New("no room")})
+		},
+		"none": func(s *stage) { s.answers("b", unsent()) },
 	} {
 		s := newFleet(t)
 		for _, m := range []berth.MachineID{"a", "b"} {
@@ -161,9 +164,10 @@ func TestALaunchWhoseCallsAreNotMadeHoldsNoProbe(t *testing.T) {
 		answer *cloud.Error // to the sends of the probe; nil: none
 		waits  bool         // for the time in which a probe may lack its answer
 	}{
-		"no call was ever made":  {answer: unsent()},
-		"calls were made before": {before: &cloud.Error{Kind: cloud.Throttle, Err: errors.New("too many")}, answer: unsent(), waits: true},
-		"no call is answered":    {waits: true},
+		"no call was ever made": {answer: unsent()},
+		"calls were made before": {before: &cloud.Error{Kind: cloud.Throttle, Err: errors.New("too many")},
+			answer: unsent(), waits: true},
+		"no call is answered": {waits: true},
 	} {
 		s := newFleet(t)
 		for _, m := range []berth.MachineID{"a", "b"} {
@@ -173,7 +177,9 @@ func TestALaunchWhoseCallsAreNotMadeHoldsNoProbe(t *testing.T) {
 		}
 		later := func(d time.Duration) {
 			s.later(d)
-			mustExec(t, s.pool, `UPDATE launches SET last_sent_at = last_sent_at - $1::interval, doubt_at = doubt_at - $1::interval`, d)
+			mustExec(t, s.pool, `
+				UPDATE launches
+				SET last_sent_at = last_sent_at - $1::interval, doubt_at = doubt_at - $1::interval`, d)
 		}
 		send := func() {
 			t.Helper()

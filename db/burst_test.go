@@ -159,8 +159,14 @@ func TestMachinesAndGrowthAreBounded(t *testing.T) {
 	if err := launchFor(ctx, d, "speech", cheap, "e", ""); err != nil {
 		t.Errorf("a launch after one that was never sent: %v", err)
 	}
-	mustExec(t, d.Pool(), `UPDATE launches SET state = 'sent', sends = 1, request_hash = 'h', sent_at = now(), last_sent_at = now() WHERE machine = 'e'`)
-	mustExec(t, d.Pool(), `UPDATE launches SET state = 'failed', due_at = NULL, refusals = 1, error_kind = 'capacity' WHERE machine = 'e'`)
+	mustExec(t, d.Pool(), `
+		UPDATE launches
+		SET state = 'sent', sends = 1, request_hash = 'h', sent_at = now(), last_sent_at = now()
+		WHERE machine = 'e'`)
+	mustExec(t, d.Pool(), `
+		UPDATE launches
+		SET state = 'failed', due_at = NULL, refusals = 1, error_kind = 'capacity'
+		WHERE machine = 'e'`)
 	wantRefusal(t, launchFor(ctx, d, "speech", cheap, "f", ""), db.SlugBurstLimit, "grow allows 1")
 }
 

@@ -12,7 +12,7 @@ import (
 // Prune deletes at most limit launches that were settled longer ago than retention, and returns their
 // number. The last launch of a machine name that an admin chose stays, so that no number is given twice. The
 // scaler never gives a name twice, since its names contain the leader's term. Prune also deletes breakers a day after
-// their end, apart from those of joins, which only a whole machine closes.
+// their end. Breakers of joins stay, since only a whole machine closes them.
 func (d *Launches) Prune(ctx context.Context, term Term, retention time.Duration, limit int) (n int, err error) {
 	err = d.pruneTx(ctx, term, func(tx pgx.Tx) error {
 		tag, err := tx.Exec(ctx, `

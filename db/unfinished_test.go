@@ -126,7 +126,9 @@ func TestLineOfASilentMachineIsNotShown(t *testing.T) {
 	for _, c := range []struct {
 		silence time.Duration
 		want    string
-	}{{0, "50%"}, {5*berth.SyncWait - 10*time.Second, "50%"}, {5*berth.SyncWait + time.Second, ""}, {time.Second, "50%"}} {
+	}{
+		{0, "50%"}, {5*berth.SyncWait - 10*time.Second, "50%"}, {5*berth.SyncWait + time.Second, ""}, {time.Second, "50%"},
+	} {
 		s.quiet("m0", c.silence)
 		followed, ok, err := s.db.Logs.FollowUnfinished(t.Context(), id, 0)
 		read, known, readErr := s.db.Logs.Unfinished(t.Context(), id, 0)

@@ -69,7 +69,8 @@ func TestF28NoActivityIsRepeatedWhileVerdictsAreFrozen(t *testing.T) {
 	until(t, "verdicts are frozen", func() bool { return s.metric(t, frozen) == 1 })
 	began := time.Now()
 	until(t, "each of the silent machines would be given up", func() bool {
-		return s.count(t, `SELECT count(*) FROM machine_leases WHERE clock_timestamp() - seen_at > $1`, silenceLost+waiterBeat) == silent
+		n := s.count(t, `SELECT count(*) FROM machine_leases WHERE clock_timestamp() - seen_at > $1`, silenceLost+waiterBeat)
+		return n == silent
 	})
 	s.beatAgain(t, jobs)
 	until(t, "the silence has lasted", func() bool { return time.Since(began) >= *silentFor })
@@ -96,7 +97,8 @@ func TestF28NoActivityIsRepeatedWhileVerdictsAreFrozen(t *testing.T) {
 			return !strings.HasPrefix(step, wire.ActivityRun.Name()+" on ")
 		})
 		if len(job.Attempts) != 1 || job.Losses+job.Failures != 0 || len(waiters) != 1 {
-			t.Errorf("job of %s: attempts %+v, %d losses, %d failures, waiters %v", m, job.Attempts, job.Losses, job.Failures, waiters)
+			t.Errorf("job of %s: attempts %+v, %d losses, %d failures, waiters %v",
+				m, job.Attempts, job.Losses, job.Failures, waiters)
 		}
 	}
 }

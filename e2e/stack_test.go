@@ -281,7 +281,8 @@ func (s *stack) joinOver(m berth.MachineID, engine node.Runtime, log *slog.Logge
 		s.t.Fatal(err)
 	}
 	cfg := agent.Config{
-		Server: cmp.Or(s.gateway, s.url), JoinToken: token.Secret, StateDir: filepath.Join(s.dir, string(m)), Machine: m, HostBoot: "boot-1",
+		Server: cmp.Or(s.gateway, s.url), JoinToken: token.Secret, StateDir: filepath.Join(s.dir, string(m)),
+		Machine: m, HostBoot: "boot-1",
 		Runtime: engine, Logger: log, Traces: s.traces, Labels: labels, GangNetwork: gangNetwork, Timing: s.timing,
 		InputNetworks: publicnet.Policy{}.Allow(netip.MustParsePrefix("127.0.0.0/8")), // where tests have their servers
 		GPUs: gpus{

@@ -126,7 +126,8 @@ func TestCompletionWaitsOnce(t *testing.T) {
 		select {
 		case <-answered:
 			w.Header().Set("Content-Type", "application/json")
-			_, _ = io.WriteString(w, `{"items": [{"id": "0193a1b2-c3d4-7000-8000-000000000001", "handle": "000001", "name": "a"}]}`)
+			_, _ = io.WriteString(w, `{"items": [
+				{"id": "0193a1b2-c3d4-7000-8000-000000000001", "handle": "000001", "name": "a"}]}`)
 		case <-r.Context().Done():
 		}
 	}))

@@ -112,8 +112,8 @@ func TestOfSeveralLogsTheLineThatMovedLastIsDrawn(t *testing.T) {
 	last("")
 }
 
-// The state of the job stands before the unfinished line: as much as there is room for beside the line, and at least the
-// counts and the elapsed time.
+// The state of the job stands before the unfinished line, cut to the room that the line leaves. The counts and the
+// elapsed time are never cut.
 func TestStateStandsBeforeTheUnfinishedLine(t *testing.T) {
 	t.Parallel()
 	sweep := running()
@@ -270,7 +270,7 @@ func TestStaleUnfinishedLineGivesWayToTheState(t *testing.T) {
 	last("  1m30s | 70%")
 }
 
-// An unfinished line is hidden while the server sends nothing of its log, and without another one a message stands there.
+// An unfinished line is hidden while the server sends nothing of its log. A message replaces the last hidden line.
 func TestLineOfASilentLogIsHidden(t *testing.T) {
 	t.Parallel()
 	p, below, b := liveTerminal(60, false)

@@ -146,8 +146,8 @@ func (p *proof) reportIdlePhases(found evidence) {
 	var seen, kept, idled time.Duration
 	var stop time.Time
 	_, err = pgx.ForEachRow(rows, []any{&machine, &seen, &kept, &idled, &stop}, func() error {
-		p.t.Logf("%s: seen empty after %.1f s, kept for %.1f s, drained for %.1f s, terminated after %.1f s", machine, seen.Seconds(),
-			kept.Seconds(), idled.Seconds(), called[machine].Sub(stop).Seconds())
+		p.t.Logf("%s: seen empty after %.1f s, kept for %.1f s, drained for %.1f s, terminated after %.1f s",
+			machine, seen.Seconds(), kept.Seconds(), idled.Seconds(), called[machine].Sub(stop).Seconds())
 		return nil
 	})
 	p.must(err)

@@ -27,8 +27,10 @@ func TestTheScalerHeedsThePartThatTheCloudNames(t *testing.T) {
 		{"a quota of spot machines", cloud.Breaker{Scope: cloud.ScopeQuota, Key: "lab/here/spot", Covers: []string{"lab/here/big/spot"}}, cloud.OnDemand},
 		{"a quota of the region", cloud.Breaker{Scope: cloud.ScopeProvider, Key: "lab/here"}, ""},
 		{"a throttled region", cloud.Breaker{Scope: cloud.ScopeThrottle, Key: "lab/here"}, ""},
-		{"a region that throttles for some seconds", cloud.Breaker{Scope: cloud.ScopeThrottle, Key: "lab/here", Until: now.Add(20 * time.Second)}, cloud.Spot},
-		{"a region that has throttled", cloud.Breaker{Scope: cloud.ScopeThrottle, Key: "lab/here", Until: now.Add(-time.Hour)}, cloud.Spot},
+		{"a region that throttles for some seconds",
+			cloud.Breaker{Scope: cloud.ScopeThrottle, Key: "lab/here", Until: now.Add(20 * time.Second)}, cloud.Spot},
+		{"a region that has throttled",
+			cloud.Breaker{Scope: cloud.ScopeThrottle, Key: "lab/here", Until: now.Add(-time.Hour)}, cloud.Spot},
 		{"another throttled region", cloud.Breaker{Scope: cloud.ScopeThrottle, Key: "lab/there"}, cloud.Spot},
 	} {
 		f := full()

@@ -27,6 +27,7 @@ func TestAPassKnowsWhenTheNextMachineIsDue(t *testing.T) {
 			l.DrainActor, l.DrainedAt = by, now.Add(-d)
 		}
 	}
+	byScaler := func(d time.Duration) add { return drainedFor(d, db.ScalerActor) }
 	inUse := func(f *autoscale.Facts, id berth.MachineID) {
 		launched(f, id, "root", cloud.LaunchServing, berth.MachineReady).EmptySince = time.Time{}
 	}
@@ -46,10 +47,10 @@ func TestAPassKnowsWhenTheNextMachineIsDue(t *testing.T) {
 		"empty for a minute":          {[]add{inUse, emptyFor(time.Minute)}, 4 * time.Minute},
 		"the first of two":            {[]add{emptyFor(time.Minute), emptyFor(3 * time.Minute)}, 2 * time.Minute},
 		"empty for longer than kept":  {[]add{emptyFor(time.Hour)}, 0},
-		"drained for ten seconds":     {[]add{emptyFor(0), drainedFor(10*time.Second, db.ScalerActor)}, 5 * time.Second},
-		"drained for a minute":        {[]add{drainedFor(time.Minute, db.ScalerActor)}, 0},
+		"drained for ten seconds":     {[]add{emptyFor(0), byScaler(10 * time.Second)}, 5 * time.Second},
+		"drained for a minute":        {[]add{byScaler(time.Minute)}, 0},
 		"drained by a person":         {[]add{drainedFor(time.Second, "user:ann")}, 0},
-		"drained, and the next empty": {[]add{drainedFor(0, db.ScalerActor), emptyFor(290 * time.Second)}, 10 * time.Second},
+		"drained, and the next empty": {[]add{byScaler(0), emptyFor(290 * time.Second)}, 10 * time.Second},
 	} {
 		f := full()
 		for i, add := range c.machines {

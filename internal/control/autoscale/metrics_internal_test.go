@@ -20,8 +20,10 @@ func TestMetricsTellBreakersWithoutAnEndApart(t *testing.T) {
 	}
 	m := NewMetrics()
 	m.show(map[cloud.LaunchState]db.LaunchCount{cloud.LaunchTerminating: {N: 2, Oldest: time.Hour}}, []db.ProbedBreaker{
-		breaker(cloud.ScopeProvider, "quota/eu-1", 1, now.Add(time.Minute)), breaker(cloud.ScopeProvider, "rights", 2, time.Time{}),
-		breaker(cloud.ScopeProvider, "uncallable", 1, now.Add(time.Minute)), breaker(cloud.ScopeProvider, "tried", 3, now.Add(-time.Minute)),
+		breaker(cloud.ScopeProvider, "quota/eu-1", 1, now.Add(time.Minute)),
+		breaker(cloud.ScopeProvider, "rights", 2, time.Time{}),
+		breaker(cloud.ScopeProvider, "uncallable", 1, now.Add(time.Minute)),
+		breaker(cloud.ScopeProvider, "tried", 3, now.Add(-time.Minute)),
 		breaker(cloud.ScopePool, "lab/p", 1, time.Time{}), breaker(cloud.ScopePool, "lab/q", 0, time.Time{}),
 		breaker(cloud.ScopePool, "lab/p/eu-1/a", 1, now.Add(time.Minute)),
 		breaker(cloud.ScopeOffering, "lab/eu-1/a/big/spot", 3, now.Add(-time.Minute)),

@@ -39,7 +39,7 @@ type protocol struct {
 // gsPrefix is the prefix of the store in the bucket of the tests.
 const gsPrefix = "of/berth=1"
 
-// protocols are those of all buckets that machines reach themselves.
+// protocols lists the protocols of the buckets that machines reach by signed addresses.
 var protocols = []protocol{
 	{
 		name: "s3", open: signing, sum: "X-Amz-Checksum-Sha256", recorded: "X-Amz-Checksum-Sha256",

@@ -76,7 +76,7 @@ type storedPart struct {
 // uploads. Errors of each, and errEnough as well, are returned as they are.
 type uploader interface {
 	begin(ctx context.Context, key string) (id string, err error)
-	// uploads lists the uploads of a key, perhaps followed by those of keys that begin with it, or the uploads in a
+	// uploads lists the uploads of a key, perhaps followed by the uploads of longer keys with this prefix, or the uploads in a
 	// folder, whose name ends with /.
 	uploads(ctx context.Context, prefix string, each func(openUpload) error) error
 	signPart(

@@ -285,11 +285,14 @@ func TestAWithdrawalOnTwoMachinesKeepsTheTerm(t *testing.T) {
 	waiting := r.queued(limited(time.Hour, func(j *spec.Job) { gang(3)(j); wants(800, 1)(j) }))
 	for _, m := range []string{"m0", "m2"} {
 		r.exec(`INSERT INTO nominations (beneficiary, machine_id, gpu_idx, milli, expires_at)
-			VALUES ($1, $2, 0, 1000, now() + interval '10 min'), ($1, $2, -1, 0, now() + interval '10 min')`, waiting, m)
+			VALUES ($1, $2, 0, 1000, now() + interval '10 min'),
+				($1, $2, -1, 0, now() + interval '10 min')`, waiting, m)
 	}
 	r.exec(`UPDATE machines SET state = 'ready' WHERE id <> 'm1'`)
 	r.lead(planning)
-	r.await("the nominations are withdrawn", func() bool { return value[int](r, `SELECT count(*) FROM nominations`) == 0 })
+	r.await("the nominations are withdrawn", func() bool {
+		return value[int](r, `SELECT count(*) FROM nominations`) == 0
+	})
 	short := r.queued(limited(10*time.Minute, wants(200, 1)))
 	r.awaitState(short, berth.Scheduled)
 	if n := strings.Count(r.log.String(), "lost leadership"); n != 0 {

@@ -255,7 +255,7 @@ func (b *lineBoard) move(id berth.AllocationID, r *lineReader, e lineEvent) {
 	}
 }
 
-// changes returns the lines that have changed since the last call, and those that are repeated.
+// changes returns the lines that have changed since the last call, and the lines that are due for a repetition.
 func (b *lineBoard) changes() []wire.UnfinishedLine {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -215,7 +215,8 @@ func TestReaderThatDiesThriceIsGivenUp(t *testing.T) {
 // storedLine returns the unfinished line of a job that the server has.
 func (s *site) storedLine(id berth.JobID) (line string) {
 	s.t.Helper()
-	if err := s.db.Pool().QueryRow(s.t.Context(), `SELECT line FROM followed_members WHERE job = $1`, id).Scan(&line); err != nil {
+	err := s.db.Pool().QueryRow(s.t.Context(), `SELECT line FROM followed_members WHERE job = $1`, id).Scan(&line)
+	if err != nil {
 		s.t.Fatal(err)
 	}
 	return line

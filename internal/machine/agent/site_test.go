@@ -192,7 +192,8 @@ var quick = agent.Timing{
 	PullPause: 5 * time.Millisecond, CachePause: 10 * time.Millisecond, DiskPoll: 20 * time.Millisecond, DiskRecheck: 100 * time.Millisecond,
 	// However busy this machine is, no claim is old, and no engine that is slow or
 	// starts again counts as silent or broken.
-	RenewPause: 20 * time.Millisecond, LineEvery: 10 * time.Millisecond, LinePause: 20 * time.Millisecond, LineRepeat: 50 * time.Millisecond, ClaimFresh: time.Hour, EngineProbe: time.Hour, EnginePatience: patience,
+	RenewPause: 20 * time.Millisecond, LineEvery: 10 * time.Millisecond, LinePause: 20 * time.Millisecond,
+	LineRepeat: 50 * time.Millisecond, ClaimFresh: time.Hour, EngineProbe: time.Hour, EnginePatience: patience,
 	// No pause of the path to the store ends within a test, and no transfer of a slow machine counts as stalled.
 	DirectPause: time.Hour, DirectStall: patience,
 }

@@ -24,7 +24,7 @@ type frontend struct {
 	behind  string
 	next    http.Handler
 	mu      sync.Mutex // makes conditions and their requests one step
-	ignores []string   // headers whose conditions this server does not keep; "compose": those of compositions
+	ignores []string   // headers whose conditions this server does not keep; "compose": the conditions of compositions
 	forges  bool       // signatures are not checked
 }
 
