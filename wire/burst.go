@@ -34,7 +34,7 @@ type Offer struct {
 	AsOf      time.Time `json:"as_of" doc:"date of the price"`
 	// Closed and ClosedUntil describe the breaker that stays open the longest.
 	Closed      string     `json:"closed,omitempty" doc:"reason for which launches are refused now; absent: open"`
-	ClosedUntil *time.Time `json:"closed_until,omitempty" doc:"unset with closed: until a change or a launch succeeds"`
+	ClosedUntil *time.Time `json:"closed_until,omitempty" doc:"unset with closed: until new settings or a success"`
 	ClosedPart  string     `json:"closed_part,omitempty" doc:"the closed part of the cloud; unset: this offer"`
 }
 
