@@ -76,8 +76,8 @@ type storedPart struct {
 // uploads. Errors of each, and errEnough as well, are returned as they are.
 type uploader interface {
 	begin(ctx context.Context, key string) (id string, err error)
-	// uploads lists the uploads of a key, perhaps followed by the uploads of longer keys with this prefix, or the uploads in a
-	// folder, whose name ends with /.
+	// uploads lists the uploads of a key, perhaps followed by the uploads of longer keys with this prefix, or the
+	// uploads in a folder, whose name ends with /.
 	uploads(ctx context.Context, prefix string, each func(openUpload) error) error
 	signPart(
 		ctx context.Context, u Upload, number int, size int64, sum [32]byte, life time.Duration,
