@@ -211,10 +211,12 @@ func (s *stack) wantTrained(id berth.JobID, steps int, want tries) error {
 		return err
 	}
 	log := trainLog(steps)
-	if job.Attempt > 1 { // from wherever the last checkpoint was
+	short := len(lines) < len(log) && slices.Equal(lines, log[:len(lines)])
+	if job.Attempt > 1 { // it starts at a checkpoint
 		lines, log = lines[max(0, len(lines)-1):], log[len(log)-1:]
+		short = len(lines) == 0 || lines[0] != log[0] && slices.Contains(trainLog(steps), lines[0])
 	}
-	if len(lines) < len(log) && slices.Equal(lines, log[:len(lines)]) {
+	if short {
 		warned, err := s.lastLogsGivenUp(id)
 		if err != nil || warned {
 			return err
