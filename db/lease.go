@@ -11,12 +11,13 @@ import (
 	"berth"
 )
 
-// Names of rows in leases. Only the leader is elected: the other two are marks in time, see
-// RenewBeacon.
+// Names of rows in leases. Only the leader is elected: the others are marks in time, see
+// RenewBeacon and HoldVerdicts.
 const (
 	LeaseLeader = "leader"
 	leaseAPI    = "api"
 	leaseGrace  = "grace"
+	leaseFreeze = "freeze"
 )
 
 // Term is a period of leadership. Every write of a leader names its term and fails once the

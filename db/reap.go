@@ -40,7 +40,7 @@ func (s Silence) least() time.Duration { return s.Suspect + callsApart }
 func (s Silence) args() pgx.NamedArgs {
 	return pgx.NamedArgs{
 		"suspect": s.Suspect, "least": s.least(), "lost": max(s.Lost, s.least()),
-		"margin_ms": s.Margin.Milliseconds(), "grace": leaseGrace, "api": leaseAPI,
+		"margin_ms": s.Margin.Milliseconds(), "grace": leaseGrace, "api": leaseAPI, "freeze": leaseFreeze,
 	}
 }
 
@@ -61,11 +61,17 @@ const patience = `
 	END)`
 
 // unproven is true while silence proves nothing: API replicas cannot renew leases, or could
-// not until a short while ago, or verdicts were frozen until then; see RenewBeacon and
-// HoldVerdicts.
+// not until a short while ago; see RenewBeacon.
 const unproven = `
 	EXISTS (SELECT 1 FROM leases WHERE name = @grace AND expires_at > clock_timestamp())
 	OR EXISTS (SELECT 1 FROM leases WHERE name = @api AND expires_at < clock_timestamp())`
+
+// held is true during a freeze of verdicts and for a grace after it; see HoldVerdicts. It
+// concerns silent machines only: machines that call report what happens on them.
+const held = `EXISTS (SELECT 1 FROM leases WHERE name = @freeze AND expires_at > clock_timestamp())`
+
+// unjudged is true while no verdict may be passed on any machine.
+const unjudged = unproven + ` OR ` + held
 
 // MarkSuspect excludes silent machines from placement and returns their ids. Their members
 // keep all capacity.
@@ -107,9 +113,9 @@ func (d *Machines) MarkSuspect(ctx context.Context, term Term, s Silence) ([]ber
 	return ids, mapError(err, "machines")
 }
 
-// SilenceProves reports whether silence is evidence against a machine at present: API
-// replicas can renew leases, and could for a while, and verdicts have not been frozen for a
-// while.
+// SilenceProves reports whether missing reports mean anything at present: API replicas can
+// renew leases, and could for a while. A freeze of verdicts does not matter here, since
+// machines that call can report.
 func (d *Machines) SilenceProves(ctx context.Context) (bool, error) {
 	var proves bool
 	err := d.pool.QueryRow(ctx, `SELECT NOT (`+unproven+`)`, Silence{}.args()).Scan(&proves)
@@ -126,6 +132,7 @@ type Overdue struct {
 // that are not yet lost.
 type Fleet struct {
 	Machines, Silent int
+	Held             bool // verdicts are held: see HoldVerdicts
 }
 
 // frozenAt is the least number of silent machines that freezes verdicts.
@@ -140,28 +147,28 @@ func (f Fleet) Frozen() bool { return f.Silent >= frozenAt && 3*f.Silent > f.Mac
 // HoldVerdicts keeps every machine from being declared lost for the time grace. The leader
 // calls it as long as verdicts are frozen. When the network is back, the machines call one
 // after the other, within the agents' longest pause: soon fewer than a third are silent,
-// although the others are about to call.
+// although the others are about to call. A later call replaces an earlier one, so a shorter
+// grace takes effect at once.
 func (d *Machines) HoldVerdicts(ctx context.Context, term Term, grace time.Duration) error {
 	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, `
 			INSERT INTO leases AS l (name, holder, expires_at)
-			VALUES (@grace, @holder, clock_timestamp() + @length::interval)
-			ON CONFLICT (name) DO UPDATE
-			SET holder = excluded.holder, expires_at = greatest(l.expires_at, excluded.expires_at)`,
-			pgx.NamedArgs{"grace": leaseGrace, "holder": term.Holder, "length": grace})
+			VALUES (@freeze, @holder, clock_timestamp() + @length::interval)
+			ON CONFLICT (name) DO UPDATE SET holder = excluded.holder, expires_at = excluded.expires_at`,
+			pgx.NamedArgs{"freeze": leaseFreeze, "holder": term.Holder, "length": grace})
 		return err
 	})
-	return mapError(err, "grace")
+	return mapError(err, "freeze")
 }
 
 // countFleet implements Machines.Fleet for other stores, which share functions over core.
 func countFleet(ctx context.Context, d *core, s Silence) (Fleet, error) {
 	var f Fleet
 	err := d.pool.QueryRow(ctx, `
-		SELECT count(*), count(*) FILTER (WHERE m.state <> 'lost' AND `+silentFor+` > @suspect::interval)
+		SELECT count(*), count(*) FILTER (WHERE m.state <> 'lost' AND `+silentFor+` > @suspect::interval), `+held+`
 		FROM machines m
 		LEFT JOIN machine_leases l ON l.machine_id = m.id
-		WHERE m.state <> 'retired'`, s.args()).Scan(&f.Machines, &f.Silent)
+		WHERE m.state <> 'retired'`, s.args()).Scan(&f.Machines, &f.Silent, &f.Held)
 	return f, mapError(err, "machines")
 }
 
@@ -174,7 +181,7 @@ func (d *Machines) Fleet(ctx context.Context, s Silence) (Fleet, error) {
 // first. budget is the number of verdicts that may still be passed this minute:
 // Silence.Share of all machines, at least one, less the machines lost within the last
 // minute. While no verdict may be passed, because silence proves nothing (see RenewBeacon)
-// or the fleet is frozen, the list is empty. A machine that is already lost is listed while
+// or the fleet is or was just frozen (see HoldVerdicts), the list is empty. A machine that is already lost is listed while
 // a patient job still waits for uploads from it.
 func (d *Machines) Overdue(ctx context.Context, s Silence) (due []Overdue, budget int, err error) {
 	rows, err := d.pool.Query(ctx, `
@@ -182,7 +189,7 @@ func (d *Machines) Overdue(ctx context.Context, s Silence) (due []Overdue, budge
 			SELECT m.id, m.state, `+silentFor+` AS silence, l.seen_at
 			FROM machines m
 			JOIN machine_leases l ON l.machine_id = m.id
-			WHERE m.state <> 'retired' AND `+silentFor+` > @suspect::interval AND NOT (`+unproven+`)
+			WHERE m.state <> 'retired' AND `+silentFor+` > @suspect::interval AND NOT (`+unjudged+`)
 			  AND (m.state <> 'lost' OR EXISTS (
 				SELECT 1 FROM allocations a
 				WHERE a.machine_id = m.id AND a.forgotten_at IS NULL AND a.state = 'exited' AND a.sealed_at IS NULL))
@@ -291,7 +298,7 @@ func lockOverdue(ctx context.Context, tx pgx.Tx, machine berth.MachineID,
 	}
 	var silence time.Duration
 	err = tx.QueryRow(ctx, `
-		SELECT CASE WHEN `+silentFor+` > @suspect::interval AND NOT (`+unproven+`) THEN `+silentFor+` ELSE '0' END
+		SELECT CASE WHEN `+silentFor+` > @suspect::interval AND NOT (`+unjudged+`) THEN `+silentFor+` ELSE '0' END
 		FROM machine_leases l
 		WHERE l.machine_id = @machine`, args).Scan(&silence)
 	if err != nil || silence <= 0 {

@@ -182,8 +182,24 @@ func TestNoVerdictsWhileSilenceProvesNothing(t *testing.T) {
 		}
 		mustExec(t, s.pool, `DELETE FROM leases WHERE name IN ('api', 'grace')`)
 	}
+	if err := s.db.Machines.HoldVerdicts(t.Context(), term, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	if due, _ := s.overdue(); len(due) != 0 {
+		t.Errorf("while verdicts are held: due %v", due)
+	}
+	if v := s.judge(term, "m0"); len(v.Jobs) != 0 || v.Lost {
+		t.Errorf("while verdicts are held: verdict %+v", v)
+	}
+	if proves, err := s.db.Machines.SilenceProves(t.Context()); !proves || err != nil {
+		t.Errorf("held verdicts concern machines that call, too: %v", err)
+	}
+	// A shorter hold replaces a longer one.
+	if err := s.db.Machines.HoldVerdicts(t.Context(), term, 0); err != nil {
+		t.Fatal(err)
+	}
 	// A change of leader starts no grace.
-	mustExec(t, s.pool, `UPDATE leases SET epoch = epoch + 1`)
+	mustExec(t, s.pool, `UPDATE leases SET epoch = epoch + 1 WHERE name = 'leader'`)
 	if due, _ := s.overdue(); len(due) != 1 {
 		t.Errorf("after a change of leader: due %v", due)
 	}

@@ -22,7 +22,7 @@ func (d *Attempts) Members(ctx context.Context, s Silence, allocs []berth.Alloca
 		       j.attempt = a.attempt AND j.state IN ('scheduled', 'running', 'preempting', 'canceling'),
 		       a.phase, coalesce((a.progress ->> 'step')::bigint, 0), coalesce((a.progress ->> 'total')::bigint, 0),
 		         a.machine_id, a.log_bytes, CASE WHEN `+preparing+` THEN s.stage END,
-		       coalesce(`+silentFor+` > `+patience+` AND NOT (`+unproven+`), false)
+		       coalesce(`+silentFor+` > `+patience+` AND NOT (`+unjudged+`), false)
 		FROM allocations a
 		JOIN jobs j ON j.id = a.job
 		LEFT JOIN member_stages s ON s.alloc_id = a.id

@@ -21,6 +21,8 @@ type reaper struct {
 	// is not yet lost, and the database counts lost machines only.
 	passed  map[berth.MachineID]time.Time
 	frozen  bool             // as last logged
+	held    bool             // as last logged
+	thaw    thaw
 	waiting db.WaitingCursor // among machines that have not returned from maintenance
 }
 
@@ -105,6 +107,32 @@ func (r *reaper) maintain(ctx context.Context) error {
 	return err
 }
 
+// holds is the number of graces that verdicts may be held between freezes that follow each other.
+const holds = 3
+
+// thaw adds up the time in which verdicts were held and not frozen. A machine whose link flaps can freeze
+// verdicts again and again. Without a bound, verdicts on machines that are dead would never be passed: each
+// freeze holds them for another grace.
+type thaw struct {
+	since time.Time     // when the last freeze ended; zero during a freeze, and before the first one
+	spent time.Duration // between freezes less than a grace apart
+}
+
+// pass records a pass at the time now, and reports whether a freeze may hold verdicts beyond its end. Once verdicts
+// were held for holds graces between freezes, machines whose network is back have had the time to call.
+func (w *thaw) pass(now time.Time, frozen bool, grace time.Duration) (hold bool) {
+	switch {
+	case frozen && !w.since.IsZero():
+		w.spent += now.Sub(w.since)
+		w.since = time.Time{}
+	case !frozen && w.since.IsZero():
+		w.since = now
+	case !frozen && now.Sub(w.since) > grace:
+		w.spent = 0
+	}
+	return frozen && w.spent < holds*grace
+}
+
 // measure counts the silent machines. If their number freezes all verdicts, it logs an error and holds the verdicts
 // for a grace: the machines do not return at one moment.
 func (r *reaper) measure(ctx context.Context) error {
@@ -118,19 +146,26 @@ func (r *reaper) measure(ctx context.Context) error {
 	if frozen {
 		r.Metrics.frozen.Set(1)
 	}
-	if frozen != r.frozen {
-		r.frozen = frozen
-		if frozen {
-			r.Logger.Error("verdicts frozen: more than a third of the machines is silent",
-				"silent", fleet.Silent, "machines", fleet.Machines)
-		} else {
-			r.Logger.Warn("verdicts resumed", "silent", fleet.Silent, "machines", fleet.Machines)
-		}
-	}
-	if frozen {
+	r.logFreeze(fleet)
+	if r.thaw.pass(time.Now(), frozen, r.Grace) {
 		return r.DB.Machines.HoldVerdicts(ctx, r.term, r.Grace)
 	}
 	return nil
+}
+
+// logFreeze logs when verdicts freeze, when the freeze ends and when verdicts are possible again.
+func (r *reaper) logFreeze(fleet db.Fleet) {
+	attrs := []any{"silent", fleet.Silent, "machines", fleet.Machines}
+	frozen, held := fleet.Frozen(), fleet.Frozen() || fleet.Held
+	switch {
+	case frozen && !r.frozen:
+		r.Logger.Error("verdicts frozen: more than a third of the machines is silent", attrs...)
+	case !frozen && r.frozen && held:
+		r.Logger.Warn("verdicts no longer frozen, will resume after the grace", append(attrs, "grace", r.Grace)...)
+	case !held && r.held:
+		r.Logger.Warn("verdicts resumed", attrs...)
+	}
+	r.frozen, r.held = frozen, held
 }
 
 // judge passes verdicts within the database's budget for a minute, which counts machines declared

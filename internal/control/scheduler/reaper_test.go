@@ -53,13 +53,17 @@ func TestF28NoMachineIsLostInTheGraceAfterAFreeze(t *testing.T) {
 	logged := func(line string) func() bool { return func() bool { return strings.Contains(r.log.String(), line) } }
 	r.await("verdicts are frozen", logged("verdicts frozen"))
 	r.exec(`UPDATE machine_leases SET seen_at = now() + interval '1 hour' WHERE machine_id IN ('m1', 'm2')`)
-	r.await("verdicts are no longer frozen", logged("verdicts resumed"))
+	r.await("verdicts are no longer frozen", logged("verdicts no longer frozen"))
 	r.exec(`UPDATE machine_leases SET seen_at = now() - interval '70 s' WHERE machine_id = 'm0'`)
 	r.await("another pass begins", logged(`"machine is silent" machine_id=m0`))
 	state := func() string { return value[string](r, `SELECT state FROM machines WHERE id = 'm3'`) }
 	if got := state(); got != "suspect" {
 		t.Errorf("in the grace the silent machine is %s", got)
 	}
-	r.exec(`UPDATE leases SET expires_at = now() WHERE name = 'grace'`)
+	if logged("verdicts resumed")() {
+		t.Error("in the grace the log has that verdicts resumed")
+	}
+	r.exec(`UPDATE leases SET expires_at = now() WHERE name = 'freeze'`)
 	r.await("the machine is lost after the grace", func() bool { return state() == "lost" })
+	r.await("the log has that verdicts resumed", logged("verdicts resumed"))
 }

@@ -1,0 +1,54 @@
+package scheduler
+
+import (
+	"testing"
+	"time"
+)
+
+// A machine whose link flaps freezes verdicts again and again. Machines that are dead are nevertheless lost in the end:
+// after three graces between freezes, a freeze holds no verdict beyond its end.
+func TestF27FlapsHoldVerdictsForThreeGracesAtMost(t *testing.T) {
+	t.Parallel()
+	const grace, silence, heard = time.Minute, 25 * time.Second, 40 * time.Second
+	var w thaw
+	now := time.Now()
+	var unheld time.Duration // between freezes, until the first freeze that holds nothing
+	for at := now; ; at = at.Add(silence + heard) {
+		hold := w.pass(at, true, grace)
+		if !hold {
+			break
+		}
+		if unheld += heard; unheld > time.Hour {
+			t.Fatal("freezes hold verdicts for ever")
+		}
+		w.pass(at.Add(silence), false, grace)
+		now = at.Add(silence)
+	}
+	if unheld < 3*grace || unheld > 3*grace+heard {
+		t.Errorf("verdicts were held for %s between freezes", unheld)
+	}
+	// A freeze within a grace of the last one holds nothing either: one verdict a minute may be passed.
+	now = now.Add(heard + silence)
+	w.pass(now, false, grace)
+	if w.pass(now.Add(grace/2), true, grace) {
+		t.Error("the next freeze holds verdicts again")
+	}
+	// Once the machines were heard for longer than a grace, a freeze counts anew.
+	w.pass(now.Add(2*grace), false, grace)
+	w.pass(now.Add(3*grace+time.Second), false, grace)
+	if !w.pass(now.Add(4*grace), true, grace) {
+		t.Error("a freeze that follows no other holds no verdict")
+	}
+}
+
+// The freeze of a term that has just begun holds verdicts, however long it lasts.
+func TestALongFreezeHoldsVerdicts(t *testing.T) {
+	t.Parallel()
+	var w thaw
+	now := time.Now()
+	for range 1000 {
+		if now = now.Add(time.Second); !w.pass(now, true, time.Minute) {
+			t.Fatal("a freeze holds no verdict")
+		}
+	}
+}
