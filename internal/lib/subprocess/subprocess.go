@@ -37,9 +37,19 @@ func BaseEnv() []string {
 	return []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/"}
 }
 
+// StartError is the error of a run whose program was not started, for example because its interpreter is missing. Not
+// one instruction of the program has run.
+type StartError struct{ Err error }
+
+// Error returns the cause.
+func (e *StartError) Error() string { return e.Err.Error() }
+
+// Unwrap returns the cause.
+func (e *StartError) Unwrap() error { return e.Err }
+
 // Run runs the program to its end and kills its process group when ctx ends. Processes that the
-// program leaves behind in the group are killed, too. The error is that of exec.Cmd.Run; an output
-// that stays open after the exit is no error.
+// program leaves behind in the group are killed, too. The error is that of exec.Cmd.Run, as a *StartError if no process
+// was started; an output that stays open after the exit is no error.
 func Run(ctx context.Context, p Program) error {
 	cmd := exec.CommandContext(ctx, p.Path, p.Args...)
 	// An empty list would inherit the environment of this process, which has secrets.
@@ -55,10 +65,11 @@ func Run(ctx context.Context, p Program) error {
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = waitDelay
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = p.Stdin, p.Stdout, p.Stderr
-	err := cmd.Run()
-	if cmd.Process != nil {
-		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+	if err := cmd.Start(); err != nil {
+		return &StartError{err}
 	}
+	err := cmd.Wait()
+	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
 	if errors.Is(err, exec.ErrWaitDelay) {
 		return nil
 	}

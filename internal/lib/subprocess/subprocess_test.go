@@ -3,6 +3,7 @@ package subprocess_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -61,6 +62,34 @@ func TestChildrenLeftBehindAreKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	awaitEnd(t, readPID(t, pid))
+}
+
+// A caller must know whether a part of the program may have run.
+func TestAProgramThatDoesNotStartHasAnErrorOfItsOwn(t *testing.T) {
+	t.Parallel()
+	orphan := filepath.Join(t.TempDir(), "orphan")
+	if err := os.WriteFile(orphan, []byte("#!/no/such/interpreter\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	for name, c := range map[string]struct {
+		ctx   context.Context
+		p     subprocess.Program
+		never bool
+	}{
+		"a missing program":           {t.Context(), subprocess.Program{Path: "/no/such/program"}, true},
+		"a missing interpreter":       {t.Context(), subprocess.Program{Path: orphan}, true},
+		"a missing folder":            {t.Context(), subprocess.Program{Path: "/bin/true", Dir: "/no/such/folder"}, true},
+		"a caller that has given up":  {over, subprocess.Program{Path: "/bin/true"}, true},
+		"a program that fails":        {t.Context(), subprocess.Program{Path: "/bin/false"}, false},
+		"a program that kills itself": {t.Context(), subprocess.Program{Path: "/bin/sh", Args: []string{"-c", "kill -9 $$"}}, false},
+	} {
+		err := subprocess.Run(c.ctx, c.p)
+		if _, never := errors.AsType[*subprocess.StartError](err); err == nil || never != c.never {
+			t.Errorf("%s: %v, never started is %v", name, err, never)
+		}
+	}
 }
 
 func readPID(t *testing.T, path string) int {

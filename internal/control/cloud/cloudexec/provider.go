@@ -187,6 +187,9 @@ func (p *Provider) call(ctx context.Context, r Request) (Answer, error) {
 	if said != "" {
 		p.o.Logger.Info("cloud program wrote to stderr", "provider", p.o.Name, "call", r.Call, "stderr", said)
 	}
+	if _, never := errors.AsType[*subprocess.StartError](err); never {
+		return Answer{}, p.notRun(r, err)
+	}
 	if err != nil {
 		return Answer{}, p.unknown(r, err, said)
 	}
@@ -220,6 +223,9 @@ func (p *Provider) run(ctx context.Context, input []byte) ([]byte, *subprocess.T
 		Env:   slices.Concat(subprocess.BaseEnv(), p.o.Env, []string{AnswersEnv + "=" + answers}),
 		Stdin: bytes.NewReader(input), Stdout: stdout, Stderr: stderr,
 	})
+	if _, never := errors.AsType[*subprocess.StartError](err); never {
+		return nil, stderr, err
+	}
 	if limited.Err() != nil {
 		// The exit status of a killed process adds nothing. A complete answer may be there, but a
 		// caller that has given up does not read it.

@@ -3,6 +3,7 @@ package cloudexec_test
 import (
 	"bytes"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -24,6 +25,26 @@ func TestAMissingProgramIsAWarningAndThenAnErrorOfTheCall(t *testing.T) {
 		}
 		_, err = p.Create(t.Context(), launch())
 		want(t, err, cloud.Throttle, text)
+	}
+}
+
+// No part of a program that cannot be started has run, so its call has not reached the cloud.
+func TestAProgramThatCannotBeStartedHasCalledNothing(t *testing.T) {
+	t.Parallel()
+	for _, content := range []string{"#!/no/such/interpreter\n", "\x7fELF of another architecture"} {
+		path := filepath.Join(t.TempDir(), "program")
+		write(t, path, content)
+		if err := os.Chmod(path, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		p, err := cloudexec.New(cloudexec.Options{Name: "test", Command: []string{path}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = p.Create(t.Context(), launch())
+		if want(t, err, cloud.Throttle, "no process was started for create"); !strings.HasPrefix(err.Error(), "unsent: ") {
+			t.Errorf("%v is not of a call that was not made", err)
+		}
 	}
 }
 
