@@ -143,6 +143,41 @@ func TestACloudThatAnswersAnotherLaunchStaysOpen(t *testing.T) {
 	}
 }
 
+// A launch whose repeats have waited was not tried for as long as a launch is repeated.
+func TestALaunchWhoseRepeatsWaitClosesNoProvider(t *testing.T) {
+	t.Parallel()
+	for name, waits := range map[string]func(s *stage){
+		"a throttled call of another launch": func(s *stage) {
+			demand := &cloud.Error{Kind: cloud.Throttle, RetryAfter: 10 * time.Minute}
+			s.refuses(cheap, demand, "")
+			s.answers("b", demand)
+		},
+		"five minutes without any berthd": func(s *stage) {
+			mustExec(t, s.pool, `
+				UPDATE launches
+				SET last_sent_at = last_sent_at - interval '5 min', answered_at = answered_at - interval '5 min'
+				WHERE machine = 'a'`)
+		},
+	} {
+		s := newFleet(t)
+		far := cheap
+		far.Region = "eu-2"
+		for _, m := range []berth.MachineID{"a", "b"} {
+			if _, err := s.db.Launches.Request(t.Context(), cheap, []berth.MachineID{m}, "", "user:test"); err != nil {
+				t.Fatal(err)
+			}
+			if _, _, err := s.sends(m); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s.answers("a", unsent())
+		waits(s)
+		if r := s.abandons("a"); r.ErrorKind != cloud.Unsent || s.closed(far) {
+			t.Errorf("after %s: the kind of the launch is %s, and another region is closed: %v", name, r.ErrorKind, s.closed(far))
+		}
+	}
+}
+
 // The repeats of a throttled launch end, too. Its region has a breaker of its own.
 func TestALaunchThatIsThrottledToItsEndClosesNoProvider(t *testing.T) {
 	t.Parallel()

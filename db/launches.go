@@ -219,7 +219,7 @@ func (d *Launches) Change(ctx context.Context, ref cloud.Ref,
 				return err
 			}
 		}
-		if err := tripEnds(ctx, tx, before, after); err != nil {
+		if err := tripEnds(ctx, tx, before, after, now); err != nil {
 			return err
 		}
 		poke = !after.StopAt.Equal(before.StopAt) || !after.StopDeadline.Equal(before.StopDeadline)

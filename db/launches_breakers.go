@@ -129,8 +129,8 @@ func trip(ctx context.Context, tx pgx.Tx, named cloud.Breaker,
 }
 
 // tripEnds trips the breaker of joins if the change of a launch ends an instance that has not joined, and the breaker
-// of the provider if it gives up a launch for which no replica could call the cloud.
-func tripEnds(ctx context.Context, tx pgx.Tx, before, after cloud.Record) error {
+// of the provider if it gives up a launch, at a time, for which no replica could call the cloud.
+func tripEnds(ctx context.Context, tx pgx.Tx, before, after cloud.Record, now time.Time) error {
 	var b cloud.Breaker
 	var kind cloud.Kind
 	var why string
@@ -138,7 +138,7 @@ func tripEnds(ctx context.Context, tx pgx.Tx, before, after cloud.Record) error 
 	case before.NeverJoined(after):
 		b, kind = before.Request().JoinBreaker(), cloud.Capacity
 		why = fmt.Sprintf("machine %s has not joined: %s", after.Machine, after.Reason)
-	case before.NeverCalled(after):
+	case before.NeverCalled(after, now):
 		answered, err := answeredSince(ctx, tx, before)
 		if err != nil || answered {
 			return err
@@ -153,7 +153,7 @@ func tripEnds(ctx context.Context, tx pgx.Tx, before, after cloud.Record) error 
 
 // answeredSince reports whether the cloud has answered another launch of the provider since the first send of a launch,
 // so that some replica can call the cloud. A call that was not made has the kind unsent, in a row of the version before
-// the kind throttle.
+// the kind throttle. So a throttled call is known by its breaker, which that version does not write.
 func answeredSince(ctx context.Context, tx pgx.Tx, r cloud.Record) (answered bool, err error) {
 	err = tx.QueryRow(ctx, `
 		SELECT EXISTS (
@@ -161,7 +161,12 @@ func answeredSince(ctx context.Context, tx pgx.Tx, r cloud.Record) (answered boo
 			FROM launches l
 			WHERE l.provider = @provider AND l.answered_at > @since
 			  AND (l.instance <> '' OR l.error_kind NOT IN ('unsent', 'throttle'))
-			  AND (l.machine, l.n) <> (@machine, @n))`,
+			  AND (l.machine, l.n) <> (@machine, @n))
+		  OR EXISTS (
+			SELECT 1
+			FROM breakers b
+			WHERE b.scope = 'throttle' AND split_part(b.key, '/', 1) = @provider
+			  AND b.until > '-infinity' AND b.at > @since)`,
 		pgx.NamedArgs{"provider": r.Provider, "since": r.SentAt, "machine": r.Machine, "n": r.N}).Scan(&answered)
 	return answered, err
 }

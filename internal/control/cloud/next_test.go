@@ -2,6 +2,7 @@ package cloud_test
 
 import (
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -177,12 +178,14 @@ func TestALaunchKnowsThatNoSendHasReachedTheCloud(t *testing.T) {
 	unsent := &cloud.Error{Kind: cloud.Throttle, Unsent: true, Err: errors.New("no program")}
 	for _, c := range []struct {
 		name  string
-		sends []*cloud.Error
+		sends []*cloud.Error // 40 seconds apart
 		want  cloud.Kind
+		never bool // no replica could make a call until the launch is given up
 	}{
-		{"no call was made", []*cloud.Error{unsent, unsent, unsent}, cloud.Unsent},
-		{"the cloud throttles", []*cloud.Error{unsent, fault(cloud.Throttle), unsent}, cloud.Throttle},
-		{"the outcome of a send is unknown", []*cloud.Error{fault(cloud.Unknown), unsent}, cloud.Throttle},
+		{"no call was made", slices.Repeat([]*cloud.Error{unsent}, 8), cloud.Unsent, true},
+		{"no call was made, and then none was tried", []*cloud.Error{unsent, unsent}, cloud.Unsent, false},
+		{"the cloud throttles", []*cloud.Error{unsent, fault(cloud.Throttle), unsent}, cloud.Throttle, false},
+		{"the outcome of a send is unknown", []*cloud.Error{fault(cloud.Unknown), unsent}, cloud.Throttle, false},
 	} {
 		r, at := sent(t), start
 		for i, e := range c.sends {
@@ -197,7 +200,7 @@ func TestALaunchKnowsThatNoSendHasReachedTheCloud(t *testing.T) {
 		}
 		end := start.Add(limits.Patience)
 		after, moved := r.Take(cloud.Next(r, limits, end), limits, end)
-		if r.NeverCalled(after) != (c.want == cloud.Unsent) {
+		if r.NeverCalled(after, end) != c.never {
 			t.Errorf("%s: given up %v as %+v", c.name, moved, after)
 		}
 	}

@@ -336,10 +336,16 @@ func (r Record) NeverJoined(after Record) bool {
 		!r.Restored() && !r.Preempted(after)
 }
 
-// NeverCalled reports whether the change of the record to after gives the launch up because none of its sends has
-// reached the cloud: during Limits.Patience no replica could make the call.
-func (r Record) NeverCalled(after Record) bool {
-	return r.State == LaunchSent && after.State == LaunchFailed && after.ErrorKind == Unsent
+// lastTry is the longest time between the last answer to a send and the end of the repeats by which the repeats were
+// tried to their end. The pause between two of them is half of it at most.
+const lastTry = time.Minute
+
+// NeverCalled reports whether the change of the record to after, at a time, gives the launch up because none of its sends
+// has reached the cloud: during Limits.Patience no replica could make the call. A launch whose repeats have waited, for a
+// cloud that throttles or for replicas that did not run, was tried for a part of this time only, and shows nothing.
+func (r Record) NeverCalled(after Record, now time.Time) bool {
+	return r.State == LaunchSent && after.State == LaunchFailed && after.ErrorKind == Unsent &&
+		now.Sub(r.AnsweredAt) <= lastTry
 }
 
 // Missed records that a search showed no instance of the launch. This moves a launch that is in doubt
