@@ -22,6 +22,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws/retry"
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
+	"github.com/aws/smithy-go"
 	smithyhttp "github.com/aws/smithy-go/transport/http"
 
 	"berth/internal/control/cloud"
@@ -73,7 +74,7 @@ func (p *Provider) client(region string) *ec2.Client {
 
 // authenticate returns an error of kind Auth if there are no credentials, or if their source refuses them: Auth stops
 // all launches of the provider. After any other failure, such as a broken connection or throttling, the next call may
-// have credentials. EC2 has received nothing then, so the kind is Throttle with Unsent: the caller repeats the call.
+// have credentials, also by another host if this one has no role. EC2 has received nothing then, so the kind is Throttle with Unsent: the caller repeats the call.
 // Without this check the SDK reports a failed call, whose outcome would be unknown.
 func (p *Provider) authenticate(ctx context.Context, doing string) error {
 	if p.o.Config.Credentials == nil {
@@ -85,21 +86,34 @@ func (p *Provider) authenticate(ctx context.Context, doing string) error {
 	}
 	e := &cloud.Error{Kind: cloud.Throttle, Unsent: true, Err: fmt.Errorf("%s: get credentials: %w", doing, err)}
 	var response *smithyhttp.ResponseError
-	if errors.As(err, &response) && slices.Contains(refusals, response.HTTPStatusCode()) && !throttles(err) {
+	if errors.As(err, &response) && slices.Contains(refusals, response.HTTPStatusCode()) &&
+		!throttles(err) && !ofHost(err) {
 		e.Kind, e.Unsent = cloud.Auth, false
 		e.Err = fmt.Errorf("%w%s", e.Err, clockDifference(response.Response, time.Now()))
 	}
 	return e
 }
 
-// refusals are the statuses by which a source of credentials refuses them, and by which the metadata service reports
-// that the host has no role.
+// refusals are the statuses by which a source of credentials refuses them, or does not know them.
 var refusals = []int{http.StatusBadRequest, http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound}
 
 // throttles reports whether a source of credentials refused a call because there were too many. Amazon's services do so
 // with a status of 400, too.
 func throttles(err error) bool {
 	return retry.ThrottleErrorCode{Codes: retry.DefaultThrottleErrorCodes}.IsErrorThrottle(err) == aws.TrueTernary
+}
+
+// metadataService is the SDK's name of the metadata service of a host.
+const metadataService = "ec2imds"
+
+// ofHost reports whether the metadata service gave the error: the host has no role, or the service is switched off.
+// Neither says anything about the credentials of other hosts.
+func ofHost(err error) bool {
+	op, ok := errors.AsType[*smithy.OperationError](err)
+	for ok && op.Service() != metadataService {
+		op, ok = errors.AsType[*smithy.OperationError](op.Err)
+	}
+	return ok
 }
 
 // Create implements cloud.Provider.

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/config"
 	"github.com/aws/smithy-go"
 	smithyhttp "github.com/aws/smithy-go/transport/http"
 
@@ -401,7 +402,7 @@ func TestMissingCredentialsAreOfKindAuth(t *testing.T) {
 	}
 }
 
-// Only a refusal of the credentials, or a host without any, is of kind Auth, which stops all launches of the provider.
+// Only a refusal of the credentials is of kind Auth, which stops all launches of the provider.
 // After another failure the caller repeats the call, of which EC2 has received nothing.
 func TestFailedFetchesOfCredentialsAreRepeated(t *testing.T) {
 	t.Parallel()
@@ -416,7 +417,7 @@ func TestFailedFetchesOfCredentialsAreRepeated(t *testing.T) {
 		{answer(400, "InvalidIdentityToken"), cloud.Auth},
 		{answer(401, "Unauthorized"), cloud.Auth},
 		{answer(403, "AccessDenied"), cloud.Auth},
-		{answer(404, ""), cloud.Auth}, // the metadata service: the host has no role
+		{answer(404, "ResourceNotFoundException"), cloud.Auth}, // of a source that other hosts share
 		{answer(400, "Throttling"), cloud.Throttle},
 		{answer(400, "RequestLimitExceeded"), cloud.Throttle},
 		{answer(403, "ThrottlingException"), cloud.Throttle},
@@ -442,6 +443,29 @@ func TestFailedFetchesOfCredentialsAreRepeated(t *testing.T) {
 		want(t, err, c.kind, "get credentials")
 		if n := fake.Calls("RunInstances") + fake.Calls("DescribeInstances"); n != 0 {
 			t.Errorf("%d calls were sent", n)
+		}
+	}
+}
+
+// A host without a role, or whose metadata service is switched off, says nothing about the other hosts of berthd.
+func TestAHostWithoutARoleLeavesTheCallToOthers(t *testing.T) {
+	t.Parallel()
+	for _, status := range []int{404, 403} {
+		var asked atomic.Int32
+		host := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			asked.Add(1)
+			w.WriteHeader(status)
+		}))
+		t.Cleanup(host.Close)
+		c, err := config.LoadDefaultConfig(t.Context(), config.WithEC2IMDSEndpoint(host.URL),
+			config.WithRegion("eu-test-1"),
+			config.WithSharedConfigFiles([]string{}), config.WithSharedCredentialsFiles([]string{}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = ec2.New(ec2.Options{Config: c}).Create(t.Context(), launch("burst-1"))
+		if e := want(t, err, cloud.Throttle, "get credentials"); !e.Unsent || asked.Load() == 0 {
+			t.Errorf("status %d: unsent is %v, the host was asked %d times: %v", status, e.Unsent, asked.Load(), err)
 		}
 	}
 }

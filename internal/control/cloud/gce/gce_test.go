@@ -376,7 +376,7 @@ func TestMissingCredentialsAreOfKindAuth(t *testing.T) {
 }
 
 // Only a refusal of the credentials is of kind Auth. After a failed connection to the server of access
-// tokens the caller repeats the call, of which GCE has received nothing.
+// tokens, or on a host without a service account, the caller repeats the call, of which GCE has received nothing.
 func TestFailedFetchesOfTokensAreRepeated(t *testing.T) {
 	t.Parallel()
 	answer := func(status int) error {
@@ -391,7 +391,8 @@ func TestFailedFetchesOfTokensAreRepeated(t *testing.T) {
 		{answer(403), cloud.Auth},
 		{answer(404), cloud.Auth},
 		{fmt.Errorf("credentials: cannot fetch token: %w",
-			metadata.NotDefinedError("instance/service-accounts/default/token")), cloud.Auth},
+			metadata.NotDefinedError("instance/service-accounts/default/token")), cloud.Throttle},
+		{fmt.Errorf("credentials: cannot fetch token: %w", &metadata.Error{Code: 404}), cloud.Throttle},
 		{fmt.Errorf("credentials: cannot fetch token: %w", &metadata.Error{Code: 403}), cloud.Auth},
 		{fmt.Errorf("credentials: cannot fetch token: %w", &metadata.Error{Code: 503}), cloud.Throttle},
 		{answer(429), cloud.Throttle},

@@ -65,8 +65,9 @@ func (p *Provider) open(ctx context.Context, doing string, o cloud.Offering) (*s
 
 // token returns an access token. The error has the kind Auth if there are no credentials, or if the
 // server of access tokens or the metadata service refuses them: Auth stops all launches of the provider. After
-// any other failure, such as a broken connection, the next call may get a token. GCE has received nothing
-// then, so the kind is Throttle with Unsent and not Unknown: the caller repeats the call.
+// any other failure, such as a broken connection, the next call may get a token, also from another host if this one has
+// no service account. GCE has received nothing then, so the kind is Throttle with Unsent and not Unknown: the caller
+// repeats the call.
 func (p *Provider) token(ctx context.Context, doing string) (string, error) {
 	if p.o.Credentials == nil {
 		err := p.o.NoCredentials
@@ -86,17 +87,15 @@ func (p *Provider) token(ctx context.Context, doing string) (string, error) {
 	return "", p.noToken(kind, doing, err)
 }
 
-// status returns the HTTP status with which a source of access tokens answered, or 0 without an answer. The metadata
-// service has no token for a host without a service account.
+// status returns the HTTP status with which a source of access tokens answered about credentials, or 0 without such an
+// answer. The metadata service of a host without a service account answers that there is nothing (404), which says
+// nothing about the credentials of other hosts.
 func status(err error) int {
 	if e, ok := errors.AsType[*auth.Error](err); ok && e.Response != nil {
 		return e.Response.StatusCode
 	}
-	if e, ok := errors.AsType[*metadata.Error](err); ok {
+	if e, ok := errors.AsType[*metadata.Error](err); ok && e.Code != http.StatusNotFound {
 		return e.Code
-	}
-	if _, ok := errors.AsType[metadata.NotDefinedError](err); ok {
-		return http.StatusNotFound
 	}
 	return 0
 }
@@ -107,7 +106,7 @@ func (p *Provider) noToken(kind cloud.Kind, doing string, err error) *cloud.Erro
 		Err: fmt.Errorf("%s: get credentials: %w", doing, err)}
 }
 
-// refusals are the statuses by which a source of access tokens refuses credentials, or reports that the host has none.
+// refusals are the statuses by which a source of access tokens refuses credentials, or does not know them.
 var refusals = []int{http.StatusBadRequest, http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound}
 
 // transport adds the access token to requests, and bounds their answers.
