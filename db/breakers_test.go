@@ -296,6 +296,50 @@ func TestAChangeOfAPoolReopensItsBreakers(t *testing.T) {
 	}
 }
 
+// A zone whose settings have no image is tried again by one launch once an admin changes the pool, or its settings.
+func TestAChangeReopensTheZonesOfAPool(t *testing.T) {
+	t.Parallel()
+	zone := cheap.NetworkBreaker()
+	reopens := func(s *stage, settings string) {
+		s.t.Helper()
+		zone.Settings = settings
+		if _, err := s.db.Scaling.Reopen(t.Context(), s.term(), []cloud.Breaker{zone}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, c := range map[string]struct {
+		change func(s *stage)
+		opens  bool
+	}{
+		"the pool": {func(s *stage) {
+			if err := s.db.Pools.Set(t.Context(), cheap.Pool, spec.PoolRules{Description: "again"}, "user:test"); err != nil {
+				t.Fatal(err)
+			}
+		}, true},
+		"another pool": {func(s *stage) {
+			if err := s.db.Pools.Set(t.Context(), "q", spec.PoolRules{Description: "again"}, "user:test"); err != nil {
+				t.Fatal(err)
+			}
+		}, false},
+		"the settings": {func(s *stage) { reopens(s, "new") }, true},
+		"nothing":      {func(s *stage) { reopens(s, "old") }, false},
+	} {
+		s := newFleet(t)
+		s.refuses(cheap, &cloud.Error{Kind: cloud.Spec, Scope: cheap.Region}, "old")
+		if err := s.asks(cheap, "closed"); berth.CodeOf(err) != berth.CodeConflict {
+			t.Fatalf("%s: a launch in the closed zone: %v", name, err)
+		}
+		mustExec(t, s.pool, `UPDATE breakers SET at = at - interval '61 seconds'`) // the least distance
+		c.change(s)
+		if err := s.asks(cheap, "first"); (err == nil) != c.opens {
+			t.Errorf("%s: the first launch: %v", name, err)
+		}
+		if err := s.asks(cheap, "second"); berth.CodeOf(err) != berth.CodeConflict {
+			t.Errorf("%s: a second launch before the answer to the first: %v", name, err)
+		}
+	}
+}
+
 // Addresses return when machines end, so a full subnet closes its zone for the pool alone, and for a time.
 func TestAFullSubnetClosesItsZoneForAWhile(t *testing.T) {
 	t.Parallel()

@@ -78,7 +78,7 @@ func TestACloudThatNobodyCanCallIsClosed(t *testing.T) {
 			t.Errorf("%s: closed is %v", name, got)
 		}
 	}
-	if list, err := s.db.Launches.Closed(t.Context(), cheap.Pool, []string{"lab"}); err != nil || len(list) != 1 || !list[0].Lasting() ||
+	if list, err := s.db.Launches.Closed(t.Context(), cheap.Pool, []string{"lab"}); err != nil || len(list) != 1 || !list[0].Lasting(time.Now()) ||
 		list[0].Reason != "no berthd could call the cloud for machine a: unsent: no program" {
 		t.Errorf("closed for the pool: %+v, %v", list, err)
 	}

@@ -239,8 +239,8 @@ func (d *Scaling) Breakers(ctx context.Context) ([]ProbedBreaker, error) {
 	return list, mapError(err, "breakers")
 }
 
-// Reopen makes the breakers without an end half open whose settings are other ones now, or that may be tried with the
-// refused ones, see cloud.Breaker.Retried, and returns them. Each named breaker has the hash of its present settings.
+// Reopen makes the breakers half open whose settings are other ones now, see cloud.Breaker.Corrected, or that may be tried
+// with the refused ones, see cloud.Breaker.Retried, and returns them. Each named breaker has the hash of its present settings.
 // A breaker without a hash gets it, and stays open: which settings the cloud refused is not known. A reopening has a
 // least distance from the refusal, which doubles with each step, so that replicas with different files do not reopen
 // each other's breakers in each pass.
@@ -256,7 +256,7 @@ func (d *Scaling) Reopen(ctx context.Context, term Term, named []cloud.Breaker) 
 			UPDATE breakers b
 			SET settings = m.mark
 			FROM unnest(@scopes::text[], @keys::text[], @marks::text[]) m (scope, key, mark)
-			WHERE (b.scope, b.key) = (m.scope, m.key) AND b.until IS NULL AND b.settings = ''`, args)
+			WHERE (b.scope, b.key) = (m.scope, m.key) AND `+corrected+` AND b.settings = ''`, args)
 		if err != nil {
 			return err
 		}
@@ -264,11 +264,11 @@ func (d *Scaling) Reopen(ctx context.Context, term Term, named []cloud.Breaker) 
 			UPDATE breakers b
 			SET `+halfOpen+`, settings = m.mark
 			FROM unnest(@scopes::text[], @keys::text[], @marks::text[]) m (scope, key, mark)
-			WHERE (b.scope, b.key) = (m.scope, m.key) AND b.until IS NULL
+			WHERE (b.scope, b.key) = (m.scope, m.key) AND `+corrected+`
 			  AND CASE
 				WHEN b.settings <> m.mark
 				THEN b.at <= clock_timestamp() - least(@least::interval * 2 ^ least(b.step - 1, 10), @most::interval)
-				ELSE b.scope = 'provider' AND b.at <= clock_timestamp() - @most::interval
+				ELSE b.scope = 'provider' AND b.until IS NULL AND b.at <= clock_timestamp() - @most::interval
 			  END
 			RETURNING to_jsonb(b)`, args)
 		if err != nil {
@@ -280,15 +280,19 @@ func (d *Scaling) Reopen(ctx context.Context, term Term, named []cloud.Breaker) 
 	return list, mapError(err, "breakers")
 }
 
+// corrected is true for a breaker b of which cloud.Breaker.Corrected is true.
+const corrected = `(b.until IS NULL
+	OR b.scope = 'pool' AND split_part(b.key, '/', 3) <> '' AND b.until > clock_timestamp())`
+
 // halfOpen makes a breaker half open from now on. The refusals in a row stay.
 const halfOpen = `until = clock_timestamp(), at = clock_timestamp(), probe = '', probe_at = NULL`
 
-// reopenPool makes the breakers of a pool half open, whose settings an operator has changed.
+// reopenPool makes the breakers of a pool and of its zones half open, whose settings an operator has changed.
 func reopenPool(ctx context.Context, tx pgx.Tx, pool string) error {
 	_, err := tx.Exec(ctx, `
-		UPDATE breakers
+		UPDATE breakers b
 		SET `+halfOpen+`
-		WHERE scope = 'pool' AND split_part(key, '/', 2) = @pool AND until IS NULL`, pgx.NamedArgs{"pool": pool})
+		WHERE b.scope = 'pool' AND split_part(b.key, '/', 2) = @pool AND `+corrected, pgx.NamedArgs{"pool": pool})
 	return err
 }
 

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"berth"
 	"berth/db"
 	"berth/internal/control/autoscale"
@@ -143,6 +145,67 @@ func TestTheLeaderTriesChangedSettings(t *testing.T) {
 	}
 	if b, err := w.db.Scaling.Breakers(t.Context()); err != nil || len(b) != 0 {
 		t.Errorf("breakers %+v, %v", b, err)
+	}
+}
+
+// A zone for which the settings of the pool have no image is tried again once they have one.
+func TestTheLeaderTriesAZoneWhoseSettingsHaveAnImageNow(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.sells(offered("big", 8))
+	wait(w.facts, string(berth.NewJobID(time.Now())), "default", 1)
+	restart := func(settings string) {
+		accounts := cloud.Accounts{URL: "http://berth.test", Providers: map[string]cloud.Account{"lab": {Provider: w.cloud, Regions: []string{"here"},
+			Settings: json.RawMessage(settings)}}}
+		w.steps.Accounts, w.loop.Accounts = accounts, accounts
+	}
+	w.cloud.kind, w.cloud.scope, w.cloud.out = cloud.Spec, "here", true
+	for _, c := range []struct {
+		settings string
+		want     int // calls so far
+	}{{`{"images": {}}`, 1}, {`{"images": {}}`, 1}, {`{"images": {"here": "i-1"}}`, 2}} {
+		restart(c.settings)
+		for range 4 {
+			w.pass()
+		}
+		w.exec(`UPDATE breakers SET at = at - interval '2 minutes'`) // the least distance of a reopening
+		n := 0
+		for _, list := range w.cloud.calls {
+			n += len(list)
+		}
+		if n != c.want {
+			t.Errorf("%s: %d calls, want %d", c.settings, n, c.want)
+		}
+	}
+}
+
+// Nobody can correct the credentials of a provider that is no longer configured.
+func TestOnlyConfiguredProvidersAreShownAsRefused(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for _, key := range []string{"gone", "lab"} {
+		w.exec(`INSERT INTO breakers (scope, key, until, reason) VALUES ('provider', $1, NULL, 'no rights')`, key)
+	}
+	w.pass()
+	r := prometheus.NewRegistry()
+	r.MustRegister(w.shows)
+	families, err := r.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := 0
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			if f.GetName() == "berth_cloud_breakers_lasting" && m.GetLabel()[0].GetValue() == "provider" {
+				seen++
+				if v := m.GetGauge().GetValue(); v != 1 {
+					t.Errorf("%v providers are refused, want 1", v)
+				}
+			}
+		}
+	}
+	if seen != 1 {
+		t.Errorf("%d series of the metric", seen)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"time"
 
 	"berth"
@@ -394,8 +395,20 @@ func (l *Loop) show(ctx context.Context, f Facts) error {
 	if err != nil {
 		return err
 	}
-	l.Metrics.show(counts, breakers, f.Now)
+	l.Metrics.show(counts, l.configured(breakers), f.Now)
 	return l.reopen(ctx, breakers, f.Now)
+}
+
+// configured returns the breakers of the providers that are configured. Nothing is launched at another one, so its rows
+// stay as they are, and no admin has anything to correct.
+func (l *Loop) configured(list []db.ProbedBreaker) (out []db.ProbedBreaker) {
+	for _, b := range list {
+		provider, _, _ := strings.Cut(b.Key, "/")
+		if _, ok := l.Accounts.Providers[provider]; ok {
+			out = append(out, b)
+		}
+	}
+	return out
 }
 
 // reopen lets one launch try each cloud again whose refused settings were changed since, or whose credentials were
@@ -403,7 +416,7 @@ func (l *Loop) show(ctx context.Context, f Facts) error {
 func (l *Loop) reopen(ctx context.Context, breakers []db.ProbedBreaker, now time.Time) error {
 	var changed []cloud.Breaker
 	for _, b := range breakers {
-		if !b.Until.IsZero() {
+		if !b.Corrected(now) {
 			continue // its files need not be read
 		}
 		if mark := l.Accounts.Marked(b.Breaker); mark != "" && (mark != b.Settings || b.Retried(now)) {

@@ -46,13 +46,14 @@ type shop struct {
 	world *world
 	out   bool
 	kind  cloud.Kind             // of the refusals; "": Capacity
+	scope string                 // of the refusals
 	calls map[string][]time.Time // of Create, by offering
 }
 
 func (s *shop) Create(ctx context.Context, l cloud.Launch) (cloud.Instance, error) {
 	s.calls[l.Offering.String()] = append(s.calls[l.Offering.String()], time.Now().Add(s.world.ahead))
 	if s.out {
-		return cloud.Instance{}, &cloud.Error{Kind: cmp.Or(s.kind, cloud.Capacity), Err: fmt.Errorf("sold out")}
+		return cloud.Instance{}, &cloud.Error{Kind: cmp.Or(s.kind, cloud.Capacity), Scope: s.scope, Err: fmt.Errorf("sold out")}
 	}
 	return s.Cloud.Create(ctx, l)
 }

@@ -33,8 +33,8 @@ func NewMetrics() *Metrics {
 			"Longest time for which a launch that is not settled has been in its state; 0 without one.", "state"),
 		breakers: gauge("breakers_open", "Scopes of clouds that are not tried now after a refusal, by scope.", "scope"),
 		lasting: gauge("breakers_lasting",
-			"Scopes of clouds that are closed, or tried again by one launch, until an admin corrects credentials, "+
-				"rights, settings, or the access to the cloud.",
+			"Scopes of configured clouds that are closed, or tried again by one launch, until an admin corrects "+
+				"credentials, rights, settings, or the access to the cloud.",
 			"scope"),
 		decisions: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "berth", Subsystem: "cloud",
 			Name: "decisions_total", Help: "Decisions of the scaler, by kind: launch (machines), refused (requests), " +
@@ -78,7 +78,7 @@ func (m *Metrics) show(counts map[cloud.LaunchState]db.LaunchCount, breakers []d
 		if b.Open(now) {
 			open[b.Scope]++
 		}
-		if b.Lasting() {
+		if b.Lasting(now) || b.Probing && b.Lasting(b.Until) {
 			lasting[b.Scope]++
 		}
 	}

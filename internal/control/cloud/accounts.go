@@ -88,8 +88,8 @@ func (a Account) Serves(pool string) bool {
 	return own || a.Settings != nil || len(a.Pools) == 0
 }
 
-// Mark returns a hash of the settings by which the cloud has refused a launch, for a breaker without an end: of its
-// program and its files, and for ScopePool of the settings that were sent, otherwise of all settings of the provider.
+// Mark returns a hash of the settings by which the cloud has refused a launch, for a breaker that other settings reopen:
+// of its program and its files, and for ScopePool of the settings that were sent, otherwise of all settings of the provider.
 // Equal configurations have equal hashes on all replicas. It is "" for another breaker, and for a provider that is not
 // configured here.
 func (a Accounts) Mark(b Breaker, sent json.RawMessage) string {
@@ -118,20 +118,20 @@ func (a Accounts) Mark(b Breaker, sent json.RawMessage) string {
 	return hex.EncodeToString(h.Sum(nil)[:8])
 }
 
-// SettingsHashes are the hashes of the settings with which a request is sent, see Accounts.Mark, by the breakers
-// without an end that a refusal of these settings trips.
+// SettingsHashes are the hashes of the settings with which a request is sent, see Accounts.Mark, by the breakers that a
+// refusal of these settings trips.
 type SettingsHashes []Breaker
 
 // SettingsHashes returns the hashes for a request with these settings, with the content that the files have now.
 func (a Accounts) SettingsHashes(r Request, sent json.RawMessage) SettingsHashes {
-	marked := SettingsHashes{r.ProviderBreaker(), r.PoolBreaker()}
+	marked := SettingsHashes{r.ProviderBreaker(), r.PoolBreaker(), r.NetworkBreaker()}
 	for i, b := range marked {
 		marked[i].Settings = a.Mark(b, sent)
 	}
 	return marked
 }
 
-// Of returns the hash for a breaker, or "" for a breaker with an end.
+// Of returns the hash for a breaker, or "" for a breaker that only its end reopens.
 func (m SettingsHashes) Of(b Breaker) string {
 	for _, marked := range m {
 		if marked.Scope == b.Scope && marked.Key == b.Key {
@@ -143,7 +143,8 @@ func (m SettingsHashes) Of(b Breaker) string {
 
 // Marked returns Mark for the present settings of a breaker's pool or provider.
 func (a Accounts) Marked(b Breaker) string {
-	provider, pool, _ := strings.Cut(b.Key, "/")
+	provider, rest, _ := strings.Cut(b.Key, "/")
+	pool, _, _ := strings.Cut(rest, "/")
 	return a.Mark(b, a.Providers[provider].settings(pool))
 }
 

@@ -103,7 +103,7 @@ func (b Breaker) Trip(k Kind, reason string, now time.Time) Breaker {
 	case Quota, Network:
 		b.Until = now.Add(quotaWindow)
 	case Spec:
-		if b.Scope == ScopePool && strings.Count(b.Key, "/") > 1 { // of a zone; see NetworkBreaker
+		if b.zoned() {
 			b.Until = now.Add(quotaWindow)
 		}
 	case Throttle:
@@ -135,14 +135,30 @@ func (b Breaker) Retried(now time.Time) bool {
 	return b.Scope == ScopeProvider && b.Until.IsZero() && now.Sub(b.At) >= ReopenMost
 }
 
+// zoned reports whether the breaker closes a zone of a pool, see NetworkBreaker.
+func (b Breaker) zoned() bool { return b.Scope == ScopePool && strings.Count(b.Key, "/") > 1 }
+
+// Corrected reports whether other settings than Breaker.Settings make the breaker half open: it has no end, or it closes
+// a zone of a pool, whose subnet and image are settings.
+func (b Breaker) Corrected(now time.Time) bool {
+	return b.Step > 0 && (b.Until.IsZero() || b.zoned() && now.Before(b.Until))
+}
+
 // Lasting reports whether the breaker closes all offers of a provider, or of a provider in a pool, for a reason that an
-// admin has to correct: credentials, rights or settings that the cloud refuses, or a cloud that no replica can call. A
-// half-open breaker is included, since nothing shows yet that the reason is gone.
-func (b Breaker) Lasting() bool {
+// admin has to correct: credentials, rights or settings that the cloud refuses, or a cloud that no replica can call. So
+// does a zone of a pool that is closed a second time, for want of an entry for its region. A half-open breaker is
+// included for mostUntried, since nothing shows yet that the reason is gone.
+func (b Breaker) Lasting(now time.Time) bool {
 	parts := strings.Count(b.Key, "/")
 	whole := b.Scope == ScopeProvider && parts == 0 || b.Scope == ScopePool && parts == 1
-	return b.Step > 0 && (whole || b.Until.IsZero())
+	// The text of a refusal begins with its kind, see Error.
+	without := b.zoned() && b.Step > 1 && strings.HasPrefix(b.Reason, string(Spec)+" ")
+	return b.Step > 0 && (b.Until.IsZero() || (whole || without) && now.Sub(b.Until) < mostUntried)
 }
+
+// mostUntried is the time for which a half-open breaker that no launch tries is shown as a reason to correct something.
+// It is longer than any window of such a breaker and the try after it.
+const mostUntried = time.Hour
 
 // What returns the name of the closed part, for people: "all offers of aws in eu-west-1".
 func (b Breaker) What() string {

@@ -155,6 +155,30 @@ func TestThrottlingLastsForTheDemandedTime(t *testing.T) {
 	}
 }
 
+// An admin must hear of settings that have nothing for a region only if a second launch was refused for it.
+func TestAClosedZoneLastsIfItsSettingsLackIt(t *testing.T) {
+	t.Parallel()
+	r := cloud.Request{Pool: "p", Provider: "lab", Offering: cloud.Offering{Region: "r", Zone: "z", Type: "x", Market: cloud.Spot}}
+	for _, c := range []struct {
+		e    cloud.Error
+		want [2]bool // after the first refusal and after the second
+	}{
+		{cloud.Error{Kind: cloud.Spec, Scope: "r"}, [2]bool{false, true}},
+		{cloud.Error{Kind: cloud.Network, Scope: "r/z"}, [2]bool{false, false}},
+		{cloud.Error{Kind: cloud.Spec, Scope: "r/z/x/spot"}, [2]bool{true, true}},
+	} {
+		c.e.Err = errors.New("refused")
+		b, _ := r.Trips(&c.e)
+		now := start
+		for i, want := range c.want {
+			if b = b.Refused(&c.e, now); b.Lasting(now) != want || !b.Corrected(now) {
+				t.Errorf("%s, refusal %d: lasting is %v, corrected %v", &c.e, i+1, b.Lasting(now), b.Corrected(now))
+			}
+			now = now.Add(31 * time.Minute)
+		}
+	}
+}
+
 func TestPeopleReadWhichPartIsClosed(t *testing.T) {
 	t.Parallel()
 	for want, b := range map[string]cloud.Breaker{
@@ -202,6 +226,9 @@ func TestTheMarkOfSettingsChangesWithThem(t *testing.T) {
 		{"other settings of the pool", accounts("prog", `{"a":1}`, `{"b":3}`, `{}`), true, true},
 		{"other settings of another pool", accounts("prog", `{"a":1}`, `{"b":2}`, `{"c":3}`), false, true},
 	} {
+		if zone := (cloud.Breaker{Scope: cloud.ScopePool, Key: "lab/p/r/z"}); c.to.Marked(zone) != c.to.Marked(pool) {
+			t.Errorf("%s: a zone of the pool has a mark of its own", c.name)
+		}
 		if got := c.to.Marked(pool) != a.Marked(pool); got != c.pool {
 			t.Errorf("%s: of the pool %v", c.name, got)
 		}
