@@ -145,7 +145,7 @@ func (h *launchHandlers) request(ctx context.Context, request cloud.Request, mac
 	return list, nil
 }
 
-// open fails with a conflict if the cloud refused such a request a short time ago. An admin may force a
+// open fails with a conflict if the cloud refused such a request a short time ago, or could not be called. An admin may force a
 // launch, to try a cloud again before the breaker ends.
 func (h *launchHandlers) open(ctx context.Context, r cloud.Request, force bool) error {
 	if force {
@@ -159,8 +159,8 @@ func (h *launchHandlers) open(ctx context.Context, r cloud.Request, force bool) 
 		if !b.Open(now) {
 			continue
 		}
-		return berth.Errorf(berth.CodeConflict, "the cloud refused such a launch, so more are refused %s "+
-			"(closed: %s): %s; wait, choose another offering, or launch with force", b.Ends(), b.What(), b.Reason)
+		return berth.Errorf(berth.CodeConflict, "such launches are refused %s (closed: %s): %s; wait, choose "+
+			"another offering, or launch with force", b.Ends(), b.What(), b.Reason)
 	}
 	return nil
 }

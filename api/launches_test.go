@@ -136,13 +136,16 @@ func TestTheClosedPartOfACloudIsShown(t *testing.T) {
 		!strings.Contains(plan.Offers[2].Note, part) || !strings.Contains(plan.Offers[2].Note, "32 of 32 used") {
 		t.Errorf("plan %+v, %v", plan.Offers, err)
 	}
+	if strings.Contains(plan.Offers[2].Note, "the cloud refused") {
+		t.Errorf("the cloud may not have been called: %s", plan.Offers[2].Note)
+	}
 	if _, err := s.db.Pool().Exec(ctx, `DELETE FROM breakers`); err != nil {
 		t.Fatal(err)
 	}
 	refuse(&cloud.Error{Kind: cloud.Auth, Err: errors.New("no rights")})
 	_, err = s.as("admin").Launch(ctx, burst("vm-9"))
 	if berth.CodeOf(err) != berth.CodeConflict || !strings.Contains(err.Error(), "closed: all offers of lab") ||
-		!strings.Contains(err.Error(), "until its settings change") {
+		!strings.Contains(err.Error(), "until its settings change") || strings.Contains(err.Error(), "the cloud refused") {
 		t.Errorf("launch: %v", err)
 	}
 }

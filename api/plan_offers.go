@@ -58,7 +58,7 @@ func planOffer(q autoscale.Quote, now time.Time) wire.PlanOffer {
 	case q.Closed == "":
 		out.Note = "another launch tries it"
 	case q.Part != "":
-		out.Note = fmt.Sprintf("the cloud refused such machines (closed: %s): %s", q.Part, q.Closed)
+		out.Note = fmt.Sprintf("such machines are not launched now (closed: %s): %s", q.Part, q.Closed)
 	default:
 		out.Note = "the cloud refused it: " + q.Closed
 	}

@@ -2,10 +2,12 @@ package db_test
 
 import (
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
 	"berth"
+	"berth/db"
 	"berth/internal/control/cloud"
 	"berth/spec"
 )
@@ -176,6 +178,59 @@ func TestALaunchWhoseRepeatsWaitClosesNoProvider(t *testing.T) {
 			t.Errorf("after %s: the kind of the launch is %s, and another region is closed: %v", name, r.ErrorKind, s.closed(far))
 		}
 	}
+}
+
+// While a send has no answer, nobody may read that the cloud was not called: an instance may exist.
+func TestASendWithoutAnAnswerIsNotShownAsUnsent(t *testing.T) {
+	t.Parallel()
+	s := newFleet(t)
+	if err := s.asks(cheap, "a"); err != nil {
+		t.Fatal(err)
+	}
+	note := db.BurstNote{Job: jobA, Code: "launched", Machines: []berth.MachineID{"a"}}
+	if err := s.db.Scaling.WriteNotes(t.Context(), s.term(), []db.BurstNote{note}, nil); err != nil {
+		t.Fatal(err)
+	}
+	for step, want := range []cloud.Kind{"", cloud.Unsent, "", cloud.Unsent} {
+		if step%2 == 0 {
+			mustExec(t, s.pool, `UPDATE launches SET last_sent_at = last_sent_at - interval '1 min'`)
+			if _, _, err := s.sends("a"); err != nil {
+				t.Fatal(err)
+			}
+		} else {
+			s.answers("a", unsent())
+		}
+		shown, err := s.db.Scaling.ShowNotes(t.Context(), []berth.JobID{jobA})
+		if err != nil || len(shown[jobA].Launches) != 1 || shown[jobA].Launches[0].ErrorKind != string(want) {
+			t.Errorf("step %d: the note shows %+v, want the kind %q, %v", step, shown[jobA].Launches, want, err)
+		}
+	}
+}
+
+// People read the truth about a launch that is withheld: the provider was not called, or another launch tries it.
+func TestAWithheldLaunchSaysWhyItWaits(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	setBurst(t, s.db, "default", spec.Burst{Allow: []string{"lab/eu-1"}})
+	for _, m := range []berth.MachineID{"a", "b", "c"} {
+		if err := s.asks(cheap, m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.givesUp("a", unsent())
+	reason := func(m berth.MachineID, want string) {
+		t.Helper()
+		r, _, err := s.sends(m)
+		if !errors.Is(err, cloud.ErrNotSent) || !strings.Contains(r.Reason, want) || strings.Contains(r.Reason, "refused") {
+			t.Errorf("%s: %q, want %q, %v", m, r.Reason, want, err)
+		}
+	}
+	reason("b", "(closed: all offers of lab, until 2")
+	s.later(6 * time.Minute)
+	if err := s.asks(cheap, "probe"); err != nil {
+		t.Fatal(err)
+	}
+	reason("c", "(closed: all offers of lab, another launch tries it): no berthd could call the cloud")
 }
 
 // The repeats of a throttled launch end, too. Its region has a breaker of its own.

@@ -50,7 +50,7 @@ func admitFirst(ctx context.Context, tx pgx.Tx, r cloud.Record, now time.Time) (
 	case err != nil:
 		return r, err
 	case refused:
-		return r.Withheld(b), nil
+		return r.Withheld(b, now), nil
 	case tried:
 		return r, cloud.ErrTried
 	}
@@ -155,7 +155,7 @@ func throttled(ctx context.Context, tx pgx.Tx, r cloud.Record, now time.Time) (c
 	}
 	wait := b.Until.Sub(now)
 	if wait > cloud.ThrottleWait && r.Actor == ScalerActor && r.State == cloud.LaunchRequested {
-		return r.Withheld(b), nil
+		return r.Withheld(b, now), nil
 	}
 	return r, &cloud.PauseError{Wait: min(wait, throttledMost)}
 }

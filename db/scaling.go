@@ -215,7 +215,7 @@ func probe(ctx context.Context, tx pgx.Tx, r cloud.Request, list []cloud.Record)
 	}
 	if tag.RowsAffected() < int64(len(keys)) || len(list) > 1 {
 		return &berth.Error{Code: berth.CodeConflict, Slug: SlugProbed, Message: "the cloud refused such a launch a " +
-			"short time ago, and is not tried again yet"}
+			"short time ago or could not be called, and is not tried again yet"}
 	}
 	return nil
 }

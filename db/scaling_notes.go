@@ -76,11 +76,15 @@ type ShownNote struct {
 	Now      time.Time     `json:"now"` // of the database
 }
 
+// doubtView removes the kind unsent from launchView while a send has no answer, since that one may have reached the cloud.
+const doubtView = `CASE WHEN l.error_kind = 'unsent' AND l.sends > l.refusals
+	THEN '{"error_kind": null}' ELSE '{}' END::jsonb`
+
 // ShowNotes returns the notes of jobs, by job. A job without a note is missing.
 func (d *Scaling) ShowNotes(ctx context.Context, jobs []berth.JobID) (map[berth.JobID]ShownNote, error) {
 	rows, err := d.pool.Query(ctx, `
 		SELECT to_jsonb(n) || jsonb_build_object('now', clock_timestamp(), 'launches', coalesce((
-			SELECT jsonb_agg(`+launchView+` ORDER BY l.machine)
+			SELECT jsonb_agg(`+launchView+` || `+doubtView+` ORDER BY l.machine)
 			FROM launches l
 			WHERE l.machine = ANY(n.machines) AND l.state NOT IN ('gone', 'failed')), '[]'))
 		FROM burst_notes n

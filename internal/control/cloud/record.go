@@ -230,14 +230,18 @@ func (r Record) Send(hash, keyID, joinToken string, l Limits, now time.Time) (Re
 	return r, nil
 }
 
-// Withheld records that the launch is not sent, since a breaker forbids it. A launch that was sent stays
-// as it is.
-func (r Record) Withheld(b Breaker) Record {
+// Withheld records that the launch is not sent, since at this time a breaker forbids it: it is open, or another launch
+// tries its part of the cloud. A launch that was sent stays as it is.
+func (r Record) Withheld(b Breaker, now time.Time) Record {
 	if r.State != LaunchRequested || r.Sends > 0 {
 		return r
 	}
-	return r.move(LaunchFailed, fmt.Sprintf("not sent, since the cloud refused such launches (closed: %s, %s): %s",
-		b.What(), b.Ends(), b.Reason))
+	ends := b.Ends()
+	if !b.Open(now) {
+		ends = "another launch tries it"
+	}
+	return r.move(LaunchFailed, fmt.Sprintf("not sent, since no such launch is sent now (closed: %s, %s): %s",
+		b.What(), ends, b.Reason))
 }
 
 // Refused records that the send of that time failed. An error of kind Unknown leaves the send in
