@@ -40,6 +40,44 @@ func TestALaunchThatIsWithheldForItsZoneClosesItsOffer(t *testing.T) {
 	}
 }
 
+// The row for older leaders says nothing about the offer: once the region throttles no more, a gang gets all of its
+// machines at once, and a refusal of the offer itself counts as its first one.
+func TestARowForOlderLeadersIsIgnored(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		refused cloud.Error
+		gang    bool // the offer is open for more than one launch after the end
+	}{
+		"throttling": {cloud.Error{Kind: cloud.Throttle, RetryAfter: 2 * time.Minute}, true},
+		"a zone":     {cloud.Error{Kind: cloud.Network}, false},
+	} {
+		s := newFleet(t)
+		s.leads(cheap, "a")
+		s.refuses(cheap, &c.refused, "")
+		if r, _, err := s.sends("a"); !errors.Is(err, cloud.ErrNotSent) || r.State != cloud.LaunchFailed {
+			t.Fatalf("%s: a launch while it is closed: %s, %v", name, r.State, err)
+		}
+		if n := one[int](s, `SELECT count(*) FROM breakers WHERE scope = 'offering' AND until > now()`); n != 1 {
+			t.Errorf("%s: %d rows for older leaders", name, n)
+		}
+		if b, err := s.db.Scaling.Breakers(t.Context()); err != nil || len(b) != 1 || b[0].Scope == cloud.ScopeOffering {
+			t.Errorf("%s: breakers %+v, %v", name, b, err)
+		}
+		s.later(30 * time.Minute)
+		if c.gang {
+			r := cheap
+			r.Tenant = "default"
+			if _, err := s.db.Scaling.Request(t.Context(), s.term(), r, []berth.MachineID{"g1", "g2"}, "gang"); err != nil {
+				t.Errorf("%s: a gang after its end: %v", name, err)
+			}
+		}
+		s.refuses(cheap, &cloud.Error{Kind: cloud.Capacity}, "")
+		if n := one[int](s, `SELECT step FROM breakers WHERE scope = 'offering'`); n != 1 || !s.closed(cheap) {
+			t.Errorf("%s: step %d after the first refusal of the offer, closed is %v", name, n, s.closed(cheap))
+		}
+	}
+}
+
 // A launch of a leader of the version before has no probe of a quota or a zone whose time has passed: its first send takes
 // the probe, and others wait for the answer.
 func TestALaunchOfTheVersionBeforeTriesAQuotaOrAZone(t *testing.T) {

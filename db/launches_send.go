@@ -57,30 +57,34 @@ func admitFirst(ctx context.Context, tx pgx.Tx, r cloud.Record, now time.Time) (
 	return r, nil
 }
 
+// forOlder begins the reason of a row that closes an offer for leaders of the version before alone, see closeForOlder.
+// This version obeys the breaker for which the row stands, and ignores the row: it would outlive the breaker, and be half
+// open for a day. A refusal of the offer itself replaces the row, in the version before too.
+const forOlder = `for leaders of the version before: `
+
+// own is true for a breaker b that this version obeys.
+const own = `NOT (b.scope = 'offering' AND starts_with(b.reason, '` + forOlder + `'))`
+
 // closeForOlder closes the offer of a launch that was withheld for a quota, a throttled region or a zone of its pool,
 // for as long as these are closed. A leader of the version before knows none of them, and would request such a launch
-// in each pass. Of scope pool, only zones have an end.
+// in each pass. Of scope pool, only zones have an end. A row of a refusal of the offer itself stays: once its time has
+// passed, such a leader requests one launch in some minutes.
 func closeForOlder(ctx context.Context, tx pgx.Tx, r cloud.Record) error {
 	args := concernArgs(r.Request())
-	var why cloud.Breaker
-	err := tx.QueryRow(ctx, `
-		SELECT to_jsonb(b)
-		FROM breakers b
-		WHERE b.scope IN ('quota', 'throttle', 'pool') AND b.until > clock_timestamp() AND `+closes+`
-		ORDER BY b.until DESC
-		LIMIT 1`, args).Scan(&why)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	return trip(ctx, tx, r.Request().Breakers()[0], func(b cloud.Breaker, _ time.Time) cloud.Breaker {
-		if why.Until.After(b.Until) {
-			b.Step, b.Until, b.At, b.Reason = max(b.Step, 1), why.Until, why.At, why.Reason
-		}
-		return b
-	})
+	args["key"], args["for"] = r.Request().Breakers()[0].Key, forOlder
+	_, err := tx.Exec(ctx, `
+		INSERT INTO breakers AS b (scope, key, until, reason, at)
+		SELECT 'offering', @key, w.until, @for || w.reason, w.at
+		FROM (
+			SELECT b.until, b.reason, b.at
+			FROM breakers b
+			WHERE b.scope IN ('quota', 'throttle', 'pool') AND b.until > clock_timestamp() AND `+closes+`
+			ORDER BY b.until DESC
+			LIMIT 1) w
+		ON CONFLICT (scope, key) DO UPDATE
+		SET until = excluded.until, reason = excluded.reason, at = excluded.at, step = 1
+		WHERE b.until < excluded.until AND (b.until = '-infinity' OR NOT `+own+`)`, args)
+	return err
 }
 
 // windowFull reports whether the window of the offering is full: the number of its launches that may be without an
