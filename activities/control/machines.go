@@ -208,12 +208,11 @@ func (m *MachineSteps) take(ctx context.Context, r cloud.Record, s cloud.Step) (
 // send commits a send, calls the cloud with the stored request, and records the answer.
 func (m *MachineSteps) send(ctx context.Context, r cloud.Record) (cloud.Record, error) {
 	account, err := m.account(r)
-	if err != nil {
-		return r, err
+	if err == nil && m.Sealer == nil {
+		err = berth.Errorf(berth.CodeUnavailable, "launches need --secret-key-file, and this berthd runs without it")
 	}
-	if m.Sealer == nil {
-		return r, berth.Errorf(berth.CodeUnavailable,
-			"launches need --secret-key-file, and this berthd runs without it")
+	if err != nil {
+		return m.unserved(ctx, r, err)
 	}
 	sent, sealed, err := m.Launches.Send(ctx, r.Ref(), m.Limits, m.Clock, m.seal)
 	if errors.Is(err, cloud.ErrNotSent) {
@@ -245,6 +244,18 @@ func (m *MachineSteps) send(ctx context.Context, r cloud.Record) (cloud.Record, 
 	return m.note(ctx, r, func(now cloud.Record, at time.Time) cloud.Record {
 		return now.Refused(fault, sent.LastSentAt, at)
 	})
+}
+
+// unserved returns the error for which this replica cannot send a launch. A launch that no replica could send for long
+// fails.
+func (m *MachineSteps) unserved(ctx context.Context, r cloud.Record, cause error) (cloud.Record, error) {
+	after, err := m.note(ctx, r, func(now cloud.Record, at time.Time) cloud.Record {
+		return now.Unserved(cause.Error(), at.Sub(m.Clock(now.CreatedAt)))
+	})
+	if err == nil && !after.State.Settled() {
+		err = cause
+	}
+	return after, err
 }
 
 // refused closes the part of the cloud that the failure of a call of Create concerns. marked has the hashes of the

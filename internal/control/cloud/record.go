@@ -244,6 +244,19 @@ func (r Record) Withheld(b Breaker, now time.Time) Record {
 		b.What(), ends, b.Reason))
 }
 
+// LeastUnserved is the age of a launch of the scaler from which it fails if no replica can send it, see Unserved.
+const LeastUnserved = 15 * time.Minute
+
+// Unserved records that a replica cannot send the launch, at an age: the replica has no such provider, or no secret keys.
+// Another one may have them. But a launch that none has sent for LeastUnserved fails, so that its job can have another
+// offer; it is certain that nothing was sent. A launch of an admin waits until the admin ends it.
+func (r Record) Unserved(why string, age time.Duration) Record {
+	if r.State != LaunchRequested || r.Sends > 0 || r.Restored() || r.Actor != ScalerActor || age < LeastUnserved {
+		return r
+	}
+	return r.move(LaunchFailed, fmt.Sprintf("not sent for %s: %s", age.Truncate(time.Minute), why))
+}
+
 // Refused records that the send of that time failed. An error of kind Unknown leaves the send in
 // doubt, as does Mismatch: another request with the token may have created an instance. Of the other
 // kinds only Capacity says something about earlier sends: the cloud answers a repeat of a request that

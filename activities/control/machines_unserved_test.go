@@ -1,0 +1,59 @@
+package control_test
+
+import (
+	"strings"
+	"testing"
+
+	"berth"
+	"berth/activities/control"
+	"berth/internal/control/cloud"
+	"berth/internal/control/cloud/faultcloud"
+	"berth/wire"
+)
+
+// A launch that no berthd can send fails after some time, so that its job gets another offer. Until then another berthd
+// may send it. A launch that was sent is in doubt, and one of an admin is the admin's.
+func TestALaunchThatNoReplicaCanSendFails(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name, actor, age string
+		keys, sent       bool
+		want             cloud.LaunchState
+	}{
+		{"no such provider", cloud.ScalerActor, "15 min", true, false, cloud.LaunchFailed},
+		{"no secret keys", cloud.ScalerActor, "15 min", false, false, cloud.LaunchFailed},
+		{"a young launch", cloud.ScalerActor, "14 min", true, false, cloud.LaunchRequested},
+		{"a launch of an admin", "user:test", "1 day", true, false, cloud.LaunchRequested},
+		{"a launch that was sent", cloud.ScalerActor, "1 day", true, true, cloud.LaunchSent},
+	} {
+		s := newSite(t)
+		_, err := s.db.Launches.Request(t.Context(), cloud.Request{Pool: "burst", Provider: "test",
+			Offering: cloud.Offering{Region: "r", Type: "big", Market: cloud.OnDemand}}, []berth.MachineID{vm}, "", c.actor)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.sent {
+			s.script(func(x *faultcloud.State) { x.Creates = []faultcloud.Fault{{Kind: cloud.Throttle}} })
+			if _, err := s.steps(s.cloud).Step(t.Context(), wire.MachineInput{Machine: vm}); err != nil {
+				t.Fatal(err)
+			}
+			s.exec(`UPDATE launches SET last_sent_at = last_sent_at - interval '1 min'`)
+		}
+		s.exec(`UPDATE launches SET created_at = created_at - $1::interval`, c.age)
+		steps := s.steps(s.cloud)
+		if c.keys {
+			steps.Accounts = cloud.Accounts{Providers: map[string]cloud.Account{"other": {}}}
+		} else {
+			steps = control.NewMachines(control.MachineDeps{Launches: s.db.Launches, Machines: s.db.Machines, Clock: s.clock,
+				Accounts: steps.Accounts})
+		}
+		result, err := steps.Step(t.Context(), wire.MachineInput{Machine: vm})
+		r := s.row()
+		if r.State != c.want || (err == nil) != c.want.Settled() || result.Settled != c.want.Settled() {
+			t.Errorf("%s: the launch is %s (%s), the step is %+v, %v", c.name, r.State, r.Reason, result, err)
+		}
+		if c.want.Settled() && !strings.HasPrefix(r.Reason, "not sent for 15m0s: ") {
+			t.Errorf("%s: the reason is %q", c.name, r.Reason)
+		}
+	}
+}
