@@ -103,7 +103,10 @@ func (b Breaker) Trip(k Kind, reason string, now time.Time) Breaker {
 	case Quota, Network:
 		b.Until = now.Add(quotaWindow)
 	case Spec:
-		if b.zoned() {
+		switch {
+		case b.Scope == ScopeOffering:
+			b.Until = now.Add(doubled(capacityWindow, b.Step, capacityMost))
+		case b.zoned():
 			b.Until = now.Add(quotaWindow)
 		}
 	case Throttle:
@@ -268,14 +271,15 @@ func (r Request) quotaBreaker(name string) Breaker {
 // mostQuotaName is the greatest length of the name of a quota in a key, in bytes.
 const mostQuotaName = 200
 
-// Trips returns the scope and key that a refusal of the request closes, and the offer under a quota. ok is false for an
+// Trips returns the scope and key that a refusal of the request closes, and the offer under a quota. Of kind Spec, the
+// region as the scope closes a zone of the pool, and the type as the scope the offering. ok is false for an
 // error that says nothing about other launches.
 func (r Request) Trips(e *Error) (b Breaker, ok bool) {
 	list := r.Breakers()
 	switch {
 	case e.Unsent:
 		return b, false
-	case e.Kind == Capacity:
+	case e.Kind == Capacity, e.Kind == Spec && r.Type != "" && e.Scope == r.Type:
 		return list[0], true
 	case e.Kind == Quota:
 		return r.quotaBreaker(e.Scope), true

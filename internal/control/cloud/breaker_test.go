@@ -68,12 +68,13 @@ func TestARefusalClosesNoMoreThanItIsAbout(t *testing.T) {
 }
 
 // Settings without an entry for a region leave the other regions open, and are tried again, since other regions may have
-// machines meanwhile. A refusal that names an offering may be about any setting of the pool.
+// machines meanwhile. A type that a zone does not offer leaves the other types open. A refusal that names an offering may be about any setting of the pool.
 func TestSettingsWithoutARegionCloseItAlone(t *testing.T) {
 	t.Parallel()
 	r := cloud.Request{Pool: "p", Provider: "lab", Offering: cloud.Offering{Region: "r", Zone: "z", Type: "x", Market: cloud.Spot}}
 	for scope, want := range map[string]cloud.Breaker{
 		"r":          {Scope: cloud.ScopePool, Key: "lab/p/r/z", Until: start.Add(30 * time.Minute)},
+		"x":          {Scope: cloud.ScopeOffering, Key: "lab/r/z/x/spot", Until: start.Add(3 * time.Minute)},
 		"r/z/x/spot": {Scope: cloud.ScopePool, Key: "lab/p"},
 		"":           {Scope: cloud.ScopePool, Key: "lab/p"},
 	} {

@@ -205,7 +205,7 @@ func TestErrorCodesHaveKinds(t *testing.T) {
 		{400, "IdempotentParameterMismatch", cloud.Mismatch, ""},
 		{400, "IdempotentInstanceTerminated", cloud.Mismatch, ""},
 		{400, "InvalidAMIID.NotFound", cloud.Spec, "eu-test-1/eu-test-1a/g6.xlarge/spot"},
-		{400, "Unsupported", cloud.Capacity, "eu-test-1/eu-test-1a/g6.xlarge/spot"},
+		{400, "Unsupported", cloud.Spec, "g6.xlarge"},
 		{400, "CodeOfNextYear", cloud.Spec, "eu-test-1/eu-test-1a/g6.xlarge/spot"},
 		{500, "InternalError", cloud.Unknown, ""},
 		{503, "Unavailable", cloud.Unknown, ""},

@@ -28,7 +28,6 @@ var kinds = map[string]cloud.Kind{
 	"InsufficientVolumeCapacity":           cloud.Capacity,
 	"ReservationCapacityExceeded":          cloud.Capacity,
 	"SpotMaxPriceTooLow":                   cloud.Capacity,
-	"Unsupported":                          cloud.Capacity, // the zone does not offer the type
 
 	"InstanceLimitExceeded":         cloud.Quota,
 	"MaxIOPSLimitExceeded":          cloud.Quota,
@@ -71,6 +70,11 @@ var kinds = map[string]cloud.Kind{
 	"IdempotentParameterMismatch":  cloud.Mismatch,
 }
 
+// unsupported is the code for a type that the zone does not offer. It is of kind Spec, since EC2 checks this before it
+// looks for an instance with the token: of an earlier send it proves nothing. The type as the scope closes the offering
+// alone.
+const unsupported = "Unsupported"
+
 // failure turns an error of the SDK into an error of a provider. Only an error document of EC2 is
 // certain; a broken connection, a timeout and an answer that cannot be read prove nothing. The scope
 // names the offerings that the failure concerns; of kind Spec it is for people, since the cause may be any setting of
@@ -95,6 +99,9 @@ func failure(doing string, o cloud.Offering, err error) *cloud.Error {
 	switch e.Kind {
 	case cloud.Capacity, cloud.Spec:
 		e.Scope = o.String()
+		if api.ErrorCode() == unsupported {
+			e.Scope = o.Type
+		}
 	case cloud.Quota: // spot instances have codes of their own
 		e.Scope = o.Region + "/" + api.ErrorCode() + "/" + family(o.Type)
 	case cloud.Network:
