@@ -145,8 +145,8 @@ func (h *launchHandlers) request(ctx context.Context, request cloud.Request, mac
 	return list, nil
 }
 
-// open fails with a conflict if the cloud refused such a request a short time ago, or could not be called. An admin may force a
-// launch, to try a cloud again before the breaker ends.
+// open fails with a conflict if the cloud refused such a request a short time ago, or could not be called. An admin may
+// force a launch, to try a cloud again before the breaker ends.
 func (h *launchHandlers) open(ctx context.Context, r cloud.Request, force bool) error {
 	if force {
 		return nil

@@ -145,7 +145,8 @@ func TestTheClosedPartOfACloudIsShown(t *testing.T) {
 	refuse(&cloud.Error{Kind: cloud.Auth, Err: errors.New("no rights")})
 	_, err = s.as("admin").Launch(ctx, burst("vm-9"))
 	if berth.CodeOf(err) != berth.CodeConflict || !strings.Contains(err.Error(), "closed: all offers of lab") ||
-		!strings.Contains(err.Error(), "until its settings change") || strings.Contains(err.Error(), "the cloud refused") {
+		!strings.Contains(err.Error(), "until its settings change") ||
+		strings.Contains(err.Error(), "the cloud refused") {
 		t.Errorf("launch: %v", err)
 	}
 }

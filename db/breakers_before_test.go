@@ -60,14 +60,16 @@ func TestARowForOlderLeadersIsIgnored(t *testing.T) {
 		if n := one[int](s, `SELECT count(*) FROM breakers WHERE scope = 'offering' AND until > now()`); n != 1 {
 			t.Errorf("%s: %d rows for older leaders", name, n)
 		}
-		if b, err := s.db.Scaling.Breakers(t.Context()); err != nil || len(b) != 1 || b[0].Scope == cloud.ScopeOffering {
+		b, err := s.db.Scaling.Breakers(t.Context())
+		if err != nil || len(b) != 1 || b[0].Scope == cloud.ScopeOffering {
 			t.Errorf("%s: breakers %+v, %v", name, b, err)
 		}
 		s.later(30 * time.Minute)
 		if c.gang {
 			r := cheap
 			r.Tenant = "default"
-			if _, err := s.db.Scaling.Request(t.Context(), s.term(), r, []berth.MachineID{"g1", "g2"}, "gang"); err != nil {
+			gang := []berth.MachineID{"g1", "g2"}
+			if _, err := s.db.Scaling.Request(t.Context(), s.term(), r, gang, "gang"); err != nil {
 				t.Errorf("%s: a gang after its end: %v", name, err)
 			}
 		}

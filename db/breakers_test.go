@@ -307,20 +307,18 @@ func TestAChangeReopensTheZonesOfAPool(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	sets := func(s *stage, pool string) {
+		s.t.Helper()
+		if err := s.db.Pools.Set(t.Context(), pool, spec.PoolRules{Description: "again"}, "user:test"); err != nil {
+			t.Fatal(err)
+		}
+	}
 	for name, c := range map[string]struct {
 		change func(s *stage)
 		opens  bool
 	}{
-		"the pool": {func(s *stage) {
-			if err := s.db.Pools.Set(t.Context(), cheap.Pool, spec.PoolRules{Description: "again"}, "user:test"); err != nil {
-				t.Fatal(err)
-			}
-		}, true},
-		"another pool": {func(s *stage) {
-			if err := s.db.Pools.Set(t.Context(), "q", spec.PoolRules{Description: "again"}, "user:test"); err != nil {
-				t.Fatal(err)
-			}
-		}, false},
+		"the pool":     {func(s *stage) { sets(s, cheap.Pool) }, true},
+		"another pool": {func(s *stage) { sets(s, "q") }, false},
 		"the settings": {func(s *stage) { reopens(s, "new") }, true},
 		"nothing":      {func(s *stage) { reopens(s, "old") }, false},
 	} {

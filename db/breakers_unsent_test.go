@@ -80,7 +80,8 @@ func TestACloudThatNobodyCanCallIsClosed(t *testing.T) {
 			t.Errorf("%s: closed is %v", name, got)
 		}
 	}
-	if list, err := s.db.Launches.Closed(t.Context(), cheap.Pool, []string{"lab"}); err != nil || len(list) != 1 || !list[0].Lasting(time.Now()) ||
+	list, err := s.db.Launches.Closed(t.Context(), cheap.Pool, []string{"lab"})
+	if err != nil || len(list) != 1 || !list[0].Lasting(time.Now()) ||
 		list[0].Reason != "no berthd could call the cloud for machine a: unsent: no program" {
 		t.Errorf("closed for the pool: %+v, %v", list, err)
 	}
@@ -175,7 +176,7 @@ func TestALaunchWhoseRepeatsWaitClosesNoProvider(t *testing.T) {
 		s.answers("a", unsent())
 		waits(s)
 		if r := s.abandons("a"); r.ErrorKind != cloud.Unsent || s.closed(far) {
-			t.Errorf("after %s: the kind of the launch is %s, and another region is closed: %v", name, r.ErrorKind, s.closed(far))
+			t.Errorf("after %s: the kind is %s, another region is closed: %v", name, r.ErrorKind, s.closed(far))
 		}
 	}
 }
@@ -221,7 +222,8 @@ func TestAWithheldLaunchSaysWhyItWaits(t *testing.T) {
 	reason := func(m berth.MachineID, want string) {
 		t.Helper()
 		r, _, err := s.sends(m)
-		if !errors.Is(err, cloud.ErrNotSent) || !strings.Contains(r.Reason, want) || strings.Contains(r.Reason, "refused") {
+		if !errors.Is(err, cloud.ErrNotSent) || !strings.Contains(r.Reason, want) ||
+			strings.Contains(r.Reason, "refused") {
 			t.Errorf("%s: %q, want %q, %v", m, r.Reason, want, err)
 		}
 	}

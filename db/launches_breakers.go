@@ -39,7 +39,7 @@ func (d *Launches) Breakers(ctx context.Context, r cloud.Request) ([]cloud.Break
 		rows, err := tx.Query(ctx, `
 			SELECT to_jsonb(b)
 			FROM breakers b
-			WHERE `+closes+` AND `+own+` AND (b.until IS NULL OR b.until > '-infinity')
+			WHERE `+closes+` AND `+obeyed+` AND (b.until IS NULL OR b.until > '-infinity')
 			ORDER BY b.scope, b.key`, concernArgs(r))
 		if err != nil {
 			return err
@@ -99,7 +99,7 @@ func trip(ctx context.Context, tx pgx.Tx, named cloud.Breaker,
 	b := named
 	var now, until *time.Time
 	err = tx.QueryRow(ctx, `
-		SELECT CASE WHEN b.until = '-infinity' OR NOT `+own+` THEN 0 ELSE b.step END, b.reason,
+		SELECT CASE WHEN b.until = '-infinity' OR NOT `+obeyed+` THEN 0 ELSE b.step END, b.reason,
 			nullif(b.until, '-infinity'), b.at, clock_timestamp()
 		FROM breakers b
 		WHERE b.scope = @scope AND b.key = @key
@@ -208,7 +208,7 @@ func refuses(ctx context.Context, tx pgx.Tx, r cloud.Record) (b cloud.Breaker, o
 	rows, err := tx.Query(ctx, `
 		SELECT to_jsonb(b) || jsonb_build_object('half_open', `+unknownBefore+` AND b.until <= clock_timestamp())
 		FROM breakers b
-		WHERE `+closes+` AND `+own+` AND b.scope <> 'throttle'
+		WHERE `+closes+` AND `+obeyed+` AND b.scope <> 'throttle'
 		  AND (b.until IS NULL OR b.until > '-infinity' AND b.probe <> @probe)
 		ORDER BY b.scope, b.key`, args)
 	if err != nil {

@@ -58,12 +58,12 @@ func admitFirst(ctx context.Context, tx pgx.Tx, r cloud.Record, now time.Time) (
 }
 
 // forOlder begins the reason of a row that closes an offer for leaders of the version before alone, see closeForOlder.
-// This version obeys the breaker for which the row stands, and ignores the row: it would outlive the breaker, and be half
-// open for a day. A refusal of the offer itself replaces the row, in the version before too.
+// This version obeys the breaker for which the row stands, and ignores the row: it would outlive the breaker, and be
+// half open for a day. A refusal of the offer itself replaces the row, in the version before too.
 const forOlder = `for leaders of the version before: `
 
-// own is true for a breaker b that this version obeys.
-const own = `NOT (b.scope = 'offering' AND starts_with(b.reason, '` + forOlder + `'))`
+// obeyed is true for a breaker b that this version obeys.
+const obeyed = `NOT (b.scope = 'offering' AND starts_with(b.reason, '` + forOlder + `'))`
 
 // closeForOlder closes the offer of a launch that was withheld for a quota, a throttled region or a zone of its pool,
 // for as long as these are closed. A leader of the version before knows none of them, and would request such a launch
@@ -83,7 +83,7 @@ func closeForOlder(ctx context.Context, tx pgx.Tx, r cloud.Record) error {
 			LIMIT 1) w
 		ON CONFLICT (scope, key) DO UPDATE
 		SET until = excluded.until, reason = excluded.reason, at = excluded.at, step = 1
-		WHERE b.until < excluded.until AND (b.until = '-infinity' OR NOT `+own+`)`, args)
+		WHERE b.until < excluded.until AND (b.until = '-infinity' OR NOT `+obeyed+`)`, args)
 	return err
 }
 

@@ -130,7 +130,7 @@ func (d *Offers) List(ctx context.Context, f OfferFilter, p Paging) (list []wire
 				('provider', o.provider || '/' || o.region), ('provider', o.provider),
 				('throttle', o.provider || '/' || o.region))
 			    OR b.scope = 'quota' AND concat_ws('/', o.provider, o.region, o.type, o.market) = ANY (b.covers))
-			  AND (b.until IS NULL OR b.until > clock_timestamp()) AND `+own+`
+			  AND (b.until IS NULL OR b.until > clock_timestamp()) AND `+obeyed+`
 			ORDER BY b.until DESC NULLS FIRST
 			LIMIT 1
 		) b ON true

@@ -193,7 +193,7 @@ func probe(ctx context.Context, tx pgx.Tx, r cloud.Request, list []cloud.Record)
 	rows, err := tx.Query(ctx, `
 		SELECT b.key
 		FROM breakers b
-		WHERE `+closes+` AND `+own+`
+		WHERE `+closes+` AND `+obeyed+`
 		  AND (b.until IS NULL OR b.until > '-infinity')
 		  AND (b.scope <> 'throttle' OR b.until >= clock_timestamp() + @waits::interval)
 		ORDER BY b.scope, b.key
@@ -208,7 +208,7 @@ func probe(ctx context.Context, tx pgx.Tx, r cloud.Request, list []cloud.Record)
 	tag, err := tx.Exec(ctx, `
 		UPDATE breakers b
 		SET probe = @probe, probe_at = clock_timestamp()
-		WHERE `+closes+` AND `+own+` AND b.scope <> 'throttle'
+		WHERE `+closes+` AND `+obeyed+` AND b.scope <> 'throttle'
 		  AND b.until > '-infinity' AND b.until <= clock_timestamp() AND `+freeProbe, args)
 	if err != nil {
 		return err
@@ -223,14 +223,15 @@ func probe(ctx context.Context, tx pgx.Tx, r cloud.Request, list []cloud.Record)
 // SlugProbed is the slug of a conflict with an open breaker, or with the probe of a half-open one.
 const SlugProbed = "breaker-closed"
 
-// Breakers returns all breakers that have refused and that this version obeys, with the launch that probes each, as machine/n.
+// Breakers returns all breakers that have refused and that this version obeys, with the launch that probes each, as
+// machine/n.
 func (d *Scaling) Breakers(ctx context.Context) ([]ProbedBreaker, error) {
 	rows, err := d.pool.Query(ctx, `
 		SELECT to_jsonb(b) || jsonb_build_object('probing', b.probe <> '' AND (
 			b.probe_at >= clock_timestamp() - @rest::interval OR EXISTS (
 				SELECT 1 FROM launches l WHERE l.machine || '/' || l.n = b.probe AND (`+probes+`))))
 		FROM breakers b
-		WHERE (b.until IS NULL OR b.until > '-infinity') AND `+own+`
+		WHERE (b.until IS NULL OR b.until > '-infinity') AND `+obeyed+`
 		ORDER BY b.scope, b.key`, pgx.NamedArgs{"rest": probeRest})
 	if err != nil {
 		return nil, mapError(err, "breakers")
@@ -239,8 +240,9 @@ func (d *Scaling) Breakers(ctx context.Context) ([]ProbedBreaker, error) {
 	return list, mapError(err, "breakers")
 }
 
-// Reopen makes the breakers half open whose settings are other ones now, see cloud.Breaker.Corrected, or that may be tried
-// with the refused ones, see cloud.Breaker.Retried, and returns them. Each named breaker has the hash of its present settings.
+// Reopen makes the breakers half open whose settings are other ones now, see cloud.Breaker.Corrected, or that may be
+// tried with the refused ones, see cloud.Breaker.Retried, and returns them. Each named breaker has the hash of its
+// present settings.
 // A breaker without a hash gets it, and stays open: which settings the cloud refused is not known. A reopening has a
 // least distance from the refusal, which doubles with each step, so that replicas with different files do not reopen
 // each other's breakers in each pass.

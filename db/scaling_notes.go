@@ -76,7 +76,8 @@ type ShownNote struct {
 	Now      time.Time     `json:"now"` // of the database
 }
 
-// doubtView removes the kind unsent from launchView while a send has no answer, since that one may have reached the cloud.
+// doubtView removes the kind unsent from launchView while a send has no answer, since that one may have reached the
+// cloud.
 const doubtView = `CASE WHEN l.error_kind = 'unsent' AND l.sends > l.refusals
 	THEN '{"error_kind": null}' ELSE '{}' END::jsonb`
 

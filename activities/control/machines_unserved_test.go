@@ -27,8 +27,9 @@ func TestALaunchThatNoReplicaCanSendFails(t *testing.T) {
 		{"a launch that was sent", cloud.ScalerActor, "1 day", true, true, cloud.LaunchSent},
 	} {
 		s := newSite(t)
-		_, err := s.db.Launches.Request(t.Context(), cloud.Request{Pool: "burst", Provider: "test",
-			Offering: cloud.Offering{Region: "r", Type: "big", Market: cloud.OnDemand}}, []berth.MachineID{vm}, "", c.actor)
+		big := cloud.Request{Pool: "burst", Provider: "test",
+			Offering: cloud.Offering{Region: "r", Type: "big", Market: cloud.OnDemand}}
+		_, err := s.db.Launches.Request(t.Context(), big, []berth.MachineID{vm}, "", c.actor)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -44,8 +45,8 @@ func TestALaunchThatNoReplicaCanSendFails(t *testing.T) {
 		if c.keys {
 			steps.Accounts = cloud.Accounts{Providers: map[string]cloud.Account{"other": {}}}
 		} else {
-			steps = control.NewMachines(control.MachineDeps{Launches: s.db.Launches, Machines: s.db.Machines, Clock: s.clock,
-				Accounts: steps.Accounts})
+			steps = control.NewMachines(control.MachineDeps{Launches: s.db.Launches, Machines: s.db.Machines,
+				Clock: s.clock, Accounts: steps.Accounts})
 		}
 		result, err := steps.Step(t.Context(), wire.MachineInput{Machine: vm})
 		r := s.row()

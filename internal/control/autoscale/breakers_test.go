@@ -155,8 +155,8 @@ func TestTheLeaderTriesAZoneWhoseSettingsHaveAnImageNow(t *testing.T) {
 	w.sells(offered("big", 8))
 	wait(w.facts, string(berth.NewJobID(time.Now())), "default", 1)
 	restart := func(settings string) {
-		accounts := cloud.Accounts{URL: "http://berth.test", Providers: map[string]cloud.Account{"lab": {Provider: w.cloud, Regions: []string{"here"},
-			Settings: json.RawMessage(settings)}}}
+		lab := cloud.Account{Provider: w.cloud, Regions: []string{"here"}, Settings: json.RawMessage(settings)}
+		accounts := cloud.Accounts{URL: "http://berth.test", Providers: map[string]cloud.Account{"lab": lab}}
 		w.steps.Accounts, w.loop.Accounts = accounts, accounts
 	}
 	w.cloud.kind, w.cloud.scope, w.cloud.out = cloud.Spec, "here", true

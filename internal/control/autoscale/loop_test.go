@@ -53,7 +53,8 @@ type shop struct {
 func (s *shop) Create(ctx context.Context, l cloud.Launch) (cloud.Instance, error) {
 	s.calls[l.Offering.String()] = append(s.calls[l.Offering.String()], time.Now().Add(s.world.ahead))
 	if s.out {
-		return cloud.Instance{}, &cloud.Error{Kind: cmp.Or(s.kind, cloud.Capacity), Scope: s.scope, Err: fmt.Errorf("sold out")}
+		kind := cmp.Or(s.kind, cloud.Capacity)
+		return cloud.Instance{}, &cloud.Error{Kind: kind, Scope: s.scope, Err: fmt.Errorf("sold out")}
 	}
 	return s.Cloud.Create(ctx, l)
 }

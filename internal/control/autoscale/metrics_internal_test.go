@@ -11,8 +11,8 @@ import (
 	"berth/internal/control/cloud"
 )
 
-// A breaker that time ends is open. One of a whole provider or pool waits for a person, also while one launch tries it. If
-// no launch tries it for an hour, nobody needs to correct anything now.
+// A breaker that time ends is open. One of a whole provider or pool waits for a person, also while one launch tries it.
+// If no launch tries it for an hour, nobody needs to correct anything now.
 func TestMetricsTellBreakersWithoutAnEndApart(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 11, 26, 12, 0, 0, 0, time.UTC)

@@ -88,8 +88,9 @@ func (a Account) Serves(pool string) bool {
 	return own || a.Settings != nil || len(a.Pools) == 0
 }
 
-// Mark returns a hash of the settings by which the cloud has refused a launch, for a breaker that other settings reopen:
-// of its program and its files, and for ScopePool of the settings that were sent, otherwise of all settings of the provider.
+// Mark returns a hash of the settings by which the cloud has refused a launch, for a breaker that other settings
+// reopen: of its program and its files, and for ScopePool of the settings that were sent, otherwise of all settings of
+// the provider.
 // Equal configurations have equal hashes on all replicas. It is "" for another breaker, and for a provider that is not
 // configured here.
 func (a Accounts) Mark(b Breaker, sent json.RawMessage) string {

@@ -141,8 +141,8 @@ func (b Breaker) Retried(now time.Time) bool {
 // zoned reports whether the breaker closes a zone of a pool, see NetworkBreaker.
 func (b Breaker) zoned() bool { return b.Scope == ScopePool && strings.Count(b.Key, "/") > 1 }
 
-// Corrected reports whether other settings than Breaker.Settings make the breaker half open: it has no end, or it closes
-// a zone of a pool, whose subnet and image are settings.
+// Corrected reports whether other settings than Breaker.Settings make the breaker half open: it has no end, or it
+// closes a zone of a pool, whose subnet and image are settings.
 func (b Breaker) Corrected(now time.Time) bool {
 	return b.Step > 0 && (b.Until.IsZero() || b.zoned() && now.Before(b.Until))
 }

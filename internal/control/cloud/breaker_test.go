@@ -68,7 +68,8 @@ func TestARefusalClosesNoMoreThanItIsAbout(t *testing.T) {
 }
 
 // Settings without an entry for a region leave the other regions open, and are tried again, since other regions may have
-// machines meanwhile. A type that a zone does not offer leaves the other types open. A refusal that names an offering may be about any setting of the pool.
+// machines meanwhile. A type that a zone does not offer leaves the other types open. A refusal that names an offering
+// may be about any setting of the pool.
 func TestSettingsWithoutARegionCloseItAlone(t *testing.T) {
 	t.Parallel()
 	r := cloud.Request{Pool: "p", Provider: "lab", Offering: cloud.Offering{Region: "r", Zone: "z", Type: "x", Market: cloud.Spot}}
@@ -159,7 +160,8 @@ func TestThrottlingLastsForTheDemandedTime(t *testing.T) {
 // An admin must hear of settings that have nothing for a region only if a second launch was refused for it.
 func TestAClosedZoneLastsIfItsSettingsLackIt(t *testing.T) {
 	t.Parallel()
-	r := cloud.Request{Pool: "p", Provider: "lab", Offering: cloud.Offering{Region: "r", Zone: "z", Type: "x", Market: cloud.Spot}}
+	r := cloud.Request{Pool: "p", Provider: "lab",
+		Offering: cloud.Offering{Region: "r", Zone: "z", Type: "x", Market: cloud.Spot}}
 	for _, c := range []struct {
 		e    cloud.Error
 		want [2]bool // after the first refusal and after the second

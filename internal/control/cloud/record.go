@@ -247,9 +247,9 @@ func (r Record) Withheld(b Breaker, now time.Time) Record {
 // LeastUnserved is the age of a launch of the scaler from which it fails if no replica can send it, see Unserved.
 const LeastUnserved = 15 * time.Minute
 
-// Unserved records that a replica cannot send the launch, at an age: the replica has no such provider, or no secret keys.
-// Another one may have them. But a launch that none has sent for LeastUnserved fails, so that its job can have another
-// offer; it is certain that nothing was sent. A launch of an admin waits until the admin ends it.
+// Unserved records that a replica cannot send the launch, at an age: the replica has no such provider, or no secret
+// keys. Another one may have them. But a launch that none has sent for LeastUnserved fails, so that its job can have
+// another offer; it is certain that nothing was sent. A launch of an admin waits until the admin ends it.
 func (r Record) Unserved(why string, age time.Duration) Record {
 	if r.State != LaunchRequested || r.Sends > 0 || r.Restored() || r.Actor != ScalerActor || age < LeastUnserved {
 		return r
@@ -357,9 +357,10 @@ func (r Record) NeverJoined(after Record) bool {
 // tried to their end. The pause between two of them is half of it at most.
 const lastTry = time.Minute
 
-// NeverCalled reports whether the change of the record to after, at a time, gives the launch up because none of its sends
-// has reached the cloud: during Limits.Patience no replica could make the call. A launch whose repeats have waited, for a
-// cloud that throttles or for replicas that did not run, was tried for a part of this time only, and shows nothing.
+// NeverCalled reports whether the change of the record to after, at a time, gives the launch up because none of its
+// sends has reached the cloud: during Limits.Patience no replica could make the call. A launch whose repeats have
+// waited, for a cloud that throttles or for replicas that did not run, was tried for a part of this time only, and
+// shows nothing.
 func (r Record) NeverCalled(after Record, now time.Time) bool {
 	return r.State == LaunchSent && after.State == LaunchFailed && after.ErrorKind == Unsent &&
 		now.Sub(r.AnsweredAt) <= lastTry

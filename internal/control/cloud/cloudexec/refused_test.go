@@ -42,7 +42,7 @@ func TestAProgramThatCannotBeStartedHasCalledNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err = p.Create(t.Context(), launch())
-		if want(t, err, cloud.Throttle, "no process was started for create"); !strings.HasPrefix(err.Error(), "unsent: ") {
+		if e := want(t, err, cloud.Throttle, "no process was started for create"); !e.Unsent {
 			t.Errorf("%v is not of a call that was not made", err)
 		}
 	}
