@@ -74,9 +74,9 @@ func (p *Provider) client(region string) *ec2.Client {
 
 // authenticate returns an error of kind Auth if there are no credentials, or if their source refuses them: Auth stops
 // all launches of the provider. After any other failure, such as a broken connection or throttling, the next call may
-// have credentials, also by another host if this one has no role. EC2 has received nothing then, so the kind is Throttle
-// with Unsent: the caller repeats the call. Without this check the SDK reports a failed call, whose outcome would be
-// unknown.
+// have credentials, also by another host if this one has no role. EC2 has received nothing then, so the kind is
+// Throttle with Unsent: the caller repeats the call. Without this check the SDK reports a failed call, whose outcome
+// would be unknown.
 func (p *Provider) authenticate(ctx context.Context, doing string) error {
 	if p.o.Config.Credentials == nil {
 		return &cloud.Error{Kind: cloud.Auth, Err: fmt.Errorf("%s: there are no credentials", doing)}
