@@ -222,8 +222,7 @@ func ratioOf(list, base []waitResult) (ratio, margin float64) {
 	if n < 2 {
 		return ratio, 0
 	}
-	// The factor is Student's for 40 seeds.
-	return ratio, 2.02 * math.Sqrt(squares/(n-1)/n) / (b / n)
+	return ratio, student(len(list)-1) * math.Sqrt(squares/(n-1)/n) / (b / n)
 }
 
 // deadlines prints experiment b.
