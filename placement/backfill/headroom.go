@@ -1,6 +1,7 @@
 package backfill
 
 import (
+	"cmp"
 	"math"
 	"slices"
 	"time"
@@ -67,10 +68,16 @@ func (f *Flow) headroomOf(x *queue.Contender) *headroom {
 		}
 	}
 	for _, q := range []*pool{&p.room, &p.jobs} {
-		slices.SortStableFunc(q.next, func(a, b refund) int { return a.at.Compare(b.at) })
+		slices.SortFunc(q.next, compareRefunds)
 	}
 	f.headrooms[a] = p
 	return p
+}
+
+// compareRefunds orders refunds by time and amounts. The maps of running and started jobs have no order, and sums of
+// parts in another order are rounded otherwise.
+func compareRefunds(a, b refund) int {
+	return cmp.Or(a.at.Compare(b.at), slices.Compare(a.room[:], b.room[:]))
 }
 
 // affords returns the first time at which the quotas of the job's tenant and of all tenants
