@@ -8,13 +8,15 @@ import (
 	"berth"
 	"berth/placement/backfill"
 	"berth/placement/cluster"
+	"berth/placement/explain"
 	"berth/placement/queue"
 )
 
 // estimate fills Plan.Estimates with the expected start of each waiting job, in queue
-// order: the start in a simulation of the queue, see backfill.Flow.Simulate. Without one for
-// all jobs, backfill.Flow estimates the missing starts. A start that the plan reserves counts
-// as reserved if the simulation agrees with it.
+// order: the start in a simulation of the queue, see backfill.Flow.Simulate. If the simulation
+// is cut short, or does not run, backfill.Flow estimates the missing starts. A start that the plan
+// reserves counts as reserved if the simulation agrees with it, or does not reach the job. A job
+// that a complete simulation never starts has no estimate.
 //
 // With only set, the list ends with that job, and the estimates of the jobs before it may be
 // missing; the list is empty if that job does not wait. estimate returns the number of all
@@ -46,7 +48,7 @@ func (r *run) estimate(only berth.JobID) (waiting int) {
 		switch at, ok := r.reservations.Starts[e.ID]; {
 		case ok:
 			est.Start, est.Reserved = at, true
-			if other, ok := x.simulated.Starts[e.ID]; ok && !other.Equal(at) {
+			if other, ok := x.simulated.Starts[e.ID]; (ok || x.simulated.Complete) && !other.Equal(at) {
 				est.Start, est.Reserved = other, false
 			}
 		case r.soon[e.ID]:
@@ -56,6 +58,9 @@ func (r *run) estimate(only berth.JobID) (waiting int) {
 		}
 		if at, ok := r.preemption.Hopes[e.ID]; ok && (est.Start.IsZero() || at.Before(est.Start)) {
 			est.Start, est.Guess = at, false
+		}
+		if bar, ok := x.simulated.Barred[e.ID]; ok && est.Start.IsZero() {
+			est.Bar = explain.LaterBar(bar)
 		}
 		r.plan.Estimates = append(r.plan.Estimates, est)
 	}
@@ -88,9 +93,8 @@ func (r *run) newEstimates(all, list []*queue.Entry, only berth.JobID) *estimate
 	x := &estimates{now: r.Now}
 	others := slices.DeleteFunc(slices.Clone(all), func(e *queue.Entry) bool { return r.soon[e.ID] })
 	x.simulated = flow().Simulate(others, only)
-	if slices.ContainsFunc(list, func(e *queue.Entry) bool {
-		return x.simulated.Starts[e.ID].IsZero() && !x.simulated.Barred[e.ID] && !r.soon[e.ID] &&
-			(only == "" || e.ID == only)
+	if !x.simulated.Complete && slices.ContainsFunc(list, func(e *queue.Entry) bool {
+		return x.simulated.Starts[e.ID].IsZero() && !r.soon[e.ID] && (only == "" || e.ID == only)
 	}) {
 		x.ordered, x.gaps = flow(), flow()
 		x.gaps.FillGaps()
@@ -108,9 +112,6 @@ func (x *estimates) of(e *queue.Entry) (start time.Time, guess bool) {
 	start = between(x.now, x.ordered.Start(e), x.gaps.Start(e))
 	if at, ok := x.simulated.Starts[e.ID]; ok {
 		return at, guess
-	}
-	if x.simulated.Barred[e.ID] {
-		return time.Time{}, false
 	}
 	if !start.IsZero() && start.Before(x.simulated.Until) {
 		start = x.simulated.Until

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"berth"
+	"berth/placement/backfill"
 	"berth/placement/cluster"
 	"berth/placement/queue"
 	"berth/spec"
@@ -51,5 +52,76 @@ func TestAnEstimateLiesBetweenItsBounds(t *testing.T) {
 	}
 	if got := between(now, time.Time{}, now); !got.IsZero() {
 		t.Errorf("with an unknown bound: %s", got)
+	}
+}
+
+// simulated returns the simulation of the queue of a snapshot, with the plan before it.
+func (p Planner) simulated(s *Snapshot, now time.Time) backfill.Simulated {
+	r := p.begin(s, now)
+	defer r.finish()
+	r.open()
+	r.walk()
+	list := r.waiting(nil)
+	return r.newEstimates(list, list, "").simulated
+}
+
+// crowd returns a cluster of equal machines of eight cores, each with a job that ends in an hour, and a waiting job
+// of each request. Waiting jobs never end.
+func crowd(now time.Time, machines, jobs int, request func(i int) spec.Request) *Snapshot {
+	s := NewSnapshot()
+	for i := range machines {
+		m := cluster.Machine{ID: berth.MachineID(fmt.Sprintf("m%04d", i)), Epoch: 1, State: berth.MachineReady,
+			Total: berth.Capacity{CPUMilli: 8000, MemoryMiB: 1 << 20}}
+		m.Used = m.Total
+		s.UpsertMachine(m)
+		id := berth.JobID(fmt.Sprintf("r%04d", i))
+		s.UpsertRunning(cluster.Running{Job: id, Attempt: 1, Version: 1, StartedAt: now, TimeLimit: time.Hour,
+			Ranks: []berth.Grant{{Machine: m.ID, Epoch: 1, Capacity: m.Total}}})
+	}
+	for i := range jobs {
+		class := fmt.Sprintf("c%04d", i)
+		s.DefineClass(class, request(i))
+		s.UpsertJob(queue.Job{ID: berth.JobID(fmt.Sprintf("j%04d", i)), Class: class, Priority: 500,
+			SubmittedAt: now.Add(time.Duration(i-jobs) * time.Second)})
+	}
+	return s
+}
+
+// most is the budget of a simulation, see adr/0102.
+const most = 8_000_000
+
+// The search for the machines of each class counts as work of the simulation. If it takes all of the work, no moment
+// is decided.
+func TestTheSearchForMachinesCounts(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	other := func(i int) spec.Request { // no two classes have the same machines
+		return spec.Request{Members: 1, CPUMilli: 8000, MemoryMiB: 1, Avoid: []berth.MachineID{
+			berth.MachineID(fmt.Sprintf("m%04d", i))}}
+	}
+	few := Planner{Policy: queue.Policy{Backfill: 1}}.simulated(crowd(now, 1000, 100, other), now)
+	if few.Visits < 1000*100 || !few.Complete || len(few.Starts) != 100 {
+		t.Errorf("100 classes on 1,000 machines: %d visits, complete: %v, %d starts", few.Visits, few.Complete,
+			len(few.Starts))
+	}
+	many := Planner{Policy: queue.Policy{Backfill: 1}}.simulated(crowd(now, 8000, 1100, other), now)
+	if many.Visits < most || many.Visits > most+8000*2 || many.Complete || len(many.Starts) > 0 ||
+		!many.Until.Equal(now) {
+		t.Errorf("1,100 classes on 8,000 machines: %d visits, complete: %v, %d starts, until %s", many.Visits,
+			many.Complete, len(many.Starts), many.Until)
+	}
+}
+
+// Each choice among the classes of a tenant counts, also if most of the classes have no room.
+func TestTheChoiceAmongClassesCounts(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	const jobs = 1000
+	got := Planner{}.simulated(crowd(now, 8, jobs, func(i int) spec.Request {
+		return spec.Request{Members: 1, CPUMilli: 8000, MemoryMiB: int64(1 + i)}
+	}), now)
+	// In an hour eight jobs start, and each of the others is tried and has no room.
+	if got.Visits < (jobs-8)*(jobs-8) || got.Visits > most || !got.Complete || len(got.Starts) != 8 {
+		t.Errorf("%d visits, complete: %v, %d starts", got.Visits, got.Complete, len(got.Starts))
 	}
 }

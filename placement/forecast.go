@@ -177,6 +177,7 @@ func (o *Forecast) estimated(r *run, e *queue.Entry) explain.JobExplanation {
 	w := explain.JobExplanation{
 		Job: e.ID, Order: o.planner.Policy.Order, Queue: o.queue,
 		Position: est.Position, Start: est.Start, Reserved: est.Reserved, Guess: est.Guess, StartsNow: o.starts[e.ID],
+		Bar: est.Bar,
 	}
 	switch {
 	case w.StartsNow:

@@ -50,9 +50,11 @@ type Plan struct {
 type Estimate struct {
 	Job      berth.JobID
 	Position int       // in the queue, from 1
-	Start    time.Time // zero: no known end of a job frees enough capacity
+	Start    time.Time // zero: no known end of a job frees enough capacity, or Bar
 	Reserved bool      // Start is a reserved start, which no later job delays
 	Guess    bool      // Start rests on Planner.RunTimes, not on limits alone
+	// Bar is the quota that bars the job after the last known end of a job; nil: none, or Start is known.
+	Bar *explain.Blocker `json:"-"`
 }
 
 // Fail ends a waiting job.

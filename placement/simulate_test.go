@@ -94,24 +94,27 @@ func (h *hall) run(t *testing.T, id berth.JobID, tenant berth.TenantID, members,
 	}
 }
 
-// pass moves to the next end of a job; false without one.
+// pass moves to the next end of a job; false without one. Jobs without a limit do not end.
 func (h *hall) pass() bool {
 	next := time.Time{}
 	for _, r := range h.running {
-		if at := r.StartedAt.Add(r.TimeLimit); next.IsZero() || at.Before(next) {
+		if at := r.StartedAt.Add(r.TimeLimit); r.TimeLimit > 0 && (next.IsZero() || at.Before(next)) {
 			next = at
 		}
 	}
+	if next.IsZero() {
+		return false
+	}
 	h.now = next
 	h.running = slices.DeleteFunc(h.running, func(r placement.Running) bool {
-		if r.StartedAt.Add(r.TimeLimit).After(next) {
+		if r.TimeLimit == 0 || r.StartedAt.Add(r.TimeLimit).After(next) {
 			return false
 		}
 		h.RemoveRunning(r.Job)
 		h.used(r.Ranks, -1)
 		return true
 	})
-	return !next.IsZero()
+	return true
 }
 
 // fair is the policy of most tests.

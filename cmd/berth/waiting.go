@@ -57,7 +57,7 @@ func addWaiting(a *app, s *sheet, j wire.Job) {
 var noStart = map[string]string{
 	"held": "on hold", "paused": "starts are paused", "control_plane": "the control plane does not keep up",
 	"not_accepted": "the control plane has not picked it up", "needs": "it needs other jobs",
-	"quota": "the quota does not allow it now", "parallel": "its array runs as many as it may",
+	"quota": "the quota does not allow it", "parallel": "its array runs as many as it may",
 	"unsatisfiable": "no machine can run it", "no_machines": "no machine has joined",
 	"engine_silent": "container engines do not answer", "maintenance": "machines are reserved for maintenance",
 }

@@ -250,7 +250,7 @@ func TestAnUnknownStartHasAReason(t *testing.T) {
 		{[]wire.Blocker{closed, {Code: "behind"}}, state(1), shut},
 		{[]wire.Blocker{room}, state(2), shut}, // from a server that names no machines
 		{[]wire.Blocker{{Code: "held"}, closed}, state(1), "unknown (on hold)"},
-		{[]wire.Blocker{{Code: "quota", Quota: "limit"}, room}, state(0), "unknown (the quota does not allow it now)"},
+		{[]wire.Blocker{{Code: "quota", Quota: "limit"}, room}, state(0), "unknown (the quota does not allow it)"},
 		{[]wire.Blocker{room, {Code: "engine_silent"}}, state(0), "unknown (container engines do not answer)"},
 		{[]wire.Blocker{{Code: "a code of a later server"}}, state(0), "unknown"},
 	} {

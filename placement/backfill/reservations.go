@@ -30,6 +30,7 @@ type Reservations struct {
 	changed bool                                // agendas include changes of this plan, see Finish
 	events  []release                           // buffer
 	chosen  []Opening                           // of the parts that Places has placed, of the present job
+	visits  int                                 // machines that Places has read
 	bare    bool                                // Places counts no reserved start and no maintenance window
 }
 

@@ -103,6 +103,7 @@ func (r *Reservations) openings(c *cluster.Class, group string, bound []Opening)
 		look, touched, last := r.views(m.Kind).views, m.Kind.TouchedBy(r.Number), cluster.Latest(limit)
 		for i := range look {
 			r.placer.Visits++
+			r.visits++
 			v := &look[i] // outdated for a machine that the plan has touched
 			if !touched.Has(i) && v.opens(wish) > last {
 				continue
@@ -175,6 +176,7 @@ func (r *Reservations) soonest(s *fit.Search, limit time.Time) []Opening {
 		views, rank := r.byTime(m.Kind, wish.devices)
 		touched := m.Kind.TouchedBy(r.Number)
 		for _, x := range rank {
+			r.visits++
 			if x.Key > cluster.TimeKey(last) {
 				break
 			}
@@ -197,6 +199,7 @@ func (h *openingSearch) first() {
 		views, rank := r.byTime(m.Kind, wish.devices)
 		touched := m.Kind.TouchedBy(r.Number)
 		for _, x := range rank {
+			r.visits++
 			if x.Key > cluster.TimeKey(least) {
 				break
 			}
@@ -217,6 +220,7 @@ func (h *openingSearch) first() {
 // look computes the opening of one machine and keeps it if it is the best so far.
 func (h *openingSearch) look(n *cluster.Node, devices uint64) {
 	r, limit := h.run, h.limit
+	r.visits++
 	if len(h.best) > 0 && n.ID < h.best[0].node.ID {
 		limit = limit.Add(1) // this machine wins a tie by its id
 	}

@@ -3,6 +3,7 @@ package backfill
 import (
 	"cmp"
 	"container/heap"
+	"maps"
 	"slices"
 	"time"
 
@@ -33,20 +34,23 @@ type simulation struct {
 	endings  endings   // to come
 	heads    []*head   // reserved starts, in order of decision
 	reserved int32     // number of the latest reservation
-	second   time.Time // the moment after the first one
+	second   time.Time // the moment after the first one; zero: nothing is to come
 	renewed  time.Time // when the reserved starts were last decided again
 	decided  time.Time // the latest moment that was decided
 	anew     bool      // the reserved starts are decided again at the present moment
 	total    int       // number of jobs
+	before   int       // visits before the first moment
 	touched  []int32   // sites that have gained capacity at the present moment
 	found    map[berth.JobID]time.Time
 }
 
 // Simulated is the result of a simulation.
 type Simulated struct {
-	Starts map[berth.JobID]time.Time
-	Until  time.Time            // jobs that the bound on the work leaves out start no earlier; zero: there are none
-	Barred map[berth.JobID]bool // jobs that quotas still bar after the last end of a job
+	Starts   map[berth.JobID]time.Time
+	Visits   int                       // work: reads of machines and waiting jobs, in proportion to its time
+	Complete bool                      // it reached the last end of a job: jobs without a start never have room
+	Until    time.Time                 // jobs that the bound on the work leaves out start no earlier; zero: none
+	Barred   map[berth.JobID]queue.Bar // quotas that still bar jobs after the last end of a job
 }
 
 // Bounds of a simulation.
@@ -60,13 +64,18 @@ const (
 	growth = 1.0 / 32
 	// maxExact bounds the classes, the first of the queue, whose earliest start is searched device by device.
 	maxExact = 512
+	// maxSearch bounds the work of these searches and of the lists of sites, so that most of the work is left for the
+	// moments.
+	maxSearch = maxVisits / 4
+	// classesPerVisit is the number of classes that take as long as a site in a loop over all classes.
+	classesPerVisit = 8
 	// maxPassed bounds the jobs of one account and class that the walk passes over in search for a shorter one.
 	maxPassed = 64
 )
 
 // paced reports whether the work so far is in proportion to the jobs that have started.
 func (s *simulation) paced() bool {
-	return float64(s.visits) <= fullVisits*(1+float64(len(s.found))/float64(s.total))
+	return float64(s.visits-s.before) <= fullVisits*(1+float64(len(s.found))/float64(s.total))
 }
 
 // grown reports whether the distance from now has grown by its part since a time.
@@ -180,7 +189,7 @@ func (f *Flow) Simulate(list []*queue.Entry, only berth.JobID) Simulated {
 		return Simulated{}
 	}
 	s.race.Divide()
-	s.second = s.now.Add(forever) // nothing is to come
+	s.before = s.visits
 	if i := slices.IndexFunc(s.endings, func(e ending) bool { return e.at.After(s.now) }); i >= 0 {
 		s.second = s.endings[i].at
 	}
@@ -191,20 +200,22 @@ func (f *Flow) Simulate(list []*queue.Entry, only berth.JobID) Simulated {
 			s.decide()
 		}
 		if !s.found[only].IsZero() {
-			return Simulated{Starts: s.found}
+			return Simulated{Starts: s.found, Visits: s.visits}
 		}
 	}
 	for _, h := range s.heads {
 		s.note(h.Entry, h.at)
 	}
-	out := Simulated{Starts: s.found, Barred: map[berth.JobID]bool{}}
 	if len(s.found) < len(list) && s.visits >= maxVisits {
-		out.Until = s.now
-		return out
+		return Simulated{Starts: s.found, Visits: s.visits, Until: s.now}
 	}
+	out := Simulated{Starts: s.found, Visits: s.visits, Complete: true, Barred: map[berth.JobID]queue.Bar{}}
 	for _, e := range list {
-		if s.found[e.ID].IsZero() && !s.race.Allows(s.race.Of(e.Tenant), e) {
-			out.Barred[e.ID] = true
+		if !s.found[e.ID].IsZero() {
+			continue
+		}
+		if bar, barred := s.race.Barred(s.race.Of(e.Tenant), e); barred {
+			out.Barred[e.ID] = bar
 		}
 	}
 	return out
@@ -241,7 +252,9 @@ func (s *simulation) collectEndings() {
 				ending{s.From(at), none, s.race.Of(h.Tenant), h.Job, h.Capacity, h.Preemptible})
 		}
 	}
-	for id, x := range s.starts {
+	// The order decides how the sums of past use are rounded, and so which of two equal accounts comes first.
+	for _, id := range slices.Sorted(maps.Keys(s.starts)) {
+		x := s.starts[id]
 		e, runner := x.Entry, s.race.Of(x.Entry.Tenant)
 		if _, reserved := s.reservations.Starts[id]; reserved {
 			s.race.Charge(runner, e.Class.All, e.Preemptible, -1)
@@ -252,8 +265,8 @@ func (s *simulation) collectEndings() {
 			s.endings = append(s.endings, ending{x.At.Add(run), none, runner, id, e.Class.All, e.Preemptible})
 		}
 	}
-	// Both maps have no order, and the order of equal times decides in which order sites are read. A sorted list is a
-	// heap.
+	// The map of running jobs has no order, and the order of equal times decides in which order sites are read. A
+	// sorted list is a heap.
 	slices.SortFunc(s.endings, compareEndings)
 }
 
@@ -279,6 +292,9 @@ func (s *simulation) lineUp(list []*queue.Entry) {
 			if x == nil {
 				x = &entrant{runner: runner}
 				byRunner[runner], s.entrants = x, append(s.entrants, x)
+			}
+			if s.visits >= maxVisits {
+				return // no moment is decided
 			}
 			if s.reaches[e.Class] == nil {
 				s.active = append(s.active, s.reachOf(e.Class))

@@ -41,7 +41,7 @@ type grounds struct {
 	territories map[territory][]ground
 	openings    []opening // buffer
 	places      []spot    // buffer
-	visits      int       // sites, entrants and jobs that the simulation has read
+	visits      int       // machines, sites, entrants, courses and jobs that the simulation has read
 }
 
 // spot is the place of one member of a job.
@@ -57,7 +57,7 @@ type reach struct {
 	closed bool          // no site has free capacity for a member
 
 	refused bool      // the plan has found no room for a job of the class
-	from    time.Time // no job starts before; zero: unknown, beyond maxExact classes
+	from    time.Time // no job starts before; zero: unknown, beyond maxExact classes or maxSearch visits
 	never   bool      // no job starts
 }
 
@@ -93,8 +93,10 @@ func (s *grounds) reachOf(c *cluster.Class) *reach {
 	}
 	s.cluster.Settle(c) // the plan may have skipped the class
 	r := &reach{shut: forever + 1, refused: s.placer.Closed(c)}
-	if len(s.reaches) < maxExact {
+	if len(s.reaches) < maxExact && s.visits < maxSearch {
+		before := s.reservations.visits
 		r.from, r.never = s.earliest(c)
+		s.visits += s.reservations.visits - before
 	}
 	for _, group := range fit.Roomy(s.placer, c) {
 		var list []area
@@ -117,7 +119,10 @@ func (s *grounds) sitesOf(c *cluster.Class, group string) []ground {
 	look, list := fit.Search{Class: c, Group: group}, []ground{}
 	for _, m := range look.Matches() {
 		devices := devicesOf(m)
-		for _, n := range m.Kind.All(s.Number) {
+		all := m.Kind.All(s.Number)
+		s.visits += 1 + len(all)
+		list = slices.Grow(list, len(all))
+		for _, n := range all {
 			if i, ok := s.byNode[n]; ok && look.Allows(n) {
 				list = append(list, ground{i, devices})
 			}

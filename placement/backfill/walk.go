@@ -67,6 +67,7 @@ func (s *simulation) hasten() {
 // renew takes the reserved starts back.
 func (s *simulation) renew() {
 	s.renewed = s.now
+	s.visits += len(s.active) / classesPerVisit
 	for _, h := range s.heads {
 		for _, o := range h.places {
 			s.withdraw(h.number, o.site)
@@ -84,6 +85,7 @@ func (s *simulation) renew() {
 
 // reopen opens the classes for whose members a site has gained room.
 func (s *simulation) reopen() {
+	s.visits += len(s.active) / classesPerVisit
 	for _, r := range s.active {
 		if !r.closed && r.shut > forever || !r.opens(s.now) {
 			continue
@@ -128,7 +130,8 @@ func (s *simulation) candidate(c *course, slots int) bool {
 	if c.moment != s.moment {
 		c.moment, c.next = s.moment, 0
 	}
-	if c.barred == s.moment || c.closed && slots <= 0 {
+	if c.barred == s.moment || c.closed && slots <= 0 || len(c.jobs) == 0 {
+		s.visits++
 		return false
 	}
 	for ; c.next < min(len(c.jobs), maxPassed); c.next++ {
@@ -147,6 +150,7 @@ func (s *simulation) eligible(x *entrant, slots int) bool {
 
 // narrow closes the classes without room, once all reserved starts are decided.
 func (s *simulation) narrow() {
+	s.visits += len(s.active) / classesPerVisit
 	for _, r := range s.active {
 		r.closed = r.closed || !s.covers(r)
 	}
@@ -175,7 +179,7 @@ func (s *simulation) settle(x *entrant, slots int) {
 // without a slot it closes the class for jobs of this run time.
 func (s *simulation) try(x *entrant, slots int) (reserved bool) {
 	c, w := x.best, x.job()
-	if !s.race.Allows(x.runner, w.Entry) || s.race.MustYield(x.runner, w.Entry) {
+	if _, barred := s.race.Barred(x.runner, w.Entry); barred || s.race.MustYield(x.runner, w.Entry) {
 		c.barred = s.moment
 		return false
 	}
@@ -190,10 +194,13 @@ func (s *simulation) try(x *entrant, slots int) (reserved bool) {
 	if !ok && slots > 0 {
 		// The plan has refused the class, so the job starts now only if the plan has reserved this very moment.
 		look := search{run: w.run}
-		if s.moment == 1 && c.refused && !s.reservations.Starts[w.ID].Equal(s.now) {
+		refused := s.moment == 1 && c.refused && !s.reservations.Starts[w.ID].Equal(s.now)
+		if refused {
 			look.from = s.second
 		}
-		at, places, ok = s.place(c.reach, look)
+		if !refused || !s.second.IsZero() {
+			at, places, ok = s.place(c.reach, look)
+		}
 	}
 	switch {
 	case !ok && slots > 0: // never

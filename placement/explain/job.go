@@ -31,11 +31,13 @@ type JobExplanation struct {
 	Terms         []Term      `json:"terms"` // values that decide the position, the most important first
 	// Start is the latest expected start, on the assumptions that running jobs end at
 	// their limits and that no more jobs are submitted. Zero means that no known end of a
-	// job frees enough capacity.
+	// job frees enough capacity, or that Bar is set.
 	Start     time.Time `json:"estimated_start"`
 	Reserved  bool      `json:"reserved,omitempty"`   // Start is reserved: no later job delays it
 	StartsNow bool      `json:"starts_now,omitempty"` // the present plan starts the job
 	Guess     bool      `json:"-"`                    // Start rests on run times of other jobs, not on limits alone
+	// Bar is the quota that keeps Start unknown: it bars the job once all known ends of jobs have passed. nil: none.
+	Bar *Blocker `json:"-"`
 	// Run predicts the job's run time from similar jobs; zero for a job with a limit.
 	Run queue.Prediction `json:"-"`
 	// Holders lists the running jobs on the machines that the job could use, the earliest end
@@ -106,7 +108,7 @@ func NewReading(at *cluster.Moment, policy *queue.Policy, c *cluster.Cluster, q 
 }
 
 // Blockers lists the reasons that lie in the job itself: its own state, its quota and the
-// machines. It reads w.Fit and w.StartsNow.
+// machines. It reads w.Fit, w.Bar and w.StartsNow.
 func (r *Reading) Blockers(x *queue.Contender, e *queue.Entry, w JobExplanation) []Blocker {
 	machines, list := w.Fit, []Blocker(nil)
 	add := func(code, text, short, change string) {
@@ -122,8 +124,10 @@ func (r *Reading) Blockers(x *queue.Contender, e *queue.Entry, w JobExplanation)
 		add("parallel", r.shares.Crowded(e), fmt.Sprintf("array limit: %d of %d running", e.Parallel, e.Parallel),
 			"wait until one of them ends")
 	}
+	barred := false
 	r.shares.Bars(x, e, func(b queue.Bar) bool {
 		add(b.Code, b.String(), b.Short(), b.Change())
+		barred = true
 		return true
 	})
 	for _, l := range machines.Lacking {
@@ -148,6 +152,9 @@ func (r *Reading) Blockers(x *queue.Contender, e *queue.Entry, w JobExplanation)
 	if b, ok := r.windowBlocker(e); ok && !w.StartsNow {
 		list = append(list, b)
 	}
+	if w.Bar != nil && !barred && !w.StartsNow { // after the reasons of today
+		list = append(list, *w.Bar)
+	}
 	// Nominated capacity with a holder is not free yet: a victim still occupies it.
 	var victims []berth.JobID
 	for _, m := range r.nominations.Marks[e.ID] {
@@ -164,6 +171,11 @@ func (r *Reading) Blockers(x *queue.Contender, e *queue.Entry, w JobExplanation)
 			Jobs: victims})
 	}
 	return list
+}
+
+// LaterBar returns the blocker of a quota that will bar a job once all known ends of jobs have passed.
+func LaterBar(b queue.Bar) *Blocker {
+	return &Blocker{Code: b.Code, Text: b.Later(), Short: b.LaterShort(), Change: b.Change()}
 }
 
 // engineBlocker names machines that a job could use if their container engines

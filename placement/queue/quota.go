@@ -169,6 +169,40 @@ func (b Bar) Short() string {
 	panic("placement: no such limit: " + b.Code)
 }
 
+// Later returns the description of a quota that will bar a job once all known ends of jobs have passed, for people.
+// Jobs without a known end then hold the capacity of the account.
+func (b Bar) Later() string {
+	who := "jobs of tenant " + string(b.account.ID) + " without a known end"
+	switch b.Code {
+	case "limit":
+		x := resources[b.resource]
+		return fmt.Sprintf("%s will use %s of %s%s of its quota; the job needs %s", who,
+			x.text(x.of(b.held.Capacity)), x.text(max(0, x.of(b.account.Limit))), x.unit, x.text(x.of(b.request)))
+	case "max_running":
+		return fmt.Sprintf("%s will fill its limit of running jobs: %d (max_running)", who, b.account.MaxRunning)
+	case "borrowing":
+		return who + " will use its guarantee, and this job may not borrow"
+	case "budget":
+		return fmt.Sprintf("tenant %s will have spent the %g GPU-hours of its budget before the job has room",
+			b.account.ID, b.account.Budget.GPUHours)
+	}
+	panic("placement: no such limit: " + b.Code)
+}
+
+// LaterShort returns the description of Later in a few words, for tables.
+func (b Bar) LaterShort() string {
+	of := " of " + string(b.account.ID) + ": "
+	switch b.Code {
+	case "limit", "max_running":
+		return "quota" + of + "used by jobs without a known end"
+	case "borrowing":
+		return "quota" + of + "guarantee used by jobs without a known end"
+	case "budget":
+		return fmt.Sprintf("budget%sall %g GPU-hours will be spent", of, b.account.Budget.GPUHours)
+	}
+	panic("placement: no such limit: " + b.Code)
+}
+
 // Change returns a description of the event that would lift the quota, for people.
 func (b Bar) Change() string {
 	switch b.Code {

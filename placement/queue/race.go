@@ -210,10 +210,11 @@ func (a *Race) Penalize(x *Runner, c berth.Capacity, times float64) {
 	}
 }
 
-// Allows reports whether the quotas of a job's account and of all accounts above it admit the job.
-func (a *Race) Allows(x *Runner, e *Entry) bool {
+// Barred returns the first quota of a job's account, or of an account above it, that the job would exceed; ok is false
+// if no quota bars the job.
+func (a *Race) Barred(x *Runner, e *Entry) (found Bar, ok bool) {
 	if !a.shares.quotas {
-		return true
+		return found, false
 	}
 	for ; x != nil; x = x.parent {
 		c := x.of
@@ -222,11 +223,15 @@ func (a *Race) Allows(x *Runner, e *Entry) bool {
 		}
 		a.settle(x)
 		spent := c.Account.Budget.SpentAt(a.shares.Now, c.Account.held.GPUMilli) + x.hours
-		if !c.Account.bars(x.held, e.Class.All, e.Preemptible, spent, func(Bar) bool { return false }) {
+		c.Account.bars(x.held, e.Class.All, e.Preemptible, spent, func(b Bar) bool {
+			found, ok = b, true
 			return false
+		})
+		if ok {
+			return found, true
 		}
 	}
-	return true
+	return found, false
 }
 
 // Before reports whether the job e of runner x comes before the job f of runner y, in the order of
