@@ -23,7 +23,7 @@ import (
 //
 // A call that the server refuses for its rate (429 with Retry-After) is repeated while
 // that fits into 15 s. A call that met an unavailable server (503) is repeated too,
-// unless a second call would have a second effect.
+// unless a second call would have a second effect. Submit repeats a call with a key also after a lost answer.
 type Client struct {
 	base  string
 	token string
@@ -32,6 +32,9 @@ type Client struct {
 	// OnRepeat, if set before the first call, is called once for each call that the
 	// server asked to repeat, with the server's answer: the call may take a while.
 	OnRepeat func(answer error)
+
+	// OnSilence, if set before the first call, is called by FollowEvents as LogsQuery.Silence is by Logs.
+	OnSilence func(silent bool)
 }
 
 // The timeouts of all calls. callTimeout includes the repeats of a call.
@@ -93,6 +96,8 @@ type request struct {
 	header http.Header
 	body   any
 	once   bool // a second call would have a second effect
+
+	asked *time.Duration // if not nil, set to the pause that the last answer requested; 0: none
 }
 
 // do makes a call, decodes its answer into out unless out is nil, and returns the status.
@@ -122,6 +127,9 @@ func (c *Client) send(ctx context.Context, r request) (*http.Response, error) {
 	begun, said := time.Now(), false
 	for {
 		res, wait, err := c.sendOnce(ctx, r)
+		if r.asked != nil {
+			*r.asked = wait
+		}
 		code := berth.CodeOf(err)
 		again := wait > 0 && time.Since(begun)+wait <= patience &&
 			(code == berth.CodeCapacity || code == berth.CodeUnavailable && !r.once)

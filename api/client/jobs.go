@@ -2,10 +2,8 @@ package client
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -15,52 +13,6 @@ import (
 	"berth/spec"
 	"berth/wire"
 )
-
-// submitTries bounds the sends of a submission with a key after lost answers. submitPause
-// is the pause before the second send and doubles.
-const (
-	submitTries = 4
-	submitPause = 250 * time.Millisecond
-)
-
-// Submit submits a job. key is the idempotency key: created is false if the key was used
-// for the same job before, and another job with the key is a conflict (slug
-// idempotency_mismatch). With a key, a call whose answer was lost is repeated, and the
-// result is still one job. Without a key ("") a lost answer is an error, and the job may
-// exist.
-func (c *Client) Submit(ctx context.Context, jobSpec spec.Job, key string) (job wire.Job, created bool, err error) {
-	return c.submit(ctx, "/v1/jobs", jobSpec, key)
-}
-
-// submit submits a job or a pipeline, with repeats if a key makes repeats harmless.
-func (c *Client) submit(
-	ctx context.Context, path string, body any, key string,
-) (job wire.Job, created bool, err error) {
-	r := request{method: http.MethodPost, path: path, header: http.Header{}, body: body, once: key == ""}
-	if key != "" {
-		r.header.Set("Idempotency-Key", key)
-	}
-	for try := range submitTries {
-		if try > 0 {
-			if err := pause(ctx, submitPause<<(try-1)); err != nil {
-				return job, false, err
-			}
-		}
-		var status int
-		status, err = c.do(ctx, r, &job)
-		if key == "" || !answerLost(err) {
-			return job, status == http.StatusCreated, err
-		}
-	}
-	return job, false, err
-}
-
-// answerLost reports whether a call may have had its effect although no answer arrived. A
-// server that could not even be dialled has received no call.
-func answerLost(err error) bool {
-	op, ok := errors.AsType[*net.OpError](err)
-	return Unreachable(err) && (!ok || op.Op != "dial")
-}
 
 // pause waits for d, or returns the error of ctx.
 func pause(ctx context.Context, d time.Duration) error {

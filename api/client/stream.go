@@ -6,7 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
+	"math/rand/v2"
 	"net/http"
 	"net/url"
 	"slices"
@@ -26,13 +26,14 @@ const (
 	streamPatience = 10 * time.Minute // since the stream broke
 	reconnectFirst = 200 * time.Millisecond
 	reconnectLast  = 5 * time.Second
+	streamSteady   = time.Second // a connection that lives for this long is a sign of life of the server
 	maxStreamLine  = 4 << 20
 )
 
 // FollowEvents calls f with each event of a job after seq, in order and as they happen,
 // and returns nil when the job's history is complete. An error of f ends the stream and
 // is returned. Broken connections are resumed for up to 10 minutes, without gap or
-// repeat.
+// repeat, and OnSilence learns of the time without one.
 func (c *Client) FollowEvents(ctx context.Context, id berth.JobID, after int64, f func(wire.Event) error) error {
 	last := ""
 	if after > 0 {
@@ -46,7 +47,8 @@ func (c *Client) FollowEvents(ctx context.Context, id berth.JobID, after int64, 
 		return f(e)
 	}
 	r := request{method: http.MethodGet, path: jobPath(id) + "/events"}
-	s := &follower{last: last, calls: map[string]func([]byte) error{"": event}}
+	s := &follower{last: last, calls: map[string]func([]byte) error{"": event}, watch: streamWatch{report: c.OnSilence}}
+	defer s.watch.stop()
 	return s.follow(ctx, c, r)
 }
 
@@ -72,8 +74,10 @@ type LogsQuery struct {
 }
 
 // Logs calls f with each selected line, in order. With q.Follow it returns nil after the
-// end of the job, and resumes broken connections as FollowEvents does. An error of f ends
-// the call and is returned.
+// end of the job, and resumes broken connections as FollowEvents does. Without q.Follow an
+// answer that breaks off is read again from the first line that f has not seen: the server
+// ends the answer to a caller whose f takes long. If that fails for 15 s, the error is a
+// BrokenLogError. An error of f ends the call and is returned.
 func (c *Client) Logs(ctx context.Context, id berth.JobID, q LogsQuery, f func(wire.LogLine) error) error {
 	v := url.Values{}
 	for name, n := range map[string]int{"attempt": q.Attempt, "member": q.Member, "tail": q.Tail} {
@@ -96,7 +100,7 @@ func (c *Client) Logs(ctx context.Context, id berth.JobID, q LogsQuery, f func(w
 		return f(l)
 	}
 	if !q.Follow {
-		return c.lines(ctx, r, line)
+		return storedLog(ctx, c, r, q.Tail > 0, f)
 	}
 	v.Set("follow", "true")
 	if q.Unfinished == nil {
@@ -133,30 +137,6 @@ func (c *Client) followUnfinished(ctx context.Context, r request, q LogsQuery, l
 	return s.follow(ctx, c, r)
 }
 
-// lines reads an answer with one JSON document per line. An answer that breaks off is an
-// error, never a short log.
-func (c *Client) lines(ctx context.Context, r request, f func([]byte) error) error {
-	r.header = http.Header{"Accept": {"application/x-ndjson"}}
-	res, err := c.send(ctx, r)
-	if err != nil {
-		return err
-	}
-	defer res.Body.Close()
-	in := bufio.NewReader(res.Body)
-	for {
-		text, err := in.ReadBytes('\n')
-		if errors.Is(err, io.EOF) && len(text) == 0 {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		if err := f(text); err != nil {
-			return err
-		}
-	}
-}
-
 // callerError is an error of the caller's own function, which ends a stream: such an
 // error must not be mistaken for a broken connection.
 type callerError struct{ err error }
@@ -164,12 +144,13 @@ type callerError struct{ err error }
 func (e *callerError) Error() string { return e.err.Error() }
 
 // follow reads a stream to its end. A broken stream is resumed after the last event seen. Before the first connection
-// succeeds, an error is returned at once.
+// succeeds, an error is returned at once. A connection that breaks without news counts as a failure: else a server that
+// cannot read the log would be asked again and again, without an end.
 func (s *follower) follow(ctx context.Context, c *Client, r request) error {
 	broken := time.Time{}
 	wait := reconnectFirst
 	for {
-		connected, err := s.read(ctx, c, r)
+		answered, moved, err := s.read(ctx, c, r)
 		if e, ok := errors.AsType[*callerError](err); ok {
 			return e.err
 		}
@@ -178,8 +159,10 @@ func (s *follower) follow(ctx context.Context, c *Client, r request) error {
 			return nil
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case connected:
+		case moved:
 			broken, wait = time.Time{}, reconnectFirst
+		case answered:
+			err = fmt.Errorf("the stream breaks off each time that it is opened: %w", err)
 		case broken.IsZero() && s.seen == 0 || !passing(err):
 			return err
 		}
@@ -189,7 +172,8 @@ func (s *follower) follow(ctx context.Context, c *Client, r request) error {
 		if time.Since(broken) > streamPatience {
 			return err
 		}
-		if err := pause(ctx, wait); err != nil {
+		// Jitter: followers of a restarted server do not come back together.
+		if err := pause(ctx, wait+rand.N(wait/4)); err != nil {
 			return err
 		}
 		wait = min(2*wait, reconnectLast)
@@ -213,9 +197,9 @@ type follower struct {
 	watch streamWatch
 }
 
-// read reads one connection to its end. connected reports that the server answered with a
-// stream.
-func (s *follower) read(ctx context.Context, c *Client, r request) (connected bool, err error) {
+// read reads one connection to its end. answered reports that the server answered with a stream, and moved that the
+// stream advanced, or lived for reconnectLast.
+func (s *follower) read(ctx context.Context, c *Client, r request) (answered, moved bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	r.header = http.Header{"Accept": {"text/event-stream"}}
@@ -224,29 +208,38 @@ func (s *follower) read(ctx context.Context, c *Client, r request) (connected bo
 	}
 	res, err := c.send(ctx, r)
 	if err != nil {
-		return false, err
+		return false, false, err
 	}
 	defer res.Body.Close()
 	defer s.watch.broke()
-	s.seen++
-	s.watch.heard()
+	begun, from := time.Now(), s.last
+	defer func() { moved = s.last != from || time.Since(begun) >= reconnectLast }()
+	if s.seen++; s.seen == 1 {
+		s.watch.heard()
+	} else {
+		steady := time.AfterFunc(streamSteady, s.watch.heard)
+		defer steady.Stop()
+	}
 	// A connection that died without a close is ended by its silence.
 	silence := time.AfterFunc(streamSilence, cancel)
 	defer silence.Stop()
 	in := bufio.NewReaderSize(res.Body, 64<<10)
 	var e sse
-	for {
+	for news := false; ; {
 		text, err := readLine(in)
 		if err != nil {
-			return true, err
+			return true, false, err
 		}
 		silence.Reset(streamSilence)
-		s.watch.heard()
+		// The comment with which each stream begins says nothing about the next moment.
+		if news = news || text != "" && text[0] != ':'; news || time.Since(begun) >= streamSteady {
+			s.watch.heard()
+		}
 		if !e.add(text) {
 			continue
 		}
 		if err := s.take(e); err != nil || s.ended {
-			return true, err
+			return true, false, err
 		}
 		e = sse{}
 	}
@@ -263,7 +256,10 @@ func (s *follower) take(e sse) error {
 		if !ok {
 			call = s.calls[""]
 		}
-		if err := call([]byte(e.data)); err != nil {
+		s.watch.calling(true)
+		err := call([]byte(e.data))
+		s.watch.calling(false)
+		if err != nil {
 			return &callerError{err}
 		}
 	}

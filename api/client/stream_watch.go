@@ -22,6 +22,7 @@ type streamWatch struct {
 	timer   *time.Timer // nil before the first sign of life, and after stop
 	silent  bool
 	stopped bool
+	busy    bool // the caller's function is at work, and nothing is read from the stream
 }
 
 // heard records a sign of life.
@@ -43,6 +44,16 @@ func (w *streamWatch) heard() {
 	}
 }
 
+// calling records the begin and the end of a call of the caller's function. Its time says nothing about the server: a
+// reader of the caller's output, such as a pager, may pause.
+func (w *streamWatch) calling(on bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.busy = on; !on && w.timer != nil && !w.silent {
+		w.due = time.Now().Add(streamQuiet)
+	}
+}
+
 // broke records the end of a connection.
 func (w *streamWatch) broke() {
 	w.mu.Lock()
@@ -59,6 +70,10 @@ func (w *streamWatch) look() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.timer == nil || w.silent {
+		return
+	}
+	if w.busy {
+		w.timer.Reset(streamQuiet)
 		return
 	}
 	if rest := time.Until(w.due); rest > 0 {

@@ -10,9 +10,8 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"sync"
 	"time"
-
-	"github.com/goccy/go-yaml"
 
 	"berth"
 	"berth/api/client"
@@ -51,17 +50,19 @@ func (c config) Validate() error {
 // safe for concurrent use.
 type app struct {
 	config
-	in         io.Reader
-	out, err   io.Writer
-	outTerm    screen
-	errTerm    screen
-	readSecret func() ([]byte, error) // reads a line without echo; nil if standard input is no terminal
-	console    console                // nil unless standard input and output are a terminal
-	termName   string                 // TERM
-	home       string                 // HOME
+	in       io.Reader
+	out, err io.Writer
+	outTerm  screen
+	errTerm  screen
+	// readSecret reads a line without echo, until ctx is done; nil if standard input is no terminal.
+	readSecret func(ctx context.Context) ([]byte, error)
+	console    console // nil unless standard input and output are a terminal
+	termName   string  // TERM
+	home       string  // HOME
 	now        func() time.Time
 	version    string
-	warned     bool // the warning about a readable file of contexts was printed
+	warned     bool       // the warning about a readable file of contexts was printed
+	repeated   *sync.Once // of the announcement of a call that the server asked to repeat; nil before client
 
 	// lookup returns a variable of the environment.
 	lookup func(name string) (value string, ok bool)
@@ -85,8 +86,13 @@ func run(ctx context.Context, a *app, args []string) int {
 // allowed values, and a second line with a hint. An error with several faulty fields gets a
 // line for each, so that one run shows all faults.
 func (a *app) report(err error) {
-	// The command has printed the end of the job already, with its own hint.
+	// The command has printed the end of the job already, with its own hint, but not what failed besides.
 	if _, said := errors.AsType[*endedError](err); said {
+		if all, ok := err.(interface{ Unwrap() []error }); ok {
+			for _, e := range all.Unwrap() {
+				a.report(e)
+			}
+		}
 		return
 	}
 	if _, said := errors.AsType[*commandError](err); said {
@@ -129,6 +135,9 @@ func (a *app) hintFor(err error) string {
 	}
 	if e, ok := errors.AsType[*timeoutError](err); ok {
 		return e.hint
+	}
+	if e, ok := errors.AsType[*unknownSubmitError](err); ok {
+		return e.hint()
 	}
 	if _, ok := errors.AsType[*unreachableError](err); ok {
 		return "start berthd or berth-dev there, or name another server: --url, BERTH_URL or berth login URL"
@@ -221,15 +230,20 @@ func serverURL(s string) (string, error) {
 func sameServer(a, b string) bool { return strings.TrimRight(a, "/") == strings.TrimRight(b, "/") }
 
 // client returns the client for the chosen server. Nothing is sent yet. The client itself
-// repeats calls that the server asks to repeat; the first repeat is announced, because a
-// command that is silent for seconds looks broken.
+// repeats calls that the server asks to repeat; the first repeat of a command is announced,
+// because a command that is silent for seconds looks broken.
 func (a *app) client() (*client.Client, error) {
 	t, err := a.target()
 	if err != nil {
 		return nil, err
 	}
 	c := client.New(t.URL, t.Token)
-	c.OnRepeat = func(answer error) { a.say("berth: %v; retrying for up to 15s", answer) }
+	if a.repeated == nil {
+		a.repeated = new(sync.Once)
+	}
+	c.OnRepeat = func(answer error) {
+		a.repeated.Do(func() { a.say("berth: %v; retrying for up to 15s", answer) })
+	}
 	return c, nil
 }
 
@@ -248,7 +262,10 @@ func (a *app) failed(ctx context.Context, err error) error {
 	if _, ok := errors.AsType[*berth.Error](err); ok {
 		return err
 	}
-	if !client.Unreachable(err) {
+	// The error of a write to a pipe or a file looks like one of a connection.
+	_, output := errors.AsType[*outputError](err)
+	_, broken := errors.AsType[*client.BrokenLogError](err) // names its cause
+	if output || broken || !client.Unreachable(err) {
 		return err
 	}
 	// A url.Error repeats method and URL, which unreachableError names more briefly.
@@ -293,7 +310,7 @@ func (a *app) show(v view) error {
 		if err != nil {
 			return fmt.Errorf("print YAML: %w", err)
 		}
-		b, err = yaml.JSONToYAML(b)
+		b, err = yamlDocument(b)
 		if err != nil {
 			return fmt.Errorf("print YAML: %w", err)
 		}

@@ -33,7 +33,7 @@ func (f *bulkFlags) register(a *app, cmd *cobra.Command) {
 	flags.StringSliceVarP(&f.status, "status", "s", nil,
 		"instead of a JOB: jobs with these statuses, such as queued; or live (default "+f.usual+")")
 	flags.StringVar(&f.name, "name", "", "instead of a JOB: jobs with this name, or names like 'x*'")
-	flags.StringToStringVarP(&f.labels, "label", "l", nil, "instead of a JOB: jobs with these labels: KEY=VALUE")
+	pairsVar(flags, &f.labels, "label", "l", "instead of a JOB: jobs with these labels: KEY=VALUE")
 	flags.StringVar(&f.tenant, "tenant", "", "with a filter: jobs of this tenant, for admins")
 	flags.StringVar(&f.since, "since", "", "with a filter: jobs submitted since: 24h, 7d or a time")
 	flags.BoolVar(&f.mine, "mine", false, "instead of a JOB: jobs that you submitted, in your tenant or --tenant")
@@ -47,9 +47,16 @@ func (f *bulkFlags) filters() bool {
 	return len(f.status) > 0 || f.name != "" || len(f.labels) > 0 || f.mine
 }
 
-// check refuses a mixture of filters and arguments, and neither of both.
+// check refuses a mixture of filters and arguments, neither of both, and a flag that would select fewer jobs but has no
+// effect: an empty value, or --index of an array without a JOB.
 func (f *bulkFlags) check(cmd *cobra.Command, args []string) error {
-	switch {
+	if err := refuseEmpty(cmd, "status", "name", "tenant", "since", "index"); err != nil {
+		return err
+	}
+	switch index := cmd.Flags().Lookup("index"); {
+	case len(args) == 0 && index != nil && index.Changed:
+		return &usageError{message: "--index needs a JOB: filters select whole jobs",
+			hint: "name the array: " + cmd.CommandPath() + " JOB --index " + index.Value.String()}
 	case len(args) > 0 && (f.filters() || f.tenant != "" || f.since != ""):
 		return usagef("give jobs or filters, not both")
 	case len(args) == 0 && (f.tenant != "" || f.since != "") && !f.filters():
@@ -108,7 +115,7 @@ const maxNamed = 5
 
 // confirm asks on a terminal whether the act may go on. Elsewhere --yes is required, since a
 // question would have no answer.
-func (f *bulkFlags) confirm(a *app, verb string, jobs []wire.Job) error {
+func (f *bulkFlags) confirm(ctx context.Context, a *app, verb string, jobs []wire.Job) error {
 	names := make([]string, 0, maxNamed)
 	for _, j := range jobs[:min(len(jobs), maxNamed)] {
 		names = append(names, named(j))
@@ -125,7 +132,11 @@ func (f *bulkFlags) confirm(a *app, verb string, jobs []wire.Job) error {
 		return &usageError{message: text + " needs a confirmation", hint: "add --yes, or run it on a terminal"}
 	}
 	fmt.Fprintf(a.err, "%s\ncontinue? [y/N] ", text)
-	line, err := bufio.NewReader(a.in).ReadString('\n')
+	line, err := untilDone(ctx, func() (string, error) { return bufio.NewReader(a.in).ReadString('\n') })
+	if ctx.Err() != nil {
+		a.say("\nnothing was changed")
+		return ctx.Err()
+	}
 	if answer := strings.ToLower(strings.TrimSpace(line)); answer == "y" || answer == "yes" {
 		return nil
 	}
@@ -154,24 +165,58 @@ func (f *bulkFlags) actOnAll(ctx context.Context, a *app, verb string, accept fu
 		a.say("no jobs")
 		return nil
 	}
-	if err := f.confirm(a, verb, jobs); err != nil {
+	if err := f.confirm(ctx, a, verb, jobs); err != nil {
 		return err
 	}
 	var last error
+	done := 0
 	for i, job := range jobs {
 		if i > 0 {
 			select {
 			case <-ctx.Done():
-				return ctx.Err()
 			case <-time.After(bulkPause):
 			}
 		}
-		if err := a.actOnJob(ctx, c, job, do); err != nil {
-			if last != nil {
-				a.report(last)
-			}
-			last = err
+		if ctx.Err() != nil {
+			break
 		}
+		err := a.actOnJob(ctx, c, job, do)
+		if err == nil {
+			done++
+			continue
+		}
+		if last != nil {
+			a.report(last)
+		}
+		last = err
 	}
-	return last
+	if ctx.Err() == nil {
+		return last
+	}
+	if last != nil {
+		a.report(last) // a call that Ctrl-C interrupted is no failure, and not reported
+	}
+	a.say("interrupted: %s: %d of %s", verb, done, plural(len(jobs), "job", "jobs"))
+	return ctx.Err()
+}
+
+// untilDone calls read, which waits for a person at the terminal, until it returns or ctx is done: Ctrl-C ends the
+// question, and the read goes on until the end of the process.
+func untilDone[T any](ctx context.Context, read func() (T, error)) (T, error) {
+	type result struct {
+		value T
+		err   error
+	}
+	got := make(chan result, 1)
+	go func() {
+		value, err := read()
+		got <- result{value, err}
+	}()
+	select {
+	case r := <-got:
+		return r.value, r.err
+	case <-ctx.Done():
+		var none T
+		return none, ctx.Err()
+	}
 }

@@ -83,11 +83,16 @@ func followEvents(ctx context.Context, a *app, job wire.Job) error {
 		return err
 	}
 	h := newHistory(a, a.Output == "wide")
+	c.OnSilence = func(silent bool) { a.say("%s", silenceText(a.now(), silent)) }
 	err = c.FollowEvents(ctx, job.ID, 0, func(e wire.Event) error {
-		return followedEvent{
+		err := followedEvent{
 			body: e, name: string(e.Kind), at: e.At, what: fmt.Sprintf("%-22s", eventText(e)), tone: toneOfEvent(e),
 			actor: e.Actor, detail: eventDetail(e),
 		}.print(a, h)
+		if err != nil {
+			return &outputError{err}
+		}
+		return nil
 	})
 	return a.failed(ctx, err)
 }

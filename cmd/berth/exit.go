@@ -87,6 +87,49 @@ func (e *unreachableError) Error() string { return "no answer from " + e.url + "
 // Unwrap returns the error of the connection.
 func (e *unreachableError) Unwrap() error { return e.err }
 
+// outputError is a result that could not be written, such as to a full disk. The server has no part in it.
+type outputError struct{ err error }
+
+// Error returns the error of the write.
+func (e *outputError) Error() string { return e.err.Error() }
+
+// Unwrap returns the error of the write.
+func (e *outputError) Unwrap() error { return e.err }
+
+// unknownSubmitError reports a submit without an answer: the job may exist. The exit code is that of err.
+type unknownSubmitError struct {
+	name, key string
+	err       error // as failed returns it
+}
+
+// Error returns the error of the last call.
+func (e *unknownSubmitError) Error() string { return e.err.Error() }
+
+// Unwrap returns the error of the last call.
+func (e *unknownSubmitError) Unwrap() error { return e.err }
+
+// hint returns the way to repeat the submit without a second job.
+func (e *unknownSubmitError) hint() string {
+	return fmt.Sprintf("the job may have been submitted, check with: berth list --name %s; to repeat the command "+
+		"without a second job, add --idempotency-key %s", e.name, e.key)
+}
+
+// submitFailed converts the error of a submit under a key; see failed. After Ctrl-C only the server knows whether the
+// job exists, and a message says so.
+func submitFailed(ctx context.Context, a *app, err error, name, key string) error {
+	unknown := &unknownSubmitError{name: name, key: key}
+	if ctx.Err() != nil {
+		a.say("interrupted; %s", unknown.hint())
+		return ctx.Err()
+	}
+	lost, ok := errors.AsType[*client.LostAnswerError](err)
+	if !ok {
+		return a.failed(ctx, err)
+	}
+	unknown.err = a.failed(ctx, lost.Err)
+	return unknown
+}
+
 // exitOf returns the exit code of an error. The order of the cases decides where errors are
 // joined: the end of a job comes before a failure to print that end, as in wait.
 func exitOf(err error) exitCode {
@@ -106,6 +149,9 @@ func exitOf(err error) exitCode {
 		return exitInterrupted
 	}
 	if _, ok := errors.AsType[*client.CutError](err); ok {
+		return exitUnreachable
+	}
+	if _, ok := errors.AsType[*client.BrokenLogError](err); ok {
 		return exitUnreachable
 	}
 	if _, ok := errors.AsType[*timeoutError](err); ok {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -80,7 +81,7 @@ func newList(a *app) *cobra.Command {
 	f.StringVar((*string)(&q.Tenant), "tenant", "", "tenant to list, for admins (default: all; users see their own)")
 	f.BoolVar(&watch, "watch", false, "show the list again every 2 seconds until Ctrl-C; only on a terminal")
 	f.StringVar(&q.Name, "name", "", "filter by name")
-	f.StringToStringVarP(&q.Labels, "label", "l", nil, "filter by labels: KEY=VALUE")
+	pairsVar(f, &q.Labels, "label", "l", "filter by labels: KEY=VALUE")
 	f.StringVar(&parent, "parent", "",
 		"list the elements of an array, such as ARRAY or ARRAY[3-7], or the steps of a pipeline (default: neither)")
 	f.BoolVar(&alone, "no-merge", false, "with --parent: leave out retries of the array, and arrays that it retries")
@@ -116,9 +117,8 @@ func parseSince(s string, now time.Time) (time.Time, error) {
 		return time.Time{}, nil
 	}
 	if days, ok := strings.CutSuffix(s, "d"); ok {
-		var n int
 		// At most 9999 days, about 27 years.
-		if _, err := fmt.Sscanf(days, "%d", &n); err == nil && n >= 0 && n < 10_000 {
+		if n, err := strconv.Atoi(days); err == nil && n >= 0 && n < 10_000 {
 			return now.AddDate(0, 0, -n), nil
 		}
 	}
@@ -149,7 +149,7 @@ func showJobs(a *app, list wire.Page[wire.Job]) error {
 			return nil
 		}
 		t := table{screen: a.outTerm, head: []string{"JOB", "NAME", "STATUS", "AGE", "RAN", "ATTEMPT", "REASON"},
-			shrinks: "NAME", drops: "ATTEMPT"}
+			shrinks: []string{"VARS", "NAME"}, drops: "ATTEMPT"}
 		if wide {
 			t.head = []string{"ID", "NAME", "STATUS", "AGE", "RAN", "ATTEMPT", "TENANT", "PRIORITY", "LABELS", "REASON"}
 		}

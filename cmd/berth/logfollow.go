@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
@@ -32,19 +33,38 @@ type logFollower struct {
 	printer *logPrinter
 	query   client.LogsQuery
 
-	known map[logSource]bool // queued, open or printed
-	queue []logSource
-	open  int
-	most  int // logs that are followed at a time
-	ended chan logEnd
-	noted bool // a message about the queue was printed
+	known   map[logSource]bool // queued, open or printed
+	queue   []logSource
+	failed  map[logSource]logFailure // of logs whose first connection failed
+	open    int
+	most    int       // logs that are followed at a time
+	refused time.Time // when the server's limit was last met
+	ended   chan logEnd
+	noted   bool // a message about the queue was printed
+	said    bool // a message about a failed connection was printed
 }
 
 // logEnd is the end of one followed log.
 type logEnd struct {
 	source logSource
+	begun  bool // lines were printed, or the stream has had its own patience
 	err    error
 }
+
+// logFailure is a log that could not be opened, by the real clock.
+type logFailure struct {
+	since time.Time // of the first failure
+	due   time.Time // of the next try
+	wait  time.Duration
+}
+
+// Pauses before a log that could not be opened is opened again. growEvery is the time after which a follower that met
+// the server's limit tries one log more.
+const (
+	reopenFirst = time.Second
+	reopenLast  = 5 * time.Second
+	growEvery   = 30 * time.Second
+)
 
 // followLogs follows the logs below a job until the job has ended and all lines are
 // printed.
@@ -52,7 +72,7 @@ func followLogs(ctx context.Context, t *logTree, p *logPrinter, job wire.Job, q 
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	f := &logFollower{tree: t, printer: p, query: q, known: map[logSource]bool{}, most: maxFollowed,
-		ended: make(chan logEnd)}
+		failed: map[logSource]logFailure{}, ended: make(chan logEnd)}
 	var streams sync.WaitGroup
 	defer streams.Wait()
 	defer cancel()
@@ -87,7 +107,7 @@ func (f *logFollower) follow(ctx context.Context, job wire.Job, streams *sync.Wa
 			next = now().Add(scanEvery * time.Duration(1+n/logPage))
 		}
 		f.start(ctx, streams)
-		if over && f.open == 0 {
+		if over && f.open == 0 && len(f.queue) == 0 {
 			return nil
 		}
 		select {
@@ -156,21 +176,19 @@ func (f *logFollower) scan(ctx context.Context, job wire.Job) (int, error) {
 
 // start opens logs of the queue, as many as allowed.
 func (f *logFollower) start(ctx context.Context, streams *sync.WaitGroup) {
-	for f.open < f.most && len(f.queue) > 0 {
-		s := f.queue[0]
-		f.queue = f.queue[1:]
-		f.open++
-		q := f.query
-		q.Member = s.member
-		if f.printer.shows() {
-			q.Unfinished = func(l wire.LogLine) error { return f.printer.unfinished(s, l) }
-			q.Silence = func(silent bool) { f.printer.silence(s, silent) }
+	if len(f.queue) > 0 && f.open >= f.most && f.most < maxFollowed && time.Since(f.refused) >= growEvery {
+		f.most, f.refused = f.most+1, time.Now()
+	}
+	for f.open < f.most {
+		now := time.Now()
+		i := slices.IndexFunc(f.queue, func(s logSource) bool { return !now.Before(f.failed[s].due) })
+		if i < 0 {
+			return
 		}
-		streams.Go(func() {
-			defer f.printer.ended(s)
-			err := f.tree.client.Logs(ctx, s.job, q, func(l wire.LogLine) error { return f.printer.print(s, l) })
-			f.ended <- logEnd{s, err}
-		})
+		s := f.queue[i]
+		f.queue = slices.Delete(f.queue, i, i+1)
+		f.open++
+		streams.Go(func() { f.ended <- f.print(ctx, s) })
 	}
 	if len(f.queue) > 0 && !f.noted {
 		f.noted = true
@@ -178,19 +196,43 @@ func (f *logFollower) start(ctx context.Context, streams *sync.WaitGroup) {
 	}
 }
 
+// print prints one log to its end, in a goroutine of its own.
+func (f *logFollower) print(ctx context.Context, s logSource) logEnd {
+	defer f.printer.ended(s)
+	q := f.query
+	q.Member = s.member
+	q.Silence = func(silent bool) { f.printer.silence(s, silent) }
+	begun, opened := false, time.Now()
+	if f.printer.shows() {
+		q.Unfinished = func(l wire.LogLine) error { return f.printer.unfinished(s, l) }
+	}
+	err := f.tree.client.Logs(ctx, s.job, q, func(l wire.LogLine) error {
+		begun = true
+		return f.printer.print(s, l)
+	})
+	return logEnd{s, begun || time.Since(opened) >= patience, err}
+}
+
 // settle handles the end of one log. A log that the server refused for its limit on streams
-// goes back to the queue, and fewer logs are followed from then on.
+// goes back to the queue, and fewer logs are followed from then on. So does a log whose first
+// connection failed by a fault that may pass, after a pause.
 func (f *logFollower) settle(ctx context.Context, e logEnd) error {
-	switch {
-	case e.err == nil, ctx.Err() != nil:
+	if e.err == nil || ctx.Err() != nil {
 		return nil
-	// The server refuses a stream before the first line, so no line is printed twice.
-	case berth.CodeOf(e.err) == berth.CodeCapacity && f.open > 0:
-		f.most = f.open
-		f.queue = slices.Insert(f.queue, 0, e.source)
+	}
+	if berth.CodeOf(e.err) == berth.CodeCapacity {
+		f.most, f.refused = max(f.open, 1), time.Now()
+		// The server refuses a stream before the first line, so no line is printed twice.
+		if f.open > 0 {
+			f.queue = slices.Insert(f.queue, 0, e.source)
+			return nil
+		}
+	}
+	if f.reopen(ctx, e) {
 		return nil
+	}
 	// An element that was archived meanwhile, or without the attempt of --attempt.
-	case berth.CodeOf(e.err) == berth.CodeNotFound && len(f.known) > 1:
+	if berth.CodeOf(e.err) == berth.CodeNotFound && len(f.known) > 1 {
 		return nil
 	}
 	if _, refused := errors.AsType[*berth.Error](e.err); refused && len(f.known) > 1 {
@@ -198,4 +240,31 @@ func (f *logFollower) settle(ctx context.Context, e logEnd) error {
 		return nil
 	}
 	return e.err
+}
+
+// reopen puts a log that could not be opened back into the queue, for up to patience since its first failure. The first
+// such failure of the command is reported.
+func (f *logFollower) reopen(ctx context.Context, e logEnd) bool {
+	err := f.tree.app.failed(ctx, e.err)
+	now, failure := time.Now(), f.failed[e.source]
+	if failure.since.IsZero() {
+		failure = logFailure{since: now, wait: reopenFirst}
+	}
+	if e.begun || !passing(err) || now.Sub(failure.since) > patience {
+		return false
+	}
+	if !f.said {
+		f.said = true
+		what := "the log"
+		if e.source.label != "" {
+			what += " of " + e.source.label
+		}
+		f.tree.say("berth: %s cannot be opened yet: %v; trying again", what, err)
+	}
+	// Jitter: logs that failed together are not opened together.
+	failure.due = now.Add(failure.wait + rand.N(failure.wait/4))
+	failure.wait = min(2*failure.wait, reopenLast)
+	f.failed[e.source] = failure
+	f.queue = append(f.queue, e.source)
+	return true
 }

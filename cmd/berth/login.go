@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -46,7 +47,7 @@ func newLogin(a *app) *cobra.Command {
 			if name == "" {
 				name = "default"
 			}
-			token, err := askToken(a, server)
+			token, err := askToken(cmd.Context(), a, server)
 			if err != nil {
 				return err
 			}
@@ -66,7 +67,7 @@ func newLogin(a *app) *cobra.Command {
 
 // askToken returns the token: BERTH_TOKEN, else the line typed at the terminal without
 // echo, else the first line of standard input.
-func askToken(a *app, server string) (string, error) {
+func askToken(ctx context.Context, a *app, server string) (string, error) {
 	// A warning only: a proxy with TLS on the same host, or a private network, is a valid
 	// setup.
 	if u, err := url.Parse(server); err == nil && u.Scheme == "http" && !loopback(u.Hostname()) {
@@ -77,8 +78,11 @@ func askToken(a *app, server string) (string, error) {
 	}
 	if a.readSecret != nil {
 		fmt.Fprintf(a.err, "token for %s: ", server)
-		b, err := a.readSecret()
+		b, err := a.readSecret(ctx)
 		fmt.Fprintln(a.err)
+		if ctx.Err() != nil {
+			return "", ctx.Err()
+		}
 		if err != nil {
 			return "", usagef("read token: %v", err)
 		}
@@ -86,7 +90,12 @@ func askToken(a *app, server string) (string, error) {
 	}
 	// The bound is far above the length of a token and keeps a wrong file from filling
 	// memory.
-	line, err := bufio.NewReader(io.LimitReader(a.in, 4096)).ReadString('\n')
+	line, err := untilDone(ctx, func() (string, error) {
+		return bufio.NewReader(io.LimitReader(a.in, 4096)).ReadString('\n')
+	})
+	if ctx.Err() != nil {
+		return "", ctx.Err()
+	}
 	if err != nil && !errors.Is(err, io.EOF) {
 		return "", usagef("read token: %v", err)
 	}

@@ -34,6 +34,10 @@ type logPrinter struct {
 
 	unended liveLines
 
+	// say, if not nil, reports that the server sends nothing of a followed log, where no unfinished lines are shown.
+	say  func(format string, args ...any)
+	away map[logSource]bool // logs of which the server sends nothing, with say
+
 	mu     sync.Mutex
 	tones  map[string]tone // of the labels so far
 	widest int             // width of the widest label so far, in columns
@@ -65,8 +69,10 @@ func (p *logPrinter) print(s logSource, l wire.LogLine) error {
 	}
 	p.finishes(s, l)
 	write := func() error {
-		_, err := fmt.Fprintln(p.app.out, text)
-		return err
+		if _, err := fmt.Fprintln(p.app.out, text); err != nil {
+			return &outputError{err}
+		}
+		return nil
 	}
 	if p.around != nil {
 		return p.around(write)

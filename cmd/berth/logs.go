@@ -83,6 +83,7 @@ func printLogs(ctx context.Context, t *logTree, p *logPrinter, job wire.Job, q c
 	below := newProgress(t.app)
 	p.around = below.around
 	p.live(below)
+	t.client.OnRepeat = nil // a server that does not respond is reported once, below
 	say := t.say
 	t.say = func(format string, args ...any) {
 		_ = below.around(func() error {
@@ -90,6 +91,7 @@ func printLogs(ctx context.Context, t *logTree, p *logPrinter, job wire.Job, q c
 			return nil
 		})
 	}
+	p.say = t.say
 	err := followLogs(ctx, t, p, job, q)
 	below.done()
 	t.say = say

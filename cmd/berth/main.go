@@ -56,7 +56,17 @@ func fromProcess() *app {
 	a.errTerm = terminal(os.Stderr, plain)
 	// Only a terminal can hide typed text; from a pipe, commands read standard input.
 	if fd := int(os.Stdin.Fd()); term.IsTerminal(fd) {
-		a.readSecret = func() ([]byte, error) { return term.ReadPassword(fd) }
+		a.readSecret = func(ctx context.Context) ([]byte, error) {
+			before, err := term.GetState(fd)
+			if err != nil {
+				return nil, err
+			}
+			secret, err := untilDone(ctx, func() ([]byte, error) { return term.ReadPassword(fd) })
+			if ctx.Err() != nil {
+				_ = term.Restore(fd, before) // ReadPassword still waits, with the echo off
+			}
+			return secret, err
+		}
 	}
 	return a
 }
@@ -92,9 +102,16 @@ func terminal(f *os.File, plain bool) screen {
 		}
 		return width
 	}
+	rows := func() int {
+		_, height, err := term.GetSize(fd)
+		if err != nil {
+			return 0
+		}
+		return height
+	}
 	width := measure()
-	if width < 40 {
+	if width < narrowest {
 		width = usualWidth
 	}
-	return screen{terminal: true, colour: !plain, width: width, measure: measure}
+	return screen{terminal: true, colour: !plain, width: width, measure: measure, rows: rows}
 }

@@ -202,6 +202,9 @@ func newMaintenanceCreate(a *app) *cobra.Command {
 			"  berth maintenance create --label rack=r7 --from now --for 30m --reason 'power work'",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			if err := refuseEmpty(cmd, "machine", "pool"); err != nil {
+				return err
+			}
 			if m.From, err = w.start(a.now()); err != nil {
 				return err
 			}
@@ -225,7 +228,7 @@ func newMaintenanceCreate(a *app) *cobra.Command {
 	f := cmd.Flags()
 	f.StringArrayVar(&machines, "machine", nil, "machine, repeatable")
 	f.StringVar(&m.Pool, "pool", "", "all machines of this pool")
-	f.StringToStringVarP(&m.Labels, "label", "l", nil, "all machines with these labels: KEY=VALUE")
+	pairsVar(f, &m.Labels, "label", "l", "all machines with these labels: KEY=VALUE")
 	for _, name := range []string{"from", "for", "reason"} {
 		_ = cmd.MarkFlagRequired(name)
 	}

@@ -28,7 +28,7 @@ type overrides struct {
 // register adds the flags.
 func (o *overrides) register(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringToStringVarP(&o.env, "env", "e", nil, "environment variables, in addition to the file's: KEY=VALUE")
+	pairsVar(f, &o.env, "env", "e", "environment variables, in addition to the file's: KEY=VALUE")
 	f.StringArrayVar(&o.set, "set", nil,
 		"field of the file to override: PATH=VALUE, such as resources.gpus=2 or jobs.train.env.LR=0.1")
 	f.StringSliceVar(&o.secrets, "secret", nil, "secrets for the containers, in addition to the file's")

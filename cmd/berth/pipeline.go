@@ -104,8 +104,9 @@ func submitPipeline(ctx context.Context, a *app, pipeline spec.Pipeline, base, r
 	}
 	job, created, err := submit(ctx, pipeline, key)
 	if err != nil {
-		return a.failed(ctx, err)
+		return submitFailed(ctx, a, err, pipeline.Name, key)
 	}
+	created = created || flags.key == "" // see submitJob
 	job = a.withHandle(ctx, c, job)
 	if resume != "" {
 		flags.note = takenText(job)

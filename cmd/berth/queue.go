@@ -69,7 +69,8 @@ func showQueue(a *app, q wire.Queue) error {
 			return nil
 		}
 		now := a.now()
-		t := table{screen: a.outTerm, head: []string{"POS", "JOB", "NAME", "START", "REASON"}}
+		t := table{screen: a.outTerm, head: []string{"POS", "JOB", "NAME", "START", "REASON"},
+			shrinks: []string{"NAME"}}
 		if wide {
 			t.head = []string{"POS", "ID", "NAME", "TENANT", "BAND", "SHARE", "PRIORITY", "AGE", "START", "POOLS",
 				"REASON"}

@@ -49,6 +49,9 @@ func newRetry(a *app) *cobra.Command {
 	filteredBy(a, act(a, cmd, ended, do), &bulkFlags{usual: string(berth.Failed)}, unretried, do)
 	plain := cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if err := refuseEmpty(cmd, "file"); err != nil {
+			return err
+		}
 		changes := file != "" || !over.none()
 		switch {
 		case !changes:

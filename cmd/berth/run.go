@@ -26,15 +26,15 @@ type runFlags struct {
 // newRun builds "berth run". The command builds a spec from flags and submits the spec as
 // berth submit does: there is one path to the server.
 func newRun(a *app) *cobra.Command {
-	flags := submitFlags{wait: true}
+	flags := submitFlags{wait: true, waits: true}
 	var r runFlags
 	var over overrides
 	cmd := &cobra.Command{
 		Use:   "run --image IMAGE [flags] [-- COMMAND [ARG...]]",
 		Short: "Submit a job without a file and follow it to its end",
 		Long: "Run submits a job described by flags instead of a job file, waits for its end, as with --wait of the\n" +
-			"other commands, and exits with its exit code. Ctrl-C ends the command and not the job. --detach prints\n" +
-			"the job's id and returns at once.\n\n" + waitHelp,
+			"other commands, and exits with a code for it: 0, 1 if the job failed, 5 if canceled. Ctrl-C ends\n" +
+			"the command and not the job. --detach prints the job's id and returns at once.\n\n" + waitHelp,
 		Example: "  berth run --image python:3.12-slim --cpus 2 -- python -c 'print(1)'\n" +
 			"  id=$(berth run --detach --image python:3.12-slim -- python train.py)",
 		Args: func(cmd *cobra.Command, args []string) error {
@@ -84,10 +84,10 @@ func newRun(a *app) *cobra.Command {
 	f.StringVar(&r.gpus, "gpus", "", "number of GPUs, or a share of one such as 0.25")
 	f.StringVar(&r.gpuType, "gpu-type", "", "acceptable GPU models, such as H100,A100")
 	over.register(cmd)
-	f.Lookup("env").Usage = "environment variables of the container: KEY=VALUE"
+	f.Lookup("env").Usage = "environment variables of the container: KEY=VALUE; repeatable"
 	f.Lookup("set").Usage = "field of the job file without a flag: PATH=VALUE, such as checkpoint.keep=5"
 	f.Lookup("secret").Usage = "secrets that the container receives, by name"
-	f.StringToStringVarP(&r.labels, "label", "l", nil, "labels of the job: KEY=VALUE")
+	pairsVar(f, &r.labels, "label", "l", "labels of the job: KEY=VALUE")
 	f.StringVar(&r.priority, "priority", "", "priority: low, normal, high, or 0 to 1000 (default normal)")
 	f.StringVar(&r.timeLimit, "time-limit", "", "time limit of an attempt, such as 4h")
 	f.StringVar(&r.checkpoint, "checkpoint", "", "checkpoint folder in the container")

@@ -18,6 +18,9 @@ type screen struct {
 
 	// measure returns the present width in columns, for lines that are drawn again; nil: the width does not change.
 	measure func() int
+
+	// rows returns the present height in lines, for screens that are drawn again; nil or 0: not known.
+	rows func() int
 }
 
 // usualWidth is the width of a terminal that does not report one.
@@ -33,6 +36,17 @@ func (s screen) columns() int {
 		return usualWidth
 	}
 	return width
+}
+
+// narrowest is the least width of a table in columns: cut to less it would be useless.
+const narrowest = 40
+
+// tableWidth returns the present width for tables; a smaller window than narrowest wraps their rows.
+func (s screen) tableWidth() int {
+	if width := s.columns(); width >= narrowest {
+		return width
+	}
+	return usualWidth
 }
 
 // tone is the meaning of a text, shown as a colour where the terminal has colours. Colour

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/goccy/go-yaml"
 	"github.com/google/go-cmp/cmp"
 
 	"berth"
@@ -256,7 +257,7 @@ func TestSinceReadsTimesAndLengths(t *testing.T) {
 			t.Errorf("%q: got %s, %v; want %s", in, got, err, want)
 		}
 	}
-	for _, in := range []string{"soon", "-5m", "5", "-3d", "d"} {
+	for _, in := range []string{"soon", "-5m", "5", "-3d", "d", "1.5d", "1h30d", "2026-01-31d"} {
 		if got, err := parseSince(in, noon); err == nil {
 			t.Errorf("%q: got %s, want an error", in, got)
 		}
@@ -282,19 +283,34 @@ func TestTextOfJobsDoesNotSteerTheTerminal(t *testing.T) {
 // A document keeps its meaning, and a pipe gets it as the server wrote it.
 func TestDocumentsDoNotSteerTheTerminal(t *testing.T) {
 	t.Parallel()
-	text := "a\u009b2J\u202eb\x7f\x1b[2J ä"
-	for _, terminal := range []bool{true, false} {
-		a, b := onTerminal(80, false)
-		a.Output, a.outTerm.terminal = "json", terminal
-		if err := a.show(view{body: map[string]string{"text": text}}); err != nil {
-			t.Fatal(err)
-		}
-		if strings.ContainsFunc(b.String(), steers) == terminal {
-			t.Errorf("terminal %v gets %q", terminal, b)
-		}
-		var back map[string]string
-		if err := json.Unmarshal(b.Bytes(), &back); err != nil || back["text"] != text {
-			t.Errorf("terminal %v: the text is %q, %v", terminal, back["text"], err)
+	texts := map[string]string{"long": "a\u009b2J\u202eb\x7f\x1b[2J ä", "title": "x\x1b]0;pwned\a",
+		"lines": "a\nb\x1b[2J\n", "return": "10%\r20%", "plain": "a: b", "more": "a\nb\n", "number": "1"}
+	for output, read := range map[string]func([]byte, any) error{
+		"json": json.Unmarshal, "yaml": func(b []byte, v any) error { return yaml.Unmarshal(b, v) },
+	} {
+		for _, terminal := range []bool{true, false} {
+			a, b := onTerminal(80, false)
+			a.Output, a.outTerm.terminal = output, terminal
+			body := map[string]any{"list": []any{texts, texts["title"]}, "n": 5, "none": nil}
+			if err := a.show(view{body: body}); err != nil {
+				t.Fatal(err)
+			}
+			if strings.ContainsFunc(strings.ReplaceAll(b.String(), "\n", ""), unsafeRune) && terminal {
+				t.Errorf("%s on a terminal is %q", output, b)
+			}
+			var back struct {
+				List []any
+				N    int
+			}
+			if err := read(b.Bytes(), &back); err != nil || back.N != 5 || len(back.List) != 2 {
+				t.Fatalf("%s, terminal %v: %+v, %v\n%s", output, terminal, back, err, b)
+			}
+			got, _ := back.List[0].(map[string]any)
+			for name, want := range texts {
+				if got[name] != want {
+					t.Errorf("%s, terminal %v: %s is %q, want %q", output, terminal, name, got[name], want)
+				}
+			}
 		}
 	}
 }

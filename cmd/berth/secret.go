@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"os"
@@ -38,7 +39,7 @@ func newSecretSet(a *app) *cobra.Command {
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeSecrets,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			value, err := readSecretValue(a, args[0], file)
+			value, err := readSecretValue(cmd.Context(), a, args[0], file)
 			if err != nil {
 				return err
 			}
@@ -75,7 +76,7 @@ func newSecretSet(a *app) *cobra.Command {
 // standard input without the newline at its end, since echo and editors add one. Little
 // more than the largest value is read, so that validation can refuse a larger one without
 // holding all of it.
-func readSecretValue(a *app, name, file string) (spec.Sensitive, error) {
+func readSecretValue(ctx context.Context, a *app, name, file string) (spec.Sensitive, error) {
 	if file != "" {
 		f, err := os.Open(file)
 		if err != nil {
@@ -93,11 +94,16 @@ func readSecretValue(a *app, name, file string) (spec.Sensitive, error) {
 	// On a terminal the value is typed without echo; readSecret ends at the newline.
 	if a.readSecret != nil {
 		fmt.Fprintf(a.err, "value of %s: ", name)
-		value, err = a.readSecret()
+		value, err = a.readSecret(ctx)
 		fmt.Fprintln(a.err)
 	} else {
 		// One byte beyond the limit, and two for a newline that is removed below.
-		value, err = io.ReadAll(io.LimitReader(a.in, spec.MaxSecretBytes+3))
+		value, err = untilDone(ctx, func() ([]byte, error) {
+			return io.ReadAll(io.LimitReader(a.in, spec.MaxSecretBytes+3))
+		})
+	}
+	if ctx.Err() != nil {
+		return "", ctx.Err()
 	}
 	if err != nil {
 		return "", usagef("read the value of %s: %v", name, err)

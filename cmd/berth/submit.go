@@ -31,13 +31,14 @@ type submitFlags struct {
 	note    string        // a second message about the created job; "": none
 	timeout time.Duration // of the wait, not of the job; 0: none
 	detach  bool          // berth run was told not to wait
+	waits   bool          // the command waits by default, and has flags in place of a job file
 	key     string        // idempotency key; "": a new one for each run
 }
 
 // register adds the flags to a command.
 func (f *submitFlags) register(cmd *cobra.Command) {
 	cmd.Flags().BoolVarP(&f.wait, "wait", "w", f.wait,
-		"print the job's log, wait for its end and exit with its exit code")
+		"print the job's log, wait for its end and exit with a code for that end")
 	f.registerWaiting(cmd)
 }
 
@@ -60,8 +61,11 @@ func (f *submitFlags) check() error {
 		return usagef("--no-logs has no effect with --detach")
 	}
 	if f.timeout != 0 && !f.wait {
-		return &usageError{message: "--timeout has no effect without --wait",
-			hint: "add --wait; to limit the job itself, set time_limit in the job file"}
+		hint := "add --wait; to limit the job itself, set time_limit in the job file"
+		if f.waits {
+			hint = "leave out --wait=false; to limit the job itself, use --time-limit"
+		}
+		return &usageError{message: "--timeout has no effect without --wait", hint: hint}
 	}
 	if f.noLogs && !f.wait {
 		return usagef("--no-logs has no effect without --wait")
@@ -149,13 +153,10 @@ func submitJob(ctx context.Context, a *app, jobSpec spec.Job, file *jobfile.File
 		return err
 	}
 	job, created, err := c.Submit(ctx, jobSpec, key)
-	// Ctrl-C between the call and its answer: only the server knows whether the job exists.
-	if err != nil && ctx.Err() != nil {
-		a.say("interrupted; the job may have been submitted, check with: berth list --name %s", jobSpec.Name)
-	}
 	if err != nil {
-		return located(a.failed(ctx, err), file)
+		return located(submitFailed(ctx, a, err, jobSpec.Name, key), file)
 	}
+	created = created || flags.key == "" // by an earlier try of this call: nobody else has the key
 	job = a.withHandle(ctx, c, job)
 	return finishSubmit(ctx, a, job, created, fmt.Sprintf("submitted %s; follow it with: berth logs -f %s", job.Name,
 		handle(job)), flags)
@@ -197,7 +198,8 @@ func finishSubmit(
 	case document:
 		return waitAndPrint(ctx, a, job, o)
 	default:
-		return waitForJob(ctx, a, job, o)
+		_, err := waitForJob(ctx, a, job, o)
+		return err
 	}
 }
 

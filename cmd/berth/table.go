@@ -25,13 +25,15 @@ type table struct {
 	rows   [][]cell
 
 	// Columns by their heading, for a terminal that is too narrow for the last column: the
-	// column drops is left out, and the column shrinks is cut. "" is no column.
-	shrinks, drops string
+	// column drops is left out, and the columns shrinks are cut, the first one first. "" is no
+	// column.
+	shrinks []string
+	drops   string
 }
 
 // Widths in columns of a terminal. The column drops is left out if the last column would have less than
-// wholeReason, in which most reasons stand whole, such as "no room: needs 2 CPUs, most free 0.5 (m1)". The column
-// shrinks is cut, but not below leastShrunk, if the last column would have less than lastColumn.
+// wholeReason, in which most reasons stand whole, such as "no room: needs 2 CPUs, most free 0.5 (m1)". The columns
+// shrinks are cut, but not below leastShrunk, if the last column would have less than lastColumn.
 const (
 	wholeReason = 42
 	lastColumn  = 30
@@ -94,7 +96,7 @@ func (t *table) fit(widths []int) []int {
 		for _, w := range widths[:last] {
 			used += w + 2
 		}
-		return min(widths[last], room) - (t.screen.width - used)
+		return min(widths[last], room) - (t.screen.tableWidth() - used)
 	}
 	if !t.screen.terminal || missing(wholeReason) <= 0 {
 		return widths
@@ -110,15 +112,17 @@ func (t *table) fit(widths []int) []int {
 		}
 		t.rows, widths = rows, slices.Delete(widths, i, i+1)
 	}
-	i := slices.Index(t.head, t.shrinks)
-	if i < 0 || missing(lastColumn) <= 0 {
-		return widths
-	}
-	widths[i] = max(min(widths[i], leastShrunk), widths[i]-missing(lastColumn))
-	for r, row := range t.rows {
-		if len(row) > i && lipgloss.Width(row[i].text) > widths[i] {
-			t.rows[r] = slices.Clone(row)
-			t.rows[r][i].text = cut(row[i].text, widths[i])
+	for _, name := range t.shrinks {
+		i := slices.Index(t.head, name)
+		if i < 0 || missing(lastColumn) <= 0 {
+			continue
+		}
+		widths[i] = max(min(widths[i], leastShrunk), widths[i]-missing(lastColumn))
+		for r, row := range t.rows {
+			if len(row) > i && lipgloss.Width(row[i].text) > widths[i] {
+				t.rows[r] = slices.Clone(row)
+				t.rows[r][i].text = cut(row[i].text, widths[i])
+			}
 		}
 	}
 	return widths
@@ -132,7 +136,7 @@ func (t *table) line(b *strings.Builder, row []cell, widths []int) {
 	}
 	for i, c := range row[:last+1] {
 		if i == len(widths)-1 && t.screen.terminal {
-			c.text = cut(c.text, t.screen.width-used)
+			c.text = cut(c.text, t.screen.tableWidth()-used)
 		}
 		// Painted after the cut and padded by the unpainted width.
 		b.WriteString(t.screen.paint(c.tone, c.text))

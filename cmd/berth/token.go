@@ -233,8 +233,7 @@ func newJoinTokenCreate(a *app) *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&n.Pool, "pool", "", "pool of the machine")
-	cmd.Flags().StringToStringVarP(&n.Labels, "label", "l", nil,
-		"labels of the machine, which override its own: KEY=VALUE")
+	pairsVar(cmd.Flags(), &n.Labels, "label", "l", "labels of the machine, which override its own: KEY=VALUE")
 	cmd.Flags().StringVar(&n.Machines, "machines", "",
 		"pattern of the names that may join, such as 'gpu-*' (default any name)")
 	cmd.Flags().BoolVar(&n.Approves, "approves", false,

@@ -143,7 +143,7 @@ func showTop(a *app, list wire.Page[wire.Machine], f topFlags) error {
 // topMachines is the table of machines. Amounts are used/reserved/capacity.
 func topMachines(a *app, list []wire.Machine) *table {
 	t := &table{screen: a.outTerm, head: []string{"MACHINE", "STATE", "CPUS USE/RESV/ALL",
-		"GIB USE/RESV/ALL", "GPUS USE/RESV/ALL", "JOBS"}, shrinks: "MACHINE", drops: "STATE"}
+		"GIB USE/RESV/ALL", "GPUS USE/RESV/ALL", "JOBS"}, shrinks: []string{"MACHINE"}, drops: "STATE"}
 	for _, m := range list {
 		cpus, memory, gpus := "-", "-", "-"
 		if u := m.Measured; u != nil {
@@ -206,7 +206,7 @@ func topGPUs(a *app, list []wire.Machine, order string) *table {
 	}
 	slices.SortStableFunc(rows, func(x, y gpuRow) int { return cmp.Compare(y.value(order), x.value(order)) })
 	t := &table{screen: a.outTerm, head: []string{"MACHINE", "GPU", "MODEL", "BUSY", "RESERVED",
-		"GIB USE/ALL", "JOBS", "HEALTH"}, shrinks: "MODEL"}
+		"GIB USE/ALL", "JOBS", "HEALTH"}, shrinks: []string{"MODEL"}}
 	for _, r := range rows {
 		busy, memory := "-", "-"
 		if r.now.Busy != nil {

@@ -57,13 +57,39 @@ func (p *logPrinter) ended(s logSource) {
 		p.drop(s)
 		p.setAway(s, false)
 	}
+	delete(p.away, s)
 }
 
-// silence hides the unfinished line of a log while the server sends nothing.
+// silence hides the unfinished line of a log while the server sends nothing. Where none is shown, a message reports the
+// first log that falls silent, and the last that is heard again.
 func (p *logPrinter) silence(s logSource, silent bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.setAway(s, silent)
+	if p.shows() {
+		p.setAway(s, silent)
+		return
+	}
+	before := len(p.away) > 0
+	if silent && p.away == nil {
+		p.away = map[logSource]bool{}
+	}
+	if silent {
+		p.away[s] = true
+	} else {
+		delete(p.away, s)
+	}
+	if after := len(p.away) > 0; p.say != nil && after != before {
+		p.say("%s", silenceText(p.app.now(), silent))
+	}
+}
+
+// silenceText says that the server of a followed log or history is silent, or is heard again.
+func silenceText(now time.Time, silent bool) string {
+	text := "the server responds again"
+	if silent {
+		text = "the server does not respond; still waiting"
+	}
+	return now.UTC().Format(time.TimeOnly) + "  " + text
 }
 
 // setAway records whether the server sends nothing of a log, and draws the line. The caller holds p.mu.

@@ -32,7 +32,7 @@ func newWait(a *app) *cobra.Command {
 	var timeout time.Duration
 	cmd := &cobra.Command{
 		Use:   "wait JOB",
-		Short: "Wait for a job's end and exit with its exit code",
+		Short: "Wait for a job's end and exit with a code for it",
 		Long: "Wait shows a job's progress until it ends: 0 if it succeeded, 1 if it failed, 5 if it was canceled,\n" +
 			"124 if --timeout passed. After a failure it shows the reason and the last " + fmt.Sprint(tailLines) +
 			" lines of the log, of the\nelement, step or member that failed first. With -o json it prints the job " +
@@ -62,43 +62,30 @@ func newWait(a *app) *cobra.Command {
 type waitOptions struct {
 	timeout time.Duration // of the wait, not of the job; 0: none
 	logs    bool          // print the job's log meanwhile
+	whole   bool          // read the job at least once, as an answer to a submit is no whole document
 }
 
 // waitAndPrint waits until a job has ended, and prints the ended job if the output is for
-// programs. The end decides the exit code, even if the job cannot be printed; see exitOf.
+// programs. The end decides the exit code, even if the job cannot be printed; see exitOf. After
+// a timeout, an interrupt or a failed call there is no end to print.
 func waitAndPrint(ctx context.Context, a *app, job wire.Job, o waitOptions) error {
-	err := waitForJob(ctx, a, job, o)
-	if a.Output != "json" && a.Output != "yaml" && a.Output != "name" {
+	document := a.Output == "json" || a.Output == "yaml"
+	o.whole = document
+	final, err := waitForJob(ctx, a, job, o)
+	_, ended := errors.AsType[*endedError](err)
+	if !document && a.Output != "name" || err != nil && !ended {
 		return err
 	}
-	c, failed := a.client()
-	if failed != nil {
-		return failed
-	}
-	return errors.Join(printEnd(ctx, a, c, job.ID, err), err)
+	return errors.Join(a.show(view{body: final, names: []string{string(final.ID)}}), err)
 }
 
-// printEnd prints an ended job in the format of -o, for programs. After a timeout, an
-// interrupt or a failed call there is no end to print. -o table and -o wide are excluded by
-// the caller, so the view needs no table.
-func printEnd(ctx context.Context, a *app, c *client.Client, id berth.JobID, waited error) error {
-	if _, ended := errors.AsType[*endedError](waited); waited != nil && !ended {
-		return nil
-	}
-	job, err := c.Job(ctx, id)
-	if err != nil {
-		return a.failed(ctx, err)
-	}
-	return a.show(view{body: job, names: []string{string(job.ID)}})
-}
-
-// waitForJob waits until a job has ended. An end without success is the error, an
-// endedError. With a timeout above 0 the wait ends with a timeoutError; the job continues
-// in every case.
-func waitForJob(ctx context.Context, a *app, job wire.Job, o waitOptions) error {
+// waitForJob waits until a job has ended, and returns the job as last read. An end without
+// success is the error, an endedError. With a timeout above 0 the wait ends with a
+// timeoutError; the job continues in every case.
+func waitForJob(ctx context.Context, a *app, job wire.Job, o waitOptions) (wire.Job, error) {
 	c, err := a.client()
 	if err != nil {
-		return err
+		return job, err
 	}
 	// Two contexts distinguish an interrupt (exit code 130) from a passed --timeout (124).
 	waiting := ctx
@@ -108,11 +95,13 @@ func waitForJob(ctx context.Context, a *app, job wire.Job, o waitOptions) error 
 		defer cancel()
 	}
 	p := newProgress(a)
+	c.OnRepeat = nil // the line of progress shows that the server does not respond
 	var logs *waitLogs
 	if o.logs {
-		logs = startLogs(waiting, a, c, job, p)
+		// Not the time limit of the wait: once the job has ended, its log is printed to the end.
+		logs = startLogs(ctx, a, c, job, p)
 	}
-	final, err := pollJob(waiting, a, c, job, p)
+	final, err := pollJob(waiting, a, c, job, p, o.whole)
 	var missing error
 	if logs != nil {
 		missing = logs.finish(err == nil)
@@ -125,7 +114,7 @@ func waitForJob(ctx context.Context, a *app, job wire.Job, o waitOptions) error 
 			a.say("berth: the log is not shown in full: %v; see it with: berth logs %s", a.failed(ctx, missing),
 				handle(job))
 		}
-		return sayEnd(a, final, func() {
+		return final, sayEnd(a, final, func() {
 			// Of a job with one log, the last lines were printed just now.
 			if ranOnce(final) && (logs == nil || missing != nil || !alone(final)) {
 				sayTail(ctx, a, c, final)
@@ -134,15 +123,15 @@ func waitForJob(ctx context.Context, a *app, job wire.Job, o waitOptions) error 
 	case ctx.Err() != nil:
 		a.say("%s continues; wait again: berth wait %s; stop it: berth cancel %s", job.Name, handle(job),
 			handle(job))
-		return ctx.Err()
+		return final, ctx.Err()
 	case waiting.Err() != nil:
-		return &timeoutError{
+		return final, &timeoutError{
 			message: fmt.Sprintf("timed out after %s; %s is still %s", o.timeout, named(job), waitingText(final)),
 			hint: fmt.Sprintf("wait again: berth wait %s; stop it: berth cancel %s", handle(job),
 				handle(job)),
 		}
 	default:
-		return err
+		return final, err
 	}
 }
 
@@ -158,12 +147,18 @@ func waitingText(j wire.Job) string {
 }
 
 // pollJob polls the job until its end and returns the job as last seen, also with an error.
-// Failures that may pass are tolerated until no call has been answered for patience.
-func pollJob(ctx context.Context, a *app, c *client.Client, job wire.Job, p *progress) (wire.Job, error) {
+// Failures that may pass are tolerated until no call has been answered for patience. With whole the job is read at
+// least once, also if it has ended.
+func pollJob(
+	ctx context.Context, a *app, c *client.Client, job wire.Job, p *progress, whole bool,
+) (wire.Job, error) {
 	pause, answered := pollFirst, a.now()
+	if whole && job.Status.Terminal() {
+		pause = 0
+	}
 	for {
 		p.update(job)
-		if job.Status.Terminal() {
+		if job.Status.Terminal() && !whole {
 			return job, nil
 		}
 		select {
@@ -171,11 +166,11 @@ func pollJob(ctx context.Context, a *app, c *client.Client, job wire.Job, p *pro
 			return job, ctx.Err()
 		case <-time.After(pause):
 		}
-		pause = min(pause*5/4, pollLast)
+		pause = min(max(pause*5/4, pollFirst), pollLast)
 		next, err := c.Job(ctx, job.ID)
 		switch {
 		case err == nil:
-			job, answered = next, a.now()
+			job, answered, whole = next, a.now(), false
 			p.silent(nil)
 		case ctx.Err() != nil:
 			return job, ctx.Err()

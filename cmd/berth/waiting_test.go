@@ -17,23 +17,30 @@ import (
 // In 80 columns each row of the queue is one line, with the cause readable.
 func TestTheQueueFitsIn80Columns(t *testing.T) {
 	t.Parallel()
-	a, b := onTerminal(80, false)
-	start := noon.Add(26 * time.Hour)
-	err := showQueue(a, wire.Queue{Items: []wire.QueuedJob{{Job: wire.Job{
-		ID: "0193a1b2-c3d4-7000-8000-000000000001", Name: "train-resnet", Status: berth.Queued, SubmittedAt: noon,
-		Waiting: &wire.Waiting{Code: "no_room", Position: 1234, EstimatedStart: &start,
-			Message: "no room: needs 2 CPUs, most free 0.5 (m1)"},
-	}}}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for line := range strings.Lines(b.String()) {
-		if width := lipgloss.Width(strings.TrimSuffix(line, "\n")); width > 80 {
-			t.Errorf("%d columns: %s", width, line)
+	for _, c := range []struct{ handle, name, want string }{
+		{"", "train-resnet", "1234  0193a1b2-c3d4-7000  train-resnet  in 26h  no room: needs 2 CPUs"},
+		{"2c7b31", strings.Repeat("resnet-", 8) + "x",
+			"  resnet-resnet-resnet-resn…  in 26h  no room: needs 2 CPUs, most f"},
+	} {
+		a, b := onTerminal(80, false)
+		start := noon.Add(26 * time.Hour)
+		err := showQueue(a, wire.Queue{Items: []wire.QueuedJob{{Job: wire.Job{
+			ID: "0193a1b2-c3d4-7000-8000-000000000001", Name: c.name, Status: berth.Queued, SubmittedAt: noon,
+			Handle: c.handle,
+			Waiting: &wire.Waiting{Code: "no_room", Position: 1234, EstimatedStart: &start,
+				Message: "no room: needs 2 CPUs, most free 0.5 (m1)"},
+		}}}})
+		if err != nil {
+			t.Fatal(err)
 		}
-	}
-	if !strings.Contains(b.String(), "1234  0193a1b2-c3d4-7000  train-resnet  in 26h  no room: needs 2 CPUs") {
-		t.Errorf("no cause to read:\n%s", b.String())
+		for line := range strings.Lines(b.String()) {
+			if width := lipgloss.Width(strings.TrimSuffix(line, "\n")); width > 80 {
+				t.Errorf("%d columns: %s", width, line)
+			}
+		}
+		if !strings.Contains(b.String(), c.want) {
+			t.Errorf("no cause to read:\n%s", b.String())
+		}
 	}
 }
 

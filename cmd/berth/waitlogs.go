@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"berth/api/client"
@@ -18,10 +19,11 @@ const (
 
 // waitLogs prints the log of a job while a command waits for the end of the job.
 type waitLogs struct {
-	cancel context.CancelFunc
-	lines  chan struct{} // receives when a line was printed; holds one
-	done   chan struct{}
-	err    error // set before done is closed
+	cancel   context.CancelFunc
+	printing atomic.Int32  // prints under way; one stands while the reader of standard output pauses
+	lines    chan struct{} // receives when a line was printed; holds one
+	done     chan struct{}
+	err      error // set before done is closed
 }
 
 // startLogs begins to print the logs below a job through the line of progress. The caller
@@ -31,10 +33,15 @@ func startLogs(ctx context.Context, a *app, c *client.Client, job wire.Job, p *p
 	ctx, w.cancel = context.WithCancel(ctx)
 	printer := newLogPrinter(a)
 	printer.around = func(write func() error) error {
-		select {
-		case w.lines <- struct{}{}:
-		default:
-		}
+		w.printing.Add(1)
+		// In this order: finish sees a line, or the print.
+		defer w.printing.Add(-1)
+		defer func() {
+			select {
+			case w.lines <- struct{}{}:
+			default:
+			}
+		}()
 		return p.around(write)
 	}
 	printer.live(p)
@@ -53,7 +60,8 @@ func startLogs(ctx context.Context, a *app, c *client.Client, job wire.Job, p *p
 }
 
 // finish waits for the last lines of a job that has ended, at most logDrain after each
-// line. For a job that has not ended, it stops at once. It returns the error that kept a
+// line. The time of a print does not count: the reader of standard output, such as a pager, may
+// pause. For a job that has not ended, it stops at once. It returns the error that kept a
 // part of the log from being printed.
 func (w *waitLogs) finish(ended bool) error {
 	idle := time.NewTimer(logDrain)
@@ -65,6 +73,10 @@ func (w *waitLogs) finish(ended bool) error {
 		case <-w.lines:
 			idle.Reset(logDrain)
 		case <-idle.C:
+			if w.busy() {
+				idle.Reset(logDrain)
+				continue
+			}
 			w.cancel()
 			<-w.done
 			return fmt.Errorf("no further lines for %s", logDrain)
@@ -73,6 +85,19 @@ func (w *waitLogs) finish(ended bool) error {
 	w.cancel()
 	<-w.done
 	return nil
+}
+
+// busy reports whether a print is under way, or ended since the last look.
+func (w *waitLogs) busy() bool {
+	if w.printing.Load() > 0 {
+		return true
+	}
+	select {
+	case <-w.lines:
+		return true
+	default:
+		return false
+	}
 }
 
 // sayTail prints the last lines of the log that shows most likely why a job failed, on

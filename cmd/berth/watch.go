@@ -1,8 +1,11 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"io"
+	"strings"
 	"time"
 )
 
@@ -11,13 +14,14 @@ const watchPause = 2 * time.Second
 
 // watchScreen calls draw again and again until Ctrl-C. draw clears the screen once it has its data,
 // and prints. A server that does not answer for a while is reported in place of the data.
-// instead names the way of programs, for which --watch is refused.
+// instead names the way of programs, for which --watch is refused. A screen is cut to the height of the terminal: the
+// first rows of a longer one would scroll away.
 func watchScreen(ctx context.Context, a *app, instead string, draw func() error) error {
 	if !a.outTerm.terminal || a.Output != "table" && a.Output != "wide" {
 		return usagef("--watch is for a terminal, with -o table or wide; %s", instead)
 	}
 	for {
-		if err := draw(); err != nil && !passing(err) {
+		if err := drawScreen(a, draw); err != nil && !passing(err) {
 			return err
 		} else if err != nil {
 			clearScreen(a, "Ctrl-C ends")
@@ -29,6 +33,40 @@ func watchScreen(ctx context.Context, a *app, instead string, draw func() error)
 		case <-time.After(watchPause):
 		}
 	}
+}
+
+// drawScreen calls draw, and prints its results and messages as far as they fit above the last line of the terminal,
+// where the cursor stands.
+func drawScreen(a *app, draw func() error) error {
+	out, errs := a.out, a.err
+	var b bytes.Buffer
+	a.out = &b
+	if a.errTerm.terminal {
+		a.err = &b
+	}
+	err := draw()
+	a.out, a.err = out, errs
+	text := b.String()
+	if a.outTerm.rows != nil {
+		text = firstLines(text, a.outTerm.rows()-1)
+	}
+	if _, failed := io.WriteString(out, text); err == nil && failed != nil {
+		return &outputError{failed}
+	}
+	return err
+}
+
+// firstLines cuts a text to n lines, of which the last counts the lines left out. Below 5 lines, as where the height is
+// not known, the text stays whole.
+func firstLines(text string, n int) string {
+	lines := strings.SplitAfter(text, "\n")
+	if last := len(lines) - 1; lines[last] == "" {
+		lines = lines[:last]
+	}
+	if n < 5 || len(lines) <= n {
+		return text
+	}
+	return strings.Join(lines[:n-1], "") + fmt.Sprintf("… %d more\n", len(lines)-n+1)
 }
 
 // clearScreen moves to the top left of the terminal, clears below, and prints the time: the screen does

@@ -100,7 +100,7 @@ var translatedOptions = []Definition{
 	{"time", "t", Required, translated, "time limit: MINUTES, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS"},
 	{"tmp", "", Required, translated, "disk space of each node, which limits the job's files as well"},
 	{"verbose", "v", NoArgument, translated, "no effect"},
-	{"wait", "W", NoArgument, translated, "print the job's log, wait for its end and exit with its exit code"},
+	{"wait", "W", NoArgument, translated, "print the job's log, wait for its end and exit with a code for that end"},
 	{"wrap", "", Required, translated, "command line to run with /bin/sh, instead of a script"},
 }
 

@@ -1,0 +1,125 @@
+package client_test
+
+import (
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"net/url"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"berth"
+	"berth/api/client"
+	"berth/spec"
+)
+
+// Answers of a transport, each for one call.
+var (
+	answerStored  = func(*http.Request) (*http.Response, error) { return answered(http.StatusOK, `{"id":"j"}`) }
+	answerProxy   = func(*http.Request) (*http.Response, error) { return answered(http.StatusBadGateway, "<html>") }
+	answerRefused = func(*http.Request) (*http.Response, error) {
+		return answered(http.StatusForbidden, `{"code":"forbidden","detail":"no"}`)
+	}
+	answerBroken = func(r *http.Request) (*http.Response, error) {
+		if t := httptrace.ContextClientTrace(r.Context()); t != nil {
+			t.GetConn("")
+			t.WroteHeaders()
+		}
+		return nil, io.ErrUnexpectedEOF
+	}
+	answerNoDial = func(r *http.Request) (*http.Response, error) {
+		if t := httptrace.ContextClientTrace(r.Context()); t != nil {
+			t.GetConn("")
+		}
+		return nil, &net.OpError{Op: "dial", Net: "tcp", Err: errors.New("connection refused")}
+	}
+	// The transport sends a call with a key again if a reused connection breaks, and reports the last error.
+	answerResent = func(r *http.Request) (*http.Response, error) {
+		_, _ = answerBroken(r)
+		return answerNoDial(r)
+	}
+)
+
+func answered(status int, body string) (*http.Response, error) {
+	return &http.Response{StatusCode: status, Header: http.Header{}, Body: io.NopCloser(strings.NewReader(body)),
+		Request: &http.Request{Method: http.MethodPost, URL: &url.URL{Path: "/"}}}, nil
+}
+
+// A submission whose answer was lost goes on through the restart of the server, and ends with the key without an answer.
+func TestALostSubmissionIsRepeatedThroughARestart(t *testing.T) {
+	t.Parallel()
+	type answer = func(*http.Request) (*http.Response, error)
+	for _, c := range []struct {
+		name    string
+		first   answer
+		then    answer
+		away    time.Duration // then answers until this
+		last    answer
+		stored  bool
+		lost    bool
+		atLeast time.Duration
+		atMost  time.Duration
+	}{
+		{"a restart after a broken connection", answerBroken, answerNoDial, 4 * time.Second, answerStored, true, false,
+			4 * time.Second, 7 * time.Second},
+		{"a restart noticed on a reused connection", answerResent, answerNoDial, 4 * time.Second, answerStored, true,
+			false, 4 * time.Second, 7 * time.Second},
+		{"a proxy without a server", answerProxy, answerProxy, 4 * time.Second, answerStored, true, false,
+			4 * time.Second, 7 * time.Second},
+		{"nobody comes back", answerBroken, answerNoDial, time.Hour, answerStored, false, true, 11 * time.Second,
+			15 * time.Second},
+		{"a proxy for good", answerProxy, answerProxy, time.Hour, answerStored, false, true, 11 * time.Second,
+			15 * time.Second},
+		{"a refusal after a restart", answerBroken, answerNoDial, 4 * time.Second, answerRefused, false, false,
+			4 * time.Second, 7 * time.Second},
+		{"nobody there", answerNoDial, answerNoDial, time.Hour, answerStored, false, false, 0, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				begun, calls := time.Now(), 0
+				transport := roundTrip(func(r *http.Request) (*http.Response, error) {
+					if r.Header.Get("Idempotency-Key") != "k1" {
+						t.Error("a call has another key")
+					}
+					calls++
+					switch {
+					case calls == 1:
+						return c.first(r)
+					case time.Since(begun) < c.away:
+						return c.then(r)
+					}
+					return c.last(r)
+				})
+				job, _, err := client.Over(transport, "").Submit(t.Context(), spec.Job{Name: "x"}, "k1")
+				if (err == nil) != c.stored || c.stored && job.ID != "j" {
+					t.Errorf("job %q, %v", job.ID, err)
+				}
+				unknown, ok := errors.AsType[*client.LostAnswerError](err)
+				if ok != c.lost || ok && unknown.Key != "k1" {
+					t.Errorf("got %#v, lost %v", err, c.lost)
+				}
+				if took := time.Since(begun); took < c.atLeast || took > c.atMost {
+					t.Errorf("%d calls took %s, want %s to %s", calls, took, c.atLeast, c.atMost)
+				}
+			})
+		})
+	}
+}
+
+// Without a key a second call could be a second job.
+func TestASubmissionWithoutAKeyIsSentOnce(t *testing.T) {
+	t.Parallel()
+	for _, answer := range []func(*http.Request) (*http.Response, error){answerBroken, answerProxy} {
+		calls := 0
+		transport := roundTrip(func(r *http.Request) (*http.Response, error) { calls++; return answer(r) })
+		_, _, err := client.Over(transport, "").Submit(t.Context(), spec.Job{Name: "x"}, "")
+		if calls != 1 || !client.Unreachable(err) && berth.CodeOf(err) != berth.CodeUnavailable {
+			t.Errorf("%d calls, %v", calls, err)
+		}
+	}
+}
