@@ -23,8 +23,6 @@ func (c *syncCall) takeNotice(ctx context.Context) (confirmed string, err error)
 	if n == nil {
 		return "", nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, reportTimeout)
-	defer cancel()
 	err = c.Agents.takeNotice(ctx, c.machine, c.req, *n)
 	switch {
 	case err == nil:

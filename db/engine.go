@@ -14,7 +14,7 @@ import (
 // cannot be written now, the next call writes it.
 //
 // The time comes from the clock of the database: that of a machine may be wrong.
-func (c *syncCall) noteEngine(ctx context.Context, s *session) {
+func (c *syncCall) noteEngine(s *session) {
 	if c.noted {
 		return
 	}
@@ -22,7 +22,7 @@ func (c *syncCall) noteEngine(ctx context.Context, s *session) {
 	if s.engineSilent == (c.req.EngineSilent > 0) {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	ctx, cancel := context.WithTimeout(c.bounded, readTimeout)
 	defer cancel()
 	tag, err := c.pool.Exec(ctx, `
 		UPDATE machines

@@ -260,3 +260,28 @@ func TestLeaderWhoseWriteWaitsForALockKeepsTheLead(t *testing.T) {
 		t.Errorf("the next leader: %+v, %v, %v", next, ok, err)
 	}
 }
+
+// TestOneLimitBoundsAllStatementsOfACall checks that a poll which has a notice, stuck members and a condition of its
+// engine to store ends soon after its wait while their tables are locked. Each statement once had a limit of its own,
+// and the next poll, with the next renewal, came more than twenty seconds later.
+func TestOneLimitBoundsAllStatementsOfACall(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	a, _ := s.register("host1", "agent1")
+	s.quiet("m0", time.Hour)
+	s.holding(accessExclusive("machines, jobs, allocations"), func() {
+		began := time.Now()
+		answer, err := s.db.Agents.Sync(t.Context(), a.machine, wire.SyncRequest{
+			AgentBoot: a.boot, Epoch: a.epoch, Digest: a.digest, WaitMS: 1000, Stuck: []berth.AllocationID{1},
+			CloudNotice:  &wire.CloudNotice{Kind: wire.NoticeSpot, Deadline: time.Now().Add(time.Minute)},
+			EngineSilent: time.Minute,
+		})
+		took := time.Since(began)
+		if err != nil || !answer.Renewed || answer.Changed || answer.Noticed != "" {
+			t.Errorf("the call was answered %+v, %v", answer, err)
+		}
+		if took > berth.MachineLeaseTTL/2 {
+			t.Errorf("a poll of 1 s took %s", took)
+		}
+	})
+}

@@ -140,11 +140,11 @@ func (d *Agents) Sync(ctx context.Context, machine berth.MachineID, req wire.Syn
 	c := syncCall{Agents: d, machine: machine, req: req,
 		wait: min(time.Duration(req.WaitMS)*time.Millisecond, berth.SyncWait)}
 	c.renewal = d.renewals.begin(leaseKey{machine, req.AgentBoot, req.Epoch})
-	noticed, err := c.takeNotice(ctx)
+	var done context.CancelFunc
+	c.bounded, done = context.WithTimeout(ctx, c.limit())
+	defer done()
+	noticed, err := c.takeFirst()
 	if err != nil {
-		return wire.SyncResponse{}, err
-	}
-	if err := c.takeUnkillable(ctx); err != nil {
 		return wire.SyncResponse{}, err
 	}
 	answer, err := c.run(ctx)
@@ -152,10 +152,25 @@ func (d *Agents) Sync(ctx context.Context, machine berth.MachineID, req wire.Syn
 	return answer, err
 }
 
+// takeFirst stores the parts of the call that precede its reports, within half of the call's limit: while they
+// wait for a locked table, the reports and the set may need other tables. It returns the confirmation of a
+// cloud's notice.
+func (c *syncCall) takeFirst() (noticed string, err error) {
+	if c.req.CloudNotice == nil && len(c.req.Stuck) == 0 {
+		return "", nil
+	}
+	ctx, cancel := context.WithTimeout(c.bounded, c.limit()/2)
+	defer cancel()
+	if noticed, err = c.takeNotice(ctx); err != nil {
+		return "", err
+	}
+	return noticed, c.takeUnkillable(ctx)
+}
+
 // run stores the reports of the call and returns its answer.
 func (c *syncCall) run(ctx context.Context) (wire.SyncResponse, error) {
 	if c.reports() {
-		if err := c.report(ctx); err != nil {
+		if err := c.report(); err != nil {
 			return wire.SyncResponse{}, err
 		}
 		if c.req.Brief && c.said.known {
@@ -171,6 +186,7 @@ type syncCall struct {
 	machine berth.MachineID
 	req     wire.SyncRequest
 	wait    time.Duration
+	bounded context.Context // ends after limit; the context of all statements before finish
 	renewal renewal
 	said    heard // results of the reports
 	cleared bool  // an end of the suspicion was already requested
@@ -182,13 +198,30 @@ func (c *syncCall) reports() bool {
 	return len(c.req.Reports) > 0 || len(c.req.Gone) > 0 || len(c.req.GPUs) > 0 || c.req.Cache != nil
 }
 
-// reportTimeout bounds the storing of reports. It is shorter than the agent's own time
-// limit, so that the agent gets an error instead of a lost connection.
-const reportTimeout = 10 * time.Second
+// Time limits of a call, counted from its arrival.
+const (
+	// reportTimeout bounds the storing of notices and reports. It is shorter than the agent's own time limit, so
+	// that the agent gets an error instead of a lost connection.
+	reportTimeout = 10 * time.Second
 
-// report stores the reports within reportTimeout.
-func (c *syncCall) report(ctx context.Context) (err error) {
-	ctx, cancel := context.WithTimeout(ctx, reportTimeout)
+	// readOver is the time after the wait in which a last read may end.
+	readOver = 500 * time.Millisecond
+)
+
+// limit returns the time within which all statements of the call end, except for the renewal and for the
+// statements of finish. An agent sends its next poll, and with it the next renewal, after the answer to this
+// one. Without a common limit, each table that cannot be read would delay the renewal by one more time limit.
+func (c *syncCall) limit() time.Duration {
+	if c.reports() {
+		return reportTimeout + readTimeout
+	}
+	return max(c.wait+readOver, readTimeout)
+}
+
+// report stores the reports, readTimeout before the end of the call's limit at the latest.
+func (c *syncCall) report() (err error) {
+	end, _ := c.bounded.Deadline()
+	ctx, cancel := context.WithDeadline(c.bounded, end.Add(-readTimeout))
 	defer cancel()
 	c.said, err = c.Agents.report(ctx, c.machine, c.req)
 	if err != nil && ctx.Err() != nil {
@@ -215,7 +248,7 @@ func (c *syncCall) poll(ctx context.Context) (wire.SyncResponse, error) {
 		if first && c.wait >= 2*readGather {
 			patient = hints.C
 		}
-		s, err := c.sessions.read(ctx, c.machine, c.req, patient)
+		s, err := c.sessions.read(c.bounded, c.machine, c.req, patient)
 		var retry <-chan time.Time
 		answer := wire.SyncResponse{TTLSeconds: ttlSeconds, Digest: c.req.Digest}
 		switch {
@@ -227,15 +260,16 @@ func (c *syncCall) poll(ctx context.Context) (wire.SyncResponse, error) {
 				return wire.SyncResponse{}, err
 			}
 			retry = time.After(readRetry)
-			c.endSuspicion(ctx)
+			c.endSuspicion()
 		default:
-			if err := s.current(ctx, c.core, c.machine, c.req.AgentBoot, c.req.Epoch, c.req.Watermark); err != nil {
+			err := s.current(c.bounded, c.core, c.machine, c.req.AgentBoot, c.req.Epoch, c.req.Watermark)
+			if err != nil {
 				return wire.SyncResponse{}, err
 			}
 			if s.state == berth.MachineSuspect {
-				c.endSuspicion(ctx)
+				c.endSuspicion()
 			}
-			c.noteEngine(ctx, s)
+			c.noteEngine(s)
 			answer = s.response(c.req.Digest)
 		}
 		if answer.Changed || len(c.said.stale)+len(c.said.refused) > 0 || c.wait <= 0 {
@@ -263,6 +297,8 @@ func (c *syncCall) finish(ctx context.Context, answer wire.SyncResponse) (wire.S
 	}
 	if over {
 		// The session ended between the two statements; check returns the reason.
+		ctx, cancel := context.WithTimeout(ctx, readTimeout)
+		defer cancel()
 		s, err := c.sessions.read(ctx, c.machine, c.req, nil)
 		if err != nil {
 			return wire.SyncResponse{}, err
@@ -276,15 +312,14 @@ func (c *syncCall) finish(ctx context.Context, answer wire.SyncResponse) (wire.S
 }
 
 // endSuspicion returns a suspect machine to service, since it has called. If that cannot be
-// written now, the next call tries again.
-func (c *syncCall) endSuspicion(ctx context.Context) {
+// written now, the next call tries again. The statement runs even if the call's limit leaves no time to wait
+// for it.
+func (c *syncCall) endSuspicion() {
 	if c.cleared {
 		return
 	}
 	c.cleared = true
-	ctx, cancel := context.WithTimeout(ctx, readTimeout)
-	defer cancel()
-	_, _, _ = c.heard.join(heardFrom{c.machine, c.req.Epoch}).answer(ctx) // clearSuspicion logs the error
+	_, _, _ = c.heard.join(heardFrom{c.machine, c.req.Epoch}).answer(c.bounded) // clearSuspicion logs the error
 }
 
 // heardFrom identifies a machine that has called, with its epoch.

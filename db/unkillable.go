@@ -17,8 +17,6 @@ func (c *syncCall) takeUnkillable(ctx context.Context) error {
 	if len(c.req.Stuck) == 0 {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, reportTimeout)
-	defer cancel()
 	err := c.giveUpUnkillable(ctx, c.machine, c.req)
 	if berth.IsSlug(err, berth.SlugStaleEpoch) || berth.IsSlug(err, berth.SlugMachineRetired) {
 		return err
