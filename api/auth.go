@@ -13,6 +13,7 @@ import (
 	"berth"
 	"berth/db"
 	"berth/internal/control/admission"
+	"berth/internal/lib/background"
 	"berth/internal/lib/connlimit"
 	"berth/internal/lib/overload"
 	"berth/spec"
@@ -231,7 +232,7 @@ const (
 	authLimit    = 15 * time.Second      // on the wait for an answer
 )
 
-func newAuthenticator(d *db.DB) *authenticator {
+func newAuthenticator(d *db.DB, owner *background.Group) *authenticator {
 	a := &authenticator{
 		known: map[bool]*lookups[db.TokenAnswer]{
 			false: newLookups(d.Tokens.AuthenticateUsers, 0),
@@ -244,7 +245,7 @@ func newAuthenticator(d *db.DB) *authenticator {
 		right: newRecent[tokenKey, knownToken](authRoom),
 		wrong: newRecent[tokenKey, wrongToken](authRoom),
 	}
-	a.machines = newMachineAuth(d, func(ctx context.Context, token string) (db.Principal, error) {
+	a.machines = newMachineAuth(d, owner, func(ctx context.Context, token string) (db.Principal, error) {
 		a.mu.Lock()
 		a.right.remove(tokenKey(sha256.Sum256([]byte(token)))) // machines have a memory of their own
 		a.mu.Unlock()

@@ -8,12 +8,14 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/internal/lib/background"
 	"berth/internal/lib/overload"
 )
 
 // machineAuth caches the tokens of machines. An idle agent calls every few seconds, so
 // tokens are confirmed together: the first call that finds its token unconfirmed for
-// machineFresh starts one query that confirms all recently used tokens.
+// machineFresh starts one query that confirms all recently used tokens. The query runs in the
+// background: only a call whose token was last confirmed machineMemory ago waits for it.
 //
 // A revoked token dies within machineMemory, as long as the database can be read. Where
 // the database cannot be read, because a table is locked or the database is away, a token
@@ -24,16 +26,28 @@ import (
 // operator should take. It equals the default fence: a machine that is refused from then
 // on ends its at_most_one work one fence later, and not sooner than any other machine
 // that is cut off.
+//
+// A renewal waits for a query machinePatience at most, and not at all after a query that has failed: the
+// agent sends its next renewal after the answer to this one, so each wait here makes its lease older. The
+// query that succeeds after that decides about the calls after it.
 type machineAuth struct {
-	find func(ctx context.Context, token string) (db.Principal, error) // looks up unknown tokens
-	live func(ctx context.Context, ids []string) (map[string]bool, error)
+	find  func(ctx context.Context, token string) (db.Principal, error) // looks up unknown tokens
+	live  func(ctx context.Context, ids []string) (map[string]bool, error)
+	owner *background.Group // of the queries
 
-	mu    sync.Mutex
-	known *recent[tokenKey, *knownMachine]
-	query chan struct{} // closed at the end of the query under way; nil: no query
-	pause time.Time     // earliest next query after a failed one
+	mu     sync.Mutex
+	known  *recent[tokenKey, *knownMachine]
+	query  *confirmation // under way; nil: no query
+	failed bool          // the last query that has ended has failed
+	pause  time.Time     // earliest next query after a failed one
 
 	doubted time.Time // time of the last revocation by this process
+}
+
+// confirmation is a query that confirms tokens.
+type confirmation struct {
+	begun time.Time
+	done  chan struct{} // closed at its end
 }
 
 // knownMachine is the cached verdict on one machine's token. machineAuth.mu guards it.
@@ -51,10 +65,15 @@ const (
 	machineTrust  = berth.DefaultFence
 	machineUse    = 30 * time.Second // a token used this recently is confirmed with the others
 	machineLimit  = time.Second      // bounds a query, and is the pause after a failed one
+
+	machinePatience = 500 * time.Millisecond // longest wait of a renewal for a query
 )
 
-func newMachineAuth(d *db.DB, find func(context.Context, string) (db.Principal, error)) *machineAuth {
-	return &machineAuth{find: find, live: d.Tokens.Live, known: newRecent[tokenKey, *knownMachine](authRoom)}
+func newMachineAuth(
+	d *db.DB, owner *background.Group, find func(context.Context, string) (db.Principal, error),
+) *machineAuth {
+	return &machineAuth{find: find, live: d.Tokens.Live, owner: owner,
+		known: newRecent[tokenKey, *knownMachine](authRoom)}
 }
 
 // principal returns the machine of a token. renewal means that the call renews the
@@ -62,15 +81,14 @@ func newMachineAuth(d *db.DB, find func(context.Context, string) (db.Principal, 
 func (a *machineAuth) principal(ctx context.Context, token string, renewal bool) (db.Principal, error) {
 	key, now := tokenKey(sha256.Sum256([]byte(token))), time.Now()
 	p, age, ok := a.look(key, now)
-	if ok && age < machineFresh {
+	if ok && age >= machineFresh {
+		a.confirm(ctx, age >= machineMemory, renewal)
+		p, age, ok = a.look(key, now)
+	}
+	if ok && (age < machineMemory || renewal && age < machineTrust && a.unreadable()) {
 		return p, nil
 	}
-	if ok {
-		a.confirm(ctx, age >= machineMemory)
-		if p, age, ok = a.look(key, now); ok && (age < machineMemory || renewal && age < machineTrust) {
-			return p, nil
-		}
-	}
+	// The token is unknown or refused, or the query began before a revocation, or before this token was used.
 	begun := time.Now()
 	p, err := a.find(ctx, token)
 	if err == nil && !p.Unused {
@@ -98,56 +116,67 @@ func (a *machineAuth) look(key tokenKey, now time.Time) (p db.Principal, age tim
 	return k.principal, now.Sub(k.confirmed), true
 }
 
-// confirm runs the query that confirms tokens, unless another caller's query is under way
-// or one failed less than machineLimit ago. With wait it also waits for another caller's
-// query; a caller with a token that is still trusted does not need its result.
-func (a *machineAuth) confirm(ctx context.Context, wait bool) {
-	a.mu.Lock()
-	under := a.query
-	switch {
-	case under != nil:
-	case time.Now().Before(a.pause):
-		a.mu.Unlock()
-		return
-	default:
-		a.query = make(chan struct{})
-	}
-	a.mu.Unlock()
-	if under == nil {
-		a.ask(ctx)
+// confirm starts the query that confirms tokens, unless one is under way or one failed less than
+// machineLimit ago. With wait it also waits for the end of the query, as a renewal for machinePatience at
+// most, and not while the database cannot be read.
+func (a *machineAuth) confirm(ctx context.Context, wait, renewal bool) {
+	q, failed := a.begin()
+	if q == nil || !wait || renewal && failed {
 		return
 	}
-	if !wait {
-		return
+	if renewal {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, machinePatience)
+		defer cancel()
 	}
 	select {
-	case <-under:
+	case <-q.done:
 	case <-ctx.Done():
 	}
 }
 
+// begin returns the query under way, which it starts if there is none, and whether the query before has
+// failed. It returns nil within machineLimit of a failed query, and after the server has closed.
+func (a *machineAuth) begin() (under *confirmation, failed bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.query == nil && !time.Now().Before(a.pause) {
+		q := &confirmation{begun: time.Now(), done: make(chan struct{})}
+		if a.owner.Go(func(ctx context.Context) { a.ask(ctx, q) }) {
+			a.query = q
+		}
+	}
+	return a.query, a.failed
+}
+
+// unreadable reports whether the database cannot be read at present: the last query has failed, or the
+// query under way has taken machinePatience.
+func (a *machineAuth) unreadable() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.failed || a.query != nil && time.Since(a.query.begun) >= machinePatience
+}
+
 // ask confirms the recently used tokens in one query and drops invalid ones. A token that
 // was not part of the query keeps its entry and its age.
-func (a *machineAuth) ask(ctx context.Context) {
-	begun := time.Now()
+func (a *machineAuth) ask(ctx context.Context, q *confirmation) {
 	var ids []string
 	a.mu.Lock()
 	a.known.each(func(k *knownMachine) *knownMachine {
-		if begun.Sub(k.used) < machineUse {
+		if q.begun.Sub(k.used) < machineUse {
 			ids = append(ids, k.principal.TokenID)
 		}
 		return k
 	})
 	a.mu.Unlock()
-	// Other callers wait for the answer, even if this caller hangs up.
-	ctx, cancel := context.WithTimeout(overload.As(context.WithoutCancel(ctx), overload.Vital), machineLimit)
+	ctx, cancel := context.WithTimeout(overload.As(ctx, overload.Vital), machineLimit)
 	defer cancel()
 	live, err := a.live(ctx, ids)
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	close(a.query)
+	close(q.done)
 	a.query = nil
-	if err != nil {
+	if a.failed = err != nil; a.failed {
 		a.pause = time.Now().Add(machineLimit)
 		return
 	}
@@ -160,7 +189,7 @@ func (a *machineAuth) ask(ctx context.Context) {
 		k := e.Value.(*recentEntry[tokenKey, *knownMachine]).value
 		switch id := k.principal.TokenID; {
 		case live[id]:
-			k.confirmed = begun
+			k.confirmed = q.begun
 		case asked[id]:
 			dead = append(dead, key)
 		}

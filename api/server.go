@@ -148,8 +148,9 @@ func New(d Deps) (*Server, error) {
 		return nil, errors.New("api: DB, Control and Logger are required")
 	}
 	d = d.orDefaults()
+	owner := background.New()
 	s := &Server{
-		router: newRouter(d.Version, d.Logger), auth: newAuthenticator(d.DB), closing: make(chan struct{}),
+		router: newRouter(d.Version, d.Logger), auth: newAuthenticator(d.DB, owner), closing: make(chan struct{}),
 		limits: newLimits(d.Metrics, d.Rate, d.Burst), explain: explain.New(d.DB, d.Policy, d.Metrics),
 		tokens: d.DB.Tokens,
 	}
@@ -163,7 +164,7 @@ func New(d Deps) (*Server, error) {
 		slots: newCallSlots(d.DB.Shares(), runtime.GOMAXPROCS(0)), unread: newUnread(), refusals: refusals,
 		arriving:  newSlots(bodiesAbreast, bodiesOfTenant, waitsOfTenant),
 		transfers: newTransfers(d.Transfers.orDefaults(), s.auth.holds), closing: s.closing,
-		owner: background.New(),
+		owner: owner,
 	}
 	tracer := callTracer{d.Traces}
 	// The order matters. A call waits for its client's unread answers before the clock of
@@ -287,7 +288,7 @@ func (s *Server) HTTP() *http.Server {
 // Close ends the streams, which a shutdown would otherwise wait for. It is idempotent.
 func (s *Server) Close() { s.close.Do(func() { close(s.closing) }) }
 
-// Wait ends the goroutines that outlive their calls, the watches of unread answers and the
+// Wait ends the goroutines that outlive their calls, such as the watches of unread answers and the
 // readings of the queue, and returns once they have ended. It comes after the shutdown of
 // the HTTP server and before the end of the database's connections.
 func (s *Server) Wait() {
