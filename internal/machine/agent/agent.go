@@ -358,7 +358,7 @@ func (a *Agent) poll(ctx context.Context, over <-chan struct{}, in *inbox) {
 			_ = sleep(ctx, pollPause(answer)-time.Since(asked)) // the loop sees ctx's end
 			continue
 		}
-		if a.broken(ctx, over, wait, err) {
+		if a.broken(ctx, over, asked, wait, err) {
 			return
 		}
 	}
@@ -372,7 +372,7 @@ func (a *Agent) report(ctx context.Context, over <-chan struct{}, in *inbox) {
 		if err != nil {
 			return
 		}
-		at, sent := deadman.Now(), in.sent()
+		asked, at, sent := time.Now(), deadman.Now(), in.sent()
 		_ = failpoint.Hit("agent.report.before")
 		req := batch.request()
 		req.AgentBoot, req.Epoch, req.Digest, req.Seq = a.control.boot, a.epoch(), in.digest(), a.control.seq.Add(1)
@@ -392,7 +392,7 @@ func (a *Agent) report(ctx context.Context, over <-chan struct{}, in *inbox) {
 			a.sup.outbox.refusedHoldings()
 			continue
 		}
-		if a.broken(ctx, over, wait, err) {
+		if a.broken(ctx, over, asked, wait, err) {
 			return
 		}
 	}
@@ -417,8 +417,10 @@ func (a *Agent) heard(sent deadman.Instant, answer wire.SyncResponse) {
 	a.sup.notices.confirm(answer.Noticed)
 }
 
-// broken handles a failed call and reports whether the session is over.
-func (a *Agent) broken(ctx context.Context, over <-chan struct{}, wait *backoff, err error) bool {
+// broken handles a call that was sent at asked and failed, and reports whether the session is over.
+func (a *Agent) broken(
+	ctx context.Context, over <-chan struct{}, asked time.Time, wait *backoff, err error,
+) bool {
 	if ctx.Err() != nil {
 		return true
 	}
@@ -429,7 +431,7 @@ func (a *Agent) broken(ctx context.Context, over <-chan struct{}, wait *backoff,
 		return true
 	}
 	a.log.Warn("control plane unreachable, containers keep running", "err", err)
-	return wait.wait(ctx) != nil
+	return wait.waitSince(ctx, asked) != nil
 }
 
 // epoch returns the epoch of the latest session, which may have ended.

@@ -284,8 +284,18 @@ func (t Timing) rerun() *backoff { return &backoff{min: t.RerunMin, max: t.Rerun
 // wait sleeps, or returns the cause of ctx's end.
 func (b *backoff) wait(ctx context.Context) error {
 	b.next = min(max(2*b.next, b.min), b.max)
-	return sleep(ctx, b.next/2+time.Duration(rand.Int64N(int64(b.next/2)+1)))
+	return sleep(ctx, jitter(b.next))
 }
+
+// waitSince is wait for tries whose starts are spaced, instead of the pauses between them: a call that the
+// server has held for seconds and then failed is repeated after the least pause. began is the start of the try.
+func (b *backoff) waitSince(ctx context.Context, began time.Time) error {
+	b.next = min(max(2*b.next, b.min), b.max)
+	return sleep(ctx, max(jitter(b.next)-time.Since(began), jitter(b.min)))
+}
+
+// jitter returns a random duration from half of d to d.
+func jitter(d time.Duration) time.Duration { return d/2 + time.Duration(rand.Int64N(int64(d/2)+1)) }
 
 // reset makes the next wait short again, after a success.
 func (b *backoff) reset() { b.next = 0 }
