@@ -189,6 +189,15 @@ MARGIN ?= 5s
 proof-fence: setup ## cut 50 machines off around the fence of their at_most_one work: never two alive: make proof-fence CUTS=1 FENCE=15m MARGIN=1m
 	$(GO) test ./e2e/proof -run CutsAroundTheFence -count=1 -v -timeout 60m -args -cuts $(CUTS) -cut-fence $(FENCE) -cut-margin $(MARGIN) -cut-seed $(SEED)
 
+# Of make proof-locks: how long each table is locked, how many clusters side by side, and which tables (default: all).
+HOLD   ?= 60s
+LANES  ?= 6
+TABLES ?=
+
+.PHONY: proof-locks
+proof-locks: setup ## lock each table for a minute while clusters work, about 20 minutes: no renewal is missed: make proof-locks TABLES=jobs,leases
+	$(GO) test ./e2e/proof -run '^TestALockOnAnyTableMissesNoRenewal$$' -count=1 -v -timeout 120m -parallel 20 -args -lock-each -lock-hold $(HOLD) -lock-lanes $(LANES) -lock-only "$(TABLES)"
+
 .PHONY: proof-silence
 proof-silence: setup ## cut off three of eight machines for longer than Temporal waits for a heartbeat, half an hour: no activity is repeated
 	$(GO) test ./e2e -run '^TestF28NoActivityIsRepeatedWhileVerdictsAreFrozen$$' -count=1 -v -timeout 60m -args -silent-for 28m
