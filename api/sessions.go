@@ -99,6 +99,12 @@ func (h *sessionHandlers) mount(r *router) {
 		"`forward` carries connections to ports of the container."
 	ask.DefaultStatus = http.StatusCreated
 	registerWithBody[spec.NewSession](r, ask, h.ask)
+	list := r.operation("list-sessions", http.MethodGet, "/v1/jobs/{id}/sessions", tag,
+		"List the sessions in a job's containers, newest first")
+	list.Description = "Each session has its user, command, times and end. All who may read the job may read the " +
+		"list. Records are deleted after a time that the operator sets. An array or a pipeline has no sessions of " +
+		"its own."
+	register(r, list, h.list)
 	connect := r.operation("connect-session", http.MethodGet, "/v1/sessions/{id}", tag,
 		"Connect to a session by websocket, once")
 	connect.Description = "The subprotocol is `" + wire.SessionProtocol + "`. Each message is a frame of the " +
@@ -135,6 +141,33 @@ func (h *sessionHandlers) ask(ctx context.Context, in *askInput) (*sessionOutput
 	h.log.Info("session requested", "session", s.ID, "kind", s.Kind, "job_id", s.Job, "member", s.Member,
 		"machine_id", s.Machine, "actor", actor(ctx))
 	return &sessionOutput{s}, nil
+}
+
+// sessionsInput selects a page of the sessions of a job.
+type sessionsInput struct {
+	JobInput
+	Open bool `query:"open" doc:"only sessions that have not ended"`
+	Paging
+}
+
+type sessionsOutput struct {
+	Body wire.Page[wire.SessionRecord]
+}
+
+// list returns the sessions of a job to all who may read the job: its history shows the same users and
+// commands.
+func (h *sessionHandlers) list(ctx context.Context, in *sessionsInput) (*sessionsOutput, error) {
+	id, err := h.job(ctx, in.ID)
+	if err != nil {
+		return nil, err
+	}
+	list, next, err := h.store.List(ctx, scope(ctx), id, db.SessionFilter{
+		Open: in.Open, Paging: db.Paging{Limit: in.Limit, Cursor: in.Cursor},
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &sessionsOutput{page(list, next)}, nil
 }
 
 // sessionInput names a session.

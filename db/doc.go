@@ -50,7 +50,7 @@
 //	Leader      incarnation lease quarantine watermark
 //	Cluster     admission cluster population statistics
 //	Backups     backups
-//	JobSessions job_sessions
+//	JobSessions job_sessions job_sessions_read
 //	WebSessions web_sessions web_sessions_own
 //
 // # Locks

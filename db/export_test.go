@@ -77,3 +77,6 @@ func (h *History) Setting(ctx context.Context, name string) (value string, err e
 func (d *DB) PruneTx(ctx context.Context, term Term, f func(tx pgx.Tx) error) error {
 	return d.pruneTx(ctx, term, f)
 }
+
+// SessionsOfJob is the statement of JobSessions.List.
+func SessionsOfJob(open bool) string { return sessionsOfJob(open) }

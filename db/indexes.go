@@ -21,10 +21,11 @@ var lateIndexes = []lateIndex{
 		WHERE parent IS NULL AND submitted_by IS NOT NULL`},
 	{"submitter", "archived_jobs", "submitted_by", `((job ->> 'submitted_by'), submitted_at DESC, id DESC)
 		WHERE parent IS NULL AND job ->> 'submitted_by' IS NOT NULL`},
+	{"session", "acts", "session", `(job, session)`},
 }
 
-// lateIndex is an index called TABLE_by_KEY. It is built once jobs has the column; columns is
-// its definition after the name of the table.
+// lateIndex is an index called TABLE_by_KEY. It is built once jobs or the table has the column;
+// columns is its definition after the name of the table.
 type lateIndex struct{ key, table, column, columns string }
 
 func (x lateIndex) name() string { return x.table + "_by_" + x.key }
@@ -130,15 +131,20 @@ func setLockTimeout(ctx context.Context, conn *pgx.Conn, patience time.Duration)
 // missingIndexes returns the names of the indexes that do not exist, or not completely. An
 // index whose column no migration has added yet is not missing.
 func missingIndexes(ctx context.Context, conn *pgx.Conn) (map[string]bool, error) {
-	names, columns := make([]string, len(lateIndexes)), make([]string, len(lateIndexes))
+	names, tables, columns := make([]string, len(lateIndexes)), make([]string, len(lateIndexes)),
+		make([]string, len(lateIndexes))
 	for i, index := range lateIndexes {
-		names[i], columns[i] = index.name(), index.column
+		names[i], tables[i], columns[i] = index.name(), index.table, index.column
 	}
 	rows, err := conn.Query(ctx, `
 		SELECT n
-		FROM unnest($1::text[], $2::text[]) AS x (n, c)
-		WHERE EXISTS (SELECT 1 FROM pg_attribute WHERE attrelid = to_regclass('jobs') AND attname = c)
-		  AND NOT EXISTS (SELECT 1 FROM pg_index WHERE indexrelid = to_regclass(n) AND indisvalid)`, names, columns)
+		FROM unnest($1::text[], $2::text[], $3::text[]) AS x (n, t, c)
+		WHERE EXISTS (
+			SELECT 1
+			FROM pg_attribute
+			WHERE attrelid IN (to_regclass('jobs'), to_regclass(t)) AND attname = c)
+		  AND NOT EXISTS (SELECT 1 FROM pg_index WHERE indexrelid = to_regclass(n) AND indisvalid)`,
+		names, tables, columns)
 	if err != nil {
 		return nil, mapError(err, "indexes")
 	}

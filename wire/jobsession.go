@@ -19,6 +19,39 @@ type JobSession struct {
 	ExpiresAt time.Time        `json:"expires_at" doc:"time by which the user must connect"`
 }
 
+// SessionRecord is the record of a session in a container of a job, from its request to its end.
+// Servers delete records after the retention that their operator has set.
+type SessionRecord struct {
+	ID      string           `json:"id"`
+	Kind    spec.SessionKind `json:"kind"`
+	State   SessionState     `json:"state" doc:"waiting (the two ends are not connected yet), open or ended"`
+	Attempt int              `json:"attempt"`
+	Member  int              `json:"member"`
+	Machine berth.MachineID  `json:"machine"`
+	Actor   string           `json:"actor" doc:"caller that requested the session, such as user:alice"`
+	Command string           `json:"command,omitempty" doc:"exec: the first 400 bytes; files: direction and path"`
+	Reason  string           `json:"reason,omitempty" doc:"reason that the user gave"`
+
+	RequestedAt *time.Time `json:"requested_at,omitempty" doc:"absent once this part of the record is deleted"`
+	StartedAt   *time.Time `json:"started_at,omitempty" doc:"time at which both ends were connected"`
+	EndedAt     *time.Time `json:"ended_at,omitempty"`
+
+	Cause    SessionCause `json:"cause,omitempty" doc:"reason for the end"`
+	Exit     *int         `json:"exit,omitempty" doc:"exit code of the command, if known"`
+	BytesIn  int64        `json:"bytes_in" doc:"from the user to the container, known after the end"`
+	BytesOut int64        `json:"bytes_out" doc:"from the container to the user, known after the end"`
+}
+
+// SessionState is the state of a session: waiting, open, ended.
+type SessionState string
+
+// The states.
+const (
+	SessionWaiting SessionState = "waiting" // the user, or the agent of the machine, has yet to connect
+	SessionOpen    SessionState = "open"    // both are connected
+	SessionEnded   SessionState = "ended"
+)
+
 // SessionOrder orders the agent of a member to connect to a session. Each sync answer
 // carries the order with the assignments until the agent has connected or the order has expired. An
 // older agent ignores the order.

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"strconv"
 	"sync"
 
 	"github.com/coder/websocket"
@@ -61,6 +62,29 @@ func (s Sessions) Open(ctx context.Context, job berth.JobID, req spec.NewSession
 		method: http.MethodPost, path: "/v1/jobs/" + url.PathEscape(string(job)) + "/sessions", body: req, once: true,
 	}, &made)
 	return made, err
+}
+
+// SessionsQuery selects sessions of a job. The zero query selects the newest 100.
+type SessionsQuery struct {
+	Open   bool   // only sessions that have not ended
+	Limit  int    // 0: 100; at most 1000
+	Cursor string // NextCursor of the page before; "": the first page
+}
+
+// List returns a page of the sessions in a job's containers, newest first. NextCursor of the page is
+// the Cursor of the next; "" after the last page.
+func (s Sessions) List(ctx context.Context, job berth.JobID, q SessionsQuery) (wire.Page[wire.SessionRecord], error) {
+	v := url.Values{}
+	set(v, "cursor", q.Cursor)
+	if q.Open {
+		v.Set("open", "true")
+	}
+	if q.Limit > 0 {
+		v.Set("limit", strconv.Itoa(q.Limit))
+	}
+	var page wire.Page[wire.SessionRecord]
+	_, err := s.c.do(ctx, request{method: http.MethodGet, path: jobPath(job) + "/sessions", query: v}, &page)
+	return page, err
 }
 
 // Connect connects to a session, which takes one connection. The caller closes it.
