@@ -54,6 +54,9 @@ func TestPagesInABrowser(t *testing.T) {
 	b := startChromium(t)
 	s := newSite(t)
 	running, failed, array, pipeline := s.full()
+	for _, command := range []string{"nvidia-smi", "python train.py " + strings.Repeat("checkpoint ", 30), "bash"} {
+		s.enter(running, command)
+	}
 	at, err := url.Parse(s.url)
 	if err != nil {
 		t.Fatal(err)
@@ -72,7 +75,9 @@ func TestPagesInABrowser(t *testing.T) {
 	pages := map[string]string{
 		"overview": "/", "queue": "/queue", "jobs": "/jobs", "running": "/jobs/" + string(running), "failed": "/jobs/" + string(failed),
 		"events": "/jobs/" + string(failed) + "?tab=events", "explain": "/jobs/" + string(failed) + "?tab=explain",
-		"spec": "/jobs/" + string(failed) + "?tab=spec", "array": "/jobs/" + string(array), "pipeline": "/jobs/" + string(pipeline),
+		"sessions":    "/jobs/" + string(running) + "?tab=sessions",
+		"no-sessions": "/jobs/" + string(failed) + "?tab=sessions",
+		"spec":        "/jobs/" + string(failed) + "?tab=spec", "array": "/jobs/" + string(array), "pipeline": "/jobs/" + string(pipeline),
 		"machines": "/machines", "machine": "/machines/gpu-1", "schedules": "/schedules", "tenants": "/tenants", "usage": "/usage", "me": "/me", "submit": "/submit",
 		"act": "/act?do=cancel&id=" + string(running), "missing": "/jobs/00000000-0000-7000-8000-000000000000",
 	}
@@ -105,6 +110,12 @@ func TestPagesInABrowser(t *testing.T) {
 	b.call("Emulation.setScriptExecutionDisabled", map[string]any{"value": false}, nil)
 	if n := b.eval(`document.querySelectorAll("tbody tr").length`); n != 3.0 {
 		t.Errorf("without script: %v rows", n)
+	}
+	b.call("Emulation.setScriptExecutionDisabled", map[string]any{"value": true}, nil)
+	b.open(s.url + "/jobs/" + string(running) + "?tab=sessions")
+	b.call("Emulation.setScriptExecutionDisabled", map[string]any{"value": false}, nil)
+	if n := b.eval(`document.querySelectorAll('tr[data-live^="session-"]').length`); n != 3.0 {
+		t.Errorf("without script: %v sessions", n)
 	}
 }
 

@@ -77,6 +77,7 @@ var jobTabs = []tab{
 	{"metrics", "Use", isPlain, metricsPart, "berth metrics %s", false},
 	{"checkpoints", "Checkpoints", isPlain, checkpointsPart, "berth checkpoints %s", false},
 	{"outputs", "Outputs", nil, outputsPart, "berth outputs %s", false},
+	{"sessions", "Sessions", isPlain, sessionsPart, "berth sessions %s", true},
 	{"spec", "Spec", nil, specPart, "berth show %s -o json", false},
 }
 

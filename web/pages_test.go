@@ -92,6 +92,7 @@ func TestHostileTextsStayText(t *testing.T) {
 		j := s.submit("alice", nil)
 		jobs = append(jobs, j.ID)
 		s.run(j.ID, "m1")
+		s.enter(j.ID, text)
 		s.end(j.ID, berth.Failed)
 		// Past the validation: rows of other programs and older versions are shown, too.
 		s.exec(`ALTER TABLE jobs DISABLE TRIGGER USER`)
@@ -104,7 +105,8 @@ func TestHostileTextsStayText(t *testing.T) {
 	paths := []string{"/", "/jobs", "/jobs?cols=owner,tenant,labels,reason", "/queue", "/machines", "/machines/m1",
 		"/tenants", "/schedules", "/usage", "/usage?by=pool", "/submit", "/me"}
 	for _, id := range jobs {
-		for _, tab := range []string{"log", "events", "explain", "metrics", "checkpoints", "outputs", "spec"} {
+		for _, tab := range []string{"log", "events", "explain", "metrics", "checkpoints", "outputs", "sessions",
+			"spec"} {
 			paths = append(paths, "/jobs/"+string(id)+"?tab="+tab)
 		}
 	}
@@ -115,6 +117,7 @@ func TestHostileTextsStayText(t *testing.T) {
 			"/me?revoke="+url.QueryEscape(text), "/usage?period="+url.QueryEscape(text), "/usage?date="+url.QueryEscape(text), "/usage?by="+url.QueryEscape(text), "/schedules/"+url.PathEscape(text),
 			"/act?do="+url.QueryEscape(text)+"&id="+url.QueryEscape(text),
 			"/act?do=cancel&id="+string(jobs[0])+"&back="+url.QueryEscape(text),
+			"/jobs/"+string(jobs[0])+"?tab=sessions&cursor="+url.QueryEscape(text),
 			"/jobs/"+string(jobs[0])+"?grep="+url.QueryEscape(text)+"&attempt="+url.QueryEscape(text))
 	}
 	for _, p := range paths {

@@ -241,7 +241,7 @@ func TestTemplatesTakeZeroValues(t *testing.T) {
 	for _, tb := range jobTabs {
 		parts := map[string]any{"log": logView{}, "events": eventsView{}, "explain": wire.Explanation{}, "metrics": metricsView{},
 			"checkpoints": []berth.Checkpoint{{}}, "outputs": []wire.StoredOutput{{}}, "spec": "", "graph": graphView{},
-			"elements": elementsView{}}
+			"elements": elementsView{}, "sessions": sessionsView{Rows: []sessionRow{{}}}}
 		part, ok := parts[tb.key]
 		if !ok {
 			t.Errorf("tab %s has no case", tb.key)

@@ -16,7 +16,8 @@ import (
 // functions are the functions of all templates.
 var functions = template.FuncMap{
 	"instant": instant, "ago": ago, "span": span, "count": count, "bytes": berth.BytesText,
-	"state": stateMark, "machinestate": machineMark, "clip": clip, "owner": owner, "cores": cores, "gpus": gpus,
+	"state": stateMark, "machinestate": machineMark, "sessionstate": sessionMark,
+	"clip": clip, "owner": owner, "cores": cores, "gpus": gpus,
 	"devices": devices,
 	"mib":     func(n int64) string { return berth.BytesText(n << 20) }, "percent": percent,
 	"short": short, "add": func(a, b int) int { return a + b }, "plural": plural, "reason": reasonText,
@@ -60,6 +61,21 @@ var machineMarks = map[berth.MachineState]mark{
 
 func machineMark(s berth.MachineState) mark {
 	m, ok := machineMarks[s]
+	if !ok {
+		m = mark{Shape: "?", Class: "off"}
+	}
+	m.Word = string(s)
+	return m
+}
+
+// sessionMarks are the marks of the states of sessions.
+var sessionMarks = map[wire.SessionState]mark{
+	wire.SessionWaiting: {Shape: "○", Class: "wait"}, wire.SessionOpen: {Shape: "▶", Class: "run"},
+	wire.SessionEnded: {Shape: "■", Class: "off"},
+}
+
+func sessionMark(s wire.SessionState) mark {
+	m, ok := sessionMarks[s]
 	if !ok {
 		m = mark{Shape: "?", Class: "off"}
 	}
