@@ -115,6 +115,8 @@ func run(ctx context.Context, s settings) error {
 		return err
 	}
 	defer traces.Close()
+	metrics := agent.NewMetrics(berth.MachineID(s.machine), buildinfo.Version())
+	defer s.serveMetrics(ctx, metrics, log)()
 	err = agent.Run(ctx, agent.Config{
 		Server: s.server, AllowPlaintext: s.plaintext, JoinToken: s.joinToken, StateDir: s.stateDir,
 		Machine: berth.MachineID(s.machine),
@@ -125,7 +127,7 @@ func run(ctx context.Context, s settings) error {
 		Egress: walls, GangNetwork: s.gangNetwork, GangPorts: s.ports, GPUAllow: s.gpuAllow, DiskReserve: s.reserve,
 		ImageMark: s.imageMark, TrustedImages: s.trusted, RegistryCerts: s.certs,
 		Checks: s.checks, Notices: s.source, Identity: s.proof, ShutdownAfter: s.shutdown,
-		Runtime: engine, GPUs: gpus, Logger: log, Traces: traces,
+		Runtime: engine, GPUs: gpus, Logger: log, Traces: traces, Metrics: metrics,
 		Timing: agent.Timing{PollWait: s.syncWait},
 	})
 	return s.ended(ctx, err, log)

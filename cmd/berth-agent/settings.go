@@ -81,6 +81,7 @@ type settings struct {
 	shutdown time.Duration // without use of the machine; 0: never
 	poweroff string        // command that shuts the machine down, or none
 	otlp     string        // endpoint, as typed
+	metrics  string        // address that serves metrics; "": none
 	syncWait time.Duration // longest wait of one sync call
 
 	// Derived from the flags.
@@ -138,7 +139,8 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	flags.File(f, "/etc/berth/agent.yaml")
 	f.StringVar(&s.server, "server", "http://127.0.0.1:7070", "URL of the control plane's API")
 	f.BoolVar(&s.plaintext, "allow-plaintext", false,
-		"start although --server is reached beyond this machine without TLS; the object store, too, may be reached so")
+		"start although --server is reached beyond this machine without TLS; the object store, too, may be reached "+
+			"so, and other machines may reach --metrics-listen")
 	f.StringVar(&s.joinToken, "join-token", "",
 		"join token, needed once; prefer BERTH_JOIN_TOKEN, which other users of the machine cannot read")
 	f.StringVar(&s.stateDir, "state-dir", "/var/lib/berth-agent",
@@ -211,8 +213,7 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	f.DurationVar(&s.syncWait, "sync-wait", berth.SyncWait,
 		"how long a sync call waits for orders, at most "+berth.SyncWait.String()+
 			"; each call renews the machine's lease, so a short lost_after requires a short wait")
-	flags.Collector(f, &s.otlp)
-	flags.LogLevel(f, &s.level)
+	s.watchFlags(f)
 }
 
 // engineFlags registers the flags of the container engine, of images and of GPUs.
@@ -279,6 +280,7 @@ func (s *settings) parse() error {
 		s.mirrors = append(s.mirrors, mirror)
 	}
 	s.checkShutdown(fault)
+	fault("metrics-listen", s.checkMetrics())
 	s.source, err = notice.Open(s.notices)
 	fault("notices", err)
 	s.proof, err = identity.Open(s.identity, s.audience)
@@ -390,6 +392,6 @@ func (s *settings) attributes() []any {
 		"fake_gpus", s.fakeGPUs, "no_gpus", s.noGPUs, "gpu_allow", s.gpuAllow,
 		"check_before", s.checks.Before, "check_after", s.checks.After, "check_timeout", s.checks.Timeout,
 		"notices", s.notices, "identity", s.identity, "shutdown_after", s.shutdown, "shutdown_command", s.poweroff,
-		"sync_wait", s.syncWait, "otlp", s.traces,
+		"sync_wait", s.syncWait, "metrics_listen", s.metrics, "otlp", s.traces,
 	}
 }

@@ -39,7 +39,8 @@ func TestTheInstalledSettingsAreValid(t *testing.T) {
 		t.Fatal(err)
 	}
 	examples := filepath.Join(t.TempDir(), "agent.yaml")
-	uncommented := strings.NewReplacer("#server:", "server:", "#join-token:", "join-token:").Replace(string(b))
+	uncommented := strings.NewReplacer("#server:", "server:", "#join-token:", "join-token:",
+		"#metrics-listen:", "metrics-listen:").Replace(string(b))
 	if err := os.WriteFile(examples, []byte(uncommented), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -56,7 +57,7 @@ func TestTheInstalledSettingsAreValid(t *testing.T) {
 		if err := s.parse(); err != nil || s.deadman != deadmanService {
 			t.Errorf("%s: deadman %s, %v", file, s.deadman, err)
 		}
-		if file == examples && (s.server != "https://berth.internal:7070" || s.joinToken == "") {
+		if file == examples && (s.server != "https://berth.internal:7070" || s.joinToken == "" || s.metrics == "") {
 			t.Errorf("the examples set server %s and join token %q", s.server, s.joinToken)
 		}
 	}

@@ -1,12 +1,7 @@
 package controlplane
 
 import (
-	"cmp"
-	"fmt"
 	"log/slog"
-	"regexp"
-	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -20,20 +15,11 @@ import (
 	"berth/internal/control/scheduler"
 	"berth/internal/control/webhook"
 	"berth/internal/lib/golden"
+	"berth/internal/lib/metricsdoc"
 )
 
-// metric is one metric of the reference.
-type metric struct {
-	name, kind, help string
-	labels           []string
-	series           int // at the start of a process
-}
-
-// describedAs parses the text of a description, the only public form of its fields.
-var describedAs = regexp.MustCompile(`^Desc\{fqName: "([^"]*)", help: ("(?:[^"\\]|\\.)*"), (?:unit: "[^"]*", )?constLabels: \{\}, variableLabels: \{(.*)\}\}$`)
-
 // newRegistered returns the metrics of a process with all roles before the first call.
-func newRegistered(t *testing.T) []metric {
+func newRegistered(t *testing.T) []metricsdoc.Metric {
 	t.Helper()
 	d, err := db.Open(t.Context(), dbtest.URL(t), db.Options{})
 	if err != nil {
@@ -51,40 +37,7 @@ func newRegistered(t *testing.T) []metric {
 		t.Fatal(err)
 	}
 	t.Cleanup(server.Close)
-	descriptions := make(chan *prometheus.Desc, 1000)
-	a.registry.Describe(descriptions)
-	close(descriptions)
-	families, err := a.registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	kinds, series := map[string]string{}, map[string]int{}
-	for _, f := range families {
-		kinds[f.GetName()], series[f.GetName()] = strings.ToLower(f.GetType().String()), len(f.GetMetric())
-	}
-	var list []metric
-	for desc := range descriptions {
-		f := describedAs.FindStringSubmatch(desc.String())
-		if f == nil {
-			if strings.Contains(desc.String(), `"berth_`) {
-				t.Fatalf("cannot parse %s", desc)
-			}
-			continue
-		}
-		if !strings.HasPrefix(f[1], "berth_") {
-			continue
-		}
-		m := metric{name: f[1], kind: kinds[f[1]], series: series[f[1]]}
-		if m.help, err = strconv.Unquote(f[2]); err != nil {
-			t.Fatal(err)
-		}
-		if f[3] != "" {
-			m.labels = strings.Split(f[3], ",")
-		}
-		list = append(list, m)
-	}
-	slices.SortFunc(list, func(a, b metric) int { return cmp.Compare(a.name, b.name) })
-	return list
+	return metricsdoc.List(t, a.registry)
 }
 
 // absentAtStart are the metrics without a series at the start, with their kinds: series of
@@ -107,23 +60,12 @@ func TestReferenceOfMetrics(t *testing.T) {
 	t.Parallel()
 	var b strings.Builder
 	b.WriteString("# Metrics\n\nGenerated from the code by `go test ./internal/control/controlplane -run Reference -update`.\n" +
-		"[../operate/metrics.md](../operate/metrics.md) explains access and alarms. The standard metrics `go_*` and `process_*` are served too.\n\n" +
+		"[../operate/metrics.md](../operate/metrics.md) explains access and alarms. The standard metrics `go_*` and `process_*` are served too.\n" +
+		"[agent-metrics.md](agent-metrics.md) has the metrics of agents.\n\n" +
 		"All series of a metric exist from the start of a process, as 0 before the first event. Exceptions, whose labels only rows or calls\n" +
 		"can name: `berth_cloud_spend_dollars`, `berth_gpus`, `berth_tenant_storage_bytes`, `berth_machine_disk_free_ratio` and `berth_http_request_seconds`.\n" +
 		"`berth_object_store_free_ratio` and `berth_tls_certificate_end_seconds` exist where there is a folder or a certificate.\n" +
-		"Metrics by tenant name at most 500 tenants.\n\n" +
-		"| metric | type | labels | meaning |\n| --- | --- | --- | --- |\n")
-	for _, m := range newRegistered(t) {
-		kind, absent := absentAtStart[m.name]
-		if (m.series == 0) != absent {
-			t.Errorf("%s has %d series at the start", m.name, m.series)
-		}
-		labels := make([]string, len(m.labels))
-		for i, l := range m.labels {
-			labels[i] = "`" + strings.TrimSpace(l) + "`"
-		}
-		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", m.name, cmp.Or(m.kind, kind), strings.Join(labels, ", "),
-			strings.ReplaceAll(m.help, "|", `\|`))
-	}
+		"Metrics by tenant name at most 500 tenants.\n\n")
+	b.WriteString(metricsdoc.Table(t, newRegistered(t), absentAtStart))
 	golden.Check(t, "../../../docs/reference/metrics.md", b.String())
 }

@@ -42,6 +42,8 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	a := &Agent{cfg: cfg, log: cfg.Logger.With("machine_id", cfg.Machine)}
+	cfg.Metrics.agent.Store(a)
+	defer cfg.Metrics.agent.Store(nil)
 	a.belt = &belt{limit: cfg.ShutdownAfter, every: cfg.Timing.BeltEvery, look: a.look, log: a.log}
 	serving, end := context.WithCancelCause(ctx)
 	var watching sync.WaitGroup
@@ -115,6 +117,7 @@ func (a *Agent) run(ctx context.Context) error {
 		return err
 	}
 	c := a.creds.client
+	c.metrics = cfg.Metrics
 	defer c.close()
 	a.control = newControl(c, a.creds.now.Cluster, openWatermark(cfg.StateDir, a.log))
 	a.control.direct = newDirectStore(cfg, a.control, a.log)

@@ -31,6 +31,8 @@ type client struct {
 	http *http.Client
 	mark func() string // value of HeaderWatermark; nil or "": none is sent
 
+	metrics *Metrics // nil: none
+
 	bearer atomic.Pointer[string] // the token of the next calls; "": none
 
 	engineSilent func() time.Duration        // for enginesilence.Header; nil or 0: none is sent
@@ -132,6 +134,7 @@ func (c *client) send(
 		req.Header.Set("Authorization", "Bearer "+token)
 	}
 	r, err := c.http.Do(req)
+	c.metrics.called(ctx, r, err)
 	if err != nil {
 		return nil, fmt.Errorf("%s %s: %w", method, path, err)
 	}
@@ -346,6 +349,9 @@ func (c *client) appendLog(
 	var ack wire.LogAck
 	path := fmt.Sprintf("logs/%d?offset=%d", alloc, offset)
 	err := c.do(ctx, http.MethodPut, path, t.header(), bytes.NewReader(chunk), int64(len(chunk)), &ack)
+	if err == nil {
+		c.metrics.shipped(len(chunk))
+	}
 	return ack.End, err
 }
 
@@ -360,7 +366,11 @@ func (c *client) putObject(
 	if rest > size {
 		h.Set(wire.HeaderRest, strconv.FormatInt(rest, 10))
 	}
-	return c.do(ctx, http.MethodPut, "objects/"+key, h, body, size, nil)
+	err := c.do(ctx, http.MethodPut, "objects/"+key, h, body, size, nil)
+	if err == nil {
+		c.metrics.stored(wayServer, size)
+	}
+	return err
 }
 
 // markFallback marks a call for an object that should have gone straight to or from the store.
@@ -382,5 +392,5 @@ func (c *client) getObject(ctx context.Context, key string, fallback bool) (io.R
 	if err != nil {
 		size = r.ContentLength
 	}
-	return r.Body, size, nil
+	return c.metrics.reading(wayServer, r.Body), size, nil
 }

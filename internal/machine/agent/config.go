@@ -109,6 +109,7 @@ type Config struct {
 	GPUs    node.GPUs
 	Logger  *slog.Logger     // nil: discard
 	Traces  *tracing.Tracing // nil: none
+	Metrics *Metrics         // of this process, which runs one agent at a time; nil: none are read
 
 	Timing Timing
 }
@@ -294,6 +295,10 @@ func (c Config) complete() (Config, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
+	if c.Metrics == nil {
+		c.Metrics = NewMetrics(c.Machine, c.Version)
+	}
+	c.Runtime = meteredRuntime{c.Runtime, c.Metrics}
 	c.CacheBytes = max(0, cmp.Or(c.CacheBytes, DefaultCache))
 	c.Timing = c.Timing.withDefaults()
 	return c, nil

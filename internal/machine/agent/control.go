@@ -244,6 +244,9 @@ func (c *control) putObject(ctx context.Context, key string, body io.ReadSeeker,
 func (c *control) putPart(ctx context.Context, key string, body io.ReadSeeker, size, rest int64) error {
 	if file, ok := body.(*hashed); ok {
 		if done, err := c.direct.put(ctx, key, file, rest); done || err != nil {
+			if err == nil {
+				c.metrics.stored(wayDirect, size)
+			}
 			return err
 		}
 	}
@@ -262,8 +265,11 @@ func (c *control) openObject(
 	ctx context.Context, key string, bytes int64,
 ) (in io.ReadCloser, size int64, direct bool, err error) {
 	in, size, err = c.direct.get(ctx, key, bytes)
-	if in != nil || err != nil {
-		return in, size, true, err
+	if err != nil {
+		return nil, 0, true, err
+	}
+	if in != nil {
+		return c.metrics.reading(wayDirect, in), size, true, nil
 	}
 	in, size, err = c.client.getObject(ctx, key, c.direct.avoided(key, bytes))
 	return in, size, false, err

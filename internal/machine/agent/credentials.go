@@ -150,6 +150,7 @@ func (j *joining) join(ctx context.Context) (*credential, error) {
 		j.key = key
 	}
 	c := newClient(j.cfg.Server, j.cfg.JoinToken)
+	c.metrics = j.cfg.Metrics
 	defer c.close()
 	req := wire.JoinRequest{Token: j.cfg.JoinToken, Machine: j.machine}
 	if j.cfg.Identity != nil {
@@ -177,6 +178,7 @@ func (j *joining) join(ctx context.Context) (*credential, error) {
 // it back by this watermark. A join comes first, since it needs no approval.
 func (j *joining) byKey(ctx context.Context, proves bool) (*credential, error) {
 	c := newClient(j.cfg.Server, "")
+	c.metrics = j.cfg.Metrics
 	defer c.close()
 	if seen := openWatermark(j.cfg.StateDir, j.log).stored; proves && !seen.IsZero() {
 		c.mark = seen.String

@@ -61,7 +61,7 @@ const lineTrust = 30 * time.Second
 var errUnfollowed = errors.New("the member has no followers")
 
 func newLineBoard(sup *Supervisor, log *slog.Logger) *lineBoard {
-	reader, _ := sup.cfg.Runtime.(node.LineReader)
+	reader, _ := unmetered(sup.cfg.Runtime).(node.LineReader)
 	return &lineBoard{
 		sup: sup, reader: reader, log: log, timing: sup.cfg.Timing, wake: make(chan struct{}, 1),
 		readers: map[berth.AllocationID]*lineReader{},

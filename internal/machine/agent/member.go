@@ -72,9 +72,11 @@ func newMember(s *Supervisor, alloc berth.AllocationID, job berth.JobID, number,
 	m := &member{
 		core: c, sup: s, cancel: cancel, began: time.Now(),
 		orders: newOrders(), spans: spans{id, s.cfg.Traces},
-		stage:   &stager{s.stages, alloc},
-		door:    &door{},
-		retry:   &retrier{ctx: ctx, log: log, timing: s.cfg.Timing, stage: &stager{s.stages, alloc}},
+		stage: &stager{s.stages, alloc},
+		door:  &door{},
+		retry: &retrier{
+			ctx: ctx, log: log, timing: s.cfg.Timing, stage: &stager{s.stages, alloc}, counts: s.cfg.Metrics,
+		},
 		scratch: &scratch{state: s.cfg.StateDir},
 	}
 	m.fencing = &fencing{core: c, fence: s.fence, orders: m.orders, scratch: m.scratch}

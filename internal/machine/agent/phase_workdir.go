@@ -50,7 +50,7 @@ func (c *control) getUpload(
 		path := fmt.Sprintf("uploads/%d/%s", alloc, a)
 		answer, err := c.send(ctx, http.MethodGet, path, sessionTerms{c.boot, epoch}.header(), nil, 0)
 		if err == nil {
-			in = &wholeBody{answer.Body, answer.ContentLength}
+			in = &wholeBody{c.metrics.reading(wayServer, answer.Body), answer.ContentLength}
 		}
 		return err
 	})

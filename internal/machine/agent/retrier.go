@@ -22,6 +22,7 @@ type retrier struct {
 	log    *slog.Logger
 	timing Timing
 	stage  *stager     // shows the tries of patiently
+	counts *Metrics    // nil: none
 	ended  atomic.Bool // the container has ended; patience counts from then on
 }
 
@@ -57,6 +58,7 @@ func (r *retrier) insist(what string, f func(ctx context.Context) error) error {
 			return fmt.Errorf("%w: %s: %w", errGivenUp, what, err)
 		}
 		r.log.Warn("call failed, will retry", "what", what, "err", err)
+		r.counts.repeated(directionStore)
 		if err := wait.wait(r.ctx); err != nil {
 			return err
 		}
@@ -90,6 +92,7 @@ func (r *retrier) patientlySince(ctx context.Context, progress *atomic.Int64, f 
 			return err
 		}
 		r.log.Warn("object store call failed, will retry", "err", err)
+		r.counts.repeated(directionFetch)
 		if err := wait.wait(ctx); err != nil {
 			return err
 		}

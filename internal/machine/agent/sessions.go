@@ -87,6 +87,7 @@ func (s *sessions) serve(ctx context.Context, o wire.SessionOrder) {
 			s.sup.cfg.Machine))
 		return
 	}
+	defer s.sup.cfg.Metrics.visited()()
 	log.Info("session began")
 	defer log.Info("session ended")
 	v := &visit{
