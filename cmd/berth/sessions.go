@@ -73,8 +73,8 @@ func showSessions(a *app, job wire.Job, list wire.Page[wire.SessionRecord], open
 			a.say("%s", noSessions(job, open))
 			return nil
 		}
-		t := table{screen: a.outTerm, shrinks: "BY", head: []string{"TIME", "BY", "KIND", "MEMBER", "DURATION",
-			"STATE", "COMMAND"}}
+		t := table{screen: a.outTerm, shrinks: []string{"BY"}, head: []string{"TIME", "BY", "KIND", "MEMBER",
+			"DURATION", "STATE", "COMMAND"}}
 		if wide {
 			t.head = []string{"TIME", "ID", "BY", "KIND", "ATTEMPT", "MEMBER", "MACHINE", "DURATION", "STATE", "IN",
 				"OUT", "REASON", "COMMAND"}

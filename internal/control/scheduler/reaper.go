@@ -20,8 +20,8 @@ type reaper struct {
 	// Machines judged within the last minute. One with work of a longer lost_after
 	// is not yet lost, and the database counts lost machines only.
 	passed  map[berth.MachineID]time.Time
-	frozen  bool             // as last logged
-	held    bool             // as last logged
+	frozen  bool // as last logged
+	held    bool // as last logged
 	thaw    thaw
 	waiting db.WaitingCursor // among machines that have not returned from maintenance
 }
