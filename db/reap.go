@@ -181,8 +181,8 @@ func (d *Machines) Fleet(ctx context.Context, s Silence) (Fleet, error) {
 // first. budget is the number of verdicts that may still be passed this minute:
 // Silence.Share of all machines, at least one, less the machines lost within the last
 // minute. While no verdict may be passed, because silence proves nothing (see RenewBeacon)
-// or the fleet is or was just frozen (see HoldVerdicts), the list is empty. A machine that is already lost is listed while
-// a patient job still waits for uploads from it.
+// or the fleet is or was just frozen (see HoldVerdicts), the list is empty. A machine that
+// is already lost is listed while a patient job still waits for uploads from it.
 func (d *Machines) Overdue(ctx context.Context, s Silence) (due []Overdue, budget int, err error) {
 	rows, err := d.pool.Query(ctx, `
 		WITH silent AS (
