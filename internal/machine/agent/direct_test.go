@@ -2,6 +2,7 @@ package agent_test
 
 import (
 	"bytes"
+	"context"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/json"
@@ -14,6 +15,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -35,6 +37,9 @@ type bucket struct {
 	throughGet   atomic.Int64 // bytes of objects that machines read from the control plane
 	fellBack     atomic.Int64 // calls with wire.HeaderFallback
 	addressFault atomic.Pointer[func(a *wire.ObjectAddress)]
+
+	proof  sync.Mutex
+	proven bool
 }
 
 func (b *bucket) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -75,9 +80,28 @@ func (b *bucket) around(next http.Handler, w http.ResponseWriter, r *http.Reques
 		}
 		w.WriteHeader(answer.Code)
 		_, _ = w.Write(answer.Body.Bytes())
+	case r.URL.Path == "/agent/v1/sync":
+		b.prove(next, r)
+		next.ServeHTTP(w, r)
 	default:
 		next.ServeHTTP(w, r)
 	}
+}
+
+// prove lets the control plane prove the store before a machine has work. On a busy host the proof takes longer than an
+// agent waits for an answer, and an agent without an answer sends the object through the control plane. call is one
+// of the machine, whose credential the question needs.
+func (b *bucket) prove(next http.Handler, call *http.Request) {
+	b.proof.Lock()
+	defer b.proof.Unlock()
+	if b.proven {
+		return
+	}
+	ask := call.Clone(context.WithoutCancel(call.Context()))
+	ask.Method, ask.URL.Path, ask.Body, ask.ContentLength = http.MethodGet, "/agent/v1/object-access", http.NoBody, 0
+	answer := httptest.NewRecorder()
+	next.ServeHTTP(answer, ask)
+	b.proven = answer.Code == http.StatusOK
 }
 
 type countedBody struct {
