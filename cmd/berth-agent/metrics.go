@@ -59,7 +59,7 @@ func (s *settings) checkMetrics() error {
 // newRegistry returns the metrics that the agent serves: its own, and the standard ones of a Go process.
 func newRegistry(of *agent.Metrics) *prometheus.Registry {
 	r := prometheus.NewRegistry()
-	//lint:ignore SA1019 the package collectors, which replaces this function, links database/sql, and agents link no SQL
+	//lint:ignore SA1019 the package collectors, its replacement, links database/sql, and agents link no SQL
 	ofGo := prometheus.NewGoCollector()
 	//lint:ignore SA1019 as above
 	ofProcess := prometheus.NewProcessCollector(prometheus.ProcessCollectorOpts{})
