@@ -24,7 +24,7 @@ func TestCtrlCEndsAQuestion(t *testing.T) {
 		}
 		_, _ = io.WriteString(w, `{"items":[`+job+`]}`)
 	}))
-	defer server.Close()
+	t.Cleanup(server.Close) // the parallel subtests call it
 	for name, c := range map[string]struct {
 		args []string
 		asks string
