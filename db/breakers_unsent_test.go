@@ -181,7 +181,7 @@ func TestALaunchWhoseRepeatsWaitClosesNoProvider(t *testing.T) {
 	}
 }
 
-// While a send has no answer, nobody may read that the cloud was not called: an instance may exist.
+// While a send has no answer, no text may state that the cloud was not called: an instance may exist.
 func TestASendWithoutAnAnswerIsNotShownAsUnsent(t *testing.T) {
 	t.Parallel()
 	s := newFleet(t)

@@ -158,7 +158,7 @@ func TestNoGangIsJudgedWhileSignsCannotArrive(t *testing.T) {
 		mustExec(t, g.pool, `UPDATE allocations SET orders = orders - 'stalled'`)
 		mustExec(t, g.pool, `DELETE FROM leases WHERE name IN ('api', 'grace')`)
 	}
-	// A freeze of verdicts concerns silent machines: those of the gang call.
+	// A freeze of verdicts concerns silent machines: the machines of the gang call.
 	mustExec(t, g.pool, `INSERT INTO leases VALUES ('freeze', 'x', 1, now() + interval '1 hour')`)
 	if n := g.judged(); n != 1 {
 		t.Error("the gang is not judged once signs can arrive")

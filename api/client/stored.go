@@ -29,7 +29,7 @@ func (e *BrokenLogError) Error() string {
 // Unwrap returns the error of the last call.
 func (e *BrokenLogError) Unwrap() error { return e.Err }
 
-// errOtherLog is the answer to a second call whose lines are not those of the first.
+// errOtherLog is the answer to a second call whose lines differ from the lines of the first.
 var errOtherLog = errors.New("the lines before are no longer stored as they were")
 
 // storedLog reads a stored log and passes each line to f once. An answer that breaks off is requested again: the lines

@@ -49,7 +49,7 @@ func answered(status int, body string) (*http.Response, error) {
 		Request: &http.Request{Method: http.MethodPost, URL: &url.URL{Path: "/"}}}, nil
 }
 
-// A submission whose answer was lost goes on through the restart of the server, and ends with the key without an answer.
+// A submission whose answer was lost goes on through the restart of the server. Without an answer it ends with the key.
 func TestALostSubmissionIsRepeatedThroughARestart(t *testing.T) {
 	t.Parallel()
 	type answer = func(*http.Request) (*http.Response, error)

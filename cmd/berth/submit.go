@@ -156,7 +156,7 @@ func submitJob(ctx context.Context, a *app, jobSpec spec.Job, file *jobfile.File
 	if err != nil {
 		return located(submitFailed(ctx, a, err, jobSpec.Name, key), file)
 	}
-	created = created || flags.key == "" // by an earlier try of this call: nobody else has the key
+	created = created || flags.key == "" // by an earlier try of this call: no other caller has the key
 	job = a.withHandle(ctx, c, job)
 	return finishSubmit(ctx, a, job, created, fmt.Sprintf("submitted %s; follow it with: berth logs -f %s", job.Name,
 		handle(job)), flags)

@@ -92,7 +92,7 @@ func TestALockOnAnyTableMissesNoRenewal(t *testing.T) {
 	t.Logf("%d locks of %s; the worst but for machine_leases: %s", len(done), *lockHold, worst)
 }
 
-// lockRound is one lock and what was seen of it.
+// lockRound is one lock and its observed effects.
 type lockRound struct {
 	tables []string
 

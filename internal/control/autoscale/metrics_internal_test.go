@@ -12,7 +12,7 @@ import (
 )
 
 // A breaker that time ends is open. One of a whole provider or pool waits for a person, also while one launch tries it.
-// If no launch tries it for an hour, nobody needs to correct anything now.
+// If no launch tries it for an hour, no admin needs to correct anything now.
 func TestMetricsTellBreakersWithoutAnEndApart(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 11, 26, 12, 0, 0, 0, time.UTC)

@@ -33,7 +33,7 @@ func TestF27FlapsHoldVerdictsForThreeGracesAtMost(t *testing.T) {
 	if w.pass(now.Add(grace/2), true, grace) {
 		t.Error("the next freeze holds verdicts again")
 	}
-	// Once the machines were heard for longer than a grace, a freeze counts anew.
+	// Once the machines were heard for longer than a grace, a freeze counts again.
 	w.pass(now.Add(2*grace), false, grace)
 	w.pass(now.Add(3*grace+time.Second), false, grace)
 	if !w.pass(now.Add(4*grace), true, grace) {
