@@ -64,6 +64,9 @@ type bounds struct {
 	accounts time.Duration
 	// create is for a container. The engine copies the image's files into its volumes.
 	create time.Duration
+	// network is for the creation of a network. The engine runs programs for the rules of each network, one network
+	// after the other: many jobs that start at once on a busy machine wait for each other.
+	network time.Duration
 	// start is for a container, with its networks and devices.
 	start time.Duration
 	// look is for the state of one container of a list; all looks of a list end within twice that time. A restarted
@@ -76,7 +79,7 @@ type bounds struct {
 
 // usualBounds leave a busy machine the time that it needs.
 var usualBounds = bounds{search: 10 * time.Second, accounts: 2 * time.Minute, create: 10 * time.Minute,
-	start: 5 * time.Minute, look: 5 * time.Second, call: callTimeout}
+	network: 5 * time.Minute, start: 5 * time.Minute, look: 5 * time.Second, call: callTimeout}
 
 // Engine is one Docker Engine. It may be used concurrently.
 type Engine struct {

@@ -13,7 +13,7 @@ import (
 func (e *Engine) SetSearchTime(d time.Duration) { e.bounds.search = d }
 
 // SetBounds sets the bounds of all calls.
-func (e *Engine) SetBounds(d time.Duration) { e.bounds = bounds{d, d, d, d, d, d} }
+func (e *Engine) SetBounds(d time.Duration) { e.bounds = bounds{d, d, d, d, d, d, d} }
 
 // SetKernelLog replaces the kernel's log.
 func (e *Engine) SetKernelLog(k kernelLog) { e.kernel = k }

@@ -77,6 +77,7 @@ func (m *machine) folder(name, path string) tar.Header {
 func TestTheFolderOfAPathIsGiven(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t, "", docker.Options{})
+	m.SetBounds(time.Hour) // a busy machine answers slowly; the bounds have their own tests
 	m.image = foldersImage(t)
 	folders := []string{"/", "/real", "/closed", "/open", "/volume", "/d", deepFolder}
 	fresh := m.spec()

@@ -35,13 +35,9 @@ const (
 // identity are the labels that say whose network this is. Containers on the network carry them, too.
 var identity = []string{berth.LabelCluster, berth.LabelJob, berth.LabelAttempt}
 
-// networkTimeout bounds the creation of a network. The engine runs programs for the rules of each
-// network, one network after the other: on a busy machine, many jobs that start at once wait.
-const networkTimeout = 2 * time.Minute
-
 // EnsureNetwork creates a bridge network unless one of this name exists.
 func (e *Engine) EnsureNetwork(ctx context.Context, n node.Network) (node.Network, error) {
-	ctx, cancel := context.WithTimeout(ctx, networkTimeout)
+	ctx, cancel := context.WithTimeout(ctx, e.bounds.network)
 	defer cancel()
 	sum := sha256.Sum256([]byte(n.Name))
 	bridge := "bn" + hex.EncodeToString(sum[:6])
