@@ -19,6 +19,7 @@ import (
 	"berth"
 	"berth/api"
 	"berth/internal/lib/framed"
+	"berth/internal/lib/poll"
 	"berth/wire"
 )
 
@@ -174,13 +175,8 @@ func (s *site) ended(id string) (cause wire.SessionCause, exit *int) {
 
 func (s *site) eventually(what string, ok func() bool) {
 	s.t.Helper()
-	limit := time.After(waitLimit)
-	for !ok() {
-		select {
-		case <-time.After(5 * time.Millisecond):
-		case <-limit:
-			s.t.Fatalf("never: %s", what)
-		}
+	if !poll.Until(waitLimit, 50*time.Millisecond, ok) {
+		s.t.Fatalf("never: %s", what)
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 
 	"berth"
 	"berth/api"
+	"berth/internal/lib/poll"
 	"berth/spec"
 	"berth/wire"
 )
@@ -74,11 +75,8 @@ const waitLimit = 5 * time.Minute
 // eventually waits until is holds.
 func eventually(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	for late := time.Now().Add(waitLimit); !is(); {
-		if time.Now().After(late) {
-			t.Fatalf("%s did not happen", what)
-		}
-		time.Sleep(5 * time.Millisecond)
+	if !poll.Until(waitLimit, 50*time.Millisecond, is) {
+		t.Fatalf("%s did not happen", what)
 	}
 }
 

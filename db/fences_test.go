@@ -11,6 +11,7 @@ import (
 
 	"berth"
 	"berth/failure"
+	"berth/internal/lib/poll"
 	"berth/spec"
 	"berth/wire"
 )
@@ -66,12 +67,8 @@ func (s *stage) waiting() (n int) {
 // until waits until is holds.
 func (s *stage) until(what string, is func() bool) {
 	s.t.Helper()
-	tick := time.NewTicker(2 * time.Millisecond)
-	defer tick.Stop()
-	for deadline := time.Now().Add(waitLimit); !is(); <-tick.C {
-		if time.Now().After(deadline) {
-			s.t.Fatalf("never: %s", what)
-		}
+	if !poll.Until(waitLimit, 25*time.Millisecond, is) {
+		s.t.Fatalf("never: %s", what)
 	}
 }
 

@@ -252,16 +252,10 @@ func (s *stage) alone() {
 	s.t.Helper()
 	pools := func() int32 { return s.pool.Stat().TotalConns() + s.db.Pool().Stat().TotalConns() }
 	mine := pools()
-	tick := time.NewTicker(2 * time.Millisecond)
-	defer tick.Stop()
-	for deadline := time.Now().Add(waitLimit); ; <-tick.C {
-		if one[int32](s, `SELECT count(*)::int FROM pg_stat_activity WHERE datname = current_database()`) <= max(mine, pools()) {
-			return
-		}
-		if time.Now().After(deadline) {
-			s.t.Fatal("a session does not end")
-		}
-	}
+	s.until("no other session", func() bool {
+		sessions := one[int32](s, `SELECT count(*)::int FROM pg_stat_activity WHERE datname = current_database()`)
+		return sessions <= max(mine, pools())
+	})
 }
 
 // reset ends the sessions of both pools as soon as they are idle.

@@ -37,6 +37,7 @@ import (
 	"berth/internal/control/controlplane"
 	"berth/internal/control/scheduler"
 	"berth/internal/devstack/temporaldev"
+	"berth/internal/lib/poll"
 	"berth/internal/lib/publicnet"
 	"berth/internal/lib/sealer"
 	"berth/internal/lib/tracing"
@@ -452,13 +453,8 @@ const patience = 12 * time.Minute
 
 func until(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	limit := time.After(patience)
-	for pause := 5 * time.Millisecond; !ok(); pause = min(pause*3/2, 50*time.Millisecond) {
-		select {
-		case <-time.After(pause):
-		case <-limit:
-			t.Fatalf("never: %s", what)
-		}
+	if !poll.Until(patience, 100*time.Millisecond, ok) {
+		t.Fatalf("never: %s", what)
 	}
 }
 

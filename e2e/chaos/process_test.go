@@ -248,6 +248,7 @@ func awaitAtMost(longest time.Duration, what string, check func() error) error {
 func awaitFor(patience, longest time.Duration, what string, check func() error) error {
 	limit := time.After(patience)
 	for pause := firstLook; ; pause = min(pause*3/2, longest) {
+		began := time.Now()
 		err := check()
 		if err == nil {
 			return nil
@@ -256,7 +257,7 @@ func awaitFor(patience, longest time.Duration, what string, check func() error) 
 			return fmt.Errorf("%s: %w", what, err)
 		}
 		select {
-		case <-time.After(pause):
+		case <-time.After(max(pause, 3*time.Since(began))): // at most a quarter of the wait goes to looks
 		case <-limit:
 			return slowness{fmt.Errorf("never: %s: %w", what, err)}
 		}

@@ -16,6 +16,7 @@ import (
 
 	"berth/e2e/commands"
 	"berth/e2e/rig"
+	"berth/internal/lib/poll"
 	"berth/internal/machine/firewall"
 )
 
@@ -187,40 +188,26 @@ func clustersOf(dir string) []string {
 // machine without free I/O: 5 minutes.
 const patience = 12 * time.Minute
 
+// usualPause is the longest pause between two quick checks.
+const usualPause = 150 * time.Millisecond
+
 // until waits until check returns nil; its last error names the missing condition.
 func until(t testing.TB, what string, check func(context.Context) error) {
 	t.Helper()
-	untilEvery(t, 50*time.Millisecond, what, check)
+	untilEvery(t, usualPause, what, check)
 }
 
-// untilEvery is until with another pause between two checks.
+// untilEvery is until with another longest pause between two checks: a check that reads hundreds of rows is itself a
+// load.
 func untilEvery(t testing.TB, pause time.Duration, what string, check func(context.Context) error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	if err := awaitEvery(ctx, pause, check); err != nil {
+	if err := poll.For(ctx, pause, check); err != nil {
 		t.Fatalf("never: %s: %v", what, err)
 	}
 }
 
 func await(ctx context.Context, check func(context.Context) error) error {
-	return awaitEvery(ctx, 50*time.Millisecond, check)
-}
-
-// awaitEvery is await with another pause between two checks: a check that reads
-// hundreds of rows is itself a load.
-func awaitEvery(ctx context.Context, pause time.Duration, check func(context.Context) error) error {
-	tick := time.NewTicker(pause)
-	defer tick.Stop()
-	for {
-		err := check(ctx)
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return err
-		}
-	}
+	return poll.For(ctx, usualPause, check)
 }

@@ -15,6 +15,7 @@ import (
 	"berth/db"
 	"berth/db/dbtest"
 	"berth/internal/control/scheduler"
+	"berth/internal/lib/poll"
 	"berth/spec"
 )
 
@@ -132,14 +133,8 @@ const waitLimit = 10 * time.Minute
 // await polls a condition that nothing announces.
 func (r *rig) await(what string, holds func() bool) {
 	r.t.Helper()
-	limit := time.NewTimer(waitLimit)
-	defer limit.Stop()
-	for pause := 2 * time.Millisecond; !holds(); pause = min(pause*3/2, 25*time.Millisecond) {
-		select {
-		case <-time.After(pause):
-		case <-limit.C:
-			r.t.Fatalf("waited in vain until %s\n%s", what, r.log)
-		}
+	if !poll.Until(waitLimit, 50*time.Millisecond, holds) {
+		r.t.Fatalf("waited in vain until %s\n%s", what, r.log)
 	}
 }
 

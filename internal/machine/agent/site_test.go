@@ -26,6 +26,7 @@ import (
 	"berth/internal/control/admission"
 	"berth/internal/control/blob"
 	"berth/internal/control/cloud"
+	"berth/internal/lib/poll"
 	"berth/internal/lib/publicnet/dnstest"
 	"berth/internal/lib/sealer"
 	"berth/internal/machine/agent"
@@ -285,14 +286,8 @@ func (m *machine) until(what string, ok func() bool) { m.s.until(what, ok) }
 
 func (s *site) until(what string, ok func() bool) {
 	s.t.Helper()
-	limit := time.After(patience)
-	// Often at first, then less and less: each look loads the observed system.
-	for pause := 2 * time.Millisecond; !ok(); pause = min(pause*3/2, 40*time.Millisecond) {
-		select {
-		case <-time.After(pause):
-		case <-limit:
-			s.t.Fatalf("never: %s", what)
-		}
+	if !poll.Until(patience, 100*time.Millisecond, ok) {
+		s.t.Fatalf("never: %s", what)
 	}
 }
 
