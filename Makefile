@@ -217,6 +217,13 @@ proof-idle: setup ## end five idle machines of a cloud, with all pauses of produ
 endurance: setup ## submit jobs steadily for half an hour; what grows with the history fails: make endurance MINUTES=30 RATE=12
 	$(GO) test ./e2e/proof -run '^$$' -bench Endurance -benchtime 1x -count=1 -timeout 0 -args -endurance $(MINUTES)m -rate $(RATE) -load-seed $(SEED)
 
+# Of make proof-burst: how many jobs.
+JOBS ?= 200
+
+.PHONY: proof-burst
+proof-burst: setup ## submit 200 jobs at once to one engine: each gets one container and leaves nothing: make proof-burst JOBS=400
+	$(GO) test ./e2e/proof -run '^TestJobsSubmittedAtOnceEachGetOneContainerAndLeaveNothing$$' -count=1 -timeout 60m -v -args -burst $(JOBS)
+
 .PHONY: drill
 drill: setup ## lose database, objects and Temporal, restore a backup elsewhere and adopt it, also with machines of a cloud; prints RTO and RPO
 	$(GO) test ./e2e/proof -run '^TestDrill(WithMachinesOfACloud)?$$' -count=1 -timeout 30m -v

@@ -2,6 +2,7 @@ package proof_test
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"testing"
 	"time"
@@ -13,13 +14,14 @@ import (
 	"berth/api/client"
 )
 
-// burst is how many jobs come at once.
-const burst = 200
+// burstJobs is how many jobs come at once. The engine's work for one network grows with the number of networks, so 200
+// jobs take several times as long as 60.
+var burstJobs = flag.Int("burst", 60, "jobs that are submitted at once")
 
 // Not parallel: it has the engine to itself, which it keeps so busy that the
 // jobs of other tests would wait for minutes.
-func TestTwoHundredJobsAtOnceEachGetOneContainerAndLeaveNothing(t *testing.T) {
-	s := onHost(t)
+func TestJobsSubmittedAtOnceEachGetOneContainerAndLeaveNothing(t *testing.T) {
+	s, burst := onHost(t), *burstJobs
 	began := time.Now()
 	ids := make([]berth.JobID, burst)
 	var all errgroup.Group
@@ -33,8 +35,8 @@ func TestTwoHundredJobsAtOnceEachGetOneContainerAndLeaveNothing(t *testing.T) {
 	if err := all.Wait(); err != nil {
 		t.Fatal(err)
 	}
-	for some := burst / 4; some <= burst; some += burst / 4 { // patience bounds each quarter
-		s.awaitBurst(some)
+	for quarter := range 4 { // patience bounds each quarter
+		s.awaitBurst((quarter+1)*burst/4, burst)
 	}
 	t.Logf("%d jobs succeeded %s after the first was submitted", burst, time.Since(began).Round(100*time.Millisecond))
 	s.engine.wantEmpty()
@@ -45,9 +47,9 @@ func TestTwoHundredJobsAtOnceEachGetOneContainerAndLeaveNothing(t *testing.T) {
 	}
 }
 
-// awaitBurst waits until so many jobs of the burst have succeeded. It fails the test
+// awaitBurst waits until some of the burst's jobs have succeeded. It fails the test
 // if one ends otherwise.
-func (s *stack) awaitBurst(some int) {
+func (s *stack) awaitBurst(some, burst int) {
 	t := s.t
 	t.Helper()
 	untilEvery(t, 500*time.Millisecond, fmt.Sprintf("%d jobs have succeeded", some), func(ctx context.Context) error {
