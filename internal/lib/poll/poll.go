@@ -1,7 +1,7 @@
 // Package poll waits for conditions that nothing announces.
 //
-// Each check of a condition loads the observed system. So the pauses between two checks grow, and each is at least three
-// times as long as the check before it: a slow system is observed less often.
+// Each check of a condition loads the observed system. So the pauses between two checks grow, and each is at least
+// three times as long as the check before it: a slow system is observed less often.
 package poll
 
 import (

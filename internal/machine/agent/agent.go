@@ -42,9 +42,9 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	a := &Agent{cfg: cfg, log: cfg.Logger.With("machine_id", cfg.Machine)}
-	cfg.Metrics.agent.Store(a)
-	defer cfg.Metrics.agent.Store(nil)
 	a.belt = &belt{limit: cfg.ShutdownAfter, every: cfg.Timing.BeltEvery, look: a.look, log: a.log}
+	cfg.Metrics.agent.Store(a) // complete: a scrape may read it from now on
+	defer cfg.Metrics.agent.Store(nil)
 	serving, end := context.WithCancelCause(ctx)
 	var watching sync.WaitGroup
 	defer func() {
