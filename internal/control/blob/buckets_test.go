@@ -16,6 +16,7 @@ import (
 	"cloud.google.com/go/auth/credentials"
 	"cloud.google.com/go/storage"
 	"gocloud.dev/blob/s3blob"
+	"google.golang.org/api/iamcredentials/v1"
 	"google.golang.org/api/option"
 
 	"berth/internal/control/blob"
@@ -114,7 +115,7 @@ func googleAt(t *testing.T, server *gstest.Server, address string) *blob.Store {
 		t.Fatal(err)
 	}
 	s, err := blob.NewGCS(t.Context(), client, server.Bucket,
-		blob.GCSOptions{Prefix: gsPrefix, Account: gstest.Email, Plaintext: true})
+		blob.GCSOptions{Prefix: gsPrefix, Account: gstest.Email, Plaintext: true, Key: server.Account.Key(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,13 +126,18 @@ func googleAt(t *testing.T, server *gstest.Server, address string) *blob.Store {
 // keyless opens the bucket by a login that has tokens alone, as machines in Google's cloud have.
 func keyless(t *testing.T, server *gstest.Server) *blob.Store {
 	t.Helper()
+	login := option.WithHTTPClient(&http.Client{Transport: server.Account.Transport()})
 	client, err := storage.NewClient(t.Context(), storage.WithJSONReads(),
-		option.WithEndpoint(server.URL+"/storage/v1/"),
-		option.WithHTTPClient(&http.Client{Transport: server.Account.Transport()}))
+		option.WithEndpoint(server.URL+"/storage/v1/"), login)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := blob.NewGCS(t.Context(), client, server.Bucket, blob.GCSOptions{Account: gstest.Email, Plaintext: true})
+	iam, err := iamcredentials.NewService(t.Context(), login)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := blob.NewGCS(t.Context(), client, server.Bucket,
+		blob.GCSOptions{Account: gstest.Email, Plaintext: true, IAM: iam})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -142,6 +148,19 @@ func keyless(t *testing.T, server *gstest.Server) *blob.Store {
 // refusingFront is a proxy that refuses some requests as the server of a protocol refuses a login.
 func refusingFront(t *testing.T, server, answer string, refuse func(*http.Request) bool) string {
 	t.Helper()
+	return answeringFront(t, server, func(w http.ResponseWriter, r *http.Request) bool {
+		if !refuse(r) {
+			return false
+		}
+		w.WriteHeader(http.StatusForbidden)
+		_, _ = io.WriteString(w, answer)
+		return true
+	})
+}
+
+// answeringFront is a proxy in front of a server. It forwards the requests for which answer returns false.
+func answeringFront(t *testing.T, server string, answer func(http.ResponseWriter, *http.Request) bool) string {
+	t.Helper()
 	target, err := url.Parse(server)
 	if err != nil {
 		t.Fatal(err)
@@ -151,12 +170,9 @@ func refusingFront(t *testing.T, server, answer string, refuse func(*http.Reques
 		r.Out.Host = r.In.Host
 	}}
 	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if refuse(r) {
-			w.WriteHeader(http.StatusForbidden)
-			_, _ = io.WriteString(w, answer)
-			return
+		if !answer(w, r) {
+			next.ServeHTTP(w, r)
 		}
-		next.ServeHTTP(w, r)
 	}))
 	t.Cleanup(front.Close)
 	return front.URL

@@ -15,6 +15,7 @@ import (
 	"cloud.google.com/go/storage"
 	"gocloud.dev/blob"
 	"gocloud.dev/blob/gcsblob"
+	"google.golang.org/api/iamcredentials/v1"
 	"google.golang.org/api/option"
 
 	"berth"
@@ -36,6 +37,10 @@ type GCSOptions struct {
 	Prefix    string // folder of all objects; "": the whole bucket
 	Account   string // email of the service account that signs addresses; "": the store has none
 	Plaintext bool   // signed addresses are http
+
+	// An account has exactly one of these.
+	Key []byte                  // private key of the account, in PEM
+	IAM *iamcredentials.Service // API that signs for the account
 }
 
 // openGCS opens gs://BUCKET/PREFIX. The login is the application default one.
@@ -63,6 +68,11 @@ func openGCS(ctx context.Context, u *url.URL) (*Store, error) {
 	}
 	if o.Account = q.Get("access_id"); o.Account == "" {
 		if o.Account, err = accountOf(ctx, login); err != nil {
+			return nil, err
+		}
+	}
+	if o.Account != "" {
+		if err := o.signBy(ctx, login); err != nil {
 			return nil, err
 		}
 	}
@@ -97,11 +107,29 @@ func accountOf(ctx context.Context, login *auth.Credentials) (string, error) {
 	return name, nil
 }
 
+// signBy sets the means of the login to sign: its private key, or Google's API for logins without one.
+func (o *GCSOptions) signBy(ctx context.Context, login *auth.Credentials) (err error) {
+	var file struct {
+		Key string `json:"private_key"`
+	}
+	// The file of another kind of login has no key, and the metadata server gives no file.
+	if json.Unmarshal(login.JSON(), &file) == nil && file.Key != "" {
+		o.Key = []byte(file.Key)
+		return nil
+	}
+	o.IAM, err = iamcredentials.NewService(ctx, option.WithAuthCredentials(login))
+	return err
+}
+
 // NewGCS returns the store in a bucket of Google Cloud Storage, as the client reaches it. The store owns the client.
 func NewGCS(ctx context.Context, client *storage.Client, bucket string, o GCSOptions) (*Store, error) {
 	if o.Prefix != "" && (checkKey(o.Prefix) != nil || len(o.Prefix) > maxPrefix) {
 		return nil, berth.Errorf(berth.CodeInvalid, "prefix %.100q: allowed are folders of letters, digits and ._=-, "+
 			"at most %d characters", o.Prefix, maxPrefix)
+	}
+	if o.Account != "" && (len(o.Key) == 0) == (o.IAM == nil) {
+		return nil, berth.Errorf(berth.CodeInvalid, "account %.100q has no means to sign, or two: allowed are its "+
+			"private key and the IAM API, one of them", o.Account)
 	}
 	// Each request of a store may be repeated: a second one has the same effect, or the answer that the object exists.
 	client.SetRetry(storage.WithPolicy(storage.RetryAlways), storage.WithMaxAttempts(gcsTries))

@@ -31,7 +31,8 @@ func TestManyPartsAreComposedInSteps(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := NewGCS(t.Context(), client, server.Bucket, GCSOptions{Account: gstest.Email, Plaintext: true})
+	s, err := NewGCS(t.Context(), client, server.Bucket,
+		GCSOptions{Account: gstest.Email, Plaintext: true, Key: server.Account.Key(t)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,6 +2,7 @@ package blob
 
 import (
 	"context"
+	"encoding/base64"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"cloud.google.com/go/storage"
+	"google.golang.org/api/iamcredentials/v1"
 
 	"berth"
 	"berth/spec"
@@ -36,19 +38,23 @@ type gcsSigner struct {
 // name returns the name of an object in the bucket.
 func (s *gcsSigner) name(key string) string { return s.options.Prefix + key }
 
-// sign returns the address of one request. It signs by the private key of the login, or by Google's API for logins
+// sign returns the address of one request. It signs by the private key of the account, or by Google's API for logins
 // without one.
 func (s *gcsSigner) sign(
 	ctx context.Context, method, name string, header http.Header, life time.Duration,
 ) (SignedAddress, error) {
-	if err := ctx.Err(); err != nil { // the library takes no context
+	if err := ctx.Err(); err != nil { // a signature by the private key takes no context
 		return SignedAddress{}, err
 	}
 	o := &storage.SignedURLOptions{
 		Scheme: storage.SigningSchemeV4, GoogleAccessID: s.options.Account, Method: method,
-		Insecure: s.options.Plaintext,
+		Insecure: s.options.Plaintext, PrivateKey: s.options.Key,
 		// The library cuts the life to whole seconds, after it has read the clock again.
 		Expires: time.Now().Add(life + time.Second/2),
+	}
+	if s.options.IAM != nil {
+		// The library's own call of this API takes no context either, so a call without an answer would never end.
+		o.SignBytes = func(text []byte) ([]byte, error) { return s.signBlob(ctx, text) }
 	}
 	for name := range header {
 		o.Headers = append(o.Headers, name+":"+header.Get(name))
@@ -56,9 +62,33 @@ func (s *gcsSigner) sign(
 	until := time.Now().Add(life)
 	address, err := s.bucket.SignedURL(name, o)
 	if err != nil {
-		return SignedAddress{}, fmt.Errorf("sign an address of object %s: %w", name, err)
+		return SignedAddress{}, SigningError{name, err}
 	}
 	return SignedAddress{URL: spec.Sensitive(address), Header: header, Until: until}, nil
+}
+
+// signPause is the pause before the second request for a signature. Each later pause is twice as long.
+const signPause = 250 * time.Millisecond
+
+// signBlob asks Google's API for the signature of a text. It repeats requests with a temporary fault until ctx ends, as
+// often as other requests of the store.
+func (s *gcsSigner) signBlob(ctx context.Context, text []byte) ([]byte, error) {
+	request := s.options.IAM.Projects.ServiceAccounts.SignBlob("projects/-/serviceAccounts/"+s.options.Account,
+		&iamcredentials.SignBlobRequest{Payload: base64.StdEncoding.EncodeToString(text)})
+	for try, pause := 1, signPause; ; try, pause = try+1, 2*pause {
+		answer, err := request.Context(ctx).Do()
+		if err == nil {
+			return base64.StdEncoding.DecodeString(answer.SignedBlob)
+		}
+		if try == gcsTries || !storage.ShouldRetry(err) {
+			return nil, err
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w after %w", ctx.Err(), err)
+		}
+	}
 }
 
 // content returns the headers that bind a PUT to a length and a content.

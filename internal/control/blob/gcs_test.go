@@ -4,11 +4,16 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
+	"io"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
+
+	"google.golang.org/api/iamcredentials/v1"
 
 	"berth"
 	"berth/internal/control/blob"
@@ -198,7 +203,72 @@ func TestALoginWithoutAKeySignsByGoogle(t *testing.T) {
 	sum := sha256.Sum256([]byte("x"))
 	server.Account.RefuseSigning()
 	_, err := s.SignPut(t.Context(), "a/b", 1, sum, blob.AddressLife)
-	if _, unbound := errors.AsType[blob.UnboundError](err); err == nil || unbound {
+	if _, unsigned := errors.AsType[blob.SigningError](err); !unsigned {
 		t.Errorf("a refused signature: %v", err)
+	}
+}
+
+// TestASignatureEndsWithItsCaller has a server that never answers a request for a signature.
+func TestASignatureEndsWithItsCaller(t *testing.T) {
+	t.Parallel()
+	server := gstest.StartStore(t)
+	s := keyless(t, server)
+	asked, release := make(chan struct{}), make(chan struct{})
+	t.Cleanup(func() { close(release) })
+	server.Account.SpoilSigning(func(_ http.ResponseWriter, r *http.Request) bool {
+		_, _ = io.Copy(io.Discard, r.Body) // the server notices the end of a connection only after the body
+		close(asked)
+		select {
+		case <-r.Context().Done():
+		case <-release:
+		}
+		return true
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	result := make(chan error, 1)
+	go func() {
+		_, err := s.SignGet(ctx, "a/b", blob.AddressLife)
+		result <- err
+	}()
+	<-asked
+	cancel()
+	select {
+	case err := <-result:
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("a canceled signature: %v", err)
+		}
+	case <-time.After(time.Minute):
+		t.Error("the signature goes on after its caller has gone")
+	}
+}
+
+// TestASignatureIsAskedForAgain has a server that is busy twice.
+func TestASignatureIsAskedForAgain(t *testing.T) {
+	t.Parallel()
+	server := gstest.StartStore(t)
+	s := keyless(t, server)
+	var asked atomic.Int32
+	server.Account.SpoilSigning(func(w http.ResponseWriter, _ *http.Request) bool {
+		if asked.Add(1) > 2 {
+			return false
+		}
+		w.WriteHeader(http.StatusTooManyRequests)
+		return true
+	})
+	if _, err := s.SignGet(t.Context(), "a/b", blob.AddressLife); err != nil || asked.Load() != 3 {
+		t.Errorf("after %d requests: %v", asked.Load(), err)
+	}
+}
+
+func TestAnAccountHasOneMeansToSign(t *testing.T) {
+	t.Parallel()
+	for name, o := range map[string]blob.GCSOptions{
+		"none": {},
+		"two":  {Key: []byte("x"), IAM: &iamcredentials.Service{}},
+	} {
+		o.Account = gstest.Email
+		if s, err := blob.NewGCS(t.Context(), nil, "bucket", o); berth.CodeOf(err) != berth.CodeInvalid {
+			t.Errorf("%s: %v, %v", name, s, err)
+		}
 	}
 }

@@ -102,7 +102,7 @@ func (s *s3Signer) record(signed http.Header, sum [32]byte) {
 // signedS3 returns the result of a presigner without the headers that every client sets by itself.
 func signedS3(r *v4.PresignedHTTPRequest, until time.Time, err error, key string) (SignedAddress, error) {
 	if err != nil {
-		return SignedAddress{}, fmt.Errorf("sign an address of object %s: %w", key, err)
+		return SignedAddress{}, SigningError{key, err}
 	}
 	h := r.SignedHeader.Clone()
 	h.Del("Host")

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
@@ -30,6 +31,21 @@ type SignedAddress struct {
 	Header http.Header
 	Until  time.Time // the request must begin before
 }
+
+// SigningError is the error of a signature that could not be made, for example with credentials that may not sign. The
+// store may answer all other requests.
+type SigningError struct {
+	object string
+	err    error
+}
+
+// Error returns the object and the fault.
+func (e SigningError) Error() string {
+	return fmt.Sprintf("sign an address of object %s: %v", e.object, e.err)
+}
+
+// Unwrap returns the fault.
+func (e SigningError) Unwrap() error { return e.err }
 
 // signer is the protocol of a bucket that machines reach themselves: signed addresses, and uploads of parts. Keys and
 // lengths are checked by the callers.

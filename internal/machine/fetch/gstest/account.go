@@ -30,13 +30,13 @@ type Account struct {
 	// Signed is the number of signatures that the account's server has made.
 	Signed atomic.Int64
 
-	key      *rsa.PrivateKey
-	at       string
-	scope    string // the only one that tokens are issued for
-	mu       sync.Mutex
-	tokens   map[string]bool
-	unsigned bool // signatures are refused
-	spoils   func(w http.ResponseWriter) bool
+	key         *rsa.PrivateKey
+	at          string
+	scope       string // the only one that tokens are issued for
+	mu          sync.Mutex
+	tokens      map[string]bool
+	spoils      func(w http.ResponseWriter) bool
+	spoilsSigns func(w http.ResponseWriter, r *http.Request) bool
 }
 
 // Email is the name of every account. The token server checks it in each assertion, and the id of the key.
@@ -70,18 +70,30 @@ func NewAccount(t testing.TB) *Account {
 // makes the token server refuse each assertion.
 func (a *Account) Written(t testing.TB, key *rsa.PrivateKey) spec.Sensitive {
 	t.Helper()
-	der, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
 	text, err := json.Marshal(map[string]string{
 		"type": "service_account", "client_email": Email, "private_key_id": keyID, "token_uri": a.at,
-		"private_key": string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})),
+		"private_key": string(encode(t, key)),
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return spec.Sensitive(text)
+}
+
+// Key returns the account's private key in PEM.
+func (a *Account) Key(t testing.TB) []byte {
+	t.Helper()
+	return encode(t, a.key)
+}
+
+// encode returns a private key in PEM.
+func encode(t testing.TB, key *rsa.PrivateKey) []byte {
+	t.Helper()
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
 }
 
 // Spoil lets answer serve requests in place of the account's server, for each request where

@@ -7,7 +7,6 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
-	"io"
 	"net/http"
 	"net/url"
 	"strings"
@@ -47,24 +46,34 @@ func (a *Account) issue() string {
 	return token
 }
 
-// RefuseSigning makes the account's server refuse further signatures, as for a login without that right.
-func (a *Account) RefuseSigning() {
+// SpoilSigning lets answer serve requests for signatures in place of the account's server, for each request where
+// answer returns true. nil restores the server.
+func (a *Account) SpoilSigning(answer func(w http.ResponseWriter, r *http.Request) bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.unsigned = true
+	a.spoilsSigns = answer
+}
+
+// RefuseSigning makes the account's server refuse further signatures, as for a login without that right.
+func (a *Account) RefuseSigning() {
+	a.SpoilSigning(func(w http.ResponseWriter, _ *http.Request) bool {
+		fault(w, http.StatusForbidden)
+		return true
+	})
 }
 
 // sign signs bytes for the account, as projects.serviceAccounts.signBlob does.
 func (a *Account) sign(w http.ResponseWriter, r *http.Request) {
 	a.mu.Lock()
-	refuses := a.unsigned
+	spoils := a.spoilsSigns
 	a.mu.Unlock()
+	if spoils != nil && spoils(w, r) {
+		return
+	}
 	var request struct{ Payload []byte }
-	w.Header().Set("Content-Type", "application/json")
-	if refuses || !a.Admits(r) || !strings.HasSuffix(r.URL.Path, "/serviceAccounts/"+Email+":signBlob") ||
+	if !a.Admits(r) || !strings.HasSuffix(r.URL.Path, "/serviceAccounts/"+Email+":signBlob") ||
 		json.NewDecoder(r.Body).Decode(&request) != nil {
-		w.WriteHeader(http.StatusForbidden)
-		_, _ = io.WriteString(w, `{"error": {"code": 403, "message": "canary"}}`)
+		fault(w, http.StatusForbidden)
 		return
 	}
 	sum := sha256.Sum256(request.Payload)
@@ -74,6 +83,7 @@ func (a *Account) sign(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	a.Signed.Add(1)
+	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(map[string]string{
 		"keyId": keyID, "signedBlob": base64.StdEncoding.EncodeToString(signature),
 	})
