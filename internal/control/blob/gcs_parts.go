@@ -142,15 +142,24 @@ func (s *gcsSigner) renumber(address *url.URL, number int) {
 	address.RawPath = path.Join(path.Dir(escaped), numbered(number))
 }
 
-// parts lists the parts of an upload after a number, in order.
+// parts lists the parts of an upload after a number, in order. An upload ends before its parts are removed. So an
+// upload that exists after the listing had all its parts during the listing.
 func (s *gcsSigner) parts(ctx context.Context, u Upload, after, page int, each func(storedPart) error) error {
 	folder, err := s.folder(u)
 	if err != nil {
 		return err
 	}
+	listed := s.listParts(ctx, u, folder, after, page, each)
 	if err := s.exists(ctx, u, folder); err != nil {
 		return err
 	}
+	return listed
+}
+
+// listParts is parts without the look for the upload.
+func (s *gcsSigner) listParts(
+	ctx context.Context, u Upload, folder string, after, page int, each func(storedPart) error,
+) error {
 	q := &storage.Query{Prefix: folder, StartOffset: folder + numbered(after+1), EndOffset: folder + lastPart,
 		Projection: storage.ProjectionNoACL}
 	if err := q.SetAttrSelection([]string{"Name", "Size", "Generation", "Metadata"}); err != nil {
@@ -198,6 +207,13 @@ func (s *gcsSigner) complete(ctx context.Context, u Upload, parts []storedPart, 
 		name := func(i int) string { return fmt.Sprintf("%sjoin-%s-%d-%05d", folder, try, level, i) }
 		if sources, err = s.join(ctx, sources, name); err != nil {
 			return s.composeError(ctx, err, u, folder)
+		}
+	}
+	if len(parts) > composeMost {
+		// An abort leaves the intermediate objects that were created after its list. An abort that begins after this
+		// look removes all of them, so the last composition never succeeds after the end of an abort.
+		if err := s.exists(ctx, u, folder); err != nil {
+			return err
 		}
 	}
 	object := s.bucket.Object(s.name(u.Key)).If(storage.Conditions{DoesNotExist: true})
@@ -250,10 +266,15 @@ func (s *gcsSigner) composeError(ctx context.Context, err error, u Upload, folde
 	return fmt.Errorf("object %s in parts: %w", u.Key, err)
 }
 
-// abort removes all objects of an upload. Its beginning is the first one in the list, so the upload ends at once.
+// abort removes all objects of an upload. Its beginning is removed before the others, so that an upload which exists
+// has all its parts. Otherwise a completion at the same time would take it for an upload with missing or replaced
+// parts.
 func (s *gcsSigner) abort(ctx context.Context, u Upload) error {
 	folder, err := s.folder(u)
 	if err != nil {
+		return err
+	}
+	if err := s.remove(ctx, u, folder+beginning); err != nil {
 		return err
 	}
 	q := &storage.Query{Prefix: folder, Projection: storage.ProjectionNoACL}
@@ -270,13 +291,16 @@ func (s *gcsSigner) abort(ctx context.Context, u Upload) error {
 		if err != nil {
 			return errors.Join(all.Wait(), fmt.Errorf("object %s in parts: %w", u.Key, err))
 		}
-		all.Go(func() error {
-			err := s.bucket.Object(o.Name).Delete(limited)
-			if err == nil || errors.Is(err, storage.ErrObjectNotExist) {
-				return nil
-			}
-			return fmt.Errorf("object %s in parts: %w", u.Key, err)
-		})
+		all.Go(func() error { return s.remove(limited, u, o.Name) })
 	}
 	return all.Wait()
+}
+
+// remove removes one object of an upload. A missing object is no error.
+func (s *gcsSigner) remove(ctx context.Context, u Upload, name string) error {
+	err := s.bucket.Object(name).Delete(ctx)
+	if err == nil || errors.Is(err, storage.ErrObjectNotExist) {
+		return nil
+	}
+	return fmt.Errorf("object %s in parts: %w", u.Key, err)
 }

@@ -161,37 +161,6 @@ func TestAnUploadOfAnotherFormIsUnknown(t *testing.T) {
 	}
 }
 
-// TestAPartThatWasReplacedIsNotComposed replaces a part after its comparison, by the listing of the parts.
-func TestAPartThatWasReplacedIsNotComposed(t *testing.T) {
-	t.Parallel()
-	server := gstest.StartStore(t)
-	var s *blob.Store
-	content, p, _ := inParts()
-	replaced := false
-	front := refusingFront(t, server.URL, "", func(r *http.Request) bool {
-		if strings.HasSuffix(r.URL.Path, "/compose") && !replaced {
-			replaced = true
-			list := unfinished(t, s, "a")
-			if status := storesPart(t, s, "a/b", list[0].ID, 2, content[:p.Length(2)]); status != http.StatusOK {
-				t.Errorf("the other part: %d", status)
-			}
-		}
-		return false
-	})
-	s = googleAt(t, server, front)
-	id := opens(t, s, "a/b", false)
-	for n := 1; n <= p.Count(); n++ {
-		at := int64(n-1) * p.PartBytes
-		if status := storesPart(t, s, "a/b", id, n, content[at:at+p.Length(n)]); status != http.StatusOK {
-			t.Fatalf("part %d: %d", n, status)
-		}
-	}
-	if err := s.InParts().Complete(t.Context(), "a/b", id, p); berth.CodeOf(err) != berth.CodeInvalid || !replaced {
-		t.Errorf("completed from a replaced part: %v", err)
-	}
-	holds(t, s, "a/b", "")
-}
-
 // TestALoginWithoutAKeySignsByGoogle has a server that signs for the account, as Google's does for logins of machines.
 func TestALoginWithoutAKeySignsByGoogle(t *testing.T) {
 	t.Parallel()

@@ -157,17 +157,36 @@ func (s PartStore) Has(
 		has = p.number == number && p.bytes == size && p.sum != nil && *p.sum == sum
 		return errEnough
 	})
-	return has, err
+	return has && err == nil, err
 }
+
+// completeTries is the number of comparisons of an upload before its completion fails.
+const completeTries = 3
 
 // Complete creates the object of an upload from its parts. The parts must be in the store with their
 // lengths and with checksums whose sum is the announced one; the error for others has the code invalid. An object
 // that exists stays as it is, and the error has the code conflict. For an upload that the store does not know, since
-// it is completed or aborted, the code is not_found.
+// it is completed or aborted, the code is not_found. Calls at the same time, also of several processes, create one
+// object, and the other calls get one of these two codes.
 func (s PartStore) Complete(ctx context.Context, key, id string, want Parts) error {
 	if err := want.Check(); err != nil {
 		return err
 	}
+	for try := 1; ; try++ {
+		parts, err := s.compare(ctx, key, id, want)
+		if err != nil {
+			return err
+		}
+		err = s.signer.complete(ctx, Upload{key, id}, parts, want)
+		// A repeated request may have replaced a part with the same content after the comparison.
+		if berth.CodeOf(err) != berth.CodeInvalid || try == completeTries {
+			return err
+		}
+	}
+}
+
+// compare returns the parts of an upload if they are those of the object, and else an error of code invalid.
+func (s PartStore) compare(ctx context.Context, key, id string, want Parts) ([]storedPart, error) {
 	var parts []storedPart
 	all := sha256.New()
 	err := s.parts(ctx, key, id, 0, 1000, func(p storedPart) error {
@@ -183,14 +202,14 @@ func (s PartStore) Complete(ctx context.Context, key, id string, want Parts) err
 		parts = append(parts, p)
 		return nil
 	})
-	switch {
-	case err != nil:
-		return err
-	case len(parts) != want.Count() || [32]byte(all.Sum(nil)) != want.Sum:
-		return berth.Errorf(berth.CodeInvalid, "object %s: the store has %d of %d parts, or parts of another content "+
-			"than announced", key, len(parts), want.Count())
+	if err != nil {
+		return nil, err
 	}
-	return s.signer.complete(ctx, Upload{key, id}, parts, want)
+	if len(parts) != want.Count() || [32]byte(all.Sum(nil)) != want.Sum {
+		return nil, berth.Errorf(berth.CodeInvalid, "object %s: the store has %d of %d parts, or parts of another "+
+			"content than announced", key, len(parts), want.Count())
+	}
+	return parts, nil
 }
 
 // Uploads calls each for the unfinished uploads below a folder, also for this process's own transfers. A store without
