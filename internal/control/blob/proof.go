@@ -81,6 +81,12 @@ func (s *Store) SweepProofs(ctx context.Context, age time.Duration) (removed int
 	return removed, errors.Join(append(failures, err)...)
 }
 
+// temporary reports whether a status does not judge a request: the store is broken, busy, or slow to read. It is no
+// refusal of a forged request.
+func temporary(status int) bool {
+	return status >= 500 || status == http.StatusTooManyRequests || status == http.StatusRequestTimeout
+}
+
 // ProveSigning stores an object by a signed address and tries to break the conditions of the address. It returns nil
 // for a store that keeps all conditions, an UnboundError for one that does not, and any other error for a store whose
 // answers prove neither. The object is deleted.
@@ -120,7 +126,7 @@ func (s *Store) ProveSigning(ctx context.Context) error {
 		switch {
 		case err != nil:
 			return err
-		case status >= 500:
+		case temporary(status):
 			return fmt.Errorf("the object store answers %d to a signed request", status)
 		case status == http.StatusOK && try.wanted != http.StatusOK:
 			if try.key != key {
@@ -159,8 +165,11 @@ func (s PartStore) Prove(ctx context.Context) error {
 	}
 	forged := object
 	forged.Sum[0] ^= 1
-	if err := s.Complete(ctx, key, id, forged); berth.CodeOf(err) != berth.CodeInvalid {
-		return UnboundError{"the store does not return the SHA-256 of a part"}
+	switch err := s.Complete(ctx, key, id, forged); {
+	case err == nil:
+		return UnboundError{"an upload was completed as another object"}
+	case berth.CodeOf(err) != berth.CodeInvalid:
+		return err // the store has not answered
 	}
 	if err := s.Complete(ctx, key, id, object); err != nil {
 		return err
@@ -252,7 +261,7 @@ func (s PartStore) provePart(ctx context.Context, key, good string, sum [32]byte
 		switch {
 		case err != nil:
 			return "", err
-		case status >= 500 || try.says == "" && status != http.StatusOK:
+		case temporary(status) || try.says == "" && status != http.StatusOK:
 			return "", fmt.Errorf("the object store answers %d to a signed part", status)
 		case try.says != "" && status == http.StatusOK:
 			return "", UnboundError{try.says}
