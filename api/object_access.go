@@ -60,10 +60,12 @@ func (h *agentObjectHandlers) signs() bool {
 	return h.signing != nil && h.store != nil && h.store.Signs()
 }
 
-// objectAccess answers which objects machines move by signed addresses.
+// objectAccess answers which objects machines move by signed addresses: none while signatures fail, so that machines
+// read no file twice in vain.
 func (h *agentObjectHandlers) objectAccess(c echo.Context) error {
 	var a wire.ObjectAccess
-	if ctx := context.WithoutCancel(c.Request().Context()); h.signs() && h.signing.holds(ctx, h.store) {
+	ctx := context.WithoutCancel(c.Request().Context())
+	if h.signs() && h.signing.holds(ctx, h.store) && !h.signing.pauses() {
 		a = wire.ObjectAccess{Direct: true, MinBytes: minSigned, MaxBytes: blob.MaxSigned}
 		if h.signing.inParts(ctx, h.store) {
 			a.PartsAbove, a.PartBytes, a.MaxInParts = h.parts.Above, h.parts.Bytes, maxObject
@@ -97,8 +99,9 @@ func (h *agentObjectHandlers) agentAddress(c echo.Context) error {
 		return c.JSON(http.StatusOK, wire.ObjectAddress{})
 	}
 	if !write {
-		a, err := h.store.SignGet(ctx, req.Key, blob.AddressLife)
-		return h.answerSigned(c, "get", a, err)
+		return h.answerSigned(c, "get", func(ctx context.Context) (blob.SignedAddress, error) {
+			return h.store.SignGet(ctx, req.Key, blob.AddressLife)
+		})
 	}
 	declared, err := h.objects.Declares(ctx, place.Job, output)
 	if err != nil {
@@ -118,10 +121,17 @@ func (h *agentObjectHandlers) agentAddress(c echo.Context) error {
 	return w.whole()
 }
 
-// answerSigned answers a call with a signed address, or with the error that came in its place.
-func (h *agentObjectHandlers) answerSigned(c echo.Context, method string, a blob.SignedAddress, err error) error {
+// answerSigned answers a call with the address that a function signs. While signatures fail, it answers that the object
+// goes through this server.
+func (h *agentObjectHandlers) answerSigned(
+	c echo.Context, method string, try func(context.Context) (blob.SignedAddress, error),
+) error {
+	a, ok, err := h.signing.sign(c.Request().Context(), try)
 	if err != nil {
 		return err
+	}
+	if !ok {
+		return c.JSON(http.StatusOK, wire.ObjectAddress{})
 	}
 	h.transfers.WithLabelValues(method, waySigned).Inc()
 	c.Response().Header().Set(echo.HeaderCacheControl, "no-store")
@@ -151,8 +161,9 @@ func (w *objectWrite) whole() error {
 	if err := w.storeWithin(w.c, w.req.Key, w.place, max(w.req.Bytes, w.req.Rest), w.at); err != nil {
 		return err
 	}
-	a, err := w.store.SignPut(ctx, w.req.Key, w.req.Bytes, w.sum, blob.AddressLife)
-	return w.answerSigned(w.c, "put", a, err)
+	return w.answerSigned(w.c, "put", func(ctx context.Context) (blob.SignedAddress, error) {
+		return w.store.SignPut(ctx, w.req.Key, w.req.Bytes, w.sum, blob.AddressLife)
+	})
 }
 
 // found compares the object in the store with the announced one.

@@ -79,6 +79,9 @@ func (w *objectWrite) beginParts(ctx context.Context, object blob.Parts) error {
 		return w.c.JSON(http.StatusOK, wire.ObjectAddress{Stored: found == wire.FoundSame, Found: found})
 	}
 	a := wire.ObjectAddress{Found: found}
+	if w.signing.pauses() {
+		return w.c.JSON(http.StatusOK, a) // no part could be signed
+	}
 	if a.Upload, a.Resumed, err = w.store.InParts().Begin(ctx, w.req.Key); err != nil {
 		return err
 	}
@@ -109,11 +112,13 @@ func (w *objectWrite) signPart(ctx context.Context, object blob.Parts) error {
 	if err := w.storeWithin(w.c, w.req.Key, w.place, max(w.req.Bytes, w.req.Rest), w.at); err != nil {
 		return err
 	}
-	a, err := w.store.InParts().Sign(ctx, w.req.Key, w.req.Upload, w.req.Part, size, sum, blob.AddressLife)
-	if berth.CodeOf(err) == berth.CodeNotFound {
-		return errUploadGone(w.req.Key)
-	}
-	return w.answerSigned(w.c, "put", a, err)
+	return w.answerSigned(w.c, "put", func(ctx context.Context) (blob.SignedAddress, error) {
+		a, err := w.store.InParts().Sign(ctx, w.req.Key, w.req.Upload, w.req.Part, size, sum, blob.AddressLife)
+		if berth.CodeOf(err) == berth.CodeNotFound {
+			err = errUploadGone(w.req.Key)
+		}
+		return a, err
+	})
 }
 
 // completeParts creates the object from its parts. The completion outlives the call: a store may copy the parts

@@ -11,19 +11,22 @@ import (
 )
 
 // signing is the proof that the store keeps the conditions of signed addresses. Until then no address is signed: a
-// condition that a store ignores protects nothing. Objects in parts have a proof of their own.
+// condition that a store ignores protects nothing. Objects in parts have a proof of their own. After the proof,
+// signatures may still fail, for example since the login has lost the right to sign.
 type signing struct {
 	log   *slog.Logger
-	limit time.Duration // of one proof
+	limit time.Duration // of one proof, and of one signature
 
 	mu           sync.Mutex
 	whole, parts proof
+	again        time.Time // after a failed signature: when the next one is tried; zero: the last signature was made
 }
 
 const (
 	proofTime    = 8 * time.Second // of one proof, and blob.CleanUpTime more to remove its objects
 	proofPause   = time.Minute     // after a proof without a result
 	unboundPause = time.Hour       // after the proof that the store ignores a condition
+	signPause    = time.Minute     // after a failed signature
 )
 
 // newSigning returns an unproven store's signing, or nil if the operator does not want signed addresses.
@@ -142,4 +145,71 @@ func (p *signing) record(ctx context.Context, of *proof, err error, good, bad st
 	}
 	of.unbound, of.warned, of.next = unbound, true, time.Now().Add(pause)
 	p.log.Log(ctx, level, bad, "err", err, "next_try", pause)
+}
+
+// sign returns the address that a function signs. While signatures fail, ok is false and the object goes through this
+// server. One call in each signPause tries again, and the others do not wait for it. A try takes p.limit at most; its
+// result counts for later calls, so the end of ctx does not cut it off. An error has another cause than the signature.
+func (p *signing) sign(
+	ctx context.Context, try func(context.Context) (blob.SignedAddress, error),
+) (a blob.SignedAddress, ok bool, err error) {
+	if !p.mayTry() {
+		return a, false, nil
+	}
+	limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.limit)
+	defer cancel()
+	a, err = try(limited)
+	_, unsigned := errors.AsType[blob.SigningError](err)
+	switch {
+	case err == nil:
+		p.succeeded()
+	case unsigned:
+		p.failed(ctx, err)
+		err = nil
+	}
+	return a, err == nil && !unsigned, err
+}
+
+// pauses reports whether no address is signed now, since the last signature has failed.
+func (p *signing) pauses() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return time.Now().Before(p.again)
+}
+
+// mayTry is the opposite of pauses. After a pause it grants one try, and another pause begins.
+func (p *signing) mayTry() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := time.Now()
+	if now.Before(p.again) {
+		return false
+	}
+	if !p.again.IsZero() {
+		p.again = now.Add(signPause)
+	}
+	return true
+}
+
+// succeeded ends the pauses after failed signatures.
+func (p *signing) succeeded() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.again.IsZero() {
+		p.again = time.Time{}
+		p.log.Info("signing addresses of the object store again, machines use it directly")
+	}
+}
+
+// failed begins a pause, and warns of the first failure in a row.
+func (p *signing) failed(ctx context.Context, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	level := slog.LevelDebug
+	if p.again.IsZero() {
+		level = slog.LevelWarn
+	}
+	p.again = time.Now().Add(signPause)
+	p.log.Log(ctx, level, "cannot sign addresses of the object store, machines move objects through this server",
+		"err", err, "next_try", signPause)
 }

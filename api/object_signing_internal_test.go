@@ -1,12 +1,16 @@
 package api
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"log/slog"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"berth/internal/control/blob"
 )
 
 // TestASlowProofHoldsUpNoOtherAnswer lets proofs last. Calls wait for the first proof of a process alone. During a later
@@ -97,3 +101,72 @@ func TestAProofThatPanicsHoldsUpNobody(t *testing.T) {
 		}
 	})
 }
+
+// TestSignaturesAreTriedAgainOnceAMinute lets signatures fail, by refusals and by calls without an answer. One call in
+// each minute tries again, for the limit at most, and no other call waits for it.
+func TestSignaturesAreTriedAgainOnceAMinute(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		p := &signing{log: slog.New(slog.NewTextHandler(&log, nil)), limit: proofTime}
+		tries := 0
+		asks := func(ctx context.Context, result error) chan bool {
+			answer := make(chan bool, 1)
+			go func() {
+				_, ok, err := p.sign(ctx, func(ctx context.Context) (blob.SignedAddress, error) {
+					tries++
+					if result == errHangs {
+						<-ctx.Done()
+						return blob.SignedAddress{}, blob.SigningError{}
+					}
+					return blob.SignedAddress{}, result
+				})
+				if _, unsigned := errors.AsType[blob.SigningError](err); unsigned || result == nil && err != nil {
+					t.Errorf("the result %v is answered by the error %v", result, err)
+				}
+				answer <- ok
+			}()
+			synctest.Wait()
+			return answer
+		}
+		other := errors.New("the upload is gone")
+		if !<-asks(t.Context(), nil) || <-asks(t.Context(), other) || p.pauses() || tries != 2 {
+			t.Errorf("an error that is no signature's begins a pause; %d tries", tries)
+		}
+		if <-asks(t.Context(), blob.SigningError{}) || <-asks(t.Context(), nil) || !p.pauses() || tries != 3 {
+			t.Errorf("a signature is tried in the pause; %d tries", tries)
+		}
+		time.Sleep(signPause)
+		if p.pauses() {
+			t.Error("the pause goes on")
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		hangs := asks(ctx, errHangs)
+		cancel()
+		synctest.Wait()
+		if beside := asks(t.Context(), nil); len(beside) != 1 || <-beside || tries != 4 || len(hangs) != 0 {
+			t.Errorf("a call waits for the try of another one, or the try ends with its caller; %d tries", tries)
+		}
+		time.Sleep(proofTime)
+		synctest.Wait()
+		if len(hangs) != 1 || <-hangs {
+			t.Error("a try lasts longer than the limit, or has an address")
+		}
+		time.Sleep(signPause - time.Nanosecond)
+		if !p.pauses() {
+			t.Error("the pause after the last try is too short")
+		}
+		time.Sleep(time.Nanosecond)
+		if !<-asks(t.Context(), nil) || !<-asks(t.Context(), nil) || p.pauses() || tries != 6 {
+			t.Errorf("signatures do not go on; %d tries", tries)
+		}
+		for _, text := range []string{"cannot sign addresses", "signing addresses of the object store again"} {
+			if n := strings.Count(log.String(), text); n != 1 {
+				t.Errorf("%q is logged %d times, want 1:\n%s", text, n, log.String())
+			}
+		}
+	})
+}
+
+// errHangs stands for a try without an answer.
+var errHangs = errors.New("no answer")
