@@ -161,16 +161,25 @@ func (t Term) errDeposed() error {
 // shorter suspect time the gap is shorter too; see Silence.Beacon.
 const BeaconTTL = 10 * time.Second
 
+// beaconAhead is more than any beacon ends ahead of the present. One that ends later was
+// written before the database's clock was set back, and would outlast an outage of the API.
+const beaconAhead = 2 * BeaconTTL
+
+// lapsed is true for a beacon (row of leases) that says nothing about the present: no API
+// replica renewed it in time, or the database's clock was set back since.
+const lapsed = `NOT expires_at BETWEEN clock_timestamp() AND clock_timestamp() + @ahead::interval`
+
 // RenewBeacon records that an API replica can renew leases of machines. Its first part
 // updates no lease, but waits for a lock on the table as a renewal would. Each replica calls
 // it every few seconds. The first call after a gap, which is longer than ttl, starts the
-// grace in which no machine is declared lost.
+// grace in which no machine is declared lost. A clock of the database that was set back counts
+// as a gap (see lapsed), and its grace replaces one that would end too late.
 func (d *Leader) RenewBeacon(ctx context.Context, holder string, ttl, grace time.Duration) error {
 	_, err := d.vital.Exec(ctx, `
 		WITH writable AS (
 			UPDATE machine_leases SET seq = seq WHERE machine_id = ''
 		), was AS (
-			SELECT expires_at FROM leases WHERE name = @api
+			SELECT `+lapsed+` AS lapsed, expires_at > clock_timestamp() AS ahead FROM leases WHERE name = @api
 		), beat AS (
 			INSERT INTO leases (name, holder, expires_at)
 			VALUES (@api, @holder, clock_timestamp() + @ttl::interval)
@@ -180,10 +189,13 @@ func (d *Leader) RenewBeacon(ctx context.Context, holder string, ttl, grace time
 		INSERT INTO leases AS l (name, holder, expires_at)
 		SELECT @grace, @holder, clock_timestamp() + @length::interval
 		FROM was
-		WHERE was.expires_at < clock_timestamp()
+		WHERE was.lapsed
 		ON CONFLICT (name) DO UPDATE
-		SET holder = excluded.holder, epoch = l.epoch + 1, expires_at = greatest(l.expires_at, excluded.expires_at)`,
-		pgx.NamedArgs{"api": leaseAPI, "grace": leaseGrace, "holder": holder, "ttl": ttl, "length": grace})
+		SET holder = excluded.holder, epoch = l.epoch + 1, expires_at = CASE WHEN (SELECT ahead FROM was)
+			THEN excluded.expires_at ELSE greatest(l.expires_at, excluded.expires_at) END`,
+		pgx.NamedArgs{
+			"api": leaseAPI, "grace": leaseGrace, "holder": holder, "ttl": ttl, "length": grace, "ahead": beaconAhead,
+		})
 	return mapError(err, "beacon")
 }
 

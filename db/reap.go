@@ -41,6 +41,7 @@ func (s Silence) args() pgx.NamedArgs {
 	return pgx.NamedArgs{
 		"suspect": s.Suspect, "least": s.least(), "lost": max(s.Lost, s.least()),
 		"margin_ms": s.Margin.Milliseconds(), "grace": leaseGrace, "api": leaseAPI, "freeze": leaseFreeze,
+		"ahead": beaconAhead,
 	}
 }
 
@@ -64,7 +65,7 @@ const patience = `
 // not until a short while ago; see RenewBeacon.
 const unproven = `
 	EXISTS (SELECT 1 FROM leases WHERE name = @grace AND expires_at > clock_timestamp())
-	OR EXISTS (SELECT 1 FROM leases WHERE name = @api AND expires_at < clock_timestamp())`
+	OR EXISTS (SELECT 1 FROM leases WHERE name = @api AND ` + lapsed + `)`
 
 // held is true during a freeze of verdicts and for a grace after it; see HoldVerdicts. It
 // concerns silent machines only: machines that call report what happens on them.
