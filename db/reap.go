@@ -37,6 +37,10 @@ const callsApart = berth.SyncWait + time.Second
 // them, the others must count as silent too, since their number may freeze verdicts.
 func (s Silence) least() time.Duration { return s.Suspect + callsApart }
 
+// Grace returns the time without verdicts after a gap of the API or a freeze: want, but no less than the silence before which no verdict comes. A machine that
+// could not renew its lease then has as much time to call as a machine that always could.
+func (s Silence) Grace(want time.Duration) time.Duration { return max(want, s.least()) }
+
 func (s Silence) args() pgx.NamedArgs {
 	return pgx.NamedArgs{
 		"suspect": s.Suspect, "least": s.least(), "lost": max(s.Lost, s.least()),

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"berth"
 	"berth/db"
 )
 
@@ -48,5 +49,18 @@ func TestF30ADatabaseClockThatWasSetBackStartsAGrace(t *testing.T) {
 	rest := one[time.Duration](s, `SELECT expires_at - clock_timestamp() FROM leases WHERE name = 'grace'`)
 	if rest > time.Minute {
 		t.Errorf("the grace lasts for another %s", rest)
+	}
+}
+
+// TestAGraceIsLongEnoughForACall checks that machines have the time to call before a verdict, however short the
+// configured grace is.
+func TestAGraceIsLongEnoughForACall(t *testing.T) {
+	t.Parallel()
+	s := db.Silence{Suspect: 20 * time.Second}
+	least := s.Suspect + berth.SyncWait + time.Second
+	for want, got := range map[time.Duration]time.Duration{0: least, time.Second: least, time.Minute: time.Minute} {
+		if g := s.Grace(want); g != got {
+			t.Errorf("--grace %s is a grace of %s, want %s", want, g, got)
+		}
 	}
 }

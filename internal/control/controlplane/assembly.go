@@ -298,7 +298,7 @@ func (a *assembly) newScheduler() *scheduler.Scheduler {
 		Policy:           a.cfg.Policy.placement(),
 		Beacon:           a.cfg.Plays(RoleAPI),
 		Silence:          a.cfg.silence(),
-		Grace:            a.cfg.Grace,
+		Grace:            a.cfg.grace(),
 		Retention:        a.cfg.Retention,
 		MachineRetention: a.cfg.MachineRetention,
 		OutputRetention:  a.cfg.OutputRetention,

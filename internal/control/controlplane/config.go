@@ -65,7 +65,7 @@ type Config struct {
 	LostAfter         time.Duration // of silence it is lost, where no job says otherwise
 	FenceMargin       time.Duration // for at_most_one work, beyond its machine's fence and its own grace
 	LostShare         float64       // of all machines may be lost within a minute
-	Grace             time.Duration // without verdicts after a gap in which no API could hear machines
+	Grace             time.Duration // without verdicts after a gap in which no API could hear machines; see grace
 	ReconcileEvery    time.Duration
 	Policy            Policy  // of placing
 	RatePerSecond     float64 // calls of one token
@@ -205,6 +205,10 @@ func (c Config) Validate() error {
 func (c Config) silence() db.Silence {
 	return db.Silence{Suspect: c.SuspectAfter, Lost: c.LostAfter, Margin: c.FenceMargin, Share: c.LostShare}
 }
+
+// grace returns the time without verdicts after a gap of the API or a freeze. The leader and
+// processes that only serve the API both use it, so that --grace has one meaning.
+func (c Config) grace() time.Duration { return c.silence().Grace(c.Grace) }
 
 // isHostPort reports whether s is an address with a port. The host may be empty.
 func isHostPort(s string) bool {

@@ -106,13 +106,17 @@ func (c *ControlPlane) newBeacon(d *db.DB) *beacon {
 	return &beacon{c, d, berth.NewSecret()}
 }
 
+// renew renews the record once.
+func (b *beacon) renew(ctx context.Context) error {
+	return b.db.Leader.RenewBeacon(ctx, b.holder, b.cfg.silence().Beacon(), b.cfg.grace())
+}
+
 // run renews the record five times in its lifetime, so that a few lost renewals do not show.
 func (b *beacon) run(ctx context.Context) error {
-	ttl := b.cfg.silence().Beacon()
-	tick := time.NewTicker(ttl / 5)
+	tick := time.NewTicker(b.cfg.silence().Beacon() / 5)
 	defer tick.Stop()
 	for {
-		if err := b.db.Leader.RenewBeacon(ctx, b.holder, ttl, b.cfg.Grace); err != nil && ctx.Err() == nil {
+		if err := b.renew(ctx); err != nil && ctx.Err() == nil {
 			b.log.Warn("cannot renew the beacon", "err", err)
 		}
 		select {
