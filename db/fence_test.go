@@ -213,7 +213,8 @@ func TestF28VerdictsFreezeWhenMoreThanAThirdIsSilent(t *testing.T) {
 		}
 	}
 	silent(fleet / 2)
-	if f, err := s.db.Machines.Fleet(t.Context(), silence); err != nil || !f.Frozen() || f != (db.Fleet{Machines: fleet, Silent: fleet / 2}) {
+	f, err := s.db.Machines.Fleet(t.Context(), silence)
+	if err != nil || !f.Frozen() || f.Machines != fleet || f.Silent != fleet/2 || f.Held {
 		t.Errorf("fleet %+v, %v", f, err)
 	}
 	if due, _ := s.overdue(); len(due) != 0 {

@@ -12,12 +12,13 @@ import (
 )
 
 // Names of rows in leases. Only the leader is elected: the others are marks in time, see
-// RenewBeacon and HoldVerdicts.
+// RenewBeacon, HoldVerdicts and RecordCount.
 const (
 	LeaseLeader = "leader"
 	leaseAPI    = "api"
 	leaseGrace  = "grace"
 	leaseFreeze = "freeze"
+	leaseCount  = "count"
 )
 
 // Term is a period of leadership. Every write of a leader names its term and fails once the

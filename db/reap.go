@@ -37,7 +37,8 @@ const callsApart = berth.SyncWait + time.Second
 // them, the others must count as silent too, since their number may freeze verdicts.
 func (s Silence) least() time.Duration { return s.Suspect + callsApart }
 
-// Grace returns the time without verdicts after a gap of the API or a freeze: want, but no less than the silence before which no verdict comes. A machine that
+// Grace returns the time without verdicts after a gap of the API, a freeze or a time without
+// counts: want, but no less than the silence before which no verdict comes. A machine that
 // could not renew its lease then has as much time to call as a machine that always could.
 func (s Silence) Grace(want time.Duration) time.Duration { return max(want, s.least()) }
 
@@ -45,7 +46,7 @@ func (s Silence) args() pgx.NamedArgs {
 	return pgx.NamedArgs{
 		"suspect": s.Suspect, "least": s.least(), "lost": max(s.Lost, s.least()),
 		"margin_ms": s.Margin.Milliseconds(), "grace": leaseGrace, "api": leaseAPI, "freeze": leaseFreeze,
-		"ahead": beaconAhead,
+		"ahead": beaconAhead, "count": leaseCount, "recent": countedFor,
 	}
 }
 
@@ -71,9 +72,13 @@ const unproven = `
 	EXISTS (SELECT 1 FROM leases WHERE name = @grace AND expires_at > clock_timestamp())
 	OR EXISTS (SELECT 1 FROM leases WHERE name = @api AND ` + lapsed + `)`
 
-// held is true during a freeze of verdicts and for a grace after it; see HoldVerdicts. It
-// concerns silent machines only: machines that call report what happens on them.
-const held = `EXISTS (SELECT 1 FROM leases WHERE name = @freeze AND expires_at > clock_timestamp())`
+// held is true during a freeze of verdicts, while no leader counts the silent machines, and
+// for a grace after both; see HoldVerdicts and RecordCount. It concerns silent machines only:
+// machines that call report what happens on them.
+const held = `
+	EXISTS (SELECT 1 FROM leases WHERE name = @freeze AND expires_at > clock_timestamp())
+	OR EXISTS (SELECT 1 FROM leases WHERE name = @count
+		AND NOT expires_at BETWEEN clock_timestamp() - @recent::interval AND clock_timestamp() + @recent::interval)`
 
 // unjudged is true while no verdict may be passed on any machine.
 const unjudged = unproven + ` OR ` + held
@@ -137,7 +142,11 @@ type Overdue struct {
 // that are not yet lost.
 type Fleet struct {
 	Machines, Silent int
-	Held             bool // verdicts are held: see HoldVerdicts
+	Held             bool // verdicts are held: see HoldVerdicts and RecordCount
+
+	// At is the time of this count, and Before the time of the last one that a leader has
+	// recorded; see RecordCount. Both are by the database's clock. Before is zero if none is.
+	At, Before time.Time
 }
 
 // frozenAt is the least number of silent machines that freezes verdicts.
@@ -149,11 +158,49 @@ const frozenAt = 3
 // that some are dead, nor in the grace after that; see HoldVerdicts.
 func (f Fleet) Frozen() bool { return f.Silent >= frozenAt && 3*f.Silent > f.Machines }
 
+const (
+	// countedFor is how long verdicts may follow a count of the silent machines. A usual
+	// change of leader takes less.
+	countedFor = BeaconTTL
+	// countEvery is the time after which a leader records a count again.
+	countEvery = countedFor / 4
+)
+
+// Uncounted returns the time since the last count on record if it is longer than countedFor,
+// and else 0: a freeze may have begun and ended since, of which nothing is on record. The time
+// also counts if the last count lies in the future: the database's clock was set back.
+func (f Fleet) Uncounted() time.Duration {
+	if d := f.At.Sub(f.Before).Abs(); !f.Before.IsZero() && d > countedFor {
+		return d
+	}
+	return 0
+}
+
+// RecordCount records the time of a count of the silent machines. Without a leader, and while
+// its counts fail, no process notices a freeze: no verdict is passed then, and the leader holds
+// verdicts at the next count. It must do so before it calls RecordCount. Most calls write
+// nothing: a count soon after a recorded one is not recorded.
+func (d *Machines) RecordCount(ctx context.Context, term Term, f Fleet) error {
+	if d := f.At.Sub(f.Before); d >= 0 && d < countEvery {
+		return nil
+	}
+	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `
+			INSERT INTO leases (name, holder, expires_at)
+			VALUES (@count, @holder, @at)
+			ON CONFLICT (name) DO UPDATE SET holder = excluded.holder, expires_at = excluded.expires_at`,
+			pgx.NamedArgs{"count": leaseCount, "holder": term.Holder, "at": f.At})
+		return err
+	})
+	return mapError(err, "count of silent machines")
+}
+
 // HoldVerdicts keeps every machine from being declared lost for the time grace. The leader
 // calls it as long as verdicts are frozen. When the network is back, the machines call one
 // after the other, within the agents' longest pause: soon fewer than a third are silent,
-// although the others are about to call. A later call replaces an earlier one, so a shorter
-// grace takes effect at once.
+// although the others are about to call. The leader also calls it after a time in which no
+// leader counted the silent machines; see Fleet.Uncounted. A later call replaces an earlier
+// one, so a shorter grace takes effect at once.
 func (d *Machines) HoldVerdicts(ctx context.Context, term Term, grace time.Duration) error {
 	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, `
@@ -169,11 +216,16 @@ func (d *Machines) HoldVerdicts(ctx context.Context, term Term, grace time.Durat
 // countFleet implements Machines.Fleet for other stores, which share functions over core.
 func countFleet(ctx context.Context, d *core, s Silence) (Fleet, error) {
 	var f Fleet
+	var before *time.Time
 	err := d.pool.QueryRow(ctx, `
-		SELECT count(*), count(*) FILTER (WHERE m.state <> 'lost' AND `+silentFor+` > @suspect::interval), `+held+`
+		SELECT count(*), count(*) FILTER (WHERE m.state <> 'lost' AND `+silentFor+` > @suspect::interval), `+held+`,
+		       clock_timestamp(), (SELECT expires_at FROM leases WHERE name = @count)
 		FROM machines m
 		LEFT JOIN machine_leases l ON l.machine_id = m.id
-		WHERE m.state <> 'retired'`, s.args()).Scan(&f.Machines, &f.Silent, &f.Held)
+		WHERE m.state <> 'retired'`, s.args()).Scan(&f.Machines, &f.Silent, &f.Held, &f.At, &before)
+	if before != nil {
+		f.Before = *before
+	}
 	return f, mapError(err, "machines")
 }
 
@@ -186,7 +238,7 @@ func (d *Machines) Fleet(ctx context.Context, s Silence) (Fleet, error) {
 // first. budget is the number of verdicts that may still be passed this minute:
 // Silence.Share of all machines, at least one, less the machines lost within the last
 // minute. While no verdict may be passed, because silence proves nothing (see RenewBeacon)
-// or the fleet is or was just frozen (see HoldVerdicts), the list is empty. A machine that
+// or verdicts are frozen or held (see HoldVerdicts and RecordCount), the list is empty. A machine that
 // is already lost is listed while a patient job still waits for uploads from it.
 func (d *Machines) Overdue(ctx context.Context, s Silence) (due []Overdue, budget int, err error) {
 	rows, err := d.pool.Query(ctx, `

@@ -13,6 +13,10 @@ import (
 // drainBatch bounds the jobs that one pass notifies of drains, orders to move, and judges to hang.
 const drainBatch = 100
 
+// judgeFor bounds the verdicts of one pass, so that the next pass counts the silent machines in time; see
+// db.Fleet.Uncounted.
+const judgeFor = db.BeaconTTL / 2
+
 // reaper judges silent machines and moves work off drained ones.
 type reaper struct {
 	*Scheduler
@@ -134,7 +138,7 @@ func (w *thaw) pass(now time.Time, frozen bool, grace time.Duration) (hold bool)
 }
 
 // measure counts the silent machines. If their number freezes all verdicts, it logs an error and holds the verdicts
-// for a grace: the machines do not return at one moment.
+// for a grace: the machines do not return at one moment. It also holds them after a time without counts.
 func (r *reaper) measure(ctx context.Context) error {
 	fleet, err := r.DB.Machines.Fleet(ctx, r.Silence)
 	if err != nil {
@@ -147,10 +151,17 @@ func (r *reaper) measure(ctx context.Context) error {
 		r.Metrics.frozen.Set(1)
 	}
 	r.logFreeze(fleet)
-	if r.thaw.pass(time.Now(), frozen, r.Grace) {
-		return r.DB.Machines.HoldVerdicts(ctx, r.term, r.Grace)
+	uncounted := fleet.Uncounted()
+	if r.thaw.pass(time.Now(), frozen, r.Grace) || uncounted > 0 {
+		if err := r.DB.Machines.HoldVerdicts(ctx, r.term, r.Grace); err != nil {
+			return err
+		}
 	}
-	return nil
+	if uncounted > 0 {
+		r.Logger.Warn("verdicts held: no leader counted silent machines for a while", "for", uncounted,
+			"grace", r.Grace)
+	}
+	return r.DB.Machines.RecordCount(ctx, r.term, fleet)
 }
 
 // logFreeze logs when verdicts freeze, when the freeze ends and when verdicts are possible again.
@@ -183,6 +194,10 @@ func (r *reaper) judge(ctx context.Context) error {
 		}
 	}
 	for _, m := range due {
+		// The silent machines are to be counted again before further verdicts.
+		if time.Since(now) > judgeFor {
+			return nil
+		}
 		if _, again := r.passed[m.Machine]; !again && len(r.passed) >= budget {
 			r.Logger.Error("more silent machines than may be declared lost in a minute", "machine_id", m.Machine,
 				"silent", len(due))

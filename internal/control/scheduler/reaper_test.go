@@ -67,3 +67,35 @@ func TestF28NoMachineIsLostInTheGraceAfterAFreeze(t *testing.T) {
 	r.await("the machine is lost after the grace", func() bool { return state() == "lost" })
 	r.await("the log has that verdicts resumed", logged("verdicts resumed"))
 }
+
+// After a time without a leader, a freeze may have ended that no leader has noticed: the machines that are still silent
+// may be about to call. The first leader holds verdicts for a grace, and passes them after that.
+func TestF28NoMachineIsLostInTheGraceAfterATimeWithoutALeader(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	for _, m := range []string{"m0", "m1", "m2", "m3"} {
+		r.machine(m, 8, 0)
+	}
+	r.exec(`UPDATE machine_leases SET seen_at = now() + interval '1 hour'`) // heard as long as the test runs
+	r.exec(`UPDATE machine_leases SET seen_at = now() - interval '1 hour' WHERE machine_id = 'm3'`)
+	r.exec(`INSERT INTO leases (name, holder, expires_at)
+		VALUES ('count', 'the last leader', now() - interval '1 hour')`)
+	r.lead(func(o *scheduler.Options) {
+		o.Silence, o.Grace = db.Silence{Suspect: time.Minute, Lost: 2 * time.Minute, Share: 1}, time.Hour
+	})
+	state := func() string { return value[string](r, `SELECT state FROM machines WHERE id = 'm3'`) }
+	logged := func(line string) func() bool { return func() bool { return strings.Contains(r.log.String(), line) } }
+	r.await("the silent machine is suspect or lost", func() bool { return state() != "ready" })
+	r.await("the machines are counted", func() bool {
+		return state() == "lost" ||
+			value[bool](r, `SELECT expires_at > now() - interval '1 minute' FROM leases WHERE name = 'count'`)
+	})
+	r.exec(`UPDATE machine_leases SET seen_at = now() - interval '70 s' WHERE machine_id = 'm0'`)
+	r.await("another pass begins", logged(`"machine is silent" machine_id=m0`))
+	if got := state(); got != "suspect" {
+		t.Fatalf("in the grace the silent machine is %s", got)
+	}
+	r.exec(`UPDATE leases SET expires_at = now() WHERE name = 'freeze'`)
+	r.await("the machine is lost after the grace", func() bool { return state() == "lost" })
+	r.await("the log has that verdicts resumed", logged("verdicts resumed"))
+}
