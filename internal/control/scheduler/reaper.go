@@ -118,8 +118,8 @@ const holds = 3
 // verdicts again and again. Without a bound, verdicts on machines that are dead would never be passed: each
 // freeze holds them for another grace.
 type thaw struct {
-	since time.Time     // when the last freeze ended; zero during a freeze, and before the first one
-	spent time.Duration // between freezes less than a grace apart
+	since time.Time     // end of the last freeze, or the term's first pass; zero during a freeze and before that pass
+	spent time.Duration // sum of the pauses between freezes, each a grace at most
 }
 
 // pass records a pass at the time now, and reports whether a freeze may hold verdicts beyond its end. Once verdicts
@@ -127,12 +127,13 @@ type thaw struct {
 func (w *thaw) pass(now time.Time, frozen bool, grace time.Duration) (hold bool) {
 	switch {
 	case frozen && !w.since.IsZero():
-		w.spent += now.Sub(w.since)
+		pause := now.Sub(w.since)
+		if w.spent += pause; pause > grace {
+			w.spent = 0 // verdicts were possible meanwhile
+		}
 		w.since = time.Time{}
 	case !frozen && w.since.IsZero():
 		w.since = now
-	case !frozen && now.Sub(w.since) > grace:
-		w.spent = 0
 	}
 	return frozen && w.spent < holds*grace
 }

@@ -52,3 +52,26 @@ func TestALongFreezeHoldsVerdicts(t *testing.T) {
 		}
 	}
 }
+
+// A freeze holds verdicts also if no machine was silent for hours before it: no earlier freeze has held any.
+func TestF28AFreezeAfterAnyCalmHoldsVerdicts(t *testing.T) {
+	t.Parallel()
+	const grace, every, long = time.Minute, time.Second, time.Hour
+	for _, calm := range []time.Duration{grace / 2, grace, grace + every, 2 * grace, holds * grace, 5 * grace, long} {
+		var w thaw
+		now := time.Now()
+		// The second freeze follows another one, and a calm as long as the first.
+		for n := range 2 {
+			for end := now.Add(calm); now.Before(end); now = now.Add(every) {
+				if w.pass(now, false, grace) {
+					t.Fatal("a pass without a freeze holds verdicts")
+				}
+			}
+			for end := now.Add(long); now.Before(end); now = now.Add(every) {
+				if !w.pass(now, true, grace) {
+					t.Fatalf("freeze %d, after a calm of %s, holds no verdict", n+1, calm)
+				}
+			}
+		}
+	}
+}
