@@ -245,16 +245,17 @@ func TestF28VerdictsFreezeWhenMoreThanAThirdIsSilent(t *testing.T) {
 
 // TestF28AVerdictWaitsForMachinesThatFellSilentTogether checks that no machine is due before the others that fell
 // silent at the same moment count as silent: the last calls of machines before a fault of the network are up to a poll
-// apart.
+// apart, and with tables locked by a second and a third more (adr/0110).
 func TestF28AVerdictWaitsForMachinesThatFellSilentTogether(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	s.started(func(j *spec.Job) { j.LostAfter = spec.Duration(2 * time.Second) }) // on m0
+	const apart = berth.SyncWait + 1300*time.Millisecond
 	together := func(longest time.Duration) int {
 		t.Helper()
 		s.quiet("m0", longest)
-		s.quiet("m1", longest-berth.SyncWait)
-		s.quiet("m2", longest-berth.SyncWait)
+		s.quiet("m1", longest-apart)
+		s.quiet("m2", longest-apart)
 		due, _ := s.overdue()
 		return len(due)
 	}

@@ -29,8 +29,9 @@ type Silence struct {
 // make any machine overdue.
 func (s Silence) Beacon() time.Duration { return min(BeaconTTL, s.Suspect) }
 
-// callsApart is the longest time between two calls of a machine that is well.
-const callsApart = berth.SyncWait + time.Second
+// callsApart is longer than the time between two renewals of a machine that is well, also while tables are locked
+// (adr/0110).
+const callsApart = berth.SyncWait + 2*time.Second
 
 // least returns the silence before which no verdict comes. Machines that fall silent at the
 // same moment made their last calls up to callsApart before. Before a verdict on the first of

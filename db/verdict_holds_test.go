@@ -150,7 +150,7 @@ func TestAUsualChangeOfLeaderIsNoTimeWithoutCounts(t *testing.T) {
 func TestAGraceIsLongEnoughForACall(t *testing.T) {
 	t.Parallel()
 	s := db.Silence{Suspect: 20 * time.Second}
-	least := s.Suspect + berth.SyncWait + time.Second
+	least := s.Suspect + berth.SyncWait + 2*time.Second
 	for want, got := range map[time.Duration]time.Duration{0: least, time.Second: least, time.Minute: time.Minute} {
 		if g := s.Grace(want); g != got {
 			t.Errorf("--grace %s is a grace of %s, want %s", want, g, got)
