@@ -27,6 +27,7 @@ func TestAnOutputThatItsMachineTookAlongIsNotItsUsersLoss(t *testing.T) {
 		},
 		"it takes too long": func(s *stage) {
 			s.ago(`UPDATE allocations SET exited_at = now() - interval '21 min'`)
+			s.ago(`UPDATE machines SET state_at = now() - interval '21 min'`)
 			repaired(s.t, "late", 1, s.giveUp(s.term()))
 		},
 	} {

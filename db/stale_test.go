@@ -72,6 +72,7 @@ func TestF4EveryWriteOfADeposedLeaderChangesNothing(t *testing.T) {
 	unsealed := s.submit(nil)
 	s.place(unsealed, "m2")
 	mustExec(t, s.pool, `UPDATE allocations SET state = 'exited', exited_at = now() - interval '1 day' WHERE job = $1`, unsealed)
+	mustExec(t, s.pool, `UPDATE machines SET state_at = now() - interval '1 day' WHERE id = 'm2'`)
 	mustExec(t, s.pool, `UPDATE jobs SET queue_deadline = now() - interval '1 s' WHERE id = $1`, waiting)
 	mustExec(t, s.pool, `UPDATE allocations SET stop_by = now() - interval '1 hour' WHERE job = $1`, stop)
 	mustExec(t, s.pool, `INSERT INTO nominations (beneficiary, machine_id, expires_at) VALUES ($1, 'm0', now() - interval '1 s')`, waiting)

@@ -18,12 +18,21 @@ type Patience struct {
 	Obey    time.Duration // from the kill order to the end; then the member is orphaned
 	Seal    time.Duration // from the end to the last upload; then the member is sealed without
 	Barrier time.Duration // of prepared members of a gang, for the other members
+
+	Suspect time.Duration // a machine that was silent for longer cannot report; see Silence.Suspect
+	Frozen  bool          // verdicts on silent machines are frozen or held; see Fleet
 }
 
 func (p Patience) args() pgx.NamedArgs {
 	return pgx.NamedArgs{"prepare": p.Prepare, "obey": p.Obey, "seal": p.Seal, "barrier": p.Barrier,
-		"kill": berth.Orders{Kill: true}}
+		"suspect": p.Suspect, "frozen": p.Frozen, "kill": berth.Orders{Kill: true}}
 }
+
+// onSilent is true for a member a on a silent machine: it cannot report what it does.
+const onSilent = `EXISTS (
+			SELECT 1
+			FROM machine_leases l
+			WHERE l.machine_id = a.machine_id AND ` + silentFor + ` > @suspect::interval)`
 
 // unprepared is true for a claimed member a that is not ready to start.
 const unprepared = `a.state = 'active' AND a.phase IN ('', 'claimed', 'pulling', 'restoring')
@@ -37,19 +46,30 @@ const waitedFor = `a.port IS NOT NULL AND EXISTS (
 			WHERE o.job = a.job AND o.attempt = a.attempt AND o.prepared_at < clock_timestamp() - @barrier::interval)`
 
 // The conditions for exceeding each limit of Patience, for allocations a of jobs j.
+//
+// Work on a silent machine is given up by PassVerdict, after the job's lost_after, and during a freeze not at all.
+// Two rules follow. Unfinished uploads wait for the machine: after its return, which changes its state, they get
+// Patience.Seal again. Members without a process stay on silent machines during a freeze. Otherwise they move, since
+// they have no work to lose, and PassVerdict never moves those of at_most_one jobs from a machine without a fence.
 const (
 	slowToPrepare = unprepared + ` AND j.state = 'scheduled' AND j.attempt = a.attempt AND NOT a.orders ? 'kill'
+		AND NOT (@frozen AND ` + onSilent + `)
 		AND (a.claimed_at < clock_timestamp() - @prepare::interval OR ` + waitedFor + `)`
 	deafToKill = unprepared + ` AND j.state IN ('scheduled', 'preempting', 'canceling') AND j.attempt = a.attempt
 		AND a.orders ? 'kill' AND a.stop_by < clock_timestamp() - @obey::interval
+		AND NOT (@frozen AND ` + onSilent + `)
 		AND (a.claimed_at < clock_timestamp() - @prepare::interval OR ` + waitedFor + `)`
 	neverSealed = `a.state = 'exited' AND a.sealed_at IS NULL AND j.attempt = a.attempt
-		AND j.state NOT IN ('succeeded', 'failed', 'canceled') AND a.exited_at < clock_timestamp() - @seal::interval`
+		AND j.state NOT IN ('succeeded', 'failed', 'canceled') AND a.exited_at < clock_timestamp() - @seal::interval
+		AND NOT ` + onSilent + ` AND NOT EXISTS (
+			SELECT 1
+			FROM machines m
+			WHERE m.id = a.machine_id AND m.state_at > clock_timestamp() - @seal::interval)`
 )
 
-// KillUnprepared orders the kill of members that a responsive machine does not prepare in
-// time, for at most limit jobs. Their jobs are retried elsewhere. It returns the number of
-// jobs with a new order.
+// KillUnprepared orders the kill of members that their machine does not prepare in time, for
+// at most limit jobs. Their jobs are retried elsewhere. It returns the number of jobs with a
+// new order.
 func (d *Attempts) KillUnprepared(ctx context.Context, term Term, p Patience, limit int) (int, error) {
 	args := p.args()
 	args["limit"] = limit

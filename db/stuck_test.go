@@ -10,7 +10,8 @@ import (
 	"berth/wire"
 )
 
-var patience = db.Patience{Prepare: time.Hour, Obey: time.Minute, Seal: 20 * time.Minute, Barrier: 15 * time.Minute}
+var patience = db.Patience{Prepare: time.Hour, Obey: time.Minute, Seal: 20 * time.Minute, Barrier: 15 * time.Minute,
+	Suspect: silence.Suspect}
 
 func (s *stage) giveUp(term db.Term) func() (int, error) {
 	return func() (int, error) {
@@ -70,6 +71,8 @@ func TestUploadsThatNeverEndAreGivenUp(t *testing.T) {
 	id, attempt := s.unsealed(nil)
 	repaired(t, "in time", 0, s.giveUp(term))
 	s.ago(`UPDATE allocations SET exited_at = now() - interval '21 min'`)
+	repaired(t, "its machine returned meanwhile", 0, s.giveUp(term))
+	s.ago(`UPDATE machines SET state_at = now() - interval '21 min'`)
 	repaired(t, "late", 1, s.giveUp(term))
 	if e := lastEvent(s, id); e.Kind != wire.EventWarning || !strings.Contains(e.Detail, "not stored") {
 		t.Errorf("event %+v", e)
@@ -78,6 +81,69 @@ func TestUploadsThatNeverEndAreGivenUp(t *testing.T) {
 		t.Errorf("settled to %s", r.Next)
 	}
 	s.freed()
+}
+
+// A machine that is cut off cannot upload. What its members have left to store waits for its return, and as long
+// after it as after their end.
+func TestF28UploadsOfASilentMachineWaitForIt(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	term := s.term()
+	a, _ := s.register("host1", "agent1")
+	id, attempt := s.unsealed(nil)
+	s.ago(`UPDATE allocations SET exited_at = now() - interval '25 min'`)
+	s.ago(`UPDATE machines SET state = 'suspect'`)
+	s.ago(`UPDATE machines SET state_at = now() - interval '24 min'`)
+	s.quiet("m0", 24*time.Minute)
+	repaired(t, "silent", 0, s.giveUp(term))
+	if _, err := a.sync(func(*wire.SyncRequest) {}); err != nil {
+		t.Fatal(err)
+	}
+	s.until("the machine is back", func() bool { return s.state("m0") == berth.MachineReady })
+	repaired(t, "back for a moment", 0, s.giveUp(term))
+	s.ago(`UPDATE machines SET state_at = now() - interval '21 min'`)
+	repaired(t, "back for long", 1, s.giveUp(term))
+	if r := s.settle(id, attempt); r.Next != berth.Succeeded {
+		t.Errorf("settled to %s", r.Next)
+	}
+}
+
+// While verdicts are frozen, members that are not prepared stay on silent machines. Elsewhere, and without a freeze,
+// they are killed and given up as always.
+func TestF28UnpreparedMembersStayOnSilentMachinesDuringAFreeze(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		frozen, silent bool
+		want           int
+	}{
+		"frozen, silent": {true, true, 0},
+		"frozen, heard":  {true, false, 1},
+		"silent":         {false, true, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newStage(t)
+			term := s.term()
+			a, _ := s.register("host1", "agent1")
+			id := s.submit(nil)
+			attempt := s.place(id, "m0")
+			a.mustClaim(id, attempt)
+			a.report(id, attempt, berth.PhasePulling, nil)
+			s.ago(`UPDATE allocations SET claimed_at = now() - interval '61 min'`)
+			if c.silent {
+				s.quiet("m0", 30*time.Minute)
+			}
+			p := patience
+			p.Frozen = c.frozen
+			kill := func() (int, error) { return s.db.Attempts.KillUnprepared(t.Context(), term, p, 10) }
+			repaired(t, "kill", c.want, kill)
+			s.ago(`UPDATE allocations SET orders = '{"kill": true}', stop_by = now() - interval '61 s'`)
+			repaired(t, "give up", c.want, func() (int, error) {
+				ids, err := s.db.Attempts.GiveUpStuck(t.Context(), term, p, 10)
+				return len(ids), err
+			})
+		})
+	}
 }
 
 // TestAStrayThatIsNotKilledIsNoticed checks that a kill of a stray rank sets a stop_by of its own. The job

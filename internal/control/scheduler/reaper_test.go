@@ -99,3 +99,32 @@ func TestF28NoMachineIsLostInTheGraceAfterATimeWithoutALeader(t *testing.T) {
 	r.await("the machine is lost after the grace", func() bool { return state() == "lost" })
 	r.await("the log has that verdicts resumed", logged("verdicts resumed"))
 }
+
+// During a freeze, stuck work ends on machines that call and stays on silent ones.
+func TestF28StuckWorkStaysOnSilentMachinesDuringAFreeze(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.machine("m0", 1, 0)
+	r.machine("m1", 1, 0)
+	stop := r.lead(nil)
+	for range 2 { // one fits on each machine
+		r.awaitState(r.queued(nil), berth.Scheduled)
+	}
+	stop()
+	r.machine("m2", 1, 0)
+	r.machine("m3", 1, 0)
+	r.exec(`UPDATE allocations SET state = 'active', phase = 'pulling', claimed_at = now() - interval '1 day'`)
+	r.exec(`UPDATE machine_leases SET seen_at = now() + interval '1 hour'`) // heard as long as the test runs
+	r.exec(`UPDATE machine_leases SET seen_at = now() - interval '1 hour' WHERE machine_id <> 'm0'`)
+	r.lead(func(o *scheduler.Options) {
+		o.Silence = db.Silence{Suspect: time.Minute, Lost: 2 * time.Minute}
+		o.ReconcileEvery, o.Ages.Disobeyed = 20*time.Millisecond, time.Millisecond
+	})
+	member := func(machine string) string {
+		return value[string](r, `SELECT state || orders::text FROM allocations WHERE machine_id = $1`, machine)
+	}
+	r.await("the stuck member of m0 is given up", func() bool { return strings.HasPrefix(member("m0"), "orphaned") })
+	if got := member("m1"); got != "active{}" {
+		t.Errorf("the stuck member of a silent machine is %s", got)
+	}
+}

@@ -265,7 +265,14 @@ func (r *reconciler) stuck(ctx context.Context) error {
 	if err != nil || !proves {
 		return err
 	}
-	patience := db.Patience{Prepare: r.Ages.Prepare, Obey: r.Ages.Disobeyed, Seal: r.Ages.Seal, Barrier: r.Ages.Barrier}
+	fleet, err := r.DB.Machines.Fleet(ctx, r.Silence)
+	if err != nil {
+		return err
+	}
+	patience := db.Patience{
+		Prepare: r.Ages.Prepare, Obey: r.Ages.Disobeyed, Seal: r.Ages.Seal, Barrier: r.Ages.Barrier,
+		Suspect: r.Silence.Suspect, Frozen: fleet.Frozen() || fleet.Held,
+	}
 	n, err := r.DB.Attempts.KillUnprepared(ctx, r.term, patience, passLimit)
 	r.did("kill_unprepared", n)
 	if err != nil {
