@@ -272,16 +272,82 @@ func TestOneLimitBoundsAllStatementsOfACall(t *testing.T) {
 	s.holding(accessExclusive("machines, jobs, allocations"), func() {
 		began := time.Now()
 		answer, err := s.db.Agents.Sync(t.Context(), a.machine, wire.SyncRequest{
-			AgentBoot: a.boot, Epoch: a.epoch, Digest: a.digest, WaitMS: 1000, Stuck: []berth.AllocationID{1},
-			CloudNotice:  &wire.CloudNotice{Kind: wire.NoticeSpot, Deadline: time.Now().Add(time.Minute)},
-			EngineSilent: time.Minute,
+			AgentBoot: a.boot, Epoch: a.epoch, Digest: a.digest, WaitMS: int(berth.SyncWait.Milliseconds()),
+			Stuck: []berth.AllocationID{1}, CloudNotice: spotNotice(), EngineSilent: time.Minute,
 		})
 		took := time.Since(began)
 		if err != nil || !answer.Renewed || answer.Changed || answer.Noticed != "" {
 			t.Errorf("the call was answered %+v, %v", answer, err)
 		}
-		if took > berth.MachineLeaseTTL/2 {
-			t.Errorf("a poll of 1 s took %s", took)
+		if took > berth.SyncWait+2*time.Second {
+			t.Errorf("a poll of %s took %s", berth.SyncWait, took)
+		}
+	})
+}
+
+// spotNotice returns a notice of a cloud that ends its machine in a minute.
+func spotNotice() *wire.CloudNotice {
+	return &wire.CloudNotice{Kind: wire.NoticeSpot, Deadline: time.Now().Add(time.Minute)}
+}
+
+// TestANoticeMayTakeSeconds checks that a notice whose statements wait for a while is stored all the same. An agent
+// sends it in a call without reports, for which no poll waits. Such a call once gave up after one second, so that a slow
+// database never stored the notice.
+func TestANoticeMayTakeSeconds(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	a, _ := s.register("host1", "agent1")
+	type result struct {
+		wire.SyncResponse
+		err error
+	}
+	answered := make(chan result, 1)
+	s.holding(accessExclusive("launches"), func() {
+		go func() {
+			answer, err := s.db.Agents.Sync(context.WithoutCancel(t.Context()), a.machine, wire.SyncRequest{
+				AgentBoot: a.boot, Epoch: a.epoch, Digest: a.digest, Brief: true, CloudNotice: spotNotice(),
+			})
+			answered <- result{answer, err}
+		}()
+		s.until("the notice waits for two seconds, or was given up", func() bool {
+			var waits bool
+			err := s.beside().QueryRow(t.Context(), `
+				SELECT EXISTS (
+					SELECT 1
+					FROM pg_stat_activity
+					WHERE datname = current_database() AND wait_event_type = 'Lock'
+					  AND query_start < clock_timestamp() - interval '2 s')`).Scan(&waits)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return waits || len(answered) > 0
+		})
+	})
+	if r := <-answered; r.err != nil || r.Noticed == "" {
+		t.Errorf("the call was answered %+v, %v", r.SyncResponse, r.err)
+	}
+	if got := s.state("m0"); got != berth.MachineDraining {
+		t.Errorf("after the notice the machine is %s", got)
+	}
+}
+
+// TestANoticeThatWaitsLeavesTimeForStuckMembers checks that stuck members are given up while a table is locked that only
+// the notice of the same call needs.
+func TestANoticeThatWaitsLeavesTimeForStuckMembers(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	a, _ := s.register("host1", "agent1")
+	id, attempt := s.started(nil)
+	s.holding(accessExclusive("launches"), func() {
+		answer, err := s.db.Agents.Sync(t.Context(), a.machine, wire.SyncRequest{
+			AgentBoot: a.boot, Epoch: a.epoch, Digest: a.digest, Brief: true, CloudNotice: spotNotice(),
+			Stuck: []berth.AllocationID{s.alloc(id, attempt)},
+		})
+		if err != nil || answer.Noticed != "" {
+			t.Errorf("the call was answered %+v, %v", answer, err)
+		}
+		if got := one[string](s, `SELECT state FROM allocations WHERE job = $1`, id); got != "orphaned" {
+			t.Errorf("the stuck member is %s", got)
 		}
 	})
 }

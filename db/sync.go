@@ -137,11 +137,11 @@ func (s *session) digest() string {
 // ignored, and answered like any other. The answer to a brief call contains only the
 // results of its reports; the set, which may be long, is read only for polls.
 func (d *Agents) Sync(ctx context.Context, machine berth.MachineID, req wire.SyncRequest) (wire.SyncResponse, error) {
-	c := syncCall{Agents: d, machine: machine, req: req,
+	c := syncCall{Agents: d, machine: machine, req: req, arrived: time.Now(),
 		wait: min(time.Duration(req.WaitMS)*time.Millisecond, berth.SyncWait)}
 	c.renewal = d.renewals.begin(leaseKey{machine, req.AgentBoot, req.Epoch})
 	var done context.CancelFunc
-	c.bounded, done = context.WithTimeout(ctx, c.limit())
+	c.bounded, done = context.WithDeadline(ctx, c.arrived.Add(c.limit()))
 	defer done()
 	noticed, err := c.takeFirst()
 	if err != nil {
@@ -153,18 +153,23 @@ func (d *Agents) Sync(ctx context.Context, machine berth.MachineID, req wire.Syn
 }
 
 // takeFirst stores the parts of the call that precede its reports, within half of the call's limit: while they
-// wait for a locked table, the reports and the set may need other tables. It returns the confirmation of a
-// cloud's notice.
+// wait for a locked table, the reports and the set may need other tables. For the same reason a cloud's notice
+// has half of that time if members are stuck as well. takeFirst returns the confirmation of the notice.
 func (c *syncCall) takeFirst() (noticed string, err error) {
-	if c.req.CloudNotice == nil && len(c.req.Stuck) == 0 {
+	if !c.precedes() {
 		return "", nil
 	}
-	ctx, cancel := context.WithTimeout(c.bounded, c.limit()/2)
+	half, cancel := context.WithTimeout(c.bounded, c.limit()/2)
 	defer cancel()
-	if noticed, err = c.takeNotice(ctx); err != nil {
+	forNotice := half
+	if len(c.req.Stuck) > 0 {
+		forNotice, cancel = context.WithTimeout(half, c.limit()/4)
+		defer cancel()
+	}
+	if noticed, err = c.takeNotice(forNotice); err != nil {
 		return "", err
 	}
-	return noticed, c.takeUnkillable(ctx)
+	return noticed, c.takeUnkillable(half)
 }
 
 // run stores the reports of the call and returns its answer.
@@ -185,7 +190,8 @@ type syncCall struct {
 	*Agents
 	machine berth.MachineID
 	req     wire.SyncRequest
-	wait    time.Duration
+	arrived time.Time
+	wait    time.Duration   // counted from arrived
 	bounded context.Context // ends after limit; the context of all statements before finish
 	renewal renewal
 	said    heard // results of the reports
@@ -198,10 +204,13 @@ func (c *syncCall) reports() bool {
 	return len(c.req.Reports) > 0 || len(c.req.Gone) > 0 || len(c.req.GPUs) > 0 || c.req.Cache != nil
 }
 
+// precedes reports whether the call has anything to store before its reports.
+func (c *syncCall) precedes() bool { return c.req.CloudNotice != nil || len(c.req.Stuck) > 0 }
+
 // Time limits of a call, counted from its arrival.
 const (
-	// reportTimeout bounds the storing of notices and reports. It is shorter than the agent's own time limit, so
-	// that the agent gets an error instead of a lost connection.
+	// reportTimeout bounds the storing of reports, and of what precedes them. It is shorter than the agent's own
+	// time limit, so that the agent gets an error instead of a lost connection.
 	reportTimeout = 10 * time.Second
 
 	// readOver is the time after the wait in which a last read may end.
@@ -211,8 +220,10 @@ const (
 // limit returns the time within which all statements of the call end, except for the renewal and for the
 // statements of finish. An agent sends its next poll, and with it the next renewal, after the answer to this
 // one. Without a common limit, each table that cannot be read would delay the renewal by one more time limit.
+// No poll waits for the answer to a brief call, so a notice that comes with one has as much time as reports: a
+// slow database stores it nevertheless.
 func (c *syncCall) limit() time.Duration {
-	if c.reports() {
+	if c.reports() || c.req.Brief && c.precedes() {
 		return reportTimeout + readTimeout
 	}
 	return max(c.wait+readOver, readTimeout)
@@ -225,8 +236,8 @@ func (c *syncCall) report() (err error) {
 	defer cancel()
 	c.said, err = c.Agents.report(ctx, c.machine, c.req)
 	if err != nil && ctx.Err() != nil {
-		return berth.Errorf(berth.CodeUnavailable, "reports of machine %s: the database did not store them within %s",
-			c.machine, reportTimeout)
+		return berth.Errorf(berth.CodeUnavailable, "reports of machine %s: the database did not store them in time",
+			c.machine)
 	}
 	return mapError(err, "reports of machine "+string(c.machine))
 }
@@ -240,7 +251,8 @@ func (c *syncCall) poll(ctx context.Context) (wire.SyncResponse, error) {
 	// The subscription precedes the first read, so a change after the read ends the wait.
 	hints := c.hub.Subscribe(TopicMachine, string(c.machine))
 	defer hints.Close()
-	deadline := time.NewTimer(max(c.wait, 0))
+	// A part of the wait may have passed in the statements before.
+	deadline := time.NewTimer(time.Until(c.arrived.Add(c.wait)))
 	defer deadline.Stop()
 	for first := true; ; first = false {
 		// Only the first read may wait for other calls: later ones follow a hint.
