@@ -17,8 +17,8 @@ import (
 // machineFresh starts one query that confirms all recently used tokens. The query runs in the
 // background: only a call whose token was last confirmed machineMemory ago waits for it.
 //
-// A revoked token dies within machineMemory, as long as the database can be read. Where
-// the database cannot be read, because a table is locked or the database is away, a token
+// A revoked token dies within machineMemory, as long as the database answers within
+// machinePatience. Where it does not, because a table is locked or the database is away, a token
 // that was good still renews its machine's lease for machineTrust, and opens no other
 // route. That is safe because the renewal is fenced by the session's epoch in the lease
 // row: retiring a machine, declaring it lost, or another session ends the renewals, even
@@ -27,9 +27,9 @@ import (
 // on ends its at_most_one work one fence later, and not sooner than any other machine
 // that is cut off.
 //
-// A renewal waits for a query machinePatience at most, and not at all after a query that has failed: the
-// agent sends its next renewal after the answer to this one, so each wait here makes its lease older. The
-// query that succeeds after that decides about the calls after it.
+// A renewal waits for a query machinePatience at most, and not at all within machineMemory of a query that has
+// failed: the agent sends its next renewal after the answer to this one, so each wait here makes its lease older.
+// The query that succeeds after that decides about the calls after it.
 type machineAuth struct {
 	find  func(ctx context.Context, token string) (db.Principal, error) // looks up unknown tokens
 	live  func(ctx context.Context, ids []string) (map[string]bool, error)
@@ -38,16 +38,17 @@ type machineAuth struct {
 	mu     sync.Mutex
 	known  *recent[tokenKey, *knownMachine]
 	query  *confirmation // under way; nil: no query
-	failed bool          // the last query that has ended has failed
-	pause  time.Time     // earliest next query after a failed one
+	failed time.Time     // end of the last query, if it has failed and this process has revoked no token since
 
 	doubted time.Time // time of the last revocation by this process
 }
 
 // confirmation is a query that confirms tokens.
 type confirmation struct {
-	begun time.Time
-	done  chan struct{} // closed at its end
+	begun    time.Time
+	done     chan struct{} // closed at its end, after the last write of the fields below
+	failed   bool
+	outdated bool // this process has revoked a token since the query began
 }
 
 // knownMachine is the cached verdict on one machine's token. machineAuth.mu guards it.
@@ -81,14 +82,15 @@ func newMachineAuth(
 func (a *machineAuth) principal(ctx context.Context, token string, renewal bool) (db.Principal, error) {
 	key, now := tokenKey(sha256.Sum256([]byte(token))), time.Now()
 	p, age, ok := a.look(key, now)
+	unreadable := false
 	if ok && age >= machineFresh {
-		a.confirm(ctx, age >= machineMemory, renewal)
+		unreadable = a.confirm(ctx, age >= machineMemory, renewal)
 		p, age, ok = a.look(key, now)
 	}
-	if ok && (age < machineMemory || renewal && age < machineTrust && a.unreadable()) {
+	if ok && (age < machineMemory || renewal && age < machineTrust && unreadable) {
 		return p, nil
 	}
-	// The token is unknown or refused, or the query began before a revocation, or before this token was used.
+	// The token is unknown or refused, or it was first used while the query was under way.
 	begun := time.Now()
 	p, err := a.find(ctx, token)
 	if err == nil && !p.Unused {
@@ -117,44 +119,45 @@ func (a *machineAuth) look(key tokenKey, now time.Time) (p db.Principal, age tim
 }
 
 // confirm starts the query that confirms tokens, unless one is under way or one failed less than
-// machineLimit ago. With wait it also waits for the end of the query, as a renewal for machinePatience at
-// most, and not while the database cannot be read.
-func (a *machineAuth) confirm(ctx context.Context, wait, renewal bool) {
-	q, failed := a.begin()
-	if q == nil || !wait || renewal && failed {
-		return
-	}
+// machineLimit ago. With wait it also waits for the end of a query that began after the last revocation by
+// this process: as a renewal for machinePatience at most, and not within machineMemory of a failed query.
+// It reports whether the database could not be read.
+func (a *machineAuth) confirm(ctx context.Context, wait, renewal bool) (unreadable bool) {
 	if renewal {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, machinePatience)
 		defer cancel()
 	}
-	select {
-	case <-q.done:
-	case <-ctx.Done():
+	for {
+		q, failed := a.begin()
+		if q == nil || !wait || renewal && failed {
+			return failed
+		}
+		select {
+		case <-q.done:
+			if q.failed || !q.outdated {
+				return q.failed
+			}
+		case <-ctx.Done():
+			return true
+		}
 	}
 }
 
-// begin returns the query under way, which it starts if there is none, and whether the query before has
-// failed. It returns nil within machineLimit of a failed query, and after the server has closed.
+// begin returns the query under way, which it starts if there is none, and whether a query has failed within
+// machineMemory. An older failure says nothing about the database of today. begin returns no query within
+// machineLimit of a failed one, and after the server has closed.
 func (a *machineAuth) begin() (under *confirmation, failed bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.query == nil && !time.Now().Before(a.pause) {
+	ago := time.Since(a.failed)
+	if a.query == nil && ago >= machineLimit {
 		q := &confirmation{begun: time.Now(), done: make(chan struct{})}
 		if a.owner.Go(func(ctx context.Context) { a.ask(ctx, q) }) {
 			a.query = q
 		}
 	}
-	return a.query, a.failed
-}
-
-// unreadable reports whether the database cannot be read at present: the last query has failed, or the
-// query under way has taken machinePatience.
-func (a *machineAuth) unreadable() bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.failed || a.query != nil && time.Since(a.query.begun) >= machinePatience
+	return a.query, ago < machineMemory
 }
 
 // ask confirms the recently used tokens in one query and drops invalid ones. A token that
@@ -174,10 +177,11 @@ func (a *machineAuth) ask(ctx context.Context, q *confirmation) {
 	live, err := a.live(ctx, ids)
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	q.failed, q.outdated = err != nil, q.begun.Before(a.doubted)
 	close(q.done)
-	a.query = nil
-	if a.failed = err != nil; a.failed {
-		a.pause = time.Now().Add(machineLimit)
+	a.query, a.failed = nil, time.Time{}
+	if q.failed {
+		a.failed = time.Now()
 		return
 	}
 	asked := make(map[string]bool, len(ids))
@@ -200,12 +204,13 @@ func (a *machineAuth) ask(ctx context.Context, q *confirmation) {
 }
 
 // forget puts all cached tokens in doubt: after a revocation by this process, each token
-// needs a query that starts later.
+// needs a query that starts later. The database was just written, so an earlier failure no
+// longer excuses renewals from the wait for that query.
 func (a *machineAuth) forget() {
 	now := time.Now()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.doubted = now
+	a.doubted, a.failed = now, time.Time{}
 	a.known.each(func(k *knownMachine) *knownMachine {
 		k.doubted = now
 		return k

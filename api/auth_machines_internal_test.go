@@ -132,3 +132,61 @@ func TestARevocationHereOutrunsAQueryUnderWay(t *testing.T) {
 		}
 	})
 }
+
+// TestRevokedTokensDieAfterAFailedQuery: a query that has failed lets renewals pass, and no longer than the table of
+// tokens needs to be read again.
+func TestRevokedTokensDieAfterAFailedQuery(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		quiet time.Duration   // since the query failed, and the table could be read
+		calls []time.Duration // after quiet; the last one is refused
+		here  bool            // the token is revoked by this process
+	}{
+		"after a silence":               {time.Minute, []time.Duration{0}, false},
+		"by calls that come in a pause": {0, []time.Duration{machineLimit * 9 / 10, machineMemory - machineLimit*9/10}, false},
+		"by this process":               {machineLimit, []time.Duration{time.Millisecond}, true},
+		"by this process, in a pause":   {0, []time.Duration{time.Millisecond}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			withTokens(t, func(t *testing.T, x *tokenTable, a *machineAuth, call func(bool) (time.Duration, error)) {
+				x.locked = true
+				time.Sleep(machineMemory)
+				if _, err := call(true); err != nil {
+					t.Fatalf("a renewal while the table is locked: %v", err)
+				}
+				time.Sleep(machineLimit - machinePatience + time.Millisecond) // the query fails
+				synctest.Wait()
+				x.locked, x.revoked = false, true
+				time.Sleep(c.quiet)
+				if c.here {
+					a.forget()
+				}
+				for i, after := range c.calls {
+					time.Sleep(after)
+					_, err := call(true)
+					if last := i == len(c.calls)-1; last && berth.CodeOf(err) != berth.CodeUnauthorized {
+						t.Errorf("the revoked token renews %s after the table could be read: %v", c.quiet+after, err)
+					}
+				}
+			})
+		})
+	}
+}
+
+// TestRenewalsPassAfterARevocationWhileTokensCannotBeRead: a revocation writes to one table, and the confirmation reads
+// others as well. A lock on one of those must not end the renewals of all machines.
+func TestRenewalsPassAfterARevocationWhileTokensCannotBeRead(t *testing.T) {
+	t.Parallel()
+	withTokens(t, func(t *testing.T, x *tokenTable, a *machineAuth, call func(bool) (time.Duration, error)) {
+		x.locked = true
+		for range 10 {
+			time.Sleep(berth.SyncWait)
+			a.forget()
+			time.Sleep(time.Millisecond)
+			if took, err := call(true); err != nil || took > machinePatience {
+				t.Errorf("a renewal waited %s: %v", took, err)
+			}
+		}
+	})
+}
