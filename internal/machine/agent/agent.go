@@ -370,7 +370,7 @@ func (a *Agent) poll(ctx context.Context, over <-chan struct{}, in *inbox) {
 // report sends changes, one call at a time. The changes during a call travel together in
 // the next one.
 func (a *Agent) report(ctx context.Context, over <-chan struct{}, in *inbox) {
-	for wait := a.cfg.Timing.backoff(); ; {
+	for wait := a.cfg.Timing.reportBackoff(); ; {
 		batch, err := a.sup.outbox.next(ctx)
 		if err != nil {
 			return

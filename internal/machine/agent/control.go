@@ -279,10 +279,22 @@ func (c *control) openObject(
 type backoff struct {
 	min, max time.Duration
 	next     time.Duration
+	held     time.Duration // longest pause after a call that the server has held, see waitSince; at least min
 }
 
 // backoff returns a new backoff between RetryMin and RetryMax.
 func (t Timing) backoff() *backoff { return &backoff{min: t.RetryMin, max: t.RetryMax} }
+
+// heldReportPause is the longest pause after a report that the server has held and then failed. With it the reports of
+// many machines leave connections to the database for other calls. Polls renew leases and do without such a pause.
+const heldReportPause = 2 * time.Second
+
+// reportBackoff returns a new backoff for reports.
+func (t Timing) reportBackoff() *backoff {
+	b := t.backoff()
+	b.held = heldReportPause
+	return b
+}
 
 // rerun returns a new backoff for tries to serve after an error.
 func (t Timing) rerun() *backoff { return &backoff{min: t.RerunMin, max: t.RerunMax} }
@@ -294,10 +306,10 @@ func (b *backoff) wait(ctx context.Context) error {
 }
 
 // waitSince is wait for tries whose starts are spaced, instead of the pauses between them: a call that the
-// server has held for seconds and then failed is repeated after the least pause. began is the start of the try.
+// server has held for seconds and then failed is repeated after b.held at most. began is the start of the try.
 func (b *backoff) waitSince(ctx context.Context, began time.Time) error {
 	b.next = min(max(2*b.next, b.min), b.max)
-	return sleep(ctx, max(jitter(b.next)-time.Since(began), jitter(b.min)))
+	return sleep(ctx, max(jitter(b.next)-time.Since(began), jitter(min(b.next, max(b.held, b.min)))))
 }
 
 // jitter returns a random duration from half of d to d.
