@@ -13,8 +13,8 @@ import (
 	"berth/internal/control/blob"
 )
 
-// TestASlowProofHoldsUpNoOtherAnswer lets proofs last. Calls wait for the first proof of a process alone. During a later
-// one they get the last result at once, as calls about objects that need no parts do during a proof of parts.
+// TestASlowProofHoldsUpNoOtherAnswer lets proofs last. Calls wait for the first proof of a process alone. During a
+// later one they get the last result at once, as calls about objects that need no parts do during a proof of parts.
 func TestASlowProofHoldsUpNoOtherAnswer(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
