@@ -76,7 +76,7 @@ func TestARestoredClusterIsQuarantinedUntilItIsAdopted(t *testing.T) {
 		t.Errorf("admission is resumed in the quarantine: %v", err)
 	}
 	for _, holder := range []string{"old", "new"} { // the one of the dump, which lives on, too
-		for _, name := range []string{db.LeaseLeader, "cloud-sweep"} {
+		for _, name := range []string{db.LeaseLeader, "cloud-sweep/lab"} {
 			if _, ok, err := d.Leader.OpenLease(name, holder).Acquire(t.Context(), time.Hour); ok || err != nil {
 				t.Errorf("%s holds lease %s in the quarantine, err %v", holder, name, err)
 			}

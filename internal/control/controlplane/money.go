@@ -48,10 +48,11 @@ func (a *assembly) addMoney() {
 
 // run settles at intervals until ctx ends.
 func (b *biller) run(ctx context.Context) error {
-	return b.leased.run(ctx, func(ctx context.Context) {
+	return b.leased.run(ctx, func(ctx context.Context) bool {
 		if err := b.settle(ctx); err != nil && ctx.Err() == nil {
 			b.log.Warn("cannot settle the costs of cloud machines, will retry", "err", err)
 		}
+		return false // the database has failed, for all replicas
 	})
 }
 

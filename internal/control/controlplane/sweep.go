@@ -14,16 +14,15 @@ import (
 
 const (
 	sweepEvery = time.Minute
-	// sweepLease is the name of the lease under which one replica sweeps. Two sweeps at once would do no
-	// harm, but end twice as many instances.
-	sweepLease = "cloud-sweep"
+	// sweepLease begins the name of the lease under which one replica sweeps a provider; the name of the provider
+	// follows, since a replica may lack it. Two sweeps at once would do no harm, but end twice as many instances.
+	sweepLease = "cloud-sweep/"
 )
 
 // sweeper ends instances of the cluster that no launch needs, and gives rows to instances that a
 // restored database has lost. cloud.Judge decides.
 type sweeper struct {
 	launches *db.Launches
-	leased   leased
 	accounts cloud.Accounts
 	log      *slog.Logger
 	now      func() time.Time
@@ -35,22 +34,25 @@ func (a *assembly) addSweeper() {
 		return
 	}
 	every := sweepEvery / time.Duration(max(a.opts.CloudFaster, 1))
-	s := &sweeper{launches: a.db.Launches, leased: newLeased(a.db, sweepLease, every, "sweep of clouds", a.log),
-		accounts: a.accounts, log: a.log, now: time.Now}
+	s := &sweeper{launches: a.db.Launches, accounts: a.accounts, log: a.log, now: time.Now}
 	if a.opts.CloudFaster > 1 {
 		s.now = func() time.Time { return a.opts.CloudClock(time.Now()) }
 	}
-	a.middle = append(a.middle, s.run)
+	for _, name := range slices.Sorted(maps.Keys(a.accounts.Providers)) {
+		l := newLeased(a.db, sweepLease+name, every, "sweep of provider "+name, a.log)
+		a.middle = append(a.middle, func(ctx context.Context) error { return s.run(ctx, l, name) })
+	}
 }
 
-// run sweeps at intervals until ctx ends. The first sweep is an interval after the start.
-func (s *sweeper) run(ctx context.Context) error {
-	return s.leased.run(ctx, func(ctx context.Context) {
-		for _, name := range slices.Sorted(maps.Keys(s.accounts.Providers)) {
-			if err := s.sweep(ctx, name); err != nil && ctx.Err() == nil {
-				s.log.Warn("cannot sweep a provider, will retry", "provider", name, "err", err)
-			}
+// run sweeps a provider at intervals until ctx ends. The first sweep is an interval after the start. A failed sweep
+// goes to another replica: this one may have no network, program or credentials for the cloud.
+func (s *sweeper) run(ctx context.Context, l leased, name string) error {
+	return l.run(ctx, func(ctx context.Context) bool {
+		err := s.sweep(ctx, name)
+		if err != nil && ctx.Err() == nil {
+			s.log.Warn("cannot sweep a provider, will retry", "provider", name, "err", err)
 		}
+		return err != nil
 	})
 }
 

@@ -2,6 +2,7 @@ package controlplane
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"path/filepath"
 	"testing"
@@ -130,12 +131,64 @@ func TestASweeperEndsWithoutItsDatabase(t *testing.T) {
 	t.Parallel()
 	d := dbtest.DB(t, db.Options{})
 	log := slog.New(slog.DiscardHandler)
-	s := &sweeper{launches: d.Launches, leased: newLeased(d, sweepLease, sweepEvery, "sweep of clouds", log), log: log,
-		now: time.Now}
+	s := &sweeper{launches: d.Launches, log: log, now: time.Now}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	d.Close()
-	if err := s.run(ctx); err != nil {
+	if err := s.run(ctx, newLeased(d, sweepLease+"lab", sweepEvery, "sweep", log), "lab"); err != nil {
 		t.Error(err)
 	}
+}
+
+// noted is a provider that reports each list, and fails it unless its cloud can be called.
+type noted struct {
+	*faultcloud.Cloud
+	unsent bool
+	lists  chan struct{}
+}
+
+func (n noted) List(ctx context.Context, cluster string, regions []string) ([]cloud.Instance, error) {
+	select {
+	case n.lists <- struct{}{}:
+	default:
+	}
+	if n.unsent {
+		return nil, &cloud.Error{Kind: cloud.Throttle, Unsent: true, Err: errors.New("no credentials")}
+	}
+	return n.Cloud.List(ctx, cluster, regions)
+}
+
+// A replica that cannot call a cloud, or whose cloud file lacks the provider, does not keep the sweep from the others.
+func TestAReplicaThatCannotListLeavesTheSweepToAnother(t *testing.T) {
+	t.Parallel()
+	url := dbtest.URL(t)
+	log := slog.New(slog.DiscardHandler)
+	lab := faultcloud.New(filepath.Join(t.TempDir(), "cloud"), time.Now)
+	starts := func(providers map[string]noted) {
+		a := &assembly{ControlPlane: &ControlPlane{log: log}, db: dbtest.Open(t, url, db.Options{}),
+			accounts: cloud.Accounts{Providers: map[string]cloud.Account{}}}
+		a.opts.CloudFaster, a.opts.CloudClock = 1000, func(t time.Time) time.Time { return t }
+		for name, p := range providers {
+			a.accounts.Providers[name] = cloud.Account{Provider: p, Regions: []string{"r"}}
+		}
+		a.addSweeper()
+		for _, run := range a.middle {
+			go func() { _ = run(t.Context()) }()
+		}
+	}
+	waits := func(p noted, what string) {
+		t.Helper()
+		select {
+		case <-p.lists:
+		case <-time.After(time.Minute):
+			t.Fatalf("%s lists nothing", what)
+		}
+	}
+	provider := func(unsent bool) noted { return noted{Cloud: lab, unsent: unsent, lists: make(chan struct{}, 1)} }
+	bad, good, other := provider(true), provider(false), provider(false)
+	starts(map[string]noted{"lab": bad})
+	waits(bad, "the first replica")
+	starts(map[string]noted{"lab": good, "other": other})
+	waits(good, "the replica that can call the cloud")
+	waits(other, "the replica that alone has the provider")
 }
