@@ -232,7 +232,65 @@ func TestAWithheldLaunchSaysWhyItWaits(t *testing.T) {
 	if err := s.asks(cheap, "probe"); err != nil {
 		t.Fatal(err)
 	}
-	reason("c", "(closed: all offers of lab, another launch tries it): no berthd could call the cloud")
+	reason("c", "(closed: all offers of lab, one launch at a time tries it): no berthd could call the cloud")
+}
+
+// A launch of the scaler that has certainly no instance repeats its calls like a first send: a refusal of another
+// launch ends it without a call, and only one launch tries the offering.
+func TestARepeatWithoutAnInstanceObeysTheBreakers(t *testing.T) {
+	t.Parallel()
+	throttled := &cloud.Error{Kind: cloud.Throttle, Err: errors.New("too many")}
+	full, wrong := &cloud.Error{Kind: cloud.Capacity}, &cloud.Error{Kind: cloud.Auth}
+	for name, c := range map[string]struct {
+		first   *cloud.Error // answer to the first send; nil: none
+		refusal *cloud.Error // of another launch of the offering; nil: its send has no answer
+		byHand  bool
+		state   cloud.LaunchState
+		tried   bool
+	}{
+		"not made, the offer has no room":   {unsent(), full, false, cloud.LaunchFailed, false},
+		"throttled, the offer has no room":  {throttled, full, false, cloud.LaunchFailed, false},
+		"not made, credentials are refused": {unsent(), wrong, false, cloud.LaunchFailed, false},
+		"not made, another launch tries":    {unsent(), nil, false, cloud.LaunchSent, true},
+		"in doubt, the offer has no room":   {nil, full, false, cloud.LaunchSent, false},
+		"by hand, the offer has no room":    {unsent(), full, true, cloud.LaunchSent, false},
+	} {
+		s := newFleet(t)
+		request := s.asks
+		if c.byHand {
+			request = func(r cloud.Request, m berth.MachineID) error {
+				_, err := s.db.Launches.Request(t.Context(), r, []berth.MachineID{m}, "", "user:test")
+				return err
+			}
+		}
+		if err := errors.Join(request(cheap, "a"), request(cheap, "b")); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := s.sends("a"); err != nil {
+			t.Fatal(err)
+		}
+		if c.first != nil {
+			s.answers("a", c.first)
+		}
+		if c.refusal != nil {
+			s.refuses(cheap, c.refusal, "")
+		} else if _, _, err := s.sends("b"); err != nil {
+			t.Fatal(err)
+		}
+		mustExec(t, s.pool, `UPDATE launches SET last_sent_at = last_sent_at - interval '1 min' WHERE machine = 'a'`)
+		r, _, err := s.sends("a")
+		withheld := c.state == cloud.LaunchFailed
+		if r.State != c.state || errors.Is(err, cloud.ErrNotSent) != withheld ||
+			errors.Is(err, cloud.ErrTried) != c.tried {
+			t.Errorf("%s: the launch is %s, %v", name, r.State, err)
+		}
+		if withheld && !strings.HasPrefix(r.Reason, "not sent again, since no such launch is sent now (closed: ") {
+			t.Errorf("%s: the reason is %q", name, r.Reason)
+		}
+		if n := one[int](s, `SELECT sends FROM launches WHERE machine = 'a'`); withheld && n != 1 {
+			t.Errorf("%s: %d sends", name, n)
+		}
+	}
 }
 
 // The repeats of a throttled launch end, too. Its region has a breaker of its own.

@@ -17,15 +17,16 @@ const (
 )
 
 // admitSend decides on a send of a launch, at a time of the caller's clock. All sends wait while the cloud throttles,
-// with a *cloud.PauseError. For the first send of a launch of the scaler, admitSend returns the launch as failed if a
-// breaker forbids the send, and ErrTried if other launches of the offering have to be answered first. First sends of
-// other actors wait for the throttling alone.
+// with a *cloud.PauseError. For a launch of the scaler that has certainly no instance, admitSend returns the launch as
+// failed if a breaker forbids the send, and ErrTried if other launches of the offering have to be answered first: at
+// its first send, and at a repeat of sends that were throttled or not made. All other sends wait for the throttling
+// alone.
 //
 // The lock of the offering lasts until the send is committed, so two launches never both find that none is
 // under way. The sends are read before the breakers: a refusal is in its breaker before its launch has the
 // answer.
 func admitSend(ctx context.Context, tx pgx.Tx, r cloud.Record, now time.Time) (cloud.Record, error) {
-	if r.Actor == ScalerActor && r.State == cloud.LaunchRequested {
+	if r.Actor == ScalerActor && r.Uncreated() {
 		after, err := admitFirst(ctx, tx, r, now)
 		if err != nil || after.State == cloud.LaunchFailed {
 			return after, err
@@ -34,7 +35,7 @@ func admitSend(ctx context.Context, tx pgx.Tx, r cloud.Record, now time.Time) (c
 	return throttled(ctx, tx, r, now)
 }
 
-// admitFirst is admitSend for the first send of a launch of the scaler, apart from throttling.
+// admitFirst is admitSend for a launch of the scaler that has certainly no instance, apart from throttling.
 func admitFirst(ctx context.Context, tx pgx.Tx, r cloud.Record, now time.Time) (cloud.Record, error) {
 	_, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended('offering ' || @key, 0))`,
 		pgx.NamedArgs{"key": r.Request().Breakers()[0].Key})
@@ -59,7 +60,8 @@ func admitFirst(ctx context.Context, tx pgx.Tx, r cloud.Record, now time.Time) (
 
 // forOlder begins the reason of a row that closes an offer for leaders of the version before alone, see closeForOlder.
 // This version obeys the breaker for which the row stands, and ignores the row: it would outlive the breaker, and be
-// half open for a day. A refusal of the offer itself replaces the row, in the version before too.
+// half open for a day. A refusal of the offer itself replaces the row. One that the version before records while the
+// row is open is lost: this version then makes one more call.
 const forOlder = `for leaders of the version before: `
 
 // obeyed is true for a breaker b that this version obeys.

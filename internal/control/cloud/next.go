@@ -11,7 +11,7 @@ import (
 type Limits struct {
 	Patience  time.Duration // after the first send, until a launch in doubt is unresolved
 	JoinLimit time.Duration // after the first send, until an instance that has not joined is terminated
-	Sends     int           // of one request while its outcome is unknown; then the instance is looked for
+	Sends     int           // of one request with an unknown outcome; then the instance is looked for
 
 	Retry   time.Duration // least pause between two sends; doubles up to 15 times this value
 	Look    time.Duration // pause between two reads of an instance that changes soon
@@ -120,6 +120,9 @@ func nextSend(r Record, l Limits, now time.Time) Step {
 	since := now.Sub(r.LastSentAt)
 	pause := backoff(l.Retry, r.Sends, 15)
 	switch {
+	case r.stops() && r.Uncreated():
+		return Step{Act: ActMove, To: LaunchFailed,
+			Reason: "withdrawn by " + r.StopActor + " before a call has created an instance"}
 	case now.Sub(r.SentAt) >= l.Patience && !r.InDoubt() && r.Restored():
 		return Step{Act: ActMove, To: LaunchUnresolved,
 			Reason: "the database was restored after the request: it may have been sent once more"}
@@ -130,11 +133,11 @@ func nextSend(r Record, l Limits, now time.Time) Step {
 	case r.InDoubt() && r.refused():
 		// One more send, at a time when each send in doubt has taken effect or never will. If the cloud
 		// has no room for it either, none has taken effect. Other refusals prove nothing about them.
-		if r.ErrorKind == Capacity && since >= SettleTime && r.Sends <= l.Sends {
+		if r.ErrorKind == Capacity && since >= SettleTime && r.doubts() <= l.Sends {
 			return Step{Act: ActSend, Wait: pause}
 		}
 		return Step{Act: ActFind, Wait: l.Look}
-	case r.InDoubt() && r.Sends >= l.Sends:
+	case r.doubts() >= l.Sends:
 		return Step{Act: ActFind, Wait: l.Look}
 	case since < pause:
 		return Step{Act: ActWait, Wait: pause - since}

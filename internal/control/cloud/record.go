@@ -132,7 +132,17 @@ type Ref struct {
 func (r Record) Ref() Ref { return Ref{r.Machine, r.N} }
 
 // InDoubt reports whether a send may have created an instance that was never seen.
-func (r Record) InDoubt() bool { return r.Sends > r.Refusals }
+func (r Record) InDoubt() bool { return r.doubts() > 0 }
+
+// doubts returns the number of sends of unknown outcome. Calls that were throttled or not made are not among them: such
+// a call must not take the place of a repeat.
+func (r Record) doubts() int { return r.Sends - r.Refusals }
+
+// Uncreated reports whether it is certain that no send of a launch has created an instance: none was made, or each was
+// answered with a refusal. A restored database may lack sends.
+func (r Record) Uncreated() bool {
+	return (r.State == LaunchRequested || r.State == LaunchSent) && !r.InDoubt() && !r.Restored()
+}
 
 // ScalerActor is the actor of the leader's scaler, in launches and in requests to end them.
 const ScalerActor = "scaler"
@@ -225,22 +235,29 @@ func (r Record) Send(hash, keyID, joinToken string, l Limits, now time.Time) (Re
 	if r.InDoubt() {
 		r.DoubtAt = r.LastSentAt
 	}
+	if r.ErrorKind == Unsent { // this call may reach the cloud
+		r.ErrorKind, r.Error = "", ""
+	}
 	r.Sends++
 	r.LastSentAt = now
 	return r, nil
 }
 
 // Withheld records that the launch is not sent, since at this time a breaker forbids it: it is open, or another launch
-// tries its part of the cloud. A launch that was sent stays as it is.
+// tries its part of the cloud. A launch that may have an instance stays as it is.
 func (r Record) Withheld(b Breaker, now time.Time) Record {
-	if r.State != LaunchRequested || r.Sends > 0 {
+	if !r.Uncreated() {
 		return r
+	}
+	what := "not sent"
+	if r.Sends > 0 {
+		what = "not sent again"
 	}
 	ends := b.Ends()
 	if !b.Open(now) {
-		ends = "another launch tries it"
+		ends = "one launch at a time tries it"
 	}
-	return r.move(LaunchFailed, fmt.Sprintf("not sent, since no such launch is sent now (closed: %s, %s): %s",
+	return r.move(LaunchFailed, fmt.Sprintf("%s, since no such launch is sent now (closed: %s, %s): %s", what,
 		b.What(), ends, b.Reason))
 }
 
@@ -360,9 +377,9 @@ const lastTry = time.Minute
 // NeverCalled reports whether the change of the record to after, at a time, gives the launch up because none of its
 // sends has reached the cloud: during Limits.Patience no replica could make the call. A launch whose repeats have
 // waited, for a cloud that throttles or for replicas that did not run, was tried for a part of this time only, and
-// shows nothing.
+// shows nothing. Nor does a launch that was withdrawn.
 func (r Record) NeverCalled(after Record, now time.Time) bool {
-	return r.State == LaunchSent && after.State == LaunchFailed && after.ErrorKind == Unsent &&
+	return r.State == LaunchSent && after.State == LaunchFailed && after.ErrorKind == Unsent && r.StopAt.IsZero() &&
 		now.Sub(r.AnsweredAt) <= lastTry
 }
 
@@ -372,24 +389,38 @@ func (r Record) Missed(e *Error, l Limits, now time.Time) Record {
 	if e.Kind != NotFound {
 		r.ErrorKind, r.Error = e.Kind, e.Error()
 	}
-	if r.State == LaunchSent && r.InDoubt() && now.Sub(r.SentAt) >= l.Patience {
-		reason := fmt.Sprintf("no instance was seen in %s, and it may exist", l.Patience)
-		if r.Error != "" {
-			reason += "; last error: " + r.Error
-		}
-		return r.move(LaunchUnresolved, reason)
-	}
-	return r
+	return r.unseen(r.Error, l, now)
 }
 
-// Asked records a call of Terminate, with its error or nil.
+// Unsearched records that a replica cannot look for the instance of the launch, for a reason such as a missing
+// provider. Another replica may be able to. But an admin can settle only a launch that is unresolved, so a launch in
+// doubt becomes unresolved after the limit as after a search.
+func (r Record) Unsearched(why string, l Limits, now time.Time) Record { return r.unseen(why, l, now) }
+
+// unseen moves a launch that is in doubt for longer than the limit to unresolved, with the last error or "".
+func (r Record) unseen(last string, l Limits, now time.Time) Record {
+	if r.State != LaunchSent || !r.InDoubt() || now.Sub(r.SentAt) < l.Patience {
+		return r
+	}
+	reason := fmt.Sprintf("no instance was seen in %s, and it may exist", l.Patience)
+	if last != "" {
+		reason += "; last error: " + last
+	}
+	return r.move(LaunchUnresolved, reason)
+}
+
+// Asked records a call of Terminate, with its error or nil. A call that was not made is repeated without a longer
+// pause: another replica may be able to make it.
 func (r Record) Asked(e *Error, now time.Time) Record {
-	r.Terminates++
-	r.TerminateAt = now
 	r.ErrorKind, r.Error = "", ""
 	if e != nil {
 		r.ErrorKind, r.Error = e.Kind, e.Error()
+		if e.Unsent {
+			return r
+		}
 	}
+	r.Terminates++
+	r.TerminateAt = now
 	return r
 }
 
