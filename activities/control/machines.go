@@ -329,7 +329,10 @@ func (m *MachineSteps) account(r cloud.Record) (cloud.Account, error) {
 func (m *MachineSteps) find(ctx context.Context, r cloud.Record) (cloud.Record, error) {
 	account, err := m.account(r)
 	if err != nil {
-		return r, err
+		after, noted := m.note(ctx, r, func(now cloud.Record, at time.Time) cloud.Record {
+			return now.Unsearched(err.Error(), m.Limits, at)
+		})
+		return after, errors.Join(err, noted)
 	}
 	call, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()

@@ -3,6 +3,7 @@ package control_test
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"berth"
 	"berth/activities/control"
@@ -57,4 +58,41 @@ func TestALaunchThatNoReplicaCanSendFails(t *testing.T) {
 			t.Errorf("%s: the reason is %q", c.name, r.Reason)
 		}
 	}
+}
+
+// A launch in doubt whose provider has left the cloud file becomes unresolved like any other one: the alert counts it,
+// and an admin can settle it.
+func TestALaunchInDoubtWithoutItsProviderIsUnresolved(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	s.launch()
+	s.script(func(x *faultcloud.State) { x.Creates = []faultcloud.Fault{{Kind: cloud.Unknown}} })
+	s.step()
+	s.is(cloud.LaunchSent)
+	lacks := s.steps(s.cloud)
+	lacks.Accounts = cloud.Accounts{Providers: map[string]cloud.Account{"other": {}}}
+	for _, c := range []struct {
+		after time.Duration
+		want  cloud.LaunchState
+	}{
+		{time.Minute, cloud.LaunchSent}, // another replica may have the provider
+		{cloud.DefaultLimits.Patience, cloud.LaunchUnresolved},
+		{time.Hour, cloud.LaunchUnresolved},
+	} {
+		s.pass(c.after)
+		_, err := lacks.Step(t.Context(), wire.MachineInput{Machine: vm})
+		if berth.CodeOf(err) != berth.CodeUnavailable {
+			t.Errorf("the step: %v", err)
+		}
+		s.is(c.want)
+	}
+	r := s.row()
+	if !strings.Contains(r.Reason, "no provider test") {
+		t.Errorf("the reason is %q", r.Reason)
+	}
+	if _, err := r.Absent("user:test"); err != nil {
+		t.Error(err)
+	}
+	s.step() // by a replica that has the provider again
+	s.is(cloud.LaunchUnresolved)
 }
