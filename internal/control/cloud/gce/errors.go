@@ -127,8 +127,11 @@ func (s *session) refusal(op *computepb.Operation) *cloud.Error {
 	} else if status := op.GetHttpErrorStatusCode(); status >= 400 && status < 500 {
 		e.Kind = cloud.Spec
 	}
-	if len(texts) == 0 {
+	switch {
+	case len(texts) == 0:
 		texts = append(texts, message)
+	case known < 0:
+		message = strings.Join(texts, "; ")
 	}
 	e.Err = fmt.Errorf("%s: operation %s: %d %s", s.doing, op.GetName(), op.GetHttpErrorStatusCode(),
 		strings.Join(texts, "; "))
@@ -141,11 +144,17 @@ func (s *session) refusal(op *computepb.Operation) *cloud.Error {
 var quotas = regexp.MustCompile(
 	`[Qq]uota '([^']+)' exceeded\.?\s*(?:Limit: [0-9.]+ (?:in region ([a-z0-9-]+)|(globally)))?`)
 
-// scope returns the part of the cloud to which an error of the kind applies.
+// scope returns the part of the cloud to which an error of the kind applies. A type that the zone does not have is a
+// wrong line in the file of offers: the type as the scope closes the offering alone.
 func (s *session) scope(kind cloud.Kind, message string, details []*computepb.ErrorDetails) string {
 	o := s.offering
 	switch kind {
-	case cloud.Capacity, cloud.Spec:
+	case cloud.Capacity:
+		return o.String()
+	case cloud.Spec:
+		if strings.Contains(message+"'", "/machineTypes/"+o.Type+"'") {
+			return o.Type
+		}
 		return o.String()
 	case cloud.Network:
 		return o.Region + "/" + o.Zone

@@ -93,7 +93,7 @@ func (p *Provider) Create(ctx context.Context, l cloud.Launch) (cloud.Instance, 
 		case reasonOf(err) == "ALREADYEXISTS":
 			return s.adopt(ctx, l, e)
 		case e.Kind == cloud.NotFound: // the image, the network or another part of the request
-			e.Kind, e.Scope = cloud.Spec, l.Offering.String()
+			e.Kind, e.Scope = cloud.Spec, s.scope(cloud.Spec, e.Err.Error(), nil)
 		}
 		return cloud.Instance{}, e
 	}

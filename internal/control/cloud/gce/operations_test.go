@@ -1,6 +1,8 @@
 package gce_test
 
 import (
+	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -32,6 +34,8 @@ func TestOperationErrorsHaveKinds(t *testing.T) {
 		{403, "rateLimitExceeded", "too many", cloud.Capacity, offer},
 		{403, "PERMISSIONS_ERROR", "no right to use the image", cloud.Auth, gcefake.Project},
 		{404, "RESOURCE_NOT_FOUND", "no image", cloud.Spec, offer},
+		{404, "RESOURCE_NOT_FOUND", "The resource 'zones/eu-test1-a/machineTypes/g2-standard-8' was not found",
+			cloud.Spec, "g2-standard-8"},
 		{400, "CODE_OF_NEXT_YEAR", "words", cloud.Spec, offer},
 		{500, "INTERNAL_ERROR", "try again", cloud.Unknown, ""},
 		{503, "CODE_OF_NEXT_YEAR", "words", cloud.Unknown, ""},
@@ -51,6 +55,31 @@ func TestOperationErrorsHaveKinds(t *testing.T) {
 		// The failed operation proves that the instance does not exist.
 		if i, err := p.Find(t.Context(), l); err != nil || i.State != cloud.Terminated || i.Reason != c.code {
 			t.Errorf("%s: found %+v, %v", c.code, i, err)
+		}
+	}
+}
+
+// A type that the zone does not have closes its offering, by a wrong line in the file of offers. A field of the
+// settings closes the pool.
+func TestATypeThatTheZoneDoesNotHaveIsTheScope(t *testing.T) {
+	t.Parallel()
+	offer := "eu-test1/eu-test1-a/g2-standard-8/spot"
+	for message, scope := range map[string]string{
+		"The resource 'projects/p/zones/eu-test1-a/machineTypes/g2-standard-8' was not found":  "g2-standard-8",
+		"The resource 'projects/p/zones/eu-test1-a/machineTypes/g2-standard-80' was not found": offer,
+		"The resource 'projects/p/global/images/g2-standard-8' was not found":                  offer,
+		"Invalid value for field 'resource.machineType': 'zones/eu-test1-a/machineTypes/g2-standard-8'. " +
+			"The referenced resource does not exist.": "g2-standard-8",
+	} {
+		status, reason := http.StatusNotFound, "notFound"
+		if strings.HasPrefix(message, "Invalid") {
+			status, reason = http.StatusBadRequest, "invalid"
+		}
+		p, fake := open(t, gcefake.Options{})
+		fake.Inject(gcefake.Fault{Kind: gcefake.Refuse, Status: status, Reason: reason, Message: message})
+		_, err := p.Create(t.Context(), launch("burst-1"))
+		if e := want(t, err, cloud.Spec, reason); e.Scope != scope {
+			t.Errorf("%s: the scope is %q, want %q", message, e.Scope, scope)
 		}
 	}
 }
