@@ -185,7 +185,8 @@ type Error struct {
 	Scope string
 	// RetryAfter is the least wait that the cloud asked for, or 0.
 	RetryAfter time.Duration
-	// Unsent states that the cloud was not called, so that the failure says nothing about other calls.
+	// Unsent states that the cloud was not called, or has refused the calling host alone, such as for its clock. The
+	// call had no effect, and the failure says nothing about calls of other hosts.
 	Unsent bool
 	Err    error
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -110,10 +111,18 @@ func failure(doing string, o cloud.Offering, err error) *cloud.Error {
 		e.Scope = o.Region
 	case cloud.Auth:
 		e.Scope = o.Region
-		e.Err = fmt.Errorf("%w%s", e.Err, clockDifference(response.Response, time.Now()))
+		difference := clockDifference(response.Response, time.Now())
+		e.Err = fmt.Errorf("%w%s", e.Err, difference)
+		if difference != "" && slices.Contains(ofClock, api.ErrorCode()) {
+			e.Kind, e.Unsent = cloud.Throttle, true
+		}
 	}
 	return e
 }
+
+// ofClock are the codes of Auth by which EC2 refuses the signatures of a host whose clock is wrong. Such a call had no
+// effect, and says nothing about the credentials of other hosts: it counts as one that the host could not make.
+var ofClock = []string{"AuthFailure", "RequestExpired", "SignatureDoesNotMatch"}
 
 // family returns the letters with which the name of an instance type starts: p for p5.48xlarge. EC2 names no family in
 // an error, and has quotas of vCPUs for families. So a family whose quota has no room keeps no other one from being
