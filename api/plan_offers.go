@@ -60,7 +60,7 @@ func planOffer(q autoscale.Quote, now time.Time) wire.PlanOffer {
 	case q.Part != "":
 		out.Note = fmt.Sprintf("such machines are not launched now (closed: %s): %s", q.Part, q.Closed)
 	default:
-		out.Note = "the cloud refused it: " + q.Closed
+		out.Note = "not launched now: " + q.Closed // a refusal, a preemption, or machines that did not join
 	}
 	if q.Closed != "" && q.Until.IsZero() {
 		out.Note += "; closed until its settings change or a launch succeeds"

@@ -1,4 +1,4 @@
-#!/usr/bin/env bash
+#!/bin/bash
 # A cloud program for a rack of machines that are off until they are needed. Berth runs it once for
 # each call, with a request on standard input (docs/operate/cloud-exec.md):
 #
