@@ -157,7 +157,12 @@ func TestSignaturesAreTriedAgainOnceAMinute(t *testing.T) {
 			t.Error("the pause after the last try is too short")
 		}
 		time.Sleep(time.Nanosecond)
-		if !<-asks(t.Context(), nil) || !<-asks(t.Context(), nil) || p.pauses() || tries != 6 {
+		for range 2 {
+			if !<-asks(t.Context(), nil) {
+				t.Error("signatures do not go on")
+			}
+		}
+		if p.pauses() || tries != 6 {
 			t.Errorf("signatures do not go on; %d tries", tries)
 		}
 		for _, text := range []string{"cannot sign addresses", "signing addresses of the object store again"} {
