@@ -23,7 +23,8 @@ import (
 //
 // A call that the server refuses for its rate (429 with Retry-After) is repeated while
 // that fits into 15 s. A call that met an unavailable server (503) is repeated too,
-// unless a second call would have a second effect. Submit repeats a call with a key also after a lost answer.
+// unless a second call would have a second effect. Submit repeats a call with a key also after a lost answer
+// and after any other 5xx.
 type Client struct {
 	base  string
 	token string
@@ -97,7 +98,14 @@ type request struct {
 	body   any
 	once   bool // a second call would have a second effect
 
-	asked *time.Duration // if not nil, set to the pause that the last answer requested; 0: none
+	answers *answers // if not nil, records the answers to all tries
+}
+
+// answers describes the answers to the tries of a call. The zero value stands for a try without an answer.
+type answers struct {
+	status int           // of the last try; 0: no answer
+	asked  time.Duration // pause that the last answer requested; 0: none
+	failed bool          // any try was answered 5xx: the server may have done its work before
 }
 
 // do makes a call, decodes its answer into out unless out is nil, and returns the status.
@@ -127,9 +135,6 @@ func (c *Client) send(ctx context.Context, r request) (*http.Response, error) {
 	begun, said := time.Now(), false
 	for {
 		res, wait, err := c.sendOnce(ctx, r)
-		if r.asked != nil {
-			*r.asked = wait
-		}
 		code := berth.CodeOf(err)
 		again := wait > 0 && time.Since(begun)+wait <= patience &&
 			(code == berth.CodeCapacity || code == berth.CodeUnavailable && !r.once)
@@ -175,17 +180,24 @@ func (c *Client) sendOnce(ctx context.Context, r request) (res *http.Response, w
 	if c.token != "" {
 		req.Header.Set("Authorization", "Bearer "+c.token)
 	}
+	if r.answers != nil {
+		r.answers.status, r.answers.asked = 0, 0
+	}
 	res, err = c.http.Do(req)
 	if err != nil {
 		return nil, 0, err
 	}
-	if res.StatusCode >= 200 && res.StatusCode < 300 {
+	ok := res.StatusCode >= 200 && res.StatusCode < 300
+	if s, err := strconv.ParseUint(res.Header.Get("Retry-After"), 10, 16); err == nil && !ok {
+		wait = time.Duration(s) * time.Second
+	}
+	if a := r.answers; a != nil {
+		a.status, a.asked, a.failed = res.StatusCode, wait, a.failed || res.StatusCode >= 500
+	}
+	if ok {
 		return res, 0, nil
 	}
 	defer res.Body.Close()
-	if s, err := strconv.ParseUint(res.Header.Get("Retry-After"), 10, 16); err == nil {
-		wait = time.Duration(s) * time.Second
-	}
 	return nil, wait, problem(res)
 }
 

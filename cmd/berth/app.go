@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net/http"
 	"net/url"
 	"slices"
 	"strings"
@@ -63,6 +64,9 @@ type app struct {
 	version    string
 	warned     bool       // the warning about a readable file of contexts was printed
 	repeated   *sync.Once // of the announcement of a call that the server asked to repeat; nil before client
+
+	// transport carries the calls; nil: connections to the chosen server.
+	transport http.RoundTripper
 
 	// lookup returns a variable of the environment.
 	lookup func(name string) (value string, ok bool)
@@ -238,6 +242,9 @@ func (a *app) client() (*client.Client, error) {
 		return nil, err
 	}
 	c := client.New(t.URL, t.Token)
+	if a.transport != nil {
+		c = client.Over(a.transport, t.Token)
+	}
 	if a.repeated == nil {
 		a.repeated = new(sync.Once)
 	}

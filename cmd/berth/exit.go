@@ -96,7 +96,8 @@ func (e *outputError) Error() string { return e.err.Error() }
 // Unwrap returns the error of the write.
 func (e *outputError) Unwrap() error { return e.err }
 
-// unknownSubmitError reports a submit without an answer: the job may exist. The exit code is that of err.
+// unknownSubmitError reports a submit of which a try may have stored the job, and no later try returned it. The exit
+// code is that of err.
 type unknownSubmitError struct {
 	name, key string
 	err       error // as failed returns it
@@ -165,6 +166,9 @@ func exitOf(err error) exitCode {
 	}
 	if errors.Is(err, context.Canceled) {
 		return exitInterrupted
+	}
+	if _, ok := errors.AsType[*unknownSubmitError](err); ok {
+		return exitUnreachable // an answer that is not of Berth
 	}
 	// Faults of files and usage errors have the same code as the rest: errors of this
 	// machine, such as a result that cannot be written.

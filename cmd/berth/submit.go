@@ -215,10 +215,12 @@ func (a *app) withHandle(ctx context.Context, c *client.Client, job wire.Job) wi
 }
 
 // located converts faults of the server's validation into an error that shows their places
-// in the job file. Other errors, and all errors without a file, stay unchanged.
+// in the job file. Other errors, and all errors without a file, stay unchanged; so do those of a job that may exist,
+// whose key is in their hint.
 func located(err error, file *jobfile.File) error {
 	e, ok := errors.AsType[*berth.Error](err)
-	if !ok || file == nil || e.StableCode() != berth.SlugInvalidSpec || len(e.Fields) == 0 {
+	_, unknown := errors.AsType[*unknownSubmitError](err)
+	if !ok || unknown || file == nil || e.StableCode() != berth.SlugInvalidSpec || len(e.Fields) == 0 {
 		return err
 	}
 	return file.Locate(e.Fields)
