@@ -217,7 +217,7 @@ func (s *follower) read(ctx context.Context, c *Client, r request) (answered, mo
 	if s.seen++; s.seen == 1 {
 		s.watch.heard()
 	} else {
-		steady := time.AfterFunc(streamSteady, s.watch.heard)
+		steady := time.AfterFunc(streamSteady, s.watch.steady())
 		defer steady.Stop()
 	}
 	// A connection that died without a close is ended by its silence.

@@ -23,12 +23,33 @@ type streamWatch struct {
 	silent  bool
 	stopped bool
 	busy    bool // the caller's function is at work, and nothing is read from the stream
+	ended   int  // connections that have ended
 }
 
 // heard records a sign of life.
 func (w *streamWatch) heard() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.alive()
+}
+
+// steady returns a function that records a sign of life of the present connection. It does nothing once the connection
+// has ended: the timer that calls it may fire at that moment.
+func (w *streamWatch) steady() func() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	connection := w.ended
+	return func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if w.ended == connection {
+			w.alive()
+		}
+	}
+}
+
+// alive records a sign of life. The caller holds w.mu.
+func (w *streamWatch) alive() {
 	if w.report == nil || w.stopped {
 		return
 	}
@@ -58,6 +79,7 @@ func (w *streamWatch) calling(on bool) {
 func (w *streamWatch) broke() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.ended++
 	// A further connection that fails does not extend the time.
 	if soon := time.Now().Add(streamGap); w.timer != nil && soon.Before(w.due) {
 		w.due = soon
