@@ -9,6 +9,8 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"net/url"
+	"slices"
 	"strconv"
 	"time"
 
@@ -32,11 +34,13 @@ func (e *BrokenLogError) Unwrap() error { return e.Err }
 // errOtherLog is the answer to a second call whose lines differ from the lines of the first.
 var errOtherLog = errors.New("the lines before are no longer stored as they were")
 
-// storedLog reads a stored log and passes each line to f once. An answer that breaks off is requested again: the lines
-// that f has seen are skipped, by their number, or after the last of a tail by the last line seen, since a log that
-// grows has another tail. The attempt is fixed by the first line, since a job may begin another one meanwhile.
-func storedLog(ctx context.Context, c *Client, r request, tail bool, f func(wire.LogLine) error) error {
-	s := storedReader{tail: tail, f: f}
+// storedLog reads a stored log and passes each line to f once. An answer that breaks off is requested again, and the
+// lines that f has seen are skipped. The first line fixes the attempt, since a job may begin another one meanwhile.
+//
+// A log that grows has another tail in each answer, so the rest of a tail is sought in a longer tail, and then in the
+// whole log.
+func storedLog(ctx context.Context, c *Client, r request, tail int, f func(wire.LogLine) error) error {
+	s := storedReader{tail: tail > 0, f: f}
 	broken := time.Time{}
 	wait := reconnectFirst
 	for {
@@ -48,6 +52,9 @@ func storedLog(ctx context.Context, c *Client, r request, tail bool, f func(wire
 		switch {
 		case err == nil && s.found:
 			return nil
+		case err == nil && r.query.Has("tail"):
+			r.query.Del("tail")
+			continue
 		case err == nil:
 			return &BrokenLogError{Lines: s.seen, Err: errOtherLog}
 		case ctx.Err() != nil:
@@ -60,8 +67,8 @@ func storedLog(ctx context.Context, c *Client, r request, tail bool, f func(wire
 		if !opened && !passing(err) || time.Since(broken) > patience {
 			return &BrokenLogError{Lines: s.seen, Err: err}
 		}
-		if s.seen > 0 && s.last.Attempt > 0 {
-			r.query.Set("attempt", strconv.Itoa(s.last.Attempt))
+		if s.seen > 0 {
+			s.adjust(r.query, tail)
 		}
 		if err := pause(ctx, wait+rand.N(wait/4)); err != nil {
 			return err
@@ -70,20 +77,43 @@ func storedLog(ctx context.Context, c *Client, r request, tail bool, f func(wire
 	}
 }
 
+// tailContext is the number of last lines by which the position in another tail is found, since one line may be stored
+// several times with one stamp. tailGrowth is the factor by which the second tail is longer.
+const (
+	tailContext = 64
+	tailGrowth  = 10
+	tailMost    = 1_000_000 // the server's limit
+)
+
 // storedReader is the position in a stored log over all calls.
 type storedReader struct {
 	tail bool
 	f    func(wire.LogLine) error
-	seen int          // lines passed to f
-	last wire.LogLine // the last of them
+	seen int            // lines passed to f
+	last []wire.LogLine // the last of these: one, or of a tail up to tailContext
 
-	skipped int  // lines of this answer before the position
-	found   bool // the position is reached in this answer
+	skipped int            // lines of this answer before the position
+	window  []wire.LogLine // of a tail, the last of these, as many as last has
+	found   bool           // the position is reached in this answer
+}
+
+// adjust sets attempt and tail of the next call, once lines were seen.
+func (s *storedReader) adjust(query url.Values, tail int) {
+	if attempt := s.last[len(s.last)-1].Attempt; attempt > 0 {
+		query.Set("attempt", strconv.Itoa(attempt))
+	}
+	switch {
+	case !query.Has("tail"):
+	case tail > tailMost/tailGrowth:
+		query.Del("tail")
+	default:
+		query.Set("tail", strconv.Itoa(tail*tailGrowth))
+	}
 }
 
 // begin returns the function for the lines of the next answer.
 func (s *storedReader) begin() func([]byte) error {
-	s.skipped, s.found = 0, s.seen == 0
+	s.skipped, s.window, s.found = 0, nil, s.seen == 0
 	return s.take
 }
 
@@ -93,21 +123,41 @@ func (s *storedReader) take(data []byte) error {
 	if err := json.Unmarshal(data, &l); err != nil {
 		return &callerError{fmt.Errorf("read log line: %w", err)}
 	}
-	if !s.found {
-		s.skipped++
-		same := l.At.Equal(s.last.At) && l.Text == s.last.Text && l.Stream == s.last.Stream &&
-			l.Attempt == s.last.Attempt && l.Member == s.last.Member
-		if !s.tail && s.skipped == s.seen && !same {
-			return &callerError{&BrokenLogError{Lines: s.seen, Err: errOtherLog}}
+	if s.found {
+		if err := s.f(l); err != nil {
+			return &callerError{err}
 		}
-		s.found = same && (s.tail || s.skipped == s.seen)
+		most := 1
+		if s.tail {
+			most = tailContext
+		}
+		s.seen, s.last = s.seen+1, appendLast(s.last, l, most)
 		return nil
 	}
-	if err := s.f(l); err != nil {
-		return &callerError{err}
+	s.skipped++
+	if s.tail {
+		s.window = appendLast(s.window, l, len(s.last))
+		s.found = slices.EqualFunc(s.window, s.last, sameLine)
+		return nil
 	}
-	s.seen, s.last = s.seen+1, l
+	if s.found = s.skipped == s.seen; s.found && !sameLine(l, s.last[0]) {
+		return &callerError{&BrokenLogError{Lines: s.seen, Err: errOtherLog}}
+	}
 	return nil
+}
+
+// appendLast appends a line and keeps the last most lines.
+func appendLast(list []wire.LogLine, l wire.LogLine, most int) []wire.LogLine {
+	if len(list) == most {
+		list = list[1:]
+	}
+	return append(list, l)
+}
+
+// sameLine reports whether two answers have the same line.
+func sameLine(a, b wire.LogLine) bool {
+	return a.At.Equal(b.At) && a.Text == b.Text && a.Stream == b.Stream && a.Attempt == b.Attempt &&
+		a.Member == b.Member
 }
 
 // lines reads an answer with one JSON document per line. An answer that breaks off is an

@@ -18,10 +18,11 @@ import (
 )
 
 // cutLog is a server whose answers break off: the answer number i of the log ends after cuts[i] lines, and later ones
-// are whole. The log grows by a line with each call. Lines alike are in it.
+// are whole. The log grows by a line with each call, and by further ones with the first. Lines alike are in it.
 type cutLog struct {
 	log  []wire.LogLine
 	cuts []int
+	more int
 	asks []string
 }
 
@@ -40,6 +41,9 @@ func (x *cutLog) answer(w http.ResponseWriter, r *http.Request) {
 		_, _ = w.Write(append(text, '\n'))
 	}
 	x.log = append(x.log, wire.LogLine{At: l0.Add(time.Hour), Text: fmt.Sprint("new ", at), Attempt: 2})
+	for ; x.more > 0; x.more-- {
+		x.log = append(x.log, wire.LogLine{At: l0.Add(time.Hour), Text: "more", Attempt: 2})
+	}
 	if at < len(x.cuts) {
 		_ = http.NewResponseController(w).Flush()
 		panic(http.ErrAbortHandler)
@@ -54,23 +58,38 @@ func TestAStoredLogThatBreaksOffIsReadOn(t *testing.T) {
 	for name, c := range map[string]struct {
 		query client.LogsQuery
 		cuts  []int
+		more  int
 		want  []string
 		asks  []string
 	}{
-		"twice": {client.LogsQuery{}, []int{2, 4}, []string{"0", "1", "same", "same", "4", "new 0", "new 1"},
+		"twice": {client.LogsQuery{}, []int{2, 4}, 0, []string{"0", "1", "same", "same", "4", "new 0", "new 1"},
 			[]string{"", "attempt=2", "attempt=2"}},
-		"before its first line": {client.LogsQuery{}, []int{0}, []string{"0", "1", "same", "same", "4", "new 0"},
+		"before its first line": {client.LogsQuery{}, []int{0}, 0, []string{"0", "1", "same", "same", "4", "new 0"},
 			[]string{"", ""}},
-		"without a new line": {client.LogsQuery{}, []int{2, 1},
+		"without a new line": {client.LogsQuery{}, []int{2, 1}, 0,
 			[]string{"0", "1", "same", "same", "4", "new 0", "new 1"}, []string{"", "attempt=2", "attempt=2"}},
-		"a tail": {client.LogsQuery{Tail: 4}, []int{2}, []string{"1", "same", "same", "4", "new 0"},
-			[]string{"tail=4", "attempt=2&tail=4"}},
+		"a tail": {client.LogsQuery{Tail: 4}, []int{2}, 0, []string{"1", "same", "same", "4", "new 0"},
+			[]string{"tail=4", "attempt=2&tail=40"}},
+		"a tail after the second of two lines alike": {client.LogsQuery{Tail: 4}, []int{3}, 0,
+			[]string{"1", "same", "same", "4", "new 0"}, []string{"tail=4", "attempt=2&tail=40"}},
+		"a tail of a log that grows fast": {client.LogsQuery{Tail: 4}, []int{2}, 10,
+			append([]string{"1", "same", "same", "4", "new 0"}, slices.Repeat([]string{"more"}, 10)...),
+			[]string{"tail=4", "attempt=2&tail=40"}},
+		"a tail of a log that grows faster": {client.LogsQuery{Tail: 4}, []int{2}, 50,
+			slices.Concat([]string{"1", "same", "same", "4", "new 0"}, slices.Repeat([]string{"more"}, 50),
+				[]string{"new 1"}), []string{"tail=4", "attempt=2&tail=40", "attempt=2"}},
+		"the longest tail": {client.LogsQuery{Tail: 1_000_000}, []int{2}, 0,
+			[]string{"0", "1", "same", "same", "4", "new 0"}, []string{"tail=1000000", "attempt=2"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			x := &cutLog{cuts: c.cuts}
+			x := &cutLog{cuts: c.cuts, more: c.more}
 			for i, text := range []string{"0", "1", "same", "same", "4"} {
-				x.log = append(x.log, wire.LogLine{At: l0.Add(time.Duration(i)), Text: text, Attempt: 2})
+				l := wire.LogLine{At: l0.Add(time.Duration(i)), Text: text, Attempt: 2}
+				if i == 3 {
+					l.At = x.log[2].At // parts of one long line have one stamp
+				}
+				x.log = append(x.log, l)
 			}
 			var got []string
 			err := serve(t, x.answer).Logs(t.Context(), "j", c.query, func(l wire.LogLine) error {

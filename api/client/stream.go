@@ -100,7 +100,7 @@ func (c *Client) Logs(ctx context.Context, id berth.JobID, q LogsQuery, f func(w
 		return f(l)
 	}
 	if !q.Follow {
-		return storedLog(ctx, c, r, q.Tail > 0, f)
+		return storedLog(ctx, c, r, q.Tail, f)
 	}
 	v.Set("follow", "true")
 	if q.Unfinished == nil {
