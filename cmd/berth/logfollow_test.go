@@ -172,7 +172,7 @@ func TestAPausedReaderLosesNoLine(t *testing.T) {
 			rest, _ := io.ReadAll(in)
 			read <- string(begin) + string(rest)
 		}()
-		if err := logs.finish(true); err != nil {
+		if err := logs.finish(t.Context(), true); err != nil {
 			t.Error(err)
 		}
 		_ = out.Close()
@@ -200,7 +200,7 @@ func TestTheRestOfALogIsNotAwaitedForever(t *testing.T) {
 		stop := logs.cancel
 		logs.cancel = func() { stop(); _ = open.Close() }
 		begun := time.Now()
-		if err := logs.finish(true); err == nil || time.Since(begun) != logDrain {
+		if err := logs.finish(ctx, true); err == nil || time.Since(begun) != logDrain {
 			t.Errorf("%v after %s", err, time.Since(begun))
 		}
 	})

@@ -23,14 +23,23 @@ const steady = 10 * time.Second
 // progress shows a job on standard error while a command waits for its end: one line that
 // is drawn repeatedly on a terminal, a line for each change elsewhere. The job's log may be
 // printed meanwhile, by another goroutine, through around.
+//
+// A print takes as long as the reader of standard output pauses. It holds prints and not mu: the wait that reports to
+// progress must go on. What comes meanwhile is shown after the print.
 type progress struct {
 	app *app
 
-	mu     sync.Mutex
+	prints sync.Mutex // held during a print; taken before mu
+
+	mu       sync.Mutex
+	printing bool // a print is under way, and nothing is drawn
+	behind   bool // news came during the print
+
 	seen   bool        // update was called
 	last   time.Time   // of the last drawing
 	drawn  bool        // a line is on the terminal and must be removed at the end
-	quiet  bool        // the server did not answer, and a message said so
+	quiet  error       // of a server that did not answer; nil: it answers
+	said   bool        // a plain line has reported quiet
 	status berth.State // in the last plain line
 	step   int64       // in the last plain line
 	stage  wire.Stage  // in the last plain line
@@ -60,10 +69,23 @@ func (p *progress) update(j wire.Job) {
 		j.Progress = tallyProgress(j.Tally)
 	}
 	p.job = j
-	if p.app.errTerm.terminal {
+	switch {
+	case p.held():
+	case p.app.errTerm.terminal:
 		p.draw()
-		return
+	default:
+		p.sayJob(j)
 	}
+}
+
+// held reports whether news must wait for the end of a print. The caller holds p.mu.
+func (p *progress) held() bool {
+	p.behind = p.behind || p.printing
+	return p.printing
+}
+
+// sayJob prints a plain line if the job has changed since the last one. The caller holds p.mu.
+func (p *progress) sayJob(j wire.Job) {
 	now := p.app.now()
 	// A plain line cannot be replaced, so progress alone is printed at most once in each
 	// steady.
@@ -147,7 +169,7 @@ func stepText(p *berth.Progress) string {
 // live reports whether the unfinished line of the log is drawn. The line of a job that does not run, or of a server
 // that does not answer, may be an old one. The caller holds p.mu.
 func (p *progress) live() bool {
-	return p.below != "" && !p.quiet && (!p.seen || p.job.Status == berth.Running)
+	return p.below != "" && p.quiet == nil && (!p.seen || p.job.Status == berth.Running)
 }
 
 // draw replaces the line on the terminal with the present one, cut to the terminal's present width. The caller holds
@@ -176,7 +198,7 @@ func (p *progress) state() string {
 		parts = append(parts[:2], append([]string{bar(j.Progress, 24)}, parts[2:]...)...)
 	}
 	parts = append(parts, p.elapsed())
-	if p.quiet {
+	if p.quiet != nil {
 		parts = append(parts, notResponding)
 	}
 	parts[1] = p.app.errTerm.paint(toneOfState(j.Status), parts[1])
@@ -234,21 +256,28 @@ const redrawEvery = 100 * time.Millisecond
 // to a pipe, the line appears again with the next news only: the reader of the pipe may
 // write to the same terminal.
 func (p *progress) around(write func() error) error {
+	p.prints.Lock()
+	defer p.prints.Unlock()
+	p.mu.Lock()
+	p.erase()
+	p.printing = true
+	p.mu.Unlock()
+	err := write()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.erase()
-	if err := write(); err != nil {
-		return err
-	}
-	both := p.app.errTerm.terminal && p.app.outTerm.terminal
-	switch {
-	case !both || p.over:
-	case p.app.now().Sub(p.last) < redrawEvery:
+	behind := p.behind
+	p.printing, p.behind = false, false
+	switch both := p.app.errTerm.terminal && p.app.outTerm.terminal; {
+	case err != nil || p.over:
+	case both && p.app.now().Sub(p.last) < redrawEvery:
 		p.redrawSoon()
-	case p.shown():
+	case both && p.shown():
 		p.draw()
+	case !p.app.errTerm.terminal && behind:
+		p.sayQuiet()
+		p.sayJob(p.job)
 	}
-	return nil
+	return err
 }
 
 // silent records whether the last call was answered; a nil error stands for an answer.
@@ -256,16 +285,27 @@ func (p *progress) around(write func() error) error {
 func (p *progress) silent(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	changed := p.quiet != (err != nil)
-	p.quiet = err != nil
+	p.quiet = err
 	switch {
+	case p.held():
 	case p.app.errTerm.terminal:
 		p.draw()
-	case changed && err != nil:
-		p.app.say("%s  %v; still waiting", p.app.now().UTC().Format(time.TimeOnly), err)
-	case changed:
-		p.app.say("%s  the server responds again", p.app.now().UTC().Format(time.TimeOnly))
+	default:
+		p.sayQuiet()
 	}
+}
+
+// sayQuiet prints a plain line if the server fell silent, or answers again. The caller holds p.mu.
+func (p *progress) sayQuiet() {
+	if p.said == (p.quiet != nil) {
+		return
+	}
+	p.said = p.quiet != nil
+	text := "the server responds again"
+	if p.said {
+		text = fmt.Sprintf("%v; still waiting", p.quiet)
+	}
+	p.app.say("%s  %s", p.app.now().UTC().Format(time.TimeOnly), text)
 }
 
 // done removes the line from the terminal, so that later messages begin in the first

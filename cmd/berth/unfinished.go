@@ -170,11 +170,13 @@ func (p *progress) replace(text string) {
 // shown reports whether there is a line to draw. The caller holds p.mu.
 func (p *progress) shown() bool { return p.seen || p.below != "" || p.away }
 
-// redraw draws the present line. The caller holds p.mu.
+// redraw draws the present line, unless a print is under way. The caller holds p.mu.
 func (p *progress) redraw() {
-	if p.shown() {
+	switch {
+	case p.held():
+	case p.shown():
 		p.draw()
-	} else {
+	default:
 		p.erase()
 	}
 }

@@ -104,7 +104,7 @@ func waitForJob(ctx context.Context, a *app, job wire.Job, o waitOptions) (wire.
 	final, err := pollJob(waiting, a, c, job, p, o.whole)
 	var missing error
 	if logs != nil {
-		missing = logs.finish(err == nil)
+		missing = logs.finish(ctx, err == nil)
 	}
 	// Before any message, which would otherwise stand behind the line of progress.
 	p.done()
@@ -147,12 +147,12 @@ func waitingText(j wire.Job) string {
 }
 
 // pollJob polls the job until its end and returns the job as last seen, also with an error.
-// Failures that may pass are tolerated until no call has been answered for patience. With whole the job is read at
-// least once, also if it has ended.
+// Failures that may pass are tolerated until no call has been answered for patience since the first of them. With whole
+// the job is read at least once, also if it has ended.
 func pollJob(
 	ctx context.Context, a *app, c *client.Client, job wire.Job, p *progress, whole bool,
 ) (wire.Job, error) {
-	pause, answered := pollFirst, a.now()
+	pause, failing := pollFirst, time.Time{} // failing is the time of the first failure in a row
 	if whole && job.Status.Terminal() {
 		pause = 0
 	}
@@ -170,15 +170,18 @@ func pollJob(
 		next, err := c.Job(ctx, job.ID)
 		switch {
 		case err == nil:
-			job, answered, whole = next, a.now(), false
+			job, failing, whole = next, time.Time{}, false
 			p.silent(nil)
+			continue
 		case ctx.Err() != nil:
 			return job, ctx.Err()
-		case !passing(a.failed(ctx, err)) || a.now().Sub(answered) > patience:
-			return job, a.failed(ctx, err)
-		default:
-			p.silent(a.failed(ctx, err))
+		case failing.IsZero():
+			failing = a.now()
 		}
+		if err = a.failed(ctx, err); !passing(err) || a.now().Sub(failing) > patience {
+			return job, err
+		}
+		p.silent(err)
 	}
 }
 

@@ -15,6 +15,8 @@ const (
 	tailLines = 20
 	// logDrain is how long a command waits for further lines after the end of the job.
 	logDrain = 10 * time.Second
+	// stopLook is how long a print may take before its reader counts as paused, at the end of a command.
+	stopLook = 100 * time.Millisecond
 )
 
 // waitLogs prints the log of a job while a command waits for the end of the job.
@@ -61,15 +63,19 @@ func startLogs(ctx context.Context, a *app, c *client.Client, job wire.Job, p *p
 
 // finish waits for the last lines of a job that has ended, at most logDrain after each
 // line. The time of a print does not count: the reader of standard output, such as a pager, may
-// pause. For a job that has not ended, it stops at once. It returns the error that kept a
-// part of the log from being printed.
-func (w *waitLogs) finish(ended bool) error {
+// pause. For a job that has not ended, it stops at once, and so it does after Ctrl-C: a print
+// that is under way then ends with the process. It returns the error that kept a part of the
+// log from being printed.
+func (w *waitLogs) finish(ctx context.Context, ended bool) error {
 	idle := time.NewTimer(logDrain)
 	defer idle.Stop()
 	for ended {
 		select {
 		case <-w.done:
 			return w.err
+		case <-ctx.Done():
+			w.stop()
+			return ctx.Err()
 		case <-w.lines:
 			idle.Reset(logDrain)
 		case <-idle.C:
@@ -77,14 +83,27 @@ func (w *waitLogs) finish(ended bool) error {
 				idle.Reset(logDrain)
 				continue
 			}
-			w.cancel()
-			<-w.done
+			w.stop()
 			return fmt.Errorf("no further lines for %s", logDrain)
 		}
 	}
-	w.cancel()
-	<-w.done
+	w.stop()
 	return nil
+}
+
+// stop ends the printing, and waits for its end unless the reader of standard output pauses.
+func (w *waitLogs) stop() {
+	w.cancel()
+	for {
+		select {
+		case <-w.done:
+			return
+		case <-time.After(stopLook):
+			if w.printing.Load() > 0 {
+				return
+			}
+		}
+	}
 }
 
 // busy reports whether a print is under way, or ended since the last look.
