@@ -71,7 +71,14 @@ type LogsQuery struct {
 	// 2 s, and with false at the next sign of life. The last unfinished line may be an old one meanwhile. Another
 	// goroutine may call it. nil: not wanted.
 	Silence func(silent bool)
+
+	// Position, with Follow, is the position after which the stream begins. Each line advances it, and after an error
+	// another call with it continues without gap or repeat. nil: from the beginning.
+	Position *LogPosition
 }
+
+// LogPosition is a position in the log of one member of a job. The zero value is the beginning.
+type LogPosition struct{ last string } // Last-Event-ID
 
 // Logs calls f with each selected line, in order. With q.Follow it returns nil after the
 // end of the job, and resumes broken connections as FollowEvents does. Without q.Follow an
@@ -103,25 +110,28 @@ func (c *Client) Logs(ctx context.Context, id berth.JobID, q LogsQuery, f func(w
 		return storedLog(ctx, c, r, q.Tail, f)
 	}
 	v.Set("follow", "true")
+	s := &follower{calls: map[string]func([]byte) error{"": line}, watch: streamWatch{report: q.Silence}}
+	defer s.watch.stop()
+	if q.Position != nil {
+		s.last = q.Position.last
+		defer func() { q.Position.last = s.last }()
+	}
 	if q.Unfinished == nil {
-		s := &follower{calls: map[string]func([]byte) error{"": line}, watch: streamWatch{report: q.Silence}}
-		defer s.watch.stop()
 		return s.follow(ctx, c, r)
 	}
-	return c.followUnfinished(ctx, r, q, line)
+	return s.followUnfinished(ctx, c, r, q)
 }
 
 // followUnfinished follows a log with its unfinished lines. A server of a previous version refuses them: at once, or
 // after the connection to another server broke. The stream then continues after its last line, without them.
-func (c *Client) followUnfinished(ctx context.Context, r request, q LogsQuery, line func([]byte) error) error {
-	s := &follower{calls: map[string]func([]byte) error{"": line, "unfinished": func(data []byte) error {
+func (s *follower) followUnfinished(ctx context.Context, c *Client, r request, q LogsQuery) error {
+	s.calls["unfinished"] = func(data []byte) error {
 		var l wire.LogLine
 		if err := json.Unmarshal(data, &l); err != nil {
 			return fmt.Errorf("read unfinished line: %w", err)
 		}
 		return q.Unfinished(l)
-	}}, watch: streamWatch{report: q.Silence}}
-	defer s.watch.stop()
+	}
 	r.query.Set("unfinished", "true")
 	err := s.follow(ctx, c, r)
 	e, ok := errors.AsType[*berth.Error](err)

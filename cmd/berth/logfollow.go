@@ -26,8 +26,8 @@ const (
 // logFollower follows all logs below a job. Each log is printed whole: a log that must wait
 // for its turn is stored meanwhile, and is read from its beginning then.
 //
-// One goroutine owns the fields; each followed log has a goroutine of its own, which
-// reports its end on ended.
+// One goroutine owns the fields; each followed log has a goroutine of its own, which owns its
+// position and reports its end on ended.
 type logFollower struct {
 	tree    *logTree
 	printer *logPrinter
@@ -36,6 +36,7 @@ type logFollower struct {
 	known   map[logSource]bool // queued, open or printed
 	queue   []logSource
 	failed  map[logSource]logFailure // of logs whose first connection failed
+	reached map[logSource]*client.LogPosition
 	open    int
 	most    int       // logs that are followed at a time
 	refused time.Time // when the server's limit was last met
@@ -72,7 +73,7 @@ func followLogs(ctx context.Context, t *logTree, p *logPrinter, job wire.Job, q 
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	f := &logFollower{tree: t, printer: p, query: q, known: map[logSource]bool{}, most: maxFollowed,
-		failed: map[logSource]logFailure{}, ended: make(chan logEnd)}
+		failed: map[logSource]logFailure{}, reached: map[logSource]*client.LogPosition{}, ended: make(chan logEnd)}
 	var streams sync.WaitGroup
 	defer streams.Wait()
 	defer cancel()
@@ -188,7 +189,11 @@ func (f *logFollower) start(ctx context.Context, streams *sync.WaitGroup) {
 		s := f.queue[i]
 		f.queue = slices.Delete(f.queue, i, i+1)
 		f.open++
-		streams.Go(func() { f.ended <- f.print(ctx, s) })
+		if f.reached[s] == nil {
+			f.reached[s] = new(client.LogPosition)
+		}
+		at := f.reached[s]
+		streams.Go(func() { f.ended <- f.print(ctx, s, at) })
 	}
 	if len(f.queue) > 0 && !f.noted {
 		f.noted = true
@@ -196,11 +201,11 @@ func (f *logFollower) start(ctx context.Context, streams *sync.WaitGroup) {
 	}
 }
 
-// print prints one log to its end, in a goroutine of its own.
-func (f *logFollower) print(ctx context.Context, s logSource) logEnd {
+// print prints one log from a position to its end, in a goroutine of its own.
+func (f *logFollower) print(ctx context.Context, s logSource, at *client.LogPosition) logEnd {
 	defer f.printer.ended(s)
 	q := f.query
-	q.Member = s.member
+	q.Member, q.Position = s.member, at
 	q.Silence = func(silent bool) { f.printer.silence(s, silent) }
 	begun, opened := false, time.Now()
 	if f.printer.shows() {
@@ -213,8 +218,8 @@ func (f *logFollower) print(ctx context.Context, s logSource) logEnd {
 	return logEnd{s, begun || time.Since(opened) >= patience, err}
 }
 
-// settle handles the end of one log. A log that the server refused for its limit on streams
-// goes back to the queue, and fewer logs are followed from then on. So does a log whose first
+// settle handles the end of one log. A log that the server refused for its limit on streams, also when it was
+// reconnected, goes back to the queue, and fewer logs are followed from then on. So does a log whose first
 // connection failed by a fault that may pass, after a pause.
 func (f *logFollower) settle(ctx context.Context, e logEnd) error {
 	if e.err == nil || ctx.Err() != nil {
@@ -222,7 +227,7 @@ func (f *logFollower) settle(ctx context.Context, e logEnd) error {
 	}
 	if berth.CodeOf(e.err) == berth.CodeCapacity {
 		f.most, f.refused = max(f.open, 1), time.Now()
-		// The server refuses a stream before the first line, so no line is printed twice.
+		// The log continues at its position: the server may refuse a stream also after lines were printed.
 		if f.open > 0 {
 			f.queue = slices.Insert(f.queue, 0, e.source)
 			return nil

@@ -116,6 +116,52 @@ func TestALogThatCannotBeOpenedYetIsOpenedLater(t *testing.T) {
 	}
 }
 
+// A log whose connection breaks, and for which the server has no stream for longer than the client tries, continues
+// after its last line once another log has ended.
+func TestALogWithoutAStreamContinuesAfterItsLastLine(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const line, end = "id: 1-9\nevent: log\ndata: {\"text\":\"line\"}\n\n", "event: end\ndata: {}\n\n"
+		answer, sweep := sweepServer(func(int, http.ResponseWriter) bool { return false })
+		begun := time.Now()
+		transport := roundTripper(func(r *http.Request) (*http.Response, error) {
+			at := time.Since(begun)
+			text, status := line, http.StatusOK
+			switch {
+			case !strings.HasSuffix(r.URL.Path, "/logs"):
+				return answer.RoundTrip(r)
+			case strings.Contains(r.URL.Path, string(firstID)): // followed for 12 minutes
+				in, out := io.Pipe()
+				go func() {
+					_, err := io.WriteString(out, line)
+					for ; err == nil && time.Since(begun) < 12*time.Minute; time.Sleep(15 * time.Second) {
+						_, err = io.WriteString(out, ": heartbeat\n\n")
+					}
+					_, _ = io.WriteString(out, end)
+					_ = out.Close()
+				}()
+				return &http.Response{StatusCode: status, Body: in, Header: http.Header{}}, nil
+			case at > 0 && at < 15*time.Minute:
+				text, status = `{"code":"rate_limited","detail":"x"}`, http.StatusTooManyRequests
+			case at > 0:
+				if r.Header.Get("Last-Event-ID") == "1-9" {
+					text = ""
+				}
+				text += strings.NewReplacer("1-9", "1-12", "line", "second").Replace(line) + end
+			}
+			return &http.Response{StatusCode: status, Body: io.NopCloser(strings.NewReader(text)),
+				Header: http.Header{}, Request: r}, nil
+		})
+		var out, errs bytes.Buffer
+		a := &app{config: config{Output: "table"}, out: &out, err: &errs, now: time.Now}
+		tree := newLogTree(a, client.Over(transport, ""))
+		err := printLogs(t.Context(), tree, newLogPrinter(a), sweep, client.LogsQuery{Follow: true})
+		if strings.Count(out.String(), "line\n") != 2 || strings.Count(out.String(), "second\n") != 1 || err != nil {
+			t.Errorf("%v\n%s%s", err, out.String(), errs.String())
+		}
+	})
+}
+
 // In a pipe a followed log says once that its server is silent, and that it is back.
 func TestASilentServerIsReportedInAPipe(t *testing.T) {
 	t.Parallel()
