@@ -40,7 +40,11 @@ func TestCompletionsOfOneUploadAreSharedByContent(t *testing.T) {
 	}
 	first, second := make(chan answer, 1), make(chan answer, 1)
 	go func() { first <- a.post("object-access", r, nil) }()
-	<-entered
+	select {
+	case <-entered:
+	case got := <-first:
+		t.Fatalf("the first completion does not reach the store: %d %s", got.status, got.body)
+	}
 	other := r
 	other.SHA256 = hexSum(string(wrong[:]))
 	go func() { second <- a.post("object-access", other, nil) }()

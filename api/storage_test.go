@@ -178,8 +178,10 @@ func TestUploadsAskForRoomWithinTheirCap(t *testing.T) {
 		}()
 	}
 	refused := false
-	for !refused && s.waitingForLocks() <= most {
+	for late := time.After(waitLimit); !refused && s.waitingForLocks() <= most; {
 		select {
+		case <-late:
+			t.Fatal("an upload neither waits for the database nor is refused")
 		case got := <-answers:
 			if refused = got.status == http.StatusTooManyRequests; !refused {
 				t.Fatalf("%d %s", got.status, got.body)

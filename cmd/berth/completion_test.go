@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -117,31 +118,27 @@ func TestCompletionsOfSeveralKinds(t *testing.T) {
 // only the rest, and the jobs are offered.
 func TestCompletionWaitsOnce(t *testing.T) {
 	t.Parallel()
-	const slow = completionTime * 3 / 4
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		answered := time.After(slow)
-		if r.URL.Path == "/v1/schedules" {
-			answered = nil
-		}
-		select {
-		case <-answered:
-			w.Header().Set("Content-Type", "application/json")
+	synctest.Test(t, func(t *testing.T) {
+		a, _ := onTerminal(80, false)
+		a.URL, a.Token = "http://berth.test", adminToken
+		a.transport = inProcess(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/v1/schedules" {
+				<-r.Context().Done()
+				panic(http.ErrAbortHandler)
+			}
+			time.Sleep(completionTime * 3 / 4)
 			_, _ = io.WriteString(w, `{"items": [
 				{"id": "0193a1b2-c3d4-7000-8000-000000000001", "handle": "000001", "name": "a"}]}`)
-		case <-r.Context().Done():
+		})
+		begun := time.Now()
+		list, _ := completeWorks(a)(nil, nil, "")
+		if took := time.Since(begun); took != completionTime {
+			t.Errorf("the completion took %s, want %s", took, completionTime)
 		}
-	}))
-	defer server.Close()
-	a, _ := onTerminal(80, false)
-	a.URL, a.Token = server.URL, adminToken
-	begun := time.Now()
-	list, _ := completeWorks(a)(nil, nil, "")
-	if took := time.Since(begun); took >= slow+completionTime {
-		t.Errorf("the completion took %s, want at most %s", took, completionTime)
-	}
-	if len(list) != 1 || !strings.HasPrefix(list[0], "000001\t") {
-		t.Errorf("it offers %q, want the job", list)
-	}
+		if len(list) != 1 || !strings.HasPrefix(list[0], "000001\t") {
+			t.Errorf("it offers %q, want the job", list)
+		}
+	})
 }
 
 // argumentsOf returns the words of a usage line that stand for arguments.

@@ -14,7 +14,6 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/coder/websocket"
 	"golang.org/x/sys/unix"
@@ -192,11 +191,13 @@ func TestExecForwardsAnInterrupt(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	<-begun
+	ended := make(chan struct{})
+	go func() { _ = cmd.Wait(); close(ended) }()
+	within(t, "the session", begun, ended)
 	if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
 		t.Fatal(err)
 	}
-	_ = cmd.Wait()
+	within(t, "the end", ended, nil)
 	if code := cmd.ProcessState.ExitCode(); code != 130 {
 		t.Errorf("exit %d, %s", code, errs.String())
 	}
@@ -257,7 +258,7 @@ func TestExecWithATerminal(t *testing.T) {
 			t.Parallel()
 			master, terminal := pty(t)
 			before := modes(t, terminal)
-			process, typed, resized := make(chan *os.Process, 1), make(chan string, 1), make(chan struct{})
+			process, typed, resized := make(chan *os.Process, 1), make(chan struct{}), make(chan struct{})
 			var x *sessionServer
 			x = openSessions(t, func(ws *websocket.Conn, s *framed.Conn) {
 				p := <-process
@@ -267,7 +268,10 @@ func TestExecWithATerminal(t *testing.T) {
 				_, _ = master.Write([]byte{3}) // Ctrl-C is a key like others
 				key := make([]byte, 1)
 				_, _ = io.ReadFull(s.Reader(framed.Stdin), key)
-				typed <- string(key)
+				if key[0] != 3 {
+					t.Errorf("typed %q", key)
+				}
+				close(typed)
 				resize(t, master, 50, 132)
 				if got := <-x.controls; got != `4 {"rows":50,"columns":132}` {
 					t.Errorf("received %q", got)
@@ -282,17 +286,11 @@ func TestExecWithATerminal(t *testing.T) {
 				t.Fatal(err)
 			}
 			process <- cmd.Process
-			if key := <-typed; key != "\x03" {
-				t.Errorf("typed %q", key)
-			}
-			<-resized // the last use of the terminal by the server
-			ended := make(chan error, 1)
-			go func() { ended <- cmd.Wait() }()
-			select {
-			case <-ended:
-			case <-time.After(5 * time.Minute):
-				t.Fatal("never ends")
-			}
+			ended := make(chan struct{})
+			go func() { _ = cmd.Wait(); close(ended) }()
+			within(t, "the key", typed, ended)
+			within(t, "the change of the size", resized, ended) // the last use of the terminal by the server
+			within(t, "the end", ended, nil)
 			if code := cmd.ProcessState.ExitCode(); code != c.code {
 				t.Errorf("exit %d, want %d", code, c.code)
 			}

@@ -50,28 +50,33 @@ func TestCtrlCEndsAQuestion(t *testing.T) {
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)
 			}
-			var text bytes.Buffer
-			one := make([]byte, 1)
-			for !strings.Contains(text.String(), c.asks) {
-				if _, err := master.Read(one); err != nil {
-					t.Fatalf("%v after %q", err, &text)
+			ended := make(chan struct{})
+			go func() { _ = cmd.Wait(); close(ended) }()
+			asked := make(chan struct{})
+			go func() {
+				var said bytes.Buffer
+				one := make([]byte, 1)
+				for !strings.Contains(said.String(), c.asks) {
+					if _, err := master.Read(one); err != nil {
+						return
+					}
+					said.Write(one)
 				}
-				text.Write(one)
-			}
-			for name != "confirmation" && modes(t, terminal) == before { // until the read has begun
+				close(asked)
+				_, _ = io.Copy(io.Discard, master)
+			}()
+			within(t, "the question", asked, ended)
+			// Until the read has begun.
+			for limit := time.Now().Add(time.Minute); name != "confirmation" && modes(t, terminal) == before; {
+				if time.Now().After(limit) {
+					t.Fatal("the question does not hide the text")
+				}
 				time.Sleep(time.Millisecond)
 			}
-			go func() { _, _ = io.Copy(io.Discard, master) }()
 			if err := cmd.Process.Signal(os.Interrupt); err != nil {
 				t.Fatal(err)
 			}
-			ended := make(chan struct{})
-			go func() { _ = cmd.Wait(); close(ended) }()
-			select {
-			case <-ended:
-			case <-time.After(time.Minute):
-				t.Fatal("never ends")
-			}
+			within(t, "the end", ended, nil)
 			if code := cmd.ProcessState.ExitCode(); code != 130 {
 				t.Errorf("exit %d, want 130", code)
 			}
@@ -79,6 +84,22 @@ func TestCtrlCEndsAQuestion(t *testing.T) {
 				t.Errorf("the terminal was %+v and is %+v", before, after)
 			}
 		})
+	}
+}
+
+// within waits until done is closed, and fails if that takes a minute, or if the command has ended before.
+func within(t *testing.T, what string, done, ended <-chan struct{}) {
+	t.Helper()
+	select {
+	case <-done:
+	case <-ended:
+		select {
+		case <-done:
+		default:
+			t.Fatalf("the command has ended before %s", what)
+		}
+	case <-time.After(time.Minute):
+		t.Fatalf("%s does not come", what)
 	}
 }
 

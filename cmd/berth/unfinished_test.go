@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -326,14 +327,21 @@ func TestFollowedLogHasNoBarWithoutItsServer(t *testing.T) {
 		w.Header().Set("Content-Type", "text/event-stream")
 		fmt.Fprint(w, "event: unfinished\ndata: {\"text\":\"50%\"}\n\n")
 		w.(http.Flusher).Flush()
+		until := end
 		if away.Load() {
-			<-leave
-			return
+			until = leave
 		}
-		<-end
-		fmt.Fprint(w, "event: end\ndata: {}\n\n")
+		select {
+		case <-r.Context().Done():
+		case <-until:
+			if until == end {
+				fmt.Fprint(w, "event: end\ndata: {}\n\n")
+			}
+		}
 	}))
 	defer server.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel() // ends the handlers
 	shows := func(want string) {
 		t.Helper()
 		for limit := time.Now().Add(time.Minute); lastDrawn(below, b) != want; time.Sleep(time.Millisecond) {
@@ -346,7 +354,7 @@ func TestFollowedLogHasNoBarWithoutItsServer(t *testing.T) {
 	done := make(chan error, 1)
 	go func() {
 		tree := newLogTree(p.app, client.New(server.URL, "token"))
-		done <- followLogs(t.Context(), tree, p, running(), client.LogsQuery{Follow: true})
+		done <- followLogs(ctx, tree, p, running(), client.LogsQuery{Follow: true})
 	}()
 	shows("50%")
 	close(leave)
