@@ -128,7 +128,7 @@ func newBurstSet(a *app) *cobra.Command {
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeTenant,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			src, shown, err := a.readFile("policy", name)
+			src, shown, err := a.readFile(cmd.Context(), "policy", name)
 			if err != nil {
 				return err
 			}

@@ -26,7 +26,7 @@ func newPlan(a *app) *cobra.Command {
 			"The exit code is 6 if no machine could ever run the job, or a step.",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			w, err := a.readWork(args[0], over)
+			w, err := a.readWork(cmd.Context(), args[0], over)
 			if err != nil {
 				return err
 			}

@@ -103,6 +103,45 @@ func within(t *testing.T, what string, done, ended <-chan struct{}) {
 	}
 }
 
+// blockedReader is a standard input whose writer hangs.
+type blockedReader struct{ begun, end chan struct{} }
+
+func (r blockedReader) Read([]byte) (int, error) {
+	close(r.begun)
+	<-r.end
+	return 0, io.EOF
+}
+
+// One Ctrl-C ends a command that reads its file from a program that hangs.
+func TestCtrlCEndsTheReadOfStandardInput(t *testing.T) {
+	t.Parallel()
+	for _, args := range [][]string{
+		{"submit", "-"}, {"pipeline", "submit", "-"}, {"schedule", "create", "-", "--in", "1h"}, {"plan", "-"},
+		{"sbatch", "--image", "busybox", "-"}, {"retry", "0193a1b2-c3d4-7000-8000-000000000001", "--file", "-"},
+	} {
+		t.Run(strings.Join(args[:2], " "), func(t *testing.T) {
+			t.Parallel()
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			in := blockedReader{make(chan struct{}), make(chan struct{})}
+			defer close(in.end)
+			a, b := onTerminal(80, false)
+			a.URL, a.in = "http://127.0.0.1:1", in
+			ended, code := make(chan struct{}), 0
+			go func() {
+				defer close(ended)
+				code = run(ctx, a, args)
+			}()
+			within(t, "the read", in.begun, ended)
+			cancel()
+			within(t, "the end", ended, nil)
+			if code != int(exitInterrupted) {
+				t.Errorf("exit code %d: %s", code, b)
+			}
+		})
+	}
+}
+
 // Ctrl-C in the middle of a submit says that the job may exist, and how to repeat.
 func TestCtrlCDuringASubmitNamesTheKey(t *testing.T) {
 	t.Parallel()

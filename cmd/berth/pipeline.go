@@ -48,7 +48,7 @@ func newPipelineSubmit(a *app) *cobra.Command {
 			if err := flags.check(); err != nil {
 				return err
 			}
-			src, shown, err := a.readFile("pipeline file", args[0])
+			src, shown, err := a.readFile(cmd.Context(), "pipeline file", args[0])
 			if err != nil {
 				return err
 			}

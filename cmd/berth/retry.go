@@ -91,7 +91,7 @@ type changedJob struct {
 func retryChanged(ctx context.Context, a *app, arg string, by changedJob) error {
 	var file *jobfile.File
 	if by.name != "" {
-		src, shown, err := a.readFile("job file", by.name)
+		src, shown, err := a.readFile(ctx, "job file", by.name)
 		if err != nil {
 			return err
 		}

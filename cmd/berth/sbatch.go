@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -115,7 +116,7 @@ func (f *slurmFlag) Set(value string) error {
 
 // run translates a script and submits the job, or does with it as the flags say.
 func (f *sbatchFlags) run(cmd *cobra.Command, a *app, args []string) error {
-	script, args, err := f.script(a, args)
+	script, args, err := f.script(cmd.Context(), a, args)
 	if err != nil {
 		return err
 	}
@@ -160,7 +161,7 @@ func (f *sbatchFlags) run(cmd *cobra.Command, a *app, args []string) error {
 
 // script reads the script, or makes one of the command of --wrap, and returns it with its
 // arguments.
-func (f *sbatchFlags) script(a *app, args []string) (*sbatch.Script, []string, error) {
+func (f *sbatchFlags) script(ctx context.Context, a *app, args []string) (*sbatch.Script, []string, error) {
 	i := slices.IndexFunc(f.slurm, func(o sbatch.Option) bool { return o.Name == "wrap" })
 	if i >= 0 {
 		s, err := sbatch.Parse("wrap", "#!/bin/sh\n"+f.slurm[i].Value+"\n")
@@ -169,7 +170,7 @@ func (f *sbatchFlags) script(a *app, args []string) (*sbatch.Script, []string, e
 		}
 		return s, nil, nil
 	}
-	src, shown, err := a.readFile("script", args[0])
+	src, shown, err := a.readFile(ctx, "script", args[0])
 	if err != nil {
 		return nil, nil, err
 	}

@@ -26,7 +26,7 @@ func newScheduleApply(a *app) *cobra.Command {
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			flags.setsPaused = cmd.Flags().Changed("paused")
-			schedule, err := readSchedule(a, args[0], flags, over)
+			schedule, err := readSchedule(cmd.Context(), a, args[0], flags, over)
 			if err != nil {
 				return err
 			}

@@ -112,7 +112,7 @@ func newScheduleCreate(a *app) *cobra.Command {
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			flags.setsPaused = cmd.Flags().Changed("paused")
-			schedule, err := readSchedule(a, args[0], flags, over)
+			schedule, err := readSchedule(cmd.Context(), a, args[0], flags, over)
 			if err != nil {
 				return err
 			}
@@ -127,8 +127,10 @@ func newScheduleCreate(a *app) *cobra.Command {
 // readSchedule builds a schedule from a file, flags and overrides. The file may be of any
 // kind: a schedule has both times and work; a job or a pipeline has the work only, and the
 // flags must give the times. The kind is read from the file, so the user need not state it.
-func readSchedule(a *app, name string, flags scheduleFlags, over overrides) (s spec.Schedule, err error) {
-	src, shown, err := a.readFile("file", name)
+func readSchedule(
+	ctx context.Context, a *app, name string, flags scheduleFlags, over overrides,
+) (s spec.Schedule, err error) {
+	src, shown, err := a.readFile(ctx, "file", name)
 	if err != nil {
 		return s, err
 	}

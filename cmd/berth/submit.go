@@ -100,7 +100,7 @@ func newSubmit(a *app) *cobra.Command {
 			if err := flags.check(); err != nil {
 				return err
 			}
-			w, err := a.readWork(args[0], over)
+			w, err := a.readWork(cmd.Context(), args[0], over)
 			if err != nil {
 				return err
 			}
@@ -118,18 +118,25 @@ func newSubmit(a *app) *cobra.Command {
 
 // readFile reads a file, or standard input for "-", and returns the name for messages. It
 // reads at most one byte beyond jobfile.MaxBytes, by which the parser refuses a larger
-// file.
-func (a *app) readFile(what, name string) (src []byte, shown string, err error) {
-	in, shown := a.in, "stdin"
-	if name != "-" {
-		f, err := os.Open(name)
-		if err != nil {
-			return nil, name, usagef("read %s: %v", what, err)
+// file. Ctrl-C ends the read of standard input, whose writer may hang.
+func (a *app) readFile(ctx context.Context, what, name string) (src []byte, shown string, err error) {
+	limited := func(r io.Reader) ([]byte, error) { return io.ReadAll(io.LimitReader(r, jobfile.MaxBytes+1)) }
+	if name == "-" {
+		shown = "stdin"
+		src, err = untilDone(ctx, func() ([]byte, error) { return limited(a.in) })
+		if ctx.Err() != nil {
+			return nil, shown, ctx.Err()
+		}
+	} else {
+		shown = name
+		f, failed := os.Open(name)
+		if failed != nil {
+			return nil, name, usagef("read %s: %v", what, failed)
 		}
 		defer f.Close()
-		in, shown = f, name
+		src, err = limited(f)
 	}
-	if src, err = io.ReadAll(io.LimitReader(in, jobfile.MaxBytes+1)); err != nil {
+	if err != nil {
 		return nil, shown, usagef("read %s %s: %v", what, shown, err)
 	}
 	return src, shown, nil

@@ -20,8 +20,8 @@ type work struct {
 
 // readWork reads a file, or standard input for "-", recognises its kind, applies the
 // overrides and validates the result. The result is as written, without defaults.
-func (a *app) readWork(name string, o overrides) (w work, err error) {
-	src, shown, err := a.readFile("file", name)
+func (a *app) readWork(ctx context.Context, name string, o overrides) (w work, err error) {
+	src, shown, err := a.readFile(ctx, "file", name)
 	if err != nil {
 		return w, err
 	}
