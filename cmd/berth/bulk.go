@@ -33,7 +33,7 @@ func (f *bulkFlags) register(a *app, cmd *cobra.Command) {
 	flags.StringSliceVarP(&f.status, "status", "s", nil,
 		"instead of a JOB: jobs with these statuses, such as queued; or live (default "+f.usual+")")
 	flags.StringVar(&f.name, "name", "", "instead of a JOB: jobs with this name, or names like 'x*'")
-	pairsVar(flags, &f.labels, "label", "l", "instead of a JOB: jobs with these labels: KEY=VALUE")
+	filterVar(flags, &f.labels, "label", "l", "instead of a JOB: jobs with these labels: KEY=VALUE")
 	flags.StringVar(&f.tenant, "tenant", "", "with a filter: jobs of this tenant, for admins")
 	flags.StringVar(&f.since, "since", "", "with a filter: jobs submitted since: 24h, 7d or a time")
 	flags.BoolVar(&f.mine, "mine", false, "instead of a JOB: jobs that you submitted, in your tenant or --tenant")

@@ -81,7 +81,7 @@ func newList(a *app) *cobra.Command {
 	f.StringVar((*string)(&q.Tenant), "tenant", "", "tenant to list, for admins (default: all; users see their own)")
 	f.BoolVar(&watch, "watch", false, "show the list again every 2 seconds until Ctrl-C; only on a terminal")
 	f.StringVar(&q.Name, "name", "", "filter by name")
-	pairsVar(f, &q.Labels, "label", "l", "filter by labels: KEY=VALUE")
+	filterVar(f, &q.Labels, "label", "l", "filter by labels: KEY=VALUE")
 	f.StringVar(&parent, "parent", "",
 		"list the elements of an array, such as ARRAY or ARRAY[3-7], or the steps of a pipeline (default: neither)")
 	f.BoolVar(&alone, "no-merge", false, "with --parent: leave out retries of the array, and arrays that it retries")

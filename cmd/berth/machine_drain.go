@@ -50,7 +50,7 @@ func newMachineDrain(a *app) *cobra.Command {
 	f.StringVar(&d.reason, "reason", "", "reason, shown with the machine and to its jobs")
 	f.DurationVar(&d.deadline, "deadline", 0, "move running jobs away after this (default: never)")
 	f.StringVar(&d.pool, "pool", "", "drain the machines of this pool")
-	pairsVar(f, &d.labels, "label", "l", "drain the machines with these labels: KEY=VALUE")
+	filterVar(f, &d.labels, "label", "l", "drain the machines with these labels: KEY=VALUE")
 	f.BoolVar(&d.wait, "wait", false, "wait until the machines are drained")
 	f.DurationVar(&d.timeout, "timeout", 0, "with --wait: stop waiting after this, such as 2h; the drain continues")
 	return cmd

@@ -228,7 +228,7 @@ func newMaintenanceCreate(a *app) *cobra.Command {
 	f := cmd.Flags()
 	f.StringArrayVar(&machines, "machine", nil, "machine, repeatable")
 	f.StringVar(&m.Pool, "pool", "", "all machines of this pool")
-	pairsVar(f, &m.Labels, "label", "l", "all machines with these labels: KEY=VALUE")
+	filterVar(f, &m.Labels, "label", "l", "all machines with these labels: KEY=VALUE")
 	for _, name := range []string{"from", "for", "reason"} {
 		_ = cmd.MarkFlagRequired(name)
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -12,13 +13,22 @@ import (
 
 // pairsFlag is a flag KEY=VALUE that may be repeated. The text after the first = is the value, byte for byte: commas
 // and line feeds separate nothing, unlike in a StringToString of pflag.
-type pairsFlag struct{ pairs *map[string]string }
+type pairsFlag struct {
+	pairs  *map[string]string
+	filter bool // two values of a key are an error
+}
 
 var _ pflag.Value = pairsFlag{}
 
 // pairsVar adds a flag whose pairs go to a map, which is created for the first pair. The last value of a key counts.
 func pairsVar(flags *pflag.FlagSet, pairs *map[string]string, name, short, usage string) {
-	flags.VarP(pairsFlag{pairs}, name, short, usage+"; repeatable")
+	flags.VarP(pairsFlag{pairs: pairs}, name, short, usage+"; repeatable")
+}
+
+// filterVar is pairsVar for a flag that selects things by their labels. All pairs must match, so a second value of a
+// key is an error: a command would act on more than was meant if the last one counted.
+func filterVar(flags *pflag.FlagSet, pairs *map[string]string, name, short, usage string) {
+	flags.VarP(pairsFlag{pairs: pairs, filter: true}, name, short, usage+"; repeatable")
 }
 
 // String returns the pairs in the order of their keys; "" without pairs.
@@ -41,6 +51,9 @@ func (f pairsFlag) Set(text string) error {
 	key, value, ok := strings.Cut(text, "=")
 	if !ok || key == "" {
 		return errors.New("write KEY=VALUE, and repeat the flag for further pairs")
+	}
+	if before, given := (*f.pairs)[key]; f.filter && given && value != before {
+		return fmt.Errorf("%s has the value %q in another --label, and nothing matches both", key, before)
 	}
 	if *f.pairs == nil {
 		*f.pairs = map[string]string{}

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -40,5 +41,25 @@ func TestPairsAreTakenLiterally(t *testing.T) {
 	}
 	if diff := cmp.Diff(map[string]string{"path": "a=b,c=d"}, got.Labels); diff != "" {
 		t.Errorf("labels (-want +got):\n%s", diff)
+	}
+}
+
+// Two values of one label match nothing, so no command acts on the things that have the last of these.
+func TestAFilterHasOneValueOfALabel(t *testing.T) {
+	t.Parallel()
+	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		t.Errorf("%s %s", r.Method, r.URL)
+	}))
+	defer server.Close()
+	for _, args := range [][]string{
+		{"cancel", "--yes"}, {"list"}, {"machine", "drain", "--reason", "x"},
+		{"maintenance", "create", "--reason", "x", "--from", "2026-01-31T12:00:00Z", "--for", "1h"},
+	} {
+		a, b := onTerminal(80, false)
+		a.URL = server.URL
+		code := run(t.Context(), a, append(args, "-l", "team=a", "-l", "zone=x", "-l", "team=b"))
+		if code != int(exitWrong) || !strings.Contains(b.String(), `team has the value "a" in another --label`) {
+			t.Errorf("%q: exit code %d: %s", args, code, b)
+		}
 	}
 }
