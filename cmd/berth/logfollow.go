@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -41,8 +42,9 @@ type logFollower struct {
 	most    int       // logs that are followed at a time
 	refused time.Time // when the server's limit was last met
 	ended   chan logEnd
-	noted   bool // a message about the queue was printed
-	said    bool // a message about a failed connection was printed
+	missing error // of the first log that was given up; the other ones are followed to their ends
+	noted   bool  // a message about the queue was printed
+	said    bool  // a message about a failed connection was printed
 }
 
 // logEnd is the end of one followed log.
@@ -87,7 +89,7 @@ func followLogs(ctx context.Context, t *logTree, p *logPrinter, job wire.Job, q 
 }
 
 // follow looks for new logs, and opens as many as allowed, until the job has ended and no
-// log is left.
+// log is left. The error may be that of a log that was given up.
 func (f *logFollower) follow(ctx context.Context, job wire.Job, streams *sync.WaitGroup) error {
 	tick := time.NewTicker(scanEvery)
 	defer tick.Stop()
@@ -109,7 +111,7 @@ func (f *logFollower) follow(ctx context.Context, job wire.Job, streams *sync.Wa
 		}
 		f.start(ctx, streams)
 		if over && f.open == 0 && len(f.queue) == 0 {
-			return nil
+			return f.missing
 		}
 		select {
 		case <-ctx.Done():
@@ -242,6 +244,9 @@ func (f *logFollower) settle(ctx context.Context, e logEnd) error {
 	}
 	if _, refused := errors.AsType[*berth.Error](e.err); refused && len(f.known) > 1 {
 		f.tree.say("berth: log of %s: %v", e.source.label, e.err)
+		if f.missing == nil {
+			f.missing = fmt.Errorf("log of %s is incomplete: %w", e.source.label, e.err)
+		}
 		return nil
 	}
 	return e.err
