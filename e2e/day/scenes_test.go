@@ -54,14 +54,15 @@ func train() scene {
 	}
 }
 
-// sweep asks for the element that failed, its variable and its error.
+// sweep asks for the element that failed, its variable and its error, and for an element that succeeded.
 func sweep() scene {
 	const element, variable, cause = `sweep\[2\]`, `LR[=:] ?"?10`, `the loss diverges`
+	const other = `sweep\[0\].*succeeded`
 	return scene{
-		name: "sweep with one failure", answers: []string{element, variable, cause}, most: 2,
+		name: "sweep with one failure", answers: []string{element, variable, cause, other}, most: 2,
 		steps: []step{
 			{typed: "berth submit sweep.yaml --wait", keep: "sweep"},
-			{typed: "berth list --parent sweep", keep: "elements"},
+			{typed: "berth list --parent sweep", shows: []string{other}, keep: "elements"},
 			{typed: "berth logs 'sweep[2]'", shows: []string{cause}},
 			{typed: "grep LR: sweep.yaml", shows: []string{variable}},
 		},
