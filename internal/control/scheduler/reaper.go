@@ -13,20 +13,19 @@ import (
 // drainBatch bounds the jobs that one pass notifies of drains, orders to move, and judges to hang.
 const drainBatch = 100
 
-// judgeFor bounds the verdicts of one pass, so that the next pass counts the silent machines in time; see
-// db.Fleet.Uncounted.
+// judgeFor bounds the verdicts of one pass: many verdicts on a slow database must not keep the pass from draining
+// machines, nor the next pass from marking silent machines as suspect.
 const judgeFor = db.BeaconTTL / 2
 
 // reaper judges silent machines and moves work off drained ones.
 type reaper struct {
 	*Scheduler
-	term db.Term
+	term   db.Term
+	counts *counter
+	now    func() time.Time
 	// Machines judged within the last minute. One with work of a longer lost_after
 	// is not yet lost, and the database counts lost machines only.
 	passed  map[berth.MachineID]time.Time
-	frozen  bool // as last logged
-	held    bool // as last logged
-	thaw    thaw
 	waiting db.WaitingCursor // among machines that have not returned from maintenance
 }
 
@@ -54,9 +53,6 @@ func (r *reaper) pass(ctx context.Context) error {
 	// Work is placed on ready machines only, so the planner reads the machines again.
 	if len(suspects) > 0 {
 		r.DB.Hub().Publish(db.TopicQueue, "")
-	}
-	if err := r.measure(ctx); err != nil {
-		return err
 	}
 	if err := r.judge(ctx); err != nil {
 		return err
@@ -111,83 +107,23 @@ func (r *reaper) maintain(ctx context.Context) error {
 	return err
 }
 
-// holds is the number of graces that verdicts may be held between freezes that follow each other.
-const holds = 3
-
-// thaw adds up the time in which verdicts were held and not frozen. A machine whose link flaps can freeze
-// verdicts again and again. Without a bound, verdicts on machines that are dead would never be passed: each
-// freeze holds them for another grace.
-type thaw struct {
-	since time.Time     // end of the last freeze, or the term's first pass; zero during a freeze and before that pass
-	spent time.Duration // sum of the pauses between freezes, each a grace at most
-}
-
-// pass records a pass at the time now, and reports whether a freeze may hold verdicts beyond its end. Once verdicts
-// were held for holds graces between freezes, machines whose network is back have had the time to call.
-func (w *thaw) pass(now time.Time, frozen bool, grace time.Duration) (hold bool) {
-	switch {
-	case frozen && !w.since.IsZero():
-		pause := now.Sub(w.since)
-		if w.spent += pause; pause > grace {
-			w.spent = 0 // verdicts were possible meanwhile
-		}
-		w.since = time.Time{}
-	case !frozen && w.since.IsZero():
-		w.since = now
-	}
-	return frozen && w.spent < holds*grace
-}
-
-// measure counts the silent machines. If their number freezes all verdicts, it logs an error and holds the verdicts
-// for a grace: the machines do not return at one moment. It also holds them after a time without counts.
-func (r *reaper) measure(ctx context.Context) error {
-	fleet, err := r.DB.Machines.Fleet(ctx, r.Silence)
-	if err != nil {
-		return err
-	}
-	r.Metrics.silent.Set(float64(fleet.Silent))
-	frozen := fleet.Frozen()
-	r.Metrics.frozen.Set(0)
-	if frozen {
-		r.Metrics.frozen.Set(1)
-	}
-	r.logFreeze(fleet)
-	uncounted := fleet.Uncounted()
-	if r.thaw.pass(time.Now(), frozen, r.Grace) || uncounted > 0 {
-		if err := r.DB.Machines.HoldVerdicts(ctx, r.term, r.Grace); err != nil {
-			return err
-		}
-	}
-	if uncounted > 0 {
-		r.Logger.Warn("verdicts held: no leader counted silent machines for a while", "for", uncounted,
-			"grace", r.Grace)
-	}
-	return r.DB.Machines.RecordCount(ctx, r.term, fleet)
-}
-
-// logFreeze logs when verdicts freeze, when the freeze ends and when verdicts are possible again.
-func (r *reaper) logFreeze(fleet db.Fleet) {
-	attrs := []any{"silent", fleet.Silent, "machines", fleet.Machines}
-	frozen, held := fleet.Frozen(), fleet.Frozen() || fleet.Held
-	switch {
-	case frozen && !r.frozen:
-		r.Logger.Error("verdicts frozen: more than a third of the machines is silent", attrs...)
-	case !frozen && r.frozen && held:
-		r.Logger.Warn("verdicts no longer frozen, will resume after the grace", append(attrs, "grace", r.Grace)...)
-	case !held && r.held:
-		r.Logger.Warn("verdicts resumed", attrs...)
-	}
-	r.frozen, r.held = frozen, held
-}
-
-// judge passes verdicts within the database's budget for a minute, which counts machines declared
-// lost. passed counts the other machines with a verdict. The rest waits for a later pass.
+// judge passes verdicts on the machines that are due for one. The first count of a term may hold all verdicts, so none
+// precedes it.
 func (r *reaper) judge(ctx context.Context) error {
+	if !r.counts.done.Load() {
+		return nil
+	}
 	due, budget, err := r.DB.Machines.Overdue(ctx, r.Silence)
 	if err != nil {
 		return err
 	}
-	now := time.Now()
+	return r.judgeAll(ctx, due, budget)
+}
+
+// judgeAll passes verdicts within the database's budget for a minute, which counts machines declared
+// lost. passed counts the other machines with a verdict. The rest waits for a later pass.
+func (r *reaper) judgeAll(ctx context.Context, due []db.Overdue, budget int) error {
+	now := r.now()
 	// The budget is for a minute: older verdicts no longer count.
 	for id, at := range r.passed {
 		if now.Sub(at) > time.Minute {
@@ -195,8 +131,7 @@ func (r *reaper) judge(ctx context.Context) error {
 		}
 	}
 	for _, m := range due {
-		// The silent machines are to be counted again before further verdicts.
-		if time.Since(now) > judgeFor {
+		if r.now().Sub(now) > judgeFor {
 			return nil
 		}
 		if _, again := r.passed[m.Machine]; !again && len(r.passed) >= budget {

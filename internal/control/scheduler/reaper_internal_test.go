@@ -1,9 +1,45 @@
 package scheduler
 
 import (
+	"context"
+	"log/slog"
 	"testing"
 	"time"
+
+	"berth"
+	"berth/db"
 )
+
+// slowVerdicts counts verdicts, each of which takes as long as each.
+type slowVerdicts struct {
+	clock time.Time
+	each  time.Duration
+	count int
+}
+
+func (v *slowVerdicts) PassVerdict(context.Context, db.Term, berth.MachineID, db.Silence) (db.Verdict, error) {
+	v.count++
+	v.clock = v.clock.Add(v.each)
+	return db.Verdict{}, nil
+}
+
+// A pass ends its verdicts after judgeFor, so that the rest of the pass follows. The next pass goes on with them.
+func TestSlowVerdictsEndAPass(t *testing.T) {
+	t.Parallel()
+	for each, want := range map[time.Duration]int{0: 20, judgeFor / 4: 5, 2 * judgeFor: 1} {
+		v := &slowVerdicts{clock: time.Now(), each: each}
+		r := &reaper{
+			Scheduler: &Scheduler{Options: Options{Logger: slog.New(slog.DiscardHandler)}, writes: writes{verdicts: v}},
+			now:       func() time.Time { return v.clock },
+		}
+		if err := r.judgeAll(t.Context(), make([]db.Overdue, 20), 1); err != nil {
+			t.Fatal(err)
+		}
+		if v.count != want {
+			t.Errorf("%d verdicts of %s each in one pass, want %d", v.count, each, want)
+		}
+	}
+}
 
 // A machine whose link flaps freezes verdicts again and again. Machines that are dead are nevertheless lost in the end:
 // after three graces between freezes, a freeze holds no verdict beyond its end.

@@ -133,6 +133,7 @@ const (
 	leaseTTL    = 3 * time.Second
 	renewEvery  = time.Second
 	bidEvery    = 500 * time.Millisecond
+	countEvery  = time.Second
 	reapEvery   = time.Second
 	beaconEvery = 2 * time.Second
 	runsEvery   = time.Second // how long jobs ran, of names of which some have ended
@@ -346,7 +347,9 @@ func (s *Scheduler) work(ctx context.Context, g *errgroup.Group, term db.Term, s
 	if s.Scaler != nil {
 		g.Go(func() error { return s.Scaler.Run(overload.As(ctx, overload.Sweep), term, p.copy) })
 	}
-	g.Go(func() error { return (&reaper{Scheduler: s, term: term}).run(ctx) })
+	counts := &counter{Scheduler: s, term: term}
+	g.Go(func() error { return counts.run(ctx) })
+	g.Go(func() error { return (&reaper{Scheduler: s, term: term, counts: counts, now: time.Now}).run(ctx) })
 	g.Go(func() error { return r.run(overload.As(ctx, overload.Sweep)) })
 	g.Go(func() error { return (&ends{Scheduler: s}).run(ctx) })
 	if s.Workflows != nil {
