@@ -58,6 +58,8 @@ const lively = `
 // JudgeHangs orders the members of gangs in which no member shows a sign of life to collect
 // evidence and to stop, for at most limit jobs. It returns the number of jobs with a new order.
 func (d *Attempts) JudgeHangs(ctx context.Context, term Term, limit int) (int, error) {
+	args := Silence{}.args()
+	args["limit"] = limit
 	refs, err := d.list(ctx, `
 		SELECT DISTINCT a.job, a.attempt
 		FROM allocations a
@@ -65,7 +67,7 @@ func (d *Attempts) JudgeHangs(ctx context.Context, term Term, limit int) (int, e
 		WHERE a.quiet_at IS NOT NULL AND a.state = 'active' AND j.state = 'running' AND NOT `+lively+`
 		  AND NOT (`+unproven+`)
 		ORDER BY 1
-		LIMIT @limit`, pgx.NamedArgs{"limit": limit, "grace": leaseGrace, "api": leaseAPI})
+		LIMIT @limit`, args)
 	if err != nil {
 		return 0, mapError(err, "hung gangs")
 	}

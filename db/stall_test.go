@@ -148,8 +148,9 @@ func TestNoGangIsJudgedWhileSignsCannotArrive(t *testing.T) {
 	}
 	g.settles()
 	for name, row := range map[string]string{
-		"a gap in which no API replica can write": `('api', 'x', 1, now() - interval '1 s')`,
-		"the grace after it":                      `('grace', 'x', 1, now() + interval '30 s')`,
+		"a gap in which no API replica can write":   `('api', 'x', 1, now() - interval '1 s')`,
+		"the grace after it":                        `('grace', 'x', 1, now() + interval '30 s')`,
+		"a clock of the database that was set back": `('api', 'x', 1, now() + interval '1 hour')`,
 	} {
 		mustExec(t, g.pool, `INSERT INTO leases VALUES `+row)
 		if n := g.judged(); n != 0 {
