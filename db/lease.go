@@ -21,6 +21,12 @@ const (
 	leaseCount  = "count"
 )
 
+// backAt is the value of back_at for a statement that renews the lease l of a machine: the first renewal after a
+// silence that was longer than the lease records the return of the machine. It must be written together with seen_at,
+// since from then on the machine is no longer silent; its state may change later or not at all.
+const backAt = `
+	CASE WHEN l.seen_at < clock_timestamp() - @ttl::interval THEN clock_timestamp() ELSE l.back_at END`
+
 // Term is a period of leadership. Every write of a leader names its term and fails once the
 // term is over.
 type Term struct {

@@ -468,11 +468,11 @@ func (r *registration) writeMachine(ctx context.Context) error {
 // process.
 func (r *registration) writeLease(ctx context.Context) error {
 	_, err := r.tx.Exec(ctx, `
-		INSERT INTO machine_leases (machine_id, epoch, agent_boot, until)
+		INSERT INTO machine_leases AS l (machine_id, epoch, agent_boot, until)
 		VALUES (@machine, @epoch, @boot, clock_timestamp() + @ttl::interval)
 		ON CONFLICT (machine_id) DO UPDATE
 		SET epoch = excluded.epoch, agent_boot = excluded.agent_boot, until = excluded.until,
-			seen_at = clock_timestamp(), seq = 0`,
+			seen_at = clock_timestamp(), seq = 0, back_at = `+backAt,
 		pgx.NamedArgs{"machine": r.machine, "epoch": r.epoch, "boot": r.req.AgentBoot, "ttl": berth.MachineLeaseTTL})
 	return err
 }

@@ -122,7 +122,7 @@ func (d *core) renewLeases(ctx context.Context, keys []leaseKey) (map[leaseKey]b
 			FOR NO KEY UPDATE OF l SKIP LOCKED
 		), renewed AS (
 			UPDATE machine_leases l
-			SET until = clock_timestamp() + @ttl::interval, seen_at = clock_timestamp()
+			SET until = clock_timestamp() + @ttl::interval, seen_at = clock_timestamp(), back_at = `+backAt+`
 			FROM free
 			WHERE l.machine_id = free.machine_id
 			RETURNING l.machine_id

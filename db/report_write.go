@@ -391,8 +391,8 @@ func closedBy(ctx context.Context, tx pgx.Tx, a *reportedRow, machine berth.Mach
 // would hide the reports of the new one.
 func (r *reporting) renew(context.Context) error {
 	r.writes.Queue(`
-		UPDATE machine_leases
-		SET seq = @seq, until = clock_timestamp() + @ttl::interval, seen_at = clock_timestamp()
+		UPDATE machine_leases l
+		SET seq = @seq, until = clock_timestamp() + @ttl::interval, seen_at = clock_timestamp(), back_at = `+backAt+`
 		WHERE machine_id = @machine AND epoch = @epoch AND agent_boot = @boot AND (seq < @seq OR @part AND seq = @seq)`,
 		pgx.NamedArgs{
 			"machine": r.machine, "epoch": r.req.Epoch, "boot": r.req.AgentBoot, "seq": r.req.Seq, "part": r.part,

@@ -34,6 +34,9 @@ const onSilent = `EXISTS (
 			FROM machine_leases l
 			WHERE l.machine_id = a.machine_id AND ` + silentFor + ` > @suspect::interval)`
 
+// returnedAt is the time at which the machine of a member a called again after its last silence.
+const returnedAt = `coalesce((SELECT l.back_at FROM machine_leases l WHERE l.machine_id = a.machine_id), '-infinity')`
+
 // unprepared is true for a claimed member a that is not ready to start.
 const unprepared = `a.state = 'active' AND a.phase IN ('', 'claimed', 'pulling', 'restoring')
 	AND NOT a.orders ? 'start'`
@@ -48,23 +51,24 @@ const waitedFor = `a.port IS NOT NULL AND EXISTS (
 // The conditions for exceeding each limit of Patience, for allocations a of jobs j.
 //
 // Work on a silent machine is given up by PassVerdict, after the job's lost_after, and during a freeze not at all.
-// Two rules follow. Unfinished uploads wait for the machine: after its return, which changes its state, they get
-// Patience.Seal again. Members without a process stay on silent machines during a freeze. Otherwise they move, since
-// they have no work to lose, and PassVerdict never moves those of at_most_one jobs from a machine without a fence.
+// Two rules follow. Unfinished uploads wait for the machine. Members without a process stay on silent machines during a
+// freeze. Otherwise they move, since they have no work to lose, and PassVerdict never moves those of at_most_one jobs
+// from a machine without a fence.
+//
+// A machine that returns could neither upload nor report before. From its return on, uploads have Patience.Seal again,
+// members have Patience.Barrier to prepare, and Patience.Obey to follow a kill order. The agent itself ends a
+// preparation after an hour, so repeated returns cannot extend it without bound.
 const (
 	slowToPrepare = unprepared + ` AND j.state = 'scheduled' AND j.attempt = a.attempt AND NOT a.orders ? 'kill'
-		AND NOT (@frozen AND ` + onSilent + `)
+		AND NOT (@frozen AND ` + onSilent + `) AND ` + returnedAt + ` < clock_timestamp() - @barrier::interval
 		AND (a.claimed_at < clock_timestamp() - @prepare::interval OR ` + waitedFor + `)`
 	deafToKill = unprepared + ` AND j.state IN ('scheduled', 'preempting', 'canceling') AND j.attempt = a.attempt
 		AND a.orders ? 'kill' AND a.stop_by < clock_timestamp() - @obey::interval
-		AND NOT (@frozen AND ` + onSilent + `)
+		AND NOT (@frozen AND ` + onSilent + `) AND ` + returnedAt + ` < clock_timestamp() - @obey::interval
 		AND (a.claimed_at < clock_timestamp() - @prepare::interval OR ` + waitedFor + `)`
 	neverSealed = `a.state = 'exited' AND a.sealed_at IS NULL AND j.attempt = a.attempt
 		AND j.state NOT IN ('succeeded', 'failed', 'canceled') AND a.exited_at < clock_timestamp() - @seal::interval
-		AND NOT ` + onSilent + ` AND NOT EXISTS (
-			SELECT 1
-			FROM machines m
-			WHERE m.id = a.machine_id AND m.state_at > clock_timestamp() - @seal::interval)`
+		AND NOT ` + onSilent + ` AND ` + returnedAt + ` < clock_timestamp() - @seal::interval`
 )
 
 // KillUnprepared orders the kill of members that their machine does not prepare in time, for

@@ -71,8 +71,6 @@ func TestUploadsThatNeverEndAreGivenUp(t *testing.T) {
 	id, attempt := s.unsealed(nil)
 	repaired(t, "in time", 0, s.giveUp(term))
 	s.ago(`UPDATE allocations SET exited_at = now() - interval '21 min'`)
-	repaired(t, "its machine returned meanwhile", 0, s.giveUp(term))
-	s.ago(`UPDATE machines SET state_at = now() - interval '21 min'`)
 	repaired(t, "late", 1, s.giveUp(term))
 	if e := lastEvent(s, id); e.Kind != wire.EventWarning || !strings.Contains(e.Detail, "not stored") {
 		t.Errorf("event %+v", e)
@@ -84,27 +82,79 @@ func TestUploadsThatNeverEndAreGivenUp(t *testing.T) {
 }
 
 // A machine that is cut off cannot upload. What its members have left to store waits for its return, and as long
-// after it as after their end.
+// after it as after their end. A draining machine does not change its state in a silence. A suspect machine changes
+// its state later than its first call.
 func TestF28UploadsOfASilentMachineWaitForIt(t *testing.T) {
 	t.Parallel()
-	s := newStage(t)
-	term := s.term()
-	a, _ := s.register("host1", "agent1")
-	id, attempt := s.unsealed(nil)
-	s.ago(`UPDATE allocations SET exited_at = now() - interval '25 min'`)
-	s.ago(`UPDATE machines SET state = 'suspect'`)
-	s.ago(`UPDATE machines SET state_at = now() - interval '24 min'`)
-	s.quiet("m0", 24*time.Minute)
-	repaired(t, "silent", 0, s.giveUp(term))
-	if _, err := a.sync(func(*wire.SyncRequest) {}); err != nil {
-		t.Fatal(err)
+	for _, state := range []berth.MachineState{berth.MachineReady, berth.MachineSuspect, berth.MachineDraining} {
+		t.Run(string(state), func(t *testing.T) {
+			t.Parallel()
+			s := newStage(t)
+			term := s.term()
+			a, _ := s.register("host1", "agent1")
+			id, attempt := s.unsealed(nil)
+			s.ago(`UPDATE allocations SET exited_at = now() - interval '25 min'`)
+			s.ago(`UPDATE machines SET state = $1`, state)
+			s.ago(`UPDATE machines SET state_at = now() - interval '24 min'`)
+			s.quiet("m0", 24*time.Minute)
+			repaired(t, "silent", 0, s.giveUp(term))
+			s.holding(`SELECT 1 FROM machines WHERE id = 'm0' FOR UPDATE`, func() {
+				if _, err := a.sync(func(*wire.SyncRequest) {}); err != nil {
+					t.Fatal(err)
+				}
+				repaired(t, "heard, in the same state", 0, s.giveUp(term))
+			})
+			if _, err := a.sync(func(*wire.SyncRequest) {}); err != nil {
+				t.Fatal(err)
+			}
+			repaired(t, "back for a moment", 0, s.giveUp(term))
+			s.ago(`UPDATE machines SET state_at = now() - interval '21 min'`)
+			s.ago(`UPDATE machine_leases SET back_at = now() - interval '21 min'`)
+			repaired(t, "back for long", 1, s.giveUp(term))
+			if r := s.settle(id, attempt); r.Next != berth.Succeeded {
+				t.Errorf("settled to %s", r.Next)
+			}
+		})
 	}
-	s.until("the machine is back", func() bool { return s.state("m0") == berth.MachineReady })
-	repaired(t, "back for a moment", 0, s.giveUp(term))
-	s.ago(`UPDATE machines SET state_at = now() - interval '21 min'`)
-	repaired(t, "back for long", 1, s.giveUp(term))
-	if r := s.settle(id, attempt); r.Next != berth.Succeeded {
-		t.Errorf("settled to %s", r.Next)
+}
+
+// Every call that may end a silence records the return, and a call that follows soon does not.
+func TestEachCallRecordsTheReturnOfAMachine(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	a, _ := s.register("host1", "agent1")
+	id := s.submit(nil)
+	attempt := s.place(id, "m0")
+	a.mustClaim(id, attempt)
+	back := func() *time.Time {
+		return one[*time.Time](s, `SELECT back_at FROM machine_leases WHERE machine_id = 'm0'`)
+	}
+	if at := back(); at != nil {
+		t.Fatalf("a machine that was never silent returned at %s", at)
+	}
+	for _, call := range []struct {
+		name string
+		do   func()
+	}{
+		{"a renewal", func() {
+			if _, err := a.sync(func(*wire.SyncRequest) {}); err != nil {
+				t.Fatal(err)
+			}
+		}},
+		{"a report", func() { a.report(id, attempt, berth.PhasePulling, nil) }},
+		{"a registration", func() { a, _ = s.register("host1", "agent2") }},
+	} {
+		before := back()
+		s.quiet("m0", 21*time.Second)
+		call.do()
+		first := back()
+		if first == nil || before != nil && !first.After(*before) {
+			t.Errorf("%s after a silence records no return: %v", call.name, first)
+		}
+		call.do()
+		if again := back(); first != nil && !again.Equal(*first) {
+			t.Errorf("%s after another call records a return", call.name)
+		}
 	}
 }
 
@@ -144,6 +194,33 @@ func TestF28UnpreparedMembersStayOnSilentMachinesDuringAFreeze(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A member that a freeze has spared has time to prepare after the return of its machine: the machine could neither
+// pull nor report.
+func TestF28UnpreparedMembersHaveTimeAfterTheReturnOfTheirMachine(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	term := s.term()
+	a, _ := s.register("host1", "agent1")
+	id := s.submit(nil)
+	attempt := s.place(id, "m0")
+	a.mustClaim(id, attempt)
+	a.report(id, attempt, berth.PhasePulling, nil)
+	s.ago(`UPDATE allocations SET claimed_at = now() - interval '61 min'`)
+	s.quiet("m0", 30*time.Minute)
+	a.report(id, attempt, berth.PhasePulling, nil)
+	kill := func() (int, error) { return s.db.Attempts.KillUnprepared(t.Context(), term, patience, 10) }
+	repaired(t, "back for a moment", 0, kill)
+	s.ago(`UPDATE machine_leases SET back_at = now() - interval '14 min'`)
+	repaired(t, "back for 14 minutes", 0, kill)
+	s.ago(`UPDATE machine_leases SET back_at = now() - interval '16 min'`)
+	repaired(t, "back for 16 minutes", 1, kill)
+	s.ago(`UPDATE allocations SET stop_by = now() - interval '61 s'`)
+	s.ago(`UPDATE machine_leases SET back_at = now() - interval '59 s'`)
+	repaired(t, "back for a moment with a kill", 0, s.giveUp(term))
+	s.ago(`UPDATE machine_leases SET back_at = now() - interval '61 s'`)
+	repaired(t, "back for a minute with a kill", 1, s.giveUp(term))
 }
 
 // TestAStrayThatIsNotKilledIsNoticed checks that a kill of a stray rank sets a stop_by of its own. The job
