@@ -27,7 +27,7 @@ func TestRefusedTokenOfTheSameLaunchIsARepetition(t *testing.T) {
 	}})
 	l := cloud.Launch{
 		Token: cloud.Token("c", "1", "burst-1", 1), Cluster: "c", Pool: "burst", Machine: "burst-1", N: 1,
-		Offering:  cloud.Offering{Region: "eu-test-1", Type: "g6.xlarge", Market: cloud.OnDemand},
+		Offering:  cloud.Offering{Region: "eu-test-1", Zone: "eu-test-1a", Type: "g6.xlarge", Market: cloud.OnDemand},
 		Bootstrap: cloud.Bootstrap{URL: "https://berth.example", JoinToken: "berth_SECRET"},
 		Settings: json.RawMessage(`{"images": {"eu-test-1": "ami-1"}, "agent": {"url": "https://berth.example/agent",
 			"sha256": "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"}}`),

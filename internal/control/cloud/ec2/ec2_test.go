@@ -170,7 +170,7 @@ func TestRequestIsSafeAndTagged(t *testing.T) {
 	if err != nil || !strings.HasPrefix(string(userData), "#cloud-config\n") || !strings.Contains(string(userData), "berth_SECRET") {
 		t.Errorf("user data %q, %v", userData, err)
 	}
-	// On demand, in a zone of the cloud's choice.
+	// On demand, in the zone of the region's subnet.
 	l = launch("burst-2")
 	l.Offering = cloud.Offering{Region: "eu-test-2", Type: "g6.xlarge", Market: cloud.OnDemand}
 	if got := create(t, p, l); got.Offering.Market != cloud.OnDemand || got.Offering.Zone == "" {
@@ -335,6 +335,22 @@ func TestStockAndQuotasAreKinds(t *testing.T) {
 
 // EC2 binds a token to no zone. A caller that sends a launch for another zone gets a second instance, which
 // is why another offering is another launch; Find then returns the first.
+// A token of EC2 holds for a zone, so a repeat in a zone of EC2's choice may create a second instance.
+func TestALaunchWithoutAZoneOrASubnetIsNotSent(t *testing.T) {
+	t.Parallel()
+	p, fake := open(t, ec2fake.Options{})
+	l := launch("burst-1")
+	l.Offering.Zone = "" // the only subnet of its region is that of a zone
+	_, err := p.Create(t.Context(), l)
+	e, ok := errors.AsType[*cloud.Error](err)
+	if !ok || e.Kind != cloud.Spec || e.Scope != l.Offering.String() || !strings.Contains(err.Error(), "name one of them") {
+		t.Errorf("%v, want an error of kind spec for the offering", err)
+	}
+	if n := len(fake.Instances()); n != 0 {
+		t.Errorf("%d instances exist, want none", n)
+	}
+}
+
 func TestTokenIsNotBoundToAZone(t *testing.T) {
 	t.Parallel()
 	p, fake := open(t, ec2fake.Options{})

@@ -49,6 +49,11 @@ func request(l cloud.Launch) (*ec2.RunInstancesInput, error) {
 	if image == "" {
 		return nil, fmt.Errorf("settings of the pool: %w %s", errNoImage, o.Region)
 	}
+	// Tokens hold for a zone. If EC2 chose the zone of each call, a repeat could create a second instance.
+	if o.Zone == "" && s.Subnets[o.Region] == "" {
+		return nil, fmt.Errorf("the offering has no zone, and subnets has no entry for region %s: name one of them, "+
+			"since EC2 would choose a zone for each call", o.Region)
+	}
 	userData, err := cloudinit.Render(cloudinit.Machine{
 		Name: l.Machine, Pool: l.Pool, Region: o.Region, Bootstrap: l.Bootstrap, Agent: s.Agent,
 		Notices: "ec2",
