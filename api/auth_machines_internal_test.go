@@ -142,10 +142,12 @@ func TestRevokedTokensDieAfterAFailedQuery(t *testing.T) {
 		calls []time.Duration // after quiet; the last one is refused
 		here  bool            // the token is revoked by this process
 	}{
-		"after a silence":               {time.Minute, []time.Duration{0}, false},
-		"by calls that come in a pause": {0, []time.Duration{machineLimit * 9 / 10, machineMemory - machineLimit*9/10}, false},
-		"by this process":               {machineLimit, []time.Duration{time.Millisecond}, true},
-		"by this process, in a pause":   {0, []time.Duration{time.Millisecond}, true},
+		"after a silence": {time.Minute, []time.Duration{0}, false},
+		"by calls that come in a pause": {
+			0, []time.Duration{machineLimit * 9 / 10, machineMemory - machineLimit*9/10}, false,
+		},
+		"by this process":             {machineLimit, []time.Duration{time.Millisecond}, true},
+		"by this process, in a pause": {0, []time.Duration{time.Millisecond}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

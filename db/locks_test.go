@@ -290,9 +290,9 @@ func spotNotice() *wire.CloudNotice {
 	return &wire.CloudNotice{Kind: wire.NoticeSpot, Deadline: time.Now().Add(time.Minute)}
 }
 
-// TestANoticeMayTakeSeconds checks that a notice whose statements wait for a while is stored all the same. An agent
-// sends it in a call without reports, for which no poll waits. Such a call once gave up after one second, so that a slow
-// database never stored the notice.
+// TestANoticeMayTakeSeconds checks that a notice is stored although its statements wait for a lock. An agent sends a
+// notice in a call without reports, for which no poll waits. With a limit of one second for such calls, a slow database
+// never stored the notice.
 func TestANoticeMayTakeSeconds(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
@@ -331,8 +331,8 @@ func TestANoticeMayTakeSeconds(t *testing.T) {
 	}
 }
 
-// TestANoticeThatWaitsLeavesTimeForStuckMembers checks that stuck members are given up while a table is locked that only
-// the notice of the same call needs.
+// TestANoticeThatWaitsLeavesTimeForStuckMembers checks that a call gives up stuck members although its notice waits for
+// a locked table.
 func TestANoticeThatWaitsLeavesTimeForStuckMembers(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)

@@ -28,7 +28,7 @@ func (p Patience) args() pgx.NamedArgs {
 		"suspect": p.Suspect, "frozen": p.Frozen, "kill": berth.Orders{Kill: true}}
 }
 
-// onSilent is true for a member a on a silent machine: it cannot report what it does.
+// onSilent is true for a member a on a silent machine, which cannot report the state of the member.
 const onSilent = `EXISTS (
 			SELECT 1
 			FROM machine_leases l
@@ -52,8 +52,8 @@ const waitedFor = `a.port IS NOT NULL AND EXISTS (
 //
 // Work on a silent machine is given up by PassVerdict, after the job's lost_after, and during a freeze not at all.
 // Two rules follow. Unfinished uploads wait for the machine. Members without a process stay on silent machines during a
-// freeze. Otherwise they move, since they have no work to lose, and PassVerdict never moves those of at_most_one jobs
-// from a machine without a fence.
+// freeze. Otherwise they move, since they have no work to lose, and PassVerdict never moves a member of an at_most_one
+// job from a machine without a fence.
 //
 // A machine that returns could neither upload nor report before. From its return on, uploads have Patience.Seal again,
 // members have Patience.Barrier to prepare, and Patience.Obey to follow a kill order. The agent itself ends a

@@ -222,8 +222,8 @@ func (a *app) withHandle(ctx context.Context, c *client.Client, job wire.Job) wi
 }
 
 // located converts faults of the server's validation into an error that shows their places
-// in the job file. Other errors, and all errors without a file, stay unchanged; so do those of a job that may exist,
-// whose key is in their hint.
+// in the job file. Other errors and all errors without a file stay unchanged. An error after which the job may exist
+// also stays unchanged: its hint has the idempotency key.
 func located(err error, file *jobfile.File) error {
 	e, ok := errors.AsType[*berth.Error](err)
 	_, unknown := errors.AsType[*unknownSubmitError](err)

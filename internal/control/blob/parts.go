@@ -185,7 +185,7 @@ func (s PartStore) Complete(ctx context.Context, key, id string, want Parts) err
 	}
 }
 
-// compare returns the parts of an upload if they are those of the object, and else an error of code invalid.
+// compare returns the parts of an upload if they make up the object, and else an error of code invalid.
 func (s PartStore) compare(ctx context.Context, key, id string, want Parts) ([]storedPart, error) {
 	var parts []storedPart
 	all := sha256.New()

@@ -80,13 +80,20 @@ func TestF28NoMachineIsLostInTheGraceAfterAFreeze(t *testing.T) {
 	if logged("verdicts resumed")() {
 		t.Error("in the grace the log has that verdicts resumed")
 	}
+	r.resumes(state)
+}
+
+// resumes ends the hold of verdicts, and waits until the silent machine with this state is lost and the log has that
+// verdicts resumed. It ends the hold again and again: after a stall of the test's machine the leader holds verdicts again.
+func (r *rig) resumes(state func() string) {
+	r.t.Helper()
 	r.await("the machine is lost after the grace", func() bool {
 		r.exec(endHold)
 		return state() == "lost"
 	})
 	r.await("the log has that verdicts resumed", func() bool {
 		r.exec(endHold)
-		return logged("verdicts resumed")()
+		return strings.Contains(r.log.String(), "verdicts resumed")
 	})
 }
 
@@ -106,7 +113,6 @@ func TestF28NoMachineIsLostInTheGraceAfterATimeWithoutALeader(t *testing.T) {
 		o.Silence, o.Grace = db.Silence{Suspect: time.Minute, Lost: 2 * time.Minute, Share: 1}, time.Hour
 	})
 	state := func() string { return value[string](r, `SELECT state FROM machines WHERE id = 'm3'`) }
-	logged := func(line string) func() bool { return func() bool { return strings.Contains(r.log.String(), line) } }
 	r.await("the silent machine is suspect or lost", func() bool { return state() != "ready" })
 	r.await("the machines are counted", func() bool {
 		return state() == "lost" ||
@@ -117,14 +123,7 @@ func TestF28NoMachineIsLostInTheGraceAfterATimeWithoutALeader(t *testing.T) {
 	if got := state(); got != "suspect" {
 		t.Fatalf("in the grace the silent machine is %s", got)
 	}
-	r.await("the machine is lost after the grace", func() bool {
-		r.exec(endHold)
-		return state() == "lost"
-	})
-	r.await("the log has that verdicts resumed", func() bool {
-		r.exec(endHold)
-		return logged("verdicts resumed")()
-	})
+	r.resumes(state)
 }
 
 // During a freeze, stuck work ends on machines that call and stays on silent ones.

@@ -343,7 +343,8 @@ func TestALaunchWithoutAZoneOrASubnetIsNotSent(t *testing.T) {
 	l.Offering.Zone = "" // the only subnet of its region is that of a zone
 	_, err := p.Create(t.Context(), l)
 	e, ok := errors.AsType[*cloud.Error](err)
-	if !ok || e.Kind != cloud.Spec || e.Scope != l.Offering.String() || !strings.Contains(err.Error(), "name one of them") {
+	if !ok || e.Kind != cloud.Spec || e.Scope != l.Offering.String() ||
+		!strings.Contains(err.Error(), "name one of them") {
 		t.Errorf("%v, want an error of kind spec for the offering", err)
 	}
 	if n := len(fake.Instances()); n != 0 {
