@@ -84,7 +84,7 @@ func TestF28NoMachineIsLostInTheGraceAfterAFreeze(t *testing.T) {
 }
 
 // resumes ends the hold of verdicts, and waits until the silent machine with this state is lost and the log has that
-// verdicts resumed. It ends the hold again and again: after a stall of the test's machine the leader holds verdicts again.
+// verdicts resumed. It ends the hold repeatedly: after a stall of the test's machine the leader holds verdicts again.
 func (r *rig) resumes(state func() string) {
 	r.t.Helper()
 	r.await("the machine is lost after the grace", func() bool {
