@@ -103,6 +103,9 @@ func Open(ctx context.Context, url string, o Options) (*DB, error) {
 	// Statements are written so that one plan serves all values. Planning the statements with
 	// arrays on each call cost as much as executing them.
 	cfg.ConnConfig.RuntimeParams["plan_cache_mode"] = "force_generic_plan"
+	// A statement names its rows by key, and the rows that change are in memory. With the default of 4, the plans of a
+	// young database read whole tables, and stay until the statistics of a table are renewed.
+	cfg.ConnConfig.RuntimeParams["random_page_cost"] = "1.1"
 	cfg.ConnConfig.RuntimeParams["application_name"] = "berth"
 	cfg.ConnConfig.RuntimeParams["berth.format"] = strconv.Itoa(spec.Format) // see jobs_know_groups, migration 0073
 	if cfg.ConnConfig.ConnectTimeout == 0 {

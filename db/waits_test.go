@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"berth"
 	"berth/db"
 	"berth/failure"
@@ -222,5 +224,37 @@ func TestAGangsWorkflowIsWantedByABadEndAndByTheLast(t *testing.T) {
 				t.Error("more than two members")
 			}
 		})
+	}
+}
+
+// TestAYoungDatabaseReadsRowsByKey: the plan of a database with some hundred jobs stays while they become thousands.
+// It must not read a whole table for the jobs of a few members.
+func TestAYoungDatabaseReadsRowsByKey(t *testing.T) {
+	t.Parallel()
+	const jobs, most = 400, 10
+	s := newStage(t)
+	mustExec(t, s.pool, `
+		WITH j AS (
+			INSERT INTO jobs (id, tenant, name, class, priority, preemptible, state, grace_ms, lost_after_ms, actor, finished_at)
+			SELECT gen_random_uuid(), 'default', 'x', 'c', 500, true, 'succeeded', 0, 0, 'test', now()
+			FROM generate_series(1, $1::int)
+			RETURNING id
+		)
+		INSERT INTO allocations (job, attempt, rank, machine_id, machine_epoch, cpu_m, mem_mb, disk_mb, gpu_milli, state)
+		SELECT id, 1, 0, 'm0', 1, 0, 0, 0, 0, 'released'
+		FROM j`, jobs)
+	mustExec(t, s.pool, `ANALYZE jobs, allocations`)
+	conn, err := s.db.Pool().Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	found, read := rowsRead(t, conn.Conn(), `
+		SELECT a.id, j.state
+		FROM allocations a
+		JOIN jobs j ON j.id = a.job
+		WHERE a.id = ANY(@allocs::bigint[])`, pgx.NamedArgs{"allocs": "{1,2,3}"})
+	if found != 3 || read > most {
+		t.Errorf("%d members are found after reading %d rows; at most %d should do", found, read, most)
 	}
 }
