@@ -10,10 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
-	"path/filepath"
 	"runtime"
-	"strconv"
-	"sync"
 	"syscall"
 )
 
@@ -49,43 +46,70 @@ type Helper struct {
 	PID   int
 	Fixed bool // its CPU share is fixed by a control group
 
-	exited      chan error
-	out, errs   bytes.Buffer
-	removeGroup func()
+	exited    chan struct{} // closed once the helper has ended and was reaped
+	err       error         // how it ended; read only after exited is closed
+	out, errs bytes.Buffer
+	group     *cgroup // nil: none
 }
 
 // StartHelper starts this binary again as the named helper. share is the most
 // cores that it may use.
 func StartHelper(name string, share float64, config any) (*Helper, error) {
+	h := &Helper{}
+	if err := h.start(name, config, &h.out); err != nil {
+		return nil, err
+	}
+	h.limit(hostCgroups(), name, share)
+	return h, nil
+}
+
+// start starts the process. Its standard output goes to out.
+func (h *Helper) start(name string, config any, out io.Writer) error {
 	text, err := json.Marshal(config)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	self, err := os.Executable()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	h := &Helper{exited: make(chan error, 1), removeGroup: func() {}}
 	cmd := exec.Command(self)
 	cmd.Env = append(os.Environ(), HelperName+"="+name)
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(text), &h.out, &h.errs
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(text), out, &h.errs
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	h.exited = make(chan struct{})
 	started := make(chan error)
 	go func() {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		err := cmd.Start()
+		if err == nil {
+			h.PID = cmd.Process.Pid
+		}
 		started <- err
 		if err == nil {
-			h.exited <- cmd.Wait()
+			h.err = cmd.Wait()
+			close(h.exited)
 		}
 	}()
-	if err := <-started; err != nil {
-		return nil, err
+	return <-started
+}
+
+// limit puts the process into a group of its own that may use so many cores. Where the host has no such groups, the
+// helper runs without a bound and Fixed stays false.
+func (h *Helper) limit(tree *cgroups, name string, cores float64) {
+	if tree == nil {
+		return
 	}
-	h.PID = cmd.Process.Pid
-	h.removeGroup, h.Fixed = limitCPU(h.PID, share)
-	return h, nil
+	g, err := tree.create(fmt.Sprintf("%s-%d", name, h.PID))
+	if err != nil {
+		return
+	}
+	if errors.Join(g.limit(cores), g.add(h.PID)) != nil {
+		g.remove()
+		return
+	}
+	h.group, h.Fixed = g, true
 }
 
 // Stop asks the helper to end, waits for its end, and reads its report.
@@ -96,10 +120,8 @@ func (h *Helper) Stop(report any) error {
 
 // Wait waits until the helper ends by itself and reads its report.
 func (h *Helper) Wait(report any) error {
-	err := <-h.exited
-	h.removeGroup()
-	if err != nil {
-		return fmt.Errorf("helper: %w: %s", err, h.errs.Bytes())
+	if err := h.end(); err != nil {
+		return err
 	}
 	if err := json.Unmarshal(h.out.Bytes(), report); err != nil {
 		return fmt.Errorf("report of the helper: %w", err)
@@ -107,40 +129,14 @@ func (h *Helper) Wait(report any) error {
 	return nil
 }
 
-// cpuPeriod is the period of the kernel's CPU quotas, in microseconds.
-const cpuPeriod = 100_000
-
-// limitCPU puts a process into a control group of its own that may use so many
-// cores. It reports false where the host has no control group to write to.
-func limitCPU(pid int, cores float64) (remove func(), ok bool) {
-	quota := strconv.Itoa(int(cores * cpuPeriod))
-	name := fmt.Sprintf("berth-rig-%d", pid)
-	for _, way := range []struct{ root, file, value string }{
-		{"/sys/fs/cgroup/cpu", "cpu.cfs_quota_us", quota},                            // version 1
-		{"/sys/fs/cgroup", "cpu.max", quota + " " + strconv.Itoa(cpuPeriod)},         // version 2
-		{"/sys/fs/cgroup/unified", "cpu.max", quota + " " + strconv.Itoa(cpuPeriod)}, // both versions mounted
-	} {
-		dir := filepath.Join(way.root, name)
-		if os.Mkdir(dir, 0o755) != nil {
-			continue
-		}
-		err := errors.Join(
-			writeExisting(filepath.Join(dir, way.file), way.value),
-			writeExisting(filepath.Join(dir, "cgroup.procs"), strconv.Itoa(pid)))
-		if err == nil {
-			return sync.OnceFunc(func() { _ = os.Remove(dir) }), true // one that stays is empty
-		}
-		_ = os.Remove(dir)
+// end waits until the helper has ended.
+func (h *Helper) end() error {
+	<-h.exited
+	if h.group != nil {
+		h.group.remove()
 	}
-	return func() {}, false
-}
-
-// writeExisting writes to an existing file of the kernel, and never creates a file.
-func writeExisting(path, text string) error {
-	f, err := os.OpenFile(path, os.O_WRONLY, 0)
-	if err != nil {
-		return err
+	if h.err != nil {
+		return fmt.Errorf("helper: %w: %s", h.err, h.errs.Bytes())
 	}
-	_, err = f.WriteString(text)
-	return errors.Join(err, f.Close())
+	return nil
 }

@@ -82,6 +82,7 @@ func (r *Replica) Start(ctx context.Context) (err error) {
 		r.args...); err != nil {
 		return err
 	}
+	s.services.add(r.Name, r.process.PID)
 	err = Await(ctx, Patience, func(ctx context.Context) error {
 		if !r.process.Running() {
 			return fatal{fmt.Errorf("it ended: %w", r.process.err)}
@@ -203,5 +204,6 @@ func (s *Stack) StartExtra(name string, flags ...string) (stop func(), err error
 	if err != nil {
 		return nil, err
 	}
+	s.services.add(name, p.PID)
 	return p.Kill, nil
 }

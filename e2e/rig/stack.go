@@ -35,6 +35,10 @@ type Options struct {
 	// Linked puts a proxy in front of the replicas, and proxies between each of them
 	// and its servers, so that the test may choose which of them are reached.
 	Linked bool
+
+	// Apart puts the processes of each service into a control group of its own, all of equal weight, where the host
+	// allows it. ServicesApart says whether it did.
+	Apart bool
 }
 
 // Stack is a running Berth: PostgreSQL and Temporal, one berthd or more, any number
@@ -54,7 +58,8 @@ type Stack struct {
 	front    *faultproxy.Proxy // the replicas' common address; nil unless linked
 	dev      *Process
 	agents   []*Process
-	database string // URL of Berth's database
+	database string    // URL of Berth's database
+	services *services // nil: services run in the groups of this process
 }
 
 // The size that every machine pretends to have: jobs of these tests wait for
@@ -76,6 +81,9 @@ func Start(ctx context.Context, o Options) (*Stack, error) {
 		return nil, err
 	}
 	s := &Stack{Dir: dir, linked: o.Linked, Token: "berth_" + berth.NewSecret()[:12] + "_" + berth.NewSecret()}
+	if o.Apart {
+		s.services = newServices(hostCgroups(), dir)
+	}
 	if err := os.Chmod(dir, 0o755); err != nil {
 		return s, err
 	}
@@ -107,6 +115,7 @@ func (s *Stack) startServers(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	s.services.add(temporalService, s.dev.PID)
 	var at struct {
 		Temporal    string `json:"temporal"`
 		DatabaseURL string `json:"database_url"`
@@ -125,6 +134,10 @@ func (s *Stack) startServers(ctx context.Context) (err error) {
 		return err
 	}
 	s.Temporal, s.database = at.Temporal, at.DatabaseURL
+	if postgres := s.postgresPIDs(); len(postgres) > 0 {
+		s.services.add(postgresqlService, postgres[0])         // later backends start in its group
+		s.services.add(postgresqlService, s.postgresPIDs()...) // backends that started before
+	}
 	cfg, err := pgxpool.ParseConfig(at.DatabaseURL)
 	if err != nil {
 		return err
@@ -189,6 +202,9 @@ func (s *Stack) JoinWith(ctx context.Context, n int, flags ...string) error {
 			}
 			s.agents[i], err = run(filepath.Join(s.Dir, "agent-"+name+".log"),
 				[]string{"BERTH_JOIN_TOKEN=" + join.Secret}, s.Programs.Path("berth-agent"), args...)
+			if err == nil {
+				s.services.add(agentsService, s.agents[i].PID)
+			}
 			return err
 		})
 	}
@@ -254,6 +270,7 @@ func (s *Stack) Close() error {
 	if s.dev != nil {
 		errs = append(errs, s.dev.end(syscall.SIGINT))
 	}
+	s.services.close()
 	return errors.Join(errs...)
 }
 
