@@ -4,41 +4,56 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"slices"
+	"strings"
 	"text/tabwriter"
-	"time"
 )
 
 // Figure is one line of a table of measurements.
 type Figure struct {
 	Name  string
 	Value float64 // NaN: not measured
-	Unit  string  // printed after the value; "ratio" prints no unit
-	Must  *float64
-	Aim   *float64
-	High  bool // more is better
-	Note  string
+
+	// Between is the interval of a value that chance moves; nil: none was computed.
+	Between *Interval
+
+	Unit string // printed after the value; "ratio" prints no unit
+	Must *float64
+	Aim  *float64
+	High bool // more is better
+	Note string
 }
 
 // Limit returns a bound for Must and Aim.
 func Limit(v float64) *float64 { return &v }
 
-// Verdict compares the value with its bounds.
+// notCertain is added to a verdict where the bound lies within the interval: another run may find the opposite.
+const notCertain = ", not certain"
+
+// Verdict compares the value with its bounds. The value alone decides; the interval only says how certain the verdict
+// is, so a wide interval excuses nothing.
 func (f Figure) Verdict() string {
-	reaches := func(limit *float64) bool {
-		return limit != nil && (f.High && f.Value >= *limit || !f.High && f.Value <= *limit)
-	}
 	switch {
 	case f.Must == nil:
 		return ""
 	case math.IsNaN(f.Value):
 		return "NOT MEASURED"
-	case reaches(f.Aim):
-		return "aim reached"
-	case reaches(f.Must):
-		return "ok"
 	}
-	return "MISSED"
+	text := "MISSED"
+	if f.reaches(f.Value, f.Must) {
+		text = "ok"
+		if f.reaches(f.Value, f.Aim) {
+			text = "aim reached"
+		}
+	}
+	if f.Between != nil && f.reaches(f.Between.Low, f.Must) != f.reaches(f.Between.High, f.Must) {
+		text += notCertain
+	}
+	return text
+}
+
+// reaches reports whether a value keeps a bound. No value keeps a bound that is nil.
+func (f Figure) reaches(v float64, limit *float64) bool {
+	return limit != nil && (f.High && v >= *limit || !f.High && v <= *limit)
 }
 
 // show formats a value with three significant digits and its unit, "" for nil.
@@ -80,7 +95,7 @@ func (t *Table) Remark(format string, args ...any) {
 func (t *Table) Missed() int {
 	n := 0
 	for _, f := range t.Figures {
-		if v := f.Verdict(); v == "MISSED" || v == "NOT MEASURED" {
+		if v := f.Verdict(); strings.HasPrefix(v, "MISSED") || v == "NOT MEASURED" {
 			n++
 		}
 	}
@@ -105,6 +120,9 @@ func (t *Table) Print(out io.Writer) {
 		seen := "-"
 		if !math.IsNaN(f.Value) {
 			seen = f.show(&f.Value)
+			if f.Between != nil {
+				seen += fmt.Sprintf(" [%.2f, %.2f]", f.Between.Low, f.Between.High)
+			}
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", f.Name, seen, bound(f.Must), bound(f.Aim), f.Verdict(), f.Note)
 	}
@@ -114,25 +132,3 @@ func (t *Table) Print(out io.Writer) {
 	}
 	fmt.Fprintln(out)
 }
-
-// Quantile returns the smallest value that this part of the values does not
-// exceed; 0 of none.
-func Quantile(values []time.Duration, part float64) time.Duration {
-	if len(values) == 0 {
-		return 0
-	}
-	sorted := slices.Sorted(slices.Values(values))
-	return sorted[max(0, int(math.Ceil(part*float64(len(sorted))))-1)]
-}
-
-// Mean returns the mean of the values; 0 of none.
-func Mean(values []float64) float64 {
-	sum := 0.0
-	for _, v := range values {
-		sum += v
-	}
-	return sum / float64(max(len(values), 1))
-}
-
-// MS returns a duration in milliseconds.
-func MS(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
