@@ -26,9 +26,13 @@ func NewCaller(base, token, from string) *Caller {
 	}
 	return &Caller{base: base, token: token, http: &http.Client{
 		Timeout:   callLimit,
-		Transport: &http.Transport{DialContext: d.DialContext, MaxIdleConnsPerHost: 64, MaxIdleConns: 256},
+		Transport: &http.Transport{DialContext: d.DialContext, MaxIdleConnsPerHost: CallsUnderWay},
 	}}
 }
+
+// CallsUnderWay is the most calls that a generator has open at once, and so the most idle connections that a caller
+// keeps: a connection that is closed after its call costs both sides a new one.
+const CallsUnderWay = 2000
 
 // callLimit bounds one call.
 const callLimit = 2 * time.Minute
