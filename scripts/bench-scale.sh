@@ -4,6 +4,7 @@
 #
 #     scripts/bench-scale.sh -parts bare,long -running 5000
 #     scripts/bench-scale.sh -agents 20 -running 50,150 -overload-for 15s
+#     scripts/bench-scale.sh -agents 100 -parts overload -overload-for 1m
 #     scripts/bench-scale.sh -programs /folder/with/programs/of/another/commit
 set -euo pipefail
 cd "$(dirname "$0")/.."

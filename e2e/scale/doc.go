@@ -6,7 +6,10 @@
 // single jobs next to them, floods the cluster with short jobs, and submits five times as fast as
 // jobs can start. It prints one table with the bounds that apply and fails if a figure is
 // outside. Rates are compared with bare workflows of one activity in the same run, because
-// absolute rates are worth no more than the machine on which they were taken.
+// absolute rates are worth no more than the machine on which they were taken. A small tenant's
+// submits under overload are compared with its submits at rest, before the load and after it, and
+// the table has the interval of the ratio. Each service has a control group of its own, as systemd
+// gives it; where no group can bound the generator, the overload is not measured.
 //
 // BenchmarkReplicas (make bench-replicas) freezes, cuts off, drains, restarts and kills the
 // replica that holds the waiters of thousands of running jobs, and judges single jobs, ends and

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/http/httptest"
 	"sync"
@@ -23,7 +22,8 @@ const generatorHelper = "generator"
 
 // order is the configuration of a generator.
 type order struct {
-	URL    string         `json:"url"` // empty: a listener of its own that answers every call at once
+	URL    string         `json:"url"`    // empty: a null listener of its own
+	Accept float64        `json:"accept"` // submits a second that the null listener accepts
 	Tenant berth.TenantID `json:"tenant"`
 	Tokens []string       `json:"tokens"` // used in turn
 	Rate   float64        `json:"rate"`   // submits a second
@@ -34,36 +34,29 @@ type order struct {
 
 // made is the report of a generator.
 type made struct {
-	Due      int             `json:"due"`      // submits that were due
-	Skipped  int             `json:"skipped"`  // of them not sent, because too many calls were under way
-	Accepted int             `json:"accepted"` // 201
-	Refused  int             `json:"refused"`  // 429 and 503
-	Failed   int             `json:"failed"`   // any other answer, or none
-	Took     []time.Duration `json:"took"`     // of those accepted
-	CPU      time.Duration   `json:"cpu"`      // of the generator
-	Lasted   time.Duration   `json:"lasted"`
-	Fault    string          `json:"fault"` // of the first that failed
+	Due      int           `json:"due"`      // submits that were due
+	Skipped  int           `json:"skipped"`  // of them not sent, because too many calls were under way
+	Accepted int           `json:"accepted"` // 201
+	Refused  int           `json:"refused"`  // 429 and 503
+	Failed   int           `json:"failed"`   // any other answer, or none
+	Began    time.Time     `json:"began"`
+	CPU      time.Duration `json:"cpu"` // of the generator
+	Lasted   time.Duration `json:"lasted"`
+	Fault    string        `json:"fault"` // of the first that failed
 }
 
-// underWay is how many calls a generator has open at once. An open loop whose
-// server answers nothing must not exhaust its own host.
-const underWay = 2000
-
 // generate is the helper: an open loop that submits whether or not earlier
-// calls were answered.
+// calls were answered. At most rig.CallsUnderWay are open at once: an open loop
+// whose server answers nothing must not exhaust its own host.
 func generate(ctx context.Context, config json.RawMessage) (any, error) {
 	var o order
 	if err := json.Unmarshal(config, &o); err != nil {
 		return nil, err
 	}
 	if o.URL == "" {
-		null := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			_, _ = io.Copy(io.Discard, r.Body)
-			w.WriteHeader(http.StatusCreated)
-			_, _ = io.WriteString(w, "{}")
-		}))
-		defer null.Close()
-		o.URL = null.URL
+		server := httptest.NewServer(newNull(o.Accept))
+		defer server.Close()
+		o.URL = server.URL
 	}
 	var ledger *rig.Ledger
 	if o.Ledger != "" {
@@ -77,7 +70,7 @@ func generate(ctx context.Context, config json.RawMessage) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	g := &generator{order: o, body: body, ledger: ledger, open: make(chan struct{}, underWay)}
+	g := &generator{order: o, body: body, ledger: ledger, open: make(chan struct{}, rig.CallsUnderWay)}
 	for _, token := range o.Tokens {
 		g.callers = append(g.callers, rig.NewCaller(o.URL, token, ""))
 	}
@@ -98,10 +91,11 @@ type generator struct {
 
 func (g *generator) run(ctx context.Context) (made, error) {
 	began := time.Now()
+	g.made.Began = began
 	var calls sync.WaitGroup
 	for i := 0; ; i++ {
 		due := time.Duration(float64(i) / g.Rate * float64(time.Second))
-		if due >= g.For || !sleepUntil(ctx, began.Add(due)) {
+		if due >= g.For || !rig.SleepUntil(ctx, began.Add(due)) {
 			break
 		}
 		g.made.Due++
@@ -142,7 +136,6 @@ func (g *generator) submit(i int) {
 	switch {
 	case a.Good():
 		g.made.Accepted++
-		g.made.Took = append(g.made.Took, a.Took)
 	case a.Status == http.StatusTooManyRequests, a.Status == http.StatusServiceUnavailable:
 		g.made.Refused++
 	default:
@@ -150,17 +143,5 @@ func (g *generator) submit(i int) {
 		if g.made.Fault == "" {
 			g.made.Fault = fmt.Sprintf("status %d: %v %.200s", a.Status, a.Err, a.Body)
 		}
-	}
-}
-
-// sleepUntil returns false if the context ended first.
-func sleepUntil(ctx context.Context, at time.Time) bool {
-	timer := time.NewTimer(time.Until(at))
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }

@@ -191,6 +191,15 @@ func (c *cell) waits(name string, from, to time.Time) []time.Duration {
 	return c.hop(name, "submitted_at", "started_at", from, to)
 }
 
+// unstarted counts the jobs of this name that were submitted in a span of time and have not started.
+func (c *cell) unstarted(ctx context.Context, name string, from, to time.Time) (n int, err error) {
+	err = c.DB.QueryRow(ctx, `
+		SELECT count(*)
+		FROM jobs
+		WHERE name = $1 AND submitted_at >= $2 AND submitted_at < $3 AND started_at IS NULL`, name, from, to).Scan(&n)
+	return n, err
+}
+
 // hops are the parts of the time from submit to start: the columns of the job row
 // between which each lies.
 var hops = []struct{ name, from, to string }{
@@ -305,7 +314,7 @@ func (c *cell) wantKept(settled bool) {
 	c.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), rig.Patience)
 	defer cancel()
-	if err := c.Check(ctx, settled, c.LedgerPath("harness"), c.LedgerPath(generatorHelper)); err != nil {
+	if err := c.Check(ctx, settled, c.LedgerPath("harness"), c.LedgerPath(generatorHelper), c.LedgerPath(rig.ProbeHelper)); err != nil {
 		c.t.Error(err)
 	}
 }

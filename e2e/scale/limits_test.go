@@ -12,8 +12,9 @@ import (
 	"berth/e2e/rig"
 )
 
-// limitsEvery is the pause between two readings of the limits.
-const limitsEvery = 2 * time.Second
+// limitsEvery is the pause between two readings of the limits: as long as Prometheus
+// waits between two scrapes, since a scrape is a load itself.
+const limitsEvery = 15 * time.Second
 
 // limitFigures are the metrics of the first replica that show what holds starts back,
 // with the name of each in a remark.
@@ -36,7 +37,7 @@ func (c *cell) watchLimits() (stop func() string) {
 	sums, counts := make([]float64, len(limitFigures)), make([]int, len(limitFigures))
 	done.Go(func() {
 		defer caller.Close()
-		for i := 1; sleepUntil(ctx, time.Now().Add(limitsEvery)); i++ {
+		for i := 1; rig.SleepUntil(ctx, time.Now().Add(limitsEvery)); i++ {
 			a := caller.Call(ctx, http.MethodGet, "/metrics", nil, nil)
 			if a.Good() {
 				addLimits(string(a.Body), sums, counts)

@@ -18,14 +18,17 @@ var (
 	agents    = flag.Int("agents", 300, "machines, one agent process each")
 	running   = flag.String("running", "1000,5000", "numbers of long jobs to reach, one after another")
 	startFor  = flag.Duration("start-for", 4*time.Minute, "longest time to wait for the starts of each number of long jobs")
-	steady    = flag.Duration("steady", 30*time.Second, "length of each window in which CPU at rest is measured")
+	steady    = flag.Duration("steady", 20*time.Second, "length of each window in which CPU at rest is measured")
 	bare      = flag.Int("bare", 400, "bare workflows")
 	singles   = flag.Int("singles", 100, "single jobs, one at a time")
 	floodSize = flag.Int("flood", 20_000, "elements of the array of one-second jobs")
-	floodFor  = flag.Duration("flood-for", 75*time.Second, "time after which the flood is canceled")
+	floodFor  = flag.Duration("flood-for", time.Minute, "time after which the flood is canceled")
 	peakJobs  = flag.Int("peak", 500, "jobs by which the peak rate is measured")
 	times     = flag.Float64("overload", 5, "submits of the overload, in multiples of the peak rate")
-	loadFor   = flag.Duration("overload-for", 3*time.Minute, "length of the overload")
+	loadFor   = flag.Duration("overload-for", 5*time.Minute, "length of the overload")
+	quietFor  = flag.Duration("quiet-for", time.Minute, "length of each phase at rest with which the overload is compared")
+	warmFor   = flag.Duration("warm-for", 10*time.Second, "time before each phase at rest whose calls are left out")
+	within    = flag.Duration("within", 15*time.Minute, "length of the whole run, for which the overload is shortened to two minutes at least")
 	share     = flag.Float64("share", 0.5, "most cores that the generator of the overload may use")
 	faults    = flag.String("faults", "freeze,partition,drain,rolling,kill", "faults of BenchmarkReplicas, in this order")
 	holdFor   = flag.Duration("hold-for", 30*time.Second, "length of each freeze and partition of BenchmarkReplicas")
@@ -37,8 +40,11 @@ var (
 var workshop *rig.Workshop
 
 func TestMain(m *testing.M) {
-	if os.Getenv(rig.HelperName) == generatorHelper {
+	switch os.Getenv(rig.HelperName) {
+	case generatorHelper:
 		os.Exit(rig.RunHelper(generate))
+	case rig.ProbeHelper:
+		os.Exit(rig.RunHelper(rig.RunProbe))
 	}
 	flag.Parse()
 	os.Exit(run(m))
@@ -67,16 +73,18 @@ func start(t testing.TB, folder string) *rig.Stack {
 }
 
 // startWith is start with other options. The limits of calls and the workshop are
-// the same for all.
+// the same for all. In a benchmark each service has a control group of its own; a
+// test leaves the host's CPU to the tests next to it as well.
 func startWith(t testing.TB, o rig.Options) *rig.Stack {
 	t.Helper()
+	_, bench := t.(*testing.B)
 	s, err := rig.Start(t.Context(), rig.Options{
-		Workshop: workshop, Programs: o.Programs, Linked: o.Linked,
+		Workshop: workshop, Programs: o.Programs, Linked: o.Linked, Apart: bench,
 		Berthd: []string{"--rate=100000", "--burst=100000"},
 	})
 	if s != nil {
 		t.Cleanup(func() {
-			if _, bench := t.(*testing.B); t.Failed() && !bench { // a benchmark fails by its figures
+			if t.Failed() && !bench { // a benchmark fails by its figures
 				t.Logf("berthd:\n%s", rig.Tail(s.Dir+"/berthd.log"))
 			}
 			if err := s.Close(); err != nil {

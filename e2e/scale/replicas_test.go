@@ -292,6 +292,7 @@ func BenchmarkReplicas(b *testing.B) {
 	c := newCell(b, startWith(b, rig.Options{Linked: true, Programs: *programs}))
 	defer func() { // also after a fault that could not be mended
 		c.table.Remark("measured in %s on %d cores, load %s", time.Since(began).Round(time.Second), runtime.NumCPU(), loadAverage())
+		c.table.Remark("%s", c.ApartText())
 		c.table.Print(os.Stdout)
 		if n := c.table.Missed(); n > 0 {
 			b.Errorf("%d figures are outside their bounds", n)
