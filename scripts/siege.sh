@@ -4,7 +4,7 @@
 # benchmark:
 #
 #     scripts/siege.sh -attacks tail,join
-#     scripts/siege.sh -attack-for 5s -tokenless-for 6s -quiet-for 8s
+#     scripts/siege.sh -attack-for 5s -tokenless-for 6s -quiet-for 20s
 #     scripts/siege.sh -programs /folder/with/programs/of/another/commit
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -143,7 +143,7 @@ func (a *attacker) callSteadily(ctx context.Context, request func() string) {
 	var all sync.WaitGroup
 	defer all.Wait()
 	began := time.Now()
-	for i := 0; sleepUntil(ctx, began.Add(time.Duration(i)*time.Second/time.Duration(a.Count))); i++ {
+	for i := 0; rig.SleepUntil(ctx, began.Add(time.Duration(i)*time.Second/time.Duration(a.Count))); i++ {
 		all.Go(func() {
 			c, err := a.dial(ctx)
 			if err != nil {
@@ -174,7 +174,7 @@ func (a *attacker) holdMany(ctx context.Context, request func(i int) string, bod
 		all.Go(func() {
 			for ctx.Err() == nil {
 				a.hold(ctx, request(i), body)
-				sleepUntil(ctx, time.Now().Add(again))
+				rig.SleepUntil(ctx, time.Now().Add(again))
 			}
 		})
 	}
@@ -223,7 +223,7 @@ func (a *attacker) readNothing(ctx context.Context) {
 		all.Go(func() {
 			for ctx.Err() == nil {
 				a.askOn(ctx, i)
-				sleepUntil(ctx, time.Now().Add(again))
+				rig.SleepUntil(ctx, time.Now().Add(again))
 			}
 		})
 	}
@@ -266,7 +266,7 @@ func (a *attacker) readSlowly(ctx context.Context, in io.Reader) {
 		if err != nil {
 			return
 		}
-		sleepUntil(ctx, time.Now().Add(readPause))
+		rig.SleepUntil(ctx, time.Now().Add(readPause))
 	}
 }
 
@@ -282,7 +282,7 @@ func (a *attacker) sendBody(ctx context.Context, c net.Conn) {
 
 // drip sends a byte a second.
 func drip(ctx context.Context, c net.Conn) {
-	for sleepUntil(ctx, time.Now().Add(time.Second)) {
+	for rig.SleepUntil(ctx, time.Now().Add(time.Second)) {
 		if _, err := c.Write([]byte{0x28}); err != nil {
 			return
 		}
@@ -300,7 +300,7 @@ func (a *attacker) flood(ctx context.Context) {
 		all.Go(func() {
 			for ctx.Err() == nil {
 				a.floodOne(ctx, i)
-				sleepUntil(ctx, time.Now().Add(again/4))
+				rig.SleepUntil(ctx, time.Now().Add(again/4))
 			}
 		})
 	}
@@ -331,24 +331,12 @@ func (a *attacker) floodOne(ctx context.Context, i int) {
 	each := max(1, a.Count*int(tick)/int(time.Second)/floodConns)
 	pause := time.Duration(each*floodConns) * time.Second / time.Duration(a.Count)
 	batch := bytes.Repeat(request, each)
-	for began, n := time.Now(), 0; sleepUntil(ctx, began.Add(time.Duration(n)*pause)); n++ {
+	for began, n := time.Now(), 0; rig.SleepUntil(ctx, began.Add(time.Duration(n)*pause)); n++ {
 		_ = c.SetWriteDeadline(time.Now().Add(2 * time.Second))
 		if _, err := c.Write(batch); err != nil {
 			return
 		}
 		a.count(func(d *damage) { d.Sent += each })
-	}
-}
-
-// sleepUntil returns false if the context ended first.
-func sleepUntil(ctx context.Context, at time.Time) bool {
-	timer := time.NewTimer(time.Until(at))
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return ctx.Err() == nil
-	case <-ctx.Done():
-		return false
 	}
 }
 

@@ -6,7 +6,11 @@
 // a second, idle connections, unread lists, and a flood of submits. They run twice: from the
 // address of the good caller, as behind one proxy, and from the address of the agents, as from
 // inside a job against its own machine. The attacker is a process of its own with a fixed share
-// of the CPU.
+// of the CPU. The good caller is another one, which also measures its own lag.
+//
+// In the benchmark each service has a control group of its own, as systemd gives it. The good
+// caller's p99 is compared with its p99 at rest, and the table has the interval of the ratio and
+// the p99 of each kind of call. An attack whose attacker no control group bounds counts as missed.
 //
 // BenchmarkSiege (make siege) prints one table of attack, expectation and finding, and fails if
 // an expectation is not met. go test runs a small form that judges only results that do not

@@ -5,10 +5,12 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
-	"sync"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -30,29 +32,11 @@ const (
 const goodRate = 20
 
 // goodCaller is a user who does nothing wrong: an open loop of all kinds of
-// calls, each with a right token.
+// calls, each with a right token, in a process of its own.
 type goodCaller struct {
-	caller  *rig.Caller
-	url     string
-	token   string
-	job     berth.JobID // that it looks at
-	submit  []byte
-	plan    []byte
-	archive []byte
-	address berth.Address
-
-	cancel context.CancelFunc
-	done   sync.WaitGroup
-	mu     sync.Mutex
-	calls  []goodCall
-}
-
-// goodCall is one call of the good caller.
-type goodCall struct {
-	what string
-	due  time.Time
-	took time.Duration // from when it was due to its answer
-	bad  string        // why it was no success
+	stack *rig.Stack
+	plan  rig.ProbePlan
+	*rig.Probe
 }
 
 // spec is a small job.
@@ -86,9 +70,7 @@ func token(t testing.TB, s *rig.Stack, tenant berth.TenantID, role spec.Role) st
 func newGoodCaller(t testing.TB, s *rig.Stack) *goodCaller {
 	t.Helper()
 	const tenant berth.TenantID = "good"
-	g := &goodCaller{url: s.URL, token: token(t, s, tenant, spec.RoleUser)}
-	g.caller = rig.NewCaller(s.URL, g.token, goodAddress)
-	g.submit, g.plan = mustJSON(t, jobSpec("good", "exit", "0")), mustJSON(t, jobSpec("plan", "exit", "0"))
+	secret := token(t, s, tenant, spec.RoleUser)
 	folder := t.TempDir()
 	if err := os.WriteFile(filepath.Join(folder, "train.py"), []byte("print('hello')\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -98,15 +80,15 @@ func newGoodCaller(t testing.TB, s *rig.Stack) *goodCaller {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g.archive, g.address = packed.Bytes(), sum.Address
-	a := g.caller.Call(t.Context(), http.MethodPost, "/v1/jobs", nil, mustJSON(t, jobSpec("looked-at", "lines", "5", "0s")))
+	caller := rig.NewCaller(s.URL, secret, goodAddress)
+	defer caller.Close()
+	a := caller.Call(t.Context(), http.MethodPost, "/v1/jobs", nil, mustJSON(t, jobSpec("looked-at", "lines", "5", "0s")))
 	var job wire.Job
 	if err := json.Unmarshal(a.Body, &job); err != nil || !a.Good() {
 		t.Fatalf("submit the good caller's job: status %d, %v", a.Status, a.Err)
 	}
-	g.job = job.ID
 	if err := rig.Await(t.Context(), rig.Patience, func(ctx context.Context) error {
-		j, err := s.API.Job(ctx, g.job)
+		j, err := s.API.Job(ctx, job.ID)
 		if err == nil && j.Status != berth.Succeeded {
 			err = fmt.Errorf("it is %s", j.Status)
 		}
@@ -114,89 +96,82 @@ func newGoodCaller(t testing.TB, s *rig.Stack) *goodCaller {
 	}); err != nil {
 		t.Fatalf("the good caller's job: %v", err)
 	}
-	t.Cleanup(g.caller.Close)
-	return g
+	return &goodCaller{stack: s, plan: rig.ProbePlan{
+		URL: s.URL, Token: secret, From: goodAddress, Rate: goodRate, Tenant: tenant,
+		Round: goodRound(job.ID, sum.Address, packed.Bytes(), mustJSON(t, jobSpec("good", "exit", "0")),
+			mustJSON(t, jobSpec("plan", "exit", "0"))),
+	}}
+}
+
+// goodRound returns a round of twenty calls: the calls of a person, a script and a dashboard.
+func goodRound(job berth.JobID, address berth.Address, packed, submit, plan []byte) []rig.ProbeCall {
+	round := make([]rig.ProbeCall, 20)
+	for i := range round {
+		c := rig.ProbeCall{Kind: "show", Method: http.MethodGet, Path: "/v1/jobs/" + string(job)}
+		switch i {
+		case 0, 10:
+			c = rig.ProbeCall{Kind: "submit", Method: http.MethodPost, Path: "/v1/jobs", Body: submit, Keyed: true}
+		case 5:
+			c = rig.ProbeCall{Kind: "plan", Method: http.MethodPost, Path: "/v1/plans", Body: plan}
+		case 15:
+			c = rig.ProbeCall{Kind: "upload", Method: http.MethodPost, Path: "/v1/uploads?address=" + string(address),
+				Header: http.Header{"Content-Type": {"application/zstd"}}, Body: packed}
+		case 3, 13:
+			c.Kind, c.Path = "log", c.Path+"/logs"
+		case 8:
+			c.Kind, c.Path = "readyz", "/readyz"
+		case 1, 4, 6, 9, 12, 16, 18:
+			c.Kind, c.Path = "list", "/v1/jobs?limit=20"
+		}
+		c.NewConn = i%10 == 9 // also over a connection that is new
+		round[i] = c
+	}
+	return round
 }
 
 // start makes calls until stop.
-func (g *goodCaller) start() {
-	ctx, cancel := context.WithCancel(context.Background())
-	g.cancel = cancel
-	g.done.Go(func() {
-		began := time.Now()
-		for i := 0; ; i++ {
-			due := began.Add(time.Duration(i) * time.Second / goodRate)
-			if !sleepUntil(ctx, due) {
-				return
-			}
-			g.done.Go(func() { g.call(i, due) })
-		}
-	})
+func (g *goodCaller) start(t testing.TB) {
+	t.Helper()
+	var err error
+	if g.Probe, err = g.stack.StartProbe(g.plan); err != nil {
+		t.Fatal(err)
+	}
 }
 
-// stop ends the calls and waits for those under way.
-func (g *goodCaller) stop() {
-	g.cancel()
-	g.done.Wait()
+// stop ends the calls and waits for the calls that are open.
+func (g *goodCaller) stop(t testing.TB) {
+	t.Helper()
+	if err := g.Stop(); err != nil {
+		t.Errorf("the good caller: %v", err)
+	}
 }
 
-// call makes one call of a round of twenty: the calls of a person, a script and a dashboard.
-func (g *goodCaller) call(i int, due time.Time) {
-	ctx, c := context.Background(), g.caller
-	if i%10 == 9 { // also over a connection that is new
-		c = rig.NewCaller(g.url, g.token, goodAddress)
-		defer c.Close()
-	}
-	var what string
-	var a rig.Answer
-	switch i % 20 {
-	case 0, 10:
-		what, a = "submit", c.Call(ctx, http.MethodPost, "/v1/jobs", http.Header{"Idempotency-Key": {berth.NewSecret()}}, g.submit)
-	case 5:
-		what, a = "plan", c.Call(ctx, http.MethodPost, "/v1/plans", nil, g.plan)
-	case 15:
-		what, a = "upload", c.Call(ctx, http.MethodPost, "/v1/uploads?address="+string(g.address), http.Header{"Content-Type": {"application/zstd"}}, g.archive)
-	case 3, 13:
-		what, a = "log", c.Call(ctx, http.MethodGet, "/v1/jobs/"+string(g.job)+"/logs", nil, nil)
-	case 8:
-		what, a = "readyz", c.Call(ctx, http.MethodGet, "/readyz", nil, nil)
-	case 1, 4, 6, 9, 12, 16, 18:
-		what, a = "list", c.Call(ctx, http.MethodGet, "/v1/jobs?limit=20", nil, nil)
-	default:
-		what, a = "show", c.Call(ctx, http.MethodGet, "/v1/jobs/"+string(g.job), nil, nil)
-	}
-	call := goodCall{what: what, due: due, took: time.Since(due)}
-	if !a.Good() {
-		call.bad = fmt.Sprintf("%s: status %d, %v, %.120s", what, a.Status, a.Err, a.Body)
-	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.calls = append(g.calls, call)
-}
-
-// between returns the calls that were due in a span of time.
-func (g *goodCaller) between(from, to time.Time) []goodCall {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	var list []goodCall
-	for _, c := range g.calls {
-		if !c.due.Before(from) && c.due.Before(to) {
-			list = append(list, c)
-		}
-	}
-	return list
-}
-
-// sum is the result of a set of calls: how long the good ones took, and how many were bad.
-func sum(calls []goodCall) (took []time.Duration, bad int, first string) {
+// sum is the result of a set of calls: how long each took, and how many were bad.
+func sum(calls []rig.Probed) (took []time.Duration, bad int, first string) {
 	for _, c := range calls {
-		took = append(took, c.took)
-		if c.bad != "" {
+		took = append(took, c.Took)
+		if c.Fault != "" {
 			bad++
 			if first == "" {
-				first = c.bad
+				first = c.Fault
 			}
 		}
 	}
 	return took, bad, first
+}
+
+// byKind describes the p50, the p99 and the number of the calls of each kind. The p99 of few calls is the slowest of
+// them.
+func byKind(calls []rig.Probed) string {
+	kinds := map[string][]time.Duration{}
+	for _, c := range calls {
+		kinds[c.Kind] = append(kinds[c.Kind], c.Took)
+	}
+	var parts []string
+	for _, kind := range slices.Sorted(maps.Keys(kinds)) {
+		took := kinds[kind]
+		parts = append(parts, fmt.Sprintf("%s %.0f, %.0f ms of %d", kind, rig.MS(rig.Quantile(took, 0.5)),
+			rig.MS(rig.Quantile(took, 0.99)), len(took)))
+	}
+	return strings.Join(parts, "; ")
 }

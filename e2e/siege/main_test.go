@@ -17,7 +17,8 @@ var (
 	only         = flag.String("attacks", "", "run only attacks whose name contains one of these words, between commas; empty: all")
 	attackFor    = flag.Duration("attack-for", 20*time.Second, "length of an attack")
 	tokenlessFor = flag.Duration("tokenless-for", time.Minute, "length of the attack without tokens")
-	quietFor     = flag.Duration("quiet-for", 30*time.Second, "length of the quiet phase with which attacks are compared")
+	quietFor     = flag.Duration("quiet-for", time.Minute, "length of the quiet phase before the attacks; a second one before the last attack is half as long")
+	warmFor      = flag.Duration("warm-for", 10*time.Second, "time of the good caller before the first quiet phase, which is left out")
 	share        = flag.Float64("share", 0.5, "most cores that the attacker may use")
 )
 
@@ -25,8 +26,11 @@ var (
 var workshop *rig.Workshop
 
 func TestMain(m *testing.M) {
-	if os.Getenv(rig.HelperName) == attackHelper {
+	switch os.Getenv(rig.HelperName) {
+	case attackHelper:
 		os.Exit(rig.RunHelper(attack))
+	case rig.ProbeHelper:
+		os.Exit(rig.RunHelper(rig.RunProbe))
 	}
 	flag.Parse()
 	os.Exit(run(m))
@@ -47,13 +51,15 @@ func run(m *testing.M) int {
 }
 
 // start starts a stack with two agents and the flags that berthd is shipped
-// with, and closes it at the end.
+// with, and closes it at the end. In a benchmark each service has a control group of
+// its own; a test leaves the host's CPU to the tests next to it as well.
 func start(t testing.TB, folder string) *rig.Stack {
 	t.Helper()
-	s, err := rig.Start(t.Context(), rig.Options{Workshop: workshop, Programs: folder})
+	_, bench := t.(*testing.B)
+	s, err := rig.Start(t.Context(), rig.Options{Workshop: workshop, Programs: folder, Apart: bench})
 	if s != nil {
 		t.Cleanup(func() {
-			if _, bench := t.(*testing.B); t.Failed() && !bench { // a benchmark fails by its figures
+			if t.Failed() && !bench { // a benchmark fails by its figures
 				t.Logf("berthd:\n%s", rig.Tail(filepath.Join(s.Dir, "berthd.log")))
 			}
 			if err := s.Close(); err != nil {

@@ -1,17 +1,14 @@
 package siege_test
 
 import (
-	"cmp"
 	"context"
 	"fmt"
-	"io"
 	"os"
 	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
-	"text/tabwriter"
 	"time"
 
 	"berth"
@@ -47,8 +44,8 @@ type siege struct {
 	evil  string        // token of the tenant that attacks
 	look  string        // its viewer's
 	many  []string      // many tokens of another one
-	quiet time.Duration // p99 without an attack
-	usual time.Duration // p50 without an attack
+	rest  rest          // the good caller without an attack
+	usual time.Duration // its p50
 	share float64
 	watch time.Duration // after each attack
 
@@ -132,6 +129,16 @@ func (s *siege) plan(kind, from string, count, size int, lasts time.Duration) pl
 	return p
 }
 
+// rest holds the good caller's calls without an attack, of all quiet phases.
+type rest struct {
+	calls []rig.Probed
+	took  []time.Duration
+	lag   []time.Duration // of the good caller's canary
+}
+
+// p99 returns the p99 of the calls.
+func (r rest) p99() time.Duration { return rig.Quantile(r.took, 0.99) }
+
 // finding holds the results of an attack.
 type finding struct {
 	plan
@@ -139,29 +146,43 @@ type finding struct {
 	calls    int
 	bad      int
 	firstBad string
+	took     []time.Duration // of the good calls, in the order in which they were due
 	p99      time.Duration
-	slowest  string  // of the good calls, with when they were due
-	early    int     // good calls of the first half of the attack
-	stuck    int     // of them answered only after its end
-	growth   float64 // MiB
+	lag      []time.Duration // of the good caller's canary
+	kinds    string          // p50 and p99 of the good calls by kind
+	bounded  bool            // a control group bounds the attacker's CPU share
+	slowest  string          // of the good calls, with when they were due
+	early    int             // good calls of the first half of the attack
+	stuck    int             // of them answered only after its end
+	growth   float64         // MiB
 	lease    time.Duration
 	silent   int
 	heals    time.Duration // until the last bad or slow call, or silent machine, after the end of the attack
 	errs     []error
 }
 
-// measureQuiet makes good calls alone and keeps their p99.
+// measureQuiet makes good calls alone and adds them to the earlier ones at rest.
 func (s *siege) measureQuiet(d time.Duration) {
 	s.t.Helper()
 	from := time.Now()
-	sleepUntil(s.t.Context(), from.Add(d))
-	took, bad, first := sum(s.good.between(from, time.Now()))
-	if bad > 0 || len(took) == 0 {
-		s.t.Fatalf("in quiet, %d of %d good calls failed: %s", bad, len(took), first)
+	rig.SleepUntil(s.t.Context(), from.Add(d))
+	to := time.Now()
+	if err := s.good.Await(s.t.Context(), to); err != nil {
+		s.t.Fatal(err)
 	}
-	s.quiet, s.usual = rig.Quantile(took, 0.99), rig.Quantile(took, 0.5)
-	fmt.Printf("%s  quiet: p50 %.0f ms, p99 %.0f ms of %d calls; berthd has %.0f MiB\n", time.Now().Format(time.TimeOnly),
-		rig.MS(rig.Quantile(took, 0.5)), rig.MS(s.quiet), len(took), rig.Resident(s.Berthd().PID))
+	calls := s.good.Between(from, to)
+	took, bad, first := sum(calls)
+	if bad > 0 || len(took) == 0 {
+		s.t.Errorf("in quiet, %d of %d good calls failed: %s", bad, len(took), first)
+		return
+	}
+	lag := s.good.Lag(from, to)
+	s.rest.calls, s.rest.took = append(s.rest.calls, calls...), append(s.rest.took, took...)
+	s.rest.lag = append(s.rest.lag, lag...)
+	s.usual = rig.Quantile(s.rest.took, 0.5)
+	fmt.Printf("%s  quiet: p50 %.1f ms, p99 %.1f ms of %d calls, lag p99 %.1f ms; berthd has %.0f MiB\n",
+		time.Now().Format(time.TimeOnly), rig.MS(rig.Quantile(took, 0.5)), rig.MS(rig.Quantile(took, 0.99)), len(took),
+		rig.MS(rig.Quantile(lag, 0.99)), rig.Resident(s.Berthd().PID))
 }
 
 // endure runs an attack and measures its effect.
@@ -177,6 +198,7 @@ func (s *siege) endure(p plan) finding {
 	if err != nil {
 		s.t.Fatal(err)
 	}
+	f.bounded = h.Fixed
 	if err := h.Wait(&f.damage); err != nil {
 		s.t.Errorf("%s: %v", p.Kind, err)
 	}
@@ -185,17 +207,20 @@ func (s *siege) endure(p plan) finding {
 	f.growth = m.stop() - before
 	f.lease, f.silent, f.errs = during.OldestLease, during.Silent, during.Errors
 	// Calls that were due under attack may be answered later.
-	sleepUntil(s.t.Context(), end.Add(s.watch))
-	took, bad, first := sum(s.good.between(from, end))
-	f.calls, f.bad, f.firstBad, f.p99 = len(took), bad, strings.ReplaceAll(first, "\n", " "), rig.Quantile(took, 0.99)
-	early := s.good.between(from, from.Add(end.Sub(from)/2))
+	rig.SleepUntil(s.t.Context(), end.Add(s.watch))
+	calls := s.good.Between(from, end)
+	took, bad, first := sum(calls)
+	f.calls, f.bad, f.firstBad = len(took), bad, strings.ReplaceAll(first, "\n", " ")
+	f.took, f.p99, f.kinds = took, rig.Quantile(took, 0.99), byKind(calls)
+	f.lag = s.good.Lag(from, end)
+	early := s.good.Between(from, from.Add(end.Sub(from)/2))
 	f.early = len(early)
 	for _, c := range early {
-		if c.due.Add(c.took).After(end) {
+		if c.Due.Add(c.Took).After(end) {
 			f.stuck++
 		}
 	}
-	f.slowest = slowest(s.good.between(from, end), from)
+	f.slowest = slowest(calls, from)
 	f.heals = s.healed(end)
 	fmt.Printf("%s  %s\n", time.Now().Format(time.TimeOnly), f)
 	return f
@@ -204,10 +229,10 @@ func (s *siege) endure(p plan) finding {
 // healed returns how long after the end of an attack a good call still failed
 // or was slow, or a machine was still silent.
 func (s *siege) healed(end time.Time) (after time.Duration) {
-	slow := max(p99AtMost, time.Duration(p99OverQuiet*float64(s.quiet)))
-	for _, c := range s.good.between(end, time.Now()) {
-		if c.bad != "" || c.took > slow {
-			after = max(after, c.due.Add(min(c.took, s.watch)).Sub(end))
+	slow := max(p99AtMost, time.Duration(p99OverQuiet*float64(s.rest.p99())))
+	for _, c := range s.good.Between(end, time.Now()) {
+		if c.Fault != "" || c.Took > slow {
+			after = max(after, c.Due.Add(min(c.Took, s.watch)).Sub(end))
 		}
 	}
 	w := s.StartWatch(time.Hour, rig.Short{})
@@ -226,61 +251,6 @@ func (s *siege) healed(end time.Time) (after time.Duration) {
 	return after
 }
 
-func (f finding) String() string {
-	return fmt.Sprintf("%d %s from %s for %s: %d of %d good calls failed, p99 %.0f ms, oldest lease %.1f s, berthd grew by %.0f MiB, healed after %.1f s; the attacker: %d sent, %v, %d dropped, %d MiB read, %.1f s of CPU; the slowest good calls: %s",
-		f.Count, f.Kind, f.From, f.For, f.bad, f.calls, rig.MS(f.p99), f.lease.Seconds(), f.growth, f.heals.Seconds(), f.damage.Sent, f.damage.Statuses, f.damage.Dropped, f.damage.Read>>20, f.damage.CPU.Seconds(), f.slowest)
-}
-
-// slowest lists the eight slowest calls: kind, duration, and time since from.
-func slowest(calls []goodCall, from time.Time) string {
-	slices.SortFunc(calls, func(a, b goodCall) int { return cmp.Compare(b.took, a.took) })
-	var list []string
-	for _, c := range calls[:min(8, len(calls))] {
-		list = append(list, fmt.Sprintf("%s %.0f ms at %.1f s", c.what, rig.MS(c.took), c.due.Sub(from).Seconds()))
-	}
-	return strings.Join(list, ", ")
-}
-
-// breaches lists the expectations that are not met. Expectations that depend on the speed of the
-// machine are judged where timed is set.
-func (f finding) breaches(quiet time.Duration, timed bool) (list []string) {
-	if f.bad > 0 {
-		list = append(list, fmt.Sprintf("%d of %d good calls were refused (%s)", f.bad, f.calls, f.firstBad))
-	}
-	if f.stuck*stuckAtMost > f.early {
-		list = append(list, fmt.Sprintf("%d of %d good calls waited for the end of the attack", f.stuck, f.early))
-	}
-	if f.calls == 0 {
-		list = append(list, "no good call was made")
-	}
-	lease := berth.MachineLeaseTTL
-	if timed {
-		lease = rig.LongestRenewal
-	}
-	if f.lease > lease || f.silent > 0 {
-		list = append(list, fmt.Sprintf("renewals missed: a lease was %.1f s old, %d machines silent", f.lease.Seconds(), f.silent))
-	}
-	if f.growth > growthAtMost {
-		list = append(list, fmt.Sprintf("berthd grew by %.0f MiB", f.growth))
-	}
-	if len(f.errs) > 0 {
-		list = append(list, fmt.Sprintf("looks failed: %v", f.errs[0]))
-	}
-	if !timed {
-		return list
-	}
-	if over := float64(f.p99) / float64(quiet); over > p99OverQuiet {
-		list = append(list, fmt.Sprintf("p99 %.0f ms is %.1f x quiet", rig.MS(f.p99), over))
-	}
-	if f.p99 > p99AtMost {
-		list = append(list, fmt.Sprintf("p99 %.0f ms", rig.MS(f.p99)))
-	}
-	if f.heals > healWithin {
-		list = append(list, fmt.Sprintf("healed only after %.1f s", f.heals.Seconds()))
-	}
-	return list
-}
-
 // memory samples the resident memory of a process.
 type memory struct {
 	cancel context.CancelFunc
@@ -292,7 +262,7 @@ func watchMemory(pid int) *memory {
 	ctx, cancel := context.WithCancel(context.Background())
 	m := &memory{cancel: cancel}
 	m.done.Go(func() {
-		for sleepUntil(ctx, time.Now().Add(50*time.Millisecond)) {
+		for rig.SleepUntil(ctx, time.Now().Add(50*time.Millisecond)) {
 			m.most = max(m.most, rig.Resident(pid))
 		}
 	})
@@ -310,9 +280,9 @@ func (m *memory) stop() (most float64) {
 func BenchmarkSiege(b *testing.B) {
 	began := time.Now()
 	s := newSiege(b, *programs, tailLines, *share, healWatch)
-	s.good.start()
-	defer s.good.stop()
-	s.measureQuiet(5 * time.Second) // connections, caches
+	s.good.start(b)
+	defer s.good.stop(b)
+	rig.SleepUntil(b.Context(), time.Now().Add(*warmFor)) // connections, caches
 	s.measureQuiet(*quietFor)
 	pid := s.Berthd().PID
 	first := rig.Resident(pid)
@@ -334,8 +304,10 @@ func BenchmarkSiege(b *testing.B) {
 		run(joins, from, 200, 15<<20, *attackFor) // last: the server returns the memory slowly
 	}
 	run(tokenless, agentsAddress, 500, 0, 2*berth.MachineLeaseTTL) // long enough to silence a machine
+	s.measureQuiet(*quietFor / 2)                                  // the stack is no longer a new one
 	run(submits, goodAddress, 10_000, 0, *attackFor)
-	failed := printFindings(os.Stdout, findings, s.quiet)
+	failed := printFindings(os.Stdout, findings, s.rest)
+	fmt.Println(s.ApartText())
 	grown := rig.Resident(pid) - first
 	fmt.Printf("berthd has %.0f MiB more than before the siege; took %s\n", grown, time.Since(began).Round(time.Second))
 	if failed > 0 {
@@ -347,8 +319,8 @@ func BenchmarkSiege(b *testing.B) {
 // that do not depend on speed.
 func TestHostileCallersStopNeitherGoodCallersNorAgents(t *testing.T) {
 	s := newSiege(t, *programs, tailLines, 0.5, soonWatch)
-	s.good.start()
-	defer s.good.stop()
+	s.good.start(t)
+	defer s.good.stop(t)
 	s.measureQuiet(2 * time.Second)
 	// A call that waits for the end of an attack differs from a slow call only if
 	// attacks last much longer than calls do.
@@ -366,7 +338,7 @@ func TestHostileCallersStopNeitherGoodCallersNorAgents(t *testing.T) {
 		s.plan(joins, agentsAddress, 30, 15<<20, 4*time.Second), // last: the server returns the memory slowly
 	} {
 		f := s.endure(p)
-		for _, b := range f.breaches(s.quiet, false) {
+		for _, b := range f.breaches(s.rest, false) {
 			t.Errorf("%d %s from %s: %s", f.Count, f.Kind, f.From, b)
 		}
 		if f.damage.Sent == 0 {
@@ -397,28 +369,4 @@ func (s *siege) wantSilenceSeen() {
 
 func chosen(kind string) bool {
 	return *only == "" || slices.ContainsFunc(strings.Split(*only, ","), func(word string) bool { return strings.Contains(kind, word) })
-}
-
-// printFindings prints the table, and returns how many attacks have breached an
-// expectation.
-func printFindings(out io.Writer, findings []finding, quiet time.Duration) (failed int) {
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(w, "\nexpected of each: no good call refused, p99 at most %.0f x quiet (%.0f ms) and %s, no renewal missed, at most %.0f MiB more in berthd, healed within %s\n",
-		p99OverQuiet, rig.MS(quiet), p99AtMost, growthAtMost, healWithin)
-	fmt.Fprintln(w, "attack\tfrom\trefused\tp99\toldest lease\tgrowth\thealed\tanswers to the attacker\tverdict\t")
-	for _, f := range findings {
-		from := "the good caller's address"
-		if f.From == agentsAddress {
-			from = "the agents' address"
-		}
-		verdict := "ok"
-		if list := f.breaches(quiet, true); len(list) > 0 {
-			failed++
-			verdict = "MISSED: " + strings.Join(list, "; ")
-		}
-		fmt.Fprintf(w, "%d %s, %s\t%s\t%d of %d\t%.0f ms\t%.1f s\t%.0f MiB\t%.1f s\t%v\t%s\n",
-			f.Count, f.Kind, f.For, from, f.bad, f.calls, rig.MS(f.p99), f.lease.Seconds(), f.growth, f.heals.Seconds(), f.damage.Statuses, verdict)
-	}
-	_ = w.Flush()
-	return failed
 }
