@@ -55,7 +55,7 @@ func (s *services) add(service string, pids ...int) {
 // apart returns nil if every process of the services is in the group of its service, and otherwise the reason.
 func (s *services) apart(processes map[string][]int) error {
 	if s == nil {
-		return errors.New("not asked for")
+		return errors.New("they were not asked for")
 	}
 	if s.tree == nil {
 		return errors.New("this process can create no control group for the CPU on this host")

@@ -28,6 +28,7 @@ var (
 	loadFor   = flag.Duration("overload-for", 5*time.Minute, "length of the overload")
 	quietFor  = flag.Duration("quiet-for", time.Minute, "length of each phase at rest with which the overload is compared")
 	warmFor   = flag.Duration("warm-for", 10*time.Second, "time before each phase at rest whose calls are left out")
+	groups    = flag.Bool("groups", true, "run each service of a benchmark in a control group of its own; false shows the effect of the groups")
 	within    = flag.Duration("within", 15*time.Minute, "length of the whole run, for which the overload is shortened to two minutes at least")
 	share     = flag.Float64("share", 0.5, "most cores that the generator of the overload may use")
 	faults    = flag.String("faults", "freeze,partition,drain,rolling,kill", "faults of BenchmarkReplicas, in this order")
@@ -79,7 +80,7 @@ func startWith(t testing.TB, o rig.Options) *rig.Stack {
 	t.Helper()
 	_, bench := t.(*testing.B)
 	s, err := rig.Start(t.Context(), rig.Options{
-		Workshop: workshop, Programs: o.Programs, Linked: o.Linked, Apart: bench,
+		Workshop: workshop, Programs: o.Programs, Linked: o.Linked, Apart: bench && *groups,
 		Berthd: []string{"--rate=100000", "--burst=100000"},
 	})
 	if s != nil {

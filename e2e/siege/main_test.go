@@ -18,6 +18,7 @@ var (
 	attackFor    = flag.Duration("attack-for", 20*time.Second, "length of an attack")
 	tokenlessFor = flag.Duration("tokenless-for", time.Minute, "length of the attack without tokens")
 	quietFor     = flag.Duration("quiet-for", time.Minute, "length of the quiet phase before the attacks; a second one before the last attack is half as long")
+	groups       = flag.Bool("groups", true, "run each service of a benchmark in a control group of its own; false shows the effect of the groups")
 	warmFor      = flag.Duration("warm-for", 10*time.Second, "time of the good caller before the first quiet phase, which is left out")
 	share        = flag.Float64("share", 0.5, "most cores that the attacker may use")
 )
@@ -56,7 +57,7 @@ func run(m *testing.M) int {
 func start(t testing.TB, folder string) *rig.Stack {
 	t.Helper()
 	_, bench := t.(*testing.B)
-	s, err := rig.Start(t.Context(), rig.Options{Workshop: workshop, Programs: folder, Apart: bench})
+	s, err := rig.Start(t.Context(), rig.Options{Workshop: workshop, Programs: folder, Apart: bench && *groups})
 	if s != nil {
 		t.Cleanup(func() {
 			if t.Failed() && !bench { // a benchmark fails by its figures
