@@ -142,6 +142,14 @@ func hostCPU() time.Duration {
 	return sum
 }
 
+// LoadAverage returns the host's load over one, five and fifteen minutes. A busy host makes figures worth less: other
+// work has its own share of the CPU next to the groups of the services.
+func LoadAverage() string {
+	b, _ := os.ReadFile("/proc/loadavg")
+	field := strings.Fields(string(b))
+	return strings.Join(field[:min(3, len(field))], " ")
+}
+
 // Resident returns the resident memory of a process in MiB; 0 of one that has
 // ended.
 func Resident(pid int) float64 {

@@ -291,7 +291,7 @@ func BenchmarkReplicas(b *testing.B) {
 	began := time.Now()
 	c := newCell(b, startWith(b, rig.Options{Linked: true, Programs: *programs}))
 	defer func() { // also after a fault that could not be mended
-		c.table.Remark("measured in %s on %d cores, load %s", time.Since(began).Round(time.Second), runtime.NumCPU(), loadAverage())
+		c.table.Remark("measured in %s on %d cores, load %s", time.Since(began).Round(time.Second), runtime.NumCPU(), rig.LoadAverage())
 		c.table.Remark("%s", c.ApartText())
 		c.table.Print(os.Stdout)
 		if n := c.table.Missed(); n > 0 {

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"berth/e2e/rig"
 )
 
 // BenchmarkScale takes every figure once and prints them as a table. It fails if
@@ -18,7 +20,7 @@ func BenchmarkScale(b *testing.B) {
 	s := start(b, *programs)
 	c := newCell(b, s)
 	defer func() { // also after a part that could not go on
-		c.table.Remark("measured in %s on %d cores, load %s", time.Since(began).Round(time.Second), runtime.NumCPU(), loadAverage())
+		c.table.Remark("measured in %s on %d cores, load %s", time.Since(began).Round(time.Second), runtime.NumCPU(), rig.LoadAverage())
 		c.table.Remark("%s", s.ApartText())
 		c.table.Print(os.Stdout)
 		if n := c.table.Missed(); n > 0 {
@@ -75,11 +77,6 @@ func numbers(t testing.TB, list string) (all []int) {
 		all = append(all, n)
 	}
 	return all
-}
-
-func loadAverage() string {
-	b, _ := os.ReadFile("/proc/loadavg")
-	return strings.Join(strings.Fields(string(b))[:3], " ")
 }
 
 // Sizes of the small form: seconds of work on two busy cores.

@@ -309,7 +309,8 @@ func BenchmarkSiege(b *testing.B) {
 	failed := printFindings(os.Stdout, findings, s.rest)
 	fmt.Println(s.ApartText())
 	grown := rig.Resident(pid) - first
-	fmt.Printf("berthd has %.0f MiB more than before the siege; took %s\n", grown, time.Since(began).Round(time.Second))
+	fmt.Printf("berthd has %.0f MiB more than before the siege; measured in %s, load %s\n", grown,
+		time.Since(began).Round(time.Second), rig.LoadAverage())
 	if failed > 0 {
 		b.Errorf("%d of %d attacks did what they should not", failed, len(findings))
 	}
