@@ -91,6 +91,8 @@ func (g *gatekeeper) authenticate(next echo.HandlerFunc) echo.HandlerFunc {
 		if p.Role == spec.RoleMachine {
 			connlimit.Agent(r.Context(), p.Machine)
 		} else {
+			r = r.WithContext(overload.As(r.Context(), classOf(c)))
+			c.SetRequest(r)
 			if err := connlimit.User(r.Context(), p.Tenant); err != nil {
 				c.Response().Header().Set("Connection", "close")
 				return berth.Errorf(berth.CodeUnavailable,
@@ -106,6 +108,17 @@ func (g *gatekeeper) authenticate(next echo.HandlerFunc) echo.HandlerFunc {
 		c.SetRequest(r.WithContext(context.WithValue(r.Context(), principalKey{}, p)))
 		return next(c)
 	}
+}
+
+// classOf returns the class of all statements of a user's call, and so their share of the
+// connections. It depends on the method, so that each route has one. A plan is a POST that
+// stores nothing.
+func classOf(c echo.Context) overload.Class {
+	switch method := c.Request().Method; {
+	case method == http.MethodGet, method == http.MethodHead, asksQueue(c):
+		return overload.Read
+	}
+	return overload.Write
 }
 
 // identify finds the principal of a request's token. The token is looked up before its

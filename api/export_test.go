@@ -54,6 +54,16 @@ func (s *Server) AgeMachineTokens(by time.Duration) {
 	})
 }
 
+// AgeUserTokens makes the users' tokens be looked up longer ago.
+func (s *Server) AgeUserTokens(by time.Duration) {
+	s.auth.mu.Lock()
+	defer s.auth.mu.Unlock()
+	s.auth.right.each(func(k knownToken) knownToken {
+		k.until = k.until.Add(-by)
+		return k
+	})
+}
+
 // StopRates stops the clock of the rates of calls and of wrong tokens, whose buckets no longer refill by
 // themselves. pass moves that clock on.
 func (s *Server) StopRates() (pass func(time.Duration)) {

@@ -14,6 +14,7 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/internal/lib/overload"
 )
 
 // Pages are the pages of the dashboard, which this server serves at the address of the API.
@@ -75,7 +76,7 @@ func (s *Server) RoundTripper(behalf *http.Request, p *db.Principal) http.RoundT
 	t := &inProcess{handler: s.router.echo, behalf: behalf}
 	if p != nil {
 		t.visitor = &visitor{principal: *p, since: time.Now(), holds: func(ctx context.Context) error {
-			live, err := s.tokens.Live(ctx, []string{p.TokenID})
+			live, err := s.tokens.Live(overload.As(ctx, overload.Vital), []string{p.TokenID})
 			if err == nil && !live[p.TokenID] {
 				err = berth.Errorf(berth.CodeUnauthorized, "token %s is revoked or has expired", p.TokenID)
 			}

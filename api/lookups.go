@@ -93,9 +93,8 @@ func (l *lookups[A]) serve(ctx context.Context, me *lookup[A]) {
 	for i, w := range batch {
 		keys[i] = w.key
 	}
-	// Other callers wait for the answer, even if this caller hangs up. Every call, also
-	// one that only reads, waits for its token first, so the query takes precedence over
-	// all other work.
+	// Other callers wait for the answer, even if this caller hangs up. Every call waits for
+	// its token first, so the queries have connections of their own.
 	ctx, cancel := context.WithTimeout(overload.As(context.WithoutCancel(ctx), overload.Vital), lookupLimit)
 	defer cancel()
 	answers, err := l.find(ctx, keys)

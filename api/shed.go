@@ -114,13 +114,8 @@ func (o *openCalls) shed(next echo.HandlerFunc) echo.HandlerFunc {
 			under = o.slots.questions
 		case readsMuch(r):
 			under = o.slots.bulks
-		case r.Method == http.MethodGet:
+		case classOf(c) == overload.Read:
 			under = o.slots.reads
-		}
-		if under == o.slots.writes {
-			outer = overload.As(outer, overload.Write) // on the connections for users' changes
-		} else {
-			outer = overload.As(outer, overload.Read) // on the connections for reads
 		}
 		ctx, cancel := context.WithTimeout(outer, callLimit)
 		defer cancel()

@@ -179,8 +179,7 @@ func (d *DB) Pool() *pgxpool.Pool { return d.pool }
 // Hub returns the hub that carries hints between processes.
 func (d *DB) Hub() *Hub { return d.hub }
 
-// Shares returns how the pool's connections are divided between reads of users and all other
-// work.
+// Shares returns the division of the pool's connections by purpose.
 func (d *DB) Shares() Shares { return d.turns.shares }
 
 // Ping returns an error if the database does not respond.

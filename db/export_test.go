@@ -29,6 +29,9 @@ func Backfill(ctx context.Context, url string, batch int, patience time.Duration
 	return fill(ctx, conn, batch, patience)
 }
 
+// SharesOf divides a pool of conns connections.
+func SharesOf(conns int) Shares { return sharesOf(conns) }
+
 // Migrations are the files of Migrate.
 var Migrations fs.FS = migrations
 

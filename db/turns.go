@@ -12,23 +12,25 @@ import (
 
 // turns decides which caller gets the next connection of the pool. The pool's own queue is
 // first come, first served: the settlement of a job would wait behind a thousand first
-// steps. Users' reads and users' changes have connections of their own, and everything else
-// has the rest, served by class. Connections for leases belong to another pool and never
-// wait.
+// steps. Users' reads, users' changes and look-ups of tokens have connections of their own,
+// and everything else has the rest, served by class. Connections for leases belong to another
+// pool and never wait.
 //
 // turns is the pool's tracer, so that no statement can bypass it.
 type turns struct {
-	reads  *overload.Limiter
-	writes *overload.Limiter
-	work   *overload.Limiter
-	sweeps *overload.Limiter // a sweep has a permit of this one and one of work
-	shares Shares
+	reads   *overload.Limiter
+	writes  *overload.Limiter
+	lookups *overload.Limiter
+	work    *overload.Limiter
+	sweeps  *overload.Limiter // a sweep has a permit of this one and one of work
+	shares  Shares
 }
 
 // Shares is the division of the pool's connections by purpose.
 type Shares struct {
 	Reads     int // for users' reads, also while the database is slow
 	Writes    int // for users' changes, such as submits and cancels, also while it is slow
+	Lookups   int // for look-ups of tokens and the probe of readiness (class Vital), also while it is slow
 	Work      int // for everything else
 	LeastWork int // of Work, remaining while the database is slow
 	Sweeps    int // of Work, the most that sweeps may hold at once
@@ -42,15 +44,23 @@ const slowHold = 500 * time.Millisecond
 // waits.
 const allWait = 1 << 20
 
-// sharesOf divides conns connections: half for users' reads, a quarter for users' changes,
-// and a quarter for work. Each share has at least one connection.
+// mostLookups bounds the connections for look-ups of tokens. Look-ups are batched: few
+// statements look all tokens up. Two connections let the others go on while one hangs.
+const mostLookups = 2
+
+// sharesOf divides conns connections: a quarter for users' changes, a quarter for work, an
+// eighth and at most mostLookups for look-ups of tokens, and the others for users' reads. Each
+// share has at least one connection.
+//
+// Every call waits for the look-up of its token first. In the share of another class, that wait
+// would be as long as the queue of that class (docs/adr/0115-users-calls-wait-for-no-work.md).
 //
 // Few connections serve more work than many: beyond twice the cores of the server,
 // statements only wait for each other. On two cores, 4 connections for work settled 1.3 to 1.7
 // times as many jobs a second as 16 (docs/adr/0031-limits-follow-dependencies.md).
 func sharesOf(conns int) Shares {
-	s := Shares{Writes: max(1, conns/4), Work: max(1, conns/4)}
-	s.Reads = max(1, conns-s.Writes-s.Work)
+	s := Shares{Writes: max(1, conns/4), Work: max(1, conns/4), Lookups: max(1, min(mostLookups, conns/8))}
+	s.Reads = max(1, conns-s.Writes-s.Work-s.Lookups)
 	s.LeastWork = max(1, s.Work*3/4)
 	s.Sweeps = max(1, s.Work/2)
 	return s
@@ -66,11 +76,12 @@ func newTurns(conns int) *turns {
 	// The limits of users' calls are fixed: one tenant's calls that wait for a lock look like
 	// a slow database, and a lower limit would take connections from the other tenants.
 	return &turns{
-		reads:  limiter("postgres_reads", s.Reads, s.Reads),
-		writes: limiter("postgres_writes", s.Writes, s.Writes),
-		work:   limiter("postgres", s.LeastWork, s.Work),
-		sweeps: limiter("postgres_sweeps", s.Sweeps, s.Sweeps),
-		shares: s,
+		reads:   limiter("postgres_reads", s.Reads, s.Reads),
+		writes:  limiter("postgres_writes", s.Writes, s.Writes),
+		lookups: limiter("postgres_lookups", s.Lookups, s.Lookups),
+		work:    limiter("postgres", s.LeastWork, s.Work),
+		sweeps:  limiter("postgres_sweeps", s.Sweeps, s.Sweeps),
+		shares:  s,
 	}
 }
 
@@ -88,6 +99,9 @@ func (t *turns) take(ctx context.Context, class overload.Class) (turn, error) {
 		return turn{permit: p}, err
 	case overload.Write:
 		p, err := t.writes.Acquire(ctx, class)
+		return turn{permit: p}, err
+	case overload.Vital:
+		p, err := t.lookups.Acquire(ctx, class)
 		return turn{permit: p}, err
 	case overload.Sweep:
 		s, err := t.sweeps.AcquireSlow(ctx, class)
@@ -182,7 +196,8 @@ func (d *DB) AwaitTurn(ctx context.Context) error {
 }
 
 // Limiters returns the limiters of this process's statements: for everything but leases and
-// users' calls, for the sweeps among that, for users' reads, and for users' changes.
+// users' calls, for the sweeps among that, for users' reads, for users' changes, and for
+// look-ups of tokens.
 func (d *DB) Limiters() []*overload.Limiter {
-	return []*overload.Limiter{d.turns.work, d.turns.sweeps, d.turns.reads, d.turns.writes}
+	return []*overload.Limiter{d.turns.work, d.turns.sweeps, d.turns.reads, d.turns.writes, d.turns.lookups}
 }

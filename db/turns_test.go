@@ -14,7 +14,7 @@ import (
 	"berth/internal/lib/overload"
 )
 
-// crowded is a database of four connections: two for reads, one for changes, one for work.
+// crowded is a database of four connections: one each for reads, changes, look-ups and work.
 func crowded(t *testing.T) *db.DB {
 	t.Helper()
 	return dbtest.DB(t, db.Options{MaxConns: 4})
@@ -85,7 +85,7 @@ func TestReadsOfUsersAndWorkDoNotCrowdEachOtherOut(t *testing.T) {
 	take(t, d, overload.Read).Release()  // though work has all of its own
 	take(t, d, overload.Write).Release() // likewise
 	work.Release()
-	read := []*pgxpool.Conn{take(t, d, overload.Read), take(t, d, overload.Read)}
+	read := take(t, d, overload.Read)
 	ctx, cancel := context.WithCancel(overload.As(t.Context(), overload.Read))
 	gone := make(chan error)
 	go func() {
@@ -99,12 +99,49 @@ func TestReadsOfUsersAndWorkDoNotCrowdEachOtherOut(t *testing.T) {
 	if err := <-gone; !errors.Is(err, context.Canceled) {
 		t.Errorf("a reader that has gone got %v", err)
 	}
-	for _, c := range read {
-		c.Release()
-	}
+	read.Release()
 	for _, l := range d.Limiters() {
 		if s := l.Stats(); s.InFlight != 0 || s.Binding() {
 			t.Errorf("%s is left with %+v", l.Name(), s)
+		}
+	}
+}
+
+// Every call waits for the look-up of its token, so the look-ups must not wait for the calls.
+func TestLookUpsOfTokensWaitForNoOtherShare(t *testing.T) {
+	t.Parallel()
+	d := crowded(t)
+	for _, class := range []overload.Class{overload.Sweep, overload.Write, overload.Read} {
+		defer take(t, d, class).Release()
+	}
+	ctx, cancel := context.WithTimeout(overload.As(t.Context(), overload.Vital), waitLimit)
+	defer cancel()
+	if _, err := d.Tokens.AuthenticateUsers(ctx, []string{"none"}); err != nil {
+		t.Error(err)
+	}
+	if err := d.Ping(ctx); err != nil {
+		t.Error(err)
+	}
+}
+
+// The shares fit into the pool, so no share waits for the connections of another one.
+func TestSharesAreAllConnections(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		conns int
+		want  db.Shares
+	}{
+		{4, db.Shares{Reads: 1, Writes: 1, Lookups: 1, Work: 1, LeastWork: 1, Sweeps: 1}},
+		{8, db.Shares{Reads: 3, Writes: 2, Lookups: 1, Work: 2, LeastWork: 1, Sweeps: 1}},
+		{16, db.Shares{Reads: 6, Writes: 4, Lookups: 2, Work: 4, LeastWork: 3, Sweeps: 2}},
+		{100, db.Shares{Reads: 48, Writes: 25, Lookups: 2, Work: 25, LeastWork: 18, Sweeps: 12}},
+	} {
+		got := db.SharesOf(c.conns)
+		if got != c.want {
+			t.Errorf("%d connections: %+v, want %+v", c.conns, got, c.want)
+		}
+		if all := got.Reads + got.Writes + got.Lookups + got.Work; all != c.conns {
+			t.Errorf("%d connections: the shares have %d", c.conns, all)
 		}
 	}
 }
@@ -113,7 +150,7 @@ func TestReadsOfUsersAndWorkDoNotCrowdEachOtherOut(t *testing.T) {
 func TestSignsOfLifeDoNotWaitForTurns(t *testing.T) {
 	t.Parallel()
 	d := crowded(t)
-	for _, class := range []overload.Class{overload.Sweep, overload.Write, overload.Read, overload.Read} {
+	for _, class := range []overload.Class{overload.Sweep, overload.Write, overload.Read, overload.Vital} {
 		defer take(t, d, class).Release()
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)

@@ -7,7 +7,7 @@ type Class int
 
 // Classes, in the order of service by a Limiter.
 const (
-	Vital    Class = iota // signs of life: renewals of leases, probes of health
+	Vital    Class = iota // renewals of leases, probes of health, and look-ups of tokens, which all calls wait for
 	End                   // work that has begun moves on or ends: pokes, cancels
 	Start                 // new work begins
 	Reattach              // waiters of running members subscribe again after the loss of a replica
