@@ -18,6 +18,7 @@ import (
 	"berth"
 	"berth/db"
 	"berth/failure"
+	"berth/internal/lib/overload"
 )
 
 // metrics are the measurements of HTTP calls.
@@ -147,6 +148,10 @@ var (
 // scrapeTimeout bounds the queries of one scrape.
 const scrapeTimeout = 3 * time.Second
 
+// scraping returns the context of a scrape's queries. They are reads: as work they would go before
+// the first steps of jobs, on the connections that an overload keeps busy.
+func scraping() context.Context { return overload.As(context.Background(), overload.Read) }
+
 // Describe sends the descriptions of all exported metrics.
 func (p *population) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
@@ -185,7 +190,7 @@ func collectSpend(ch chan<- prometheus.Metric, spent map[berth.TenantID]db.Spent
 func (p *population) Collect(ch chan<- prometheus.Metric) {
 	p.collectEnds(ch)
 	ch <- prometheus.MustNewConstMetric(buildDesc, prometheus.GaugeValue, 1, p.version, runtime.Version())
-	ctx, cancel := context.WithTimeout(context.Background(), scrapeTimeout)
+	ctx, cancel := context.WithTimeout(scraping(), scrapeTimeout)
 	defer cancel()
 	counts, err := p.db.Cluster.Population(ctx)
 	if err != nil {

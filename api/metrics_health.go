@@ -64,7 +64,7 @@ func (w *waitingReasons) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect leaves the metrics out if no board could be made for minutes.
 func (w *waitingReasons) Collect(ch chan<- prometheus.Metric) {
-	board := w.explainer.Latest(context.Background(), scrapeTimeout)
+	board := w.explainer.Latest(scraping(), scrapeTimeout)
 	if board == nil {
 		return
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/swaggest/swgui/v5emb"
 
 	"berth"
+	"berth/internal/lib/overload"
 	"berth/spec"
 )
 
@@ -140,9 +141,10 @@ func (r *readiness) run(ctx context.Context, check func(context.Context) Readine
 }
 
 // checkAll asks every dependency at once, and waits for each up to readyTimeout. A failed
-// optional dependency is shown, but leaves the result positive.
+// optional dependency is shown, but leaves the result positive. The checks wait for no connection
+// of users' calls or of work: a replica that is busy is still ready.
 func (h *pageHandlers) checkAll(ctx context.Context) Readiness {
-	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
+	ctx, cancel := context.WithTimeout(overload.As(ctx, overload.Vital), readyTimeout)
 	defer cancel()
 	checks := append([]Check{{Name: "database", Run: h.ping}}, h.checks...)
 	type result struct {
@@ -179,17 +181,43 @@ func (h *pageHandlers) checkAll(ctx context.Context) Readiness {
 }
 
 // scrape opens the metrics to this host, and elsewhere to tokens of admins and of role metrics
-// only, since the metrics show every tenant's load.
+// only, since the metrics show every tenant's load. One scrape at a time collects values, since
+// each reads the database a dozen times.
 func (h *pageHandlers) scrape(page http.Handler) echo.HandlerFunc {
+	turn := make(chan struct{}, 1)
 	return func(c echo.Context) error {
 		if !local(c.Request()) {
 			if err := h.mayScrape(c.Request()); err != nil {
 				return err
 			}
 		}
-		page.ServeHTTP(c.Response(), c.Request())
-		return nil
+		held, err := collectInTurn(c, turn, page)
+		if err != nil {
+			return err
+		}
+		c.Response().WriteHeader(held.status)
+		_, err = held.body.WriteTo(c.Response())
+		return err
 	}
+}
+
+// scrapeWait bounds the wait of a scrape for the ones before it. Prometheus gives up after 10 s by
+// default.
+const scrapeWait = 2 * scrapeTimeout
+
+// collectInTurn keeps the page in memory, so that a scraper that reads slowly does not keep the turn.
+func collectInTurn(c echo.Context, turn chan struct{}, page http.Handler) (*heldAnswer, error) {
+	ctx, cancel := context.WithTimeout(c.Request().Context(), scrapeWait)
+	defer cancel()
+	select {
+	case turn <- struct{}{}:
+	case <-ctx.Done():
+		return nil, berth.Errorf(berth.CodeUnavailable, "other scrapes of the metrics are under way; try again")
+	}
+	defer func() { <-turn }()
+	held := &heldAnswer{ResponseWriter: c.Response()}
+	page.ServeHTTP(held, c.Request())
+	return held, nil
 }
 
 // scrapeMemory is how long a token opens the metrics after its last look-up while the database does

@@ -1,6 +1,7 @@
 package api_test
 
 import (
+	"context"
 	"net/http"
 	"testing"
 	"time"
@@ -15,7 +16,13 @@ import (
 func busySite(t *testing.T) *site {
 	t.Helper()
 	d := dbtest.DB(t, db.Options{MaxConns: 8})
-	s := newSiteOn(t, d, func(d *api.Deps) { d.SubmitRate = 100 })
+	s := newSiteOn(t, d, func(deps *api.Deps) {
+		deps.SubmitRate = 100
+		deps.Checks = []api.Check{{Name: "quarantine", Run: func(ctx context.Context) error {
+			_, _, err := d.Cluster.Quarantine(ctx)
+			return err
+		}}}
+	})
 	for range d.Shares().Work {
 		c, err := d.Pool().Acquire(overload.As(t.Context(), overload.End))
 		if err != nil {
@@ -40,4 +47,23 @@ func TestSubmitsAndReadsNeedNoConnectionForWork(t *testing.T) {
 	if a := s.call("bob", "GET", "/v1/jobs", ""); a.status != http.StatusOK {
 		t.Errorf("a read: %d %s", a.status, a.body)
 	}
+}
+
+// An upload is a change, and not work of Berth.
+func TestUploadsNeedNoConnectionForWork(t *testing.T) {
+	t.Parallel()
+	s := busySite(t)
+	if _, a := s.upload("alice", "print(1)"); a.status != http.StatusCreated {
+		t.Errorf("%d %s", a.status, a.body)
+	}
+}
+
+// A load balancer would take a replica away that is only busy, and an operator would not see why it is busy.
+func TestProbesAndScrapesNeedNoConnectionForWork(t *testing.T) {
+	t.Parallel()
+	s := busySite(t)
+	if a := s.call("", "GET", "/readyz", ""); a.status != http.StatusOK {
+		t.Errorf("readiness: %d %s", a.status, a.body)
+	}
+	s.metricsWith(`berth_dependency_up{dependency="postgres"} 1`, `berth_leader_present 0`, `berth_waiting_jobs{reason="ready"} 0`)
 }
