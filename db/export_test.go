@@ -32,6 +32,21 @@ func Backfill(ctx context.Context, url string, batch int, patience time.Duration
 // SharesOf divides a pool of conns connections.
 func SharesOf(conns int) Shares { return sharesOf(conns) }
 
+// FullTenants is the statement that selects the tenants whose quota of waiting jobs is used up.
+const FullTenants = fullTenants
+
+// SubmitStatement is the statement that stores a job.
+func SubmitStatement(s Submission) (sql string, args []any, err error) {
+	row, err := newSubmitRow(s)
+	if err != nil {
+		return "", nil, err
+	}
+	batch := &pgx.Batch{}
+	row.queue(batch)
+	last := batch.QueuedQueries[batch.Len()-1]
+	return last.SQL, last.Arguments, nil
+}
+
 // Migrations are the files of Migrate.
 var Migrations fs.FS = migrations
 

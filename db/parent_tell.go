@@ -79,19 +79,23 @@ const untrimmed = `p.kind = 'pipeline' AND p.state <> 'canceling'
 				  AND NOT CASE WHEN p.cancel_requested_at IS NULL THEN c.branch ELSE c.final END
 				  AND NOT (c.kind = 'pipeline' AND c.cancel_requested_at IS NOT NULL))`
 
+// fullTenants selects the tenants whose quota of waiting jobs is used up. The jobs of tenants
+// without such a quota are not counted.
+const fullTenants = `
+			SELECT t.id
+			FROM tenants t
+			WHERE t.max_queued IS NOT NULL AND t.max_queued <= (
+				SELECT count(*)
+				FROM jobs w
+				WHERE w.tenant = t.id AND w.state IN ('submitted', 'queued', 'retrying') AND ` + countsAsQueued + `)`
+
 // Untended returns at most limit parents that need a reconciliation, for the reconciler,
 // which thus repairs lost hints. It leaves out arrays that only have elements to create, of a
 // tenant whose quota of waiting jobs is used up: they would stand in front of all others for
 // as long.
 func (d *Parents) Untended(ctx context.Context, age time.Duration, limit int) ([]Aged, error) {
 	return d.aged(ctx, "parents", `
-		WITH full_tenants AS MATERIALIZED (
-			SELECT t.id
-			FROM tenants t
-			WHERE t.max_queued <= (
-				SELECT count(*)
-				FROM jobs w
-				WHERE w.tenant = t.id AND w.state IN ('submitted', 'queued', 'retrying') AND `+countsAsQueued+`)
+		WITH full_tenants AS MATERIALIZED (`+fullTenants+`
 		)
 		SELECT p.id, p.attempt, p.state, clock_timestamp() - p.state_at
 		FROM jobs p

@@ -184,7 +184,9 @@ const countsAsQueued = `w.kind = 'job' AND (NOT w.blocked OR NOT EXISTS (SELECT 
 // key may be taken in that case as well.
 //
 // Submits of a tenant are only serialized if the tenant has a limit on waiting jobs: the
-// first statement finds and locks no row of other tenants.
+// first statement finds and locks no row of other tenants. Without such a limit the jobs that
+// wait are not counted either: max_queued <= (SELECT …) alone would count them for a null too,
+// and each submit would cost more the longer the tenant's queue is.
 func (r submitRow) insert(ctx context.Context, q batcher) (wire.Job, error) {
 	batch := &pgx.Batch{}
 	r.queue(batch)
@@ -231,7 +233,7 @@ func (r submitRow) queue(batch *pgx.Batch) {
 				@run_when, @final, @branch, @fail_fast, @format,
 				@alternatives::text[], @alternatives_after::bigint[], @grouped, @lead_first::smallint,
 					@lead_last::smallint
-			WHERE @uncounted OR NOT EXISTS (SELECT 1 FROM t WHERE max_queued <= (
+			WHERE @uncounted OR NOT EXISTS (SELECT 1 FROM t WHERE max_queued IS NOT NULL AND max_queued <= (
 				SELECT count(*)
 				FROM jobs w
 				WHERE w.tenant = @tenant AND w.state IN ('submitted', 'queued', 'retrying') AND `+countsAsQueued+`))
