@@ -19,14 +19,31 @@ import (
 // is left out (adr/0042).
 type waitReasons struct {
 	jobs      *db.Jobs
-	explainer *explain.Explainer
+	explainer boards
 	control   controlPlane
-	scaling   *db.Scaling
+	scaling   notes
 }
 
-// fill sets the reason of all jobs that wait, and leaves the others as they are. All jobs
-// of one call share one board. Without waiting jobs nothing is read.
+// boards makes the boards of waiting jobs; see explain.Explainer.
+type boards interface {
+	Board(ctx context.Context, missing func(*explain.Board) bool) *explain.Board
+}
+
+// notes are the notes of the scaler; see db.Scaling.
+type notes interface {
+	ShowNotes(ctx context.Context, ids []berth.JobID) (map[berth.JobID]db.ShownNote, error)
+}
+
+// fill sets the reason of all jobs in a list that wait, and leaves the others as they are. It
+// does not wait for the next board if the present one lacks a job: beside a flood a list would
+// wait for each job that was queued a moment ago. The reason of such a job is unknown for now.
 func (w *waitReasons) fill(ctx context.Context, jobs ...*wire.Job) error {
+	return w.fillFrom(ctx, false, jobs)
+}
+
+// fillFrom sets the reason of all jobs that wait. All jobs of one call share one board. await
+// means that the call waits for a board with these jobs. Without waiting jobs nothing is read.
+func (w *waitReasons) fillFrom(ctx context.Context, await bool, jobs []*wire.Job) error {
 	var waiting []*wire.Job
 	for _, j := range jobs {
 		if j.Status.Waiting() {
@@ -40,12 +57,16 @@ func (w *waitReasons) fill(ctx context.Context, jobs ...*wire.Job) error {
 	if err != nil {
 		return err
 	}
-	board := w.explainer.Board(ctx, func(b *explain.Board) bool {
-		return slices.ContainsFunc(waiting, func(j *wire.Job) bool {
-			_, listed := onBoard(b, j)
-			return j.Status != berth.Submitted && j.Tally == nil && !listed
-		})
-	})
+	var missing func(b *explain.Board) bool
+	if await {
+		missing = func(b *explain.Board) bool {
+			return slices.ContainsFunc(waiting, func(j *wire.Job) bool {
+				_, listed := onBoard(b, j)
+				return j.Status != berth.Submitted && j.Tally == nil && !listed
+			})
+		}
+	}
+	board := w.explainer.Board(ctx, missing)
 	for _, j := range waiting {
 		j.Waiting = w.reason(j, needs, board)
 	}
@@ -70,8 +91,8 @@ func (w *waitReasons) addNotes(ctx context.Context, jobs []*wire.Job) error {
 	return nil
 }
 
-// fillAll sets the reasons of a job and of its steps, from one board. A step has the reason
-// of its own document.
+// fillAll sets the reasons of a job and of its steps, from one board. It waits a moment for a
+// board with the job. A step has the reason of its own document.
 func (w *waitReasons) fillAll(ctx context.Context, job *wire.Job) error {
 	var ids []berth.JobID
 	for _, s := range job.Steps {
@@ -83,7 +104,7 @@ func (w *waitReasons) fillAll(ctx context.Context, job *wire.Job) error {
 		return err
 	}
 	if len(ids) == 0 {
-		return w.fill(ctx, job)
+		return w.fillFrom(ctx, true, []*wire.Job{job})
 	}
 	// The caller may see the pipeline, and so its steps.
 	steps, err := w.jobs.Among(ctx, "", ids)
@@ -98,7 +119,7 @@ func (w *waitReasons) fillAll(ctx context.Context, job *wire.Job) error {
 	if err := w.control.tellPause(ctx, all[1:]...); err != nil {
 		return err
 	}
-	if err := w.fill(ctx, all...); err != nil {
+	if err := w.fillFrom(ctx, true, all); err != nil {
 		return err
 	}
 	for i, s := range job.Steps {
