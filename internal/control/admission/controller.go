@@ -31,7 +31,7 @@ type Controller struct {
 func New(d *db.DB, v Volumes, images []string, signed []spec.SignatureRule, users string) *Controller {
 	return &Controller{
 		db: d, volumes: v, images: images, signed: signed, users: cmp.Or(users, spec.UserImage),
-		fleet: fleet{db: d}, quotas: quotas{list: d.Tenants.Rows},
+		fleet: fleet{db: d, readings: readings{read: loadMachines(d)}}, quotas: quotas{list: d.Tenants.Rows},
 	}
 }
 

@@ -10,7 +10,6 @@ import (
 	"berth"
 	"berth/db"
 	"berth/internal/control/cloud"
-	"berth/internal/control/convert"
 	"berth/internal/control/scaler"
 	"berth/placement"
 	"berth/spec"
@@ -18,18 +17,32 @@ import (
 )
 
 // fleet answers, by the placement code itself, whether some machine could ever hold a
-// request. "Fits" answers are cached: machines seldom leave for good, and a submit must not
-// wait for a look at all machines. "Does not fit" answers are not cached, since a machine
-// may just have joined.
+// request. "Fits" answers are cached, and may come from a reading of the machines that is up to
+// fleetAge old: machines seldom leave for good, and a submit must not wait for a look at all
+// machines. "Does not fit" answers are not cached and come from a reading that began after the
+// question, since a machine may just have joined.
+//
+//	"fits" of a class is from             an answer
+//	the last fleetMemory                  fits
+//	the fleetMemory before that one       fits; one goroutine asks the machines again
+//	earlier, or never                     waits for a reading of at most fleetAge
 type fleet struct {
-	db *db.DB
+	db       *db.DB
+	readings readings
 
 	mu   sync.Mutex
-	fits map[string]time.Time // by class: until when the answer holds
+	fits map[string]fit // by class
+}
+
+// fit is the time of a "fits" answer.
+type fit struct {
+	at    time.Time
+	asked bool // a goroutine asks the machines again
 }
 
 const (
 	fleetMemory = time.Minute
+	fleetAge    = 2 * time.Second
 	fleetRoom   = 10_000
 )
 
@@ -38,37 +51,72 @@ const (
 // first machine has joined every request is accepted.
 func (f *fleet) satisfiable(ctx context.Context, tenant berth.TenantID, r spec.Request) error {
 	class, now := r.Class(), time.Now()
+	if f.known(ctx, class, r, now) {
+		return nil
+	}
+	lacks, empty, err := f.ask(ctx, class, r, now.Add(-fleetAge))
+	if err == nil && (lacks != nil || empty) {
+		lacks, empty, err = f.ask(ctx, class, r, now)
+	}
+	if err != nil || lacks == nil || empty {
+		return err
+	}
+	fits, err := f.fitsCloud(ctx, tenant, r)
+	if err == nil && !fits {
+		err = lacks
+	}
+	return err
+}
+
+// known reports whether a class fits by an earlier answer, and has the answer renewed in the
+// background once it is older than fleetMemory.
+func (f *fleet) known(ctx context.Context, class string, r spec.Request, now time.Time) bool {
 	f.mu.Lock()
-	known := now.Before(f.fits[class])
-	f.mu.Unlock()
-	if known {
-		return nil
+	defer f.mu.Unlock()
+	answer, ok := f.fits[class]
+	age := now.Sub(answer.at)
+	if !ok || age >= 2*fleetMemory {
+		return false
 	}
-	changes, err := f.db.Queue.LoadMachines(ctx)
-	if err != nil {
-		return err
+	if age >= fleetMemory && !answer.asked {
+		answer.asked = true
+		f.fits[class] = answer
+		go func() { // ends after the next reading
+			lacks, _, err := f.ask(context.WithoutCancel(ctx), class, r, now.Add(-fleetAge))
+			if lacks != nil || err != nil {
+				f.forget(class)
+			}
+		}()
 	}
-	s := placement.NewSnapshot()
-	for _, m := range changes.Machines {
-		s.UpsertMachine(convert.Machine(m, ""))
+	return true
+}
+
+// ask judges a request by a reading that began at since or later, and remembers that it fits. empty
+// reports that the cluster has no machine.
+func (f *fleet) ask(
+	ctx context.Context, class string, r spec.Request, since time.Time,
+) (lacks error, empty bool, err error) {
+	at, err := f.readings.since(ctx, since)
+	if err != nil || at.empty {
+		return nil, err == nil, err
 	}
-	if s.Machines() == 0 {
-		return nil
-	}
-	if lacks := unsatisfiable(placement.Explain(s, r)); lacks != nil {
-		fits, err := f.fitsCloud(ctx, tenant, r)
-		if err == nil && !fits {
-			err = lacks
-		}
-		return err
+	if lacks := at.lacks(r); lacks != nil {
+		return lacks, false, nil
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.fits == nil || len(f.fits) >= fleetRoom {
-		f.fits = map[string]time.Time{}
+		f.fits = map[string]fit{}
 	}
-	f.fits[class] = now.Add(fleetMemory)
-	return nil
+	f.fits[class] = fit{at: at.began}
+	return nil, false, nil
+}
+
+// forget makes the next question about a class wait for the machines.
+func (f *fleet) forget(class string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.fits, class)
 }
 
 // maxCloudGang bounds the machines of each type on which a gang is tried.
