@@ -32,8 +32,9 @@ func decode(contentType string, body []byte, v any) ([]berth.FieldError, error) 
 	if err := json.Unmarshal(body, &raw); err != nil {
 		return nil, berth.Errorf(berth.CodeInvalid, "the body is not JSON: %s", jsonFault(body, err))
 	}
-	d := &decoder{}
-	d.value(raw, reflect.ValueOf(v).Elem(), "")
+	d := &decoder{text: raw}
+	d.index()
+	d.value(part{0, len(raw)}, reflect.ValueOf(v).Elem(), "")
 	return d.faults, nil
 }
 
@@ -67,15 +68,30 @@ func jsonFault(body []byte, err error) string {
 }
 
 // maxDepth bounds the nesting of values. Pipelines nest: too deep a pipeline must be read
-// before it can be refused, and each level reads all levels below again.
+// before it can be refused.
 const maxDepth = 64
 
 // decoder reads JSON into a Go value by reflection and collects the faults. It goes on
-// after a fault, so that one answer lists them all.
+// after a fault, so that one answer lists them all, and stops once the list is full.
+//
+// Its time is linear in the length of the text, however deep values are nested: the ends of
+// objects and lists are found once, and a level skips the levels below it.
 type decoder struct {
+	text   []byte // one valid JSON value without space around it
+	opens  []int  // offsets of all { and [ outside of texts, ascending
+	ends   []int  // by the same index: the offset after the matching } or ]
 	faults []berth.FieldError
 	depth  int
 }
+
+// part is a value in the text of a decoder, from its first byte to the one after its last.
+type part struct{ from, to int }
+
+// of returns the bytes of a part. Readers cannot extend them into the text.
+func (d *decoder) of(p part) json.RawMessage { return d.text[p.from:p.to:p.to] }
+
+// full reports whether further faults would be left out: the body is refused in any case.
+func (d *decoder) full() bool { return len(d.faults) >= maxFaults }
 
 // fault records a fault, up to maxFaults.
 func (d *decoder) fault(path, detail, allowed string) {
@@ -84,8 +100,9 @@ func (d *decoder) fault(path, detail, allowed string) {
 	}
 }
 
-// value decodes raw into v. A null leaves a field unset, as its absence does.
-func (d *decoder) value(raw json.RawMessage, v reflect.Value, path string) {
+// value decodes a part into v. A null leaves a field unset, as its absence does.
+func (d *decoder) value(p part, v reflect.Value, path string) {
+	raw := d.of(p)
 	if string(raw) == "null" {
 		return
 	}
@@ -100,19 +117,19 @@ func (d *decoder) value(raw json.RawMessage, v reflect.Value, path string) {
 		if err := u.UnmarshalJSON(raw); err != nil {
 			d.fault(path, clip(err.Error()), "")
 		}
-		d.text(v, path)
+		d.textual(v, path)
 		return
 	}
 	switch v.Kind() {
 	case reflect.Pointer:
 		v.Set(reflect.New(v.Type().Elem()))
-		d.value(raw, v.Elem(), path)
+		d.value(p, v.Elem(), path)
 	case reflect.Struct:
-		d.structure(raw, v, path)
+		d.structure(p, v, path)
 	case reflect.Map:
-		d.mapping(raw, v, path)
+		d.mapping(p, v, path)
 	case reflect.Slice:
-		d.list(raw, v, path)
+		d.list(p, v, path)
 	default:
 		d.scalar(raw, v, path)
 	}
@@ -120,8 +137,8 @@ func (d *decoder) value(raw json.RawMessage, v reflect.Value, path string) {
 
 // structure decodes an object into a struct by its JSON tags. A key without a field is a
 // fault that lists the fields.
-func (d *decoder) structure(raw json.RawMessage, v reflect.Value, path string) {
-	d.members(raw, path, func(key string, value json.RawMessage) {
+func (d *decoder) structure(p part, v reflect.Value, path string) {
+	d.members(p, path, func(key string, value part) {
 		for i := range v.NumField() {
 			if jsonName(v.Type().Field(i)) == key {
 				d.field(value, v.Type().Field(i), v.Field(i), join(path, key))
@@ -134,10 +151,10 @@ func (d *decoder) structure(raw json.RawMessage, v reflect.Value, path string) {
 
 // field is value for a field of a structure, where an explicit zero may be a fault: some
 // fields use zero for "not set", so a written zero would silently become the default.
-func (d *decoder) field(raw json.RawMessage, f reflect.StructField, v reflect.Value, path string) {
+func (d *decoder) field(p part, f reflect.StructField, v reflect.Value, path string) {
 	before := len(d.faults)
-	d.value(raw, v, path)
-	if string(raw) == "null" || len(d.faults) > before {
+	d.value(p, v, path)
+	if string(d.of(p)) == "null" || len(d.faults) > before {
 		return
 	}
 	if fault, ok := spec.ExplicitZero(f, v); ok {
@@ -147,9 +164,9 @@ func (d *decoder) field(raw json.RawMessage, f reflect.StructField, v reflect.Va
 
 // mapping decodes an object into a map. Keys with a NUL are faults: the database cannot
 // store such text.
-func (d *decoder) mapping(raw json.RawMessage, v reflect.Value, path string) {
+func (d *decoder) mapping(p part, v reflect.Value, path string) {
 	v.Set(reflect.MakeMap(v.Type()))
-	d.members(raw, path, func(key string, value json.RawMessage) {
+	d.members(p, path, func(key string, value part) {
 		item := reflect.New(v.Type().Elem()).Elem()
 		d.present(value, item, join(path, key))
 		if strings.ContainsRune(key, 0) {
@@ -162,25 +179,19 @@ func (d *decoder) mapping(raw json.RawMessage, v reflect.Value, path string) {
 
 // members visits an object's members in order and refuses keys that repeat: of two values
 // for one field, one would be ignored in silence.
-func (d *decoder) members(raw json.RawMessage, path string, visit func(key string, value json.RawMessage)) {
-	if len(raw) == 0 || raw[0] != '{' {
-		d.fault(path, "is "+kindOf(raw), "an object")
+func (d *decoder) members(p part, path string, visit func(key string, value part)) {
+	if d.text[p.from] != '{' {
+		d.fault(path, "is "+kindOf(d.of(p)), "an object")
 		return
 	}
-	dec := json.NewDecoder(bytes.NewReader(raw))
-	_, _ = dec.Token()
 	seen := map[string]bool{}
-	for dec.More() {
-		token, err := dec.Token()
-		var value json.RawMessage
-		if err == nil {
-			err = dec.Decode(&value)
-		}
-		key, ok := token.(string)
-		if err != nil || !ok {
-			d.fault(path, "cannot be read", "an object")
-			return
-		}
+	for at := d.skipSpace(p.from + 1); d.text[at] != '}' && !d.full(); {
+		name := part{at, d.end(at)}
+		at = d.skipSpace(d.skipSpace(name.to) + 1) // the colon
+		value := part{at, d.end(at)}
+		at = d.next(value.to)
+		var key string
+		_ = json.Unmarshal(d.of(name), &key) // a valid text
 		if seen[key] {
 			d.fault(join(path, clip(key)), "is given twice", "once")
 			continue
@@ -191,26 +202,34 @@ func (d *decoder) members(raw json.RawMessage, path string, visit func(key strin
 }
 
 // list decodes an array into a slice.
-func (d *decoder) list(raw json.RawMessage, v reflect.Value, path string) {
-	var items []json.RawMessage
-	if err := json.Unmarshal(raw, &items); err != nil {
-		d.fault(path, "is "+kindOf(raw), "a list")
+func (d *decoder) list(p part, v reflect.Value, path string) {
+	if d.text[p.from] != '[' {
+		d.fault(path, "is "+kindOf(d.of(p)), "a list")
 		return
+	}
+	var items []part
+	for at := d.skipSpace(p.from + 1); d.text[at] != ']'; {
+		item := part{at, d.end(at)}
+		items = append(items, item)
+		at = d.next(item.to)
 	}
 	v.Set(reflect.MakeSlice(v.Type(), len(items), len(items)))
 	for i, item := range items {
+		if d.full() {
+			return
+		}
 		d.present(item, v.Index(i), fmt.Sprintf("%s[%d]", path, i))
 	}
 }
 
 // present is value for entries of a list or a map: null is a mistake in these, unless the
 // type defines its meaning.
-func (d *decoder) present(raw json.RawMessage, v reflect.Value, path string) {
-	if string(raw) == "null" && v.Kind() != reflect.Pointer {
+func (d *decoder) present(p part, v reflect.Value, path string) {
+	if string(d.of(p)) == "null" && v.Kind() != reflect.Pointer {
 		d.fault(path, "is null", "a value")
 		return
 	}
-	d.value(raw, v, path)
+	d.value(p, v, path)
 }
 
 // scalar decodes text, a number or a boolean. The fault names the expected kind instead
@@ -223,18 +242,18 @@ func (d *decoder) scalar(raw json.RawMessage, v reflect.Value, path string) {
 		}[v.Kind()]
 		d.fault(path, "is "+clip(kindOf(raw)), want)
 	}
-	d.text(v, path)
+	d.textual(v, path)
 }
 
-// text rejects strings that the database cannot store as text.
-func (d *decoder) text(v reflect.Value, path string) {
+// textual rejects strings that the database cannot store as text.
+func (d *decoder) textual(v reflect.Value, path string) {
 	switch {
 	case v.Kind() == reflect.String && strings.ContainsRune(v.String(), 0):
 		d.fault(path, "has a NUL", "text without NUL")
 		v.SetString("")
 	case v.Kind() == reflect.Slice && v.Type().Elem().Kind() == reflect.String:
 		for i := range v.Len() {
-			d.text(v.Index(i), fmt.Sprintf("%s[%d]", path, i))
+			d.textual(v.Index(i), fmt.Sprintf("%s[%d]", path, i))
 		}
 	}
 }

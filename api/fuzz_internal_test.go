@@ -84,6 +84,7 @@ func FuzzBody(f *testing.F) {
 	for _, body := range []string{
 		`{"name":"a","image":"i","command":["x"],"resources":{"cpus":1,"memory":"1GiB"}}`, `{"name":1,"nme":2,"name":3}`, `[]`,
 		`{"env":{"A":null}}`, `{"array":{"size":3,"each":[{"A":"1"}]}}`, strings.Repeat(`{"array":`, 100) + `1` + strings.Repeat(`}`, 100), `{"time_limit":5}`,
+		" { \"name\" :\t\"a\" , \"image\":\"i\\\"]}\", \"command\" : [ \"[\" , \"\\\\\" ] ,\n\"env\" : { } , \"labels\":{\"\\u0061\":\"b\"}}\r\n",
 	} {
 		f.Add([]byte(body))
 	}

@@ -140,25 +140,28 @@ func createdStatus(created bool) int {
 	return http.StatusOK
 }
 
-// readSpec returns a valid spec with defaults, or every fault at once.
+// readSpec returns a valid spec with defaults, or every fault at once. A body that is too long is
+// not read.
 func readSpec(in Request) (spec.Job, error) {
 	var jobSpec spec.Job
+	if err := specTooLong(len(in.RawBody)); err != nil {
+		return jobSpec, err
+	}
 	faults, err := decode(in.ContentType, in.RawBody, &jobSpec)
 	if err != nil {
 		return jobSpec, err
 	}
 	jobSpec = jobSpec.WithDefaults()
-	checked := append(admission.Check(jobSpec), specTooLong(len(in.RawBody))...)
-	return jobSpec, invalid(berth.SlugInvalidSpec, faults, checked)
+	return jobSpec, invalid(berth.SlugInvalidSpec, faults, admission.Check(jobSpec))
 }
 
-// specTooLong returns the fault of a job with a body of n bytes; none up to spec.MaxSpecBytes.
-func specTooLong(n int) []berth.FieldError {
+// specTooLong returns the error for a job with a body of n bytes; nil up to spec.MaxSpecBytes.
+func specTooLong(n int) error {
 	if n <= spec.MaxSpecBytes {
 		return nil
 	}
-	return []berth.FieldError{{Detail: fmt.Sprintf("the job has %d bytes", n),
-		Allowed: fmt.Sprintf("at most %d", spec.MaxSpecBytes)}}
+	return invalid(berth.SlugInvalidSpec, nil, []berth.FieldError{{Detail: fmt.Sprintf("the job has %d bytes", n),
+		Allowed: fmt.Sprintf("at most %d", spec.MaxSpecBytes)}})
 }
 
 // listInput selects jobs. All given conditions must hold; several values of Status are

@@ -42,6 +42,9 @@ func (h *jobHandlers) retryAs(ctx context.Context, in *retryJobInput, old wire.J
 // number of members in all groups are no faults.
 func (h *jobHandlers) retrySpec(ctx context.Context, in Request, old wire.Job) (spec.Job, error) {
 	var jobSpec spec.Job
+	if err := specTooLong(len(in.RawBody)); err != nil {
+		return jobSpec, err
+	}
 	faults, err := decode(in.ContentType, in.RawBody, &jobSpec)
 	if err != nil {
 		return jobSpec, err
@@ -58,8 +61,7 @@ func (h *jobHandlers) retrySpec(ctx context.Context, in Request, old wire.Job) (
 		}
 	}
 	jobSpec = jobSpec.WithDefaults()
-	checked := append(admission.Check(jobSpec), specTooLong(len(in.RawBody))...)
-	return jobSpec, invalid(berth.SlugInvalidSpec, faults, checked)
+	return jobSpec, invalid(berth.SlugInvalidSpec, faults, admission.Check(jobSpec))
 }
 
 // mayRun returns an error if the caller may not submit the job for the tenant.
