@@ -83,6 +83,11 @@ func (l *lookups[A]) serve(ctx context.Context, me *lookup[A]) {
 		return
 	case <-time.After(time.Until(l.last.Add(l.pause))):
 	}
+	select { // of several ready cases, the ones above pick any
+	case <-me.done:
+		return
+	default:
+	}
 	l.last = time.Now()
 	l.mu.Lock()
 	n := min(len(l.waiting), lookupBatch)
