@@ -208,16 +208,25 @@ func adminOnly(method, route string) bool {
 }
 
 // authenticator caches verdicts on tokens for a moment, so that a busy client costs one
-// look-up a second and a revoked token still dies within authMemory. Look-ups of tokens
+// look-up a second and a revoked token still dies within authGrace. Look-ups of tokens
 // that were good before and of tokens never seen have queries of their own: a flood of
 // guesses delays no known caller.
+//
+//	the last look-up that found a user's token good began   a call with it
+//	less than authMemory ago                                passes
+//	less than authGrace ago                                 passes, and starts a look-up unless one is under way
+//	earlier, never, or before a revocation here             waits for a look-up
+//
+// A look-up that fails renews nothing, so no call passes authGrace after the last good one.
 type authenticator struct {
 	known, strangers map[bool]*lookups[db.TokenAnswer] // by token type; true: of machines
 	machines         *machineAuth
+	owner            *background.Group // of the look-ups that no call waits for
 
-	mu    sync.Mutex
-	right *recent[tokenKey, knownToken] // good at their last look-up
-	wrong *recent[tokenKey, wrongToken]
+	mu        sync.Mutex
+	right     *recent[tokenKey, knownToken] // good at their last look-up
+	wrong     *recent[tokenKey, wrongToken]
+	forgotten time.Time // of the last revocation by this process
 }
 
 // tokenKey is the SHA-256 of a token, so that the cache holds no secrets.
@@ -225,7 +234,8 @@ type tokenKey [sha256.Size]byte
 
 type knownToken struct {
 	principal db.Principal
-	until     time.Time // looked up again after this
+	asked     time.Time // start of the last look-up; zero: the next call waits for another one
+	renewing  bool      // a look-up is under way for which no call waits
 }
 
 type wrongToken struct {
@@ -239,6 +249,7 @@ type wrongToken struct {
 // authRoom tokens each.
 const (
 	authMemory   = time.Second
+	authGrace    = 3 * time.Second
 	wrongMemory  = 5 * time.Second
 	authRoom     = 10_000
 	strangePause = 10 * time.Millisecond // between two queries for tokens never seen
@@ -246,14 +257,12 @@ const (
 )
 
 func newAuthenticator(d *db.DB, owner *background.Group) *authenticator {
+	users, machines := endWith(owner, d.Tokens.AuthenticateUsers), endWith(owner, d.Tokens.AuthenticateMachines)
 	a := &authenticator{
-		known: map[bool]*lookups[db.TokenAnswer]{
-			false: newLookups(d.Tokens.AuthenticateUsers, 0),
-			true:  newLookups(d.Tokens.AuthenticateMachines, 0),
-		},
+		owner: owner,
+		known: map[bool]*lookups[db.TokenAnswer]{false: newLookups(users, 0), true: newLookups(machines, 0)},
 		strangers: map[bool]*lookups[db.TokenAnswer]{
-			false: newLookups(d.Tokens.AuthenticateUsers, strangePause),
-			true:  newLookups(d.Tokens.AuthenticateMachines, strangePause),
+			false: newLookups(users, strangePause), true: newLookups(machines, strangePause),
 		},
 		right: newRecent[tokenKey, knownToken](authRoom),
 		wrong: newRecent[tokenKey, wrongToken](authRoom),
@@ -271,6 +280,19 @@ func newAuthenticator(d *db.DB, owner *background.Group) *authenticator {
 	return a
 }
 
+// findTokens answers one query of lookups.
+type findTokens = func(ctx context.Context, tokens []string) ([]db.TokenAnswer, error)
+
+// endWith returns a query that ends at the latest when its owner closes.
+func endWith(owner *background.Group, find findTokens) findTokens {
+	return func(ctx context.Context, tokens []string) ([]db.TokenAnswer, error) {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		defer context.AfterFunc(owner.Context(), cancel)()
+		return find(ctx, tokens)
+	}
+}
+
 // recordFirstUse records the first use of a renewed credential, and reports whether it did. Until then
 // the credential is not cached, so the next call tries again; no call is refused for it.
 func recordFirstUse(ctx context.Context, tokens *db.Tokens, id string) bool {
@@ -279,17 +301,37 @@ func recordFirstUse(ctx context.Context, tokens *db.Tokens, id string) bool {
 	return tokens.FirstUse(ctx, id) == nil
 }
 
-// principal returns the principal of a token from the cache or from the database. The
-// memory counts from before the look-up, so a token revoked during the look-up is not
-// trusted longer than authMemory after its revocation.
+// principal returns the principal of a token from the cache or from the database; see
+// authenticator.
 func (a *authenticator) principal(ctx context.Context, token string, machine bool) (db.Principal, error) {
+	if machine {
+		return a.within(ctx, token, true, authMemory)
+	}
+	return a.within(ctx, token, false, authGrace)
+}
+
+// within is principal with a greatest age of the last look-up, at least authMemory. The age
+// counts from before the look-up, so a token revoked during the look-up is not trusted longer
+// than that after its revocation.
+func (a *authenticator) within(
+	ctx context.Context, token string, machine bool, most time.Duration,
+) (db.Principal, error) {
 	key, now := tokenKey(sha256.Sum256([]byte(token))), time.Now()
 	a.mu.Lock()
 	k, seen := a.right.get(key)
 	w, refused := a.wrong.get(key)
+	age := now.Sub(k.asked)
+	renews := seen && !k.renewing && authMemory <= age && age < most
+	if renews {
+		k.renewing = true
+		a.right.put(key, k)
+	}
 	a.mu.Unlock()
+	if renews {
+		a.owner.Go(func(ctx context.Context) { a.renew(ctx, key, token) }) // not after the end of the server
+	}
 	switch {
-	case seen && now.Before(k.until):
+	case seen && age < most:
 		return k.principal, nil
 	case refused && now.Before(w.until):
 		return db.Principal{}, w.err
@@ -308,6 +350,24 @@ func (a *authenticator) principal(ctx context.Context, token string, machine boo
 	return answer.Principal, answer.Err
 }
 
+// renew looks up a user's known token for which no call waits.
+func (a *authenticator) renew(ctx context.Context, key tokenKey, token string) {
+	ctx, cancel := context.WithTimeout(ctx, authLimit)
+	defer cancel()
+	now := time.Now()
+	answer, err := a.known[false].ask(ctx, token)
+	if err == nil {
+		a.remember(key, answer, now)
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if k, ok := a.right.get(key); ok { // the next call tries again, or waits
+		k.renewing = false
+		a.right.put(key, k)
+	}
+}
+
 func (a *authenticator) remember(key tokenKey, answer db.TokenAnswer, asked time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -317,17 +377,22 @@ func (a *authenticator) remember(key tokenKey, answer db.TokenAnswer, asked time
 		return
 	}
 	a.wrong.remove(key)
-	a.right.put(key, knownToken{answer.Principal, asked.Add(authMemory)})
+	if !asked.After(a.forgotten) { // the look-up may have read the token before it was revoked here
+		asked = time.Time{}
+	}
+	a.right.put(key, knownToken{principal: answer.Principal, asked: asked})
 }
 
-// forget expires all cached verdicts on good tokens, after a revocation by this process.
-// The entries stay, so that their next look-ups use the queries for known tokens.
+// forget expires all cached verdicts on good tokens, after a revocation by this process, and
+// those of look-ups under way. The entries stay, so that their next look-ups use the queries for
+// known tokens.
 func (a *authenticator) forget() {
 	a.machines.forget()
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.forgotten = time.Now()
 	a.right.each(func(k knownToken) knownToken {
-		k.until = time.Time{}
+		k.asked = time.Time{}
 		return k
 	})
 }

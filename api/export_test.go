@@ -59,7 +59,7 @@ func (s *Server) AgeUserTokens(by time.Duration) {
 	s.auth.mu.Lock()
 	defer s.auth.mu.Unlock()
 	s.auth.right.each(func(k knownToken) knownToken {
-		k.until = k.until.Add(-by)
+		k.asked = k.asked.Add(-by)
 		return k
 	})
 }

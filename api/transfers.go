@@ -168,9 +168,9 @@ func (x *transfers) holds(r *http.Request) func(ctx context.Context) error {
 	return func(ctx context.Context) error { return x.lookUp(ctx, token) }
 }
 
-// holds returns an error unless a token is still valid.
+// holds returns an error unless a token was valid within the last authMemory.
 func (a *authenticator) holds(ctx context.Context, token string) error {
-	_, err := a.principal(ctx, token, false)
+	_, err := a.within(ctx, token, false, authMemory)
 	return err
 }
 
