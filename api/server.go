@@ -157,7 +157,7 @@ func New(d Deps) (*Server, error) {
 	refusals := newRefusals()
 	gate := &gatekeeper{
 		auth: s.auth, limits: s.limits, addresses: newAddresses(d.TrustedProxies),
-		admission: admission.New(d.DB, d.Volumes, d.Images, d.Signed, d.Users), submits: newSubmits(d.DB),
+		admission: admission.New(d.DB, d.Volumes, d.Images, d.Signed, d.Users), submits: newSubmits(d.DB, owner),
 		submitRate: d.SubmitRate, refusals: refusals, closing: s.closing,
 	}
 	s.calls = &openCalls{
