@@ -48,7 +48,7 @@ func TestABodyOfFaultsIsReadUpToTheLastOneThatIsShown(t *testing.T) {
 
 func TestAJobThatIsTooLongIsNotRead(t *testing.T) {
 	t.Parallel()
-	body := []byte(`{"name":1,"env":{"A":"` + strings.Repeat("x", spec.MaxSpecBytes) + `"}}`)
+	body := []byte(`{"name":1,"env":{"A":"` + strings.Repeat("x", spec.MaxSpecBytes)) // no JSON, which only a reader finds
 	_, err := readSpec(Request{ContentType: "application/json", RawBody: body})
 	e, ok := errors.AsType[*berth.Error](err)
 	if !ok || e.Slug != berth.SlugInvalidSpec || len(e.Fields) != 1 || !strings.Contains(e.Fields[0].Detail, "bytes") {
