@@ -64,10 +64,11 @@ func newCallSlots(of db.Shares, cores int) callSlots {
 	spare := max(1, of.Reads/4)
 	bulks := max(1, min(cores/2, of.Reads/4))
 	questions := max(1, min(2, of.Reads/2), of.Reads/4) // two share one reading of the queue
+	conns := of.Reads + of.Writes + of.Lookups + of.Work
 	return callSlots{
 		reads:     newSlots(turnsPerConn*of.Reads, of.Reads-questions-bulks-spare, waitsOfTenant),
 		bulks:     newSlots(max(4, 2*cores), bulks, bulksWaiting),
-		questions: newSlots(max(2, (of.Reads+of.Writes+of.Work)/connsPerQuestion), questions, questionsWaiting),
+		questions: newSlots(max(2, conns/connsPerQuestion), questions, questionsWaiting),
 		writes:    newSlots(turnsPerConn*of.Writes, of.Writes*3/4, waitsOfTenant),
 	}
 }

@@ -37,6 +37,7 @@ type site struct {
 	log    *syncBuffer
 
 	sessions map[string]db.Session // of machines, by name
+	patience time.Duration         // with a call; 0: no limit
 
 	beside func() *pgxpool.Pool // for looks at locks, while calls hold the turns of the database's own pool
 }
@@ -126,7 +127,7 @@ func (s *site) call(name, method, path, body string, header ...string) answer {
 func (s *site) answered(req *http.Request) answer {
 	s.t.Helper()
 	method, path := req.Method, req.URL.Path
-	res, err := http.DefaultClient.Do(req)
+	res, err := (&http.Client{Timeout: s.patience}).Do(req)
 	if err != nil {
 		s.t.Fatalf("%s %s: %v", method, path, err)
 	}

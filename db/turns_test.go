@@ -114,7 +114,7 @@ func TestLookUpsOfTokensWaitForNoOtherShare(t *testing.T) {
 	for _, class := range []overload.Class{overload.Sweep, overload.Write, overload.Read} {
 		defer take(t, d, class).Release()
 	}
-	ctx, cancel := context.WithTimeout(overload.As(t.Context(), overload.Vital), waitLimit)
+	ctx, cancel := context.WithTimeout(overload.As(t.Context(), overload.Vital), time.Minute)
 	defer cancel()
 	if _, err := d.Tokens.AuthenticateUsers(ctx, []string{"none"}); err != nil {
 		t.Error(err)
