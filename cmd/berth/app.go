@@ -72,14 +72,20 @@ type app struct {
 	lookup func(name string) (value string, ok bool)
 }
 
-// run executes one command line, reports its error and returns its exit code.
+// run executes one command line, reports its error and returns its exit code. A command that succeeds fails if its
+// output did not arrive. After an interrupt, output that its reader does not take is dropped.
 func run(ctx context.Context, a *app, args []string) int {
+	out, errs := newInterruptible(ctx, a.out), newInterruptible(ctx, a.err)
+	a.out, a.err = out, errs
 	root := newRoot(a)
 	root.SetArgs(args)
 	root.SetIn(a.in)
 	root.SetOut(a.out)
 	root.SetErr(a.err)
 	err := root.ExecuteContext(ctx)
+	if err == nil {
+		err = out.lost()
+	}
 	if err != nil {
 		a.report(err)
 	}

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/spf13/cobra"
@@ -34,17 +33,22 @@ func act(a *app, cmd *cobra.Command, accept func(wire.Job) bool,
 				failures = append(failures, err)
 			}
 		}
-		if len(failures) < 2 {
-			return errors.Join(failures...)
-		}
-		// run reports the returned error; the others are reported here, in the order of the
-		// arguments.
-		for _, err := range failures[:len(failures)-1] {
-			a.report(err)
-		}
-		return failures[len(failures)-1]
+		return a.reportAll(failures)
 	}
 	return cmd
+}
+
+// reportAll reports all failures except the last, which it returns for run to report. The exit
+// code is that of the last. Without failures it returns nil.
+func (a *app) reportAll(failures []error) error {
+	if len(failures) == 0 {
+		return nil
+	}
+	last := len(failures) - 1
+	for _, err := range failures[:last] {
+		a.report(err)
+	}
+	return failures[last]
 }
 
 // actOn resolves one argument to a job, calls do and prints the changed job.

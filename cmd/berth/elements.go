@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"regexp"
 	"slices"
@@ -123,11 +122,12 @@ func cancelElements(a *app, cmd *cobra.Command) *cobra.Command {
 			}
 		}
 		if len(jobs) > 0 {
-			failures = append(failures, whole(cmd, jobs))
+			if err := whole(cmd, jobs); err != nil {
+				failures = append(failures, err)
+			}
 		}
-		// All failures at once: one wrong argument must not keep the others from being
-		// canceled.
-		return errors.Join(failures...)
+		// At the end: one wrong argument must not keep the others from being canceled.
+		return a.reportAll(failures)
 	}
 	return cmd
 }

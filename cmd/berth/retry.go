@@ -144,8 +144,13 @@ func changedSpec(job wire.Job, over overrides) (spec.Job, error) {
 	return changed, over.apply(&changed)
 }
 
-// sayRetried reports the new job, and the code and the inputs that it runs with.
+// sayRetried reports the new job, and the code and the inputs that it runs with. The server answers a repeated retry
+// with the job that the first one created.
 func sayRetried(a *app, old, job wire.Job) {
+	if old.RetriedBy != nil && *old.RetriedBy == job.ID {
+		a.say("%s was retried before, %s, as %s", named(old), ago(job.SubmittedAt, a.now()), job.ID)
+		return
+	}
 	a.say("submitted %s as a retry of %s", job.ID, named(old))
 	sayStart(a, old, job)
 	if job.Spec == nil {
