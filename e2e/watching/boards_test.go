@@ -247,6 +247,8 @@ var cloudBoard = dashboard{
 					{`max by (scope) (berth_cloud_breakers_open)`, "{{scope}}"},
 					{`max by (scope) (berth_cloud_breakers_lasting)`, "{{scope}}, until corrected"},
 				}},
+			{title: "Sweeps", about: "Per hour, by provider: complete sweeps for instances that no launch needs, and sweeps that failed.", unit: "none",
+				lines: []line{{`sum by (provider, result) (increase(berth_cloud_sweeps_total[1h]))`, "{{provider}}, {{result}}"}}},
 			{title: "Credentials of machines", about: "Machines by the condition of their credential, and those in contact whose renewal is overdue.", unit: "none",
 				lines: []line{
 					{`max by (state) (berth_machine_credentials)`, "{{state}}"},

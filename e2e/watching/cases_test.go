@@ -57,6 +57,10 @@ var healthy = series{
 	`berth_cloud_breakers_open{instance="a",scope="offering"}`:                                   "3",
 	`berth_cloud_breakers_lasting{instance="a",scope="provider"}`:                                "0",
 	`berth_cloud_breakers_lasting{instance="a",scope="pool"}`:                                    "0",
+	`berth_cloud_sweeps_total{instance="a",provider="lab",result="done"}`:                        "0+1x300",
+	`berth_cloud_sweeps_total{instance="a",provider="lab",result="failed"}`:                      "0",
+	`berth_cloud_sweeps_total{instance="b",provider="lab",result="done"}`:                        "0",
+	`berth_cloud_sweeps_total{instance="b",provider="lab",result="failed"}`:                      "0",
 	`berth_machines_engine_silent{instance="a"}`:                                                 "0",
 	`berth_machine_disk_free_ratio{instance="a",machine="m1"}`:                                   "0.06",
 	`berth_gpus{instance="a",model="A100",kind="total"}`:                                         "8",
@@ -261,6 +265,24 @@ var cases = map[string]alertCase{
 		labels:  map[string]string{"scope": "provider"},
 		summary: "1 scopes of kind provider are refused by their cloud until an admin corrects the cause.",
 		silent:  series{`berth_cloud_breakers_open{instance="a",scope="provider"}`: "2"}, // a quota of the cloud
+	},
+	"BerthCloudNotSwept": {
+		// The second provider is swept.
+		fires: series{`berth_cloud_sweeps_total{instance="a",provider="lab",result="done"}`: "0+1x30 30x300",
+			`berth_cloud_sweeps_total{instance="a",provider="lab",result="failed"}`: "0x30 0+0.25x300",
+			`berth_cloud_sweeps_total{instance="b",provider="lab",result="failed"}`: "0x30 0+0.25x300",
+			`berth_cloud_sweeps_total{instance="a",provider="ec2",result="done"}`:   "0+1x300",
+			`berth_cloud_sweeps_total{instance="a",provider="ec2",result="failed"}`: "0"},
+		labels:  map[string]string{"provider": "lab"},
+		summary: "For an hour no berthd could sweep the provider lab.",
+		// One replica lacks the program of the provider, and the cloud did not answer for 50 minutes. The leader of the
+		// version before, which counts nothing, sweeps the other provider.
+		silent: series{`berth_cloud_sweeps_total{instance="a",provider="lab",result="done"}`: "0+1x60 60x50 60+1x300",
+			`berth_cloud_sweeps_total{instance="a",provider="lab",result="failed"}`: "0x60 0+0.25x50 12x300",
+			`berth_cloud_sweeps_total{instance="b",provider="lab",result="failed"}`: "0+0.25x300",
+			`berth_cloud_sweeps_total{instance="a",provider="ec2",result="done"}`:   "0",
+			`berth_cloud_sweeps_total{instance="a",provider="ec2",result="failed"}`: "0"},
+		at: 110 * time.Minute,
 	},
 	"BerthObjectStoreFull": {
 		fires:   series{`berth_object_store_free_ratio{instance="a"}`: "0.034"},

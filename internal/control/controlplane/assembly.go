@@ -65,6 +65,7 @@ type assembly struct {
 	accounts   cloud.Accounts
 	agents     *agentbin.Binaries // nil: none are served
 	clouds     *autoscale.Metrics
+	sweeps     *prometheus.CounterVec
 	adoption   *adoption
 
 	front, middle, last []part
@@ -168,8 +169,8 @@ func (a *assembly) newRegistry() {
 		repeats:  map[string]*overload.Budget{"temporal": a.dispatcher.Repeats()},
 		gate:     a.dispatcher.Gate(),
 	}, a.certificate, &objectSpace{a.blobs})
-	a.clouds = autoscale.NewMetrics()
-	a.registry.MustRegister(a.clouds)
+	a.clouds, a.sweeps = autoscale.NewMetrics(), newSweepCounts()
+	a.registry.MustRegister(a.clouds, a.sweeps)
 }
 
 // openBlobs opens the object store, if one is configured, and compares its

@@ -51,6 +51,8 @@ var absentAtStart = map[string]string{
 	"berth_object_store_free_ratio":     "gauge", // of a store in a folder
 	"berth_tls_certificate_end_seconds": "gauge", // of an API with TLS
 	"berth_cloud_spend_dollars":         "gauge", // by tenant with a burst policy
+
+	"berth_cloud_sweeps_total": "counter", // by provider of the cloud file
 }
 
 // TestReferenceOfMetrics writes and compares docs/reference/metrics.md. A metric with known
@@ -64,7 +66,8 @@ func TestReferenceOfMetrics(t *testing.T) {
 		"[agent-metrics.md](agent-metrics.md) has the metrics of agents.\n\n" +
 		"All series of a metric exist from the start of a process, as 0 before the first event. Exceptions, whose labels only rows or calls\n" +
 		"can name: `berth_cloud_spend_dollars`, `berth_gpus`, `berth_tenant_storage_bytes`, `berth_machine_disk_free_ratio` and `berth_http_request_seconds`.\n" +
-		"`berth_object_store_free_ratio` and `berth_tls_certificate_end_seconds` exist where there is a folder or a certificate.\n" +
+		"`berth_object_store_free_ratio`, `berth_tls_certificate_end_seconds` and `berth_cloud_sweeps_total` exist where there is a folder, a\n" +
+		"certificate or a cloud file, the last one as 0 for each provider of the file.\n" +
 		"Metrics by tenant name at most 500 tenants.\n\n")
 	b.WriteString(metricsdoc.Table(t, newRegistered(t), absentAtStart))
 	golden.Check(t, "../../../docs/reference/metrics.md", b.String())

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"berth"
 	"berth/db"
 	"berth/internal/control/cloud"
@@ -26,6 +28,20 @@ type sweeper struct {
 	accounts cloud.Accounts
 	log      *slog.Logger
 	now      func() time.Time
+	counts   *prometheus.CounterVec // by provider and result
+}
+
+// The results of a sweep, in berth_cloud_sweeps_total.
+const (
+	sweepDone   = "done"
+	sweepFailed = "failed"
+)
+
+// newSweepCounts returns the counters of sweeps. The series of a configured provider exist once its sweep is added.
+func newSweepCounts() *prometheus.CounterVec {
+	return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "berth", Subsystem: "cloud", Name: "sweeps_total",
+		Help: "Sweeps of the providers of the cloud file by this process, by result: done, or failed, after which " +
+			"another process tries."}, []string{"provider", "result"})
 }
 
 // addSweeper adds the sweep of the configured providers.
@@ -34,11 +50,13 @@ func (a *assembly) addSweeper() {
 		return
 	}
 	every := sweepEvery / time.Duration(max(a.opts.CloudFaster, 1))
-	s := &sweeper{launches: a.db.Launches, accounts: a.accounts, log: a.log, now: time.Now}
+	s := &sweeper{launches: a.db.Launches, accounts: a.accounts, log: a.log, now: time.Now, counts: a.sweeps}
 	if a.opts.CloudFaster > 1 {
 		s.now = func() time.Time { return a.opts.CloudClock(time.Now()) }
 	}
 	for _, name := range slices.Sorted(maps.Keys(a.accounts.Providers)) {
+		s.counts.WithLabelValues(name, sweepDone)
+		s.counts.WithLabelValues(name, sweepFailed)
 		l := newLeased(a.db, sweepLease+name, every, "sweep of provider "+name, a.log)
 		a.middle = append(a.middle, func(ctx context.Context) error { return s.run(ctx, l, name) })
 	}
@@ -49,7 +67,11 @@ func (a *assembly) addSweeper() {
 func (s *sweeper) run(ctx context.Context, l leased, name string) error {
 	return l.run(ctx, func(ctx context.Context) bool {
 		err := s.sweep(ctx, name)
-		if err != nil && ctx.Err() == nil {
+		switch {
+		case err == nil:
+			s.counts.WithLabelValues(name, sweepDone).Inc()
+		case ctx.Err() == nil:
+			s.counts.WithLabelValues(name, sweepFailed).Inc()
 			s.log.Warn("cannot sweep a provider, will retry", "provider", name, "err", err)
 		}
 		return err != nil

@@ -4,17 +4,20 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"berth"
 	"berth/db"
 	"berth/db/dbtest"
 	"berth/internal/control/cloud"
 	"berth/internal/control/cloud/faultcloud"
+	"berth/internal/lib/poll"
 )
 
 func TestASweepEndsALateInstanceAndAdoptsALostOne(t *testing.T) {
@@ -131,7 +134,7 @@ func TestASweeperEndsWithoutItsDatabase(t *testing.T) {
 	t.Parallel()
 	d := dbtest.DB(t, db.Options{})
 	log := slog.New(slog.DiscardHandler)
-	s := &sweeper{launches: d.Launches, log: log, now: time.Now}
+	s := &sweeper{launches: d.Launches, log: log, now: time.Now, counts: newSweepCounts()}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	d.Close()
@@ -164,9 +167,9 @@ func TestAReplicaThatCannotListLeavesTheSweepToAnother(t *testing.T) {
 	url := dbtest.URL(t)
 	log := slog.New(slog.DiscardHandler)
 	lab := faultcloud.New(filepath.Join(t.TempDir(), "cloud"), time.Now)
-	starts := func(providers map[string]noted) {
+	starts := func(providers map[string]noted) *prometheus.CounterVec {
 		a := &assembly{ControlPlane: &ControlPlane{log: log}, db: dbtest.Open(t, url, db.Options{}),
-			accounts: cloud.Accounts{Providers: map[string]cloud.Account{}}}
+			accounts: cloud.Accounts{Providers: map[string]cloud.Account{}}, sweeps: newSweepCounts()}
 		a.opts.CloudFaster, a.opts.CloudClock = 1000, func(t time.Time) time.Time { return t }
 		for name, p := range providers {
 			a.accounts.Providers[name] = cloud.Account{Provider: p, Regions: []string{"r"}}
@@ -175,6 +178,7 @@ func TestAReplicaThatCannotListLeavesTheSweepToAnother(t *testing.T) {
 		for _, run := range a.middle {
 			go func() { _ = run(t.Context()) }()
 		}
+		return a.sweeps
 	}
 	waits := func(p noted, what string) {
 		t.Helper()
@@ -186,9 +190,48 @@ func TestAReplicaThatCannotListLeavesTheSweepToAnother(t *testing.T) {
 	}
 	provider := func(unsent bool) noted { return noted{Cloud: lab, unsent: unsent, lists: make(chan struct{}, 1)} }
 	bad, good, other := provider(true), provider(false), provider(false)
-	starts(map[string]noted{"lab": bad})
+	first := starts(map[string]noted{"lab": bad})
 	waits(bad, "the first replica")
-	starts(map[string]noted{"lab": good, "other": other})
+	second := starts(map[string]noted{"lab": good, "other": other})
 	waits(good, "the replica that can call the cloud")
 	waits(other, "the replica that alone has the provider")
+	if !poll.Until(time.Minute, time.Millisecond, func() bool {
+		one, two := counted(t, first), counted(t, second)
+		return one["lab failed"] > 0 && two["lab done"] > 0 && two["other done"] > 0
+	}) {
+		t.Error("the sweeps are not counted")
+	}
+	if one, two := counted(t, first), counted(t, second); one["lab done"] > 0 || two["lab failed"]+two["other failed"] > 0 {
+		t.Errorf("sweeps are counted by the wrong result: %v, %v", one, two)
+	}
+}
+
+// counted returns the counts of sweeps by provider and result.
+func counted(t *testing.T, counts *prometheus.CounterVec) map[string]float64 {
+	t.Helper()
+	r := prometheus.NewRegistry()
+	r.MustRegister(counts)
+	families, err := r.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]float64{}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			all[m.GetLabel()[0].GetValue()+" "+m.GetLabel()[1].GetValue()] = m.GetCounter().GetValue()
+		}
+	}
+	return all
+}
+
+// Both series of a provider exist before its first sweep: an increase over a series that begins with an event misses it.
+func TestSweepsAreCountedFromTheStart(t *testing.T) {
+	t.Parallel()
+	a := &assembly{ControlPlane: &ControlPlane{}, db: dbtest.DB(t, db.Options{}), sweeps: newSweepCounts(),
+		accounts: cloud.Accounts{Providers: map[string]cloud.Account{"lab": {}, "other": {}}}}
+	a.addSweeper()
+	want := map[string]float64{"lab done": 0, "lab failed": 0, "other done": 0, "other failed": 0}
+	if got := counted(t, a.sweeps); !maps.Equal(got, want) {
+		t.Errorf("series %v, want %v", got, want)
+	}
 }
