@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -68,7 +67,7 @@ func (h *logHandlers) mount(r *router) {
 		"progress bar: about once a second, each in place of the one before, an empty text when there is none. " +
 		"They are no part of the stored log and do not change the position of the stream; a member whose output " +
 		"is too fast, or one of too many on a machine, sends none. " +
-		"With `grep`, `tail` counts matching lines; a line of more than 64 KiB is matched in pieces."
+		"With `grep`, `tail` counts matching lines; a line of more than 64 KiB is matched in pieces. " + logBreaks
 	document(&logs, "The log", map[string]*huma.MediaType{
 		"text/plain":        {Schema: &huma.Schema{Type: huma.TypeString}},
 		ndjson:              {Schema: schema(reflect.TypeFor[wire.LogLine](), true, "")},
@@ -93,7 +92,7 @@ func (h *logHandlers) readLogs(ctx context.Context, in *logsInput) (*huma.Stream
 	}
 	// Clients that follow a log from its beginning are at the same position as others.
 	r := &logRead{of: h, job: id, named: in.Attempt > 0, tail: in.Tail, shares: in.Tail == 0 && in.Since == "",
-		unfinished: in.Unfinished}
+		unfinished: in.Unfinished, errors: accepts(in.Accept, "errors"), positions: accepts(in.Accept, "positions")}
 	r.ref = berth.LogRef{Tenant: job.Tenant, Job: id, Attempt: in.Attempt, Rank: in.Member}
 	if !r.named {
 		r.ref.Attempt = job.Attempt
@@ -123,6 +122,9 @@ func (h *logHandlers) readLogs(ctx context.Context, in *logsInput) (*huma.Stream
 		}
 		r.shares = false // blocks are shared by followers of all lines
 	}
+	if err := r.resume(in.Last); err != nil {
+		return nil, err
+	}
 	if !in.Follow && !wantsStream(in.Accept) {
 		if err := r.begin(ctx); err != nil {
 			return nil, err
@@ -130,9 +132,6 @@ func (h *logHandlers) readLogs(ctx context.Context, in *logsInput) (*huma.Stream
 		return &huma.StreamResponse{Body: func(out huma.Context) {
 			h.printLogs(out, r, strings.Contains(in.Accept, ndjson))
 		}}, nil
-	}
-	if err := r.resume(in.Last); err != nil {
-		return nil, err
 	}
 	if r.ref.Attempt > 0 { // the call still has its slot
 		if err := r.begin(ctx); err != nil {
@@ -171,10 +170,7 @@ func (h *logHandlers) printLogs(out huma.Context, r *logRead, documents bool) {
 		return append(append(b, l.Text...), '\n'), nil
 	}
 	if documents {
-		kind, format = ndjson, func(b []byte, l wire.LogLine) ([]byte, error) {
-			text, err := json.Marshal(l)
-			return append(append(b, text...), '\n'), err
-		}
+		kind, format = r.documents()
 	}
 	c.Response().Header().Set("Content-Type", kind)
 	c.Response().WriteHeader(http.StatusOK)
@@ -186,6 +182,11 @@ func (h *logHandlers) printLogs(out huma.Context, r *logRead, documents bool) {
 		return err
 	})
 	if err != nil {
+		if documents {
+			r.breakOff(t, errorDocument, err)
+		} else {
+			r.breakOff(t, nil, err)
+		}
 		// A client must not take half a log for the whole, so the connection is cut.
 		h.streams.logStream(c, err)
 		panic(http.ErrAbortHandler)
@@ -227,6 +228,7 @@ func (h *logHandlers) followLogs(out huma.Context, r *logRead) {
 			r.ref.Attempt, r.offset, r.skip, r.beyond, r.begun = r.ref.Attempt+1, 0, 0, 0, true
 		}
 	})
+	r.breakOff(t, errorEvent, err)
 	h.streams.endStream(c, t, err)
 }
 
@@ -246,10 +248,14 @@ type logRead struct {
 	beyond     int            // matching lines from offset on that come before the tail
 	unfinished bool           // the caller asked for the unfinished line
 	shares     bool           // other followers are likely at this position: see sendNew
+	errors     bool           // the client takes an error as the last record
+	positions  bool           // the client takes the position after each line
+	whole      bool           // offset is at the end of a line
 }
 
 // resume sets the position from Last-Event-ID: <attempt>-<offset>. The position of
-// another attempt is refused if the caller named an attempt.
+// another attempt is refused if the caller named an attempt. A tail has its beginning before
+// the position.
 func (r *logRead) resume(last string) error {
 	if last == "" {
 		return nil
@@ -384,6 +390,9 @@ func (r *logRead) block(ctx context.Context) (b logBlock, err error) {
 		return err
 	})
 	b.next, b.full = at.offset, left.N == 0
+	if err != nil && at.offset > r.offset { // the next read begins after these lines, and fails
+		b.full, err = true, nil
+	}
 	return b, err
 }
 
@@ -418,6 +427,7 @@ func (r *logRead) lines(in io.Reader, over bool, f func(wire.LogLine) error) err
 			before = &line
 		}
 		r.offset += int64(len(raw))
+		r.whole = raw[len(raw)-1] == '\n'
 		switch {
 		case r.skip > 0:
 			if before == nil {

@@ -128,6 +128,7 @@ type transfer struct {
 	to      http.ResponseWriter
 	control *http.ResponseController
 	reads   atomic.Bool // the transfer reads a body
+	failed  bool        // a write has failed; owned by the goroutine that writes
 }
 
 // begin opens a transfer for the call, or refuses the call with 429 at the cap of its
@@ -358,6 +359,7 @@ func (t *transfer) Write(b []byte) (n int, err error) {
 		t.lift()
 		n, b = n+m, b[m:]
 		if err != nil {
+			t.failed = true
 			return n, err
 		}
 	}
@@ -370,7 +372,9 @@ func (t *transfer) Flush() error {
 		return err
 	}
 	defer t.lift()
-	return t.control.Flush()
+	err := t.control.Flush()
+	t.failed = t.failed || err != nil
+	return err
 }
 
 // extend gives the reader time for a piece. The context is checked after the deadline was

@@ -44,4 +44,7 @@ type LogLine struct {
 	Text    string    `json:"text"`
 	Attempt int       `json:"attempt"`
 	Member  int       `json:"member"`
+
+	// Position is the position after the line, for Last-Event-ID. Only answers with positions have it.
+	Position string `json:"position,omitempty" doc:"with positions=true, the position after the line"`
 }

@@ -204,22 +204,29 @@ func (c *Client) sendOnce(ctx context.Context, r request) (res *http.Response, w
 // problem converts an unsuccessful answer into a *berth.Error. An answer in another form,
 // such as the page of a proxy, becomes an error with the code of its status.
 func problem(res *http.Response) error {
-	var p struct {
-		Code   string             `json:"code"`
-		Detail string             `json:"detail"`
-		Errors []berth.FieldError `json:"errors"`
-	}
+	var p problemBody
 	text, err := io.ReadAll(io.LimitReader(res.Body, 1<<20))
 	if err != nil {
 		return err
 	}
-	e := &berth.Error{Code: codeOf(res.StatusCode)}
 	if json.Unmarshal(text, &p) != nil || p.Code == "" {
-		e.Message = fmt.Sprintf("%s %s: the server answered %s, not as Berth does", res.Request.Method,
-			res.Request.URL.Path, res.Status)
-		return e
+		return berth.Errorf(codeOf(res.StatusCode), "%s %s: the server answered %s, not as Berth does",
+			res.Request.Method, res.Request.URL.Path, res.Status)
 	}
-	e.Message, e.Fields = p.Detail, p.Errors
+	return p.asError(res.StatusCode)
+}
+
+// problemBody is the body of an unsuccessful answer, and the last record of a log that breaks off.
+type problemBody struct {
+	Status int                `json:"status"`
+	Code   string             `json:"code"`
+	Detail string             `json:"detail"`
+	Errors []berth.FieldError `json:"errors"`
+}
+
+// asError converts the body of an answer with a status.
+func (p problemBody) asError(status int) *berth.Error {
+	e := &berth.Error{Code: codeOf(status), Message: p.Detail, Fields: p.Errors}
 	switch p.Code {
 	case berth.SlugUnsatisfiable, berth.SlugQuota:
 		e.Code = berth.CodeCapacity

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"mime"
 	"net/http"
 	"net/url"
 	"slices"
@@ -34,18 +35,19 @@ func (e *BrokenLogError) Unwrap() error { return e.Err }
 // errOtherLog is the answer to a second call whose lines differ from the lines of the first.
 var errOtherLog = errors.New("the lines before are no longer stored as they were")
 
-// storedLog reads a stored log and passes each line to f once. An answer that breaks off is requested again, and the
-// lines that f has seen are skipped. The first line fixes the attempt, since a job may begin another one meanwhile.
+// storedLog reads a stored log and passes each line to f once. An answer that breaks off is requested again, from the
+// last line that f has seen. The first line fixes the attempt, since a job may begin another one meanwhile.
 //
-// A log that grows has another tail in each answer, so the rest of a tail is sought in a longer tail, and then in the
-// whole log.
+// A server of a previous version sends no positions and begins each answer at the beginning; the lines that f has seen are skipped.
+// A log that grows has another tail in each such answer, so the rest of a tail is sought in a longer tail, and then in
+// the whole log.
 func storedLog(ctx context.Context, c *Client, r request, tail int, f func(wire.LogLine) error) error {
 	s := storedReader{tail: tail > 0, f: f}
 	broken := time.Time{}
 	wait := reconnectFirst
 	for {
 		before := s.seen
-		opened, err := c.lines(ctx, r, s.begin())
+		opened, err := c.lines(ctx, r, &s)
 		if e, ok := errors.AsType[*callerError](err); ok {
 			return e.err
 		}
@@ -64,7 +66,7 @@ func storedLog(ctx context.Context, c *Client, r request, tail int, f func(wire.
 		case s.seen > before || broken.IsZero():
 			broken, wait = time.Now(), reconnectFirst
 		}
-		if !opened && !passing(err) || time.Since(broken) > patience {
+		if !passing(err) || time.Since(broken) > patience {
 			return &BrokenLogError{Lines: s.seen, Err: err}
 		}
 		if s.seen > 0 {
@@ -86,12 +88,20 @@ const (
 )
 
 // storedReader is the position in a stored log over all calls.
+//
+// The next answer begins with the last line that f has seen, by the position before that line: if the answer has
+// another line there, the log is not the same any longer.
 type storedReader struct {
 	tail bool
 	f    func(wire.LogLine) error
 	seen int            // lines passed to f
 	last []wire.LogLine // the last of these: one, or of a tail up to tailContext
 
+	from  string // position before the last line, or before earlier ones; "": none is known
+	after int    // lines passed to f after from
+	end   string // position after the last line; "": not known
+
+	skip    int            // lines of this answer up to the position; 0: the position is sought in a tail
 	skipped int            // lines of this answer before the position
 	window  []wire.LogLine // of a tail, the last of these, as many as last has
 	found   bool           // the position is reached in this answer
@@ -111,38 +121,63 @@ func (s *storedReader) adjust(query url.Values, tail int) {
 	}
 }
 
-// begin returns the function for the lines of the next answer.
-func (s *storedReader) begin() func([]byte) error {
-	s.skipped, s.window, s.found = 0, nil, s.seen == 0
-	return s.take
+// begin prepares for the lines of the next answer. resumed reports that the answer begins at the position from.
+func (s *storedReader) begin(resumed bool) {
+	s.skipped, s.window, s.skip, s.found = 0, nil, 0, s.seen == 0
+	switch {
+	case resumed:
+		s.skip = s.after
+	case !s.tail:
+		s.skip = s.seen
+	}
+}
+
+// storedRecord is a record of a stored log: a line, or the error before the answer breaks off.
+type storedRecord struct {
+	wire.LogLine
+	Error *problemBody `json:"error"`
 }
 
 // take passes a line to f, or skips it. Its errors end the reading.
 func (s *storedReader) take(data []byte) error {
-	var l wire.LogLine
-	if err := json.Unmarshal(data, &l); err != nil {
+	var record storedRecord
+	if err := json.Unmarshal(data, &record); err != nil {
 		return &callerError{fmt.Errorf("read log line: %w", err)}
 	}
+	if p := record.Error; p != nil {
+		return p.asError(p.Status)
+	}
+	l, position := record.LogLine, record.Position
+	l.Position = ""
 	if s.found {
-		if err := s.f(l); err != nil {
-			return &callerError{err}
-		}
-		most := 1
-		if s.tail {
-			most = tailContext
-		}
-		s.seen, s.last = s.seen+1, appendLast(s.last, l, most)
-		return nil
+		return s.pass(l, position)
 	}
 	s.skipped++
-	if s.tail {
+	if s.skip == 0 {
 		s.window = appendLast(s.window, l, len(s.last))
 		s.found = slices.EqualFunc(s.window, s.last, sameLine)
 		return nil
 	}
-	if s.found = s.skipped == s.seen; s.found && !sameLine(l, s.last[0]) {
+	if s.found = s.skipped == s.skip; s.found && !sameLine(l, s.last[len(s.last)-1]) {
 		return &callerError{&BrokenLogError{Lines: s.seen, Err: errOtherLog}}
 	}
+	return nil
+}
+
+// pass passes a line to f, and moves the position past it.
+func (s *storedReader) pass(l wire.LogLine, position string) error {
+	if err := s.f(l); err != nil {
+		return &callerError{err}
+	}
+	most := 1
+	if s.tail {
+		most = tailContext
+	}
+	s.seen, s.last = s.seen+1, appendLast(s.last, l, most)
+	if s.end != "" {
+		s.from, s.after = s.end, 0
+	}
+	s.after, s.end = s.after+1, position
 	return nil
 }
 
@@ -162,13 +197,19 @@ func sameLine(a, b wire.LogLine) bool {
 
 // lines reads an answer with one JSON document per line. An answer that breaks off is an
 // error, never a short log. opened reports that the server answered with a log.
-func (c *Client) lines(ctx context.Context, r request, f func([]byte) error) (opened bool, err error) {
-	r.header = http.Header{"Accept": {"application/x-ndjson"}}
+func (c *Client) lines(ctx context.Context, r request, s *storedReader) (opened bool, err error) {
+	r.header = http.Header{"Accept": {"application/x-ndjson;positions=true;errors=true"}}
+	if s.from != "" {
+		r.header.Set("Last-Event-ID", s.from)
+	}
 	res, err := c.send(ctx, r)
 	if err != nil {
 		return false, err
 	}
 	defer res.Body.Close()
+	// A server of a previous version ignores the position.
+	_, parameters, _ := mime.ParseMediaType(res.Header.Get("Content-Type"))
+	s.begin(s.from != "" && parameters["positions"] == "true")
 	in := bufio.NewReader(res.Body)
 	for {
 		text, err := in.ReadBytes('\n')
@@ -181,7 +222,7 @@ func (c *Client) lines(ctx context.Context, r request, f func([]byte) error) (op
 		if err != nil {
 			return true, err
 		}
-		if err := f(text); err != nil {
+		if err := s.take(text); err != nil {
 			return true, err
 		}
 	}

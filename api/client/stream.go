@@ -47,7 +47,8 @@ func (c *Client) FollowEvents(ctx context.Context, id berth.JobID, after int64, 
 		return f(e)
 	}
 	r := request{method: http.MethodGet, path: jobPath(id) + "/events"}
-	s := &follower{last: last, calls: map[string]func([]byte) error{"": event}, watch: streamWatch{report: c.OnSilence}}
+	calls := map[string]func([]byte) error{"": event, "event": event}
+	s := &follower{last: last, calls: calls, watch: streamWatch{report: c.OnSilence}}
 	defer s.watch.stop()
 	return s.follow(ctx, c, r)
 }
@@ -72,6 +73,10 @@ type LogsQuery struct {
 	// goroutine may call it. nil: not wanted.
 	Silence func(silent bool)
 
+	// Fault, with Follow, is called with the error of a server that cannot read the log at present, once for each
+	// connection: Logs tries again. A server of a previous version names no error. nil: not wanted.
+	Fault func(err error)
+
 	// Position, with Follow, is the position after which the stream begins. Each line advances it, and after an error
 	// another call with it continues without gap or repeat. nil: from the beginning.
 	Position *LogPosition
@@ -82,9 +87,10 @@ type LogPosition struct{ last string } // Last-Event-ID
 
 // Logs calls f with each selected line, in order. With q.Follow it returns nil after the
 // end of the job, and resumes broken connections as FollowEvents does. Without q.Follow an
-// answer that breaks off is read again from the first line that f has not seen: the server
+// answer that breaks off is read on after the last line that f has seen: the server
 // ends the answer to a caller whose f takes long. If that fails for 15 s, the error is a
-// BrokenLogError. An error of f ends the call and is returned.
+// BrokenLogError. An error of f ends the call and is returned. A followed log with a damaged
+// piece (berth.SlugLogDamaged) is given up after 15 s too.
 func (c *Client) Logs(ctx context.Context, id berth.JobID, q LogsQuery, f func(wire.LogLine) error) error {
 	v := url.Values{}
 	for name, n := range map[string]int{"attempt": q.Attempt, "member": q.Member, "tail": q.Tail} {
@@ -110,7 +116,8 @@ func (c *Client) Logs(ctx context.Context, id berth.JobID, q LogsQuery, f func(w
 		return storedLog(ctx, c, r, q.Tail, f)
 	}
 	v.Set("follow", "true")
-	s := &follower{calls: map[string]func([]byte) error{"": line}, watch: streamWatch{report: q.Silence}}
+	s := &follower{calls: map[string]func([]byte) error{"": line, "log": line}, watch: streamWatch{report: q.Silence},
+		fault: q.Fault}
 	defer s.watch.stop()
 	if q.Position != nil {
 		s.last = q.Position.last
@@ -153,6 +160,12 @@ type callerError struct{ err error }
 
 func (e *callerError) Error() string { return e.err.Error() }
 
+// streamFault is an error that the server has named before it broke a stream off.
+type streamFault struct{ err error }
+
+// Error returns the error of the server.
+func (e *streamFault) Error() string { return e.err.Error() }
+
 // follow reads a stream to its end. A broken stream is resumed after the last event seen. Before the first connection
 // succeeds, an error is returned at once. A connection that breaks without news counts as a failure: else a server that
 // cannot read the log would be asked again and again, without an end.
@@ -160,17 +173,27 @@ func (s *follower) follow(ctx context.Context, c *Client, r request) error {
 	broken := time.Time{}
 	wait := reconnectFirst
 	for {
+		from := s.last
 		answered, moved, err := s.read(ctx, c, r)
 		if e, ok := errors.AsType[*callerError](err); ok {
 			return e.err
 		}
-		switch {
-		case s.ended:
+		if s.ended {
 			return nil
-		case ctx.Err() != nil:
+		}
+		if ctx.Err() != nil {
 			return ctx.Err()
-		case moved:
+		}
+		fault, named := errors.AsType[*streamFault](err)
+		if named {
+			err = fault.err
+		}
+		switch {
+		case named && !passing(err):
+			return err
+		case moved && !named, s.last != from:
 			broken, wait = time.Time{}, reconnectFirst
+		case named: // also if the server took long to fail
 		case answered:
 			err = fmt.Errorf("the stream breaks off each time that it is opened: %w", err)
 		case broken.IsZero() && s.seen == 0 || !passing(err):
@@ -179,8 +202,15 @@ func (s *follower) follow(ctx context.Context, c *Client, r request) error {
 		if broken.IsZero() {
 			broken = time.Now()
 		}
-		if time.Since(broken) > streamPatience {
+		most := streamPatience
+		if berth.IsSlug(err, berth.SlugLogDamaged) {
+			most = patience
+		}
+		if time.Since(broken) > most {
 			return err
+		}
+		if named && s.fault != nil {
+			s.fault(err)
 		}
 		// Jitter: followers of a restarted server do not come back together.
 		if err := pause(ctx, wait+rand.N(wait/4)); err != nil {
@@ -200,11 +230,12 @@ func passing(err error) bool {
 
 // follower is the state of a stream over all its connections.
 type follower struct {
-	calls map[string]func(data []byte) error // for events by their name; "" stands for all others
+	calls map[string]func(data []byte) error // for events by their name; others are ignored
 	last  string                             // Last-Event-ID
 	seen  int                                // connections that the server answered
 	ended bool
 	watch streamWatch
+	fault func(err error) // takes errors that the server names; nil: not wanted
 }
 
 // read reads one connection to its end. answered reports that the server answered with a stream, and moved that the
@@ -212,7 +243,7 @@ type follower struct {
 func (s *follower) read(ctx context.Context, c *Client, r request) (answered, moved bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	r.header = http.Header{"Accept": {"text/event-stream"}}
+	r.header = http.Header{"Accept": {"text/event-stream;errors=true"}}
 	if s.last != "" {
 		r.header.Set("Last-Event-ID", s.last)
 	}
@@ -258,14 +289,17 @@ func (s *follower) read(ctx context.Context, c *Client, r request) (answered, mo
 // take passes an event to the caller. The position advances after the call: an event
 // whose call failed was not seen.
 func (s *follower) take(e sse) error {
+	call := s.calls[e.name]
 	switch {
 	case e.name == "end":
 		s.ended = true
-	case e.data != "":
-		call, ok := s.calls[e.name]
-		if !ok {
-			call = s.calls[""]
+	case e.name == "error":
+		var p problemBody
+		if err := json.Unmarshal([]byte(e.data), &p); err != nil {
+			return fmt.Errorf("read the error of a stream: %w", err)
 		}
+		return &streamFault{p.asError(p.Status)}
+	case e.data != "" && call != nil:
 		s.watch.calling(true)
 		err := call([]byte(e.data))
 		s.watch.calling(false)

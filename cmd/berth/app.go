@@ -153,6 +153,9 @@ func (a *app) hintFor(err error) string {
 		return "start berthd or berth-dev there, or name another server: --url, BERTH_URL or berth login URL"
 	}
 	if e, ok := errors.AsType[*berth.Error](err); ok {
+		if e.Slug == berth.SlugLogDamaged {
+			return "ask an operator: the server's store has lost a part of the log"
+		}
 		switch e.Code {
 		case berth.CodeUnauthorized:
 			return "set BERTH_TOKEN, or run berth login"

@@ -42,9 +42,10 @@ type logFollower struct {
 	most    int       // logs that are followed at a time
 	refused time.Time // when the server's limit was last met
 	ended   chan logEnd
-	missing error // of the first log that was given up; the other ones are followed to their ends
-	noted   bool  // a message about the queue was printed
-	said    bool  // a message about a failed connection was printed
+	missing error    // of the first log that was given up; the other ones are followed to their ends
+	noted   bool     // a message about the queue was printed
+	said    bool     // a message about a failed connection was printed
+	faults  sync.Map // texts of messages about logs that the server could not read
 }
 
 // logEnd is the end of one followed log.
@@ -209,6 +210,7 @@ func (f *logFollower) print(ctx context.Context, s logSource, at *client.LogPosi
 	q := f.query
 	q.Member, q.Position = s.member, at
 	q.Silence = func(silent bool) { f.printer.silence(s, silent) }
+	q.Fault = func(err error) { f.fault(s, err) }
 	begun, opened := false, time.Now()
 	if f.printer.shows() {
 		q.Unfinished = func(l wire.LogLine) error { return f.printer.unfinished(s, l) }
@@ -218,6 +220,14 @@ func (f *logFollower) print(ctx context.Context, s logSource, at *client.LogPosi
 		return f.printer.print(s, l)
 	})
 	return logEnd{s, begun || time.Since(opened) >= patience, err}
+}
+
+// fault reports an error with which the server broke a log off, once: the client tries again.
+func (f *logFollower) fault(s logSource, err error) {
+	text := fmt.Sprintf("berth: %s breaks off: %v; trying again", s.text(), err)
+	if _, said := f.faults.LoadOrStore(text, true); !said {
+		f.tree.say("%s", text)
+	}
 }
 
 // settle handles the end of one log. A log that the server refused for its limit on streams, also when it was
@@ -265,11 +275,7 @@ func (f *logFollower) reopen(ctx context.Context, e logEnd) bool {
 	}
 	if !f.said {
 		f.said = true
-		what := "the log"
-		if e.source.label != "" {
-			what += " of " + e.source.label
-		}
-		f.tree.say("berth: %s cannot be opened yet: %v; trying again", what, err)
+		f.tree.say("berth: %s cannot be opened yet: %v; trying again", e.source.text(), err)
 	}
 	// Jitter: logs that failed together are not opened together.
 	failure.due = now.Add(failure.wait + rand.N(failure.wait/4))

@@ -21,6 +21,14 @@ type logSource struct {
 	whose  string // path of the element or step; "" for the job of the command itself
 }
 
+// text names the log in a message.
+func (s logSource) text() string {
+	if s.label == "" {
+		return "the log"
+	}
+	return "the log of " + s.label
+}
+
 // logPrinter prints lines of one or several logs on standard output, each line whole. It
 // may be used by several goroutines.
 type logPrinter struct {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -139,6 +140,9 @@ func printStored(ctx context.Context, t *logTree, p *logPrinter, job wire.Job, q
 		// Not every element has an attempt of this number.
 		if len(logs) > 1 && q.Attempt > 0 && berth.CodeOf(err) == berth.CodeNotFound {
 			continue
+		}
+		if _, output := errors.AsType[*outputError](err); err != nil && s.label != "" && !output {
+			return fmt.Errorf("log of %s: %w", s.label, err)
 		}
 		if err != nil {
 			return err

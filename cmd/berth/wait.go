@@ -187,13 +187,14 @@ func pollJob(
 
 // passing reports whether an error may pass without a change of the job: no connection, an
 // overloaded or failing server, or too many calls. An error such as "not found" or
-// "unauthorized" ends the wait.
+// "unauthorized" ends the wait, and so does a damaged log, which the client has read several times.
 func passing(err error) bool {
 	if _, ok := errors.AsType[*unreachableError](err); ok {
 		return true
 	}
 	if e, ok := errors.AsType[*berth.Error](err); ok {
-		return e.Code == berth.CodeUnavailable || e.Code == berth.CodeInternal || e.Code == berth.CodeCapacity
+		passes := e.Code == berth.CodeUnavailable || e.Code == berth.CodeInternal || e.Code == berth.CodeCapacity
+		return passes && e.Slug != berth.SlugLogDamaged
 	}
 	return false
 }

@@ -138,15 +138,11 @@ func sayTail(ctx context.Context, a *app, c *client.Client, job wire.Job) {
 	if err != nil {
 		return
 	}
-	what := "the log"
-	if s.label != "" {
-		what += " of " + s.label
-	}
 	if len(lines) == 0 {
-		a.say("%s is empty", what)
+		a.say("%s is empty", s.text())
 		return
 	}
-	a.say("%s ends with:", what)
+	a.say("%s ends with:", s.text())
 	for _, l := range lines {
 		text := folded(l.Text)
 		if a.errTerm.terminal {

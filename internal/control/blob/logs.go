@@ -43,7 +43,7 @@ type LogReader struct {
 
 // OpenLog returns the stored log from a byte offset to its present end, in the encoding of
 // wire.AppendLogLine. A log without stored lines is empty. The objects of the log are looked up
-// and opened as the reader proceeds.
+// and opened as the reader proceeds. A read fails with slug log_damaged at an object that is missing or short.
 func (r *LogReader) OpenLog(ctx context.Context, log berth.LogRef, offset int64) (io.ReadCloser, error) {
 	s := &logStream{ctx: ctx, db: r.DB, store: r.Store, log: log, at: offset}
 	end, err := s.lookUp()
@@ -100,7 +100,7 @@ func (s *logStream) Read(p []byte) (int, error) {
 		err = s.open.Close()
 		s.open = nil
 	case errors.Is(err, io.EOF):
-		err = fmt.Errorf("log object before byte %d is %d bytes short", s.at, s.left)
+		err = damaged("the stored piece ends %d bytes early, at byte %d", s.left, s.at)
 	}
 	return n, err
 }
@@ -111,11 +111,18 @@ func (s *logStream) next() error {
 	s.chunks = s.chunks[1:]
 	key := berth.LogChunkKey(s.log.Tenant, s.log.Job, s.log.Attempt, s.log.Rank, c.Offset)
 	r, _, err := s.store.Open(s.ctx, key)
+	if berth.CodeOf(err) == berth.CodeNotFound {
+		return damaged("the stored piece at byte %d is missing", c.Offset)
+	}
 	if err != nil {
 		return err
 	}
 	if skip := s.at - c.Offset; skip > 0 {
-		if _, err := io.CopyN(io.Discard, r, skip); err != nil {
+		n, err := io.CopyN(io.Discard, r, skip)
+		if errors.Is(err, io.EOF) {
+			err = damaged("the stored piece at byte %d has %d bytes instead of %d", c.Offset, n, c.Bytes)
+		}
+		if err != nil {
 			_ = r.Close()
 			return fmt.Errorf("skip to byte %d of the log: %w", s.at, err)
 		}
@@ -124,6 +131,11 @@ func (s *logStream) next() error {
 	}
 	s.open, s.left = r, c.Offset+int64(c.Bytes)-s.at
 	return nil
+}
+
+// damaged returns the error for a log that the store does not hold as the database describes it.
+func damaged(format string, args ...any) *berth.Error {
+	return &berth.Error{Code: berth.CodeInternal, Slug: berth.SlugLogDamaged, Message: fmt.Sprintf(format, args...)}
 }
 
 // Close closes the object that is being read.
