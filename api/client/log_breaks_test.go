@@ -162,7 +162,8 @@ func TestTheServerNamesWhyALogBreaksOff(t *testing.T) {
 						Header: http.Header{}}, nil
 				})
 				begun, lines, faults := time.Now(), 0, 0
-				q := client.LogsQuery{Follow: c.follow, Fault: func(error) { faults++ }}
+				q := client.LogsQuery{Follow: c.follow, Fault: func(error) { faults++ },
+					Silence: func(on bool) { t.Errorf("silent %v", on) }}
 				err := client.Over(transport, "").Logs(t.Context(), "j", q, func(l wire.LogLine) error {
 					if lines++; l.Text != "a" {
 						t.Errorf("line %+v", l)

@@ -187,6 +187,7 @@ func (s *follower) follow(ctx context.Context, c *Client, r request) error {
 		fault, named := errors.AsType[*streamFault](err)
 		if named {
 			err = fault.err
+			s.watch.heard() // a server that names an error responds
 		}
 		switch {
 		case named && !passing(err):
