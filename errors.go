@@ -84,7 +84,6 @@ const (
 	SlugNotReady            = "not_ready"            // settle came before every member was sealed
 	SlugArchive             = "invalid_archive"      // an archive's content breaks the rules; a repetition fails, too
 	SlugMachineRetired      = "machine_retired"      // for an agent: its machine was removed permanently
-	SlugLogDamaged          = "log_damaged"          // a stored piece of a log is missing or short; a repetition seldom helps
 )
 
 // ErrStaleEpoch returns the error for a writer with a superseded attempt, machine epoch or

@@ -12,10 +12,10 @@ import (
 // logBreaks describes how clients learn of a log that breaks off, for the description of the call.
 const logBreaks = "An answer that cannot be completed breaks off, and never ends like a whole log. With " +
 	"`Accept: text/event-stream;errors=true` an event `error` names the cause before that, and with " +
-	"`Accept: application/x-ndjson;errors=true` a document `{\"error\": …}`; both have the fields of a Problem. With " +
-	"`Accept: application/x-ndjson;positions=true` each document has a `position`, and the media type of the answer " +
-	"has the parameter too. A call with this position as `Last-Event-ID`, and otherwise the same parameters, begins " +
-	"after that line."
+	"`Accept: application/x-ndjson;errors=true` a document `{\"error\": …}`; both have the fields of a Problem. " +
+	"With `Accept: application/x-ndjson;positions=true` each document has a `position`, and the media type of the " +
+	"answer has the parameter too. A call with this position as `Last-Event-ID`, and otherwise the same parameters, " +
+	"begins after that line."
 
 // streamError is the event that names the cause before a stream breaks off.
 const streamError = "error"
@@ -47,8 +47,8 @@ func (r *logRead) documents() (kind string, format func([]byte, wire.LogLine) ([
 	}
 }
 
-// breakOff completes an answer before its connection is cut: it sends the lines in the server's buffer, and the error as
-// the last record, if the client takes such a record. format is nil for an answer without records.
+// breakOff completes an answer before its connection is cut: it sends the lines in the server's buffer, and the error
+// as the last record, if the client takes such a record. format is nil for an answer without records.
 func (r *logRead) breakOff(t *transfer, format func([]byte, *Problem) ([]byte, error), err error) {
 	if err == nil || t.failed || t.ctx.Err() != nil {
 		return

@@ -167,10 +167,12 @@ func TestAStoredLogIsReadFromAPosition(t *testing.T) {
 		}
 	}
 	plain, kind := read("", "application/x-ndjson", "")
-	if kind != "application/x-ndjson" || slices.ContainsFunc(plain, func(l wire.LogLine) bool { return l.Position != "" }) {
+	positioned := func(l wire.LogLine) bool { return l.Position != "" }
+	if kind != "application/x-ndjson" || slices.ContainsFunc(plain, positioned) {
 		t.Errorf("without the parameter: %s, %v", kind, plain)
 	}
-	if a := s.call("alice", "GET", path, "", "Accept", positions, "Last-Event-ID", "9-0"); a.status != http.StatusBadRequest {
+	a := s.call("alice", "GET", path, "", "Accept", positions, "Last-Event-ID", "9-0")
+	if a.status != http.StatusBadRequest {
 		t.Errorf("a position of an attempt that does not exist: %d %s", a.status, a.body)
 	}
 }
@@ -201,7 +203,8 @@ func TestABrokenDownloadOfALogIsContinued(t *testing.T) {
 	last := s.fill(job, 64) // 16 MiB, more than the buffers of the connections hold
 	web := breaking(t, s.url)
 	lines, text := 0, ""
-	err := client.New(web.url, s.tokens["alice"]).Logs(t.Context(), job.ID, client.LogsQuery{}, func(l wire.LogLine) error {
+	c := client.New(web.url, s.tokens["alice"])
+	err := c.Logs(t.Context(), job.ID, client.LogsQuery{}, func(l wire.LogLine) error {
 		if l.Text == text || l.Position != "" {
 			t.Errorf("line %d is %.20s again, or has position %q", lines, l.Text, l.Position)
 		}

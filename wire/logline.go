@@ -37,6 +37,10 @@ func LogLineTime(line []byte) (time.Time, bool) {
 	return at, err == nil
 }
 
+// SlugLogDamaged is the code of the error for a log with a missing or short piece in the store. A repetition seldom
+// helps.
+const SlugLogDamaged = "log_damaged"
+
 // LogLine is one line that a member of a job wrote.
 type LogLine struct {
 	At      time.Time `json:"at"`

@@ -82,7 +82,8 @@ func TestAStoredLogIsReadOnFromItsPosition(t *testing.T) {
 			t.Parallel()
 			x := &positionedLog{cuts: c.cuts, old: c.old}
 			for i, text := range all {
-				x.lines = append(x.lines, wire.LogLine{At: l0.Add(time.Duration(i/3) * time.Hour), Text: text, Attempt: 2})
+				at := l0.Add(time.Duration(i/3) * time.Hour)
+				x.lines = append(x.lines, wire.LogLine{At: at, Text: text, Attempt: 2})
 			}
 			q := client.LogsQuery{}
 			if c.tail != nil {
@@ -171,7 +172,8 @@ func TestTheServerNamesWhyALogBreaksOff(t *testing.T) {
 					return nil
 				})
 				e, _ := errors.AsType[*berth.Error](err)
-				if e == nil || e.StableCode() != c.code || lines != 1 || faults < c.faults || c.faults == 0 && faults > 0 {
+				wrong := faults < c.faults || c.faults == 0 && faults > 0
+				if e == nil || e.StableCode() != c.code || lines != 1 || wrong {
 					t.Errorf("%v after %d lines and %d faults, want %s", err, lines, faults, c.code)
 				}
 				if took := time.Since(begun); took < c.least || took > c.most {
@@ -197,7 +199,8 @@ func TestUnknownEventsAreIgnored(t *testing.T) {
 	if err != nil {
 		t.Error(err)
 	}
-	if err := c.FollowEvents(t.Context(), "j", 0, func(e wire.Event) error { return fmt.Errorf("event %+v", e) }); err != nil {
+	err = c.FollowEvents(t.Context(), "j", 0, func(e wire.Event) error { return fmt.Errorf("event %+v", e) })
+	if err != nil {
 		t.Error(err)
 	}
 }

@@ -38,9 +38,9 @@ var errOtherLog = errors.New("the lines before are no longer stored as they were
 // storedLog reads a stored log and passes each line to f once. An answer that breaks off is requested again, from the
 // last line that f has seen. The first line fixes the attempt, since a job may begin another one meanwhile.
 //
-// A server of a previous version sends no positions and begins each answer at the beginning; the lines that f has seen are skipped.
-// A log that grows has another tail in each such answer, so the rest of a tail is sought in a longer tail, and then in
-// the whole log.
+// A server of a previous version sends no positions. Each of its answers begins at the beginning, and the lines that f
+// has seen are skipped. A log that grows has another tail in each such answer, so the rest of a tail is sought in a
+// longer tail, and then in the whole log.
 func storedLog(ctx context.Context, c *Client, r request, tail int, f func(wire.LogLine) error) error {
 	s := storedReader{tail: tail > 0, f: f}
 	broken := time.Time{}

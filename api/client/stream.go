@@ -90,7 +90,7 @@ type LogPosition struct{ last string } // Last-Event-ID
 // answer that breaks off is read on after the last line that f has seen: the server
 // ends the answer to a caller whose f takes long. If that fails for 15 s, the error is a
 // BrokenLogError. An error of f ends the call and is returned. A followed log with a damaged
-// piece (berth.SlugLogDamaged) is given up after 15 s too.
+// piece (wire.SlugLogDamaged) is given up after 15 s too.
 func (c *Client) Logs(ctx context.Context, id berth.JobID, q LogsQuery, f func(wire.LogLine) error) error {
 	v := url.Values{}
 	for name, n := range map[string]int{"attempt": q.Attempt, "member": q.Member, "tail": q.Tail} {
@@ -204,7 +204,7 @@ func (s *follower) follow(ctx context.Context, c *Client, r request) error {
 			broken = time.Now()
 		}
 		most := streamPatience
-		if berth.IsSlug(err, berth.SlugLogDamaged) {
+		if berth.IsSlug(err, wire.SlugLogDamaged) {
 			most = patience
 		}
 		if time.Since(broken) > most {

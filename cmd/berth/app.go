@@ -17,6 +17,7 @@ import (
 	"berth"
 	"berth/api/client"
 	"berth/internal/lib/jobfile"
+	"berth/wire"
 )
 
 // defaultURL is the server's URL where neither a flag, the environment nor a context names
@@ -153,7 +154,7 @@ func (a *app) hintFor(err error) string {
 		return "start berthd or berth-dev there, or name another server: --url, BERTH_URL or berth login URL"
 	}
 	if e, ok := errors.AsType[*berth.Error](err); ok {
-		if e.Slug == berth.SlugLogDamaged {
+		if e.Slug == wire.SlugLogDamaged {
 			return "ask an operator: the server's store has lost a part of the log"
 		}
 		switch e.Code {

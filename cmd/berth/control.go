@@ -33,14 +33,14 @@ func act(a *app, cmd *cobra.Command, accept func(wire.Job) bool,
 				failures = append(failures, err)
 			}
 		}
-		return a.reportAll(failures)
+		return reportAll(a, failures)
 	}
 	return cmd
 }
 
 // reportAll reports all failures except the last, which it returns for run to report. The exit
 // code is that of the last. Without failures it returns nil.
-func (a *app) reportAll(failures []error) error {
+func reportAll(a *app, failures []error) error {
 	if len(failures) == 0 {
 		return nil
 	}

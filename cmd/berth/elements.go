@@ -127,7 +127,7 @@ func cancelElements(a *app, cmd *cobra.Command) *cobra.Command {
 			}
 		}
 		// At the end: one wrong argument must not keep the others from being canceled.
-		return a.reportAll(failures)
+		return reportAll(a, failures)
 	}
 	return cmd
 }

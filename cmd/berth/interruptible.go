@@ -37,7 +37,8 @@ func newInterruptible(ctx context.Context, to io.Writer) *interruptible {
 	return &interruptible{ctx: ctx, to: to, written: make(chan writeResult, 1)}
 }
 
-// Write writes b. After an interrupt it fails with the error of the context if the reader takes nothing for outputGrace.
+// Write writes b. After an interrupt it fails with the error of the context if the reader takes nothing for
+// outputGrace.
 func (w *interruptible) Write(b []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -31,7 +31,8 @@ func TestLostOutputIsAFailure(t *testing.T) {
 				status = "failed"
 			}
 			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				job := `{"id":"0193a1b2-c3d4-7000-8000-000000000001","name":"work","attempt":1,"status":"` + status + `"}`
+				job := `{"id":"0193a1b2-c3d4-7000-8000-000000000001","name":"work","attempt":1,` +
+					`"status":"` + status + `"}`
 				switch {
 				case strings.HasSuffix(r.URL.Path, "/logs"):
 					fmt.Fprint(w, "id: 1-9\nevent: log\ndata: {\"text\":\"line\"}\n\nevent: end\ndata: {}\n\n")
@@ -69,7 +70,8 @@ func TestEachFailureOfACancelIsReported(t *testing.T) {
 			_, _ = io.WriteString(w, `{"code":"conflict","detail":"the array has ended"}`)
 		default:
 			w.WriteHeader(http.StatusBadRequest)
-			_, _ = io.WriteString(w, `{"code":"invalid","detail":"x","errors":[{"field":"index","detail":"9 is too large"}]}`)
+			_, _ = io.WriteString(w, `{"code":"invalid","detail":"x",`+
+				`"errors":[{"field":"index","detail":"9 is too large"}]}`)
 		}
 	}))
 	defer server.Close()
@@ -87,9 +89,10 @@ func TestARepeatedRetryNamesTheFirstOne(t *testing.T) {
 	t.Parallel()
 	const first = "0193a1b2-c3d4-7000-8000-00000000000b"
 	for name, c := range map[string]struct{ before, says string }{
-		"first":    {"", "submitted " + first + " as a retry of digits (0193a1b2-c3d4-7000)\n"},
-		"repeated": {`,"retried_by":"` + first + `"`, "digits (0193a1b2-c3d4-7000) was retried before, 5m0s ago, as " + first + "\n"},
-		"again":    {`,"retried_by":"0193a1b2-c3d4-7000-8000-00000000000c"`, "submitted " + first + " as a retry of"},
+		"first": {"", "submitted " + first + " as a retry of digits (0193a1b2-c3d4-7000)\n"},
+		"repeated": {`,"retried_by":"` + first + `"`,
+			"digits (0193a1b2-c3d4-7000) was retried before, 5m0s ago, as " + first + "\n"},
+		"again": {`,"retried_by":"0193a1b2-c3d4-7000-8000-00000000000c"`, "submitted " + first + " as a retry of"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -99,7 +102,8 @@ func TestARepeatedRetryNamesTheFirstOne(t *testing.T) {
 						noon.Add(-5*time.Minute).Format(time.RFC3339))
 					return
 				}
-				fmt.Fprintf(w, `{"id":"0193a1b2-c3d4-7000-8000-00000000000a","name":"digits","status":"failed"%s}`, c.before)
+				_, _ = io.WriteString(w, `{"id":"0193a1b2-c3d4-7000-8000-00000000000a","name":"digits",`+
+					`"status":"failed"`+c.before+`}`)
 			}))
 			defer server.Close()
 			a, b := onTerminal(80, false)

@@ -194,7 +194,7 @@ func passing(err error) bool {
 	}
 	if e, ok := errors.AsType[*berth.Error](err); ok {
 		passes := e.Code == berth.CodeUnavailable || e.Code == berth.CodeInternal || e.Code == berth.CodeCapacity
-		return passes && e.Slug != berth.SlugLogDamaged
+		return passes && e.Slug != wire.SlugLogDamaged
 	}
 	return false
 }

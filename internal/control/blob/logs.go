@@ -135,7 +135,7 @@ func (s *logStream) next() error {
 
 // damaged returns the error for a log that the store does not hold as the database describes it.
 func damaged(format string, args ...any) *berth.Error {
-	return &berth.Error{Code: berth.CodeInternal, Slug: berth.SlugLogDamaged, Message: fmt.Sprintf(format, args...)}
+	return &berth.Error{Code: berth.CodeInternal, Slug: wire.SlugLogDamaged, Message: fmt.Sprintf(format, args...)}
 }
 
 // Close closes the object that is being read.

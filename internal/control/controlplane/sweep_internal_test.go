@@ -201,7 +201,8 @@ func TestAReplicaThatCannotListLeavesTheSweepToAnother(t *testing.T) {
 	}) {
 		t.Error("the sweeps are not counted")
 	}
-	if one, two := counted(t, first), counted(t, second); one["lab done"] > 0 || two["lab failed"]+two["other failed"] > 0 {
+	one, two := counted(t, first), counted(t, second)
+	if one["lab done"] > 0 || two["lab failed"]+two["other failed"] > 0 {
 		t.Errorf("sweeps are counted by the wrong result: %v, %v", one, two)
 	}
 }
@@ -224,7 +225,8 @@ func counted(t *testing.T, counts *prometheus.CounterVec) map[string]float64 {
 	return all
 }
 
-// Both series of a provider exist before its first sweep: an increase over a series that begins with an event misses it.
+// Both series of a provider exist before its first sweep: an increase over a series that begins with an event misses
+// this event.
 func TestSweepsAreCountedFromTheStart(t *testing.T) {
 	t.Parallel()
 	a := &assembly{ControlPlane: &ControlPlane{}, db: dbtest.DB(t, db.Options{}), sweeps: newSweepCounts(),
