@@ -14,6 +14,7 @@ import (
 // absences are the alerts without a real fault in waves, with the reason of each. The tests of e2e/watching cover the
 // expressions of these alerts by made-up series.
 var absences = map[string]string{
+	"BerthCloudNotSwept":        "no lane has a cloud whose list of instances fails yet",
 	"BerthDatabaseCrowded":      "no lane has enough callers to keep 20 statements waiting for a connection",
 	"BerthDependencyOverloaded": "the faults can cut Temporal off, and not slow it down under load",
 	"BerthEndsWait":             "the stack is too small for a hundred jobs that end at once",

@@ -36,7 +36,7 @@ type plant struct {
 	certificate               *certificate      // of that replica
 	objects                   string            // folder of the object store, on a file system of its own
 	diskOfM4                  string            // file system of the agent m004
-	hides, refuses, unswept   *faultcloud.Cloud // providers with faults; lab has none
+	hides, refuses            *faultcloud.Cloud // providers with faults; lab has none
 	key                       string            // file of secret keys
 	receiver                  *httptest.Server
 	prometheus                *prometheus
@@ -52,8 +52,7 @@ const (
 	cloudFile = "url: http://127.0.0.1:1\noffers: %s\nproviders:\n" +
 		"  lab: {kind: exec, regions: [here], command: [%s, --file=%s]}\n" +
 		"  hides: {kind: exec, regions: [here], command: [%[2]s, --file=%[4]s, --lag-least=1h, --lag-most=1h]}\n" +
-		"  refuses: {kind: exec, regions: [here], command: [%[2]s, --file=%[5]s]}\n" +
-		"  unswept: {kind: exec, regions: [here], command: [%[2]s, --file=%[6]s]}\n"
+		"  refuses: {kind: exec, regions: [here], command: [%[2]s, --file=%[5]s]}\n"
 	offers = "provider,region,zone,type,market,cpus,memory_mib,gpus,gpu_type,price_per_hour,source,as_of\n" +
 		"lab,here,,large,on_demand,128,262144,0,,1.50,example value,2026-11-26\n"
 )
@@ -96,9 +95,8 @@ func (p *plant) writeFiles() (flag string, err error) {
 	in := func(name string) string { return filepath.Join(workshop.Dir, name) }
 	p.key = in("secret-key")
 	p.hides, p.refuses = faultcloud.New(in("hides.json"), time.Now), faultcloud.New(in("refuses.json"), time.Now)
-	p.unswept = faultcloud.New(in("unswept.json"), time.Now)
 	clouds := fmt.Sprintf(cloudFile, in("offers.csv"), in("bin/faultcloud"), in("lab.json"), p.hides.Path,
-		p.refuses.Path, p.unswept.Path)
+		p.refuses.Path)
 	return "--cloud=" + in("cloud.yaml"), errors.Join(
 		os.Mkdir(p.objects, 0o755), sealer.Make(p.key),
 		commands.Build(in("bin"), commands.Shipped, "e2e/faultcloud"),

@@ -14,11 +14,11 @@ import (
 )
 
 // waves lists all faults; absences lists the alerts without one. The first wave has faults of details, which leave the rest of the stack at work; its longest
-// lane lasts nine minutes. The later waves stop parts of the control plane.
+// lane lasts seven minutes. The later waves stop parts of the control plane.
 func (p *plant) waves() []wave {
 	return []wave{
 		{p.backup(), p.certificates(), p.disks(), p.budget(), p.wrongTokens(), p.spend(), p.unresolved(),
-			p.refusals(), p.listing()},
+			p.refusals()},
 		{p.messages()},
 		{p.queue(), p.machines()},
 		{p.submits()},
