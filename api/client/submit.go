@@ -86,10 +86,11 @@ func (c *Client) submit(
 			return wire.Job{}, false, err
 		}
 		again := Unreachable(err) || a.status >= 500 || a.status == http.StatusTooManyRequests
-		if !again || ctx.Err() != nil || max(a.asked, wait) > time.Until(until) {
+		rest := max(a.asked, wait+rand.N(wait/4))
+		if !again || ctx.Err() != nil || rest > time.Until(until) {
 			return wire.Job{}, false, &LostAnswerError{Key: key, Err: err}
 		}
-		if pause(ctx, max(a.asked, wait+rand.N(wait/4))) != nil {
+		if pause(ctx, rest) != nil {
 			return wire.Job{}, false, &LostAnswerError{Key: key, Err: err}
 		}
 	}
