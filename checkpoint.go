@@ -20,6 +20,7 @@ type Checkpoint struct {
 	State     CheckpointState `json:"state"`
 	SHA256    string          `json:"manifest_sha256,omitempty"`
 	Bytes     int64           `json:"bytes"`
+	Stored    *int64          `json:"stored_bytes,omitempty" doc:"new content when it was saved; absent: all bytes"`
 	CreatedAt time.Time       `json:"created_at"`
 	Detail    string          `json:"detail,omitempty"` // the damage, or the last failed restore
 	Write     *float64        `json:"write_seconds,omitempty" doc:"from the step's folder to DONE; slowest member"`

@@ -62,6 +62,7 @@ func (s *stage) pruners(term db.Term) map[string]func() (int, error) {
 		"logs":      func() (int, error) { return s.db.Logs.Prune(ctx, term, 0, 10) },
 		"outputs":   func() (int, error) { return s.db.Objects.PruneOutputs(ctx, term, 0, 10) },
 		"uploads":   func() (int, error) { return s.db.Uploads.Doom(ctx, term, 0, 10) },
+		"chunks":    func() (int, error) { return s.db.Chunks.Collect(ctx, term, 0, 10) },
 		"acts":      func() (int, error) { return s.db.JobSessions.PruneActs(ctx, term, 0, 10) },
 		"windows":   func() (int, error) { return s.db.Maintenance.Prune(ctx, term, 0, 10) },
 		"launches":  func() (int, error) { return s.db.Launches.Prune(ctx, term, 0, 10) },

@@ -194,6 +194,23 @@ func (c *checkpointing) owns() error {
 	return nil
 }
 
+// sumShards adds up the shards of a partial step, which is verified once all are stored.
+const sumShards = `
+	UPDATE checkpoints c
+	SET state = CASE WHEN s.n = c.ranks THEN 'verified' ELSE c.state END, bytes = s.bytes,
+	    metric_value = s.metric, write_ms = s.write_ms, store_ms = s.store_ms, chunked_bytes = s.chunked,
+	    stored_bytes = s.stored
+	FROM (
+		SELECT count(*) AS n, sum(bytes) AS bytes, max(write_ms) AS write_ms, max(store_ms) AS store_ms,
+			sum(chunked_bytes) AS chunked,
+			CASE WHEN count(stored_bytes) > 0 THEN sum(coalesce(stored_bytes, bytes)) END AS stored,
+			(array_agg(metric_value ORDER BY rank) FILTER (WHERE metric_value IS NOT NULL))[1] AS metric
+		FROM checkpoint_shards
+		WHERE job = @job AND step = @step AND attempt = @attempt
+	) s
+	WHERE c.job = @job AND c.step = @step AND c.attempt = @attempt AND c.state = 'partial'
+	RETURNING c.state = 'verified', c.bytes`
+
 // register stores the shard and returns true if the shard was the last one of its step.
 func (c *checkpointing) register(ctx context.Context) (bool, error) {
 	p := c.report
@@ -221,19 +238,12 @@ func (c *checkpointing) register(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	c.added = tag.RowsAffected() > 0
-	err = c.tx.QueryRow(ctx, `
-		UPDATE checkpoints c
-		SET state = CASE WHEN s.n = c.ranks THEN 'verified' ELSE c.state END, bytes = s.bytes,
-		    metric_value = s.metric, write_ms = s.write_ms, store_ms = s.store_ms
-		FROM (
-			SELECT count(*) AS n, sum(bytes) AS bytes, max(write_ms) AS write_ms, max(store_ms) AS store_ms,
-				(array_agg(metric_value ORDER BY rank) FILTER (WHERE metric_value IS NOT NULL))[1] AS metric
-			FROM checkpoint_shards
-			WHERE job = @job AND step = @step AND attempt = @attempt
-		) s
-		WHERE c.job = @job AND c.step = @step AND c.attempt = @attempt AND c.state = 'partial'
-		RETURNING c.state = 'verified', c.bytes`, args).Scan(&verified, &bytes)
+	if c.added = tag.RowsAffected() > 0; c.added {
+		if err := c.refer(ctx); err != nil {
+			return false, err
+		}
+	}
+	err = c.tx.QueryRow(ctx, sumShards, args).Scan(&verified, &bytes)
 	if errors.Is(err, pgx.ErrNoRows) { // the step is no longer partial: a repeated or late report
 		return false, nil
 	}

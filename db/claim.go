@@ -59,7 +59,12 @@ const restorePoints = `(
 		          )`
 
 // understood is true if the agent can restore all checkpoints of allocation a.
-const understood = `(@sources OR NOT EXISTS (SELECT 1 FROM job_sources o WHERE o.job = a.job))`
+const understood = `((@sources OR NOT EXISTS (SELECT 1 FROM job_sources o WHERE o.job = a.job))
+	AND (@chunks OR NOT EXISTS (SELECT 1 FROM chunk_refs r WHERE r.job = a.job AND r.rank = a.rank) AND NOT EXISTS (
+		SELECT 1
+		FROM job_sources o
+		JOIN chunk_refs r ON r.job = o.source AND r.step = o.step AND r.attempt = o.attempt AND r.rank = a.rank
+		WHERE o.job = a.job AND o.array_index = -1)))`
 
 // Claim assigns an allocation to the agent of its machine, and the allocation becomes
 // active. Claim is idempotent: a repeated call, also by a restarted agent, returns the
@@ -137,7 +142,7 @@ func (d *Agents) Claim(ctx context.Context, machine berth.MachineID, req wire.Cl
 func claimArgs(machine berth.MachineID, req wire.ClaimRequest) pgx.NamedArgs {
 	return markArgs(pgx.NamedArgs{"alloc": int64(req.Alloc), "machine": machine, "job": req.Job,
 		"attempt": req.Attempt, "epoch": req.Epoch, "boot": req.AgentBoot,
-		"sources": req.Sources}, req.Watermark)
+		"sources": req.Sources, "chunks": req.Chunks}, req.Watermark)
 }
 
 // refuseClaim returns the error for a claim that changed no row. It reads the conditions
@@ -165,8 +170,8 @@ func (d *Agents) refuseClaim(ctx context.Context, machine berth.MachineID, req w
 		return mapError(err, fmt.Sprintf("allocation %d", req.Alloc))
 	}
 	if now && !able {
-		return berth.Errorf(berth.CodeUnavailable, "job %s starts from a checkpoint of another job, and the agent of "+
-			"machine %s cannot restore it; upgrade the agent", req.Job, machine)
+		return berth.Errorf(berth.CodeUnavailable, "job %s needs a checkpoint of another job, or one with shared "+
+			"content, and the agent of machine %s cannot restore it; upgrade the agent", req.Job, machine)
 	}
 	if now {
 		return berth.Errorf(berth.CodeUnavailable, "allocation %d changed while it was claimed; try again", req.Alloc)

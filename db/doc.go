@@ -43,6 +43,7 @@
 //	JoinTokens  join join_identity join_tokens
 //	Secrets     secrets
 //	Objects     checkpoints checkpoints_kept inputs objects outputs prune_outputs storage_refused
+//	Chunks      chunks chunks_collect
 //	Uploads     uploads
 //	Logs        log_start logs prune_logs unfinished
 //	Outbox      notices
@@ -70,6 +71,8 @@
 //
 // Of jobs, first pipelines and arrays by id, and then the other ones by id: a parent comes
 // before its elements, also where its id is the higher one.
+//
+// Chunks by tenant and hash come after jobs, the advisory locks of storage and the checkpoints, and last of all.
 //
 // Rows are locked with SELECT ... ORDER BY ... FOR NO KEY UPDATE before they are written. A
 // query that locks in another order raises no error by itself. It causes deadlocks, and makes

@@ -113,6 +113,7 @@ var fullDocument = jobDocument + ` || jsonb_strip_nulls(jsonb_build_object(
 			'checkpoints', (
 				SELECT jsonb_agg(jsonb_build_object(
 					'step', c.step, 'attempt', c.attempt, 'state', c.state, 'bytes', c.bytes,
+					'stored_bytes', c.stored_bytes,
 					'created_at', c.created_at, 'detail', c.detail, 'metric_value', c.metric_value,
 					'write_seconds', c.write_ms / 1000.0, 'store_seconds', c.store_ms / 1000.0,
 					'pinned', CASE WHEN c.pinned_at IS NOT NULL THEN true END,

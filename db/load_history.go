@@ -91,7 +91,20 @@ func (h *History) Cluster(ctx context.Context) (history.Cluster, error) {
 				) x
 				GROUP BY tenant, kind
 			) s), '[]'), 'tenants', coalesce((SELECT jsonb_agg(to_jsonb(t) ORDER BY t.seq) FROM tenant_log t), '[]'),
-			'incarnation', c.incarnation)
+			'incarnation', c.incarnation, 'miscounted', coalesce((
+			SELECT jsonb_agg(to_jsonb(m))
+			FROM (
+				SELECT coalesce(k.tenant, r.tenant) AS tenant, encode(coalesce(k.sha256, r.sha256), 'hex') AS sha256,
+					k.refs, coalesce(r.n, 0) AS rows
+				FROM chunks k
+				FULL JOIN (
+					SELECT tenant, sha256, count(*) AS n
+					FROM chunk_refs
+					GROUP BY tenant, sha256
+				) r ON r.tenant = k.tenant AND r.sha256 = k.sha256
+				WHERE k.refs IS DISTINCT FROM coalesce(r.n, 0)
+				LIMIT 100
+			) m), '[]'))
 			|| `+launchRecords+`
 		FROM cluster c`)
 	return c, mapError(err, "cluster")
@@ -130,7 +143,9 @@ func (h *History) Jobs(ctx context.Context, since time.Time, each func(history.J
 				'checkpoints', coalesce((
 					SELECT jsonb_agg(to_jsonb(c) || jsonb_build_object('pinned', c.pinned_at IS NOT NULL, 'shards', (
 						SELECT count(*) FROM checkpoint_shards h
-						WHERE h.job = c.job AND h.step = c.step AND h.attempt = c.attempt)) ORDER BY c.attempt, c.step)
+						WHERE h.job = c.job AND h.step = c.step AND h.attempt = c.attempt), 'chunk_refs', (
+						SELECT count(*) FROM chunk_refs r
+						WHERE r.job = c.job AND r.step = c.step AND r.attempt = c.attempt)) ORDER BY c.attempt, c.step)
 					FROM checkpoints c
 					WHERE c.job = j.id), '[]'))
 			FROM jobs j

@@ -28,6 +28,7 @@ type DB struct {
 	JoinTokens  *JoinTokens
 	Secrets     *Secrets
 	Objects     *Objects
+	Chunks      *Chunks
 	Uploads     *Uploads
 	Logs        *Logs
 	Outbox      *Outbox
@@ -49,7 +50,7 @@ func newDB(c *core) *DB {
 		Maintenance: &Maintenance{c}, Agents: &Agents{c},
 		Tenants: &Tenants{c}, Storage: &Storage{c},
 		Tokens: &Tokens{c}, JoinTokens: &JoinTokens{c}, Secrets: &Secrets{c},
-		Objects: &Objects{c}, Uploads: &Uploads{c}, Logs: &Logs{c},
+		Objects: &Objects{c}, Chunks: &Chunks{c}, Uploads: &Uploads{c}, Logs: &Logs{c},
 		Outbox: &Outbox{c}, Channels: &Channels{c}, Leader: &Leader{c}, Cluster: &Cluster{c}, Backups: &Backups{c},
 		JobSessions: &JobSessions{c}, WebSessions: &WebSessions{c},
 	}
@@ -141,6 +142,11 @@ type Secrets struct{ *core }
 // the object store. A verified checkpoint is noted in the row of its job; nothing
 // else of a job is written here.
 type Objects struct{ *core }
+
+// Chunks stores which content the checkpoints of a tenant share: chunks, the checkpoints that
+// name them, and the members that store them. Objects registers and prunes checkpoints, and
+// with them their chunks.
+type Chunks struct{ *core }
 
 // Uploads stores the folders that users upload as inputs. A folder that a job
 // needs is never marked for deletion here.

@@ -31,6 +31,9 @@ type ObjectAccess struct {
 	PartsAbove int64 `json:"parts_above,omitempty"`
 	PartBytes  int64 `json:"part_bytes,omitempty"`
 	MaxInParts int64 `json:"max_in_parts,omitempty"`
+
+	// Chunks says that large files of checkpoints are stored by chunks, with or without signed addresses.
+	Chunks bool `json:"chunks,omitempty"`
 }
 
 // Covers reports whether an object of this length is moved by signed addresses.

@@ -234,6 +234,7 @@ type ClaimRequest struct {
 
 	Watermark StoredWatermark `json:"-"` // as in RegisterRequest
 	Sources   bool            `json:"-"` // sent as HeaderSources
+	Chunks    bool            `json:"-"` // sent as HeaderChunks
 }
 
 // Claim contains all data that a machine needs to run one member.
@@ -344,6 +345,11 @@ type CheckpointReport struct {
 	// measured. They are sent as HeaderWriteTime and HeaderStoreTime, in milliseconds.
 	WriteTime *time.Duration `json:"-"`
 	StoreTime *time.Duration `json:"-"`
+
+	// Chunks are the distinct chunks of the files in the manifest, and Chunked the bytes of these files, as the server
+	// has read them.
+	Chunks  []Chunk `json:"-"`
+	Chunked int64   `json:"-"`
 }
 
 // HeaderPassedOverFor and HeaderPassedOverForAttempt carry CheckpointReport.PassedOverFor and PassedOverForAttempt.
@@ -380,11 +386,13 @@ type CheckpointManifest struct {
 
 // CheckpointFile is one file of a shard.
 type CheckpointFile struct {
-	Path   string `json:"path"` // relative to step-N/, slash-separated, no ..
-	Object string `json:"object"`
+	Path   string `json:"path"`   // relative to step-N/, slash-separated, no ..
+	Object string `json:"object"` // "": the file consists of Chunks
 	SHA256 string `json:"sha256"`
 	Bytes  int64  `json:"bytes"`
 	Mode   uint32 `json:"mode"`
+
+	Chunks []Chunk `json:"chunks,omitempty"` // in the order of the content
 }
 
 // OutputReport registers an output of one member.

@@ -28,6 +28,16 @@ type Cluster struct {
 	Spent       []Spent      `json:"spent"`
 	Limits      []SpendLimit `json:"limits"`
 	Breakers    []Breaker    `json:"breakers"`
+
+	Miscounted []MiscountedChunk `json:"miscounted"` // chunks of checkpoints, a hundred at most
+}
+
+// MiscountedChunk is a chunk whose row has another number of references than there are.
+type MiscountedChunk struct {
+	Tenant berth.TenantID `json:"tenant"`
+	SHA256 string         `json:"sha256"`
+	Refs   *int64         `json:"refs"` // of its row; nil: it has none
+	Rows   int64          `json:"rows"` // of chunk_refs
 }
 
 // TenantChange is a row of tenant_log: the parent and the limits of a tenant from that
@@ -262,6 +272,8 @@ type Checkpoint struct {
 	FailedRestores int                   `json:"failed_restores"`
 	Shards         int                   `json:"shards"`
 	Pinned         bool                  `json:"pinned"`
+	ChunkedBytes   int64                 `json:"chunked_bytes"` // in files that consist of chunks
+	ChunkRefs      int64                 `json:"chunk_refs"`    // rows
 }
 
 // StartPoint is a row of job_sources with the checkpoint that it refers to.

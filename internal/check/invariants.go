@@ -199,4 +199,11 @@ var Invariants = []Invariant{
 		Reads: "class, grouped and lead_first of jobs, classes, allocations",
 		job:   membersSuitTheirGroups,
 	},
+	{
+		Number: 36, Sentence: "A chunk counts exactly the checkpoints that name it: a partial or verified checkpoint " +
+			"with chunks names its chunks, each of which has a row, and no other checkpoint names any.",
+		Reads:   "chunks, chunk_refs, checkpoints",
+		cluster: chunksAddUp,
+		job:     chunksFollowCheckpoints,
+	},
 }

@@ -192,6 +192,14 @@ var bads = []bad{
 			{Tenant: "default", Kind: "logs", Counted: 7, Rows: 7}, {Tenant: "default", Kind: "uploads", Counted: 1, Rows: 2},
 		}
 	}},
+	{36, "a chunk that counts too few references", lost, func(h *check.History) {
+		h.Cluster.Miscounted = []history.MiscountedChunk{{Tenant: "default", SHA256: "ab", Refs: new(int64(0)), Rows: 1}}
+	}},
+	{36, "a reference to a chunk without a row", lost, func(h *check.History) {
+		h.Cluster.Miscounted = []history.MiscountedChunk{{Tenant: "default", SHA256: "ab", Rows: 1}}
+	}},
+	{36, "a verified checkpoint that names no chunk", lost, func(h *check.History) { chunked(h, berth.CheckpointVerified, 0) }},
+	{36, "a pruned checkpoint that names chunks", lost, func(h *check.History) { chunked(h, berth.CheckpointPruned, 3) }},
 	{8, "a container without an allocation", rebooted, func(h *check.History) {
 		seen(h, "container-1", "create", func(e *check.ContainerEvent) { e.Alloc = 77 })
 	}},
@@ -429,6 +437,12 @@ var bads = []bad{
 	}},
 }
 
+// chunked adds a checkpoint with files of chunks to the first job.
+func chunked(h *check.History, state berth.CheckpointState, refs int64) {
+	h.Jobs[0].Checkpoints = append(h.Jobs[0].Checkpoints, history.Checkpoint{Step: 9000, Attempt: 9000, Ranks: 1, Shards: 1, State: state,
+		ChunkedBytes: 7, ChunkRefs: refs})
+}
+
 // Each history is rejected for the promise that it breaks, with the rows that
 // broke it.
 func TestRejectsEachBadHistory(t *testing.T) {
@@ -441,7 +455,7 @@ func TestRejectsEachBadHistory(t *testing.T) {
 			t.Errorf("invariant %d: %s: not rejected; found %v", b.number, b.what, found)
 		}
 		for _, x := range found {
-			if x.Sentence == "" || x.Detail == "" || x.Job == "" && x.Machine == "" && !slices.Contains([]int{7, 12, 29, 33}, x.Invariant) {
+			if x.Sentence == "" || x.Detail == "" || x.Job == "" && x.Machine == "" && !slices.Contains([]int{7, 12, 29, 33, 36}, x.Invariant) {
 				t.Errorf("invariant %d: %s: says too little: %+v", b.number, b.what, x)
 			}
 		}

@@ -100,8 +100,8 @@ func (m *Metrics) showZeros() {
 
 // repairKinds are the kinds of repairs that did counts.
 var repairKinds = []string{
-	"acts_removed", "array_filled", "checkpoint_lost", "clock_lost", "clock_removed", "clock_set", "earmark",
-	"fire_caught_up",
+	"acts_removed", "array_filled", "checkpoint_lost", "chunks_removed", "clock_lost", "clock_removed",
+	"clock_set", "earmark", "fire_caught_up",
 	"give_up_stuck", "grant_poked", "judge_dependents", "kill_overdue", "kill_stray", "kill_unprepared", "logs_removed",
 	"objects_removed", "objects_swept", "outputs_removed", "parent_poked", "parent_tended",
 	"queue_timeout", "session_expired", "unclaimed_poked", "unclaimed_settled", "unheard_poked", "unheard_settled",

@@ -11,6 +11,7 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/wire"
 )
 
 // objectGC compares the object store with the rows: row 14 of the table of repairs. Listings serve
@@ -35,6 +36,7 @@ func (t *objectGC) run(ctx context.Context) error {
 			{"logs past their retention", t.pruneLogs},
 			{"acts past their retention", t.pruneActs},
 			{"expired leases of followed members", t.pruneFollowed},
+			{"chunks that no checkpoint names", t.collectChunks},
 			{"objects of archived jobs", t.removeDoomed},
 			{"objects of closed attempts", t.sweepClosed},
 			{"uploads of parts of closed attempts", t.abortUploads},
@@ -119,7 +121,7 @@ const (
 	stuckInRow = 3
 )
 
-// removeDoomed deletes the folders, and the objects of outputs, that no row refers
+// removeDoomed deletes the folders, outputs and chunks that no row refers
 // to. One that cannot be deleted does not hold up the others.
 func (t *objectGC) removeDoomed(ctx context.Context) error {
 	var failures []error
@@ -148,7 +150,7 @@ func (t *objectGC) removeDoomed(ctx context.Context) error {
 func (t *objectGC) remove(ctx context.Context, list []string) (removed, stuck []string, inRow int, failures []error) {
 	for _, prefix := range list {
 		remove := t.Objects.DeleteFolder
-		if strings.HasSuffix(prefix, berth.OutputSuffix) {
+		if strings.HasSuffix(prefix, berth.OutputSuffix) || strings.HasSuffix(prefix, wire.ChunkSuffix) {
 			remove = t.Objects.Delete
 		}
 		if err := remove(ctx, prefix); err != nil {
@@ -216,7 +218,11 @@ func (t *objectGC) sweep(ctx context.Context, a db.ClosedAttempt) (removed int, 
 		}
 	}
 	extra, err := t.sweepSteps(ctx, a)
-	return removed + extra, err
+	if err != nil {
+		return removed + extra, err
+	}
+	chunks, err := t.sweepChunks(ctx, a)
+	return removed + extra + chunks, err
 }
 
 // rejectLost marks checkpoints as bad if the store has lost their manifest, so that no
