@@ -34,6 +34,10 @@ type AgentDeps struct {
 	// Parts says which objects machines store by parts; zero: the defaults.
 	Parts PartSizes
 
+	// Chunks lets machines store large files of checkpoints by chunks, which the checkpoints of a tenant share.
+	// Checkpoints with chunks can be restored in any case.
+	Chunks bool
+
 	// Resolver answers whether the host of an input exists; nil: the system's name servers.
 	Resolver *net.Resolver
 }
@@ -191,6 +195,7 @@ func (h *agentHandlers) agentClaim(c echo.Context) error {
 		return err
 	}
 	req.Sources = c.Request().Header.Get(wire.HeaderSources) != ""
+	req.Chunks = c.Request().Header.Get(wire.HeaderChunks) != ""
 	claim, err := h.agents.Claim(c.Request().Context(), machineOf(c), req)
 	if err != nil {
 		return err
@@ -241,6 +246,11 @@ func readPassedOver(c echo.Context, p *wire.CheckpointReport) error {
 // has pruned or refused are deleted only after the commit, so that no recorded shard
 // lacks its objects.
 func (h *agentObjectHandlers) agentCheckpoint(c echo.Context) error {
+	return h.takeCheckpoint(c, false)
+}
+
+// takeCheckpoint is agentCheckpoint, for checkpoints with or without chunks.
+func (h *agentObjectHandlers) takeCheckpoint(c echo.Context, chunked bool) error {
 	p, err := readAgent[wire.CheckpointReport](c)
 	if err != nil {
 		return err
@@ -262,7 +272,7 @@ func (h *agentObjectHandlers) agentCheckpoint(c echo.Context) error {
 	if p.StoreTime, err = readMillis(c, wire.HeaderStoreTime); err != nil {
 		return err
 	}
-	extra, err := h.verifyShard(c, p)
+	extra, err := h.verifyShard(c, &p, chunked)
 	if err != nil {
 		return err
 	}

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net/http"
 	"strconv"
+	"strings"
 
 	"github.com/labstack/echo/v4"
 	"github.com/prometheus/client_golang/prometheus"
@@ -212,6 +213,8 @@ type agentObjectHandlers struct {
 	streams   *streams
 	log       *slog.Logger
 
+	chunks    *db.Chunks
+	shares    bool     // machines may store chunks
 	signing   *signing // nil: the operator wants all objects to pass this server
 	parts     PartSizes
 	manifests *semaphore.Weighted // room for manifests that are compared
@@ -224,7 +227,7 @@ func newAgentObjectHandlers(
 	d Deps, admission *admission.Controller, streams *streams, owner *background.Group,
 ) *agentObjectHandlers {
 	return &agentObjectHandlers{
-		blobStore: blobStore{d.Agent.Blobs}, objects: d.DB.Objects,
+		blobStore: blobStore{d.Agent.Blobs}, objects: d.DB.Objects, chunks: d.DB.Chunks, shares: d.Agent.Chunks,
 		reported: withFailpoints(writes{objects: d.DB.Objects}).objects,
 		storage:  d.DB.Storage, admission: admission, streams: streams, log: d.Logger, signing: newSigning(d),
 		parts: d.Agent.Parts.orDefaults(), manifests: newManifests(), completes: newCompletions(owner),
@@ -240,6 +243,7 @@ func (h *agentObjectHandlers) mount(r *router) {
 	r.agents.GET("/uploads/:alloc/:address", h.agentUpload)
 	r.agents.GET("/object-access", h.objectAccess)
 	r.agents.POST("/object-access", h.agentAddress)
+	(&chunkHandlers{h}).mount(r)
 }
 
 // object parses the key of a call and authorizes the calling machine to read or write the
@@ -258,8 +262,12 @@ func (h *agentObjectHandlers) object(
 	return store, key, place, h.authorize(c, place, write, session(c))
 }
 
-// authorize checks that the calling machine may read or write the objects at a place.
+// authorize checks that the calling machine may read or write the objects at a place. Chunks are read only by the
+// checkpoints that name them.
 func (h *agentObjectHandlers) authorize(c echo.Context, place blob.Place, write bool, at db.Session) error {
+	if strings.HasPrefix(place.Path, "chunks/") && !write {
+		return berth.Errorf(berth.CodeNotFound, "no such object")
+	}
 	step, ok := stepOf(place)
 	if !ok {
 		step = -1
@@ -289,6 +297,9 @@ func (h *agentObjectHandlers) agentPutObject(c echo.Context) error {
 	store, key, place, err := h.object(c, true)
 	if err != nil {
 		return err
+	}
+	if sent, ok := chunkAt(place); ok {
+		return (&chunkHandlers{h}).put(c, store, sent)
 	}
 	r := c.Request()
 	if r.ContentLength < 0 || r.ContentLength > maxObject {

@@ -6,7 +6,9 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"net/http"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -24,6 +26,7 @@ type checkpointHandlers struct {
 	jobReader
 	blobStore
 	objects  *db.Objects
+	chunks   *db.Chunks
 	machines *db.Machines
 	streams  *streams
 }
@@ -104,33 +107,50 @@ func (h *checkpointHandlers) listFiles(ctx context.Context, in *MemberInput) (*f
 	if err != nil {
 		return nil, err
 	}
-	store, err := h.blobs()
+	m, err := h.manifest(ctx, saved)
 	if err != nil {
 		return nil, err
-	}
-	body, err := store.ReadAll(ctx, saved.Manifest, blob.MaxManifest)
-	if berth.CodeOf(err) == berth.CodeNotFound {
-		return nil, damaged(saved, "its manifest is missing")
-	}
-	if err != nil {
-		return nil, err
-	}
-	if sum := sha256.Sum256(body); hex.EncodeToString(sum[:]) != saved.SHA256 {
-		return nil, damaged(saved, "the sha256 of its manifest is not the registered one")
-	}
-	var m wire.CheckpointManifest
-	if err := json.NewDecoder(bytes.NewReader(body)).Decode(&m); err != nil {
-		return nil, damaged(saved, "its manifest cannot be read")
 	}
 	out := &filesOutput{wire.CheckpointFiles{Step: saved.Step, Attempt: saved.Attempt, Member: saved.Member,
 		Members: saved.Members, Files: make([]wire.SavedFile, len(m.Files))}}
 	for i, f := range m.Files {
-		if f.Object != fmt.Sprintf("%s/file-%06d", saved.Folder(), i) {
-			return nil, damaged(saved, "its manifest names files of another checkpoint")
-		}
 		out.Body.Files[i] = wire.SavedFile{Path: f.Path, Bytes: f.Bytes, SHA256: f.SHA256, Mode: f.Mode}
 	}
 	return out, nil
+}
+
+// manifest reads the manifest of one member's part, whose files must be of this part.
+func (h *checkpointHandlers) manifest(
+	ctx context.Context, saved db.SavedShard,
+) (m wire.CheckpointManifest, err error) {
+	store, err := h.blobs()
+	if err != nil {
+		return m, err
+	}
+	body, err := store.ReadAll(ctx, saved.Manifest, blob.MaxManifest)
+	if berth.CodeOf(err) == berth.CodeNotFound {
+		return m, damaged(saved, "its manifest is missing")
+	}
+	if err != nil {
+		return m, err
+	}
+	if sum := sha256.Sum256(body); hex.EncodeToString(sum[:]) != saved.SHA256 {
+		return m, damaged(saved, "the sha256 of its manifest is not the registered one")
+	}
+	if err := json.NewDecoder(bytes.NewReader(body)).Decode(&m); err != nil {
+		return m, damaged(saved, "its manifest cannot be read")
+	}
+	for i, f := range m.Files {
+		if object := fileKey(saved, i); f.Object != object && (f.Object != "" || len(f.Chunks) == 0) {
+			return m, damaged(saved, "its manifest names files of another checkpoint")
+		}
+	}
+	return m, nil
+}
+
+// fileKey returns the key of a file that is one object, by its index in the manifest.
+func fileKey(saved db.SavedShard, i int) string {
+	return fmt.Sprintf("%s/file-%06d", saved.Folder(), i)
 }
 
 // damaged is the error for a checkpoint that the store does not hold as it was registered.
@@ -169,14 +189,104 @@ func (h *checkpointHandlers) downloadFile(ctx context.Context, in *fileInput) (*
 	if err != nil {
 		return nil, err
 	}
-	key := fmt.Sprintf("%s/file-%06d", saved.Folder(), in.File)
+	key := fileKey(saved, in.File)
+	open := func(ctx context.Context) (io.ReadCloser, int64, error) { return store.Open(ctx, key) }
+	file, err := h.chunked(ctx, saved, in.File)
+	if err != nil {
+		return nil, err
+	}
+	if file != nil {
+		open = func(ctx context.Context) (io.ReadCloser, int64, error) { return file.open(ctx, store) }
+	}
 	return &huma.StreamResponse{Body: func(out huma.Context) {
 		c := humaecho.UnwrapV4(out)
-		if err := h.streams.sendObject(c, downloadTransfer, store, key); err != nil {
+		if err := h.streams.send(c, downloadTransfer, key, open); err != nil {
 			h.streams.router.renderError(err, c)
 		}
 	}}, nil
 }
+
+// chunked returns the chunks of a file that consists of chunks, or nil for another one. Parts of checkpoints without
+// chunks cost one look-up.
+func (h *checkpointHandlers) chunked(ctx context.Context, saved db.SavedShard, file int) (*chunkedFile, error) {
+	part := db.Member{Tenant: saved.Tenant, Job: saved.Job, Attempt: saved.Attempt, Rank: saved.Member}
+	has, err := h.chunks.Has(ctx, part, saved.Step)
+	if err != nil || !has {
+		return nil, err
+	}
+	m, err := h.manifest(ctx, saved)
+	if err != nil {
+		return nil, err
+	}
+	if file >= len(m.Files) || len(m.Files[file].Chunks) == 0 {
+		return nil, nil
+	}
+	f := &chunkedFile{size: m.Files[file].Bytes}
+	sums := make([]string, len(m.Files[file].Chunks))
+	for i, c := range m.Files[file].Chunks {
+		sums[i] = c.SHA256
+	}
+	copies, err := h.chunks.Named(ctx, part, saved.Step, sums)
+	if err != nil {
+		return nil, err
+	}
+	for _, sum := range sums {
+		stored, ok := copies[sum]
+		if !ok {
+			return nil, damaged(saved, "a part of a file is not stored")
+		}
+		f.keys = append(f.keys, stored.Key())
+	}
+	return f, nil
+}
+
+// chunkedFile is a file that consists of chunks.
+type chunkedFile struct {
+	size int64
+	keys []string // of its chunks in the object store, in order
+}
+
+// open returns the content of the file. The first chunk is opened at once, so that a missing object is an error.
+func (f *chunkedFile) open(ctx context.Context, store *blob.Store) (io.ReadCloser, int64, error) {
+	first, _, err := store.Open(ctx, f.keys[0])
+	if err != nil {
+		return nil, 0, err
+	}
+	return &chunkReader{ctx: ctx, store: store, present: first, keys: f.keys[1:]}, f.size, nil
+}
+
+// chunkReader reads chunks one after the other. The reader of the file compares its hash.
+type chunkReader struct {
+	ctx     context.Context
+	store   *blob.Store
+	present io.ReadCloser
+	keys    []string // of the next ones
+}
+
+// Read reads the present chunk, and opens the next one at its end.
+func (r *chunkReader) Read(p []byte) (int, error) {
+	for {
+		n, err := r.present.Read(p)
+		if n > 0 || !errors.Is(err, io.EOF) {
+			if errors.Is(err, io.EOF) {
+				err = nil
+			}
+			return n, err
+		}
+		if len(r.keys) == 0 {
+			return 0, io.EOF
+		}
+		next, _, err := r.store.Open(r.ctx, r.keys[0])
+		if err != nil {
+			return 0, err
+		}
+		_ = r.present.Close()
+		r.present, r.keys = next, r.keys[1:]
+	}
+}
+
+// Close closes the present chunk.
+func (r *chunkReader) Close() error { return r.present.Close() }
 
 type checkpointOutput struct{ Body berth.Checkpoint }
 

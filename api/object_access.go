@@ -63,10 +63,10 @@ func (h *agentObjectHandlers) signs() bool {
 // objectAccess answers which objects machines move by signed addresses: none while signatures fail, so that machines
 // read no file twice in vain.
 func (h *agentObjectHandlers) objectAccess(c echo.Context) error {
-	var a wire.ObjectAccess
+	a := wire.ObjectAccess{Chunks: h.shares && h.store != nil}
 	ctx := context.WithoutCancel(c.Request().Context())
 	if h.signs() && h.signing.holds(ctx, h.store) && !h.signing.pauses() {
-		a = wire.ObjectAccess{Direct: true, MinBytes: minSigned, MaxBytes: blob.MaxSigned}
+		a.Direct, a.MinBytes, a.MaxBytes = true, minSigned, blob.MaxSigned
 		if h.signing.inParts(ctx, h.store) {
 			a.PartsAbove, a.PartBytes, a.MaxInParts = h.parts.Above, h.parts.Bytes, maxObject
 		}

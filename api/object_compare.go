@@ -5,7 +5,9 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"io"
+	"maps"
 	"path"
+	"slices"
 	"time"
 
 	"github.com/labstack/echo/v4"
@@ -83,8 +85,13 @@ func (h *agentObjectHandlers) verifyOutput(c echo.Context, p wire.OutputReport) 
 // it lists by their sizes, and their sum with the size that the tenant's quota counts. A repeated report of a
 // registered or pruned shard needs no objects. The tenant is that of the job's row: the key in the report is checked
 // against it and is not trusted. extra are the keys of objects in the folder that the manifest does not list.
-func (h *agentObjectHandlers) verifyShard(c echo.Context, p wire.CheckpointReport) (extra []string, err error) {
-	if !h.compares() || p.Bad != "" || p.Manifest == "" || p.SHA256 == "" {
+//
+// A report about a checkpoint with chunks is always compared with its manifest, whose chunks verifyShard notes in the
+// report. The registration compares them with the rows.
+func (h *agentObjectHandlers) verifyShard(
+	c echo.Context, p *wire.CheckpointReport, chunked bool,
+) (extra []string, err error) {
+	if !h.compares() && !chunked || p.Bad != "" || p.Manifest == "" || p.SHA256 == "" {
 		return nil, nil
 	}
 	ctx := c.Request().Context()
@@ -103,7 +110,7 @@ func (h *agentObjectHandlers) verifyShard(c echo.Context, p wire.CheckpointRepor
 	if err := h.reporter(c, place, db.Session{AgentBoot: p.AgentBoot, Epoch: p.Epoch}); err != nil || before.Known() {
 		return nil, err
 	}
-	extra, fault := h.compareShard(ctx, p)
+	extra, fault := h.compareShard(ctx, p, chunked)
 	if !berth.IsSlug(fault, wire.SlugObjectMissing) {
 		return extra, fault
 	}
@@ -126,13 +133,25 @@ func (h *agentObjectHandlers) reporter(c echo.Context, place blob.Place, at db.S
 }
 
 // compareShard is verifyShard without the look for an earlier report.
-func (h *agentObjectHandlers) compareShard(ctx context.Context, p wire.CheckpointReport) (extra []string, err error) {
+func (h *agentObjectHandlers) compareShard(
+	ctx context.Context, p *wire.CheckpointReport, chunked bool,
+) (extra []string, err error) {
 	folder := path.Dir(p.Manifest)
-	listed, free, err := h.readManifest(ctx, p)
+	read, free, err := h.readManifest(ctx, *p)
 	if err != nil {
 		return nil, err
 	}
 	defer free()
+	listed, total := read.Files, read.Chunked
+	if err := noteChunks(p, read, chunked); err != nil {
+		return nil, err
+	}
+	if !h.compares() {
+		for _, bytes := range listed {
+			total += bytes
+		}
+		return nil, sameTotal(*p, total)
+	}
 	sizes, err := h.store.Sizes(ctx, folder, len(listed)+1+maxExtra)
 	if berth.CodeOf(err) == berth.CodeInvalid {
 		return nil, errMissing("step %d: the object store has more than %d objects that the manifest does not list",
@@ -141,7 +160,7 @@ func (h *agentObjectHandlers) compareShard(ctx context.Context, p wire.Checkpoin
 	if err != nil {
 		return nil, err
 	}
-	total, heads := int64(0), 0
+	heads := 0
 	for name, want := range listed {
 		got, ok := sizes[name]
 		if !ok || got != want {
@@ -157,14 +176,36 @@ func (h *agentObjectHandlers) compareShard(ctx context.Context, p wire.Checkpoin
 		total += want
 		delete(sizes, name)
 	}
-	if total != p.Bytes {
-		return nil, errMissing("step %d: %d bytes are reported, and the manifest lists %d", p.Step, p.Bytes, total)
+	if err := sameTotal(*p, total); err != nil {
+		return nil, err
 	}
 	delete(sizes, berth.ManifestName)
 	for name := range sizes {
 		extra = append(extra, folder+"/"+name)
 	}
 	return extra, nil
+}
+
+// noteChunks notes the chunks of a manifest in its report, which must have come by the route of checkpoints with
+// chunks.
+func noteChunks(p *wire.CheckpointReport, read blob.Listed, chunked bool) error {
+	if len(read.Chunks) > 0 && !chunked {
+		return berth.Errorf(berth.CodeInvalid, "step %d: the manifest lists chunks: report it at %s", p.Step,
+			wire.ChunkedCheckpoints)
+	}
+	p.Chunked = read.Chunked
+	for _, sum := range slices.Sorted(maps.Keys(read.Chunks)) {
+		p.Chunks = append(p.Chunks, wire.Chunk{SHA256: sum, Bytes: read.Chunks[sum]})
+	}
+	return nil
+}
+
+// sameTotal compares the bytes of the manifest with the reported ones, which the tenant's quota counts.
+func sameTotal(p wire.CheckpointReport, total int64) error {
+	if total != p.Bytes {
+		return errMissing("step %d: %d bytes are reported, and the manifest lists %d", p.Step, p.Bytes, total)
+	}
+	return nil
 }
 
 // compareObject compares a single object with its length in the manifest.
@@ -186,49 +227,49 @@ func (h *agentObjectHandlers) compareObject(ctx context.Context, step int64, key
 // free once it no longer needs the list of files.
 func (h *agentObjectHandlers) readManifest(
 	ctx context.Context, p wire.CheckpointReport,
-) (listed map[string]int64, free func(), err error) {
+) (listed blob.Listed, free func(), err error) {
 	sum, err := blob.ParseSHA256(p.SHA256)
 	if err != nil {
-		return nil, nil, err
+		return listed, nil, err
 	}
 	r, size, err := h.store.Open(ctx, p.Manifest)
 	if berth.CodeOf(err) == berth.CodeNotFound {
-		return nil, nil, errMissing("step %d: the object store has no manifest", p.Step)
+		return listed, nil, errMissing("step %d: the object store has no manifest", p.Step)
 	}
 	if err != nil {
-		return nil, nil, err
+		return listed, nil, err
 	}
 	defer r.Close()
 	if size > blob.MaxManifest {
-		return nil, nil, berth.Errorf(berth.CodeInvalid, "step %d: the manifest has %d bytes: allowed are %d", p.Step,
-			size, blob.MaxManifest)
+		return listed, nil, berth.Errorf(berth.CodeInvalid, "step %d: the manifest has %d bytes: allowed are %d",
+			p.Step, size, blob.MaxManifest)
 	}
 	weight := max(size, leastWeight)
 	wait, cancel := context.WithTimeout(ctx, manifestsWait)
 	defer cancel()
 	if err := h.manifests.Acquire(wait, weight); err != nil {
-		return nil, nil, berth.Errorf(berth.CodeUnavailable, "step %d: the server compares other large manifests; try "+
-			"again", p.Step)
+		return listed, nil, berth.Errorf(berth.CodeUnavailable, "step %d: the server compares other large manifests; "+
+			"try again", p.Step)
 	}
 	free = func() { h.manifests.Release(weight) }
 	listed, err = parseManifest(r, size, sum, p)
 	if err != nil {
 		free()
-		return nil, nil, err
+		return listed, nil, err
 	}
 	return listed, free, nil
 }
 
 // parseManifest reads a manifest of the given length and compares its hash.
-func parseManifest(r io.Reader, size int64, sum [32]byte, p wire.CheckpointReport) (map[string]int64, error) {
+func parseManifest(r io.Reader, size int64, sum [32]byte, p wire.CheckpointReport) (l blob.Listed, err error) {
 	body := make([]byte, size)
 	if _, err := io.ReadFull(r, body); err != nil {
-		return nil, fmt.Errorf("step %d: read the manifest: %w", p.Step, err)
+		return l, fmt.Errorf("step %d: read the manifest: %w", p.Step, err)
 	}
 	if sha256.Sum256(body) != sum {
-		return nil, errMissing("step %d: the manifest in the object store has another sha256 than reported", p.Step)
+		return l, errMissing("step %d: the manifest in the object store has another sha256 than reported", p.Step)
 	}
-	return blob.ManifestFiles(body, path.Dir(p.Manifest))
+	return blob.ReadManifest(body, path.Dir(p.Manifest))
 }
 
 // holdsDeletions reports whether a backup or a quarantine holds deletions back, or that cannot be found out.

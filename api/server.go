@@ -245,7 +245,7 @@ func resources(d Deps, gate *gatekeeper, streams *streams, explainer *explain.Ex
 		&channelHandlers{d.DB.Channels, rules, d.Mail, d.Logger},
 		&scheduleHandlers{d.DB.Schedules, admission, w.fires, rules, d.Logger},
 		&outputHandlers{reader, store, d.DB.Objects, streams},
-		&checkpointHandlers{reader, store, d.DB.Objects, d.DB.Machines, streams},
+		&checkpointHandlers{reader, store, d.DB.Objects, d.DB.Chunks, d.DB.Machines, streams},
 		pages,
 		newAgentDownloads(d.Agents, gate.addresses, d.Transfers.orDefaults().AgentStall),
 		&joinHandlers{newJoins(d.DB), d.DB.JoinTokens, d.DB.Tokens, d.Accounts, newIdentities(d.Metrics), gate.limits,

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"strconv"
 	"strings"
@@ -72,12 +73,19 @@ func (s *streams) logStream(c echo.Context, err error) {
 // sendObject answers with an object's content. A reader that stalls, or whose token is
 // revoked, is cut off.
 func (s *streams) sendObject(c echo.Context, kind transferKind, store *blob.Store, key string) error {
+	return s.send(c, kind, key, func(ctx context.Context) (io.ReadCloser, int64, error) { return store.Open(ctx, key) })
+}
+
+// send answers with the content that open returns, and its length. Its errors name key.
+func (s *streams) send(
+	c echo.Context, kind transferKind, key string, open func(context.Context) (io.ReadCloser, int64, error),
+) error {
 	t, err := s.begin(c, kind)
 	if err != nil {
 		return err
 	}
 	defer t.end()
-	r, size, err := store.Open(t.ctx, key)
+	r, size, err := open(t.ctx)
 	if err != nil {
 		return err
 	}

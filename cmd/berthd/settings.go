@@ -125,6 +125,9 @@ func (s *settings) storeFlags(f *pflag.FlagSet) {
 	f.StringVar(&s.ObjectAccess, "object-access", s.ObjectAccess,
 		"how machines move large objects to and from an s3:// or gs:// store: direct (by addresses that berthd signs; "+
 			"through berthd where the store or a machine cannot use them) or proxy (through berthd)")
+	f.BoolVar(&s.CheckpointChunks, "checkpoint-chunks", s.CheckpointChunks,
+		"store content that several checkpoints of a tenant share once (checkpoints stored so far can be restored in "+
+			"any case)")
 }
 
 // notifyFlags registers the flags about webhooks and about the mail server for notifications.

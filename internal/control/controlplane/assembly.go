@@ -330,8 +330,9 @@ func (a *assembly) newAPI() (part, error) {
 		Policy: a.cfg.Policy.placement(),
 		Gate:   a.dispatcher.Gate(), Temporal: a.dispatcher.Limiter(),
 		Metrics: a.registry,
-		Agent:   api.AgentDeps{Blobs: a.blobs, Direct: a.cfg.ObjectAccess == DirectAccess},
-		Vault:   a.keys, SecretsAs: a.cfg.SecretsAs,
+		Agent: api.AgentDeps{Blobs: a.blobs, Direct: a.cfg.ObjectAccess == DirectAccess,
+			Chunks: a.cfg.CheckpointChunks},
+		Vault: a.keys, SecretsAs: a.cfg.SecretsAs,
 		Users:   a.cfg.ContainerUser,
 		Volumes: a.volumes, Images: a.images, Signed: a.signed, Accounts: a.accounts, Agents: a.agents,
 

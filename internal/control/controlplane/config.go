@@ -55,6 +55,7 @@ type Config struct {
 	TemporalNamespace string
 	BlobURL           string
 	ObjectAccess      string // of machines: DirectAccess or ProxyAccess
+	CheckpointChunks  bool   // large files of checkpoints are stored by chunks
 	Roles             []Role
 	Retention         time.Duration // of terminal jobs before they are archived
 	MachineRetention  time.Duration // of the history of machines, and of failures counted against them
@@ -98,6 +99,7 @@ func Default() Config {
 		TemporalAddress:   "127.0.0.1:7233",
 		TemporalNamespace: "default",
 		ObjectAccess:      ProxyAccess,
+		CheckpointChunks:  true,
 		Roles:             Roles,
 		Retention:         30 * 24 * time.Hour,
 		MachineRetention:  90 * 24 * time.Hour,
@@ -244,6 +246,7 @@ func (c Config) LogValue() slog.Value {
 		slog.String("database_url", redact(c.DatabaseURL)), slog.Int("database_conns", c.DatabaseConns),
 		slog.String("temporal_address", c.TemporalAddress), slog.String("temporal_namespace", c.TemporalNamespace),
 		slog.String("blob_url", redact(c.BlobURL)), slog.String("object_access", c.ObjectAccess),
+		slog.Bool("checkpoint_chunks", c.CheckpointChunks),
 		slog.Duration("retention", c.Retention),
 		slog.Duration("machine_retention", c.MachineRetention), slog.Duration("output_retention", c.OutputRetention),
 		slog.Duration("log_retention", c.LogRetention), slog.Duration("act_retention", c.ActRetention),
