@@ -315,6 +315,7 @@ func (c *client) sync(ctx context.Context, req wire.SyncRequest) (answer wire.Sy
 func (c *client) claim(ctx context.Context, req wire.ClaimRequest) (answer wire.Claim, err error) {
 	header := http.Header{}
 	header.Set(wire.HeaderSources, "1")
+	header.Set(wire.HeaderChunks, "1")
 	header.Set(wire.HeaderSignatures, "1")
 	header.Set(wire.HeaderUsers, "1")
 	err = c.callWith(ctx, header, callTimeout, "claim", req, &answer)
@@ -337,7 +338,11 @@ func (c *client) checkpoint(ctx context.Context, req wire.CheckpointReport) erro
 	if req.StoreTime != nil {
 		header.Set(wire.HeaderStoreTime, strconv.FormatInt(req.StoreTime.Milliseconds(), 10))
 	}
-	return c.callWith(ctx, header, 3*callTimeout, "checkpoints", req, nil)
+	path := "checkpoints"
+	if len(req.Chunks) > 0 {
+		path = wire.ChunkedCheckpoints
+	}
+	return c.callWith(ctx, header, 3*callTimeout, path, req, nil)
 }
 
 // appendLog appends a piece that begins at offset and returns the log's end.

@@ -86,6 +86,12 @@ var errExists = errors.New("the object store has an object of this key")
 // covers reports whether an object of this length should be moved by signed addresses now, and the policy by which. It
 // asks the server for its policy once in a while; a server that does not know the question signs nothing.
 func (d *directStore) covers(ctx context.Context, bytes int64) (policy wire.ObjectAccess, ok bool) {
+	policy, ok = d.asks(ctx)
+	return policy, ok && policy.Covers(bytes) && !d.path.pauses(bytes)
+}
+
+// asks returns the policy of the server, which is at most d.age old. ok is false if the server does not answer.
+func (d *directStore) asks(ctx context.Context) (policy wire.ObjectAccess, ok bool) {
 	if d == nil {
 		return policy, false
 	}
@@ -105,7 +111,7 @@ func (d *directStore) covers(ctx context.Context, bytes int64) (policy wire.Obje
 		d.policy, d.expires = policy, now.Add(d.age)
 		d.mu.Unlock()
 	}
-	return policy, policy.Covers(bytes) && !d.path.pauses(bytes)
+	return policy, true
 }
 
 // avoided reports whether an object goes through the server only because the store could not be used for it.

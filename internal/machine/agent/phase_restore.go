@@ -152,7 +152,13 @@ func (p *restorePhase) restore(ctx context.Context, point wire.RestorePoint) err
 	}
 	whole := false
 	for _, f := range m.Files {
-		if err := p.fetch(ctx, f); err != nil {
+		var err error
+		if len(f.Chunks) > 0 {
+			err = p.fetchChunks(ctx, point, f)
+		} else {
+			err = p.fetch(ctx, f)
+		}
+		if err != nil {
 			return err
 		}
 		whole = whole || f.Path == doneFile
@@ -236,12 +242,25 @@ func readManifest(
 	folder := path.Dir(point.Manifest)
 	seen := make(map[string]bool, len(m.Files))
 	for _, f := range m.Files {
-		if !localPath(f.Path) || path.Dir(f.Object) != folder || f.Bytes < 0 || seen[f.Path] {
+		placed := path.Dir(f.Object) == folder && len(f.Chunks) == 0 || f.Object == "" && consists(f)
+		if !localPath(f.Path) || !placed || f.Bytes < 0 || seen[f.Path] {
 			return m, damage{fmt.Sprintf("the manifest names %q, which is not allowed", f.Path)}
 		}
 		seen[f.Path] = true
 	}
 	return m, nil
+}
+
+// consists reports whether a file consists of its chunks.
+func consists(f wire.CheckpointFile) bool {
+	bytes := int64(0)
+	for _, c := range f.Chunks {
+		if !c.Valid() {
+			return false
+		}
+		bytes += c.Bytes
+	}
+	return len(f.Chunks) > 0 && bytes == f.Bytes
 }
 
 // localPath reports whether a path stays inside its folder, in one spelling.

@@ -53,6 +53,7 @@ type site struct {
 	accounts cloud.Accounts // providers of machines, for the next start of the API
 	parts    api.PartSizes
 	direct   bool // signed addresses of blobs, for the next start of the API
+	chunks   bool // checkpoints by chunks, for the next start of the API
 }
 
 // gate stands before the API and can be closed, or made to refuse.
@@ -138,7 +139,7 @@ func (s *site) serves() {
 	s.t.Helper()
 	server, err := api.New(api.Deps{
 		DB: s.db, Control: s.db.Jobs, Logger: slog.New(slog.DiscardHandler),
-		Agent: api.AgentDeps{Blobs: s.blobs, Direct: s.direct, Resolver: s.names.Resolver(), ProofLimit: patience,
+		Agent: api.AgentDeps{Blobs: s.blobs, Direct: s.direct, Chunks: s.chunks, Resolver: s.names.Resolver(), ProofLimit: patience,
 			Parts: s.parts},
 		Logs: &blob.LogReader{Store: s.blobs, DB: s.db}, Vault: s.keys,
 		Volumes: admission.Volumes{"datasets": {"default"}}, Accounts: s.accounts, Users: s.users,

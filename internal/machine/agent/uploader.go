@@ -277,31 +277,56 @@ func (u *checkpointUploader) save(step int64) error {
 	return err
 }
 
-// saveTraced is save inside a span. Before each file it declares the bytes still to come, so that
-// the server can refuse a checkpoint that exceeds the quota at its first file.
+// saveTraced is save inside a span. A step with large files is stored by chunks where the server shares these.
 func (u *checkpointUploader) saveTraced(step int64, span *tracing.Span) error {
-	began := time.Now()
-	wrote := writeTime(u.scratch.checkpoint, step)
-	done, err := u.scratch.checkpoint.Lstat(path.Join(stepName(step), doneFile))
+	names, bytes, err := u.files(stepName(step))
 	if err != nil {
 		return err
 	}
-	m := wire.CheckpointManifest{Job: u.job, Attempt: u.attempt, Rank: u.number, Step: step, At: savedAt(done)}
-	folder := berth.CheckpointKey(u.claim.Tenant, u.job, u.attempt, u.number, step)
-	names, rest, err := u.files(stepName(step))
+	s := stepUpload{checkpointUploader: u, step: step, began: time.Now(), names: names, bytes: bytes,
+		chunked: u.sharesChunks(bytes)}
+	err = s.save()
+	if errors.Is(err, errNoChunks) {
+		u.log.Info("server stores no chunks, will store whole files", "step", step)
+		s.chunked = false
+		err = s.save()
+	}
+	if err == nil {
+		span.Set(attribute.Int("berth.files", len(names)), attribute.Int64("berth.bytes", s.total))
+		u.log.Info("checkpoint stored", "step", step, "files", len(names), "bytes", s.total)
+	}
+	return err
+}
+
+// stepUpload is the storage of one step.
+type stepUpload struct {
+	*checkpointUploader
+	step    int64
+	began   time.Time
+	names   []string // of the files
+	bytes   int64    // of the files together, before they are read
+	chunked bool
+
+	total int64 // bytes of the files, as read
+}
+
+// save stores the files, the manifest and the row of the step. If the server no longer has a chunk that it let the
+// member leave out, the chunk is sent and the report is repeated.
+func (s *stepUpload) save() error {
+	wrote := writeTime(s.scratch.checkpoint, s.step)
+	done, err := s.scratch.checkpoint.Lstat(path.Join(stepName(s.step), doneFile))
 	if err != nil {
 		return err
 	}
-	total := int64(0)
-	for i, name := range names {
-		f := wire.CheckpointFile{Path: name, Object: fmt.Sprintf("%s/file-%06d", folder, i)}
-		_ = failpoint.Hit("agent.file.before")
-		if err := u.upload(path.Join(stepName(step), name), &f, rest-total); err != nil {
-			return err
-		}
-		_ = failpoint.Hit("agent.file.after")
-		total += f.Bytes
-		m.Files = append(m.Files, f)
+	m := wire.CheckpointManifest{Job: s.job, Attempt: s.attempt, Rank: s.number, Step: s.step, At: savedAt(done)}
+	folder := berth.CheckpointKey(s.claim.Tenant, s.job, s.attempt, s.number, s.step)
+	cuts, err := s.storeFiles(folder, &m)
+	if err != nil {
+		return err
+	}
+	chunks := &chunkStore{checkpointUploader: s.checkpointUploader, step: s.step, server: map[string]bool{}}
+	if err := chunks.store(cuts); err != nil {
+		return err
 	}
 	body, err := json.Marshal(m)
 	if err != nil {
@@ -310,20 +335,66 @@ func (u *checkpointUploader) saveTraced(step int64, span *tracing.Span) error {
 	sum := sha256.Sum256(body)
 	key := folder + "/" + berth.ManifestName
 	_ = failpoint.Hit("agent.manifest.before")
-	err = u.retry.insist("store the manifest of a checkpoint", func(ctx context.Context) error {
-		return u.control.putObject(ctx, key, bytes.NewReader(body), int64(len(body)))
+	err = s.retry.insist("store the manifest of a checkpoint", func(ctx context.Context) error {
+		return s.control.putObject(ctx, key, bytes.NewReader(body), int64(len(body)))
 	})
 	if err != nil {
 		return err
 	}
 	_ = failpoint.Hit("agent.manifest.after")
-	err = u.register(wire.CheckpointReport{Step: step, Manifest: key, SHA256: hex.EncodeToString(sum[:]), Bytes: total,
-		MetricValue: u.values[step], WriteTime: wrote}, began)
-	if err == nil {
-		span.Set(attribute.Int("berth.files", len(names)), attribute.Int64("berth.bytes", total))
-		u.log.Info("checkpoint stored", "step", step, "files", len(names), "bytes", total)
+	p := wire.CheckpointReport{Step: s.step, Manifest: key, SHA256: hex.EncodeToString(sum[:]), Bytes: s.total,
+		MetricValue: s.values[s.step], WriteTime: wrote}
+	for _, f := range cuts {
+		p.Chunks = append(p.Chunks, f.file.Chunks...)
 	}
-	return err
+	for round := 1; ; round++ {
+		err := s.register(p, s.began)
+		if len(cuts) == 0 || !objectMissing(err) || round >= chunkRounds {
+			return err
+		}
+		s.log.Info("server lacks chunks of a checkpoint, will send them", "step", s.step, "err", err)
+		if err := chunks.store(cuts); err != nil {
+			return err
+		}
+	}
+}
+
+// storeFiles stores the files that are objects of the step, and cuts the others. All are listed in the manifest. Before
+// each object it declares the bytes still to come, so that the server can refuse a checkpoint that exceeds the quota at
+// its first file.
+func (s *stepUpload) storeFiles(folder string, m *wire.CheckpointManifest) (cuts []cutFile, err error) {
+	var large map[string]bool
+	rest := s.bytes
+	if s.chunked {
+		bytes := int64(0)
+		large, bytes = s.large(s.step, s.names)
+		rest -= bytes
+	}
+	s.total = 0
+	count := 0
+	for i, name := range s.names {
+		f := wire.CheckpointFile{Path: name, Object: fmt.Sprintf("%s/file-%06d", folder, i)}
+		inStep := path.Join(stepName(s.step), name)
+		_ = failpoint.Hit("agent.file.before")
+		if large[name] {
+			if err := s.cut(inStep, &f); err != nil {
+				return nil, err
+			}
+			if count += len(f.Chunks); count > wire.MaxPartChunks {
+				return nil, errNoChunks
+			}
+			cuts = append(cuts, cutFile{name: inStep, file: f})
+		} else {
+			if err := s.upload(inStep, &f, rest); err != nil {
+				return nil, err
+			}
+			rest -= f.Bytes
+		}
+		_ = failpoint.Hit("agent.file.after")
+		s.total += f.Bytes
+		m.Files = append(m.Files, f)
+	}
+	return cuts, nil
 }
 
 // register reports a stored step. The time to store it counts from began until the report is sent.
@@ -332,7 +403,11 @@ func (u *checkpointUploader) register(p wire.CheckpointReport, began time.Time) 
 	return u.retry.insist("register a checkpoint", func(ctx context.Context) error {
 		stored := time.Since(began)
 		p.StoreTime = &stored
-		return u.control.reportCheckpoint(ctx, p)
+		err := u.control.reportCheckpoint(ctx, p)
+		if len(p.Chunks) > 0 && berth.CodeOf(err) == berth.CodeNotFound && answered(err) {
+			return localError{errNoChunks} // a server of an earlier version
+		}
+		return err
 	})
 }
 
