@@ -203,6 +203,10 @@ func showCheckpoints(a *app, list wire.Page[berth.Checkpoint]) error {
 // hash is long and is left to wide.
 func checkpointTable(a *app, checkpoints []berth.Checkpoint, wide bool) *table {
 	t := &table{screen: a.outTerm, head: []string{"STEP", "ATTEMPT", "STATE", "SIZE", "AGE"}}
+	shares := slices.ContainsFunc(checkpoints, func(c berth.Checkpoint) bool { return c.Stored != nil })
+	if shares {
+		t.head = slices.Insert(t.head, 4, "NEW")
+	}
 	measured := slices.ContainsFunc(checkpoints, func(c berth.Checkpoint) bool { return c.Metric != nil })
 	timed := slices.ContainsFunc(checkpoints, func(c berth.Checkpoint) bool { return c.Write != nil || c.Store != nil })
 	if timed {
@@ -220,6 +224,13 @@ func checkpointTable(a *app, checkpoints []berth.Checkpoint, wide bool) *table {
 			berth.CheckpointPruned: faint}
 		cells := []any{fmt.Sprint(c.Step), fmt.Sprint(c.Attempt), cell{string(c.State), tones[c.State]},
 			bytesOf(c.Bytes), since(&c.CreatedAt, a.now())}
+		if shares {
+			stored := c.Bytes
+			if c.Stored != nil {
+				stored = *c.Stored
+			}
+			cells = slices.Insert(cells, 4, any(bytesOf(stored)))
+		}
 		if timed {
 			cells = append(cells, tookText(c.Write), tookText(c.Store))
 		}
