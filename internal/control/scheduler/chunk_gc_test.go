@@ -6,15 +6,16 @@ import (
 	"time"
 
 	"berth"
+	"berth/internal/control/blob"
 	"berth/internal/control/scheduler"
 	"berth/wire"
 )
 
 // chunk stores the object of a chunk of this hash, of the first attempt of a job.
-func (r *rig) chunk(o *scheduler.Options, id berth.JobID, digit, random string) wire.ChunkCopy {
+func (r *rig) chunk(b *blob.Store, id berth.JobID, digit, random string) wire.ChunkCopy {
 	r.t.Helper()
 	c := wire.ChunkCopy{Tenant: "default", Job: id, Attempt: 1, SHA256: strings.Repeat(digit, 64), Random: random}
-	if _, err := o.Objects.Put(r.t.Context(), c.Key(), strings.NewReader("chunk"), 5); err != nil {
+	if _, err := b.Put(r.t.Context(), c.Key(), strings.NewReader("chunk"), 5); err != nil {
 		r.t.Fatal(err)
 	}
 	return c
@@ -33,8 +34,7 @@ func TestUnusedChunksAreCollectedWithTheirObjects(t *testing.T) {
 	r, b := newRig(t), store(t)
 	r.machine("m0", 4, 0)
 	id, _ := r.trained(b, time.Hour, map[int64]string{10: "verified"})
-	o := &scheduler.Options{Objects: b}
-	old, young, used := r.chunk(o, id, "a", "1"), r.chunk(o, id, "b", "2"), r.chunk(o, id, "c", "3")
+	old, young, used := r.chunk(b, id, "a", "1"), r.chunk(b, id, "b", "2"), r.chunk(b, id, "c", "3")
 	r.row(old, 2*time.Hour)
 	r.row(young, time.Minute)
 	r.row(used, 2*time.Hour)
@@ -54,8 +54,7 @@ func TestChunksWithoutARowAreSweptWithTheirAttempt(t *testing.T) {
 	r, b := newRig(t), store(t)
 	r.machine("m0", 4, 0)
 	id, key := r.trained(b, 25*time.Hour, map[int64]string{10: "verified"})
-	o := &scheduler.Options{Objects: b}
-	unfinished, replaced, listed := r.chunk(o, id, "a", "1"), r.chunk(o, id, "b", "2"), r.chunk(o, id, "b", "3")
+	unfinished, replaced, listed := r.chunk(b, id, "a", "1"), r.chunk(b, id, "b", "2"), r.chunk(b, id, "b", "3")
 	r.row(listed, time.Minute)
 	r.lead(func(o *scheduler.Options) { o.Objects, o.TidyEvery = b, 20*time.Millisecond })
 	r.await("the attempt is swept", func() bool { return !exists(t, b, unfinished.Key()) && !exists(t, b, replaced.Key()) })

@@ -103,12 +103,12 @@ func chunkSites(t *testing.T, test func(t *testing.T, s *site, b *bucket)) {
 	})
 }
 
-// TestTenCheckpointsOfAFrozenBaseStoreItOnce is the promise of adr/0098 at a sixteenth of the size: ten checkpoints of a
+// TestTenCheckpointsOfAFrozenBaseStoreItOnce is the promise of adr/0098 at a part of the size: ten checkpoints of a
 // base of 1 GiB, and of 50 MiB that change, need at most 1.6 GiB.
 func TestTenCheckpointsOfAFrozenBaseStoreItOnce(t *testing.T) {
 	t.Parallel()
 	chunkSites(t, func(t *testing.T, s *site, b *bucket) {
-		const part = 16
+		const part = 32
 		m := s.machine("m1")
 		id, w := m.trainsKeeping(10)
 		base := fresh(t, 1<<30/part)
