@@ -219,7 +219,8 @@ func (r *run) decide(x *queue.Contender) {
 	e := x.First
 	choices := r.choicesFor(x, e)
 	if len(choices) == 0 {
-		if !x.Tried { // no earlier job lacked room: the quota alone stops the tenant
+		// No earlier job lacked room: the quota alone stops the tenant. A debug job is no reason to end others.
+		if !x.Tried && !cluster.GivesWay(e.Priority) {
 			x.Tried = true
 			r.plan.Stalled = append(r.plan.Stalled, x.Account.ID)
 		}
@@ -306,6 +307,9 @@ func (r *run) refuse(x *queue.Contender, e *queue.Entry, all bool) {
 // possible.
 func (r *run) block(x *queue.Contender, e *queue.Entry) (kept bool) {
 	e.Blocked = r.Number
+	if cluster.GivesWay(e.Priority) {
+		return false // it delays no other job
+	}
 	if r.nominations.Awaits(e) || r.preemption.Preempt(x, e) {
 		r.soon[e.ID] = true
 		r.shares.Charge(x, e)

@@ -20,6 +20,7 @@ type Cluster struct {
 
 	Running  map[berth.JobID]*Holder
 	Stopping map[berth.JobID]*Holder        // the running jobs that were ordered to stop
+	Yielding int                            // number of running jobs that give way to every other job
 	on       map[berth.MachineID]*Occupants // of machines with a row, an occupant or both
 	stamp    int                            // of the latest change to occupants
 

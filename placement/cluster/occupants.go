@@ -44,6 +44,14 @@ type Owner struct {
 	Account int // the account's index, which the queue renews with each sorting
 }
 
+// DebugPriority is the priority of debug jobs, which hold failed attempts. It is below the priority of every other
+// job.
+const DebugPriority = -1000
+
+// GivesWay reports whether a job of the priority gives way to every other job: it is stopped for any blocked job,
+// and stops none itself.
+func GivesWay(priority int) bool { return priority < 0 }
+
 // Holder is a running job in the cluster.
 type Holder struct {
 	Owner    *Owner
@@ -110,6 +118,9 @@ func (s *Cluster) Occupy(r Running, by *Owner) *Holder {
 		s.recountUses(m, h)
 	}
 	s.Running[r.Job] = h
+	if GivesWay(h.Priority) {
+		s.Yielding++
+	}
 	if h.Stopping {
 		s.Stopping[r.Job] = h
 	}
@@ -124,6 +135,9 @@ func (s *Cluster) Vacate(id berth.JobID) *Holder {
 	}
 	delete(s.Running, id)
 	delete(s.Stopping, id)
+	if GivesWay(h.Priority) {
+		s.Yielding--
+	}
 	for _, m := range h.Machines {
 		on := s.on[m]
 		on.List = slices.DeleteFunc(on.List, func(x Occupant) bool { return x.Holder == h })

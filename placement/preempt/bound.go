@@ -153,9 +153,9 @@ func (r *Search) boundOf(n *cluster.Node) *preemptionBound {
 }
 
 // isCandidate reports whether some job could preempt the occupant: a preemptible job that
-// is not stopping and has run for MinRuntime.
+// is not stopping and has run for MinRuntime, or gives way to every other job.
 func (r *Search) isCandidate(x *cluster.Occupant) bool {
-	return x.Preemptible && r.Clock-x.Started >= r.policy.MinRuntime
+	return x.Preemptible && (r.Clock-x.Started >= r.policy.MinRuntime || cluster.GivesWay(int(x.Priority)))
 }
 
 // costOf returns the cost of preempting an occupant, as cost does for its holder. The

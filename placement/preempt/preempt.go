@@ -67,6 +67,8 @@ type Search struct {
 	releasedKnown bool            // releasing and released are computed
 	overlaid      bool            // searches count released capacity as free
 
+	onlyYielding bool // the present blocked job may stop only jobs that give way to every other job
+
 	rights rights     // of the present blocked job
 	found  []prospect // buffer of prospects
 	passed []int      // by match: length of the ranking that prospects has read
@@ -82,7 +84,7 @@ func NewSearch(n *Nominations, q *queue.Queue, s *queue.Shares, x *Index, estima
 		reservations: n.reservations, shares: s, nominations: n, index: x,
 		estimate: estimate, Hopes: map[berth.JobID]time.Time{},
 	}
-	if r.policy.Preempt {
+	if r.policy.Preempt || r.cluster.Yielding > 0 {
 		r.Searches = maxSearches
 	}
 	return r
@@ -92,17 +94,23 @@ func NewSearch(n *Nominations, q *queue.Queue, s *queue.Shares, x *Index, estima
 // place of all earlier nominations for the job. If a job with nominations needs no victims, its
 // places are nominated alone, except for a gang that has only the nominations of its repair: these
 // last for a short time and yield to other gangs, and the new ones would do neither. Preempt
-// returns false if no allowed victims release enough, if the job has not waited for PreemptAfter,
-// if it is barred, if it would delay a reserved start, or if the plan has no searches left.
+// returns false if no allowed victims release enough,
+// if it is barred, if it would delay a reserved start, or if the plan has no searches left. A job that has not waited
+// for PreemptAfter stops only jobs that give way to every other job, and so does any job of a policy without Preempt.
 func (r *Search) Preempt(x *queue.Contender, e *queue.Entry) bool {
-	if !r.policy.Preempt || r.Searches == 0 || waited(e, r.Now) < r.policy.PreemptAfter || r.Barred[e.ID] {
+	ordinary := r.policy.Preempt && waited(e, r.Now) >= r.policy.PreemptAfter
+	if r.Searches == 0 || r.Barred[e.ID] || cluster.GivesWay(e.Priority) || !ordinary && r.cluster.Yielding == 0 {
 		return false
 	}
 	r.Searches--
-	r.searched = e.ID
+	r.onlyYielding = !ordinary
+	if ordinary {
+		r.searched = e.ID
+	}
 	own := r.nominations.withdraw(e) // the job needs no victims for capacity that is nominated for it
 	renewReleased(r, machinesOf(own))
-	best := r.choose(x, e, slices.ContainsFunc(own, func(m Mark) bool { return !m.Repair }))
+	nominated := slices.ContainsFunc(own, func(m Mark) bool { return !m.Repair })
+	best := r.choose(x, e, ordinary && nominated)
 	if best == nil || delays(r, e, own, best) {
 		r.nominations.reinstate(own)
 		renewReleased(r, machinesOf(own))
@@ -121,6 +129,7 @@ func (r *Search) Hope(x *queue.Contender, e *queue.Entry) {
 		return
 	}
 	r.hoped++
+	r.onlyYielding = false
 	if r.choose(x, e, false) != nil {
 		r.Hopes[e.ID] = r.Now.Add(left)
 	}

@@ -3,6 +3,7 @@ package preempt
 import (
 	"slices"
 
+	"berth/placement/cluster"
 	"berth/placement/queue"
 )
 
@@ -22,6 +23,9 @@ import (
 //
 // The order of the queue changes nothing about Band: in order fifo, where bands do not order
 // jobs, a job of a higher band may preempt too.
+//
+// A debug job, which gives way to every other job, may be preempted in any case: from its start on, without regard to
+// tenants and guarantees, and by jobs that may not preempt others yet.
 //
 // A job that was overdue at its start is exempt from Share and Rank: otherwise a stream of
 // other jobs could preempt it again and again, so that it never ends.
@@ -83,7 +87,9 @@ func (r *Search) may(v victim) (Reason, bool) {
 		return "", false
 	}
 	w := &t.tenants[h.Owner.Account]
-	switch {
+	switch yields := cluster.GivesWay(h.Priority); {
+	case yields || r.onlyYielding:
+		return Band, yields
 	case v.band < t.band && w.lower:
 		return Band, true
 	case w.borrower:

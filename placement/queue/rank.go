@@ -14,12 +14,21 @@ func (p Policy) ordering() Policy {
 		Exponent: p.Exponent, Durations: p.Durations, Ranker: p.Ranker}
 }
 
-// Band returns the band of a priority; a higher band comes first.
-func (p *Policy) Band(priority int) int { return priority / max(1, p.BandWidth) }
+// Band returns the band of a priority; a higher band comes first. Priorities below 0, of debug jobs, have bands of
+// their own.
+func (p *Policy) Band(priority int) int {
+	band := priority / max(1, p.BandWidth)
+	if priority < 0 {
+		band--
+	}
+	return band
+}
 
 // bandOf returns the band in which a job waits.
 func (p *Policy) bandOf(e *Entry) int32 {
 	switch {
+	case cluster.GivesWay(int(e.priority)):
+		return int32(p.Band(int(e.priority))) // in every order
 	case p.Order == FIFO, p.Order != SRSF && p.Cross && p.Aging > 0:
 		return 0 // the rank alone orders
 	default:
