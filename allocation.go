@@ -41,6 +41,7 @@ type Orders struct {
 	Kill       bool `json:"kill,omitempty"`       // SIGKILL
 	Forget     bool `json:"forget,omitempty"`     // settled: remove container and scratch files
 	Stalled    bool `json:"stalled,omitempty"`    // the gang hangs: store evidence, then stop with grace
+	Keep       bool `json:"keep,omitempty"`       // with Forget: keep the folder for a debug job
 
 	// Save is the number of the latest order to write a checkpoint and continue; 0: none. A
 	// member with checkpoint.interval gets the checkpoint signal once for each higher number.

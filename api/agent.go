@@ -196,6 +196,7 @@ func (h *agentHandlers) agentClaim(c echo.Context) error {
 	}
 	req.Sources = c.Request().Header.Get(wire.HeaderSources) != ""
 	req.Chunks = c.Request().Header.Get(wire.HeaderChunks) != ""
+	req.Holds = c.Request().Header.Get(wire.HeaderHolds) != ""
 	claim, err := h.agents.Claim(c.Request().Context(), machineOf(c), req)
 	if err != nil {
 		return err

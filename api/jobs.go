@@ -56,6 +56,7 @@ type jobHandlers struct {
 	attempts  *db.Attempts
 	parents   *db.Parents
 	retries   *db.Retries
+	holds     *db.Holds
 	admission *admission.Controller
 	rules     secretRules
 	control   controlPlane
@@ -84,7 +85,9 @@ func (h *jobHandlers) mount(r *router) {
 		"Stop a job after a checkpoint and hold it; release continues it"), h.suspendJob)
 	register(r, r.operation("save-job", http.MethodPost, "/v1/jobs/{id}/save", tag,
 		"Ask a running job to write a checkpoint now"), h.saveJob)
-	register(r, r.operation("release-job", http.MethodPost, "/v1/jobs/{id}/release", tag, "End a hold"), h.releaseJob)
+	release := r.operation("release-job", http.MethodPost, "/v1/jobs/{id}/release", tag, "End a hold")
+	release.Description = "Of a job that has ended, this ends the hold of a failed attempt (`hold_on_failure`)."
+	register(r, release, h.releaseJob)
 	retry := r.operation("retry-job", http.MethodPost, "/v1/jobs/{id}/retry", tag,
 		"Submit an ended job again, as a new job linked to it")
 	retry.Description = "The new job resumes from the newest verified checkpoint of the old one, unless that " +
@@ -415,10 +418,17 @@ func (h *jobHandlers) holdJob(ctx context.Context, in *JobInput) (*jobOutput, er
 	})
 }
 
-// releaseJob ends a hold.
+// releaseJob lets a held job start. Of a job that has ended, it ends the hold of a failed attempt.
 func (h *jobHandlers) releaseJob(ctx context.Context, in *JobInput) (*jobOutput, error) {
 	return h.act(ctx, in, func(tenant berth.TenantID, id berth.JobID) error {
-		return h.jobs.Release(ctx, tenant, id, actor(ctx))
+		if err := h.jobs.Release(ctx, tenant, id, actor(ctx)); err != nil {
+			return err
+		}
+		debug, err := h.holds.Release(ctx, tenant, id, actor(ctx))
+		if debug != "" {
+			poke(h.poker, []berth.JobID{debug})
+		}
+		return err
 	})
 }
 

@@ -213,7 +213,7 @@ func resources(d Deps, gate *gatekeeper, streams *streams, explainer *explain.Ex
 	})
 	jobs := &jobHandlers{
 		jobReader: reader, submitter: w.jobs, canceler: w.cancels, attempts: d.DB.Attempts,
-		parents: d.DB.Parents, retries: d.DB.Retries,
+		parents: d.DB.Parents, retries: d.DB.Retries, holds: d.DB.Holds,
 		admission: admission,
 		rules:     rules, control: control, reasons: reasons, poker: d.Poker, traces: d.Traces,
 	}

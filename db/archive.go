@@ -119,6 +119,7 @@ func archive(ctx context.Context, tx pgx.Tx, ids []string) error {
 		`DELETE FROM nomination_log WHERE beneficiary = ANY(@ids::uuid[])`,
 		`DELETE FROM step_results WHERE job = ANY(@ids::uuid[]) AND attempt IS NULL AND (digest = '' OR image = '')`,
 		`DELETE FROM deps WHERE job = ANY(@ids::uuid[])`,
+		`DELETE FROM holds WHERE debug = ANY(@ids::uuid[])`,
 		`DELETE FROM job_needs WHERE job = ANY(@ids::uuid[])`,
 		`DELETE FROM job_events WHERE job = ANY(@ids::uuid[])`,
 		`DELETE FROM job_specs WHERE job = ANY(@ids::uuid[])`,

@@ -58,13 +58,15 @@ const restorePoints = `(
 		                AND h.rank = a.rank
 		          )`
 
-// understood is true if the agent can restore all checkpoints of allocation a.
+// understood is true if the agent can restore all checkpoints of allocation a, and has kept the folder that a
+// debug job takes.
 const understood = `((@sources OR NOT EXISTS (SELECT 1 FROM job_sources o WHERE o.job = a.job))
 	AND (@chunks OR NOT EXISTS (SELECT 1 FROM chunk_refs r WHERE r.job = a.job AND r.rank = a.rank) AND NOT EXISTS (
 		SELECT 1
 		FROM job_sources o
 		JOIN chunk_refs r ON r.job = o.source AND r.step = o.step AND r.attempt = o.attempt AND r.rank = a.rank
-		WHERE o.job = a.job AND o.array_index = -1)))`
+		WHERE o.job = a.job AND o.array_index = -1))
+	AND (@holds OR NOT EXISTS (SELECT 1 FROM holds h WHERE h.debug = a.job)))`
 
 // Claim assigns an allocation to the agent of its machine, and the allocation becomes
 // active. Claim is idempotent: a repeated call, also by a restarted agent, returns the
@@ -114,11 +116,14 @@ func (d *Agents) Claim(ctx context.Context, machine berth.MachineID, req wire.Cl
 		              JOIN outputs o ON o.job = i.source AND o.attempt = i.attempt AND o.rank = i.rank
 		                AND o.name = i.name
 		              WHERE i.job = a.job
-		          ) END`,
+		          ) END, (
+		              SELECT jsonb_build_object('alloc', h.alloc, 'checkpoint', h.checkpoint)
+		              FROM holds h
+		              WHERE h.debug = a.job)`,
 		claimArgs(machine, req),
 	).Scan(&c.Alloc, &c.Job, &c.Tenant, &c.Attempt, &c.Rank, &rawSpec, &c.ImageDigest, &element, &number, &c.CPUMilli,
 		&c.MemoryMiB, &c.LogOffset,
-		&limit, &c.Orders, &c.HadCheckpoint, &c.Phase, &c.GPUs, &c.Restore, &c.Peers, &c.Inputs)
+		&limit, &c.Orders, &c.HadCheckpoint, &c.Phase, &c.GPUs, &c.Restore, &c.Peers, &c.Inputs, &c.Held)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return wire.Claim{}, d.refuseClaim(ctx, machine, req)
 	}
@@ -142,7 +147,7 @@ func (d *Agents) Claim(ctx context.Context, machine berth.MachineID, req wire.Cl
 func claimArgs(machine berth.MachineID, req wire.ClaimRequest) pgx.NamedArgs {
 	return markArgs(pgx.NamedArgs{"alloc": int64(req.Alloc), "machine": machine, "job": req.Job,
 		"attempt": req.Attempt, "epoch": req.Epoch, "boot": req.AgentBoot,
-		"sources": req.Sources, "chunks": req.Chunks}, req.Watermark)
+		"sources": req.Sources, "chunks": req.Chunks, "holds": req.Holds}, req.Watermark)
 }
 
 // refuseClaim returns the error for a claim that changed no row. It reads the conditions
@@ -171,7 +176,8 @@ func (d *Agents) refuseClaim(ctx context.Context, machine berth.MachineID, req w
 	}
 	if now && !able {
 		return berth.Errorf(berth.CodeUnavailable, "job %s needs a checkpoint of another job, or one with shared "+
-			"content, and the agent of machine %s cannot restore it; upgrade the agent", req.Job, machine)
+			"content, or holds a failed attempt, and the agent of machine %s cannot do that; upgrade the agent",
+			req.Job, machine)
 	}
 	if now {
 		return berth.Errorf(berth.CodeUnavailable, "allocation %d changed while it was claimed; try again", req.Alloc)

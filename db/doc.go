@@ -53,6 +53,7 @@
 //	Backups     backups
 //	JobSessions job_sessions job_sessions_read
 //	WebSessions web_sessions web_sessions_own
+//	Holds       holds
 //
 // # Locks
 //
@@ -61,6 +62,8 @@
 // maintenance_machines, nominations, uploads by tenant and address, secrets, tenants by id, job_sessions.
 // Rows of followed_members are locked by alloc, by statements that lock nothing else; the leader, which deletes expired
 // rows after it has locked its lease, skips locked ones.
+// The advisory lock of a hold's scope comes after allocations and before machines: two settlements in one array take
+// turns.
 // Burst_policies by tenant come before launches. Launches come after allocations and before join_tokens, and both
 // before machines. Last of all come spend by tenant and day, pool_spend by pool and day, pruned_spend, and
 // breakers, in this order. A transaction settles only one launch, since it would lock the spend of a second

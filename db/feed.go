@@ -50,6 +50,8 @@ type QueueJob struct {
 	// that the estimate is based on. Neither is a column: see internal/control/runtimes.
 	Expected   time.Duration
 	ExpectedBy string
+
+	Debug bool // it holds a failed attempt, and gives way to every other job
 }
 
 // Holder is the capacity that one attempt of a job holds. It is read when the job's row
@@ -137,7 +139,7 @@ const queueJobColumns = `
 	j.held, j.eligible_at, j.queue_deadline, j.submitted_at, j.avoid,
 	j.run_limit_ms, j.grace_ms, j.ran_ms, j.unaged_ms, j.stalled_ms, j.gave_way_to::text[], j.verified_at, j.xid,
 	coalesce(j.parent::text, ''), coalesce((SELECT p.parallel FROM jobs p WHERE p.id = j.parent), 0), j.name,
-		coalesce(j.step, ''), ` + dataColumn + `, ` + alternativesColumns
+		coalesce(j.step, ''), j.debug, ` + dataColumn + `, ` + alternativesColumns
 
 // fedJobs selects the jobs for which Feed reads holders.
 const fedJobs = `
@@ -367,7 +369,7 @@ func collectJobs(rows pgx.Rows, into *[]QueueJob) error {
 		if err := rows.Scan(&j.ID, &j.Tenant, &j.Class, &j.Priority, &j.Preemptible, &j.State, &j.Version, &j.Attempt,
 			&j.Held, &j.EligibleAt, &j.QueueDeadline, &j.SubmittedAt, &j.Avoid,
 			&limitMS, &graceMS, &ranMS, &unagedMS, &stalledMS, &j.GaveWayTo, &j.VerifiedAt, &j.XID, &j.Parent,
-			&j.Parallel, &j.Name, &j.Step, &j.Data, &j.Alternatives, &j.InForce, &j.Opens); err != nil {
+			&j.Parallel, &j.Name, &j.Step, &j.Debug, &j.Data, &j.Alternatives, &j.InForce, &j.Opens); err != nil {
 			return fmt.Errorf("read job: %w", err)
 		}
 		j.RunLimit, j.Grace, j.Ran = milliseconds(limitMS), milliseconds(graceMS), milliseconds(ranMS)

@@ -41,7 +41,8 @@ type Asker struct {
 	Token string // id of the token
 }
 
-// Ask records the request of a session in a running member, and returns the session. Nothing
+// Ask records the request of a session in a running member, and returns the session. A request for a failed
+// attempt that a debug job holds is a session of the debug job. Nothing
 // reaches the machine before the user has connected; see Await.
 func (d *JobSessions) Ask(
 	ctx context.Context, tenant berth.TenantID, job berth.JobID, who Asker, req spec.NewSession,
@@ -56,6 +57,7 @@ func (d *JobSessions) Ask(
 		if err != nil {
 			return err
 		}
+		made.Job, made.Member = target.job, target.rank
 		made.Attempt, made.Machine = target.attempt, target.machine
 		if err := underSessionCaps(ctx, tx, target); err != nil {
 			return err
@@ -67,7 +69,8 @@ func (d *JobSessions) Ask(
 				@nonce, clock_timestamp() + @asked::interval)
 			RETURNING expires_at`,
 			pgx.NamedArgs{
-				"id": made.ID, "tenant": target.tenant, "job": job, "attempt": target.attempt, "rank": req.Member,
+				"id": made.ID, "tenant": target.tenant, "job": target.job, "attempt": target.attempt,
+				"rank":  target.rank,
 				"alloc": target.alloc, "machine": target.machine, "epoch": target.epoch, "token": who.Token,
 				"actor": who.Actor, "kind": string(req.Kind), "request": req, "nonce": berth.NewSecret(),
 				"asked": sessionAsked,
@@ -83,17 +86,72 @@ func (d *JobSessions) Ask(
 // target is the member that a session is for.
 type target struct {
 	tenant  berth.TenantID
+	job     berth.JobID // the requested one, or the debug job that holds an attempt of it
+	rank    int
 	attempt int
 	alloc   int64
 	machine berth.MachineID
 	epoch   int64
 }
 
-// sessionTarget returns the running member that a request names, or the reason why there is
-// none.
+// sessionTarget returns the running member that a request names, or the debug job that holds it, or the reason why
+// there is none.
 func sessionTarget(
 	ctx context.Context, tx pgx.Tx, tenant berth.TenantID, job berth.JobID, req spec.NewSession,
+) (target, error) {
+	t, why := runningTarget(ctx, tx, tenant, job, req)
+	if why == nil || berth.CodeOf(why) != berth.CodeConflict {
+		return t, why
+	}
+	h, held, err := readHeld(ctx, tx, tenant, job, req.Attempt)
+	switch {
+	case err != nil:
+		return t, err
+	case !held:
+		return t, why
+	case h.rank != req.Member:
+		return t, berth.Errorf(berth.CodeConflict, "of attempt %d of job %s member %d is held, and not member %d",
+			h.attempt, job, h.rank, req.Member)
+	case h.state != berth.Running:
+		return t, berth.Errorf(berth.CodeConflict, "job %s, which holds attempt %d of job %s, is %s: try again once "+
+			"it is running", h.debug, h.attempt, job, h.state)
+	}
+	return runningTarget(ctx, tx, tenant, h.debug, spec.NewSession{})
+}
+
+// heldAttempt is a failed attempt that a debug job holds.
+type heldAttempt struct {
+	debug         berth.JobID
+	state         berth.State // of the debug job
+	attempt, rank int
+}
+
+// readHeld returns the hold of an attempt of a job, of any attempt for 0. ok is false without a hold that has not
+// ended.
+func readHeld(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, job berth.JobID, attempt int) (
+	h heldAttempt, ok bool, err error,
+) {
+	err = tx.QueryRow(ctx, `
+		SELECT h.debug::text, d.state, h.attempt, h.rank
+		FROM holds h
+		JOIN jobs d ON d.id = h.debug
+		WHERE h.job = @job AND (@tenant = '' OR d.tenant = @tenant) AND (@attempt = 0 OR h.attempt = @attempt)
+		  AND d.state NOT IN ('succeeded', 'failed', 'canceled')
+		ORDER BY h.attempt DESC
+		LIMIT 1`, pgx.NamedArgs{"job": job, "tenant": string(tenant), "attempt": attempt}).
+		Scan(&h.debug, &h.state, &h.attempt, &h.rank)
+	if isNoRows(err) {
+		return h, false, nil
+	}
+	return h, err == nil, err
+}
+
+// runningTarget returns the running member that a request names, or the reason why there is
+// none.
+func runningTarget(
+	ctx context.Context, tx pgx.Tx, tenant berth.TenantID, job berth.JobID, req spec.NewSession,
 ) (t target, err error) {
+	t.job, t.rank = job, req.Member
 	var state berth.State
 	var kind berth.Kind
 	var members int

@@ -57,7 +57,7 @@ const liveTally = `(
 				FROM (SELECT c.state, count(*) AS n FROM jobs c WHERE c.parent = j.id GROUP BY c.state) x)`
 
 // fullDocument adds to jobDocument the fields that other tables hold: spec, steps, progress,
-// stage, attempts, hangs and checkpoints.
+// stage, attempts, holds, hangs and checkpoints.
 var fullDocument = jobDocument + ` || jsonb_strip_nulls(jsonb_build_object(
 			CASE j.kind WHEN 'pipeline' THEN 'pipeline' ELSE 'spec' END,
 				(SELECT s.spec FROM job_specs s WHERE s.job = j.id),
@@ -107,6 +107,19 @@ var fullDocument = jobDocument + ` || jsonb_strip_nulls(jsonb_build_object(
 				FROM attempts t
 				LEFT JOIN LATERAL (` + lostWork + `) l ON t.next_state = 'retrying'
 				WHERE t.job = j.id),
+			'held_attempts', (
+				SELECT jsonb_agg(jsonb_build_object('job', h.debug, 'attempt', h.attempt, 'member', h.rank,
+					'machine', h.machine_id, 'status', d.state, 'seconds', h.hold_ms / 1000,
+					'until', d.started_at + h.hold_ms * interval '1 millisecond') ORDER BY h.attempt)
+				FROM holds h
+				JOIN jobs d ON d.id = h.debug
+				WHERE h.job = j.id),
+			'hold_of', (
+				SELECT jsonb_build_object('job', h.job, 'attempt', h.attempt, 'member', h.rank,
+					'machine', h.machine_id, 'status', j.state, 'seconds', h.hold_ms / 1000,
+					'until', j.started_at + h.hold_ms * interval '1 millisecond')
+				FROM holds h
+				WHERE h.debug = j.id),
 			'hangs', (
 				SELECT jsonb_agg(t.hang ORDER BY t.attempt)
 				FROM attempts t WHERE t.job = j.id AND t.hang IS NOT NULL),

@@ -119,6 +119,11 @@ func (h *History) Jobs(ctx context.Context, since time.Time, each func(history.J
 		jobs, err := documents[history.Job](ctx, h.tx, `
 			SELECT to_jsonb(j) || jsonb_build_object(
 				'has_spec', s.job IS NOT NULL,
+				'hold', CASE WHEN j.debug THEN (
+					SELECT to_jsonb(h) || jsonb_build_object('freed_seq', coalesce(f.freed_seq, 0))
+					FROM holds h
+					LEFT JOIN allocations f ON f.id = h.alloc
+					WHERE h.debug = j.id) END,
 				'members', coalesce((s.spec ->> 'members')::int, 1),
 				'alternative_request', CASE WHEN j.alternatives IS NOT NULL OR j.grouped THEN (
 					SELECT c.request FROM classes c WHERE c.class = j.class) END,

@@ -23,6 +23,7 @@ type lockedJob struct {
 	HasOutputs bool // the spec declares outputs
 	Cached     bool // a step whose result later jobs may reuse
 	Needed     bool // others wait for its end; see wakeDependents
+	Holds      bool // the spec asks to hold failed attempts; see newHold
 }
 
 // lockJob locks a job and its current members, jobs before allocations. The statements
@@ -38,7 +39,9 @@ func lockJob(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, id berth.Job
 				j.has_checkpoint,
 			j.reason, j.parent IS NOT NULL, j.held_at, j.kind, j.lead_first, j.lead_last,
 			coalesce((SELECT s.spec -> 'groups' FROM job_specs s WHERE s.job = j.id), '[]'),
-			coalesce((SELECT ARRAY[s.spec ? 'outputs', s.spec ? 'cache'] FROM job_specs s WHERE s.job = j.id), '{f,f}')
+			coalesce((SELECT ARRAY[s.spec ? 'outputs', s.spec ? 'cache', s.spec ? 'hold_on_failure']
+				FROM job_specs s WHERE s.job = j.id), '{f,f,f}'),
+			j.debug
 		FROM jobs j
 		WHERE j.id = @job AND (@tenant = '' OR j.tenant = @tenant)
 		FOR NO KEY UPDATE OF j`, args)
@@ -74,11 +77,11 @@ func scanLockedJob(results pgx.BatchResults) (j lockedJob, err error) {
 	err = results.QueryRow().Scan(&j.State, &j.Attempt, &j.Class, &graceMS, &j.Retry, &j.CancelAt,
 		&j.Preempted, &j.Avoid,
 		&j.Failures, &j.Losses, &j.OOMGrown, &j.Checkpoint, &j.Reason, &j.HasParent, &j.HeldAt, &j.Kind,
-		&first, &last, &groups, &says)
+		&first, &last, &groups, &says, &j.Debug)
 	if err != nil {
 		return j, err
 	}
-	j.HasOutputs, j.Cached = says[0], says[1]
+	j.HasOutputs, j.Cached, j.Holds = says[0], says[1], says[2]
 	j.Grace = time.Duration(graceMS) * time.Millisecond
 	if err := results.QueryRow().Scan(&j.Settled, &j.Needed); err != nil {
 		return j, err

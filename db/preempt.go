@@ -236,7 +236,13 @@ func unstopped(ctx context.Context, tx pgx.Tx, p Preemption) (why string, err er
 // preempt moves a job to preempting and orders its members to save and stop. Members that
 // no machine has claimed are released at once. The caller holds the job's locks and
 // publishes the returned hints after the commit.
+//
+// A debug job is canceled in place of that: it runs once, so it has no queue to return to.
 func preempt(ctx context.Context, tx pgx.Tx, job lockedJob, beneficiary berth.JobID, message string) (touched, error) {
+	if job.Debug {
+		told, _, err := cancelHolding(ctx, tx, job, "leader", holdEnded(message))
+		return touched{job.ID, told, true}, err
+	}
 	_, err := tx.Exec(ctx, `
 		UPDATE jobs
 		SET state = 'preempting', version = version + 1, actor = 'leader', reason = @reason,

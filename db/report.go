@@ -302,7 +302,10 @@ func (r *reporting) applyOne(ctx context.Context, a *reportedRow, p wire.RankRep
 		a.exit = p.Exit
 		return r.release(ctx, a, "its container has ended")
 	case berth.AllocReleased:
-		r.stale = append(r.stale, a.ID)
+		// The agent abandons a stale member, and must have its order to keep the folder before that.
+		if !a.Orders.Keep {
+			r.stale = append(r.stale, a.ID)
+		}
 		return nil
 	case berth.AllocReserved, berth.AllocActive:
 		if a.Epoch != r.req.Epoch {

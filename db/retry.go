@@ -69,7 +69,7 @@ func (d *Retries) Retry(ctx context.Context, tenant berth.TenantID, id berth.Job
 		if err := r.lock(ctx, tenant, id); err != nil {
 			return err
 		}
-		if err := r.allowed(); err != nil {
+		if err := r.allowed(ctx); err != nil {
 			return err
 		}
 		hash, err := r.hash()
@@ -124,8 +124,17 @@ func (r *retrying) lock(ctx context.Context, tenant berth.TenantID, id berth.Job
 	return err
 }
 
-// allowed returns an error if the kind of the job does not allow the options.
-func (r *retrying) allowed() error {
+// allowed returns an error if the kind of the job does not allow the options, or if it is a debug job.
+func (r *retrying) allowed(ctx context.Context) error {
+	var of berth.JobID
+	err := r.tx.QueryRow(ctx, `SELECT job::text FROM holds WHERE debug = $1`, r.old.ID).Scan(&of)
+	if err == nil {
+		return berth.Errorf(berth.CodeConflict, "job %s held an attempt of job %s and cannot run again; retry that one",
+			r.old.ID, of)
+	}
+	if !isNoRows(err) {
+		return err
+	}
 	switch {
 	case r.o.Failed && r.old.Kind != berth.KindArray && r.old.Kind != berth.KindPipeline:
 		return berth.Errorf(berth.CodeInvalid, "job %s is neither an array nor a pipeline; retry it without --failed",

@@ -109,6 +109,7 @@ var (
 				SELECT j.tenant, j.kind, j.state, j.ran_ms, j.submitted_at, j.id
 				FROM jobs j
 				WHERE j.name = w.name AND j.parent IS NULL AND j.state IN ('succeeded', 'failed', 'canceled')
+					AND NOT j.debug
 				ORDER BY j.submitted_at DESC, j.id DESC
 				LIMIT %d
 			) x
@@ -194,7 +195,7 @@ func (d *Attempts) Latest(ctx context.Context) ([]EndedJob, error) {
 				ORDER BY finished_at DESC
 				LIMIT @walk
 			) j
-			WHERE j.kind = 'job' AND j.ran_ms > 0
+			WHERE j.kind = 'job' AND NOT j.debug AND j.ran_ms > 0
 			ORDER BY j.finished_at DESC
 			LIMIT @limit
 		) x

@@ -22,9 +22,14 @@ func (d *Attempts) Settle(ctx context.Context, id berth.JobID, attempt int) (wir
 	var result wire.SettleResult
 	var hints touched
 	var settled *lifecycle.Settlement
+	var held *hold
 	needed := false
-	err := d.tx(ctx, func(tx pgx.Tx) error {
-		result, hints, settled = wire.SettleResult{}, touched{}, nil
+	incarnation, err := d.incarnations.now(ctx, d.pool)
+	if err != nil {
+		return wire.SettleResult{}, err
+	}
+	err = d.tx(ctx, func(tx pgx.Tx) error {
+		result, hints, settled, held = wire.SettleResult{}, touched{}, nil, nil
 		job, err := lockJob(ctx, tx, "", id, attempt)
 		if err != nil {
 			return err
@@ -51,7 +56,14 @@ func (d *Attempts) Settle(ctx context.Context, id berth.JobID, attempt int) (wir
 			}
 			s := lifecycle.Settle(job.Job, history)
 			result.Next, settled = s.Verdict.Next, &s
-			if hints, err = settle(ctx, tx, job, s); err == nil && s.Room == lifecycle.RoomKept {
+			// A job that has ended gets no further events, so the hold's event comes before the verdict.
+			if held, err = newHold(ctx, tx, job, s, incarnation); err != nil {
+				return err
+			}
+			if hints, err = settle(ctx, tx, job, s); err == nil && held != nil {
+				err = held.store(ctx, tx)
+			}
+			if err == nil && s.Room == lifecycle.RoomKept {
 				// Both points of keep lie within Settle: one before its commit, in the transaction, and
 				// one between the commit and the hints.
 				err = failpoint.Hit("worker.keep.before")
@@ -68,6 +80,9 @@ func (d *Attempts) Settle(ctx context.Context, id berth.JobID, attempt int) (wir
 		return wire.SettleResult{}, mapError(err, "job "+string(id))
 	}
 	hints.publish(d.hub)
+	if held != nil {
+		d.hub.Publish(TopicSubmit, string(held.debug))
+	}
 	if settled != nil {
 		d.count(ctx, id, attempt, settled.Verdict)
 	}

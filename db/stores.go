@@ -39,6 +39,7 @@ type DB struct {
 
 	JobSessions *JobSessions
 	WebSessions *WebSessions
+	Holds       *Holds
 }
 
 func newDB(c *core) *DB {
@@ -52,7 +53,7 @@ func newDB(c *core) *DB {
 		Tokens: &Tokens{c}, JoinTokens: &JoinTokens{c}, Secrets: &Secrets{c},
 		Objects: &Objects{c}, Chunks: &Chunks{c}, Uploads: &Uploads{c}, Logs: &Logs{c},
 		Outbox: &Outbox{c}, Channels: &Channels{c}, Leader: &Leader{c}, Cluster: &Cluster{c}, Backups: &Backups{c},
-		JobSessions: &JobSessions{c}, WebSessions: &WebSessions{c},
+		JobSessions: &JobSessions{c}, WebSessions: &WebSessions{c}, Holds: &Holds{c},
 	}
 }
 
@@ -208,3 +209,7 @@ type Spend struct{ *core }
 // WebSessions stores the sessions of browsers that are signed in to the dashboard. A session refers to a token
 // and has its rights at each look-up. WebSessions never changes a token.
 type WebSessions struct{ *core }
+
+// Holds ends the debug jobs that hold failed attempts. Settlements create them, see newHold; from then on they are
+// jobs like others.
+type Holds struct{ *core }

@@ -35,6 +35,9 @@ func (d *Attempts) Suspend(
 		case job.Kind != berth.KindJob:
 			return berth.Errorf(berth.CodeConflict, "%s is %s: only single jobs, gangs, elements and steps can be "+
 				"suspended; hold keeps the waiting children from starting", id, article(job.Kind))
+		case job.Debug:
+			return berth.Errorf(berth.CodeConflict, "job %s holds a failed attempt and cannot be suspended; cancel it",
+				id)
 		case job.State.Terminal() || job.State == berth.Canceling:
 			return berth.Errorf(berth.CodeConflict, "job %s is %s and cannot be suspended", id, job.State)
 		case job.HeldAt != nil:

@@ -30,6 +30,7 @@ type Job struct {
 	Reason     *berth.Reason // stored with the current state
 	Settled    *berth.State  // the job's state after the requested attempt; nil: not settled
 	Members    []Member
+	Debug      bool // it holds a failed attempt of another job, and runs only once
 }
 
 // Member is an allocation of the current attempt.

@@ -96,6 +96,9 @@ type Faults struct {
 func Settle(job Job, history History) Settlement {
 	evidence := job.evidence(history)
 	v := failure.Classify(evidence)
+	if job.Debug && v.Next == berth.Retrying { // its files are on one machine, and in one attempt
+		v.Next, v.Delay, v.Avoid, v.GrowMemory = berth.Failed, 0, nil, false
+	}
 	s := Settlement{
 		Verdict:     v,
 		Reason:      job.reasonFor(v),

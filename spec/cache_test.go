@@ -77,8 +77,8 @@ func TestWhatACachedStepIs(t *testing.T) {
 		"Preemptible": func(s *spec.Job) { s.Preemptible = &no }, "Execution": func(s *spec.Job) { s.Execution = spec.AtMostOne },
 		"QueueTimeout": func(s *spec.Job) { s.QueueTimeout = grace }, "TimeLimit": func(s *spec.Job) { s.TimeLimit = grace },
 		"StallTimeout": func(s *spec.Job) { s.StallTimeout = grace }, "StopGrace": func(s *spec.Job) { s.StopGrace = &grace },
-		"Stall":     func(s *spec.Job) { s.Stall = &spec.StallPolicy{After: grace} },
-		"LostAfter": func(s *spec.Job) { s.LostAfter = grace }, "Retry": func(s *spec.Job) { s.Retry.MaxAttempts = 3 },
+		"Stall":         func(s *spec.Job) { s.Stall = &spec.StallPolicy{After: grace} },
+		"HoldOnFailure": func(s *spec.Job) { s.HoldOnFailure = grace }, "LostAfter": func(s *spec.Job) { s.LostAfter = grace }, "Retry": func(s *spec.Job) { s.Retry.MaxAttempts = 3 },
 		"ImageAuth": func(s *spec.Job) { s.ImageAuth = "LOGIN" }, "Needs": func(s *spec.Job) { s.Needs = []string{"b"} },
 		"Notify": func(s *spec.Job) { s.Notify = []spec.Notify{{URL: "https://example.com"}} }, "Cache": func(s *spec.Job) { s.Cache = false },
 		"When": func(*spec.Job) {}, "Final": func(*spec.Job) {}, // of a step that may not be cached

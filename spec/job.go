@@ -38,6 +38,8 @@ type Job struct {
 	StopGrace    *Duration `json:"stop_grace,omitempty" doc:"time from SIGTERM to SIGKILL"`
 	LostAfter    Duration  `json:"lost_after,omitempty" zero:"2s to 24h; default 90s" doc:"lost after this silence"`
 
+	HoldOnFailure Duration `json:"hold_on_failure,omitempty" doc:"keep a failed attempt's files and a shell so long"`
+
 	Stall      *StallPolicy      `json:"stall,omitempty" doc:"when the job counts as hung; instead of stall_timeout"`
 	Retry      RetryPolicy       `json:"retry,omitzero" doc:"further runs after failures"`
 	Checkpoint *CheckpointPolicy `json:"checkpoint,omitempty" doc:"saved state from which the next attempt continues"`

@@ -36,7 +36,7 @@ const (
 type NewSession struct {
 	Kind    SessionKind `json:"kind,omitempty" doc:"exec (default), forward or files"`
 	Member  int         `json:"member,omitempty" doc:"index of the gang member; default 0"`
-	Attempt int         `json:"attempt,omitempty" doc:"default: the current one; any other is refused"`
+	Attempt int         `json:"attempt,omitempty" doc:"default: the current one, or the held one; see hold_on_failure"`
 	Command []string    `json:"command,omitempty" doc:"exec: the command and its arguments"`
 	TTY     bool        `json:"tty,omitempty" doc:"exec: give the command a terminal"`
 	Term    string      `json:"term,omitempty" doc:"exec with a terminal: the value of TERM"`

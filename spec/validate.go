@@ -52,6 +52,7 @@ func (s Job) Validate() []berth.FieldError {
 	s.Network.validate(v)
 	s.validateTimes(v)
 	s.Stall.validate(v, s)
+	validateHold(v, s)
 	s.validateRetry(v)
 	s.validateCheckpoint(v)
 	v.require(s.Members >= 1 && s.Members <= MaxMembers, "members", fmt.Sprintf("%d is out of range", s.Members),

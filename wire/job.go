@@ -57,15 +57,17 @@ type Job struct {
 
 	Results *ArrayRuns `json:"results,omitempty" doc:"the latest result of each index, if it was retried"`
 
-	Spec        *spec.Job          `json:"spec,omitempty"`
-	Pipeline    *spec.Pipeline     `json:"pipeline,omitempty"` // in place of spec
-	Steps       []Step             `json:"steps,omitempty" doc:"steps of a pipeline, each after the steps it needs"`
-	Progress    *berth.Progress    `json:"progress,omitempty"`
-	Stage       *JobStage          `json:"stage,omitempty" doc:"while scheduled: present step on the job's machines"`
-	Attempts    []berth.Attempt    `json:"attempts,omitempty"`
-	Cost        *float64           `json:"cost,omitempty" doc:"US dollars, of all attempts; absent: no cloud machine"`
-	Hangs       []failure.Hang     `json:"hangs,omitempty" doc:"attempts that ended by a hang, with the evidence"`
-	Checkpoints []berth.Checkpoint `json:"checkpoints,omitempty"`
+	Spec         *spec.Job          `json:"spec,omitempty"`
+	Pipeline     *spec.Pipeline     `json:"pipeline,omitempty"` // in place of spec
+	Steps        []Step             `json:"steps,omitempty" doc:"steps of a pipeline, each after the steps it needs"`
+	Progress     *berth.Progress    `json:"progress,omitempty"`
+	Stage        *JobStage          `json:"stage,omitempty" doc:"while scheduled: present step on the job's machines"`
+	Attempts     []berth.Attempt    `json:"attempts,omitempty"`
+	Cost         *float64           `json:"cost,omitempty" doc:"US dollars, of all attempts; absent: no cloud machine"`
+	HeldAttempts []HeldAttempt      `json:"held_attempts,omitempty" doc:"failed attempts that debug jobs hold or held"`
+	HoldOf       *HeldAttempt       `json:"hold_of,omitempty" doc:"debug job: the failed attempt that it holds"`
+	Hangs        []failure.Hang     `json:"hangs,omitempty" doc:"attempts that ended by a hang, with the evidence"`
+	Checkpoints  []berth.Checkpoint `json:"checkpoints,omitempty"`
 }
 
 // Resources returns the resources of a member, with the defaults. They are the ones of the alternative in force,

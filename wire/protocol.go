@@ -235,6 +235,7 @@ type ClaimRequest struct {
 	Watermark StoredWatermark `json:"-"` // as in RegisterRequest
 	Sources   bool            `json:"-"` // sent as HeaderSources
 	Chunks    bool            `json:"-"` // sent as HeaderChunks
+	Holds     bool            `json:"-"` // sent as HeaderHolds
 }
 
 // Claim contains all data that a machine needs to run one member.
@@ -265,6 +266,7 @@ type Claim struct {
 	Signatures    []SignatureDemand  `json:"signatures,omitempty"`     // of the image; all must be fulfilled
 	User          string             `json:"user,omitempty"`           // image or UID:GID; "" is image
 	Withheld      *Withheld          `json:"withheld,omitempty"`       // reason why the work cannot start
+	Held          *HeldFiles         `json:"held,omitempty"`           // debug jobs: the folder to take over
 	Phase         berth.Phase        `json:"phase,omitempty"`          // the last recorded one, for a restarted agent
 	Peers         []Peer             `json:"peers,omitempty"`          // members of a gang by rank, this one included
 }

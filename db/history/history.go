@@ -120,6 +120,9 @@ type Job struct {
 	LeadFirst *int `json:"lead_first"` // first member of the leading group; null: no group leads
 	LeadLast  *int `json:"lead_last"`
 
+	Debug bool  `json:"debug"` // it holds a failed attempt of another job
+	Hold  *Hold `json:"hold"`  // of a debug job; null: none
+
 	HasSpec     bool         `json:"has_spec"`
 	Members     int          `json:"members"` // members of an attempt
 	Events      []Event      `json:"events"`
@@ -128,6 +131,15 @@ type Job struct {
 	Checkpoints []Checkpoint `json:"checkpoints"`
 	Start       *StartPoint  `json:"source"`  // nil: it started from its beginning
 	Repairs     []Repair     `json:"repairs"` // by time
+}
+
+// Hold is a row of holds: the failed member whose files a debug job has.
+type Hold struct {
+	Job      berth.JobID     `json:"job"`
+	Attempt  int             `json:"attempt"`
+	Rank     int             `json:"rank"`
+	Machine  berth.MachineID `json:"machine_id"`
+	FreedSeq int64           `json:"freed_seq"` // of the failed member; 0: unknown
 }
 
 // Repair is a row of nomination_log: capacity of a gang on a machine, kept for the gang's

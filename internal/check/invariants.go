@@ -206,4 +206,10 @@ var Invariants = []Invariant{
 		cluster: chunksAddUp,
 		job:     chunksFollowCheckpoints,
 	},
+	{
+		Number: 37, Sentence: "A debug job has at most one attempt, with one member on the machine of the failed " +
+			"member that it holds, which was placed after that member had freed its capacity.",
+		Reads: "debug and execution of jobs, holds, taken_seq and freed_seq of allocations",
+		job:   holdsFollow,
+	},
 }

@@ -447,7 +447,7 @@ func chunked(h *check.History, state berth.CheckpointState, refs int64) {
 // broke it.
 func TestRejectsEachBadHistory(t *testing.T) {
 	t.Parallel()
-	for _, b := range slices.Concat(bads, badLaunches, badAlternatives, badGroups) {
+	for _, b := range slices.Concat(bads, badLaunches, badAlternatives, badGroups, badHolds) {
 		h := b.of()
 		b.spoil(&h)
 		found := check.Verify(h, check.Options{Settled: b.number == 20})
@@ -470,7 +470,7 @@ func TestEveryInvariantHasABadHistory(t *testing.T) {
 			t.Errorf("invariant %d is out of order, or says too little", i.Number)
 		}
 		last = i.Number
-		if !slices.ContainsFunc(slices.Concat(bads, badLaunches, badAlternatives, badGroups), func(b bad) bool { return b.number == i.Number }) {
+		if !slices.ContainsFunc(slices.Concat(bads, badLaunches, badAlternatives, badGroups, badHolds), func(b bad) bool { return b.number == i.Number }) {
 			t.Errorf("no bad history for invariant %d", i.Number)
 		}
 	}

@@ -55,6 +55,9 @@ func Job(row db.QueueJob) placement.Job {
 		PreemptedFor: row.GaveWayTo, Unaged: row.Unaged, Stalled: row.Stalled,
 		Parent: row.Parent, Parallel: row.Parallel, Data: row.Data, Expected: row.Expected, ExpectedBy: row.ExpectedBy,
 	}
+	if row.Debug {
+		j.Priority = placement.DebugPriority
+	}
 	for i, class := range row.Alternatives {
 		j.Alternatives = append(j.Alternatives, placement.Alternative{Class: class, Opens: row.Opens[i]})
 	}
@@ -119,6 +122,9 @@ func Running(row db.QueueJob, held []db.Holder) placement.Running {
 		LikeName: likeName(row.Name, row.Step), LikeData: likeData(row.Data),
 		TimeLimit: longest(row.RunLimit, row.Grace),
 		Stopping:  row.State == berth.Preempting || row.State == berth.Canceling,
+	}
+	if row.Debug {
+		r.Priority = placement.DebugPriority
 	}
 	for _, h := range held {
 		// Ranks of older attempts count as well: their machines are silent, and the capacity stays

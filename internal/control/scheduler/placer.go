@@ -162,6 +162,9 @@ func (p *placer) cycle(ctx context.Context, keys []string) (behind bool, err err
 		if err := p.stall(ctx, plan); err != nil {
 			return false, err
 		}
+		if err := p.yieldHolds(ctx, plan); err != nil {
+			return false, err
+		}
 	}
 	if p.flying == nil && p.next != nil {
 		p.flying, p.next = p.next, nil

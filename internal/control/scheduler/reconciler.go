@@ -137,9 +137,10 @@ func (r *reconciler) pass(ctx context.Context) {
 		do   func(context.Context) error
 	}{
 		{"statistics", r.refresh},
-		{"counters", r.mark},       // rows 5, 8
-		{"kills", r.kill},          // 5, 9
-		{"deadlines", r.expire},    // 15
+		{"counters", r.mark},    // rows 5, 8
+		{"kills", r.kill},       // 5, 9
+		{"deadlines", r.expire}, // 15
+		{"holds", r.holds},
 		{"unclaimed", r.unclaimed}, // 4
 		{"stuck", r.stuck},         // 4, 11: on machines that are heard
 		{"unsettled", r.unsettled}, // 11

@@ -63,6 +63,12 @@ var Terms = []Section{
 			Slurm:   "task of one node", Kubernetes: "pod",
 		},
 		{
+			Word: "debug job",
+			Meaning: "a job that holds a failed attempt (`hold_on_failure`): it has the files of the failed member " +
+				"and sleeps, so that users can look at them; it gives way to every other job",
+			Kubernetes: "debug container",
+		},
+		{
 			Word:    "rank",
 			Meaning: "the index of a member, from 0 (`BERTH_MEMBER`, `NODE_RANK`)",
 			Slurm:   "`SLURM_PROCID`", Other: "MPI rank",

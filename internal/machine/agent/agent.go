@@ -262,6 +262,7 @@ func (a *Agent) tryRegister(ctx context.Context) (wire.RegisterResponse, error) 
 	}
 	a.fence.renewed(sent)
 	a.belt.renewed()
+	a.sup.kept.hear(answer.Sync.Assignments)
 	a.sup.adopt(found, answer.Kill, answer.Quarantine)
 	return answer, nil
 }
@@ -476,6 +477,7 @@ func (i *inbox) digest() string {
 func (i *inbox) take(asked int64, r wire.SyncResponse) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
+	i.sup.kept.hear(r.Assignments)
 	i.sup.refuse(r.Stale)
 	i.sup.ordered(r.Started)
 	i.sup.lines.answered()

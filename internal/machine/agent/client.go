@@ -316,6 +316,7 @@ func (c *client) claim(ctx context.Context, req wire.ClaimRequest) (answer wire.
 	header := http.Header{}
 	header.Set(wire.HeaderSources, "1")
 	header.Set(wire.HeaderChunks, "1")
+	header.Set(wire.HeaderHolds, "1")
 	header.Set(wire.HeaderSignatures, "1")
 	header.Set(wire.HeaderUsers, "1")
 	err = c.callWith(ctx, header, callTimeout, "claim", req, &answer)

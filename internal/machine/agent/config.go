@@ -172,6 +172,7 @@ type Timing struct {
 	LineEvery       time.Duration // between two reports of unfinished lines that somebody follows
 	LinePause       time.Duration // after the reader of an unfinished line has ended, before the next one
 	LineRepeat      time.Duration // between two reports of an unfinished line that does not change
+	KeptPatience    time.Duration // of a debug job with the folder of a failed member that is not here
 }
 
 // withDefaults returns the timing with the defaults in place of zero fields.
@@ -230,6 +231,7 @@ func (t Timing) withDefaults() Timing {
 	set(&t.LineEvery, time.Second)
 	set(&t.LinePause, 30*time.Second)
 	set(&t.LineRepeat, 5*time.Second)
+	set(&t.KeptPatience, 30*time.Second)
 	return t
 }
 

@@ -33,6 +33,18 @@ type claim struct {
 // atMostOne reports whether the member must never have a second live container.
 func (c *claim) atMostOne() bool { return c.Spec.Execution == spec.AtMostOne }
 
+// checkpoints returns the folder of checkpoints in the container; "" for none. A debug job has the folder of the
+// member that it holds, and saves no checkpoints.
+func (c *claim) checkpoints() string {
+	switch {
+	case c.Spec.Checkpoint != nil:
+		return c.Spec.Checkpoint.Path
+	case c.Held != nil:
+		return c.Held.Checkpoint
+	}
+	return ""
+}
+
 // mounts reports whether the container reads shared folders themselves instead of copies.
 func (c *claim) mounts() bool { return slices.ContainsFunc(c.Spec.Inputs, spec.Input.Mounted) }
 

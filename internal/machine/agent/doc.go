@@ -60,6 +60,9 @@
 //
 // In detail:
 //
+//	a debug job                            locate takes over the folder of the failed member that it
+//	                                       holds, see keptFolders; workdir, inputs and restore have
+//	                                       nothing to copy
 //	an order to stop before the claim      claim goes to fence: there is no container
 //	an order to stop in ready or start     fence, once the container surely does not run
 //	an order to stop in watch              signals until the container ends; see stopPlan

@@ -213,7 +213,7 @@ func (m *member) worker(p phase) worker {
 		return &locatePhase{
 			core: m.core, scratch: m.scratch, equip: m.equip, fencing: m.fencing, plan: m.plan,
 			images: m.sup.images, pulled: m.sup.pulled, proof: m.sup.proof, health: m.sup.health, result: &m.result,
-			adopts: m.adopts,
+			adopts: m.adopts, kept: m.sup.kept, present: m.sup.hasMember,
 		}
 	case phasePull, phaseWorkdir, phaseInputs, phaseRestore, phaseCreate, phaseGive, phaseCheck:
 		return m.preparer(p)
@@ -236,7 +236,7 @@ func (m *member) worker(p phase) worker {
 	case phaseRemove:
 		return &removePhase{
 			identity: m.identity, log: m.log, timing: m.timing, runtime: m.runtime,
-			state: m.sup.cfg.StateDir, vault: m.sup.vault, mounts: m.sup.mounts, stuck: m.sup.stuck,
+			state: m.sup.cfg.StateDir, kept: m.sup.kept, vault: m.sup.vault, mounts: m.sup.mounts, stuck: m.sup.stuck,
 			network: m.network, walls: m.sup.walls, fencing: m.fencing, helpers: &m.helpers,
 		}
 	default:

@@ -165,8 +165,8 @@ func (p *createPhase) containerSpec() node.ContainerSpec {
 	labels := p.labels()
 	labels[berth.LabelSpecHash] = c.SpecHash
 	list := []node.Mount{{Host: filepath.Join(p.scratch.dir, "workspace"), Target: "/workspace"}}
-	if k := c.Spec.Checkpoint; k != nil {
-		list = append(list, node.Mount{Host: filepath.Join(p.scratch.dir, "checkpoint"), Target: k.Path})
+	if folder := c.checkpoints(); folder != "" {
+		list = append(list, node.Mount{Host: filepath.Join(p.scratch.dir, "checkpoint"), Target: folder})
 	}
 	shared := func(i int) string { return p.mounts.Path(p.name(), i) }
 	list = append(list, inputMounts(c.Spec, p.scratch, shared)...)
@@ -191,20 +191,17 @@ func (p *createPhase) environment() map[string]string {
 		env = map[string]string{}
 	}
 	maps.Copy(env, map[string]string{
-		"BERTH_JOB_ID":         string(c.Job),
-		"BERTH_ATTEMPT":        strconv.Itoa(c.Attempt),
-		"BERTH_MEMBER":         strconv.Itoa(c.Rank),
-		"BERTH_MEMBERS":        strconv.Itoa(c.Members),
-		"BERTH_GPUS":           strings.Join(c.GPUs, ","),
-		"BERTH_RESTORED_STEP":  "",
-		"BERTH_CHECKPOINT_DIR": "",
-		"NODE_RANK":            strconv.Itoa(c.Rank),
-		"NNODES":               strconv.Itoa(c.Members),
+		"BERTH_JOB_ID":        string(c.Job),
+		"BERTH_ATTEMPT":       strconv.Itoa(c.Attempt),
+		"BERTH_MEMBER":        strconv.Itoa(c.Rank),
+		"BERTH_MEMBERS":       strconv.Itoa(c.Members),
+		"BERTH_GPUS":          strings.Join(c.GPUs, ","),
+		"BERTH_RESTORED_STEP": "",
+		"NODE_RANK":           strconv.Itoa(c.Rank),
+		"NNODES":              strconv.Itoa(c.Members),
 	})
 	maps.Copy(env, p.rendezvous())
-	if k := c.Spec.Checkpoint; k != nil {
-		env["BERTH_CHECKPOINT_DIR"] = k.Path
-	}
+	env["BERTH_CHECKPOINT_DIR"] = c.checkpoints()
 	if restored := p.recipe.restored; restored != nil {
 		env["BERTH_RESTORED_STEP"] = strconv.FormatInt(*restored, 10)
 	}

@@ -50,8 +50,11 @@ func (p *inputsPhase) all(ctx context.Context) (phase, error) {
 		p.stage.input(i)
 		what := fmt.Sprintf("inputs[%d]", i)
 		put := p.fill
-		if in.Mounted() {
+		switch {
+		case in.Mounted():
 			put = p.mount
+		case p.claim.Held != nil:
+			continue // it came with the folder of the failed member
 		}
 		_ = failpoint.Hit("agent.input.before")
 		err := put(ctx, i, in, what)

@@ -26,13 +26,24 @@ type locatePhase struct {
 	health  *engineHealth
 	result  *result
 	adopts  bool
+
+	kept    *keptFolders
+	present func(berth.AllocationID) bool // a member of the allocation is here
 }
 
 // Do opens the member's folder and searches the engine for its container. A member that had a
 // container which is gone ends here as vanished. at_most_one work goes on only if a deadman
 // watches this machine.
 func (p *locatePhase) Do(context.Context) (phase, error) {
-	if err := p.scratch.open(p.name(), p.claim.Spec.Checkpoint != nil); err != nil {
+	if p.claim.Held != nil {
+		if err := p.takeOver(*p.claim.Held); err != nil {
+			if p.ctx.Err() != nil {
+				return "", context.Cause(p.ctx)
+			}
+			return p.result.notStarted(failure.CauseInputInvalid, err.Error())
+		}
+	}
+	if err := p.scratch.open(p.name(), p.claim.checkpoints() != ""); err != nil {
 		return p.result.notStarted(failure.CauseEngine, err.Error())
 	}
 	uploader := p.equip()
@@ -58,6 +69,27 @@ func (p *locatePhase) Do(context.Context) (phase, error) {
 		return p.result.notStarted(failure.CauseVanished, "the container is gone and its end was not observed")
 	}
 	return phasePull, nil
+}
+
+// takeOver moves the folder of the failed member that this debug job holds to its own place. The failed
+// member may have to be removed first; once it is gone, the folder is there, or was not kept.
+func (p *locatePhase) takeOver(held wire.HeldFiles) error {
+	since := time.Now() // when the failed member was last seen
+	for wait := p.timing.backoff(); ; {
+		if p.present(held.Alloc) {
+			since = time.Now()
+		}
+		ok, err := p.kept.take(held.Alloc, p.name())
+		if ok || err != nil {
+			return err
+		}
+		if time.Since(since) > p.timing.KeptPatience {
+			return errors.New("the files of the failed attempt are no longer on this machine")
+		}
+		if err := wait.wait(p.ctx); err != nil {
+			return err
+		}
+	}
 }
 
 // find looks for a container that an earlier process created. A new member has none:

@@ -20,6 +20,7 @@ type removePhase struct {
 	timing  Timing
 	runtime node.Runtime
 	state   string // the agent's folder
+	kept    *keptFolders
 	vault   vaultDir
 	mounts  *mounts.Table
 	stuck   *stuckBoard
@@ -55,8 +56,7 @@ func (p *removePhase) clear(ctx context.Context) error {
 		err := p.runtime.Remove(ctx, p.name())
 		if err == nil {
 			p.stuck.drop(p.alloc)
-			err = errors.Join(p.mounts.Remove(ctx, p.name()), p.vault.remove(p.name()),
-				removeScratch(p.state, p.name()))
+			err = errors.Join(p.mounts.Remove(ctx, p.name()), p.vault.remove(p.name()), p.leaveFolder())
 		} else if time.Since(begun) > p.timing.DeafAfter && p.runs(ctx) {
 			p.stuck.add(p.identity, false)
 		}
@@ -73,6 +73,14 @@ func (p *removePhase) clear(ctx context.Context) error {
 			return err
 		}
 	}
+}
+
+// leaveFolder removes the folder of the member, or keeps it for the debug job that holds the member.
+func (p *removePhase) leaveFolder() error {
+	if p.kept.wants(p.alloc) {
+		return p.kept.put(p.name(), p.alloc)
+	}
+	return removeScratch(p.state, p.name())
 }
 
 // runs reports whether the engine says that the container runs.

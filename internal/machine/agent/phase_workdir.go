@@ -18,9 +18,10 @@ type workdirPhase struct {
 	spans   spans
 }
 
-// Do unpacks the uploaded folder in a span of its own, if the job has one.
+// Do unpacks the uploaded folder in a span of its own, if the job has one. A debug job has the folder as the failed
+// member left it.
 func (p *workdirPhase) Do(ctx context.Context) (phase, error) {
-	if p.claim.Spec.Workdir == "" {
+	if p.claim.Spec.Workdir == "" || p.claim.Held != nil {
 		return phaseInputs, nil
 	}
 	return p.spans.step(ctx, "workdir", p.result, p.copy)

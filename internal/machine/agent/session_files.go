@@ -61,11 +61,11 @@ func (v *visit) mounted(name string) (root *os.Root, at string, ok bool) {
 		target string
 		root   *os.Root
 	}{{"/workspace", v.scratch.workspace}}
-	if k := v.claim.Spec.Checkpoint; k != nil {
+	if folder := v.claim.checkpoints(); folder != "" {
 		folders = append(folders, struct {
 			target string
 			root   *os.Root
-		}{path.Clean(k.Path), v.scratch.checkpoint})
+		}{path.Clean(folder), v.scratch.checkpoint})
 	}
 	best := ""
 	for _, f := range folders {

@@ -21,6 +21,7 @@ import (
 //	credential.json   the machine's name and token, mode 0600
 //	key.pem           the machine's key, which renews the token, mode 0600; it never leaves the machine
 //	ranks/            one folder for each member's container
+//	kept/             folders of failed members that wait for their debug jobs; see keptFolders
 //	cache/            code and inputs of jobs, by content; see cache
 //	watermark.json    the highest sign of the database's age; see watermark
 //	images.json       the images that containers here have used; see images

@@ -25,12 +25,21 @@ func (w straySweeper) watch(ctx context.Context) {
 	var seen map[string]bool
 	for s.beat.sleep(ctx, s.cfg.Timing.StraySweep) == nil {
 		found, err := w.sweep(ctx, seen)
-		err = errors.Join(err, s.cfg.Runtime.SweepAccounts(ctx))
+		err = errors.Join(err, s.cfg.Runtime.SweepAccounts(ctx), w.sweepKept(ctx))
 		if err != nil && ctx.Err() == nil {
 			s.log.Warn("cannot remove stray containers, will retry", "err", err)
 		}
 		seen = found
 	}
+}
+
+// sweepKept deletes kept folders whose debug jobs never came.
+func (w straySweeper) sweepKept(ctx context.Context) error {
+	removed, err := w.sup.kept.sweep(ctx, keptFor)
+	if removed > 0 {
+		w.sup.log.Warn("kept folders removed, no debug job took them", "folders", removed)
+	}
+	return err
 }
 
 // sweep removes the strays that the previous sweep has seen too, and returns the ids of all

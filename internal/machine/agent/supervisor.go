@@ -31,6 +31,7 @@ type Supervisor struct {
 	sources *fetch.Sources
 	vault   vaultDir
 	mounts  *mounts.Table // of shared folders
+	kept    *keptFolders
 	stuck   *stuckBoard
 
 	mountable   sync.Once // the first registration with volumes
@@ -72,6 +73,7 @@ func newSupervisor(
 		cfg: cfg, log: log, control: c, fence: f, cache: kept, images: has,
 		access: openImageAccess(cfg, log), signed: newImageSignatures(cfg),
 		vault:  openVaultDir(cfg.StateDir, inMemory),
+		kept:   newKeptFolders(cfg.StateDir),
 		mounts: mounts.New(filepath.Join(cfg.StateDir, "mounts")), stuck: newStuckBoard(),
 		sources: fetch.Open(fetch.Options{
 			Policy: cfg.InputNetworks, Roots: cfg.InputRoots, Resolver: cfg.InputResolver, Volumes: cfg.Volumes,
@@ -139,8 +141,16 @@ func (s *Supervisor) finished(m *member) {
 	if s.members[m.alloc] == m {
 		delete(s.members, m.alloc)
 	}
+	s.kept.drop(m.alloc)
 	s.outbox.drop(m.alloc, m.reports)
 	s.outbox.addGone(m.alloc)
+}
+
+// hasMember reports whether a member of the allocation is on this machine.
+func (s *Supervisor) hasMember(id berth.AllocationID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.members[id] != nil
 }
 
 // nudgeAll makes every member look at its orders and its devices again.
