@@ -58,8 +58,7 @@ func TestADebugJobGivesWayAtOnce(t *testing.T) {
 	}
 }
 
-// TestADebugJobStopsNoOther checks that a waiting debug job neither preempts nor has capacity reserved, whatever the
-// running job is.
+// TestADebugJobStopsNoOther checks that a waiting debug job neither preempts nor has capacity reserved, in any order.
 func TestADebugJobStopsNoOther(t *testing.T) {
 	t.Parallel()
 	for _, policy := range policies() {
@@ -82,7 +81,7 @@ func TestADebugJobStopsNoOther(t *testing.T) {
 	}
 }
 
-// TestADebugJobComesLast checks that a debug job takes only what no other job of the plan takes, in every order.
+// TestADebugJobComesLast checks that a debug job takes only the rest of the other jobs of a plan, in every order.
 func TestADebugJobComesLast(t *testing.T) {
 	t.Parallel()
 	for _, policy := range policies() {
