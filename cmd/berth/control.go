@@ -167,7 +167,8 @@ func newRelease(a *app) *cobra.Command {
 		Use:   "release [JOB...]",
 		Short: "Release held jobs",
 		Long: "Release ends the hold of jobs; for a pipeline or an array, the hold of all its children. A child of a " +
-			"held parent is released only with the parent.",
+			"held parent is released only with the parent.\n\n" +
+			"Of a job that has ended, release ends the hold of a failed attempt (hold_on_failure).",
 	}
 	held := func(j wire.Job) bool { return j.Held }
 	do := func(ctx context.Context, c *client.Client, job wire.Job) (wire.Job, string, error) {
@@ -175,6 +176,11 @@ func newRelease(a *app) *cobra.Command {
 		said := named(job) + " is released"
 		if !job.Held {
 			said = named(job) + " was not held"
+		}
+		for _, h := range after.HeldAttempts {
+			if job.Status.Terminal() && h.Status == berth.Canceling {
+				said = fmt.Sprintf("the hold of attempt %d of %s ends", h.Attempt, named(job))
+			}
 		}
 		return after, said, err
 	}

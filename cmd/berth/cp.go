@@ -32,8 +32,8 @@ func newCp(a *app) *cobra.Command {
 		Args:              cobra.ExactArgs(2),
 		ValidArgsFunction: completeCopy(a),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if req.Member < 0 {
-				return usagef("--member %d is out of range; allowed: 0 or more", req.Member)
+			if err := checkSession(req); err != nil {
+				return err
 			}
 			from, fromPath, out := strings.Cut(args[0], ":")
 			to, toPath, in := strings.Cut(args[1], ":")
@@ -56,9 +56,7 @@ func newCp(a *app) *cobra.Command {
 			return copyOut(cmd.Context(), a, job, req, args[1])
 		},
 	}
-	f := cmd.Flags()
-	f.IntVar(&req.Member, "member", 0, "gang member, from 0")
-	f.StringVar(&req.Reason, "reason", "", "reason, recorded with the session")
+	addSessionFlags(cmd.Flags(), &req)
 	return cmd
 }
 

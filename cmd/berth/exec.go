@@ -46,6 +46,8 @@ func newExec(a *app) *cobra.Command {
 			"Exec exits with the exit code of the command. If the connection is cut, exec exits with 7, and the\n" +
 			"command is stopped. With --tty the command has a terminal; without --tty, standard output and\n" +
 			"standard error stay apart.\n\n" +
+			"Exec also enters a failed attempt that hold_on_failure holds: its files, and a new container of its\n" +
+			"image. --attempt selects the attempt; a job that does not run is entered by its hold.\n\n" +
 			"The events of the job name the user and the command. The result of a pipeline step with a session\n" +
 			"is not reused.",
 		Example: "  berth exec digits --tty -- bash\n  berth exec digits --member 3 -- nvidia-smi\n" +
@@ -57,8 +59,8 @@ func newExec(a *app) *cobra.Command {
 				return &usageError{message: "berth exec needs a JOB, and the command after --",
 					hint: "usage: berth exec JOB -- COMMAND [ARG...]"}
 			}
-			if req.Member < 0 {
-				return usagef("--member %d is out of range; allowed: 0 or more", req.Member)
+			if err := checkSession(req); err != nil {
+				return err
 			}
 			req.Kind, req.Command = spec.SessionExec, args[1:]
 			if req.TTY && a.console == nil {
@@ -73,10 +75,9 @@ func newExec(a *app) *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.IntVar(&req.Member, "member", 0, "gang member, from 0")
+	addSessionFlags(f, &req)
 	f.BoolVarP(&req.TTY, "tty", "t", false, "give the command a terminal")
 	f.BoolVarP(&noStdin, "no-stdin", "n", false, "do not pass standard input to the command")
-	f.StringVar(&req.Reason, "reason", "", "reason, recorded with the session")
 	return cmd
 }
 

@@ -248,6 +248,7 @@ func showExplanation(a *app, job wire.Job, e wire.Explanation) error {
 		s := sheet{screen: a.outTerm, wraps: true}
 		if !wide {
 			addReasons(a, &s, job, e)
+			addHeld(&s, job, a.now())
 			return s.write(a.out)
 		}
 		s.add("job", named(job))
@@ -265,6 +266,7 @@ func showExplanation(a *app, job wire.Job, e wire.Explanation) error {
 		s.add("place", placeText(e))
 		addTerms(&s, e.Priority)
 		addChoices(a, &s, e.Alternatives, false)
+		addHeld(&s, job, a.now())
 		if e.Fit == nil {
 			return s.write(a.out)
 		}

@@ -34,8 +34,8 @@ func newPortForward(a *app) *cobra.Command {
 		Args:              cobra.MinimumNArgs(2),
 		ValidArgsFunction: a.completeJobs(liveJob),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if req.Member < 0 {
-				return usagef("--member %d is out of range; allowed: 0 or more", req.Member)
+			if err := checkSession(req); err != nil {
+				return err
 			}
 			pairs := make([]portPair, len(args)-1)
 			for i, text := range args[1:] {
@@ -48,10 +48,9 @@ func newPortForward(a *app) *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.IntVar(&req.Member, "member", 0, "gang member, from 0")
+	addSessionFlags(f, &req)
 	f.StringVar(&address, "address", address,
 		"local address to listen on; any but 127.0.0.1 lets other computers connect")
-	f.StringVar(&req.Reason, "reason", "", "reason, recorded with the session")
 	return cmd
 }
 

@@ -66,7 +66,7 @@ func newRoot(a *app) *cobra.Command {
 	add(groupJobs, newSubmit(a), newRun(a), newSbatch(a), newPlan(a), newList(a), newQueue(a), newShow(a),
 		newExplain(a), newEvents(a), newLogs(a), newWait(a), newCancel(a), newHold(a), newRelease(a), newSuspend(a),
 		newCheckpoint(a), newRetry(a), newPriority(a),
-		newExec(a), newPortForward(a), newCp(a), newSessions(a),
+		newExec(a), newAttach(a), newPortForward(a), newCp(a), newSessions(a),
 		newMetrics(a), newCheckpoints(a), newOutputs(a), newPipeline(a), newSchedule(a))
 	add(groupMachines, newMachineList(a, "machines"), newTop(a), newMachine(a), newMaintenance(a), newPool(a),
 		newJoinToken(a))

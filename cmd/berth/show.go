@@ -134,6 +134,7 @@ func describeJob(a *app, j wire.Job, wide bool) error {
 		s.add("started from", fmt.Sprintf("step %d of job %s", from.Step, from.Job))
 	}
 	s.add("part of", idText(j.Parent))
+	addHeld(&s, j, now)
 	if err := s.write(a.out); err != nil {
 		return err
 	}
