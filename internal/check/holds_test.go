@@ -29,9 +29,9 @@ func debugged() check.History {
 }
 
 var badHolds = []bad{
-	{36, "a debug job on another machine than the files", debugged, func(h *check.History) { h.Jobs[1].Hold.Machine = "m2" }},
-	{36, "a debug job beside the failed member", debugged, func(h *check.History) { h.Jobs[1].Hold.FreedSeq = h.Jobs[1].Allocations[0].TakenSeq + 1 }},
-	{36, "a debug job of at_most_one work", debugged, func(h *check.History) { h.Jobs[1].Execution = "at_most_one" }},
+	{37, "a debug job on another machine than the files", debugged, func(h *check.History) { h.Jobs[1].Hold.Machine = "m2" }},
+	{37, "a debug job beside the failed member", debugged, func(h *check.History) { h.Jobs[1].Hold.FreedSeq = h.Jobs[1].Allocations[0].TakenSeq + 1 }},
+	{37, "a debug job of at_most_one work", debugged, func(h *check.History) { h.Jobs[1].Execution = "at_most_one" }},
 }
 
 func TestAHoldBreachesNothing(t *testing.T) {
