@@ -82,6 +82,7 @@ type Placement struct {
 	Strategy      string            `json:"strategy,omitempty" doc:"pack fills machines, spread takes the emptiest"`
 	SameLabel     string            `json:"same_label,omitempty" doc:"label with one value for all members"`
 	AvoidMachines []berth.MachineID `json:"avoid_machines,omitempty" doc:"excluded machines"`
+	Tolerations   []string          `json:"tolerations,omitempty" doc:"taints of machines that the job accepts"`
 	Spot          SpotRule          `json:"spot,omitempty" doc:"spot machines of clouds: never, prefer or only"`
 
 	// MaxPricePerHour bounds the price of one machine, in US dollars. It concerns machines of clouds alone.

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"maps"
+	"slices"
 
 	"berth"
 )
@@ -31,6 +32,7 @@ type Request struct {
 	Strategy     string            `json:"strategy,omitempty"`   // "" (pack) or spread
 	SameLabel    string            `json:"same_label,omitempty"`
 	Avoid        []berth.MachineID `json:"avoid,omitempty"`
+	Tolerations  []string          `json:"tolerations,omitempty"` // sorted, each once
 	Execution    Execution         `json:"execution"`
 
 	// Groups are the requests of a gang with unlike members, by rank; empty: all members are alike. With
@@ -71,6 +73,7 @@ func (s Job) Request() Request {
 		Constraint:   s.Placement.Constraint,
 		SameLabel:    s.Placement.SameLabel,
 		Avoid:        s.Placement.AvoidMachines,
+		Tolerations:  slices.Compact(slices.Sorted(slices.Values(s.Placement.Tolerations))),
 		Execution:    s.Execution,
 	}
 	if g := s.Resources.GPUs; g.IsShare() {

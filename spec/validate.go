@@ -139,6 +139,7 @@ func (s Job) validatePlacement(v *validation) {
 	for _, k := range sortedKeys(p.Labels) {
 		v.machineLabel("placement.labels", k)
 	}
+	v.tolerations("placement.tolerations", p.Tolerations)
 	v.require(len(p.SameLabel) <= 63, "placement.same_label", "too long", "at most 63 bytes")
 	for i, r := range p.Regions {
 		v.require(r != "" && len(r) <= 63, fmt.Sprintf("placement.regions[%d]", i),

@@ -130,6 +130,16 @@ var Terms = []Section{
 		{Word: "machine", Meaning: "a host with an agent", Slurm: "node", Kubernetes: "node", Nomad: "client"},
 		{Word: "pool", Meaning: "set of machines with rules", Slurm: "partition", Kubernetes: "node pool"},
 		{
+			Word:       "taint",
+			Meaning:    "a mark of a machine or pool that keeps jobs away unless they tolerate it",
+			Kubernetes: "taint",
+		},
+		{
+			Word:       "toleration",
+			Meaning:    "an entry of a job's placement that accepts machines with a taint",
+			Kubernetes: "toleration",
+		},
+		{
 			Word:       "volume",
 			Meaning:    "a folder of machines that an operator shares with jobs under a name",
 			Kubernetes: "hostPath volume", Nomad: "host volume",
