@@ -24,6 +24,10 @@ type Grant struct {
 	Epoch    int64 // of the machine's row; a machine that registered again has another one
 	Capacity Capacity
 	GPUs     []DeviceShare
+
+	// Tenant is the tenant of the job, in a plan for a cluster in which some machines are used by one tenant at a
+	// time; otherwise empty.
+	Tenant TenantID `json:"-"`
 }
 
 // DeviceShare is a share of one device of a machine.

@@ -10,6 +10,7 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/spec"
 	"berth/wire"
 )
 
@@ -37,6 +38,10 @@ func (h *machineHandlers) mount(r *router) {
 		"Drain a machine: give it no new work"), h.drainMachine)
 	register(r, r.operation("undrain-machine", http.MethodPost, "/v1/machines/{id}/undrain", tag,
 		"End the drain of a machine"), h.undrainMachine)
+	taint := r.operation("taint-machine", http.MethodPost, "/v1/machines/{id}/taints", tag,
+		"Change the taints of a machine: jobs start there only if they tolerate each taint")
+	taint.Description = "Jobs that run on the machine continue. Taints of the machine's pool are changed with the pool."
+	registerWithBody[spec.TaintChange](r, taint, h.taintMachine)
 	register(r, r.operation("confirm-dead-machine", http.MethodPost, "/v1/machines/{id}/confirm-dead", tag,
 		"Confirm that an unreachable machine's containers have stopped: their capacity is released"), h.confirmDead)
 	retire := r.operation("retire-machine", http.MethodDelete, "/v1/machines/{id}", tag,
@@ -217,6 +222,24 @@ func (h *machineHandlers) undrainMachine(ctx context.Context, in *MachineInput) 
 	}
 	h.log.Info("machine undrained", "machine_id", id, "by", operator(ctx))
 	return h.showMachine(ctx, in)
+}
+
+// taintMachine changes the taints of a machine.
+func (h *machineHandlers) taintMachine(ctx context.Context, in *machineChange) (*machineOutput, error) {
+	change, err := readValid[spec.TaintChange](in.Request, nil)
+	if err != nil {
+		return nil, err
+	}
+	id, err := machineID(in.ID)
+	if err != nil {
+		return nil, err
+	}
+	if err := h.machines.SetTaints(ctx, id, change); err != nil {
+		return nil, err
+	}
+	h.log.Info("taints of machine changed", "machine_id", id, "added", change.Add, "removed", change.Remove,
+		"by", operator(ctx))
+	return h.showMachine(ctx, &in.MachineInput)
 }
 
 // approveMachine approves a pending machine, so that it gets work.

@@ -103,7 +103,8 @@ func (h *poolHandlers) setPool(ctx context.Context, in *poolSetInput) (*poolOutp
 		return nil, err
 	}
 	h.explainer.Forget()
-	h.log.Info("pool set", "pool", in.Pool, "tenants", p.Tenants, "approval", p.Approval, "by", operator(ctx))
+	h.log.Info("pool set", "pool", in.Pool, "tenants", p.Tenants, "approval", p.Approval,
+		"one_tenant_per_machine", p.OneTenant, "taints", p.Taints, "by", operator(ctx))
 	return h.showPool(ctx, &in.PoolInput)
 }
 

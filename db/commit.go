@@ -115,6 +115,7 @@ type present struct {
 	ports    map[berth.JobID][]int             // assigned by takePorts, by rank
 	former   map[berth.JobID][]berth.MachineID // by rank: the gang's machines in the previous attempt
 	closed   map[poolSite]string               // pools that do not accept the job's tenant
+	tainted  map[poolSite]bool                 // the job does not tolerate a taint of the machine
 	hardware map[berth.JobID]presentHardware
 }
 
@@ -122,6 +123,7 @@ type present struct {
 type presentJob struct {
 	version   int64 // must equal the version that the plan was made from
 	state     berth.State
+	tenant    berth.TenantID
 	attempt   int
 	held      bool
 	eligible  bool
@@ -142,10 +144,12 @@ type presentMachine struct {
 	fences       bool // it can run at_most_one jobs
 	engineSilent bool // its container engine does not respond
 	free         berth.Capacity
-	healed       map[int]int64  // by index: free thousandths of each healthy device; nil: no GPU asked for
-	sharers      sharers        // of its devices; nil: no decision asks for a share that is one tenant's
-	window       *presentWindow // in which the machine gets no work; nil: none
-	kept         []Nomination   // nominations on this machine whose room is free already
+	healed       map[int]int64    // by index: free thousandths of each healthy device; nil: no GPU asked for
+	sharers      sharers          // of its devices; nil: no decision asks for a share that is one tenant's
+	window       *presentWindow   // in which the machine gets no work; nil: none
+	kept         []Nomination     // nominations on this machine whose room is free already
+	oneTenant    bool             // it is used by one tenant at a time
+	tenants      []berth.TenantID // of its allocations, with repetitions; nil without oneTenant
 	ports        ports
 }
 
@@ -177,6 +181,8 @@ func lockForStarts(ctx context.Context, conn *pgx.Conn, term Term, starts []bert
 		p.queueSharers(&batch, ids.withShares)
 	}
 	p.queuePools(&batch, starts)
+	p.queueTenants(&batch, ids.machines)
+	p.queueTaints(&batch, starts)
 	p.queueWindows(&batch, ids.machines)
 	// After the machines: a writer of a nomination holds the lock of its machine.
 	p.queueNominations(&batch, ids.machines)
@@ -214,6 +220,7 @@ func newPresent(starts []berth.Start) (*present, startRows) {
 		ports:    map[berth.JobID][]int{},
 		former:   map[berth.JobID][]berth.MachineID{},
 		closed:   map[poolSite]string{},
+		tainted:  map[poolSite]bool{},
 		hardware: make(map[berth.JobID]presentHardware, len(starts)),
 	}
 	n := startRows{jobs: make([]berth.JobID, 0, len(starts))}
@@ -246,7 +253,7 @@ func newPresent(starts []berth.Start) (*present, startRows) {
 func (p *present) queueJobs(batch *pgx.Batch, jobs []berth.JobID) {
 	batch.Queue(`
 		SELECT id, version, state, attempt, held, eligible_at <= clock_timestamp(), execution = 'at_most_one',
-			coalesce(parent::text, ''), alternative,
+			coalesce(parent::text, ''), tenant, alternative,
 			coalesce(extract(epoch FROM greatest(clock_timestamp() - alternatives_from, '0')), 0)::bigint
 		FROM jobs
 		WHERE id = ANY($1::uuid[])
@@ -256,7 +263,7 @@ func (p *present) queueJobs(batch *pgx.Batch, jobs []berth.JobID) {
 		var j presentJob
 		var h presentHardware
 		_, err := pgx.ForEachRow(rows, []any{&id, &j.version, &j.state, &j.attempt, &j.held, &j.eligible, &j.atMostOne,
-			&j.parent, &h.number, &h.waited}, func() error {
+			&j.parent, &j.tenant, &h.number, &h.waited}, func() error {
 			p.jobs[id], p.hardware[id] = j, h
 			return nil
 		})
@@ -402,11 +409,12 @@ func (d *Queue) writeStarts(ctx context.Context, conn *pgx.Conn, term Term, star
 		FROM unnest($1::uuid[], $2::int[], $4::bigint[], $5::int[]) AS s(job, attempt, resume, number)`, a.job,
 		a.attempt, term.Epoch, a.resume, a.number)
 	batch.Queue(`
-		INSERT INTO allocations (job, attempt, rank, machine_id, machine_epoch, cpu_m, mem_mb, disk_mb, gpu_milli, port)
+		INSERT INTO allocations (job, attempt, rank, machine_id, machine_epoch, cpu_m, mem_mb, disk_mb, gpu_milli, port,
+			one_tenant)
 		SELECT *
 		FROM unnest($1::uuid[], $2::int[], $3::int[], $4::text[], $5::bigint[], $6::bigint[], $7::bigint[],
-			$8::bigint[], $9::bigint[], $10::int[])`,
-		r.job, r.attempt, r.rank, r.machine, r.epoch, r.cpu, r.mem, r.disk, r.gpu, r.port)
+			$8::bigint[], $9::bigint[], $10::int[], $11::boolean[])`,
+		r.job, r.attempt, r.rank, r.machine, r.epoch, r.cpu, r.mem, r.disk, r.gpu, r.port, r.oneTenant)
 	// A statement of its own, since the ids of the allocations exist only now.
 	if len(g.job) > 0 {
 		batch.Queue(`

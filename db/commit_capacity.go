@@ -49,16 +49,11 @@ func (p *present) take(s berth.Start) error {
 		return err
 	}
 	for i, r := range s.Ranks {
-		if pool, closed := p.closed[poolSite{s.Job, r.Machine}]; closed {
-			p.give(s.Ranks[:i])
-			return fmt.Errorf("member %d on %s: pool %s does not take jobs of this tenant", i, r.Machine, pool)
+		err := p.closedTo(s.Job, j, r.Machine)
+		if err == nil {
+			err = p.machines[r.Machine].take(r, s.Job, j.atMostOne)
 		}
-		if w := p.machines[r.Machine].window; w != nil {
-			p.give(s.Ranks[:i])
-			return fmt.Errorf("member %d on %s: the machine is in maintenance window %d until %s", i, r.Machine, w.id,
-				w.until.UTC().Format(time.RFC3339))
-		}
-		if err := p.machines[r.Machine].take(r, s.Job, j.atMostOne); err != nil {
+		if err != nil {
 			p.give(s.Ranks[:i])
 			return fmt.Errorf("member %d on %s: %w", i, r.Machine, err)
 		}
@@ -67,11 +62,33 @@ func (p *present) take(s berth.Start) error {
 		p.give(s.Ranks)
 		return err
 	}
+	for _, r := range s.Ranks {
+		if m := p.machines[r.Machine]; m.oneTenant {
+			m.tenants = append(m.tenants, j.tenant)
+		}
+	}
 	parent.Admit()
 	delete(p.jobs, s.Job) // a second decision about the same job is refused
 	// writeStarts deletes the job's nominations, so their room is free for later decisions.
 	for _, m := range p.keeping[s.Job] {
 		m.kept = slices.DeleteFunc(m.kept, func(e Nomination) bool { return e.Beneficiary == s.Job })
+	}
+	return nil
+}
+
+// closedTo returns the rule that keeps a job off a machine, regardless of free capacity; nil: none.
+func (p *present) closedTo(id berth.JobID, j presentJob, machine berth.MachineID) error {
+	if pool, closed := p.closed[poolSite{id, machine}]; closed {
+		return fmt.Errorf("pool %s does not take jobs of this tenant", pool)
+	}
+	if p.tainted[poolSite{id, machine}] {
+		return errors.New("the job does not tolerate a taint of the machine")
+	}
+	if p.machines[machine].usedByOther(j.tenant) {
+		return errors.New("another tenant uses the machine")
+	}
+	if w := p.machines[machine].window; w != nil {
+		return fmt.Errorf("the machine is in maintenance window %d until %s", w.id, w.until.UTC().Format(time.RFC3339))
 	}
 	return nil
 }

@@ -1,6 +1,8 @@
 package db
 
 import (
+	"slices"
+
 	"github.com/jackc/pgx/v5"
 
 	"berth"
@@ -40,4 +42,35 @@ func (p *present) queuePools(batch *pgx.Batch, starts []berth.Start) {
 		})
 		return err
 	})
+}
+
+// queueTenants reads the tenants that use the machines of pools whose machines are used by one tenant at a time. The
+// locks of the machines keep other commits away. The trigger allocations_whole refuses such a start too, but then the
+// whole batch fails. If no pool has the rule, the statement reads no rows.
+func (p *present) queueTenants(batch *pgx.Batch, machines []berth.MachineID) {
+	batch.Queue(`
+		SELECT m.id, coalesce(j.tenant, '')
+		FROM machines m
+		JOIN pools p ON p.id = m.pool AND p.one_tenant
+		LEFT JOIN allocations a ON a.machine_id = m.id AND a.forgotten_at IS NULL AND counts(a.state)
+		LEFT JOIN jobs j ON j.id = a.job
+		WHERE m.id = ANY($1) AND (SELECT EXISTS (SELECT 1 FROM pools WHERE one_tenant))`,
+		machines).Query(func(rows pgx.Rows) error {
+		var id berth.MachineID
+		var tenant berth.TenantID
+		_, err := pgx.ForEachRow(rows, []any{&id, &tenant}, func() error {
+			m := p.machines[id]
+			m.oneTenant = true
+			if tenant != "" {
+				m.tenants = append(m.tenants, tenant)
+			}
+			return nil
+		})
+		return err
+	})
+}
+
+// usedByOther reports whether another tenant uses the machine, which is used by one tenant at a time.
+func (m *presentMachine) usedByOther(t berth.TenantID) bool {
+	return m.oneTenant && slices.ContainsFunc(m.tenants, func(o berth.TenantID) bool { return o != t })
 }

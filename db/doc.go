@@ -27,7 +27,7 @@
 //	Schedules   clocks fire schedules schedules_apply
 //	Queue       commit explain feed preempt repair withdraw
 //	Machines    approvals blame egress engine fleet_use machine_history machine_losses machines_read machines_write
-//	            prune reap
+//	            prune reap taints
 //	Pools       pools
 //	Launches    launches launches_breakers launches_prune launches_read launches_sweep
 //	Scaling     scaling scaling_ends scaling_idle scaling_notes scaling_quote

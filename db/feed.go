@@ -86,6 +86,7 @@ type PoolMachine struct {
 	Region  string
 	Site    string
 	Labels  map[string]string
+	Taints  []string // of the machine and of its pool
 	Total   berth.Capacity
 	Used    berth.Capacity
 	Fences  bool   // it can run at_most_one jobs
@@ -181,7 +182,7 @@ const asleep = `
 // poolMachineColumns are the columns of a machine m, in the order of collectMachines. The launch of a machine exists
 // before the machine joins, and its market and price do not change afterwards, so changes of the machine's row suffice.
 const poolMachineColumns = `
-	m.id, m.epoch, m.state, m.pool, m.region, m.site, m.labels,
+	m.id, m.epoch, m.state, m.pool, m.region, m.site, m.labels, m.taints || m.pool_taints,
 	m.cpu_m, m.mem_mb, m.disk_mb, m.gpu_milli, m.cpu_m_used, m.mem_mb_used, m.disk_mb_used, m.gpu_milli_used,
 	m.fence_ms > 0, m.network, m.reason, m.engine_silent_since, m.xid,
 	coalesce((SELECT l.market FROM launches l WHERE l.machine = m.id AND l.state NOT IN ('gone', 'failed')
@@ -384,7 +385,7 @@ func collectMachines(rows pgx.Rows, into *[]PoolMachine) error {
 	for rows.Next() {
 		var m PoolMachine
 		if err := rows.Scan(&m.ID, &m.Epoch, &m.State, &m.Pool, &m.Region, &m.Site, &m.Labels,
-			&m.Total.CPUMilli, &m.Total.MemoryMiB, &m.Total.DiskMiB, &m.Total.GPUMilli,
+			&m.Taints, &m.Total.CPUMilli, &m.Total.MemoryMiB, &m.Total.DiskMiB, &m.Total.GPUMilli,
 			&m.Used.CPUMilli, &m.Used.MemoryMiB, &m.Used.DiskMiB, &m.Used.GPUMilli, &m.Fences, &m.Network,
 			&m.Reason, &m.EngineSilentSince, &m.XID, &m.Market, &m.Price); err != nil {
 			return fmt.Errorf("read machine: %w", err)

@@ -42,8 +42,9 @@ func (h *History) RecordedCluster(ctx context.Context, since time.Time) (history
 		SELECT jsonb_build_object(
 			'archived', (SELECT count(*) FROM archived_jobs a WHERE a.finished_at >= @since),
 			'tenants', (SELECT jsonb_agg(`+recordedTenant+` ORDER BY t.id COLLATE "C") FROM tenants t),
-			'pools', (SELECT jsonb_agg(jsonb_build_object('name', p.id, 'tenants', p.tenants) ORDER BY p.id COLLATE "C")
-				FROM pools p WHERE p.tenants IS NOT NULL),
+			'pools', (SELECT jsonb_agg(jsonb_build_object('name', p.id, 'tenants', p.tenants,
+					'one_tenant', p.one_tenant) ORDER BY p.id COLLATE "C")
+				FROM pools p WHERE p.tenants IS NOT NULL OR p.one_tenant),
 			'bursts', (SELECT jsonb_agg(jsonb_build_object('tenant', b.tenant, 'policy', b.policy)
 				ORDER BY b.tenant COLLATE "C") FROM burst_policies b),
 			'offers', (SELECT jsonb_agg(jsonb_build_object('provider', o.provider, 'region', o.region, 'zone', o.zone,

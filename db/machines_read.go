@@ -8,6 +8,7 @@ import (
 
 	"berth"
 	"berth/internal/lib/enginesilence"
+	"berth/spec"
 	"berth/wire"
 )
 
@@ -61,6 +62,7 @@ func (d *Machines) List(ctx context.Context, f MachineFilter) ([]wire.Machine, e
 		SELECT jsonb_strip_nulls(jsonb_build_object(
 			'id', m.id, 'state', shown.state, 'state_at', m.state_at, 'reason', m.reason, 'epoch', m.epoch,
 			'pool', m.pool, 'region', m.region, 'site', m.site, 'labels', m.labels, 'declared', m.declared,
+			'taints', nullif(to_jsonb(m.taints || m.pool_taints), '[]'),
 			'engine', m.engine, 'version', m.agent_version, 'fence', nullif(m.fence_ms, 0) || 'ms', 'drain_deadline',
 				m.drain_deadline,
 			'approval', CASE WHEN m.equipment IS NOT NULL
@@ -161,6 +163,12 @@ func machineReason(m wire.Machine) string {
 		reason = "its agent has not registered yet"
 	case m.State == wire.MachineDrained && reason == "", m.State == berth.MachineDraining && reason == "":
 		reason = "no reason was given"
+	}
+	if len(m.Taints) > 0 && m.State != berth.MachineLost && m.State != berth.MachineRetired {
+		if reason != "" {
+			reason += "; "
+		}
+		reason += "tainted " + spec.ShortTaints(m.Taints)
 	}
 	if m.EngineSilentSince == nil {
 		return reason

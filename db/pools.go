@@ -14,19 +14,20 @@ import (
 	"berth/wire"
 )
 
-// PoolRule is a rule that placement obeys: the pool accepts only the jobs of these tenants, and of
-// all tenants below them.
+// PoolRule is the rules of a pool that placement obeys.
 type PoolRule struct {
-	Pool    string
-	Tenants []berth.TenantID
+	Pool      string
+	Tenants   []berth.TenantID // the pool accepts only their jobs, and the jobs of all tenants below; nil: all jobs
+	OneTenant bool             // each machine is used by one tenant at a time
+	Taints    []string         // of each machine, which its row has as well
 }
 
 // Rules returns the rules of the pools that have any, by name.
 func (d *Pools) Rules(ctx context.Context) ([]PoolRule, error) {
 	rows, err := d.pool.Query(ctx, `
-		SELECT id, tenants
+		SELECT id, tenants, one_tenant, taints
 		FROM pools
-		WHERE tenants IS NOT NULL
+		WHERE tenants IS NOT NULL OR one_tenant OR taints <> '{}'
 		ORDER BY id`)
 	if err != nil {
 		return nil, mapError(err, "rules of pools")
@@ -38,7 +39,8 @@ func (d *Pools) Rules(ctx context.Context) ([]PoolRule, error) {
 // readPools selects the pools p that satisfy a condition, in the order of scanPool.
 func readPools(condition string) string {
 	return `
-		SELECT p.id, p.tenants, p.description, p.version, p.created_at, p.updated_at, p.approval,
+		SELECT p.id, p.tenants, p.description, p.version, p.created_at, p.updated_at, p.approval, p.one_tenant,
+			p.taints,
 			(SELECT count(*) FROM machines m WHERE m.pool = p.id AND m.state <> 'retired'),
 			(SELECT count(*) FROM machines m WHERE m.pool = p.id AND m.state <> 'retired' AND m.held <> '')
 		FROM pools p
@@ -50,7 +52,7 @@ func readPools(condition string) string {
 // scanPool scans a row of readPools.
 func scanPool(row pgx.CollectableRow) (p wire.Pool, err error) {
 	err = row.Scan(&p.Name, &p.Tenants, &p.Description, &p.Version, &p.CreatedAt, &p.UpdatedAt, &p.Approval,
-		&p.Machines, &p.Pending)
+		&p.OneTenant, &p.Taints, &p.Machines, &p.Pending)
 	return p, err
 }
 
@@ -88,7 +90,8 @@ func (d *Pools) Get(ctx context.Context, name string) (wire.Pool, error) {
 // again by one launch. A version that is neither 0 nor the
 // present version is a conflict, and an unknown tenant is invalid.
 func (d *Pools) Set(ctx context.Context, name string, p spec.PoolRules, actor string) error {
-	args := pgx.NamedArgs{"name": name, "tenants": p.Tenants, "description": p.Description, "approval": p.Approval}
+	args := pgx.NamedArgs{"name": name, "tenants": p.Tenants, "description": p.Description, "approval": p.Approval,
+		"one_tenant": p.OneTenant, "taints": spec.StoredTaints(p.Taints)}
 	return d.changed(name, d.tx(ctx, func(tx pgx.Tx) error {
 		if err := lockMachinesOf(ctx, tx, name); err != nil {
 			return err
@@ -102,16 +105,19 @@ func (d *Pools) Set(ctx context.Context, name string, p spec.PoolRules, actor st
 				"read it again", name, version, p.Version)
 		}
 		_, err = tx.Exec(ctx, `
-			INSERT INTO pools (id, tenants, description, approval)
-			VALUES (@name, @tenants, @description, @approval)
+			INSERT INTO pools (id, tenants, description, approval, one_tenant, taints)
+			VALUES (@name, @tenants, @description, @approval, @one_tenant, @taints)
 			ON CONFLICT (id) DO UPDATE
 			SET tenants = excluded.tenants, description = excluded.description, approval = excluded.approval,
-				version = pools.version + 1,
+				one_tenant = excluded.one_tenant, taints = excluded.taints, version = pools.version + 1,
 				updated_at = now()`, args)
 		if err != nil {
 			return err
 		}
 		if err := keepPoolTenants(ctx, tx, p.Tenants); err != nil {
+			return err
+		}
+		if err := taintPool(ctx, tx, name, spec.StoredTaints(p.Taints)); err != nil {
 			return err
 		}
 		if err := switchApproval(ctx, tx, name, p.Approval, was, actor); err != nil {

@@ -212,6 +212,90 @@ func TestCommitKeepsTenantsOutOfPools(t *testing.T) {
 	}
 }
 
+// setOneTenant gives each machine of a pool to one tenant at a time.
+func (s *stage) setOneTenant(pool string) {
+	s.t.Helper()
+	s.setPool(pool, spec.PoolRules{OneTenant: true})
+}
+
+// placeOn inserts a further allocation of a job on m0, as a process without the rule would.
+const placeOn = `INSERT INTO allocations (job, attempt, rank, machine_id, machine_epoch, cpu_m, mem_mb, disk_mb, gpu_milli)
+	SELECT job, attempt, 5, 'm0', 1, 0, 0, 0, 0 FROM allocations WHERE job = $1 AND rank = 0`
+
+// A plan may be made before a change of the rules, or before another tenant's allocation: the commit itself keeps a
+// machine for one tenant.
+func TestCommitKeepsMachinesWhole(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	term := s.term()
+	mustExec(t, s.pool, `UPDATE machines SET pool = 'p' WHERE id = 'm0'`)
+	s.setOneTenant("p")
+	if rules, err := s.db.Pools.Rules(t.Context()); err != nil || len(rules) != 1 || !rules[0].OneTenant || rules[0].Tenants != nil {
+		t.Fatalf("rules %+v, %v", rules, err)
+	}
+	a1, a2, b1, b2 := s.queuedOf("a"), s.queuedOf("a"), s.queuedOf("b"), s.queuedOf("b")
+	const why = "another tenant uses the machine"
+	// In one batch: a gang that fails leaves no trace, the first one has the machine, and the others follow.
+	c := s.commit(term, s.start(b2, on("m0"), on("m9")), s.start(a1, on("m0")), s.start(b1, on("m1"), on("m0")), s.start(a2, on("m0")))
+	if len(c.Started) != 2 || c.Started[0].Job != a1 || c.Started[1].Job != a2 || len(c.Refused) != 2 || !strings.Contains(c.Refused[1].Why, why) {
+		t.Fatalf("%+v", c)
+	}
+	s.mustRefuse(term, s.start(b1, on("m0")), why)
+	if got := one[string](s, `SELECT string_agg(one_tenant::text, ' ') FROM allocations WHERE machine_id = 'm0'`); got != "true true" {
+		t.Errorf("allocations are marked %s", got)
+	}
+	// Capacity of a lost machine may still be in use.
+	mustExec(t, s.pool, `UPDATE allocations SET state = 'orphaned', orphaned_at = now() WHERE job IN ($1, $2)`, a1, a2)
+	s.mustRefuse(term, s.start(b1, on("m0")), why)
+	// Whichever process writes: the database refuses the allocation.
+	if c := s.commit(term, s.start(b1, on("m1"))); len(c.Started) != 1 {
+		t.Fatalf("%+v", c)
+	}
+	refuses(t, s.pool, "BT018", placeOn, b1)
+	mustExec(t, s.pool, placeOn, a1)
+	s.setPool("p", spec.PoolRules{})
+	if c := s.commit(term, s.start(b2, on("m0"))); len(c.Started) != 1 {
+		t.Errorf("without the rule: %+v", c)
+	}
+}
+
+// Two processes place jobs of two tenants on one machine at once: the second sees the allocation of the first.
+func TestTwoWritersNeverPutTwoTenantsOnAMachine(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	term := s.term()
+	mustExec(t, s.pool, `UPDATE machines SET pool = 'p' WHERE id = 'm0'`)
+	s.setOneTenant("p")
+	a, b, c := s.queuedOf("a"), s.queuedOf("b"), s.queuedOf("c")
+	if x := s.commit(term, s.start(a, on("m1")), s.start(b, on("m1"))); len(x.Started) != 2 {
+		t.Fatalf("%+v", x)
+	}
+	start := s.start(c, on("m0"))
+	first := strings.ReplaceAll(placeOn, "$1", "'"+string(a)+"'")
+	placed, committed := make(chan error, 1), make(chan db.Committed, 1)
+	s.committing(first, func() {
+		go func() {
+			_, err := s.pool.Exec(t.Context(), placeOn, b)
+			placed <- err
+		}()
+		s.blocked(1)
+		go func() {
+			x, err := s.db.Queue.CommitStarts(t.Context(), term, []berth.Start{start})
+			if err != nil {
+				t.Error(err)
+			}
+			committed <- x
+		}()
+		s.blocked(2)
+	})
+	if err := <-placed; err == nil || !strings.Contains(err.Error(), "BT018") {
+		t.Errorf("a second tenant was placed: %v", err)
+	}
+	if x := <-committed; len(x.Refused) != 1 || !strings.Contains(x.Refused[0].Why, "another tenant uses the machine") {
+		t.Errorf("a third tenant: %+v", x)
+	}
+}
+
 // An agent chooses among the pools without rules only.
 func TestAnAgentCannotEnterOrLeaveAPoolWithRules(t *testing.T) {
 	t.Parallel()

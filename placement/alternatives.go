@@ -39,7 +39,7 @@ func classOf(s *Snapshot, j queue.Job) *cluster.Class {
 		return c
 	}
 	c := cluster.NewClass(name.String(), in.Request)
-	c.Tenant, c.Sharer, c.ClosedPools = in.Tenant, in.Sharer, in.ClosedPools
+	c.Tenant, c.Sharer, c.OfTenant, c.ClosedPools = in.Tenant, in.Sharer, in.OfTenant, in.ClosedPools
 	c.Choices, c.InForce = choices, j.InForce
 	s.define(c)
 	return c

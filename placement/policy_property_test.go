@@ -32,6 +32,7 @@ type arena struct {
 	stops       map[berth.JobID]stop      // jobs that users have ordered to stop
 	refuses     func(berth.JobID) bool    // the database refuses the preemption of a job; nil: none
 	apart       bool                      // no device is shared by two tenants
+	pools       []placement.Pool
 	windows     []placement.Window
 }
 
@@ -94,6 +95,7 @@ func (a *arena) fresh() *placement.Snapshot {
 		s.UpsertMachine(a.machines[id])
 	}
 	s.SetNominations(a.nominations)
+	placement.SetPools(s, a.pools)
 	placement.SetWindows(s, a.windows)
 	return s
 }

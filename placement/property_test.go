@@ -26,7 +26,41 @@ type world struct {
 	running map[berth.JobID]placement.Running
 	owners  map[device]berth.TenantID // of the devices with shares that a job holds
 
-	pools []placement.Pool // that take the jobs of some tenants only
+	pools []placement.Pool // with rules
+	taken []usage          // by the decisions of a plan, which are no running jobs yet
+}
+
+// usage is capacity of a machine that a tenant has.
+type usage struct {
+	machine berth.MachineID
+	tenant  berth.TenantID
+	amount  berth.Capacity
+}
+
+// usedByOther reports whether a tenant other than t uses a machine that is used by one tenant at a time. Jobs
+// without a tenant are no use.
+func (w *world) usedByOther(m placement.Machine, t berth.TenantID) bool {
+	one := slices.ContainsFunc(w.pools, func(p placement.Pool) bool { return p.Name == m.Pool && p.OneTenant })
+	if !one || t == "" {
+		return false
+	}
+	uses := slices.Clone(w.taken)
+	for _, r := range w.running {
+		for _, g := range r.Ranks {
+			uses = append(uses, usage{g.Machine, r.Tenant, g.Capacity})
+		}
+	}
+	rest := m.Used
+	for _, u := range uses {
+		if u.machine != m.ID {
+			continue
+		}
+		if u.tenant != "" && u.tenant != t {
+			return true
+		}
+		rest = rest.Sub(u.amount)
+	}
+	return rest.CPUMilli+rest.MemoryMiB+rest.DiskMiB+rest.GPUMilli > 0 // no job explains the rest
 }
 
 // device is a device of a machine.
@@ -143,17 +177,18 @@ func drawJob(t *rapid.T, n int, w *world) placement.Job {
 	return j
 }
 
-// drawPools is rules of pools, each of which closes a pool to some tenants.
+// drawPools is rules of pools, which close a pool to some tenants, or give its machines to one tenant at a time.
 func drawPools(t *rapid.T) (list []placement.Pool) {
 	for _, name := range rapid.SliceOfDistinct(rapid.SampledFrom([]string{"p", "q"}), rapid.ID[string]).Draw(t, "pools") {
-		list = append(list, placement.Pool{Name: name, Tenants: rapid.SampledFrom([][]berth.TenantID{nil, {"a"}, {"b"}, {"a", "b"}}).Draw(t, "tenants")})
+		list = append(list, placement.Pool{Name: name, Tenants: rapid.SampledFrom([][]berth.TenantID{nil, {"a"}, {"b"}, {"a", "b"}}).Draw(t, "tenants"),
+			Open: rapid.Bool().Draw(t, "open"), OneTenant: rapid.Bool().Draw(t, "one tenant")})
 	}
 	return list
 }
 
 // takes reports whether the machine's pool takes the jobs of a tenant.
 func (w *world) takes(m placement.Machine, t berth.TenantID) bool {
-	return !slices.ContainsFunc(w.pools, func(p placement.Pool) bool { return p.Name == m.Pool && !slices.Contains(p.Tenants, t) })
+	return !slices.ContainsFunc(w.pools, func(p placement.Pool) bool { return p.Name == m.Pool && !p.Open && !slices.Contains(p.Tenants, t) })
 }
 
 // drawData is keys of a few that jobs need and machines hold.
@@ -295,6 +330,7 @@ func planAgainstOracle(t *testing.T, planner placement.Planner) {
 					w.run(s, start)
 				}
 				w.apply(assumed)
+				w.taken = nil // running jobs and rows of machines have it now
 				for _, start := range assumed {
 					s.RemoveJob(start.Job)
 					for _, g := range start.Ranks {
@@ -375,6 +411,7 @@ func (w *world) apply(starts []berth.Start) {
 				w.own(g.Machine, d.Index, tenant)
 			}
 			w.machines[g.Machine] = occupy(w.machines[g.Machine], g)
+			w.taken = append(w.taken, usage{g.Machine, tenant, g.Capacity})
 		}
 	}
 }
@@ -398,7 +435,7 @@ func (w *world) usable(m placement.Machine, r spec.Request, t berth.TenantID, in
 
 func (w *world) clone() *world {
 	c := &world{machines: map[berth.MachineID]placement.Machine{}, jobs: map[berth.JobID]placement.Job{}, requests: w.requests,
-		apart: w.apart, owners: maps.Clone(w.owners), pools: w.pools}
+		apart: w.apart, owners: maps.Clone(w.owners), pools: w.pools, running: w.running, taken: slices.Clone(w.taken)}
 	for id, m := range w.machines {
 		m.GPUs = slices.Clone(m.GPUs)
 		c.machines[id] = m
@@ -482,7 +519,7 @@ func (w *world) checkStart(t *rapid.T, s berth.Start, j placement.Job, all spec.
 				t.Fatalf("grant %+v takes GPU %d, which has %d", g, d.Index, free)
 			}
 		}
-		if !allowed(m, r) || !w.takes(m, j.Tenant) {
+		if !allowed(m, r) || !w.takes(m, j.Tenant) || w.usedByOther(w.machines[g.Machine], j.Tenant) {
 			t.Fatalf("grant %+v breaks request %+v on machine %+v", g, r, m)
 		}
 		if r.SameLabel != "" && m.Labels[r.SameLabel] != c.machines[s.Ranks[0].Machine].Labels[r.SameLabel] {
@@ -547,7 +584,7 @@ func (w *world) room(r spec.Request, t berth.TenantID, avoid []berth.MachineID) 
 		placed := 0
 		for _, id := range sorted(c.machines) {
 			m := c.machines[id]
-			if !allowed(m, r) || !w.takes(m, t) || slices.Contains(avoid, id) || group != "" && m.Labels[r.SameLabel] != group {
+			if !allowed(m, r) || !w.takes(m, t) || w.usedByOther(m, t) || slices.Contains(avoid, id) || group != "" && m.Labels[r.SameLabel] != group {
 				continue
 			}
 			for placed < r.Members {

@@ -20,6 +20,8 @@ const (
 type PoolRules struct {
 	Tenants     []berth.TenantID `json:"tenants,omitempty" doc:"accepted, with all tenants below; unset: all"`
 	Approval    bool             `json:"approval,omitempty" doc:"machines get work only after an approval"`
+	OneTenant   bool             `json:"one_tenant_per_machine,omitempty" doc:"a machine serves one tenant at a time"`
+	Taints      []string         `json:"taints,omitempty" doc:"of each machine: KEY or KEY=VALUE"`
 	Description string           `json:"description,omitempty"`
 	Version     int64            `json:"version,omitempty" doc:"base of the change; unset: any version"`
 }
@@ -39,6 +41,7 @@ func (p PoolRules) Validate() []berth.FieldError {
 		v.require(!seen[t], field, "is a repetition", "each tenant once")
 		seen[t] = true
 	}
+	v.taints("taints", p.Taints)
 	v.require(len(p.Description) <= MaxPoolDescription, "description", "is too long",
 		fmt.Sprintf("at most %d bytes", MaxPoolDescription))
 	v.require(p.Version >= 0, "version", "is negative", "0 or more")

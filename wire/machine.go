@@ -40,6 +40,7 @@ type Machine struct {
 	Region   string             `json:"region,omitempty"`
 	Site     string             `json:"site,omitempty"`
 	Labels   map[string]string  `json:"labels,omitempty"`
+	Taints   []string           `json:"taints,omitempty" doc:"of the machine and of its pool"`
 	Capacity berth.Capacity     `json:"capacity"`
 	Used     berth.Capacity     `json:"used"`
 	Free     berth.Capacity     `json:"free"`

@@ -13,6 +13,8 @@ type Pool struct {
 	Tenants     []berth.TenantID `json:"tenants,omitempty" doc:"accepted, with all tenants below; unset: all"`
 	Description string           `json:"description,omitempty"`
 	Approval    bool             `json:"approval,omitempty" doc:"machines get work only after an approval"`
+	OneTenant   bool             `json:"one_tenant_per_machine,omitempty" doc:"a machine serves one tenant at a time"`
+	Taints      []string         `json:"taints,omitempty" doc:"of each machine of the pool"`
 	Machines    int              `json:"machines" doc:"number of machines, without retired ones"`
 	Pending     int              `json:"pending,omitempty" doc:"number of these machines that wait for an approval"`
 	Version     int64            `json:"version" doc:"increases with each change"`

@@ -6,6 +6,7 @@ import (
 	"net/url"
 
 	"berth"
+	"berth/spec"
 	"berth/wire"
 )
 
@@ -35,6 +36,13 @@ func (c *Client) Drain(ctx context.Context, id berth.MachineID, order wire.Drain
 func (c *Client) Undrain(ctx context.Context, id berth.MachineID) (wire.Machine, error) {
 	var m wire.Machine
 	_, err := c.do(ctx, request{method: http.MethodPost, path: machinePath(id) + "/undrain"}, &m)
+	return m, err
+}
+
+// Taint changes the taints of a machine. Jobs that run there continue.
+func (c *Client) Taint(ctx context.Context, id berth.MachineID, change spec.TaintChange) (wire.Machine, error) {
+	var m wire.Machine
+	_, err := c.do(ctx, request{method: http.MethodPost, path: machinePath(id) + "/taints", body: change}, &m)
 	return m, err
 }
 

@@ -191,7 +191,7 @@ func (r *recording) build(s setting, lives []life) *replay {
 	x.open(r.quotas())
 	pools := make([]placement.Pool, len(r.pools))
 	for i, p := range r.pools {
-		pools[i] = placement.Pool{Name: p.Name, Tenants: p.Tenants}
+		pools[i] = placement.Pool{Name: p.Name, Tenants: p.Tenants, Open: p.Tenants == nil, OneTenant: p.OneTenant}
 	}
 	placement.SetPools(x.snapshot, pools)
 	for i := range s.machines {

@@ -23,7 +23,7 @@ var namesOfThings = []string{"JOB", "PIPELINE", "MACHINE", "POOL", "TENANT", "WI
 	"SOURCE", "TARGET", "PRIORITY"}
 
 // otherWords are the words of usage lines that name no existing thing of the server.
-var otherWords = []string{"FILE|-", "SCRIPT|-", "ARG", "URL", "PORT[:LOCAL]", "DOLLARS|none"}
+var otherWords = []string{"FILE|-", "SCRIPT|-", "ARG", "URL", "PORT[:LOCAL]", "DOLLARS|none", "TAINT"}
 
 // newNames are the commands and flags that give a name to a new thing.
 var newNames = []string{"berth tenant create", "berth token create", "berth run --name", "berth login --name",
@@ -32,8 +32,8 @@ var newNames = []string{"berth tenant create", "berth token create", "berth run 
 // freeFlags are the flags with a text that names no existing thing of the server. The shell completes the paths.
 var freeFlags = []string{"address", "at", "checkpoint", "cron", "date", "description", "dir", "disk", "cpus", "email",
 	"env", "file", "fingerprint", "for", "from", "from-file", "gpus", "grep", "idempotency-key", "image", "index", "key",
-	"label", "machines", "max-cpus", "max-memory", "memory", "note", "reason", "set", "since", "svg", "time-limit",
-	"time-zone", "to", "until", "url", "webhook", "workdir"}
+	"label", "machines", "max-cpus", "max-memory", "memory", "note", "reason", "set", "since", "svg", "taints",
+	"time-limit", "time-zone", "to", "until", "url", "webhook", "workdir"}
 
 // Every argument and every flag that takes a name of something, on every command, offers the names that exist.
 func TestEveryNameIsCompleted(t *testing.T) {

@@ -139,8 +139,9 @@ func modelsText(m wire.Machine) string {
 func newMachine(a *app) *cobra.Command {
 	cmd := &cobra.Command{Use: "machine", Short: "Show, approve, drain and remove machines"}
 	cmd.AddCommand(newMachineList(a, "list"), newMachineShow(a), newMachineEvents(a),
-		newMachineDrain(a), newMachineUndrain(a), newMachineApprove(a), newMachineConfirmDead(a),
-		newMachineRemove(a), newMachineLaunch(a), newMachineLaunches(a), newMachineTerminate(a))
+		newMachineDrain(a), newMachineUndrain(a), newMachineTaint(a), newMachineApprove(a),
+		newMachineConfirmDead(a), newMachineRemove(a), newMachineLaunch(a), newMachineLaunches(a),
+		newMachineTerminate(a))
 	return cmd
 }
 
@@ -212,6 +213,7 @@ func describeMachine(a *app, m wire.Machine, wide bool) error {
 	s.add("region", m.Region)
 	s.add("site", m.Site)
 	s.add("labels", oneLine(pairs(m.Labels)))
+	s.add("taints", oneLine(strings.Join(m.Taints, ", ")))
 	// Zero means that the machine cannot fence and gets no at_most_one work.
 	if m.Fence > 0 {
 		s.add("fence", "stops at_most_one jobs after "+m.Fence.String()+" without contact")

@@ -49,16 +49,20 @@ func newPoolList(a *app) *cobra.Command {
 	}
 }
 
-// poolTenants formats the tenants that a pool accepts.
+// poolTenants formats the rules of a pool about tenants.
 func poolTenants(p wire.Pool) string {
-	if p.Tenants == nil {
-		return "all"
+	text := "all"
+	if p.Tenants != nil {
+		names := make([]string, len(p.Tenants))
+		for i, t := range p.Tenants {
+			names[i] = string(t)
+		}
+		text = strings.Join(names, ", ")
 	}
-	names := make([]string, len(p.Tenants))
-	for i, t := range p.Tenants {
-		names[i] = string(t)
+	if p.OneTenant {
+		text += ", one per machine"
 	}
-	return strings.Join(names, ", ")
+	return text
 }
 
 // poolApproval formats the rule about approvals of a pool's machines.
@@ -105,6 +109,7 @@ func showPool(a *app, p wire.Pool) error {
 		s.add("machines", fmt.Sprint(p.Machines))
 		s.add("tenants", poolTenants(p))
 		s.add("approval", poolApproval(p))
+		s.add("taints", strings.Join(p.Taints, ", "))
 		s.add("changed", stamp(&p.UpdatedAt, a.now()))
 		for _, c := range p.Closed {
 			s.add("closed", oneLine(closedText(c.Part, c.Until, c.Reason)))
@@ -113,13 +118,18 @@ func showPool(a *app, p wire.Pool) error {
 	}})
 }
 
+// poolFlags are the values of the flags of "berth pool set".
+type poolFlags struct {
+	tenants, taints     []string
+	description         string
+	approval, oneTenant bool
+}
+
 // newPoolSet builds "berth pool set": GET, then PUT /v1/pools/{pool}. PUT replaces all rules, so the
 // flags are applied to the present rules. The version in the PUT prevents the loss of a change that
 // another caller made in between.
 func newPoolSet(a *app) *cobra.Command {
-	var tenants []string
-	var description string
-	var approval bool
+	var f poolFlags
 	cmd := &cobra.Command{
 		Use:   "set POOL",
 		Short: "Change the rules of a pool, or create a pool",
@@ -128,7 +138,9 @@ func newPoolSet(a *app) *cobra.Command {
 			"If the pool was changed by another call meanwhile, nothing is changed and the exit code is 4.",
 		Example: "  berth pool set gpu-a --tenants vision,speech\n" +
 			"  berth pool set gpu-a --tenants all --description 'A100, room 3'\n" +
-			"  berth pool set gpu-a --approval",
+			"  berth pool set gpu-a --approval\n" +
+			"  berth pool set gpu-a --one-tenant-per-machine\n" +
+			"  berth pool set gpu-a --taints team=ml",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: completePool(a),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -140,30 +152,45 @@ func newPoolSet(a *app) *cobra.Command {
 			if err != nil && berth.CodeOf(err) != berth.CodeNotFound {
 				return a.failed(cmd.Context(), err)
 			}
-			p := spec.PoolRules{Tenants: now.Tenants, Description: now.Description, Approval: now.Approval,
-				Version: now.Version}
-			if cmd.Flags().Changed("tenants") {
-				p.Tenants = tenantList(tenants)
-			}
-			if cmd.Flags().Changed("approval") {
-				p.Approval = approval
-			}
-			if cmd.Flags().Changed("description") {
-				p.Description = description
-			}
-			after, err := c.SetPool(cmd.Context(), args[0], p)
+			after, err := c.SetPool(cmd.Context(), args[0], f.apply(now, cmd.Flags().Changed))
 			if err != nil {
 				return a.failed(cmd.Context(), err)
 			}
 			return showPool(a, after)
 		},
 	}
-	cmd.Flags().StringSliceVar(&tenants, "tenants", nil,
+	cmd.Flags().StringSliceVar(&f.tenants, "tenants", nil,
 		"tenants whose jobs the pool accepts, with all tenants below them; all: every tenant")
-	cmd.Flags().BoolVar(&approval, "approval", false,
+	cmd.Flags().BoolVar(&f.approval, "approval", false,
 		"require the approval of each machine that joins, or changes its equipment, before it gets work")
-	cmd.Flags().StringVar(&description, "description", "", "description for people")
+	cmd.Flags().BoolVar(&f.oneTenant, "one-tenant-per-machine", false,
+		"start no job on a machine while jobs of another tenant are on it")
+	cmd.Flags().StringSliceVar(&f.taints, "taints", nil,
+		"taints of each machine of the pool, KEY or KEY=VALUE, in place of the present ones; none: no taints")
+	cmd.Flags().StringVar(&f.description, "description", "", "description for people")
 	return cmd
+}
+
+// apply returns the present rules of a pool with the values of the flags that are set.
+func (f poolFlags) apply(now wire.Pool, isSet func(flag string) bool) spec.PoolRules {
+	p := spec.PoolRules{Tenants: now.Tenants, Description: now.Description, Approval: now.Approval,
+		OneTenant: now.OneTenant, Taints: now.Taints, Version: now.Version}
+	if isSet("tenants") {
+		p.Tenants = tenantList(f.tenants)
+	}
+	if isSet("approval") {
+		p.Approval = f.approval
+	}
+	if isSet("one-tenant-per-machine") {
+		p.OneTenant = f.oneTenant
+	}
+	if isSet("taints") {
+		p.Taints = taintList(f.taints)
+	}
+	if isSet("description") {
+		p.Description = f.description
+	}
+	return p
 }
 
 // tenantList parses --tenants: nil stands for all tenants.
@@ -176,6 +203,14 @@ func tenantList(names []string) []berth.TenantID {
 		list[i] = berth.TenantID(n)
 	}
 	return list
+}
+
+// taintList parses --taints: nil stands for no taints.
+func taintList(taints []string) []string {
+	if len(taints) == 1 && taints[0] == "none" {
+		return nil
+	}
+	return taints
 }
 
 // newPoolDelete builds "berth pool delete" over DELETE /v1/pools/{pool}.

@@ -252,7 +252,8 @@ type Allocation struct {
 	FreedFrom    berth.AllocationState `json:"freed_from"`
 	FreedBy      string                `json:"freed_by"` // agent, boot, provider, operator, unclaimed, hold
 	GPUs         []DeviceAllocation    `json:"gpus"`
-	Tenant       berth.TenantID        `json:"tenant"` // of the job
+	Tenant       berth.TenantID        `json:"tenant"`     // of the job
+	OneTenant    bool                  `json:"one_tenant"` // committed for a machine used by one tenant at a time
 }
 
 // Counts reports whether the allocation counts against its machine now.

@@ -40,10 +40,11 @@ type RecordedAmounts struct {
 	GPUMilli  *int64 `json:"gpu_milli,omitempty"`
 }
 
-// RecordedPool is a pool that admits the jobs of some tenants only.
+// RecordedPool is a pool with rules about tenants.
 type RecordedPool struct {
-	Name    string           `json:"name"`
-	Tenants []berth.TenantID `json:"tenants"`
+	Name      string           `json:"name"`
+	Tenants   []berth.TenantID `json:"tenants"` // whose jobs it admits; nil: all
+	OneTenant bool             `json:"one_tenant,omitempty"`
 }
 
 // RecordedBurst is the burst policy of one tenant, without the policies above.

@@ -114,6 +114,26 @@ func tenantsKeptApart(c *machineCase) {
 	}
 }
 
+// machinesKeptWhole proves invariant 38: a reservation that was committed under the rule of one tenant a machine met no
+// reservation of another tenant. Reservations without the rule may meet any other, and are compared only with later
+// ones under the rule.
+func machinesKeptWhole(c *machineCase) {
+	holders := map[berth.AllocationID]history.Allocation{}
+	for _, m := range c.moves() {
+		if !m.taken {
+			delete(holders, m.a.ID)
+			continue
+		}
+		for _, h := range holders {
+			if m.a.OneTenant && h.Tenant != m.a.Tenant {
+				c.of(m.a, []any{m.a, h}, "the machine was used by tenants %s and %s at %d of the ledger", h.Tenant,
+					m.a.Tenant, m.seq)
+			}
+		}
+		holders[m.a.ID] = m.a
+	}
+}
+
 // claimed adds up the parts of one device that the allocations hold, in thousandths.
 func claimed(holders map[berth.AllocationID]history.Allocation, idx int) int64 {
 	var sum int64

@@ -212,4 +212,10 @@ var Invariants = []Invariant{
 		Reads: "debug and execution of jobs, holds, taken_seq and freed_seq of allocations",
 		job:   holdsFollow,
 	},
+	{
+		Number: 38, Sentence: "No machine that is used by one tenant at a time is used by two, except with " +
+			"reservations that were committed without this rule.",
+		Reads:   "one_tenant, taken_seq and freed_seq of allocations, tenant of jobs",
+		machine: machinesKeptWhole,
+	},
 }

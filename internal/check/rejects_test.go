@@ -87,6 +87,18 @@ var bads = []bad{
 	{1, "a GPU is given again before it is free", preempted, func(h *check.History) {
 		alloc(h, 1, func(a *history.Allocation) { a.FreedSeq = 1000 })
 	}},
+	{38, "a machine is used by two tenants", preempted, func(h *check.History) {
+		two := 0
+		for i := range h.Machines {
+			for j := range h.Machines[i].Allocations {
+				a := &h.Machines[i].Allocations[j]
+				a.Tenant, a.OneTenant, a.FreedSeq = "a", true, 0
+				if two++; two%2 == 0 {
+					a.Tenant = "b"
+				}
+			}
+		}
+	}},
 	{31, "a GPU is shared by two tenants", preempted, func(h *check.History) {
 		two := 0
 		for i := range h.Machines {

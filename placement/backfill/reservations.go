@@ -110,9 +110,18 @@ func (r *Reservations) On(n *cluster.Node) []Reservation {
 func (r *Reservations) Rehold(h *cluster.Hold) {
 	was := h.Grant
 	r.ledger.Resize(h, r.needed(h))
-	if !cluster.Covers(h.Node, h.Grant, was) {
+	ended := r.ledger.Claim(h, claimant(r.lists[h.Index]))
+	if ended || !cluster.Covers(h.Node, h.Grant, was) {
 		r.placer.Widen()
 	}
+}
+
+// claimant returns the tenant of the reservations of a machine of one tenant; "": none of them has a tenant.
+func claimant(list []Reservation) (t berth.TenantID) {
+	for i := range list {
+		t = cluster.Claimant(t, list[i].Grant.Tenant)
+	}
+	return t
 }
 
 // needed returns the free capacity that a machine's reservations need. For the start of

@@ -296,7 +296,7 @@ func (r *Reservations) opens(
 	if h := r.ledger.HoldOn(n); h != nil {
 		// Reserved capacity counts as taken from now on, since the new job may still run
 		// when the reservation starts. The hold is a part of it, so it is added back first.
-		x.Add(h.Grant)
+		h.Lift(x)
 		r.events = append(r.events[:0], agenda...)
 		list := r.lists[h.Index]
 		for i := range list {

@@ -33,6 +33,9 @@ type Class struct {
 	// of the class are of this tenant.
 	Tenant berth.TenantID
 	Sharer Sharer
+	// OfTenant is set in a cluster with machines that are used by one tenant at a time: all jobs of the class are of
+	// this tenant.
+	OfTenant berth.TenantID
 	// ClosedPools are the pools that do not accept the jobs of the class, by name.
 	ClosedPools []Pool
 	// Choices are the classes of the hardware that the jobs of the class may take now, in order; nil: only
@@ -168,6 +171,9 @@ type selector struct {
 // Selectors lists the clauses in the order of explanations.
 var Selectors = []selector{
 	{"pool_tenants", func(c *Class, m *Machine) bool { return !c.Closed(m) }},
+	{"taints", func(c *Class, m *Machine) bool {
+		return len(m.Taints) == 0 || len(spec.Untolerated(c.Request.Tolerations, m.Taints)) == 0
+	}},
 	{"region", func(c *Class, m *Machine) bool {
 		return len(c.Request.Regions) == 0 || slices.Contains(c.Request.Regions, m.Region)
 	}},

@@ -25,7 +25,7 @@ type Cluster struct {
 	stamp    int                            // of the latest change to occupants
 
 	tenancy *Tenancy   // nil: tenants share devices
-	pools   *poolRules // nil: all pools accept the jobs of all tenants
+	pools   *poolRules // nil: no pool has rules
 
 	Windows []Window                    // the next window of each machine that has one, by machine
 	windows map[berth.MachineID]*Window // the same, by machine
@@ -89,7 +89,7 @@ func (s *Cluster) Upsert(m Machine) {
 		n.Kind = nil
 		s.Shape++
 	}
-	n.Machine = m
+	n.Machine, n.oneTenant = m, s.pools.oneTenant(m.Pool)
 	n.Recount()
 	s.offer(n)
 	if n.Placeable() {

@@ -54,6 +54,7 @@ func (p *Profile) key(b []byte, m *Machine, variants []Variant) []byte {
 	field(m.Region)
 	field(m.Site)
 	field(m.Market)
+	field(strings.Join(m.Taints, ",")) // no taint contains a comma
 	if p.price {
 		number(int64(math.Float64bits(m.Price)))
 	}

@@ -60,10 +60,11 @@ type taken struct {
 // Hold is capacity of a machine that is free now and needed later.
 type Hold struct {
 	Node  *Node
-	Index int         // in Ledger.Holds
-	Grant berth.Grant // taken out of Node.Free
-	Until time.Time   // the first time at which the capacity is needed
-	Firm  bool        // a reserved start depends on the machine
+	Index int            // in Ledger.Holds
+	Grant berth.Grant    // taken out of Node.Free
+	Until time.Time      // the first time at which the capacity is needed
+	Firm  bool           // a reserved start depends on the machine
+	claim berth.TenantID // see Ledger.Claim
 }
 
 // Choice is the machine and the grant that a search has chosen for one member.
@@ -239,6 +240,7 @@ func (l *Ledger) Sketch(n *Node) *Node {
 	x := &l.draft
 	x.ID, x.GPUs, x.Kind, x.Variants, x.Free = n.ID, n.GPUs, n.Kind, n.Variants, n.Free
 	x.FreeMilli = append(x.FreeMilli[:0], n.FreeMilli...)
+	x.oneTenant, x.tenants = n.oneTenant, append(x.tenants[:0], n.tenants...)
 	x.tenancy, x.uses = n.tenancy, nil
 	if n.uses != nil {
 		l.uses = append(l.uses[:0], n.uses...)
@@ -336,7 +338,11 @@ func (a Amount) within(n *Node) berth.Grant {
 }
 
 // Clamp returns the part of a grant that is free.
-func Clamp(n *Node, g berth.Grant) berth.Grant { return Amount{}.Plus(n, g, 1).within(n) }
+func Clamp(n *Node, g berth.Grant) berth.Grant {
+	part := Amount{}.Plus(n, g, 1).within(n)
+	part.Tenant = g.Tenant
+	return part
+}
 
 // Covers reports whether a grant includes another one.
 func Covers(n *Node, g, o berth.Grant) bool {

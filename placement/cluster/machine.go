@@ -21,6 +21,7 @@ type Machine struct {
 	Region  string
 	Site    string
 	Labels  map[string]string
+	Taints  []string // stored forms, see spec.ParseTaint
 	Total   berth.Capacity
 	Used    berth.Capacity
 	Fences  bool     // the machine can fence at_most_one work
@@ -75,7 +76,7 @@ func (m *Machine) hasLabels(labels map[string]string) bool {
 // sameKind reports whether m and o agree in every attribute that may decide a kind.
 func (m *Machine) sameKind(o *Machine) bool {
 	return m.Pool == o.Pool && m.Region == o.Region && m.Site == o.Site && m.Fences == o.Fences &&
-		m.Network == o.Network && m.Market == o.Market && m.Price == o.Price &&
+		m.Network == o.Network && slices.Equal(m.Taints, o.Taints) && m.Market == o.Market && m.Price == o.Price &&
 		m.Total.CPUMilli == o.Total.CPUMilli && m.Total.MemoryMiB == o.Total.MemoryMiB &&
 		slices.EqualFunc(m.GPUs, o.GPUs, func(a, b Device) bool {
 			return a.Index == b.Index && a.Model == b.Model && a.MemoryMiB == b.MemoryMiB
@@ -101,6 +102,8 @@ type Node struct {
 	FreeMilli []int64 // free thousandths of each device, or Unhealthy
 	tenancy   *Tenancy
 	uses      []use // of each device; nil without a tenancy
+	oneTenant bool  // a rule of the pool gives the machine to one tenant at a time
+	tenants   []occupancy
 	Room      Room
 	Touched   int // the latest plan that changed the machine
 
@@ -153,6 +156,7 @@ func (n *Node) Recount() {
 		}
 	}
 	n.countUses()
+	n.countTenants()
 	for _, g := range n.assumed {
 		n.Subtract(g)
 	}
@@ -177,15 +181,18 @@ func (n *Node) sum() {
 // Blank returns the machine without a place in a tree and without occupants. The caller sets the
 // row and calls Recount.
 func (n *Node) Blank() Node {
-	return Node{Machine: n.Machine, Kind: n.Kind, Variants: n.Variants, tenancy: n.tenancy}
+	return Node{Machine: n.Machine, Kind: n.Kind, Variants: n.Variants, tenancy: n.tenancy, oneTenant: n.oneTenant}
 }
 
-// Unshare gives a copied node free shares of its own, which Subtract and Add may change.
-func (n *Node) Unshare() { n.FreeMilli, n.uses = slices.Clone(n.FreeMilli), slices.Clone(n.uses) }
+// Unshare gives a copied node free shares and tenants of its own, which Subtract and Add may change.
+func (n *Node) Unshare() {
+	n.FreeMilli, n.uses, n.tenants = slices.Clone(n.FreeMilli), slices.Clone(n.uses), slices.Clone(n.tenants)
+}
 
 // Subtract takes a grant out of the free capacity, down to zero for each device.
 func (n *Node) Subtract(g berth.Grant) {
 	n.Free = n.Free.Sub(g.Capacity)
+	n.occupy(g.Tenant, weightOf(g.Capacity))
 	for _, d := range g.GPUs {
 		if i := n.Device(d.Index); i >= 0 && n.FreeMilli[i] >= 0 {
 			n.FreeMilli[i] = max(0, n.FreeMilli[i]-d.Milli)
@@ -197,6 +204,7 @@ func (n *Node) Subtract(g berth.Grant) {
 // Add returns a grant to the free capacity.
 func (n *Node) Add(g berth.Grant) {
 	n.Free = n.Free.Add(g.Capacity)
+	n.occupy(g.Tenant, -weightOf(g.Capacity))
 	for _, d := range g.GPUs {
 		if i := n.Device(d.Index); i >= 0 && n.FreeMilli[i] != Unhealthy {
 			n.FreeMilli[i] += d.Milli
@@ -246,6 +254,7 @@ func Sign(n int64) int {
 // Owe takes a grant out of the free capacity, which may become negative.
 func (n *Node) Owe(g berth.Grant) {
 	n.Free = n.Free.Sub(g.Capacity)
+	n.occupy(g.Tenant, weightOf(g.Capacity))
 	for _, d := range g.GPUs {
 		if i := n.Device(d.Index); i >= 0 && n.FreeMilli[i] != Unhealthy {
 			n.FreeMilli[i] -= d.Milli

@@ -102,8 +102,9 @@ func (s *Cluster) occupantsOf(id berth.MachineID) *Occupants {
 // Occupy adds a running job. The job must be unknown so far.
 func (s *Cluster) Occupy(r Running, by *Owner) *Holder {
 	h := &Holder{Running: r, Owner: by}
-	if s.tenancy != nil {
-		h.Ranks = owned(h.Ranks, h.Tenant)
+	h.Ranks = slices.Clone(h.Ranks)
+	for i := range h.Ranks {
+		h.Ranks[i] = s.GrantTo(h.Ranks[i], h.Tenant)
 	}
 	for _, g := range r.Ranks {
 		h.Capacity = h.Capacity.Add(g.Capacity)
@@ -150,15 +151,6 @@ func (s *Cluster) Vacate(id berth.JobID) *Holder {
 	return h
 }
 
-// owned returns the grants of a job of a tenant, with the tenant in each share of a device.
-func owned(ranks []berth.Grant, t berth.TenantID) []berth.Grant {
-	ranks = slices.Clone(ranks)
-	for i := range ranks {
-		ranks[i] = Owned(ranks[i], t)
-	}
-	return ranks
-}
-
 // Owned returns the grant with the tenant in each share of a device.
 func Owned(g berth.Grant, t berth.TenantID) berth.Grant {
 	if len(g.GPUs) == 0 {
@@ -171,9 +163,10 @@ func Owned(g berth.Grant, t berth.TenantID) berth.Grant {
 	return g
 }
 
-// recountUses derives the owners of a machine's devices again after a holder came or left.
+// recountUses derives the owners of a machine and of its devices again after a holder came or left.
 func (s *Cluster) recountUses(m berth.MachineID, h *Holder) {
-	if s.tenancy != nil && h.Capacity.GPUMilli > 0 {
+	n := s.Nodes[m]
+	if s.tenancy != nil && h.Capacity.GPUMilli > 0 || n != nil && n.oneTenant {
 		s.change(m, func(*Node) {})
 	}
 }

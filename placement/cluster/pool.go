@@ -7,11 +7,20 @@ import (
 	"berth"
 )
 
-// Pool is the rule of a pool that accepts the jobs of some tenants only. A pool without a rule
-// accepts the jobs of all tenants.
+// Pool is the rules of a pool. A pool without rules accepts the jobs of all tenants.
 type Pool struct {
 	Name    string
 	Tenants []berth.TenantID // the pool accepts their jobs, and the jobs of the tenants below them
+	// Open makes the pool accept the jobs of all tenants; Tenants has no meaning then.
+	Open      bool
+	OneTenant bool // each machine of the pool is used by one tenant at a time
+	// Taints are taints of each machine of the pool, for machines that do not exist yet: the rows of others have them.
+	Taints []string
+}
+
+// equal reports whether two rules are the same.
+func (p Pool) equal(o Pool) bool {
+	return p.Name == o.Name && p.Open == o.Open && p.OneTenant == o.OneTenant && slices.Equal(p.Tenants, o.Tenants)
 }
 
 // poolRules caches, for each tenant, the pools that are closed to it. A nil poolRules stands for a
@@ -46,7 +55,7 @@ func (a *poolRules) of(t berth.TenantID) closure {
 func (a *poolRules) derive(t berth.TenantID) (c closure) {
 	var key strings.Builder
 	for _, p := range a.rules {
-		if a.accepts(p, t) {
+		if p.Open || a.accepts(p, t) {
 			continue
 		}
 		c.pools = append(c.pools, p)
@@ -59,6 +68,16 @@ func (a *poolRules) derive(t berth.TenantID) (c closure) {
 	}
 	c.key = key.String()
 	return c
+}
+
+// oneTenant reports whether the machines of a pool are used by one tenant at a time.
+func (a *poolRules) oneTenant(pool string) bool {
+	return a != nil && slices.ContainsFunc(a.rules, func(p Pool) bool { return p.OneTenant && p.Name == pool })
+}
+
+// anyOneTenant reports whether oneTenant holds for any pool.
+func (a *poolRules) anyOneTenant() bool {
+	return a != nil && slices.ContainsFunc(a.rules, func(p Pool) bool { return p.OneTenant })
 }
 
 // accepts reports whether the pool accepts the jobs of a tenant.
@@ -83,6 +102,7 @@ const maxDepth = 1000
 // whether a pool may have opened or closed for a tenant: ClassFor then may return other classes than
 // before. The cluster keeps the list, so the caller must not change it afterwards.
 func (s *Cluster) Restrict(rules []Pool, parent func(berth.TenantID) berth.TenantID) bool {
+	defer s.markOneTenant()
 	if len(rules) == 0 {
 		had := s.pools != nil
 		s.pools = nil
@@ -92,9 +112,7 @@ func (s *Cluster) Restrict(rules []Pool, parent func(berth.TenantID) berth.Tenan
 	a := &poolRules{rules: rules, parent: parent, closed: map[berth.TenantID]closure{}}
 	old := s.pools
 	s.pools = a
-	if old == nil || !slices.EqualFunc(old.rules, rules, func(a, b Pool) bool {
-		return a.Name == b.Name && slices.Equal(a.Tenants, b.Tenants)
-	}) {
+	if old == nil || !slices.EqualFunc(old.rules, rules, Pool.equal) {
 		return true
 	}
 	// The rules are the same, but a tenant may have another parent.
@@ -104,6 +122,15 @@ func (s *Cluster) Restrict(rules []Pool, parent func(berth.TenantID) berth.Tenan
 		}
 	}
 	return false
+}
+
+// markOneTenant applies the rules about one tenant at a time to machines whose pool has another rule than before.
+func (s *Cluster) markOneTenant() {
+	for _, id := range s.MachineIDs() {
+		if one := s.pools.oneTenant(s.Nodes[id].Pool); one != s.Nodes[id].oneTenant {
+			s.change(id, func(n *Node) { n.oneTenant = one })
+		}
+	}
 }
 
 // Closed reports whether the machine's pool does not accept the jobs of the class.

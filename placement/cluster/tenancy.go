@@ -71,23 +71,23 @@ func (u *use) owner() Sharer {
 // called before the first machine and the first job.
 func (s *Cluster) KeepApart() { s.tenancy = &Tenancy{numbers: map[berth.TenantID]Sharer{}} }
 
-// KeepsApart reports whether KeepApart was called.
-func (s *Cluster) KeepsApart() bool { return s.tenancy != nil }
-
 // ClassFor returns the class of a tenant's jobs with the request of c. The class is c itself, unless
-// a pool is closed to the tenant, or the request is for a share of a device and the cluster keeps
-// tenants apart.
+// a pool is closed to the tenant, machines of a pool are used by one tenant at a time, or the request is
+// for a share of a device and the cluster keeps tenants apart.
 func (s *Cluster) ClassFor(c *Class, t berth.TenantID) (own *Class, created bool) {
 	shares := s.tenancy != nil && slices.ContainsFunc(c.Parts, func(p Part) bool {
 		return p.Class.Request.GPUs > 0 && p.Class.Request.GPUMilli < Whole
 	})
-	closed := s.pools.of(t)
-	if !shares && len(closed.pools) == 0 {
+	closed, alone := s.pools.of(t), s.pools.anyOneTenant()
+	if !shares && !alone && len(closed.pools) == 0 {
 		return c, false
 	}
 	name := c.Name + "\x00"
-	if shares {
+	if shares || alone {
 		name += string(t)
+	}
+	if alone {
+		name += "\x01" // no tenant contains it
 	}
 	name += closed.key // starts with a NUL, which no tenant contains
 	if own := s.Classes[name]; own != nil {
@@ -98,6 +98,9 @@ func (s *Cluster) ClassFor(c *Class, t berth.TenantID) (own *Class, created bool
 		o.Class.ClosedPools = closed.pools
 		if shares {
 			o.Class.Tenant, o.Class.Sharer = t, s.tenancy.of(t)
+		}
+		if alone {
+			o.Class.OfTenant = t
 		}
 	}
 	return own, true

@@ -90,6 +90,8 @@ type condition struct {
 	many  string // text after a number above 1, such as "are not ready"
 	none  string // if it rules out all machines
 	most  amount // the amount that is compared; unset: none
+
+	detail func(n *cluster.Node) string // why a machine fails it, such as "m1 tainted maintenance"; nil: nothing to add
 }
 type amount struct {
 	of   func(n *cluster.Node) int64
@@ -187,8 +189,8 @@ func poolsOf(machines []*cluster.Node) []string {
 type clauses struct{ *cluster.Class }
 
 // conditions lists every clause of the request in the order in which clauses rule out
-// machines: state, fixed properties, total capacity, maintenance, free capacity. State, maintenance and
-// free capacity do not last: they change without a change to the request or the machine.
+// machines: state, fixed properties, total capacity, maintenance, other tenants, free capacity. State,
+// maintenance, tenants and free capacity do not last: they change without a change to the request or the machine.
 func (c clauses) conditions() []condition {
 	r := c.Request
 	list := []condition{
@@ -200,7 +202,7 @@ func (c clauses) conditions() []condition {
 	}
 	for _, s := range cluster.Selectors {
 		cond := c.selectorText(s.Name)
-		cond.name, cond.lasts = s.Name, true
+		cond.name, cond.lasts = s.Name, s.Name != "taints" // an operator removes taints again
 		cond.fails = func(n *cluster.Node) bool { return !s.Holds(c.Class, &n.Machine) }
 		list = append(list, cond)
 	}
@@ -210,6 +212,9 @@ func (c clauses) conditions() []condition {
 			one:   "is avoided by the job", many: "are avoided by the job", none: "the job avoids every machine"})
 	list = append(list, c.totalConditions()...)
 	list = append(list, windowCondition())
+	if c.OfTenant != "" {
+		list = append(list, c.otherTenantCondition())
+	}
 	return append(list, c.freeConditions()...)
 }
 
@@ -226,6 +231,8 @@ func (c clauses) selectorText(name string) condition {
 	switch name {
 	case "pool_tenants":
 		return c.poolCondition()
+	case "taints":
+		return c.taintCondition()
 	case "region":
 		return is("in region " + strings.Join(r.Regions, " or "))
 	case "residency":

@@ -135,6 +135,9 @@ func (r *Reading) Blockers(x *queue.Contender, e *queue.Entry, w JobExplanation)
 		if l.Resource == "pool_tenants" {
 			change = "ask an operator for a pool that takes the tenant"
 		}
+		if l.Resource == "taints" {
+			change = "tolerate a taint in placement.tolerations, or ask an operator to remove one"
+		}
 		add("unsatisfiable", wire.Shortfall(l).String(), "", change)
 	}
 	switch {

@@ -101,6 +101,9 @@ func missing(c *cluster.Class, clause string, nodes []*cluster.Node) *Shortfall 
 	switch clause {
 	case "pool_tenants":
 		return &Shortfall{"pool_tenants", "a pool that takes the job's tenant", poolText(c.ClosedPools)}
+	case "taints":
+		return &Shortfall{"taints", "tolerations of taints", clauses{c}.taintCondition().none + ": " +
+			joinedSet(nodes, func(n *cluster.Node) []string { return spec.Untolerated(r.Tolerations, n.Taints) })}
 	case "region":
 		return &Shortfall{"region", strings.Join(r.Regions, " or "),
 			joined(nodes, func(n *cluster.Node) string { return n.Region })}

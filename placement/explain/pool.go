@@ -6,6 +6,7 @@ import (
 
 	"berth"
 	"berth/placement/cluster"
+	"berth/spec"
 )
 
 // poolCondition is the clause that the machine's pool accepts the job's tenant.
@@ -18,6 +19,38 @@ func (c clauses) poolCondition() condition {
 		text.one, text.many = "is "+in, "are "+in
 	}
 	return text
+}
+
+// taintCondition is the clause that the job tolerates the taints of the machine.
+func (c clauses) taintCondition() condition {
+	return condition{
+		one:  "has a taint that the job does not tolerate",
+		many: "have taints that the job does not tolerate",
+		none: "each machine has a taint that the job does not tolerate",
+		detail: func(n *cluster.Node) string {
+			left := spec.Untolerated(c.Request.Tolerations, n.Taints)
+			return fmt.Sprintf("%s tainted %s", n.ID, spec.ShortTaints(left))
+		}}
+}
+
+// detailText names the first machines that fail a condition, with the detail of each, in parentheses.
+func detailText(c condition, r ruledOut) string {
+	var list []string
+	for _, n := range r.some {
+		list = append(list, c.detail(n))
+	}
+	if more := r.count - len(r.some); more > 0 {
+		list = append(list, fmt.Sprintf("and %d more", more))
+	}
+	return "(" + strings.Join(list, "; ") + ")"
+}
+
+// otherTenantCondition is the clause that no other tenant uses the machine, or has capacity of it reserved, if the
+// machine is used by one tenant at a time. The text does not name the other tenant, which the reader may not know.
+func (c clauses) otherTenantCondition() condition {
+	return condition{name: "machine_tenant", one: "is in use by another tenant", many: "are in use by another tenant",
+		none:  "each machine is in use by another tenant",
+		fails: func(n *cluster.Node) bool { return !c.MayEnter(n) }}
 }
 
 // maxNamed bounds the pools and the tenants that a text names.

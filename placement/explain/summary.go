@@ -109,6 +109,12 @@ func shortText(e Explanation, conditions []condition, after []ruledOut) (text st
 	switch {
 	case c.name == "state":
 		return shutText(r), true
+	case c.detail != nil:
+		text = "no room: " + c.detail(r.some[0])
+		if more := r.count - 1; more > 0 {
+			text += fmt.Sprintf(" and %d more", more)
+		}
+		return text, false
 	case c.needs == "":
 		return "no room: " + c.none, false
 	case r.best != nil && c.most.of(r.best) > 0:

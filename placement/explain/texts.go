@@ -31,14 +31,19 @@ func described(e Explanation, conditions []condition, after []ruledOut, closed r
 	return e
 }
 
-// countText renders a number of machines that fail a condition, and names machines that accept no jobs.
+// countText renders a number of machines that fail a condition, and names machines that accept no jobs or have
+// a detail.
 func countText(r ruledOut, cond condition) string {
 	text := strconv.Itoa(r.count) + " " + cond.many
 	if r.count == 1 {
 		text = "1 " + cond.one
 	}
-	if cond.name == "state" && r.count > 0 {
+	switch {
+	case r.count == 0:
+	case cond.name == "state":
 		text += " " + machinesText(r)
+	case cond.detail != nil:
+		text += " " + detailText(cond, r)
 	}
 	return text
 }
@@ -62,6 +67,8 @@ func noneText(c condition, r ruledOut) string {
 		return c.none + " " + machinesText(r)
 	case c.name == "maintenance":
 		return windowText(r)
+	case c.detail != nil:
+		return c.none + " " + detailText(c, r)
 	}
 	return c.none + mostText(c, r)
 }

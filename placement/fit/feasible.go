@@ -9,11 +9,12 @@ import (
 
 // AsksForAll reports whether class c requests at least as much as class o of every
 // resource, so that a place for c is one for o. Shares of different tenants do not compare: each
-// tenant may share other devices.
+// tenant may share other devices. Neither do classes of tenants that may use other machines.
 func AsksForAll(c *cluster.Class, o *cluster.Class) bool {
 	return o.Capacity.Fits(c.Capacity) && o.Request.GPUs <= c.Request.GPUs &&
 		o.Request.GPUMilli <= c.Request.GPUMilli &&
-		(o.Sharer == cluster.NoSharer || o.Sharer == c.Sharer || c.Request.GPUMilli == cluster.Whole)
+		(o.Sharer == cluster.NoSharer || o.Sharer == c.Sharer || c.Request.GPUMilli == cluster.Whole) &&
+		(o.OfTenant == "" || o.OfTenant == c.OfTenant)
 }
 
 // UsableDevices returns the number of devices that the request could use on an empty
@@ -50,7 +51,7 @@ func Needs(c *cluster.Class) []cluster.Need {
 // returns its devices as positions in n.GPUs. allowed is a bitmap of the device variants
 // that the class may use; see cluster.Match.
 func Devices(c *cluster.Class, n *cluster.Node, allowed uint64) ([]int, bool) {
-	if !c.Capacity.Fits(n.Free) {
+	if !c.Capacity.Fits(n.Free) || !c.MayEnter(n) {
 		return nil, false
 	}
 	if c.Request.GPUs == 0 {
@@ -66,7 +67,7 @@ func Devices(c *cluster.Class, n *cluster.Node, allowed uint64) ([]int, bool) {
 // Devices does, without allocating a list.
 func Fits(c *cluster.Class, n *cluster.Node, allowed uint64) bool {
 	r := &c.Request
-	if !c.Capacity.Fits(n.Free) {
+	if !c.Capacity.Fits(n.Free) || !c.MayEnter(n) {
 		return false
 	}
 	if r.GPUs == 0 {
@@ -127,7 +128,7 @@ func admitted(n *cluster.Node, device int, allowed uint64) bool {
 // Grant returns the grant of one member on devices of a machine, given as positions in
 // n.GPUs.
 func Grant(c *cluster.Class, n *cluster.Node, devices []int) berth.Grant {
-	g := berth.Grant{Machine: n.ID, Epoch: n.Epoch, Capacity: c.Capacity}
+	g := berth.Grant{Machine: n.ID, Epoch: n.Epoch, Capacity: c.Capacity, Tenant: c.OfTenant}
 	for _, d := range devices {
 		g.GPUs = append(g.GPUs,
 			berth.DeviceShare{Index: n.GPUs[d].Index, Milli: c.Request.GPUMilli, Tenant: c.Tenant})

@@ -97,7 +97,7 @@ func shapeOf(r spec.Request) spec.Request {
 		CPUMilli: r.CPUMilli, MemoryMiB: r.MemoryMiB,
 		GPUs: r.GPUs, GPUMilli: r.GPUMilli, GPUTypes: r.GPUTypes, GPUMemoryMiB: r.GPUMemoryMiB,
 		Regions: r.Regions, Site: r.Site, Residency: r.Residency, Spot: r.Spot, MaxPrice: r.MaxPrice,
-		Labels: r.Labels, Constraint: r.Constraint, Members: 1,
+		Labels: r.Labels, Constraint: r.Constraint, Tolerations: r.Tolerations, Members: 1,
 	}
 }
 

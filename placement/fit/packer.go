@@ -265,11 +265,11 @@ func (r *Placer) spent() bool {
 }
 
 // first returns the first machine of a group, by id, that the member may use; nil if none
-// has room. Machines of a group differ only in names and disk.
+// has room. Machines of a group differ only in names, disk and tenants.
 func (s *Search) first(g *group) *cluster.Node {
 	for i := range g.machines.Len() {
 		n, _ := g.machines.At(i)
-		if s.Allows(n) && s.Class.Capacity.Fits(n.Free) {
+		if s.Allows(n) && s.Class.Capacity.Fits(n.Free) && s.Class.MayEnter(n) {
 			return n
 		}
 	}

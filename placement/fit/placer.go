@@ -166,7 +166,7 @@ func (r *Placer) Brief(s *Search) (cluster.Choice, bool) {
 		allowed := m.Devices
 		// Tried on a copy of the machine with its held capacity added.
 		x := r.ledger.Sketch(n)
-		x.Add(h.Grant)
+		h.Lift(x)
 		if devices, ok := Devices(s.Class, x, allowed); ok {
 			return cluster.Choice{Node: n, Allowed: allowed, Grant: Grant(s.Class, n, devices), Brief: true}, true
 		}

@@ -101,6 +101,9 @@ func devicesOf(c *cluster.Class, n *cluster.Node, allowed uint64) int {
 // PlacesOn returns the number of members for which a machine has free capacity, at most the members of a
 // job. It does not distinguish shares of different tenants, so it may be too many.
 func PlacesOn(c *cluster.Class, n *cluster.Node, allowed uint64) int {
+	if !c.MayEnter(n) {
+		return 0
+	}
 	return membersIn(c, n.Free, freeDevicesOf(c, n, allowed))
 }
 
@@ -170,7 +173,7 @@ func lacks(r *Placer, s *Search, members int) bool {
 			continue
 		}
 		x := r.ledger.Sketch(n)
-		x.Add(h.Grant)
+		h.Lift(x)
 		if members -= PlacesOn(c, x, m.Devices); members <= 0 {
 			return false
 		}

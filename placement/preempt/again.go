@@ -82,6 +82,7 @@ func (r *Nominations) retire(e *queue.Entry, own []Mark) {
 func (r *Nominations) keepRest(own []Mark, written []Nomination) {
 	var order []share
 	rest, nodes := map[share]cluster.Amount{}, map[share]*cluster.Node{}
+	var tenant berth.TenantID // of the job
 	for _, m := range own {
 		k := share{m.Victim, m.Machine}
 		if m.Holder == nil {
@@ -90,7 +91,7 @@ func (r *Nominations) keepRest(own []Mark, written []Nomination) {
 		if nodes[k] == nil {
 			order, nodes[k] = append(order, k), m.node
 		}
-		rest[k] = rest[k].Plus(m.node, m.grant, 1)
+		rest[k], tenant = rest[k].Plus(m.node, m.grant, 1), m.grant.Tenant
 	}
 	for _, m := range written {
 		k := share{m.Victim, m.Machine}
@@ -101,6 +102,7 @@ func (r *Nominations) keepRest(own []Mark, written []Nomination) {
 	for _, k := range order {
 		n := nodes[k]
 		g := rest[k].Grant(n)
+		g.Tenant = tenant
 		switch {
 		case g.Capacity == (berth.Capacity{}) && len(g.GPUs) == 0:
 		case k.job != "":

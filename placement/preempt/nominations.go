@@ -154,8 +154,8 @@ func (r *Nominations) holderOf(m Nomination) *cluster.Holder {
 // runs on the machine, the capacity is reserved from the victim's end on. Otherwise the free part is subtracted
 // from the machine, and the job counts as its occupant, so that reserved starts expect the job's end there.
 func (r *Nominations) add(e *queue.Entry, n *cluster.Node, m Nomination, start time.Time) {
-	x := Mark{Nomination: m, node: n, start: start, grant: cluster.Owned(
-		berth.Grant{Machine: n.ID, Epoch: n.Epoch, Capacity: m.Capacity, GPUs: m.GPUs}, e.Class.Tenant)}
+	x := Mark{Nomination: m, node: n, start: start, grant: e.Class.GrantFor(
+		berth.Grant{Machine: n.ID, Epoch: n.Epoch, Capacity: m.Capacity, GPUs: m.GPUs})}
 	if !start.IsZero() {
 		x.until = r.reservations.Leaves(start, e)
 	}
@@ -225,13 +225,10 @@ func (r *Nominations) Awaits(e *queue.Entry) bool {
 	r.Lift(marks)
 	for _, m := range marks {
 		if m.Holder != nil && r.stops(m.Holder) {
-			g := m.grant
-			if r.cluster.KeepsApart() {
-				g = cluster.Owned(g, m.Holder.Tenant)
-			}
-			r.ledger.Give(m.node, g)
+			r.ledger.Give(m.node, r.cluster.GrantTo(m.grant, m.Holder.Tenant))
 		}
 	}
+	passOn(r, c, marks)
 	fits := r.placer.FitsAnywhere(c)
 	r.ledger.Undo(start)
 	r.Restore(marks)
@@ -293,8 +290,7 @@ func (r *Nominations) split(e *queue.Entry, places []cluster.Choice, victims []*
 // keep keeps the capacity of a nomination of this plan.
 func (r *Nominations) keep(e *queue.Entry, m Nomination, start time.Time) {
 	n := r.cluster.Nodes[m.Machine]
-	g := cluster.Owned(berth.Grant{Machine: m.Machine, Epoch: n.Epoch, Capacity: m.Capacity, GPUs: m.GPUs},
-		e.Class.Tenant)
+	g := e.Class.GrantFor(berth.Grant{Machine: m.Machine, Epoch: n.Epoch, Capacity: m.Capacity, GPUs: m.GPUs})
 	h := r.holderOf(m)
 	if h == nil {
 		g = cluster.Clamp(n, g)
@@ -325,7 +321,9 @@ func (r *Nominations) unpromised(n *cluster.Node, h *cluster.Holder) berth.Grant
 	for _, m := range r.promises[share{h.Job, n.ID}] {
 		a = a.Plus(n, berth.Grant{Capacity: m.Capacity, GPUs: m.GPUs}, -1)
 	}
-	return a.Grant(n)
+	g := a.Grant(n)
+	g.Tenant = h.Tenant
+	return g
 }
 
 // splitGrant splits a grant by origin. Each victim in turn gives as much as it holds on the machine, device by

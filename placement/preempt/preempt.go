@@ -284,7 +284,7 @@ func hasFree(n *cluster.Node, g berth.Grant, ranks []berth.Grant) bool {
 			all = all.Plus(n, o, 1)
 		}
 	}
-	if !all.Fits(n.Free) {
+	if !all.Fits(n.Free) || !cluster.MayStay(n, g) {
 		return false
 	}
 	for i, x := range all.GPUs {

@@ -36,8 +36,8 @@ func (r *Search) release(h *cluster.Holder) {
 // addReleased records the capacity that a stopping holder releases on one machine. listed reports that
 // the machine is among the releasing ones already.
 func addReleased(r *Search, n *cluster.Node, h *cluster.Holder, listed bool) {
-	g := r.nominations.unpromised(n, h)
-	if g.Capacity == (berth.Capacity{}) && len(g.GPUs) == 0 {
+	g, pairs := r.nominations.unpromised(n, h), passedOn(r.nominations, r.queue, n, h)
+	if g.Capacity == (berth.Capacity{}) && len(g.GPUs) == 0 && len(pairs) == 0 {
 		return
 	}
 	if len(r.released) == 0 {
@@ -47,7 +47,7 @@ func addReleased(r *Search, n *cluster.Node, h *cluster.Holder, listed bool) {
 		r.ledger.Touch(n) // the indexed bound counts free capacity alone: see available
 		r.releasing = append(r.releasing, n)
 	}
-	r.released[n.Index] = append(r.released[n.Index], g)
+	r.released[n.Index] = append(append(r.released[n.Index], g), pairs...)
 }
 
 // renewReleased recomputes the released capacity of machines on which further jobs stop, or other parts of the capacity
@@ -101,7 +101,7 @@ func (r *Search) findReleased(c *cluster.Class, group string, first bool) (found
 		draft := r.ledger.Sketch(n)
 		draft.AddAll(r.releasedOn(n))
 		if h := r.ledger.HoldOn(n); h != nil && !r.placer.End.IsZero() && !r.placer.End.After(h.Until) {
-			draft.Add(h.Grant)
+			h.Lift(draft)
 		}
 		devices, fits := fit.Devices(c, draft, m.Devices)
 		if !fits {

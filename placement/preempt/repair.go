@@ -26,9 +26,7 @@ const MaxYields = 8
 // expires.
 func (r *Nominations) withhold(n *cluster.Node, m Nomination) {
 	g := berth.Grant{Machine: n.ID, Epoch: n.Epoch, Capacity: m.Capacity, GPUs: m.GPUs}
-	if r.cluster.KeepsApart() {
-		g = cluster.Owned(g, r.cluster.Running[m.For].Tenant)
-	}
+	g = r.cluster.GrantTo(g, r.cluster.Running[m.For].Tenant)
 	if m.Victim == "" {
 		g = cluster.Clamp(n, g)
 		r.ledger.Move(n, func() { n.Subtract(g) })

@@ -85,7 +85,7 @@ type pass struct {
 	count   map[berth.TenantID]int                  // machines of the tenant and of all tenants below
 	growth  map[berth.TenantID][]time.Time          // launches of the tenant and of all tenants below
 	granted map[berth.TenantID]float64              // reserved by them in this pass, US dollars
-	rules   map[string][]berth.TenantID             // of pools
+	rules   map[string][]berth.TenantID             // of pools that accept some tenants only
 	shapes  map[string]cloud.Offer                  // offers by provider and offering
 	lengths scaler.Lengths                          // for jobs about which nothing is known
 	left    map[berth.JobID]func(int) time.Duration // see runTime
@@ -128,7 +128,9 @@ func newPass(f Facts) *pass {
 		p.parents[t.ID] = t.Parent
 	}
 	for _, r := range f.Pools {
-		p.rules[r.Name] = r.Tenants
+		if !r.Open {
+			p.rules[r.Name] = r.Tenants
+		}
 	}
 	for _, o := range f.Offers {
 		p.shapes[o.Provider+"/"+o.String()] = o.Offer
@@ -177,6 +179,7 @@ func (p *pass) machine(l db.FleetMachine, row placement.Machine, joined bool) ma
 	m.Row = scaler.Offer{Offer: offer, Known: known}.Machine(l.Machine)
 	// The offer may have changed, or be gone. The machine is judged by its launch.
 	m.Row.Pool, m.Row.Region, m.Row.Market, m.Row.Price = l.Pool, l.Region, string(l.Market), l.Price
+	m.Row.Taints = taintsOf(p, l.Pool)
 	m.State = scaler.Leaving
 	switch l.State {
 	case cloud.LaunchRequested, cloud.LaunchSent, cloud.LaunchUnresolved, cloud.LaunchRunning, cloud.LaunchServing:

@@ -34,6 +34,7 @@ func bounds(rows int) (futures, plans int) {
 // input returns the facts for one tenant and pool, without jobs.
 func (p *pass) input(t berth.TenantID, policy spec.Burst, pool string) scaler.Input {
 	in := scaler.Input{Now: p.Now, Pool: pool, Planner: p.Planner, Policy: p.policy(t, policy)}
+	in.Taints = taintsOf(p, pool)
 	in.Planner.MaxStarts, in.Planner.Policy.Preempt = 0, false
 	for _, m := range p.fleet[t] {
 		if m.pool == pool {
@@ -52,6 +53,15 @@ func (p *pass) input(t berth.TenantID, policy spec.Burst, pool string) scaler.In
 			Won: p.Won[o.Provider+"/"+o.String()], Known: p.known(o.Provider, o.Offering)})
 	}
 	return in
+}
+
+// taintsOf returns the taints of the machines of a pool.
+func taintsOf(p *pass, pool string) []string {
+	i := slices.IndexFunc(p.Pools, func(r placement.Pool) bool { return r.Name == pool })
+	if i < 0 {
+		return nil
+	}
+	return p.Pools[i].Taints
 }
 
 // policy returns the policy of a tenant for package scaler, without the limits that tenants above share.

@@ -120,7 +120,8 @@ func Windows(s *placement.Snapshot, windows []db.Window) []placement.Window {
 func Pools(s *placement.Snapshot, rules []db.PoolRule) []placement.Pool {
 	list := make([]placement.Pool, len(rules))
 	for i, r := range rules {
-		list[i] = placement.Pool{Name: r.Pool, Tenants: r.Tenants}
+		list[i] = placement.Pool{Name: r.Pool, Tenants: r.Tenants, Open: r.Tenants == nil, OneTenant: r.OneTenant,
+			Taints: r.Taints}
 	}
 	placement.SetPools(s, list)
 	return list

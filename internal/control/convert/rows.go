@@ -18,7 +18,8 @@ func Waits(row db.QueueJob) bool { return row.State == berth.Queued || row.State
 func Machine(row db.PoolMachine, blocked string) placement.Machine {
 	p := placement.Machine{
 		ID: row.ID, Epoch: row.Epoch, State: row.State, Blocked: blocked,
-		Pool: row.Pool, Region: row.Region, Site: row.Site, Labels: row.Labels, Total: row.Total, Used: row.Used,
+		Pool: row.Pool, Region: row.Region, Site: row.Site, Labels: row.Labels, Taints: row.Taints,
+		Total: row.Total, Used: row.Used,
 		Fences:  row.Fences,
 		Network: row.Network, Reason: row.Reason, Market: row.Market, Price: row.Price,
 	}

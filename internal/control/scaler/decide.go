@@ -94,6 +94,7 @@ type Input struct {
 	Offers   []Offer
 	Policy   Policy
 	Pool     string      // that launched machines join
+	Taints   []string    // of launched machines, from their pool
 	Launched []time.Time // times of earlier launches, for Policy.Growth
 	Spent    float64     // costs of the period and reservations, in US dollars
 	Planner  placement.Planner
@@ -452,7 +453,7 @@ func (d *decider) machinesFor(j Job, o Offer) int {
 // machine returns the row that a launched machine of an offer will have.
 func (d *decider) machine(o Offer, id berth.MachineID) placement.Machine {
 	m := o.Machine(id)
-	m.Pool = d.Pool
+	m.Pool, m.Taints = d.Pool, d.Taints
 	return m
 }
 
@@ -466,7 +467,7 @@ func (o Offer) Machine(id berth.MachineID) placement.Machine {
 	}
 	m := *o.Known
 	m.ID, m.Epoch, m.State, m.Blocked, m.Region, m.Used = id, 1, berth.MachineReady, "", o.Region, berth.Capacity{}
-	m.Market, m.Price = string(o.Market), o.Price
+	m.Market, m.Price, m.Taints = string(o.Market), o.Price, nil
 	m.GPUs = slices.Clone(m.GPUs)
 	for i := range m.GPUs {
 		m.GPUs[i].UsedMilli = 0

@@ -75,6 +75,11 @@ func TestDecide(t *testing.T) {
 			[]string{"g8"}, nil, nil, []scaler.NoteCode{scaler.NoteLaunched, scaler.NoteCovered}},
 		{"a gang gets all its machines", func(in *scaler.Input) { in.Jobs = []scaler.Job{job("a", 3, 8)} },
 			[]string{"g8", "g8", "g8"}, nil, nil, []scaler.NoteCode{scaler.NoteLaunched}},
+		{"no job that does not tolerate the taints of the pool", func(in *scaler.Input) {
+			tolerant := job("b", 1, 1)
+			tolerant.Request.Tolerations = []string{"team"}
+			in.Jobs, in.Taints = []scaler.Job{job("a", 1, 8), tolerant}, []string{"team=ml:no_schedule"}
+		}, []string{"g1"}, nil, nil, []scaler.NoteCode{scaler.NoteFits, scaler.NoteLaunched}},
 		{"or none", func(in *scaler.Input) { in.Jobs, in.Policy.Max = []scaler.Job{job("a", 3, 8)}, 2 },
 			nil, nil, nil, []scaler.NoteCode{scaler.NoteMax}},
 		{"no permission", func(in *scaler.Input) {
