@@ -49,7 +49,8 @@ func DebugJob(s Job, member, alternative int, machine berth.MachineID) Job {
 	d.Name = debugName(s.Name)
 	d.Entrypoint, d.Command = []string{"sleep"}, []string{strconv.Itoa(int(hold.Std().Seconds()))}
 	d.Members, d.Groups, d.Alternatives = 1, nil, nil
-	d.Placement = Placement{Constraint: "machine.id == " + strconv.Quote(string(machine))}
+	d.Placement = Placement{Constraint: "machine.id == " + strconv.Quote(string(machine)),
+		Tolerations: d.Placement.Tolerations}
 	d.Priority, d.Preemptible, d.Execution = ptr(Priority(0)), ptr(true), AtLeastOnce
 	d.QueueTimeout, d.TimeLimit = Duration(HoldWait), hold+Duration(holdMargin)
 	d.StallTimeout, d.Stall, d.StopGrace, d.HoldOnFailure = 0, nil, ptr(Duration(0)), 0

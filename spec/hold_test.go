@@ -1,6 +1,7 @@
 package spec_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -42,6 +43,7 @@ func TestADebugJobIsAValidJobOfOneMember(t *testing.T) {
 		Name: strings.Repeat("n", 60), Image: "busybox", Command: []string{"python", "fit.py"}, Workdir: ".",
 		Env: map[string]string{"A": "1"}, Secrets: []string{"token"}, Labels: map[string]string{"team": "a"},
 		Network:       spec.Network{Egress: spec.EgressNone},
+		Placement:     spec.Placement{Tolerations: []string{"rack=new"}},
 		HoldOnFailure: spec.Duration(90 * time.Minute), TimeLimit: spec.Duration(time.Hour),
 		Checkpoint: &spec.CheckpointPolicy{Path: "/c"}, Retry: spec.RetryPolicy{MaxAttempts: 5},
 		Outputs: []spec.Output{{Name: "o", Path: "/workspace/o"}},
@@ -61,7 +63,8 @@ func TestADebugJobIsAValidJobOfOneMember(t *testing.T) {
 	}
 	r := d.Request()
 	want := berth.Capacity{CPUMilli: 4000, MemoryMiB: 4096, GPUMilli: 2000}
-	if r.Capacity() != want || r.Members != 1 || r.Constraint != `machine.id == "gpu-1"` {
+	if r.Capacity() != want || r.Members != 1 || r.Constraint != `machine.id == "gpu-1"` ||
+		!slices.Equal(r.Tolerations, []string{"rack=new"}) {
 		t.Errorf("it asks for %+v", r)
 	}
 	if d.Env["A"] != "1" || d.Env["B"] != "2" || d.Env[spec.EnvGroup] != "workers" {
