@@ -425,17 +425,21 @@ func (d *Queue) writeStarts(ctx context.Context, conn *pgx.Conn, term Term, star
 			JOIN allocations a ON a.job = s.job AND a.attempt = s.attempt AND a.rank = s.rank`,
 			g.job, g.attempt, g.rank, g.idx, g.milli, g.tenant)
 	}
-	// The entry penalty is one charge without a duration for each allocation.
 	if d.entry > 0 {
-		batch.Queue(`
-			INSERT INTO usage_charges (alloc_id, entry_ms, tenant, cpu_m, mem_mb, gpu_milli, from_at, to_at)
-			SELECT a.id, $3, j.tenant, a.cpu_m, a.mem_mb, a.gpu_milli, now(), now()
-			FROM unnest($1::uuid[], $2::int[]) AS s(job, attempt)
-			JOIN allocations a ON a.job = s.job AND a.attempt = s.attempt
-			JOIN jobs j ON j.id = s.job`, a.job, a.attempt, d.entry.Milliseconds())
+		queueEntry(&batch, a, d.entry)
 	}
 	// A started job needs no nomination. Leftovers would keep capacity from other jobs.
 	batch.Queue(`DELETE FROM nominations WHERE beneficiary = ANY($1::uuid[])`, a.job)
 	batch.Queue("COMMIT")
 	return conn.SendBatch(ctx, &batch).Close()
+}
+
+// queueEntry charges the entry penalty: one charge without a duration for each allocation.
+func queueEntry(batch *pgx.Batch, a attemptColumns, entry time.Duration) {
+	batch.Queue(`
+		INSERT INTO usage_charges (alloc_id, entry_ms, tenant, cpu_m, mem_mb, gpu_milli, from_at, to_at)
+		SELECT a.id, $3, j.tenant, a.cpu_m, a.mem_mb, a.gpu_milli, now(), now()
+		FROM unnest($1::uuid[], $2::int[]) AS s(job, attempt)
+		JOIN allocations a ON a.job = s.job AND a.attempt = s.attempt
+		JOIN jobs j ON j.id = s.job`, a.job, a.attempt, entry.Milliseconds())
 }

@@ -170,8 +170,7 @@ func (e *streamFault) Error() string { return e.err.Error() }
 // succeeds, an error is returned at once. A connection that breaks without news counts as a failure: else a server that
 // cannot read the log would be asked again and again, without an end.
 func (s *follower) follow(ctx context.Context, c *Client, r request) error {
-	broken := time.Time{}
-	wait := reconnectFirst
+	broken, wait := time.Time{}, reconnectFirst
 	for {
 		from := s.last
 		answered, moved, err := s.read(ctx, c, r)

@@ -50,11 +50,10 @@ func (p *Profile) key(b []byte, m *Machine, variants []Variant) []byte {
 		b = append(b, s...)
 	}
 	number := func(n int64) { b = binary.AppendVarint(b, n) }
-	field(m.Pool)
-	field(m.Region)
-	field(m.Site)
-	field(m.Market)
-	field(strings.Join(m.Taints, ",")) // no taint contains a comma
+	// No taint contains a comma.
+	for _, s := range []string{m.Pool, m.Region, m.Site, m.Market, strings.Join(m.Taints, ",")} {
+		field(s)
+	}
 	if p.price {
 		number(int64(math.Float64bits(m.Price)))
 	}
