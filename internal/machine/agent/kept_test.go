@@ -119,6 +119,7 @@ func TestAFailedMemberIsKeptByTheNextAgent(t *testing.T) {
 	s.settle(id)
 	debug := s.debugOf(id)
 	m.start()
+	m.until("machine is ready", func() bool { return s.machineState(m.id) == berth.MachineReady })
 	req, _ := m.run(debug)
 	m.running(req)
 	text, err := os.ReadFile(filepath.Join(m.scratch(req), "workspace", "a.txt"))
