@@ -173,6 +173,7 @@ type Timing struct {
 	LinePause       time.Duration // after the reader of an unfinished line has ended, before the next one
 	LineRepeat      time.Duration // between two reports of an unfinished line that does not change
 	KeptPatience    time.Duration // of a debug job with the folder of a failed member that is not here
+	KeptLimit       time.Duration // of its whole wait, also while the failed member is here
 }
 
 // withDefaults returns the timing with the defaults in place of zero fields.
@@ -232,6 +233,7 @@ func (t Timing) withDefaults() Timing {
 	set(&t.LinePause, 30*time.Second)
 	set(&t.LineRepeat, 5*time.Second)
 	set(&t.KeptPatience, 30*time.Second)
+	set(&t.KeptLimit, 5*time.Minute)
 	return t
 }
 

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"berth"
+	"berth/activities/node/fakeruntime"
 	"berth/api/client"
 	"berth/failure"
 	"berth/spec"
@@ -150,5 +151,51 @@ func TestADebugJobWithoutFilesFails(t *testing.T) {
 	}
 	if j := s.settle(debug); j.Status != berth.Failed {
 		t.Errorf("the debug job is %s", j.Status)
+	}
+}
+
+// TestADebugJobWaitsForItsFilesWithinLimits checks that a removal of the failed member that hangs does not keep the
+// machine's capacity: the debug job obeys a stop, and does not wait for ever.
+func TestADebugJobWaitsForItsFilesWithinLimits(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		limit  time.Duration
+		cancel bool
+		want   failure.ExitCause
+	}{
+		"a stop":    {0, true, failure.CauseNotStarted},
+		"the limit": {time.Second, false, failure.CauseEngine},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newSite(t)
+			m := s.machine("m1")
+			m.cfg.Timing.KeptLimit = c.limit
+			m.restart()
+			id := s.heldJob()
+			_, w := m.run(id)
+			w.exit()
+			hang := make(chan struct{})
+			defer close(hang)
+			m.runtime.Intercept(func(c fakeruntime.Call) error {
+				if c.Method == "Remove" {
+					<-hang
+				}
+				return nil
+			})
+			s.settle(id)
+			debug := s.debugOf(id)
+			req, held := m.run(debug)
+			if c.cancel {
+				s.until("the debug job is claimed", func() bool {
+					state, _ := s.allocation(req)
+					return state == berth.AllocActive
+				})
+				s.cancel(debug)
+			}
+			if x := held.exit(); x.Cause != c.want {
+				t.Errorf("the debug job ended by %+v", x)
+			}
+		})
 	}
 }

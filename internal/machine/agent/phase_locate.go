@@ -36,11 +36,8 @@ type locatePhase struct {
 // watches this machine.
 func (p *locatePhase) Do(context.Context) (phase, error) {
 	if p.claim.Held != nil {
-		if err := p.takeOver(*p.claim.Held); err != nil {
-			if p.ctx.Err() != nil {
-				return "", context.Cause(p.ctx)
-			}
-			return p.result.notStarted(failure.CauseInputInvalid, err.Error())
+		if ended, err := p.obtain(*p.claim.Held); ended != "" || err != nil {
+			return ended, err
 		}
 	}
 	if err := p.scratch.open(p.name(), p.claim.checkpoints() != ""); err != nil {
@@ -71,9 +68,20 @@ func (p *locatePhase) Do(context.Context) (phase, error) {
 	return phasePull, nil
 }
 
+// obtain takes over the folder of the failed member. It gives up at an order to stop, and after Timing.KeptLimit: the
+// removal of the failed member may hang, and the debug job has capacity that other jobs may need.
+func (p *locatePhase) obtain(held wire.HeldFiles) (ended phase, err error) {
+	wait := openPreparation(p.ctx, p.plan.orders, p.reports, p.timing.KeptLimit)
+	err = p.takeOver(wait.ctx, held)
+	if err != nil && wait.ctx.Err() == nil {
+		ended, err = p.result.notStarted(failure.CauseInputInvalid, err.Error())
+	}
+	return wait.close(ended, err, p.result)
+}
+
 // takeOver moves the folder of the failed member that this debug job holds to its own place. The failed
 // member may have to be removed first; once it is gone, the folder is there, or was not kept.
-func (p *locatePhase) takeOver(held wire.HeldFiles) error {
+func (p *locatePhase) takeOver(ctx context.Context, held wire.HeldFiles) error {
 	since := time.Now() // when the failed member was last seen
 	for wait := p.timing.backoff(); ; {
 		if p.present(held.Alloc) {
@@ -86,7 +94,7 @@ func (p *locatePhase) takeOver(held wire.HeldFiles) error {
 		if time.Since(since) > p.timing.KeptPatience {
 			return errors.New("the files of the failed attempt are no longer on this machine")
 		}
-		if err := wait.wait(p.ctx); err != nil {
+		if err := wait.wait(ctx); err != nil {
 			return err
 		}
 	}
