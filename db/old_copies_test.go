@@ -67,6 +67,10 @@ func newerFiles() map[string]spec.Pipeline {
 	user.Jobs["b"] = spec.Job{Image: "busybox", User: spec.UserImage}
 	sealed := graph(spec.FailFast, "a")
 	sealed.Jobs["b"] = spec.Job{Image: "busybox", ReadOnlyRoot: true}
+	tolerant := graph(spec.FailFast, "a")
+	tolerant.Jobs["b"] = spec.Job{Image: "busybox", Placement: spec.Placement{Tolerations: []string{"rack=new"}}}
+	kept := graph(spec.FailFast, "a")
+	kept.Jobs["b"] = spec.Job{Image: "busybox", HoldOnFailure: spec.Duration(time.Hour)}
 	inner := graph(spec.FailFast, "a")
 	inner.Jobs["in"] = spec.Job{Jobs: conditions(spec.FailFast, "x", "y!").Jobs}
 	return map[string]spec.Pipeline{
@@ -77,6 +81,8 @@ func newerFiles() map[string]spec.Pipeline {
 		"network":    walled.WithDefaults(),
 		"user":       user.WithDefaults(),
 		"root":       sealed.WithDefaults(),
+		"tolerant":   tolerant.WithDefaults(),
+		"kept":       kept.WithDefaults(),
 		"nested":     inner.WithDefaults(),
 	}
 }
@@ -98,10 +104,14 @@ func TestTheVersionBeforeRetriesNoNewerFile(t *testing.T) {
 	archived := berth.JobID(one[string](s, `SELECT id::text FROM archived_jobs WHERE job ? 'pipeline' LIMIT 1`))
 	refusedTooOld(t, "archived", s.oldCopies(&archived, nil, time.Time{}))
 
+	alone := s.submit(func(j *spec.Job) { j.Placement.Tolerations = []string{"rack=new"} })
+	s.cancel(alone)
+	refusedTooOld(t, "a job with tolerations", s.oldCopies(&alone, nil, time.Time{}))
+
 	// Files without such fields, also with variables of these names.
 	plain := graph(spec.FailFast, "a", "b: a")
 	for key, step := range plain.Jobs {
-		step.Env = map[string]string{"when": "1", "final": "1", "stall": "1", "network": "1", "jobs": "1"}
+		step.Env = map[string]string{"when": "1", "final": "1", "stall": "1", "network": "1", "jobs": "1", "tolerations": "1"}
 		plain.Jobs[key] = step
 	}
 	id := s.stores(plain)

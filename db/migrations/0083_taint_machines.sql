@@ -50,3 +50,25 @@ BEGIN
 END $$;
 CREATE TRIGGER allocations_tolerate AFTER INSERT ON allocations REFERENCING NEW TABLE AS new_rows
   FOR EACH STATEMENT EXECUTE FUNCTION allocations_tolerate();
+
+-- The version before would drop the tolerations of a job file that it copies, and the copy would never start on a machine
+-- that it needs. Format 5 is the one of migration 0081.
+CREATE OR REPLACE FUNCTION format_of(file jsonb) RETURNS integer LANGUAGE sql IMMUTABLE AS $$
+  SELECT CASE WHEN file ? 'hold_on_failure' OR file #> '{placement,tolerations}' IS NOT NULL OR jsonb_path_exists(file,
+      '$.**.jobs.* ? (exists(@.hold_on_failure) || exists(@.placement.tolerations))') THEN 5
+    WHEN file ? 'groups' OR jsonb_path_exists(file, '$.**.jobs.* ? (exists(@.groups))') THEN 4
+    WHEN file ?| '{user,read_only_root}' OR jsonb_path_exists(file,
+      '$.**.jobs.* ? (exists(@.user) || exists(@.read_only_root))') THEN 3
+    WHEN file ? 'alternatives' OR jsonb_path_exists(file, '$.**.jobs.* ? (exists(@.alternatives))') THEN 2
+    WHEN file ?| '{stall,network}' OR jsonb_path_exists(file,
+      '$.**.jobs.* ? (exists(@.when) || exists(@.final) || exists(@.array.from) || exists(@.stall) || exists(@.network))')
+    THEN 1 ELSE 0 END
+$$;
+
+CREATE OR REPLACE FUNCTION refuse_old_copy(what text, file jsonb, known integer) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  IF known < format_of(file) THEN
+    RAISE EXCEPTION '% has when, final, array.from, stall, network, alternatives, user, read_only_root, groups, hold_on_failure or tolerations, which this berthd does not know: a newer one must run it; repeat the call, or upgrade this berthd', what
+      USING ERRCODE = '57T01';
+  END IF;
+END $$;
