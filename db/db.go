@@ -182,8 +182,9 @@ func (d *DB) Hub() *Hub { return d.hub }
 // Shares returns the division of the pool's connections by purpose.
 func (d *DB) Shares() Shares { return d.turns.shares }
 
-// Ping returns an error if the database does not respond.
-func (d *DB) Ping(ctx context.Context) error { return d.pool.Ping(ctx) }
+// Ping returns an error if the database does not respond. It waits for no turn: statements that wait for a lock, and
+// have all connections of a share, do not mean that the database is away.
+func (d *DB) Ping(ctx context.Context) error { return d.vital.Ping(ctx) }
 
 // SQLSTATEs this package maps to errors; BT… are raised by our own triggers.
 const (

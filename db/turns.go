@@ -30,7 +30,7 @@ type turns struct {
 type Shares struct {
 	Reads     int // for users' reads, also while the database is slow
 	Writes    int // for users' changes, such as submits and cancels, also while it is slow
-	Lookups   int // for look-ups of tokens and the probe of readiness (class Vital), also while it is slow
+	Lookups   int // for look-ups of tokens (class Vital), also while it is slow
 	Work      int // for everything else
 	LeastWork int // of Work, remaining while the database is slow
 	Sweeps    int // of Work, the most that sweeps may hold at once

@@ -124,6 +124,20 @@ func TestLookUpsOfTokensWaitForNoOtherShare(t *testing.T) {
 	}
 }
 
+// Look-ups that hang, as all do while a migration has locked their table, must not make a replica unready.
+func TestTheProbeOfReadinessWaitsForNoShare(t *testing.T) {
+	t.Parallel()
+	d := crowded(t)
+	for _, class := range []overload.Class{overload.Sweep, overload.Write, overload.Read, overload.Vital} {
+		defer take(t, d, class).Release()
+	}
+	ctx, cancel := context.WithTimeout(overload.As(t.Context(), overload.Vital), waitLimit)
+	defer cancel()
+	if err := d.Ping(ctx); err != nil {
+		t.Error(err)
+	}
+}
+
 // The shares fit into the pool, so no share waits for the connections of another one.
 func TestSharesAreAllConnections(t *testing.T) {
 	t.Parallel()
