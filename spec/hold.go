@@ -42,7 +42,7 @@ const DebugSuffix = "-debug"
 // resources, the environment, the secrets, the network and the user of that member, on its machine. It
 // sleeps for HoldOnFailure in place of the command. The mounts of Workdir and Inputs stay, since the agent
 // takes over the folders of the failed member. s must have its defaults filled in; alternative is the
-// hardware in force.
+// hardware in force. It has no labels, so that a filter for the job's labels does not find it.
 func DebugJob(s Job, member, alternative int, machine berth.MachineID) Job {
 	hold := s.HoldOnFailure
 	d := ChooseMember(Choose(s, alternative), member)
@@ -55,6 +55,7 @@ func DebugJob(s Job, member, alternative int, machine berth.MachineID) Job {
 	d.QueueTimeout, d.TimeLimit = Duration(HoldWait), hold+Duration(holdMargin)
 	d.StallTimeout, d.Stall, d.StopGrace, d.HoldOnFailure = 0, nil, ptr(Duration(0)), 0
 	d.Retry, d.Checkpoint, d.Outputs = RetryPolicy{}, nil, nil
+	d.Labels = nil
 	d.Array, d.Needs, d.When, d.Final, d.Cache, d.Notify = nil, nil, "", false, false, nil
 	return d.WithDefaults()
 }

@@ -73,7 +73,7 @@ func TestADebugJobIsAValidJobOfOneMember(t *testing.T) {
 	if diff := cmp.Diff([]string{"sleep", "5400"}, append(d.Entrypoint, d.Command...)); diff != "" {
 		t.Error(diff)
 	}
-	if d.Checkpoint != nil || d.Outputs != nil || d.Retry.MaxAttempts != 1 || d.HoldOnFailure != 0 || d.StopGrace.Std() != 0 ||
+	if d.Labels != nil || d.Checkpoint != nil || d.Outputs != nil || d.Retry.MaxAttempts != 1 || d.HoldOnFailure != 0 || d.StopGrace.Std() != 0 ||
 		d.TimeLimit.Std() != 91*time.Minute || d.Secrets[0] != "token" || d.Network.Egress != spec.EgressNone {
 		t.Errorf("it is %+v", d)
 	}
