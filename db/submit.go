@@ -173,10 +173,11 @@ func (d *Jobs) store(ctx context.Context, r submitRow) (job wire.Job, err error)
 }
 
 // countsAsQueued is true if the waiting job w counts against max_queued. Parents do not
-// count, nor do steps that wait for other steps or belong to a nested pipeline. A cached
-// step without needs is also blocked at first, but only until its pipeline is reconciled,
-// so it counts.
-const countsAsQueued = `w.kind = 'job' AND (NOT w.blocked OR NOT EXISTS (SELECT 1 FROM deps n WHERE n.job = w.id)
+// count, nor do debug jobs, which no user queues, nor steps that wait for other steps or
+// belong to a nested pipeline. A cached step without needs is also blocked at first, but
+// only until its pipeline is reconciled, so it counts.
+const countsAsQueued = `w.kind = 'job' AND NOT w.debug AND (NOT w.blocked
+				OR NOT EXISTS (SELECT 1 FROM deps n WHERE n.job = w.id)
 				AND NOT EXISTS (SELECT 1 FROM jobs o WHERE o.id = w.parent AND o.parent IS NOT NULL))`
 
 // insert stores job, spec and class in one round trip. The error is not_found if the

@@ -221,7 +221,8 @@ func addPresent(ctx context.Context, tx pgx.Tx, list []TenantRow, args pgx.Named
 		SELECT tenant, count(*) FILTER (WHERE state IN ('submitted', 'queued', 'retrying')),
 			count(*) FILTER (WHERE state IN ('scheduled', 'running', 'preempting', 'canceling'))
 		FROM jobs w
-		WHERE `+countsAsQueued+` AND state NOT IN ('succeeded', 'failed', 'canceled')
+		WHERE (`+countsAsQueued+` OR w.debug AND state NOT IN ('submitted', 'queued', 'retrying'))
+			AND state NOT IN ('succeeded', 'failed', 'canceled')
 		GROUP BY tenant`)
 	if err != nil {
 		return err
