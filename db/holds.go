@@ -2,6 +2,7 @@ package db
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
@@ -25,13 +26,42 @@ type hold struct {
 	checkpoint string // folder of checkpoints in the container; "": none
 }
 
-// newHold decides whether a settlement begins a hold, and adds the event of it. nil: the spec asks for none, no member
-// failed by itself, or the job or its array is held already. The caller holds the locks of the job and its members.
-func newHold(ctx context.Context, tx pgx.Tx, job lockedJob, s lifecycle.Settlement, incarnation int64) (*hold, error) {
+// settleAndHold stores a settlement. If the spec asks for it, and a member failed by itself, it hands the failed
+// attempt to a debug job. An attempt whose debug job the database rejects is settled without one: the verdict of a job must not
+// depend on its hold.
+func (d *Attempts) settleAndHold(
+	ctx context.Context, tx pgx.Tx, job lockedJob, s lifecycle.Settlement, incarnation int64,
+) (hints touched, held *hold, err error) {
 	member, ok := lifecycle.Held(job.Job, s)
 	if !job.Holds || !ok {
-		return nil, nil
+		hints, err = settle(ctx, tx, job, s)
+		return hints, nil, err
 	}
+	err = pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) (err error) {
+		// A job that has ended gets no further events, so the hold's event comes before the verdict.
+		if held, err = newHold(ctx, tx, job, member, incarnation); err != nil {
+			return err
+		}
+		if hints, err = settle(ctx, tx, job, s); err == nil && held != nil {
+			err = held.store(ctx, tx)
+		}
+		return err
+	})
+	_, unread := errors.AsType[pgx.ScanArgError](err)
+	if !unread && !IsDataError(err) {
+		return hints, held, err
+	}
+	d.log.Warn("cannot hold a failed attempt, settles it without a hold", "job_id", job.ID, "attempt", job.Attempt,
+		"err", err)
+	hints, err = settle(ctx, tx, job, s)
+	return hints, nil, err
+}
+
+// newHold prepares the hold of a failed member, and adds the event of it. nil: the job or its array is held already.
+// The caller holds the locks of the job and its members.
+func newHold(
+	ctx context.Context, tx pgx.Tx, job lockedJob, member lifecycle.Member, incarnation int64,
+) (*hold, error) {
 	h := &hold{job: job.ID, attempt: job.Attempt, member: member}
 	var failed spec.Job
 	var alternative int
@@ -118,25 +148,33 @@ const dueHolds = `
 		UNION
 		SELECT t.id, t.parent FROM up JOIN tenants t ON t.id = up.parent
 	), tree AS (
-		SELECT id FROM up
+		SELECT t.id, t.id AS quota
+		FROM up
+		JOIN tenants t ON t.id = up.id
+		WHERE num_nonnulls(t.limit_cpu_m, t.limit_mem_mb, t.limit_gpu_milli, t.max_running,
+			t.budget_gpu_hours) > 0 OR t.borrow <> 'any'
 		UNION
-		SELECT t.id FROM tree JOIN tenants t ON t.parent = tree.id
+		SELECT t.id, tree.quota FROM tree JOIN tenants t ON t.parent = tree.id
 	)
 	SELECT d.id::text, CASE
 			WHEN d.state = 'retrying' THEN 'a hold does not run twice'
 			WHEN m.state = 'draining' THEN 'machine ' || m.id || ' is draining'
-			ELSE 'a job of tenant ' || d.tenant || ', or of one that shares its quota, waits for the quota alone' END
+			ELSE 'a job of tenant ' || q.quota || ', or of one below it, waits for a quota alone, and a quota of tenant '
+				|| q.quota || ' counts this hold' END
 	FROM holds h
 	JOIN jobs d ON d.id = h.debug
 	JOIN machines m ON m.id = h.machine_id
+	LEFT JOIN (SELECT id, min(quota) AS quota FROM tree GROUP BY id) q ON q.id = d.tenant
 	WHERE d.state = 'retrying' OR d.state IN ('submitted', 'queued', 'scheduled', 'running')
-		AND (m.state = 'draining' OR d.state IN ('scheduled', 'running') AND d.tenant IN (SELECT id FROM tree))
+		AND (m.state = 'draining' OR d.state IN ('scheduled', 'running') AND q.quota IS NOT NULL)
 	ORDER BY d.id
 	LIMIT @limit`
 
 // EndDue cancels the debug jobs on draining machines, and the ones of the stalled tenants, whose next job only a quota
-// keeps from starting: a hold must not delay any work. Holds of the tenants above and below count as well, since they
-// share the quota. At most limit end in a call. EndDue returns them, and the caller pokes their workflows.
+// keeps from starting: a hold must not delay any work. The quota may be one of a tenant above, so the holds below each
+// tenant with a quota, from the stalled one upward, end as well. At most limit end in a call. EndDue returns them, and
+// the caller pokes their workflows. A hold whose data the database rejects does not keep the others: EndDue goes on,
+// and returns a data error at the end.
 func (d *Holds) EndDue(ctx context.Context, term Term, stalled []berth.TenantID, limit int) ([]berth.JobID, error) {
 	if stalled == nil {
 		stalled = []berth.TenantID{}
@@ -154,24 +192,36 @@ func (d *Holds) EndDue(ctx context.Context, term Term, stalled []berth.TenantID,
 		return nil, mapError(err, "holds")
 	}
 	var ended []berth.JobID
+	var faults []error
 	for _, x := range list {
-		var c cancellation
-		err := d.leaderTx(ctx, term, func(tx pgx.Tx) (err error) {
-			c, err = cancelJob(ctx, tx, "", x.ID, "leader", holdEnded(x.Why), false)
-			return err
-		})
-		if err == nil {
-			_, err = afterCancel(ctx, d.core, c)
+		err := d.end(ctx, term, x.ID, x.Why)
+		switch {
+		case err == nil:
+			ended = append(ended, x.ID)
+		case IsDataError(err) && ctx.Err() == nil:
+			faults = append(faults, err)
+		default:
+			return ended, err
 		}
-		if err != nil {
-			return ended, mapError(err, "job "+string(x.ID))
-		}
-		ended = append(ended, x.ID)
 	}
-	return ended, nil
+	return ended, errors.Join(faults...)
 }
 
-// Release cancels the debug job that holds an attempt of an ended job. It returns "" if there is none.
+// end cancels a debug job for the leader.
+func (d *Holds) end(ctx context.Context, term Term, debug berth.JobID, why string) error {
+	var c cancellation
+	err := d.leaderTx(ctx, term, func(tx pgx.Tx) (err error) {
+		c, err = cancelJob(ctx, tx, "", debug, "leader", holdEnded(why), false)
+		return err
+	})
+	if err == nil {
+		_, err = afterCancel(ctx, d.core, c)
+	}
+	return mapError(err, "job "+string(debug))
+}
+
+// Release cancels the debug job that holds an attempt of an ended job, or of an ended element of an array. It
+// returns "" if there is none.
 func (d *Holds) Release(
 	ctx context.Context, tenant berth.TenantID, job berth.JobID, actor string,
 ) (debug berth.JobID, err error) {
@@ -180,7 +230,7 @@ func (d *Holds) Release(
 		FROM holds h
 		JOIN jobs d ON d.id = h.debug
 		JOIN jobs j ON j.id = h.job
-		WHERE h.job = @job AND (@tenant = '' OR d.tenant = @tenant)
+		WHERE (h.job = @job OR h.scope = @job) AND (@tenant = '' OR d.tenant = @tenant)
 		  AND d.state NOT IN ('succeeded', 'failed', 'canceled') AND j.state IN ('succeeded', 'failed', 'canceled')
 		ORDER BY d.id
 		LIMIT 1`, pgx.NamedArgs{"job": job, "tenant": string(tenant)}).Scan(&debug)

@@ -289,7 +289,7 @@ func TestDrainsAndQuotasEndHolds(t *testing.T) {
 		}
 		return len(ended)
 	}
-	mustExec(t, s.pool, `INSERT INTO tenants (id, parent) VALUES ('above', NULL), ('other', NULL)`)
+	mustExec(t, s.pool, `INSERT INTO tenants (id, parent, max_running) VALUES ('above', NULL, NULL), ('other', NULL, 1), ('beside', 'above', 1)`)
 	mustExec(t, s.pool, `UPDATE tenants SET parent = 'above' WHERE id = 'default'`)
 	if n := end(); n != 0 {
 		t.Errorf("%d holds end without a cause", n)
@@ -297,10 +297,14 @@ func TestDrainsAndQuotasEndHolds(t *testing.T) {
 	if n := end("other"); n != 0 {
 		t.Errorf("%d holds end for a tenant that shares no quota", n)
 	}
-	if n := end("above"); n != 1 {
-		t.Errorf("%d holds end for the tenant above", n)
+	if n := end("beside"); n != 0 {
+		t.Errorf("%d holds end for the quota of a tenant beside", n)
 	}
-	if j := s.job(debug); j.Status != berth.Canceling || !strings.Contains(j.Reason.Message, "quota") {
+	mustExec(t, s.pool, `UPDATE tenants SET max_running = 1 WHERE id = 'above'`)
+	if n := end("beside"); n != 1 {
+		t.Errorf("%d holds end for a tenant that shares a quota", n)
+	}
+	if j := s.job(debug); j.Status != berth.Canceling || !strings.Contains(j.Reason.Message, "a quota of tenant above counts this hold") {
 		t.Errorf("it is %s, %+v", j.Status, j.Reason)
 	}
 	if n := end("above"); n != 0 {
@@ -341,6 +345,89 @@ func TestAHoldIsReleasedByTheJobThatEnded(t *testing.T) {
 	if j := s.job(debug); j.Status != berth.Canceling {
 		t.Errorf("the debug job is %s", j.Status)
 	}
+}
+
+func TestAHoldIsReleasedByTheArrayOfItsElement(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	id, debug := s.debugging()
+	array := s.array(1, nil)
+	mustExec(t, s.pool, `UPDATE holds SET scope = $1`, array) // as of an element
+	s.cancel(id)
+	if got, err := s.db.Holds.Release(t.Context(), "default", array, "user:test"); err != nil || got != debug {
+		t.Errorf("released %q, %v, want %q", got, err, debug)
+	}
+}
+
+// rejects makes the database reject each change of a table for which a condition is true.
+func (s *stage) rejects(table, change, when string) {
+	s.t.Helper()
+	mustExec(s.t, s.pool, `CREATE FUNCTION rejected() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'rejected'; END $$`)
+	mustExec(s.t, s.pool, `CREATE TRIGGER rejected BEFORE `+change+` ON `+table+` FOR EACH ROW WHEN (`+when+`) EXECUTE FUNCTION rejected()`)
+}
+
+func TestAHoldThatCannotEndKeepsNoOther(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	_, first := s.debugging()
+	_, second := s.debugging()
+	s.rejects("jobs", "UPDATE", fmt.Sprintf("NEW.id = '%s'", first))
+	mustExec(t, s.pool, `UPDATE machines SET state = 'draining' WHERE id = 'm0'`)
+	ended, err := s.db.Holds.EndDue(t.Context(), s.term(), nil, 100)
+	if !db.IsDataError(err) || len(ended) != 1 || ended[0] != second {
+		t.Errorf("ended %v, %v, want %s and a data error", ended, err, second)
+	}
+}
+
+func TestAHoldThatCannotBeMadeChangesNoSettlement(t *testing.T) {
+	t.Parallel()
+	for name, spoil := range map[string]func(s *stage, id berth.JobID){
+		"the hold is rejected": func(s *stage, _ berth.JobID) { s.rejects("holds", "INSERT", "true") },
+		"the spec is unreadable": func(s *stage, id berth.JobID) {
+			mustExec(s.t, s.pool, `UPDATE job_specs SET spec = spec || '{"labels": 7}' WHERE job = $1`, id)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newStage(t)
+			id, attempt := s.started(holds)
+			spoil(s, id)
+			s.exit(id, attempt, 0, exited(3))
+			if r := s.settle(id, attempt); r.Next != berth.Retrying {
+				t.Errorf("settled as %+v", r)
+			}
+			s.freed()
+			if got, want := s.ranks(id, 1)[0], `released {"forget": true}`; got != want {
+				t.Errorf("the failed member is %s, want %s", got, want)
+			}
+			if n := one[int](s, `SELECT count(*)::int FROM jobs WHERE debug`); n != 0 {
+				t.Errorf("%d debug jobs", n)
+			}
+			if n := one[int](s, `SELECT count(*)::int FROM job_events WHERE kind = 'hold_begins'`); n != 0 {
+				t.Errorf("%d events of a hold", n)
+			}
+		})
+	}
+}
+
+func TestADebugJobTakesNoPlaceOfTheQuotaOfWaitingJobs(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	id, attempt := s.started(func(j *spec.Job) {
+		holds(j)
+		j.Retry.MaxAttempts = 1
+	})
+	s.exit(id, attempt, 0, exited(3))
+	s.settle(id, attempt)
+	if d := s.job(s.debugOf(id)); d.Status != berth.Submitted {
+		t.Fatalf("the debug job is %s", d.Status)
+	}
+	mustExec(t, s.pool, `UPDATE tenants SET max_queued = 1 WHERE id = 'default'`)
+	array := s.array(1, nil)
+	s.load(array)
+	s.tend(array)
+	s.cancel(s.element(array, 0))
+	s.submit(nil)
 }
 
 // TestAClaimOfADebugJobNamesTheFiles checks that an agent that knows no holds is refused, since it would start the

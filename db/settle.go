@@ -56,13 +56,7 @@ func (d *Attempts) Settle(ctx context.Context, id berth.JobID, attempt int) (wir
 			}
 			s := lifecycle.Settle(job.Job, history)
 			result.Next, settled = s.Verdict.Next, &s
-			// A job that has ended gets no further events, so the hold's event comes before the verdict.
-			if held, err = newHold(ctx, tx, job, s, incarnation); err != nil {
-				return err
-			}
-			if hints, err = settle(ctx, tx, job, s); err == nil && held != nil {
-				err = held.store(ctx, tx)
-			}
+			hints, held, err = d.settleAndHold(ctx, tx, job, s, incarnation)
 			if err == nil && s.Room == lifecycle.RoomKept {
 				// Both points of keep lie within Settle: one before its commit, in the transaction, and
 				// one between the commit and the hints.

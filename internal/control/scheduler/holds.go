@@ -2,6 +2,7 @@ package scheduler
 
 import (
 	"context"
+	"time"
 
 	"berth"
 	"berth/db"
@@ -17,8 +18,21 @@ func (p *placer) yieldHolds(ctx context.Context, plan placement.Plan) error {
 	if plan.More || len(plan.Stalled) == 0 || placement.Yielding(p.mirror.snapshot) == 0 {
 		return nil
 	}
-	return p.endHolds(ctx, p.term, plan.Stalled)
+	if time.Now().Before(p.yieldAfter) {
+		return nil
+	}
+	err := p.endHolds(ctx, p.term, plan.Stalled)
+	if db.IsDataError(err) && ctx.Err() == nil {
+		// An error of one hold must not end the term: the next leader would meet the same hold.
+		p.yieldAfter = time.Now().Add(yieldPause)
+		p.Logger.Error("cannot end a hold, will retry", "retry_in", yieldPause, "err", err)
+		return nil
+	}
+	return err
 }
+
+// yieldPause is the time without a further try after a hold that cannot be ended.
+const yieldPause = 10 * time.Second
 
 // endHolds ends the holds that are due, and pokes the workflows of their jobs.
 func (s *Scheduler) endHolds(ctx context.Context, term db.Term, stalled []berth.TenantID) error {

@@ -49,6 +49,8 @@ type placer struct {
 
 	barred barred // jobs whose last preemption the database has rejected
 
+	yieldAfter time.Time // next try, after a hold that could not be ended
+
 	reloaded  time.Time
 	paused    bool
 	fruitless int       // commits in a row that were refused as a whole
