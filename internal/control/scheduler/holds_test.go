@@ -105,3 +105,33 @@ func TestADrainEndsTheHold(t *testing.T) {
 	r.exec(`UPDATE machines SET state = 'draining', drain_reason = 'new disk' WHERE id = 'm0'`)
 	r.awaitState(debug, berth.Canceling)
 }
+
+// TestAHoldThatCannotEndEndsNoTerm checks that the leader goes on after the database has rejected the end of a hold. The
+// sequence keeps the number of tries, since a rejected transaction does not undo it.
+func TestAHoldThatCannotEndEndsNoTerm(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.machine("m0", 8, 2)
+	r.lead(slow)
+	id, debug := r.held()
+	term := value[int64](r, `SELECT max(epoch) FROM leases`)
+	r.exec(`CREATE SEQUENCE tries MINVALUE 0 START 0`)
+	r.exec(`SELECT nextval('tries')`)
+	r.exec(`CREATE FUNCTION rejected() RETURNS trigger LANGUAGE plpgsql AS $$
+		BEGIN PERFORM nextval('tries'); RAISE EXCEPTION 'rejected'; END $$`)
+	r.exec(`CREATE TRIGGER rejected BEFORE UPDATE ON jobs FOR EACH ROW WHEN (NEW.debug AND NEW.state = 'canceling')
+		EXECUTE FUNCTION rejected()`)
+	r.exec(`UPDATE tenants SET max_running = 1 WHERE id = 'default'`)
+	r.exec(`UPDATE jobs SET eligible_at = now() WHERE id = $1`, id)
+	r.db.Hub().Publish(db.TopicQueue, db.KeyTenants)
+	r.await("the leader tries to end the hold", func() bool { return value[int64](r, `SELECT last_value FROM tries`) > 0 })
+	r.exec(`UPDATE tenants SET max_running = NULL WHERE id = 'default'`)
+	r.db.Hub().Publish(db.TopicQueue, db.KeyTenants)
+	r.awaitState(id, berth.Scheduled)
+	if now := value[int64](r, `SELECT max(epoch) FROM leases`); now != term {
+		t.Errorf("the term ended: epoch %d, then %d", term, now)
+	}
+	if state := r.state(debug); state != berth.Running {
+		t.Errorf("the debug job is %s", state)
+	}
+}
