@@ -27,8 +27,8 @@ type hold struct {
 }
 
 // settleAndHold stores a settlement. If the spec asks for it, and a member failed by itself, it hands the failed
-// attempt to a debug job. An attempt whose debug job the database rejects is settled without one: the verdict of a job must not
-// depend on its hold.
+// attempt to a debug job. An attempt whose debug job the database rejects is settled without one: the verdict of a
+// job must not depend on its hold.
 func (d *Attempts) settleAndHold(
 	ctx context.Context, tx pgx.Tx, job lockedJob, s lifecycle.Settlement, incarnation int64,
 ) (hints touched, held *hold, err error) {
@@ -159,8 +159,8 @@ const dueHolds = `
 	SELECT d.id::text, CASE
 			WHEN d.state = 'retrying' THEN 'a hold does not run twice'
 			WHEN m.state = 'draining' THEN 'machine ' || m.id || ' is draining'
-			ELSE 'a job of tenant ' || q.quota || ', or of one below it, waits for a quota alone, and a quota of tenant '
-				|| q.quota || ' counts this hold' END
+			ELSE 'a job of tenant ' || q.quota || ', or of one below it, waits for a quota alone, and a quota of '
+				|| 'tenant ' || q.quota || ' counts this hold' END
 	FROM holds h
 	JOIN jobs d ON d.id = h.debug
 	JOIN machines m ON m.id = h.machine_id
