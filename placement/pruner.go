@@ -34,6 +34,13 @@ func (r *pruner) shortest(c *cluster.Class) (limit time.Duration, ok bool) {
 	return r.snapshot.queue.Of(c).Shortest()
 }
 
+// searchesFor reports whether the plan may still search victims for some job of the class. Once false, the answer stays
+// false for the plan.
+func (r *pruner) searchesFor(c *cluster.Class) bool {
+	limit, _ := r.shortest(c)
+	return r.preemption.Searches > 0 || r.preemption.MayYield(c, limit)
+}
+
 // unprobe lets fruitless probe the class again, after a start of one of its jobs.
 func (r *pruner) unprobe(c *cluster.Class) { r.probed.Drop(c.Number) }
 
@@ -65,6 +72,10 @@ func (r *pruner) narrow() {
 		}
 		lines += len(r.snapshot.queue.Of(c).Lines)
 		if r.turn.Bygone.Has(c.Number) {
+			continue
+		}
+		if r.searchesFor(c) {
+			alive, left = append(alive, c), left+len(r.snapshot.queue.Of(c).Lines)
 			continue
 		}
 		r.snapshot.cluster.Settle(c) // updates c.Like, which depends on the existing kinds
@@ -150,7 +161,7 @@ func (r *pruner) Useless(e *queue.Entry) bool {
 	c := e.Class
 	stuck := e.Limit > 0 && r.placer.Stuck(c, r.Now.Add(e.Limit))
 	if !r.placer.Closed(c) && !stuck || r.reservations.Heads < r.policy.Backfill || r.preemption.Searches > 0 ||
-		r.nominations.Marks[e.ID] != nil {
+		r.preemption.MayYield(c, e.TimeLimit) || r.nominations.Marks[e.ID] != nil {
 		return false
 	}
 	return stuck || e.Limit <= 0 || r.tooLong(c, e.Limit)
@@ -163,7 +174,7 @@ func (r *pruner) Closed(c *cluster.Class) bool {
 		return true
 	}
 	if !r.placer.Closed(c) || r.nominations.Unmet > 0 && r.nominations.Classes[c] ||
-		r.reservations.Heads < r.policy.Backfill || r.preemption.Searches > 0 {
+		r.reservations.Heads < r.policy.Backfill || r.searchesFor(c) {
 		return false
 	}
 	if limit, ok := r.shortest(c); !ok || r.tooLong(c, limit) || r.fruitless(c, limit) {
