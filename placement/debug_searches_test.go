@@ -15,8 +15,8 @@ import (
 func waitInVain(s *placement.Snapshot, now time.Time, jobs int, classOf func(i int) string, priority int) {
 	full := berth.Capacity{CPUMilli: 4000, MemoryMiB: 1 << 10}
 	s.UpsertMachine(placement.Machine{ID: "n", Epoch: 1, State: berth.MachineReady, Total: full, Used: full})
-	s.UpsertRunning(placement.Running{Job: "firm", Tenant: "team", Class: "n", Version: 1, Attempt: 1, Priority: priority,
-		StartedAt: now.Add(-time.Hour), TimeLimit: 24 * time.Hour,
+	s.UpsertRunning(placement.Running{Job: "firm", Tenant: "team", Class: "n", Version: 1, Attempt: 1,
+		Priority: priority, StartedAt: now.Add(-time.Hour), TimeLimit: 24 * time.Hour,
 		Ranks: []berth.Grant{{Machine: "n", Epoch: 1, Capacity: full}}})
 	for i := range jobs {
 		s.DefineClass(classOf(i), spec.Request{CPUMilli: 4000, MemoryMiB: int64(1 + i), Members: 1})
@@ -55,14 +55,14 @@ func TestADebugJobTakesNoOrdinarySearch(t *testing.T) {
 	})
 	full := berth.Capacity{CPUMilli: 1000, MemoryMiB: 1 << 10, GPUMilli: 1000}
 	s.RemoveRunning("debug")
-	s.UpsertRunning(placement.Running{Job: "real", Tenant: "team", Class: "c", Version: 1, Attempt: 1, Preemptible: true,
-		StartedAt: now.Add(-time.Hour), TimeLimit: 24 * time.Hour,
-		Ranks: []berth.Grant{{Machine: "m", Epoch: 1, Capacity: full, GPUs: []berth.DeviceShare{{Index: 0, Milli: 1000}}}}})
+	s.UpsertRunning(placement.Running{Job: "real", Tenant: "team", Class: "c", Version: 1, Attempt: 1,
+		Preemptible: true, StartedAt: now.Add(-time.Hour), TimeLimit: 24 * time.Hour, Ranks: []berth.Grant{
+			{Machine: "m", Epoch: 1, Capacity: full, GPUs: []berth.DeviceShare{{Index: 0, Milli: 1000}}}}})
 	s.UpsertTenant(placement.Tenant{ID: "team"})
 	small := berth.Capacity{CPUMilli: 100, MemoryMiB: 100}
 	s.UpsertMachine(placement.Machine{ID: "o", Epoch: 1, State: berth.MachineReady, Total: small, Used: small})
-	s.UpsertRunning(placement.Running{Job: "debug", Tenant: "team", Class: "o", Version: 1, Attempt: 1, Preemptible: true,
-		Priority: placement.DebugPriority, StartedAt: now.Add(-time.Second), TimeLimit: time.Hour,
+	s.UpsertRunning(placement.Running{Job: "debug", Tenant: "team", Class: "o", Version: 1, Attempt: 1,
+		Preemptible: true, Priority: placement.DebugPriority, StartedAt: now.Add(-time.Second), TimeLimit: time.Hour,
 		Ranks: []berth.Grant{{Machine: "o", Epoch: 1, Capacity: small}}})
 	waitInVain(s, now, 40, func(i int) string { return fmt.Sprintf("d%02d", i) }, 200)
 	for _, order := range []placement.Order{placement.Fair, placement.Priority} {

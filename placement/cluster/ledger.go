@@ -108,7 +108,7 @@ func (l *Ledger) Resize(h *Hold, needed Amount) {
 }
 
 // IsFirm reports whether a reserved start depends on the occupants of a machine. No job
-// may preempt these occupants.
+// may preempt these occupants, except jobs that give way to every other job.
 func (l *Ledger) IsFirm(n *Node) bool {
 	h := l.HoldOn(n)
 	return h != nil && h.Firm

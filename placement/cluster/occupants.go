@@ -216,12 +216,15 @@ func (x *Occupant) Lost(now time.Duration) time.Duration { return lost(now-x.sin
 
 // Ends returns the time at which the holder's capacity should be free; a past
 // time means any moment. A job that stops at an unknown time ends by its limits: one of
-// its members may be on a silent machine. A job without limits runs for assume; ok is
-// false if assume is zero.
+// its members may be on a silent machine. A job that gives way to every other job ends at
+// any moment, since the next job that needs its capacity stops it. A job without limits
+// runs for assume; ok is false if assume is zero.
 func (h *Holder) Ends(assume time.Duration) (at time.Time, ok bool) {
 	switch {
 	case h.Stopping && !h.StopBy.IsZero():
 		return h.StopBy, true
+	case GivesWay(h.Priority) && !h.Stopping:
+		return h.StartedAt, true
 	case h.TimeLimit > 0:
 		return h.StartedAt.Add(h.TimeLimit), true
 	case h.Remaining > 0:

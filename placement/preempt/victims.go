@@ -194,13 +194,15 @@ func weighVictims(list []victim) (band int, cost float64) {
 // victimsOn returns the cheapest victims on one machine that make room for a member. It
 // takes candidates by band and cost until the member fits, then spares the unnecessary
 // ones. The result is nil if all allowed candidates together do not free enough, or only
-// with one of a band above highest. The list is valid until the next call.
+// with one of a band above highest. On a machine of a reserved start only jobs that give
+// way are allowed, see leavesBefore. The list is valid until the next call.
 func (r *Search) victimsOn(n *cluster.Node, allowed uint64, c *cluster.Class, s *displacement, highest int) []victim {
-	if r.ledger.IsFirm(n) {
+	firm := r.ledger.IsFirm(n)
+	if firm && !r.leavesBefore(n) {
 		return nil
 	}
 	draft := r.ledger.Sketch(n) // without held capacity, which the job may not use: see choose
-	if r.overlaid {
+	if r.overlaid && !firm {
 		draft.AddAll(r.releasedOn(n))
 	}
 	list := r.picked[:0]
@@ -213,7 +215,7 @@ func (r *Search) victimsOn(n *cluster.Node, allowed uint64, c *cluster.Class, s 
 			continue
 		}
 		why, ok := r.may(v)
-		if !ok || r.dependedOn(v.Holder) {
+		if !ok || firm && !cluster.GivesWay(v.Priority) || r.dependedOn(v.Holder) {
 			continue
 		}
 		v.why = why
@@ -229,6 +231,15 @@ func (r *Search) victimsOn(n *cluster.Node, allowed uint64, c *cluster.Class, s 
 		}
 	}
 	return nil
+}
+
+// leavesBefore reports whether the blocked job leaves a machine before the first reserved start there, even if the job
+// starts as late as its nominations allow. Such a start counts on jobs that give way as ended, so the blocked job may
+// take their capacity until then. It may not take the capacity of other jobs: the start relies on their ends.
+func (r *Search) leavesBefore(n *cluster.Node) bool {
+	at, firm := r.reservations.FirmFrom(n)
+	e := r.rights.entry
+	return !firm || e.TimeLimit > 0 && !r.placer.Over.After(at) && !r.reservations.Leaves(r.placer.Latest, e).After(at)
 }
 
 // dependedOn reports whether a reserved start depends on a gang on any of its machines. A
