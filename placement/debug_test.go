@@ -125,3 +125,23 @@ func TestADebugJobAtItsQuotaEndsNoOtherHold(t *testing.T) {
 		t.Errorf("%d jobs give way after their end", n)
 	}
 }
+
+// TestADebugJobIsInNoShare checks that the hold of a tenant does not put the tenant's next job behind a later job of
+// another tenant. The quota of the tenant counts the hold, see TestADebugJobAtItsQuotaEndsNoOtherHold.
+func TestADebugJobIsInNoShare(t *testing.T) {
+	t.Parallel()
+	for _, policy := range policies() {
+		s, now := debugged(func(j *placement.Job) { j.Tenant = "team" })
+		s.UpsertTenant(placement.Tenant{ID: "team"})
+		full := berth.Capacity{CPUMilli: 1000, MemoryMiB: 1 << 10, GPUMilli: 1000}
+		s.UpsertMachine(placement.Machine{ID: "o", Epoch: 1, State: berth.MachineReady, Total: full,
+			GPUs: []placement.Device{{Index: 0, Model: "H100", MemoryMiB: 1, Healthy: true}}})
+		later := now.Add(time.Second)
+		s.UpsertJob(placement.Job{ID: "later", Tenant: "other", Class: "c", Version: 1, SubmittedAt: later,
+			EligibleAt: later})
+		plan := placement.Planner{Policy: policy}.Plan(s, later)
+		if len(plan.Start) != 1 || plan.Start[0].Job != "job" || len(plan.Preempt) != 1 || plan.Preempt[0].For != "later" {
+			t.Errorf("order %v: starts %+v, stops %+v", policy.Order, plan.Start, plan.Preempt)
+		}
+	}
+}

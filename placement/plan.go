@@ -186,6 +186,9 @@ func (r *run) open() {
 	if len(s.cluster.Windows) > 0 {
 		r.placer.Far = r.reservations.HoldWindows()
 	}
+	if s.cluster.Yielding > 0 {
+		r.shares.SetAside(s.cluster.Running)
+	}
 	r.turn.Open()
 }
 

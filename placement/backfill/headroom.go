@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"berth/placement/cluster"
 	"berth/placement/queue"
 )
 
@@ -37,13 +38,13 @@ func (f *Flow) headroomOf(x *queue.Contender) *headroom {
 		p.jobs.free = queue.Amounts{float64(a.MaxRunning - x.Held.Jobs)}
 	}
 	// Jobs without a known or assumed end never return their part. Jobs that this plan
-	// orders to stop are left out, since Held does not include them.
+	// orders to stop, and jobs that give way, are left out, since Held does not include them.
 	back := func(at time.Time, room queue.Amounts, part float64) {
 		p.room.next = append(p.room.next, refund{at: at, room: queue.Amounts{}.Plus(room, part)})
 		p.jobs.next = append(p.jobs.next, refund{at: at, room: queue.Amounts{}.Plus(oneJob, part)})
 	}
 	for _, h := range f.cluster.Running {
-		if h.Stopped == f.Number || !f.queue.Account(h.Tenant).Below(a) {
+		if h.Stopped == f.Number || cluster.GivesWay(h.Priority) || !f.queue.Account(h.Tenant).Below(a) {
 			continue
 		}
 		var ends []time.Time

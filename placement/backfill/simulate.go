@@ -244,8 +244,8 @@ func (s *simulation) openSites() {
 // them from the start; jobs with a reserved start leave their accounts, since they compete again.
 func (s *simulation) collectEndings() {
 	for _, h := range s.cluster.Running {
-		if h.Stopped == s.Number {
-			continue // the plan has discharged it already
+		if h.Stopped == s.Number || cluster.GivesWay(h.Priority) {
+			continue // it is not in the shares of the plan
 		}
 		if at, ok := h.Ends(s.policy.AssumeRun); ok {
 			s.endings = append(s.endings,

@@ -138,6 +138,11 @@ func (h Holding) plus(o Holding) Holding {
 	return Holding{Capacity: h.Capacity.Add(o.Capacity), firm: h.firm.Add(o.firm), Jobs: h.Jobs + o.Jobs}
 }
 
+// less returns the holding without a part of it.
+func (h Holding) less(o Holding) Holding {
+	return Holding{Capacity: h.Capacity.Sub(o.Capacity), firm: h.firm.Sub(o.firm), Jobs: h.Jobs - o.Jobs}
+}
+
 // Sort prepares the queue for a plan. It rebuilds accounts and lines if the tree of tenants
 // or the order has changed; otherwise it only moves the jobs that have become overdue since
 // the last step of Policy.edge. A rebuild takes O(n log n) for n waiting jobs, so that only

@@ -21,8 +21,8 @@ type Contender struct {
 	kids    contenders // heap of the contenders below that have jobs left
 	index   int        // in Parent.kids
 
-	Held  Holding // with the starts of this plan, without stopping jobs
-	going Holding // by jobs that this plan stops: quotas count these until the end
+	Held  Holding // with the starts of this plan, without stopping jobs and jobs that give way
+	going Holding // by jobs that this plan stops, or that give way: quotas count these until the end
 	Past  Amounts // past use, as capacity held
 	share float64 // dominant share over weight, with half of the next job
 
@@ -274,6 +274,9 @@ func (r *Shares) settle(x *Contender) {
 // restores their heaps. Quotas still count the job, since it holds its capacity until it
 // has ended.
 func (r *Shares) Discharge(h *cluster.Holder) {
+	if cluster.GivesWay(h.Priority) {
+		return // it is in no share, see SetAside
+	}
 	for x := r.Contenders[h.Owner.Account]; x != &r.Root; x = x.Parent {
 		x.Held.add(berth.Capacity{}.Sub(h.Capacity), h.Preemptible, -1)
 		x.going.add(h.Capacity, h.Preemptible, 1)
@@ -299,9 +302,35 @@ type Shares struct {
 	Own        []*Contender // contender for the account's own jobs, by Account.Index
 	Owned      Amounts      // total of the cluster
 
+	aside      map[*Account]aside  // see SetAside
 	siblings   map[berth.JobID]int // elements that this plan gives capacity, by array
 	quotas     bool                // some account has a quota
 	Guarantees bool                // some account has a guarantee
+}
+
+// aside is the holding of jobs that give way to every other job: by the account with its descendants, and by its own
+// jobs.
+type aside struct{ all, own Holding }
+
+// SetAside takes running jobs that give way out of the shares of their accounts. Otherwise the tenant of such a job
+// would defer to others for its sake, and leave the job in place. Quotas count the jobs. The caller opens the turn
+// afterwards.
+func (r *Shares) SetAside(running map[berth.JobID]*cluster.Holder) {
+	r.aside = map[*Account]aside{}
+	for _, h := range running {
+		if !cluster.GivesWay(h.Priority) {
+			continue
+		}
+		first := r.queue.Account(h.Tenant)
+		for a := first; a != nil; a = a.parent {
+			x := r.aside[a]
+			x.all.add(h.Capacity, h.Preemptible, 1)
+			if a == first {
+				x.own.add(h.Capacity, h.Preemptible, 1)
+			}
+			r.aside[a] = x
+		}
+	}
 }
 
 // NewShares returns the shares of a plan, still without contenders; see Turn.Open. owned is
@@ -322,7 +351,7 @@ func NewShares(at *cluster.Moment, policy *Policy, q *Queue, owned Amounts) *Sha
 // quota stops. Estimates use it.
 func (r *Shares) Unbarred(at *cluster.Moment) *Shares {
 	return &Shares{
-		Moment: at, policy: r.policy, queue: r.queue, Owned: r.Owned,
+		Moment: at, policy: r.policy, queue: r.queue, Owned: r.Owned, aside: r.aside,
 		Contenders: make([]*Contender, len(r.Contenders)), Own: make([]*Contender, len(r.Own)),
 	}
 }

@@ -69,10 +69,12 @@ func (r *Turn) Open() {
 func (r *Turn) openBelow(parent *Contender, accounts []*Account) {
 	parent.kids.shares = r.shares
 	for _, a := range accounts {
-		x := &Contender{Account: a, Parent: parent, Held: a.held, Past: r.shares.policy.past(a.Usage, r.Now)}
+		yielding := r.shares.aside[a]
+		x := &Contender{Account: a, Parent: parent, Held: a.held.less(yielding.all), going: yielding.all,
+			Past: r.shares.policy.past(a.Usage, r.Now)}
 		r.shares.Contenders[a.Index] = x
 		if len(a.kids) > 0 {
-			own := &Contender{Account: a, own: true, Parent: x, Held: a.own, Past: x.Past}
+			own := &Contender{Account: a, own: true, Parent: x, Held: a.own.less(yielding.own), Past: x.Past}
 			x.kids.list = append(x.kids.list, own)
 			r.shares.Own[a.Index] = own
 			r.begin(own)
