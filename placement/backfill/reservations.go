@@ -105,16 +105,6 @@ func (r *Reservations) On(n *cluster.Node) []Reservation {
 	return nil
 }
 
-// FirmFrom returns the earliest start on a machine that no other job may delay; ok is false without one.
-func (r *Reservations) FirmFrom(n *cluster.Node) (at time.Time, ok bool) {
-	for _, x := range r.On(n) {
-		if x.Firm {
-			return x.At, true
-		}
-	}
-	return time.Time{}, false
-}
-
 // Rehold recomputes the hold of a machine from its reservations. A hold that shrinks
 // frees capacity, so failed searches of this plan count no longer.
 func (r *Reservations) Rehold(h *cluster.Hold) {

@@ -2,7 +2,6 @@ package preempt
 
 import (
 	"cmp"
-	"math"
 	"slices"
 	"time"
 
@@ -12,9 +11,6 @@ import (
 	"berth/placement/fit"
 	"berth/placement/queue"
 )
-
-// maxSearches is the number of blocked jobs for which one plan searches victims.
-const maxSearches = 32
 
 // maxHopes is the number of further searches that serve estimates only.
 const maxHopes = 64
@@ -54,8 +50,7 @@ type Search struct {
 	nominations  *Nominations
 	index        *Index
 
-	Searches int                  // searches left in this plan, with the rules of the policy
-	Yields   int                  // further searches left, for jobs that may stop only jobs that give way
+	Budget
 	Barred   map[berth.JobID]bool // jobs that must not preempt; nil: none
 	Orders   []Order
 	stops    []*cluster.Holder         // jobs that this plan orders to stop
@@ -70,8 +65,6 @@ type Search struct {
 	overlaid      bool            // searches count released capacity as free
 
 	onlyYielding bool // the present blocked job may stop only jobs that give way to every other job
-	// vain is the least time limit of a job, by class, for which such a search found nothing in this plan.
-	vain map[*cluster.Class]time.Duration
 
 	rights rights     // of the present blocked job
 	found  []prospect // buffer of prospects
@@ -97,49 +90,6 @@ func NewSearch(n *Nominations, q *queue.Queue, s *queue.Shares, x *Index, estima
 	return r
 }
 
-// MayYield reports whether the plan may search jobs that give way, for a job of the class with the given time limit;
-// 0: none. What such a search finds does not depend on the tenant, and a job that ends earlier finds no less. So one
-// job speaks for later jobs of its class: many alike jobs must not use up the searches.
-func (r *Search) MayYield(c *cluster.Class, limit time.Duration) bool {
-	if r.Yields == 0 {
-		return false
-	}
-	least, vain := r.vain[c]
-	return !vain || bounded(limit) < least
-}
-
-// fail records a search in vain for jobs that give way.
-func (r *Search) fail(e *queue.Entry) {
-	if least, vain := r.vain[e.Class]; !vain || bounded(e.TimeLimit) < least {
-		r.vain[e.Class] = bounded(e.TimeLimit)
-	}
-}
-
-// bounded returns a time limit as a number that orders jobs by their ends. A job without a limit is the last.
-func bounded(limit time.Duration) time.Duration {
-	if limit <= 0 {
-		return math.MaxInt64
-	}
-	return limit
-}
-
-// count takes one search for a blocked job from the ones that are left; ok is false if the job gets none. The searches
-// for jobs that give way are counted apart, so that a debug job takes none from the ordinary preemption of other jobs.
-func (r *Search) count(e *queue.Entry) (ordinary, ok bool) {
-	switch {
-	case r.Barred[e.ID] || cluster.GivesWay(e.Priority):
-		return false, false
-	case r.policy.Preempt && waited(e, r.Now) >= r.policy.PreemptAfter && r.Searches > 0:
-		r.Searches--
-		return true, true
-	// A job with nominations of its own may have room that the rest of its class lacks.
-	case r.MayYield(e.Class, e.TimeLimit) || r.Yields > 0 && len(r.nominations.Marks[e.ID]) > 0:
-		r.Yields--
-		return false, true
-	}
-	return false, false
-}
-
 // Preempt orders other jobs to stop for a blocked job, and nominates their capacity, in
 // place of all earlier nominations for the job. If a job with nominations needs no victims, its
 // places are nominated alone, except for a gang that has only the nominations of its repair: these
@@ -148,7 +98,7 @@ func (r *Search) count(e *queue.Entry) (ordinary, ok bool) {
 // if it is barred, if it would delay a reserved start, or if the plan has no searches left. A job that has not waited
 // for PreemptAfter stops only jobs that give way to every other job, and so does any job of a policy without Preempt.
 func (r *Search) Preempt(x *queue.Contender, e *queue.Entry) bool {
-	ordinary, ok := r.count(e)
+	ordinary, ok := count(r, e)
 	if !ok {
 		return false
 	}

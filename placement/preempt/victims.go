@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"berth"
+	"berth/placement/backfill"
 	"berth/placement/cluster"
 	"berth/placement/fit"
 )
@@ -198,7 +199,7 @@ func weighVictims(list []victim) (band int, cost float64) {
 // way are allowed, see leavesBefore. The list is valid until the next call.
 func (r *Search) victimsOn(n *cluster.Node, allowed uint64, c *cluster.Class, s *displacement, highest int) []victim {
 	firm := r.ledger.IsFirm(n)
-	if firm && !r.leavesBefore(n) {
+	if firm && !leavesBefore(r, n) {
 		return nil
 	}
 	draft := r.ledger.Sketch(n) // without held capacity, which the job may not use: see choose
@@ -236,10 +237,14 @@ func (r *Search) victimsOn(n *cluster.Node, allowed uint64, c *cluster.Class, s 
 // leavesBefore reports whether the blocked job leaves a machine before the first reserved start there, even if the job
 // starts as late as its nominations allow. Such a start counts on jobs that give way as ended, so the blocked job may
 // take their capacity until then. It may not take the capacity of other jobs: the start relies on their ends.
-func (r *Search) leavesBefore(n *cluster.Node) bool {
-	at, firm := r.reservations.FirmFrom(n)
-	e := r.rights.entry
-	return !firm || e.TimeLimit > 0 && !r.placer.Over.After(at) && !r.reservations.Leaves(r.placer.Latest, e).After(at)
+func leavesBefore(r *Search, n *cluster.Node) bool {
+	list := r.reservations.On(n)
+	i := slices.IndexFunc(list, func(x backfill.Reservation) bool { return x.Firm })
+	if i < 0 {
+		return true
+	}
+	e, at := r.rights.entry, list[i].At
+	return e.TimeLimit > 0 && !r.placer.Over.After(at) && !r.reservations.Leaves(r.placer.Latest, e).After(at)
 }
 
 // dependedOn reports whether a reserved start depends on a gang on any of its machines. A
