@@ -314,12 +314,15 @@ func TestExclusiveServersTakeTurns(t *testing.T) {
 	defer s.Stop()
 
 	// Another session takes the lock in the moment in which the server's session ends.
+	thief, err := pgx.Connect(t.Context(), pg.URL("temporal"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Closed here, since the garbage collector closes a connection that nothing refers to, and so frees the lock.
+	defer thief.Close(context.WithoutCancel(t.Context()))
 	waiting := make(chan error, 1)
 	go func() {
-		thief, err := pgx.Connect(context.WithoutCancel(t.Context()), pg.URL("temporal"))
-		if err == nil {
-			_, err = thief.Exec(context.WithoutCancel(t.Context()), `SELECT pg_advisory_lock(hashtext('berth-temporal'), 0)`)
-		}
+		_, err := thief.Exec(context.WithoutCancel(t.Context()), `SELECT pg_advisory_lock(hashtext('berth-temporal'), 0)`)
 		waiting <- err
 	}()
 	eventually(t, "the other session waits for the lock", func() bool {
