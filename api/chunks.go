@@ -137,7 +137,11 @@ func (x *chunkCall) addressesToStore() error {
 	if err != nil {
 		return err
 	}
-	if !declared || !x.shares {
+	if !x.shares {
+		// As a server of a version without chunks: the agent, which knows an earlier policy, then stores whole files.
+		return berth.Errorf(berth.CodeNotFound, "this server stores no chunks")
+	}
+	if !declared {
 		return berth.Errorf(berth.CodeInvalid, "job %s stores no chunks", x.req.Job)
 	}
 	held, err := x.chunks.Held(ctx, x.member, x.sums)

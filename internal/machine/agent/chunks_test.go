@@ -315,6 +315,32 @@ func TestAServerWithoutChunksGetsWholeFiles(t *testing.T) {
 	m.restoresFiles(id, w, 5, map[string][]byte{"weights": content})
 }
 
+// A member that is about to store chunks when the operator switches them off stores whole files, and so it does with the
+// next steps.
+func TestChunksAreSwitchedOffDuringAStep(t *testing.T) {
+	t.Parallel()
+	s := onChunks(newSite(t))
+	m := s.machine("m1")
+	id, w := m.trainsKeeping(2)
+	var calls atomic.Int64
+	around := func(next http.Handler, rw http.ResponseWriter, r *http.Request) {
+		first := strings.HasPrefix(r.URL.Path, "/agent/v1/chunks") && calls.Add(1) == 1
+		next.ServeHTTP(rw, r)
+		if first { // the member has asked, and will store next
+			s.chunks = false
+			s.serves()
+		}
+	}
+	s.gate.around.Store(&around)
+	m.savesFiles(id, 1, 5, map[string][]byte{"weights": fresh(t, 3<<20)})
+	if calls.Load() < 2 {
+		t.Errorf("the member made %d calls about chunks, and did not begin to store any", calls.Load())
+	}
+	content := fresh(t, 3<<20)
+	m.savesFiles(id, 1, 6, map[string][]byte{"weights": content})
+	m.restoresFiles(id, w, 6, map[string][]byte{"weights": content})
+}
+
 // A store that a machine cannot use by signed addresses gets chunks through the server.
 func TestChunksGoThroughTheServerWhereTheStoreIsOutOfReach(t *testing.T) {
 	t.Parallel()
