@@ -29,7 +29,7 @@ type hold struct {
 // settleAndHold stores a settlement. If the spec asks for it, and a member failed by itself, it hands the failed
 // attempt to a debug job. An attempt whose debug job the database rejects is settled without one: the verdict of a
 // job must not depend on its hold.
-func (d *Attempts) settleAndHold(
+func (d *core) settleAndHold(
 	ctx context.Context, tx pgx.Tx, job lockedJob, s lifecycle.Settlement, incarnation int64,
 ) (hints touched, held *hold, err error) {
 	member, ok := lifecycle.Held(job.Job, s)
