@@ -71,7 +71,7 @@ func authenticatorOf(t *testing.T, x *userTable) (a *authenticator, call func() 
 	}
 }
 
-// The look-up takes long beside a flood of another tenant.
+// The look-up takes long during a flood of another tenant.
 func TestAKnownTokenIsLookedUpBesideItsCalls(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

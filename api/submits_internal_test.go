@@ -141,7 +141,7 @@ func TestSubmitsAreTakenAsTheyAreUsed(t *testing.T) {
 	})
 }
 
-// The statement takes long beside a flood of another tenant.
+// The statement takes long during a flood of another tenant.
 func TestSubmitsBelowTheRateDoNotWaitForTheirBlocks(t *testing.T) {
 	t.Parallel()
 	for _, pace := range []time.Duration{20 * time.Millisecond, 200 * time.Millisecond, 500 * time.Millisecond, time.Second, 10 * time.Second} {

@@ -28,7 +28,7 @@ func (noNotes) ShowNotes(context.Context, []berth.JobID) (map[berth.JobID]db.Sho
 	return nil, nil
 }
 
-// Each list beside a flood has jobs that no board knows yet.
+// Each list during a flood has jobs that no board knows yet.
 func TestOnlyACallAboutOneJobWaitsForTheNextBoard(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

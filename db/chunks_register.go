@@ -11,7 +11,7 @@ import (
 	"berth/wire"
 )
 
-// lockChunks locks the chunks of a shard, and those that the other checkpoints of its job name.
+// lockChunks locks the chunks of a shard, and the chunks that the other checkpoints of its job name.
 const lockChunks = `
 	SELECT 1
 	FROM chunks

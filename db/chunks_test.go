@@ -356,7 +356,7 @@ func TestAQuotaCountsChunksOnce(t *testing.T) {
 	}
 }
 
-// Loads of ended attempts go, with the copies that were not stored; those of live attempts hold their chunks.
+// Loads of ended attempts go, with the copies that were not stored; loads of live attempts hold their chunks.
 func TestLoadsEndWithTheirAttempt(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)

@@ -86,7 +86,7 @@ func (p *Probe) fail(err error) {
 	}
 }
 
-// Between returns the calls that were due in a span of time, in that order, also those that are still open.
+// Between returns the calls that were due in a span of time, in that order, including calls that are still open.
 func (p *Probe) Between(from, to time.Time) []Probed {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -37,7 +37,7 @@ func (n *Node) occupy(t berth.TenantID, weight int64) {
 }
 
 // countTenants derives the tenants of the machine from its occupants. Use that the row counts and no occupant explains
-// is the use of a tenant that nobody is.
+// is the use of a tenant that does not exist.
 func (n *Node) countTenants() {
 	n.tenants = n.tenants[:0]
 	if !n.oneTenant {

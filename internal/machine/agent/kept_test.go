@@ -155,7 +155,7 @@ func TestADebugJobWithoutFilesFails(t *testing.T) {
 }
 
 // TestADebugJobWaitsForItsFilesWithinLimits checks that a removal of the failed member that hangs does not keep the
-// machine's capacity: the debug job obeys a stop, and does not wait for ever.
+// machine's capacity: the debug job obeys a stop, and does not wait without an end.
 func TestADebugJobWaitsForItsFilesWithinLimits(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
