@@ -272,8 +272,9 @@ func (m *member) preparer(p phase) worker {
 	default:
 		return &createPhase{
 			core: m.core, cfg: &s.cfg, agent: s.ctx, recipe: &m.recipe, scratch: m.scratch, vault: s.vault,
-			mounts: s.mounts, network: &m.network, walls: s.walls, turns: s.turns, images: s.images, pulled: s.pulled,
-			fencing: m.fencing, proof: s.proof, helpers: &m.helpers, spans: m.spans, result: &m.result,
+			accounts: s.accounts, mounts: s.mounts, network: &m.network, walls: s.walls, turns: s.turns,
+			images: s.images, pulled: s.pulled, fencing: m.fencing, proof: s.proof, helpers: &m.helpers, spans: m.spans,
+			result: &m.result,
 		}
 	}
 }

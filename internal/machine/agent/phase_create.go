@@ -26,22 +26,23 @@ import (
 // repeats requests that the engine may grant in a moment.
 type createPhase struct {
 	*core
-	cfg     *Config
-	agent   context.Context // ends when the agent stops
-	recipe  *recipe
-	scratch *scratch
-	vault   vaultDir
-	mounts  *mounts.Table
-	network *string // receives the network made for the job on this engine
-	walls   *walls
-	turns   turns
-	images  *images
-	pulled  *pulledImages
-	fencing *fencing
-	proof   *deviceProof
-	helpers *sync.WaitGroup
-	spans   spans
-	result  *result
+	cfg      *Config
+	agent    context.Context // ends when the agent stops
+	recipe   *recipe
+	scratch  *scratch
+	vault    vaultDir
+	accounts *accountFiles
+	mounts   *mounts.Table
+	network  *string // receives the network made for the job on this engine
+	walls    *walls
+	turns    turns
+	images   *images
+	pulled   *pulledImages
+	fencing  *fencing
+	proof    *deviceProof
+	helpers  *sync.WaitGroup
+	spans    spans
+	result   *result
 }
 
 // Do creates the container in a span of its own.

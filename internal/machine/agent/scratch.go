@@ -130,7 +130,20 @@ func (s *scratch) memo() memo {
 
 // remember replaces the record for later processes.
 func (s *scratch) remember(m memo) error {
-	return writeJSON(filepath.Join(s.dir, "rank.json"), m)
+	b, err := json.Marshal(m)
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(s.dir, "rank.json")
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	switch {
+	case errors.Is(err, os.ErrExist):
+		return writeFile(path, b)
+	case err != nil:
+		return err
+	}
+	_, err = f.Write(b) // a part of the first record counts as none
+	return errors.Join(err, f.Close())
 }
 
 // removeScratch deletes a member's folder. A container's files may have modes that

@@ -89,7 +89,7 @@ func (p *createPhase) settleUser(ctx context.Context, given *node.ContainerSpec)
 	}
 	for name, content := range files {
 		at := filepath.Join(p.scratch.dir, name)
-		if err := writeAccounts(at, content); err != nil {
+		if err := p.accounts.place(at, content); err != nil {
 			return false, err
 		}
 		given.Mounts = append(given.Mounts, node.Mount{Host: at, Target: "/etc/" + name, ReadOnly: true})
@@ -107,17 +107,6 @@ func makeHome(workspace *os.Root, u spec.UserID) error {
 		mode = 0o777
 	}
 	return workspace.Chmod(homeFolder, mode)
-}
-
-// writeAccounts replaces a file that every user may read.
-func writeAccounts(at string, content []byte) error {
-	if err := os.Remove(at); err != nil && !os.IsNotExist(err) {
-		return err
-	}
-	if err := os.WriteFile(at, content, 0o444); err != nil {
-		return err
-	}
-	return os.Chmod(at, 0o444) // for any umask
 }
 
 // withAccount returns the lines of /etc/passwd or /etc/group with a line for the number, unless one has it. line
