@@ -155,9 +155,10 @@ func New(d Deps) (*Server, error) {
 		tokens: d.DB.Tokens,
 	}
 	refusals := newRefusals()
+	rules := admission.Rules{Volumes: d.Volumes, Images: d.Images, Signed: d.Signed, Users: d.Users}
 	gate := &gatekeeper{
 		auth: s.auth, limits: s.limits, addresses: newAddresses(d.TrustedProxies),
-		admission: admission.New(d.DB, d.Volumes, d.Images, d.Signed, d.Users), submits: newSubmits(d.DB, owner),
+		admission: admission.New(d.DB, owner, rules), submits: newSubmits(d.DB, owner),
 		submitRate: d.SubmitRate, refusals: refusals, closing: s.closing,
 	}
 	s.calls = &openCalls{
@@ -289,7 +290,7 @@ func (s *Server) HTTP() *http.Server {
 func (s *Server) Close() { s.close.Do(func() { close(s.closing) }) }
 
 // Wait ends the goroutines that outlive their calls, such as the watches of unread answers and the
-// readings of the queue, and returns once they have ended. It comes after the shutdown of
+// readings of the queue and of the machines, and returns once they have ended. It comes after the shutdown of
 // the HTTP server and before the end of the database's connections.
 func (s *Server) Wait() {
 	s.explain.Close()

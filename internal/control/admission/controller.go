@@ -10,28 +10,35 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/internal/lib/background"
 	"berth/placement"
 	"berth/spec"
 )
 
 // Controller judges new work. Its methods may be called concurrently.
 type Controller struct {
-	db      *db.DB
-	volumes Volumes
-	images  []string // registries and repositories that images may come from; nil: all
-	signed  []spec.SignatureRule
-	users   string // of containers whose job file has no user: spec.UserTenant or spec.UserImage
-	fleet   fleet
-	quotas  quotas
+	db     *db.DB
+	rules  Rules
+	fleet  fleet
+	quotas quotas
 }
 
-// New returns a Controller over the database, which lets jobs read these volumes and run images of
-// these registries and repositories (nil: all), see ParseImages, with signatures by these rules. Containers
-// whose job file has no user run as users: spec.UserTenant, or spec.UserImage, which "" stands for.
-func New(d *db.DB, v Volumes, images []string, signed []spec.SignatureRule, users string) *Controller {
+// Rules are an operator's rules for the work of all tenants. The zero value permits all images and no volume.
+type Rules struct {
+	Volumes Volumes              // that jobs may read
+	Images  []string             // registries and repositories that images may come from, see ParseImages; nil: all
+	Signed  []spec.SignatureRule // signatures that images must have
+	Users   string               // of containers whose job file has no user: spec.UserTenant or spec.UserImage, the default
+}
+
+// New returns a Controller over the database. It starts nothing. Its calls share readings of the
+// database, which outlive the calls. owner ends these readings and awaits them: close it before the database.
+func New(d *db.DB, owner *background.Group, rules Rules) *Controller {
+	rules.Users = cmp.Or(rules.Users, spec.UserImage)
 	return &Controller{
-		db: d, volumes: v, images: images, signed: signed, users: cmp.Or(users, spec.UserImage),
-		fleet: fleet{db: d, readings: readings{read: loadMachines(d)}}, quotas: quotas{list: d.Tenants.Rows},
+		db: d, rules: rules,
+		fleet:  fleet{db: d, readings: readings{read: loadMachines(d), owner: owner}},
+		quotas: quotas{list: d.Tenants.Rows, owner: owner},
 	}
 }
 

@@ -7,9 +7,17 @@ import (
 	"berth/db"
 	"berth/db/dbtest"
 	"berth/internal/control/admission"
+	"berth/internal/lib/background"
 	"berth/spec"
 	"berth/wire"
 )
+
+// owner returns the owner of a controller's readings.
+func owner(t *testing.T) *background.Group {
+	g := background.New()
+	t.Cleanup(g.Close)
+	return g
+}
 
 // The clock of a changed schedule fires for its former times until it is set again.
 func TestTheFormerTimesOfAChangedScheduleAreNotDecided(t *testing.T) {
@@ -19,7 +27,7 @@ func TestTheFormerTimesOfAChangedScheduleAreNotDecided(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(d.Close)
-	c := admission.New(d, admission.Volumes{}, nil, nil, "")
+	c := admission.New(d, owner(t), admission.Rules{})
 	n := db.NewSchedule{Tenant: "default", Actor: "user:test",
 		Spec: spec.Schedule{Name: "nightly", Cron: "0 3 * * *", Job: &spec.Job{Image: "busybox"}}.WithDefaults()}
 	made, err := d.Schedules.Apply(t.Context(), n)
@@ -58,7 +66,7 @@ func TestAScheduleFiresWithAConstraintAboveTheLimit(t *testing.T) {
 		t.Errorf("a new schedule has the faults %+v, want the constraint", faults)
 	}
 	d := dbtest.DB(t, db.Options{})
-	c := admission.New(d, admission.Volumes{}, nil, nil, "")
+	c := admission.New(d, owner(t), admission.Rules{})
 	made, err := d.Schedules.Apply(t.Context(), db.NewSchedule{Tenant: "default", Actor: "user:test", Spec: schedule})
 	if err != nil {
 		t.Fatal(err)

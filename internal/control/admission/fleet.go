@@ -24,7 +24,7 @@ import (
 //
 //	"fits" of a class is from             an answer
 //	the last fleetMemory                  fits
-//	the fleetMemory before that one       fits; one goroutine asks the machines again
+//	the fleetMemory before that one       fits; a goroutine of the owner of readings asks the machines again
 //	earlier, or never                     waits for a reading of at most fleetAge
 type fleet struct {
 	db       *db.DB
@@ -37,7 +37,7 @@ type fleet struct {
 // fit is the time of a "fits" answer.
 type fit struct {
 	at    time.Time
-	asked bool // a goroutine asks the machines again
+	asked bool // a goroutine asks the machines again, or the owner has closed
 }
 
 const (
@@ -51,7 +51,7 @@ const (
 // first machine has joined every request is accepted.
 func (f *fleet) satisfiable(ctx context.Context, tenant berth.TenantID, r spec.Request) error {
 	class, now := r.Class(), time.Now()
-	if f.known(ctx, class, r, now) {
+	if f.known(class, r, now) {
 		return nil
 	}
 	lacks, empty, err := f.ask(ctx, class, r, now.Add(-fleetAge))
@@ -70,7 +70,7 @@ func (f *fleet) satisfiable(ctx context.Context, tenant berth.TenantID, r spec.R
 
 // known reports whether a class fits by an earlier answer, and has the answer renewed in the
 // background once it is older than fleetMemory.
-func (f *fleet) known(ctx context.Context, class string, r spec.Request, now time.Time) bool {
+func (f *fleet) known(class string, r spec.Request, now time.Time) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	answer, ok := f.fits[class]
@@ -81,12 +81,12 @@ func (f *fleet) known(ctx context.Context, class string, r spec.Request, now tim
 	if age >= fleetMemory && !answer.asked {
 		answer.asked = true
 		f.fits[class] = answer
-		go func() { // ends after the next reading
-			lacks, _, err := f.ask(context.WithoutCancel(ctx), class, r, now.Add(-fleetAge))
+		f.readings.owner.Go(func(ctx context.Context) { // ends after the next reading
+			lacks, _, err := f.ask(ctx, class, r, now.Add(-fleetAge))
 			if lacks != nil || err != nil {
 				f.forget(class)
 			}
-		}()
+		})
 	}
 	return true
 }

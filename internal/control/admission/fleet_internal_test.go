@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"berth"
+	"berth/internal/lib/background"
 	"berth/placement"
 	"berth/placement/cluster"
 	"berth/spec"
@@ -38,11 +39,18 @@ func (x *oneMachine) read(context.Context) (*placement.Snapshot, error) {
 }
 
 // fleetOf returns the check of new work on a cluster of one machine.
-func fleetOf(cores int64) (*fleet, *oneMachine) {
+func fleetOf(t *testing.T, cores int64) (*fleet, *oneMachine) {
 	x := &oneMachine{}
 	x.cores.Store(cores)
 	x.takes.Store(int64(10 * time.Millisecond))
-	return &fleet{readings: readings{read: x.read}}, x
+	return &fleet{readings: readings{read: x.read, owner: owned(t)}}, x
+}
+
+// owned returns the owner of readings. In a bubble of synctest, the test fails if a goroutine is left at its end.
+func owned(t *testing.T) *background.Group {
+	g := background.New()
+	t.Cleanup(g.Close)
+	return g
 }
 
 func milli(n int64) spec.Request { return spec.Request{CPUMilli: n, MemoryMiB: 1, Members: 1} }
@@ -62,7 +70,7 @@ func lacking(t *testing.T, f *fleet, r spec.Request) bool {
 func TestJobsOfManySizesShareOneReadingOfTheMachines(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		f, x := fleetOf(8)
+		f, x := fleetOf(t, 8)
 		var all sync.WaitGroup
 		for n := range 50 {
 			all.Go(func() {
@@ -82,7 +90,7 @@ func TestJobsOfManySizesShareOneReadingOfTheMachines(t *testing.T) {
 func TestRefusalsCostFewReadings(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		f, x := fleetOf(8)
+		f, x := fleetOf(t, 8)
 		began := time.Now()
 		var all sync.WaitGroup
 		for n := range 100 {
@@ -104,7 +112,7 @@ func TestRefusalsCostFewReadings(t *testing.T) {
 func TestAJobFitsOnAMachineThatHasJustJoined(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		f, x := fleetOf(8)
+		f, x := fleetOf(t, 8)
 		if err := f.satisfiable(t.Context(), "a", milli(1000)); err != nil {
 			t.Fatal(err)
 		}
@@ -119,7 +127,7 @@ func TestAJobFitsOnAMachineThatHasJustJoined(t *testing.T) {
 func TestTheFirstMachineIsSeenAtOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		f, x := fleetOf(0)
+		f, x := fleetOf(t, 0)
 		for range 20 {
 			began := time.Now()
 			if err := f.satisfiable(t.Context(), "a", milli(9000)); err != nil || time.Since(began) > 50*time.Millisecond {
@@ -137,7 +145,7 @@ func TestTheFirstMachineIsSeenAtOnce(t *testing.T) {
 func TestAnAnswerIsRenewedBesideItsSubmits(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		f, x := fleetOf(8)
+		f, x := fleetOf(t, 8)
 		submit := func() (waited time.Duration) {
 			t.Helper()
 			began := time.Now()

@@ -77,7 +77,7 @@ func (c *Controller) Signatures(
 			}
 		}
 	}
-	add("the cluster", c.signed)
+	add("the cluster", c.rules.Signed)
 	for at, here := rows[tenant]; here; at, here = rows[at.Parent] {
 		add(fmt.Sprintf("tenant %s", at.ID), at.Quota.ImageSignatures)
 	}
@@ -121,7 +121,7 @@ func (c *Controller) imageFault(
 			Allowed: "images of " + strings.Join(list, ", "),
 		}
 	}
-	if f := judge("the cluster", c.images); f != nil {
+	if f := judge("the cluster", c.rules.Images); f != nil {
 		return f, nil
 	}
 	for at, here := rows[tenant]; here; at, here = rows[at.Parent] {

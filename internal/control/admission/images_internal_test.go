@@ -29,7 +29,7 @@ func TestNoTenantAllowsAnImageThatOneAboveRefuses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := New(d, nil, images, nil, "")
+	c := New(d, owned(t), Rules{Images: images})
 	for _, x := range []struct {
 		tenant berth.TenantID
 		image  string
@@ -51,7 +51,7 @@ func TestNoTenantAllowsAnImageThatOneAboveRefuses(t *testing.T) {
 			t.Errorf("%s runs %s: %v; want %q", x.tenant, x.image, err, x.says)
 		}
 	}
-	free := New(d, nil, nil, nil, "")
+	free := New(d, owned(t), Rules{})
 	if err := free.AllowImage(t.Context(), "open", "example.com/tool"); err != nil {
 		t.Errorf("without any list: %v", err)
 	}

@@ -7,6 +7,7 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/internal/lib/background"
 	"berth/spec"
 )
 
@@ -22,9 +23,10 @@ import (
 //
 // At most one query is under way, however many callers there are. After a query
 // that failed the next begins quotaPause later; callers who have no rows to go by
-// get the error until then.
+// get the error until then. A query ends at once when its owner closes, and none begins after that.
 type quotas struct {
-	list func(ctx context.Context) ([]db.TenantRow, error)
+	list  func(ctx context.Context) ([]db.TenantRow, error)
+	owner *background.Group // of the query under way
 
 	mu      sync.Mutex
 	rows    map[berth.TenantID]db.TenantRow
@@ -104,8 +106,7 @@ func (q *quotas) read(ctx context.Context) (map[berth.TenantID]db.TenantRow, err
 			return q.rows, nil
 		}
 		if q.query == nil && !now.Before(q.pause) {
-			q.query = &quotaQuery{began: now, done: make(chan struct{})}
-			go q.run(context.WithoutCancel(ctx), q.query, q.changes) // ends after quotaTimeout
+			q.start(ctx, now)
 		}
 		switch {
 		case usable && (now.Before(q.at.Add(quotaGrace)) || q.query == nil ||
@@ -118,6 +119,17 @@ func (q *quotas) read(ctx context.Context) (map[berth.TenantID]db.TenantRow, err
 			return nil, err
 		}
 	}
+}
+
+// start starts a query, which serves other callers as well and so does not end with this one. ctx lends
+// the query its class.
+func (q *quotas) start(ctx context.Context, now time.Time) {
+	query, changes := &quotaQuery{began: now, done: make(chan struct{})}, q.changes
+	if !q.owner.Go(func(context.Context) { q.run(context.WithoutCancel(ctx), query, changes) }) {
+		q.failed = errClosed
+		return
+	}
+	q.query = query
 }
 
 // await waits for a query without the lock. With short it waits at most until quotaWait after the
@@ -144,7 +156,11 @@ func (q *quotas) await(ctx context.Context, query *quotaQuery, short bool) error
 func (q *quotas) run(ctx context.Context, query *quotaQuery, changes int) {
 	ctx, cancel := context.WithTimeout(ctx, quotaTimeout)
 	defer cancel()
+	defer context.AfterFunc(q.owner.Context(), cancel)()
 	list, err := q.list(ctx)
+	if err != nil && q.owner.Context().Err() != nil {
+		err = errClosed
+	}
 	rows := make(map[berth.TenantID]db.TenantRow, len(list))
 	for _, t := range list {
 		rows[t.ID] = t

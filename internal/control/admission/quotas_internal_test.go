@@ -42,7 +42,7 @@ func TestManySubmitsReadTheQuotasOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		table := &slowTable{}
-		q := &quotas{list: table.list}
+		q := &quotas{list: table.list, owner: owned(t)}
 		table.takes.Store(int64(time.Second))
 		crowd := func(n int) (failed int64) {
 			var all sync.WaitGroup
@@ -87,7 +87,7 @@ func TestAChangeOfAQuotaIsSeenAtOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		table := &slowTable{}
-		q := &quotas{list: table.list}
+		q := &quotas{list: table.list, owner: owned(t)}
 		if _, err := q.read(t.Context()); err != nil {
 			t.Fatal(err)
 		}

@@ -5,8 +5,10 @@ import (
 	"sync"
 	"time"
 
+	"berth"
 	"berth/db"
 	"berth/internal/control/convert"
+	"berth/internal/lib/background"
 	"berth/internal/lib/overload"
 	"berth/placement"
 	"berth/spec"
@@ -23,8 +25,12 @@ import (
 // At most one reading is under way. A reading begins readingPause after the one before, so that
 // refusals, which need a reading that begins after the call, cost a few readings a second in all. A
 // cluster without machines has no such pause: its readings cost nothing.
+//
+// A reading outlives the call that starts it, since other calls wait for it too. It ends at once when its
+// owner closes, also during the pause, and calls then get errClosed.
 type readings struct {
-	read func(ctx context.Context) (*placement.Snapshot, error)
+	read  func(ctx context.Context) (*placement.Snapshot, error)
+	owner *background.Group // of the reading under way
 
 	mu      sync.Mutex
 	present *reading     // nil: none
@@ -66,12 +72,18 @@ func loadMachines(d *db.DB) func(ctx context.Context) (*placement.Snapshot, erro
 	}
 }
 
+// errClosed is the error of calls that need a reading after the owner of readings has closed.
+var errClosed = berth.Errorf(berth.CodeUnavailable, "the server closes; try again")
+
 // since returns a reading that began at that time or later.
 func (x *readings) since(ctx context.Context, at time.Time) (*reading, error) {
 	for {
-		present, next := x.look(ctx, at)
-		if present != nil {
+		present, next := x.look(at)
+		switch {
+		case present != nil:
 			return present, nil
+		case next == nil:
+			return nil, errClosed
 		}
 		select {
 		case <-next.done:
@@ -84,8 +96,9 @@ func (x *readings) since(ctx context.Context, at time.Time) (*reading, error) {
 	}
 }
 
-// look returns the present reading if it began at that time or later, or else the next one.
-func (x *readings) look(ctx context.Context, at time.Time) (present *reading, next *nextReading) {
+// look returns the present reading if it began at that time or later, or else the next one. It returns
+// neither once the owner has closed.
+func (x *readings) look(at time.Time) (present *reading, next *nextReading) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.present != nil && !x.present.began.Before(at) {
@@ -96,26 +109,49 @@ func (x *readings) look(ctx context.Context, at time.Time) (present *reading, ne
 		if x.present != nil && !x.present.empty {
 			rest = time.Until(x.present.began.Add(readingPause))
 		}
-		x.next = &nextReading{done: make(chan struct{})}
-		go x.run(context.WithoutCancel(ctx), x.next, rest) // ends after readingPause and readingTimeout
+		next := &nextReading{done: make(chan struct{})}
+		if !x.owner.Go(func(ctx context.Context) { x.run(ctx, next, rest) }) {
+			return nil, nil
+		}
+		x.next = next
 	}
 	return nil, x.next
 }
 
-// run makes a reading after a rest, on the connections for users' changes: submits wait for it.
+// run makes a reading after a rest and hands it to the callers that wait.
 func (x *readings) run(ctx context.Context, next *nextReading, rest time.Duration) {
-	time.Sleep(rest)
+	made, err := x.after(ctx, rest)
+	if err != nil && ctx.Err() != nil {
+		err = errClosed
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if next.err = err; err == nil {
+		x.present = made
+	}
+	x.next = nil
+	close(next.done)
+}
+
+// after makes a reading after a rest, on the connections for users' changes: submits wait for it.
+func (x *readings) after(ctx context.Context, rest time.Duration) (*reading, error) {
+	if rest > 0 {
+		timer := time.NewTimer(rest)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
 	ctx, cancel := context.WithTimeout(overload.As(ctx, overload.Write), readingTimeout)
 	defer cancel()
 	began := time.Now()
 	snapshot, err := x.read(ctx)
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if next.err = err; err == nil {
-		x.present = &reading{began: began, empty: snapshot.Machines() == 0, snapshot: snapshot}
+	if err != nil {
+		return nil, err
 	}
-	x.next = nil
-	close(next.done)
+	return &reading{began: began, empty: snapshot.Machines() == 0, snapshot: snapshot}, nil
 }
 
 // lacks returns the error for a request that no machine of the reading could hold, or nil.

@@ -57,7 +57,7 @@ func TestATenantOnlyAddsDemandsForSignatures(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	c := admission.New(d, admission.Volumes{}, nil, []spec.SignatureRule{{Keys: ofCluster}}, "")
+	c := admission.New(d, owner(t), admission.Rules{Signed: []spec.SignatureRule{{Keys: ofCluster}}})
 	cluster := wire.SignatureDemand{Whose: "the cluster", Keys: ofCluster}
 	org := wire.SignatureDemand{Whose: "tenant org", Keys: ofOrg}
 	team := wire.SignatureDemand{Whose: "tenant team", Keys: ofTeam}

@@ -46,7 +46,7 @@ func (c *Controller) chooseUser(
 	}
 	free := c.anyUser(rows, tenant)
 	switch {
-	case free && (user == spec.UserImage || user == "" && c.users == spec.UserImage):
+	case free && (user == spec.UserImage || user == "" && c.rules.Users == spec.UserImage):
 		return spec.UserImage, nil, nil
 	case user == spec.UserImage:
 		return "", &berth.FieldError{Field: "user",
@@ -92,7 +92,7 @@ func (c *Controller) anyUser(rows map[berth.TenantID]db.TenantRow, tenant berth.
 			return *free
 		}
 	}
-	return c.users == spec.UserImage
+	return c.rules.Users == spec.UserImage
 }
 
 // userFault returns the fault of a job's choice of a user, or nil. It takes no range of users: plans and refused

@@ -39,7 +39,7 @@ func ParseVolumes(list []string) (Volumes, error) {
 
 // Allowed returns the volumes that jobs of the tenant may read, by name.
 func (c *Controller) Allowed(ctx context.Context, tenant berth.TenantID) ([]spec.Volume, error) {
-	if len(c.volumes) == 0 {
+	if len(c.rules.Volumes) == 0 {
 		return nil, nil
 	}
 	line, err := c.quotas.line(ctx, tenant)
@@ -47,8 +47,8 @@ func (c *Controller) Allowed(ctx context.Context, tenant berth.TenantID) ([]spec
 		return nil, err
 	}
 	var list []spec.Volume
-	for _, v := range slices.Sorted(maps.Keys(c.volumes)) {
-		to := c.volumes[v]
+	for _, v := range slices.Sorted(maps.Keys(c.rules.Volumes)) {
+		to := c.rules.Volumes[v]
 		if to == nil || slices.ContainsFunc(line, func(t berth.TenantID) bool { return slices.Contains(to, t) }) {
 			list = append(list, v)
 		}

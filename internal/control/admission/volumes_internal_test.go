@@ -21,7 +21,7 @@ func TestATenantThatIsNotRememberedIsLookedForAnew(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	i := New(d, Volumes{"all": nil, "models": {"vision"}}, nil, nil, "")
+	i := New(d, owned(t), Rules{Volumes: Volumes{"all": nil, "models": {"vision"}}})
 	i.quotas.rows = map[berth.TenantID]db.TenantRow{"default": {}}
 	i.quotas.at = time.Now().Add(time.Hour)
 	for tenant, want := range map[berth.TenantID][]spec.Volume{"team": {"all", "models"}, "nobody": {"all"}} {

@@ -28,6 +28,7 @@ import (
 	"berth/internal/control/scheduler"
 	"berth/internal/control/watermark"
 	"berth/internal/control/webhook"
+	"berth/internal/lib/background"
 	"berth/internal/lib/connlimit"
 	"berth/internal/lib/overload"
 	"berth/internal/lib/publicnet"
@@ -57,6 +58,7 @@ type assembly struct {
 	images     []string // see admission.ParseImages
 	signed     []spec.SignatureRule
 	admission  *admission.Controller
+	shared     *background.Group // of readings that calls of admission share
 	traced     *tracedStore
 	blobs      *blob.Store       // nil: none configured; a leader may do without
 	marks      *watermark.Keeper // nil without blobs
@@ -74,6 +76,9 @@ type assembly struct {
 // close releases the resources of the parts. Call it after the parts have
 // stopped, also after assemble failed.
 func (a *assembly) close() {
+	if a.shared != nil {
+		a.shared.Close()
+	}
 	if a.blobs != nil {
 		_ = a.blobs.Close()
 	}
@@ -96,7 +101,10 @@ func (a *assembly) assemble(ctx context.Context) error {
 	if err := a.readUsers(ctx); err != nil {
 		return err
 	}
-	a.admission = admission.New(a.db, a.volumes, a.images, a.signed, a.cfg.ContainerUser)
+	a.shared = background.New()
+	a.admission = admission.New(a.db, a.shared, admission.Rules{
+		Volumes: a.volumes, Images: a.images, Signed: a.signed, Users: a.cfg.ContainerUser,
+	})
 	a.traced = newTracedStore(a.db, a.opts.Traces, a.log)
 	if err := a.openBlobs(ctx); err != nil {
 		return err
