@@ -159,6 +159,7 @@ type Timing struct {
 	ProofEvery      time.Duration // between two proofs of a GPU that is not free
 	NoticePoll      time.Duration // between two looks for notices of the cloud
 	NoticeRepeat    time.Duration // between two reports of a notice that the server does not confirm
+	NoticeHold      time.Duration // longest wait of a notice's report for the signals of containers
 	BeltEvery       time.Duration // between two looks whether the machine is of use, with ShutdownAfter
 	RerunMin        time.Duration // pause after an error of the agent, with ShutdownAfter: at first,
 	RerunMax        time.Duration // and at most
@@ -219,6 +220,7 @@ func (t Timing) withDefaults() Timing {
 	set(&t.ProofEvery, 2*time.Second)
 	set(&t.NoticePoll, time.Second)
 	set(&t.NoticeRepeat, 5*time.Second)
+	set(&t.NoticeHold, 500*time.Millisecond)
 	set(&t.BeltEvery, 10*time.Second)
 	set(&t.RerunMin, 10*time.Second)
 	set(&t.RerunMax, time.Minute)

@@ -15,14 +15,20 @@ import (
 )
 
 // noticeBoard holds the notices of the cloud about this machine. The members are woken first and signal
-// their containers, each once for each notice (see stopPlan.heed); only then is the server informed, so
-// that an unreachable server delays no signal. The server is informed with each sync until it confirms.
+// their containers, each once for each notice (see stopPlan.heed). The server is informed once the engine has
+// the signals of all running containers, or NoticeHold after the look that showed the notice, whichever
+// comes first: signals never wait for the server, and a slow engine delays the drain by no more than that. The
+// server is informed with each sync until it confirms.
 //
-//	present notice   confirmed   each sync has the header   the sender sends at once
-//	---------------  ----------  -------------------------  ------------------------
-//	none             -           no                         no
-//	yes              no          yes                        yes; then each NoticeRepeat
-//	yes              yes         no                         no
+//	present notice   confirmed   waits for signals   each sync has the header   the sender sends at once
+//	---------------  ----------  ------------------  -------------------------  ------------------------
+//	none             -           -                   no                         no
+//	yes              no          yes                 no                         at the end of the wait
+//	yes              no          no                  yes                        yes; then each NoticeRepeat
+//	yes              yes         -                   no                         no
+//
+// The wait also ends when a container ends that has its signal, since its exit must not reach the server before
+// the notice: it would not count as caused by a drain.
 //
 // A notice that the cloud continues to show is one notice, even if its time changes: the earliest time counts.
 // A new session starts unconfirmed, since its server may have lost the notice in a restore. A notice
@@ -32,6 +38,7 @@ type noticeBoard struct {
 	source  notice.Reader
 	path    string // of the state file
 	repeat  time.Duration
+	hold    time.Duration // Timing.NoticeHold
 	log     *slog.Logger
 	signal  func() // wakes the members
 	deliver func() // wakes the sender
@@ -41,6 +48,9 @@ type noticeBoard struct {
 	confirmed bool      // the server has the present notice, by an answer of this session
 	next      time.Time // the sender sends the notice no earlier
 	fault     string    // of the last look, as logged
+
+	signaled map[*stopPlan]bool // running containers with checkpoint.signal; false: not yet for the present notice
+	held     time.Time          // end of the wait for their signals
 }
 
 // seenNotices is the content of the state file. A later process knows by it which containers are older
@@ -65,7 +75,8 @@ func openNotices(cfg Config, log *slog.Logger) *noticeBoard {
 		return nil
 	}
 	b := &noticeBoard{source: cfg.Notices, path: filepath.Join(cfg.StateDir, "notice.json"),
-		repeat: cfg.Timing.NoticeRepeat, log: log, signal: func() {}, deliver: func() {}}
+		repeat: cfg.Timing.NoticeRepeat, hold: cfg.Timing.NoticeHold, log: log,
+		signal: func() {}, deliver: func() {}, signaled: map[*stopPlan]bool{}}
 	text, err := os.ReadFile(b.path)
 	if err == nil {
 		err = json.Unmarshal(text, &b.seen)
@@ -110,6 +121,7 @@ func (b *noticeBoard) take(now notice.State, err error) {
 		b.log.Warn("cloud ends this machine", "notice", now.End)
 		b.seen.End, b.seen.EndID, b.seen.EndSeen, changed = now.End, now.End.String(), time.Now(), true
 		b.confirmed, b.next = false, time.Time{}
+		b.await()
 	case now.End.Deadline.Before(b.seen.End.Deadline):
 		b.log.Warn("cloud ends this machine earlier than it said", "notice", now.End)
 		b.seen.End, changed = now.End, true
@@ -162,14 +174,15 @@ func (b *noticeBoard) present() seenNotices {
 	return b.seen
 }
 
-// header returns the value of wire.HeaderCloudNotice, or "" if the server already has the notice or none exists.
+// header returns the value of wire.HeaderCloudNotice, or "" if no notice exists, if the server already has it, or if
+// it waits for signals.
 func (b *noticeBoard) header() string {
 	if b == nil {
 		return ""
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.seen.End == nil || b.confirmed {
+	if b.seen.End == nil || b.confirmed || b.waits(time.Now()) {
 		return ""
 	}
 	return b.seen.End.String()
@@ -178,16 +191,21 @@ func (b *noticeBoard) header() string {
 // due returns the notice for which a call must be sent now. Otherwise it returns the time of the next call, or
 // the zero time if no call is needed.
 func (b *noticeBoard) due(now time.Time) (string, time.Time) {
-	value := b.header()
-	if value == "" {
+	if b == nil {
 		return "", time.Time{}
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if now.Before(b.next) {
+	switch {
+	case b.seen.End == nil || b.confirmed:
+		return "", time.Time{}
+	case b.waits(now):
+		return "", b.held
+	case now.Before(b.next):
 		return "", b.next
+	default:
+		return b.seen.End.String(), time.Time{}
 	}
-	return value, time.Time{}
 }
 
 // confirm takes the confirmation of an answer, "" for none.

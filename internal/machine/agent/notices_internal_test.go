@@ -242,3 +242,101 @@ func TestReportsOfANotice(t *testing.T) {
 		due(false) // it did not come true
 	})
 }
+
+// The server is informed once all running containers have their signals, but no later than the hold after the notice.
+func TestTheReportOfANoticeWaitsForSignals(t *testing.T) {
+	t.Parallel()
+	const hold = 500 * time.Millisecond
+	type side struct {
+		b       *noticeBoard
+		plans   []*stopPlan // the first two run
+		engines []*signaled
+		steer   func(n int)
+	}
+	for name, c := range map[string]struct {
+		act  func(x side)
+		want time.Duration // from the notice to the report
+	}{
+		"all have theirs": {func(x side) {
+			x.steer(0)
+			time.Sleep(100 * time.Millisecond)
+			x.steer(1)
+		}, 100 * time.Millisecond},
+		"one is busy": {func(x side) { x.steer(0) }, hold},
+		"the engine refuses once": {func(x side) {
+			x.engines[1].lose = 1
+			x.steer(0)
+			x.steer(1)
+		}, hold},
+		"one ends before its signal": {func(x side) {
+			x.steer(0)
+			time.Sleep(100 * time.Millisecond)
+			x.b.leave(x.plans[1])
+		}, 100 * time.Millisecond},
+		"one ends on its signal": {func(x side) {
+			x.steer(0)
+			time.Sleep(100 * time.Millisecond)
+			x.b.leave(x.plans[0])
+		}, 100 * time.Millisecond},
+		"one is stopped": {func(x side) {
+			x.plans[0].orders.take(berth.Orders{Kill: true}, 0)
+			x.steer(0)
+			x.steer(1)
+		}, 0},
+		"another starts": {func(x side) {
+			x.b.join(x.plans[2])
+			x.steer(0)
+			x.steer(1)
+			time.Sleep(200 * time.Millisecond)
+			x.steer(2)
+		}, 200 * time.Millisecond},
+		"no container has a signal": {func(x side) {
+			x.b.leave(x.plans[0])
+			x.b.leave(x.plans[1])
+		}, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dirs := []string{t.TempDir(), t.TempDir(), t.TempDir()}
+			synctest.Test(t, func(t *testing.T) {
+				x := side{b: board(dirs[0])}
+				x.b.hold = hold
+				for _, dir := range dirs {
+					engine := &signaled{from: time.Now()}
+					plan := saving(t, engine, dir, 0)
+					plan.notices = x.b
+					x.plans, x.engines = append(x.plans, plan), append(x.engines, engine)
+				}
+				x.b.join(x.plans[0])
+				x.b.join(x.plans[1])
+				x.steer = func(n int) { x.plans[n].steer(nil, &hangWatch{core: x.plans[n].core}) }
+				time.Sleep(time.Minute)
+				noticed, woken := time.Now(), make(chan struct{}, 1)
+				x.b.deliver = func() { notify(woken) }
+				x.b.take(endAt(time.Now().Add(2*time.Minute)), nil)
+				reported := make(chan time.Duration)
+				go func() {
+					for {
+						value, at := x.b.due(time.Now())
+						if (value == "") != (x.b.header() == "") {
+							t.Errorf("due %q, and the header of other calls is %q", value, x.b.header())
+						}
+						if value != "" {
+							reported <- time.Since(noticed)
+							return
+						}
+						select {
+						case <-woken:
+						case <-time.After(time.Until(at)):
+						}
+					}
+				}()
+				synctest.Wait()
+				c.act(x)
+				if got := <-reported; got != c.want {
+					t.Errorf("reported after %s, want %s", got, c.want)
+				}
+			})
+		})
+	}
+}

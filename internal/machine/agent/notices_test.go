@@ -61,15 +61,16 @@ func every(d time.Duration) func(*spec.Job) {
 }
 
 // The members are signaled before the server learns of the notice, also in their first interval and
-// without an interval; the drain that follows and a restart of the agent do not repeat the signal.
+// without an interval; the drain that follows and a restart of the agent do not repeat the signal. The report waits
+// for the signal for longer than the test runs, so that the order does not depend on the speed of the host.
 func TestANoticeIsSignaledFirstAndReportedSecond(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	m := s.machine("m1")
+	m.cfg.Timing.NoticeHold = time.Hour
 	path := m.noticed()
 	hourly, _ := m.trapping(every(time.Hour))
 	hourlySaves := func() int { return s.signals(hourly) }
-	// The server sees the notice only after the container has its signal: the call is held until then.
 	var early atomic.Bool
 	var reports atomic.Int64
 	hold := func(r *http.Request) int {

@@ -53,6 +53,8 @@ func (p *watchPhase) Do(ctx context.Context) (phase, error) {
 	}
 	p.plan.disk = p.disk.join(p.core, p.orders.nudge)
 	p.plan.begin()
+	p.plan.notices.join(p.plan)
+	defer p.plan.notices.leave(p.plan)
 	if left := leftExecs(p.scratch); len(left) > 0 {
 		p.helpers.Go(func() { endLeftExecs(ctx, p.core, p.scratch, left) })
 	}

@@ -91,8 +91,12 @@ func (s *stopPlan) steer(signs *progressWatcher, hang *hangWatch) time.Duration 
 		s.save(now, o.Save)
 	}
 	var heedAgain time.Time
+	seen := s.notices.present()
 	if s.stage == runs {
-		heedAgain = s.heed(now)
+		heedAgain = s.heed(now, seen)
+	}
+	if heedAgain.IsZero() {
+		s.notices.sent(s, seen.EndID)
 	}
 	next := time.Minute
 	soon := func(at time.Time) {

@@ -28,12 +28,11 @@ func (h heeded) holds(at time.Time) bool {
 // notice, even if its program may exit on the signal: the time is short, and the exit counts as a drain
 // (see exitOnNotice). Advice concerns only jobs with checkpoint.interval. Like an order to save, it waits for
 // the first interval.
-func (s *stopPlan) heed(now time.Time) (again time.Time) {
+func (s *stopPlan) heed(now time.Time, seen seenNotices) (again time.Time) {
 	k := s.claim.Spec.Checkpoint
 	if k == nil || k.Signal == "" {
 		return time.Time{}
 	}
-	seen := s.notices.present()
 	switch end := seen.End; {
 	case end != nil && s.heeds.Notice != seen.EndID && s.begun.Before(seen.EndSeen):
 		s.heedEnd(now, seen.EndID, *end)
