@@ -33,8 +33,7 @@ func decode(contentType string, body []byte, v any) ([]berth.FieldError, error) 
 		return nil, berth.Errorf(berth.CodeInvalid, "the body is not JSON: %s", jsonFault(body, err))
 	}
 	d := &decoder{text: raw}
-	d.index()
-	d.value(part{0, len(raw)}, reflect.ValueOf(v).Elem(), "")
+	d.decode(v)
 	return d.faults, nil
 }
 
@@ -80,6 +79,7 @@ type decoder struct {
 	text   []byte // one valid JSON value without space around it
 	opens  []int  // offsets of all { and [ outside of texts, ascending
 	ends   []int  // by the same index: the offset after the matching } or ]
+	passed int    // bytes of texts that were read to find their ends; it does not depend on the depth
 	faults []berth.FieldError
 	depth  int
 }
@@ -98,6 +98,12 @@ func (d *decoder) fault(path, detail, allowed string) {
 	if len(d.faults) < maxFaults {
 		d.faults = append(d.faults, berth.FieldError{Field: path, Detail: detail, Allowed: allowed})
 	}
+}
+
+// decode decodes the text into the variable that v points to.
+func (d *decoder) decode(v any) {
+	d.index()
+	d.value(part{0, len(d.text)}, reflect.ValueOf(v).Elem(), "")
 }
 
 // value decodes a part into v. A null leaves a field unset, as its absence does.

@@ -40,11 +40,13 @@ func (d *decoder) end(at int) int {
 
 // endOfText returns the offset after the text that begins at an offset.
 func (d *decoder) endOfText(at int) int {
+	from := at
 	for at++; d.text[at] != '"'; at++ {
 		if d.text[at] == '\\' {
 			at++ // a quote may follow
 		}
 	}
+	d.passed += at + 1 - from
 	return at + 1
 }
 

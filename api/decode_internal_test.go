@@ -2,36 +2,44 @@ package api
 
 import (
 	"errors"
+	"math"
+	"runtime"
 	"strings"
 	"testing"
-	"time"
 
 	"berth"
 	"berth/spec"
 )
 
-// A tenant that may send bodies of 1 MiB must not keep a core busy with their levels.
-func TestDeepBodiesAreReadAsFastAsFlatOnes(t *testing.T) {
-	t.Parallel()
+// A tenant that may send bodies of 1 MiB must not keep a core busy with their levels: the bytes that the decoder reads
+// and the bytes that it allocates do not grow with the depth. The test is not parallel, since it reads the allocations
+// of the process.
+func TestDeepBodiesCostAsMuchAsFlatOnes(t *testing.T) {
 	name := strings.Repeat("x", 1<<20)
-	body := func(levels int) []byte {
-		return []byte(strings.Repeat(`{"jobs":{"a":`, levels) + `{"name":"` + name + `"}` + strings.Repeat(`}}`, levels))
-	}
-	fastest := func(body []byte) time.Duration {
-		least := time.Hour
-		for range 10 {
-			var v spec.Pipeline
-			began := time.Now()
-			if _, err := decode("application/json", body, &v); err != nil {
-				t.Fatal(err)
+	cost := func(levels int) (read, allocated int) {
+		text := strings.Repeat(`{"jobs":{"a":`, levels) + `{"name":"` + name + `"}` + strings.Repeat(`}}`, levels)
+		allocated = math.MaxInt
+		for range 5 { // other goroutines allocate too
+			d, v := &decoder{text: []byte(text)}, spec.Pipeline{}
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			d.decode(&v)
+			runtime.ReadMemStats(&after)
+			if len(d.faults) > 0 {
+				t.Fatal(d.faults)
 			}
-			least = min(least, time.Since(began))
+			read, allocated = d.passed, min(allocated, int(after.TotalAlloc-before.TotalAlloc))
 		}
-		return least
+		return read, allocated
 	}
-	flat, deep := fastest(body(1)), fastest(body(maxDepth/2-2))
-	if deep > 5*flat {
-		t.Errorf("a body of %d levels is read in %s, and one of the same length with 1 level in %s", maxDepth/2-2, deep, flat)
+	const levels = maxDepth/2 - 2
+	flatRead, flatAllocated := cost(1)
+	read, allocated := cost(levels)
+	if most := flatRead + 100*levels; flatRead < len(name) || read > most {
+		t.Errorf("a body of %d levels: %d bytes of texts are read, want at most %d; with 1 level %d", levels, read, most, flatRead)
+	}
+	if most := flatAllocated + len(name)/2; allocated > most {
+		t.Errorf("a body of %d levels: %d bytes are allocated, want at most %d; with 1 level %d", levels, allocated, most, flatAllocated)
 	}
 }
 
