@@ -106,6 +106,9 @@ func TestCloseAwaitsTheRenewalOfAnAnswer(t *testing.T) {
 			t.Errorf("a submit whose answer is renewed: %v", err)
 		}
 		h.closing(t, f.readings.owner, 1)
+		if len(f.fits) != 0 { // without a lock: no goroutine is left
+			t.Errorf("the answer stays that could not be renewed: %v", f.fits)
+		}
 	})
 }
 
