@@ -26,9 +26,12 @@ type Controller struct {
 // Rules are an operator's rules for the work of all tenants. The zero value permits all images and no volume.
 type Rules struct {
 	Volumes Volumes              // that jobs may read
-	Images  []string             // registries and repositories that images may come from, see ParseImages; nil: all
+	Images  []string             // registries and repositories of images, see ParseImages; nil: all
 	Signed  []spec.SignatureRule // signatures that images must have
-	Users   string               // of containers whose job file has no user: spec.UserTenant or spec.UserImage, the default
+
+	// Users is the user of containers whose job file has no user: spec.UserTenant or spec.UserImage. "" stands
+	// for spec.UserImage.
+	Users string
 }
 
 // New returns a Controller over the database. It starts nothing. Its calls share readings of the
