@@ -13,7 +13,10 @@ import (
 // Process is a program under test, in a process group of its own.
 type Process struct {
 	PID    int
-	Log    string        // file with its output
+	Log    string   // file with its output
+	path   string   // of the program
+	env    []string // in addition to this process's
+	args   []string
 	exited chan struct{} // closed once it has ended and was reaped
 	err    error         // how it ended; read only after exited is closed
 }
@@ -37,7 +40,7 @@ func run(log string, env []string, path string, args ...string) (*Process, error
 	cmd.Env = append(append(os.Environ(), "BERTH_SETTINGS_FILE=", "BERTH_IMAGE_DISK_MARK=0"), env...)
 	cmd.Stdout, cmd.Stderr = out, out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	p := &Process{Log: log, exited: make(chan struct{})}
+	p := &Process{Log: log, path: path, env: env, args: args, exited: make(chan struct{})}
 	started := make(chan error)
 	go func() {
 		runtime.LockOSThread()

@@ -236,6 +236,25 @@ func (s *Stack) DatabaseURL() string { return s.database }
 // StateDir returns the folder of a machine's agent.
 func (s *Stack) StateDir(machine string) string { return filepath.Join(s.Dir, "machines", machine) }
 
+// RestartAgent ends the process of an agent in order, calls meanwhile, and starts the agent again. The containers of an
+// engine in memory end with the process.
+func (s *Stack) RestartAgent(i int, meanwhile func() error) (err error) {
+	p := s.agents[i]
+	if p.Running() {
+		if err := p.end(syscall.SIGTERM); err != nil {
+			return err
+		}
+	}
+	if err := meanwhile(); err != nil {
+		return err
+	}
+	if p, err = run(p.Log, p.env, p.path, p.args...); err == nil {
+		s.agents[i] = p
+		s.services.add(agentsService, p.PID)
+	}
+	return err
+}
+
 // Berthd returns the process of the first replica.
 func (s *Stack) Berthd() *Process { return s.replicas[0].process }
 

@@ -40,11 +40,12 @@ func (f Fault) err(text string) error {
 // State is the content of the file.
 type State struct {
 	Instances []Instance    `json:"instances"`
-	Creates   []Fault       `json:"creates"` // faults of the next calls of Create, in order
-	Lag       time.Duration `json:"lag"`     // until Find and List show a new instance
-	Ignore    int           `json:"ignore"`  // calls of Terminate that succeed without effect
-	Hashes    []string      `json:"hashes"`  // of all requests that Create received
-	Ends      []string      `json:"ends"`    // ids of all calls of Terminate
+	Creates   []Fault       `json:"creates"`            // faults of the next calls of Create, in order
+	Lag       time.Duration `json:"lag"`                // until Find and List show a new instance
+	Ignore    int           `json:"ignore"`             // calls of Terminate that succeed without effect
+	Unlisted  bool          `json:"unlisted,omitempty"` // List is refused for want of a right
+	Hashes    []string      `json:"hashes"`             // of all requests that Create received
+	Ends      []string      `json:"ends"`               // ids of all calls of Terminate
 }
 
 // Instance is an instance of the cloud.
@@ -264,12 +265,18 @@ func (c *Cloud) Find(_ context.Context, l cloud.Launch) (cloud.Instance, error) 
 // List implements cloud.Provider.
 func (c *Cloud) List(_ context.Context, cluster string, regions []string) (list []cloud.Instance, err error) {
 	s, err := c.Read()
+	if err == nil && s.Unlisted {
+		err = fault(cloud.Auth, "no right to list instances")
+	}
+	if err != nil {
+		return nil, err
+	}
 	for _, x := range s.Instances {
 		if x.Cluster == cluster && slices.Contains(regions, x.Offering.Region) && !x.Visible.After(c.Now()) {
 			list = append(list, x.Instance)
 		}
 	}
-	return list, err
+	return list, nil
 }
 
 // Terminate implements cloud.Provider. The instance is terminated at once.
