@@ -5,7 +5,7 @@
 #                               promtool for the tests of alerts
 #     scripts/setup.sh demo     PostgreSQL, Docker, nftables, and mmdebstrap to build the demo's image
 #     scripts/setup.sh day      all of the demo's, and tmux for make day
-#     scripts/setup.sh alarms   PostgreSQL, promtool and the Prometheus server for make alarms
+#     scripts/setup.sh alarms   PostgreSQL, Docker, nftables, promtool and the Prometheus server for make alarms
 #     scripts/setup.sh release  the C compiler for arm64, an emulator that runs programs of arm64, and rpm; with all
 #                               of the demo's, for make package-test
 #
@@ -47,10 +47,6 @@ have_postgres() {
 # missing prints the Debian packages whose programs are not there.
 missing() {
 	have_postgres || echo postgresql
-	if [[ $mode == alarms ]]; then # its machines have engines in memory
-		{ have promtool && have prometheus; } || echo prometheus
-		return
-	fi
 	have dockerd || echo docker.io
 	have docker || echo docker-cli
 	have containerd || echo containerd
@@ -61,6 +57,10 @@ missing() {
 		have jq || echo jq # examples/cloud
 		have chromium || have chromium-browser || have google-chrome || echo chromium
 		have promtool || echo prometheus
+	fi
+	if [[ $mode == alarms ]]; then
+		{ have promtool && have prometheus; } || echo prometheus
+		return
 	fi
 	if [[ $mode != test ]]; then
 		have mmdebstrap || echo mmdebstrap
@@ -200,5 +200,5 @@ if [[ ${#packages[@]} -gt 0 ]]; then
 	mapfile -t packages < <(missing)
 	[[ ${#packages[@]} -eq 0 ]] || fail "still missing after the installation: ${packages[*]}"
 fi
-[[ $mode == alarms ]] || start_engine
+[[ $mode == alarms ]] || start_engine # make alarms starts one of its own
 say "ready for: $mode"

@@ -25,7 +25,19 @@ type alarm struct {
 	labels map[string]string // of the alert, in addition to its rule's
 	begin  func(context.Context) error
 	end    func(context.Context) error // repairs the fault, as the runbook says
+	looks  []look                      // steps of the runbook's Diagnosis
 	verify string                      // an expression that has a value once the runbook's Verification holds
+	also   []alarm                     // further alerts that the fault makes fire, without faults of their own
+}
+
+// all returns the alarm and the alerts that fire with it.
+func (a alarm) all() []alarm {
+	list := []alarm{a}
+	for _, other := range a.also {
+		other.fault = "as " + a.alert
+		list = append(list, other)
+	}
+	return list
 }
 
 // lane is a list of alarms that are tried one after the other.
@@ -90,7 +102,9 @@ func BenchmarkAlarms(b *testing.B) {
 func (w wave) only(names []string) wave {
 	w = slices.Clone(w)
 	for i := range w {
-		w[i] = slices.DeleteFunc(slices.Clone(w[i]), func(a alarm) bool { return !slices.Contains(names, a.alert) })
+		w[i] = slices.DeleteFunc(slices.Clone(w[i]), func(a alarm) bool {
+			return !slices.ContainsFunc(a.all(), func(x alarm) bool { return slices.Contains(names, x.alert) })
+		})
 	}
 	return slices.DeleteFunc(w, func(l lane) bool { return len(l) == 0 })
 }
@@ -102,7 +116,9 @@ func (p *plant) try(ctx context.Context, w wave) []finding {
 	expected := map[string]bool{}
 	for _, l := range w {
 		for _, a := range l {
-			expected[a.alert] = true
+			for _, x := range a.all() {
+				expected[x.alert] = true
+			}
 		}
 	}
 	var watch sync.WaitGroup
@@ -113,10 +129,12 @@ func (p *plant) try(ctx context.Context, w wave) []finding {
 	for i, l := range w {
 		lanes.Go(func() {
 			for _, a := range l {
-				f := p.tryOne(ctx, a)
-				fmt.Printf("%s  %-28s fired after %.0f s, silent after %.0f s, %v\n",
-					time.Now().UTC().Format(time.TimeOnly), f.alert, f.firing.Seconds(), f.silence.Seconds(), f.err)
-				found[i] = append(found[i], f)
+				list := p.tryOne(ctx, a)
+				for _, f := range list {
+					fmt.Printf("%s  %-28s fired after %.0f s, silent after %.0f s, %v\n",
+						time.Now().UTC().Format(time.TimeOnly), f.alert, f.firing.Seconds(), f.silence.Seconds(), f.err)
+				}
+				found[i] = append(found[i], list...)
 			}
 		})
 	}
@@ -153,39 +171,62 @@ func (p *plant) watch(ctx context.Context, expected, others map[string]bool) {
 	}
 }
 
-// tryOne tries an alarm. The fault is repaired in any case.
-func (p *plant) tryOne(ctx context.Context, a alarm) finding {
-	f := finding{alarm: a}
-	if f.err = p.silent(ctx, a.alert, silentWithin); f.err != nil {
-		f.err = fmt.Errorf("before the fault: %w", f.err)
-		return f
+// tryOne tries an alarm, with all alerts that fire by its fault. The fault is repaired in any case.
+func (p *plant) tryOne(ctx context.Context, a alarm) []finding {
+	var found []finding
+	for _, x := range a.all() {
+		found = append(found, finding{alarm: x})
+	}
+	if !each(found, "before the fault", func(f *finding) error { return p.silent(ctx, f.alert, silentWithin) }) {
+		return found
 	}
 	began := time.Now()
-	if err := a.begin(ctx); err != nil {
-		f.err = fmt.Errorf("inject the fault: %w", err)
-	} else if f.err = p.fires(ctx, a); f.err == nil {
-		f.firing = time.Since(began)
+	err := a.begin(ctx)
+	if each(found, "inject the fault", func(*finding) error { return err }) {
+		each(found, "", func(f *finding) error {
+			if err := p.fires(ctx, f.alarm); err != nil {
+				return err
+			}
+			f.firing = time.Since(began)
+			return p.diagnose(ctx, f.alarm)
+		})
 	}
 	ended := time.Now()
-	if err := a.end(ctx); err != nil {
-		f.err = errors.Join(f.err, fmt.Errorf("repair the fault: %w", err))
-	}
-	if f.err != nil {
-		return f
-	}
-	if f.err = p.silent(ctx, a.alert, silentWithin); f.err != nil {
-		f.err = fmt.Errorf("after the repair: %w", f.err)
-		return f
-	}
-	f.silence = time.Since(ended)
-	f.err = rig.AwaitEvery(ctx, time.Second, silentWithin, func(ctx context.Context) error {
-		holds, err := p.prometheus.query(ctx, a.verify)
-		if err == nil && !holds {
-			err = fmt.Errorf("the verification of the runbook does not hold: %s", a.verify)
+	err = a.end(ctx)
+	each(found, "repair the fault", func(*finding) error { return err })
+	each(found, "after the repair", func(f *finding) error {
+		if err := p.silent(ctx, f.alert, silentWithin); err != nil {
+			return err
 		}
-		return err
+		f.silence = time.Since(ended)
+		return rig.AwaitEvery(ctx, time.Second, silentWithin, func(ctx context.Context) error {
+			holds, err := p.prometheus.query(ctx, f.verify)
+			if err == nil && !holds {
+				err = fmt.Errorf("the verification of the runbook does not hold: %s", f.verify)
+			}
+			return err
+		})
 	})
-	return f
+	return found
+}
+
+// each calls do for all findings without an error at the same time, and stores the errors, with the name of the step.
+// It reports whether all findings are without an error.
+func each(found []finding, step string, do func(*finding) error) bool {
+	var all sync.WaitGroup
+	for i := range found {
+		f := &found[i]
+		if f.err != nil {
+			continue
+		}
+		all.Go(func() {
+			if f.err = do(f); f.err != nil && step != "" {
+				f.err = fmt.Errorf("%s: %w", step, f.err)
+			}
+		})
+	}
+	all.Wait()
+	return !slices.ContainsFunc(found, func(f finding) bool { return f.err != nil })
 }
 
 // fires waits until the alert fires with its labels, and fails if it fires with others.

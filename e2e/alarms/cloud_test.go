@@ -124,3 +124,19 @@ func (p *plant) refusals() lane {
 		verify: `max(berth_cloud_launch_state_seconds{state="terminating"}) < 150`,
 	}}
 }
+
+// listing lets a cloud refuse the list of its instances. A sweep that has failed is tried again after three minutes.
+func (p *plant) listing() lane {
+	refuse := func(on bool) func(context.Context) error {
+		return func(context.Context) error {
+			return p.unlisted.Change(func(s *faultcloud.State) { s.Unlisted = on })
+		}
+	}
+	return lane{{
+		alert: "BerthCloudNotSwept", fault: "a cloud refuses to list the instances of its provider",
+		labels: map[string]string{"provider": "unlisted"},
+		begin:  refuse(true), end: refuse(false),
+		looks:  []look{p.logged(logOf(&p.leader), "cannot sweep a provider")},
+		verify: `sum(increase(berth_cloud_sweeps_total{provider="unlisted",result="done"}[5m])) > 0`,
+	}}
+}

@@ -79,7 +79,7 @@ func (p *plant) budget() lane {
 	}
 	onGPU := func(name string, command ...string) spec.Job {
 		j := job(name, command...)
-		j.Resources.GPUs = 1000
+		j.Resources.GPUs, j.Resources.GPUType = 1000, spec.StringList{"H100"}
 		return j
 	}
 	return lane{{

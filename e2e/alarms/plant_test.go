@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/activities/node/runtimetest"
 	"berth/api/client"
 	"berth/e2e/commands"
 	"berth/e2e/rig"
@@ -36,15 +37,17 @@ type plant struct {
 	certificate               *certificate      // of that replica
 	objects                   string            // folder of the object store, on a file system of its own
 	diskOfM4                  string            // file system of the agent m004
-	hides, refuses            *faultcloud.Cloud // providers with faults; lab has none
+	hides, refuses, unlisted  *faultcloud.Cloud // providers with faults; lab has none
 	key                       string            // file of secret keys
 	receiver                  *httptest.Server
+	mails                     *mailServer
+	engine                    *runtimetest.Dockerd // of m006
 	prometheus                *prometheus
 }
 
 const (
 	diskBytes = 128 << 20 // size of each small file system
-	agents    = 5         // of which m005 has a GPU
+	agents    = 6         // of which m005 has GPUs, and m006 a real engine
 )
 
 // cloudFile is the file of --cloud; offers are the machines that the clouds sell, larger than those of the stack.
@@ -52,7 +55,8 @@ const (
 	cloudFile = "url: http://127.0.0.1:1\noffers: %s\nproviders:\n" +
 		"  lab: {kind: exec, regions: [here], command: [%s, --file=%s]}\n" +
 		"  hides: {kind: exec, regions: [here], command: [%[2]s, --file=%[4]s, --lag-least=1h, --lag-most=1h]}\n" +
-		"  refuses: {kind: exec, regions: [here], command: [%[2]s, --file=%[5]s]}\n"
+		"  refuses: {kind: exec, regions: [here], command: [%[2]s, --file=%[5]s]}\n" +
+		"  unlisted: {kind: exec, regions: [here], command: [%[2]s, --file=%[6]s]}\n"
 	offers = "provider,region,zone,type,market,cpus,memory_mib,gpus,gpu_type,price_per_hour,source,as_of\n" +
 		"lab,here,,large,on_demand,128,262144,0,,1.50,example value,2026-11-26\n"
 )
@@ -63,6 +67,7 @@ func startPlant(t testing.TB) *plant {
 	p := &plant{t: t, objects: filepath.Join(mountDisk(t, "objects"), "store"), diskOfM4: mountDisk(t, "m004")}
 	p.receiver = httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	t.Cleanup(p.receiver.Close)
+	p.mails = startMailServer(t)
 	cloudFlag, err := p.writeFiles()
 	if err != nil {
 		t.Fatal(err)
@@ -71,6 +76,7 @@ func startPlant(t testing.TB) *plant {
 		Workshop: workshop, Linked: true, First: []string{"--role=api,worker"},
 		Berthd: []string{
 			"--blob-url=file://" + p.objects, "--secret-key-file=" + p.key, cloudFlag, "--webhook-allow=127.0.0.0/8",
+			"--smtp=smtp://" + p.mails.address, "--smtp-from=berth@example.com",
 		},
 	})
 	if p.Stack != nil {
@@ -95,14 +101,15 @@ func (p *plant) writeFiles() (flag string, err error) {
 	in := func(name string) string { return filepath.Join(workshop.Dir, name) }
 	p.key = in("secret-key")
 	p.hides, p.refuses = faultcloud.New(in("hides.json"), time.Now), faultcloud.New(in("refuses.json"), time.Now)
+	p.unlisted = faultcloud.New(in("unlisted.json"), time.Now)
 	clouds := fmt.Sprintf(cloudFile, in("offers.csv"), in("bin/faultcloud"), in("lab.json"), p.hides.Path,
-		p.refuses.Path)
+		p.refuses.Path, p.unlisted.Path)
 	return "--cloud=" + in("cloud.yaml"), errors.Join(
 		os.Mkdir(p.objects, 0o755), sealer.Make(p.key),
-		commands.Build(in("bin"), commands.Shipped, "e2e/faultcloud"),
+		commands.Build(in("bin"), commands.Shipped, "e2e/faultcloud", "berth"),
 		os.WriteFile(in("offers.csv"), []byte(offers), 0o600),
 		os.WriteFile(in("cloud.yaml"), []byte(clouds), 0o600),
-		os.WriteFile(in("gpus.yaml"), []byte("- {model: H100, memory: 80GiB, count: 1}\n"), 0o600))
+		p.setGPUs(gpusOfM5))
 }
 
 // startOthers starts the other replicas and the agents.
@@ -130,13 +137,22 @@ func (p *plant) startOthers(ctx context.Context) (err error) {
 	}
 	p.stopTLS = sync.OnceFunc(stop)
 	p.t.Cleanup(p.stopTLS)
-	if err := p.Join(ctx, agents-2); err != nil {
+	if err := p.Join(ctx, agents-3); err != nil {
 		return err
 	}
 	if err := p.JoinWith(ctx, 1, "--runtime=fake", "--no-gpus", "--state-dir="+p.diskOfM4); err != nil {
 		return err
 	}
-	return p.JoinWith(ctx, 1, "--runtime=fake", "--fake-gpus="+filepath.Join(workshop.Dir, "gpus.yaml"))
+	if err := p.JoinWith(ctx, 1, "--runtime=fake", "--fake-gpus="+filepath.Join(workshop.Dir, "gpus.yaml")); err != nil {
+		return err
+	}
+	p.engine = runtimetest.StartDockerd(p.t)
+	if err := p.JoinWith(ctx, 1, "--docker-host="+p.engine.Host(), "--no-gpus", "--deadman=off"); err != nil {
+		return err
+	}
+	// Its engine lacks the image of the jobs.
+	_, err = p.API.Taint(ctx, "m006", spec.TaintChange{Add: []string{"engine"}})
+	return err
 }
 
 // mountDisk returns a folder with a small file system of its own, which is unmounted at the end.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"sync"
 	"syscall"
 
@@ -13,15 +14,16 @@ import (
 	"berth/spec"
 )
 
-// waves lists all faults; absences lists the alerts without one. The first wave has faults of details, which leave the rest of the stack at work; its longest
-// lane lasts seven minutes. The later waves stop parts of the control plane.
+// waves lists all faults; absences lists the alerts without one. The first wave has faults of details, which leave the
+// rest of the stack at work; its longest lane lasts seven minutes. The later waves stop parts of the control plane.
 func (p *plant) waves() []wave {
 	return []wave{
 		{p.backup(), p.certificates(), p.disks(), p.budget(), p.wrongTokens(), p.spend(), p.unresolved(),
-			p.refusals()},
+			p.refusals(), p.listing(), p.mail(), p.gpus(), p.counters(), p.maintenance(), p.renewals(),
+			p.engines()},
 		{p.messages()},
-		{p.queue(), p.machines()},
-		{p.submits()},
+		{p.queue(), p.machines(), p.slow()},
+		{p.locked()},
 		{p.others()},
 		{p.processes()},
 		{p.links()},
@@ -74,7 +76,7 @@ func (p *plant) setChannel(ctx context.Context, name string) error {
 // machines stops an agent.
 func (p *plant) machines() lane {
 	return lane{{
-		alert: "BerthMachinesSilent", fault: "one agent of five is stopped",
+		alert: "BerthMachinesSilent", fault: fmt.Sprintf("one agent of %d is stopped", agents),
 		begin: p.signal(1, syscall.SIGSTOP), end: p.signal(1, syscall.SIGCONT),
 		verify: "max(berth_machines_silent) == 0",
 	}}
@@ -93,23 +95,6 @@ func (p *plant) queue() lane {
 		},
 		end:    func(ctx context.Context) error { return end(ctx) },
 		verify: `max(berth_waiting_jobs{reason="ready"}) == 0 and sum(rate(berth_scheduler_placements_total[25s])) > 0`,
-	}}
-}
-
-// submits locks the table of jobs against writes: submits wait, and then fail.
-func (p *plant) submits() lane {
-	var end, stop func(context.Context) error
-	return lane{{
-		alert: "BerthSubmitsFail", fault: "a session locks the table of jobs while sixteen users submit",
-		begin: func(ctx context.Context) (err error) {
-			if end, err = p.session(ctx, "LOCK TABLE jobs IN SHARE MODE"); err != nil {
-				return err
-			}
-			stop, err = p.submitAlways(ctx, 16)
-			return err
-		},
-		end:    func(ctx context.Context) error { return errors.Join(end(ctx), stop(ctx)) },
-		verify: `sum(rate(berth_http_request_seconds_count{method="POST",route="/v1/jobs",status=~"5.."}[25s])) == 0`,
 	}}
 }
 
@@ -156,7 +141,7 @@ func (p *plant) others() lane {
 		end:    func(context.Context) error { return syscall.Unmount(p.objects, syscall.MNT_DETACH) },
 		verify: `min(berth_dependency_up{dependency="object_store"}) == 1`,
 	}, {
-		alert: "BerthVerdictsFrozen", fault: "three agents of five are stopped",
+		alert: "BerthVerdictsFrozen", fault: fmt.Sprintf("three agents of %d are stopped", agents),
 		begin: p.signal(3, syscall.SIGSTOP), end: p.signal(3, syscall.SIGCONT),
 		verify: "max(berth_scheduler_verdicts_frozen) == 0",
 	}}
