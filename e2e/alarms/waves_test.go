@@ -33,38 +33,35 @@ func (p *plant) waves() []wave {
 // messages stops the only process that calls webhooks and delivers notifications while a job runs, so its end
 // causes no notification.
 func (p *plant) messages() lane {
-	try := func(alert, fault, verify string, notify spec.Notify) alarm {
-		return alarm{
-			alert: alert, verify: verify,
-			fault: "the process with the role dispatch is stopped, and a job ends that " + fault,
-			begin: func(ctx context.Context) error {
-				secret := spec.NewSecretValue{Name: spec.WebhookSecret, Value: "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"}
-				_, _, err := p.API.SetSecret(ctx, secret)
-				if err != nil {
-					return err
-				}
-				if notify.Channel != "" {
-					if err := p.setChannel(ctx, notify.Channel); err != nil {
-						return err
-					}
-				}
-				j := job("notifies", "sleep", "5s")
-				j.Notify = []spec.Notify{notify}
-				made, _, err := p.API.Submit(ctx, j, "")
-				if err == nil {
-					err = reaches(ctx, p.API, made.ID, berth.Running)
-				}
-				return errors.Join(err, p.dispatch.Stop())
-			},
-			end: p.dispatch.Start,
-		}
-	}
-	return lane{
-		try("BerthWebhookBacklog", "has a webhook", "max(berth_webhooks_overdue_seconds) < 10",
-			spec.Notify{URL: p.receiver.URL}),
-		try("BerthNotificationBacklog", "names a channel", "max(berth_notifications_overdue_seconds) < 10",
-			spec.Notify{Channel: "receiver"}),
-	}
+	const channel = "receiver"
+	return lane{{
+		alert: "BerthWebhookBacklog",
+		fault: "the process with the role dispatch is stopped, and a job ends that has a webhook and names a channel",
+		begin: func(ctx context.Context) error {
+			secret := spec.NewSecretValue{Name: spec.WebhookSecret, Value: "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"}
+			if _, _, err := p.API.SetSecret(ctx, secret); err != nil {
+				return err
+			}
+			if err := p.setChannel(ctx, channel); err != nil {
+				return err
+			}
+			j := job("notifies", "sleep", "5s")
+			j.Notify = []spec.Notify{{URL: p.receiver.URL}, {Channel: channel}}
+			made, _, err := p.API.Submit(ctx, j, "")
+			if err == nil {
+				err = reaches(ctx, p.API, made.ID, berth.Running)
+			}
+			return errors.Join(err, p.dispatch.Stop())
+		},
+		end:    p.dispatch.Start,
+		looks:  []look{p.statement("BerthWebhookBacklog", "default ?1")},
+		verify: "max(berth_webhooks_overdue_seconds) < 10",
+		also: []alarm{{
+			alert:  "BerthNotificationBacklog",
+			looks:  []look{p.statement("BerthNotificationBacklog", "default ?receiver ?webhook")},
+			verify: "max(berth_notifications_overdue_seconds) < 10",
+		}},
+	}}
 }
 
 // setChannel creates a channel to the receiver.
