@@ -21,8 +21,8 @@ func (p *plant) waves() []wave {
 		{p.backup(), p.certificates(), p.disks(), p.budget(), p.wrongTokens(), p.spend(), p.unresolved(),
 			p.refusals(), p.listing(), p.mail(), p.gpus(), p.counters(), p.maintenance(), p.renewals(),
 			p.engines()},
-		{p.messages()},
-		{p.queue(), p.machines(), p.slow()},
+		{p.messages(), p.machines()},
+		{p.queue(), p.slow()},
 		{p.locked()},
 		{p.others()},
 		{p.processes()},
@@ -70,11 +70,17 @@ func (p *plant) setChannel(ctx context.Context, name string) error {
 	return err
 }
 
-// machines stops an agent.
+// machines stops the agent of m006, which has no jobs.
 func (p *plant) machines() lane {
+	send := func(s syscall.Signal) func(context.Context) error {
+		return func(context.Context) error {
+			p.Agents()[agents-1].Signal(s)
+			return nil
+		}
+	}
 	return lane{{
 		alert: "BerthMachinesSilent", fault: fmt.Sprintf("one agent of %d is stopped", agents),
-		begin: p.signal(1, syscall.SIGSTOP), end: p.signal(1, syscall.SIGCONT),
+		begin: send(syscall.SIGSTOP), end: send(syscall.SIGCONT),
 		verify: "max(berth_machines_silent) == 0",
 	}}
 }
