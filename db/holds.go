@@ -140,22 +140,15 @@ func holdEnded(message string) *berth.Reason {
 	return &berth.Reason{Code: wire.ReasonHoldEnded, Message: message}
 }
 
+// HoldEnd names a debug job that must end so that a quota admits another job.
+type HoldEnd struct {
+	Debug berth.JobID
+	Quota berth.TenantID // with the quota
+}
+
 // dueHolds lists the debug jobs that must end before their time, with the reason. A replica of the version before may
 // have settled one as to be retried.
 const dueHolds = `
-	WITH RECURSIVE up AS (
-		SELECT t.id, t.parent FROM tenants t WHERE t.id = ANY(@stalled)
-		UNION
-		SELECT t.id, t.parent FROM up JOIN tenants t ON t.id = up.parent
-	), tree AS (
-		SELECT t.id, t.id AS quota
-		FROM up
-		JOIN tenants t ON t.id = up.id
-		WHERE num_nonnulls(t.limit_cpu_m, t.limit_mem_mb, t.limit_gpu_milli, t.max_running,
-			t.budget_gpu_hours) > 0 OR t.borrow <> 'any'
-		UNION
-		SELECT t.id, tree.quota FROM tree JOIN tenants t ON t.parent = tree.id
-	)
 	SELECT d.id::text, CASE
 			WHEN d.state = 'retrying' THEN 'a hold does not run twice'
 			WHEN m.state = 'draining' THEN 'machine ' || m.id || ' is draining'
@@ -164,22 +157,22 @@ const dueHolds = `
 	FROM holds h
 	JOIN jobs d ON d.id = h.debug
 	JOIN machines m ON m.id = h.machine_id
-	LEFT JOIN (SELECT id, min(quota) AS quota FROM tree GROUP BY id) q ON q.id = d.tenant
+	LEFT JOIN unnest(@debugs::uuid[], @quotas::text[]) AS q (debug, quota) ON q.debug = h.debug
 	WHERE d.state = 'retrying' OR d.state IN ('submitted', 'queued', 'scheduled', 'running')
 		AND (m.state = 'draining' OR d.state IN ('scheduled', 'running') AND q.quota IS NOT NULL)
 	ORDER BY d.id
 	LIMIT @limit`
 
-// EndDue cancels the debug jobs on draining machines, and the ones of the stalled tenants, whose next job only a quota
-// keeps from starting: a hold must not delay any work. The quota may be one of a tenant above, so the holds below each
-// tenant with a quota, from the stalled one upward, end as well. At most limit end in a call. EndDue returns them, and
-// the caller pokes their workflows. A hold whose data the database rejects does not keep the others: EndDue goes on,
-// and returns a data error at the end.
-func (d *Holds) EndDue(ctx context.Context, term Term, stalled []berth.TenantID, limit int) ([]berth.JobID, error) {
-	if stalled == nil {
-		stalled = []berth.TenantID{}
+// EndDue cancels the debug jobs on draining machines, and the given ones, whose end lets a quota admit another job: a
+// hold must not delay any work. At most limit end in a call. EndDue returns them, and the caller pokes their
+// workflows. A hold whose data the database rejects does not keep the others: EndDue goes on, and returns a data error
+// at the end.
+func (d *Holds) EndDue(ctx context.Context, term Term, ends []HoldEnd, limit int) ([]berth.JobID, error) {
+	debugs, quotas := make([]berth.JobID, len(ends)), make([]berth.TenantID, len(ends))
+	for i, end := range ends {
+		debugs[i], quotas[i] = end.Debug, end.Quota
 	}
-	rows, err := d.pool.Query(ctx, dueHolds, pgx.NamedArgs{"stalled": stalled, "limit": limit})
+	rows, err := d.pool.Query(ctx, dueHolds, pgx.NamedArgs{"debugs": debugs, "quotas": quotas, "limit": limit})
 	if err != nil {
 		return nil, mapError(err, "holds")
 	}
@@ -205,6 +198,26 @@ func (d *Holds) EndDue(ctx context.Context, term Term, stalled []berth.TenantID,
 		}
 	}
 	return ended, errors.Join(faults...)
+}
+
+// orphaned is true for a hold h whose debug job has no row. The settlement that inserts a hold inserts its debug job in
+// the same transaction.
+const orphaned = `NOT EXISTS (SELECT 1 FROM jobs d WHERE d.id = h.debug)`
+
+// Sweep deletes the rows of holds whose debug job has no row: a berthd of a version without holds has archived it. It
+// returns their number. Usually there is none, and Sweep writes nothing.
+func (d *Holds) Sweep(ctx context.Context, term Term) (swept int, err error) {
+	var some bool
+	err = d.pool.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM holds h WHERE `+orphaned+`)`).Scan(&some)
+	if err != nil || !some {
+		return 0, mapError(err, "holds")
+	}
+	err = d.leaderTx(ctx, term, func(tx pgx.Tx) error {
+		tag, err := tx.Exec(ctx, `DELETE FROM holds h WHERE `+orphaned)
+		swept = int(tag.RowsAffected())
+		return err
+	})
+	return swept, mapError(err, "holds")
 }
 
 // end cancels a debug job for the leader.

@@ -280,43 +280,63 @@ func TestDrainsAndQuotasEndHolds(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	_, debug := s.debugging()
+	_, other := s.debugging()
 	term := s.term()
-	end := func(stalled ...berth.TenantID) int {
+	end := func(ends ...db.HoldEnd) int {
 		t.Helper()
-		ended, err := s.db.Holds.EndDue(t.Context(), term, stalled, 100)
+		ended, err := s.db.Holds.EndDue(t.Context(), term, ends, 100)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return len(ended)
 	}
-	mustExec(t, s.pool, `INSERT INTO tenants (id, parent, max_running) VALUES ('above', NULL, NULL), ('other', NULL, 1), ('beside', 'above', 1)`)
-	mustExec(t, s.pool, `UPDATE tenants SET parent = 'above' WHERE id = 'default'`)
 	if n := end(); n != 0 {
 		t.Errorf("%d holds end without a cause", n)
 	}
-	if n := end("other"); n != 0 {
-		t.Errorf("%d holds end for a tenant that shares no quota", n)
-	}
-	if n := end("beside"); n != 0 {
-		t.Errorf("%d holds end for the quota of a tenant beside", n)
-	}
-	mustExec(t, s.pool, `UPDATE tenants SET max_running = 1 WHERE id = 'above'`)
-	if n := end("beside"); n != 1 {
-		t.Errorf("%d holds end for a tenant that shares a quota", n)
+	if n := end(db.HoldEnd{Debug: debug, Quota: "above"}); n != 1 {
+		t.Errorf("%d holds end for a quota, want the named one", n)
 	}
 	if j := s.job(debug); j.Status != berth.Canceling || !strings.Contains(j.Reason.Message, "a quota of tenant above counts this hold") {
 		t.Errorf("it is %s, %+v", j.Status, j.Reason)
 	}
-	if n := end("above"); n != 0 {
+	if j := s.job(other); j.Status != berth.Running {
+		t.Errorf("another hold is %s, %+v", j.Status, j.Reason)
+	}
+	if n := end(db.HoldEnd{Debug: debug, Quota: "above"}); n != 0 {
 		t.Errorf("%d holds end twice", n)
 	}
+	s.exit(debug, 1, 0, exited(137))
+	s.settle(debug, 1)
 	_, waiting := s.held()
+	if n := end(db.HoldEnd{Debug: waiting, Quota: "above"}); n != 0 {
+		t.Errorf("%d holds without capacity end for a quota", n)
+	}
 	mustExec(t, s.pool, `UPDATE machines SET state = 'draining' WHERE id = 'm0'`)
-	if n := end(); n != 1 {
+	if n := end(); n != 2 {
 		t.Errorf("%d holds end with a drain", n)
 	}
 	if j := s.job(waiting); j.Status != berth.Canceled || !strings.Contains(j.Reason.Message, "draining") {
 		t.Errorf("a waiting hold is %s, %+v", j.Status, j.Reason)
+	}
+}
+
+// A version without holds archives a debug job and leaves the row of its hold.
+func TestHoldsOfArchivedDebugJobsAreSwept(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	_, kept := s.debugging()
+	id, debug := s.debugging()
+	s.cancel(id)
+	s.cancel(debug)
+	mustExec(t, s.pool, `UPDATE allocations SET forgotten_at = now()`)
+	mustExec(t, s.pool, `INSERT INTO holds (debug, scope, job, attempt, rank, alloc, machine_id, hold_ms)
+		SELECT gen_random_uuid(), scope, job, attempt, rank, alloc, machine_id, hold_ms FROM holds WHERE debug = $1`, debug)
+	n, err := s.db.Holds.Sweep(t.Context(), s.term())
+	if err != nil || n != 1 {
+		t.Errorf("%d rows are swept, %v", n, err)
+	}
+	if left := one[string](s, `SELECT string_agg(debug::text, ' ' ORDER BY debug) FROM holds`); left != string(kept)+" "+string(debug) {
+		t.Errorf("left are %s, want %s and %s", left, kept, debug)
 	}
 }
 

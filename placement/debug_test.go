@@ -108,21 +108,13 @@ func TestADebugJobAtItsQuotaEndsNoOtherHold(t *testing.T) {
 		s, now := debugged(func(j *placement.Job) { j.Tenant, j.Priority = "team", priority })
 		s.UpsertTenant(placement.Tenant{ID: "team", MaxRunning: 1})
 		plan := placement.Planner{Policy: placement.Policy{BandWidth: 100}}.Plan(s, now)
-		want := "[]"
+		want := "[] []"
 		if priority >= 0 {
-			want = "[team]"
+			want = "[team] [{debug team}]"
 		}
-		if got := fmt.Sprint(plan.Stalled); got != want {
-			t.Errorf("priority %d: stalled are %s, want %s", priority, got, want)
+		if got := fmt.Sprint(plan.Stalled, plan.EndHolds); got != want {
+			t.Errorf("priority %d: stalled and ended are %s, want %s", priority, got, want)
 		}
-	}
-	s, _ := debugged(nil)
-	if n := placement.Yielding(s); n != 1 {
-		t.Errorf("%d jobs give way", n)
-	}
-	s.RemoveRunning("debug")
-	if n := placement.Yielding(s); n != 0 {
-		t.Errorf("%d jobs give way after their end", n)
 	}
 }
 

@@ -29,9 +29,6 @@ type (
 // DebugPriority is the priority of debug jobs, which give way to every other job.
 const DebugPriority = cluster.DebugPriority
 
-// Yielding returns the number of running jobs in a snapshot that give way to every other job.
-func Yielding(s *Snapshot) int { return s.cluster.Yielding }
-
 // CompileConstraint checks the syntax and the types of a placement constraint. The error names
 // the column and the mistake, for the author of the constraint.
 func CompileConstraint(expr string) error { return cluster.CompileConstraint(expr) }

@@ -37,6 +37,9 @@ type Plan struct {
 	// Stalled lists the tenants, by id, with a next job that only their quota or budget
 	// keeps from starting.
 	Stalled []berth.TenantID
+	// EndHolds lists the running jobs that give way to every other job, and must end so that quotas admit the next
+	// jobs of stalled tenants. It lists only jobs whose end helps.
+	EndHolds []queue.HoldEnd `json:",omitempty"`
 	// Estimates lists the latest expected start of each waiting job, in queue order, on
 	// the assumptions that running jobs end at their limits and that no more jobs are
 	// submitted. It is filled only with Planner.Estimate.
@@ -129,6 +132,7 @@ type run struct {
 
 	blocked   []*queue.Entry       // gangs without room, while gangs are under repair
 	soon      map[berth.JobID]bool // jobs that start when their victims have stopped
+	ends      map[berth.JobID]bool // jobs in Plan.EndHolds
 	deference explain.Deference
 }
 
@@ -226,6 +230,7 @@ func (r *run) decide(x *queue.Contender) {
 		if !x.Tried && !cluster.GivesWay(e.Priority) {
 			x.Tried = true
 			r.plan.Stalled = append(r.plan.Stalled, x.Account.ID)
+			r.endHolds(x, e)
 		}
 		r.turn.Leave(x)
 		return

@@ -11,6 +11,7 @@ import (
 	"berth/internal/control/scheduler"
 	"berth/placement"
 	"berth/spec"
+	"berth/wire"
 )
 
 func displacing(o *scheduler.Options) {
@@ -37,12 +38,21 @@ func (r *rig) run(id berth.JobID) {
 // stops ends a job's members as ordered, and settles it.
 func (r *rig) stops(id berth.JobID) {
 	r.t.Helper()
-	r.exec(`UPDATE allocations SET state = 'exited', phase = 'sealed', exit = $2, exited_at = now(), sealed_at = now() WHERE job = $1 AND state = 'active'`,
-		id, failure.Exit{Cause: failure.CauseOrdered, Code: 143})
-	result, err := r.db.Attempts.Settle(r.t.Context(), id, value[int](r, `SELECT attempt FROM jobs WHERE id = $1`, id))
-	if err != nil || result.Next != berth.Retrying {
-		r.t.Fatalf("settled as %+v, %v", result, err)
+	if result := r.ends(id, failure.Exit{Cause: failure.CauseOrdered, Code: 143}); result.Next != berth.Retrying {
+		r.t.Fatalf("settled as %+v", result)
 	}
+}
+
+// ends ends a job's members, and settles its present attempt.
+func (r *rig) ends(id berth.JobID, x failure.Exit) wire.SettleResult {
+	r.t.Helper()
+	r.exec(`UPDATE allocations SET state = 'exited', phase = 'sealed', exit = $2, exited_at = now(), sealed_at = now() WHERE job = $1 AND state = 'active'`,
+		id, x)
+	result, err := r.db.Attempts.Settle(r.t.Context(), id, value[int](r, `SELECT attempt FROM jobs WHERE id = $1`, id))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return result
 }
 
 func (r *rig) hint() { r.db.Hub().Publish(db.TopicQueue, "") }

@@ -2,26 +2,35 @@ package scheduler
 
 import (
 	"context"
+	"errors"
 	"time"
 
-	"berth"
 	"berth/db"
 	"berth/placement"
 )
 
-// holds ends the holds of failed attempts on draining machines.
-func (r *reconciler) holds(ctx context.Context) error { return r.endHolds(ctx, r.term, nil) }
+// holds ends the holds of failed attempts on draining machines, and removes the records of holds whose debug job was
+// archived.
+func (r *reconciler) holds(ctx context.Context) error {
+	ended := r.endHolds(ctx, r.term, nil)
+	n, err := r.DB.Holds.Sweep(ctx, r.term)
+	r.did("hold_orphaned", n)
+	return errors.Join(ended, err)
+}
 
-// yieldHolds ends the holds of tenants with a job that only a quota keeps from starting. Without a running hold it
-// reads nothing.
+// yieldHolds ends the holds whose end lets the quotas admit a job that nothing else keeps from starting.
 func (p *placer) yieldHolds(ctx context.Context, plan placement.Plan) error {
-	if plan.More || len(plan.Stalled) == 0 || placement.Yielding(p.mirror.snapshot) == 0 {
+	if plan.More || len(plan.EndHolds) == 0 {
 		return nil
 	}
 	if time.Now().Before(p.yieldAfter) {
 		return nil
 	}
-	err := p.endHolds(ctx, p.term, plan.Stalled)
+	ends := make([]db.HoldEnd, len(plan.EndHolds))
+	for i, end := range plan.EndHolds {
+		ends[i] = db.HoldEnd{Debug: end.Job, Quota: end.Quota}
+	}
+	err := p.endHolds(ctx, p.term, ends)
 	if db.IsDataError(err) && ctx.Err() == nil {
 		// An error of one hold must not end the term: the next leader would meet the same hold.
 		p.yieldAfter = time.Now().Add(yieldPause)
@@ -35,8 +44,8 @@ func (p *placer) yieldHolds(ctx context.Context, plan placement.Plan) error {
 const yieldPause = 10 * time.Second
 
 // endHolds ends the holds that are due, and pokes the workflows of their jobs.
-func (s *Scheduler) endHolds(ctx context.Context, term db.Term, stalled []berth.TenantID) error {
-	ended, err := s.DB.Holds.EndDue(ctx, term, stalled, passLimit)
+func (s *Scheduler) endHolds(ctx context.Context, term db.Term, ends []db.HoldEnd) error {
+	ended, err := s.DB.Holds.EndDue(ctx, term, ends, passLimit)
 	s.did("hold_ended", len(ended))
 	s.Poker.Poke(ended...)
 	return err

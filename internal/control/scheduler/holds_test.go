@@ -38,16 +38,6 @@ func (r *rig) held() (id, debug berth.JobID) {
 	return id, debug
 }
 
-// ends ends a job's members, and settles it.
-func (r *rig) ends(id berth.JobID, x failure.Exit) {
-	r.t.Helper()
-	r.exec(`UPDATE allocations SET state = 'exited', phase = 'sealed', exit = $2, exited_at = now(), sealed_at = now() WHERE job = $1 AND state = 'active'`,
-		id, x)
-	if _, err := r.db.Attempts.Settle(r.t.Context(), id, 1); err != nil {
-		r.t.Fatal(err)
-	}
-}
-
 // TestARetryStopsTheHoldOfItsFirstAttempt checks that a hold on the only machine does not keep the retry waiting, although
 // jobs may not preempt others for hours yet.
 func TestARetryStopsTheHoldOfItsFirstAttempt(t *testing.T) {
@@ -89,6 +79,27 @@ func TestTheQuotaOfARetryEndsTheHold(t *testing.T) {
 	}
 	r.ends(debug, failure.Exit{Cause: failure.CauseOrdered, Code: 137, StartedAt: time.Now(), FinishedAt: time.Now()})
 	r.awaitState(id, berth.Scheduled)
+}
+
+// TestAQuotaEndsNoMoreHoldsThanAJobNeeds checks that the second hold of a tenant stays.
+func TestAQuotaEndsNoMoreHoldsThanAJobNeeds(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.machine("m0", 8, 3)
+	r.lead(slow)
+	id, debug := r.held()
+	_, other := r.held()
+	r.exec(`UPDATE tenants SET max_running = 2 WHERE id = 'default'`)
+	r.exec(`UPDATE jobs SET eligible_at = now() WHERE id = $1`, id)
+	r.db.Hub().Publish(db.TopicQueue, db.KeyTenants)
+	r.awaitState(debug, berth.Canceling)
+	passes := r.passes()
+	r.await("passes while the hold ends", func() bool { return r.passes() > passes+1 })
+	r.ends(debug, failure.Exit{Cause: failure.CauseOrdered, Code: 137, StartedAt: time.Now(), FinishedAt: time.Now()})
+	r.awaitState(id, berth.Scheduled)
+	if state := r.state(other); state != berth.Running {
+		t.Errorf("the other hold is %s", state)
+	}
 }
 
 func TestADrainEndsTheHold(t *testing.T) {

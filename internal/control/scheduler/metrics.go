@@ -102,7 +102,7 @@ func (m *Metrics) showZeros() {
 var repairKinds = []string{
 	"acts_removed", "array_filled", "checkpoint_lost", "chunks_removed", "clock_lost", "clock_removed",
 	"clock_set", "earmark", "fire_caught_up",
-	"give_up_stuck", "grant_poked", "hold_ended", "judge_dependents",
+	"give_up_stuck", "grant_poked", "hold_ended", "hold_orphaned", "judge_dependents",
 	"kill_overdue", "kill_stray", "kill_unprepared", "logs_removed",
 	"objects_removed", "objects_swept", "outputs_removed", "parent_poked", "parent_tended",
 	"queue_timeout", "session_expired", "unclaimed_poked", "unclaimed_settled", "unheard_poked", "unheard_settled",
