@@ -195,6 +195,7 @@ func (h *agentHandlers) agentClaim(c echo.Context) error {
 		return err
 	}
 	req.Sources = c.Request().Header.Get(wire.HeaderSources) != ""
+	req.Parts = c.Request().Header.Get(wire.HeaderParts) != ""
 	req.Chunks = c.Request().Header.Get(wire.HeaderChunks) != ""
 	req.Holds = c.Request().Header.Get(wire.HeaderHolds) != ""
 	claim, err := h.agents.Claim(c.Request().Context(), machineOf(c), req)

@@ -373,12 +373,17 @@ func (l lastLook) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// agentGetObject sends an object of the job that the machine works on.
+// agentGetObject sends an object of the job that the machine works on. An object that the store lacks has the slug
+// object_missing: an agent must not take a refused call for the proof of a lost object.
 func (h *agentObjectHandlers) agentGetObject(c echo.Context) error {
 	store, key, _, err := h.object(c, false)
 	if err != nil {
 		return err
 	}
 	h.count(c, "get")
-	return h.streams.sendObject(c, machineTransfer, store, key)
+	err = h.streams.sendObject(c, machineTransfer, store, key)
+	if berth.CodeOf(err) == berth.CodeNotFound {
+		return &berth.Error{Code: berth.CodeNotFound, Slug: wire.SlugObjectMissing, Message: err.Error()}
+	}
+	return err
 }

@@ -70,7 +70,11 @@ func (h *pipelineHandlers) submitPipeline(ctx context.Context, in *submitPipelin
 		}
 	}
 	pipeline = pipeline.WithDefaults()
-	checked := admission.CheckPipeline(pipeline)
+	check := admission.CheckPipeline
+	if submission.Resume != nil {
+		check = admission.CheckResumed
+	}
+	checked := check(pipeline)
 	if err := invalid(berth.SlugInvalidSpec, faults, checked[:min(len(checked), maxFaults)]); err != nil {
 		return nil, err
 	}

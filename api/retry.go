@@ -61,7 +61,7 @@ func (h *jobHandlers) retrySpec(ctx context.Context, in Request, old wire.Job) (
 		}
 	}
 	jobSpec = jobSpec.WithDefaults()
-	return jobSpec, invalid(berth.SlugInvalidSpec, faults, admission.Check(jobSpec))
+	return jobSpec, invalid(berth.SlugInvalidSpec, faults, admission.CheckRetry(jobSpec))
 }
 
 // mayRun returns an error if the caller may not submit the job for the tenant.

@@ -50,7 +50,7 @@ func (a *agent) session() db.Session { return db.Session{AgentBoot: a.boot, Epoc
 
 func (a *agent) claims(id berth.JobID, attempt int) (wire.Claim, error) {
 	a.t.Helper()
-	return a.db.Agents.Claim(a.t.Context(), a.machine, wire.ClaimRequest{AgentBoot: a.boot, Epoch: a.epoch, Alloc: a.alloc(id, attempt), Job: id, Attempt: attempt, Sources: true, Chunks: true})
+	return a.db.Agents.Claim(a.t.Context(), a.machine, wire.ClaimRequest{AgentBoot: a.boot, Epoch: a.epoch, Alloc: a.alloc(id, attempt), Job: id, Attempt: attempt, Sources: true, Parts: true, Chunks: true})
 }
 
 func (s *stage) alloc(id berth.JobID, attempt int) berth.AllocationID {

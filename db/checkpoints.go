@@ -375,8 +375,8 @@ type ObjectAccess struct {
 
 // Authorize allows a machine to write objects of the attempt and rank of its allocation, in
 // the current session, and to read all objects of the same job. It may also read the
-// checkpoint from which that job started, of the same rank. Every other request fails with
-// CodeNotFound.
+// checkpoint from which that job started: the part of the same rank, or all parts if each member
+// of the job gets all of them. Every other request fails with CodeNotFound.
 func (d *Objects) Authorize(ctx context.Context, machine berth.MachineID, o ObjectAccess) error {
 	var ok bool
 	err := d.pool.QueryRow(ctx, `
@@ -391,7 +391,7 @@ func (d *Objects) Authorize(ctx context.Context, machine berth.MachineID, o Obje
 		OR NOT @write AND EXISTS (
 			SELECT 1
 			FROM job_sources o
-			JOIN allocations a ON a.job = o.job AND a.rank = @rank
+			JOIN allocations a ON a.job = o.job AND (a.rank = @rank OR @rank < o.parts)
 			JOIN jobs j ON j.id = a.job AND j.attempt = a.attempt
 			WHERE o.source = @job AND o.step = @step AND o.attempt = @attempt AND o.array_index = -1
 			  AND a.machine_id = @machine AND a.state = 'active' AND j.tenant = @tenant)`,

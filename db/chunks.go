@@ -36,10 +36,10 @@ const chunkHeld = `(
 		WHERE l.job = @job AND l.attempt = @attempt AND l.rank = @rank AND l.sha256 = c.sha256 AND l.stored)
 	OR EXISTS (
 		SELECT 1 FROM chunk_refs r
-		WHERE r.tenant = c.tenant AND r.sha256 = c.sha256 AND r.rank = @rank AND (r.job = @job OR EXISTS (
+		WHERE r.tenant = c.tenant AND r.sha256 = c.sha256 AND (r.rank = @rank AND r.job = @job OR EXISTS (
 			SELECT 1 FROM job_sources o
 			WHERE o.job = @job AND o.array_index = -1 AND o.source = r.job AND o.step = r.step
-			  AND o.attempt = r.attempt))))`
+			  AND o.attempt = r.attempt AND (r.rank = @rank OR r.rank < o.parts)))))`
 
 // asked selects the hashes of @sums.
 const asked = `(SELECT decode(s, 'hex') FROM unnest(@sums::text[]) s)`
@@ -201,11 +201,11 @@ func (d *Chunks) Readable(
 			SELECT 1
 			FROM allocations a
 			JOIN jobs j ON j.id = a.job AND j.attempt = a.attempt
-			WHERE a.machine_id = @machine AND a.rank = @rank AND a.state = 'active' AND j.tenant = r.tenant
-			  AND (a.job = @job OR EXISTS (
+			WHERE a.machine_id = @machine AND a.state = 'active' AND j.tenant = r.tenant
+			  AND (a.rank = @rank AND a.job = @job OR EXISTS (
 				SELECT 1 FROM job_sources o
 				WHERE o.job = a.job AND o.array_index = -1 AND o.source = @job AND o.step = @step
-				  AND o.attempt = @attempt)))`, args)
+				  AND o.attempt = @attempt AND (a.rank = @rank OR @rank < o.parts))))`, args)
 }
 
 // Named returns the copies of chunks that one member's part of a verified checkpoint names.

@@ -38,33 +38,45 @@ const claimable = `
 
 // restorePoints are the wire.RestorePoints of allocation a as JSON: the verified checkpoints of
 // its job, the newest first, then the ones that a restore passed over, and last the one from which
-// the job started.
+// the job started. That one has the parts of all members if each member of the job gets all of them.
 const restorePoints = `(
-		              SELECT coalesce(jsonb_agg(jsonb_strip_nulls(jsonb_build_object('job', nullif(h.job, a.job),
-		                'step', h.step, 'attempt', h.attempt, 'manifest', h.manifest, 'sha256', h.sha256,
-		                'failed_restores', nullif(p.failed_restores, 0)))
-		                ORDER BY h.job = a.job DESC, p.passed_over, h.step DESC, h.attempt DESC), '[]')
+		              SELECT coalesce(jsonb_agg(jsonb_strip_nulls(jsonb_build_object('job', nullif(p.job, a.job),
+		                'step', p.step, 'attempt', p.attempt, 'manifest', h.manifest, 'sha256', h.sha256,
+		                'parts', h.parts, 'failed_restores', nullif(p.failed_restores, 0)))
+		                ORDER BY p.job = a.job DESC, p.passed_over, p.step DESC, p.attempt DESC), '[]')
 		              FROM (
-		                SELECT c.job, c.step, c.attempt, c.failed_restores, c.passed_over
+		                SELECT c.job, c.step, c.attempt, c.failed_restores, c.passed_over, NULL::integer AS parts
 		                FROM checkpoints c
 		                WHERE c.job = a.job AND c.state = 'verified'
 		                UNION ALL
-		                SELECT c.job, c.step, c.attempt, c.failed_restores, c.passed_over
+		                SELECT c.job, c.step, c.attempt, c.failed_restores, c.passed_over, o.parts
 		                FROM job_sources o
 		                JOIN checkpoints c ON c.job = o.source AND c.step = o.step AND c.attempt = o.attempt
 		                WHERE o.job = a.job AND o.array_index = -1 AND c.state = 'verified'
 		              ) p
-		              JOIN checkpoint_shards h ON h.job = p.job AND h.step = p.step AND h.attempt = p.attempt
-		                AND h.rank = a.rank
+		              CROSS JOIN LATERAL (
+		                SELECT h.manifest, h.sha256, NULL::jsonb AS parts
+		                FROM checkpoint_shards h
+		                WHERE p.parts IS NULL AND h.job = p.job AND h.step = p.step AND h.attempt = p.attempt
+		                  AND h.rank = a.rank
+		                UNION ALL
+		                SELECT NULL, NULL, jsonb_agg(jsonb_build_object('manifest', h.manifest, 'sha256', h.sha256)
+		                  ORDER BY h.rank)
+		                FROM checkpoint_shards h
+		                WHERE p.parts IS NOT NULL AND h.job = p.job AND h.step = p.step AND h.attempt = p.attempt
+		                HAVING count(*) = p.parts
+		              ) h
 		          )`
 
 // understood is true if the agent can restore all checkpoints of allocation a, and has kept the folder that a
 // debug job takes.
 const understood = `((@sources OR NOT EXISTS (SELECT 1 FROM job_sources o WHERE o.job = a.job))
+	AND (@parts OR NOT EXISTS (SELECT 1 FROM job_sources o WHERE o.job = a.job AND o.parts IS NOT NULL))
 	AND (@chunks OR NOT EXISTS (SELECT 1 FROM chunk_refs r WHERE r.job = a.job AND r.rank = a.rank) AND NOT EXISTS (
 		SELECT 1
 		FROM job_sources o
-		JOIN chunk_refs r ON r.job = o.source AND r.step = o.step AND r.attempt = o.attempt AND r.rank = a.rank
+		JOIN chunk_refs r ON r.job = o.source AND r.step = o.step AND r.attempt = o.attempt
+			AND (r.rank = a.rank OR o.parts IS NOT NULL)
 		WHERE o.job = a.job AND o.array_index = -1))
 	AND (@holds OR NOT EXISTS (SELECT 1 FROM holds h WHERE h.debug = a.job)))`
 
@@ -147,7 +159,7 @@ func (d *Agents) Claim(ctx context.Context, machine berth.MachineID, req wire.Cl
 func claimArgs(machine berth.MachineID, req wire.ClaimRequest) pgx.NamedArgs {
 	return markArgs(pgx.NamedArgs{"alloc": int64(req.Alloc), "machine": machine, "job": req.Job,
 		"attempt": req.Attempt, "epoch": req.Epoch, "boot": req.AgentBoot,
-		"sources": req.Sources, "chunks": req.Chunks, "holds": req.Holds}, req.Watermark)
+		"sources": req.Sources, "parts": req.Parts, "chunks": req.Chunks, "holds": req.Holds}, req.Watermark)
 }
 
 // refuseClaim returns the error for a claim that changed no row. It reads the conditions
@@ -175,9 +187,9 @@ func (d *Agents) refuseClaim(ctx context.Context, machine berth.MachineID, req w
 		return mapError(err, fmt.Sprintf("allocation %d", req.Alloc))
 	}
 	if now && !able {
-		return berth.Errorf(berth.CodeUnavailable, "job %s needs a checkpoint of another job, or one with shared "+
-			"content, or holds a failed attempt, and the agent of machine %s cannot do that; upgrade the agent",
-			req.Job, machine)
+		return berth.Errorf(berth.CodeUnavailable, "job %s needs a checkpoint of another job, or all parts of one, "+
+			"or one with shared content, or holds a failed attempt, and the agent of machine %s cannot do that; "+
+			"upgrade the agent", req.Job, machine)
 	}
 	if now {
 		return berth.Errorf(berth.CodeUnavailable, "allocation %d changed while it was claimed; try again", req.Alloc)

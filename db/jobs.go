@@ -44,7 +44,8 @@ const jobDocument = `jsonb_strip_nulls(jsonb_build_object(
 // sourceDocument is a wire.StartPoint of a row j of jobs as JSON, null if the job started from its
 // beginning.
 const sourceDocument = `(
-				SELECT jsonb_build_object('job', o.source, 'attempt', o.attempt, 'step', o.step)
+				SELECT jsonb_strip_nulls(jsonb_build_object('job', o.source, 'attempt', o.attempt, 'step', o.step,
+					'parts', o.parts))
 				FROM job_sources o
 				WHERE o.job = j.id AND o.array_index = -1)`
 

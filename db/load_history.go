@@ -135,6 +135,7 @@ func (h *History) Jobs(ctx context.Context, since time.Time, each func(history.J
 					FROM allocations a WHERE a.job = j.id), '[]'),
 				'source', (
 					SELECT jsonb_build_object('job', o.source, 'attempt', o.attempt, 'step', o.step,
+						'parts', coalesce(o.parts, 0),
 						'state', coalesce(c.state, ''), 'ranks', coalesce(c.ranks, 0), 'shards', (
 							SELECT count(*) FROM checkpoint_shards h
 							WHERE h.job = o.source AND h.step = o.step AND h.attempt = o.attempt))

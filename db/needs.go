@@ -22,13 +22,16 @@ type needs struct {
 	source    *spec.StepRef      // checkpoint of another job to start from; nil: none
 	members   int                // parts that the checkpoint must have
 	layout    string             // groups that the job of the checkpoint must have; see spec.Layout
+	reshard   bool               // members may get all parts of a checkpoint that does not fit them
+	disk      spec.MiB           // least disk limit of a member; 0: none
 }
 
 // needsOf returns the needs of a spec.
 func needsOf(s spec.Job) needs {
 	n := needs{uploads: s.Uploads(), secrets: s.Secrets, imageAuth: s.ImageAuth, inputs: s.OutputsNamed(),
 		webhooks: len(spec.WebhooksOf(s.Notify)) > 0, source: s.Checkpoint.StartsFrom(), members: max(s.Members, 1),
-		layout: spec.Layout(s)}
+		layout: spec.Layout(s), reshard: s.Checkpoint != nil && s.Checkpoint.Reshard == spec.ReshardAll,
+		disk: spec.LeastDisk(s)}
 	for _, in := range s.Inputs {
 		n.logins = append(n.logins, in.Secret)
 	}

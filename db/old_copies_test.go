@@ -69,6 +69,8 @@ func newerFiles() map[string]spec.Pipeline {
 	sealed.Jobs["b"] = spec.Job{Image: "busybox", ReadOnlyRoot: true}
 	tolerant := graph(spec.FailFast, "a")
 	tolerant.Jobs["b"] = spec.Job{Image: "busybox", Placement: spec.Placement{Tolerations: []string{"rack=new"}}}
+	wide := graph(spec.FailFast, "a")
+	wide.Jobs["b"] = spec.Job{Image: "busybox", Checkpoint: &spec.CheckpointPolicy{Path: "/c", Reshard: spec.ReshardAll}}
 	kept := graph(spec.FailFast, "a")
 	kept.Jobs["b"] = spec.Job{Image: "busybox", HoldOnFailure: spec.Duration(time.Hour)}
 	inner := graph(spec.FailFast, "a")
@@ -83,6 +85,7 @@ func newerFiles() map[string]spec.Pipeline {
 		"root":       sealed.WithDefaults(),
 		"tolerant":   tolerant.WithDefaults(),
 		"kept":       kept.WithDefaults(),
+		"reshard":    wide.WithDefaults(),
 		"nested":     inner.WithDefaults(),
 	}
 }

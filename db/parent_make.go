@@ -88,8 +88,8 @@ func (p *lockedParent) make(ctx context.Context, tx pgx.Tx, indexes []int, actor
 			FROM made, job_uploads n
 			WHERE n.job = @parent
 		), sources AS (
-			INSERT INTO job_sources (job, source, attempt, step)
-			SELECT made.id, o.source, o.attempt, o.step
+			INSERT INTO job_sources (job, source, attempt, step, parts)
+			SELECT made.id, o.source, o.attempt, o.step, o.parts
 			FROM made
 			CROSS JOIN LATERAL (
 				SELECT *

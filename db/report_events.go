@@ -66,17 +66,21 @@ func (r *reporting) restored(ctx context.Context, a *reportedRow, step int64) er
 		Kind: wire.EventRestored, Detail: fmt.Sprintf("member %d resumes from step %d", a.Rank, step),
 		Facts: &wire.EventFacts{Step: &step},
 	}
+	var parts int
 	err = r.tx.QueryRow(ctx, `
-		SELECT o.source::text
+		SELECT o.source::text, coalesce(o.parts, 0)
 		FROM job_sources o
 		WHERE o.job = @job AND o.array_index = -1 AND o.step = @step
 		  AND NOT EXISTS (SELECT 1 FROM checkpoints c WHERE c.job = @job AND c.step = @step AND c.state = 'verified')`,
-		pgx.NamedArgs{"job": a.Job, "step": step}).Scan(&e.Facts.Job)
+		pgx.NamedArgs{"job": a.Job, "step": step}).Scan(&e.Facts.Job, &parts)
 	if err != nil && !isNoRows(err) {
 		return fmt.Errorf("read source of job %s: %w", a.Job, err)
 	}
 	if e.Facts.Job != "" {
 		e.Detail += " of job " + string(e.Facts.Job)
+		if parts > 0 {
+			e.Detail += " with the parts of " + plural(parts, "member")
+		}
 	}
 	return r.eventOf(ctx, a, e)
 }

@@ -69,7 +69,8 @@ func (r *retrying) resume(ctx context.Context, ids []berth.JobID) (map[berth.Job
 func readSaved(ctx context.Context, tx pgx.Tx, ids []berth.JobID) (map[berth.JobID]lifecycle.Saved, error) {
 	rows, err := tx.Query(ctx, chainOf+`
 		SELECT j.id::text, j.state = 'succeeded', j.has_checkpoint, `+sourceDocument+`, coalesce((
-			SELECT jsonb_agg(jsonb_build_object('Step', c.step, 'Attempt', c.attempt, 'Members', c.ranks)
+			SELECT jsonb_agg(jsonb_build_object('Step', c.step, 'Attempt', c.attempt, 'Members', c.ranks,
+				'Bytes', c.bytes)
 				ORDER BY c.passed_over, c.step DESC, c.attempt DESC)
 			FROM checkpoints c
 			WHERE c.job = j.id AND c.state = 'verified'), '[]')

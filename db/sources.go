@@ -77,28 +77,56 @@ func (r *submitRow) choose(ctx context.Context, tx pgx.Tx) error {
 	if err != nil {
 		return err
 	}
-	for _, p := range points {
-		if err := r.fits(p, layouts); err != nil {
+	if r.source != nil {
+		if err := r.fit(r.source, layouts); err != nil {
 			return err
 		}
+	}
+	for index, p := range r.elements {
+		if err := r.fit(&p, layouts); err != nil {
+			return err
+		}
+		r.elements[index] = p
 	}
 	return nil
 }
 
-// fits returns an error unless the checkpoint has a part for each member of the job, written by a member of
-// the same group. layouts has the groups of the gangs that saved checkpoints.
-func (r *submitRow) fits(s wire.StartPoint, layouts map[berth.JobID]string) error {
-	if s.Members != r.needs.members {
+// fit decides which parts of the checkpoint each member of the job gets. Usually the checkpoint must have a part for
+// each member, written by a member of the same group, and the member gets this part. With checkpoint.reshard, members
+// of any other job get all parts. fit returns an error if the checkpoint does not fit the job. layouts has the groups
+// of the gangs that saved checkpoints.
+func (r *submitRow) fit(s *wire.StartPoint, layouts map[berth.JobID]string) error {
+	layout := layouts[s.Job]
+	const reshard = "checkpoint.reshard: all, which gives each member the parts of all members"
+	switch {
+	case s.Members == r.needs.members && layout == r.needs.layout:
+		return nil
+	case r.needs.reshard:
+		s.Parts = s.Members
+		return r.hasRoom(*s)
+	case s.Members != r.needs.members:
 		return noSource(berth.CodeInvalid, fmt.Sprintf("step %d of job %s was saved by %s, and this job has %d", s.Step,
 			s.Job, plural(s.Members, "member"), r.needs.members),
-			fmt.Sprintf("members: %d, or a start from the beginning", s.Members))
+			fmt.Sprintf("members: %d, %s, or a start from the beginning", s.Members, reshard))
 	}
-	if layout := layouts[s.Job]; layout != r.needs.layout {
-		return noSource(berth.CodeInvalid, fmt.Sprintf("step %d of job %s was saved by a gang with the groups %s, and "+
-			"this job has %s", s.Step, s.Job, cmp.Or(layout, "(none)"), cmp.Or(r.needs.layout, "none")),
-			"the same groups, or a start from the beginning")
+	return noSource(berth.CodeInvalid, fmt.Sprintf("step %d of job %s was saved by a gang with the groups %s, and "+
+		"this job has %s", s.Step, s.Job, cmp.Or(layout, "(none)"), cmp.Or(r.needs.layout, "none")),
+		fmt.Sprintf("the same groups, %s, or a start from the beginning", reshard))
+}
+
+// hasRoom returns an error if all parts of the checkpoint exceed the disk limit of a member.
+func (r *submitRow) hasRoom(s wire.StartPoint) error {
+	if limit := int64(r.needs.disk) << 20; limit == 0 || s.Bytes <= limit {
+		return nil
 	}
-	return nil
+	need := (s.Bytes + 1<<20 - 1) >> 20
+	return &berth.Error{Code: berth.CodeInvalid, Slug: SlugNoCheckpoint,
+		Message: fmt.Sprintf("all parts of step %d of job %s do not fit on the disk of a member", s.Step, s.Job),
+		Fields: []berth.FieldError{{Field: "checkpoint.reshard",
+			Detail: fmt.Sprintf("each member gets the parts of %s of step %d of job %s, which have %s, and may use %s "+
+				"of disk", plural(s.Members, "member"), s.Step, s.Job, berth.BytesText(s.Bytes), r.needs.disk),
+			Allowed: fmt.Sprintf("resources.disk of more than %dMiB for each member, or members: %d without "+
+				"checkpoint.reshard", need, s.Members)}}}
 }
 
 // savedLayouts returns the groups of the jobs that saved the checkpoints; see spec.Layout. One query reads them for
@@ -160,11 +188,11 @@ func findSource(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, ref spec.
 	}
 	// A statement after the lock: its snapshot shows the rows that the previous holder has pruned.
 	err = tx.QueryRow(ctx, `
-		SELECT attempt, step, ranks
+		SELECT attempt, step, ranks, bytes
 		FROM checkpoints
 		WHERE job = @id AND state = 'verified' AND (@step::bigint IS NULL OR step = @step)
 		ORDER BY passed_over, step DESC, attempt DESC
-		LIMIT 1`, args).Scan(&source.Attempt, &source.Step, &source.Members)
+		LIMIT 1`, args).Scan(&source.Attempt, &source.Step, &source.Members, &source.Bytes)
 	if !isNoRows(err) {
 		return source, err
 	}
@@ -229,9 +257,15 @@ func (r submitRow) recordSources(ctx context.Context, tx pgx.Tx) error {
 	var indexes, attempts []int
 	var jobs []berth.JobID
 	var steps []int64
+	var parts []*int
 	add := func(index int, s wire.StartPoint) {
 		indexes, jobs = append(indexes, index), append(jobs, s.Job)
 		attempts, steps = append(attempts, s.Attempt), append(steps, s.Step)
+		if s.Parts > 0 {
+			parts = append(parts, &s.Parts)
+		} else {
+			parts = append(parts, nil)
+		}
 	}
 	if r.source != nil {
 		add(-1, *r.source)
@@ -243,15 +277,19 @@ func (r submitRow) recordSources(ctx context.Context, tx pgx.Tx) error {
 		return nil
 	}
 	if _, err := tx.Exec(ctx, `
-		INSERT INTO job_sources (job, array_index, source, attempt, step)
+		INSERT INTO job_sources (job, array_index, source, attempt, step, parts)
 		SELECT @job::uuid, x.*
-		FROM unnest(@indexes::int[], @jobs::uuid[], @attempts::int[], @steps::bigint[]) AS x`,
-		pgx.NamedArgs{"job": id, "indexes": indexes, "jobs": jobs, "attempts": attempts, "steps": steps}); err != nil {
+		FROM unnest(@indexes::int[], @jobs::uuid[], @attempts::int[], @steps::bigint[], @parts::int[]) AS x`,
+		pgx.NamedArgs{"job": id, "indexes": indexes, "jobs": jobs, "attempts": attempts, "steps": steps,
+			"parts": parts}); err != nil {
 		return err
 	}
 	e := wire.Event{Kind: wire.EventStartsFrom, Actor: r.args["actor"].(string)}
 	if s := r.source; s != nil {
 		e.Detail = fmt.Sprintf("starts from step %d of job %s (attempt %d)", s.Step, s.Job, s.Attempt)
+		if s.Parts > 0 {
+			e.Detail += ": each member gets the parts of " + plural(s.Parts, "member")
+		}
 		e.Facts = &wire.EventFacts{Step: &s.Step, Job: s.Job}
 	} else {
 		e.Detail = fmt.Sprintf("elements that resume from a checkpoint of the array before: %d", len(r.elements))

@@ -18,6 +18,7 @@ type SavedStep struct {
 	Attempt int
 	Step    int64
 	Members int
+	Bytes   int64
 }
 
 // Resume returns the checkpoint from which a successor of an ended job starts, and nil for a
@@ -55,5 +56,5 @@ func Resume(id berth.JobID, saved map[berth.JobID]Saved) (source *wire.StartPoin
 }
 
 func (s SavedStep) of(job berth.JobID) *wire.StartPoint {
-	return &wire.StartPoint{Job: job, Attempt: s.Attempt, Step: s.Step, Members: s.Members}
+	return &wire.StartPoint{Job: job, Attempt: s.Attempt, Step: s.Step, Members: s.Members, Bytes: s.Bytes}
 }

@@ -76,3 +76,25 @@ func (c *CheckpointPolicy) StartsFrom() *StepRef {
 	}
 	return &ref
 }
+
+// LeastDisk returns the smallest limit on the disk use of any member of the job, on any of its hardware; 0: no member
+// has a limit. The spec must have its defaults filled in.
+func LeastDisk(s Job) MiB {
+	least := MiB(0)
+	for number := range len(s.Alternatives) + 1 {
+		chosen := Choose(s, number)
+		all := []Resources{chosen.Resources}
+		if len(s.Groups) > 0 {
+			all = nil
+			for _, g := range s.Groups {
+				all = append(all, MemberResources(chosen, g))
+			}
+		}
+		for _, r := range all {
+			if r.Disk > 0 && (least == 0 || r.Disk < least) {
+				least = r.Disk
+			}
+		}
+	}
+	return least
+}

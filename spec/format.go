@@ -7,4 +7,4 @@ package spec
 //
 // A field whose loss changes the run of a job takes the next number here and, in a migration, in
 // the function format_of and in the conditions of the triggers that call it (migration 0051).
-const Format = 5
+const Format = 6

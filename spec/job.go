@@ -98,7 +98,12 @@ type CheckpointPolicy struct {
 	Best     *KeepBest `json:"keep_best,omitempty" doc:"checkpoints to keep in addition, by a metric of the job"`
 	Signal   string    `json:"signal,omitempty" doc:"signal that requests a checkpoint, such as SIGUSR1"`
 	From     string    `json:"from,omitempty" doc:"checkpoint of another job to start from: JOB or JOB@STEP"`
+	Reshard  string    `json:"reshard,omitempty" doc:"all: each member gets all parts of other members' checkpoint"`
 }
+
+// ReshardAll is the value of CheckpointPolicy.Reshard of a job that may start from a checkpoint of another number of
+// members, or of other groups: each member then gets the parts of all members.
+const ReshardAll = "all"
 
 // KeepBest names the metric of a job by which Berth keeps the best checkpoints, in addition to
 // the newest ones. The metric is a value of the progress file.

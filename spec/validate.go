@@ -228,6 +228,20 @@ func (s Job) validateCheckpoint(v *validation) {
 	_, _, ok = CutStep(c.From)
 	v.require(c.From == "" || ok, "checkpoint.from", fmt.Sprintf("%.200q is not a checkpoint of a job", c.From),
 		"a job, or a job and a step: JOB@STEP")
+	if c.Reshard != "" {
+		v.oneOf("checkpoint.reshard", c.Reshard, ReshardAll)
+	}
+}
+
+// UnsourcedReshard returns the fault of a file with checkpoint.reshard that names no checkpoint to start from. The file
+// of a retry needs none: the retry names the checkpoint.
+func UnsourcedReshard(s Job) []berth.FieldError {
+	if s.Checkpoint == nil || s.Checkpoint.Reshard == "" || s.Checkpoint.From != "" {
+		return nil
+	}
+	return []berth.FieldError{{Field: "checkpoint.reshard",
+		Detail:  "has no effect: the job starts from no checkpoint of another job",
+		Allowed: "with checkpoint.from, or in the file of a retry; otherwise leave it out"}}
 }
 
 // ExplicitZero returns the fault of a zero in a user's file, for a field with a default

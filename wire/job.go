@@ -97,6 +97,10 @@ type StartPoint struct {
 	Attempt int         `json:"attempt" doc:"attempt of that job that saved the step"`
 	Step    int64       `json:"step"`
 	Members int         `json:"-"` // whose parts the checkpoint has
+	Bytes   int64       `json:"-"` // of all parts
+
+	// Parts is Members if each member of the job gets the parts of all of them, and 0 if each gets its own part.
+	Parts int `json:"parts,omitempty" doc:"members that saved the step, if each member here gets all their parts"`
 }
 
 // AddCost sets Cost to the sum of the costs of the attempts, if any has one.

@@ -29,6 +29,10 @@ const (
 // refuses their claims of a job that needs it.
 const HeaderSources = "Berth-Sources"
 
+// HeaderParts is set, to 1, in a claim by an agent that restores RestorePoint.Parts. Agents of earlier versions take
+// such a checkpoint for a damaged one, so the server refuses their claims of a job that needs it.
+const HeaderParts = "Berth-Parts"
+
 // HeaderSignatures is set, to 1, in a claim by an agent that verifies signatures of images. The server
 // withholds work that needs a signature from other agents.
 const HeaderSignatures = "Berth-Signatures"
@@ -234,6 +238,7 @@ type ClaimRequest struct {
 
 	Watermark StoredWatermark `json:"-"` // as in RegisterRequest
 	Sources   bool            `json:"-"` // sent as HeaderSources
+	Parts     bool            `json:"-"` // sent as HeaderParts
 	Chunks    bool            `json:"-"` // sent as HeaderChunks
 	Holds     bool            `json:"-"` // sent as HeaderHolds
 }
@@ -309,11 +314,22 @@ type RestorePoint struct {
 	Job      berth.JobID `json:"job,omitempty"`
 	Step     int64       `json:"step"`
 	Attempt  int         `json:"attempt"`
-	Manifest string      `json:"manifest"` // object key
+	Manifest string      `json:"manifest"` // object key; "" with Parts
 	SHA256   string      `json:"sha256"`   // of the manifest
+
+	// Parts are the parts of all members that saved the checkpoint, by rank, if the member gets all of them
+	// (docs/adr/0118-each-member-may-get-all-parts.md). The server sends such a point only to an agent whose claim
+	// has HeaderParts.
+	Parts []RestorePart `json:"parts,omitempty"`
 
 	// FailedRestores is the number of reports that the store did not return the checkpoint.
 	FailedRestores int `json:"failed_restores,omitempty"`
+}
+
+// RestorePart is one member's part of a checkpoint.
+type RestorePart struct {
+	Manifest string `json:"manifest"` // object key
+	SHA256   string `json:"sha256"`   // of the manifest
 }
 
 // CheckpointReport registers one member's shard of a checkpoint or, with Bad set, reports

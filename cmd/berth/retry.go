@@ -190,10 +190,18 @@ func shortAddress(text string) string {
 func sayStart(a *app, old, job wire.Job) {
 	switch from := job.StartedFrom; {
 	case from != nil && from.Job == old.ID:
-		a.say("it resumes from step %d", from.Step)
+		a.say("it resumes from step %d%s", from.Step, allParts(from))
 	case from != nil:
-		a.say("it starts from step %d of job %s", from.Step, from.Job)
+		a.say("it starts from step %d of job %s%s", from.Step, from.Job, allParts(from))
 	case job.Spec != nil && job.Spec.Checkpoint != nil && job.Spec.Array == nil:
 		a.say("it starts from the beginning")
 	}
+}
+
+// allParts says that each member gets all parts of the checkpoint from which a job starts; "" if it gets its own.
+func allParts(from *wire.StartPoint) string {
+	if from.Parts == 0 {
+		return ""
+	}
+	return "; each member gets the parts of " + plural(from.Parts, "member", "members")
 }

@@ -131,7 +131,7 @@ func describeJob(a *app, j wire.Job, wide bool) error {
 	s.add("retry of", idText(j.RetryOf))
 	s.add("retried by", idText(j.RetriedBy))
 	if from := j.StartedFrom; from != nil {
-		s.add("started from", fmt.Sprintf("step %d of job %s", from.Step, from.Job))
+		s.add("started from", fmt.Sprintf("step %d of job %s", from.Step, from.Job)+allParts(from))
 	}
 	s.add("part of", idText(j.Parent))
 	addHeld(&s, j, now)

@@ -297,6 +297,7 @@ type StartPoint struct {
 	State   berth.CheckpointState `json:"state"` // "": there is no such checkpoint
 	Ranks   int                   `json:"ranks"`
 	Shards  int                   `json:"shards"`
+	Parts   int                   `json:"parts"` // that each member of the job gets; 0: the part of its number
 }
 
 // Whole reports whether every member's shard was registered. A whole checkpoint was

@@ -39,8 +39,8 @@ func (c *jobCase) says(kind wire.EventKind, prefix string) bool {
 }
 
 // sourcesAreKept proves invariant 30: the checkpoint from which a live job started is whole,
-// has a part for each member, and is verified, or was found bad since. A pinned step is never
-// pruned.
+// has a part for each member or gives all its parts to each member, and is verified, or was found bad
+// since. A pinned step is never pruned.
 func sourcesAreKept(c *jobCase) {
 	for _, p := range c.j.Checkpoints {
 		if p.Pinned && p.State == berth.CheckpointPruned {
@@ -58,7 +58,10 @@ func sourcesAreKept(c *jobCase) {
 	case s.Shards < s.Ranks:
 		c.breach(rows(s), "it started from step %d of job %s, which has %d shards of %d", s.Step, s.Job, s.Shards,
 			s.Ranks)
-	case c.j.Kind == "job" && s.Ranks != c.j.Members:
+	case s.Parts > 0 && s.Parts != s.Ranks:
+		c.breach(rows(s), "each member gets %d parts of step %d of job %s, which has parts of %d", s.Parts, s.Step,
+			s.Job, s.Ranks)
+	case c.j.Kind == "job" && s.Parts == 0 && s.Ranks != c.j.Members:
 		c.breach(rows(s), "it has %d members and started from step %d of job %s, which has parts of %d", c.j.Members,
 			s.Step, s.Job, s.Ranks)
 	}

@@ -164,8 +164,8 @@ var Invariants = []Invariant{
 		cluster: storageAddsUp,
 	},
 	{
-		Number: 30, Sentence: "The checkpoint from which a live job started is never missing, and no pinned " +
-			"checkpoint is pruned.",
+		Number: 30, Sentence: "The checkpoint from which a live job started is never missing, and has a part for " +
+			"each member or gives all its parts to each member. No pinned checkpoint is pruned.",
 		Reads: "job_sources, checkpoints, checkpoint_shards, members of the spec, state of jobs",
 		job:   sourcesAreKept,
 	},

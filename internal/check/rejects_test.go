@@ -322,6 +322,9 @@ var bads = []bad{
 	{30, "a live job's checkpoint has another number of parts", running, func(h *check.History) {
 		h.Jobs[0].Start = &history.StartPoint{Job: "a", Attempt: 1, Step: 7, State: berth.CheckpointVerified, Ranks: 1, Shards: 1}
 	}},
+	{30, "each member gets a part less than there are", running, func(h *check.History) {
+		h.Jobs[0].Start = &history.StartPoint{Job: "a", Attempt: 1, Step: 7, State: berth.CheckpointVerified, Ranks: 3, Shards: 3, Parts: 2}
+	}},
 	{30, "a pinned checkpoint was pruned", lost, func(h *check.History) {
 		h.Jobs[0].Checkpoints[0].Pinned, h.Jobs[0].Checkpoints[0].State = true, berth.CheckpointPruned
 	}},

@@ -145,12 +145,33 @@ func (c *Controller) admitPipeline(
 
 // Check returns every fault of a job that has its defaults.
 func Check(s spec.Job) []berth.FieldError {
+	return append(CheckRetry(s), spec.UnsourcedReshard(s)...)
+}
+
+// CheckRetry is Check for a job that retries another one, whose checkpoint it may start from.
+func CheckRetry(s spec.Job) []berth.FieldError {
 	return append(s.Validate(), checkOutside(s, placement.CheckConstraint)...)
 }
 
 // CheckPipeline returns every fault of a pipeline that has its defaults.
 func CheckPipeline(p spec.Pipeline) []berth.FieldError {
+	return append(CheckResumed(p), unsourced(p)...)
+}
+
+// CheckResumed is CheckPipeline for a pipeline that resumes another one, from whose checkpoints its steps may start.
+func CheckResumed(p spec.Pipeline) []berth.FieldError {
 	return slices.Concat(p.Validate(), spec.UnknownNeeds(p.Needs), checkSteps(p, placement.CheckConstraint))
+}
+
+// unsourced returns the faults of steps that reshard a checkpoint and name none.
+func unsourced(p spec.Pipeline) (faults []berth.FieldError) {
+	for path, step := range p.All() {
+		for _, f := range spec.UnsourcedReshard(step) {
+			f.Field = spec.StepField(path) + "." + f.Field
+			faults = append(faults, f)
+		}
+	}
+	return faults
 }
 
 // checkSteps returns the faults of all steps, with the path of the step in each field.

@@ -30,10 +30,10 @@ func checkSchedule(s spec.Schedule, constraint func(string) error) []berth.Field
 		}
 	}
 	if s.Job != nil {
-		add("job.", checkOutside(*s.Job, constraint))
+		add("job.", append(checkOutside(*s.Job, constraint), spec.UnsourcedReshard(*s.Job)...))
 	}
 	if s.Pipeline != nil {
-		add("pipeline.", checkSteps(*s.Pipeline, constraint))
+		add("pipeline.", append(checkSteps(*s.Pipeline, constraint), unsourced(*s.Pipeline)...))
 	}
 	return faults
 }

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -272,9 +273,9 @@ func (s *chunkStore) sendOne(
 }
 
 // fetchChunks puts a file that consists of chunks in place, and verifies the hash of each chunk and of the whole file.
-func (p *restorePhase) fetchChunks(ctx context.Context, point wire.RestorePoint, f wire.CheckpointFile) error {
+func (p *restorePhase) fetchChunks(ctx context.Context, part savedPart, f wire.CheckpointFile) error {
 	root := p.scratch.checkpoint
-	name := path.Join(partial, f.Path)
+	name := path.Join(partial, part.folder, f.Path)
 	if err := root.MkdirAll(path.Dir(name), 0o777); err != nil {
 		return err
 	}
@@ -287,7 +288,7 @@ func (p *restorePhase) fetchChunks(ctx context.Context, point wire.RestorePoint,
 	for list := f.Chunks; len(list) > 0; {
 		some := list[:min(2*chunksAbreast, len(list))]
 		list = list[len(some):]
-		contents, err := p.readChunks(ctx, point, some)
+		contents, err := p.readChunks(ctx, part, some)
 		if err != nil {
 			return p.chunkFault(ctx, f, err)
 		}
@@ -324,11 +325,9 @@ func (p *restorePhase) chunkFault(ctx context.Context, f wire.CheckpointFile, er
 }
 
 // readChunks reads some chunks of a checkpoint. A repeated chunk is read once.
-func (p *restorePhase) readChunks(ctx context.Context, point wire.RestorePoint, list []wire.Chunk) ([][]byte, error) {
-	r := wire.ChunkRequest{Job: p.job, Attempt: point.Attempt, Rank: p.number, Step: point.Step, Want: wire.ChunkRead}
-	if point.Job != "" {
-		r.Job = point.Job
-	}
+func (p *restorePhase) readChunks(ctx context.Context, part savedPart, list []wire.Chunk) ([][]byte, error) {
+	r := wire.ChunkRequest{Job: cmp.Or(part.Job, p.job), Attempt: part.Attempt, Rank: part.rank, Step: part.Step,
+		Want: wire.ChunkRead}
 	place := map[string]int{}
 	for _, c := range list {
 		if _, twice := place[c.SHA256]; !twice {

@@ -315,6 +315,7 @@ func (c *client) sync(ctx context.Context, req wire.SyncRequest) (answer wire.Sy
 func (c *client) claim(ctx context.Context, req wire.ClaimRequest) (answer wire.Claim, err error) {
 	header := http.Header{}
 	header.Set(wire.HeaderSources, "1")
+	header.Set(wire.HeaderParts, "1")
 	header.Set(wire.HeaderChunks, "1")
 	header.Set(wire.HeaderHolds, "1")
 	header.Set(wire.HeaderSignatures, "1")

@@ -226,6 +226,16 @@ func (w *diskWatch) reservedMiB() int64 {
 	return spaces[inLayer].Share(w.reserve).Bytes >> 20
 }
 
+// room returns the free bytes of the file system of the members' folders, and the bytes of its reserve.
+func (w *diskWatch) room() (free, reserve int64, err error) {
+	spaces, err := w.spaces()
+	if err != nil {
+		return 0, 0, err
+	}
+	s := spaces[inState]
+	return s.Free, s.Share(w.reserve).Bytes, nil
+}
+
 // freeShare returns the free share of the fuller one of the file systems, rounded to thousandths;
 // nil if the file systems cannot be measured.
 func (w *diskWatch) freeShare() *float64 {

@@ -57,7 +57,7 @@ func TestDiskThatTakesNothingIsNoFaultOfTheCheckpoint(t *testing.T) {
 		scratch: s,
 	}
 	sum := sha256.Sum256(body)
-	err = r.fetch(t.Context(), wire.CheckpointFile{Path: path.Base(pipe), Object: "x", SHA256: hex.EncodeToString(sum[:]), Bytes: int64(len(body))})
+	err = r.fetch(t.Context(), savedPart{}, wire.CheckpointFile{Path: path.Base(pipe), Object: "x", SHA256: hex.EncodeToString(sum[:]), Bytes: int64(len(body))})
 	_, damaged := errors.AsType[damage](err)
 	_, unfetched := errors.AsType[cannotFetch](err)
 	if !errors.Is(err, syscall.EPIPE) || damaged || unfetched {

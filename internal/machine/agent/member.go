@@ -262,7 +262,7 @@ func (m *member) preparer(p phase) worker {
 		}
 	case phaseRestore:
 		return &restorePhase{
-			core: m.core, control: s.control, retry: m.retry, scratch: m.scratch,
+			core: m.core, control: s.control, disk: s.disk, retry: m.retry, scratch: m.scratch,
 			uploader: m.uploader, recipe: &m.recipe, spans: m.spans, result: &m.result,
 		}
 	case phaseGive:

@@ -192,19 +192,23 @@ func (p *createPhase) environment() map[string]string {
 		env = map[string]string{}
 	}
 	maps.Copy(env, map[string]string{
-		"BERTH_JOB_ID":        string(c.Job),
-		"BERTH_ATTEMPT":       strconv.Itoa(c.Attempt),
-		"BERTH_MEMBER":        strconv.Itoa(c.Rank),
-		"BERTH_MEMBERS":       strconv.Itoa(c.Members),
-		"BERTH_GPUS":          strings.Join(c.GPUs, ","),
-		"BERTH_RESTORED_STEP": "",
-		"NODE_RANK":           strconv.Itoa(c.Rank),
-		"NNODES":              strconv.Itoa(c.Members),
+		"BERTH_JOB_ID":           string(c.Job),
+		"BERTH_ATTEMPT":          strconv.Itoa(c.Attempt),
+		"BERTH_MEMBER":           strconv.Itoa(c.Rank),
+		"BERTH_MEMBERS":          strconv.Itoa(c.Members),
+		"BERTH_GPUS":             strings.Join(c.GPUs, ","),
+		"BERTH_RESTORED_STEP":    "",
+		"BERTH_RESTORED_MEMBERS": "",
+		"NODE_RANK":              strconv.Itoa(c.Rank),
+		"NNODES":                 strconv.Itoa(c.Members),
 	})
 	maps.Copy(env, p.rendezvous())
 	env["BERTH_CHECKPOINT_DIR"] = c.checkpoints()
 	if restored := p.recipe.restored; restored != nil {
 		env["BERTH_RESTORED_STEP"] = strconv.FormatInt(*restored, 10)
+		if p.recipe.parts > 0 {
+			env["BERTH_RESTORED_MEMBERS"] = strconv.Itoa(p.recipe.parts)
+		}
 	}
 	return env
 }

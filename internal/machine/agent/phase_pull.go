@@ -19,6 +19,7 @@ type recipe struct {
 	image    string      // reference of the image; with its digest, if it has one
 	restored *int64      // step of the checkpoint in place; nil: none
 	source   berth.JobID // job that saved it, if it is another one
+	parts    int         // number of members whose parts are in place; 0: the member's own part
 }
 
 // pullPhase makes the image usable: the one that its name meant when the first member of the job

@@ -47,6 +47,7 @@ func (c cannotFetch) Unwrap() error { return c.err }
 type restorePhase struct {
 	*core
 	control  *control
+	disk     *diskWatch // nil: all parts of a checkpoint are fetched without a look at the free space
 	retry    *retrier
 	scratch  *scratch
 	uploader *checkpointUploader // nil without checkpoints
@@ -132,36 +133,33 @@ func ofJob(point wire.RestorePoint) string {
 // restored notes the step that is in place.
 func (p *restorePhase) restored(point wire.RestorePoint) (phase, error) {
 	p.log.Info("checkpoint restored", "step", point.Step, "of_attempt", point.Attempt, "of_job", point.Job)
-	p.recipe.restored, p.recipe.source = &point.Step, point.Job
+	p.recipe.restored, p.recipe.source, p.recipe.parts = &point.Step, point.Job, len(point.Parts)
 	return phaseCreate, nil
 }
 
-// restore fetches and verifies one checkpoint into step-N/.
+// restore fetches and verifies one checkpoint into step-N/: the member's part, or the parts of all members, each in a
+// folder of its own.
 func (p *restorePhase) restore(ctx context.Context, point wire.RestorePoint) error {
-	m, err := p.manifest(ctx, point)
-	if err != nil {
-		return err
-	}
 	root := p.scratch.checkpoint
-	_ = failpoint.Hit("agent.restore.before")
 	if err := root.RemoveAll(partial); err != nil {
 		return err
 	}
+	parts, err := p.manifests(ctx, point)
+	if err != nil {
+		return err
+	}
+	_ = failpoint.Hit("agent.restore.before")
 	if err := root.Mkdir(partial, 0o777); err != nil {
 		return err
 	}
 	whole := false
-	for _, f := range m.Files {
-		var err error
-		if len(f.Chunks) > 0 {
-			err = p.fetchChunks(ctx, point, f)
-		} else {
-			err = p.fetch(ctx, f)
+	for _, part := range parts {
+		for _, f := range part.files {
+			if err := p.fetchFile(ctx, part, f); err != nil {
+				return part.named(err)
+			}
+			whole = whole || part.folder == "" && f.Path == doneFile
 		}
-		if err != nil {
-			return err
-		}
-		whole = whole || f.Path == doneFile
 	}
 	if !whole {
 		if err := root.WriteFile(path.Join(partial, doneFile), nil, 0o666); err != nil {
@@ -181,12 +179,21 @@ func (p *restorePhase) restore(ctx context.Context, point wire.RestorePoint) err
 	return err
 }
 
-// manifest fetches and checks the list of files.
-func (p *restorePhase) manifest(ctx context.Context, point wire.RestorePoint) (m wire.CheckpointManifest, err error) {
+// fetchFile puts one file of a part in place.
+func (p *restorePhase) fetchFile(ctx context.Context, part savedPart, f wire.CheckpointFile) error {
+	if len(f.Chunks) > 0 {
+		return p.fetchChunks(ctx, part, f)
+	}
+	return p.fetch(ctx, part, f)
+}
+
+// manifest fetches and checks the list of a part's files.
+func (p *restorePhase) manifest(ctx context.Context, part savedPart) (m wire.CheckpointManifest, err error) {
 	var body []byte
+	point := part.RestorePoint
 	err = p.retry.patiently(ctx, func() (err error) {
 		body, err = p.manifestOnce(ctx, point)
-		return err
+		return part.passing(err)
 	})
 	if berth.CodeOf(err) == berth.CodeNotFound && answered(err) {
 		return m, damage{"the manifest is missing"}
@@ -200,7 +207,7 @@ func (p *restorePhase) manifest(ctx context.Context, point wire.RestorePoint) (m
 	if err := registered(body, point); err != nil {
 		return m, err
 	}
-	return readManifest(body, point, cmp.Or(point.Job, p.job), p.number)
+	return readManifest(body, point, cmp.Or(point.Job, p.job), part.rank)
 }
 
 // manifestOnce fetches the list of files by one request, and does not check its content.
@@ -269,10 +276,10 @@ func localPath(p string) bool {
 		!strings.ContainsAny(p, "\x00\\")
 }
 
-// fetch downloads one file and verifies its size and hash.
-func (p *restorePhase) fetch(ctx context.Context, f wire.CheckpointFile) error {
+// fetch downloads one file of a part and verifies its size and hash.
+func (p *restorePhase) fetch(ctx context.Context, part savedPart, f wire.CheckpointFile) error {
 	root := p.scratch.checkpoint
-	name := path.Join(partial, f.Path)
+	name := path.Join(partial, part.folder, f.Path)
 	if err := root.MkdirAll(path.Dir(name), 0o777); err != nil {
 		return err
 	}
@@ -282,7 +289,7 @@ func (p *restorePhase) fetch(ctx context.Context, f wire.CheckpointFile) error {
 	err := p.retry.patientlySince(ctx, &progress, func() error {
 		in, size, direct, err := p.control.openObject(ctx, f.Object, f.Bytes)
 		if err != nil {
-			return err
+			return part.passing(err)
 		}
 		defer in.Close()
 		damaged := func(says string) error {
