@@ -230,10 +230,38 @@ func relatedOf(j wire.Job) (list []related) {
 	add("Retry of", j.RetryOf)
 	add("Retried by", j.RetriedBy)
 	add("Result copied from", j.CachedFrom)
+	addHolds(j, add)
 	if j.StartedFrom != nil {
-		add(fmt.Sprintf("Started from step %d of", j.StartedFrom.Step), &j.StartedFrom.Job)
+		title := fmt.Sprintf("Started from step %d of", j.StartedFrom.Step)
+		if n := j.StartedFrom.Parts; n > 0 {
+			title = fmt.Sprintf("Started from step %d, with the parts of %s, of", j.StartedFrom.Step,
+				plural(n, "member"))
+		}
+		add(title, &j.StartedFrom.Job)
 	}
 	return list
+}
+
+// shownHolds bounds the ended holds that a job's page links.
+const shownHolds = 3
+
+// addHolds links the debug jobs that hold attempts of a job, and the newest ones that held some, or the job that a
+// debug job holds.
+func addHolds(j wire.Job, add func(title string, id *berth.JobID)) {
+	ended := 0
+	for _, h := range slices.Backward(j.HeldAttempts) {
+		title := fmt.Sprintf("Files of attempt %d kept by", h.Attempt)
+		if h.Status.Terminal() {
+			if ended++; ended > shownHolds {
+				continue
+			}
+			title = fmt.Sprintf("Files of attempt %d were kept by", h.Attempt)
+		}
+		add(title, &h.Job)
+	}
+	if h := j.HoldOf; h != nil {
+		add(fmt.Sprintf("Keeps the files of attempt %d of", h.Attempt), &h.Job)
+	}
 }
 
 // adviceFor is the next useful step for a job, by its status. The first case that applies decides; nil:
