@@ -281,6 +281,8 @@ type retryInput struct {
 	JobInput
 	Failed bool `query:"failed" doc:"only the failed part of an array or a pipeline"`
 	Fresh  bool `query:"fresh" doc:"steps start from the beginning, not from their newest checkpoints"`
+
+	FreshImage bool `query:"fresh_image" doc:"resolve the names of images again, instead of the digests that ran"`
 }
 
 // retryJobInput is retryInput for jobs, which may have another spec. It does not embed
@@ -290,6 +292,8 @@ type retryJobInput struct {
 	Failed   bool `query:"failed" doc:"only the failed part of an array or a pipeline"`
 	Fresh    bool `query:"fresh" doc:"start as the job's file says, not from the newest checkpoint of the old job"`
 	WithSpec bool `query:"with_spec" doc:"run the spec of the body in place of the job's own; not with failed"`
+
+	FreshImage bool `query:"fresh_image" doc:"resolve the name of the image again, instead of the digest that ran"`
 	Request
 }
 
@@ -318,8 +322,8 @@ func (h *jobHandlers) retryJob(ctx context.Context, in *retryJobInput) (*jobOutp
 			return nil, err
 		}
 	}
-	job, created, err := h.retries.Retry(ctx, scope(ctx), id, db.RetryOptions{Failed: in.Failed, Fresh: in.Fresh},
-		actor(ctx))
+	job, created, err := h.retries.Retry(ctx, scope(ctx), id, db.RetryOptions{Failed: in.Failed, Fresh: in.Fresh,
+		FreshImage: in.FreshImage}, actor(ctx))
 	if err != nil {
 		return nil, err
 	}

@@ -135,5 +135,6 @@ func (h *pipelineHandlers) retryPipeline(ctx context.Context, in *retryInput) (*
 	if _, err := h.pipeline(ctx, in.ID); err != nil {
 		return nil, err
 	}
-	return h.jobCalls.retryJob(ctx, &retryJobInput{JobInput: in.JobInput, Failed: in.Failed, Fresh: in.Fresh})
+	return h.jobCalls.retryJob(ctx, &retryJobInput{JobInput: in.JobInput, Failed: in.Failed, Fresh: in.Fresh,
+		FreshImage: in.FreshImage})
 }

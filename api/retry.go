@@ -34,7 +34,8 @@ func (h *jobHandlers) retryAs(ctx context.Context, in *retryJobInput, old wire.J
 			return wire.Job{}, false, err
 		}
 	}
-	return h.retries.Retry(ctx, scope(ctx), old.ID, db.RetryOptions{Fresh: in.Fresh, Spec: &jobSpec}, actor(ctx))
+	return h.retries.Retry(ctx, scope(ctx), old.ID, db.RetryOptions{Fresh: in.Fresh, FreshImage: in.FreshImage,
+		Spec: &jobSpec}, actor(ctx))
 }
 
 // retrySpec reads the spec that a job is retried with. Its source is often the job's own

@@ -26,8 +26,9 @@ type letGo struct {
 // succeeded. The caller has bound the inputs and locked the rows.
 //
 // A result can be reused if it has the step's key, all its outputs still exist, and the
-// image is the same. The image is the same if the spec pins its digest, or if the image's
-// name had the digest of that run when a cached step of the tenant last reported one.
+// image is the same. The image is the same if the spec pins its digest, if the control plane has
+// resolved the step's image to the digest of that run, or, without a digest of the step, if the image's name
+// had the digest of that run when a cached step of the tenant last reported one.
 func (p *lockedParent) reuse(ctx context.Context, tx pgx.Tx, steps []letGo) (map[string]bool, error) {
 	args, err := p.keysOf(ctx, tx, steps)
 	if err != nil || args == nil {
@@ -41,12 +42,15 @@ func (p *lockedParent) reuse(ctx context.Context, tx pgx.Tx, steps []letGo) (map
 				SELECT r.job, r.attempt
 				FROM step_results r
 				WHERE r.tenant = @tenant AND r.key = x.key AND r.attempt IS NOT NULL
-				  AND (x.image = '' OR r.digest = (
+				  AND (x.image = '' OR r.digest = coalesce((
+					SELECT nullif(j.image_digest, '')
+					FROM jobs j
+					WHERE j.id = x.job), (
 					SELECT n.digest
 					FROM step_results n
 					WHERE n.tenant = @tenant AND n.image = x.image AND n.image <> '' AND n.digest <> ''
 					ORDER BY n.found_at DESC
-					LIMIT 1))
+					LIMIT 1)))
 				  AND NOT EXISTS (
 					SELECT 1
 					FROM job_specs s, jsonb_array_elements(s.spec -> 'outputs') d

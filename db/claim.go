@@ -91,8 +91,13 @@ func (d *Agents) Claim(ctx context.Context, machine berth.MachineID, req wire.Cl
 	var c wire.Claim
 	var rawSpec json.RawMessage
 	var limit int64
-	var element bool // of an array
-	var number int   // of the alternative
+	var element bool   // of an array
+	var number int     // of the alternative
+	var requested bool // the control plane may still find the digest of the image
+	var found struct {
+		By wire.DigestBy
+		At *time.Time
+	}
 	err := d.pool.QueryRow(ctx, `
 		UPDATE allocations a
 		SET state = CASE a.state WHEN 'reserved' THEN 'active' ELSE a.state END,
@@ -131,11 +136,13 @@ func (d *Agents) Claim(ctx context.Context, machine berth.MachineID, req wire.Cl
 		          ) END, (
 		              SELECT jsonb_build_object('alloc', h.alloc, 'checkpoint', h.checkpoint)
 		              FROM holds h
-		              WHERE h.debug = a.job)`,
+		              WHERE h.debug = a.job),
+		          `+imageRequested+`, coalesce(`+claimedFinder+`, '{}')`,
 		claimArgs(machine, req),
 	).Scan(&c.Alloc, &c.Job, &c.Tenant, &c.Attempt, &c.Rank, &rawSpec, &c.ImageDigest, &element, &number, &c.CPUMilli,
 		&c.MemoryMiB, &c.LogOffset,
-		&limit, &c.Orders, &c.HadCheckpoint, &c.Phase, &c.GPUs, &c.Restore, &c.Peers, &c.Inputs, &c.Held)
+		&limit, &c.Orders, &c.HadCheckpoint, &c.Phase, &c.GPUs, &c.Restore, &c.Peers, &c.Inputs, &c.Held,
+		&requested, &found)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return wire.Claim{}, d.refuseClaim(ctx, machine, req)
 	}
@@ -148,7 +155,10 @@ func (d *Agents) Claim(ctx context.Context, machine berth.MachineID, req wire.Cl
 	c.Spec = spec.Choose(c.Spec.WithDefaults(), number) // agents know one hardware
 	c.Spec = spec.ChooseMember(c.Spec, c.Rank)          // and one command
 	c.Members = c.Spec.Members
-	c.FixImage = c.ImageDigest == "" && (c.Members > 1 || element) && !spec.PinnedImage(c.Spec.Image)
+	c.FixImage = c.ImageDigest == "" && (c.Members > 1 || element || requested) && !spec.PinnedImage(c.Spec.Image)
+	if c.ImageDigest != "" {
+		c.ImageDigestBy, c.ImageDigestAt = found.By, found.At
+	}
 	c.RunLimit = spec.Duration(time.Duration(limit) * time.Millisecond)
 	sum := sha256.Sum256(rawSpec)
 	c.SpecHash = hex.EncodeToString(sum[:12])

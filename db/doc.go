@@ -45,6 +45,7 @@
 //	Objects     checkpoints checkpoints_kept inputs objects outputs prune_outputs storage_refused
 //	Chunks      chunks chunks_collect
 //	Uploads     uploads
+//	Images      image_requests
 //	Logs        log_start logs prune_logs unfinished
 //	Outbox      notices
 //	Channels    channel_messages channels
@@ -75,6 +76,7 @@
 // Of jobs, first pipelines and arrays by id, and then the other ones by id: a parent comes
 // before its elements, also where its id is the higher one.
 //
+// Image_requests come after jobs, and their statements lock nothing after them.
 // Chunks by tenant and hash come after jobs, the advisory locks of storage and the checkpoints, and last of all.
 //
 // Rows are locked with SELECT ... ORDER BY ... FOR NO KEY UPDATE before they are written. A

@@ -17,6 +17,32 @@ const claimedImage = `coalesce(nullif(j.image_digest, ''), (
 		              FROM jobs p
 		              WHERE p.id = j.parent AND j.array_index IS NOT NULL), '')`
 
+// claimedFinder is when and by whom claimedImage was found, as JSON; null if unknown. An element's row repeats these
+// columns of its array.
+const claimedFinder = `(
+		              SELECT jsonb_build_object('by', f.image_digest_by, 'at', f.image_digest_at)
+		              FROM jobs f
+		              WHERE f.id = CASE WHEN j.image_digest = '' AND j.array_index IS NOT NULL THEN j.parent
+		                ELSE j.id END
+		                AND f.image_digest_by IS NOT NULL)`
+
+// imageRequested is true while the control plane may still find the digest of job j's image.
+const imageRequested = `EXISTS (SELECT 1 FROM image_requests q WHERE q.job = j.id AND ` + openRequest + `)`
+
+// foundByMachine sets who found the digest that a machine reports for a job. The digest of an element is usually the
+// one of its array.
+const foundByMachine = `
+				image_digest_by = CASE WHEN @digest = '' THEN image_digest_by ELSE coalesce((
+					SELECT p.image_digest_by
+					FROM jobs p
+					WHERE p.id = jobs.parent AND jobs.array_index IS NOT NULL AND p.image_digest = @digest),
+					'machine') END,
+				image_digest_at = CASE WHEN @digest = '' THEN image_digest_at ELSE coalesce((
+					SELECT p.image_digest_at
+					FROM jobs p
+					WHERE p.id = jobs.parent AND jobs.array_index IS NOT NULL AND p.image_digest = @digest),
+					clock_timestamp()) END`
+
 // imageDigest matches the digests of registries, whose algorithm is nearly always sha256.
 var imageDigest = regexp.MustCompile(`^[a-z0-9]{1,32}:[0-9a-f]{32,128}$`)
 
@@ -63,9 +89,17 @@ func (d *Agents) FixImage(
 		args["owner"] = owner
 		fixed.Digest = req.Digest
 		set, err := tx.Exec(ctx, `
-			UPDATE jobs
-			SET image_digest = @digest
-			WHERE id = @owner AND coalesce(image_digest, '') = ''`, args)
+			WITH set AS (
+				UPDATE jobs
+				SET image_digest = @digest, image_digest_by = 'machine', image_digest_at = clock_timestamp()
+				WHERE id = @owner AND coalesce(image_digest, '') = ''
+				RETURNING id
+			), ended AS (
+				DELETE FROM image_requests q
+				USING set
+				WHERE q.job = set.id
+			)
+			SELECT 1 FROM set`, args)
 		if err != nil || set.RowsAffected() == 1 {
 			return err
 		}

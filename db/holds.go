@@ -101,6 +101,7 @@ func newHold(
 		return nil, err
 	}
 	h.row.args["uncounted"] = true // users did not queue it
+	h.row.args["image"] = ""       // the digest is the one of the failed attempt
 	h.debug = h.row.args["id"].(berth.JobID)
 	return h, h.event(ctx, tx)
 }

@@ -36,7 +36,8 @@ const jobDocument = `jsonb_strip_nulls(jsonb_build_object(
 			'indexes', CASE WHEN j.indexes IS NOT NULL THEN index_ranges(j.indexes) END,
 			'tally', CASE WHEN j.kind <> 'job' THEN coalesce(j.tally, ` + liveTally + `) END,
 			'alternative', CASE WHEN j.alternatives IS NOT NULL THEN j.alternative END,
-			'image_digest', j.image_digest, 'exit_code', j.exit_code,
+			'image_digest', j.image_digest, 'image_digest_by', j.image_digest_by,
+			'image_digest_at', j.image_digest_at, 'exit_code', j.exit_code,
 			'submitted_at', j.submitted_at, 'queued_at', j.queued_at, 'scheduled_at', j.scheduled_at,
 			'started_at', j.started_at, 'finished_at', j.finished_at,
 			'eligible_at', CASE WHEN j.state = 'retrying' THEN j.eligible_at END))`
@@ -82,6 +83,9 @@ var fullDocument = jobDocument + ` || jsonb_strip_nulls(jsonb_build_object(
 				WHERE a.job = j.id AND a.progress IS NOT NULL
 				ORDER BY a.attempt DESC, a.rank LIMIT 1),
 			'stage', ` + stageDocument + `,
+			'image_request', (
+				SELECT jsonb_build_object('state', q.state, 'tries', q.tries, 'reason', nullif(q.reason, ''))
+				FROM image_requests q WHERE q.job = j.id),
 			'attempts', (
 				SELECT jsonb_agg(jsonb_build_object(
 					'number', t.attempt,

@@ -29,6 +29,7 @@ type PipelineSubmission struct {
 	resumed resumed // of Resume; see resume
 
 	sources map[string]startPoints // of a retry: the checkpoints from which steps start, by path
+	digests map[string]keptDigest  // of a retry: the digests that steps run again, by path
 
 	incarnation int64 // of the database, for newJobID
 }
@@ -251,8 +252,12 @@ func (g *growth) row(p spec.Pipeline, key, path string) (submitRow, error) {
 	row, err := newSubmitRow(Submission{Tenant: g.Tenant, Spec: p.Jobs[key], Actor: g.Actor})
 	row.needs = row.needs.without(g.fresh) // they have no outputs yet; see bindSteps
 	row.startFrom(g.sources[path])
+	if kept, ok := g.digests[path]; ok && kept.image == p.Jobs[key].Image {
+		row.keepDigest(kept.digest, kept.at)
+	}
 	if _, skipped := g.resumed.Taken[path]; skipped {
 		row.needs = needs{uploads: row.needs.uploads}
+		row.args["image"] = ""
 	}
 	if a := p.Jobs[key].Array; a != nil && a.From == "" {
 		if indexes, n := g.resumed.indexes(path, a.Count()); n > 0 {

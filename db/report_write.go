@@ -178,7 +178,7 @@ func (r *reporting) runJob(j *reportedJob) {
 		WITH started AS (
 			UPDATE jobs
 			SET state = 'running', version = version + 1, actor = @actor, reason = NULL,
-			    image_digest = coalesce(nullif(@digest, ''), image_digest)
+			    image_digest = coalesce(nullif(@digest, ''), image_digest),`+foundByMachine+`
 			WHERE id = @job AND state = 'scheduled' AND attempt = @attempt
 			RETURNING id, attempt
 		), begun AS (
@@ -249,7 +249,9 @@ func (r *reporting) storeDigest(j *reportedJob) {
 	if j.newDigest == "" || j.State.Terminal() {
 		return
 	}
-	r.writes.Queue(`UPDATE jobs SET image_digest = @digest
+	r.writes.Queue(`
+		UPDATE jobs
+		SET image_digest = @digest,`+foundByMachine+`
 		WHERE id = @job`, pgx.NamedArgs{"job": j.ID, "digest": j.newDigest})
 }
 

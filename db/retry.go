@@ -21,6 +21,9 @@ type RetryOptions struct {
 	Failed bool // of an array or a pipeline: only the parts that did not succeed
 	Fresh  bool // start as the file says, and not from a checkpoint of the old job
 
+	// FreshImage resolves the names of images again. Without it, the new job runs the digest of the old one.
+	FreshImage bool
+
 	// Spec is run in place of the old one. It is valid, has its defaults, and is the result of
 	// AsJob; nil repeats the old spec.
 	Spec *spec.Job
@@ -36,6 +39,9 @@ func (o RetryOptions) key(hash []byte) string {
 	if o.Fresh {
 		parts = append(parts, "fresh")
 	}
+	if o.FreshImage {
+		parts = append(parts, "fresh-image")
+	}
 	if o.Spec != nil {
 		parts = append(parts, specKey+hex.EncodeToString(hash))
 	}
@@ -48,10 +54,10 @@ const (
 )
 
 // Retry submits an ended job as a new job, and links both jobs. The new job resumes from the
-// newest checkpoint of the old one; see lifecycle.Resume. A job that was retried with the same
-// options before has its successor returned as it is now, with created false. Other options
-// create another successor, except that a second Spec is a conflict. A job that has not ended
-// is a conflict.
+// newest checkpoint of the old one; see lifecycle.Resume. It runs the digest of the old job's
+// image. A job that was retried with the same options before has its successor returned as it
+// is now, with created false. Other options create another successor, except that a second
+// Spec is a conflict. A job that has not ended is a conflict.
 //
 // A retried element or step becomes a job without a parent, with the environment that it had.
 // With Failed, an array runs its failed elements again, and those given up because others had
@@ -174,7 +180,7 @@ func (r *retrying) successor(ctx context.Context, key string, hash []byte) (bert
 	if id, ok := links[key]; ok {
 		return id, nil
 	}
-	if id, ok := links[keyResume]; ok && !r.o.Fresh {
+	if id, ok := links[keyResume]; ok && !r.o.Fresh && !r.o.FreshImage {
 		return id, nil // it runs the remaining steps
 	}
 	latest := r.old.RetriedBy
@@ -184,7 +190,7 @@ func (r *retrying) successor(ctx context.Context, key string, hash []byte) (bert
 	// Versions before this table linked by retried_by alone, and had one retry of each job.
 	linked := slices.Contains(slices.Collect(maps.Values(links)), *latest)
 	if r.o.Spec == nil {
-		if linked || r.o.Fresh {
+		if linked || r.o.Fresh || r.o.FreshImage {
 			return "", nil
 		}
 		return *latest, nil
@@ -251,6 +257,7 @@ func (r *retrying) submit(ctx context.Context) (wire.Job, error) {
 	if err != nil {
 		return wire.Job{}, err
 	}
+	r.keepDigest(row)
 	if !r.o.Fresh {
 		from, err := r.sources(ctx, row)
 		if err != nil {

@@ -64,6 +64,12 @@ func (r *retrying) pipeline(ctx context.Context) (wire.Job, error) {
 	}
 	s := PipelineSubmission{Tenant: r.old.Tenant, Spec: pipeline, Actor: r.actor, RetryOf: &r.old.ID,
 		incarnation: r.incarnation}
+	if !r.o.FreshImage {
+		var err error
+		if s.digests, err = stepDigests(ctx, r.tx, r.old.ID); err != nil {
+			return wire.Job{}, err
+		}
+	}
 	if !r.o.Fresh {
 		var err error
 		if s.sources, err = r.stepSources(ctx, pipeline); err != nil {

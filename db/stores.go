@@ -30,6 +30,7 @@ type DB struct {
 	Objects     *Objects
 	Chunks      *Chunks
 	Uploads     *Uploads
+	Images      *Images
 	Logs        *Logs
 	Outbox      *Outbox
 	Channels    *Channels
@@ -51,7 +52,7 @@ func newDB(c *core) *DB {
 		Maintenance: &Maintenance{c}, Agents: &Agents{c},
 		Tenants: &Tenants{c}, Storage: &Storage{c},
 		Tokens: &Tokens{c}, JoinTokens: &JoinTokens{c}, Secrets: &Secrets{c},
-		Objects: &Objects{c}, Chunks: &Chunks{c}, Uploads: &Uploads{c}, Logs: &Logs{c},
+		Objects: &Objects{c}, Chunks: &Chunks{c}, Uploads: &Uploads{c}, Images: &Images{c}, Logs: &Logs{c},
 		Outbox: &Outbox{c}, Channels: &Channels{c}, Leader: &Leader{c}, Cluster: &Cluster{c}, Backups: &Backups{c},
 		JobSessions: &JobSessions{c}, WebSessions: &WebSessions{c}, Holds: &Holds{c},
 	}
@@ -133,6 +134,10 @@ type Tokens struct{ *core }
 // creates the machine and the machine's own token. JoinTokens writes no rows of other
 // machines.
 type JoinTokens struct{ *core }
+
+// Images stores which tags of images are to be resolved to digests by the control plane, and the digests
+// in the rows of the jobs. Submits add the requests. A job that has a digest keeps it.
+type Images struct{ *core }
 
 // Secrets stores the sealed secrets of tenants. It never sees a secret in the
 // clear and holds no key.

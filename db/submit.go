@@ -141,6 +141,7 @@ func newSubmitRow(s Submission) (submitRow, error) {
 		args["lead_first"], args["lead_last"] = first, last
 	}
 	addAlternatives(args, s.Spec)
+	requestsImage(args, s.Spec)
 	if a := s.Spec.Array; a != nil {
 		args["kind"], args["total"], args["parallel"], args["max_failures"] = berth.KindArray, a.Count(),
 			a.Parallel, a.MaxFailures
@@ -223,7 +224,8 @@ func (r submitRow) queue(batch *pgx.Batch) {
 				blocked, notify, data, name, class, priority, preemptible, queue_deadline,
 				run_limit_ms, grace_ms, execution, lost_after_ms, labels, actor, submitted_by, retry_of, idem_key,
 				idem_hash, stalled_ms, has_checkpoint, run_when, final, branch, fail_fast, format,
-				alternatives, alternatives_after, grouped, lead_first, lead_last)
+				alternatives, alternatives_after, grouped, lead_first, lead_last,
+				image_digest, image_digest_by, image_digest_at)
 			SELECT @id, @tenant, @kind, @total::int, @expanded, @parallel, @max_failures::int, @indexes::int[],
 				@parent::uuid, @step, @blocked, @notify::text[], @data::bigint[], @name, @class,
 					@priority, @preemptible,
@@ -233,7 +235,7 @@ func (r submitRow) queue(batch *pgx.Batch) {
 				coalesce((SELECT stalled_ms FROM t), 0), @has_source,
 				@run_when, @final, @branch, @fail_fast, @format,
 				@alternatives::text[], @alternatives_after::bigint[], @grouped, @lead_first::smallint,
-					@lead_last::smallint
+					@lead_last::smallint, @digest::text, @digest_by::text, @digest_at::timestamptz
 			WHERE @uncounted OR NOT EXISTS (SELECT 1 FROM t WHERE max_queued IS NOT NULL AND max_queued <= (
 				SELECT count(*)
 				FROM jobs w
@@ -243,6 +245,7 @@ func (r submitRow) queue(batch *pgx.Batch) {
 		), spec AS (
 			INSERT INTO job_specs (job, spec)
 			SELECT id, @spec FROM j
+		), requested AS (`+requestImage+`
 		)
 		SELECT `+jobDocument+` || jsonb_build_object('spec', @spec::jsonb)
 		FROM j`, r.args)

@@ -19,6 +19,8 @@ const (
 	EventCancelRequested    EventKind = "cancel_requested"
 	EventClaimed            EventKind = "claimed"
 	EventImagePulled        EventKind = "image_pulled"
+	EventImageResolved      EventKind = "image_resolved"      // the control plane has found the digest of the tag
+	EventImageUnresolved    EventKind = "image_unresolved"    // it found none: the first machine decides
 	EventFetched            EventKind = "fetched"             // code or data is in place, from store or cache
 	EventRestored           EventKind = "restored"            // a checkpoint was verified and put in place
 	EventCheckpoint         EventKind = "checkpoint"          // a checkpoint was verified and registered
@@ -72,6 +74,8 @@ type EventFacts struct {
 	Job     berth.JobID     `json:"job,omitempty"`     // that saved the checkpoint or, in that job, that found it bad
 
 	Odd *failure.OddMember `json:"odd,omitempty"` // of a hung gang
+
+	Digest string `json:"digest,omitempty"` // of the image
 
 	Alternative *AlternativeChange `json:"alternative,omitempty"`
 

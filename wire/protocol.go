@@ -255,6 +255,8 @@ type Claim struct {
 	SpecHash      string             `json:"spec_hash"`
 	ImageDigest   string             `json:"image_digest,omitempty"` // digest that the job must run; "": not fixed yet
 	FixImage      bool               `json:"fix_image,omitempty"`    // send an ImageReport before creating a container
+	ImageDigestBy DigestBy           `json:"image_digest_by,omitempty"`
+	ImageDigestAt *time.Time         `json:"image_digest_at,omitempty"` // when the digest was found; nil: unknown
 	CPUMilli      int64              `json:"cpu_milli"`
 	MemoryMiB     int64              `json:"memory_mib"`          // grown after an OOM, if the policy says so
 	GPUs          []string           `json:"gpus,omitempty"`      // UUIDs

@@ -144,6 +144,8 @@ type RetryOptions struct {
 	Failed bool      // of an array or a pipeline: only the parts that did not succeed
 	Fresh  bool      // start as the job's file says, not from a checkpoint of the old job
 	Spec   *spec.Job // run in place of the old spec; not with Failed
+
+	FreshImage bool // resolve the image's name again, instead of running the digest of the old job
 }
 
 // Retry submits an ended job again and returns the new job. For a job that was retried with
@@ -152,7 +154,8 @@ type RetryOptions struct {
 // Spec.
 func (c *Client) Retry(ctx context.Context, id berth.JobID, o RetryOptions) (wire.Job, error) {
 	r := request{method: http.MethodPost, path: jobPath(id) + "/retry", query: url.Values{}}
-	for name, on := range map[string]bool{"failed": o.Failed, "fresh": o.Fresh, "with_spec": o.Spec != nil} {
+	for name, on := range map[string]bool{"failed": o.Failed, "fresh": o.Fresh, "with_spec": o.Spec != nil,
+		"fresh_image": o.FreshImage} {
 		if on {
 			r.query.Set(name, "true")
 		}

@@ -248,6 +248,7 @@ func showExplanation(a *app, job wire.Job, e wire.Explanation) error {
 		s := sheet{screen: a.outTerm, wraps: true}
 		if !wide {
 			addReasons(a, &s, job, e)
+			s.add("image", imageRequestText(job))
 			addHeld(&s, job, a.now())
 			return s.write(a.out)
 		}
@@ -264,6 +265,7 @@ func showExplanation(a *app, job wire.Job, e wire.Explanation) error {
 		s.add("starts", startsText(a, e))
 		s.add("runs", runTimeText(e.RunTime))
 		s.add("place", placeText(e))
+		s.add("image", imageRequestText(job))
 		addTerms(&s, e.Priority)
 		addChoices(a, &s, e.Alternatives, false)
 		addHeld(&s, job, a.now())

@@ -17,7 +17,8 @@ import (
 // newRetry builds "berth retry" over POST /v1/jobs/{id}/retry. A whole job that was retried
 // before returns its existing retry, so a repeated command creates no second one.
 func newRetry(a *app) *cobra.Command {
-	var failed, fresh bool
+	var failed bool
+	var from freshness
 	var file string
 	var over overrides
 	cmd := &cobra.Command{
@@ -26,7 +27,8 @@ func newRetry(a *app) *cobra.Command {
 		Long: "Retry submits the spec of an ended job as a new job, with the same code and inputs. The old job does\n" +
 			"not change; each names the other. The new job resumes from the newest verified checkpoint of the old\n" +
 			"one. A job that succeeded, or never saved a checkpoint, starts from the beginning, as does any with\n" +
-			"--fresh.\n" +
+			"--fresh. It runs the same image, also if the tag has moved since; --fresh-image runs the image that\n" +
+			"the tag names now.\n" +
 			"With --failed only the failed part runs again: the failed elements of an array, with their indexes, or\n" +
 			"the steps of a pipeline that did not succeed. With --file a changed job file runs in place of the old\n" +
 			"spec. --env, --set and --secret change the file, or without one the old spec.\n" +
@@ -39,11 +41,13 @@ func newRetry(a *app) *cobra.Command {
 	}
 	over.register(cmd)
 	cmd.Flags().BoolVar(&failed, "failed", false, "retry only the failed elements of an array or steps of a pipeline")
-	cmd.Flags().BoolVar(&fresh, "fresh", false, "start from the beginning, or from checkpoint.from of the file")
+	cmd.Flags().BoolVar(&from.start, "fresh", false, "start from the beginning, or from checkpoint.from of the file")
+	cmd.Flags().BoolVar(&from.image, "fresh-image", false,
+		"resolve the image's tag again, instead of running the content that the old job ran")
 	cmd.Flags().StringVarP(&file, "file", "f", "", "job file to run in place of the old spec, or - for standard input")
 	cmd.MarkFlagsMutuallyExclusive("failed", "file")
 	ended := func(j wire.Job) bool { return j.Status.Terminal() }
-	do := retryWhole(a, &failed, &fresh)
+	do := retryWhole(a, &failed, &from)
 	// The retry of a job that has one would print that one as new.
 	unretried := func(j wire.Job) bool { return ended(j) && j.RetriedBy == nil }
 	filteredBy(a, act(a, cmd, ended, do), &bulkFlags{usual: string(berth.Failed)}, unretried, do)
@@ -61,16 +65,26 @@ func newRetry(a *app) *cobra.Command {
 		case len(args) != 1:
 			return usagef("a changed spec is the retry of one job, but %d are given", len(args))
 		}
-		return retryChanged(cmd.Context(), a, args[0], changedJob{file, over, fresh})
+		return retryChanged(cmd.Context(), a, args[0], changedJob{file, over, from})
 	}
 	return cmd
 }
 
-// retryWhole returns the act of a retry with the old spec, by the flags --failed and --fresh. Only the new id goes
-// to standard output, as with submit, for id=$(berth retry JOB).
-func retryWhole(a *app, failed, fresh *bool) func(context.Context, *client.Client, wire.Job) (wire.Job, string, error) {
+// freshness lists the parts of the old job that a retry does not take over.
+type freshness struct {
+	start bool // its checkpoints
+	image bool // the digest of its image
+}
+
+// retryWhole returns the act of a retry with the old spec, by the flags --failed, --fresh and --fresh-image. Only the
+// new id goes to standard output, as with submit, for id=$(berth retry JOB).
+func retryWhole(
+	a *app, failed *bool, from *freshness,
+) func(context.Context, *client.Client, wire.Job) (wire.Job, string, error) {
 	return func(ctx context.Context, c *client.Client, job wire.Job) (wire.Job, string, error) {
-		after, err := c.Retry(ctx, job.ID, client.RetryOptions{Failed: *failed, Fresh: *fresh})
+		after, err := c.Retry(ctx, job.ID, client.RetryOptions{
+			Failed: *failed, Fresh: from.start, FreshImage: from.image,
+		})
 		if err == nil {
 			sayRetried(a, job, after)
 		}
@@ -81,9 +95,9 @@ func retryWhole(a *app, failed, fresh *bool) func(context.Context, *client.Clien
 // changedJob is the spec that a job is retried with: a job file, or without one the job's own
 // spec, with overrides.
 type changedJob struct {
-	name  string // of the file, "" without one
-	over  overrides
-	fresh bool
+	name string // of the file, "" without one
+	over overrides
+	from freshness
 }
 
 // retryChanged submits a changed spec as the retry of a job. It uploads the folders of the
@@ -118,7 +132,8 @@ func retryChanged(ctx context.Context, a *app, arg string, by changedJob) error 
 		if err != nil {
 			return job, "", err
 		}
-		after, err := c.Retry(ctx, job.ID, client.RetryOptions{Fresh: by.fresh, Spec: &changed})
+		after, err := c.Retry(ctx, job.ID, client.RetryOptions{Fresh: by.from.start, FreshImage: by.from.image,
+			Spec: &changed})
 		if err != nil {
 			return job, "", located(a.failed(ctx, err), file)
 		}

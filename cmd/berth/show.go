@@ -107,7 +107,8 @@ func describeJob(a *app, j wire.Job, wide bool) error {
 	s.add("labels", oneLine(pairs(j.Labels)))
 	if j.Spec != nil {
 		s.add("image", oneLine(j.Spec.Image))
-		s.add("image digest", j.ImageDigest)
+		s.add("image digest", digestText(j, now))
+		s.add("image tag", imageRequestText(j))
 		s.add("command", oneLine(shellLine(slices.Concat(j.Spec.Entrypoint, j.Spec.Command))))
 		s.add("code", j.Spec.Workdir)
 		s.add("reaches", reachText(*j.Spec))
