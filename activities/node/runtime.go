@@ -25,6 +25,9 @@ type Runtime interface {
 	// the registry serves the manifest to this login (nil: anonymous). It pulls nothing. Errors
 	// are as of a pull: a refusal wraps ErrImageNotFound, a silent registry ErrImageUnavailable.
 	CheckImage(ctx context.Context, ref, digest string, auth *RegistryAuth) error
+	// ResolveTag asks the registry of ref, a reference without a digest, for the digest that the
+	// tag has there now. It pulls nothing, and returns the errors of CheckImage.
+	ResolveTag(ctx context.Context, ref string, auth *RegistryAuth) (digest string, err error)
 	// PullPercent returns the completed share of a pull under way, from 0 to 100. known is
 	// false if the image is not being pulled, or the engine has not reported its size yet.
 	PullPercent(ref string) (percent int, known bool)

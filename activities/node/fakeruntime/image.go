@@ -70,3 +70,14 @@ func (e *execs) RemoveImage(ctx context.Context, ref, id string) error {
 	f.Absent(ref)
 	return nil
 }
+
+// ResolveTag returns the digest that EnsureImage gives, unless FailImage has set a fault of the image.
+func (e *execs) ResolveTag(ctx context.Context, ref string, _ *node.RegistryAuth) (string, error) {
+	if err := e.fake.allow(ctx, Call{Method: "ResolveTag", Subject: ref}); err != nil {
+		return "", err
+	}
+	if err := e.fake.imageError(ref); err != nil {
+		return "", fmt.Errorf("resolve image %s: %w", ref, err)
+	}
+	return imageDigest(ref), nil
+}

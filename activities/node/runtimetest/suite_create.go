@@ -54,13 +54,17 @@ func missingImageIsNotFound(b *bench) {
 	}
 }
 
-// checkedImageErrorsArePulls checks that CheckImage and EnsureImage return the same kinds of error.
+// checkedImageErrorsArePulls checks that CheckImage, ResolveTag and EnsureImage return the same kinds of error.
 func checkedImageErrorsArePulls(b *bench) {
 	digest := "sha256:" + strings.Repeat("0", 64)
 	err := b.Runtime.CheckImage(b.ctx, b.Missing, digest, nil)
 	wantError(b.t, err, node.ErrImageNotFound, "check a missing image")
 	err = b.Runtime.CheckImage(b.ctx, b.Unreachable, digest, nil)
 	wantError(b.t, err, node.ErrImageUnavailable, "check an image of a silent registry")
+	_, err = b.Runtime.ResolveTag(b.ctx, b.Missing, nil)
+	wantError(b.t, err, node.ErrImageNotFound, "resolve a missing image")
+	_, err = b.Runtime.ResolveTag(b.ctx, b.Unreachable, nil)
+	wantError(b.t, err, node.ErrImageUnavailable, "resolve an image of a silent registry")
 }
 
 // imageThatIsHereHasASize checks ImageBytes with and without the image.

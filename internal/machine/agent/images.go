@@ -48,7 +48,8 @@ type imageOf struct {
 
 // image is the state of one image of one tenant.
 type image struct {
-	bytes int64 // 0: the engine has not said yet
+	ref   string // by which the engine has it: the name, or with its digest if it was pulled by that
+	bytes int64  // 0: the engine has not said yet
 	used  time.Time
 	noted int64 // images.notes of its last use in this process; 0: none
 }
@@ -56,6 +57,7 @@ type image struct {
 // imageRecord is a line of images.json.
 type imageRecord struct {
 	imageOf
+	Ref   string    `json:"ref,omitempty"` // "": the name
 	Bytes int64     `json:"bytes"`
 	Used  time.Time `json:"used"`
 }
@@ -77,14 +79,17 @@ func openImages(state string, runtime node.Runtime, holds *holdings, log *slog.L
 		return i
 	}
 	for _, r := range list[:min(len(list), maxImages)] {
-		i.known[r.imageOf] = &image{bytes: max(0, r.Bytes), used: r.Used}
+		i.known[r.imageOf] = &image{ref: cmp.Or(r.Ref, r.Name), bytes: max(0, r.Bytes), used: r.Used}
 	}
 	holds.noteImages(i.reported())
 	return i
 }
 
-// note records that a job of the tenant has a container of the image.
-func (i *images) note(tenant berth.TenantID, name string) {
+// note records that a job of the tenant has a container of the image, which the engine has by its name.
+func (i *images) note(tenant berth.TenantID, name string) { i.noteBy(tenant, name, name) }
+
+// noteBy is note for an image that the engine has by another reference than its name.
+func (i *images) noteBy(tenant berth.TenantID, name, ref string) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.notes++
@@ -92,8 +97,12 @@ func (i *images) note(tenant berth.TenantID, name string) {
 	one := i.known[of]
 	if one == nil {
 		i.makeRoom()
-		one = &image{}
+		one = &image{ref: ref}
 		i.known[of], i.dirty = one, true
+		i.nudge()
+	}
+	if one.ref != ref { // another content, of another size
+		one.ref, one.bytes, i.dirty = ref, 0, true
 		i.nudge()
 	}
 	one.used, one.noted = time.Now().UTC(), i.notes
@@ -177,13 +186,13 @@ func (i *images) look(ctx context.Context, all bool) {
 	}
 }
 
-// names returns the images to ask for, and the number of notes so far.
+// names returns the references of the images to ask for, and the number of notes so far.
 func (i *images) names(all bool) (names []string, before int64) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	for of, one := range i.known {
+	for _, one := range i.known {
 		if all || one.bytes == 0 {
-			names = append(names, of.Name)
+			names = append(names, one.ref)
 		}
 	}
 	slices.Sort(names)
@@ -197,7 +206,7 @@ func (i *images) heard(name string, bytes int64, here bool, before int64) {
 	defer i.mu.Unlock()
 	for of, one := range i.known {
 		switch {
-		case of.Name != name:
+		case one.ref != name:
 		case here:
 			bytes = max(1, bytes)
 			i.dirty = i.dirty || one.bytes != bytes
@@ -217,7 +226,7 @@ func (i *images) gone(name string) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	for of, one := range i.known {
-		if of.Name == name {
+		if of.Name == name || one.ref == name {
 			one.bytes, i.dirty = 0, true
 			i.nudge()
 		}
@@ -244,7 +253,11 @@ func (i *images) records() []imageRecord {
 	i.dirty = false
 	list := []imageRecord{}
 	for of, one := range i.known {
-		list = append(list, imageRecord{of, one.bytes, one.used})
+		record := imageRecord{imageOf: of, Bytes: one.bytes, Used: one.used}
+		if one.ref != of.Name {
+			record.Ref = one.ref
+		}
+		list = append(list, record)
 	}
 	return list
 }

@@ -10,12 +10,15 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"berth"
 	"berth/activities/node"
 	"berth/activities/node/fakeruntime"
+	"berth/db"
 	"berth/failure"
 	"berth/spec"
+	"berth/wire"
 )
 
 // pulledAt is an engine that pulled its images at another moment than others: names have a digest of
@@ -249,5 +252,79 @@ func TestAnImageThatItsRegistryDeletedIsPulledByName(t *testing.T) {
 	m.ran(s.submit(nil, "exit", "0"))
 	if got, want := ran.sorted(), s.image+"@"+digestOf("2"); len(got) != 1 || got[0] != want {
 		t.Errorf("ran %q, want %q", got, want)
+	}
+}
+
+// resolvedAtSubmit submits a job and stores the digest that its tag has at the submit.
+func (s *site) resolvedAtSubmit(digest string) berth.JobID {
+	s.t.Helper()
+	if err := s.db.Images.Alive(s.t.Context(), time.Hour); err != nil {
+		s.t.Fatal(err)
+	}
+	id := s.submit(nil, "exit", "0")
+	if _, err := s.db.Pool().Exec(s.t.Context(), `UPDATE image_requests SET due_at = now()`); err != nil {
+		s.t.Fatal(err)
+	}
+	list, err := s.db.Images.Claim(s.t.Context(), db.ImageClaim{Each: 1, Limit: 1, Lease: time.Hour})
+	if err != nil || len(list) != 1 {
+		s.t.Fatalf("questions %+v, %v", list, err)
+	}
+	if err := s.db.Images.Resolved(s.t.Context(), list[0], digest); err != nil {
+		s.t.Fatal(err)
+	}
+	return id
+}
+
+// The tag names another image by the start of the job. The machine pulls the digest of the submit, and not the other
+// image before it, and reports the image for the placement of later jobs.
+func TestAJobRunsTheImageOfItsSubmitAlthoughTheTagMoves(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	engine := fakeruntime.New(fakeruntime.Options{CPUMilli: 64000})
+	t.Cleanup(engine.Shutdown)
+	pinned := s.image + "@" + digestOf("1")
+	var mu sync.Mutex
+	var pulled, ran []string
+	engine.Intercept(func(call fakeruntime.Call) error {
+		mu.Lock()
+		defer mu.Unlock()
+		switch call.Method {
+		case "EnsureImage":
+			pulled = append(pulled, call.Subject)
+		case "Create":
+			ran = append(ran, call.Spec.Image)
+		}
+		return nil
+	})
+	engine.SizeImage(pinned, 4<<30)
+	m := s.machineOn("m1", pulledAt{engine, digestOf("2")})
+	id := s.resolvedAtSubmit(digestOf("1"))
+	m.ran(id)
+	mu.Lock()
+	if !slices.Equal(pulled, []string{pinned}) || !slices.Equal(ran, []string{pinned}) {
+		t.Errorf("pulled %q and ran %q, want %s", pulled, ran, pinned)
+	}
+	mu.Unlock()
+	if j := s.job(id); j.Status != berth.Succeeded || j.ImageDigest != digestOf("1") || j.ImageDigestBy != wire.DigestBySubmit {
+		t.Errorf("the job is %s with %s by %s", j.Status, j.ImageDigest, j.ImageDigestBy)
+	}
+	m.until("it reports the image", s.told("m1", s.imageOf("default")))
+}
+
+// The registry has deleted the content of the submit, and the tag names another one.
+func TestADigestThatIsGoneIsExplained(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	engine := fakeruntime.New(fakeruntime.Options{CPUMilli: 64000})
+	t.Cleanup(engine.Shutdown)
+	engine.FailImage(s.image+"@"+digestOf("1"), node.ErrImageNotFound)
+	m := s.machineOn("m1", engine)
+	_, w := m.run(s.resolvedAtSubmit(digestOf("1")))
+	x := w.exit()
+	for _, part := range []string{"the tag named digest " + digestOf("1") + " at the submit (20", "the tag names sha256:",
+		"submit the job again", "--fresh-image"} {
+		if x.Cause != failure.CauseImageNotFound || !strings.Contains(x.Message, part) {
+			t.Errorf("exit %s, %q: want %q", x.Cause, x.Message, part)
+		}
 	}
 }

@@ -79,7 +79,7 @@ func (p *createPhase) create(ctx context.Context) (phase, error) {
 		case err == nil, errors.Is(err, node.ErrExists) && p.owns(c):
 			p.fencing.list(c)
 			p.proof.contains(p.alloc, c.ID)
-			p.images.note(p.claim.Tenant, p.claim.Spec.Image)
+			p.images.noteBy(p.claim.Tenant, p.claim.Spec.Image, p.recipe.held)
 			p.pulled.free(p.identity)
 			return phaseGive, nil
 		case ctx.Err() != nil:

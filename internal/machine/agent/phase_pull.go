@@ -17,6 +17,7 @@ import (
 // recipe is the part of the container's specification that the preparation finds out.
 type recipe struct {
 	image    string      // reference of the image; with its digest, if it has one
+	held     string      // reference by which the engine has the image
 	restored *int64      // step of the checkpoint in place; nil: none
 	source   berth.JobID // job that saved it, if it is another one
 	parts    int         // number of members whose parts are in place; 0: the member's own part
@@ -67,7 +68,7 @@ func (p *pullPhase) pull(ctx context.Context) (phase, error) {
 	cause := failure.CauseImageUnavailable
 	switch {
 	case err == nil:
-		p.recipe.image = pinImage(image, digest)
+		p.recipe.image, p.recipe.held = pinImage(image, digest), image
 		p.reports.edit(later, func(r *wire.RankReport) { r.ImageDigest = digest })
 		return phaseWorkdir, nil
 	case ctx.Err() != nil:
@@ -85,28 +86,60 @@ func (p *pullPhase) pull(ctx context.Context) (phase, error) {
 	return p.result.notStarted(cause, err.Error())
 }
 
-// resolve makes the image usable and returns its reference and digest. The digest that the job has
-// fixed decides: if the name has another digest by now, or exists no more, the fixed digest is
-// pulled. A reference with a digest is not a name that moves. If none is fixed and the claim asks
-// for it, resolve fixes the digest first.
+// resolve makes the image usable and returns its reference and digest. A digest that the job has fixed is pulled
+// itself: its name may have another digest by now, or exist no more. A reference with a digest is not a name that
+// moves. If none is fixed and the claim asks for it, resolve fixes the digest that the name has here.
 func (p *pullPhase) resolve(ctx context.Context) (image, digest string, err error) {
-	image, want := p.claim.Spec.Image, p.claim.ImageDigest
-	digest, err = p.ensure(ctx, image)
-	if err == nil && digest != "" && want == "" && p.claim.FixImage {
-		if want, err = p.fix(ctx, digest); err != nil {
-			return image, "", err
-		}
+	image = p.claim.Spec.Image
+	if p.claim.ImageDigest != "" && !spec.PinnedImage(image) {
+		return p.pullFixed(ctx, image, p.claim.ImageDigest)
 	}
-	gone := want != "" && !spec.PinnedImage(image) && errors.Is(err, node.ErrImageNotFound)
-	if err != nil && !gone || want == "" || digest == want {
+	digest, err = p.ensure(ctx, image)
+	if err != nil || digest == "" || p.claim.ImageDigest != "" || !p.claim.FixImage {
 		return image, digest, err
 	}
-	p.log.Info("image name has moved, pulling the digest of the job", "image", image, "digest", want, "found", digest)
-	pinned := p.claim.Spec.Image + "@" + want
-	if digest, err = p.ensure(ctx, pinned); err != nil {
-		err = fmt.Errorf("%s is not the image any more that this job began with: %w", image, err)
+	want, err := p.fix(ctx, digest)
+	switch {
+	case err != nil:
+		return image, "", err
+	case want == digest:
+		return image, digest, nil
+	}
+	p.log.Info("image of the job is another one, pulling it", "image", image, "digest", want, "found", digest)
+	return p.pullFixed(ctx, image, want)
+}
+
+// pullFixed makes the digest of the job usable, and returns the reference with it.
+func (p *pullPhase) pullFixed(ctx context.Context, image, want string) (pinned, digest string, err error) {
+	pinned = image + "@" + want
+	digest, err = p.ensure(ctx, pinned)
+	if errors.Is(err, node.ErrImageNotFound) {
+		err = p.gone(ctx, image, want, err)
 	}
 	return pinned, digest, err
+}
+
+// gone returns the error for a digest that the registry does not serve: the origin of the digest, the present digest of
+// the name, and the next step of the user.
+func (p *pullPhase) gone(ctx context.Context, image, want string, err error) error {
+	from := "the job began with digest " + want
+	switch by, at := p.claim.ImageDigestBy, p.claim.ImageDigestAt; {
+	case by == wire.DigestBySubmit && at != nil:
+		from = fmt.Sprintf("the tag named digest %s at the submit (%s)", want, at.UTC().Format("2006-01-02 15:04 UTC"))
+	case by == wire.DigestByRetry:
+		from = fmt.Sprintf("the job that this one retries ran digest %s", want)
+	}
+	now := "it is not known what the tag names now"
+	switch found, asked := p.runtime.ResolveTag(ctx, image, p.login()); {
+	case errors.Is(asked, node.ErrImageNotFound):
+		now = "the tag names nothing now that this job may pull"
+	case asked == nil && found == want:
+		now = "the tag still names it"
+	case asked == nil:
+		now = "the tag names " + found + " now"
+	}
+	return fmt.Errorf("image %s: %s, which the registry does not serve, and %s: submit the job again, or run berth "+
+		"retry with --fresh-image or --set image=IMAGE, to run another image: %w", image, from, now, err)
 }
 
 // fix reports the digest that the image has on this machine and returns the one that the job has

@@ -83,6 +83,25 @@ func (m *images) CheckImage(ctx context.Context, ref, digest string, auth *node.
 	return nil
 }
 
+// ResolveTag has the engine ask the registry, as CheckImage does.
+func (m *images) ResolveTag(ctx context.Context, ref string, auth *node.RegistryAuth) (string, error) {
+	named, err := reference.ParseNormalizedNamed(ref)
+	if err != nil {
+		return "", fmt.Errorf("image reference %q: %w: %w", ref, node.ErrImageNotFound, err)
+	}
+	login, err := encodeLogin(named, auth)
+	if err != nil {
+		return "", fmt.Errorf("resolve image %s: %w", ref, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	found, err := m.api.DistributionInspect(ctx, reference.TagNameOnly(named).String(), login)
+	if err != nil {
+		return "", classifyPull(ref, err)
+	}
+	return found.Descriptor.Digest.String(), nil
+}
+
 // encodeLogin returns a login in the form of the engine's API, "" for no login.
 func encodeLogin(named reference.Named, auth *node.RegistryAuth) (string, error) {
 	if auth == nil {
