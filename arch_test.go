@@ -49,7 +49,7 @@ var layers = [][]string{
 	},
 	{
 		"berth/internal/control/admission", "berth/internal/control/autoscale", "berth/internal/control/backup",
-		"berth/internal/control/explain", "berth/internal/control/webhook",
+		"berth/internal/control/digest", "berth/internal/control/explain", "berth/internal/control/webhook",
 	},
 	{"berth/internal/control/notify"},
 	{

@@ -155,6 +155,15 @@ func (s *settings) imageFlags(f *pflag.FlagSet) {
 	f.StringVar(&s.ImageSignatures, "image-signatures", s.ImageSignatures,
 		"YAML file with rules about the signatures that images of jobs must have; quotas of tenants may demand more "+
 			"(default: none)")
+	f.BoolVar(&s.ResolveImages, "resolve-images", s.ResolveImages,
+		"resolve the tags of submitted jobs' images to digests; this process then calls the registries that users "+
+			"name, with the logins of their tenants (role dispatch)")
+	f.StringVar(&s.RegistryAllow, "registry-allow", s.RegistryAllow,
+		"with --resolve-images: non-public networks of registries, such as 10.1.0.0/16; registries without TLS are "+
+			"called only there")
+	f.StringVar(&s.RegistryCerts, "registry-certs", s.RegistryCerts,
+		"with --resolve-images: folder with a folder HOST[:PORT] for each registry of a private authority, with its "+
+			"certificates as *.crt, as in /etc/docker/certs.d")
 }
 
 // policyFlags registers the flags of the queue policy: the order of waiting jobs, fair shares, reserved

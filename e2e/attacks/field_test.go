@@ -46,7 +46,7 @@ func newField(t *testing.T) *field {
 		t.Fatal(err)
 	}
 	s, err := rig.Start(t.Context(), rig.Options{
-		Workshop: workshop, Berthd: []string{"--secret-key-file=" + key},
+		Workshop: workshop, Berthd: []string{"--secret-key-file=" + key, "--resolve-images", "--registry-allow=127.0.0.0/8"},
 	})
 	if s != nil {
 		t.Cleanup(func() { f.close(s) })

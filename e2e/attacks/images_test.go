@@ -25,6 +25,7 @@ import (
 	"berth/activities/node/runtimetest"
 	"berth/e2e/rig"
 	"berth/spec"
+	"berth/wire"
 )
 
 // hub starts a registry on loopback, which engines trust without TLS. The registry asks for the login, USER:PASSWORD,
@@ -123,6 +124,25 @@ func movedTag(a *attempt) {
 	outside := a.job(map[string]any{"image": ref}, "exit", "0")
 	a.refused("image outside the list", a.call(a.attacker, "POST", "/v1/jobs", outside), 422)
 	a.refused("image in the list", a.call(a.attacker, "POST", "/v1/jobs", a.job(nil, "exit", "0")), 201)
+}
+
+// movedAfterSubmit moves the tag of a job that waits for another one.
+func movedAfterSubmit(a *attempt) {
+	hub := a.hub("")
+	ref := a.push(hub+"/team/queued:1", "", "VERSION=first")
+	before := a.submit(a.victim, map[string]any{"env": map[string]string{"STATE": "ready"}},
+		"do", "env STATE", "await-file /workspace/moved")
+	a.awaitLog(a.victim, before, "STATE=ready")
+	id := a.submit(a.victim, map[string]any{"image": ref, "needs": []string{string(before)}}, "env", "VERSION")
+	resolved := a.await(id, func(j wire.Job) bool { return j.ImageDigest != "" || j.Status.Terminal() })
+	a.push(ref, "", "VERSION=second")
+	a.exec(before, "/testprog", "write-file", "/workspace/moved", "yes")
+	j := a.ended(id)
+	out := a.log(a.victim, id)
+	if j.Status != berth.Succeeded || j.ImageDigest != resolved.ImageDigest || !strings.Contains(out, "VERSION=first") {
+		a.breach("the job is %s with %s by %s: %s", j.Status, j.ImageDigest, j.ImageDigestBy, out)
+	}
+	a.saw("it runs the digest found by: %s", j.ImageDigestBy)
 }
 
 func privateImage(a *attempt) {

@@ -23,6 +23,7 @@ import (
 	"berth/internal/control/blob"
 	"berth/internal/control/cloud"
 	"berth/internal/control/cloud/agentbin"
+	"berth/internal/control/digest"
 	"berth/internal/control/dispatch"
 	"berth/internal/control/notify"
 	"berth/internal/control/scheduler"
@@ -264,11 +265,30 @@ func (a *assembly) addWorkers() {
 	a.middle = append(a.middle, worker.Run, waiters.Run)
 }
 
-// addDispatch adds the preparation of Temporal's namespace and the sender of
+// addResolver adds the resolution of images, if the operator has switched it on for this process.
+func (a *assembly) addResolver() error {
+	if !a.cfg.ResolveImages {
+		return nil
+	}
+	network, err := publicnet.Parse(a.cfg.RegistryAllow)
+	if err != nil {
+		return err
+	}
+	a.middle = append(a.middle, digest.New(digest.Options{
+		DB: a.db, Keys: a.keys, Admission: a.admission, Logger: a.log, Metrics: a.registry,
+		Registries: &digest.Registries{Network: network, Certs: a.cfg.RegistryCerts},
+	}).Run)
+	return nil
+}
+
+// addDispatch adds the preparation of Temporal's namespace, the resolution of images and the sender of
 // webhooks. Webhooks are signed with secrets of their tenants, which only the
 // keys can open: without keys there is no sender.
 func (a *assembly) addDispatch() error {
 	a.middle = append(a.middle, func(ctx context.Context) error { return a.prepareTemporal(ctx, a.temporal) })
+	if err := a.addResolver(); err != nil {
+		return err
+	}
 	if a.keys == nil {
 		return nil
 	}

@@ -84,6 +84,9 @@ type Config struct {
 	WebhookAllow      string   // networks besides public addresses that webhooks may be called in
 	Mail              Mail     // server for notifications by mail; zero: none
 	FileInputs        []string // folders of machines that jobs may read, see admission.ParseVolumes
+	ResolveImages     bool     // ask registries for the digests of submitted jobs' images; see package digest
+	RegistryAllow     string   // networks besides public addresses in which registries are asked
+	RegistryCerts     string   // folder with certificates of registries, see digest.Registries; empty: none
 	Images            string   // registries and repositories of images, see admission.ParseImages
 	ImageSignatures   string   // file of rules about signatures of images, see admission.ReadSignatureRules
 	Pprof             string   // address for profiles; empty: none
@@ -198,8 +201,19 @@ func (c Config) Validate() error {
 	require(c.LostAfter >= c.SuspectAfter, "lost-after %s is shorter than suspect-after %s", c.LostAfter,
 		c.SuspectAfter)
 	require(c.LostShare > 0 && c.LostShare <= 1, "lost-share %g: must be above 0 and at most 1", c.LostShare)
-	faults = append(faults, c.plaintext()...)
+	faults = append(append(faults, c.plaintext()...), c.registries()...)
 	return errors.Join(append(faults, c.Policy.faults()...)...)
+}
+
+// registries returns the faults of the settings about registries.
+func (c Config) registries() (faults []error) {
+	if _, err := publicnet.Parse(c.RegistryAllow); err != nil {
+		faults = append(faults, fmt.Errorf("registry-allow: %w", err))
+	}
+	if c.RegistryCerts != "" && !filepath.IsAbs(c.RegistryCerts) {
+		faults = append(faults, fmt.Errorf("registry-certs %q: must be an absolute path", c.RegistryCerts))
+	}
+	return faults
 }
 
 // silence returns the limits by which silent machines are judged.
@@ -257,6 +271,8 @@ func (c Config) LogValue() slog.Value {
 		slog.Float64("submit_rate", c.SubmitRate), slog.Int("max_connections", c.MaxConnections),
 		slog.String("trusted_proxies", c.TrustedProxies),
 		slog.String("secret_key_file", c.SecretKeyFile), slog.String("webhook_allow", c.WebhookAllow),
+		slog.Bool("resolve_images", c.ResolveImages), slog.String("registry_allow", c.RegistryAllow),
+		slog.String("registry_certs", c.RegistryCerts),
 		slog.String("smtp", c.Mail.Server),
 		slog.String("cloud", c.CloudFile),
 		slog.String("agent_binaries", c.AgentBinaries), slog.String("pprof", c.Pprof), slog.Any("policy", c.Policy),

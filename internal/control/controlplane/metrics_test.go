@@ -11,6 +11,7 @@ import (
 	"berth/api"
 	"berth/db"
 	"berth/db/dbtest"
+	"berth/internal/control/digest"
 	"berth/internal/control/notify"
 	"berth/internal/control/scheduler"
 	"berth/internal/control/webhook"
@@ -31,6 +32,7 @@ func newRegistered(t *testing.T) []metricsdoc.Metric {
 	collectors := []prometheus.Collector{scheduler.NewMetrics(), &waiting{wait.New(nil, nil, wait.Options{})}}
 	a.registry.MustRegister(collectors...)
 	webhook.New(webhook.Options{DB: d, Logger: a.log, Metrics: a.registry})
+	digest.New(digest.Options{DB: d, Registries: &digest.Registries{}, Logger: a.log, Metrics: a.registry})
 	notify.New(notify.Options{DB: d, Logger: a.log, Metrics: a.registry})
 	server, err := api.New(api.Deps{DB: d, Control: d.Jobs, Logger: a.log, Version: "1.2.3", Metrics: a.registry})
 	if err != nil {
