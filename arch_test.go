@@ -39,7 +39,7 @@ var layers = [][]string{
 	{
 		"berth/internal/control/authority",
 		"berth/internal/control/blob", "berth/internal/control/calendar", "berth/internal/control/convert",
-		"berth/internal/control/delivery",
+		"berth/internal/control/delivery", "berth/internal/control/floors",
 		"berth/internal/control/runtimes", "berth/internal/control/saveinterval", "berth/internal/control/scaler",
 		"berth/internal/control/watermark",
 		"berth/internal/machine/cgroupstats", "berth/internal/machine/deadman", "berth/internal/machine/docker",

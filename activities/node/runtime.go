@@ -6,6 +6,8 @@ import (
 	"io"
 	"net/netip"
 	"time"
+
+	"berth/wire"
 )
 
 // Runtime is the container engine of one machine, as narrow as the agent needs. Two
@@ -35,6 +37,7 @@ type Runtime interface {
 	// would not have to pull; ErrNoImage for any other image.
 	ImageBytes(ctx context.Context, ref string) (int64, error)
 	ImageRemover
+	HostReader
 	// Create creates the container but does not start it. If one of this name exists,
 	// Create returns that one unchanged with ErrExists, for the caller to adopt after
 	// comparing labels. The engine may still create the container after ctx has ended: a
@@ -159,6 +162,12 @@ var (
 	// machine's, which must not be tried again for GPU work.
 	ErrDevice = errors.New("device request refused")
 )
+
+// HostReader describes how a Runtime separates containers from the host.
+type HostReader interface {
+	// Host returns versions and settings. withGPUs states that containers may reach GPUs of the machine.
+	Host(ctx context.Context, withGPUs bool) (wire.HostFacts, error)
+}
 
 // RuntimeInfo describes an engine and its machine.
 type RuntimeInfo struct {

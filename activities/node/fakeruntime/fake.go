@@ -32,6 +32,7 @@ type Options struct {
 type Fake struct {
 	*Faults
 	*execs
+	*hosts
 	options  Options
 	engineID string
 	programs sync.WaitGroup // one for each running container
@@ -69,7 +70,7 @@ func New(o Options) *Fake {
 		containers: make(map[string]*container),
 		networks:   make(map[string]node.Network),
 	}
-	f.execs = &execs{f}
+	f.execs, f.hosts = &execs{f}, &hosts{fake: f, facts: modern()}
 	return f
 }
 

@@ -147,6 +147,7 @@ func (a *Agent) run(ctx context.Context) error {
 	all.Go(func() { a.sup.sweepNetworks(ctx) })
 	all.Go(func() { a.sup.stages.run(ctx, a.sup.beat, cfg.Timing, a.control) })
 	all.Go(func() { a.sup.use.run(ctx, a.sup.beat, cfg.Timing, a.control) })
+	all.Go(func() { a.sup.host.run(ctx, cfg.Timing, a.control) })
 	all.Go(func() { a.sup.disk.run(ctx, a.sup.beat, cfg.Timing.DiskPoll) })
 	all.Go(func() { a.sup.lines.run(ctx, a.sup.beat, a.control) })
 	all.Go(func() { a.sup.notices.watch(ctx, cfg.Timing.NoticePoll) })

@@ -130,6 +130,7 @@ type Timing struct {
 	UseFirst        time.Duration // how long it runs before they are stored
 	UseEvery        time.Duration // then, how often
 	UseReport       time.Duration // between two reports of the use of the machine
+	HostEvery       time.Duration // between two reports about the container engine
 	HealthPoll      time.Duration // of the GPUs
 	EngineProbe     time.Duration // between two probes of the container engine
 	ProbePatience   time.Duration // with an engine that does not answer a probe
@@ -191,6 +192,7 @@ func (t Timing) withDefaults() Timing {
 	set(&t.UseFirst, 10*time.Second)
 	set(&t.UseEvery, time.Minute)
 	set(&t.UseReport, 10*time.Second) // as HealthPoll: one wake for both
+	set(&t.HostEvery, 10*time.Minute)
 	set(&t.HealthPoll, 10*time.Second)
 	set(&t.EngineProbe, 10*time.Second) // as HealthPoll: one wake for both
 	set(&t.ProbePatience, 20*time.Second)

@@ -21,6 +21,7 @@ type engineHealth struct {
 	runtime  node.Runtime
 	patience time.Duration // with one probe
 	log      *slog.Logger
+	returned chan struct{} // of size 1: receives a value when the engine answers after a missed probe
 
 	mu     sync.Mutex
 	missed int       // probes in a row
@@ -87,6 +88,12 @@ func (h *engineHealth) probe(ctx context.Context, labels map[string]string) {
 	if err == nil {
 		if h.missed >= missedProbes {
 			h.log.Info("container engine recovered", "silent_for", time.Since(h.since).Round(time.Second))
+		}
+		if h.missed > 0 {
+			select {
+			case h.returned <- struct{}{}:
+			default: // a value waits
+			}
 		}
 		if h.missed > 0 || h.steady.IsZero() {
 			h.steady = sent

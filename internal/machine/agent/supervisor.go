@@ -44,6 +44,7 @@ type Supervisor struct {
 	outbox  *outbox
 	stages  *stageBoard
 	use     *useBoard
+	host    *hostWatch
 	walls   *walls
 	disk    *diskWatch
 	notices *noticeBoard // nil without a source
@@ -81,7 +82,8 @@ func newSupervisor(
 			Policy: cfg.InputNetworks, Roots: cfg.InputRoots, Resolver: cfg.InputResolver, Volumes: cfg.Volumes,
 			Own: []string{cfg.StateDir}, Limits: cfg.InputLimits,
 		}),
-		health:  &engineHealth{runtime: cfg.Runtime, patience: cfg.Timing.ProbePatience, log: log},
+		health: &engineHealth{runtime: cfg.Runtime, patience: cfg.Timing.ProbePatience, log: log,
+			returned: make(chan struct{}, 1)},
 		gpus:    gpus,
 		outbox:  newOutbox(cfg.Timing, kept.holds, gpus, log),
 		stages:  newStageBoard(log),
@@ -98,6 +100,7 @@ func newSupervisor(
 	s.pulled = openPulled(&s.cfg, s.disk.engineSpace, has.gone, log)
 	s.disk.pressed = s.pulled.nudge
 	s.use = newUseBoard(gpus, s.disk, log)
+	s.host = newHostWatch(&s.cfg, s.health, gpus, log)
 	s.quarantine = &quarantine{runtime: cfg.Runtime, outbox: s.outbox, log: log}
 	s.sessions = newSessions(s, log)
 	s.lines = newLineBoard(s, log)
