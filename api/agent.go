@@ -69,6 +69,7 @@ func (h *agentHandlers) mount(r *router) {
 	r.agents.POST("/claim", h.agentClaim)
 	r.agents.POST("/stages", h.agentStages)
 	r.agents.POST("/use", h.agentUse)
+	r.agents.POST("/engine", h.agentEngine)
 	r.agents.POST("/unfinished", h.agentUnfinished)
 	r.agents.POST("/stall", h.agentStall)
 	r.agents.POST("/image", h.agentImage)

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"time"
 
 	"berth"
 	"berth/db"
@@ -42,6 +43,13 @@ func (h *machineHandlers) mount(r *router) {
 		"Change the taints of a machine: jobs start there only if they tolerate each taint")
 	taint.Description = "Jobs that run on the machine continue. Taints of the machine's pool are changed with the pool."
 	registerWithBody[spec.TaintChange](r, taint, h.taintMachine)
+	waive := r.operation("waive-machine-floor", http.MethodPost, "/v1/machines/{id}/waivers", tag,
+		"State that the reported version of a machine's component is secure, until a date")
+	waive.Description = "The waiver ends by itself at `until`, and as soon as the machine reports another version " +
+		"of the component. The leader renews its verdict within seconds."
+	registerWithBody[spec.NewWaiver](r, waive, h.waiveFloor)
+	register(r, r.operation("unwaive-machine-floor", http.MethodDelete, "/v1/machines/{id}/waivers/{component}", tag,
+		"End a waiver of a machine's security floor before its date"), h.unwaiveFloor)
 	register(r, r.operation("confirm-dead-machine", http.MethodPost, "/v1/machines/{id}/confirm-dead", tag,
 		"Confirm that an unreachable machine's containers have stopped: their capacity is released"), h.confirmDead)
 	retire := r.operation("retire-machine", http.MethodDelete, "/v1/machines/{id}", tag,
@@ -239,6 +247,47 @@ func (h *machineHandlers) taintMachine(ctx context.Context, in *machineChange) (
 	}
 	h.log.Info("taints of machine changed", "machine_id", id, "added", change.Add, "removed", change.Remove,
 		"by", operator(ctx))
+	return h.showMachine(ctx, &in.MachineInput)
+}
+
+// waiveFloor records a waiver of a machine's security floor.
+func (h *machineHandlers) waiveFloor(ctx context.Context, in *machineChange) (*machineOutput, error) {
+	var w spec.NewWaiver
+	faults, err := decode(in.ContentType, in.RawBody, &w)
+	if err != nil {
+		return nil, err
+	}
+	if err := invalid(berth.SlugInvalidSpec, faults, w.Validate(time.Now())); err != nil {
+		return nil, err
+	}
+	id, err := machineID(in.ID)
+	if err != nil {
+		return nil, err
+	}
+	if err := h.machines.Waive(ctx, id, w, operator(ctx)); err != nil {
+		return nil, err
+	}
+	h.log.Info("security floor of machine waived", "machine_id", id, "component", w.Component, "until", w.Until,
+		"reason", w.Reason, "by", operator(ctx))
+	return h.showMachine(ctx, &in.MachineInput)
+}
+
+// WaiverInput is the path of a call about one waiver of a machine.
+type WaiverInput struct {
+	MachineInput
+	Component string `path:"component" maxLength:"128"`
+}
+
+// unwaiveFloor ends a waiver of a machine's security floor.
+func (h *machineHandlers) unwaiveFloor(ctx context.Context, in *WaiverInput) (*machineOutput, error) {
+	id, err := machineID(in.ID)
+	if err != nil {
+		return nil, err
+	}
+	if err := h.machines.Unwaive(ctx, id, in.Component, operator(ctx)); err != nil {
+		return nil, err
+	}
+	h.log.Info("waiver of machine ended", "machine_id", id, "component", in.Component, "by", operator(ctx))
 	return h.showMachine(ctx, &in.MachineInput)
 }
 

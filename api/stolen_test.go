@@ -57,6 +57,7 @@ func TestAMachineActsForNoOther(t *testing.T) {
 		"POST /agent/v1/unfinished":                              {"", fmt.Sprintf(`{%s,"lines":[{"alloc":%d,"at":"2026-01-02T03:04:06Z","text":"forged"}]}`, terms, a.run.Alloc), true},
 		// These name no allocation: they concern the calling machine alone.
 		"POST /agent/v1/use":          {"", fmt.Sprintf(`{%s,"use":{"cpu_milli":1}}`, terms), true},
+		"POST /agent/v1/engine":       {"", fmt.Sprintf(`{%s,"facts":{"runtime":"runc"}}`, terms), true},
 		"GET /agent/v1/object-access": {"", "", true},
 		"POST /agent/v1/hosts":        {"", fmt.Sprintf(`{%s,%s,"host":"example.invalid"}`, terms, member), false},
 		"POST /agent/v1/key":          {"", "{}", false},

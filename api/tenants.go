@@ -37,7 +37,7 @@ func (h *tenantHandlers) mount(r *router) {
 	register(r, r.operation("show-tenant", http.MethodGet, "/v1/tenants/{tenant}", tag,
 		"Show a tenant with its usage"), h.showTenant)
 	registerWithBody[spec.TenantPatch](r, r.operation("update-tenant", http.MethodPatch, "/v1/tenants/{tenant}", tag,
-		"Change a tenant's weight or parent"), h.updateTenant)
+		"Change a tenant's weight, parent or trust"), h.updateTenant)
 	remove := r.operation("delete-tenant", http.MethodDelete, "/v1/tenants/{tenant}", tag,
 		"Delete a tenant without live jobs, tokens, schedules and tenants below it")
 	remove.DefaultStatus = http.StatusNoContent
@@ -130,7 +130,8 @@ func (h *tenantHandlers) createTenant(ctx context.Context, in *Request) (*tenant
 	}
 	h.admission.Forget()
 	h.explainer.Forget()
-	h.log.Info("tenant created", "tenant", n.ID, "parent", n.Parent, "weight", n.Weight, "by", operator(ctx))
+	h.log.Info("tenant created", "tenant", n.ID, "parent", n.Parent, "weight", n.Weight, "untrusted",
+		n.Untrusted, "by", operator(ctx))
 	return h.showTenant(ctx, &TenantInput{string(n.ID)})
 }
 
@@ -139,7 +140,7 @@ type tenantPatchInput struct {
 	Request
 }
 
-// updateTenant changes a tenant's weight or parent.
+// updateTenant changes a tenant's weight, parent or trust.
 func (h *tenantHandlers) updateTenant(ctx context.Context, in *tenantPatchInput) (*tenantOutput, error) {
 	p, err := readValid[spec.TenantPatch](in.Request, nil)
 	if err != nil {
@@ -150,6 +151,9 @@ func (h *tenantHandlers) updateTenant(ctx context.Context, in *tenantPatchInput)
 	}
 	h.admission.Forget()
 	h.explainer.Forget()
+	if p.Untrusted != nil {
+		h.log.Info("trust of tenant changed", "tenant", in.Tenant, "untrusted", *p.Untrusted, "by", operator(ctx))
+	}
 	h.log.Info("tenant changed", "tenant", in.Tenant, "by", operator(ctx))
 	return h.showTenant(ctx, &in.TenantInput)
 }

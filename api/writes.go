@@ -39,6 +39,7 @@ type sessions interface {
 	Claim(ctx context.Context, machine berth.MachineID, req wire.ClaimRequest) (wire.Claim, error)
 	ReportStages(ctx context.Context, machine berth.MachineID, req wire.StageReport) error
 	ReportUse(ctx context.Context, machine berth.MachineID, req wire.UseReport) error
+	ReportHost(ctx context.Context, machine berth.MachineID, req wire.HostReport) error
 	StoreUnfinished(ctx context.Context, machine berth.MachineID, req wire.UnfinishedReport) error
 	ReportStall(ctx context.Context, machine berth.MachineID, req wire.StallReport) error
 	FixImage(ctx context.Context, machine berth.MachineID, req wire.ImageReport) (wire.FixedImage, error)

@@ -116,6 +116,8 @@ type present struct {
 	former   map[berth.JobID][]berth.MachineID // by rank: the gang's machines in the previous attempt
 	closed   map[poolSite]string               // pools that do not accept the job's tenant
 	tainted  map[poolSite]bool                 // the job does not tolerate a taint of the machine
+	exposed  map[poolSite]string               // of an untrusted tenant: why the machine does not meet the floors
+	distrust map[berth.JobID]bool              // jobs of untrusted tenants
 	hardware map[berth.JobID]presentHardware
 }
 
@@ -183,6 +185,7 @@ func lockForStarts(ctx context.Context, conn *pgx.Conn, term Term, starts []bert
 	p.queuePools(&batch, starts)
 	p.queueTenants(&batch, ids.machines)
 	p.queueTaints(&batch, starts)
+	p.queueFloors(&batch, starts)
 	p.queueWindows(&batch, ids.machines)
 	// After the machines: a writer of a nomination holds the lock of its machine.
 	p.queueNominations(&batch, ids.machines)
@@ -221,6 +224,7 @@ func newPresent(starts []berth.Start) (*present, startRows) {
 		former:   map[berth.JobID][]berth.MachineID{},
 		closed:   map[poolSite]string{},
 		tainted:  map[poolSite]bool{},
+		exposed:  map[poolSite]string{}, distrust: map[berth.JobID]bool{},
 		hardware: make(map[berth.JobID]presentHardware, len(starts)),
 	}
 	n := startRows{jobs: make([]berth.JobID, 0, len(starts))}
@@ -410,11 +414,11 @@ func (d *Queue) writeStarts(ctx context.Context, conn *pgx.Conn, term Term, star
 		a.attempt, term.Epoch, a.resume, a.number)
 	batch.Queue(`
 		INSERT INTO allocations (job, attempt, rank, machine_id, machine_epoch, cpu_m, mem_mb, disk_mb, gpu_milli, port,
-			one_tenant)
+			one_tenant, untrusted)
 		SELECT *
 		FROM unnest($1::uuid[], $2::int[], $3::int[], $4::text[], $5::bigint[], $6::bigint[], $7::bigint[],
-			$8::bigint[], $9::bigint[], $10::int[], $11::boolean[])`,
-		r.job, r.attempt, r.rank, r.machine, r.epoch, r.cpu, r.mem, r.disk, r.gpu, r.port, r.oneTenant)
+			$8::bigint[], $9::bigint[], $10::int[], $11::boolean[], $12::boolean[])`,
+		r.job, r.attempt, r.rank, r.machine, r.epoch, r.cpu, r.mem, r.disk, r.gpu, r.port, r.oneTenant, r.untrusted)
 	// A statement of its own, since the ids of the allocations exist only now.
 	if len(g.job) > 0 {
 		batch.Queue(`

@@ -84,6 +84,9 @@ func (p *present) closedTo(id berth.JobID, j presentJob, machine berth.MachineID
 	if p.tainted[poolSite{id, machine}] {
 		return errors.New("the job does not tolerate a taint of the machine")
 	}
+	if why := p.exposed[poolSite{id, machine}]; why != "" {
+		return fmt.Errorf("the machine does not meet the security floors for untrusted tenants: %s", why)
+	}
 	if p.machines[machine].usedByOther(j.tenant) {
 		return errors.New("another tenant uses the machine")
 	}

@@ -22,7 +22,7 @@ type (
 		machine                    []berth.MachineID
 		epoch, cpu, mem, disk, gpu []int64
 		port                       []*int
-		oneTenant                  []bool
+		oneTenant, untrusted       []bool
 	}
 	claimColumns struct {
 		job                []berth.JobID
@@ -53,6 +53,7 @@ func columnsOf(starts []berth.Start, p *present) (a attemptColumns, r rankColumn
 				append(r.disk, c.DiskMiB), append(r.gpu, c.GPUMilli)
 			r.port = append(r.port, p.port(s.Job, i))
 			r.oneTenant = append(r.oneTenant, p.machines[rank.Machine].oneTenant)
+			r.untrusted = append(r.untrusted, p.distrust[s.Job])
 			for _, d := range rank.GPUs {
 				g.job, g.attempt, g.rank = append(g.job, s.Job), append(g.attempt, s.Attempt), append(g.rank, i)
 				g.idx, g.milli, g.tenant = append(g.idx, d.Index), append(g.milli, d.Milli), append(g.tenant, d.Tenant)

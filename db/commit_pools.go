@@ -6,6 +6,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"berth"
+	"berth/wire"
 )
 
 // poolSite is a job and a machine on which a decision starts the job.
@@ -73,4 +74,38 @@ func (p *present) queueTenants(batch *pgx.Batch, machines []berth.MachineID) {
 // usedByOther reports whether another tenant uses the machine, which is used by one tenant at a time.
 func (m *presentMachine) usedByOther(t berth.TenantID) bool {
 	return m.oneTenant && slices.ContainsFunc(m.tenants, func(o berth.TenantID) bool { return o != t })
+}
+
+// queueFloors reads the machines that do not meet the security floors, of new jobs of untrusted tenants. The trigger
+// allocations_untrusted refuses such a start too, but then the whole batch fails. If no tenant is untrusted, the
+// statement reads no rows.
+func (p *present) queueFloors(batch *pgx.Batch, starts []berth.Start) {
+	var jobs []berth.JobID
+	var machines []berth.MachineID
+	for _, s := range starts {
+		for _, r := range s.Ranks {
+			jobs, machines = append(jobs, s.Job), append(machines, r.Machine)
+		}
+	}
+	batch.Queue(`
+		SELECT j.id::text, m.id, meets_floors(m),
+			CASE WHEN m.floor_boot = m.agent_boot THEN coalesce(m.floor_findings, '[]') ELSE '[]' END
+		FROM unnest($1::uuid[], $2::text[]) AS x (job, machine)
+		JOIN machines m ON m.id = x.machine
+		JOIN jobs j ON j.id = x.job
+		WHERE (SELECT EXISTS (SELECT 1 FROM tenants WHERE untrusted)) AND tenant_untrusted(j.tenant)`,
+		jobs, machines).Query(func(rows pgx.Rows) error {
+		var at poolSite
+		var met bool
+		var findings []wire.HostFinding
+		_, err := pgx.ForEachRow(rows, []any{&at.job, &at.machine, &met, &findings}, func() error {
+			p.distrust[at.job] = true
+			if !met {
+				p.exposed[at] = unmetText(findings)
+			}
+			findings = nil
+			return nil
+		})
+		return err
+	})
 }

@@ -26,8 +26,8 @@
 //	Retries     array_runs retry
 //	Schedules   clocks fire schedules schedules_apply
 //	Queue       commit explain feed preempt repair withdraw
-//	Machines    approvals blame egress engine fleet_use machine_history machine_losses machines_read machines_write
-//	            prune reap taints
+//	Machines    approvals blame egress engine fleet_use floors machine_history machine_losses machines_read
+//	            machines_write prune reap taints
 //	Pools       pools
 //	Launches    launches launches_breakers launches_prune launches_read launches_sweep
 //	Scaling     scaling scaling_ends scaling_idle scaling_notes scaling_quote
@@ -35,8 +35,8 @@
 //	Offers      offers
 //	Spend       spend spend_usage
 //	Maintenance maintenance maintenance_pass maintenance_write
-//	Agents      claim cloud_notice fix_image machine_use register report report_refused stages stall_report sync
-//	            unfinished_report unkillable
+//	Agents      claim cloud_notice fix_image host_report machine_use register report report_refused stages stall_report
+//	            sync unfinished_report unkillable
 //	Tenants     submit_leases tenant_users tenants_read tenants_write usage
 //	Storage     storage
 //	Tokens      credentials first_token reset_token returns token_events tokens tokens_own
@@ -59,8 +59,8 @@
 // # Locks
 //
 // The one rule to know is the lock order, everywhere: leases, schedules, jobs, allocations by id, maintenance by
-// id, machines by id, pools, gpu_devices by machine and index, machine_caches and machine_leases by machine id,
-// maintenance_machines, nominations, uploads by tenant and address, secrets, tenants by id, job_sessions.
+// id, machines by id, pools, gpu_devices by machine and index, machine_caches, machine_hosts and machine_leases by
+// machine id, maintenance_machines, nominations, uploads by tenant and address, secrets, tenants by id, job_sessions.
 // Rows of followed_members are locked by alloc, by statements that lock nothing else; the leader, which deletes expired
 // rows after it has locked its lease, skips locked ones.
 // The advisory lock of a hold's scope comes after allocations and before machines: two settlements in one array take

@@ -9,6 +9,7 @@ import (
 
 	"berth"
 	"berth/spec"
+	"berth/wire"
 )
 
 // QueueJob is the part of a job's row that placement needs.
@@ -94,6 +95,9 @@ type PoolMachine struct {
 	Reason  string // why it has this state, for people
 	GPUs    []PoolGPU
 	XID     uint64 // of the transaction that wrote it last
+
+	Unmet    string // why it does not meet the security floors; "": it meets them
+	Unjudged bool   // nothing is known about the present process of its agent
 
 	EngineSilentSince *time.Time // when its container engine stopped responding; nil: it responds
 
@@ -182,9 +186,12 @@ const asleep = `
 // poolMachineColumns are the columns of a machine m, in the order of collectMachines. The launch of a machine exists
 // before the machine joins, and its market and price do not change afterwards, so changes of the machine's row suffice.
 const poolMachineColumns = `
-	m.id, m.epoch, m.state, m.pool, m.region, m.site, m.labels, m.taints || m.pool_taints,
+	m.id, m.epoch, m.state, m.pool, m.region, m.site, machine_labels(m), m.taints || m.pool_taints,
 	m.cpu_m, m.mem_mb, m.disk_mb, m.gpu_milli, m.cpu_m_used, m.mem_mb_used, m.disk_mb_used, m.gpu_milli_used,
 	m.fence_ms > 0, m.network, m.reason, m.engine_silent_since, m.xid,
+	CASE WHEN floors_met(m.floor_findings, m.floor_boot, m.agent_boot) THEN NULL
+		WHEN m.floor_boot = m.agent_boot THEN coalesce(m.floor_findings, '[]') ELSE '[]' END,
+	m.floor_findings IS NULL OR m.floor_boot <> m.agent_boot,
 	coalesce((SELECT l.market FROM launches l WHERE l.machine = m.id AND l.state NOT IN ('gone', 'failed')
 		ORDER BY l.n DESC LIMIT 1), ''),
 	coalesce((SELECT l.price FROM launches l WHERE l.machine = m.id AND l.state NOT IN ('gone', 'failed')
@@ -384,11 +391,15 @@ func collectMachines(rows pgx.Rows, into *[]PoolMachine) error {
 	defer rows.Close()
 	for rows.Next() {
 		var m PoolMachine
+		var unmet []wire.HostFinding // nil: the floors are met; empty: no verdict
 		if err := rows.Scan(&m.ID, &m.Epoch, &m.State, &m.Pool, &m.Region, &m.Site, &m.Labels,
 			&m.Taints, &m.Total.CPUMilli, &m.Total.MemoryMiB, &m.Total.DiskMiB, &m.Total.GPUMilli,
 			&m.Used.CPUMilli, &m.Used.MemoryMiB, &m.Used.DiskMiB, &m.Used.GPUMilli, &m.Fences, &m.Network,
-			&m.Reason, &m.EngineSilentSince, &m.XID, &m.Market, &m.Price); err != nil {
+			&m.Reason, &m.EngineSilentSince, &m.XID, &unmet, &m.Unjudged, &m.Market, &m.Price); err != nil {
 			return fmt.Errorf("read machine: %w", err)
+		}
+		if unmet != nil {
+			m.Unmet = unmetText(unmet)
 		}
 		*into = append(*into, m)
 	}

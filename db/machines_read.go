@@ -61,7 +61,7 @@ func (d *Machines) List(ctx context.Context, f MachineFilter) ([]wire.Machine, e
 	rows, err := d.pool.Query(ctx, `
 		SELECT jsonb_strip_nulls(jsonb_build_object(
 			'id', m.id, 'state', shown.state, 'state_at', m.state_at, 'reason', m.reason, 'epoch', m.epoch,
-			'pool', m.pool, 'region', m.region, 'site', m.site, 'labels', m.labels, 'declared', m.declared,
+			'pool', m.pool, 'region', m.region, 'site', m.site, 'labels', machine_labels(m), 'declared', m.declared,
 			'taints', nullif(to_jsonb(m.taints || m.pool_taints), '[]'),
 			'engine', m.engine, 'version', m.agent_version, 'fence', nullif(m.fence_ms, 0) || 'ms', 'drain_deadline',
 				m.drain_deadline,
@@ -71,7 +71,7 @@ func (d *Machines) List(ctx context.Context, f MachineFilter) ([]wire.Machine, e
 					'at', m.approved_at) END,
 			'drain_actor', CASE WHEN m.state = 'draining' THEN nullif(m.drain_actor, '') END,
 			'engine_silent_since', CASE WHEN m.state NOT IN ('lost', 'retired') THEN m.engine_silent_since END,
-			'maintenance', `+machineWindow+`,
+			'maintenance', `+machineWindow+`, 'security', `+machineSecurity+`,
 			'seen_at', (SELECT l.seen_at FROM machine_leases l WHERE l.machine_id = m.id),
 			'capacity', jsonb_build_object('cpu_milli', m.cpu_m, 'memory_mib', m.mem_mb, 'disk_mib', m.disk_mb,
 				'gpu_milli', m.gpu_milli),
@@ -109,7 +109,7 @@ func (d *Machines) List(ctx context.Context, f MachineFilter) ([]wire.Machine, e
 			WHEN cardinality(@states::text[]) > 0 THEN shown.state = ANY(@states)
 			ELSE @id <> '' OR m.state <> 'retired'
 		  END
-		  AND (@pool = '' OR m.pool = @pool) AND m.labels @> @labels
+		  AND (@pool = '' OR m.pool = @pool) AND machine_labels(m) @> @labels
 		  AND m.id > @after
 		ORDER BY m.id
 		LIMIT @limit`,
@@ -123,6 +123,7 @@ func (d *Machines) List(ctx context.Context, f MachineFilter) ([]wire.Machine, e
 		if a := machines[i].Approval; a != nil {
 			a.Fingerprint = a.Equipment.Fingerprint()
 		}
+		completeSecurity(machines[i].Security)
 		machines[i].Reason = machineReason(machines[i])
 	}
 	return machines, mapError(err, "machines")

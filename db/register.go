@@ -419,6 +419,9 @@ func (r *registration) writeMachine(ctx context.Context) error {
 		    epoch = @epoch,
 		    host_boot = @host_boot,
 		    agent_boot = @agent_boot,
+		    -- The verdict about the container engine outlasts a restart of the same agent, whose report follows.
+		    floor_boot = CASE WHEN m.floor_boot = m.agent_boot AND m.host_boot = @host_boot AND m.engine = @engine
+		        AND m.agent_version = @version THEN @agent_boot ELSE m.floor_boot END,
 		    joined_pool = joined.pool,
 		    joined_labels = joined.labels,
 		    pool = coalesce(nullif(joined.pool, ''), @pool),

@@ -88,7 +88,7 @@ var readTenantPage = readTenantsWhere("t.id > @after") + `
 func readTenantsWhere(condition string) string {
 	return `
 	WITH ` + usageOf("usage_charges") + `
-	SELECT t.id, coalesce(t.parent, ''), t.weight, t.created_at, n.at,
+	SELECT t.id, coalesce(t.parent, ''), t.weight, t.created_at, t.untrusted, n.at,
 		t.guarantee_cpu_m, t.guarantee_mem_mb, t.guarantee_gpu_milli, t.limit_cpu_m, t.limit_mem_mb, t.limit_gpu_milli,
 		t.borrow, t.max_running, t.max_queued, t.budget_gpu_hours, t.budget_period_ms, p.period, t.version,
 		t.` + strings.Join(LaterQuotaSettings, ", t.") + `,
@@ -133,7 +133,7 @@ func scanTenant(row pgx.CollectableRow) (t TenantRow, err error) {
 	var storage map[string]int64
 	q := &t.Quota
 	targets := []any{
-		&t.ID, &t.Parent, &t.Weight, &t.CreatedAt, &t.Now,
+		&t.ID, &t.Parent, &t.Weight, &t.CreatedAt, &t.Untrusted, &t.Now,
 		&guarantee.CPUs, &guarantee.Memory, &guarantee.GPUs, &limit.CPUs, &limit.Memory, &limit.GPUs,
 		&q.Borrow, &q.MaxRunning, &q.MaxQueued, &hours, &periodMS, &period, &q.Version,
 	}

@@ -72,15 +72,15 @@ func (d *Tenants) Create(ctx context.Context, n spec.NewTenant) error {
 			return err
 		}
 		_, err = tx.Exec(ctx, `
-			INSERT INTO tenants (id, parent, weight)
-			VALUES (@id, nullif(@parent, ''), @weight)`,
-			pgx.NamedArgs{"id": n.ID, "parent": string(n.Parent), "weight": n.Weight})
+			INSERT INTO tenants (id, parent, weight, untrusted)
+			VALUES (@id, nullif(@parent, ''), @weight, @untrusted)`,
+			pgx.NamedArgs{"id": n.ID, "parent": string(n.Parent), "weight": n.Weight, "untrusted": n.Untrusted})
 		return err
 	})
 	return d.changed(err, n.ID)
 }
 
-// Update changes a tenant's weight and parent. Unset fields of the patch stay as they are;
+// Update changes a tenant's weight, parent and trust. Unset fields of the patch stay as they are;
 // an empty parent moves the tenant to the root.
 func (d *Tenants) Update(ctx context.Context, id berth.TenantID, p spec.TenantPatch) error {
 	err := d.tx(ctx, func(tx pgx.Tx) error {
@@ -99,9 +99,10 @@ func (d *Tenants) Update(ctx context.Context, id berth.TenantID, p spec.TenantPa
 		_, err = tx.Exec(ctx, `
 			UPDATE tenants
 			SET parent = CASE WHEN @parent::text IS NULL THEN parent ELSE nullif(@parent::text, '') END,
-				weight = coalesce(@weight::double precision, weight), version = version + 1
+				weight = coalesce(@weight::double precision, weight),
+				untrusted = coalesce(@untrusted::boolean, untrusted), version = version + 1
 			WHERE id = @id`,
-			pgx.NamedArgs{"id": id, "parent": p.Parent, "weight": p.Weight})
+			pgx.NamedArgs{"id": id, "parent": p.Parent, "weight": p.Weight, "untrusted": p.Untrusted})
 		return err
 	})
 	return d.changed(err, id)

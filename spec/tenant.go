@@ -34,7 +34,9 @@ type Amounts struct {
 type NewTenant struct {
 	ID     berth.TenantID `json:"id"`
 	Parent berth.TenantID `json:"parent,omitempty" doc:"unset: none above it"`
-	Weight float64        `json:"weight,omitempty" zero:"more than 0; default 1" doc:"default 1"`
+	// Untrusted keeps jobs of the tenant, and of all tenants below it, on machines that meet the security floors.
+	Untrusted bool    `json:"untrusted,omitempty" doc:"jobs start only on machines that meet the security floors"`
+	Weight    float64 `json:"weight,omitempty" zero:"more than 0; default 1" doc:"default 1"`
 }
 
 // Validate returns all faults of the request at once, or nil.
@@ -52,12 +54,15 @@ func (n NewTenant) Validate() []berth.FieldError {
 type TenantPatch struct {
 	Parent *berth.TenantID `json:"parent,omitempty" doc:"empty: none above it"`
 	Weight *float64        `json:"weight,omitempty"`
+
+	Untrusted *bool `json:"untrusted,omitempty" doc:"jobs start only on machines that meet the security floors"`
 }
 
 // Validate returns all faults of the request at once, or nil.
 func (p TenantPatch) Validate() []berth.FieldError {
 	v := &validation{}
-	v.require(p.Parent != nil || p.Weight != nil, "", "the patch changes nothing", "parent, weight")
+	v.require(p.Parent != nil || p.Weight != nil || p.Untrusted != nil, "", "the patch changes nothing",
+		"parent, weight, untrusted")
 	if p.Parent != nil {
 		v.require(*p.Parent == "" || isName(string(*p.Parent)), "parent", fmt.Sprintf("%q is not a valid name",
 			*p.Parent),

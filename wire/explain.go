@@ -99,7 +99,7 @@ func (s Shortfall) Detail() string {
 		return fmt.Sprintf("no machine is in %s %s (available: %s)", s.Resource, s.Asked, s.Largest)
 	case "avoid_machines":
 		return fmt.Sprintf("the job avoids all machines (%s)", s.Asked)
-	case "pool_tenants", "taints":
+	case "pool_tenants", "taints", "floors":
 		return s.Largest
 	case "members":
 		return fmt.Sprintf("%s requested, but the machines hold at most %s", s.Asked, s.Largest)

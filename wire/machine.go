@@ -62,6 +62,9 @@ type Machine struct {
 	// this fact.
 	EngineSilentSince *time.Time `json:"engine_silent_since,omitempty"`
 
+	// Security describes how the machine stands to the security floors; nil: it has never registered.
+	Security *MachineSecurity `json:"security,omitempty"`
+
 	// Maintenance is the next or present maintenance window; nil: none.
 	Maintenance *MachineMaintenance `json:"maintenance,omitempty"`
 

@@ -16,6 +16,9 @@ type Tenant struct {
 	CreatedAt time.Time      `json:"created_at"`
 	Use       spec.TenantUse `json:"use"`
 
+	// Untrusted also binds the tenants below this one.
+	Untrusted bool `json:"untrusted,omitempty" doc:"jobs start only on machines that meet the security floors"`
+
 	// Users is zero until a container needs a user of the tenant.
 	Users spec.UserRange `json:"users,omitzero" doc:"users of its containers, from the first one on"`
 }

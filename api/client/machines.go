@@ -46,6 +46,21 @@ func (c *Client) Taint(ctx context.Context, id berth.MachineID, change spec.Tain
 	return m, err
 }
 
+// WaiveFloor states that the reported version of a machine's component is secure, until a date.
+func (c *Client) WaiveFloor(ctx context.Context, id berth.MachineID, w spec.NewWaiver) (wire.Machine, error) {
+	var m wire.Machine
+	_, err := c.do(ctx, request{method: http.MethodPost, path: machinePath(id) + "/waivers", body: w}, &m)
+	return m, err
+}
+
+// UnwaiveFloor ends a waiver before its date.
+func (c *Client) UnwaiveFloor(ctx context.Context, id berth.MachineID, component string) (wire.Machine, error) {
+	var m wire.Machine
+	_, err := c.do(ctx, request{method: http.MethodDelete,
+		path: machinePath(id) + "/waivers/" + url.PathEscape(component)}, &m)
+	return m, err
+}
+
 // Approve approves the equipment that a machine reported last. A fingerprint of other equipment than
 // the present one is refused.
 func (c *Client) Approve(ctx context.Context, id berth.MachineID, fingerprint string) (wire.Machine, error) {

@@ -57,7 +57,7 @@ func showMachines(a *app, list wire.Page[wire.Machine]) error {
 		}
 		if wide {
 			t.head = []string{"MACHINE", "STATE", "CPUS FREE", "MEMORY FREE", "DISK FREE", "GPUS FREE", "MODEL",
-				"SEEN", "POOL", "REGION", "SITE", "LABELS", "ENGINE", "VERSION", "REASON"}
+				"SEEN", "POOL", "REGION", "SITE", "LABELS", "ENGINE", "VERSION", "FLOORS", "REASON"}
 		}
 		for _, m := range list.Items {
 			cells := []any{string(m.ID), cell{string(m.State), toneOfMachine(m)}, ofCPUs(m),
@@ -71,7 +71,7 @@ func showMachines(a *app, list wire.Page[wire.Machine]) error {
 			cells = append(cells, since(m.SeenAt, a.now()))
 			if wide {
 				cells = append(cells, orDash(m.Pool), orDash(m.Region), orDash(m.Site), orDash(pairs(m.Labels)),
-					orDash(m.Engine), orDash(m.Version))
+					orDash(m.Engine), orDash(m.Version), floorsText(m))
 			}
 			// The column is cut at the edge of a terminal, so the deadline follows the
 			// reason.
@@ -139,7 +139,8 @@ func modelsText(m wire.Machine) string {
 func newMachine(a *app) *cobra.Command {
 	cmd := &cobra.Command{Use: "machine", Short: "Show, approve, drain and remove machines"}
 	cmd.AddCommand(newMachineList(a, "list"), newMachineShow(a), newMachineEvents(a),
-		newMachineDrain(a), newMachineUndrain(a), newMachineTaint(a), newMachineApprove(a),
+		newMachineDrain(a), newMachineUndrain(a), newMachineTaint(a), newMachineWaive(a), newMachineUnwaive(a),
+		newMachineApprove(a),
 		newMachineConfirmDead(a), newMachineRemove(a), newMachineLaunch(a), newMachineLaunches(a),
 		newMachineTerminate(a))
 	return cmd
@@ -220,6 +221,7 @@ func describeMachine(a *app, m wire.Machine, wide bool) error {
 	}
 	s.add("engine", oneLine(m.Engine))
 	s.add("agent", oneLine(m.Version))
+	addSecurity(&s, m, a.now())
 	if wide {
 		// The epoch identifies the agent's present registration; calls of an earlier one
 		// are refused.

@@ -46,8 +46,13 @@ func newTenantCreate(a *app) *cobra.Command {
 	cmd.Flags().StringVar(&parent, "parent", "", "parent tenant, whose limits apply too")
 	_ = cmd.RegisterFlagCompletionFunc("parent", a.completeTenants)
 	cmd.Flags().Float64Var(&n.Weight, "weight", 1, "weight of the tenant's fair share among its siblings")
+	cmd.Flags().BoolVar(&n.Untrusted, "untrusted", false, untrustedHelp)
 	return cmd
 }
+
+// untrustedHelp describes the flag --untrusted.
+const untrustedHelp = "start jobs of the tenant, and of tenants below it, only on machines that meet the security " +
+	"floors"
 
 // newTenantList builds "berth tenant list" over GET /v1/tenants. The server limits the list
 // by the token's role: users see their own tenant.
@@ -113,6 +118,9 @@ func showTenant(a *app, t wire.Tenant) error {
 		s.add("tenant", string(t.ID))
 		s.add("parent", string(t.Parent))
 		s.add("weight", fmt.Sprintf("%g", t.Weight))
+		if t.Untrusted {
+			s.add("trust", "untrusted: jobs start only on machines that meet the security floors")
+		}
 		if !t.Users.IsZero() {
 			s.add("users", t.Users.String()+", of its containers")
 		}
@@ -133,10 +141,13 @@ func addUse(s *sheet, u spec.TenantUse) {
 func newTenantSet(a *app) *cobra.Command {
 	var parent string
 	var weight float64
+	var untrusted bool
 	cmd := &cobra.Command{
-		Use:               "set TENANT",
-		Short:             "Change a tenant's weight or parent",
-		Example:           "  berth tenant set vision --weight 3",
+		Use:   "set TENANT",
+		Short: "Change a tenant's weight, parent or trust",
+		Example: "  berth tenant set vision --weight 3\n" +
+			"  berth tenant set guests --untrusted\n" +
+			"  berth tenant set guests --untrusted=false",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeTenant,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -148,10 +159,13 @@ func newTenantSet(a *app) *cobra.Command {
 			if cmd.Flags().Changed("weight") {
 				p.Weight = &weight
 			}
+			if cmd.Flags().Changed("untrusted") {
+				p.Untrusted = &untrusted
+			}
 			// An empty patch would succeed and change nothing, which hides a lost argument
 			// of a script.
 			if p == (spec.TenantPatch{}) {
-				return usagef("nothing to change: --weight or --parent is required")
+				return usagef("nothing to change: --weight, --parent or --untrusted is required")
 			}
 			c, err := a.client()
 			if err != nil {
@@ -167,6 +181,7 @@ func newTenantSet(a *app) *cobra.Command {
 	cmd.Flags().StringVar(&parent, "parent", "", `parent tenant; "" for none`)
 	_ = cmd.RegisterFlagCompletionFunc("parent", a.completeTenants)
 	cmd.Flags().Float64Var(&weight, "weight", 1, "weight of the tenant's fair share among its siblings")
+	cmd.Flags().BoolVar(&untrusted, "untrusted", false, untrustedHelp)
 	return cmd
 }
 

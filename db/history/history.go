@@ -254,6 +254,7 @@ type Allocation struct {
 	GPUs         []DeviceAllocation    `json:"gpus"`
 	Tenant       berth.TenantID        `json:"tenant"`     // of the job
 	OneTenant    bool                  `json:"one_tenant"` // committed for a machine used by one tenant at a time
+	Untrusted    bool                  `json:"untrusted"`  // the tenant was untrusted at the commit
 }
 
 // Counts reports whether the allocation counts against its machine now.
@@ -362,4 +363,6 @@ type MachineEvent struct {
 	MemoryMiB int64     `json:"mem_mb"`
 	DiskMiB   int64     `json:"disk_mb"`
 	GPUMilli  int64     `json:"gpu_milli"`
+
+	MeetsFloors bool `json:"meets_floors"` // the security floors; false in rows of versions without them
 }

@@ -25,6 +25,7 @@ import (
 	"berth/internal/control/cloud/agentbin"
 	"berth/internal/control/digest"
 	"berth/internal/control/dispatch"
+	"berth/internal/control/floors"
 	"berth/internal/control/notify"
 	"berth/internal/control/scheduler"
 	"berth/internal/control/watermark"
@@ -310,6 +311,7 @@ func (a *assembly) addDispatch() error {
 // newScheduler returns the leader's part. Without a blob store it runs without the cleanup of
 // objects and without watermarks.
 func (a *assembly) newScheduler() *scheduler.Scheduler {
+	demands, _ := floors.Parse(a.cfg.SecurityFloors) // Config.Validate has parsed them
 	var objects scheduler.Objects
 	if a.blobs != nil {
 		objects = a.blobs
@@ -324,6 +326,7 @@ func (a *assembly) newScheduler() *scheduler.Scheduler {
 	return scheduler.New(scheduler.Options{
 		DB: a.db, Poker: a.dispatcher, Workflows: a.dispatcher, Gate: a.dispatcher.Gate(), Clocks: a.dispatcher,
 		Fires: a.admission, Scaler: scaler, Objects: objects, Watermarks: a.marks, Logger: a.log, Metrics: metrics,
+		Floors:           demands,
 		Policy:           a.cfg.Policy.placement(),
 		Beacon:           a.cfg.Plays(RoleAPI),
 		Silence:          a.cfg.silence(),

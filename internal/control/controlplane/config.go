@@ -15,6 +15,7 @@ import (
 	"berth/db"
 	"berth/failure"
 	"berth/internal/control/admission"
+	"berth/internal/control/floors"
 	"berth/internal/lib/publicnet"
 	"berth/spec"
 )
@@ -89,6 +90,7 @@ type Config struct {
 	RegistryCerts     string   // folder with certificates of registries, see digest.Registries; empty: none
 	Images            string   // registries and repositories of images, see admission.ParseImages
 	ImageSignatures   string   // file of rules about signatures of images, see admission.ReadSignatureRules
+	SecurityFloors    []string // of machines that take jobs of untrusted tenants, see floors.Parse
 	Pprof             string   // address for profiles; empty: none
 }
 
@@ -202,7 +204,7 @@ func (c Config) Validate() error {
 		c.SuspectAfter)
 	require(c.LostShare > 0 && c.LostShare <= 1, "lost-share %g: must be above 0 and at most 1", c.LostShare)
 	faults = append(append(faults, c.plaintext()...), c.registries()...)
-	return errors.Join(append(faults, c.Policy.faults()...)...)
+	return errors.Join(append(append(faults, floorFault(c.SecurityFloors)), c.Policy.faults()...)...)
 }
 
 // registries returns the faults of the settings about registries.
@@ -293,4 +295,12 @@ func redact(s string) string {
 		u.RawQuery = "..."
 	}
 	return u.Redacted()
+}
+
+// floorFault returns the fault of security floors, or nil.
+func floorFault(list []string) error {
+	if _, err := floors.Parse(list); err != nil {
+		return fmt.Errorf("security-floors: %w", err)
+	}
+	return nil
 }

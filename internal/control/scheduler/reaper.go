@@ -57,6 +57,9 @@ func (r *reaper) pass(ctx context.Context) error {
 	if err := r.judge(ctx); err != nil {
 		return err
 	}
+	if err := r.judgeHosts(ctx); err != nil {
+		return err
+	}
 	lemons, err := r.DB.Machines.DrainLemons(ctx, r.term)
 	if err != nil {
 		return err
@@ -79,6 +82,19 @@ func (r *reaper) pass(ctx context.Context) error {
 		r.Logger.Info("ordered hung gangs to stop", "jobs", hung)
 	}
 	return errors.Join(unmaintained, unannounced, err, unjudged)
+}
+
+// judgeHosts judges the container engines of machines by the security floors.
+func (r *reaper) judgeHosts(ctx context.Context) error {
+	changed, err := r.DB.Machines.JudgeHosts(ctx, r.term, r.Floors.Fingerprint(), r.Floors.Judge)
+	for _, v := range changed {
+		if v.Met {
+			r.Logger.Info("machine meets the security floors", "machine_id", v.Machine, "verdict", v.Text)
+		} else {
+			r.Logger.Warn("machine does not meet the security floors", "machine_id", v.Machine, "verdict", v.Text)
+		}
+	}
+	return err
 }
 
 // maintain begins and ends maintenance windows.

@@ -14,6 +14,7 @@ import (
 	"berth/db"
 	"berth/internal/control/autoscale"
 	"berth/internal/control/blob"
+	"berth/internal/control/floors"
 	"berth/internal/control/runtimes"
 	"berth/internal/control/watermark"
 	"berth/internal/lib/overload"
@@ -93,6 +94,9 @@ type Options struct {
 	Scaler    Scaler         // nil: no machines of clouds are launched
 	Logger    *slog.Logger
 	Metrics   *Metrics // nil: none are kept
+
+	// Floors are the demands on machines that take jobs of untrusted tenants.
+	Floors floors.Floors
 
 	Watermarks *watermark.Keeper // nil: only machines notice that a backup was restored
 

@@ -140,6 +140,14 @@ var Terms = []Section{
 			Kubernetes: "toleration",
 		},
 		{
+			Word:    "security floor",
+			Meaning: "the oldest version of a machine's component without a known hole that a job could use",
+		},
+		{
+			Word:    "waiver",
+			Meaning: "an operator's statement, until a date, that a version below a security floor is secure",
+		},
+		{
 			Word:       "volume",
 			Meaning:    "a folder of machines that an operator shares with jobs under a name",
 			Kubernetes: "hostPath volume", Nomad: "host volume",

@@ -1,0 +1,340 @@
+package db
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"berth"
+	"berth/spec"
+	"berth/wire"
+)
+
+// floorBatch bounds the machines that one pass of JudgeHosts judges.
+const floorBatch = 100
+
+// HostVerdict is a changed verdict about a machine.
+type HostVerdict struct {
+	Machine berth.MachineID
+	Text    string
+	Met     bool // the machine meets the security floors
+}
+
+// judgedHost is a machine to judge, under lock.
+type judgedHost struct {
+	id      berth.MachineID
+	facts   wire.HostFacts
+	waivers []wire.HostWaiver
+	before  []wire.HostFinding // the last verdict; nil: none
+}
+
+// dueHosts is true for a machine m with facts h whose verdict is missing, of other floors, or of a waiver that has
+// ended.
+const dueHosts = `
+	h.agent_boot = m.agent_boot AND m.state NOT IN ('lost', 'retired')
+	AND (h.judged_by <> @floors OR m.floor_boot <> m.agent_boot OR m.floor_until <= clock_timestamp())`
+
+// JudgeHosts stores the leader's verdicts about machines whose facts, floors or waivers have changed, and returns the
+// changed ones. judge returns the reasons for which facts do not meet the floors, and floors identifies these floors. A
+// waiver that has ended, or is about another version than the reported one, is deleted.
+func (d *Machines) JudgeHosts(ctx context.Context, term Term, floors string,
+	judge func(wire.HostFacts) []wire.HostFinding) (changed []HostVerdict, err error) {
+	args := pgx.NamedArgs{"floors": floors, "limit": floorBatch}
+	// Most calls find nothing to judge; this read spares them the leader's transaction.
+	var some bool
+	err = d.pool.QueryRow(ctx, `
+		SELECT EXISTS (SELECT 1 FROM machine_hosts h JOIN machines m ON m.id = h.machine_id WHERE `+dueHosts+`)`,
+		args).Scan(&some)
+	if err != nil || !some {
+		return nil, mapError(err, "hosts")
+	}
+	err = d.leaderTx(ctx, term, func(tx pgx.Tx) error {
+		changed = nil
+		hosts, err := lockHosts(ctx, tx, args)
+		if err != nil {
+			return err
+		}
+		if err := actAs(ctx, tx, "leader"); err != nil {
+			return err
+		}
+		for _, h := range hosts {
+			v, differs, err := h.judge(ctx, tx, floors, judge(h.facts))
+			if err != nil {
+				return err
+			}
+			if differs {
+				changed = append(changed, v)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, mapError(err, "hosts")
+	}
+	for _, v := range changed {
+		d.hub.Publish(TopicMachine, string(v.Machine))
+	}
+	if len(changed) > 0 {
+		d.hub.Publish(TopicQueue, "")
+	}
+	return changed, nil
+}
+
+// lockHosts locks and reads machines to judge: first the machines, then their facts.
+func lockHosts(ctx context.Context, tx pgx.Tx, args pgx.NamedArgs) ([]judgedHost, error) {
+	rows, err := tx.Query(ctx, `
+		SELECT m.id
+		FROM machines m
+		JOIN machine_hosts h ON h.machine_id = m.id
+		WHERE `+dueHosts+`
+		ORDER BY m.id
+		LIMIT @limit
+		FOR NO KEY UPDATE OF m`, args)
+	if err != nil {
+		return nil, err
+	}
+	ids, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return nil, err
+	}
+	rows, err = tx.Query(ctx, `
+		SELECT m.id, h.facts, m.floor_findings, coalesce((
+			SELECT jsonb_agg(`+waiverDocument+`)
+			FROM machine_waivers w
+			WHERE w.machine_id = m.id), '[]')
+		FROM machine_hosts h
+		JOIN machines m ON m.id = h.machine_id
+		WHERE m.id = ANY(@ids) AND h.agent_boot = m.agent_boot
+		ORDER BY m.id
+		FOR NO KEY UPDATE OF h`, pgx.NamedArgs{"ids": ids})
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (h judgedHost, err error) {
+		err = row.Scan(&h.id, &h.facts, &h.before, &h.waivers)
+		return h, err
+	})
+}
+
+// waiverDocument is a waiver w as JSON.
+const waiverDocument = `jsonb_build_object('component', w.component, 'version', w.version, 'until', w.until,
+	'reason', w.reason, 'actor', w.actor, 'at', w.at)`
+
+// judge stores the verdict about one machine, and reports whether it differs from the last one.
+func (h judgedHost) judge(ctx context.Context, tx pgx.Tx, floors string, all []wire.HostFinding) (v HostVerdict,
+	differs bool, err error) {
+	now := time.Time{}
+	if err := tx.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&now); err != nil {
+		return v, false, err
+	}
+	findings := []wire.HostFinding{}
+	var waived []string
+	var ended []string
+	var until *time.Time
+	for _, w := range h.waivers {
+		if value, ok := h.facts.Reported(w.Component); !ok || value != w.Version || !w.Until.After(now) {
+			ended = append(ended, w.Component)
+		}
+	}
+	for _, f := range all {
+		at := slices.IndexFunc(h.waivers, func(w wire.HostWaiver) bool {
+			return w.Component == f.Component && !slices.Contains(ended, w.Component)
+		})
+		if at < 0 {
+			findings = append(findings, f)
+			continue
+		}
+		w := h.waivers[at]
+		waived = append(waived, fmt.Sprintf("%s %s until %s", w.Component, w.Version,
+			w.Until.UTC().Format(time.DateOnly)))
+		if until == nil || w.Until.Before(*until) {
+			until = &w.Until
+		}
+	}
+	v = HostVerdict{Machine: h.id, Met: len(findings) == 0, Text: verdictText(findings, waived)}
+	differs = h.before == nil || !slices.EqualFunc(h.before, findings, equalFindings)
+	return v, differs, h.write(ctx, tx, floors, v.Text, findings, until, ended)
+}
+
+// equalFindings reports whether two findings are the same.
+func equalFindings(a, b wire.HostFinding) bool {
+	return a.Condition == b.Condition && a.Component == b.Component && a.Version == b.Version && a.Floor == b.Floor &&
+		slices.Equal(a.Advisories, b.Advisories)
+}
+
+// verdictText describes a verdict for the history of a machine.
+func verdictText(findings []wire.HostFinding, waived []string) string {
+	text := "meets the security floors"
+	if len(findings) > 0 {
+		text = "does not meet the security floors: " + unmetText(findings)
+	}
+	if len(waived) > 0 {
+		text += "; waived: " + strings.Join(waived, ", ")
+	}
+	return text
+}
+
+// unmetText lists findings for people. No findings stand for a machine without a verdict.
+func unmetText(findings []wire.HostFinding) string {
+	if len(findings) == 0 {
+		findings = []wire.HostFinding{{Condition: wire.HostUnknown}}
+	}
+	list := make([]string, len(findings))
+	for i, f := range findings {
+		list[i] = f.String()
+	}
+	return strings.Join(list, "; ")
+}
+
+// write stores a verdict, and deletes the waivers that have ended.
+func (h judgedHost) write(ctx context.Context, tx pgx.Tx, floors, text string, findings []wire.HostFinding,
+	until *time.Time, ended []string) error {
+	labels := []string{}
+	for _, f := range findings {
+		if f.Condition != wire.HostUnknown && !slices.Contains(labels, f.Condition) {
+			labels = append(labels, f.Condition)
+		}
+	}
+	stored, err := json.Marshal(findings)
+	if err != nil {
+		return err
+	}
+	args := pgx.NamedArgs{"id": h.id, "floors": floors, "findings": stored, "until": until, "labels": labels,
+		"ended": ended, "text": text}
+	for _, sql := range []string{
+		`SELECT set_config('berth.note', @text, true)`,
+		`UPDATE machines
+		SET floor_findings = @findings, floor_boot = agent_boot, floor_until = @until, floor_conditions = @labels
+		WHERE id = @id`,
+		`SELECT set_config('berth.note', '', true)`,
+		`UPDATE machine_hosts SET judged_by = @floors WHERE machine_id = @id`,
+		`DELETE FROM machine_waivers WHERE machine_id = @id AND component = ANY(@ended)`,
+	} {
+		if _, err := tx.Exec(ctx, sql, args); err != nil {
+			return fmt.Errorf("store the verdict about machine %s: %w", h.id, err)
+		}
+	}
+	return nil
+}
+
+// Waive records an operator's statement that the reported version of a component is secure, until a date. A later one
+// replaces it. The leader renews the verdict. A component that the machine has not reported is invalid.
+func (d *Machines) Waive(ctx context.Context, id berth.MachineID, w spec.NewWaiver, actor string) error {
+	return d.changeWaivers(ctx, id, func(tx pgx.Tx, facts wire.HostFacts) error {
+		version, ok := facts.Reported(w.Component)
+		if !ok {
+			return berth.Errorf(berth.CodeInvalid, "machine %s has not reported %s: allowed are %s", id, w.Component,
+				strings.Join(waivable(facts), ", "))
+		}
+		args := pgx.NamedArgs{"id": id, "component": w.Component, "version": version, "until": w.Until,
+			"reason": w.Reason, "actor": actor}
+		_, err := tx.Exec(ctx, `
+			INSERT INTO machine_waivers (machine_id, component, version, until, reason, actor)
+			VALUES (@id, @component, @version, @until, @reason, @actor)
+			ON CONFLICT (machine_id, component) DO UPDATE
+			SET version = excluded.version, until = excluded.until, reason = excluded.reason, actor = excluded.actor,
+				at = clock_timestamp()`, args)
+		if err != nil {
+			return err
+		}
+		return noteWaiver(ctx, tx, id, actor, fmt.Sprintf("security floor of %s %s waived until %s: %s", w.Component,
+			version, w.Until.UTC().Format(time.RFC3339), w.Reason))
+	})
+}
+
+// Unwaive ends an operator's statement about a component before its date. Without one the error is not_found.
+func (d *Machines) Unwaive(ctx context.Context, id berth.MachineID, component, actor string) error {
+	return d.changeWaivers(ctx, id, func(tx pgx.Tx, _ wire.HostFacts) error {
+		tag, err := tx.Exec(ctx, `DELETE FROM machine_waivers WHERE machine_id = @id AND component = @component`,
+			pgx.NamedArgs{"id": id, "component": component})
+		if err != nil {
+			return err
+		}
+		if tag.RowsAffected() == 0 {
+			return berth.Errorf(berth.CodeNotFound, "machine %s has no waiver of %.80s", id, component)
+		}
+		return noteWaiver(ctx, tx, id, actor, "waiver of the security floor of "+component+" ended")
+	})
+}
+
+// changeWaivers runs a change of the waivers of a machine under the machine's lock, and has the leader judge it again.
+func (d *Machines) changeWaivers(ctx context.Context, id berth.MachineID,
+	change func(pgx.Tx, wire.HostFacts) error) error {
+	err := d.tx(ctx, func(tx pgx.Tx) error {
+		var facts wire.HostFacts
+		err := tx.QueryRow(ctx, `
+			SELECT coalesce(h.facts, '{}')
+			FROM machines m
+			LEFT JOIN machine_hosts h ON h.machine_id = m.id AND h.agent_boot = m.agent_boot
+			WHERE m.id = @id AND m.state <> 'retired'
+			FOR NO KEY UPDATE OF m`, pgx.NamedArgs{"id": id}).Scan(&facts)
+		if err != nil {
+			return err
+		}
+		if err := change(tx, facts); err != nil {
+			return err
+		}
+		_, err = tx.Exec(ctx, `UPDATE machine_hosts SET judged_by = '' WHERE machine_id = @id`, pgx.NamedArgs{"id": id})
+		return err
+	})
+	if err != nil {
+		return mapError(err, "machine "+string(id))
+	}
+	d.hub.Publish(TopicMachine, string(id))
+	return nil
+}
+
+// noteWaiver adds an event about a waiver to the history of a machine.
+func noteWaiver(ctx context.Context, tx pgx.Tx, id berth.MachineID, actor, text string) error {
+	_, err := tx.Exec(ctx, `
+		INSERT INTO machine_events (machine_id, state, reason, epoch, host_boot, cpu_m, mem_mb, disk_mb, gpu_milli,
+			actor, drain_deadline, meets_floors)
+		SELECT m.id, m.state, @text, m.epoch, m.host_boot, m.cpu_m, m.mem_mb, m.disk_mb, m.gpu_milli, @actor,
+			CASE WHEN m.state = 'draining' THEN m.drain_deadline END,
+			floors_met(m.floor_findings, m.floor_boot, m.agent_boot)
+		FROM machines m
+		WHERE m.id = @id`, pgx.NamedArgs{"id": id, "text": text, "actor": actor})
+	return err
+}
+
+// waivable lists the names that a waiver may have.
+func waivable(facts wire.HostFacts) []string {
+	list := []string{}
+	for _, c := range facts.Components {
+		list = append(list, c.Name)
+	}
+	return append(list, wire.SettingSeccomp, wire.SettingLSM, wire.SettingUserNS)
+}
+
+// machineSecurity is the part of the document of machine m about the security floors; see completeSecurity.
+const machineSecurity = `
+	(SELECT jsonb_build_object('findings', CASE WHEN m.floor_boot = m.agent_boot THEN m.floor_findings END,
+		'facts', h.facts, 'reported_at', h.at, 'waivers', (
+			SELECT jsonb_agg(` + waiverDocument + ` ORDER BY w.component)
+			FROM machine_waivers w
+			WHERE w.machine_id = m.id AND w.until > clock_timestamp()))
+	FROM (SELECT 1) one
+	LEFT JOIN machine_hosts h ON h.machine_id = m.id
+	WHERE m.host_boot <> '')`
+
+// completeSecurity derives the conditions and the texts from the findings. Without a verdict about the present process
+// of the agent the condition is unknown.
+func completeSecurity(s *wire.MachineSecurity) {
+	if s == nil {
+		return
+	}
+	if s.Findings == nil {
+		s.Findings = []wire.HostFinding{{Condition: wire.HostUnknown}}
+	}
+	for _, f := range s.Findings {
+		s.Reasons = append(s.Reasons, f.String())
+		if !slices.Contains(s.Conditions, f.Condition) {
+			s.Conditions = append(s.Conditions, f.Condition)
+		}
+	}
+}
