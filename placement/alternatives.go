@@ -40,6 +40,9 @@ func classOf(s *Snapshot, j queue.Job) *cluster.Class {
 	}
 	c := cluster.NewClass(name.String(), in.Request)
 	c.Tenant, c.Sharer, c.OfTenant, c.ClosedPools = in.Tenant, in.Sharer, in.OfTenant, in.ClosedPools
+	if in.Untrusted {
+		c.Distrust()
+	}
 	c.Choices, c.InForce = choices, j.InForce
 	s.define(c)
 	return c

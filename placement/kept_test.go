@@ -99,10 +99,39 @@ func TestKeptPlansAreFreshPlans(t *testing.T) {
 			if rapid.IntRange(0, 2).Draw(t, "close pools") == 0 {
 				c.closePools(t)
 			}
+			c.distrustSome(t)
 			c.stopSome(t)
 			c.planAsFresh(t)
 		}
 	})
+}
+
+// distrustSome changes the trust in a tenant, and the verdicts about some machines.
+func (c *cluster) distrustSome(t *rapid.T) {
+	if rapid.IntRange(0, 2).Draw(t, "distrust") == 0 {
+		i := rapid.IntRange(0, len(c.tenants)-1).Draw(t, "distrusted")
+		c.tenants[i].Untrusted = !c.tenants[i].Untrusted
+		c.s.UpsertTenant(c.tenants[i])
+		placement.SetPools(c.s, c.pools)
+	}
+	for _, id := range sorted(c.machines) {
+		if rapid.IntRange(0, 9).Draw(t, "judged") == 0 {
+			m := c.machines[id]
+			m.Unmet = rapid.SampledFrom([]string{"", "runc is old", "no seccomp"}).Draw(t, "unmet")
+			c.machines[id] = m
+			c.s.UpsertMachine(m)
+		}
+	}
+}
+
+// untrusted reports whether the tenant, or a tenant above it, is untrusted.
+func (c *cluster) untrusted(id berth.TenantID) bool {
+	for _, x := range c.tenants {
+		if x.ID == id {
+			return x.Untrusted || x.Parent != "" && c.untrusted(x.Parent)
+		}
+	}
+	return false
 }
 
 // stopSome orders some running jobs to stop, as users do. The leader may not know by when a job stops.
@@ -150,6 +179,14 @@ func (c *cluster) planAsFresh(t *rapid.T) {
 		t.Fatalf("the plan differs (-fresh +kept):\n%s", diff)
 	}
 	c.s = kept
+	for _, x := range p.Start {
+		j, _ := kept.Job(x.Job)
+		for _, g := range x.Ranks {
+			if unmet := c.machines[g.Machine].Unmet; unmet != "" && c.untrusted(j.Tenant) {
+				t.Fatalf("a job of the untrusted tenant %s starts on %s: %s", j.Tenant, g.Machine, unmet)
+			}
+		}
+	}
 	c.enact(p)
 	c.pass()
 }

@@ -240,12 +240,14 @@ func RequestOf(s *Snapshot, class string) (r spec.Request, ok bool) {
 	return r, false
 }
 
-// SetPools replaces the rules of pools in a snapshot. The caller must not change the list afterwards.
-// Call SetPools after changes to tenants, too, since the rules also apply to tenants below.
-// If a pool has opened or closed for a tenant, the tenant's waiting jobs get other classes, in
-// O(log n) each. Running jobs keep their machines.
+// SetPools replaces the rules of pools in a snapshot, and applies the trust in tenants. The caller must not change the
+// list afterwards. Call SetPools after changes to tenants, too, since both also apply to tenants below.
+// If a pool has opened or closed for a tenant, or the trust in a tenant has changed, the tenant's waiting jobs get
+// other classes, in O(log n) each. Running jobs keep their machines.
 func SetPools(s *Snapshot, rules []cluster.Pool) {
-	if !s.cluster.Restrict(rules, func(t berth.TenantID) berth.TenantID { return s.queue.Tenants[t].Parent }) {
+	restricted := s.cluster.Restrict(rules,
+		func(t berth.TenantID) berth.TenantID { return s.queue.Tenants[t].Parent })
+	if distrusted := s.cluster.Distrust(s.queue.Untrusted()); !restricted && !distrusted {
 		return
 	}
 	for _, e := range s.queue.Waiting {

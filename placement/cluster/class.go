@@ -36,6 +36,9 @@ type Class struct {
 	// OfTenant is set in a cluster with machines that are used by one tenant at a time: all jobs of the class are of
 	// this tenant.
 	OfTenant berth.TenantID
+	// Untrusted states that the jobs of the class start only on machines that meet the security floors: all are of
+	// untrusted tenants.
+	Untrusted bool
 	// ClosedPools are the pools that do not accept the jobs of the class, by name.
 	ClosedPools []Pool
 	// Choices are the classes of the hardware that the jobs of the class may take now, in order; nil: only
@@ -174,6 +177,7 @@ var Selectors = []selector{
 	{"taints", func(c *Class, m *Machine) bool {
 		return len(m.Taints) == 0 || len(spec.Untolerated(c.Request.Tolerations, m.Taints)) == 0
 	}},
+	{"floors", func(c *Class, m *Machine) bool { return !c.Untrusted || m.Unmet == "" }},
 	{"region", func(c *Class, m *Machine) bool {
 		return len(c.Request.Regions) == 0 || slices.Contains(c.Request.Regions, m.Region)
 	}},

@@ -27,6 +27,8 @@ type Cluster struct {
 	tenancy *Tenancy   // nil: tenants share devices
 	pools   *poolRules // nil: no pool has rules
 
+	untrusted map[berth.TenantID]bool // tenants whose jobs need machines that meet the security floors
+
 	Windows []Window                    // the next window of each machine that has one, by machine
 	windows map[berth.MachineID]*Window // the same, by machine
 

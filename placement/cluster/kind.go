@@ -14,8 +14,8 @@ import (
 // equal values are of one kind. So a label that no request names, such as a host
 // name, does not make a kind of each machine.
 type Profile struct {
-	ID, cpus, memory, index, allLabels, network, price bool
-	labels                                             []string // sorted
+	ID, cpus, memory, index, allLabels, network, price, floors bool
+	labels                                                     []string // sorted
 }
 
 func (p *Profile) addLabel(key string) {
@@ -34,11 +34,13 @@ func (p *Profile) merge(o Profile) bool {
 	p.allLabels = p.allLabels || o.allLabels
 	p.network = p.network || o.network
 	p.price = p.price || o.price
+	p.floors = p.floors || o.floors
 	for _, k := range o.labels {
 		p.addLabel(k)
 	}
 	return p.ID != was.ID || p.cpus != was.cpus || p.memory != was.memory || p.index != was.index ||
-		p.allLabels != was.allLabels || p.network != was.network || p.price != was.price || len(p.labels) != labels
+		p.allLabels != was.allLabels || p.network != was.network || p.price != was.price || p.floors != was.floors ||
+		len(p.labels) != labels
 }
 
 // key appends to b the attributes that define the machine's kind: machines with equal
@@ -53,6 +55,13 @@ func (p *Profile) key(b []byte, m *Machine, variants []Variant) []byte {
 	// No taint contains a comma.
 	for _, s := range []string{m.Pool, m.Region, m.Site, m.Market, strings.Join(m.Taints, ",")} {
 		field(s)
+	}
+	if p.floors {
+		if m.Unmet == "" {
+			number(1)
+		} else {
+			number(0)
+		}
 	}
 	if p.price {
 		number(int64(math.Float64bits(m.Price)))

@@ -32,6 +32,10 @@ type Machine struct {
 	Market string
 	Price  float64 // US dollars an hour; 0: unknown
 
+	Unmet string // why the machine does not meet the security floors; "": it meets them
+	// Unjudged states that nothing is known about the machine yet; Unmet is set then, too. Only the scaler reads it.
+	Unjudged bool
+
 	EngineSilentSince time.Time // since when its container engine is silent; zero: it answers
 }
 
@@ -76,7 +80,8 @@ func (m *Machine) hasLabels(labels map[string]string) bool {
 // sameKind reports whether m and o agree in every attribute that may decide a kind.
 func (m *Machine) sameKind(o *Machine) bool {
 	return m.Pool == o.Pool && m.Region == o.Region && m.Site == o.Site && m.Fences == o.Fences &&
-		m.Network == o.Network && slices.Equal(m.Taints, o.Taints) && m.Market == o.Market && m.Price == o.Price &&
+		m.Network == o.Network && slices.Equal(m.Taints, o.Taints) && (m.Unmet == "") == (o.Unmet == "") &&
+		m.Market == o.Market && m.Price == o.Price &&
 		m.Total.CPUMilli == o.Total.CPUMilli && m.Total.MemoryMiB == o.Total.MemoryMiB &&
 		slices.EqualFunc(m.GPUs, o.GPUs, func(a, b Device) bool {
 			return a.Index == b.Index && a.Model == b.Model && a.MemoryMiB == b.MemoryMiB

@@ -72,14 +72,15 @@ func (u *use) owner() Sharer {
 func (s *Cluster) KeepApart() { s.tenancy = &Tenancy{numbers: map[berth.TenantID]Sharer{}} }
 
 // ClassFor returns the class of a tenant's jobs with the request of c. The class is c itself, unless
-// a pool is closed to the tenant, machines of a pool are used by one tenant at a time, or the request is
-// for a share of a device and the cluster keeps tenants apart.
+// a pool is closed to the tenant, machines of a pool are used by one tenant at a time, the tenant is untrusted, or the
+// request is for a share of a device and the cluster keeps tenants apart.
 func (s *Cluster) ClassFor(c *Class, t berth.TenantID) (own *Class, created bool) {
 	shares := s.tenancy != nil && slices.ContainsFunc(c.Parts, func(p Part) bool {
 		return p.Class.Request.GPUs > 0 && p.Class.Request.GPUMilli < Whole
 	})
 	closed, alone := s.pools.of(t), s.pools.anyOneTenant()
-	if !shares && !alone && len(closed.pools) == 0 {
+	untrusted := s.untrusted[t]
+	if !shares && !alone && !untrusted && len(closed.pools) == 0 {
 		return c, false
 	}
 	name := c.Name + "\x00"
@@ -88,6 +89,9 @@ func (s *Cluster) ClassFor(c *Class, t berth.TenantID) (own *Class, created bool
 	}
 	if alone {
 		name += "\x01" // no tenant contains it
+	}
+	if untrusted {
+		name += "\x02" // nor this
 	}
 	name += closed.key // starts with a NUL, which no tenant contains
 	if own := s.Classes[name]; own != nil {
@@ -101,6 +105,9 @@ func (s *Cluster) ClassFor(c *Class, t berth.TenantID) (own *Class, created bool
 		}
 		if alone {
 			o.Class.OfTenant = t
+		}
+		if untrusted {
+			o.Class.Distrust()
 		}
 	}
 	return own, true

@@ -202,7 +202,8 @@ func (c clauses) conditions() []condition {
 	}
 	for _, s := range cluster.Selectors {
 		cond := c.selectorText(s.Name)
-		cond.name, cond.lasts = s.Name, s.Name != "taints" // an operator removes taints again
+		cond.name = s.Name
+		cond.lasts = s.Name != "taints" && s.Name != "floors" // operators remove taints and upgrade engines
 		cond.fails = func(n *cluster.Node) bool { return !s.Holds(c.Class, &n.Machine) }
 		list = append(list, cond)
 	}
@@ -233,6 +234,8 @@ func (c clauses) selectorText(name string) condition {
 		return c.poolCondition()
 	case "taints":
 		return c.taintCondition()
+	case "floors":
+		return c.floorCondition()
 	case "region":
 		return is("in region " + strings.Join(r.Regions, " or "))
 	case "residency":

@@ -138,6 +138,9 @@ func (r *Reading) Blockers(x *queue.Contender, e *queue.Entry, w JobExplanation)
 		if l.Resource == "taints" {
 			change = "tolerate a taint in placement.tolerations, or ask an operator to remove one"
 		}
+		if l.Resource == "floors" {
+			change = "upgrade the container engine of a machine, or ask an operator for a waiver"
+		}
 		add("unsatisfiable", wire.Shortfall(l).String(), "", change)
 	}
 	switch {

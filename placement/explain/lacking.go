@@ -104,6 +104,9 @@ func missing(c *cluster.Class, clause string, nodes []*cluster.Node) *Shortfall 
 	case "taints":
 		return &Shortfall{"taints", "tolerations of taints", clauses{c}.taintCondition().none + ": " +
 			joinedSet(nodes, func(n *cluster.Node) []string { return spec.Untolerated(r.Tolerations, n.Taints) })}
+	case "floors":
+		return &Shortfall{"floors", "machines that meet the security floors", clauses{c}.floorCondition().none + ": " +
+			joinedSet(nodes, func(n *cluster.Node) []string { return []string{n.Unmet} })}
 	case "region":
 		return &Shortfall{"region", strings.Join(r.Regions, " or "),
 			joined(nodes, func(n *cluster.Node) string { return n.Region })}

@@ -33,6 +33,15 @@ func (c clauses) taintCondition() condition {
 		}}
 }
 
+// floorCondition is the clause that the machine meets the security floors, for jobs of untrusted tenants.
+func (c clauses) floorCondition() condition {
+	return condition{
+		one:    "is below the security floors for untrusted tenants",
+		many:   "are below the security floors for untrusted tenants",
+		none:   "each machine is below the security floors for untrusted tenants",
+		detail: func(n *cluster.Node) string { return fmt.Sprintf("%s: %s", n.ID, n.Unmet) }}
+}
+
 // detailText names the first machines that fail a condition, with the detail of each, in parentheses.
 func detailText(c condition, r ruledOut) string {
 	var list []string

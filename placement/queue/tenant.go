@@ -18,6 +18,8 @@ type Tenant struct {
 	Parent berth.TenantID // "": no parent
 	Weight float64        // of its share among its siblings; 0: 1
 
+	Untrusted bool // its jobs, and jobs of all tenants below, start only on machines that meet the security floors
+
 	Guarantee  berth.Capacity // the tenant can take this much back from borrowers; 0: no guarantee
 	Limit      berth.Capacity // most that the tenant holds; 0: no limit, None: nothing
 	MaxRunning int            // jobs that hold capacity at once; 0: no limit

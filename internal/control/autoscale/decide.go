@@ -74,6 +74,9 @@ type pass struct {
 	Facts
 	out     Outcome
 	parents map[berth.TenantID]berth.TenantID
+
+	untrusted map[berth.TenantID]bool // by their own rows
+
 	fleet   map[berth.TenantID][]machine
 	waiting map[berth.JobID]placement.Job
 	order   []berth.TenantID                        // tenants with jobs to decide on, by their first job
@@ -114,7 +117,8 @@ func (p *pass) known(provider string, o cloud.Offering) *placement.Machine {
 
 func newPass(f Facts) *pass {
 	p := &pass{
-		Facts: f, parents: map[berth.TenantID]berth.TenantID{}, fleet: map[berth.TenantID][]machine{},
+		Facts: f, parents: map[berth.TenantID]berth.TenantID{}, untrusted: map[berth.TenantID]bool{},
+		fleet:   map[berth.TenantID][]machine{},
 		waiting: map[berth.JobID]placement.Job{}, jobs: map[berth.TenantID][]placement.Job{},
 		gone: map[berth.JobID]bool{}, tried: map[string]bool{}, noted: map[berth.JobID]bool{},
 		passed: map[berth.JobID]db.BurstNote{},
@@ -125,7 +129,7 @@ func newPass(f Facts) *pass {
 	}
 	p.Joined = Learn(f)
 	for _, t := range f.Tenants {
-		p.parents[t.ID] = t.Parent
+		p.parents[t.ID], p.untrusted[t.ID] = t.Parent, t.Untrusted
 	}
 	for _, r := range f.Pools {
 		if !r.Open {
@@ -196,10 +200,25 @@ func (p *pass) machine(l db.FleetMachine, row placement.Machine, joined bool) ma
 		row.State != berth.MachineRetired {
 		m.State = scaler.Launching
 	}
-	if joined {
-		m.Row, m.State = stateOf(m.Row, row, l.DrainActor)
+	if !joined {
+		return m
 	}
+	if row.Unjudged && p.distrusts(l.Tenant) && p.Now.Sub(l.JoinedAt) < judgedWithin {
+		m.State = scaler.Launching // no second machine is launched before the verdict about the first one
+		return m
+	}
+	m.Row, m.State = stateOf(m.Row, row, l.DrainActor)
 	return m
+}
+
+// judgedWithin is the time after its join for which a machine without a verdict about the security floors counts as one
+// that boots, for untrusted tenants. The agent reports when it registers, and the leader judges within seconds. An
+// agent of a version without reports never gets a verdict.
+const judgedWithin = 5 * time.Minute
+
+// distrusts reports whether the tenant, or a tenant above it, is untrusted.
+func (p *pass) distrusts(t berth.TenantID) bool {
+	return slices.ContainsFunc(p.path(t), func(a berth.TenantID) bool { return p.untrusted[a] })
 }
 
 // stateOf returns the state of a machine that has joined, and the row to plan with: its own, or that of its launch

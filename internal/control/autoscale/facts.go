@@ -113,7 +113,8 @@ func TypeOf(provider string, o cloud.Offering) string {
 
 // Learn returns the rows by which new machines are planned: the rows of the machines of the fleet that exist, and
 // earlier rows that were last seen within a day. A machine with less than its offer, also by a device that has failed,
-// says nothing about the next one of its type.
+// says nothing about the next one of its type. A new machine is expected to meet the security floors as the last one of
+// its type did, so that no machines are launched for jobs of untrusted tenants that would not meet them.
 func Learn(f Facts) map[string]Joined {
 	known := map[string]Joined{}
 	for key, j := range f.Joined {
@@ -125,10 +126,15 @@ func Learn(f Facts) map[string]Joined {
 	for _, m := range f.Machines {
 		rows[m.ID] = m
 	}
-	for _, l := range f.Fleet {
+	byJoin := func(a, b db.FleetMachine) int { return a.JoinedAt.Compare(b.JoinedAt) }
+	for _, l := range slices.SortedStableFunc(slices.Values(f.Fleet), byJoin) {
 		row, ok := rows[l.Machine]
 		if ok && !l.JoinedAt.IsZero() && row.State != berth.MachineJoining && !short(l.Shape, row) {
-			known[TypeOf(l.Provider, l.Offering)] = Joined{row, f.Now}
+			key := TypeOf(l.Provider, l.Offering)
+			if row.Unjudged && f.Now.Sub(l.JoinedAt) < judgedWithin {
+				row.Unmet = known[key].Row.Unmet // until its own verdict; at first none
+			}
+			known[key] = Joined{row, f.Now}
 		}
 	}
 	return known

@@ -19,6 +19,7 @@ func Machine(row db.PoolMachine, blocked string) placement.Machine {
 	p := placement.Machine{
 		ID: row.ID, Epoch: row.Epoch, State: row.State, Blocked: blocked,
 		Pool: row.Pool, Region: row.Region, Site: row.Site, Labels: row.Labels, Taints: row.Taints,
+		Unmet: row.Unmet, Unjudged: row.Unjudged,
 		Total: row.Total, Used: row.Used,
 		Fences:  row.Fences,
 		Network: row.Network, Reason: row.Reason, Market: row.Market, Price: row.Price,
@@ -182,7 +183,7 @@ func Nomination(row db.Nomination) placement.Nomination {
 func Tenant(row db.TenantRow) placement.Tenant {
 	q := row.Quota
 	t := placement.Tenant{
-		ID: row.ID, Parent: row.Parent, Weight: row.Weight,
+		ID: row.ID, Parent: row.Parent, Weight: row.Weight, Untrusted: row.Untrusted,
 		Guarantee: capacity(q.Guarantee, 0), Limit: capacity(q.Limit, placement.None), Borrow: borrow(q.Borrow),
 		Usage:   placement.Usage{At: row.Now, CPU: row.Usage.CPU, MemoryMiB: row.Usage.MemoryMiB, GPU: row.Usage.GPU},
 		Stalled: row.Stalled,

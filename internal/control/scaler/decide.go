@@ -93,11 +93,13 @@ type Input struct {
 	Machines []Machine
 	Offers   []Offer
 	Policy   Policy
-	Pool     string      // that launched machines join
-	Taints   []string    // of launched machines, from their pool
-	Launched []time.Time // times of earlier launches, for Policy.Growth
-	Spent    float64     // costs of the period and reservations, in US dollars
-	Planner  placement.Planner
+	Pool     string   // that launched machines join
+	Taints   []string // of launched machines, from their pool
+	// Untrusted keeps the jobs off machines that do not meet the security floors: their tenant is untrusted.
+	Untrusted bool
+	Launched  []time.Time // times of earlier launches, for Policy.Growth
+	Spent     float64     // costs of the period and reservations, in US dollars
+	Planner   placement.Planner
 }
 
 // Launch is a machine to launch.
@@ -158,12 +160,24 @@ type decider struct {
 
 // load builds the what-if world of machines that are or will be ready.
 func (d *decider) load() {
-	d.world, d.needs, d.full = placement.NewSnapshot(), map[string]int{}, map[string]bool{}
+	d.world, d.needs, d.full = d.newWorld(d.Jobs...), map[string]int{}, map[string]bool{}
 	for _, m := range d.Machines {
 		if m.State == Launching || m.State == Ready {
 			d.add(m.Row)
 		}
 	}
+}
+
+// newWorld returns a snapshot without machines for plans of the jobs, which distrusts their tenant if it is untrusted.
+func (d *decider) newWorld(jobs ...Job) *placement.Snapshot {
+	world := placement.NewSnapshot()
+	if d.Untrusted {
+		for _, j := range jobs {
+			world.UpsertTenant(placement.Tenant{ID: j.Tenant, Untrusted: true})
+		}
+		placement.SetPools(world, nil)
+	}
+	return world
 }
 
 // add puts a machine into the world as if it were ready.
@@ -434,10 +448,13 @@ func (d *decider) machinesFor(j Job, o Offer) int {
 	if j.Request.Constraint != "" {
 		key += " in " + d.Pool
 	}
+	if d.Untrusted {
+		key += " untrusted"
+	}
 	if n, ok := d.needs[key]; ok {
 		return n
 	}
-	world := placement.NewSnapshot()
+	world := d.newWorld(j)
 	for i := range max(1, j.Request.Members) {
 		world.UpsertMachine(d.machine(o, berth.MachineID(fmt.Sprintf("~%06d", i))))
 	}

@@ -42,6 +42,14 @@ func machine(id string, o scaler.Offer, state scaler.MachineState, empty time.Du
 		EmptySince: now.Add(-empty)}
 }
 
+// unmet returns an offer whose last machine did not meet the security floors.
+func unmet(o scaler.Offer) scaler.Offer {
+	row := scaler.MachineOf(o.Offer, "known")
+	row.Unmet = "old"
+	o.Known = &row
+	return o
+}
+
 func policy() scaler.Policy {
 	return scaler.Policy{Allow: []string{"aws/eu-west-1"}, Max: 10, Idle: 5 * time.Minute}
 }
@@ -80,6 +88,14 @@ func TestDecide(t *testing.T) {
 			tolerant.Request.Tolerations = []string{"team"}
 			in.Jobs, in.Taints = []scaler.Job{job("a", 1, 8), tolerant}, []string{"team=ml:no_schedule"}
 		}, []string{"g1"}, nil, nil, []scaler.NoteCode{scaler.NoteFits, scaler.NoteLaunched}},
+		{"no machine below the floors for an untrusted tenant", func(in *scaler.Input) {
+			in.Jobs, in.Untrusted, in.Offers = []scaler.Job{job("a", 1, 8), job("b", 1, 1)}, true, []scaler.Offer{one, unmet(eight)}
+			in.Machines = []scaler.Machine{machine("m1", unmet(one), scaler.Ready, 0)}
+			in.Machines[0].Row.Unmet = "old"
+		}, []string{"g1"}, nil, nil, []scaler.NoteCode{scaler.NoteFits, scaler.NoteLaunched}},
+		{"but for a trusted one", func(in *scaler.Input) {
+			in.Jobs, in.Offers = []scaler.Job{job("a", 1, 8)}, []scaler.Offer{unmet(eight)}
+		}, []string{"g8"}, nil, nil, []scaler.NoteCode{scaler.NoteLaunched}},
 		{"or none", func(in *scaler.Input) { in.Jobs, in.Policy.Max = []scaler.Job{job("a", 3, 8)}, 2 },
 			nil, nil, nil, []scaler.NoteCode{scaler.NoteMax}},
 		{"no permission", func(in *scaler.Input) {
