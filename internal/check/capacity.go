@@ -134,6 +134,21 @@ func machinesKeptWhole(c *machineCase) {
 	}
 }
 
+// untrustedKeptOff proves invariant 41: at the number of the ledger at which an allocation of an untrusted tenant took
+// its capacity, the latest event of the machine says that the machine met the security floors. A verdict and a commit
+// both hold the lock of the machine, so their numbers are in the order of their commits.
+func untrustedKeptOff(c *machineCase) {
+	for _, a := range c.m.Allocations {
+		if !a.Untrusted || a.TakenSeq == 0 {
+			continue
+		}
+		if e := c.at(a.TakenSeq, nil); e != nil && !e.MeetsFloors {
+			c.of(a, []any{a, *e}, "an untrusted tenant's reservation was committed at %d of the ledger, and the "+
+				"machine did not meet the security floors", a.TakenSeq)
+		}
+	}
+}
+
 // claimed adds up the parts of one device that the allocations hold, in thousandths.
 func claimed(holders map[berth.AllocationID]history.Allocation, idx int) int64 {
 	var sum int64

@@ -218,4 +218,10 @@ var Invariants = []Invariant{
 		Reads:   "one_tenant, taken_seq and freed_seq of allocations, tenant of jobs",
 		machine: machinesKeptWhole,
 	},
+	{
+		Number: 41, Sentence: "No reservation of an untrusted tenant was committed on a machine that did not meet " +
+			"the security floors at the commit.",
+		Reads:   "untrusted and taken_seq of allocations, meets_floors of machine_events",
+		machine: untrustedKeptOff,
+	},
 }

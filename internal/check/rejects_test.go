@@ -99,6 +99,9 @@ var bads = []bad{
 			}
 		}
 	}},
+	{41, "an untrusted tenant is on a machine below the floors", preempted, func(h *check.History) {
+		alloc(h, 1, func(a *history.Allocation) { a.Untrusted = true })
+	}},
 	{31, "a GPU is shared by two tenants", preempted, func(h *check.History) {
 		two := 0
 		for i := range h.Machines {
