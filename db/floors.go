@@ -225,7 +225,7 @@ func (h judgedHost) write(ctx context.Context, tx pgx.Tx, floors, text string, f
 // Waive records an operator's statement that the reported version of a component is secure, until a date. A later one
 // replaces it. The leader renews the verdict. A component that the machine has not reported is invalid.
 func (d *Machines) Waive(ctx context.Context, id berth.MachineID, w spec.NewWaiver, actor string) error {
-	return d.changeWaivers(ctx, id, func(tx pgx.Tx, facts wire.HostFacts) error {
+	return changeWaivers(ctx, d, id, func(tx pgx.Tx, facts wire.HostFacts) error {
 		version, ok := facts.Reported(w.Component)
 		if !ok {
 			return berth.Errorf(berth.CodeInvalid, "machine %s has not reported %s: allowed are %s", id, w.Component,
@@ -249,7 +249,7 @@ func (d *Machines) Waive(ctx context.Context, id berth.MachineID, w spec.NewWaiv
 
 // Unwaive ends an operator's statement about a component before its date. Without one the error is not_found.
 func (d *Machines) Unwaive(ctx context.Context, id berth.MachineID, component, actor string) error {
-	return d.changeWaivers(ctx, id, func(tx pgx.Tx, _ wire.HostFacts) error {
+	return changeWaivers(ctx, d, id, func(tx pgx.Tx, _ wire.HostFacts) error {
 		tag, err := tx.Exec(ctx, `DELETE FROM machine_waivers WHERE machine_id = @id AND component = @component`,
 			pgx.NamedArgs{"id": id, "component": component})
 		if err != nil {
@@ -263,7 +263,7 @@ func (d *Machines) Unwaive(ctx context.Context, id berth.MachineID, component, a
 }
 
 // changeWaivers runs a change of the waivers of a machine under the machine's lock, and has the leader judge it again.
-func (d *Machines) changeWaivers(ctx context.Context, id berth.MachineID,
+func changeWaivers(ctx context.Context, d *Machines, id berth.MachineID,
 	change func(pgx.Tx, wire.HostFacts) error) error {
 	err := d.tx(ctx, func(tx pgx.Tx) error {
 		var facts wire.HostFacts

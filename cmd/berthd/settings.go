@@ -80,10 +80,6 @@ func (s *settings) flags(f *pflag.FlagSet) {
 			"/NAME=TENANT,TENANT for these tenants and those below them (repeatable, or separated by ;); agents need "+
 			"the flag too")
 	s.imageFlags(f)
-	f.StringSliceVar(&s.SecurityFloors, "security-floors", nil,
-		"demands on machines that take jobs of untrusted tenants: COMPONENT=VERSION, such as runc=1.3.6, replaces the "+
-			"built-in floor of a component, COMPONENT=none lifts it, and lsm and userns demand that setting of the "+
-			"engine (default: the built-in floors, and seccomp)")
 	f.StringSliceVar(&s.roles, "role", s.roles, "components to run: api, worker, dispatch, leader")
 	f.DurationVar(&s.Retention, "retention", s.Retention, "archive ended jobs after this")
 	f.DurationVar(&s.LogRetention, "log-retention", s.LogRetention,
@@ -231,6 +227,10 @@ func (s *settings) logger() *slog.Logger {
 // containerFlags registers the flags about containers of job files that leave a choice to the cluster.
 // Without a flag, the column of the table cluster decides, which an upgrade does not change.
 func (s *settings) containerFlags(f *pflag.FlagSet) {
+	f.StringSliceVar(&s.SecurityFloors, "security-floors", nil,
+		"demands on machines that take jobs of untrusted tenants: COMPONENT=VERSION, such as runc=1.3.6, replaces the "+
+			"built-in floor of a component, COMPONENT=none lifts it, and lsm and userns demand that setting of the "+
+			"engine (default: the built-in floors, and seccomp)")
 	f.StringVar(&s.SecretsAs, "secrets-as", s.SecretsAs,
 		"how containers receive secrets if the job file has no secrets_as: file, env or both "+
 			"(default: file, or both if the database is from before migration 0066)")
