@@ -120,13 +120,18 @@ func (d *Machines) List(ctx context.Context, f MachineFilter) ([]wire.Machine, e
 	}
 	machines, err := pgx.CollectRows(rows, pgx.RowTo[wire.Machine])
 	for i := range machines {
-		if a := machines[i].Approval; a != nil {
-			a.Fingerprint = a.Equipment.Fingerprint()
-		}
-		completeSecurity(machines[i].Security)
-		machines[i].Reason = machineReason(machines[i])
+		complete(&machines[i])
 	}
 	return machines, mapError(err, "machines")
+}
+
+// complete derives the parts of a machine's document that follow from others.
+func complete(m *wire.Machine) {
+	if m.Approval != nil {
+		m.Approval.Fingerprint = m.Approval.Equipment.Fingerprint()
+	}
+	completeSecurity(m.Security)
+	m.Reason = machineReason(*m)
 }
 
 // Drained returns the set of the drained machines.

@@ -203,7 +203,7 @@ func (p *pass) machine(l db.FleetMachine, row placement.Machine, joined bool) ma
 	if !joined {
 		return m
 	}
-	if row.Unjudged && p.distrusts(l.Tenant) && p.Now.Sub(l.JoinedAt) < judgedWithin {
+	if row.Unjudged && distrusts(p, l.Tenant) && p.Now.Sub(l.JoinedAt) < judgedWithin {
 		m.State = scaler.Launching // no second machine is launched before the verdict about the first one
 		return m
 	}
@@ -217,7 +217,7 @@ func (p *pass) machine(l db.FleetMachine, row placement.Machine, joined bool) ma
 const judgedWithin = 5 * time.Minute
 
 // distrusts reports whether the tenant, or a tenant above it, is untrusted.
-func (p *pass) distrusts(t berth.TenantID) bool {
+func distrusts(p *pass, t berth.TenantID) bool {
 	return slices.ContainsFunc(p.path(t), func(a berth.TenantID) bool { return p.untrusted[a] })
 }
 

@@ -34,7 +34,7 @@ func bounds(rows int) (futures, plans int) {
 // input returns the facts for one tenant and pool, without jobs.
 func (p *pass) input(t berth.TenantID, policy spec.Burst, pool string) scaler.Input {
 	in := scaler.Input{Now: p.Now, Pool: pool, Planner: p.Planner, Policy: p.policy(t, policy)}
-	in.Taints, in.Untrusted = taintsOf(p, pool), p.distrusts(t)
+	in.Taints, in.Untrusted = taintsOf(p, pool), distrusts(p, t)
 	in.Planner.MaxStarts, in.Planner.Policy.Preempt = 0, false
 	for _, m := range p.fleet[t] {
 		if m.pool == pool {
