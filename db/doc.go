@@ -35,8 +35,8 @@
 //	Offers      offers
 //	Spend       spend spend_usage
 //	Maintenance maintenance maintenance_pass maintenance_write
-//	Agents      claim cloud_notice fix_image host_report machine_use register report report_refused stages stall_report
-//	            sync unfinished_report unkillable
+//	Agents      claim cloud_notice fix_image host_report machine_use register report report_refused stages
+//	            stall_report sync unfinished_report unkillable
 //	Tenants     submit_leases tenant_users tenants_read tenants_write usage
 //	Storage     storage
 //	Tokens      credentials first_token reset_token returns token_events tokens tokens_own
