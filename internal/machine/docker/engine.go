@@ -86,6 +86,7 @@ type Engine struct {
 	*images
 	*execs
 	*lineReaders
+	*hostReader
 	api     *client.Client
 	socket  string // path of the engine's socket
 	log     *slog.Logger
@@ -135,7 +136,7 @@ func Open(host string, o Options) (*Engine, error) {
 		api:    api, socket: strings.TrimPrefix(host, "unix://"), log: o.Logger, options: o, kernel: kernellog.Kmsg{},
 		accounts: newAccounts(api, o.Owner), bounds: usualBounds,
 	}
-	e.execs, e.lineReaders = &execs{e}, &lineReaders{e}
+	e.execs, e.lineReaders, e.hostReader = &execs{e}, &lineReaders{e}, &hostReader{e}
 	return e, nil
 }
 

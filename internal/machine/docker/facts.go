@@ -21,17 +21,20 @@ import (
 // versionPatience bounds a program that prints its version.
 const versionPatience = 10 * time.Second
 
+// hostReader describes how an engine separates containers from the host.
+type hostReader struct{ engine *Engine }
+
 // Host returns the versions and the settings of the engine that separate containers from the host. A component whose
 // version cannot be read is listed without a version. withGPUs states that the machine has GPUs of NVIDIA, which
 // containers reach through the NVIDIA Container Toolkit.
-func (e *Engine) Host(ctx context.Context, withGPUs bool) (wire.HostFacts, error) {
+func (r *hostReader) Host(ctx context.Context, withGPUs bool) (wire.HostFacts, error) {
 	asking, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	info, err := e.api.Info(asking)
+	info, err := r.engine.api.Info(asking)
 	if err != nil {
 		return wire.HostFacts{}, fmt.Errorf("describe docker engine: %w", err)
 	}
-	version, err := e.api.ServerVersion(asking)
+	version, err := r.engine.api.ServerVersion(asking)
 	if err != nil {
 		return wire.HostFacts{}, fmt.Errorf("ask docker engine for its versions: %w", err)
 	}
