@@ -27,6 +27,7 @@ import (
 	"berth/db/dbtest"
 	"berth/internal/control/admission"
 	"berth/internal/control/digest"
+	"berth/internal/lib/background"
 	"berth/internal/lib/poll"
 	"berth/internal/lib/publicnet"
 	"berth/internal/lib/sealer"
@@ -159,7 +160,9 @@ func newSite(t *testing.T, images []string, tenants ...berth.TenantID) *site {
 			t.Fatal(err)
 		}
 	}
-	s.rules = admission.New(s.db, nil, images, nil, "")
+	owner := background.New()
+	t.Cleanup(owner.Close)
+	s.rules = admission.New(s.db, owner, admission.Rules{Images: images})
 	// Submits request digests from now on, also before a resolver runs.
 	if err := s.db.Images.Alive(t.Context(), time.Hour); err != nil {
 		t.Fatal(err)
