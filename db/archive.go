@@ -16,9 +16,25 @@ import (
 // A later call archives a job whose capacity still counts on a machine, or whose clean-up
 // a machine has yet to confirm: the archive never hides a container. Children are
 // archived after their parent, because the parent's document summarizes them.
-func (d *Jobs) ArchiveTerminal(ctx context.Context, term Term, retention time.Duration, limit int) (int, error) {
-	var n int
-	err := d.pruneTx(ctx, term, func(tx pgx.Tx) error {
+//
+// One transaction ends few references to chunks, since registrations of other jobs with the same chunks wait for it.
+func (d *Jobs) ArchiveTerminal(ctx context.Context, term Term, retention time.Duration, limit int) (n int, err error) {
+	for more := true; more && n < limit; {
+		var some int
+		if some, more, err = d.archiveSome(ctx, term, retention, limit-n); err != nil {
+			break
+		}
+		n += some
+	}
+	return n, mapError(err, "archive jobs")
+}
+
+// archiveSome archives jobs in one transaction. more reports that it has left out jobs with many references to chunks.
+func (d *Jobs) archiveSome(
+	ctx context.Context, term Term, retention time.Duration, limit int,
+) (n int, more bool, err error) {
+	err = d.pruneTx(ctx, term, func(tx pgx.Tx) error {
+		n, more = 0, false
 		rows, err := tx.Query(ctx, `
 			SELECT j.id::text
 			FROM jobs j
@@ -41,16 +57,20 @@ func (d *Jobs) ArchiveTerminal(ctx context.Context, term Term, retention time.Du
 		}
 		ids, err := pgx.CollectRows(rows, pgx.RowTo[string])
 		if err != nil || len(ids) == 0 {
-			n = 0
 			return err
 		}
 		if ids, err = withoutKept(ctx, tx, ids); err != nil {
 			return err
 		}
-		n = len(ids)
+		if ids, more, err = withFewRefs(ctx, tx, ids); err != nil {
+			return err
+		}
+		if n = len(ids); n == 0 {
+			return nil
+		}
 		return archive(ctx, tx, ids)
 	})
-	return n, mapError(err, "archive jobs")
+	return n, more, err
 }
 
 // keepsSteps is true if job j must stay: a live job started from one of its checkpoints, a user
