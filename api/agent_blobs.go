@@ -213,13 +213,14 @@ type agentObjectHandlers struct {
 	streams   *streams
 	log       *slog.Logger
 
-	chunks    *db.Chunks
-	shares    bool     // machines may store chunks
-	signing   *signing // nil: the operator wants all objects to pass this server
-	parts     PartSizes
-	manifests *semaphore.Weighted // room for manifests that are compared
-	completes *completions
-	transfers *prometheus.CounterVec
+	chunks     *db.Chunks
+	shares     bool     // machines may store chunks
+	signing    *signing // nil: the operator wants all objects to pass this server
+	parts      PartSizes
+	manifests  *semaphore.Weighted // room for manifests that are compared
+	chunkReads *semaphore.Weighted // room for chunks that are sent
+	completes  *completions
+	transfers  *prometheus.CounterVec
 }
 
 // newAgentObjectHandlers returns the handlers. owner owns completions of objects, which outlive their calls.
@@ -230,7 +231,8 @@ func newAgentObjectHandlers(
 		blobStore: blobStore{d.Agent.Blobs}, objects: d.DB.Objects, chunks: d.DB.Chunks, shares: d.Agent.Chunks,
 		reported: withFailpoints(writes{objects: d.DB.Objects}).objects,
 		storage:  d.DB.Storage, admission: admission, streams: streams, log: d.Logger, signing: newSigning(d),
-		parts: d.Agent.Parts.orDefaults(), manifests: newManifests(), completes: newCompletions(owner),
+		parts: d.Agent.Parts.orDefaults(), manifests: newManifests(),
+		chunkReads: newChunkReads(), completes: newCompletions(owner),
 		transfers: newObjectTransfers(d.Metrics),
 	}
 }

@@ -191,12 +191,12 @@ func (h *checkpointHandlers) downloadFile(ctx context.Context, in *fileInput) (*
 	}
 	key := fileKey(saved, in.File)
 	open := func(ctx context.Context) (io.ReadCloser, int64, error) { return store.Open(ctx, key) }
-	file, err := h.chunked(ctx, saved, in.File)
+	file, err := h.chunked(ctx, store, saved, in.File)
 	if err != nil {
 		return nil, err
 	}
 	if file != nil {
-		open = func(ctx context.Context) (io.ReadCloser, int64, error) { return file.open(ctx, store) }
+		open = file.open
 	}
 	return &huma.StreamResponse{Body: func(out huma.Context) {
 		c := humaecho.UnwrapV4(out)
@@ -208,7 +208,9 @@ func (h *checkpointHandlers) downloadFile(ctx context.Context, in *fileInput) (*
 
 // chunked returns the chunks of a file that consists of chunks, or nil for another one. Parts of checkpoints without
 // chunks cost one look-up.
-func (h *checkpointHandlers) chunked(ctx context.Context, saved db.SavedShard, file int) (*chunkedFile, error) {
+func (h *checkpointHandlers) chunked(
+	ctx context.Context, store *blob.Store, saved db.SavedShard, file int,
+) (*chunkedFile, error) {
 	part := db.Member{Tenant: saved.Tenant, Job: saved.Job, Attempt: saved.Attempt, Rank: saved.Member}
 	has, err := h.chunks.Has(ctx, part, saved.Step)
 	if err != nil || !has {
@@ -221,46 +223,67 @@ func (h *checkpointHandlers) chunked(ctx context.Context, saved db.SavedShard, f
 	if file >= len(m.Files) || len(m.Files[file].Chunks) == 0 {
 		return nil, nil
 	}
-	f := &chunkedFile{size: m.Files[file].Bytes}
-	sums := make([]string, len(m.Files[file].Chunks))
-	for i, c := range m.Files[file].Chunks {
-		sums[i] = c.SHA256
+	f := &chunkedFile{size: m.Files[file].Bytes, store: store}
+	for _, c := range m.Files[file].Chunks {
+		f.sums = append(f.sums, c.SHA256)
 	}
-	copies, err := h.chunks.Named(ctx, part, saved.Step, sums)
-	if err != nil {
-		return nil, err
-	}
-	for _, sum := range sums {
-		stored, ok := copies[sum]
-		if !ok {
-			return nil, damaged(saved, "a part of a file is not stored")
+	f.keysOf = func(ctx context.Context, sums []string) (map[string]wire.ChunkCopy, error) {
+		copies, err := h.chunks.Named(ctx, part, saved.Step, sums)
+		if err != nil {
+			return nil, err
 		}
-		f.keys = append(f.keys, stored.Key())
+		for _, sum := range sums {
+			if _, ok := copies[sum]; !ok {
+				return nil, damaged(saved, "a part of a file is not stored")
+			}
+		}
+		return copies, nil
 	}
-	return f, nil
+	f.copies, err = f.keysOf(ctx, f.sums)
+	return f, err
 }
 
 // chunkedFile is a file that consists of chunks.
 type chunkedFile struct {
-	size int64
-	keys []string // of its chunks in the object store, in order
+	store  *blob.Store
+	size   int64
+	sums   []string // of its chunks, in order
+	copies map[string]wire.ChunkCopy
+	keysOf func(ctx context.Context, sums []string) (map[string]wire.ChunkCopy, error)
 }
 
 // open returns the content of the file. The first chunk is opened at once, so that a missing object is an error.
-func (f *chunkedFile) open(ctx context.Context, store *blob.Store) (io.ReadCloser, int64, error) {
-	first, _, err := store.Open(ctx, f.keys[0])
+func (f *chunkedFile) open(ctx context.Context) (io.ReadCloser, int64, error) {
+	first, err := f.chunk(ctx, f.sums[0])
 	if err != nil {
 		return nil, 0, err
 	}
-	return &chunkReader{ctx: ctx, store: store, present: first, keys: f.keys[1:]}, f.size, nil
+	return &chunkReader{ctx: ctx, file: f, present: first, rest: f.sums[1:]}, f.size, nil
+}
+
+// chunk opens a chunk. A copy that is gone may have been replaced since the download began.
+func (f *chunkedFile) chunk(ctx context.Context, sum string) (io.ReadCloser, error) {
+	in, _, err := f.store.Open(ctx, f.copies[sum].Key())
+	if berth.CodeOf(err) != berth.CodeNotFound {
+		return in, err
+	}
+	now, failed := f.keysOf(ctx, []string{sum})
+	if failed != nil {
+		return nil, failed
+	}
+	if now[sum] == f.copies[sum] {
+		return nil, err
+	}
+	in, _, err = f.store.Open(ctx, now[sum].Key())
+	return in, err
 }
 
 // chunkReader reads chunks one after the other. The reader of the file compares its hash.
 type chunkReader struct {
 	ctx     context.Context
-	store   *blob.Store
+	file    *chunkedFile
 	present io.ReadCloser
-	keys    []string // of the next ones
+	rest    []string // hashes of the next ones
 }
 
 // Read reads the present chunk, and opens the next one at its end.
@@ -273,15 +296,15 @@ func (r *chunkReader) Read(p []byte) (int, error) {
 			}
 			return n, err
 		}
-		if len(r.keys) == 0 {
+		if len(r.rest) == 0 {
 			return 0, io.EOF
 		}
-		next, _, err := r.store.Open(r.ctx, r.keys[0])
+		next, err := r.file.chunk(r.ctx, r.rest[0])
 		if err != nil {
 			return 0, err
 		}
 		_ = r.present.Close()
-		r.present, r.keys = next, r.keys[1:]
+		r.present, r.rest = next, r.rest[1:]
 	}
 }
 

@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"io"
 	"net/http"
 	"strconv"
@@ -159,10 +158,10 @@ func (x *chunkCall) addressesToStore() error {
 	a := wire.ChunkAnswer{Chunks: make([]wire.ChunkAccess, len(x.sums))}
 	var copies map[string]wire.ChunkCopy
 	if len(sent) > 0 {
-		if err := x.storeWithin(x.c, "", x.place, max(bytes, x.req.Rest), x.at); err != nil {
+		if err := x.fits(sent, max(bytes, x.req.Rest)); err != nil {
 			return err
 		}
-		if copies, err = x.chunks.Load(ctx, x.member, sent); err != nil {
+		if copies, err = x.chunks.Load(ctx, x.member, x.req.Step, sent); err != nil {
 			return err
 		}
 	}
@@ -177,6 +176,24 @@ func (x *chunkCall) addressesToStore() error {
 	}
 	x.c.Response().Header().Set(echo.HeaderCacheControl, "no-store")
 	return x.c.JSON(http.StatusOK, a)
+}
+
+// fits refuses chunks that exceed a storage quota of the tenant, with the whole step. rest is the length of these chunks
+// and of all that follow. Where a quota has no room for all of them, the ones that the tenant already has count nothing.
+func (x *chunkCall) fits(sent []wire.Chunk, rest int64) error {
+	ctx := x.c.Request().Context()
+	limits, err := x.admission.StorageLimits(ctx, x.member.Tenant)
+	if err != nil || len(db.Binding(limits, db.StoredCheckpoints)) == 0 {
+		return err
+	}
+	if _, err = x.storage.Room(ctx, limits, db.StoredCheckpoints, rest, rest); !berth.IsSlug(err, berth.SlugStorageQuota) {
+		return err
+	}
+	fresh, err := x.chunks.NewBytes(ctx, x.member, x.req.Step, sent)
+	if err != nil || fresh == 0 {
+		return err
+	}
+	return x.storeWithin(x.c, "", x.place, fresh, x.at)
 }
 
 // toStore returns the key of a chunk to store, and the address if this server signs any.
@@ -217,6 +234,11 @@ func (x *chunkCall) compare() error {
 	if err != nil {
 		return err
 	}
+	for _, chunk := range x.req.Chunks {
+		if load, ok := loads[chunk.SHA256]; ok && load.Bytes != chunk.Bytes {
+			return errOtherLength(load, chunk.Bytes)
+		}
+	}
 	same := make([]bool, len(x.sums))
 	if x.compares() {
 		all, abreast := errgroup.WithContext(ctx)
@@ -227,7 +249,7 @@ func (x *chunkCall) compare() error {
 				continue
 			}
 			all.Go(func() (err error) {
-				same[i], err = x.isStored(abreast, load, chunk)
+				same[i], err = x.isStored(abreast, load)
 				return err
 			})
 		}
@@ -235,23 +257,23 @@ func (x *chunkCall) compare() error {
 			return err
 		}
 	}
-	var stored []string
+	var stored []db.ChunkObject
 	for i, sum := range x.sums {
 		if same[i] {
-			stored = append(stored, sum)
+			stored = append(stored, loads[sum])
 		}
 	}
 	if len(stored) > 0 {
-		if err := x.chunks.Stored(ctx, x.member, stored); err != nil {
+		if err := x.record(ctx, x.store, x.member, stored); err != nil {
 			return err
 		}
 	}
 	return x.held()
 }
 
-// isStored reports whether the object of a copy has the content that its hash names.
-func (x *chunkCall) isStored(ctx context.Context, load wire.ChunkCopy, chunk wire.Chunk) (bool, error) {
-	sum, err := blob.ParseSHA256(chunk.SHA256)
+// isStored reports whether the object of a load has the announced length and the content that its hash names.
+func (x *chunkCall) isStored(ctx context.Context, load db.ChunkObject) (bool, error) {
+	sum, err := blob.ParseSHA256(load.SHA256)
 	if err != nil {
 		return false, err
 	}
@@ -259,7 +281,12 @@ func (x *chunkCall) isStored(ctx context.Context, load wire.ChunkCopy, chunk wir
 	if berth.CodeOf(err) == berth.CodeNotFound {
 		return false, nil
 	}
-	return err == nil && o.Is(chunk.Bytes, sum), err
+	return err == nil && o.Is(load.Bytes, sum), err
+}
+
+// errOtherLength refuses a chunk with another length than the one that the member has announced.
+func errOtherLength(load db.ChunkObject, bytes int64) error {
+	return berth.Errorf(berth.CodeInvalid, "chunk %s: %d bytes were announced, and not %d", load.SHA256, load.Bytes, bytes)
 }
 
 // addressesToRead answers with an address for each chunk, which the named part of a checkpoint must have.
@@ -291,63 +318,39 @@ func (x *chunkCall) addressesToRead() error {
 	return x.c.JSON(http.StatusOK, a)
 }
 
-// read sends one chunk of a checkpoint that the machine may restore. The chunk is compared with its hash first: one
-// that is missing or damaged is answered with the slug object_missing, and recorded as broken.
-func (h *chunkHandlers) read(c echo.Context) error {
-	store, err := h.blobs()
+// record records objects of chunks that the server has compared with their hashes. A copy of the tenant that one of them
+// would only repeat must exist: a restored database may name copies that were deleted.
+func (h *chunkHandlers) record(ctx context.Context, store *blob.Store, m db.Member, stored []db.ChunkObject) error {
+	sums, own := make([]string, len(stored)), make(map[wire.ChunkCopy]bool, len(stored))
+	for i, o := range stored {
+		sums[i], own[o.ChunkCopy] = o.SHA256, true
+	}
+	present, err := h.chunks.InForce(ctx, m.Tenant, sums)
 	if err != nil {
 		return err
 	}
-	job, err := berth.ParseJobID(c.Param("job"))
-	if err != nil {
+	all, abreast := errgroup.WithContext(ctx)
+	all.SetLimit(comparesAbreast)
+	for _, o := range present {
+		if own[o.ChunkCopy] {
+			continue
+		}
+		all.Go(func() error {
+			sum, err := blob.ParseSHA256(o.SHA256)
+			if err != nil {
+				return err
+			}
+			ok, err := store.Holds(abreast, o.Key(), o.Bytes, sum)
+			if err == nil && !ok {
+				_, err = h.broken(abreast, o.ChunkCopy, nil)
+			}
+			return err
+		})
+	}
+	if err := all.Wait(); err != nil {
 		return err
 	}
-	attempt, bad1 := strconv.Atoi(c.Param("attempt"))
-	rank, bad2 := strconv.Atoi(c.Param("rank"))
-	step, bad3 := strconv.ParseInt(c.Param("step"), 10, 64)
-	sum := c.Param("sha256")
-	if errors.Join(bad1, bad2, bad3) != nil || !(wire.Chunk{SHA256: sum, Bytes: 1}).Valid() {
-		return berth.Errorf(berth.CodeInvalid, "the path must name a job, an attempt, a rank, a step and a sha256")
-	}
-	ctx := c.Request().Context()
-	part := db.Member{Job: job, Attempt: attempt, Rank: rank}
-	copies, err := h.chunks.Readable(ctx, machineOf(c), part, step, []string{sum})
-	if err != nil {
-		return err
-	}
-	stored, ok := copies[sum]
-	if !ok {
-		return berth.Errorf(berth.CodeNotFound, "no such chunk")
-	}
-	wait, cancel := context.WithTimeout(ctx, manifestsWait)
-	defer cancel()
-	if err := h.manifests.Acquire(wait, wire.MaxChunkBytes); err != nil {
-		return berth.Errorf(berth.CodeUnavailable, "the server sends other chunks; try again")
-	}
-	defer h.manifests.Release(wire.MaxChunkBytes)
-	body, err := h.intact(ctx, store, stored)
-	if err != nil {
-		return err
-	}
-	h.count(c, "get")
-	return c.Blob(http.StatusOK, echo.MIMEOctetStream, body)
-}
-
-// intact returns the content of a chunk after its comparison with the hash.
-func (h *chunkHandlers) intact(ctx context.Context, store *blob.Store, stored wire.ChunkCopy) ([]byte, error) {
-	body, err := store.ReadAll(ctx, stored.Key(), wire.MaxChunkBytes)
-	if err != nil && berth.CodeOf(err) != berth.CodeNotFound && berth.CodeOf(err) != berth.CodeInvalid {
-		return nil, err
-	}
-	if sum := sha256.Sum256(body); err == nil && hex.EncodeToString(sum[:]) == stored.SHA256 {
-		return body, nil
-	}
-	h.log.Error("chunk of checkpoints is missing or damaged", "key", stored.Key(), "err", err)
-	if err := h.chunks.Broken(ctx, stored); err != nil {
-		return nil, err
-	}
-	return nil, &berth.Error{Code: berth.CodeNotFound, Slug: wire.SlugObjectMissing,
-		Message: "chunk " + stored.SHA256 + " is missing or damaged"}
+	return h.chunks.Stored(ctx, m, stored)
 }
 
 // chunkAt reads the name of a chunk's copy from its place.
@@ -375,16 +378,20 @@ func (h *chunkHandlers) put(c echo.Context, store *blob.Store, sent wire.ChunkCo
 	if err != nil {
 		return err
 	}
-	if loads[sent.SHA256] != sent {
+	load := loads[sent.SHA256]
+	if load.ChunkCopy != sent {
 		held, err := h.chunks.Held(ctx, member, []string{sent.SHA256})
-		if err == nil && !held[sent.SHA256] {
-			err = berth.Errorf(berth.CodeInvalid, "chunk %s was not announced", sent.SHA256)
+		if err == nil && !held[sent.SHA256] { // for example after the database was restored: the member asks again
+			err = berth.Errorf(berth.CodeUnavailable, "chunk %s is not announced: ask for its address again", sent.SHA256)
 		}
 		if err != nil {
 			return err
 		}
 		_, _ = io.CopyN(io.Discard, r.Body, wire.MaxChunkBytes) // the answer to an earlier call was lost
 		return c.NoContent(http.StatusNoContent)
+	}
+	if load.Bytes != r.ContentLength {
+		return errOtherLength(load, r.ContentLength)
 	}
 	t, err := h.streams.begin(c, machineTransfer)
 	if err != nil {
@@ -401,7 +408,7 @@ func (h *chunkHandlers) put(c echo.Context, store *blob.Store, sent wire.ChunkCo
 	if _, err := store.Put(t.ctx, sent.Key(), last, r.ContentLength); err != nil {
 		return cmp.Or(t.broken(), body.slow(), err)
 	}
-	if err := h.chunks.Stored(t.ctx, member, []string{sent.SHA256}); err != nil {
+	if err := h.record(t.ctx, store, member, []db.ChunkObject{load}); err != nil {
 		return err
 	}
 	h.count(c, "put")

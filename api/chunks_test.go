@@ -9,11 +9,14 @@ import (
 	"testing"
 	"time"
 
+	"cloud.google.com/go/storage"
 	"gocloud.dev/blob/s3blob"
+	"google.golang.org/api/option"
 
 	"berth"
 	"berth/api"
 	"berth/internal/control/blob"
+	"berth/internal/machine/fetch/gstest"
 	"berth/internal/machine/fetch/s3test"
 	"berth/wire"
 )
@@ -156,7 +159,8 @@ func TestChunksAreMovedForTheirHolderAlone(t *testing.T) {
 		"questions about another job":       {b.post("chunks", b.asks(job, 5, wire.ChunkAsk, "secret"), nil), http.StatusConflict},
 		"written by another machine":        {a.call("m1", "PUT", "/agent/v1/objects/"+key, "secret"), http.StatusNotFound},
 		"written with other content":        {b.call("m2", "PUT", "/agent/v1/objects/"+key, "Secret"), http.StatusBadRequest},
-		"written under a name of its own":   {b.call("m2", "PUT", "/agent/v1/objects/"+strings.Replace(key, ".chunk", "0.chunk", 1), "secret"), http.StatusBadRequest},
+		"written under a name of its own":   {b.call("m2", "PUT", "/agent/v1/objects/"+strings.Replace(key, ".chunk", "0.chunk", 1), "secret"), http.StatusServiceUnavailable},
+		"written with another length":       {b.call("m2", "PUT", "/agent/v1/objects/"+key, "secret and more"), http.StatusBadRequest},
 		"registered by its hash":            {b.reports(other, 5, "secret"), http.StatusConflict},
 		"registered at the route of before": {b.post("checkpoints", wire.CheckpointReport{AgentBoot: b.boot, Epoch: b.epoch, Job: job.ID, Attempt: 1, Step: 5}, nil), http.StatusBadRequest},
 		"named twice":                       {a.post("chunks", a.asks(job, 6, wire.ChunkAsk, "x", "x"), nil), http.StatusBadRequest},
@@ -206,15 +210,46 @@ func TestADamagedChunkIsFoundAndSentAgain(t *testing.T) {
 	}
 }
 
+// chunkBuckets are stores with signed addresses.
+var chunkBuckets = map[string]func(t *testing.T) *blob.Store{
+	"s3": func(t *testing.T) *blob.Store {
+		server := s3test.Start(t)
+		store, err := blob.NewS3(t.Context(), server.Client(), server.Bucket, s3blob.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return store
+	},
+	"gs": func(t *testing.T) *blob.Store {
+		server := gstest.StartStore(t)
+		client, err := storage.NewClient(t.Context(), storage.WithJSONReads(),
+			option.WithHTTPClient(&http.Client{Transport: server.Account.Transport()}), option.WithEndpoint(server.URL+"/storage/v1/"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		store, err := blob.NewGCS(t.Context(), client, server.Bucket,
+			blob.GCSOptions{Account: gstest.Email, Plaintext: true, Key: server.Account.Key(t)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return store
+	},
+}
+
 // Signed addresses bind a chunk to its hash, and the server believes the store alone.
 func TestChunksAreStoredBySignedAddresses(t *testing.T) {
 	t.Parallel()
-	server := s3test.Start(t)
-	store, err := blob.NewS3(t.Context(), server.Client(), server.Bucket, s3blob.Options{})
-	if err != nil {
-		t.Fatal(err)
+	for name, open := range chunkBuckets {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			store := open(t)
+			t.Cleanup(func() { _ = store.Close() })
+			chunksBySignedAddresses(t, store)
+		})
 	}
-	t.Cleanup(func() { _ = store.Close() })
+}
+
+func chunksBySignedAddresses(t *testing.T, store *blob.Store) {
 	s := newSite(t, func(d *api.Deps) {
 		d.Agent = api.AgentDeps{Blobs: store, Direct: true, Chunks: true, ProofLimit: 10 * time.Minute}
 	})
@@ -239,6 +274,11 @@ func TestChunksAreStoredBySignedAddresses(t *testing.T) {
 	}
 	if status, _ := a.sends("PUT", answer.Chunks[0].Address, "base"); status != http.StatusPreconditionFailed {
 		t.Errorf("the second use of an address: %d", status)
+	}
+	longer := a.asks(job, 5, wire.ChunkStored, "base")
+	longer.Chunks[0].Bytes++
+	if got := a.post("chunks", longer, nil); got.status != http.StatusBadRequest {
+		t.Errorf("a chunk of another length than announced: %d %s", got.status, got.body)
 	}
 	a.post("chunks", a.asks(job, 5, wire.ChunkStored, contents...), &answer)
 	if !answer.Chunks[0].Have || !answer.Chunks[1].Have {

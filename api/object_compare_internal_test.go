@@ -59,3 +59,31 @@ func TestManifestsAreComparedWithinTheirRoom(t *testing.T) {
 		t.Error("the room of a refused manifest is not free again")
 	}
 }
+
+// TestReadersOfChunksLeaveRoomForReports fills the room of each of the two kinds of calls in turn.
+func TestReadersOfChunksLeaveRoomForReports(t *testing.T) {
+	t.Parallel()
+	h := &agentObjectHandlers{manifests: newManifests(), chunkReads: newChunkReads()}
+	for range chunkReads {
+		if _, err := h.roomToSend(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := h.roomToSend(over); berth.CodeOf(err) != berth.CodeUnavailable {
+		t.Errorf("a chunk is sent without room: %v", err)
+	}
+	if !h.manifests.TryAcquire(manifestRoom) {
+		t.Error("chunks that are sent take room of manifests")
+	}
+	h.chunkReads.Release(1)
+	free, err := h.roomToSend(t.Context())
+	if err != nil {
+		t.Fatalf("reports take room of chunks: %v", err)
+	}
+	free()
+	if !h.chunkReads.TryAcquire(1) {
+		t.Error("the room of a sent chunk is not free again")
+	}
+}

@@ -28,6 +28,23 @@ func (m Member) copyOf(sum, random string) wire.ChunkCopy {
 	return wire.ChunkCopy{Tenant: m.Tenant, Job: m.Job, Attempt: m.Attempt, Rank: m.Rank, SHA256: sum, Random: random}
 }
 
+// ChunkObject is the object of a copy of a chunk.
+type ChunkObject struct {
+	wire.ChunkCopy
+	Bytes int64 // of the chunk
+}
+
+// withCopies returns the member as arguments of a statement, with some objects.
+func (m Member) withCopies(objects []ChunkObject) pgx.NamedArgs {
+	sums, copies, bytes := make([]string, len(objects)), make([]string, len(objects)), make([]int64, len(objects))
+	for i, o := range objects {
+		sums[i], copies[i], bytes[i] = o.SHA256, o.Random, o.Bytes
+	}
+	args := m.args(sums)
+	args["copies"], args["bytes"] = copies, bytes
+	return args
+}
+
 // chunkHeld is true if the member @job, @attempt, @rank need not send chunk c: it has sent the content in this attempt,
 // or the chunk is a part of a checkpoint that it may restore. A hash alone is no proof that it has the content.
 const chunkHeld = `(
@@ -62,92 +79,148 @@ func (d *Chunks) Held(ctx context.Context, m Member, sums []string) (map[string]
 	return held, mapError(err, "chunks")
 }
 
-// Load records that the member is about to store chunks, and returns the copy of each. Nobody else ever writes these
+// Load records that the member is about to store chunks, and returns the copy of each. Only this member writes these
 // copies, so an object at the key of one proves that the member has sent the content. A repeated call returns the same
-// copies, unless they were stored. The chunks are distinct.
-func (d *Chunks) Load(ctx context.Context, m Member, chunks []wire.Chunk) (map[string]wire.ChunkCopy, error) {
-	sums, bytes, copies := make([]string, len(chunks)), make([]int64, len(chunks)), make([]string, len(chunks))
+// copies, unless they were stored. A chunk that was announced with another length is refused: one of the lengths is
+// wrong. The chunks are distinct, and belong to the checkpoint of the step.
+func (d *Chunks) Load(
+	ctx context.Context, m Member, step int64, chunks []wire.Chunk,
+) (map[string]wire.ChunkCopy, error) {
+	objects := make([]ChunkObject, len(chunks))
 	for i, c := range chunks {
-		sums[i], bytes[i], copies[i] = c.SHA256, c.Bytes, berth.NewSecret()[:16]
+		objects[i] = ChunkObject{m.copyOf(c.SHA256, berth.NewSecret()[:16]), c.Bytes}
 	}
-	args := m.args(sums)
-	args["bytes"], args["copies"] = bytes, copies
+	args := m.withCopies(objects)
+	args["step"] = step
 	rows, err := d.pool.Query(ctx, `
-		INSERT INTO chunk_loads AS l (job, attempt, rank, sha256, tenant, bytes, copy)
-		SELECT @job::uuid, @attempt::int, @rank::int, decode(x.sum, 'hex'), @tenant::text, x.bytes, x.copy
+		INSERT INTO chunk_loads AS l (job, attempt, rank, sha256, tenant, bytes, copy, step)
+		SELECT @job::uuid, @attempt::int, @rank::int, decode(x.sum, 'hex'), @tenant::text, x.bytes, x.copy, @step::bigint
 		FROM unnest(@sums::text[], @bytes::bigint[], @copies::text[]) x (sum, bytes, copy)
 		ORDER BY decode(x.sum, 'hex')
 		ON CONFLICT (job, attempt, rank, sha256) DO UPDATE
 		SET copy = CASE WHEN l.stored THEN excluded.copy ELSE l.copy END, bytes = excluded.bytes, stored = false,
-		    at = excluded.at
-		RETURNING encode(sha256, 'hex'), copy`, args)
-	return m.copies(rows, err)
+		    at = excluded.at, step = excluded.step
+		WHERE l.stored OR l.bytes = excluded.bytes
+		RETURNING encode(sha256, 'hex'), copy, bytes`, args)
+	loads, err := m.objects(rows, err)
+	if err != nil {
+		return nil, err
+	}
+	copies := make(map[string]wire.ChunkCopy, len(loads))
+	for _, c := range chunks {
+		load, ok := loads[c.SHA256]
+		if !ok {
+			return nil, berth.Errorf(berth.CodeInvalid, "chunk %s has %d bytes, and was announced with another length",
+				c.SHA256, c.Bytes)
+		}
+		copies[c.SHA256] = load.ChunkCopy
+	}
+	return copies, nil
 }
 
-// Loads returns the copies of chunks that the member stores and that are not compared yet.
-func (d *Chunks) Loads(ctx context.Context, m Member, sums []string) (map[string]wire.ChunkCopy, error) {
+// Loads returns the objects of chunks that the member stores and that are not compared yet, with the lengths that it
+// has announced.
+func (d *Chunks) Loads(ctx context.Context, m Member, sums []string) (map[string]ChunkObject, error) {
 	rows, err := d.pool.Query(ctx, `
-		SELECT encode(sha256, 'hex'), copy
+		SELECT encode(sha256, 'hex'), copy, bytes
 		FROM chunk_loads
 		WHERE job = @job AND attempt = @attempt AND rank = @rank AND sha256 IN `+asked+` AND NOT stored`, m.args(sums))
-	return m.copies(rows, err)
+	return m.objects(rows, err)
 }
 
-// copies reads rows of hashes and random parts.
-func (m Member) copies(rows pgx.Rows, err error) (map[string]wire.ChunkCopy, error) {
+// objects reads rows of hashes, random parts and lengths.
+func (m Member) objects(rows pgx.Rows, err error) (map[string]ChunkObject, error) {
 	if err != nil {
 		return nil, mapError(err, "chunks")
 	}
-	copies := map[string]wire.ChunkCopy{}
+	objects := map[string]ChunkObject{}
 	var sum, random string
-	_, err = pgx.ForEachRow(rows, []any{&sum, &random}, func() error {
-		copies[sum] = m.copyOf(sum, random)
+	var bytes int64
+	_, err = pgx.ForEachRow(rows, []any{&sum, &random, &bytes}, func() error {
+		objects[sum] = ChunkObject{m.copyOf(sum, random), bytes}
 		return nil
 	})
-	return copies, mapError(err, "chunks")
+	return objects, mapError(err, "chunks")
+}
+
+// InForce returns the objects of the copies that the tenant's checkpoints use, without broken ones.
+func (d *Chunks) InForce(ctx context.Context, tenant berth.TenantID, sums []string) ([]ChunkObject, error) {
+	rows, err := d.pool.Query(ctx, `
+		SELECT tenant, job::text, attempt, rank, encode(sha256, 'hex'), copy, bytes
+		FROM chunks
+		WHERE tenant = @tenant AND sha256 IN `+asked+` AND NOT broken`, Member{Tenant: tenant}.args(sums))
+	if err != nil {
+		return nil, mapError(err, "chunks")
+	}
+	list, err := pgx.CollectRows(rows, rowToObject)
+	return list, mapError(err, "chunks")
+}
+
+// rowToObject reads a row with the columns of readCopies and the length.
+func rowToObject(row pgx.CollectableRow) (o ChunkObject, err error) {
+	err = row.Scan(&o.Tenant, &o.Job, &o.Attempt, &o.Rank, &o.SHA256, &o.Random, &o.Bytes)
+	return o, err
 }
 
 // lateAddress is the time after which no address to write a copy is used any longer: addresses live for five minutes,
 // and a request that began in time may last longer.
 const lateAddress = 10 * time.Minute
 
-// Stored records that the server has compared the member's copies of these chunks with their hashes. The first copy of
-// a chunk is the one of the tenant; others are marked for deletion, and so is a broken one that is replaced.
-func (d *Chunks) Stored(ctx context.Context, m Member, sums []string) error {
+// compared selects the loads that were compared: the copy is the one of the load, and so is its length.
+const compared = `
+	chunk_loads l
+	JOIN unnest(@sums::text[], @copies::text[], @bytes::bigint[]) x (sum, copy, bytes)
+	  ON l.sha256 = decode(x.sum, 'hex') AND l.copy = x.copy AND l.bytes = x.bytes
+	WHERE l.job = @job AND l.attempt = @attempt AND l.rank = @rank AND NOT l.stored`
+
+// Stored records that the server has compared these objects of the member with their hashes, and measured their
+// lengths. Objects that are not the ones of present loads are left out: Loads has changed since. The first copy of a
+// chunk is the one of the tenant; others are marked for deletion, and so is a broken one that is replaced.
+//
+// Loads are locked before chunks, and both in the order of hashes, as by a registration.
+func (d *Chunks) Stored(ctx context.Context, m Member, objects []ChunkObject) error {
 	err := d.tx(ctx, func(tx pgx.Tx) error {
-		args := m.args(sums)
-		args["late"] = lateAddress
+		args := m.withCopies(objects)
+		for _, sql := range []string{
+			lockLoads,
+			// One pass in the order of hashes adds rows and locks the others, broken or not. The update of an unused
+			// chunk keeps a collection that runs now from it.
+			`INSERT INTO chunks AS c (tenant, sha256, bytes, job, attempt, rank, copy)
+			SELECT l.tenant, l.sha256, l.bytes, l.job, l.attempt, l.rank, l.copy
+			FROM ` + compared + `
+			ORDER BY l.sha256
+			ON CONFLICT (tenant, sha256) DO UPDATE SET unused_since = clock_timestamp()`,
+		} {
+			if _, err := tx.Exec(ctx, sql, args); err != nil {
+				return err
+			}
+		}
 		rows, err := tx.Query(ctx, `
-			SELECT tenant, job::text, attempt, rank, encode(sha256, 'hex'), copy
-			FROM chunks
-			WHERE tenant = @tenant AND sha256 IN `+asked+` AND broken
-			ORDER BY sha256
-			FOR NO KEY UPDATE`, args)
+			WITH gone AS (
+				SELECT tenant, job, attempt, rank, sha256, copy
+				FROM chunks
+				WHERE tenant = @tenant AND sha256 IN `+asked+` AND broken
+			), fresh AS (
+				SELECT l.* FROM `+compared+`
+			)
+			UPDATE chunks c
+			SET broken = false, job = f.job, attempt = f.attempt, rank = f.rank, copy = f.copy,
+			    looked_at = clock_timestamp()
+			FROM gone g
+			JOIN fresh f ON f.tenant = g.tenant AND f.sha256 = g.sha256
+			WHERE c.tenant = g.tenant AND c.sha256 = g.sha256
+			RETURNING g.tenant, g.job::text, g.attempt, g.rank, encode(g.sha256, 'hex'), g.copy`, args)
 		gone, err := readCopies(rows, err)
 		if err != nil {
 			return err
 		}
-		// The update of an unused chunk keeps a collection that runs now from it, and locks its row.
-		if _, err := tx.Exec(ctx, `
-			INSERT INTO chunks AS c (tenant, sha256, bytes, job, attempt, rank, copy)
-			SELECT tenant, sha256, bytes, job, attempt, rank, copy
-			FROM chunk_loads
-			WHERE job = @job AND attempt = @attempt AND rank = @rank AND sha256 IN `+asked+` AND NOT stored
-			ORDER BY sha256
-			ON CONFLICT (tenant, sha256) DO UPDATE
-			SET unused_since = clock_timestamp(), broken = false,
-			    job = CASE WHEN c.broken THEN excluded.job ELSE c.job END,
-			    attempt = CASE WHEN c.broken THEN excluded.attempt ELSE c.attempt END,
-			    rank = CASE WHEN c.broken THEN excluded.rank ELSE c.rank END,
-			    copy = CASE WHEN c.broken THEN excluded.copy ELSE c.copy END`, args); err != nil {
-			return err
-		}
 		rows, err = tx.Query(ctx, `
 			WITH s AS (
-				UPDATE chunk_loads
+				UPDATE chunk_loads k
 				SET stored = true, at = clock_timestamp()
-				WHERE job = @job AND attempt = @attempt AND rank = @rank AND sha256 IN `+asked+` AND NOT stored
-				RETURNING tenant, job, attempt, rank, sha256, copy
+				FROM `+compared+` AND k.job = l.job AND k.attempt = l.attempt AND k.rank = l.rank
+				  AND k.sha256 = l.sha256
+				RETURNING k.tenant, k.job, k.attempt, k.rank, k.sha256, k.copy
 			)
 			SELECT s.tenant, s.job::text, s.attempt, s.rank, encode(s.sha256, 'hex'), s.copy
 			FROM s
@@ -157,10 +230,21 @@ func (d *Chunks) Stored(ctx context.Context, m Member, sums []string) error {
 		if err != nil {
 			return err
 		}
-		return doomCopies(ctx, tx, append(gone, twice...), lateAddress)
+		return doomCopies(ctx, tx, append(gone, twice...))
 	})
 	return mapError(err, "chunks")
 }
+
+// lockLoads locks the loads of the chunks of a member, which come before the chunks.
+const lockLoads = `
+	SELECT count(*)
+	FROM (
+		SELECT 1
+		FROM chunk_loads
+		WHERE job = @job AND attempt = @attempt AND rank = @rank AND sha256 IN ` + asked + `
+		ORDER BY sha256
+		FOR UPDATE
+	) locked`
 
 // readCopies reads rows with the tenant, job, attempt, rank, hash and random part of copies.
 func readCopies(rows pgx.Rows, err error) ([]wire.ChunkCopy, error) {
@@ -170,8 +254,9 @@ func readCopies(rows pgx.Rows, err error) ([]wire.ChunkCopy, error) {
 	return pgx.CollectRows(rows, pgx.RowToStructByPos[wire.ChunkCopy])
 }
 
-// doomCopies marks copies of chunks for deletion after a time.
-func doomCopies(ctx context.Context, tx pgx.Tx, copies []wire.ChunkCopy, after time.Duration) error {
+// doomCopies marks copies of chunks for deletion after lateAddress. A copy that were deleted before could be written once
+// more by an address that has not expired.
+func doomCopies(ctx context.Context, tx pgx.Tx, copies []wire.ChunkCopy) error {
 	if len(copies) == 0 {
 		return nil
 	}
@@ -184,7 +269,7 @@ func doomCopies(ctx context.Context, tx pgx.Tx, copies []wire.ChunkCopy, after t
 		SELECT k, clock_timestamp() + @after::interval
 		FROM unnest(@keys::text[]) k
 		ORDER BY k
-		ON CONFLICT DO NOTHING`, pgx.NamedArgs{"keys": keys, "after": after})
+		ON CONFLICT DO NOTHING`, pgx.NamedArgs{"keys": keys, "after": lateAddress})
 	return err
 }
 
@@ -243,13 +328,41 @@ func (d *Chunks) named(ctx context.Context, also string, args pgx.NamedArgs) (ma
 	return copies, mapError(err, "chunks")
 }
 
-// Broken records that the object of a chunk is missing, or has another content. Checkpoints with the chunk stay
-// verified until a restore of them fails, or until a member stores the same content again, which heals all of them.
-func (d *Chunks) Broken(ctx context.Context, c wire.ChunkCopy) error {
-	_, err := d.pool.Exec(ctx, `
+// Broken records that the object of a copy is missing, or has another content. Checkpoints with the chunk stay verified
+// until a restore of them fails, or until a member stores the same content again, which heals all of them. inForce is
+// false if the copy is no longer the one that checkpoints use: it was replaced, and nothing is recorded.
+func (d *Chunks) Broken(ctx context.Context, c wire.ChunkCopy) (inForce bool, err error) {
+	tag, err := d.pool.Exec(ctx, `
 		UPDATE chunks
 		SET broken = true
 		WHERE tenant = @tenant AND sha256 = decode(@sum, 'hex') AND copy = @copy`,
 		pgx.NamedArgs{"tenant": string(c.Tenant), "sum": c.SHA256, "copy": c.Random})
-	return mapError(err, "chunk")
+	return tag.RowsAffected() > 0, mapError(err, "chunk")
+}
+
+// NewBytes returns the bytes that the member's part of a step adds to its tenant by these chunks, and by the ones that it
+// has stored for this step before: chunks that a checkpoint of the tenant names add nothing.
+func (d *Chunks) NewBytes(
+	ctx context.Context, m Member, step int64, chunks []wire.Chunk,
+) (bytes int64, err error) {
+	sums, sizes := make([]string, len(chunks)), make([]int64, len(chunks))
+	for i, c := range chunks {
+		sums[i], sizes[i] = c.SHA256, c.Bytes
+	}
+	args := m.args(sums)
+	args["bytes"], args["step"] = sizes, step
+	err = d.pool.QueryRow(ctx, `
+		SELECT coalesce(sum(x.bytes), 0)::bigint
+		FROM (
+			SELECT decode(s.sum, 'hex') AS sha256, s.bytes
+			FROM unnest(@sums::text[], @bytes::bigint[]) s (sum, bytes)
+			UNION ALL
+			SELECT sha256, bytes
+			FROM chunk_loads
+			WHERE job = @job AND attempt = @attempt AND rank = @rank AND step = @step
+			  AND sha256 NOT IN `+asked+`
+		) x
+		WHERE NOT EXISTS (
+			SELECT 1 FROM chunks c WHERE c.tenant = @tenant AND c.sha256 = x.sha256 AND c.refs > 0)`, args).Scan(&bytes)
+	return bytes, mapError(err, "chunks")
 }

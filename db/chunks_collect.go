@@ -70,10 +70,7 @@ func (d *Chunks) Collect(ctx context.Context, term Term, age time.Duration, limi
 			return err
 		}
 		n = len(unused)
-		if err := doomCopies(ctx, tx, unfinished, lateAddress); err != nil {
-			return err
-		}
-		return doomCopies(ctx, tx, unused, 0)
+		return doomCopies(ctx, tx, append(unfinished, unused...))
 	})
 	return n, mapError(err, "chunks")
 }

@@ -11,16 +11,22 @@ import (
 	"berth/wire"
 )
 
-// lockChunks locks the chunks of a shard, and the chunks that the other checkpoints of its job name.
+// lockChunks locks the chunks of a shard. The shard that completes its step also locks the chunks that the other steps of
+// its job name, of all members: the same transaction prunes some of these steps.
 const lockChunks = `
-	SELECT 1
-	FROM chunks
-	WHERE tenant = @tenant AND sha256 IN (
-		SELECT decode(s, 'hex') FROM unnest(@sums::text[]) s
-		UNION
-		SELECT sha256 FROM chunk_refs WHERE job = @job)
-	ORDER BY sha256
-	FOR NO KEY UPDATE`
+	SELECT count(*)
+	FROM (
+		SELECT 1
+		FROM chunks
+		WHERE tenant = @tenant AND sha256 IN (
+			SELECT decode(s, 'hex') FROM unnest(@sums::text[]) s
+			UNION
+			SELECT sha256
+			FROM chunk_refs
+			WHERE @completes AND job = @job AND (step, attempt) <> (@step, @attempt))
+		ORDER BY sha256
+		FOR NO KEY UPDATE
+	) locked`
 
 // missingChunks selects the chunks of a shard that the tenant does not have, or whose content the member has not shown.
 const missingChunks = `
@@ -32,12 +38,12 @@ const missingChunks = `
 		  AND ` + chunkHeld + `)
 	ORDER BY x.sum`
 
-// refer records the chunks of a new shard. It first locks their rows, and the rows of all chunks of the job's other
-// checkpoints, in the order of hashes: a checkpoint that the same transaction prunes gives up some of these. A
-// collection of the same chunk has deleted its row before, or waits and then skips the chunk.
+// refer records the chunks of a new shard. It first locks their rows in the order of hashes, together with the rows of
+// all chunks that the same transaction may give up: the shard that completes its step prunes other steps. A collection
+// of the same chunk has deleted its row before, or skips the chunk.
 //
 // The shard is refused if a chunk has no row, or if the member has not shown that it has the content.
-func (c *checkpointing) refer(ctx context.Context) error {
+func (c *checkpointing) refer(ctx context.Context) (err error) {
 	p := c.report
 	if len(p.Chunks) == 0 {
 		return nil
@@ -48,8 +54,13 @@ func (c *checkpointing) refer(ctx context.Context) error {
 	}
 	args := Member{Tenant: c.tenant, Job: p.Job, Attempt: p.Attempt, Rank: p.Rank}.args(sums)
 	args["step"], args["bytes"], args["chunked"], args["all"] = p.Step, bytes, p.Chunked, p.Bytes
-	if _, err := c.tx.Exec(ctx, lockChunks, args); err != nil {
-		return fmt.Errorf("lock chunks: %w", err)
+	if args["completes"], err = c.completes(ctx); err != nil {
+		return err
+	}
+	for _, sql := range []string{lockLoads, lockChunks} {
+		if _, err := c.tx.Exec(ctx, sql, args); err != nil {
+			return fmt.Errorf("lock chunks: %w", err)
+		}
 	}
 	rows, err := c.tx.Query(ctx, missingChunks, args)
 	if err != nil {
@@ -80,6 +91,18 @@ func (c *checkpointing) refer(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// completes reports whether the step has the shards of all members now. The lock of the job's row keeps others from
+// adding one.
+func (c *checkpointing) completes(ctx context.Context) (all bool, err error) {
+	p := c.report
+	err = c.tx.QueryRow(ctx, `
+		SELECT count(*) = @ranks
+		FROM checkpoint_shards
+		WHERE job = @job AND step = @step AND attempt = @attempt`,
+		pgx.NamedArgs{"job": p.Job, "step": p.Step, "attempt": p.Attempt, "ranks": c.ranks}).Scan(&all)
+	return all, err
 }
 
 // errChunksMissing refuses a shard, with some of the hashes that the member must send.

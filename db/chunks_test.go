@@ -50,14 +50,22 @@ func (x *storer) member() db.Member {
 func (x *storer) sends(names ...string) map[string]wire.ChunkCopy {
 	x.t.Helper()
 	list := chunks(names...)
-	copies, err := x.db.Chunks.Load(x.t.Context(), x.member(), list)
+	copies, err := x.db.Chunks.Load(x.t.Context(), x.member(), 1, list)
 	if err != nil || len(copies) != len(list) {
 		x.t.Fatalf("%d copies of %d, %v", len(copies), len(list), err)
 	}
-	if err := x.db.Chunks.Stored(x.t.Context(), x.member(), sums(list)); err != nil {
+	if err := x.db.Chunks.Stored(x.t.Context(), x.member(), objects(copies)); err != nil {
 		x.t.Fatal(err)
 	}
 	return copies
+}
+
+// objects are the objects of copies of chunks of 1000 bytes.
+func objects(copies map[string]wire.ChunkCopy) (list []db.ChunkObject) {
+	for _, c := range copies {
+		list = append(list, db.ChunkObject{ChunkCopy: c, Bytes: 1000})
+	}
+	return list
 }
 
 // registers reports a checkpoint that consists of chunks and of 5 other bytes.
@@ -140,6 +148,11 @@ func TestSharedChunksAreCountedOnce(t *testing.T) {
 	if n := s.collects(term); n != 1 || s.refs("one") != -1 || s.refs("base") != 2 {
 		t.Errorf("%d chunks are collected", n)
 	}
+	// An address that was signed for the copy may still be in use.
+	if doomed, err := s.db.Objects.Doomed(t.Context(), 100); err != nil || len(doomed) != 0 {
+		t.Errorf("doomed objects are %v at once, %v", doomed, err)
+	}
+	mustExec(t, s.pool, `UPDATE doomed_objects SET since = since - interval '10 minutes'`)
 	doomed, err := s.db.Objects.Doomed(t.Context(), 100)
 	if err != nil || !slices.ContainsFunc(doomed, func(k string) bool { return strings.Contains(k, chunk("one").SHA256) }) {
 		t.Errorf("doomed objects are %v, %v", doomed, err)
@@ -171,7 +184,7 @@ func TestAHashIsNoProofOfContent(t *testing.T) {
 	if !berth.IsSlug(err, wire.SlugObjectMissing) || !strings.Contains(err.Error(), chunk("secret").SHA256) {
 		t.Errorf("a registration by the hash alone: %v", err)
 	}
-	if _, err := s.db.Chunks.Load(t.Context(), y.member(), chunks("secret")); err != nil {
+	if _, err := s.db.Chunks.Load(t.Context(), y.member(), 1, chunks("secret")); err != nil {
 		t.Fatal(err)
 	}
 	if err := y.registers(1, "secret"); !berth.IsSlug(err, wire.SlugObjectMissing) {
@@ -222,10 +235,11 @@ func TestTenantsShareNoChunks(t *testing.T) {
 	if held, err := s.db.Chunks.Held(ctx, other, sums(chunks("same"))); err != nil || len(held) != 0 {
 		t.Errorf("held: %v, %v", held, err)
 	}
-	if _, err := s.db.Chunks.Load(ctx, other, chunks("same")); err != nil {
+	copies, err := s.db.Chunks.Load(ctx, other, 1, chunks("same"))
+	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.db.Chunks.Stored(ctx, other, sums(chunks("same"))); err != nil {
+	if err := s.db.Chunks.Stored(ctx, other, objects(copies)); err != nil {
 		t.Fatal(err)
 	}
 	if n := one[int](s, `SELECT count(*) FROM chunks WHERE sha256 = decode($1, 'hex')`, chunk("same").SHA256); n != 2 {
@@ -243,8 +257,8 @@ func TestABrokenChunkIsSentAgain(t *testing.T) {
 	if err := x.registers(1, "base"); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.db.Chunks.Broken(t.Context(), first); err != nil {
-		t.Fatal(err)
+	if inForce, err := s.db.Chunks.Broken(t.Context(), first); err != nil || !inForce {
+		t.Fatalf("the copy is in force: %v, %v", inForce, err)
 	}
 	if held, err := s.db.Chunks.Held(t.Context(), x.member(), sums(chunks("base"))); err != nil || len(held) != 0 {
 		t.Errorf("held: %v, %v", held, err)
@@ -262,6 +276,11 @@ func TestABrokenChunkIsSentAgain(t *testing.T) {
 	}
 	if n := one[int](s, `SELECT count(*) FROM doomed_objects WHERE prefix = $1`, first.Key()); n != 1 {
 		t.Error("the broken copy is not marked for deletion")
+	}
+	// A reader of the first copy that finds it missing has found nothing about the second one.
+	inForce, err := s.db.Chunks.Broken(t.Context(), first)
+	if held, _ := s.db.Chunks.Held(t.Context(), x.member(), sums(chunks("base"))); err != nil || inForce || len(held) != 1 {
+		t.Errorf("the replaced copy is in force: %v, %v, and %v are held", inForce, err, held)
 	}
 }
 
@@ -363,11 +382,11 @@ func TestLoadsEndWithTheirAttempt(t *testing.T) {
 	a, _ := s.register("host1", "agent1")
 	x := s.storer(a)
 	x.sends("kept")
-	open, err := s.db.Chunks.Load(t.Context(), x.member(), chunks("open"))
+	open, err := s.db.Chunks.Load(t.Context(), x.member(), 1, chunks("open"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	again, err := s.db.Chunks.Load(t.Context(), x.member(), chunks("open"))
+	again, err := s.db.Chunks.Load(t.Context(), x.member(), 1, chunks("open"))
 	if err != nil || again[chunk("open").SHA256] != open[chunk("open").SHA256] {
 		t.Errorf("a repeated call names another copy: %v, %v", again, err)
 	}
@@ -445,6 +464,7 @@ func TestCollectionsAndRegistrationsRace(t *testing.T) {
 			}
 			// Loads would hold the chunks: without them the collector meets the registrations.
 			mustExec(t, s.pool, `DELETE FROM chunk_loads WHERE stored AND random() < 0.2`)
+			mustExec(t, s.pool, `UPDATE chunks SET broken = true WHERE ctid = (SELECT ctid FROM chunks ORDER BY random() LIMIT 1)`)
 			if _, err := s.db.Chunks.Collect(t.Context(), term, 0, 1000); err != nil {
 				t.Error(err)
 				return

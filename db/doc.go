@@ -43,7 +43,7 @@
 //	JoinTokens  join join_identity join_tokens
 //	Secrets     secrets
 //	Objects     checkpoints checkpoints_kept inputs objects outputs prune_outputs storage_refused
-//	Chunks      chunks chunks_collect
+//	Chunks      chunks chunks_collect chunks_look
 //	Uploads     uploads
 //	Images      image_requests
 //	Logs        log_start logs prune_logs unfinished
@@ -77,7 +77,9 @@
 // before its elements, also where its id is the higher one.
 //
 // Image_requests come after jobs, and their statements lock nothing after them.
-// Chunks by tenant and hash come after jobs, the advisory locks of storage and the checkpoints, and last of all.
+//
+// Loads of chunks by job, attempt, rank and hash come after jobs, the advisory locks of storage, the checkpoints and the
+// machines. Chunks by tenant and hash come after them, and last of all.
 //
 // Rows are locked with SELECT ... ORDER BY ... FOR NO KEY UPDATE before they are written. A
 // query that locks in another order raises no error by itself. It causes deadlocks, and makes

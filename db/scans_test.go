@@ -68,6 +68,7 @@ func TestPeriodicStatementsDoNotReadAllJobs(t *testing.T) {
 			return err
 		},
 		"Attempts.EndedMembers": func(d *db.DB) error { _, err := d.Attempts.EndedMembers(t.Context()); return err },
+		"Chunks.Unseen":         func(d *db.DB) error { _, err := d.Chunks.Unseen(t.Context(), time.Hour, 500); return err },
 		"Chunks.Collect":        func(d *db.DB) error { _, err := d.Chunks.Collect(t.Context(), term, 0, 500); return err },
 		"Parents.Untended":      func(d *db.DB) error { _, err := d.Parents.Untended(t.Context(), 0, 500); return err },
 		"Attempts.KillOverdue":  func(d *db.DB) error { _, err := d.Attempts.KillOverdue(t.Context(), term, time.Hour, 500); return err },

@@ -117,6 +117,11 @@ func TestF4EveryWriteOfADeposedLeaderChangesNothing(t *testing.T) {
 		"outputs":         func(ctx context.Context) error { return count(s.db.Objects.PruneOutputs(ctx, old, 0, 10)) },
 		"tokens":          func(ctx context.Context) error { return count(s.db.Tokens.Prune(ctx, old, 0, 10)) },
 		"closed attempts": func(ctx context.Context) error { return s.db.Objects.MarkSwept(ctx, old, done, attempt) },
+		"chunks":          func(ctx context.Context) error { return count(s.db.Chunks.Collect(ctx, old, 0, 10)) },
+		"looks at chunks": func(ctx context.Context) error {
+			_, _, err := s.db.Chunks.Looked(ctx, old, nil)
+			return err
+		},
 		"missing checkpoint": func(ctx context.Context) error {
 			_, err := s.db.Objects.RejectMissing(ctx, old, db.Shard{Job: stop, Step: 1, Attempt: 1})
 			return err

@@ -120,6 +120,26 @@ func (s *Store) Info(ctx context.Context, key string) (info ObjectInfo, err erro
 	return s.signer.info(ctx, key)
 }
 
+// Holds reports whether the store has an object of this length at key. Where the store has computed a SHA-256 of the
+// object, it must be this one.
+func (s *Store) Holds(ctx context.Context, key string, bytes int64, sum [32]byte) (bool, error) {
+	if s.signer == nil {
+		if err := s.usable(key); err != nil {
+			return false, err
+		}
+		o, err := s.bucket.Attributes(ctx, key)
+		if missing(err) {
+			return false, nil
+		}
+		return err == nil && o.Size == bytes, mapError(err, "object "+key)
+	}
+	o, err := s.Info(ctx, key)
+	if berth.CodeOf(err) == berth.CodeNotFound {
+		return false, nil
+	}
+	return err == nil && o.Bytes == bytes && (o.SHA256 == nil || o.Parts > 0 || *o.SHA256 == sum), err
+}
+
 // errTooMany refuses a folder with more objects than a comparison reads.
 func errTooMany(key string, most int) error {
 	return berth.Errorf(berth.CodeInvalid, "folder %s has more than the allowed %d objects", key, most)
