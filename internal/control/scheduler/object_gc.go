@@ -42,6 +42,7 @@ func (t *objectGC) run(ctx context.Context) error {
 			{"uploads of parts of closed attempts", t.abortUploads},
 			{"objects of proofs", t.sweepProofs},
 			{"lost checkpoints", t.rejectLost},
+			{"lost chunks", t.lookForChunks},
 		} {
 			if err := step.do(ctx); err != nil && ctx.Err() == nil {
 				t.Logger.Error("object store cleanup failed", "step", step.name, "err", err)

@@ -71,6 +71,7 @@ type Scaler interface {
 // Objects gives the leader access to the object store.
 type Objects interface {
 	Exists(ctx context.Context, key string) (bool, error)
+	Holds(ctx context.Context, key string, bytes int64, sum [32]byte) (bool, error)
 	Folders(ctx context.Context, key string) ([]string, error)
 	Delete(ctx context.Context, key string) error
 	DeleteFolder(ctx context.Context, key string) error
