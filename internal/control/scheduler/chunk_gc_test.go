@@ -41,6 +41,11 @@ func TestUnusedChunksAreCollectedWithTheirObjects(t *testing.T) {
 	r.exec(`INSERT INTO chunk_refs (job, step, attempt, rank, tenant, sha256) VALUES ($1, 10, 1, 0, 'default', decode($2, 'hex'))`,
 		id, used.SHA256)
 	r.lead(func(o *scheduler.Options) { o.Objects, o.TidyEvery = b, 20*time.Millisecond })
+	r.await("the unused chunk is given up", func() bool { return value[int](r, `SELECT count(*) FROM doomed_objects`) == 1 })
+	if !exists(t, b, old.Key()) {
+		t.Error("the chunk is deleted while addresses to write it may be in use")
+	}
+	r.exec(`UPDATE doomed_objects SET since = now() - interval '1 second'`)
 	r.await("the unused chunk is deleted", func() bool { return !exists(t, b, old.Key()) })
 	for _, c := range []wire.ChunkCopy{young, used} {
 		if !exists(t, b, c.Key()) {
