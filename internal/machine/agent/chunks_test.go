@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
+
 	"berth"
 	"berth/db"
 	"berth/internal/control/blob"
@@ -356,4 +358,44 @@ func TestChunksGoThroughTheServerWhereTheStoreIsOutOfReach(t *testing.T) {
 		t.Errorf("%d bytes passed the control plane", b.throughPut.Load())
 	}
 	m.restoresFiles(id, w, 5, map[string][]byte{"weights": content})
+}
+
+// A lost chunk that a running job still has is stored again with its next checkpoint, which heals the ones before.
+func TestALostChunkIsStoredAgainWithTheNextStep(t *testing.T) {
+	t.Parallel()
+	chunkSites(t, func(t *testing.T, s *site, _ *bucket) {
+		m := s.machine("m1")
+		id, w := m.trainsKeeping(5)
+		base := fresh(t, 6<<20)
+		m.savesFiles(id, 1, 1, map[string][]byte{"base": base})
+		rows, err := s.db.Pool().Query(t.Context(), `SELECT encode(sha256, 'hex'), copy FROM chunks`)
+		if err != nil {
+			t.Fatal(err)
+		}
+		copies, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (c wire.ChunkCopy, err error) {
+			c = wire.ChunkCopy{Tenant: "default", Job: id, Attempt: 1}
+			err = row.Scan(&c.SHA256, &c.Random)
+			return c, err
+		})
+		if err != nil || len(copies) < 2 {
+			t.Fatalf("%d chunks are stored, %v", len(copies), err)
+		}
+		for _, c := range copies[1:] {
+			if err := s.blobs.Delete(t.Context(), c.Key()); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := s.db.Chunks.Broken(t.Context(), c); err != nil { // as the leader does
+				t.Fatal(err)
+			}
+		}
+		before := s.storedBytes()
+		m.savesFiles(id, 1, 2, map[string][]byte{"base": base})
+		if grown := s.storedBytes() - before; grown < int64(len(base))/2 {
+			t.Errorf("step 2 has stored %d bytes, and %d chunks were lost", grown, len(copies)-1)
+		}
+		if _, err := s.db.Pool().Exec(t.Context(), `UPDATE checkpoints SET state = 'bad' WHERE step = 2`); err != nil {
+			t.Fatal(err)
+		}
+		m.restoresFiles(id, w, 1, map[string][]byte{"base": base})
+	})
 }
