@@ -178,15 +178,17 @@ func (x *chunkCall) addressesToStore() error {
 	return x.c.JSON(http.StatusOK, a)
 }
 
-// fits refuses chunks that exceed a storage quota of the tenant, with the whole step. rest is the length of these chunks
-// and of all that follow. Where a quota has no room for all of them, the ones that the tenant already has count nothing.
+// fits refuses chunks that exceed a storage quota of the tenant, with the whole step. rest is the length of these
+// chunks and of all that follow. Where a quota has no room for all of them, the ones that the tenant already has count
+// nothing.
 func (x *chunkCall) fits(sent []wire.Chunk, rest int64) error {
 	ctx := x.c.Request().Context()
 	limits, err := x.admission.StorageLimits(ctx, x.member.Tenant)
 	if err != nil || len(db.Binding(limits, db.StoredCheckpoints)) == 0 {
 		return err
 	}
-	if _, err = x.storage.Room(ctx, limits, db.StoredCheckpoints, rest, rest); !berth.IsSlug(err, berth.SlugStorageQuota) {
+	_, err = x.storage.Room(ctx, limits, db.StoredCheckpoints, rest, rest)
+	if !berth.IsSlug(err, berth.SlugStorageQuota) {
 		return err
 	}
 	fresh, err := x.chunks.NewBytes(ctx, x.member, x.req.Step, sent)
@@ -286,7 +288,8 @@ func (x *chunkCall) isStored(ctx context.Context, load db.ChunkObject) (bool, er
 
 // errOtherLength refuses a chunk with another length than the one that the member has announced.
 func errOtherLength(load db.ChunkObject, bytes int64) error {
-	return berth.Errorf(berth.CodeInvalid, "chunk %s: %d bytes were announced, and not %d", load.SHA256, load.Bytes, bytes)
+	return berth.Errorf(berth.CodeInvalid, "chunk %s: %d bytes were announced, and not %d", load.SHA256, load.Bytes,
+		bytes)
 }
 
 // addressesToRead answers with an address for each chunk, which the named part of a checkpoint must have.
@@ -318,8 +321,8 @@ func (x *chunkCall) addressesToRead() error {
 	return x.c.JSON(http.StatusOK, a)
 }
 
-// record records objects of chunks that the server has compared with their hashes. A copy of the tenant that one of them
-// would only repeat must exist: a restored database may name copies that were deleted.
+// record records objects of chunks that the server has compared with their hashes. A copy of the tenant that one of
+// them would only repeat must exist: a restored database may name copies that were deleted.
 func (h *chunkHandlers) record(ctx context.Context, store *blob.Store, m db.Member, stored []db.ChunkObject) error {
 	sums, own := make([]string, len(stored)), make(map[wire.ChunkCopy]bool, len(stored))
 	for i, o := range stored {
@@ -382,7 +385,8 @@ func (h *chunkHandlers) put(c echo.Context, store *blob.Store, sent wire.ChunkCo
 	if load.ChunkCopy != sent {
 		held, err := h.chunks.Held(ctx, member, []string{sent.SHA256})
 		if err == nil && !held[sent.SHA256] { // for example after the database was restored: the member asks again
-			err = berth.Errorf(berth.CodeUnavailable, "chunk %s is not announced: ask for its address again", sent.SHA256)
+			err = berth.Errorf(berth.CodeUnavailable, "chunk %s is not announced: ask for its address again",
+				sent.SHA256)
 		}
 		if err != nil {
 			return err

@@ -94,7 +94,8 @@ func (d *Chunks) Load(
 	args["step"] = step
 	rows, err := d.pool.Query(ctx, `
 		INSERT INTO chunk_loads AS l (job, attempt, rank, sha256, tenant, bytes, copy, step)
-		SELECT @job::uuid, @attempt::int, @rank::int, decode(x.sum, 'hex'), @tenant::text, x.bytes, x.copy, @step::bigint
+		SELECT @job::uuid, @attempt::int, @rank::int, decode(x.sum, 'hex'), @tenant::text, x.bytes, x.copy,
+			@step::bigint
 		FROM unnest(@sums::text[], @bytes::bigint[], @copies::text[]) x (sum, bytes, copy)
 		ORDER BY decode(x.sum, 'hex')
 		ON CONFLICT (job, attempt, rank, sha256) DO UPDATE
@@ -254,8 +255,8 @@ func readCopies(rows pgx.Rows, err error) ([]wire.ChunkCopy, error) {
 	return pgx.CollectRows(rows, pgx.RowToStructByPos[wire.ChunkCopy])
 }
 
-// doomCopies marks copies of chunks for deletion after lateAddress. A copy that were deleted before could be written once
-// more by an address that has not expired.
+// doomCopies marks copies of chunks for deletion after lateAddress: until then, an address that has not expired could
+// create a deleted copy again.
 func doomCopies(ctx context.Context, tx pgx.Tx, copies []wire.ChunkCopy) error {
 	if len(copies) == 0 {
 		return nil
@@ -340,8 +341,8 @@ func (d *Chunks) Broken(ctx context.Context, c wire.ChunkCopy) (inForce bool, er
 	return tag.RowsAffected() > 0, mapError(err, "chunk")
 }
 
-// NewBytes returns the bytes that the member's part of a step adds to its tenant by these chunks, and by the ones that it
-// has stored for this step before: chunks that a checkpoint of the tenant names add nothing.
+// NewBytes returns the bytes that the member's part of a step adds to its tenant by these chunks, and by the ones that
+// it has stored for this step before: chunks that a checkpoint of the tenant names add nothing.
 func (d *Chunks) NewBytes(
 	ctx context.Context, m Member, step int64, chunks []wire.Chunk,
 ) (bytes int64, err error) {

@@ -11,8 +11,8 @@ import (
 	"berth/wire"
 )
 
-// lockChunks locks the chunks of a shard. The shard that completes its step also locks the chunks that the other steps of
-// its job name, of all members: the same transaction prunes some of these steps.
+// lockChunks locks the chunks of a shard. The shard that completes its step also locks the chunks that the other steps
+// of its job name, of all members: the same transaction prunes some of these steps.
 const lockChunks = `
 	SELECT count(*)
 	FROM (

@@ -78,8 +78,8 @@
 //
 // Image_requests come after jobs, and their statements lock nothing after them.
 //
-// Loads of chunks by job, attempt, rank and hash come after jobs, the advisory locks of storage, the checkpoints and the
-// machines. Chunks by tenant and hash come after them, and last of all.
+// Loads of chunks by job, attempt, rank and hash come after jobs, the advisory locks of storage, the checkpoints and
+// the machines. Chunks by tenant and hash come after them, and last of all.
 //
 // Rows are locked with SELECT ... ORDER BY ... FOR NO KEY UPDATE before they are written. A
 // query that locks in another order raises no error by itself. It causes deadlocks, and makes

@@ -98,7 +98,7 @@ func (s *Store) InParts() PartStore { return PartStore{s} }
 
 // Begin returns the id of an unfinished upload of an object, the newest one, and creates one if there is none.
 func (s PartStore) Begin(ctx context.Context, key string) (id string, resumed bool, err error) {
-	if err := s.signable(key); err != nil {
+	if err := signable(s.Store, key); err != nil {
 		return "", false, err
 	}
 	var newest time.Time
@@ -135,7 +135,7 @@ func (s PartStore) Of(ctx context.Context, key string, each func(Upload) error) 
 func (s PartStore) Sign(
 	ctx context.Context, key, id string, number int, size int64, sum [32]byte, life time.Duration,
 ) (SignedAddress, error) {
-	if err := s.signable(key); err != nil {
+	if err := signable(s.Store, key); err != nil {
 		return SignedAddress{}, err
 	}
 	if err := checkUpload(id); err != nil {
@@ -240,7 +240,7 @@ func (s *Store) openUploads(ctx context.Context, folder string, each func(openUp
 // still on its way may arrive afterwards. The store then lists the upload again, and the next pass over the list
 // aborts it again.
 func (s *Store) AbortUpload(ctx context.Context, u Upload) error {
-	if err := s.signable(u.Key); err != nil {
+	if err := signable(s, u.Key); err != nil {
 		return err
 	}
 	if err := s.signer.abort(ctx, u); berth.CodeOf(err) != berth.CodeNotFound {
@@ -264,7 +264,7 @@ func (s PartStore) each(ctx context.Context, prefix string, each func(openUpload
 func (s PartStore) parts(
 	ctx context.Context, key, id string, after, page int, each func(storedPart) error,
 ) error {
-	if err := s.signable(key); err != nil {
+	if err := signable(s.Store, key); err != nil {
 		return err
 	}
 	if err := checkUpload(id); err != nil {

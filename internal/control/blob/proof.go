@@ -92,7 +92,7 @@ func temporary(status int) bool {
 // answers prove neither. The object is deleted.
 func (s *Store) ProveSigning(ctx context.Context) error {
 	key := proofKey()
-	if err := s.signable(key); err != nil {
+	if err := signable(s, key); err != nil {
 		return err
 	}
 	defer func() {
@@ -151,7 +151,7 @@ func (s *Store) ProveSigning(ctx context.Context) error {
 // else removes the parts of attempts that end early. It returns the same errors as ProveSigning.
 func (s PartStore) Prove(ctx context.Context) error {
 	key := proofKey()
-	if err := s.signable(key); err != nil {
+	if err := signable(s.Store, key); err != nil {
 		return err
 	}
 	defer s.forgetProof(ctx, key)

@@ -68,7 +68,7 @@ var errNoSigner = berth.Errorf(berth.CodeUnavailable, "this blob store has no si
 func (s *Store) SignPut(
 	ctx context.Context, key string, size int64, sum [32]byte, life time.Duration,
 ) (SignedAddress, error) {
-	if err := s.signable(key); err != nil {
+	if err := signable(s, key); err != nil {
 		return SignedAddress{}, err
 	}
 	if size < 1 || size > MaxSigned {
@@ -80,14 +80,14 @@ func (s *Store) SignPut(
 
 // SignGet returns an address that reads one object, for life.
 func (s *Store) SignGet(ctx context.Context, key string, life time.Duration) (SignedAddress, error) {
-	if err := s.signable(key); err != nil {
+	if err := signable(s, key); err != nil {
 		return SignedAddress{}, err
 	}
 	return s.signer.signGet(ctx, key, life)
 }
 
 // signable returns an error for a store that cannot sign, and for a key that is not allowed.
-func (s *Store) signable(key string) error {
+func signable(s *Store, key string) error {
 	if s.signer == nil {
 		return errNoSigner
 	}
@@ -114,7 +114,7 @@ func (o ObjectInfo) Consists(of Parts) bool {
 
 // Info describes the object at key, of a store with signed addresses. A missing object is an error of code not_found.
 func (s *Store) Info(ctx context.Context, key string) (info ObjectInfo, err error) {
-	if err := s.signable(key); err != nil {
+	if err := signable(s, key); err != nil {
 		return info, err
 	}
 	return s.signer.info(ctx, key)

@@ -100,7 +100,8 @@ func (m *Metrics) showZeros() {
 
 // repairKinds are the kinds of repairs that did counts.
 var repairKinds = []string{
-	"acts_removed", "array_filled", "checkpoint_lost", "chunks_intact", "chunks_lost", "chunks_removed", "clock_lost", "clock_removed",
+	"acts_removed", "array_filled", "checkpoint_lost", "chunks_intact", "chunks_lost", "chunks_removed",
+	"clock_lost", "clock_removed",
 	"clock_set", "earmark", "fire_caught_up",
 	"give_up_stuck", "grant_poked", "hold_ended", "hold_orphaned", "judge_dependents",
 	"kill_overdue", "kill_stray", "kill_unprepared", "logs_removed",

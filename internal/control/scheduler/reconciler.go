@@ -32,7 +32,7 @@ type Ages struct {
 	Untended   time.Duration // a parent whose elements have ended, or that is to make more: poke, then do it; 5 s
 	Objects    time.Duration // without a row, of an attempt that is over: removed; 24 h
 	Uploads    time.Duration // unused for so long: removed; 30 days
-	Chunks     time.Duration // that no checkpoint names: removed; 1 h, in which a member may register one that it left out
+	Chunks     time.Duration // that no checkpoint names: removed; 1 h, in which a member may register them
 	Looked     time.Duration // since the last look at a chunk in the object store: look again; 24 h
 	Seal       time.Duration // ended and not sealed: give the uploads up; 20 min, the agent's own limit is 10
 	Compare    time.Duration // the longest that a pass compares rows with Temporal; 30 s
