@@ -268,7 +268,7 @@ func TestArraysAndStepsAreResolvedWhenTheyAreSubmitted(t *testing.T) {
 		}
 	}
 
-	// A retry runs what the steps ran.
+	// A retry runs the images of the steps.
 	mustExec(t, s.pool, `UPDATE jobs SET state = 'canceled', version = version + 1, actor = 'user:test' WHERE id = $1 OR parent = $1`, pipeline.ID)
 	again, _, err := s.db.Retries.Retry(t.Context(), "default", pipeline.ID, db.RetryOptions{}, "user:test")
 	if err != nil {

@@ -3,6 +3,6 @@
 // (docs/adr/0119-machines-below-a-floor-take-no-untrusted-work.md).
 //
 // A floor is the oldest version of a component without a known hole that a job could use. The table of known holes is
-// part of the program; operators may demand other versions. The one rule to know: what cannot be judged does not meet
+// part of the program; operators may demand other versions. A machine that cannot be judged does not meet
 // the floors.
 package floors

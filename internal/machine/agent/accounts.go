@@ -71,7 +71,7 @@ func (a *accountFiles) file(content []byte) (string, error) {
 	return path, nil
 }
 
-// clear removes all files. What cannot be removed is replaced before it is used again.
+// clear removes all files. A file that cannot be removed is replaced before it is used again.
 func (a *accountFiles) clear() {
 	_ = os.RemoveAll(a.folder)
 	a.written = map[string]bool{}

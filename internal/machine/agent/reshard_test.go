@@ -94,7 +94,7 @@ func (f *flock) fails(id berth.JobID, attempt, members int) {
 	}
 }
 
-// printsRestored is a program that prints what was restored, and then runs on.
+// printsRestored is a program that lists the restored files, and then runs on.
 var printsRestored = []string{"do", "env BERTH_RESTORED_STEP BERTH_RESTORED_MEMBERS", "sleep 1h"}
 
 // sharded is a gang of two members that has saved step 7 and was canceled.
