@@ -41,9 +41,9 @@ func (r *hostReader) Host(ctx context.Context, withGPUs bool) (wire.HostFacts, e
 	return hostFacts(ctx, info, version, withGPUs, printVersion), nil
 }
 
-// hostFacts assembles the facts. print runs a program of a machine with --version and returns its output.
+// hostFacts assembles the facts. ask runs a program of a machine with --version and returns its output.
 func hostFacts(ctx context.Context, info system.Info, version types.Version, withGPUs bool,
-	print func(ctx context.Context, path string) (string, error)) wire.HostFacts {
+	ask func(ctx context.Context, path string) (string, error)) wire.HostFacts {
 	// A setting that cannot be read counts as absent.
 	options, _ := system.DecodeSecurityOptions(info.SecurityOptions)
 	f := wire.HostFacts{Runtime: info.DefaultRuntime, Cgroup: info.CgroupVersion}
@@ -72,11 +72,11 @@ func hostFacts(ctx context.Context, info system.Info, version types.Version, wit
 	nvidia := info.DefaultRuntime == "nvidia"
 	switch runtime := info.DefaultRuntime; {
 	case nvidia: // it starts containers by runc, and the engine reads the version of either
-		add(wire.ComponentRunc, programVersion(ctx, print, "runc"))
+		add(wire.ComponentRunc, programVersion(ctx, ask, "runc"))
 	case runtime != "":
-		add(runtime, cmp.Or(componentVersion(version, runtime), programVersion(ctx, print, runtime)))
+		add(runtime, cmp.Or(componentVersion(version, runtime), programVersion(ctx, ask, runtime)))
 	}
-	if toolkit, found := toolkitVersion(ctx, info, print); found || withGPUs || nvidia {
+	if toolkit, found := toolkitVersion(ctx, info, ask); found || withGPUs || nvidia {
 		add(wire.ComponentToolkit, toolkit)
 	}
 	add(wire.ComponentKernel, info.KernelVersion)
@@ -96,7 +96,7 @@ func componentVersion(v types.Version, name string) string {
 // toolkitVersion returns the version of the NVIDIA Container Toolkit. Its programs are looked for in PATH, and next to
 // the runtime of the engine. found is false if there are none.
 func toolkitVersion(ctx context.Context, info system.Info,
-	print func(context.Context, string) (string, error)) (version string, found bool) {
+	ask func(context.Context, string) (string, error)) (version string, found bool) {
 	folders := []string{""}
 	if r, ok := info.Runtimes["nvidia"]; ok {
 		found = true
@@ -106,7 +106,7 @@ func toolkitVersion(ctx context.Context, info system.Info,
 	}
 	for _, name := range []string{"nvidia-ctk", "nvidia-container-cli"} {
 		for _, folder := range folders {
-			out, err := print(ctx, filepath.Join(folder, name))
+			out, err := ask(ctx, filepath.Join(folder, name))
 			if errors.Is(err, exec.ErrNotFound) {
 				continue
 			}
@@ -120,8 +120,8 @@ func toolkitVersion(ctx context.Context, info system.Info,
 }
 
 // programVersion returns the version that a program in PATH prints, "" if it prints none.
-func programVersion(ctx context.Context, print func(context.Context, string) (string, error), name string) string {
-	out, err := print(ctx, name)
+func programVersion(ctx context.Context, ask func(context.Context, string) (string, error), name string) string {
+	out, err := ask(ctx, name)
 	if err != nil {
 		return ""
 	}
