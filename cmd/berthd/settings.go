@@ -127,7 +127,7 @@ func (s *settings) storeFlags(f *pflag.FlagSet) {
 			"through berthd where the store or a machine cannot use them) or proxy (through berthd)")
 	f.BoolVar(&s.CheckpointChunks, "checkpoint-chunks", s.CheckpointChunks,
 		"store content that several checkpoints of a tenant share once (checkpoints stored so far can be restored in "+
-			"any case; see docs/operate/configure.md)")
+			"any case; off by default, see docs/operate/configure.md)")
 }
 
 // notifyFlags registers the flags about webhooks and about the mail server for notifications.

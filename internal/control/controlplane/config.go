@@ -104,7 +104,6 @@ func Default() Config {
 		TemporalAddress:   "127.0.0.1:7233",
 		TemporalNamespace: "default",
 		ObjectAccess:      ProxyAccess,
-		CheckpointChunks:  true,
 		Roles:             Roles,
 		Retention:         30 * 24 * time.Hour,
 		MachineRetention:  90 * 24 * time.Hour,
