@@ -45,28 +45,48 @@ func (m Member) withCopies(objects []ChunkObject) pgx.NamedArgs {
 	return args
 }
 
-// chunkHeld is true if the member @job, @attempt, @rank need not send chunk c: it has sent the content in this attempt,
-// or the chunk is a part of a checkpoint that it may restore. A hash alone is no proof that it has the content.
-const chunkHeld = `(
-	EXISTS (
-		SELECT 1 FROM chunk_loads l
-		WHERE l.job = @job AND l.attempt = @attempt AND l.rank = @rank AND l.sha256 = c.sha256 AND l.stored)
-	OR EXISTS (
-		SELECT 1 FROM chunk_refs r
-		WHERE r.tenant = c.tenant AND r.sha256 = c.sha256 AND (r.rank = @rank AND r.job = @job OR EXISTS (
-			SELECT 1 FROM job_sources o
-			WHERE o.job = @job AND o.array_index = -1 AND o.source = r.job AND o.step = r.step
-			  AND o.attempt = r.attempt AND (r.rank = @rank OR r.rank < o.parts)))))`
+// chunkBad is true for a chunk c whose copy is broken or in doubt: the row is of a time before the database was restored
+// last, and the copy may have been deleted after the backup. No statement tests the two columns in another way.
+const chunkBad = `(c.broken OR c.incarnation < (SELECT incarnation FROM cluster))`
+
+// loadInForce is true for a load l that the member has announced after the database was restored last. The copy of an
+// earlier one may have been deleted, and a deleted key is never used again.
+const loadInForce = `l.incarnation >= (SELECT incarnation FROM cluster)`
+
+// heldChunks begins a statement with the chunks of @sums that the member @job, @attempt, @rank need not send: it has sent the
+// content in this attempt, or the chunk is a part of a checkpoint that it may restore. A hash alone is no proof that it
+// has the content. The hashes that the member has shown are read once, from its own loads and checkpoints: many other
+// checkpoints may name the same chunks.
+const heldChunks = `
+	WITH shown AS MATERIALIZED (
+		SELECT l.sha256
+		FROM chunk_loads l
+		WHERE l.job = @job AND l.attempt = @attempt AND l.rank = @rank AND l.stored AND ` + loadInForce + `
+		UNION
+		SELECT r.sha256
+		FROM checkpoints p
+		JOIN chunk_refs r ON r.job = p.job AND r.step = p.step AND r.attempt = p.attempt AND r.rank = @rank
+		WHERE p.job = @job AND p.state IN ('partial', 'verified') AND r.tenant = @tenant
+		UNION
+		SELECT r.sha256
+		FROM job_sources o
+		JOIN chunk_refs r ON r.job = o.source AND r.step = o.step AND r.attempt = o.attempt
+		  AND (r.rank = @rank OR r.rank < o.parts)
+		WHERE o.job = @job AND o.array_index = -1 AND r.tenant = @tenant
+	), held AS (
+		SELECT c.sha256, c.bytes
+		FROM chunks c
+		WHERE c.tenant = @tenant AND c.sha256 IN ` + asked + ` AND c.sha256 IN (SELECT sha256 FROM shown)
+		  AND NOT ` + chunkBad + `
+	)`
 
 // asked selects the hashes of @sums.
 const asked = `(SELECT decode(s, 'hex') FROM unnest(@sums::text[]) s)`
 
 // Held returns the chunks that the member need not send.
 func (d *Chunks) Held(ctx context.Context, m Member, sums []string) (map[string]bool, error) {
-	rows, err := d.pool.Query(ctx, `
-		SELECT encode(c.sha256, 'hex')
-		FROM chunks c
-		WHERE c.tenant = @tenant AND c.sha256 IN `+asked+` AND NOT c.broken AND `+chunkHeld, m.args(sums))
+	rows, err := d.pool.Query(ctx, heldChunks+`
+		SELECT encode(sha256, 'hex') FROM held`, m.args(sums))
 	if err != nil {
 		return nil, mapError(err, "chunks")
 	}
@@ -81,8 +101,8 @@ func (d *Chunks) Held(ctx context.Context, m Member, sums []string) (map[string]
 
 // Load records that the member is about to store chunks, and returns the copy of each. Only this member writes these
 // copies, so an object at the key of one proves that the member has sent the content. A repeated call returns the same
-// copies, unless they were stored. A chunk that was announced with another length is refused: one of the lengths is
-// wrong. The chunks are distinct, and belong to the checkpoint of the step.
+// copies, unless they were stored or the database was restored meanwhile. A chunk that was announced with another length
+// is refused: one of the lengths is wrong. The chunks are distinct, and belong to the checkpoint of the step.
 func (d *Chunks) Load(
 	ctx context.Context, m Member, step int64, chunks []wire.Chunk,
 ) (map[string]wire.ChunkCopy, error) {
@@ -93,15 +113,15 @@ func (d *Chunks) Load(
 	args := m.withCopies(objects)
 	args["step"] = step
 	rows, err := d.pool.Query(ctx, `
-		INSERT INTO chunk_loads AS l (job, attempt, rank, sha256, tenant, bytes, copy, step)
+		INSERT INTO chunk_loads AS l (job, attempt, rank, sha256, tenant, bytes, copy, step, incarnation)
 		SELECT @job::uuid, @attempt::int, @rank::int, decode(x.sum, 'hex'), @tenant::text, x.bytes, x.copy,
-			@step::bigint
+			@step::bigint, (SELECT incarnation FROM cluster)
 		FROM unnest(@sums::text[], @bytes::bigint[], @copies::text[]) x (sum, bytes, copy)
 		ORDER BY decode(x.sum, 'hex')
 		ON CONFLICT (job, attempt, rank, sha256) DO UPDATE
-		SET copy = CASE WHEN l.stored THEN excluded.copy ELSE l.copy END, bytes = excluded.bytes, stored = false,
-		    at = excluded.at, step = excluded.step
-		WHERE l.stored OR l.bytes = excluded.bytes
+		SET copy = CASE WHEN l.stored OR NOT `+loadInForce+` THEN excluded.copy ELSE l.copy END, bytes = excluded.bytes,
+		    stored = false, at = excluded.at, step = excluded.step, incarnation = excluded.incarnation
+		WHERE l.stored OR NOT `+loadInForce+` OR l.bytes = excluded.bytes
 		RETURNING encode(sha256, 'hex'), copy, bytes`, args)
 	loads, err := m.objects(rows, err)
 	if err != nil {
@@ -124,8 +144,9 @@ func (d *Chunks) Load(
 func (d *Chunks) Loads(ctx context.Context, m Member, sums []string) (map[string]ChunkObject, error) {
 	rows, err := d.pool.Query(ctx, `
 		SELECT encode(sha256, 'hex'), copy, bytes
-		FROM chunk_loads
-		WHERE job = @job AND attempt = @attempt AND rank = @rank AND sha256 IN `+asked+` AND NOT stored`, m.args(sums))
+		FROM chunk_loads l
+		WHERE job = @job AND attempt = @attempt AND rank = @rank AND sha256 IN `+asked+` AND NOT stored
+		  AND `+loadInForce, m.args(sums))
 	return m.objects(rows, err)
 }
 
@@ -144,12 +165,12 @@ func (m Member) objects(rows pgx.Rows, err error) (map[string]ChunkObject, error
 	return objects, mapError(err, "chunks")
 }
 
-// InForce returns the objects of the copies that the tenant's checkpoints use, without broken ones.
+// InForce returns the objects of the copies that the tenant's checkpoints use, without ones that are broken or in doubt.
 func (d *Chunks) InForce(ctx context.Context, tenant berth.TenantID, sums []string) ([]ChunkObject, error) {
 	rows, err := d.pool.Query(ctx, `
 		SELECT tenant, job::text, attempt, rank, encode(sha256, 'hex'), copy, bytes
-		FROM chunks
-		WHERE tenant = @tenant AND sha256 IN `+asked+` AND NOT broken`, Member{Tenant: tenant}.args(sums))
+		FROM chunks c
+		WHERE tenant = @tenant AND sha256 IN `+asked+` AND NOT `+chunkBad, Member{Tenant: tenant}.args(sums))
 	if err != nil {
 		return nil, mapError(err, "chunks")
 	}
@@ -172,11 +193,12 @@ const compared = `
 	chunk_loads l
 	JOIN unnest(@sums::text[], @copies::text[], @bytes::bigint[]) x (sum, copy, bytes)
 	  ON l.sha256 = decode(x.sum, 'hex') AND l.copy = x.copy AND l.bytes = x.bytes
-	WHERE l.job = @job AND l.attempt = @attempt AND l.rank = @rank AND NOT l.stored`
+	WHERE l.job = @job AND l.attempt = @attempt AND l.rank = @rank AND NOT l.stored
+	  AND ` + loadInForce
 
 // Stored records that the server has compared these objects of the member with their hashes, and measured their
 // lengths. Objects that are not the ones of present loads are left out: Loads has changed since. The first copy of a
-// chunk is the one of the tenant; others are marked for deletion, and so is a broken one that is replaced.
+// chunk is the one of the tenant; others are marked for deletion, and so is a replaced one that was broken or in doubt.
 //
 // Loads are locked before chunks, and both in the order of hashes, as by a registration.
 func (d *Chunks) Stored(ctx context.Context, m Member, objects []ChunkObject) error {
@@ -186,8 +208,8 @@ func (d *Chunks) Stored(ctx context.Context, m Member, objects []ChunkObject) er
 			lockLoads,
 			// One pass in the order of hashes adds rows and locks the others, broken or not. The update of an unused
 			// chunk keeps a collection that runs now from it.
-			`INSERT INTO chunks AS c (tenant, sha256, bytes, job, attempt, rank, copy)
-			SELECT l.tenant, l.sha256, l.bytes, l.job, l.attempt, l.rank, l.copy
+			`INSERT INTO chunks AS c (tenant, sha256, bytes, job, attempt, rank, copy, incarnation)
+			SELECT l.tenant, l.sha256, l.bytes, l.job, l.attempt, l.rank, l.copy, l.incarnation
 			FROM ` + compared + `
 			ORDER BY l.sha256
 			ON CONFLICT (tenant, sha256) DO UPDATE SET unused_since = clock_timestamp()`,
@@ -199,14 +221,14 @@ func (d *Chunks) Stored(ctx context.Context, m Member, objects []ChunkObject) er
 		rows, err := tx.Query(ctx, `
 			WITH gone AS (
 				SELECT tenant, job, attempt, rank, sha256, copy
-				FROM chunks
-				WHERE tenant = @tenant AND sha256 IN `+asked+` AND broken
+				FROM chunks c
+				WHERE tenant = @tenant AND sha256 IN `+asked+` AND `+chunkBad+`
 			), fresh AS (
 				SELECT l.* FROM `+compared+`
 			)
 			UPDATE chunks c
 			SET broken = false, job = f.job, attempt = f.attempt, rank = f.rank, copy = f.copy,
-			    looked_at = clock_timestamp()
+			    incarnation = f.incarnation, looked_at = clock_timestamp()
 			FROM gone g
 			JOIN fresh f ON f.tenant = g.tenant AND f.sha256 = g.sha256
 			WHERE c.tenant = g.tenant AND c.sha256 = g.sha256

@@ -30,7 +30,10 @@ const endLoads = `
 		WHERE k.job = o.job AND k.attempt = o.attempt AND k.rank = o.rank AND k.sha256 = o.sha256
 		RETURNING k.tenant, k.job, k.attempt, k.rank, k.sha256, k.copy, k.stored
 	)
-	SELECT tenant, job::text, attempt, rank, encode(sha256, 'hex'), copy FROM ended WHERE NOT stored`
+	SELECT tenant, job::text, attempt, rank, encode(sha256, 'hex'), copy
+	FROM ended e
+	WHERE NOT stored AND NOT EXISTS (
+		SELECT 1 FROM chunks c WHERE c.tenant = e.tenant AND c.sha256 = e.sha256 AND c.copy = e.copy)`
 
 // endChunks deletes unused chunks that no load holds.
 const endChunks = `

@@ -2,7 +2,6 @@ package db
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -11,17 +10,19 @@ import (
 // ChunkLook is a look at the object of a chunk in the object store.
 type ChunkLook struct {
 	ChunkObject
-	Broken bool // the row says that the object is missing or damaged
+	Broken bool // the row says that the object is missing, damaged or in doubt
 	Lost   bool // the look has found it missing or damaged
 }
 
-// Unseen returns objects of chunks at which nothing has looked for age, the longest unseen first, at most limit.
+// Unseen returns objects of chunks at which nothing has looked for age, the longest unseen first, at most limit. Before
+// them it returns the ones at which nothing has looked since the database was restored last, whatever their age.
 func (d *Chunks) Unseen(ctx context.Context, age time.Duration, limit int) ([]ChunkLook, error) {
 	rows, err := d.pool.Query(ctx, `
-		SELECT tenant, job::text, attempt, rank, encode(sha256, 'hex'), copy, bytes, broken
-		FROM chunks
-		WHERE looked_at < clock_timestamp() - @age::interval
-		ORDER BY looked_at
+		SELECT tenant, job::text, attempt, rank, encode(sha256, 'hex'), copy, bytes,
+			`+chunkBad+`
+		FROM chunks c
+		WHERE (incarnation, looked_at) < ((SELECT incarnation FROM cluster), now() - @age::interval)
+		ORDER BY incarnation, looked_at
 		LIMIT @limit`, pgx.NamedArgs{"age": age, "limit": limit})
 	if err != nil {
 		return nil, mapError(err, "chunks")
@@ -33,10 +34,10 @@ func (d *Chunks) Unseen(ctx context.Context, age time.Duration, limit int) ([]Ch
 	return list, mapError(err, "chunks")
 }
 
-// Looked records looks: lost objects are broken from now on, and broken ones that were found intact no longer are. A
-// row that another transaction has locked, or that names another copy by now, is left out. So is a row that was found
-// broken after Unseen: the look may be older. Looked returns the numbers of chunks that it has marked as broken and as
-// intact.
+// Looked records looks: lost objects are broken from now on, and ones that were found intact are neither broken nor in
+// doubt. A row that another transaction has locked, or that names another copy by now, is left out. So is a row that was
+// found broken after Unseen: the look may be older. Looked returns the numbers of chunks that it has marked as broken
+// and as intact.
 func (d *Chunks) Looked(ctx context.Context, term Term, looks []ChunkLook) (broken, intact int, err error) {
 	n := len(looks)
 	tenants, sums, copies := make([]string, n), make([]string, n), make([]string, n)
@@ -52,12 +53,13 @@ func (d *Chunks) Looked(ctx context.Context, term Term, looks []ChunkLook) (brok
 				FROM unnest(@tenants::text[], @sums::text[], @copies::text[], @was::boolean[], @lost::boolean[])
 					x (tenant, sum, copy, was, lost)
 				JOIN chunks c ON c.tenant = x.tenant AND c.sha256 = decode(x.sum, 'hex') AND c.copy = x.copy
-				WHERE c.broken = x.was
+				WHERE `+chunkBad+` = x.was
 				ORDER BY c.tenant, c.sha256
 				FOR NO KEY UPDATE OF c SKIP LOCKED
 			), marked AS (
 				UPDATE chunks c
-				SET looked_at = clock_timestamp(), broken = s.lost
+				SET looked_at = clock_timestamp(), broken = s.lost,
+				    incarnation = (SELECT incarnation FROM cluster)
 				FROM seen s
 				WHERE c.tenant = s.tenant AND c.sha256 = s.sha256
 				RETURNING s.was, s.lost
@@ -67,30 +69,4 @@ func (d *Chunks) Looked(ctx context.Context, term Term, looks []ChunkLook) (brok
 			Scan(&broken, &intact)
 	})
 	return broken, intact, mapError(err, "chunks")
-}
-
-// doubtChunks makes members send all chunks again: a database that has lost transactions may name copies that these
-// transactions have given up. Looks at the store may find the copies intact before. Loads go, since their copies may
-// have been deleted too, and a deleted key is never used again.
-func doubtChunks(ctx context.Context, tx pgx.Tx) error {
-	for _, sql := range []string{
-		`WITH known AS (
-			SELECT job, attempt, rank, sha256 FROM chunk_loads ORDER BY job, attempt, rank, sha256 FOR UPDATE
-		)
-		DELETE FROM chunk_loads l
-		USING known k
-		WHERE l.job = k.job AND l.attempt = k.attempt AND l.rank = k.rank AND l.sha256 = k.sha256`,
-		`WITH known AS (
-			SELECT tenant, sha256 FROM chunks ORDER BY tenant, sha256 FOR NO KEY UPDATE
-		)
-		UPDATE chunks c
-		SET broken = true, looked_at = 'epoch'
-		FROM known k
-		WHERE c.tenant = k.tenant AND c.sha256 = k.sha256`,
-	} {
-		if _, err := tx.Exec(ctx, sql); err != nil {
-			return fmt.Errorf("doubt chunks: %w", err)
-		}
-	}
-	return nil
 }

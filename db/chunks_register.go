@@ -29,13 +29,10 @@ const lockChunks = `
 	) locked`
 
 // missingChunks selects the chunks of a shard that the tenant does not have, or whose content the member has not shown.
-const missingChunks = `
+const missingChunks = heldChunks + `
 	SELECT x.sum
 	FROM unnest(@sums::text[], @bytes::bigint[]) x (sum, bytes)
-	WHERE NOT EXISTS (
-		SELECT 1 FROM chunks c
-		WHERE c.tenant = @tenant AND c.sha256 = decode(x.sum, 'hex') AND c.bytes = x.bytes AND NOT c.broken
-		  AND ` + chunkHeld + `)
+	WHERE NOT EXISTS (SELECT 1 FROM held h WHERE h.sha256 = decode(x.sum, 'hex') AND h.bytes = x.bytes)
 	ORDER BY x.sum`
 
 // refer records the chunks of a new shard. It first locks their rows in the order of hashes, together with the rows of

@@ -1,7 +1,9 @@
 package db_test
 
 import (
+	"slices"
 	"testing"
+	"time"
 
 	"berth"
 	"berth/db"
@@ -43,7 +45,17 @@ func TestARestoredDatabaseDoubtsItsChunks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	rows := func() string {
+		return one[string](s, `SELECT string_agg(x.row, ' ' ORDER BY x.row) FROM (
+			SELECT sha256::text || ctid::text || xmin::text || xmax::text AS row FROM chunks
+			UNION ALL
+			SELECT sha256::text || ctid::text || xmin::text || xmax::text FROM chunk_loads) x`)
+	}
+	before := rows()
 	s.leaps()
+	if rows() != before {
+		t.Error("the leap writes or locks rows of chunks: with millions of them, it would take too long to succeed")
+	}
 	if held := x.held("base", "unused"); len(held) != 0 {
 		t.Errorf("the member may leave out %v", held)
 	}
@@ -57,6 +69,10 @@ func TestARestoredDatabaseDoubtsItsChunks(t *testing.T) {
 	if err != nil || again[chunk("open").SHA256] == open[chunk("open").SHA256] {
 		t.Errorf("the key of a copy from before the restore is used again: %v, %v", again, err)
 	}
+	loads, err := s.db.Chunks.Loads(t.Context(), x.member(), sums(chunks("base", "unused", "open")))
+	if err != nil || len(loads) != 1 {
+		t.Errorf("the loads are %v, %v; want the one after the restore", loads, err)
+	}
 	second := x.sends("base")[chunk("base").SHA256]
 	if err := x.registers(2, "base"); err != nil {
 		t.Fatal(err)
@@ -64,6 +80,52 @@ func TestARestoredDatabaseDoubtsItsChunks(t *testing.T) {
 	got, err := s.db.Chunks.Named(t.Context(), x.member(), 1, sums(chunks("base")))
 	if err != nil || got[chunk("base").SHA256] != second || second == first {
 		t.Errorf("step 1 reads %v, want %v, %v", got, second, err)
+	}
+}
+
+// A restored database doubts its chunks until a look: the leader looks for them first, and a look ends the doubt.
+func TestLooksEndTheDoubtAfterARestore(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	a, _ := s.register("host1", "agent1")
+	x := s.storer(a)
+	copies := x.sends("intact", "lost", "open")
+	if err := x.registers(1, "intact", "lost", "open"); err != nil {
+		t.Fatal(err)
+	}
+	unseen := func() []db.ChunkLook {
+		t.Helper()
+		list, err := s.db.Chunks.Unseen(t.Context(), time.Hour, 100)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return list
+	}
+	if n := len(unseen()); n != 0 {
+		t.Errorf("%d chunks are due for a look at once", n)
+	}
+	s.leaps()
+	inForce, err := s.db.Chunks.InForce(t.Context(), "default", sums(chunks("intact", "lost", "open")))
+	if err != nil || len(inForce) != 0 {
+		t.Errorf("copies in doubt are in force: %v, %v", inForce, err)
+	}
+	looks := unseen()
+	if len(looks) != 3 || !looks[0].Broken {
+		t.Fatalf("the leader looks for %v", looks)
+	}
+	looks = slices.DeleteFunc(looks, func(l db.ChunkLook) bool { return l.SHA256 == chunk("open").SHA256 })
+	for i := range looks {
+		looks[i].Lost = looks[i].SHA256 == chunk("lost").SHA256
+	}
+	broken, intact, err := s.db.Chunks.Looked(t.Context(), s.term(), looks)
+	if err != nil || broken != 0 || intact != 1 {
+		t.Errorf("%d chunks are marked as broken, %d as intact, %v; want 0 and 1", broken, intact, err)
+	}
+	if held := x.held("intact", "lost", "open"); len(held) != 1 || !held[chunk("intact").SHA256] {
+		t.Errorf("the member may leave out %v", held)
+	}
+	if left := unseen(); len(left) != 1 || left[0].ChunkCopy != copies[chunk("open").SHA256] {
+		t.Errorf("the leader looks for %v", left)
 	}
 }
 

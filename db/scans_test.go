@@ -265,3 +265,56 @@ func (s *stage) reset() {
 	s.pool.Reset()
 	s.db.Pool().Reset()
 }
+
+// TestSharedChunksCostWhatTheMemberHas checks that the question which chunks a member may leave out, and its
+// registration, read rows in proportion to the member's own chunks, and not to all checkpoints that name them.
+func TestSharedChunksCostWhatTheMemberHas(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	s.roomy()
+	a, _ := s.register("host1", "agent1")
+	x := s.storer(a)
+	const shared, others = 60, 300
+	names := make([]string, shared)
+	for i := range names {
+		names[i] = fmt.Sprint("base", i)
+	}
+	x.sends(names...)
+	if err := x.registers(1, names...); err != nil {
+		t.Fatal(err)
+	}
+	mustExec(t, s.pool, `INSERT INTO chunk_refs (job, step, attempt, rank, tenant, sha256)
+		SELECT gen_random_uuid(), n, 1, 0, tenant, sha256 FROM generate_series(1, $1) n, chunks`, others)
+	y := s.storer(a)
+	y.sends(names[0])
+	mustExec(t, s.pool, `ANALYZE`)
+	url := s.pool.Config().ConnString()
+	s.reset()
+	s.alone()
+	for name, call := range map[string]func(on *stage) error{
+		"a new member": func(on *stage) error {
+			held, err := on.db.Chunks.Held(t.Context(), y.member(), sums(chunks(names...)))
+			if len(held) != 1 {
+				t.Errorf("a new member may leave out %d chunks", len(held))
+			}
+			return err
+		},
+		"the registration of a member that has them": func(on *stage) error {
+			return (&storer{stage: on, a: a, id: x.id, attempt: x.attempt}).registers(2, names...)
+		},
+	} {
+		before := s.scanned()
+		on := *s
+		on.db = dbtest.Open(t, url, db.Options{})
+		if err := call(&on); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		on.db.Close()
+		s.alone()
+		for table, n := range s.scanned() {
+			if n -= before[table]; strings.HasPrefix(table, "chunk") && n > 20*shared {
+				t.Errorf("%s reads %d rows of %s for %d chunks that %d checkpoints name", name, n, table, shared, others)
+			}
+		}
+	}
+}
