@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -35,37 +36,91 @@ func (t *objectGC) collectChunks(ctx context.Context) error {
 // lookForChunks looks for chunks in the object store, the longest unseen first. A lost or damaged one is marked as
 // broken, so a running job that has the content stores it again with its next checkpoint. A broken one that is intact
 // was in doubt: the database was restored, or the store was incomplete for a time.
+//
+// If the store has none of the chunks, it may be another one, and nothing is marked: copies that replace sound chunks
+// would go to the wrong store. If only lost chunks are due, younger ones show whether the store has any.
 func (t *objectGC) lookForChunks(ctx context.Context) error {
-	for range lookBatch / tidyBatch {
-		list, err := t.DB.Chunks.Unseen(ctx, t.Ages.Looked, tidyBatch)
+	for _, age := range []time.Duration{t.Ages.Looked, 0} {
+		list, err := t.DB.Chunks.Unseen(ctx, age, lookBatch)
 		if err != nil || len(list) == 0 {
 			return err
 		}
-		failures := t.look(ctx, list)
+		found := t.look(ctx, list)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if len(failures) >= stuckInRow { // the store itself is at fault
-			return errors.Join(failures[:stuckInRow]...)
+		failed := errors.Join(found.failures...)
+		switch {
+		case found.lost > 0 && found.intact == 0 && age > 0:
+			continue
+		case found.lost > 0 && found.intact == 0:
+			t.Logger.Error("object store has none of the chunks of checkpoints, marking none", "lost", found.lost)
+			return failed
+		case found.answered == 0: // the store itself is at fault
+			return failed
 		}
-		broken, intact, err := t.DB.Chunks.Looked(ctx, t.term, list)
+		return errors.Join(t.looked(ctx, found.list), failed)
+	}
+	return nil
+}
+
+// looked records looks.
+func (t *objectGC) looked(ctx context.Context, list []db.ChunkLook) error {
+	for batch := range slices.Chunk(list, tidyBatch) {
+		broken, intact, err := t.DB.Chunks.Looked(ctx, t.term, batch)
 		if err != nil {
 			return err
 		}
 		t.did("chunks_lost", broken)
 		t.did("chunks_intact", intact)
 		if broken > 0 {
-			t.Logger.Error("chunks of checkpoints are missing or damaged", "count", broken, "key", firstLost(list))
-		}
-		if len(failures) > 0 || len(list) < tidyBatch {
-			return errors.Join(failures...)
+			t.Logger.Error("chunks of checkpoints are missing or damaged", "count", broken, "key", firstLost(batch))
 		}
 	}
 	return nil
 }
 
-// look fills in which chunks are lost. A chunk of which the store says nothing stays as it was.
-func (t *objectGC) look(ctx context.Context, list []db.ChunkLook) []error {
+// looks is the result of looks at some chunks.
+type looks struct {
+	list     []db.ChunkLook // chunks without an answer are as they were
+	answered int
+	lost     int // of the ones that were not broken
+	intact   int
+	failures []error
+}
+
+// look looks at chunks until stuckInRow failures in a row: then it leaves out the ones after the present batch.
+func (t *objectGC) look(ctx context.Context, list []db.ChunkLook) (found looks) {
+	for batch := range slices.Chunk(list, tidyBatch) {
+		inRow, most := 0, 0
+		for i, err := range t.lookAbreast(ctx, batch) {
+			if err != nil {
+				inRow++
+				most = max(most, inRow)
+				found.failures = append(found.failures, err)
+				continue
+			}
+			inRow = 0
+			found.answered++
+			switch l := batch[i]; {
+			case !l.Lost:
+				found.intact++
+			case !l.Broken:
+				found.lost++
+			}
+		}
+		found.list = append(found.list, batch...)
+		if most >= stuckInRow || ctx.Err() != nil {
+			break
+		}
+	}
+	found.failures = found.failures[:min(len(found.failures), stuckInRow)]
+	return found
+}
+
+// lookAbreast fills in which chunks are lost, and returns one error for each chunk. A chunk of which the store says
+// nothing stays as it was.
+func (t *objectGC) lookAbreast(ctx context.Context, list []db.ChunkLook) []error {
 	failures := make([]error, len(list))
 	var all errgroup.Group
 	all.SetLimit(looksAbreast)
@@ -81,7 +136,7 @@ func (t *objectGC) look(ctx context.Context, list []db.ChunkLook) []error {
 		})
 	}
 	_ = all.Wait()
-	return slices.DeleteFunc(failures, func(err error) bool { return err == nil })
+	return failures
 }
 
 // intact reports whether the store has a chunk. A broken one must be read: the store's own checksum may be older than

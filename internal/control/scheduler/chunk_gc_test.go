@@ -1,6 +1,12 @@
 package scheduler_test
 
 import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -65,5 +71,131 @@ func TestChunksWithoutARowAreSweptWithTheirAttempt(t *testing.T) {
 	r.await("the attempt is swept", func() bool { return !exists(t, b, unfinished.Key()) && !exists(t, b, replaced.Key()) })
 	if !exists(t, b, listed.Key()) || !exists(t, b, key(10)) {
 		t.Error("a chunk with a row, or the checkpoint, is deleted")
+	}
+}
+
+// chunkOf returns the copy of a chunk with some content.
+func chunkOf(content string) wire.ChunkCopy {
+	sum := sha256.Sum256([]byte(content))
+	return wire.ChunkCopy{Tenant: "default", Job: "018f0000-0000-7000-8000-000000000000", Attempt: 1,
+		SHA256: hex.EncodeToString(sum[:]), Random: "a"}
+}
+
+// hasChunk adds the row of a chunk that was seen before age, and its object with the stored content; "": without one.
+func (r *rig) hasChunk(b *blob.Store, content, stored string, broken bool, age time.Duration) {
+	r.t.Helper()
+	c := chunkOf(content)
+	if stored != "" {
+		if err := b.Create(r.t.Context(), c.Key(), []byte(stored)); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+	r.exec(`INSERT INTO chunks (tenant, sha256, bytes, refs, job, attempt, rank, copy, broken, looked_at)
+		VALUES ('default', decode($1, 'hex'), $2, 1, $3, 1, 0, 'a', $4, now() - $5::interval)`,
+		c.SHA256, len(content), c.Job, broken, age)
+}
+
+// broken reports whether a chunk is marked as broken.
+func (r *rig) broken(content string) bool {
+	r.t.Helper()
+	return value[bool](r, `SELECT broken FROM chunks WHERE sha256 = decode('`+chunkOf(content).SHA256+`', 'hex')`)
+}
+
+// looks starts the looks at chunks that nothing has seen for 30 minutes.
+func (r *rig) looks(s scheduler.Objects) {
+	r.lead(func(o *scheduler.Options) {
+		o.Objects, o.TidyEvery, o.Ages.Looked = s, 20*time.Millisecond, 30*time.Minute
+	})
+}
+
+// holdless answers no look at some objects.
+type holdless struct {
+	*blob.Store
+	keys []string
+}
+
+func (s holdless) Holds(ctx context.Context, key string, bytes int64, sum [32]byte) (bool, error) {
+	if slices.Contains(s.keys, key) {
+		return false, errors.New("access denied")
+	}
+	return s.Store.Holds(ctx, key, bytes, sum)
+}
+
+// The leader looks for chunks before a restore needs them. A broken one is read, and is no longer broken if it is
+// intact.
+func TestLostChunksAreFoundByLooks(t *testing.T) {
+	t.Parallel()
+	r, b := newRig(t), store(t)
+	for content, c := range map[string]struct {
+		stored string
+		broken bool
+		age    time.Duration
+	}{
+		"sound":   {"sound", false, time.Hour},
+		"lost":    {"", false, time.Hour},
+		"short":   {"shor", false, time.Hour},
+		"young":   {"", false, 0},
+		"doubted": {"doubted", true, time.Hour},
+		"changed": {"chanced", true, time.Hour},
+		"missing": {"", true, time.Hour},
+		"denied":  {"denied", false, 2 * time.Hour},
+	} {
+		r.hasChunk(b, content, c.stored, c.broken, c.age)
+	}
+	r.lead(func(o *scheduler.Options) {
+		o.Objects, o.TidyEvery = holdless{b, []string{chunkOf("denied").Key()}}, 20*time.Millisecond
+		o.Ages.Looked = 30 * time.Minute
+	})
+	r.await("all old chunks are looked for", func() bool {
+		return value[int](r, `SELECT count(*) FROM chunks WHERE looked_at < now() - interval '30 minutes'`) == 0
+	})
+	for content, broken := range map[string]bool{"sound": false, "lost": true, "short": true, "young": false, "doubted": false,
+		"changed": true, "missing": true, "denied": false} {
+		if got := r.broken(content); got != broken {
+			t.Errorf("chunk %s is broken: %v, want %v", content, got, broken)
+		}
+	}
+}
+
+// A store that has none of the chunks may be another one: then the leader marks none. One chunk that the store has shows
+// that it is the right one, also if nothing is due but lost chunks.
+func TestChunksOfAnotherStoreAreNotMarked(t *testing.T) {
+	t.Parallel()
+	r, b := newRig(t), store(t)
+	r.hasChunk(b, "lost", "", false, time.Hour)
+	r.hasChunk(b, "other", "", false, time.Hour)
+	r.looks(b)
+	r.await("the leader has looked", func() bool {
+		return strings.Contains(r.log.String(), "object store has none of the chunks of checkpoints, marking none")
+	})
+	if r.broken("lost") || r.broken("other") {
+		t.Error("chunks of another store are marked as broken")
+	}
+	r.hasChunk(b, "young", "young", false, 0)
+	r.await("the lost chunks are marked", func() bool { return r.broken("lost") && r.broken("other") })
+	if r.broken("young") {
+		t.Error("the chunk that the store has is marked as broken")
+	}
+}
+
+// Chunks that the store denies, such as archived ones, keep the leader from no other chunk.
+func TestDeniedChunksStopNoLooks(t *testing.T) {
+	t.Parallel()
+	r, b := newRig(t), store(t)
+	var denied []string
+	for i := range 5 {
+		content := fmt.Sprint("denied", i)
+		r.hasChunk(b, content, content, false, 2*time.Hour)
+		denied = append(denied, chunkOf(content).Key())
+	}
+	r.hasChunk(b, "sound", "sound", false, time.Hour)
+	r.hasChunk(b, "lost", "", false, time.Hour)
+	r.looks(holdless{b, denied})
+	r.await("the lost chunk is marked", func() bool { return r.broken("lost") })
+	r.await("all chunks are seen", func() bool {
+		return value[int](r, `SELECT count(*) FROM chunks WHERE looked_at < now() - interval '30 minutes'`) == 0
+	})
+	if n := value[int](r, `SELECT count(*) FROM chunks WHERE broken`); n != 1 {
+		t.Errorf("%d chunks are marked as broken, want the lost one", n)
 	}
 }

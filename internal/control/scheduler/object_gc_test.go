@@ -3,7 +3,6 @@ package scheduler_test
 import (
 	"context"
 	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"net/http"
 	"strings"
@@ -340,66 +339,6 @@ func TestUploadsThatNobodyUsesAreRemoved(t *testing.T) {
 	for name, object := range map[string]string{"a fresh one": fresh, "one that a live job needs": held, "one that is being written": writing} {
 		if !exists(t, b, object) {
 			t.Errorf("%s is gone too", name)
-		}
-	}
-}
-
-// holdless answers no look at one object.
-type holdless struct {
-	*blob.Store
-	key string
-}
-
-func (s holdless) Holds(ctx context.Context, key string, bytes int64, sum [32]byte) (bool, error) {
-	if key == s.key {
-		return false, errors.New("access denied")
-	}
-	return s.Store.Holds(ctx, key, bytes, sum)
-}
-
-// The leader looks for chunks before a restore needs them. A broken one is read, and is no longer broken if it is
-// intact.
-func TestLostChunksAreFoundByLooks(t *testing.T) {
-	t.Parallel()
-	r, b := newRig(t), store(t)
-	chunk := func(content string) wire.ChunkCopy {
-		sum := sha256.Sum256([]byte(content))
-		return wire.ChunkCopy{Tenant: "default", Job: "018f0000-0000-7000-8000-000000000000", Attempt: 1, SHA256: hex.EncodeToString(sum[:]), Random: "a"}
-	}
-	for content, c := range map[string]struct {
-		stored string
-		broken bool
-		age    time.Duration
-	}{
-		"sound":   {"sound", false, time.Hour},
-		"lost":    {"", false, time.Hour},
-		"short":   {"shor", false, time.Hour},
-		"young":   {"", false, 0},
-		"doubted": {"doubted", true, time.Hour},
-		"changed": {"chanced", true, time.Hour},
-		"missing": {"", true, time.Hour},
-		"denied":  {"denied", false, 2 * time.Hour},
-	} {
-		if c.stored != "" {
-			if err := b.Create(t.Context(), chunk(content).Key(), []byte(c.stored)); err != nil {
-				t.Fatal(err)
-			}
-		}
-		r.exec(`INSERT INTO chunks (tenant, sha256, bytes, refs, job, attempt, rank, copy, broken, looked_at)
-			VALUES ('default', decode($1, 'hex'), $2, 1, $3, 1, 0, 'a', $4, now() - $5::interval)`,
-			chunk(content).SHA256, len(content), chunk(content).Job, c.broken, c.age)
-	}
-	r.lead(func(o *scheduler.Options) {
-		o.Objects, o.TidyEvery = holdless{b, chunk("denied").Key()}, 20*time.Millisecond
-		o.Ages.Looked = 30 * time.Minute
-	})
-	r.await("all old chunks are looked for", func() bool {
-		return value[int](r, `SELECT count(*) FROM chunks WHERE looked_at < now() - interval '30 minutes'`) == 0
-	})
-	for content, broken := range map[string]bool{"sound": false, "lost": true, "short": true, "young": false, "doubted": false,
-		"changed": true, "missing": true, "denied": false} {
-		if got := value[bool](r, `SELECT broken FROM chunks WHERE sha256 = decode('`+chunk(content).SHA256+`', 'hex')`); got != broken {
-			t.Errorf("chunk %s is broken: %v, want %v", content, got, broken)
 		}
 	}
 }
