@@ -21,7 +21,8 @@ type RetryOptions struct {
 	Failed bool // of an array or a pipeline: only the parts that did not succeed
 	Fresh  bool // start as the file says, and not from a checkpoint of the old job
 
-	// FreshImage resolves the names of images again. Without it, the new job runs the digest of the old one.
+	// FreshImage resolves the names of images again. Without it, and without Spec, the new job runs the digest that the
+	// control plane found at the submit of the old one.
 	FreshImage bool
 
 	// Spec is run in place of the old one. It is valid, has its defaults, and is the result of
@@ -55,7 +56,7 @@ const (
 
 // Retry submits an ended job as a new job, and links both jobs. The new job resumes from the
 // newest checkpoint of the old one; see lifecycle.Resume. It runs the digest of the old job's
-// image. A job that was retried with the same options before has its successor returned as it
+// image if that was found at the submit. A job that was retried with the same options before has its successor returned as it
 // is now, with created false. Other options create another successor, except that a second
 // Spec is a conflict. A job that has not ended is a conflict.
 //

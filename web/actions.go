@@ -49,7 +49,9 @@ var verbs = map[string]verb{
 	"retry": {title: "Retry", command: "berth retry", do: retryOne, effect: "will be submitted again as a new job",
 		fields: []field{
 			{Name: "failed", Kind: "checkbox", Label: "In arrays and pipelines, repeat only failed elements and steps"},
-			{Name: "fresh", Kind: "checkbox", Label: "Start from the beginning, not from the last checkpoint"}}},
+			{Name: "fresh", Kind: "checkbox", Label: "Start from the beginning, not from the last checkpoint"},
+			{Name: "fresh_image", Kind: "checkbox",
+				Label: "Resolve the image's tag again, instead of the digest found at the submit"}}},
 	"priority": {title: "Set priority", command: "berth priority", do: prioritizeOne, effect: "will get this priority",
 		fields: []field{{Name: "priority", Kind: "text", Label: "Priority", Required: true,
 			Help: "low, normal, high, or 0 to 1000"}}},
@@ -232,7 +234,8 @@ func suspendOne(ctx context.Context, v *visit, id string) (berth.JobID, error) {
 // retryOne submits an ended job again and returns the id of the new job.
 func retryOne(ctx context.Context, v *visit, id string) (berth.JobID, error) {
 	j, err := v.api.Retry(ctx, berth.JobID(id), client.RetryOptions{
-		Failed: v.r.PostFormValue("failed") != "", Fresh: v.r.PostFormValue("fresh") != ""})
+		Failed: v.r.PostFormValue("failed") != "", Fresh: v.r.PostFormValue("fresh") != "",
+		FreshImage: v.r.PostFormValue("fresh_image") != ""})
 	return j.ID, err
 }
 

@@ -145,7 +145,7 @@ type RetryOptions struct {
 	Fresh  bool      // start as the job's file says, not from a checkpoint of the old job
 	Spec   *spec.Job // run in place of the old spec; not with Failed
 
-	FreshImage bool // resolve the image's name again, instead of running the digest of the old job
+	FreshImage bool // resolve the image's name again, instead of the digest found at the submit of the old job
 }
 
 // Retry submits an ended job again and returns the new job. For a job that was retried with

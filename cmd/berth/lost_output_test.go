@@ -88,18 +88,20 @@ func TestEachFailureOfACancelIsReported(t *testing.T) {
 func TestARepeatedRetryNamesTheFirstOne(t *testing.T) {
 	t.Parallel()
 	const first = "0193a1b2-c3d4-7000-8000-00000000000b"
-	for name, c := range map[string]struct{ before, says string }{
-		"first": {"", "submitted " + first + " as a retry of digits (0193a1b2-c3d4-7000)\n"},
-		"repeated": {`,"retried_by":"` + first + `"`,
+	for name, c := range map[string]struct{ before, after, says string }{
+		"first": {"", "", "submitted " + first + " as a retry of digits (0193a1b2-c3d4-7000)\n"},
+		"repeated": {`,"retried_by":"` + first + `"`, "",
 			"digits (0193a1b2-c3d4-7000) was retried before, 5m0s ago, as " + first + "\n"},
-		"again": {`,"retried_by":"0193a1b2-c3d4-7000-8000-00000000000c"`, "submitted " + first + " as a retry of"},
+		"again": {`,"retried_by":"0193a1b2-c3d4-7000-8000-00000000000c"`, "", "submitted " + first + " as a retry of"},
+		"image": {"", `,"image_digest":"sha256:` + strings.Repeat("1", 64) + `","image_digest_by":"retry"`,
+			"image sha256:111111111111 of the old job's submit; --fresh-image runs what the tag names now\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				if r.Method == http.MethodPost {
-					fmt.Fprintf(w, `{"id":%q,"name":"digits","status":"queued","submitted_at":%q}`, first,
-						noon.Add(-5*time.Minute).Format(time.RFC3339))
+					fmt.Fprintf(w, `{"id":%q,"name":"digits","status":"queued","submitted_at":%q%s}`, first,
+						noon.Add(-5*time.Minute).Format(time.RFC3339), c.after)
 					return
 				}
 				_, _ = io.WriteString(w, `{"id":"0193a1b2-c3d4-7000-8000-00000000000a","name":"digits",`+

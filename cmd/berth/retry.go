@@ -27,8 +27,9 @@ func newRetry(a *app) *cobra.Command {
 		Long: "Retry submits the spec of an ended job as a new job, with the same code and inputs. The old job does\n" +
 			"not change; each names the other. The new job resumes from the newest verified checkpoint of the old\n" +
 			"one. A job that succeeded, or never saved a checkpoint, starts from the beginning, as does any with\n" +
-			"--fresh. It runs the same image, also if the tag has moved since; --fresh-image runs the image that\n" +
-			"the tag names now.\n" +
+			"--fresh. If the image of the old job was resolved at its submit, the new job runs the same content,\n" +
+			"also if the tag has moved since, and the command says so; --fresh-image, --file, --env, --set and\n" +
+			"--secret run what the tag names now. Otherwise the tag is resolved again.\n" +
 			"With --failed only the failed part runs again: the failed elements of an array, with their indexes, or\n" +
 			"the steps of a pipeline that did not succeed. With --file a changed job file runs in place of the old\n" +
 			"spec. --env, --set and --secret change the file, or without one the old spec.\n" +
@@ -43,7 +44,7 @@ func newRetry(a *app) *cobra.Command {
 	cmd.Flags().BoolVar(&failed, "failed", false, "retry only the failed elements of an array or steps of a pipeline")
 	cmd.Flags().BoolVar(&from.start, "fresh", false, "start from the beginning, or from checkpoint.from of the file")
 	cmd.Flags().BoolVar(&from.image, "fresh-image", false,
-		"resolve the image's tag again, instead of running the content that the old job ran")
+		"resolve the image's tag again, instead of running the content that it named at the submit of the old job")
 	cmd.Flags().StringVarP(&file, "file", "f", "", "job file to run in place of the old spec, or - for standard input")
 	cmd.MarkFlagsMutuallyExclusive("failed", "file")
 	ended := func(j wire.Job) bool { return j.Status.Terminal() }
@@ -168,6 +169,10 @@ func sayRetried(a *app, old, job wire.Job) {
 	}
 	a.say("submitted %s as a retry of %s", job.ID, named(old))
 	sayStart(a, old, job)
+	if job.ImageDigestBy == wire.DigestByRetry {
+		a.say("it runs the image %s of the old job's submit; --fresh-image runs what the tag names now",
+			shortAddress(job.ImageDigest))
+	}
 	if job.Spec == nil {
 		return
 	}
