@@ -159,8 +159,11 @@ func (s *settings) imageFlags(f *pflag.FlagSet) {
 		"resolve the tags of submitted jobs' images to digests; this process then calls the registries that users "+
 			"name, with the logins of their tenants (role dispatch)")
 	f.StringVar(&s.RegistryAllow, "registry-allow", s.RegistryAllow,
-		"with --resolve-images: non-public networks of registries, such as 10.1.0.0/16; registries without TLS are "+
-			"called only there")
+		"with --resolve-images: addresses of registries that are not public, such as 10.1.0.7,10.1.0.8; networks are "+
+			"allowed")
+	f.StringSliceVar(&s.RegistryPlaintext, "registry-plaintext", s.RegistryPlaintext,
+		"with --resolve-images: registries, HOST[:PORT] as in names of images, that may be called without TLS; each "+
+			"also needs an address in --registry-allow")
 	f.StringVar(&s.RegistryCerts, "registry-certs", s.RegistryCerts,
 		"with --resolve-images: folder with a folder HOST[:PORT] for each registry of a private authority, with its "+
 			"certificates as *.crt, as in /etc/docker/certs.d")

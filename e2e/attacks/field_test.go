@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -33,8 +34,10 @@ type field struct {
 	t     *testing.T
 	image string // reference of the test program's image in the host's own engine
 
-	victim, attacker, viewer string // tokens; viewer's tenant is attacker
-	secret                   string // value of the victim's secret "hers"
+	victim, attacker, viewer string       // tokens; viewer's tenant is attacker
+	plaintext                net.Listener // of the registry that the control plane may call without TLS
+
+	secret string // value of the victim's secret "hers"
 }
 
 // newField starts a stack with two machines on the host's own engine, each with declared GPUs.
@@ -45,8 +48,14 @@ func newField(t *testing.T) *field {
 	if err := os.WriteFile(key, []byte(strings.Repeat("0badc0de", 8)+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	var err error
+	if f.plaintext, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = f.plaintext.Close() }) // the registry may have closed it
 	s, err := rig.Start(t.Context(), rig.Options{
-		Workshop: workshop, Berthd: []string{"--secret-key-file=" + key, "--resolve-images", "--registry-allow=127.0.0.0/8"},
+		Workshop: workshop, Berthd: []string{"--secret-key-file=" + key, "--resolve-images",
+			"--registry-allow=127.0.0.0/8", "--registry-plaintext=" + f.plaintext.Addr().String()},
 	})
 	if s != nil {
 		t.Cleanup(func() { f.close(s) })

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"io"
 	"log"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -32,8 +33,14 @@ import (
 // unless login is empty.
 func (a *attempt) hub(login string) (address string) {
 	a.t.Helper()
+	return a.hubAt(nil, login)
+}
+
+// hubAt is hub at an address that listens already; nil: at any.
+func (a *attempt) hubAt(listener net.Listener, login string) (address string) {
+	a.t.Helper()
 	store := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		want := "Basic " + base64.StdEncoding.EncodeToString([]byte(login))
 		if login != "" && r.Header.Get("Authorization") != want {
 			w.Header().Set("WWW-Authenticate", `Basic realm="hub"`)
@@ -42,6 +49,11 @@ func (a *attempt) hub(login string) (address string) {
 		}
 		store.ServeHTTP(w, r)
 	}))
+	if listener != nil {
+		_ = server.Listener.Close() // nothing was accepted
+		server.Listener = listener
+	}
+	server.Start()
 	address = strings.TrimPrefix(server.URL, "http://")
 	a.t.Cleanup(server.Close)
 	a.t.Cleanup(func() { a.removeImages(address + "/") })
@@ -128,7 +140,7 @@ func movedTag(a *attempt) {
 
 // movedAfterSubmit moves the tag of a job that waits for another one.
 func movedAfterSubmit(a *attempt) {
-	hub := a.hub("")
+	hub := a.hubAt(a.plaintext, "")
 	ref := a.push(hub+"/team/queued:1", "", "VERSION=first")
 	before := a.submit(a.victim, map[string]any{"env": map[string]string{"STATE": "ready"}},
 		"do", "env STATE", "await-file /workspace/moved")

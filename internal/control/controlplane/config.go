@@ -15,6 +15,7 @@ import (
 	"berth/db"
 	"berth/failure"
 	"berth/internal/control/admission"
+	"berth/internal/control/digest"
 	"berth/internal/control/floors"
 	"berth/internal/lib/publicnet"
 	"berth/spec"
@@ -87,6 +88,7 @@ type Config struct {
 	FileInputs        []string // folders of machines that jobs may read, see admission.ParseVolumes
 	ResolveImages     bool     // ask registries for the digests of submitted jobs' images; see package digest
 	RegistryAllow     string   // networks besides public addresses in which registries are asked
+	RegistryPlaintext []string // registries, HOST[:PORT], that are asked without TLS if they have none
 	RegistryCerts     string   // folder with certificates of registries, see digest.Registries; empty: none
 	Images            string   // registries and repositories of images, see admission.ParseImages
 	ImageSignatures   string   // file of rules about signatures of images, see admission.ReadSignatureRules
@@ -212,6 +214,11 @@ func (c Config) registries() (faults []error) {
 	if _, err := publicnet.Parse(c.RegistryAllow); err != nil {
 		faults = append(faults, fmt.Errorf("registry-allow: %w", err))
 	}
+	for _, host := range c.RegistryPlaintext {
+		if err := digest.CheckHost(host); err != nil {
+			faults = append(faults, fmt.Errorf("registry-plaintext: %w", err))
+		}
+	}
 	if c.RegistryCerts != "" && !filepath.IsAbs(c.RegistryCerts) {
 		faults = append(faults, fmt.Errorf("registry-certs %q: must be an absolute path", c.RegistryCerts))
 	}
@@ -274,7 +281,7 @@ func (c Config) LogValue() slog.Value {
 		slog.String("trusted_proxies", c.TrustedProxies),
 		slog.String("secret_key_file", c.SecretKeyFile), slog.String("webhook_allow", c.WebhookAllow),
 		slog.Bool("resolve_images", c.ResolveImages), slog.String("registry_allow", c.RegistryAllow),
-		slog.String("registry_certs", c.RegistryCerts),
+		slog.Any("registry_plaintext", c.RegistryPlaintext), slog.String("registry_certs", c.RegistryCerts),
 		slog.String("smtp", c.Mail.Server),
 		slog.String("cloud", c.CloudFile),
 		slog.String("agent_binaries", c.AgentBinaries), slog.String("pprof", c.Pprof), slog.Any("policy", c.Policy),

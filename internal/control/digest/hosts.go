@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// hosts bounds the questions to each registry.
+// hosts bounds the questions to each registry, and to each registry with one login: a registry that limits the rate of
+// one login (429) serves others.
 //
 //	state of a registry   questions                                   ends with
 //	open                  up to maxAbreast at once                    ailing failures in a row, or a pause asked for
@@ -19,7 +20,7 @@ type hosts struct {
 	known map[string]*host
 }
 
-// host is one registry.
+// host is one registry, or one with a login; see callers.
 type host struct {
 	asked  int       // questions in flight
 	failed int       // in a row
@@ -36,36 +37,55 @@ const (
 	crowdedPause  = time.Second
 )
 
-// enter takes a place for a question, which leave gives back. Otherwise it returns how long to wait.
-func (h *hosts) enter(name string, now time.Time) (wait time.Duration, ok bool) {
+// callers is the name, in hosts, of the callers whose rate a registry limits together: those with one login, or all
+// without a login.
+func callers(registry, tenant, login string) string {
+	if login == "" {
+		tenant = ""
+	}
+	return registry + " " + tenant + " " + login // names of registries have no space
+}
+
+// enter takes a place for a question with each of the names, which leave gives back. Otherwise it takes none, and
+// returns how long to wait.
+func (h *hosts) enter(now time.Time, names ...string) (wait time.Duration, ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	one := h.known[name]
-	if one == nil {
-		h.makeRoom(now)
-		one = &host{}
-		if h.known == nil {
-			h.known = map[string]*host{}
+	for i, name := range names {
+		one := h.known[name]
+		if one == nil {
+			h.makeRoom(now)
+			one = &host{}
+			if h.known == nil {
+				h.known = map[string]*host{}
+			}
+			h.known[name] = one
 		}
-		h.known[name] = one
+		switch {
+		case now.Before(one.until):
+			wait = jitter(one.until.Sub(now))
+		case one.asked >= maxAbreast, one.failed >= ailing && one.asked > 0:
+			wait = jitter(crowdedPause)
+		}
+		if wait > 0 {
+			for _, taken := range names[:i] {
+				h.known[taken].asked--
+			}
+			return wait, false
+		}
+		one.asked++
 	}
-	switch {
-	case now.Before(one.until):
-		return jitter(one.until.Sub(now)), false
-	case one.asked >= maxAbreast, one.failed >= ailing && one.asked > 0:
-		return jitter(crowdedPause), false
-	}
-	one.asked++
 	return 0, true
 }
 
-// leave notes the end of a question. It returns whether the registry was closed or opened by it.
-func (h *hosts) leave(name string, err *answerError, now time.Time) (closed, opened bool) {
+// leave notes the end of a question. ill says whether err counts against the name. leave returns whether the name was
+// closed or opened by it.
+func (h *hosts) leave(name string, err *answerError, ill bool, now time.Time) (closed, opened bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	one := h.known[name]
 	one.asked--
-	if err == nil || !err.ill {
+	if !ill {
 		opened = one.failed >= ailing
 		one.failed, one.until = 0, time.Time{}
 		return false, opened
@@ -81,7 +101,7 @@ func (h *hosts) leave(name string, err *answerError, now time.Time) (closed, ope
 	return one.failed == ailing, false
 }
 
-// makeRoom forgets registries without a question in flight: first healthy ones, and only if all are ill, any. h.mu is
+// makeRoom forgets names without a question in flight: first healthy ones, and only if all are ill, any. h.mu is
 // held.
 func (h *hosts) makeRoom(now time.Time) {
 	for _, ill := range []bool{false, true} {

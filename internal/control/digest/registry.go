@@ -9,8 +9,12 @@ import (
 	"io"
 	"io/fs"
 	"net/http"
+	"net/http/httptrace"
+	"net/netip"
+	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -31,9 +35,10 @@ const (
 
 // Registries asks registries for digests. It may be used concurrently.
 type Registries struct {
-	Network publicnet.Policy // where registries may be besides public addresses; without TLS only there
-	Certs   string           // folder with a folder for each registry, HOST[:PORT], with certificates *.crt; "": none
-	Timeout time.Duration    // of a question, with the calls for a token
+	Network   publicnet.Policy // where registries may be besides public addresses
+	Plaintext []string         // registries, HOST[:PORT], that may be called without TLS, in Network alone
+	Certs     string           // folder with a folder for each registry, HOST[:PORT], with certificates *.crt; "": none
+	Timeout   time.Duration    // of a question, with the calls for a token
 }
 
 // Login is a login for a registry.
@@ -47,6 +52,8 @@ type answerError struct {
 	ill   bool          // the registry did not answer, or cannot serve at present: others would fail, too
 	after time.Duration // the registry asks for this pause; 0: for none
 	cause error         // for operators; nil: none
+
+	limited bool // the registry limits the calls of this login: others would not fail
 }
 
 func (e *answerError) Error() string { return e.text }
@@ -70,21 +77,36 @@ func hostOf(image string) (string, error) {
 	return ref.Context().RegistryStr(), nil
 }
 
+// CheckHost returns an error unless a text is the name of a registry, HOST[:PORT], as in names of images.
+func CheckHost(text string) error {
+	if found, err := name.NewRegistry(text, name.StrictValidation); err != nil || found.RegistryStr() != text {
+		return fmt.Errorf("%.100q is no registry: allowed is HOST[:PORT], as in names of images", text)
+	}
+	return nil
+}
+
 // Digest returns the digest that the registry gives for an image: of the index, if the image has several platforms, as
 // engines record it. login is nil for an anonymous question. The error is an *answerError.
 func (r *Registries) Digest(ctx context.Context, image string, login *Login) (string, error) {
-	// A registry without TLS is in a network of the operator; RoundTrip refuses others.
-	ref, err := name.ParseReference(image, name.Insecure)
+	host, err := hostOf(image)
+	if err != nil {
+		return "", err
+	}
+	var how []name.Option
+	if slices.Contains(r.Plaintext, host) {
+		how = append(how, name.Insecure)
+	}
+	ref, err := name.ParseReference(image, how...)
 	if err != nil {
 		return "", &answerError{text: "the image is not a reference to a registry", final: true}
 	}
-	roots, err := r.roots(ref.Context().RegistryStr())
+	roots, err := r.roots(host)
 	if err != nil {
 		return "", &answerError{text: "the certificates for the registry cannot be read", cause: err}
 	}
 	ctx, cancel := context.WithTimeout(ctx, r.Timeout)
 	defer cancel()
-	w := newWay(r.Network, roots, r.Timeout)
+	w := r.way(host, roots)
 	defer w.close()
 	var auth authn.Authenticator = authn.Anonymous
 	if login != nil {
@@ -149,44 +171,80 @@ func (r *Registries) roots(host string) (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// way carries the calls of one question. Calls without TLS reach the networks of the operator only, since they may
-// carry a login.
+// way carries the calls of one question: to the registry, and where its answers lead, which is a token service or a
+// redirect. These others are called at public addresses alone, unless the registry itself has answered from a network
+// of the operator: a registry on the Internet must not choose calls into such a network.
+//
+// Calls without TLS go to listed registries only, and only in the networks of the operator. They may carry a login, and
+// whoever answers them chooses the digest.
 type way struct {
-	secure, plain *http.Transport
-	status        atomic.Int32 // of the latest answer; 0: none so far
-	after         atomic.Int64 // nanoseconds of its Retry-After
+	host      string   // of the registry
+	plaintext []string // hosts that may be called without TLS
 
-	// refused is set once the policy has refused an address for a call with TLS. A call without TLS is often refused
-	// only because the call with TLS has failed before.
+	registry, public, plain *http.Transport
+
+	inside atomic.Bool  // the registry has answered from an address that is not public
+	status atomic.Int32 // of the latest answer; 0: none so far
+	after  atomic.Int64 // nanoseconds of its Retry-After
+
+	// refused is set once an address was refused, or a call without TLS to another host. A call without TLS to the
+	// registry is only the second try of one with TLS, whose error counts.
 	refused atomic.Bool
 }
 
-func newWay(network publicnet.Policy, roots *x509.CertPool, timeout time.Duration) *way {
-	w := &way{secure: network.Transport(timeout), plain: network.Only().Transport(timeout)}
-	for _, t := range []*http.Transport{w.secure, w.plain} {
+// way returns the way to a registry.
+func (r *Registries) way(host string, roots *x509.CertPool) *way {
+	w := &way{host: host, plaintext: r.Plaintext, registry: r.Network.Transport(r.Timeout),
+		public: publicnet.Policy{}.Transport(r.Timeout), plain: r.Network.Only().Transport(r.Timeout)}
+	for _, t := range []*http.Transport{w.registry, w.public, w.plain} {
 		t.MaxResponseHeaderBytes, t.DisableCompression = maxHeaders, true
+		t.TLSClientConfig = &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}
 	}
-	w.secure.TLSClientConfig = &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}
 	return w
 }
 
 func (w *way) close() {
-	w.secure.CloseIdleConnections()
-	w.plain.CloseIdleConnections()
+	for _, t := range []*http.Transport{w.registry, w.public, w.plain} {
+		t.CloseIdleConnections()
+	}
+}
+
+// choose returns the transport for a call.
+func (w *way) choose(to *url.URL) (*http.Transport, error) {
+	own := to.Host == w.host
+	switch {
+	case to.Scheme == "https" && (own || w.inside.Load()):
+		return w.registry, nil
+	case to.Scheme == "https":
+		return w.public, nil
+	case slices.Contains(w.plaintext, to.Host) && (own || w.inside.Load()):
+		return w.plain, nil
+	case !own:
+		w.refused.Store(true)
+	}
+	return nil, fmt.Errorf("call to %s refused: the operator does not list it among the registries without TLS", to.Host)
 }
 
 // RoundTrip makes one call.
 func (w *way) RoundTrip(r *http.Request) (*http.Response, error) {
-	by := w.plain
-	if r.URL.Scheme == "https" {
-		by = w.secure
-	}
-	answer, err := by.RoundTrip(r)
+	by, err := w.choose(r.URL)
 	if err != nil {
-		if _, refused := errors.AsType[*publicnet.RefusedError](err); refused && by == w.secure {
+		return nil, err
+	}
+	var inside bool
+	trace := &httptrace.ClientTrace{GotConn: func(c httptrace.GotConnInfo) {
+		at, err := netip.ParseAddrPort(c.Conn.RemoteAddr().String())
+		inside = err == nil && publicnet.Policy{}.Check(at.Addr()) != nil
+	}}
+	answer, err := by.RoundTrip(r.WithContext(httptrace.WithClientTrace(r.Context(), trace)))
+	if err != nil {
+		if _, refused := errors.AsType[*publicnet.RefusedError](err); refused && by != w.plain {
 			w.refused.Store(true)
 		}
 		return nil, err
+	}
+	if inside && r.URL.Host == w.host {
+		w.inside.Store(true)
 	}
 	w.status.Store(int32(answer.StatusCode))
 	w.after.Store(int64(pauseOf(answer.Header.Get("Retry-After"))))
@@ -233,7 +291,8 @@ func (w *way) answered() bool {
 func (w *way) judge(err error) error {
 	e := &answerError{cause: err, after: time.Duration(w.after.Load())}
 	if w.refused.Load() {
-		e.text, e.final = "the address of the registry is none that the control plane may call", true
+		e.text, e.final = "the address of the registry, or of a host that it names, is none that the control plane may "+
+			"call", true
 		return e
 	}
 	answer, ok := errors.AsType[*transport.Error](err)
@@ -241,15 +300,15 @@ func (w *way) judge(err error) error {
 	case !ok:
 		e.text, e.ill = "the registry could not be reached, or gave no answer that a registry gives", true
 	case answer.StatusCode == http.StatusTooManyRequests:
-		e.text, e.ill = "the registry limits the rate of calls (429)", true
+		e.text, e.limited = "the registry limits the rate of calls (429)", true
 	case answer.StatusCode >= 500:
-		e.text, e.ill = fmt.Sprintf("the registry has failed (%d)", answer.StatusCode), true
+		e.text, e.ill = "the registry has failed", true
 	case answer.StatusCode == http.StatusNotFound:
 		e.text, e.final = "the registry has no such image", true
 	case answer.StatusCode == http.StatusUnauthorized, answer.StatusCode == http.StatusForbidden:
 		e.text, e.final = fmt.Sprintf("the registry refuses the image (%d)", answer.StatusCode), true
 	default:
-		e.text, e.final = fmt.Sprintf("the registry answered %d", answer.StatusCode), true
+		e.text, e.final = "the registry gave no answer that a registry gives", true
 	}
 	return e
 }

@@ -147,12 +147,15 @@ func (r *Resolver) ask(ctx context.Context, q db.ImageRequest) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if wait, ok := r.hosts.enter(host, time.Now()); !ok {
+	limit := callers(host, string(q.Tenant), q.Login)
+	if wait, ok := r.hosts.enter(time.Now(), host, limit); !ok {
 		return "", &closedError{wait}
 	}
 	digest, err := r.Registries.Digest(ctx, q.Image, login)
-	answer, _ := errors.AsType[*answerError](err)
-	switch closed, opened := r.hosts.leave(host, answer, time.Now()); {
+	answer, failed := errors.AsType[*answerError](err)
+	closed, opened := r.hosts.leave(host, answer, failed && answer.ill, time.Now())
+	r.hosts.leave(limit, answer, failed && answer.limited, time.Now())
+	switch {
 	case closed:
 		r.Logger.Warn("registry does not answer, machines resolve its images meanwhile", "registry", host,
 			"err", answer.detail())
