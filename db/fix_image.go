@@ -29,6 +29,16 @@ const claimedFinder = `(
 // imageRequested is true while the control plane may still find the digest of job j's image.
 const imageRequested = `EXISTS (SELECT 1 FROM image_requests q WHERE q.job = j.id AND ` + openRequest + `)`
 
+// localImage is why the control plane no longer looks for the digest of a job's image.
+const localImage = "a machine has run an image of this name that has no digest, as images do that came from no registry"
+
+// endRequest is a statement that ends the request of job @job without a digest. Its row must be locked, as settle locks
+// it: an answer that comes later changes nothing.
+const endRequest = `
+			UPDATE image_requests q
+			SET state = 'unresolvable', claim = NULL, reason = '` + localImage + `'
+			WHERE q.job = @job AND ` + openRequest
+
 // foundByMachine sets who found the digest that a machine reports for a job. The digest of an element is usually the
 // one of its array.
 const foundByMachine = `
@@ -53,10 +63,13 @@ var imageDigest = regexp.MustCompile(`^[a-z0-9]{1,32}:[0-9a-f]{32,128}$`)
 // One statement compares and sets the digest, so all callers get the same answer, however many
 // members report at once. A caller whose session is not current gets ErrStaleEpoch. A member that
 // is no longer current gets CodeConflict. These errors change nothing.
+//
+// A report without a digest, of an image that came from no registry, ends the request to find one: the job runs the
+// image of its machine.
 func (d *Agents) FixImage(
 	ctx context.Context, machine berth.MachineID, req wire.ImageReport,
 ) (fixed wire.FixedImage, err error) {
-	if !imageDigest.MatchString(req.Digest) {
+	if req.Digest != "" && !imageDigest.MatchString(req.Digest) {
 		return fixed, berth.Errorf(berth.CodeInvalid, "allocation %d: %.100q is not the digest of an image: write "+
 			"sha256: and 64 hexadecimal digits", req.Alloc, req.Digest)
 	}
@@ -86,6 +99,10 @@ func (d *Agents) FixImage(
 		if err != nil || fixed.Digest != "" {
 			return err
 		}
+		if req.Digest == "" {
+			fixed.Digest, err = withoutDigest(ctx, tx, owner)
+			return err
+		}
 		args["owner"] = owner
 		fixed.Digest = req.Digest
 		set, err := tx.Exec(ctx, `
@@ -111,4 +128,30 @@ func (d *Agents) FixImage(
 		return err
 	})
 	return fixed, mapError(err, "image of job "+string(req.Job))
+}
+
+// withoutDigest ends the request of a job or an array, unless a digest was found first, which it returns.
+func withoutDigest(ctx context.Context, tx pgx.Tx, owner string) (digest string, err error) {
+	args := pgx.NamedArgs{"job": owner}
+	var requested bool
+	err = tx.QueryRow(ctx, `
+		SELECT EXISTS (SELECT 1 FROM image_requests q WHERE q.job = @job AND `+openRequest+`)`, args).Scan(&requested)
+	if err != nil {
+		return "", err
+	}
+	if requested {
+		if _, err := tx.Exec(ctx, `SELECT 1 FROM jobs WHERE id = @job FOR NO KEY UPDATE`, args); err != nil {
+			return "", err
+		}
+	}
+	// An answer may have come since the caller has read the digest.
+	err = tx.QueryRow(ctx, `SELECT coalesce(image_digest, '') FROM jobs WHERE id = @job`, args).Scan(&digest)
+	if isNoRows(err) {
+		return "", nil // an element whose array is archived
+	}
+	if err != nil || digest != "" || !requested {
+		return digest, err
+	}
+	_, err = tx.Exec(ctx, endRequest, args)
+	return "", err
 }

@@ -141,8 +141,10 @@ func (d *Images) Unresolved(ctx context.Context, r ImageRequest, age time.Durati
 		pgx.NamedArgs{"state": state, "reason": reason, "age": age})
 }
 
-// needsDigest is true for a row j of jobs that a digest found by the control plane may still reach.
-const needsDigest = `coalesce(j.image_digest, '') = '' AND j.state NOT IN ('succeeded', 'failed', 'canceled')`
+// needsDigest is true for a row j of jobs that a digest found by the control plane may still reach. A job that runs
+// without a digest runs an image that is in no registry, or has an agent that has not reported it.
+const needsDigest = `coalesce(j.image_digest, '') = '' AND j.state NOT IN ('succeeded', 'failed', 'canceled')
+			  AND NOT (j.kind = 'job' AND j.state = 'running')`
 
 // settle runs a statement over the jobs of a question, some at a time, and adds the event to each job that the
 // statement returns as resolved. Rows of jobs are locked before the requests, as a claim of the job's machine does.

@@ -113,6 +113,66 @@ func TestADigestThatAnOlderAgentReportedStays(t *testing.T) {
 	}
 }
 
+// A machine runs an image of its own that is in no registry: the name may mean another image at a registry, which this
+// job and its later attempts must not run.
+func TestAJobOfALocalImageGetsNoDigestOfARegistry(t *testing.T) {
+	t.Parallel()
+	s := newGangStage(t)
+	s.resolves()
+	told, silent := s.queued(nil), s.queued(nil)
+	q := s.question()
+
+	attempt := s.place(told, "m0")
+	s.claim(told, attempt, 0)
+	s.mustFix(told, attempt, 0, "", "")
+	if r := s.job(told).ImageRequest; r == nil || r.State != wire.ImageUnresolvable || !strings.Contains(r.Reason, "no digest") {
+		t.Errorf("request %+v", r)
+	}
+	// An agent of the version before reports only that the job runs.
+	attempt = s.place(silent, "m1")
+	s.claim(silent, attempt, 0)
+	s.runs(silent, attempt, 1)
+	if r := s.job(silent).ImageRequest; r == nil || r.State != wire.ImageUnresolvable {
+		t.Errorf("request %+v", r)
+	}
+	s.resolved(q, digestOf("1"))
+	for _, id := range []berth.JobID{told, silent} {
+		if j := s.job(id); j.ImageDigest != "" || j.ImageRequest == nil {
+			t.Errorf("the job shows %q, request %+v", j.ImageDigest, j.ImageRequest)
+		}
+	}
+	if list := s.questions(); len(list) != 0 {
+		t.Errorf("questions %+v", list)
+	}
+}
+
+// A replica of the version before has let the job run, and has left the request open.
+func TestAnAnswerReachesNoJobThatRuns(t *testing.T) {
+	t.Parallel()
+	s := newGangStage(t)
+	id := s.queued(nil)
+	attempt := s.place(id, "m0")
+	s.runs(id, attempt, 1)
+	mustExec(t, s.pool, `INSERT INTO image_requests (job, tenant, image) SELECT id, tenant, 'team/app:1' FROM jobs WHERE id = $1`, id)
+	s.resolved(s.question(), digestOf("1"))
+	if got := s.job(id).ImageDigest; got != "" {
+		t.Errorf("the job shows %q", got)
+	}
+}
+
+// The answer was first: the machine gets it although its image has no digest.
+func TestAMachineWithoutADigestGetsTheAnswer(t *testing.T) {
+	t.Parallel()
+	s := newGangStage(t)
+	s.resolves()
+	id := s.queued(nil)
+	q := s.question()
+	attempt := s.place(id, "m0")
+	s.claim(id, attempt, 0)
+	s.resolved(q, digestOf("1"))
+	s.mustFix(id, attempt, 0, "", digestOf("1"))
+}
+
 // The answer comes between the claim and the report of the machine: the machine runs the answer.
 func TestAnAnswerBeforeTheReportOfTheMachineCounts(t *testing.T) {
 	t.Parallel()
@@ -323,76 +383,6 @@ func TestARetryRunsTheDigestOfTheJobUnlessAskedForTheTag(t *testing.T) {
 	}
 	if j := retry(db.RetryOptions{Spec: changed("other:2")}); j.ImageDigest != "" || j.ImageRequest == nil {
 		t.Errorf("a retry with another image shows %q, request %+v", j.ImageDigest, j.ImageRequest)
-	}
-}
-
-// A retry of a retry keeps the digest of the first submit; a changed spec is a new submit.
-func TestOnlyRetriesOfTheSameSpecKeepADigest(t *testing.T) {
-	t.Parallel()
-	s := newGangStage(t)
-	s.resolves()
-	ended := func(id berth.JobID) berth.JobID {
-		t.Helper()
-		if _, err := s.db.Jobs.RequestCancel(t.Context(), "", id, "user:test", nil); err != nil {
-			t.Fatal(err)
-		}
-		return id
-	}
-	retry := func(id berth.JobID, o db.RetryOptions) wire.Job {
-		t.Helper()
-		j, created, err := s.db.Retries.Retry(t.Context(), "default", id, o, "user:test")
-		if err != nil || !created {
-			t.Fatalf("retry %+v: created %t, %v", o, created, err)
-		}
-		return s.job(j.ID)
-	}
-	id := s.submit(nil)
-	s.resolved(s.question(), digestOf("1"))
-	first := retry(ended(id), db.RetryOptions{})
-	if j := retry(ended(first.ID), db.RetryOptions{}); j.ImageDigest != digestOf("1") {
-		t.Errorf("the retry of a retry shows %q", j.ImageDigest)
-	}
-	changed := *s.job(id).Spec
-	changed.Env = map[string]string{"LR": "1"}
-	id = s.submit(nil)
-	s.resolved(s.question(), digestOf("1"))
-	if j := retry(ended(id), db.RetryOptions{Spec: &changed}); j.ImageDigest != "" || j.ImageRequest == nil {
-		t.Errorf("a retry with a changed spec shows %q, request %+v", j.ImageDigest, j.ImageRequest)
-	}
-}
-
-// In a cluster that resolves nothing at the submit, a retry runs what the tag names, as every submit does.
-func TestARetryDoesNotKeepTheDigestOfAMachine(t *testing.T) {
-	t.Parallel()
-	s := newGangStage(t)
-	id := s.submit(nil)
-	mustExec(t, s.pool, `UPDATE jobs SET image_digest = $2, image_digest_by = 'machine' WHERE id = $1`, id, digestOf("0"))
-	if _, err := s.db.Jobs.RequestCancel(t.Context(), "", id, "user:test", nil); err != nil {
-		t.Fatal(err)
-	}
-	again, _, err := s.db.Retries.Retry(t.Context(), "default", id, db.RetryOptions{}, "user:test")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if old, j := s.job(id), s.job(again.ID); old.ImageDigest != digestOf("0") || j.ImageDigest != "" || j.ImageDigestBy != "" {
-		t.Errorf("the job shows %q, its retry %q by %q", old.ImageDigest, j.ImageDigest, j.ImageDigestBy)
-	}
-
-	step := spec.Job{Image: "step:1", Command: []string{"true"}}
-	pipeline, _, err := s.db.Jobs.SubmitPipeline(t.Context(), db.PipelineSubmission{Tenant: "default", Actor: "user:test",
-		Spec: spec.Pipeline{Name: "p", Jobs: map[string]spec.Job{"a": step}}.WithDefaults()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	mustExec(t, s.pool, `UPDATE jobs SET image_digest = $2, image_digest_by = 'machine' WHERE id = $1`,
-		pipeline.Steps[0].Job, digestOf("0"))
-	mustExec(t, s.pool, `UPDATE jobs SET state = 'canceled', version = version + 1, actor = 'user:test' WHERE id = $1 OR parent = $1`, pipeline.ID)
-	again, _, err = s.db.Retries.Retry(t.Context(), "default", pipeline.ID, db.RetryOptions{}, "user:test")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if j := s.job(s.job(again.ID).Steps[0].Job); j.ImageDigest != "" {
-		t.Errorf("a retried step shows %q by %q", j.ImageDigest, j.ImageDigestBy)
 	}
 }
 

@@ -171,11 +171,17 @@ func (r *reporting) startJobs(ctx context.Context) error {
 }
 
 // runJob makes a job running after the containers of all members have started. A member
-// that started without the order gets the order recorded.
+// that started without the order gets the order recorded. A job that runs without a digest
+// runs an image of no registry, so none is looked for any longer.
 func (r *reporting) runJob(j *reportedJob) {
 	r.touched[j.ID] = true
 	r.writes.Queue(`
-		WITH started AS (
+		WITH unresolved AS (`+endRequest+`
+			  AND @digest = '' AND EXISTS (
+				SELECT 1
+				FROM jobs
+				WHERE id = @job AND state = 'scheduled' AND attempt = @attempt AND coalesce(image_digest, '') = '')
+		), started AS (
 			UPDATE jobs
 			SET state = 'running', version = version + 1, actor = @actor, reason = NULL,
 			    image_digest = coalesce(nullif(@digest, ''), image_digest),`+foundByMachine+`

@@ -56,9 +56,9 @@ const (
 
 // Retry submits an ended job as a new job, and links both jobs. The new job resumes from the
 // newest checkpoint of the old one; see lifecycle.Resume. It runs the digest of the old job's
-// image if that was found at the submit. A job that was retried with the same options before has its successor returned as it
-// is now, with created false. Other options create another successor, except that a second
-// Spec is a conflict. A job that has not ended is a conflict.
+// image if that was found at the submit. A job that was retried with the same options before
+// has its successor returned as it is now, with created false. Other options create another
+// successor, except that a second Spec is a conflict. A job that has not ended is a conflict.
 //
 // A retried element or step becomes a job without a parent, with the environment that it had.
 // With Failed, an array runs its failed elements again, and those given up because others had

@@ -52,7 +52,9 @@ func stepDigests(ctx context.Context, tx pgx.Tx, id berth.JobID) (map[string]kep
 				WHERE a.parent = i.id AND a.job ->> 'step' IS NOT NULL
 			) s
 		)
-		SELECT path, image, digest, at FROM inside WHERE digest <> '' AND by IN ('submit', 'retry')`, pgx.NamedArgs{"id": id})
+		SELECT path, image, digest, at
+		FROM inside
+		WHERE digest <> '' AND by IN ('submit', 'retry')`, pgx.NamedArgs{"id": id})
 	if err != nil {
 		return nil, err
 	}

@@ -41,11 +41,11 @@ type ImageReport struct {
 	Alloc     berth.AllocationID `json:"alloc"`
 	Job       berth.JobID        `json:"job"`
 	Attempt   int                `json:"attempt"`
-	Digest    string             `json:"digest"` // such as sha256: and 64 hexadecimal digits
+	Digest    string             `json:"digest"` // such as sha256: and 64 hexadecimal digits; "": the image has none
 }
 
 // FixedImage is the digest of the image for all members of a job and all elements of an array:
-// the first one that the control plane or a machine found.
+// the first one that the control plane or a machine found; "" if no digest is fixed and the machine's image has none.
 type FixedImage struct {
 	Digest string `json:"digest"`
 }

@@ -277,7 +277,9 @@ func (a *assembly) addResolver() error {
 	}
 	a.middle = append(a.middle, digest.New(digest.Options{
 		DB: a.db, Keys: a.keys, Admission: a.admission, Logger: a.log, Metrics: a.registry,
-		Registries: &digest.Registries{Network: network, Plaintext: a.cfg.RegistryPlaintext, Certs: a.cfg.RegistryCerts},
+		Registries: &digest.Registries{
+			Network: network, Plaintext: a.cfg.RegistryPlaintext, Certs: a.cfg.RegistryCerts,
+		},
 	}).Run)
 	return nil
 }

@@ -222,7 +222,7 @@ func (w *way) choose(to *url.URL) (*http.Transport, error) {
 	case !own:
 		w.refused.Store(true)
 	}
-	return nil, fmt.Errorf("call to %s refused: the operator does not list it among the registries without TLS", to.Host)
+	return nil, fmt.Errorf("call to %s refused: the operator lists no such registry without TLS", to.Host)
 }
 
 // RoundTrip makes one call.
@@ -291,8 +291,8 @@ func (w *way) answered() bool {
 func (w *way) judge(err error) error {
 	e := &answerError{cause: err, after: time.Duration(w.after.Load())}
 	if w.refused.Load() {
-		e.text, e.final = "the address of the registry, or of a host that it names, is none that the control plane may "+
-			"call", true
+		e.text, e.final = "the address of the registry, or of a host that it names, is none that the control "+
+			"plane may call", true
 		return e
 	}
 	answer, ok := errors.AsType[*transport.Error](err)

