@@ -328,3 +328,38 @@ func TestADigestThatIsGoneIsExplained(t *testing.T) {
 		}
 	}
 }
+
+// The image of the machine has no digest, as images do that came from no registry. The control plane no longer looks
+// for one before the container exists, so that no other content of this name gets into the job.
+func TestALocalImageEndsTheRequestBeforeTheStart(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	if err := s.db.Images.Alive(t.Context(), time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	id := s.submit(nil, "exit", "0")
+	engine := fakeruntime.New(fakeruntime.Options{CPUMilli: 64000})
+	t.Cleanup(engine.Shutdown)
+	var mu sync.Mutex
+	var atStart []string
+	engine.Intercept(func(call fakeruntime.Call) error {
+		if call.Method != "Create" {
+			return nil
+		}
+		var state string
+		err := s.db.Pool().QueryRow(t.Context(), `SELECT state FROM image_requests WHERE job = $1`, id).Scan(&state)
+		mu.Lock()
+		defer mu.Unlock()
+		atStart = append(atStart, call.Spec.Image, state)
+		return err
+	})
+	s.machineOn("m1", pulledAt{engine, ""}).ran(id)
+	mu.Lock()
+	defer mu.Unlock()
+	if want := []string{s.image, "unresolvable"}; !slices.Equal(atStart, want) {
+		t.Errorf("image of the container and state of the request at its start: %q, want %q", atStart, want)
+	}
+	if j := s.job(id); j.Status != berth.Succeeded || j.ImageDigest != "" {
+		t.Errorf("the job is %s with %q", j.Status, j.ImageDigest)
+	}
+}

@@ -88,14 +88,15 @@ func (p *pullPhase) pull(ctx context.Context) (phase, error) {
 
 // resolve makes the image usable and returns its reference and digest. A digest that the job has fixed is pulled
 // itself: its name may have another digest by now, or exist no more. A reference with a digest is not a name that
-// moves. If none is fixed and the claim asks for it, resolve fixes the digest that the name has here.
+// moves. If none is fixed and the claim asks for it, resolve fixes the digest that the name has here. It also reports
+// that the image here has none, as images do that came from no registry.
 func (p *pullPhase) resolve(ctx context.Context) (image, digest string, err error) {
 	image = p.claim.Spec.Image
 	if p.claim.ImageDigest != "" && !spec.PinnedImage(image) {
 		return p.pullFixed(ctx, image, p.claim.ImageDigest)
 	}
 	digest, err = p.ensure(ctx, image)
-	if err != nil || digest == "" || p.claim.ImageDigest != "" || !p.claim.FixImage {
+	if err != nil || p.claim.ImageDigest != "" || !p.claim.FixImage {
 		return image, digest, err
 	}
 	want, err := p.fix(ctx, digest)
@@ -160,6 +161,8 @@ func (p *pullPhase) fix(ctx context.Context, digest string) (string, error) {
 		case berth.CodeOf(err) == berth.CodeNotFound && try >= pullTries:
 			p.log.Warn("server fixes no digests of images, using the one found here", "digest", digest, "err", err)
 			return digest, nil
+		case digest == "" && berth.CodeOf(err) == berth.CodeInvalid: // a server of a version before looks for no digest
+			return "", nil
 		case refused(err) && berth.CodeOf(err) != berth.CodeNotFound:
 			return "", err
 		}
