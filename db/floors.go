@@ -123,7 +123,7 @@ func lockHosts(ctx context.Context, tx pgx.Tx, args pgx.NamedArgs) ([]judgedHost
 
 // waiverDocument is a waiver w as JSON.
 const waiverDocument = `jsonb_build_object('component', w.component, 'version', w.version, 'until', w.until,
-	'reason', w.reason, 'actor', w.actor, 'at', w.at)`
+	'reason', w.reason, 'actor', w.actor, 'at', w.at, 'findings', w.findings)`
 
 // judge stores the verdict about one machine, and reports whether it differs from the last one.
 func (h judgedHost) judge(ctx context.Context, tx pgx.Tx, floors string, all []wire.HostFinding) (v HostVerdict,
@@ -137,13 +137,16 @@ func (h judgedHost) judge(ctx context.Context, tx pgx.Tx, floors string, all []w
 	var ended []string
 	var until *time.Time
 	for _, w := range h.waivers {
-		if value, ok := h.facts.Reported(w.Component); !ok || value != w.Version || !w.Until.After(now) {
+		value, _ := h.facts.Reported(w.Component)
+		// A missing version may be there again in the next report.
+		if !w.Until.After(now) || value != "" && value != w.Version {
 			ended = append(ended, w.Component)
 		}
 	}
 	for _, f := range all {
 		at := slices.IndexFunc(h.waivers, func(w wire.HostWaiver) bool {
-			return w.Component == f.Component && !slices.Contains(ended, w.Component)
+			value, ok := h.facts.Reported(w.Component)
+			return ok && value == w.Version && !slices.Contains(ended, w.Component) && covers(w, f)
 		})
 		if at < 0 {
 			findings = append(findings, f)
@@ -158,7 +161,16 @@ func (h judgedHost) judge(ctx context.Context, tx pgx.Tx, floors string, all []w
 	}
 	v = HostVerdict{Machine: h.id, Met: len(findings) == 0, Text: verdictText(findings, waived)}
 	differs = h.before == nil || !slices.EqualFunc(h.before, findings, equalFindings)
-	return v, differs, h.write(ctx, tx, floors, v.Text, findings, until, ended)
+	return v, differs, h.write(ctx, tx, floors, v.Text, all, findings, until, ended)
+}
+
+// covers reports whether a waiver is about a finding: it covers the holes and the floor that it waived, and no others.
+func covers(w wire.HostWaiver, f wire.HostFinding) bool {
+	return slices.ContainsFunc(w.Findings, func(g wire.HostFinding) bool {
+		return f.Component == g.Component && f.Condition == g.Condition && f.Floor == g.Floor &&
+			(len(f.Advisories) == 0) == (len(g.Advisories) == 0) &&
+			!slices.ContainsFunc(f.Advisories, func(a string) bool { return !slices.Contains(g.Advisories, a) })
+	})
 }
 
 // equalFindings reports whether two findings are the same.
@@ -191,8 +203,8 @@ func unmetText(findings []wire.HostFinding) string {
 	return strings.Join(list, "; ")
 }
 
-// write stores a verdict, and deletes the waivers that have ended.
-func (h judgedHost) write(ctx context.Context, tx pgx.Tx, floors, text string, findings []wire.HostFinding,
+// write stores a verdict, and deletes the waivers that have ended. all are the findings with the waived ones.
+func (h judgedHost) write(ctx context.Context, tx pgx.Tx, floors, text string, all, findings []wire.HostFinding,
 	until *time.Time, ended []string) error {
 	labels := []string{}
 	for _, f := range findings {
@@ -204,15 +216,19 @@ func (h judgedHost) write(ctx context.Context, tx pgx.Tx, floors, text string, f
 	if err != nil {
 		return err
 	}
-	args := pgx.NamedArgs{"id": h.id, "floors": floors, "findings": stored, "until": until, "labels": labels,
-		"ended": ended, "text": text}
+	every, err := json.Marshal(slices.Concat([]wire.HostFinding{}, all)) // [], not null
+	if err != nil {
+		return err
+	}
+	args := pgx.NamedArgs{"id": h.id, "floors": floors, "all": every, "findings": stored, "until": until,
+		"labels": labels, "ended": ended, "text": text}
 	for _, sql := range []string{
 		`SELECT set_config('berth.note', @text, true)`,
 		`UPDATE machines
 		SET floor_findings = @findings, floor_boot = agent_boot, floor_until = @until, floor_conditions = @labels
 		WHERE id = @id`,
 		`SELECT set_config('berth.note', '', true)`,
-		`UPDATE machine_hosts SET judged_by = @floors WHERE machine_id = @id`,
+		`UPDATE machine_hosts SET judged_by = @floors, findings = @all WHERE machine_id = @id`,
 		`DELETE FROM machine_waivers WHERE machine_id = @id AND component = ANY(@ended)`,
 	} {
 		if _, err := tx.Exec(ctx, sql, args); err != nil {
@@ -222,23 +238,38 @@ func (h judgedHost) write(ctx context.Context, tx pgx.Tx, floors, text string, f
 	return nil
 }
 
-// Waive records an operator's statement that the reported version of a component is secure, until a date. A later one
-// replaces it. The leader renews the verdict. A component that the machine has not reported is invalid.
+// Waive records an operator's statement that the reported version of a component is secure, until a date. It covers the
+// holes that the leader has found in this version. A later statement replaces it. The leader renews the verdict. A
+// component that the machine has not reported, or that meets its floor, is invalid. Facts that the leader has not judged
+// yet are a conflict.
 func (d *Machines) Waive(ctx context.Context, id berth.MachineID, w spec.NewWaiver, actor string) error {
-	return changeWaivers(ctx, d, id, func(tx pgx.Tx, facts wire.HostFacts) error {
-		version, ok := facts.Reported(w.Component)
+	return changeWaivers(ctx, d, id, func(tx pgx.Tx, host waivedHost) error {
+		version, ok := host.facts.Reported(w.Component)
 		if !ok {
 			return berth.Errorf(berth.CodeInvalid, "machine %s has not reported %s: allowed are %s", id, w.Component,
-				strings.Join(waivable(facts), ", "))
+				strings.Join(waivable(host.facts), ", "))
+		}
+		if host.findings == nil {
+			return berth.Errorf(berth.CodeConflict, "the last report of machine %s is not judged yet: try again in some "+
+				"seconds", id)
+		}
+		findings := slices.DeleteFunc(host.findings, func(f wire.HostFinding) bool { return f.Component != w.Component })
+		if len(findings) == 0 {
+			return berth.Errorf(berth.CodeInvalid, "%s of machine %s meets its security floor: allowed are components "+
+				"below their floors", w.Component, id)
+		}
+		stored, err := json.Marshal(findings)
+		if err != nil {
+			return err
 		}
 		args := pgx.NamedArgs{"id": id, "component": w.Component, "version": version, "until": w.Until,
-			"reason": w.Reason, "actor": actor}
-		_, err := tx.Exec(ctx, `
-			INSERT INTO machine_waivers (machine_id, component, version, until, reason, actor)
-			VALUES (@id, @component, @version, @until, @reason, @actor)
+			"reason": w.Reason, "actor": actor, "findings": stored}
+		_, err = tx.Exec(ctx, `
+			INSERT INTO machine_waivers (machine_id, component, version, until, reason, actor, findings)
+			VALUES (@id, @component, @version, @until, @reason, @actor, @findings)
 			ON CONFLICT (machine_id, component) DO UPDATE
 			SET version = excluded.version, until = excluded.until, reason = excluded.reason, actor = excluded.actor,
-				at = clock_timestamp()`, args)
+				findings = excluded.findings, at = clock_timestamp()`, args)
 		if err != nil {
 			return err
 		}
@@ -249,7 +280,7 @@ func (d *Machines) Waive(ctx context.Context, id berth.MachineID, w spec.NewWaiv
 
 // Unwaive ends an operator's statement about a component before its date. Without one the error is not_found.
 func (d *Machines) Unwaive(ctx context.Context, id berth.MachineID, component, actor string) error {
-	return changeWaivers(ctx, d, id, func(tx pgx.Tx, _ wire.HostFacts) error {
+	return changeWaivers(ctx, d, id, func(tx pgx.Tx, _ waivedHost) error {
 		tag, err := tx.Exec(ctx, `DELETE FROM machine_waivers WHERE machine_id = @id AND component = @component`,
 			pgx.NamedArgs{"id": id, "component": component})
 		if err != nil {
@@ -262,21 +293,27 @@ func (d *Machines) Unwaive(ctx context.Context, id berth.MachineID, component, a
 	})
 }
 
+// waivedHost is the last report of a machine, and the findings about it: nil if it is not judged yet.
+type waivedHost struct {
+	facts    wire.HostFacts
+	findings []wire.HostFinding
+}
+
 // changeWaivers runs a change of the waivers of a machine under the machine's lock, and has the leader judge it again.
 func changeWaivers(ctx context.Context, d *Machines, id berth.MachineID,
-	change func(pgx.Tx, wire.HostFacts) error) error {
+	change func(pgx.Tx, waivedHost) error) error {
 	err := d.tx(ctx, func(tx pgx.Tx) error {
-		var facts wire.HostFacts
+		var host waivedHost
 		err := tx.QueryRow(ctx, `
-			SELECT coalesce(h.facts, '{}')
+			SELECT coalesce(h.facts, '{}'), h.findings
 			FROM machines m
 			LEFT JOIN machine_hosts h ON h.machine_id = m.id AND h.agent_boot = m.agent_boot
 			WHERE m.id = @id AND m.state <> 'retired'
-			FOR NO KEY UPDATE OF m`, pgx.NamedArgs{"id": id}).Scan(&facts)
+			FOR NO KEY UPDATE OF m`, pgx.NamedArgs{"id": id}).Scan(&host.facts, &host.findings)
 		if err != nil {
 			return err
 		}
-		if err := change(tx, facts); err != nil {
+		if err := change(tx, host); err != nil {
 			return err
 		}
 		_, err = tx.Exec(ctx, `UPDATE machine_hosts SET judged_by = '' WHERE machine_id = @id`, pgx.NamedArgs{"id": id})

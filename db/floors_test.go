@@ -153,7 +153,7 @@ func TestAVerdictEndsWithTheAgentThatItIsAbout(t *testing.T) {
 	if n := one[int](s, `SELECT count(*)::int FROM machine_hosts`); n != 1 {
 		t.Errorf("%d reports, want 1", n)
 	}
-	mustExec(t, s.pool, `INSERT INTO machine_waivers (machine_id, component, version, until, reason, actor) VALUES ('m0', 'runc', '1', 'infinity', 'r', 'a')`)
+	mustExec(t, s.pool, `INSERT INTO machine_waivers (machine_id, component, version, until, reason, actor, findings) VALUES ('m0', 'runc', '1', 'infinity', 'r', 'a', '[]')`)
 	mustExec(t, s.pool, `UPDATE machines SET state = 'joining', host_boot = '', epoch = epoch + 1 WHERE id = 'm0'`)
 	if n := one[int](s, `SELECT (SELECT count(*) FROM machine_hosts)::int + (SELECT count(*) FROM machine_waivers)::int`); n != 0 {
 		t.Error("another host inherits the facts or the waivers of a machine")
@@ -172,7 +172,13 @@ func TestWaiversEnd(t *testing.T) {
 		t.Errorf("a waiver before a report: %v", err)
 	}
 	a.reports(software("1.1.5"))
+	if err := waive("runc", time.Hour); berth.CodeOf(err) != berth.CodeConflict {
+		t.Errorf("a waiver before the verdict: %v", err)
+	}
 	s.judged(term)
+	if err := waive("seccomp", time.Hour); berth.CodeOf(err) != berth.CodeInvalid || !strings.Contains(err.Error(), "meets its") {
+		t.Errorf("a waiver of a setting without a finding: %v", err)
+	}
 	if err := waive("crun", time.Hour); berth.CodeOf(err) != berth.CodeInvalid || !strings.Contains(err.Error(), "allowed are runc") {
 		t.Errorf("a waiver of a component that is not there: %v", err)
 	}
@@ -234,6 +240,18 @@ func TestNoAgentSetsTheLabelsOfAVerdict(t *testing.T) {
 	if got := s.loadQueue().Machines[i].Labels; got["below_floor"] != "true" || got["unconfined"] != "" {
 		t.Errorf("placement reads %v", got)
 	}
+	window := func(label string) error {
+		_, err := s.db.Maintenance.Create(t.Context(), spec.NewMaintenance{Labels: map[string]string{label: "true"},
+			From: time.Now().Add(time.Hour), For: spec.Duration(time.Hour), Reason: "upgrade"}, "operator:ann")
+		return err
+	}
+	if err := window("below_floor"); err != nil {
+		t.Errorf("a maintenance window selects by the verdict: %v", err)
+	}
+	mustExec(t, s.pool, `UPDATE machines SET labels = '{"unconfined": "true"}' WHERE id = 'm0'`)
+	if err := window("unconfined"); berth.CodeOf(err) != berth.CodeInvalid {
+		t.Errorf("a maintenance window selects by the label of an agent: %v", err)
+	}
 }
 
 // A plan may be made before a verdict, or before a tenant becomes untrusted: the commit itself keeps the job off.
@@ -266,5 +284,74 @@ func TestCommitKeepsUntrustedJobsOffMachinesBelowTheFloors(t *testing.T) {
 	got := one[[]string](s, `SELECT array_agg(j.tenant || ' ' || a.untrusted ORDER BY j.tenant) FROM allocations a JOIN jobs j ON j.id = a.job WHERE a.rank = 0`)
 	if want := []string{"guests true", "interns false", "interns false", "team false"}; !slices.Equal(got, want) {
 		t.Errorf("allocations %q, want %q", got, want)
+	}
+}
+
+// waived has an operator waive the floor of a component of m0 for an hour.
+func (s *stage) waived(component string) {
+	s.t.Helper()
+	err := s.db.Machines.Waive(s.t.Context(), "m0", spec.NewWaiver{Component: component, Until: time.Now().Add(time.Hour),
+		Reason: "backported"}, "operator:ann")
+	if err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// A waiver states something about the holes that were known when it was set. Later holes, and later floors of an
+// operator, are not covered.
+func TestAWaiverCoversOnlyTheHolesThatItWaived(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	term := s.term()
+	a, _ := s.register("host1", "agent1")
+	a.reports(software("1.1.5"))
+	s.judged(term)
+	s.waived("runc")
+	if s.judged(term); s.unmet() != "" {
+		t.Fatalf("waived: %q", s.unmet())
+	}
+	for _, x := range []struct {
+		name, condition, floor string
+		advisories             []string
+		met                    bool
+	}{
+		{"another hole", wire.BelowFloor, "1.3.6", []string{"CVE-2026-41579", "CVE-2027-1"}, false},
+		{"the hole that was waived", wire.BelowFloor, "1.3.6", []string{"CVE-2026-41579"}, true},
+		{"a later fix of the same hole", wire.BelowFloor, "1.3.7", []string{"CVE-2026-41579"}, false},
+		{"a floor of the operator", wire.BelowFloor, "1.3.6", nil, false},
+		{"another condition", wire.HostUnknown, "", nil, false},
+	} {
+		_, err := s.db.Machines.JudgeHosts(t.Context(), term, x.name, func(wire.HostFacts) []wire.HostFinding {
+			return []wire.HostFinding{{Condition: x.condition, Component: "runc", Version: "1.1.5", Floor: x.floor,
+				Advisories: x.advisories}}
+		})
+		if err != nil || (s.unmet() == "") != x.met {
+			t.Errorf("%s: %q, %v", x.name, s.unmet(), err)
+		}
+	}
+	if s.judged(term); s.unmet() != "" {
+		t.Errorf("the first floors again: %q", s.unmet())
+	}
+}
+
+// An engine that is being restarted may not name its versions. This says nothing about the version that was waived.
+func TestAMissingVersionDoesNotEndAWaiver(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	term := s.term()
+	a, _ := s.register("host1", "agent1")
+	a.reports(software("1.1.5"))
+	s.judged(term)
+	s.waived("runc")
+	s.judged(term)
+	for _, facts := range []wire.HostFacts{software(""), {Seccomp: "builtin"}} {
+		a.reports(facts)
+		if s.judged(term); s.unmet() == "" {
+			t.Error("a missing version is taken for the one that was waived")
+		}
+	}
+	a.reports(software("1.1.5"))
+	if s.judged(term); s.unmet() != "" {
+		t.Errorf("the version again: %q", s.unmet())
 	}
 }

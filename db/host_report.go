@@ -32,7 +32,8 @@ func (d *Agents) ReportHost(ctx context.Context, machine berth.MachineID, req wi
 		ON CONFLICT (machine_id) DO UPDATE
 		SET agent_boot = excluded.agent_boot, at = excluded.at, facts = excluded.facts,
 			judged_by = CASE WHEN h.facts = excluded.facts AND h.agent_boot = excluded.agent_boot THEN h.judged_by
-				ELSE '' END
+				ELSE '' END,
+			findings = CASE WHEN h.facts = excluded.facts THEN h.findings END
 		RETURNING true`,
 		pgx.NamedArgs{"machine": machine, "epoch": req.Epoch, "boot": req.AgentBoot, "facts": facts}).Scan(&stored)
 	if errors.Is(err, pgx.ErrNoRows) {

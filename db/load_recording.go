@@ -66,7 +66,7 @@ func (h *History) RecordedMachines(ctx context.Context, since time.Time,
 	at := literal(since)
 	err := eachFetched(ctx, h, "recorded_machines", `
 		SELECT jsonb_build_object('id', m.id, 'pool', m.pool, 'region', m.region, 'site', m.site, 'network', m.network,
-			'fences', m.fence_ms > 0, 'labels', m.labels,
+			'fences', m.fence_ms > 0, 'labels', machine_labels(m),
 			'gpus', (SELECT jsonb_agg(jsonb_build_object('index', g.idx, 'model', g.model, 'memory_mib', g.mem_mb)
 				ORDER BY g.idx) FROM gpu_devices g WHERE g.machine_id = m.id),
 			'states', (SELECT jsonb_agg(jsonb_build_object('at', e.at, 'state', e.state, 'cpu_milli', e.cpu_m,

@@ -89,7 +89,7 @@ func windowMachines(ctx context.Context, tx pgx.Tx, m spec.NewMaintenance) ([]be
 		FROM machines
 		WHERE state <> 'retired' AND CASE
 			WHEN cardinality(@named::text[]) > 0 THEN id = ANY(@named)
-			ELSE (@pool = '' OR pool = @pool) AND labels @> @labels END
+			ELSE (@pool = '' OR pool = @pool) AND machine_labels(machines) @> @labels END
 		ORDER BY id
 		FOR NO KEY UPDATE`,
 		pgx.NamedArgs{"named": named, "pool": m.Pool, "labels": nonNilMap(m.Labels)})

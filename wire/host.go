@@ -49,6 +49,11 @@ func (f HostFacts) Version(name string) (version string, ok bool) {
 	return f.Components[at].Version, true
 }
 
+// Incomplete reports whether the version of a component could not be read.
+func (f HostFacts) Incomplete() bool {
+	return slices.ContainsFunc(f.Components, func(c HostComponent) bool { return c.Version == "" })
+}
+
 // Settings of the container engine that findings and waivers name like components.
 const (
 	SettingSeccomp = "seccomp"
@@ -154,7 +159,8 @@ func listed(list []string, n int) string {
 }
 
 // HostWaiver is an operator's statement, until a date, that a version is secure although it is older than the floor,
-// for example since a distribution has backported the fix. It ends early when the machine reports another version.
+// for example since a distribution has backported the fix. It covers the findings at the time of the statement, and ends
+// early when the machine reports another version.
 type HostWaiver struct {
 	Component string    `json:"component"`
 	Version   string    `json:"version,omitempty" doc:"the version or setting that was reported when it was set"`
@@ -162,6 +168,8 @@ type HostWaiver struct {
 	Reason    string    `json:"reason"`
 	Actor     string    `json:"actor" doc:"such as operator:NAME"`
 	At        time.Time `json:"at"`
+	// Findings are covered by the waiver. Holes that are found later, and later floors, are not.
+	Findings []HostFinding `json:"findings,omitempty" doc:"covered by the waiver; later ones are not"`
 }
 
 // MachineSecurity is the part of a machine's document about the security floors.

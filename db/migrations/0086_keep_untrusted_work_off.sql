@@ -21,13 +21,15 @@ CREATE TABLE machine_hosts (
   agent_boot text NOT NULL,
   at         timestamptz NOT NULL,
   facts      jsonb NOT NULL,
-  judged_by  text NOT NULL DEFAULT ''
+  judged_by  text NOT NULL DEFAULT '',
+  findings   jsonb
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE machine_hosts IS 'the container engine of each machine, as its agent reported it last';
 COMMENT ON COLUMN machine_hosts.agent_boot IS 'process of the agent that reported';
 COMMENT ON COLUMN machine_hosts.at IS 'when the last report arrived';
 COMMENT ON COLUMN machine_hosts.facts IS 'versions and settings; the agent reports, and the leader judges';
 COMMENT ON COLUMN machine_hosts.judged_by IS 'identifies the floors of the verdict in the row of machines; empty: to be judged';
+COMMENT ON COLUMN machine_hosts.findings IS 'the leader''s findings about these facts, also those that an operator has waived; null: none about these facts yet';
 
 CREATE TABLE machine_waivers (
   machine_id text NOT NULL REFERENCES machines (id) ON DELETE CASCADE,
@@ -37,11 +39,13 @@ CREATE TABLE machine_waivers (
   reason     text NOT NULL,
   actor      text NOT NULL,
   at         timestamptz NOT NULL DEFAULT clock_timestamp(),
+  findings   jsonb NOT NULL,
   PRIMARY KEY (machine_id, component)
 );
 COMMENT ON TABLE machine_waivers IS 'statements of operators that a version is secure although it is older than the floor';
-COMMENT ON COLUMN machine_waivers.version IS 'the version to which the statement applies; a report of another version ends it';
+COMMENT ON COLUMN machine_waivers.version IS 'the version to which the statement applies; a report of another version ends it, and one without a version does not';
 COMMENT ON COLUMN machine_waivers.until IS 'the end of the statement';
+COMMENT ON COLUMN machine_waivers.findings IS 'the findings that the statement covers: the leader''s at the time of the statement';
 
 ALTER TABLE machines
   ADD COLUMN floor_findings   jsonb,
@@ -112,12 +116,12 @@ BEGIN
   RETURN NULL;
 END $$;
 DROP TRIGGER machines_record_change ON machines;
+-- Plain columns: a call of floors_met would be planned anew for each statement that updates machines.
 CREATE TRIGGER machines_record_change AFTER UPDATE ON machines FOR EACH ROW
   WHEN ((OLD.state, OLD.epoch, OLD.host_boot, OLD.cpu_m, OLD.mem_mb, OLD.disk_mb, OLD.gpu_milli, OLD.drain_reason,
-      OLD.drain_deadline, OLD.floor_findings, floors_met(OLD.floor_findings, OLD.floor_boot, OLD.agent_boot))
+      OLD.drain_deadline, OLD.floor_findings, OLD.floor_boot = OLD.agent_boot)
     IS DISTINCT FROM (NEW.state, NEW.epoch, NEW.host_boot, NEW.cpu_m, NEW.mem_mb, NEW.disk_mb, NEW.gpu_milli,
-      NEW.drain_reason, NEW.drain_deadline, NEW.floor_findings,
-      floors_met(NEW.floor_findings, NEW.floor_boot, NEW.agent_boot)))
+      NEW.drain_reason, NEW.drain_deadline, NEW.floor_findings, NEW.floor_boot = NEW.agent_boot))
   EXECUTE FUNCTION machines_record();
 
 ALTER TABLE allocations ADD COLUMN untrusted boolean NOT NULL DEFAULT false;

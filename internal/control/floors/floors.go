@@ -120,17 +120,27 @@ func (f Floors) judge(c wire.HostComponent, runtime string) (found wire.HostFind
 		return found, err != nil || v.LessThan(least)
 	}
 	var floor *semver.Version
+	found.Advisories, floor = holesOf(c.Name, v)
+	for next := floor; next != nil; _, next = holesOf(c.Name, next) {
+		found.Floor = next.String() // may have holes of its own
+	}
+	return found, floor != nil
+}
+
+// holesOf returns the advisories about a version of a component, and the newest of the versions that fix them; nil:
+// there are none.
+func holesOf(component string, v *semver.Version) (advisories []string, floor *semver.Version) {
 	for _, h := range holes {
-		at := slices.IndexFunc(h.branches, func(b branch) bool { return h.component == c.Name && b.within(v) })
+		at := slices.IndexFunc(h.branches, func(b branch) bool { return h.component == component && b.within(v) })
 		if at < 0 {
 			continue
 		}
-		found.Advisories = append(found.Advisories, h.advisory)
+		advisories = append(advisories, h.advisory)
 		if fixed := semver.MustParse(h.branches[at].fixed); floor == nil || fixed.GreaterThan(floor) {
-			floor, found.Floor = fixed, h.branches[at].fixed
+			floor = fixed
 		}
 	}
-	return found, floor != nil
+	return advisories, floor
 }
 
 // confinement compares the settings of the engine with the demands.

@@ -12,7 +12,7 @@ import (
 // facts returns a machine that meets the floors, with the given versions, NAME=VERSION.
 func facts(versions ...string) wire.HostFacts {
 	f := wire.HostFacts{Runtime: "runc", Seccomp: "builtin", LSM: "apparmor", Components: []wire.HostComponent{
-		{Name: "engine", Version: "28.5.2"}, {Name: "containerd", Version: "v2.1.5"}, {Name: "runc", Version: "1.3.6"},
+		{Name: "engine", Version: "28.5.2"}, {Name: "containerd", Version: "v2.2.5"}, {Name: "runc", Version: "1.3.6"},
 		{Name: "kernel", Version: "6.1.0-18-amd64"},
 	}}
 	for _, v := range versions {
@@ -46,18 +46,29 @@ func TestVersionsAreComparedWithTheTable(t *testing.T) {
 		{"runc=1.3.6-0ubuntu1~22.04.1", ""},
 		{"runc=1.4.3", ""},
 		{"runc=1.3.5", "below_floor: runc 1.3.5 is older than 1.3.6, which fixes CVE-2026-41579"},
-		{"runc=1.4.0-rc.1", "below_floor: runc 1.4.0-rc.1 is older than 1.4.0-rc.3, which fixes CVE-2025-31133, " +
-			"CVE-2025-52565, CVE-2025-52881"},
+		{"runc=1.4.0-rc.1", "below_floor: runc 1.4.0-rc.1 is older than 1.4.3, which fixes CVE-2025-31133, " +
+			"CVE-2025-52565, CVE-2025-52881 and 1 more"},
+		{"runc=1.4.0-rc.3", "below_floor: runc 1.4.0-rc.3 is older than 1.4.3, which fixes CVE-2026-41579"},
+		{"runc=1.5.0-alpha.1", "below_floor: runc 1.5.0-alpha.1 is older than 1.5.0-rc.3, which fixes CVE-2026-41579"},
+		{"runc=1.3.6-dev", "below_floor: runc 1.3.6-dev is older than 1.3.6, which fixes CVE-2026-41579"},
+		{"runc=1.3.6+dev", ""},
+		{"engine=22.06.0-beta.0", "below_floor: engine 22.06.0-beta.0 is older than 23.0.15, which fixes CVE-2024-41110"},
+		{"engine=25.0.0-beta.1", "below_floor: engine 25.0.0-beta.1 is older than 25.0.6, which fixes CVE-2024-41110"},
+		{"engine=27.0.0-rc.1", "below_floor: engine 27.0.0-rc.1 is older than 27.1.1, which fixes CVE-2024-41110"},
 		{"runc=1.5.0~rc2", "below_floor: runc 1.5.0~rc2 is older than 1.5.0-rc.3, which fixes CVE-2026-41579"},
 		{"runc=1.1.5+ds1-1+deb12u1", "below_floor: runc 1.1.5+ds1-1+deb12u1 is older than 1.3.6, which fixes " +
 			"CVE-2024-21626, CVE-2024-45310, CVE-2025-31133 and 3 more"},
 		{"engine=20.10.24+dfsg1", "below_floor: engine 20.10.24+dfsg1 is older than 20.10.28, which fixes CVE-2024-41110"},
-		{"engine=19.03.15", "below_floor: engine 19.03.15 is older than 20.10.9, which fixes CVE-2024-41110, CVE-2021-41091"},
+		{"engine=19.03.15", "below_floor: engine 19.03.15 is older than 20.10.28, which fixes CVE-2024-41110, CVE-2021-41091"},
 		{"engine=24.0.10", ""},
 		{"engine=26.1.4-1.el9", "below_floor: engine 26.1.4-1.el9 is older than 26.1.5, which fixes CVE-2024-41110"},
-		{"containerd=1.6.20~ds1", "below_floor: containerd 1.6.20~ds1 is older than 1.7.29, which fixes CVE-2024-40635, " +
+		{"containerd=1.6.20~ds1", "below_floor: containerd 1.6.20~ds1 is older than 1.7.33, which fixes CVE-2024-40635, " +
 			"CVE-2024-25621"},
-		{"containerd=1.7.29-1", ""},
+		{"containerd=1.7.29-1", "below_floor: containerd 1.7.29-1 is older than 1.7.33, which fixes CVE-2026-46680, CVE-2026-47262"},
+		{"containerd=2.1.0-beta.0", "below_floor: containerd 2.1.0-beta.0 is older than 2.2.5, which fixes CVE-2024-25621, " +
+			"CVE-2026-46680, CVE-2026-47262"},
+		{"containerd=1.7.33", ""},
+		{"containerd=2.1.9", "below_floor: containerd 2.1.9 is older than 2.2.5, which fixes CVE-2026-46680"},
 		{"nvidia-container-toolkit=1.17.8", ""},
 		{"nvidia-container-toolkit=1.17.7", "below_floor: nvidia-container-toolkit 1.17.7 is older than 1.17.8, which fixes " +
 			"CVE-2025-23266, CVE-2025-23267"},

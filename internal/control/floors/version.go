@@ -9,9 +9,10 @@ import (
 )
 
 // upstream matches the part of a version that its author gave: up to three numbers, and a pre-release. The rest is the
-// suffix of a distribution, which says nothing about the age: 1.1.12-0ubuntu2~22.04.1 and 1.1.5+ds1-1+deb12u1.
+// suffix of a distribution, which says nothing about the age: 1.1.12-0ubuntu2~22.04.1 and 1.1.5+ds1-1+deb12u1. A build
+// 1.3.6-dev is older than 1.3.6, and 1.3.6+dev is newer.
 var upstream = regexp.MustCompile(`^v?(\d{1,9})(?:\.(\d{1,9}))?(?:\.(\d{1,9}))?` +
-	`(?:[-~.]?(alpha|beta|rc)[-.]?(\d{0,9}))?`)
+	`(?:[-~.]?(alpha|beta|rc|dev)[-.]?(\d{0,9}))?`)
 
 // parse returns the version of the author of a program, without the suffix of a distribution.
 func parse(text string) (*semver.Version, error) {

@@ -131,6 +131,7 @@ type Timing struct {
 	UseEvery        time.Duration // then, how often
 	UseReport       time.Duration // between two reports of the use of the machine
 	HostEvery       time.Duration // between two reports about the container engine
+	HostRetry       time.Duration // before the first repetition of a report without a version
 	HealthPoll      time.Duration // of the GPUs
 	EngineProbe     time.Duration // between two probes of the container engine
 	ProbePatience   time.Duration // with an engine that does not answer a probe
@@ -193,6 +194,7 @@ func (t Timing) withDefaults() Timing {
 	set(&t.UseEvery, time.Minute)
 	set(&t.UseReport, 10*time.Second) // as HealthPoll: one wake for both
 	set(&t.HostEvery, 10*time.Minute)
+	set(&t.HostRetry, 10*time.Second)
 	set(&t.HealthPoll, 10*time.Second)
 	set(&t.EngineProbe, 10*time.Second) // as HealthPoll: one wake for both
 	set(&t.ProbePatience, 20*time.Second)

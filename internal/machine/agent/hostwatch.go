@@ -14,7 +14,8 @@ import (
 // hostWatch reports the versions and the settings of the container engine, for the control plane to judge. It reads
 // them at the start of each session, when the engine has been started again or has recovered, and every
 // Timing.HostEvery: an engine may be upgraded without a restart of the agent. Facts that have not changed are reported
-// once in each Timing.HostEvery, and in each session.
+// once in each Timing.HostEvery, and in each session. An engine that has just been started may not name the versions of
+// all its components yet, so it is asked again after Timing.HostRetry, and then at doubled intervals.
 type hostWatch struct {
 	reader node.HostReader
 	health *engineHealth
@@ -40,6 +41,7 @@ type hostSent struct {
 // after Timing.HostEvery, or in the next session.
 func (w *hostWatch) run(ctx context.Context, timing Timing, c *control) {
 	var sent hostSent
+	incomplete := timing.HostRetry
 	for pause := timing.backoff(); ctx.Err() == nil; {
 		_, over, err := c.terms(ctx)
 		if err != nil {
@@ -61,7 +63,14 @@ func (w *hostWatch) run(ctx context.Context, timing Timing, c *control) {
 			}
 			continue
 		}
-		w.rest(ctx, timing, over)
+		rest := timing.HostEvery
+		if err == nil && sent.facts.Incomplete() {
+			rest = min(incomplete, rest)
+			incomplete = 2 * rest
+		} else {
+			incomplete = timing.HostRetry
+		}
+		w.rest(ctx, rest, over)
 	}
 }
 
@@ -81,10 +90,10 @@ func (w *hostWatch) report(ctx context.Context, timing Timing, c *control, over 
 	return nil
 }
 
-// rest waits until the facts must be read again: for Timing.HostEvery, for the end of the session, or for the return of
-// the engine.
-func (w *hostWatch) rest(ctx context.Context, timing Timing, over <-chan struct{}) {
-	timer := time.NewTimer(timing.HostEvery)
+// rest waits until the facts must be read again: for a time, for the end of the session, or for the return of the
+// engine.
+func (w *hostWatch) rest(ctx context.Context, d time.Duration, over <-chan struct{}) {
+	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C:

@@ -73,6 +73,19 @@ func TestAnEngineThatReturnsIsReported(t *testing.T) {
 	m.until("the new version is reported", func() bool { v, _ := s.reported("m1"); return v == "1.3.6" })
 }
 
+// An engine that is being started may not name its versions yet. HostEvery is ten minutes.
+func TestAMissingVersionIsAskedForAgain(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	m := s.machine("m1")
+	m.cfg.Timing.HostRetry = 10 * time.Millisecond
+	m.runtime.SetVersion(wire.ComponentRunc, "")
+	m.restart()
+	m.until("the missing version is reported", func() bool { v, boot := s.reported("m1"); return v == "" && boot != "" })
+	m.runtime.SetVersion(wire.ComponentRunc, "1.3.6")
+	m.until("the version is reported", func() bool { v, _ := s.reported("m1"); return v == "1.3.6" })
+}
+
 // An engine that does not answer leaves the last report, and is asked again.
 func TestAReportIsRepeated(t *testing.T) {
 	t.Parallel()
