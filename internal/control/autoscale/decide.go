@@ -203,7 +203,8 @@ func (p *pass) machine(l db.FleetMachine, row placement.Machine, joined bool) ma
 	if !joined {
 		return m
 	}
-	if row.Unjudged && distrusts(p, l.Tenant) && p.Now.Sub(l.JoinedAt) < judgedWithin {
+	up := row.State == berth.MachineReady || row.State == berth.MachineJoining
+	if up && row.Unjudged && distrusts(p, l.Tenant) && p.Now.Sub(l.JoinedAt) < judgedWithin {
 		m.State = scaler.Launching // no second machine is launched before the verdict about the first one
 		return m
 	}

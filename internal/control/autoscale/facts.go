@@ -106,6 +106,10 @@ type Joined struct {
 // joinedFor is the time for which the row of a machine that is gone stands for new machines of its type.
 const joinedFor = 24 * time.Hour
 
+// unjudgedFor is the same time for a machine that has got no verdict about the security floors: its agent or the leader
+// may have failed, which says little about the next machine.
+const unjudgedFor = time.Hour
+
 // TypeOf returns the key of a provider's machine type in Facts.Joined.
 func TypeOf(provider string, o cloud.Offering) string {
 	return provider + "/" + o.Region + "/" + o.Type
@@ -118,7 +122,7 @@ func TypeOf(provider string, o cloud.Offering) string {
 func Learn(f Facts) map[string]Joined {
 	known := map[string]Joined{}
 	for key, j := range f.Joined {
-		if f.Now.Sub(j.At) < joinedFor {
+		if f.Now.Sub(j.At) < joinedFor && (!j.Row.Unjudged || f.Now.Sub(j.At) < unjudgedFor) {
 			known[key] = j
 		}
 	}
@@ -132,7 +136,8 @@ func Learn(f Facts) map[string]Joined {
 		if ok && !l.JoinedAt.IsZero() && row.State != berth.MachineJoining && !short(l.Shape, row) {
 			key := TypeOf(l.Provider, l.Offering)
 			if row.Unjudged && f.Now.Sub(l.JoinedAt) < judgedWithin {
-				row.Unmet = known[key].Row.Unmet // until its own verdict; at first none
+				// Until its own verdict; at first none.
+				row.Unmet, row.Unjudged = known[key].Row.Unmet, known[key].Row.Unjudged
 			}
 			known[key] = Joined{row, f.Now}
 		}

@@ -26,6 +26,12 @@ func TestMachinesBelowTheFloorsAreNotLaunchedAgain(t *testing.T) {
 		row.Unmet = unmet
 		f.Joined = map[string]autoscale.Joined{"lab/here/big": {Row: row, At: now.Add(-seen)}}
 	}
+	unjudged := func(f *autoscale.Facts, seen time.Duration) {
+		known(f, "no report", seen)
+		j := f.Joined["lab/here/big"]
+		j.Row.Unjudged = true
+		f.Joined["lab/here/big"] = j
+	}
 	const one = "[1 big in default for a [j1]]"
 	for _, c := range []struct {
 		name     string
@@ -48,6 +54,12 @@ func TestMachinesBelowTheFloorsAreNotLaunchedAgain(t *testing.T) {
 			joined(f, time.Hour, "runc is old", false)
 			l := launched(f, "m0", "a", cloud.LaunchServing, berth.MachineLost)
 			l.JoinedAt = now.Add(-time.Minute)
+		}, one, "[j1:launched]"},
+		{"a machine without a verdict teaches", func(f *autoscale.Facts) { unjudged(f, 59*time.Minute) }, "[]", "[j1:no_fit]"},
+		{"for an hour", func(f *autoscale.Facts) { unjudged(f, time.Hour) }, one, "[j1:launched]"},
+		{"a machine that is lost before its verdict is replaced", func(f *autoscale.Facts) {
+			joined(f, time.Minute, "no report", true)
+			f.Fleet[len(f.Fleet)-1].MachineState = berth.MachineLost
 		}, one, "[j1:launched]"},
 		{"trusted tenants get machines below the floors", func(f *autoscale.Facts) {
 			f.Tenants[0].Untrusted = false
