@@ -189,7 +189,7 @@ const poolMachineColumns = `
 	m.id, m.epoch, m.state, m.pool, m.region, m.site, machine_labels(m), m.taints || m.pool_taints,
 	m.cpu_m, m.mem_mb, m.disk_mb, m.gpu_milli, m.cpu_m_used, m.mem_mb_used, m.disk_mb_used, m.gpu_milli_used,
 	m.fence_ms > 0, m.network, m.reason, m.engine_silent_since, m.xid,
-	CASE WHEN floors_met(m.floor_findings, m.floor_boot, m.agent_boot) THEN NULL
+	CASE WHEN meets_floors(m) THEN NULL
 		WHEN m.floor_boot = m.agent_boot THEN coalesce(m.floor_findings, '[]') ELSE '[]' END,
 	m.floor_findings IS NULL OR m.floor_boot <> m.agent_boot,
 	coalesce((SELECT l.market FROM launches l WHERE l.machine = m.id AND l.state NOT IN ('gone', 'failed')

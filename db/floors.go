@@ -31,13 +31,21 @@ type judgedHost struct {
 	facts   wire.HostFacts
 	waivers []wire.HostWaiver
 	before  []wire.HostFinding // the last verdict; nil: none
+	expired bool               // the report is too old
 }
 
-// dueHosts is true for a machine m with facts h whose verdict is missing, of other floors, or of a waiver that has
-// ended.
-const dueHosts = `
-	h.agent_boot = m.agent_boot AND m.state NOT IN ('lost', 'retired')
-	AND (h.judged_by <> @floors OR m.floor_boot <> m.agent_boot OR m.floor_until <= clock_timestamp())`
+// dueHosts is true for a machine m with facts h whose verdict is missing, of other floors, of a waiver that has ended, or
+// of a report that has become too old.
+const dueHosts = presentHost + ` AND m.state NOT IN ('lost', 'retired')
+	AND (h.judged_by <> CASE WHEN ` + hostExpired + ` THEN @floors || ' expired' ELSE @floors END
+		OR m.floor_boot <> m.agent_boot OR m.floor_until <= clock_timestamp())`
+
+// presentHost is true for facts h that apply to the present process of the agent of machine m: those that it has
+// reported, or that an earlier process has reported whose verdict still applies.
+const presentHost = `(h.agent_boot = m.agent_boot OR m.floor_boot = m.agent_boot)`
+
+// hostExpired is true for facts h that are too old for a verdict. Agents report every ten minutes.
+const hostExpired = `h.at < clock_timestamp() - interval '1 hour'`
 
 // JudgeHosts stores the leader's verdicts about machines whose facts, floors or waivers have changed, and returns the
 // changed ones. judge returns the reasons for which facts do not meet the floors, and floors identifies these floors. A
@@ -63,7 +71,11 @@ func (d *Machines) JudgeHosts(ctx context.Context, term Term, floors string,
 			return err
 		}
 		for _, h := range hosts {
-			v, differs, err := h.judge(ctx, tx, floors, judge(h.facts))
+			all, by := judge(h.facts), floors
+			if h.expired {
+				all, by = append(all, wire.HostFinding{Condition: wire.HostUnknown}), floors+" expired"
+			}
+			v, differs, err := h.judge(ctx, tx, by, all)
 			if err != nil {
 				return err
 			}
@@ -106,17 +118,17 @@ func lockHosts(ctx context.Context, tx pgx.Tx, args pgx.NamedArgs) ([]judgedHost
 		SELECT m.id, h.facts, m.floor_findings, coalesce((
 			SELECT jsonb_agg(`+waiverDocument+`)
 			FROM machine_waivers w
-			WHERE w.machine_id = m.id), '[]')
+			WHERE w.machine_id = m.id), '[]'), `+hostExpired+`
 		FROM machine_hosts h
 		JOIN machines m ON m.id = h.machine_id
-		WHERE m.id = ANY(@ids) AND h.agent_boot = m.agent_boot
+		WHERE m.id = ANY(@ids) AND `+presentHost+`
 		ORDER BY m.id
 		FOR NO KEY UPDATE OF h`, pgx.NamedArgs{"ids": ids})
 	if err != nil {
 		return nil, err
 	}
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (h judgedHost, err error) {
-		err = row.Scan(&h.id, &h.facts, &h.before, &h.waivers)
+		err = row.Scan(&h.id, &h.facts, &h.before, &h.waivers, &h.expired)
 		return h, err
 	})
 }
@@ -222,6 +234,7 @@ func (h judgedHost) write(ctx context.Context, tx pgx.Tx, floors, text string, a
 	}
 	args := pgx.NamedArgs{"id": h.id, "floors": floors, "all": every, "findings": stored, "until": until,
 		"labels": labels, "ended": ended, "text": text}
+	batch := &pgx.Batch{} // one round trip under the locks
 	for _, sql := range []string{
 		`SELECT set_config('berth.note', @text, true)`,
 		`UPDATE machines
@@ -231,9 +244,10 @@ func (h judgedHost) write(ctx context.Context, tx pgx.Tx, floors, text string, a
 		`UPDATE machine_hosts SET judged_by = @floors, findings = @all WHERE machine_id = @id`,
 		`DELETE FROM machine_waivers WHERE machine_id = @id AND component = ANY(@ended)`,
 	} {
-		if _, err := tx.Exec(ctx, sql, args); err != nil {
-			return fmt.Errorf("store the verdict about machine %s: %w", h.id, err)
-		}
+		batch.Queue(sql, args)
+	}
+	if err := tx.SendBatch(ctx, batch).Close(); err != nil {
+		return fmt.Errorf("store the verdict about machine %s: %w", h.id, err)
 	}
 	return nil
 }
@@ -307,7 +321,7 @@ func changeWaivers(ctx context.Context, d *Machines, id berth.MachineID,
 		err := tx.QueryRow(ctx, `
 			SELECT coalesce(h.facts, '{}'), h.findings
 			FROM machines m
-			LEFT JOIN machine_hosts h ON h.machine_id = m.id AND h.agent_boot = m.agent_boot
+			LEFT JOIN machine_hosts h ON h.machine_id = m.id AND `+presentHost+`
 			WHERE m.id = @id AND m.state <> 'retired'
 			FOR NO KEY UPDATE OF m`, pgx.NamedArgs{"id": id}).Scan(&host.facts, &host.findings)
 		if err != nil {
@@ -317,6 +331,13 @@ func changeWaivers(ctx context.Context, d *Machines, id berth.MachineID,
 			return err
 		}
 		_, err = tx.Exec(ctx, `UPDATE machine_hosts SET judged_by = '' WHERE machine_id = @id`, pgx.NamedArgs{"id": id})
+		if err != nil {
+			return err
+		}
+		// A verdict that rests on waivers does not outlast their change.
+		_, err = tx.Exec(ctx, `
+			UPDATE machines SET floor_until = clock_timestamp() WHERE id = @id AND floor_until IS NOT NULL`,
+			pgx.NamedArgs{"id": id})
 		return err
 	})
 	if err != nil {

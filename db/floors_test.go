@@ -215,7 +215,11 @@ func TestWaiversEnd(t *testing.T) {
 	}
 	must(waive("runc", time.Hour))
 	s.judged(term)
+	s.register("host1", "agent2") // which never reports
 	must(s.db.Machines.Unwaive(t.Context(), "m0", "runc", "operator:ann"))
+	if s.unmet() == "" {
+		t.Error("a waiver that an operator has ended counts until the next verdict")
+	}
 	if s.judged(term); s.unmet() == "" {
 		t.Error("a waiver that an operator has ended counts")
 	}
@@ -353,5 +357,28 @@ func TestAMissingVersionDoesNotEndAWaiver(t *testing.T) {
 	a.reports(software("1.1.5"))
 	if s.judged(term); s.unmet() != "" {
 		t.Errorf("the version again: %q", s.unmet())
+	}
+}
+
+// Agents report every ten minutes. Facts that are older than an hour say nothing about the machine, also if the
+// reports of the present process fail.
+func TestAnOldReportIsUnknown(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	term := s.term()
+	a, _ := s.register("host1", "agent1")
+	a.reports(software("1.3.6"))
+	s.judged(term)
+	a, _ = s.register("host1", "agent2")
+	mustExec(t, s.pool, `UPDATE machine_hosts SET at = at - interval '61 minutes'`)
+	if got := s.judged(term); len(got) != 1 || s.unmet() != noReport {
+		t.Errorf("after an hour: %q, %q", got, s.unmet())
+	}
+	if got := s.judged(term); len(got) != 0 {
+		t.Errorf("judged again: %q", got)
+	}
+	a.reports(software("1.3.6"))
+	if got := s.judged(term); len(got) != 1 || s.unmet() != "" {
+		t.Errorf("a new report: %q, %q", got, s.unmet())
 	}
 }

@@ -57,12 +57,10 @@ func (r *reaper) pass(ctx context.Context) error {
 	if err := r.judge(ctx); err != nil {
 		return err
 	}
-	if err := r.judgeHosts(ctx); err != nil {
-		return err
-	}
+	unknown := r.judgeHosts(ctx)
 	lemons, err := r.DB.Machines.DrainLemons(ctx, r.term)
 	if err != nil {
-		return err
+		return errors.Join(unknown, err)
 	}
 	for _, l := range lemons {
 		r.Logger.Error("machine drained after repeated failures", "machine_id", l.Machine, "reason", l.Reason)
@@ -81,7 +79,7 @@ func (r *reaper) pass(ctx context.Context) error {
 	if hung > 0 {
 		r.Logger.Info("ordered hung gangs to stop", "jobs", hung)
 	}
-	return errors.Join(unmaintained, unannounced, err, unjudged)
+	return errors.Join(unknown, unmaintained, unannounced, err, unjudged)
 }
 
 // judgeHosts judges the container engines of machines by the security floors.
