@@ -34,8 +34,8 @@ type judgedHost struct {
 	expired bool               // the report is too old
 }
 
-// dueHosts is true for a machine m with facts h whose verdict is missing, of other floors, of a waiver that has ended, or
-// of a report that has become too old.
+// dueHosts is true for a machine m with facts h whose verdict is missing, of other floors, of a waiver that has ended,
+// or of a report that has become too old.
 const dueHosts = presentHost + ` AND m.state NOT IN ('lost', 'retired')
 	AND (h.judged_by <> CASE WHEN ` + hostExpired + ` THEN @floors || ' expired' ELSE @floors END
 		OR m.floor_boot <> m.agent_boot OR m.floor_until <= clock_timestamp())`
@@ -264,13 +264,15 @@ func (d *Machines) Waive(ctx context.Context, id berth.MachineID, w spec.NewWaiv
 				strings.Join(waivable(host.facts), ", "))
 		}
 		if host.findings == nil {
-			return berth.Errorf(berth.CodeConflict, "the last report of machine %s is not judged yet: try again in some "+
-				"seconds", id)
+			return berth.Errorf(berth.CodeConflict, "the last report of machine %s is not judged yet: try again "+
+				"in some seconds", id)
 		}
-		findings := slices.DeleteFunc(host.findings, func(f wire.HostFinding) bool { return f.Component != w.Component })
+		findings := slices.DeleteFunc(host.findings, func(f wire.HostFinding) bool {
+			return f.Component != w.Component
+		})
 		if len(findings) == 0 {
-			return berth.Errorf(berth.CodeInvalid, "%s of machine %s meets its security floor: allowed are components "+
-				"below their floors", w.Component, id)
+			return berth.Errorf(berth.CodeInvalid, "%s of machine %s meets its security floor: allowed are "+
+				"components below their floors", w.Component, id)
 		}
 		stored, err := json.Marshal(findings)
 		if err != nil {
