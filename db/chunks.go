@@ -45,16 +45,16 @@ func (m Member) withCopies(objects []ChunkObject) pgx.NamedArgs {
 	return args
 }
 
-// chunkBad is true for a chunk c whose copy is broken or in doubt: the row is of a time before the database was restored
-// last, and the copy may have been deleted after the backup. No statement tests the two columns in another way.
+// chunkBad is true for a chunk c whose copy is broken or in doubt: the row is older than the last restore of the database,
+// and the copy may have been deleted after the backup. No statement tests the two columns in another way.
 const chunkBad = `(c.broken OR c.incarnation < (SELECT incarnation FROM cluster))`
 
 // loadInForce is true for a load l that the member has announced after the database was restored last. The copy of an
 // earlier one may have been deleted, and a deleted key is never used again.
 const loadInForce = `l.incarnation >= (SELECT incarnation FROM cluster)`
 
-// heldChunks begins a statement with the chunks of @sums that the member @job, @attempt, @rank need not send: it has sent the
-// content in this attempt, or the chunk is a part of a checkpoint that it may restore. A hash alone is no proof that it
+// heldChunks begins a statement with the chunks of @sums that the member @job, @attempt, @rank need not send: it has sent
+// the content in this attempt, or the chunk is a part of a checkpoint that it may restore. A hash alone is no proof that it
 // has the content. The hashes that the member has shown are read once, from its own loads and checkpoints: many other
 // checkpoints may name the same chunks.
 const heldChunks = `
@@ -101,8 +101,8 @@ func (d *Chunks) Held(ctx context.Context, m Member, sums []string) (map[string]
 
 // Load records that the member is about to store chunks, and returns the copy of each. Only this member writes these
 // copies, so an object at the key of one proves that the member has sent the content. A repeated call returns the same
-// copies, unless they were stored or the database was restored meanwhile. A chunk that was announced with another length
-// is refused: one of the lengths is wrong. The chunks are distinct, and belong to the checkpoint of the step.
+// copies, unless they were stored or the database was restored meanwhile. A chunk that was announced with another
+// length is refused: one of the lengths is wrong. The chunks are distinct, and belong to the checkpoint of the step.
 func (d *Chunks) Load(
 	ctx context.Context, m Member, step int64, chunks []wire.Chunk,
 ) (map[string]wire.ChunkCopy, error) {
@@ -165,7 +165,7 @@ func (m Member) objects(rows pgx.Rows, err error) (map[string]ChunkObject, error
 	return objects, mapError(err, "chunks")
 }
 
-// InForce returns the objects of the copies that the tenant's checkpoints use, without ones that are broken or in doubt.
+// InForce returns the objects of the copies that the tenant's checkpoints use, without broken ones and ones in doubt.
 func (d *Chunks) InForce(ctx context.Context, tenant berth.TenantID, sums []string) ([]ChunkObject, error) {
 	rows, err := d.pool.Query(ctx, `
 		SELECT tenant, job::text, attempt, rank, encode(sha256, 'hex'), copy, bytes
