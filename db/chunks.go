@@ -45,17 +45,17 @@ func (m Member) withCopies(objects []ChunkObject) pgx.NamedArgs {
 	return args
 }
 
-// chunkBad is true for a chunk c whose copy is broken or in doubt: the row is older than the last restore of the database,
-// and the copy may have been deleted after the backup. No statement tests the two columns in another way.
+// chunkBad is true for a chunk c whose copy is broken or in doubt: the row is older than the last restore of the
+// database, and the copy may have been deleted after the backup. No statement tests the two columns in another way.
 const chunkBad = `(c.broken OR c.incarnation < (SELECT incarnation FROM cluster))`
 
 // loadInForce is true for a load l that the member has announced after the database was restored last. The copy of an
 // earlier one may have been deleted, and a deleted key is never used again.
 const loadInForce = `l.incarnation >= (SELECT incarnation FROM cluster)`
 
-// heldChunks begins a statement with the chunks of @sums that the member @job, @attempt, @rank need not send: it has sent
-// the content in this attempt, or the chunk is a part of a checkpoint that it may restore. A hash alone is no proof that it
-// has the content. The hashes that the member has shown are read once, from its own loads and checkpoints: many other
+// heldChunks begins a statement with the chunks of @sums that the member @job, @attempt, @rank need not send: it has
+// sent the content in this attempt, or the chunk is a part of a checkpoint that it may restore. A hash alone is no proof that
+// it has the content. The hashes that the member has shown are read once, from its own loads and checkpoints: many other
 // checkpoints may name the same chunks.
 const heldChunks = `
 	WITH shown AS MATERIALIZED (

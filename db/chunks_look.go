@@ -36,8 +36,8 @@ func (d *Chunks) Unseen(ctx context.Context, age time.Duration, limit int) ([]Ch
 
 // Looked records looks: lost objects are broken from now on, and ones that were found intact are neither broken nor in
 // doubt. A row that another transaction has locked, or that names another copy by now, is left out. So is a row that
-// was found broken after Unseen: the look may be older. Looked returns the numbers of chunks that it has marked as broken
-// and as intact.
+// was found broken after Unseen: the look may be older. Looked returns the numbers of chunks that it has marked as
+// broken and as intact.
 func (d *Chunks) Looked(ctx context.Context, term Term, looks []ChunkLook) (broken, intact int, err error) {
 	n := len(looks)
 	tenants, sums, copies := make([]string, n), make([]string, n), make([]string, n)
