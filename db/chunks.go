@@ -54,8 +54,8 @@ const chunkBad = `(c.broken OR c.incarnation < (SELECT incarnation FROM cluster)
 const loadInForce = `l.incarnation >= (SELECT incarnation FROM cluster)`
 
 // heldChunks begins a statement with the chunks of @sums that the member @job, @attempt, @rank need not send: it has
-// sent the content in this attempt, or the chunk is a part of a checkpoint that it may restore. A hash alone is no proof that
-// it has the content. The hashes that the member has shown are read once, from its own loads and checkpoints: many other
+// sent the content in this attempt, or the chunk is a part of a checkpoint that it may restore. A hash alone
+// proves nothing. The hashes that the member has shown are read once, from its own loads and checkpoints: many other
 // checkpoints may name the same chunks.
 const heldChunks = `
 	WITH shown AS MATERIALIZED (
