@@ -23,7 +23,7 @@ var namesOfThings = []string{"JOB", "PIPELINE", "MACHINE", "POOL", "TENANT", "WI
 	"SOURCE", "TARGET", "PRIORITY"}
 
 // otherWords are the words of usage lines that name no existing thing of the server.
-var otherWords = []string{"FILE|-", "SCRIPT|-", "ARG", "URL", "PORT[:LOCAL]", "DOLLARS|none", "TAINT"}
+var otherWords = []string{"FILE|-", "SCRIPT|-", "ARG", "URL", "PORT[:LOCAL]", "DOLLARS|none", "TAINT", "COMPONENT"}
 
 // newNames are the commands and flags that give a name to a new thing.
 var newNames = []string{"berth tenant create", "berth token create", "berth run --name", "berth login --name",
