@@ -145,7 +145,7 @@ func movedAfterSubmit(a *attempt) {
 	before := a.submit(a.victim, map[string]any{"env": map[string]string{"STATE": "ready"}},
 		"do", "env STATE", "await-file /workspace/moved")
 	a.awaitLog(a.victim, before, "STATE=ready")
-	id := a.submit(a.victim, map[string]any{"image": ref, "needs": []string{string(before)}}, "env", "VERSION")
+	id := a.submit(a.victim, map[string]any{"image": ref, "needs": []string{"job:" + string(before)}}, "env", "VERSION")
 	resolved := a.await(id, func(j wire.Job) bool { return j.ImageDigest != "" || j.Status.Terminal() })
 	a.push(ref, "", "VERSION=second")
 	a.exec(before, "/testprog", "write-file", "/workspace/moved", "yes")

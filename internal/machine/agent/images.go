@@ -88,6 +88,17 @@ func openImages(state string, runtime node.Runtime, holds *holdings, log *slog.L
 // note records that a job of the tenant has a container of the image, which the engine has by its name.
 func (i *images) note(tenant berth.TenantID, name string) { i.noteBy(tenant, name, name) }
 
+// noteAgain is note for a container of an earlier process, whose record of the image counts if there is one.
+func (i *images) noteAgain(tenant berth.TenantID, name string) {
+	ref := name
+	i.mu.Lock()
+	if one := i.known[imageOf{tenant, name}]; one != nil {
+		ref = one.ref
+	}
+	i.mu.Unlock()
+	i.noteBy(tenant, name, ref)
+}
+
 // noteBy is note for an image that the engine has by another reference than its name.
 func (i *images) noteBy(tenant berth.TenantID, name, ref string) {
 	i.mu.Lock()

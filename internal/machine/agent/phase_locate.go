@@ -153,7 +153,7 @@ func (p *locatePhase) hadContainer() bool {
 func (p *locatePhase) adopt(c node.Container, uploader *checkpointUploader) phase {
 	p.fencing.list(c)
 	p.proof.contains(p.alloc, c.ID)
-	p.images.noteBy(p.claim.Tenant, p.claim.Spec.Image, pinImage(p.claim.Spec.Image, p.claim.ImageDigest))
+	p.images.noteAgain(p.claim.Tenant, p.claim.Spec.Image)
 	p.pulled.adopt(p.identity, p.claim.Spec.Image)
 	m := p.scratch.memo()
 	p.plan.adopt(m, c.StartedAt)
