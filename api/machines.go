@@ -46,7 +46,8 @@ func (h *machineHandlers) mount(r *router) {
 	waive := r.operation("waive-machine-floor", http.MethodPost, "/v1/machines/{id}/waivers", tag,
 		"State that the reported version of a machine's component is secure, until a date")
 	waive.Description = "The waiver covers the findings about the component at this time. It ends by itself at " +
-		"`until`, and as soon as the machine reports another version of the component. The leader renews its verdict within seconds."
+		"`until`, and as soon as the machine reports another version of the component. The leader renews its verdict " +
+		"within seconds."
 	registerWithBody[spec.NewWaiver](r, waive, h.waiveFloor)
 	register(r, r.operation("unwaive-machine-floor", http.MethodDelete, "/v1/machines/{id}/waivers/{component}", tag,
 		"End a waiver of a machine's security floor before its date"), h.unwaiveFloor)

@@ -154,8 +154,8 @@ func New(d Deps) (*Server, error) {
 		limits: newLimits(d.Metrics, d.Rate, d.Burst), explain: explain.New(d.DB, d.Policy, d.Metrics),
 		tokens: d.DB.Tokens,
 	}
-	refusals := newRefusals()
 	rules := admission.Rules{Volumes: d.Volumes, Images: d.Images, Signed: d.Signed, Users: d.Users}
+	refusals := newRefusals()
 	gate := &gatekeeper{
 		auth: s.auth, limits: s.limits, addresses: newAddresses(d.TrustedProxies),
 		admission: admission.New(d.DB, owner, rules), submits: newSubmits(d.DB, owner),

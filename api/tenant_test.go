@@ -228,7 +228,12 @@ func TestAnotherTenantsJobIsLikeNone(t *testing.T) {
 		// By turns without a token and with a wrong one: an address that tries both
 		// everywhere has to wait.
 		who := []string{"", "nobody"}[i%2]
-		if a := s.call(who, r.Method, at(string(job.ID)), body); a.status != http.StatusUnauthorized || a.problem.Code != "unauthorized" || a.header.Get("WWW-Authenticate") == "" {
+		a := s.call(who, r.Method, at(string(job.ID)), body)
+		for a.status == http.StatusTooManyRequests { // an address has a few such calls a second
+			time.Sleep(100 * time.Millisecond)
+			a = s.call(who, r.Method, at(string(job.ID)), body)
+		}
+		if a.status != http.StatusUnauthorized || a.problem.Code != "unauthorized" || a.header.Get("WWW-Authenticate") == "" {
 			t.Errorf("%s without a good token: %d %s", name, a.status, clipped(a.body))
 		}
 		write := r.Method != http.MethodGet && r.Path != "/v1/plans"

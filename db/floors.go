@@ -254,8 +254,8 @@ func (h judgedHost) write(ctx context.Context, tx pgx.Tx, floors, text string, a
 
 // Waive records an operator's statement that the reported version of a component is secure, until a date. It covers the
 // holes that the leader has found in this version. A later statement replaces it. The leader renews the verdict. A
-// component that the machine has not reported, or that meets its floor, is invalid. Facts that the leader has not judged
-// yet are a conflict.
+// component that the machine has not reported, or that meets its floor, is invalid. Facts that the leader has not
+// judged yet are a conflict.
 func (d *Machines) Waive(ctx context.Context, id berth.MachineID, w spec.NewWaiver, actor string) error {
 	return changeWaivers(ctx, d, id, func(tx pgx.Tx, host waivedHost) error {
 		version, ok := host.facts.Reported(w.Component)

@@ -159,8 +159,8 @@ func listed(list []string, n int) string {
 }
 
 // HostWaiver is an operator's statement, until a date, that a version is secure although it is older than the floor,
-// for example since a distribution has backported the fix. It covers the findings at the time of the statement, and ends
-// early when the machine reports another version.
+// for example since a distribution has backported the fix. It covers the findings at the time of the statement, and
+// ends early when the machine reports another version.
 type HostWaiver struct {
 	Component string    `json:"component"`
 	Version   string    `json:"version,omitempty" doc:"the version or setting that was reported when it was set"`

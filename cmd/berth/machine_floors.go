@@ -99,8 +99,7 @@ func newMachineWaive(a *app) *cobra.Command {
 			return showChanged(a, m, nil, fmt.Sprintf("waived %s of %s until %s", w.Component, id, instant(w.Until)))
 		},
 	}
-	cmd.Flags().StringVar(&until, "until", "",
-		"end of the waiver: a date or a time in RFC 3339, at most 366 days from now")
+	cmd.Flags().StringVar(&until, "until", "", "end of the waiver: a date or a time in RFC 3339, within 366 days")
 	cmd.Flags().StringVar(&w.Reason, "reason", "", "reason for which the version is secure")
 	_ = cmd.MarkFlagRequired("until")
 	_ = cmd.MarkFlagRequired("reason")

@@ -24,7 +24,7 @@ const Checked = "2026-11-30"
 // Left out are:
 //   - holes of the Kubernetes interface of containerd, which the Docker Engine does not use
 //   - CVE-2026-24260 of the NVIDIA Container Toolkit: its source names no fixed version
-//   - CVE-2026-41567, CVE-2026-41568 and CVE-2026-42306 of the Docker Engine (GO-2026-5746, GO-2026-5668, GO-2026-5617),
+//   - CVE-2026-41567, CVE-2026-41568 and CVE-2026-42306 of the Docker Engine (GO-2026-5746, GO-2026-5668, -5617),
 //     which need a copy into or out of a container: the database names no released version of the engine that fixes
 //     them, so a floor would end all untrusted work. An operator demands one with --security-floors engine=VERSION
 //   - CVE-2026-34040 of the Docker Engine (GO-2026-4887), a sequel of CVE-2024-41110: the database names no released
