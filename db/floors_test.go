@@ -228,7 +228,7 @@ func TestWaiversEnd(t *testing.T) {
 	}
 }
 
-// Agents and join tokens name labels of their choice, but not those of a verdict.
+// Agents and join tokens name labels of their choice, but not the labels of a verdict.
 func TestNoAgentSetsTheLabelsOfAVerdict(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)

@@ -4,7 +4,7 @@
 // For each alert the benchmark verifies four things: it is silent before the fault, it fires during the fault with
 // labels that name the right thing, it is silent after the repair, and the condition that its runbook promises under
 // Verification holds then. For some alerts, steps of the runbook's Diagnosis must show the cause while the alert fires
-// (see look). No other alert may fire, except those that belong to the same fault (alarm.also).
+// (see look). No other alert may fire, except alerts of the same fault (alarm.also).
 //
 // BenchmarkAlarms (make alarms) prints one table and needs root, for small file systems that it fills. go test only
 // checks the transformation of the rules, that each alert without a real fault has a reason (see absences), and that

@@ -22,7 +22,7 @@ type hosts struct {
 	facts wire.HostFacts // guarded by fake.mu
 }
 
-// SetHost replaces the facts that Host returns. At first they are those of an engine without known holes.
+// SetHost replaces the facts that Host returns. At first they describe an engine without known holes.
 func (h *hosts) SetHost(facts wire.HostFacts) {
 	h.fake.mu.Lock()
 	defer h.fake.mu.Unlock()
