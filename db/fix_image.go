@@ -17,7 +17,8 @@ const claimedImage = `coalesce(nullif(j.image_digest, ''), (
 		              FROM jobs p
 		              WHERE p.id = j.parent AND j.array_index IS NOT NULL), '')`
 
-// claimedFinder is the time at which claimedImage was found, and its finder, as JSON; null if unknown. An element's row repeats these
+// claimedFinder is the time at which claimedImage was found, and its finder, as JSON; null if unknown. An element's row
+// repeats these
 // columns of its array.
 const claimedFinder = `(
 		              SELECT jsonb_build_object('by', f.image_digest_by, 'at', f.image_digest_at)
