@@ -38,7 +38,7 @@ func (d *Cluster) SetAdmission(ctx context.Context, paused bool, reason, actor s
 		_, err = tx.Exec(ctx, `
 			INSERT INTO admission_changes (paused, reason, actor)
 			VALUES (@paused, @reason, @actor)`,
-			pgx.NamedArgs{"paused": paused, "reason": reason, "actor": actor})
+			namedArgs{"paused": paused, "reason": reason, "actor": actor})
 		if err != nil {
 			return err
 		}
@@ -120,6 +120,6 @@ func (d *Cluster) Pressure(ctx context.Context, from, to time.Duration) (Pressur
 					  AND (o.state IN ('reserved', 'active') OR o.state = 'exited'
 					    AND (o.sealed_at IS NULL OR (o.sealed_at, o.id) > (a.sealed_at, a.id))))
 				LIMIT @most) x)`,
-		pgx.NamedArgs{"from": from, "to": to, "most": maxUnsettled}).Scan(&p.Paused, &p.Unsettled)
+		namedArgs{"from": from, "to": to, "most": maxUnsettled}).Scan(&p.Paused, &p.Unsettled)
 	return p, mapError(err, "unsettled attempts")
 }

@@ -13,7 +13,7 @@ import (
 
 // addAlternatives adds the arguments of submitRow.queue for the alternatives of a job, if it has any: the
 // class of each choice of hardware, from resources on, with its request and its wait.
-func addAlternatives(args pgx.NamedArgs, s spec.Job) {
+func addAlternatives(args namedArgs, s spec.Job) {
 	if len(s.Alternatives) == 0 {
 		return
 	}

@@ -20,7 +20,7 @@ const joinTerms = `CASE WHEN t.approves OR t.most IS NOT NULL
 
 // bindToToken stores the terms of the join token with which the machine has just joined. The trigger
 // machines_hold has cleared the terms of the token before, and the approval of the machine.
-func bindToToken(ctx context.Context, tx pgx.Tx, args pgx.NamedArgs) error {
+func bindToToken(ctx context.Context, tx pgx.Tx, args namedArgs) error {
 	_, err := tx.Exec(ctx, `
 		UPDATE machines m
 		SET joined_token = t.id,
@@ -45,7 +45,7 @@ func equipment(inv wire.Inventory, pool string, labels map[string]string) wire.E
 // approve stores the equipment of the registration, and holds the machine back if it needs the
 // approval of an operator. The machine is locked. Running work continues on a machine that is held.
 func (r *registration) approve(ctx context.Context) error {
-	args := pgx.NamedArgs{"machine": r.machine}
+	args := namedArgs{"machine": r.machine}
 	var pool, site string
 	var labels map[string]string
 	var token string
@@ -107,7 +107,7 @@ func (d *Machines) Approve(ctx context.Context, id berth.MachineID, fingerprint,
 		if err := actAs(ctx, tx, actor); err != nil {
 			return err
 		}
-		args := pgx.NamedArgs{"machine": id, "actor": actor}
+		args := namedArgs{"machine": id, "actor": actor}
 		var seen *wire.Equipment
 		var state berth.MachineState
 		var wanted bool
@@ -167,7 +167,7 @@ const released = `held = '',
 // the row of the pool, as registrations do.
 func lockMachinesOf(ctx context.Context, tx pgx.Tx, pool string) error {
 	_, err := tx.Exec(ctx, `SELECT 1 FROM machines WHERE pool = @pool ORDER BY id FOR NO KEY UPDATE`,
-		pgx.NamedArgs{"pool": pool})
+		namedArgs{"pool": pool})
 	return err
 }
 
@@ -181,7 +181,7 @@ func switchApproval(ctx context.Context, tx pgx.Tx, pool string, needed, before 
 	if err := actAs(ctx, tx, actor); err != nil {
 		return err
 	}
-	args := pgx.NamedArgs{"pool": pool, "actor": actor}
+	args := namedArgs{"pool": pool, "actor": actor}
 	if needed {
 		_, err := tx.Exec(ctx, `
 			UPDATE machines m

@@ -51,7 +51,7 @@ func (d *Jobs) archiveSome(
 			ORDER BY j.finished_at, j.id
 			LIMIT @limit
 			FOR UPDATE SKIP LOCKED`,
-			pgx.NamedArgs{"retention_ms": retention.Milliseconds(), "limit": limit})
+			namedArgs{"retention_ms": retention.Milliseconds(), "limit": limit})
 		if err != nil {
 			return err
 		}
@@ -97,7 +97,7 @@ func withoutKept(ctx context.Context, tx pgx.Tx, ids []string) ([]string, error)
 	rows, err := tx.Query(ctx, `
 		SELECT j.id::text
 		FROM jobs j
-		WHERE j.id = ANY(@ids::uuid[]) AND NOT `+keepsSteps, pgx.NamedArgs{"ids": ids})
+		WHERE j.id = ANY(@ids::uuid[]) AND NOT `+keepsSteps, namedArgs{"ids": ids})
 	if err != nil {
 		return nil, err
 	}
@@ -118,7 +118,7 @@ func archive(ctx context.Context, tx pgx.Tx, ids []string) error {
 	if err := doomOutputs(ctx, tx, ids, 0); err != nil {
 		return err
 	}
-	args := pgx.NamedArgs{"ids": ids}
+	args := namedArgs{"ids": ids}
 	statements := []string{`
 		INSERT INTO archived_jobs (id, tenant, name, state, labels, parent, submitted_at, finished_at, job, events)
 		SELECT j.id, j.tenant, j.name, j.state, j.labels, j.parent, j.submitted_at, j.finished_at,

@@ -20,7 +20,7 @@ func withFewRefs(ctx context.Context, tx pgx.Tx, ids []string) (some []string, m
 		SELECT x.id
 		FROM unnest(@ids::text[]) WITH ORDINALITY x (id, n)
 		WHERE EXISTS (SELECT 1 FROM chunk_refs r WHERE r.job = x.id::uuid)
-		ORDER BY x.n`, pgx.NamedArgs{"ids": ids})
+		ORDER BY x.n`, namedArgs{"ids": ids})
 	if err != nil {
 		return nil, false, err
 	}
@@ -34,7 +34,7 @@ func withFewRefs(ctx context.Context, tx pgx.Tx, ids []string) (some []string, m
 		if err := tx.QueryRow(ctx, `
 			SELECT count(*)
 			FROM (SELECT 1 FROM chunk_refs WHERE job = @id::uuid LIMIT @most) r`,
-			pgx.NamedArgs{"id": id, "most": archivedRefs + 1}).Scan(&refs); err != nil {
+			namedArgs{"id": id, "most": archivedRefs + 1}).Scan(&refs); err != nil {
 			return nil, false, err
 		}
 		if total += refs; total <= archivedRefs {
@@ -65,7 +65,7 @@ func endRefs(ctx context.Context, tx pgx.Tx, id string) error {
 		SET state = 'pruned'
 		FROM before b
 		WHERE c.job = @id::uuid AND c.step = b.step AND c.attempt = b.attempt AND b.refs < @most`,
-		pgx.NamedArgs{"id": id, "most": archivedRefs})
+		namedArgs{"id": id, "most": archivedRefs})
 	if err == nil && tag.RowsAffected() == 0 {
 		err = fmt.Errorf("job %s has references to chunks and no checkpoint with them", id)
 	}

@@ -108,7 +108,7 @@ func readArrayRun(ctx context.Context, q querier, id berth.JobID) (r arrayRun, e
 		SELECT job || jsonb_build_object('handle', `+handleOf("archived_jobs.id")+`), job #> '{spec,array}'
 		FROM archived_jobs
 		WHERE id = @id AND job ->> 'kind' = 'array'
-		LIMIT 1`, pgx.NamedArgs{"id": id})
+		LIMIT 1`, namedArgs{"id": id})
 	if err != nil {
 		return r, err
 	}
@@ -147,7 +147,7 @@ func sameElements(a, b spec.Array) bool {
 // latestElements selects the latest element of each index among the runs, live or archived,
 // with the columns that a filter reads. run counts from 1. An index that the last run has
 // still to create has no element: its earlier result is not its latest.
-func latestElements(runs []arrayRun) (string, pgx.NamedArgs) {
+func latestElements(runs []arrayRun) (string, namedArgs) {
 	ids := make([]string, len(runs))
 	for i, r := range runs {
 		ids[i] = string(r.ID)
@@ -172,12 +172,12 @@ func latestElements(runs []arrayRun) (string, pgx.NamedArgs) {
 				JOIN archived_jobs a ON a.parent = r.id
 			) elements
 			WHERE run = cardinality(@runs::uuid[]) OR NOT array_index = ANY(@pending::int[])
-			ORDER BY array_index, run DESC`, pgx.NamedArgs{"runs": ids, "pending": pending}
+			ORDER BY array_index, run DESC`, namedArgs{"runs": ids, "pending": pending}
 }
 
 // merged returns the statement that selects the elements of f among the runs of its array,
 // without an order, and its arguments.
-func (f JobFilter) merged(runs []arrayRun, after *jobCursor) (string, pgx.NamedArgs) {
+func (f JobFilter) merged(runs []arrayRun, after *jobCursor) (string, namedArgs) {
 	sql, args := latestElements(runs)
 	conditions := append([]string{"true"}, f.facts(args)...)
 	if len(f.Status) > 0 {
@@ -195,7 +195,7 @@ func (f JobFilter) merged(runs []arrayRun, after *jobCursor) (string, pgx.NamedA
 }
 
 // mergedQuery returns the statement for one page of f among the runs of its array.
-func (f JobFilter) mergedQuery(runs []arrayRun, after *jobCursor) (string, pgx.NamedArgs) {
+func (f JobFilter) mergedQuery(runs []arrayRun, after *jobCursor) (string, namedArgs) {
 	sql, args := f.merged(runs, after)
 	return `
 		SELECT coalesce(

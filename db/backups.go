@@ -60,7 +60,7 @@ func (d *Backups) Begin(ctx context.Context, actor string) (id string, err error
 		_, err := tx.Exec(ctx, `
 			INSERT INTO backups (id, actor, expires_at)
 			VALUES (@id, @actor, clock_timestamp() + @lease::interval)`,
-			pgx.NamedArgs{"id": id, "actor": actor, "lease": BackupLease})
+			namedArgs{"id": id, "actor": actor, "lease": BackupLease})
 		return err
 	})
 	return id, mapError(err, "backup")
@@ -73,7 +73,7 @@ func (d *Backups) Renew(ctx context.Context, id string) error {
 		UPDATE backups
 		SET expires_at = clock_timestamp() + @lease::interval
 		WHERE id = @id AND ended_at IS NULL AND expires_at > clock_timestamp()`,
-		pgx.NamedArgs{"id": id, "lease": BackupLease})
+		namedArgs{"id": id, "lease": BackupLease})
 	if err == nil && tag.RowsAffected() == 0 {
 		return berth.Errorf(berth.CodeConflict, "backup %s was not renewed for %s, so deletions have resumed "+
 			"and objects may be missing from it: create a new backup", id, BackupLease)
@@ -86,7 +86,7 @@ func (d *Backups) End(ctx context.Context, id string, whole bool) error {
 	_, err := d.pool.Exec(ctx, `
 		UPDATE backups
 		SET ended_at = clock_timestamp(), whole = @whole
-		WHERE id = @id AND ended_at IS NULL`, pgx.NamedArgs{"id": id, "whole": whole})
+		WHERE id = @id AND ended_at IS NULL`, namedArgs{"id": id, "whole": whole})
 	return mapError(err, "backup "+id)
 }
 

@@ -64,7 +64,7 @@ func earlier(ctx context.Context, tx pgx.Tx, job lockedJob) ([]failure.EarlierAt
 			LIMIT @limit
 		) x
 		ORDER BY attempt`,
-		pgx.NamedArgs{"job": job.ID, "attempt": job.Attempt, "limit": keptEarlier})
+		namedArgs{"job": job.ID, "attempt": job.Attempt, "limit": keptEarlier})
 	if err != nil {
 		return nil, err
 	}
@@ -90,7 +90,7 @@ func queueFaults(batch *pgx.Batch, job lockedJob, f lifecycle.Faults) {
 		JOIN machines m ON m.id = ANY(@machines)
 		WHERE j.id = @job
 		ON CONFLICT DO NOTHING`,
-		pgx.NamedArgs{"job": job.ID, "attempt": job.Attempt, "machines": f.Machines, "rule": f.Rule, "died": f.Died})
+		namedArgs{"job": job.ID, "attempt": job.Attempt, "machines": f.Machines, "rule": f.Rule, "died": f.Died})
 }
 
 // Lemon is a machine that DrainLemons drained for its rate of failures.
@@ -123,7 +123,7 @@ const lemons = `
 // everywhere have a common cause, which no drain would remove. Undrain returns a machine
 // to service and forgives its failures.
 func (d *Machines) DrainLemons(ctx context.Context, term Term) ([]Lemon, error) {
-	args := pgx.NamedArgs{"hours": failure.LemonHours, "faults": failure.LemonFaults, "tenants": failure.LemonTenants,
+	args := namedArgs{"hours": failure.LemonHours, "faults": failure.LemonFaults, "tenants": failure.LemonTenants,
 		"lemon": lemonPrefix + "%"}
 	const due = `
 		FROM (` + lemons + `) b
@@ -180,7 +180,7 @@ func (d *Machines) DrainLemons(ctx context.Context, term Term) ([]Lemon, error) 
 			SET state = 'draining', reason = l.reason, drain_reason = l.reason, drain_deadline = NULL
 			FROM locked l
 			WHERE m.id = l.id AND m.state IN ('joining', 'ready', 'suspect')`,
-			pgx.NamedArgs{"ids": ids, "reasons": reasons})
+			namedArgs{"ids": ids, "reasons": reasons})
 		return err
 	})
 	if err != nil {

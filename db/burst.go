@@ -84,7 +84,7 @@ func readBurst(ctx context.Context, tx pgx.Tx, tenant berth.TenantID) (BurstRow,
 		FROM up
 		LEFT JOIN burst_policies p ON p.tenant = up.id
 		WHERE p.tenant IS NOT NULL OR up.depth = 0
-		ORDER BY up.depth DESC`, pgx.NamedArgs{"tenant": tenant})
+		ORDER BY up.depth DESC`, namedArgs{"tenant": tenant})
 	if err != nil {
 		return row, err
 	}
@@ -158,7 +158,7 @@ func (d *Burst) Set(ctx context.Context, tenant berth.TenantID, b spec.Burst, ac
 			ON CONFLICT (tenant) DO UPDATE
 			SET policy = excluded.policy, version = burst_policies.version + 1, updated_at = now(),
 				updated_by = excluded.updated_by`,
-			pgx.NamedArgs{"tenant": tenant, "policy": b, "actor": actor})
+			namedArgs{"tenant": tenant, "policy": b, "actor": actor})
 		return err
 	})
 	return d.changed(err, tenant)
@@ -182,7 +182,7 @@ func checkBurstVersion(row BurstRow, version int64) error {
 // not_found.
 func (d *Burst) Delete(ctx context.Context, tenant berth.TenantID) error {
 	err := d.tx(ctx, func(tx pgx.Tx) error {
-		tag, err := tx.Exec(ctx, `DELETE FROM burst_policies WHERE tenant = @tenant`, pgx.NamedArgs{"tenant": tenant})
+		tag, err := tx.Exec(ctx, `DELETE FROM burst_policies WHERE tenant = @tenant`, namedArgs{"tenant": tenant})
 		if err == nil && tag.RowsAffected() == 0 {
 			err = pgx.ErrNoRows
 		}

@@ -108,7 +108,7 @@ func skip(ctx context.Context, tx pgx.Tx, steps []letGo, sources map[string]stri
 			UPDATE jobs
 			SET state = 'succeeded', blocked = false, cached_from = @source, version = version + 1,
 				actor = 'workflow', reason = NULL
-			WHERE id = @id`, pgx.NamedArgs{"id": s.id, "source": source}); err != nil {
+			WHERE id = @id`, namedArgs{"id": s.id, "source": source}); err != nil {
 			return nil, err
 		}
 		skipped[s.id] = true
@@ -118,7 +118,7 @@ func skip(ctx context.Context, tx pgx.Tx, steps []letGo, sources map[string]stri
 
 // keysOf returns the query arguments of reuse: ids, cache keys and images of the cached
 // steps whose key can be computed. The result is nil if no step has a key.
-func (p *lockedParent) keysOf(ctx context.Context, tx pgx.Tx, steps []letGo) (pgx.NamedArgs, error) {
+func (p *lockedParent) keysOf(ctx context.Context, tx pgx.Tx, steps []letGo) (namedArgs, error) {
 	var cached []string
 	for _, s := range steps {
 		if s.cached {
@@ -142,7 +142,7 @@ func (p *lockedParent) keysOf(ctx context.Context, tx pgx.Tx, steps []letGo) (pg
 				WHERE x.tenant = @tenant AND s.spec -> 'secrets' ? x.name), '{}')
 		FROM job_specs s
 		WHERE s.job = ANY(@ids::uuid[])
-		ORDER BY s.job`, pgx.NamedArgs{"tenant": p.Tenant, "ids": cached})
+		ORDER BY s.job`, namedArgs{"tenant": p.Tenant, "ids": cached})
 	if err != nil {
 		return nil, err
 	}
@@ -170,7 +170,7 @@ func (p *lockedParent) keysOf(ctx context.Context, tx pgx.Tx, steps []letGo) (pg
 	}); err != nil || len(ids) == 0 {
 		return nil, err
 	}
-	return pgx.NamedArgs{"tenant": p.Tenant, "parent": p.ID, "ids": ids, "keys": keys, "images": images}, nil
+	return namedArgs{"tenant": p.Tenant, "parent": p.ID, "ids": ids, "keys": keys, "images": images}, nil
 }
 
 // storeResult records the image digest of a cached step's attempt and, if the attempt

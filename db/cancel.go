@@ -113,7 +113,7 @@ const cancelState = `
 // cancelWaiting cancels a job without capacity and releases its nominations: capacity
 // reserved for the repair of its gang, and devices freed by preemption.
 func cancelWaiting(ctx context.Context, tx pgx.Tx, job lockedJob, actor string, reason *berth.Reason) error {
-	args := pgx.NamedArgs{"job": job.ID, "state": berth.Canceled, "actor": actor, "reason": reason}
+	args := namedArgs{"job": job.ID, "state": berth.Canceled, "actor": actor, "reason": reason}
 	if _, err := tx.Exec(ctx, cancelState, args); err != nil {
 		return err
 	}
@@ -129,7 +129,7 @@ const withdrawnByCancel = "canceled before a machine took it"
 // freed if capacity became available in this transaction.
 func cancelHolding(ctx context.Context, tx pgx.Tx, job lockedJob, actor string,
 	reason *berth.Reason) (told []berth.MachineID, freed bool, err error) {
-	args := pgx.NamedArgs{"job": job.ID, "state": berth.Canceling, "actor": actor, "reason": reason}
+	args := namedArgs{"job": job.ID, "state": berth.Canceling, "actor": actor, "reason": reason}
 	if _, err := tx.Exec(ctx, cancelState, args); err != nil {
 		return nil, false, err
 	}
@@ -199,7 +199,7 @@ func (s stopped) publish(h *Hub) {
 func stopHolding(
 	ctx context.Context, tx pgx.Tx, ids []berth.JobID, actor string, reason *berth.Reason,
 ) (s stopped, err error) {
-	args := pgx.NamedArgs{
+	args := namedArgs{
 		"jobs": ids, "state": berth.Canceling, "actor": actor, "reason": reason,
 		"stop": berth.Orders{Stop: true}, "forget": berth.Orders{Forget: true},
 		"exit": failure.Exit{Cause: failure.CauseNotStarted, Message: withdrawnByCancel, FinishedAt: time.Now().UTC()},

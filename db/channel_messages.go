@@ -76,7 +76,7 @@ func (d *Channels) Claim(ctx context.Context, c ChannelClaim) (list []ChannelMes
 			FROM picked p
 			WHERE c.id = p.id
 			RETURNING c.id, c.tenant, c.name, c.kind, c.secret, c.url, c.recipients, c.batch, c.tries`,
-			pgx.NamedArgs{"crowded": nonNilList(c.Crowded), "each": c.Each, "limit": c.Limit, "lease": c.Lease})
+			namedArgs{"crowded": nonNilList(c.Crowded), "each": c.Each, "limit": c.Limit, "lease": c.Lease})
 		if err != nil {
 			return err
 		}
@@ -95,7 +95,7 @@ func (d *Channels) Claim(ctx context.Context, c ChannelClaim) (list []ChannelMes
 // fillMessage reads the notifications of the present message, or puts the waiting ones into the next message. A
 // message to a webhook is filled up at each try, since its notifications are calls of their own.
 func fillMessage(ctx context.Context, tx pgx.Tx, m *ChannelMessage, c ChannelClaim) error {
-	args := pgx.NamedArgs{"channel": m.Channel, "batch": m.Batch, "most": c.Most, "first": c.First}
+	args := namedArgs{"channel": m.Channel, "batch": m.Batch, "most": c.Most, "first": c.First}
 	var held int
 	if err := tx.QueryRow(ctx, `SELECT count(*) FROM notifications WHERE channel = @channel AND batch = @batch`,
 		args).Scan(&held); err != nil {
@@ -131,7 +131,7 @@ func fillMessage(ctx context.Context, tx pgx.Tx, m *ChannelMessage, c ChannelCla
 }
 
 // readMessage reads the notifications of the present message.
-func readMessage(ctx context.Context, tx pgx.Tx, m *ChannelMessage, args pgx.NamedArgs) error {
+func readMessage(ctx context.Context, tx pgx.Tx, m *ChannelMessage, args namedArgs) error {
 	rows, err := tx.Query(ctx, `
 		SELECT type, count(*)
 		FROM notifications
@@ -163,7 +163,7 @@ func readMessage(ctx context.Context, tx pgx.Tx, m *ChannelMessage, args pgx.Nam
 // Delivered removes the notifications of a message after its delivery. The channel's next message is due after wait.
 func (d *Channels) Delivered(ctx context.Context, m ChannelMessage, wait time.Duration) error {
 	err := d.tx(ctx, func(tx pgx.Tx) error {
-		args := pgx.NamedArgs{"channel": m.Channel, "batch": m.Batch, "wait": wait}
+		args := namedArgs{"channel": m.Channel, "batch": m.Batch, "wait": wait}
 		_, err := tx.Exec(ctx, `
 			UPDATE channels
 			SET due_at = now() + @wait::interval, claimed_until = NULL, tries = 0, failing_since = NULL,
@@ -182,7 +182,7 @@ func (d *Channels) Remove(ctx context.Context, ids []int64) error {
 	if len(ids) == 0 {
 		return nil
 	}
-	_, err := d.pool.Exec(ctx, `DELETE FROM notifications WHERE id = ANY(@ids)`, pgx.NamedArgs{"ids": ids})
+	_, err := d.pool.Exec(ctx, `DELETE FROM notifications WHERE id = ANY(@ids)`, namedArgs{"ids": ids})
 	return mapError(err, "notifications")
 }
 
@@ -193,7 +193,7 @@ func (d *Channels) Failed(ctx context.Context, m ChannelMessage, reason string, 
 		SET due_at = now() + @wait::interval, claimed_until = NULL, failing_since = coalesce(failing_since, now()),
 			failed_at = now(), last_error = @reason
 		WHERE id = @channel AND batch = @batch AND tries = @tries`,
-		pgx.NamedArgs{"channel": m.Channel, "batch": m.Batch, "tries": m.Tries, "reason": reason, "wait": wait})
+		namedArgs{"channel": m.Channel, "batch": m.Batch, "tries": m.Tries, "reason": reason, "wait": wait})
 	return mapError(err, "channel "+m.Name)
 }
 
@@ -216,7 +216,7 @@ func (d *Channels) Sweep(ctx context.Context, age time.Duration, keep int) (drop
 		WHERE n.created_at < now() - @age::interval
 		   OR NOT EXISTS (SELECT FROM channels c WHERE c.id = n.channel)
 		   OR n.id <= (SELECT e.newest_dropped FROM ends e WHERE e.id = n.channel)`,
-		pgx.NamedArgs{"age": age, "keep": keep})
+		namedArgs{"age": age, "keep": keep})
 	return int(tag.RowsAffected()), mapError(err, "notifications")
 }
 

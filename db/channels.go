@@ -45,7 +45,7 @@ func (d *Channels) List(ctx context.Context, tenant berth.TenantID,
 		WITH RECURSIVE `+tenantPath+readChannels+`
 		WHERE (c.name, c.tenant) > (@name, @of)
 		ORDER BY c.name, c.tenant
-		LIMIT @limit`, pgx.NamedArgs{"tenant": tenant, "name": name, "of": of, "limit": p.limit() + 1})
+		LIMIT @limit`, namedArgs{"tenant": tenant, "name": name, "of": of, "limit": p.limit() + 1})
 	if err != nil {
 		return nil, "", mapError(err, "channels")
 	}
@@ -60,7 +60,7 @@ func (d *Channels) List(ctx context.Context, tenant berth.TenantID,
 func (d *Channels) Get(ctx context.Context, tenant berth.TenantID, name string) (wire.ChannelStatus, error) {
 	rows, err := d.pool.Query(ctx, `
 		WITH RECURSIVE `+tenantPath+readChannels+`
-		WHERE c.name = @name AND up.depth = 0`, pgx.NamedArgs{"tenant": tenant, "name": name})
+		WHERE c.name = @name AND up.depth = 0`, namedArgs{"tenant": tenant, "name": name})
 	if err != nil {
 		return wire.ChannelStatus{}, mapError(err, "channel "+name)
 	}
@@ -79,7 +79,7 @@ func (d *Channels) Set(ctx context.Context, tenant berth.TenantID, name string, 
 		}
 		// The limit is exact: changes of the channels of a tenant come one at a time.
 		if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended('channels ' || @tenant, 0))`,
-			pgx.NamedArgs{"tenant": tenant}); err != nil {
+			namedArgs{"tenant": tenant}); err != nil {
 			return err
 		}
 		var updates int
@@ -92,7 +92,7 @@ func (d *Channels) Set(ctx context.Context, tenant berth.TenantID, name string, 
 				updated_at = now(), due_at = now(), claimed_until = NULL, failing_since = NULL, last_error = '',
 				tries = 0, batch = channels.batch + 1
 			RETURNING (xmax <> 0)::int, id`,
-			pgx.NamedArgs{"tenant": tenant, "name": name, "kind": c.Kind, "secret": c.Secret, "url": c.URL,
+			namedArgs{"tenant": tenant, "name": name, "kind": c.Kind, "secret": c.Secret, "url": c.URL,
 				"to": nonNilList(c.To), "events": nonNilList(c.Events), "actor": actor}).Scan(&updates, &id)
 		if err != nil {
 			return err
@@ -100,7 +100,7 @@ func (d *Channels) Set(ctx context.Context, tenant berth.TenantID, name string, 
 		// A delivery that is under way goes to the former destination, so its result counts for nothing: its
 		// notifications become part of the next message.
 		if _, err := tx.Exec(ctx, `UPDATE notifications SET batch = NULL WHERE channel = @id AND batch IS NOT NULL`,
-			pgx.NamedArgs{"id": id}); err != nil {
+			namedArgs{"id": id}); err != nil {
 			return err
 		}
 		if created = updates == 0; created {
@@ -124,7 +124,7 @@ func checkChannelSecret(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, c
 	}
 	var found bool
 	err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM secrets WHERE tenant = @tenant AND name = @name)`,
-		pgx.NamedArgs{"tenant": tenant, "name": name}).Scan(&found)
+		namedArgs{"tenant": tenant, "name": name}).Scan(&found)
 	if err != nil || found {
 		return err
 	}
@@ -137,7 +137,7 @@ func checkChannelSecret(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, c
 func checkChannelCount(ctx context.Context, tx pgx.Tx, tenant berth.TenantID) error {
 	var n int
 	err := tx.QueryRow(ctx, `SELECT count(*) FROM channels WHERE tenant = @tenant`,
-		pgx.NamedArgs{"tenant": tenant}).Scan(&n)
+		namedArgs{"tenant": tenant}).Scan(&n)
 	if err == nil && n > spec.MaxChannels {
 		err = &berth.Error{Code: berth.CodeConflict, Slug: berth.SlugQuota,
 			Message: fmt.Sprintf("tenant %s has %d channels already, and may have no more", tenant, n-1)}
@@ -150,11 +150,11 @@ func (d *Channels) Delete(ctx context.Context, tenant berth.TenantID, name strin
 	err := d.tx(ctx, func(tx pgx.Tx) error {
 		var id int64
 		err := tx.QueryRow(ctx, `DELETE FROM channels WHERE tenant = @tenant AND name = @name RETURNING id`,
-			pgx.NamedArgs{"tenant": tenant, "name": name}).Scan(&id)
+			namedArgs{"tenant": tenant, "name": name}).Scan(&id)
 		if err != nil {
 			return err
 		}
-		_, err = tx.Exec(ctx, `DELETE FROM notifications WHERE channel = @id`, pgx.NamedArgs{"id": id})
+		_, err = tx.Exec(ctx, `DELETE FROM notifications WHERE channel = @id`, namedArgs{"id": id})
 		return err
 	})
 	return mapError(err, "channel "+name)
@@ -174,7 +174,7 @@ func (d *Channels) Test(ctx context.Context, tenant berth.TenantID, name, actor 
 		SELECT c.id, @type::text, jsonb_build_object('type', @type::text, 'timestamp', clock_timestamp(), 'data',
 			jsonb_build_object('tenant', @tenant::text, 'channel', @name::text, 'by', @actor::text))
 		FROM c`,
-		pgx.NamedArgs{"tenant": tenant, "name": name, "type": spec.EventTest, "actor": actor})
+		namedArgs{"tenant": tenant, "name": name, "type": spec.EventTest, "actor": actor})
 	if err == nil && tag.RowsAffected() == 0 {
 		err = pgx.ErrNoRows
 	}
@@ -192,7 +192,7 @@ func (d *Channels) CheckNames(ctx context.Context, tenant berth.TenantID, notify
 		SELECT DISTINCT c.name
 		FROM up
 		JOIN channels c ON c.tenant = up.id
-		ORDER BY c.name`, pgx.NamedArgs{"tenant": tenant})
+		ORDER BY c.name`, namedArgs{"tenant": tenant})
 	if err != nil {
 		return mapError(err, "channels")
 	}
@@ -224,7 +224,7 @@ func (d *Channels) CheckNames(ctx context.Context, tenant berth.TenantID, notify
 func (d *Channels) GuardSecret(ctx context.Context, tenant berth.TenantID, secret string) (guarded bool, err error) {
 	err = d.pool.QueryRow(ctx, `
 		SELECT EXISTS (SELECT FROM channels WHERE tenant = @tenant AND secret = @secret AND events && @events::text[])`,
-		pgx.NamedArgs{"tenant": tenant, "secret": secret,
+		namedArgs{"tenant": tenant, "secret": secret,
 			"events": spec.Channel{Events: spec.ChannelEvents}.OfMachines()}).Scan(&guarded)
 	return guarded, mapError(err, "channels")
 }

@@ -47,7 +47,7 @@ func withoutHeld(ctx context.Context, tx pgx.Tx, shards []PrunedShard) ([]Pruned
 		SELECT k
 		FROM unnest(@folders::text[]) k
 		ORDER BY k
-		ON CONFLICT DO NOTHING`, pgx.NamedArgs{"folders": folders})
+		ON CONFLICT DO NOTHING`, namedArgs{"folders": folders})
 	return nil, err
 }
 
@@ -149,7 +149,7 @@ func (c *checkpointing) lock(ctx context.Context) error {
 		FROM jobs j
 		JOIN job_specs s ON s.job = j.id
 		WHERE j.id = @job
-		FOR NO KEY UPDATE OF j`, pgx.NamedArgs{"job": p.Job}).
+		FOR NO KEY UPDATE OF j`, namedArgs{"job": p.Job}).
 		Scan(&c.tenant, &state, &attempt, &c.ranks, &c.keep, &limits, &c.best)
 	if err != nil {
 		return err
@@ -167,7 +167,7 @@ func (c *checkpointing) lock(ctx context.Context) error {
 			  AND (a.state = 'active' OR a.state = 'exited' AND a.sealed_at IS NULL))
 		FROM machines m
 		WHERE m.id = @machine`,
-		pgx.NamedArgs{"machine": c.machine, "alloc": int64(p.Alloc), "job": p.Job, "attempt": p.Attempt,
+		namedArgs{"machine": c.machine, "alloc": int64(p.Alloc), "job": p.Job, "attempt": p.Attempt,
 			"rank": p.Rank}).Scan(&boot, &epoch, &ours)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
@@ -214,7 +214,7 @@ const sumShards = `
 // register stores the shard and returns true if the shard was the last one of its step.
 func (c *checkpointing) register(ctx context.Context) (bool, error) {
 	p := c.report
-	args := pgx.NamedArgs{
+	args := namedArgs{
 		"job": p.Job, "step": p.Step, "attempt": p.Attempt, "rank": p.Rank, "ranks": c.ranks,
 		"manifest": p.Manifest, "sha256": p.SHA256, "bytes": p.Bytes, "metric": p.MetricValue,
 		"write": millis(p.WriteTime), "store": millis(p.StoreTime),
@@ -269,7 +269,7 @@ func (c *checkpointing) whole(ctx context.Context, bytes int64) error {
 	_, err := c.tx.Exec(ctx, `
 		UPDATE jobs
 		SET has_checkpoint = true, losses = 0, verified_at = now()
-		WHERE id = @job`, pgx.NamedArgs{"job": p.Job})
+		WHERE id = @job`, namedArgs{"job": p.Job})
 	if err != nil {
 		return err
 	}
@@ -288,7 +288,7 @@ func (c *checkpointing) late(ctx context.Context) ([]PrunedShard, error) {
 		SELECT EXISTS (
 			SELECT 1 FROM checkpoints
 			WHERE job = @job AND step = @step AND attempt = @attempt AND state = 'pruned')`,
-		pgx.NamedArgs{"job": p.Job, "step": p.Step, "attempt": p.Attempt}).Scan(&pruned)
+		namedArgs{"job": p.Job, "step": p.Step, "attempt": p.Attempt}).Scan(&pruned)
 	if err != nil || !pruned {
 		return nil, err
 	}
@@ -350,7 +350,7 @@ func (c *checkpointing) prune(ctx context.Context) ([]PrunedShard, error) {
 		SELECT h.attempt, h.rank, h.step
 		FROM pruned p
 		JOIN checkpoint_shards h ON h.job = @job AND h.step = p.step AND h.attempt = p.attempt`,
-		pgx.NamedArgs{"job": c.report.Job, "attempt": c.report.Attempt, "keep": c.keep, "best": best.Count,
+		namedArgs{"job": c.report.Job, "attempt": c.report.Attempt, "keep": c.keep, "best": best.Count,
 			"greatest": best.Mode == spec.BestIsMax})
 	if err != nil {
 		return nil, err
@@ -395,7 +395,7 @@ func (d *Objects) Authorize(ctx context.Context, machine berth.MachineID, o Obje
 			JOIN jobs j ON j.id = a.job AND j.attempt = a.attempt
 			WHERE o.source = @job AND o.step = @step AND o.attempt = @attempt AND o.array_index = -1
 			  AND a.machine_id = @machine AND a.state = 'active' AND j.tenant = @tenant)`,
-		pgx.NamedArgs{
+		namedArgs{
 			"step": o.Step, "machine": machine, "tenant": string(o.Tenant), "job": o.Job, "attempt": o.Attempt,
 			"rank":  o.Rank,
 			"write": o.Write,

@@ -40,7 +40,7 @@ func (d *Objects) Saved(ctx context.Context, tenant berth.TenantID, job berth.Jo
 		WHERE j.id = @job AND (@tenant = '' OR j.tenant = @tenant)
 		  AND c.step = @step AND c.state = 'verified' AND h.rank = @rank
 		ORDER BY c.passed_over, c.attempt DESC
-		LIMIT 1`, pgx.NamedArgs{"job": job, "tenant": string(tenant), "step": step, "rank": member}).
+		LIMIT 1`, namedArgs{"job": job, "tenant": string(tenant), "step": step, "rank": member}).
 		Scan(&s.Tenant, &s.Attempt, &s.Members, &s.Manifest, &s.SHA256)
 	if isNoRows(err) {
 		return s, noStep(job, step, member)
@@ -72,7 +72,7 @@ func (d *Objects) Pin(ctx context.Context, tenant berth.TenantID, job berth.JobI
 				WHERE v.job = @job AND v.step = @step AND v.state = 'verified'
 				ORDER BY v.passed_over, v.attempt DESC
 				LIMIT 1)`,
-			pgx.NamedArgs{"job": job, "step": step})
+			namedArgs{"job": job, "step": step})
 		if err == nil && tag.RowsAffected() == 0 {
 			return noStep(job, step, 0)
 		}
@@ -87,7 +87,7 @@ func (d *Objects) Unpin(ctx context.Context, tenant berth.TenantID, job berth.Jo
 		_, err := tx.Exec(ctx, `
 			UPDATE checkpoints
 			SET pinned_at = NULL
-			WHERE job = @job AND step = @step`, pgx.NamedArgs{"job": job, "step": step})
+			WHERE job = @job AND step = @step`, namedArgs{"job": job, "step": step})
 		return err
 	})
 }
@@ -111,7 +111,7 @@ func (d *Objects) Remove(ctx context.Context, tenant berth.TenantID, job berth.J
 			SELECT h.attempt, h.rank
 			FROM gone g
 			JOIN checkpoint_shards h ON h.job = @job AND h.step = @step AND h.attempt = g.attempt`,
-			pgx.NamedArgs{"job": job, "step": step})
+			namedArgs{"job": job, "step": step})
 		if err != nil {
 			return err
 		}
@@ -128,7 +128,7 @@ func (d *Objects) Remove(ctx context.Context, tenant berth.TenantID, job berth.J
 			SELECT k
 			FROM unnest(@folders::text[]) k
 			ORDER BY k
-			ON CONFLICT DO NOTHING`, pgx.NamedArgs{"folders": folders})
+			ON CONFLICT DO NOTHING`, namedArgs{"folders": folders})
 		return err
 	})
 }
@@ -164,7 +164,7 @@ func (d *Objects) onStep(ctx context.Context, tenant berth.TenantID, job berth.J
 	f func(pgx.Tx, stepUse) error) error {
 	err := d.tx(ctx, func(tx pgx.Tx) error {
 		var u stepUse
-		args := pgx.NamedArgs{"job": job, "tenant": string(tenant), "step": step}
+		args := namedArgs{"job": job, "tenant": string(tenant), "step": step}
 		err := tx.QueryRow(ctx, `
 			SELECT tenant, state
 			FROM jobs

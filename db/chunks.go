@@ -19,8 +19,8 @@ type Member struct {
 }
 
 // args returns the member as arguments of a statement, with the hashes of some chunks.
-func (m Member) args(sums []string) pgx.NamedArgs {
-	return pgx.NamedArgs{"tenant": string(m.Tenant), "job": m.Job, "attempt": m.Attempt, "rank": m.Rank, "sums": sums}
+func (m Member) args(sums []string) namedArgs {
+	return namedArgs{"tenant": string(m.Tenant), "job": m.Job, "attempt": m.Attempt, "rank": m.Rank, "sums": sums}
 }
 
 // copyOf returns a copy of a chunk that the member has stored.
@@ -35,7 +35,7 @@ type ChunkObject struct {
 }
 
 // withCopies returns the member as arguments of a statement, with some objects.
-func (m Member) withCopies(objects []ChunkObject) pgx.NamedArgs {
+func (m Member) withCopies(objects []ChunkObject) namedArgs {
 	sums, copies, bytes := make([]string, len(objects)), make([]string, len(objects)), make([]int64, len(objects))
 	for i, o := range objects {
 		sums[i], copies[i], bytes[i] = o.SHA256, o.Random, o.Bytes
@@ -292,7 +292,7 @@ func doomCopies(ctx context.Context, tx pgx.Tx, copies []wire.ChunkCopy) error {
 		SELECT k, clock_timestamp() + @after::interval
 		FROM unnest(@keys::text[]) k
 		ORDER BY k
-		ON CONFLICT DO NOTHING`, pgx.NamedArgs{"keys": keys, "after": lateAddress})
+		ON CONFLICT DO NOTHING`, namedArgs{"keys": keys, "after": lateAddress})
 	return err
 }
 
@@ -335,7 +335,7 @@ func (d *Chunks) Has(ctx context.Context, part Member, step int64) (has bool, er
 }
 
 // named returns the copies of chunks that a part of a verified checkpoint names, under a further condition.
-func (d *Chunks) named(ctx context.Context, also string, args pgx.NamedArgs) (map[string]wire.ChunkCopy, error) {
+func (d *Chunks) named(ctx context.Context, also string, args namedArgs) (map[string]wire.ChunkCopy, error) {
 	rows, err := d.pool.Query(ctx, `
 		SELECT c.tenant, c.job::text, c.attempt, c.rank, encode(c.sha256, 'hex'), c.copy
 		FROM chunk_refs r
@@ -359,7 +359,7 @@ func (d *Chunks) Broken(ctx context.Context, c wire.ChunkCopy) (inForce bool, er
 		UPDATE chunks
 		SET broken = true
 		WHERE tenant = @tenant AND sha256 = decode(@sum, 'hex') AND copy = @copy`,
-		pgx.NamedArgs{"tenant": string(c.Tenant), "sum": c.SHA256, "copy": c.Random})
+		namedArgs{"tenant": string(c.Tenant), "sum": c.SHA256, "copy": c.Random})
 	return tag.RowsAffected() > 0, mapError(err, "chunk")
 }
 

@@ -60,7 +60,7 @@ func (d *Chunks) Collect(ctx context.Context, term Term, age time.Duration, limi
 	var n int
 	err := d.pruneTx(ctx, term, func(tx pgx.Tx) error {
 		n = 0
-		args := pgx.NamedArgs{"age": age, "limit": limit, "late": lateLoad}
+		args := namedArgs{"age": age, "limit": limit, "late": lateLoad}
 		rows, err := tx.Query(ctx, endLoads, args)
 		unfinished, err := readCopies(rows, err)
 		if err != nil {
@@ -90,7 +90,7 @@ func (d *Chunks) Unlisted(ctx context.Context, copies []wire.ChunkCopy) ([]wire.
 		WHERE NOT EXISTS (
 			SELECT 1 FROM chunks c
 			WHERE c.tenant = x.tenant AND c.sha256 = decode(x.sum, 'hex') AND c.copy = x.random)
-		ORDER BY x.n`, pgx.NamedArgs{"tenants": tenants, "sums": sums, "randoms": randoms})
+		ORDER BY x.n`, namedArgs{"tenants": tenants, "sums": sums, "randoms": randoms})
 	if err != nil {
 		return nil, mapError(err, "chunks")
 	}

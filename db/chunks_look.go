@@ -23,7 +23,7 @@ func (d *Chunks) Unseen(ctx context.Context, age time.Duration, limit int) ([]Ch
 		FROM chunks c
 		WHERE (incarnation, looked_at) < ((SELECT incarnation FROM cluster), now() - @age::interval)
 		ORDER BY incarnation, looked_at
-		LIMIT @limit`, pgx.NamedArgs{"age": age, "limit": limit})
+		LIMIT @limit`, namedArgs{"age": age, "limit": limit})
 	if err != nil {
 		return nil, mapError(err, "chunks")
 	}
@@ -65,7 +65,7 @@ func (d *Chunks) Looked(ctx context.Context, term Term, looks []ChunkLook) (brok
 				RETURNING s.was, s.lost
 			)
 			SELECT count(*) FILTER (WHERE lost AND NOT was), count(*) FILTER (WHERE was AND NOT lost) FROM marked`,
-			pgx.NamedArgs{"tenants": tenants, "sums": sums, "copies": copies, "was": was, "lost": lost}).
+			namedArgs{"tenants": tenants, "sums": sums, "copies": copies, "was": was, "lost": lost}).
 			Scan(&broken, &intact)
 	})
 	return broken, intact, mapError(err, "chunks")

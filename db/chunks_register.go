@@ -98,7 +98,7 @@ func (c *checkpointing) completes(ctx context.Context) (all bool, err error) {
 		SELECT count(*) = @ranks
 		FROM checkpoint_shards
 		WHERE job = @job AND step = @step AND attempt = @attempt`,
-		pgx.NamedArgs{"job": p.Job, "step": p.Step, "attempt": p.Attempt, "ranks": c.ranks}).Scan(&all)
+		namedArgs{"job": p.Job, "step": p.Step, "attempt": p.Attempt, "ranks": c.ranks}).Scan(&all)
 	return all, err
 }
 

@@ -166,8 +166,8 @@ func (d *Agents) Claim(ctx context.Context, machine berth.MachineID, req wire.Cl
 }
 
 // claimArgs returns the arguments of claimable and knowsGranted.
-func claimArgs(machine berth.MachineID, req wire.ClaimRequest) pgx.NamedArgs {
-	return markArgs(pgx.NamedArgs{"alloc": int64(req.Alloc), "machine": machine, "job": req.Job,
+func claimArgs(machine berth.MachineID, req wire.ClaimRequest) namedArgs {
+	return markArgs(namedArgs{"alloc": int64(req.Alloc), "machine": machine, "job": req.Job,
 		"attempt": req.Attempt, "epoch": req.Epoch, "boot": req.AgentBoot,
 		"sources": req.Sources, "parts": req.Parts, "chunks": req.Chunks, "holds": req.Holds}, req.Watermark)
 }

@@ -40,7 +40,7 @@ func (d *Schedules) UnsetClocks(ctx context.Context, limit int) ([]Clock, error)
 	return d.clocks(ctx, selectClocks+`
 		WHERE s.revision <> s.clock_revision OR s.deleted_at IS NOT NULL
 		ORDER BY s.id
-		LIMIT @limit`, pgx.NamedArgs{"limit": limit})
+		LIMIT @limit`, namedArgs{"limit": limit})
 }
 
 // Clocks returns all schedules that are not deleted.
@@ -48,7 +48,7 @@ func (d *Schedules) Clocks(ctx context.Context) ([]Clock, error) {
 	return d.clocks(ctx, selectClocks+` WHERE s.deleted_at IS NULL ORDER BY s.id`, nil)
 }
 
-func (d *Schedules) clocks(ctx context.Context, sql string, args pgx.NamedArgs) ([]Clock, error) {
+func (d *Schedules) clocks(ctx context.Context, sql string, args namedArgs) ([]Clock, error) {
 	rows, err := d.pool.Query(ctx, sql, args)
 	if err != nil {
 		return nil, mapError(err, "schedules")
@@ -62,24 +62,24 @@ func (d *Schedules) clocks(ctx context.Context, sql string, args pgx.NamedArgs) 
 func (d *Schedules) ClockSet(ctx context.Context, term Term, id berth.ScheduleID, revision string) error {
 	return d.tellClocks(ctx, term, `UPDATE schedules SET clock_revision = @revision
 		WHERE id = @id AND revision = @revision`,
-		pgx.NamedArgs{"id": id, "revision": revision})
+		namedArgs{"id": id, "revision": revision})
 }
 
 // ClocksLost records that Temporal's schedules are missing, or differ from the rows. The next
 // UnsetClocks returns them.
 func (d *Schedules) ClocksLost(ctx context.Context, term Term, ids []berth.ScheduleID) error {
 	return d.tellClocks(ctx, term, `UPDATE schedules SET clock_revision = ''
-		WHERE id = ANY(@ids::uuid[])`, pgx.NamedArgs{"ids": ids})
+		WHERE id = ANY(@ids::uuid[])`, namedArgs{"ids": ids})
 }
 
 // Forget deletes the row of a deleted schedule, once its Temporal schedule is removed.
 func (d *Schedules) Forget(ctx context.Context, term Term, id berth.ScheduleID) error {
 	return d.tellClocks(ctx, term, `DELETE FROM schedules WHERE id = @id AND deleted_at IS NOT NULL`,
-		pgx.NamedArgs{"id": id})
+		namedArgs{"id": id})
 }
 
 // tellClocks runs one write of the leader, fenced by its term.
-func (d *Schedules) tellClocks(ctx context.Context, term Term, sql string, args pgx.NamedArgs) error {
+func (d *Schedules) tellClocks(ctx context.Context, term Term, sql string, args namedArgs) error {
 	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, sql, args)
 		return err
@@ -106,7 +106,7 @@ func (d *Schedules) PendingFires(ctx context.Context, limit int) ([]FireRef, err
 			JOIN jobs j ON j.id = o.job AND j.state NOT IN ('succeeded', 'failed', 'canceled')
 			WHERE o.schedule = f.schedule AND NOT o.over AND o.status = 'submitted'))
 		ORDER BY f.schedule, f.at
-		LIMIT @limit`, pgx.NamedArgs{"limit": limit})
+		LIMIT @limit`, namedArgs{"limit": limit})
 	if err != nil {
 		return nil, mapError(err, "fires")
 	}
@@ -150,7 +150,7 @@ func (d *Schedules) PruneFires(ctx context.Context, term Term, retention time.Du
 				RETURNING 1
 			)
 			SELECT count(*) FROM gone`,
-			pgx.NamedArgs{"retention": retention, "limit": limit, "kept": firesKept - 1}).Scan(&n)
+			namedArgs{"retention": retention, "limit": limit, "kept": firesKept - 1}).Scan(&n)
 	})
 	return n, mapError(err, "fires")
 }
@@ -181,7 +181,7 @@ func (d *Schedules) DeleteEnded(ctx context.Context, term Term, retention time.D
 			UPDATE schedules s
 			SET deleted_at = now(), updated_at = now()
 			FROM ended
-			WHERE s.id = ended.id`, pgx.NamedArgs{"retention": retention, "limit": limit})
+			WHERE s.id = ended.id`, namedArgs{"retention": retention, "limit": limit})
 		n = int(tag.RowsAffected())
 		return err
 	})

@@ -93,7 +93,7 @@ type noticeTx struct {
 func (t *noticeTx) checkSession(ctx context.Context, req wire.SyncRequest) error {
 	var s session
 	err := t.tx.QueryRow(ctx, `SELECT state, epoch, agent_boot FROM machines WHERE id = @id`,
-		pgx.NamedArgs{"id": t.machine}).Scan(&s.state, &s.epoch, &s.agentBoot)
+		namedArgs{"id": t.machine}).Scan(&s.state, &s.epoch, &s.agentBoot)
 	if err != nil {
 		return err
 	}
@@ -130,13 +130,13 @@ func (t *noticeTx) drain(ctx context.Context) error {
 		SET state = 'draining', reason = @reason, drain_reason = @reason, drain_deadline = @deadline
 		WHERE id = @id AND state IN ('joining', 'ready', 'suspect', 'draining')
 		  AND (state <> 'draining' OR drain_deadline IS NULL OR drain_deadline > @deadline)`,
-		pgx.NamedArgs{"id": t.machine, "reason": t.notice.Reason(), "deadline": t.notice.StopBy()})
+		namedArgs{"id": t.machine, "reason": t.notice.Reason(), "deadline": t.notice.StopBy()})
 	if err != nil {
 		return err
 	}
 	t.drained = tag.RowsAffected() > 0
 	return t.tx.QueryRow(ctx, `SELECT coalesce(drain_reason, ''), drain_deadline FROM machines WHERE id = @id`,
-		pgx.NamedArgs{"id": t.machine}).Scan(&t.reason, &t.deadline)
+		namedArgs{"id": t.machine}).Scan(&t.reason, &t.deadline)
 }
 
 // announce notifies the jobs on the machine of a new drain.
@@ -152,7 +152,7 @@ func (t *noticeTx) announce(ctx context.Context) error {
 		var current bool
 		err := t.tx.QueryRow(ctx, `
 			SELECT attempt = @attempt AND state IN ('scheduled', 'running') FROM jobs WHERE id = @job`,
-			pgx.NamedArgs{"job": h.Job, "attempt": h.Attempt}).Scan(&current)
+			namedArgs{"job": h.Job, "attempt": h.Attempt}).Scan(&current)
 		if err != nil {
 			return err
 		}

@@ -51,7 +51,7 @@ func (d *Cluster) SetUserPool(ctx context.Context, p spec.UserPool) (changed boo
 		UPDATE cluster
 		SET container_uids = int8range(@first, @beyond), uids_per_tenant = @size
 		WHERE (container_uids, uids_per_tenant) <> (int8range(@first, @beyond), @size)`,
-		pgx.NamedArgs{"first": int64(p.First), "beyond": int64(p.Last) + 1, "size": p.PerTenant})
+		namedArgs{"first": int64(p.First), "beyond": int64(p.Last) + 1, "size": p.PerTenant})
 	return tag.RowsAffected() > 0, mapError(err, "cluster")
 }
 

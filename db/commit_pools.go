@@ -46,7 +46,7 @@ func (p *present) queuePools(batch *pgx.Batch, starts []berth.Start) {
 }
 
 // queueTenants reads the tenants that use the machines of pools whose machines are used by one tenant at a time. The
-// locks of the machines keep other commits away. The trigger allocations_whole refuses such a start too, but then the
+// locks of the machines keep other commits away. The trigger allocations_under_rules refuses such a start too, but then the
 // whole batch fails. If no pool has the rule, the statement reads no rows.
 func (p *present) queueTenants(batch *pgx.Batch, machines []berth.MachineID) {
 	batch.Queue(`
@@ -77,7 +77,7 @@ func (m *presentMachine) usedByOther(t berth.TenantID) bool {
 }
 
 // queueFloors reads the machines that do not meet the security floors, of new jobs of untrusted tenants. The trigger
-// allocations_untrusted refuses such a start too, but then the whole batch fails. If no tenant is untrusted, the
+// allocations_under_rules refuses such a start too, but then the whole batch fails. If no tenant is untrusted, the
 // statement reads no rows.
 func (p *present) queueFloors(batch *pgx.Batch, starts []berth.Start) {
 	var jobs []berth.JobID

@@ -92,7 +92,7 @@ func (d *core) readTx(ctx context.Context, f func(tx pgx.Tx) error) error {
 }
 
 // aged runs a query with the columns of Aged, in the order of the fields.
-func (d *core) aged(ctx context.Context, what, sql string, args pgx.NamedArgs) ([]Aged, error) {
+func (d *core) aged(ctx context.Context, what, sql string, args namedArgs) ([]Aged, error) {
 	rows, err := d.pool.Query(ctx, sql, args)
 	if err != nil {
 		return nil, mapError(err, what)

@@ -61,7 +61,7 @@ func seconds(d time.Duration) int { return int((d + time.Second - 1) / time.Seco
 // revokeTokensOf revokes all tokens of a machine, and with them its keys: see the trigger
 // tokens_revoke_key. The rows are locked in the order in which FirstUse locks them.
 func revokeTokensOf(ctx context.Context, tx pgx.Tx, machine berth.MachineID) error {
-	args := pgx.NamedArgs{"machine": machine}
+	args := namedArgs{"machine": machine}
 	if _, err := tx.Exec(ctx, `
 		SELECT 1 FROM tokens WHERE machine_id = @machine ORDER BY id FOR NO KEY UPDATE`, args); err != nil {
 		return err
@@ -74,7 +74,7 @@ func revokeTokensOf(ctx context.Context, tx pgx.Tx, machine berth.MachineID) err
 
 // firstCredential stores the token of a join. With a key, the token is bound to it and has an end.
 func firstCredential(
-	ctx context.Context, tx pgx.Tx, key ed25519.PublicKey, ttl time.Duration, args pgx.NamedArgs,
+	ctx context.Context, tx pgx.Tx, key ed25519.PublicKey, ttl time.Duration, args namedArgs,
 ) error {
 	if key == nil {
 		_, err := tx.Exec(ctx, `
@@ -103,7 +103,7 @@ func (d *Tokens) KnownKeys(ctx context.Context, keys []string) ([]bool, error) {
 	for i, k := range keys {
 		list[i] = []byte(k)
 	}
-	rows, err := d.pool.Query(ctx, `SELECT key FROM machine_keys WHERE key = ANY(@keys)`, pgx.NamedArgs{"keys": list})
+	rows, err := d.pool.Query(ctx, `SELECT key FROM machine_keys WHERE key = ANY(@keys)`, namedArgs{"keys": list})
 	if err != nil {
 		return nil, mapError(err, "machine keys")
 	}
@@ -128,7 +128,7 @@ func (d *Tokens) KnownKeys(ctx context.Context, keys []string) ([]bool, error) {
 // machine one with slug key_known. A repeat with the same key has no effect.
 func (d *Tokens) BindKey(ctx context.Context, of Principal, key ed25519.PublicKey) error {
 	err := d.tx(ctx, func(tx pgx.Tx) error {
-		args := pgx.NamedArgs{"id": of.TokenID, "machine": of.Machine, "key": []byte(key)}
+		args := namedArgs{"id": of.TokenID, "machine": of.Machine, "key": []byte(key)}
 		var bound []byte
 		err := tx.QueryRow(ctx, `
 			SELECT key
@@ -213,7 +213,7 @@ func lockKey(ctx context.Context, tx pgx.Tx, r wire.Renewal) (last int64, err er
 		FROM machine_keys k
 		WHERE k.key = @key AND k.machine_id = @machine
 		FOR NO KEY UPDATE`,
-		pgx.NamedArgs{"key": []byte(r.Key), "machine": r.Machine}).Scan(&last, &revoked, &until, &over, &retired)
+		namedArgs{"key": []byte(r.Key), "machine": r.Machine}).Scan(&last, &revoked, &until, &over, &retired)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return 0, errUnknownKey()
@@ -232,8 +232,8 @@ func lockKey(ctx context.Context, tx pgx.Tx, r wire.Renewal) (last int64, err er
 }
 
 // renewalArgs returns the arguments of the statements of a renewal.
-func renewalArgs(r wire.Renewal, ttl time.Duration) pgx.NamedArgs {
-	return pgx.NamedArgs{"key": []byte(r.Key), "machine": r.Machine, "number": r.Number, "id": r.TokenID,
+func renewalArgs(r wire.Renewal, ttl time.Duration) namedArgs {
+	return namedArgs{"key": []byte(r.Key), "machine": r.Machine, "number": r.Number, "id": r.TokenID,
 		"sum": r.TokenSum, "ttl": ttl, "renewable": RenewableFor, "name": AgentActor(r.Machine),
 		"kept": endedKeptFor, "most": endedKept}
 }
@@ -241,7 +241,7 @@ func renewalArgs(r wire.Renewal, ttl time.Duration) pgx.NamedArgs {
 // repeatedRenewal returns the time left of the credential that an equal renewal made before. A
 // credential that has ended since, or another token under the same number, is a replay.
 func repeatedRenewal(
-	ctx context.Context, tx pgx.Tx, r wire.Renewal, args pgx.NamedArgs,
+	ctx context.Context, tx pgx.Tx, r wire.Renewal, args namedArgs,
 ) (left time.Duration, err error) {
 	err = tx.QueryRow(ctx, `
 		SELECT expires_at - now()
@@ -257,7 +257,7 @@ func repeatedRenewal(
 // are deleted, so that a machine keeps a few rows however often it renews. The latest two earlier ones
 // stay, since a replica of the previous version does not record the use of the agent's present credential.
 // A locked credential is about to be revoked; the next renewal deletes it.
-func addCredential(ctx context.Context, tx pgx.Tx, args pgx.NamedArgs) error {
+func addCredential(ctx context.Context, tx pgx.Tx, args namedArgs) error {
 	for _, sql := range []string{`
 		UPDATE machine_keys
 		SET number = @number, until = now() + @ttl::interval + @renewable::interval
@@ -289,7 +289,7 @@ func addCredential(ctx context.Context, tx pgx.Tx, args pgx.NamedArgs) error {
 // credential, so the earlier credentials of its key end supersededFor later. Further calls change nothing.
 func (d *Tokens) FirstUse(ctx context.Context, id string) error {
 	err := d.tx(ctx, func(tx pgx.Tx) error {
-		args := pgx.NamedArgs{"id": id, "for": supersededFor}
+		args := namedArgs{"id": id, "for": supersededFor}
 		if _, err := tx.Exec(ctx, `
 			SELECT 1
 			FROM tokens
@@ -348,7 +348,7 @@ func (d *Tokens) Credentials(ctx context.Context) (Credentials, error) {
 			WHERE t.revoked_at IS NULL AND k.revoked_at IS NULL
 			ORDER BY t.machine_id, t.number DESC, t.created_at DESC
 		) last
-		GROUP BY 1`, pgx.NamedArgs{"ttl": d.credentialTTL, "ended": CredentialEnded, "late": CredentialLate,
+		GROUP BY 1`, namedArgs{"ttl": d.credentialTTL, "ended": CredentialEnded, "late": CredentialLate,
 		"current": CredentialCurrent, "keyless": CredentialKeyless})
 	if err != nil {
 		return c, mapError(err, "credentials")

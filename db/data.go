@@ -97,6 +97,6 @@ func (r *reporting) writeCache(context.Context) error {
 		ON CONFLICT (machine_id) DO UPDATE
 		SET keys = excluded.keys, mib = excluded.mib, xid = pg_current_xact_id()
 		WHERE c.keys <> excluded.keys OR c.mib <> excluded.mib`,
-		pgx.NamedArgs{"machine": r.machine, "keys": keys, "mib": mib})
+		namedArgs{"machine": r.machine, "keys": keys, "mib": mib})
 	return nil
 }

@@ -48,7 +48,7 @@ func (r *submitRow) lockNeeded(ctx context.Context, tx pgx.Tx) error {
 	if len(r.waits) == 0 {
 		return nil
 	}
-	args := pgx.NamedArgs{"ids": r.waits, "tenant": r.args["tenant"]}
+	args := namedArgs{"ids": r.waits, "tenant": r.args["tenant"]}
 	states, err := r.neededStates(ctx, tx, args)
 	if err != nil {
 		return err
@@ -74,7 +74,7 @@ func (r *submitRow) lockNeeded(ctx context.Context, tx pgx.Tx) error {
 // neededStates locks the needed jobs of the tenant that are not archived, and returns the
 // states of all of them.
 func (r *submitRow) neededStates(ctx context.Context, tx pgx.Tx,
-	args pgx.NamedArgs) (map[berth.JobID]berth.State, error) {
+	args namedArgs) (map[berth.JobID]berth.State, error) {
 	states := map[berth.JobID]berth.State{}
 	for _, sql := range []string{`
 		SELECT id::text, state
@@ -114,7 +114,7 @@ func declared(ctx context.Context, tx pgx.Tx, named []spec.NamedOutput, live map
 				FROM job_specs s, jsonb_array_elements(s.spec -> 'outputs') d
 				JOIN jobs j ON j.id = @id AND j.kind = 'job'
 				WHERE s.job = @id AND d ->> 'name' = @name)`,
-			pgx.NamedArgs{"id": o.Job, "name": o.Name}).Scan(&found)
+			namedArgs{"id": o.Job, "name": o.Name}).Scan(&found)
 		if err != nil {
 			return err
 		}
@@ -136,7 +136,7 @@ func (r *submitRow) insertNeeded(ctx context.Context, tx pgx.Tx, id berth.JobID)
 	}
 	_, err := tx.Exec(ctx, `
 		INSERT INTO job_needs (job, needs)
-		SELECT @job::uuid, unnest(@needs::uuid[])`, pgx.NamedArgs{"job": id, "needs": r.waits})
+		SELECT @job::uuid, unnest(@needs::uuid[])`, namedArgs{"job": id, "needs": r.waits})
 	return err
 }
 
@@ -180,7 +180,7 @@ func dependents(ctx context.Context, d *core, needed []berth.JobID, limit int) (
 		JOIN jobs j ON j.id = d.job
 		WHERE d.needs = ANY(@needed::uuid[]) AND j.parent IS NULL AND j.state = 'submitted' AND j.blocked
 		LIMIT @limit`,
-		pgx.NamedArgs{"needed": needed, "limit": limit})
+		namedArgs{"needed": needed, "limit": limit})
 	if err != nil {
 		return nil, err
 	}
@@ -197,7 +197,7 @@ func (d *Parents) JudgeDependents(ctx context.Context, limit int) (int, error) {
 		WHERE j.parent IS NULL AND j.state = 'submitted' AND j.blocked
 		  AND (v.verdict IN ('cancel', 'skip') OR v.verdict = 'start' AND NOT j.held)
 		ORDER BY j.id
-		LIMIT @limit`, pgx.NamedArgs{"limit": limit})
+		LIMIT @limit`, namedArgs{"limit": limit})
 	if err != nil {
 		return 0, mapError(err, "dependent jobs")
 	}
@@ -261,7 +261,7 @@ func judgeSome(ctx context.Context, d *core, ids []berth.JobID) (ended []berth.J
 			WHERE j.id = ANY(@ids::uuid[]) AND j.parent IS NULL AND j.state = 'submitted' AND j.blocked
 			  AND (v.verdict IN ('cancel', 'skip') OR v.verdict = 'start' AND NOT j.held)
 			ORDER BY j.kind = 'job', j.id
-			FOR NO KEY UPDATE OF j`, pgx.NamedArgs{"ids": ids})
+			FOR NO KEY UPDATE OF j`, namedArgs{"ids": ids})
 		if err != nil {
 			return err
 		}
@@ -314,7 +314,7 @@ func (j judged) letGo(ctx context.Context, tx pgx.Tx) error {
 			queue_deadline = CASE WHEN j.kind = 'job'
 				THEN now() + nullif(@queue_ms::bigint, 0) * interval '1 millisecond' END,
 			unaged_ms = (extract(epoch FROM now() - j.submitted_at) * 1000)::bigint
-		WHERE id = @id`, pgx.NamedArgs{"id": j.ID, "queue_ms": limit.Milliseconds()})
+		WHERE id = @id`, namedArgs{"id": j.ID, "queue_ms": limit.Milliseconds()})
 	return err
 }
 
@@ -340,6 +340,6 @@ func (j judged) giveUp(ctx context.Context, tx pgx.Tx, below *ending) error {
 		UPDATE jobs j
 		SET state = 'canceled', version = j.version + 1, actor = 'workflow', reason = @reason,
 			tally = CASE WHEN j.kind <> 'job' THEN `+liveTally+` END
-		WHERE j.id = @id`, pgx.NamedArgs{"id": j.ID, "reason": reason})
+		WHERE j.id = @id`, namedArgs{"id": j.ID, "reason": reason})
 	return err
 }

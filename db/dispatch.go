@@ -43,7 +43,7 @@ func (d *Jobs) Submitted(ctx context.Context, ids []berth.JobID) ([]Dispatch, er
 			OFFSET 0
 		) j
 		WHERE j.state = 'submitted' AND NOT j.blocked`,
-		pgx.NamedArgs{"ids": ids})
+		namedArgs{"ids": ids})
 }
 
 // SubmittedBefore returns jobs that have been submitted for longer than age and still
@@ -60,7 +60,7 @@ func (d *Jobs) SubmittedBefore(ctx context.Context, age time.Duration, limit int
 		) j
 		ORDER BY place, state_at
 		LIMIT @limit`,
-		pgx.NamedArgs{"age": age, "limit": limit})
+		namedArgs{"age": age, "limit": limit})
 }
 
 // Live returns the jobs among ids that are not terminal; their workflows must be open.
@@ -69,10 +69,10 @@ func (d *Jobs) Live(ctx context.Context, ids []berth.JobID) ([]Dispatch, error) 
 		SELECT j.id, j.tenant, j.kind, j.name, `+imageOf+`, `+submitterOf+`
 		FROM jobs j
 		WHERE id = ANY(@ids) AND NOT blocked AND state NOT IN ('succeeded', 'failed', 'canceled')`,
-		pgx.NamedArgs{"ids": ids})
+		namedArgs{"ids": ids})
 }
 
-func (d *Jobs) dispatches(ctx context.Context, sql string, args pgx.NamedArgs) ([]Dispatch, error) {
+func (d *Jobs) dispatches(ctx context.Context, sql string, args namedArgs) ([]Dispatch, error) {
 	rows, err := d.pool.Query(ctx, sql, args)
 	if err != nil {
 		return nil, mapError(err, "submitted jobs")
@@ -88,6 +88,6 @@ func submitter(ctx context.Context, tx pgx.Tx, id berth.JobID) (user string, err
 	err = tx.QueryRow(ctx, `
 		SELECT `+submitterOf+`
 		FROM jobs j
-		WHERE j.id = @id`, pgx.NamedArgs{"id": id}).Scan(&user)
+		WHERE j.id = @id`, namedArgs{"id": id}).Scan(&user)
 	return user, err
 }

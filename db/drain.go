@@ -22,7 +22,7 @@ type attemptRef struct {
 }
 
 // list returns the attempts that a query selects.
-func (d *Attempts) list(ctx context.Context, sql string, args pgx.NamedArgs) ([]attemptRef, error) {
+func (d *Attempts) list(ctx context.Context, sql string, args namedArgs) ([]attemptRef, error) {
 	rows, err := d.pool.Query(ctx, sql, args)
 	if err != nil {
 		return nil, err
@@ -80,7 +80,7 @@ func (d *Attempts) DrainOverdue(ctx context.Context, term Term, limit int) (int,
 		WHERE m.state = 'draining' AND m.drain_deadline <= clock_timestamp()
 		  AND a.state = 'active' AND NOT a.orders ? 'stop' AND j.state IN ('scheduled', 'running')
 		ORDER BY 1
-		LIMIT @limit`, pgx.NamedArgs{"limit": limit})
+		LIMIT @limit`, namedArgs{"limit": limit})
 	if err != nil {
 		return 0, mapError(err, "draining machines")
 	}
@@ -106,7 +106,7 @@ func (d *Attempts) AnnounceDrains(ctx context.Context, term Term, limit int) (in
 		JOIN jobs j ON j.id = a.job AND j.attempt = a.attempt
 		WHERE `+unannounced+` AND j.state IN ('scheduled', 'running')
 		ORDER BY 1
-		LIMIT @limit`, pgx.NamedArgs{"limit": limit})
+		LIMIT @limit`, namedArgs{"limit": limit})
 	if err != nil {
 		return 0, mapError(err, "draining machines")
 	}
@@ -180,7 +180,7 @@ func (a announcement) write(ctx context.Context, tx pgx.Tx) (touched, error) {
 		WHERE a.job = @job AND a.attempt = @attempt AND m.id = a.machine_id
 		  AND (@only = '' OR m.id = @only) AND `+unannounced+`
 		RETURNING a.rank, m.id, coalesce(m.drain_reason, ''), m.drain_deadline`,
-		pgx.NamedArgs{"job": a.job, "attempt": a.attempt, "save": a.save, "only": string(a.only)})
+		namedArgs{"job": a.job, "attempt": a.attempt, "save": a.save, "only": string(a.only)})
 	if err != nil {
 		return touched{}, err
 	}
@@ -223,7 +223,7 @@ const drainingNotice = `
 // callDraining writes the calls of the job's webhooks and the notifications of its channels for draining. It follows
 // the event whose number is part of the calls' ids.
 func callDraining(ctx context.Context, tx pgx.Tx, job berth.JobID, m drained) error {
-	args := pgx.NamedArgs{"job": job, "machine": m.Machine, "reason": m.Reason, "deadline": m.Deadline,
+	args := namedArgs{"job": job, "machine": m.Machine, "reason": m.Reason, "deadline": m.Deadline,
 		"on": spec.NotifyDraining}
 	_, err := tx.Exec(ctx, `
 		INSERT INTO notices (job, seq, hook, tenant, url, status, body)

@@ -16,7 +16,7 @@ func (d *Machines) Lacking(ctx context.Context, machines []berth.MachineID, labe
 		SELECT id
 		FROM machines
 		WHERE id = ANY(@machines::text[]) AND labels->>@label IS DISTINCT FROM @value
-		ORDER BY id`, pgx.NamedArgs{"machines": machines, "label": label, "value": value})
+		ORDER BY id`, namedArgs{"machines": machines, "label": label, "value": value})
 	if err != nil {
 		return nil, mapError(err, "machines")
 	}

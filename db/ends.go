@@ -5,8 +5,6 @@ import (
 	"maps"
 	"sync"
 
-	"github.com/jackc/pgx/v5"
-
 	"berth"
 	"berth/failure"
 )
@@ -60,7 +58,7 @@ func (d *Attempts) count(ctx context.Context, id berth.JobID, attempt int, v fai
 			SELECT coalesce(l.gpu_seconds, 0)::float8
 			FROM attempts t
 			CROSS JOIN LATERAL (`+lostWork+`) l
-			WHERE t.job = @job AND t.attempt = @attempt`, pgx.NamedArgs{"job": id, "attempt": attempt}).Scan(&lost)
+			WHERE t.job = @job AND t.attempt = @attempt`, namedArgs{"job": id, "attempt": attempt}).Scan(&lost)
 		if err != nil {
 			d.log.Debug("cannot read lost work", "job_id", id, "attempt", attempt, "err", err)
 			lost = 0

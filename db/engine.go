@@ -28,7 +28,7 @@ func (c *syncCall) noteEngine(s *session) {
 		UPDATE machines
 		SET engine_silent_since = CASE WHEN @on THEN clock_timestamp() - @silent::interval END
 		WHERE id = @machine AND epoch = @epoch AND agent_boot = @boot AND (engine_silent_since IS NOT NULL) <> @on`,
-		pgx.NamedArgs{
+		namedArgs{
 			"machine": c.machine, "epoch": c.req.Epoch, "boot": c.req.AgentBoot,
 			"on": c.req.EngineSilent > 0, "silent": c.req.EngineSilent,
 		})
@@ -50,7 +50,7 @@ func (d *Machines) SilentEngines(ctx context.Context, machines []berth.MachineID
 		SELECT id, engine_silent_since
 		FROM machines
 		WHERE id = ANY(@machines::text[]) AND engine_silent_since IS NOT NULL AND state NOT IN ('lost', 'retired')
-		ORDER BY id`, pgx.NamedArgs{"machines": machines})
+		ORDER BY id`, namedArgs{"machines": machines})
 	if err != nil {
 		return nil, mapError(err, "machines")
 	}

@@ -24,7 +24,7 @@ func addEvent(ctx context.Context, tx pgx.Tx, job berth.JobID, e wire.Event) err
 		INSERT INTO job_events (job, seq, at, kind, attempt, actor, reason, detail, facts)
 		SELECT @job, event_seq, clock_timestamp(), @kind, @attempt, @actor, @reason, @detail, @facts
 		FROM bumped`,
-		pgx.NamedArgs{
+		namedArgs{
 			"job": job, "kind": e.Kind, "attempt": e.Attempt, "actor": e.Actor,
 			"reason": e.Reason, "detail": e.Detail, "facts": e.Facts,
 		})
@@ -60,7 +60,7 @@ func (d *Jobs) Events(ctx context.Context, tenant berth.TenantID, job berth.JobI
 			ORDER BY e.n
 			LIMIT @limit
 		)`,
-		pgx.NamedArgs{"job": job, "after": after, "tenant": string(tenant), "limit": limit})
+		namedArgs{"job": job, "after": after, "tenant": string(tenant), "limit": limit})
 	if err != nil {
 		return nil, mapError(err, "job "+string(job))
 	}

@@ -13,7 +13,7 @@ import (
 // request may exceed the spec's after an out-of-memory kill. Tenant "" means any tenant;
 // an archived job is not found.
 func (d *Queue) Row(ctx context.Context, tenant berth.TenantID, id berth.JobID) (QueueJob, spec.Request, error) {
-	args := pgx.NamedArgs{"id": id, "tenant": string(tenant)}
+	args := namedArgs{"id": id, "tenant": string(tenant)}
 	var jobs []QueueJob
 	var request spec.Request
 	var batch pgx.Batch

@@ -61,11 +61,11 @@ func (d *DB) LeaderTx(ctx context.Context, term Term, f func(tx pgx.Tx) error) e
 }
 
 // Query is the statement behind the first page of a list.
-func (f JobFilter) Query() (string, pgx.NamedArgs) { return f.query(nil) }
+func (f JobFilter) Query() (string, namedArgs) { return f.query(nil) }
 
 // Query is the statement that looks for the run times of a work.
-func (w Work) Query() (string, pgx.NamedArgs) {
-	args := pgx.NamedArgs{}
+func (w Work) Query() (string, namedArgs) {
+	args := namedArgs{}
 	for k, v := range runsArgs([]Work{w}) {
 		args[k] = "{" + v.([]string)[0] + "}"
 	}
@@ -81,7 +81,7 @@ func (d *Objects) DoomOutput(ctx context.Context, job berth.JobID, object string
 func TailDigit(last string, incarnation int64) byte { return tailDigit([]byte(last), incarnation) }
 
 // ResolveQuery is the statement that resolves an argument with the form of a part of an id.
-func ResolveQuery(tenant berth.TenantID, arg string) (string, pgx.NamedArgs) {
+func ResolveQuery(tenant berth.TenantID, arg string) (string, namedArgs) {
 	return resolveQuery(tenant, arg)
 }
 

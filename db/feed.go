@@ -213,7 +213,7 @@ const fedMachines = `
 
 // Feed returns the rows that have changed since cursor, and the hinted rows.
 func (d *Queue) Feed(ctx context.Context, cursor Cursor, hinted Hinted) (Changes, error) {
-	args := pgx.NamedArgs{"cursor": uint64(cursor), "jobs": hinted.Jobs, "machines": hinted.Machines}
+	args := namedArgs{"cursor": uint64(cursor), "jobs": hinted.Jobs, "machines": hinted.Machines}
 	var batch pgx.Batch
 	var c Changes
 	// One snapshot, in one round trip: a job without its holders, or a start without the
@@ -354,7 +354,7 @@ func (d *Queue) Requests(ctx context.Context, classes []string) (map[string]spec
 	rows, err := d.pool.Query(ctx, `
 		SELECT class, request
 		FROM classes
-		WHERE class = ANY(@classes)`, pgx.NamedArgs{"classes": classes})
+		WHERE class = ANY(@classes)`, namedArgs{"classes": classes})
 	if err != nil {
 		return nil, mapError(err, "classes")
 	}

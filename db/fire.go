@@ -38,7 +38,7 @@ func (d *Schedules) AddFires(ctx context.Context, a NewFires) (n int, err error)
 		var forgotten *time.Time
 		err := tx.QueryRow(ctx, `SELECT forgotten_to FROM schedules
 			WHERE id = @id AND deleted_at IS NULL FOR NO KEY UPDATE`,
-			pgx.NamedArgs{"id": a.Schedule}).Scan(&forgotten)
+			namedArgs{"id": a.Schedule}).Scan(&forgotten)
 		if err != nil {
 			return err
 		}
@@ -55,7 +55,7 @@ func (d *Schedules) AddFires(ctx context.Context, a NewFires) (n int, err error)
 			SET source = excluded.source, status = 'due', overlap = excluded.overlap, reason = NULL, over = false,
 				decided_at = NULL
 			WHERE @again AND f.status IN ('skipped', 'refused', 'missed')`,
-			pgx.NamedArgs{"id": a.Schedule, "source": a.Source, "overlap": string(a.Overlap), "times": a.Times,
+			namedArgs{"id": a.Schedule, "source": a.Source, "overlap": string(a.Overlap), "times": a.Times,
 				"again": a.Again})
 		n = int(tag.RowsAffected())
 		return err
@@ -132,7 +132,7 @@ func (x *firing) run(ctx context.Context, tx pgx.Tx) error {
 // read locks the schedule, reads the fire, and finds other fires that it may overlap with. It
 // marks fires whose job has ended as over, so that they are not looked at again.
 func (x *firing) read(ctx context.Context, tx pgx.Tx) error {
-	args := pgx.NamedArgs{"id": x.Schedule.ID, "at": x.At, "changed_at": x.Schedule.ChangedAt}
+	args := namedArgs{"id": x.Schedule.ID, "at": x.At, "changed_at": x.Schedule.ChangedAt}
 	// A fire that the clock brings has no row yet: the defaults count.
 	x.facts = lifecycle.FireFacts{At: x.At, Source: wire.FireByClock, Status: wire.FireDue,
 		Overlap: x.Schedule.Overlap, Refused: x.Refused}
@@ -238,7 +238,7 @@ func (x *firing) insert(ctx context.Context, tx pgx.Tx) error {
 	}
 	var hash []byte
 	if err := tx.QueryRow(ctx, `SELECT id, idem_hash FROM jobs WHERE tenant = @tenant AND idem_key = @key`,
-		pgx.NamedArgs{"tenant": x.Schedule.Tenant, "key": key}).Scan(&x.job, &hash); err != nil {
+		namedArgs{"tenant": x.Schedule.Tenant, "key": key}).Scan(&x.job, &hash); err != nil {
 		return err
 	}
 	if !bytes.Equal(hash, row.hash) {
@@ -260,7 +260,7 @@ func (x *firing) store(ctx context.Context, tx pgx.Tx, reason *berth.Reason) err
 		ON CONFLICT (schedule, at) DO UPDATE
 		SET status = excluded.status, job = excluded.job, reason = excluded.reason, over = excluded.over,
 			decided_at = excluded.decided_at`,
-		pgx.NamedArgs{
+		namedArgs{
 			"id": x.Schedule.ID, "at": x.At, "source": x.facts.Source, "status": x.status, "job": job, "reason": reason,
 			"over": x.status.Decided() && job == nil, "decided": x.status.Decided(),
 		})

@@ -15,7 +15,7 @@ const adminTokenLock = 0x6265727468 // "berth"
 
 // lockAdminTokens holds adminTokenLock until the end of the transaction.
 func lockAdminTokens(ctx context.Context, tx pgx.Tx) error {
-	_, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(@lock)`, pgx.NamedArgs{"lock": int64(adminTokenLock)})
+	_, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(@lock)`, namedArgs{"lock": int64(adminTokenLock)})
 	return err
 }
 
@@ -40,7 +40,7 @@ func (d *Tokens) CreateFirst(
 			WHERE NOT EXISTS (
 				SELECT 1 FROM tokens
 				WHERE role = @role AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now()))`,
-			pgx.NamedArgs{"id": id, "tenant": tenant, "name": name, "role": spec.RoleAdmin, "sha256": sum,
+			namedArgs{"id": id, "tenant": tenant, "name": name, "role": spec.RoleAdmin, "sha256": sum,
 				"given": keep != nil})
 		if err != nil || tag.RowsAffected() == 0 {
 			return err

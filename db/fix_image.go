@@ -77,7 +77,7 @@ func (d *Agents) FixImage(
 	if _, err := berth.ParseJobID(string(req.Job)); err != nil {
 		return fixed, berth.Errorf(berth.CodeInvalid, "allocation %d: %v", req.Alloc, err)
 	}
-	args := pgx.NamedArgs{
+	args := namedArgs{
 		"alloc": req.Alloc, "job": req.Job, "attempt": req.Attempt, "machine": machine, "epoch": req.Epoch,
 		"digest": req.Digest,
 	}
@@ -133,7 +133,7 @@ func (d *Agents) FixImage(
 
 // withoutDigest ends the request of a job or an array, unless a digest was found first, which it returns.
 func withoutDigest(ctx context.Context, tx pgx.Tx, owner string) (digest string, err error) {
-	args := pgx.NamedArgs{"job": owner}
+	args := namedArgs{"job": owner}
 	var requested bool
 	err = tx.QueryRow(ctx, `
 		SELECT EXISTS (SELECT 1 FROM image_requests q WHERE q.job = @job AND `+openRequest+`)`, args).Scan(&requested)

@@ -52,7 +52,7 @@ const hostExpired = `h.at < clock_timestamp() - interval '1 hour'`
 // waiver that has ended, or is about another version than the reported one, is deleted.
 func (d *Machines) JudgeHosts(ctx context.Context, term Term, floors string,
 	judge func(wire.HostFacts) []wire.HostFinding) (changed []HostVerdict, err error) {
-	args := pgx.NamedArgs{"floors": floors, "limit": floorBatch}
+	args := namedArgs{"floors": floors, "limit": floorBatch}
 	// Most calls find nothing to judge; this read spares them the leader's transaction.
 	var some bool
 	err = d.pool.QueryRow(ctx, `
@@ -98,7 +98,7 @@ func (d *Machines) JudgeHosts(ctx context.Context, term Term, floors string,
 }
 
 // lockHosts locks and reads machines to judge: first the machines, then their facts.
-func lockHosts(ctx context.Context, tx pgx.Tx, args pgx.NamedArgs) ([]judgedHost, error) {
+func lockHosts(ctx context.Context, tx pgx.Tx, args namedArgs) ([]judgedHost, error) {
 	rows, err := tx.Query(ctx, `
 		SELECT m.id
 		FROM machines m
@@ -123,7 +123,7 @@ func lockHosts(ctx context.Context, tx pgx.Tx, args pgx.NamedArgs) ([]judgedHost
 		JOIN machines m ON m.id = h.machine_id
 		WHERE m.id = ANY(@ids) AND `+presentHost+`
 		ORDER BY m.id
-		FOR NO KEY UPDATE OF h`, pgx.NamedArgs{"ids": ids})
+		FOR NO KEY UPDATE OF h`, namedArgs{"ids": ids})
 	if err != nil {
 		return nil, err
 	}
@@ -232,7 +232,7 @@ func (h judgedHost) write(ctx context.Context, tx pgx.Tx, floors, text string, a
 	if err != nil {
 		return err
 	}
-	args := pgx.NamedArgs{"id": h.id, "floors": floors, "all": every, "findings": stored, "until": until,
+	args := namedArgs{"id": h.id, "floors": floors, "all": every, "findings": stored, "until": until,
 		"labels": labels, "ended": ended, "text": text}
 	batch := &pgx.Batch{} // one round trip under the locks
 	for _, sql := range []string{
@@ -278,7 +278,7 @@ func (d *Machines) Waive(ctx context.Context, id berth.MachineID, w spec.NewWaiv
 		if err != nil {
 			return err
 		}
-		args := pgx.NamedArgs{"id": id, "component": w.Component, "version": version, "until": w.Until,
+		args := namedArgs{"id": id, "component": w.Component, "version": version, "until": w.Until,
 			"reason": w.Reason, "actor": actor, "findings": stored}
 		_, err = tx.Exec(ctx, `
 			INSERT INTO machine_waivers (machine_id, component, version, until, reason, actor, findings)
@@ -298,7 +298,7 @@ func (d *Machines) Waive(ctx context.Context, id berth.MachineID, w spec.NewWaiv
 func (d *Machines) Unwaive(ctx context.Context, id berth.MachineID, component, actor string) error {
 	return changeWaivers(ctx, d, id, func(tx pgx.Tx, _ waivedHost) error {
 		tag, err := tx.Exec(ctx, `DELETE FROM machine_waivers WHERE machine_id = @id AND component = @component`,
-			pgx.NamedArgs{"id": id, "component": component})
+			namedArgs{"id": id, "component": component})
 		if err != nil {
 			return err
 		}
@@ -325,21 +325,21 @@ func changeWaivers(ctx context.Context, d *Machines, id berth.MachineID,
 			FROM machines m
 			LEFT JOIN machine_hosts h ON h.machine_id = m.id AND `+presentHost+`
 			WHERE m.id = @id AND m.state <> 'retired'
-			FOR NO KEY UPDATE OF m`, pgx.NamedArgs{"id": id}).Scan(&host.facts, &host.findings)
+			FOR NO KEY UPDATE OF m`, namedArgs{"id": id}).Scan(&host.facts, &host.findings)
 		if err != nil {
 			return err
 		}
 		if err := change(tx, host); err != nil {
 			return err
 		}
-		_, err = tx.Exec(ctx, `UPDATE machine_hosts SET judged_by = '' WHERE machine_id = @id`, pgx.NamedArgs{"id": id})
+		_, err = tx.Exec(ctx, `UPDATE machine_hosts SET judged_by = '' WHERE machine_id = @id`, namedArgs{"id": id})
 		if err != nil {
 			return err
 		}
 		// A verdict that rests on waivers does not outlast their change.
 		_, err = tx.Exec(ctx, `
 			UPDATE machines SET floor_until = clock_timestamp() WHERE id = @id AND floor_until IS NOT NULL`,
-			pgx.NamedArgs{"id": id})
+			namedArgs{"id": id})
 		return err
 	})
 	if err != nil {
@@ -358,7 +358,7 @@ func noteWaiver(ctx context.Context, tx pgx.Tx, id berth.MachineID, actor, text 
 			CASE WHEN m.state = 'draining' THEN m.drain_deadline END,
 			floors_met(m.floor_findings, m.floor_boot, m.agent_boot)
 		FROM machines m
-		WHERE m.id = @id`, pgx.NamedArgs{"id": id, "text": text, "actor": actor})
+		WHERE m.id = @id`, namedArgs{"id": id, "text": text, "actor": actor})
 	return err
 }
 

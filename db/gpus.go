@@ -58,7 +58,7 @@ func (r *registration) writeGPUs(ctx context.Context) error {
 	_, err = r.tx.Exec(ctx, `
 		UPDATE machines
 		SET gpu_milli = 1000 * (SELECT count(*) FROM gpu_devices WHERE machine_id = @machine)
-		WHERE id = @machine`, pgx.NamedArgs{"machine": r.machine})
+		WHERE id = @machine`, namedArgs{"machine": r.machine})
 	if err != nil {
 		return err
 	}
@@ -73,7 +73,7 @@ func (r *registration) indexGPUs(ctx context.Context) ([]berth.GPU, error) {
 		FROM gpu_devices
 		WHERE machine_id = @machine
 		ORDER BY idx
-		FOR NO KEY UPDATE`, pgx.NamedArgs{"machine": r.machine})
+		FOR NO KEY UPDATE`, namedArgs{"machine": r.machine})
 	if err != nil {
 		return nil, fmt.Errorf("lock devices: %w", err)
 	}
@@ -133,7 +133,7 @@ func closeMachine(ctx context.Context, tx pgx.Tx, machine berth.MachineID, reaso
 			drain_deadline = CASE WHEN state = 'draining' THEN drain_deadline END
 		WHERE id = @machine AND (state IN ('joining', 'ready', 'suspect')
 			OR state = 'draining' AND drain_actor LIKE 'maintenance:%')`,
-		pgx.NamedArgs{"machine": machine, "reason": reason})
+		namedArgs{"machine": machine, "reason": reason})
 	if err != nil {
 		return fmt.Errorf("quarantine machine %s: %w", machine, err)
 	}
@@ -141,7 +141,7 @@ func closeMachine(ctx context.Context, tx pgx.Tx, machine berth.MachineID, reaso
 }
 
 // gpuArgs returns the devices as one array per column, for unnest.
-func gpuArgs(machine berth.MachineID, gpus []berth.GPU) pgx.NamedArgs {
+func gpuArgs(machine berth.MachineID, gpus []berth.GPU) namedArgs {
 	n := len(gpus)
 	idx, uuid, model, mem := make([]int, n), make([]string, n), make([]string, n), make([]int64, n)
 	healthy, reason := make([]bool, n), make([]string, n)
@@ -149,6 +149,6 @@ func gpuArgs(machine berth.MachineID, gpus []berth.GPU) pgx.NamedArgs {
 		idx[i], uuid[i], model[i], mem[i], healthy[i], reason[i] = g.Index, g.UUID, g.Model, g.MemoryMiB,
 			g.Healthy, g.Reason
 	}
-	return pgx.NamedArgs{"machine": machine, "idx": idx, "uuid": uuid, "model": model, "mem": mem, "healthy": healthy,
+	return namedArgs{"machine": machine, "idx": idx, "uuid": uuid, "model": model, "mem": mem, "healthy": healthy,
 		"reason": reason}
 }

@@ -180,13 +180,13 @@ func (d *Jobs) Resolve(ctx context.Context, tenant berth.TenantID, arg string) (
 //
 // Each walk follows an index in its order, so that it ends after the first candidates even
 // where many jobs match.
-func resolveQuery(tenant berth.TenantID, arg string) (string, pgx.NamedArgs) {
+func resolveQuery(tenant berth.TenantID, arg string) (string, namedArgs) {
 	lo, hi, isPrefix := idRange(arg)
 	isTail := isHandle(arg)
 	if !isPrefix && !isTail {
 		return "", nil
 	}
-	args := pgx.NamedArgs{"tenant": string(tenant), "limit": maxCandidates + 1}
+	args := namedArgs{"tenant": string(tenant), "limit": maxCandidates + 1}
 	var parts []string
 	walk := func(table, condition, order, named, limit string) {
 		parts = append(parts, `

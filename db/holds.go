@@ -123,7 +123,7 @@ func (h *hold) store(ctx context.Context, tx pgx.Tx) error {
 		return fmt.Errorf("insert the debug job: %w", err)
 	}
 	batch := &pgx.Batch{}
-	args := pgx.NamedArgs{
+	args := namedArgs{
 		"debug": h.debug, "scope": h.scope, "job": h.job, "attempt": h.attempt, "rank": h.member.Rank,
 		"alloc": int64(h.member.ID), "machine": h.member.Machine, "ms": h.time.Std().Milliseconds(),
 		"checkpoint": h.checkpoint, "digest": h.digest, "orders": berth.Orders{Forget: true, Keep: true},
@@ -173,7 +173,7 @@ func (d *Holds) EndDue(ctx context.Context, term Term, ends []HoldEnd, limit int
 	for i, end := range ends {
 		debugs[i], quotas[i] = end.Debug, end.Quota
 	}
-	rows, err := d.pool.Query(ctx, dueHolds, pgx.NamedArgs{"debugs": debugs, "quotas": quotas, "limit": limit})
+	rows, err := d.pool.Query(ctx, dueHolds, namedArgs{"debugs": debugs, "quotas": quotas, "limit": limit})
 	if err != nil {
 		return nil, mapError(err, "holds")
 	}
@@ -247,7 +247,7 @@ func (d *Holds) Release(
 		WHERE (h.job = @job OR h.scope = @job) AND (@tenant = '' OR d.tenant = @tenant)
 		  AND d.state NOT IN ('succeeded', 'failed', 'canceled') AND j.state IN ('succeeded', 'failed', 'canceled')
 		ORDER BY d.id
-		LIMIT 1`, pgx.NamedArgs{"job": job, "tenant": string(tenant)}).Scan(&debug)
+		LIMIT 1`, namedArgs{"job": job, "tenant": string(tenant)}).Scan(&debug)
 	if isNoRows(err) {
 		return "", nil
 	}

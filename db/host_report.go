@@ -35,7 +35,7 @@ func (d *Agents) ReportHost(ctx context.Context, machine berth.MachineID, req wi
 				ELSE '' END,
 			findings = CASE WHEN h.facts = excluded.facts THEN h.findings END
 		RETURNING true`,
-		pgx.NamedArgs{"machine": machine, "epoch": req.Epoch, "boot": req.AgentBoot, "facts": facts}).Scan(&stored)
+		namedArgs{"machine": machine, "epoch": req.Epoch, "boot": req.AgentBoot, "facts": facts}).Scan(&stored)
 	if errors.Is(err, pgx.ErrNoRows) {
 		err = d.checkSession(ctx, machine, Session{AgentBoot: req.AgentBoot, Epoch: req.Epoch})
 	}

@@ -40,7 +40,7 @@ const openRequest = `q.state IN ('waiting', 'resolving')`
 func (d *Images) Alive(ctx context.Context, span time.Duration) error {
 	_, err := d.pool.Exec(ctx, `
 		UPDATE image_resolver
-		SET until = greatest(until, now() + @span::interval)`, pgx.NamedArgs{"span": span})
+		SET until = greatest(until, now() + @span::interval)`, namedArgs{"span": span})
 	return mapError(err, "image resolver")
 }
 
@@ -88,7 +88,7 @@ func (d *Images) Claim(ctx context.Context, c ImageClaim) ([]ImageRequest, error
 		SELECT claim::text, tenant, image, login, max(tries), now() - min(created_at), count(*), max(reason)
 		FROM claimed
 		GROUP BY claim, tenant, image, login`,
-		pgx.NamedArgs{"crowded": nonNilList(c.Crowded), "each": c.Each, "limit": c.Limit, "lease": c.Lease})
+		namedArgs{"crowded": nonNilList(c.Crowded), "each": c.Each, "limit": c.Limit, "lease": c.Lease})
 	if err != nil {
 		return nil, mapError(err, "image requests")
 	}
@@ -118,7 +118,7 @@ func (d *Images) Resolved(ctx context.Context, r ImageRequest, digest string) er
 			WHERE j.id = e.job AND `+needsDigest+`
 			RETURNING j.id, j.attempt, j.event_seq
 		)`, wire.Event{Kind: wire.EventImageResolved, Detail: fmt.Sprintf("%s is %s", r.Image, digest),
-		Facts: &wire.EventFacts{Digest: digest}}, pgx.NamedArgs{"digest": digest})
+		Facts: &wire.EventFacts{Digest: digest}}, namedArgs{"digest": digest})
 }
 
 // Unresolved ends the requests of a question without a digest, of jobs that were submitted at least age ago, and
@@ -138,7 +138,7 @@ func (d *Images) Unresolved(ctx context.Context, r ImageRequest, age time.Durati
 			WHERE j.id = e.job AND `+needsDigest+`
 			RETURNING j.id, j.attempt, j.event_seq
 		)`, wire.Event{Kind: wire.EventImageUnresolved, Detail: reason},
-		pgx.NamedArgs{"state": state, "reason": reason, "age": age})
+		namedArgs{"state": state, "reason": reason, "age": age})
 }
 
 // needsDigest is true for a row j of jobs that a digest found by the control plane may still reach. A job that runs
@@ -148,7 +148,7 @@ const needsDigest = `coalesce(j.image_digest, '') = '' AND j.state NOT IN ('succ
 
 // settle runs a statement over the jobs of a question, some at a time, and adds the event to each job that the
 // statement returns as resolved. Rows of jobs are locked before the requests, as a claim of the job's machine does.
-func (d *Images) settle(ctx context.Context, r ImageRequest, with string, e wire.Event, args pgx.NamedArgs) error {
+func (d *Images) settle(ctx context.Context, r ImageRequest, with string, e wire.Event, args namedArgs) error {
 	args["claim"], args["kind"], args["detail"], args["facts"] = r.Claim, e.Kind, e.Detail, e.Facts
 	if args["age"] == nil {
 		args["age"] = time.Duration(0)
@@ -162,7 +162,7 @@ func (d *Images) settle(ctx context.Context, r ImageRequest, with string, e wire
 				FROM image_requests q
 				WHERE q.claim = @claim::uuid AND q.created_at <= now() - @age::interval
 				ORDER BY q.job
-				LIMIT @batch`, pgx.NamedArgs{"claim": r.Claim, "age": args["age"], "batch": imageBatch})
+				LIMIT @batch`, namedArgs{"claim": r.Claim, "age": args["age"], "batch": imageBatch})
 			if err != nil || len(jobs) == 0 {
 				return err
 			}
@@ -172,7 +172,7 @@ func (d *Images) settle(ctx context.Context, r ImageRequest, with string, e wire
 				FROM jobs
 				WHERE id = ANY(@jobs::uuid[])
 				ORDER BY kind = 'job', id
-				FOR NO KEY UPDATE`, pgx.NamedArgs{"jobs": jobs}); err != nil {
+				FOR NO KEY UPDATE`, namedArgs{"jobs": jobs}); err != nil {
 				return err
 			}
 			changed, err = list(ctx, tx, with+`
@@ -193,7 +193,7 @@ func (d *Images) settle(ctx context.Context, r ImageRequest, with string, e wire
 }
 
 // list returns the texts of a query of one column.
-func list(ctx context.Context, tx pgx.Tx, sql string, args pgx.NamedArgs) ([]string, error) {
+func list(ctx context.Context, tx pgx.Tx, sql string, args namedArgs) ([]string, error) {
 	rows, err := tx.Query(ctx, sql, args)
 	if err != nil {
 		return nil, err
@@ -209,13 +209,13 @@ func (d *Images) Postpone(ctx context.Context, r ImageRequest, wait time.Duratio
 		SET state = 'waiting', claim = NULL, due_at = now() + @wait::interval, reason = @reason,
 			tries = q.tries - CASE WHEN @asked THEN 0 ELSE 1 END
 		WHERE q.claim = @claim::uuid`,
-		pgx.NamedArgs{"claim": r.Claim, "wait": wait, "reason": reason, "asked": asked})
+		namedArgs{"claim": r.Claim, "wait": wait, "reason": reason, "asked": asked})
 	return mapError(err, "image "+r.Image)
 }
 
 // requestsImage adds the arguments about the image of a job to args. The control plane resolves only names of
 // registries: a reference with a digest has nothing to resolve, and an id of an engine names no registry.
-func requestsImage(args pgx.NamedArgs, s spec.Job) {
+func requestsImage(args namedArgs, s spec.Job) {
 	args["image"], args["image_login"] = "", s.ImageAuth
 	args["digest"], args["digest_by"], args["digest_at"] = "", nil, nil
 	if _, ok := spec.ImageName(s.Image); ok && !spec.PinnedImage(s.Image) {

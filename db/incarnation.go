@@ -103,7 +103,7 @@ func holdAtMostOne(ctx context.Context, tx pgx.Tx) error {
 		INSERT INTO job_events (job, seq, at, kind, attempt, actor, detail)
 		SELECT id, event_seq, clock_timestamp(), @kind, attempt, @actor, @detail
 		FROM held`,
-		pgx.NamedArgs{"actor": "leader", "kind": wire.EventUpdated, "detail": why})
+		namedArgs{"actor": "leader", "kind": wire.EventUpdated, "detail": why})
 	if err != nil {
 		return fmt.Errorf("hold at_most_one jobs: %w", err)
 	}

@@ -54,7 +54,7 @@ func bindOutputs(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, job bert
 		   OR EXISTS (SELECT 1 FROM archived_jobs s WHERE s.id = x.source AND s.tenant = @tenant
 		     AND s.state = 'succeeded')
 		RETURNING input`,
-		pgx.NamedArgs{"tenant": tenant, "job": job, "inputs": inputs, "sources": sources, "names": names})
+		namedArgs{"tenant": tenant, "job": job, "inputs": inputs, "sources": sources, "names": names})
 	if err != nil {
 		return err
 	}
@@ -114,7 +114,7 @@ func bindSteps(ctx context.Context, tx pgx.Tx, ids []string) error {
 		SELECT x.job, x.input, o.job, o.attempt, o.rank, o.name
 		FROM x
 		JOIN LATERAL `+chosenOutput+` o ON true
-		ON CONFLICT DO NOTHING`, pgx.NamedArgs{"ids": ids})
+		ON CONFLICT DO NOTHING`, namedArgs{"ids": ids})
 	return err
 }
 
@@ -129,7 +129,7 @@ func siblings(ctx context.Context, tx pgx.Tx, step berth.JobID) (map[string]bert
 		SELECT j.step, j.id::text FROM jobs j, p WHERE j.parent = p.parent AND j.step IS NOT NULL
 		UNION ALL
 		SELECT j.job ->> 'step', j.id::text FROM archived_jobs j, p
-		WHERE j.parent = p.parent AND j.job ->> 'step' IS NOT NULL`, pgx.NamedArgs{"id": step})
+		WHERE j.parent = p.parent AND j.job ->> 'step' IS NOT NULL`, namedArgs{"id": step})
 	if err != nil {
 		return nil, err
 	}
@@ -172,7 +172,7 @@ func (d *Objects) ContentFor(ctx context.Context, machine berth.MachineID, at Se
 		JOIN jobs j ON j.id = a.job AND j.attempt = a.attempt
 		JOIN machines m ON m.id = a.machine_id AND m.agent_boot = @boot AND m.epoch = @epoch
 		WHERE a.id = @alloc AND a.machine_id = @machine AND a.state = 'active'`,
-		pgx.NamedArgs{"alloc": int64(alloc), "machine": machine, "boot": at.AgentBoot, "epoch": at.Epoch,
+		namedArgs{"alloc": int64(alloc), "machine": machine, "boot": at.AgentBoot, "epoch": at.Epoch,
 			"address": a}).Scan(&folder, &object)
 	if errors.Is(err, pgx.ErrNoRows) {
 		if err := d.checkSession(ctx, machine, at); err != nil {

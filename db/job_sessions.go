@@ -68,7 +68,7 @@ func (d *JobSessions) Ask(
 			VALUES (@id, @tenant, @job, @attempt, @rank, @alloc, @machine, @epoch, @token, @actor, @kind, @request,
 				@nonce, clock_timestamp() + @asked::interval)
 			RETURNING expires_at`,
-			pgx.NamedArgs{
+			namedArgs{
 				"id": made.ID, "tenant": target.tenant, "job": target.job, "attempt": target.attempt,
 				"rank":  target.rank,
 				"alloc": target.alloc, "machine": target.machine, "epoch": target.epoch, "token": who.Token,
@@ -138,7 +138,7 @@ func readHeld(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, job berth.J
 		WHERE h.job = @job AND (@tenant = '' OR d.tenant = @tenant) AND (@attempt = 0 OR h.attempt = @attempt)
 		  AND d.state NOT IN ('succeeded', 'failed', 'canceled')
 		ORDER BY h.attempt DESC
-		LIMIT 1`, pgx.NamedArgs{"job": job, "tenant": string(tenant), "attempt": attempt}).
+		LIMIT 1`, namedArgs{"job": job, "tenant": string(tenant), "attempt": attempt}).
 		Scan(&h.debug, &h.state, &h.attempt, &h.rank)
 	if isNoRows(err) {
 		return h, false, nil
@@ -164,7 +164,7 @@ func runningTarget(
 		LEFT JOIN allocations a ON a.job = j.id AND a.attempt = j.attempt AND a.rank = @rank
 		LEFT JOIN machines m ON m.id = a.machine_id
 		WHERE j.id = @job AND (@tenant = '' OR j.tenant = @tenant)`,
-		pgx.NamedArgs{"job": job, "tenant": string(tenant), "rank": req.Member}).Scan(
+		namedArgs{"job": job, "tenant": string(tenant), "rank": req.Member}).Scan(
 		&t.tenant, &state, &kind, &t.attempt, &alloc, &machine, &allocState, &phase, &epoch, &members)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
@@ -197,7 +197,7 @@ func underSessionCaps(ctx context.Context, tx pgx.Tx, t target) error {
 		SELECT count(*) FILTER (WHERE tenant = @tenant), count(*) FILTER (WHERE machine_id = @machine)
 		FROM job_sessions
 		WHERE expires_at > clock_timestamp()`,
-		pgx.NamedArgs{"tenant": t.tenant, "machine": t.machine}).Scan(&ofTenant, &ofMachine)
+		namedArgs{"tenant": t.tenant, "machine": t.machine}).Scan(&ofTenant, &ofMachine)
 	switch {
 	case err != nil:
 		return err
@@ -226,7 +226,7 @@ func (d *JobSessions) Await(
 			expires_at = clock_timestamp() + @dial::interval
 		WHERE id = @id AND token = @token AND state = 'asked' AND expires_at > clock_timestamp()
 		RETURNING id::text, kind, job, attempt, rank, machine_id, expires_at`,
-		pgx.NamedArgs{"id": id, "token": token, "replica": at.ID, "url": at.URL, "cert": at.Cert, "dial": SessionDial},
+		namedArgs{"id": id, "token": token, "replica": at.ID, "url": at.URL, "cert": at.Cert, "dial": SessionDial},
 	).Scan(&s.ID, &s.Kind, &s.Job, &s.Attempt, &s.Member, &s.Machine, &s.ExpiresAt)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return s, errNoSession(id)
@@ -254,7 +254,7 @@ func (d *JobSessions) Holder(ctx context.Context, id string, machine berth.Machi
 		SELECT replica, replica_url, replica_cert
 		FROM job_sessions
 		WHERE id = @id AND machine_id = @machine AND state = 'waiting' AND expires_at > clock_timestamp()`,
-		pgx.NamedArgs{"id": id, "machine": machine}).Scan(&r.ID, &r.URL, &r.Cert)
+		namedArgs{"id": id, "machine": machine}).Scan(&r.ID, &r.URL, &r.Cert)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return r, errNoSession(id)
 	}
@@ -281,7 +281,7 @@ func (d *JobSessions) Join(ctx context.Context, id string, machine berth.Machine
 			  AND s.state = 'waiting' AND s.expires_at > clock_timestamp()
 			  AND EXISTS (SELECT 1 FROM machines m WHERE m.id = s.machine_id AND m.epoch = s.epoch)
 			  AND `+sessionRuns,
-			pgx.NamedArgs{"id": id, "machine": machine, "nonce": nonce, "replica": replica, "lease": sessionLease})
+			namedArgs{"id": id, "machine": machine, "nonce": nonce, "replica": replica, "lease": sessionLease})
 		if err != nil {
 			return err
 		}
@@ -337,7 +337,7 @@ func (d *JobSessions) Renew(ctx context.Context, id string) (runs bool, err erro
 		UPDATE job_sessions s
 		SET expires_at = clock_timestamp() + @lease::interval
 		WHERE s.id = @id AND s.state = 'open'
-		RETURNING `+sessionRuns, pgx.NamedArgs{"id": id, "lease": sessionLease}).Scan(&runs)
+		RETURNING `+sessionRuns, namedArgs{"id": id, "lease": sessionLease}).Scan(&runs)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return false, nil
 	}
@@ -426,7 +426,7 @@ func recordAct(ctx context.Context, tx pgx.Tx, id, event string, end SessionEnd)
 			@in, @out, @exit, @cause
 		FROM job_sessions
 		WHERE id = @id`,
-		pgx.NamedArgs{
+		namedArgs{
 			"id": id, "event": event, "command": req.Text(), "reason": req.Reason,
 			"in": end.BytesIn, "out": end.BytesOut, "exit": end.Exit, "cause": string(end.Cause),
 		})
@@ -440,14 +440,14 @@ func (d *JobSessions) PruneActs(ctx context.Context, term Term, retention time.D
 		var before time.Time
 		if err := tx.QueryRow(ctx, `
 			SELECT set_config('berth.prune_acts_before', (now() - @retention::interval)::text, true)::timestamptz`,
-			pgx.NamedArgs{"retention": retention}).Scan(&before); err != nil {
+			namedArgs{"retention": retention}).Scan(&before); err != nil {
 			return err
 		}
 		// Ids ascend with time, almost: the oldest rows are read by id, and no others.
 		tag, err := tx.Exec(ctx, `
 			DELETE FROM acts
 			WHERE id IN (SELECT id FROM acts ORDER BY id LIMIT @limit)
-			  AND at < @before AND at < now() - interval '1 day'`, pgx.NamedArgs{"before": before, "limit": limit})
+			  AND at < @before AND at < now() - interval '1 day'`, namedArgs{"before": before, "limit": limit})
 		n = int(tag.RowsAffected())
 		return err
 	})

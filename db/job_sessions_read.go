@@ -33,7 +33,7 @@ func (d *JobSessions) List(
 	if _, err := berth.ParseJobID(before); more && err != nil {
 		return nil, "", berth.Errorf(berth.CodeInvalid, "cursor %.40q is not a cursor of this list", f.Cursor)
 	}
-	rows, err := d.pool.Query(ctx, sessionsOfJob(f.Open), pgx.NamedArgs{
+	rows, err := d.pool.Query(ctx, sessionsOfJob(f.Open), namedArgs{
 		"job": job, "tenant": string(tenant), "before": before, "limit": f.limit() + 1,
 	})
 	if err != nil {

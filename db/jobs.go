@@ -184,7 +184,7 @@ func getJob(ctx context.Context, d *core, tenant berth.TenantID, id berth.JobID)
 		FROM archived_jobs
 		WHERE id = @id AND (@tenant = '' OR tenant = @tenant)
 		LIMIT 1`,
-		pgx.NamedArgs{"id": id, "tenant": string(tenant)})
+		namedArgs{"id": id, "tenant": string(tenant)})
 	if err != nil {
 		return wire.Job{}, mapError(err, "job "+string(id))
 	}
@@ -228,7 +228,7 @@ func (d *Jobs) State(ctx context.Context, tenant berth.TenantID,
 		FROM archived_jobs
 		WHERE id = @id AND (@tenant = '' OR tenant = @tenant)
 		LIMIT 1`,
-		pgx.NamedArgs{"id": id, "tenant": string(tenant)}).Scan(&state, &attempt)
+		namedArgs{"id": id, "tenant": string(tenant)}).Scan(&state, &attempt)
 	return state, attempt, mapError(err, "job "+string(id))
 }
 
@@ -246,7 +246,7 @@ func (d *Jobs) Mark(ctx context.Context, id berth.JobID) (m JobMark, err error) 
 		SELECT coalesce((SELECT state || ' ' || attempt FROM jobs WHERE id = @id), 'archived'),
 			coalesce((SELECT max(seq) FROM job_events WHERE job = @id), 0),
 			coalesce((SELECT sum(log_bytes) FROM allocations WHERE job = @id), 0)::bigint`,
-		pgx.NamedArgs{"id": id}).Scan(&m.State, &m.Seq, &m.LogBytes)
+		namedArgs{"id": id}).Scan(&m.State, &m.Seq, &m.LogBytes)
 	return m, mapError(err, "job "+string(id))
 }
 

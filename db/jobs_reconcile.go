@@ -18,7 +18,7 @@ func (d *Jobs) ListLive(ctx context.Context, age time.Duration) ([]Aged, error) 
 		FROM jobs
 		WHERE state NOT IN ('succeeded', 'failed', 'canceled') AND NOT blocked
 		  AND state_at < clock_timestamp() - @age::interval
-		ORDER BY id`, pgx.NamedArgs{"age": age})
+		ORDER BY id`, namedArgs{"age": age})
 }
 
 // StatesOf returns the states of jobs, archived ones included. Ids without a row are left
@@ -31,14 +31,14 @@ func (d *Jobs) StatesOf(ctx context.Context, ids []berth.JobID) ([]Aged, error) 
 		UNION ALL
 		SELECT id, 0, state, clock_timestamp() - finished_at
 		FROM archived_jobs
-		WHERE id = ANY(@ids::uuid[])`, pgx.NamedArgs{"ids": ids})
+		WHERE id = ANY(@ids::uuid[])`, namedArgs{"ids": ids})
 }
 
 // FailExpired fails at most limit waiting jobs whose queue deadline has passed, and returns
 // them. Held jobs are skipped: their deadline does not run. ids restricts it to some jobs;
 // nil means all.
 func (d *Jobs) FailExpired(ctx context.Context, term Term, ids []berth.JobID, limit int) ([]berth.JobID, error) {
-	args := pgx.NamedArgs{"ids": ids, "limit": limit, "reason": berth.Reason{
+	args := namedArgs{"ids": ids, "limit": limit, "reason": berth.Reason{
 		Code:    berth.ReasonQueueTimeout,
 		Message: "did not start within its queue_timeout",
 		Hint:    "raise queue_timeout, or find the cause with berth explain",

@@ -65,7 +65,7 @@ func (d *JoinTokens) join(ctx context.Context, j joining) (token, cluster string
 	id, token, hash := mintToken(tokenPrefix)
 	var launched bool
 	err = d.tx(ctx, func(tx pgx.Tx) error {
-		args := pgx.NamedArgs{"join": joinID, "machine": machine, "id": id,
+		args := namedArgs{"join": joinID, "machine": machine, "id": id,
 			"name": "agent:" + string(machine), "hash": hash, "proven": j.proven}
 		// A refused name rolls this back, so the token remains usable.
 		if err := spendJoinToken(ctx, tx, sum, args); err != nil {
@@ -108,7 +108,7 @@ func (d *JoinTokens) Check(ctx context.Context, tokens []string) ([]bool, error)
 		SELECT id, sha256
 		FROM join_tokens
 		WHERE id = ANY(@ids) AND used_at IS NULL AND expires_at > now()`,
-		pgx.NamedArgs{"ids": ids})
+		namedArgs{"ids": ids})
 	if err != nil {
 		return nil, mapError(err, "join token")
 	}
@@ -134,7 +134,7 @@ func (d *JoinTokens) Check(ctx context.Context, tokens []string) ([]bool, error)
 // unknown, used or expired token and a wrong secret give the same error. A machine whose name the token
 // does not admit gets CodeForbidden. So does a join without the proven identity that the token demands; the
 // constraint join_tokens_proven refuses such a join of a server of the version before.
-func spendJoinToken(ctx context.Context, tx pgx.Tx, sum []byte, args pgx.NamedArgs) error {
+func spendJoinToken(ctx context.Context, tx pgx.Tx, sum []byte, args namedArgs) error {
 	var stored []byte
 	var machines string
 	var admitted, proves bool
@@ -171,7 +171,7 @@ func spendJoinToken(ctx context.Context, tx pgx.Tx, sum []byte, args pgx.NamedAr
 // takeMachineName creates the machine's row, or resets the row of a free name under lock. The
 // empty boot ids and the new epoch end the session of the machine's earlier life. It fails
 // with slug machine_exists if the name is in use; see Join.
-func takeMachineName(ctx context.Context, tx pgx.Tx, args pgx.NamedArgs) error {
+func takeMachineName(ctx context.Context, tx pgx.Tx, args namedArgs) error {
 	// The row is locked first, and everything else read by a second statement: a statement
 	// that waits for a lock still reads other tables as of its beginning, and would miss the
 	// allocation of a placement that it waited for.

@@ -18,7 +18,7 @@ func demandIdentity(ctx context.Context, tx pgx.Tx, id string, source wire.Ident
 		return nil
 	}
 	_, err := tx.Exec(ctx, `UPDATE join_tokens SET identity = @source WHERE id = @id AND used_at IS NULL`,
-		pgx.NamedArgs{"id": id, "source": source})
+		namedArgs{"id": id, "source": source})
 	return err
 }
 
@@ -41,7 +41,7 @@ func (d *JoinTokens) Demand(ctx context.Context, joinToken string, machine berth
 			WHERE l.machine = @machine AND l.join_token = j.id)
 		FROM join_tokens j
 		WHERE j.id = @id AND j.used_at IS NULL AND j.expires_at > now()`,
-		pgx.NamedArgs{"id": id, "machine": machine}).Scan(&stored, &demand.Source, &launch)
+		namedArgs{"id": id, "machine": machine}).Scan(&stored, &demand.Source, &launch)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return demand, errUnknownToken()
 	}
@@ -68,6 +68,6 @@ func (d *JoinTokens) RefuseJoin(ctx context.Context, r cloud.Record, reason stri
 		SET join_refused =
 			to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') || ': ' || @reason
 		WHERE machine = @machine AND n = @n AND joined_at IS NULL AND state NOT IN ('gone', 'failed')`,
-		pgx.NamedArgs{"machine": r.Machine, "n": r.N, "reason": reason})
+		namedArgs{"machine": r.Machine, "n": r.N, "reason": reason})
 	return mapError(err, "launch of machine "+string(r.Machine))
 }

@@ -34,7 +34,7 @@ func (d *JoinTokens) Create(ctx context.Context, n spec.NewJoinToken, actor stri
 		VALUES (@id, @sha256, @pool, @labels, @machines, @approves, @most, @actor,
 			now() + @ttl_ms::bigint * interval '1 millisecond')
 		RETURNING `+joinTokenDocument,
-		pgx.NamedArgs{"id": id, "sha256": sum, "pool": n.Pool, "labels": nonNil(n.Labels),
+		namedArgs{"id": id, "sha256": sum, "pool": n.Pool, "labels": nonNil(n.Labels),
 			"machines": n.Machines, "approves": n.Approves, "most": n.Most, "actor": actor,
 			"ttl_ms": n.TTL.Std().Milliseconds()})
 	if err != nil {
@@ -60,7 +60,7 @@ func (d *JoinTokens) Revoke(ctx context.Context, id string) error {
 		UPDATE join_tokens
 		SET expires_at = least(expires_at, now())
 		WHERE id = @id`,
-		pgx.NamedArgs{"id": id})
+		namedArgs{"id": id})
 	if err == nil && tag.RowsAffected() == 0 {
 		err = pgx.ErrNoRows
 	}

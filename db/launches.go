@@ -68,7 +68,7 @@ func (d *Launches) Request(ctx context.Context, r cloud.Request, machines []bert
 // repeat. Two calls for one machine at once meet at the primary key.
 func requestLaunch(ctx context.Context, tx pgx.Tx, r cloud.Request, m berth.MachineID, requestID,
 	actor string) (cloud.Record, error) {
-	args := pgx.NamedArgs{"machine": m, "request": requestID}
+	args := namedArgs{"machine": m, "request": requestID}
 	last, err := lockLaunch(ctx, tx, cloud.Ref{Machine: m})
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
@@ -80,7 +80,7 @@ func requestLaunch(ctx context.Context, tx pgx.Tx, r cloud.Request, m berth.Mach
 			SELECT request_id = @request AND @request <> ''
 			FROM launches
 			WHERE machine = @machine AND n = @n`,
-			pgx.NamedArgs{"machine": m, "n": last.N, "request": requestID}).Scan(&same)
+			namedArgs{"machine": m, "n": last.N, "request": requestID}).Scan(&same)
 		if err != nil || same {
 			return last, err
 		}
@@ -120,7 +120,7 @@ func requestLaunch(ctx context.Context, tx pgx.Tx, r cloud.Request, m berth.Mach
 				FROM offers o
 				WHERE (o.provider, o.region, o.zone, o.type, o.market) = (@provider, @region, @zone, @type, @market)
 			), '{}')`,
-		pgx.NamedArgs{"machine": m, "n": n, "pool": r.Pool, "provider": r.Provider, "region": r.Region, "zone": r.Zone,
+		namedArgs{"machine": m, "n": n, "pool": r.Pool, "provider": r.Provider, "region": r.Region, "zone": r.Zone,
 			"type": r.Type, "market": r.Market, "price": r.Price, "tenant": string(r.Tenant), "reserved": r.Reserve(),
 			"incarnation": incarnation, "request": requestID,
 			"token": cloud.Token(cluster, fmt.Sprint(incarnation), m, n), "actor": actor})
@@ -136,7 +136,7 @@ func awaitListing(ctx context.Context, tx pgx.Tx, provider string, incarnation i
 	err := tx.QueryRow(ctx, `
 		SELECT @incarnation > 1 AND NOT EXISTS (
 			SELECT 1 FROM cloud_listings WHERE provider = @provider AND incarnation = @incarnation)`,
-		pgx.NamedArgs{"provider": provider, "incarnation": incarnation}).Scan(&restored)
+		namedArgs{"provider": provider, "incarnation": incarnation}).Scan(&restored)
 	if err == nil && restored {
 		return berth.Errorf(berth.CodeUnavailable, "a backup of the database was restored, and the instances of "+
 			"provider %s were not listed since; try again in a minute", provider)
@@ -148,7 +148,7 @@ func awaitListing(ctx context.Context, tx pgx.Tx, provider string, incarnation i
 // A join is therefore in the record, or waits until this transaction has ended. N 0 means the last
 // launch of the machine. A missing row is pgx.ErrNoRows.
 func lockLaunch(ctx context.Context, tx pgx.Tx, ref cloud.Ref) (r cloud.Record, err error) {
-	args := pgx.NamedArgs{"machine": ref.Machine, "n": ref.N}
+	args := namedArgs{"machine": ref.Machine, "n": ref.N}
 	var token string
 	var joined *time.Time
 	err = tx.QueryRow(ctx, `
@@ -163,13 +163,13 @@ func lockLaunch(ctx context.Context, tx pgx.Tx, ref cloud.Ref) (r cloud.Record, 
 	}
 	if token != "" && joined == nil {
 		err := tx.QueryRow(ctx, `SELECT used_at FROM join_tokens WHERE id = @id FOR NO KEY UPDATE`,
-			pgx.NamedArgs{"id": token}).Scan(&joined)
+			namedArgs{"id": token}).Scan(&joined)
 		if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 			return r, err
 		}
 		if joined != nil {
 			_, err := tx.Exec(ctx, `UPDATE launches SET joined_at = @joined WHERE machine = @machine AND n = @n`,
-				pgx.NamedArgs{"machine": ref.Machine, "n": ref.N, "joined": joined})
+				namedArgs{"machine": ref.Machine, "n": ref.N, "joined": joined})
 			if err != nil {
 				return r, err
 			}
@@ -179,7 +179,7 @@ func lockLaunch(ctx context.Context, tx pgx.Tx, ref cloud.Ref) (r cloud.Record, 
 		SELECT `+launchDocument+`
 		FROM launches l, cluster c
 		WHERE l.machine = @machine AND l.n = @n`,
-		pgx.NamedArgs{"machine": ref.Machine, "n": ref.N}).Scan(&r)
+		namedArgs{"machine": ref.Machine, "n": ref.N}).Scan(&r)
 	return r, err
 }
 
@@ -266,7 +266,7 @@ func storeLaunch(ctx context.Context, tx pgx.Tx, r cloud.Record) error {
 			d.ended_last_at, d.error_kind, d.error, d.reason, d.due_at, CASE WHEN @keeps THEN l.request END)
 		FROM jsonb_populate_record(NULL::launches, @document) d
 		WHERE l.machine = d.machine AND l.n = d.n`,
-		pgx.NamedArgs{"document": document, "keeps": r.KeepsRequest()})
+		namedArgs{"document": document, "keeps": r.KeepsRequest()})
 	if err != nil || r.JoinToken == "" || r.Admits() {
 		return err
 	}
@@ -274,7 +274,7 @@ func storeLaunch(ctx context.Context, tx pgx.Tx, r cloud.Record) error {
 		UPDATE join_tokens
 		SET expires_at = least(expires_at, now())
 		WHERE id = @id AND used_at IS NULL`,
-		pgx.NamedArgs{"id": r.JoinToken})
+		namedArgs{"id": r.JoinToken})
 	return err
 }
 
@@ -296,7 +296,7 @@ func (d *Launches) Send(ctx context.Context, ref cloud.Ref, l cloud.Limits, cloc
 			SELECT clock_timestamp(), l.request
 			FROM launches l
 			WHERE l.machine = @machine AND l.n = @n`,
-			pgx.NamedArgs{"machine": ref.Machine, "n": ref.N}).Scan(&now, &s.Request)
+			namedArgs{"machine": ref.Machine, "n": ref.N}).Scan(&now, &s.Request)
 		if err != nil {
 			return err
 		}
@@ -327,7 +327,7 @@ func (d *Launches) Send(ctx context.Context, ref cloud.Ref, l cloud.Limits, cloc
 			UPDATE launches
 			SET request = @request, request_hash = @hash, join_token = @join
 			WHERE machine = @machine AND n = @n AND request IS NULL`,
-			pgx.NamedArgs{"machine": ref.Machine, "n": ref.N, "request": s.Request, "hash": s.Hash, "join": id})
+			namedArgs{"machine": ref.Machine, "n": ref.N, "request": s.Request, "hash": s.Hash, "join": id})
 		if err != nil {
 			return err
 		}
@@ -354,7 +354,7 @@ func launchToken(ctx context.Context, tx pgx.Tx, r cloud.Record) (id, text strin
 		INSERT INTO join_tokens (id, sha256, pool, labels, machines, approves, created_by, expires_at)
 		VALUES (@id, @sha256, @pool, @labels, @machine, true, @actor,
 			now() + @ttl_ms::bigint * interval '1 millisecond')`,
-		pgx.NamedArgs{"id": id, "sha256": sum, "pool": r.Pool, "machine": r.Machine, "actor": r.Actor,
+		namedArgs{"id": id, "sha256": sum, "pool": r.Pool, "machine": r.Machine, "actor": r.Actor,
 			"labels": map[string]string{},
 			"ttl_ms": cloud.JoinTokenTTL.Milliseconds()})
 	return id, text, err

@@ -38,7 +38,7 @@ func lockBurst(ctx context.Context, tx pgx.Tx, tenant berth.TenantID) error {
 		FROM burst_policies p
 		WHERE p.tenant IN (SELECT id FROM up)
 		ORDER BY p.tenant
-		FOR NO KEY UPDATE`, pgx.NamedArgs{"tenant": tenant})
+		FOR NO KEY UPDATE`, namedArgs{"tenant": tenant})
 	return err
 }
 
@@ -60,7 +60,7 @@ func burstPath(ctx context.Context, tx pgx.Tx, tenant berth.TenantID) ([]burstLe
 		FROM up
 		JOIN burst_policies p ON p.tenant = up.id
 		CROSS JOIN LATERAL burst_spent(p.tenant, burst_period(p.policy, clock_timestamp())) s
-		ORDER BY up.depth DESC`, pgx.NamedArgs{"tenant": tenant})
+		ORDER BY up.depth DESC`, namedArgs{"tenant": tenant})
 	if err != nil {
 		return nil, err
 	}
@@ -139,7 +139,7 @@ func (l burstLevel) full(ctx context.Context, tx pgx.Tx, reserve int64) (string,
 		SELECT count(*)
 		FROM launches l
 		WHERE l.tenant IN (SELECT id FROM down) AND l.created_at > clock_timestamp() - @per::interval AND `+grows,
-		pgx.NamedArgs{"tenant": l.Tenant, "per": p.Grow.Per.Std()}).Scan(&recent)
+		namedArgs{"tenant": l.Tenant, "per": p.Grow.Per.Std()}).Scan(&recent)
 	if err != nil || recent < p.Grow.Machines {
 		return "", err
 	}

@@ -12,16 +12,16 @@ import (
 )
 
 // breakerArgs returns the scopes and keys of breakers, and the offer whose quotas are meant; "": none.
-func breakerArgs(list []cloud.Breaker, covered string) pgx.NamedArgs {
+func breakerArgs(list []cloud.Breaker, covered string) namedArgs {
 	scopes, keys := make([]string, len(list)), make([]string, len(list))
 	for i, b := range list {
 		scopes[i], keys[i] = string(b.Scope), b.Key
 	}
-	return pgx.NamedArgs{"scopes": scopes, "keys": keys, "covered": covered}
+	return namedArgs{"scopes": scopes, "keys": keys, "covered": covered}
 }
 
 // concernArgs returns the arguments of closes for a request.
-func concernArgs(r cloud.Request) pgx.NamedArgs { return breakerArgs(r.Breakers(), r.Covered()) }
+func concernArgs(r cloud.Request) namedArgs { return breakerArgs(r.Breakers(), r.Covered()) }
 
 // closes is true for a breaker b with one of the scopes and keys, or of a quota that covers the offer, as
 // cloud.Request.Concerned is.
@@ -66,7 +66,7 @@ func (d *Launches) Closed(ctx context.Context, pool string, providers []string) 
 		  AND (b.scope IN ('provider', 'quota', 'throttle') OR b.scope = 'pool' AND split_part(b.key, '/', 2) = @pool)
 		  AND (b.until IS NULL OR b.until > clock_timestamp())
 		ORDER BY b.until DESC NULLS FIRST, b.scope, b.key
-		LIMIT @limit`, pgx.NamedArgs{"providers": providers, "pool": pool, "limit": mostClosed})
+		LIMIT @limit`, namedArgs{"providers": providers, "pool": pool, "limit": mostClosed})
 	if err != nil {
 		return nil, mapError(err, "breakers")
 	}
@@ -87,7 +87,7 @@ func (d *Launches) Trip(ctx context.Context, named cloud.Breaker,
 // trip is Trip within a transaction.
 func trip(ctx context.Context, tx pgx.Tx, named cloud.Breaker,
 	f func(b cloud.Breaker, now time.Time) cloud.Breaker) error {
-	args := pgx.NamedArgs{"scope": named.Scope, "key": named.Key}
+	args := namedArgs{"scope": named.Scope, "key": named.Key}
 	covers := append([]string{}, named.Covers...) // an empty array is no null
 	_, err := tx.Exec(ctx, `
 		INSERT INTO breakers (scope, key, until, reason)
@@ -123,7 +123,7 @@ func trip(ctx context.Context, tx pgx.Tx, named cloud.Breaker,
 			settings = CASE WHEN @settings <> '' AND (@tripped OR settings = '') THEN @settings ELSE settings END,
 			covers = covers || ARRAY(SELECT c FROM unnest(@covers::text[]) c WHERE c <> ALL (covers))
 		WHERE scope = @scope AND key = @key`,
-		pgx.NamedArgs{"scope": b.Scope, "key": b.Key, "until": until, "step": b.Step, "reason": b.Reason,
+		namedArgs{"scope": b.Scope, "key": b.Key, "until": until, "step": b.Step, "reason": b.Reason,
 			"at": b.At, "settings": named.Settings, "tripped": tripped, "covers": covers})
 	return err
 }
@@ -167,7 +167,7 @@ func answeredSince(ctx context.Context, tx pgx.Tx, r cloud.Record) (answered boo
 			FROM breakers b
 			WHERE b.scope = 'throttle' AND split_part(b.key, '/', 1) = @provider
 			  AND b.until > '-infinity' AND b.at > @since)`,
-		pgx.NamedArgs{"provider": r.Provider, "since": r.SentAt, "machine": r.Machine, "n": r.N}).Scan(&answered)
+		namedArgs{"provider": r.Provider, "since": r.SentAt, "machine": r.Machine, "n": r.N}).Scan(&answered)
 	return answered, err
 }
 
@@ -181,7 +181,7 @@ func closeBreakers(ctx context.Context, tx pgx.Tx, r cloud.Record) error {
 
 // closeOlder deletes the breakers that the arguments of closes name and that were tripped before the last send of a
 // launch.
-func closeOlder(ctx context.Context, tx pgx.Tx, r cloud.Record, args pgx.NamedArgs) error {
+func closeOlder(ctx context.Context, tx pgx.Tx, r cloud.Record, args namedArgs) error {
 	args["machine"], args["n"] = r.Machine, r.N
 	_, err := tx.Exec(ctx, `
 		DELETE FROM breakers b

@@ -23,7 +23,7 @@ func (d *Launches) Prune(ctx context.Context, term Term, retention time.Duration
 				WHERE l.state IN ('gone', 'failed') AND l.state_at < clock_timestamp() - @retention::interval
 				  AND (l.actor = @scaler OR EXISTS (SELECT 1 FROM launches x WHERE x.machine = l.machine AND x.n > l.n))
 				ORDER BY l.state_at
-				LIMIT @limit)`, pgx.NamedArgs{"retention": retention, "limit": limit,
+				LIMIT @limit)`, namedArgs{"retention": retention, "limit": limit,
 			"scaler": ScalerActor})
 		if n = int(tag.RowsAffected()); err != nil {
 			return err

@@ -63,7 +63,7 @@ func (d *Launches) List(ctx context.Context, f LaunchFilter, p Paging) (list []w
 		  AND (@settled OR l.state NOT IN ('gone', 'failed'))
 		ORDER BY l.machine, l.n
 		LIMIT @limit`,
-		pgx.NamedArgs{"machine": machine, "n": n, "only": string(f.Machine), "settled": f.Settled,
+		namedArgs{"machine": machine, "n": n, "only": string(f.Machine), "settled": f.Settled,
 			"limit": p.limit() + 1})
 	if err != nil {
 		return nil, "", mapError(err, "launches")
@@ -83,7 +83,7 @@ func (d *Launches) Due(ctx context.Context, r cloud.Record, after time.Duration)
 		SET due_at = clock_timestamp() + @after::interval
 		WHERE machine = @machine AND n = @n AND due_at IS NOT NULL
 		  AND (stop_at IS NULL) = @unstopped`,
-		pgx.NamedArgs{"machine": r.Machine, "n": r.N, "after": after, "unstopped": r.StopAt.IsZero()})
+		namedArgs{"machine": r.Machine, "n": r.N, "after": after, "unstopped": r.StopAt.IsZero()})
 	return mapError(err, "launch of machine "+string(r.Machine))
 }
 
@@ -95,7 +95,7 @@ func (d *Launches) Overdue(ctx context.Context, by time.Duration, limit int) ([]
 		WHERE due_at < clock_timestamp() - @by::interval
 		ORDER BY due_at
 		LIMIT @limit`,
-		pgx.NamedArgs{"by": by, "limit": limit})
+		namedArgs{"by": by, "limit": limit})
 	if err != nil {
 		return nil, mapError(err, "launches")
 	}
@@ -107,7 +107,7 @@ func (d *Launches) Overdue(ctx context.Context, by time.Duration, limit int) ([]
 func (d *Launches) Busy(ctx context.Context, id berth.MachineID) (n int, err error) {
 	err = d.pool.QueryRow(ctx, `
 		SELECT count(DISTINCT a.job) FROM allocations a WHERE a.machine_id = @machine AND `+heldThere,
-		pgx.NamedArgs{"machine": id}).Scan(&n)
+		namedArgs{"machine": id}).Scan(&n)
 	return n, mapError(err, "machine "+string(id))
 }
 
@@ -118,13 +118,13 @@ func (d *Launches) Made(ctx context.Context, machines []berth.MachineID, request
 		FROM launches l
 		WHERE l.machine = ANY(@machines) AND l.request_id = @request AND @request <> ''
 		  AND NOT EXISTS (SELECT 1 FROM launches n WHERE n.machine = l.machine AND n.n > l.n)`,
-		pgx.NamedArgs{"machines": machines, "count": len(machines), "request": requestID}).Scan(&made)
+		namedArgs{"machines": machines, "count": len(machines), "request": requestID}).Scan(&made)
 	return made, mapError(err, "launches")
 }
 
 // Get returns one launch.
 func (d *Launches) Get(ctx context.Context, ref cloud.Ref) (l wire.Launch, err error) {
 	err = d.pool.QueryRow(ctx, `SELECT `+launchView+` FROM launches l WHERE l.machine = @machine AND l.n = @n`,
-		pgx.NamedArgs{"machine": ref.Machine, "n": ref.N}).Scan(&l)
+		namedArgs{"machine": ref.Machine, "n": ref.N}).Scan(&l)
 	return l, mapError(err, "launch of machine "+string(ref.Machine))
 }

@@ -38,7 +38,7 @@ func admitSend(ctx context.Context, tx pgx.Tx, r cloud.Record, now time.Time) (c
 // admitFirst is admitSend for a launch of the scaler that has certainly no instance, apart from throttling.
 func admitFirst(ctx context.Context, tx pgx.Tx, r cloud.Record, now time.Time) (cloud.Record, error) {
 	_, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended('offering ' || @key, 0))`,
-		pgx.NamedArgs{"key": r.Request().Breakers()[0].Key})
+		namedArgs{"key": r.Request().Breakers()[0].Key})
 	if err != nil {
 		return r, err
 	}
@@ -114,7 +114,7 @@ func windowFull(ctx context.Context, tx pgx.Tx, r cloud.Record, now time.Time) (
 			WHERE `+offering+`
 			  AND l.instance <> '' AND l.answered_at > greatest(@now::timestamptz - @free::interval, refused.at)
 		) won`,
-		pgx.NamedArgs{"machine": r.Machine, "n": r.N, "now": now, "provider": r.Provider, "region": r.Region,
+		namedArgs{"machine": r.Machine, "n": r.N, "now": now, "provider": r.Provider, "region": r.Region,
 			"zone": r.Zone, "type": r.Type, "market": r.Market, "free": cloud.FreeFor, "tried": cloud.TriedFor,
 			"ramp": cloud.RampFor}).Scan(&full)
 	return full, err
@@ -127,7 +127,7 @@ func leaveThrottle(ctx context.Context, tx pgx.Tx, r cloud.Record) error {
 		UPDATE breakers
 		SET probe = '', probe_at = NULL
 		WHERE scope = 'throttle' AND key = @key AND probe = @probe`,
-		pgx.NamedArgs{"key": r.Request().ThrottleBreaker().Key, "probe": probeOf(r)})
+		namedArgs{"key": r.Request().ThrottleBreaker().Key, "probe": probeOf(r)})
 	return err
 }
 
@@ -135,7 +135,7 @@ func leaveThrottle(ctx context.Context, tx pgx.Tx, r cloud.Record) error {
 // breaker takes its probe, and the others wait for the answer. A launch that repeats its send keeps the probe no longer
 // than one that does not: its calls may never be made, or never be answered.
 func throttled(ctx context.Context, tx pgx.Tx, r cloud.Record, now time.Time) (cloud.Record, error) {
-	args := pgx.NamedArgs{"key": r.Request().ThrottleBreaker().Key, "probe": probeOf(r), "now": now,
+	args := namedArgs{"key": r.Request().ThrottleBreaker().Key, "probe": probeOf(r), "now": now,
 		"tried": cloud.TriedFor}
 	var b cloud.Breaker
 	err := tx.QueryRow(ctx, `

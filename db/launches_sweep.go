@@ -17,7 +17,7 @@ func (d *Launches) ByToken(ctx context.Context, tokens []string) (rows map[strin
 			return err
 		}
 		list, err := tx.Query(ctx, `SELECT `+launchDocument+` FROM launches l, cluster c WHERE l.token = ANY(@tokens)`,
-			pgx.NamedArgs{"tokens": tokens})
+			namedArgs{"tokens": tokens})
 		if err != nil {
 			return err
 		}
@@ -39,7 +39,7 @@ func (d *Launches) Listed(ctx context.Context, provider string, incarnation int6
 		ON CONFLICT (provider) DO UPDATE
 		SET incarnation = excluded.incarnation, listed_at = now()
 		WHERE cloud_listings.incarnation < excluded.incarnation`,
-		pgx.NamedArgs{"provider": provider, "incarnation": incarnation})
+		namedArgs{"provider": provider, "incarnation": incarnation})
 	return mapError(err, "provider "+provider)
 }
 
@@ -59,7 +59,7 @@ func (d *Launches) Adopt(ctx context.Context, provider string, i cloud.Instance)
 				FROM offers o
 				WHERE (o.provider, o.region, o.zone, o.type, o.market)
 					= (@provider, @region, @zone, @type, @market)), 0))`,
-		pgx.NamedArgs{"machine": i.Machine, "n": i.N, "pool": i.Pool, "provider": provider, "region": i.Offering.Region,
+		namedArgs{"machine": i.Machine, "n": i.N, "pool": i.Pool, "provider": provider, "region": i.Offering.Region,
 			"zone": i.Offering.Zone, "type": i.Offering.Type, "market": i.Offering.Market, "token": i.Token,
 			"actor": adopter})
 	if err != nil {
@@ -68,6 +68,6 @@ func (d *Launches) Adopt(ctx context.Context, provider string, i cloud.Instance)
 	d.hub.Publish(TopicLaunch, string(i.Machine))
 	var r cloud.Record
 	err = d.pool.QueryRow(ctx, `SELECT `+launchDocument+` FROM launches l, cluster c WHERE l.token = @token`,
-		pgx.NamedArgs{"token": i.Token}).Scan(&r)
+		namedArgs{"token": i.Token}).Scan(&r)
 	return r, mapError(err, "launch of machine "+string(i.Machine))
 }

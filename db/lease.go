@@ -64,7 +64,7 @@ func (l *Lease) Acquire(ctx context.Context, ttl time.Duration) (term Term, ok b
 	ctx, cancel := context.WithTimeout(ctx, max(ttl/2, time.Second))
 	defer cancel()
 	term = Term{Name: l.name, Holder: l.holder, idle: l.db.leaderIdle}
-	args := pgx.NamedArgs{"name": l.name, "holder": l.holder, "ttl": ttl}
+	args := namedArgs{"name": l.name, "holder": l.holder, "ttl": ttl}
 	err = conn.QueryRow(ctx, renewLead, args).Scan(&term.Epoch)
 	if errors.Is(err, pgx.ErrNoRows) {
 		err = conn.QueryRow(ctx, takeLead, args).Scan(&term.Epoch)
@@ -112,7 +112,7 @@ func (l *Lease) Close(ctx context.Context) error {
 		UPDATE leases
 		SET expires_at = clock_timestamp() - interval '1 ms'
 		WHERE name = @name AND holder = @holder`,
-		pgx.NamedArgs{"name": l.name, "holder": l.holder})
+		namedArgs{"name": l.name, "holder": l.holder})
 	l.disconnect()
 	return mapError(err, "lease "+l.name)
 }
@@ -154,8 +154,8 @@ const fence = `
 const leaderIdle = time.Second
 
 // args returns the arguments of fence.
-func (t Term) args() pgx.NamedArgs {
-	return pgx.NamedArgs{"name": t.Name, "holder": t.Holder, "epoch": t.Epoch, "idle": idleSetting(t.idle)}
+func (t Term) args() namedArgs {
+	return namedArgs{"name": t.Name, "holder": t.Holder, "epoch": t.Epoch, "idle": idleSetting(t.idle)}
 }
 
 // errDeposed returns the error of a leader's write after the end of its term.
@@ -200,7 +200,7 @@ func (d *Leader) RenewBeacon(ctx context.Context, holder string, ttl, grace time
 		ON CONFLICT (name) DO UPDATE
 		SET holder = excluded.holder, epoch = l.epoch + 1, expires_at = CASE WHEN (SELECT ahead FROM was)
 			THEN excluded.expires_at ELSE greatest(l.expires_at, excluded.expires_at) END`,
-		pgx.NamedArgs{
+		namedArgs{
 			"api": leaseAPI, "grace": leaseGrace, "holder": holder, "ttl": ttl, "length": grace, "ahead": beaconAhead,
 		})
 	return mapError(err, "beacon")

@@ -57,7 +57,7 @@ var inArchive = strings.NewReplacer(
 
 // facts returns the conditions of f on the row of a job, apart from its status and its
 // parent, and adds their arguments to args.
-func (f JobFilter) facts(args pgx.NamedArgs) (list []string) {
+func (f JobFilter) facts(args namedArgs) (list []string) {
 	add := func(condition, name string, value any) {
 		list, args[name] = append(list, condition), value
 	}
@@ -94,8 +94,8 @@ func (f JobFilter) facts(args pgx.NamedArgs) (list []string) {
 // conditions returns the conditions of f on a row, without the status. Absent conditions are
 // not written: a prepared statement has one plan for all values, and the plan of an optional
 // condition would use no index.
-func (f JobFilter) conditions(after *jobCursor) ([]string, pgx.NamedArgs) {
-	args := pgx.NamedArgs{"limit": f.Limit + 1}
+func (f JobFilter) conditions(after *jobCursor) ([]string, namedArgs) {
+	args := namedArgs{"limit": f.Limit + 1}
 	list := f.facts(args)
 	add := func(condition, name string, value any) {
 		list, args[name] = append(list, condition), value
@@ -172,7 +172,7 @@ func (f JobFilter) states() (jobs, archived []string) {
 
 // walks returns the walks that find the jobs of f, each a subquery of at most @limit rows in
 // the order of the list.
-func (f JobFilter) walks(after *jobCursor) ([]string, pgx.NamedArgs) {
+func (f JobFilter) walks(after *jobCursor) ([]string, namedArgs) {
 	conditions, args := f.conditions(after)
 	var walks []string
 	walk := func(table, index, document, state string) {
@@ -213,7 +213,7 @@ func (f JobFilter) walks(after *jobCursor) ([]string, pgx.NamedArgs) {
 // query returns the statement for one page of f. A single statement sees a job once, even
 // while the job moves to the archive. It renders documents for the page only, not for all
 // candidates.
-func (f JobFilter) query(after *jobCursor) (string, pgx.NamedArgs) {
+func (f JobFilter) query(after *jobCursor) (string, namedArgs) {
 	walks, args := f.walks(after)
 	return `
 		SELECT coalesce(
@@ -241,7 +241,7 @@ func (f JobFilter) byLabel() bool {
 // labelWalk walks along the jobs with the first of f's labels, live or archived, and checks
 // each, until the page is full. OFFSET 0 keeps the order of the walk: without it the planner
 // may read all jobs for a join.
-func (f JobFilter) labelWalk(conditions []string, after *jobCursor, args pgx.NamedArgs) string {
+func (f JobFilter) labelWalk(conditions []string, after *jobCursor, args namedArgs) string {
 	key := slices.Min(slices.Collect(maps.Keys(f.Labels)))
 	args["label_key"], args["label_value"] = key, f.Labels[key]
 	along := []string{"l.key = @label_key", "l.value = @label_value"}

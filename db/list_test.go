@@ -80,7 +80,7 @@ func TestListsOfFewJobsDoNotReadThemAll(t *testing.T) {
 
 // rowsRead executes a prepared statement. It returns the number of rows in the result and the number of rows
 // that its scans read.
-func rowsRead(t *testing.T, conn *pgx.Conn, sql string, named pgx.NamedArgs) (found, read int) {
+func rowsRead(t *testing.T, conn *pgx.Conn, sql string, named pgx.QueryRewriter) (found, read int) {
 	t.Helper()
 	sql, args, err := named.RewriteQuery(t.Context(), conn, sql, nil)
 	if err != nil {

@@ -58,7 +58,7 @@ func (d *Parents) ListsWanted(ctx context.Context, after berth.JobID, limit int)
 		WHERE p.kind = 'pipeline' AND p.state IN ('queued', 'running') AND j.state = 'submitted' AND j.blocked
 		  AND NOT j.held AND NOT p.held AND v.verdict = 'start'
 		ORDER BY j.id <= @after::uuid, j.id
-		LIMIT @limit`, pgx.NamedArgs{"after": cmp.Or(after, noJob), "limit": limit})
+		LIMIT @limit`, namedArgs{"after": cmp.Or(after, noJob), "limit": limit})
 	if err != nil {
 		return nil, mapError(err, "lists of arrays")
 	}
@@ -80,7 +80,7 @@ func (d *Parents) FillArray(ctx context.Context, id berth.JobID, each []map[stri
 			FROM jobs j
 			JOIN job_specs s ON s.job = j.id
 			WHERE j.id = @id AND j.state = 'submitted' AND j.blocked AND j.kind = 'array' AND j.indexes = '{}'
-			FOR NO KEY UPDATE OF j`, pgx.NamedArgs{"id": id}).Scan(&raw, &from)
+			FOR NO KEY UPDATE OF j`, namedArgs{"id": id}).Scan(&raw, &from)
 		if isNoRows(err) {
 			return nil
 		}
@@ -126,7 +126,7 @@ func storeElements(ctx context.Context, tx pgx.Tx, id berth.JobID, jobSpec spec.
 	if err != nil {
 		return err
 	}
-	args := pgx.NamedArgs{"id": id, "spec": raw, "total": len(jobSpec.Array.Each)}
+	args := namedArgs{"id": id, "spec": raw, "total": len(jobSpec.Array.Each)}
 	if _, err := tx.Exec(ctx, `UPDATE job_specs SET spec = @spec WHERE job = @id`, args); err != nil {
 		return err
 	}
@@ -146,7 +146,7 @@ func failArray(ctx context.Context, tx pgx.Tx, id berth.JobID, reason *berth.Rea
 		UPDATE jobs j
 		SET state = 'failed', version = version + 1, actor = 'workflow', reason = @reason, tally = ` + liveTally + `
 		WHERE id = @id`} {
-		if _, err := tx.Exec(ctx, sql, pgx.NamedArgs{"id": id, "reason": reason}); err != nil {
+		if _, err := tx.Exec(ctx, sql, namedArgs{"id": id, "reason": reason}); err != nil {
 			return err
 		}
 	}
@@ -158,6 +158,6 @@ func skipArray(ctx context.Context, tx pgx.Tx, id berth.JobID, reason *berth.Rea
 	_, err := tx.Exec(ctx, `
 		UPDATE jobs j
 		SET state = 'canceled', version = version + 1, actor = 'workflow', reason = @reason, tally = `+liveTally+`
-		WHERE id = @id`, pgx.NamedArgs{"id": id, "reason": reason})
+		WHERE id = @id`, namedArgs{"id": id, "reason": reason})
 	return err
 }

@@ -46,7 +46,7 @@ const viewJob = `
 // Load returns a job's state to its workflow, and moves a submitted job to queued: that state
 // means that the job has a running workflow. Both statements travel in one round trip.
 func (d *Jobs) Load(ctx context.Context, id berth.JobID) (wire.JobView, error) {
-	args := pgx.NamedArgs{"job": id, "window": GrantWindow}
+	args := namedArgs{"job": id, "window": GrantWindow}
 	batch := &pgx.Batch{}
 	batch.Queue(queueSubmitted, args)
 	batch.Queue(viewJob, args)
@@ -67,7 +67,7 @@ func (d *Jobs) Load(ctx context.Context, id berth.JobID) (wire.JobView, error) {
 
 // View is Load for a workflow that has loaded the job before: it only reads.
 func (d *Jobs) View(ctx context.Context, id berth.JobID) (wire.JobView, error) {
-	view, err := scanView(d.pool.QueryRow(ctx, viewJob, pgx.NamedArgs{"job": id, "window": GrantWindow}))
+	view, err := scanView(d.pool.QueryRow(ctx, viewJob, namedArgs{"job": id, "window": GrantWindow}))
 	return view, mapError(err, "job "+string(id))
 }
 

@@ -158,7 +158,7 @@ func (h *History) Jobs(ctx context.Context, since time.Time, each func(history.J
 			LEFT JOIN job_specs s ON s.job = j.id
 			WHERE j.id > @after::uuid AND (j.finished_at IS NULL OR j.finished_at >= @since)
 			ORDER BY j.id
-			LIMIT @limit`, pgx.NamedArgs{"after": after, "since": since, "limit": historyJobs})
+			LIMIT @limit`, namedArgs{"after": after, "since": since, "limit": historyJobs})
 		if err != nil {
 			return mapError(err, "jobs")
 		}
@@ -207,7 +207,7 @@ func (h *History) Families(ctx context.Context, since time.Time, each func(histo
 			FROM jobs p
 			WHERE p.kind <> 'job' AND p.id > @after::uuid AND (p.finished_at IS NULL OR p.finished_at >= @since)
 			ORDER BY p.id
-			LIMIT 1`, pgx.NamedArgs{"after": after, "since": since})
+			LIMIT 1`, namedArgs{"after": after, "since": since})
 		if err != nil {
 			return mapError(err, "arrays")
 		}

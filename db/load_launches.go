@@ -4,8 +4,6 @@ import (
 	"context"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"berth/db/history"
 )
 
@@ -54,7 +52,7 @@ func (h *History) Launches(ctx context.Context, since time.Time, each func(histo
 				LIMIT @limit
 			) x
 			LEFT JOIN machines m ON m.id = x.machine
-			ORDER BY x.machine`, pgx.NamedArgs{"after": after, "since": since, "limit": historyJobs})
+			ORDER BY x.machine`, namedArgs{"after": after, "since": since, "limit": historyJobs})
 		if err != nil {
 			return mapError(err, "launches")
 		}

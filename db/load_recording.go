@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"berth/db/history"
 	"berth/spec"
 )
@@ -56,7 +54,7 @@ func (h *History) RecordedCluster(ctx context.Context, since time.Time) (history
 					ORDER BY c.class COLLATE "C")
 				FROM classes c
 				WHERE EXISTS (SELECT 1 FROM jobs j WHERE j.class = c.class AND `+inPeriod+`)))`,
-		pgx.NamedArgs{"since": since})
+		namedArgs{"since": since})
 	return c, mapError(err, "recording")
 }
 

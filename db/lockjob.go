@@ -30,7 +30,7 @@ type lockedJob struct {
 // share one round trip but have a snapshot each, so the later ones see the commit that the
 // first one waited for. Tenant "" means any tenant. Settled is read for attempt.
 func lockJob(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, id berth.JobID, attempt int) (lockedJob, error) {
-	args := pgx.NamedArgs{"job": id, "tenant": string(tenant), "attempt": attempt}
+	args := namedArgs{"job": id, "tenant": string(tenant), "attempt": attempt}
 	batch := &pgx.Batch{}
 	batch.Queue(`
 		SELECT j.state, j.attempt, j.class, j.grace_ms,

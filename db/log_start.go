@@ -4,8 +4,6 @@ import (
 	"context"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"berth"
 )
 
@@ -19,7 +17,7 @@ type LogStart struct {
 // member's log that were written at or after since. Lines before since may still
 // follow from there.
 func (d *Logs) Start(ctx context.Context, log berth.LogRef, tail int, since time.Time) (LogStart, error) {
-	args := pgx.NamedArgs{"job": log.Job, "attempt": log.Attempt, "rank": log.Rank, "tail": tail, "since": since}
+	args := namedArgs{"job": log.Job, "attempt": log.Attempt, "rank": log.Rank, "tail": tail, "since": since}
 	var start LogStart
 	if tail > 0 {
 		// Chunk by chunk from the end, and no further than the tail reaches: logs have

@@ -48,7 +48,7 @@ func (d *Logs) Place(ctx context.Context, machine berth.MachineID, at Session,
 		JOIN machines m ON m.id = a.machine_id AND m.agent_boot = @boot AND m.epoch = @epoch
 		WHERE a.id = @alloc AND a.machine_id = @machine
 		  AND (a.state = 'active' OR a.state = 'exited' AND a.sealed_at IS NULL)`,
-		pgx.NamedArgs{"alloc": int64(alloc), "machine": machine, "boot": at.AgentBoot, "epoch": at.Epoch}).
+		namedArgs{"alloc": int64(alloc), "machine": machine, "boot": at.AgentBoot, "epoch": at.Epoch}).
 		Scan(&p.Tenant, &p.Job, &p.Attempt, &p.Rank, &p.End, &p.Cut)
 	if errors.Is(err, pgx.ErrNoRows) {
 		if err := d.checkSession(ctx, machine, at); err != nil {
@@ -89,8 +89,8 @@ const appendLog = `
 		SELECT coalesce((SELECT log_bytes FROM appended), (SELECT log_bytes FROM allocations WHERE id = @alloc), 0)`
 
 // appendArgs returns the arguments of appendLog.
-func (p LogPlace) appendArgs(alloc berth.AllocationID, c LogChunk) pgx.NamedArgs {
-	return pgx.NamedArgs{
+func (p LogPlace) appendArgs(alloc berth.AllocationID, c LogChunk) namedArgs {
+	return namedArgs{
 		"alloc": int64(alloc), "machine": p.machine, "boot": p.session.AgentBoot, "epoch": p.session.Epoch,
 		"job": p.Job, "attempt": p.Attempt, "rank": p.Rank,
 		"off": c.Offset, "bytes": c.Bytes, "lines": c.Lines, "first": c.FirstAt, "last": c.LastAt, "cut": c.Cut,
@@ -131,7 +131,7 @@ func (d *Logs) Chunks(ctx context.Context, log berth.LogRef, after int64,
 		) c
 		WHERE @tenant = '' OR o.tenant = @tenant
 		ORDER BY c.off`,
-		pgx.NamedArgs{"job": log.Job, "attempt": log.Attempt, "rank": log.Rank, "after": after,
+		namedArgs{"job": log.Job, "attempt": log.Attempt, "rank": log.Rank, "after": after,
 			"longest": MaxLogChunk, "tenant": string(log.Tenant), "limit": limit})
 	if err != nil {
 		return "", nil, 0, mapError(err, "log of job "+string(log.Job))
@@ -164,7 +164,7 @@ func (d *Logs) Job(ctx context.Context, tenant berth.TenantID, id berth.JobID) (
 		FROM archived_jobs
 		WHERE id = @id AND (@tenant = '' OR tenant = @tenant)
 		LIMIT 1`,
-		pgx.NamedArgs{"id": id, "tenant": string(tenant)}).Scan(&j.Tenant, &j.Attempt, &j.Members)
+		namedArgs{"id": id, "tenant": string(tenant)}).Scan(&j.Tenant, &j.Attempt, &j.Members)
 	return j, mapError(err, "job "+string(id))
 }
 
@@ -176,7 +176,7 @@ func (d *Logs) Cut(
 ) (end int64, err error) {
 	c.Cut = true
 	err = d.tx(ctx, func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, `SELECT 1 FROM jobs WHERE id = @job FOR NO KEY UPDATE`, pgx.NamedArgs{"job": p.Job})
+		_, err := tx.Exec(ctx, `SELECT 1 FROM jobs WHERE id = @job FOR NO KEY UPDATE`, namedArgs{"job": p.Job})
 		if err != nil {
 			return err
 		}

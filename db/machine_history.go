@@ -18,7 +18,7 @@ import (
 func (d *Machines) Events(ctx context.Context, id berth.MachineID, after int64, limit int) ([]wire.MachineEvent,
 	error) {
 	var known bool
-	args := pgx.NamedArgs{"id": id, "after": after, "limit": limit}
+	args := namedArgs{"id": id, "after": after, "limit": limit}
 	err := d.pool.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM machines WHERE id = @id)`, args).Scan(&known)
 	if err != nil {
 		return nil, mapError(err, "machine "+string(id))
@@ -59,7 +59,7 @@ func (d *Machines) Images(ctx context.Context, tenant berth.TenantID, id berth.M
 		) j
 		JOIN job_specs s ON s.job = j.id
 		WHERE c.machine_id = @id AND (@tenant = '' OR j.tenant = @tenant) AND j.data && c.keys AND s.spec ? 'image'`,
-		pgx.NamedArgs{"tenant": string(tenant), "id": id, "limit": imageJobs})
+		namedArgs{"tenant": string(tenant), "id": id, "limit": imageJobs})
 	if err != nil {
 		return nil, mapError(err, "machine "+string(id))
 	}

@@ -4,8 +4,6 @@ import (
 	"context"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"berth"
 	"berth/wire"
 )
@@ -44,7 +42,7 @@ func (d *Machines) Losses(ctx context.Context, job berth.JobID, window time.Dura
 				AND (t.state = 'lost' OR t.host_boot <> t.was_boot AND t.was_boot <> '')),
 			coalesce(1000 * sum(extract(epoch FROM t.until - greatest(t.at, s.at)))
 				FILTER (WHERE t.state = 'ready' AND t.until > s.at), 0)::double precision
-		FROM changes t, since s`, pgx.NamedArgs{"job": job, "window_ms": window.Milliseconds()}).
+		FROM changes t, since s`, namedArgs{"job": job, "window_ms": window.Milliseconds()}).
 		Scan(&l.Machines, &l.Lost, &ms)
 	l.Service = time.Duration(ms * float64(time.Millisecond))
 	return l, mapError(err, "machines of job "+string(job))

@@ -5,8 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 
-	"github.com/jackc/pgx/v5"
-
 	"berth"
 	"berth/wire"
 )
@@ -29,7 +27,7 @@ func (d *Agents) ReportUse(ctx context.Context, machine berth.MachineID, req wir
 		WHERE m.id = @machine AND m.epoch = @epoch AND m.agent_boot = @boot AND m.state NOT IN ('lost', 'retired')
 		ON CONFLICT (machine_id) DO UPDATE
 		SET at = excluded.at, use = excluded.use`,
-		pgx.NamedArgs{"machine": machine, "epoch": req.Epoch, "boot": req.AgentBoot, "use": use})
+		namedArgs{"machine": machine, "epoch": req.Epoch, "boot": req.AgentBoot, "use": use})
 	if err == nil && tag.RowsAffected() == 0 {
 		err = d.checkSession(ctx, machine, Session{AgentBoot: req.AgentBoot, Epoch: req.Epoch})
 	}

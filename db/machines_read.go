@@ -113,7 +113,7 @@ func (d *Machines) List(ctx context.Context, f MachineFilter) ([]wire.Machine, e
 		  AND m.id > @after
 		ORDER BY m.id
 		LIMIT @limit`,
-		pgx.NamedArgs{"id": string(f.ID), "states": states, "tenant": string(f.Tenant), "after": string(f.After),
+		namedArgs{"id": string(f.ID), "states": states, "tenant": string(f.Tenant), "after": string(f.After),
 			"limit": limit, "pool": f.Pool, "labels": nonNilMap(f.Labels), "use_age": wire.UseAge.Seconds()})
 	if err != nil {
 		return nil, mapError(err, "machines")

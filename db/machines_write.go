@@ -15,7 +15,7 @@ import (
 // actAs names the author of this transaction's changes of machines, for drain_actor and
 // machine_events.
 func actAs(ctx context.Context, tx pgx.Tx, actor string) error {
-	_, err := tx.Exec(ctx, `SELECT set_config('berth.actor', @actor, true)`, pgx.NamedArgs{"actor": actor})
+	_, err := tx.Exec(ctx, `SELECT set_config('berth.actor', @actor, true)`, namedArgs{"actor": actor})
 	return err
 }
 
@@ -30,7 +30,7 @@ func (d *Machines) Drain(ctx context.Context, id berth.MachineID, reason string,
 		UPDATE machines
 		SET state = 'draining', reason = @reason, drain_reason = @reason, drain_deadline = @deadline
 		WHERE id = @id AND state IN ('joining', 'ready', 'suspect', 'draining')`,
-		pgx.NamedArgs{"id": id, "reason": reason, "deadline": deadline})
+		namedArgs{"id": id, "reason": reason, "deadline": deadline})
 }
 
 // Undrain opens a draining machine to new work; a machine in another state keeps it. Faults
@@ -39,7 +39,7 @@ func (d *Machines) Drain(ctx context.Context, id berth.MachineID, reason string,
 // maintenance window is a conflict.
 func (d *Machines) Undrain(ctx context.Context, id berth.MachineID, actor string) error {
 	return d.change(ctx, id, actor, "undrained", forgiveFaults+openMachine+` AND NOT `+insideWindow,
-		pgx.NamedArgs{"id": id})
+		namedArgs{"id": id})
 }
 
 // insideWindow is true for a machine m inside a maintenance window that has begun.
@@ -69,7 +69,7 @@ const openMachine = `
 
 // change runs an update of one machine on behalf of actor and publishes the hints. An update
 // without a matching row is an error that names the refused act, as refuse gives it.
-func (d *Machines) change(ctx context.Context, id berth.MachineID, actor, act, sql string, args pgx.NamedArgs) error {
+func (d *Machines) change(ctx context.Context, id berth.MachineID, actor, act, sql string, args namedArgs) error {
 	changed := false
 	err := d.tx(ctx, func(tx pgx.Tx) error {
 		if err := actAs(ctx, tx, actor); err != nil {
@@ -99,7 +99,7 @@ func (d *Machines) refuse(ctx context.Context, id berth.MachineID, what string) 
 			SELECT min(w.maintenance) FROM maintenance_machines w
 			WHERE w.machine_id = m.id AND w.state = 'active' AND w.ends_at > clock_timestamp())
 		FROM machines m
-		WHERE id = @id`, pgx.NamedArgs{"id": id}).Scan(&state, &window)
+		WHERE id = @id`, namedArgs{"id": id}).Scan(&state, &window)
 	if err != nil {
 		return mapError(err, "machine "+string(id))
 	}
@@ -180,7 +180,7 @@ func lockJobsOn(ctx context.Context, tx pgx.Tx, id berth.MachineID) ([]berth.Job
 			WHERE a.machine_id = @machine AND `+heldThere+`)
 		ORDER BY j.id
 		FOR NO KEY UPDATE`,
-		pgx.NamedArgs{"machine": id})
+		namedArgs{"machine": id})
 	if err != nil {
 		return nil, err
 	}
@@ -196,7 +196,7 @@ func lockHeldBy(ctx context.Context, tx pgx.Tx, id berth.MachineID, jobs []berth
 		WHERE a.machine_id = @machine AND a.job = ANY(@jobs::uuid[]) AND `+heldThere+`
 		ORDER BY a.id
 		FOR NO KEY UPDATE`,
-		pgx.NamedArgs{"machine": id, "jobs": jobs})
+		namedArgs{"machine": id, "jobs": jobs})
 	if err != nil {
 		return nil, err
 	}
@@ -209,7 +209,7 @@ func confirmable(ctx context.Context, tx pgx.Tx, id berth.MachineID, held []hold
 	var state berth.MachineState
 	var alive bool
 	var counting int
-	args := pgx.NamedArgs{"machine": id}
+	args := namedArgs{"machine": id}
 	// The lock comes first, and the count in a statement of its own: a count that started
 	// before the lock was granted would miss rows that were committed meanwhile.
 	err := tx.QueryRow(ctx, `SELECT state FROM machines WHERE id = @machine FOR NO KEY UPDATE`, args).Scan(&state)
@@ -259,7 +259,7 @@ func releaseDead(ctx context.Context, tx pgx.Tx, id berth.MachineID, held []hold
 			forgotten_at = now(),
 			freed_by = CASE WHEN counts(state) THEN 'operator' ELSE freed_by END
 		WHERE id = ANY(@ids)`,
-		pgx.NamedArgs{"ids": ids, "actor": actor, "cause": failure.CauseVanished})
+		namedArgs{"ids": ids, "actor": actor, "cause": failure.CauseVanished})
 	if err != nil {
 		return err
 	}
@@ -267,7 +267,7 @@ func releaseDead(ctx context.Context, tx pgx.Tx, id berth.MachineID, held []hold
 		UPDATE machines
 		SET state = 'lost', epoch = epoch + 1, reason = 'confirmed dead by ' || @actor::text
 		WHERE id = @machine`,
-		pgx.NamedArgs{"machine": id, "actor": actor})
+		namedArgs{"machine": id, "actor": actor})
 	return err
 }
 
@@ -280,14 +280,14 @@ func (d *Machines) Retire(ctx context.Context, id berth.MachineID, actor string)
 		var state berth.MachineState
 		// The lock keeps the leader from placing work between the count and the write.
 		err := tx.QueryRow(ctx, `SELECT state FROM machines
-			WHERE id = @machine FOR NO KEY UPDATE`, pgx.NamedArgs{"machine": id}).Scan(&state)
+			WHERE id = @machine FOR NO KEY UPDATE`, namedArgs{"machine": id}).Scan(&state)
 		if err != nil {
 			return err
 		}
 		err = tx.QueryRow(ctx, `
 			SELECT count(DISTINCT a.job) FROM allocations a
 			WHERE a.machine_id = @machine AND `+heldThere,
-			pgx.NamedArgs{"machine": id}).Scan(&counting)
+			namedArgs{"machine": id}).Scan(&counting)
 		if err != nil {
 			return err
 		}
@@ -314,7 +314,7 @@ func (d *Machines) Retire(ctx context.Context, id berth.MachineID, actor string)
 			UPDATE machines
 			SET state = 'retired', reason = 'retired by ' || @actor::text, drain_reason = NULL, drain_deadline = NULL
 			WHERE id = @machine`,
-			pgx.NamedArgs{"machine": id, "actor": actor})
+			namedArgs{"machine": id, "actor": actor})
 		return err
 	})
 	if err != nil {

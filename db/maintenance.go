@@ -75,7 +75,7 @@ func (d *Maintenance) List(ctx context.Context, all bool, p Paging) (list []wire
 		return nil, "", err
 	}
 	rows, err := d.pool.Query(ctx, readWindows(`(@before = 0 OR x.id < @before) AND (@all OR `+openWindow+`)`),
-		pgx.NamedArgs{"before": before, "all": all, "limit": p.limit() + 1})
+		namedArgs{"before": before, "all": all, "limit": p.limit() + 1})
 	if err != nil {
 		return nil, "", mapError(err, "maintenance windows")
 	}
@@ -89,7 +89,7 @@ func (d *Maintenance) List(ctx context.Context, all bool, p Paging) (list []wire
 
 // Get returns one window. An unknown window is not_found.
 func (d *Maintenance) Get(ctx context.Context, id int64) (wire.Maintenance, error) {
-	rows, err := d.pool.Query(ctx, readWindows("x.id = @id"), pgx.NamedArgs{"id": id, "limit": 1})
+	rows, err := d.pool.Query(ctx, readWindows("x.id = @id"), namedArgs{"id": id, "limit": 1})
 	if err != nil {
 		return wire.Maintenance{}, mapError(err, windowName(id))
 	}

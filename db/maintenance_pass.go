@@ -85,7 +85,7 @@ const dueMachines = `
 // row, so a pass may take the first ones. Those with a note may wait for long: a pass takes the ones
 // after the last of the pass before, and the pass after the last of all starts again.
 func (d *Maintenance) due(ctx context.Context, limit int, at *WaitingCursor) ([]dueMachine, error) {
-	read := func(sql string, args pgx.NamedArgs) ([]dueMachine, error) {
+	read := func(sql string, args namedArgs) ([]dueMachine, error) {
 		rows, err := d.pool.Query(ctx, dueMachines+sql, args)
 		if err != nil {
 			return nil, err
@@ -93,13 +93,13 @@ func (d *Maintenance) due(ctx context.Context, limit int, at *WaitingCursor) ([]
 		return pgx.CollectRows(rows, pgx.RowToStructByPos[dueMachine])
 	}
 	list, err := read(` AND w.note = '' ORDER BY w.closes_at, w.machine_id LIMIT @limit`,
-		pgx.NamedArgs{"limit": limit})
+		namedArgs{"limit": limit})
 	if err != nil {
 		return nil, err
 	}
 	waiting, err := read(` AND w.note <> '' AND (w.machine_id, w.maintenance) > (@machine, @window)
 		ORDER BY w.machine_id, w.maintenance LIMIT @limit`,
-		pgx.NamedArgs{"limit": limit, "machine": at.machine, "window": at.window})
+		namedArgs{"limit": limit, "machine": at.machine, "window": at.window})
 	if err != nil {
 		return nil, err
 	}
@@ -114,7 +114,7 @@ func (d *Maintenance) due(ctx context.Context, limit int, at *WaitingCursor) ([]
 // maintain decides about one machine of a window, and writes the change.
 func maintain(ctx context.Context, tx pgx.Tx, window int64, machine berth.MachineID) (
 	act lifecycle.MaintenanceAct, note string, err error) {
-	args := pgx.NamedArgs{"id": window, "machine": machine, "actor": MaintenanceActor(window)}
+	args := namedArgs{"id": window, "machine": machine, "actor": MaintenanceActor(window)}
 	// The machine's lock comes first, and the facts in a statement of its own, which sees all
 	// changes that were committed before the lock was granted.
 	if _, err := tx.Exec(ctx, `SELECT 1 FROM machines WHERE id = @machine FOR NO KEY UPDATE`, args); err != nil {
@@ -148,7 +148,7 @@ func maintain(ctx context.Context, tx pgx.Tx, window int64, machine berth.Machin
 
 // carryOut writes the decision of lifecycle.Maintain.
 func carryOut(ctx context.Context, tx pgx.Tx, m lifecycle.Maintenance, act lifecycle.MaintenanceAct,
-	args pgx.NamedArgs) error {
+	args namedArgs) error {
 	if act == lifecycle.MaintenanceNone {
 		return nil
 	}
@@ -175,7 +175,7 @@ func carryOut(ctx context.Context, tx pgx.Tx, m lifecycle.Maintenance, act lifec
 	case lifecycle.MaintenanceCancel:
 		args["state"] = "canceled"
 	case lifecycle.MaintenanceReturn:
-		if _, err := tx.Exec(ctx, openMachine, pgx.NamedArgs{"id": args["machine"]}); err != nil {
+		if _, err := tx.Exec(ctx, openMachine, namedArgs{"id": args["machine"]}); err != nil {
 			return err
 		}
 	case lifecycle.MaintenanceWait:
@@ -200,7 +200,7 @@ func carryOut(ctx context.Context, tx pgx.Tx, m lifecycle.Maintenance, act lifec
 
 // hasten makes the close of the window the deadline of the drain in force, which no window has made,
 // unless the drain has an earlier one. Reason and author of the drain stay.
-func hasten(ctx context.Context, tx pgx.Tx, args pgx.NamedArgs) error {
+func hasten(ctx context.Context, tx pgx.Tx, args namedArgs) error {
 	var author string
 	err := tx.QueryRow(ctx, `
 		UPDATE machines m
@@ -218,7 +218,7 @@ func hasten(ctx context.Context, tx pgx.Tx, args pgx.NamedArgs) error {
 	}
 	// The trigger machines_number_drain has made the window the author.
 	_, err = tx.Exec(ctx, `UPDATE machines SET drain_actor = @author WHERE id = @machine`,
-		pgx.NamedArgs{"machine": args["machine"], "author": author})
+		namedArgs{"machine": args["machine"], "author": author})
 	return err
 }
 
@@ -239,7 +239,7 @@ func (d *Maintenance) Prune(ctx context.Context, term Term, keep time.Duration, 
 				SELECT x.id FROM maintenance x
 				WHERE x.ends_at < now() - @keep::interval AND NOT `+openWindow+`
 				ORDER BY x.id
-				LIMIT @limit)`, pgx.NamedArgs{"keep": keep, "limit": limit})
+				LIMIT @limit)`, namedArgs{"keep": keep, "limit": limit})
 		n = int(tag.RowsAffected())
 		return err
 	})

@@ -34,8 +34,8 @@ type windowTimes struct {
 func (w windowTimes) closes() time.Time { return w.from.Add(-w.grace) }
 
 // args returns the arguments of the statements. Grace and lead are whole seconds.
-func (w windowTimes) args(id int64) pgx.NamedArgs {
-	return pgx.NamedArgs{"id": id, "from": w.from, "until": w.until, "closes": w.closes(),
+func (w windowTimes) args(id int64) namedArgs {
+	return namedArgs{"id": id, "from": w.from, "until": w.until, "closes": w.closes(),
 		"grace": int(w.grace / time.Second), "lead": int(w.lead / time.Second)}
 }
 
@@ -92,7 +92,7 @@ func windowMachines(ctx context.Context, tx pgx.Tx, m spec.NewMaintenance) ([]be
 			ELSE (@pool = '' OR pool = @pool) AND machine_labels(machines) @> @labels END
 		ORDER BY id
 		FOR NO KEY UPDATE`,
-		pgx.NamedArgs{"named": named, "pool": m.Pool, "labels": nonNilMap(m.Labels)})
+		namedArgs{"named": named, "pool": m.Pool, "labels": nonNilMap(m.Labels)})
 	if err != nil {
 		return nil, err
 	}
@@ -191,7 +191,7 @@ type lockedWindow struct {
 // lockWindow locks a window, then its open machines. A placement that commits first is a running job,
 // which the drain of the window moves.
 func lockWindow(ctx context.Context, tx pgx.Tx, id int64) (x lockedWindow, err error) {
-	args := pgx.NamedArgs{"id": id}
+	args := namedArgs{"id": id}
 	var grace, lead int
 	err = tx.QueryRow(ctx, `
 		SELECT starts_at, ends_at, grace_s, lead_s, version FROM maintenance WHERE id = @id FOR UPDATE`,
@@ -283,7 +283,7 @@ func (d *Maintenance) Cancel(ctx context.Context, id int64) error {
 		}
 		_, err = tx.Exec(ctx, `
 			UPDATE maintenance_machines SET state = 'canceled'
-			WHERE maintenance = @id AND state = 'planned'`, pgx.NamedArgs{"id": id})
+			WHERE maintenance = @id AND state = 'planned'`, namedArgs{"id": id})
 		return err
 	}), windowName(id))
 }
@@ -299,7 +299,7 @@ func (d *Maintenance) End(ctx context.Context, id int64) error {
 		if !x.begun && !x.ended {
 			return berth.Errorf(berth.CodeConflict, "%s has not begun; cancel it", windowName(id))
 		}
-		args := pgx.NamedArgs{"id": id}
+		args := namedArgs{"id": id}
 		_, err = tx.Exec(ctx, `
 			UPDATE maintenance
 			SET ends_at = clock_timestamp(), version = version + 1, updated_at = now()

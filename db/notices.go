@@ -69,7 +69,7 @@ func (d *Outbox) Claim(ctx context.Context, c NoticeClaim) ([]Notice, error) {
 		FROM picked p
 		WHERE n.job = p.job AND n.seq = p.seq AND n.hook = p.hook
 		RETURNING n.job::text, n.seq, n.hook, n.tenant, n.url, n.status, n.body::text, n.tries, now() - n.created_at`,
-		pgx.NamedArgs{"crowded": nonNilList(c.Crowded), "each": c.Each, "limit": c.Limit, "lease": c.Lease})
+		namedArgs{"crowded": nonNilList(c.Crowded), "each": c.Each, "limit": c.Limit, "lease": c.Lease})
 	if err != nil {
 		return nil, mapError(err, "notices")
 	}
@@ -102,7 +102,7 @@ func (d *Outbox) Backlog(ctx context.Context) (b NoticeBacklog, err error) {
 // Delivered removes a notice after a successful call.
 func (d *Outbox) Delivered(ctx context.Context, n Notice) error {
 	_, err := d.pool.Exec(ctx, `DELETE FROM notices WHERE job = @job AND seq = @seq AND hook = @hook`,
-		pgx.NamedArgs{"job": n.Job, "seq": n.Seq, "hook": n.Hook})
+		namedArgs{"job": n.Job, "seq": n.Seq, "hook": n.Hook})
 	return mapError(err, "notice "+n.ID())
 }
 
@@ -112,7 +112,7 @@ func (d *Outbox) Failed(ctx context.Context, n Notice, wait time.Duration) error
 		UPDATE notices
 		SET due_at = now() + @wait::interval
 		WHERE job = @job AND seq = @seq AND hook = @hook AND tries = @tries`,
-		pgx.NamedArgs{"job": n.Job, "seq": n.Seq, "hook": n.Hook, "tries": n.Tries, "wait": wait})
+		namedArgs{"job": n.Job, "seq": n.Seq, "hook": n.Hook, "tries": n.Tries, "wait": wait})
 	return mapError(err, "notice "+n.ID())
 }
 
@@ -120,7 +120,7 @@ func (d *Outbox) Failed(ctx context.Context, n Notice, wait time.Duration) error
 func (d *Outbox) GiveUp(ctx context.Context, n Notice, detail string) error {
 	gone := false
 	err := d.tx(ctx, func(tx pgx.Tx) error {
-		args := pgx.NamedArgs{"job": n.Job, "seq": n.Seq, "hook": n.Hook}
+		args := namedArgs{"job": n.Job, "seq": n.Seq, "hook": n.Hook}
 		if _, err := tx.Exec(ctx, `SELECT 1 FROM jobs WHERE id = @job FOR NO KEY UPDATE`, args); err != nil {
 			return err
 		}

@@ -19,7 +19,7 @@ func doom(ctx context.Context, tx pgx.Tx, ids []string) error {
 		FROM allocations a
 		JOIN jobs j ON j.id = a.job
 		JOIN job_specs s ON s.job = j.id
-		WHERE a.job = ANY(@ids::uuid[]) AND s.spec ? 'checkpoint'`, pgx.NamedArgs{"ids": ids})
+		WHERE a.job = ANY(@ids::uuid[]) AND s.spec ? 'checkpoint'`, namedArgs{"ids": ids})
 	if err != nil {
 		return err
 	}
@@ -34,7 +34,7 @@ func doom(ctx context.Context, tx pgx.Tx, ids []string) error {
 		return err
 	}
 	_, err = tx.Exec(ctx, `INSERT INTO doomed_objects (prefix) SELECT unnest(@prefixes::text[])
-		ON CONFLICT DO NOTHING`, pgx.NamedArgs{"prefixes": prefixes})
+		ON CONFLICT DO NOTHING`, namedArgs{"prefixes": prefixes})
 	return err
 }
 
@@ -44,7 +44,7 @@ func doom(ctx context.Context, tx pgx.Tx, ids []string) error {
 func (d *Objects) Doomed(ctx context.Context, limit int) ([]string, error) {
 	rows, err := d.pool.Query(ctx, `SELECT prefix FROM doomed_objects
 		WHERE since <= clock_timestamp() AND NOT `+deletionsHeld+`
-		ORDER BY since, prefix LIMIT @limit`, pgx.NamedArgs{"limit": limit})
+		ORDER BY since, prefix LIMIT @limit`, namedArgs{"limit": limit})
 	if err != nil {
 		return nil, mapError(err, "doomed objects")
 	}
@@ -56,7 +56,7 @@ func (d *Objects) Doomed(ctx context.Context, limit int) ([]string, error) {
 // again after wait.
 func (d *Objects) ForgetDoomed(ctx context.Context, term Term, removed, stuck []string, wait time.Duration) error {
 	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
-		args := pgx.NamedArgs{"removed": removed, "stuck": stuck, "wait": wait}
+		args := namedArgs{"removed": removed, "stuck": stuck, "wait": wait}
 		if _, err := tx.Exec(ctx, `DELETE FROM doomed_objects WHERE prefix = ANY(@removed)`, args); err != nil {
 			return err
 		}
@@ -107,7 +107,7 @@ func (d *Objects) VerifiedShards(ctx context.Context, after Shard, limit int) ([
 		) v
 		ORDER BY live.id, v.step, v.attempt, v.manifest
 		LIMIT @limit`,
-		pgx.NamedArgs{"job": after.Job, "step": after.Step, "attempt": after.Attempt, "manifest": after.Manifest,
+		namedArgs{"job": after.Job, "step": after.Step, "attempt": after.Attempt, "manifest": after.Manifest,
 			"limit": limit})
 	if err != nil {
 		return nil, mapError(err, "checkpoints")
@@ -122,7 +122,7 @@ func (d *Objects) RejectMissing(ctx context.Context, term Term, s Shard) (bool, 
 	var marked bool
 	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
 		marked = false
-		args := pgx.NamedArgs{"job": s.Job, "step": s.Step, "attempt": s.Attempt,
+		args := namedArgs{"job": s.Job, "step": s.Step, "attempt": s.Attempt,
 			"detail": "the object store has lost " + s.Manifest}
 		if _, err := tx.Exec(ctx, `SELECT 1 FROM jobs WHERE id = @job FOR NO KEY UPDATE`, args); err != nil {
 			return fmt.Errorf("lock job: %w", err)
@@ -170,7 +170,7 @@ func doomOutputs(ctx context.Context, tx pgx.Tx, jobs []string, attempt int) err
 		JOIN jobs j ON j.id = t.job
 		CROSS JOIN LATERAL (`+unregisteredOutputs+`) u
 		WHERE t.job = ANY(@jobs::uuid[]) AND (@attempt = 0 OR t.attempt = @attempt AND t.swept_at IS NULL)`,
-		pgx.NamedArgs{"jobs": jobs, "attempt": attempt})
+		namedArgs{"jobs": jobs, "attempt": attempt})
 	if err != nil {
 		return err
 	}
@@ -192,7 +192,7 @@ func doomOutputs(ctx context.Context, tx pgx.Tx, jobs []string, attempt int) err
 		FROM unnest(@keys::text[]) k
 		WHERE NOT EXISTS (SELECT 1 FROM outputs o WHERE o.object = k)
 		ORDER BY k -- the leader and the archive may mark the same objects
-		ON CONFLICT DO NOTHING`, pgx.NamedArgs{"keys": keys})
+		ON CONFLICT DO NOTHING`, namedArgs{"keys": keys})
 	return err
 }
 
@@ -228,7 +228,7 @@ func (d *Objects) ClosedAttempts(ctx context.Context, age time.Duration, limit i
 			WHERE a.job = t.job AND a.attempt = t.attempt
 			  AND (a.state = 'active' OR a.state = 'exited' AND a.sealed_at IS NULL)))
 		ORDER BY t.ended_at, t.job, t.attempt
-		LIMIT @limit`, pgx.NamedArgs{"age": age, "limit": limit})
+		LIMIT @limit`, namedArgs{"age": age, "limit": limit})
 	if err != nil {
 		return nil, mapError(err, "closed attempts")
 	}
@@ -245,7 +245,7 @@ func (d *Objects) MarkSwept(ctx context.Context, term Term, job berth.JobID, att
 		}
 		_, err := tx.Exec(ctx, `UPDATE attempts SET swept_at = clock_timestamp()
 			WHERE job = @job AND attempt = @attempt`,
-			pgx.NamedArgs{"job": job, "attempt": attempt})
+			namedArgs{"job": job, "attempt": attempt})
 		return err
 	})
 	return mapError(err, "attempt of job "+string(job))
@@ -261,7 +261,7 @@ func (d *Objects) OutputBefore(
 			FROM outputs
 			WHERE job = @job AND attempt = @attempt AND rank = @rank AND name = @name)
 		FROM jobs
-		WHERE id = @job`, pgx.NamedArgs{"job": job, "attempt": attempt, "rank": rank, "name": name}).
+		WHERE id = @job`, namedArgs{"job": job, "attempt": attempt, "rank": rank, "name": name}).
 		Scan(&tenant, &registered)
 	return tenant, registered, mapError(err, "job "+string(job))
 }
@@ -290,7 +290,7 @@ func (d *Objects) ShardBefore(
 			WHERE job = @job AND step = @step AND attempt = @attempt AND state = 'pruned')
 		FROM jobs
 		WHERE id = @job`,
-		pgx.NamedArgs{"job": job, "step": step, "attempt": attempt, "rank": rank}).
+		namedArgs{"job": job, "step": step, "attempt": attempt, "rank": rank}).
 		Scan(&b.Tenant, &b.SHA256, &b.Pruned)
 	return b, mapError(err, "checkpoint of job "+string(job))
 }
@@ -304,7 +304,7 @@ func (d *Objects) Declares(ctx context.Context, job berth.JobID, output string) 
 			FROM jsonb_array_elements(coalesce(s.spec -> 'outputs', '[]')) o
 			WHERE o ->> 'name' = @output) END
 		FROM job_specs s
-		WHERE s.job = @job`, pgx.NamedArgs{"job": job, "output": output}).Scan(&declared)
+		WHERE s.job = @job`, namedArgs{"job": job, "output": output}).Scan(&declared)
 	return declared, mapError(err, "job "+string(job))
 }
 
@@ -339,7 +339,7 @@ func (d *Objects) EndedAttempts(ctx context.Context, of []AttemptOf) (map[Attemp
 			JOIN jobs j ON j.id = a.job AND j.attempt = a.attempt
 			WHERE a.job = u.job AND a.attempt = u.attempt
 			AND (a.state = 'active' OR a.state = 'exited' AND a.sealed_at IS NULL))`,
-		pgx.NamedArgs{"jobs": jobs, "attempts": attempts})
+		namedArgs{"jobs": jobs, "attempts": attempts})
 	if err != nil {
 		return nil, mapError(err, "ended attempts")
 	}
@@ -365,7 +365,7 @@ func (d *Objects) VerifiedManifests(ctx context.Context, job berth.JobID, attemp
 		FROM checkpoints c
 		JOIN checkpoint_shards h ON h.job = c.job AND h.step = c.step AND h.attempt = c.attempt
 		WHERE c.job = @job AND c.attempt = @attempt AND c.state = 'verified'
-		ORDER BY h.step, h.rank`, pgx.NamedArgs{"job": job, "attempt": attempt})
+		ORDER BY h.step, h.rank`, namedArgs{"job": job, "attempt": attempt})
 	if err != nil {
 		return nil, mapError(err, "manifests of job "+string(job))
 	}

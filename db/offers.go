@@ -48,7 +48,7 @@ func (d *Offers) Replace(ctx context.Context, provider string, all []cloud.Offer
 	for i, o := range all {
 		documents[i] = document{o, o.AsOf.Format(time.DateOnly)}
 	}
-	args := pgx.NamedArgs{"provider": provider, "actor": actor, "offers": documents}
+	args := namedArgs{"provider": provider, "actor": actor, "offers": documents}
 	err := d.tx(ctx, func(tx pgx.Tx) error {
 		for _, sql := range []string{
 			`SELECT pg_advisory_xact_lock(hashtextextended('berth.offers.' || @provider, 0))`,
@@ -86,7 +86,7 @@ func (d *Offers) SetPrice(ctx context.Context, p wire.OfferPrice) error {
 		UPDATE offers
 		SET price_override = nullif(@price::float8, 0)
 		WHERE (provider, region, zone, type, market) = (@provider, @region, @zone, @type, @market)`,
-		pgx.NamedArgs{"price": p.Price, "provider": p.Provider, "region": p.Region, "zone": p.Zone, "type": p.Type,
+		namedArgs{"price": p.Price, "provider": p.Provider, "region": p.Region, "zone": p.Zone, "type": p.Type,
 			"market": p.Market})
 	if err == nil && tag.RowsAffected() == 0 {
 		err = pgx.ErrNoRows
@@ -138,7 +138,7 @@ func (d *Offers) List(ctx context.Context, f OfferFilter, p Paging) (list []wire
 		  AND @provider IN ('', o.provider) AND @gpu_type IN ('', o.gpu_type)
 		ORDER BY o.provider, o.region, o.zone, o.type, o.market
 		LIMIT @limit`,
-		pgx.NamedArgs{"a0": after[0], "a1": after[1], "a2": after[2], "a3": after[3], "a4": after[4],
+		namedArgs{"a0": after[0], "a1": after[1], "a2": after[2], "a3": after[3], "a4": after[4],
 			"provider": f.Provider, "gpu_type": f.GPUType, "limit": p.limit() + 1})
 	if err != nil {
 		return nil, "", mapError(err, "offers")

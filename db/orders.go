@@ -73,7 +73,7 @@ func (d *Attempts) Escalate(ctx context.Context, id berth.JobID, attempt int) er
 			SET orders = orders || @orders
 			WHERE job = @job AND attempt = @attempt AND state = 'active' AND stop_by <= now() AND NOT orders ? 'kill'
 			RETURNING rank, machine_id`,
-			pgx.NamedArgs{"job": job.ID, "attempt": job.Attempt, "orders": berth.Orders{Kill: true}})
+			namedArgs{"job": job.ID, "attempt": job.Attempt, "orders": berth.Orders{Kill: true}})
 		if err != nil {
 			return touched{}, err
 		}
@@ -122,7 +122,7 @@ func orderStop(ctx context.Context, tx pgx.Tx, job lifecycle.Job, o berth.Orders
 		SET orders = orders || @orders, stop_by = least(stop_by, now() + @grace::interval)
 		WHERE job = @job AND attempt = @attempt AND state = 'active' AND NOT orders ? 'stop'
 		RETURNING rank, machine_id`,
-		pgx.NamedArgs{"job": job.ID, "attempt": job.Attempt, "orders": o, "grace": job.Grace})
+		namedArgs{"job": job.ID, "attempt": job.Attempt, "orders": o, "grace": job.Grace})
 }
 
 // withdraw releases the members that no machine has claimed. A later claim finds the
@@ -133,7 +133,7 @@ func withdraw(ctx context.Context, tx pgx.Tx, job lockedJob, why string) ([]orde
 		SET state = 'released', released_at = now(), sealed_at = now(), exit = @exit, orders = orders || @orders
 		WHERE job = @job AND attempt = @attempt AND state = 'reserved'
 		RETURNING rank, machine_id`,
-		pgx.NamedArgs{
+		namedArgs{
 			"job": job.ID, "attempt": job.Attempt,
 			"exit":   failure.Exit{Cause: failure.CauseNotStarted, Message: why, FinishedAt: time.Now().UTC()},
 			"orders": berth.Orders{Forget: true},
@@ -141,7 +141,7 @@ func withdraw(ctx context.Context, tx pgx.Tx, job lockedJob, why string) ([]orde
 }
 
 // updateRanks runs an update that returns the rank and the machine of each changed member.
-func updateRanks(ctx context.Context, tx pgx.Tx, sql string, args pgx.NamedArgs) ([]orderedRank, error) {
+func updateRanks(ctx context.Context, tx pgx.Tx, sql string, args namedArgs) ([]orderedRank, error) {
 	rows, err := tx.Query(ctx, sql, args)
 	if err != nil {
 		return nil, err

@@ -43,7 +43,7 @@ func (d *Objects) RegisterOutput(ctx context.Context, machine berth.MachineID, p
 				WHERE s.job = @job AND o ->> 'name' = @name)
 			ON CONFLICT (job, attempt, rank, name) DO UPDATE SET name = excluded.name
 			RETURNING xmax = 0`,
-			pgx.NamedArgs{
+			namedArgs{
 				"job": p.Job, "attempt": p.Attempt, "rank": p.Rank, "name": o.Name, "address": o.Address,
 				"files": o.Files, "bytes": o.Bytes,
 				"stored": o.Stored, "sha256": o.SHA256, "object": object,
@@ -83,7 +83,7 @@ func replaceOutput(ctx context.Context, tx pgx.Tx, p wire.OutputReport) error {
 		SELECT DISTINCT object
 		FROM old
 		ON CONFLICT DO NOTHING`,
-		pgx.NamedArgs{"job": p.Job, "rank": p.Rank, "name": p.Output.Name, "attempt": p.Attempt})
+		namedArgs{"job": p.Job, "rank": p.Rank, "name": p.Output.Name, "attempt": p.Attempt})
 	if err != nil {
 		return fmt.Errorf("replace output %s of earlier attempts: %w", p.Output.Name, err)
 	}
@@ -116,7 +116,7 @@ func (d *Objects) Outputs(
 	if _, err := p.after(&way, &attempt, &name, &rank); err != nil {
 		return nil, "", err
 	}
-	rows, err := d.pool.Query(ctx, outputsBelow, pgx.NamedArgs{"root": job, "way": way, "attempt": attempt,
+	rows, err := d.pool.Query(ctx, outputsBelow, namedArgs{"root": job, "way": way, "attempt": attempt,
 		"name": name, "rank": rank, "limit": p.limit() + 1})
 	if err != nil {
 		return nil, "", mapError(err, "outputs")
@@ -185,7 +185,7 @@ func (d *Objects) Output(ctx context.Context, job berth.JobID, name string, memb
 		FROM outputs
 		WHERE job = @job AND name = @name AND rank = @rank AND (@attempt = 0 OR attempt = @attempt)
 		ORDER BY attempt DESC
-		LIMIT 1`, pgx.NamedArgs{"job": job, "name": name, "rank": member, "attempt": attempt})
+		LIMIT 1`, namedArgs{"job": job, "name": name, "rank": member, "attempt": attempt})
 	if err != nil {
 		return OutputObject{}, mapError(err, what)
 	}
@@ -225,7 +225,7 @@ func lostOutputs(ctx context.Context, tx pgx.Tx, job lockedJob) ([]spec.Output, 
 						AND NOT EXISTS (
 					SELECT 1 FROM outputs x WHERE x.job = a.job AND x.attempt = a.attempt AND x.rank = a.rank
 						AND x.name = o ->> 'name')))`,
-		pgx.NamedArgs{"job": job.ID, "attempt": job.Attempt, "counted": counted})
+		namedArgs{"job": job.ID, "attempt": job.Attempt, "counted": counted})
 	if err != nil {
 		return nil, err
 	}

@@ -41,7 +41,7 @@ type lockedParent struct {
 // lockParent locks a parent's row and counts its children, in two statements of one round
 // trip: the count must begin after the lock is granted.
 func lockParent(ctx context.Context, tx pgx.Tx, id berth.JobID) (p lockedParent, err error) {
-	args := pgx.NamedArgs{"id": id, "batch": expandBatch}
+	args := namedArgs{"id": id, "batch": expandBatch}
 	batch := &pgx.Batch{}
 	batch.Queue(`
 		SELECT kind, state, tenant, held, blocked, parent IS NOT NULL, total, expanded, max_failures,
@@ -265,7 +265,7 @@ func (p *lockedParent) move(ctx context.Context, tx pgx.Tx, to berth.State, acto
 		UPDATE jobs
 		SET state = @to, version = version + 1, actor = @actor, reason = @reason, tally = @tally
 		WHERE id = @id`,
-		pgx.NamedArgs{"id": p.ID, "to": to, "actor": actor, "reason": reason, "tally": tally})
+		namedArgs{"id": p.ID, "to": to, "actor": actor, "reason": reason, "tally": tally})
 	p.State = to
 	return err
 }
@@ -293,7 +293,7 @@ func (p *lockedParent) end(ctx context.Context, tx pgx.Tx) error {
 			SELECT string_agg(step, ', ' ORDER BY id)
 			FROM jobs
 			WHERE parent = @id AND state = 'failed'), '')`,
-		pgx.NamedArgs{"id": p.ID, "limit": lifecycle.ShownFailures}).Scan(&indexes, &steps)
+		namedArgs{"id": p.ID, "limit": lifecycle.ShownFailures}).Scan(&indexes, &steps)
 	if err != nil {
 		return err
 	}
@@ -314,7 +314,7 @@ func (p *lockedParent) stop(ctx context.Context, tx pgx.Tx, did *tended, spare l
 		FROM jobs
 		WHERE parent = @id AND kind = 'job' AND state IN ('scheduled', 'running', 'preempting')
 		  AND NOT `+sparedStep+`
-		LIMIT @limit`, pgx.NamedArgs{"id": p.ID, "limit": followUp, "spare": spare})
+		LIMIT @limit`, namedArgs{"id": p.ID, "limit": followUp, "spare": spare})
 	if err != nil {
 		return err
 	}
@@ -353,6 +353,6 @@ func (p *lockedParent) hold(ctx context.Context, tx pgx.Tx) (some bool, err erro
 		)
 		INSERT INTO job_events (job, seq, at, kind, attempt, actor, detail)
 		SELECT id, event_seq, clock_timestamp(), 'updated', attempt, 'workflow', 'held with its parent'
-		FROM changed`, pgx.NamedArgs{"parent": p.ID, "limit": expandBatch})
+		FROM changed`, namedArgs{"parent": p.ID, "limit": expandBatch})
 	return inner+tag.RowsAffected() > 0, err
 }

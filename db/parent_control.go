@@ -59,7 +59,7 @@ func cancelParent(ctx context.Context, tx pgx.Tx, job lockedJob, actor string, r
 		SET state = @state, version = version + 1, actor = @actor, reason = @reason, tally = @tally,
 			cancel_requested_at = coalesce(cancel_requested_at, now())
 		WHERE id = @job`,
-		pgx.NamedArgs{"job": job.ID, "state": state, "actor": actor, "reason": reason, "tally": tally})
+		namedArgs{"job": job.ID, "state": state, "actor": actor, "reason": reason, "tally": tally})
 	if err == nil && w.keeps { // a change of state records itself
 		err = addEvent(ctx, tx, job.ID, wire.Event{Kind: wire.EventCancelRequested, Actor: actor, Reason: reason,
 			Detail: "final steps run"})
@@ -104,7 +104,7 @@ func (d *Parents) elementsIn(ctx context.Context, tenant berth.TenantID, id bert
 		SELECT kind, coalesce(total, 0), indexes
 		FROM jobs
 		WHERE id = @id AND (@tenant = '' OR tenant = @tenant)`,
-		pgx.NamedArgs{"id": id, "tenant": string(tenant)}).Scan(&kind, &total, &only)
+		namedArgs{"id": id, "tenant": string(tenant)}).Scan(&kind, &total, &only)
 	if err != nil {
 		return nil, mapError(err, "job "+string(id))
 	}
@@ -155,7 +155,7 @@ func (d *Parents) cancelElements(ctx context.Context, id berth.JobID, indexes []
 			FROM jobs
 			WHERE parent = @id AND state IN ('scheduled', 'running', 'preempting')
 				AND array_index = ANY(@indexes::int[])`,
-			pgx.NamedArgs{"id": id, "indexes": indexes})
+			namedArgs{"id": id, "indexes": indexes})
 		if err != nil {
 			return err
 		}
@@ -205,13 +205,13 @@ func releaseChildren(ctx context.Context, tx pgx.Tx, job lockedJob, actor string
 		)
 		INSERT INTO job_events (job, seq, at, kind, attempt, actor, detail)
 		SELECT id, event_seq, clock_timestamp(), 'updated', attempt, @actor, 'released with its parent'
-		FROM changed`, pgx.NamedArgs{"parents": parents, "actor": actor})
+		FROM changed`, namedArgs{"parents": parents, "actor": actor})
 	return err
 }
 
 // patchChildren applies the parent's update to all live children, at every depth of a
 // pipeline. args are the arguments from patchArgs; patchChildren adds to them.
-func patchChildren(ctx context.Context, tx pgx.Tx, job lockedJob, args pgx.NamedArgs, detail string) error {
+func patchChildren(ctx context.Context, tx pgx.Tx, job lockedJob, args namedArgs, detail string) error {
 	// All parents are locked before any of their children, as the lock order requires.
 	parents, err := parentsIn(ctx, tx, job.ID, job.Kind)
 	if err != nil {

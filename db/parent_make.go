@@ -23,7 +23,7 @@ func (p *lockedParent) expand(ctx context.Context, tx pgx.Tx, did *tended) error
 			WHERE w.tenant = @tenant AND w.state IN ('submitted', 'queued', 'retrying') AND `+countsAsQueued+`))
 		FROM tenants
 		WHERE id = @tenant AND max_queued IS NOT NULL
-		FOR NO KEY UPDATE`, pgx.NamedArgs{"tenant": p.Tenant}).Scan(&waiting)
+		FOR NO KEY UPDATE`, namedArgs{"tenant": p.Tenant}).Scan(&waiting)
 	if err != nil && !isNoRows(err) {
 		return err
 	}
@@ -35,7 +35,7 @@ func (p *lockedParent) expand(ctx context.Context, tx pgx.Tx, did *tended) error
 		return err
 	}
 	_, err = tx.Exec(ctx, `UPDATE jobs SET expanded = expanded + @n
-		WHERE id = @id`, pgx.NamedArgs{"id": p.ID, "n": len(next)})
+		WHERE id = @id`, namedArgs{"id": p.ID, "n": len(next)})
 	did.more = did.more || more
 	return err
 }
@@ -103,7 +103,7 @@ func (p *lockedParent) make(ctx context.Context, tx pgx.Tx, indexes []int, actor
 			FROM made, job_inputs n
 			WHERE n.job = @parent AND n.input >= 0
 		)
-		SELECT id::text FROM made`, pgx.NamedArgs{
+		SELECT id::text FROM made`, namedArgs{
 		"parent": p.ID, "ids": ids, "indexes": indexes, "actor": actor, "queue_ms": p.QueueFor.Std().Milliseconds(),
 		"variable": spec.EnvArrayIndex, "size_variable": spec.EnvArraySize,
 		"format": spec.Format,

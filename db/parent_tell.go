@@ -51,7 +51,7 @@ func notifyParents(ctx context.Context, d *core, children ...berth.JobID) {
 				OR e.state = 'failed' AND (SELECT count(*) FROM jobs f WHERE f.parent = p.id AND f.state = 'failed')
 					> p.max_failures
 				OR NOT `+liveChild+`))`,
-		pgx.NamedArgs{"children": children, "milestone": milestone})
+		namedArgs{"children": children, "milestone": milestone})
 	var parents []string
 	if err == nil {
 		parents, err = pgx.CollectRows(rows, pgx.RowTo[string])
@@ -127,5 +127,5 @@ func (d *Parents) Untended(ctx context.Context, age time.Duration, limit int) ([
 					WHERE c.parent = p.id AND c.state IN ('submitted', 'queued', 'scheduled', 'running', 'preempting',
 						'canceling', 'retrying'))))
 		ORDER BY p.id
-		LIMIT @limit`, pgx.NamedArgs{"age": age, "limit": limit, "window": lifecycle.ArrayWindow - expandBatch})
+		LIMIT @limit`, namedArgs{"age": age, "limit": limit, "window": lifecycle.ArrayWindow - expandBatch})
 }

@@ -52,7 +52,7 @@ func (p *lockedParent) advance(ctx context.Context, tx pgx.Tx, did *tended, pass
 		FROM jobs j
 		WHERE parent = @id AND state = 'submitted' AND NOT blocked
 		ORDER BY id
-		LIMIT @limit`, pgx.NamedArgs{"id": p.ID, "limit": readyBatch})
+		LIMIT @limit`, namedArgs{"id": p.ID, "limit": readyBatch})
 	if err != nil {
 		return err
 	}
@@ -104,7 +104,7 @@ func (p *lockedParent) cancelHopeless(ctx context.Context, tx pgx.Tx) ([]string,
 		FROM hopeless h
 		WHERE j.id = h.id AND h.verdict IN ('cancel', 'skip')
 		RETURNING j.id::text, j.kind, j.step, h.because, h.verdict = 'skip'`,
-		pgx.NamedArgs{"id": p.ID, "code": berth.ReasonUpstreamFailed, "skipped": wire.ReasonSkipped})
+		namedArgs{"id": p.ID, "code": berth.ReasonUpstreamFailed, "skipped": wire.ReasonSkipped})
 	if err != nil {
 		return nil, err
 	}
@@ -190,7 +190,7 @@ func (p *lockedParent) unblock(ctx context.Context, tx pgx.Tx) (skipped []string
 			queue_deadline = CASE WHEN j.kind = 'job' THEN now() + nullif(x.queue_ms, 0) * interval '1 millisecond' END,
 			unaged_ms = (extract(epoch FROM now() - j.submitted_at) * 1000)::bigint
 		FROM unnest(@ids::uuid[], @limits::bigint[]) AS x (id, queue_ms)
-		WHERE j.id = x.id`, pgx.NamedArgs{"ids": ids, "limits": limits})
+		WHERE j.id = x.id`, namedArgs{"ids": ids, "limits": limits})
 	return skipped, err
 }
 
@@ -205,7 +205,7 @@ func (p *lockedParent) unblockable(ctx context.Context, tx pgx.Tx) ([]letGo, err
 		WHERE j.parent = @id AND j.state = 'submitted' AND j.blocked AND NOT j.held AND v.verdict = 'start'
 		  AND `+listKnown("j")+`
 		ORDER BY j.id
-		FOR NO KEY UPDATE OF j`, pgx.NamedArgs{"id": p.ID})
+		FOR NO KEY UPDATE OF j`, namedArgs{"id": p.ID})
 	if err != nil {
 		return nil, err
 	}

@@ -322,7 +322,7 @@ func (g *growth) insertNeeds(ctx context.Context, tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `
 			INSERT INTO `+table+` (job, needs)
 			SELECT * FROM unnest(@jobs::uuid[], @needs::uuid[])`,
-			pgx.NamedArgs{"jobs": list.jobs, "needs": list.needs}); err != nil {
+			namedArgs{"jobs": list.jobs, "needs": list.needs}); err != nil {
 			return err
 		}
 	}

@@ -62,7 +62,7 @@ func (d *Pools) List(ctx context.Context, p Paging) (pools []wire.Pool, next str
 	if _, err := p.after(&name); err != nil {
 		return nil, "", err
 	}
-	rows, err := d.pool.Query(ctx, readPools("p.id > @name"), pgx.NamedArgs{"name": name, "limit": p.limit() + 1})
+	rows, err := d.pool.Query(ctx, readPools("p.id > @name"), namedArgs{"name": name, "limit": p.limit() + 1})
 	if err != nil {
 		return nil, "", mapError(err, "pools")
 	}
@@ -76,7 +76,7 @@ func (d *Pools) List(ctx context.Context, p Paging) (pools []wire.Pool, next str
 
 // Get returns one pool. An unknown pool is not_found.
 func (d *Pools) Get(ctx context.Context, name string) (wire.Pool, error) {
-	rows, err := d.pool.Query(ctx, readPools("p.id = @name"), pgx.NamedArgs{"name": name, "limit": 1})
+	rows, err := d.pool.Query(ctx, readPools("p.id = @name"), namedArgs{"name": name, "limit": 1})
 	if err != nil {
 		return wire.Pool{}, mapError(err, "pool "+name)
 	}
@@ -90,7 +90,7 @@ func (d *Pools) Get(ctx context.Context, name string) (wire.Pool, error) {
 // again by one launch. A version that is neither 0 nor the
 // present version is a conflict, and an unknown tenant is invalid.
 func (d *Pools) Set(ctx context.Context, name string, p spec.PoolRules, actor string) error {
-	args := pgx.NamedArgs{"name": name, "tenants": p.Tenants, "description": p.Description, "approval": p.Approval,
+	args := namedArgs{"name": name, "tenants": p.Tenants, "description": p.Description, "approval": p.Approval,
 		"one_tenant": p.OneTenant, "taints": spec.StoredTaints(p.Taints)}
 	return d.changed(name, d.tx(ctx, func(tx pgx.Tx) error {
 		if err := lockMachinesOf(ctx, tx, name); err != nil {
@@ -131,7 +131,7 @@ func (d *Pools) Set(ctx context.Context, name string, p spec.PoolRules, actor st
 // pgx.ErrNoRows.
 func lockPool(ctx context.Context, tx pgx.Tx, name string) (version int64, approval bool, err error) {
 	err = tx.QueryRow(ctx, `SELECT version, approval FROM pools WHERE id = @name FOR UPDATE`,
-		pgx.NamedArgs{"name": name}).Scan(&version, &approval)
+		namedArgs{"name": name}).Scan(&version, &approval)
 	return version, approval, err
 }
 
@@ -162,7 +162,7 @@ func (d *Pools) Delete(ctx context.Context, name string) error {
 			"pool %s cannot be deleted: machines that name no pool are in it", name)
 	}
 	return d.changed(name, d.tx(ctx, func(tx pgx.Tx) error {
-		args := pgx.NamedArgs{"name": name}
+		args := namedArgs{"name": name}
 		var machines, tokens, jobs int
 		// Jobs are counted before the pool is locked, since registrations wait for the lock and the
 		// count takes long if there are many jobs. The lock would not refuse later jobs in any case.
@@ -192,7 +192,7 @@ func (d *Pools) Delete(ctx context.Context, name string) error {
 		if err := errPoolInUse(name, machines, tokens, jobs); err != nil {
 			return err
 		}
-		_, err = tx.Exec(ctx, `DELETE FROM pools WHERE id = @name`, pgx.NamedArgs{"name": name})
+		_, err = tx.Exec(ctx, `DELETE FROM pools WHERE id = @name`, namedArgs{"name": name})
 		return err
 	}))
 }

@@ -97,7 +97,7 @@ func lockForPreemption(ctx context.Context, tx pgx.Tx, p Preemption) (berth.Tena
 	for _, e := range p.Nominations {
 		on = append(on, e.Machine)
 	}
-	args := pgx.NamedArgs{"for": p.For, "jobs": jobs, "machines": on}
+	args := namedArgs{"for": p.For, "jobs": jobs, "machines": on}
 	var tenant berth.TenantID
 	batch := &pgx.Batch{}
 	batch.Queue(`
@@ -248,7 +248,7 @@ func preempt(ctx context.Context, tx pgx.Tx, job lockedJob, beneficiary berth.Jo
 		SET state = 'preempting', version = version + 1, actor = 'leader', reason = @reason,
 			preempted_for = @for, gave_way_to = gave_way_to || @for::uuid
 		WHERE id = @job`,
-		pgx.NamedArgs{"job": job.ID, "for": beneficiary,
+		namedArgs{"job": job.ID, "for": beneficiary,
 			"reason": berth.Reason{Code: berth.ReasonPreempted, Message: message}})
 	if err != nil {
 		return touched{}, err
@@ -302,7 +302,7 @@ func insertNominations(ctx context.Context, tx pgx.Tx, p Preemption) error {
 				@disk::bigint[], @victim::uuid[], @attempt::int[], @until::timestamptz[])
 				AS u(machine, idx, milli, cpu, mem, disk, victim, attempt, until)
 			GROUP BY machine, idx, victim, attempt) s`,
-		pgx.NamedArgs{
+		namedArgs{
 			"for": p.For, "machine": c.machine, "idx": c.idx, "milli": c.milli, "cpu": c.cpu, "mem": c.mem,
 			"disk":   c.disk,
 			"victim": c.victim, "attempt": c.attempt, "until": c.until,

@@ -21,7 +21,7 @@ const pruneHorizon = `least(
 // before the horizon, which states the condition in force at that time, and all rows by
 // which a job that is not archived may be judged.
 func (d *Machines) PruneHistory(ctx context.Context, term Term, retention time.Duration, limit int) (int, error) {
-	args := pgx.NamedArgs{"retention_ms": retention.Milliseconds(), "limit": limit}
+	args := namedArgs{"retention_ms": retention.Milliseconds(), "limit": limit}
 	pruned := 0
 	err := d.pruneTx(ctx, term, func(tx pgx.Tx) error {
 		pruned = 0

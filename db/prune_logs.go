@@ -22,7 +22,7 @@ const prunedPieces = 10_000
 func (d *Logs) Prune(ctx context.Context, term Term, retention time.Duration, limit int) (int, error) {
 	const idle = 24 * time.Hour // as in PruneOutputs: a job with a younger id has not ended that long ago
 	before := berth.NewJobID(time.Now().Add(idle - retention))
-	args := pgx.NamedArgs{"retention": retention, "limit": limit, "pieces": prunedPieces, "before": before}
+	args := namedArgs{"retention": retention, "limit": limit, "pieces": prunedPieces, "before": before}
 	var n int
 	err := d.pruneTx(ctx, term, func(tx pgx.Tx) error {
 		n = 0
@@ -50,7 +50,7 @@ func (d *Logs) Prune(ctx context.Context, term Term, retention time.Duration, li
 			INSERT INTO doomed_objects (prefix)
 			SELECT unnest(@folders::text[])
 			ON CONFLICT DO NOTHING`,
-			pgx.NamedArgs{"folders": folders})
+			namedArgs{"folders": folders})
 		return err
 	})
 	return n, mapError(err, "logs")

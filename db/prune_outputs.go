@@ -32,7 +32,7 @@ func (d *Objects) PruneOutputs(ctx context.Context, term Term, retention time.Du
 	// idle covers the time between a job's id and its row, and adjusted clocks: a job with
 	// a younger id cannot have ended longer than retention ago.
 	const idle = 24 * time.Hour
-	args := pgx.NamedArgs{"retention": retention, "limit": limit,
+	args := namedArgs{"retention": retention, "limit": limit,
 		"before": berth.NewJobID(time.Now().Add(idle - retention))}
 	var n int
 	err := d.pruneTx(ctx, term, func(tx pgx.Tx) error {
@@ -73,7 +73,7 @@ func (d *Objects) PruneOutputs(ctx context.Context, term Term, retention time.Du
 			return err
 		}
 		n = int(tag.RowsAffected())
-		args := pgx.NamedArgs{"jobs": jobs, "objects": objects}
+		args := namedArgs{"jobs": jobs, "objects": objects}
 		// Several outputs may name the same object.
 		if _, err := tx.Exec(ctx, `
 			INSERT INTO doomed_objects (prefix)

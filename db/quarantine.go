@@ -137,7 +137,7 @@ func quarantineCluster(ctx context.Context, tx pgx.Tx, r Restoration) error {
 		`UPDATE backups SET ended_at = clock_timestamp() WHERE ended_at IS NULL`, // the one that wrote the dump
 		`DELETE FROM unknown_containers`,
 	} {
-		if _, err := tx.Exec(ctx, sql, pgx.NamedArgs{"schema": r.Schema, "taken": r.Taken}); err != nil {
+		if _, err := tx.Exec(ctx, sql, namedArgs{"schema": r.Schema, "taken": r.Taken}); err != nil {
 			return fmt.Errorf("%s: %w", sql, err)
 		}
 	}
@@ -246,7 +246,7 @@ func (r *registration) noteUnknown(ctx context.Context) error {
 		alloc, job, attempt = append(alloc, int64(c.Alloc)), append(job, string(c.Job)), append(attempt, c.Attempt)
 		rank, running = append(rank, c.Rank), append(running, c.Running)
 	}
-	args := pgx.NamedArgs{"machine": r.machine, "alloc": alloc, "job": job, "attempt": attempt, "rank": rank,
+	args := namedArgs{"machine": r.machine, "alloc": alloc, "job": job, "attempt": attempt, "rank": rank,
 		"running": running}
 	if _, err := r.tx.Exec(ctx, `DELETE FROM unknown_containers WHERE machine_id = @machine`, args); err != nil {
 		return fmt.Errorf("record unknown containers: %w", err)

@@ -43,8 +43,8 @@ func (s Silence) least() time.Duration { return s.Suspect + callsApart }
 // could not renew its lease then has as much time to call as a machine that always could.
 func (s Silence) Grace(want time.Duration) time.Duration { return max(want, s.least()) }
 
-func (s Silence) args() pgx.NamedArgs {
-	return pgx.NamedArgs{
+func (s Silence) args() namedArgs {
+	return namedArgs{
 		"suspect": s.Suspect, "least": s.least(), "lost": max(s.Lost, s.least()),
 		"margin_ms": s.Margin.Milliseconds(), "grace": leaseGrace, "api": leaseAPI, "freeze": leaseFreeze,
 		"ahead": beaconAhead, "count": leaseCount, "recent": countedFor,
@@ -190,7 +190,7 @@ func (d *Machines) RecordCount(ctx context.Context, term Term, f Fleet) error {
 			INSERT INTO leases (name, holder, expires_at)
 			VALUES (@count, @holder, @at)
 			ON CONFLICT (name) DO UPDATE SET holder = excluded.holder, expires_at = excluded.expires_at`,
-			pgx.NamedArgs{"count": leaseCount, "holder": term.Holder, "at": f.At})
+			namedArgs{"count": leaseCount, "holder": term.Holder, "at": f.At})
 		return err
 	})
 	return mapError(err, "count of silent machines")
@@ -208,7 +208,7 @@ func (d *Machines) HoldVerdicts(ctx context.Context, term Term, grace time.Durat
 			INSERT INTO leases AS l (name, holder, expires_at)
 			VALUES (@freeze, @holder, clock_timestamp() + @length::interval)
 			ON CONFLICT (name) DO UPDATE SET holder = excluded.holder, expires_at = excluded.expires_at`,
-			pgx.NamedArgs{"freeze": leaseFreeze, "holder": term.Holder, "length": grace})
+			namedArgs{"freeze": leaseFreeze, "holder": term.Holder, "length": grace})
 		return err
 	})
 	return mapError(err, "freeze")
@@ -279,7 +279,7 @@ func (d *Machines) Overdue(ctx context.Context, s Silence) (due []Overdue, budge
 	err = d.pool.QueryRow(ctx, `
 		SELECT greatest(1, floor(@share::float8 * count(*) FILTER (WHERE state <> 'retired'))::int)
 		     - count(*) FILTER (WHERE state = 'lost' AND state_at > clock_timestamp() - interval '1 minute')
-		FROM machines`, pgx.NamedArgs{"share": cmp.Or(s.Share, 0.1)}).Scan(&budget)
+		FROM machines`, namedArgs{"share": cmp.Or(s.Share, 0.1)}).Scan(&budget)
 	return due, budget, mapError(err, "machines")
 }
 
@@ -317,7 +317,7 @@ func (d *Machines) PassVerdict(ctx context.Context, term Term, machine berth.Mac
 				FROM allocations a
 				JOIN machine_leases l ON l.machine_id = a.machine_id
 				WHERE a.machine_id = m.id AND a.orphaned_at > l.seen_at))`,
-			pgx.NamedArgs{
+			namedArgs{
 				"machine": machine, "silence": silence, "lost": s.args()["lost"],
 				"reason": fmt.Sprintf("silent for %s", silence.Round(time.Second)),
 			})
@@ -401,7 +401,7 @@ func orphan(ctx context.Context, tx pgx.Tx, machine berth.MachineID, ranks []ove
 		    cut_off = a.state = 'exited',
 		    orders = CASE a.state WHEN 'exited' THEN a.orders ELSE a.orders || @kill END
 		FROM machines m
-		WHERE a.id = ANY(@ids) AND m.id = a.machine_id`, pgx.NamedArgs{"ids": ids, "kill": berth.Orders{Kill: true}})
+		WHERE a.id = ANY(@ids) AND m.id = a.machine_id`, namedArgs{"ids": ids, "kill": berth.Orders{Kill: true}})
 	if err != nil {
 		return fmt.Errorf("orphan ranks: %w", err)
 	}
@@ -441,7 +441,7 @@ func (d *Machines) Disobedient(ctx context.Context, age time.Duration) ([]berth.
 		SELECT DISTINCT machine_id
 		FROM allocations
 		WHERE state = 'active' AND orders ? 'kill' AND stop_by < clock_timestamp() - @age::interval
-		ORDER BY 1`, pgx.NamedArgs{"age": age})
+		ORDER BY 1`, namedArgs{"age": age})
 	if err != nil {
 		return nil, mapError(err, "machines")
 	}

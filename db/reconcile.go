@@ -20,7 +20,7 @@ func (d *Attempts) Unclaimed(ctx context.Context, age time.Duration, limit int) 
 		WHERE a.state = 'reserved' AND a.reserved_at < clock_timestamp() - @age::interval AND j.state = 'scheduled'
 		GROUP BY j.id
 		ORDER BY min(a.reserved_at), j.id
-		LIMIT @limit`, pgx.NamedArgs{"age": age, "limit": limit})
+		LIMIT @limit`, namedArgs{"age": age, "limit": limit})
 }
 
 // Unsettled returns jobs that still have an attempt although its last member ended at least
@@ -38,7 +38,7 @@ func (d *Attempts) Unsettled(ctx context.Context, age time.Duration, limit int) 
 		WHERE j.state IN ('scheduled', 'running', 'preempting', 'canceling')
 		  AND NOT e.live AND e.ended < clock_timestamp() - @age::interval
 		ORDER BY e.ended, j.id
-		LIMIT @limit`, pgx.NamedArgs{"age": age, "limit": limit})
+		LIMIT @limit`, namedArgs{"age": age, "limit": limit})
 }
 
 // KillOverdue orders the kill of members that have not stopped within age after their
@@ -53,7 +53,7 @@ func (d *Attempts) KillOverdue(ctx context.Context, term Term, age time.Duration
 			AND NOT a.orders ? 'kill'
 		  AND j.state IN ('scheduled', 'running', 'preempting', 'canceling')
 		ORDER BY 1
-		LIMIT @limit`, pgx.NamedArgs{"age": age, "limit": limit})
+		LIMIT @limit`, namedArgs{"age": age, "limit": limit})
 	if err != nil {
 		return 0, mapError(err, "ranks past their stop_by")
 	}
@@ -66,7 +66,7 @@ func (d *Attempts) KillOverdue(ctx context.Context, term Term, age time.Duration
 			WHERE job = @job AND attempt = @attempt AND state = 'active'
 			  AND stop_by < clock_timestamp() - @age::interval AND NOT orders ? 'kill'
 			RETURNING rank, machine_id`,
-				pgx.NamedArgs{"job": job.ID, "attempt": job.Attempt, "age": age, "orders": berth.Orders{Kill: true}})
+				namedArgs{"job": job.ID, "attempt": job.Attempt, "age": age, "orders": berth.Orders{Kill: true}})
 		})
 }
 
@@ -85,7 +85,7 @@ func (d *Attempts) KillStray(ctx context.Context, term Term, limit int) (int, er
 		  AND (j.state IN ('submitted', 'queued', 'retrying', 'succeeded', 'failed', 'canceled')
 		    OR a.attempt <> j.attempt)
 		  AND (a.state = 'reserved' OR NOT a.orders ? 'kill')`
-	args := pgx.NamedArgs{"limit": limit, "kill": berth.Orders{Kill: true}, "forget": berth.Orders{Forget: true}}
+	args := namedArgs{"limit": limit, "kill": berth.Orders{Kill: true}, "forget": berth.Orders{Forget: true}}
 	var some bool
 	if err := d.pool.QueryRow(ctx, `SELECT EXISTS (`+strays+`)`).Scan(&some); err != nil || !some {
 		return 0, mapError(err, "stray ranks")

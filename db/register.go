@@ -116,7 +116,7 @@ func (d *Agents) endedUntold(ctx context.Context, machine berth.MachineID) ([]be
 		FROM allocations a
 		JOIN jobs j ON j.id = a.job AND j.attempt = a.attempt
 		WHERE a.machine_id = @machine AND a.forgotten_at IS NULL AND a.sealed_at IS NOT NULL
-		  AND j.state IN ('scheduled', 'running', 'preempting', 'canceling')`, pgx.NamedArgs{"machine": machine})
+		  AND j.state IN ('scheduled', 'running', 'preempting', 'canceling')`, namedArgs{"machine": machine})
 	if err != nil {
 		return nil, mapError(err, "ended ranks of machine "+string(machine))
 	}
@@ -139,7 +139,7 @@ func (r *registration) run(ctx context.Context) error {
 // lock locks the jobs, the allocations and the machine, in this order. It returns errMoved,
 // and the transaction starts over, if the leader placed something on the machine meanwhile.
 func (r *registration) lock(ctx context.Context) error {
-	args := pgx.NamedArgs{"machine": r.machine}
+	args := namedArgs{"machine": r.machine}
 	_, err := r.tx.Exec(ctx, `
 		SELECT 1
 		FROM jobs
@@ -225,7 +225,7 @@ func (r *registration) reboot(ctx context.Context) error {
 		        ELSE a.sealed_at END
 		FROM machines m
 		WHERE a.machine_id = @machine AND a.forgotten_at IS NULL AND m.id = a.machine_id`,
-		pgx.NamedArgs{"machine": r.machine, "cause": failure.CauseBoot, "message": message})
+		namedArgs{"machine": r.machine, "cause": failure.CauseBoot, "message": message})
 	if err != nil {
 		return fmt.Errorf("end the ranks of the old boot: %w", err)
 	}
@@ -307,7 +307,7 @@ func (r *registration) judge(ctx context.Context) error {
 	_, err := r.tx.Exec(ctx, `
 		UPDATE allocations
 		SET state = 'released', released_at = now(), forgotten_at = now(), freed_by = 'agent'
-		WHERE id = ANY(@gone) AND state = 'orphaned'`, pgx.NamedArgs{"gone": ids(gone)})
+		WHERE id = ANY(@gone) AND state = 'orphaned'`, namedArgs{"gone": ids(gone)})
 	if err != nil {
 		return fmt.Errorf("release orphans: %w", err)
 	}
@@ -335,7 +335,7 @@ func (r *registration) quarantine(ctx context.Context) error {
 		FROM unnest(@alloc::bigint[], @job::text[]::uuid[]) AS x (alloc, job)
 		WHERE NOT EXISTS (SELECT 1 FROM allocations a WHERE a.id = x.alloc AND a.job = x.job)
 		  AND NOT EXISTS (SELECT 1 FROM archived_jobs j WHERE j.id = x.job)
-		ORDER BY 1`, pgx.NamedArgs{"alloc": alloc, "job": job})
+		ORDER BY 1`, namedArgs{"alloc": alloc, "job": job})
 	if err != nil {
 		return fmt.Errorf("look for unknown containers: %w", err)
 	}
@@ -444,7 +444,7 @@ func (r *registration) writeMachine(ctx context.Context) error {
 		FROM (`+joined+`) joined
 		WHERE m.id = @machine
 		RETURNING m.pool, m.joined_pool, pool_is_open(m.pool)`,
-		pgx.NamedArgs{
+		namedArgs{
 			"machine": r.machine, "state": string(next), "epoch": r.epoch,
 			"host_boot": r.req.HostBoot, "agent_boot": r.req.AgentBoot,
 			"pool": inv.Pool, "labels": nonNil(inv.Labels), "region": inv.Region, "site": inv.Site,
@@ -476,7 +476,7 @@ func (r *registration) writeLease(ctx context.Context) error {
 		ON CONFLICT (machine_id) DO UPDATE
 		SET epoch = excluded.epoch, agent_boot = excluded.agent_boot, until = excluded.until,
 			seen_at = clock_timestamp(), seq = 0, back_at = `+backAt,
-		pgx.NamedArgs{"machine": r.machine, "epoch": r.epoch, "boot": r.req.AgentBoot, "ttl": berth.MachineLeaseTTL})
+		namedArgs{"machine": r.machine, "epoch": r.epoch, "boot": r.req.AgentBoot, "ttl": berth.MachineLeaseTTL})
 	return err
 }
 

@@ -31,7 +31,7 @@ func (r *registration) compare(ctx context.Context) error {
 		FROM launches l
 		CROSS JOIN cluster c
 		JOIN machines m ON m.id = l.machine AND m.joined_token = l.join_token
-		WHERE l.machine = @machine AND l.join_token <> ''`, pgx.NamedArgs{"machine": r.machine}).Scan(&l)
+		WHERE l.machine = @machine AND l.join_token <> ''`, namedArgs{"machine": r.machine}).Scan(&l)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil
 	}
@@ -57,7 +57,7 @@ func (r *registration) compare(ctx context.Context) error {
 		WHERE id = @machine AND (state IN ('joining', 'ready', 'suspect')
 			-- a window would return the machine; the agent drains for a device with a fault, by this registration
 			OR state = 'draining' AND (drain_actor = @agent OR drain_actor LIKE 'maintenance:%'))`,
-		pgx.NamedArgs{"machine": r.machine, "reason": "the machine " + lacks, "agent": AgentActor(r.machine)})
+		namedArgs{"machine": r.machine, "reason": "the machine " + lacks, "agent": AgentActor(r.machine)})
 	if err != nil {
 		return fmt.Errorf("drain a machine with less than its offer: %w", err)
 	}

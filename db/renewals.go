@@ -131,7 +131,7 @@ func (d *core) renewLeases(ctx context.Context, keys []leaseKey) (map[leaseKey]b
 		FROM asked x
 		JOIN machine_leases l ON l.machine_id = x.machine_id AND l.agent_boot = x.boot AND l.epoch = x.epoch
 		LEFT JOIN renewed r ON r.machine_id = x.machine_id`,
-		pgx.NamedArgs{"machines": machines, "boots": boots, "epochs": epochs, "ttl": berth.MachineLeaseTTL})
+		namedArgs{"machines": machines, "boots": boots, "epochs": epochs, "ttl": berth.MachineLeaseTTL})
 	if err != nil {
 		return nil, err
 	}

@@ -40,7 +40,7 @@ func keepRoom(ctx context.Context, tx pgx.Tx, job lockedJob, d time.Duration) er
 			SELECT 1
 			FROM allocations a
 			WHERE a.id = ANY(@survivors) AND a.machine_id = e.machine_id)`,
-		pgx.NamedArgs{"job": job.ID, "survivors": ids(survivors)})
+		namedArgs{"job": job.ID, "survivors": ids(survivors)})
 	if err != nil || len(survivors) == 0 {
 		return err
 	}
@@ -78,7 +78,7 @@ func keepRoom(ctx context.Context, tx pgx.Tx, job lockedJob, d time.Duration) er
 		ON CONFLICT (beneficiary, machine_id, gpu_idx, victim) DO UPDATE
 		SET milli = excluded.milli, cpu_m = excluded.cpu_m, memory_mib = excluded.memory_mib,
 		    disk_mib = excluded.disk_mib, victim_attempt = excluded.victim_attempt, expires_at = excluded.expires_at`,
-		pgx.NamedArgs{"job": job.ID, "attempt": job.Attempt, "survivors": ids(survivors),
+		namedArgs{"job": job.ID, "attempt": job.Attempt, "survivors": ids(survivors),
 			"members": ids(membersOf(job)), "hold": d})
 	return err
 }
@@ -107,10 +107,10 @@ func settleRoom(ctx context.Context, tx pgx.Tx, job lockedJob, s lifecycle.Settl
 			return nil
 		}
 		_, err := tx.Exec(ctx, `DELETE FROM nominations WHERE beneficiary = @job AND machine_id = ANY(@avoid)`,
-			pgx.NamedArgs{"job": job.ID, "avoid": s.Verdict.Avoid})
+			namedArgs{"job": job.ID, "avoid": s.Verdict.Avoid})
 		return err
 	case lifecycle.RoomReleased:
-		_, err := tx.Exec(ctx, `DELETE FROM nominations WHERE beneficiary = @job`, pgx.NamedArgs{"job": job.ID})
+		_, err := tx.Exec(ctx, `DELETE FROM nominations WHERE beneficiary = @job`, namedArgs{"job": job.ID})
 		return err
 	default:
 		panic("unknown future of nominations " + string(s.Room))
@@ -131,7 +131,7 @@ func lockMachines(ctx context.Context, tx pgx.Tx, job lockedJob) error {
 		FROM machines
 		WHERE id = ANY(@machines)
 		ORDER BY id
-		FOR NO KEY UPDATE`, pgx.NamedArgs{"machines": slices.Compact(on)})
+		FOR NO KEY UPDATE`, namedArgs{"machines": slices.Compact(on)})
 	return err
 }
 
@@ -154,7 +154,7 @@ func (d *Queue) GiveUpRepairs(ctx context.Context, term Term, gangs []berth.JobI
 					FOR UPDATE SKIP LOCKED)
 				RETURNING d.beneficiary
 			)
-			SELECT count(DISTINCT beneficiary) FROM gone`, pgx.NamedArgs{"gangs": gangs}).Scan(&n)
+			SELECT count(DISTINCT beneficiary) FROM gone`, namedArgs{"gangs": gangs}).Scan(&n)
 	})
 	return n, mapError(err, "room kept for repairs")
 }

@@ -278,7 +278,7 @@ func (r *reporting) checkForgotten(ctx context.Context) error {
 			SELECT 1
 			FROM unnest(@jobs::text[]::uuid[]) AS x (job)
 			WHERE NOT EXISTS (SELECT 1 FROM archived_jobs j WHERE j.id = x.job)
-		)`, pgx.NamedArgs{"jobs": jobs}).Scan(&forgotten)
+		)`, namedArgs{"jobs": jobs}).Scan(&forgotten)
 	if err != nil {
 		return fmt.Errorf("look for forgotten jobs: %w", err)
 	}

@@ -58,7 +58,7 @@ func (r *reporting) restored(ctx context.Context, a *reportedRow, step int64) er
 		UPDATE attempts
 		SET resume_from = @step
 		WHERE job = @job AND attempt = @attempt AND resume_from IS DISTINCT FROM @step`,
-		pgx.NamedArgs{"job": a.Job, "attempt": a.Attempt, "step": step})
+		namedArgs{"job": a.Job, "attempt": a.Attempt, "step": step})
 	if err != nil {
 		return fmt.Errorf("store restored step: %w", err)
 	}
@@ -72,7 +72,7 @@ func (r *reporting) restored(ctx context.Context, a *reportedRow, step int64) er
 		FROM job_sources o
 		WHERE o.job = @job AND o.array_index = -1 AND o.step = @step
 		  AND NOT EXISTS (SELECT 1 FROM checkpoints c WHERE c.job = @job AND c.step = @step AND c.state = 'verified')`,
-		pgx.NamedArgs{"job": a.Job, "step": step}).Scan(&e.Facts.Job, &parts)
+		namedArgs{"job": a.Job, "step": step}).Scan(&e.Facts.Job, &parts)
 	if err != nil && !isNoRows(err) {
 		return fmt.Errorf("read source of job %s: %w", a.Job, err)
 	}
@@ -120,7 +120,7 @@ func (r *reporting) compareInputs(ctx context.Context, a *reportedRow, fetched [
 	for _, f := range fetched {
 		now[f.What] = f.Address
 	}
-	args := pgx.NamedArgs{"job": a.Job, "attempt": a.Attempt, "now": now}
+	args := namedArgs{"job": a.Job, "attempt": a.Attempt, "now": now}
 	rows, err := r.tx.Query(ctx, `
 		SELECT x.key, coalesce((
 				SELECT s.spec -> 'inputs' -> substring(x.key FROM '^inputs.([0-9]+).$')::int ->> 'from'
@@ -207,7 +207,7 @@ func (r *reporting) warnOf(ctx context.Context, a *reportedRow, about, text stri
 		SELECT count(*) FILTER (WHERE detail = @text OR @about <> '' AND starts_with(detail, @about)), count(*)
 		FROM job_events
 		WHERE job = @job AND kind = 'warning' AND attempt = @attempt`,
-		pgx.NamedArgs{"job": a.Job, "attempt": a.Attempt, "about": about, "text": text}).Scan(&told, &before)
+		namedArgs{"job": a.Job, "attempt": a.Attempt, "about": about, "text": text}).Scan(&told, &before)
 	switch {
 	case err != nil || told > 0 || before >= maxWarnings:
 		return err

@@ -33,7 +33,7 @@ func (r *reporting) lock(ctx context.Context) error {
 		FROM machines m
 		CROSS JOIN cluster c
 		LEFT JOIN machine_leases l ON l.machine_id = m.id
-		WHERE m.id = @machine`, pgx.NamedArgs{"machine": r.machine}).QueryRow(func(row pgx.Row) error {
+		WHERE m.id = @machine`, namedArgs{"machine": r.machine}).QueryRow(func(row pgx.Row) error {
 		return row.Scan(append([]any{&s.state, &s.epoch, &s.agentBoot, &s.seq, &r.owesKill}, s.mark.dest()...)...)
 	})
 	r.queueJobs(b, jobs)
@@ -73,7 +73,7 @@ func (r *reporting) queueJobs(b *pgx.Batch, jobs []string) {
 		FROM jobs
 		WHERE id = ANY(@jobs::text[]::uuid[])
 		ORDER BY id
-		FOR NO KEY UPDATE`, pgx.NamedArgs{"jobs": jobs}).Query(func(rows pgx.Rows) error {
+		FOR NO KEY UPDATE`, namedArgs{"jobs": jobs}).Query(func(rows pgx.Rows) error {
 		var j reportedJob
 		_, err := pgx.ForEachRow(rows, []any{&j.ID, &j.State, &j.Attempt, &j.Digest}, func() error {
 			locked := j
@@ -105,7 +105,7 @@ func (r *reporting) queueAllocations(b *pgx.Batch, allocs []int64, prepared []st
 			WHERE a.job = ANY(@prepared::text[]::uuid[])
 		)
 		ORDER BY id
-		FOR NO KEY UPDATE`, pgx.NamedArgs{"allocs": allocs, "prepared": prepared}).Query(func(rows pgx.Rows) error {
+		FOR NO KEY UPDATE`, namedArgs{"allocs": allocs, "prepared": prepared}).Query(func(rows pgx.Rows) error {
 		var a reportedRow
 		_, err := pgx.ForEachRow(rows, []any{&a.ID, &a.Job, &a.Attempt, &a.Rank, &a.Machine, &a.Epoch, &a.State,
 			&a.Phase, &a.Sealed, &a.HasExit,

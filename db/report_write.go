@@ -87,7 +87,7 @@ func (r *reporting) write(context.Context) error {
 			@progress::text[], @begun::bool[], @forget::bool[])
 		     AS x (id, state, phase, exit, left_out, progress, begun, forget)
 		WHERE a.id = x.id`,
-		pgx.NamedArgs{
+		namedArgs{
 			"id": id, "state": state, "phase": phase, "exit": exit, "left_out": left, "progress": step,
 			"begun": begun, "forget": forget,
 		})
@@ -134,7 +134,7 @@ func (r *reporting) writeSteps(rows []*reportedRow) {
 			GROUP BY 1, 2
 		) x
 		WHERE t.job = x.job AND t.attempt = x.attempt AND t.last_step IS DISTINCT FROM x.step`,
-		pgx.NamedArgs{"job": job, "attempt": attempt, "step": step})
+		namedArgs{"job": job, "attempt": attempt, "step": step})
 }
 
 // startJobs advances each job with a report of a prepared or started member:
@@ -198,7 +198,7 @@ func (r *reporting) runJob(j *reportedJob) {
 		FROM started
 		WHERE a.job = started.id AND a.attempt = started.attempt AND a.state = 'active' AND NOT a.orders ? 'start'
 		RETURNING a.id, a.machine_id`,
-		pgx.NamedArgs{"job": j.ID, "attempt": j.Attempt, "actor": r.actor, "digest": j.newDigest}).Query(r.noteOrdered)
+		namedArgs{"job": j.ID, "attempt": j.Attempt, "actor": r.actor, "digest": j.newDigest}).Query(r.noteOrdered)
 }
 
 // orderStart orders the members of a job to start, once the last of them is prepared. The
@@ -226,7 +226,7 @@ func (r *reporting) orderStart(ctx context.Context, j *reportedJob) error {
 		FROM jobs j
 		WHERE j.id = @job AND j.state = 'scheduled' AND j.attempt = @attempt
 		  AND a.job = j.id AND a.attempt = j.attempt AND a.state = 'active' AND NOT a.orders ? 'start'
-		RETURNING a.id, a.machine_id`, pgx.NamedArgs{"job": j.ID, "attempt": j.Attempt}).Query(r.noteOrdered)
+		RETURNING a.id, a.machine_id`, namedArgs{"job": j.ID, "attempt": j.Attempt}).Query(r.noteOrdered)
 	return addEvent(ctx, r.tx, j.ID, wire.Event{
 		Kind: wire.EventOrdered, Attempt: j.Attempt, Actor: r.actor,
 		Detail: describeOrder("start", ranks),
@@ -258,7 +258,7 @@ func (r *reporting) storeDigest(j *reportedJob) {
 	r.writes.Queue(`
 		UPDATE jobs
 		SET image_digest = @digest,`+foundByMachine+`
-		WHERE id = @job`, pgx.NamedArgs{"job": j.ID, "digest": j.newDigest})
+		WHERE id = @job`, namedArgs{"job": j.ID, "digest": j.newDigest})
 }
 
 // all reports whether every member of the job's attempt satisfies is. All members are
@@ -313,7 +313,7 @@ func (r *reporting) writeMachine(ctx context.Context) error {
 			    state = CASE WHEN cardinality(l.kills) = 0 AND m.state = 'joining' THEN 'ready' ELSE m.state END,
 			    reason = CASE WHEN cardinality(l.kills) = 0 AND m.state = 'joining' THEN '' ELSE m.reason END
 			FROM left_over l
-			WHERE m.id = l.id`, pgx.NamedArgs{"machine": r.machine, "gone": ids(r.req.Gone)})
+			WHERE m.id = l.id`, namedArgs{"machine": r.machine, "gone": ids(r.req.Gone)})
 		if err != nil {
 			return fmt.Errorf("strike off kills: %w", err)
 		}
@@ -325,7 +325,7 @@ func (r *reporting) writeMachine(ctx context.Context) error {
 	}
 	// The machine's row is stamped too, so that the feed shows the change.
 	if _, err := r.tx.Exec(ctx, `UPDATE machines SET reason = reason
-		WHERE id = @machine`, pgx.NamedArgs{"machine": r.machine}); err != nil {
+		WHERE id = @machine`, namedArgs{"machine": r.machine}); err != nil {
 		return fmt.Errorf("stamp machine: %w", err)
 	}
 	if err := quarantine(ctx, r.tx, r.machine, r.req.GPUs); err != nil {
@@ -383,7 +383,7 @@ func closedBy(ctx context.Context, tx pgx.Tx, a *reportedRow, machine berth.Mach
 			SELECT max(t.attempt)
 			FROM attempts t
 			WHERE t.job = @job AND t.attempt < @attempt AND coalesce(t.outcome ->> 'rule', '') <> ALL(@rules)), 0)`,
-		pgx.NamedArgs{
+		namedArgs{
 			"job": a.Job, "attempt": a.Attempt, "machine": machine, "cause": failure.CauseCheck,
 			"rules": []string{failure.RuleCheckFailed, failure.RuleCheckFailedAgain},
 		}).Scan(&n)
@@ -402,7 +402,7 @@ func (r *reporting) renew(context.Context) error {
 		UPDATE machine_leases l
 		SET seq = @seq, until = clock_timestamp() + @ttl::interval, seen_at = clock_timestamp(), back_at = `+backAt+`
 		WHERE machine_id = @machine AND epoch = @epoch AND agent_boot = @boot AND (seq < @seq OR @part AND seq = @seq)`,
-		pgx.NamedArgs{
+		namedArgs{
 			"machine": r.machine, "epoch": r.req.Epoch, "boot": r.req.AgentBoot, "seq": r.req.Seq, "part": r.part,
 			"ttl": berth.MachineLeaseTTL,
 		}).Exec(func(tag pgconn.CommandTag) error {

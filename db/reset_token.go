@@ -57,7 +57,7 @@ func (d *Tokens) Reset(
 		if err := ensureTenant(ctx, tx, tenant); err != nil {
 			return err
 		}
-		args := pgx.NamedArgs{"id": id, "tenant": tenant, "name": name, "role": spec.RoleAdmin, "sha256": sum,
+		args := namedArgs{"id": id, "tenant": tenant, "name": name, "role": spec.RoleAdmin, "sha256": sum,
 			"given": given}
 		if r.Revoked, err = revokeNamed(ctx, tx, args); err != nil {
 			return err
@@ -99,7 +99,7 @@ func requireTokenEvents(ctx context.Context, tx pgx.Tx) error {
 
 // revokeNamed revokes the valid tokens of a name, tenant and role and returns their ids,
 // oldest first.
-func revokeNamed(ctx context.Context, tx pgx.Tx, args pgx.NamedArgs) ([]string, error) {
+func revokeNamed(ctx context.Context, tx pgx.Tx, args namedArgs) ([]string, error) {
 	rows, err := tx.Query(ctx, `
 		WITH old AS (
 			UPDATE tokens

@@ -39,7 +39,7 @@ func (c *checkpointing) reject(ctx context.Context) error {
 			FROM job_sources o
 			WHERE o.job = @job AND o.array_index = -1 AND o.source = @of_job AND o.step = @step AND o.attempt = @of))
 		RETURNING state = 'bad', c.passed_over AND NOT b.before`,
-		pgx.NamedArgs{"job": p.Job, "of_job": cmp.Or(p.OfJob, p.Job), "step": p.Step, "of": p.OfAttempt,
+		namedArgs{"job": p.Job, "of_job": cmp.Or(p.OfJob, p.Job), "step": p.Step, "of": p.OfAttempt,
 			"failed": p.Failed, "detail": p.Bad,
 			"passes": passes}).Scan(&bad, &passed)
 	switch {
@@ -80,8 +80,8 @@ func (c *checkpointing) passes(ctx context.Context) (bool, error) {
 }
 
 // usedArgs names the step that a restore got in the place of the reported one.
-func (c *checkpointing) usedArgs() pgx.NamedArgs {
-	return pgx.NamedArgs{"job": c.report.Job, "used": *c.report.PassedOverFor,
+func (c *checkpointing) usedArgs() namedArgs {
+	return namedArgs{"job": c.report.Job, "used": *c.report.PassedOverFor,
 		"used_of": c.report.PassedOverForAttempt}
 }
 

@@ -160,7 +160,7 @@ func readRun(ctx context.Context, tx pgx.Tx, id berth.JobID) (wire.Job, error) {
 		UNION ALL
 		SELECT job ->> 'retry_of', job -> 'pipeline'
 		FROM archived_jobs
-		WHERE id = @id AND job ->> 'kind' = 'pipeline'`, pgx.NamedArgs{"id": id}).Scan(&run.RetryOf, &raw)
+		WHERE id = @id AND job ->> 'kind' = 'pipeline'`, namedArgs{"id": id}).Scan(&run.RetryOf, &raw)
 	if err != nil {
 		return run, err
 	}
@@ -207,7 +207,7 @@ func readSteps(ctx context.Context, tx pgx.Tx, id berth.JobID) ([]earlierStep, e
 		SELECT i.path, `+stepArchived+`
 		FROM inside i
 		JOIN archived_jobs a ON a.id = i.id
-		WHERE i.path <> ''`, pgx.NamedArgs{"id": id})
+		WHERE i.path <> ''`, namedArgs{"id": id})
 	if err != nil {
 		return nil, err
 	}
@@ -241,7 +241,7 @@ func (r *resumed) findMoved(ctx context.Context, tx pgx.Tx, tenant berth.TenantI
 			FROM step_results
 			WHERE tenant = @tenant AND image = i.image AND image <> '' AND digest <> ''
 			ORDER BY found_at DESC
-			LIMIT 1) n ON true`, pgx.NamedArgs{"tenant": tenant, "images": images})
+			LIMIT 1) n ON true`, namedArgs{"tenant": tenant, "images": images})
 	if err != nil {
 		return err
 	}
@@ -295,7 +295,7 @@ func (r *resumed) readElements(ctx context.Context, tx pgx.Tx, earlier map[strin
 			SELECT a.job ->> 'array_index', `+stepArchived+`
 			FROM archived_jobs a
 			WHERE a.parent = @id AND a.state = 'succeeded' AND a.job ->> 'array_index' IS NOT NULL`,
-			pgx.NamedArgs{"id": e.Job})
+			namedArgs{"id": e.Job})
 		if err != nil {
 			return err
 		}
@@ -400,7 +400,7 @@ func (g *growth) skipSteps(ctx context.Context, tx pgx.Tx) error {
 		SET state = 'canceled', version = version + 1, actor = @actor,
 			reason = jsonb_build_object('code', @code::text, 'message', 'all steps before it were taken over')
 		WHERE id = ANY(@ids::uuid[])`,
-		pgx.NamedArgs{"ids": sortedIDs(ids), "actor": g.Actor, "code": wire.ReasonSkipped})
+		namedArgs{"ids": sortedIDs(ids), "actor": g.Actor, "code": wire.ReasonSkipped})
 	return err
 }
 
@@ -422,7 +422,7 @@ func (g *growth) endTaken(ctx context.Context, tx pgx.Tx) error {
 			UPDATE jobs j
 			SET state = 'succeeded', version = version + 1, actor = @actor, tally = ` + liveTally + `
 			WHERE id = @id`} {
-			if _, err := tx.Exec(ctx, sql, pgx.NamedArgs{"id": id, "actor": g.Actor}); err != nil {
+			if _, err := tx.Exec(ctx, sql, namedArgs{"id": id, "actor": g.Actor}); err != nil {
 				return err
 			}
 		}
@@ -444,7 +444,7 @@ func makeBlocked(ctx context.Context, tx pgx.Tx, array berth.JobID, indexes []in
 		UPDATE jobs
 		SET blocked = true
 		WHERE parent = @parent
-		RETURNING array_index, id::text`, pgx.NamedArgs{"parent": array})
+		RETURNING array_index, id::text`, namedArgs{"parent": array})
 	if err != nil {
 		return nil, err
 	}
@@ -468,7 +468,7 @@ func takeAll(ctx context.Context, tx pgx.Tx, list []taken, actor string, run ber
 			append(attempts, t.attempt)
 		from = append(from, string(cmp.Or(t.from, t.source)))
 	}
-	args := pgx.NamedArgs{"jobs": jobs, "sources": sources, "from": from, "attempts": attempts, "actor": actor,
+	args := namedArgs{"jobs": jobs, "sources": sources, "from": from, "attempts": attempts, "actor": actor,
 		"run": string(run)}
 	for _, sql := range []string{`
 		INSERT INTO outputs (job, attempt, rank, name, address, files, bytes, stored_bytes, sha256, object, created_at)

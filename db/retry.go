@@ -166,7 +166,7 @@ func (r *retrying) hash() ([]byte, error) {
 func (r *retrying) successor(ctx context.Context, key string, hash []byte) (berth.JobID, error) {
 	links := map[string]berth.JobID{}
 	rows, err := r.tx.Query(ctx, `SELECT options, successor::text FROM job_retries WHERE job = @id`,
-		pgx.NamedArgs{"id": r.old.ID})
+		namedArgs{"id": r.old.ID})
 	if err != nil {
 		return "", err
 	}
@@ -343,7 +343,7 @@ func indexesOf(j wire.Job) []int {
 // lockForRetry reads the old job and locks its row, live or archived, so that concurrent
 // retries of a job run one after the other. A job that has not ended is a conflict.
 func lockForRetry(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, id berth.JobID) (wire.Job, error) {
-	args := pgx.NamedArgs{"id": id, "tenant": string(tenant)}
+	args := namedArgs{"id": id, "tenant": string(tenant)}
 	for _, sql := range []string{`
 		SELECT ` + jobDocument + ` || jsonb_build_object(CASE j.kind WHEN 'pipeline' THEN 'pipeline' ELSE 'spec' END,
 			s.spec)
@@ -389,6 +389,6 @@ func linkRetry(ctx context.Context, tx pgx.Tx, old, successor berth.JobID, optio
 		UPDATE archived_jobs
 		SET job = job || jsonb_build_object('retried_by', @new::uuid)
 		WHERE id = @old`,
-		pgx.NamedArgs{"old": old, "new": successor, "options": options})
+		namedArgs{"old": old, "new": successor, "options": options})
 	return err
 }

@@ -54,7 +54,7 @@ func stepDigests(ctx context.Context, tx pgx.Tx, id berth.JobID) (map[string]kep
 		)
 		SELECT path, image, digest, at
 		FROM inside
-		WHERE digest <> '' AND by IN ('submit', 'retry')`, pgx.NamedArgs{"id": id})
+		WHERE digest <> '' AND by IN ('submit', 'retry')`, namedArgs{"id": id})
 	if err != nil {
 		return nil, err
 	}

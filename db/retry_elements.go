@@ -38,7 +38,7 @@ func unsuccessful(ctx context.Context, tx pgx.Tx, old wire.Job) ([]int, error) {
 			LEFT JOIN made m ON m.idx = w.idx
 			WHERE m.state = 'failed'
 			   OR @overdrawn AND (m.idx IS NULL OR m.state = 'canceled' AND m.code = ANY(@codes))
-			ORDER BY w.idx)`, pgx.NamedArgs{
+			ORDER BY w.idx)`, namedArgs{
 		"id": old.ID, "total": old.Tally.Total, "indexes": old.Indexes,
 		"overdrawn": old.Status == berth.Failed,
 		"codes":     []berth.ReasonCode{berth.ReasonElementsFailed, berth.ReasonStepsFailed},
@@ -102,7 +102,7 @@ func succeededSteps(ctx context.Context, tx pgx.Tx, id berth.JobID) (map[string]
 				WHERE a.parent = i.id AND a.job ->> 'step' IS NOT NULL
 			) s
 		)
-		SELECT path, id::text FROM inside WHERE state = 'succeeded'`, pgx.NamedArgs{"id": id})
+		SELECT path, id::text FROM inside WHERE state = 'succeeded'`, namedArgs{"id": id})
 	if err != nil {
 		return nil, err
 	}

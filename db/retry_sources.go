@@ -32,7 +32,7 @@ func lockPlainChain(ctx context.Context, tx pgx.Tx, ids []berth.JobID) error {
 		FROM jobs j
 		WHERE j.id IN (SELECT id FROM chain) AND j.kind = 'job'
 		ORDER BY j.id
-		FOR NO KEY UPDATE`, pgx.NamedArgs{"ids": ids})
+		FOR NO KEY UPDATE`, namedArgs{"ids": ids})
 	return err
 }
 
@@ -80,7 +80,7 @@ func readSaved(ctx context.Context, tx pgx.Tx, ids []berth.JobID) (map[berth.Job
 		SELECT a.id::text, a.state = 'succeeded', jsonb_path_exists(a.job,
 			'$.checkpoints[*] ? (@.state == "verified" || @.state == "bad")'), a.job -> 'started_from', '[]'
 		FROM archived_jobs a
-		WHERE a.id IN (SELECT id FROM chain)`, pgx.NamedArgs{"ids": ids})
+		WHERE a.id IN (SELECT id FROM chain)`, namedArgs{"ids": ids})
 	if err != nil {
 		return nil, err
 	}
@@ -204,7 +204,7 @@ func savedElements(ctx context.Context, tx pgx.Tx, arrays []berth.JobID) (map[be
 		SELECT a.parent::text, (a.job ->> 'array_index')::int, a.id::text
 		FROM archived_jobs a
 		WHERE a.parent = ANY(@arrays::uuid[]) AND a.job ? 'array_index' AND a.state <> 'succeeded'
-		  AND (a.job ? 'checkpoints' OR a.job ? 'started_from')`, pgx.NamedArgs{"arrays": arrays})
+		  AND (a.job ? 'checkpoints' OR a.job ? 'started_from')`, namedArgs{"arrays": arrays})
 	if err != nil {
 		return nil, err
 	}

@@ -46,7 +46,7 @@ func (d *Tokens) Return(
 			return err
 		}
 		if _, err := tx.Exec(ctx, `INSERT INTO machine_keys (key, machine_id) VALUES (@key, @machine)`,
-			pgx.NamedArgs{"key": args["key"], "machine": r.Machine}); err != nil {
+			namedArgs{"key": args["key"], "machine": r.Machine}); err != nil {
 			return err
 		}
 		return addCredential(ctx, tx, args)
@@ -74,7 +74,7 @@ func (d *Tokens) lostWith(ctx context.Context, seen wire.StoredWatermark) (clust
 		SELECT EXISTS (
 			SELECT 1 FROM watermark_past p WHERE p.branch IN (@mark_branch, '') AND p.granted >= @mark_number
 		), `+markColumns+` FROM cluster c`,
-		markArgs(pgx.NamedArgs{}, seen)).Scan(append([]any{&known}, m.dest()...)...)
+		markArgs(namedArgs{}, seen)).Scan(append([]any{&known}, m.dest()...)...)
 	if err != nil {
 		return "", mapError(err, "watermark")
 	}
@@ -87,7 +87,7 @@ func (d *Tokens) lostWith(ctx context.Context, seen wire.StoredWatermark) (clust
 // takeReturned creates the row of a returned machine, or takes the row of a retired one. As in a join, an
 // empty boot id and a new epoch clear the earlier life; then the row gets the present boot id, so that the
 // registration counts as one without a reboot, and leaves containers alone that no row knows.
-func takeReturned(ctx context.Context, tx pgx.Tx, args pgx.NamedArgs) error {
+func takeReturned(ctx context.Context, tx pgx.Tx, args namedArgs) error {
 	var state berth.MachineState
 	err := tx.QueryRow(ctx, `SELECT state FROM machines WHERE id = @machine FOR NO KEY UPDATE`, args).Scan(&state)
 	switch {

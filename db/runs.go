@@ -80,7 +80,7 @@ func (w Work) runs() string {
 }
 
 // runsArgs returns the arguments of all three statements, one array element per work.
-func runsArgs(works []Work) pgx.NamedArgs {
+func runsArgs(works []Work) namedArgs {
 	column := func(of func(Work) string) []string {
 		list := make([]string, len(works))
 		for i, w := range works {
@@ -88,7 +88,7 @@ func runsArgs(works []Work) pgx.NamedArgs {
 		}
 		return list
 	}
-	return pgx.NamedArgs{
+	return namedArgs{
 		"tenants": column(func(w Work) string { return string(w.Tenant) }),
 		"names":   column(func(w Work) string { return w.Name }),
 		"parents": column(func(w Work) string { return string(w.Parent) }),
@@ -200,7 +200,7 @@ func (d *Attempts) Latest(ctx context.Context) ([]EndedJob, error) {
 			LIMIT @limit
 		) x
 		JOIN classes c ON c.class = x.class
-		ORDER BY x.finished_at, x.id`, pgx.NamedArgs{"limit": LatestEnded, "walk": latestWalk})
+		ORDER BY x.finished_at, x.id`, namedArgs{"limit": LatestEnded, "walk": latestWalk})
 	if err != nil {
 		return nil, mapError(err, "ended jobs")
 	}

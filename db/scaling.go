@@ -39,7 +39,7 @@ const emptyMachine = `(` + unusedMachine + ` AND l.incarnation = c.incarnation A
 // unfitLaunches selects. It returns the launches of the scaler that are not settled, by name, and the time of
 // the database.
 func (d *Scaling) Fleet(ctx context.Context, term Term) (list []FleetMachine, now time.Time, err error) {
-	args := pgx.NamedArgs{"actor": ScalerActor}
+	args := namedArgs{"actor": ScalerActor}
 	var ended []berth.MachineID
 	err = d.leaderTx(ctx, term, func(tx pgx.Tx) error {
 		if ended, err = endUnfit(ctx, tx); err != nil {
@@ -94,7 +94,7 @@ func (d *Scaling) Adopted(ctx context.Context) ([]Adopted, error) {
 		  AND l.state IN ('requested', 'sent', 'unresolved', 'running', 'serving')
 		  AND NOT EXISTS (
 			SELECT 1 FROM machines m WHERE m.id = l.machine AND m.state IN ('draining', 'lost', 'retired'))
-		ORDER BY l.machine`, pgx.NamedArgs{"actor": adopter})
+		ORDER BY l.machine`, namedArgs{"actor": adopter})
 	if err != nil {
 		return nil, mapError(err, "adopted machines")
 	}
@@ -115,7 +115,7 @@ func (d *Scaling) Growth(ctx context.Context, since time.Time) ([]Grown, error) 
 		FROM launches l
 		WHERE actor = @actor AND created_at > @since AND `+grows+`
 		ORDER BY created_at`,
-		pgx.NamedArgs{"actor": ScalerActor, "since": since})
+		namedArgs{"actor": ScalerActor, "since": since})
 	if err != nil {
 		return nil, mapError(err, "launches of the scaler")
 	}
@@ -232,7 +232,7 @@ func (d *Scaling) Breakers(ctx context.Context) ([]ProbedBreaker, error) {
 				SELECT 1 FROM launches l WHERE l.machine || '/' || l.n = b.probe AND (`+probes+`))))
 		FROM breakers b
 		WHERE (b.until IS NULL OR b.until > '-infinity') AND `+obeyed+`
-		ORDER BY b.scope, b.key`, pgx.NamedArgs{"rest": probeRest})
+		ORDER BY b.scope, b.key`, namedArgs{"rest": probeRest})
 	if err != nil {
 		return nil, mapError(err, "breakers")
 	}
@@ -294,7 +294,7 @@ func reopenPool(ctx context.Context, tx pgx.Tx, pool string) error {
 	_, err := tx.Exec(ctx, `
 		UPDATE breakers b
 		SET `+halfOpen+`
-		WHERE b.scope = 'pool' AND split_part(b.key, '/', 2) = @pool AND `+corrected, pgx.NamedArgs{"pool": pool})
+		WHERE b.scope = 'pool' AND split_part(b.key, '/', 2) = @pool AND `+corrected, namedArgs{"pool": pool})
 	return err
 }
 
@@ -308,7 +308,7 @@ func (d *Scaling) Won(ctx context.Context) (map[string]time.Time, error) {
 		SELECT concat_ws('/', provider, region, zone, type, market), max(answered_at)
 		FROM launches
 		WHERE instance <> '' AND answered_at > clock_timestamp() - @for::interval
-		GROUP BY provider, region, zone, type, market`, pgx.NamedArgs{"for": wonFor})
+		GROUP BY provider, region, zone, type, market`, namedArgs{"for": wonFor})
 	if err != nil {
 		return nil, mapError(err, "launches")
 	}

@@ -64,8 +64,8 @@ const unfitLaunches = `
 // endUnfit requests the ends of the launches of unfitLaunches, and returns their machines. Each launch is
 // checked again under the locks of the launch and its machine.
 func endUnfit(ctx context.Context, tx pgx.Tx) (ended []berth.MachineID, err error) {
-	args := func(id berth.MachineID) pgx.NamedArgs {
-		return pgx.NamedArgs{"actor": ScalerActor, "machine": id, "for": UnfitFor, "limit": mostEnds,
+	args := func(id berth.MachineID) namedArgs {
+		return namedArgs{"actor": ScalerActor, "machine": id, "for": UnfitFor, "limit": mostEnds,
 			"short": shortActor}
 	}
 	type unfit struct {
@@ -117,7 +117,7 @@ func (d *Scaling) Leaving(ctx context.Context, within time.Duration) (map[berth.
 		SELECT id, drain_deadline
 		FROM machines
 		WHERE state = 'draining' AND drain_deadline < clock_timestamp() + @within::interval`,
-		pgx.NamedArgs{"within": within})
+		namedArgs{"within": within})
 	if err != nil {
 		return nil, mapError(err, "machines")
 	}

@@ -43,7 +43,7 @@ func (d *Scaling) swap(ctx context.Context, term Term, id berth.MachineID, sql s
 		if err := actAs(ctx, tx, ScalerActor); err != nil {
 			return err
 		}
-		tag, err := tx.Exec(ctx, sql, pgx.NamedArgs{"id": id, "actor": ScalerActor, "reason": idleReason})
+		tag, err := tx.Exec(ctx, sql, namedArgs{"id": id, "actor": ScalerActor, "reason": idleReason})
 		done = tag.RowsAffected() > 0
 		return err
 	})
@@ -67,7 +67,7 @@ func lockFleet(ctx context.Context, tx pgx.Tx, id berth.MachineID) (cloud.Record
 	if err != nil {
 		return r, err
 	}
-	_, err = tx.Exec(ctx, `SELECT 1 FROM machines WHERE id = @id FOR NO KEY UPDATE`, pgx.NamedArgs{"id": id})
+	_, err = tx.Exec(ctx, `SELECT 1 FROM machines WHERE id = @id FOR NO KEY UPDATE`, namedArgs{"id": id})
 	return r, err
 }
 
@@ -86,7 +86,7 @@ func (d *Scaling) Stop(ctx context.Context, term Term, id berth.MachineID) (done
 			FROM machines m, launches l, cluster c
 			WHERE m.id = @id AND m.state = 'draining' AND m.drain_actor = @actor
 			  AND l.machine = m.id AND l.state = 'serving' AND `+emptyMachine,
-			pgx.NamedArgs{"id": id, "actor": ScalerActor}).Scan(&now)
+			namedArgs{"id": id, "actor": ScalerActor}).Scan(&now)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return nil
 		}

@@ -51,7 +51,7 @@ func (d *Scaling) WriteNotes(ctx context.Context, term Term, changed []BurstNote
 		return err
 	}
 	err = d.leaderTx(ctx, term, func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, `DELETE FROM burst_notes WHERE job = ANY(@gone::uuid[])`, pgx.NamedArgs{"gone": gone})
+		_, err := tx.Exec(ctx, `DELETE FROM burst_notes WHERE job = ANY(@gone::uuid[])`, namedArgs{"gone": gone})
 		if err != nil || len(changed) == 0 {
 			return err
 		}
@@ -62,7 +62,7 @@ func (d *Scaling) WriteNotes(ctx context.Context, term Term, changed []BurstNote
 			ORDER BY n.job
 			ON CONFLICT (job) DO UPDATE
 			SET code = excluded.code, machines = excluded.machines, until = excluded.until, start = excluded.start,
-				cost = excluded.cost, at = now()`, pgx.NamedArgs{"document": document})
+				cost = excluded.cost, at = now()`, namedArgs{"document": document})
 		return err
 	})
 	return mapError(err, "notes of the scaler")
@@ -89,7 +89,7 @@ func (d *Scaling) ShowNotes(ctx context.Context, jobs []berth.JobID) (map[berth.
 			FROM launches l
 			WHERE l.machine = ANY(n.machines) AND l.state NOT IN ('gone', 'failed')), '[]'))
 		FROM burst_notes n
-		WHERE n.job = ANY(@jobs::uuid[])`, pgx.NamedArgs{"jobs": jobs})
+		WHERE n.job = ANY(@jobs::uuid[])`, namedArgs{"jobs": jobs})
 	if err != nil {
 		return nil, mapError(err, "notes of the scaler")
 	}
@@ -107,7 +107,7 @@ func (d *Scaling) Saves(ctx context.Context, jobs []berth.JobID) (map[berth.JobI
 	rows, err := d.pool.Query(ctx, `
 		SELECT job
 		FROM job_specs
-		WHERE job = ANY(@jobs::uuid[]) AND jsonb_typeof(spec -> 'checkpoint') = 'object'`, pgx.NamedArgs{"jobs": jobs})
+		WHERE job = ANY(@jobs::uuid[]) AND jsonb_typeof(spec -> 'checkpoint') = 'object'`, namedArgs{"jobs": jobs})
 	if err != nil {
 		return nil, mapError(err, "jobs")
 	}

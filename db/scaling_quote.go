@@ -32,7 +32,7 @@ func (d *Scaling) State(ctx context.Context) (s BurstState, err error) {
 				SELECT count(*)
 				FROM launches l
 				WHERE l.tenant = t.id AND l.actor = @actor AND l.state NOT IN ('gone', 'failed'))
-			FROM tenants t`, pgx.NamedArgs{"actor": ScalerActor})
+			FROM tenants t`, namedArgs{"actor": ScalerActor})
 		if err != nil {
 			return err
 		}

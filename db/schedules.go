@@ -48,7 +48,7 @@ func newScheduleID() berth.ScheduleID { return berth.NewScheduleID(time.Now()) }
 // lockSchedules makes creates and changes of one tenant run one after the other.
 func lockSchedules(ctx context.Context, tx pgx.Tx, tenant berth.TenantID) error {
 	_, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended('schedules/' || @tenant::text, 0))`,
-		pgx.NamedArgs{"tenant": tenant})
+		namedArgs{"tenant": tenant})
 	return err
 }
 
@@ -61,7 +61,7 @@ func insertSchedule(ctx context.Context, tx pgx.Tx, id berth.ScheduleID, n NewSc
 	if err != nil {
 		return false, fmt.Errorf("marshal schedule: %w", err)
 	}
-	args := pgx.NamedArgs{
+	args := namedArgs{
 		"id": id, "tenant": n.Tenant, "name": n.Spec.Name, "spec": rawSpec, "paused": paused,
 		"revision": berth.NewSecret()[:16], "actor": n.Actor, "most": spec.MaxSchedules,
 	}
@@ -157,7 +157,7 @@ func (d *Schedules) Pause(ctx context.Context, tenant berth.TenantID, name, note
 		SET paused = true, note = @note, updated_at = now(),
 			revision = CASE WHEN paused THEN revision ELSE @revision END
 		WHERE tenant = @tenant AND name = @name AND deleted_at IS NULL
-		RETURNING id`, pgx.NamedArgs{"note": note})
+		RETURNING id`, namedArgs{"note": note})
 }
 
 // Resume restarts a paused schedule's clock from now on. Times that passed during the pause
@@ -169,13 +169,13 @@ func (d *Schedules) Resume(ctx context.Context, tenant berth.TenantID, name, not
 			revision = CASE WHEN paused THEN @revision ELSE revision END,
 			active_since = CASE WHEN paused THEN now() ELSE active_since END
 		WHERE tenant = @tenant AND name = @name AND deleted_at IS NULL
-		RETURNING id`, pgx.NamedArgs{"note": note})
+		RETURNING id`, namedArgs{"note": note})
 }
 
 // change runs an update that returns the schedule's id, and publishes a hint for its clock.
 // A new revision in the row marks the clock as out of date.
-func (d *Schedules) change(ctx context.Context, tenant berth.TenantID, name, sql string, args pgx.NamedArgs) error {
-	all := pgx.NamedArgs{"tenant": tenant, "name": name, "revision": berth.NewSecret()[:16]}
+func (d *Schedules) change(ctx context.Context, tenant berth.TenantID, name, sql string, args namedArgs) error {
+	all := namedArgs{"tenant": tenant, "name": name, "revision": berth.NewSecret()[:16]}
 	for k, v := range args {
 		all[k] = v
 	}
@@ -222,7 +222,7 @@ func (d *Schedules) FireAt(ctx context.Context, id berth.ScheduleID, at time.Tim
 	err = d.pool.QueryRow(ctx, `
 		SELECT `+fireDocument+`
 		FROM schedule_fires f`+fireJobs+`
-		WHERE f.schedule = @id AND f.at = @at`, pgx.NamedArgs{"id": id, "at": at}).Scan(&f)
+		WHERE f.schedule = @id AND f.at = @at`, namedArgs{"id": id, "at": at}).Scan(&f)
 	return f, mapError(err, "fire")
 }
 
@@ -234,7 +234,7 @@ func (d *Schedules) List(ctx context.Context, tenant berth.TenantID) ([]wire.Sch
 		SELECT `+scheduleColumns+`, s.spec - 'job' - 'pipeline' - 'paused', `+fireDocuments+`
 		FROM schedules s
 		WHERE s.tenant = @tenant AND s.deleted_at IS NULL
-		ORDER BY s.name`, pgx.NamedArgs{"tenant": tenant, "fires": 1})
+		ORDER BY s.name`, namedArgs{"tenant": tenant, "fires": 1})
 	if err != nil {
 		return nil, mapError(err, "schedules")
 	}
@@ -245,16 +245,16 @@ func (d *Schedules) List(ctx context.Context, tenant berth.TenantID) ([]wire.Sch
 // Get returns a schedule with its last fires.
 func (d *Schedules) Get(ctx context.Context, tenant berth.TenantID, name string, fires int) (wire.Schedule, error) {
 	return d.read(ctx, "schedule "+name, `s.tenant = @tenant AND s.name = @name`,
-		pgx.NamedArgs{"tenant": tenant, "name": name, "fires": fires})
+		namedArgs{"tenant": tenant, "name": name, "fires": fires})
 }
 
 // GetByID returns a schedule without its fires.
 func (d *Schedules) GetByID(ctx context.Context, id berth.ScheduleID) (wire.Schedule, error) {
-	return d.read(ctx, "schedule "+string(id), `s.id = @id`, pgx.NamedArgs{"id": id, "fires": 0})
+	return d.read(ctx, "schedule "+string(id), `s.id = @id`, namedArgs{"id": id, "fires": 0})
 }
 
 // read returns the schedule that the condition where selects. Errors name the schedule.
-func (d *Schedules) read(ctx context.Context, what, where string, args pgx.NamedArgs) (wire.Schedule, error) {
+func (d *Schedules) read(ctx context.Context, what, where string, args namedArgs) (wire.Schedule, error) {
 	rows, err := d.pool.Query(ctx, `
 		SELECT `+scheduleColumns+`, s.spec - 'paused', `+fireDocuments+`
 		FROM schedules s

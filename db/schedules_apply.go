@@ -84,7 +84,7 @@ func applySchedule(
 		SELECT id, spec, paused
 		FROM schedules
 		WHERE tenant = @tenant AND name = @name AND deleted_at IS NULL
-		FOR NO KEY UPDATE`, pgx.NamedArgs{"tenant": n.Tenant, "name": n.Spec.Name}).Scan(&id, &before, &paused)
+		FOR NO KEY UPDATE`, namedArgs{"tenant": n.Tenant, "name": n.Spec.Name}).Scan(&id, &before, &paused)
 	if errors.Is(err, pgx.ErrNoRows) {
 		id, a.Result = newScheduleID(), wire.ScheduleCreated
 		_, err = insertSchedule(ctx, tx, id, n)
@@ -119,7 +119,7 @@ func changeSchedule(ctx context.Context, tx pgx.Tx, id berth.ScheduleID, n NewSc
 	if err != nil {
 		return err
 	}
-	args := pgx.NamedArgs{"id": id, "tenant": n.Tenant, "spec": rawSpec, "pause": pause, "timed": timed,
+	args := namedArgs{"id": id, "tenant": n.Tenant, "spec": rawSpec, "pause": pause, "timed": timed,
 		"revision": berth.NewSecret()[:16], "addresses": addressesOf(uploads)}
 	if _, err := tx.Exec(ctx, `
 		UPDATE schedules

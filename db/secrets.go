@@ -39,7 +39,7 @@ func (d *Secrets) Set(
 			ON CONFLICT (tenant, name) DO UPDATE
 			SET key_id = @key, sealed = @sealed, version = secrets.version + 1, updated_at = now()
 			RETURNING version, created_at, updated_at`,
-			pgx.NamedArgs{"tenant": s.Tenant, "name": s.Name, "key": s.Key, "sealed": s.Sealed}).Scan(&version,
+			namedArgs{"tenant": s.Tenant, "name": s.Name, "key": s.Key, "sealed": s.Sealed}).Scan(&version,
 			&out.CreatedAt, &out.UpdatedAt)
 		if err != nil {
 			return err
@@ -68,7 +68,7 @@ func (d *Secrets) List(ctx context.Context, tenant berth.TenantID,
 		FROM secrets
 		WHERE tenant = @tenant AND name > @name
 		ORDER BY name
-		LIMIT @limit`, pgx.NamedArgs{"tenant": tenant, "name": name, "limit": p.limit() + 1})
+		LIMIT @limit`, namedArgs{"tenant": tenant, "name": name, "limit": p.limit() + 1})
 	if err != nil {
 		return nil, "", mapError(err, "secrets")
 	}
@@ -82,7 +82,7 @@ func (d *Secrets) List(ctx context.Context, tenant berth.TenantID,
 // Delete removes a secret. Jobs that name the secret and have not started will fail.
 func (d *Secrets) Delete(ctx context.Context, tenant berth.TenantID, name string) error {
 	tag, err := d.pool.Exec(ctx, `DELETE FROM secrets WHERE tenant = @tenant AND name = @name`,
-		pgx.NamedArgs{"tenant": tenant, "name": name})
+		namedArgs{"tenant": tenant, "name": name})
 	if err == nil && tag.RowsAffected() == 0 {
 		err = pgx.ErrNoRows
 	}
@@ -95,7 +95,7 @@ const sealedSecret = `SELECT tenant, name, key_id, sealed, version FROM secrets`
 // out.
 func (d *Secrets) Sealed(ctx context.Context, tenant berth.TenantID, names []string) ([]SealedSecret, error) {
 	rows, err := d.pool.Query(ctx, sealedSecret+` WHERE tenant = @tenant AND name = ANY(@names)`,
-		pgx.NamedArgs{"tenant": tenant, "names": names})
+		namedArgs{"tenant": tenant, "names": names})
 	if err != nil {
 		return nil, mapError(err, "secrets")
 	}
@@ -109,7 +109,7 @@ func (d *Secrets) NotUnder(ctx context.Context, key string, after SealedSecret, 
 	rows, err := d.pool.Query(ctx, sealedSecret+`
 		WHERE key_id <> @key AND (tenant, name) > (@tenant, @name)
 		ORDER BY tenant, name
-		LIMIT @limit`, pgx.NamedArgs{"key": key, "tenant": after.Tenant, "name": after.Name, "limit": limit})
+		LIMIT @limit`, namedArgs{"key": key, "tenant": after.Tenant, "name": after.Name, "limit": limit})
 	if err != nil {
 		return nil, mapError(err, "secrets")
 	}
@@ -124,7 +124,7 @@ func (d *Secrets) Reseal(ctx context.Context, old, sealed SealedSecret) error {
 		UPDATE secrets
 		SET key_id = @key, sealed = @sealed
 		WHERE tenant = @tenant AND name = @name AND version = @version AND key_id = @old`,
-		pgx.NamedArgs{"tenant": old.Tenant, "name": old.Name, "version": old.Version, "old": old.Key,
+		namedArgs{"tenant": old.Tenant, "name": old.Name, "version": old.Version, "old": old.Key,
 			"key": sealed.Key, "sealed": sealed.Sealed})
 	return mapError(err, "secret "+old.Name)
 }
@@ -137,7 +137,7 @@ func checkSecrets(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, n needs
 		return nil
 	}
 	rows, err := tx.Query(ctx, `SELECT name FROM secrets WHERE tenant = @tenant AND name = ANY(@names)`,
-		pgx.NamedArgs{"tenant": tenant, "names": names})
+		namedArgs{"tenant": tenant, "names": names})
 	if err != nil {
 		return err
 	}

@@ -103,7 +103,7 @@ func readHistory(ctx context.Context, tx pgx.Tx, job lockedJob) (h lifecycle.His
 			    FROM checkpoints c
 			    WHERE c.job = @job AND c.attempt = @attempt AND c.state = 'verified'),
 		    (SELECT count(*) FROM attempts t WHERE t.job = @job AND t.outcome ->> 'rule' = @rule)`,
-		pgx.NamedArgs{"job": job.ID, "attempt": job.Attempt, "rule": failure.RuleRequeue}).
+		namedArgs{"job": job.ID, "attempt": job.Attempt, "rule": failure.RuleRequeue}).
 		Scan(&h.Progressed, &h.Requeues)
 	return h, err
 }
@@ -121,7 +121,7 @@ func giveUpGang(ctx context.Context, tx pgx.Tx, job lockedJob) (touched, error) 
 		SET state = 'released', released_at = now(), sealed_at = now(), orders = orders || @orders
 		WHERE id = ANY(@lost) AND state = 'reserved'
 		RETURNING rank, machine_id`,
-		pgx.NamedArgs{"lost": ids(job.Lost()), "orders": berth.Orders{Forget: true}})
+		namedArgs{"lost": ids(job.Lost()), "orders": berth.Orders{Forget: true}})
 	if err != nil {
 		return touched{}, err
 	}
@@ -239,9 +239,9 @@ const attemptRan = `coalesce((
 				WHERE t.job = @job AND t.attempt = @attempt), 0)`
 
 // settlementArgs returns the arguments of the statements of settle.
-func settlementArgs(job lockedJob, s lifecycle.Settlement) pgx.NamedArgs {
+func settlementArgs(job lockedJob, s lifecycle.Settlement) namedArgs {
 	v := s.Verdict
-	return pgx.NamedArgs{
+	return namedArgs{
 		"job": job.ID, "attempt": job.Attempt, "next": v.Next, "reason": s.Reason, "exit_code": v.ExitCode,
 		"blamed": v.Machine, "dead_letter": v.DeadLetter, "failures": s.Failures, "losses": s.Losses,
 		"preemptions": s.Preemptions, "delay": v.Delay, "avoid": s.Avoid, "class": job.Class, "grown": v.GrowMemory,

@@ -34,7 +34,7 @@ func lockPlainJobs(ctx context.Context, tx pgx.Tx, ids []berth.JobID) error {
 		FROM jobs
 		WHERE id = ANY(@ids::uuid[])
 		ORDER BY id
-		FOR NO KEY UPDATE`, pgx.NamedArgs{"ids": ids})
+		FOR NO KEY UPDATE`, namedArgs{"ids": ids})
 	return err
 }
 
@@ -144,7 +144,7 @@ func savedLayouts(ctx context.Context, tx pgx.Tx, points []wire.StartPoint) (map
 	rows, err := tx.Query(ctx, `
 		SELECT job::text, jsonb_build_object('groups', spec -> 'groups')
 		FROM job_specs
-		WHERE job = ANY(@jobs::uuid[])`, pgx.NamedArgs{"jobs": gangs})
+		WHERE job = ANY(@jobs::uuid[])`, namedArgs{"jobs": gangs})
 	if err != nil {
 		return nil, err
 	}
@@ -168,7 +168,7 @@ func noSource(code berth.Code, detail, allowed string) error {
 // findSource locks a job of the tenant and returns the verified checkpoint that ref names.
 // Another tenant's job gives the same error as one that does not exist.
 func findSource(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, ref spec.StepRef) (wire.StartPoint, error) {
-	args := pgx.NamedArgs{"id": ref.Job, "tenant": string(tenant), "step": ref.Step}
+	args := namedArgs{"id": ref.Job, "tenant": string(tenant), "step": ref.Step}
 	source := wire.StartPoint{Job: ref.Job}
 	var kind berth.Kind
 	err := tx.QueryRow(ctx, `
@@ -216,7 +216,7 @@ func findSource(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, ref spec.
 
 // goneSource returns the error for a job without a row: it was archived, or the tenant has no
 // such job.
-func goneSource(ctx context.Context, tx pgx.Tx, ref spec.StepRef, args pgx.NamedArgs) error {
+func goneSource(ctx context.Context, tx pgx.Tx, ref spec.StepRef, args namedArgs) error {
 	var archived bool
 	err := tx.QueryRow(ctx, `
 		SELECT EXISTS (SELECT 1 FROM archived_jobs WHERE id = @id AND tenant = @tenant)`, args).Scan(&archived)
@@ -280,7 +280,7 @@ func (r submitRow) recordSources(ctx context.Context, tx pgx.Tx) error {
 		INSERT INTO job_sources (job, array_index, source, attempt, step, parts)
 		SELECT @job::uuid, x.*
 		FROM unnest(@indexes::int[], @jobs::uuid[], @attempts::int[], @steps::bigint[], @parts::int[]) AS x`,
-		pgx.NamedArgs{"job": id, "indexes": indexes, "jobs": jobs, "attempts": attempts, "steps": steps,
+		namedArgs{"job": id, "indexes": indexes, "jobs": jobs, "attempts": attempts, "steps": steps,
 			"parts": parts}); err != nil {
 		return err
 	}

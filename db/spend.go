@@ -39,7 +39,7 @@ func (d *Spend) Of(ctx context.Context, now time.Time) (map[berth.TenantID]Spent
 		FROM covered c
 		JOIN tenants t ON t.id = c.id
 		LEFT JOIN burst_policies p ON p.tenant = t.id
-		CROSS JOIN LATERAL burst_spent(t.id, burst_period(p.policy, @now)) s`, pgx.NamedArgs{"now": now})
+		CROSS JOIN LATERAL burst_spent(t.id, burst_period(p.policy, @now)) s`, namedArgs{"now": now})
 	if err != nil {
 		return nil, mapError(err, "spend")
 	}
@@ -111,7 +111,7 @@ func (d *Spend) Settle(ctx context.Context) (int, error) {
 			UPDATE launches
 			SET settled_to = clock_timestamp()
 			WHERE machine = @machine AND n = @n AND state NOT IN ('gone', 'failed')`,
-			pgx.NamedArgs{"machine": l.Machine, "n": l.N})
+			namedArgs{"machine": l.Machine, "n": l.N})
 		if err != nil {
 			return i, mapError(err, "spend of machine "+string(l.Machine))
 		}

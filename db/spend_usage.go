@@ -71,7 +71,7 @@ func (d *Spend) Usage(ctx context.Context, f UsageFilter, p Paging) (list []wire
 		return nil, "", err
 	}
 	from, to := f.Period.Start(f.At), f.Period.End(f.At)
-	rows, err := d.pool.Query(ctx, usageRows, pgx.NamedArgs{"tenant": string(f.Tenant), "only": f.Only, "from": from,
+	rows, err := d.pool.Query(ctx, usageRows, namedArgs{"tenant": string(f.Tenant), "only": f.Only, "from": from,
 		"to": to, "after": after, "by_hand": !set && f.Tenant == "", "limit": p.limit() + 1})
 	if err != nil {
 		return nil, "", mapError(err, "usage")
@@ -127,7 +127,7 @@ func (d *Spend) UsageByPool(ctx context.Context, f UsageFilter, p Paging) (list 
 		FULL JOIN held h USING (pool)
 		WHERE pool > @after
 		ORDER BY pool
-		LIMIT @limit`, pgx.NamedArgs{"from": from, "to": to, "after": after, "limit": p.limit() + 1})
+		LIMIT @limit`, namedArgs{"from": from, "to": to, "after": after, "limit": p.limit() + 1})
 	if err != nil {
 		return nil, "", mapError(err, "usage")
 	}

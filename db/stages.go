@@ -67,7 +67,7 @@ func (d *Agents) ReportStages(ctx context.Context, machine berth.MachineID, req 
 		err := tx.QueryRow(ctx, `
 			SELECT state, epoch, agent_boot
 			FROM machines
-			WHERE id = @machine`, pgx.NamedArgs{"machine": machine}).Scan(&s.state, &s.epoch, &s.agentBoot)
+			WHERE id = @machine`, namedArgs{"machine": machine}).Scan(&s.state, &s.epoch, &s.agentBoot)
 		if isNoRows(err) {
 			return berth.Errorf(berth.CodeNotFound, "no such machine %s", machine)
 		}
@@ -115,7 +115,7 @@ func (d *Agents) Prepares(ctx context.Context, machine berth.MachineID, q wire.H
 			JOIN machines m ON m.id = a.machine_id AND m.epoch = a.machine_epoch
 			WHERE a.id = @alloc AND a.machine_id = @machine AND m.epoch = @epoch AND m.agent_boot = @boot
 			  AND `+preparing+`)`,
-		pgx.NamedArgs{"alloc": q.Alloc, "machine": machine, "epoch": q.Epoch, "boot": q.AgentBoot}).Scan(&found)
+		namedArgs{"alloc": q.Alloc, "machine": machine, "epoch": q.Epoch, "boot": q.AgentBoot}).Scan(&found)
 	if err == nil && !found {
 		err = berth.Errorf(berth.CodeConflict, "machine %s does not prepare allocation %d", machine, q.Alloc)
 	}
@@ -162,7 +162,7 @@ func stagedRows(ctx context.Context, tx pgx.Tx, machine berth.MachineID, req wir
 		WHERE a.id = ANY(@allocs) AND a.machine_id = @machine AND a.machine_epoch = @epoch AND `+preparing+`
 		  AND (s.alloc_id IS NULL OR s.boot <> @boot OR s.seq < @seq)
 		ORDER BY a.job, a.id`,
-		pgx.NamedArgs{
+		namedArgs{
 			"allocs": allocs, "machine": machine, "epoch": req.Epoch, "boot": req.AgentBoot, "seq": req.Seq,
 		})
 	if err != nil {
@@ -201,7 +201,7 @@ func storeStages(ctx context.Context, tx pgx.Tx, req wire.StageReport, rows []st
 		        IS DISTINCT FROM (excluded.stage -> 'name', excluded.stage -> 'input')
 		      THEN excluded.since ELSE member_stages.since END
 		WHERE member_stages.boot <> excluded.boot OR member_stages.seq < excluded.seq`,
-		pgx.NamedArgs{"ids": id, "stages": stage, "boot": req.AgentBoot, "seq": req.Seq})
+		namedArgs{"ids": id, "stages": stage, "boot": req.AgentBoot, "seq": req.Seq})
 	if err != nil {
 		return fmt.Errorf("store stages: %w", err)
 	}
@@ -217,7 +217,7 @@ func addStageEvent(ctx context.Context, tx pgx.Tx, machine berth.MachineID, r st
 	if about.Problem != "" {
 		detail += " (" + about.Problem + ")"
 	}
-	args := pgx.NamedArgs{"job": r.job, "attempt": r.attempt, "detail": detail}
+	args := namedArgs{"job": r.job, "attempt": r.attempt, "detail": detail}
 	// A job that has moved on meanwhile gets no event: the first lock decides.
 	locked, err := tx.Exec(ctx, `
 		SELECT 1

@@ -81,7 +81,7 @@ func (d *Attempts) JudgeHangs(ctx context.Context, term Term, limit int) (int, e
 			SET orders = a.orders || @orders
 			WHERE a.job = @job AND a.attempt = @attempt AND a.state = 'active' AND NOT `+lively+`
 			RETURNING a.rank, a.machine_id`,
-			pgx.NamedArgs{"job": job.ID, "attempt": job.Attempt, "orders": berth.Orders{Stalled: true}})
+			namedArgs{"job": job.ID, "attempt": job.Attempt, "orders": berth.Orders{Stalled: true}})
 		if err != nil || len(ordered) == 0 {
 			return nil, err
 		}

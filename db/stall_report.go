@@ -49,7 +49,7 @@ func checkCaller(ctx context.Context, tx pgx.Tx, machine berth.MachineID, s Sess
 	err := tx.QueryRow(ctx, `
 		SELECT state, epoch, agent_boot
 		FROM machines
-		WHERE id = @machine`, pgx.NamedArgs{"machine": machine}).Scan(&row.state, &row.epoch, &row.agentBoot)
+		WHERE id = @machine`, namedArgs{"machine": machine}).Scan(&row.state, &row.epoch, &row.agentBoot)
 	if isNoRows(err) {
 		return berth.Errorf(berth.CodeNotFound, "no such machine %s", machine)
 	}
@@ -73,7 +73,7 @@ func storeQuiet(ctx context.Context, tx pgx.Tx, machine berth.MachineID, req wir
 		WHERE id = @alloc AND job = @job AND attempt = @attempt AND machine_id = @machine AND machine_epoch = @epoch
 		  AND state = 'active' AND (quiet_boot IS DISTINCT FROM @boot OR quiet_seq < @seq
 		    OR quiet_seq = @seq AND @quiet AND quiet_at IS NOT NULL)`,
-		pgx.NamedArgs{
+		namedArgs{
 			"alloc": req.Alloc, "job": req.Job, "attempt": req.Attempt, "machine": machine, "epoch": req.Epoch,
 			"boot": req.AgentBoot, "seq": req.Seq, "quiet": req.Quiet,
 		})
@@ -83,7 +83,7 @@ func storeQuiet(ctx context.Context, tx pgx.Tx, machine berth.MachineID, req wir
 // storeHang stores the first evidence about a member, with an event. It reports whether the
 // evidence was stored.
 func storeHang(ctx context.Context, tx pgx.Tx, machine berth.MachineID, req wire.StallReport) (bool, error) {
-	args := pgx.NamedArgs{
+	args := namedArgs{
 		"alloc": req.Alloc, "job": req.Job, "attempt": req.Attempt, "machine": machine, "epoch": req.Epoch,
 	}
 	// The event is numbered under the job's lock, which comes before the allocation's.
@@ -124,7 +124,7 @@ func addHang(ctx context.Context, tx pgx.Tx, req wire.StallReport, h failure.Han
 		return fmt.Errorf("evidence of member %d: %w", h.Rank, err)
 	}
 	if _, err := tx.Exec(ctx, `UPDATE allocations SET hang = @hang::jsonb WHERE id = @alloc`,
-		pgx.NamedArgs{"alloc": req.Alloc, "hang": b}); err != nil {
+		namedArgs{"alloc": req.Alloc, "hang": b}); err != nil {
 		return err
 	}
 	return addEvent(ctx, tx, req.Job, wire.Event{

@@ -22,7 +22,7 @@ func (d *Cluster) RefreshStatistics(ctx context.Context) ([]string, error) {
 		FROM pg_stat_user_tables s
 		JOIN pg_class c ON c.oid = s.relid
 		WHERE s.schemaname = current_schema() AND s.n_live_tup >= @least AND s.n_live_tup > 2 * greatest(c.reltuples, 0)
-		ORDER BY s.relname`, pgx.NamedArgs{"least": leastAnalyzed})
+		ORDER BY s.relname`, namedArgs{"least": leastAnalyzed})
 	if err != nil {
 		return nil, mapError(err, "statistics")
 	}

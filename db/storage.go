@@ -126,7 +126,7 @@ func storedBelow(ctx context.Context, q querier, tenants []string) (map[berth.Te
 	for _, t := range tenants {
 		stored[berth.TenantID(t)] = &spec.Stored{}
 	}
-	rows, err := q.Query(ctx, readStored, pgx.NamedArgs{"tenants": tenants})
+	rows, err := q.Query(ctx, readStored, namedArgs{"tenants": tenants})
 	if err != nil {
 		return nil, err
 	}
@@ -193,7 +193,7 @@ func lockStorage(ctx context.Context, tx pgx.Tx, limits []StorageLimit, kind str
 	_, err := tx.Exec(ctx, `
 		SELECT pg_advisory_xact_lock(hashtextextended('storage/' || x.tenant, 0))
 		FROM unnest(@tenants::text[]) WITH ORDINALITY x (tenant, n)
-		ORDER BY x.n`, pgx.NamedArgs{"tenants": slices.Compact(tenants)})
+		ORDER BY x.n`, namedArgs{"tenants": slices.Compact(tenants)})
 	return err
 }
 
@@ -294,7 +294,7 @@ func (d *Storage) Counts(ctx context.Context, o StoredObject) (bool, error) {
 				JOIN checkpoints c ON c.job = h.job AND c.step = h.step AND c.attempt = h.attempt
 				WHERE h.job = @job AND h.step = @step AND h.attempt = @attempt AND h.rank = @rank
 				  AND h.bytes >= @bytes AND c.state IN ('partial', 'verified'))`,
-		pgx.NamedArgs{
+		namedArgs{
 			"key": o.Key, "job": o.Job, "step": o.Step, "attempt": o.Attempt, "rank": o.Rank, "bytes": o.Bytes,
 		}).Scan(&counts)
 	return counts, mapError(err, "storage")
@@ -342,7 +342,7 @@ func (d *Storage) Fold(ctx context.Context, term Term, limit int) (int, error) {
 				GROUP BY tenant, kind
 				ON CONFLICT (tenant, kind) DO UPDATE SET amount = t.amount + excluded.amount
 			)
-			SELECT count(*) FROM taken`, pgx.NamedArgs{"limit": limit}).Scan(&n)
+			SELECT count(*) FROM taken`, namedArgs{"limit": limit}).Scan(&n)
 	})
 	return n, mapError(err, "storage")
 }

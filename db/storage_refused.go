@@ -64,7 +64,7 @@ func (c *checkpointing) giveUp(ctx context.Context, why error) ([]PrunedShard, e
 		FROM refused r
 		JOIN checkpoint_shards h ON h.job = r.job AND h.step = @step AND h.attempt = @attempt
 		ORDER BY 1`,
-		pgx.NamedArgs{
+		namedArgs{
 			"job": p.Job, "step": p.Step, "attempt": p.Attempt, "ranks": c.ranks, "rank": p.Rank, "why": why.Error(),
 		})
 	if err != nil {
@@ -85,7 +85,7 @@ func addEventOnce(
 	var known bool
 	err := tx.QueryRow(ctx, `
 		SELECT EXISTS (SELECT 1 FROM job_events WHERE job = @job AND kind = @kind AND attempt = @attempt)`,
-		pgx.NamedArgs{"job": job, "kind": kind, "attempt": attempt}).Scan(&known)
+		namedArgs{"job": job, "kind": kind, "attempt": attempt}).Scan(&known)
 	if err != nil || known {
 		return err
 	}
@@ -99,7 +99,7 @@ func (d *Objects) RefuseCheckpoint(
 ) ([]PrunedShard, error) {
 	err := d.pool.QueryRow(ctx, `
 		SELECT id FROM allocations WHERE job = @job AND attempt = @attempt AND rank = @rank AND machine_id = @machine`,
-		pgx.NamedArgs{"job": p.Job, "attempt": p.Attempt, "rank": p.Rank, "machine": machine}).Scan(&p.Alloc)
+		namedArgs{"job": p.Job, "attempt": p.Attempt, "rank": p.Rank, "machine": machine}).Scan(&p.Alloc)
 	var list []PrunedShard
 	if err == nil {
 		list, err = d.refuseStep(ctx, machine, p, why)
@@ -114,7 +114,7 @@ func (d *Objects) RefuseCheckpoint(
 // accepted between the refusal and this call, and its object must stay.
 func (d *Objects) doomOutput(ctx context.Context, job berth.JobID, object string) error {
 	return d.tx(ctx, func(tx pgx.Tx) error {
-		args := pgx.NamedArgs{"job": job, "object": object}
+		args := namedArgs{"job": job, "object": object}
 		if _, err := tx.Exec(ctx, `SELECT 1 FROM jobs WHERE id = @job FOR NO KEY UPDATE`, args); err != nil {
 			return err
 		}

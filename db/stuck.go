@@ -23,8 +23,8 @@ type Patience struct {
 	Frozen  bool          // verdicts on silent machines are frozen or held; see Fleet
 }
 
-func (p Patience) args() pgx.NamedArgs {
-	return pgx.NamedArgs{"prepare": p.Prepare, "obey": p.Obey, "seal": p.Seal, "barrier": p.Barrier,
+func (p Patience) args() namedArgs {
+	return namedArgs{"prepare": p.Prepare, "obey": p.Obey, "seal": p.Seal, "barrier": p.Barrier,
 		"suspect": p.Suspect, "frozen": p.Frozen, "kill": berth.Orders{Kill: true}}
 }
 

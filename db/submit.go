@@ -77,7 +77,7 @@ func (d *Jobs) Submit(ctx context.Context, s Submission) (job wire.Job, created 
 
 // submitRow is a submission in the form of statement arguments.
 type submitRow struct {
-	args  pgx.NamedArgs
+	args  namedArgs
 	hash  []byte // SHA-256 of the spec, to compare submits with the same key
 	needs needs  // other rows that the job depends on
 
@@ -96,7 +96,7 @@ func newSubmitRow(s Submission) (submitRow, error) {
 	// of keys do not make another job.
 	sum := sha256.Sum256(rawSpec)
 	request := s.Spec.Request()
-	args := pgx.NamedArgs{
+	args := namedArgs{
 		"id":           newJobID(time.Now(), s.incarnation),
 		"tenant":       s.Tenant,
 		"name":         s.Spec.Name,
@@ -282,7 +282,7 @@ func (d *Jobs) submitted(ctx context.Context, tenant berth.TenantID, key string,
 		SELECT id, idem_hash
 		FROM jobs
 		WHERE tenant = @tenant AND idem_key = @key`,
-		pgx.NamedArgs{"tenant": tenant, "key": key}).Scan(&id, &stored)
+		namedArgs{"tenant": tenant, "key": key}).Scan(&id, &stored)
 	if err != nil {
 		return wire.Job{}, mapError(err, "idempotency key")
 	}

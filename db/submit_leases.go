@@ -6,8 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"berth"
 )
 
@@ -79,7 +77,7 @@ func (d *Tenants) TakeSubmits(ctx context.Context, tenant berth.TenantID, limits
 			FROM unnest(@ids::text[], @rates::float8[], @bursts::float8[]) WITH ORDINALITY AS x (id, rate, burst, place)
 		) l
 		CROSS JOIN LATERAL take_submits(@ids, l.rates, l.bursts, @most) t`,
-		pgx.NamedArgs{"tenant": tenant, "full": unstartedFull, "least": unstartedLeast,
+		namedArgs{"tenant": tenant, "full": unstartedFull, "least": unstartedLeast,
 			"ids": ids, "rates": rates, "bursts": bursts, "most": most}).Scan(&g.Granted, &ms, &g.Share)
 	g.Wait = time.Duration(ms) * time.Millisecond
 	return g, mapError(err, "submits")

@@ -98,7 +98,7 @@ func suspend(ctx context.Context, tx pgx.Tx, job lockedJob, actor string) ([]ber
 		UPDATE jobs
 		SET state = 'preempting', version = version + 1, actor = @actor, reason = @reason, held = true, held_at = now()
 		WHERE id = @job`,
-		pgx.NamedArgs{"job": job.ID, "actor": actor,
+		namedArgs{"job": job.ID, "actor": actor,
 			"reason": berth.Reason{Code: berth.ReasonSuspended, Message: "suspended by " + actor}})
 	if err != nil {
 		return nil, err
@@ -140,7 +140,7 @@ func (d *Attempts) RequestSave(ctx context.Context, tenant berth.TenantID, id be
 			FROM order_number o
 			WHERE a.job = @job AND a.attempt = @attempt AND a.state = 'active' AND NOT a.orders ? 'stop' AND EXISTS (
 				SELECT 1 FROM job_specs s WHERE s.job = a.job AND s.spec -> 'checkpoint' ? 'signal')
-			RETURNING a.rank, a.machine_id`, pgx.NamedArgs{"job": id, "attempt": job.Attempt})
+			RETURNING a.rank, a.machine_id`, namedArgs{"job": id, "attempt": job.Attempt})
 		if err != nil {
 			return err
 		}

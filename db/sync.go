@@ -8,8 +8,6 @@ import (
 	"hash/fnv"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"berth"
 	"berth/wire"
 )
@@ -369,7 +367,7 @@ func clearSuspicion(ctx context.Context, d *core, heard []heardFrom) error {
 		SET state = 'ready', reason = ''
 		FROM suspected
 		WHERE m.id = suspected.id`,
-		pgx.NamedArgs{"ids": ids, "epochs": epochs})
+		namedArgs{"ids": ids, "epochs": epochs})
 	if err != nil {
 		d.log.Warn("cannot clear the suspicion of machines, their next calls retry", "machines", len(heard), "err", err)
 		return err

@@ -19,7 +19,7 @@ func (d *Machines) SetTaints(ctx context.Context, id berth.MachineID, c spec.Tai
 			SELECT taints
 			FROM machines
 			WHERE id = @id AND state <> 'retired'
-			FOR NO KEY UPDATE`, pgx.NamedArgs{"id": id}).Scan(&taints)
+			FOR NO KEY UPDATE`, namedArgs{"id": id}).Scan(&taints)
 		if err != nil {
 			return err
 		}
@@ -32,7 +32,7 @@ func (d *Machines) SetTaints(ctx context.Context, id berth.MachineID, c spec.Tai
 			return nil
 		}
 		_, err = tx.Exec(ctx, `UPDATE machines SET taints = @taints WHERE id = @id`,
-			pgx.NamedArgs{"id": id, "taints": after})
+			namedArgs{"id": id, "taints": after})
 		return err
 	})
 	if err != nil {
@@ -46,11 +46,11 @@ func (d *Machines) SetTaints(ctx context.Context, id berth.MachineID, c spec.Tai
 // taintPool gives the machines of a pool the taints of the pool. The machines and the pool's row are locked.
 func taintPool(ctx context.Context, tx pgx.Tx, pool string, taints []string) error {
 	_, err := tx.Exec(ctx, `UPDATE machines SET pool_taints = @taints WHERE pool = @pool AND pool_taints <> @taints`,
-		pgx.NamedArgs{"pool": pool, "taints": taints})
+		namedArgs{"pool": pool, "taints": taints})
 	return err
 }
 
-// queueTaints reads the machines with a taint that the new job does not tolerate. The trigger allocations_tolerate
+// queueTaints reads the machines with a taint that the new job does not tolerate. The trigger allocations_under_rules
 // refuses such a start too, but then the whole batch fails. If no machine has taints, the statement reads no rows.
 func (p *present) queueTaints(batch *pgx.Batch, starts []berth.Start) {
 	var jobs []berth.JobID

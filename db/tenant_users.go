@@ -24,7 +24,7 @@ const nextUsers = `
 func (d *Tenants) Users(ctx context.Context, tenant berth.TenantID) (spec.UserRange, error) {
 	var r spec.UserRange
 	err := d.tx(ctx, func(tx pgx.Tx) error {
-		args := pgx.NamedArgs{"tenant": tenant}
+		args := namedArgs{"tenant": tenant}
 		// The lock of the row orders all callers.
 		if _, err := tx.Exec(ctx, `SELECT 1 FROM cluster FOR NO KEY UPDATE`); err != nil {
 			return fmt.Errorf("lock cluster: %w", err)
@@ -84,7 +84,7 @@ func leapUsers(ctx context.Context, tx pgx.Tx) error {
 		INSERT INTO tenant_uids (uids)
 		SELECT int8range(n.at, least(n.at + n.size * @ranges::bigint, n.beyond))
 		FROM (`+nextUsers+`) n
-		WHERE n.at < n.beyond`, pgx.NamedArgs{"ranges": lostUsers})
+		WHERE n.at < n.beyond`, namedArgs{"ranges": lostUsers})
 	if err != nil {
 		return fmt.Errorf("leap users of tenants: %w", err)
 	}

@@ -107,7 +107,7 @@ func readTenantsWhere(condition string) string {
 }
 
 // usageArgs returns the arguments of usageOf and usedNow.
-func (d *Tenants) usageArgs() pgx.NamedArgs { return pgx.NamedArgs{"half_life": d.halfLife} }
+func (d *Tenants) usageArgs() namedArgs { return namedArgs{"half_life": d.halfLife} }
 
 // Rows returns all tenants by id, without their present use.
 func (d *Tenants) Rows(ctx context.Context) ([]TenantRow, error) {
@@ -115,7 +115,7 @@ func (d *Tenants) Rows(ctx context.Context) ([]TenantRow, error) {
 	return list, mapError(err, "tenants")
 }
 
-func queryTenants(ctx context.Context, q querier, sql string, args pgx.NamedArgs) ([]TenantRow, error) {
+func queryTenants(ctx context.Context, q querier, sql string, args namedArgs) ([]TenantRow, error) {
 	rows, err := q.Query(ctx, sql, args)
 	if err != nil {
 		return nil, err
@@ -201,7 +201,7 @@ func (d *Tenants) Page(ctx context.Context, p Paging) (list []TenantRow, next st
 
 // addPresent adds the tenants' present use: stored data, waiting and running jobs, and held
 // capacity.
-func addPresent(ctx context.Context, tx pgx.Tx, list []TenantRow, args pgx.NamedArgs) error {
+func addPresent(ctx context.Context, tx pgx.Tx, list []TenantRow, args namedArgs) error {
 	byID := make(map[berth.TenantID]*TenantRow, len(list))
 	ids := make([]string, len(list))
 	for i := range list {
@@ -242,7 +242,7 @@ func addPresent(ctx context.Context, tx pgx.Tx, list []TenantRow, args pgx.Named
 
 // addHoldings adds the capacity that tenants hold, and its use up to now. Orphans still
 // count as held, but their use ends when they are orphaned.
-func addHoldings(ctx context.Context, tx pgx.Tx, byID map[berth.TenantID]*TenantRow, args pgx.NamedArgs) error {
+func addHoldings(ctx context.Context, tx pgx.Tx, byID map[berth.TenantID]*TenantRow, args namedArgs) error {
 	rows, err := tx.Query(ctx, `
 		WITH held AS (
 			SELECT alloc.id AS alloc_id, 0 AS entry_ms, j.tenant, alloc.cpu_m, alloc.mem_mb, alloc.gpu_milli,

@@ -27,7 +27,7 @@ func refuseFormer(ctx context.Context, tx pgx.Tx, id berth.TenantID) error {
 	if err := tx.QueryRow(ctx, `
 		SELECT EXISTS (SELECT 1 FROM archived_jobs WHERE tenant = @tenant AND parent IS NULL)
 			OR EXISTS (SELECT 1 FROM jobs WHERE tenant = @tenant AND parent IS NULL)`,
-		pgx.NamedArgs{"tenant": id}).Scan(&left); err != nil {
+		namedArgs{"tenant": id}).Scan(&left); err != nil {
 		return err
 	}
 	if left {
@@ -41,7 +41,7 @@ func refuseFormer(ctx context.Context, tx pgx.Tx, id berth.TenantID) error {
 // until the transaction ends. As with keepTenant, the transaction must not lock anything
 // afterwards.
 func ensureTenant(ctx context.Context, tx pgx.Tx, id berth.TenantID) error {
-	tag, err := tx.Exec(ctx, `INSERT INTO tenants (id) VALUES (@id) ON CONFLICT DO NOTHING`, pgx.NamedArgs{"id": id})
+	tag, err := tx.Exec(ctx, `INSERT INTO tenants (id) VALUES (@id) ON CONFLICT DO NOTHING`, namedArgs{"id": id})
 	switch {
 	case err != nil:
 		return err
@@ -74,7 +74,7 @@ func (d *Tenants) Create(ctx context.Context, n spec.NewTenant) error {
 		_, err = tx.Exec(ctx, `
 			INSERT INTO tenants (id, parent, weight, untrusted)
 			VALUES (@id, nullif(@parent, ''), @weight, @untrusted)`,
-			pgx.NamedArgs{"id": n.ID, "parent": string(n.Parent), "weight": n.Weight, "untrusted": n.Untrusted})
+			namedArgs{"id": n.ID, "parent": string(n.Parent), "weight": n.Weight, "untrusted": n.Untrusted})
 		return err
 	})
 	return d.changed(err, n.ID)
@@ -102,7 +102,7 @@ func (d *Tenants) Update(ctx context.Context, id berth.TenantID, p spec.TenantPa
 				weight = coalesce(@weight::double precision, weight),
 				untrusted = coalesce(@untrusted::boolean, untrusted), version = version + 1
 			WHERE id = @id`,
-			pgx.NamedArgs{"id": id, "parent": p.Parent, "weight": p.Weight, "untrusted": p.Untrusted})
+			namedArgs{"id": id, "parent": p.Parent, "weight": p.Weight, "untrusted": p.Untrusted})
 		return err
 	})
 	return d.changed(err, id)
@@ -136,7 +136,7 @@ func clearTenant(ctx context.Context, tx pgx.Tx, id berth.TenantID) error {
 		`DELETE FROM burst_policies WHERE tenant = @id`,
 		`UPDATE tenant_uids SET tenant = NULL WHERE tenant = @id`,
 	} {
-		if _, err := tx.Exec(ctx, sql, pgx.NamedArgs{"id": id}); err != nil {
+		if _, err := tx.Exec(ctx, sql, namedArgs{"id": id}); err != nil {
 			return err
 		}
 	}
@@ -148,7 +148,7 @@ func clearTenant(ctx context.Context, tx pgx.Tx, id berth.TenantID) error {
 // lock order. A deleted tenant is not_found, and the transaction must be rolled back.
 func keepTenant(ctx context.Context, tx pgx.Tx, id berth.TenantID) error {
 	var one int
-	err := tx.QueryRow(ctx, `SELECT 1 FROM tenants WHERE id = @id FOR KEY SHARE`, pgx.NamedArgs{"id": id}).Scan(&one)
+	err := tx.QueryRow(ctx, `SELECT 1 FROM tenants WHERE id = @id FOR KEY SHARE`, namedArgs{"id": id}).Scan(&one)
 	return mapError(err, "tenant "+string(id))
 }
 
@@ -195,7 +195,7 @@ func deleteTenant(ctx context.Context, tx pgx.Tx, id berth.TenantID) error {
 	if id == "default" {
 		return berth.Errorf(berth.CodeConflict, "tenant default cannot be deleted: it owns tokens without a tenant")
 	}
-	args := pgx.NamedArgs{"id": id}
+	args := namedArgs{"id": id}
 	// FOR UPDATE conflicts with keepTenant's FOR KEY SHARE: transactions that have stored
 	// something for the tenant have ended by now, and later ones will not find the tenant.
 	if _, err := tx.Exec(ctx, `SELECT 1 FROM tenants WHERE id = @id FOR UPDATE`, args); err != nil {
@@ -308,7 +308,7 @@ func (d *Tenants) SetQuota(ctx context.Context, q spec.Quota, keep ...string) er
 	if q.Borrow == "" {
 		q.Borrow = spec.BorrowAny
 	}
-	args := pgx.NamedArgs{
+	args := namedArgs{
 		"id": q.Tenant, "version": q.Version, "borrow": q.Borrow, "max_running": q.MaxRunning,
 		"max_queued": q.MaxQueued,
 		"hours":      nil, "period_ms": nil,
@@ -353,7 +353,7 @@ func (d *Tenants) SetQuota(ctx context.Context, q spec.Quota, keep ...string) er
 }
 
 // amountArgs adds the arguments of one set of amounts; nil means no amounts.
-func amountArgs(args pgx.NamedArgs, name string, a *spec.Amounts) {
+func amountArgs(args namedArgs, name string, a *spec.Amounts) {
 	if a == nil {
 		a = &spec.Amounts{}
 	}

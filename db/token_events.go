@@ -23,7 +23,7 @@ func recordTokens(ctx context.Context, tx pgx.Tx, ids []string, event, actor str
 		FROM tokens t
 		WHERE id = ANY(@ids)
 		ORDER BY created_at, id`,
-		pgx.NamedArgs{"ids": ids, "event": event, "actor": actor})
+		namedArgs{"ids": ids, "event": event, "actor": actor})
 	return err
 }
 
@@ -39,7 +39,7 @@ func (d *Tokens) Events(ctx context.Context, p Paging) (events []wire.TokenEvent
 		FROM token_events
 		WHERE id > @after
 		ORDER BY id
-		LIMIT @limit`, pgx.NamedArgs{"after": after, "limit": p.limit() + 1})
+		LIMIT @limit`, namedArgs{"after": after, "limit": p.limit() + 1})
 	if err != nil {
 		return nil, "", mapError(err, "token events")
 	}

@@ -126,7 +126,7 @@ func (d *Tokens) Live(ctx context.Context, ids []string) (map[string]bool, error
 		LEFT JOIN machines m ON m.id = t.machine_id
 		LEFT JOIN machine_keys k ON k.key = t.key
 		WHERE t.id = ANY(@ids) AND t.revoked_at IS NULL AND (t.expires_at IS NULL OR t.expires_at > now())
-		  AND k.revoked_at IS NULL AND m.state IS DISTINCT FROM 'retired'`, pgx.NamedArgs{"ids": ids})
+		  AND k.revoked_at IS NULL AND m.state IS DISTINCT FROM 'retired'`, namedArgs{"ids": ids})
 	if err != nil {
 		return nil, mapError(err, "tokens")
 	}
@@ -153,7 +153,7 @@ func authenticate(ctx context.Context, pool *pgxpool.Pool, tokens []string) ([]T
 		LEFT JOIN machines m ON m.id = t.machine_id
 		LEFT JOIN machine_keys k ON k.key = t.key
 		WHERE t.id = ANY(@ids)`,
-		pgx.NamedArgs{"ids": ids})
+		namedArgs{"ids": ids})
 	if err != nil {
 		return nil, mapError(err, "token")
 	}
@@ -217,7 +217,7 @@ func (d *Tokens) Create(ctx context.Context, n spec.NewToken, actor string) (t w
 			VALUES (@id, @tenant, @name, @role, @metrics, @sha256,
 				now() + nullif(@ttl_ms::bigint, 0) * interval '1 millisecond')
 			RETURNING `+tokenDocument,
-			pgx.NamedArgs{"id": id, "tenant": n.Tenant, "name": n.Name, "role": role, "sha256": sum,
+			namedArgs{"id": id, "tenant": n.Tenant, "name": n.Name, "role": role, "sha256": sum,
 				"metrics": n.Role == spec.RoleMetrics,
 				"ttl_ms":  n.TTL.Std().Milliseconds()}).Scan(&t); err != nil {
 			return err
@@ -251,7 +251,7 @@ func (d *Tokens) List(ctx context.Context, p Paging) (tokens []wire.Token, next 
 type tokensOf struct {
 	Paging
 	condition string
-	args      pgx.NamedArgs
+	args      namedArgs
 }
 
 // tokenPage reads a page of a table of tokens, oldest first.
@@ -263,7 +263,7 @@ func tokenPage[T any](
 	if _, err := p.after(&at, &id); err != nil {
 		return nil, "", err
 	}
-	args := pgx.NamedArgs{"at": at, "id": id, "limit": p.limit() + 1}
+	args := namedArgs{"at": at, "id": id, "limit": p.limit() + 1}
 	maps.Copy(args, p.args)
 	rows, err := d.pool.Query(ctx, `
 		SELECT `+document+`
@@ -290,7 +290,7 @@ func tokenPage[T any](
 // learn that it must stop. So does the last join token that a machine in service used, from which
 // the previous version of berthd reads the machine's pool.
 func (d *Tokens) Prune(ctx context.Context, term Term, retention time.Duration, limit int) (int, error) {
-	args := pgx.NamedArgs{"retention": retention, "limit": limit}
+	args := namedArgs{"retention": retention, "limit": limit}
 	n := 0
 	err := d.pruneTx(ctx, term, func(tx pgx.Tx) error {
 		n = 0
@@ -343,11 +343,11 @@ func (d *Tokens) Prune(ctx context.Context, term Term, retention time.Duration, 
 
 // Revoke invalidates a token permanently. Revoking a revoked token is no error, and no event.
 func (d *Tokens) Revoke(ctx context.Context, id, actor string) error {
-	return d.revoke(ctx, pgx.NamedArgs{"id": id}, `id = @id`, actor)
+	return d.revoke(ctx, namedArgs{"id": id}, `id = @id`, actor)
 }
 
 // revoke implements Revoke and RevokeOwn for the token of args that meets the condition.
-func (d *Tokens) revoke(ctx context.Context, args pgx.NamedArgs, condition, actor string) error {
+func (d *Tokens) revoke(ctx context.Context, args namedArgs, condition, actor string) error {
 	id, _ := args["id"].(string)
 	err := d.tx(ctx, func(tx pgx.Tx) error {
 		var revoked bool // before
@@ -375,7 +375,7 @@ func (d *Tokens) Ensure(ctx context.Context, text string, n spec.NewToken, actor
 		return false, berth.Errorf(berth.CodeInvalid, "a token has the form berth_<12 hex digits>_<64 hex digits>")
 	}
 	err = d.tx(ctx, func(tx pgx.Tx) error {
-		args := pgx.NamedArgs{"id": id, "tenant": n.Tenant, "name": n.Name, "role": n.Role, "sha256": sum}
+		args := namedArgs{"id": id, "tenant": n.Tenant, "name": n.Name, "role": n.Role, "sha256": sum}
 		tag, err := tx.Exec(ctx, `
 			INSERT INTO tokens (id, tenant, name, role, sha256, given)
 			VALUES (@id, @tenant, @name, @role, @sha256, true)

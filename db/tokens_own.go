@@ -3,8 +3,6 @@ package db
 import (
 	"context"
 
-	"github.com/jackc/pgx/v5"
-
 	"berth/spec"
 	"berth/wire"
 )
@@ -19,15 +17,15 @@ const own = `tenant = @tenant AND name = @name AND machine_id IS NULL`
 const ownToEnd = `(role <> @admin OR @is_admin) AND ` + own
 
 // ownArgs returns the arguments of own and ownToEnd.
-func ownArgs(of Principal) pgx.NamedArgs {
-	return pgx.NamedArgs{"tenant": of.Tenant, "name": of.Name, "admin": spec.RoleAdmin,
+func ownArgs(of Principal) namedArgs {
+	return namedArgs{"tenant": of.Tenant, "name": of.Name, "admin": spec.RoleAdmin,
 		"is_admin": of.Role == spec.RoleAdmin}
 }
 
 // ListOwn returns a page of the tokens that have the name and the tenant of p, oldest first.
 func (d *Tokens) ListOwn(ctx context.Context, of Principal, p Paging) (tokens []wire.Token, next string, err error) {
 	return tokenPage(ctx, d.core, "tokens t", tokenDocument, tokensOf{
-		Paging: p, condition: own, args: pgx.NamedArgs{"tenant": of.Tenant, "name": of.Name},
+		Paging: p, condition: own, args: namedArgs{"tenant": of.Tenant, "name": of.Name},
 	}, func(t wire.Token) []any { return []any{t.CreatedAt, t.ID} })
 }
 

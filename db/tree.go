@@ -33,7 +33,7 @@ func innerParents(ctx context.Context, tx pgx.Tx, id berth.JobID) (all, pipeline
 		FROM jobs
 		WHERE id IN (SELECT id FROM below) AND state NOT IN ('succeeded', 'failed', 'canceled')
 		ORDER BY id
-		FOR NO KEY UPDATE`, pgx.NamedArgs{"id": id})
+		FOR NO KEY UPDATE`, namedArgs{"id": id})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -109,8 +109,8 @@ type withdrawal struct {
 }
 
 // args are the arguments of the statements of a withdrawal.
-func (w withdrawal) args() pgx.NamedArgs {
-	return pgx.NamedArgs{"id": w.parent, "spare": w.spare, "now": w.now, "actor": w.actor, "reason": w.reason}
+func (w withdrawal) args() namedArgs {
+	return namedArgs{"id": w.parent, "spare": w.spare, "now": w.now, "actor": w.actor, "reason": w.reason}
 }
 
 // sparedStep is true for a row of a step of @id that a cancel leaves alone; see
@@ -314,7 +314,7 @@ func holdBelow(ctx context.Context, tx pgx.Tx, id berth.JobID, actor string) (in
 		)
 		INSERT INTO job_events (job, seq, at, kind, attempt, actor, detail)
 		SELECT id, event_seq, clock_timestamp(), 'updated', attempt, @actor, 'held with its parent'
-		FROM changed`, pgx.NamedArgs{"ids": inner, "actor": actor})
+		FROM changed`, namedArgs{"ids": inner, "actor": actor})
 	return tag.RowsAffected(), err
 }
 
@@ -339,7 +339,7 @@ func heldAround(ctx context.Context, tx pgx.Tx, id berth.JobID) error {
 		FROM around
 		WHERE held
 		ORDER BY level DESC
-		LIMIT 1`, pgx.NamedArgs{"id": id}).Scan(&kind, &around, &name)
+		LIMIT 1`, namedArgs{"id": id}).Scan(&kind, &around, &name)
 	switch {
 	case isNoRows(err):
 		return nil
@@ -357,7 +357,7 @@ func reconcileInside(ctx context.Context, d *core, id berth.JobID) error {
 		SELECT id::text
 		FROM jobs
 		WHERE id IN (SELECT id FROM below) AND state NOT IN ('succeeded', 'failed', 'canceled')
-		ORDER BY id`, pgx.NamedArgs{"id": id})
+		ORDER BY id`, namedArgs{"id": id})
 	if err != nil {
 		return mapError(err, "job "+string(id))
 	}

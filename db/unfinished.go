@@ -61,7 +61,7 @@ func (d *Logs) FollowUnfinished(
 	ctx context.Context, job berth.JobID, rank int,
 ) (l wire.LogLine, ok bool, err error) {
 	rows, err := d.pool.Query(ctx, followUnfinished,
-		pgx.NamedArgs{"job": job, "rank": rank, "lease": followLease, "fresh": followLease - FollowRenew + time.Second,
+		namedArgs{"job": job, "rank": rank, "lease": followLease, "fresh": followLease - FollowRenew + time.Second,
 			"silence": lineSilence})
 	if err != nil {
 		return l, false, mapError(err, "followed member of job "+string(job))
@@ -92,7 +92,7 @@ func (d *Logs) Unfinished(ctx context.Context, job berth.JobID, rank int) (l wir
 		JOIN followed_members f ON f.alloc = a.id AND f.job = a.job AND f.until > now()
 		LEFT JOIN machine_leases l ON l.machine_id = a.machine_id
 		WHERE j.id = @job`,
-		pgx.NamedArgs{"job": job, "rank": rank, "silence": lineSilence}).Scan(&l.Attempt, &l.At, &stderr, &l.Text)
+		namedArgs{"job": job, "rank": rank, "silence": lineSilence}).Scan(&l.Attempt, &l.At, &stderr, &l.Text)
 	l.Stream = streamName(stderr)
 	if isNoRows(err) {
 		return l, false, nil
@@ -126,7 +126,7 @@ func (d *Logs) PruneFollowed(ctx context.Context, term Term, age time.Duration, 
 			DELETE FROM followed_members f
 			USING expired e
 			WHERE f.alloc = e.alloc`,
-			pgx.NamedArgs{"age": age, "limit": limit})
+			namedArgs{"age": age, "limit": limit})
 		n = int(tag.RowsAffected())
 		return err
 	})

@@ -46,7 +46,7 @@ func (d *Agents) StoreUnfinished(ctx context.Context, machine berth.MachineID, r
 		FROM chosen c
 		WHERE f.alloc = c.alloc
 		RETURNING f.job::text, f.rank`,
-		pgx.NamedArgs{"machine": machine, "epoch": req.Epoch, "boot": req.AgentBoot, "allocs": allocs, "at": at,
+		namedArgs{"machine": machine, "epoch": req.Epoch, "boot": req.AgentBoot, "allocs": allocs, "at": at,
 			"stderr": stderr, "lines": lines})
 	if err != nil {
 		return mapError(err, "unfinished lines of machine "+string(machine))

@@ -31,7 +31,7 @@ func (c *syncCall) takeUnkillable(ctx context.Context) error {
 // settled without it, and its capacity stays taken until the machine reports that the container is
 // gone. Members of at_most_one jobs stay: their containers may still run. A repetition changes nothing.
 func (d *Agents) giveUpUnkillable(ctx context.Context, machine berth.MachineID, req wire.SyncRequest) error {
-	args := pgx.NamedArgs{"machine": machine, "ids": req.Stuck, "kill": berth.Orders{Kill: true}}
+	args := namedArgs{"machine": machine, "ids": req.Stuck, "kill": berth.Orders{Kill: true}}
 	const stuck = `
 		FROM allocations a
 		JOIN jobs j ON j.id = a.job
@@ -84,7 +84,7 @@ func orphanUnkillable(ctx context.Context, tx pgx.Tx, machine berth.MachineID, r
 		_, err := tx.Exec(ctx, `
 			UPDATE allocations
 			SET state = 'orphaned', alone = false, orphaned_at = clock_timestamp(), orders = orders || @kill
-			WHERE id = @id`, pgx.NamedArgs{"id": r.ID, "kill": berth.Orders{Kill: true}})
+			WHERE id = @id`, namedArgs{"id": r.ID, "kill": berth.Orders{Kill: true}})
 		if err != nil {
 			return fmt.Errorf("orphan a stuck member: %w", err)
 		}

@@ -48,7 +48,7 @@ func holdJob(ctx context.Context, tx pgx.Tx, job lockedJob, actor string) error 
 		UPDATE jobs
 		SET held = true, held_at = now(), version = version + 1, actor = @actor
 		WHERE id = @job`,
-		pgx.NamedArgs{"job": job.ID, "actor": actor})
+		namedArgs{"job": job.ID, "actor": actor})
 	return err
 }
 
@@ -73,7 +73,7 @@ func (d *Jobs) Release(ctx context.Context, tenant berth.TenantID, id berth.JobI
 				unaged_ms = unaged_ms + (extract(epoch FROM now() - held_at) * 1000)::bigint,
 					version = version + 1, actor = @actor
 			WHERE id = @job`,
-			pgx.NamedArgs{"job": id, "actor": actor})
+			namedArgs{"job": id, "actor": actor})
 		if err == nil && job.Kind != berth.KindJob {
 			err = releaseChildren(ctx, tx, job, actor)
 		}
@@ -148,10 +148,10 @@ func (d *Jobs) Update(ctx context.Context, tenant berth.TenantID, id berth.JobID
 
 // patchArgs returns the arguments of Update's statements. A priority or time limit that
 // does not change is null.
-func patchArgs(id berth.JobID, p spec.JobPatch, actor string) (pgx.NamedArgs, error) {
+func patchArgs(id berth.JobID, p spec.JobPatch, actor string) (namedArgs, error) {
 	changed := map[string]any{}
 	set, unset := map[string]string{}, []string{}
-	args := pgx.NamedArgs{"job": id, "actor": actor, "priority": nil, "run_limit_ms": nil}
+	args := namedArgs{"job": id, "actor": actor, "priority": nil, "run_limit_ms": nil}
 	if p.Priority != nil {
 		args["priority"] = int(*p.Priority)
 		changed["priority"] = *p.Priority

@@ -25,14 +25,14 @@ func (d *Uploads) Begin(ctx context.Context, tenant berth.TenantID, a berth.Addr
 	folder = berth.UploadFolder(tenant, a, berth.NewSecret()[:16])
 	_, err = d.pool.Exec(ctx,
 		`INSERT INTO doomed_objects (prefix, since) VALUES (@folder, clock_timestamp() + @limit::interval)`,
-		pgx.NamedArgs{"folder": folder, "limit": uploadLimit})
+		namedArgs{"folder": folder, "limit": uploadLimit})
 	return folder, mapError(err, "upload")
 }
 
 // Abandon marks a folder for immediate removal, with all its contents.
 func (d *Uploads) Abandon(ctx context.Context, folder string) error {
 	_, err := d.pool.Exec(ctx, `UPDATE doomed_objects SET since = clock_timestamp()
-		WHERE prefix = @folder`, pgx.NamedArgs{"folder": folder})
+		WHERE prefix = @folder`, namedArgs{"folder": folder})
 	return mapError(err, "upload")
 }
 
@@ -44,7 +44,7 @@ func (d *Uploads) End(
 	ctx context.Context, tenant berth.TenantID, u wire.Upload, folder string, limits ...StorageLimit,
 ) (stored wire.Upload, created bool, err error) {
 	err = d.tx(ctx, func(tx pgx.Tx) error {
-		args := pgx.NamedArgs{
+		args := namedArgs{
 			"tenant": tenant, "address": u.Address, "folder": folder,
 			"files": u.Files, "bytes": u.Bytes, "stored": u.Stored,
 		}
@@ -94,7 +94,7 @@ func (d *Uploads) Get(ctx context.Context, tenant berth.TenantID, a berth.Addres
 		SET used_at = now()
 		WHERE tenant = @tenant AND address = @address
 		RETURNING files, bytes, coalesce(stored_bytes, 0), created_at`,
-		pgx.NamedArgs{"tenant": tenant, "address": a}).Scan(&u.Files, &u.Bytes, &u.Stored, &u.CreatedAt)
+		namedArgs{"tenant": tenant, "address": a}).Scan(&u.Files, &u.Bytes, &u.Stored, &u.CreatedAt)
 	return u, mapError(err, "upload "+string(a))
 }
 
@@ -109,7 +109,7 @@ func bindUploads(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, named []
 		SELECT address FROM uploads
 		WHERE tenant = @tenant AND address = ANY(@addresses::text[])
 		ORDER BY address
-		FOR NO KEY UPDATE`, pgx.NamedArgs{"tenant": tenant, "addresses": addresses})
+		FOR NO KEY UPDATE`, namedArgs{"tenant": tenant, "addresses": addresses})
 	if err != nil {
 		return err
 	}
@@ -128,7 +128,7 @@ func bindUploads(ctx context.Context, tx pgx.Tx, tenant berth.TenantID, named []
 	}
 	_, err = tx.Exec(ctx, `UPDATE uploads SET used_at = now()
 		WHERE tenant = @tenant AND address = ANY(@addresses::text[])`,
-		pgx.NamedArgs{"tenant": tenant, "addresses": addresses})
+		namedArgs{"tenant": tenant, "addresses": addresses})
 	return err
 }
 
@@ -138,7 +138,7 @@ func holdUploads(ctx context.Context, tx pgx.Tx, job berth.JobID, named []spec.N
 		return nil
 	}
 	_, err := tx.Exec(ctx, `INSERT INTO job_uploads (job, address) SELECT @job, unnest(@addresses::text[])`,
-		pgx.NamedArgs{"job": job, "addresses": addressesOf(named)})
+		namedArgs{"job": job, "addresses": addressesOf(named)})
 	return err
 }
 
@@ -188,7 +188,7 @@ func (d *Uploads) Doom(ctx context.Context, term Term, idle time.Duration, limit
 			INSERT INTO doomed_objects (prefix, since)
 			SELECT folder, clock_timestamp() FROM gone
 			ON CONFLICT (prefix) DO UPDATE SET since = excluded.since`,
-			pgx.NamedArgs{"idle": idle, "limit": limit})
+			namedArgs{"idle": idle, "limit": limit})
 		n = int(tag.RowsAffected())
 		return err
 	})

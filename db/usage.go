@@ -58,7 +58,7 @@ func (d *Tenants) FoldUsage(ctx context.Context, term Term, limit int) (int, err
 // clocks of these tenants start, and the clocks of all other tenants stop.
 func (d *Tenants) SetStalled(ctx context.Context, term Term, tenants []berth.TenantID) error {
 	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
-		args := pgx.NamedArgs{"tenants": append([]berth.TenantID{}, tenants...)} // an empty array, never NULL
+		args := namedArgs{"tenants": append([]berth.TenantID{}, tenants...)} // an empty array, never NULL
 		_, err := tx.Exec(ctx, `
 			SELECT 1
 			FROM tenants

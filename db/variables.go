@@ -45,7 +45,7 @@ func addVariables(ctx context.Context, q querier, jobs []wire.Job) error {
 		SELECT w.parent::text, w.idx, e.list -> w.idx
 		FROM unnest(@parents::uuid[], @indexes::int[]) AS w (parent, idx)
 		JOIN entries e ON e.parent = w.parent
-		WHERE e.list -> w.idx IS NOT NULL`, pgx.NamedArgs{"parents": parents, "indexes": indexes})
+		WHERE e.list -> w.idx IS NOT NULL`, namedArgs{"parents": parents, "indexes": indexes})
 	if err != nil {
 		return err
 	}

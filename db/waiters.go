@@ -38,7 +38,7 @@ func (s WaiterSet) Share(ctx context.Context, members []berth.AllocationID, chan
 		}
 	}
 	// The set has changed, or its row was removed as stale: store the whole set.
-	args := pgx.NamedArgs{"replica": s.replica, "members": ids(members), "stale": waitersStale}
+	args := namedArgs{"replica": s.replica, "members": ids(members), "stale": waitersStale}
 	batch := &pgx.Batch{}
 	batch.Queue(`
 		INSERT INTO waiter_sets (replica, members, at)
@@ -75,5 +75,5 @@ func (d *Attempts) Unwaited(ctx context.Context, age time.Duration, limit int) (
 		  AND a.id NOT IN (SELECT id FROM waited) AND EXISTS (SELECT FROM sets)
 		GROUP BY j.id
 		ORDER BY min(a.claimed_at), j.id
-		LIMIT @limit`, pgx.NamedArgs{"age": age, "limit": limit, "kept": waitersKept})
+		LIMIT @limit`, namedArgs{"age": age, "limit": limit, "kept": waitersKept})
 }

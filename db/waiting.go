@@ -19,7 +19,7 @@ func (d *Jobs) Among(
 		SELECT `+jobDocument+` || jsonb_build_object('handle', `+handleOf("j.id")+`)
 		FROM jobs j
 		WHERE j.id = ANY(@ids::uuid[]) AND (@tenant = '' OR j.tenant = @tenant)`,
-		pgx.NamedArgs{"ids": ids, "tenant": string(tenant)})
+		namedArgs{"ids": ids, "tenant": string(tenant)})
 	if err != nil {
 		return nil, mapError(err, "jobs")
 	}
@@ -73,7 +73,7 @@ func (d *Jobs) Needs(ctx context.Context, ids []berth.JobID) (map[berth.JobID]Ne
 		) n ON true
 		LEFT JOIN jobs p ON p.id = j.parent
 		WHERE j.id = ANY(@ids::uuid[]) AND j.state = 'submitted' AND j.blocked`,
-		pgx.NamedArgs{"ids": ids})
+		namedArgs{"ids": ids})
 	if err != nil {
 		return nil, mapError(err, "needs of steps")
 	}

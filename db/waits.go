@@ -106,7 +106,7 @@ func (d *Attempts) Unheard(ctx context.Context, allocs []berth.AllocationID) ([]
 	rows, err := d.pool.Query(ctx, `
 		SELECT DISTINCT j.id::text
 		FROM allocations a, jobs j
-		WHERE a.id = ANY(@allocs) AND `+wanting, pgx.NamedArgs{"allocs": ids(allocs)})
+		WHERE a.id = ANY(@allocs) AND `+wanting, namedArgs{"allocs": ids(allocs)})
 	if err != nil {
 		return nil, mapError(err, "ended members")
 	}
@@ -123,7 +123,7 @@ func (d *Attempts) UnheardFor(ctx context.Context, age time.Duration, limit int)
 		WHERE `+wanting+` AND a.sealed_at < clock_timestamp() - @age::interval
 		GROUP BY j.id
 		ORDER BY min(a.sealed_at), j.id
-		LIMIT @limit`, pgx.NamedArgs{"age": age, "limit": limit})
+		LIMIT @limit`, namedArgs{"age": age, "limit": limit})
 }
 
 // EndHints is a subscription to hints about sealed ends, with allocations as keys.

@@ -32,7 +32,7 @@ const knowsGranted = `
 const grantedNow = `coalesce((SELECT w.granted FROM watermark_branches w WHERE w.branch = c.branch), 0)`
 
 // markArgs adds the arguments of knowsGranted.
-func markArgs(args pgx.NamedArgs, w wire.StoredWatermark) pgx.NamedArgs {
+func markArgs(args namedArgs, w wire.StoredWatermark) namedArgs {
 	args["mark_cluster"], args["mark_number"], args["mark_branch"] = w.Cluster, w.Number, w.Branch
 	return args
 }
@@ -101,7 +101,7 @@ func (m *markRead) behind(ctx context.Context, q interface {
 		return false, nil
 	}
 	var known bool
-	err := q.QueryRow(ctx, `SELECT `+knowsGranted+` FROM cluster c`, markArgs(pgx.NamedArgs{}, seen)).Scan(&known)
+	err := q.QueryRow(ctx, `SELECT `+knowsGranted+` FROM cluster c`, markArgs(namedArgs{}, seen)).Scan(&known)
 	return !known, err
 }
 
@@ -150,7 +150,7 @@ func (d *Leader) KnowsStored(ctx context.Context, w wire.StoredWatermark) (known
 		SELECT @mark_cluster <> c.id OR @mark_number < c.leapt_to OR EXISTS (
 			SELECT 1 FROM watermark_branches w WHERE w.branch = @mark_branch AND w.pending >= @mark_number
 		)
-		FROM cluster c`, markArgs(pgx.NamedArgs{}, w)).Scan(&known)
+		FROM cluster c`, markArgs(namedArgs{}, w)).Scan(&known)
 	return known, mapError(err, "watermark")
 }
 
@@ -167,7 +167,7 @@ func leapPast(ctx context.Context, d *core, proof Outside) (done bool, err error
 		}
 		var known bool
 		err := tx.QueryRow(ctx, `SELECT `+knowsGranted+` FROM cluster c`,
-			markArgs(pgx.NamedArgs{}, proof.StoredWatermark)).Scan(&known)
+			markArgs(namedArgs{}, proof.StoredWatermark)).Scan(&known)
 		if err != nil || known {
 			return err
 		}
@@ -200,7 +200,7 @@ func (d *Leader) Leap(ctx context.Context, proof Outside) (done bool, err error)
 // for the writes of the present term and delays later ones, which a weaker lock would let
 // pass; see fence.
 func stopLeaders(ctx context.Context, tx pgx.Tx) error {
-	_, err := tx.Exec(ctx, `SELECT 1 FROM leases WHERE name = @name FOR UPDATE`, pgx.NamedArgs{"name": LeaseLeader})
+	_, err := tx.Exec(ctx, `SELECT 1 FROM leases WHERE name = @name FOR UPDATE`, namedArgs{"name": LeaseLeader})
 	if err != nil {
 		return fmt.Errorf("lock lease: %w", err)
 	}
@@ -222,7 +222,7 @@ func (l leaps) publish(h *Hub) {
 
 // leap writes a leap. The caller has locked the lease and the row of cluster.
 func leap(ctx context.Context, tx pgx.Tx, proof Outside) (l leaps, err error) {
-	args := pgx.NamedArgs{
+	args := namedArgs{
 		"name": LeaseLeader, "leap": int64(idLeap), "terms": proof.Terms, "ids": proof.IDs,
 		"far": int64(watermarkLeap), "number": proof.Number, "branch": newBranch(),
 	}
@@ -332,7 +332,7 @@ func (b *Branch) Reserve(ctx context.Context, d *Leader, above int64) (Outside, 
 	var granted int64
 	next.Branch = b.name
 	err := d.leaderTx(ctx, b.Term, func(tx pgx.Tx) error {
-		args := pgx.NamedArgs{
+		args := namedArgs{
 			"branch": b.name, "above": above, "granted": b.granted, "reserved": b.reserved,
 			"name": LeaseLeader, "ids": int64(idBlock), "terms": int64(termBlock),
 		}
@@ -368,7 +368,7 @@ func (b *Branch) Reserve(ctx context.Context, d *Leader, above int64) (Outside, 
 // the object store before. Grant is idempotent.
 func (b *Branch) Grant(ctx context.Context, d *Leader, next Outside) error {
 	err := d.leaderTx(ctx, b.Term, func(tx pgx.Tx) error {
-		args := pgx.NamedArgs{"branch": b.name, "number": next.Number, "granted": b.granted}
+		args := namedArgs{"branch": b.name, "number": next.Number, "granted": b.granted}
 		tag, err := tx.Exec(ctx, `
 			UPDATE watermark_branches
 			SET granted = @number
@@ -401,7 +401,7 @@ func (b *Baseline) Verify(ctx context.Context, d *Leader) error {
 	var m markRead
 	var known bool
 	err := d.pool.QueryRow(ctx, `SELECT `+knowsGranted+`, `+markColumns+` FROM cluster c`,
-		markArgs(pgx.NamedArgs{}, b.seen)).Scan(append([]any{&known}, m.dest()...)...)
+		markArgs(namedArgs{}, b.seen)).Scan(append([]any{&known}, m.dest()...)...)
 	if err != nil {
 		return mapError(err, "watermark")
 	}

@@ -41,7 +41,7 @@ func webSessionSum(text string) []byte {
 // of code unauthorized.
 func (d *WebSessions) Create(ctx context.Context, token string) (text string, err error) {
 	text = berth.NewSecret()
-	args := pgx.NamedArgs{"sha256": webSessionSum(text), "token": token, "life": WebSessionLife, "idle": WebSessionIdle,
+	args := namedArgs{"sha256": webSessionSum(text), "token": token, "life": WebSessionLife, "idle": WebSessionIdle,
 		"keep": webSessionsOfToken - 1, "swept": webSessionsSwept}
 	err = d.tx(ctx, func(tx pgx.Tx) error {
 		for _, sql := range []string{`
@@ -92,7 +92,7 @@ func (d *WebSessions) Look(ctx context.Context, text string) (Principal, error) 
 }
 
 func (d *WebSessions) find(ctx context.Context, text string, use bool) (Principal, error) {
-	args := pgx.NamedArgs{"sha256": webSessionSum(text), "idle": WebSessionIdle}
+	args := namedArgs{"sha256": webSessionSum(text), "idle": WebSessionIdle}
 	var p Principal
 	var stale bool // used_at is older than a minute
 	err := d.pool.QueryRow(ctx, `
@@ -114,6 +114,6 @@ func (d *WebSessions) find(ctx context.Context, text string, use bool) (Principa
 // Delete ends a session. An unknown text is no error.
 func (d *WebSessions) Delete(ctx context.Context, text string) error {
 	_, err := d.pool.Exec(ctx, `DELETE FROM web_sessions WHERE sha256 = @sha256`,
-		pgx.NamedArgs{"sha256": webSessionSum(text)})
+		namedArgs{"sha256": webSessionSum(text)})
 	return mapError(err, "session")
 }

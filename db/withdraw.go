@@ -43,7 +43,7 @@ func (d *Queue) WithdrawNominations(ctx context.Context, term Term, list []Withd
 				JOIN nominations e ON e.beneficiary = w.job AND e.machine_id = w.machine
 					AND e.expires_at = coalesce(w.until, 'infinity') AND e.victim IS DISTINCT FROM e.beneficiary
 				ORDER BY e.id
-				FOR UPDATE OF e SKIP LOCKED)`, pgx.NamedArgs{"jobs": jobs, "machines": machines, "until": until})
+				FOR UPDATE OF e SKIP LOCKED)`, namedArgs{"jobs": jobs, "machines": machines, "until": until})
 		n = int(tag.RowsAffected())
 		return err
 	})
