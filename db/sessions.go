@@ -136,14 +136,31 @@ func (d *core) readSessions(ctx context.Context, machines []berth.MachineID) (ma
 	for i, m := range machines {
 		ids[i] = string(m)
 	}
-	// OFFSET 0 keeps the planner from joining whole tables: a set has few rows of each
-	// table, found by index.
+	// OFFSET 0 keeps the planner from joining whole tables: a set has few rows of each table, found by index. It also lets
+	// the sessions and followed members of a machine be read once, and not for each of its allocations.
 	rows, err := d.pool.Query(ctx, `
 		SELECT m.id, m.state, m.epoch, m.agent_boot, m.engine_silent_since IS NOT NULL, `+markColumns+`,
 		       s.id, coalesce(s.job::text, ''), coalesce(s.attempt, 0), coalesce(s.rank, 0),
 		         coalesce(s.state, ''), s.orders,
-		       coalesce(s.run_limit_ms, 0), w.asked, u.followed
-		FROM unnest(@machines::text[]) AS x (id)
+		       coalesce(s.run_limit_ms, 0), x.asked, x.followed
+		FROM (
+			SELECT y.id, (
+				SELECT jsonb_agg(jsonb_build_object('id', o.id, 'nonce', o.nonce, 'alloc', o.alloc, 'job', o.job,
+					'attempt', o.attempt, 'epoch', o.epoch, 'request', o.request) ORDER BY o.id)
+				FROM job_sessions o
+				WHERE o.machine_id = y.id AND o.state = 'waiting' AND o.expires_at > now()
+			) AS asked, (
+				SELECT array_agg(o.alloc ORDER BY o.alloc)
+				FROM (
+					SELECT f.alloc
+					FROM followed_members f
+					WHERE f.machine_id = y.id AND f.until > now()
+					ORDER BY f.alloc
+					LIMIT @followed) o
+			) AS followed
+			FROM unnest(@machines::text[]) AS y (id)
+			OFFSET 0
+		) x
 		JOIN machines m ON m.id = x.id
 		CROSS JOIN cluster c
 		LEFT JOIN LATERAL (
@@ -154,24 +171,7 @@ func (d *core) readSessions(ctx context.Context, machines []berth.MachineID) (ma
 			  AND (a.state <> 'reserved' OR a.orders <> '{}' OR `+takeable+`)
 			OFFSET 0
 		) s ON true
-		LEFT JOIN LATERAL (
-			SELECT jsonb_agg(jsonb_build_object('id', x.id, 'nonce', x.nonce, 'alloc', x.alloc, 'job', x.job,
-				'attempt', x.attempt, 'epoch', x.epoch, 'request', x.request) ORDER BY x.id) AS asked
-			FROM job_sessions x
-			WHERE x.machine_id = m.id AND x.state = 'waiting' AND x.expires_at > now()
-			OFFSET 0
-		) w ON true
-		LEFT JOIN LATERAL (
-			SELECT array_agg(x.alloc ORDER BY x.alloc) AS followed
-			FROM (
-				SELECT f.alloc
-				FROM followed_members f
-				WHERE f.machine_id = m.id AND f.until > now()
-				ORDER BY f.alloc
-				LIMIT @followed) x
-			OFFSET 0
-		) u ON true
-		ORDER BY m.id, s.id`, pgx.NamedArgs{"machines": ids, "followed": wire.MaxFollowedMembers})
+		ORDER BY m.id, s.id`, namedArgs{"machines": ids, "followed": wire.MaxFollowedMembers})
 	if err != nil {
 		return nil, err
 	}
