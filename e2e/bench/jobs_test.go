@@ -56,6 +56,7 @@ func (s *stack) measureJobs(t *table, f, tuned *floor, rounds, n int) {
 			s.forgetStatements()
 			load()
 			s.printStatements(what, n, *statements)
+			s.printFunctions(what, n, *statements)
 		}
 	}
 	t.remarkCost("job", jobs, n)

@@ -12,7 +12,8 @@ func (s *stack) countStatements() {
 	s.alter("postgres", `ALTER SYSTEM SET shared_preload_libraries = 'pg_stat_statements'`)
 	s.must(s.postgres.Stop(s.b.Context()))
 	s.must(s.launchPostgres())
-	s.alter("template1", `CREATE EXTENSION pg_stat_statements`, `ALTER SYSTEM SET pg_stat_statements.track_planning = on`, `SELECT pg_reload_conf()`)
+	s.alter("template1", `CREATE EXTENSION pg_stat_statements`, `ALTER SYSTEM SET pg_stat_statements.track_planning = on`,
+		`ALTER SYSTEM SET track_functions = 'all'`, `SELECT pg_reload_conf()`)
 }
 
 func (s *stack) alter(database string, statements ...string) {
@@ -26,7 +27,7 @@ func (s *stack) alter(database string, statements ...string) {
 }
 
 func (s *stack) forgetStatements() {
-	_, err := s.db.Pool().Exec(s.b.Context(), `SELECT pg_stat_statements_reset()`)
+	_, err := s.db.Pool().Exec(s.b.Context(), `SELECT pg_stat_statements_reset(), pg_stat_reset()`)
 	s.must(err)
 }
 
@@ -54,6 +55,27 @@ func (s *stack) printStatements(what string, n, most int) {
 		}
 		each := float64(n)
 		fmt.Printf("%-20s %8.2f %8.3f %8.2f %8.3f %9.0f  %.120s\n", database, calls/each, spent/each, plans/each, planning/each, wal/each, text)
+	}
+	s.must(rows.Err())
+}
+
+// printFunctions prints the dearest functions of the database berth for each of n things done, triggers among them. The
+// time of a function has no time of the functions that it calls.
+func (s *stack) printFunctions(what string, n, most int) {
+	rows, err := s.db.Pool().Query(s.b.Context(), `
+		SELECT f.funcname, f.calls, f.self_time
+		FROM pg_stat_user_functions f
+		ORDER BY f.self_time DESC
+		LIMIT $1`, most)
+	s.must(err)
+	defer rows.Close()
+	fmt.Printf("%-32s %8s %8s  (for each %s)\n", "function", "calls", "ms", what)
+	for rows.Next() {
+		var name string
+		var calls int64
+		var spent float64
+		s.must(rows.Scan(&name, &calls, &spent))
+		fmt.Printf("%-32s %8.2f %8.3f\n", name, float64(calls)/float64(n), spent/float64(n))
 	}
 	s.must(rows.Err())
 }
