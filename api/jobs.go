@@ -282,7 +282,7 @@ type retryInput struct {
 	Failed bool `query:"failed" doc:"only the failed part of an array or a pipeline"`
 	Fresh  bool `query:"fresh" doc:"steps start from the beginning, not from their newest checkpoints"`
 
-	FreshImage bool `query:"fresh_image" doc:"resolve images again, instead of the digests found at the submit"`
+	FreshImage bool `query:"fresh_image" doc:"resolve tags again; default: run the digests found at the submit"`
 }
 
 // retryJobInput is retryInput for jobs, which may have another spec. It does not embed
@@ -293,7 +293,7 @@ type retryJobInput struct {
 	Fresh    bool `query:"fresh" doc:"start as the job's file says, not from the newest checkpoint of the old job"`
 	WithSpec bool `query:"with_spec" doc:"run the spec of the body in place of the job's own; not with failed"`
 
-	FreshImage bool `query:"fresh_image" doc:"resolve the image again, instead of the digest found at the submit"`
+	FreshImage bool `query:"fresh_image" doc:"resolve the tag again; default: run the digest found at the submit"`
 	Request
 }
 

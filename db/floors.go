@@ -176,7 +176,7 @@ func (h judgedHost) judge(ctx context.Context, tx pgx.Tx, floors string, all []w
 	return v, differs, h.write(ctx, tx, floors, v.Text, all, findings, until, ended)
 }
 
-// covers reports whether a waiver is about a finding: it covers the holes and the floor that it waived, and no others.
+// covers reports whether a waiver is about a finding: it covers only the advisories and the floor of its time.
 func covers(w wire.HostWaiver, f wire.HostFinding) bool {
 	return slices.ContainsFunc(w.Findings, func(g wire.HostFinding) bool {
 		return f.Component == g.Component && f.Condition == g.Condition && f.Floor == g.Floor &&
@@ -253,8 +253,8 @@ func (h judgedHost) write(ctx context.Context, tx pgx.Tx, floors, text string, a
 }
 
 // Waive records an operator's statement that the reported version of a component is secure, until a date. It covers the
-// holes that the leader has found in this version. A later statement replaces it. The leader renews the verdict. A
-// component that the machine has not reported, or that meets its floor, is invalid. Facts that the leader has not
+// advisories that the leader has found for this version. A later statement replaces it. The leader renews the verdict.
+// A component that the machine has not reported, or that meets its floor, is invalid. Facts that the leader has not
 // judged yet are a conflict.
 func (d *Machines) Waive(ctx context.Context, id berth.MachineID, w spec.NewWaiver, actor string) error {
 	return changeWaivers(ctx, d, id, func(tx pgx.Tx, host waivedHost) error {

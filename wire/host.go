@@ -120,7 +120,7 @@ const (
 // HostFinding is one reason for which a machine does not meet the security floors.
 type HostFinding struct {
 	Condition string `json:"condition" doc:"below_floor, unconfined or unknown"`
-	Component string `json:"component,omitempty" doc:"such as runc, or seccomp"`
+	Component string `json:"component,omitempty" doc:"component or setting, such as runc or seccomp"`
 	Version   string `json:"version,omitempty" doc:"the reported version or setting"`
 	Floor     string `json:"floor,omitempty" doc:"the oldest version that meets the floor, for below_floor"`
 	// Advisories are the holes that Floor fixes; empty: an operator demands the floor.
@@ -163,13 +163,13 @@ func listed(list []string, n int) string {
 // ends early when the machine reports another version.
 type HostWaiver struct {
 	Component string    `json:"component"`
-	Version   string    `json:"version,omitempty" doc:"the version or setting that was reported when it was set"`
+	Version   string    `json:"version,omitempty" doc:"version or setting that was reported when the waiver was set"`
 	Until     time.Time `json:"until"`
 	Reason    string    `json:"reason"`
 	Actor     string    `json:"actor" doc:"such as operator:NAME"`
 	At        time.Time `json:"at"`
 	// Findings are covered by the waiver. Holes that are found later, and later floors, are not.
-	Findings []HostFinding `json:"findings,omitempty" doc:"covered by the waiver; later ones are not"`
+	Findings []HostFinding `json:"findings,omitempty" doc:"findings that the waiver covers; later ones are not covered"`
 }
 
 // MachineSecurity is the part of a machine's document about the security floors.
@@ -178,8 +178,8 @@ type MachineSecurity struct {
 	// takes jobs of untrusted tenants.
 	Conditions []string      `json:"conditions,omitempty" doc:"below_floor, unconfined, unknown; none: floors are met"`
 	Findings   []HostFinding `json:"findings,omitempty"`
-	Reasons    []string      `json:"reasons,omitempty" doc:"the findings, for people"`
-	Waivers    []HostWaiver  `json:"waivers,omitempty" doc:"of operators, as far as they are in force"`
-	Facts      *HostFacts    `json:"facts,omitempty" doc:"as the agent reported them last"`
+	Reasons    []string      `json:"reasons,omitempty" doc:"the findings as text"`
+	Waivers    []HostWaiver  `json:"waivers,omitempty" doc:"waivers in force"`
+	Facts      *HostFacts    `json:"facts,omitempty" doc:"last report of the agent"`
 	ReportedAt *time.Time    `json:"reported_at,omitempty"`
 }

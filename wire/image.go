@@ -28,7 +28,7 @@ const (
 // ImageRequest is the state of the resolution of a job's image by the control plane.
 type ImageRequest struct {
 	State  ImageState `json:"state" doc:"waiting, resolving, refused, unresolvable or given_up"`
-	Tries  int        `json:"tries" doc:"questions to the registry"`
+	Tries  int        `json:"tries" doc:"queries to the registry"`
 	Reason string     `json:"reason,omitempty" doc:"why there is no digest"`
 }
 

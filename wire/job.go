@@ -41,10 +41,10 @@ type Job struct {
 	CachedFrom  *berth.JobID      `json:"cached_from,omitempty" doc:"skipped step: the earlier job with its outputs"`
 	SubmittedBy string            `json:"submitted_by,omitempty" doc:"user:NAME or schedule:NAME, if known"`
 	Alternative *int              `json:"alternative,omitempty" doc:"hardware in force; 0: resources; absent: one only"`
-	ImageDigest string            `json:"image_digest,omitempty" doc:"of all attempts; absent: not found yet"`
+	ImageDigest string            `json:"image_digest,omitempty" doc:"digest of all attempts; absent: not found yet"`
 	ExitCode    *int              `json:"exit_code,omitempty"`
 
-	ImageDigestBy DigestBy      `json:"image_digest_by,omitempty" doc:"who found the digest: submit, machine or retry"`
+	ImageDigestBy DigestBy      `json:"image_digest_by,omitempty" doc:"source of the digest: submit, machine or retry"`
 	ImageDigestAt *time.Time    `json:"image_digest_at,omitempty" doc:"when it was found; retry: by the retried job"`
 	ImageRequest  *ImageRequest `json:"image_request,omitempty" doc:"resolution at submit that gave no digest yet"`
 

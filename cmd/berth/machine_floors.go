@@ -63,8 +63,8 @@ func newMachineWaive(a *app) *cobra.Command {
 		Short: "State that the version of a machine's component is secure, until a date",
 		Long: "Waive records that the reported version of a component is secure although it is older\n" +
 			"than the security floor, for example since the distribution has backported the fix.\n" +
-			"The waiver covers the holes that are known for the component now. It ends at --until,\n" +
-			"and as soon as the machine reports another version.\n" +
+			"The waiver covers the vulnerabilities that are known for the component now. It ends at\n" +
+			"--until, and as soon as the machine reports another version.\n" +
 			"COMPONENT is a name of \"berth machine show\", such as runc, or a setting of the\n" +
 			"engine: seccomp, lsm, userns.",
 		Example: "  berth machine waive m-1 runc --until 2027-03-01 " +

@@ -231,9 +231,9 @@ func (s *settings) logger() *slog.Logger {
 // Without a flag, the column of the table cluster decides, which an upgrade does not change.
 func (s *settings) containerFlags(f *pflag.FlagSet) {
 	f.StringSliceVar(&s.SecurityFloors, "security-floors", nil,
-		"demands on machines that take jobs of untrusted tenants: COMPONENT=VERSION, such as runc=1.3.6, replaces the "+
-			"built-in floor of a component, COMPONENT=none lifts it, and lsm and userns demand that setting of the "+
-			"engine (default: the built-in floors, and seccomp)")
+		"requirements for machines that run jobs of untrusted tenants: COMPONENT=VERSION, such as runc=1.3.6, "+
+			"replaces the built-in floor of a component, COMPONENT=none lifts it, and lsm and userns require that "+
+			"setting of the engine (default: the built-in floors, and seccomp)")
 	f.StringVar(&s.SecretsAs, "secrets-as", s.SecretsAs,
 		"how containers receive secrets if the job file has no secrets_as: file, env or both "+
 			"(default: file, or both if the database is from before migration 0066)")

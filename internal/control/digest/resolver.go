@@ -66,7 +66,7 @@ func New(o Options) *Resolver {
 	o.For = cmp.Or(o.For, 10*time.Minute)
 	r := &Resolver{Options: o, results: prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "berth_image_questions_total",
-		Help: "Questions to registries for the digests of submitted jobs' images, by result.",
+		Help: "Queries to registries for the digests of submitted jobs' images, by result.",
 	}, []string{"result"})}
 	for _, result := range []string{"resolved", "failed", "refused", "unresolvable", "given_up"} {
 		r.results.WithLabelValues(result) // shown as 0 from the start

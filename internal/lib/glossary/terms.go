@@ -141,7 +141,7 @@ var Terms = []Section{
 		},
 		{
 			Word:    "security floor",
-			Meaning: "the oldest version of a machine's component without a known hole that a job could use",
+			Meaning: "the oldest version of a machine's component without a known vulnerability that a job could use",
 		},
 		{
 			Word:    "waiver",
