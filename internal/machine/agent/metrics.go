@@ -73,7 +73,7 @@ func NewMetrics(machine berth.MachineID, version string) *Metrics {
 		repeats: counters("berth_agent_transfer_retries_total",
 			"Repeats of failed calls that store results of jobs (store) or fetch their data (fetch).", "direction"),
 		logged: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "berth_agent_log_bytes_total", Help: "Bytes of logs that the control plane has taken.",
+			Name: "berth_agent_log_bytes_total", Help: "Bytes of logs that the control plane has accepted.",
 		}),
 	}
 	m.info.Set(1)

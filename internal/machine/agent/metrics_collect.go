@@ -18,7 +18,7 @@ var (
 	allocationsDesc = prometheus.NewDesc("berth_agent_allocations",
 		"Allocations that the agent works on, by phase: exited and sealed ones have ended.", []string{"phase"}, nil)
 	endsDesc = prometheus.NewDesc("berth_agent_unreported_ends",
-		"Ends of members that the control plane has not taken yet.", nil, nil)
+		"Ends of members that the control plane has not accepted yet.", nil, nil)
 	overdueDesc = prometheus.NewDesc("berth_agent_report_overdue_seconds",
 		"Delay of the report to the control plane that is overdue the longest; 0 if none is overdue.", nil, nil)
 	silentDesc = prometheus.NewDesc("berth_agent_engine_silent_seconds",
