@@ -98,7 +98,7 @@ type CheckpointPolicy struct {
 	Best     *KeepBest `json:"keep_best,omitempty" doc:"checkpoints to keep in addition, by a metric of the job"`
 	Signal   string    `json:"signal,omitempty" doc:"signal that requests a checkpoint, such as SIGUSR1"`
 	From     string    `json:"from,omitempty" doc:"checkpoint of another job to start from: JOB or JOB@STEP"`
-	Reshard  string    `json:"reshard,omitempty" doc:"all: each member gets all parts of other members' checkpoint"`
+	Reshard  string    `json:"reshard,omitempty" doc:"all: each member gets the checkpoint parts of all members"`
 }
 
 // ReshardAll is the value of CheckpointPolicy.Reshard of a job that may start from a checkpoint of another number of

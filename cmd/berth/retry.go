@@ -27,9 +27,9 @@ func newRetry(a *app) *cobra.Command {
 		Long: "Retry submits the spec of an ended job as a new job, with the same code and inputs. The old job does\n" +
 			"not change; each names the other. The new job resumes from the newest verified checkpoint of the old\n" +
 			"one. A job that succeeded, or never saved a checkpoint, starts from the beginning, as does any with\n" +
-			"--fresh. If the image of the old job was resolved at its submit, the new job runs the same content,\n" +
-			"also if the tag has moved since, and the command says so; --fresh-image, --file, --env, --set and\n" +
-			"--secret run what the tag names now. Otherwise the tag is resolved again.\n" +
+			"--fresh. If the tag of the old job's image was resolved at its submit, the new job runs the same\n" +
+			"digest, even if the tag has moved, and the command prints it. With --fresh-image, --file, --env,\n" +
+			"--set or --secret, and in all other cases, the tag is resolved again.\n" +
 			"With --failed only the failed part runs again: the failed elements of an array, with their indexes, or\n" +
 			"the steps of a pipeline that did not succeed. With --file a changed job file runs in place of the old\n" +
 			"spec. --env, --set and --secret change the file, or without one the old spec.\n" +
