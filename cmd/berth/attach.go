@@ -36,6 +36,7 @@ func newAttach(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			// An ended job has nothing to follow; berth logs prints its whole output.
 			if job.Status.Terminal() {
 				return usagef("%s has ended; its output: berth logs %s", named(job), handle(job))
 			}

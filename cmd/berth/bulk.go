@@ -94,6 +94,7 @@ func (f *bulkFlags) jobs(
 			return nil, err
 		}
 	}
+	// The server filters by a whole name. It knows no patterns, so they are matched here, below.
 	if !strings.ContainsAny(f.name, `*?[\`) {
 		q.Name = f.name
 	}

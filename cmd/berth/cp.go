@@ -37,6 +37,7 @@ func newCp(a *app) *cobra.Command {
 			}
 			from, fromPath, out := strings.Cut(args[0], ":")
 			to, toPath, in := strings.Cut(args[1], ":")
+			// Neither or both sides name a job: Berth copies no files between two containers.
 			if out == in {
 				return &usageError{message: "one of SOURCE and TARGET must be JOB:PATH, and the other one a path here",
 					hint: "a local path with a colon begins with ./"}
@@ -46,6 +47,7 @@ func newCp(a *app) *cobra.Command {
 			if in {
 				job, req.Copy, req.Path = to, spec.CopyIn, toPath
 			}
+			// The root of the container is refused: a copy keeps the name of its source, and the root has none.
 			if !path.IsAbs(req.Path) || path.Clean(req.Path) == "/" {
 				return usagef("%q is no path in a container; allowed: absolute paths such as /workspace/model.pt",
 					req.Path)
@@ -66,6 +68,7 @@ func copyIn(ctx context.Context, a *app, job string, req spec.NewSession, source
 	if err != nil {
 		return err
 	}
+	// A root confines the reads: a symbolic link in the folder cannot lead outside of it while it is packed.
 	root, err := os.OpenRoot(filepath.Dir(source))
 	if err != nil {
 		return err
@@ -86,6 +89,7 @@ func copyIn(ctx context.Context, a *app, job string, req spec.NewSession, source
 		packed <- err
 	}()
 	err = copyFiles(ctx, a, job, req, client.Streams{Stdin: reader, Stdout: io.Discard, Stderr: a.err})
+	// The session may end before it has read all input; this ends the packer, which would block on the pipe.
 	_ = reader.CloseWithError(io.ErrClosedPipe)
 	if local := <-packed; local != nil && !errors.Is(local, io.ErrClosedPipe) {
 		return local
@@ -99,9 +103,11 @@ func copyOut(ctx context.Context, a *app, job string, req spec.NewSession, targe
 	if err != nil {
 		return err
 	}
+	// As cp does: an existing folder receives the source, any other target is its new name.
 	if info, err := os.Stat(target); err == nil && info.IsDir() {
 		target = filepath.Join(target, path.Base(path.Clean(req.Path)))
 	}
+	// The tar comes from a container, which may be hostile: no entry may be written outside of this root.
 	root, err := os.OpenRoot(filepath.Dir(target))
 	if err != nil {
 		return usagef("%v", err)
@@ -136,6 +142,7 @@ func copyFiles(ctx context.Context, a *app, arg string, req spec.NewSession, str
 		return err
 	}
 	code, err := c.Sessions().Run(ctx, job.ID, req, streams)
+	// The error of a broken connection explains itself; errors of the API get their usual text.
 	_, cut := errors.AsType[*client.CutError](err)
 	switch {
 	case cut:

@@ -56,6 +56,7 @@ func hangTable(a *app, h failure.Hang, wide bool) *table {
 		"GPU MEMORY", "GPU POWER", "PROCESSES", "WAITS IN"}}
 	for _, m := range h.Members {
 		as := plain
+		// Without one odd member, all candidates stand out.
 		if h.Odd != nil && (h.Odd.Rank != nil && *h.Odd.Rank == m.Rank || slices.Contains(h.Odd.Candidates, m.Rank)) {
 			as = warn
 		}
@@ -69,6 +70,7 @@ func hangTable(a *app, h failure.Hang, wide bool) *table {
 		if m.CPU != nil {
 			cpu = valueOf(*m.CPU, wire.UnitCores)
 		}
+		// The first process is the one with the most CPU time.
 		if len(m.Processes) > 0 && m.Processes[0].Wait != "" {
 			wait = m.Processes[0].Wait
 		}

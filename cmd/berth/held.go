@@ -34,12 +34,14 @@ func checkSession(req spec.NewSession) error {
 func addHeld(s *sheet, j wire.Job, now time.Time) {
 	label := "held"
 	for _, h := range j.HeldAttempts {
+		// A hold that has ended takes no capacity any longer, and cannot be entered.
 		if h.Status.Terminal() {
 			continue
 		}
 		text := fmt.Sprintf("attempt %d, member %d on %s, %s, by job %s", h.Attempt, h.Member, h.Machine,
 			heldUntil(h, now), h.Job)
 		s.add(label, text)
+		// One label for the whole list: the lines below it continue it.
 		label = ""
 		if h.Status == berth.Running {
 			s.add(label, fmt.Sprintf("enter: berth exec %s --attempt %d%s --tty -- sh", handle(j), h.Attempt,

@@ -57,6 +57,7 @@ func newLogs(a *app) *cobra.Command {
 				return nil
 			}
 			tree := newLogTree(a, c)
+			// Member 0 is valid, so the default value cannot stand for all members.
 			if cmd.Flags().Changed("member") {
 				tree.member = q.Member
 			}
@@ -82,6 +83,7 @@ func printLogs(ctx context.Context, t *logTree, p *logPrinter, job wire.Job, q c
 		return printStored(ctx, t, p, job, q)
 	}
 	below := newProgress(t.app)
+	// Every line passes through the progress line, which is erased before it and drawn again after it.
 	p.around = below.around
 	p.live(below)
 	t.client.OnRepeat = nil // a server that does not respond is reported once, below
@@ -113,6 +115,7 @@ func printStored(ctx context.Context, t *logTree, p *logPrinter, job wire.Job, q
 	if err != nil {
 		return err
 	}
+	// The log that explains the failure comes first; the others may be long.
 	if job.Status == berth.Failed {
 		culpritsFirst(list)
 	}

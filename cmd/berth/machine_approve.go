@@ -62,6 +62,7 @@ func equipmentText(e wire.Equipment) string {
 	var models []string
 	count := map[string]int{}
 	for _, g := range e.GPUs {
+		// The models keep the order of the devices, so that equal equipment has equal text.
 		if count[g.Model]++; count[g.Model] == 1 {
 			models = append(models, g.Model)
 		}

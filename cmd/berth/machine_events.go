@@ -61,6 +61,7 @@ func followMachine(ctx context.Context, a *app, c *client.Client, id berth.Machi
 	last, answered, h := int64(0), a.now(), newHistory(a, a.Output == "wide")
 	for {
 		for _, e := range list.Items {
+			// The sequence number is the cursor: the next call returns only later events.
 			last = e.Seq
 			err := followedEvent{
 				body: e, name: e.State, at: e.At, what: fmt.Sprintf("%-16s", machineEventText(e)),

@@ -30,6 +30,8 @@ func newMachineLaunch(a *app) *cobra.Command {
 				return err
 			}
 			r.Machine = berth.MachineID(name)
+			// The client repeats a call without an answer. The key makes the repeat return the launches of the first
+			// call, instead of launching machines twice.
 			if r.Key == "" {
 				r.Key = berth.NewSecret()[:16]
 			}
@@ -106,6 +108,7 @@ func showLaunches(a *app, list wire.Page[wire.Launch]) error {
 				region += "/" + l.Zone
 			}
 			price, cost := "-", "-"
+			// Price 0 means unknown, not free, so the cost is unknown too.
 			if l.Price > 0 {
 				price, cost = fmt.Sprintf("%.2f", l.Price), fmt.Sprintf("%.2f", l.Cost)
 			}
@@ -114,6 +117,7 @@ func showLaunches(a *app, list wire.Page[wire.Launch]) error {
 				instance = "-"
 			}
 			reason := l.Reason
+			// The reason often is the last error of the cloud; it is printed once.
 			if l.Error != "" && reason != l.Error {
 				reason += " " + l.Error
 			}

@@ -22,6 +22,7 @@ func newMachineTaint(a *app) *cobra.Command {
 			"  berth machine taint m-1 team=ml maintenance-",
 		Args: cobra.MinimumNArgs(2),
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
+			// Only the first argument is a machine; taints are free text, and file names would be no help.
 			if len(args) > 0 {
 				return nil, cobra.ShellCompDirectiveNoFileComp
 			}
@@ -32,6 +33,7 @@ func newMachineTaint(a *app) *cobra.Command {
 			if err != nil {
 				return usagef("%v", err)
 			}
+			// The server checks again. A check here reports a mistyped taint as wrong usage, before any call.
 			change := taintChange(args[1:])
 			if faults := change.Validate(); len(faults) > 0 {
 				return usagef("%s %s: allowed is %s", faults[0].Field, faults[0].Detail, faults[0].Allowed)

@@ -13,6 +13,7 @@ import (
 // ofTenant completes a command with one argument, a tenant: it reads a document of the tenant and shows it.
 func ofTenant[T any](a *app, cmd *cobra.Command,
 	read func(*client.Client, context.Context, berth.TenantID) (T, error), show func(*app, T) error) *cobra.Command {
+	// The tenant is not checked here: the server refuses a wrong name and names the allowed form.
 	cmd.Args, cmd.ValidArgsFunction = cobra.ExactArgs(1), a.completeTenant
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		c, err := a.client()

@@ -13,6 +13,7 @@ import (
 // writeOffers prints the places where a job could run, and below them the dates of the prices. Without an offer of a
 // cloud it prints only the reason.
 func writeOffers(a *app, list []wire.PlanOffer, note string) error {
+	// The first entry stands for the machines that exist; the offers of clouds follow it.
 	if len(list) < 2 {
 		if note == "" {
 			return nil
@@ -50,6 +51,7 @@ func offerCells(a *app, o wire.PlanOffer) []any {
 	if o.GPUs > 0 {
 		gpus = strings.TrimSpace(fmt.Sprintf("%d %s", o.GPUs, o.GPUType))
 	}
+	// Zero stands for an unknown price, cost or size.
 	number := func(format string, x float64) string {
 		if x == 0 {
 			return "-"
@@ -62,6 +64,7 @@ func offerCells(a *app, o wire.PlanOffer) []any {
 	}
 	if o.Starts != nil {
 		starts = ago(*o.Starts, a.now())
+		// The clocks of server and client differ, so a start within a second counts as now.
 		if !o.Starts.After(a.now().Add(time.Second)) {
 			starts = "now"
 		}
@@ -86,6 +89,7 @@ func priceDates(list []wire.PlanOffer) (lines []string) {
 		}
 		lines = append(lines, line)
 	}
+	// Offers of one provider mostly share a source and a date: sorted, equal lines are adjacent.
 	slices.Sort(lines)
 	return slices.Compact(lines)
 }

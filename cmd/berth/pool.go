@@ -149,6 +149,7 @@ func newPoolSet(a *app) *cobra.Command {
 				return err
 			}
 			now, err := c.Pool(cmd.Context(), args[0])
+			// A missing pool has no rules and version 0: the PUT then creates it.
 			if err != nil && berth.CodeOf(err) != berth.CodeNotFound {
 				return a.failed(cmd.Context(), err)
 			}
@@ -173,6 +174,7 @@ func newPoolSet(a *app) *cobra.Command {
 
 // apply returns the present rules of a pool with the values of the flags that are set.
 func (f poolFlags) apply(now wire.Pool, isSet func(flag string) bool) spec.PoolRules {
+	// Every rule is copied, since PUT removes a rule that the body lacks.
 	p := spec.PoolRules{Tenants: now.Tenants, Description: now.Description, Approval: now.Approval,
 		OneTenant: now.OneTenant, Taints: now.Taints, Version: now.Version}
 	if isSet("tenants") {

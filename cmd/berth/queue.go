@@ -27,6 +27,7 @@ func newQueue(a *app) *cobra.Command {
 		Example: "  berth queue\n  berth queue --tenant vision --pool gpu -o wide",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			// The limits of the API, checked before the call so that the error names the flag.
 			if q.Limit < 1 || q.Limit > 1000 {
 				return usagef("--limit %d is out of range; allowed: 1 to 1000", q.Limit)
 			}
@@ -76,6 +77,7 @@ func showQueue(a *app, q wire.Queue) error {
 				"REASON"}
 		}
 		for _, j := range q.Items {
+			// Jobs outside of the queue have no place in it: held jobs, and jobs in backoff.
 			w := wire.Waiting{}
 			if j.Waiting != nil {
 				w = *j.Waiting

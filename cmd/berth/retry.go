@@ -149,6 +149,7 @@ func changedSpec(job wire.Job, over overrides) (spec.Job, error) {
 	if job.Spec == nil {
 		return changed, usagef("the spec of %s is not stored any longer; give the file with --file", named(job))
 	}
+	// A copy through JSON is deep: the overrides must not reach the maps and slices of the shown job.
 	text, err := json.Marshal(job.Spec)
 	if err == nil {
 		err = json.Unmarshal(text, &changed)
@@ -163,6 +164,7 @@ func changedSpec(job wire.Job, over overrides) (spec.Job, error) {
 // sayRetried reports the new job, and the code and the inputs that it runs with. The server answers a repeated retry
 // with the job that the first one created.
 func sayRetried(a *app, old, job wire.Job) {
+	// The old job was read before the call: if it already named this retry, the call created nothing.
 	if old.RetriedBy != nil && *old.RetriedBy == job.ID {
 		a.say("%s was retried before, %s, as %s", named(old), ago(job.SubmittedAt, a.now()), job.ID)
 		return

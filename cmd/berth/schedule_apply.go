@@ -25,6 +25,7 @@ func newScheduleApply(a *app) *cobra.Command {
 			"  berth schedule apply train.yaml --cron '0 4 * * *'",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			// Without the flag a paused schedule stays paused: the default false must not resume it.
 			flags.setsPaused = cmd.Flags().Changed("paused")
 			schedule, err := readSchedule(cmd.Context(), a, args[0], flags, over)
 			if err != nil {
@@ -44,6 +45,7 @@ func applySchedule(ctx context.Context, a *app, schedule spec.Schedule, base str
 	if err != nil {
 		return err
 	}
+	// Folders first: the stored schedule names their content, and its first time may be a moment away.
 	if err := sendWork(ctx, a, c, &schedule, base); err != nil {
 		return err
 	}
@@ -73,6 +75,7 @@ func applySchedule(ctx context.Context, a *app, schedule spec.Schedule, base str
 func changeText(c spec.Change) string {
 	from, to := oneLine(plainValue(c.From)), oneLine(plainValue(c.To))
 	switch {
+	// The server leaves out long values. If both are left out, only the field is named.
 	case from == "" && to == "":
 		return c.Field + " changed"
 	case from == "":

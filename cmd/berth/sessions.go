@@ -64,6 +64,7 @@ func showSessions(a *app, job wire.Job, list wire.Page[wire.SessionRecord], open
 	var times []time.Time
 	for i, s := range list.Items {
 		names[i] = s.ID
+		// All times are known before the first row, so that the column has one format.
 		if at := sessionTime(s); at != nil {
 			times = append(times, *at)
 		}
@@ -86,6 +87,7 @@ func showSessions(a *app, job wire.Job, list wire.Page[wire.SessionRecord], open
 				at = h.text(*from)
 			}
 			state := cell{sessionText(s), toneOfSession(s)}
+			// An open session lasts until now.
 			lasted := between(s.StartedAt, s.EndedAt, a.now())
 			if !wide {
 				t.add(at, s.Actor, string(s.Kind), fmt.Sprint(s.Member), lasted, state, s.Command)

@@ -26,6 +26,7 @@ func newSuspend(a *app) *cobra.Command {
 		"suspend also a job without a checkpoint, which then starts from the beginning")
 	do := func(ctx context.Context, c *client.Client, job wire.Job) (wire.Job, string, error) {
 		after, err := c.Suspend(ctx, job.ID, loseWork)
+		// The status after the call decides the message: a waiting job is held at once, a running one first saves.
 		said := named(job) + " is suspended"
 		if after.Status == berth.Preempting {
 			said = named(job) + " saves a checkpoint and stops; berth release continues it"
@@ -43,6 +44,7 @@ func newCheckpoint(a *app) *cobra.Command {
 		Long: "Checkpoint sends the checkpoint.signal of running jobs, which continue. berth checkpoints lists the " +
 			"stored checkpoints.",
 	}
+	// Only a running member has a process that can receive the signal.
 	running := func(j wire.Job) bool { return j.Status == berth.Running }
 	return act(a, cmd, running, func(ctx context.Context, c *client.Client, job wire.Job) (wire.Job, string, error) {
 		after, err := c.Save(ctx, job.ID)

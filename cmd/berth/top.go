@@ -146,6 +146,7 @@ func topMachines(a *app, list []wire.Machine) *table {
 		"GIB USE/RESV/ALL", "GPUS USE/RESV/ALL", "JOBS"}, shrinks: []string{"MACHINE"}, drops: "STATE"}
 	for _, m := range list {
 		cpus, memory, gpus := "-", "-", "-"
+		// An unknown use is "-", never 0: an idle machine and a silent agent must look different.
 		if u := m.Measured; u != nil {
 			cpus, memory = fmt.Sprintf("%.1f", float64(u.CPUMilli)/1000), gib(u.MemoryMiB)
 		}
@@ -196,6 +197,7 @@ func topGPUs(a *app, list []wire.Machine, order string) *table {
 		for _, g := range m.GPUs {
 			row := gpuRow{machine: m.ID, gpu: g}
 			if m.Measured != nil {
+				// By UUID: the index of a device may change when its machine starts again.
 				i := slices.IndexFunc(m.Measured.GPUs, func(n wire.GPUNow) bool { return n.UUID == g.UUID })
 				if i >= 0 {
 					row.now = m.Measured.GPUs[i]
@@ -204,6 +206,7 @@ func topGPUs(a *app, list []wire.Machine, order string) *table {
 			rows = append(rows, row)
 		}
 	}
+	// Stable: devices with equal values keep the order by machine and index.
 	slices.SortStableFunc(rows, func(x, y gpuRow) int { return cmp.Compare(y.value(order), x.value(order)) })
 	t := &table{screen: a.outTerm, head: []string{"MACHINE", "GPU", "MODEL", "BUSY", "RESERVED",
 		"GIB USE/ALL", "JOBS", "HEALTH"}, shrinks: []string{"MODEL"}}

@@ -21,6 +21,8 @@ func newWhoami(a *app) *cobra.Command {
 			if err != nil {
 				return a.failed(cmd.Context(), err)
 			}
+			// The server is the resolved one, from a flag, the environment or the context of the configuration: a
+			// wrong server is the usual surprise.
 			server, err := a.target()
 			if err != nil {
 				return err
