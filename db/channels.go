@@ -82,6 +82,7 @@ func (d *Channels) Set(ctx context.Context, tenant berth.TenantID, name string, 
 			namedArgs{"tenant": tenant}); err != nil {
 			return err
 		}
+		// xmax of a new row is 0, so updates is 1 if the channel existed.
 		var updates int
 		var id int64
 		err := tx.QueryRow(ctx, `

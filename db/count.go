@@ -12,7 +12,9 @@ const MaxCount = MaxPage + 1
 // least as many. It reads no more rows than Jobs.List does for a page of MaxPage.
 func (f JobFilter) Count(ctx context.Context, d *Jobs) (n int, err error) {
 	f.Limit, f.Cursor = MaxPage, ""
+	// Each walk is a subquery of at most @limit rows; together they find the jobs of f.
 	walks, args := f.walks(nil)
+	// An array and its retries count each index once, as the list shows them.
 	if f.Merged && f.Parent != nil {
 		runs, err := readArrayRuns(ctx, d.pool, *f.Parent)
 		if err != nil {

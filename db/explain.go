@@ -30,6 +30,7 @@ func (d *Queue) Row(ctx context.Context, tenant berth.TenantID, id berth.JobID) 
 		WHERE j.id = @id AND (@tenant = '' OR j.tenant = @tenant)`, args).QueryRow(func(row pgx.Row) error {
 		return row.Scan(&request)
 	})
+	// One round trip for both queries. A missing job fails the second one, so that jobs has a row below.
 	if err := d.pool.SendBatch(ctx, &batch).Close(); err != nil {
 		return QueueJob{}, request, mapError(err, "job "+string(id))
 	}

@@ -36,6 +36,7 @@ func (d *Agents) ReportHost(ctx context.Context, machine berth.MachineID, req wi
 			findings = CASE WHEN h.facts = excluded.facts THEN h.findings END
 		RETURNING true`,
 		namedArgs{"machine": machine, "epoch": req.Epoch, "boot": req.AgentBoot, "facts": facts}).Scan(&stored)
+	// No row: the machine or its session did not match. checkSession names the reason.
 	if errors.Is(err, pgx.ErrNoRows) {
 		err = d.checkSession(ctx, machine, Session{AgentBoot: req.AgentBoot, Epoch: req.Epoch})
 	}

@@ -13,6 +13,7 @@ import (
 // JoinTokenTTL is the default lifetime of a join token.
 const JoinTokenTTL = 10 * time.Minute
 
+// joinTokenDocument selects a row of join_tokens as a wire.JoinToken, without the secret, which no row has.
 const joinTokenDocument = `jsonb_strip_nulls(jsonb_build_object(
 			'id', id, 'pool', pool, 'labels', labels, 'machines', nullif(machines, ''),
 			'approves', nullif(approves, false), 'most', most,
@@ -25,6 +26,7 @@ func (d *JoinTokens) Create(ctx context.Context, n spec.NewJoinToken, actor stri
 	if n.TTL == 0 {
 		n.TTL = spec.Duration(JoinTokenTTL)
 	}
+	// Bounds without a value bound nothing, and are stored as none.
 	if n.Most != nil && *n.Most == (spec.MachineBounds{}) {
 		n.Most = nil
 	}
@@ -44,6 +46,7 @@ func (d *JoinTokens) Create(ctx context.Context, n spec.NewJoinToken, actor stri
 	if err != nil {
 		return wire.JoinToken{}, mapError(err, "join token")
 	}
+	// The only copy: a lost secret cannot be read again, only replaced by a new token.
 	t.Secret = text
 	return t, nil
 }

@@ -52,6 +52,7 @@ type LaunchFilter struct {
 func (d *Launches) List(ctx context.Context, f LaunchFilter, p Paging) (list []wire.Launch, next string, err error) {
 	var machine string
 	var n int
+	// Without a cursor both stay zero, and sort before every launch.
 	if _, err := p.after(&machine, &n); err != nil {
 		return nil, "", err
 	}
@@ -68,6 +69,7 @@ func (d *Launches) List(ctx context.Context, f LaunchFilter, p Paging) (list []w
 	if err != nil {
 		return nil, "", mapError(err, "launches")
 	}
+	// launchView has the JSON form of wire.Launch, so the driver decodes a row directly.
 	if list, err = pgx.CollectRows(rows, pgx.RowTo[wire.Launch]); err != nil {
 		return nil, "", mapError(err, "launches")
 	}

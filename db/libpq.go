@@ -41,6 +41,7 @@ func LibpqEnv(database string) ([]string, error) {
 			env = append(env, variable+"="+value)
 		}
 	}
+	// Sorted, since the order of a map is random: equal databases give equal environments.
 	slices.Sort(env)
 	return env, nil
 }

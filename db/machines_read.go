@@ -35,6 +35,7 @@ const shownState = `
 // Get returns a machine with its devices and its jobs. The capacity in use covers all
 // tenants; jobs are named only to their own tenant ("" sees all).
 func (d *Machines) Get(ctx context.Context, tenant berth.TenantID, id berth.MachineID) (wire.Machine, error) {
+	// One statement serves both calls, so that a machine never looks different on its own page.
 	found, err := d.List(ctx, MachineFilter{ID: id, Tenant: tenant})
 	if err != nil {
 		return wire.Machine{}, err
@@ -52,6 +53,7 @@ func (d *Machines) List(ctx context.Context, f MachineFilter) ([]wire.Machine, e
 	if states == nil {
 		states = []berth.MachineState{}
 	}
+	// LIMIT NULL is no limit.
 	limit := any(nil)
 	if f.Limit > 0 {
 		limit = f.Limit

@@ -74,6 +74,7 @@ func (d *Maintenance) List(ctx context.Context, all bool, p Paging) (list []wire
 	if _, err := p.after(&before); err != nil {
 		return nil, "", err
 	}
+	// One row more than the page shows whether a next page exists; cut removes it.
 	rows, err := d.pool.Query(ctx, readWindows(`(@before = 0 OR x.id < @before) AND (@all OR `+openWindow+`)`),
 		namedArgs{"before": before, "all": all, "limit": p.limit() + 1})
 	if err != nil {

@@ -22,6 +22,7 @@ type keptDigest struct {
 // of a job whose digest a machine found.
 func (r *retrying) keepDigest(row submitRow) {
 	bySubmit := r.old.ImageDigestBy == wire.DigestBySubmit || r.old.ImageDigestBy == wire.DigestByRetry
+	// A digest that a machine found is no promise: another machine may have found another content.
 	if r.o.FreshImage || r.o.Spec != nil || !bySubmit {
 		return
 	}

@@ -50,6 +50,7 @@ func unsuccessful(ctx context.Context, tx pgx.Tx, old wire.Job) ([]int, error) {
 // out the steps that succeeded, which are no longer needed. Steps that run again start from their
 // newest checkpoints, unless the retry is fresh.
 func (r *retrying) pipeline(ctx context.Context) (wire.Job, error) {
+	// nil keeps every step.
 	var succeeded map[string]berth.JobID
 	if r.o.Failed {
 		var err error
@@ -62,6 +63,8 @@ func (r *retrying) pipeline(ctx context.Context) (wire.Job, error) {
 	if len(pipeline.Jobs) == 0 {
 		return wire.Job{}, berth.Errorf(berth.CodeConflict, "every step of pipeline %s has succeeded", r.old.ID)
 	}
+	// The actor is the caller of the retry; the tenant stays the one of the old pipeline, also if an admin retries
+	// it.
 	s := PipelineSubmission{Tenant: r.old.Tenant, Spec: pipeline, Actor: r.actor, RetryOf: &r.old.ID,
 		incarnation: r.incarnation}
 	if !r.o.FreshImage {

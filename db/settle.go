@@ -29,6 +29,8 @@ func (d *Attempts) Settle(ctx context.Context, id berth.JobID, attempt int) (wir
 		return wire.SettleResult{}, err
 	}
 	err = d.tx(ctx, func(tx pgx.Tx) error {
+		// The transaction may run again after a serialization failure or a deadlock: nothing of a failed try may
+		// remain.
 		result, hints, settled, held = wire.SettleResult{}, touched{}, nil, nil
 		job, err := lockJob(ctx, tx, "", id, attempt)
 		if err != nil {
@@ -73,6 +75,7 @@ func (d *Attempts) Settle(ctx context.Context, id berth.JobID, attempt int) (wir
 	if err != nil {
 		return wire.SettleResult{}, mapError(err, "job "+string(id))
 	}
+	// Notices go out after the commit only: their receivers read the rows at once.
 	hints.publish(d.hub)
 	if held != nil {
 		d.hub.Publish(TopicSubmit, string(held.debug))

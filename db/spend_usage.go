@@ -83,6 +83,7 @@ func (d *Spend) Usage(ctx context.Context, f UsageFilter, p Paging) (list []wire
 		err := row.Scan(&u.Tenant, &u.Parent, &reserved, &settled, &own, &machines, &policy, &u.Alerts)
 		u.Reserved, u.Settled, u.Own = dollars(orZero(reserved)), dollars(orZero(settled)), dollars(orZero(own))
 		u.Machines = int(orZero(machines))
+		// A limit for another period cannot be compared with these sums.
 		if policy != nil && policy.Spend != nil && policy.Spend.Period == f.Period {
 			u.Limit = policy.Spend.Limit
 			share := dollars(orZero(reserved)+orZero(settled)) / u.Limit
@@ -93,6 +94,7 @@ func (d *Spend) Usage(ctx context.Context, f UsageFilter, p Paging) (list []wire
 	if err != nil {
 		return nil, "", mapError(err, "usage")
 	}
+	// An empty later page is the end of the list, and no unknown tenant.
 	if f.Tenant != "" && !set && len(list) == 0 {
 		return nil, "", mapError(pgx.ErrNoRows, "tenant "+string(f.Tenant))
 	}

@@ -23,6 +23,7 @@ func (d *Machines) SetTaints(ctx context.Context, id berth.MachineID, c spec.Tai
 		if err != nil {
 			return err
 		}
+		// The row is locked, so two concurrent changes of different keys both count.
 		after := c.Apply(taints)
 		if len(after) > spec.MaxTaints {
 			return berth.Errorf(berth.CodeInvalid, "machine %s would have %d taints: allowed are %d", id, len(after),
@@ -38,6 +39,7 @@ func (d *Machines) SetTaints(ctx context.Context, id berth.MachineID, c spec.Tai
 	if err != nil {
 		return mapError(err, "machine "+string(id))
 	}
+	// A removed taint may let waiting jobs start, so the leader plans again.
 	d.hub.Publish(TopicQueue, "")
 	d.hub.Publish(TopicMachine, string(id))
 	return nil

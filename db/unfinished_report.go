@@ -60,9 +60,12 @@ func (d *Agents) StoreUnfinished(ctx context.Context, machine berth.MachineID, r
 	}); err != nil {
 		return mapError(err, "unfinished lines of machine "+string(machine))
 	}
+	// No changed row has two causes: equal lines, or a stale session. Only then is the session read, which spares the
+	// common case a query.
 	if len(keys) == 0 {
 		return d.checkSession(ctx, machine, Session{AgentBoot: req.AgentBoot, Epoch: req.Epoch})
 	}
+	// Published after the commit, since a follower reads the row when it is woken.
 	d.hub.Publish(TopicUnfinished, keys...)
 	return nil
 }

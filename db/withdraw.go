@@ -20,6 +20,7 @@ type Withdrawal struct {
 // nominations of a repair, and the ones that a later preemption has written since the plan, which expire at
 // another time. It returns the number of deleted rows: one for each device, and one for the rest.
 func (d *Queue) WithdrawNominations(ctx context.Context, term Term, list []Withdrawal) (int, error) {
+	// Most plans withdraw nothing, and need no transaction.
 	if len(list) == 0 {
 		return 0, nil
 	}
@@ -34,6 +35,8 @@ func (d *Queue) WithdrawNominations(ctx context.Context, term Term, list []Withd
 		jobs, machines, until = append(jobs, w.Job), append(machines, w.Machine), append(until, at)
 	}
 	n := 0
+	// SKIP LOCKED: a row that another transaction holds is being changed, and the next plan judges it again. ORDER BY
+	// keeps the lock order of db/doc.go.
 	err := d.leaderTx(ctx, term, func(tx pgx.Tx) error {
 		tag, err := tx.Exec(ctx, `
 			DELETE FROM nominations d
