@@ -61,6 +61,7 @@ func (h *jobHandlers) listJobs(ctx context.Context, in *listInput) (*listOutput,
 	for i := range jobs {
 		each[i] = &jobs[i]
 	}
+	// Both calls fill in all jobs of the page at once, so that a page costs a fixed number of queries.
 	if err := h.control.tellPause(ctx, each...); err != nil {
 		return nil, err
 	}

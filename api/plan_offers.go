@@ -20,6 +20,7 @@ func (h *planHandlers) offers(ctx context.Context, j autoscale.Quoted, here wire
 	if err != nil {
 		return nil, "", err
 	}
+	// The machines that exist come first: they cost no launch.
 	list = []wire.PlanOffer{here}
 	now := time.Now()
 	for _, q := range quotes.List {
@@ -51,6 +52,7 @@ func planOffer(q autoscale.Quote, now time.Time) wire.PlanOffer {
 		return out
 	}
 	out.Note = cloudTexts[string(q.Refused)].text
+	// Only a closed offer has an end to report; other refusals last until a setting changes.
 	if q.Refused != scaler.NoteClosed {
 		return out
 	}
@@ -84,6 +86,7 @@ func existing(w explain.Prospect, p wire.Plan, run time.Duration) wire.PlanOffer
 			out.GPUType = m.GPUs[0].Model
 		}
 	}
+	// CostPerHour is the cost of all members.
 	if members := max(1, p.Spec.Members); w.CostPerHour > 0 {
 		out.Price, out.JobCost = w.CostPerHour/float64(members), w.CostPerHour*run.Hours()
 	}

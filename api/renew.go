@@ -17,6 +17,7 @@ import (
 // or nil. It fails if the signature does not prove that the machine has the key.
 func provenKey(c echo.Context, machine berth.MachineID, token string) (ed25519.PublicKey, error) {
 	text := c.Request().Header.Get(wire.HeaderMachineKey)
+	// Agents of earlier versions send no key.
 	if text == "" {
 		return nil, nil
 	}
@@ -70,6 +71,7 @@ func (h *joinHandlers) agentRenew(c echo.Context) error {
 		return err
 	}
 	renew := h.tokens.Renew
+	// Known and unknown keys wait for separate places: a flood of unknown keys must not delay renewals.
 	places := h.joins.renewed
 	if !known {
 		renew, places = h.returns(c), h.joins.unknown
@@ -89,6 +91,7 @@ func (h *joinHandlers) agentRenew(c echo.Context) error {
 		h.log.Warn("credential not renewed", "machine_id", r.Machine, "err", err)
 		return err
 	}
+	// From here on the connection counts as the machine's, and not as one of an unknown caller.
 	connlimit.Agent(ctx, r.Machine)
 	if answer.Returned {
 		h.log.Warn("machine unknown to the restored database, it waits for approval", "machine_id", r.Machine)
@@ -111,6 +114,7 @@ func (h *joinHandlers) returns(c echo.Context) func(context.Context, wire.Renewa
 
 // refuseRenewal charges a refused renewal to the caller's address.
 func (h *joinHandlers) refuseRenewal(c echo.Context, refusal error) error {
+	// A client that guesses pays for a new connection with each try.
 	c.Response().Header().Set("Connection", "close")
 	return h.limits.guessed(guessAgent, h.addresses.client(c.Request()), refusal)
 }

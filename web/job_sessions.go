@@ -42,6 +42,7 @@ func sessionsPart(ctx context.Context, v *visit, j wire.Job) (any, error) {
 	for _, s := range list.Items {
 		view.Rows = append(view.Rows, sessionRow{s, sessionResult(s)})
 	}
+	// Without any session there is nothing to choose. An empty list of open ones keeps the way back to all.
 	if open || len(view.Rows) > 0 {
 		view.Choice = []filter{
 			{"All", v.link("sessions", "", "cursor", ""), !open},

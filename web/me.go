@@ -44,6 +44,7 @@ func (s *Site) mePage(ctx context.Context, v *visit) (result, error) {
 		own := ownToken{t, t.ID == who.TokenID,
 			may && t.RevokedAt == nil && (t.ExpiresAt == nil || t.ExpiresAt.After(v.page.Now))}
 		view.Tokens = append(view.Tokens, own)
+		// The page only asks; the form posts to actOnMe, so that a link alone revokes nothing.
 		if t.ID == v.query("revoke") && own.Revocable {
 			view.Revoke = &own
 		}
@@ -71,6 +72,7 @@ func (s *Site) actOnMe(ctx context.Context, v *visit) (result, error) {
 		s.Logger.Info("signed out of the dashboard everywhere", "name", v.page.Reader.Name,
 			"tenant", v.page.Reader.Tenant, "sessions", ended)
 		if name, ok := s.cookieName(v.r); ok {
+			// A negative age deletes the cookie of this browser. The sessions of the others have ended at the server.
 			http.SetCookie(v.w, s.cookie(v.r, name, "", -1))
 		}
 		return result{redirect: "/login"}, nil
