@@ -17,6 +17,7 @@ func (p *pass) pools(t berth.TenantID) []string {
 		for pool := range a.Pools {
 			tenants, ruled := p.rules[pool]
 			switch {
+			// Several providers may have settings for one pool; it is listed once.
 			case slices.Contains(named, pool) || slices.Contains(open, pool):
 			case !ruled:
 				open = append(open, pool)
@@ -25,6 +26,7 @@ func (p *pass) pools(t berth.TenantID) []string {
 			}
 		}
 	}
+	// Maps have a random order; the same facts must give the same launches.
 	slices.Sort(named)
 	slices.Sort(open)
 	list := slices.Concat(named, open)
@@ -40,6 +42,7 @@ func (p *pass) pools(t berth.TenantID) []string {
 func places(b spec.Burst) (list []string) {
 	for _, a := range b.Allow {
 		_, region, _ := strings.Cut(a, "/")
+		// An entry of the residency is a prefix, such as "eu", and stands for all regions that begin with it.
 		begins := func(r string) bool { return strings.HasPrefix(region, r) }
 		if b.Residency == nil || slices.ContainsFunc(b.Residency, begins) {
 			list = append(list, a)

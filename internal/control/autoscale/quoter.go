@@ -95,6 +95,7 @@ func (q *Quoter) reading(ctx context.Context) *reading {
 	}
 	go func() {
 		defer close(r.done)
+		// Other callers wait for this reading, so the end of the call that began it does not cancel it.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), quoteRead)
 		defer cancel()
 		defer func() {

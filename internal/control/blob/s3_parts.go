@@ -24,6 +24,7 @@ func (s *s3Signer) begin(ctx context.Context, key string) (id string, err error)
 		Bucket: &s.bucket, Key: &key, ContentType: aws.String("application/octet-stream"),
 		ChecksumAlgorithm: types.ChecksumAlgorithmSha256, ChecksumType: types.ChecksumTypeComposite,
 	}
+	// The encryption of an object is set when its upload begins; the parts inherit it.
 	if kind := s.sse.EncryptionType; kind != "" {
 		in.ServerSideEncryption = kind
 	}
@@ -91,6 +92,7 @@ func (s *s3Signer) parts(ctx context.Context, u Upload, after, page int, each fu
 		for _, p := range out.Parts {
 			part := storedPart{number: int(aws.ToInt32(p.PartNumber)), bytes: aws.ToInt64(p.Size),
 				version: aws.ToString(p.ETag)}
+			// Without a checksum, sum stays nil and the part counts as unproven.
 			if sum, ok := decodeSum(aws.ToString(p.ChecksumSHA256)); ok {
 				part.sum = &sum
 			}
@@ -112,6 +114,7 @@ func (s *s3Signer) complete(ctx context.Context, u Upload, parts []storedPart, _
 		list[i] = types.CompletedPart{ETag: &p.version, PartNumber: aws.Int32(int32(p.number)),
 			ChecksumSHA256: aws.String(base64.StdEncoding.EncodeToString(p.sum[:]))}
 	}
+	// If-None-Match makes the bucket refuse a key that exists: an object is never overwritten.
 	_, err := s.client.CompleteMultipartUpload(ctx, &s3.CompleteMultipartUploadInput{
 		Bucket: &s.bucket, Key: &u.Key, UploadId: &u.ID, IfNoneMatch: aws.String("*"),
 		ChecksumType: types.ChecksumTypeComposite, MultipartUpload: &types.CompletedMultipartUpload{Parts: list},
@@ -159,6 +162,7 @@ func uploadError(err error, key string) error {
 		return errNoUpload(key)
 	case code == "PreconditionFailed":
 		return errObjectExists(key)
+	// The upload no longer has the parts that were listed.
 	case slices.Contains([]string{"InvalidPart", "InvalidPartOrder", "BadDigest"}, code):
 		return berth.Errorf(berth.CodeInvalid, "object %s: a part was replaced meanwhile (%s)", key, code)
 	}

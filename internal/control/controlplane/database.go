@@ -19,6 +19,7 @@ func (c *ControlPlane) openDatabase(ctx context.Context) (*db.DB, error) {
 		if err == nil {
 			return d, nil
 		}
+		// Waiting mends an absent server, and neither a wrong password nor a newer schema.
 		if berth.CodeOf(err) != berth.CodeUnavailable {
 			return nil, fmt.Errorf("database %s: %w", redact(c.cfg.DatabaseURL), err)
 		}
