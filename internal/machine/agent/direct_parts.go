@@ -40,6 +40,7 @@ func (d *directStore) putParts(
 	if err != nil {
 		return false, err
 	}
+	// The hash of an object in parts is the SHA-256 of its concatenated part hashes, see wire.AddressRequest.
 	all := sha256.New()
 	for _, sum := range parts {
 		_, _ = all.Write(sum[:])
@@ -99,6 +100,7 @@ func (u *partsUpload) upload(ctx context.Context) error {
 	u.request.Upload, u.resumed = a.Upload, a.Resumed
 	all, abreast := errgroup.WithContext(ctx)
 	all.SetLimit(partsAbreast)
+	// The first error cancels abreast, and with it the other parts.
 	for i := range u.parts {
 		all.Go(func() error { return u.store(abreast, i+1) })
 	}
@@ -121,6 +123,7 @@ func (u *partsUpload) store(ctx context.Context, number int) error {
 	r.Part, r.PartSHA256 = number, hex.EncodeToString(u.parts[number-1][:])
 	at := int64(number-1) * r.PartBytes
 	size := min(r.PartBytes, u.body.size-at)
+	// A resumed upload may have the part already: one call asks, and saves its transfer.
 	if u.resumed {
 		r.Exists = true
 		a, err := u.of.address(ctx, r)
@@ -147,6 +150,7 @@ func (u *partsUpload) store(ctx context.Context, number int) error {
 			return nil
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
+		// The file could not be read or has changed: another try would fail in the same way.
 		case u.body.fault() != nil:
 			return u.body.fault()
 		case uploadGone(err):

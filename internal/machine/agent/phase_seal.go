@@ -49,6 +49,7 @@ func (p *sealPhase) Do(member context.Context) (phase, error) {
 		defer func() { stored <- sealed }()
 		span.End(faultOf(member, nil, context.Cause(member)))
 	}()
+	// The check of the operator and the storing of the results run at the same time.
 	cleared := p.after.begin(ctx, exit)
 	together := time.NewTimer(p.timing.SealTogether)
 	defer together.Stop()
@@ -105,6 +106,7 @@ func (p *sealPhase) store(ctx context.Context, x failure.Exit) failure.Exit {
 		store("outputs", p.outputs.storeAlways)
 	}
 	rest.Wait()
+	// Last: until then the sender watches for a server that has less of the log than it had.
 	p.shipper.conclude(p.ctx)
 	return x
 }

@@ -55,12 +55,14 @@ func (p *watchPhase) Do(ctx context.Context) (phase, error) {
 	p.plan.begin()
 	p.plan.notices.join(p.plan)
 	defer p.plan.notices.leave(p.plan)
+	// A former process of the agent may have left sessions in the container, whose users are gone.
 	if left := leftExecs(p.scratch); len(left) > 0 {
 		p.helpers.Go(func() { endLeftExecs(ctx, p.core, p.scratch, left) })
 	}
 	p.door.open(p.ctx)
 	p.lines.nudge()
 	defer p.door.close(errContainerOver)
+	// The buffer lets awaitEnd return although the loop below has ended with ctx.
 	ended := make(chan ending, 1)
 	go func() { ended <- p.awaitEnd() }()
 	p.progress.begin()
@@ -75,6 +77,7 @@ func (p *watchPhase) Do(ctx context.Context) (phase, error) {
 			p.plan.stuck.drop(p.alloc)
 			p.plan.disk.ended.Store(true)
 			p.hang.end()
+			// A last reading: the job may have written its progress right before its end.
 			p.progress.read()
 			x := p.evidence.exit(e)
 			x.Measured = p.sampler.end()
@@ -109,6 +112,8 @@ func (p *watchPhase) awaitEnd() ending {
 		if lostAt.IsZero() {
 			lostAt = time.Now()
 		}
+		// An engine that restarts loses the call, and containers may outlive it. So the end counts only once the
+		// engine itself reports it.
 		p.log.Warn("container engine lost, looking up its containers", "err", err)
 		if err := wait.wait(p.ctx); err != nil {
 			return ending{err: err}

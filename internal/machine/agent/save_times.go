@@ -12,6 +12,7 @@ import (
 // change of its file DONE. A folder that the job has renamed keeps its time of creation. The result is nil if the file
 // system records no creation, and for times that cannot be right, which a job can set itself.
 func writeTime(root *os.Root, step int64) *time.Duration {
+	// O_NONBLOCK: the job owns the folder and may have put a FIFO there, whose open would block.
 	dir, err := root.OpenFile(stepName(step), os.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil
@@ -27,6 +28,7 @@ func writeTime(root *os.Root, step int64) *time.Duration {
 		return nil
 	}
 	took := done.ModTime().Sub(time.Unix(st.Btime.Sec, int64(st.Btime.Nsec)))
+	// The job can set the time of its file DONE to any value.
 	if took < 0 || done.ModTime().After(time.Now()) {
 		return nil
 	}

@@ -28,6 +28,7 @@ func (v *visit) files() {
 	}
 	c := framed.New(v.ws, []framed.Channel{framed.Stdin}, []framed.Channel{framed.Stdout, framed.Stderr}, v.beats,
 		func(framed.Channel, []byte) {})
+	// The connection outlives the container: the user still has to receive the reason of the end.
 	ctx, cancel := context.WithCancel(context.WithoutCancel(v.inside))
 	defer cancel()
 	gone := make(chan struct{}) // closed at the end of the connection
@@ -111,6 +112,7 @@ func (v *visit) copyFiles(c *framed.Conn, root *os.Root, at string) error {
 
 // giveAway makes a new file belong to the owner of its folder, as if the job had written it.
 func giveAway(root *os.Root, file string) {
+	// Lstat and Lchown follow no link that the job may have put there.
 	info, err := root.Lstat(path.Dir(file))
 	if err != nil {
 		return

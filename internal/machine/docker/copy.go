@@ -14,6 +14,7 @@ import (
 
 // CopyOut returns the content at a path of a container as a tar; see node.Runtime.
 func (e *Engine) CopyOut(ctx context.Context, name, path string) (io.ReadCloser, error) {
+	// The id names this container alone; a later container may have the same name.
 	c, err := e.Inspect(ctx, name)
 	if err != nil {
 		return nil, err
@@ -32,6 +33,7 @@ func (e *Engine) CopyOut(ctx context.Context, name, path string) (io.ReadCloser,
 // leadsNowhere reports whether an error of the engine means that a path leads through a file or in a
 // circle, or has a name that no file can have. The engine answers 500, with the kernel's words or its own.
 func leadsNowhere(err error) bool {
+	// The engine sends the cause as text alone, so the end of the text is all there is to compare.
 	says := err.Error()
 	return strings.HasSuffix(says, syscall.ENOTDIR.Error()) || strings.HasSuffix(says, syscall.ELOOP.Error()) ||
 		strings.HasSuffix(says, syscall.ENAMETOOLONG.Error()) || strings.Contains(says, "too many links")

@@ -27,9 +27,11 @@ func signalSession(leader int, c node.Container, number unix.Signal) error {
 	var faults []error
 	for _, entry := range entries {
 		pid, err := strconv.Atoi(entry.Name())
+		// Most processes of the host are dropped here, before a descriptor is opened.
 		if err != nil || pid != leader && sessionOf(pid) != leader {
 			continue
 		}
+		// One failure does not spare the other processes.
 		faults = append(faults, signalMember(pid, leader, c, own, number))
 	}
 	return errors.Join(faults...)
@@ -74,6 +76,7 @@ func sessionOf(pid int) int {
 	if err != nil || end < 0 {
 		return 0
 	}
+	// The fields after the name: state, parent, process group, session.
 	fields := strings.Fields(string(stat[end+2:]))
 	if len(fields) < 4 {
 		return 0

@@ -51,10 +51,12 @@ func (s *Sources) findFile(ctx context.Context, in spec.Input, login spec.Sensit
 		return nil, err
 	}
 	_ = r.Body.Close() // the content is read by fetch
+	// A weak ETag may stay the same while bytes change, so it is no version.
 	if e := r.Header.Get("ETag"); e != "" && !strings.HasPrefix(e, "W/") {
 		f.etag = e
 		return &Found{Kind: kindFile, Address: hashOf(in.From + "\n" + e), fetch: f.fetch}, nil
 	}
+	// The random part makes the address unique, so that no other fetch takes this content for its own.
 	f.once = true
 	return &Found{Kind: kindFile, Address: hashOf(in.From + "\n" + berth.NewSecret()), Once: true, fetch: f.fetch}, nil
 }
@@ -132,6 +134,7 @@ func (f *file) read(ctx context.Context, out io.Writer, digest hash.Hash) (int64
 		return 0, err
 	}
 	defer r.Body.Close()
+	// Such a response of HTTP/1 ends with its connection, and a broken one looks complete.
 	if r.ContentLength < 0 && r.ProtoMajor == 1 && len(r.TransferEncoding) == 0 && f.in.SHA256 == "" {
 		return 0, refusedf("%s: the server sends no Content-Length, so a truncated download would go unnoticed; "+
 			"set sha256 on the input", f.what)
@@ -139,6 +142,7 @@ func (f *file) read(ctx context.Context, out io.Writer, digest hash.Hash) (int64
 	progress := progressOf(ctx)
 	progress.expect(r.ContentLength)
 	progress.restart(0)
+	// One byte above the limit shows that the file is too long.
 	body := progress.through(io.LimitReader(lively(r.Body), f.s.limits.Bytes+1))
 	n, err := copied(ctx, io.MultiWriter(out, digest), body)
 	switch {

@@ -20,6 +20,7 @@ func (d *demux) write(p []byte, now time.Time) error {
 	for len(p) > 0 {
 		if d.left > 0 {
 			part := p[:min(len(p), int(d.left))]
+			// Streams 0 and 3 have no output of the job.
 			if to := int(d.header[0]); to == 1 || to == 2 {
 				d.to[to-1].write(part, now)
 			}

@@ -24,6 +24,7 @@ func Read(ctx context.Context, socket, container string, emit func(node.Unfinish
 	// This file remains the agent's own program when an update replaces the program on disk.
 	cmd := exec.CommandContext(ctx, "/proc/self/exe", Argument, socket, container)
 	cmd.Env = []string{"GOMAXPROCS=2"} // nothing of the agent's, which may have secrets
+	// After the end of ctx, Wait closes the pipes after this time, even if another process holds them open.
 	cmd.WaitDelay = time.Second
 	var fault strings.Builder
 	cmd.Stderr = &limited{to: &fault, left: 1000}
@@ -43,6 +44,7 @@ func Read(ctx context.Context, socket, container string, emit func(node.Unfinish
 	scan.Buffer(nil, 64<<10)
 	for scan.Scan() {
 		var l node.UnfinishedLine
+		// A reader that is killed may leave half a line.
 		if json.Unmarshal(scan.Bytes(), &l) == nil {
 			emit(l)
 		}
@@ -57,6 +59,7 @@ func Read(ctx context.Context, socket, container string, emit func(node.Unfinish
 		return nil
 	case ok && exit.ExitCode() == exitTooFast:
 		return node.ErrOutputTooFast
+	// A negative code means a signal, as from the OOM killer.
 	case ok && exit.ExitCode() < 0:
 		return fmt.Errorf("%w (%s)", node.ErrReaderKilled, exit)
 	default:
