@@ -25,7 +25,9 @@ func (x *poolIndex) of(c *cluster.Class) []string {
 	if list, ok := x.known[c]; ok {
 		return list
 	}
+	// Settle matches the class with the kinds that it has not seen yet.
 	x.cluster.Settle(c)
+	// Measured on first use: many plans ask for no pools.
 	if x.totals == nil {
 		x.measure()
 	}
@@ -33,6 +35,8 @@ func (x *poolIndex) of(c *cluster.Class) []string {
 	for _, p := range c.Parts {
 		for _, m := range p.Class.Matches {
 			for pool, total := range x.totals[m.Kind] {
+				// The maxima of the amounts may come from different machines, so a pool is never missed but may be
+				// found in vain.
 				if holds(total, p.Class.Capacity) && !slices.Contains(list, pool) {
 					list = append(list, pool)
 				}

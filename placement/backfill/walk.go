@@ -16,6 +16,7 @@ func (s *simulation) decide() {
 		s.hasten()
 	}
 	slots := s.policy.Backfill - len(s.heads)
+	// No reserved start is left to give, and no class may start a job: nothing can be decided now.
 	if slots <= 0 && !slices.ContainsFunc(s.active, func(r *reach) bool { return !r.closed }) {
 		return
 	}
@@ -45,6 +46,7 @@ func (s *simulation) decide() {
 // hasten starts the jobs with a reserved start that have room now, for instance before the start of another one.
 func (s *simulation) hasten() {
 	s.heads = slices.DeleteFunc(s.heads, func(h *head) bool {
+		// Jobs of this run time and longer ones find no room at the present moment.
 		if h.run >= h.shut {
 			return false
 		}

@@ -41,6 +41,8 @@ func (r *Reading) windowBlocker(e *queue.Entry) (b Blocker, ok bool) {
 	for i := range r.cluster.Windows {
 		w := &r.cluster.Windows[i]
 		n := r.cluster.Nodes[w.Machine]
+		// Only the next window of a machine counts, only on a machine that takes work, and only if the job would
+		// still run in it.
 		if n == nil || n.Window != w || !n.Placeable() || !w.Crosses(r.Now, e.TimeLimit) || !matches(e.Class, n) {
 			continue
 		}
