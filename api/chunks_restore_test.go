@@ -13,36 +13,6 @@ import (
 	"berth/wire"
 )
 
-// inForce returns the copy of a content that the tenant's checkpoints use.
-func (s *site) inForce(content string) (c wire.ChunkCopy) {
-	s.t.Helper()
-	c.SHA256 = hexSum(content)
-	if err := s.db.Pool().QueryRow(s.t.Context(), `
-		SELECT tenant, job::text, attempt, rank, copy FROM chunks WHERE sha256 = decode($1, 'hex')`, c.SHA256).
-		Scan(&c.Tenant, &c.Job, &c.Attempt, &c.Rank, &c.Random); err != nil {
-		s.t.Fatal(err)
-	}
-	return c
-}
-
-// sendsDirect sends chunks by signed addresses, and lets the server compare them.
-func (a *agent) sendsDirect(job wire.Job, step int64, contents ...string) {
-	a.t.Helper()
-	var answer wire.ChunkAnswer
-	a.post("chunks", a.asks(job, step, wire.ChunkStore, contents...), &answer)
-	for i, content := range contents {
-		if status, text := a.sends("PUT", answer.Chunks[i].Address, content); status != http.StatusOK {
-			a.t.Fatalf("put: %d %s", status, text)
-		}
-	}
-	a.post("chunks", a.asks(job, step, wire.ChunkStored, contents...), &answer)
-	for i := range contents {
-		if !answer.Chunks[i].Have {
-			a.t.Fatalf("chunk %d is not stored: %+v", i, answer)
-		}
-	}
-}
-
 // The copy of the tenant is lost, as after the restore of a backup. The next copy with the same content is not deleted as
 // a second one: it takes the place of the lost one, for all checkpoints.
 func TestANewCopyReplacesOneThatTheStoreHasLost(t *testing.T) {

@@ -6,56 +6,15 @@ import (
 	"time"
 
 	"berth"
-	"berth/db"
 	"berth/failure"
 	"berth/internal/control/scheduler"
 	"berth/placement"
 	"berth/spec"
-	"berth/wire"
 )
 
 func displacing(o *scheduler.Options) {
 	o.Policy = placement.Policy{Preempt: true, PreemptAfter: time.Millisecond}
 }
-
-// wants edits a job's priority and its GPUs.
-func wants(priority spec.Priority, gpus int) func(*spec.Job) {
-	return func(j *spec.Job) {
-		j.Priority = &priority
-		j.Resources.GPUs = spec.MilliGPU(1000 * gpus)
-	}
-}
-
-// run lets a scheduled job run, with the reports of its machine.
-func (r *rig) run(id berth.JobID) {
-	r.t.Helper()
-	r.exec(`UPDATE allocations SET state = 'active', phase = 'running', claimed_at = now(), started_at = now() WHERE job = $1 AND state = 'reserved'`, id)
-	r.exec(`UPDATE attempts SET started_at = now() WHERE job = $1`, id)
-	r.exec(`UPDATE jobs SET state = 'running', version = version + 1 WHERE id = $1`, id)
-	r.hint()
-}
-
-// stops ends a job's members as ordered, and settles it.
-func (r *rig) stops(id berth.JobID) {
-	r.t.Helper()
-	if result := r.ends(id, failure.Exit{Cause: failure.CauseOrdered, Code: 143}); result.Next != berth.Retrying {
-		r.t.Fatalf("settled as %+v", result)
-	}
-}
-
-// ends ends a job's members, and settles its present attempt.
-func (r *rig) ends(id berth.JobID, x failure.Exit) wire.SettleResult {
-	r.t.Helper()
-	r.exec(`UPDATE allocations SET state = 'exited', phase = 'sealed', exit = $2, exited_at = now(), sealed_at = now() WHERE job = $1 AND state = 'active'`,
-		id, x)
-	result, err := r.db.Attempts.Settle(r.t.Context(), id, value[int](r, `SELECT attempt FROM jobs WHERE id = $1`, id))
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	return result
-}
-
-func (r *rig) hint() { r.db.Hub().Publish(db.TopicQueue, "") }
 
 func TestAJobOfAHigherPriorityDisplacesALowerOne(t *testing.T) {
 	t.Parallel()
