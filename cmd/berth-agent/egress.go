@@ -30,6 +30,10 @@ const defaultJobNetworks = "10.71.0.0/16,172.29.0.0/16"
 // leastJobNetworks is the size of the smallest range: 256 subnets of 8 addresses.
 const leastJobNetworks = 21
 
+// networksAhead is the number of networks that wait for jobs. Four serve a pipeline's next steps or a short burst; each
+// costs a bridge and a subnet of 8 addresses.
+const networksAhead = 4
+
 // egressSettings are the parsed settings of enforcement.
 type egressSettings struct {
 	jobs      []netip.Prefix
@@ -94,7 +98,9 @@ func (s settings) openEgress(ctx context.Context, log *slog.Logger) (agent.Egres
 	switch {
 	case err == nil:
 		log.Info("egress policies are enforced", "table", "inet "+table.Name(), "resolvers", resolvers)
-		return agent.Egress{Table: table, Private: s.walls.private, Resolvers: resolvers}, nil
+		return agent.Egress{
+			Table: table, Private: s.walls.private, Resolvers: resolvers, Ahead: networksAhead,
+		}, nil
 	case errors.Is(err, firewall.ErrUnsupported) && s.egress == egressAuto:
 		log.Warn("egress policies are not enforced on this machine: its jobs reach the networks that it reaches, and "+
 			"jobs with a policy of their own are not placed here", "err", err)

@@ -145,6 +145,7 @@ func (a *Agent) run(ctx context.Context) error {
 	all.Go(func() { a.sup.watchEngine(ctx) })
 	all.Go(func() { a.sup.quarantine.watch(ctx, a.sup.beat, cfg.Timing.HealthPoll) })
 	all.Go(func() { a.sup.sweepNetworks(ctx) })
+	all.Go(func() { a.sup.keepNetworks(ctx) })
 	all.Go(func() { a.sup.stages.run(ctx, a.sup.beat, cfg.Timing, a.control) })
 	all.Go(func() { a.sup.use.run(ctx, a.sup.beat, cfg.Timing, a.control) })
 	all.Go(func() { a.sup.host.run(ctx, cfg.Timing, a.control) })

@@ -30,6 +30,8 @@ type Egress struct {
 	// Resolvers are the name servers of containers, which the table lets through; none: those of
 	// the engine.
 	Resolvers []netip.Addr
+	// Ahead is the number of networks that wait for jobs; 0: each job's network is created at the start of the job.
+	Ahead int
 }
 
 // labelPolicy is the label of a walled network with its policy, a spec.Network as JSON. It is
@@ -45,11 +47,15 @@ type walls struct {
 
 	mu    sync.Mutex
 	known map[string]firewall.Network // networks with rules, by the engine's name for them
+
+	pool *networkPool
 }
 
 // newWalls returns the walls of a machine, without any network.
-func newWalls(cfg Config, log *slog.Logger) *walls {
-	return &walls{Egress: cfg.Egress, runtime: cfg.Runtime, log: log, known: map[string]firewall.Network{}}
+func newWalls(cfg Config, cluster func() string, log *slog.Logger) *walls {
+	w := &walls{Egress: cfg.Egress, runtime: cfg.Runtime, log: log, known: map[string]firewall.Network{}}
+	w.pool = newNetworkPool(w, cfg.Egress.Ahead, cluster, cfg.Timing, log)
+	return w
 }
 
 // held reports whether this machine enforces policies.
@@ -85,8 +91,14 @@ func (w *walls) restore(ctx context.Context) error {
 	}
 	var list []firewall.Network
 	now := map[string]firewall.Network{}
+	records := poolRecords{walls: w, known: before}
 	for _, n := range found {
 		policy, walled := w.policy(n)
+		if n.Labels[labelPool] != "" {
+			if policy, walled, err = records.policy(ctx, n); err != nil {
+				return err
+			}
+		}
 		if !walled { // made by an agent that enforces no policies, and perhaps walled by this process
 			var b firewall.Network
 			b, walled = before[n.Name]
@@ -108,7 +120,12 @@ func (w *walls) restore(ctx context.Context) error {
 			delete(w.known, name)
 		}
 	}
-	maps.Copy(w.known, now)
+	for name, n := range now {
+		// A job may have taken the network after the list: this process knows the policy better.
+		if _, newer := w.known[name]; !newer || !isPooled(name) {
+			w.known[name] = n
+		}
+	}
 	return nil
 }
 
@@ -169,6 +186,7 @@ func (w *walls) remove(ctx context.Context, name string) error {
 	if w.held() {
 		mark = w.Table.Mark()
 	}
+	w.pool.release(name)
 	err := w.runtime.RemoveNetwork(ctx, name)
 	if err == nil {
 		w.left(ctx, name, mark)

@@ -287,8 +287,8 @@ func (m *member) runner(p phase) worker {
 		return &readyPhase{core: m.core, orders: m.orders, scratch: m.scratch, result: &m.result, adopts: m.adopts}
 	case phaseStart:
 		return &startPhase{
-			core: m.core, orders: m.orders, fencing: m.fencing, plan: m.plan, turns: s.turns,
-			spans: m.spans, result: &m.result,
+			core: m.core, orders: m.orders, fencing: m.fencing, plan: m.plan, turns: s.turns, walls: s.walls,
+			network: m.network, spans: m.spans, result: &m.result,
 		}
 	case phaseAcknowledge:
 		return &acknowledgePhase{orders: m.orders, adopts: m.adopts}

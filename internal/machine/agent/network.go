@@ -75,7 +75,7 @@ func (w networkSweeper) sweep(ctx context.Context) error {
 		return err
 	}
 	for _, n := range found {
-		if n.Labels[berth.LabelJob] == "" || time.Since(n.CreatedAt) < w.timing.NetworkAge {
+		if !w.leftover(n) {
 			continue
 		}
 		switch err := w.walls.remove(ctx, n.Name); {
@@ -87,6 +87,15 @@ func (w networkSweeper) sweep(ctx context.Context) error {
 	}
 	// Rules of networks that another agent of this engine has removed go, too.
 	return w.walls.restore(ctx)
+}
+
+// leftover reports whether a network is to be removed unless a container is on it. Networks that were created ahead
+// concern only the agent that created them, and a network that this process does not know is never used again.
+func (w networkSweeper) leftover(n node.Network) bool {
+	if owner := n.Labels[labelPool]; owner != "" {
+		return w.walls.held() && owner == w.walls.Table.Name() && !w.walls.pool.isLive(n.Name)
+	}
+	return n.Labels[berth.LabelJob] != "" && time.Since(n.CreatedAt) >= w.timing.NetworkAge
 }
 
 // sweepNetworks sweeps networks of jobs, unless this machine creates none: the operator has

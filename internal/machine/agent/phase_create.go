@@ -2,11 +2,9 @@ package agent
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
-	"net/netip"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -43,6 +41,8 @@ type createPhase struct {
 	helpers  *sync.WaitGroup
 	spans    spans
 	result   *result
+
+	ahead *node.Network // taken out of the pool for this job; nil: none
 }
 
 // Do creates the container in a span of its own.
@@ -68,7 +68,7 @@ func (p *createPhase) create(ctx context.Context) (phase, error) {
 	}
 	var patience time.Time
 	for wait := p.timing.backoff(); ; {
-		answer := p.ask(ctx, given)
+		answer := p.ask(ctx, given, !patience.IsZero())
 		c, err := answer.c, answer.err
 		p.result.imageRoot = p.result.imageRoot || answer.imageRoot
 		cause := failure.CauseEngine
@@ -77,6 +77,7 @@ func (p *createPhase) create(ctx context.Context) (phase, error) {
 		}
 		switch {
 		case err == nil, errors.Is(err, node.ErrExists) && p.owns(c):
+			p.keepNetwork(c)
 			p.fencing.list(c)
 			p.proof.contains(p.alloc, c.ID)
 			p.images.noteBy(p.claim.Tenant, p.claim.Spec.Image, p.recipe.held)
@@ -121,8 +122,8 @@ type created struct {
 // rules, and then has the engine create the container. It
 // returns when ctx ends, but the engine's answer is still awaited: the engine creates
 // the container all the same, and a removal before that finds nothing. So the
-// member's leftovers are removed only after the answer.
-func (p *createPhase) ask(ctx context.Context, given node.ContainerSpec) created {
+// member's leftovers are removed only after the answer. again states that an earlier request failed.
+func (p *createPhase) ask(ctx context.Context, given node.ContainerSpec, again bool) created {
 	done, err := p.turns.take(ctx)
 	if err != nil {
 		return created{err: err}
@@ -136,7 +137,7 @@ func (p *createPhase) ask(ctx context.Context, given node.ContainerSpec) created
 		defer context.AfterFunc(ctx, func() { _ = sleep(patient, p.timing.LatePatience); cancel() })()
 		var a created
 		if *p.network != "" {
-			given.Resolvers, a.err = p.ensureNetwork(patient)
+			given.Resolvers, a.err = p.ensureNetwork(patient, again)
 		}
 		if a.err == nil {
 			a.imageRoot, a.err = p.settleUser(patient, &given)
@@ -291,38 +292,13 @@ func (p *createPhase) joinNetwork(given *node.ContainerSpec) error {
 	if !p.claim.gang() && !p.walls.held() {
 		return nil
 	}
-	*p.network = berth.GangNetworkName(p.job, p.attempt)
+	if n, ok := p.takeNetwork(); ok {
+		*p.network, p.ahead = n.Name, &n
+	} else {
+		*p.network = berth.GangNetworkName(p.job, p.attempt)
+	}
 	given.Network, given.Labels[berth.LabelNetwork] = *p.network, *p.network
-	return nil
-}
-
-// ensureNetwork creates the job's network if the engine does not have the network yet. It
-// returns the resolvers of containers once the network's rules are in force.
-func (p *createPhase) ensureNetwork(ctx context.Context) ([]netip.Addr, error) {
-	n := node.Network{Name: *p.network, Labels: map[string]string{
-		berth.LabelCluster: p.cluster(),
-		berth.LabelJob:     string(p.job),
-		berth.LabelAttempt: strconv.Itoa(p.attempt),
-	}}
-	if !p.walls.held() {
-		_, err := p.runtime.EnsureNetwork(ctx, n)
-		return nil, err
-	}
-	policy, err := json.Marshal(p.claim.Spec.Network)
-	if err != nil {
-		return nil, err
-	}
-	n.Labels[labelPolicy], n.Hosts = string(policy), max(1, len(p.claim.Peers))
-	made, err := p.runtime.EnsureNetwork(ctx, n)
-	if err != nil {
-		return nil, err
-	}
-	if p.claim.Spec.Network.Strict() && made.Labels[labelPolicy] != n.Labels[labelPolicy] {
-		return nil, fmt.Errorf("network.egress: %s: an agent that enforces no policies has made "+
-			"the network of this job: %w", p.claim.Spec.Network.Egress, node.ErrNoNetwork)
-	}
-	if err := p.walls.wall(ctx, made, p.claim.Spec.Network); err != nil {
-		return nil, err
-	}
-	return p.walls.resolvers(made, p.claim.Spec.Network), nil
+	record, err := p.poolLabels()
+	maps.Copy(given.Labels, record)
+	return err
 }

@@ -18,6 +18,8 @@ type startPhase struct {
 	fencing *fencing
 	plan    *stopPlan
 	turns   turns
+	walls   *walls
+	network string // of its job, created on this engine; "": none
 	spans   spans
 	result  *result
 }
@@ -93,6 +95,9 @@ func (p *startPhase) startOnce() error {
 		}
 		defer done()
 	}
+	if err := p.walls.stand(p.ctx, p.network, p.claim.Spec.Network); err != nil {
+		return err
+	}
 	return p.runtime.Start(p.ctx, p.name())
 }
 
@@ -127,6 +132,8 @@ func (p *startPhase) causeOf(err error, patience time.Time) failure.ExitCause {
 		return failure.CauseDevice
 	case errors.Is(err, node.ErrNoContainer):
 		return failure.CauseVanished
+	case errors.Is(err, node.ErrNoNetwork):
+		return failure.CauseNetwork
 	case stops(p.orders.standing()):
 		return failure.CauseNotStarted
 	case time.Now().After(patience):

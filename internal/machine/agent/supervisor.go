@@ -87,7 +87,7 @@ func newSupervisor(
 		gpus:    gpus,
 		outbox:  newOutbox(cfg.Timing, kept.holds, gpus, log),
 		stages:  newStageBoard(log),
-		walls:   newWalls(cfg, log),
+		walls:   newWalls(cfg, c.clusterID, log),
 		notices: openNotices(cfg, log),
 		turns:   make(turns, abreast),
 		beat:    newBeat(),

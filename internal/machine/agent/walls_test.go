@@ -47,6 +47,7 @@ type walled struct {
 	engine *docker.Engine
 	names  dnstest.Server
 	mute   bool // the agent finds no resolvers
+	spare  int  // networks that the agent creates ahead of jobs
 }
 
 var jobNetworks = netip.MustParsePrefix("10.71.0.0/16")
@@ -115,7 +116,7 @@ func (w *walled) egress(name string) agent.Egress {
 	}
 	w.t.Cleanup(func() { _ = table.Close() })
 	return agent.Egress{
-		Table: table, Resolvers: resolvers, Private: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/24")},
+		Table: table, Resolvers: resolvers, Private: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/24")}, Ahead: w.spare,
 	}
 }
 

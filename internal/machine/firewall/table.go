@@ -9,12 +9,14 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net"
 	"net/netip"
 	"reflect"
 	"slices"
 	"sync"
 	"time"
 
+	"berth/internal/lib/netns"
 	"berth/spec"
 )
 
@@ -119,6 +121,14 @@ func Delete(ctx context.Context, owner, space string) error {
 	name := nameOf(owner)
 	// The first command makes the second one succeed if there is no such table.
 	return nft(ctx, space, "add table inet "+name+"\ndelete table inet "+name+"\n")
+}
+
+// HasBridge reports whether the host has an interface of this name.
+func (t *Table) HasBridge(name string) bool {
+	return netns.Do(t.opts.NetNS, func() error {
+		_, err := net.InterfaceByName(name)
+		return err
+	}) == nil
 }
 
 // Name returns the table's name, for operators: nft list table inet NAME.
