@@ -137,7 +137,7 @@ func (p *createPhase) jobNetwork() node.Network {
 }
 
 // obtainNetwork returns the network that was taken out of the pool, or creates one. After an error it asks the engine
-// for a taken network, too: somebody may have removed the network.
+// for a taken network, too: the operator may have pruned the network.
 func (p *createPhase) obtainNetwork(ctx context.Context, again bool) (node.Network, error) {
 	if p.ahead != nil {
 		if !again {

@@ -26,8 +26,8 @@ type poolEngine struct {
 func poolOver(e *poolEngine, size int) *networkPool {
 	e.has, e.gone = map[string]bool{}, map[string]bool{}
 	p := &networkPool{
-		size: size, cluster: func() string { return "c1" }, log: slog.New(slog.DiscardHandler), timing: Timing{}.withDefaults(),
-		wake: make(chan struct{}, 1), live: map[string]bool{},
+		size: size, cluster: func() string { return "c1" }, log: slog.New(slog.DiscardHandler),
+		timing: Timing{}.withDefaults(), wake: make(chan struct{}, 1), live: map[string]bool{},
 		create: func(_ context.Context, name, cluster string) (node.Network, error) {
 			e.mu.Lock()
 			defer e.mu.Unlock()
