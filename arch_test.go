@@ -47,6 +47,7 @@ var layers = [][]string{
 		"berth/internal/machine/identity", "berth/internal/machine/mounts", "berth/internal/machine/notice",
 		"berth/internal/machine/signature",
 	},
+	{"berth/internal/machine/resolver"},
 	{
 		"berth/internal/control/admission", "berth/internal/control/autoscale", "berth/internal/control/backup",
 		"berth/internal/control/digest", "berth/internal/control/explain", "berth/internal/control/webhook",

@@ -3,6 +3,7 @@ package spec
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -10,7 +11,7 @@ import (
 // Network is the part of a job file about the network of the job's containers.
 type Network struct {
 	Egress Egress        `json:"egress,omitempty" doc:"public (default), none or list"`
-	Allow  []Destination `json:"allow,omitempty" doc:"networks that the job may reach, for egress list"`
+	Allow  []Destination `json:"allow,omitempty" doc:"networks and names that the job may reach, for egress list"`
 }
 
 // Egress is the policy for the addresses that the containers of a job may connect to. The machine
@@ -48,14 +49,68 @@ const (
 	EgressHeld      = "held"
 )
 
-// IsEgressLabel reports whether a key of a label is EgressLabel or EgressGangLabel.
-func IsEgressLabel(key string) bool { return key == EgressLabel || key == EgressGangLabel }
+// NamesLabel is the key of the label, with the value EgressHeld, of machines that restrict jobs to
+// the names of their lists.
+const NamesLabel = "berth.egress.names"
 
-// Destination is a network that a job may reach, for TCP and UDP at some ports or for all
-// protocols.
+// IsEgressLabel reports whether a key of a label is EgressLabel, EgressGangLabel or NamesLabel.
+func IsEgressLabel(key string) bool {
+	return key == EgressLabel || key == EgressGangLabel || key == NamesLabel
+}
+
+// Named reports whether the policy lists names, so that only a machine that can restrict names
+// may run the job.
+func (n Network) Named() bool {
+	return slices.ContainsFunc(n.Allow, func(d Destination) bool { return d.Name() != "" })
+}
+
+// Lists reports whether the policy lists a name, which is in lower case and has no dot at its end.
+func (n Network) Lists(name string) bool {
+	return slices.ContainsFunc(n.Allow, func(d Destination) bool { return d.Covers(name) })
+}
+
+// Destination is a network or a name whose addresses a job may reach, for TCP and UDP at some
+// ports or for all protocols.
 type Destination struct {
-	To    string `json:"to" doc:"IPv4 network or address, such as 198.51.100.0/24"`
+	To    string `json:"to" doc:"IPv4 network, address or name, such as 198.51.100.0/24, pypi.org or *.example.org"`
 	Ports Ports  `json:"ports,omitempty" doc:"TCP and UDP ports, such as 443,8000-8100; default: all traffic"`
+}
+
+// Limits of names, from RFC 1035.
+const (
+	maxName  = 253
+	maxLabel = 63
+)
+
+// Name returns the destination's name in lower case, or "" if the destination is no name. The form is
+// host.example.org, or *.example.org for all names below example.org. A name has two labels at least:
+// others are names of a site's own, and a pattern of one label would cover a whole top-level domain.
+func (d Destination) Name() string {
+	name := strings.ToLower(d.To)
+	labels := strings.Split(strings.TrimPrefix(name, "*."), ".")
+	if len(labels) < 2 || len(name) > maxName {
+		return ""
+	}
+	for _, label := range labels {
+		if label == "" || len(label) > maxLabel || strings.Trim(label, "-") != label ||
+			strings.Trim(label, "abcdefghijklmnopqrstuvwxyz0123456789-_") != "" {
+			return ""
+		}
+	}
+	if last := labels[len(labels)-1]; strings.Trim(last, "0123456789") == "" { // an address, or a mistyped one
+		return ""
+	}
+	return name
+}
+
+// Covers reports whether the destination is a name or a pattern that covers a name, which is in
+// lower case and has no dot at its end.
+func (d Destination) Covers(name string) bool {
+	own := d.Name()
+	if base, isPattern := strings.CutPrefix(own, "*"); isPattern {
+		return strings.HasSuffix(name, base) && len(name) > len(base)
+	}
+	return own != "" && own == name
 }
 
 // Prefix parses the destination's network. It refuses IPv6, which containers do not have, and
@@ -130,9 +185,10 @@ func (n Network) validate(v *validation) {
 		fmt.Sprintf("at most %d", maxAllowed))
 	for i, d := range n.Allow {
 		_, err := d.Prefix()
-		v.require(err == nil, fmt.Sprintf("network.allow[%d].to", i),
-			fmt.Sprintf("%.100q is not an IPv4 network", d.To),
-			"an IPv4 network without bits beyond its mask, such as 198.51.100.0/24, or an address")
+		v.require(err == nil || d.Name() != "", fmt.Sprintf("network.allow[%d].to", i),
+			fmt.Sprintf("%.100q is neither an IPv4 network nor a name", d.To),
+			"an IPv4 network without bits beyond its mask, such as 198.51.100.0/24, an address, or a name of two "+
+				"labels or more, such as pypi.org or *.example.org")
 		if d.Ports != "" {
 			_, err := ParsePorts(string(d.Ports))
 			v.require(err == nil, fmt.Sprintf("network.allow[%d].ports", i),

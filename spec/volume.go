@@ -179,7 +179,7 @@ func (s Job) VolumesNamed() []NamedVolume {
 }
 
 // machineLabels returns the labels that a machine must have to run the job: the job's own
-// conditions, the labels of the volumes in its inputs, and the label of its egress policy.
+// conditions, the labels of the volumes in its inputs, and the labels of its egress policy.
 func (s Job) machineLabels() map[string]string {
 	named := s.VolumesNamed()
 	if len(named) == 0 && !s.Network.Strict() {
@@ -202,6 +202,9 @@ func (s Job) machineLabels() map[string]string {
 		labels[EgressGangLabel] = EgressHeld
 	default:
 		labels[EgressLabel] = EgressHeld
+	}
+	if s.Network.Named() {
+		labels[NamesLabel] = EgressHeld
 	}
 	return labels
 }

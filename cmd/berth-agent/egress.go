@@ -14,6 +14,7 @@ import (
 	"berth/internal/lib/publicnet"
 	"berth/internal/machine/agent"
 	"berth/internal/machine/firewall"
+	"berth/internal/machine/resolver"
 )
 
 // Values of --egress: whether this machine enforces egress policies.
@@ -85,21 +86,31 @@ func (s settings) openEgress(ctx context.Context, log *slog.Logger) (agent.Egres
 	if s.egress == egressOff || s.runtime == runtimeFake {
 		return agent.Egress{}, nil
 	}
-	resolvers := s.walls.resolvers
-	if len(resolvers) == 0 {
-		resolvers = hostResolvers("/etc/resolv.conf", "/run/systemd/resolve/resolv.conf")
-	}
+	resolvers, upstreams := s.nameServers()
 	// Two agents of one host may have one name, in different clusters, so the state folder,
 	// which belongs to one agent alone, names the table.
+	owner := s.stateDir + "/" + s.machine
+	names := s.openNames(owner, upstreams, log)
+	var port uint16
+	if names != nil {
+		port = names.Port()
+	}
 	table, err := firewall.Open(ctx, firewall.Options{
-		Owner: s.stateDir + "/" + s.machine, Never: slices.Concat(s.walls.jobs, s.walls.deny),
-		Resolvers: resolvers, Logger: log,
+		Owner: owner, Never: slices.Concat(s.walls.jobs, s.walls.deny), Resolvers: resolvers, NamesPort: port,
+		Private: s.walls.private, Logger: log,
 	})
+	if err != nil && names != nil {
+		_ = names.Close()
+	}
 	switch {
 	case err == nil:
-		log.Info("egress policies are enforced", "table", "inet "+table.Name(), "resolvers", resolvers)
+		log.Info("egress policies are enforced", "table", "inet "+table.Name(), "resolvers", upstreams,
+			"names_port", port)
+		if names != nil {
+			names.Start(table)
+		}
 		return agent.Egress{
-			Table: table, Private: s.walls.private, Resolvers: resolvers, Ahead: networksAhead,
+			Table: table, Private: s.walls.private, Resolvers: resolvers, Names: names, Ahead: networksAhead,
 		}, nil
 	case errors.Is(err, firewall.ErrUnsupported) && s.egress == egressAuto:
 		log.Warn("egress policies are not enforced on this machine: its jobs reach the networks that it reaches, and "+
@@ -109,9 +120,42 @@ func (s settings) openEgress(ctx context.Context, log *slog.Logger) (agent.Egres
 	return agent.Egress{}, fmt.Errorf("--egress %s: %w", s.egress, err)
 }
 
-// hostResolvers returns the name servers of the first file that has some which containers can
-// reach: a resolver on the host's loopback is the host's alone. None: the engine's own choice.
-func hostResolvers(files ...string) []netip.Addr {
+// openNames opens the machine's own resolver, unless the operator has switched it off. Without one, containers ask the
+// name servers of the host, and jobs with names in their lists are not placed here.
+func (s settings) openNames(owner string, upstreams []netip.Addr, log *slog.Logger) *resolver.Server {
+	if !s.filterNames {
+		return nil
+	}
+	var list []netip.AddrPort
+	for _, a := range upstreams {
+		list = append(list, netip.AddrPortFrom(a, 53))
+	}
+	names, err := resolver.Listen(resolver.Options{Owner: owner, Upstreams: list, Logger: log})
+	if err != nil {
+		log.Warn("names of jobs are not filtered: containers ask the name servers of this machine, and jobs that list "+
+			"names are not placed here", "err", err)
+		return nil
+	}
+	return names
+}
+
+// nameServers returns the name servers that containers are told to ask, and those that the machine's own resolver asks.
+// They differ only on a host whose name servers containers cannot reach.
+func (s settings) nameServers() (containers, upstreams []netip.Addr) {
+	if len(s.walls.resolvers) > 0 {
+		return s.walls.resolvers, s.walls.resolvers
+	}
+	files := []string{"/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"}
+	reached := func(a netip.Addr) bool { return a.Is4() && !a.IsLoopback() }
+	if found := hostResolvers(reached, files...); len(found) > 0 {
+		return found, found
+	}
+	return nil, hostResolvers(netip.Addr.IsValid, files...)
+}
+
+// hostResolvers returns the wanted name servers of the first file that has some. Containers reach no name server on
+// the host's loopback and none with an address of IPv6.
+func hostResolvers(wanted func(netip.Addr) bool, files ...string) []netip.Addr {
 	var found []netip.Addr
 	for _, path := range files {
 		f, err := os.Open(path)
@@ -123,7 +167,7 @@ func hostResolvers(files ...string) []netip.Addr {
 			if len(fields) < 2 || fields[0] != "nameserver" {
 				continue
 			}
-			if a, err := netip.ParseAddr(fields[1]); err == nil && a.Is4() && !a.IsLoopback() {
+			if a, err := netip.ParseAddr(fields[1]); err == nil && wanted(a) {
 				found = append(found, a)
 			}
 		}

@@ -94,6 +94,9 @@ func run(ctx context.Context, s settings) error {
 	if walls.Table != nil {
 		defer walls.Table.Close()
 	}
+	if walls.Names != nil { // until the end, since containers outlive the agent
+		defer walls.Names.Close()
+	}
 	engine, err := s.openRuntime(log)
 	if err != nil {
 		return err

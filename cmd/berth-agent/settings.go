@@ -59,6 +59,7 @@ type settings struct {
 	privateEgress string
 	egressDeny    string
 	resolvers     string // "": the host decides
+	filterNames   bool
 
 	gangNetwork string // "": one network of the engine for each gang
 	gangPorts   string // FIRST-LAST
@@ -133,6 +134,23 @@ const (
 	runtimeFake   = "fake"
 )
 
+// egressFlags defines the flags about networks and names of containers.
+func (s *settings) egressFlags(f *pflag.FlagSet) {
+	f.StringVar(&s.egress, "egress", egressAuto,
+		"enforcement of network.egress of jobs: auto (if nftables works), held (no start without nftables), or off")
+	f.StringVar(&s.jobNetworks, "job-networks", defaultJobNetworks,
+		"private ranges for the networks of jobs; the agent skips subnets that overlap a route of this machine")
+	f.StringVar(&s.privateEgress, "private-egress", "",
+		"private networks that jobs may list in network.allow, such as 10.20.0.0/16")
+	f.StringVar(&s.egressDeny, "egress-deny", "", "networks that no job may reach, such as 198.51.100.0/24")
+	f.StringVar(&s.resolvers, "resolvers", "",
+		"name servers that answer the questions of containers, such as 10.0.0.2 (default: the name servers of the "+
+			"host)")
+	f.BoolVar(&s.filterNames, "filter-names", true,
+		"answer the questions of containers by a resolver in the agent, which removes addresses out of their reach; "+
+			"false: containers ask the name servers directly, and jobs with names in network.allow do not run here")
+}
+
 // flags registers all flags with their defaults. FromEnvironment reads the same names from
 // the environment.
 func (s *settings) flags(f *pflag.FlagSet) {
@@ -152,15 +170,7 @@ func (s *settings) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.pool, "pool", "", "pool of the machine, where its join token names none")
 	f.StringVar(&s.address, "address", "", "address at which other machines reach this one")
 	f.StringVar(&s.address, "advertise", "", "alias of --address")
-	f.StringVar(&s.egress, "egress", egressAuto,
-		"enforcement of network.egress of jobs: auto (if nftables works), held (no start without nftables), or off")
-	f.StringVar(&s.jobNetworks, "job-networks", defaultJobNetworks,
-		"private ranges for the networks of jobs; the agent skips subnets that overlap a route of this machine")
-	f.StringVar(&s.privateEgress, "private-egress", "",
-		"private networks that jobs may list in network.allow, such as 10.20.0.0/16")
-	f.StringVar(&s.egressDeny, "egress-deny", "", "networks that no job may reach, such as 198.51.100.0/24")
-	f.StringVar(&s.resolvers, "resolvers", "",
-		"name servers of containers, such as 10.0.0.2 (default: the name servers of the host)")
+	s.egressFlags(f)
 	f.StringVar(&s.gangNetwork, "gang-network", "",
 		"network between gang members: host, or the name of a container network that spans machines, such as an "+
 			"overlay (default: one network per gang, which does not span machines)")
@@ -382,7 +392,7 @@ func (s *settings) attributes() []any {
 		"join_token", token, "state_dir", s.stateDir, "machine_id", s.machine, "labels", s.labels,
 		"region", s.region, "site", s.site, "pool", s.pool, "address", s.address, "gang_network", s.gangNetwork,
 		"egress", s.egress, "job_networks", s.jobNetworks, "private_egress", s.privateEgress,
-		"egress_deny", s.egressDeny, "resolvers", s.walls.resolvers,
+		"egress_deny", s.egressDeny, "resolvers", s.walls.resolvers, "filter_names", s.filterNames,
 		"gang_ports", s.ports, "cpus", s.cpus, "memory", s.memory, "disk", s.disk, "disk_reserve", s.reserve,
 		"image_disk_mark", s.imageMark,
 		"trusted_images", s.trusted, "registry_certs", s.certs,

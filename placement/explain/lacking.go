@@ -126,7 +126,8 @@ func missing(c *cluster.Class, clause string, nodes []*cluster.Node) *Shortfall 
 		return &Shortfall{"file_inputs", clauses{c}.folders(), "no machine shares it"}
 	case "egress":
 		return &Shortfall{"egress", "network.egress other than " + string(spec.EgressPublic),
-			"no machine can enforce it (older agents, machines without nftables, and for gangs an operator's network)"}
+			"no machine can enforce it (older agents, machines without nftables or, for names, without a resolver, " +
+				"and for gangs an operator's network)"}
 	case "execution":
 		return &Shortfall{"execution", string(r.Execution), "no machine can fence it (none runs berth-deadman)"}
 	case "same_label":

@@ -18,6 +18,7 @@ import (
 	"berth/activities/node"
 	"berth/internal/lib/publicnet"
 	"berth/internal/machine/firewall"
+	"berth/internal/machine/resolver"
 	"berth/spec"
 )
 
@@ -27,16 +28,22 @@ type Egress struct {
 	Table *firewall.Table // holds the rules; nil: none
 	// Private are networks that are not public and that jobs may list.
 	Private []netip.Prefix
-	// Resolvers are the name servers of containers, which the table lets through; none: those of
-	// the engine.
+	// Resolvers are the name servers that containers are told to ask; none: those of the engine, or Names.
 	Resolvers []netip.Addr
 	// Ahead is the number of networks that wait for jobs; 0: each job's network is created at the start of the job.
 	Ahead int
+	// Names is the machine's own resolver, to which the table leads all questions of containers; nil: the table lets
+	// questions to Resolvers through.
+	Names *resolver.Server
 }
 
 // labelPolicy is the label of a walled network with its policy, a spec.Network as JSON. It is
 // the only record of the policy on the machine.
 const labelPolicy = "berth.egress"
+
+// labelNames is the label, with the value spec.EgressHeld, of a network whose containers resolve only
+// the names of their lists. Networks of agents without a resolver lack it.
+const labelNames = "berth.names"
 
 // walls keeps the rules of this machine's job networks. All methods may be called concurrently,
 // and do nothing on a machine that enforces no policy.
@@ -45,8 +52,9 @@ type walls struct {
 	runtime node.Runtime
 	log     *slog.Logger
 
-	mu    sync.Mutex
-	known map[string]firewall.Network // networks with rules, by the engine's name for them
+	mu      sync.Mutex
+	known   map[string]firewall.Network // networks with rules, by the engine's name for them
+	refused refusedNames
 
 	pool *networkPool
 }
@@ -55,6 +63,9 @@ type walls struct {
 func newWalls(cfg Config, cluster func() string, log *slog.Logger) *walls {
 	w := &walls{Egress: cfg.Egress, runtime: cfg.Runtime, log: log, known: map[string]firewall.Network{}}
 	w.pool = newNetworkPool(w, cfg.Egress.Ahead, cluster, cfg.Timing, log)
+	if w.Names != nil {
+		w.Names.OnRefused(func(n firewall.Network, name string) { w.refused.add(n.Name, name) })
+	}
 	return w
 }
 
@@ -69,6 +80,9 @@ func (w *walls) labels(gangNetwork string) map[string]string {
 		labels[spec.EgressLabel] = spec.EgressHeld
 		if gangNetwork == "" {
 			labels[spec.EgressGangLabel] = spec.EgressHeld
+		}
+		if w.Names != nil {
+			labels[spec.NamesLabel] = spec.EgressHeld
 		}
 	}
 	return labels
@@ -107,7 +121,7 @@ func (w *walls) restore(ctx context.Context) error {
 		if !walled || n.Bridge == "" || !n.Subnet.IsValid() {
 			continue
 		}
-		now[n.Name] = firewall.Network{Bridge: n.Bridge, Subnet: n.Subnet, Policy: policy}
+		now[n.Name] = bridgeOf(n, policy)
 		list = append(list, now[n.Name])
 	}
 	if err := w.Table.Restore(ctx, mark, list); err != nil {
@@ -118,6 +132,7 @@ func (w *walls) restore(ctx context.Context) error {
 	for name := range before { // networks that came after the list stay
 		if _, listed := now[name]; !listed {
 			delete(w.known, name)
+			w.refused.forget(name)
 		}
 	}
 	for name, n := range now {
@@ -127,6 +142,14 @@ func (w *walls) restore(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// bridgeOf describes an engine's network for the rules.
+func bridgeOf(n node.Network, policy spec.Network) firewall.Network {
+	return firewall.Network{
+		Name: n.Name, Bridge: n.Bridge, Subnet: n.Subnet, Policy: policy,
+		AnyName: n.Labels[labelNames] != spec.EgressHeld,
+	}
 }
 
 // policy returns the policy that the engine has recorded for a network, if it has one.
@@ -160,11 +183,15 @@ func (w *walls) wall(ctx context.Context, n node.Network, policy spec.Network) e
 	if n.Bridge == "" || !n.Subnet.IsValid() {
 		return fmt.Errorf("wall network %s: the engine reports neither its bridge nor its subnet", n.Name)
 	}
-	b := firewall.Network{Bridge: n.Bridge, Subnet: n.Subnet, Policy: policy}
+	return w.write(ctx, bridgeOf(n, policy))
+}
+
+// write returns once these rules of a network are in force.
+func (w *walls) write(ctx context.Context, n firewall.Network) error {
 	w.mu.Lock() // first: from its rules on, each comparison finds the network here
-	w.known[n.Name] = b
+	w.known[n.Name] = n
 	w.mu.Unlock()
-	if err := w.Table.Add(ctx, b); err != nil {
+	if err := w.Table.Add(ctx, n); err != nil {
 		return fmt.Errorf("wall network %s: %w", n.Name, err)
 	}
 	return nil
@@ -172,10 +199,13 @@ func (w *walls) wall(ctx context.Context, n node.Network, policy spec.Network) e
 
 // resolvers returns the name servers of the containers on a walled network. Without names there
 // is one all the same, the bridge's address, which the rules reject: an engine that is given none
-// asks the host's own in the namespace of the host, where the rules do not see the question.
+// asks the host's own in the namespace of the host, where the rules do not see the question. On a
+// host whose name servers containers cannot reach, the rules lead questions to the bridge's address
+// to the machine's resolver.
 func (w *walls) resolvers(n node.Network, policy spec.Network) []netip.Addr {
-	if policy.Policy() == spec.EgressNone {
-		return []netip.Addr{n.Subnet.Masked().Addr().Next()}
+	gateway := []netip.Addr{n.Subnet.Masked().Addr().Next()}
+	if policy.Policy() == spec.EgressNone || len(w.Resolvers) == 0 && w.Names != nil {
+		return gateway
 	}
 	return w.Resolvers
 }
@@ -205,6 +235,7 @@ func (w *walls) left(ctx context.Context, name string, since firewall.Mark) {
 	if !known {
 		return
 	}
+	w.refused.forget(name)
 	if err := w.Table.Remove(ctx, since, n.Bridge); err != nil && ctx.Err() == nil {
 		w.log.Warn("cannot remove the egress rules of a network, will retry with the next change",
 			"network", name, "err", err)
@@ -214,6 +245,9 @@ func (w *walls) left(ctx context.Context, name string, since firewall.Mark) {
 // permits returns the reason why the operator of this machine forbids a policy, or nil.
 func (w *walls) permits(policy spec.Network) error {
 	for i, d := range policy.Allow {
+		if d.Name() != "" {
+			continue // the addresses are judged once they are known
+		}
 		p, err := d.Prefix()
 		if err != nil {
 			return berth.Errorf(berth.CodeInvalid, "network.allow[%d].to: %v", i, err)

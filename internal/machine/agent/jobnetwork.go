@@ -32,9 +32,13 @@ func (w *walls) ahead(ctx context.Context, name, cluster string) (node.Network, 
 
 // pooledNetwork returns the request for a network that is created ahead.
 func (w *walls) pooledNetwork(name, cluster string) node.Network {
-	return node.Network{
+	n := node.Network{
 		Name: name, Hosts: 1, Labels: map[string]string{berth.LabelCluster: cluster, labelPool: w.Table.Name()},
 	}
+	if w.Names != nil {
+		n.Labels[labelNames] = spec.EgressHeld
+	}
+	return n
 }
 
 // stand returns once the rules of a network that was created ahead are those of its job. It is cheap if they are.
@@ -50,7 +54,8 @@ func (w *walls) stand(ctx context.Context, name string, policy spec.Network) err
 	if !w.held() || !known {
 		return fmt.Errorf("network %s was removed before the start of its container: %w", name, node.ErrNoNetwork)
 	}
-	return w.wall(ctx, node.Network{Name: name, Bridge: n.Bridge, Subnet: n.Subnet}, policy)
+	n.Policy = policy
+	return w.write(ctx, n)
 }
 
 // poolRecords finds the policies of networks that were created ahead. The record is a label of the container on the
@@ -151,13 +156,21 @@ func (p *createPhase) obtainNetwork(ctx context.Context, again bool) (node.Netwo
 	}
 	n := p.jobNetwork()
 	n.Labels[labelPolicy], n.Hosts = policy, max(1, len(p.claim.Peers))
+	if p.walls.Names != nil {
+		n.Labels[labelNames] = spec.EgressHeld
+	}
 	made, err := p.runtime.EnsureNetwork(ctx, n)
 	if errors.Is(err, node.ErrNoNetwork) && p.walls.pool.yield(ctx) { // jobs come before the pool
 		made, err = p.runtime.EnsureNetwork(ctx, n)
 	}
-	if err == nil && p.claim.Spec.Network.Strict() && made.Labels[labelPolicy] != policy {
+	switch {
+	case err != nil:
+	case p.claim.Spec.Network.Strict() && made.Labels[labelPolicy] != policy:
 		err = fmt.Errorf("network.egress: %s: an agent that enforces no policies has made "+
 			"the network of this job: %w", p.claim.Spec.Network.Egress, node.ErrNoNetwork)
+	case p.claim.Spec.Network.Named() && made.Labels[labelNames] != spec.EgressHeld:
+		err = fmt.Errorf("network.allow: an agent that does not restrict names has made the network of this "+
+			"job: %w", node.ErrNoNetwork)
 	}
 	return made, err
 }

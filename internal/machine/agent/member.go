@@ -308,7 +308,7 @@ func (m *member) runner(p phase) worker {
 		return &watchPhase{
 			core: m.core, orders: m.orders, plan: m.plan, door: m.door, scratch: m.scratch, helpers: &m.helpers,
 			disk: s.disk, shipper: m.shipper, sampler: m.sampler, uploader: m.uploader, progress: progress,
-			hang: m.hang, lines: s.lines,
+			hang: m.hang, lines: s.lines, network: m.network, refused: &s.walls.refused,
 			evidence: &evidence{
 				core: m.core, plan: m.plan, gpus: s.gpus, xids: s.cfg.GPUs, health: s.health, shipper: m.shipper,
 			},

@@ -289,6 +289,10 @@ func (p *createPhase) joinNetwork(given *node.ContainerSpec) error {
 		return berth.Errorf(berth.CodeInvalid, "network.egress: %s: this machine enforces no policies",
 			p.claim.Spec.Network.Egress)
 	}
+	if p.claim.Spec.Network.Named() && p.walls.Names == nil {
+		return berth.Errorf(berth.CodeInvalid,
+			"network.allow: this machine does not restrict jobs to the names of a list")
+	}
 	if !p.claim.gang() && !p.walls.held() {
 		return nil
 	}

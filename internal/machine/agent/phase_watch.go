@@ -26,6 +26,8 @@ type watchPhase struct {
 	progress *progressWatcher
 	hang     *hangWatch
 	lines    *lineBoard
+	network  string // the engine's, of the job alone; "": another one
+	refused  *refusedNames
 	evidence *evidence
 	spans    spans
 	result   *result
@@ -61,6 +63,7 @@ func (p *watchPhase) Do(ctx context.Context) (phase, error) {
 	}
 	p.door.open(p.ctx)
 	p.lines.nudge()
+	defer p.refused.watch(p.network, p.reports.warn)()
 	defer p.door.close(errContainerOver)
 	// The buffer lets awaitEnd return although the loop below has ended with ctx.
 	ended := make(chan ending, 1)

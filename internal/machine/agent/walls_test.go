@@ -22,6 +22,7 @@ import (
 	"berth/internal/machine/agent"
 	"berth/internal/machine/docker"
 	"berth/internal/machine/firewall"
+	"berth/internal/machine/resolver"
 	"berth/spec"
 )
 
@@ -46,8 +47,12 @@ type walled struct {
 	host   netnstest.Space
 	engine *docker.Engine
 	names  dnstest.Server
-	mute   bool // the agent finds no resolvers
+	mute   bool // the agent finds no name servers that containers reach
 	spare  int  // networks that the agent creates ahead of jobs
+
+	outside   netnstest.Space
+	unnamed   bool                        // agents have no resolver of their own
+	resolvers map[string]*resolver.Server // of agents, by name
 }
 
 var jobNetworks = netip.MustParsePrefix("10.71.0.0/16")
@@ -55,8 +60,8 @@ var jobNetworks = netip.MustParsePrefix("10.71.0.0/16")
 // newWalled starts a private engine, with further flags, and an agent with walls.
 func newWalled(t *testing.T, flags ...string) *walled {
 	t.Helper()
-	w := &walled{host: netnstest.New(t)}
-	outside := netnstest.New(t)
+	w := &walled{host: netnstest.New(t), outside: netnstest.New(t), resolvers: map[string]*resolver.Server{}}
+	outside := w.outside
 	w.host.Forward()
 	w.host.Bridge("uplink", machinePublic+"/24")
 	w.host.Run("ip", "address", "add", "10.9.0.1/24", "dev", "uplink")
@@ -70,7 +75,7 @@ func newWalled(t *testing.T, flags ...string) *walled {
 	for _, a := range []string{outsidePublic, outsidePrivate, outsideMetadata} {
 		outside.Listen("tcp", a+":80")
 	}
-	w.names.Set("known.test", dnstest.Exists)
+	w.names.SetAddress("known.test", netip.MustParseAddr(outsidePublic))
 	go w.names.ServePackets(outside.ListenPacket(outsideResolver + ":53"))
 	w.host.Listen("tcp", "0.0.0.0:"+machinePort)
 
@@ -91,22 +96,49 @@ func newWalled(t *testing.T, flags ...string) *walled {
 // restart is a new agent process with walls. The test is skipped where nftables cannot be used.
 func (w *walled) restart() {
 	w.t.Helper()
+	w.stop()
+	w.m.cfg.Egress = w.egress("m1")
+	w.m.start()
+}
+
+// stop ends the agent's process, and its resolver with it.
+func (w *walled) stop() {
+	w.t.Helper()
 	if err := w.m.stop(); err != nil {
 		w.t.Fatal(err)
 	}
-	w.m.cfg.Egress = w.egress("m1")
-	w.m.start()
+	if names := w.resolvers["m1"]; names != nil {
+		if err := names.Close(); err != nil {
+			w.t.Fatal(err)
+		}
+		delete(w.resolvers, "m1")
+	}
 }
 
 // egress opens the table of an agent. Each agent has one of its own, also on one host.
 func (w *walled) egress(name string) agent.Egress {
 	w.t.Helper()
-	resolvers := []netip.Addr{netip.MustParseAddr(outsideResolver)}
+	upstream := netip.MustParseAddr(outsideResolver)
+	resolvers := []netip.Addr{upstream}
 	if w.mute {
 		resolvers = nil
 	}
+	var names *resolver.Server
+	var port uint16
+	if !w.unnamed {
+		var err error
+		names, err = resolver.Listen(resolver.Options{
+			Owner: w.t.Name() + name, NetNS: w.host.Path, Upstreams: []netip.AddrPort{netip.AddrPortFrom(upstream, 53)},
+		})
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		w.t.Cleanup(func() { _ = names.Close() })
+		w.resolvers[name], port = names, names.Port()
+	}
 	table, err := firewall.Open(w.t.Context(), firewall.Options{
 		Owner: w.t.Name() + name, NetNS: w.host.Path, Never: []netip.Prefix{jobNetworks}, Resolvers: resolvers,
+		NamesPort: port, Private: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/24")},
 	})
 	if errors.Is(err, firewall.ErrUnsupported) {
 		w.t.Skipf("nftables: %v", err)
@@ -115,8 +147,12 @@ func (w *walled) egress(name string) agent.Egress {
 		w.t.Fatal(err)
 	}
 	w.t.Cleanup(func() { _ = table.Close() })
+	if names != nil {
+		names.Start(table)
+	}
 	return agent.Egress{
-		Table: table, Resolvers: resolvers, Private: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/24")}, Ahead: w.spare,
+		Table: table, Resolvers: resolvers, Names: names, Private: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/24")},
+		Ahead: w.spare,
 	}
 }
 
@@ -192,7 +228,7 @@ func (w *walled) check(c inside, open []string, neighbours ...inside) {
 func (w *walled) checkNames(c inside) {
 	w.t.Helper()
 	err := c.resolves(w.t.Context(), "known.test")
-	if names := c.policy != spec.EgressNone; (err == nil) != names {
+	if names := c.policy == spec.EgressPublic; (err == nil) != names { // the lists have no names
 		w.t.Errorf("policy %s: resolving a name: %v", c.policy, err)
 	}
 }
@@ -224,10 +260,10 @@ func TestWallsHoldOverRestartsAndFlushes(t *testing.T) {
 		}
 	}
 	check("at first")
-	if err := w.m.stop(); err != nil {
-		t.Fatal(err)
-	}
+	w.stop()
+	named = false // the agent answers the questions about names
 	check("without an agent")
+	named = true
 	w.host.Run("nft", "flush", "ruleset")
 	w.restart()
 	check("after a restart of the agent that found no rules")

@@ -2,8 +2,9 @@
 // outside of the containers.
 //
 // Each job has a bridge network of its own. The table has a chain for each of these bridges,
-// with the job's policy. It never touches a packet of any other interface, and it never opens
-// a way that another table closes: in nftables, a drop in any table is final.
+// with the job's policy. It touches no packet of any other interface, except for packets to the
+// port of the machine's own resolver, which it drops. It never opens a way that another table
+// closes: in nftables, a drop in any table is final.
 //
 // The one rule to know: the table is a function of the list of networks. Every change writes
 // the whole table in one transaction, and a foreign change is answered with the same write.

@@ -1,6 +1,7 @@
 package firewall
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -20,23 +21,36 @@ const nftTimeout = 30 * time.Second
 // sbin are the folders of nft, which the PATH of services often lacks.
 var sbin = []string{"/usr/sbin", "/sbin", "/usr/local/sbin"}
 
+// errNoTable reports that a table to be listed does not exist.
+var errNoTable = errors.New("there is no such table")
+
 // nft runs a script in the network namespace of a path, as one transaction.
 func nft(ctx context.Context, space, script string, flags ...string) error {
+	_, err := runNFT(ctx, space, script, append(flags, "--file", "-")...)
+	return err
+}
+
+// runNFT runs nft in the network namespace of a path and returns its output.
+func runNFT(ctx context.Context, space, input string, args ...string) ([]byte, error) {
 	program, err := lookUp()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, nftTimeout)
 	defer cancel()
-	return netns.Do(space, func() error {
-		cmd := exec.CommandContext(ctx, program, append(flags, "--file", "-")...)
-		cmd.Stdin = strings.NewReader(script)
-		out, err := cmd.CombinedOutput()
-		if err != nil {
-			return fmt.Errorf("nft: %w: %s", err, firstLine(out))
-		}
-		return nil
+	var out, faults bytes.Buffer
+	err = netns.Do(space, func() error {
+		cmd := exec.CommandContext(ctx, program, args...)
+		cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(input), &out, &faults
+		return cmd.Run()
 	})
+	switch {
+	case err == nil:
+		return out.Bytes(), nil
+	case strings.Contains(faults.String(), "No such file or directory"):
+		err = fmt.Errorf("%w: %w", errNoTable, err)
+	}
+	return nil, fmt.Errorf("nft: %w: %s", err, firstLine(faults.Bytes()))
 }
 
 // lookUp finds nft in PATH or in the folders for system programs.

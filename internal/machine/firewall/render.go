@@ -17,6 +17,10 @@ var linkLocal = netip.MustParsePrefix("169.254.0.0/16")
 // host has opened to containers while the table was in force.
 const sessionLabel = 83
 
+// namedLabel marks the connections to addresses of listed names. Such a connection outlives the time for which its
+// address is allowed.
+const namedLabel = 84
+
 // Fragments of rules. A rejected packet is answered, so that a program fails at once; the kernel
 // limits the rate of ICMP, but not of resets. Packets toward a container are dropped: no answer
 // leaves for the outside.
@@ -24,6 +28,13 @@ const (
 	reject = "jump refuse"
 	toDNS  = "ip daddr @resolvers meta l4proto { tcp, udp } th dport 53 accept"
 	ofDNS  = "ip saddr @resolvers meta l4proto { tcp, udp } th sport 53 accept"
+)
+
+// packetsPerSecond bounds the packets of a container to the machine's resolver, and packetsAtOnce a burst of them, in
+// the kernel: the resolver has lower limits on questions, but a flood must not cost it CPU time.
+const (
+	packetsPerSecond = 500
+	packetsAtOnce    = 1000
 )
 
 // script builds the text of a table.
@@ -42,15 +53,16 @@ func (s *script) set(name, kind string, elements []string) {
 
 // render returns the script that replaces the table. The chain named token marks the write as
 // an own one.
-func (t *Table) render(list []Network, control []netip.Addr, token string) string {
-	s := &script{}
+func (t *Table) render(is state, token string) string {
+	s, list := &script{}, is.list
 	s.line("add table inet %s\ndelete table inet %s\ntable inet %s {", t.name, t.name, t.name)
 	s.line("chain %s {\n}", token)
-	t.sets(s, list, control)
+	t.sets(s, list, is.control)
+	s.opened(is)
 	s.line("chain refuse {\nmeta l4proto tcp reject with tcp reset\nreject with icmpx admin-prohibited\n}")
 	for _, p := range policies(list) {
-		s.from(p)
-		s.to(p)
+		t.from(s, p)
+		t.to(s, p)
 	}
 	s.line("chain forward { type filter hook forward priority filter - 5; policy accept")
 	if len(list) > 0 {
@@ -62,10 +74,18 @@ func (t *Table) render(list []Network, control []netip.Addr, token string) strin
 	// The host itself, on all its addresses. Connections that the host opens to a container are
 	// those of users' sessions.
 	s.line("chain host {\nct direction reply ct label %d accept", sessionLabel)
-	s.line("iifname @named %s\n%s\n}", toDNS, reject)
+	s.questions(t.opts.NamesPort)
+	s.line("%s\n}", reject)
 	s.line("chain input { type filter hook input priority filter - 5; policy accept")
-	s.line("iifname @bridges goto host\n}")
-	s.answers()
+	s.line("iifname @bridges goto host")
+	if port := t.opts.NamesPort; port != 0 { // the resolver is for containers alone
+		s.line("meta l4proto { tcp, udp } th dport %d drop", port)
+	}
+	s.line("}")
+	if t.opts.NamesPort != 0 {
+		s.redirect(t.opts.NamesPort)
+	}
+	t.answers(s)
 	s.line("chain output { type filter hook output priority filter - 5; policy accept")
 	s.line("oifname @bridges goto answers\n}")
 	s.line("chain postrouting { type nat hook postrouting priority srcnat - 5; policy accept")
@@ -78,12 +98,42 @@ func (t *Table) render(list []Network, control []netip.Addr, token string) strin
 // with its first packet, so that one which was opened while the table was missing has none. The
 // kernel's view of the direction does not suffice: it may have followed such a connection from
 // the middle, and takes the side that it sees first for the one that opened it.
-func (s *script) answers() {
-	s.line("chain answers {\noifname @named %s", ofDNS)
+func (t *Table) answers(s *script) {
+	s.line("chain answers {")
+	if port := t.opts.NamesPort; port != 0 {
+		s.line("oifname @named meta l4proto { tcp, udp } th sport %d accept", port)
+	} else {
+		s.line("oifname @named %s", ofDNS)
+	}
 	s.line("meta l4proto { icmp, icmpv6 } accept\nmeta l4proto != tcp drop\ntcp flags & rst == rst accept")
 	s.line("ct direction reply drop")
 	s.line("ct state new tcp flags & (fin | syn | rst | ack) == syn ct label set %d accept", sessionLabel)
 	s.line("ct label %d accept\ndrop\n}", sessionLabel)
+}
+
+// questions writes the rules for questions about names to the host: to the machine's resolver, or to a name server
+// that runs on the host. A container cannot ask as one of another network.
+func (s *script) questions(port uint16) {
+	if port == 0 {
+		s.line("iifname @named %s", toDNS)
+		return
+	}
+	s.line("iifname @named meta l4proto { tcp, udp } th dport %d jump questions", port)
+}
+
+// redirect writes the chains that lead questions to the machine's resolver: those to a name server of the host, which
+// containers are told to ask, and those to any address of the host. Containers keep their name servers when the agent
+// is replaced by one without a resolver.
+func (s *script) redirect(port uint16) {
+	s.line("chain questions {\nfib saddr . iif oif missing drop")
+	s.line("update @asking { ip saddr limit rate over %d/second burst %d packets } drop\naccept\n}",
+		packetsPerSecond, packetsAtOnce)
+	s.line("chain names { type nat hook prerouting priority dstnat - 5; policy accept")
+	for _, protocol := range []string{"tcp", "udp"} {
+		s.line("iifname @named ip daddr @resolvers %s dport 53 redirect to :%d", protocol, port)
+		s.line("iifname @named meta nfproto ipv4 fib daddr type local %s dport 53 redirect to :%d", protocol, port)
+	}
+	s.line("}")
 }
 
 // sets writes the sets that the rules share.
@@ -108,7 +158,7 @@ func (t *Table) sets(s *script, list []Network, control []netip.Addr) {
 		subnets = append(subnets, n.Subnet.String())
 		bridges = append(bridges, quoted(n.Bridge))
 		within = append(within, quoted(n.Bridge)+" . "+quoted(n.Bridge))
-		if resolves(n.Policy) {
+		if t.resolves(n) {
 			named = append(named, quoted(n.Bridge))
 		}
 	}
@@ -120,16 +170,31 @@ func (t *Table) sets(s *script, list []Network, control []netip.Addr) {
 	s.set("bridges", "ifname", bridges)
 	s.set("within", "ifname . ifname", within)
 	s.set("named", "ifname", named)
+	if t.opts.NamesPort != 0 {
+		s.line("set asking { type ipv4_addr; size 65536; flags dynamic, timeout; timeout 1m; }")
+	}
 }
 
-// resolves reports whether a policy includes names beyond the job's own network.
-func resolves(p spec.Network) bool { return p.Policy() != spec.EgressNone }
+// resolves reports whether the containers of a network resolve names beyond their own network: without a resolver of
+// the machine, those of a list only if they resolve all names.
+func (t *Table) resolves(n Network) bool {
+	switch n.Policy.Policy() {
+	case spec.EgressNone:
+		return false
+	case spec.EgressList:
+		return t.opts.NamesPort != 0 || n.AnyName
+	}
+	return true
+}
+
+// asksHost reports whether the containers of a network ask the name servers of the host themselves.
+func (t *Table) asksHost(n Network) bool { return t.opts.NamesPort == 0 && t.resolves(n) }
 
 // chains is the pair of chains of a policy. Networks with one policy share them, except for
 // EgressList: a machine with 200 jobs has few chains.
 type chains struct {
-	name   string
-	policy spec.Network
+	name    string
+	network Network // one that uses them
 }
 
 // chainsOf returns the name of a network's chains, without the direction.
@@ -147,36 +212,49 @@ func policies(list []Network) []chains {
 	for _, n := range list {
 		if name := chainsOf(n); !seen[name] {
 			seen[name] = true
-			all = append(all, chains{name, n.Policy})
+			all = append(all, chains{name, n})
 		}
 	}
 	return all
 }
 
 // from writes the chain of packets that leave a network.
-func (s *script) from(c chains) {
+func (t *Table) from(s *script, c chains) {
 	s.line("chain from_%s {", c.name)
-	if resolves(c.policy) {
+	if t.asksHost(c.network) {
 		s.line(toDNS)
 	}
 	s.line("ip daddr @never %s", reject)
-	s.allow(c.policy, "daddr", "dport")
+	s.allow(c.network.Policy, "daddr", "dport")
+	if c.network.Policy.Named() {
+		s.line("ct label %d accept", namedLabel)
+	}
+	for _, g := range groupsOf(c.network.Policy) {
+		ports := ""
+		if g != "" {
+			ports = fmt.Sprintf("meta l4proto { tcp, udp } th dport { %s } ", ranges(g))
+		}
+		s.line("ip daddr @%s %sct label set %d accept", setName(c.name, g), ports, namedLabel)
+	}
 	s.line("%s\n}", reject)
 }
 
 // to writes the chain of packets that enter a network. Only answers enter, and only from
 // addresses that the policy allows: a connection that was opened while the table was missing
 // gets no answer.
-func (s *script) to(c chains) {
+func (t *Table) to(s *script, c chains) {
 	s.line("chain to_%s {", c.name)
 	s.line("ct direction original drop\nct state != { established, related } drop")
 	// Routers with private addresses report that a packet is too large.
 	s.line("meta l4proto icmp ct state related accept")
-	if resolves(c.policy) {
+	if t.asksHost(c.network) {
 		s.line(ofDNS)
 	}
 	s.line("ip saddr @never drop")
-	s.allow(c.policy, "saddr", "sport")
+	s.allow(c.network.Policy, "saddr", "sport")
+	if c.network.Policy.Named() {
+		s.line("ct label %d accept", namedLabel)
+	}
 	s.line("drop\n}")
 }
 
@@ -188,6 +266,9 @@ func (s *script) allow(p spec.Network, addr, port string) {
 		s.line("meta nfproto ipv4 ip %s != @special accept", addr)
 	case spec.EgressList:
 		for _, d := range p.Allow {
+			if d.Name() != "" { // has a set
+				continue
+			}
 			if d.Ports == "" {
 				s.line("ip %s %s accept", addr, d.To)
 			} else {

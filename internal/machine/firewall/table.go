@@ -36,6 +36,11 @@ type Options struct {
 	// Resolvers are the name servers that jobs with names may ask, at port 53 alone. They may
 	// lie in Never.
 	Resolvers []netip.Addr
+	// Private are networks that are not public and in which listed names may have addresses.
+	Private []netip.Prefix
+	// NamesPort is the port of the machine's own resolver, on all addresses of the host. Containers with names reach
+	// it in the place of Resolvers, which they cannot ask then; 0: the machine has none.
+	NamesPort uint16
 	// NetNS is the path of the network namespace of the bridges; "": the process's own.
 	NetNS  string
 	Logger *slog.Logger // nil: discard
@@ -43,9 +48,12 @@ type Options struct {
 
 // Network is a bridge on the host with the containers of one job.
 type Network struct {
+	Name   string       // the engine's
 	Bridge string       // interface
 	Subnet netip.Prefix // of the containers
 	Policy spec.Network
+	// AnyName is for policy list: the containers resolve all names, as on a machine without a resolver.
+	AnyName bool
 }
 
 // Table is one table of nftables. All methods may be called concurrently.
@@ -65,6 +73,9 @@ type Table struct {
 
 	writing sync.Mutex // held while nft runs
 	written uint64     // version in the kernel; guarded by writing
+
+	ownMu sync.Mutex
+	own   ownAddresses // guarded by ownMu
 }
 
 // entry is a network with the version that has its present rules and the last call of Add.
@@ -72,6 +83,7 @@ type entry struct {
 	Network
 	version uint64
 	added   Mark
+	opened  openings // addresses of listed names
 }
 
 // Mark is a moment in the life of a Table: the number of calls of Add before it.
@@ -90,11 +102,11 @@ func Open(ctx context.Context, o Options) (*Table, error) {
 	}
 	// One network of each policy makes the check cover every kind of rule.
 	trial := []Network{
-		{"berth-a", netip.MustParsePrefix("192.0.2.0/29"), spec.Network{}},
-		{"berth-b", netip.MustParsePrefix("192.0.2.8/29"), spec.Network{Egress: spec.EgressList,
-			Allow: []spec.Destination{{To: "192.0.2.0/24", Ports: "443"}}}},
+		{Bridge: "berth-a", Subnet: netip.MustParsePrefix("192.0.2.0/29")},
+		{Bridge: "berth-b", Subnet: netip.MustParsePrefix("192.0.2.8/29"), Policy: spec.Network{Egress: spec.EgressList,
+			Allow: []spec.Destination{{To: "192.0.2.0/24", Ports: "443"}, {To: "names.example.org", Ports: "443"}}}},
 	}
-	text := t.render(trial, nil, "check")
+	text := t.render(state{list: trial}, "check")
 	if err := nft(ctx, o.NetNS, text, "--check"); err != nil {
 		return nil, fmt.Errorf("check table %s: %w: %w", t.name, ErrUnsupported, err)
 	}
@@ -161,6 +173,7 @@ func (t *Table) Mark() Mark {
 // Restore makes the table hold exactly these networks, and those that were added after since.
 // It writes the table even if nothing has changed here. The first call opens the table for changes.
 func (t *Table) Restore(ctx context.Context, since Mark, list []Network) error {
+	left := t.leftOpen(ctx)
 	t.mu.Lock()
 	t.restored = true
 	listed := map[string]bool{}
@@ -176,6 +189,7 @@ func (t *Table) Restore(ctx context.Context, since Mark, list []Network) error {
 			t.version++
 		}
 	}
+	t.takeOver(left)
 	t.mu.Unlock()
 	t.writing.Lock()
 	defer t.writing.Unlock()
@@ -187,7 +201,7 @@ func (t *Table) put(n Network, added Mark) uint64 {
 	e, known := t.networks[n.Bridge]
 	if !known || !reflect.DeepEqual(e.Network, n) {
 		t.version++
-		e.Network, e.version = n, t.version
+		e.Network, e.version, e.opened = n, t.version, openings{}
 	}
 	e.added = added
 	t.networks[n.Bridge] = e
@@ -261,24 +275,43 @@ func (t *Table) write(ctx context.Context, version uint64) error {
 	return t.writeNow(ctx)
 }
 
+// state is the content of a table.
+type state struct {
+	list    []Network
+	control []netip.Addr
+	opened  map[string][]opening // by bridge
+}
+
 // writeNow writes the table as it should be. t.writing is held.
 func (t *Table) writeNow(ctx context.Context) error {
-	token := "write_" + rand.Text()[:16]
+	token := newToken()
+	now := time.Now()
 	t.mu.Lock()
-	version, control := t.version, slices.Clone(t.control)
-	var list []Network
+	version := t.version
+	is := state{control: slices.Clone(t.control), opened: map[string][]opening{}}
 	for _, bridge := range slices.Sorted(maps.Keys(t.networks)) {
-		list = append(list, t.networks[bridge].Network)
+		is.list = append(is.list, t.networks[bridge].Network)
+		is.opened[bridge] = t.networks[bridge].opened.present(now)
 	}
 	t.tokens[token] = true
 	t.mu.Unlock()
-	if err := nft(ctx, t.opts.NetNS, t.render(list, control, token)); err != nil {
+	if err := nft(ctx, t.opts.NetNS, t.render(is, token)); err != nil {
 		t.forget(token)
 		return fmt.Errorf("write table %s: %w", t.name, err)
 	}
 	t.written = version
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for bridge, list := range is.opened {
+		if e, known := t.networks[bridge]; known {
+			e.opened.written(list)
+		}
+	}
 	return nil
 }
+
+// newToken returns the name of a chain that marks an own write.
+func newToken() string { return "write_" + rand.Text()[:16] }
 
 // forget drops the name of an own write and reports whether the name was known.
 func (t *Table) forget(token string) bool {

@@ -39,6 +39,7 @@ type bench struct {
 	job, mate, neighbour netnstest.Space
 	table                *firewall.Table
 	policy               spec.Network
+	port                 uint16 // of the machine's resolver; 0: none
 }
 
 var (
@@ -49,7 +50,13 @@ var (
 
 func newBench(t *testing.T, policy spec.Network) *bench {
 	t.Helper()
-	b := &bench{host: netnstest.New(t), outside: netnstest.New(t), policy: policy}
+	return newBenchWith(t, policy, 0)
+}
+
+// newBenchWith is newBench on a machine with a resolver at a port.
+func newBenchWith(t *testing.T, policy spec.Network, port uint16) *bench {
+	t.Helper()
+	b := &bench{host: netnstest.New(t), outside: netnstest.New(t), policy: policy, port: port}
 	b.host.Forward()
 	b.host.Bridge("bj-job", "10.71.0.1/29")
 	b.host.Bridge("bj-other", "10.71.0.9/29")
@@ -86,7 +93,8 @@ func (b *bench) open(t *testing.T) *firewall.Table {
 	t.Helper()
 	table, err := firewall.Open(t.Context(), firewall.Options{
 		Owner: t.Name(), NetNS: b.host.Path, Never: []netip.Prefix{jobs},
-		Resolvers: []netip.Addr{netip.MustParseAddr(resolver)},
+		Resolvers: []netip.Addr{netip.MustParseAddr(resolver)}, NamesPort: b.port,
+		Private: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/24")},
 	})
 	if errors.Is(err, firewall.ErrUnsupported) {
 		t.Skipf("nftables: %v", err)
@@ -100,7 +108,7 @@ func (b *bench) open(t *testing.T) *firewall.Table {
 
 func (b *bench) networks() []firewall.Network {
 	return []firewall.Network{
-		{Bridge: "bj-job", Subnet: own, Policy: b.policy}, {Bridge: "bj-other", Subnet: neighbours},
+		{Bridge: "bj-job", Subnet: own, Policy: b.policy, AnyName: true}, {Bridge: "bj-other", Subnet: neighbours},
 	}
 }
 

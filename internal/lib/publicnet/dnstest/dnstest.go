@@ -22,7 +22,7 @@ const (
 	Failure                  // SERVFAIL
 	FailsV4                  // SERVFAIL for IPv4, no address for IPv6
 	FailsV6                  // no address for IPv4, SERVFAIL for IPv6
-	Exists                   // the address 127.0.0.1
+	Exists                   // the address 127.0.0.1, or the one of SetAddress
 )
 
 // Server holds the answers. The zero value knows no host. All methods may be called
@@ -31,6 +31,18 @@ type Server struct {
 	mu    sync.Mutex
 	hosts map[string]Answer
 	asked map[string]int
+	at    map[string]netip.Addr // addresses of hosts that exist, other than 127.0.0.1
+}
+
+// SetAddress gives a host an address of IPv4.
+func (s *Server) SetAddress(host string, a netip.Addr) {
+	s.Set(host, Exists)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.at == nil {
+		s.at = map[string]netip.Addr{}
+	}
+	s.at[host] = a
 }
 
 // Set sets the answer about a host.
@@ -118,7 +130,11 @@ func (s *Server) answer(q []byte) []byte {
 		s.asked = map[string]int{}
 	}
 	s.asked[host]++
+	address, given := s.at[host]
 	s.mu.Unlock()
+	if !given {
+		address = netip.MustParseAddr("127.0.0.1")
+	}
 
 	a := append([]byte{}, q[:at+5]...) // without the additional records
 	code, records := byte(0), byte(0)
@@ -139,7 +155,7 @@ func (s *Server) answer(q []byte) []byte {
 		if kind == typeA {
 			records = 1
 			a = append(a, 0xc0, headerLength, 0, typeA, 0, 1, 0, 0, 0, 60, 0, 4)
-			a = append(a, netip.MustParseAddr("127.0.0.1").AsSlice()...)
+			a = append(a, address.AsSlice()...)
 		}
 	case NoAddress:
 	}
