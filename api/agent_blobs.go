@@ -214,6 +214,7 @@ type agentObjectHandlers struct {
 	log       *slog.Logger
 
 	chunks     *db.Chunks
+	guard      blob.Guard
 	shares     bool     // machines may store chunks
 	signing    *signing // nil: the operator wants all objects to pass this server
 	parts      PartSizes
@@ -228,7 +229,8 @@ func newAgentObjectHandlers(
 	d Deps, admission *admission.Controller, streams *streams, owner *background.Group,
 ) *agentObjectHandlers {
 	return &agentObjectHandlers{
-		blobStore: blobStore{d.Agent.Blobs}, objects: d.DB.Objects, chunks: d.DB.Chunks, shares: d.Agent.Chunks,
+		blobStore: blobStore{d.Agent.Blobs}, guard: blob.Guard{Store: d.Agent.Blobs, IDs: d.DB.Cluster},
+		objects: d.DB.Objects, chunks: d.DB.Chunks, shares: d.Agent.Chunks,
 		reported: withFailpoints(writes{objects: d.DB.Objects}).objects,
 		storage:  d.DB.Storage, admission: admission, streams: streams, log: d.Logger, signing: newSigning(d),
 		parts: d.Agent.Parts.orDefaults(), manifests: newManifests(),

@@ -180,22 +180,31 @@ func (x *chunkCall) addressesToStore() error {
 
 // fits refuses chunks that exceed a storage quota of the tenant, with the whole step. rest is the length of these
 // chunks and of all that follow. Where a quota has no room for all of them, the ones that the tenant already has count
-// nothing.
+// nothing. Chunks that members of the tenant have announced count too, for whichever step: otherwise the steps that a
+// quota refuses could fill the store, each with as much as there is room.
 func (x *chunkCall) fits(sent []wire.Chunk, rest int64) error {
 	ctx := x.c.Request().Context()
 	limits, err := x.admission.StorageLimits(ctx, x.member.Tenant)
 	if err != nil || len(db.Binding(limits, db.StoredCheckpoints)) == 0 {
 		return err
 	}
-	_, err = x.storage.Room(ctx, limits, db.StoredCheckpoints, rest, rest)
+	announced, err := x.chunks.Announced(ctx, x.member.Tenant)
+	if err != nil {
+		return err
+	}
+	_, err = x.storage.Room(ctx, limits, db.StoredCheckpoints, rest+announced, rest)
 	if !berth.IsSlug(err, berth.SlugStorageQuota) {
 		return err
 	}
-	fresh, err := x.chunks.NewBytes(ctx, x.member, x.req.Step, sent)
+	fresh, all, err := x.chunks.NewBytes(ctx, x.member.Tenant, sent)
 	if err != nil || fresh == 0 {
 		return err
 	}
-	return x.storeWithin(x.c, "", x.place, fresh, x.at)
+	err = x.storeWithin(x.c, "", x.place, all, x.at)
+	if berth.IsSlug(err, berth.SlugStorageQuota) {
+		return cmp.Or(x.chunks.Refused(ctx, x.member, x.req.Step), err)
+	}
+	return err
 }
 
 // toStore returns the key of a chunk to store, and the address if this server signs any.
@@ -351,6 +360,10 @@ func (h *chunkHandlers) record(ctx context.Context, store *blob.Store, m db.Memb
 		})
 	}
 	if err := all.Wait(); err != nil {
+		return err
+	}
+	// After the comparisons: a copy in another store than the cluster's would become the one that checkpoints use.
+	if err := h.guard.Check(ctx); err != nil {
 		return err
 	}
 	return h.chunks.Stored(ctx, m, stored)

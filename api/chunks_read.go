@@ -117,8 +117,12 @@ func (h *chunkHandlers) intact(
 		Message: "chunk " + stored.SHA256 + " is missing or damaged"}
 }
 
-// broken records that a copy of a chunk is missing or damaged; see db.Chunks.Broken.
+// broken records that a copy of a chunk is missing or damaged; see db.Chunks.Broken. If the store is not the cluster's,
+// the copy may be sound in the right one: nothing is recorded, and the error has the code unavailable.
 func (h *chunkHandlers) broken(ctx context.Context, stored wire.ChunkCopy, why error) (inForce bool, err error) {
+	if err := h.guard.Check(ctx); err != nil {
+		return false, err
+	}
 	if inForce, err = h.chunks.Broken(ctx, stored); inForce {
 		h.log.Error("chunk of checkpoints is missing or damaged", "key", stored.Key(), "err", why)
 	}

@@ -363,29 +363,48 @@ func (d *Chunks) Broken(ctx context.Context, c wire.ChunkCopy) (inForce bool, er
 	return tag.RowsAffected() > 0, mapError(err, "chunk")
 }
 
-// NewBytes returns the bytes that the member's part of a step adds to its tenant by these chunks, and by the ones that
-// it has stored for this step before: chunks that a checkpoint of the tenant names add nothing.
+// Announced returns an upper bound of the bytes that NewBytes adds for chunks that the tenant's members have announced.
+func (d *Chunks) Announced(ctx context.Context, tenant berth.TenantID) (bytes int64, err error) {
+	err = d.pool.QueryRow(ctx, `SELECT coalesce(sum(bytes), 0)::bigint FROM chunk_loads WHERE tenant = @tenant`,
+		namedArgs{"tenant": string(tenant)}).Scan(&bytes)
+	return bytes, mapError(err, "chunks")
+}
+
+// NewBytes returns the bytes that some chunks add to their tenant, and the sum with all chunks that members of the
+// tenant have announced, for this step and others: the store may have these chunks, and no quota counts them yet.
+// Chunks that a checkpoint of the tenant names add nothing.
 func (d *Chunks) NewBytes(
-	ctx context.Context, m Member, step int64, chunks []wire.Chunk,
-) (bytes int64, err error) {
+	ctx context.Context, tenant berth.TenantID, chunks []wire.Chunk,
+) (fresh, all int64, err error) {
 	sums, sizes := make([]string, len(chunks)), make([]int64, len(chunks))
 	for i, c := range chunks {
 		sums[i], sizes[i] = c.SHA256, c.Bytes
 	}
-	args := m.args(sums)
-	args["bytes"], args["step"] = sizes, step
 	err = d.pool.QueryRow(ctx, `
-		SELECT coalesce(sum(x.bytes), 0)::bigint
+		SELECT coalesce(sum(x.bytes) FILTER (WHERE x.fresh), 0)::bigint, coalesce(sum(x.bytes), 0)::bigint
 		FROM (
-			SELECT decode(s.sum, 'hex') AS sha256, s.bytes
+			SELECT decode(s.sum, 'hex') AS sha256, s.bytes, true AS fresh
 			FROM unnest(@sums::text[], @bytes::bigint[]) s (sum, bytes)
 			UNION ALL
-			SELECT sha256, bytes
+			SELECT sha256, max(bytes), false
 			FROM chunk_loads
-			WHERE job = @job AND attempt = @attempt AND rank = @rank AND step = @step
-			  AND sha256 NOT IN `+asked+`
+			WHERE tenant = @tenant AND sha256 NOT IN `+asked+`
+			GROUP BY sha256
 		) x
 		WHERE NOT EXISTS (
-			SELECT 1 FROM chunks c WHERE c.tenant = @tenant AND c.sha256 = x.sha256 AND c.refs > 0)`, args).Scan(&bytes)
-	return bytes, mapError(err, "chunks")
+			SELECT 1 FROM chunks c WHERE c.tenant = @tenant AND c.sha256 = x.sha256 AND c.refs > 0)`,
+		namedArgs{"tenant": string(tenant), "sums": sums, "bytes": sizes}).Scan(&fresh, &all)
+	return fresh, all, mapError(err, "chunks")
+}
+
+// Refused records that a quota has refused a step: the chunks that the member has announced for the step are given up
+// in an hour, and not in a day, so that they do not count longer.
+func (d *Chunks) Refused(ctx context.Context, m Member, step int64) error {
+	args := m.args(nil)
+	args["step"], args["at"] = step, lateLoad-time.Hour
+	_, err := d.pool.Exec(ctx, `
+		UPDATE chunk_loads
+		SET at = least(at, clock_timestamp() - @at::interval)
+		WHERE job = @job AND attempt = @attempt AND rank = @rank AND step = @step`, args)
+	return mapError(err, "chunks")
 }

@@ -233,23 +233,26 @@ func TestNewBytesLeaveOutTheContentOfOtherCheckpoints(t *testing.T) {
 	if err := x.registers(1, "base"); err != nil {
 		t.Fatal(err)
 	}
-	fresh := func(step int64, names ...string) int64 {
+	adds := func(fresh, all int64, names ...string) {
 		t.Helper()
-		n, err := s.db.Chunks.NewBytes(t.Context(), y.member(), step, chunks(names...))
-		if err != nil {
-			t.Fatal(err)
+		f, n, err := s.db.Chunks.NewBytes(t.Context(), "default", chunks(names...))
+		if err != nil || f != fresh || n != all {
+			t.Errorf("%v add %d bytes, %d with the announced ones, want %d and %d: %v", names, f, n, fresh, all, err)
 		}
-		return n
 	}
-	if n := fresh(1, "base", "stored", "own"); n != 2000 {
-		t.Errorf("%d bytes are new, want the chunks that no checkpoint names", n)
+	adds(2000, 2000, "base", "stored", "own")
+	y.sends("own", "base")
+	adds(2000, 3000, "own", "more") // stored is announced, and no checkpoint names it
+	adds(1000, 3000, "more")
+	adds(0, 2000, "base")
+	if n, err := s.db.Chunks.Announced(t.Context(), "default"); err != nil || n < 1000 {
+		t.Errorf("%d bytes are announced, %v", n, err)
 	}
-	y.sends("own", "base") // for step 1
-	if n := fresh(1, "own", "more"); n != 2000 {
-		t.Errorf("%d bytes of step 1 are new, want the stored and the next chunk", n)
+	if err := s.db.Chunks.Refused(t.Context(), y.member(), 1); err != nil {
+		t.Fatal(err)
 	}
-	if n := fresh(2, "more"); n != 1000 {
-		t.Errorf("%d bytes of step 2 are new, want the next chunk alone", n)
+	if n := one[int](s, `SELECT count(*) FROM chunk_loads WHERE at < now() - interval '22 hours'`); n != 2 {
+		t.Errorf("%d chunks are given up soon, want the two of the refused step", n)
 	}
 }
 

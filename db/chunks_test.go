@@ -302,7 +302,7 @@ func TestAnAgentWithoutChunksIsRefusedARestore(t *testing.T) {
 	if err := x.registers(1, "base"); err != nil {
 		t.Fatal(err)
 	}
-	if err := claim(false); berth.CodeOf(err) != berth.CodeUnavailable || !strings.Contains(err.Error(), "upgrade the agent") {
+	if err := claim(false); berth.CodeOf(err) != berth.CodeUnavailable || !strings.Contains(err.Error(), "restores a checkpoint with shared content") {
 		t.Errorf("an old agent: %v", err)
 	}
 	if err := claim(true); err != nil {

@@ -197,9 +197,7 @@ func (d *Agents) refuseClaim(ctx context.Context, machine berth.MachineID, req w
 		return mapError(err, fmt.Sprintf("allocation %d", req.Alloc))
 	}
 	if now && !able {
-		return berth.Errorf(berth.CodeUnavailable, "job %s needs a checkpoint of another job, or all parts of one, "+
-			"or one with shared content, or holds a failed attempt, and the agent of machine %s cannot do that; "+
-			"upgrade the agent", req.Job, machine)
+		return d.refuseOldAgent(ctx, machine, req)
 	}
 	if now {
 		return berth.Errorf(berth.CodeUnavailable, "allocation %d changed while it was claimed; try again", req.Alloc)
@@ -208,6 +206,40 @@ func (d *Agents) refuseClaim(ctx context.Context, machine berth.MachineID, req w
 		return berth.Errorf(berth.CodeForbidden, "allocation %d does not belong to machine %s", req.Alloc, machine)
 	}
 	return errStaleAttempt(req.Alloc)
+}
+
+// refuseOldAgent returns the error for a claim of an agent whose version is too old for the allocation. It names the
+// first need that the agent does not meet.
+func (d *Agents) refuseOldAgent(ctx context.Context, machine berth.MachineID, req wire.ClaimRequest) error {
+	why := "needs a newer agent"
+	for _, need := range []struct {
+		arg, text string
+		able      bool
+	}{
+		{"sources", "restores a checkpoint of another job", req.Sources},
+		{"parts", "restores all parts of a checkpoint", req.Parts},
+		{"chunks", "restores a checkpoint with shared content (docs/operate/upgrade.md, checkpoints)", req.Chunks},
+		{"holds", "takes the folder of a failed attempt", req.Holds},
+	} {
+		if need.able {
+			continue
+		}
+		args := claimArgs(machine, req)
+		args["sources"], args["parts"], args["chunks"], args["holds"] = true, true, true, true
+		args[need.arg] = false
+		var met bool
+		err := d.pool.QueryRow(ctx, `SELECT `+understood+` FROM allocations a WHERE a.id = @alloc`, args).Scan(&met)
+		if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+			return mapError(err, fmt.Sprintf("allocation %d", req.Alloc))
+		}
+		if err == nil && !met {
+			why = need.text
+			break
+		}
+	}
+	return berth.Errorf(berth.CodeUnavailable, "job %s %s, and the agent of machine %s is of a version that cannot do "+
+		"that: upgrade the agent, or drain the machine, so that the job is placed on another one", req.Job, why,
+		machine)
 }
 
 // errStaleAttempt is the error on which an agent kills the allocation's container.

@@ -22,6 +22,31 @@ func clusterID(ctx context.Context, d *core) (string, error) {
 	return id, mapError(err, "cluster")
 }
 
+// StoreID returns the id of the cluster's object store, or "" before RecordStoreID.
+func (d *Cluster) StoreID(ctx context.Context) (id string, err error) {
+	err = d.pool.QueryRow(ctx, `SELECT coalesce(store_id, '') FROM cluster`).Scan(&id)
+	return id, mapError(err, "cluster")
+}
+
+// RecordStoreID records the id of the cluster's object store, unless another one is recorded, and returns the recorded
+// one: replicas that start at once agree on it.
+func (d *Cluster) RecordStoreID(ctx context.Context, id string) (recorded string, err error) {
+	err = d.pool.QueryRow(ctx, `
+		UPDATE cluster SET store_id = coalesce(store_id, @id) RETURNING store_id`, namedArgs{"id": id}).
+		Scan(&recorded)
+	return recorded, mapError(err, "cluster")
+}
+
+// AdoptStoreID replaces the id of the cluster's object store, and returns the one before, or "" if there was none. No
+// berthd may run: a change that a server has checked against the store before may commit after.
+func (d *Cluster) AdoptStoreID(ctx context.Context, id string) (before string, err error) {
+	err = d.pool.QueryRow(ctx, `
+		WITH old AS (SELECT coalesce(store_id, '') AS id FROM cluster FOR UPDATE)
+		UPDATE cluster SET store_id = @id FROM old RETURNING old.id`, namedArgs{"id": id}).
+		Scan(&before)
+	return before, mapError(err, "cluster")
+}
+
 // SecretsAs returns how containers receive secrets if their job file does not say (spec.SecretsFile
 // and others).
 func (d *Cluster) SecretsAs(ctx context.Context) (string, error) {

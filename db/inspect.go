@@ -32,6 +32,9 @@ type Inspection struct {
 	// are read only if the schema is the one of this program.
 	SealedKeys []string
 
+	// StoreID is the id of the cluster's object store, or "" if none is recorded. It is read as SealedKeys are.
+	StoreID string
+
 	Clock time.Time // of the server, when it answered
 }
 
@@ -122,8 +125,8 @@ func (i *Inspection) schema(ctx context.Context, tx pgx.Tx) error {
 	return err
 }
 
-// sealedKeys reads the keys under which values are sealed. Older schemas may lack the columns. These
-// are ids of keys, never keys or values.
+// sealedKeys reads the keys under which values are sealed, and the id of the object store. Older schemas may lack the
+// columns. These are ids of keys, never keys or values.
 func (i *Inspection) sealedKeys(ctx context.Context, tx pgx.Tx) error {
 	if i.Version != i.Wanted || i.Conflict != nil {
 		return nil
@@ -136,6 +139,8 @@ func (i *Inspection) sealedKeys(ctx context.Context, tx pgx.Tx) error {
 	if err != nil {
 		return err
 	}
-	i.SealedKeys, err = pgx.CollectRows(rows, pgx.RowTo[string])
-	return err
+	if i.SealedKeys, err = pgx.CollectRows(rows, pgx.RowTo[string]); err != nil {
+		return err
+	}
+	return tx.QueryRow(ctx, `SELECT coalesce(store_id, '') FROM cluster`).Scan(&i.StoreID)
 }

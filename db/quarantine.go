@@ -133,6 +133,8 @@ func quarantineCluster(ctx context.Context, tx pgx.Tx, r Restoration) error {
 		`INSERT INTO public.schema_version (version) VALUES (@schema)`,
 		// The first leader records the identity of the server, instead of finding another one.
 		`UPDATE cluster SET quarantined_at = clock_timestamp(), backup_taken_at = @taken, system = ''`,
+		// The restore may have filled another store, whose id the first start records.
+		`UPDATE cluster SET store_id = NULL`,
 		`UPDATE leases SET holder = '', expires_at = clock_timestamp() - interval '1 s'`,
 		`UPDATE backups SET ended_at = clock_timestamp() WHERE ended_at IS NULL`, // the one that wrote the dump
 		`DELETE FROM unknown_containers`,

@@ -55,7 +55,7 @@ func command(lookup func(string) (string, bool)) *cobra.Command {
 	s.flags(cmd.Flags())
 	// Without the command that cobra adds to subcommands: berthd is started by services.
 	cmd.CompletionOptions.DisableDefaultCmd = true
-	cmd.AddCommand(newCA(), newToken(lookup), newNamespace(lookup), newCheckConfig(lookup),
+	cmd.AddCommand(newCA(), newToken(lookup), newNamespace(lookup), newCheckConfig(lookup), newStore(lookup),
 		newBackup(lookup))
 	return cmd
 }

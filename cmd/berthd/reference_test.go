@@ -19,5 +19,5 @@ func TestTheReferenceIsTheFlags(t *testing.T) {
 		"`berthd` is the control plane. [Configure](../operate/configure.md) explains the settings that most clusters change. "+
 			"`BERTH_ADMIN_TOKEN`, which has no flag, sets the first admin token. "+
 			"[`berthd check-config`](../operate/configure.md#check-an-installation) examines an installation. `berthd namespace create` prepares Temporal, `berthd ca` signs certificates, and "+
-			"`berthd token reset` replaces a lost admin token ([install](../operate/install.md)); `berthd backup` takes and restores backups ([back up and restore](../operate/backup.md)); their flags are in `--help`.", f)
+			"`berthd token reset` replaces a lost admin token ([install](../operate/install.md)); `berthd store adopt` makes another object store the cluster's ([the id of the object store](../operate/backup.md#the-id-of-the-object-store)); `berthd backup` takes and restores backups ([back up and restore](../operate/backup.md)); their flags are in `--help`.", f)
 }

@@ -128,6 +128,9 @@ func (s *settings) storeFlags(f *pflag.FlagSet) {
 	f.BoolVar(&s.CheckpointChunks, "checkpoint-chunks", s.CheckpointChunks,
 		"store content that several checkpoints of a tenant share once (checkpoints stored so far can be restored in "+
 			"any case; off by default, see docs/operate/configure.md)")
+	f.Float64Var(&s.ChunkLooks, "chunk-looks", s.ChunkLooks,
+		"most objects of shared content that the leader looks for in the object store, a second on average: each once "+
+			"a day, if the limit allows it")
 }
 
 // notifyFlags registers the flags about webhooks and about the mail server for notifications.

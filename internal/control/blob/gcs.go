@@ -137,7 +137,7 @@ func NewGCS(ctx context.Context, client *storage.Client, bucket string, o GCSOpt
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{bucket: opened, google: client}
+	s := &Store{location: location{bucket: opened}, google: client}
 	if o.Prefix != "" {
 		o.Prefix += "/"
 		s.bucket = blob.PrefixedBucket(opened, o.Prefix)

@@ -43,7 +43,7 @@ func NewS3(ctx context.Context, client *s3.Client, bucket string, o s3blob.Optio
 
 // newS3 adds a signer to an open bucket of S3. A client without a login signs nothing.
 func newS3(opened *blob.Bucket, bucket string, o s3blob.Options) *Store {
-	s := &Store{bucket: opened}
+	s := &Store{location: location{bucket: opened}}
 	var client *s3.Client
 	if opened.As(&client) && client.Options().Credentials != nil { // nil: anonymous=true
 		s.signer = &s3Signer{client: client, bucket: bucket, sse: o}

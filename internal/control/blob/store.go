@@ -28,10 +28,8 @@ import (
 
 // Store is an object store. It may be used concurrently.
 type Store struct {
-	bucket *blob.Bucket
-	folder string   // of a store in a folder; else ""
-	is     identity // of the folder when it was opened
-	signer signer   // nil: the store has no signed addresses
+	location
+	signer signer // nil: the store has no signed addresses
 	google *storage.Client
 }
 
@@ -45,7 +43,7 @@ func Open(ctx context.Context, address string) (*Store, error) {
 	var s *Store
 	switch u.Scheme {
 	case "file":
-		s = &Store{folder: filepath.FromSlash(u.Path)}
+		s = &Store{location: location{folder: filepath.FromSlash(u.Path)}}
 		if s.bucket, err = openFolder(u); err == nil {
 			s.is, err = identify(s.folder)
 		}

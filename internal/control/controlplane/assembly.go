@@ -192,8 +192,8 @@ func (a *assembly) openBlobs(ctx context.Context) (err error) {
 	if a.blobs, err = blob.Open(ctx, a.cfg.BlobURL); err != nil {
 		return err
 	}
-	if err := blob.Mark(a.blobs); err != nil {
-		a.log.Warn("cannot write the id of the object store, will recognize the folder by its inode number", "err", err)
+	if err := a.identifyStore(ctx); err != nil {
+		return err
 	}
 	a.marks = &watermark.Keeper{DB: a.db, Store: a.blobs, Logger: a.log, Every: a.opts.WatermarkEvery}
 	if !a.cfg.Plays(RoleAPI) {
@@ -340,6 +340,7 @@ func (a *assembly) newScheduler() *scheduler.Scheduler {
 		ActRetention:     a.cfg.ActRetention,
 		ReconcileEvery:   a.cfg.ReconcileEvery,
 		Ages:             a.opts.Ages,
+		Looks:            a.cfg.ChunkLooks,
 	})
 }
 
@@ -355,7 +356,7 @@ func (a *assembly) newAPI() (part, error) {
 		Logs:   &blob.LogReader{Store: a.blobs, DB: a.db},
 		Logger: a.log, Version: a.opts.Version,
 		Checks: []api.Check{
-			{Name: "blob store", Run: a.blobs.Check},
+			{Name: "blob store", Run: a.checkStore},
 			{Name: "temporal", Run: a.dispatcher.Check, Optional: true},
 			{Name: "quarantine", Run: a.adoption.check, Optional: true, Fault: errWaits},
 		},

@@ -56,8 +56,9 @@ type Config struct {
 	TemporalAddress   string
 	TemporalNamespace string
 	BlobURL           string
-	ObjectAccess      string // of machines: DirectAccess or ProxyAccess
-	CheckpointChunks  bool   // large files of checkpoints are stored by chunks
+	ObjectAccess      string  // of machines: DirectAccess or ProxyAccess
+	CheckpointChunks  bool    // large files of checkpoints are stored by chunks
+	ChunkLooks        float64 // the leader's looks at chunks in the object store, a second on average
 	Roles             []Role
 	Retention         time.Duration // of terminal jobs before they are archived
 	MachineRetention  time.Duration // of the history of machines, and of failures counted against them
@@ -119,6 +120,7 @@ func Default() Config {
 		RatePerSecond:     200,
 		Burst:             400,
 		SubmitRate:        100,
+		ChunkLooks:        100,
 		MaxConnections:    8192,
 	}
 }
@@ -158,8 +160,8 @@ func (c Config) Validate() error {
 	}
 	require(c.PublicURL == "" || isHTTP(c.PublicURL), "public-url %q: write http://HOST or https://HOST", c.PublicURL)
 	require(c.PeerURL == "" || isHTTP(c.PeerURL), "peer-url %q: write http://HOST:PORT or https://HOST:PORT", c.PeerURL)
-	require(c.SubmitRate >= 0 && c.SubmitRate <= 100_000, "submit-rate %g: allowed are 0 (no limit) to 100000",
-		c.SubmitRate)
+	require(c.ChunkLooks >= 1 && c.ChunkLooks <= 10_000, "chunk-looks %g: allowed are 1 to 10000", c.ChunkLooks)
+	require(c.SubmitRate >= 0 && c.SubmitRate <= 1e5, "submit-rate %g: allowed are 0 to 100000", c.SubmitRate)
 	require(c.AdminTokenFile == "" || filepath.IsAbs(c.AdminTokenFile),
 		"admin-token-file %q: must be an absolute path", c.AdminTokenFile)
 	_, err := publicnet.ParseNetworks(c.TrustedProxies)
@@ -268,7 +270,7 @@ func (c Config) LogValue() slog.Value {
 		slog.String("database_url", redact(c.DatabaseURL)), slog.Int("database_conns", c.DatabaseConns),
 		slog.String("temporal_address", c.TemporalAddress), slog.String("temporal_namespace", c.TemporalNamespace),
 		slog.String("blob_url", redact(c.BlobURL)), slog.String("object_access", c.ObjectAccess),
-		slog.Bool("checkpoint_chunks", c.CheckpointChunks),
+		slog.Bool("checkpoint_chunks", c.CheckpointChunks), slog.Float64("chunk_looks", c.ChunkLooks),
 		slog.Duration("retention", c.Retention),
 		slog.Duration("machine_retention", c.MachineRetention), slog.Duration("output_retention", c.OutputRetention),
 		slog.Duration("log_retention", c.LogRetention), slog.Duration("act_retention", c.ActRetention),

@@ -17,8 +17,7 @@ import (
 )
 
 const (
-	// lookBatch is the number of chunks that one pass looks for in the object store: 300 a minute. Above some 400,000
-	// chunks, the time between two looks at one grows beyond Ages.Looked.
+	// lookBatch is the number of chunks that one pass looks for in the object store without Options.Looks.
 	lookBatch = 3000
 	// looksAbreast is the number of look-ups at the same time.
 	looksAbreast = 8
@@ -39,9 +38,16 @@ func (t *objectGC) collectChunks(ctx context.Context) error {
 //
 // If the store has none of the chunks, it may be another one, and nothing is marked: copies that replace sound chunks
 // would go to the wrong store. If only lost chunks are due, younger ones show whether the store has any.
+//
+// A pass looks for all chunks that are due, as far as Options.Looks allows: above as many chunks as it allows within
+// Ages.Looked, the time between two looks at one grows.
 func (t *objectGC) lookForChunks(ctx context.Context) error {
+	most := lookBatch
+	if t.Looks > 0 {
+		most = max(1, int(t.Looks*t.TidyEvery.Seconds()))
+	}
 	for _, age := range []time.Duration{t.Ages.Looked, 0} {
-		list, err := t.DB.Chunks.Unseen(ctx, age, lookBatch)
+		list, err := t.DB.Chunks.Unseen(ctx, age, most)
 		if err != nil || len(list) == 0 {
 			return err
 		}
@@ -58,6 +64,10 @@ func (t *objectGC) lookForChunks(ctx context.Context) error {
 			return failed
 		case found.answered == 0: // the store itself is at fault
 			return failed
+		}
+		// After the looks: a bucket that was emptied meanwhile has lost its id too.
+		if err := t.guard().Check(ctx); err != nil {
+			return errors.Join(err, failed)
 		}
 		return errors.Join(t.looked(ctx, found.list), failed)
 	}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -197,5 +198,70 @@ func TestDeniedChunksStopNoLooks(t *testing.T) {
 	})
 	if n := value[int](r, `SELECT count(*) FROM chunks WHERE broken`); n != 1 {
 		t.Errorf("%d chunks are marked as broken, want the lost one", n)
+	}
+}
+
+// swapped is a store in whose place another one is after the first look.
+type swapped struct {
+	*blob.Store
+	gone *atomic.Bool
+}
+
+func (s swapped) ID(context.Context) (string, error) {
+	if s.gone.Load() {
+		return "", nil
+	}
+	return "ABCDEFGHIJKLMNOPQRSTUVWXYZ", nil
+}
+
+func (s swapped) Holds(ctx context.Context, key string, bytes int64, sum [32]byte) (bool, error) {
+	defer s.gone.Store(true)
+	return s.Store.Holds(ctx, key, bytes, sum)
+}
+
+// A bucket that is emptied during the looks has lost its id at their end, and the leader marks no chunk. In passes on
+// another store it deletes nothing, and forgets no object that is to be deleted in the right one.
+func TestAnotherStoreChangesNoRow(t *testing.T) {
+	t.Parallel()
+	r, b := newRig(t), store(t)
+	r.hasChunk(b, "sound", "sound", false, time.Hour)
+	r.hasChunk(b, "lost", "", false, time.Hour)
+	s := swapped{b, &atomic.Bool{}}
+	r.looks(s)
+	other := func() int { return strings.Count(r.log.String(), blob.ErrOtherStore.Error()) }
+	r.await("the leader has looked", func() bool { return other() > 0 })
+	r.exec(`INSERT INTO doomed_objects (prefix, since) VALUES ('tenants/a/x', now() - interval '1 hour')`)
+	passed := other()
+	r.await("the leader has made a pass", func() bool { return other() > passed+24 })
+	if r.broken("lost") {
+		t.Error("a chunk that another store lacks is marked as broken")
+	}
+	if n := value[int](r, `SELECT count(*) FROM doomed_objects`); n != 1 {
+		t.Error("an object was deleted in another store")
+	}
+	s.gone.Store(false)
+	r.await("the object is deleted in the right store", func() bool {
+		return value[int](r, `SELECT count(*) FROM doomed_objects`) == 0
+	})
+}
+
+// A limit bounds the looks of one pass, and another one allows all that are due.
+func TestALimitBoundsTheLooks(t *testing.T) {
+	t.Parallel()
+	for most, want := range map[float64]int{5: 5, 100: 8} {
+		t.Run(fmt.Sprint(most), func(t *testing.T) {
+			t.Parallel()
+			r, b := newRig(t), store(t)
+			for i := range 8 {
+				content := fmt.Sprint("sound", i)
+				r.hasChunk(b, content, content, false, time.Hour)
+			}
+			r.lead(func(o *scheduler.Options) {
+				o.Objects, o.TidyEvery, o.Looks, o.Ages.Looked = b, time.Hour, most/3600, 30*time.Minute
+			})
+			r.await("the leader has looked", func() bool { // the looks of a pass are recorded at once
+				return value[int](r, `SELECT count(*) FROM chunks WHERE looked_at > now() - interval '30 minutes'`) == want
+			})
+		})
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"berth"
 	"berth/db"
+	"berth/internal/control/blob"
 	"berth/wire"
 )
 
@@ -24,7 +25,11 @@ type objectGC struct {
 // tidyBatch bounds the rows of one read.
 const tidyBatch = 500
 
-// run makes a pass every TidyEvery until the term ends. A failed step does not stop the others.
+// guard compares the store with the cluster's.
+func (t *objectGC) guard() blob.Guard { return blob.Guard{Store: t.Objects, IDs: t.DB.Cluster} }
+
+// run makes a pass every TidyEvery until the term ends. A failed step does not stop the others. No step runs on another
+// store than the cluster's: it would miss the objects that the rows name, and delete objects only there.
 func (t *objectGC) run(ctx context.Context) error {
 	for {
 		for _, step := range []struct {
@@ -44,7 +49,11 @@ func (t *objectGC) run(ctx context.Context) error {
 			{"lost checkpoints", t.rejectLost},
 			{"lost chunks", t.lookForChunks},
 		} {
-			if err := step.do(ctx); err != nil && ctx.Err() == nil {
+			err := t.guard().Check(ctx)
+			if !errors.Is(err, blob.ErrOtherStore) { // of a store that does not answer, each step says more
+				err = step.do(ctx)
+			}
+			if err != nil && ctx.Err() == nil {
 				t.Logger.Error("object store cleanup failed", "step", step.name, "err", err)
 			}
 		}

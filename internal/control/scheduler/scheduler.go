@@ -70,6 +70,7 @@ type Scaler interface {
 
 // Objects gives the leader access to the object store.
 type Objects interface {
+	blob.Identified
 	Exists(ctx context.Context, key string) (bool, error)
 	Holds(ctx context.Context, key string, bytes int64, sum [32]byte) (bool, error)
 	Folders(ctx context.Context, key string) ([]string, error)
@@ -127,6 +128,7 @@ type Options struct {
 	// limits of the passes; zero fields have their defaults.
 	ReconcileEvery time.Duration
 	Ages           Ages
+	Looks          float64       // at chunks in the object store, a second on average; 0: lookBatch in each pass
 	TidyEvery      time.Duration // the pause between two comparisons with the object store; zero: 10 min
 
 	Settler  Settler  // nil: DB.Attempts

@@ -41,6 +41,7 @@ func (r *report) database(ctx context.Context) {
 		r.add("keys", Advice, "", "not compared with stored secrets: the database does not answer")
 		return
 	}
+	r.storeID = found.StoreID
 	r.server(host, found)
 	r.schema(found)
 	r.rights(found)

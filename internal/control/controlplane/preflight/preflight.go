@@ -93,6 +93,7 @@ func Print(out io.Writer, findings []Finding) error {
 type report struct {
 	Input
 	findings []Finding
+	storeID  string // that the database names; "": none, or not known
 }
 
 func (r *report) add(check string, state State, remedy, format string, args ...any) {

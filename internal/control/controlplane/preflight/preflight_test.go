@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -201,6 +202,22 @@ func TestFaultsOfTheStore(t *testing.T) {
 		in.Config.BlobURL = url
 		want(t, preflight.Run(t.Context(), in), "store", preflight.Fault, text)
 	}
+}
+
+// berthd would refuse to start with a store that the database does not name.
+func TestTheStoreMustBeTheClustersOwn(t *testing.T) {
+	t.Parallel()
+	d := dbtest.DB(t, db.Options{})
+	in := installation(t, d.Pool().Config().ConnString())
+	if findings := preflight.Run(t.Context(), in); slices.ContainsFunc(findings, func(f preflight.Finding) bool {
+		return strings.Contains(f.Detail, "not the store of this cluster")
+	}) {
+		t.Errorf("a cluster without an id: %v", findings)
+	}
+	if _, err := d.Cluster.RecordStoreID(t.Context(), "ABCDEFGHIJKLMNOPQRSTUVWXYZ"); err != nil {
+		t.Fatal(err)
+	}
+	want(t, preflight.Run(t.Context(), in), "store", preflight.Fault, "not the store of this cluster")
 }
 
 // certificate issues one for berth.internal, as of a time, in a folder of its own.

@@ -52,10 +52,24 @@ func (r *report) store(ctx context.Context) {
 		return
 	}
 	r.add("store", OK, "", "an object in %s was written, read and deleted", name)
+	r.identity(ctx, s, name)
 	r.signing(ctx, s, name)
 	if free, ok := s.FreeShare(); ok && free < leastFree {
 		r.add("store", Advice, "extend it, or shorten output-retention and log-retention",
 			"the file system of %s has %.1f %% free", name, 100*free)
+	}
+}
+
+// identity compares the store with the one that the database names: berthd refuses to start with another one.
+func (r *report) identity(ctx context.Context, s *blob.Store, name string) {
+	id, err := s.ID(ctx)
+	switch {
+	case err != nil:
+		r.add("store", Fault, "", "cannot read the id of %s: %v", name, err)
+	case r.storeID != "" && id != r.storeID:
+		r.add("store", Fault, "correct blob-url; or, to use this store from now on, stop every berthd, copy all "+
+			"objects, and run: berthd store adopt", "%s is not the store of this cluster: it has the id %q, and the "+
+			"database names %s", name, id, r.storeID)
 	}
 }
 
